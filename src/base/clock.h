@@ -1,0 +1,18 @@
+// Monotonic time for deadlines, in nanoseconds.
+#pragma once
+
+#include <ctime>
+#include <cstdint>
+
+namespace verbatim {
+
+constexpr std::uint64_t kNanosecondsPerSecond = 1'000'000'000;
+constexpr std::uint64_t kNanosecondsPerMillisecond = 1'000'000;
+
+inline std::uint64_t monotonic_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * kNanosecondsPerSecond + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+}  // namespace verbatim

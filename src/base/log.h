@@ -1,0 +1,21 @@
+// Where our lines go: NCCL's logger once the plugin has one, stderr (warnings only) before that and in tools.
+// A warning is for an operator: one line, it names the cause and the next step. Never called on the data path
+// unless something failed.
+#pragma once
+
+namespace verbatim {
+
+enum class LogLevel : unsigned char { kWarn, kInfo };
+
+// Receives one formatted line. Called from any thread. `file` and `line` name the place in the source.
+using LogSink = void (*)(LogLevel level, const char* file, int line, const char* text);
+
+// Replaces the sink, nullptr restores stderr. The sink must stay callable until it is replaced.
+void set_log_sink(LogSink sink);
+
+__attribute__((format(printf, 4, 5))) void log_line(LogLevel level, const char* file, int line, const char* format, ...);
+
+}  // namespace verbatim
+
+#define VERBATIM_WARN(...) ::verbatim::log_line(::verbatim::LogLevel::kWarn, __FILE__, __LINE__, __VA_ARGS__)
+#define VERBATIM_INFO(...) ::verbatim::log_line(::verbatim::LogLevel::kInfo, __FILE__, __LINE__, __VA_ARGS__)

@@ -1,0 +1,61 @@
+// Result<T>: how every fallible call of ours answers. An Error is a small value that travels up in silence; whoever
+// decides that it is final logs it, once.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <variant>
+
+namespace verbatim {
+
+enum class ErrorKind : std::uint8_t {
+  kSystem,    // a system or verbs call of this host failed; sys_errno says how
+  kRemote,    // the peer failed, went away, or the path to it did
+  kArgument,  // the caller passed something that the contract forbids
+  kUsage,     // a setting or a use that cannot work here
+  kInternal,  // a promise of ours is broken
+};
+
+struct Error {
+  ErrorKind kind = ErrorKind::kInternal;
+  int sys_errno = 0;           // errno of the failed call, 0 when there was none
+  const char* operation = "";  // static name of what failed, e.g. "ibv_create_qp"
+};
+
+inline Error system_error(const char* operation, int sys_errno) { return {ErrorKind::kSystem, sys_errno, operation}; }
+
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
+  Result(Error error) : state_(std::in_place_index<1>, error) {}
+
+  explicit operator bool() const { return state_.index() == 0; }
+  T& operator*() & { return std::get<0>(state_); }
+  const T& operator*() const& { return std::get<0>(state_); }
+  T&& operator*() && { return std::get<0>(std::move(state_)); }
+  T* operator->() { return &std::get<0>(state_); }
+  const T* operator->() const { return &std::get<0>(state_); }
+  const Error& error() const { return std::get<1>(state_); }
+
+ private:
+  std::variant<T, Error> state_;
+};
+
+template <>
+class [[nodiscard]] Result<void> {
+ public:
+  Result() = default;
+  Result(Error error) : error_(error) {}
+
+  explicit operator bool() const { return !error_.has_value(); }
+  const Error& error() const { return *error_; }
+
+ private:
+  std::optional<Error> error_;
+};
+
+using Status = Result<void>;
+
+}  // namespace verbatim
