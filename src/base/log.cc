@@ -18,7 +18,9 @@ std::atomic<LogSink> g_sink{write_to_stderr};
 
 }  // namespace
 
-void set_log_sink(LogSink sink) { g_sink.store(sink != nullptr ? sink : write_to_stderr, std::memory_order_release); }
+void set_log_sink(LogSink sink) {
+  g_sink.store(sink != nullptr ? sink : write_to_stderr, std::memory_order_release);
+}
 
 void log_line(LogLevel level, const char* file, int line, const char* format, ...) {
   char text[kMaxLineBytes];

@@ -13,7 +13,8 @@ using LogSink = void (*)(LogLevel level, const char* file, int line, const char*
 // Replaces the sink, nullptr restores stderr. The sink must stay callable until it is replaced.
 void set_log_sink(LogSink sink);
 
-__attribute__((format(printf, 4, 5))) void log_line(LogLevel level, const char* file, int line, const char* format, ...);
+__attribute__((format(printf, 4, 5))) void log_line(LogLevel level, const char* file, int line, const char* format,
+                                                    ...);
 
 }  // namespace verbatim
 

@@ -23,7 +23,9 @@ struct Error {
   const char* operation = "";  // static name of what failed, e.g. "ibv_create_qp"
 };
 
-inline Error system_error(const char* operation, int sys_errno) { return {ErrorKind::kSystem, sys_errno, operation}; }
+inline Error system_error(const char* operation, int sys_errno) {
+  return {ErrorKind::kSystem, sys_errno, operation};
+}
 
 template <typename T>
 class [[nodiscard]] Result {

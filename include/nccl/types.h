@@ -1,0 +1,69 @@
+// What all versions of NCCL's net plugin interface share: results, logging, pointer types, the offload handle.
+// Restated from its documentation; nothing of ours.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace nccl {
+
+enum class Result : int {
+  kSuccess = 0,
+  kUnhandledCudaError = 1,
+  kSystemError = 2,
+  kInternalError = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteError = 6,
+  kInProgress = 7,  // never an answer of a net plugin
+  kTimeout = 8,
+};
+static_assert(sizeof(Result) == 4 && alignof(Result) == 4);
+
+enum class DebugLogLevel : int { kNone = 0, kVersion = 1, kWarn = 2, kInfo = 3, kAbort = 4, kTrace = 5 };
+static_assert(sizeof(DebugLogLevel) == 4);
+
+// Bits of `flags` of a log line.
+enum DebugLogSubsystem : unsigned long {
+  kLogInit = 0x1,
+  kLogNet = 0x10,
+  kLogEnv = 0x80,
+  kLogReg = 0x2000,
+};
+
+// For a warning `file` is __FILE__; `format` is printf's. Lines are cut at 1,024 bytes.
+using DebugLogger = void (*)(DebugLogLevel level, unsigned long flags, const char* file, int line, const char* format,
+                             ...);
+using ProfilerCallback = Result (*)(void** event_handle, int type, void* profiler_handle, std::int64_t plugin_id,
+                                    void* extra);
+
+// Bits of NetProperties::ptrSupport; one of them is the `type` of a registration.
+enum PointerType : int { kPtrHost = 0x1, kPtrCuda = 0x2, kPtrDmaBuf = 0x4 };
+
+enum class NetDeviceType : int { kHost = 0, kUnpack = 1 };
+static_assert(sizeof(NetDeviceType) == 4);
+
+constexpr std::size_t kNetHandleMaxBytes = 128;                 // what listen fills and connect gets
+constexpr int kNetMaxRequests = 32;                             // a comm serves this many, times maxRecvs, at once
+constexpr std::size_t kMaxNetSizeBytes = std::size_t{1} << 40;  // largest legal maxP2pBytes
+constexpr int kNetDeviceInvalidVersion = 0;                     // netDeviceVersion of a plugin that offloads nothing
+constexpr int kNetTrafficClassUndefined = -1;
+constexpr std::int16_t kNetIdUndefined = -1;  // railId, planeId
+
+// Stands in `*request` when irecv is called for a receive whose completion nobody needs (v9 and later: LL, LL128).
+constexpr std::uintptr_t kNetOptionalRecvCompletion = 0x1;
+
+// The device-offload handle of connect and accept, unused by host plugins. One type from v7 on.
+struct NetDeviceHandle {
+  NetDeviceType netDeviceType;
+  int netDeviceVersion;
+  void* handle;
+  std::size_t size;
+  int needsProxyProgress;
+};
+static_assert(sizeof(NetDeviceHandle) == 32 && alignof(NetDeviceHandle) == 8);
+static_assert(offsetof(NetDeviceHandle, netDeviceType) == 0 && offsetof(NetDeviceHandle, netDeviceVersion) == 4);
+static_assert(offsetof(NetDeviceHandle, handle) == 8 && offsetof(NetDeviceHandle, size) == 16);
+static_assert(offsetof(NetDeviceHandle, needsProxyProgress) == 24);
+
+}  // namespace nccl
