@@ -9,17 +9,26 @@ namespace {
 
 constexpr std::size_t kGuard = GuardedBuffer::kGuardBytes;
 // Sources that no rank has, so that data which strays into a guard never looks like one.
-Pattern before_data() { return {~std::uint64_t{0}, 1}; }
-Pattern after_data() { return {~std::uint64_t{0}, 2}; }
+Pattern before_data() {
+  return {~std::uint64_t{0}, 1};
+}
+Pattern after_data() {
+  return {~std::uint64_t{0}, 2};
+}
 
 }  // namespace
 
 GuardedBuffer::GuardedBuffer(std::size_t bytes, std::size_t misalignment)
-    : bytes_(bytes), mapped_bytes_(bytes + misalignment + 2 * kGuard) {
+    : bytes_(bytes), capacity_(bytes), mapped_bytes_(bytes + misalignment + 2 * kGuard) {
   void* const memory = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   mapped_ = static_cast<std::byte*>(memory);
   data_ = mapped_ + kGuard + misalignment;
+  resize(bytes);
+}
+
+void GuardedBuffer::resize(std::size_t bytes) {
+  bytes_ = bytes;
   fill(before_data(), data_ - kGuard, kGuard);
   fill(after_data(), data_ + bytes_, kGuard);
 }

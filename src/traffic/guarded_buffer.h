@@ -22,6 +22,11 @@ class GuardedBuffer {
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return bytes_; }
+  std::size_t capacity() const { return capacity_; }
+
+  // Moves the end of the data, and with it the guard behind, to `bytes`, at most capacity(). Guards are fresh then;
+  // the data is undefined.
+  void resize(std::size_t bytes);
 
   struct Damage {
     std::int64_t offset;  // of the damaged byte nearest to the data, relative to data(): negative, or size() and above
@@ -32,7 +37,8 @@ class GuardedBuffer {
 
  private:
   std::size_t bytes_;
-  std::size_t mapped_bytes_;
+  const std::size_t capacity_;
+  const std::size_t mapped_bytes_;
   std::byte* mapped_;
   std::byte* data_;
 };

@@ -41,5 +41,18 @@ TEST(GuardedBuffer, FindsAFlippedBitInEveryGuardByte) {
   EXPECT_FALSE(buffer.damage().has_value());
 }
 
+TEST(GuardedBuffer, GuardsTheEndOfTheDataNotOfTheMemory) {
+  GuardedBuffer buffer(100'000);
+  for (const std::size_t bytes : {0UL, 1UL, 50'000UL, 100'000UL}) {
+    buffer.resize(bytes);
+    std::memset(buffer.data(), 0xff, bytes);
+    EXPECT_FALSE(buffer.damage().has_value());
+    at(buffer, static_cast<std::ptrdiff_t>(bytes)) ^= std::byte{1};
+    ASSERT_TRUE(buffer.damage().has_value());
+    EXPECT_EQ(static_cast<std::int64_t>(bytes), buffer.damage()->offset);
+  }
+  EXPECT_EQ(100'000U, buffer.capacity());
+}
+
 }  // namespace
 }  // namespace verbatim::traffic
