@@ -70,7 +70,7 @@ void Hub::serve_peer(Peer& peer) {
   }
   if (state == FrameReader::State::kOpen) return;
   peer.socket.reset();
-  if (peer.rank >= 0 && !std::exchange(peer.done, true)) {
+  if (peer.rank >= 0 && !std::exchange(peer.done, true) && status_ == ExitStatus::kOk) {
     give_up(ExitStatus::kFailed, "rank " + std::to_string(peer.rank) + " went away");
   }
 }
