@@ -95,9 +95,10 @@ class Mutation {
     const char* const nth = std::getenv("MUTATE_NTH");
     mode_ = mode == nullptr ? Mode::kUnknown : parse_mode(mode);
     if (nth != nullptr) countdown_ = std::strtoul(nth, nullptr, 10);
+    valid_ = mode_ != Mode::kUnknown && countdown_ > 0;
   }
 
-  bool valid() const { return mode_ != Mode::kUnknown && countdown_ > 0; }
+  bool valid() const { return valid_; }
 
   void sent(void* request) {
     if (mode_ != Mode::kWrongSendSize) return;
@@ -180,6 +181,7 @@ class Mutation {
   }
 
   Mode mode_ = Mode::kUnknown;
+  bool valid_ = false;
   verbatim::Mutex mutex_;
   std::size_t countdown_ VERBATIM_GUARDED_BY(mutex_) = 1;
   std::unordered_map<void*, Pending> pending_ VERBATIM_GUARDED_BY(mutex_);
