@@ -50,7 +50,7 @@ void print_usage() {
       "operations:");
   for (const Operation& operation : kOperations) std::printf(" %s", operation.name);
   std::printf(
-      "\nSizes take K, M and G. Defaults: 2 ranks, all_reduce,sendrecv, 8 to 64M by 4, 10 timed calls.\n"
+      "\nSizes take K, M and G. Defaults: 2 ranks, all_reduce,sendrecv, 8 to 64M by 2, 10 timed calls.\n"
       "--mutate 1 flips one bit of each result before it is compared, to show that this is found.\n"
       "Exit status: 0 all right, %d wrong elements, 1 any other failure.\n",
       kWrongStatus);

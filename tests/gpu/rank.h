@@ -16,7 +16,7 @@ struct Plan {
   std::vector<std::size_t> operations;  // indices into kOperations, in the order to run
   std::size_t first_bytes = 8;
   std::size_t last_bytes = std::size_t{64} << 20U;
-  std::size_t factor = 4;
+  std::size_t factor = 2;
   unsigned iterations = 10;
   bool mutate = false;  // flip one bit of every result before it is compared: the comparison must find each
 };
