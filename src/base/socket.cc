@@ -1,0 +1,168 @@
+#include "base/socket.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace verbatim {
+namespace {
+
+// A thousand peers may knock at once when a large job starts; the system cuts this to its own maximum.
+constexpr int kListenBacklog = 16384;
+
+bool would_block(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK;
+}
+
+Error remote_error(const char* operation, int sys_errno) {
+  return {ErrorKind::kRemote, sys_errno, operation};
+}
+
+socklen_t address_bytes(const sockaddr_storage& address) {
+  return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+}
+
+const sockaddr* as_sockaddr(const sockaddr_storage& address) {
+  return reinterpret_cast<const sockaddr*>(&address);
+}
+
+Result<UniqueFd> tcp_socket(sa_family_t family) {
+  UniqueFd socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket) return system_error("socket", errno);
+  return socket;
+}
+
+void send_without_delay(const UniqueFd& socket) {
+  const int on = 1;
+  // Only a matter of latency: a refusal is no reason to fail.
+  static_cast<void>(::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
+}
+
+void set_port(sockaddr_storage& address, in_port_t port) {
+  if (address.ss_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&address)->sin6_port = port;
+  } else {
+    reinterpret_cast<sockaddr_in*>(&address)->sin_port = port;
+  }
+}
+
+template <typename Query>
+Result<sockaddr_storage> query_address(Query query, const UniqueFd& socket, const char* operation) {
+  sockaddr_storage address{};
+  socklen_t bytes = sizeof address;
+  if (query(socket.get(), reinterpret_cast<sockaddr*>(&address), &bytes) != 0) return system_error(operation, errno);
+  return address;
+}
+
+}  // namespace
+
+std::string to_string(const sockaddr_storage& address) {
+  char host[INET6_ADDRSTRLEN] = "?";
+  char text[INET6_ADDRSTRLEN + 32];
+  if (address.ss_family == AF_INET6) {
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+    ::inet_ntop(AF_INET6, &v6.sin6_addr, host, sizeof host);
+    if (v6.sin6_scope_id != 0) {
+      std::snprintf(text, sizeof text, "[%s%%%u]:%u", host, v6.sin6_scope_id, ntohs(v6.sin6_port));
+    } else {
+      std::snprintf(text, sizeof text, "[%s]:%u", host, ntohs(v6.sin6_port));
+    }
+    return text;
+  }
+  const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+  ::inet_ntop(AF_INET, &v4.sin_addr, host, sizeof host);
+  std::snprintf(text, sizeof text, "%s:%u", host, ntohs(v4.sin_port));
+  return text;
+}
+
+Result<UniqueFd> tcp_listen(const sockaddr_storage& address) {
+  Result<UniqueFd> socket = tcp_socket(address.ss_family);
+  if (!socket) return socket;
+  if (::bind(socket->get(), as_sockaddr(address), address_bytes(address)) != 0) return system_error("bind", errno);
+  if (::listen(socket->get(), kListenBacklog) != 0) return system_error("listen", errno);
+  return socket;
+}
+
+Result<sockaddr_storage> local_address(const UniqueFd& socket) {
+  return query_address(::getsockname, socket, "getsockname");
+}
+
+Result<sockaddr_storage> remote_address(const UniqueFd& socket) {
+  return query_address(::getpeername, socket, "getpeername");
+}
+
+Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener) {
+  UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (socket) {
+    send_without_delay(socket);
+    return std::optional<UniqueFd>(std::move(socket));
+  }
+  // A connection that died while it waited in the queue is not our failure.
+  if (would_block(errno) || errno == ECONNABORTED || errno == EINTR) return std::optional<UniqueFd>();
+  return system_error("accept", errno);
+}
+
+Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_storage& local) {
+  Result<UniqueFd> socket = tcp_socket(remote.ss_family);
+  if (!socket) return socket;
+  send_without_delay(*socket);
+  if (local.ss_family == remote.ss_family) {
+    sockaddr_storage from = local;
+    set_port(from, 0);
+    if (::bind(socket->get(), as_sockaddr(from), address_bytes(from)) != 0) return system_error("bind", errno);
+  }
+  if (::connect(socket->get(), as_sockaddr(remote), address_bytes(remote)) != 0 && errno != EINPROGRESS &&
+      errno != EINTR) {
+    return remote_error("connect", errno);
+  }
+  return socket;
+}
+
+Result<bool> tcp_connected(const UniqueFd& socket) {
+  pollfd watch{socket.get(), POLLOUT, 0};
+  const int ready = ::poll(&watch, 1, 0);
+  if (ready < 0 && errno != EINTR) return system_error("poll", errno);
+  if (ready <= 0) return false;
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) return system_error("getsockopt", errno);
+  if (error != 0) return remote_error("connect", error);
+  return true;
+}
+
+Result<bool> OutgoingMessage::send(const UniqueFd& socket) {
+  while (sent_ < bytes_.size()) {
+    const ssize_t count = ::send(socket.get(), bytes_.data() + sent_, bytes_.size() - sent_, MSG_NOSIGNAL);
+    if (count >= 0) {
+      sent_ += static_cast<std::size_t>(count);
+    } else if (would_block(errno)) {
+      return false;
+    } else if (errno != EINTR) {
+      return remote_error("send", errno);
+    }
+  }
+  return true;
+}
+
+Result<bool> receive_into(const UniqueFd& socket, std::span<std::uint8_t> buffer, std::size_t& filled) {
+  while (filled < buffer.size()) {
+    const ssize_t count = ::recv(socket.get(), buffer.data() + filled, buffer.size() - filled, 0);
+    if (count > 0) {
+      filled += static_cast<std::size_t>(count);
+    } else if (count == 0) {
+      return remote_error("recv: the peer closed the connection", 0);
+    } else if (would_block(errno)) {
+      return false;
+    } else if (errno != EINTR) {
+      return remote_error("recv", errno);
+    }
+  }
+  return true;
+}
+
+}  // namespace verbatim

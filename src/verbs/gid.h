@@ -1,0 +1,42 @@
+// Which entry of a port's GID table a connection uses.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/config.h"
+#include "base/result.h"
+#include "verbs/library.h"
+
+namespace verbatim {
+
+enum class RoceVersion : std::uint8_t { kUnknown, kV1, kV2 };
+
+struct GidEntry {
+  unsigned index = 0;
+  ibv_gid gid = {};
+  RoceVersion version = RoceVersion::kUnknown;
+};
+
+// The entry that most likely reaches a peer: v2 over v1, IPv4-mapped over global IPv6 over link-local, then the lowest
+// index; empty (all-zero) entries never. Pure. nullopt when nothing is usable.
+std::optional<GidEntry> best_gid(std::span<const GidEntry> entries);
+
+// The readable, non-empty entries of a RoCE port. A slot that cannot be read is skipped: tables have holes.
+std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
+                                     unsigned table_entries);
+
+// The entry for this port: on RoCE the index that `setting` names for `device` (kUsage and a warning when there is no
+// such entry or it is empty), else best_gid of the table (kUsage when nothing is usable, not logged: the caller counts
+// the port as skipped). On InfiniBand the named index or 0, where LIDs address and the GID serves across subnets only.
+Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
+                            const ibv_port_attr& port, const GidIndexSetting& setting);
+
+// "::ffff:10.0.0.1", "fe80::1": for messages.
+std::string to_string(const ibv_gid& gid);
+
+}  // namespace verbatim

@@ -1,0 +1,45 @@
+// Owning handles of verbs objects: unique_ptr with the library's own destroy function, so that nothing here moves or
+// destroys by hand. Declare them in dependency order: context, pd, mr and cq, qp.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <memory>
+
+namespace verbatim {
+
+// Logs the failure of a destroy call: the object leaks then, and usually something still uses it (EBUSY).
+void log_destroy_failure(const char* object, int returned);
+
+template <typename T>
+constexpr const char* kVerbsObjectName = "object";
+template <>
+inline constexpr const char* kVerbsObjectName<ibv_context> = "context";
+template <>
+inline constexpr const char* kVerbsObjectName<ibv_pd> = "protection domain";
+template <>
+inline constexpr const char* kVerbsObjectName<ibv_mr> = "memory region";
+template <>
+inline constexpr const char* kVerbsObjectName<ibv_cq> = "completion queue";
+template <>
+inline constexpr const char* kVerbsObjectName<ibv_qp> = "queue pair";
+
+template <typename T>
+struct VerbsDeleter {
+  int (*destroy)(T*) = nullptr;
+
+  void operator()(T* object) const {
+    if (const int returned = destroy(object); returned != 0) log_destroy_failure(kVerbsObjectName<T>, returned);
+  }
+};
+
+template <typename T>
+using VerbsHandle = std::unique_ptr<T, VerbsDeleter<T>>;
+
+using UniqueContext = VerbsHandle<ibv_context>;
+using UniquePd = VerbsHandle<ibv_pd>;
+using UniqueMr = VerbsHandle<ibv_mr>;
+using UniqueCq = VerbsHandle<ibv_cq>;
+using UniqueQp = VerbsHandle<ibv_qp>;
+
+}  // namespace verbatim

@@ -1,0 +1,83 @@
+// Writes and reads little-endian fields of messages whose length is only known at the end. A Reader that runs out of
+// bytes says so once, at the end: every later read yields zero.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace verbatim::wire {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields are copied as they lie in memory");
+
+class Writer {
+ public:
+  template <typename T>
+  void put(T value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    append(&value, sizeof value);
+  }
+  // At most 255 bytes of `text`, behind their count.
+  void put_text(const std::string& text) {
+    const auto count = static_cast<std::uint8_t>(text.size() < 255 ? text.size() : 255);
+    put(count);
+    append(text.data(), count);
+  }
+  template <typename T>
+  void overwrite(std::size_t offset, T value) {
+    std::memcpy(bytes_.data() + offset, &value, sizeof value);
+  }
+  std::size_t size() const { return bytes_.size(); }
+  std::vector<std::uint8_t> take() && { return std::move(bytes_); }
+
+ private:
+  void append(const void* raw, std::size_t count) {
+    const std::size_t old_size = bytes_.size();
+    bytes_.resize(old_size + count);
+    std::memcpy(bytes_.data() + old_size, raw, count);
+  }
+
+  std::vector<std::uint8_t> bytes_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  T get() {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T value{};
+    if (const std::uint8_t* raw = consume(sizeof value)) std::memcpy(&value, raw, sizeof value);
+    return value;
+  }
+  std::string get_text() {
+    const std::size_t count = get<std::uint8_t>();
+    const std::uint8_t* raw = consume(count);
+    return raw != nullptr ? std::string(reinterpret_cast<const char*>(raw), count) : std::string();
+  }
+  void skip(std::size_t count) { consume(count); }
+  bool complete() const { return !short_; }
+
+ private:
+  const std::uint8_t* consume(std::size_t count) {
+    if (short_ || bytes_.size() - position_ < count) {
+      short_ = true;
+      return nullptr;
+    }
+    const std::uint8_t* raw = bytes_.data() + position_;
+    position_ += count;
+    return raw;
+  }
+
+  std::span<const std::uint8_t> bytes_;
+  std::size_t position_ = 0;
+  bool short_ = false;
+};
+
+}  // namespace verbatim::wire
