@@ -120,7 +120,4 @@ class DeviceInventory {
 // Lane rate times width of an ibv_port_attr, 0 when either code is unknown.
 std::uint32_t port_speed_mbps(std::uint8_t active_speed, std::uint8_t active_width);
 
-// Whether a kernel module that lets NICs pin GPU memory is loaded.
-bool peer_memory_loaded(const std::string& root);
-
 }  // namespace verbatim

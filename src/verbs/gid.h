@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/config.h"
 #include "base/result.h"
@@ -30,9 +31,9 @@ std::optional<GidEntry> best_gid(std::span<const GidEntry> entries);
 std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
                                      unsigned table_entries);
 
-// The entry for this port: on RoCE the index that `setting` names for `device` (kUsage and a warning when there is no
-// such entry or it is empty), else best_gid of the table (kUsage when nothing is usable, not logged: the caller counts
-// the port as skipped). On InfiniBand the named index or 0, where LIDs address and the GID serves across subnets only.
+// The entry for this port, nothing logged. On RoCE the index that `setting` names for `device` (kUsage, ENODATA when
+// that entry is empty or cannot be read), else best_gid of the table (kUsage, ENOENT when nothing is usable). On
+// InfiniBand always index 0, whatever is set, as NCCL does: LIDs address there and the GID serves across subnets only.
 Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                             const ibv_port_attr& port, const GidIndexSetting& setting);
 

@@ -27,6 +27,9 @@ class HcaFilter {
   // The first entry that matches decides. An empty filter selects everything.
   HcaMatch match(std::string_view device, std::uint8_t port_num) const;
 
+  // Whether any port of the device can be selected: others need not be opened.
+  bool may_select(std::string_view device) const;
+
  private:
   struct Entry {
     std::string name;
@@ -34,6 +37,8 @@ class HcaFilter {
     int rail_id = -1;
     int plane_id = -1;
   };
+
+  bool names(const Entry& entry, std::string_view device) const;
 
   std::vector<Entry> entries_;
   bool exclude_ = false;

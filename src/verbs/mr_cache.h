@@ -94,8 +94,7 @@ class MrCache {
     std::size_t longest = 0;
   };
 
-  struct Slot {
-    MrEntry entry;  // first: an MrEntry of ours is the head of its Slot
+  struct Slot : MrEntry {
     std::size_t bytes = 0;
     std::size_t references = 0;
     std::map<Class, Ranges>::iterator ranges;

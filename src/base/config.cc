@@ -1,0 +1,260 @@
+#include "base/config.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <limits>
+#include <type_traits>
+
+#include "base/log.h"
+
+namespace verbatim {
+namespace {
+
+// One value on its way into a Config.
+struct Given {
+  std::string text;
+  const char* variable;  // the one that was set
+};
+
+struct Row {
+  Variable shown;
+  bool (*assign)(Config& config, const Given& given);  // false: not what `allowed` says
+};
+
+// Bases as C has them, like NCCL: 10, 0x0a, 012.
+std::optional<std::int64_t> parse_number(const std::string& text) {
+  errno = 0;
+  char* end = nullptr;
+  const long long value = std::strtoll(text.c_str(), &end, 0);
+  if (end == text.c_str() || *end != '\0' || errno == ERANGE) return std::nullopt;
+  return value;
+}
+
+// The type a member takes its number as; that of the content for an optional.
+template <typename T>
+struct NumberOf {
+  using Type = T;
+};
+template <typename T>
+struct NumberOf<std::optional<T>> {
+  using Type = T;
+};
+
+constexpr std::int64_t kNoNumber = std::numeric_limits<std::int64_t>::min();
+
+// A number from kLow to kHigh. kUnset, where NCCL has such a value, leaves the default.
+template <auto kMember, std::int64_t kLow, std::int64_t kHigh, std::int64_t kUnset = kNoNumber>
+bool assign_number(Config& config, const Given& given) {
+  using Number = typename NumberOf<std::remove_reference_t<decltype(config.*kMember)>>::Type;
+  const std::optional<std::int64_t> number = parse_number(given.text);
+  if (!number) return false;
+  if (*number == kUnset && kUnset != kNoNumber) return true;
+  if (*number < kLow || *number > kHigh) return false;
+  config.*kMember = static_cast<Number>(*number);
+  return true;
+}
+
+template <auto kMember, std::int64_t kLow, std::int64_t kHigh, std::int64_t kUnset = kNoNumber>
+Row number_row(const char* name, const char* alias, const char* default_value, const char* help) {
+  std::string allowed = std::to_string(kLow) + " to " + std::to_string(kHigh);
+  if (kUnset != kNoNumber) allowed += ", " + std::to_string(kUnset) + " for the default";
+  return {{name, alias, std::move(allowed), default_value, help}, assign_number<kMember, kLow, kHigh, kUnset>};
+}
+
+template <Switch Config::*kMember>
+bool assign_switch(Config& config, const Given& given) {
+  if (given.text == "auto" || given.text == "-1" || given.text == "-2") {  // NCCL's words for "not decided here"
+    config.*kMember = Switch::kAuto;
+  } else if (given.text == "0" || given.text == "1") {
+    config.*kMember = given.text == "1" ? Switch::kOn : Switch::kOff;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+template <std::string Config::*kMember>
+bool assign_path(Config& config, const Given& given) {
+  config.*kMember = given.text;
+  return true;
+}
+
+template <TextSetting Config::*kMember>
+bool assign_text(Config& config, const Given& given) {
+  config.*kMember = {given.text, given.variable};
+  return true;
+}
+
+bool assign_relaxed_ordering(Config& config, const Given& given) {
+  constexpr Switch kMeaning[] = {Switch::kOff, Switch::kOn, Switch::kAuto};
+  const std::optional<std::int64_t> number = parse_number(given.text);
+  if (!number || *number < 0 || *number > 2) return false;
+  config.relaxed_ordering = kMeaning[*number];
+  return true;
+}
+
+bool assign_ece(Config& config, const Given& given) {
+  if (given.text != "0" && given.text != "1") return false;
+  config.ece = given.text == "1";
+  return true;
+}
+
+bool assign_socket_family(Config& config, const Given& given) {
+  if (given.text == "AF_INET") {
+    config.socket_family = AF_INET;
+  } else if (given.text == "AF_INET6") {
+    config.socket_family = AF_INET6;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+constexpr std::int64_t kHighestGidIndex = 255;  // a byte in ibv_global_route
+
+// "auto" and NCCL's -1 leave `index` empty; false when malformed.
+bool parse_gid_index(const std::string& text, std::optional<unsigned>& index) {
+  index.reset();
+  if (text == "auto") return true;
+  const std::optional<std::int64_t> number = parse_number(text);
+  if (!number || *number < -1 || *number > kHighestGidIndex) return false;
+  if (*number >= 0) index = static_cast<unsigned>(*number);
+  return true;
+}
+
+bool assign_gid_index(Config& config, const Given& given) {
+  GidIndexSetting setting{.everywhere = {}, .per_device = {}, .variable = given.variable};
+  if (given.text.find('=') == std::string::npos) {
+    if (!parse_gid_index(given.text, setting.everywhere)) return false;
+    config.gid_index = setting;
+    return true;
+  }
+  for (std::size_t begin = 0; begin <= given.text.size();) {
+    const std::size_t end = std::min(given.text.find(',', begin), given.text.size());
+    const std::string item = given.text.substr(begin, end - begin);
+    const std::size_t equals = item.find('=');
+    std::optional<unsigned> index;
+    if (equals == std::string::npos || equals == 0 || !parse_gid_index(item.substr(equals + 1), index)) return false;
+    if (index) setting.per_device.emplace_back(item.substr(0, equals), *index);
+    begin = end + 1;
+  }
+  config.gid_index = setting;
+  return true;
+}
+
+// NCCL documents the same bound.
+constexpr std::int64_t kMostQps = 128;
+constexpr std::int64_t kHighestThreshold = std::int64_t{1} << 40;
+constexpr std::int64_t kLongestEstablishmentS = 3600;
+
+const std::vector<Row>& rows() {
+  static const std::vector<Row> kRows = {
+      {{"VERBATIM_VERBS_LIBRARY", "NCCL_IBVERBS_LIB", "path or soname", "`libibverbs.so.1`, then `libibverbs.so`",
+        "The verbs library to open."},
+       assign_path<&Config::verbs_library>},
+      {{"VERBATIM_MLX5_LIBRARY", nullptr, "path or soname", "`libmlx5.so.1`, then `libmlx5.so`",
+        "The mlx5 library to open; the plugin works without one."},
+       assign_path<&Config::mlx5_library>},
+      {{"VERBATIM_HCA", "NCCL_IB_HCA", "`[^][=]name[:port[:rail[:plane]]],...`", "every active port",
+        "Devices and ports to use: names by prefix, after `=` exactly, after `^` all but these."},
+       assign_text<&Config::hca>},
+      number_row<&Config::max_recvs, 1, 8>("VERBATIM_MAX_RECVS", nullptr, "8",
+                                           "Receives that NCCL may group into one request."),
+      {{"VERBATIM_GID_INDEX", "NCCL_IB_GID_INDEX", "0 to 255, `auto` or -1, or `device=index,...`", "auto",
+        "Entry of the GID table. Automatic: RoCE v2 over v1, IPv4 over global IPv6 over link-local."},
+       assign_gid_index},
+      number_row<&Config::traffic_class, 0, 255, -1>(
+          "VERBATIM_TC", "NCCL_IB_TC", "the communicator's, else 0",
+          "Traffic class of RoCE packets and of InfiniBand packets with a GRH (DSCP * 4)."),
+      number_row<&Config::service_level, 0, 15, -1>("VERBATIM_SL", "NCCL_IB_SL", "0", "InfiniBand service level."),
+      number_row<&Config::pkey_index, 0, 65535>("VERBATIM_PKEY", "NCCL_IB_PKEY", "0", "Index into the P_Key table."),
+      number_row<&Config::timeout, 1, 31>("VERBATIM_TIMEOUT", "NCCL_IB_TIMEOUT", "20",
+                                          "Acknowledgement timeout of a QP: 4.096 us * 2^value."),
+      number_row<&Config::retry_count, 0, 7>("VERBATIM_RETRY_CNT", "NCCL_IB_RETRY_CNT", "7",
+                                             "Timeouts before a QP gives up."),
+      {{"VERBATIM_RELAXED_ORDERING", "NCCL_IB_PCI_RELAXED_ORDERING", "0 off, 1 on, 2 on where the library can", "2",
+        "PCIe relaxed ordering for data buffers."},
+       assign_relaxed_ordering},
+      {{"VERBATIM_ADAPTIVE_ROUTING", "NCCL_IB_ADAPTIVE_ROUTING", "0, 1, or `auto` (also -1, -2)", "auto",
+        "The fabric reorders packets: large messages end with a write of their own. Automatic: on for InfiniBand, off "
+        "for RoCE."},
+       assign_switch<&Config::adaptive_routing>},
+      number_row<&Config::adaptive_routing_threshold, 0, kHighestThreshold, -2>(
+          "VERBATIM_AR_THRESHOLD", "NCCL_IB_AR_THRESHOLD", "8192",
+          "Bytes above which a message counts as large under adaptive routing."),
+      number_row<&Config::qps_per_connection, 1, kMostQps>("VERBATIM_QPS_PER_CONNECTION", "NCCL_IB_QPS_PER_CONNECTION",
+                                                           "1", "Queue pairs of a connection, per device."),
+      {{"VERBATIM_SPLIT_DATA_ON_QPS", "NCCL_IB_SPLIT_DATA_ON_QPS", "0, 1, or `auto` (also -1, -2)", "auto",
+        "Whether one message is spread over the queue pairs of its connection. Automatic: when it is large enough."},
+       assign_switch<&Config::split_data_on_qps>},
+      {{"VERBATIM_ECE", "NCCL_IB_ECE_ENABLE", "0 or 1", "1",
+        "Exchange enhanced connection establishment options where the device has them."},
+       assign_ece},
+      {{"VERBATIM_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "`[^][=]name,...`", "InfiniBand, else Ethernet, else loopback",
+        "Interface of the TCP side channel: names by prefix, after `=` exactly, after `^` all but these."},
+       assign_text<&Config::socket_ifname>},
+      {{"VERBATIM_SOCKET_FAMILY", "NCCL_SOCKET_FAMILY", "`AF_INET` or `AF_INET6`", "either, IPv4 first",
+        "Address family of the TCP side channel."},
+       assign_socket_family},
+      number_row<&Config::connect_timeout_s, 1, kLongestEstablishmentS>(
+          "VERBATIM_CONNECT_TIMEOUT_S", nullptr, "60", "Seconds until a connection that does not come about fails."),
+  };
+  return kRows;
+}
+
+}  // namespace
+
+std::optional<unsigned> GidIndexSetting::for_device(std::string_view device) const {
+  for (const auto& [name, index] : per_device) {
+    if (name == device) return index;
+  }
+  return everywhere;
+}
+
+Result<Config> Config::from(const std::function<const char*(const char*)>& lookup) {
+  const auto set = [&](const char* variable) {
+    const char* value = variable != nullptr ? lookup(variable) : nullptr;
+    return value != nullptr && *value != '\0' ? value : nullptr;
+  };
+  Config config;
+  for (const Row& row : rows()) {
+    const char* variable = set(row.shown.name) != nullptr ? row.shown.name : row.shown.alias;
+    const char* value = set(variable);
+    if (value == nullptr) continue;
+    if (!row.assign(config, {value, variable})) {
+      VERBATIM_WARN("%s=%s is not a valid setting: allowed is %s", variable, value, row.shown.allowed.c_str());
+      return Error{ErrorKind::kUsage, EINVAL, "environment"};
+    }
+  }
+  return config;
+}
+
+Result<Config> Config::from_environment() {
+  return from([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+std::vector<Variable> variables() {
+  std::vector<Variable> shown;
+  for (const Row& row : rows()) shown.push_back(row.shown);
+  return shown;
+}
+
+std::string variables_markdown() {
+  std::string table =
+      "| variable | NCCL's variable | values | default | meaning |\n"
+      "|---|---|---|---|---|\n";
+  const auto code = [](const char* name) { return std::string("`").append(name).append("`"); };
+  for (const Variable& row : variables()) {
+    const std::string alias = row.alias != nullptr ? code(row.alias) : "-";
+    for (const std::string& cell : {code(row.name), alias, row.allowed, std::string(row.default_value)}) {
+      table.append("| ").append(cell).append(" ");
+    }
+    table.append("| ").append(row.help).append(" |\n");
+  }
+  return table;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,140 @@
+#include "base/socket_interface.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "base/log.h"
+
+namespace verbatim {
+namespace {
+
+struct NameList {
+  std::vector<std::string_view> names;
+  bool exclude = false;
+  bool exact = false;
+};
+
+bool take_prefix(std::string_view& text, char prefix) {
+  if (text.empty() || text.front() != prefix) return false;
+  text.remove_prefix(1);
+  return true;
+}
+
+NameList parse_name_list(std::string_view text) {
+  NameList list;
+  list.exclude = take_prefix(text, '^');
+  list.exact = take_prefix(text, '=');
+  while (!text.empty()) {
+    const std::size_t comma = std::min(text.find(','), text.size());
+    if (comma > 0) list.names.push_back(text.substr(0, comma));
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return list;
+}
+
+bool selects(const NameList& list, std::string_view name) {
+  const bool named = std::any_of(list.names.begin(), list.names.end(), [&](std::string_view wanted) {
+    return list.exact ? name == wanted : name.starts_with(wanted);
+  });
+  return named != list.exclude;
+}
+
+const sockaddr_in6& as_ipv6(const SocketInterface& candidate) {
+  return reinterpret_cast<const sockaddr_in6&>(candidate.address);
+}
+
+// 0 is best.
+int address_rank(const SocketInterface& candidate) {
+  if (candidate.address.ss_family == AF_INET) return 0;
+  return IN6_IS_ADDR_LINKLOCAL(&as_ipv6(candidate).sin6_addr) ? 2 : 1;
+}
+
+std::optional<SocketInterface> choose(std::span<const SocketInterface> interfaces, const NameList& list, int family) {
+  const auto fits = [&](const SocketInterface& candidate) {
+    return (family == AF_UNSPEC || candidate.address.ss_family == family) && selects(list, candidate.name);
+  };
+  const auto first = std::find_if(interfaces.begin(), interfaces.end(), fits);
+  if (first == interfaces.end()) return std::nullopt;
+  const SocketInterface* best = &*first;
+  for (const SocketInterface& candidate : interfaces) {
+    const bool same = candidate.name == best->name && fits(candidate);
+    if (same && address_rank(candidate) < address_rank(*best)) best = &candidate;
+  }
+  return *best;
+}
+
+// Without a list, in this order.
+constexpr const char* kDefaultLists[] = {"ib", "^docker,lo,virbr", "docker,virbr", "lo"};
+
+}  // namespace
+
+Result<std::vector<SocketInterface>> list_socket_interfaces() {
+  ifaddrs* head = nullptr;
+  if (getifaddrs(&head) != 0) return system_error("getifaddrs", errno);
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(head, freeifaddrs);
+  std::vector<SocketInterface> found;
+  for (const ifaddrs* entry = head; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr) continue;
+    constexpr unsigned kUsable = IFF_UP | IFF_RUNNING;
+    if ((entry->ifa_flags & kUsable) != kUsable) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    SocketInterface one;
+    one.name = entry->ifa_name;
+    one.address_bytes = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&one.address, entry->ifa_addr, one.address_bytes);
+    found.push_back(one);
+  }
+  return found;
+}
+
+std::optional<SocketInterface> choose_socket_interface(std::span<const SocketInterface> interfaces,
+                                                       std::string_view ifname_list, int family) {
+  if (!ifname_list.empty()) return choose(interfaces, parse_name_list(ifname_list), family);
+  for (const char* list : kDefaultLists) {
+    if (auto chosen = choose(interfaces, parse_name_list(list), family)) return chosen;
+  }
+  return std::nullopt;
+}
+
+Result<SocketInterface> choose_socket_interface(const Config& config) {
+  Result<std::vector<SocketInterface>> interfaces = list_socket_interfaces();
+  if (!interfaces) {
+    VERBATIM_WARN("cannot list the network interfaces: %s", std::strerror(interfaces.error().sys_errno));
+    return interfaces.error();
+  }
+  if (auto chosen = choose_socket_interface(*interfaces, config.socket_ifname.value, config.socket_family)) {
+    return *chosen;
+  }
+  std::string present;
+  for (const SocketInterface& candidate : *interfaces)
+    present.append(present.empty() ? "" : ", ").append(to_string(candidate));
+  const bool listed = !config.socket_ifname.value.empty();
+  VERBATIM_WARN("no network interface for the TCP side channel%s%s%s%s; running interfaces: %s",
+                listed ? " under " : "", listed ? config.socket_ifname.variable : "", listed ? "=" : "",
+                config.socket_ifname.value.c_str(), present.empty() ? "none" : present.c_str());
+  return Error{ErrorKind::kUsage, ENODEV, "socket interface"};
+}
+
+std::string to_string(const SocketInterface& socket_interface) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  std::string line = socket_interface.name + " ";
+  if (socket_interface.address.ss_family == AF_INET) {
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(socket_interface.address).sin_addr, text, sizeof text);
+    line.append(text);
+  } else {
+    const sockaddr_in6& ipv6 = as_ipv6(socket_interface);
+    inet_ntop(AF_INET6, &ipv6.sin6_addr, text, sizeof text);
+    line.append(text);
+    if (ipv6.sin6_scope_id != 0) line.append("%").append(std::to_string(ipv6.sin6_scope_id));
+  }
+  return line;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,32 @@
+#include "verbs/errors.h"
+
+#include <cstring>
+
+#include "base/log.h"
+#include "verbs/handles.h"
+
+namespace verbatim {
+namespace {
+
+int errno_of(int returned) {
+  if (returned > 0) return returned;
+  return returned == -1 ? errno : -returned;
+}
+
+}  // namespace
+
+Status check_errno(const char* operation, int returned) {
+  if (returned == 0) return {};
+  return system_error(operation, errno_of(returned));
+}
+
+Result<unsigned> check_count(const char* operation, int returned) {
+  if (returned < 0) return system_error(operation, errno_of(returned));
+  return static_cast<unsigned>(returned);
+}
+
+void log_destroy_failure(const char* object, int returned) {
+  VERBATIM_WARN("cannot destroy a %s, it leaks: %s", object, std::strerror(errno_of(returned)));
+}
+
+}  // namespace verbatim

@@ -1,0 +1,119 @@
+#include "verbs/gid.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <tuple>
+
+#include "verbs/errors.h"
+
+namespace verbatim {
+namespace {
+
+bool is_empty(const ibv_gid& gid) {
+  return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](std::uint8_t byte) { return byte == 0; });
+}
+
+// Higher is better. A link-local address of either family does not pass a router.
+int address_rank(const ibv_gid& gid) {
+  in6_addr address;
+  std::memcpy(&address, gid.raw, sizeof address);
+  if (IN6_IS_ADDR_LINKLOCAL(&address)) return 0;
+  if (!IN6_IS_ADDR_V4MAPPED(&address)) return 1;
+  const bool ipv4_link_local = gid.raw[12] == 169 && gid.raw[13] == 254;
+  return ipv4_link_local ? 0 : 2;
+}
+
+int version_rank(RoceVersion version) {
+  switch (version) {
+    case RoceVersion::kV1:
+      return 0;
+    case RoceVersion::kUnknown:
+      return 1;
+    case RoceVersion::kV2:
+      return 2;
+  }
+  return 0;
+}
+
+RoceVersion version_of(std::uint32_t gid_type) {
+  if (gid_type == IBV_GID_TYPE_ROCE_V2) return RoceVersion::kV2;
+  return gid_type == IBV_GID_TYPE_ROCE_V1 ? RoceVersion::kV1 : RoceVersion::kUnknown;
+}
+
+// What the kernel says about a slot, for libraries that cannot.
+RoceVersion version_from_sysfs(const ibv_context* context, unsigned port_num, unsigned index) {
+  std::ifstream file(std::string(context->device->ibdev_path) + "/ports/" + std::to_string(port_num) +
+                     "/gid_attrs/types/" + std::to_string(index));
+  std::string type;
+  if (!std::getline(file, type)) return RoceVersion::kUnknown;
+  return type.find("v2") != std::string::npos ? RoceVersion::kV2 : RoceVersion::kV1;
+}
+
+// nullopt: unreadable or empty.
+std::optional<GidEntry> read_gid(const Verbs& verbs, ibv_context* context, std::uint8_t port_num, unsigned index) {
+  if (verbs.query_gid_ex != nullptr) {
+    ibv_gid_entry entry = {};
+    if (check_errno("ibv_query_gid_ex", verbs.query_gid_ex(context, port_num, index, &entry, 0, sizeof entry))) {
+      if (is_empty(entry.gid)) return std::nullopt;
+      return GidEntry{index, entry.gid, version_of(entry.gid_type)};
+    }
+  }
+  ibv_gid gid = {};
+  if (!check_errno("ibv_query_gid", verbs.query_gid(context, port_num, static_cast<int>(index), &gid))) {
+    return std::nullopt;
+  }
+  if (is_empty(gid)) return std::nullopt;
+  return GidEntry{index, gid, version_from_sysfs(context, port_num, index)};
+}
+
+}  // namespace
+
+std::optional<GidEntry> best_gid(std::span<const GidEntry> entries) {
+  const auto rank = [](const GidEntry& entry) {
+    return std::make_tuple(version_rank(entry.version), address_rank(entry.gid), ~entry.index);
+  };
+  const GidEntry* best = nullptr;
+  for (const GidEntry& entry : entries) {
+    if (is_empty(entry.gid)) continue;
+    if (best == nullptr || rank(entry) > rank(*best)) best = &entry;
+  }
+  return best != nullptr ? std::optional<GidEntry>(*best) : std::nullopt;
+}
+
+std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
+                                     unsigned table_entries) {
+  std::vector<GidEntry> entries;
+  for (unsigned index = 0; index < table_entries; ++index) {
+    if (const auto entry = read_gid(verbs, context, port_num, index)) entries.push_back(*entry);
+  }
+  return entries;
+}
+
+Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
+                            const ibv_port_attr& port, const GidIndexSetting& setting) {
+  if (port.link_layer != IBV_LINK_LAYER_ETHERNET) {
+    return read_gid(verbs, context, port_num, 0).value_or(GidEntry{});
+  }
+  const unsigned table_entries = static_cast<unsigned>(std::max(port.gid_tbl_len, 0));
+  if (const std::optional<unsigned> index = setting.for_device(device)) {
+    const auto named = *index < table_entries ? read_gid(verbs, context, port_num, *index) : std::nullopt;
+    if (!named) return Error{ErrorKind::kUsage, ENODATA, "GID index"};
+    return *named;
+  }
+  const auto best = best_gid(read_gid_table(verbs, context, port_num, table_entries));
+  if (!best) return Error{ErrorKind::kUsage, ENOENT, "GID table"};
+  return *best;
+}
+
+std::string to_string(const ibv_gid& gid) {
+  char text[INET6_ADDRSTRLEN] = "";
+  inet_ntop(AF_INET6, gid.raw, text, sizeof text);
+  return text;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,197 @@
+#include "verbs/mr_cache.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "verbs/errors.h"
+
+namespace verbatim {
+namespace {
+
+constexpr unsigned kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+
+const char* memory_name(MemoryType type) {
+  switch (type) {
+    case MemoryType::kHost:
+      return "host memory";
+    case MemoryType::kCuda:
+      return "GPU memory";
+    case MemoryType::kDmaBuf:
+      return "a dma-buf";
+  }
+  return "memory";
+}
+
+std::string limit_text(rlim_t limit) {
+  return limit == RLIM_INFINITY ? "unlimited" : std::to_string(limit / 1024) + " KiB";
+}
+
+// The next step for an operator, checked before it is given.
+std::string advice(MemoryType type, int sys_errno, std::size_t live) {
+  if (sys_errno == ENOMEM) {
+    rlimit memlock = {};
+    getrlimit(RLIMIT_MEMLOCK, &memlock);
+    std::string text = ". RLIMIT_MEMLOCK is " + limit_text(memlock.rlim_cur) + " (hard " +
+                       limit_text(memlock.rlim_max) + "), " + std::to_string(live) + " registrations are alive";
+    if (memlock.rlim_cur != RLIM_INFINITY) {
+      return text + ": raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit memlock=-1)";
+    }
+    return text + ": the limit is not the cause, the device or the system is out of memory or of regions";
+  }
+  if (type == MemoryType::kCuda) return ". Is a peer-memory module (nvidia_peermem) loaded, and is this GPU memory?";
+  return "";
+}
+
+}  // namespace
+
+void MrReleaser::operator()(const MrEntry* entry) const {
+  if (Status status = cache->drop(entry); !status) log_destroy_failure("memory region", status.error().sys_errno);
+}
+
+MrCache::MrCache(const Verbs& verbs, ibv_pd* pd, const char* device, bool relaxed_ordering)
+    : verbs_(verbs),
+      pd_(pd),
+      device_(device),
+      relaxed_ordering_(relaxed_ordering),
+      page_bytes_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))),
+      zero_byte_page_(static_cast<std::byte*>(std::aligned_alloc(page_bytes_, page_bytes_)), std::free) {}
+
+MrCache::~MrCache() {
+  if (const std::size_t live = size(); live > 0) {
+    VERBATIM_WARN("%s closes with %zu memory registrations that nobody released", device_, live);
+  }
+}
+
+Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
+  MrRequest request = wanted;
+  if (request.bytes == 0) {
+    request = {.address = zero_byte_page_.get(), .bytes = 1, .type = MemoryType::kHost, .ordering = wanted.ordering};
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(request.address);
+  const std::uintptr_t in_page = address & (page_bytes_ - 1);
+  const std::uintptr_t last_page = std::numeric_limits<std::uintptr_t>::max() - page_bytes_;
+  if (address > last_page || request.bytes > last_page - address) {
+    return Error{ErrorKind::kArgument, EINVAL, "memory range"};
+  }
+  const std::uintptr_t start = address - in_page;
+  const std::size_t bytes = (in_page + request.bytes + page_bytes_ - 1) & ~(page_bytes_ - 1);
+
+  Class key{request.type, request.ordering, 0, 0, 0};
+  std::uint64_t dmabuf_offset = 0;
+  if (request.type == MemoryType::kDmaBuf) {
+    const std::uint64_t offset_in_page = request.dmabuf.offset & (page_bytes_ - 1);
+    if (offset_in_page != 0 && offset_in_page != in_page) return Error{ErrorKind::kArgument, EINVAL, "dma-buf offset"};
+    struct stat buffer = {};
+    if (fstat(request.dmabuf.fd, &buffer) != 0) return system_error("fstat of a dma-buf", errno);
+    dmabuf_offset = request.dmabuf.offset - offset_in_page;
+    key.buffer_device = buffer.st_dev;
+    key.buffer_inode = buffer.st_ino;
+    key.buffer_place = start - dmabuf_offset;
+  }
+
+  {
+    const MutexLock lock(mutex_);
+    if (Slot* slot = find_cover(key, start, bytes)) return MrRef(slot, MrReleaser{this});
+  }
+  Result<UniqueMr> mr = register_range(request, start, bytes, dmabuf_offset);
+  if (!mr) return mr.error();
+
+  auto fresh = std::make_unique<Slot>();
+  fresh->mr = *std::move(mr);
+  fresh->lkey = fresh->mr->lkey;
+  fresh->rkey = fresh->mr->rkey;
+  fresh->bytes = bytes;
+  fresh->references = 1;
+  // Another thread may have registered a cover meanwhile. Then that one serves, and `fresh` ends after the lock.
+  const MutexLock lock(mutex_);
+  if (Slot* slot = find_cover(key, start, bytes)) return MrRef(slot, MrReleaser{this});
+  const auto ranges = ranges_.try_emplace(key).first;
+  ranges->second.longest = std::max(ranges->second.longest, bytes);
+  const auto place = ranges->second.by_start.emplace(start, std::move(fresh));
+  place->second->ranges = ranges;
+  place->second->place = place;
+  ++size_;
+  return MrRef(place->second.get(), MrReleaser{this});
+}
+
+// Answers with a reference taken.
+MrCache::Slot* MrCache::find_cover(const Class& key, std::uintptr_t start, std::size_t bytes) {
+  const auto ranges = ranges_.find(key);
+  if (ranges == ranges_.end()) return nullptr;
+  auto& by_start = ranges->second.by_start;
+  const std::uintptr_t end = start + bytes;
+  for (auto candidate = by_start.upper_bound(start); candidate != by_start.begin();) {
+    --candidate;
+    if (end - candidate->first > ranges->second.longest) return nullptr;  // nor does anything further down reach `end`
+    Slot& slot = *candidate->second;
+    if (candidate->first + slot.bytes >= end) {
+      ++slot.references;
+      return &slot;
+    }
+  }
+  return nullptr;
+}
+
+Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_t start, std::size_t bytes,
+                                         std::uint64_t dmabuf_offset) const {
+  const bool relaxed = relaxed_ordering_ && request.ordering == MrOrdering::kRelaxed;
+  const unsigned access = kAccess | (relaxed ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U);
+  const auto registered = [&]() -> Result<UniqueMr> {
+    void* address = reinterpret_cast<void*>(start);
+    if (request.type == MemoryType::kDmaBuf) {
+      if (verbs_.reg_dmabuf_mr == nullptr) return system_error("ibv_reg_dmabuf_mr", EOPNOTSUPP);
+      ibv_mr* mr = verbs_.reg_dmabuf_mr(pd_, dmabuf_offset, bytes, start, request.dmabuf.fd, static_cast<int>(access));
+      return adopt("ibv_reg_dmabuf_mr", mr, verbs_.dereg_mr);
+    }
+    if (relaxed) {
+      return adopt("ibv_reg_mr_iova2", verbs_.reg_mr_iova2(pd_, address, bytes, start, access), verbs_.dereg_mr);
+    }
+    return adopt("ibv_reg_mr", verbs_.reg_mr(pd_, address, bytes, static_cast<int>(access)), verbs_.dereg_mr);
+  };
+  Result<UniqueMr> mr = registered();
+  if (!mr) {
+    const Error& error = mr.error();
+    VERBATIM_WARN("%s: %s of %zu bytes of %s at 0x%" PRIxPTR " failed: %s%s", device_, error.operation, bytes,
+                  memory_name(request.type), start, std::strerror(error.sys_errno),
+                  advice(request.type, error.sys_errno, size()).c_str());
+  }
+  return mr;
+}
+
+Status MrCache::release(MrRef ref) {
+  if (!ref) return {};
+  return drop(ref.release());
+}
+
+Status MrCache::drop(const MrEntry* entry) {
+  std::unique_ptr<Slot> last;  // deregistered outside the lock
+  {
+    const MutexLock lock(mutex_);
+    const auto place = static_cast<const Slot*>(entry)->place;
+    if (--place->second->references > 0) return {};
+    last = std::move(place->second);
+    last->ranges->second.by_start.erase(place);
+    if (last->ranges->second.by_start.empty()) ranges_.erase(last->ranges);
+    --size_;
+  }
+  return check_errno("ibv_dereg_mr", verbs_.dereg_mr(last->mr.release()));
+}
+
+std::size_t MrCache::size() const {
+  const MutexLock lock(mutex_);
+  return size_;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,150 @@
+#include "verbs/qp.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "verbs/errors.h"
+
+namespace verbatim {
+namespace {
+
+// 0.64 ms: an NCCL receiver posts its work before the sender may use it, so a receiver-not-ready is rare and short.
+constexpr std::uint8_t kMinRnrTimer = 12;
+constexpr std::uint8_t kRnrRetryForever = 7;
+constexpr std::uint8_t kHopLimit = 255;
+// Reads are for flushes only; no device needs more of them under way.
+constexpr int kMostOutstandingReads = 16;
+// Below this, asking for half as many inline bytes gains nothing.
+constexpr std::uint32_t kLeastInlineBytes = 16;
+
+std::uint8_t outstanding_reads(int device_limit) {
+  return static_cast<std::uint8_t>(std::clamp(device_limit, 0, kMostOutstandingReads));
+}
+
+std::uint32_t at_most(std::uint32_t wanted, int device_limit) {
+  return device_limit > 0 ? std::min(wanted, static_cast<std::uint32_t>(device_limit)) : wanted;
+}
+
+bool is_ethernet(std::uint8_t link_layer) {
+  return link_layer == IBV_LINK_LAYER_ETHERNET;
+}
+
+// InfiniBand switches forward by LID; only a router looks at the GRH.
+bool needs_grh(const Port& port, const QpAddress& remote) {
+  if (port.is_roce() || remote.lid == 0) return true;
+  return port.gid.gid.global.subnet_prefix != remote.gid.global.subnet_prefix;
+}
+
+Status modify(ibv_qp* qp, const Device& device, ibv_qp_attr attributes, int mask, const char* operation) {
+  return check_errno(operation, device.verbs().modify_qp(qp, &attributes, mask));
+}
+
+bool means_not_supported(const Error& error) {
+  return error.sys_errno == EOPNOTSUPP || error.sys_errno == EPROTONOSUPPORT || error.sys_errno == ENOSYS;
+}
+
+}  // namespace
+
+QpAddress qp_address(const Port& port, const ibv_qp* qp) {
+  return {.qp_num = qp->qp_num, .lid = port.lid, .link_layer = port.link_layer, .gid = port.gid.gid};
+}
+
+Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq, const QpCaps& caps) {
+  const ibv_device_attr& limits = device.attributes();
+  for (std::uint32_t inline_bytes = caps.inline_bytes;;) {
+    ibv_qp_init_attr wanted = {};
+    wanted.send_cq = send_cq;
+    wanted.recv_cq = recv_cq;
+    wanted.qp_type = IBV_QPT_RC;
+    wanted.sq_sig_all = caps.signal_all ? 1 : 0;
+    wanted.cap.max_send_wr = at_most(caps.send_wr, limits.max_qp_wr);
+    wanted.cap.max_recv_wr = at_most(caps.recv_wr, limits.max_qp_wr);
+    wanted.cap.max_send_sge = at_most(caps.send_sge, limits.max_sge);
+    wanted.cap.max_recv_sge = at_most(caps.recv_sge, limits.max_sge);
+    wanted.cap.max_inline_data = inline_bytes;
+    Result<UniqueQp> qp =
+        adopt("ibv_create_qp", device.verbs().create_qp(device.pd(), &wanted), device.verbs().destroy_qp);
+    if (qp) return RcQp{*std::move(qp), std::min(caps.inline_bytes, wanted.cap.max_inline_data)};
+    if (inline_bytes == 0) return qp.error();
+    // No query tells the inline limit beforehand.
+    inline_bytes = inline_bytes > kLeastInlineBytes ? inline_bytes / 2 : 0;
+  }
+}
+
+Status to_init(ibv_qp* qp, const Port& port, std::uint16_t pkey_index) {
+  ibv_qp_attr attributes = {};
+  attributes.qp_state = IBV_QPS_INIT;
+  attributes.pkey_index = pkey_index;
+  attributes.port_num = port.port_num;
+  attributes.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+  if (port.device->attributes().atomic_cap != IBV_ATOMIC_NONE) attributes.qp_access_flags |= IBV_ACCESS_REMOTE_ATOMIC;
+  return modify(qp, *port.device, attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+                "ibv_modify_qp to INIT");
+}
+
+Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path) {
+  if (is_ethernet(remote.link_layer) != port.is_roce()) {
+    return Error{ErrorKind::kRemote, EPROTONOSUPPORT, "link layers of both ends"};
+  }
+  ibv_qp_attr attributes = {};
+  attributes.qp_state = IBV_QPS_RTR;
+  attributes.path_mtu = path.mtu;
+  attributes.dest_qp_num = remote.qp_num;
+  attributes.rq_psn = 0;
+  attributes.max_dest_rd_atomic = outstanding_reads(port.device->attributes().max_qp_rd_atom);
+  attributes.min_rnr_timer = kMinRnrTimer;
+  attributes.ah_attr.dlid = remote.lid;
+  attributes.ah_attr.sl = path.service_level;
+  attributes.ah_attr.port_num = port.port_num;
+  if (needs_grh(port, remote)) {
+    attributes.ah_attr.is_global = 1;
+    attributes.ah_attr.grh.dgid = remote.gid;
+    attributes.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(port.gid.index);
+    attributes.ah_attr.grh.hop_limit = kHopLimit;
+    attributes.ah_attr.grh.traffic_class = path.traffic_class;
+  }
+  return modify(qp, *port.device, attributes,
+                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+                "ibv_modify_qp to RTR");
+}
+
+Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count) {
+  ibv_qp_attr attributes = {};
+  attributes.qp_state = IBV_QPS_RTS;
+  attributes.timeout = timeout;
+  attributes.retry_cnt = retry_count;
+  attributes.rnr_retry = kRnrRetryForever;
+  attributes.sq_psn = 0;
+  attributes.max_rd_atomic = outstanding_reads(port.device->attributes().max_qp_init_rd_atom);
+  return modify(
+      qp, *port.device, attributes,
+      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+      "ibv_modify_qp to RTS");
+}
+
+Status to_error(ibv_qp* qp, const Device& device) {
+  ibv_qp_attr attributes = {};
+  attributes.qp_state = IBV_QPS_ERR;
+  return modify(qp, device, attributes, IBV_QP_STATE, "ibv_modify_qp to ERR");
+}
+
+Result<std::optional<ibv_ece>> query_ece(ibv_qp* qp, const Device& device) {
+  if (device.verbs().query_ece == nullptr) return std::optional<ibv_ece>();
+  ibv_ece ece = {};
+  const Status status = check_errno("ibv_query_ece", device.verbs().query_ece(qp, &ece));
+  if (status) return std::optional<ibv_ece>(ece);
+  if (means_not_supported(status.error())) return std::optional<ibv_ece>();
+  return status.error();
+}
+
+Result<bool> set_ece(ibv_qp* qp, const Device& device, const ibv_ece& ece) {
+  if (device.verbs().set_ece == nullptr) return false;
+  ibv_ece wanted = ece;
+  const Status status = check_errno("ibv_set_ece", device.verbs().set_ece(qp, &wanted));
+  if (status) return true;
+  if (means_not_supported(status.error())) return false;
+  return status.error();
+}
+
+}  // namespace verbatim
