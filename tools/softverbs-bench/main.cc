@@ -31,7 +31,7 @@ struct Options {
   unsigned passes = 1;
   double min_ratio = 0;
   bool no_latency = false;
-  std::uint64_t latency_rounds = 2000;
+  std::uint64_t latency_rounds = 500;
 };
 
 enum class Order : std::uint32_t { kVerbsPingPong, kMemoryPingPong };

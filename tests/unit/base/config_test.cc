@@ -1,0 +1,210 @@
+#include "base/config.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+Result<Config> read(const Environment& environment) {
+  return Config::from([&](const char* name) -> const char* {
+    const auto found = environment.find(name);
+    return found != environment.end() ? found->second.c_str() : nullptr;
+  });
+}
+
+Config config_of(const Environment& environment) {
+  Result<Config> config = read(environment);
+  EXPECT_TRUE(config) << environment.begin()->first << "=" << environment.begin()->second;
+  return config ? *config : Config{};
+}
+
+void expect_refused(const char* variable, const char* value, const char* allowed) {
+  const LogCapture log;
+  const Result<Config> config = read({{variable, value}});
+  ASSERT_FALSE(config) << variable << "=" << value;
+  EXPECT_EQ(config.error().kind, ErrorKind::kUsage);
+  EXPECT_EQ(log.only_warning(), std::string(variable) + "=" + value + " is not a valid setting: allowed is " + allowed);
+}
+
+TEST(Config, NothingSetGivesTheDefaults) {
+  const Config config = config_of({});
+  EXPECT_EQ(config.max_recvs, 8U);
+  EXPECT_EQ(config.gid_index.for_device("mlx5_0"), std::nullopt);
+  EXPECT_EQ(config.traffic_class, std::nullopt);
+  EXPECT_EQ(config.service_level, std::nullopt);
+  EXPECT_EQ(config.pkey_index, 0);
+  EXPECT_EQ(config.timeout, 20);
+  EXPECT_EQ(config.retry_count, 7);
+  EXPECT_EQ(config.relaxed_ordering, Switch::kAuto);
+  EXPECT_EQ(config.adaptive_routing, Switch::kAuto);
+  EXPECT_EQ(config.adaptive_routing_threshold, 8192U);
+  EXPECT_EQ(config.qps_per_connection, 1U);
+  EXPECT_EQ(config.split_data_on_qps, Switch::kAuto);
+  EXPECT_TRUE(config.ece);
+  EXPECT_EQ(config.socket_family, AF_UNSPEC);
+  EXPECT_EQ(config.connect_timeout_s, 60U);
+  EXPECT_TRUE(config.verbs_library.empty() && config.mlx5_library.empty());
+  EXPECT_TRUE(config.hca.value.empty() && config.socket_ifname.value.empty());
+}
+
+TEST(Config, EveryVariableReachesItsMember) {
+  const Config config = config_of({{"VERBATIM_VERBS_LIBRARY", "/opt/v.so"},
+                                   {"VERBATIM_MLX5_LIBRARY", "/opt/m.so"},
+                                   {"VERBATIM_HCA", "^=mlx5_1:2"},
+                                   {"VERBATIM_MAX_RECVS", "3"},
+                                   {"VERBATIM_GID_INDEX", "5"},
+                                   {"VERBATIM_TC", "106"},
+                                   {"VERBATIM_SL", "4"},
+                                   {"VERBATIM_PKEY", "2"},
+                                   {"VERBATIM_TIMEOUT", "22"},
+                                   {"VERBATIM_RETRY_CNT", "6"},
+                                   {"VERBATIM_RELAXED_ORDERING", "0"},
+                                   {"VERBATIM_ADAPTIVE_ROUTING", "1"},
+                                   {"VERBATIM_AR_THRESHOLD", "65536"},
+                                   {"VERBATIM_QPS_PER_CONNECTION", "4"},
+                                   {"VERBATIM_SPLIT_DATA_ON_QPS", "0"},
+                                   {"VERBATIM_ECE", "0"},
+                                   {"VERBATIM_SOCKET_IFNAME", "=eth0"},
+                                   {"VERBATIM_SOCKET_FAMILY", "AF_INET6"},
+                                   {"VERBATIM_CONNECT_TIMEOUT_S", "5"}});
+  EXPECT_EQ(config.verbs_library, "/opt/v.so");
+  EXPECT_EQ(config.mlx5_library, "/opt/m.so");
+  EXPECT_EQ(config.hca.value, "^=mlx5_1:2");
+  EXPECT_STREQ(config.hca.variable, "VERBATIM_HCA");
+  EXPECT_EQ(config.max_recvs, 3U);
+  EXPECT_EQ(config.gid_index.for_device("any"), 5U);
+  EXPECT_EQ(config.traffic_class, 106);
+  EXPECT_EQ(config.service_level, 4);
+  EXPECT_EQ(config.pkey_index, 2);
+  EXPECT_EQ(config.timeout, 22);
+  EXPECT_EQ(config.retry_count, 6);
+  EXPECT_EQ(config.relaxed_ordering, Switch::kOff);
+  EXPECT_EQ(config.adaptive_routing, Switch::kOn);
+  EXPECT_EQ(config.adaptive_routing_threshold, 65536U);
+  EXPECT_EQ(config.qps_per_connection, 4U);
+  EXPECT_EQ(config.split_data_on_qps, Switch::kOff);
+  EXPECT_FALSE(config.ece);
+  EXPECT_EQ(config.socket_ifname.value, "=eth0");
+  EXPECT_EQ(config.socket_family, AF_INET6);
+  EXPECT_EQ(config.connect_timeout_s, 5U);
+}
+
+TEST(Config, NcclsVariableIsReadWhenOursIsUnset) {
+  EXPECT_EQ(config_of({{"NCCL_IB_TC", "106"}}).traffic_class, 106);
+  EXPECT_EQ(config_of({{"NCCL_IB_TC", "106"}, {"VERBATIM_TC", "8"}}).traffic_class, 8);
+  EXPECT_EQ(config_of({{"NCCL_IB_TC", "106"}, {"VERBATIM_TC", ""}}).traffic_class, 106);
+  EXPECT_STREQ(config_of({{"NCCL_IB_HCA", "mlx5"}}).hca.variable, "NCCL_IB_HCA");
+}
+
+TEST(Config, OursHidesAMalformedAlias) {
+  EXPECT_EQ(config_of({{"NCCL_IB_TIMEOUT", "99"}, {"VERBATIM_TIMEOUT", "14"}}).timeout, 14);
+}
+
+TEST(Config, NcclsWordsForTheDefaultAreTaken) {
+  EXPECT_EQ(config_of({{"NCCL_IB_TC", "-1"}}).traffic_class, std::nullopt);
+  EXPECT_EQ(config_of({{"NCCL_IB_SL", "-1"}}).service_level, std::nullopt);
+  EXPECT_EQ(config_of({{"NCCL_IB_GID_INDEX", "-1"}}).gid_index.for_device("x"), std::nullopt);
+  EXPECT_EQ(config_of({{"NCCL_IB_ADAPTIVE_ROUTING", "-2"}}).adaptive_routing, Switch::kAuto);
+  EXPECT_EQ(config_of({{"NCCL_IB_ADAPTIVE_ROUTING", "-1"}}).adaptive_routing, Switch::kAuto);
+  EXPECT_EQ(config_of({{"NCCL_IB_AR_THRESHOLD", "-2"}}).adaptive_routing_threshold, 8192U);
+  EXPECT_EQ(config_of({{"NCCL_IB_PCI_RELAXED_ORDERING", "1"}}).relaxed_ordering, Switch::kOn);
+}
+
+TEST(Config, NumbersMayBeHexadecimal) {
+  EXPECT_EQ(config_of({{"VERBATIM_TC", "0x6a"}}).traffic_class, 106);
+}
+
+TEST(Config, GidIndexPerDevice) {
+  const GidIndexSetting setting = config_of({{"VERBATIM_GID_INDEX", "mlx5_0=3,mlx5_1=5,mlx5_2=auto"}}).gid_index;
+  EXPECT_EQ(setting.for_device("mlx5_0"), 3U);
+  EXPECT_EQ(setting.for_device("mlx5_1"), 5U);
+  EXPECT_EQ(setting.for_device("mlx5_2"), std::nullopt);
+  EXPECT_EQ(setting.for_device("mlx5_10"), std::nullopt);
+}
+
+TEST(Config, AMalformedValueIsRefusedByName) {
+  expect_refused("VERBATIM_MAX_RECVS", "0", "1 to 8");
+  expect_refused("VERBATIM_MAX_RECVS", "9", "1 to 8");
+  expect_refused("VERBATIM_MAX_RECVS", "8x", "1 to 8");
+  expect_refused("VERBATIM_MAX_RECVS", "99999999999999999999", "1 to 8");
+  expect_refused("NCCL_IB_TIMEOUT", "0", "1 to 31");
+  expect_refused("NCCL_IB_TC", "256", "0 to 255, -1 for the default");
+  expect_refused("NCCL_IB_TC", "-2", "0 to 255, -1 for the default");
+  expect_refused("VERBATIM_SL", "16", "0 to 15, -1 for the default");
+  expect_refused("NCCL_IB_RETRY_CNT", "8", "0 to 7");
+  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "129", "1 to 128");
+  expect_refused("VERBATIM_ADAPTIVE_ROUTING", "yes", "0, 1, or `auto` (also -1, -2)");
+  expect_refused("NCCL_IB_PCI_RELAXED_ORDERING", "3", "0 off, 1 on, 2 on where the library can");
+  expect_refused("VERBATIM_ECE", "2", "0 or 1");
+  expect_refused("NCCL_SOCKET_FAMILY", "AF_INET4", "`AF_INET` or `AF_INET6`");
+  for (const char* value : {"256", "-2", "x", "mlx5_0=", "=3", "mlx5_0=3,", "mlx5_0=3,4", "mlx5_0=3x"}) {
+    expect_refused("VERBATIM_GID_INDEX", value, "0 to 255, `auto` or -1, or `device=index,...`");
+  }
+}
+
+TEST(Config, OneWarningForSeveralMalformedValues) {
+  const LogCapture log;
+  EXPECT_FALSE(read({{"VERBATIM_TC", "x"}, {"VERBATIM_SL", "y"}}));
+  EXPECT_EQ(log.warnings().size(), 1U);
+}
+
+TEST(Config, TheEnvironmentIsRead) {
+  setenv("VERBATIM_MAX_RECVS", "2", 1);
+  const Result<Config> config = Config::from_environment();
+  unsetenv("VERBATIM_MAX_RECVS");
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->max_recvs, 2U);
+}
+
+TEST(Variables, NamesAreUniqueAndNamedByLayer) {
+  std::set<std::string> names;
+  for (const Variable& variable : variables()) {
+    EXPECT_TRUE(names.insert(variable.name).second) << variable.name;
+    EXPECT_EQ(std::string(variable.name).rfind("VERBATIM_", 0), 0U);
+    if (variable.alias != nullptr) {
+      EXPECT_TRUE(names.insert(variable.alias).second) << variable.alias;
+      EXPECT_EQ(std::string(variable.alias).rfind("NCCL_", 0), 0U);
+    }
+  }
+}
+
+TEST(Variables, EveryRowIsReadUnderItsNames) {
+  std::set<std::string> asked;
+  ASSERT_TRUE(Config::from([&](const char* name) -> const char* {
+    asked.insert(name);
+    return nullptr;
+  }));
+  for (const Variable& variable : variables()) {
+    EXPECT_TRUE(asked.contains(variable.name));
+    EXPECT_TRUE(variable.alias == nullptr || asked.contains(variable.alias));
+  }
+}
+
+#ifdef README  // its path, where it has a variable list
+TEST(Variables, ReadmeShowsTheTable) {
+  std::ifstream file(README);
+  std::stringstream content;
+  content << file.rdbuf();
+  const std::string readme = content.str();
+  const std::string begin = "<!-- variables:begin -->\n";
+  const std::size_t from = readme.find(begin);
+  const std::size_t to = readme.find("<!-- variables:end -->");
+  ASSERT_NE(from, std::string::npos) << "README.md has no variable list";
+  ASSERT_NE(to, std::string::npos);
+  EXPECT_EQ(readme.substr(from + begin.size(), to - from - begin.size()), variables_markdown());
+}
+#endif
+
+}  // namespace
+}  // namespace verbatim

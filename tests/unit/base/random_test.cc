@@ -1,0 +1,38 @@
+#include "base/random.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+namespace verbatim {
+namespace {
+
+TEST(FillRandom, FillsEveryByteAndDiffersEachTime) {
+  // Each byte must leave 0 at least once in 64 fills: by chance one of 1,000 stays with 2^-502.
+  std::vector<std::byte> seen(1000);
+  std::vector<std::byte> bytes(1000);
+  for (int round = 0; round < 64; ++round) {
+    const std::vector<std::byte> before = bytes;
+    ASSERT_TRUE(fill_random(bytes));
+    EXPECT_NE(before, bytes);
+    for (std::size_t i = 0; i < bytes.size(); ++i) seen[i] |= bytes[i];
+  }
+  for (const std::byte byte : seen) EXPECT_NE(byte, std::byte{0});
+}
+
+TEST(FillRandom, LeavesTheNeighboursAlone) {
+  std::array<std::byte, 48> bytes{};
+  ASSERT_TRUE(fill_random(std::span(bytes).subspan(16, 16)));
+  for (std::size_t i = 0; i < 16; ++i) {
+    EXPECT_EQ(bytes[i], std::byte{0});
+    EXPECT_EQ(bytes[i + 32], std::byte{0});
+  }
+}
+
+TEST(FillRandom, NothingToFill) {
+  EXPECT_TRUE(fill_random({}));
+}
+
+}  // namespace
+}  // namespace verbatim

@@ -1,0 +1,105 @@
+#include "base/socket_interface.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+SocketInterface ipv4(const std::string& name, const char* text) {
+  SocketInterface one{.name = name, .address_bytes = sizeof(sockaddr_in)};
+  auto& address = reinterpret_cast<sockaddr_in&>(one.address);
+  address.sin_family = AF_INET;
+  inet_pton(AF_INET, text, &address.sin_addr);
+  return one;
+}
+
+SocketInterface ipv6(const std::string& name, const char* text, std::uint32_t scope = 0) {
+  SocketInterface one{.name = name, .address_bytes = sizeof(sockaddr_in6)};
+  auto& address = reinterpret_cast<sockaddr_in6&>(one.address);
+  address.sin6_family = AF_INET6;
+  address.sin6_scope_id = scope;
+  inet_pton(AF_INET6, text, &address.sin6_addr);
+  return one;
+}
+
+const std::vector<SocketInterface>& host() {
+  static const std::vector<SocketInterface> interfaces = {
+      ipv4("lo", "127.0.0.1"),    ipv4("docker0", "172.17.0.1"), ipv4("virbr0", "192.168.122.1"),
+      ipv6("eth0", "fe80::2", 2), ipv6("eth0", "2001:db8::2"),   ipv4("eth0", "10.0.0.2"),
+      ipv4("eth1", "10.1.0.2"),   ipv4("eth10", "10.10.0.2"),    ipv6("bond0", "fe80::7", 7),
+      ipv6("lo", "::1"),
+  };
+  return interfaces;
+}
+
+std::string chosen(const std::vector<SocketInterface>& interfaces, std::string_view list, int family = AF_UNSPEC) {
+  const auto found = choose_socket_interface(interfaces, list, family);
+  return found ? to_string(*found) : "none";
+}
+
+TEST(SocketInterface, APrefixSelects) {
+  EXPECT_EQ(chosen(host(), "eth1"), "eth1 10.1.0.2");
+  EXPECT_EQ(chosen(host(), "eth10"), "eth10 10.10.0.2");
+  EXPECT_EQ(chosen(host(), "wlan,eth"), "eth0 10.0.0.2");
+  EXPECT_EQ(chosen(host(), "wlan"), "none");
+}
+
+TEST(SocketInterface, ExactlyThisName) {
+  EXPECT_EQ(chosen(host(), "=eth1"), "eth1 10.1.0.2");
+  EXPECT_EQ(chosen(host(), "=eth"), "none");
+  EXPECT_EQ(chosen(host(), "=wlan0,eth10"), "eth10 10.10.0.2");
+}
+
+TEST(SocketInterface, AllButThese) {
+  EXPECT_EQ(chosen(host(), "^lo,docker,virbr,eth0"), "eth1 10.1.0.2");
+  EXPECT_EQ(chosen(host(), "^=lo,docker0,virbr0,eth0,eth1"), "eth10 10.10.0.2");
+  EXPECT_EQ(chosen(host(), "^lo,docker,virbr,eth,bond"), "none");
+}
+
+TEST(SocketInterface, WithoutAListLoopbackAndBridgesComeLast) {
+  EXPECT_EQ(chosen(host(), ""), "eth0 10.0.0.2");
+  EXPECT_EQ(chosen({ipv4("lo", "127.0.0.1"), ipv4("docker0", "172.17.0.1")}, ""), "docker0 172.17.0.1");
+  EXPECT_EQ(chosen({ipv4("lo", "127.0.0.1")}, ""), "lo 127.0.0.1");
+  EXPECT_EQ(chosen({ipv4("eth0", "10.0.0.1"), ipv4("ib0", "10.9.0.1")}, ""), "ib0 10.9.0.1");
+  EXPECT_EQ(chosen({}, ""), "none");
+}
+
+TEST(SocketInterface, TheFamilyDecidesAmongAddresses) {
+  EXPECT_EQ(chosen(host(), "eth0", AF_INET6), "eth0 2001:db8::2");
+  EXPECT_EQ(chosen(host(), "eth0", AF_INET), "eth0 10.0.0.2");
+  EXPECT_EQ(chosen(host(), "eth1", AF_INET6), "none");
+}
+
+TEST(SocketInterface, LinkLocalKeepsItsScope) {
+  const auto found = choose_socket_interface(host(), "bond0", AF_UNSPEC);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(to_string(*found), "bond0 fe80::7%7");
+  EXPECT_EQ(reinterpret_cast<const sockaddr_in6&>(found->address).sin6_scope_id, 7U);
+  EXPECT_EQ(found->address_bytes, sizeof(sockaddr_in6));
+}
+
+TEST(SocketInterface, ThisHostHasLoopback) {
+  Config config;
+  config.socket_ifname = {"=lo", "VERBATIM_SOCKET_IFNAME"};
+  config.socket_family = AF_INET;
+  const Result<SocketInterface> found = choose_socket_interface(config);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(to_string(*found), "lo 127.0.0.1");
+}
+
+TEST(SocketInterface, AListThatFitsNothingIsNamed) {
+  const LogCapture log;
+  Config config;
+  config.socket_ifname = {"=nosuch0", "NCCL_SOCKET_IFNAME"};
+  const Result<SocketInterface> found = choose_socket_interface(config);
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().kind, ErrorKind::kUsage);
+  EXPECT_NE(log.only_warning().find("under NCCL_SOCKET_IFNAME==nosuch0; running interfaces: "), std::string::npos)
+      << log.only_warning();
+}
+
+}  // namespace
+}  // namespace verbatim
