@@ -15,7 +15,7 @@ Comm::Comm(CommKind kind, Context& context, Endpoint endpoint, ControlMemory con
 
 wire::Hello Comm::hello() const {
   wire::Hello hello;
-  hello.control_address = reinterpret_cast<std::uint64_t>(control_.data());
+  hello.control_address = reinterpret_cast<std::uint64_t>(written_by_peer());
   hello.host = context_.host_name();
   endpoint_.describe(hello);
   for (std::size_t i = 0; i < hello.devices.size(); ++i) hello.devices[i].control_rkey = control_.rkey(i);

@@ -52,6 +52,9 @@ class Comm {
  protected:
   Comm(CommKind kind, Context& context, Endpoint endpoint, ControlMemory control);
 
+  // The part of the control memory that the peer writes: the CTS ring or the size records.
+  virtual const void* written_by_peer() const = 0;
+
   // Logs and keeps the first error of the comm; the ones that follow from it are silent.
   void fail(ErrorKind kind, const char* operation, const std::string& what);
   // The same for a completion that reports a failure. `operation` says what the work request was for.

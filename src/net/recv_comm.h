@@ -62,6 +62,8 @@ class RecvComm final : public Comm {
   // Receives are posted this many at a time.
   static constexpr std::uint32_t kReceiveBatch = 16;
 
+  const void* written_by_peer() const override { return &records(); }
+
   RecvComm(Context& context, Endpoint endpoint, ControlMemory control);
 
   std::byte* entry(std::uint32_t index) const { return control_.data() + index * entry_bytes_; }

@@ -68,6 +68,8 @@ class SendComm final : public Comm {
   // Work requests posted with one doorbell.
   static constexpr std::uint32_t kBatch = 16;
 
+  const void* written_by_peer() const override { return control_.data(); }
+
   SendComm(Context& context, Endpoint endpoint, ControlMemory control, std::size_t remote_devices);
 
   const wire::CtsHead& entry(std::uint32_t index) const {

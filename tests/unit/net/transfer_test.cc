@@ -170,6 +170,8 @@ TEST_F(TransferTest, AWrongRemoteKeyFailsBothEnds) {
   Request* receive = link.posted([&] { return link.recv().irecv({&buffer, 1}); });
   Request* send = link.posted([&] { return link.send().isend(source.data(), 100, 0, *send_memory); });
   EXPECT_FALSE(link.wait(send));
+  const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+  while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) link.send().progress();
   ASSERT_NE(link.send().error(), nullptr);
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
   EXPECT_NE(receive->state, RequestState::kDone);
