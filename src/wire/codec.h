@@ -37,9 +37,8 @@ class Writer {
 
  private:
   void append(const void* raw, std::size_t count) {
-    const std::size_t old_size = bytes_.size();
-    bytes_.resize(old_size + count);
-    std::memcpy(bytes_.data() + old_size, raw, count);
+    const auto* bytes = static_cast<const std::uint8_t*>(raw);
+    for (std::size_t i = 0; i < count; ++i) bytes_.push_back(bytes[i]);
   }
 
   std::vector<std::uint8_t> bytes_;

@@ -1,0 +1,318 @@
+#include "abi.h"
+
+#include <atomic>
+#include <cerrno>
+#include <memory>
+#include <new>
+
+#include "base/log.h"
+#include "net/recv_comm.h"
+#include "net/send_comm.h"
+
+namespace verbatim::abi {
+namespace {
+
+std::atomic<nccl::DebugLogger> g_logger{nullptr};
+
+void log_to_nccl(LogLevel level, const char* file, int line, const char* text) {
+  const nccl::DebugLogger logger = g_logger.load(std::memory_order_acquire);
+  const bool warn = level == LogLevel::kWarn;
+  logger(warn ? nccl::DebugLogLevel::kWarn : nccl::DebugLogLevel::kInfo, nccl::kLogInit | nccl::kLogNet, file, line,
+         "NET/Verbatim : %s", text);
+}
+
+void set_logger(nccl::DebugLogger logger) {
+  g_logger.store(logger, std::memory_order_release);
+  set_log_sink(logger != nullptr ? log_to_nccl : nullptr);
+}
+
+nccl::Result to_nccl(const Error& error) {
+  switch (error.kind) {
+    case ErrorKind::kSystem:
+      return nccl::Result::kSystemError;
+    case ErrorKind::kRemote:
+      return nccl::Result::kRemoteError;
+    case ErrorKind::kArgument:
+      return nccl::Result::kInvalidArgument;
+    case ErrorKind::kUsage:
+      return nccl::Result::kInvalidUsage;
+    case ErrorKind::kInternal:
+      break;
+  }
+  return nccl::Result::kInternalError;
+}
+
+// The last line of defence: what throws here has run out of memory.
+template <typename Call>
+nccl::Result guarded(Call&& call) noexcept {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return nccl::Result::kSystemError;
+  } catch (...) {
+    return nccl::Result::kInternalError;
+  }
+}
+
+// A request or the comm's error; neither means "call again".
+nccl::Result answer(const Comm& comm, const Request* request) {
+  if (request != nullptr || comm.error() == nullptr) return nccl::Result::kSuccess;
+  return to_nccl(*comm.error());
+}
+
+// For zero bytes NCCL need not have a registration.
+const MemoryKeys* memory_of(void* mhandle, std::size_t size) {
+  static constexpr MemoryKeys kNothing{};
+  if (mhandle != nullptr) return static_cast<const MemoryHandle*>(mhandle);
+  return size == 0 ? &kNothing : nullptr;
+}
+
+std::span<std::uint8_t, wire::kHandleBytes> handle_bytes(void* handle) {
+  static_assert(wire::kHandleBytes == nccl::kNetHandleMaxBytes);
+  return std::span<std::uint8_t, wire::kHandleBytes>(static_cast<std::uint8_t*>(handle), wire::kHandleBytes);
+}
+
+nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandle) {
+  *mhandle = nullptr;
+  Result<std::unique_ptr<MemoryHandle>> registered = as_comm(comm)->register_memory(request);
+  if (!registered) return to_nccl(registered.error());
+  *mhandle = registered->release();
+  return nccl::Result::kSuccess;
+}
+
+std::atomic<Context*> g_process_context{nullptr};
+Mutex g_process_context_mutex;
+
+// Up to v10 nothing ends the plugin but its unloading. With comms still open a thread of NCCL may be using them, and
+// the process is about to end anyway: then nothing is touched.
+__attribute__((destructor)) void close_process_context() {
+  Context* context = g_process_context.exchange(nullptr);
+  if (context != nullptr && context->idle()) close_context(context);
+}
+
+}  // namespace
+
+nccl::Result init(void** context, int traffic_class, nccl::DebugLogger logger) noexcept {
+  return guarded([&] {
+    *context = nullptr;
+    set_logger(logger);
+    Result<Context*> opened = open_context(traffic_class);
+    if (!opened) return to_nccl(opened.error());
+    *context = *opened;
+    return nccl::Result::kSuccess;
+  });
+}
+
+nccl::Result finalize(void* context) noexcept {
+  return guarded([&] {
+    if (context != nullptr) close_context(static_cast<Context*>(context));
+    return nccl::Result::kSuccess;
+  });
+}
+
+nccl::Result init_process(nccl::DebugLogger logger) noexcept {
+  return guarded([&] {
+    set_logger(logger);
+    const MutexLock lock(g_process_context_mutex);
+    if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
+    Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined);
+    if (!opened) return to_nccl(opened.error());
+    g_process_context.store(*opened);
+    return nccl::Result::kSuccess;
+  });
+}
+
+void* process_context() noexcept {
+  return g_process_context.load();
+}
+
+nccl::Result devices(int* count) noexcept {
+  return guarded([&] {
+    const Result<std::size_t> devices = device_count();
+    if (!devices) return to_nccl(devices.error());
+    *count = static_cast<int>(*devices);
+    return nccl::Result::kSuccess;
+  });
+}
+
+nccl::Result device_view(int index, DeviceView& view) noexcept {
+  return guarded([&] {
+    if (index < 0) return nccl::Result::kInvalidArgument;
+    const Result<DeviceView> found = device(static_cast<std::size_t>(index));
+    if (!found) return to_nccl(found.error());
+    view = *found;
+    return nccl::Result::kSuccess;
+  });
+}
+
+nccl::Result listen(void* context, int device, void* handle, void** listen_comm) noexcept {
+  return guarded([&] {
+    *listen_comm = nullptr;
+    if (context == nullptr) return nccl::Result::kInvalidUsage;
+    if (device < 0) return nccl::Result::kInvalidArgument;
+    Result<ListenComm*> made =
+        static_cast<Context*>(context)->listen(static_cast<std::size_t>(device), handle_bytes(handle));
+    if (!made) return to_nccl(made.error());
+    *listen_comm = *made;
+    return nccl::Result::kSuccess;
+  });
+}
+
+nccl::Result connect(void* context, int device, int traffic_class, void* handle, void** send_comm) noexcept {
+  return guarded([&] {
+    *send_comm = nullptr;
+    if (context == nullptr) return nccl::Result::kInvalidUsage;
+    if (device < 0) return nccl::Result::kInvalidArgument;
+    Result<SendComm*> made =
+        static_cast<Context*>(context)->connect(static_cast<std::size_t>(device), handle_bytes(handle), traffic_class);
+    if (!made) return to_nccl(made.error());
+    *send_comm = static_cast<Comm*>(*made);
+    return nccl::Result::kSuccess;
+  });
+}
+
+nccl::Result accept(void* listen_comm, void** recv_comm) noexcept {
+  return guarded([&] {
+    *recv_comm = nullptr;
+    ListenComm& listen = *static_cast<ListenComm*>(listen_comm);
+    Result<RecvComm*> made = listen.context().accept(listen);
+    if (!made) return to_nccl(made.error());
+    *recv_comm = static_cast<Comm*>(*made);
+    return nccl::Result::kSuccess;
+  });
+}
+
+nccl::Result reg_mr(void* comm, void* data, std::size_t size, int type, void** mhandle) noexcept {
+  return guarded([&] {
+    if (type != nccl::kPtrHost && type != nccl::kPtrCuda) return nccl::Result::kInvalidArgument;
+    const MemoryType memory = type == nccl::kPtrHost ? MemoryType::kHost : MemoryType::kCuda;
+    return register_memory(comm, {.address = data, .bytes = size, .type = memory}, mhandle);
+  });
+}
+
+nccl::Result reg_mr_dmabuf(void* comm, void* data, std::size_t size, int type, std::uint64_t offset, int fd,
+                           void** mhandle) noexcept {
+  return guarded([&] {
+    // The type is that of the memory behind the dma-buf: NCCL passes NCCL_PTR_CUDA, others NCCL_PTR_DMABUF.
+    if (type != nccl::kPtrHost && type != nccl::kPtrCuda && type != nccl::kPtrDmaBuf) {
+      return nccl::Result::kInvalidArgument;
+    }
+    return register_memory(
+        comm, {.address = data, .bytes = size, .type = MemoryType::kDmaBuf, .dmabuf = {.fd = fd, .offset = offset}},
+        mhandle);
+  });
+}
+
+nccl::Result dereg_mr(void*, void* mhandle) noexcept {
+  return guarded([&] {
+    delete static_cast<MemoryHandle*>(mhandle);
+    return nccl::Result::kSuccess;
+  });
+}
+
+nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void** request) noexcept {
+  return guarded([&] {
+    SendComm& comm = *static_cast<SendComm*>(as_comm(send_comm));
+    *request = nullptr;
+    const MemoryKeys* memory = memory_of(mhandle, size);
+    if (memory == nullptr) return nccl::Result::kInvalidArgument;
+    Request* made = comm.isend(data, size, tag, *memory);
+    *request = made;
+    return answer(comm, made);
+  });
+}
+
+bool receive_buffer(void* data, std::size_t size, int tag, void* mhandle, RecvBuffer& buffer) noexcept {
+  buffer = {data, size, tag, memory_of(mhandle, size)};
+  return buffer.memory != nullptr;
+}
+
+nccl::Result refuse_receive(void* recv_comm, int n) noexcept {
+  return guarded([&] {
+    VERBATIM_WARN("irecv of a group of %d on %s: 1 to VERBATIM_MAX_RECVS are possible", n,
+                  as_comm(recv_comm)->endpoint().describe_path(0).c_str());
+    return nccl::Result::kInvalidArgument;
+  });
+}
+
+nccl::Result post_receive(void* recv_comm, std::span<const RecvBuffer> buffers, void** request) noexcept {
+  return guarded([&] {
+    RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
+    if (buffers.size() > comm.context().config().max_recvs) {
+      return refuse_receive(recv_comm, static_cast<int>(buffers.size()));
+    }
+    Request* made = comm.irecv(buffers);
+    *request = made;
+    return answer(comm, made);
+  });
+}
+
+nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhandles, void** request) noexcept {
+  return guarded([&] {
+    RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
+    *request = nullptr;
+    // One READ flushes all that arrived before it, whatever buffer it reads; NCCL's `sizes` may not even line up with
+    // `data` when some members have finished early.
+    int last = -1;
+    bool anything = false;
+    for (int i = 0; i < n; ++i) {
+      anything = anything || sizes[i] > 0;
+      if (mhandles[i] != nullptr) last = i;
+    }
+    if (!anything || last < 0) return nccl::Result::kSuccess;
+    Request* made = comm.iflush(data[last], *static_cast<const MemoryHandle*>(mhandles[last]));
+    *request = made;
+    return answer(comm, made);
+  });
+}
+
+nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
+  return guarded([&] {
+    Request& request = *static_cast<Request*>(opaque);
+    const bool sending = request.kind == RequestKind::kSend;
+    auto narrow = [](std::uint64_t size) { return size > INT_MAX ? INT_MAX : static_cast<int>(size); };
+    if (sending) {
+      SendComm& comm = *static_cast<SendComm*>(request.comm);
+      if (request.state != RequestState::kDone) comm.progress();
+      *done = request.state == RequestState::kDone ? 1 : 0;
+      if (*done == 0) return answer(comm, nullptr);
+      const std::size_t bytes = comm.retire(request);
+      if (sizes != nullptr) sizes[0] = narrow(bytes);
+      return nccl::Result::kSuccess;
+    }
+    RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+    if (request.state != RequestState::kDone) comm.progress();
+    *done = request.state == RequestState::kDone ? 1 : 0;
+    if (*done == 0) return answer(comm, nullptr);
+    if (request.kind == RequestKind::kFlush) {
+      comm.retire_flush(request);
+      return nccl::Result::kSuccess;
+    }
+    std::uint64_t received[wire::kMaxGroup];
+    const std::uint32_t members = comm.retire_recv(request, received);
+    if (sizes != nullptr) {
+      for (std::uint32_t i = 0; i < members; ++i) sizes[i] = narrow(received[i]);
+    }
+    return nccl::Result::kSuccess;
+  });
+}
+
+nccl::Result close_comm(void* opaque) noexcept {
+  return guarded([&] {
+    if (opaque == nullptr) return nccl::Result::kSuccess;
+    Comm& comm = *as_comm(opaque);
+    comm.context().close(comm);
+    return nccl::Result::kSuccess;
+  });
+}
+
+nccl::Result close_listen(void* opaque) noexcept {
+  return guarded([&] {
+    if (opaque == nullptr) return nccl::Result::kSuccess;
+    ListenComm& listen = *static_cast<ListenComm*>(opaque);
+    listen.context().close(listen);
+    return nccl::Result::kSuccess;
+  });
+}
+
+}  // namespace verbatim::abi

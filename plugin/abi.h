@@ -1,0 +1,105 @@
+// The skin between NCCL's C tables and the transport: void* to objects, Error to ncclResult_t, no exception through.
+// Everything here is version-neutral; net_vN.cc only spells out the signatures of its version.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+
+#include "nccl/types.h"
+#include "net/net.h"
+
+namespace verbatim::abi {
+
+constexpr const char* kName = "Verbatim";
+
+// v11 and later: a context per communicator. `traffic_class`: kNetTrafficClassUndefined or the communicator's.
+nccl::Result init(void** context, int traffic_class, nccl::DebugLogger logger) noexcept;
+// finalize(nullptr) does nothing.
+nccl::Result finalize(void* context) noexcept;
+
+// v10 and earlier: one context for the process, ended when the library is unloaded.
+nccl::Result init_process(nccl::DebugLogger logger) noexcept;
+void* process_context() noexcept;
+
+nccl::Result devices(int* count) noexcept;
+nccl::Result device_view(int device, DeviceView& view) noexcept;
+nccl::Result listen(void* context, int device, void* handle, void** listen_comm) noexcept;
+nccl::Result connect(void* context, int device, int traffic_class, void* handle, void** send_comm) noexcept;
+nccl::Result accept(void* listen_comm, void** recv_comm) noexcept;
+nccl::Result reg_mr(void* comm, void* data, std::size_t size, int type, void** mhandle) noexcept;
+nccl::Result reg_mr_dmabuf(void* comm, void* data, std::size_t size, int type, std::uint64_t offset, int fd,
+                           void** mhandle) noexcept;
+nccl::Result dereg_mr(void* comm, void* mhandle) noexcept;
+nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void** request) noexcept;
+nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhandles, void** request) noexcept;
+nccl::Result test(void* request, int* done, int* sizes) noexcept;
+nccl::Result close_comm(void* comm) noexcept;
+nccl::Result close_listen(void* listen_comm) noexcept;
+
+// A size that the ABI passes as int (to v8) or size_t. False: negative.
+inline bool widen(int size, std::size_t& wide) {
+  wide = static_cast<std::size_t>(size);
+  return size >= 0;
+}
+inline bool widen(std::size_t size, std::size_t& wide) {
+  wide = size;
+  return true;
+}
+
+nccl::Result post_receive(void* recv_comm, std::span<const RecvBuffer> buffers, void** request) noexcept;
+nccl::Result refuse_receive(void* recv_comm, int n) noexcept;
+bool receive_buffer(void* data, std::size_t size, int tag, void* mhandle, RecvBuffer& buffer) noexcept;
+
+// `sizes` are int up to v8, size_t after.
+template <typename Size>
+nccl::Result irecv(void* recv_comm, int n, void** data, Size* sizes, int* tags, void** mhandles,
+                   void** request) noexcept {
+  *request = nullptr;
+  RecvBuffer buffers[wire::kMaxGroup];
+  if (n < 1 || n > static_cast<int>(wire::kMaxGroup)) return refuse_receive(recv_comm, n);
+  for (int i = 0; i < n; ++i) {
+    std::size_t size = 0;
+    if (!widen(sizes[i], size) || !receive_buffer(data[i], size, tags[i], mhandles[i], buffers[i])) {
+      return nccl::Result::kInvalidArgument;
+    }
+  }
+  return post_receive(recv_comm, {buffers, static_cast<std::size_t>(n)}, request);
+}
+
+// What every version's properties have.
+template <typename Properties>
+void fill_properties(const DeviceView& view, Properties& properties) {
+  const Port& port = *view.port;
+  properties = {};
+  properties.name = const_cast<char*>(port.name.c_str());
+  properties.pciPath = port.pci_path ? const_cast<char*>(port.pci_path->c_str()) : nullptr;
+  properties.guid = port.guid;
+  properties.ptrSupport = static_cast<int>(port.ptr_support);
+  properties.speed = static_cast<int>(std::min<std::uint32_t>(port.speed_mbps, INT_MAX));
+  properties.port = static_cast<int>(port.topology_port);
+  properties.latency = 0;  // NCCL adds its own
+  properties.maxComms = port.device->attributes().max_qp;
+  properties.maxRecvs = static_cast<int>(view.max_recvs);
+}
+
+// Since v7.
+template <typename Properties>
+void fill_offload(Properties& properties) {
+  properties.netDeviceType = nccl::NetDeviceType::kHost;
+  properties.netDeviceVersion = nccl::kNetDeviceInvalidVersion;
+}
+
+// Since v9: what a device that consists of itself alone says.
+template <typename Properties>
+void fill_limits(int device, Properties& properties) {
+  properties.regIsGlobal = 1;
+  properties.forceFlush = 0;
+  properties.vProps.ndevs = 1;
+  properties.vProps.devs[0] = device;
+  properties.maxP2pBytes = nccl::kMaxNetSizeBytes;
+  properties.maxCollBytes = nccl::kMaxNetSizeBytes;
+}
+
+}  // namespace verbatim::abi

@@ -1,0 +1,72 @@
+// NCCL's net table, version 10: v9 with profiler handles, and the communicator's settings in connect.
+#include "nccl/net_v10.h"
+
+#include "abi.h"
+
+namespace verbatim::abi {
+namespace {
+
+nccl::Result init_v10(nccl::DebugLogger logger, nccl::ProfilerCallback) noexcept {
+  return init_process(logger);
+}
+
+nccl::Result get_properties_v10(int device, nccl::v10::NetProperties* properties) noexcept {
+  DeviceView view{};
+  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
+  fill_properties(view, *properties);
+  fill_offload(*properties);
+  fill_limits(device, *properties);
+  return nccl::Result::kSuccess;
+}
+
+nccl::Result listen_v10(int device, void* handle, void** listen_comm) noexcept {
+  return abi::listen(process_context(), device, handle, listen_comm);
+}
+
+nccl::Result connect_v10(int device, nccl::v10::NetCommConfig* config, void* handle, void** send_comm,
+                         nccl::NetDeviceHandle**) noexcept {
+  return abi::connect(process_context(), device,
+                      config != nullptr ? config->trafficClass : nccl::kNetTrafficClassUndefined, handle, send_comm);
+}
+
+nccl::Result accept_v10(void* listen_comm, void** recv_comm, nccl::NetDeviceHandle**) noexcept {
+  return abi::accept(listen_comm, recv_comm);
+}
+
+nccl::Result isend_v10(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void*,
+                       void** request) noexcept {
+  return abi::isend(send_comm, data, size, tag, mhandle, request);
+}
+
+nccl::Result irecv_v10(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles, void**,
+                       void** request) noexcept {
+  return abi::irecv(recv_comm, n, data, sizes, tags, mhandles, request);
+}
+
+}  // namespace
+}  // namespace verbatim::abi
+
+extern "C" __attribute__((visibility("default"))) const nccl::v10::Net ncclNetPlugin_v10;
+
+const nccl::v10::Net ncclNetPlugin_v10 = {
+    .name = verbatim::abi::kName,
+    .init = verbatim::abi::init_v10,
+    .devices = verbatim::abi::devices,
+    .getProperties = verbatim::abi::get_properties_v10,
+    .listen = verbatim::abi::listen_v10,
+    .connect = verbatim::abi::connect_v10,
+    .accept = verbatim::abi::accept_v10,
+    .regMr = verbatim::abi::reg_mr,
+    .regMrDmaBuf = verbatim::abi::reg_mr_dmabuf,
+    .deregMr = verbatim::abi::dereg_mr,
+    .isend = verbatim::abi::isend_v10,
+    .irecv = verbatim::abi::irecv_v10,
+    .iflush = verbatim::abi::iflush,
+    .test = verbatim::abi::test,
+    .closeSend = verbatim::abi::close_comm,
+    .closeRecv = verbatim::abi::close_comm,
+    .closeListen = verbatim::abi::close_listen,
+    .getDeviceMr = nullptr,
+    .irecvConsumed = nullptr,
+    .makeVDevice = nullptr,
+};

@@ -1,0 +1,70 @@
+// NCCL's net table, version 11: v10 with a context per communicator.
+#include "nccl/net_v11.h"
+
+#include "abi.h"
+
+namespace verbatim::abi {
+namespace {
+
+nccl::Result init_v11(void** context, std::uint64_t, nccl::v11::NetCommConfig* config, nccl::DebugLogger logger,
+                      nccl::ProfilerCallback) noexcept {
+  return abi::init(context, config != nullptr ? config->trafficClass : nccl::kNetTrafficClassUndefined, logger);
+}
+
+nccl::Result get_properties_v11(int device, nccl::v11::NetProperties* properties) noexcept {
+  DeviceView view{};
+  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
+  fill_properties(view, *properties);
+  fill_offload(*properties);
+  fill_limits(device, *properties);
+  properties->maxMultiRequestSize = 1;
+  return nccl::Result::kSuccess;
+}
+
+nccl::Result connect_v11(void* context, int device, void* handle, void** send_comm, nccl::NetDeviceHandle**) noexcept {
+  return abi::connect(context, device, nccl::kNetTrafficClassUndefined, handle, send_comm);
+}
+
+nccl::Result accept_v11(void* listen_comm, void** recv_comm, nccl::NetDeviceHandle**) noexcept {
+  return abi::accept(listen_comm, recv_comm);
+}
+
+nccl::Result isend_v11(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void*,
+                       void** request) noexcept {
+  return abi::isend(send_comm, data, size, tag, mhandle, request);
+}
+
+nccl::Result irecv_v11(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles, void**,
+                       void** request) noexcept {
+  return abi::irecv(recv_comm, n, data, sizes, tags, mhandles, request);
+}
+
+}  // namespace
+}  // namespace verbatim::abi
+
+extern "C" __attribute__((visibility("default"))) const nccl::v11::Net ncclNetPlugin_v11;
+
+const nccl::v11::Net ncclNetPlugin_v11 = {
+    .name = verbatim::abi::kName,
+    .init = verbatim::abi::init_v11,
+    .devices = verbatim::abi::devices,
+    .getProperties = verbatim::abi::get_properties_v11,
+    .listen = verbatim::abi::listen,
+    .connect = verbatim::abi::connect_v11,
+    .accept = verbatim::abi::accept_v11,
+    .regMr = verbatim::abi::reg_mr,
+    .regMrDmaBuf = verbatim::abi::reg_mr_dmabuf,
+    .deregMr = verbatim::abi::dereg_mr,
+    .isend = verbatim::abi::isend_v11,
+    .irecv = verbatim::abi::irecv_v11,
+    .iflush = verbatim::abi::iflush,
+    .test = verbatim::abi::test,
+    .closeSend = verbatim::abi::close_comm,
+    .closeRecv = verbatim::abi::close_comm,
+    .closeListen = verbatim::abi::close_listen,
+    .getDeviceMr = nullptr,
+    .irecvConsumed = nullptr,
+    .makeVDevice = nullptr,
+    .finalize = verbatim::abi::finalize,
+    .setNetAttr = nullptr,
+};

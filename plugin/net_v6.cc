@@ -1,0 +1,57 @@
+// NCCL's net table, version 6: the oldest that is still loaded: no device handles, sizes are int.
+#include "nccl/net_v6.h"
+
+#include "abi.h"
+
+namespace verbatim::abi {
+namespace {
+
+nccl::Result get_properties_v6(int device, nccl::v6::NetProperties* properties) noexcept {
+  DeviceView view{};
+  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
+  fill_properties(view, *properties);
+  return nccl::Result::kSuccess;
+}
+
+nccl::Result listen_v6(int device, void* handle, void** listen_comm) noexcept {
+  return abi::listen(process_context(), device, handle, listen_comm);
+}
+
+nccl::Result connect_v6(int device, void* handle, void** send_comm) noexcept {
+  return abi::connect(process_context(), device, nccl::kNetTrafficClassUndefined, handle, send_comm);
+}
+
+nccl::Result reg_mr_v6(void* comm, void* data, int size, int type, void** mhandle) noexcept {
+  std::size_t wide = 0;
+  return widen(size, wide) ? abi::reg_mr(comm, data, wide, type, mhandle) : nccl::Result::kInvalidArgument;
+}
+
+nccl::Result isend_v6(void* send_comm, void* data, int size, int tag, void* mhandle, void** request) noexcept {
+  std::size_t wide = 0;
+  return widen(size, wide) ? abi::isend(send_comm, data, wide, tag, mhandle, request) : nccl::Result::kInvalidArgument;
+}
+
+}  // namespace
+}  // namespace verbatim::abi
+
+extern "C" __attribute__((visibility("default"))) const nccl::v6::Net ncclNetPlugin_v6;
+
+const nccl::v6::Net ncclNetPlugin_v6 = {
+    .name = verbatim::abi::kName,
+    .init = verbatim::abi::init_process,
+    .devices = verbatim::abi::devices,
+    .getProperties = verbatim::abi::get_properties_v6,
+    .listen = verbatim::abi::listen_v6,
+    .connect = verbatim::abi::connect_v6,
+    .accept = verbatim::abi::accept,
+    .regMr = verbatim::abi::reg_mr_v6,
+    .regMrDmaBuf = verbatim::abi::reg_mr_dmabuf,
+    .deregMr = verbatim::abi::dereg_mr,
+    .isend = verbatim::abi::isend_v6,
+    .irecv = verbatim::abi::irecv<int>,
+    .iflush = verbatim::abi::iflush,
+    .test = verbatim::abi::test,
+    .closeSend = verbatim::abi::close_comm,
+    .closeRecv = verbatim::abi::close_comm,
+    .closeListen = verbatim::abi::close_listen,
+};

@@ -1,0 +1,60 @@
+// NCCL's net table, version 8: v7 with a registration's size as size_t.
+#include "nccl/net_v8.h"
+
+#include "abi.h"
+
+namespace verbatim::abi {
+namespace {
+
+nccl::Result get_properties_v8(int device, nccl::v8::NetProperties* properties) noexcept {
+  DeviceView view{};
+  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
+  fill_properties(view, *properties);
+  fill_offload(*properties);
+  properties->regIsGlobal = 1;
+  return nccl::Result::kSuccess;
+}
+
+nccl::Result listen_v8(int device, void* handle, void** listen_comm) noexcept {
+  return abi::listen(process_context(), device, handle, listen_comm);
+}
+
+nccl::Result connect_v8(int device, void* handle, void** send_comm, nccl::NetDeviceHandle**) noexcept {
+  return abi::connect(process_context(), device, nccl::kNetTrafficClassUndefined, handle, send_comm);
+}
+
+nccl::Result accept_v8(void* listen_comm, void** recv_comm, nccl::NetDeviceHandle**) noexcept {
+  return abi::accept(listen_comm, recv_comm);
+}
+
+nccl::Result isend_v8(void* send_comm, void* data, int size, int tag, void* mhandle, void** request) noexcept {
+  std::size_t wide = 0;
+  return widen(size, wide) ? abi::isend(send_comm, data, wide, tag, mhandle, request) : nccl::Result::kInvalidArgument;
+}
+
+}  // namespace
+}  // namespace verbatim::abi
+
+extern "C" __attribute__((visibility("default"))) const nccl::v8::Net ncclNetPlugin_v8;
+
+const nccl::v8::Net ncclNetPlugin_v8 = {
+    .name = verbatim::abi::kName,
+    .init = verbatim::abi::init_process,
+    .devices = verbatim::abi::devices,
+    .getProperties = verbatim::abi::get_properties_v8,
+    .listen = verbatim::abi::listen_v8,
+    .connect = verbatim::abi::connect_v8,
+    .accept = verbatim::abi::accept_v8,
+    .regMr = verbatim::abi::reg_mr,
+    .regMrDmaBuf = verbatim::abi::reg_mr_dmabuf,
+    .deregMr = verbatim::abi::dereg_mr,
+    .isend = verbatim::abi::isend_v8,
+    .irecv = verbatim::abi::irecv<int>,
+    .iflush = verbatim::abi::iflush,
+    .test = verbatim::abi::test,
+    .closeSend = verbatim::abi::close_comm,
+    .closeRecv = verbatim::abi::close_comm,
+    .closeListen = verbatim::abi::close_listen,
+    .getDeviceMr = nullptr,
+    .irecvConsumed = nullptr,
+};

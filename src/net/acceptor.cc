@@ -1,0 +1,110 @@
+#include "net/acceptor.h"
+
+#include <cerrno>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "net/net.h"
+
+namespace verbatim {
+
+Result<std::unique_ptr<ListenComm>> ListenComm::create(Context& context, std::vector<const Port*> ports,
+                                                       std::uint32_t ordinal, wire::Handle& handle) {
+  Result<Listener*> listener = context.listener();
+  if (!listener) return listener.error();
+  handle.address = (*listener)->address();
+  handle.listener = context.identity(*ports.front());
+  handle.listener.listen = ordinal;
+  handle.device_count = static_cast<std::uint8_t>(ports.size());
+  if (const Status filled = fill_random(std::as_writable_bytes(std::span(handle.secret))); !filled)
+    return filled.error();
+  (*listener)->add(handle.secret);
+  return std::unique_ptr<ListenComm>(new ListenComm(context, std::move(ports), handle));
+}
+
+ListenComm::~ListenComm() {
+  if (Result<Listener*> listener = context_.listener()) (*listener)->remove(handle_.secret);
+}
+
+Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
+  Result<Listener*> listener = context_.listener();
+  if (!listener) return listener.error();
+  Result<std::vector<Introduction>> introductions = (*listener)->poll(handle_.secret);
+  if (!introductions) {
+    VERBATIM_WARN("accepting connections at %s failed: %s: %s", to_string(handle_.address).c_str(),
+                  introductions.error().operation, std::strerror(introductions.error().sys_errno));
+    return introductions.error();
+  }
+  for (Introduction& introduction : *introductions) {
+    Result<Acceptance> acceptance = begin(std::move(introduction));
+    if (!acceptance) return acceptance.error();
+    acceptances_.push_back(std::move(*acceptance));
+  }
+  for (auto acceptance = acceptances_.begin(); acceptance != acceptances_.end(); ++acceptance) {
+    Result<bool> stands = advance(*acceptance);
+    if (stands && !*stands && monotonic_ns() >= acceptance->deadline_ns) {
+      stands = Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake"};
+    }
+    if (!stands) {
+      VERBATIM_WARN("accepting a connection on %s failed: %s: %s", ports_.front()->name.c_str(),
+                    stands.error().operation, std::strerror(stands.error().sys_errno));
+      acceptances_.erase(acceptance);
+      return stands.error();
+    }
+    if (*stands) {
+      std::unique_ptr<RecvComm> comm = std::move(acceptance->comm);
+      comm->keep_side_channel(std::move(acceptance->socket));
+      acceptances_.erase(acceptance);
+      return comm;
+    }
+  }
+  return std::unique_ptr<RecvComm>();
+}
+
+Result<ListenComm::Acceptance> ListenComm::begin(Introduction introduction) {
+  const wire::Hello& peer = introduction.hello;
+  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_, ports_, peer.qps.size());
+  Status connected = comm ? (*comm)->connect(peer, context_.traffic_class()) : Status(comm.error());
+  if (!connected) {
+    const std::string reason =
+        std::string(connected.error().operation) + ": " + std::strerror(connected.error().sys_errno);
+    VERBATIM_WARN("accepting a connection from %s on %s failed: %s", peer.host.c_str(), ports_.front()->name.c_str(),
+                  reason.c_str());
+    // The peer is told in one go or not at all: it also sees the end of the file.
+    static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(introduction.socket));
+    return connected.error();
+  }
+  Acceptance acceptance;
+  acceptance.deadline_ns = monotonic_ns() + context_.config().connect_timeout_s * kNanosecondsPerSecond;
+  wire::Hello hello = (*comm)->hello();
+  hello.secret = handle_.secret;
+  hello.identity = handle_.listener;
+  hello.max_group = static_cast<std::uint8_t>(context_.config().max_recvs);
+  acceptance.answer = OutgoingMessage(wire::encode_hello(wire::MessageType::kAccept, hello));
+  acceptance.socket = std::move(introduction.socket);
+  acceptance.comm = std::move(*comm);
+  acceptance.ready.resize(wire::kHeaderBytes);
+  return acceptance;
+}
+
+Result<bool> ListenComm::advance(Acceptance& acceptance) {
+  if (acceptance.state == Acceptance::State::kAnswer) {
+    const Result<bool> sent = acceptance.answer.send(acceptance.socket);
+    if (!sent || !*sent) return sent;
+    acceptance.state = Acceptance::State::kReady;
+  }
+  const Result<bool> received = receive_into(acceptance.socket, acceptance.ready, acceptance.ready_filled);
+  if (!received || !*received) return received;
+  const Result<wire::Header> header = wire::decode_header(
+      std::span<const std::uint8_t, wire::kHeaderBytes>(acceptance.ready.data(), wire::kHeaderBytes));
+  if (!header) return header.error();
+  if (header->type != wire::MessageType::kReady) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+  return true;
+}
+
+}  // namespace verbatim

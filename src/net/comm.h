@@ -1,0 +1,80 @@
+// What a send comm and a receive comm share: their end of the connection, the side channel, and the first error.
+//
+// Threads: isend, irecv, iflush and test of one comm come from one thread at a time (NCCL's progress thread); while
+// they run, another thread may register memory, which touches only `ports` and the devices' own locked caches.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/result.h"
+#include "net/endpoint.h"
+#include "net/memory.h"
+#include "net/request.h"
+#include "wire/handshake.h"
+
+namespace verbatim {
+
+class Context;
+
+enum class CommKind : std::uint8_t { kSend, kRecv };
+
+class Comm {
+ public:
+  virtual ~Comm() = default;
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  CommKind kind() const { return kind_; }
+  Context& context() const { return context_; }
+  Endpoint& endpoint() { return endpoint_; }
+
+  // Moves the QPs to RTS towards `remote` and remembers what the data path needs of it.
+  virtual Status connect(const wire::Hello& remote, int traffic_class) = 0;
+
+  // What the peer is told about this end; the secret and identity are the caller's to add.
+  wire::Hello hello() const;
+
+  void keep_side_channel(UniqueFd socket) { side_channel_ = std::move(socket); }
+
+  // Any thread.
+  virtual Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request);
+
+  // The first error; every call answers with it from then on.
+  const Error* error() const { return failed_ ? &error_ : nullptr; }
+
+ protected:
+  Comm(CommKind kind, Context& context, Endpoint endpoint, ControlMemory control);
+
+  // The part of the control memory that the peer writes: the CTS ring or the size records.
+  virtual const void* written_by_peer() const = 0;
+
+  // Logs and keeps the first error of the comm; the ones that follow from it are silent.
+  void fail(ErrorKind kind, const char* operation, const std::string& what);
+  // The same for a completion that reports a failure. `operation` says what the work request was for.
+  void fail_completion(const ibv_wc& completion, std::size_t qp, const std::string& operation);
+  void fail_post(const char* operation, int returned, std::size_t qp);
+
+  Context& context_;
+  Endpoint endpoint_;
+  ControlMemory control_;
+
+ private:
+  const CommKind kind_;
+  bool failed_ = false;
+  Error error_;
+  UniqueFd side_channel_;
+};
+
+// The registrable ends of connections, from NCCL's void*.
+inline Comm* as_comm(void* comm) {
+  return static_cast<Comm*>(comm);
+}
+
+}  // namespace verbatim

@@ -1,0 +1,112 @@
+#include "net/connector.h"
+
+#include <cerrno>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "net/net.h"
+
+namespace verbatim {
+
+Result<std::unique_ptr<Connector>> Connector::create(Context& context, std::vector<const Port*> ports,
+                                                     const wire::Handle& handle, int traffic_class) {
+  std::unique_ptr<Connector> connector(new Connector(context, std::move(ports), handle, traffic_class));
+  Result<UniqueFd> socket = tcp_connect(handle.address, context.local_address());
+  if (!socket) return connector->report(socket.error());
+  connector->socket_ = std::move(*socket);
+  return connector;
+}
+
+Connector::Connector(Context& context, std::vector<const Port*> ports, const wire::Handle& handle, int traffic_class)
+    : context_(context),
+      ports_(std::move(ports)),
+      handle_(handle),
+      traffic_class_(traffic_class),
+      deadline_ns_(monotonic_ns() + context.config().connect_timeout_s * kNanosecondsPerSecond),
+      answer_(wire::kHeaderBytes) {}
+
+Result<std::unique_ptr<SendComm>> Connector::advance() {
+  while (true) {
+    Result<bool> over = false;
+    switch (state_) {
+      case State::kTcp:
+        over = finish_tcp();
+        break;
+      case State::kHello:
+      case State::kReady:
+        over = send_message();
+        break;
+      case State::kAnswer:
+        over = receive_answer();
+        break;
+    }
+    if (!over) return report(over.error());
+    if (!*over) {
+      if (monotonic_ns() < deadline_ns_) return std::unique_ptr<SendComm>();
+      return report({ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept"});
+    }
+    if (state_ == State::kReady) {
+      comm_->keep_side_channel(std::move(socket_));
+      return std::move(comm_);
+    }
+    state_ = static_cast<State>(static_cast<int>(state_) + 1);
+  }
+}
+
+Result<bool> Connector::finish_tcp() {
+  const Result<bool> connected = tcp_connected(socket_);
+  if (!connected || !*connected) return connected;
+  Result<std::unique_ptr<SendComm>> comm = SendComm::create(context_, ports_, handle_.device_count);
+  if (!comm) return comm.error();
+  comm_ = std::move(*comm);
+  wire::Hello hello = comm_->hello();
+  hello.secret = handle_.secret;
+  hello.identity = context_.identity(*ports_.front());
+  outgoing_ = OutgoingMessage(wire::encode_hello(wire::MessageType::kConnect, hello));
+  return true;
+}
+
+Result<bool> Connector::send_message() {
+  return outgoing_.send(socket_);
+}
+
+Result<bool> Connector::receive_answer() {
+  while (true) {
+    const Result<bool> all = receive_into(socket_, answer_, answer_filled_);
+    if (!all || !*all) return all;
+    const Result<wire::Header> header =
+        wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(answer_.data(), wire::kHeaderBytes));
+    if (!header) return header.error();
+    if (answer_.size() < wire::kHeaderBytes + header->body_bytes) {
+      answer_.resize(wire::kHeaderBytes + header->body_bytes);
+      continue;
+    }
+    const std::span<const std::uint8_t> body = std::span(answer_).subspan(wire::kHeaderBytes);
+    if (header->type == wire::MessageType::kReject) {
+      VERBATIM_WARN("the peer at %s refused the connection: %s", to_string(handle_.address).c_str(),
+                    wire::decode_reject(body).c_str());
+      return Error{ErrorKind::kRemote, ECONNREFUSED, "connect"};
+    }
+    if (header->type != wire::MessageType::kAccept) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+    const Result<wire::Hello> hello = wire::decode_hello(body);
+    if (!hello) return hello.error();
+    if (hello->secret != handle_.secret) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+    if (const Status connected = comm_->connect(*hello, traffic_class_); !connected) return connected.error();
+    outgoing_ = OutgoingMessage(wire::encode_ready());
+    return true;
+  }
+}
+
+Error Connector::report(const Error& error) const {
+  const char* cause = error.sys_errno != 0 ? std::strerror(error.sys_errno) : "no further cause";
+  VERBATIM_WARN("connecting %s to the peer at %s failed: %s: %s%s", ports_.front()->name.c_str(),
+                to_string(handle_.address).c_str(), error.operation, cause,
+                error.sys_errno == ETIMEDOUT ? " (VERBATIM_CONNECT_TIMEOUT_S limits it)" : "");
+  return error;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,54 @@
+// One connect, from the first call to the finished send comm. Never blocks: each call to advance() goes as far as it
+// can.
+//
+//   kTcp --connected--> kHello --sent--> kAnswer --received--> kReady --sent--> done
+//
+// Owned by its Context, found again by the token in NCCL's handle, polled by the thread that calls connect.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/result.h"
+#include "base/socket.h"
+#include "net/send_comm.h"
+#include "wire/handle.h"
+
+namespace verbatim {
+
+class Connector {
+ public:
+  static Result<std::unique_ptr<Connector>> create(Context& context, std::vector<const Port*> ports,
+                                                   const wire::Handle& handle, int traffic_class);
+
+  // The comm when it stands, nullptr while it does not. An error is final and has been logged.
+  Result<std::unique_ptr<SendComm>> advance();
+
+ private:
+  enum class State : std::uint8_t { kTcp, kHello, kAnswer, kReady };
+
+  Connector(Context& context, std::vector<const Port*> ports, const wire::Handle& handle, int traffic_class);
+
+  // Each answers whether its state is over.
+  Result<bool> finish_tcp();
+  Result<bool> send_message();
+  Result<bool> receive_answer();
+
+  Error report(const Error& error) const;
+
+  Context& context_;
+  const std::vector<const Port*> ports_;
+  const wire::Handle handle_;
+  const int traffic_class_;
+  const std::uint64_t deadline_ns_;
+  State state_ = State::kTcp;
+  UniqueFd socket_;
+  OutgoingMessage outgoing_;
+  std::vector<std::uint8_t> answer_;
+  std::size_t answer_filled_ = 0;
+  std::unique_ptr<SendComm> comm_;
+};
+
+}  // namespace verbatim

@@ -1,0 +1,62 @@
+// Makes RDMA writes that have arrived in GPU memory visible to the GPU: an RDMA READ of the buffer over a QP connected
+// to itself returns only after the writes before it. One per receive comm, made when device memory is first registered
+// on it, by whichever thread registers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/config.h"
+#include "base/mutex.h"
+#include "base/result.h"
+#include "net/endpoint.h"
+#include "net/memory.h"
+#include "net/request.h"
+
+namespace verbatim {
+
+class FlushQueue {
+ public:
+  // Creates the QPs, once; completions go to `endpoint`'s queues. Any thread.
+  Status prepare(Comm& comm, const Endpoint& endpoint, const Config& config);
+
+  bool prepared() const { return active_.load(std::memory_order_acquire) != nullptr; }
+
+  // Posts a READ of the byte at `data` on every device. nullptr when every slot is taken or `returned` is not 0.
+  Request* post(const void* data, const MemoryKeys& memory, int& returned);
+
+  // A READ has completed; `slot` comes from its work request.
+  void complete(std::uint32_t slot);
+
+  // Takes back a flush that is done.
+  void retire(Request& request);
+
+ private:
+  // As many as receives can be outstanding: each may be followed by one flush.
+  static constexpr std::uint32_t kSlots = wire::kMaxInFlight;
+
+  struct Slot : Request {
+    std::uint32_t reads_left = 0;
+  };
+
+  struct State {
+    ControlMemory landing;  // where the byte goes; its value is of no interest
+    std::vector<UniqueQp> qps;
+    std::vector<Slot> slots;
+    std::vector<std::uint32_t> free_slots;
+  };
+
+  static Result<std::unique_ptr<State>> create(Comm& comm, const Endpoint& endpoint, const Config& config);
+
+  Mutex mutex_;  // serialises prepare
+  std::unique_ptr<State> state_;
+  std::atomic<State*> active_{nullptr};
+};
+
+// wr_id of a flush READ: marked so that a comm can tell it from its own work.
+constexpr std::uint64_t kFlushWorkBit = std::uint64_t{1} << 63;
+
+}  // namespace verbatim

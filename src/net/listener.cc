@@ -1,0 +1,95 @@
+#include "net/listener.h"
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/socket.h"
+
+namespace verbatim {
+namespace {
+
+// A peer of ours sends its hello right after connecting.
+constexpr std::uint64_t kIntroductionTimeoutNs = 10 * kNanosecondsPerSecond;
+// Nobody may hold more than this many descriptors of ours by staying silent; the oldest goes first.
+constexpr std::size_t kMaxStrangers = 512;
+
+}  // namespace
+
+Result<std::unique_ptr<Listener>> Listener::create(const sockaddr_storage& address) {
+  Result<UniqueFd> socket = tcp_listen(address);
+  if (!socket) return socket.error();
+  const Result<sockaddr_storage> bound = local_address(*socket);
+  if (!bound) return bound.error();
+  return std::unique_ptr<Listener>(new Listener(std::move(*socket), *bound));
+}
+
+void Listener::add(const wire::Secret& secret) {
+  const MutexLock lock(mutex_);
+  listens_.try_emplace(secret);
+}
+
+void Listener::remove(const wire::Secret& secret) {
+  const MutexLock lock(mutex_);
+  listens_.erase(secret);
+}
+
+Result<std::vector<Introduction>> Listener::poll(const wire::Secret& secret) {
+  const MutexLock lock(mutex_);
+  if (const Status welcomed = welcome(); !welcomed) return welcomed.error();
+  const std::uint64_t now = monotonic_ns();
+  for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
+    const Verdict verdict = hear(*stranger);
+    const bool stays = verdict == Verdict::kWait && now < stranger->deadline_ns;
+    stranger = stays ? std::next(stranger) : strangers_.erase(stranger);
+  }
+  const auto listen = listens_.find(secret);
+  if (listen == listens_.end()) return std::vector<Introduction>();
+  return std::exchange(listen->second, {});
+}
+
+Status Listener::welcome() {
+  while (true) {
+    Result<std::optional<UniqueFd>> accepted = tcp_accept(socket_);
+    if (!accepted) return accepted.error();
+    if (!accepted->has_value()) return {};
+    if (strangers_.size() == kMaxStrangers) strangers_.pop_front();
+    Stranger& stranger = strangers_.emplace_back();
+    stranger.socket = std::move(**accepted);
+    stranger.deadline_ns = monotonic_ns() + kIntroductionTimeoutNs;
+    stranger.message.resize(wire::kHeaderBytes);
+  }
+}
+
+Listener::Verdict Listener::hear(Stranger& stranger) {
+  while (true) {
+    const Result<bool> all = receive_into(stranger.socket, stranger.message, stranger.filled);
+    if (!all) return Verdict::kDrop;
+    if (!*all) return Verdict::kWait;
+    const Result<wire::Header> header = wire::decode_header(
+        std::span<const std::uint8_t, wire::kHeaderBytes>(stranger.message.data(), wire::kHeaderBytes));
+    if (!header) {
+      if (header.error().kind == ErrorKind::kUsage) {
+        VERBATIM_INFO("a peer speaks another version of the Verbatim protocol: run the same release on all hosts");
+        static_cast<void>(OutgoingMessage(wire::encode_reject("another protocol version")).send(stranger.socket));
+      }
+      return Verdict::kDrop;
+    }
+    const std::size_t message_bytes = wire::kHeaderBytes + header->body_bytes;
+    if (stranger.filled < message_bytes) {
+      stranger.message.resize(message_bytes);
+      continue;
+    }
+    if (header->type != wire::MessageType::kConnect) return Verdict::kDrop;
+    Result<wire::Hello> hello = wire::decode_hello(std::span(stranger.message).subspan(wire::kHeaderBytes));
+    if (!hello) return Verdict::kDrop;
+    const auto listen = listens_.find(hello->secret);
+    if (listen == listens_.end()) return Verdict::kDrop;
+    listen->second.push_back({std::move(stranger.socket), std::move(*hello)});
+    return Verdict::kIntroduced;
+  }
+}
+
+}  // namespace verbatim

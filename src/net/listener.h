@@ -1,0 +1,62 @@
+// The one TCP socket on which this process is reached, and what knocks there. Every listen of every communicator is a
+// secret; a connection that presents it is handed to its listen, anything else is dropped without a sound on the wire.
+// No thread of its own: whoever polls accept also serves the others.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/mutex.h"
+#include "base/result.h"
+#include "wire/handshake.h"
+
+namespace verbatim {
+
+// A peer that has shown the right secret.
+struct Introduction {
+  UniqueFd socket;
+  wire::Hello hello;
+};
+
+class Listener {
+ public:
+  // Listens at `address` (port 0) at once.
+  static Result<std::unique_ptr<Listener>> create(const sockaddr_storage& address);
+
+  const sockaddr_storage& address() const { return address_; }
+
+  void add(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+  void remove(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+
+  // Serves the socket and what has connected to it; answers the peers that have asked for `secret` since the last call.
+  Result<std::vector<Introduction>> poll(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+
+ private:
+  // Connected, and not known yet.
+  struct Stranger {
+    UniqueFd socket;
+    std::uint64_t deadline_ns = 0;
+    std::vector<std::uint8_t> message;  // the header, then header and body
+    std::size_t filled = 0;
+  };
+  enum class Verdict : std::uint8_t { kWait, kDrop, kIntroduced };
+
+  Listener(UniqueFd socket, const sockaddr_storage& address) : socket_(std::move(socket)), address_(address) {}
+
+  Status welcome() VERBATIM_REQUIRES(mutex_);
+  Verdict hear(Stranger& stranger) VERBATIM_REQUIRES(mutex_);
+
+  const UniqueFd socket_;
+  const sockaddr_storage address_;
+  Mutex mutex_;
+  std::list<Stranger> strangers_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<wire::Secret, std::vector<Introduction>> listens_ VERBATIM_GUARDED_BY(mutex_);
+};
+
+}  // namespace verbatim

@@ -1,0 +1,41 @@
+#include "net/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+namespace verbatim {
+
+Result<std::unique_ptr<MemoryHandle>> register_memory(std::span<const Port* const> ports, const MrRequest& request) {
+  auto handle = std::make_unique<MemoryHandle>();
+  handle->device_memory = request.type != MemoryType::kHost;
+  for (std::size_t i = 0; i < ports.size(); ++i) {
+    Result<MrRef> reference = ports[i]->device->mr_cache().acquire(request);
+    if (!reference) return reference.error();
+    handle->lkey[i] = (*reference)->lkey;
+    handle->rkey[i] = (*reference)->rkey;
+    handle->references.push_back(std::move(*reference));
+  }
+  return handle;
+}
+
+void ControlMemory::Unmap::operator()(std::byte* pages) const {
+  ::munmap(pages, bytes);
+}
+
+Result<ControlMemory> ControlMemory::create(std::span<const Port* const> ports, std::size_t bytes) {
+  // Pages of its own: a registration pins whole pages, and fork copies them.
+  void* pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) return system_error("mmap", errno);
+  ControlMemory memory;
+  memory.pages_ = {static_cast<std::byte*>(pages), Unmap{bytes}};
+  Result<std::unique_ptr<MemoryHandle>> handle =
+      register_memory(ports, {.address = pages, .bytes = bytes, .ordering = MrOrdering::kStrict});
+  if (!handle) return handle.error();
+  memory.handle_ = std::move(*handle);
+  return memory;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,247 @@
+#include "net/net.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "base/log.h"
+#include "base/random.h"
+#include "base/socket.h"
+#include "base/socket_interface.h"
+#include "verbs/library.h"
+
+namespace verbatim {
+
+struct ProcessState {
+  Config config;  // of the first init: decides the devices
+  std::shared_ptr<DeviceInventory> inventory;
+  SocketInterface side_channel;
+  std::string host_name;
+  std::uint64_t host_id = 0;
+  std::uint64_t process_id = 0;
+  std::uint32_t contexts_made = 0;
+  std::size_t contexts_open = 0;
+  Mutex listener_mutex;
+  std::unique_ptr<Listener> listener VERBATIM_GUARDED_BY(listener_mutex);
+};
+
+namespace {
+
+Mutex g_mutex;  // held while devices open and close: inits of several communicators come at once
+ProcessState* g_process VERBATIM_GUARDED_BY(g_mutex) = nullptr;
+
+std::string read_host_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
+}
+
+// Equal for all processes of one boot of one host, different everywhere else.
+std::uint64_t read_host_id(const std::string& host_name) {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const char c : boot_id + host_name) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3;
+  return hash;
+}
+
+Result<std::uint64_t> random_id() {
+  std::uint64_t id = 0;
+  if (const Status filled = fill_random(std::as_writable_bytes(std::span(&id, 1))); !filled) return filled.error();
+  return id | 1;  // never 0, which means "none"
+}
+
+Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
+  auto process = std::make_unique<ProcessState>();
+  process->config = config;
+  Result<SocketInterface> side_channel = choose_socket_interface(config);
+  if (!side_channel) return side_channel.error();
+  process->side_channel = *side_channel;
+  const Result<const Verbs*> verbs = Verbs::load(config.verbs_library);
+  if (!verbs) return verbs.error();
+  Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(**verbs, config);
+  if (!inventory) return inventory.error();
+  process->inventory = std::move(*inventory);
+  process->host_name = read_host_name();
+  process->host_id = read_host_id(process->host_name);
+  const Result<std::uint64_t> process_id = random_id();
+  if (!process_id) return process_id.error();
+  process->process_id = *process_id;
+  for (const Port& port : process->inventory->ports()) {
+    VERBATIM_INFO("using %s: port %u, %s, %u Mbit/s, GID %u %s, side channel on %s", port.name.c_str(), port.port_num,
+                  port.is_roce() ? "RoCE" : "InfiniBand", port.speed_mbps, port.gid.index,
+                  to_string(port.gid.gid).c_str(), to_string(process->side_channel).c_str());
+  }
+  return process;
+}
+
+}  // namespace
+
+Result<Context*> open_context(int traffic_class) {
+  Result<Config> config = Config::from_environment();
+  if (!config) return config.error();
+  const MutexLock lock(g_mutex);
+  if (g_process == nullptr) {
+    Result<std::unique_ptr<ProcessState>> process = open_process(*config);
+    if (!process) return process.error();
+    g_process = process->release();
+  }
+  ++g_process->contexts_open;
+  return new Context(std::move(*config), traffic_class, g_process->contexts_made++, *g_process);
+}
+
+void close_context(Context* context) {
+  delete context;
+  const MutexLock lock(g_mutex);
+  if (--g_process->contexts_open == 0) {
+    delete g_process;
+    g_process = nullptr;
+  }
+}
+
+Result<std::size_t> device_count() {
+  const MutexLock lock(g_mutex);
+  if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "devices before init"};
+  return g_process->inventory->ports().size();
+}
+
+Result<DeviceView> device(std::size_t index) {
+  const MutexLock lock(g_mutex);
+  if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "getProperties before init"};
+  if (index >= g_process->inventory->ports().size()) return Error{ErrorKind::kArgument, 0, "no such device"};
+  return DeviceView{&g_process->inventory->ports()[index], g_process->config.max_recvs};
+}
+
+Context::Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process)
+    : sacrificed_(traffic_class),
+      traffic_class_(traffic_class),
+      ordinal_(ordinal),
+      config_(std::move(config)),
+      process_(process) {}
+
+Context::~Context() = default;
+
+const std::string& Context::host_name() const {
+  return process_.host_name;
+}
+
+const sockaddr_storage& Context::local_address() const {
+  return process_.side_channel.address;
+}
+
+Result<Listener*> Context::listener() {
+  const MutexLock lock(process_.listener_mutex);
+  if (process_.listener == nullptr) {
+    Result<std::unique_ptr<Listener>> listener = Listener::create(local_address());
+    if (!listener) {
+      VERBATIM_WARN("listening on %s failed: %s: %s; VERBATIM_SOCKET_IFNAME chooses another interface",
+                    to_string(process_.side_channel).c_str(), listener.error().operation,
+                    std::strerror(listener.error().sys_errno));
+      return listener.error();
+    }
+    process_.listener = std::move(*listener);
+  }
+  return process_.listener.get();
+}
+
+wire::PeerIdentity Context::identity(const Port& port) const {
+  wire::PeerIdentity identity;
+  identity.host_id = process_.host_id;
+  identity.process_id = process_.process_id;
+  identity.device_guid = port.guid;
+  identity.context = ordinal_;
+  return identity;
+}
+
+Result<std::vector<const Port*>> Context::ports(std::size_t device) const {
+  const std::span<const Port> all = process_.inventory->ports();
+  if (device >= all.size()) return Error{ErrorKind::kArgument, 0, "no such device"};
+  return std::vector<const Port*>{&all[device]};
+}
+
+Result<ListenComm*> Context::listen(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle_bytes) {
+  Result<std::vector<const Port*>> listen_ports = ports(device);
+  if (!listen_ports) return listen_ports.error();
+  const MutexLock lock(mutex_);
+  wire::Handle handle;
+  Result<std::unique_ptr<ListenComm>> listen =
+      ListenComm::create(*this, std::move(*listen_ports), listens_made_, handle);
+  if (!listen) return listen.error();
+  ++listens_made_;
+  wire::encode_handle(handle, handle_bytes);
+  ListenComm* made = listen->get();
+  listens_.emplace(made, std::move(*listen));
+  return made;
+}
+
+Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle_bytes,
+                                   int traffic_class) {
+  Connector* connector = nullptr;
+  std::uint64_t token = wire::load_connect_token(handle_bytes);
+  {
+    const MutexLock lock(mutex_);
+    const auto known = connectors_.find(token);
+    if (known != connectors_.end()) connector = known->second.get();
+  }
+  if (connector == nullptr) {
+    Result<std::vector<const Port*>> connect_ports = ports(device);
+    if (!connect_ports) return connect_ports.error();
+    const Result<wire::Handle> handle = wire::decode_handle(handle_bytes);
+    if (!handle) {
+      VERBATIM_WARN("connect was given a %s", handle.error().operation);
+      return handle.error();
+    }
+    const Result<std::uint64_t> fresh = random_id();
+    if (!fresh) return fresh.error();
+    Result<std::unique_ptr<Connector>> made = Connector::create(*this, std::move(*connect_ports), *handle,
+                                                                traffic_class < 0 ? traffic_class_ : traffic_class);
+    if (!made) return made.error();
+    token = *fresh;
+    connector = made->get();
+    const MutexLock lock(mutex_);
+    connectors_.emplace(token, std::move(*made));
+  }
+  wire::store_connect_token(handle_bytes, token);
+  Result<std::unique_ptr<SendComm>> comm = connector->advance();
+  if (comm && *comm == nullptr) return static_cast<SendComm*>(nullptr);
+
+  wire::store_connect_token(handle_bytes, 0);
+  const MutexLock lock(mutex_);
+  connectors_.erase(token);
+  if (!comm) return comm.error();
+  SendComm* made = comm->get();
+  comms_.emplace(made, std::move(*comm));
+  return made;
+}
+
+Result<RecvComm*> Context::accept(ListenComm& listen) {
+  Result<std::unique_ptr<RecvComm>> comm = listen.accept();
+  if (!comm) return comm.error();
+  if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
+  RecvComm* made = comm->get();
+  const MutexLock lock(mutex_);
+  comms_.emplace(made, std::move(*comm));
+  return made;
+}
+
+void Context::close(ListenComm& listen) {
+  decltype(listens_)::node_type closing;
+  const MutexLock lock(mutex_);
+  closing = listens_.extract(&listen);
+}
+
+void Context::close(Comm& comm) {
+  decltype(comms_)::node_type closing;  // destroyed after the lock is let go: QPs take their time
+  const MutexLock lock(mutex_);
+  closing = comms_.extract(&comm);
+}
+
+bool Context::idle() const {
+  const MutexLock lock(mutex_);
+  return listens_.empty() && connectors_.empty() && comms_.empty();
+}
+
+}  // namespace verbatim

@@ -1,0 +1,95 @@
+// The transport as the plugin's tables see it: what the process shares, and one Context per communicator that owns all
+// that the communicator made.
+//
+// Process state (configuration of the first init, devices, the TCP listener) lives from the first open_context to the
+// last close_context. There is no static object with a destructor: NCCL may unload the library or exit at any time.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "base/mutex.h"
+#include "base/result.h"
+#include "net/acceptor.h"
+#include "net/comm.h"
+#include "net/connector.h"
+#include "net/listener.h"
+#include "verbs/device.h"
+#include "wire/handle.h"
+
+namespace verbatim {
+
+struct ProcessState;
+
+// One init of NCCL: from v11 on one per communicator, before that one per process. Any thread.
+class Context {
+ public:
+  Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  // `handle` is filled for the peer.
+  Result<ListenComm*> listen(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle);
+
+  // The comm when it stands, nullptr while it does not: call again with the same `handle`, where the attempt keeps its
+  // place. `traffic_class` -1: the context's.
+  Result<SendComm*> connect(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle, int traffic_class);
+
+  Result<RecvComm*> accept(ListenComm& listen);
+
+  void close(ListenComm& listen);
+  void close(Comm& comm);
+  bool idle() const;  // owns nothing
+
+  const Config& config() const { return config_; }
+  int traffic_class() const { return traffic_class_; }
+  const std::string& host_name() const;
+  // Where our side of the side channel is, port 0.
+  const sockaddr_storage& local_address() const;
+  // The process's listener, opened at first use.
+  Result<Listener*> listener();
+  wire::PeerIdentity identity(const Port& port) const;
+
+ private:
+  Result<std::vector<const Port*>> ports(std::size_t device) const;
+
+  // NCCL's RMA proxy takes a net plugin's context for its own and writes the first four bytes (2.29 to 2.30): they are
+  // the communicator's traffic class for it to read, and nothing to us.
+  std::int32_t sacrificed_;
+  const int traffic_class_;
+  const std::uint32_t ordinal_;
+  const Config config_;
+  ProcessState& process_;
+  mutable Mutex mutex_;
+  std::uint32_t listens_made_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  std::map<const void*, std::unique_ptr<ListenComm>> listens_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, std::unique_ptr<Connector>> connectors_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<const void*, std::unique_ptr<Comm>> comms_ VERBATIM_GUARDED_BY(mutex_);
+};
+
+// Reads the configuration and, the first time, opens the devices. What fails has been logged.
+Result<Context*> open_context(int traffic_class);
+
+// Ends everything that the context owns, and the process state with the last one.
+void close_context(Context* context);
+
+// The devices, while any context is open: kUsage otherwise.
+Result<std::size_t> device_count();
+// Valid as long as any context is open.
+struct DeviceView {
+  const Port* port;
+  unsigned max_recvs;
+};
+Result<DeviceView> device(std::size_t index);
+
+}  // namespace verbatim

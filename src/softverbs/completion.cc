@@ -1,0 +1,178 @@
+#include "softverbs/completion.h"
+
+#include <sched.h>
+
+#include <bit>
+#include <cerrno>
+
+#include "softverbs/events.h"
+#include "softverbs/process.h"
+#include "softverbs/qp.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+// Programs poll without a pause. After so many empty polls in a row the core goes to whoever has work to do: with
+// fewer cores than polling threads, that is what the completion is waiting for.
+constexpr std::uint32_t kEmptyPollsPerYield = 32;
+
+void notify(const ProcessView& process, SharedCq& cq, const Cqe& entry, bool solicited) {
+  Armed armed = cq.armed.load(std::memory_order_seq_cst);
+  do {
+    if (armed == Armed::kNo) return;
+    if (armed == Armed::kSolicited && !solicited && entry.status == IBV_WC_SUCCESS) return;
+  } while (!cq.armed.compare_exchange_weak(armed, Armed::kNo));
+  if (cq.channel_fd < 0) return;
+  cq.unread_events.fetch_add(1, std::memory_order_release);
+  ring_pipe(process, cq.channel_fd);
+}
+
+void read_entry(const Cqe& entry, ibv_wc& completion) {
+  completion.wr_id = entry.wr_id;
+  completion.status = static_cast<ibv_wc_status>(entry.status);
+  completion.opcode = static_cast<ibv_wc_opcode>(entry.opcode);
+  completion.vendor_err = 0;
+  completion.byte_len = entry.byte_len;
+  completion.imm_data = entry.imm;
+  completion.qp_num = entry.qpn;
+  completion.src_qp = entry.source_qpn;
+  completion.wc_flags = entry.wc_flags;
+  completion.pkey_index = 0;
+  completion.slid = 0;
+  completion.sl = 0;
+  completion.dlid_path_bits = 0;
+}
+
+}  // namespace
+
+bool push_completion(const ProcessView& process, Incarnation me, std::uint32_t cq_index, const Cqe& entry,
+                     bool solicited) {
+  Segment& segment = process.segment();
+  SharedCq& cq = segment.cqs[cq_index];
+  SharedLockGuard lock(cq.lock, me);
+  if (cq.overrun.load(std::memory_order_relaxed) != 0) return false;
+  const std::uint32_t tail = cq.tail.load(std::memory_order_relaxed);
+  if (tail - cq.head.load(std::memory_order_acquire) > cq.mask) {
+    cq.overrun.store(1, std::memory_order_relaxed);
+    raise_event(process, me, cq.context, {IBV_EVENT_CQ_ERR, EventTarget::kCq, cq_index, cq.serial});
+    return false;
+  }
+  at_offset<Cqe>(segment, cq.ring)[tail & cq.mask] = entry;
+  // With the store of `armed` in req_notify_cq and the program's next poll: one of the two sees the other.
+  cq.tail.store(tail + 1, std::memory_order_seq_cst);
+  notify(process, cq, entry, solicited);
+  return true;
+}
+
+Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_channel* channel) {
+  Process& process = *context.process;
+  const Settings& limits = process.settings();
+  if (entries < 1 || static_cast<std::uint32_t>(entries) > limits.max_cqe) return system_error("create_cq", EINVAL);
+  const std::uint32_t count = std::bit_ceil(static_cast<std::uint32_t>(entries));
+  Result<std::uint32_t> index = process.cq_table().allocate(limits.max_cq);
+  if (!index) return index.error();
+  Result<std::uint64_t> ring = process.arena().allocate(count * sizeof(Cqe));
+  if (!ring) {
+    process.cq_table().release(*index);
+    return ring.error();
+  }
+  auto cq = std::make_unique<Cq>();
+  cq->context = &context.context;
+  cq->channel = channel;
+  cq->cq_context = cq_context;
+  cq->handle = *index;
+  cq->cqe = static_cast<int>(count);
+  pthread_mutex_init(&cq->mutex, nullptr);
+  pthread_cond_init(&cq->cond, nullptr);
+  cq->process = &process;
+  cq->index = *index;
+  cq->shared = &process.segment().cqs[*index];
+  cq->ring = at_offset<Cqe>(process.segment(), *ring);
+
+  SharedCq& shared = *cq->shared;
+  shared.tail.store(0, std::memory_order_relaxed);
+  shared.head.store(0, std::memory_order_relaxed);
+  shared.mask = count - 1;
+  ++shared.serial;
+  shared.ring = *ring;
+  shared.context = context.index;
+  shared.channel_fd = channel != nullptr ? static_cast<Channel*>(channel)->pipe.write_end.get() : -1;
+  shared.armed.store(Armed::kNo, std::memory_order_relaxed);
+  shared.unread_events.store(0, std::memory_order_relaxed);
+  shared.overrun.store(0, std::memory_order_relaxed);
+
+  MutexLock lock(context.objects_mutex);
+  if (channel != nullptr) ++channel->refcnt;
+  context.cqs.push_back(cq.get());
+  return cq.release();
+}
+
+int destroy_cq(Cq& cq) {
+  if (cq.users.load(std::memory_order_acquire) != 0) return EBUSY;
+  Context& context = context_of(cq.context);
+  {
+    MutexLock lock(context.objects_mutex);
+    std::erase(context.cqs, &cq);
+    if (cq.channel != nullptr) --cq.channel->refcnt;
+  }
+  pthread_mutex_lock(&cq.mutex);
+  while (cq.comp_events_completed != cq.comp_events_given || cq.async_events_completed != cq.async_events_given) {
+    pthread_cond_wait(&cq.cond, &cq.mutex);
+  }
+  pthread_mutex_unlock(&cq.mutex);
+  ++cq.shared->serial;
+  cq.process->arena().release(cq.shared->ring, (cq.shared->mask + std::size_t{1}) * sizeof(Cqe));
+  cq.process->cq_table().release(cq.index);
+  pthread_cond_destroy(&cq.cond);
+  pthread_mutex_destroy(&cq.mutex);
+  delete &cq;
+  return 0;
+}
+
+int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
+  Cq& cq = *static_cast<Cq*>(handle);
+  SharedCq& shared = *cq.shared;
+  cq.process->engine().progress();
+  if (shared.tail.load(std::memory_order_acquire) == shared.head.load(std::memory_order_relaxed)) {
+    const std::uint32_t empty = cq.empty_polls.load(std::memory_order_relaxed) + 1;
+    cq.empty_polls.store(empty, std::memory_order_relaxed);
+    if (empty % kEmptyPollsPerYield == 0) sched_yield();
+    return 0;
+  }
+  cq.empty_polls.store(0, std::memory_order_relaxed);
+  MutexLock lock(cq.poll_mutex);
+  const std::uint32_t tail = shared.tail.load(std::memory_order_seq_cst);
+  std::uint32_t head = shared.head.load(std::memory_order_relaxed);
+  int found = 0;
+  for (; found < count && head != tail; ++head) {
+    const Cqe& entry = cq.ring[head & shared.mask];
+    if (entry.qp_index == kNoIndex) continue;
+    if (Qp* qp = cq.process->qp_at(entry.qp_index); qp != nullptr) qp->release_entry(entry);
+    read_entry(entry, completions[found++]);
+  }
+  shared.head.store(head, std::memory_order_release);
+  return found;
+}
+
+int req_notify_cq(ibv_cq* handle, int solicited_only) {
+  Cq& cq = *static_cast<Cq*>(handle);
+  // Asking for any completion is not taken back by asking for solicited ones.
+  Armed armed = solicited_only != 0 ? Armed::kSolicited : Armed::kAny;
+  if (armed == Armed::kSolicited && cq.shared->armed.load(std::memory_order_relaxed) == Armed::kAny)
+    armed = Armed::kAny;
+  cq.shared->armed.store(armed, std::memory_order_seq_cst);
+  return 0;
+}
+
+void purge_completions(Cq& cq, std::uint32_t qp_index) {
+  MutexLock lock(cq.poll_mutex);
+  const std::uint32_t tail = cq.shared->tail.load(std::memory_order_acquire);
+  for (std::uint32_t at = cq.shared->head.load(std::memory_order_relaxed); at != tail; ++at) {
+    Cqe& entry = cq.ring[at & cq.shared->mask];
+    if (entry.qp_index != qp_index) continue;
+    if (Qp* qp = cq.process->qp_at(qp_index); qp != nullptr) qp->release_entry(entry);
+    entry.qp_index = kNoIndex;
+  }
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,44 @@
+// The wire: moves bytes between this process and another, once, without that process's help.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "softverbs/layout.h"
+#include "softverbs/process_view.h"
+
+namespace verbatim::softverbs {
+
+// The places of one step of a message, in order, in one process.
+class Spans {
+ public:
+  void add(std::uint64_t address, std::size_t bytes) {
+    if (bytes == 0) return;
+    items_[count_++] = {reinterpret_cast<void*>(address), bytes};
+    total_ += bytes;
+  }
+  iovec* items() { return items_.data(); }
+  std::size_t count() const { return count_; }
+  std::size_t total() const { return total_; }
+
+ private:
+  std::array<iovec, kMaxSge> items_;
+  std::size_t count_ = 0;
+  std::size_t total_ = 0;
+};
+
+enum class CopyResult {
+  kDone,
+  kGone,       // the process has ended
+  kForbidden,  // the system does not let us touch its memory
+  kFault,      // memory that was registered is no longer mapped
+};
+
+// Both spans hold the same number of bytes; they are used up.
+CopyResult copy_to(const ProcessView& target, Spans& local, Spans& remote);
+CopyResult copy_from(const ProcessView& target, Spans& local, Spans& remote);
+
+}  // namespace verbatim::softverbs

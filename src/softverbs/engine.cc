@@ -1,0 +1,236 @@
+#include "softverbs/engine.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "softverbs/events.h"
+#include "softverbs/process.h"
+#include "softverbs/qp.h"
+#include "softverbs/requester.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+// One QP's turn: so many bytes or requests, whichever ends first.
+constexpr std::uint64_t kTurnBytes = 1U << 20;
+constexpr unsigned kTurnRequests = 32;
+
+// How long an idle engine looks for work before it sleeps: about what waking it costs.
+constexpr std::uint64_t kSpinNs = 20'000;
+
+constexpr std::uint64_t kNever = ~std::uint64_t{0};
+
+}  // namespace
+
+void Engine::start(Process& process) {
+  process_ = &process;
+  if (!threaded_) return;
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the program's
+  pthread_t thread;
+  if (const int error = pthread_create(&thread, nullptr, thread_main, this); error == 0) {
+    pthread_setname_np(thread, "softverbs");
+    pthread_detach(thread);
+  } else {
+    VERBATIM_WARN("the device thread cannot be started (errno %d): posted work will not be done", error);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void* Engine::thread_main(void* engine) {
+  static_cast<Engine*>(engine)->run_thread();
+  return nullptr;
+}
+
+void Engine::run_thread() {
+  for (;;) {
+    serve_attention();
+    if (Qp* qp = next(); qp != nullptr) {
+      run(*qp);
+    } else {
+      spin_then_sleep();
+    }
+  }
+}
+
+void Engine::spin_then_sleep() {
+  Segment& segment = process_->segment();
+  const auto has_work = [&] {
+    return ready_count_.load(std::memory_order_seq_cst) != 0 ||
+           segment.attention_pending.load(std::memory_order_seq_cst) != 0;
+  };
+  std::uint64_t now = monotonic_ns();
+  const std::uint64_t due = earliest_due_ns_.load(std::memory_order_relaxed);
+  for (const std::uint64_t end = std::min(now + kSpinNs, due); now < end; now = monotonic_ns()) {
+    if (has_work()) return;
+    sched_yield();
+  }
+  if (due <= now) return;
+  segment.sleeping.store(1, std::memory_order_seq_cst);
+  const std::uint32_t rung = segment.doorbell.load(std::memory_order_seq_cst);
+  if (!has_work()) {
+    const std::uint64_t wait_ns = due == kNever ? 0 : due - now;
+    const timespec timeout{static_cast<time_t>(wait_ns / kNanosecondsPerSecond),
+                           static_cast<long>(wait_ns % kNanosecondsPerSecond)};
+    ::syscall(SYS_futex, &segment.doorbell, FUTEX_WAIT, rung, due == kNever ? nullptr : &timeout, nullptr, 0);
+  }
+  segment.sleeping.store(0, std::memory_order_relaxed);
+}
+
+void Engine::kick(Qp& qp) {
+  schedule(qp, false);
+  if (threaded_) {
+    ring_doorbell(process_->segment());
+  } else {
+    drain();
+  }
+}
+
+void Engine::kick_now(Qp& qp) {
+  schedule(qp, true);
+  if (threaded_) {
+    ring_doorbell(process_->segment());
+  } else {
+    drain();
+  }
+}
+
+void Engine::schedule(Qp& qp, bool ends_wait) {
+  ScheduleEntry& entry = qp.schedule;
+  MutexLock lock(mutex_);
+  switch (entry.schedule) {
+    case Schedule::kIdle:
+      break;
+    case Schedule::kWaiting:
+      if (!ends_wait) return;
+      waiting_.erase({entry.due_ns, &qp});
+      break;
+    case Schedule::kRunning:
+      entry.schedule = Schedule::kRunningAgain;
+      return;
+    case Schedule::kRunningAgain:
+    case Schedule::kReady:
+      return;
+  }
+  entry.schedule = Schedule::kReady;
+  ready_.push_back(&qp);
+  ready_count_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+Qp* Engine::next() {
+  MutexLock lock(mutex_);
+  if (!waiting_.empty()) {
+    const std::uint64_t now = monotonic_ns();
+    while (!waiting_.empty() && waiting_.begin()->first <= now) {
+      Qp* due = waiting_.begin()->second;
+      waiting_.erase(waiting_.begin());
+      due->schedule.schedule = Schedule::kReady;
+      ready_.push_back(due);
+      ready_count_.fetch_add(1, std::memory_order_relaxed);
+    }
+    earliest_due_ns_.store(waiting_.empty() ? kNever : waiting_.begin()->first, std::memory_order_relaxed);
+  }
+  if (ready_.empty()) return nullptr;
+  Qp* qp = ready_.front();
+  ready_.pop_front();
+  ready_count_.fetch_sub(1, std::memory_order_relaxed);
+  qp->schedule.schedule = Schedule::kRunning;
+  return qp;
+}
+
+void Engine::run(Qp& qp) {
+  Step step = Step::kMore;
+  std::uint64_t due = 0;
+  {
+    SharedLockGuard lock(qp.execution, process_->me());
+    std::uint64_t quantum = kTurnBytes;
+    for (unsigned done = 0; step == Step::kMore && done < kTurnRequests && quantum > 0; ++done) {
+      step = advance(qp, quantum);
+    }
+    due = qp.requester.due_ns;
+  }
+  MutexLock lock(mutex_);
+  const bool again = qp.schedule.schedule == Schedule::kRunningAgain;
+  if (step == Step::kWait) {
+    qp.schedule = {Schedule::kWaiting, due};
+    waiting_.insert({due, &qp});
+    earliest_due_ns_.store(waiting_.begin()->first, std::memory_order_relaxed);
+  } else if (step == Step::kMore || again) {
+    qp.schedule.schedule = Schedule::kReady;
+    ready_.push_back(&qp);
+    ready_count_.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    qp.schedule.schedule = Schedule::kIdle;
+  }
+}
+
+void Engine::forget(Qp& qp) {
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      switch (qp.schedule.schedule) {
+        case Schedule::kIdle:
+          return;
+        case Schedule::kReady:
+          ready_.erase(std::find(ready_.begin(), ready_.end(), &qp));
+          ready_count_.fetch_sub(1, std::memory_order_relaxed);
+          qp.schedule.schedule = Schedule::kIdle;
+          return;
+        case Schedule::kWaiting:
+          waiting_.erase({qp.schedule.due_ns, &qp});
+          qp.schedule.schedule = Schedule::kIdle;
+          return;
+        case Schedule::kRunning:
+        case Schedule::kRunningAgain:
+          break;
+      }
+    }
+    sched_yield();
+  }
+}
+
+void Engine::drain() {
+  serve_attention();
+  while (Qp* qp = next()) {
+    run(*qp);
+    serve_attention();
+  }
+}
+
+void Engine::progress_inline() {
+  const std::uint64_t due = earliest_due_ns_.load(std::memory_order_relaxed);
+  const bool attention = process_->segment().attention_pending.load(std::memory_order_relaxed) != 0;
+  if (attention || (due != kNever && monotonic_ns() >= due)) drain();
+}
+
+std::uint64_t Engine::idle_ns() const {
+  const std::uint64_t due = earliest_due_ns_.load(std::memory_order_relaxed);
+  if (due == kNever) return kNever;
+  const std::uint64_t now = monotonic_ns();
+  return due > now ? due - now : 0;
+}
+
+void Engine::serve_attention() {
+  Segment& segment = process_->segment();
+  if (segment.attention_pending.load(std::memory_order_relaxed) == 0) return;
+  segment.attention_pending.store(0, std::memory_order_seq_cst);
+  for (std::uint32_t word = 0; word < kMaxQps / 64; ++word) {
+    std::uint64_t bits = segment.attention[word].exchange(0, std::memory_order_acq_rel);
+    for (; bits != 0; bits &= bits - 1) {
+      const auto index = word * 64 + static_cast<std::uint32_t>(__builtin_ctzll(bits));
+      process_->with_qp(index, [&](Qp& qp) { schedule(qp, true); });
+    }
+  }
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,72 @@
+// Runs the send queues: round robin over the QPs that have work, each for a bounded number of bytes. The `thread`
+// engine does so in a thread of its own, as a device would; `inline` in whatever thread posts, and for work that has
+// to wait (receiver not ready, lost peer) in whatever thread polls.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <set>
+#include <utility>
+
+#include "base/mutex.h"
+
+namespace verbatim::softverbs {
+
+class Process;
+struct Qp;
+
+// What the engine knows of a QP; guarded by the engine's mutex, except that only its runner touches a kRunning one.
+enum class Schedule : std::uint8_t { kIdle, kReady, kRunning, kRunningAgain, kWaiting };
+
+struct ScheduleEntry {
+  Schedule schedule = Schedule::kIdle;
+  std::uint64_t due_ns = 0;  // when kWaiting
+};
+
+// Thread-safe.
+class Engine {
+ public:
+  explicit Engine(bool threaded) : threaded_(threaded) {}
+
+  // Called once, before anything else.
+  void start(Process& process);
+
+  bool is_threaded() const { return threaded_; }
+
+  // The QP has new work. With the inline engine it is done on return, unless it has to wait.
+  void kick(Qp& qp);
+  // The same for a QP that may wait for a timer which no longer matters: its state has changed.
+  void kick_now(Qp& qp);
+  // On return the engine does not run this QP and never will.
+  void forget(Qp& qp);
+
+  // Called by every poll: with the inline engine it does what has become due.
+  void progress() {
+    if (!threaded_) progress_inline();
+  }
+
+  // Nanoseconds until work of the inline engine becomes due; UINT64_MAX when there is none.
+  std::uint64_t idle_ns() const;
+
+ private:
+  static void* thread_main(void* engine);
+  void run_thread();
+  void spin_then_sleep();
+  void progress_inline();
+  void drain();
+  void schedule(Qp& qp, bool ends_wait);
+  Qp* next();
+  void run(Qp& qp);
+  void serve_attention();
+
+  const bool threaded_;
+  Process* process_ = nullptr;
+  std::atomic<std::uint64_t> earliest_due_ns_{~std::uint64_t{0}};
+  std::atomic<std::uint32_t> ready_count_{0};
+  mutable Mutex mutex_;
+  std::deque<Qp*> ready_ VERBATIM_GUARDED_BY(mutex_);
+  std::set<std::pair<std::uint64_t, Qp*>> waiting_ VERBATIM_GUARDED_BY(mutex_);
+};
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,53 @@
+#include "softverbs/events.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#include <cstdio>
+
+#include "base/fd.h"
+
+namespace verbatim::softverbs {
+
+void ring_pipe(const ProcessView& process, int fd) {
+  const char byte = 0;
+  if (process.is_own()) {
+    // A full pipe is readable already.
+    static_cast<void>(!::write(fd, &byte, 1));
+    return;
+  }
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", process.pid(), fd);
+  const UniqueFd pipe(::open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  struct stat info {};
+  if (!pipe || ::fstat(pipe.get(), &info) != 0 || !S_ISFIFO(info.st_mode)) return;
+  static_cast<void>(!::write(pipe.get(), &byte, 1));
+}
+
+void raise_event(const ProcessView& process, Incarnation me, std::uint32_t context, const AsyncEntry& event) {
+  SharedContext& queue = process.segment().contexts[context];
+  SharedLockGuard lock(queue.lock, me);
+  if (queue.tail - queue.head == kAsyncQueueLength) return;
+  queue.entries[queue.tail % kAsyncQueueLength] = event;
+  ++queue.tail;
+  ring_pipe(process, queue.pipe_fd);
+}
+
+void call_attention(const ProcessView& process, std::uint32_t qp_index) {
+  Segment& segment = process.segment();
+  segment.attention[qp_index / 64].fetch_or(std::uint64_t{1} << (qp_index % 64), std::memory_order_release);
+  segment.attention_pending.store(1, std::memory_order_seq_cst);
+  ring_doorbell(segment);
+}
+
+void ring_doorbell(Segment& segment) {
+  segment.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  if (segment.sleeping.load(std::memory_order_seq_cst) == 0) return;
+  ::syscall(SYS_futex, &segment.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,121 @@
+#include "softverbs/memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <vector>
+
+#include "softverbs/process.h"
+#include "softverbs/qp.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace verbatim::softverbs {
+namespace {
+
+// A key is the table index, which is never 0, above a byte that differs from use to use, from process to process, and
+// between lkey and rkey: a key that is stale or of the wrong sort is refused, not mistaken.
+constexpr std::uint32_t kVariantBits = 8;
+constexpr std::uint32_t kRemoteVariant = 0x80;
+
+constexpr unsigned kKnownAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+                                  IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB |
+                                  IBV_ACCESS_OPTIONAL_RANGE;
+
+bool is_page_usable(std::uintptr_t page, bool writable) {
+  if (::madvise(reinterpret_cast<void*>(page), kPageBytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0) {
+    return true;
+  }
+  return errno == EINVAL;  // kernels before 5.14, and special mappings: taken on trust
+}
+
+// A device pins pages at registration and fails when it cannot. We hold none, but refuse what could not be pinned.
+bool is_mapped(std::uintptr_t address, std::size_t length, bool writable) {
+  const std::uintptr_t first = address / kPageBytes * kPageBytes;
+  const std::uintptr_t last = (address + length - 1) / kPageBytes * kPageBytes;
+  constexpr std::size_t kPagesPerCall = 1U << 16;
+  std::vector<unsigned char> residency(std::min(kPagesPerCall, (last - first) / kPageBytes + 1));
+  for (std::uintptr_t at = first; at <= last; at += kPagesPerCall * kPageBytes) {
+    const std::size_t bytes = std::min(kPagesPerCall * kPageBytes, last - at + kPageBytes);
+    if (::mincore(reinterpret_cast<void*>(at), bytes, residency.data()) != 0) return false;
+  }
+  return is_page_usable(first, writable) && is_page_usable(last, writable);
+}
+
+bool is_access_valid(unsigned access) {
+  if ((access & ~kKnownAccess) != 0) return false;
+  const bool remote_changes = (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0;
+  return !remote_changes || (access & IBV_ACCESS_LOCAL_WRITE) != 0;
+}
+
+}  // namespace
+
+Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
+                            unsigned access) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  if (!is_access_valid(access) || length == 0 || begin + length < begin || iova + length < iova) {
+    return system_error("register_memory", EINVAL);
+  }
+  if (!is_mapped(begin, length, (access & IBV_ACCESS_LOCAL_WRITE) != 0)) return system_error("register_memory", EFAULT);
+  Process& process = *context.process;
+  Result<std::uint32_t> index = process.mr_table().allocate(process.settings().max_mr);
+  if (!index) return index.error();
+  SharedMr& shared = process.segment().mrs[*index];
+  shared.pd = pd->handle;
+  shared.access = access;
+  shared.iova = (access & IBV_ACCESS_ZERO_BASED) != 0 ? 0 : iova;
+  shared.length = length;
+  shared.address = begin;
+  const std::uint32_t variant = (shared.uses++ + process.me() * 17) % kRemoteVariant;
+  const std::uint32_t lkey = (*index + 1) << kVariantBits | variant;
+  const std::uint32_t rkey = lkey | kRemoteVariant;
+
+  auto mr = std::make_unique<Mr>();
+  mr->context = &context.context;
+  mr->pd = pd;
+  mr->addr = address;
+  mr->length = length;
+  mr->handle = *index;
+  mr->lkey = lkey;
+  mr->rkey = rkey;
+  mr->index = *index;
+  shared.lkey.store(lkey, std::memory_order_release);
+  shared.rkey.store(rkey, std::memory_order_release);
+  static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
+  return mr.release();
+}
+
+void deregister_memory(Mr& mr) {
+  Process& process = *context_of(mr.context).process;
+  SharedMr& shared = process.segment().mrs[mr.index];
+  shared.rkey.store(0, std::memory_order_seq_cst);
+  shared.lkey.store(0, std::memory_order_seq_cst);
+  // Every access is made under the lock of the QP that sends from here or that receives here, and asks for the key
+  // after taking it: once each such lock was seen free, nobody is in the middle.
+  process.for_each_qp([&](Qp& qp) {
+    if (qp.pd != mr.pd && (qp.srq == nullptr || qp.srq->pd != mr.pd)) return;
+    qp.execution.wait_for_holder();
+    qp.shared->lock.wait_for_holder();
+  });
+  process.mr_table().release(mr.index);
+  static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);
+  delete &mr;
+}
+
+std::uint64_t translate(const Segment& owner, const Region& region, std::uint64_t address, std::uint64_t length) {
+  const std::uint32_t index = (region.key >> kVariantBits) - 1;
+  if (index >= kMaxMrs) return 0;
+  const SharedMr& mr = owner.mrs[index];
+  const std::atomic<std::uint32_t>& key = region.kind == KeyKind::kLocal ? mr.lkey : mr.rkey;
+  if (key.load(std::memory_order_seq_cst) != region.key) return 0;
+  if (mr.pd != region.pd || (mr.access & region.access) != region.access) return 0;
+  if (address < mr.iova || length > mr.length || address - mr.iova > mr.length - length) return 0;
+  return mr.address + (address - mr.iova);
+}
+
+}  // namespace verbatim::softverbs

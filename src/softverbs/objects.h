@@ -1,0 +1,87 @@
+// The objects behind the handles that a program holds: what of them is private to this process. Each is allocated by
+// the verb that creates it and freed by the one that destroys it; `shared` is its other half in the segment.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/mutex.h"
+#include "softverbs/layout.h"
+#include "softverbs/process_view.h"
+
+namespace verbatim::softverbs {
+
+class Process;
+
+// A pipe that is readable while events wait. The read end belongs to the program.
+struct EventPipe {
+  UniqueFd read_end;
+  UniqueFd write_end;
+};
+
+struct Context : verbs_context {
+  Process* process = nullptr;
+  std::uint32_t device = 0;
+  std::uint32_t index = 0;
+  SharedContext* shared = nullptr;
+  EventPipe pipe;
+  Mutex objects_mutex;  // the lists below, which only rare calls use
+  std::vector<struct Cq*> cqs VERBATIM_GUARDED_BY(objects_mutex);
+  std::vector<struct Qp*> qps VERBATIM_GUARDED_BY(objects_mutex);
+  std::vector<struct Srq*> srqs VERBATIM_GUARDED_BY(objects_mutex);
+};
+
+struct Pd : ibv_pd {
+  std::atomic<std::uint32_t> users{0};
+};
+
+struct Mr : ibv_mr {
+  std::uint32_t index = 0;
+};
+
+struct Channel : ibv_comp_channel {
+  EventPipe pipe;
+};
+
+struct Cq : ibv_cq {
+  Process* process = nullptr;
+  std::uint32_t index = 0;
+  SharedCq* shared = nullptr;
+  Cqe* ring = nullptr;
+  std::atomic<std::uint32_t> users{0};
+  std::atomic<std::uint32_t> empty_polls{0};
+  Mutex poll_mutex;
+  std::uint32_t comp_events_given = 0;   // under ibv_cq::mutex
+  std::uint32_t async_events_given = 0;  // under ibv_cq::mutex
+};
+
+// The owner's half of a receive ring.
+struct ReceivePoster {
+  ReceiveRing* ring = nullptr;
+  std::byte* entries = nullptr;
+  std::uint32_t max_wr = 0;
+  std::uint32_t max_sge = 0;
+  std::size_t bytes = 0;
+  std::atomic<std::uint32_t> released{0};  // entries whose completion was read
+  Mutex mutex;
+};
+
+struct Srq : ibv_srq {
+  Process* process = nullptr;
+  std::uint32_t index = 0;
+  SharedSrq* shared = nullptr;
+  ReceivePoster poster;
+  std::atomic<std::uint32_t> users{0};
+  std::uint32_t events_given = 0;  // under ibv_srq::mutex
+};
+
+inline Context& context_of(ibv_context* context) {
+  return *static_cast<Context*>(verbs_get_ctx(context));
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,124 @@
+#include "softverbs/process.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+
+#include "softverbs/device.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+std::atomic<Process*> g_process{nullptr};
+std::atomic<pid_t> g_process_pid{0};
+Mutex g_join_mutex;
+
+Result<std::shared_ptr<ProcessView>> map_view(const UniqueFd& fd, const HostRegistry& registry, std::uint32_t slot,
+                                              pid_t pid) {
+  Result<Mapping> mapping = map_shm(fd, kSegmentBytes);
+  if (!mapping) return mapping.error();
+  return std::make_shared<ProcessView>(*std::move(mapping), registry, slot, pid);
+}
+
+}  // namespace
+
+bool is_alive(Incarnation incarnation) {
+  Process* process = Process::joined();
+  return process == nullptr || process->registry().is_alive(incarnation);
+}
+
+Process* Process::joined() {
+  return g_process.load(std::memory_order_acquire);
+}
+
+Result<Process*> Process::join() {
+  MutexLock lock(g_join_mutex);
+  if (Process* process = joined(); process != nullptr) return process;
+  Result<Process*> process = create();
+  if (process) {
+    g_process_pid.store(::getpid(), std::memory_order_relaxed);
+    g_process.store(*process, std::memory_order_release);
+    (*process)->engine_.start(**process);
+    static const int registered = ::pthread_atfork(nullptr, nullptr, forget_in_child) + std::atexit(leave_at_exit);
+    static_cast<void>(registered);
+  }
+  return process;
+}
+
+Result<Process*> Process::create() {
+  const Settings* settings = softverbs::settings();
+  if (settings == nullptr) return system_error("settings", EINVAL);
+  Result<std::unique_ptr<HostRegistry>> registry = HostRegistry::open(*settings);
+  if (!registry) return registry.error();
+  const std::string name = (*registry)->segment_name((*registry)->me());
+  ::shm_unlink(name.c_str());  // of a registry that somebody removed by hand
+  Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateNew);
+  if (!fd) return fd.error();
+  if (::ftruncate(fd->get(), static_cast<off_t>(kSegmentBytes)) != 0) return system_error("ftruncate", errno);
+  if (Status backed = back_with_memory(*fd, 0, offsetof(Segment, contexts)); !backed) return backed.error();
+  Result<std::shared_ptr<ProcessView>> view = map_view(*fd, **registry, (*registry)->slot(), ::getpid());
+  if (!view) return view.error();
+  Segment& segment = (*view)->segment();
+  segment.incarnation = (*registry)->me();
+  segment.pid = ::getpid();
+  for (std::uint32_t device = 0; device < settings->devices; ++device) {
+    fill_port(segment.ports[device], device, *settings);
+  }
+  // With Yama, peers may read and write our memory only if we say so; without it this is refused and not needed.
+  ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  return new Process(*settings, *std::move(registry), *std::move(fd), *std::move(view));
+}
+
+Process::Process(const Settings& settings, std::unique_ptr<HostRegistry> registry, UniqueFd fd,
+                 std::shared_ptr<ProcessView> view)
+    : settings_(settings),
+      registry_(std::move(registry)),
+      fd_(std::move(fd)),
+      view_(std::move(view)),
+      arena_(fd_),
+      contexts_(fd_, offsetof(Segment, contexts), sizeof(SharedContext), kMaxContexts),
+      qps_(fd_, offsetof(Segment, qps), sizeof(SharedQp), kMaxQps),
+      cqs_(fd_, offsetof(Segment, cqs), sizeof(SharedCq), kMaxCqs),
+      srqs_(fd_, offsetof(Segment, srqs), sizeof(SharedSrq), kMaxSrqs),
+      mrs_(fd_, offsetof(Segment, mrs), sizeof(SharedMr), kMaxMrs),
+      qp_pointers_(kMaxQps),
+      engine_(settings_.threaded) {}
+
+void Process::leave_at_exit() {
+  Process* process = joined();
+  if (process == nullptr || g_process_pid.load(std::memory_order_relaxed) != ::getpid()) return;
+  process->segment().closed.store(1, std::memory_order_release);
+  process->registry_->leave();
+}
+
+// The parent's segment and engine are not the child's. What the child inherited of them is left alone.
+void Process::forget_in_child() {
+  g_process.store(nullptr, std::memory_order_release);
+}
+
+void Process::publish(std::uint32_t index, Qp* qp) {
+  MutexLock lock(qps_mutex_);
+  qp_pointers_[index].store(qp, std::memory_order_release);
+}
+
+std::shared_ptr<ProcessView> Process::find(const QpPlace& place) {
+  if (place.incarnation == me()) return view_;
+  MutexLock lock(peers_mutex_);
+  std::weak_ptr<ProcessView>& cached = peers_[place.slot];
+  if (std::shared_ptr<ProcessView> view = cached.lock(); view && view->incarnation() == place.incarnation) return view;
+  const pid_t pid = registry_->pid_of(place.slot, place.incarnation);
+  if (pid == 0) return nullptr;
+  Result<UniqueFd> fd = open_shm(registry_->segment_name(place.incarnation), OpenMode::kExisting);
+  if (!fd) return nullptr;
+  Result<std::shared_ptr<ProcessView>> view = map_view(*fd, *registry_, place.slot, pid);
+  if (!view || !registry_->is_alive(place.slot, place.incarnation)) return nullptr;
+  cached = *view;
+  return *view;
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,94 @@
+// This process on the host: its entry in the registry, its segment with the tables in it, its engine, and the peers
+// that it has met. Made when the first device is opened; it lives until the process ends, as a real device would.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/result.h"
+#include "softverbs/arena.h"
+#include "softverbs/engine.h"
+#include "softverbs/process_view.h"
+#include "softverbs/registry.h"
+#include "softverbs/settings.h"
+#include "softverbs/shared_table.h"
+
+namespace verbatim::softverbs {
+
+struct Context;
+struct Cq;
+struct Qp;
+struct Srq;
+
+class Process {
+ public:
+  // Joins on the first call, in a forked child again.
+  static Result<Process*> join();
+  // nullptr before the first join().
+  static Process* joined();
+
+  const Settings& settings() const { return settings_; }
+  HostRegistry& registry() { return *registry_; }
+  Incarnation me() const { return registry_->me(); }
+  ProcessView& view() { return *view_; }
+  Segment& segment() { return view_->segment(); }
+  Arena& arena() { return arena_; }
+  Engine& engine() { return engine_; }
+
+  SharedTable& context_table() { return contexts_; }
+  SharedTable& qp_table() { return qps_; }
+  SharedTable& cq_table() { return cqs_; }
+  SharedTable& srq_table() { return srqs_; }
+  SharedTable& mr_table() { return mrs_; }
+
+  // This process's own objects by their index in the segment, nullptr when gone. The caller keeps the object alive by
+  // other means: the completion queue's lock, or the engine's hold on what it runs.
+  Qp* qp_at(std::uint32_t index) const { return qp_pointers_[index].load(std::memory_order_acquire); }
+  void publish(std::uint32_t index, Qp* qp);
+  // Calls visit(Qp&) for a QP that may have gone; it cannot be destroyed meanwhile.
+  template <typename Visit>
+  void with_qp(std::uint32_t index, Visit visit) {
+    MutexLock lock(qps_mutex_);
+    if (Qp* qp = qp_at(index); qp != nullptr) visit(*qp);
+  }
+  // Calls visit(Qp&) for every live QP; none of them can be destroyed meanwhile.
+  template <typename Visit>
+  void for_each_qp(Visit visit) {
+    MutexLock lock(qps_mutex_);
+    const std::uint32_t end = qps_.high_water();
+    for (std::uint32_t index = 0; index < end; ++index) {
+      if (Qp* qp = qp_pointers_[index].load(std::memory_order_relaxed); qp != nullptr) visit(*qp);
+    }
+  }
+
+  // The process that owns a QP; nullptr when it is gone.
+  std::shared_ptr<ProcessView> find(const QpPlace& place);
+
+ private:
+  Process(const Settings& settings, std::unique_ptr<HostRegistry> registry, UniqueFd fd,
+          std::shared_ptr<ProcessView> view);
+  static Result<Process*> create();
+  static void leave_at_exit();
+  static void forget_in_child();
+
+  const Settings settings_;
+  const std::unique_ptr<HostRegistry> registry_;
+  const UniqueFd fd_;
+  const std::shared_ptr<ProcessView> view_;
+  Arena arena_;
+  SharedTable contexts_;
+  SharedTable qps_;
+  SharedTable cqs_;
+  SharedTable srqs_;
+  SharedTable mrs_;
+  std::vector<std::atomic<Qp*>> qp_pointers_;
+  Mutex qps_mutex_;
+  Mutex peers_mutex_;
+  std::array<std::weak_ptr<ProcessView>, kMaxProcesses> peers_ VERBATIM_GUARDED_BY(peers_mutex_);
+  Engine engine_;
+};
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,39 @@
+// A process as its peers see it: its mapped segment and what is needed to reach its memory.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "softverbs/layout.h"
+#include "softverbs/registry.h"
+#include "softverbs/shm_file.h"
+
+namespace verbatim::softverbs {
+
+// Thread-safe. Kept alive by whoever routes messages to it; the cache in Process holds it weakly.
+class ProcessView {
+ public:
+  ProcessView(Mapping mapping, const HostRegistry& registry, std::uint32_t slot, pid_t pid)
+      : mapping_(std::move(mapping)), registry_(registry), slot_(slot), pid_(pid) {}
+
+  Segment& segment() const { return *mapping_.as<Segment>(); }
+  Incarnation incarnation() const { return segment().incarnation; }
+  pid_t pid() const { return pid_; }
+  bool is_own() const { return incarnation() == registry_.me(); }
+
+  // Asks the kernel at most once a millisecond: no pid comes round to another process in less time than that.
+  bool is_alive(std::uint64_t now_ns);
+  void mark_gone() { gone_.store(true, std::memory_order_relaxed); }
+
+ private:
+  const Mapping mapping_;
+  const HostRegistry& registry_;
+  const std::uint32_t slot_;
+  const pid_t pid_;
+  std::atomic<bool> gone_{false};
+  std::atomic<std::uint64_t> checked_ns_{0};
+};
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,115 @@
+// A reliable connection: the object that the program holds, its send queue, and the steps of its life.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "base/mutex.h"
+#include "base/result.h"
+#include "softverbs/engine.h"
+#include "softverbs/objects.h"
+#include "softverbs/process.h"
+
+namespace verbatim::softverbs {
+
+// A posted work request. Its SGEs or inline bytes lie beside, at the same index.
+struct SendRequest {
+  std::uint64_t wr_id;
+  std::uint64_t remote_address;
+  std::uint64_t length;
+  std::uint64_t compare_add;
+  std::uint64_t swap;
+  std::uint32_t rkey;
+  std::uint32_t imm;
+  std::uint32_t sge_count;
+  std::uint8_t opcode;  // ibv_wr_opcode
+  std::uint8_t flags;   // ibv_send_flags
+};
+
+// Posting threads write at `posted` under `mutex`; the engine reads at `executed` under Qp::execution; an entry is
+// free again when a completion at or behind it was read.
+struct SendQueue {
+  std::unique_ptr<SendRequest[]> requests;
+  std::unique_ptr<ibv_sge[]> sges;
+  std::unique_ptr<std::uint8_t[]> inline_bytes;
+  std::uint32_t mask = 0;
+  Mutex mutex;
+  std::atomic<std::uint32_t> posted{0};
+  std::atomic<std::uint32_t> executed{0};
+  std::atomic<std::uint32_t> released{0};
+};
+
+// Where the requests go. Dropped at reset, at an error, and when the peer is found gone.
+struct Route {
+  std::shared_ptr<ProcessView> process;
+  SharedQp* qp = nullptr;
+  std::uint32_t index = 0;
+};
+
+// The half of a QP that asks; under Qp::execution.
+struct Requester {
+  Route route;
+  std::uint64_t offset = 0;  // bytes done of the request at `executed`
+  std::uint32_t psn = 0;     // of the first packet of that request
+  std::uint32_t retries_left = 0;
+  std::uint32_t rnr_retries_left = 0;
+  std::uint64_t due_ns = 0;       // nothing is sent before
+  bool awaiting_timeout = false;  // an attempt got no answer
+  std::uint64_t busy_since_ns = 0;
+  bool drain_wanted = false;  // an SQ_DRAINED event is owed
+  // Attributes
+  std::uint32_t timeout = 0;
+  std::uint32_t retry_count = 0;
+  std::uint32_t rnr_retry_count = 0;
+  std::uint32_t mtu_bytes = 0;
+  std::uint32_t dest_qpn = 0;
+  std::uint32_t max_rd_atomic = 0;
+  ibv_ah_attr path{};
+};
+
+struct Qp : ibv_qp {
+  Process* process = nullptr;
+  std::uint32_t index = 0;
+  SharedQp* shared = nullptr;
+  ibv_qp_cap cap{};
+  bool signal_all = false;
+
+  SendQueue sends;
+  ReceivePoster receives;
+  ScheduleEntry schedule;  // the engine's
+
+  SharedLock execution;  // whoever runs the send queue or changes the state; taken before shared->lock
+  Requester requester;
+
+  Mutex modify_mutex;                                          // one modify or query at a time
+  ibv_qp_attr attributes VERBATIM_GUARDED_BY(modify_mutex){};  // as set so far
+  std::uint32_t events_given = 0;                              // under ibv_qp::mutex
+
+  ibv_qp_state current_state() const {
+    return static_cast<ibv_qp_state>(shared->state.load(std::memory_order_acquire));
+  }
+
+  // The program has read this completion: what it stood for may be posted again. Called under the CQ's poll_mutex.
+  void release_entry(const Cqe& entry) {
+    if ((entry.opcode & IBV_WC_RECV) == 0) {
+      sends.released.store(entry.position + 1, std::memory_order_release);
+    } else if (srq != nullptr) {
+      static_cast<Srq*>(srq)->poster.released.fetch_add(1, std::memory_order_release);
+    } else {
+      receives.released.store(entry.position + 1, std::memory_order_release);
+    }
+  }
+};
+
+// What the verbs of these names do.
+Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted);
+int destroy_qp(Qp& qp);
+int modify_qp(Qp& qp, const ibv_qp_attr& attributes, int mask);
+int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init);
+int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr** bad);
+int post_recv(ibv_qp* qp, ibv_recv_wr* request, ibv_recv_wr** bad);
+
+}  // namespace verbatim::softverbs

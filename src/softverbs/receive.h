@@ -1,0 +1,36 @@
+// Receive work: the ring of a QP or of a shared receive queue. The owner posts; whoever delivers a message takes.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include "base/result.h"
+#include "softverbs/objects.h"
+#include "softverbs/process.h"
+#include "softverbs/process_view.h"
+
+namespace verbatim::softverbs {
+
+// Makes an empty ring for `max_wr` entries (which may be 0).
+Status make_receive_ring(Process& process, std::uint32_t max_wr, std::uint32_t max_sge, ReceiveRing& ring,
+                         ReceivePoster& poster);
+void free_receive_ring(Process& process, ReceivePoster& poster);
+
+// Appends one request. 0, EINVAL (too many SGEs) or ENOMEM (full: an entry is free when its completion was read).
+int post_receive(ReceivePoster& poster, const ibv_recv_wr& request) VERBATIM_REQUIRES(poster.mutex);
+
+// Copies the oldest posted entry out of the ring. False when there is none. The ring's takers are serialized by the
+// caller.
+bool take_receive(Segment& segment, ReceiveRing& ring, OpenReceive& receive);
+
+inline std::uint32_t waiting_receives(const ReceiveRing& ring) {
+  return ring.posted.load(std::memory_order_acquire) - ring.taken.load(std::memory_order_relaxed);
+}
+
+// What the verbs of these names do.
+Result<Srq*> create_srq(Context& context, ibv_pd* pd, const ibv_srq_init_attr& attributes);
+int destroy_srq(Srq& srq);
+int modify_srq(Srq& srq, const ibv_srq_attr& attributes, int mask);
+int query_srq(Srq& srq, ibv_srq_attr& attributes);
+int post_srq_recv(ibv_srq* srq, ibv_recv_wr* request, ibv_recv_wr** bad);
+
+}  // namespace verbatim::softverbs

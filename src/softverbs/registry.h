@@ -1,0 +1,68 @@
+// The one thing that all softverbs processes of a user share: who is there, and which process owns which QP number.
+// Held in /dev/shm while any of them runs; the last to leave removes it, and whoever joins buries the dead.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/fd.h"
+#include "base/mutex.h"
+#include "base/result.h"
+#include "softverbs/layout.h"
+#include "softverbs/shm_file.h"
+
+namespace verbatim::softverbs {
+
+struct QpPlace {
+  Incarnation incarnation;
+  std::uint32_t slot;
+  std::uint32_t index;
+};
+
+// Thread-safe.
+class HostRegistry {
+ public:
+  static Result<std::unique_ptr<HostRegistry>> open(const Settings& settings);
+
+  // Enters this process. EUSERS: every slot belongs to a live process.
+  Status join();
+  // Frees slot and QP numbers, unlinks the segment, and the registry itself when nobody is left.
+  void leave();
+
+  Incarnation me() const { return me_; }
+  std::uint32_t slot() const { return slot_; }
+  std::string segment_name(Incarnation incarnation) const { return name_ + "." + std::to_string(incarnation); }
+
+  // ENOMEM: all numbers of the host are taken.
+  Result<std::uint32_t> allocate_qpn(std::uint32_t index);
+  void release_qpn(std::uint32_t qpn);
+  std::optional<QpPlace> find_qpn(std::uint32_t qpn) const;
+
+  // 0: not registered.
+  pid_t pid_of(std::uint32_t slot, Incarnation incarnation) const;
+  bool is_alive(std::uint32_t slot, Incarnation incarnation) const;  // one system call
+  bool is_alive(Incarnation incarnation) const;
+
+ private:
+  class FileLock;
+
+  HostRegistry(std::string name, UniqueFd fd, Mapping mapping)
+      : name_(std::move(name)), fd_(std::move(fd)), mapping_(std::move(mapping)) {}
+
+  Registry& shared() const { return *mapping_.as<Registry>(); }
+  void free_slot(ProcessSlot& slot) VERBATIM_REQUIRES(mutex_);
+  void bury_the_dead() VERBATIM_REQUIRES(mutex_);
+
+  const std::string name_;
+  const UniqueFd fd_;
+  const Mapping mapping_;
+  Incarnation me_ = 0;
+  std::uint32_t slot_ = 0;
+  Mutex mutex_;  // flock() is one per open file: threads of one process need this beside it
+};
+
+}  // namespace verbatim::softverbs

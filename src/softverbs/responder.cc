@@ -1,0 +1,282 @@
+#include "softverbs/responder.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "softverbs/completion.h"
+#include "softverbs/events.h"
+#include "softverbs/memory.h"
+#include "softverbs/receive.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+constexpr std::uint64_t kAtomicBytes = 8;
+
+bool carries_imm(ibv_wr_opcode opcode) {
+  return opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
+// Answers one step of a message for one QP.
+class Responder {
+ public:
+  Responder(const ProcessView& process, Incarnation me, std::uint32_t index, const Packets& packets, Spans& local)
+      : process_(process),
+        segment_(process.segment()),
+        me_(me),
+        index_(index),
+        qp_(segment_.qps[index]),
+        packets_(packets),
+        local_(local) {}
+
+  Answer answer() {
+    const auto state = static_cast<ibv_qp_state>(qp_.state.load(std::memory_order_relaxed));
+    const bool receives = state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
+    if (!receives || qp_.dest_qpn != packets_.source_qpn || qp_.expected_psn != packets_.psn) return Answer::kSilence;
+    if (state == IBV_QPS_RTR && qp_.established == 0) {
+      qp_.established = 1;
+      raise_qp_event(process_, me_, index_, IBV_EVENT_COMM_EST);
+    }
+    const Answer answer = is_well_formed() ? execute() : refuse(Answer::kInvalidRequest);
+    if (answer == Answer::kAck) qp_.expected_psn = (qp_.expected_psn + packets_.count) & k24Bits;
+    return answer;
+  }
+
+ private:
+  // Every packet but the last is exactly one path MTU long: the two ends must agree on it.
+  bool is_well_formed() const {
+    return packets_.mtu_bytes == qp_.path_mtu_bytes ||
+           packets_.message_bytes <= std::min(packets_.mtu_bytes, qp_.path_mtu_bytes);
+  }
+
+  Answer execute() {
+    switch (packets_.opcode) {
+      case IBV_WR_SEND:
+      case IBV_WR_SEND_WITH_IMM:
+        return execute_send();
+      case IBV_WR_RDMA_WRITE:
+      case IBV_WR_RDMA_WRITE_WITH_IMM:
+        return execute_write();
+      case IBV_WR_RDMA_READ:
+        return execute_read();
+      case IBV_WR_ATOMIC_CMP_AND_SWP:
+      case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        return execute_atomic();
+      default:
+        return refuse(Answer::kInvalidRequest);
+    }
+  }
+
+  Answer execute_send() {
+    if (packets_.is_first()) {
+      if (!take()) return Answer::kReceiverNotReady;
+      std::uint64_t room = 0;
+      for (std::uint32_t i = 0; i < qp_.open.entry.sge_count; ++i) room += qp_.open.sges[i].length;
+      if (room < packets_.message_bytes) return fail_receive(IBV_WC_LOC_LEN_ERR, Answer::kInvalidRequest);
+    }
+    Spans places;
+    if (!receive_places(places)) return fail_receive(IBV_WC_LOC_PROT_ERR, Answer::kOperationalError);
+    if (const CopyResult copied = copy_to(process_, local_, places); copied != CopyResult::kDone) {
+      return copied == CopyResult::kGone ? Answer::kSilence
+                                         : fail_receive(IBV_WC_LOC_PROT_ERR, Answer::kOperationalError);
+    }
+    return packets_.is_last() ? finish_receive(IBV_WC_RECV) : Answer::kAck;
+  }
+
+  Answer execute_write() {
+    const bool consumes = packets_.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && packets_.is_last();
+    if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return refuse(Answer::kInvalidRequest);
+    if (consumes && !has_receive()) return Answer::kReceiverNotReady;
+    Spans places;
+    if (!remote_places(IBV_ACCESS_REMOTE_WRITE, places)) return refuse(Answer::kAccessError);
+    if (const Answer moved = moved_or_refused(copy_to(process_, local_, places)); moved != Answer::kAck) return moved;
+    if (!consumes) return Answer::kAck;
+    return take() ? finish_receive(IBV_WC_RECV_RDMA_WITH_IMM) : Answer::kReceiverNotReady;
+  }
+
+  Answer execute_read() {
+    if ((qp_.access & IBV_ACCESS_REMOTE_READ) == 0 || qp_.max_dest_rd_atomic == 0) {
+      return refuse(Answer::kInvalidRequest);
+    }
+    Spans places;
+    if (!remote_places(IBV_ACCESS_REMOTE_READ, places)) return refuse(Answer::kAccessError);
+    return moved_or_refused(copy_from(process_, local_, places));
+  }
+
+  Answer execute_atomic() {
+    if ((qp_.access & IBV_ACCESS_REMOTE_ATOMIC) == 0 || qp_.max_dest_rd_atomic == 0 ||
+        packets_.remote_address % kAtomicBytes != 0) {
+      return refuse(Answer::kInvalidRequest);
+    }
+    const Region region{KeyKind::kRemote, packets_.rkey, qp_.pd, IBV_ACCESS_REMOTE_ATOMIC};
+    const std::uint64_t address = translate(segment_, region, packets_.remote_address, kAtomicBytes);
+    if (address == 0) return refuse(Answer::kAccessError);
+    SharedLockGuard lock(segment_.atomics_lock, me_);
+    std::uint64_t before = 0;
+    if (const Answer moved = move_word(copy_from, before, address); moved != Answer::kAck) return moved;
+    std::uint64_t after = before;
+    if (packets_.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+      after = before + packets_.compare_add;
+    } else if (before == packets_.compare_add) {
+      after = packets_.swap;
+    }
+    if (after != before) {
+      if (const Answer moved = move_word(copy_to, after, address); moved != Answer::kAck) return moved;
+    }
+    std::memcpy(local_.items()[0].iov_base, &before, sizeof before);
+    return Answer::kAck;
+  }
+
+  Answer move_word(CopyResult (*copy)(const ProcessView&, Spans&, Spans&), std::uint64_t& word, std::uint64_t address) {
+    Spans here;
+    here.add(reinterpret_cast<std::uintptr_t>(&word), sizeof word);
+    Spans there;
+    there.add(address, sizeof word);
+    return moved_or_refused(copy(process_, here, there));
+  }
+
+  Answer moved_or_refused(CopyResult result) {
+    if (result == CopyResult::kDone) return Answer::kAck;
+    if (result == CopyResult::kGone) return Answer::kSilence;
+    return refuse(Answer::kOperationalError);
+  }
+
+  // An empty message names no memory, so its key is not looked at (o9-88 and C9-87 speak of accesses).
+  bool remote_places(std::uint32_t access, Spans& places) const {
+    if (packets_.message_bytes == 0) return true;
+    const Region region{KeyKind::kRemote, packets_.rkey, qp_.pd, access};
+    const std::uint64_t begin = translate(segment_, region, packets_.remote_address, packets_.message_bytes);
+    if (begin == 0) return false;
+    places.add(begin + packets_.offset, packets_.bytes);
+    return true;
+  }
+
+  // The part of the open receive's buffers that this step fills.
+  bool receive_places(Spans& places) const {
+    std::uint64_t skip = packets_.offset;
+    std::uint64_t left = packets_.bytes;
+    const std::uint32_t pd = qp_.srq == kNoIndex ? qp_.pd : segment_.srqs[qp_.srq].pd;
+    for (std::uint32_t i = 0; i < qp_.open.entry.sge_count && left > 0; ++i) {
+      const SharedSge& sge = qp_.open.sges[i];
+      if (skip >= sge.length) {
+        skip -= sge.length;
+        continue;
+      }
+      const std::uint64_t bytes = std::min<std::uint64_t>(sge.length - skip, left);
+      const Region region{KeyKind::kLocal, sge.lkey, pd, IBV_ACCESS_LOCAL_WRITE};
+      const std::uint64_t begin = translate(segment_, region, sge.address + skip, bytes);
+      if (begin == 0) return false;
+      places.add(begin, bytes);
+      skip = 0;
+      left -= bytes;
+    }
+    return true;
+  }
+
+  bool has_receive() const {
+    const ReceiveRing& ring = qp_.srq == kNoIndex ? qp_.receives : segment_.srqs[qp_.srq].ring;
+    return waiting_receives(ring) != 0;
+  }
+
+  bool take() {
+    if (qp_.srq == kNoIndex) return take_receive(segment_, qp_.receives, qp_.open);
+    SharedSrq& srq = segment_.srqs[qp_.srq];
+    SharedLockGuard lock(srq.lock, me_);
+    if (!take_receive(segment_, srq.ring, qp_.open)) return false;
+    if (srq.limit != 0 && waiting_receives(srq.ring) < srq.limit) {
+      srq.limit = 0;
+      raise_event(process_, me_, srq.context, {IBV_EVENT_SRQ_LIMIT_REACHED, EventTarget::kSrq, qp_.srq, srq.serial});
+    }
+    return true;
+  }
+
+  Answer finish_receive(ibv_wc_opcode opcode) {
+    Cqe entry = receive_entry(IBV_WC_SUCCESS, opcode);
+    entry.byte_len = static_cast<std::uint32_t>(packets_.message_bytes);
+    if (carries_imm(packets_.opcode)) {
+      entry.imm = packets_.imm;
+      entry.wc_flags = IBV_WC_WITH_IMM;
+    }
+    qp_.open.active = 0;
+    if (push_completion(process_, me_, qp_.recv_cq, entry, packets_.solicited)) return Answer::kAck;
+    raise_qp_event(process_, me_, index_, IBV_EVENT_QP_FATAL);
+    fail_qp(process_, me_, index_);
+    return Answer::kOperationalError;
+  }
+
+  // The error belongs to a receive request and is told by its completion.
+  Answer fail_receive(ibv_wc_status status, Answer answer) {
+    qp_.open.active = 0;
+    push_completion(process_, me_, qp_.recv_cq, receive_entry(status, IBV_WC_RECV), true);
+    fail_qp(process_, me_, index_);
+    return answer;
+  }
+
+  // The error belongs to no receive request and is told by an event.
+  Answer refuse(Answer answer) {
+    raise_qp_event(process_, me_, index_,
+                   answer == Answer::kAccessError ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
+    fail_qp(process_, me_, index_);
+    return answer;
+  }
+
+  Cqe receive_entry(ibv_wc_status status, ibv_wc_opcode opcode) const {
+    Cqe entry{};
+    entry.wr_id = qp_.open.entry.wr_id;
+    entry.qp_index = index_;
+    entry.position = qp_.open.entry.position;
+    entry.qpn = qp_.qpn.load(std::memory_order_relaxed);
+    entry.source_qpn = qp_.dest_qpn;
+    entry.status = static_cast<std::uint8_t>(status);
+    entry.opcode = static_cast<std::uint8_t>(opcode);
+    return entry;
+  }
+
+  const ProcessView& process_;
+  Segment& segment_;
+  const Incarnation me_;
+  const std::uint32_t index_;
+  SharedQp& qp_;
+  const Packets& packets_;
+  Spans& local_;
+};
+
+}  // namespace
+
+Answer answer_packets(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                      Spans& local) {
+  return Responder(process, me, qp_index, packets, local).answer();
+}
+
+void fail_qp(const ProcessView& process, Incarnation me, std::uint32_t qp_index) {
+  SharedQp& qp = process.segment().qps[qp_index];
+  if (qp.state.load(std::memory_order_relaxed) == IBV_QPS_ERR) return;
+  qp.state.store(IBV_QPS_ERR, std::memory_order_seq_cst);
+  flush_receives(process, me, qp_index);
+  if (qp.srq != kNoIndex) raise_qp_event(process, me, qp_index, IBV_EVENT_QP_LAST_WQE_REACHED);
+  call_attention(process, qp_index);
+}
+
+void flush_receives(const ProcessView& process, Incarnation me, std::uint32_t qp_index) {
+  SharedQp& qp = process.segment().qps[qp_index];
+  Cqe entry{};
+  entry.qp_index = qp_index;
+  entry.qpn = qp.qpn.load(std::memory_order_relaxed);
+  entry.status = IBV_WC_WR_FLUSH_ERR;
+  entry.opcode = IBV_WC_RECV;
+  // Receives of a shared queue stay there, except for one that this QP had begun to fill.
+  while (qp.open.active != 0 || (qp.srq == kNoIndex && take_receive(process.segment(), qp.receives, qp.open))) {
+    qp.open.active = 0;
+    entry.wr_id = qp.open.entry.wr_id;
+    entry.position = qp.open.entry.position;
+    push_completion(process, me, qp.recv_cq, entry, true);
+  }
+}
+
+void raise_qp_event(const ProcessView& process, Incarnation me, std::uint32_t qp_index, ibv_event_type type) {
+  const SharedQp& qp = process.segment().qps[qp_index];
+  raise_event(process, me, qp.context,
+              {static_cast<std::uint32_t>(type), EventTarget::kQp, qp_index, qp.qpn.load(std::memory_order_relaxed)});
+}
+
+}  // namespace verbatim::softverbs

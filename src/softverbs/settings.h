@@ -1,0 +1,35 @@
+// Every SOFTVERBS_* variable, read once, when the program first asks for devices. README's table follows this file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace verbatim::softverbs {
+
+constexpr std::uint32_t kMaxDevices = 16;
+
+struct Settings {
+  bool threaded = true;  // SOFTVERBS_ENGINE=thread|inline
+  bool ethernet = true;  // SOFTVERBS_LINK_LAYER=roce|ib
+  std::string name_space;
+
+  std::uint32_t devices = 1;
+  std::uint32_t mtu_bytes = 4096;
+  std::uint32_t speed_gbps = 100;
+  std::uint32_t max_msg_bytes = 1U << 30;
+  std::uint32_t max_inline_bytes = 256;
+  std::uint32_t max_qp = 8192;
+  std::uint32_t max_qp_wr = 16384;
+  std::uint32_t max_sge = 16;
+  std::uint32_t max_cq = 8192;
+  std::uint32_t max_cqe = 1U << 20;
+  std::uint32_t max_srq = 2048;
+  std::uint32_t max_srq_wr = 16384;
+  std::uint32_t max_mr = 1U << 17;
+  std::uint32_t max_pd = 16384;
+};
+
+// The process's settings; nullptr when a variable is malformed: the first call says so on stderr, in one line.
+const Settings* settings();
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,104 @@
+// A lock that lies in shared memory, between the processes of one host. It outlives its holder's death: the word names
+// the process that holds it, and whoever waits takes over from one that is gone. What it guards must therefore be
+// usable after a stop at any instruction.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/mutex.h"
+
+namespace verbatim::softverbs {
+
+// Numbers a process for the life of the registry; never used twice, 0 is nobody.
+using Incarnation = std::uint32_t;
+
+// Whether that process still runs. A system call; asked only by those who have waited long.
+bool is_alive(Incarnation incarnation);
+
+inline void relax_cpu() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#else
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
+}
+
+class VERBATIM_THREAD_ANNOTATION(capability("mutex")) SharedLock {
+ public:
+  bool try_lock(Incarnation me) VERBATIM_THREAD_ANNOTATION(try_acquire_capability(true)) {
+    std::uint64_t word = word_.load(std::memory_order_relaxed);
+    return holder(word) == 0 && word_.compare_exchange_strong(word, word | me, std::memory_order_seq_cst);
+  }
+
+  void lock(Incarnation me) VERBATIM_THREAD_ANNOTATION(acquire_capability()) {
+    if (!try_lock(me)) wait_and_lock(me, kForever);
+  }
+
+  // Gives up after `yields` turns of the scheduler: a holder that was stopped must not stop us.
+  bool lock_within(Incarnation me, unsigned yields) VERBATIM_THREAD_ANNOTATION(try_acquire_capability(true)) {
+    return try_lock(me) || wait_and_lock(me, yields);
+  }
+
+  void unlock() VERBATIM_THREAD_ANNOTATION(release_capability()) {
+    word_.store(next_turn(word_.load(std::memory_order_relaxed)), std::memory_order_release);
+  }
+
+  // Returns when whoever holds the lock now has let go of it once; later holders are not waited for.
+  void wait_for_holder() const {
+    const std::uint64_t first = word_.load(std::memory_order_seq_cst);
+    if (holder(first) == 0) return;
+    for (unsigned turn = 1; word_.load(std::memory_order_acquire) == first; ++turn) {
+      if (turn <= kSpins) {
+        relax_cpu();
+        continue;
+      }
+      sched_yield();
+      if (turn % kTurnsPerLivenessCheck == 0 && !is_alive(holder(first))) return;
+    }
+  }
+
+ private:
+  static constexpr unsigned kSpins = 100;
+  static constexpr unsigned kTurnsPerLivenessCheck = 1024;
+  static constexpr unsigned kForever = ~0U;
+
+  // High half: counts the unlocks, so that a waiter tells one holder's turn from the next. Low half: the holder.
+  static Incarnation holder(std::uint64_t word) { return static_cast<Incarnation>(word); }
+  static std::uint64_t next_turn(std::uint64_t word) { return ((word >> 32) + 1) << 32; }
+
+  bool wait_and_lock(Incarnation me, unsigned yields) VERBATIM_THREAD_ANNOTATION(no_thread_safety_analysis) {
+    for (unsigned turn = 1;; ++turn) {
+      if (try_lock(me)) return true;
+      if (turn <= kSpins) {
+        relax_cpu();
+        continue;
+      }
+      if (yields != kForever && turn - kSpins > yields) return false;
+      sched_yield();
+      if (turn % kTurnsPerLivenessCheck != 0) continue;
+      std::uint64_t word = word_.load(std::memory_order_relaxed);
+      if (holder(word) == 0 || is_alive(holder(word))) continue;
+      if (word_.compare_exchange_strong(word, next_turn(word) | me, std::memory_order_seq_cst)) return true;
+    }
+  }
+
+  std::atomic<std::uint64_t> word_{0};
+};
+
+class VERBATIM_THREAD_ANNOTATION(scoped_lockable) SharedLockGuard {
+ public:
+  SharedLockGuard(SharedLock& lock, Incarnation me) VERBATIM_THREAD_ANNOTATION(acquire_capability(lock)) : lock_(lock) {
+    lock_.lock(me);
+  }
+  ~SharedLockGuard() VERBATIM_THREAD_ANNOTATION(release_capability()) { lock_.unlock(); }
+  SharedLockGuard(const SharedLockGuard&) = delete;
+  SharedLockGuard& operator=(const SharedLockGuard&) = delete;
+
+ private:
+  SharedLock& lock_;
+};
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,273 @@
+// listen, connect, accept: never blocking, in either order, many at once, abandoned half-way.
+#include <algorithm>
+#include <cstring>
+
+#include "conformance.h"
+
+namespace conformance {
+namespace {
+
+class Connect : public Conformance {
+ protected:
+  // One call that must not wait for anybody. The limit is far above a call's own work on a busy machine.
+  template <typename Call>
+  void expect_prompt(const Call& call) {
+    const auto begin = Clock::now();
+    EXPECT_OK(call());
+    EXPECT_LT(Clock::now() - begin, 2s);
+  }
+
+  void close_listen(void* listen_comm) {
+    service().run([&] { EXPECT_OK(net().close_listen(listen_comm)); });
+  }
+};
+EVERY_VERSION(Connect);
+
+TEST_P(Connect, AcceptFirst) {
+  const End end{context(), 0};
+  Handle handle;
+  void* const listen_comm = listen(end, handle);
+  ASSERT_NE(listen_comm, nullptr);
+  void* recv_comm = nullptr;
+  for (int i = 0; i < 20; ++i) {
+    expect_prompt([&] { return net().accept(listen_comm, &recv_comm); });
+    EXPECT_EQ(recv_comm, nullptr);
+  }
+  Link link = connect(listen_comm, end, handle);
+  close_listen(listen_comm);
+  exchange_one(link, 1000);
+}
+
+TEST_P(Connect, ConnectFirst) {
+  const End end{context(), 0};
+  Handle handle;
+  void* const listen_comm = listen(end, handle);
+  ASSERT_NE(listen_comm, nullptr);
+  Link link(*this, nullptr, nullptr);
+  for (int i = 0; i < 20 && link.send_comm == nullptr; ++i) {
+    expect_prompt([&] { return net().connect(end.context, 0, handle.bytes, &link.send_comm); });
+  }
+  service().run([&] {
+    EXPECT_TRUE(eventually([&] {
+      if (link.recv_comm == nullptr) {
+        EXPECT_OK(net().accept(listen_comm, &link.recv_comm));
+      }
+      if (link.send_comm == nullptr) {
+        EXPECT_OK(net().connect(end.context, 0, handle.bytes, &link.send_comm));
+      }
+      return link || HasFailure();
+    }));
+  });
+  close_listen(listen_comm);
+  exchange_one(link, 1000);
+}
+
+// NCCL's 128 bytes lie at any address, the same one for all calls of one connect.
+TEST_P(Connect, HandleAtAnOddAddress) {
+  const End end{context(), 0};
+  unsigned char bytes[nccl::kNetHandleMaxBytes + 2];
+  std::memset(bytes, 0x77, sizeof bytes);
+  void* listen_comm = nullptr;
+  ASSERT_OK(net().listen(end.context, 0, bytes + 1, &listen_comm));
+  ASSERT_NE(listen_comm, nullptr);
+  Link link(*this, nullptr, nullptr);
+  EXPECT_TRUE(eventually([&] {
+    if (link.recv_comm == nullptr) {
+      EXPECT_OK(net().accept(listen_comm, &link.recv_comm));
+    }
+    if (link.send_comm == nullptr) {
+      EXPECT_OK(net().connect(end.context, 0, bytes + 1, &link.send_comm));
+    }
+    return link || HasFailure();
+  }));
+  close_listen(listen_comm);
+  EXPECT_EQ(bytes[0], 0x77);
+  EXPECT_EQ(bytes[sizeof bytes - 1], 0x77);
+  exchange_one(link, 1000);
+}
+
+// Several listens at once, connected in another order: each comm reaches the listen whose handle it was given.
+TEST_P(Connect, SeveralListensAtOnce) {
+  const End end{context(), 0};
+  constexpr std::size_t kCount = 6;
+  std::vector<Handle> handles(kCount);
+  std::vector<void*> listens;
+  for (Handle& handle : handles) listens.push_back(listen(end, handle));
+  std::vector<void*> sends(kCount, nullptr);
+  std::vector<void*> recvs(kCount, nullptr);
+  service().run([&] {
+    EXPECT_TRUE(eventually([&] {
+      for (std::size_t i = kCount; i-- > 0;) {
+        if (sends[i] == nullptr) {
+          EXPECT_OK(net().connect(end.context, 0, handles[i].bytes, &sends[i]));
+        }
+      }
+      for (std::size_t i = 0; i < kCount; ++i) {
+        if (recvs[i] == nullptr) {
+          EXPECT_OK(net().accept(listens[i], &recvs[i]));
+        }
+      }
+      return HasFailure() ||
+             std::count(sends.begin(), sends.end(), nullptr) + std::count(recvs.begin(), recvs.end(), nullptr) == 0;
+    }));
+  });
+  std::vector<Link> links;
+  for (std::size_t i = 0; i < kCount; ++i) links.emplace_back(*this, sends[i], recvs[i]);
+  for (void* const listen_comm : listens) close_listen(listen_comm);
+  ASSERT_FALSE(HasFailure());
+
+  // All at once: a crossed pair of comms would show as crossed contents.
+  Memory source(kCount * 100);
+  Memory target(kCount * 100);
+  std::vector<Registration> mrs;
+  Traffic traffic(net());
+  for (std::size_t i = 0; i < kCount; ++i) {
+    source.write(i * 100, 100, i);
+    target.expect(i * 100, 100, i);
+    mrs.emplace_back(*this, links[i].send_comm, source.data(), source.size());
+    traffic.send(links[i].send_comm, {source.data() + i * 100, 100, 0, mrs.back().get()});
+    mrs.emplace_back(*this, links[i].recv_comm, target.data(), target.size());
+    traffic.recv(links[i].recv_comm, {{target.data() + i * 100, 100, 0, mrs.back().get()}});
+  }
+  ASSERT_TRUE(traffic.run());
+  EXPECT_TRUE(target.intact());
+}
+
+TEST_P(Connect, ListenClosedUnused) {
+  const End end{context(), 0};
+  for (int i = 0; i < 3; ++i) {
+    Handle handle;
+    void* const listen_comm = listen(end, handle);
+    ASSERT_NE(listen_comm, nullptr);
+    void* recv_comm = nullptr;
+    EXPECT_OK(net().accept(listen_comm, &recv_comm));
+    EXPECT_EQ(recv_comm, nullptr);
+    close_listen(listen_comm);
+  }
+  Link link = this->link();
+  exchange_one(link, 100);
+}
+
+// A connect whose listen is gone may fail or wait, but neither hang nor hand out a comm, and others go on.
+TEST_P(Connect, ListenClosedUnderAConnect) {
+  const End end{context(), 0};
+  Handle handle;
+  void* const listen_comm = listen(end, handle);
+  ASSERT_NE(listen_comm, nullptr);
+  void* send_comm = nullptr;
+  for (int i = 0; i < 5; ++i) EXPECT_OK(net().connect(end.context, 0, handle.bytes, &send_comm));
+  EXPECT_EQ(send_comm, nullptr);
+  close_listen(listen_comm);
+  const auto quiet_end = Clock::now() + kQuiet;
+  while (Clock::now() < quiet_end) {
+    const auto begin = Clock::now();
+    const nccl::Result result = net().connect(end.context, 0, handle.bytes, &send_comm);
+    EXPECT_LT(Clock::now() - begin, 2s);
+    EXPECT_EQ(send_comm, nullptr);
+    if (result != nccl::Result::kSuccess) break;
+  }
+  Link link = this->link();
+  exchange_one(link, 100);
+  take_warnings();  // it may say that the peer has gone
+}
+
+TEST_P(Connect, AbandonedHalfWay) {
+  const End end{context(), 0};
+  Handle handle;
+  void* const listen_comm = listen(end, handle);
+  ASSERT_NE(listen_comm, nullptr);
+  void* send_comm = nullptr;
+  for (int i = 0; i < 5; ++i) EXPECT_OK(net().connect(end.context, 0, handle.bytes, &send_comm));
+  EXPECT_EQ(send_comm, nullptr) << "connected without an accept";
+  // Neither side goes on; finalize must take both away.
+  Link link = this->link();
+  exchange_one(link, 100);
+  take_warnings();
+}
+
+TEST_P(Connect, ListenLeftToFinalize) {
+  const End end{context(), 0};
+  Handle handle;
+  ASSERT_NE(listen(end, handle), nullptr);
+  Link link = this->link();
+  exchange_one(link, 100);
+}
+
+// An address where nobody listens: an error or "not yet", never a comm, never a wait.
+TEST_P(Connect, NobodyThere) {
+  const End end{context(), 0};
+  Handle handle;
+  void* const listen_comm = listen(end, handle);
+  ASSERT_NE(listen_comm, nullptr);
+  close_listen(listen_comm);
+  void* send_comm = nullptr;
+  const auto quiet_end = Clock::now() + kQuiet;
+  while (Clock::now() < quiet_end) {
+    const auto begin = Clock::now();
+    const nccl::Result result = net().connect(end.context, 0, handle.bytes, &send_comm);
+    EXPECT_LT(Clock::now() - begin, 2s);
+    EXPECT_EQ(send_comm, nullptr);
+    if (result != nccl::Result::kSuccess) break;
+  }
+  take_warnings();
+}
+
+TEST_P(Connect, GarbageForAHandle) {
+  const void* const unused = context();
+  (void)unused;
+  for (const int byte : {0x00, 0x5a, 0xff}) {
+    Handle handle;
+    std::memset(handle.bytes, byte, sizeof handle.bytes);
+    void* send_comm = nullptr;
+    EXPECT_NE(net().connect(context(), 0, handle.bytes, &send_comm), nccl::Result::kSuccess);
+    EXPECT_EQ(send_comm, nullptr);
+  }
+  take_warnings();
+}
+
+TEST_P(Connect, ManyCommsOnOneContext) {
+  std::vector<Link> links;
+  for (int i = 0; i < 24; ++i) {
+    links.push_back(link());
+    ASSERT_TRUE(links.back());
+  }
+  for (std::size_t i = 0; i < links.size(); ++i) exchange_one(links[i], 100 * i);
+  // Half of them go; the others stay.
+  for (std::size_t i = 0; i < 12; ++i) {
+    links[2 * i].close_send();
+    links[2 * i].close_recv();
+  }
+  for (std::size_t i = 0; i < 12; ++i) exchange_one(links[2 * i + 1], 5000);
+}
+
+TEST_P(Connect, EveryPairOfDevices) {
+  const int count = std::min(device_count(), 3);
+  for (int from = 0; from < count; ++from) {
+    for (int to = 0; to < count; ++to) {
+      SCOPED_TRACE(std::to_string(from) + " to " + std::to_string(to));
+      Link link = this->link({context(), from}, {context(), to});
+      exchange(link, {{{{3000, 3000, 0}}, {}}, {{{0, 10, 1}}, {}}, {{{70'000, 80'000, 2}}, {}}});
+    }
+  }
+}
+
+TEST_P(Connect, EndsInDifferentContexts) {
+  if (version() < 11) GTEST_SKIP() << "one context for all";
+  void* const a = new_context();
+  void* const b = new_context();
+  void* const c = new_context();
+  EXPECT_NE(a, b);
+  EXPECT_NE(b, c);
+  {
+    Link ab = link({a, 0}, {b, 0});
+    Link ca = link({c, 0}, {a, 0});
+    exchange_one(ab, 1000);
+    exchange_one(ca, 1000);
+  }
+  finalize(b);
+  Link ca = link({c, 0}, {a, 0});
+  exchange_one(ca, 1000);
+}
+
+}  // namespace
+}  // namespace conformance

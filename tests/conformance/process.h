@@ -1,0 +1,43 @@
+// Tests that need another process run this same program in a role: its standard input and output are pipes to the test.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/fd.h"
+#include "traffic.h"
+
+namespace conformance {
+
+// What a role leaves behind. Signals count as 128 + their number, a missed deadline as -1.
+struct Exit {
+  int status;
+  std::string output;  // what was not read before
+};
+
+class Process {
+ public:
+  // Starts `role` over table `api` with these variables added to the environment ("" unsets one).
+  Process(const std::string& role, int api, const std::vector<std::pair<std::string, std::string>>& environment = {});
+  ~Process();  // kills it if it still runs
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  bool write(const void* data, std::size_t size);
+  bool read(void* data, std::size_t size);  // all of it, or false at the deadline or end of file
+  void kill();
+  Exit wait(Clock::duration limit = kDeadline);
+
+ private:
+  pid_t pid_ = -1;
+  verbatim::UniqueFd to_;
+  verbatim::UniqueFd from_;
+};
+
+// The other process's main: its exit status.
+int run_role(const std::string& role, int api);
+
+}  // namespace conformance

@@ -1,0 +1,89 @@
+// Two processes of one host, one of them perhaps dying.
+#include "process.h"
+
+#include "conformance.h"
+#include "roles.h"
+
+namespace conformance {
+namespace {
+
+class Processes : public Conformance {
+ protected:
+  void* connect_to(Process& peer) {
+    Handle handle;
+    EXPECT_TRUE(peer.read(handle.bytes, sizeof handle.bytes)) << "no handle from the other process";
+    if (HasFailure()) return nullptr;
+    void* send_comm = nullptr;
+    void* const own = context();
+    service().run([&] {
+      EXPECT_TRUE(eventually([&] {
+        EXPECT_OK(net().connect(own, 0, handle.bytes, &send_comm));
+        return HasFailure() || send_comm != nullptr;
+      }));
+    });
+    return send_comm;
+  }
+};
+EVERY_VERSION(Processes);
+
+TEST_P(Processes, MessagesBetweenTwo) {
+  Process peer("receiver", version());
+  const Link link(*this, connect_to(peer), nullptr);
+  ASSERT_NE(link.send_comm, nullptr);
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < kMessages; ++i) total += message_bytes(i);
+  Memory source(total);
+  const Registration mr(*this, link.send_comm, source.data(), source.size());
+  Traffic traffic(net());
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < kMessages; ++i) {
+    source.write(at, message_bytes(i), i + 1);
+    traffic.send(link.send_comm, {source.data() + at, message_bytes(i), static_cast<int>(i), mr.get()});
+    at += message_bytes(i);
+  }
+  EXPECT_TRUE(traffic.run());
+  const Exit end = peer.wait();
+  EXPECT_EQ(end.status, 0) << end.output;
+}
+
+// The table versions are skins of one transport: they understand each other.
+TEST_P(Processes, PeerWithAnotherTable) {
+  Process peer("receiver", version() == 12 ? 6 : version() + 1);
+  const Link link(*this, connect_to(peer), nullptr);
+  ASSERT_NE(link.send_comm, nullptr);
+  Memory source(1);
+  const Registration mr(*this, link.send_comm, source.data(), source.size());
+}
+
+TEST_P(Processes, PeerKilledWhileItIsOwedAMessage) {
+  Process peer("idle", version());
+  const Link link(*this, connect_to(peer), nullptr);
+  ASSERT_NE(link.send_comm, nullptr);
+  Memory source(1000);
+  const Registration mr(*this, link.send_comm, source.data(), source.size());
+  char ready = 0;
+  ASSERT_TRUE(peer.read(&ready, 1));
+  peer.kill();
+  EXPECT_EQ(peer.wait().status, 128 + 9);
+  // The send may be refused, or taken and then fail; success it must not have, nor wait for ever.
+  nccl::Result result = nccl::Result::kSuccess;
+  void* request = nullptr;
+  int done = 0;
+  EXPECT_TRUE(eventually([&] {
+    result = request == nullptr ? net().isend(link.send_comm, source.data(), 1000, 0, mr.get(), &request)
+                                : net().test(request, &done, nullptr);
+    return result != nccl::Result::kSuccess || done != 0;
+  })) << "neither done nor failed";
+  EXPECT_EQ(result, nccl::Result::kRemoteError);
+  EXPECT_EQ(done, 0);
+  take_warnings();  // it says why
+}
+
+TEST_P(Processes, ExitWithEverythingOpen) {
+  Process peer("leave", version());
+  const Exit end = peer.wait();
+  EXPECT_EQ(end.status, 0) << end.output;
+}
+
+}  // namespace
+}  // namespace conformance

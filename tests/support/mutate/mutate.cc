@@ -1,0 +1,277 @@
+// A net plugin that spoils what another one delivers: it shows that a check of bytes turns red.
+//
+//   MUTATE_PLUGIN  path of the plugin that does the work; its tables are taken over slot by slot
+//   MUTATE_MODE    none             nothing is changed (the control: whatever drives it must stay green)
+//                  flip-byte        one byte in the middle of a received member has one bit flipped
+//                  swap-members     two members of a grouped receive, equal in size, get each other's data
+//                  skip-tail        the last bytes of a received member stay what they were before
+//                  overrun          the byte behind a received member is changed
+//                  wrong-size       a receive reports one byte less than arrived (one more than nothing)
+//                  wrong-send-size  a send reports one byte less than it sent (one more than nothing)
+//   MUTATE_NTH     which of the messages that the mode can spoil is spoiled, counted from 1 (default 1); only that one
+//
+// The change happens when `test` reports a request as done, in the memory that was given to irecv. One count a process.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "nccl/net_v10.h"
+#include "nccl/net_v11.h"
+#include "nccl/net_v12.h"
+#include "nccl/net_v6.h"
+#include "nccl/net_v7.h"
+#include "nccl/net_v8.h"
+#include "nccl/net_v9.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT nccl::v6::Net ncclNetPlugin_v6;
+EXPORT nccl::v7::Net ncclNetPlugin_v7;
+EXPORT nccl::v8::Net ncclNetPlugin_v8;
+EXPORT nccl::v9::Net ncclNetPlugin_v9;
+EXPORT nccl::v10::Net ncclNetPlugin_v10;
+EXPORT nccl::v11::Net ncclNetPlugin_v11;
+EXPORT nccl::v12::Net ncclNetPlugin_v12;
+
+nccl::v6::Net ncclNetPlugin_v6{};
+nccl::v7::Net ncclNetPlugin_v7{};
+nccl::v8::Net ncclNetPlugin_v8{};
+nccl::v9::Net ncclNetPlugin_v9{};
+nccl::v10::Net ncclNetPlugin_v10{};
+nccl::v11::Net ncclNetPlugin_v11{};
+nccl::v12::Net ncclNetPlugin_v12{};
+
+namespace {
+
+using nccl::Result;
+
+constexpr std::size_t kTailBytes = 3;
+
+enum class Mode { kNone, kFlipByte, kSwapMembers, kSkipTail, kOverrun, kWrongSize, kWrongSendSize, kUnknown };
+
+Mode parse_mode(std::string_view name) {
+  constexpr std::pair<std::string_view, Mode> kModes[] = {
+      {"none", Mode::kNone},
+      {"flip-byte", Mode::kFlipByte},
+      {"swap-members", Mode::kSwapMembers},
+      {"skip-tail", Mode::kSkipTail},
+      {"overrun", Mode::kOverrun},
+      {"wrong-size", Mode::kWrongSize},
+      {"wrong-send-size", Mode::kWrongSendSize},
+  };
+  for (const auto& [known, mode] : kModes) {
+    if (name == known) return mode;
+  }
+  return Mode::kUnknown;
+}
+
+struct Member {
+  unsigned char* data;
+  std::vector<unsigned char> before;  // what the memory held when it was posted (skip-tail only)
+};
+
+struct Pending {
+  bool is_send;
+  std::vector<Member> members;
+};
+
+// Everything between a post and its completion. Requests of one comm come from one thread at a time, those of several
+// comms do not.
+class Mutation {
+ public:
+  Mutation() {
+    const char* const mode = std::getenv("MUTATE_MODE");
+    const char* const nth = std::getenv("MUTATE_NTH");
+    mode_ = mode == nullptr ? Mode::kUnknown : parse_mode(mode);
+    if (nth != nullptr) countdown_ = std::strtoul(nth, nullptr, 10);
+    valid_ = mode_ != Mode::kUnknown && countdown_ > 0;
+  }
+
+  bool valid() const { return valid_; }
+
+  void sent(void* request) {
+    if (mode_ != Mode::kWrongSendSize) return;
+    verbatim::MutexLock lock(mutex_);
+    pending_[request] = {.is_send = true, .members = {}};
+  }
+
+  template <typename Size>
+  void posted(void* request, std::span<void* const> data, const Size* capacities) {
+    if (mode_ == Mode::kNone) return;
+    Pending pending{.is_send = false, .members = {}};
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      auto* const bytes = static_cast<unsigned char*>(data[i]);
+      Member member{.data = bytes, .before = {}};
+      if (mode_ == Mode::kSkipTail) member.before.assign(bytes, bytes + capacities[i]);
+      pending.members.push_back(std::move(member));
+    }
+    verbatim::MutexLock lock(mutex_);
+    pending_[request] = std::move(pending);
+  }
+
+  void completed(void* request, int* sizes) {
+    verbatim::MutexLock lock(mutex_);
+    const auto found = pending_.find(request);
+    if (found == pending_.end()) return;
+    if (countdown_ > 0 && can_spoil(found->second, sizes) && --countdown_ == 0) spoil(found->second, sizes);
+    pending_.erase(found);
+  }
+
+ private:
+  using Pair = std::pair<std::size_t, std::size_t>;
+
+  // Two members whose exchange shows, {0, 0} when there are none.
+  static Pair exchangeable(const Pending& pending, const int* sizes) {
+    for (std::size_t i = 0; i < pending.members.size(); ++i) {
+      for (std::size_t j = i + 1; j < pending.members.size(); ++j) {
+        if (sizes[i] > 0 && sizes[i] == sizes[j] &&
+            std::memcmp(pending.members[i].data, pending.members[j].data, static_cast<std::size_t>(sizes[i])) != 0) {
+          return {i, j};
+        }
+      }
+    }
+    return {0, 0};
+  }
+
+  static std::size_t first_nonempty(const Pending& pending, const int* sizes) {
+    std::size_t i = 0;
+    while (i < pending.members.size() && sizes[i] <= 0) ++i;
+    return i;
+  }
+
+  bool can_spoil(const Pending& pending, const int* sizes) const {
+    if (pending.is_send != (mode_ == Mode::kWrongSendSize)) return false;
+    if (mode_ == Mode::kWrongSize || mode_ == Mode::kWrongSendSize) return true;
+    if (mode_ == Mode::kSwapMembers) return exchangeable(pending, sizes) != Pair{0, 0};
+    return first_nonempty(pending, sizes) < pending.members.size();
+  }
+
+  void spoil(Pending& pending, int* sizes) const {
+    if (mode_ == Mode::kWrongSize || mode_ == Mode::kWrongSendSize) {
+      sizes[0] += sizes[0] > 0 ? -1 : 1;
+      return;
+    }
+    if (mode_ == Mode::kSwapMembers) {
+      const auto [i, j] = exchangeable(pending, sizes);
+      std::swap_ranges(pending.members[i].data, pending.members[i].data + sizes[i], pending.members[j].data);
+      return;
+    }
+    const std::size_t i = first_nonempty(pending, sizes);
+    Member& member = pending.members[i];
+    const auto size = static_cast<std::size_t>(sizes[i]);
+    if (mode_ == Mode::kFlipByte) {
+      member.data[size / 2] ^= 0x10;
+    } else if (mode_ == Mode::kOverrun) {
+      member.data[size] ^= 0x10;
+    } else if (mode_ == Mode::kSkipTail) {
+      const std::size_t tail = std::min(size, kTailBytes);
+      std::memcpy(member.data + size - tail, member.before.data() + size - tail, tail);
+    }
+  }
+
+  Mode mode_ = Mode::kUnknown;
+  bool valid_ = false;
+  verbatim::Mutex mutex_;
+  std::size_t countdown_ VERBATIM_GUARDED_BY(mutex_) = 1;
+  std::unordered_map<void*, Pending> pending_ VERBATIM_GUARDED_BY(mutex_);
+};
+
+Mutation& mutation() {
+  static Mutation only;
+  return only;
+}
+
+// The table that does the work, one for each version.
+template <typename Net>
+Net inner{};
+
+template <typename Net, typename Slot = decltype(Net::isend)>
+struct Isend;
+template <typename Net, typename... Arguments>
+struct Isend<Net, Result (*)(Arguments...)> {
+  static Result call(Arguments... arguments) {
+    const Result result = inner<Net>.isend(arguments...);
+    void* const request = *std::get<sizeof...(Arguments) - 1>(std::tuple(arguments...));
+    if (result == Result::kSuccess && request != nullptr) mutation().sent(request);
+    return result;
+  }
+};
+
+template <typename Net, typename Slot = decltype(Net::irecv)>
+struct Irecv;
+template <typename Net, typename Size, typename... Rest>
+struct Irecv<Net, Result (*)(void*, int, void**, Size*, int*, void**, Rest...)> {
+  static Result call(void* comm, int n, void** data, Size* sizes, int* tags, void** mhandles, Rest... rest) {
+    const Result result = inner<Net>.irecv(comm, n, data, sizes, tags, mhandles, rest...);
+    void* const request = *std::get<sizeof...(Rest) - 1>(std::tuple(rest...));
+    if (result == Result::kSuccess && request != nullptr) {
+      mutation().posted(request, {data, static_cast<std::size_t>(n)}, sizes);
+    }
+    return result;
+  }
+};
+
+template <typename Net>
+Result test_request(void* request, int* done, int* sizes) {
+  constexpr std::size_t kMaxGroup = 64;  // NCCL's own arrays are this long
+  int own[kMaxGroup] = {};
+  int* const reported = sizes != nullptr ? sizes : own;
+  const Result result = inner<Net>.test(request, done, reported);
+  if (result == Result::kSuccess && *done != 0) mutation().completed(request, reported);
+  return result;
+}
+
+template <typename Slot>
+struct Refuse;
+template <typename... Arguments>
+struct Refuse<Result (*)(Arguments...)> {
+  static Result call(Arguments... /*arguments*/) { return Result::kInvalidUsage; }
+};
+
+template <typename Net>
+void take_over(void* library, const char* symbol, Net& table) {
+  void* const found = library == nullptr ? nullptr : dlsym(library, symbol);
+  if (found == nullptr || !mutation().valid()) {
+    table.name = "Mutate";
+    table.init = &Refuse<decltype(Net::init)>::call;
+    return;
+  }
+  inner<Net> = *static_cast<const Net*>(found);
+  table = inner<Net>;
+  table.isend = &Isend<Net>::call;
+  table.irecv = &Irecv<Net>::call;
+  table.test = &test_request<Net>;
+}
+
+void* library = nullptr;
+
+__attribute__((constructor)) void load() {
+  const char* const path = std::getenv("MUTATE_PLUGIN");
+  if (path != nullptr) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) std::fprintf(stderr, "mutate: MUTATE_PLUGIN: %s\n", path == nullptr ? "not set" : dlerror());
+  if (!mutation().valid()) std::fprintf(stderr, "mutate: MUTATE_MODE or MUTATE_NTH is not set to a known value\n");
+  take_over(library, "ncclNetPlugin_v6", ncclNetPlugin_v6);
+  take_over(library, "ncclNetPlugin_v7", ncclNetPlugin_v7);
+  take_over(library, "ncclNetPlugin_v8", ncclNetPlugin_v8);
+  take_over(library, "ncclNetPlugin_v9", ncclNetPlugin_v9);
+  take_over(library, "ncclNetPlugin_v10", ncclNetPlugin_v10);
+  take_over(library, "ncclNetPlugin_v11", ncclNetPlugin_v11);
+  take_over(library, "ncclNetPlugin_v12", ncclNetPlugin_v12);
+}
+
+__attribute__((destructor)) void unload() {
+  if (library != nullptr) dlclose(library);
+}
+
+}  // namespace

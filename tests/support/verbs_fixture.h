@@ -1,0 +1,187 @@
+// What tests of a verbs device are made of: owned objects, an RC endpoint in three calls, work requests in one.
+// A step that a test relies on (opening, creating, connecting) records a test failure and throws when it fails, so that
+// the test ends there.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "support/verbs_data.h"
+#include "support/verbs_library.h"
+
+namespace verbatim::test {
+
+using namespace std::chrono_literals;
+using Milliseconds = std::chrono::milliseconds;
+
+void expect_destroyed(int result, const char* what);  // a destroy verb that fails in a destructor fails the test
+
+template <typename T, auto Verb>
+struct Destroy {
+  void operator()(T* object) const { expect_destroyed((verbs().*Verb)(object), typeid(T).name()); }
+};
+
+using Context = std::unique_ptr<ibv_context, Destroy<ibv_context, &VerbsLibrary::close_device>>;
+using Pd = std::unique_ptr<ibv_pd, Destroy<ibv_pd, &VerbsLibrary::dealloc_pd>>;
+using Mr = std::unique_ptr<ibv_mr, Destroy<ibv_mr, &VerbsLibrary::dereg_mr>>;
+using Channel = std::unique_ptr<ibv_comp_channel, Destroy<ibv_comp_channel, &VerbsLibrary::destroy_comp_channel>>;
+using Cq = std::unique_ptr<ibv_cq, Destroy<ibv_cq, &VerbsLibrary::destroy_cq>>;
+using Srq = std::unique_ptr<ibv_srq, Destroy<ibv_srq, &VerbsLibrary::destroy_srq>>;
+using Qp = std::unique_ptr<ibv_qp, Destroy<ibv_qp, &VerbsLibrary::destroy_qp>>;
+
+constexpr int kAllAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+
+// An open device with its first active port, and the address that others reach it by.
+struct Device {
+  Context context;
+  ibv_device_attr attr{};
+  ibv_port_attr port{};
+  std::uint8_t port_num = 1;
+  std::uint8_t gid_index = 0;
+  ibv_gid gid{};
+  Pd pd;
+
+  bool is_roce() const { return port.link_layer == IBV_LINK_LAYER_ETHERNET; }
+};
+
+// The `ordinal`-th device that has an active port. Its GID: the first one, on RoCE the first of RoCE v2.
+Device open_device(unsigned ordinal = 0);
+
+Pd alloc_pd(const Device& device);
+Mr reg_mr(ibv_pd* pd, void* address, std::size_t length, int access = kAllAccess);
+Cq create_cq(const Device& device, unsigned cqe = 256, ibv_comp_channel* channel = nullptr, void* cq_context = nullptr);
+Srq create_srq(ibv_pd* pd, unsigned max_wr = 16, unsigned max_sge = 4);
+
+// A guarded buffer whose payload, exactly, is one memory region.
+struct Region {
+  Region(ibv_pd* pd, std::size_t size, std::size_t misalign = 0, int access = kAllAccess)
+      : buffer(size, misalign), mr(reg_mr(pd, buffer.data(), size, access)) {}
+
+  ibv_sge sge(std::size_t offset, std::size_t length) const {
+    return {buffer.address() + offset, static_cast<std::uint32_t>(length), mr->lkey};
+  }
+  ibv_sge sge() const { return sge(0, buffer.size()); }
+  std::span<std::byte> bytes(std::size_t offset, std::size_t length) const {
+    return buffer.bytes().subspan(offset, length);
+  }
+  void fill(std::uint64_t seed) const { fill_pattern(buffer.bytes(), seed); }
+  std::uint64_t address(std::size_t offset = 0) const { return buffer.address() + offset; }
+
+  GuardedBuffer buffer;
+  Mr mr;
+};
+
+// Where a peer finds a QP. Plain bytes: it travels between processes.
+struct Address {
+  std::uint32_t qp_num;
+  std::uint32_t psn;
+  std::uint16_t lid;
+  std::uint16_t is_roce;
+  ibv_gid gid;
+};
+
+// Reliability settings of one QP, in the units of ibv_qp_attr. The defaults wait 0.5 s for a silent peer.
+struct Timers {
+  std::uint8_t timeout = 14;        // 4.096 us * 2^14 = 67 ms a try
+  std::uint8_t retry_count = 7;     // tries after the first
+  std::uint8_t rnr_retry = 7;       // 7: for ever
+  std::uint8_t min_rnr_timer = 12;  // 0.64 ms, told to the peer
+};
+
+struct EndpointOptions {
+  unsigned send_wr = 64;
+  unsigned recv_wr = 64;
+  unsigned send_sge = 4;
+  unsigned recv_sge = 4;
+  unsigned inline_bytes = 64;
+  bool signal_all = false;
+  int access = kAllAccess;
+  Timers timers{};
+  ibv_pd* pd = nullptr;  // the device's own when null, as with the CQs
+  ibv_cq* send_cq = nullptr;
+  ibv_cq* recv_cq = nullptr;
+  ibv_srq* srq = nullptr;
+};
+
+// One RC QP, with a CQ for each direction unless it was given some.
+class Endpoint {
+ public:
+  explicit Endpoint(const Device& device, const EndpointOptions& options = {});
+
+  ibv_qp* qp() const { return qp_.get(); }
+  ibv_cq* send_cq() const { return qp_->send_cq; }
+  ibv_cq* recv_cq() const { return qp_->recv_cq; }
+  const ibv_qp_cap& cap() const { return cap_; }
+  const Device& device() const { return *device_; }
+  Address address() const;
+  ibv_qp_state state() const;
+
+  void to_init();
+  void to_rtr(const Address& peer);
+  void to_rts();
+  void to_error();
+  void to_reset();
+  void connect(const Address& peer);
+  void destroy() { qp_.reset(); }
+
+  // The attributes and masks of the three steps, for tests that vary them.
+  ibv_qp_attr init_attr() const;
+  ibv_qp_attr rtr_attr(const Address& peer) const;
+  ibv_qp_attr rts_attr() const;
+
+ private:
+  const Device* device_;
+  EndpointOptions options_;
+  ibv_qp_cap cap_{};
+  Cq own_send_cq_;
+  Cq own_recv_cq_;
+  Qp qp_;
+};
+
+constexpr int kInitMask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+constexpr int kRtrMask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                         IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+constexpr int kRtsMask =
+    IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_TIMEOUT;
+
+void connect(Endpoint& a, Endpoint& b);
+
+// Fields of a send work request beyond its opcode and buffers.
+struct SendOptions {
+  std::uint64_t wr_id = 0;
+  unsigned flags = IBV_SEND_SIGNALED;
+  std::uint64_t remote_addr = 0;
+  std::uint32_t rkey = 0;
+  __be32 imm = 0;
+};
+
+// Each posts one work request and returns what the verb returned. Non-zero: *bad_wr must be the request.
+int post(ibv_qp* qp, ibv_wr_opcode opcode, std::vector<ibv_sge> sges, const SendOptions& options = {});
+int post_recv(ibv_qp* qp, std::vector<ibv_sge> sges, std::uint64_t wr_id = 0);
+int post_srq_recv(ibv_srq* srq, std::vector<ibv_sge> sges, std::uint64_t wr_id = 0);
+
+constexpr Milliseconds kPatience = 5s;  // no completion that is due takes longer, on however busy a machine
+
+// Polls for `count` completions; a test failure and fewer of them when they do not come.
+std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds patience = kPatience);
+// One completion; with a wr_id of kNoWr when there is none.
+ibv_wc poll_one(ibv_cq* cq, Milliseconds patience = kPatience);
+constexpr std::uint64_t kNoWr = ~std::uint64_t{0};
+// True when the queue is empty and stays so for `time`.
+bool stays_empty(ibv_cq* cq, Milliseconds time = 5ms);
+
+// The next asynchronous event, acknowledged at once; IBV_EVENT_COMM_EST is skipped, as it may come or not.
+std::optional<ibv_async_event> next_async_event(ibv_context* context, Milliseconds patience = kPatience);
+// A test failure unless that is the next one; gives what it is about.
+decltype(ibv_async_event::element) expect_async_event(ibv_context* context, ibv_event_type type);
+
+// True when `fd` becomes readable in time.
+bool readable(int fd, Milliseconds patience);
+
+}  // namespace verbatim::test

@@ -1,0 +1,284 @@
+#include "support/verbs_peer.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <cstring>
+
+extern char** environ;
+
+namespace verbatim::test {
+namespace {
+
+constexpr int kPeerSocket = 3;
+
+enum class Order : std::uint32_t {
+  kOpen,
+  kAddress,
+  kConnect,
+  kPoison,
+  kFill,
+  kFindWrongByte,
+  kUntouchedOutside,
+  kPostRecv,
+  kPost,
+  kPollSent,
+  kPollReceived,
+  kStream,
+  kEcho,
+};
+
+}  // namespace
+
+struct Peer::Request {
+  Order order{};
+  std::uint32_t qp = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+  std::uint64_t number = 0;  // seed, wr_id or count
+  Options options{};
+  ibv_wr_opcode opcode{};
+  SendOptions send{};
+  Address address{};
+};
+
+struct Peer::Reply {
+  int result;
+  std::uint32_t rkey;
+  std::uint64_t number;  // address or index
+  Address address;
+  ibv_wc wc;
+};
+
+// What the peer process holds.
+class PeerService {
+ public:
+  explicit PeerService(const Peer::Options& options)
+      : device_(open_device(options.device)), region_(device_.pd.get(), options.region_bytes) {
+    for (std::uint32_t i = 0; i < options.qps; ++i) endpoints_.push_back(std::make_unique<Endpoint>(device_));
+  }
+
+  Peer::Reply serve(const Peer::Request& request) {
+    Peer::Reply reply{};
+    Endpoint& endpoint = *endpoints_.at(request.qp);
+    const auto range = [&] { return region_.bytes(request.offset, request.length); };
+    const auto sges = [&]() -> std::vector<ibv_sge> {
+      if (request.length == 0) return {};
+      return {region_.sge(request.offset, request.length)};
+    };
+    switch (request.order) {
+      case Order::kOpen:
+        reply.number = region_.address();
+        reply.rkey = region_.mr->rkey;
+        break;
+      case Order::kAddress:
+        reply.address = endpoint.address();
+        break;
+      case Order::kConnect:
+        endpoint.connect(request.address);
+        break;
+      case Order::kPoison:
+        region_.buffer.poison();
+        break;
+      case Order::kFill:
+        fill_pattern(range(), request.number);
+        break;
+      case Order::kFindWrongByte: {
+        const auto wrong = verbatim::test::find_wrong_byte(range(), request.number);
+        reply.result = wrong.has_value();
+        reply.number = wrong.value_or(0);
+        break;
+      }
+      case Order::kUntouchedOutside:
+        reply.result = region_.buffer.untouched_outside(request.offset, request.length).empty();
+        break;
+      case Order::kPostRecv:
+        reply.result = verbatim::test::post_recv(endpoint.qp(), sges(), request.number);
+        break;
+      case Order::kPost:
+        reply.result = verbatim::test::post(endpoint.qp(), request.opcode, sges(), request.send);
+        break;
+      case Order::kPollSent:
+        reply.wc = poll_one(endpoint.send_cq());
+        break;
+      case Order::kPollReceived:
+        reply.wc = poll_one(endpoint.recv_cq());
+        break;
+      case Order::kStream:
+        stream(endpoint, request.send);
+        break;
+      case Order::kEcho:
+        reply.result = echo(endpoint, request.number);
+        break;
+    }
+    return reply;
+  }
+
+ private:
+  void stream(Endpoint& endpoint, SendOptions remote) {
+    constexpr unsigned kAhead = 16;
+    unsigned outstanding = 0;
+    while (true) {
+      for (; outstanding < kAhead; ++outstanding) {
+        if (verbatim::test::post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region_.sge()}, remote) != 0) return;
+      }
+      ibv_wc wc{};
+      const int polled = ibv_poll_cq(endpoint.send_cq(), 1, &wc);
+      if (polled < 0 || (polled == 1 && wc.status != IBV_WC_SUCCESS)) return;
+      outstanding -= static_cast<unsigned>(polled);
+    }
+  }
+
+  int echo(Endpoint& endpoint, std::uint64_t count) {
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const ibv_wc wc = poll_one(endpoint.recv_cq());
+      if (wc.status != IBV_WC_SUCCESS) return EIO;
+      if (verbatim::test::post_recv(endpoint.qp(), {}) != 0) return EIO;
+      if (verbatim::test::post(endpoint.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {}, {.imm = wc.imm_data}) != 0) return EIO;
+      if (poll_one(endpoint.send_cq()).status != IBV_WC_SUCCESS) return EIO;
+    }
+    return 0;
+  }
+
+  Device device_;
+  Region region_;
+  std::vector<std::unique_ptr<Endpoint>> endpoints_;
+};
+
+int run_peer() {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a peer in the middle of a stream does not notice that the test is gone
+  std::unique_ptr<PeerService> service;
+  Peer::Request request{};
+  while (recv(kPeerSocket, &request, sizeof(request), 0) == sizeof(request)) {
+    Peer::Reply reply{};
+    try {
+      if (!service) service = std::make_unique<PeerService>(request.options);
+      reply = service->serve(request);
+    } catch (const std::exception& failure) {
+      std::fprintf(stderr, "peer: %s\n", failure.what());
+      return EXIT_FAILURE;
+    }
+    if (send(kPeerSocket, &reply, sizeof(reply), MSG_NOSIGNAL) != sizeof(reply)) break;
+  }
+  return EXIT_SUCCESS;
+}
+
+Peer::Peer(const Options& options) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) throw std::runtime_error("socketpair");
+  socket_.reset(ends[0]);
+  const UniqueFd theirs(ends[1]);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, theirs.get(), kPeerSocket);
+  std::string argument(kPeerArgument);
+  std::string name("verbs-peer");
+  char* const argv[] = {name.data(), argument.data(), nullptr};
+  const int result = posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (result != 0) throw std::runtime_error("posix_spawn");
+  Request request{};
+  request.order = Order::kOpen;
+  request.options = options;
+  const Reply reply = ask(request);
+  region_ = reply.number;
+  rkey_ = reply.rkey;
+  for (std::uint32_t qp = 0; qp < options.qps; ++qp) {
+    request.order = Order::kAddress;
+    request.qp = qp;
+    addresses_.push_back(ask(request).address);
+  }
+}
+
+Peer::~Peer() {
+  if (pid_ > 0) quit();
+}
+
+void Peer::send(const Request& request) {
+  if (::send(socket_.get(), &request, sizeof(request), MSG_NOSIGNAL) != sizeof(request)) {
+    throw std::runtime_error("the peer process is gone");
+  }
+}
+
+Peer::Reply Peer::await_reply() {
+  Reply reply{};
+  if (!readable(socket_.get(), 2 * kPatience) || recv(socket_.get(), &reply, sizeof(reply), 0) != sizeof(reply)) {
+    throw std::runtime_error("the peer process does not answer");
+  }
+  return reply;
+}
+
+Peer::Reply Peer::ask(const Request& request) {
+  send(request);
+  return await_reply();
+}
+
+void Peer::connect(const Address& remote, std::uint32_t qp) {
+  ask({.order = Order::kConnect, .qp = qp, .address = remote});
+}
+void Peer::poison() {
+  ask({.order = Order::kPoison});
+}
+void Peer::fill(std::size_t offset, std::size_t length, std::uint64_t seed) {
+  ask({.order = Order::kFill, .offset = offset, .length = length, .number = seed});
+}
+std::optional<std::size_t> Peer::find_wrong_byte(std::size_t offset, std::size_t length, std::uint64_t seed) {
+  const Reply reply = ask({.order = Order::kFindWrongByte, .offset = offset, .length = length, .number = seed});
+  if (reply.result == 0) return std::nullopt;
+  return reply.number;
+}
+bool Peer::untouched_outside(std::size_t offset, std::size_t length) {
+  return ask({.order = Order::kUntouchedOutside, .offset = offset, .length = length}).result != 0;
+}
+int Peer::post_recv(std::size_t offset, std::size_t length, std::uint64_t wr_id, std::uint32_t qp) {
+  return ask({.order = Order::kPostRecv, .qp = qp, .offset = offset, .length = length, .number = wr_id}).result;
+}
+int Peer::post(ibv_wr_opcode opcode, std::size_t offset, std::size_t length, const SendOptions& options,
+               std::uint32_t qp) {
+  return ask({.order = Order::kPost, .qp = qp, .offset = offset, .length = length, .opcode = opcode, .send = options})
+      .result;
+}
+ibv_wc Peer::poll_sent(std::uint32_t qp) {
+  return ask({.order = Order::kPollSent, .qp = qp}).wc;
+}
+ibv_wc Peer::poll_received(std::uint32_t qp) {
+  return ask({.order = Order::kPollReceived, .qp = qp}).wc;
+}
+void Peer::stream(const SendOptions& remote, std::uint32_t qp) {
+  send({.order = Order::kStream, .qp = qp, .send = remote});
+}
+void Peer::start_echo(std::uint32_t count) {
+  send({.order = Order::kEcho, .number = count});
+}
+void Peer::await_echo() {
+  EXPECT_EQ(await_reply().result, 0);
+}
+
+void Peer::reap() {
+  int status = 0;
+  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
+  pid_ = -1;
+  if (WIFEXITED(status)) {
+    EXPECT_EQ(WEXITSTATUS(status), EXIT_SUCCESS) << "of the peer process";
+  } else {
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "the peer process died of another cause";
+  }
+}
+
+void Peer::kill() {
+  ::kill(pid_, SIGKILL);
+  reap();
+}
+
+void Peer::quit() {
+  socket_.reset();
+  reap();
+}
+
+}  // namespace verbatim::test

@@ -1,0 +1,120 @@
+#include "base/socket.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+namespace verbatim {
+namespace {
+
+sockaddr_storage ipv4(const char* host, std::uint16_t port) {
+  sockaddr_storage address{};
+  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
+  v4.sin_family = AF_INET;
+  v4.sin_port = htons(port);
+  ::inet_pton(AF_INET, host, &v4.sin_addr);
+  return address;
+}
+
+struct Pair {
+  UniqueFd client;
+  UniqueFd server;
+};
+
+Pair connected_pair() {
+  Result<UniqueFd> listener = tcp_listen(ipv4("127.0.0.1", 0));
+  EXPECT_TRUE(listener);
+  Result<UniqueFd> client = tcp_connect(*local_address(*listener), ipv4("127.0.0.1", 99));
+  EXPECT_TRUE(client);
+  while (!*tcp_connected(*client)) std::this_thread::yield();
+  while (true) {
+    Result<std::optional<UniqueFd>> server = tcp_accept(*listener);
+    EXPECT_TRUE(server);
+    if (server->has_value()) return {std::move(*client), std::move(**server)};
+  }
+}
+
+TEST(Socket, NobodyWaitingIsNoError) {
+  Result<UniqueFd> listener = tcp_listen(ipv4("127.0.0.1", 0));
+  ASSERT_TRUE(listener);
+  const Result<std::optional<UniqueFd>> accepted = tcp_accept(*listener);
+  ASSERT_TRUE(accepted);
+  EXPECT_FALSE(accepted->has_value());
+}
+
+TEST(Socket, BothEndsKnowEachOther) {
+  const Pair pair = connected_pair();
+  EXPECT_EQ(to_string(*local_address(pair.client)), to_string(*remote_address(pair.server)));
+}
+
+TEST(Socket, MoreThanTheSocketTakesIsSentInPieces) {
+  const Pair pair = connected_pair();
+  std::vector<std::uint8_t> bytes(8 << 20);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(i * 2654435761U >> 13);
+  OutgoingMessage message(bytes);
+  std::vector<std::uint8_t> received(bytes.size());
+  std::size_t filled = 0;
+  bool sent = false;
+  int partial = 0;
+  while (filled < received.size()) {
+    if (!sent) {
+      const Result<bool> all = message.send(pair.client);
+      ASSERT_TRUE(all);
+      sent = *all;
+      partial += sent ? 0 : 1;
+    }
+    ASSERT_TRUE(receive_into(pair.server, received, filled));
+  }
+  EXPECT_TRUE(sent);
+  EXPECT_GT(partial, 0);
+  EXPECT_EQ(received, bytes);
+}
+
+TEST(Socket, EndOfFileIsARemoteError) {
+  Pair pair = connected_pair();
+  pair.client.reset();
+  std::array<std::uint8_t, 4> buffer{};
+  std::size_t filled = 0;
+  Result<bool> received = false;
+  while (received && !*received) received = receive_into(pair.server, buffer, filled);
+  ASSERT_FALSE(received);
+  EXPECT_EQ(received.error().kind, ErrorKind::kRemote);
+}
+
+TEST(Socket, NobodyListeningIsARemoteError) {
+  Result<UniqueFd> listener = tcp_listen(ipv4("127.0.0.1", 0));
+  ASSERT_TRUE(listener);
+  const sockaddr_storage address = *local_address(*listener);
+  listener->reset();
+  Result<UniqueFd> client = tcp_connect(address, {});
+  Error error;
+  if (client) {
+    Result<bool> connected = false;
+    while (connected && !*connected) connected = tcp_connected(*client);
+    ASSERT_FALSE(connected);
+    error = connected.error();
+  } else {
+    error = client.error();
+  }
+  EXPECT_EQ(error.kind, ErrorKind::kRemote);
+  EXPECT_EQ(error.sys_errno, ECONNREFUSED);
+}
+
+TEST(Socket, AddressesReadAsPeopleWriteThem) {
+  EXPECT_EQ(to_string(ipv4("10.0.0.1", 4711)), "10.0.0.1:4711");
+  sockaddr_storage address{};
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
+  v6.sin6_family = AF_INET6;
+  v6.sin6_port = htons(7);
+  ::inet_pton(AF_INET6, "fe80::1", &v6.sin6_addr);
+  EXPECT_EQ(to_string(address), "[fe80::1]:7");
+  v6.sin6_scope_id = 2;
+  EXPECT_EQ(to_string(address), "[fe80::1%2]:7");
+}
+
+}  // namespace
+}  // namespace verbatim

@@ -1,0 +1,103 @@
+// Two ends of one connection inside this process, over the verbs library that the environment names.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "net/net.h"
+#include "net/recv_comm.h"
+#include "net/send_comm.h"
+
+namespace verbatim {
+
+class Link {
+ public:
+  static constexpr auto kPatience = std::chrono::seconds(20);
+
+  // Environment variables must be set before.
+  Link() {
+    Result<Context*> context = open_context(-1);
+    EXPECT_TRUE(context);
+    if (context) context_ = *context;
+  }
+  ~Link() {
+    if (context_ != nullptr) close_context(context_);
+  }
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  void connect(std::size_t from = 0, std::size_t to = 0) {
+    std::array<std::uint8_t, wire::kHandleBytes> handle{};
+    Result<ListenComm*> listen = context_->listen(to, handle);
+    ASSERT_TRUE(listen);
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while ((send_ == nullptr || recv_ == nullptr) && std::chrono::steady_clock::now() < end) {
+      if (send_ == nullptr) {
+        Result<SendComm*> send = context_->connect(from, handle, -1);
+        ASSERT_TRUE(send);
+        send_ = *send;
+      }
+      if (recv_ == nullptr) {
+        Result<RecvComm*> recv = context_->accept(**listen);
+        ASSERT_TRUE(recv);
+        recv_ = *recv;
+      }
+    }
+    ASSERT_NE(send_, nullptr);
+    ASSERT_NE(recv_, nullptr);
+    context_->close(**listen);
+  }
+
+  Context& context() { return *context_; }
+  SendComm& send() { return *send_; }
+  RecvComm& recv() { return *recv_; }
+
+  template <typename T>
+  std::unique_ptr<MemoryHandle> reg(Comm& comm, std::vector<T>& buffer, MemoryType type = MemoryType::kHost) {
+    Result<std::unique_ptr<MemoryHandle>> handle =
+        comm.register_memory({.address = buffer.data(), .bytes = buffer.size() * sizeof(T), .type = type});
+    EXPECT_TRUE(handle);
+    return handle ? std::move(*handle) : nullptr;
+  }
+
+  // Repeats `post` until it yields a request.
+  template <typename Post>
+  Request* posted(Post post) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (std::chrono::steady_clock::now() < end) {
+      if (Request* request = post()) return request;
+      send_->progress();
+      recv_->progress();
+    }
+    ADD_FAILURE() << "nothing was posted in time";
+    return nullptr;
+  }
+
+  bool wait(const Request* request) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (request->state != RequestState::kDone && std::chrono::steady_clock::now() < end) {
+      send_->progress();
+      recv_->progress();
+      if (send_->error() != nullptr || recv_->error() != nullptr) break;
+    }
+    return request->state == RequestState::kDone;
+  }
+
+ private:
+  Context* context_ = nullptr;
+  SendComm* send_ = nullptr;
+  RecvComm* recv_ = nullptr;
+};
+
+inline std::vector<std::uint8_t> pattern(std::size_t bytes, std::uint64_t seed) {
+  std::vector<std::uint8_t> data(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::uint8_t>((i + seed) * 0x9e3779b97f4a7c15 >> 56);
+  return data;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,170 @@
+#include "net/listener.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+
+#include <chrono>
+#include <thread>
+
+#include "base/socket.h"
+
+namespace verbatim {
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(5);
+
+sockaddr_storage loopback() {
+  sockaddr_storage address{};
+  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
+  v4.sin_family = AF_INET;
+  v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+wire::Hello hello_with(const wire::Secret& secret) {
+  wire::Hello hello;
+  hello.secret = secret;
+  hello.devices.push_back({.max_message_bytes = 1 << 20, .mtu = 5, .name = "dev"});
+  hello.qps.push_back({.number = 17});
+  return hello;
+}
+
+class ListenerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Result<std::unique_ptr<Listener>> listener = Listener::create(loopback());
+    ASSERT_TRUE(listener);
+    listener_ = std::move(*listener);
+    mine_.fill(1);
+    listener_->add(mine_);
+  }
+
+  UniqueFd knock() const {
+    Result<UniqueFd> socket = tcp_connect(listener_->address(), {});
+    EXPECT_TRUE(socket);
+    while (!*tcp_connected(*socket)) std::this_thread::yield();
+    return std::move(*socket);
+  }
+
+  static void say(const UniqueFd& socket, std::vector<std::uint8_t> bytes) {
+    EXPECT_TRUE(*OutgoingMessage(std::move(bytes)).send(socket));
+  }
+
+  // Polls until `count` peers have been introduced, or patience ends.
+  std::vector<Introduction> introductions(const wire::Secret& secret, std::size_t count) const {
+    std::vector<Introduction> all;
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (all.size() < count && std::chrono::steady_clock::now() < end) {
+      Result<std::vector<Introduction>> some = listener_->poll(secret);
+      EXPECT_TRUE(some);
+      for (Introduction& one : *some) all.push_back(std::move(one));
+    }
+    return all;
+  }
+
+  // Whether the listener has closed the connection.
+  bool dropped(const UniqueFd& socket) const {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (std::chrono::steady_clock::now() < end) {
+      EXPECT_TRUE(listener_->poll(mine_));
+      std::array<std::uint8_t, 1> byte{};
+      std::size_t filled = 0;
+      const Result<bool> received = receive_into(socket, byte, filled);
+      if (!received) return true;
+    }
+    return false;
+  }
+
+  std::unique_ptr<Listener> listener_;
+  wire::Secret mine_{};
+};
+
+TEST_F(ListenerTest, PeerWithTheSecretIsIntroduced) {
+  const UniqueFd peer = knock();
+  say(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  const std::vector<Introduction> found = introductions(mine_, 1);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].hello.qps[0].number, 17U);
+}
+
+TEST_F(ListenerTest, HelloMayComeByteByByte) {
+  const UniqueFd peer = knock();
+  for (const std::uint8_t byte : wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_))) {
+    say(peer, {byte});
+    EXPECT_TRUE(listener_->poll(wire::Secret{}));
+  }
+  EXPECT_EQ(introductions(mine_, 1).size(), 1U);
+}
+
+TEST_F(ListenerTest, EachListenGetsItsOwnPeers) {
+  wire::Secret other{};
+  other.fill(2);
+  listener_->add(other);
+  const UniqueFd first = knock();
+  const UniqueFd second = knock();
+  say(first, wire::encode_hello(wire::MessageType::kConnect, hello_with(other)));
+  say(second, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  EXPECT_EQ(introductions(mine_, 1).size(), 1U);  // the poll of one listen serves the other
+  EXPECT_EQ(introductions(other, 1).size(), 1U);
+  EXPECT_TRUE(introductions(mine_, 0).empty());
+}
+
+TEST_F(ListenerTest, StrangersAreDroppedAndDisturbNobody) {
+  wire::Secret wrong{};
+  wrong.fill(9);
+  const UniqueFd liar = knock();
+  say(liar, wire::encode_hello(wire::MessageType::kConnect, hello_with(wrong)));
+  const UniqueFd babbler = knock();
+  say(babbler, std::vector<std::uint8_t>(100, 0x41));
+  const UniqueFd answerer = knock();
+  say(answerer, wire::encode_hello(wire::MessageType::kAccept, hello_with(mine_)));
+  const UniqueFd silent = knock();
+  const UniqueFd peer = knock();
+  say(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+
+  EXPECT_EQ(introductions(mine_, 1).size(), 1U);
+  EXPECT_TRUE(dropped(liar));
+  EXPECT_TRUE(dropped(babbler));
+  EXPECT_TRUE(dropped(answerer));
+}
+
+TEST_F(ListenerTest, AFloodOfSilentStrangersIsBounded) {
+  std::vector<UniqueFd> flood;
+  for (int i = 0; i < 600; ++i) {
+    flood.push_back(knock());
+    EXPECT_TRUE(listener_->poll(mine_));
+  }
+  EXPECT_TRUE(dropped(flood.front()));
+  const UniqueFd peer = knock();
+  say(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  EXPECT_EQ(introductions(mine_, 1).size(), 1U);
+}
+
+TEST_F(ListenerTest, AnotherProtocolVersionIsToldWhy) {
+  std::vector<std::uint8_t> message = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
+  ++message[4];
+  const UniqueFd peer = knock();
+  say(peer, message);
+  std::vector<std::uint8_t> header(wire::kHeaderBytes);
+  std::size_t filled = 0;
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (filled < header.size() && std::chrono::steady_clock::now() < end) {
+    EXPECT_TRUE(listener_->poll(mine_));
+    static_cast<void>(receive_into(peer, header, filled));
+  }
+  ASSERT_EQ(filled, header.size());
+  const auto decoded = wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(header));
+  ASSERT_TRUE(decoded);
+  EXPECT_EQ(decoded->type, wire::MessageType::kReject);
+}
+
+TEST_F(ListenerTest, ARemovedListenIsUnknown) {
+  listener_->remove(mine_);
+  const UniqueFd peer = knock();
+  say(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  EXPECT_TRUE(dropped(peer));
+}
+
+}  // namespace
+}  // namespace verbatim

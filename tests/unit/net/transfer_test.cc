@@ -1,0 +1,204 @@
+// Send and receive comms against each other, below the ABI.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "link.h"
+
+namespace verbatim {
+namespace {
+
+class TransferTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    for (const char* name : {"VERBATIM_QPS_PER_CONNECTION", "VERBATIM_SPLIT_DATA_ON_QPS", "VERBATIM_ADAPTIVE_ROUTING",
+                             "VERBATIM_MAX_RECVS"}) {
+      ::unsetenv(name);
+    }
+  }
+
+  // One message of `bytes` into a buffer of `capacity`, checked with the guards around it.
+  static void exchange(Link& link, std::size_t bytes, std::size_t capacity, std::uint64_t seed) {
+    constexpr std::size_t kGuardBytes = 64;
+    std::vector<std::uint8_t> source = pattern(bytes + 1, seed);
+    std::vector<std::uint8_t> target(capacity + 2 * kGuardBytes, 0xee);
+    const auto send_memory = link.reg(link.send(), source);
+    const auto recv_memory = link.reg(link.recv(), target);
+    const RecvBuffer buffer{target.data() + kGuardBytes, capacity, 7, recv_memory.get()};
+    Request* receive = link.posted([&] { return link.recv().irecv({&buffer, 1}); });
+    Request* send = link.posted([&] { return link.send().isend(source.data(), bytes, 7, *send_memory); });
+    ASSERT_TRUE(link.wait(send));
+    ASSERT_TRUE(link.wait(receive));
+    std::uint64_t sizes[wire::kMaxGroup] = {};
+    EXPECT_EQ(link.recv().retire_recv(*receive, sizes), 1U);
+    EXPECT_EQ(sizes[0], bytes);
+    EXPECT_EQ(link.send().retire(*send), bytes);
+    EXPECT_EQ(std::memcmp(target.data() + kGuardBytes, source.data(), bytes), 0);
+    for (std::size_t i = 0; i < kGuardBytes; ++i) ASSERT_EQ(target[i], 0xee) << i;
+    for (std::size_t i = kGuardBytes + bytes; i < target.size(); ++i) ASSERT_EQ(target[i], 0xee) << i;
+  }
+};
+
+TEST_F(TransferTest, EverySizeArrivesOnEveryNumberOfQps) {
+  for (const char* qps : {"1", "2", "3", "8"}) {
+    for (const char* split : {"0", "1"}) {
+      for (const char* adaptive : {"0", "1"}) {
+        ::setenv("VERBATIM_QPS_PER_CONNECTION", qps, 1);
+        ::setenv("VERBATIM_SPLIT_DATA_ON_QPS", split, 1);
+        ::setenv("VERBATIM_ADAPTIVE_ROUTING", adaptive, 1);
+        Link link;
+        ASSERT_NO_FATAL_FAILURE(link.connect());
+        std::uint64_t seed = 0;
+        for (const std::size_t bytes : {0UL, 1UL, 127UL, 128UL, 129UL, 8192UL, 8193UL, 300001UL}) {
+          ASSERT_NO_FATAL_FAILURE(exchange(link, bytes, bytes, ++seed)) << qps << split << adaptive << " " << bytes;
+          ASSERT_NO_FATAL_FAILURE(exchange(link, bytes, bytes + 77, ++seed))
+              << qps << split << adaptive << " " << bytes;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(TransferTest, TheRingGoesRoundManyTimes) {
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  for (std::uint64_t i = 0; i < 3 * wire::kMaxInFlight; ++i) ASSERT_NO_FATAL_FAILURE(exchange(link, i % 97, 100, i));
+}
+
+TEST_F(TransferTest, AsManyReceivesAsPromisedAndNoMore) {
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint64_t> source(wire::kMaxInFlight);
+  std::vector<std::uint64_t> target(wire::kMaxInFlight + 1);
+  const auto send_memory = link.reg(link.send(), source);
+  const auto recv_memory = link.reg(link.recv(), target);
+  std::vector<Request*> receives;
+  for (std::uint32_t i = 0; i < wire::kMaxInFlight; ++i) {
+    source[i] = 1000 + i;
+    const RecvBuffer buffer{&target[i], sizeof target[i], 0, recv_memory.get()};
+    receives.push_back(link.posted([&] { return link.recv().irecv({&buffer, 1}); }));
+  }
+  const RecvBuffer one_more{&target.back(), sizeof target[0], 0, recv_memory.get()};
+  EXPECT_EQ(link.recv().irecv({&one_more, 1}), nullptr);
+  EXPECT_EQ(link.recv().error(), nullptr);
+
+  std::vector<Request*> sends;
+  for (std::uint32_t i = 0; i < wire::kMaxInFlight; ++i) {
+    sends.push_back(link.posted([&] { return link.send().isend(&source[i], sizeof source[i], 0, *send_memory); }));
+  }
+  std::uint64_t sizes[wire::kMaxGroup] = {};
+  for (std::uint32_t i = 0; i < wire::kMaxInFlight; ++i) {
+    ASSERT_TRUE(link.wait(receives[i]));
+    ASSERT_TRUE(link.wait(sends[i]));
+    EXPECT_EQ(target[i], 1000 + i);
+    link.recv().retire_recv(*receives[i], sizes);
+    link.send().retire(*sends[i]);
+  }
+  EXPECT_NE(link.recv().irecv({&one_more, 1}), nullptr);
+}
+
+TEST_F(TransferTest, GroupsTakeTheirMembersByTag) {
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint32_t> source(1 << 16);
+  std::vector<std::uint32_t> target(1 << 16);
+  const auto send_memory = link.reg(link.send(), source);
+  const auto recv_memory = link.reg(link.recv(), target);
+  std::uint32_t round = 0;
+  for (std::uint32_t size = 1; size <= wire::kMaxGroup; ++size) {
+    for (std::uint32_t shift = 0; shift < size; ++shift, ++round) {
+      std::vector<RecvBuffer> buffers;
+      for (std::uint32_t i = 0; i < size; ++i) {
+        target[i * 8] = 0;
+        buffers.push_back({&target[i * 8], 32, static_cast<int>(100 + i), recv_memory.get()});
+      }
+      Request* receive = link.posted([&] { return link.recv().irecv(buffers); });
+      std::vector<Request*> sends;
+      for (std::uint32_t i = 0; i < size; ++i) {
+        const std::uint32_t member = (i + shift) % size;
+        source[member * 8] = round * 16 + member + 1;
+        const std::size_t bytes = member % 3 == 2 ? 0 : 4 * (1 + member % 8);  // short, empty and full ones
+        sends.push_back(link.posted([&] {
+          return link.send().isend(&source[member * 8], bytes, static_cast<int>(100 + member), *send_memory);
+        }));
+        ASSERT_NE(sends.back(), nullptr);
+      }
+      ASSERT_TRUE(link.wait(receive));
+      for (Request* send : sends) {
+        ASSERT_TRUE(link.wait(send));
+        link.send().retire(*send);
+      }
+      std::uint64_t sizes[wire::kMaxGroup] = {};
+      ASSERT_EQ(link.recv().retire_recv(*receive, sizes), size);
+      for (std::uint32_t member = 0; member < size; ++member) {
+        const bool empty = member % 3 == 2;
+        EXPECT_EQ(sizes[member], empty ? 0 : 4 * (1 + member % 8));
+        EXPECT_EQ(target[member * 8], empty ? 0 : round * 16 + member + 1);
+      }
+    }
+  }
+}
+
+TEST_F(TransferTest, ASendThatDoesNotFitIsAnErrorThatStays) {
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> source(100);
+  std::vector<std::uint8_t> target(100);
+  const auto send_memory = link.reg(link.send(), source);
+  const auto recv_memory = link.reg(link.recv(), target);
+  const RecvBuffer buffer{target.data(), 50, 0, recv_memory.get()};
+  ASSERT_NE(link.posted([&] { return link.recv().irecv({&buffer, 1}); }), nullptr);
+  const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+  while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) {
+    ASSERT_EQ(link.send().isend(source.data(), 51, 0, *send_memory), nullptr);
+  }
+  ASSERT_NE(link.send().error(), nullptr);
+  EXPECT_EQ(link.send().error()->kind, ErrorKind::kUsage);
+  EXPECT_EQ(link.send().isend(source.data(), 50, 0, *send_memory), nullptr);
+}
+
+TEST_F(TransferTest, AWrongRemoteKeyFailsBothEnds) {
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> source(100);
+  std::vector<std::uint8_t> target(100);
+  const auto send_memory = link.reg(link.send(), source);
+  const auto recv_memory = link.reg(link.recv(), target);
+  MemoryKeys wrong = *recv_memory;
+  wrong.rkey[0] ^= 0x00ffff00;
+  const RecvBuffer buffer{target.data(), 100, 0, &wrong};
+  Request* receive = link.posted([&] { return link.recv().irecv({&buffer, 1}); });
+  Request* send = link.posted([&] { return link.send().isend(source.data(), 100, 0, *send_memory); });
+  EXPECT_FALSE(link.wait(send));
+  const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+  while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) link.send().progress();
+  ASSERT_NE(link.send().error(), nullptr);
+  EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
+  EXPECT_NE(receive->state, RequestState::kDone);
+}
+
+TEST_F(TransferTest, FlushesOfDeviceMemoryComplete) {
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> target(100);
+  const auto host = link.reg(link.recv(), target);
+  EXPECT_EQ(link.recv().iflush(target.data(), *host), nullptr);  // nothing to do
+  EXPECT_EQ(link.recv().error(), nullptr);
+
+  const auto device = link.reg(link.recv(), target, MemoryType::kCuda);
+  std::vector<Request*> flushes;
+  for (std::uint32_t i = 0; i < wire::kMaxInFlight; ++i) {
+    flushes.push_back(link.recv().iflush(target.data() + i % 100, *device));
+    ASSERT_NE(flushes.back(), nullptr) << i;
+  }
+  for (Request* flush : flushes) {
+    ASSERT_TRUE(link.wait(flush));
+    link.recv().retire_flush(*flush);
+  }
+  Request* again = link.recv().iflush(target.data(), *device);
+  ASSERT_NE(again, nullptr);
+  EXPECT_TRUE(link.wait(again));
+}
+
+}  // namespace
+}  // namespace verbatim

@@ -1,0 +1,352 @@
+// Every operation moves exactly the bytes it was asked to, for every way in which two QPs can be connected.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "support/verbs_fixture.h"
+
+namespace verbatim::test {
+namespace {
+
+constexpr std::size_t kSizes[] = {0, 1, 63, 64, 65, 4095, 4096, 4097, (1U << 20) + 3};
+constexpr std::uint64_t kSeed = 0xDA7A;
+
+// How the two ends are placed.
+struct Topology {
+  const char* name;
+  bool two_devices;
+  bool self;  // one QP connected to itself
+};
+
+class Data : public testing::TestWithParam<Topology> {
+ protected:
+  Data() {
+    if (GetParam().two_devices) other_device_ = open_device(1);
+    if (!GetParam().self) other_ = std::make_unique<Endpoint>(far_device());
+    connect(near, far());
+  }
+
+  const Device& far_device() { return GetParam().two_devices ? other_device_ : device_; }
+  Endpoint& far() { return other_ ? *other_ : near; }
+  ibv_pd* near_pd() { return device_.pd.get(); }
+  ibv_pd* far_pd() { return far_device().pd.get(); }
+
+  ibv_wc sent() { return poll_one(near.send_cq()); }
+  ibv_wc received() { return poll_one(far().recv_cq()); }
+
+ private:
+  Device device_ = open_device();
+  Device other_device_;
+
+ protected:
+  Endpoint near{device_};
+
+ private:
+  std::unique_ptr<Endpoint> other_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Over, Data,
+                         testing::Values(Topology{"OneDevice", false, false}, Topology{"TwoDevices", true, false},
+                                         Topology{"OneQp", false, true}),
+                         [](const auto& topology) { return topology.param.name; });
+
+void expect_pattern(std::span<const std::byte> bytes, std::uint64_t seed, std::uint64_t start = 0) {
+  EXPECT_EQ(find_wrong_byte(bytes, seed, start), std::nullopt) << "of " << bytes.size() << " bytes";
+}
+
+TEST(Pattern, TellsEveryKindOfDamage) {
+  GuardedBuffer buffer(4096, 3);
+  fill_pattern(buffer.bytes(), kSeed);
+  EXPECT_EQ(find_wrong_byte(buffer.bytes(), kSeed), std::nullopt);
+  EXPECT_EQ(find_wrong_byte(buffer.bytes().subspan(100), kSeed, 100), std::nullopt);
+  EXPECT_NE(find_wrong_byte(buffer.bytes(), kSeed + 1), std::nullopt);
+  EXPECT_NE(find_wrong_byte(buffer.bytes().subspan(1), kSeed), std::nullopt);     // shifted by a byte
+  EXPECT_NE(find_wrong_byte(buffer.bytes().subspan(2048), kSeed), std::nullopt);  // or by a block
+  buffer.bytes()[4095] ^= std::byte{1};
+  EXPECT_EQ(find_wrong_byte(buffer.bytes(), kSeed), 4095U);
+  fill_pattern(buffer.bytes(), kSeed);
+  EXPECT_EQ(buffer.untouched_outside(0, 4096), "");
+  EXPECT_NE(buffer.untouched_outside(1, 4095), "");
+  EXPECT_NE(buffer.untouched_outside(0, 4095), "");
+  buffer.data()[4096] = std::byte{0};
+  EXPECT_NE(buffer.untouched_outside(0, 4096), "");
+}
+
+TEST_P(Data, SendArrivesWhole) {
+  for (const std::size_t size : kSizes) {
+    SCOPED_TRACE(size);
+    const Region source(near_pd(), size + 1, 1);  // a region of no bytes could not be registered
+    const Region target(far_pd(), size + 100, 3);
+    source.fill(kSeed + size);
+    ASSERT_EQ(post_recv(far().qp(), {target.sge(50, size + 1)}, 7), 0);
+    ASSERT_EQ(post(near.qp(), IBV_WR_SEND, {source.sge(0, size)}, {.wr_id = 8}), 0);
+    const ibv_wc received = this->received();
+    EXPECT_EQ(received.status, IBV_WC_SUCCESS);
+    EXPECT_EQ(received.wr_id, 7U);
+    EXPECT_EQ(received.opcode, IBV_WC_RECV);
+    EXPECT_EQ(received.byte_len, size);
+    EXPECT_EQ(received.qp_num, far().qp()->qp_num);
+    EXPECT_EQ(received.wc_flags & IBV_WC_WITH_IMM, 0U);
+    const ibv_wc sent = this->sent();
+    EXPECT_EQ(sent.status, IBV_WC_SUCCESS);
+    EXPECT_EQ(sent.wr_id, 8U);
+    EXPECT_EQ(sent.opcode, IBV_WC_SEND);
+    EXPECT_EQ(sent.qp_num, near.qp()->qp_num);
+    expect_pattern(target.bytes(50, size), kSeed + size);
+    EXPECT_EQ(target.buffer.untouched_outside(50, size), "");
+  }
+}
+
+TEST_P(Data, SendCarriesItsImmediate) {
+  const Region source(near_pd(), 64);
+  const Region target(far_pd(), 64);
+  source.fill(kSeed);
+  ASSERT_EQ(post_recv(far().qp(), {target.sge()}), 0);
+  ASSERT_EQ(post(near.qp(), IBV_WR_SEND_WITH_IMM, {source.sge()}, {.imm = htonl(0x01020304)}), 0);
+  const ibv_wc received = this->received();
+  EXPECT_EQ(received.status, IBV_WC_SUCCESS);
+  EXPECT_EQ(received.opcode, IBV_WC_RECV);
+  EXPECT_NE(received.wc_flags & IBV_WC_WITH_IMM, 0U);
+  EXPECT_EQ(received.imm_data, htonl(0x01020304));
+  EXPECT_EQ(received.byte_len, 64U);
+  EXPECT_EQ(sent().opcode, IBV_WC_SEND);
+  expect_pattern(target.buffer.bytes(), kSeed);
+}
+
+TEST_P(Data, WriteLandsWhereItWasSent) {
+  for (const std::size_t size : kSizes) {
+    SCOPED_TRACE(size);
+    const Region source(near_pd(), size + 1, 5);
+    const Region target(far_pd(), size + 200, 2);
+    source.fill(kSeed + size);
+    ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, size)},
+                   {.remote_addr = target.address(77), .rkey = target.mr->rkey}),
+              0);
+    const ibv_wc sent = this->sent();
+    EXPECT_EQ(sent.status, IBV_WC_SUCCESS);
+    EXPECT_EQ(sent.opcode, IBV_WC_RDMA_WRITE);
+    expect_pattern(target.bytes(77, size), kSeed + size);
+    EXPECT_EQ(target.buffer.untouched_outside(77, size), "");
+  }
+  EXPECT_TRUE(stays_empty(far().recv_cq(), 1ms));  // the target is told nothing
+}
+
+TEST_P(Data, WriteWithImmediateConsumesOneReceiveAndLeavesItsBuffer) {
+  std::uint32_t imm = 0xF0000001;
+  for (const std::size_t size : kSizes) {
+    SCOPED_TRACE(size);
+    const Region source(near_pd(), size + 1, 1);
+    const Region target(far_pd(), size + 64, 8);
+    const Region receive(far_pd(), 64);
+    source.fill(kSeed + size);
+    ASSERT_EQ(post_recv(far().qp(), {receive.sge()}, 100 + size), 0);
+    ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {source.sge(0, size)},
+                   {.remote_addr = target.address(31), .rkey = target.mr->rkey, .imm = imm}),
+              0);
+    const ibv_wc received = this->received();
+    EXPECT_EQ(received.status, IBV_WC_SUCCESS);
+    EXPECT_EQ(received.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
+    EXPECT_EQ(received.wr_id, 100 + size);
+    EXPECT_EQ(received.byte_len, size);
+    EXPECT_EQ(received.imm_data, imm);
+    EXPECT_NE(received.wc_flags & IBV_WC_WITH_IMM, 0U);
+    EXPECT_EQ(sent().opcode, IBV_WC_RDMA_WRITE);
+    expect_pattern(target.bytes(31, size), kSeed + size);
+    EXPECT_EQ(target.buffer.untouched_outside(31, size), "");
+    EXPECT_EQ(receive.buffer.untouched_outside(0, 0), "");
+    ++imm;
+  }
+}
+
+TEST_P(Data, AnImmediateNeedsNoBufferAtAll) {
+  ASSERT_EQ(post_recv(far().qp(), {}, 5), 0);
+  ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {}, {.imm = 42}), 0);
+  const ibv_wc received = this->received();
+  EXPECT_EQ(received.status, IBV_WC_SUCCESS);
+  EXPECT_EQ(received.wr_id, 5U);
+  EXPECT_EQ(received.byte_len, 0U);
+  EXPECT_EQ(received.imm_data, 42U);
+  EXPECT_EQ(sent().status, IBV_WC_SUCCESS);
+}
+
+TEST_P(Data, ReadFetchesExactlyItsRange) {
+  for (const std::size_t size : kSizes) {
+    SCOPED_TRACE(size);
+    const Region remote(far_pd(), size + 100, 9);
+    const Region local(near_pd(), size + 100, 4);
+    remote.fill(kSeed + size);
+    ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_READ, {local.sge(13, size)},
+                   {.remote_addr = remote.address(50), .rkey = remote.mr->rkey}),
+              0);
+    const ibv_wc sent = this->sent();
+    EXPECT_EQ(sent.status, IBV_WC_SUCCESS);
+    EXPECT_EQ(sent.opcode, IBV_WC_RDMA_READ);
+    expect_pattern(local.bytes(13, size), kSeed + size, 50);
+    EXPECT_EQ(local.buffer.untouched_outside(13, size), "");
+  }
+}
+
+TEST_P(Data, ZeroLengthIsNotCheckedAgainstAnyKey) {  // no R_Key check without bytes to move
+  ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {}, {.wr_id = 1, .remote_addr = 0, .rkey = 0xBADBAD}), 0);
+  ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_READ, {}, {.wr_id = 2, .remote_addr = 0, .rkey = 0xBADBAD}), 0);
+  EXPECT_EQ(sent().status, IBV_WC_SUCCESS);
+  EXPECT_EQ(sent().status, IBV_WC_SUCCESS);
+}
+
+TEST_P(Data, InlineBuffersAreFreeAtOnceAndNeedNoKey) {
+  const unsigned limit = near.cap().max_inline_data;
+  ASSERT_GE(limit, 64U);
+  const Region target(far_pd(), 64 * 64);
+  std::byte source[64];
+  for (unsigned i = 0; i < 64; ++i) {
+    const std::size_t size = 1 + i;
+    fill_pattern({source, size}, i);
+    const ibv_sge sge{reinterpret_cast<std::uint64_t>(source), static_cast<std::uint32_t>(size), 0xDEAD};
+    ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {sge},
+                   {.flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED,
+                    .remote_addr = target.address(64 * i),
+                    .rkey = target.mr->rkey}),
+              0);
+    std::memset(source, 0xEE, sizeof(source));
+  }
+  for (unsigned i = 0; i < 64; ++i) {
+    EXPECT_EQ(sent().status, IBV_WC_SUCCESS);
+    expect_pattern(target.bytes(64 * i, 1 + i), i);
+  }
+  EXPECT_EQ(target.bytes(1, 1)[0], GuardedBuffer::kPoison);  // the byte after the one-byte write
+}
+
+TEST_P(Data, InlineSendGathersItsList) {
+  const Region target(far_pd(), 64);
+  std::byte source[48];
+  fill_pattern(source, kSeed);
+  const auto at = [&](std::size_t offset, std::uint32_t length) {
+    return ibv_sge{reinterpret_cast<std::uint64_t>(source + offset), length, 0};
+  };
+  ASSERT_EQ(post_recv(far().qp(), {target.sge()}), 0);
+  ASSERT_EQ(
+      post(near.qp(), IBV_WR_SEND, {at(0, 1), at(1, 30), at(31, 17)}, {.flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED}),
+      0);
+  std::memset(source, 0, sizeof(source));
+  EXPECT_EQ(received().byte_len, 48U);
+  EXPECT_EQ(sent().status, IBV_WC_SUCCESS);
+  expect_pattern(target.bytes(0, 48), kSeed);
+  EXPECT_EQ(target.buffer.untouched_outside(0, 48), "");
+}
+
+TEST_P(Data, ListsGatherAndScatter) {
+  const Region source(near_pd(), 20000, 1);
+  const Region second(near_pd(), 5000, 2);
+  const Region target(far_pd(), 40000, 3);
+  source.fill(1);
+  second.fill(2);
+  // 100 + 5000 + 1 + 6899 = 12000 bytes, into places of 1 + 7000 + 9000
+  ASSERT_EQ(post_recv(far().qp(), {target.sge(10, 1), target.sge(1000, 7000), target.sge(20000, 9000)}), 0);
+  ASSERT_EQ(
+      post(near.qp(), IBV_WR_SEND, {source.sge(300, 100), second.sge(), source.sge(0, 1), source.sge(9000, 6899)}), 0);
+  EXPECT_EQ(received().byte_len, 12000U);
+  EXPECT_EQ(sent().status, IBV_WC_SUCCESS);
+  expect_pattern(target.bytes(10, 1), 1, 300);
+  expect_pattern(target.bytes(1000, 99), 1, 301);
+  expect_pattern(target.bytes(1099, 5000), 2);
+  expect_pattern(target.bytes(6099, 1), 1);
+  expect_pattern(target.bytes(6100, 1900), 1, 9000);
+  expect_pattern(target.bytes(20000, 4999), 1, 10900);
+  for (const std::byte byte : target.bytes(24999, 1000)) ASSERT_EQ(byte, GuardedBuffer::kPoison);
+  for (const std::byte byte : target.bytes(500, 500)) ASSERT_EQ(byte, GuardedBuffer::kPoison);
+}
+
+TEST_P(Data, WriteGathersAndReadScatters) {
+  const Region near_region(near_pd(), 10000, 1);
+  const Region far_region(far_pd(), 10000, 2);
+  near_region.fill(1);
+  ASSERT_EQ(
+      post(near.qp(), IBV_WR_RDMA_WRITE, {near_region.sge(5000, 3), near_region.sge(0, 4096), near_region.sge(4999, 2)},
+           {.remote_addr = far_region.address(100), .rkey = far_region.mr->rkey}),
+      0);
+  ASSERT_EQ(sent().status, IBV_WC_SUCCESS);
+  expect_pattern(far_region.bytes(100, 3), 1, 5000);
+  expect_pattern(far_region.bytes(103, 4096), 1);
+  expect_pattern(far_region.bytes(4199, 2), 1, 4999);
+  EXPECT_EQ(far_region.buffer.untouched_outside(100, 4101), "");
+
+  far_region.fill(3);
+  near_region.buffer.poison();
+  ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_READ,
+                 {near_region.sge(9000, 1), near_region.sge(17, 5000), near_region.sge(6000, 999)},
+                 {.remote_addr = far_region.address(1), .rkey = far_region.mr->rkey}),
+            0);
+  ASSERT_EQ(sent().status, IBV_WC_SUCCESS);
+  expect_pattern(near_region.bytes(9000, 1), 3, 1);
+  expect_pattern(near_region.bytes(17, 5000), 3, 2);
+  expect_pattern(near_region.bytes(6000, 999), 3, 5002);
+}
+
+TEST_P(Data, WritesArriveInOrderBeforeTheSendThatFollows) {
+  const Region source(near_pd(), 64 * 1024);
+  const Region target(far_pd(), 64 * 1024);
+  const Region receive(far_pd(), 8);
+  source.fill(kSeed);
+  ASSERT_EQ(post_recv(far().qp(), {receive.sge()}), 0);
+  for (std::size_t i = 0; i < 16; ++i) {
+    ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {source.sge(4096 * i, 4096)},
+                   {.flags = 0, .remote_addr = target.address(4096 * i), .rkey = target.mr->rkey}),
+              0);
+  }
+  ASSERT_EQ(post(near.qp(), IBV_WR_SEND, {source.sge(0, 8)}), 0);
+  EXPECT_EQ(received().status, IBV_WC_SUCCESS);
+  expect_pattern(target.buffer.bytes(), kSeed);  // all there by the time the receive completes
+  EXPECT_EQ(sent().opcode, IBV_WC_SEND);         // the unsignalled ones left nothing
+  EXPECT_TRUE(stays_empty(near.send_cq(), 1ms));
+}
+
+TEST_P(Data, AReadSeesTheWriteBeforeIt) {
+  const Region source(near_pd(), 8192);
+  const Region back(near_pd(), 8192);
+  const Region target(far_pd(), 8192);
+  for (std::uint64_t round = 0; round < 20; ++round) {
+    source.fill(round);
+    ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {source.sge()},
+                   {.flags = 0, .remote_addr = target.address(), .rkey = target.mr->rkey}),
+              0);
+    ASSERT_EQ(
+        post(near.qp(), IBV_WR_RDMA_READ, {back.sge()}, {.remote_addr = target.address(), .rkey = target.mr->rkey}), 0);
+    ASSERT_EQ(sent().status, IBV_WC_SUCCESS);
+    expect_pattern(back.buffer.bytes(), round);
+  }
+}
+
+TEST_P(Data, BothDirectionsAtOnce) {
+  const Region near_region(near_pd(), 100000);
+  const Region far_region(far_pd(), 100000);
+  fill_pattern(near_region.bytes(0, 50000), 1);
+  fill_pattern(far_region.bytes(50000, 50000), 2);
+  ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {near_region.sge(0, 50000)},
+                 {.remote_addr = far_region.address(0), .rkey = far_region.mr->rkey}),
+            0);
+  ASSERT_EQ(post(far().qp(), IBV_WR_RDMA_WRITE, {far_region.sge(50000, 50000)},
+                 {.remote_addr = near_region.address(50000), .rkey = near_region.mr->rkey}),
+            0);
+  EXPECT_EQ(poll_one(near.send_cq()).status, IBV_WC_SUCCESS);
+  EXPECT_EQ(poll_one(far().send_cq()).status, IBV_WC_SUCCESS);
+  expect_pattern(far_region.bytes(0, 50000), 1);
+  expect_pattern(near_region.bytes(50000, 50000), 2);
+}
+
+TEST_P(Data, AnIovaIsTheAddressOnTheWire) {
+  const Region source(near_pd(), 4096);
+  GuardedBuffer target(4096);
+  source.fill(kSeed);
+  constexpr std::uint64_t kIova = 0x10000;
+  const Mr mr(verbs().reg_mr_iova(far_pd(), target.data(), target.size(), kIova, kAllAccess));
+  ASSERT_NE(mr, nullptr);
+  ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, 1000)}, {.remote_addr = kIova + 96, .rkey = mr->rkey}),
+            0);
+  EXPECT_EQ(sent().status, IBV_WC_SUCCESS);
+  expect_pattern(target.bytes().subspan(96, 1000), kSeed);
+  EXPECT_EQ(target.untouched_outside(96, 1000), "");
+}
+
+}  // namespace
+}  // namespace verbatim::test

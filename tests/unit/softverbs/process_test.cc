@@ -1,0 +1,289 @@
+// Two processes: the same bytes, the same errors, and nothing left behind by one that dies.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+#include <thread>
+
+#include "support/verbs_peer.h"
+
+namespace verbatim::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kSizes[] = {0, 1, 63, 64, 65, 4095, 4096, 4097, (1U << 20) + 3};
+constexpr std::size_t kMargin = 512;
+constexpr std::size_t kRegionBytes = (1U << 20) + 3 + 2 * kMargin;
+
+// 16.8 ms a try, four tries: a dead peer is given up after 67 ms at least, 0.27 s at most, and scheduling.
+constexpr Timers kQuick{.timeout = 12, .retry_count = 3};
+
+// Peer on the same device and on the other one.
+class TwoProcesses : public testing::TestWithParam<unsigned> {
+ protected:
+  void SetUp() override {
+    endpoint.connect(peer.address());
+    peer.connect(endpoint.address());
+  }
+  std::vector<ibv_sge> part(std::size_t offset, std::size_t length) const {
+    if (length == 0) return {};
+    return {region.sge(offset, length)};
+  }
+
+  Device device = open_device();
+  Region region{device.pd.get(), kRegionBytes, 7};
+  Endpoint endpoint{device, {.timers = kQuick}};
+  Peer peer{{.device = GetParam(), .region_bytes = kRegionBytes}};
+};
+
+INSTANTIATE_TEST_SUITE_P(PeerOn, TwoProcesses, testing::Values(0U, 1U),
+                         [](const auto& place) { return place.param == 0 ? "SameDevice" : "OtherDevice"; });
+
+TEST_P(TwoProcesses, SendsArriveWhole) {
+  for (const std::size_t size : kSizes) {
+    SCOPED_TRACE(size);
+    region.fill(size);
+    peer.poison();
+    ASSERT_EQ(peer.post_recv(kMargin, size, 1), 0);
+    ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND_WITH_IMM, part(0, size), {.imm = 0xABCD}), 0);
+    EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
+    const ibv_wc wc = peer.poll_received();
+    EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+    EXPECT_EQ(wc.opcode, IBV_WC_RECV);
+    EXPECT_EQ(wc.byte_len, size);
+    EXPECT_EQ(wc.imm_data, 0xABCDU);
+    EXPECT_EQ(wc.qp_num, peer.address().qp_num);
+    EXPECT_EQ(peer.find_wrong_byte(kMargin, size, size), std::nullopt);
+    EXPECT_TRUE(peer.untouched_outside(kMargin, size));
+  }
+}
+
+TEST_P(TwoProcesses, ReceivesFromThePeerArriveWhole) {
+  for (const std::size_t size : kSizes) {
+    SCOPED_TRACE(size);
+    region.buffer.poison();
+    peer.fill(kMargin, size, size);
+    ASSERT_EQ(post_recv(endpoint.qp(), part(3, size), 2), 0);
+    ASSERT_EQ(peer.post(IBV_WR_SEND, kMargin, size, {.wr_id = 9}), 0);
+    const ibv_wc wc = poll_one(endpoint.recv_cq());
+    EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+    EXPECT_EQ(wc.byte_len, size);
+    EXPECT_EQ(find_wrong_byte(region.bytes(3, size), size), std::nullopt);
+    EXPECT_EQ(region.buffer.untouched_outside(3, size), "");
+    EXPECT_EQ(peer.poll_sent().wr_id, 9U);
+  }
+}
+
+TEST_P(TwoProcesses, WritesLandInThePeersMemory) {
+  for (const std::size_t size : kSizes) {
+    SCOPED_TRACE(size);
+    region.fill(size + 1);
+    peer.poison();
+    ASSERT_EQ(peer.post_recv(0, 0, 40), 0);
+    ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, part(0, size), peer.target(1, kMargin)), 0);
+    SendOptions with_imm = peer.target(2, kMargin);
+    with_imm.imm = 17;
+    ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, part(0, size / 2), with_imm), 0);
+    EXPECT_EQ(poll_one(endpoint.send_cq()).wr_id, 1U);
+    EXPECT_EQ(poll_one(endpoint.send_cq()).wr_id, 2U);
+    const ibv_wc wc = peer.poll_received();
+    EXPECT_EQ(wc.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
+    EXPECT_EQ(wc.byte_len, size / 2);
+    EXPECT_EQ(wc.imm_data, 17U);
+    EXPECT_EQ(peer.find_wrong_byte(kMargin, size, size + 1), std::nullopt);
+    EXPECT_TRUE(peer.untouched_outside(kMargin, size));
+  }
+}
+
+TEST_P(TwoProcesses, ReadsFetchThePeersMemory) {
+  for (const std::size_t size : kSizes) {
+    SCOPED_TRACE(size);
+    region.buffer.poison();
+    peer.fill(kMargin, size, size + 2);
+    ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_READ, part(5, size), peer.target(1, kMargin)), 0);
+    EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
+    EXPECT_EQ(find_wrong_byte(region.bytes(5, size), size + 2), std::nullopt);
+    EXPECT_EQ(region.buffer.untouched_outside(5, size), "");
+  }
+}
+
+TEST_P(TwoProcesses, InlineAndListsCrossAsWell) {
+  std::byte small[40];
+  fill_pattern(small, 1);
+  const ibv_sge sge{reinterpret_cast<std::uint64_t>(small), sizeof(small), 0};
+  SendOptions options = peer.target(1, 1);
+  options.flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {sge}, options), 0);
+  std::fill(std::begin(small), std::end(small), std::byte{0});
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
+  EXPECT_EQ(peer.find_wrong_byte(1, sizeof(small), 1), std::nullopt);
+  EXPECT_TRUE(peer.untouched_outside(1, sizeof(small)));
+
+  region.fill(2);
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 1), region.sge(1, 70000), region.sge(70001, 4096)},
+                 peer.target(2, 100)),
+            0);
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
+  EXPECT_EQ(peer.find_wrong_byte(100, 74097, 2), std::nullopt);
+}
+
+TEST_P(TwoProcesses, AWaitingSendIsServedByThePeersLaterReceive) {
+  region.fill(3);
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 64)}), 0);
+  EXPECT_TRUE(stays_empty(endpoint.send_cq(), 20ms));
+  ASSERT_EQ(peer.post_recv(0, 64, 8), 0);
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
+  EXPECT_EQ(peer.poll_received().wr_id, 8U);
+  EXPECT_EQ(peer.find_wrong_byte(0, 64, 3), std::nullopt);
+}
+
+TEST_P(TwoProcesses, BoundsAreCheckedAcrossProcesses) {
+  ASSERT_EQ(peer.post_recv(0, 64, 1), 0);
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 65)}, peer.target(1, kRegionBytes - 64)), 0);
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(peer.poll_received().status, IBV_WC_WR_FLUSH_ERR);
+  EXPECT_TRUE(peer.untouched_outside(0, 0));
+}
+
+TEST_P(TwoProcesses, ATooSmallReceiveFailsBothEnds) {
+  ASSERT_EQ(peer.post_recv(0, 63, 1), 0);
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 64)}), 0);
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_REM_INV_REQ_ERR);
+  EXPECT_EQ(peer.poll_received().status, IBV_WC_LOC_LEN_ERR);
+}
+
+// Both programs poll without sleep; a device thread needs its turn too.
+TEST_P(TwoProcesses, PollingDoesNotStarveTheDevice) {
+  constexpr std::uint32_t kRounds = 500;
+  for (std::uint64_t i = 0; i < 4; ++i) ASSERT_EQ(peer.post_recv(0, 0, i), 0);
+  peer.start_echo(kRounds);
+  const auto start = Clock::now();
+  for (std::uint32_t i = 0; i < kRounds; ++i) {
+    ASSERT_EQ(post_recv(endpoint.qp(), {}), 0);
+    ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {}, {.imm = i}), 0);
+    ASSERT_EQ(poll_one(endpoint.recv_cq()).imm_data, i);
+    ASSERT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
+  }
+  EXPECT_LT(Clock::now() - start, 5s);  // 10 ms a round: what a scheduler's time slice for each turn would cost
+  peer.await_echo();
+}
+
+TEST_P(TwoProcesses, AKilledPeerIsRetryExceeded) {
+  ASSERT_EQ(post_recv(endpoint.qp(), part(0, 64), 50), 0);
+  peer.kill();
+  const auto start = Clock::now();
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 64)}, peer.target(1)), 0);
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 64)}, peer.target(2)), 0);
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
+  EXPECT_GE(Clock::now() - start, 60ms);
+  EXPECT_LE(Clock::now() - start, 2s);
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_WR_FLUSH_ERR);
+  const ibv_wc flushed = poll_one(endpoint.recv_cq());
+  EXPECT_EQ(flushed.wr_id, 50U);
+  EXPECT_EQ(flushed.status, IBV_WC_WR_FLUSH_ERR);
+}
+
+TEST_P(TwoProcesses, APeerThatLeftIsRetryExceeded) {
+  peer.quit();
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 64)}), 0);
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
+}
+
+TEST_P(TwoProcesses, APeerKilledInMidTrafficStopsNobody) {
+  peer.stream({.remote_addr = region.address(), .rkey = region.mr->rkey});
+  ibv_wc last{};
+  std::uint64_t posted = 0;
+  std::uint64_t completed = 0;
+  const auto push = [&](Clock::time_point until) {  // keeps 16 large writes under way; stops at the first error
+    while (Clock::now() < until && last.status == IBV_WC_SUCCESS) {
+      for (; posted - completed < 16; ++posted) {
+        if (post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 1 << 20)}, peer.target(posted)) != 0) return;
+      }
+      if (ibv_poll_cq(endpoint.send_cq(), 1, &last) == 1) {
+        ++completed;
+      } else {
+        sched_yield();
+      }
+    }
+  };
+  push(Clock::now() + 50ms);
+  ASSERT_EQ(last.status, IBV_WC_SUCCESS);
+  peer.kill();
+  const auto killed = Clock::now();
+  push(killed + kPatience);
+  EXPECT_EQ(last.status, IBV_WC_RETRY_EXC_ERR) << verbs().wc_status_str(last.status);
+  EXPECT_LE(Clock::now() - killed, 2s);
+  for (; completed < posted; ++completed) {
+    ASSERT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_WR_FLUSH_ERR);
+  }
+
+  // The device is as good as before, for itself and for the next peer.
+  Peer next({.device = GetParam()});
+  Endpoint again(device);
+  again.connect(next.address());
+  next.connect(again.address());
+  region.fill(6);
+  ASSERT_EQ(post(again.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 4096)}, next.target(1)), 0);
+  EXPECT_EQ(poll_one(again.send_cq()).status, IBV_WC_SUCCESS);
+  EXPECT_EQ(next.find_wrong_byte(0, 4096, 6), std::nullopt);
+}
+
+TEST(Processes, ManyPeersAtOnce) {
+  const Device device = open_device();
+  const Region region(device.pd.get(), 6 * 8192);
+  region.fill(1);
+  std::vector<std::unique_ptr<Peer>> peers;
+  std::vector<std::unique_ptr<Endpoint>> endpoints;
+  for (unsigned i = 0; i < 6; ++i) {
+    peers.push_back(std::make_unique<Peer>(Peer::Options{.device = i % 2, .qps = 4}));
+    for (std::uint32_t qp = 0; qp < 4; ++qp) {
+      endpoints.push_back(std::make_unique<Endpoint>(device));
+      endpoints.back()->connect(peers[i]->address(qp));
+      peers[i]->connect(endpoints.back()->address(), qp);
+    }
+  }
+  for (std::size_t i = 0; i < endpoints.size(); ++i) {
+    ASSERT_EQ(
+        post(endpoints[i]->qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 4096)}, peers[i / 4]->target(i, 4096 * (i % 4))), 0);
+  }
+  for (std::size_t i = 0; i < endpoints.size(); ++i) {
+    const ibv_wc wc = poll_one(endpoints[i]->send_cq());
+    EXPECT_EQ(wc.wr_id, i);
+    EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+    EXPECT_EQ(peers[i / 4]->find_wrong_byte(4096 * (i % 4), 4096, 1), std::nullopt);
+  }
+}
+
+std::set<std::string> shared_memory_names() {
+  std::set<std::string> names;
+  const char* const name_space = std::getenv("SOFTVERBS_NAMESPACE");
+  if (!std::filesystem::exists("/dev/shm")) return names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    const std::string name = entry.path().filename();
+    if (name_space == nullptr || name.find(name_space) != std::string::npos) names.insert(name);
+  }
+  return names;
+}
+
+TEST(Processes, KilledOnesLeaveNoGrowingHeap) {
+  const Device device = open_device();
+  const auto kill_one_in_traffic = [&] {
+    const Region region(device.pd.get(), 1 << 16);
+    Endpoint endpoint(device, {.timers = kQuick});
+    Peer peer;
+    endpoint.connect(peer.address());
+    peer.connect(endpoint.address());
+    peer.stream({.remote_addr = region.address(), .rkey = region.mr->rkey});
+    std::this_thread::sleep_for(5ms);
+    peer.kill();
+  };
+  for (int i = 0; i < 2; ++i) kill_one_in_traffic();
+  const std::size_t before = shared_memory_names().size();
+  for (int i = 0; i < 8; ++i) kill_one_in_traffic();
+  const Peer last;  // whoever comes next may clean up
+  EXPECT_LE(shared_memory_names().size(), before + 1);
+}
+
+}  // namespace
+}  // namespace verbatim::test

@@ -1,0 +1,48 @@
+#include "wire/codec.h"
+
+#include <gtest/gtest.h>
+
+namespace verbatim::wire {
+namespace {
+
+TEST(Codec, FieldsComeBackInOrder) {
+  Writer writer;
+  writer.put(std::uint8_t{7});
+  writer.put(std::uint64_t{0x0123456789abcdef});
+  writer.put_text("mlx5_0");
+  writer.put(std::uint16_t{513});
+  const std::vector<std::uint8_t> bytes = std::move(writer).take();
+  ASSERT_EQ(bytes.size(), 1U + 8U + 1U + 6U + 2U);
+  EXPECT_EQ(bytes[1], 0xef);  // little-endian
+
+  Reader reader(bytes);
+  EXPECT_EQ(reader.get<std::uint8_t>(), 7);
+  EXPECT_EQ(reader.get<std::uint64_t>(), 0x0123456789abcdefU);
+  EXPECT_EQ(reader.get_text(), "mlx5_0");
+  EXPECT_EQ(reader.get<std::uint16_t>(), 513);
+  EXPECT_TRUE(reader.complete());
+}
+
+TEST(Codec, ReaderThatRunsOutStaysIncomplete) {
+  const std::vector<std::uint8_t> bytes = {1, 2, 3};
+  Reader reader(bytes);
+  EXPECT_EQ(reader.get<std::uint32_t>(), 0U);
+  EXPECT_EQ(reader.get<std::uint8_t>(), 0);  // though a byte is there: nothing after the gap can be trusted
+  EXPECT_FALSE(reader.complete());
+}
+
+TEST(Codec, TextLongerThanItsMessageIsRefused) {
+  const std::vector<std::uint8_t> bytes = {200, 'a', 'b'};
+  Reader reader(bytes);
+  EXPECT_EQ(reader.get_text(), "");
+  EXPECT_FALSE(reader.complete());
+}
+
+TEST(Codec, TextIsCutAt255Bytes) {
+  Writer writer;
+  writer.put_text(std::string(300, 'x'));
+  EXPECT_EQ(std::move(writer).take().size(), 256U);
+}
+
+}  // namespace
+}  // namespace verbatim::wire

@@ -1,0 +1,54 @@
+#include "netapi/plugin.h"
+
+#include <dlfcn.h>
+
+#include <string>
+#include <utility>
+
+#include "netapi/table.h"
+
+namespace netapi {
+namespace {
+
+std::string symbol_of(int version) {
+  return "ncclNetPlugin_v" + std::to_string(version);
+}
+
+template <int kVersion>
+std::unique_ptr<Plugin> open_table(Library& library) {
+  void* const symbol = dlsym(library.get(), symbol_of(kVersion).c_str());
+  if (symbol == nullptr) return nullptr;
+  return std::make_unique<Table<kVersion>>(std::move(library), static_cast<const typename Abi<kVersion>::Net*>(symbol));
+}
+
+// The wanted version, or the newest from kVersion down when 0 is wanted.
+template <int kVersion>
+std::unique_ptr<Plugin> open_newest(Library& library, int wanted) {
+  if (wanted == 0 || wanted == kVersion) {
+    if (auto plugin = open_table<kVersion>(library)) return plugin;
+  }
+  if constexpr (kVersion > kOldestVersion) {
+    return open_newest<kVersion - 1>(library, wanted);
+  } else {
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+Opened open_plugin(const std::string& path, int version) {
+  if (version != 0 && (version < kOldestVersion || version > kNewestVersion)) {
+    return {nullptr, "no such net plugin version: " + std::to_string(version) + ", known are " +
+                         std::to_string(kOldestVersion) + " to " + std::to_string(kNewestVersion)};
+  }
+  Library library(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL));
+  if (!library) return {nullptr, dlerror()};
+  std::unique_ptr<Plugin> plugin = open_newest<kNewestVersion>(library, version);
+  if (plugin) return {std::move(plugin), {}};
+  const std::string symbol = version == 0
+                                 ? "any of " + symbol_of(kOldestVersion) + " to _v" + std::to_string(kNewestVersion)
+                                 : symbol_of(version);
+  return {nullptr, path + " does not export " + symbol};
+}
+
+}  // namespace netapi

@@ -1,0 +1,74 @@
+#include "softverbs-bench/endpoint.h"
+
+#include <algorithm>
+
+#include "verbs/errors.h"
+
+namespace verbatim::bench {
+namespace {
+
+// 67 ms and seven retries: a peer that died ends the benchmark within a second.
+constexpr std::uint8_t kTimeout = 14;
+constexpr std::uint8_t kRetryCount = 7;
+
+}  // namespace
+
+Result<Endpoint> Endpoint::open(std::byte* area, std::size_t bytes) {
+  auto config = Config::from_environment();
+  if (!config) return config.error();
+  auto verbs = Verbs::load(config->verbs_library);
+  if (!verbs) return verbs.error();
+  auto inventory = DeviceInventory::open(**verbs, *config);
+  if (!inventory) return inventory.error();
+  Endpoint endpoint;
+  endpoint.inventory_ = *std::move(inventory);
+  endpoint.port_ = &endpoint.inventory_->ports().front();
+  endpoint.area_ = area;
+  const Device& device = *endpoint.port_->device;
+  const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  auto mr = adopt("ibv_reg_mr", (*verbs)->reg_mr(device.pd(), area, bytes, access), (*verbs)->dereg_mr);
+  if (!mr) return mr.error();
+  endpoint.mr_ = *std::move(mr);
+  auto cq = adopt("ibv_create_cq", (*verbs)->create_cq(device.context(), 2 * kDepth, nullptr, nullptr, 0),
+                  (*verbs)->destroy_cq);
+  if (!cq) return cq.error();
+  endpoint.cq_ = *std::move(cq);
+  auto qp = create_rc_qp(device, endpoint.cq_.get(), endpoint.cq_.get(), {.send_wr = kDepth, .inline_bytes = 8});
+  if (!qp) return qp.error();
+  endpoint.qp_ = *std::move(qp);
+  return endpoint;
+}
+
+RemoteArea Endpoint::local() const {
+  return {qp_address(*port_, qp_.qp.get()), reinterpret_cast<std::uint64_t>(area_), mr_->rkey};
+}
+
+Status Endpoint::connect(const RemoteArea& remote) {
+  remote_ = remote;
+  if (Status status = to_init(qp_.qp.get(), *port_, 0); !status) return status;
+  if (Status status = to_rtr(qp_.qp.get(), *port_, remote.qp, {.mtu = port_->active_mtu}); !status) return status;
+  return to_rts(qp_.qp.get(), *port_, kTimeout, kRetryCount);
+}
+
+Status Endpoint::write(std::size_t offset, std::size_t remote_offset, std::size_t bytes, bool signalled, bool inlined) {
+  ibv_sge sge{reinterpret_cast<std::uint64_t>(area_ + offset), static_cast<std::uint32_t>(bytes), mr_->lkey};
+  ibv_send_wr wr{};
+  wr.sg_list = &sge;
+  wr.num_sge = 1;
+  wr.opcode = IBV_WR_RDMA_WRITE;
+  wr.send_flags = (signalled ? unsigned{IBV_SEND_SIGNALED} : 0U) |
+                  (inlined && bytes <= qp_.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0U);
+  wr.wr.rdma.remote_addr = remote_.address + remote_offset;
+  wr.wr.rdma.rkey = remote_.rkey;
+  ibv_send_wr* bad = nullptr;
+  return check_errno("ibv_post_send", ibv_post_send(qp_.qp.get(), &wr, &bad));
+}
+
+Result<unsigned> Endpoint::poll() {
+  ibv_wc wc{};
+  auto found = check_count("ibv_poll_cq", ibv_poll_cq(cq_.get(), 1, &wc));
+  if (found && *found == 1 && wc.status != IBV_WC_SUCCESS) return Error{ErrorKind::kRemote, 0, "RDMA WRITE"};
+  return found;
+}
+
+}  // namespace verbatim::bench

@@ -1,0 +1,52 @@
+// One RC QP on the first device, able to write into and be written in one area of memory. Each of the benchmark's two
+// processes has one; one thread uses it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "verbs/device.h"
+#include "verbs/qp.h"
+
+namespace verbatim::bench {
+
+// Where the other process's area and QP are. Plain bytes: sent over a socket.
+struct RemoteArea {
+  QpAddress qp;
+  std::uint64_t address = 0;
+  std::uint32_t rkey = 0;
+};
+
+class Endpoint {
+ public:
+  // Opens the device and registers [area, area + bytes). The area must outlive the endpoint.
+  static Result<Endpoint> open(std::byte* area, std::size_t bytes);
+
+  RemoteArea local() const;
+  Status connect(const RemoteArea& remote);
+
+  // Writes [offset, offset + bytes) of this area to `remote_offset` of the other one. `inlined` takes the bytes with
+  // the request.
+  Status write(std::size_t offset, std::size_t remote_offset, std::size_t bytes, bool signalled, bool inlined);
+
+  // Completions found now, 0 or 1. Fails when a write has failed.
+  Result<unsigned> poll();
+
+  const char* device_name() const { return port_->name.c_str(); }
+
+  static constexpr unsigned kDepth = 64;  // writes that may be outstanding
+
+ private:
+  Endpoint() = default;
+
+  std::shared_ptr<DeviceInventory> inventory_;
+  const Port* port_ = nullptr;
+  std::byte* area_ = nullptr;
+  UniqueMr mr_;
+  UniqueCq cq_;
+  RcQp qp_;
+  RemoteArea remote_;
+};
+
+}  // namespace verbatim::bench

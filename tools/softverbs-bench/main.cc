@@ -1,0 +1,210 @@
+// softverbs-bench: how much of the machine's own copy speed RDMA WRITEs between two processes reach.
+//
+// The program parts into two before it opens anything: this side measures, the other one lends its memory and answers
+// ping-pongs. Rounds of all movers are interleaved and the best of each counts, because other programs share the
+// machine.
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "softverbs-bench/measure.h"
+
+namespace verbatim::bench {
+namespace {
+
+struct Options {
+  std::vector<std::size_t> sizes{64U << 10, 128U << 10, 1U << 20, 4U << 20};
+  unsigned rounds = 7;
+  unsigned passes = 4;
+  double min_ratio = 0;
+  bool no_latency = false;
+  std::uint64_t latency_rounds = 2000;
+};
+
+enum class Order : std::uint32_t { kVerbsPingPong, kMemoryPingPong };
+
+int report(const Error& error) {
+  std::fprintf(stderr, "softverbs-bench: %s failed: %s\n", error.operation, std::strerror(error.sys_errno));
+  return EXIT_FAILURE;
+}
+
+template <typename T>
+bool send_to(int socket, const T& value) {
+  return send(socket, &value, sizeof(value), MSG_NOSIGNAL) == sizeof(value);
+}
+template <typename T>
+bool receive_from(int socket, T& value) {
+  return recv(socket, &value, sizeof(value), 0) == sizeof(value);
+}
+
+// Opens an endpoint on the area and connects it with the one at the other end of the socket.
+Result<Endpoint> meet(Area& area, int socket) {
+  auto endpoint = Endpoint::open(reinterpret_cast<std::byte*>(&area), sizeof(area));
+  if (!endpoint) return endpoint;
+  RemoteArea remote;
+  if (!send_to(socket, endpoint->local()) || !receive_from(socket, remote)) {
+    return Error{ErrorKind::kRemote, errno, "meeting the other process"};
+  }
+  if (Status status = endpoint->connect(remote); !status) return status.error();
+  bool ready = true;
+  if (!send_to(socket, ready) || !receive_from(socket, ready)) {
+    return Error{ErrorKind::kRemote, errno, "meeting the other process"};
+  }
+  return endpoint;
+}
+
+int lend(Area& area, int socket, const Options& options) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  auto endpoint = meet(area, socket);
+  if (!endpoint) return report(endpoint.error());
+  Order order{};
+  while (receive_from(socket, order)) {
+    if (order == Order::kMemoryPingPong) {
+      memory_ping_pong(area, Side::kPong, options.latency_rounds);
+    } else if (auto result = verbs_ping_pong(area, *endpoint, Side::kPong, options.latency_rounds); !result) {
+      return report(result.error());
+    }
+    if (!send_to(socket, order)) break;
+  }
+  return EXIT_SUCCESS;
+}
+
+std::string size_text(std::size_t bytes) {
+  if (bytes % (1U << 20) == 0) return std::to_string(bytes >> 20) + " MiB";
+  if (bytes % (1U << 10) == 0) return std::to_string(bytes >> 10) + " KiB";
+  return std::to_string(bytes) + " B";
+}
+
+// Prints one line; false when the ratio is below the floor or a byte came out wrong.
+Result<bool> compare_bandwidth(Bandwidth& bandwidth, std::size_t size, const Options& options) {
+  constexpr std::array kMovers{Mover::kMemcpy, Mover::kProcessVm, Mover::kVerbs};
+  for (const Mover mover : kMovers) {  // also the first touch of pages and mappings
+    const auto right = bandwidth.moves_right(mover, size);
+    if (!right) return right.error();
+    if (!*right) {
+      std::printf("%10s  wrong bytes\n", size_text(size).c_str());
+      return false;
+    }
+  }
+  std::array<double, kMovers.size()> best{};
+  for (unsigned round = 0; round < options.rounds; ++round) {
+    for (std::size_t i = 0; i < kMovers.size(); ++i) {
+      const auto rate = bandwidth.measure(kMovers[i], size, options.passes);
+      if (!rate) return rate.error();
+      best[i] = std::max(best[i], *rate);
+    }
+  }
+  const double ratio = best[2] / best[1];
+  constexpr double kGiga = 1e9;
+  std::printf("%10s %10.2f %10.2f %10.2f %14.2f %10.2f%s\n", size_text(size).c_str(), best[0] / kGiga, best[1] / kGiga,
+              best[2] / kGiga, ratio, best[2] / best[0], ratio < options.min_ratio ? "  below the floor" : "");
+  std::fflush(stdout);
+  return ratio >= options.min_ratio;
+}
+
+Result<double> best_latency(Area& area, int socket, const Options& options, Order order, Endpoint* endpoint) {
+  double best = 0;
+  for (unsigned round = 0; round < options.rounds; ++round) {
+    area.ping = 0;
+    area.pong = 0;
+    if (!send_to(socket, order)) return Error{ErrorKind::kRemote, errno, "the other process"};
+    Result<double> time = order == Order::kMemoryPingPong
+                              ? Result<double>(memory_ping_pong(area, Side::kPing, options.latency_rounds))
+                              : verbs_ping_pong(area, *endpoint, Side::kPing, options.latency_rounds);
+    Order done{};
+    if (!time) return time;
+    if (!receive_from(socket, done)) return Error{ErrorKind::kRemote, errno, "the other process"};
+    best = round == 0 ? *time : std::min(best, *time);
+  }
+  return best;
+}
+
+int measure(Area& area, int socket, pid_t peer, const Options& options) {
+  auto endpoint = meet(area, socket);
+  if (!endpoint) return report(endpoint.error());
+  std::printf("RDMA WRITE between two processes on %s, best of %u interleaved rounds of %zu MiB, GB/s\n",
+              endpoint->device_name(), options.rounds, options.passes * (Area::kWindowBytes >> 20));
+  std::printf("%10s %10s %10s %10s %14s %10s\n", "size", "memcpy", "vm_writev", "WRITE", "WRITE/vm_writev",
+              "WRITE/memcpy");
+  Bandwidth bandwidth(area, *endpoint, peer);
+  bool good = true;
+  for (const std::size_t size : options.sizes) {
+    const auto result = compare_bandwidth(bandwidth, size, options);
+    if (!result) return report(result.error());
+    good = good && *result;
+  }
+  if (!options.no_latency) {
+    const auto memory = best_latency(area, socket, options, Order::kMemoryPingPong, nullptr);
+    if (!memory) return report(memory.error());
+    const auto verbs = best_latency(area, socket, options, Order::kVerbsPingPong, &*endpoint);
+    if (!verbs) return report(verbs.error());
+    std::printf("8-byte one-way latency: shared memory %.2f us, inline WRITE %.2f us\n", *memory / 1e3, *verbs / 1e3);
+  }
+  return good ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+int run(const Options& options) {
+  void* const pages = mmap(nullptr, sizeof(Area), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) return report(system_error("mmap", errno));
+  Area& area = *new (pages) Area;
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    return report(system_error("socketpair", errno));
+  UniqueFd ours(ends[0]);
+  UniqueFd theirs(ends[1]);
+  const pid_t peer = fork();  // nothing is open yet: neither side inherits a device or a thread
+  if (peer < 0) return report(system_error("fork", errno));
+  if (peer == 0) {
+    ours.reset();
+    return lend(area, theirs.get(), options);
+  }
+  theirs.reset();
+  const int result = measure(area, ours.get(), peer, options);
+  ours.reset();
+  int status = 0;
+  while (waitpid(peer, &status, 0) < 0 && errno == EINTR) {
+  }
+  const bool peer_good = WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS;
+  return peer_good ? result : EXIT_FAILURE;
+}
+
+}  // namespace
+}  // namespace verbatim::bench
+
+int main(int argc, char** argv) {
+  using verbatim::bench::Area;
+  verbatim::bench::Options options;
+  CLI::App app{
+      "Compares RDMA WRITEs between two processes with process_vm_writev and memcpy over the same memory.\n"
+      "Takes the library that VERBATIM_VERBS_LIBRARY names and its first device."};
+  app.add_option("--size", options.sizes, "bytes of a WRITE, with K or M; may be repeated [64K 128K 1M 4M]")
+      ->transform(CLI::AsSizeValue(false))
+      ->check([](const std::string& text) {
+        const std::size_t size = std::strtoull(text.c_str(), nullptr, 10);
+        return size >= 4096 && Area::kWindowBytes % size == 0 ? "" : "a power of two from 4K to 8M is expected";
+      });
+  app.add_option("--rounds", options.rounds, "rounds of each mover, the best counts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--passes", options.passes, "times that a round moves the 8 MiB window")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--min-ratio", options.min_ratio, "fail when WRITE/vm_writev is below this at any size")
+      ->check(CLI::Range(0.0, 10.0));
+  app.add_flag("--no-latency", options.no_latency, "leave out the 8-byte ping-pong");
+  CLI11_PARSE(app, argc, argv);
+  return verbatim::bench::run(options);
+}

@@ -1,0 +1,149 @@
+#include "softverbs-bench/measure.h"
+
+#include <sched.h>
+#include <sys/uio.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.h"
+
+namespace verbatim::bench {
+namespace {
+
+// A waiting side gives up its core after this many looks: the machine may have fewer cores than there are pollers.
+constexpr unsigned kLooksBeforeYield = 200;
+constexpr std::uint64_t kStuckNs = 10 * kNanosecondsPerSecond;
+
+// Looks until `done` answers true; false when nothing has come for long.
+template <typename Done>
+bool wait_until(Done done) {
+  const std::uint64_t deadline = monotonic_ns() + kStuckNs;
+  for (unsigned looks = 1; !done(); ++looks) {
+    if (looks % kLooksBeforeYield != 0) continue;
+    if (monotonic_ns() > deadline) return false;
+    sched_yield();
+  }
+  return true;
+}
+
+Error stuck(const char* what) {
+  return {ErrorKind::kRemote, ETIMEDOUT, what};
+}
+
+}  // namespace
+
+Status Bandwidth::write_window(std::size_t piece) {
+  unsigned outstanding = 0;
+  std::size_t offset = 0;
+  Status failure;
+  const bool finished = wait_until([&] {
+    while (offset < Area::kWindowBytes && outstanding < Endpoint::kDepth) {
+      failure = endpoint_.write(offsetof(Area, source) + offset, offsetof(Area, target) + offset, piece, true, false);
+      if (!failure) return true;
+      offset += piece;
+      ++outstanding;
+    }
+    const auto found = endpoint_.poll();
+    if (!found) {
+      failure = found.error();
+      return true;
+    }
+    outstanding -= *found;
+    return outstanding == 0 && offset == Area::kWindowBytes;
+  });
+  if (!finished) return stuck("RDMA WRITE");
+  return failure;
+}
+
+Status Bandwidth::process_vm_window(std::size_t piece) {
+  for (std::size_t offset = 0; offset < Area::kWindowBytes; offset += piece) {
+    const iovec from{area_.source + offset, piece};
+    const iovec to{area_.target + offset, piece};  // both processes have the area at the same address
+    const ssize_t moved = process_vm_writev(peer_, &from, 1, &to, 1, 0);
+    if (moved != static_cast<ssize_t>(piece)) return system_error("process_vm_writev", errno);
+  }
+  return {};
+}
+
+Status Bandwidth::pass(Mover mover, std::size_t piece) {
+  switch (mover) {
+    case Mover::kProcessVm:
+      return process_vm_window(piece);
+    case Mover::kVerbs:
+      return write_window(piece);
+    case Mover::kMemcpy:
+      for (std::size_t offset = 0; offset < Area::kWindowBytes; offset += piece) {
+        std::memcpy(area_.target + offset, area_.source + offset, piece);
+      }
+      break;
+  }
+  return {};
+}
+
+Result<double> Bandwidth::measure(Mover mover, std::size_t piece, unsigned passes) {
+  const std::uint64_t start = monotonic_ns();
+  for (unsigned i = 0; i < passes; ++i) {
+    if (Status status = pass(mover, piece); !status) return status.error();
+  }
+  const double seconds = static_cast<double>(monotonic_ns() - start) / static_cast<double>(kNanosecondsPerSecond);
+  return static_cast<double>(Area::kWindowBytes) * passes / seconds;
+}
+
+Result<bool> Bandwidth::moves_right(Mover mover, std::size_t piece) {
+  std::uint64_t state = monotonic_ns() | 1;
+  for (std::size_t offset = 0; offset < Area::kWindowBytes; offset += sizeof(state)) {
+    state = state * 6364136223846793005 + 1442695040888963407;  // a different word at every place and in every run
+    std::memcpy(area_.source + offset, &state, sizeof(state));
+  }
+  std::memset(area_.target, 0xA5, Area::kWindowBytes);
+  if (Status status = pass(mover, piece); !status) return status.error();
+  return std::memcmp(area_.source, area_.target, Area::kWindowBytes) == 0;
+}
+
+Result<double> verbs_ping_pong(Area& area, Endpoint& endpoint, Side side, std::uint64_t rounds) {
+  const bool starts = side == Side::kPing;
+  std::atomic<std::uint64_t>& mine = starts ? area.pong : area.ping;
+  std::atomic<std::uint64_t>& outgoing = area.outgoing[starts ? 0 : 1];
+  const std::size_t from = offsetof(Area, outgoing) + (starts ? 0 : sizeof(outgoing));
+  const std::size_t to = starts ? offsetof(Area, ping) : offsetof(Area, pong);
+  constexpr std::uint64_t kSignalEvery = Endpoint::kDepth / 2;
+  Status failure;
+  const auto say = [&](std::uint64_t round) {
+    outgoing.store(round, std::memory_order_relaxed);
+    const bool signalled = round % kSignalEvery == 0 || round == rounds;
+    failure = endpoint.write(from, to, sizeof(round), signalled, true);
+    if (!failure || !signalled) return;
+    const bool finished = wait_until([&] {
+      const auto found = endpoint.poll();
+      if (!found) failure = found.error();
+      return !found || *found == 1;
+    });
+    if (!finished) failure = stuck("8-byte RDMA WRITE");
+  };
+  const std::uint64_t start = monotonic_ns();
+  for (std::uint64_t round = 1; round <= rounds; ++round) {
+    if (starts) say(round);
+    if (failure && !wait_until([&] { return mine.load(std::memory_order_acquire) == round; })) {
+      failure = stuck("8-byte RDMA WRITE");
+    }
+    if (failure && !starts) say(round);
+    if (!failure) return failure.error();
+  }
+  return static_cast<double>(monotonic_ns() - start) / static_cast<double>(2 * rounds);
+}
+
+double memory_ping_pong(Area& area, Side side, std::uint64_t rounds) {
+  const bool starts = side == Side::kPing;
+  std::atomic<std::uint64_t>& mine = starts ? area.pong : area.ping;
+  std::atomic<std::uint64_t>& theirs = starts ? area.ping : area.pong;
+  const std::uint64_t start = monotonic_ns();
+  for (std::uint64_t round = 1; round <= rounds; ++round) {
+    if (starts) theirs.store(round, std::memory_order_release);
+    if (!wait_until([&] { return mine.load(std::memory_order_acquire) == round; })) break;
+    if (!starts) theirs.store(round, std::memory_order_release);
+  }
+  return static_cast<double>(monotonic_ns() - start) / static_cast<double>(2 * rounds);
+}
+
+}  // namespace verbatim::bench

@@ -1,0 +1,85 @@
+#include "verbatim-perf/operation.h"
+
+#include <algorithm>
+
+#include "verbatim-perf/operations.h"
+
+namespace verbatim::perf {
+namespace {
+
+constexpr std::size_t kMinChannelBytes = 4096;
+constexpr std::size_t kRingChunkBytes = std::size_t{512} << 10;          // a step of NCCL's 4 MiB buffer of 8
+constexpr std::size_t kPointToPointChunkBytes = std::size_t{128} << 10;  // NCCL_P2P_NET_CHUNKSIZE
+constexpr std::size_t kUnlimitedChunkBytes = std::size_t{1} << 40;
+
+std::size_t divide_up(std::size_t value, std::size_t by) {
+  return (value + by - 1) / by;
+}
+
+}  // namespace
+
+std::unique_ptr<traffic::Content> Operation::contribution(int rank, std::uint64_t step) const {
+  return std::make_unique<traffic::Elements>(shape_.type, static_cast<std::uint64_t>(rank), step);
+}
+
+Range part_of(Range whole, std::size_t parts, std::size_t index, std::size_t unit) {
+  const std::size_t each = divide_up(whole.bytes / unit, parts) * unit;
+  const std::size_t begin = std::min(whole.bytes, each * index);
+  return {whole.offset + begin, std::min(whole.bytes - begin, each)};
+}
+
+bool share_of_channel(Range whole, int channels, int channel, std::size_t unit, Range& share) {
+  const std::size_t used =
+      std::clamp<std::size_t>(whole.bytes / kMinChannelBytes, 1, static_cast<std::size_t>(channels));
+  const auto index = static_cast<std::size_t>(channel);
+  if (index >= used) return false;
+  share = part_of(whole, used, index, unit);
+  return true;
+}
+
+std::size_t chunks_in(std::size_t bytes, std::size_t chunk) {
+  return std::max<std::size_t>(1, divide_up(bytes, chunk));
+}
+
+Range chunk_of(Range whole, std::size_t chunk, std::size_t index) {
+  const std::size_t begin = std::min(whole.bytes, chunk * index);
+  return {whole.offset + begin, std::min(whole.bytes - begin, chunk)};
+}
+
+std::size_t default_chunk_bytes(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kAllReduce:
+    case OperationKind::kAllGather:
+      return kRingChunkBytes;
+    case OperationKind::kAllToAll:
+    case OperationKind::kSendRecv:
+      return kPointToPointChunkBytes;
+    case OperationKind::kStream:
+    case OperationKind::kPingPong:
+    case OperationKind::kGrouped:
+      return kUnlimitedChunkBytes;
+  }
+  return kUnlimitedChunkBytes;
+}
+
+std::unique_ptr<Operation> make_operation(OperationKind kind, const Shape& shape) {
+  switch (kind) {
+    case OperationKind::kAllReduce:
+      return make_all_reduce(shape);
+    case OperationKind::kAllGather:
+      return make_all_gather(shape);
+    case OperationKind::kAllToAll:
+      return make_all_to_all(shape);
+    case OperationKind::kSendRecv:
+      return make_sendrecv(shape);
+    case OperationKind::kStream:
+      return make_stream(shape);
+    case OperationKind::kPingPong:
+      return make_pingpong(shape);
+    case OperationKind::kGrouped:
+      return make_grouped(shape);
+  }
+  return nullptr;
+}
+
+}  // namespace verbatim::perf

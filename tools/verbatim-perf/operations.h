@@ -1,0 +1,19 @@
+// Where each operation is made. ring.cc: all_reduce, all_gather; point_to_point.cc: alltoall, sendrecv; pair.cc:
+// stream, pingpong, grouped.
+#pragma once
+
+#include <memory>
+
+#include "verbatim-perf/operation.h"
+
+namespace verbatim::perf {
+
+std::unique_ptr<Operation> make_all_reduce(const Shape& shape);
+std::unique_ptr<Operation> make_all_gather(const Shape& shape);
+std::unique_ptr<Operation> make_all_to_all(const Shape& shape);
+std::unique_ptr<Operation> make_sendrecv(const Shape& shape);
+std::unique_ptr<Operation> make_stream(const Shape& shape);
+std::unique_ptr<Operation> make_pingpong(const Shape& shape);
+std::unique_ptr<Operation> make_grouped(const Shape& shape);
+
+}  // namespace verbatim::perf

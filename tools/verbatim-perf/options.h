@@ -1,0 +1,70 @@
+// The command line: what to run, over which plugin, between whom.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "traffic/content.h"
+#include "verbatim-perf/failure.h"
+
+namespace verbatim::perf {
+
+enum class OperationKind : std::uint8_t {
+  kAllReduce,
+  kAllGather,
+  kAllToAll,
+  kSendRecv,
+  kStream,
+  kPingPong,
+  kGrouped,
+};
+const char* operation_name(OperationKind kind);
+
+struct Options {
+  OperationKind operation = OperationKind::kAllReduce;
+  std::string plugin;
+  int api_version = 0;  // 0: the newest that the plugin has
+
+  int procs = 2;
+  std::string root;         // HOST:PORT where rank 0 meets the others; empty: we start all ranks here
+  int rank = 0;             // with root
+  int nranks = 0;           // with root
+  std::uint64_t token = 0;  // with root: tells the ranks of one job from strangers
+  bool child = false;       // with root: rank of a launcher, which does the meeting itself
+
+  int channels = 1;
+  std::size_t chunk_bytes = 0;  // 0: the operation's default
+  int depth = 8;                // receives posted ahead per connection
+  int group = 0;                // members of a grouped receive; 0: as many as the plugin has, at most 8
+
+  std::size_t min_bytes = 8;
+  std::size_t max_bytes = std::size_t{8} << 20;
+  double factor = 2;
+  std::size_t step_bytes = 0;  // when > 0, added instead of multiplying by factor
+  int iterations = 20;
+  int warmup_iterations = 5;
+  int check_iterations = 1;
+  traffic::ElementType type = traffic::ElementType::kUint32;
+
+  std::string json;
+  int timeout_s = 300;
+  bool verbose = false;
+};
+
+// What to do now: run, or print `text` and leave (help, version, a wrong command line).
+struct Leave {
+  ExitStatus status;
+  std::string text;
+};
+std::variant<Options, Leave> parse_options(int argc, const char* const* argv);
+
+// "8", "64K", "1.5M", "2G" (powers of 1,024, also with a trailing B or iB). Throws Failure.
+std::size_t parse_bytes(const std::string& text);
+
+// Every message size that the options ask for, rising.
+std::vector<std::size_t> message_sizes(const Options& options);
+
+}  // namespace verbatim::perf

@@ -1,0 +1,66 @@
+// What one rank does in one iteration of an operation, written down before the clock starts: which messages go over
+// which connection in which order, and what each has to wait for. Made by operations, carried out by progress.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace verbatim::perf {
+
+// One connection of the job.
+struct Flow {
+  int source;
+  int destination;
+  int channel;
+};
+
+enum class Buffer : std::uint8_t { kSend, kRecv, kStaging };
+constexpr std::size_t kBuffers = 3;
+
+// One message.
+struct Message {
+  Buffer buffer;
+  std::size_t offset;    // in the buffer
+  std::size_t bytes;     // that travel
+  std::size_t capacity;  // that a receive posts; NCCL posts the slot, not what will come
+  int tag;
+};
+
+// What a completed receive still has to do: recv[offset] = staging + send[offset], over the bytes of its message.
+struct Reduction {
+  bool wanted = false;
+  std::size_t offset = 0;
+};
+
+// One isend, or one irecv of `Lane::group` messages.
+struct Step {
+  // Starts only when lane `after_lane` has completed `after_count` steps of this iteration; -1: at once.
+  int after_lane = -1;
+  std::uint64_t after_count = 0;
+  Reduction reduction = {};
+};
+
+// One direction of a connection. Steps start and complete in order.
+struct Lane {
+  std::size_t flow;  // index in Operation::flows()
+  bool sends;
+  std::size_t group = 1;               // messages of a step; 1 on a sending lane
+  std::size_t window = 1;              // steps under way at most
+  std::vector<Message> messages = {};  // group of them for each step
+  std::vector<Step> steps = {};
+};
+
+// From the send to the receive buffer, before anything else.
+struct LocalCopy {
+  std::size_t from;
+  std::size_t to;
+  std::size_t bytes;
+};
+
+struct Plan {
+  std::vector<LocalCopy> copies = {};
+  std::vector<Lane> lanes = {};
+};
+
+}  // namespace verbatim::perf

@@ -1,0 +1,155 @@
+#include "verbatim-perf/progress.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+
+#include "verbatim-perf/failure.h"
+
+namespace verbatim::perf {
+namespace {
+
+// Stands in *request of isend before the call: NCCL does not clear the slot, so the plugin must write it.
+char unwritten_request;
+
+}  // namespace
+
+void Progress::prepare(const Plan& plan) {
+  plan_ = plan;
+  lanes_.clear();
+  for (const Lane& lane : plan_.lanes) {
+    lanes_.push_back({.lane = &lane, .connection = &connections_.find(lane.flow, lane.sends)});
+    lanes_.back().requests.resize(lane.window);
+  }
+}
+
+void Progress::run(std::uint64_t iterations, bool overlap, std::atomic<std::uint64_t>& finished) {
+  if (overlap) {
+    run_lanes(iterations, &finished);
+    return;
+  }
+  for (std::uint64_t iteration = 0; iteration < iterations; ++iteration) {
+    run_lanes(1, nullptr);
+    finished.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void Progress::run_lanes(std::uint64_t iterations, std::atomic<std::uint64_t>* finished) {
+  for (const LocalCopy& copy : plan_.copies) {
+    std::memcpy(address(Buffer::kRecv, copy.to), address(Buffer::kSend, copy.from), copy.bytes);
+  }
+  for (RunningLane& running : lanes_) {
+    running.total = running.lane->steps.size() * iterations;
+    running.started = running.completed = running.base = 0;
+  }
+  std::uint64_t reported = 0;
+  for (;;) {
+    bool all = true;
+    bool moved = false;
+    std::uint64_t slowest = iterations;
+    for (RunningLane& running : lanes_) {
+      moved = start_steps(running) || moved;
+      moved = complete_steps(running) || moved;
+      all = all && running.completed == running.total;
+      slowest = std::min(slowest, running.completed / running.lane->steps.size());
+    }
+    if (finished != nullptr && slowest > reported) {
+      finished->fetch_add(slowest - reported, std::memory_order_relaxed);
+      reported = slowest;
+    }
+    if (all) return;
+    // Ranks may outnumber the cores: who has nothing to do lets the others run.
+    if (!moved) sched_yield();
+  }
+}
+
+bool Progress::start_steps(RunningLane& running) {
+  const Lane& lane = *running.lane;
+  bool moved = false;
+  while (running.started < running.total && running.started - running.completed < lane.window) {
+    if (running.started - running.base == lane.steps.size()) running.base = running.started;
+    if (!may_start(running, lane.steps[running.started - running.base])) break;
+    if (!start(running, running.started)) break;
+    ++running.started;
+    moved = true;
+  }
+  return moved;
+}
+
+// A dependency counts within the iteration, on top of all steps of the iterations before it.
+bool Progress::may_start(const RunningLane& running, const Step& step) const {
+  if (step.after_lane < 0) return true;
+  const RunningLane& other = lanes_[static_cast<std::size_t>(step.after_lane)];
+  const std::uint64_t iteration = running.base / running.lane->steps.size();
+  return other.completed >= iteration * other.lane->steps.size() + step.after_count;
+}
+
+bool Progress::start(RunningLane& running, std::uint64_t step) {
+  const Lane& lane = *running.lane;
+  const Connection& connection = *running.connection;
+  void*& request = running.requests[step % lane.window];
+  const Message* const first = &lane.messages[(step - running.base) * lane.group];
+  if (lane.sends) {
+    request = &unwritten_request;
+    require(plugin_.isend(connection.comm, address(first->buffer, first->offset), first->bytes, first->tag,
+                          connection.mhandles[static_cast<std::size_t>(first->buffer)], &request),
+            "isend (" + connection.to_string() + ")");
+    if (request == &unwritten_request) throw Failure("isend answered success without writing *request");
+    return request != nullptr;
+  }
+  void* data[netapi::kMaxGroup];
+  void* mhandles[netapi::kMaxGroup];
+  std::size_t sizes[netapi::kMaxGroup];
+  int tags[netapi::kMaxGroup];
+  for (std::size_t i = 0; i < lane.group; ++i) {
+    data[i] = address(first[i].buffer, first[i].offset);
+    mhandles[i] = connection.mhandles[static_cast<std::size_t>(first[i].buffer)];
+    sizes[i] = first[i].capacity;
+    tags[i] = first[i].tag;
+  }
+  request = nullptr;
+  require(plugin_.irecv(connection.comm, static_cast<int>(lane.group), data, sizes, tags, mhandles, &request),
+          "irecv (" + connection.to_string() + ")");
+  return request != nullptr;
+}
+
+bool Progress::complete_steps(RunningLane& running) {
+  bool moved = false;
+  while (running.completed < running.started) {
+    int done = 0;
+    int sizes[netapi::kMaxGroup];
+    std::fill_n(sizes, running.lane->group, -1);
+    require(plugin_.test(running.requests[running.completed % running.lane->window], &done, sizes),
+            "test (" + running.connection->to_string() + ")");
+    if (done == 0) break;
+    complete(running, running.completed, sizes);
+    ++running.completed;
+    moved = true;
+  }
+  return moved;
+}
+
+void Progress::complete(const RunningLane& running, std::uint64_t step, const int* sizes) {
+  const Lane& lane = *running.lane;
+  const std::uint64_t index = step % lane.steps.size();
+  const Message* const first = &lane.messages[index * lane.group];
+  for (std::size_t i = 0; i < lane.group; ++i) {
+    const auto expected = static_cast<int>(std::min<std::size_t>(first[i].bytes, INT_MAX));
+    if (sizes[i] == expected || (lane.sends && sizes[i] == -1)) continue;  // nobody reads the size of a send
+    throw Failure("test reported " + std::to_string(sizes[i]) + " bytes in place of " + std::to_string(expected) +
+                  " for message " + std::to_string(i) + " of " + std::to_string(lane.group) + " (" +
+                  running.connection->to_string() + ", step " + std::to_string(step) + ")");
+  }
+  if (const Reduction& reduction = lane.steps[index].reduction; reduction.wanted) {
+    traffic::add_elements(type_, address(Buffer::kRecv, reduction.offset), address(first->buffer, first->offset),
+                          address(Buffer::kSend, reduction.offset), first->bytes);
+  }
+}
+
+std::byte* Progress::address(Buffer buffer, std::size_t offset) const {
+  return memory_.buffers[static_cast<std::size_t>(buffer)].data + offset;
+}
+
+}  // namespace verbatim::perf

@@ -1,0 +1,51 @@
+// What a job found out, and its two printed forms: nccl-tests' table on stdout and JSON in a file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "netapi/plugin.h"
+#include "verbatim-perf/options.h"
+
+namespace verbatim::perf {
+
+struct RankInfo {
+  std::string host;
+  int pid = 0;
+};
+
+// One line of the table.
+struct Row {
+  std::size_t bytes = 0;
+  std::size_t count = 0;
+  double time_us = 0;
+  double algbw = 0;  // GB/s, 10^9
+  double busbw = 0;
+  std::uint64_t wrong = 0;  // elements
+};
+
+struct Report {
+  Options options;
+  std::string plugin_name;
+  int api_version = 0;
+  std::vector<netapi::Properties> devices;  // of rank 0
+  std::vector<RankInfo> ranks;
+  std::size_t chunk_bytes = 0;
+  std::size_t group = 0;
+  std::vector<Row> rows;
+
+  std::uint64_t wrong() const;
+  double average_busbw() const;
+};
+
+void print_header(std::FILE* out, const Report& report);
+void print_row(std::FILE* out, const Report& report, const Row& row);
+void print_footer(std::FILE* out, const Report& report);
+
+// Throws Failure when the file cannot be written.
+void write_json(const Report& report, const std::string& path);
+
+}  // namespace verbatim::perf

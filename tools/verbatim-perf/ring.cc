@@ -1,0 +1,189 @@
+// Collectives over a ring. A channel's share is cut into one part per rank; in every round each rank passes one part on
+// to the next rank, chunk after chunk, and a chunk leaves as soon as it has come.
+#include <algorithm>
+
+#include "verbatim-perf/operations.h"
+
+namespace verbatim::perf {
+namespace {
+
+class Ring : public Operation {
+ public:
+  using Operation::Operation;
+
+  std::vector<Flow> flows() const override {
+    std::vector<Flow> flows;
+    if (shape_.ranks == 1) return flows;
+    for (int channel = 0; channel < shape_.channels; ++channel) {
+      for (int rank = 0; rank < shape_.ranks; ++rank) flows.push_back({rank, (rank + 1) % shape_.ranks, channel});
+    }
+    return flows;
+  }
+
+ protected:
+  std::size_t ranks() const { return static_cast<std::size_t>(shape_.ranks); }
+  std::size_t rank() const { return static_cast<std::size_t>(shape_.rank); }
+  std::size_t previous() const { return (rank() + ranks() - 1) % ranks(); }
+  // The rank that is `back` places before this one.
+  std::size_t before(std::size_t back) const { return (rank() + 2 * ranks() - back) % ranks(); }
+
+  // The two lanes of a channel, the sending one first.
+  void add_lanes(Plan& plan, int channel) const {
+    const std::size_t first = static_cast<std::size_t>(channel) * ranks();
+    plan.lanes.push_back({.flow = first + rank(), .sends = true, .window = shape_.depth});
+    plan.lanes.push_back({.flow = first + previous(), .sends = false, .window = shape_.depth});
+  }
+  int tag_of_send() const { return shape_.rank; }
+  int tag_of_recv() const { return static_cast<int>(previous()); }
+};
+
+class AllReduce final : public Ring {
+ public:
+  using Ring::Ring;
+
+  Extent extent(std::size_t bytes) const override {
+    const std::size_t count = bytes / element();
+    return {count * element(), count, count * element(), count * element()};
+  }
+
+  std::size_t staging_bytes() const override {
+    return static_cast<std::size_t>(shape_.channels) * shape_.depth * shape_.chunk_bytes;
+  }
+
+  double bus_factor() const override { return 2.0 * (shape_.ranks - 1) / shape_.ranks; }
+
+  std::vector<Expected> expected(const Extent& extent, std::uint64_t step) const override {
+    std::vector<Expected> all;
+    all.push_back({0, extent.bytes, std::make_unique<traffic::Sum>(shape_.type, ranks(), step), 0});
+    return all;
+  }
+
+  Plan plan(const Extent& extent) const override {
+    Plan plan;
+    if (shape_.ranks == 1) {
+      plan.copies.push_back({0, 0, extent.bytes});
+      return plan;
+    }
+    for (int channel = 0; channel < shape_.channels; ++channel) {
+      Range share{};
+      if (!share_of_channel({0, extent.bytes}, shape_.channels, channel, element(), share)) break;
+      add_lanes(plan, channel);
+      fill_lanes(plan, channel, share);
+    }
+    return plan;
+  }
+
+ private:
+  // Rounds 0 to n-2 reduce and scatter: in round s, part rank-s goes out and part rank-s-1 comes in and is summed.
+  // Rounds n-1 to 2n-3 gather the sums: part rank+1-s' goes out and part rank-s' comes in, s' counted from 0.
+  void fill_lanes(Plan& plan, int channel, Range share) const {
+    const std::size_t send_lane = plan.lanes.size() - 2;
+    const std::size_t recv_lane = plan.lanes.size() - 1;
+    const std::size_t chunks = chunks_in(part_of(share, ranks(), 0, element()).bytes, shape_.chunk_bytes);
+    const std::size_t reduce_rounds = ranks() - 1;
+    for (std::size_t round = 0; round < 2 * reduce_rounds; ++round) {
+      const bool reduces = round < reduce_rounds;
+      const std::size_t out_part = reduces ? before(round) : before(round - reduce_rounds + ranks() - 1);
+      const std::size_t in_part = reduces ? before(round + 1) : before(round - reduce_rounds);
+      for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+        const Range out = chunk_of(part_of(share, ranks(), out_part, element()), shape_.chunk_bytes, chunk);
+        const Range in = chunk_of(part_of(share, ranks(), in_part, element()), shape_.chunk_bytes, chunk);
+        add_send(plan.lanes[send_lane], static_cast<int>(recv_lane), out, round, chunk, chunks);
+        add_recv(plan.lanes[recv_lane], static_cast<int>(send_lane), in, channel, round, chunk, chunks);
+      }
+    }
+  }
+
+  // What a round sends came in the round before; the first round sends this rank's own data.
+  void add_send(Lane& lane, int recv_lane, Range out, std::size_t round, std::size_t chunk, std::size_t chunks) const {
+    lane.messages.push_back(
+        {round == 0 ? Buffer::kSend : Buffer::kRecv, out.offset, out.bytes, out.bytes, tag_of_send()});
+    if (round == 0) {
+      lane.steps.push_back({});
+    } else {
+      lane.steps.push_back({.after_lane = recv_lane, .after_count = (round - 1) * chunks + chunk + 1});
+    }
+  }
+
+  // A partial sum comes into a staging slot as large as a chunk. A final sum comes to its place, from where this rank
+  // has sent the partial sum of the same part in round `round - (n-1)`: that send must be over. (Round 0 sent from
+  // elsewhere.)
+  void add_recv(Lane& lane, int send_lane, Range in, int channel, std::size_t round, std::size_t chunk,
+                std::size_t chunks) const {
+    const std::size_t reduce_rounds = ranks() - 1;
+    const std::size_t sent_in = round - reduce_rounds;
+    if (round < reduce_rounds) {
+      const std::size_t slot = static_cast<std::size_t>(channel) * shape_.depth + lane.steps.size() % shape_.depth;
+      lane.messages.push_back(
+          {Buffer::kStaging, slot * shape_.chunk_bytes, in.bytes, shape_.chunk_bytes, tag_of_recv()});
+      lane.steps.push_back({.reduction = {true, in.offset}});
+    } else {
+      lane.messages.push_back({Buffer::kRecv, in.offset, in.bytes, in.bytes, tag_of_recv()});
+      lane.steps.push_back({.after_lane = sent_in == 0 ? -1 : send_lane, .after_count = sent_in * chunks + chunk + 1});
+    }
+  }
+};
+
+class AllGather final : public Ring {
+ public:
+  using Ring::Ring;
+
+  Extent extent(std::size_t bytes) const override {
+    const std::size_t count = bytes / element() / ranks();
+    return {count * element() * ranks(), count, count * element(), count * element() * ranks()};
+  }
+
+  double bus_factor() const override { return static_cast<double>(shape_.ranks - 1) / shape_.ranks; }
+
+  std::vector<Expected> expected(const Extent& extent, std::uint64_t step) const override {
+    std::vector<Expected> all;
+    for (int source = 0; source < shape_.ranks; ++source) {
+      all.push_back(
+          {static_cast<std::size_t>(source) * extent.send_bytes, extent.send_bytes, contribution(source, step), 0});
+    }
+    return all;
+  }
+
+  // In round s the contribution of rank-s goes out and that of rank-s-1 comes in.
+  Plan plan(const Extent& extent) const override {
+    Plan plan;
+    plan.copies.push_back({0, rank() * extent.send_bytes, extent.send_bytes});
+    for (int channel = 0; channel < shape_.channels && shape_.ranks > 1; ++channel) {
+      Range share{};
+      if (!share_of_channel({0, extent.send_bytes}, shape_.channels, channel, element(), share)) break;
+      add_lanes(plan, channel);
+      const auto recv_lane = static_cast<int>(plan.lanes.size()) - 1;
+      Lane& send = plan.lanes[plan.lanes.size() - 2];
+      Lane& recv = plan.lanes[plan.lanes.size() - 1];
+      const std::size_t chunks = chunks_in(share.bytes, shape_.chunk_bytes);
+      for (std::size_t round = 0; round < ranks() - 1; ++round) {
+        for (std::size_t index = 0; index < chunks; ++index) {
+          const Range chunk = chunk_of(share, shape_.chunk_bytes, index);
+          const std::size_t out = before(round) * extent.send_bytes + chunk.offset;
+          const std::size_t in = before(round + 1) * extent.send_bytes + chunk.offset;
+          if (round == 0) {
+            send.messages.push_back({Buffer::kSend, chunk.offset, chunk.bytes, chunk.bytes, tag_of_send()});
+            send.steps.push_back({});
+          } else {
+            send.messages.push_back({Buffer::kRecv, out, chunk.bytes, chunk.bytes, tag_of_send()});
+            send.steps.push_back({.after_lane = recv_lane, .after_count = (round - 1) * chunks + index + 1});
+          }
+          recv.messages.push_back({Buffer::kRecv, in, chunk.bytes, chunk.bytes, tag_of_recv()});
+          recv.steps.push_back({});
+        }
+      }
+    }
+    return plan;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_all_reduce(const Shape& shape) {
+  return std::make_unique<AllReduce>(shape);
+}
+std::unique_ptr<Operation> make_all_gather(const Shape& shape) {
+  return std::make_unique<AllGather>(shape);
+}
+
+}  // namespace verbatim::perf

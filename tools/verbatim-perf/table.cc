@@ -1,0 +1,56 @@
+#include <numeric>
+
+#include "verbatim-perf/report.h"
+
+namespace verbatim::perf {
+
+std::uint64_t Report::wrong() const {
+  return std::accumulate(rows.begin(), rows.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const Row& row) { return sum + row.wrong; });
+}
+
+double Report::average_busbw() const {
+  if (rows.empty()) return 0;
+  return std::accumulate(rows.begin(), rows.end(), 0.0, [](double sum, const Row& row) { return sum + row.busbw; }) /
+         static_cast<double>(rows.size());
+}
+
+void print_header(std::FILE* out, const Report& report) {
+  const Options& options = report.options;
+  std::fprintf(out, "# %s over %s (net plugin v%d, %s)\n", operation_name(options.operation),
+               report.plugin_name.c_str(), report.api_version, options.plugin.c_str());
+  for (std::size_t i = 0; i < report.devices.size(); ++i) {
+    const netapi::Properties& device = report.devices[i];
+    std::fprintf(out, "# device %2zu  %s  port %d  %g Gbit/s  %s\n", i, device.name.c_str(), device.port,
+                 device.speed / 1000.0, device.pci_path.c_str());
+  }
+  for (std::size_t i = 0; i < report.ranks.size(); ++i) {
+    std::fprintf(out, "# rank %4zu  pid %7d on %s\n", i, report.ranks[i].pid, report.ranks[i].host.c_str());
+  }
+  std::fprintf(out, "# %d iterations, %d warm-up, %d checked; %d channel(s), receives %d ahead", options.iterations,
+               options.warmup_iterations, options.check_iterations, options.channels, options.depth);
+  if (options.operation == OperationKind::kGrouped) std::fprintf(out, ", groups of %zu", report.group);
+  std::fprintf(out, "\n#\n# %10s %12s %8s %11s %11s %11s %8s\n", "size(B)", "count", "type", "time(us)", "algbw(GB/s)",
+               "busbw(GB/s)", "#wrong");
+  std::fflush(out);
+}
+
+void print_row(std::FILE* out, const Report& report, const Row& row) {
+  const std::string wrong = report.options.check_iterations == 0 ? "N/A" : std::to_string(row.wrong);
+  std::fprintf(out, "%12zu %12zu %8s %11.2f %11.3f %11.3f %8s\n", row.bytes, row.count,
+               traffic::element_name(report.options.type), row.time_us, row.algbw, row.busbw, wrong.c_str());
+  std::fflush(out);
+}
+
+void print_footer(std::FILE* out, const Report& report) {
+  if (report.options.check_iterations == 0) {
+    std::fprintf(out, "# Wrong elements    : not checked\n");
+  } else {
+    std::fprintf(out, "# Wrong elements    : %llu %s\n", static_cast<unsigned long long>(report.wrong()),
+                 report.wrong() == 0 ? "OK" : "FAILED");
+  }
+  std::fprintf(out, "# Avg bus bandwidth : %g GB/s\n", report.average_busbw());
+  std::fflush(out);
+}
+
+}  // namespace verbatim::perf
