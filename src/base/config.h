@@ -27,8 +27,8 @@ struct TextSetting {
 
 // VERBATIM_GID_INDEX: one index for all devices, or one per named device; anything not named is chosen automatically.
 struct GidIndexSetting {
-  std::optional<unsigned> everywhere;
-  std::vector<std::pair<std::string, unsigned>> per_device;
+  std::optional<unsigned> everywhere = {};
+  std::vector<std::pair<std::string, unsigned>> per_device = {};
   const char* variable = "";
 
   std::optional<unsigned> for_device(std::string_view device) const;
