@@ -62,7 +62,7 @@ class VERBATIM_THREAD_ANNOTATION(capability("mutex")) SharedLock {
 
  private:
   static constexpr unsigned kSpins = 100;
-  static constexpr unsigned kTurnsPerLivenessCheck = 1024;
+  static constexpr unsigned kTurnsPerLivenessCheck = 128;
   static constexpr unsigned kForever = ~0U;
 
   // High half: counts the unlocks, so that a waiter tells one holder's turn from the next. Low half: the holder.
