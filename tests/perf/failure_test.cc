@@ -27,7 +27,7 @@ std::vector<std::string> endless(const std::string& timeout) {
 }
 
 // The pid that the table's head gives for a rank.
-pid_t pid_of(Run& running, int rank) {
+pid_t pid_of(PerfProcess& running, int rank) {
   const std::string line = running.wait_for_line("# rank    " + std::to_string(rank));
   const std::size_t at = line.find("pid");
   return at == std::string::npos ? -1 : std::atoi(line.c_str() + at + 3);
@@ -50,7 +50,7 @@ TEST(Failure, OfTheCommandLineIsSaid) {
 }
 
 TEST(Failure, OfARankEndsTheJob) {
-  Run running(endless("60"));
+  PerfProcess running(endless("60"));
   const pid_t victim = pid_of(running, 2);
   ASSERT_GT(victim, 0);
   ASSERT_FALSE(running.wait_for_line("#wrong").empty());
@@ -64,7 +64,7 @@ TEST(Failure, OfARankEndsTheJob) {
 }
 
 TEST(Failure, ToFinishInTimeEndsTheJobAlsoWhenARankHangs) {
-  Run running(endless("2"));
+  PerfProcess running(endless("2"));
   const pid_t hanging = pid_of(running, 1);
   ASSERT_GT(hanging, 0);
   ASSERT_EQ(0, kill(hanging, SIGSTOP));
@@ -128,9 +128,9 @@ void disturb(std::uint16_t port) {
 
 TEST(BetweenHosts, RanksMeetAtTheRootInAnyOrderAndStrangersDoNotDisturb) {
   const std::uint16_t port = free_port();
-  Run first(rank_between_hosts(port, 0, "2"));
+  PerfProcess first(rank_between_hosts(port, 0, "2"));
   disturb(port);
-  Run second(rank_between_hosts(port, 1, "2"));
+  PerfProcess second(rank_between_hosts(port, 1, "2"));
   const Outcome one = first.finish();
   const Outcome two = second.finish();
   EXPECT_EQ(0, one.status) << one.output;
@@ -140,8 +140,8 @@ TEST(BetweenHosts, RanksMeetAtTheRootInAnyOrderAndStrangersDoNotDisturb) {
 
 TEST(BetweenHosts, TheEndOfOneRankEndsTheOther) {
   const std::uint16_t port = free_port();
-  Run root(rank_between_hosts(port, 0, "1000000000"));
-  const Run other(rank_between_hosts(port, 1, "1000000000"));
+  PerfProcess root(rank_between_hosts(port, 0, "1000000000"));
+  const PerfProcess other(rank_between_hosts(port, 1, "1000000000"));
   const pid_t victim = pid_of(root, 1);
   ASSERT_GT(victim, 0);
   ASSERT_FALSE(root.wait_for_line("#wrong").empty());

@@ -10,7 +10,7 @@
 
 namespace verbatim::perf {
 
-Run::Run(const std::vector<std::string>& arguments, const Environment& environment) {
+PerfProcess::PerfProcess(const std::vector<std::string>& arguments, const Environment& environment) {
   const std::string program = setting("VERBATIM_PERF");
   std::vector<char*> argv{const_cast<char*>(program.c_str())};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
@@ -29,7 +29,7 @@ Run::Run(const std::vector<std::string>& arguments, const Environment& environme
   output_ = fdopen(ends[0], "r");
 }
 
-Run::~Run() {
+PerfProcess::~PerfProcess() {
   if (pid_ > 0) {
     kill(pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
@@ -37,7 +37,7 @@ Run::~Run() {
   if (output_ != nullptr) std::fclose(output_);
 }
 
-std::string Run::wait_for_line(const std::string& text) {
+std::string PerfProcess::wait_for_line(const std::string& text) {
   char line[4096];
   while (output_ != nullptr && std::fgets(line, sizeof line, output_) != nullptr) {
     read_ += line;
@@ -46,7 +46,7 @@ std::string Run::wait_for_line(const std::string& text) {
   return {};
 }
 
-Outcome Run::finish() {
+Outcome PerfProcess::finish() {
   char line[4096];
   while (output_ != nullptr && std::fgets(line, sizeof line, output_) != nullptr) read_ += line;
   int status = 0;

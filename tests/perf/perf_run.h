@@ -14,15 +14,15 @@ struct Outcome {
   std::string output;  // stdout and stderr
 };
 
-class Run {
+class PerfProcess {
  public:
   using Environment = std::vector<std::string>;  // NAME=VALUE
 
   // Starts the program that VERBATIM_PERF names.
-  explicit Run(const std::vector<std::string>& arguments, const Environment& environment = {});
-  Run(const Run&) = delete;
-  Run& operator=(const Run&) = delete;
-  ~Run();
+  explicit PerfProcess(const std::vector<std::string>& arguments, const Environment& environment = {});
+  PerfProcess(const PerfProcess&) = delete;
+  PerfProcess& operator=(const PerfProcess&) = delete;
+  ~PerfProcess();
 
   // Reads until a line contains `text`; answers that line, empty at the end of output.
   std::string wait_for_line(const std::string& text);
@@ -34,8 +34,8 @@ class Run {
   std::string read_;
 };
 
-inline Outcome run(const std::vector<std::string>& arguments, const Run::Environment& environment = {}) {
-  return Run(arguments, environment).finish();
+inline Outcome run(const std::vector<std::string>& arguments, const PerfProcess::Environment& environment = {}) {
+  return PerfProcess(arguments, environment).finish();
 }
 
 // The value of an environment variable that the build sets for this test; fails the test when it is missing.

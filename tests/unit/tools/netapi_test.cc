@@ -155,7 +155,7 @@ typename Abi<kVersion>::Net recording_table() {
 template <typename Version>
 class EveryVersion : public testing::Test {
  protected:
-  static constexpr int kVersion = Version::value;
+  static constexpr int kTested = Version::value;
 
   EveryVersion() {
     calls = {};
@@ -163,8 +163,8 @@ class EveryVersion : public testing::Test {
   }
   ~EveryVersion() override { set_log_callback({}); }
 
-  const typename Abi<kVersion>::Net net_ = recording_table<kVersion>();
-  Table<kVersion> plugin_{nullptr, &net_};
+  const typename Abi<kTested>::Net net_ = recording_table<kTested>();
+  Table<kTested> plugin_{nullptr, &net_};
   std::vector<LogLine> lines_;
 };
 
@@ -181,7 +181,7 @@ struct VersionNames {
 TYPED_TEST_SUITE(EveryVersion, Versions, VersionNames);
 
 TYPED_TEST(EveryVersion, InitialisesOnceUpToV10AndEachTimeLater) {
-  constexpr bool kContexts = TestFixture::kVersion >= 11;
+  constexpr bool kContexts = TestFixture::kTested >= 11;
   void* context = &context;
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.init(77, {3}, &context));
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.init(77, {3}, &context));
@@ -209,7 +209,7 @@ TYPED_TEST(EveryVersion, HandsLogLinesOn) {
 }
 
 TYPED_TEST(EveryVersion, FillsMissingPropertiesAsNcclDoes) {
-  constexpr int kVersion = TestFixture::kVersion;
+  constexpr int kVersion = TestFixture::kTested;
   Properties got;
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.properties(2, &got));
   EXPECT_EQ("dev", got.name);
@@ -233,7 +233,7 @@ TYPED_TEST(EveryVersion, FillsMissingPropertiesAsNcclDoes) {
 }
 
 TYPED_TEST(EveryVersion, PassesConfigurationAndAnEmptyOffloadHandleToConnect) {
-  constexpr int kVersion = TestFixture::kVersion;
+  constexpr int kVersion = TestFixture::kTested;
   char handle[nccl::kNetHandleMaxBytes];
   void* comm = nullptr;
   EXPECT_EQ(nccl::Result::kRemoteError, this->plugin_.connect(&some_object, 0, handle, &comm, {9}));
@@ -243,7 +243,7 @@ TYPED_TEST(EveryVersion, PassesConfigurationAndAnEmptyOffloadHandleToConnect) {
 }
 
 TYPED_TEST(EveryVersion, RefusesSizesThatTheTableCannotExpress) {
-  constexpr int kVersion = TestFixture::kVersion;
+  constexpr int kVersion = TestFixture::kTested;
   const std::size_t too_large = kMaxBytesBeforeV9 + 1;
   void* request = nullptr;
   EXPECT_EQ(nccl::Result::kSuccess, this->plugin_.isend(nullptr, nullptr, kMaxBytesBeforeV9, 0, nullptr, &request));
@@ -284,7 +284,7 @@ TYPED_TEST(EveryVersion, AnswersForEmptySlots) {
 TYPED_TEST(EveryVersion, PassesAttributesFromV11) {
   NetAttr attributes{};
   attributes.op = 5;
-  const bool has = TestFixture::kVersion >= 11;
+  const bool has = TestFixture::kTested >= 11;
   EXPECT_EQ(has, this->plugin_.has_set_net_attr());
   EXPECT_EQ(has ? nccl::Result::kSuccess : nccl::Result::kInvalidUsage,
             this->plugin_.set_net_attr(nullptr, attributes));
