@@ -129,6 +129,31 @@ int destroy_cq(Cq& cq) {
   return 0;
 }
 
+int resize_cq(Cq& cq, int entries) {
+  Process& process = *cq.process;
+  if (entries < 1 || static_cast<std::uint32_t>(entries) > process.settings().max_cqe) return EINVAL;
+  const std::uint32_t count = std::bit_ceil(static_cast<std::uint32_t>(entries));
+  Result<std::uint64_t> ring = process.arena().allocate(count * sizeof(Cqe));
+  if (!ring) return ring.error().sys_errno;
+  Cqe* const to = at_offset<Cqe>(process.segment(), *ring);
+  SharedCq& shared = *cq.shared;
+  MutexLock poll_lock(cq.poll_mutex);
+  SharedLockGuard lock(shared.lock, process.me());
+  const std::uint32_t tail = shared.tail.load(std::memory_order_relaxed);
+  const std::uint32_t head = shared.head.load(std::memory_order_relaxed);
+  if (tail - head > count) {
+    process.arena().release(*ring, count * sizeof(Cqe));
+    return EINVAL;
+  }
+  for (std::uint32_t at = head; at != tail; ++at) to[at & (count - 1)] = cq.ring[at & shared.mask];
+  process.arena().release(shared.ring, (shared.mask + std::size_t{1}) * sizeof(Cqe));
+  shared.ring = *ring;
+  shared.mask = count - 1;
+  cq.ring = to;
+  cq.cqe = static_cast<int>(count);
+  return 0;
+}
+
 int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
   Cq& cq = *static_cast<Cq*>(handle);
   SharedCq& shared = *cq.shared;

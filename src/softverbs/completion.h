@@ -18,6 +18,7 @@ bool push_completion(const ProcessView& process, Incarnation me, std::uint32_t c
 // Those of the owner. They return what the verbs of these names do.
 Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_channel* channel);
 int destroy_cq(Cq& cq);
+int resize_cq(Cq& cq, int entries);
 int poll_cq(ibv_cq* cq, int count, ibv_wc* completions);
 int req_notify_cq(ibv_cq* cq, int solicited_only);
 

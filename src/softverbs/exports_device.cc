@@ -279,11 +279,12 @@ SOFTVERBS_EXPORT ssize_t _ibv_query_gid_table(ibv_context* context, ibv_gid_entr
   if (flags != 0) return -EOPNOTSUPP;
   if (entry_bytes < sizeof(ibv_gid_entry)) return -EINVAL;
   std::size_t count = 0;
-  for (std::uint32_t index = 0; index < kGidTableLength && count < max_entries; ++index) {
-    auto* place = reinterpret_cast<std::byte*>(entries) + count * entry_bytes;
-    if (_ibv_query_gid_ex(context, kPortNumber, index, reinterpret_cast<ibv_gid_entry*>(place), 0, entry_bytes) == 0) {
-      ++count;
-    }
+  for (std::uint32_t index = 0; index < kGidTableLength; ++index) {
+    ibv_gid_entry entry{};
+    if (_ibv_query_gid_ex(context, kPortNumber, index, &entry, 0, sizeof entry) != 0) continue;
+    if (count == max_entries) return -EINVAL;
+    std::memcpy(reinterpret_cast<std::byte*>(entries) + count * entry_bytes, &entry, sizeof entry);
+    ++count;
   }
   return static_cast<ssize_t>(count);
 }

@@ -107,8 +107,8 @@ SOFTVERBS_EXPORT int ibv_destroy_cq(ibv_cq* cq) {
   return destroy_cq(*static_cast<Cq*>(cq));
 }
 
-SOFTVERBS_EXPORT int ibv_resize_cq(ibv_cq*, int) {
-  return EOPNOTSUPP;
+SOFTVERBS_EXPORT int ibv_resize_cq(ibv_cq* cq, int entries) {
+  return resize_cq(*static_cast<Cq*>(cq), entries);
 }
 
 SOFTVERBS_EXPORT int ibv_get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, void** cq_context) {

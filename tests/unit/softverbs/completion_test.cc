@@ -99,17 +99,25 @@ TEST_F(Completion, OneQueueServesManyQps) {
   EXPECT_EQ(by_qp[1], 1U);
 }
 
-TEST_F(Completion, AQueueCanGrowWithItsContents) {
+// Resizing is a device's choice; one that offers it keeps what the queue holds, one that does not keeps the queue.
+TEST_F(Completion, AQueueKeepsItsContentsWhenResized) {
   const Cq cq = create_cq(device, 16);
+  const int entries = cq->cqe;
   Endpoint a(device, {.send_wr = 200, .send_cq = cq.get()});
   Endpoint b(device);
   connect(a, b);
   for (std::uint64_t i = 0; i < 10; ++i) ASSERT_EQ(write(a, i), 0);
   EXPECT_EQ(poll(cq.get(), 3).back().wr_id, 2U);
-  ASSERT_EQ(verbs().resize_cq(cq.get(), 200), 0);
-  EXPECT_GE(cq->cqe, 200);
-  for (std::uint64_t i = 10; i < 150; ++i) ASSERT_EQ(write(a, i), 0);
-  for (std::uint64_t i = 3; i < 150; ++i) ASSERT_EQ(poll_one(cq.get()).wr_id, i);
+  const int refused = verbs().resize_cq(cq.get(), 200);
+  std::uint64_t posted = 10;
+  if (refused == 0) {
+    EXPECT_GE(cq->cqe, 200);
+    for (; posted < 150; ++posted) ASSERT_EQ(write(a, posted), 0);
+  } else {
+    EXPECT_EQ(refused, EOPNOTSUPP);
+    EXPECT_EQ(cq->cqe, entries);
+  }
+  for (std::uint64_t i = 3; i < posted; ++i) ASSERT_EQ(poll_one(cq.get()).wr_id, i);
 }
 
 TEST_F(Completion, AnOverrunIsReportedAndNotPapered) {

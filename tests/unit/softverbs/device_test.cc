@@ -70,7 +70,6 @@ TEST(DeviceList, OneDeviceOpensTwice) {
 }
 
 TEST(Library, NamesWhatItReports) {
-  EXPECT_EQ(verbs().fork_init(), 0);
   std::set<std::string> names;
   for (int status = IBV_WC_SUCCESS; status <= IBV_WC_GENERAL_ERR; ++status) {
     const char* const name = verbs().wc_status_str(static_cast<ibv_wc_status>(status));
@@ -94,7 +93,7 @@ TEST_F(DeviceQuery, AttributesAreUsable) {
   EXPECT_GE(attr.max_qp_wr, 1);
   EXPECT_GE(attr.max_sge, 1);
   EXPECT_GE(attr.max_cq, 1);
-  EXPECT_GE(attr.max_cqe, attr.max_qp_wr);
+  EXPECT_GE(attr.max_cqe, 1);
   EXPECT_GE(attr.max_mr, 1);
   EXPECT_GE(attr.max_mr_size, 1ULL << 30);
   EXPECT_NE(attr.page_size_cap & 4096, 0U);
@@ -118,7 +117,8 @@ TEST_F(DeviceQuery, PortIsActive) {
   EXPECT_LE(port.max_mtu, IBV_MTU_4096);
   EXPECT_GE(port.gid_tbl_len, 1);
   EXPECT_GE(port.pkey_tbl_len, 1);
-  EXPECT_GE(port.max_msg_sz, 1U << 30);
+  EXPECT_GE(port.max_msg_sz, 4096U);
+  EXPECT_LE(port.max_msg_sz, 1U << 31);
   EXPECT_NE(port.active_width, 0);
   EXPECT_NE(port.active_speed, 0);
   if (device.is_roce()) {

@@ -61,7 +61,7 @@ TEST_F(Limits, CompletionQueueArguments) {
   EXPECT_EQ(refused(1, -1), EINVAL);
   const Cq cq = create_cq(device, 100);
   EXPECT_GE(cq->cqe, 100);
-  EXPECT_EQ(verbs().resize_cq(cq.get(), device.attr.max_cqe + 1), EINVAL);
+  EXPECT_NE(verbs().resize_cq(cq.get(), device.attr.max_cqe + 1), 0);
 }
 
 TEST_F(Limits, ElementsOfARequest) {
