@@ -34,9 +34,9 @@ void expect_correct(Arguments arguments) {
 
 const char* const kOperations[] = {"all_reduce", "all_gather", "alltoall", "sendrecv", "stream", "pingpong", "grouped"};
 
-class EveryOperation : public testing::TestWithParam<std::string> {};
+class EveryOperation : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Perf, EveryOperation, testing::ValuesIn(kOperations),
-                         [](const auto& tested) { return tested.param; });
+                         [](const auto& tested) { return std::string(tested.param); });
 
 TEST_P(EveryOperation, IsCorrectFromNothingToSeveralChunks) {
   expect_correct(
@@ -71,9 +71,9 @@ TEST(Json, HoldsWhatTheTableShows) {
   const auto json = nlohmann::json::parse(std::ifstream(path));
   std::remove(path.c_str());
   EXPECT_EQ("all_gather", json["operation"]);
-  EXPECT_EQ(plugin(), json["plugin"]["path"]);
-  EXPECT_EQ(netapi::open_plugin(plugin()).plugin->api_version(), json["plugin"]["api_version"]);
-  EXPECT_EQ(netapi::open_plugin(plugin()).plugin->name(), json["plugin"]["name"]);
+  EXPECT_EQ(plugin(), json["plugin"]["path"].get<std::string>());
+  EXPECT_EQ(netapi::open_plugin(plugin()).plugin->api_version(), json["plugin"]["api_version"].get<int>());
+  EXPECT_EQ(netapi::open_plugin(plugin()).plugin->name(), json["plugin"]["name"].get<std::string>());
   EXPECT_EQ(2U, json["ranks"].size());
   EXPECT_GE(json["devices"].size(), 1U);
   EXPECT_EQ(0, json["wrong"]);
