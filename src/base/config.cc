@@ -149,6 +149,7 @@ bool assign_gid_index(Config& config, const Given& given) {
 constexpr std::int64_t kMostQps = 128;
 constexpr std::int64_t kHighestThreshold = std::int64_t{1} << 40;
 constexpr std::int64_t kLongestEstablishmentS = 3600;
+constexpr std::int64_t kLongestCloseMs = 600'000;
 
 const std::vector<Row>& rows() {
   static const std::vector<Row> kRows = {
@@ -201,6 +202,9 @@ const std::vector<Row>& rows() {
        assign_socket_family},
       number_row<&Config::connect_timeout_s, 1, kLongestEstablishmentS>(
           "VERBATIM_CONNECT_TIMEOUT_S", nullptr, "60", "Seconds until a connection that does not come about fails."),
+      number_row<&Config::close_timeout_ms, 0, kLongestCloseMs>(
+          "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, "3000",
+          "Milliseconds that a closed connection's queue pairs stay alive for a peer that has not closed its end."),
   };
   return kRows;
 }

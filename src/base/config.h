@@ -27,8 +27,8 @@ struct TextSetting {
 
 // VERBATIM_GID_INDEX: one index for all devices, or one per named device; anything not named is chosen automatically.
 struct GidIndexSetting {
-  std::optional<unsigned> everywhere;
-  std::vector<std::pair<std::string, unsigned>> per_device;
+  std::optional<unsigned> everywhere = {};
+  std::vector<std::pair<std::string, unsigned>> per_device = {};
   const char* variable = "";
 
   std::optional<unsigned> for_device(std::string_view device) const;
@@ -54,6 +54,7 @@ struct Config {
   TextSetting socket_ifname;  // syntax: base/socket_interface.h
   int socket_family = 0;      // AF_UNSPEC, AF_INET or AF_INET6
   unsigned connect_timeout_s = 60;
+  unsigned close_timeout_ms = 3000;
 
   // Reads all variables; ours wins over NCCL's, an empty string counts as unset. A value that is malformed or out of
   // range is logged (variable, value, what is allowed) and answered with ErrorKind::kUsage. The only getenv of the

@@ -1,5 +1,6 @@
 #include "net/comm.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -24,6 +25,34 @@ wire::Hello Comm::hello() const {
 
 Result<std::unique_ptr<MemoryHandle>> Comm::register_memory(const MrRequest& request) {
   return verbatim::register_memory(endpoint_.ports(), request);
+}
+
+bool Comm::uses(const Device& device) const {
+  return std::any_of(endpoint_.ports().begin(), endpoint_.ports().end(),
+                     [&](const Port* port) { return port->device == &device; });
+}
+
+bool Comm::uses(const ibv_qp& qp) const {
+  return std::any_of(endpoint_.qps().begin(), endpoint_.qps().end(),
+                     [&](const EndpointQp& end) { return end.qp.get() == &qp; });
+}
+
+bool Comm::uses(const ibv_cq& cq) const {
+  return std::any_of(endpoint_.cqs().begin(), endpoint_.cqs().end(),
+                     [&](const UniqueCq& own) { return own.get() == &cq; });
+}
+
+void Comm::abort() {
+  for (const EndpointQp& end : endpoint_.qps()) {
+    if (const Status stopped = to_error(end.qp.get(), *endpoint_.ports()[end.device]->device); !stopped) {
+      VERBATIM_INFO("%s to ERR failed with %s", stopped.error().operation, std::strerror(stopped.error().sys_errno));
+    }
+  }
+}
+
+void Comm::obey_signals() {
+  if ((signals_.load(std::memory_order_acquire) & static_cast<std::uint32_t>(CommSignal::kDeviceFailed)) == 0) return;
+  fail(ErrorKind::kSystem, "device", "the device reported a fatal event on " + endpoint_.describe_path(0));
 }
 
 void Comm::fail(ErrorKind kind, const char* operation, const std::string& what) {

@@ -23,6 +23,9 @@ namespace verbatim {
 
 class Context;
 
+// What the control thread tells a comm: bits of its signal word.
+enum class CommSignal : std::uint32_t { kPeerClosed = 0x1, kPeerGone = 0x2, kDeviceFailed = 0x4 };
+
 enum class CommKind : std::uint8_t { kSend, kRecv };
 
 class Comm {
@@ -42,6 +45,19 @@ class Comm {
   wire::Hello hello() const;
 
   void keep_side_channel(UniqueFd socket) { side_channel_ = std::move(socket); }
+  const UniqueFd& side_channel() const { return side_channel_; }
+
+  // Any thread: the data path sees it at its next progress.
+  void raise(CommSignal signal) { signals_.fetch_or(static_cast<std::uint32_t>(signal), std::memory_order_release); }
+
+  bool uses(const Device& device) const;
+  bool uses(const ibv_qp& qp) const;
+  bool uses(const ibv_cq& cq) const;
+
+  // Whether every request has finished: then the QPs may outlive the caller's buffers.
+  virtual bool quiet() const = 0;
+  // Stops all work at once: the buffers are the caller's again.
+  void abort();
 
   // Any thread.
   virtual Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request);
@@ -60,13 +76,19 @@ class Comm {
   // The same for a completion that reports a failure. `operation` says what the work request was for.
   void fail_completion(const ibv_wc& completion, std::size_t qp, const std::string& operation);
   void fail_post(const char* operation, int returned, std::size_t qp);
+  void hear_signals() {
+    if (signals_.load(std::memory_order_relaxed) != 0) obey_signals();
+  }
 
   Context& context_;
   Endpoint endpoint_;
   ControlMemory control_;
 
  private:
+  void obey_signals();
+
   const CommKind kind_;
+  std::atomic<std::uint32_t> signals_{0};
   bool failed_ = false;
   Error error_;
   UniqueFd side_channel_;

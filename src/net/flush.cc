@@ -1,5 +1,6 @@
 #include "net/flush.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -79,6 +80,12 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
 void FlushQueue::complete(std::uint32_t slot_index) {
   Slot& slot = active_.load(std::memory_order_acquire)->slots[slot_index];
   if (--slot.reads_left == 0) slot.state = RequestState::kDone;
+}
+
+bool FlushQueue::quiet() const {
+  const State* state = active_.load(std::memory_order_acquire);
+  return state == nullptr || std::none_of(state->slots.begin(), state->slots.end(),
+                                          [](const Slot& slot) { return slot.state == RequestState::kPending; });
 }
 
 void FlushQueue::retire(Request& request) {

@@ -31,6 +31,9 @@ class FlushQueue {
   // A READ has completed; `slot` comes from its work request.
   void complete(std::uint32_t slot);
 
+  // Whether no READ is under way.
+  bool quiet() const;
+
   // Takes back a flush that is done.
   void retire(Request& request);
 

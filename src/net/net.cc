@@ -8,10 +8,12 @@
 #include <fstream>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
 #include "base/socket.h"
 #include "base/socket_interface.h"
+#include "net/control.h"
 #include "verbs/library.h"
 
 namespace verbatim {
@@ -26,6 +28,7 @@ struct ProcessState {
   std::uint32_t contexts_made = 0;
   std::size_t contexts_open = 0;
   Mutex listener_mutex;
+  std::unique_ptr<ControlThread> control;  // after the devices that it watches
   std::unique_ptr<Listener> listener VERBATIM_GUARDED_BY(listener_mutex);
 };
 
@@ -65,6 +68,13 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(**verbs, config);
   if (!inventory) return inventory.error();
   process->inventory = std::move(*inventory);
+  Result<std::unique_ptr<ControlThread>> control = ControlThread::start(process->inventory->devices());
+  if (!control) {
+    VERBATIM_WARN("starting the control thread failed: %s: %s", control.error().operation,
+                  std::strerror(control.error().sys_errno));
+    return control.error();
+  }
+  process->control = std::move(*control);
   process->host_name = read_host_name();
   process->host_id = read_host_id(process->host_name);
   const Result<std::uint64_t> process_id = random_id();
@@ -122,7 +132,18 @@ Context::Context(Config config, int traffic_class, std::uint32_t ordinal, Proces
       config_(std::move(config)),
       process_(process) {}
 
-Context::~Context() = default;
+Context::~Context() {
+  // What NCCL has abandoned: listens, attempts and comms.
+  decltype(comms_) abandoned;
+  {
+    const MutexLock lock(mutex_);
+    connectors_.clear();
+    listens_.clear();
+    abandoned.swap(comms_);
+  }
+  for (auto& [key, comm] : abandoned) end(std::move(comm));
+  process_.control->drain(*this);
+}
 
 const std::string& Context::host_name() const {
   return process_.host_name;
@@ -213,6 +234,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
   connectors_.erase(token);
   if (!comm) return comm.error();
   SendComm* made = comm->get();
+  process_.control->watch(*made);
   comms_.emplace(made, std::move(*comm));
   return made;
 }
@@ -222,6 +244,7 @@ Result<RecvComm*> Context::accept(ListenComm& listen) {
   if (!comm) return comm.error();
   if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
   RecvComm* made = comm->get();
+  process_.control->watch(*made);
   const MutexLock lock(mutex_);
   comms_.emplace(made, std::move(*comm));
   return made;
@@ -234,9 +257,21 @@ void Context::close(ListenComm& listen) {
 }
 
 void Context::close(Comm& comm) {
-  decltype(comms_)::node_type closing;  // destroyed after the lock is let go: QPs take their time
-  const MutexLock lock(mutex_);
-  closing = comms_.extract(&comm);
+  std::unique_ptr<Comm> closing;
+  {
+    const MutexLock lock(mutex_);
+    closing = std::move(comms_.extract(&comm).mapped());
+  }
+  end(std::move(closing));
+}
+
+void Context::end(std::unique_ptr<Comm> comm) {
+  if (comm->error() == nullptr && comm->quiet()) {
+    process_.control->park(std::move(comm), config_.close_timeout_ms * kNanosecondsPerMillisecond);
+    return;
+  }
+  process_.control->forget(*comm);
+  comm->abort();
 }
 
 bool Context::idle() const {

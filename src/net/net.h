@@ -28,6 +28,7 @@
 
 namespace verbatim {
 
+class ControlThread;
 struct ProcessState;
 
 // One init of NCCL: from v11 on one per communicator, before that one per process. Any thread.
@@ -48,6 +49,7 @@ class Context {
   Result<RecvComm*> accept(ListenComm& listen);
 
   void close(ListenComm& listen);
+  // Answers at once. A comm with nothing outstanding is parked until the peer closes too; any other is aborted.
   void close(Comm& comm);
   bool idle() const;  // owns nothing
 
@@ -61,6 +63,7 @@ class Context {
   wire::PeerIdentity identity(const Port& port) const;
 
  private:
+  void end(std::unique_ptr<Comm> comm);
   Result<std::vector<const Port*>> ports(std::size_t device) const;
 
   // NCCL's RMA proxy takes a net plugin's context for its own and writes the first four bytes (2.29 to 2.30): they are

@@ -203,7 +203,12 @@ Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
   return request;
 }
 
+bool RecvComm::quiet() const {
+  return groups_in_flight_ == 0 && flush_.quiet();
+}
+
 void RecvComm::progress() {
+  hear_signals();
   for (const UniqueCq& cq : endpoint_.cqs()) {
     ibv_wc completions[kPollBatch];
     const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);

@@ -39,6 +39,8 @@ class RecvComm final : public Comm {
   // Makes what arrived in `data` visible to the GPU. nullptr with no error(): there is nothing to do.
   Request* iflush(const void* data, const MemoryKeys& memory);
 
+  bool quiet() const override;
+
   void progress();
 
   // Ends a receive that is done: `sizes[i]` is set to the bytes of member i. Answers the number of members.

@@ -292,7 +292,13 @@ void SendComm::continue_posting() {
   posting_.active = false;
 }
 
+bool SendComm::quiet() const {
+  return std::none_of(requests_.begin(), requests_.end(),
+                      [](const SendRequest& request) { return request.state == RequestState::kPending; });
+}
+
 void SendComm::progress() {
+  hear_signals();
   for (const UniqueCq& cq : endpoint_.cqs()) {
     ibv_wc completions[kPollBatch];
     const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);

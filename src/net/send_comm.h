@@ -27,6 +27,8 @@ class SendComm final : public Comm {
   // error().
   Request* isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory);
 
+  bool quiet() const override;
+
   // Drives the comm: completions, and what is left of a message that did not fit the send queues.
   void progress();
 

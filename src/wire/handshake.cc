@@ -105,6 +105,8 @@ std::vector<std::uint8_t> encode_ready() {
   return finish(begin(MessageType::kReady));
 }
 
+std::vector<std::uint8_t> encode_bye() { return finish(begin(MessageType::kBye)); }
+
 std::vector<std::uint8_t> encode_reject(const std::string& reason) {
   Writer writer = begin(MessageType::kReject);
   writer.put_text(reason);
@@ -123,6 +125,11 @@ Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes) 
   }
   if (header.version != kProtocolVersion) return Error{ErrorKind::kUsage, 0, "message of another protocol version"};
   return header;
+}
+
+bool is_bye(std::span<const std::uint8_t, kHeaderBytes> bytes) {
+  const Result<Header> header = decode_header(bytes);
+  return header && header->type == MessageType::kBye;
 }
 
 Result<Hello> decode_hello(std::span<const std::uint8_t> body) {

@@ -5,7 +5,8 @@
 //        | <--- kAccept: ... ---------------- |
 //    RTS | ---- kReady ---------------------> |    the receiver may write its first CTS
 //
-// Every message starts with the same header. kReject ends the conversation and says why.
+// Every message starts with the same header. kReject ends the conversation and says why. Much later each side closes in
+// peace with kBye; a connection that ends without one was aborted, or its process died.
 #pragma once
 
 #include <array>
@@ -20,7 +21,7 @@
 
 namespace verbatim::wire {
 
-enum class MessageType : std::uint16_t { kConnect = 1, kAccept = 2, kReady = 3, kReject = 4 };
+enum class MessageType : std::uint16_t { kConnect = 1, kAccept = 2, kReady = 3, kReject = 4, kBye = 5 };
 
 struct Header {
   std::uint32_t magic;
@@ -66,10 +67,14 @@ struct Hello {
 
 std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello);
 std::vector<std::uint8_t> encode_ready();
+std::vector<std::uint8_t> encode_bye();
 std::vector<std::uint8_t> encode_reject(const std::string& reason);
 
 // kArgument: not our protocol. kUsage: another version of it.
 Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes);
+
+// Whether a message without a body is a kBye.
+bool is_bye(std::span<const std::uint8_t, kHeaderBytes> bytes);
 
 // `body` is the body_bytes behind the header. kArgument when any field is out of its range.
 Result<Hello> decode_hello(std::span<const std::uint8_t> body);

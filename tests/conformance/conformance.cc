@@ -29,6 +29,7 @@ ServiceThread::ServiceThread()
           if (call_ == nullptr) return;
           (*call_)();
           call_ = nullptr;
+          ++finished_;
           changed_.notify_all();
         }
       }) {}
@@ -44,9 +45,11 @@ ServiceThread::~ServiceThread() {
 
 void ServiceThread::run(const std::function<void()>& call) {
   std::unique_lock lock(mutex_);
-  call_ = &call;
-  changed_.notify_all();
   changed_.wait(lock, [this] { return call_ == nullptr; });
+  call_ = &call;
+  const std::uint64_t mine = finished_ + 1;
+  changed_.notify_all();
+  changed_.wait(lock, [this, mine] { return finished_ >= mine; });
 }
 
 Link::Link(Conformance& test, void* send, void* recv) : send_comm(send), recv_comm(recv), test_(&test) {}

@@ -34,12 +34,14 @@ class ServiceThread {
   ServiceThread(const ServiceThread&) = delete;
   ServiceThread& operator=(const ServiceThread&) = delete;
 
-  void run(const std::function<void()>& call);  // returns when it is done
+  // Returns when the call has returned. Any thread.
+  void run(const std::function<void()>& call);
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   const std::function<void()>* call_ = nullptr;
+  std::uint64_t finished_ = 0;  // calls so far
   bool stop_ = false;
   std::thread thread_;  // last: starts when all else is there
 };

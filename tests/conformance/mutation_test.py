@@ -13,15 +13,18 @@ import subprocess
 import sys
 
 conformance, plugin, mutate, mode, *versions = sys.argv[1:]
-suites = "Net/Data.*{0}:Net/Groups.*{0}:Net/MixedTraffic.*{0}"
-complaint = {
-    "flip-byte": r"wrong bytes in a buffer",
-    "swap-members": r"wrong bytes in a buffer",
-    "skip-tail": r"wrong bytes in a buffer",
-    "overrun": r"wrong bytes in a buffer",
-    "wrong-size": r"operation->sizes|\.sizes",
-    "wrong-send-size": r"operation->sizes|\.sizes",
-    "none": r"\[  PASSED  \]",
+# Without the one that watches memory for data that arrives unannounced: it waits long for what never comes.
+suites = "Net/Data.*{0}:Net/Groups.*{0}:Net/MixedTraffic.*{0}:-*OptionalReceiveCompletion*"
+# What the output must say, and how large a part of the tests must turn red: the wrapper spoils one message a test, so
+# that each test which could see it must.
+complaint, least_red = {
+    "none": (r"\[  PASSED  \]", 0),
+    "flip-byte": (r"wrong bytes in a buffer", 0.8),
+    "swap-members": (r"wrong bytes in a buffer", 0.18),
+    "skip-tail": (r"wrong bytes in a buffer", 0.8),
+    "overrun": (r"wrong bytes in a buffer", 0.8),
+    "wrong-size": (r"sizes", 0.7),
+    "wrong-send-size": (r"sizes", 0.5),
 }[mode]
 
 for version in versions or ["12"]:
@@ -33,10 +36,11 @@ for version in versions or ["12"]:
         timeout=240,
         check=False,
     )
-    summary = [line for line in run.stdout.splitlines() if re.match(r"\[  (PASSED|FAILED)  \]|\[=====", line)]
-    print(f"v{version} {mode}: exit {run.returncode}", *summary[-6:], sep="\n  ")
-    expected = 0 if mode == "none" else 1
     ran = re.search(r"\[=+\] (\d+) tests? from .* ran", run.stdout)
-    if run.returncode != expected or not ran or int(ran.group(1)) < 20 or not re.search(complaint, run.stdout):
+    tests = int(ran.group(1)) if ran else 0
+    red = len(re.findall(r"^\[  FAILED  \] .*\(\d+ ms\)$", run.stdout, flags=re.M))
+    print(f"v{version} {mode}: exit {run.returncode}, {red} of {tests} tests red", flush=True)
+    as_it_must = run.returncode == (0 if mode == "none" else 1) and tests >= 20 and red >= least_red * tests
+    if not as_it_must or not re.search(complaint, run.stdout):
         print(run.stdout[-6000:], run.stderr[-2000:], sep="\n")
         sys.exit(f"v{version}: with MUTATE_MODE={mode} the suite did not answer as it must")

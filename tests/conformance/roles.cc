@@ -68,12 +68,15 @@ void receive(netapi::Plugin& net, void* context) {
 void idle(netapi::Plugin& net, void* context) {
   void* const recv_comm = accept_one(net, context);
   if (recv_comm == nullptr) return;
-  Memory target(1000);
+  Memory target(2000);
   void* mhandle = nullptr;
   EXPECT_OK(net.reg_mr(recv_comm, target.data(), target.size(), nccl::kPtrHost, &mhandle));
   Traffic traffic(net);
-  traffic.recv(recv_comm, {{target.data(), 1000, 0, mhandle}});
-  EXPECT_TRUE(eventually([&] { return !traffic.step() || traffic.posted() == 1; }));
+  const Operation& first = traffic.recv(recv_comm, {{target.data(), 1000, 0, mhandle}});
+  traffic.recv(recv_comm, {{target.data() + 1000, 1000, 0, mhandle}});
+  // The second receive was announced right behind the first: once that has its data, both are known to the peer.
+  EXPECT_TRUE(eventually([&] { return !traffic.step() || first.done; }));
+  traffic.run_for(200ms);
   EXPECT_EQ(write(STDOUT_FILENO, "r", 1), 1);
   traffic.run_for(kDeadline);
 }

@@ -11,7 +11,8 @@ constexpr std::size_t kMessages = 160;
 constexpr std::size_t message_bytes(std::size_t i) {
   return i % 7 == 0 ? 0 : 37 * i + (i % 40 == 1 ? 600'000 : 0);
 }
-// Role "idle": writes a handle, accepts, posts one receive, writes a byte, and waits to be killed.
+// Role "idle": writes a handle, accepts, posts two receives, and when the first is done writes a byte and waits to be
+// killed.
 // Role "init": init, devices, finalize; writes "init RESULT", "devices N" and every warning, a line each.
 // Role "leave": connects to itself, leaves traffic and comms open, returns from main with its threads running.
 

@@ -54,6 +54,7 @@ TEST(Config, NothingSetGivesTheDefaults) {
   EXPECT_TRUE(config.ece);
   EXPECT_EQ(config.socket_family, AF_UNSPEC);
   EXPECT_EQ(config.connect_timeout_s, 60U);
+  EXPECT_EQ(config.close_timeout_ms, 3000U);
   EXPECT_TRUE(config.verbs_library.empty() && config.mlx5_library.empty());
   EXPECT_TRUE(config.hca.value.empty() && config.socket_ifname.value.empty());
 }
@@ -77,7 +78,8 @@ TEST(Config, EveryVariableReachesItsMember) {
                                    {"VERBATIM_ECE", "0"},
                                    {"VERBATIM_SOCKET_IFNAME", "=eth0"},
                                    {"VERBATIM_SOCKET_FAMILY", "AF_INET6"},
-                                   {"VERBATIM_CONNECT_TIMEOUT_S", "5"}});
+                                   {"VERBATIM_CONNECT_TIMEOUT_S", "5"},
+                                   {"VERBATIM_CLOSE_TIMEOUT_MS", "7"}});
   EXPECT_EQ(config.verbs_library, "/opt/v.so");
   EXPECT_EQ(config.mlx5_library, "/opt/m.so");
   EXPECT_EQ(config.hca.value, "^=mlx5_1:2");
@@ -98,6 +100,7 @@ TEST(Config, EveryVariableReachesItsMember) {
   EXPECT_EQ(config.socket_ifname.value, "=eth0");
   EXPECT_EQ(config.socket_family, AF_INET6);
   EXPECT_EQ(config.connect_timeout_s, 5U);
+  EXPECT_EQ(config.close_timeout_ms, 7U);
 }
 
 TEST(Config, NcclsVariableIsReadWhenOursIsUnset) {

@@ -1,0 +1,228 @@
+#include "net/control.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <system_error>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "net/comm.h"
+
+namespace verbatim {
+namespace {
+
+constexpr int kEventBatch = 32;
+// epoll's user data tells descriptors of connections from the rest.
+constexpr std::uint64_t kWakeMark = std::uint64_t{1} << 32;
+constexpr std::uint64_t kDeviceMark = std::uint64_t{2} << 32;
+constexpr std::uint64_t kLowMask = 0xffffffff;
+
+Status add_to_epoll(const UniqueFd& epoll, int fd, std::uint64_t mark) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = mark;
+  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) return system_error("epoll_ctl", errno);
+  return {};
+}
+
+// Whether the event ends every connection of its device, or the one whose QP it names.
+bool ends_device(ibv_event_type type) {
+  return type == IBV_EVENT_DEVICE_FATAL;
+}
+bool ends_qp(ibv_event_type type) {
+  return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
+}
+bool ends_cq(ibv_event_type type) {
+  return type == IBV_EVENT_CQ_ERR;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std::unique_ptr<Device>> devices) {
+  std::unique_ptr<ControlThread> control(new ControlThread(devices));
+  control->epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+  if (!control->epoll_) return system_error("epoll_create1", errno);
+  control->wake_ = UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!control->wake_) return system_error("eventfd", errno);
+  if (const Status added = add_to_epoll(control->epoll_, control->wake_.get(), kWakeMark); !added) return added.error();
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    const int fd = devices[i]->context()->async_fd;
+    const int flags = ::fcntl(fd, F_GETFL);
+    if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return system_error("fcntl", errno);
+    if (const Status added = add_to_epoll(control->epoll_, fd, kDeviceMark | i); !added) return added.error();
+  }
+  // The thread inherits the mask: no signal of the application may be handled on it.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  Status started;
+  try {
+    control->thread_ = std::thread([raw = control.get()] { raw->run(); });
+  } catch (const std::system_error& error) {
+    started = system_error("pthread_create", error.code().value());
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!started) return started.error();
+  return control;
+}
+
+ControlThread::~ControlThread() {
+  if (!thread_.joinable()) return;
+  {
+    const MutexLock lock(mutex_);
+    stop_ = true;
+  }
+  wake();
+  thread_.join();
+}
+
+void ControlThread::wake() const {
+  const std::uint64_t one = 1;
+  // Fails only when the counter is full, and then the thread is awake.
+  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+}
+
+void ControlThread::watch(Comm& comm) {
+  const MutexLock lock(mutex_);
+  const int fd = comm.side_channel().get();
+  connections_[fd].comm = &comm;
+  if (const Status added = add_to_epoll(epoll_, fd, static_cast<std::uint64_t>(fd)); !added) {
+    VERBATIM_INFO("%s failed: a connection will not hear of its peer's end", added.error().operation);
+  }
+}
+
+void ControlThread::forget(Comm& comm) {
+  const MutexLock lock(mutex_);
+  const int fd = comm.side_channel().get();
+  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
+  connections_.erase(fd);
+}
+
+void ControlThread::park(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) {
+  {
+    const MutexLock lock(mutex_);
+    ++parked_[&comm->context()];
+    Connection& connection = connections_[comm->side_channel().get()];
+    connection.bye = OutgoingMessage(wire::encode_bye());
+    connection.deadline_ns = monotonic_ns() + timeout_ns;
+    connection.parked = std::move(comm);
+  }
+  wake();
+}
+
+void ControlThread::drain(const Context& context) {
+  mutex_.lock();
+  while (parked_.contains(&context)) changed_.wait(mutex_);
+  mutex_.unlock();
+}
+
+void ControlThread::run() {
+  ::pthread_setname_np(::pthread_self(), "verbatim");
+  int timeout_ms = -1;
+  while (true) {
+    epoll_event events[kEventBatch];
+    const int count = ::epoll_wait(epoll_.get(), events, kEventBatch, timeout_ms);
+    for (int i = 0; i < count; ++i) {
+      const std::uint64_t mark = events[i].data.u64;
+      if (mark == kWakeMark) {
+        std::uint64_t wakes = 0;
+        static_cast<void>(!::read(wake_.get(), &wakes, sizeof wakes));
+      } else if ((mark & ~kLowMask) == kDeviceMark) {
+        hear_device(*devices_[mark & kLowMask]);
+      } else {
+        const MutexLock lock(mutex_);
+        const auto found = connections_.find(static_cast<int>(mark));
+        if (found != connections_.end()) hear_peer(found->second);
+      }
+    }
+    std::vector<std::unique_ptr<Comm>> finished;
+    {
+      const MutexLock lock(mutex_);
+      if (stop_) return;
+      finished = take_finished();
+      timeout_ms = milliseconds_to_next_deadline();
+    }
+    if (finished.empty()) continue;
+    std::vector<const Context*> contexts;
+    for (const std::unique_ptr<Comm>& comm : finished) contexts.push_back(&comm->context());
+    finished.clear();
+    const MutexLock lock(mutex_);
+    for (const Context* context : contexts) {
+      if (--parked_[context] == 0) parked_.erase(context);
+    }
+    changed_.notify_all();
+  }
+}
+
+void ControlThread::hear_peer(Connection& connection) {
+  const int fd = connection.comm->side_channel().get();
+  const Result<bool> received = receive_into(connection.comm->side_channel(), connection.message, connection.filled);
+  if (received && !*received) return;
+  connection.peer_closed = true;
+  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
+  const bool bye = received && wire::is_bye(connection.message);
+  connection.comm->raise(bye ? CommSignal::kPeerClosed : CommSignal::kPeerGone);
+}
+
+std::vector<std::unique_ptr<Comm>> ControlThread::take_finished() {
+  std::vector<std::unique_ptr<Comm>> finished;
+  const std::uint64_t now = monotonic_ns();
+  for (auto at = connections_.begin(); at != connections_.end();) {
+    Connection& connection = at->second;
+    if (connection.parked != nullptr && !connection.bye_sent) {
+      const Result<bool> sent = connection.bye.send(connection.parked->side_channel());
+      connection.bye_sent = !sent || *sent;  // to a peer that is gone nothing needs to be said
+    }
+    const bool over = connection.peer_closed && connection.bye_sent;
+    if (connection.parked == nullptr || (!over && now < connection.deadline_ns)) {
+      ++at;
+      continue;
+    }
+    static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, at->first, nullptr));
+    finished.push_back(std::move(connection.parked));
+    at = connections_.erase(at);
+  }
+  return finished;
+}
+
+int ControlThread::milliseconds_to_next_deadline() {
+  constexpr std::uint64_t kUnsentRetryNs = 10 * kNanosecondsPerMillisecond;
+  const std::uint64_t now = monotonic_ns();
+  std::uint64_t nearest = 0;
+  for (const auto& [fd, connection] : connections_) {
+    if (connection.parked == nullptr) continue;
+    const std::uint64_t next = connection.bye_sent ? connection.deadline_ns : now + kUnsentRetryNs;
+    nearest = nearest == 0 ? next : std::min(nearest, next);
+  }
+  if (nearest == 0) return -1;
+  return nearest <= now ? 0 : static_cast<int>((nearest - now) / kNanosecondsPerMillisecond + 1);
+}
+
+void ControlThread::hear_device(const Device& device) {
+  const Verbs& verbs = device.verbs();
+  ibv_async_event event{};
+  while (verbs.get_async_event(device.context(), &event) == 0) {
+    if (ends_device(event.event_type) || ends_qp(event.event_type) || ends_cq(event.event_type)) {
+      const MutexLock lock(mutex_);
+      for (const auto& [fd, connection] : connections_) {
+        Comm& comm = *connection.comm;
+        const bool concerned = ends_device(event.event_type) ? comm.uses(device)
+                               : ends_qp(event.event_type)   ? comm.uses(*event.element.qp)
+                                                             : comm.uses(*event.element.cq);
+        if (concerned) comm.raise(CommSignal::kDeviceFailed);
+      }
+    }
+    VERBATIM_INFO("%s: %s", device.name().c_str(), verbs.event_type_str(event.event_type));
+    verbs.ack_async_event(&event);
+  }
+}
+
+}  // namespace verbatim

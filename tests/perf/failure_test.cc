@@ -1,0 +1,155 @@
+// How verbatim-perf ends when something goes wrong around it: soon, with the right status, and saying why.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "perf_run.h"
+
+namespace verbatim::perf {
+namespace {
+
+constexpr int kUsage = 2;
+constexpr int kFailed = 3;
+constexpr int kTimeout = 4;
+
+std::vector<std::string> endless(const std::string& timeout) {
+  return {"sendrecv", "--plugin", setting("PERF_PLUGIN"), "--procs",   "3",    "-b", "8", "-e",
+          "8",        "-n",       "1000000000",           "--timeout", timeout};
+}
+
+// The pid that the table's head gives for a rank.
+pid_t pid_of(PerfProcess& running, int rank) {
+  const std::string line = running.wait_for_line("# rank    " + std::to_string(rank));
+  const std::size_t at = line.find("pid");
+  return at == std::string::npos ? -1 : std::atoi(line.c_str() + at + 3);
+}
+
+bool contains(const Outcome& outcome, const std::string& text) {
+  return outcome.output.find(text) != std::string::npos;
+}
+
+TEST(Failure, OfThePluginToLoadIsSaid) {
+  const Outcome outcome = run({"sendrecv", "--plugin", "/does/not/exist.so"});
+  EXPECT_EQ(kFailed, outcome.status);
+  EXPECT_TRUE(contains(outcome, "/does/not/exist.so")) << outcome.output;
+}
+
+TEST(Failure, OfTheCommandLineIsSaid) {
+  const Outcome outcome = run({"sendrecv", "--plugin", "p.so", "-b", "many"});
+  EXPECT_EQ(kUsage, outcome.status);
+  EXPECT_TRUE(contains(outcome, "many")) << outcome.output;
+}
+
+TEST(Failure, OfARankEndsTheJob) {
+  PerfProcess running(endless("60"));
+  const pid_t victim = pid_of(running, 2);
+  ASSERT_GT(victim, 0);
+  ASSERT_FALSE(running.wait_for_line("#wrong").empty());
+  const std::uint64_t begin = monotonic_ns();
+  ASSERT_EQ(0, kill(victim, SIGKILL));
+  const Outcome outcome = running.finish();
+  EXPECT_EQ(kFailed, outcome.status) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "rank 2")) << outcome.output;
+  EXPECT_LT(monotonic_ns() - begin, 15 * kNanosecondsPerSecond);
+  EXPECT_NE(0, kill(victim, 0)) << "the rank is still there";
+}
+
+TEST(Failure, ToFinishInTimeEndsTheJobAlsoWhenARankHangs) {
+  PerfProcess running(endless("2"));
+  const pid_t hanging = pid_of(running, 1);
+  ASSERT_GT(hanging, 0);
+  ASSERT_EQ(0, kill(hanging, SIGSTOP));
+  const Outcome outcome = running.finish();
+  EXPECT_EQ(kTimeout, outcome.status) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "--timeout")) << outcome.output;
+  EXPECT_NE(0, kill(hanging, 0)) << "the rank is still there";
+}
+
+// A port that was free a moment ago.
+std::uint16_t free_port() {
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof address;
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  if (::bind(fd.get(), any, bytes) != 0 || ::getsockname(fd.get(), any, &bytes) != 0) return 0;
+  return ntohs(address.sin_port);
+}
+
+std::vector<std::string> rank_between_hosts(std::uint16_t port, int rank, const std::string& iterations) {
+  return {"all_reduce",
+          "--plugin",
+          setting("PERF_PLUGIN"),
+          "--root",
+          "127.0.0.1:" + std::to_string(port),
+          "--rank",
+          std::to_string(rank),
+          "--nranks",
+          "2",
+          "--token",
+          "4711",
+          "-b",
+          "64",
+          "-e",
+          "1K",
+          "-n",
+          iterations,
+          "--timeout",
+          "30"};
+}
+
+// Sends bytes that are not ours to the meeting point, once it listens.
+void disturb(std::uint16_t port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  for (int i = 0; i < 500; ++i) {
+    const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
+      const std::string noise(200, 'x');
+      EXPECT_EQ(static_cast<ssize_t>(noise.size()), ::send(fd.get(), noise.data(), noise.size(), MSG_NOSIGNAL));
+      return;
+    }
+    usleep(10'000);
+  }
+  FAIL() << "nobody listens at port " << port;
+}
+
+TEST(BetweenHosts, RanksMeetAtTheRootInAnyOrderAndStrangersDoNotDisturb) {
+  const std::uint16_t port = free_port();
+  PerfProcess first(rank_between_hosts(port, 0, "2"));
+  disturb(port);
+  PerfProcess second(rank_between_hosts(port, 1, "2"));
+  const Outcome one = first.finish();
+  const Outcome two = second.finish();
+  EXPECT_EQ(0, one.status) << one.output;
+  EXPECT_EQ(0, two.status) << two.output;
+  EXPECT_TRUE(contains(one, "0 OK")) << one.output;
+}
+
+TEST(BetweenHosts, TheEndOfOneRankEndsTheOther) {
+  const std::uint16_t port = free_port();
+  PerfProcess root(rank_between_hosts(port, 0, "1000000000"));
+  const PerfProcess other(rank_between_hosts(port, 1, "1000000000"));
+  const pid_t victim = pid_of(root, 1);
+  ASSERT_GT(victim, 0);
+  ASSERT_FALSE(root.wait_for_line("#wrong").empty());
+  ASSERT_EQ(0, kill(victim, SIGKILL));
+  const Outcome outcome = root.finish();
+  EXPECT_EQ(kFailed, outcome.status) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "rank 1 went away") || contains(outcome, "plugin")) << outcome.output;
+}
+
+}  // namespace
+}  // namespace verbatim::perf

@@ -1,0 +1,80 @@
+// A plugin that spoils one message in a run: the run must end in red, whichever message and byte it is.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "perf_run.h"
+
+namespace verbatim::perf {
+namespace {
+
+constexpr int kCorrect = 0;
+constexpr int kWrong = 1;
+constexpr int kFailed = 3;
+
+Outcome run_mutated(const std::string& mode, int nth, std::vector<std::string> arguments) {
+  arguments.insert(arguments.end(), {"--plugin", setting("MUTATE"), "--timeout", "60", "-n", "2", "-w", "0"});
+  return run(arguments,
+             {"MUTATE_PLUGIN=" + setting("PERF_PLUGIN"), "MUTATE_MODE=" + mode, "MUTATE_NTH=" + std::to_string(nth)});
+}
+
+TEST(Mutation, OfNothingIsCorrect) {
+  const Outcome outcome = run_mutated("none", 1, {"sendrecv", "-b", "1K", "-e", "1K"});
+  EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
+}
+
+class EveryOperation : public testing::TestWithParam<std::string> {
+ protected:
+  // Four messages to each rank at least, so that there is a third one to spoil.
+  std::vector<std::string> several_messages() {
+    std::vector<std::string> arguments{GetParam(), "-b", "40000", "-e", "40000", "--chunk", "4K"};
+    if (GetParam() == "grouped") arguments.insert(arguments.end(), {"--group", "4"});
+    return arguments;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Perf, EveryOperation,
+                         testing::Values("all_reduce", "all_gather", "alltoall", "sendrecv", "stream", "pingpong",
+                                         "grouped"),
+                         [](const auto& tested) { return tested.param; });
+
+TEST_P(EveryOperation, FindsOneFlippedBit) {
+  for (const int nth : {1, 3}) {
+    const Outcome outcome = run_mutated("flip-byte", nth, several_messages());
+    EXPECT_EQ(kWrong, outcome.status) << outcome.output;
+    EXPECT_NE(std::string::npos, outcome.output.find("in place of")) << outcome.output;
+    EXPECT_NE(std::string::npos, outcome.output.find("FAILED")) << outcome.output;
+  }
+}
+
+TEST_P(EveryOperation, FindsASkippedTail) {
+  for (const int nth : {1, 3}) {
+    const Outcome outcome = run_mutated("skip-tail", nth, several_messages());
+    EXPECT_EQ(kWrong, outcome.status) << outcome.output;
+  }
+}
+
+TEST_P(EveryOperation, FindsAWrongSize) {
+  const Outcome outcome = run_mutated("wrong-size", 3, several_messages());
+  EXPECT_EQ(kFailed, outcome.status) << outcome.output;
+  EXPECT_NE(std::string::npos, outcome.output.find("test reported")) << outcome.output;
+}
+
+TEST(Mutation, OfTheOrderInAGroupIsFound) {
+  const Outcome outcome = run_mutated("swap-members", 1, {"grouped", "-b", "8K", "-e", "8K", "--group", "4"});
+  EXPECT_EQ(kWrong, outcome.status) << outcome.output;
+}
+
+TEST(Mutation, OfTheByteBehindTheDataIsFound) {
+  const Outcome outcome = run_mutated("overrun", 1, {"sendrecv", "-b", "1000", "-e", "64K", "-f", "100"});
+  EXPECT_EQ(kWrong, outcome.status) << outcome.output;
+  EXPECT_NE(std::string::npos, outcome.output.find("outside of a buffer")) << outcome.output;
+}
+
+TEST(Mutation, OfASendsSizeIsFound) {
+  const Outcome outcome = run_mutated("wrong-send-size", 2, {"sendrecv", "-b", "1K", "-e", "1K"});
+  EXPECT_EQ(kFailed, outcome.status) << outcome.output;
+}
+
+}  // namespace
+}  // namespace verbatim::perf

@@ -1,0 +1,88 @@
+// Every operation over the plugin that PERF_PLUGIN names, through every table that it exports.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "netapi/plugin.h"
+#include "perf_run.h"
+
+namespace verbatim::perf {
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+std::string plugin() {
+  return setting("PERF_PLUGIN");
+}
+
+bool exports(int version) {
+  return netapi::open_plugin(plugin(), version).plugin != nullptr;
+}
+
+void expect_correct(Arguments arguments) {
+  arguments.insert(arguments.end(), {"--plugin", plugin(), "--timeout", "60"});
+  const Outcome outcome = run(arguments);
+  EXPECT_EQ(0, outcome.status) << outcome.output;
+  EXPECT_NE(std::string::npos, outcome.output.find("# Wrong elements    : 0 OK")) << outcome.output;
+}
+
+const char* const kOperations[] = {"all_reduce", "all_gather", "alltoall", "sendrecv", "stream", "pingpong", "grouped"};
+
+class EveryOperation : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Perf, EveryOperation, testing::ValuesIn(kOperations),
+                         [](const auto& tested) { return std::string(tested.param); });
+
+TEST_P(EveryOperation, IsCorrectFromNothingToSeveralChunks) {
+  expect_correct(
+      {GetParam(), "-b", "0", "-e", "200K", "-f", "40", "-n", "2", "-w", "1", "--chunk", "24K", "--channels", "2"});
+}
+
+TEST_P(EveryOperation, IsCorrectInElementsOfOneByte) {
+  expect_correct({GetParam(), "-b", "1", "-e", "9999", "-f", "9999", "-n", "3", "-w", "0", "-d", "uint8"});
+}
+
+class EveryTable : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Perf, EveryTable, testing::Range(netapi::kOldestVersion, netapi::kNewestVersion + 1),
+                         [](const auto& tested) { return "v" + std::to_string(tested.param); });
+
+TEST_P(EveryTable, CarriesCollectivesAndGroups) {
+  if (!exports(GetParam())) GTEST_SKIP() << "not exported";
+  const std::string version = std::to_string(GetParam());
+  expect_correct({"all_reduce", "--api", version, "-b", "20000", "-e", "20000", "-n", "2", "-w", "0"});
+  expect_correct({"grouped", "--api", version, "-b", "20000", "-e", "20000", "-n", "2", "-w", "0"});
+}
+
+TEST(Ranks, MayBeManyOrOne) {
+  for (const char* ranks : {"1", "3", "4"}) {
+    expect_correct({"all_reduce", "--procs", ranks, "-b", "1000", "-e", "50000", "-f", "50", "-n", "2", "-w", "1"});
+    expect_correct({"sendrecv", "--procs", ranks, "-b", "1000", "-e", "50000", "-f", "50", "-n", "2", "-w", "1"});
+  }
+}
+
+TEST(Json, HoldsWhatTheTableShows) {
+  const std::string path = testing::TempDir() + "perf_" + std::to_string(getpid()) + ".json";
+  expect_correct({"all_gather", "-b", "1K", "-e", "4K", "-n", "3", "-w", "0", "--json", path});
+  const auto json = nlohmann::json::parse(std::ifstream(path));
+  std::remove(path.c_str());
+  EXPECT_EQ("all_gather", json["operation"]);
+  EXPECT_EQ(plugin(), json["plugin"]["path"].get<std::string>());
+  EXPECT_EQ(netapi::open_plugin(plugin()).plugin->api_version(), json["plugin"]["api_version"].get<int>());
+  EXPECT_EQ(netapi::open_plugin(plugin()).plugin->name(), json["plugin"]["name"].get<std::string>());
+  EXPECT_EQ(2U, json["ranks"].size());
+  EXPECT_GE(json["devices"].size(), 1U);
+  EXPECT_EQ(0, json["wrong"]);
+  ASSERT_EQ(3U, json["rows"].size());
+  EXPECT_EQ(1024, json["rows"][0]["bytes"]);
+  EXPECT_EQ(128, json["rows"][0]["count"]);
+  EXPECT_GT(json["rows"][2]["busbw_gb_s"], 0);
+  EXPECT_EQ(0, json["rows"][2]["wrong"]);
+}
+
+}  // namespace
+}  // namespace verbatim::perf

@@ -1,0 +1,64 @@
+#include "perf_run.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace verbatim::perf {
+
+PerfProcess::PerfProcess(const std::vector<std::string>& arguments, const Environment& environment) {
+  const std::string program = setting("VERBATIM_PERF");
+  std::vector<char*> argv{const_cast<char*>(program.c_str())};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return;
+  pid_ = fork();
+  if (pid_ == 0) {
+    dup2(ends[1], STDOUT_FILENO);
+    dup2(ends[1], STDERR_FILENO);
+    for (const std::string& entry : environment) putenv(const_cast<char*>(entry.c_str()));
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  close(ends[1]);
+  output_ = fdopen(ends[0], "r");
+}
+
+PerfProcess::~PerfProcess() {
+  if (pid_ > 0) {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  if (output_ != nullptr) std::fclose(output_);
+}
+
+std::string PerfProcess::wait_for_line(const std::string& text) {
+  char line[4096];
+  while (output_ != nullptr && std::fgets(line, sizeof line, output_) != nullptr) {
+    read_ += line;
+    if (std::string(line).find(text) != std::string::npos) return line;
+  }
+  return {};
+}
+
+Outcome PerfProcess::finish() {
+  char line[4096];
+  while (output_ != nullptr && std::fgets(line, sizeof line, output_) != nullptr) read_ += line;
+  int status = 0;
+  if (pid_ > 0) waitpid(pid_, &status, 0);
+  pid_ = -1;
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_};
+}
+
+std::string setting(const char* name) {
+  const char* const value = std::getenv(name);
+  EXPECT_NE(nullptr, value) << name << " is not set: run this test through meson";
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace verbatim::perf

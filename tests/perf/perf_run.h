@@ -1,0 +1,44 @@
+// Runs verbatim-perf as a user does: as a process, with arguments and environment, looking at what comes out.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace verbatim::perf {
+
+struct Outcome {
+  int status = -1;     // exit status; -1 when it was ended by a signal
+  std::string output;  // stdout and stderr
+};
+
+class PerfProcess {
+ public:
+  using Environment = std::vector<std::string>;  // NAME=VALUE
+
+  // Starts the program that VERBATIM_PERF names.
+  explicit PerfProcess(const std::vector<std::string>& arguments, const Environment& environment = {});
+  PerfProcess(const PerfProcess&) = delete;
+  PerfProcess& operator=(const PerfProcess&) = delete;
+  ~PerfProcess();
+
+  // Reads until a line contains `text`; answers that line, empty at the end of output.
+  std::string wait_for_line(const std::string& text);
+  Outcome finish();
+
+ private:
+  std::FILE* output_ = nullptr;
+  pid_t pid_ = -1;
+  std::string read_;
+};
+
+inline Outcome run(const std::vector<std::string>& arguments, const PerfProcess::Environment& environment = {}) {
+  return PerfProcess(arguments, environment).finish();
+}
+
+// The value of an environment variable that the build sets for this test; fails the test when it is missing.
+std::string setting(const char* name);
+
+}  // namespace verbatim::perf

@@ -1,0 +1,84 @@
+#include "verbatim-perf/frame.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "verbatim-perf/failure.h"
+
+namespace verbatim::perf {
+namespace {
+
+class Frames : public testing::Test {
+ protected:
+  Frames() {
+    int pair[2];
+    EXPECT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair));
+    ours_.reset(pair[0]);
+    theirs_.reset(pair[1]);
+  }
+  void write(const std::string& bytes) {
+    ASSERT_EQ(static_cast<ssize_t>(bytes.size()), ::send(ours_.get(), bytes.data(), bytes.size(), 0));
+  }
+
+  UniqueFd ours_;
+  UniqueFd theirs_;
+  FrameReader reader_;
+};
+
+TEST_F(Frames, ArriveWholeAndInOrder) {
+  ASSERT_TRUE(send_frame(ours_.get(), FrameKind::kGather, "first"));
+  ASSERT_TRUE(send_frame(ours_.get(), FrameKind::kBye, ""));
+  ASSERT_EQ(FrameReader::State::kOpen, reader_.read(theirs_.get()));
+  const auto first = reader_.next();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(FrameKind::kGather, first->kind);
+  EXPECT_EQ("first", first->payload);
+  const auto second = reader_.next();
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(FrameKind::kBye, second->kind);
+  EXPECT_FALSE(reader_.next().has_value());
+}
+
+TEST_F(Frames, ArriveInPieces) {
+  ASSERT_TRUE(send_frame(ours_.get(), FrameKind::kFail, "text"));
+  std::string bytes(100, '\0');
+  const ssize_t n = ::recv(theirs_.get(), bytes.data(), bytes.size(), 0);
+  ASSERT_GT(n, 4);
+  for (ssize_t i = 0; i < n; ++i) {
+    EXPECT_FALSE(reader_.next().has_value());
+    write(bytes.substr(static_cast<std::size_t>(i), 1));
+    ASSERT_EQ(FrameReader::State::kOpen, reader_.read(theirs_.get()));
+  }
+  const auto frame = reader_.next();
+  ASSERT_TRUE(frame.has_value());
+  EXPECT_EQ("text", frame->payload);
+}
+
+TEST_F(Frames, AreRefusedWhenTheyAreNotOurs) {
+  write("GET / HTTP/1.1\r\n\r\n");
+  reader_.read(theirs_.get());
+  EXPECT_FALSE(reader_.next().has_value());
+  EXPECT_EQ(FrameReader::State::kClosed, reader_.read(theirs_.get()));
+}
+
+TEST_F(Frames, EndWithTheConnection) {
+  ours_.reset();
+  EXPECT_EQ(FrameReader::State::kClosed, reader_.read(theirs_.get()));
+}
+
+TEST(Pack, IsUndoneByUnpack) {
+  const std::vector<std::string> parts{"", "one", std::string(3, '\0'), ""};
+  EXPECT_EQ(parts, unpack(pack(parts)));
+  EXPECT_TRUE(unpack("").empty());
+  const std::string packed = pack({"whole"});
+  for (std::size_t bytes = 1; bytes < packed.size(); ++bytes) {
+    EXPECT_THROW(unpack(packed.substr(0, bytes)), Failure) << bytes;
+  }
+}
+
+}  // namespace
+}  // namespace verbatim::perf

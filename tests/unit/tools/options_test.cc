@@ -1,0 +1,143 @@
+#include "verbatim-perf/options.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace verbatim::perf {
+namespace {
+
+std::variant<Options, Leave> parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "verbatim-perf");
+  return parse_options(static_cast<int>(arguments.size()), arguments.data());
+}
+
+Options parsed(const std::vector<const char*>& arguments) {
+  const auto result = parse(arguments);
+  const auto* const leave = std::get_if<Leave>(&result);
+  EXPECT_EQ(nullptr, leave) << leave->text;
+  return leave == nullptr ? std::get<Options>(result) : Options{};
+}
+
+ExitStatus refused(const std::vector<const char*>& arguments) {
+  const auto result = parse(arguments);
+  const auto* const leave = std::get_if<Leave>(&result);
+  if (leave == nullptr) return ExitStatus::kOk;
+  EXPECT_FALSE(leave->text.empty());
+  return leave->status;
+}
+
+TEST(ParseBytes, KnowsUnitsInAnyCase) {
+  EXPECT_EQ(0U, parse_bytes("0"));
+  EXPECT_EQ(8U, parse_bytes("8"));
+  EXPECT_EQ(8U, parse_bytes("8B"));
+  EXPECT_EQ(65'536U, parse_bytes("64K"));
+  EXPECT_EQ(65'536U, parse_bytes("64k"));
+  EXPECT_EQ(65'536U, parse_bytes("64KiB"));
+  EXPECT_EQ(65'536U, parse_bytes("64KB"));
+  EXPECT_EQ(1'572'864U, parse_bytes("1.5M"));
+  EXPECT_EQ(std::size_t{5} << 30, parse_bytes("5G"));
+}
+
+TEST(ParseBytes, RefusesWhatIsNoSize) {
+  for (const char* text : {"", "K", "-1", "8Q", "8 K", "1e99", "0.3", "1.0001K", "nan", "inf", "8KK", "99999999G"}) {
+    EXPECT_THROW(parse_bytes(text), Failure) << text;
+  }
+}
+
+TEST(MessageSizes, MultiplyByTheFactorUpToTheMaximum) {
+  Options options;
+  options.min_bytes = 8;
+  options.max_bytes = 100;
+  options.factor = 3;
+  EXPECT_EQ((std::vector<std::size_t>{8, 24, 72}), message_sizes(options));
+}
+
+TEST(MessageSizes, AlwaysRise) {
+  Options options;
+  options.min_bytes = 0;
+  options.max_bytes = 4;
+  options.factor = 1;
+  EXPECT_EQ((std::vector<std::size_t>{0, 1, 2, 3, 4}), message_sizes(options));
+}
+
+TEST(MessageSizes, AddTheStepWhenThereIsOne) {
+  Options options;
+  options.min_bytes = 10;
+  options.max_bytes = 31;
+  options.step_bytes = 10;
+  EXPECT_EQ((std::vector<std::size_t>{10, 20, 30}), message_sizes(options));
+}
+
+TEST(ParseOptions, UnderstandsNcclTestsOptions) {
+  const Options options = parsed({"alltoall", "--plugin", "p.so", "-b", "1K", "-e", "1M", "-f", "4", "-n", "7", "-w",
+                                  "3", "-c", "2", "-d", "float", "--procs", "5"});
+  EXPECT_EQ(OperationKind::kAllToAll, options.operation);
+  EXPECT_EQ("p.so", options.plugin);
+  EXPECT_EQ(1024U, options.min_bytes);
+  EXPECT_EQ(std::size_t{1} << 20, options.max_bytes);
+  EXPECT_EQ(4.0, options.factor);
+  EXPECT_EQ(7, options.iterations);
+  EXPECT_EQ(3, options.warmup_iterations);
+  EXPECT_EQ(2, options.check_iterations);
+  EXPECT_EQ(traffic::ElementType::kFloat, options.type);
+  EXPECT_EQ(5, options.procs);
+}
+
+TEST(ParseOptions, UnderstandsLongNames) {
+  const Options options = parsed({"stream", "--plugin=p.so", "--minbytes=1", "--maxbytes=2", "--stepbytes=1",
+                                  "--iters=9", "--warmup_iters=0", "--check=0", "--api=8", "--channels=4",
+                                  "--chunk=128K", "--depth=16", "--json=f.json", "--timeout=5"});
+  EXPECT_EQ(OperationKind::kStream, options.operation);
+  EXPECT_EQ(0, options.check_iterations);
+  EXPECT_EQ(0, options.warmup_iterations);
+  EXPECT_EQ(8, options.api_version);
+  EXPECT_EQ(4, options.channels);
+  EXPECT_EQ(131'072U, options.chunk_bytes);
+  EXPECT_EQ(16, options.depth);
+  EXPECT_EQ("f.json", options.json);
+  EXPECT_EQ(5, options.timeout_s);
+}
+
+TEST(ParseOptions, KnowsEveryOperation) {
+  for (const char* name : {"all_reduce", "all_gather", "alltoall", "sendrecv", "stream", "pingpong", "grouped"}) {
+    EXPECT_STREQ(name, operation_name(parsed({name, "--plugin", "p.so"}).operation));
+  }
+}
+
+TEST(ParseOptions, TakesARankOfAJobBetweenHosts) {
+  const Options options = parsed({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "1", "--nranks", "3"});
+  EXPECT_EQ("h:1", options.root);
+  EXPECT_EQ(1, options.rank);
+  EXPECT_EQ(3, options.nranks);
+}
+
+TEST(ParseOptions, RefusesNonsense) {
+  EXPECT_EQ(ExitStatus::kUsage, refused({}));
+  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce"}));
+  EXPECT_EQ(ExitStatus::kUsage, refused({"reduce", "--plugin", "p.so"}));
+  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-b", "x"}));
+  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-b", "9", "-e", "8"}));
+  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-n", "0"}));
+  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-d", "double"}));
+  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--procs", "0"}));
+  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--rank", "0"}));
+  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--root", "h:1"}));
+  EXPECT_EQ(ExitStatus::kUsage,
+            refused({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "2", "--nranks", "2"}));
+  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "0", "--nranks",
+                                         "2", "--procs", "2"}));
+  EXPECT_EQ(ExitStatus::kUsage, refused({"pingpong", "--plugin", "p.so", "--procs", "3"}));
+}
+
+TEST(ParseOptions, PrintsHelp) {
+  const auto result = parse({"--help"});
+  ASSERT_TRUE(std::holds_alternative<Leave>(result));
+  EXPECT_EQ(ExitStatus::kOk, std::get<Leave>(result).status);
+  EXPECT_NE(std::string::npos, std::get<Leave>(result).text.find("all_reduce"));
+}
+
+}  // namespace
+}  // namespace verbatim::perf

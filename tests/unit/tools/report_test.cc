@@ -1,0 +1,65 @@
+#include "verbatim-perf/report.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+
+#include "verbatim-perf/progress_bar.h"
+
+namespace verbatim::perf {
+namespace {
+
+template <typename Print>
+std::string printed(const Print& print) {
+  char text[4096] = {};
+  std::FILE* const file = fmemopen(text, sizeof text, "w");
+  print(file);
+  std::fclose(file);
+  return text;
+}
+
+Report two_rows() {
+  Report report;
+  report.rows = {{.bytes = 8, .count = 2, .time_us = 1.5, .algbw = 1, .busbw = 2, .wrong = 0},
+                 {.bytes = 16, .count = 4, .time_us = 2.5, .algbw = 3, .busbw = 4, .wrong = 5}};
+  return report;
+}
+
+TEST(Report, SumsWrongAndAveragesBusBandwidth) {
+  EXPECT_EQ(5U, two_rows().wrong());
+  EXPECT_EQ(3.0, two_rows().average_busbw());
+  EXPECT_EQ(0.0, Report{}.average_busbw());
+}
+
+TEST(Table, HasNcclTestsColumns) {
+  const Report report = two_rows();
+  const std::string header = printed([&](std::FILE* out) { print_header(out, report); });
+  std::size_t at = 0;
+  for (const char* column : {"size(B)", "count", "type", "time(us)", "algbw(GB/s)", "busbw(GB/s)", "#wrong"}) {
+    const std::size_t found = header.find(column, at);
+    ASSERT_NE(std::string::npos, found) << column;
+    at = found;
+  }
+  const std::string row = printed([&](std::FILE* out) { print_row(out, report, report.rows[1]); });
+  EXPECT_EQ("          16            4   uint32        2.50       3.000       4.000        5\n", row);
+}
+
+TEST(Table, EndsWithTheVerdictAndTheAverage) {
+  Report report = two_rows();
+  const auto footer = [&report] { return printed([&](std::FILE* out) { print_footer(out, report); }); };
+  EXPECT_EQ("# Wrong elements    : 5 FAILED\n# Avg bus bandwidth : 3 GB/s\n", footer());
+  report.rows[1].wrong = 0;
+  EXPECT_NE(std::string::npos, footer().find("0 OK"));
+  report.options.check_iterations = 0;
+  EXPECT_NE(std::string::npos, footer().find("not checked"));
+}
+
+TEST(ProgressText, TellsPartTimeAndRest) {
+  EXPECT_EQ("[###############...............]  50 %  10 s, 10 s to go  8 B", progress_text(0.5, 10, "8 B"));
+  EXPECT_EQ("[..............................]   0 %  3 s  8 B", progress_text(0, 3, "8 B"));
+  EXPECT_EQ("[##############################] 100 %  3 s, 0 s to go  8 B", progress_text(1.2, 3, "8 B"));
+}
+
+}  // namespace
+}  // namespace verbatim::perf

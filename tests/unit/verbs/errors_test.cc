@@ -1,0 +1,63 @@
+#include "verbs/errors.h"
+
+#include <gtest/gtest.h>
+
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+int g_destroyed = 0;
+int g_answer = 0;
+
+int destroy(ibv_pd*) {
+  ++g_destroyed;
+  return g_answer;
+}
+
+TEST(CheckErrno, EveryConventionGivesTheErrno) {
+  EXPECT_TRUE(check_errno("verb", 0));
+  EXPECT_EQ(check_errno("verb", ENODEV).error().sys_errno, ENODEV);
+  EXPECT_EQ(check_errno("verb", -ENOMEM).error().sys_errno, ENOMEM);
+  errno = ETIMEDOUT;
+  EXPECT_EQ(check_errno("verb", -1).error().sys_errno, ETIMEDOUT);
+  EXPECT_STREQ(check_errno("verb", ENODEV).error().operation, "verb");
+  EXPECT_EQ(check_errno("verb", ENODEV).error().kind, ErrorKind::kSystem);
+}
+
+TEST(CheckCount, NegativeIsAnError) {
+  ASSERT_TRUE(check_count("poll", 3));
+  EXPECT_EQ(*check_count("poll", 3), 3U);
+  EXPECT_EQ(*check_count("poll", 0), 0U);
+  EXPECT_EQ(check_count("poll", -EINVAL).error().sys_errno, EINVAL);
+}
+
+TEST(Adopt, TheHandleEndsTheObject) {
+  ibv_pd pd = {};
+  g_destroyed = g_answer = 0;
+  {
+    const Result<UniquePd> handle = adopt("ibv_alloc_pd", &pd, destroy);
+    ASSERT_TRUE(handle);
+    EXPECT_EQ(handle->get(), &pd);
+    EXPECT_EQ(g_destroyed, 0);
+  }
+  EXPECT_EQ(g_destroyed, 1);
+}
+
+TEST(Adopt, NullCarriesErrno) {
+  errno = EMFILE;
+  const Result<UniquePd> handle = adopt<ibv_pd>("ibv_alloc_pd", nullptr, destroy);
+  ASSERT_FALSE(handle);
+  EXPECT_EQ(handle.error().sys_errno, EMFILE);
+}
+
+TEST(Handles, AFailedDestroyIsLogged) {
+  const LogCapture log;
+  ibv_pd pd = {};
+  g_answer = EBUSY;
+  { const UniquePd handle(&pd, VerbsDeleter<ibv_pd>{destroy}); }
+  EXPECT_EQ(log.only_warning(), "cannot destroy a protection domain, it leaks: Device or resource busy");
+}
+
+}  // namespace
+}  // namespace verbatim

@@ -1,0 +1,150 @@
+#include "verbs/gid.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+
+#include "support/fake_verbs.h"
+#include "support/scratch_directory.h"
+
+namespace verbatim {
+namespace {
+
+constexpr auto kV1 = RoceVersion::kV1;
+constexpr auto kV2 = RoceVersion::kV2;
+
+struct Slot {
+  unsigned index;
+  const char* gid;
+  RoceVersion version;
+};
+
+int best(std::initializer_list<Slot> slots) {
+  std::vector<GidEntry> entries;
+  for (const Slot& slot : slots) entries.push_back({slot.index, fake_gid(slot.gid, 0).gid, slot.version});
+  const auto chosen = best_gid(entries);
+  return chosen ? static_cast<int>(chosen->index) : -1;
+}
+
+TEST(BestGid, TheUsualMlx5Table) {
+  EXPECT_EQ(best({{0, "fe80::1", kV1}, {1, "fe80::1", kV2}, {2, "::ffff:10.0.0.1", kV1}, {3, "::ffff:10.0.0.1", kV2}}),
+            3);
+}
+
+TEST(BestGid, VersionTwoComesFirst) {
+  EXPECT_EQ(best({{0, "::ffff:10.0.0.1", kV1}, {1, "fe80::1", kV2}}), 1);
+  EXPECT_EQ(best({{0, "::ffff:10.0.0.1", kV1}, {1, "::ffff:10.0.0.1", RoceVersion::kUnknown}}), 1);
+}
+
+TEST(BestGid, OnlyIpv6) {
+  EXPECT_EQ(best({{0, "fe80::1", kV1}, {1, "fe80::1", kV2}, {2, "2001:db8::1", kV1}, {3, "2001:db8::1", kV2}}), 3);
+  EXPECT_EQ(best({{4, "fd00::1", kV2}, {5, "fe80::1", kV2}}), 4);
+}
+
+TEST(BestGid, OnlyLinkLocal) {
+  EXPECT_EQ(best({{0, "fe80::1", kV1}, {1, "fe80::1", kV2}}), 1);
+}
+TEST(BestGid, OnlyVersionOne) {
+  EXPECT_EQ(best({{0, "fe80::1", kV1}, {2, "::ffff:10.0.0.1", kV1}}), 2);
+}
+
+TEST(BestGid, AnIpv4AddressThatIsLinkLocalDoesNotPassARouterEither) {
+  EXPECT_EQ(best({{1, "::ffff:169.254.3.4", kV2}, {3, "2001:db8::1", kV2}}), 3);
+}
+
+TEST(BestGid, EqualsGoToTheLowestIndex) {
+  EXPECT_EQ(best({{3, "::ffff:10.0.0.1", kV2}, {5, "::ffff:10.0.0.2", kV2}}), 3);
+  EXPECT_EQ(best({{5, "::ffff:10.0.0.2", kV2}, {3, "::ffff:10.0.0.1", kV2}}), 3);
+}
+
+TEST(BestGid, EmptyEntriesAreNotUsed) {
+  EXPECT_EQ(best({{0, "::", kV2}, {1, "fe80::1", kV1}}), 1);
+  EXPECT_EQ(best({{0, "::", kV2}}), -1);
+  EXPECT_EQ(best({}), -1);
+}
+
+class ChooseGid : public testing::Test {
+ protected:
+  ~ChooseGid() override {
+    if (context_ != nullptr) fake_.table.close_device(context_);
+  }
+
+  Result<GidEntry> choose(const GidIndexSetting& setting = {}) {
+    if (context_ == nullptr) context_ = fake_.table.open_device(&device_.device);
+    return choose_gid(fake_.table, context_, "mlx5_0", 1, port_.attributes, setting);
+  }
+
+  FakeVerbs fake_;
+  FakeDevice& device_ = fake_.add_device("mlx5_0");
+  FakePort& port_ = device_.add_roce_port();
+  ibv_context* context_ = nullptr;
+};
+
+TEST_F(ChooseGid, HolesAreSkipped) {
+  port_.gids = {std::nullopt, fake_gid("::", IBV_GID_TYPE_ROCE_V2), fake_gid("fe80::1", IBV_GID_TYPE_ROCE_V2),
+                std::nullopt, fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2)};
+  port_.attributes.gid_tbl_len = 8;
+  const Result<GidEntry> chosen = choose();
+  ASSERT_TRUE(chosen);
+  EXPECT_EQ(chosen->index, 4U);
+  EXPECT_EQ(to_string(chosen->gid), "::ffff:10.0.0.1");
+  EXPECT_EQ(chosen->version, kV2);
+}
+
+TEST_F(ChooseGid, NothingUsable) {
+  port_.gids = {std::nullopt, fake_gid("::", IBV_GID_TYPE_ROCE_V2)};
+  const Result<GidEntry> chosen = choose();
+  ASSERT_FALSE(chosen);
+  EXPECT_EQ(chosen.error().kind, ErrorKind::kUsage);
+  EXPECT_EQ(chosen.error().sys_errno, ENOENT);
+}
+
+TEST_F(ChooseGid, TheSettingDecides) {
+  port_.gids = {fake_gid("fe80::1", IBV_GID_TYPE_ROCE_V1), fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2)};
+  EXPECT_EQ(choose({.everywhere = 0U})->index, 0U);
+  EXPECT_EQ(choose({.per_device = {{"mlx5_0", 0}}})->index, 0U);
+  EXPECT_EQ(choose({.per_device = {{"mlx5_1", 0}}})->index, 1U);
+}
+
+TEST_F(ChooseGid, ASettingThatNamesNothingFails) {
+  port_.gids = {std::nullopt, fake_gid("::", IBV_GID_TYPE_ROCE_V2)};
+  for (const unsigned index : {0U, 1U, 3U, 200U}) {
+    const Result<GidEntry> chosen = choose({.everywhere = index});
+    ASSERT_FALSE(chosen) << index;
+    EXPECT_EQ(chosen.error().sys_errno, ENODATA);
+  }
+}
+
+TEST_F(ChooseGid, InfinibandUsesIndexZeroWhateverIsSet) {
+  port_.attributes.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  port_.gids = {fake_gid("fe80::9", IBV_GID_TYPE_IB)};
+  EXPECT_EQ(to_string(choose({.everywhere = 3U})->gid), "fe80::9");
+  port_.gids = {std::nullopt};
+  EXPECT_EQ(choose()->index, 0U);
+}
+
+TEST_F(ChooseGid, WithoutQueryGidExTheKernelTellsTheVersion) {
+  const ScratchDirectory scratch;
+  const std::filesystem::path sysfs = scratch.path();
+  std::filesystem::create_directories(sysfs / "ports/1/gid_attrs/types");
+  std::ofstream(sysfs / "ports/1/gid_attrs/types/0") << "RoCE v2\n";
+  std::ofstream(sysfs / "ports/1/gid_attrs/types/1") << "IB/RoCE v1\n";
+  sysfs.string().copy(device_.device.ibdev_path, sizeof device_.device.ibdev_path - 1);
+  fake_.table.query_gid_ex = nullptr;
+  port_.gids = {fake_gid("fe80::1", 0), fake_gid("::ffff:10.0.0.1", 0), std::nullopt, fake_gid("fe80::2", 0)};
+
+  const Result<GidEntry> chosen = choose();
+  const std::vector<GidEntry> table = read_gid_table(fake_.table, context_, 1, 4);
+
+  ASSERT_EQ(table.size(), 3U);
+  EXPECT_EQ(table[0].version, kV2);
+  EXPECT_EQ(table[1].version, kV1);
+  EXPECT_EQ(table[2].version, RoceVersion::kUnknown);
+  ASSERT_TRUE(chosen);
+  EXPECT_EQ(chosen->index, 0U);
+}
+
+}  // namespace
+}  // namespace verbatim

@@ -1,0 +1,115 @@
+#include "verbs/library.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "support/fake_verbs.h"
+#include "support/log_capture.h"
+#include "verbs/dynamic_library.h"
+
+namespace verbatim {
+namespace {
+
+TEST(Library, ANamedLibraryIsOpenedAndRemembered) {
+  const LogCapture log;
+  const Result<const Verbs*> verbs = Verbs::load(FAKE_VERBS);
+  ASSERT_TRUE(verbs);
+  EXPECT_EQ((*verbs)->fork_init(), 4711);
+  const Result<const Verbs*> again = Verbs::load(FAKE_VERBS);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(*again, *verbs);
+  EXPECT_TRUE(log.warnings().empty());
+}
+
+TEST(Library, OptionalVerbsMayBeAbsent) {
+  const Result<const Verbs*> verbs = Verbs::load(FAKE_VERBS);
+  ASSERT_TRUE(verbs);
+  EXPECT_EQ((*verbs)->query_gid_ex, nullptr);
+  EXPECT_EQ((*verbs)->reg_mr_iova2, nullptr);
+  EXPECT_EQ((*verbs)->reg_dmabuf_mr, nullptr);
+  EXPECT_EQ((*verbs)->query_ece, nullptr);
+  EXPECT_EQ((*verbs)->set_ece, nullptr);
+}
+
+TEST(Library, AbsentIsOneClearLine) {
+  const LogCapture log;
+  const Result<const Verbs*> verbs = Verbs::load("/nonexistent/libibverbs.so");
+  ASSERT_FALSE(verbs);
+  EXPECT_EQ(verbs.error().kind, ErrorKind::kUsage);
+  EXPECT_EQ(log.only_warning(),
+            "no RDMA: cannot open libibverbs (/nonexistent/libibverbs.so: cannot open shared object file: No such file "
+            "or directory). Install rdma-core, or name a library in VERBATIM_VERBS_LIBRARY");
+}
+
+TEST(Library, AMissingVerbIsNamed) {
+  const LogCapture log;
+  ASSERT_FALSE(Verbs::load(FAKE_MLX5_NO));
+  EXPECT_EQ(log.only_warning(), std::string("no RDMA: ") + FAKE_MLX5_NO +
+                                    " has no ibv_get_device_list, it is no libibverbs that can be used");
+}
+
+// rdma-core's own: every symbol in its newest version.
+TEST(Library, RdmaCore) {
+  const DynamicLibrary library = DynamicLibrary::open({"libibverbs.so.1"});
+  if (!library) GTEST_SKIP() << "rdma-core is not installed";
+  const Result<const Verbs*> verbs = Verbs::load("");
+  ASSERT_TRUE(verbs);
+  void* handle = dlopen("libibverbs.so.1", RTLD_NOW);
+  EXPECT_EQ(reinterpret_cast<void*>((*verbs)->get_device_list), dlvsym(handle, "ibv_get_device_list", "IBVERBS_1.1"));
+  EXPECT_NE(reinterpret_cast<void*>((*verbs)->get_device_list), dlvsym(handle, "ibv_get_device_list", "IBVERBS_1.0"));
+  EXPECT_NE((*verbs)->reg_mr_iova2, nullptr);
+  EXPECT_STREQ((*verbs)->wc_status_str(IBV_WC_RETRY_EXC_ERR), "transport retry counter exceeded");
+  dlclose(handle);
+}
+
+TEST(DynamicLibrary, TheFirstThatOpensServes) {
+  const DynamicLibrary library = DynamicLibrary::open({"/nonexistent/a.so", FAKE_VERBS});
+  ASSERT_TRUE(library);
+  EXPECT_EQ(library.name(), FAKE_VERBS);
+  EXPECT_TRUE(library.why().empty());
+}
+
+TEST(DynamicLibrary, WhyNoneOpened) {
+  const DynamicLibrary library = DynamicLibrary::open({"/nonexistent/a.so", "/nonexistent/b.so"});
+  ASSERT_FALSE(library);
+  EXPECT_NE(library.why().find("/nonexistent/a.so: cannot open"), std::string::npos);
+  EXPECT_NE(library.why().find("; /nonexistent/b.so: cannot open"), std::string::npos);
+}
+
+TEST(DynamicLibrary, AnAbsentSymbolLeavesTheFunctionAlone) {
+  const DynamicLibrary library = DynamicLibrary::open({FAKE_VERBS});
+  ASSERT_TRUE(library);
+  int (*function)() = nullptr;
+  EXPECT_FALSE(library.bind("no_such_function", "NONE_1.0", function));
+  EXPECT_EQ(function, nullptr);
+  EXPECT_TRUE(library.bind("verbatim_fake_library", "NONE_1.0", function));
+  EXPECT_EQ(function(), 1);
+}
+
+class PortAttributes : public testing::TestWithParam<bool> {};
+
+TEST_P(PortAttributes, FromExtendedAndOldContexts) {
+  FakeVerbs fake;
+  FakeDevice& device = fake.add_device("mlx5_0");
+  device.extended = GetParam();
+  FakePort& port = device.add_roce_port();
+  port.attributes.port_cap_flags2 = 0x1234;
+  ibv_context* context = fake.table.open_device(&device.device);
+
+  const Result<ibv_port_attr> attributes = fake.table.port_attributes(context, 1);
+  ASSERT_TRUE(attributes);
+  EXPECT_EQ(attributes->state, IBV_PORT_ACTIVE);
+  EXPECT_EQ(attributes->link_layer, IBV_LINK_LAYER_ETHERNET);
+  EXPECT_EQ(attributes->max_msg_sz, 1U << 30);
+  EXPECT_EQ(attributes->port_cap_flags2, GetParam() ? 0x1234 : 0);  // the old call does not know it
+
+  EXPECT_EQ(fake.table.port_attributes(context, 2).error().sys_errno, EINVAL);
+  fake.table.close_device(context);
+}
+
+INSTANTIATE_TEST_SUITE_P(Both, PortAttributes, testing::Bool());
+
+}  // namespace
+}  // namespace verbatim

@@ -1,0 +1,67 @@
+#include "verbs/mlx5.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+TEST(Mlx5, ANamedLibraryThatAnswersNo) {
+  const Mlx5* mlx5 = Mlx5::load(FAKE_MLX5_NO);
+  ASSERT_NE(mlx5, nullptr);
+  EXPECT_FALSE(mlx5->is_supported(nullptr));
+}
+
+TEST(Mlx5, ANamedLibraryThatAnswersYes) {
+  const Mlx5* mlx5 = Mlx5::load(FAKE_MLX5_YES);
+  ASSERT_NE(mlx5, nullptr);
+  EXPECT_TRUE(mlx5->is_supported(nullptr));
+  EXPECT_EQ(Mlx5::load(FAKE_MLX5_YES), mlx5);
+}
+
+TEST(Mlx5, AnAbsentLibraryThatWasNamedIsWarnedAboutOnce) {
+  const LogCapture log;
+  EXPECT_EQ(Mlx5::load("/nonexistent/libmlx5.so"), nullptr);
+  EXPECT_EQ(Mlx5::load("/nonexistent/libmlx5.so"), nullptr);
+  EXPECT_EQ(log.only_warning().rfind("VERBATIM_MLX5_LIBRARY cannot be opened, going on without: /nonexistent", 0), 0U)
+      << log.only_warning();
+}
+
+TEST(Mlx5, ALibraryWithoutItsFunctionsIsNone) {
+  const LogCapture log;
+  EXPECT_EQ(Mlx5::load(FAKE_VERBS), nullptr);
+  EXPECT_TRUE(log.warnings().empty());
+  EXPECT_EQ(log.infos().size(), 1U);
+}
+
+TEST(Mlx5, Capabilities) {
+  Mlx5 mlx5;
+  mlx5.query_device = [](ibv_context*, mlx5dv_context* answer) {
+    EXPECT_NE(answer->comp_mask & MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS, 0U);
+    answer->flags = MLX5DV_CONTEXT_FLAGS_CQE_V1;
+    answer->num_lag_ports = 2;
+    return 0;
+  };
+  const Result<Mlx5Capabilities> capabilities = mlx5.capabilities(nullptr);
+  ASSERT_TRUE(capabilities);
+  EXPECT_EQ(capabilities->flags, std::uint64_t{MLX5DV_CONTEXT_FLAGS_CQE_V1});
+  EXPECT_EQ(capabilities->num_lag_ports, 2);
+}
+
+TEST(Mlx5, WhatTheDriverDoesNotKnowIsNotBelieved) {
+  Mlx5 mlx5;
+  mlx5.query_device = [](ibv_context*, mlx5dv_context* answer) {
+    answer->comp_mask = 0;
+    answer->num_lag_ports = 9;
+    return 0;
+  };
+  EXPECT_EQ(mlx5.capabilities(nullptr)->num_lag_ports, 0);
+  mlx5.query_device = [](ibv_context*, mlx5dv_context*) { return EOPNOTSUPP; };
+  EXPECT_EQ(mlx5.capabilities(nullptr).error().sys_errno, EOPNOTSUPP);
+}
+
+}  // namespace
+}  // namespace verbatim

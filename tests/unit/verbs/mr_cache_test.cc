@@ -1,0 +1,330 @@
+#include "verbs/mr_cache.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <barrier>
+#include <cerrno>
+#include <random>
+#include <thread>
+
+#include "base/fd.h"
+#include "support/fake_verbs.h"
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+constexpr std::uintptr_t kPage = 4096;
+constexpr std::uintptr_t kBase = 0x7f0000000000;
+
+class Cache : public testing::Test {
+ protected:
+  Cache() {
+    device_.add_roce_port();
+    device_.dmabuf_errno = 0;
+    context_ = fake_.table.open_device(&device_.device);
+    pd_ = fake_.table.alloc_pd(context_);
+    cache_.emplace(fake_.table, pd_, "mlx5_0", true);
+  }
+  ~Cache() override {
+    cache_.reset();
+    EXPECT_EQ(fake_.live("mr"), 0);
+    fake_.table.dealloc_pd(pd_);
+    fake_.table.close_device(context_);
+  }
+
+  static MrRequest range(std::uintptr_t offset, std::size_t bytes, MemoryType type = MemoryType::kHost) {
+    return {.address = reinterpret_cast<void*>(kBase + offset), .bytes = bytes, .type = type};
+  }
+  static MrRequest dmabuf(std::uintptr_t offset, std::size_t bytes, int fd, std::uint64_t in_buffer) {
+    MrRequest request = range(offset, bytes, MemoryType::kDmaBuf);
+    request.dmabuf = {fd, in_buffer};
+    return request;
+  }
+  static UniqueFd buffer() { return UniqueFd(memfd_create("buffer", MFD_CLOEXEC)); }
+
+  MrRef acquire(const MrRequest& request) {
+    Result<MrRef> ref = cache_->acquire(request);
+    EXPECT_TRUE(ref);
+    return ref ? *std::move(ref) : MrRef();
+  }
+
+  LogCapture log_;
+  FakeVerbs fake_;
+  FakeDevice& device_ = fake_.add_device("mlx5_0");
+  ibv_context* context_ = nullptr;
+  ibv_pd* pd_ = nullptr;
+  std::optional<MrCache> cache_;
+};
+
+TEST_F(Cache, RangesAreRoundedToPages) {
+  const MrRef ref = acquire(range(100, 5000));
+  ASSERT_EQ(fake_.registrations().size(), 1U);
+  const FakeVerbs::Registration made = fake_.registrations()[0];
+  EXPECT_EQ(made.address, kBase);
+  EXPECT_EQ(made.bytes, 2 * kPage);
+  EXPECT_EQ(ref->lkey, ref->mr->lkey);
+  EXPECT_EQ(ref->rkey, ref->mr->rkey);
+  EXPECT_NE(ref->lkey, ref->rkey);
+}
+
+TEST_F(Cache, ACoverIsReusedAndLivesUntilItsLastReference) {
+  MrRef whole = acquire(range(0, 8 * kPage));
+  MrRef again = acquire(range(0, 8 * kPage));
+  MrRef part = acquire(range(3 * kPage + 5, 100));
+  EXPECT_EQ(whole->mr, again->mr);
+  EXPECT_EQ(whole->mr, part->mr);
+  EXPECT_EQ(cache_->size(), 1U);
+  whole.reset();
+  EXPECT_TRUE(cache_->release(std::move(again)));
+  EXPECT_EQ(fake_.live("mr"), 1);
+  part.reset();
+  EXPECT_EQ(fake_.live("mr"), 0);
+  EXPECT_EQ(cache_->size(), 0U);
+  EXPECT_EQ(fake_.calls("reg_mr_iova2"), 1);
+}
+
+TEST_F(Cache, OverlappingRangesAreNotMerged) {
+  const MrRef left = acquire(range(0, 4 * kPage));
+  const MrRef right = acquire(range(2 * kPage, 4 * kPage));
+  EXPECT_NE(left->mr, right->mr);
+  const MrRef across = acquire(range(kPage, 4 * kPage));  // covered by both together, by neither alone
+  EXPECT_NE(across->mr, left->mr);
+  EXPECT_NE(across->mr, right->mr);
+  EXPECT_EQ(across->mr->length, 4 * kPage);
+  EXPECT_EQ(cache_->size(), 3U);
+}
+
+TEST_F(Cache, ACoverBehindShorterRangesIsFound) {
+  const MrRef large = acquire(range(0, 100 * kPage));
+  // A shorter range with a later start, gone again.
+  EXPECT_TRUE(cache_->release(acquire(range(200 * kPage, kPage))));
+  const MrRef wide = acquire(range(50 * kPage, 100 * kPage));
+  EXPECT_NE(wide->mr, large->mr);
+  EXPECT_EQ(acquire(range(60 * kPage, 10 * kPage))->mr, wide->mr);
+  EXPECT_EQ(acquire(range(40 * kPage, 20 * kPage))->mr, large->mr);
+}
+
+TEST_F(Cache, OnlyTheSameTypeAndOrderingStandForEachOther) {
+  const MrRef host = acquire(range(0, kPage));
+  const MrRef cuda = acquire(range(0, kPage, MemoryType::kCuda));
+  MrRequest strict = range(0, kPage);
+  strict.ordering = MrOrdering::kStrict;
+  const MrRef ordered = acquire(strict);
+  EXPECT_NE(host->mr, cuda->mr);
+  EXPECT_NE(host->mr, ordered->mr);
+  EXPECT_EQ(cache_->size(), 3U);
+}
+
+TEST_F(Cache, RelaxedOrderingIsAskedForWhereItMay) {
+  constexpr unsigned kPlain = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+  const MrRef relaxed = acquire(range(0, kPage));
+  EXPECT_EQ(fake_.registrations().back().verb, "reg_mr_iova2");
+  EXPECT_EQ(fake_.registrations().back().access, kPlain | IBV_ACCESS_RELAXED_ORDERING);
+  MrRequest request = range(0, kPage);
+  request.ordering = MrOrdering::kStrict;
+  const MrRef strict = acquire(request);
+  EXPECT_EQ(fake_.registrations().back().verb, "reg_mr");
+  EXPECT_EQ(fake_.registrations().back().access, kPlain);
+
+  MrCache without(fake_.table, pd_, "mlx5_0", false);
+  const Result<MrRef> plain = without.acquire(range(0, kPage));
+  ASSERT_TRUE(plain);
+  EXPECT_EQ(fake_.registrations().back().verb, "reg_mr");
+}
+
+TEST_F(Cache, ZeroBytesTouchNoMemoryOfTheCaller) {
+  const MrRef null = acquire({});
+  const MrRef odd = acquire(range(123, 0));
+  EXPECT_EQ(null->mr, odd->mr);
+  ASSERT_EQ(fake_.registrations().size(), 1U);
+  EXPECT_NE(fake_.registrations()[0].address, 0U);
+  EXPECT_NE(fake_.registrations()[0].address, kBase);
+  EXPECT_EQ(fake_.registrations()[0].bytes, kPage);
+}
+
+TEST_F(Cache, ARangeBeyondTheAddressSpaceIsRefused) {
+  for (const MrRequest& request :
+       {range(0, SIZE_MAX), MrRequest{.address = reinterpret_cast<void*>(UINTPTR_MAX - 10), .bytes = 5}}) {
+    const Result<MrRef> ref = cache_->acquire(request);
+    ASSERT_FALSE(ref);
+    EXPECT_EQ(ref.error().kind, ErrorKind::kArgument);
+  }
+  EXPECT_TRUE(fake_.registrations().empty());
+}
+
+TEST_F(Cache, DmaBufAtAnyOffset) {
+  const UniqueFd fd = buffer();
+  const MrRef ref = acquire(dmabuf(5 * kPage + 100, 3000, fd.get(), 2 * kPage + 100));
+  const FakeVerbs::Registration made = fake_.registrations().back();
+  EXPECT_EQ(made.verb, "reg_dmabuf_mr");
+  EXPECT_EQ(made.address, kBase + 5 * kPage);
+  EXPECT_EQ(made.offset, 2 * kPage);
+  EXPECT_EQ(made.bytes, kPage);
+  EXPECT_EQ(made.fd, fd.get());
+}
+
+TEST_F(Cache, DmaBufOffsetOfThePage) {
+  const UniqueFd fd = buffer();
+  const MrRef ref = acquire(dmabuf(100, 3000, fd.get(), 0));
+  EXPECT_EQ(fake_.registrations().back().address, kBase);
+  EXPECT_EQ(fake_.registrations().back().offset, 0U);
+}
+
+TEST_F(Cache, DmaBufOffsetThatCannotBeMeant) {
+  const UniqueFd fd = buffer();
+  EXPECT_EQ(cache_->acquire(dmabuf(100, 3000, fd.get(), 101)).error().kind, ErrorKind::kArgument);
+  EXPECT_EQ(cache_->acquire(dmabuf(0, 3000, -1, 0)).error().sys_errno, EBADF);
+}
+
+TEST_F(Cache, ADmaBufIsReusedThroughAnyOfItsFdsAtTheSamePlaceOnly) {
+  UniqueFd fd = buffer();
+  const UniqueFd same(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  const UniqueFd other = buffer();
+  const MrRef first = acquire(dmabuf(0, 8 * kPage, fd.get(), 4 * kPage));
+  fd.reset();  // not kept
+  EXPECT_EQ(acquire(dmabuf(2 * kPage, kPage, same.get(), 6 * kPage))->mr, first->mr);
+  EXPECT_NE(acquire(dmabuf(2 * kPage, kPage, same.get(), 2 * kPage))->mr, first->mr);  // other bytes at this address
+  EXPECT_NE(acquire(dmabuf(0, 8 * kPage, other.get(), 4 * kPage))->mr, first->mr);
+  EXPECT_NE(acquire(range(0, 8 * kPage, MemoryType::kCuda))->mr, first->mr);
+}
+
+TEST_F(Cache, DmaBufRegistrationThatTheDeviceRefuses) {
+  const UniqueFd fd = buffer();
+  device_.dmabuf_errno = EOPNOTSUPP;
+  EXPECT_EQ(cache_->acquire(dmabuf(0, kPage, fd.get(), 0)).error().sys_errno, EOPNOTSUPP);
+  EXPECT_EQ(log_.only_warning(),
+            "mlx5_0: ibv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Operation not supported");
+  fake_.table.reg_dmabuf_mr = nullptr;
+  EXPECT_EQ(cache_->acquire(dmabuf(0, kPage, fd.get(), 0)).error().sys_errno, EOPNOTSUPP);
+}
+
+TEST_F(Cache, OutOfMemoryNamesTheLockLimitWhenItCanBeTheCause) {
+  fake_.failures["reg_mr_iova2"] = ENOMEM;
+  rlimit before = {};
+  getrlimit(RLIMIT_MEMLOCK, &before);
+  const rlimit limited = {std::min<rlim_t>(before.rlim_max, 64 * 1024), before.rlim_max};
+  setrlimit(RLIMIT_MEMLOCK, &limited);
+  EXPECT_FALSE(cache_->acquire(range(0, kPage)));
+  setrlimit(RLIMIT_MEMLOCK, &before);
+  const std::string line = log_.only_warning();
+  EXPECT_EQ(
+      line.rfind("mlx5_0: ibv_reg_mr_iova2 of 4096 bytes of host memory at 0x7f0000000000 failed: Cannot allocate "
+                 "memory. RLIMIT_MEMLOCK is 64 KiB (hard ",
+                 0),
+      0U)
+      << line;
+  EXPECT_NE(line.find("0 registrations are alive: raise the limit (ulimit -l unlimited"), std::string::npos) << line;
+}
+
+TEST_F(Cache, GpuMemoryThatCannotBePinnedAsksForPeerMemory) {
+  fake_.failures["reg_mr_iova2"] = EFAULT;
+  EXPECT_EQ(cache_->acquire(range(0, kPage, MemoryType::kCuda)).error().sys_errno, EFAULT);
+  EXPECT_NE(log_.only_warning().find("Bad address. Is a peer-memory module (nvidia_peermem) loaded"),
+            std::string::npos);
+}
+
+TEST_F(Cache, AFailureLeavesNothingBehind) {
+  fake_.failures["reg_mr_iova2"] = ENOMEM;
+  EXPECT_FALSE(cache_->acquire(range(0, kPage)));
+  EXPECT_EQ(cache_->size(), 0U);
+  fake_.failures.clear();
+  acquire(range(0, kPage));
+}
+
+TEST_F(Cache, ReleaseAnswersWhatDeregistrationSaid) {
+  MrRef ref = acquire(range(0, kPage));
+  fake_.failures["dereg_mr"] = EBUSY;
+  const Status status = cache_->release(std::move(ref));
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().sys_errno, EBUSY);
+  EXPECT_EQ(cache_->size(), 0U);
+  EXPECT_TRUE(cache_->release({}));
+  fake_.count("mr", -1);  // leaked by the device, on request
+}
+
+TEST_F(Cache, WhatNobodyReleasedIsReportedAndEnded) {
+  MrRef forgotten = acquire(range(0, kPage));
+  cache_.reset();
+  (void)forgotten.release();  // must not outlive the cache
+  EXPECT_EQ(log_.only_warning(), "mlx5_0 closes with 1 memory registrations that nobody released");
+  EXPECT_EQ(fake_.live("mr"), 0);
+}
+
+TEST_F(Cache, NoLockIsHeldWhileTheDriverRegisters) {
+  // Both threads are inside the driver at once, or the barrier never opens.
+  std::barrier inside(2);
+  fake_.on_register = [&] { inside.arrive_and_wait(); };
+  MrRef refs[2];
+  {
+    std::jthread one([&] { refs[0] = acquire(range(0, 4 * kPage)); });
+    std::jthread two([&] { refs[1] = acquire(range(0, 4 * kPage)); });
+  }
+  fake_.on_register = nullptr;
+  EXPECT_EQ(refs[0]->mr, refs[1]->mr);  // the loser has taken the winner's
+  EXPECT_EQ(fake_.live("mr"), 1);
+  EXPECT_EQ(cache_->size(), 1U);
+  EXPECT_EQ(fake_.calls("dereg_mr"), 1);
+}
+
+TEST_F(Cache, ManyThreadsAcquireAndRelease) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 2000;
+  std::atomic<int> uncovered{0};
+  {
+    std::vector<std::jthread> threads;
+    for (unsigned seed = 0; seed < kThreads; ++seed) {
+      threads.emplace_back([&, seed] {
+        std::mt19937 random(seed);
+        std::vector<MrRef> held;
+        for (int round = 0; round < kRounds; ++round) {
+          const std::uintptr_t start = random() % 8 * kPage + random() % 100;
+          const std::size_t bytes = 1 + random() % (3 * kPage);
+          MrRef ref = acquire(range(start, bytes));
+          const auto from = reinterpret_cast<std::uintptr_t>(ref->mr->addr);
+          if (from > kBase + start || from + ref->mr->length < kBase + start + bytes) ++uncovered;
+          held.push_back(std::move(ref));
+          if (held.size() > 5) held.erase(held.begin() + static_cast<std::ptrdiff_t>(random() % held.size()));
+        }
+      });
+    }
+  }
+  EXPECT_EQ(uncovered, 0);
+  EXPECT_EQ(cache_->size(), 0U);
+  EXPECT_EQ(fake_.live("mr"), 0);
+}
+
+// Against a model that looks at every live range.
+TEST_F(Cache, ReusesExactlyWhenALiveRangeCovers) {
+  std::mt19937 random(7);
+  struct Held {
+    MrRef ref;
+    std::uintptr_t start;
+    std::size_t bytes;
+  };
+  std::vector<Held> held;
+  for (int round = 0; round < 20000; ++round) {
+    if (held.size() > 12 || (!held.empty() && random() % 3 == 0)) {
+      held.erase(held.begin() + static_cast<std::ptrdiff_t>(random() % held.size()));
+      continue;
+    }
+    const std::uintptr_t start = random() % 32 * kPage;
+    const std::size_t bytes = (1 + random() % 16) * kPage;
+    bool covered = false;
+    for (const Held& one : held) {
+      const auto from = reinterpret_cast<std::uintptr_t>(one.ref->mr->addr) - kBase;
+      covered = covered || (from <= start && from + one.ref->mr->length >= start + bytes);
+    }
+    const int before = fake_.calls("reg_mr_iova2");
+    MrRef ref = acquire(range(start, bytes));
+    ASSERT_EQ(fake_.calls("reg_mr_iova2") - before, covered ? 0 : 1) << round;
+    held.push_back({std::move(ref), start, bytes});
+  }
+}
+
+}  // namespace
+}  // namespace verbatim

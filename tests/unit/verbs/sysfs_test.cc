@@ -1,0 +1,90 @@
+#include "verbs/sysfs.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "support/scratch_directory.h"
+
+namespace verbatim {
+namespace {
+
+class Sysfs : public testing::Test {
+ protected:
+  Sysfs() {
+    std::filesystem::create_directories(class_dir());
+    std::filesystem::create_directories(root_ / "sys/devices");
+  }
+
+  std::filesystem::path class_dir() const { return root_ / "sys/class/infiniband/mlx5_0"; }
+
+  // Links the device to a directory of this name and answers the PCI path.
+  std::optional<std::string> pci_path(const std::string& name) const {
+    const std::filesystem::path target = root_ / "sys/devices" / name;
+    std::filesystem::create_directories(target);
+    std::filesystem::remove(class_dir() / "device");
+    std::filesystem::create_symlink(target, class_dir() / "device");
+    return sysfs_pci_path(class_dir());
+  }
+
+  std::string device(const std::string& name) const {
+    return std::filesystem::canonical(root_ / "sys/devices").string() + "/" + name;
+  }
+
+  void touch(const std::string& path, const std::string& content = "") const {
+    std::filesystem::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << content;
+  }
+
+  const ScratchDirectory scratch_;
+  const std::filesystem::path root_ = scratch_.path();
+};
+
+TEST_F(Sysfs, PortsAndVirtualFunctionsOfACardSharePciPath) {
+  EXPECT_EQ(pci_path("pci0000:00/0000:0c:00.0"), device("pci0000:00/0000:0c:00.0"));
+  EXPECT_EQ(pci_path("pci0000:00/0000:0c:00.1"), device("pci0000:00/0000:0c:00.0"));
+  EXPECT_EQ(pci_path("pci0000:00/0000:0c:02.5"), device("pci0000:00/0000:0c:00.0"));
+  EXPECT_EQ(pci_path("pci0000:00/10001:e1:00.1"), device("pci0000:00/10001:e1:00.0"));
+}
+
+TEST_F(Sysfs, OtherDevicesHaveNoPciPath) {
+  EXPECT_EQ(pci_path("virtual/net/eth0"), std::nullopt);
+  EXPECT_EQ(pci_path("0"), std::nullopt);
+  EXPECT_EQ(sysfs_pci_path("/nonexistent/mlx5_0"), std::nullopt);
+  EXPECT_EQ(sysfs_pci_path(""), std::nullopt);
+}
+
+TEST_F(Sysfs, Exists) {
+  EXPECT_TRUE(sysfs_exists(class_dir()));
+  EXPECT_FALSE(sysfs_exists(class_dir() / "no"));
+  EXPECT_FALSE(sysfs_exists(""));
+}
+
+TEST_F(Sysfs, Rate) {
+  EXPECT_EQ(sysfs_port_speed_mbps(class_dir(), 1), std::nullopt);
+  touch("sys/class/infiniband/mlx5_0/ports/1/rate", "800 Gb/sec (4X XDR)\n");
+  touch("sys/class/infiniband/mlx5_0/ports/2/rate", "2.5 Gb/sec (1X SDR)\n");
+  touch("sys/class/infiniband/mlx5_0/ports/3/rate", "unknown\n");
+  EXPECT_EQ(sysfs_port_speed_mbps(class_dir(), 1), 800'000U);
+  EXPECT_EQ(sysfs_port_speed_mbps(class_dir(), 2), 2'500U);
+  EXPECT_EQ(sysfs_port_speed_mbps(class_dir(), 3), std::nullopt);
+}
+
+TEST_F(Sysfs, PeerMemoryByAnyOfItsSigns) {
+  EXPECT_FALSE(peer_memory_loaded(root_));
+  for (const char* sign : {"sys/kernel/mm/memory_peers/nv_mem/version", "sys/kernel/mm/memory_peers/nv_mem_nc/version",
+                           "sys/module/nvidia_peermem/refcnt", "sys/module/nv_peer_mem/refcnt"}) {
+    touch(sign);
+    EXPECT_TRUE(peer_memory_loaded(root_)) << sign;
+    std::filesystem::remove_all((root_ / sign).parent_path());
+    EXPECT_FALSE(peer_memory_loaded(root_)) << sign;
+  }
+  touch("proc/modules", "nvidia 5 1 nvidia_peermem, Live 0x0\nnot_nvidia_peermem 1 0 - Live 0x0\n");
+  EXPECT_FALSE(peer_memory_loaded(root_));
+  touch("proc/modules", "ib_core 5 1 - Live 0x0\nnvidia_peermem 16384 0 - Live 0x0\n");
+  EXPECT_TRUE(peer_memory_loaded(root_));
+}
+
+}  // namespace
+}  // namespace verbatim
