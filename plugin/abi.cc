@@ -1,5 +1,7 @@
 #include "abi.h"
 
+#include <semaphore.h>
+
 #include <atomic>
 #include <cerrno>
 #include <memory>
@@ -83,11 +85,30 @@ nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandl
 std::atomic<Context*> g_process_context{nullptr};
 Mutex g_process_context_mutex;
 
-// Up to v10 nothing ends the plugin but its unloading. With comms still open a thread of NCCL may be using them, and
-// the process is about to end anyway: then nothing is touched.
+// Posted by exit(), which runs handlers that belong to no library before it runs our destructor; dlclose() runs only
+// the destructor. The handler is libc's own sem_post, and the semaphore is never freed, because it outlives our code.
+sem_t* g_process_exits = nullptr;
+
+extern "C" int __cxa_atexit(void (*handler)(void*), void* argument, void* library);
+
+void watch_for_exit() {
+  auto* semaphore = new sem_t;
+  ::sem_init(semaphore, 0, 0);
+  const auto handler = reinterpret_cast<void (*)(void*)>(reinterpret_cast<void (*)()>(::sem_post));
+  if (__cxa_atexit(handler, semaphore, nullptr) == 0) g_process_exits = semaphore;
+}
+
+bool process_exits() {
+  int posted = 0;
+  return g_process_exits != nullptr && ::sem_getvalue(g_process_exits, &posted) == 0 && posted > 0;
+}
+
+// Up to v10 nothing ends the plugin but its unloading, which reaps what NCCL has abandoned. When the process exits with
+// comms open, threads may still be using them and nothing is touched.
 __attribute__((destructor)) void close_process_context() {
   Context* context = g_process_context.exchange(nullptr);
-  if (context != nullptr && context->idle()) close_context(context);
+  if (context == nullptr || (process_exits() && !context->idle())) return;
+  close_context(context);
 }
 
 }  // namespace
@@ -117,6 +138,7 @@ nccl::Result init_process(nccl::DebugLogger logger) noexcept {
     if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
     Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined);
     if (!opened) return to_nccl(opened.error());
+    if (g_process_exits == nullptr) watch_for_exit();
     g_process_context.store(*opened);
     return nccl::Result::kSuccess;
   });
