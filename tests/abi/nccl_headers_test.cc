@@ -86,12 +86,13 @@ static_assert(!kCorresponds<ncclNetProperties_v11_t*, nccl::v12::NetProperties*>
   EXPECT_EQ(sizeof(theirs), sizeof(ours)) << #theirs; \
   EXPECT_EQ(alignof(theirs), alignof(ours)) << #theirs
 
-#define TABLE_V6(X, t, o)                                                                                 \
-  X(t, o, name)                                                                                           \
-  X(t, o, init)                                                                                           \
-  X(t, o, devices) X(t, o, getProperties) X(t, o, listen) X(t, o, connect) X(t, o, accept) X(t, o, regMr) \
-      X(t, o, regMrDmaBuf) X(t, o, deregMr) X(t, o, isend) X(t, o, irecv) X(t, o, iflush) X(t, o, test)   \
-          X(t, o, closeSend) X(t, o, closeRecv) X(t, o, closeListen)
+#define TABLE_V6(X, t, o)                                                                                     \
+  X(t, o, name)                                                                                               \
+  X(t, o, init)                                                                                               \
+  X(t, o, devices)                                                                                            \
+  X(t, o, getProperties) X(t, o, listen) X(t, o, connect) X(t, o, accept) X(t, o, regMr) X(t, o, regMrDmaBuf) \
+      X(t, o, deregMr) X(t, o, isend) X(t, o, irecv) X(t, o, iflush) X(t, o, test) X(t, o, closeSend)         \
+          X(t, o, closeRecv) X(t, o, closeListen)
 #define TABLE_V7(X, t, o) TABLE_V6(X, t, o) X(t, o, getDeviceMr) X(t, o, irecvConsumed)
 #define TABLE_V9(X, t, o) TABLE_V7(X, t, o) X(t, o, makeVDevice)
 #define TABLE_V11(X, t, o) TABLE_V9(X, t, o) X(t, o, finalize) X(t, o, setNetAttr)
