@@ -1,14 +1,18 @@
 #include "support/verbs_peer.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 extern char** environ;
 
@@ -31,6 +35,8 @@ enum class Order : std::uint32_t {
   kPollReceived,
   kStream,
   kEcho,
+  kPing,
+  kRunAway,
 };
 
 }  // namespace
@@ -113,8 +119,20 @@ class PeerService {
         stream(endpoint, request.send);
         break;
       case Order::kEcho:
-        reply.result = echo(endpoint, request.number);
+        reply.result = exchange(endpoint, request.number, false);
         break;
+      case Order::kPing: {
+        timespec start{};
+        timespec end{};
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &start);
+        reply.result = exchange(endpoint, request.number, true);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+        const std::int64_t used = (end.tv_sec - start.tv_sec) * 1'000'000'000 + (end.tv_nsec - start.tv_nsec);
+        reply.number = static_cast<std::uint64_t>(used) / request.number;
+        break;
+      }
+      case Order::kRunAway:
+        std::exit(EXIT_SUCCESS);
     }
     return reply;
   }
@@ -122,25 +140,46 @@ class PeerService {
  private:
   void stream(Endpoint& endpoint, SendOptions remote) {
     constexpr unsigned kAhead = 16;
+    constexpr ibv_wr_opcode kKinds[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_SEND,
+                                        IBV_WR_RDMA_WRITE_WITH_IMM};
     unsigned outstanding = 0;
-    while (true) {
-      for (; outstanding < kAhead; ++outstanding) {
-        if (verbatim::test::post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region_.sge()}, remote) != 0) return;
+    for (std::size_t i = 0;; ++i) {
+      for (; outstanding < kAhead; ++outstanding, ++i) {
+        const ibv_wr_opcode kind = kKinds[i % std::size(kKinds)];
+        const std::size_t length = kind == IBV_WR_SEND ? 64 : region_.buffer.size();
+        if (verbatim::test::post(endpoint.qp(), kind, {region_.sge(0, length)}, remote) != 0) return;
       }
-      ibv_wc wc{};
-      const int polled = ibv_poll_cq(endpoint.send_cq(), 1, &wc);
-      if (polled < 0 || (polled == 1 && wc.status != IBV_WC_SUCCESS)) return;
-      outstanding -= static_cast<unsigned>(polled);
+      if (!take(endpoint.send_cq(), outstanding)) return;
+      unsigned received = 1;
+      if (!take(endpoint.recv_cq(), received)) return;
+      if (received == 0 && verbatim::test::post_recv(endpoint.qp(), {region_.sge(0, 64)}) != 0) return;
     }
   }
 
-  int echo(Endpoint& endpoint, std::uint64_t count) {
+  // Takes what one look at the queue finds off `outstanding`; false when it has failed.
+  static bool take(ibv_cq* cq, unsigned& outstanding) {
+    ibv_wc wc{};
+    const int polled = ibv_poll_cq(cq, 1, &wc);
+    if (polled < 0 || (polled == 1 && wc.status != IBV_WC_SUCCESS)) return false;
+    outstanding -= static_cast<unsigned>(polled);
+    return true;
+  }
+
+  static bool spin_for_one(ibv_cq* cq) {
+    ibv_wc wc{};
+    int polled = 0;
+    while ((polled = ibv_poll_cq(cq, 1, &wc)) == 0) {
+    }
+    return polled == 1 && wc.status == IBV_WC_SUCCESS;
+  }
+
+  int exchange(Endpoint& endpoint, std::uint64_t count, bool starts) {
     for (std::uint64_t i = 0; i < count; ++i) {
-      const ibv_wc wc = poll_one(endpoint.recv_cq());
-      if (wc.status != IBV_WC_SUCCESS) return EIO;
+      if (!starts && !spin_for_one(endpoint.recv_cq())) return EIO;
       if (verbatim::test::post_recv(endpoint.qp(), {}) != 0) return EIO;
-      if (verbatim::test::post(endpoint.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {}, {.imm = wc.imm_data}) != 0) return EIO;
-      if (poll_one(endpoint.send_cq()).status != IBV_WC_SUCCESS) return EIO;
+      if (verbatim::test::post(endpoint.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {}) != 0) return EIO;
+      if (starts && !spin_for_one(endpoint.recv_cq())) return EIO;
+      if (!spin_for_one(endpoint.send_cq())) return EIO;
     }
     return 0;
   }
@@ -150,6 +189,15 @@ class PeerService {
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
 };
 
+// Before the library starts threads: they inherit it.
+void run_on_first_cores(unsigned cores) {
+  if (cores == 0) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (unsigned core = 0; core < cores; ++core) CPU_SET(core, &set);
+  sched_setaffinity(0, sizeof(set), &set);
+}
+
 int run_peer() {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // a peer in the middle of a stream does not notice that the test is gone
   std::unique_ptr<PeerService> service;
@@ -157,7 +205,10 @@ int run_peer() {
   while (recv(kPeerSocket, &request, sizeof(request), 0) == sizeof(request)) {
     Peer::Reply reply{};
     try {
-      if (!service) service = std::make_unique<PeerService>(request.options);
+      if (!service) {
+        run_on_first_cores(request.options.cores);
+        service = std::make_unique<PeerService>(request.options);
+      }
       reply = service->serve(request);
     } catch (const std::exception& failure) {
       std::fprintf(stderr, "peer: %s\n", failure.what());
@@ -273,6 +324,28 @@ void Peer::reap() {
 
 void Peer::kill() {
   ::kill(pid_, SIGKILL);
+  reap();
+}
+
+std::chrono::nanoseconds Peer::ping(std::uint32_t count) {
+  const Reply reply = ask({.order = Order::kPing, .number = count});
+  EXPECT_EQ(reply.result, 0);
+  return std::chrono::nanoseconds(reply.number);
+}
+
+void Peer::stop() {
+  ::kill(pid_, SIGSTOP);
+  int status = 0;
+  while (waitpid(pid_, &status, WUNTRACED) < 0 && errno == EINTR) {
+  }
+}
+
+void Peer::resume() {
+  ::kill(pid_, SIGCONT);
+}
+
+void Peer::run_away() {
+  send({.order = Order::kRunAway});
   reap();
 }
 

@@ -21,6 +21,7 @@ class Peer {
     unsigned device = 0;
     std::uint32_t qps = 1;
     std::size_t region_bytes = 1 << 16;
+    unsigned cores = 0;  // runs on the first so many only; 0: on all
   };
 
   explicit Peer(const Options& options);
@@ -49,14 +50,20 @@ class Peer {
   ibv_wc poll_sent(std::uint32_t qp = 0);
   ibv_wc poll_received(std::uint32_t qp = 0);
 
-  // Writes its whole region to `remote` without pause, until it is killed or a write fails. Answers nothing more.
+  // Every kind of traffic without pause, with up to a region to write, read and receive, until it is killed or an
+  // operation fails. Answers nothing more.
   void stream(const SendOptions& remote, std::uint32_t qp = 0);
-  // Answers each of `count` zero-length immediates on QP 0 with one of its own, polling without sleep.
+  // `count` zero-length immediates there and back on QP 0, both ends polling without sleep or yield. One peer starts
+  // and is asked for the processor time of its process for one exchange, another one echoes.
   void start_echo(std::uint32_t count);
   void await_echo();
+  std::chrono::nanoseconds ping(std::uint32_t count);
 
-  void kill();  // SIGKILL; returns when it is gone
-  void quit();  // destroys its objects and exits; returns when it is gone
+  void stop();      // SIGSTOP; returns when it has stopped
+  void resume();    // SIGCONT
+  void kill();      // SIGKILL; returns when it is gone
+  void quit();      // destroys its objects and exits; returns when it is gone
+  void run_away();  // exits without destroying anything; returns when it is gone
   int pid() const { return pid_; }
 
  private:

@@ -334,6 +334,112 @@ TEST_P(Data, BothDirectionsAtOnce) {
   expect_pattern(near_region.bytes(50000, 50000), 2);
 }
 
+class Atomics : public Data {
+ protected:
+  void SetUp() override {
+    if (near.device().attr.atomic_cap == IBV_ATOMIC_NONE) GTEST_SKIP() << "the device has no atomics";
+  }
+  int post_atomic(ibv_wr_opcode opcode, std::uint64_t remote_addr, std::uint32_t rkey, std::uint64_t compare_add,
+                  std::uint64_t swap, const ibv_sge& result) {
+    ibv_sge sge = result;
+    ibv_send_wr wr{};
+    wr.sg_list = &sge;
+    wr.num_sge = 1;
+    wr.opcode = opcode;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.wr.atomic.remote_addr = remote_addr;
+    wr.wr.atomic.rkey = rkey;
+    wr.wr.atomic.compare_add = compare_add;
+    wr.wr.atomic.swap = swap;
+    ibv_send_wr* bad = nullptr;
+    return ibv_post_send(near.qp(), &wr, &bad);
+  }
+  static std::uint64_t word(const Region& region, std::size_t offset) {
+    std::uint64_t value = 0;
+    std::memcpy(&value, region.buffer.data() + offset, sizeof(value));
+    return value;
+  }
+  void allow_atomics() {  // the fixture's QPs do not
+    near.to_reset();
+    if (&far() != &near) far().to_reset();
+    for (Endpoint* one : {&near, &far()}) {
+      if (one->state() == IBV_QPS_RTS) continue;  // the same QP once more
+      Endpoint& peer = one == &near ? far() : near;
+      ibv_qp_attr attr = one->init_attr();
+      attr.qp_access_flags |= IBV_ACCESS_REMOTE_ATOMIC;
+      ASSERT_EQ(verbs().modify_qp(one->qp(), &attr, kInitMask), 0);
+      one->to_rtr(peer.address());
+      one->to_rts();
+    }
+  }
+  static constexpr int kAtomicAccess = kAllAccess | IBV_ACCESS_REMOTE_ATOMIC;
+};
+
+INSTANTIATE_TEST_SUITE_P(Over, Atomics,
+                         testing::Values(Topology{"OneDevice", false, false}, Topology{"TwoDevices", true, false},
+                                         Topology{"OneQp", false, true}),
+                         [](const auto& topology) { return topology.param.name; });
+
+TEST_P(Atomics, FetchAndAddReturnsWhatWasThere) {
+  allow_atomics();
+  const Region result(near_pd(), 8);
+  const Region target(far_pd(), 32, 0, kAtomicAccess);
+  const std::uint64_t start = 0xFFFFFFFFFFFFFFF0;
+  std::memcpy(target.buffer.data() + 8, &start, sizeof(start));
+  for (std::uint64_t i = 0; i < 20; ++i) {
+    ASSERT_EQ(post_atomic(IBV_WR_ATOMIC_FETCH_AND_ADD, target.address(8), target.mr->rkey, 3, 0, result.sge()), 0);
+    const ibv_wc wc = sent();
+    EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+    EXPECT_EQ(wc.opcode, IBV_WC_FETCH_ADD);
+    EXPECT_EQ(word(result, 0), start + 3 * i);
+  }
+  EXPECT_EQ(word(target, 8), start + 60);  // wraps
+  EXPECT_EQ(target.buffer.untouched_outside(8, 8), "");
+}
+
+TEST_P(Atomics, CompareAndSwapSwapsOnlyWhatIsEqual) {
+  allow_atomics();
+  const Region result(near_pd(), 8);
+  const Region target(far_pd(), 8, 0, kAtomicAccess);
+  std::memset(target.buffer.data(), 0, 8);
+  ASSERT_EQ(post_atomic(IBV_WR_ATOMIC_CMP_AND_SWP, target.address(), target.mr->rkey, 0, 77, result.sge()), 0);
+  const ibv_wc wc = sent();
+  EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+  EXPECT_EQ(wc.opcode, IBV_WC_COMP_SWAP);
+  EXPECT_EQ(word(result, 0), 0U);
+  EXPECT_EQ(word(target, 0), 77U);
+  ASSERT_EQ(post_atomic(IBV_WR_ATOMIC_CMP_AND_SWP, target.address(), target.mr->rkey, 0, 99, result.sge()), 0);
+  EXPECT_EQ(sent().status, IBV_WC_SUCCESS);
+  EXPECT_EQ(word(result, 0), 77U);
+  EXPECT_EQ(word(target, 0), 77U);
+}
+
+TEST_P(Atomics, AMisalignedOneIsAnInvalidRequest) {
+  allow_atomics();
+  const Region result(near_pd(), 8);
+  const Region target(far_pd(), 32, 0, kAtomicAccess);
+  ASSERT_EQ(post_atomic(IBV_WR_ATOMIC_FETCH_AND_ADD, target.address(4), target.mr->rkey, 1, 0, result.sge()), 0);
+  EXPECT_EQ(sent().status, IBV_WC_REM_INV_REQ_ERR);
+  EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
+}
+
+TEST_P(Atomics, TheRegionMustAllowThem) {
+  allow_atomics();
+  const Region result(near_pd(), 8);
+  const Region target(far_pd(), 8);
+  ASSERT_EQ(post_atomic(IBV_WR_ATOMIC_FETCH_AND_ADD, target.address(), target.mr->rkey, 1, 0, result.sge()), 0);
+  EXPECT_EQ(sent().status, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
+}
+
+TEST_P(Atomics, TheQpMustAllowThem) {
+  const Region result(near_pd(), 8);
+  const Region target(far_pd(), 8, 0, kAtomicAccess);
+  ASSERT_EQ(post_atomic(IBV_WR_ATOMIC_FETCH_AND_ADD, target.address(), target.mr->rkey, 1, 0, result.sge()), 0);
+  EXPECT_EQ(sent().status, IBV_WC_REM_INV_REQ_ERR);
+  EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
+}
+
 TEST_P(Data, AnIovaIsTheAddressOnTheWire) {
   const Region source(near_pd(), 4096);
   GuardedBuffer target(4096);

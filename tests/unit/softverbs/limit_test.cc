@@ -46,6 +46,24 @@ TEST_F(Limits, QpCapabilities) {
   EXPECT_EQ(create({1, 1, 1, 1, 1U << 24}), EINVAL);
 }
 
+// A transport that the device does not have is refused as such, not half-made.
+TEST_F(Limits, TransportsThatTheDeviceHasOrRefuses) {
+  for (const ibv_qp_type type : {IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_RAW_PACKET, IBV_QPT_XRC_SEND}) {
+    const Cq cq = create_cq(device, 1);
+    ibv_qp_init_attr attr{};
+    attr.send_cq = attr.recv_cq = cq.get();
+    attr.cap = {1, 1, 1, 1, 0};
+    attr.qp_type = type;
+    errno = 0;
+    const Qp qp(verbs().create_qp(device.pd.get(), &attr));
+    if (qp) {
+      EXPECT_EQ(qp->qp_type, type);
+    } else {
+      EXPECT_TRUE(errno == EOPNOTSUPP || errno == EINVAL || errno == EPERM) << type << ": " << errno;
+    }
+  }
+}
+
 TEST_F(Limits, CompletionQueueArguments) {
   const auto refused = [&](int cqe, int vector) {
     errno = 0;

@@ -185,6 +185,38 @@ TEST_F(QpState, RtsTakesItsOptionalAttributes) {
   EXPECT_EQ(read.qp_access_flags, unsigned{IBV_ACCESS_REMOTE_WRITE});
 }
 
+TEST_F(QpState, ADrainedSendQueueHoldsItsWorkUntilItGoesOn) {
+  const Region region(device.pd.get(), 64);
+  Endpoint a(device);
+  Endpoint b(device);
+  connect(a, b);
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_SQD;
+  ASSERT_EQ(modify(a, attr, IBV_QP_STATE), 0);
+  EXPECT_EQ(a.state(), IBV_QPS_SQD);
+  ASSERT_EQ(
+      post(a.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 8)}, {.remote_addr = region.address(32), .rkey = region.mr->rkey}),
+      0);
+  EXPECT_TRUE(stays_empty(a.send_cq()));  // taken, not begun
+  EXPECT_EQ(region.buffer.untouched_outside(0, 0), "");
+  ASSERT_EQ(post_recv(a.qp(), {region.sge(40, 8)}, 6), 0);  // its other half goes on
+  ASSERT_EQ(post(b.qp(), IBV_WR_SEND, {region.sge(0, 8)}), 0);
+  EXPECT_EQ(poll_one(a.recv_cq()).wr_id, 6U);
+  attr.qp_state = IBV_QPS_RTS;
+  ASSERT_EQ(modify(a, attr, IBV_QP_STATE), 0);
+  EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
+}
+
+TEST_F(QpState, TheEndOfDrainingIsReported) {
+  Endpoint endpoint(device);
+  bring_to(endpoint, IBV_QPS_RTS);
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_SQD;
+  attr.en_sqd_async_notify = 1;
+  ASSERT_EQ(modify(endpoint, attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+  EXPECT_EQ(expect_async_event(device.context.get(), IBV_EVENT_SQ_DRAINED).qp, endpoint.qp());
+}
+
 TEST_F(QpState, QueryReturnsWhatModifySet) {
   Endpoint endpoint(device,
                     {.send_wr = 17, .recv_wr = 23, .timers = {.timeout = 15, .retry_count = 3, .rnr_retry = 5}});
