@@ -105,7 +105,9 @@ std::vector<std::uint8_t> encode_ready() {
   return finish(begin(MessageType::kReady));
 }
 
-std::vector<std::uint8_t> encode_bye() { return finish(begin(MessageType::kBye)); }
+std::vector<std::uint8_t> encode_bye() {
+  return finish(begin(MessageType::kBye));
+}
 
 std::vector<std::uint8_t> encode_reject(const std::string& reason) {
   Writer writer = begin(MessageType::kReject);
