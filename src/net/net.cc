@@ -51,6 +51,13 @@ std::uint64_t read_host_id(const std::string& host_name) {
   return hash;
 }
 
+// The communicator's traffic class becomes the GRH's byte of that name; -1 is none.
+Status check_traffic_class(int traffic_class) {
+  if (traffic_class >= -1 && traffic_class <= UINT8_MAX) return {};
+  VERBATIM_WARN("trafficClass %d of the communicator is out of range: 0 to 255, or -1 for none", traffic_class);
+  return Error{ErrorKind::kUsage, 0, "trafficClass"};
+}
+
 Result<std::uint64_t> random_id() {
   std::uint64_t id = 0;
   if (const Status filled = fill_random(std::as_writable_bytes(std::span(&id, 1))); !filled) return filled.error();
@@ -80,11 +87,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   const Result<std::uint64_t> process_id = random_id();
   if (!process_id) return process_id.error();
   process->process_id = *process_id;
-  for (const Port& port : process->inventory->ports()) {
-    VERBATIM_INFO("using %s: port %u, %s, %u Mbit/s, GID %u %s, side channel on %s", port.name.c_str(), port.port_num,
-                  port.is_roce() ? "RoCE" : "InfiniBand", port.speed_mbps, port.gid.index,
-                  to_string(port.gid.gid).c_str(), to_string(process->side_channel).c_str());
-  }
+  VERBATIM_INFO("side channel on %s", to_string(process->side_channel).c_str());
   return process;
 }
 
@@ -93,6 +96,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
 Result<Context*> open_context(int traffic_class) {
   Result<Config> config = Config::from_environment();
   if (!config) return config.error();
+  if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) {
     Result<std::unique_ptr<ProcessState>> process = open_process(*config);
@@ -208,6 +212,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     if (known != connectors_.end()) connector = known->second.get();
   }
   if (connector == nullptr) {
+    if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
     Result<std::vector<const Port*>> connect_ports = ports(device);
     if (!connect_ports) return connect_ports.error();
     const Result<wire::Handle> handle = wire::decode_handle(handle_bytes);
