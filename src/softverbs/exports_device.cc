@@ -201,7 +201,8 @@ SOFTVERBS_EXPORT ibv_device** ibv_get_device_list(int* count) {
     errno = EINVAL;
     return nullptr;
   }
-  auto** list = static_cast<ibv_device**>(std::calloc(settings->devices + 1, sizeof(ibv_device*)));
+  constexpr std::size_t kPointerBytes = sizeof(ibv_device*);  // NOLINT(bugprone-sizeof-expression)
+  auto** list = static_cast<ibv_device**>(std::calloc(settings->devices + 1, kPointerBytes));
   if (list == nullptr) return nullptr;
   for (std::uint32_t index = 0; index < settings->devices; ++index) list[index] = &devices()[index];
   if (count != nullptr) *count = static_cast<int>(settings->devices);

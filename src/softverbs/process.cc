@@ -44,7 +44,7 @@ Result<Process*> Process::join() {
     g_process_pid.store(::getpid(), std::memory_order_relaxed);
     g_process.store(*process, std::memory_order_release);
     (*process)->engine_.start(**process);
-    static const int registered = ::pthread_atfork(nullptr, nullptr, forget_in_child) + std::atexit(leave_at_exit);
+    static int registered = ::pthread_atfork(nullptr, nullptr, forget_in_child) + std::atexit(leave_at_exit);
     static_cast<void>(registered);
   }
   return process;
