@@ -20,6 +20,7 @@ namespace verbatim {
 
 struct ProcessState {
   Config config;  // of the first init: decides the devices
+  std::unique_ptr<const Verbs> verbs;
   std::shared_ptr<DeviceInventory> inventory;
   SocketInterface side_channel;
   std::string host_name;
@@ -70,9 +71,10 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   Result<SocketInterface> side_channel = choose_socket_interface(config);
   if (!side_channel) return side_channel.error();
   process->side_channel = *side_channel;
-  const Result<const Verbs*> verbs = Verbs::load(config.verbs_library);
+  Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(config.verbs_library);
   if (!verbs) return verbs.error();
-  Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(**verbs, config);
+  process->verbs = std::move(*verbs);
+  Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(*process->verbs, config);
   if (!inventory) return inventory.error();
   process->inventory = std::move(*inventory);
   Result<std::unique_ptr<ControlThread>> control = ControlThread::start(process->inventory->devices());
@@ -103,8 +105,9 @@ Result<Context*> open_context(int traffic_class) {
     if (!process) return process.error();
     g_process = process->release();
   }
+  auto* context = new Context(std::move(*config), traffic_class, g_process->contexts_made++, *g_process);
   ++g_process->contexts_open;
-  return new Context(std::move(*config), traffic_class, g_process->contexts_made++, *g_process);
+  return context;
 }
 
 void close_context(Context* context) {
@@ -147,6 +150,10 @@ Context::~Context() {
   }
   for (auto& [key, comm] : abandoned) end(std::move(comm));
   process_.control->drain(*this);
+}
+
+unsigned Context::max_recvs() const {
+  return process_.config.max_recvs;
 }
 
 const std::string& Context::host_name() const {
@@ -239,8 +246,8 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
   connectors_.erase(token);
   if (!comm) return comm.error();
   SendComm* made = comm->get();
-  process_.control->watch(*made);
   comms_.emplace(made, std::move(*comm));
+  process_.control->watch(*made);
   return made;
 }
 
@@ -249,9 +256,9 @@ Result<RecvComm*> Context::accept(ListenComm& listen) {
   if (!comm) return comm.error();
   if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
   RecvComm* made = comm->get();
-  process_.control->watch(*made);
   const MutexLock lock(mutex_);
   comms_.emplace(made, std::move(*comm));
+  process_.control->watch(*made);
   return made;
 }
 
@@ -265,7 +272,9 @@ void Context::close(Comm& comm) {
   std::unique_ptr<Comm> closing;
   {
     const MutexLock lock(mutex_);
-    closing = std::move(comms_.extract(&comm).mapped());
+    auto node = comms_.extract(&comm);
+    if (node.empty()) return;  // closed already
+    closing = std::move(node.mapped());
   }
   end(std::move(closing));
 }
