@@ -82,6 +82,7 @@ Status Bandwidth::pass(Mover mover, std::size_t piece) {
 }
 
 Result<double> Bandwidth::measure(Mover mover, std::size_t piece, unsigned passes) {
+  sched_yield();  // begin with a whole time slice
   const std::uint64_t start = monotonic_ns();
   for (unsigned i = 0; i < passes; ++i) {
     if (Status status = pass(mover, piece); !status) return status.error();
