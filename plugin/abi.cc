@@ -1,5 +1,9 @@
 #include "abi.h"
 
+#include <semaphore.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cerrno>
 #include <memory>
@@ -9,6 +13,10 @@
 #include "net/recv_comm.h"
 #include "net/send_comm.h"
 
+namespace __gnu_cxx {
+void __freeres();  // libsupc++; declared in none of its headers
+}
+
 namespace verbatim::abi {
 namespace {
 
@@ -16,6 +24,7 @@ std::atomic<nccl::DebugLogger> g_logger{nullptr};
 
 void log_to_nccl(LogLevel level, const char* file, int line, const char* text) {
   const nccl::DebugLogger logger = g_logger.load(std::memory_order_acquire);
+  if (logger == nullptr) return;
   const bool warn = level == LogLevel::kWarn;
   logger(warn ? nccl::DebugLogLevel::kWarn : nccl::DebugLogLevel::kInfo, nccl::kLogInit | nccl::kLogNet, file, line,
          "NET/Verbatim : %s", text);
@@ -83,11 +92,42 @@ nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandl
 std::atomic<Context*> g_process_context{nullptr};
 Mutex g_process_context_mutex;
 
-// Up to v10 nothing ends the plugin but its unloading. With comms still open a thread of NCCL may be using them, and
-// the process is about to end anyway: then nothing is touched.
+// Posted by exit(), which runs handlers that belong to no library before it runs our destructor; dlclose() runs only
+// the destructor. The handler is libc's own sem_post, and the semaphore is never freed, because it outlives our code.
+std::atomic<sem_t*> g_process_exits{nullptr};
+std::atomic<pid_t> g_process{0};  // that loaded us: a forked child owns none of it
+
+extern "C" int __cxa_atexit(void (*handler)(void*), void* argument, void* library);
+
+void watch_for_exit() {
+  if (g_process.exchange(::getpid()) == ::getpid()) return;
+  // Not from the heap, where it would count as a leak of ours.
+  void* page = ::mmap(nullptr, sizeof(sem_t), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return;
+  auto* semaphore = static_cast<sem_t*>(page);
+  ::sem_init(semaphore, 0, 0);
+  const auto handler = reinterpret_cast<void (*)(void*)>(reinterpret_cast<void (*)()>(::sem_post));
+  if (__cxa_atexit(handler, semaphore, nullptr) == 0) g_process_exits.store(semaphore);
+}
+
+bool process_exits() {
+  sem_t* exits = g_process_exits.load();
+  int posted = 0;
+  return exits != nullptr && ::sem_getvalue(exits, &posted) == 0 && posted > 0;
+}
+
+// Up to v10 nothing ends the plugin but its unloading, which reaps what NCCL has abandoned. When the process exits with
+// comms open, threads may still be using them and nothing is touched.
 __attribute__((destructor)) void close_process_context() {
+  if (g_process.load() != ::getpid()) return;
   Context* context = g_process_context.exchange(nullptr);
-  if (context != nullptr && context->idle()) close_context(context);
+  const bool untouchable = context != nullptr && process_exits() && !context->idle();
+  if (context != nullptr && !untouchable) close_context(context);
+#ifdef VERBATIM_OWNS_CXX_RUNTIME
+  // Our own copy of the C++ runtime keeps 72 KiB for exceptions without memory: each load of the plugin would leak
+  // them.
+  if (!process_exits()) __gnu_cxx::__freeres();
+#endif
 }
 
 }  // namespace
@@ -96,6 +136,7 @@ nccl::Result init(void** context, int traffic_class, nccl::DebugLogger logger) n
   return guarded([&] {
     *context = nullptr;
     set_logger(logger);
+    watch_for_exit();
     Result<Context*> opened = open_context(traffic_class);
     if (!opened) return to_nccl(opened.error());
     *context = *opened;
@@ -113,6 +154,7 @@ nccl::Result finalize(void* context) noexcept {
 nccl::Result init_process(nccl::DebugLogger logger) noexcept {
   return guarded([&] {
     set_logger(logger);
+    watch_for_exit();
     const MutexLock lock(g_process_context_mutex);
     if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
     Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined);
@@ -238,7 +280,7 @@ nccl::Result refuse_receive(void* recv_comm, int n) noexcept {
 nccl::Result post_receive(void* recv_comm, std::span<const RecvBuffer> buffers, void** request) noexcept {
   return guarded([&] {
     RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
-    if (buffers.size() > comm.context().config().max_recvs) {
+    if (buffers.size() > comm.context().max_recvs()) {
       return refuse_receive(recv_comm, static_cast<int>(buffers.size()));
     }
     Request* made = comm.irecv(buffers);
@@ -253,14 +295,18 @@ nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhan
     *request = nullptr;
     // One READ flushes all that arrived before it, whatever buffer it reads; NCCL's `sizes` may not even line up with
     // `data` when some members have finished early.
-    int last = -1;
+    const MemoryHandle* memory = nullptr;
+    const void* place = nullptr;
     bool anything = false;
     for (int i = 0; i < n; ++i) {
       anything = anything || sizes[i] > 0;
-      if (mhandles[i] != nullptr) last = i;
+      const auto* handle = static_cast<const MemoryHandle*>(mhandles[i]);
+      if (handle == nullptr || !handle->device_memory) continue;
+      memory = handle;
+      place = data[i];
     }
-    if (!anything || last < 0) return nccl::Result::kSuccess;
-    Request* made = comm.iflush(data[last], *static_cast<const MemoryHandle*>(mhandles[last]));
+    if (!anything || memory == nullptr) return nccl::Result::kSuccess;
+    Request* made = comm.iflush(place, *memory);
     *request = made;
     return answer(comm, made);
   });
@@ -293,7 +339,7 @@ nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
     if (sizes != nullptr) {
       for (std::uint32_t i = 0; i < members; ++i) sizes[i] = narrow(received[i]);
     }
-    return nccl::Result::kSuccess;
+    return answer(comm, nullptr);  // sizes that cannot be have failed the comm just now
   });
 }
 

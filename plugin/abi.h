@@ -48,6 +48,31 @@ inline bool widen(std::size_t size, std::size_t& wide) {
   return true;
 }
 
+// The signatures that several versions share, and what each group of them brought.
+
+// v6 and v7: registrations of int bytes.
+inline nccl::Result reg_mr_int(void* comm, void* data, int size, int type, void** mhandle) noexcept {
+  std::size_t wide = 0;
+  return widen(size, wide) ? reg_mr(comm, data, wide, type, mhandle) : nccl::Result::kInvalidArgument;
+}
+
+// v6 to v8: messages of int bytes.
+inline nccl::Result isend_int(void* send_comm, void* data, int size, int tag, void* mhandle, void** request) noexcept {
+  std::size_t wide = 0;
+  return widen(size, wide) ? isend(send_comm, data, wide, tag, mhandle, request) : nccl::Result::kInvalidArgument;
+}
+
+// v7 on: a device handle, which a host plugin leaves alone.
+inline nccl::Result accept_offload(void* listen_comm, void** recv_comm, nccl::NetDeviceHandle**) noexcept {
+  return accept(listen_comm, recv_comm);
+}
+
+// v10 on: profiler handles. Nothing is reported to the profiler.
+inline nccl::Result isend_profiled(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void*,
+                                   void** request) noexcept {
+  return isend(send_comm, data, size, tag, mhandle, request);
+}
+
 nccl::Result post_receive(void* recv_comm, std::span<const RecvBuffer> buffers, void** request) noexcept;
 nccl::Result refuse_receive(void* recv_comm, int n) noexcept;
 bool receive_buffer(void* data, std::size_t size, int tag, void* mhandle, RecvBuffer& buffer) noexcept;
@@ -66,6 +91,11 @@ nccl::Result irecv(void* recv_comm, int n, void** data, Size* sizes, int* tags, 
     }
   }
   return post_receive(recv_comm, {buffers, static_cast<std::size_t>(n)}, request);
+}
+
+inline nccl::Result irecv_profiled(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles,
+                                   void**, void** request) noexcept {
+  return irecv(recv_comm, n, data, sizes, tags, mhandles, request);
 }
 
 // What every version's properties have.

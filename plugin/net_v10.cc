@@ -29,20 +29,6 @@ nccl::Result connect_v10(int device, nccl::v10::NetCommConfig* config, void* han
                       config != nullptr ? config->trafficClass : nccl::kNetTrafficClassUndefined, handle, send_comm);
 }
 
-nccl::Result accept_v10(void* listen_comm, void** recv_comm, nccl::NetDeviceHandle**) noexcept {
-  return abi::accept(listen_comm, recv_comm);
-}
-
-nccl::Result isend_v10(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void*,
-                       void** request) noexcept {
-  return abi::isend(send_comm, data, size, tag, mhandle, request);
-}
-
-nccl::Result irecv_v10(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles, void**,
-                       void** request) noexcept {
-  return abi::irecv(recv_comm, n, data, sizes, tags, mhandles, request);
-}
-
 }  // namespace
 }  // namespace verbatim::abi
 
@@ -55,12 +41,12 @@ const nccl::v10::Net ncclNetPlugin_v10 = {
     .getProperties = verbatim::abi::get_properties_v10,
     .listen = verbatim::abi::listen_v10,
     .connect = verbatim::abi::connect_v10,
-    .accept = verbatim::abi::accept_v10,
+    .accept = verbatim::abi::accept_offload,
     .regMr = verbatim::abi::reg_mr,
     .regMrDmaBuf = verbatim::abi::reg_mr_dmabuf,
     .deregMr = verbatim::abi::dereg_mr,
-    .isend = verbatim::abi::isend_v10,
-    .irecv = verbatim::abi::irecv_v10,
+    .isend = verbatim::abi::isend_profiled,
+    .irecv = verbatim::abi::irecv_profiled,
     .iflush = verbatim::abi::iflush,
     .test = verbatim::abi::test,
     .closeSend = verbatim::abi::close_comm,

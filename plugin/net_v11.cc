@@ -25,20 +25,6 @@ nccl::Result connect_v11(void* context, int device, void* handle, void** send_co
   return abi::connect(context, device, nccl::kNetTrafficClassUndefined, handle, send_comm);
 }
 
-nccl::Result accept_v11(void* listen_comm, void** recv_comm, nccl::NetDeviceHandle**) noexcept {
-  return abi::accept(listen_comm, recv_comm);
-}
-
-nccl::Result isend_v11(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void*,
-                       void** request) noexcept {
-  return abi::isend(send_comm, data, size, tag, mhandle, request);
-}
-
-nccl::Result irecv_v11(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles, void**,
-                       void** request) noexcept {
-  return abi::irecv(recv_comm, n, data, sizes, tags, mhandles, request);
-}
-
 }  // namespace
 }  // namespace verbatim::abi
 
@@ -51,12 +37,12 @@ const nccl::v11::Net ncclNetPlugin_v11 = {
     .getProperties = verbatim::abi::get_properties_v11,
     .listen = verbatim::abi::listen,
     .connect = verbatim::abi::connect_v11,
-    .accept = verbatim::abi::accept_v11,
+    .accept = verbatim::abi::accept_offload,
     .regMr = verbatim::abi::reg_mr,
     .regMrDmaBuf = verbatim::abi::reg_mr_dmabuf,
     .deregMr = verbatim::abi::dereg_mr,
-    .isend = verbatim::abi::isend_v11,
-    .irecv = verbatim::abi::irecv_v11,
+    .isend = verbatim::abi::isend_profiled,
+    .irecv = verbatim::abi::irecv_profiled,
     .iflush = verbatim::abi::iflush,
     .test = verbatim::abi::test,
     .closeSend = verbatim::abi::close_comm,

@@ -21,16 +21,6 @@ nccl::Result connect_v6(int device, void* handle, void** send_comm) noexcept {
   return abi::connect(process_context(), device, nccl::kNetTrafficClassUndefined, handle, send_comm);
 }
 
-nccl::Result reg_mr_v6(void* comm, void* data, int size, int type, void** mhandle) noexcept {
-  std::size_t wide = 0;
-  return widen(size, wide) ? abi::reg_mr(comm, data, wide, type, mhandle) : nccl::Result::kInvalidArgument;
-}
-
-nccl::Result isend_v6(void* send_comm, void* data, int size, int tag, void* mhandle, void** request) noexcept {
-  std::size_t wide = 0;
-  return widen(size, wide) ? abi::isend(send_comm, data, wide, tag, mhandle, request) : nccl::Result::kInvalidArgument;
-}
-
 }  // namespace
 }  // namespace verbatim::abi
 
@@ -44,10 +34,10 @@ const nccl::v6::Net ncclNetPlugin_v6 = {
     .listen = verbatim::abi::listen_v6,
     .connect = verbatim::abi::connect_v6,
     .accept = verbatim::abi::accept,
-    .regMr = verbatim::abi::reg_mr_v6,
+    .regMr = verbatim::abi::reg_mr_int,
     .regMrDmaBuf = verbatim::abi::reg_mr_dmabuf,
     .deregMr = verbatim::abi::dereg_mr,
-    .isend = verbatim::abi::isend_v6,
+    .isend = verbatim::abi::isend_int,
     .irecv = verbatim::abi::irecv<int>,
     .iflush = verbatim::abi::iflush,
     .test = verbatim::abi::test,

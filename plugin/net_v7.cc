@@ -22,20 +22,6 @@ nccl::Result connect_v7(int device, void* handle, void** send_comm, nccl::NetDev
   return abi::connect(process_context(), device, nccl::kNetTrafficClassUndefined, handle, send_comm);
 }
 
-nccl::Result accept_v7(void* listen_comm, void** recv_comm, nccl::NetDeviceHandle**) noexcept {
-  return abi::accept(listen_comm, recv_comm);
-}
-
-nccl::Result reg_mr_v7(void* comm, void* data, int size, int type, void** mhandle) noexcept {
-  std::size_t wide = 0;
-  return widen(size, wide) ? abi::reg_mr(comm, data, wide, type, mhandle) : nccl::Result::kInvalidArgument;
-}
-
-nccl::Result isend_v7(void* send_comm, void* data, int size, int tag, void* mhandle, void** request) noexcept {
-  std::size_t wide = 0;
-  return widen(size, wide) ? abi::isend(send_comm, data, wide, tag, mhandle, request) : nccl::Result::kInvalidArgument;
-}
-
 }  // namespace
 }  // namespace verbatim::abi
 
@@ -48,11 +34,11 @@ const nccl::v7::Net ncclNetPlugin_v7 = {
     .getProperties = verbatim::abi::get_properties_v7,
     .listen = verbatim::abi::listen_v7,
     .connect = verbatim::abi::connect_v7,
-    .accept = verbatim::abi::accept_v7,
-    .regMr = verbatim::abi::reg_mr_v7,
+    .accept = verbatim::abi::accept_offload,
+    .regMr = verbatim::abi::reg_mr_int,
     .regMrDmaBuf = verbatim::abi::reg_mr_dmabuf,
     .deregMr = verbatim::abi::dereg_mr,
-    .isend = verbatim::abi::isend_v7,
+    .isend = verbatim::abi::isend_int,
     .irecv = verbatim::abi::irecv<int>,
     .iflush = verbatim::abi::iflush,
     .test = verbatim::abi::test,

@@ -23,15 +23,6 @@ nccl::Result connect_v8(int device, void* handle, void** send_comm, nccl::NetDev
   return abi::connect(process_context(), device, nccl::kNetTrafficClassUndefined, handle, send_comm);
 }
 
-nccl::Result accept_v8(void* listen_comm, void** recv_comm, nccl::NetDeviceHandle**) noexcept {
-  return abi::accept(listen_comm, recv_comm);
-}
-
-nccl::Result isend_v8(void* send_comm, void* data, int size, int tag, void* mhandle, void** request) noexcept {
-  std::size_t wide = 0;
-  return widen(size, wide) ? abi::isend(send_comm, data, wide, tag, mhandle, request) : nccl::Result::kInvalidArgument;
-}
-
 }  // namespace
 }  // namespace verbatim::abi
 
@@ -44,11 +35,11 @@ const nccl::v8::Net ncclNetPlugin_v8 = {
     .getProperties = verbatim::abi::get_properties_v8,
     .listen = verbatim::abi::listen_v8,
     .connect = verbatim::abi::connect_v8,
-    .accept = verbatim::abi::accept_v8,
+    .accept = verbatim::abi::accept_offload,
     .regMr = verbatim::abi::reg_mr,
     .regMrDmaBuf = verbatim::abi::reg_mr_dmabuf,
     .deregMr = verbatim::abi::dereg_mr,
-    .isend = verbatim::abi::isend_v8,
+    .isend = verbatim::abi::isend_int,
     .irecv = verbatim::abi::irecv<int>,
     .iflush = verbatim::abi::iflush,
     .test = verbatim::abi::test,

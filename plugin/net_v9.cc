@@ -23,10 +23,6 @@ nccl::Result connect_v9(int device, void* handle, void** send_comm, nccl::NetDev
   return abi::connect(process_context(), device, nccl::kNetTrafficClassUndefined, handle, send_comm);
 }
 
-nccl::Result accept_v9(void* listen_comm, void** recv_comm, nccl::NetDeviceHandle**) noexcept {
-  return abi::accept(listen_comm, recv_comm);
-}
-
 }  // namespace
 }  // namespace verbatim::abi
 
@@ -39,7 +35,7 @@ const nccl::v9::Net ncclNetPlugin_v9 = {
     .getProperties = verbatim::abi::get_properties_v9,
     .listen = verbatim::abi::listen_v9,
     .connect = verbatim::abi::connect_v9,
-    .accept = verbatim::abi::accept_v9,
+    .accept = verbatim::abi::accept_offload,
     .regMr = verbatim::abi::reg_mr,
     .regMrDmaBuf = verbatim::abi::reg_mr_dmabuf,
     .deregMr = verbatim::abi::dereg_mr,

@@ -151,8 +151,9 @@ constexpr std::int64_t kHighestThreshold = std::int64_t{1} << 40;
 constexpr std::int64_t kLongestEstablishmentS = 3600;
 constexpr std::int64_t kLongestCloseMs = 600'000;
 
-const std::vector<Row>& rows() {
-  static const std::vector<Row> kRows = {
+// Made anew for each init: a static table would be destroyed at exit while threads may still be running.
+std::vector<Row> rows() {
+  return {
       {{"VERBATIM_VERBS_LIBRARY", "NCCL_IBVERBS_LIB", "path or soname", "`libibverbs.so.1`, then `libibverbs.so`",
         "The verbs library to open."},
        assign_path<&Config::verbs_library>},
@@ -203,10 +204,9 @@ const std::vector<Row>& rows() {
       number_row<&Config::connect_timeout_s, 1, kLongestEstablishmentS>(
           "VERBATIM_CONNECT_TIMEOUT_S", nullptr, "60", "Seconds until a connection that does not come about fails."),
       number_row<&Config::close_timeout_ms, 0, kLongestCloseMs>(
-          "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, "3000",
+          "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, "5000",
           "Milliseconds that a closed connection's queue pairs stay alive for a peer that has not closed its end."),
   };
-  return kRows;
 }
 
 }  // namespace

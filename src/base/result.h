@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 #include <variant>
 
@@ -22,6 +23,9 @@ struct Error {
   int sys_errno = 0;           // errno of the failed call, 0 when there was none
   const char* operation = "";  // static name of what failed, e.g. "ibv_create_qp"
 };
+
+// "ibv_create_qp: Cannot allocate memory", for messages.
+std::string to_string(const Error& error);
 
 inline Error system_error(const char* operation, int sys_errno) {
   return {ErrorKind::kSystem, sys_errno, operation};

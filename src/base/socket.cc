@@ -51,6 +51,14 @@ void set_port(sockaddr_storage& address, in_port_t port) {
   }
 }
 
+// A link-local address is told together with the other host's number for the link; ours may be another.
+void use_scope_of(const sockaddr_storage& local, sockaddr_storage& remote) {
+  if (remote.ss_family != AF_INET6) return;
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(remote);
+  if (IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr))
+    v6.sin6_scope_id = reinterpret_cast<const sockaddr_in6&>(local).sin6_scope_id;
+}
+
 template <typename Query>
 Result<sockaddr_storage> query_address(Query query, const UniqueFd& socket, const char* operation) {
   sockaddr_storage address{};
@@ -102,8 +110,26 @@ Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener) {
     send_without_delay(socket);
     return std::optional<UniqueFd>(std::move(socket));
   }
-  // A connection that died while it waited in the queue is not our failure.
-  if (would_block(errno) || errno == ECONNABORTED || errno == EINTR) return std::optional<UniqueFd>();
+  switch (errno) {
+    case EAGAIN:
+    case EINTR:
+    // The connection died while it waited, or the network has something to say of it: the next may be sound.
+    case ECONNABORTED:
+    case ENETDOWN:
+    case EPROTO:
+    case ENOPROTOOPT:
+    case EHOSTDOWN:
+    case ENONET:
+    case EHOSTUNREACH:
+    case EOPNOTSUPP:
+    case ENETUNREACH:
+    // No descriptor is free at this moment; whoever waits has a deadline of its own.
+    case EMFILE:
+    case ENFILE:
+      return std::optional<UniqueFd>();
+    default:
+      break;
+  }
   return system_error("accept", errno);
 }
 
@@ -111,13 +137,14 @@ Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_stor
   Result<UniqueFd> socket = tcp_socket(remote.ss_family);
   if (!socket) return socket;
   send_without_delay(*socket);
+  sockaddr_storage to = remote;
   if (local.ss_family == remote.ss_family) {
     sockaddr_storage from = local;
+    use_scope_of(from, to);
     set_port(from, 0);
     if (::bind(socket->get(), as_sockaddr(from), address_bytes(from)) != 0) return system_error("bind", errno);
   }
-  if (::connect(socket->get(), as_sockaddr(remote), address_bytes(remote)) != 0 && errno != EINPROGRESS &&
-      errno != EINTR) {
+  if (::connect(socket->get(), as_sockaddr(to), address_bytes(to)) != 0 && errno != EINPROGRESS && errno != EINTR) {
     return remote_error("connect", errno);
   }
   return socket;

@@ -1,7 +1,6 @@
 #include "net/acceptor.h"
 
 #include <cerrno>
-#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -36,12 +35,14 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
   if (!listener) return listener.error();
   Result<std::vector<Introduction>> introductions = (*listener)->poll(handle_.secret);
   if (!introductions) {
-    VERBATIM_WARN("accepting connections at %s failed: %s: %s", to_string(handle_.address).c_str(),
-                  introductions.error().operation, std::strerror(introductions.error().sys_errno));
+    VERBATIM_WARN("accepting connections at %s failed: %s", to_string(handle_.address).c_str(),
+                  to_string(introductions.error()).c_str());
     return introductions.error();
   }
-  for (Introduction& introduction : *introductions) {
-    Result<Acceptance> acceptance = begin(std::move(introduction));
+  for (Introduction& introduction : *introductions) introductions_.push_back(std::move(introduction));
+  while (!introductions_.empty()) {
+    Result<Acceptance> acceptance = begin(std::move(introductions_.front()));
+    introductions_.pop_front();
     if (!acceptance) return acceptance.error();
     acceptances_.push_back(std::move(*acceptance));
   }
@@ -51,8 +52,8 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
       stands = Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake"};
     }
     if (!stands) {
-      VERBATIM_WARN("accepting a connection on %s failed: %s: %s", ports_.front()->name.c_str(),
-                    stands.error().operation, std::strerror(stands.error().sys_errno));
+      VERBATIM_WARN("accepting a connection on %s failed: %s", ports_.front()->name.c_str(),
+                    to_string(stands.error()).c_str());
       acceptances_.erase(acceptance);
       return stands.error();
     }
@@ -68,11 +69,12 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
 
 Result<ListenComm::Acceptance> ListenComm::begin(Introduction introduction) {
   const wire::Hello& peer = introduction.hello;
+  // Up to v10 only the connecting side is told the communicator's.
+  const int traffic_class = context_.traffic_class() >= 0 ? context_.traffic_class() : peer.traffic_class;
   Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_, ports_, peer.qps.size());
-  Status connected = comm ? (*comm)->connect(peer, context_.traffic_class()) : Status(comm.error());
+  Status connected = comm ? (*comm)->connect(peer, traffic_class) : Status(comm.error());
   if (!connected) {
-    const std::string reason =
-        std::string(connected.error().operation) + ": " + std::strerror(connected.error().sys_errno);
+    const std::string reason = to_string(connected.error());
     VERBATIM_WARN("accepting a connection from %s on %s failed: %s", peer.host.c_str(), ports_.front()->name.c_str(),
                   reason.c_str());
     // The peer is told in one go or not at all: it also sees the end of the file.
@@ -84,7 +86,6 @@ Result<ListenComm::Acceptance> ListenComm::begin(Introduction introduction) {
   wire::Hello hello = (*comm)->hello();
   hello.secret = handle_.secret;
   hello.identity = handle_.listener;
-  hello.max_group = static_cast<std::uint8_t>(context_.config().max_recvs);
   acceptance.answer = OutgoingMessage(wire::encode_hello(wire::MessageType::kAccept, hello));
   acceptance.socket = std::move(introduction.socket);
   acceptance.comm = std::move(*comm);
@@ -102,7 +103,7 @@ Result<bool> ListenComm::advance(Acceptance& acceptance) {
   if (!received || !*received) return received;
   const Result<wire::Header> header = wire::decode_header(
       std::span<const std::uint8_t, wire::kHeaderBytes>(acceptance.ready.data(), wire::kHeaderBytes));
-  if (!header) return header.error();
+  if (!header) return Error{ErrorKind::kRemote, EPROTO, header.error().operation};
   if (header->type != wire::MessageType::kReady) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
   return true;
 }

@@ -54,6 +54,7 @@ class ListenComm {
   Context& context_;
   const std::vector<const Port*> ports_;
   const wire::Handle handle_;
+  std::list<Introduction> introductions_;  // not begun yet
   std::list<Acceptance> acceptances_;
 };
 

@@ -5,14 +5,20 @@
 #include <cstring>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "net/net.h"
 #include "verbs/errors.h"
 
 namespace verbatim {
+namespace {
+
+constexpr std::uint64_t kLastArrivalsNs = 200 * kNanosecondsPerMillisecond;
+
+}  // namespace
 
 Comm::Comm(CommKind kind, Context& context, Endpoint endpoint, ControlMemory control)
-    : context_(context), endpoint_(std::move(endpoint)), control_(std::move(control)), kind_(kind) {}
+    : context_(context), control_(std::move(control)), endpoint_(std::move(endpoint)), kind_(kind) {}
 
 wire::Hello Comm::hello() const {
   wire::Hello hello;
@@ -50,9 +56,20 @@ void Comm::abort() {
   }
 }
 
-void Comm::obey_signals() {
-  if ((signals_.load(std::memory_order_acquire) & static_cast<std::uint32_t>(CommSignal::kDeviceFailed)) == 0) return;
-  fail(ErrorKind::kSystem, "device", "the device reported a fatal event on " + endpoint_.describe_path(0));
+void Comm::obey_signals(bool starved) {
+  const std::uint32_t signals = signals_.load(std::memory_order_acquire);
+  if ((signals & static_cast<std::uint32_t>(CommSignal::kDeviceFailed)) != 0) {
+    return fail(ErrorKind::kSystem, "device", "the device reported a fatal event on " + endpoint_.describe_path(0));
+  }
+  const bool gone = (signals & static_cast<std::uint32_t>(CommSignal::kPeerGone)) != 0;
+  if (!starved && (gone ? quiet() : !needs_peer())) return;
+  // The news came by TCP: what the peer did before it may still be under way.
+  const std::uint64_t now = monotonic_ns();
+  if (peer_end_seen_ns_ == 0) peer_end_seen_ns_ = now;
+  if (now - peer_end_seen_ns_ < kLastArrivalsNs) return;
+  fail(ErrorKind::kRemote, "peer",
+       (gone ? "the peer's process ended, or gave up, without closing " : "the peer has closed ") +
+           endpoint_.describe_path(0) + " while we wait for it");
 }
 
 void Comm::fail(ErrorKind kind, const char* operation, const std::string& what) {

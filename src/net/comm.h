@@ -1,7 +1,8 @@
 // What a send comm and a receive comm share: their end of the connection, the side channel, and the first error.
 //
 // Threads: isend, irecv, iflush and test of one comm come from one thread at a time (NCCL's progress thread); while
-// they run, another thread may register memory, which touches only `ports` and the devices' own locked caches.
+// they run, another thread may register memory, which touches only `ports`, the devices' own locked caches and, on a
+// receive comm, the locked making of its flush QPs.
 #pragma once
 
 #include <atomic>
@@ -56,6 +57,8 @@ class Comm {
 
   // Whether every request has finished: then the QPs may outlive the caller's buffers.
   virtual bool quiet() const = 0;
+  // Whether what is outstanding waits for the peer to do more than acknowledge.
+  virtual bool needs_peer() const = 0;
   // Stops all work at once: the buffers are the caller's again.
   void abort();
 
@@ -76,19 +79,21 @@ class Comm {
   // The same for a completion that reports a failure. `operation` says what the work request was for.
   void fail_completion(const ibv_wc& completion, std::size_t qp, const std::string& operation);
   void fail_post(const char* operation, int returned, std::size_t qp);
-  void hear_signals() {
-    if (signals_.load(std::memory_order_relaxed) != 0) obey_signals();
+  // After everything that has arrived was taken in. `starved`: the caller waits for something of the peer.
+  void hear_signals(bool starved) {
+    if (signals_.load(std::memory_order_relaxed) != 0) obey_signals(starved);
   }
 
   Context& context_;
+  ControlMemory control_;  // outlives the QPs through which the peer writes it
   Endpoint endpoint_;
-  ControlMemory control_;
 
  private:
-  void obey_signals();
+  void obey_signals(bool starved);
 
   const CommKind kind_;
   std::atomic<std::uint32_t> signals_{0};
+  std::uint64_t peer_end_seen_ns_ = 0;
   bool failed_ = false;
   Error error_;
   UniqueFd side_channel_;

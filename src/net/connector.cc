@@ -1,7 +1,6 @@
 #include "net/connector.h"
 
 #include <cerrno>
-#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -66,6 +65,7 @@ Result<bool> Connector::finish_tcp() {
   wire::Hello hello = comm_->hello();
   hello.secret = handle_.secret;
   hello.identity = context_.identity(*ports_.front());
+  hello.traffic_class = static_cast<std::int16_t>(traffic_class_);
   outgoing_ = OutgoingMessage(wire::encode_hello(wire::MessageType::kConnect, hello));
   return true;
 }
@@ -80,20 +80,19 @@ Result<bool> Connector::receive_answer() {
     if (!all || !*all) return all;
     const Result<wire::Header> header =
         wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(answer_.data(), wire::kHeaderBytes));
-    if (!header) return header.error();
+    if (!header) return Error{ErrorKind::kRemote, EPROTO, header.error().operation};
     if (answer_.size() < wire::kHeaderBytes + header->body_bytes) {
       answer_.resize(wire::kHeaderBytes + header->body_bytes);
       continue;
     }
     const std::span<const std::uint8_t> body = std::span(answer_).subspan(wire::kHeaderBytes);
     if (header->type == wire::MessageType::kReject) {
-      VERBATIM_WARN("the peer at %s refused the connection: %s", to_string(handle_.address).c_str(),
-                    wire::decode_reject(body).c_str());
-      return Error{ErrorKind::kRemote, ECONNREFUSED, "connect"};
+      rejection_ = wire::decode_reject(body);
+      return Error{ErrorKind::kRemote, 0, "the peer refused the connection"};
     }
     if (header->type != wire::MessageType::kAccept) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
     const Result<wire::Hello> hello = wire::decode_hello(body);
-    if (!hello) return hello.error();
+    if (!hello) return Error{ErrorKind::kRemote, EPROTO, hello.error().operation};
     if (hello->secret != handle_.secret) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
     if (const Status connected = comm_->connect(*hello, traffic_class_); !connected) return connected.error();
     outgoing_ = OutgoingMessage(wire::encode_ready());
@@ -102,10 +101,9 @@ Result<bool> Connector::receive_answer() {
 }
 
 Error Connector::report(const Error& error) const {
-  const char* cause = error.sys_errno != 0 ? std::strerror(error.sys_errno) : "no further cause";
-  VERBATIM_WARN("connecting %s to the peer at %s failed: %s: %s%s", ports_.front()->name.c_str(),
-                to_string(handle_.address).c_str(), error.operation, cause,
-                error.sys_errno == ETIMEDOUT ? " (VERBATIM_CONNECT_TIMEOUT_S limits it)" : "");
+  VERBATIM_WARN("connecting %s to the peer at %s failed: %s%s%s%s", ports_.front()->name.c_str(),
+                to_string(handle_.address).c_str(), to_string(error).c_str(), rejection_.empty() ? "" : ": ",
+                rejection_.c_str(), error.sys_errno == ETIMEDOUT ? " (VERBATIM_CONNECT_TIMEOUT_S limits it)" : "");
   return error;
 }
 

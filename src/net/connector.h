@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/fd.h"
@@ -49,6 +50,7 @@ class Connector {
   std::vector<std::uint8_t> answer_;
   std::size_t answer_filled_ = 0;
   std::unique_ptr<SendComm> comm_;
+  std::string rejection_;  // the peer's reason
 };
 
 }  // namespace verbatim

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -222,6 +223,15 @@ void ControlThread::hear_device(const Device& device) {
     }
     VERBATIM_INFO("%s: %s", device.name().c_str(), verbs.event_type_str(event.event_type));
     verbs.ack_async_event(&event);
+  }
+  if (errno == EAGAIN || errno == EINTR) return;
+  // The device is gone, and its descriptor would wake us for ever.
+  VERBATIM_WARN("%s: no more events can be read: %s; its connections fail", device.name().c_str(),
+                std::strerror(errno));
+  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, device.context()->async_fd, nullptr));
+  const MutexLock lock(mutex_);
+  for (const auto& [fd, connection] : connections_) {
+    if (connection.comm->uses(device)) connection.comm->raise(CommSignal::kDeviceFailed);
   }
 }
 

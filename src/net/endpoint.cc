@@ -1,6 +1,7 @@
 #include "net/endpoint.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -35,23 +36,32 @@ std::string describe_end(const char* name, unsigned port, unsigned gid_index, co
   return text;
 }
 
-Result<UniqueCq> create_cq(const Device& device, std::size_t entries) {
-  const auto wanted = static_cast<int>(
-      std::min<std::size_t>(entries, static_cast<std::size_t>(std::max(device.attributes().max_cqe, 1))));
+Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
+  const Device& device = *port.device;
+  const int limit = device.attributes().max_cqe;
+  if (entries > static_cast<std::size_t>(std::max(limit, 0))) {
+    VERBATIM_WARN(
+        "%s: a connection needs a completion queue of %zu entries, the device allows %d: lower "
+        "VERBATIM_QPS_PER_CONNECTION",
+        port.name.c_str(), entries, limit);
+    return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq"};
+  }
   const Verbs& verbs = device.verbs();
-  return adopt("ibv_create_cq", verbs.create_cq(device.context(), wanted, nullptr, nullptr, 0), verbs.destroy_cq);
+  return adopt("ibv_create_cq", verbs.create_cq(device.context(), static_cast<int>(entries), nullptr, nullptr, 0),
+               verbs.destroy_cq);
 }
 
 }  // namespace
 
 Result<Endpoint> Endpoint::create(std::vector<const Port*> ports, const EndpointSizes& sizes, const Config& config) {
   Endpoint endpoint;
+  endpoint.ece_ = config.ece;
   endpoint.ports_ = std::move(ports);
   const std::size_t devices = endpoint.ports_.size();
   const std::size_t qps_per_device = (sizes.qps + devices - 1) / devices;
   for (const Port* port : endpoint.ports_) {
-    Result<UniqueCq> cq =
-        create_cq(*port->device, qps_per_device * (std::size_t{sizes.caps.send_wr} + sizes.caps.recv_wr));
+    const std::size_t work = qps_per_device * (std::size_t{sizes.caps.send_wr} + sizes.caps.recv_wr);
+    Result<UniqueCq> cq = create_cq(*port, work + sizes.extra_completions);
     if (!cq) return cq.error();
     endpoint.cqs_.push_back(std::move(*cq));
   }
@@ -62,7 +72,8 @@ Result<Endpoint> Endpoint::create(std::vector<const Port*> ports, const Endpoint
     Result<RcQp> created = create_rc_qp(*port.device, cq, cq, sizes.caps);
     if (!created) return created.error();
     if (const Status moved = to_init(created->qp.get(), port, config.pkey_index); !moved) return moved.error();
-    endpoint.qps_.push_back({std::move(created->qp), created->inline_bytes, static_cast<std::uint8_t>(device), 0});
+    endpoint.qps_.push_back({std::move(created->qp), created->inline_bytes, created->send_wr, created->recv_wr,
+                             static_cast<std::uint8_t>(device), 0, true});
   }
   return endpoint;
 }
@@ -85,9 +96,10 @@ void Endpoint::describe(wire::Hello& hello) const {
     wire::HelloQp qp;
     qp.number = end.qp->qp_num;
     qp.device = end.device;
-    if (const Result<std::optional<ibv_ece>> ece = query_ece(end.qp.get(), *ports_[end.device]->device); ece && *ece) {
-      qp.has_ece = true;
-      qp.ece = {(*ece)->vendor_id, (*ece)->options, (*ece)->comp_mask};
+    if (ece_ && end.ece) {
+      const Result<std::optional<ibv_ece>> ece = query_ece(end.qp.get(), *ports_[end.device]->device);
+      qp.has_ece = ece && *ece;
+      if (qp.has_ece) qp.ece = {(*ece)->vendor_id, (*ece)->options, (*ece)->comp_mask};
     }
     hello.qps.push_back(qp);
   }
@@ -104,9 +116,11 @@ Status Endpoint::connect(const wire::Hello& remote, const Config& config, int tr
     const Port& port = *ports_[end.device];
     end.remote_device = peer_qp.device;
     max_message_bytes_ = std::min({max_message_bytes_, verbatim::max_message_bytes(port), peer.max_message_bytes});
-    if (config.ece && peer_qp.has_ece) {
+    end.ece = false;
+    if (ece_ && peer_qp.has_ece) {
       const Result<bool> set = set_ece(end.qp.get(), *port.device, {peer_qp.ece[0], peer_qp.ece[1], peer_qp.ece[2]});
       if (!set) return set.error();
+      end.ece = *set;
     }
     QpPath path;
     path.mtu = static_cast<ibv_mtu>(std::min<int>(port.active_mtu, peer.mtu));

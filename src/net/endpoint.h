@@ -20,13 +20,17 @@ namespace verbatim {
 struct EndpointSizes {
   std::size_t qps = 1;
   QpCaps caps;
+  std::uint32_t extra_completions = 0;  // of work that other QPs will send to the same queues, per device
 };
 
 struct EndpointQp {
   UniqueQp qp;
   std::uint32_t inline_bytes = 0;
+  std::uint32_t send_wr = 0;  // depths that the device granted
+  std::uint32_t recv_wr = 0;
   std::uint8_t device = 0;         // index into the endpoint's ports
   std::uint8_t remote_device = 0;  // index into the peer's devices
+  bool ece = true;                 // options may be told: none were refused
 };
 
 class Endpoint {
@@ -57,6 +61,7 @@ class Endpoint {
   std::vector<const Port*> ports_;
   std::vector<UniqueCq> cqs_;
   std::vector<EndpointQp> qps_;
+  bool ece_ = false;  // options are exchanged
   wire::Hello remote_;
   std::uint32_t max_message_bytes_ = 0;
 };

@@ -20,6 +20,9 @@ namespace verbatim {
 
 class FlushQueue {
  public:
+  // As many as receives can be outstanding: each may be followed by one flush.
+  static constexpr std::uint32_t kSlots = wire::kMaxInFlight;
+
   // Creates the QPs, once; completions go to `endpoint`'s queues. Any thread.
   Status prepare(Comm& comm, const Endpoint& endpoint, const Config& config);
 
@@ -38,9 +41,6 @@ class FlushQueue {
   void retire(Request& request);
 
  private:
-  // As many as receives can be outstanding: each may be followed by one flush.
-  static constexpr std::uint32_t kSlots = wire::kMaxInFlight;
-
   struct Slot : Request {
     std::uint32_t reads_left = 0;
   };

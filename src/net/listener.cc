@@ -12,8 +12,8 @@ namespace verbatim {
 namespace {
 
 // A peer of ours sends its hello right after connecting.
-constexpr std::uint64_t kIntroductionTimeoutNs = 10 * kNanosecondsPerSecond;
-// Nobody may hold more than this many descriptors of ours by staying silent; the oldest goes first.
+constexpr std::uint64_t kIntroductionTimeoutNs = 3 * kNanosecondsPerSecond;
+// Nobody may hold more than this many descriptors of ours by staying silent.
 constexpr std::size_t kMaxStrangers = 512;
 
 }  // namespace
@@ -38,29 +38,36 @@ void Listener::remove(const wire::Secret& secret) {
 
 Result<std::vector<Introduction>> Listener::poll(const wire::Secret& secret) {
   const MutexLock lock(mutex_);
+  // Those who are known first, so that a crowd at the door makes nobody lose a place; then who else has come.
+  hear_all();
   if (const Status welcomed = welcome(); !welcomed) return welcomed.error();
+  hear_all();
+  const auto listen = listens_.find(secret);
+  if (listen == listens_.end()) return std::vector<Introduction>();
+  return std::exchange(listen->second, {});
+}
+
+void Listener::hear_all() {
   const std::uint64_t now = monotonic_ns();
   for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
     const Verdict verdict = hear(*stranger);
     const bool stays = verdict == Verdict::kWait && now < stranger->deadline_ns;
     stranger = stays ? std::next(stranger) : strangers_.erase(stranger);
   }
-  const auto listen = listens_.find(secret);
-  if (listen == listens_.end()) return std::vector<Introduction>();
-  return std::exchange(listen->second, {});
 }
 
+// What is beyond the limit waits in the system's queue until the silent ones have had their time.
 Status Listener::welcome() {
-  while (true) {
+  while (strangers_.size() < kMaxStrangers) {
     Result<std::optional<UniqueFd>> accepted = tcp_accept(socket_);
     if (!accepted) return accepted.error();
     if (!accepted->has_value()) return {};
-    if (strangers_.size() == kMaxStrangers) strangers_.pop_front();
     Stranger& stranger = strangers_.emplace_back();
     stranger.socket = std::move(**accepted);
     stranger.deadline_ns = monotonic_ns() + kIntroductionTimeoutNs;
     stranger.message.resize(wire::kHeaderBytes);
   }
+  return {};
 }
 
 Listener::Verdict Listener::hear(Stranger& stranger) {

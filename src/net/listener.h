@@ -49,6 +49,7 @@ class Listener {
 
   Listener(UniqueFd socket, const sockaddr_storage& address) : socket_(std::move(socket)), address_(address) {}
 
+  void hear_all() VERBATIM_REQUIRES(mutex_);
   Status welcome() VERBATIM_REQUIRES(mutex_);
   Verdict hear(Stranger& stranger) VERBATIM_REQUIRES(mutex_);
 

@@ -10,7 +10,7 @@ namespace verbatim {
 
 Result<std::unique_ptr<MemoryHandle>> register_memory(std::span<const Port* const> ports, const MrRequest& request) {
   auto handle = std::make_unique<MemoryHandle>();
-  handle->device_memory = request.type != MemoryType::kHost;
+  handle->device_memory = request.type != MemoryType::kHost && request.bytes != 0;
   for (std::size_t i = 0; i < ports.size(); ++i) {
     Result<MrRef> reference = ports[i]->device->mr_cache().acquire(request);
     if (!reference) return reference.error();

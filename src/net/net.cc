@@ -20,6 +20,7 @@ namespace verbatim {
 
 struct ProcessState {
   Config config;  // of the first init: decides the devices
+  std::unique_ptr<const Verbs> verbs;
   std::shared_ptr<DeviceInventory> inventory;
   SocketInterface side_channel;
   std::string host_name;
@@ -51,6 +52,13 @@ std::uint64_t read_host_id(const std::string& host_name) {
   return hash;
 }
 
+// The communicator's traffic class becomes the GRH's byte of that name; -1 is none.
+Status check_traffic_class(int traffic_class) {
+  if (traffic_class >= -1 && traffic_class <= UINT8_MAX) return {};
+  VERBATIM_WARN("trafficClass %d of the communicator is out of range: 0 to 255, or -1 for none", traffic_class);
+  return Error{ErrorKind::kUsage, 0, "trafficClass"};
+}
+
 Result<std::uint64_t> random_id() {
   std::uint64_t id = 0;
   if (const Status filled = fill_random(std::as_writable_bytes(std::span(&id, 1))); !filled) return filled.error();
@@ -63,9 +71,10 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   Result<SocketInterface> side_channel = choose_socket_interface(config);
   if (!side_channel) return side_channel.error();
   process->side_channel = *side_channel;
-  const Result<const Verbs*> verbs = Verbs::load(config.verbs_library);
+  Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(config.verbs_library);
   if (!verbs) return verbs.error();
-  Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(**verbs, config);
+  process->verbs = std::move(*verbs);
+  Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(*process->verbs, config);
   if (!inventory) return inventory.error();
   process->inventory = std::move(*inventory);
   Result<std::unique_ptr<ControlThread>> control = ControlThread::start(process->inventory->devices());
@@ -80,11 +89,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   const Result<std::uint64_t> process_id = random_id();
   if (!process_id) return process_id.error();
   process->process_id = *process_id;
-  for (const Port& port : process->inventory->ports()) {
-    VERBATIM_INFO("using %s: port %u, %s, %u Mbit/s, GID %u %s, side channel on %s", port.name.c_str(), port.port_num,
-                  port.is_roce() ? "RoCE" : "InfiniBand", port.speed_mbps, port.gid.index,
-                  to_string(port.gid.gid).c_str(), to_string(process->side_channel).c_str());
-  }
+  VERBATIM_INFO("side channel on %s", to_string(process->side_channel).c_str());
   return process;
 }
 
@@ -93,14 +98,16 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
 Result<Context*> open_context(int traffic_class) {
   Result<Config> config = Config::from_environment();
   if (!config) return config.error();
+  if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) {
     Result<std::unique_ptr<ProcessState>> process = open_process(*config);
     if (!process) return process.error();
     g_process = process->release();
   }
+  auto* context = new Context(std::move(*config), traffic_class, g_process->contexts_made++, *g_process);
   ++g_process->contexts_open;
-  return new Context(std::move(*config), traffic_class, g_process->contexts_made++, *g_process);
+  return context;
 }
 
 void close_context(Context* context) {
@@ -143,6 +150,10 @@ Context::~Context() {
   }
   for (auto& [key, comm] : abandoned) end(std::move(comm));
   process_.control->drain(*this);
+}
+
+unsigned Context::max_recvs() const {
+  return process_.config.max_recvs;
 }
 
 const std::string& Context::host_name() const {
@@ -208,6 +219,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     if (known != connectors_.end()) connector = known->second.get();
   }
   if (connector == nullptr) {
+    if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
     Result<std::vector<const Port*>> connect_ports = ports(device);
     if (!connect_ports) return connect_ports.error();
     const Result<wire::Handle> handle = wire::decode_handle(handle_bytes);
@@ -234,8 +246,8 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
   connectors_.erase(token);
   if (!comm) return comm.error();
   SendComm* made = comm->get();
-  process_.control->watch(*made);
   comms_.emplace(made, std::move(*comm));
+  process_.control->watch(*made);
   return made;
 }
 
@@ -244,9 +256,9 @@ Result<RecvComm*> Context::accept(ListenComm& listen) {
   if (!comm) return comm.error();
   if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
   RecvComm* made = comm->get();
-  process_.control->watch(*made);
   const MutexLock lock(mutex_);
   comms_.emplace(made, std::move(*comm));
+  process_.control->watch(*made);
   return made;
 }
 
@@ -260,7 +272,9 @@ void Context::close(Comm& comm) {
   std::unique_ptr<Comm> closing;
   {
     const MutexLock lock(mutex_);
-    closing = std::move(comms_.extract(&comm).mapped());
+    auto node = comms_.extract(&comm);
+    if (node.empty()) return;  // closed already
+    closing = std::move(node.mapped());
   }
   end(std::move(closing));
 }

@@ -55,6 +55,7 @@ class Context {
 
   const Config& config() const { return config_; }
   int traffic_class() const { return traffic_class_; }
+  unsigned max_recvs() const;  // what getProperties has promised
   const std::string& host_name() const;
   // Where our side of the side channel is, port 0.
   const sockaddr_storage& local_address() const;

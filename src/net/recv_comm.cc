@@ -13,7 +13,7 @@ namespace verbatim {
 namespace {
 
 constexpr std::uint32_t kCtsQueueDepth = 128;
-// Every so many CTS one is signalled, so that the queue learns what has left.
+// Every so many CTS one is signalled, so that the queue learns what has left; a quarter of a shallow queue.
 constexpr std::uint32_t kCtsSignalInterval = 32;
 constexpr std::uint32_t kInlineBytes = 2 * sizeof(wire::CtsEntry);
 constexpr int kPollBatch = 8;
@@ -35,6 +35,7 @@ Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, std::vector
   EndpointSizes sizes;
   sizes.qps = qps;
   sizes.caps = {.send_wr = kCtsQueueDepth, .recv_wr = kMaxReceiveTarget, .inline_bytes = kInlineBytes};
+  sizes.extra_completions = FlushQueue::kSlots;
   Result<Endpoint> endpoint = Endpoint::create(std::move(ports), sizes, context.config());
   if (!endpoint) return endpoint.error();
   return std::unique_ptr<RecvComm>(new RecvComm(context, std::move(*endpoint), std::move(*control)));
@@ -54,7 +55,10 @@ RecvComm::RecvComm(Context& context, Endpoint endpoint, ControlMemory control)
 Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
   // Before RTR: from then on the sender may write.
   for (const EndpointQp& end : endpoint_.qps()) queues_.push_back({end.qp.get(), 0});
-  receive_target_ = kFirstReceiveTarget;
+  for (const EndpointQp& end : endpoint_.qps()) most_receives_ = std::min(most_receives_, end.recv_wr);
+  most_receives_ -= most_receives_ % kReceiveBatch;
+  if (most_receives_ == 0) return Error{ErrorKind::kUsage, 0, "a device with too few receives to a QP"};
+  receive_target_ = std::min(kFirstReceiveTarget, most_receives_);
   for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
   if (error() != nullptr) return *error();
   if (const Status connected = endpoint_.connect(remote, context_.config(), traffic_class); !connected)
@@ -62,7 +66,8 @@ Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
   const EndpointQp& first = endpoint_.qps()[0];
   ring_address_ = remote.control_address;
   ring_rkey_ = remote.devices[first.remote_device].control_rkey;
-  cts_free_ = kCtsQueueDepth;
+  cts_free_ = first.send_wr;
+  cts_signal_interval_ = std::clamp(first.send_wr / 4, 1U, kCtsSignalInterval);
   cts_segment_.lkey = control_.lkey(first.device);
   cts_work_.sg_list = &cts_segment_;
   cts_work_.num_sge = 1;
@@ -109,10 +114,12 @@ bool RecvComm::make_room(std::uint32_t group_size) {
     progress();
     if (cts_free_ == 0) return false;
   }
-  if (groups_in_flight_ + kReceiveBatch >= receive_target_ && receive_target_ < kMaxReceiveTarget) {
-    receive_target_ = std::min(2 * receive_target_, kMaxReceiveTarget);
+  if (groups_in_flight_ + kReceiveBatch >= receive_target_ && receive_target_ < most_receives_) {
+    receive_target_ = std::min(2 * receive_target_, most_receives_);
     for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
   }
+  // Where the device's queues are too shallow for all that may be in flight, fewer groups are.
+  if (groups_in_flight_ + kReceiveBatch > most_receives_) return false;
   return error() == nullptr;
 }
 
@@ -174,7 +181,7 @@ void RecvComm::post_cts(std::uint32_t first_member, std::uint32_t group_size) {
   cts_work_.send_flags = cts_segment_.length <= end.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0U;
   cts_work_.wr_id = kCtsWork;
   --cts_free_;
-  if (++cts_unsignalled_ == kCtsSignalInterval) {
+  if (++cts_unsignalled_ >= cts_signal_interval_) {
     cts_work_.send_flags |= IBV_SEND_SIGNALED;
     cts_work_.wr_id |= std::uint64_t{cts_unsignalled_} << 32;
     cts_unsignalled_ = 0;
@@ -208,13 +215,13 @@ bool RecvComm::quiet() const {
 }
 
 void RecvComm::progress() {
-  hear_signals();
   for (const UniqueCq& cq : endpoint_.cqs()) {
     ibv_wc completions[kPollBatch];
     const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);
     for (int i = 0; i < count; ++i) complete(completions[i]);
     if (count < 0) fail(ErrorKind::kSystem, "ibv_poll_cq", "ibv_poll_cq failed on " + endpoint_.describe_path(0));
   }
+  hear_signals(false);
 }
 
 void RecvComm::complete(const ibv_wc& completion) {

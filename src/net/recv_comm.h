@@ -40,6 +40,7 @@ class RecvComm final : public Comm {
   Request* iflush(const void* data, const MemoryKeys& memory);
 
   bool quiet() const override;
+  bool needs_peer() const override { return groups_in_flight_ != 0; }
 
   void progress();
 
@@ -83,10 +84,12 @@ class RecvComm final : public Comm {
   std::uint32_t oldest_member_ = 0;  // first member of the oldest group that has not been retired
   std::uint32_t groups_in_flight_ = 0;
   std::uint32_t receive_target_ = 0;  // receive work requests to keep posted on every QP
-  std::uint64_t ring_address_ = 0;    // the sender's CTS ring
+  std::uint32_t most_receives_ = wire::kMaxInFlight + kReceiveBatch;  // that every QP can hold
+  std::uint64_t ring_address_ = 0;                                    // the sender's CTS ring
   std::uint32_t ring_rkey_ = 0;
   std::uint32_t cts_free_ = 0;  // CTS work requests that QP 0 still takes
   std::uint32_t cts_unsignalled_ = 0;
+  std::uint32_t cts_signal_interval_ = 1;
   ibv_send_wr cts_work_ = {};
   ibv_sge cts_segment_ = {};
   std::vector<RecvQueue> queues_;

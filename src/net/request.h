@@ -1,5 +1,5 @@
 // What isend, irecv and iflush hand to NCCL and test takes back. Requests live in arrays of their comm and are found by
-// index; `done` is all that test must read of one that has finished.
+// index; the state is all that test must read of one that has finished.
 #pragma once
 
 #include <cstddef>

@@ -67,7 +67,7 @@ Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
   }
   if (const Status connected = endpoint_.connect(remote, config, traffic_class); !connected) return connected;
   for (const EndpointQp& end : endpoint_.qps()) {
-    queues_.push_back({end.qp.get(), kSendQueueDepth, remote.devices[end.remote_device].control_rkey, end.inline_bytes,
+    queues_.push_back({end.qp.get(), end.send_wr, remote.devices[end.remote_device].control_rkey, end.inline_bytes,
                        end.device, end.remote_device});
   }
   record_address_ = remote.control_address;
@@ -107,7 +107,11 @@ wire::SizeRecord& SendComm::record_shadow() const {
 
 Request* SendComm::isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory) {
   const std::uint32_t head_index = wire::ring_index(head_);
-  if (!ready(head_index, head_) || error() != nullptr) return nullptr;
+  if (!ready(head_index, head_)) {
+    hear_signals(true);
+    return nullptr;
+  }
+  if (error() != nullptr) return nullptr;
   if (posting_.active) {
     progress();
     if (posting_.active) return nullptr;
@@ -298,7 +302,6 @@ bool SendComm::quiet() const {
 }
 
 void SendComm::progress() {
-  hear_signals();
   for (const UniqueCq& cq : endpoint_.cqs()) {
     ibv_wc completions[kPollBatch];
     const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);
@@ -306,6 +309,7 @@ void SendComm::progress() {
     if (count < 0) fail(ErrorKind::kSystem, "ibv_poll_cq", "ibv_poll_cq failed on " + endpoint_.describe_path(0));
   }
   if (posting_.active && error() == nullptr) continue_posting();
+  hear_signals(false);
 }
 
 void SendComm::complete(const ibv_wc& completion) {

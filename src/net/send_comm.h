@@ -28,6 +28,8 @@ class SendComm final : public Comm {
   Request* isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory);
 
   bool quiet() const override;
+  // A send that is under way needs only its acknowledgement.
+  bool needs_peer() const override { return false; }
 
   // Drives the comm: completions, and what is left of a message that did not fit the send queues.
   void progress();

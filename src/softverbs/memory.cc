@@ -68,6 +68,7 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
   }
   if (!is_mapped(begin, length, (access & IBV_ACCESS_LOCAL_WRITE) != 0)) return system_error("register_memory", EFAULT);
   Process& process = *context.process;
+  auto mr = std::make_unique<Mr>();
   Result<std::uint32_t> index = process.mr_table().allocate(process.settings().max_mr);
   if (!index) return index.error();
   SharedMr& shared = process.segment().mrs[*index];
@@ -80,7 +81,6 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
   const std::uint32_t lkey = (*index + 1) << kVariantBits | variant;
   const std::uint32_t rkey = lkey | kRemoteVariant;
 
-  auto mr = std::make_unique<Mr>();
   mr->context = &context.context;
   mr->pd = pd;
   mr->addr = address;

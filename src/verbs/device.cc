@@ -220,7 +220,8 @@ Result<std::unique_ptr<Device>> Device::open(const Verbs& verbs, const Mlx5* mlx
 }
 
 Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verbs, const Config& config) {
-  return open(verbs, Mlx5::load(config.mlx5_library), config, "");
+  const std::optional<Mlx5> mlx5 = Mlx5::load(config.mlx5_library);
+  return open(verbs, mlx5 ? &*mlx5 : nullptr, config, "");
 }
 
 Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verbs, const Mlx5* mlx5,

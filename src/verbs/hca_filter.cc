@@ -7,8 +7,8 @@
 namespace verbatim {
 namespace {
 
-constexpr int kHighestPort = 255;  // verbs' port numbers are bytes
-constexpr int kHighestRailOrPlane = 65535;
+constexpr int kHighestPort = 255;           // verbs' port numbers are bytes
+constexpr int kHighestRailOrPlane = 32767;  // NCCL's v12 properties hold int16_t
 
 std::string_view take_until(std::string_view& text, char separator) {
   const std::size_t end = std::min(text.find(separator), text.size());

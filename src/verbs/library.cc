@@ -2,11 +2,9 @@
 
 #include <cerrno>
 #include <cstring>
-#include <map>
 #include <memory>
 
 #include "base/log.h"
-#include "base/mutex.h"
 #include "verbs/dynamic_library.h"
 #include "verbs/errors.h"
 
@@ -53,13 +51,6 @@ const char* bind_all(const DynamicLibrary& library, Verbs& verbs) {
   return missing;
 }
 
-Mutex g_tables_mutex;
-
-std::map<std::string, std::unique_ptr<const Verbs>>& tables() {
-  static std::map<std::string, std::unique_ptr<const Verbs>> by_path;
-  return by_path;
-}
-
 }  // namespace
 
 Result<ibv_port_attr> Verbs::port_attributes(ibv_context* context, std::uint8_t port_num) const {
@@ -72,10 +63,7 @@ Result<ibv_port_attr> Verbs::port_attributes(ibv_context* context, std::uint8_t 
   return attributes;
 }
 
-Result<const Verbs*> Verbs::load(const std::string& path) {
-  const MutexLock lock(g_tables_mutex);
-  if (const auto known = tables().find(path); known != tables().end()) return known->second.get();
-
+Result<std::unique_ptr<const Verbs>> Verbs::load(const std::string& path) {
   const DynamicLibrary library =
       path.empty() ? DynamicLibrary::open({"libibverbs.so.1", "libibverbs.so"}) : DynamicLibrary::open({path.c_str()});
   if (!library) {
@@ -89,7 +77,7 @@ Result<const Verbs*> Verbs::load(const std::string& path) {
     VERBATIM_WARN("no RDMA: %s has no %s, it is no libibverbs that can be used", library.name().c_str(), missing);
     return Error{ErrorKind::kUsage, ENOENT, "dlsym"};
   }
-  return tables().emplace(path, std::move(table)).first->second.get();
+  return std::unique_ptr<const Verbs>(std::move(table));
 }
 
 }  // namespace verbatim

@@ -7,6 +7,7 @@
 #include <infiniband/verbs.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "base/result.h"
@@ -56,9 +57,8 @@ struct Verbs {
   Result<ibv_port_attr> port_attributes(ibv_context* context, std::uint8_t port_num) const;
 
   // Opens the library and fills the table: `path` when it is not empty, else libibverbs.so.1, then libibverbs.so. The
-  // table lives as long as the process and the library is never closed: drivers leave threads and fork handlers behind.
-  // Loading the same path again answers the same table. Logs one warning when it fails.
-  static Result<const Verbs*> load(const std::string& path);
+  // library is never closed: drivers leave threads and fork handlers behind. Logs one warning when it fails.
+  static Result<std::unique_ptr<const Verbs>> load(const std::string& path);
 };
 
 }  // namespace verbatim

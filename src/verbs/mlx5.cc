@@ -1,25 +1,14 @@
 #include "verbs/mlx5.h"
 
-#include <map>
 #include <optional>
 
 #include "base/log.h"
-#include "base/mutex.h"
 #include "verbs/dynamic_library.h"
 #include "verbs/errors.h"
 
 namespace verbatim {
-namespace {
 
-Mutex g_tables_mutex;
-
-// Failures are kept too, so that an absent library is looked for once.
-std::map<std::string, std::optional<Mlx5>>& tables() {
-  static std::map<std::string, std::optional<Mlx5>> by_path;
-  return by_path;
-}
-
-std::optional<Mlx5> open(const std::string& path) {
+std::optional<Mlx5> Mlx5::load(const std::string& path) {
   const DynamicLibrary library =
       path.empty() ? DynamicLibrary::open({"libmlx5.so.1", "libmlx5.so"}) : DynamicLibrary::open({path.c_str()});
   if (!library) {
@@ -36,8 +25,6 @@ std::optional<Mlx5> open(const std::string& path) {
   return table;
 }
 
-}  // namespace
-
 Result<Mlx5Capabilities> Mlx5::capabilities(ibv_context* context) const {
   mlx5dv_context answer = {};
   answer.comp_mask = MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS;
@@ -46,13 +33,6 @@ Result<Mlx5Capabilities> Mlx5::capabilities(ibv_context* context) const {
   }
   const bool lag_known = (answer.comp_mask & MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS) != 0;
   return Mlx5Capabilities{answer.flags, lag_known ? answer.num_lag_ports : std::uint8_t{0}};
-}
-
-const Mlx5* Mlx5::load(const std::string& path) {
-  const MutexLock lock(g_tables_mutex);
-  auto known = tables().find(path);
-  if (known == tables().end()) known = tables().emplace(path, open(path)).first;
-  return known->second ? &*known->second : nullptr;
 }
 
 }  // namespace verbatim

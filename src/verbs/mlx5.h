@@ -4,6 +4,7 @@
 #include <infiniband/mlx5dv.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/result.h"
@@ -22,9 +23,9 @@ struct Mlx5 {
   // Asks the driver of an mlx5 device.
   Result<Mlx5Capabilities> capabilities(ibv_context* context) const;
 
-  // Opens `path` when it is not empty, else libmlx5.so.1, then libmlx5.so. nullptr when there is none, which is no
+  // Opens `path` when it is not empty, else libmlx5.so.1, then libmlx5.so. nullopt when there is none, which is no
   // error unless a path was asked for: then one warning is logged. Never closed.
-  static const Mlx5* load(const std::string& path);
+  static std::optional<Mlx5> load(const std::string& path);
 };
 
 }  // namespace verbatim

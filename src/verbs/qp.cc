@@ -56,7 +56,6 @@ Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq
     wanted.send_cq = send_cq;
     wanted.recv_cq = recv_cq;
     wanted.qp_type = IBV_QPT_RC;
-    wanted.sq_sig_all = caps.signal_all ? 1 : 0;
     wanted.cap.max_send_wr = at_most(caps.send_wr, limits.max_qp_wr);
     wanted.cap.max_recv_wr = at_most(caps.recv_wr, limits.max_qp_wr);
     wanted.cap.max_send_sge = at_most(caps.send_sge, limits.max_sge);
@@ -64,7 +63,10 @@ Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq
     wanted.cap.max_inline_data = inline_bytes;
     Result<UniqueQp> qp =
         adopt("ibv_create_qp", device.verbs().create_qp(device.pd(), &wanted), device.verbs().destroy_qp);
-    if (qp) return RcQp{*std::move(qp), std::min(caps.inline_bytes, wanted.cap.max_inline_data)};
+    if (qp) {
+      return RcQp{*std::move(qp), std::min(caps.inline_bytes, wanted.cap.max_inline_data),
+                  at_most(caps.send_wr, limits.max_qp_wr), at_most(caps.recv_wr, limits.max_qp_wr)};
+    }
     if (inline_bytes == 0) return qp.error();
     // No query tells the inline limit beforehand.
     inline_bytes = inline_bytes > kLeastInlineBytes ? inline_bytes / 2 : 0;

@@ -29,12 +29,13 @@ struct QpCaps {
   std::uint32_t inline_bytes = 0;  // wanted; a device that refuses gets the QP without
   std::uint32_t send_sge = 1;
   std::uint32_t recv_sge = 1;
-  bool signal_all = false;
 };
 
 struct RcQp {
   UniqueQp qp;
   std::uint32_t inline_bytes = 0;  // what the device granted, at most what was asked for
+  std::uint32_t send_wr = 0;       // likewise
+  std::uint32_t recv_wr = 0;
 };
 
 // Depths beyond the device's limits are cut to them. The QP is in RESET.

@@ -71,6 +71,7 @@ HelloQp get_qp(Reader& reader) {
 }
 
 bool plausible(const Hello& hello) {
+  if (hello.traffic_class < -1 || hello.traffic_class > 255) return false;
   for (const HelloDevice& device : hello.devices) {
     if (device.max_message_bytes == 0 || device.mtu == 0 || device.mtu > kMaxMtu) return false;
   }
@@ -92,7 +93,7 @@ std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello) {
   writer.put(hello.identity.listen);
   writer.put(hello.control_address);
   writer.put(hello.capabilities);
-  writer.put(hello.max_group);
+  writer.put(hello.traffic_class);
   writer.put_text(hello.host);
   writer.put(static_cast<std::uint8_t>(hello.devices.size()));
   for (const HelloDevice& device : hello.devices) put_device(writer, device);
@@ -105,7 +106,9 @@ std::vector<std::uint8_t> encode_ready() {
   return finish(begin(MessageType::kReady));
 }
 
-std::vector<std::uint8_t> encode_bye() { return finish(begin(MessageType::kBye)); }
+std::vector<std::uint8_t> encode_bye() {
+  return finish(begin(MessageType::kBye));
+}
 
 std::vector<std::uint8_t> encode_reject(const std::string& reason) {
   Writer writer = begin(MessageType::kReject);
@@ -143,7 +146,7 @@ Result<Hello> decode_hello(std::span<const std::uint8_t> body) {
   hello.identity.listen = reader.get<std::uint32_t>();
   hello.control_address = reader.get<std::uint64_t>();
   hello.capabilities = reader.get<std::uint32_t>();
-  hello.max_group = reader.get<std::uint8_t>();
+  hello.traffic_class = reader.get<std::int16_t>();
   hello.host = reader.get_text();
   const std::size_t devices = reader.get<std::uint8_t>();
   if (devices == 0 || devices > kMaxDevices) return Error{ErrorKind::kArgument, 0, "hello with impossible devices"};

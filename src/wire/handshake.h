@@ -59,7 +59,7 @@ struct Hello {
   PeerIdentity identity;
   std::uint64_t control_address = 0;  // connecting side: its CTS ring; accepting side: its SizeRecord
   std::uint32_t capabilities = 0;     // none defined in this version
-  std::uint8_t max_group = 0;         // accepting side: largest grouped receive it will post
+  std::int16_t traffic_class = -1;    // connecting side: of the communicator, -1 when it has none
   std::string host;                   // for people
   std::vector<HelloDevice> devices;   // 1 to kMaxDevices
   std::vector<HelloQp> qps;           // 1 to kMaxQps; both ends' QPs of equal index are connected

@@ -7,10 +7,9 @@
 namespace verbatim::wire {
 
 constexpr std::uint16_t kProtocolVersion = 1;
-constexpr std::size_t kMaxDevices = 8;         // devices of one fused NIC: NCCL's limit in v12
-constexpr std::size_t kMaxQpsPerDevice = 128;  // the documented range of NCCL_IB_QPS_PER_CONNECTION
-constexpr std::size_t kMaxQps = 128;           // of one connection, over all devices
-constexpr std::uint32_t kMaxGroup = 8;         // members of a grouped receive
-constexpr std::uint32_t kMaxInFlight = 256;    // members that wait on one connection: NCCL's 32 requests x kMaxGroup
+constexpr std::size_t kMaxDevices = 8;       // devices of one fused NIC: NCCL's limit in v12
+constexpr std::size_t kMaxQps = 128;         // of one connection, over all devices
+constexpr std::uint32_t kMaxGroup = 8;       // members of a grouped receive
+constexpr std::uint32_t kMaxInFlight = 256;  // members that wait on one connection: NCCL's 32 requests x kMaxGroup
 
 }  // namespace verbatim::wire

@@ -287,5 +287,42 @@ TEST_P(Tables, SizesOfNcclsOwnArrays) {
   ASSERT_TRUE(traffic.run());
 }
 
+// The old tables count bytes in an int, which can be negative: an error then, and nothing taken.
+class OldTables : public Conformance {};
+INSTANTIATE_TEST_SUITE_P(Net, OldTables, ::testing::Range(6, 9), version_name);
+
+template <typename Net>
+void refuse_negative_sizes(const Net& table, const Link& link, Memory& memory, void* send_mr, void* recv_mr) {
+  if constexpr (!requires { table.makeVDevice; }) {
+    void* request = nullptr;
+    EXPECT_NE(table.isend(link.send_comm, memory.data(), -1, 0, send_mr, &request), nccl::Result::kSuccess);
+    EXPECT_EQ(request, nullptr);
+    void* data = memory.data();
+    int size = -1;
+    int tag = 0;
+    EXPECT_NE(table.irecv(link.recv_comm, 1, &data, &size, &tag, &recv_mr, &request), nccl::Result::kSuccess);
+    EXPECT_EQ(request, nullptr);
+    if constexpr (std::is_same_v<decltype(Net::regMr), decltype(nccl::v6::Net::regMr)>) {
+      void* mhandle = nullptr;
+      EXPECT_NE(table.regMr(link.send_comm, memory.data(), -1, nccl::kPtrHost, &mhandle), nccl::Result::kSuccess);
+      EXPECT_EQ(mhandle, nullptr);
+    }
+  } else {
+    FAIL() << "sizes are unsigned in this version";
+  }
+}
+
+TEST_P(OldTables, NegativeSizesAreRefused) {
+  Link link = this->link();
+  ASSERT_TRUE(link);
+  Memory memory(100);
+  const Registration send_mr(*this, link.send_comm, memory.data(), memory.size());
+  const Registration recv_mr(*this, link.recv_comm, memory.data(), memory.size());
+  with_table(net(),
+             [&](const auto& table) { refuse_negative_sizes(table, link, memory, send_mr.get(), recv_mr.get()); });
+  EXPECT_TRUE(memory.intact());
+  take_warnings();  // it may say so
+}
+
 }  // namespace
 }  // namespace conformance

@@ -18,8 +18,8 @@ struct Receiver {
 
 // Never destroyed: a plugin may log while the process exits.
 Receiver& receiver() {
-  static auto* const only = new Receiver;
-  return *only;
+  static Receiver& only = *new Receiver;
+  return only;
 }
 
 }  // namespace

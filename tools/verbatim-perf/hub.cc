@@ -117,6 +117,7 @@ void Hub::greet(Peer& peer, const Frame& frame) {
     return;
   }
   peer.rank = rank;
+  if (status_ != ExitStatus::kOk) send_abort(peer);  // too late
 }
 
 void Hub::gather() {
@@ -140,13 +141,16 @@ void Hub::give_up(ExitStatus status, const std::string& why) {
   std::fprintf(stderr, "verbatim-perf: %s\n", why.c_str());
   if (status_ != ExitStatus::kOk) return;
   status_ = status;
-  const std::string_view payload(reinterpret_cast<const char*>(&status), sizeof status);
   // Rank 0 last: between hosts its process is this one, and ends when it hears it.
   for (const bool first_rank : {false, true}) {
     for (const Peer& peer : peers_) {
-      if (peer.socket && (peer.rank == 0) == first_rank) send_frame(peer.socket.get(), FrameKind::kAbort, payload);
+      if (peer.socket && (peer.rank == 0) == first_rank) send_abort(peer);
     }
   }
+}
+
+void Hub::send_abort(const Peer& peer) const {
+  send_frame(peer.socket.get(), FrameKind::kAbort, {reinterpret_cast<const char*>(&status_), sizeof status_});
 }
 
 // Everybody who came is gone and, unless the job was given up, all have come and said bye.

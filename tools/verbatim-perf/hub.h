@@ -45,6 +45,7 @@ class Hub {
   void greet(Peer& peer, const Frame& frame);
   void gather();
   void give_up(ExitStatus status, const std::string& why);
+  void send_abort(const Peer& peer) const;
   void wait_for_sockets();
   bool everyone_left() const;
 

@@ -24,8 +24,9 @@
 namespace verbatim::perf {
 namespace {
 
-// Ranks that were told to stop do so at once; others may still have to unload and write a report.
-constexpr std::uint64_t kKillAfterAbortNs = 2 * kNanosecondsPerSecond;
+// Ranks that were told to stop do so at once, and the hub has waited for them; others may still have to unload and
+// write a report.
+constexpr std::uint64_t kKillAfterAbortNs = kNanosecondsPerSecond / 2;
 constexpr std::uint64_t kKillAfterByeNs = 30 * kNanosecondsPerSecond;
 constexpr int kReapMs = 20;
 

@@ -86,7 +86,7 @@ class PingPong final : public Pair {
     for (int channel = 0; channel < shape_.channels; ++channel) {
       Range share{};
       if (!share_of_channel({0, extent.bytes}, shape_.channels, channel, element(), share)) break;
-      const auto ping = static_cast<std::size_t>(2 * channel);
+      const std::size_t ping = 2 * static_cast<std::size_t>(channel);
       const auto recv_lane = static_cast<int>(plan.lanes.size());
       plan.lanes.push_back(lane(is_source() ? ping + 1 : ping, false, share, 1 - shape_.rank));
       plan.lanes.push_back(lane(is_source() ? ping : ping + 1, true, share, shape_.rank, is_source() ? -1 : recv_lane));

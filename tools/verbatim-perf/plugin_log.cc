@@ -18,8 +18,8 @@ struct Kept {
 
 // Never destroyed: a plugin may log while the process exits.
 Kept& kept() {
-  static auto* const only = new Kept;
-  return *only;
+  static Kept& only = *new Kept;
+  return only;
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ class AllToAll final : public Operation {
             !share_of_channel({static_cast<std::size_t>(from) * each, each}, shape_.channels, channel, element(), in)) {
           break;
         }
-        const std::size_t first = static_cast<std::size_t>(((distance - 1) * shape_.channels + channel) * shape_.ranks);
+        const std::size_t first = index_of_first_flow(distance, channel);
         Lane send{.flow = first + static_cast<std::size_t>(shape_.rank), .sends = true, .window = shape_.depth};
         Lane recv{.flow = first + static_cast<std::size_t>(from), .sends = false, .window = shape_.depth};
         add_chunks(send, Buffer::kSend, out, shape_.chunk_bytes, shape_.rank);
@@ -79,6 +79,13 @@ class AllToAll final : public Operation {
 
  private:
   int peer(int rank, int distance) const { return (rank + distance) % shape_.ranks; }
+
+  // Of a distance and channel, that of rank 0: see flows().
+  std::size_t index_of_first_flow(int distance, int channel) const {
+    const std::size_t before = static_cast<std::size_t>(distance - 1) * static_cast<std::size_t>(shape_.channels) +
+                               static_cast<std::size_t>(channel);
+    return before * static_cast<std::size_t>(shape_.ranks);
+  }
 };
 
 class SendRecv final : public Operation {
@@ -109,7 +116,7 @@ class SendRecv final : public Operation {
     for (int channel = 0; channel < shape_.channels; ++channel) {
       Range share{};
       if (!share_of_channel({0, extent.bytes}, shape_.channels, channel, element(), share)) break;
-      const auto first = static_cast<std::size_t>(channel * shape_.ranks);
+      const std::size_t first = static_cast<std::size_t>(channel) * static_cast<std::size_t>(shape_.ranks);
       Lane send{.flow = first + static_cast<std::size_t>(shape_.rank), .sends = true, .window = shape_.depth};
       Lane recv{.flow = first + static_cast<std::size_t>(previous()), .sends = false, .window = shape_.depth};
       add_chunks(send, Buffer::kSend, share, shape_.chunk_bytes, shape_.rank);

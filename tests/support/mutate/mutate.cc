@@ -106,16 +106,22 @@ class Mutation {
     pending_[request] = {.is_send = true, .members = {}};
   }
 
+  // What a receive is about, taken before it is posted: the data may be there when irecv returns.
   template <typename Size>
-  void posted(void* request, std::span<void* const> data, const Size* capacities) {
-    if (mode_ == Mode::kNone) return;
+  Pending about_to_receive(std::span<void* const> data, const Size* capacities) const {
     Pending pending{.is_send = false, .members = {}};
+    if (mode_ == Mode::kNone) return pending;
     for (std::size_t i = 0; i < data.size(); ++i) {
       auto* const bytes = static_cast<unsigned char*>(data[i]);
       Member member{.data = bytes, .before = {}};
       if (mode_ == Mode::kSkipTail) member.before.assign(bytes, bytes + capacities[i]);
       pending.members.push_back(std::move(member));
     }
+    return pending;
+  }
+
+  void posted(void* request, Pending pending) {
+    if (mode_ == Mode::kNone) return;
     verbatim::MutexLock lock(mutex_);
     pending_[request] = std::move(pending);
   }
@@ -213,11 +219,10 @@ struct Irecv;
 template <typename Net, typename Size, typename... Rest>
 struct Irecv<Net, Result (*)(void*, int, void**, Size*, int*, void**, Rest...)> {
   static Result call(void* comm, int n, void** data, Size* sizes, int* tags, void** mhandles, Rest... rest) {
+    Pending pending = mutation().about_to_receive(std::span(data, static_cast<std::size_t>(n)), sizes);
     const Result result = inner<Net>.irecv(comm, n, data, sizes, tags, mhandles, rest...);
     void* const request = *std::get<sizeof...(Rest) - 1>(std::tuple(rest...));
-    if (result == Result::kSuccess && request != nullptr) {
-      mutation().posted(request, {data, static_cast<std::size_t>(n)}, sizes);
-    }
+    if (result == Result::kSuccess && request != nullptr) mutation().posted(request, std::move(pending));
     return result;
   }
 };

@@ -12,19 +12,19 @@
 namespace verbatim {
 namespace {
 
-TEST(Library, ANamedLibraryIsOpenedAndRemembered) {
+TEST(Library, ANamedLibraryIsOpened) {
   const LogCapture log;
-  const Result<const Verbs*> verbs = Verbs::load(FAKE_VERBS);
+  const Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(FAKE_VERBS);
   ASSERT_TRUE(verbs);
   EXPECT_EQ((*verbs)->fork_init(), 4711);
-  const Result<const Verbs*> again = Verbs::load(FAKE_VERBS);
+  const Result<std::unique_ptr<const Verbs>> again = Verbs::load(FAKE_VERBS);
   ASSERT_TRUE(again);
-  EXPECT_EQ(*again, *verbs);
+  EXPECT_EQ((*again)->fork_init, (*verbs)->fork_init);
   EXPECT_TRUE(log.warnings().empty());
 }
 
 TEST(Library, OptionalVerbsMayBeAbsent) {
-  const Result<const Verbs*> verbs = Verbs::load(FAKE_VERBS);
+  const Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(FAKE_VERBS);
   ASSERT_TRUE(verbs);
   EXPECT_EQ((*verbs)->query_gid_ex, nullptr);
   EXPECT_EQ((*verbs)->reg_mr_iova2, nullptr);
@@ -35,7 +35,7 @@ TEST(Library, OptionalVerbsMayBeAbsent) {
 
 TEST(Library, AbsentIsOneClearLine) {
   const LogCapture log;
-  const Result<const Verbs*> verbs = Verbs::load("/nonexistent/libibverbs.so");
+  const Result<std::unique_ptr<const Verbs>> verbs = Verbs::load("/nonexistent/libibverbs.so");
   ASSERT_FALSE(verbs);
   EXPECT_EQ(verbs.error().kind, ErrorKind::kUsage);
   EXPECT_EQ(log.only_warning(),
@@ -54,7 +54,7 @@ TEST(Library, AMissingVerbIsNamed) {
 TEST(Library, RdmaCore) {
   const DynamicLibrary library = DynamicLibrary::open({"libibverbs.so.1"});
   if (!library) GTEST_SKIP() << "rdma-core is not installed";
-  const Result<const Verbs*> verbs = Verbs::load("");
+  const Result<std::unique_ptr<const Verbs>> verbs = Verbs::load("");
   ASSERT_TRUE(verbs);
   void* handle = dlopen("libibverbs.so.1", RTLD_NOW);
   EXPECT_EQ(reinterpret_cast<void*>((*verbs)->get_device_list), dlvsym(handle, "ibv_get_device_list", "IBVERBS_1.1"));

@@ -12,7 +12,7 @@ Hello example(std::size_t devices, std::size_t qps) {
   hello.secret.fill(0x5a);
   hello.identity = {1, 2, 3, 4, 5};
   hello.control_address = 0x7f0012345678;
-  hello.max_group = 8;
+  hello.traffic_class = 104;
   hello.host = "node17";
   for (std::size_t i = 0; i < devices; ++i) {
     HelloDevice device;
@@ -62,7 +62,7 @@ TEST(Handshake, HelloComesBackWhole) {
     EXPECT_EQ(decoded->secret, hello.secret);
     EXPECT_EQ(decoded->identity.listen, 5U);
     EXPECT_EQ(decoded->control_address, hello.control_address);
-    EXPECT_EQ(decoded->max_group, 8);
+    EXPECT_EQ(decoded->traffic_class, 104);
     EXPECT_EQ(decoded->host, "node17");
     ASSERT_EQ(decoded->devices.size(), devices);
     EXPECT_EQ(decoded->devices.back().gid, hello.devices.back().gid);
@@ -101,6 +101,7 @@ TEST(Handshake, ImpossibleFieldsAreRefused) {
     return !decode_hello(body_of(message));
   };
   EXPECT_FALSE(refused([](Hello&) {}));
+  EXPECT_TRUE(refused([](Hello& hello) { hello.traffic_class = 256; }));
   EXPECT_TRUE(refused([](Hello& hello) { hello.devices.clear(); }));
   EXPECT_TRUE(refused([](Hello& hello) { hello.devices.resize(kMaxDevices + 1, hello.devices[0]); }));
   EXPECT_TRUE(refused([](Hello& hello) { hello.qps.clear(); }));
