@@ -192,6 +192,7 @@ TEST_P(TwoProcesses, AKilledPeerTakesNoEmptyMessageEither) {
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 64)}, peer.target(1)), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
   peer.kill();
+  std::this_thread::sleep_for(10ms);  // a device may take a moment to find out
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {}), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
 }
