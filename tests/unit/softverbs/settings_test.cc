@@ -1,0 +1,109 @@
+// What SOFTVERBS_* variables do, and that a malformed one is named and offers nothing.
+#include "softverbs/settings.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+namespace verbatim::softverbs {
+namespace {
+
+struct Outcome {
+  int status = -1;
+  std::string said;  // on stderr
+};
+
+// Settings are read once in a process, so each question has its own. `check` gives the exit status.
+Outcome in_child(const char* name, const std::string& value, const std::function<int(const Settings*)>& check) {
+  int ends[2];
+  if (pipe(ends) != 0) return {};
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    setenv(name, value.c_str(), 1);
+    _exit(check(settings()));
+  }
+  close(ends[1]);
+  Outcome outcome;
+  char text[512];
+  for (ssize_t bytes; (bytes = read(ends[0], text, sizeof text)) > 0;) {
+    outcome.said.append(text, static_cast<std::size_t>(bytes));
+  }
+  close(ends[0]);
+  int status = 0;
+  if (waitpid(child, &status, 0) == child && WIFEXITED(status)) outcome.status = WEXITSTATUS(status);
+  return outcome;
+}
+
+class Softverbs : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name : {"SOFTVERBS_DEVICES", "SOFTVERBS_ENGINE", "SOFTVERBS_LINK_LAYER", "SOFTVERBS_NAMESPACE"}) {
+      unsetenv(name);
+    }
+  }
+};
+
+void expect_refused(const char* name, const std::string& value) {
+  SCOPED_TRACE(std::string(name) + "=" + value);
+  const Outcome outcome = in_child(name, value, [](const Settings* settings) { return settings == nullptr ? 0 : 1; });
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_NE(outcome.said.find(name), std::string::npos) << outcome.said;
+  EXPECT_EQ(std::count(outcome.said.begin(), outcome.said.end(), '\n'), 1) << outcome.said;
+}
+
+void expect_accepted(const char* name, const std::string& value, const std::function<bool(const Settings&)>& check) {
+  SCOPED_TRACE(std::string(name) + "=" + value);
+  const Outcome outcome =
+      in_child(name, value, [&](const Settings* settings) { return settings != nullptr && check(*settings) ? 0 : 1; });
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.said, "");
+}
+
+TEST_F(Softverbs, TheDefaultsHoldWhereNothingIsSaid) {
+  expect_accepted("SOFTVERBS_DEVICES", "", [](const Settings& s) {
+    return s.devices == 1 && s.threaded && s.ethernet && s.mtu_bytes == 4096 && s.name_space.empty();
+  });
+}
+
+TEST_F(Softverbs, ValuesAreTaken) {
+  expect_accepted("SOFTVERBS_DEVICES", "0", [](const Settings& s) { return s.devices == 0; });
+  expect_accepted("SOFTVERBS_DEVICES", "16", [](const Settings& s) { return s.devices == 16; });
+  expect_accepted("SOFTVERBS_ENGINE", "inline", [](const Settings& s) { return !s.threaded; });
+  expect_accepted("SOFTVERBS_LINK_LAYER", "ib", [](const Settings& s) { return !s.ethernet; });
+  expect_accepted("SOFTVERBS_MTU", "1024", [](const Settings& s) { return s.mtu_bytes == 1024; });
+  expect_accepted("SOFTVERBS_SPEED_GBPS", "400", [](const Settings& s) { return s.speed_gbps == 400; });
+  expect_accepted("SOFTVERBS_MAX_QP", "7", [](const Settings& s) { return s.max_qp == 7; });
+  expect_accepted("SOFTVERBS_MAX_MSG_SZ", "2147483648", [](const Settings& s) { return s.max_msg_bytes == 1U << 31; });
+  expect_accepted("SOFTVERBS_NAMESPACE", "Job_1-a", [](const Settings& s) { return s.name_space == "Job_1-a"; });
+}
+
+TEST_F(Softverbs, MalformedNumbersAreRefused) {
+  for (const char* value : {"17", "-1", "+1", " 1", "1 ", "0x1", "1.5", "two", "99999999999999999999"}) {
+    expect_refused("SOFTVERBS_DEVICES", value);
+  }
+  expect_refused("SOFTVERBS_MAX_SGE", "0");
+  expect_refused("SOFTVERBS_MAX_SGE", "33");
+  expect_refused("SOFTVERBS_MAX_MSG_SZ", "2147483649");
+  expect_refused("SOFTVERBS_MTU", "1500");
+  expect_refused("SOFTVERBS_SPEED_GBPS", "99");
+}
+
+TEST_F(Softverbs, UnknownChoicesAreRefused) {
+  expect_refused("SOFTVERBS_ENGINE", "Thread");
+  expect_refused("SOFTVERBS_LINK_LAYER", "iwarp");
+}
+
+TEST_F(Softverbs, ANamespaceIsAPlainWord) {
+  for (const std::string& value : {std::string("a/b"), std::string(".."), std::string("a b"), std::string(65, 'x')}) {
+    expect_refused("SOFTVERBS_NAMESPACE", value);
+  }
+}
+
+}  // namespace
+}  // namespace verbatim::softverbs
