@@ -204,7 +204,7 @@ std::vector<Row> rows() {
       number_row<&Config::connect_timeout_s, 1, kLongestEstablishmentS>(
           "VERBATIM_CONNECT_TIMEOUT_S", nullptr, "60", "Seconds until a connection that does not come about fails."),
       number_row<&Config::close_timeout_ms, 0, kLongestCloseMs>(
-          "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, "20000",
+          "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, "5000",
           "Milliseconds that a closed connection's queue pairs stay alive for a peer that has not closed its end."),
   };
 }

@@ -54,7 +54,7 @@ struct Config {
   TextSetting socket_ifname;  // syntax: base/socket_interface.h
   int socket_family = 0;      // AF_UNSPEC, AF_INET or AF_INET6
   unsigned connect_timeout_s = 60;
-  unsigned close_timeout_ms = 20000;
+  unsigned close_timeout_ms = 5000;  // more than one retransmission at the default timeout
 
   // Reads all variables; ours wins over NCCL's, an empty string counts as unset. A value that is malformed or out of
   // range is logged (variable, value, what is allowed) and answered with ErrorKind::kUsage. The only getenv of the

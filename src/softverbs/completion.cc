@@ -24,7 +24,13 @@ void notify(const ProcessView& process, SharedCq& cq, const Cqe& entry, bool sol
   } while (!cq.armed.compare_exchange_weak(armed, Armed::kNo));
   if (cq.channel_fd < 0) return;
   cq.unread_events.fetch_add(1, std::memory_order_release);
-  ring_pipe(process, cq.channel_fd);
+  if (ring_pipe(process, cq.channel_fd)) return;
+  // Nobody was woken: the next completion tries again. The owner may have read the event at a byte of another queue.
+  std::uint32_t unread = cq.unread_events.load(std::memory_order_relaxed);
+  while (unread != 0 && !cq.unread_events.compare_exchange_weak(unread, unread - 1)) {
+  }
+  Armed disarmed = Armed::kNo;
+  if (unread != 0) cq.armed.compare_exchange_strong(disarmed, armed);
 }
 
 void read_entry(const Cqe& entry, ibv_wc& completion) {
@@ -69,6 +75,7 @@ Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_
   const Settings& limits = process.settings();
   if (entries < 1 || static_cast<std::uint32_t>(entries) > limits.max_cqe) return system_error("create_cq", EINVAL);
   const std::uint32_t count = std::bit_ceil(static_cast<std::uint32_t>(entries));
+  auto cq = std::make_unique<Cq>();
   Result<std::uint32_t> index = process.cq_table().allocate(limits.max_cq);
   if (!index) return index.error();
   Result<std::uint64_t> ring = process.arena().allocate(count * sizeof(Cqe));
@@ -76,7 +83,6 @@ Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_
     process.cq_table().release(*index);
     return ring.error();
   }
-  auto cq = std::make_unique<Cq>();
   cq->context = &context.context;
   cq->channel = channel;
   cq->cq_context = cq_context;
@@ -158,7 +164,7 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
   Cq& cq = *static_cast<Cq*>(handle);
   SharedCq& shared = *cq.shared;
   cq.process->engine().progress();
-  if (shared.tail.load(std::memory_order_acquire) == shared.head.load(std::memory_order_relaxed)) {
+  if (shared.tail.load(std::memory_order_seq_cst) == shared.head.load(std::memory_order_relaxed)) {
     const std::uint32_t empty = cq.empty_polls.load(std::memory_order_relaxed) + 1;
     cq.empty_polls.store(empty, std::memory_order_relaxed);
     if (empty % kEmptyPollsPerYield == 0) sched_yield();

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -28,23 +29,39 @@ constexpr std::uint64_t kSpinNs = 20'000;
 
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
+// How long an ending process waits for its engine.
+constexpr std::uint64_t kStopNs = kNanosecondsPerSecond;
+constexpr useconds_t kStopPauseUs = 50;
+
 }  // namespace
 
-void Engine::start(Process& process) {
+Status Engine::start(Process& process) {
   process_ = &process;
-  if (!threaded_) return;
+  if (!threaded_) return {};
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the program's
   pthread_t thread;
-  if (const int error = pthread_create(&thread, nullptr, thread_main, this); error == 0) {
-    pthread_setname_np(thread, "softverbs");
-    pthread_detach(thread);
-  } else {
-    VERBATIM_WARN("the device thread cannot be started (errno %d): posted work will not be done", error);
-  }
+  const int error = pthread_create(&thread, nullptr, thread_main, this);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) {
+    VERBATIM_WARN("the device thread cannot be started: %s", std::strerror(error));
+    return system_error("pthread_create", error);
+  }
+  pthread_setname_np(thread, "softverbs");
+  pthread_detach(thread);
+  return {};
+}
+
+void Engine::stop() {
+  stopping_.store(true, std::memory_order_seq_cst);
+  ring_doorbell(process_->segment());
+  // A step is over in well under a millisecond, unless this is called from a signal handler in the middle of one.
+  for (const std::uint64_t end = monotonic_ns() + kStopNs; running_.load(std::memory_order_seq_cst) != 0;) {
+    if (monotonic_ns() >= end) return;
+    ::usleep(kStopPauseUs);
+  }
 }
 
 void* Engine::thread_main(void* engine) {
@@ -53,7 +70,7 @@ void* Engine::thread_main(void* engine) {
 }
 
 void Engine::run_thread() {
-  for (;;) {
+  while (!stopping_.load(std::memory_order_relaxed)) {
     serve_attention();
     if (Qp* qp = next(); qp != nullptr) {
       run(*qp);
@@ -66,7 +83,7 @@ void Engine::run_thread() {
 void Engine::spin_then_sleep() {
   Segment& segment = process_->segment();
   const auto has_work = [&] {
-    return ready_count_.load(std::memory_order_seq_cst) != 0 ||
+    return ready_count_.load(std::memory_order_seq_cst) != 0 || stopping_.load(std::memory_order_seq_cst) ||
            segment.attention_pending.load(std::memory_order_seq_cst) != 0;
   };
   std::uint64_t now = monotonic_ns();
@@ -138,9 +155,15 @@ Qp* Engine::next() {
       ready_.push_back(due);
       ready_count_.fetch_add(1, std::memory_order_relaxed);
     }
-    earliest_due_ns_.store(waiting_.empty() ? kNever : waiting_.begin()->first, std::memory_order_relaxed);
   }
+  // Also when what waited was taken out elsewhere: a time in the past keeps the thread from sleeping.
+  earliest_due_ns_.store(waiting_.empty() ? kNever : waiting_.begin()->first, std::memory_order_relaxed);
   if (ready_.empty()) return nullptr;
+  running_.fetch_add(1, std::memory_order_seq_cst);
+  if (stopping_.load(std::memory_order_seq_cst)) {  // either we see it, or stop() sees that we run
+    running_.fetch_sub(1, std::memory_order_seq_cst);
+    return nullptr;
+  }
   Qp* qp = ready_.front();
   ready_.pop_front();
   ready_count_.fetch_sub(1, std::memory_order_relaxed);
@@ -159,9 +182,10 @@ void Engine::run(Qp& qp) {
     }
     due = qp.requester.due_ns;
   }
+  running_.fetch_sub(1, std::memory_order_seq_cst);
   MutexLock lock(mutex_);
   const bool again = qp.schedule.schedule == Schedule::kRunningAgain;
-  if (step == Step::kWait) {
+  if (step == Step::kWait && !again) {
     qp.schedule = {Schedule::kWaiting, due};
     waiting_.insert({due, &qp});
     earliest_due_ns_.store(waiting_.begin()->first, std::memory_order_relaxed);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "base/result.h"
 
 namespace verbatim::softverbs {
 
@@ -29,8 +30,10 @@ class Engine {
  public:
   explicit Engine(bool threaded) : threaded_(threaded) {}
 
-  // Called once, before anything else.
-  void start(Process& process);
+  // Called once, before anything else. EAGAIN: the device thread cannot be had.
+  Status start(Process& process);
+  // No QP is run any more, now or later; waits a bounded time for the one that is. For the end of the process.
+  void stop();
 
   bool is_threaded() const { return threaded_; }
 
@@ -64,6 +67,8 @@ class Engine {
   Process* process_ = nullptr;
   std::atomic<std::uint64_t> earliest_due_ns_{~std::uint64_t{0}};
   std::atomic<std::uint32_t> ready_count_{0};
+  std::atomic<std::uint32_t> running_{0};
+  std::atomic<bool> stopping_{false};
   mutable Mutex mutex_;
   std::deque<Qp*> ready_ VERBATIM_GUARDED_BY(mutex_);
   std::set<std::pair<std::uint64_t, Qp*>> waiting_ VERBATIM_GUARDED_BY(mutex_);

@@ -6,26 +6,41 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <climits>
 #include <cstdio>
+#include <cstring>
 
 #include "base/fd.h"
+#include "base/log.h"
 
 namespace verbatim::softverbs {
 
-void ring_pipe(const ProcessView& process, int fd) {
+bool ring_pipe(const ProcessView& process, int fd) {
+  if (fd < 0) return false;
   const char byte = 0;
   if (process.is_own()) {
     // A full pipe is readable already.
     static_cast<void>(!::write(fd, &byte, 1));
-    return;
+    return true;
   }
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", process.pid(), fd);
-  const UniqueFd pipe(::open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  // For reading as well: if the owner closes its end meanwhile, writing is no SIGPIPE.
+  const UniqueFd pipe(::open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  if (!pipe) {
+    static std::atomic<bool> said{false};
+    if (errno != ENOENT && !said.exchange(true)) {
+      VERBATIM_WARN("process %d cannot be told of an event (%s): a program that sleeps may not wake up", process.pid(),
+                    std::strerror(errno));
+    }
+    return false;
+  }
   struct stat info {};
-  if (!pipe || ::fstat(pipe.get(), &info) != 0 || !S_ISFIFO(info.st_mode)) return;
+  if (::fstat(pipe.get(), &info) != 0 || !S_ISFIFO(info.st_mode)) return false;
   static_cast<void>(!::write(pipe.get(), &byte, 1));
+  return true;
 }
 
 void raise_event(const ProcessView& process, Incarnation me, std::uint32_t context, const AsyncEntry& event) {

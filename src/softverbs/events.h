@@ -6,8 +6,9 @@
 
 namespace verbatim::softverbs {
 
-// Writes one byte into a pipe whose write end is descriptor `fd` of that process.
-void ring_pipe(const ProcessView& process, int fd);
+// Writes one byte into a pipe whose write end is descriptor `fd` of that process. False when it cannot be reached,
+// which is said once on stderr, or is closed.
+bool ring_pipe(const ProcessView& process, int fd);
 
 // Appends an event to the queue of that process's context. A full queue drops it: the descriptor is readable anyway.
 void raise_event(const ProcessView& process, Incarnation me, std::uint32_t context, const AsyncEntry& event);

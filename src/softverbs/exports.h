@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cerrno>
+#include <new>
 
 #include "base/result.h"
 #include "softverbs/objects.h"
@@ -16,6 +17,17 @@ T* answer_pointer(const Result<T*>& result) {
   if (result) return *result;
   errno = result.error().sys_errno;
   return nullptr;
+}
+
+// The same of a call that makes it. No exception may cross the C API.
+template <typename Make>
+auto answer_made(Make make) -> decltype(answer_pointer(make())) {
+  try {
+    return answer_pointer(make());
+  } catch (const std::bad_alloc&) {
+    errno = ENOMEM;
+    return nullptr;
+  }
 }
 
 Result<EventPipe> make_event_pipe();

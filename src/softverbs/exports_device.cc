@@ -59,9 +59,9 @@ int query_port(ibv_context* context, std::uint8_t port_number, ibv_port_attr* at
 Result<Context*> open_context(ibv_device* device) {
   Result<Process*> process = Process::join();
   if (!process) return process.error();
+  auto context = std::make_unique<Context>();
   Result<std::uint32_t> index = (*process)->context_table().allocate(kMaxContexts);
   if (!index) return index.error();
-  auto context = std::make_unique<Context>();
   Result<EventPipe> pipe = make_event_pipe();
   if (!pipe) {
     (*process)->context_table().release(*index);
@@ -226,13 +226,17 @@ SOFTVERBS_EXPORT int ibv_get_device_index(ibv_device* device) {
 }
 
 SOFTVERBS_EXPORT ibv_context* ibv_open_device(ibv_device* device) {
-  Context* context = answer_pointer(open_context(device));
+  Context* context = answer_made([&] { return open_context(device); });
   return context != nullptr ? &context->verbs_context::context : nullptr;
 }
 
 SOFTVERBS_EXPORT int ibv_close_device(ibv_context* handle) {
   Context& context = context_of(handle);
   abandon_objects(context);
+  {
+    SharedLockGuard lock(context.shared->lock, context.process->me());
+    context.shared->pipe_fd = -1;  // the number may mean another pipe soon
+  }
   context.process->context_table().release(context.index);
   pthread_mutex_destroy(&handle->mutex);
   delete &context;

@@ -3,7 +3,7 @@
 
 #include <atomic>
 #include <cerrno>
-#include <memory>
+#include <new>
 
 #include "softverbs/exports.h"
 #include "softverbs/memory.h"
@@ -25,7 +25,7 @@ T* not_offered() {
 }
 
 ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova, unsigned access) {
-  return answer_pointer(register_memory(context_of(pd->context), pd, address, length, iova, access));
+  return answer_made([&] { return register_memory(context_of(pd->context), pd, address, length, iova, access); });
 }
 
 }  // namespace
@@ -41,10 +41,15 @@ SOFTVERBS_EXPORT ibv_pd* ibv_alloc_pd(ibv_context* context) {
     errno = ENOMEM;
     return nullptr;
   }
-  auto pd = std::make_unique<Pd>();
+  Pd* pd = new (std::nothrow) Pd;
+  if (pd == nullptr) {
+    g_pds.fetch_sub(1);
+    errno = ENOMEM;
+    return nullptr;
+  }
   pd->context = context;
   pd->handle = g_last_pd.fetch_add(1) + 1;
-  return pd.release();
+  return pd;
 }
 
 SOFTVERBS_EXPORT int ibv_dealloc_pd(ibv_pd* pd) {

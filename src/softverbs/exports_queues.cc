@@ -49,6 +49,17 @@ bool await_event(int fd, Process& process) {
 
 namespace {
 
+Result<Channel*> create_channel(ibv_context* context) {
+  Result<EventPipe> pipe = make_event_pipe();
+  if (!pipe) return pipe.error();
+  auto channel = std::make_unique<Channel>();
+  channel->context = context;
+  channel->pipe = *std::move(pipe);
+  channel->fd = channel->pipe.read_end.get();
+  channel->refcnt = 0;
+  return channel.release();
+}
+
 // An unread event of one of the channel's queues, oldest queue first.
 Cq* take_cq_event(Context& context, const ibv_comp_channel* channel) {
   MutexLock lock(context.objects_mutex);
@@ -71,17 +82,7 @@ using namespace verbatim::softverbs;
 extern "C" {
 
 SOFTVERBS_EXPORT ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
-  verbatim::Result<EventPipe> pipe = make_event_pipe();
-  if (!pipe) {
-    errno = pipe.error().sys_errno;
-    return nullptr;
-  }
-  auto channel = std::make_unique<Channel>();
-  channel->context = context;
-  channel->pipe = *std::move(pipe);
-  channel->fd = channel->pipe.read_end.get();
-  channel->refcnt = 0;
-  return channel.release();
+  return answer_made([&] { return create_channel(context); });
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
@@ -96,11 +97,12 @@ SOFTVERBS_EXPORT int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
 
 SOFTVERBS_EXPORT ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* cq_context, ibv_comp_channel* channel,
                                        int comp_vector) {
-  if (comp_vector < 0 || comp_vector >= context->num_comp_vectors) {
+  if (comp_vector < 0 || comp_vector >= context->num_comp_vectors ||
+      (channel != nullptr && channel->context != context)) {
     errno = EINVAL;
     return nullptr;
   }
-  return answer_pointer(create_cq(context_of(context), entries, cq_context, channel));
+  return answer_made([&] { return create_cq(context_of(context), entries, cq_context, channel); });
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_cq(ibv_cq* cq) {
@@ -132,7 +134,7 @@ SOFTVERBS_EXPORT void ibv_ack_cq_events(ibv_cq* cq, unsigned count) {
 }
 
 SOFTVERBS_EXPORT ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* attributes) {
-  return answer_pointer(create_srq(context_of(pd->context), pd, *attributes));
+  return answer_made([&] { return create_srq(context_of(pd->context), pd, *attributes); });
 }
 
 SOFTVERBS_EXPORT int ibv_modify_srq(ibv_srq* srq, ibv_srq_attr* attributes, int mask) {
@@ -148,7 +150,7 @@ SOFTVERBS_EXPORT int ibv_destroy_srq(ibv_srq* srq) {
 }
 
 SOFTVERBS_EXPORT ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attributes) {
-  return answer_pointer(create_qp(context_of(pd->context), pd, *attributes));
+  return answer_made([&] { return create_qp(context_of(pd->context), pd, *attributes); });
 }
 
 SOFTVERBS_EXPORT int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {

@@ -27,11 +27,16 @@ constexpr unsigned kKnownAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRI
                                   IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB |
                                   IBV_ACCESS_OPTIONAL_RANGE;
 
+bool populate(std::uintptr_t page, bool writable) {
+  return ::madvise(reinterpret_cast<void*>(page), kPageBytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0;
+}
+
+// EINVAL is both what a kernel before 5.14 says and what read-only memory gets: a page that is surely good tells them
+// apart.
 bool is_page_usable(std::uintptr_t page, bool writable) {
-  if (::madvise(reinterpret_cast<void*>(page), kPageBytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0) {
-    return true;
-  }
-  return errno == EINVAL;  // kernels before 5.14, and special mappings: taken on trust
+  alignas(kPageBytes) static char good[kPageBytes];
+  static const bool can_ask = populate(reinterpret_cast<std::uintptr_t>(good), true);
+  return !can_ask || populate(page, writable);
 }
 
 // A device pins pages at registration and fails when it cannot. We hold none, but refuse what could not be pinned.
@@ -63,6 +68,7 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
   }
   if (!is_mapped(begin, length, (access & IBV_ACCESS_LOCAL_WRITE) != 0)) return system_error("register_memory", EFAULT);
   Process& process = *context.process;
+  auto mr = std::make_unique<Mr>();
   Result<std::uint32_t> index = process.mr_table().allocate(process.settings().max_mr);
   if (!index) return index.error();
   SharedMr& shared = process.segment().mrs[*index];
@@ -75,7 +81,6 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
   const std::uint32_t lkey = (*index + 1) << kVariantBits | variant;
   const std::uint32_t rkey = lkey | kRemoteVariant;
 
-  auto mr = std::make_unique<Mr>();
   mr->context = &context.context;
   mr->pd = pd;
   mr->addr = address;

@@ -7,7 +7,7 @@
 
 #include <cerrno>
 #include <cstddef>
-#include <cstdlib>
+#include <string>
 
 #include "softverbs/device.h"
 
@@ -25,6 +25,16 @@ Result<std::shared_ptr<ProcessView>> map_view(const UniqueFd& fd, const HostRegi
   return std::make_shared<ProcessView>(*std::move(mapping), registry, slot, pid);
 }
 
+Result<UniqueFd> make_segment(const HostRegistry& registry) {
+  const std::string name = registry.segment_name(registry.me());
+  ::shm_unlink(name.c_str());  // of a registry that somebody removed by hand
+  Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateNew);
+  if (!fd) return fd;
+  if (::ftruncate(fd->get(), static_cast<off_t>(kSegmentBytes)) != 0) return system_error("ftruncate", errno);
+  if (Status backed = back_with_memory(*fd, 0, offsetof(Segment, contexts)); !backed) return backed.error();
+  return fd;
+}
+
 }  // namespace
 
 bool is_alive(Incarnation incarnation) {
@@ -40,13 +50,11 @@ Result<Process*> Process::join() {
   MutexLock lock(g_join_mutex);
   if (Process* process = joined(); process != nullptr) return process;
   Result<Process*> process = create();
-  if (process) {
-    g_process_pid.store(::getpid(), std::memory_order_relaxed);
-    g_process.store(*process, std::memory_order_release);
-    (*process)->engine_.start(**process);
-    static int registered = ::pthread_atfork(nullptr, nullptr, forget_in_child) + std::atexit(leave_at_exit);
-    static_cast<void>(registered);
-  }
+  if (!process) return process;
+  static const int registered = ::pthread_atfork(nullptr, nullptr, forget_in_child);
+  static_cast<void>(registered);
+  g_process_pid.store(::getpid(), std::memory_order_relaxed);
+  g_process.store(*process, std::memory_order_release);
   return process;
 }
 
@@ -55,12 +63,8 @@ Result<Process*> Process::create() {
   if (settings == nullptr) return system_error("settings", EINVAL);
   Result<std::unique_ptr<HostRegistry>> registry = HostRegistry::open(*settings);
   if (!registry) return registry.error();
-  const std::string name = (*registry)->segment_name((*registry)->me());
-  ::shm_unlink(name.c_str());  // of a registry that somebody removed by hand
-  Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateNew);
+  Result<UniqueFd> fd = make_segment(**registry);
   if (!fd) return fd.error();
-  if (::ftruncate(fd->get(), static_cast<off_t>(kSegmentBytes)) != 0) return system_error("ftruncate", errno);
-  if (Status backed = back_with_memory(*fd, 0, offsetof(Segment, contexts)); !backed) return backed.error();
   Result<std::shared_ptr<ProcessView>> view = map_view(*fd, **registry, (*registry)->slot(), ::getpid());
   if (!view) return view.error();
   Segment& segment = (*view)->segment();
@@ -71,7 +75,9 @@ Result<Process*> Process::create() {
   }
   // With Yama, peers may read and write our memory only if we say so; without it this is refused and not needed.
   ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
-  return new Process(*settings, *std::move(registry), *std::move(fd), *std::move(view));
+  std::unique_ptr<Process> process(new Process(*settings, *std::move(registry), *std::move(fd), *std::move(view)));
+  if (Status started = process->engine_.start(*process); !started) return started.error();
+  return process.release();
 }
 
 Process::Process(const Settings& settings, std::unique_ptr<HostRegistry> registry, UniqueFd fd,
@@ -92,6 +98,8 @@ Process::Process(const Settings& settings, std::unique_ptr<HostRegistry> registr
 void Process::leave_at_exit() {
   Process* process = joined();
   if (process == nullptr || g_process_pid.load(std::memory_order_relaxed) != ::getpid()) return;
+  // What runs now holds locks that others take for a dead process's once it has left.
+  process->engine_.stop();
   process->segment().closed.store(1, std::memory_order_release);
   process->registry_->leave();
 }

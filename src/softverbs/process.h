@@ -71,7 +71,9 @@ class Process {
   Process(const Settings& settings, std::unique_ptr<HostRegistry> registry, UniqueFd fd,
           std::shared_ptr<ProcessView> view);
   static Result<Process*> create();
-  static void leave_at_exit();
+  // After all that the program registered with atexit(), and the destructors of its objects: they may still use
+  // devices.
+  __attribute__((destructor)) static void leave_at_exit();
   static void forget_in_child();
 
   const Settings settings_;

@@ -179,6 +179,17 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   if (wanted.send_cq == nullptr || wanted.recv_cq == nullptr || !is_capability_offered(limits, wanted.cap)) {
     return system_error("create_qp", EINVAL);
   }
+  const ibv_context* const own = &context.context;
+  if (wanted.send_cq->context != own || wanted.recv_cq->context != own ||
+      (wanted.srq != nullptr && wanted.srq->context != own)) {
+    return system_error("create_qp", EINVAL);
+  }
+  auto qp = std::make_unique<Qp>();
+  qp->cap = wanted.cap;
+  qp->cap.max_send_sge = std::max(wanted.cap.max_send_sge, 1U);
+  qp->cap.max_recv_sge = std::max(wanted.cap.max_recv_sge, 1U);
+  if (wanted.srq != nullptr) qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
+  make_send_queue(qp->sends, qp->cap);
   Result<std::uint32_t> index = process.qp_table().allocate(limits.max_qp);
   if (!index) return index.error();
   Result<std::uint32_t> qpn = process.registry().allocate_qpn(*index);
@@ -186,11 +197,6 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
     process.qp_table().release(*index);
     return qpn.error();
   }
-  auto qp = std::make_unique<Qp>();
-  qp->cap = wanted.cap;
-  qp->cap.max_send_sge = std::max(wanted.cap.max_send_sge, 1U);
-  qp->cap.max_recv_sge = std::max(wanted.cap.max_recv_sge, 1U);
-  if (wanted.srq != nullptr) qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
   qp->index = *index;
   SharedQp& shared = process.segment().qps[*index];
   if (wanted.srq == nullptr) {
@@ -202,7 +208,6 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
       return made.error();
     }
   }
-  make_send_queue(qp->sends, qp->cap);
 
   qp->context = &context.context;
   qp->qp_context = wanted.qp_context;

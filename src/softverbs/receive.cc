@@ -79,9 +79,9 @@ Result<Srq*> create_srq(Context& context, ibv_pd* pd, const ibv_srq_init_attr& a
   if (wanted.max_wr < 1 || wanted.max_wr > limits.max_srq_wr || wanted.max_sge > limits.max_sge) {
     return system_error("create_srq", EINVAL);
   }
+  auto srq = std::make_unique<Srq>();
   Result<std::uint32_t> index = process.srq_table().allocate(limits.max_srq);
   if (!index) return index.error();
-  auto srq = std::make_unique<Srq>();
   srq->process = &process;
   srq->index = *index;
   srq->shared = &process.segment().srqs[*index];

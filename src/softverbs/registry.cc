@@ -28,14 +28,13 @@ bool is_slot_held(int fd, std::uint32_t slot) {
   return ::fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-Status hold_slot(int fd, std::uint32_t slot) {
+bool set_slot_lock(int fd, std::uint32_t slot, short type) {
   struct flock lock {};
-  lock.l_type = F_WRLCK;
+  lock.l_type = type;
   lock.l_whence = SEEK_SET;
   lock.l_start = static_cast<off_t>(slot);
   lock.l_len = 1;
-  if (::fcntl(fd, F_SETLK, &lock) != 0) return system_error("fcntl", errno);
-  return {};
+  return ::fcntl(fd, F_SETLK, &lock) == 0;
 }
 
 // Processes see each other's pids only within one PID namespace, so each has a registry of its own.
@@ -102,8 +101,8 @@ Status HostRegistry::join() {
   for (std::uint32_t index = 0; index < kMaxProcesses; ++index) {
     ProcessSlot& slot = shared().slots[index];
     if (slot.incarnation.load(std::memory_order_relaxed) != 0) continue;
+    if (!set_slot_lock(fd_.get(), index, F_WRLCK)) continue;
     slot.pid.store(::getpid(), std::memory_order_relaxed);
-    if (Status held = hold_slot(fd_.get(), index); !held) return held;
     slot_ = index;
     do {
       me_ = shared().last_incarnation.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -117,7 +116,7 @@ Status HostRegistry::join() {
 
 void HostRegistry::free_slot(ProcessSlot& slot) {
   const Incarnation gone = slot.incarnation.load(std::memory_order_relaxed);
-  ::shm_unlink(segment_name(gone).c_str());
+  if (is_linked()) ::shm_unlink(segment_name(gone).c_str());
   for (QpnEntry& entry : shared().qpns) {
     const std::uint64_t key = entry.key.load(std::memory_order_relaxed);
     if (key != 0 && static_cast<Incarnation>(key) == gone) entry.key.store(0, std::memory_order_release);
@@ -128,21 +127,43 @@ void HostRegistry::free_slot(ProcessSlot& slot) {
 void HostRegistry::bury_the_dead() {
   for (std::uint32_t index = 0; index < kMaxProcesses; ++index) {
     ProcessSlot& slot = shared().slots[index];
-    if (slot.incarnation.load(std::memory_order_relaxed) != 0 && !is_slot_held(fd_.get(), index)) free_slot(slot);
+    const Incarnation owner = slot.incarnation.load(std::memory_order_relaxed);
+    if (owner == 0 || owner == me_) continue;  // one's own lock never shows
+    if (!is_slot_held(fd_.get(), index)) free_slot(slot);
   }
 }
 
 void HostRegistry::leave() {
   FileLock lock(*this);
+  if (has_left_) return;
+  has_left_ = true;
   free_slot(shared().slots[slot_]);
+  set_slot_lock(fd_.get(), slot_, F_UNLCK);
+  bury_the_dead();
   for (const ProcessSlot& slot : shared().slots) {
     if (slot.incarnation.load(std::memory_order_relaxed) != 0) return;
   }
-  ::shm_unlink(name_.c_str());
+  if (is_linked()) ::shm_unlink(name_.c_str());
+}
+
+HostRegistry::~HostRegistry() {
+  if (me_ != 0) leave();
+}
+
+bool HostRegistry::is_linked() const {
+  struct stat info {};
+  return ::fstat(fd_.get(), &info) == 0 && info.st_nlink != 0;
 }
 
 Result<std::uint32_t> HostRegistry::allocate_qpn(std::uint32_t index) {
   FileLock lock(*this);
+  if (const std::optional<std::uint32_t> qpn = take_qpn(index)) return *qpn;
+  bury_the_dead();
+  if (const std::optional<std::uint32_t> qpn = take_qpn(index)) return *qpn;
+  return system_error("allocate_qpn", ENOMEM);
+}
+
+std::optional<std::uint32_t> HostRegistry::take_qpn(std::uint32_t index) {
   std::uint32_t qpn = shared().last_qpn.load(std::memory_order_relaxed);
   for (std::uint32_t tried = 0; tried < kMaxHostQps; ++tried) {
     qpn = (qpn + 1) & k24Bits;
@@ -154,7 +175,7 @@ Result<std::uint32_t> HostRegistry::allocate_qpn(std::uint32_t index) {
     entry.key.store(std::uint64_t{qpn} << 32 | me_, std::memory_order_release);
     return qpn;
   }
-  return system_error("allocate_qpn", ENOMEM);
+  return std::nullopt;
 }
 
 void HostRegistry::release_qpn(std::uint32_t qpn) {

@@ -26,10 +26,13 @@ struct QpPlace {
 // Thread-safe.
 class HostRegistry {
  public:
-  static Result<std::unique_ptr<HostRegistry>> open(const Settings& settings);
-
   // Enters this process. EUSERS: every slot belongs to a live process.
-  Status join();
+  static Result<std::unique_ptr<HostRegistry>> open(const Settings& settings);
+  // Leaves, unless that has been done.
+  ~HostRegistry();
+  HostRegistry(const HostRegistry&) = delete;
+  HostRegistry& operator=(const HostRegistry&) = delete;
+
   // Frees slot and QP numbers, unlinks the segment, and the registry itself when nobody is left.
   void leave();
 
@@ -54,14 +57,19 @@ class HostRegistry {
       : name_(std::move(name)), fd_(std::move(fd)), mapping_(std::move(mapping)) {}
 
   Registry& shared() const { return *mapping_.as<Registry>(); }
+  Status join();
+  // False once somebody removed the file: its names may belong to another registry's processes by now.
+  bool is_linked() const;
   void free_slot(ProcessSlot& slot) VERBATIM_REQUIRES(mutex_);
   void bury_the_dead() VERBATIM_REQUIRES(mutex_);
+  std::optional<std::uint32_t> take_qpn(std::uint32_t index) VERBATIM_REQUIRES(mutex_);
 
   const std::string name_;
   const UniqueFd fd_;
   const Mapping mapping_;
-  Incarnation me_ = 0;
+  Incarnation me_ = 0;  // 0: not entered
   std::uint32_t slot_ = 0;
+  bool has_left_ VERBATIM_GUARDED_BY(mutex_) = false;
   Mutex mutex_;  // flock() is one per open file: threads of one process need this beside it
 };
 

@@ -178,7 +178,7 @@ Attempt transmit(Qp& qp, const SendRequest& request, std::uint32_t slot) {
     answer = answer_packets(process, me, route.index, packets, local);
   }
   const std::uint32_t rnr_timer = route.qp->min_rnr_timer;
-  route.qp->lock.unlock();
+  route.qp->lock.unlock(me);
   switch (answer) {
     case Answer::kAck:
       return {packets.is_last() ? Outcome::kDone : Outcome::kProgress, IBV_WC_SUCCESS, 0, packets.count};
@@ -233,9 +233,18 @@ void flush_sends(Qp& qp) {
   while (is_request_waiting(qp)) complete(qp, current_request(qp, slot), IBV_WC_WR_FLUSH_ERR);
 }
 
+// Whoever reads the completion finds the QP in the error state, and the flushed requests behind it.
 void fail_request(Qp& qp, const SendRequest& request, ibv_wc_status status) {
-  complete(qp, request, status);
-  fail_own_qp(qp);
+  const ProcessView& process = qp.process->view();
+  const Incarnation me = qp.process->me();
+  {
+    SharedLockGuard lock(qp.shared->lock, me);
+    const bool entered = enter_error_state(process, qp.index);
+    complete(qp, request, status);
+    finish_failure(process, me, qp.index, entered);
+  }
+  qp.requester.route = {};
+  flush_sends(qp);
 }
 
 Step wait_until(Requester& requester, std::uint64_t due_ns) {
@@ -275,8 +284,7 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
   Requester& requester = qp.requester;
   const ibv_qp_state state = qp.current_state();
   if (state == IBV_QPS_ERR) {
-    requester.route = {};
-    flush_sends(qp);
+    fail_own_qp(qp);  // whoever brought it here may have died before the receives were flushed
     return Step::kIdle;
   }
   if (state == IBV_QPS_SQD && requester.offset == 0) {

@@ -68,6 +68,7 @@ class Responder {
   }
 
   Answer execute_send() {
+    if (packets_.is_first() != (qp_.open.active == 0)) return refuse(Answer::kInvalidRequest);
     if (packets_.is_first()) {
       if (!take()) return Answer::kReceiverNotReady;
       std::uint64_t room = 0;
@@ -123,7 +124,11 @@ class Responder {
     if (after != before) {
       if (const Answer moved = move_word(copy_to, after, address); moved != Answer::kAck) return moved;
     }
-    std::memcpy(local_.items()[0].iov_base, &before, sizeof before);
+    const auto* bytes = reinterpret_cast<const std::byte*>(&before);
+    for (const iovec* place = local_.items(); place != local_.items() + local_.count(); ++place) {
+      std::memcpy(place->iov_base, bytes, place->iov_len);
+      bytes += place->iov_len;
+    }
     return Answer::kAck;
   }
 
@@ -197,26 +202,30 @@ class Responder {
       entry.imm = packets_.imm;
       entry.wc_flags = IBV_WC_WITH_IMM;
     }
+    // In this order: if we die in between, the receive is flushed as well; it must not vanish.
+    const bool pushed = push_completion(process_, me_, qp_.recv_cq, entry, packets_.solicited);
     qp_.open.active = 0;
-    if (push_completion(process_, me_, qp_.recv_cq, entry, packets_.solicited)) return Answer::kAck;
-    raise_qp_event(process_, me_, index_, IBV_EVENT_QP_FATAL);
-    fail_qp(process_, me_, index_);
-    return Answer::kOperationalError;
+    return pushed ? Answer::kAck : fail_with_event(IBV_EVENT_QP_FATAL, Answer::kOperationalError);
   }
 
   // The error belongs to a receive request and is told by its completion.
   Answer fail_receive(ibv_wc_status status, Answer answer) {
-    qp_.open.active = 0;
+    const bool entered = enter_error_state(process_, index_);
     push_completion(process_, me_, qp_.recv_cq, receive_entry(status, IBV_WC_RECV), true);
-    fail_qp(process_, me_, index_);
+    qp_.open.active = 0;
+    finish_failure(process_, me_, index_, entered);
     return answer;
   }
 
   // The error belongs to no receive request and is told by an event.
   Answer refuse(Answer answer) {
-    raise_qp_event(process_, me_, index_,
-                   answer == Answer::kAccessError ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
-    fail_qp(process_, me_, index_);
+    return fail_with_event(answer == Answer::kAccessError ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR, answer);
+  }
+
+  Answer fail_with_event(ibv_event_type event, Answer answer) {
+    const bool entered = enter_error_state(process_, index_);
+    raise_qp_event(process_, me_, index_, event);
+    finish_failure(process_, me_, index_, entered);
     return answer;
   }
 
@@ -249,12 +258,22 @@ Answer answer_packets(const ProcessView& process, Incarnation me, std::uint32_t 
 }
 
 void fail_qp(const ProcessView& process, Incarnation me, std::uint32_t qp_index) {
+  finish_failure(process, me, qp_index, enter_error_state(process, qp_index));
+}
+
+bool enter_error_state(const ProcessView& process, std::uint32_t qp_index) {
   SharedQp& qp = process.segment().qps[qp_index];
-  if (qp.state.load(std::memory_order_relaxed) == IBV_QPS_ERR) return;
+  if (qp.state.load(std::memory_order_relaxed) == IBV_QPS_ERR) return false;
   qp.state.store(IBV_QPS_ERR, std::memory_order_seq_cst);
-  flush_receives(process, me, qp_index);
-  if (qp.srq != kNoIndex) raise_qp_event(process, me, qp_index, IBV_EVENT_QP_LAST_WQE_REACHED);
   call_attention(process, qp_index);
+  return true;
+}
+
+void finish_failure(const ProcessView& process, Incarnation me, std::uint32_t qp_index, bool entered) {
+  flush_receives(process, me, qp_index);
+  if (entered && process.segment().qps[qp_index].srq != kNoIndex) {
+    raise_qp_event(process, me, qp_index, IBV_EVENT_QP_LAST_WQE_REACHED);
+  }
 }
 
 void flush_receives(const ProcessView& process, Incarnation me, std::uint32_t qp_index) {
@@ -266,10 +285,10 @@ void flush_receives(const ProcessView& process, Incarnation me, std::uint32_t qp
   entry.opcode = IBV_WC_RECV;
   // Receives of a shared queue stay there, except for one that this QP had begun to fill.
   while (qp.open.active != 0 || (qp.srq == kNoIndex && take_receive(process.segment(), qp.receives, qp.open))) {
-    qp.open.active = 0;
     entry.wr_id = qp.open.entry.wr_id;
     entry.position = qp.open.entry.position;
     push_completion(process, me, qp.recv_cq, entry, true);
+    qp.open.active = 0;
   }
 }
 

@@ -45,9 +45,14 @@ enum class Answer {
 Answer answer_packets(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
                       Spans& local);
 
-// Puts a QP into the error state and flushes its receive queue; no effect if it is there already. Called with qp.lock
-// held, by the owner or by a peer. The owner's send queue is flushed by its engine.
+// Puts a QP into the error state and flushes its receive queue; if it is there already, flushes what is left. Called
+// with qp.lock held, by the owner or by a peer. The owner's send queue is flushed by its engine.
 void fail_qp(const ProcessView& process, Incarnation me, std::uint32_t qp_index);
+
+// The two halves of fail_qp; between them the failure itself is told, by a completion or an event. A caller that dies
+// in the middle leaves the rest to the owner's engine, which is called first.
+bool enter_error_state(const ProcessView& process, std::uint32_t qp_index);  // false: it was there already
+void finish_failure(const ProcessView& process, Incarnation me, std::uint32_t qp_index, bool entered);
 
 // Completes with a flush error what waits in the receive queue of a QP in the error state; with qp.lock held.
 void flush_receives(const ProcessView& process, Incarnation me, std::uint32_t qp_index);

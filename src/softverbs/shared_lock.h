@@ -42,8 +42,10 @@ class VERBATIM_THREAD_ANNOTATION(capability("mutex")) SharedLock {
     return try_lock(me) || wait_and_lock(me, yields);
   }
 
-  void unlock() VERBATIM_THREAD_ANNOTATION(release_capability()) {
-    word_.store(next_turn(word_.load(std::memory_order_relaxed)), std::memory_order_release);
+  // A process that has left while some thread of it still held the lock has lost it to whoever waited.
+  void unlock(Incarnation me) VERBATIM_THREAD_ANNOTATION(release_capability()) {
+    std::uint64_t word = word_.load(std::memory_order_relaxed);
+    if (holder(word) == me) word_.compare_exchange_strong(word, next_turn(word), std::memory_order_release);
   }
 
   // Returns when whoever holds the lock now has let go of it once; later holders are not waited for.
@@ -90,15 +92,17 @@ class VERBATIM_THREAD_ANNOTATION(capability("mutex")) SharedLock {
 
 class VERBATIM_THREAD_ANNOTATION(scoped_lockable) SharedLockGuard {
  public:
-  SharedLockGuard(SharedLock& lock, Incarnation me) VERBATIM_THREAD_ANNOTATION(acquire_capability(lock)) : lock_(lock) {
+  SharedLockGuard(SharedLock& lock, Incarnation me) VERBATIM_THREAD_ANNOTATION(acquire_capability(lock))
+      : lock_(lock), me_(me) {
     lock_.lock(me);
   }
-  ~SharedLockGuard() VERBATIM_THREAD_ANNOTATION(release_capability()) { lock_.unlock(); }
+  ~SharedLockGuard() VERBATIM_THREAD_ANNOTATION(release_capability()) { lock_.unlock(me_); }
   SharedLockGuard(const SharedLockGuard&) = delete;
   SharedLockGuard& operator=(const SharedLockGuard&) = delete;
 
  private:
   SharedLock& lock_;
+  const Incarnation me_;
 };
 
 }  // namespace verbatim::softverbs

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 #include "base/log.h"
 
@@ -20,7 +21,11 @@ Result<UniqueFd> open_shm(const std::string& name, OpenMode mode) {
   if (mode != OpenMode::kExisting) flags |= O_CREAT;
   if (mode == OpenMode::kCreateNew) flags |= O_EXCL;
   UniqueFd fd(::shm_open(name.c_str(), flags, S_IRUSR | S_IWUSR));
-  if (!fd) return system_error("shm_open", errno);
+  if (!fd) {
+    const int error = errno;
+    if (mode != OpenMode::kExisting) VERBATIM_WARN("/dev/shm%s cannot be made: %s", name.c_str(), std::strerror(error));
+    return system_error("shm_open", error);
+  }
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return system_error("fstat", errno);
   if (info.st_uid != ::geteuid() || (info.st_mode & (S_IRWXG | S_IRWXO)) != 0 || !S_ISREG(info.st_mode)) {

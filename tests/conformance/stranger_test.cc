@@ -59,7 +59,6 @@ class Strangers : public Conformance {
   static std::vector<std::uint8_t> forged(verbatim::wire::Secret secret) {
     verbatim::wire::Hello hello;
     hello.secret = secret;
-    hello.max_group = 8;
     hello.host = "stranger";
     hello.devices.resize(1);
     hello.devices[0].name = "softverbs0";

@@ -54,7 +54,7 @@ TEST(Config, NothingSetGivesTheDefaults) {
   EXPECT_TRUE(config.ece);
   EXPECT_EQ(config.socket_family, AF_UNSPEC);
   EXPECT_EQ(config.connect_timeout_s, 60U);
-  EXPECT_EQ(config.close_timeout_ms, 20000U);
+  EXPECT_EQ(config.close_timeout_ms, 5000U);
   EXPECT_TRUE(config.verbs_library.empty() && config.mlx5_library.empty());
   EXPECT_TRUE(config.hca.value.empty() && config.socket_ifname.value.empty());
 }
