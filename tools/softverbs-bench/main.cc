@@ -34,8 +34,8 @@ struct Options {
   std::uint64_t latency_rounds = 500;
 };
 
-// A ratio below the floor is measured up to this many times as long before it counts: the best of all rounds can only come
-// nearer to what the machine does when it is left alone.
+// A ratio below the floor is measured up to this many times as long before it counts: the best of all rounds can only
+// come nearer to what the machine does when it is left alone.
 constexpr unsigned kMoreRounds = 4;
 
 enum class Order : std::uint32_t { kVerbsPingPong, kMemoryPingPong };
