@@ -145,7 +145,7 @@ int measure(Area& area, int socket, pid_t peer, const Options& options) {
   if (!endpoint) return report(endpoint.error());
   std::printf("RDMA WRITE between two processes on %s, best of %u interleaved rounds of %zu to %zu MiB, GB/s\n",
               endpoint->device_name(), options.rounds, options.passes * (Area::kWindowBytes >> 20),
-              8 * options.passes * (Area::kWindowBytes >> 20));
+              std::size_t{8} * options.passes * (Area::kWindowBytes >> 20));
   std::printf("%10s %10s %10s %10s %14s %10s\n", "size", "memcpy", "vm_writev", "WRITE", "WRITE/vm_writev",
               "WRITE/memcpy");
   Bandwidth bandwidth(area, *endpoint, peer);
