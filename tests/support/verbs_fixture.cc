@@ -111,8 +111,9 @@ Endpoint::Endpoint(const Device& device, const EndpointOptions& options) : devic
 }
 
 Address Endpoint::address() const {
-  const std::uint32_t psn = (qp_->qp_num * 2654435761U) & 0xFFFFFF;  // any 24 bits; unlike the peer's
-  return {qp_->qp_num, psn, device_->port.lid, device_->is_roce() ? std::uint16_t{1} : std::uint16_t{0}, device_->gid};
+  const std::uint32_t some_psn = (qp_->qp_num * 2654435761U) & 0xFFFFFF;  // any 24 bits, unlike the peer's
+  return {qp_->qp_num, options_.psn.value_or(some_psn), device_->port.lid,
+          device_->is_roce() ? std::uint16_t{1} : std::uint16_t{0}, device_->gid};
 }
 
 ibv_qp_state Endpoint::state() const {

@@ -67,6 +67,21 @@ TEST_F(Completion, KindsOfWorkCompleteInPostingOrder) {
   }
 }
 
+TEST_F(Completion, SequenceNumbersComeRound) {
+  Endpoint a(device, {.psn = 0xFFFFF8});
+  Endpoint b(device);
+  connect(a, b);
+  source.fill(1);
+  for (std::uint64_t i = 0; i < 16; ++i) {  // one packet each, then several
+    const std::size_t length = i < 12 ? 32 : source.buffer.size();
+    ASSERT_EQ(post(a.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, length)}, to_target(i, IBV_SEND_SIGNALED)), 0);
+    const ibv_wc wc = poll_one(a.send_cq());
+    ASSERT_EQ(wc.wr_id, i);
+    ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
+  }
+  EXPECT_EQ(find_wrong_byte(target.buffer.bytes(), 1), std::nullopt);
+}
+
 TEST_F(Completion, PollTakesAtMostWhatItIsAskedFor) {
   Endpoint a(device);
   Endpoint b(device);

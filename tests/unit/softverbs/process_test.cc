@@ -187,6 +187,13 @@ TEST_P(TwoProcesses, AKilledPeerIsRetryExceeded) {
   EXPECT_EQ(flushed.status, IBV_WC_WR_FLUSH_ERR);
 }
 
+TEST_P(TwoProcesses, AKilledPeerTakesNoEmptyMessageEither) {
+  ASSERT_EQ(peer.post_recv(0, 64, 1), 0);
+  peer.kill();
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {}), 0);
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
+}
+
 TEST_P(TwoProcesses, APeerThatLeftIsRetryExceeded) {
   peer.quit();
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 64)}), 0);

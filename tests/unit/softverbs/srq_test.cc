@@ -110,6 +110,22 @@ TEST_F(SharedReceives, AQpWithASharedQueueHasNoneOfItsOwn) {
   EXPECT_EQ(post_recv(receiver_a.qp(), {target.sge()}), EINVAL);
 }
 
+TEST_F(SharedReceives, BuffersBelongToTheQueuesDomainAndNotToTheQps) {
+  const Pd other = alloc_pd(device);
+  Endpoint sender(device);
+  Endpoint receiver(device, {.pd = other.get(), .srq = srq.get()});
+  connect(sender, receiver);
+  ASSERT_EQ(post_srq_recv(srq.get(), {target.sge()}, 1), 0);
+  ASSERT_EQ(send(sender), 0);
+  EXPECT_EQ(poll_one(receiver.recv_cq()).status, IBV_WC_SUCCESS);
+  const Region foreign(other.get(), 64);
+  ASSERT_EQ(post_srq_recv(srq.get(), {foreign.sge()}, 2), 0);
+  ASSERT_EQ(send(sender), 0);
+  EXPECT_EQ(poll_one(receiver.recv_cq()).status, IBV_WC_LOC_PROT_ERR);
+  EXPECT_EQ(poll_one(sender.send_cq()).status, IBV_WC_REM_OP_ERR);
+  EXPECT_EQ(foreign.buffer.untouched_outside(0, 0), "");
+}
+
 TEST_F(SharedReceives, TheLimitIsReportedOnce) {
   for (std::uint64_t i = 0; i < 6; ++i) ASSERT_EQ(post_srq_recv(srq.get(), {target.sge()}, i), 0);
   ASSERT_EQ(set_limit(4), 0);
