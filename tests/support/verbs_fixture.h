@@ -104,7 +104,7 @@ struct EndpointOptions {
   int access = kAllAccess;
   Timers timers{};
   std::optional<std::uint32_t> psn = std::nullopt;  // first sequence number sent; of some value when not given
-  ibv_pd* pd = nullptr;              // the device's own when null, as with the CQs
+  ibv_pd* pd = nullptr;                             // the device's own when null, as with the CQs
   ibv_cq* send_cq = nullptr;
   ibv_cq* recv_cq = nullptr;
   ibv_srq* srq = nullptr;
