@@ -5,6 +5,11 @@
 
 #include "support/verbs_peer.h"
 
+// A forked child of the suite opens a device, whose thread ThreadSanitizer would not let it start.
+extern "C" const char* __tsan_default_options() {
+  return "die_after_fork=0";
+}
+
 namespace {
 
 // The suite starts processes, so it does what such a program must do before any other verb.

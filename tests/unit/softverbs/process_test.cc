@@ -189,6 +189,8 @@ TEST_P(TwoProcesses, AKilledPeerIsRetryExceeded) {
 
 TEST_P(TwoProcesses, AKilledPeerTakesNoEmptyMessageEither) {
   ASSERT_EQ(peer.post_recv(0, 64, 1), 0);
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 64)}, peer.target(1)), 0);
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
   peer.kill();
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {}), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
