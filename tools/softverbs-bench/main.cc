@@ -34,8 +34,8 @@ struct Options {
   std::uint64_t latency_rounds = 500;
 };
 
-// A ratio below the floor is measured up to this many times as long before it counts: the best of all rounds can only come
-// nearer to what the machine does when it is left alone.
+// A ratio below the floor is measured up to this many times as long before it counts: the best of all rounds can only
+// come nearer to what the machine does when it is left alone.
 constexpr unsigned kMoreRounds = 4;
 
 enum class Order : std::uint32_t { kVerbsPingPong, kMemoryPingPong };
@@ -145,7 +145,7 @@ int measure(Area& area, int socket, pid_t peer, const Options& options) {
   if (!endpoint) return report(endpoint.error());
   std::printf("RDMA WRITE between two processes on %s, best of %u interleaved rounds of %zu to %zu MiB, GB/s\n",
               endpoint->device_name(), options.rounds, options.passes * (Area::kWindowBytes >> 20),
-              8 * options.passes * (Area::kWindowBytes >> 20));
+              std::size_t{8} * options.passes * (Area::kWindowBytes >> 20));
   std::printf("%10s %10s %10s %10s %14s %10s\n", "size", "memcpy", "vm_writev", "WRITE", "WRITE/vm_writev",
               "WRITE/memcpy");
   Bandwidth bandwidth(area, *endpoint, peer);

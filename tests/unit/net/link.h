@@ -20,8 +20,8 @@ class Link {
   static constexpr auto kPatience = std::chrono::seconds(20);
 
   // Environment variables must be set before.
-  Link() {
-    Result<Context*> context = open_context(-1);
+  explicit Link(int traffic_class = -1) {
+    Result<Context*> context = open_context(traffic_class);
     EXPECT_TRUE(context);
     if (context) context_ = *context;
   }
@@ -31,14 +31,15 @@ class Link {
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  void connect(std::size_t from = 0, std::size_t to = 0) {
+  void connect(std::size_t from = 0, std::size_t to = 0, int traffic_class = -1) {
+    ASSERT_NE(context_, nullptr);
     std::array<std::uint8_t, wire::kHandleBytes> handle{};
     Result<ListenComm*> listen = context_->listen(to, handle);
     ASSERT_TRUE(listen);
     const auto end = std::chrono::steady_clock::now() + kPatience;
     while ((send_ == nullptr || recv_ == nullptr) && std::chrono::steady_clock::now() < end) {
       if (send_ == nullptr) {
-        Result<SendComm*> send = context_->connect(from, handle, -1);
+        Result<SendComm*> send = context_->connect(from, handle, traffic_class);
         ASSERT_TRUE(send);
         send_ = *send;
       }

@@ -1,7 +1,11 @@
 // Send and receive comms against each other, below the ABI.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <string_view>
 
 #include "link.h"
 
@@ -57,6 +61,55 @@ TEST_F(TransferTest, EverySizeArrivesOnEveryNumberOfQps) {
       }
     }
   }
+}
+
+// Beyond what 32 bits count. The source is one window of memory seen many times over, whose size divides no piece, so
+// that a piece at a wrong place is seen.
+TEST_F(TransferTest, MoreThanFourGibibytesArriveWhole) {
+  const char* engine = ::getenv("SOFTVERBS_ENGINE");
+  if (engine == nullptr || std::string_view(engine) != "inline")
+    GTEST_SKIP() << "once is enough: with the inline engine";
+  constexpr std::size_t kWindowBytes = (std::size_t{64} << 20) + 4096;
+  constexpr std::size_t kWindows = 65;
+  constexpr std::size_t kBytes = (std::size_t{1} << 32) + 12345;
+  static_assert(kBytes < kWindows * kWindowBytes);
+  const UniqueFd window(::memfd_create("window", 0));
+  ASSERT_EQ(::ftruncate(window.get(), kWindowBytes), 0);
+  const auto map = [](void* at, std::size_t bytes, int flags, int fd) {
+    return static_cast<std::uint8_t*>(::mmap(at, bytes, PROT_READ | PROT_WRITE, flags, fd, 0));
+  };
+  std::uint8_t* source = map(nullptr, kWindows * kWindowBytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+  std::uint8_t* target = map(nullptr, kBytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+  ASSERT_NE(source, MAP_FAILED);
+  ASSERT_NE(target, MAP_FAILED);
+  for (std::size_t i = 0; i < kWindows; ++i) {
+    ASSERT_NE(map(source + i * kWindowBytes, kWindowBytes, MAP_SHARED | MAP_FIXED, window.get()), MAP_FAILED);
+  }
+  const std::vector<std::uint8_t> content = pattern(kWindowBytes, 5);
+  std::memcpy(source, content.data(), kWindowBytes);
+  {
+    Link link;
+    ASSERT_NO_FATAL_FAILURE(link.connect());
+    const auto send_memory = link.send().register_memory({.address = source, .bytes = kWindows * kWindowBytes});
+    const auto recv_memory = link.recv().register_memory({.address = target, .bytes = kBytes});
+    ASSERT_TRUE(send_memory);
+    ASSERT_TRUE(recv_memory);
+    const RecvBuffer buffer{target, kBytes, 0, recv_memory->get()};
+    Request* receive = link.posted([&] { return link.recv().irecv({&buffer, 1}); });
+    Request* send = link.posted([&] { return link.send().isend(source, kBytes - 1, 0, **send_memory); });
+    ASSERT_TRUE(link.wait(send));
+    ASSERT_TRUE(link.wait(receive));
+    std::uint64_t sizes[wire::kMaxGroup] = {};
+    EXPECT_EQ(link.recv().retire_recv(*receive, sizes), 1U);
+    EXPECT_EQ(sizes[0], kBytes - 1);
+    EXPECT_EQ(link.send().retire(*send), kBytes - 1);
+  }
+  for (std::size_t at = 0; at < kBytes - 1; at += kWindowBytes) {
+    ASSERT_EQ(std::memcmp(target + at, content.data(), std::min(kWindowBytes, kBytes - 1 - at)), 0) << at;
+  }
+  EXPECT_EQ(target[kBytes - 1], 0);
+  ::munmap(source, kWindows * kWindowBytes);
+  ::munmap(target, kBytes);
 }
 
 TEST_F(TransferTest, TheRingGoesRoundManyTimes) {

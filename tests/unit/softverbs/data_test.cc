@@ -341,10 +341,13 @@ class Atomics : public Data {
   }
   int post_atomic(ibv_wr_opcode opcode, std::uint64_t remote_addr, std::uint32_t rkey, std::uint64_t compare_add,
                   std::uint64_t swap, const ibv_sge& result) {
-    ibv_sge sge = result;
+    return post_atomic(opcode, remote_addr, rkey, compare_add, swap, std::vector<ibv_sge>{result});
+  }
+  int post_atomic(ibv_wr_opcode opcode, std::uint64_t remote_addr, std::uint32_t rkey, std::uint64_t compare_add,
+                  std::uint64_t swap, std::vector<ibv_sge> result) {
     ibv_send_wr wr{};
-    wr.sg_list = &sge;
-    wr.num_sge = 1;
+    wr.sg_list = result.data();
+    wr.num_sge = static_cast<int>(result.size());
     wr.opcode = opcode;
     wr.send_flags = IBV_SEND_SIGNALED;
     wr.wr.atomic.remote_addr = remote_addr;
@@ -412,6 +415,24 @@ TEST_P(Atomics, CompareAndSwapSwapsOnlyWhatIsEqual) {
   EXPECT_EQ(sent().status, IBV_WC_SUCCESS);
   EXPECT_EQ(word(result, 0), 77U);
   EXPECT_EQ(word(target, 0), 77U);
+}
+
+TEST_P(Atomics, TheResultMayBeScattered) {
+  allow_atomics();
+  const Region result(near_pd(), 32);
+  const Region target(far_pd(), 8, 0, kAtomicAccess);
+  const std::uint64_t start = 0x0123456789ABCDEF;
+  std::memcpy(target.buffer.data(), &start, sizeof(start));
+  ASSERT_EQ(post_atomic(IBV_WR_ATOMIC_FETCH_AND_ADD, target.address(), target.mr->rkey, 1, 0,
+                        std::vector<ibv_sge>{result.sge(28, 4), result.sge(0, 4)}),
+            0);
+  const ibv_wc wc = sent();
+  if (wc.status == IBV_WC_LOC_LEN_ERR || wc.status == IBV_WC_LOC_QP_OP_ERR) return;  // a device may want one element
+  EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+  EXPECT_EQ(std::memcmp(result.buffer.data() + 28, &start, 4), 0);
+  EXPECT_EQ(std::memcmp(result.buffer.data(), reinterpret_cast<const std::byte*>(&start) + 4, 4), 0);
+  for (const std::byte between : result.bytes(4, 24)) EXPECT_EQ(between, GuardedBuffer::kPoison);
+  EXPECT_EQ(result.buffer.untouched_outside(0, 32), "");  // nor behind the element of four bytes
 }
 
 TEST_P(Atomics, AMisalignedOneIsAnInvalidRequest) {

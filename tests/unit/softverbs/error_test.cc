@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <ctime>
+#include <thread>
 
 #include "support/verbs_fixture.h"
 
@@ -28,10 +30,10 @@ class Failure : public testing::Test {
     options.wr_id = 4711;
     ASSERT_EQ(post(a.qp(), opcode, std::move(sges), options), 0);
     const ibv_wc wc = poll_one(a.send_cq());
+    EXPECT_EQ(a.state(), IBV_QPS_ERR);  // as soon as the completion can be read
     EXPECT_EQ(wc.wr_id, 4711U);
     EXPECT_EQ(wc.status, status) << verbs().wc_status_str(wc.status);
     EXPECT_EQ(wc.qp_num, a.qp()->qp_num);
-    EXPECT_EQ(a.state(), IBV_QPS_ERR);
   }
 
   // The same for an RDMA request that b refuses: b fails as well, and its program hears of it.
@@ -307,6 +309,28 @@ TEST_F(NotReady, SevenIsForEver) {
   for (std::uint64_t i = 0; i < 3; ++i) {
     EXPECT_EQ(poll_one(b.recv_cq()).wr_id, i);
     EXPECT_EQ(poll_one(a.send_cq()).wr_id, i);
+  }
+}
+
+// Nothing is left to do for a QP that was destroyed, or given another state, while it waited.
+TEST_F(NotReady, WhatWaitedAndIsGoneCostsNothing) {
+  const auto cpu_time = [] {
+    timespec now{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+  };
+  Endpoint b(device, {.timers = {.min_rnr_timer = 26}});  // 81.92 ms
+  for (const bool destroyed : {true, false}) {
+    Endpoint a(device);
+    connect(a, b);
+    ASSERT_EQ(post(a.qp(), IBV_WR_SEND, {source.sge(0, 16)}), 0);
+    EXPECT_TRUE(stays_empty(a.send_cq(), 20ms));  // it waits now
+    destroyed ? a.destroy() : a.to_reset();
+    std::this_thread::sleep_for(150ms);
+    const auto before = cpu_time();
+    std::this_thread::sleep_for(300ms);
+    EXPECT_LT(cpu_time() - before, 30ms);
+    b.to_reset();
   }
 }
 

@@ -199,6 +199,31 @@ TEST_F(Limits, AListStopsAtItsFirstBadRequest) {
   EXPECT_EQ(target.buffer.untouched_outside(0, 100), "");
 }
 
+TEST_F(Limits, QueuesOfAnotherContextAreRefused) {
+  const Device other = open_device();
+  const Cq own = create_cq(device);
+  const Cq foreign = create_cq(other);
+  const Srq foreign_srq = create_srq(other.pd.get());
+  const auto refused = [&](ibv_cq* send_cq, ibv_cq* recv_cq, ibv_srq* srq) {
+    ibv_qp_init_attr attr{};
+    attr.send_cq = send_cq;
+    attr.recv_cq = recv_cq;
+    attr.srq = srq;
+    attr.cap = {1, 1, 1, 1, 0};
+    attr.qp_type = IBV_QPT_RC;
+    errno = 0;
+    const Qp qp(verbs().create_qp(device.pd.get(), &attr));
+    return qp ? 0 : errno;
+  };
+  EXPECT_EQ(refused(own.get(), own.get(), nullptr), 0);
+  EXPECT_EQ(refused(foreign.get(), own.get(), nullptr), EINVAL);
+  EXPECT_EQ(refused(own.get(), foreign.get(), nullptr), EINVAL);
+  EXPECT_EQ(refused(own.get(), own.get(), foreign_srq.get()), EINVAL);
+  const Channel foreign_channel(verbs().create_comp_channel(other.context.get()));
+  const Cq cq(verbs().create_cq(device.context.get(), 1, nullptr, foreign_channel.get(), 0));
+  EXPECT_EQ(cq, nullptr);
+}
+
 TEST_F(Limits, UsedObjectsStay) {
   Channel channel(verbs().create_comp_channel(device.context.get()));
   ASSERT_NE(channel, nullptr);

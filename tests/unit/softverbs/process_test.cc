@@ -350,6 +350,32 @@ TEST(Processes, AForkedChildCanHaveItsOwnDevice) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
+// Whoever opens a device while others end gets one.
+TEST(Processes, DevicesOpenWhileOthersEnd) {
+  const Device inherited = open_device();
+  std::fflush(nullptr);  // the children's exits would print it again
+  std::vector<pid_t> children;
+  for (int i = 0; i < 24; ++i) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(20);
+      ibv_device** const list = verbs().get_device_list(nullptr);
+      ibv_context* const context = list != nullptr ? verbs().open_device(list[0]) : nullptr;
+      if (context == nullptr) _exit(1);
+      verbs().close_device(context);
+      verbs().free_device_list(list);
+      std::exit(0);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  }
+}
+
 std::set<std::string> shared_memory_names() {
   std::set<std::string> names;
   const char* const name_space = std::getenv("SOFTVERBS_NAMESPACE");

@@ -1,0 +1,180 @@
+// What a communicator's context promises beside data: settings that reach the QPs, deadlines, and orderly ends.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "link.h"
+
+namespace verbatim {
+namespace {
+
+class ContextTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    for (const char* name : {"VERBATIM_TC", "VERBATIM_SL", "VERBATIM_CONNECT_TIMEOUT_S", "VERBATIM_CLOSE_TIMEOUT_MS"}) {
+      ::unsetenv(name);
+    }
+  }
+
+  static ibv_qp_attr attributes(Comm& comm) {
+    const EndpointQp& end = comm.endpoint().qps()[0];
+    ibv_qp_attr answer{};
+    ibv_qp_init_attr made{};
+    const Verbs& verbs = comm.endpoint().ports()[0]->device->verbs();
+    EXPECT_EQ(verbs.query_qp(end.qp.get(), &answer, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU, &made), 0);
+    return answer;
+  }
+
+  // Calls isend, for which nothing was announced, until the comm fails or `limit` is over.
+  static bool starves_to_an_error(Link& link, std::chrono::milliseconds limit) {
+    std::vector<std::uint8_t> source(8);
+    const auto memory = link.reg(link.send(), source);
+    const auto end = std::chrono::steady_clock::now() + limit;
+    while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) {
+      EXPECT_EQ(link.send().isend(source.data(), source.size(), 0, *memory), nullptr);
+    }
+    return link.send().error() != nullptr;
+  }
+};
+
+TEST_F(ContextTest, TheCommunicatorsTrafficClassReachesBothEndsAndNoServiceLevel) {
+  Link link(104);
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  for (Comm* comm : {static_cast<Comm*>(&link.send()), static_cast<Comm*>(&link.recv())}) {
+    const ibv_qp_attr qp = attributes(*comm);
+    EXPECT_EQ(qp.qp_state, IBV_QPS_RTS);
+    EXPECT_EQ(qp.ah_attr.grh.traffic_class, 104);
+    EXPECT_EQ(qp.ah_attr.sl, 0);
+  }
+}
+
+TEST_F(ContextTest, TheConnectingSidesTrafficClassReachesBothEnds) {
+  Link link;  // up to v10 only connect is told
+  ASSERT_NO_FATAL_FAILURE(link.connect(0, 0, 96));
+  EXPECT_EQ(attributes(link.send()).ah_attr.grh.traffic_class, 96);
+  EXPECT_EQ(attributes(link.recv()).ah_attr.grh.traffic_class, 96);
+}
+
+TEST_F(ContextTest, TheUsersTrafficClassWins) {
+  ::setenv("VERBATIM_TC", "32", 1);
+  ::setenv("VERBATIM_SL", "3", 1);
+  Link link(104);
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  EXPECT_EQ(attributes(link.send()).ah_attr.grh.traffic_class, 32);
+  EXPECT_EQ(attributes(link.recv()).ah_attr.grh.traffic_class, 32);
+  EXPECT_EQ(attributes(link.send()).ah_attr.sl, 3);
+}
+
+TEST_F(ContextTest, ATrafficClassThatIsNoneIsRefused) {
+  const Result<Context*> refused = open_context(256);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().kind, ErrorKind::kUsage);
+}
+
+TEST_F(ContextTest, AConnectThatNobodyAcceptsEndsAtItsDeadline) {
+  ::setenv("VERBATIM_CONNECT_TIMEOUT_S", "1", 1);
+  Link link;
+  std::array<std::uint8_t, wire::kHandleBytes> handle{};
+  Result<ListenComm*> listen = link.context().listen(0, handle);
+  ASSERT_TRUE(listen);
+  const auto begin = std::chrono::steady_clock::now();
+  Result<SendComm*> comm = link.context().connect(0, handle, -1);
+  while (comm && std::chrono::steady_clock::now() < begin + Link::kPatience) {
+    ASSERT_EQ(*comm, nullptr);
+    comm = link.context().connect(0, handle, -1);
+  }
+  ASSERT_FALSE(comm);
+  EXPECT_EQ(comm.error().sys_errno, ETIMEDOUT);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_EQ(wire::load_connect_token(handle), 0U);  // the handle can be tried again
+}
+
+TEST_F(ContextTest, ClosedEndsWaitForEachOtherAndNotForTheDeadline) {
+  ::setenv("VERBATIM_CLOSE_TIMEOUT_MS", "60000", 1);
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    Link link;
+    ASSERT_NO_FATAL_FAILURE(link.connect());
+    link.context().close(link.recv());
+    link.context().close(link.send());
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST_F(ContextTest, AnEndWhosePeerStaysOpenIsGoneAfterTheDeadline) {
+  ::setenv("VERBATIM_CLOSE_TIMEOUT_MS", "300", 1);
+  Result<Context*> other = open_context(-1);
+  ASSERT_TRUE(other);
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    Link link;
+    ASSERT_NO_FATAL_FAILURE(link.connect());
+    link.context().close(link.recv());
+    EXPECT_FALSE(link.context().idle());  // the sender is still there
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  close_context(*other);
+}
+
+TEST_F(ContextTest, ASenderWhoseReceiverHasClosedIsTold) {
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  EXPECT_FALSE(starves_to_an_error(link, std::chrono::milliseconds(300)));  // a late receiver is no error
+  link.context().close(link.recv());
+  ASSERT_TRUE(starves_to_an_error(link, std::chrono::seconds(5)));
+  EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
+}
+
+TEST_F(ContextTest, AReceiverWhoseSenderHasClosedIsTold) {
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> target(8);
+  const auto memory = link.reg(link.recv(), target);
+  const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
+  ASSERT_NE(link.posted([&] { return link.recv().irecv({&buffer, 1}); }), nullptr);
+  link.context().close(link.send());
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (link.recv().error() == nullptr && std::chrono::steady_clock::now() < end) link.recv().progress();
+  ASSERT_NE(link.recv().error(), nullptr);
+  EXPECT_EQ(link.recv().error()->kind, ErrorKind::kRemote);
+}
+
+TEST_F(ContextTest, WhatArrivedBeforeThePeerClosedIsDelivered) {
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> source = pattern(5000, 1);
+  std::vector<std::uint8_t> target(5000);
+  const auto send_memory = link.reg(link.send(), source);
+  const auto recv_memory = link.reg(link.recv(), target);
+  const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
+  Request* receive = link.posted([&] { return link.recv().irecv({&buffer, 1}); });
+  Request* send = link.posted([&] { return link.send().isend(source.data(), source.size(), 0, *send_memory); });
+  ASSERT_TRUE(link.wait(send));
+  link.send().retire(*send);
+  link.context().close(link.send());
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (receive->state != RequestState::kDone && std::chrono::steady_clock::now() < end) link.recv().progress();
+  EXPECT_EQ(receive->state, RequestState::kDone);
+  EXPECT_EQ(link.recv().error(), nullptr);
+  EXPECT_EQ(target, source);
+}
+
+TEST_F(ContextTest, AnEndWithWorkOutstandingIsAbortedAtOnce) {
+  ::setenv("VERBATIM_CLOSE_TIMEOUT_MS", "60000", 1);
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    Link link;
+    ASSERT_NO_FATAL_FAILURE(link.connect());
+    std::vector<std::uint8_t> target(8);
+    const auto memory = link.reg(link.recv(), target);
+    const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
+    ASSERT_NE(link.posted([&] { return link.recv().irecv({&buffer, 1}); }), nullptr);
+    EXPECT_FALSE(link.recv().quiet());
+    link.context().close(link.recv());
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+}  // namespace
+}  // namespace verbatim

@@ -1,0 +1,221 @@
+// softverbs' own side: what its variables change, how it refuses them, and how it is installed. Variables are read once
+// a process, so each case looks from a process of its own.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <utility>
+
+#include "base/fd.h"
+#include "support/verbs_fixture.h"
+#include "verbs/device.h"
+
+namespace verbatim::test {
+namespace {
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+struct Seen {
+  int result = -1;   // what the look returned; -1 when the process did not end in good order
+  std::string told;  // on stderr
+};
+
+// Runs `look` in a child with these variables on top of the environment. This process never opens the library.
+Seen look_with(const Variables& variables, const std::function<int()>& look) {
+  int ends[2];
+  if (pipe(ends) != 0) throw std::runtime_error("pipe");
+  const UniqueFd read_end(ends[0]);
+  UniqueFd write_end(ends[1]);
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child < 0) throw std::runtime_error("fork");
+  if (child == 0) {
+    dup2(write_end.get(), STDERR_FILENO);
+    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+    try {
+      _exit(look());
+    } catch (const std::exception& failure) {
+      std::fprintf(stderr, "%s\n", failure.what());
+      _exit(99);
+    }
+  }
+  write_end.reset();
+  Seen seen;
+  std::array<char, 512> text{};
+  for (ssize_t length = 0; (length = read(read_end.get(), text.data(), text.size())) > 0;) {
+    seen.told.append(text.data(), static_cast<std::size_t>(length));
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFEXITED(status)) seen.result = WEXITSTATUS(status);
+  return seen;
+}
+
+int device_count() {
+  int count = 0;
+  ibv_device** const list = verbs().get_device_list(&count);
+  if (list != nullptr) verbs().free_device_list(list);
+  return count;
+}
+
+int devices_with(const std::string& variable, const std::string& value) {
+  return look_with({{variable, value}}, device_count).result;
+}
+
+// 0 when `check` holds of the first device under this one variable.
+int first_device_with(const std::string& variable, const std::string& value,
+                      const std::function<bool(const Device&)>& check) {
+  const Seen seen =
+      look_with({{"SOFTVERBS_DEVICES", "1"}, {variable, value}}, [&] { return check(open_device()) ? 0 : 1; });
+  EXPECT_EQ(seen.told, "");
+  return seen.result;
+}
+
+TEST(Settings, NumberOfDevices) {
+  EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", "0"), 0);
+  EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", "1"), 1);
+  EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", "16"), 16);
+  EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", ""), 1);  // as if it were not set
+}
+
+TEST(Settings, WhatIsMalformedIsNamedAndOffersNoDevice) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"SOFTVERBS_DEVICES", "17"},      {"SOFTVERBS_DEVICES", "-1"},      {"SOFTVERBS_DEVICES", "two"},
+      {"SOFTVERBS_DEVICES", "1x"},      {"SOFTVERBS_DEVICES", " 1"},      {"SOFTVERBS_DEVICES", "99999999999999999999"},
+      {"SOFTVERBS_ENGINE", "Thread"},   {"SOFTVERBS_LINK_LAYER", "opa"},  {"SOFTVERBS_MTU", "1000"},
+      {"SOFTVERBS_SPEED_GBPS", "123"},  {"SOFTVERBS_NAMESPACE", "../up"}, {"SOFTVERBS_MAX_QP_WR", "0"},
+      {"SOFTVERBS_MAX_SGE", "1000000"},
+  };
+  for (const auto& [name, value] : cases) {
+    const Seen seen = look_with({{name, value}}, [] { return device_count() + device_count(); });
+    EXPECT_EQ(seen.result, 0) << name << "=" << value;
+    EXPECT_NE(seen.told.find(std::string(name) + "=" + value), std::string::npos) << seen.told;
+    EXPECT_EQ(std::count(seen.told.begin(), seen.told.end(), '\n'), 1) << seen.told;  // said once
+  }
+}
+
+TEST(Settings, LinkLayer) {
+  EXPECT_EQ(first_device_with("SOFTVERBS_LINK_LAYER", "ib", [](const Device& device) { return !device.is_roce(); }), 0);
+  EXPECT_EQ(first_device_with("SOFTVERBS_LINK_LAYER", "roce", [](const Device& device) { return device.is_roce(); }),
+            0);
+}
+
+TEST(Settings, WhatThePortSays) {
+  EXPECT_EQ(first_device_with("SOFTVERBS_MTU", "1024",
+                              [](const Device& device) { return device.port.active_mtu == IBV_MTU_1024; }),
+            0);
+  EXPECT_EQ(first_device_with("SOFTVERBS_MAX_MSG_SZ", "65536",
+                              [](const Device& device) { return device.port.max_msg_sz == 65536; }),
+            0);
+  for (const unsigned gbps : {10U, 25U, 40U, 50U, 100U, 200U, 400U, 800U}) {
+    EXPECT_EQ(first_device_with("SOFTVERBS_SPEED_GBPS", std::to_string(gbps),
+                                [&](const Device& device) {
+                                  return port_speed_mbps(device.port.active_speed, device.port.active_width) ==
+                                         gbps * 1000;
+                                }),
+              0)
+        << gbps;
+  }
+}
+
+TEST(Settings, LimitsAreSaidAndHeld) {
+  EXPECT_EQ(first_device_with("SOFTVERBS_MAX_QP_WR", "77",
+                              [](const Device& device) {
+                                const Endpoint fits(device, {.send_wr = 77, .recv_wr = 77});
+                                try {
+                                  const Endpoint too_deep(device, {.send_wr = 78});
+                                } catch (const std::exception&) {
+                                  return device.attr.max_qp_wr == 77;
+                                }
+                                return false;
+                              }),
+            0);
+  EXPECT_EQ(first_device_with("SOFTVERBS_MAX_INLINE", "0",
+                              [](const Device& device) {
+                                const Endpoint without(device, {.inline_bytes = 0});
+                                try {
+                                  const Endpoint with(device, {.inline_bytes = 1});
+                                } catch (const std::exception&) {
+                                  return true;
+                                }
+                                return false;
+                              }),
+            0);
+  EXPECT_EQ(first_device_with("SOFTVERBS_MAX_SGE", "3", [](const Device& device) { return device.attr.max_sge == 3; }),
+            0);
+  EXPECT_EQ(first_device_with("SOFTVERBS_MAX_CQE", "500",
+                              [](const Device& device) {
+                                const Cq fits = create_cq(device, 500);
+                                return device.attr.max_cqe == 500 &&
+                                       verbs().create_cq(device.context.get(), 501, nullptr, nullptr, 0) == nullptr;
+                              }),
+            0);
+}
+
+// One more object than there may be is refused, and the place of one that went away can be taken again.
+TEST(Settings, CountsAreHeld) {
+  EXPECT_EQ(first_device_with("SOFTVERBS_MAX_QP", "3",
+                              [](const Device& device) {
+                                std::vector<std::unique_ptr<Endpoint>> qps;
+                                for (int i = 0; i < 3; ++i) qps.push_back(std::make_unique<Endpoint>(device));
+                                try {
+                                  const Endpoint fourth(device);
+                                  return false;
+                                } catch (const std::exception&) {
+                                  qps.pop_back();
+                                }
+                                const Endpoint again(device);
+                                return true;
+                              }),
+            0);
+  EXPECT_EQ(first_device_with("SOFTVERBS_MAX_MR", "2",
+                              [](const Device& device) {
+                                std::byte bytes[64];
+                                const Mr first = reg_mr(device.pd.get(), bytes, sizeof(bytes));
+                                Mr second = reg_mr(device.pd.get(), bytes, sizeof(bytes));
+                                if (verbs().reg_mr(device.pd.get(), bytes, sizeof(bytes), 0) != nullptr) return false;
+                                if (errno != ENOMEM) return false;
+                                second.reset();
+                                second = reg_mr(device.pd.get(), bytes, sizeof(bytes));
+                                return true;
+                              }),
+            0);
+}
+
+// NCCL opens libibverbs.so before libibverbs.so.1, and libmlx5 likewise: the system's copy must not win either way.
+TEST(Installation, BothNamesOfBothLibrariesLieTogether) {
+  const std::filesystem::path directory = std::filesystem::path(std::getenv("VERBS_TEST_LIBRARY")).parent_path();
+  for (const std::string name : {"libibverbs.so", "libmlx5.so"}) {
+    ASSERT_TRUE(std::filesystem::exists(directory / name)) << name;
+    EXPECT_TRUE(std::filesystem::equivalent(directory / name, directory / (name + ".1"))) << name;
+  }
+}
+
+TEST(Installation, NoDeviceIsAnMlx5Device) {
+  const std::filesystem::path directory = std::filesystem::path(std::getenv("VERBS_TEST_LIBRARY")).parent_path();
+  const Seen seen = look_with({}, [&] {
+    void* const mlx5 = dlopen((directory / "libmlx5.so.1").c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (mlx5 == nullptr) return 1;
+    using IsSupported = bool (*)(ibv_device*);
+    const auto is_supported = reinterpret_cast<IsSupported>(dlvsym(mlx5, "mlx5dv_is_supported", "MLX5_1.8"));
+    if (is_supported == nullptr) {
+      std::fprintf(stderr, "%s\n", dlerror());
+      return 2;
+    }
+    return is_supported(open_device().context->device) ? 3 : 0;
+  });
+  EXPECT_EQ(seen.result, 0) << seen.told;
+}
+
+}  // namespace
+}  // namespace verbatim::test

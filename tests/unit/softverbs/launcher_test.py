@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""tools/softverbs finds the library and passes its options on; processes that end leave nothing in /dev/shm.
+
+usage: launcher_test.py LAUNCHER LIBRARY_DIRECTORY DEVICE_NAMES_PROGRAM
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+
+LAUNCHER, LIBRARY, PROGRAM = sys.argv[1:4]
+NAMESPACE = f"launcher-{os.getpid()}"
+BUILD = os.path.normpath(os.path.join(LIBRARY, "../../.."))
+
+
+def environment(**more):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SOFTVERBS_")}
+    return {**kept, "SOFTVERBS_NAMESPACE": NAMESPACE, "SOFTVERBS_BUILD_DIR": BUILD, **more}
+
+
+def launch(*arguments, **more):
+    return subprocess.run(
+        [LAUNCHER, *arguments], env=environment(**more), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def files_left():
+    return [name for name in os.listdir("/dev/shm") if NAMESPACE in name]
+
+
+class Launcher(unittest.TestCase):
+    def names(self, result):
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return [line for line in result.stdout.splitlines() if line.startswith("softverbs")]
+
+    def test_finds_the_library(self):
+        self.assertEqual(self.names(launch("--", PROGRAM)), ["softverbs0"])
+        self.assertEqual(self.names(launch("--lib", LIBRARY, PROGRAM, SOFTVERBS_BUILD_DIR="/nowhere")), ["softverbs0"])
+
+    def test_options_become_variables(self):
+        self.assertEqual(self.names(launch("--devices", "3", PROGRAM)), ["softverbs0", "softverbs1", "softverbs2"])
+        shown = launch("--devices", "5", "--engine", "inline", "--link-layer", "ib", "env").stdout.splitlines()
+        for line in ("SOFTVERBS_DEVICES=5", "SOFTVERBS_ENGINE=inline", "SOFTVERBS_LINK_LAYER=ib"):
+            self.assertIn(line, shown)
+
+    def test_the_programs_own_arguments_stay_its_own(self):
+        self.assertEqual(launch("--", "echo", "--devices", "2  3").stdout, "--devices 2  3\n")
+        self.assertEqual(launch("sh", "-c", "exit 7").returncode, 7)
+
+    def test_mistakes_are_named(self):
+        for arguments, named in (
+            (["--unknown", "true"], "--unknown"),
+            (["--devices"], "--devices"),
+            ([], "no command"),
+            (["--lib", "/nowhere", "true"], "/nowhere"),
+        ):
+            result = launch(*arguments)
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertIn(named, result.stderr)
+        self.assertIn("usage:", launch("--help").stdout)
+
+    def test_a_malformed_setting_is_named(self):
+        result = launch("--engine", "steam", PROGRAM)
+        self.assertEqual(result.returncode, 4)
+        self.assertIn("SOFTVERBS_ENGINE=steam", result.stderr)
+
+    def test_rdma_core_tools_see_the_devices(self):
+        if shutil.which("ibv_devinfo") is None:
+            self.skipTest("no ibv_devinfo")
+        result = launch("--devices", "2", "ibv_devinfo")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for name in ("softverbs0", "softverbs1", "PORT_ACTIVE"):
+            self.assertIn(name, result.stdout)
+
+
+class Leaving(unittest.TestCase):
+    def test_after_the_programs_own_exit_handlers(self):
+        result = launch(PROGRAM)
+        self.assertIn("files at exit: 2", result.stdout)  # the registry and the segment
+        self.assertEqual(files_left(), [])
+
+    def start(self):
+        child = subprocess.Popen(
+            [LAUNCHER, PROGRAM, "stay"], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        while child.stdout.readline() not in ("open\n", ""):
+            pass
+        return child
+
+    def test_the_last_one_removes_what_the_dead_left(self):
+        killed, last = self.start(), self.start()
+        self.assertEqual(len(files_left()), 3)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(timeout=60)
+        last.communicate(timeout=60)
+        killed.communicate(timeout=60)
+        self.assertEqual(last.returncode, 0)
+        self.assertEqual(files_left(), [])
+
+    def test_a_device_that_cannot_be_opened_leaves_nothing(self):
+        # A segment takes a large file: with a small limit of file sizes it cannot be made.
+        result = launch("sh", "-c", f"trap '' XFSZ; ulimit -f 4096; exec '{PROGRAM}'")
+        self.assertEqual(result.returncode, 5, result.stderr)
+        self.assertEqual(files_left(), [])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
