@@ -1,0 +1,163 @@
+#include "net/endpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "support/fake_verbs.h"
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+class EndpointTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (FakeDevice* fake : {&first_fake_, &second_fake_}) {
+      fake->add_roce_port();
+      fake->attributes.max_cqe = 100000;
+      fake->attributes.max_qp_wr = 4096;
+      fake->attributes.max_sge = 4;
+      Result<std::unique_ptr<Device>> device = Device::open(fake_.table, nullptr, &fake->device, false);
+      ASSERT_TRUE(device);
+      devices_.push_back(std::move(*device));
+    }
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      Port& port = ports_[i];
+      port.device = devices_[i].get();
+      port.name = "verbatim_" + devices_[i]->name();
+      port.link_layer = IBV_LINK_LAYER_ETHERNET;
+      port.active_mtu = IBV_MTU_4096;
+      port.max_msg_bytes = std::uint64_t{1} << 31;
+      port.gid = {3, fake_gid("::ffff:10.0.0.1", 0).gid, RoceVersion::kV2};
+    }
+  }
+
+  Result<Endpoint> create(std::vector<const Port*> ports, std::size_t qps) {
+    EndpointSizes sizes;
+    sizes.qps = qps;
+    sizes.caps = {.send_wr = 256, .recv_wr = 16, .inline_bytes = 64};
+    return Endpoint::create(std::move(ports), sizes, config_);
+  }
+
+  static wire::Hello remote(std::size_t qps) {
+    wire::Hello hello;
+    wire::HelloDevice device;
+    device.link_layer = IBV_LINK_LAYER_ETHERNET;
+    device.mtu = IBV_MTU_1024;
+    device.max_message_bytes = 1000 * 1000;
+    device.name = "mlx5_7";
+    hello.host = "node2";
+    hello.devices.push_back(device);
+    for (std::size_t i = 0; i < qps; ++i) hello.qps.push_back({.number = static_cast<std::uint32_t>(900 + i)});
+    return hello;
+  }
+
+  std::vector<ibv_qp_attr> moved_to(ibv_qp_state state) const {
+    std::vector<ibv_qp_attr> found;
+    for (const FakeVerbs::Modification& one : fake_.modifications()) {
+      if (one.attributes.qp_state == state) found.push_back(one.attributes);
+    }
+    return found;
+  }
+
+  FakeVerbs fake_;
+  FakeDevice& first_fake_ = fake_.add_device("mlx5_0");
+  FakeDevice& second_fake_ = fake_.add_device("mlx5_1");
+  std::vector<std::unique_ptr<Device>> devices_;
+  Port ports_[2];
+  Config config_;
+};
+
+TEST_F(EndpointTest, QpsAreDealtOutOverThePorts) {
+  Result<Endpoint> endpoint = create({&ports_[0], &ports_[1]}, 5);
+  ASSERT_TRUE(endpoint);
+  EXPECT_EQ(endpoint->cqs().size(), 2U);
+  ASSERT_EQ(endpoint->qps().size(), 5U);
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(endpoint->qps()[i].device, i % 2);
+  EXPECT_EQ(moved_to(IBV_QPS_INIT).size(), 5U);
+  wire::Hello hello;
+  endpoint->describe(hello);
+  EXPECT_EQ(hello.devices.size(), 2U);
+  EXPECT_EQ(hello.qps.size(), 5U);
+  EXPECT_FALSE(hello.qps[0].has_ece);
+}
+
+TEST_F(EndpointTest, TheSmallerMtuAndMessageLimitOfBothEndsHold) {
+  Result<Endpoint> endpoint = create({&ports_[0]}, 2);
+  ASSERT_TRUE(endpoint);
+  ASSERT_TRUE(endpoint->connect(remote(2), config_, 104));
+  const std::vector<ibv_qp_attr> ready = moved_to(IBV_QPS_RTR);
+  ASSERT_EQ(ready.size(), 2U);
+  EXPECT_EQ(ready[0].path_mtu, IBV_MTU_1024);
+  EXPECT_EQ(ready[1].dest_qp_num, 901U);
+  EXPECT_EQ(ready[0].ah_attr.grh.traffic_class, 104);
+  EXPECT_EQ(moved_to(IBV_QPS_RTS).size(), 2U);
+  EXPECT_EQ(endpoint->max_message_bytes(), 1000U * 1000U / 128 * 128);
+  EXPECT_NE(endpoint->describe_path(0).find("verbatim_mlx5_0"), std::string::npos);
+  EXPECT_NE(endpoint->describe_path(0).find("node2 mlx5_7"), std::string::npos);
+}
+
+TEST_F(EndpointTest, AnotherNumberOfQpsIsNoPartner) {
+  Result<Endpoint> endpoint = create({&ports_[0]}, 2);
+  ASSERT_TRUE(endpoint);
+  EXPECT_EQ(endpoint->connect(remote(3), config_, -1).error().kind, ErrorKind::kRemote);
+  EXPECT_TRUE(moved_to(IBV_QPS_RTR).empty());
+}
+
+TEST_F(EndpointTest, ACompletionQueueBeyondTheDeviceIsRefusedWithTheRemedy) {
+  first_fake_.attributes.max_cqe = 500;
+  devices_[0] = *Device::open(fake_.table, nullptr, &first_fake_.device, false);
+  ports_[0].device = devices_[0].get();
+  const LogCapture log;
+  ASSERT_TRUE(create({&ports_[0]}, 1));
+  EXPECT_FALSE(create({&ports_[0]}, 2));
+  EXPECT_NE(log.only_warning().find("VERBATIM_QPS_PER_CONNECTION"), std::string::npos);
+}
+
+TEST_F(EndpointTest, WhatTheDeviceGrantsIsKnown) {
+  first_fake_.attributes.max_qp_wr = 40;
+  devices_[0] = *Device::open(fake_.table, nullptr, &first_fake_.device, false);
+  ports_[0].device = devices_[0].get();
+  Result<Endpoint> endpoint = create({&ports_[0]}, 1);
+  ASSERT_TRUE(endpoint);
+  EXPECT_EQ(endpoint->qps()[0].send_wr, 40U);
+  EXPECT_EQ(endpoint->qps()[0].recv_wr, 16U);
+}
+
+TEST_F(EndpointTest, OptionsAreToldOnlyWhereTheyHold) {
+  first_fake_.ece_errno = 0;
+  wire::Hello peer = remote(1);
+
+  Result<Endpoint> telling = create({&ports_[0]}, 1);
+  wire::Hello hello;
+  telling->describe(hello);
+  EXPECT_TRUE(hello.qps[0].has_ece);
+
+  // The peer told none: none are set, and none are told back.
+  ASSERT_TRUE(telling->connect(peer, config_, -1));
+  wire::Hello answer;
+  telling->describe(answer);
+  EXPECT_FALSE(answer.qps[0].has_ece);
+
+  config_.ece = false;
+  Result<Endpoint> silent = create({&ports_[0]}, 1);
+  wire::Hello nothing;
+  silent->describe(nothing);
+  EXPECT_FALSE(nothing.qps[0].has_ece);
+  peer.qps[0].has_ece = true;
+  ASSERT_TRUE(silent->connect(peer, config_, -1));
+  EXPECT_FALSE(fake_.ece_set.has_value());
+}
+
+TEST_F(EndpointTest, AFailureLeavesNothingBehind) {
+  for (const char* verb : {"create_cq", "create_qp", "modify_qp"}) {
+    fake_.failures = {{verb, ENOMEM}};
+    EXPECT_FALSE(create({&ports_[0], &ports_[1]}, 4)) << verb;
+    EXPECT_EQ(fake_.live("qp"), 0) << verb;
+    EXPECT_EQ(fake_.live("cq"), 0) << verb;
+  }
+}
+
+}  // namespace
+}  // namespace verbatim
