@@ -18,19 +18,21 @@ Result<Endpoint> Endpoint::open(std::byte* area, std::size_t bytes) {
   if (!config) return config.error();
   auto verbs = Verbs::load(config->verbs_library);
   if (!verbs) return verbs.error();
-  auto inventory = DeviceInventory::open(**verbs, *config);
-  if (!inventory) return inventory.error();
   Endpoint endpoint;
+  endpoint.verbs_ = *std::move(verbs);
+  const Verbs& table = *endpoint.verbs_;
+  auto inventory = DeviceInventory::open(table, *config);
+  if (!inventory) return inventory.error();
   endpoint.inventory_ = *std::move(inventory);
   endpoint.port_ = &endpoint.inventory_->ports().front();
   endpoint.area_ = area;
   const Device& device = *endpoint.port_->device;
   const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-  auto mr = adopt("ibv_reg_mr", (*verbs)->reg_mr(device.pd(), area, bytes, access), (*verbs)->dereg_mr);
+  auto mr = adopt("ibv_reg_mr", table.reg_mr(device.pd(), area, bytes, access), table.dereg_mr);
   if (!mr) return mr.error();
   endpoint.mr_ = *std::move(mr);
-  auto cq = adopt("ibv_create_cq", (*verbs)->create_cq(device.context(), 2 * kDepth, nullptr, nullptr, 0),
-                  (*verbs)->destroy_cq);
+  auto cq =
+      adopt("ibv_create_cq", table.create_cq(device.context(), 2 * kDepth, nullptr, nullptr, 0), table.destroy_cq);
   if (!cq) return cq.error();
   endpoint.cq_ = *std::move(cq);
   auto qp = create_rc_qp(device, endpoint.cq_.get(), endpoint.cq_.get(), {.send_wr = kDepth, .inline_bytes = 8});

@@ -40,6 +40,7 @@ class Endpoint {
  private:
   Endpoint() = default;
 
+  std::unique_ptr<const Verbs> verbs_;
   std::shared_ptr<DeviceInventory> inventory_;
   const Port* port_ = nullptr;
   std::byte* area_ = nullptr;
