@@ -99,14 +99,17 @@ Result<Context*> open_context(int traffic_class) {
   Result<Config> config = Config::from_environment();
   if (!config) return config.error();
   if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
+  std::unique_ptr<ProcessState> opened;  // the process's once nothing can fail any more
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) {
     Result<std::unique_ptr<ProcessState>> process = open_process(*config);
     if (!process) return process.error();
-    g_process = process->release();
+    opened = std::move(*process);
   }
-  auto* context = new Context(std::move(*config), traffic_class, g_process->contexts_made++, *g_process);
-  ++g_process->contexts_open;
+  ProcessState& process = opened != nullptr ? *opened : *g_process;
+  auto* context = new Context(std::move(*config), traffic_class, process.contexts_made++, process);
+  ++process.contexts_open;
+  if (opened != nullptr) g_process = opened.release();
   return context;
 }
 
