@@ -104,7 +104,8 @@ void watch_for_exit() {
   __cxa_atexit([](void*) { g_process_exits.store(true); }, nullptr, &g_process_exits);
 }
 
-// Up to v10 nothing ends the plugin but its unloading, which reaps what NCCL has abandoned. When the process exits with
+// Up to v10 nothing ends the plugin but its unloading, which reaps what NCCL has abandoned; so it does with contexts
+// that a later version has left, because the control thread must not outlive our code. When the process exits with
 // comms open, threads may still be using them and nothing is touched.
 __attribute__((destructor)) void close_process_context() {
   const bool exits = g_process_exits.load();
@@ -112,8 +113,11 @@ __attribute__((destructor)) void close_process_context() {
   const pid_t owner = g_process.load();
   if (owner != 0 && owner != ::getpid()) return;
   Context* context = g_process_context.exchange(nullptr);
-  const bool untouchable = context != nullptr && exits && !context->idle();
-  if (context != nullptr && !untouchable) close_context(context);
+  if (!exits) {
+    close_all_contexts();
+  } else if (context != nullptr && context->idle()) {
+    close_context(context);
+  }
 #ifdef VERBATIM_OWNS_CXX_RUNTIME
   // Our own copy of the C++ runtime keeps 72 KiB for exceptions without memory: each load of the plugin would leak
   // them.

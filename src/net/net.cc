@@ -6,6 +6,7 @@
 #include <climits>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <utility>
 
 #include "base/clock.h"
@@ -27,7 +28,7 @@ struct ProcessState {
   std::uint64_t host_id = 0;
   std::uint64_t process_id = 0;
   std::uint32_t contexts_made = 0;
-  std::size_t contexts_open = 0;
+  std::set<Context*> contexts;  // open
   Mutex listener_mutex;
   std::unique_ptr<ControlThread> control;  // after the devices that it watches
   std::unique_ptr<Listener> listener VERBATIM_GUARDED_BY(listener_mutex);
@@ -108,7 +109,7 @@ Result<Context*> open_context(int traffic_class) {
   }
   ProcessState& process = opened != nullptr ? *opened : *g_process;
   auto* context = new Context(std::move(*config), traffic_class, process.contexts_made++, process);
-  ++process.contexts_open;
+  process.contexts.insert(context);
   if (opened != nullptr) g_process = opened.release();
   return context;
 }
@@ -116,9 +117,22 @@ Result<Context*> open_context(int traffic_class) {
 void close_context(Context* context) {
   delete context;
   const MutexLock lock(g_mutex);
-  if (--g_process->contexts_open == 0) {
+  g_process->contexts.erase(context);
+  if (g_process->contexts.empty()) {
     delete g_process;
     g_process = nullptr;
+  }
+}
+
+void close_all_contexts() {
+  while (true) {
+    Context* any = nullptr;
+    {
+      const MutexLock lock(g_mutex);
+      if (g_process != nullptr) any = *g_process->contexts.begin();
+    }
+    if (any == nullptr) return;
+    close_context(any);
   }
 }
 

@@ -89,6 +89,7 @@ Result<Context*> open_context(int traffic_class);
 
 // Ends everything that the context owns, and the process state with the last one.
 void close_context(Context* context);
+void close_all_contexts();
 
 // The devices, while any context is open: kUsage otherwise.
 Result<std::size_t> device_count();
