@@ -1,4 +1,4 @@
-// lifecycle --plugin PATH [GoogleTest's options]: the suite.
+// lifecycle --plugin PATH [--connections N] [GoogleTest's options]: the suite.
 // lifecycle --plugin PATH --role ROLE --api N: the other process of a test that needs two.
 #include <gtest/gtest.h>
 
@@ -13,6 +13,11 @@
 
 namespace conformance {
 
+std::size_t& connections() {
+  static std::size_t count = 1000;
+  return count;
+}
+
 int run_role(const std::string& role, int api) {
   netapi::set_log_callback([](const netapi::LogLine& line) {
     if (line.level == nccl::DebugLogLevel::kWarn) std::cerr << line.text << "\n";
@@ -25,6 +30,7 @@ int run_role(const std::string& role, int api) {
   }
   if (role == "exit-busy") return leave_busy(std::move(opened.plugin), context);
   if (role == "exit-idle") return leave_idle(std::move(opened.plugin), context);
+  if (role.starts_with("receivers-")) return receive_many(*opened.plugin, context, std::stoul(role.substr(10)));
   std::cerr << "no role " << role << "\n";
   return 2;
 }
@@ -37,6 +43,7 @@ int main(int argc, char** argv) {
   int api = 0;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::strcmp(argv[i], "--plugin") == 0) conformance::options().plugin = argv[i + 1];
+    if (std::strcmp(argv[i], "--connections") == 0) conformance::connections() = std::strtoul(argv[i + 1], nullptr, 10);
     if (std::strcmp(argv[i], "--role") == 0) role = argv[i + 1];
     if (std::strcmp(argv[i], "--api") == 0) api = std::atoi(argv[i + 1]);
   }

@@ -13,4 +13,9 @@ namespace conformance {
 int leave_busy(std::unique_ptr<netapi::Plugin> plugin, void* context);
 int leave_idle(std::unique_ptr<netapi::Plugin> plugin, void* context);
 
+// "receivers-N" writes N handles, accepts and receives one message each, closes, and writes a Report.
+int receive_many(netapi::Plugin& net, void* context, std::size_t count);
+// N of --connections.
+std::size_t& connections();
+
 }  // namespace conformance
