@@ -17,7 +17,7 @@
 namespace verbatim::softverbs {
 
 // Part of the file names: different layouts never meet.
-constexpr std::uint32_t kLayoutVersion = 1;
+constexpr std::uint32_t kLayoutVersion = 2;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // all processes together; a power of two
@@ -180,7 +180,9 @@ struct SharedQp {
   std::uint32_t access;
   std::uint32_t min_rnr_timer;
   std::uint32_t max_dest_rd_atomic;
-  std::uint32_t established;  // COMM_EST was raised
+  std::uint32_t established;  // something was executed since RESET
+  std::uint32_t atomic_psn;   // of the last atomic, and what it found: it may be asked again
+  std::uint64_t atomic_result;
   ReceiveRing receives;
   OpenReceive open;
 };

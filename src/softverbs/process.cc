@@ -10,6 +10,7 @@
 #include <string>
 
 #include "softverbs/device.h"
+#include "softverbs/faults.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -76,6 +77,7 @@ Result<Process*> Process::create() {
   // With Yama, peers may read and write our memory only if we say so; without it this is refused and not needed.
   ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   std::unique_ptr<Process> process(new Process(*settings, *std::move(registry), *std::move(fd), *std::move(view)));
+  start_faults(*settings);
   if (Status started = process->engine_.start(*process); !started) return started.error();
   return process.release();
 }

@@ -198,6 +198,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
     return qpn.error();
   }
   qp->index = *index;
+  qp->ordinal = process.next_qp_ordinal();
   SharedQp& shared = process.segment().qps[*index];
   if (wanted.srq == nullptr) {
     if (Status made =

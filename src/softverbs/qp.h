@@ -10,6 +10,7 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "softverbs/engine.h"
+#include "softverbs/faults.h"
 #include "softverbs/objects.h"
 #include "softverbs/process.h"
 
@@ -59,7 +60,8 @@ struct Requester {
   std::uint64_t due_ns = 0;       // nothing is sent before
   bool awaiting_timeout = false;  // an attempt got no answer
   std::uint64_t busy_since_ns = 0;
-  bool drain_wanted = false;  // an SQ_DRAINED event is owed
+  bool drain_wanted = false;         // an SQ_DRAINED event is owed
+  std::unique_ptr<QpFaults> faults;  // made when faults are first asked about
   // Attributes
   std::uint32_t timeout = 0;
   std::uint32_t retry_count = 0;
@@ -73,6 +75,7 @@ struct Requester {
 struct Qp : ibv_qp {
   Process* process = nullptr;
   std::uint32_t index = 0;
+  std::uint32_t ordinal = 0;  // this process has created so many QPs up to this one
   SharedQp* shared = nullptr;
   ibv_qp_cap cap{};
   bool signal_all = false;

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "softverbs/completion.h"
 #include "softverbs/copy.h"
+#include "softverbs/faults.h"
 #include "softverbs/memory.h"
 #include "softverbs/responder.h"
 
@@ -164,6 +165,8 @@ Attempt transmit(Qp& qp, const SendRequest& request, std::uint32_t slot) {
   const Packets packets = next_packets(qp, request);
   Spans local;
   if (!local_places(qp, slot, request, packets, local)) return failed(IBV_WC_LOC_PROT_ERR);
+  Faults* const faults = softverbs::faults();
+  if (faults != nullptr && faults->loses_request(qp)) return {Outcome::kLost};
   if (!find_route(qp)) return {Outcome::kLost};
   const Route& route = qp.requester.route;
   ProcessView& process = *route.process;
@@ -179,6 +182,9 @@ Attempt transmit(Qp& qp, const SendRequest& request, std::uint32_t slot) {
   }
   const std::uint32_t rnr_timer = route.qp->min_rnr_timer;
   route.qp->lock.unlock(me);
+  if (faults != nullptr && faults->loses_answer(qp, answer == Answer::kAck && packets.is_last())) {
+    return {Outcome::kLost};
+  }
   switch (answer) {
     case Answer::kAck:
       return {packets.is_last() ? Outcome::kDone : Outcome::kProgress, IBV_WC_SUCCESS, 0, packets.count};
