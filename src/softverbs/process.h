@@ -67,6 +67,9 @@ class Process {
   // Counts the QPs that the process creates, from 1: unlike their numbers it is the same in every run.
   std::uint32_t next_qp_ordinal() { return qps_created_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
+  // Takes the fault script that tools/softverbs has left for this process, if there is a new one.
+  void take_commands();
+
   // The process that owns a QP; nullptr when it is gone.
   std::shared_ptr<ProcessView> find(const QpPlace& place);
 

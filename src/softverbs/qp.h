@@ -70,6 +70,8 @@ struct Requester {
   std::uint32_t dest_qpn = 0;
   std::uint32_t max_rd_atomic = 0;
   ibv_ah_attr path{};
+
+  std::uint64_t timeout_ns() const { return std::uint64_t{4096} << timeout; }
 };
 
 struct Qp : ibv_qp {

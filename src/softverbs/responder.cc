@@ -94,6 +94,7 @@ class Responder {
     if (packets_.is_first() != (qp_.open.active == 0)) return refuse(Answer::kInvalidRequest);
     if (packets_.is_first()) {
       if (!take()) return Answer::kReceiverNotReady;
+      if (qp_.open.entry.fault != 0) return fail_receive_by_fault();
       std::uint64_t room = 0;
       for (std::uint32_t i = 0; i < qp_.open.entry.sge_count; ++i) room += qp_.open.sges[i].length;
       if (room < packets_.message_bytes) return fail_receive(IBV_WC_LOC_LEN_ERR, Answer::kInvalidRequest);
@@ -115,7 +116,8 @@ class Responder {
     if (!remote_places(IBV_ACCESS_REMOTE_WRITE, places)) return refuse(Answer::kAccessError);
     if (const Answer moved = moved_or_refused(copy_to(process_, local_, places)); moved != Answer::kAck) return moved;
     if (!consumes) return Answer::kAck;
-    return take() ? finish_receive(IBV_WC_RECV_RDMA_WITH_IMM) : Answer::kReceiverNotReady;
+    if (!take()) return Answer::kReceiverNotReady;
+    return qp_.open.entry.fault != 0 ? fail_receive_by_fault() : finish_receive(IBV_WC_RECV_RDMA_WITH_IMM);
   }
 
   Answer execute_read() {
@@ -244,6 +246,11 @@ class Responder {
     qp_.open.active = 0;
     finish_failure(process_, me_, index_, entered);
     return answer;
+  }
+
+  Answer fail_receive_by_fault() {
+    const auto status = static_cast<ibv_wc_status>(qp_.open.entry.fault);
+    return fail_receive(status, status == IBV_WC_LOC_LEN_ERR ? Answer::kInvalidRequest : Answer::kOperationalError);
   }
 
   // The error belongs to no receive request and is told by an event.
