@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/mutex.h"
@@ -21,6 +22,12 @@ struct QpPlace {
   Incarnation incarnation;
   std::uint32_t slot;
   std::uint32_t index;
+};
+
+struct RunningProcess {
+  std::uint32_t slot;
+  Incarnation incarnation;
+  pid_t pid;
 };
 
 // Thread-safe.
@@ -49,6 +56,9 @@ class HostRegistry {
   pid_t pid_of(std::uint32_t slot, Incarnation incarnation) const;
   bool is_alive(std::uint32_t slot, Incarnation incarnation) const;  // one system call
   bool is_alive(Incarnation incarnation) const;
+
+  // Those that run at the moment, in the order of their slots; this one is not among them.
+  std::vector<RunningProcess> others() const;
 
  private:
   class FileLock;
