@@ -64,6 +64,8 @@ bool push_completion(const ProcessView& process, Incarnation me, std::uint32_t c
     return false;
   }
   at_offset<Cqe>(segment, cq.ring)[tail & cq.mask] = entry;
+  QpCounters& counters = segment.qps[entry.qp_index].counters;
+  ((entry.opcode & IBV_WC_RECV) != 0 ? counters.receive_completions : counters.send_completions).add(1);
   // With the store of `armed` in req_notify_cq and the program's next poll: one of the two sees the other.
   cq.tail.store(tail + 1, std::memory_order_seq_cst);
   notify(process, cq, entry, solicited);
@@ -100,6 +102,8 @@ Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_
   shared.head.store(0, std::memory_order_relaxed);
   shared.mask = count - 1;
   ++shared.serial;
+  reset(shared.counters);
+  shared.alive.store(1, std::memory_order_release);
   shared.ring = *ring;
   shared.context = context.index;
   shared.channel_fd = channel != nullptr ? static_cast<Channel*>(channel)->pipe.write_end.get() : -1;
@@ -127,6 +131,8 @@ int destroy_cq(Cq& cq) {
   }
   pthread_mutex_unlock(&cq.mutex);
   ++cq.shared->serial;
+  cq.shared->alive.store(0, std::memory_order_release);
+  add_shared(cq.process->segment().counters.gone_cqs, cq.shared->counters);
   cq.process->arena().release(cq.shared->ring, (cq.shared->mask + std::size_t{1}) * sizeof(Cqe));
   cq.process->cq_table().release(cq.index);
   pthread_cond_destroy(&cq.cond);
@@ -165,6 +171,7 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
   SharedCq& shared = *cq.shared;
   cq.process->engine().progress();
   if (shared.tail.load(std::memory_order_seq_cst) == shared.head.load(std::memory_order_relaxed)) {
+    shared.counters.empty_polls.add(1);
     const std::uint32_t empty = cq.empty_polls.load(std::memory_order_relaxed) + 1;
     cq.empty_polls.store(empty, std::memory_order_relaxed);
     if (empty % kEmptyPollsPerYield == 0) sched_yield();
@@ -182,10 +189,13 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
     read_entry(entry, completions[found++]);
   }
   shared.head.store(head, std::memory_order_release);
+  shared.counters.polls.add(1);
+  shared.counters.completions.add(static_cast<std::uint64_t>(found));
   return found;
 }
 
 int req_notify_cq(ibv_cq* handle, int solicited_only) {
+  count(Verb::kReqNotifyCq);
   Cq& cq = *static_cast<Cq*>(handle);
   // Asking for any completion is not taken back by asking for solicited ones.
   Armed armed = solicited_only != 0 ? Armed::kSolicited : Armed::kAny;

@@ -11,13 +11,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "softverbs/counters.h"
 #include "softverbs/settings.h"
 #include "softverbs/shared_lock.h"
 
 namespace verbatim::softverbs {
 
 // Part of the file names: different layouts never meet.
-constexpr std::uint32_t kLayoutVersion = 1;
+constexpr std::uint32_t kLayoutVersion = 2;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // all processes together; a power of two
@@ -119,10 +120,12 @@ struct SharedCq {
   std::uint32_t serial;
   std::uint64_t ring;  // offset of Cqe[mask + 1]
   std::uint32_t context;
+  std::atomic<std::uint32_t> alive;
   std::int32_t channel_fd;  // write end of the completion channel's pipe, -1 without one
   std::atomic<Armed> armed;
   std::atomic<std::uint32_t> unread_events;
   std::atomic<std::uint32_t> overrun;
+  CqCounters counters;
 };
 
 struct SharedSge {
@@ -153,6 +156,8 @@ struct SharedSrq {
   std::uint32_t context;
   std::uint32_t serial;
   std::uint32_t limit;  // the event is raised once when fewer wait; 0: not armed
+  std::atomic<std::uint32_t> alive;
+  ReceiveCounters counters;
 };
 
 // A receive that was taken and is not complete: a SEND arrives in several steps.
@@ -183,6 +188,7 @@ struct SharedQp {
   std::uint32_t established;  // COMM_EST was raised
   ReceiveRing receives;
   OpenReceive open;
+  QpCounters counters;
 };
 
 struct Segment {
@@ -196,6 +202,8 @@ struct Segment {
   std::atomic<std::uint64_t> attention[kMaxQps / 64];  // QPs that a peer moved to the error state
 
   SharedLock atomics_lock;  // one RDMA atomic at a time: IBV_ATOMIC_HCA
+
+  ProcessCounters counters;
 
   SharedPort ports[kMaxDevices];
   SharedContext contexts[kMaxContexts];

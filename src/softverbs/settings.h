@@ -12,6 +12,7 @@ struct Settings {
   bool threaded = true;  // SOFTVERBS_ENGINE=thread|inline
   bool ethernet = true;  // SOFTVERBS_LINK_LAYER=roce|ib
   std::string name_space;
+  std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced
 
   std::uint32_t devices = 1;
   std::uint32_t mtu_bytes = 4096;
