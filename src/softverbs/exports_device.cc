@@ -93,6 +93,7 @@ Result<Context*> open_context(ibv_device* device) {
   base.ops.post_send = post_send;
   base.ops.post_recv = post_recv;
   base.ops.post_srq_recv = post_srq_recv;
+  fill_extended_calls(*context);
   return context.release();
 }
 

@@ -98,8 +98,9 @@ struct SharedMr {
 
 struct Cqe {
   std::uint64_t wr_id;
-  std::uint32_t qp_index;  // of the local QP, kNoIndex once that is gone
-  std::uint32_t position;  // the free-running number of the work request in its queue
+  std::uint64_t timestamp_ns;  // when the queue is stamped
+  std::uint32_t qp_index;      // of the local QP, kNoIndex once that is gone
+  std::uint32_t position;      // the free-running number of the work request in its queue
   std::uint32_t byte_len;
   std::uint32_t imm;
   std::uint32_t qpn;
@@ -121,6 +122,7 @@ struct SharedCq {
   std::uint64_t ring;  // offset of Cqe[mask + 1]
   std::uint32_t context;
   std::atomic<std::uint32_t> alive;
+  std::uint32_t is_stamped;
   std::int32_t channel_fd;  // write end of the completion channel's pipe, -1 without one
   std::atomic<Armed> armed;
   std::atomic<std::uint32_t> unread_events;
