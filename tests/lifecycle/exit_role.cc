@@ -14,12 +14,12 @@
 namespace conformance {
 namespace {
 
-struct Connection {
-  Handle handle;
-  void* listen_comm = nullptr;
-  void* send_comm = nullptr;
-  void* recv_comm = nullptr;
-};
+// From here on the verbs library reports; exit() comes next, before any destructor of a library.
+void report_from_exit_on() {
+  std::atexit([] { report_verbs(STDOUT_FILENO); });
+}
+
+}  // namespace
 
 bool connect_to_itself(netapi::Plugin& net, void* context, Connection& made) {
   const auto ok = [](nccl::Result result) { return result == nccl::Result::kSuccess; };
@@ -31,13 +31,6 @@ bool connect_to_itself(netapi::Plugin& net, void* context, Connection& made) {
   });
   return over && !failed;
 }
-
-// From here on the verbs library reports; exit() comes next, before any destructor of a library.
-void report_from_exit_on() {
-  std::atexit([] { report_verbs(STDOUT_FILENO); });
-}
-
-}  // namespace
 
 int leave_busy(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   static netapi::Plugin& net = *plugin.release();  // stays loaded

@@ -30,6 +30,7 @@ int run_role(const std::string& role, int api) {
   }
   if (role == "exit-busy") return leave_busy(std::move(opened.plugin), context);
   if (role == "exit-idle") return leave_idle(std::move(opened.plugin), context);
+  if (role == "close-at-once") return close_at_once(*opened.plugin, context);
   if (role.starts_with("receivers-")) return receive_many(*opened.plugin, context, std::stoul(role.substr(10)));
   std::cerr << "no role " << role << "\n";
   return 2;
