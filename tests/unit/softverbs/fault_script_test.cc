@@ -44,7 +44,7 @@ TEST(FaultScript, ClausesCommentsAndBlanks) {
 
 TEST(FaultScript, ByDefaultTheFirstMessageOfAnyKindOnce) {
   const FaultClause plain = clause("drop-ack");
-  EXPECT_EQ(plain.opcodes, ~0U);
+  EXPECT_EQ(plain.opcodes, ~kReceiveBit);
   EXPECT_EQ(plain.qp_choice, QpChoice::kAny);
   EXPECT_EQ(plain.device, kAnyDevice);
   EXPECT_FALSE(plain.only_last);
