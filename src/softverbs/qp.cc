@@ -356,6 +356,10 @@ int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init) {
 
 int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
   Qp& qp = *static_cast<Qp*>(handle);
+  if (const int refused = begin_data_call(kPostSendCall, qp.shared->device); refused != 0) {
+    *bad = request;
+    return refused;
+  }
   const ibv_qp_state state = qp.current_state();
   if (state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR) {
     *bad = request;
@@ -385,6 +389,10 @@ int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
 
 int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   Qp& qp = *static_cast<Qp*>(handle);
+  if (const int refused = begin_data_call(kPostRecvCall, qp.shared->device); refused != 0) {
+    *bad = request;
+    return refused;
+  }
   if (qp.srq != nullptr || qp.current_state() == IBV_QPS_RESET) {
     *bad = request;
     return EINVAL;
