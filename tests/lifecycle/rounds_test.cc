@@ -1,5 +1,6 @@
 // A thousand lives of a communicator leave a process as it was: descriptors, threads, heap and verbs objects counted.
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -148,8 +149,11 @@ class FailedInit : public Conformance {
   bool fails() {
     void* context = nullptr;
     const nccl::Result result = net().init(1, {}, &context);
+    if (result == nccl::Result::kSuccess) {
+      EXPECT_OK(net().finalize(context));
+      return false;
+    }
     EXPECT_EQ(context, nullptr);
-    if (result == nccl::Result::kSuccess) return false;
     EXPECT_FALSE(take_warnings().empty());
     return true;
   }
@@ -177,6 +181,35 @@ TEST_P(FailedInit, BySettings) {
   EXPECT_TRUE(is_back(before, kHeapSlack));
   Link link = this->link();
   exchange_one(link, 1000);
+}
+
+// Whatever init cannot open, it leaves nothing of what it had opened before.
+TEST_P(FailedInit, OutOfDescriptors) {
+  Conformance::finalize(context());
+  if (version() < 11) {
+    TearDown();
+    SetUp();
+  }
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const Census census = Census::take();
+  const int next = dup(STDIN_FILENO);
+  ASSERT_GE(next, 0);
+  close(next);
+  rlimit limit = before;
+  limit.rlim_cur = static_cast<rlim_t>(next);
+  int failures = 0;
+  while (true) {
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    const bool failed = fails();
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    if (!failed) break;
+    ++failures;
+    EXPECT_EQ(verbs_alive(), "") << limit.rlim_cur - static_cast<rlim_t>(next) << " descriptors were left";
+    EXPECT_TRUE(is_back(census, kHeapSlack));
+    ++limit.rlim_cur;
+  }
+  EXPECT_GE(failures, 3);
 }
 
 }  // namespace
