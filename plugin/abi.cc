@@ -159,6 +159,7 @@ nccl::Result init_process(nccl::DebugLogger logger) noexcept {
     if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
     Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined);
     if (!opened) return to_nccl(opened.error());
+    (*opened)->serve_process();
     g_process_context.store(*opened);
     return nccl::Result::kSuccess;
   });
