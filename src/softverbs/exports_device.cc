@@ -15,6 +15,7 @@
 #include "softverbs/completion.h"
 #include "softverbs/device.h"
 #include "softverbs/exports.h"
+#include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 #include "softverbs/receive.h"
@@ -49,6 +50,7 @@ std::uint32_t index_of(const ibv_device& device) {
 }
 
 int query_port(ibv_context* context, std::uint8_t port_number, ibv_port_attr* attributes, std::size_t bytes) {
+  if (const int error = begin_call(Verb::kQueryPort, context); error != 0) return error;
   if (port_number != kPortNumber) return EINVAL;
   const Context& owner = context_of(context);
   const ibv_port_attr all = port_attributes(owner.process->segment().ports[owner.device], owner.process->settings());
@@ -59,6 +61,10 @@ int query_port(ibv_context* context, std::uint8_t port_number, ibv_port_attr* at
 Result<Context*> open_context(ibv_device* device) {
   Result<Process*> process = Process::join();
   if (!process) return process.error();
+  if (Faults* all = faults(); all != nullptr) {
+    const int error = all->refused_call(call_bit(Verb::kOpenDevice), index_of(*device));
+    if (error != 0) return verbatim::system_error("open_device", error);
+  }
   auto context = std::make_unique<Context>();
   Result<std::uint32_t> index = (*process)->context_table().allocate(kMaxContexts);
   if (!index) return index.error();
@@ -76,6 +82,8 @@ Result<Context*> open_context(ibv_device* device) {
     SharedLockGuard lock(context->shared->lock, (*process)->me());
     context->shared->head = context->shared->tail = 0;
     context->shared->pipe_fd = context->pipe.write_end.get();
+    context->shared->device = context->device;
+    context->shared->is_open = 1;
   }
 
   context->sz = sizeof(verbs_context);
@@ -92,12 +100,21 @@ Result<Context*> open_context(ibv_device* device) {
   base.ops.post_send = post_send;
   base.ops.post_recv = post_recv;
   base.ops.post_srq_recv = post_srq_recv;
+  fill_extended_calls(*context);
   return context.release();
 }
 
 const SharedPort& port_of(ibv_context* context) {
   const Context& owner = context_of(context);
   return owner.process->segment().ports[owner.device];
+}
+
+int query_gid_entry(ibv_context* context, std::uint32_t port_number, std::uint32_t index, ibv_gid_entry& entry) {
+  if (port_number != kPortNumber || index >= kGidTableLength) return EINVAL;
+  const SharedGid& slot = port_of(context).gids()[index];
+  if (slot.valid == 0) return ENODATA;
+  entry = {slot.gid, index, port_number, slot.type, 0};
+  return 0;
 }
 
 bool take_event(Context& context, AsyncEntry& event) {
@@ -227,14 +244,17 @@ SOFTVERBS_EXPORT int ibv_get_device_index(ibv_device* device) {
 
 SOFTVERBS_EXPORT ibv_context* ibv_open_device(ibv_device* device) {
   Context* context = answer_made([&] { return open_context(device); });
+  count(Verb::kOpenDevice);
   return context != nullptr ? &context->verbs_context::context : nullptr;
 }
 
 SOFTVERBS_EXPORT int ibv_close_device(ibv_context* handle) {
+  if (const int error = begin_call(Verb::kCloseDevice, handle); error != 0) return error;
   Context& context = context_of(handle);
   abandon_objects(context);
   {
     SharedLockGuard lock(context.shared->lock, context.process->me());
+    context.shared->is_open = 0;
     context.shared->pipe_fd = -1;  // the number may mean another pipe soon
   }
   context.process->context_table().release(context.index);
@@ -249,6 +269,7 @@ SOFTVERBS_EXPORT ibv_context* ibv_import_device(int) {
 }
 
 SOFTVERBS_EXPORT int ibv_query_device(ibv_context* context, ibv_device_attr* attributes) {
+  if (const int error = begin_call(Verb::kQueryDevice, context); error != 0) return error;
   const Context& owner = context_of(context);
   *attributes = device_attributes(owner.device, owner.process->settings());
   return 0;
@@ -261,32 +282,32 @@ SOFTVERBS_EXPORT int ibv_query_port(ibv_context* context, std::uint8_t port_numb
 }
 
 SOFTVERBS_EXPORT int ibv_query_gid(ibv_context* context, std::uint8_t port_number, int index, ibv_gid* gid) {
+  if (begin_call(Verb::kQueryGid, context) != 0) return -1;
   if (port_number != kPortNumber || index < 0 || static_cast<std::uint32_t>(index) >= kGidTableLength) {
     errno = EINVAL;
     return -1;
   }
-  *gid = port_of(context).gids[index].gid;  // zero in an empty slot
+  *gid = port_of(context).gids()[index].gid;  // zero in an empty slot
   return 0;
 }
 
 SOFTVERBS_EXPORT int _ibv_query_gid_ex(ibv_context* context, std::uint32_t port_number, std::uint32_t index,
                                        ibv_gid_entry* entry, std::uint32_t flags, std::size_t entry_bytes) {
+  if (const int error = begin_call(Verb::kQueryGidEx, context); error != 0) return error;
   if (flags != 0) return EOPNOTSUPP;
-  if (port_number != kPortNumber || index >= kGidTableLength || entry_bytes < sizeof(ibv_gid_entry)) return EINVAL;
-  const SharedGid& slot = port_of(context).gids[index];
-  if (slot.valid == 0) return ENODATA;
-  *entry = {slot.gid, index, port_number, slot.type, 0};
-  return 0;
+  if (entry_bytes < sizeof(ibv_gid_entry)) return EINVAL;
+  return query_gid_entry(context, port_number, index, *entry);
 }
 
 SOFTVERBS_EXPORT ssize_t _ibv_query_gid_table(ibv_context* context, ibv_gid_entry* entries, std::size_t max_entries,
                                               std::uint32_t flags, std::size_t entry_bytes) {
+  if (const int error = begin_call(Verb::kQueryGidTable, context); error != 0) return -error;
   if (flags != 0) return -EOPNOTSUPP;
   if (entry_bytes < sizeof(ibv_gid_entry)) return -EINVAL;
   std::size_t count = 0;
   for (std::uint32_t index = 0; index < kGidTableLength; ++index) {
     ibv_gid_entry entry{};
-    if (_ibv_query_gid_ex(context, kPortNumber, index, &entry, 0, sizeof entry) != 0) continue;
+    if (query_gid_entry(context, kPortNumber, index, entry) != 0) continue;
     if (count == max_entries) return -EINVAL;
     std::memcpy(reinterpret_cast<std::byte*>(entries) + count * entry_bytes, &entry, sizeof entry);
     ++count;
@@ -301,11 +322,12 @@ SOFTVERBS_EXPORT int ibv_query_gid_type(ibv_context* context, std::uint8_t port_
     errno = EINVAL;
     return -1;
   }
-  *type = port_of(context).gids[index].type == IBV_GID_TYPE_ROCE_V2 ? 1 : 0;
+  *type = port_of(context).gids()[index].type == IBV_GID_TYPE_ROCE_V2 ? 1 : 0;
   return 0;
 }
 
-SOFTVERBS_EXPORT int ibv_query_pkey(ibv_context*, std::uint8_t port_number, int index, __be16* pkey) {
+SOFTVERBS_EXPORT int ibv_query_pkey(ibv_context* context, std::uint8_t port_number, int index, __be16* pkey) {
+  if (begin_call(Verb::kQueryPkey, context) != 0) return -1;
   if (port_number != kPortNumber || index < 0 || index >= kPkeyTableLength) {
     errno = EINVAL;
     return -1;
@@ -314,13 +336,15 @@ SOFTVERBS_EXPORT int ibv_query_pkey(ibv_context*, std::uint8_t port_number, int 
   return 0;
 }
 
-SOFTVERBS_EXPORT int ibv_get_pkey_index(ibv_context*, std::uint8_t port_number, __be16 pkey) {
+SOFTVERBS_EXPORT int ibv_get_pkey_index(ibv_context* context, std::uint8_t port_number, __be16 pkey) {
+  if (begin_call(Verb::kGetPkeyIndex, context) != 0) return -1;
   if (port_number == kPortNumber && pkey == kDefaultPkey) return 0;
   errno = EINVAL;
   return -1;
 }
 
 SOFTVERBS_EXPORT int ibv_get_async_event(ibv_context* handle, ibv_async_event* event) {
+  if (begin_call(Verb::kGetAsyncEvent, handle) != 0) return -1;
   Context& context = context_of(handle);
   for (;;) {
     if (!await_event(context.pipe.read_end.get(), *context.process)) return -1;
@@ -330,6 +354,7 @@ SOFTVERBS_EXPORT int ibv_get_async_event(ibv_context* handle, ibv_async_event* e
 }
 
 SOFTVERBS_EXPORT void ibv_ack_async_event(ibv_async_event* event) {
+  count(Verb::kAckAsyncEvent);
   switch (event->event_type) {
     case IBV_EVENT_CQ_ERR: {
       ibv_cq& cq = *event->element.cq;

@@ -63,7 +63,7 @@ bool is_path_valid(const Qp& qp, const ibv_ah_attr& path) {
   const SharedPort& port = qp.process->segment().ports[qp.shared->device];
   if (path.port_num != kPortNumber || path.sl > 15) return false;
   if (path.is_global == 0) return port.ethernet == 0 && path.dlid != 0;
-  return path.grh.sgid_index < kGidTableLength && port.gids[path.grh.sgid_index].valid != 0;
+  return path.grh.sgid_index < kGidTableLength && port.gids()[path.grh.sgid_index].valid != 0;
 }
 
 bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
@@ -172,6 +172,12 @@ int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
 
 }  // namespace
 
+void count_request(SendCounters& counters, const SendRequest& request) {
+  counters.requests[request.opcode].add(1);
+  counters.bytes.add(request.length);
+  if ((request.flags & IBV_SEND_INLINE) != 0) counters.inline_bytes.add(request.length);
+}
+
 Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   Process& process = *context.process;
   const Settings& limits = process.settings();
@@ -198,6 +204,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
     return qpn.error();
   }
   qp->index = *index;
+  qp->ordinal = process.next_qp_ordinal();
   SharedQp& shared = process.segment().qps[*index];
   if (wanted.srq == nullptr) {
     if (Status made =
@@ -229,6 +236,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   static_cast<Cq*>(wanted.send_cq)->users.fetch_add(1, std::memory_order_relaxed);
   static_cast<Cq*>(wanted.recv_cq)->users.fetch_add(1, std::memory_order_relaxed);
   if (wanted.srq != nullptr) static_cast<Srq*>(wanted.srq)->users.fetch_add(1, std::memory_order_relaxed);
+  reset(shared.counters);
   {
     SharedLockGuard lock(shared.lock, process.me());
     shared.state.store(IBV_QPS_RESET, std::memory_order_relaxed);
@@ -249,6 +257,26 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   return qp.release();
 }
 
+Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted) {
+  constexpr std::uint32_t kOffered =
+      IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+  const auto has = [&](std::uint32_t bit) { return (wanted.comp_mask & bit) != 0; };
+  if ((wanted.comp_mask & ~kOffered) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  if (!has(IBV_QP_INIT_ATTR_PD) || wanted.pd->context != &context.verbs_context::context) {
+    return system_error("create_qp_ex", EINVAL);
+  }
+  if (has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && wanted.create_flags != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  const std::uint64_t send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ? wanted.send_ops_flags : 0;
+  if ((send_ops & ~kOfferedSendOps) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  ibv_qp_init_attr plain{wanted.qp_context, wanted.send_cq, wanted.recv_cq,   wanted.srq,
+                         wanted.cap,        wanted.qp_type, wanted.sq_sig_all};
+  Result<Qp*> qp = create_qp(context, wanted.pd, plain);
+  if (!qp) return qp;
+  wanted.cap = plain.cap;
+  if (has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)) offer_work_requests(**qp, send_ops);
+  return qp;
+}
+
 int destroy_qp(Qp& qp) {
   Process& process = *qp.process;
   Context& context = context_of(qp.context);
@@ -258,6 +286,7 @@ int destroy_qp(Qp& qp) {
   }
   {
     SharedLockGuard execution(qp.execution, process.me());
+    process.remember(qp);
     reset_qp(qp);
     SharedLockGuard lock(qp.shared->lock, process.me());
     qp.shared->qpn.store(0, std::memory_order_release);
@@ -283,6 +312,7 @@ int destroy_qp(Qp& qp) {
 
 int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
   MutexLock modify(qp.modify_mutex);
+  qp.shared->counters.modifies.add(1);
   const ibv_qp_state from = qp.current_state();
   const ibv_qp_state to = (mask & IBV_QP_STATE) != 0 ? given.qp_state : from;
   if ((mask & IBV_QP_CUR_STATE) != 0 && given.cur_qp_state != from) return EINVAL;
@@ -308,6 +338,7 @@ int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
 
 int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init) {
   MutexLock modify(qp.modify_mutex);
+  qp.shared->counters.queries.add(1);
   attributes = qp.attributes;
   attributes.qp_state = attributes.cur_qp_state = qp.ibv_qp::state = qp.current_state();
   attributes.path_mig_state = IBV_MIG_MIGRATED;
@@ -325,6 +356,10 @@ int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init) {
 
 int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
   Qp& qp = *static_cast<Qp*>(handle);
+  if (const int refused = begin_data_call(kPostSendCall, qp.shared->device); refused != 0) {
+    *bad = request;
+    return refused;
+  }
   const ibv_qp_state state = qp.current_state();
   if (state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR) {
     *bad = request;
@@ -333,6 +368,8 @@ int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
   int error = 0;
   {
     MutexLock lock(qp.sends.mutex);
+    SendCounters& counters = qp.shared->counters.sends;
+    counters.posts.add(1);
     std::uint32_t posted = qp.sends.posted.load(std::memory_order_relaxed);
     for (; request != nullptr; request = request->next) {
       const bool is_full = posted - qp.sends.released.load(std::memory_order_acquire) >= qp.cap.max_send_wr;
@@ -341,6 +378,7 @@ int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
         *bad = request;
         break;
       }
+      count_request(counters, qp.sends.requests[posted & qp.sends.mask]);
       ++posted;
     }
     qp.sends.posted.store(posted, std::memory_order_release);
@@ -351,6 +389,10 @@ int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
 
 int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   Qp& qp = *static_cast<Qp*>(handle);
+  if (const int refused = begin_data_call(kPostRecvCall, qp.shared->device); refused != 0) {
+    *bad = request;
+    return refused;
+  }
   if (qp.srq != nullptr || qp.current_state() == IBV_QPS_RESET) {
     *bad = request;
     return EINVAL;
@@ -358,9 +400,14 @@ int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   int error = 0;
   {
     MutexLock lock(qp.receives.mutex);
+    qp.shared->counters.receives.posts.add(1);
     for (; request != nullptr && error == 0; request = error == 0 ? request->next : request) {
-      error = post_receive(qp.receives, *request);
-      if (error != 0) *bad = request;
+      error = post_receive(qp.receives, *request, &qp);
+      if (error != 0) {
+        *bad = request;
+      } else {
+        qp.shared->counters.receives.requests.add(1);
+      }
     }
   }
   if (qp.shared->state.load(std::memory_order_seq_cst) == IBV_QPS_ERR) {

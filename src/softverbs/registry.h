@@ -8,6 +8,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/mutex.h"
@@ -21,6 +23,17 @@ struct QpPlace {
   Incarnation incarnation;
   std::uint32_t slot;
   std::uint32_t index;
+};
+
+struct FaultCommand {
+  std::uint32_t sequence;
+  std::string text;
+};
+
+struct RunningProcess {
+  std::uint32_t slot;
+  Incarnation incarnation;
+  pid_t pid;
 };
 
 // Thread-safe.
@@ -45,10 +58,21 @@ class HostRegistry {
   void release_qpn(std::uint32_t qpn);
   std::optional<QpPlace> find_qpn(std::uint32_t qpn) const;
 
+  // A fault script that was sent to this process since it joined, and that it has not acknowledged.
+  std::optional<FaultCommand> next_fault_command() const;
+  void acknowledge_fault_command(std::uint32_t sequence);
+  // The other side: leaves a script of at most kMaxFaultBytes for process `pid`, for all when 0; whoever shall
+  // take it must be called. EBUSY: another program sends until it ends.
+  Result<std::uint32_t> send_fault_command(std::string_view text, pid_t pid);
+  bool has_taken_fault_command(std::uint32_t slot, std::uint32_t sequence) const;
+
   // 0: not registered.
   pid_t pid_of(std::uint32_t slot, Incarnation incarnation) const;
   bool is_alive(std::uint32_t slot, Incarnation incarnation) const;  // one system call
   bool is_alive(Incarnation incarnation) const;
+
+  // Those that run at the moment, in the order of their slots; this one is not among them.
+  std::vector<RunningProcess> others() const;
 
  private:
   class FileLock;
