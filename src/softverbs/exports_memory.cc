@@ -82,7 +82,7 @@ SOFTVERBS_EXPORT ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, std::size_t
 }
 
 SOFTVERBS_EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
-                                            int fd, int access) {
+                                           int fd, int access) {
   if (begin_call(Verb::kRegDmabufMr, pd->context) != 0) return nullptr;
   return answer_made([&] {
     return register_dmabuf(context_of(pd->context), pd, offset, length, iova, fd, static_cast<unsigned>(access));
