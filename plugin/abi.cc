@@ -93,7 +93,8 @@ std::atomic<Context*> g_process_context{nullptr};
 Mutex g_process_context_mutex;
 
 // Posted by exit(), which runs handlers that belong to no library before it runs our destructor; dlclose() runs only
-// the destructor. The handler is libc's own sem_post, and the semaphore is never freed, because it outlives our code.
+// the destructor. The handler is libc's own sem_post, and the semaphore is never freed, because it outlives our code;
+// its address stands for the library, one that nobody unloads.
 std::atomic<sem_t*> g_process_exits{nullptr};
 std::atomic<pid_t> g_process{0};  // that loaded us: a forked child owns none of it
 
@@ -107,7 +108,7 @@ void watch_for_exit() {
   auto* semaphore = static_cast<sem_t*>(page);
   ::sem_init(semaphore, 0, 0);
   const auto handler = reinterpret_cast<void (*)(void*)>(reinterpret_cast<void (*)()>(::sem_post));
-  if (__cxa_atexit(handler, semaphore, nullptr) == 0) g_process_exits.store(semaphore);
+  if (__cxa_atexit(handler, semaphore, semaphore) == 0) g_process_exits.store(semaphore);
 }
 
 bool process_exits() {

@@ -18,9 +18,6 @@
 namespace verbatim::softverbs {
 namespace {
 
-// Programs poll for the last word of a small message, and devices place a message in ascending order; memcpy may not.
-constexpr std::size_t kOrderedBytes = 256;
-
 #if defined(VERBATIM_UNDER_TSAN)
 // A device's accesses are not the program's: ThreadSanitizer must not see them, as memcpy it would.
 __attribute__((no_sanitize("thread"))) void place(std::byte* to, const std::byte* from, std::size_t bytes) {
@@ -29,6 +26,9 @@ __attribute__((no_sanitize("thread"))) void place(std::byte* to, const std::byte
   }
 }
 #else
+// Programs poll for the last word of a small message, and devices place a message in ascending order; memcpy may not.
+constexpr std::size_t kOrderedBytes = 256;
+
 void place(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > kOrderedBytes) {
     std::memmove(to, from, bytes);
