@@ -5,7 +5,9 @@
 #include <bit>
 #include <cerrno>
 
+#include "base/clock.h"
 #include "softverbs/events.h"
+#include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 
@@ -33,22 +35,6 @@ void notify(const ProcessView& process, SharedCq& cq, const Cqe& entry, bool sol
   if (unread != 0) cq.armed.compare_exchange_strong(disarmed, armed);
 }
 
-void read_entry(const Cqe& entry, ibv_wc& completion) {
-  completion.wr_id = entry.wr_id;
-  completion.status = static_cast<ibv_wc_status>(entry.status);
-  completion.opcode = static_cast<ibv_wc_opcode>(entry.opcode);
-  completion.vendor_err = 0;
-  completion.byte_len = entry.byte_len;
-  completion.imm_data = entry.imm;
-  completion.qp_num = entry.qpn;
-  completion.src_qp = entry.source_qpn;
-  completion.wc_flags = entry.wc_flags;
-  completion.pkey_index = 0;
-  completion.slid = 0;
-  completion.sl = 0;
-  completion.dlid_path_bits = 0;
-}
-
 }  // namespace
 
 bool push_completion(const ProcessView& process, Incarnation me, std::uint32_t cq_index, const Cqe& entry,
@@ -63,7 +49,9 @@ bool push_completion(const ProcessView& process, Incarnation me, std::uint32_t c
     raise_event(process, me, cq.context, {IBV_EVENT_CQ_ERR, EventTarget::kCq, cq_index, cq.serial});
     return false;
   }
-  at_offset<Cqe>(segment, cq.ring)[tail & cq.mask] = entry;
+  Cqe& place = at_offset<Cqe>(segment, cq.ring)[tail & cq.mask];
+  place = entry;
+  if (cq.is_stamped != 0) place.timestamp_ns = monotonic_ns();
   QpCounters& counters = segment.qps[entry.qp_index].counters;
   ((entry.opcode & IBV_WC_RECV) != 0 ? counters.receive_completions : counters.send_completions).add(1);
   // With the store of `armed` in req_notify_cq and the program's next poll: one of the two sees the other.
@@ -106,6 +94,7 @@ Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_
   shared.alive.store(1, std::memory_order_release);
   shared.ring = *ring;
   shared.context = context.index;
+  shared.is_stamped = 0;
   shared.channel_fd = channel != nullptr ? static_cast<Channel*>(channel)->pipe.write_end.get() : -1;
   shared.armed.store(Armed::kNo, std::memory_order_relaxed);
   shared.unread_events.store(0, std::memory_order_relaxed);
@@ -166,18 +155,43 @@ int resize_cq(Cq& cq, int entries) {
   return 0;
 }
 
+void read_entry(const Cqe& entry, ibv_wc& completion) {
+  completion.wr_id = entry.wr_id;
+  completion.status = static_cast<ibv_wc_status>(entry.status);
+  completion.opcode = static_cast<ibv_wc_opcode>(entry.opcode);
+  completion.vendor_err = 0;
+  completion.byte_len = entry.byte_len;
+  completion.imm_data = entry.imm;
+  completion.qp_num = entry.qpn;
+  completion.src_qp = entry.source_qpn;
+  completion.wc_flags = entry.wc_flags;
+  completion.pkey_index = 0;
+  completion.slid = 0;
+  completion.sl = 0;
+  completion.dlid_path_bits = 0;
+  if (entry.status != IBV_WC_SUCCESS) {
+    completion.vendor_err = entry.imm;
+    if (Faults* all = faults(); all != nullptr) all->garble(completion);
+  }
+}
+
+bool note_empty_poll(Cq& cq) {
+  if (cq.shared->tail.load(std::memory_order_seq_cst) != cq.shared->head.load(std::memory_order_relaxed)) {
+    cq.empty_polls.store(0, std::memory_order_relaxed);
+    return false;
+  }
+  cq.shared->counters.empty_polls.add(1);
+  const std::uint32_t empty = cq.empty_polls.load(std::memory_order_relaxed) + 1;
+  cq.empty_polls.store(empty, std::memory_order_relaxed);
+  if (empty % kEmptyPollsPerYield == 0) sched_yield();
+  return true;
+}
+
 int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
   Cq& cq = *static_cast<Cq*>(handle);
   SharedCq& shared = *cq.shared;
   cq.process->engine().progress();
-  if (shared.tail.load(std::memory_order_seq_cst) == shared.head.load(std::memory_order_relaxed)) {
-    shared.counters.empty_polls.add(1);
-    const std::uint32_t empty = cq.empty_polls.load(std::memory_order_relaxed) + 1;
-    cq.empty_polls.store(empty, std::memory_order_relaxed);
-    if (empty % kEmptyPollsPerYield == 0) sched_yield();
-    return 0;
-  }
-  cq.empty_polls.store(0, std::memory_order_relaxed);
+  if (note_empty_poll(cq)) return 0;
   MutexLock lock(cq.poll_mutex);
   const std::uint32_t tail = shared.tail.load(std::memory_order_seq_cst);
   std::uint32_t head = shared.head.load(std::memory_order_relaxed);

@@ -22,6 +22,11 @@ int resize_cq(Cq& cq, int entries);
 int poll_cq(ibv_cq* cq, int count, ibv_wc* completions);
 int req_notify_cq(ibv_cq* cq, int solicited_only);
 
+// What a program is told of an entry.
+void read_entry(const Cqe& entry, ibv_wc& completion);
+// True when nothing waits: the poll is over, and counted.
+bool note_empty_poll(Cq& cq);
+
 // Forgets the entries of a QP that is reset or destroyed, and frees the receive entries that they stood for.
 void purge_completions(Cq& cq, std::uint32_t qp_index);
 

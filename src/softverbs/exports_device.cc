@@ -77,6 +77,8 @@ Result<Context*> open_context(ibv_device* device) {
     SharedLockGuard lock(context->shared->lock, (*process)->me());
     context->shared->head = context->shared->tail = 0;
     context->shared->pipe_fd = context->pipe.write_end.get();
+    context->shared->device = context->device;
+    context->shared->is_open = 1;
   }
 
   context->sz = sizeof(verbs_context);
@@ -93,6 +95,7 @@ Result<Context*> open_context(ibv_device* device) {
   base.ops.post_send = post_send;
   base.ops.post_recv = post_recv;
   base.ops.post_srq_recv = post_srq_recv;
+  fill_extended_calls(*context);
   return context.release();
 }
 
@@ -103,7 +106,7 @@ const SharedPort& port_of(ibv_context* context) {
 
 int query_gid_entry(ibv_context* context, std::uint32_t port_number, std::uint32_t index, ibv_gid_entry& entry) {
   if (port_number != kPortNumber || index >= kGidTableLength) return EINVAL;
-  const SharedGid& slot = port_of(context).gids[index];
+  const SharedGid& slot = port_of(context).gids()[index];
   if (slot.valid == 0) return ENODATA;
   entry = {slot.gid, index, port_number, slot.type, 0};
   return 0;
@@ -246,6 +249,7 @@ SOFTVERBS_EXPORT int ibv_close_device(ibv_context* handle) {
   abandon_objects(context);
   {
     SharedLockGuard lock(context.shared->lock, context.process->me());
+    context.shared->is_open = 0;
     context.shared->pipe_fd = -1;  // the number may mean another pipe soon
   }
   context.process->context_table().release(context.index);
@@ -278,7 +282,7 @@ SOFTVERBS_EXPORT int ibv_query_gid(ibv_context* context, std::uint8_t port_numbe
     errno = EINVAL;
     return -1;
   }
-  *gid = port_of(context).gids[index].gid;  // zero in an empty slot
+  *gid = port_of(context).gids()[index].gid;  // zero in an empty slot
   return 0;
 }
 
@@ -313,7 +317,7 @@ SOFTVERBS_EXPORT int ibv_query_gid_type(ibv_context* context, std::uint8_t port_
     errno = EINVAL;
     return -1;
   }
-  *type = port_of(context).gids[index].type == IBV_GID_TYPE_ROCE_V2 ? 1 : 0;
+  *type = port_of(context).gids()[index].type == IBV_GID_TYPE_ROCE_V2 ? 1 : 0;
   return 0;
 }
 

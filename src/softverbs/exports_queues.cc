@@ -198,10 +198,6 @@ SOFTVERBS_EXPORT int ibv_set_ece(ibv_qp*, ibv_ece*) {
   return EOPNOTSUPP;
 }
 
-SOFTVERBS_EXPORT ibv_qp_ex* ibv_qp_to_qp_ex(ibv_qp*) {
-  return nullptr;
-}
-
 SOFTVERBS_EXPORT int ibv_attach_mcast(ibv_qp*, const ibv_gid*, std::uint16_t) {
   count(Verb::kAttachMcast);
   return EOPNOTSUPP;

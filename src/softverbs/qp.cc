@@ -63,7 +63,7 @@ bool is_path_valid(const Qp& qp, const ibv_ah_attr& path) {
   const SharedPort& port = qp.process->segment().ports[qp.shared->device];
   if (path.port_num != kPortNumber || path.sl > 15) return false;
   if (path.is_global == 0) return port.ethernet == 0 && path.dlid != 0;
-  return path.grh.sgid_index < kGidTableLength && port.gids[path.grh.sgid_index].valid != 0;
+  return path.grh.sgid_index < kGidTableLength && port.gids()[path.grh.sgid_index].valid != 0;
 }
 
 bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
@@ -170,13 +170,13 @@ int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
   return 0;
 }
 
+}  // namespace
+
 void count_request(SendCounters& counters, const SendRequest& request) {
   counters.requests[request.opcode].add(1);
   counters.bytes.add(request.length);
   if ((request.flags & IBV_SEND_INLINE) != 0) counters.inline_bytes.add(request.length);
 }
-
-}  // namespace
 
 Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   Process& process = *context.process;
@@ -204,6 +204,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
     return qpn.error();
   }
   qp->index = *index;
+  qp->ordinal = process.next_qp_ordinal();
   SharedQp& shared = process.segment().qps[*index];
   if (wanted.srq == nullptr) {
     if (Status made =
@@ -254,6 +255,26 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   MutexLock lock(context.objects_mutex);
   context.qps.push_back(qp.get());
   return qp.release();
+}
+
+Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted) {
+  constexpr std::uint32_t kOffered =
+      IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+  const auto has = [&](std::uint32_t bit) { return (wanted.comp_mask & bit) != 0; };
+  if ((wanted.comp_mask & ~kOffered) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  if (!has(IBV_QP_INIT_ATTR_PD) || wanted.pd->context != &context.verbs_context::context) {
+    return system_error("create_qp_ex", EINVAL);
+  }
+  if (has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && wanted.create_flags != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  const std::uint64_t send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ? wanted.send_ops_flags : 0;
+  if ((send_ops & ~kOfferedSendOps) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  ibv_qp_init_attr plain{wanted.qp_context, wanted.send_cq, wanted.recv_cq,   wanted.srq,
+                         wanted.cap,        wanted.qp_type, wanted.sq_sig_all};
+  Result<Qp*> qp = create_qp(context, wanted.pd, plain);
+  if (!qp) return qp;
+  wanted.cap = plain.cap;
+  if (has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)) offer_work_requests(**qp, send_ops);
+  return qp;
 }
 
 int destroy_qp(Qp& qp) {
@@ -373,7 +394,7 @@ int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
     MutexLock lock(qp.receives.mutex);
     qp.shared->counters.receives.posts.add(1);
     for (; request != nullptr && error == 0; request = error == 0 ? request->next : request) {
-      error = post_receive(qp.receives, *request);
+      error = post_receive(qp.receives, *request, &qp);
       if (error != 0) {
         *bad = request;
       } else {

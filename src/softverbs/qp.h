@@ -10,8 +10,10 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "softverbs/engine.h"
+#include "softverbs/faults.h"
 #include "softverbs/objects.h"
 #include "softverbs/process.h"
+#include "softverbs/work_requests.h"
 
 namespace verbatim::softverbs {
 
@@ -59,7 +61,8 @@ struct Requester {
   std::uint64_t due_ns = 0;       // nothing is sent before
   bool awaiting_timeout = false;  // an attempt got no answer
   std::uint64_t busy_since_ns = 0;
-  bool drain_wanted = false;  // an SQ_DRAINED event is owed
+  bool drain_wanted = false;         // an SQ_DRAINED event is owed
+  std::unique_ptr<QpFaults> faults;  // made when faults are first asked about
   // Attributes
   std::uint32_t timeout = 0;
   std::uint32_t retry_count = 0;
@@ -68,16 +71,21 @@ struct Requester {
   std::uint32_t dest_qpn = 0;
   std::uint32_t max_rd_atomic = 0;
   ibv_ah_attr path{};
+
+  std::uint64_t timeout_ns() const { return std::uint64_t{4096} << timeout; }
 };
 
-struct Qp : ibv_qp {
+struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   Process* process = nullptr;
   std::uint32_t index = 0;
+  std::uint32_t ordinal = 0;  // this process has created so many QPs up to this one
   SharedQp* shared = nullptr;
   ibv_qp_cap cap{};
   bool signal_all = false;
 
   SendQueue sends;
+  std::uint64_t send_ops = 0;  // ibv_wr_* calls that it was made for, IBV_QP_EX_WITH_*
+  WorkBatch batch;
   ReceivePoster receives;
   ScheduleEntry schedule;  // the engine's
 
@@ -106,10 +114,13 @@ struct Qp : ibv_qp {
 
 // What the verbs of these names do.
 Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted);
+Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted);
 int destroy_qp(Qp& qp);
 int modify_qp(Qp& qp, const ibv_qp_attr& attributes, int mask);
 int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init);
 int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr** bad);
 int post_recv(ibv_qp* qp, ibv_recv_wr* request, ibv_recv_wr** bad);
+
+void count_request(SendCounters& counters, const SendRequest& request);
 
 }  // namespace verbatim::softverbs
