@@ -154,6 +154,7 @@ nccl::Result init_process(nccl::DebugLogger logger) noexcept {
     if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
     Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined);
     if (!opened) return to_nccl(opened.error());
+    (*opened)->serve_process();
     g_process_context.store(*opened);
     return nccl::Result::kSuccess;
   });
@@ -307,24 +308,29 @@ nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhan
   });
 }
 
-nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
+namespace {
+
+int narrow(std::uint64_t size) {
+  return size > INT_MAX ? INT_MAX : static_cast<int>(size);
+}
+
+// Drives the comm of a request that is not done: its error, if it has one now.
+nccl::Result drive(const Request& request) noexcept {
   return guarded([&] {
-    Request& request = *static_cast<Request*>(opaque);
-    const bool sending = request.kind == RequestKind::kSend;
-    auto narrow = [](std::uint64_t size) { return size > INT_MAX ? INT_MAX : static_cast<int>(size); };
-    if (sending) {
+    if (request.kind == RequestKind::kSend) {
       SendComm& comm = *static_cast<SendComm*>(request.comm);
-      if (request.state != RequestState::kDone) comm.progress();
-      *done = request.state == RequestState::kDone ? 1 : 0;
-      if (*done == 0) return answer(comm, nullptr);
-      const std::size_t bytes = comm.retire(request);
-      if (sizes != nullptr) sizes[0] = narrow(bytes);
-      return nccl::Result::kSuccess;
+      comm.progress();
+      return answer(comm, nullptr);
     }
     RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-    if (request.state != RequestState::kDone) comm.progress();
-    *done = request.state == RequestState::kDone ? 1 : 0;
-    if (*done == 0) return answer(comm, nullptr);
+    comm.progress();
+    return answer(comm, nullptr);
+  });
+}
+
+nccl::Result end_receive(Request& request, int* sizes) noexcept {
+  return guarded([&] {
+    RecvComm& comm = *static_cast<RecvComm*>(request.comm);
     if (request.kind == RequestKind::kFlush) {
       comm.retire_flush(request);
       return nccl::Result::kSuccess;
@@ -336,6 +342,24 @@ nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
     }
     return answer(comm, nullptr);  // sizes that cannot be have failed the comm just now
   });
+}
+
+}  // namespace
+
+nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
+  Request& request = *static_cast<Request*>(opaque);
+  if (request.state != RequestState::kDone) {
+    const nccl::Result driven = drive(request);
+    if (request.state != RequestState::kDone) {
+      *done = 0;
+      return driven;
+    }
+  }
+  *done = 1;
+  if (request.kind != RequestKind::kSend) return end_receive(request, sizes);
+  const std::size_t bytes = static_cast<SendComm*>(request.comm)->retire(request);
+  if (sizes != nullptr) sizes[0] = narrow(bytes);
+  return nccl::Result::kSuccess;
 }
 
 nccl::Result close_comm(void* opaque) noexcept {

@@ -166,7 +166,7 @@ Context::~Context() {
     abandoned.swap(comms_);
   }
   for (auto& [key, comm] : abandoned) end(std::move(comm));
-  process_.control->drain(*this);
+  process_.control->drain(*this, aborted_.load() && !serves_process_);
 }
 
 unsigned Context::max_recvs() const {
@@ -301,6 +301,7 @@ void Context::end(std::unique_ptr<Comm> comm) {
     process_.control->park(std::move(comm), config_.close_timeout_ms * kNanosecondsPerMillisecond);
     return;
   }
+  aborted_.store(true);
   process_.control->forget(*comm);
   comm->abort();
 }

@@ -7,6 +7,7 @@
 
 #include <sys/socket.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -53,6 +54,9 @@ class Context {
   void close(Comm& comm);
   bool idle() const;  // owns nothing
 
+  // This context serves all communicators of the process, as up to v10: what one aborts says nothing of the others.
+  void serve_process() { serves_process_ = true; }
+
   const Config& config() const { return config_; }
   int traffic_class() const { return traffic_class_; }
   unsigned max_recvs() const;  // what getProperties has promised
@@ -76,6 +80,9 @@ class Context {
   const std::uint32_t ordinal_;
   const Config config_;
   ProcessState& process_;
+  bool serves_process_ = false;
+  // The communicator gave up a comm with work outstanding: it is being aborted, and its peers need nothing more of it.
+  std::atomic<bool> aborted_{false};
   Registrations registrations_;  // end after the comms
   mutable Mutex mutex_;
   std::uint32_t listens_made_ VERBATIM_GUARDED_BY(mutex_) = 0;

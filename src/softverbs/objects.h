@@ -14,6 +14,7 @@
 #include "base/mutex.h"
 #include "softverbs/layout.h"
 #include "softverbs/process_view.h"
+#include "softverbs/shm_file.h"
 
 namespace verbatim::softverbs {
 
@@ -53,6 +54,7 @@ struct Pd : ibv_pd {
 
 struct Mr : ibv_mr {
   std::uint32_t index = 0;
+  Mapping dmabuf;  // of a region that was registered by descriptor
 };
 
 struct Channel : ibv_comp_channel {
