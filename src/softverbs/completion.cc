@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "softverbs/events.h"
+#include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 
@@ -168,6 +169,10 @@ void read_entry(const Cqe& entry, ibv_wc& completion) {
   completion.slid = 0;
   completion.sl = 0;
   completion.dlid_path_bits = 0;
+  if (entry.status != IBV_WC_SUCCESS) {
+    completion.vendor_err = entry.imm;
+    if (Faults* all = faults(); all != nullptr) all->garble(completion);
+  }
 }
 
 bool note_empty_poll(Cq& cq) {
@@ -186,6 +191,7 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
   Cq& cq = *static_cast<Cq*>(handle);
   SharedCq& shared = *cq.shared;
   cq.process->engine().progress();
+  if (const int refused = begin_data_call(kPollCqCall, context_of(cq.context).device); refused != 0) return -refused;
   if (note_empty_poll(cq)) return 0;
   MutexLock lock(cq.poll_mutex);
   const std::uint32_t tail = shared.tail.load(std::memory_order_seq_cst);
@@ -204,7 +210,7 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
 }
 
 int req_notify_cq(ibv_cq* handle, int solicited_only) {
-  count(Verb::kReqNotifyCq);
+  if (const int error = begin_call(Verb::kReqNotifyCq, handle->context); error != 0) return error;
   Cq& cq = *static_cast<Cq*>(handle);
   // Asking for any completion is not taken back by asking for solicited ones.
   Armed armed = solicited_only != 0 ? Armed::kSolicited : Armed::kAny;

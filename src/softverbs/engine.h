@@ -49,6 +49,9 @@ class Engine {
     if (!threaded_) progress_inline();
   }
 
+  // From that time on, once, FaultStates::serve() is called; UINT64_MAX: not at all.
+  void set_alarm(std::uint64_t due_ns);
+
   // Nanoseconds until work of the inline engine becomes due; UINT64_MAX when there is none.
   std::uint64_t idle_ns() const;
 
@@ -62,10 +65,13 @@ class Engine {
   Qp* next();
   void run(Qp& qp);
   void serve_attention();
+  void serve_alarm();
+  std::uint64_t earliest_due() const VERBATIM_REQUIRES(mutex_);
 
   const bool threaded_;
   Process* process_ = nullptr;
   std::atomic<std::uint64_t> earliest_due_ns_{~std::uint64_t{0}};
+  std::atomic<std::uint64_t> alarm_ns_{~std::uint64_t{0}};
   std::atomic<std::uint32_t> ready_count_{0};
   std::atomic<std::uint32_t> running_{0};
   std::atomic<bool> stopping_{false};

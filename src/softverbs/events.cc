@@ -1,19 +1,18 @@
 #include "softverbs/events.h"
 
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <cstring>
 
 #include "base/fd.h"
 #include "base/log.h"
+#include "softverbs/device.h"
+#include "softverbs/process.h"
 
 namespace verbatim::softverbs {
 
@@ -43,26 +42,36 @@ bool ring_pipe(const ProcessView& process, int fd) {
   return true;
 }
 
-void raise_event(const ProcessView& process, Incarnation me, std::uint32_t context, const AsyncEntry& event) {
-  SharedContext& queue = process.segment().contexts[context];
-  SharedLockGuard lock(queue.lock, me);
+namespace {
+
+void append(const ProcessView& process, SharedContext& queue, const AsyncEntry& event) VERBATIM_REQUIRES(queue.lock) {
   if (queue.tail - queue.head == kAsyncQueueLength) return;
   queue.entries[queue.tail % kAsyncQueueLength] = event;
   ++queue.tail;
   ring_pipe(process, queue.pipe_fd);
 }
 
+}  // namespace
+
+void raise_event(const ProcessView& process, Incarnation me, std::uint32_t context, const AsyncEntry& event) {
+  SharedContext& queue = process.segment().contexts[context];
+  SharedLockGuard lock(queue.lock, me);
+  append(process, queue, event);
+}
+
+void raise_device_event(Process& process, std::uint32_t device, ibv_event_type type) {
+  for (std::uint32_t index = 0; index < process.context_table().high_water(); ++index) {
+    SharedContext& queue = process.segment().contexts[index];
+    SharedLockGuard lock(queue.lock, process.me());
+    if (queue.is_open == 0 || queue.device != device) continue;
+    append(process.view(), queue, {static_cast<std::uint32_t>(type), EventTarget::kPort, kPortNumber, 0});
+  }
+}
+
 void call_attention(const ProcessView& process, std::uint32_t qp_index) {
   Segment& segment = process.segment();
   segment.attention[qp_index / 64].fetch_or(std::uint64_t{1} << (qp_index % 64), std::memory_order_release);
-  segment.attention_pending.store(1, std::memory_order_seq_cst);
-  ring_doorbell(segment);
-}
-
-void ring_doorbell(Segment& segment) {
-  segment.doorbell.fetch_add(1, std::memory_order_seq_cst);
-  if (segment.sleeping.load(std::memory_order_seq_cst) == 0) return;
-  ::syscall(SYS_futex, &segment.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  call_attention(segment);
 }
 
 }  // namespace verbatim::softverbs

@@ -63,7 +63,7 @@ bool is_path_valid(const Qp& qp, const ibv_ah_attr& path) {
   const SharedPort& port = qp.process->segment().ports[qp.shared->device];
   if (path.port_num != kPortNumber || path.sl > 15) return false;
   if (path.is_global == 0) return port.ethernet == 0 && path.dlid != 0;
-  return path.grh.sgid_index < kGidTableLength && port.gids[path.grh.sgid_index].valid != 0;
+  return path.grh.sgid_index < kGidTableLength && port.gids()[path.grh.sgid_index].valid != 0;
 }
 
 bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
@@ -204,6 +204,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
     return qpn.error();
   }
   qp->index = *index;
+  qp->ordinal = process.next_qp_ordinal();
   SharedQp& shared = process.segment().qps[*index];
   if (wanted.srq == nullptr) {
     if (Status made =
@@ -355,6 +356,10 @@ int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init) {
 
 int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
   Qp& qp = *static_cast<Qp*>(handle);
+  if (const int refused = begin_data_call(kPostSendCall, qp.shared->device); refused != 0) {
+    *bad = request;
+    return refused;
+  }
   const ibv_qp_state state = qp.current_state();
   if (state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR) {
     *bad = request;
@@ -384,6 +389,10 @@ int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
 
 int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   Qp& qp = *static_cast<Qp*>(handle);
+  if (const int refused = begin_data_call(kPostRecvCall, qp.shared->device); refused != 0) {
+    *bad = request;
+    return refused;
+  }
   if (qp.srq != nullptr || qp.current_state() == IBV_QPS_RESET) {
     *bad = request;
     return EINVAL;
@@ -393,7 +402,7 @@ int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
     MutexLock lock(qp.receives.mutex);
     qp.shared->counters.receives.posts.add(1);
     for (; request != nullptr && error == 0; request = error == 0 ? request->next : request) {
-      error = post_receive(qp.receives, *request);
+      error = post_receive(qp.receives, *request, &qp);
       if (error != 0) {
         *bad = request;
       } else {

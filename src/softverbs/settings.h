@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "softverbs/fault_script.h"
+
 namespace verbatim::softverbs {
 
 constexpr std::uint32_t kMaxDevices = 16;
@@ -14,6 +16,7 @@ struct Settings {
   bool dmabuf = false;   // SOFTVERBS_DMABUF=1|0
   std::string name_space;
   std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced
+  FaultScript faults;      // SOFTVERBS_FAULTS, with SOFTVERBS_SEED in front
 
   std::uint32_t devices = 1;
   std::uint32_t vendor_id = 0;

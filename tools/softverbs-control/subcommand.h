@@ -25,5 +25,6 @@ struct Subcommand {
 };
 
 Action declare_stats(CLI::App& arguments);
+Action declare_fault(CLI::App& arguments);
 
 }  // namespace verbatim::control
