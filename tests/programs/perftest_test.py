@@ -66,7 +66,7 @@ class Perftest(ProgramTest):
                 self.assertLessEqual(least, typical, side)
                 self.assertLessEqual(typical, most, side)
             else:
-                self.assertGreater(row[3], 0, side)  # MB/s on average
+                self.assertGreater(row[4], 0, side)  # million messages a second; MB/s may be rounded to none
 
     # Every message is one work request, and nothing else is posted.
     def check_work(self, side, opcode, expected):
@@ -111,13 +111,13 @@ class Engines(Perftest):
 
 class AllSizes(Perftest):
     def test_ib_write_bw(self):
-        self.measure("ib_write_bw", "-a", sizes=ALL_SIZES, iterations=20)
+        self.measure("ib_write_bw", "-a", sizes=ALL_SIZES, iterations=10)
 
     def test_ib_send_bw(self):
-        self.measure("ib_send_bw", "-a", sizes=ALL_SIZES, iterations=20)
+        self.measure("ib_send_bw", "-a", sizes=ALL_SIZES, iterations=10)
 
     def test_ib_read_bw(self):
-        self.measure("ib_read_bw", "-a", sizes=ALL_SIZES, iterations=20)
+        self.measure("ib_read_bw", "-a", sizes=ALL_SIZES, iterations=10)
 
     # Not with -a: for each size they measure the processor's clock, which takes longer than the test.
     def test_latencies(self):
