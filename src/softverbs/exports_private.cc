@@ -13,8 +13,9 @@
     return EOPNOTSUPP;          \
   }
 
+using Made = void*;
 #define SOFTVERBS_MAKES_NONE(name) \
-  SOFTVERBS_EXPORT void* name() {  \
+  SOFTVERBS_EXPORT Made name() {   \
     errno = EOPNOTSUPP;            \
     return nullptr;                \
   }

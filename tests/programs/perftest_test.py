@@ -66,7 +66,7 @@ class Perftest(ProgramTest):
                 self.assertLessEqual(least, typical, side)
                 self.assertLessEqual(typical, most, side)
             else:
-                self.assertGreater(row[3], 0, side)  # MB/s on average
+                self.assertGreater(row[4], 0, side)  # million messages a second; MB/s may be rounded to none
 
     # Every message is one work request, and nothing else is posted.
     def check_work(self, side, opcode, expected):
@@ -79,57 +79,45 @@ POSTS = ("ibv_post_send", "ibv_wr_complete")
 
 
 class Plain(Perftest):
-    def check(self, program, **options):
+    def check(self, program, size):
         for layer in ("roce", "ib"):
-            with self.subTest(layer=layer):
-                self.measure(program, layer=layer, **options)
+            with self.subTest(program=program, layer=layer):
+                self.measure(program, layer=layer, sizes=[size])
 
-    def test_ib_write_bw(self):
-        self.check("ib_write_bw", sizes=[65536])
+    def test_bandwidth(self):
+        for program in ("ib_write_bw", "ib_read_bw", "ib_send_bw"):
+            self.check(program, 65536)
+        self.check("ib_atomic_bw", 8)
 
-    def test_ib_write_lat(self):
-        self.check("ib_write_lat", sizes=[2])
-
-    def test_ib_read_bw(self):
-        self.check("ib_read_bw", sizes=[65536])
-
-    def test_ib_read_lat(self):
-        self.check("ib_read_lat", sizes=[2])
-
-    def test_ib_send_bw(self):
-        self.check("ib_send_bw", sizes=[65536])
-
-    def test_ib_send_lat(self):
-        self.check("ib_send_lat", sizes=[2])
-
-    def test_ib_atomic_bw(self):
-        self.check("ib_atomic_bw", sizes=[8])
-
-    def test_ib_atomic_lat(self):
-        self.check("ib_atomic_lat", sizes=[8])
+    def test_latency(self):
+        for program in ("ib_write_lat", "ib_read_lat", "ib_send_lat"):
+            self.check(program, 2)
+        self.check("ib_atomic_lat", 8)
 
 
 class Engines(Perftest):
-    def test_the_inline_engine(self):
-        for program in ("ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_send_bw", "ib_send_lat", "ib_atomic_bw"):
+    PROGRAMS = ("ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_send_bw", "ib_send_lat", "ib_atomic_bw")
+
+    def test_inline(self):
+        for program in self.PROGRAMS:
             with self.subTest(program=program):
                 self.measure(program, SOFTVERBS_ENGINE="inline")
 
     def test_all_symbols_bound_at_the_start(self):
-        for program in ("ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_send_bw", "ib_send_lat", "ib_atomic_bw"):
+        for program in self.PROGRAMS:
             with self.subTest(program=program):
                 self.measure(program, LD_BIND_NOW="1")
 
 
 class AllSizes(Perftest):
     def test_ib_write_bw(self):
-        self.measure("ib_write_bw", "-a", sizes=ALL_SIZES, iterations=20)
+        self.measure("ib_write_bw", "-a", sizes=ALL_SIZES, iterations=10)
 
     def test_ib_send_bw(self):
-        self.measure("ib_send_bw", "-a", sizes=ALL_SIZES, iterations=20)
+        self.measure("ib_send_bw", "-a", sizes=ALL_SIZES, iterations=10)
 
     def test_ib_read_bw(self):
-        self.measure("ib_read_bw", "-a", sizes=ALL_SIZES, iterations=20)
+        self.measure("ib_read_bw", "-a", sizes=ALL_SIZES, iterations=10)
 
     # Not with -a: for each size they measure the processor's clock, which takes longer than the test.
     def test_latencies(self):
@@ -167,7 +155,7 @@ class Options(Perftest):
                 self.assertEqual(client.stats["inline_bytes"], client.stats["bytes"])
 
     def test_the_two_post_interfaces(self):
-        for program in ("ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_atomic_bw", "ib_write_lat"):
+        for program in ("ib_write_bw", "ib_send_bw", "ib_atomic_bw"):
             with self.subTest(program=program):
                 self.measure(program, posts="ibv_wr_complete", **KNOWN_PART)
                 self.measure(program, "--use_old_post_send", posts="ibv_post_send", **KNOWN_PART)

@@ -5,6 +5,7 @@ Each test file is called with LAUNCHER LIBRARY_DIRECTORY in front of unittest's 
 
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import unittest
 LAUNCHER, LIBRARY = (os.path.abspath(path) for path in sys.argv[1:3])
 BUILD = os.path.normpath(os.path.join(LIBRARY, "../../.."))
 NAMESPACE = f"programs-{os.getpid()}"
-PATIENCE_S = 20  # for what takes less than a second on an idle machine
+PATIENCE_S = 60  # for what takes less than a second on an idle machine
 ROCE = ("-x", "3")  # RoCE v2 with an IPv4 address, as perftest calls it
 
 
@@ -35,9 +36,15 @@ class Finished:
 
 
 def free_port():
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        return taken.getsockname()[1]
+    """Not one of those that the system gives to connections: some other program's would take it meanwhile."""
+    while True:
+        port = random.randrange(10000, 32000)
+        with socket.socket() as taken:
+            try:
+                taken.bind(("", port))
+                return port
+            except OSError:
+                continue
 
 
 def is_listening(port):
