@@ -28,6 +28,7 @@ constexpr unsigned kTurnRequests = 32;
 constexpr std::uint64_t kSpinNs = 20'000;
 
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
+constexpr std::uint64_t kNextPoll = kNever - 1;  // not a time: the inline engine's next look
 
 // How long an ending process waits for its engine.
 constexpr std::uint64_t kStopNs = kNanosecondsPerSecond;
@@ -132,6 +133,9 @@ void Engine::schedule(Qp& qp, bool ends_wait) {
       if (!ends_wait) return;
       waiting_.erase({entry.due_ns, &qp});
       break;
+    case Schedule::kLingering:
+      stop_lingering(qp);
+      break;
     case Schedule::kRunning:
       entry.schedule = Schedule::kRunningAgain;
       return;
@@ -180,16 +184,20 @@ void Engine::run(Qp& qp) {
     for (unsigned done = 0; step == Step::kMore && done < kTurnRequests && quantum > 0; ++done) {
       step = advance(qp, quantum);
     }
-    due = qp.requester.due_ns;
+    due = step == Step::kLinger ? qp.late.end_ns() : qp.requester.due_ns;
   }
   running_.fetch_sub(1, std::memory_order_seq_cst);
   MutexLock lock(mutex_);
   const bool again = qp.schedule.schedule == Schedule::kRunningAgain;
-  if (step == Step::kWait && !again) {
-    qp.schedule = {Schedule::kWaiting, due};
+  if ((step == Step::kWait || step == Step::kLinger) && !again) {
+    if (step == Step::kLinger && !threaded_) {
+      due = kNextPoll;
+      lingering_count_.fetch_add(1, std::memory_order_relaxed);
+    }
+    qp.schedule = {step == Step::kWait ? Schedule::kWaiting : Schedule::kLingering, due};
     waiting_.insert({due, &qp});
     earliest_due_ns_.store(waiting_.begin()->first, std::memory_order_relaxed);
-  } else if (step == Step::kMore || again) {
+  } else if (step != Step::kIdle || again) {
     qp.schedule.schedule = Schedule::kReady;
     ready_.push_back(&qp);
     ready_count_.fetch_add(1, std::memory_order_relaxed);
@@ -214,6 +222,10 @@ void Engine::forget(Qp& qp) {
           waiting_.erase({qp.schedule.due_ns, &qp});
           qp.schedule.schedule = Schedule::kIdle;
           return;
+        case Schedule::kLingering:
+          stop_lingering(qp);
+          qp.schedule.schedule = Schedule::kIdle;
+          return;
         case Schedule::kRunning:
         case Schedule::kRunningAgain:
           break;
@@ -231,10 +243,28 @@ void Engine::drain() {
   }
 }
 
+void Engine::stop_lingering(Qp& qp) {
+  waiting_.erase({qp.schedule.due_ns, &qp});
+  if (!threaded_) lingering_count_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// Each QP whose payloads are late looks once whether it is time.
+void Engine::end_lingering() {
+  MutexLock lock(mutex_);
+  for (auto at = waiting_.lower_bound({kNextPoll, nullptr}); at != waiting_.end(); at = waiting_.erase(at)) {
+    at->second->schedule.schedule = Schedule::kReady;
+    ready_.push_back(at->second);
+    ready_count_.fetch_add(1, std::memory_order_relaxed);
+    lingering_count_.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
 void Engine::progress_inline() {
   const std::uint64_t due = earliest_due_ns_.load(std::memory_order_relaxed);
   const bool attention = process_->segment().attention_pending.load(std::memory_order_relaxed) != 0;
-  if (attention || (due != kNever && monotonic_ns() >= due)) drain();
+  const bool lingers = lingering_count_.load(std::memory_order_relaxed) != 0;
+  if (lingers) end_lingering();
+  if (lingers || attention || (due < kNextPoll && monotonic_ns() >= due)) drain();
 }
 
 std::uint64_t Engine::idle_ns() const {

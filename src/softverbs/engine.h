@@ -18,11 +18,11 @@ class Process;
 struct Qp;
 
 // What the engine knows of a QP; guarded by the engine's mutex, except that only its runner touches a kRunning one.
-enum class Schedule : std::uint8_t { kIdle, kReady, kRunning, kRunningAgain, kWaiting };
+enum class Schedule : std::uint8_t { kIdle, kReady, kRunning, kRunningAgain, kWaiting, kLingering };
 
 struct ScheduleEntry {
   Schedule schedule = Schedule::kIdle;
-  std::uint64_t due_ns = 0;  // when kWaiting
+  std::uint64_t due_ns = 0;  // when kWaiting or kLingering
 };
 
 // Thread-safe.
@@ -62,11 +62,14 @@ class Engine {
   Qp* next();
   void run(Qp& qp);
   void serve_attention();
+  void stop_lingering(Qp& qp) VERBATIM_REQUIRES(mutex_);
+  void end_lingering();
 
   const bool threaded_;
   Process* process_ = nullptr;
   std::atomic<std::uint64_t> earliest_due_ns_{~std::uint64_t{0}};
   std::atomic<std::uint32_t> ready_count_{0};
+  std::atomic<std::uint32_t> lingering_count_{0};  // of the inline engine
   std::atomic<std::uint32_t> running_{0};
   std::atomic<bool> stopping_{false};
   mutable Mutex mutex_;

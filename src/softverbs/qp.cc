@@ -39,6 +39,7 @@ void empty_queues(Qp& qp) {
   shared.established = 0;
   shared.dest_qpn = 0;
   qp.requester = {};
+  qp.late.clear();
 }
 
 void reset_qp(Qp& qp) {
@@ -224,6 +225,8 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   qp->process = &process;
   qp->shared = &shared;
   qp->signal_all = wanted.sq_sig_all != 0;
+  // By index: a program that does the same again meets the same disorder, whatever its QP numbers are.
+  if (limits.adaptive_routing) qp->late.enable(std::uint64_t{limits.seed} << 32 | *index);
 
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
   static_cast<Cq*>(wanted.send_cq)->users.fetch_add(1, std::memory_order_relaxed);

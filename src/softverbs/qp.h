@@ -11,6 +11,7 @@
 #include "base/result.h"
 #include "softverbs/engine.h"
 #include "softverbs/objects.h"
+#include "softverbs/ordering.h"
 #include "softverbs/process.h"
 
 namespace verbatim::softverbs {
@@ -29,8 +30,8 @@ struct SendRequest {
   std::uint8_t flags;   // ibv_send_flags
 };
 
-// Posting threads write at `posted` under `mutex`; the engine reads at `executed` under Qp::execution; an entry is
-// free again when a completion at or behind it was read.
+// Posting threads write at `posted` under `mutex`; the engine sends and then completes, under Qp::execution; an entry
+// is free again when a completion at or behind it was read.
 struct SendQueue {
   std::unique_ptr<SendRequest[]> requests;
   std::unique_ptr<ibv_sge[]> sges;
@@ -38,7 +39,7 @@ struct SendQueue {
   std::uint32_t mask = 0;
   Mutex mutex;
   std::atomic<std::uint32_t> posted{0};
-  std::atomic<std::uint32_t> executed{0};
+  std::atomic<std::uint32_t> executed{0};  // to be completed next
   std::atomic<std::uint32_t> released{0};
 };
 
@@ -52,7 +53,8 @@ struct Route {
 // The half of a QP that asks; under Qp::execution.
 struct Requester {
   Route route;
-  std::uint64_t offset = 0;  // bytes done of the request at `executed`
+  std::uint32_t sent = 0;    // to be sent next; ahead of SendQueue::executed while payloads of WRITEs may be late
+  std::uint64_t offset = 0;  // bytes done of the request at `sent`
   std::uint32_t psn = 0;     // of the first packet of that request
   std::uint32_t retries_left = 0;
   std::uint32_t rnr_retries_left = 0;
@@ -83,6 +85,7 @@ struct Qp : ibv_qp {
 
   SharedLock execution;  // whoever runs the send queue or changes the state; taken before shared->lock
   Requester requester;
+  LatePayloads late;
 
   Mutex modify_mutex;                                          // one modify or query at a time
   ibv_qp_attr attributes VERBATIM_GUARDED_BY(modify_mutex){};  // as set so far

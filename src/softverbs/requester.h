@@ -9,9 +9,10 @@
 namespace verbatim::softverbs {
 
 enum class Step {
-  kIdle,  // nothing to do in this state
-  kMore,  // call again soon
-  kWait,  // call again at Requester::due_ns
+  kIdle,    // nothing to do in this state
+  kMore,    // call again soon
+  kWait,    // call again at Requester::due_ns
+  kLinger,  // call again when there is more to send, or else at the end of LatePayloads; without a thread, at a poll
 };
 
 // With qp.execution held. Subtracts the bytes that the step moved from `quantum`, down to 0.

@@ -17,6 +17,13 @@ bool carries_imm(ibv_wr_opcode opcode) {
   return opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 }
 
+// The error belongs to no receive request and is told by an event.
+void fail_with_event(const ProcessView& process, Incarnation me, std::uint32_t qp_index, ibv_event_type event) {
+  const bool entered = enter_error_state(process, qp_index);
+  raise_qp_event(process, me, qp_index, event);
+  finish_failure(process, me, qp_index, entered);
+}
+
 // Answers one step of a message for one QP.
 class Responder {
  public:
@@ -32,7 +39,7 @@ class Responder {
   Answer answer() {
     const auto state = static_cast<ibv_qp_state>(qp_.state.load(std::memory_order_relaxed));
     const bool receives = state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
-    if (!receives || qp_.dest_qpn != packets_.source_qpn || qp_.expected_psn != packets_.psn) return Answer::kSilence;
+    if (!receives || !is_expected(qp_, packets_.source_qpn, packets_.psn)) return Answer::kSilence;
     if (state == IBV_QPS_RTR && qp_.established == 0) {
       qp_.established = 1;
       raise_qp_event(process_, me_, index_, IBV_EVENT_COMM_EST);
@@ -40,6 +47,20 @@ class Responder {
     const Answer answer = is_well_formed() ? execute() : refuse(Answer::kInvalidRequest);
     if (answer == Answer::kAck) qp_.expected_psn = (qp_.expected_psn + packets_.count) & k24Bits;
     return answer;
+  }
+
+  Answer place() {
+    if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return Answer::kInvalidRequest;
+    Spans places;
+    if (!remote_places(IBV_ACCESS_REMOTE_WRITE, places)) return Answer::kAccessError;
+    switch (copy_to(process_, local_, places)) {
+      case CopyResult::kDone:
+        return Answer::kAck;
+      case CopyResult::kGone:
+        return Answer::kSilence;
+      default:
+        return Answer::kOperationalError;
+    }
   }
 
  private:
@@ -90,6 +111,7 @@ class Responder {
     if (consumes && !has_receive()) return Answer::kReceiverNotReady;
     Spans places;
     if (!remote_places(IBV_ACCESS_REMOTE_WRITE, places)) return refuse(Answer::kAccessError);
+    if (packets_.is_late) return Answer::kAck;
     if (const Answer moved = moved_or_refused(copy_to(process_, local_, places)); moved != Answer::kAck) return moved;
     if (!consumes) return Answer::kAck;
     return take() ? finish_receive(IBV_WC_RECV_RDMA_WITH_IMM) : Answer::kReceiverNotReady;
@@ -217,15 +239,13 @@ class Responder {
     return answer;
   }
 
-  // The error belongs to no receive request and is told by an event.
   Answer refuse(Answer answer) {
-    return fail_with_event(answer == Answer::kAccessError ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR, answer);
+    refuse_request(process_, me_, index_, answer);
+    return answer;
   }
 
   Answer fail_with_event(ibv_event_type event, Answer answer) {
-    const bool entered = enter_error_state(process_, index_);
-    raise_qp_event(process_, me_, index_, event);
-    finish_failure(process_, me_, index_, entered);
+    softverbs::fail_with_event(process_, me_, index_, event);
     return answer;
   }
 
@@ -255,6 +275,20 @@ class Responder {
 Answer answer_packets(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
                       Spans& local) {
   return Responder(process, me, qp_index, packets, local).answer();
+}
+
+bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn) {
+  return qp.dest_qpn == source_qpn && qp.expected_psn == psn;
+}
+
+Answer place_payload(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                     Spans& local) {
+  return Responder(process, me, qp_index, packets, local).place();
+}
+
+void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp_index, Answer answer) {
+  fail_with_event(process, me, qp_index,
+                  answer == Answer::kAccessError ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
 }
 
 void fail_qp(const ProcessView& process, Incarnation me, std::uint32_t qp_index) {
