@@ -16,23 +16,6 @@ namespace {
 // fewer cores than polling threads, that is what the completion is waiting for.
 constexpr std::uint32_t kEmptyPollsPerYield = 32;
 
-void notify(const ProcessView& process, SharedCq& cq, const Cqe& entry, bool solicited) {
-  Armed armed = cq.armed.load(std::memory_order_seq_cst);
-  do {
-    if (armed == Armed::kNo) return;
-    if (armed == Armed::kSolicited && !solicited && entry.status == IBV_WC_SUCCESS) return;
-  } while (!cq.armed.compare_exchange_weak(armed, Armed::kNo));
-  if (cq.channel_fd < 0) return;
-  cq.unread_events.fetch_add(1, std::memory_order_release);
-  if (ring_pipe(process, cq.channel_fd)) return;
-  // Nobody was woken: the next completion tries again. The owner may have read the event at a byte of another queue.
-  std::uint32_t unread = cq.unread_events.load(std::memory_order_relaxed);
-  while (unread != 0 && !cq.unread_events.compare_exchange_weak(unread, unread - 1)) {
-  }
-  Armed disarmed = Armed::kNo;
-  if (unread != 0) cq.armed.compare_exchange_strong(disarmed, armed);
-}
-
 void read_entry(const Cqe& entry, ibv_wc& completion) {
   completion.wr_id = entry.wr_id;
   completion.status = static_cast<ibv_wc_status>(entry.status);
@@ -51,23 +34,27 @@ void read_entry(const Cqe& entry, ibv_wc& completion) {
 
 }  // namespace
 
-bool push_completion(const ProcessView& process, Incarnation me, std::uint32_t cq_index, const Cqe& entry,
-                     bool solicited) {
-  Segment& segment = process.segment();
-  SharedCq& cq = segment.cqs[cq_index];
-  SharedLockGuard lock(cq.lock, me);
-  if (cq.overrun.load(std::memory_order_relaxed) != 0) return false;
-  const std::uint32_t tail = cq.tail.load(std::memory_order_relaxed);
-  if (tail - cq.head.load(std::memory_order_acquire) > cq.mask) {
-    cq.overrun.store(1, std::memory_order_relaxed);
-    raise_event(process, me, cq.context, {IBV_EVENT_CQ_ERR, EventTarget::kCq, cq_index, cq.serial});
-    return false;
+void notify(const ProcessView& process, SharedCq& cq, bool failed, bool solicited) {
+  Armed armed = cq.armed.load(std::memory_order_seq_cst);
+  do {
+    if (armed == Armed::kNo) return;
+    if (armed == Armed::kSolicited && !solicited && !failed) return;
+  } while (!cq.armed.compare_exchange_weak(armed, Armed::kNo));
+  if (cq.channel_fd < 0) return;
+  cq.unread_events.fetch_add(1, std::memory_order_release);
+  if (ring_pipe(process, cq.channel_fd)) return;
+  // Nobody was woken: the next completion tries again. The owner may have read the event at a byte of another queue.
+  std::uint32_t unread = cq.unread_events.load(std::memory_order_relaxed);
+  while (unread != 0 && !cq.unread_events.compare_exchange_weak(unread, unread - 1)) {
   }
-  at_offset<Cqe>(segment, cq.ring)[tail & cq.mask] = entry;
-  // With the store of `armed` in req_notify_cq and the program's next poll: one of the two sees the other.
-  cq.tail.store(tail + 1, std::memory_order_seq_cst);
-  notify(process, cq, entry, solicited);
-  return true;
+  Armed disarmed = Armed::kNo;
+  if (unread != 0) cq.armed.compare_exchange_strong(disarmed, armed);
+}
+
+void overrun(const ProcessView& process, Incarnation me, std::uint32_t cq_index) {
+  SharedCq& cq = process.segment().cqs[cq_index];
+  cq.overrun.store(1, std::memory_order_relaxed);
+  raise_event(process, me, cq.context, {IBV_EVENT_CQ_ERR, EventTarget::kCq, cq_index, cq.serial});
 }
 
 Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_channel* channel) {
@@ -143,7 +130,7 @@ int resize_cq(Cq& cq, int entries) {
   if (!ring) return ring.error().sys_errno;
   Cqe* const to = at_offset<Cqe>(process.segment(), *ring);
   SharedCq& shared = *cq.shared;
-  MutexLock poll_lock(cq.poll_mutex);
+  QuickLock poll_lock(cq.poll_mutex);
   SharedLockGuard lock(shared.lock, process.me());
   const std::uint32_t tail = shared.tail.load(std::memory_order_relaxed);
   const std::uint32_t head = shared.head.load(std::memory_order_relaxed);
@@ -171,7 +158,7 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
     return 0;
   }
   cq.empty_polls.store(0, std::memory_order_relaxed);
-  MutexLock lock(cq.poll_mutex);
+  QuickLock lock(cq.poll_mutex);
   const std::uint32_t tail = shared.tail.load(std::memory_order_seq_cst);
   std::uint32_t head = shared.head.load(std::memory_order_relaxed);
   int found = 0;
@@ -196,7 +183,7 @@ int req_notify_cq(ibv_cq* handle, int solicited_only) {
 }
 
 void purge_completions(Cq& cq, std::uint32_t qp_index) {
-  MutexLock lock(cq.poll_mutex);
+  QuickLock lock(cq.poll_mutex);
   const std::uint32_t tail = cq.shared->tail.load(std::memory_order_acquire);
   for (std::uint32_t at = cq.shared->head.load(std::memory_order_relaxed); at != tail; ++at) {
     Cqe& entry = cq.ring[at & cq.shared->mask];

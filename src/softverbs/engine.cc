@@ -27,9 +27,6 @@ constexpr unsigned kTurnRequests = 32;
 // How long an idle engine looks for work before it sleeps: about what waking it costs.
 constexpr std::uint64_t kSpinNs = 20'000;
 
-constexpr std::uint64_t kNever = ~std::uint64_t{0};
-constexpr std::uint64_t kNextPoll = kNever - 1;  // not a time: the inline engine's next look
-
 // How long an ending process waits for its engine.
 constexpr std::uint64_t kStopNs = kNanosecondsPerSecond;
 constexpr useconds_t kStopPauseUs = 50;
@@ -38,6 +35,7 @@ constexpr useconds_t kStopPauseUs = 50;
 
 Status Engine::start(Process& process) {
   process_ = &process;
+  attention_pending_ = &process.segment().attention_pending;
   if (!threaded_) return {};
   sigset_t all;
   sigset_t before;
@@ -162,12 +160,7 @@ Qp* Engine::next() {
   }
   // Also when what waited was taken out elsewhere: a time in the past keeps the thread from sleeping.
   earliest_due_ns_.store(waiting_.empty() ? kNever : waiting_.begin()->first, std::memory_order_relaxed);
-  if (ready_.empty()) return nullptr;
-  running_.fetch_add(1, std::memory_order_seq_cst);
-  if (stopping_.load(std::memory_order_seq_cst)) {  // either we see it, or stop() sees that we run
-    running_.fetch_sub(1, std::memory_order_seq_cst);
-    return nullptr;
-  }
+  if (ready_.empty() || !enter()) return nullptr;
   Qp* qp = ready_.front();
   ready_.pop_front();
   ready_count_.fetch_sub(1, std::memory_order_relaxed);
@@ -186,7 +179,7 @@ void Engine::run(Qp& qp) {
     }
     due = step == Step::kLinger ? qp.late.end_ns() : qp.requester.due_ns;
   }
-  running_.fetch_sub(1, std::memory_order_seq_cst);
+  leave();
   MutexLock lock(mutex_);
   const bool again = qp.schedule.schedule == Schedule::kRunningAgain;
   if ((step == Step::kWait || step == Step::kLinger) && !again) {
@@ -261,10 +254,9 @@ void Engine::end_lingering() {
 
 void Engine::progress_inline() {
   const std::uint64_t due = earliest_due_ns_.load(std::memory_order_relaxed);
-  const bool attention = process_->segment().attention_pending.load(std::memory_order_relaxed) != 0;
   const bool lingers = lingering_count_.load(std::memory_order_relaxed) != 0;
   if (lingers) end_lingering();
-  if (lingers || attention || (due < kNextPoll && monotonic_ns() >= due)) drain();
+  if (lingers || is_attention_wanted() || (due < kNextPoll && monotonic_ns() >= due)) drain();
 }
 
 std::uint64_t Engine::idle_ns() const {

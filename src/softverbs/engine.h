@@ -44,15 +44,29 @@ class Engine {
   // On return the engine does not run this QP and never will.
   void forget(Qp& qp);
 
+  // Around whatever executes requests. False: none must be executed any more.
+  bool enter() {
+    running_.fetch_add(1, std::memory_order_seq_cst);
+    if (!stopping_.load(std::memory_order_seq_cst)) return true;  // either we see it, or stop() sees that we run
+    leave();
+    return false;
+  }
+  void leave() { running_.fetch_sub(1, std::memory_order_seq_cst); }
+
   // Called by every poll: with the inline engine it does what has become due.
   void progress() {
-    if (!threaded_) progress_inline();
+    if (threaded_) return;
+    if (earliest_due_ns_.load(std::memory_order_relaxed) != kNever || is_attention_wanted()) progress_inline();
   }
 
   // Nanoseconds until work of the inline engine becomes due; UINT64_MAX when there is none.
   std::uint64_t idle_ns() const;
 
  private:
+  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
+  static constexpr std::uint64_t kNextPoll = kNever - 1;  // not a time: the inline engine's next look
+
+  bool is_attention_wanted() const { return attention_pending_->load(std::memory_order_relaxed) != 0; }
   static void* thread_main(void* engine);
   void run_thread();
   void spin_then_sleep();
@@ -67,7 +81,8 @@ class Engine {
 
   const bool threaded_;
   Process* process_ = nullptr;
-  std::atomic<std::uint64_t> earliest_due_ns_{~std::uint64_t{0}};
+  const std::atomic<std::uint32_t>* attention_pending_ = nullptr;  // Segment's
+  std::atomic<std::uint64_t> earliest_due_ns_{kNever};
   std::atomic<std::uint32_t> ready_count_{0};
   std::atomic<std::uint32_t> lingering_count_{0};  // of the inline engine
   std::atomic<std::uint32_t> running_{0};

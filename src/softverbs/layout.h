@@ -180,7 +180,7 @@ struct SharedQp {
   std::uint32_t access;
   std::uint32_t min_rnr_timer;
   std::uint32_t max_dest_rd_atomic;
-  std::uint32_t established;  // COMM_EST was raised
+  std::uint32_t established;  // a request was taken, and COMM_EST raised
   ReceiveRing receives;
   OpenReceive open;
 };

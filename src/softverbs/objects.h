@@ -13,6 +13,7 @@
 #include "base/mutex.h"
 #include "softverbs/layout.h"
 #include "softverbs/process_view.h"
+#include "softverbs/quick_mutex.h"
 
 namespace verbatim::softverbs {
 
@@ -55,7 +56,7 @@ struct Cq : ibv_cq {
   Cqe* ring = nullptr;
   std::atomic<std::uint32_t> users{0};
   std::atomic<std::uint32_t> empty_polls{0};
-  Mutex poll_mutex;
+  QuickMutex poll_mutex;
   std::uint32_t comp_events_given = 0;   // under ibv_cq::mutex
   std::uint32_t async_events_given = 0;  // under ibv_cq::mutex
 };
@@ -68,7 +69,7 @@ struct ReceivePoster {
   std::uint32_t max_sge = 0;
   std::size_t bytes = 0;
   std::atomic<std::uint32_t> released{0};  // entries whose completion was read
-  Mutex mutex;
+  QuickMutex mutex;
 };
 
 struct Srq : ibv_srq {

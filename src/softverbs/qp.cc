@@ -7,6 +7,7 @@
 
 #include "softverbs/completion.h"
 #include "softverbs/device.h"
+#include "softverbs/quick_write.h"
 #include "softverbs/receive.h"
 #include "softverbs/requester.h"
 #include "softverbs/responder.h"
@@ -43,8 +44,8 @@ void empty_queues(Qp& qp) {
 }
 
 void reset_qp(Qp& qp) {
-  MutexLock sends(qp.sends.mutex);
-  MutexLock receives(qp.receives.mutex);
+  QuickLock sends(qp.sends.mutex);
+  QuickLock receives(qp.receives.mutex);
   {
     SharedLockGuard lock(qp.shared->lock, qp.process->me());
     qp.shared->state.store(IBV_QPS_RESET, std::memory_order_seq_cst);
@@ -158,7 +159,8 @@ int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
       return EINVAL;
   }
   if (!is_inline) {
-    std::copy_n(from.sg_list, from.num_sge, &qp.sends.sges[std::size_t{slot} * qp.cap.max_send_sge]);
+    ibv_sge* const sges = &qp.sends.sges[std::size_t{slot} * qp.cap.max_send_sge];
+    for (int i = 0; i < from.num_sge; ++i) sges[i] = from.sg_list[i];
     return 0;
   }
   if (to.length > qp.cap.max_inline_data) return EINVAL;
@@ -333,22 +335,27 @@ int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
     *bad = request;
     return EINVAL;
   }
+  Engine& engine = qp.process->engine();
+  const bool may_be_quick = !engine.is_threaded() && engine.enter();
+  bool is_work_left = false;
   int error = 0;
   {
-    MutexLock lock(qp.sends.mutex);
-    std::uint32_t posted = qp.sends.posted.load(std::memory_order_relaxed);
+    QuickLock lock(qp.sends.mutex);
     for (; request != nullptr; request = request->next) {
+      const std::uint32_t posted = qp.sends.posted.load(std::memory_order_relaxed);
       const bool is_full = posted - qp.sends.released.load(std::memory_order_acquire) >= qp.cap.max_send_wr;
+      if (!is_full && may_be_quick && !is_work_left && write_quickly(qp, *request)) continue;
       error = is_full ? ENOMEM : fill_request(qp, *request, posted & qp.sends.mask);
       if (error != 0) {
         *bad = request;
         break;
       }
-      ++posted;
+      qp.sends.posted.store(posted + 1, std::memory_order_release);
+      is_work_left = true;
     }
-    qp.sends.posted.store(posted, std::memory_order_release);
   }
-  qp.process->engine().kick(qp);
+  if (may_be_quick) engine.leave();
+  if (is_work_left) engine.kick(qp);
   return error;
 }
 
@@ -360,7 +367,7 @@ int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   }
   int error = 0;
   {
-    MutexLock lock(qp.receives.mutex);
+    QuickLock lock(qp.receives.mutex);
     for (; request != nullptr && error == 0; request = error == 0 ? request->next : request) {
       error = post_receive(qp.receives, *request);
       if (error != 0) *bad = request;

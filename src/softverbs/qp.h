@@ -37,7 +37,7 @@ struct SendQueue {
   std::unique_ptr<ibv_sge[]> sges;
   std::unique_ptr<std::uint8_t[]> inline_bytes;
   std::uint32_t mask = 0;
-  Mutex mutex;
+  QuickMutex mutex;
   std::atomic<std::uint32_t> posted{0};
   std::atomic<std::uint32_t> executed{0};  // to be completed next
   std::atomic<std::uint32_t> released{0};
@@ -48,14 +48,16 @@ struct Route {
   std::shared_ptr<ProcessView> process;
   SharedQp* qp = nullptr;
   std::uint32_t index = 0;
+  std::uint64_t quick_bytes = 0;  // up to so many of a WRITE may take the quick way: see quick_write.h
 };
 
 // The half of a QP that asks; under Qp::execution.
 struct Requester {
   Route route;
-  std::uint32_t sent = 0;    // to be sent next; ahead of SendQueue::executed while payloads of WRITEs may be late
-  std::uint64_t offset = 0;  // bytes done of the request at `sent`
-  std::uint32_t psn = 0;     // of the first packet of that request
+  std::uint32_t sent = 0;      // to be sent next; ahead of SendQueue::executed while payloads of WRITEs may be late
+  std::uint64_t offset = 0;    // bytes done of the request at `sent`
+  std::uint32_t psn = 0;       // of the first packet of that request
+  std::uint32_t late_psn = 0;  // what the peer expects once it has taken all that is late
   std::uint32_t retries_left = 0;
   std::uint32_t rnr_retries_left = 0;
   std::uint64_t due_ns = 0;       // nothing is sent before

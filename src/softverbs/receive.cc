@@ -149,7 +149,7 @@ int query_srq(Srq& srq, ibv_srq_attr& attributes) {
 
 int post_srq_recv(ibv_srq* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   Srq& srq = *static_cast<Srq*>(handle);
-  MutexLock lock(srq.poster.mutex);
+  QuickLock lock(srq.poster.mutex);
   for (; request != nullptr; request = request->next) {
     if (const int error = post_receive(srq.poster, *request); error != 0) {
       *bad = request;

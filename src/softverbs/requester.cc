@@ -123,6 +123,11 @@ bool is_addressed(const ProcessView& process, std::uint32_t device, const ibv_ah
   });
 }
 
+std::uint64_t quick_bytes(const Qp& qp) {
+  const Settings& settings = qp.process->settings();
+  return settings.threaded || qp.late.is_enabled() ? 0 : std::min<std::uint64_t>(kStepBytes, settings.max_msg_bytes);
+}
+
 bool find_route(Qp& qp) {
   Requester& requester = qp.requester;
   Route& route = requester.route;
@@ -134,12 +139,9 @@ bool find_route(Qp& qp) {
   if (!process) return false;
   SharedQp& target = process->segment().qps[place->index];
   if (!is_addressed(*process, target.device, requester.path)) return false;
-  route = {std::move(process), &target, place->index};
+  const bool is_near = process->is_own();
+  route = {std::move(process), &target, place->index, is_near ? quick_bytes(qp) : 0};
   return true;
-}
-
-std::uint32_t next_psn(const Requester& requester) {
-  return (requester.psn + static_cast<std::uint32_t>(requester.offset / requester.mtu_bytes)) & k24Bits;
 }
 
 bool is_sent_late(const Qp& qp, const SendRequest& request, std::uint64_t end) {
@@ -153,7 +155,7 @@ Packets next_packets(const Qp& qp, const SendRequest& request) {
   packets.opcode = static_cast<ibv_wr_opcode>(request.opcode);
   packets.source_qpn = qp.qp_num;
   packets.mtu_bytes = requester.mtu_bytes;
-  packets.psn = next_psn(requester);
+  packets.psn = (requester.psn + static_cast<std::uint32_t>(requester.offset / requester.mtu_bytes)) & k24Bits;
   packets.message_bytes = request.length;
   packets.offset = requester.offset;
   packets.bytes = std::min(request.length - requester.offset, kStepBytes);
@@ -254,6 +256,7 @@ Attempt transmit(Qp& qp, const SendRequest& request) {
   }
   if (packets.is_late && answer == Answer::kAck) {
     remember_late(qp, packets);
+    qp.requester.late_psn = route.qp->expected_psn;
     place_some(qp);
   }
   Attempt result = attempt_of(answer);
@@ -273,7 +276,7 @@ bool would_take_late(const Qp& qp, bool may_have_failed) {
   return peer.qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn &&
          (state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD ||
           (may_have_failed && state == IBV_QPS_ERR)) &&
-         is_expected(peer, qp.qp_num, next_psn(qp.requester));
+         is_expected(peer, qp.qp_num, qp.requester.late_psn);
 }
 
 // Brings everything late to memory, in any order. `failing`: the first request that could not be completed.
@@ -363,12 +366,6 @@ Step fail_request(Qp& qp, ibv_wc_status status) {
   return Step::kIdle;
 }
 
-Step fail_for_full_cq(Qp& qp) {
-  raise_qp_event(qp.process->view(), qp.process->me(), qp.index, IBV_EVENT_QP_FATAL);
-  fail_own_qp(qp);
-  return Step::kIdle;
-}
-
 Step wait_until(Requester& requester, std::uint64_t due_ns) {
   requester.due_ns = due_ns;
   return Step::kWait;
@@ -404,7 +401,10 @@ std::optional<Step> end_late(Qp& qp, bool may_have_failed) {
       break;
   }
   restore_retries(qp.requester);
-  if (!complete_until(qp, end)) return fail_for_full_cq(qp);
+  if (!complete_until(qp, end)) {
+    fail_for_full_cq(qp);
+    return Step::kIdle;
+  }
   if (result.outcome == Outcome::kFailed) return fail_request(qp, result.status);
   return std::nullopt;
 }
@@ -433,6 +433,11 @@ std::optional<Step> end_late_before(Qp& qp, const SendRequest& request) {
 }
 
 }  // namespace
+
+void fail_for_full_cq(Qp& qp) {
+  raise_qp_event(qp.process->view(), qp.process->me(), qp.index, IBV_EVENT_QP_FATAL);
+  fail_own_qp(qp);
+}
 
 void fail_own_qp(Qp& qp) {
   {
@@ -499,7 +504,10 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
       requester.offset = 0;
       ++requester.sent;
       if (!qp.late.is_enabled() || request.opcode != IBV_WR_RDMA_WRITE) {
-        if (!complete(qp, IBV_WC_SUCCESS)) return fail_for_full_cq(qp);
+        if (!complete(qp, IBV_WC_SUCCESS)) {
+          fail_for_full_cq(qp);
+          return Step::kIdle;
+        }
       }
       if (is_request_waiting(qp)) return Step::kMore;
       if (!is_anything_late(qp)) return Step::kIdle;

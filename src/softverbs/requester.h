@@ -20,5 +20,7 @@ Step advance(Qp& qp, std::uint64_t& quantum);
 
 // Puts the QP into the error state from its own side and flushes both queues; with qp.execution held.
 void fail_own_qp(Qp& qp);
+// The same when a completion found no room, with the event that says so.
+void fail_for_full_cq(Qp& qp);
 
 }  // namespace verbatim::softverbs

@@ -40,9 +40,9 @@ class Responder {
     const auto state = static_cast<ibv_qp_state>(qp_.state.load(std::memory_order_relaxed));
     const bool receives = state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
     if (!receives || !is_expected(qp_, packets_.source_qpn, packets_.psn)) return Answer::kSilence;
-    if (state == IBV_QPS_RTR && qp_.established == 0) {
+    if (qp_.established == 0) {
       qp_.established = 1;
-      raise_qp_event(process_, me_, index_, IBV_EVENT_COMM_EST);
+      if (state == IBV_QPS_RTR) raise_qp_event(process_, me_, index_, IBV_EVENT_COMM_EST);
     }
     const Answer answer = is_well_formed() ? execute() : refuse(Answer::kInvalidRequest);
     if (answer == Answer::kAck) qp_.expected_psn = (qp_.expected_psn + packets_.count) & k24Bits;
