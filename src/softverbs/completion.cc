@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "softverbs/events.h"
+#include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 
@@ -30,6 +31,10 @@ void read_entry(const Cqe& entry, ibv_wc& completion) {
   completion.slid = 0;
   completion.sl = 0;
   completion.dlid_path_bits = 0;
+  if (entry.status != IBV_WC_SUCCESS) {
+    completion.vendor_err = entry.imm;
+    if (Faults* all = faults(); all != nullptr) all->garble(completion);
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <endian.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdio>
@@ -12,6 +13,7 @@ namespace {
 
 constexpr std::uint64_t kFirstGuid = 0x0253'5654'fffe'0001;  // locally administered
 constexpr std::uint64_t kLinkLocalPrefix = 0xfe80'0000'0000'0000;
+constexpr std::uint8_t kPhysicalDisabled = 3;
 constexpr std::uint8_t kPhysicalLinkUp = 5;
 
 struct Speed {
@@ -58,14 +60,23 @@ void fill_port(SharedPort& port, std::uint32_t device, const Settings& settings)
   port.lid = settings.ethernet ? 0 : device + 1;
   const ibv_gid local = link_local_gid(device);
   const ibv_gid ipv4 = ipv4_gid(device);
+  SharedGid* const gids = port.gid_tables[0];
   if (!settings.ethernet) {
-    port.gids[0] = {local, IBV_GID_TYPE_IB, 1};
+    gids[0] = {local, IBV_GID_TYPE_IB, 1};
     return;
   }
-  port.gids[0] = {local, IBV_GID_TYPE_ROCE_V1, 1};
-  port.gids[1] = {local, IBV_GID_TYPE_ROCE_V2, 1};
-  port.gids[2] = {ipv4, IBV_GID_TYPE_ROCE_V1, 1};
-  port.gids[3] = {ipv4, IBV_GID_TYPE_ROCE_V2, 1};
+  gids[0] = {local, IBV_GID_TYPE_ROCE_V1, 1};
+  gids[1] = {local, IBV_GID_TYPE_ROCE_V2, 1};
+  gids[2] = {ipv4, IBV_GID_TYPE_ROCE_V1, 1};
+  gids[3] = {ipv4, IBV_GID_TYPE_ROCE_V2, 1};
+}
+
+void change_gid(SharedPort& port, std::uint32_t index, const SharedGid& gid) {
+  const std::uint32_t changes = port.gid_changes.load(std::memory_order_relaxed);
+  SharedGid* const next = port.gid_tables[(changes + 1) % kGidTables];
+  std::copy_n(port.gids(), kGidTableLength, next);
+  next[index] = gid;
+  port.gid_changes.store(changes + 1, std::memory_order_release);
 }
 
 ibv_device_attr device_attributes(std::uint32_t device, const Settings& settings) {
@@ -99,7 +110,8 @@ ibv_device_attr device_attributes(std::uint32_t device, const Settings& settings
 
 ibv_port_attr port_attributes(const SharedPort& port, const Settings& settings) {
   ibv_port_attr attributes{};
-  attributes.state = IBV_PORT_ACTIVE;
+  const bool is_down = port.link_down.load(std::memory_order_acquire) != 0;
+  attributes.state = is_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
   attributes.max_mtu = mtu_of(settings.mtu_bytes);
   attributes.active_mtu = mtu_of(settings.mtu_bytes);
   attributes.gid_tbl_len = kGidTableLength;
@@ -110,7 +122,7 @@ ibv_port_attr port_attributes(const SharedPort& port, const Settings& settings) 
   attributes.lid = static_cast<std::uint16_t>(port.lid);
   attributes.sm_lid = port.ethernet != 0 ? 0 : 1;
   attributes.max_vl_num = 1;
-  attributes.phys_state = kPhysicalLinkUp;
+  attributes.phys_state = is_down ? kPhysicalDisabled : kPhysicalLinkUp;
   attributes.link_layer = port.ethernet != 0 ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
   for (const Speed& speed : kSpeeds) {
     if (speed.gbps != settings.speed_gbps) continue;

@@ -25,6 +25,8 @@ __be64 device_guid(std::uint32_t device);
 
 // RoCE: link-local and IPv4-mapped, each as v1 and v2, then empty slots. IB: one GID.
 void fill_port(SharedPort& port, std::uint32_t device, const Settings& settings);
+// One entry of the GID table; the caller is the only one who changes it.
+void change_gid(SharedPort& port, std::uint32_t index, const SharedGid& gid);
 
 ibv_device_attr device_attributes(std::uint32_t device, const Settings& settings);
 ibv_port_attr port_attributes(const SharedPort& port, const Settings& settings);

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "softverbs/events.h"
+#include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 #include "softverbs/requester.h"
@@ -71,6 +72,7 @@ void* Engine::thread_main(void* engine) {
 void Engine::run_thread() {
   while (!stopping_.load(std::memory_order_relaxed)) {
     serve_attention();
+    serve_alarm();
     if (Qp* qp = next(); qp != nullptr) {
       run(*qp);
     } else {
@@ -159,7 +161,7 @@ Qp* Engine::next() {
     }
   }
   // Also when what waited was taken out elsewhere: a time in the past keeps the thread from sleeping.
-  earliest_due_ns_.store(waiting_.empty() ? kNever : waiting_.begin()->first, std::memory_order_relaxed);
+  earliest_due_ns_.store(earliest_due(), std::memory_order_relaxed);
   if (ready_.empty() || !enter()) return nullptr;
   Qp* qp = ready_.front();
   ready_.pop_front();
@@ -189,7 +191,7 @@ void Engine::run(Qp& qp) {
     }
     qp.schedule = {step == Step::kWait ? Schedule::kWaiting : Schedule::kLingering, due};
     waiting_.insert({due, &qp});
-    earliest_due_ns_.store(waiting_.begin()->first, std::memory_order_relaxed);
+    earliest_due_ns_.store(earliest_due(), std::memory_order_relaxed);
   } else if (step != Step::kIdle || again) {
     qp.schedule.schedule = Schedule::kReady;
     ready_.push_back(&qp);
@@ -255,8 +257,10 @@ void Engine::end_lingering() {
 void Engine::progress_inline() {
   const std::uint64_t due = earliest_due_ns_.load(std::memory_order_relaxed);
   const bool lingers = lingering_count_.load(std::memory_order_relaxed) != 0;
+  if (!lingers && !is_attention_wanted() && (due >= kNextPoll || monotonic_ns() < due)) return;
   if (lingers) end_lingering();
-  if (lingers || is_attention_wanted() || (due < kNextPoll && monotonic_ns() >= due)) drain();
+  serve_alarm();
+  drain();
 }
 
 std::uint64_t Engine::idle_ns() const {
@@ -266,10 +270,31 @@ std::uint64_t Engine::idle_ns() const {
   return due > now ? due - now : 0;
 }
 
+std::uint64_t Engine::earliest_due() const {
+  const std::uint64_t alarm = alarm_ns_.load(std::memory_order_relaxed);
+  return waiting_.empty() ? alarm : std::min(alarm, waiting_.begin()->first);
+}
+
+void Engine::set_alarm(std::uint64_t due_ns) {
+  {
+    MutexLock lock(mutex_);
+    alarm_ns_.store(due_ns, std::memory_order_relaxed);
+    earliest_due_ns_.store(earliest_due(), std::memory_order_relaxed);
+  }
+  if (due_ns != kNever && threaded_) ring_doorbell(process_->segment());
+}
+
+void Engine::serve_alarm() {
+  const std::uint64_t due = alarm_ns_.load(std::memory_order_relaxed);
+  if (due == kNever || monotonic_ns() < due) return;
+  if (Faults* all = faults(); all != nullptr) all->states().serve();
+}
+
 void Engine::serve_attention() {
   Segment& segment = process_->segment();
   if (segment.attention_pending.load(std::memory_order_relaxed) == 0) return;
   segment.attention_pending.store(0, std::memory_order_seq_cst);
+  process_->take_commands();
   for (std::uint32_t word = 0; word < kMaxQps / 64; ++word) {
     std::uint64_t bits = segment.attention[word].exchange(0, std::memory_order_acq_rel);
     for (; bits != 0; bits &= bits - 1) {

@@ -59,6 +59,9 @@ class Engine {
     if (earliest_due_ns_.load(std::memory_order_relaxed) != kNever || is_attention_wanted()) progress_inline();
   }
 
+  // From that time on, once, FaultStates::serve() is called; UINT64_MAX: not at all.
+  void set_alarm(std::uint64_t due_ns);
+
   // Nanoseconds until work of the inline engine becomes due; UINT64_MAX when there is none.
   std::uint64_t idle_ns() const;
 
@@ -78,11 +81,14 @@ class Engine {
   void serve_attention();
   void stop_lingering(Qp& qp) VERBATIM_REQUIRES(mutex_);
   void end_lingering();
+  void serve_alarm();
+  std::uint64_t earliest_due() const VERBATIM_REQUIRES(mutex_);
 
   const bool threaded_;
   Process* process_ = nullptr;
   const std::atomic<std::uint32_t>* attention_pending_ = nullptr;  // Segment's
   std::atomic<std::uint64_t> earliest_due_ns_{kNever};
+  std::atomic<std::uint64_t> alarm_ns_{kNever};
   std::atomic<std::uint32_t> ready_count_{0};
   std::atomic<std::uint32_t> lingering_count_{0};  // of the inline engine
   std::atomic<std::uint32_t> running_{0};

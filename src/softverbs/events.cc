@@ -14,6 +14,8 @@
 
 #include "base/fd.h"
 #include "base/log.h"
+#include "softverbs/device.h"
+#include "softverbs/process.h"
 
 namespace verbatim::softverbs {
 
@@ -43,13 +45,30 @@ bool ring_pipe(const ProcessView& process, int fd) {
   return true;
 }
 
-void raise_event(const ProcessView& process, Incarnation me, std::uint32_t context, const AsyncEntry& event) {
-  SharedContext& queue = process.segment().contexts[context];
-  SharedLockGuard lock(queue.lock, me);
+namespace {
+
+void append(const ProcessView& process, SharedContext& queue, const AsyncEntry& event) VERBATIM_REQUIRES(queue.lock) {
   if (queue.tail - queue.head == kAsyncQueueLength) return;
   queue.entries[queue.tail % kAsyncQueueLength] = event;
   ++queue.tail;
   ring_pipe(process, queue.pipe_fd);
+}
+
+}  // namespace
+
+void raise_event(const ProcessView& process, Incarnation me, std::uint32_t context, const AsyncEntry& event) {
+  SharedContext& queue = process.segment().contexts[context];
+  SharedLockGuard lock(queue.lock, me);
+  append(process, queue, event);
+}
+
+void raise_device_event(Process& process, std::uint32_t device, ibv_event_type type) {
+  for (std::uint32_t index = 0; index < process.context_table().high_water(); ++index) {
+    SharedContext& queue = process.segment().contexts[index];
+    SharedLockGuard lock(queue.lock, process.me());
+    if (queue.is_open == 0 || queue.device != device) continue;
+    append(process.view(), queue, {static_cast<std::uint32_t>(type), EventTarget::kPort, kPortNumber, 0});
+  }
 }
 
 void call_attention(const ProcessView& process, std::uint32_t qp_index) {

@@ -6,12 +6,17 @@
 
 namespace verbatim::softverbs {
 
+class Process;
+
 // Writes one byte into a pipe whose write end is descriptor `fd` of that process. False when it cannot be reached,
 // which is said once on stderr, or is closed.
 bool ring_pipe(const ProcessView& process, int fd);
 
 // Appends an event to the queue of that process's context. A full queue drops it: the descriptor is readable anyway.
 void raise_event(const ProcessView& process, Incarnation me, std::uint32_t context, const AsyncEntry& event);
+
+// Tells every context of this process that has the device open.
+void raise_device_event(Process& process, std::uint32_t device, ibv_event_type type);
 
 // The QP is in the error state by a peer's doing: its owner's engine must flush what it has posted.
 void call_attention(const ProcessView& process, std::uint32_t qp_index);

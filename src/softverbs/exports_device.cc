@@ -76,6 +76,8 @@ Result<Context*> open_context(ibv_device* device) {
     SharedLockGuard lock(context->shared->lock, (*process)->me());
     context->shared->head = context->shared->tail = 0;
     context->shared->pipe_fd = context->pipe.write_end.get();
+    context->shared->device = context->device;
+    context->shared->is_open = 1;
   }
 
   context->sz = sizeof(verbs_context);
@@ -235,6 +237,7 @@ SOFTVERBS_EXPORT int ibv_close_device(ibv_context* handle) {
   abandon_objects(context);
   {
     SharedLockGuard lock(context.shared->lock, context.process->me());
+    context.shared->is_open = 0;
     context.shared->pipe_fd = -1;  // the number may mean another pipe soon
   }
   context.process->context_table().release(context.index);
@@ -265,7 +268,7 @@ SOFTVERBS_EXPORT int ibv_query_gid(ibv_context* context, std::uint8_t port_numbe
     errno = EINVAL;
     return -1;
   }
-  *gid = port_of(context).gids[index].gid;  // zero in an empty slot
+  *gid = port_of(context).gids()[index].gid;  // zero in an empty slot
   return 0;
 }
 
@@ -273,7 +276,7 @@ SOFTVERBS_EXPORT int _ibv_query_gid_ex(ibv_context* context, std::uint32_t port_
                                        ibv_gid_entry* entry, std::uint32_t flags, std::size_t entry_bytes) {
   if (flags != 0) return EOPNOTSUPP;
   if (port_number != kPortNumber || index >= kGidTableLength || entry_bytes < sizeof(ibv_gid_entry)) return EINVAL;
-  const SharedGid& slot = port_of(context).gids[index];
+  const SharedGid& slot = port_of(context).gids()[index];
   if (slot.valid == 0) return ENODATA;
   *entry = {slot.gid, index, port_number, slot.type, 0};
   return 0;
@@ -301,7 +304,7 @@ SOFTVERBS_EXPORT int ibv_query_gid_type(ibv_context* context, std::uint8_t port_
     errno = EINVAL;
     return -1;
   }
-  *type = port_of(context).gids[index].type == IBV_GID_TYPE_ROCE_V2 ? 1 : 0;
+  *type = port_of(context).gids()[index].type == IBV_GID_TYPE_ROCE_V2 ? 1 : 0;
   return 0;
 }
 

@@ -17,7 +17,7 @@
 namespace verbatim::softverbs {
 
 // Part of the file names: different layouts never meet.
-constexpr std::uint32_t kLayoutVersion = 1;
+constexpr std::uint32_t kLayoutVersion = 2;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // all processes together; a power of two
@@ -29,14 +29,16 @@ constexpr std::uint32_t kMaxMrs = 1U << 18;
 constexpr std::uint32_t kMaxSge = 32;
 constexpr std::uint32_t kGidTableLength = 8;
 constexpr std::uint32_t kAsyncQueueLength = 256;  // a power of two
-constexpr std::uint32_t kNoIndex = ~0U;           // no such index
-constexpr std::uint32_t k24Bits = 0xffffff;       // QP numbers and PSNs
+constexpr std::uint32_t kMaxFaultBytes = 1U << 16;
+constexpr std::uint32_t kNoIndex = ~0U;      // no such index
+constexpr std::uint32_t k24Bits = 0xffffff;  // QP numbers and PSNs
 
 // ---- the registry ----
 
 struct ProcessSlot {
   std::atomic<Incarnation> incarnation;  // 0: free
   std::atomic<std::int32_t> pid;
+  std::atomic<std::uint32_t> faults_taken;  // the last of Registry::faults that this process has put to work
 };
 
 // At qpn % kMaxHostQps. Written under the registry's lock, read without: key, place, key again.
@@ -45,11 +47,20 @@ struct QpnEntry {
   std::atomic<std::uint64_t> place;  // process slot in the high half, index into Segment::qps in the low one
 };
 
+// A fault script for processes that run: its text, whole while `sequence` is even. One writer at a time.
+struct SharedFaults {
+  std::atomic<std::uint32_t> sequence;
+  std::atomic<std::int32_t> pid;  // for this process only; 0: for all
+  std::uint32_t bytes;
+  char text[kMaxFaultBytes];
+};
+
 struct Registry {
   std::atomic<Incarnation> last_incarnation;
   std::atomic<std::uint32_t> last_qpn;
   ProcessSlot slots[kMaxProcesses];
   QpnEntry qpns[kMaxHostQps];
+  SharedFaults faults;
 };
 
 // ---- a process's segment ----
@@ -60,10 +71,19 @@ struct SharedGid {
   std::uint32_t valid;
 };
 
+// The owner changes its GID table by publishing another one: who reads a table is not disturbed.
+constexpr std::uint32_t kGidTables = 16;
+
 struct SharedPort {
   std::uint32_t ethernet;
   std::uint32_t lid;
-  SharedGid gids[kGidTableLength];
+  std::atomic<std::uint32_t> link_down;
+  std::atomic<std::uint32_t> dead;         // the device had a fatal error
+  std::atomic<std::uint32_t> unreachable;  // 1 << device: nothing passes between the two
+  std::atomic<std::uint32_t> gid_changes;
+  SharedGid gid_tables[kGidTables][kGidTableLength];
+
+  const SharedGid* gids() const { return gid_tables[gid_changes.load(std::memory_order_acquire) % kGidTables]; }
 };
 
 enum class EventTarget : std::uint32_t { kPort, kCq, kQp, kSrq };
@@ -81,6 +101,8 @@ struct SharedContext {
   std::uint32_t head;
   std::uint32_t tail;
   std::int32_t pipe_fd;  // write end, a descriptor of the owning process
+  std::uint32_t device;
+  std::uint32_t is_open;
   AsyncEntry entries[kAsyncQueueLength];
 };
 
@@ -100,7 +122,7 @@ struct Cqe {
   std::uint32_t qp_index;  // of the local QP, kNoIndex once that is gone
   std::uint32_t position;  // the free-running number of the work request in its queue
   std::uint32_t byte_len;
-  std::uint32_t imm;
+  std::uint32_t imm;  // with an error: the vendor's number for it
   std::uint32_t qpn;
   std::uint32_t source_qpn;
   std::uint8_t status;
@@ -133,7 +155,8 @@ struct SharedSge {
 
 struct ReceiveEntry {
   std::uint64_t wr_id;
-  std::uint32_t sge_count;
+  std::uint16_t sge_count;
+  std::uint16_t fault;  // the ibv_wc_status with which it shall fail; 0: none
   std::uint32_t position;
 };
 
@@ -180,7 +203,9 @@ struct SharedQp {
   std::uint32_t access;
   std::uint32_t min_rnr_timer;
   std::uint32_t max_dest_rd_atomic;
-  std::uint32_t established;  // a request was taken, and COMM_EST raised
+  std::uint32_t established;  // something was executed since RESET
+  std::uint32_t atomic_psn;   // of the last atomic, and what it found: it may be asked again
+  std::uint64_t atomic_result;
   ReceiveRing receives;
   OpenReceive open;
 };
@@ -194,6 +219,9 @@ struct Segment {
   std::atomic<std::uint32_t> sleeping;
   std::atomic<std::uint32_t> attention_pending;
   std::atomic<std::uint64_t> attention[kMaxQps / 64];  // QPs that a peer moved to the error state
+
+  std::atomic<std::uint32_t> impaired;  // some port below is not as it should be, or
+  std::atomic<std::uint32_t> frozen;    // nothing is sent or answered here
 
   SharedLock atomics_lock;  // one RDMA atomic at a time: IBV_ATOMIC_HCA
 

@@ -3,10 +3,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <memory>
 #include <vector>
 
+#include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 
@@ -51,6 +53,38 @@ bool is_mapped(std::uintptr_t address, std::size_t length, bool writable) {
   return is_page_usable(first, writable) && is_page_usable(last, writable);
 }
 
+// What a device would have pinned, as the kernel counts it for RLIMIT_MEMLOCK: the pages of each region for itself.
+std::atomic<std::uint64_t> g_regions{0};
+std::atomic<std::uint64_t> g_locked_bytes{0};
+
+class LockedBytes {
+ public:
+  LockedBytes(std::uintptr_t begin, std::size_t length) : begin_(begin), length_(length) {
+    g_regions.fetch_add(1);
+    g_locked_bytes.fetch_add(pages(begin, length));
+  }
+  ~LockedBytes() {
+    if (!is_kept_) release(begin_, length_);
+  }
+  LockedBytes(const LockedBytes&) = delete;
+  LockedBytes& operator=(const LockedBytes&) = delete;
+
+  void keep() { is_kept_ = true; }
+  static void release(std::uintptr_t begin, std::size_t length) {
+    g_regions.fetch_sub(1);
+    g_locked_bytes.fetch_sub(pages(begin, length));
+  }
+
+ private:
+  static std::uint64_t pages(std::uintptr_t begin, std::size_t length) {
+    return round_up(begin + length, kPageBytes) - begin / kPageBytes * kPageBytes;
+  }
+
+  const std::uintptr_t begin_;
+  const std::size_t length_;
+  bool is_kept_ = false;
+};
+
 bool is_access_valid(unsigned access) {
   if ((access & ~kKnownAccess) != 0) return false;
   const bool remote_changes = (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0;
@@ -67,6 +101,11 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
   }
   if (!is_mapped(begin, length, (access & IBV_ACCESS_LOCAL_WRITE) != 0)) return system_error("register_memory", EFAULT);
   Process& process = *context.process;
+  LockedBytes locked(begin, length);
+  if (Faults* all = faults(); all != nullptr) {
+    const int error = all->refused_registration(length, g_regions.load(), g_locked_bytes.load());
+    if (error != 0) return system_error("register_memory", error);
+  }
   auto mr = std::make_unique<Mr>();
   Result<std::uint32_t> index = process.mr_table().allocate(process.settings().max_mr);
   if (!index) return index.error();
@@ -91,6 +130,7 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
   shared.lkey.store(lkey, std::memory_order_release);
   shared.rkey.store(rkey, std::memory_order_release);
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
+  locked.keep();
   return mr.release();
 }
 
@@ -107,6 +147,7 @@ void deregister_memory(Mr& mr) {
     qp.shared->lock.wait_for_holder();
   });
   process.mr_table().release(mr.index);
+  LockedBytes::release(reinterpret_cast<std::uintptr_t>(mr.addr), mr.length);
   static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);
   delete &mr;
 }

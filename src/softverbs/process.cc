@@ -9,7 +9,9 @@
 #include <cstddef>
 #include <string>
 
+#include "base/log.h"
 #include "softverbs/device.h"
+#include "softverbs/faults.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -77,6 +79,7 @@ Result<Process*> Process::create() {
   ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   std::unique_ptr<Process> process(new Process(*settings, *std::move(registry), *std::move(fd), *std::move(view)));
   if (Status started = process->engine_.start(*process); !started) return started.error();
+  start_faults(*process);
   return process.release();
 }
 
@@ -107,6 +110,18 @@ void Process::leave_at_exit() {
 // The parent's segment and engine are not the child's. What the child inherited of them is left alone.
 void Process::forget_in_child() {
   g_process.store(nullptr, std::memory_order_release);
+}
+
+void Process::take_commands() {
+  const std::optional<FaultCommand> command = registry_->next_fault_command();
+  if (!command) return;
+  std::variant<FaultScript, std::string> parsed = parse_faults(command->text);
+  if (const auto* script = std::get_if<FaultScript>(&parsed)) {
+    take_faults(*script);
+  } else {
+    VERBATIM_WARN("a fault script from outside is refused: %s", std::get<std::string>(parsed).c_str());
+  }
+  registry_->acknowledge_fault_command(command->sequence);
 }
 
 void Process::publish(std::uint32_t index, Qp* qp) {

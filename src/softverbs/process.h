@@ -64,6 +64,12 @@ class Process {
     }
   }
 
+  // Counts the QPs that the process creates, from 1: unlike their numbers it is the same in every run.
+  std::uint32_t next_qp_ordinal() { return qps_created_.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+  // Takes the fault script that tools/softverbs has left for this process, if there is a new one.
+  void take_commands();
+
   // The process that owns a QP; nullptr when it is gone.
   std::shared_ptr<ProcessView> find(const QpPlace& place);
 
@@ -88,6 +94,7 @@ class Process {
   SharedTable mrs_;
   std::vector<std::atomic<Qp*>> qp_pointers_;
   Mutex qps_mutex_;
+  std::atomic<std::uint32_t> qps_created_{0};
   Mutex peers_mutex_;
   std::array<std::weak_ptr<ProcessView>, kMaxProcesses> peers_ VERBATIM_GUARDED_BY(peers_mutex_);
   Engine engine_;

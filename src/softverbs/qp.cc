@@ -65,7 +65,7 @@ bool is_path_valid(const Qp& qp, const ibv_ah_attr& path) {
   const SharedPort& port = qp.process->segment().ports[qp.shared->device];
   if (path.port_num != kPortNumber || path.sl > 15) return false;
   if (path.is_global == 0) return port.ethernet == 0 && path.dlid != 0;
-  return path.grh.sgid_index < kGidTableLength && port.gids[path.grh.sgid_index].valid != 0;
+  return path.grh.sgid_index < kGidTableLength && port.gids()[path.grh.sgid_index].valid != 0;
 }
 
 bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
@@ -201,6 +201,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
     return qpn.error();
   }
   qp->index = *index;
+  qp->ordinal = process.next_qp_ordinal();
   SharedQp& shared = process.segment().qps[*index];
   if (wanted.srq == nullptr) {
     if (Status made =
@@ -369,7 +370,7 @@ int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   {
     QuickLock lock(qp.receives.mutex);
     for (; request != nullptr && error == 0; request = error == 0 ? request->next : request) {
-      error = post_receive(qp.receives, *request);
+      error = post_receive(qp.receives, *request, &qp);
       if (error != 0) *bad = request;
     }
   }

@@ -10,6 +10,7 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "softverbs/engine.h"
+#include "softverbs/faults.h"
 #include "softverbs/objects.h"
 #include "softverbs/ordering.h"
 #include "softverbs/process.h"
@@ -63,7 +64,8 @@ struct Requester {
   std::uint64_t due_ns = 0;       // nothing is sent before
   bool awaiting_timeout = false;  // an attempt got no answer
   std::uint64_t busy_since_ns = 0;
-  bool drain_wanted = false;  // an SQ_DRAINED event is owed
+  bool drain_wanted = false;         // an SQ_DRAINED event is owed
+  std::unique_ptr<QpFaults> faults;  // made when faults are first asked about
   // Attributes
   std::uint32_t timeout = 0;
   std::uint32_t retry_count = 0;
@@ -72,11 +74,14 @@ struct Requester {
   std::uint32_t dest_qpn = 0;
   std::uint32_t max_rd_atomic = 0;
   ibv_ah_attr path{};
+
+  std::uint64_t timeout_ns() const { return std::uint64_t{4096} << timeout; }
 };
 
 struct Qp : ibv_qp {
   Process* process = nullptr;
   std::uint32_t index = 0;
+  std::uint32_t ordinal = 0;  // this process has created so many QPs up to this one
   SharedQp* shared = nullptr;
   ibv_qp_cap cap{};
   bool signal_all = false;

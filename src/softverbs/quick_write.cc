@@ -2,6 +2,7 @@
 
 #include "softverbs/completion.h"
 #include "softverbs/copy.h"
+#include "softverbs/faults.h"
 #include "softverbs/memory.h"
 #include "softverbs/requester.h"
 
@@ -66,6 +67,7 @@ Quick execute(Qp& qp, const ibv_send_wr& request, std::uint32_t position, Incarn
     return Quick::kRefused;
   }
   const Segment& segment = qp.process->segment();
+  if (faults() != nullptr || segment.impaired.load(std::memory_order_relaxed) != 0) return Quick::kRefused;
   const std::uint64_t source = source_of(qp, segment, request);
   SharedQp& peer = *requester.route.qp;
   if (source == 0 || !peer.lock.try_lock(me)) return Quick::kRefused;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "softverbs/events.h"
+#include "softverbs/faults.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -41,12 +42,13 @@ void free_receive_ring(Process& process, ReceivePoster& poster) {
   poster.ring = nullptr;
 }
 
-int post_receive(ReceivePoster& poster, const ibv_recv_wr& request) {
+int post_receive(ReceivePoster& poster, const ibv_recv_wr& request, const Qp* qp) {
   if (request.num_sge < 0 || static_cast<std::uint32_t>(request.num_sge) > poster.max_sge) return EINVAL;
   const std::uint32_t posted = poster.ring->posted.load(std::memory_order_relaxed);
   if (posted - poster.released.load(std::memory_order_acquire) >= poster.max_wr) return ENOMEM;
   std::byte* place = poster.entries + (posted & poster.ring->mask) * entry_bytes(poster.max_sge);
-  const ReceiveEntry entry{request.wr_id, static_cast<std::uint32_t>(request.num_sge), posted};
+  ReceiveEntry entry{request.wr_id, static_cast<std::uint16_t>(request.num_sge), 0, posted};
+  if (Faults* all = faults(); all != nullptr) entry.fault = static_cast<std::uint16_t>(all->receive_status(qp));
   std::memcpy(place, &entry, sizeof entry);
   place += sizeof entry;
   for (int i = 0; i < request.num_sge; ++i) {
@@ -65,7 +67,7 @@ bool take_receive(Segment& segment, ReceiveRing& ring, OpenReceive& receive) {
   if (ring.posted.load(std::memory_order_seq_cst) == taken) return false;
   const std::byte* place = at_offset<std::byte>(segment, ring.ring) + (taken & ring.mask) * entry_bytes(ring.max_sge);
   std::memcpy(&receive.entry, place, sizeof receive.entry);
-  receive.entry.sge_count = std::min(receive.entry.sge_count, kMaxSge);
+  receive.entry.sge_count = std::min(receive.entry.sge_count, static_cast<std::uint16_t>(kMaxSge));
   std::memcpy(receive.sges, place + sizeof receive.entry, receive.entry.sge_count * sizeof(SharedSge));
   receive.active = 1;
   ring.taken.store(taken + 1, std::memory_order_release);
@@ -151,7 +153,7 @@ int post_srq_recv(ibv_srq* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   Srq& srq = *static_cast<Srq*>(handle);
   QuickLock lock(srq.poster.mutex);
   for (; request != nullptr; request = request->next) {
-    if (const int error = post_receive(srq.poster, *request); error != 0) {
+    if (const int error = post_receive(srq.poster, *request, nullptr); error != 0) {
       *bad = request;
       return error;
     }

@@ -10,13 +10,16 @@
 
 namespace verbatim::softverbs {
 
+struct Qp;
+
 // Makes an empty ring for `max_wr` entries (which may be 0).
 Status make_receive_ring(Process& process, std::uint32_t max_wr, std::uint32_t max_sge, ReceiveRing& ring,
                          ReceivePoster& poster);
 void free_receive_ring(Process& process, ReceivePoster& poster);
 
 // Appends one request. 0, EINVAL (too many SGEs) or ENOMEM (full: an entry is free when its completion was read).
-int post_receive(ReceivePoster& poster, const ibv_recv_wr& request) VERBATIM_REQUIRES(poster.mutex);
+// `qp`: whose it is, nullptr for a shared queue.
+int post_receive(ReceivePoster& poster, const ibv_recv_wr& request, const Qp* qp) VERBATIM_REQUIRES(poster.mutex);
 
 // Copies the oldest posted entry out of the ring. False when there is none. The ring's takers are serialized by the
 // caller.

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -103,6 +104,7 @@ Status HostRegistry::join() {
     if (slot.incarnation.load(std::memory_order_relaxed) != 0) continue;
     if (!set_slot_lock(fd_.get(), index, F_WRLCK)) continue;
     slot.pid.store(::getpid(), std::memory_order_relaxed);
+    slot.faults_taken.store(shared().faults.sequence.load(std::memory_order_acquire), std::memory_order_relaxed);
     slot_ = index;
     do {
       me_ = shared().last_incarnation.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -194,6 +196,44 @@ std::optional<QpPlace> HostRegistry::find_qpn(std::uint32_t qpn) const {
   if (entry.key.load(std::memory_order_acquire) != key) return std::nullopt;
   return QpPlace{static_cast<Incarnation>(key), static_cast<std::uint32_t>(place >> 32),
                  static_cast<std::uint32_t>(place)};
+}
+
+std::optional<FaultCommand> HostRegistry::next_fault_command() const {
+  const SharedFaults& faults = shared().faults;
+  for (;;) {
+    const std::uint32_t sequence = faults.sequence.load(std::memory_order_acquire);
+    if (sequence == shared().slots[slot_].faults_taken.load(std::memory_order_relaxed)) return std::nullopt;
+    if (sequence % 2 != 0) return std::nullopt;  // we are called again when it is whole
+    FaultCommand command{sequence, std::string(faults.text, std::min(faults.bytes, kMaxFaultBytes))};
+    const pid_t pid = faults.pid.load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (faults.sequence.load(std::memory_order_relaxed) != sequence) continue;
+    if (pid != 0 && pid != ::getpid()) command.text.clear();
+    return command;
+  }
+}
+
+void HostRegistry::acknowledge_fault_command(std::uint32_t sequence) {
+  shared().slots[slot_].faults_taken.store(sequence, std::memory_order_release);
+}
+
+Result<std::uint32_t> HostRegistry::send_fault_command(std::string_view text, pid_t pid) {
+  if (text.size() > kMaxFaultBytes) return system_error("send_fault_command", E2BIG);
+  FileLock lock(*this);
+  SharedFaults& faults = shared().faults;
+  // A sender that died in the middle has left an odd number.
+  const std::uint32_t before = faults.sequence.load(std::memory_order_relaxed) & ~1U;
+  faults.sequence.store(before + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  faults.pid.store(pid, std::memory_order_relaxed);
+  faults.bytes = static_cast<std::uint32_t>(text.size());
+  std::memcpy(faults.text, text.data(), text.size());
+  faults.sequence.store(before + 2, std::memory_order_release);
+  return before + 2;
+}
+
+bool HostRegistry::has_taken_fault_command(std::uint32_t slot, std::uint32_t sequence) const {
+  return shared().slots[slot].faults_taken.load(std::memory_order_acquire) == sequence;
 }
 
 pid_t HostRegistry::pid_of(std::uint32_t slot, Incarnation incarnation) const {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/fd.h"
 #include "base/mutex.h"
@@ -21,6 +22,11 @@ struct QpPlace {
   Incarnation incarnation;
   std::uint32_t slot;
   std::uint32_t index;
+};
+
+struct FaultCommand {
+  std::uint32_t sequence;
+  std::string text;
 };
 
 // Thread-safe.
@@ -44,6 +50,14 @@ class HostRegistry {
   Result<std::uint32_t> allocate_qpn(std::uint32_t index);
   void release_qpn(std::uint32_t qpn);
   std::optional<QpPlace> find_qpn(std::uint32_t qpn) const;
+
+  // A fault script that was sent to this process since it joined, and that it has not acknowledged.
+  std::optional<FaultCommand> next_fault_command() const;
+  void acknowledge_fault_command(std::uint32_t sequence);
+  // The other side: leaves a script of at most kMaxFaultBytes for process `pid`, for all when 0. Every process must
+  // then be woken.
+  Result<std::uint32_t> send_fault_command(std::string_view text, pid_t pid);
+  bool has_taken_fault_command(std::uint32_t slot, std::uint32_t sequence) const;
 
   // 0: not registered.
   pid_t pid_of(std::uint32_t slot, Incarnation incarnation) const;

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "softverbs/completion.h"
 #include "softverbs/copy.h"
+#include "softverbs/faults.h"
 #include "softverbs/memory.h"
 #include "softverbs/responder.h"
 
@@ -35,6 +36,7 @@ enum class Outcome {
   kNotReady,  // RNR NAK
   kLost,      // no answer
   kBusy,      // the receiving side is being changed or is stopped; the request was not sent
+  kLater,     // a fault holds it up until Requester::due_ns
   kFailed,    // see status
 };
 
@@ -67,10 +69,6 @@ ibv_wc_opcode completion_opcode(std::uint8_t opcode) {
 
 bool is_atomic(std::uint8_t opcode) {
   return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
-}
-
-std::uint64_t timeout_ns(const Requester& requester) {
-  return std::uint64_t{4096} << requester.timeout;
 }
 
 bool is_request_waiting(const Qp& qp) {
@@ -118,7 +116,7 @@ bool local_places(const Qp& qp, std::uint32_t slot, const SendRequest& request, 
 bool is_addressed(const ProcessView& process, std::uint32_t device, const ibv_ah_attr& path) {
   const SharedPort& port = process.segment().ports[device];
   if (path.is_global == 0) return port.ethernet == 0 && port.lid == path.dlid;
-  return std::any_of(std::begin(port.gids), std::end(port.gids), [&](const SharedGid& entry) {
+  return std::any_of(port.gids(), port.gids() + kGidTableLength, [&](const SharedGid& entry) {
     return entry.valid != 0 && std::memcmp(&entry.gid, &path.grh.dgid, sizeof(ibv_gid)) == 0;
   });
 }
@@ -178,6 +176,21 @@ ibv_wc_status check_request(const Qp& qp, const SendRequest& request) {
   const bool is_read = request.opcode == IBV_WR_RDMA_READ || is_atomic(request.opcode);
   if (is_read && qp.requester.max_rd_atomic == 0) return IBV_WC_LOC_QP_OP_ERR;
   return IBV_WC_SUCCESS;
+}
+
+bool takes_receive(const Packets& packets) {
+  const bool is_send = packets.opcode == IBV_WR_SEND || packets.opcode == IBV_WR_SEND_WITH_IMM;
+  return is_send ? packets.is_first() : packets.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && packets.is_last();
+}
+
+// Whether nothing passes between the two ports of the route.
+bool is_cut_off(const Qp& qp, Faults* faults) {
+  const Route& route = qp.requester.route;
+  const Segment& peer = route.process->segment();
+  if (peer.impaired.load(std::memory_order_relaxed) != 0 && !is_port_open(peer, route.qp->device, qp.shared->device)) {
+    return true;
+  }
+  return faults != nullptr && faults->states().is_cut_off(qp, *route.process, route.qp->device);
 }
 
 Attempt attempt_of(Answer answer) {
@@ -246,13 +259,27 @@ Attempt transmit(Qp& qp, const SendRequest& request) {
   const Packets packets = next_packets(qp, request);
   Spans local;
   if (!local_places(qp, qp.requester.sent & qp.sends.mask, request, packets, local)) return failed(IBV_WC_LOC_PROT_ERR);
+  Faults* const faults = softverbs::faults();
+  if (faults != nullptr) {
+    switch (faults->before_sending(qp)) {
+      case Fate::kSent:
+        break;
+      case Fate::kLost:
+        return {Outcome::kLost};
+      case Fate::kLater:
+        return {Outcome::kLater};
+      case Fate::kFailed:
+        return failed(faults->status(qp));
+    }
+  }
   if (!find_peer(qp)) return {Outcome::kLost};
   const Route& route = qp.requester.route;
   const Incarnation me = qp.process->me();
   if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
   Answer answer = Answer::kSilence;
-  if (route.qp->qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn) {
-    answer = answer_packets(*route.process, me, route.index, packets, local);
+  if (route.qp->qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn && !is_cut_off(qp, faults)) {
+    const bool refused = faults != nullptr && takes_receive(packets) && faults->refuses_receive(qp);
+    answer = refused ? Answer::kReceiverNotReady : answer_packets(*route.process, me, route.index, packets, local);
   }
   if (packets.is_late && answer == Answer::kAck) {
     remember_late(qp, packets);
@@ -262,6 +289,9 @@ Attempt transmit(Qp& qp, const SendRequest& request) {
   Attempt result = attempt_of(answer);
   result.rnr_timer = route.qp->min_rnr_timer;
   route.qp->lock.unlock(me);
+  if (faults != nullptr && faults->loses_answer(qp, answer == Answer::kAck && packets.is_last())) {
+    return {Outcome::kLost};
+  }
   if (answer == Answer::kAck) {
     result.packets = packets.count;
     if (!packets.is_last()) result.outcome = Outcome::kProgress;
@@ -287,7 +317,7 @@ Attempt settle(Qp& qp, bool may_have_failed, std::uint32_t& failing) {
   if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
   Attempt result{};
   Answer refusal = Answer::kAck;
-  if (!would_take_late(qp, may_have_failed)) result.outcome = Outcome::kLost;
+  if (!would_take_late(qp, may_have_failed) || is_cut_off(qp, softverbs::faults())) result.outcome = Outcome::kLost;
   while (result.outcome != Outcome::kLost && !qp.late.empty()) {
     const LatePayload payload = qp.late.take_any();
     if (result.outcome == Outcome::kFailed && static_cast<std::int32_t>(payload.position - failing) >= 0) continue;
@@ -321,6 +351,7 @@ bool complete(Qp& qp, ibv_wc_status status) {
     entry.status = static_cast<std::uint8_t>(status);
     entry.opcode = static_cast<std::uint8_t>(completion_opcode(request.opcode));
     entry.byte_len = static_cast<std::uint32_t>(request.length);
+    if (Faults* faults = softverbs::faults(); faults != nullptr) entry.imm = faults->vendor_error(qp);
     pushed = push_completion(qp.process->view(), qp.process->me(), qp.shared->send_cq, entry, false);
   }
   qp.sends.executed.store(position + 1, std::memory_order_release);
@@ -374,13 +405,13 @@ Step wait_until(Requester& requester, std::uint64_t due_ns) {
 Step on_lost(Requester& requester, std::uint64_t now) {
   if (requester.timeout == 0) return wait_until(requester, now + kNoTimeoutPollNs);
   requester.awaiting_timeout = true;
-  return wait_until(requester, now + timeout_ns(requester));
+  return wait_until(requester, now + requester.timeout_ns());
 }
 
 // A lock that stays taken is a peer that was stopped in the middle: no answer, after the time that one may take.
 Step on_busy(Requester& requester, std::uint64_t now) {
   if (requester.busy_since_ns == 0) requester.busy_since_ns = now;
-  if (requester.timeout != 0 && now - requester.busy_since_ns > timeout_ns(requester)) {
+  if (requester.timeout != 0 && now - requester.busy_since_ns > requester.timeout_ns()) {
     requester.busy_since_ns = 0;
     requester.awaiting_timeout = true;
     return wait_until(requester, now);
@@ -450,6 +481,9 @@ void fail_own_qp(Qp& qp) {
 
 Step advance(Qp& qp, std::uint64_t& quantum) {
   Requester& requester = qp.requester;
+  if (Faults* faults = softverbs::faults(); faults != nullptr && faults->states().is_frozen()) {
+    return wait_until(requester, monotonic_ns() + kFrozenLookNs);
+  }
   const ibv_qp_state state = qp.current_state();
   if (state == IBV_QPS_ERR) {
     fail_own_qp(qp);  // whoever brought it here may have died before the receives were flushed
@@ -523,6 +557,8 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
       return on_lost(requester, monotonic_ns());
     case Outcome::kBusy:
       return on_busy(requester, monotonic_ns());
+    case Outcome::kLater:
+      return Step::kWait;
     case Outcome::kFailed:
       return fail_request(qp, result.status);
   }

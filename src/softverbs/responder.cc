@@ -39,7 +39,10 @@ class Responder {
   Answer answer() {
     const auto state = static_cast<ibv_qp_state>(qp_.state.load(std::memory_order_relaxed));
     const bool receives = state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
-    if (!receives || !is_expected(qp_, packets_.source_qpn, packets_.psn)) return Answer::kSilence;
+    if (!receives || qp_.dest_qpn != packets_.source_qpn) return Answer::kSilence;
+    if (!is_expected(qp_, packets_.source_qpn, packets_.psn)) {
+      return is_duplicate() ? answer_duplicate() : Answer::kSilence;
+    }
     if (qp_.established == 0) {
       qp_.established = 1;
       if (state == IBV_QPS_RTR) raise_qp_event(process_, me_, index_, IBV_EVENT_COMM_EST);
@@ -64,6 +67,28 @@ class Responder {
   }
 
  private:
+  // The step that was executed last, sent again because its answer was lost. A requester sends nothing further before
+  // it has the answer, so no older step comes again.
+  bool is_duplicate() const {
+    return qp_.established != 0 && ((packets_.psn + packets_.count) & k24Bits) == qp_.expected_psn;
+  }
+
+  // SEND and WRITE are acknowledged again and not executed again: the memory may be in use for something else by now.
+  // A READ is executed again. An atomic is answered with what it found the first time.
+  Answer answer_duplicate() {
+    switch (packets_.opcode) {
+      case IBV_WR_RDMA_READ:
+        return execute_read();
+      case IBV_WR_ATOMIC_CMP_AND_SWP:
+      case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        if (qp_.atomic_psn != packets_.psn) return Answer::kSilence;
+        return_word(qp_.atomic_result);
+        return Answer::kAck;
+      default:
+        return Answer::kAck;
+    }
+  }
+
   // Every packet but the last is exactly one path MTU long: the two ends must agree on it.
   bool is_well_formed() const {
     return packets_.mtu_bytes == qp_.path_mtu_bytes ||
@@ -92,6 +117,7 @@ class Responder {
     if (packets_.is_first() != (qp_.open.active == 0)) return refuse(Answer::kInvalidRequest);
     if (packets_.is_first()) {
       if (!take()) return Answer::kReceiverNotReady;
+      if (qp_.open.entry.fault != 0) return fail_receive_by_fault();
       std::uint64_t room = 0;
       for (std::uint32_t i = 0; i < qp_.open.entry.sge_count; ++i) room += qp_.open.sges[i].length;
       if (room < packets_.message_bytes) return fail_receive(IBV_WC_LOC_LEN_ERR, Answer::kInvalidRequest);
@@ -114,7 +140,8 @@ class Responder {
     if (packets_.is_late) return Answer::kAck;
     if (const Answer moved = moved_or_refused(copy_to(process_, local_, places)); moved != Answer::kAck) return moved;
     if (!consumes) return Answer::kAck;
-    return take() ? finish_receive(IBV_WC_RECV_RDMA_WITH_IMM) : Answer::kReceiverNotReady;
+    if (!take()) return Answer::kReceiverNotReady;
+    return qp_.open.entry.fault != 0 ? fail_receive_by_fault() : finish_receive(IBV_WC_RECV_RDMA_WITH_IMM);
   }
 
   Answer execute_read() {
@@ -146,12 +173,18 @@ class Responder {
     if (after != before) {
       if (const Answer moved = move_word(copy_to, after, address); moved != Answer::kAck) return moved;
     }
-    const auto* bytes = reinterpret_cast<const std::byte*>(&before);
+    qp_.atomic_psn = packets_.psn;
+    qp_.atomic_result = before;
+    return_word(before);
+    return Answer::kAck;
+  }
+
+  void return_word(std::uint64_t word) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(&word);
     for (const iovec* place = local_.items(); place != local_.items() + local_.count(); ++place) {
       std::memcpy(place->iov_base, bytes, place->iov_len);
       bytes += place->iov_len;
     }
-    return Answer::kAck;
   }
 
   Answer move_word(CopyResult (*copy)(const ProcessView&, Spans&, Spans&), std::uint64_t& word, std::uint64_t address) {
@@ -237,6 +270,11 @@ class Responder {
     qp_.open.active = 0;
     finish_failure(process_, me_, index_, entered);
     return answer;
+  }
+
+  Answer fail_receive_by_fault() {
+    const auto status = static_cast<ibv_wc_status>(qp_.open.entry.fault);
+    return fail_receive(status, status == IBV_WC_LOC_LEN_ERR ? Answer::kInvalidRequest : Answer::kOperationalError);
   }
 
   Answer refuse(Answer answer) {

@@ -5,7 +5,9 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <optional>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 
@@ -96,6 +98,31 @@ bool read_name_space(std::string& name) {
   return false;
 }
 
+// SOFTVERBS_FAULTS holds the clauses, or names the file that does: @FILE.
+bool read_faults(FaultScript& faults) {
+  const char* seed = std::getenv("SOFTVERBS_SEED");
+  const char* given = std::getenv("SOFTVERBS_FAULTS");
+  std::string text = given != nullptr ? given : "";
+  if (text.starts_with('@')) {
+    std::ifstream file(text.substr(1));
+    std::ostringstream contents;
+    if (!file || !(contents << file.rdbuf())) {
+      VERBATIM_WARN("SOFTVERBS_FAULTS=%s is refused: there is nothing to read in that file, no device is offered",
+                    given);
+      return false;
+    }
+    text = contents.str();
+  }
+  if (seed != nullptr && *seed != '\0') text = "seed=" + std::string(seed) + "\n" + text;
+  std::variant<FaultScript, std::string> parsed = parse_faults(text);
+  if (const auto* refused = std::get_if<std::string>(&parsed)) {
+    VERBATIM_WARN("SOFTVERBS_FAULTS is refused, no device is offered: %s", refused->c_str());
+    return false;
+  }
+  faults = std::get<FaultScript>(std::move(parsed));
+  return true;
+}
+
 std::optional<Settings> read_settings() {
   set_log_sink(write_line);
   Settings result;
@@ -108,6 +135,7 @@ std::optional<Settings> read_settings() {
   if (!is_one_of("SOFTVERBS_MTU", result.mtu_bytes, {256, 512, 1024, 2048, 4096})) return std::nullopt;
   if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;
   if (!read_name_space(result.name_space)) return std::nullopt;
+  if (!read_faults(result.faults)) return std::nullopt;
   return result;
 }
 

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "softverbs/fault_script.h"
+
 namespace verbatim::softverbs {
 
 constexpr std::uint32_t kMaxDevices = 16;
@@ -13,6 +15,7 @@ struct Settings {
   bool ethernet = true;           // SOFTVERBS_LINK_LAYER=roce|ib
   bool adaptive_routing = false;  // SOFTVERBS_ORDERING=adaptive-routing|in-order
   std::string name_space;
+  FaultScript faults;  // SOFTVERBS_FAULTS, with SOFTVERBS_SEED in front
 
   std::uint32_t devices = 1;
   std::uint32_t seed = 0;

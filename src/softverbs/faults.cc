@@ -1,0 +1,270 @@
+#include "softverbs/faults.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/clock.h"
+#include "softverbs/qp.h"
+#include "softverbs/settings.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+// splitmix64: a number for each (seed, QP, draw), so that what one QP meets does not depend on how threads interleave.
+std::uint64_t mixed(std::uint64_t value) {
+  value += 0x9e37'79b9'7f4a'7c15;
+  value = (value ^ (value >> 30)) * 0xbf58'476d'1ce4'e5b9;
+  value = (value ^ (value >> 27)) * 0x94d0'49bb'1331'11eb;
+  return value ^ (value >> 31);
+}
+
+bool is_last_posted(const Qp& qp) {
+  return qp.sends.posted.load(std::memory_order_acquire) == qp.requester.sent + 1;
+}
+
+bool is_chosen(const FaultClause& clause, const Qp& qp) {
+  if (clause.qp_choice == QpChoice::kOrdinal && clause.qp != qp.ordinal) return false;
+  if (clause.qp_choice == QpChoice::kNumber && clause.qp != qp.qp_num) return false;
+  return clause.device == kAnyDevice || clause.device == qp.shared->device;
+}
+
+bool is_about_messages(const FaultClause& clause) {
+  return clause.kind < FaultKind::kLinkDown;
+}
+
+// What `device` says of a clause about ports is where the fault is, not whose messages are counted.
+bool matches(const FaultClause& clause, const Qp& qp, std::uint8_t opcode) {
+  if ((clause.opcodes >> opcode & 1) == 0) return false;
+  if (!is_about_messages(clause)) {
+    FaultClause anywhere = clause;
+    anywhere.device = kAnyDevice;
+    return is_chosen(anywhere, qp);
+  }
+  return is_chosen(clause, qp) && (!clause.only_last || is_last_posted(qp));
+}
+
+bool is_in_range(const FaultClause& clause, std::uint64_t seen) {
+  return seen >= clause.nth && seen - clause.nth < clause.count;
+}
+
+// The chance that at least one of two things happens.
+double either(double first, double second) {
+  return first + second - first * second;
+}
+
+// Takes one off, unless there is no end of them.
+bool take_one(std::uint64_t& left) {
+  if (left == 0) return false;
+  if (left != kWithoutEnd) --left;
+  return true;
+}
+
+void add_times(std::uint64_t& sum, std::uint64_t times) {
+  sum = times == kWithoutEnd || sum == kWithoutEnd ? kWithoutEnd : sum + times;
+}
+
+}  // namespace
+
+std::atomic<Faults*> g_faults{nullptr};
+
+void Faults::update_active() {
+  MutexLock lock(mutex_);
+  g_faults.store(rules_.empty() && !states_.is_anything_wrong() ? nullptr : this, std::memory_order_release);
+}
+
+void Faults::take(const FaultScript& script) {
+  for (const FaultClause& clause : script) {
+    if (clause.kind == FaultKind::kSeed) {
+      seed_.store(clause.seed, std::memory_order_relaxed);
+    } else if (clause.kind == FaultKind::kClear) {
+      {
+        MutexLock lock(mutex_);
+        rules_.clear();
+      }
+      states_.clear();
+    } else if (is_about_messages(clause) || clause.kind == FaultKind::kRegistration || clause.after != 0) {
+      MutexLock lock(mutex_);
+      rules_.push_back({clause});
+    } else {
+      states_.take(clause);
+    }
+  }
+  update_active();
+}
+
+std::uint64_t Faults::next_number(Qp& qp) {
+  const std::uint64_t stream = mixed(seed_.load(std::memory_order_relaxed)) + qp.ordinal;
+  return mixed(mixed(stream) + qp.requester.faults->draws++);
+}
+
+bool Faults::draw(Qp& qp, double rate) {
+  return rate > 0 && static_cast<double>(next_number(qp) >> 11) * 0x1p-53 < rate;
+}
+
+void Faults::apply(Qp& qp, const FaultClause& clause, MessageFaults& message) {
+  const bool by_chance = clause.rate > 0;
+  switch (clause.kind) {
+    case FaultKind::kDropRequest:
+    case FaultKind::kDropAck:
+    case FaultKind::kLoss:
+      if (clause.kind != FaultKind::kDropAck) {
+        if (by_chance) {
+          message.request_loss_rate = either(message.request_loss_rate, clause.rate);
+        } else {
+          add_times(message.requests_to_lose, clause.times);
+        }
+      }
+      if (clause.kind != FaultKind::kDropRequest) {
+        if (by_chance) {
+          message.ack_loss_rate = either(message.ack_loss_rate, clause.rate);
+        } else {
+          add_times(message.acks_to_lose, clause.times);
+        }
+      }
+      break;
+    case FaultKind::kRnr:
+      add_times(message.refusals, clause.times);
+      break;
+    case FaultKind::kDelay: {
+      const std::uint64_t jitter = clause.jitter_ns == 0 ? 0 : next_number(qp) % clause.jitter_ns;
+      message.arrival_ns = std::max(message.arrival_ns, monotonic_ns()) + clause.delay_ns + jitter;
+      break;
+    }
+    case FaultKind::kComplete:
+      message.status = clause.status;
+      message.vendor_error = clause.vendor_error;
+      break;
+    default:
+      break;
+  }
+}
+
+// Each clause looks at a message once, when it is first sent.
+QpFaults& Faults::judged(Qp& qp) {
+  std::unique_ptr<QpFaults>& kept = qp.requester.faults;
+  if (!kept) kept = std::make_unique<QpFaults>();
+  QpFaults& state = *kept;
+  const std::uint32_t position = qp.requester.sent;
+  if (state.is_judged && state.position == position) return state;
+  state.is_judged = true;
+  state.position = position;
+  state.message = {};
+  const std::uint8_t opcode = qp.sends.requests[position & qp.sends.mask].opcode;
+  std::vector<FaultClause> beginning;
+  {
+    MutexLock lock(mutex_);
+    state.seen.resize(rules_.size());
+    for (std::size_t index = 0; index < rules_.size(); ++index) {
+      Rule& rule = rules_[index];
+      if (!matches(rule.clause, qp, opcode)) continue;
+      std::uint64_t& seen = rule.clause.qp_choice == QpChoice::kEach ? state.seen[index] : rule.seen;
+      ++seen;
+      if (is_about_messages(rule.clause)) {
+        if (is_in_range(rule.clause, seen)) apply(qp, rule.clause, state.message);
+      } else if (rule.clause.after != 0 && seen == rule.clause.after + 1) {
+        beginning.push_back(rule.clause);
+      }
+    }
+  }
+  for (const FaultClause& clause : beginning) states_.begin_at_once(clause);
+  return state;
+}
+
+Fate Faults::before_sending(Qp& qp) {
+  MessageFaults& message = judged(qp).message;
+  Requester& requester = qp.requester;
+  const std::uint64_t now = monotonic_ns();
+  if (states_.is_frozen()) {
+    requester.due_ns = now + kFrozenLookNs;
+    return Fate::kLater;
+  }
+  if (message.status != IBV_WC_SUCCESS) return Fate::kFailed;
+  if (now < message.arrival_ns) {
+    // Repetitions are sent meanwhile, and arrive later still.
+    if (requester.timeout != 0 && message.arrival_ns - now > requester.timeout_ns()) return Fate::kLost;
+    requester.due_ns = message.arrival_ns;
+    return Fate::kLater;
+  }
+  return take_one(message.requests_to_lose) || draw(qp, message.request_loss_rate) ? Fate::kLost : Fate::kSent;
+}
+
+ibv_wc_status Faults::status(const Qp& qp) const {
+  return qp.requester.faults->message.status;
+}
+
+std::uint32_t Faults::vendor_error(const Qp& qp) const {
+  const QpFaults* state = qp.requester.faults.get();
+  const bool is_current =
+      state != nullptr && state->is_judged && state->position == qp.sends.executed.load(std::memory_order_relaxed);
+  return is_current ? state->message.vendor_error : 0;
+}
+
+bool Faults::refuses_receive(Qp& qp) {
+  return take_one(judged(qp).message.refusals);
+}
+
+bool Faults::loses_answer(Qp& qp, bool acknowledges) {
+  MessageFaults& message = judged(qp).message;
+  return (acknowledges && take_one(message.acks_to_lose)) || draw(qp, message.ack_loss_rate);
+}
+
+ibv_wc_status Faults::receive_status(const Qp* qp) {
+  ibv_wc_status status = IBV_WC_SUCCESS;
+  MutexLock lock(mutex_);
+  for (Rule& rule : rules_) {
+    if (rule.clause.opcodes != kReceiveBit) continue;
+    if (qp == nullptr ? rule.clause.qp_choice != QpChoice::kAny : !is_chosen(rule.clause, *qp)) continue;
+    if (is_in_range(rule.clause, ++rule.seen)) status = rule.clause.status;
+  }
+  return status;
+}
+
+void Faults::garble(ibv_wc& completion) {
+  constexpr std::array kOpcodes{IBV_WC_SEND,      IBV_WC_RDMA_WRITE, IBV_WC_RDMA_READ,         IBV_WC_COMP_SWAP,
+                                IBV_WC_FETCH_ADD, IBV_WC_RECV,       IBV_WC_RECV_RDMA_WITH_IMM};
+  const auto next = [&] {
+    return mixed(seed_.load(std::memory_order_relaxed) ^ garbled_.fetch_add(1, std::memory_order_relaxed) << 32);
+  };
+  const auto* const right = std::find(kOpcodes.begin(), kOpcodes.end(), completion.opcode);
+  const auto place = static_cast<std::size_t>(right - kOpcodes.begin());
+  completion.opcode = kOpcodes[(place + 1 + next() % (kOpcodes.size() - 1)) % kOpcodes.size()];
+  completion.byte_len = static_cast<std::uint32_t>(next());
+  completion.imm_data = static_cast<std::uint32_t>(next());
+  completion.src_qp = static_cast<std::uint32_t>(next());
+  completion.wc_flags = static_cast<unsigned>(next());
+  completion.pkey_index = static_cast<std::uint16_t>(next());
+  completion.slid = static_cast<std::uint16_t>(next());
+  completion.sl = static_cast<std::uint8_t>(next());
+  completion.dlid_path_bits = static_cast<std::uint8_t>(next());
+}
+
+int Faults::refused_registration(std::uint64_t bytes, std::uint64_t regions, std::uint64_t locked_bytes) {
+  MutexLock lock(mutex_);
+  for (const Rule& rule : rules_) {
+    const FaultClause& clause = rule.clause;
+    if (clause.kind != FaultKind::kRegistration) continue;
+    if (bytes > clause.max_bytes || regions > clause.max_regions || locked_bytes > clause.max_locked) {
+      return clause.error != 0 ? clause.error : ENOMEM;
+    }
+  }
+  return 0;
+}
+
+namespace {
+
+std::atomic<Faults*> g_all_faults{nullptr};  // also when none is at work
+
+}  // namespace
+
+void start_faults(Process& process) {
+  g_faults.store(nullptr, std::memory_order_release);  // a forked child inherits its parent's
+  auto* const made = new Faults(process);              // never deleted: the device thread outlives static objects
+  g_all_faults.store(made, std::memory_order_release);
+  made->take(process.settings().faults);
+}
+
+void take_faults(const FaultScript& script) {
+  if (Faults* all = g_all_faults.load(std::memory_order_acquire); all != nullptr) all->take(script);
+}
+
+}  // namespace verbatim::softverbs
