@@ -5,6 +5,7 @@
 #include <bit>
 #include <cerrno>
 
+#include "base/clock.h"
 #include "softverbs/events.h"
 #include "softverbs/faults.h"
 #include "softverbs/process.h"
@@ -16,26 +17,6 @@ namespace {
 // Programs poll without a pause. After so many empty polls in a row the core goes to whoever has work to do: with
 // fewer cores than polling threads, that is what the completion is waiting for.
 constexpr std::uint32_t kEmptyPollsPerYield = 32;
-
-void read_entry(const Cqe& entry, ibv_wc& completion) {
-  completion.wr_id = entry.wr_id;
-  completion.status = static_cast<ibv_wc_status>(entry.status);
-  completion.opcode = static_cast<ibv_wc_opcode>(entry.opcode);
-  completion.vendor_err = 0;
-  completion.byte_len = entry.byte_len;
-  completion.imm_data = entry.imm;
-  completion.qp_num = entry.qpn;
-  completion.src_qp = entry.source_qpn;
-  completion.wc_flags = entry.wc_flags;
-  completion.pkey_index = 0;
-  completion.slid = 0;
-  completion.sl = 0;
-  completion.dlid_path_bits = 0;
-  if (entry.status != IBV_WC_SUCCESS) {
-    completion.vendor_err = entry.imm;
-    if (Faults* all = faults(); all != nullptr) all->garble(completion);
-  }
-}
 
 }  // namespace
 
@@ -92,8 +73,11 @@ Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_
   shared.head.store(0, std::memory_order_relaxed);
   shared.mask = count - 1;
   ++shared.serial;
+  reset(shared.counters);
+  shared.alive.store(1, std::memory_order_release);
   shared.ring = *ring;
   shared.context = context.index;
+  shared.is_stamped = 0;
   shared.channel_fd = channel != nullptr ? static_cast<Channel*>(channel)->pipe.write_end.get() : -1;
   shared.armed.store(Armed::kNo, std::memory_order_relaxed);
   shared.unread_events.store(0, std::memory_order_relaxed);
@@ -119,6 +103,8 @@ int destroy_cq(Cq& cq) {
   }
   pthread_mutex_unlock(&cq.mutex);
   ++cq.shared->serial;
+  cq.shared->alive.store(0, std::memory_order_release);
+  add_shared(cq.process->segment().counters.gone_cqs, cq.shared->counters);
   cq.process->arena().release(cq.shared->ring, (cq.shared->mask + std::size_t{1}) * sizeof(Cqe));
   cq.process->cq_table().release(cq.index);
   pthread_cond_destroy(&cq.cond);
@@ -152,17 +138,43 @@ int resize_cq(Cq& cq, int entries) {
   return 0;
 }
 
+void read_entry(const Cqe& entry, ibv_wc& completion) {
+  completion.wr_id = entry.wr_id;
+  completion.status = static_cast<ibv_wc_status>(entry.status);
+  completion.opcode = static_cast<ibv_wc_opcode>(entry.opcode);
+  completion.vendor_err = 0;
+  completion.byte_len = entry.byte_len;
+  completion.imm_data = entry.imm;
+  completion.qp_num = entry.qpn;
+  completion.src_qp = entry.source_qpn;
+  completion.wc_flags = entry.wc_flags;
+  completion.pkey_index = 0;
+  completion.slid = 0;
+  completion.sl = 0;
+  completion.dlid_path_bits = 0;
+  if (entry.status != IBV_WC_SUCCESS) {
+    completion.vendor_err = entry.imm;
+    if (Faults* all = faults(); all != nullptr) all->garble(completion);
+  }
+}
+
+bool note_empty_poll(Cq& cq) {
+  if (cq.shared->tail.load(std::memory_order_seq_cst) != cq.shared->head.load(std::memory_order_relaxed)) {
+    cq.empty_polls.store(0, std::memory_order_relaxed);
+    return false;
+  }
+  cq.shared->counters.empty_polls.add(1);
+  const std::uint32_t empty = cq.empty_polls.load(std::memory_order_relaxed) + 1;
+  cq.empty_polls.store(empty, std::memory_order_relaxed);
+  if (empty % kEmptyPollsPerYield == 0) sched_yield();
+  return true;
+}
+
 int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
   Cq& cq = *static_cast<Cq*>(handle);
   SharedCq& shared = *cq.shared;
   cq.process->engine().progress();
-  if (shared.tail.load(std::memory_order_seq_cst) == shared.head.load(std::memory_order_relaxed)) {
-    const std::uint32_t empty = cq.empty_polls.load(std::memory_order_relaxed) + 1;
-    cq.empty_polls.store(empty, std::memory_order_relaxed);
-    if (empty % kEmptyPollsPerYield == 0) sched_yield();
-    return 0;
-  }
-  cq.empty_polls.store(0, std::memory_order_relaxed);
+  if (note_empty_poll(cq)) return 0;
   QuickLock lock(cq.poll_mutex);
   const std::uint32_t tail = shared.tail.load(std::memory_order_seq_cst);
   std::uint32_t head = shared.head.load(std::memory_order_relaxed);
@@ -174,10 +186,13 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
     read_entry(entry, completions[found++]);
   }
   shared.head.store(head, std::memory_order_release);
+  shared.counters.polls.add(1);
+  shared.counters.completions.add(static_cast<std::uint64_t>(found));
   return found;
 }
 
 int req_notify_cq(ibv_cq* handle, int solicited_only) {
+  count(Verb::kReqNotifyCq);
   Cq& cq = *static_cast<Cq*>(handle);
   // Asking for any completion is not taken back by asking for solicited ones.
   Armed armed = solicited_only != 0 ? Armed::kSolicited : Armed::kAny;

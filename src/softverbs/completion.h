@@ -4,6 +4,7 @@
 
 #include <infiniband/verbs.h>
 
+#include "base/clock.h"
 #include "base/result.h"
 #include "softverbs/objects.h"
 #include "softverbs/process_view.h"
@@ -29,7 +30,11 @@ bool push_filled(const ProcessView& process, Incarnation me, std::uint32_t cq_in
     overrun(process, me, cq_index);
     return false;
   }
-  fill(at_offset<Cqe>(segment, cq.ring)[tail & cq.mask]);
+  Cqe& place = at_offset<Cqe>(segment, cq.ring)[tail & cq.mask];
+  fill(place);
+  if (cq.is_stamped != 0) place.timestamp_ns = monotonic_ns();
+  QpCounters& counters = segment.qps[place.qp_index].counters;
+  ((place.opcode & IBV_WC_RECV) != 0 ? counters.receive_completions : counters.send_completions).add(1);
   // With the store of `armed` in req_notify_cq and the program's next poll: one of the two sees the other.
   cq.tail.store(tail + 1, std::memory_order_seq_cst);
   if (cq.armed.load(std::memory_order_seq_cst) != Armed::kNo) notify(process, cq, failed, solicited);
@@ -48,6 +53,11 @@ int destroy_cq(Cq& cq);
 int resize_cq(Cq& cq, int entries);
 int poll_cq(ibv_cq* cq, int count, ibv_wc* completions);
 int req_notify_cq(ibv_cq* cq, int solicited_only);
+
+// What a program is told of an entry.
+void read_entry(const Cqe& entry, ibv_wc& completion);
+// True when nothing waits: the poll is over, and counted.
+bool note_empty_poll(Cq& cq);
 
 // Forgets the entries of a QP that is reset or destroyed, and frees the receive entries that they stood for.
 void purge_completions(Cq& cq, std::uint32_t qp_index);

@@ -108,6 +108,16 @@ ibv_device_attr device_attributes(std::uint32_t device, const Settings& settings
   return attributes;
 }
 
+ibv_device_attr_ex extended_device_attributes(std::uint32_t device, const Settings& settings) {
+  ibv_device_attr_ex attributes{};
+  attributes.orig_attr = device_attributes(device, settings);
+  attributes.completion_timestamp_mask = ~std::uint64_t{0};
+  attributes.hca_core_clock = kClockKhz;
+  attributes.device_cap_flags_ex = attributes.orig_attr.device_cap_flags;
+  attributes.phys_port_cnt_ex = attributes.orig_attr.phys_port_cnt;
+  return attributes;
+}
+
 ibv_port_attr port_attributes(const SharedPort& port, const Settings& settings) {
   ibv_port_attr attributes{};
   const bool is_down = port.link_down.load(std::memory_order_acquire) != 0;

@@ -29,6 +29,9 @@ void fill_port(SharedPort& port, std::uint32_t device, const Settings& settings)
 void change_gid(SharedPort& port, std::uint32_t index, const SharedGid& gid);
 
 ibv_device_attr device_attributes(std::uint32_t device, const Settings& settings);
+// Clock of timestamps: nanoseconds.
+constexpr std::uint64_t kClockKhz = 1'000'000;
+ibv_device_attr_ex extended_device_attributes(std::uint32_t device, const Settings& settings);
 ibv_port_attr port_attributes(const SharedPort& port, const Settings& settings);
 
 }  // namespace verbatim::softverbs

@@ -36,4 +36,7 @@ Result<EventPipe> make_event_pipe();
 // With the inline engine nobody else would do work that falls due meanwhile.
 bool await_event(int fd, Process& process);
 
+// The verbs that the header calls through verbs_context.
+void fill_extended_calls(Context& context);
+
 }  // namespace verbatim::softverbs

@@ -49,6 +49,7 @@ std::uint32_t index_of(const ibv_device& device) {
 }
 
 int query_port(ibv_context* context, std::uint8_t port_number, ibv_port_attr* attributes, std::size_t bytes) {
+  count(Verb::kQueryPort);
   if (port_number != kPortNumber) return EINVAL;
   const Context& owner = context_of(context);
   const ibv_port_attr all = port_attributes(owner.process->segment().ports[owner.device], owner.process->settings());
@@ -94,12 +95,21 @@ Result<Context*> open_context(ibv_device* device) {
   base.ops.post_send = post_send;
   base.ops.post_recv = post_recv;
   base.ops.post_srq_recv = post_srq_recv;
+  fill_extended_calls(*context);
   return context.release();
 }
 
 const SharedPort& port_of(ibv_context* context) {
   const Context& owner = context_of(context);
   return owner.process->segment().ports[owner.device];
+}
+
+int query_gid_entry(ibv_context* context, std::uint32_t port_number, std::uint32_t index, ibv_gid_entry& entry) {
+  if (port_number != kPortNumber || index >= kGidTableLength) return EINVAL;
+  const SharedGid& slot = port_of(context).gids()[index];
+  if (slot.valid == 0) return ENODATA;
+  entry = {slot.gid, index, port_number, slot.type, 0};
+  return 0;
 }
 
 bool take_event(Context& context, AsyncEntry& event) {
@@ -229,10 +239,12 @@ SOFTVERBS_EXPORT int ibv_get_device_index(ibv_device* device) {
 
 SOFTVERBS_EXPORT ibv_context* ibv_open_device(ibv_device* device) {
   Context* context = answer_made([&] { return open_context(device); });
+  count(Verb::kOpenDevice);
   return context != nullptr ? &context->verbs_context::context : nullptr;
 }
 
 SOFTVERBS_EXPORT int ibv_close_device(ibv_context* handle) {
+  count(Verb::kCloseDevice);
   Context& context = context_of(handle);
   abandon_objects(context);
   {
@@ -252,6 +264,7 @@ SOFTVERBS_EXPORT ibv_context* ibv_import_device(int) {
 }
 
 SOFTVERBS_EXPORT int ibv_query_device(ibv_context* context, ibv_device_attr* attributes) {
+  count(Verb::kQueryDevice);
   const Context& owner = context_of(context);
   *attributes = device_attributes(owner.device, owner.process->settings());
   return 0;
@@ -264,6 +277,7 @@ SOFTVERBS_EXPORT int ibv_query_port(ibv_context* context, std::uint8_t port_numb
 }
 
 SOFTVERBS_EXPORT int ibv_query_gid(ibv_context* context, std::uint8_t port_number, int index, ibv_gid* gid) {
+  count(Verb::kQueryGid);
   if (port_number != kPortNumber || index < 0 || static_cast<std::uint32_t>(index) >= kGidTableLength) {
     errno = EINVAL;
     return -1;
@@ -274,22 +288,21 @@ SOFTVERBS_EXPORT int ibv_query_gid(ibv_context* context, std::uint8_t port_numbe
 
 SOFTVERBS_EXPORT int _ibv_query_gid_ex(ibv_context* context, std::uint32_t port_number, std::uint32_t index,
                                        ibv_gid_entry* entry, std::uint32_t flags, std::size_t entry_bytes) {
+  count(Verb::kQueryGidEx);
   if (flags != 0) return EOPNOTSUPP;
-  if (port_number != kPortNumber || index >= kGidTableLength || entry_bytes < sizeof(ibv_gid_entry)) return EINVAL;
-  const SharedGid& slot = port_of(context).gids()[index];
-  if (slot.valid == 0) return ENODATA;
-  *entry = {slot.gid, index, port_number, slot.type, 0};
-  return 0;
+  if (entry_bytes < sizeof(ibv_gid_entry)) return EINVAL;
+  return query_gid_entry(context, port_number, index, *entry);
 }
 
 SOFTVERBS_EXPORT ssize_t _ibv_query_gid_table(ibv_context* context, ibv_gid_entry* entries, std::size_t max_entries,
                                               std::uint32_t flags, std::size_t entry_bytes) {
+  count(Verb::kQueryGidTable);
   if (flags != 0) return -EOPNOTSUPP;
   if (entry_bytes < sizeof(ibv_gid_entry)) return -EINVAL;
   std::size_t count = 0;
   for (std::uint32_t index = 0; index < kGidTableLength; ++index) {
     ibv_gid_entry entry{};
-    if (_ibv_query_gid_ex(context, kPortNumber, index, &entry, 0, sizeof entry) != 0) continue;
+    if (query_gid_entry(context, kPortNumber, index, entry) != 0) continue;
     if (count == max_entries) return -EINVAL;
     std::memcpy(reinterpret_cast<std::byte*>(entries) + count * entry_bytes, &entry, sizeof entry);
     ++count;
@@ -309,6 +322,7 @@ SOFTVERBS_EXPORT int ibv_query_gid_type(ibv_context* context, std::uint8_t port_
 }
 
 SOFTVERBS_EXPORT int ibv_query_pkey(ibv_context*, std::uint8_t port_number, int index, __be16* pkey) {
+  count(Verb::kQueryPkey);
   if (port_number != kPortNumber || index < 0 || index >= kPkeyTableLength) {
     errno = EINVAL;
     return -1;
@@ -318,12 +332,14 @@ SOFTVERBS_EXPORT int ibv_query_pkey(ibv_context*, std::uint8_t port_number, int 
 }
 
 SOFTVERBS_EXPORT int ibv_get_pkey_index(ibv_context*, std::uint8_t port_number, __be16 pkey) {
+  count(Verb::kGetPkeyIndex);
   if (port_number == kPortNumber && pkey == kDefaultPkey) return 0;
   errno = EINVAL;
   return -1;
 }
 
 SOFTVERBS_EXPORT int ibv_get_async_event(ibv_context* handle, ibv_async_event* event) {
+  count(Verb::kGetAsyncEvent);
   Context& context = context_of(handle);
   for (;;) {
     if (!await_event(context.pipe.read_end.get(), *context.process)) return -1;
@@ -333,6 +349,7 @@ SOFTVERBS_EXPORT int ibv_get_async_event(ibv_context* handle, ibv_async_event* e
 }
 
 SOFTVERBS_EXPORT void ibv_ack_async_event(ibv_async_event* event) {
+  count(Verb::kAckAsyncEvent);
   switch (event->event_type) {
     case IBV_EVENT_CQ_ERR: {
       ibv_cq& cq = *event->element.cq;

@@ -36,6 +36,7 @@ using namespace verbatim::softverbs;
 extern "C" {
 
 SOFTVERBS_EXPORT ibv_pd* ibv_alloc_pd(ibv_context* context) {
+  count(Verb::kAllocPd);
   if (g_pds.fetch_add(1) >= context_of(context).process->settings().max_pd) {
     g_pds.fetch_sub(1);
     errno = ENOMEM;
@@ -49,40 +50,49 @@ SOFTVERBS_EXPORT ibv_pd* ibv_alloc_pd(ibv_context* context) {
   }
   pd->context = context;
   pd->handle = g_last_pd.fetch_add(1) + 1;
+  context_of(context).process->objects(ObjectKind::kPd).count_created();
   return pd;
 }
 
 SOFTVERBS_EXPORT int ibv_dealloc_pd(ibv_pd* pd) {
+  count(Verb::kDeallocPd);
   if (static_cast<Pd*>(pd)->users.load(std::memory_order_acquire) != 0) return EBUSY;
   g_pds.fetch_sub(1);
+  context_of(pd->context).process->objects(ObjectKind::kPd).count_destroyed();
   delete static_cast<Pd*>(pd);
   return 0;
 }
 
 SOFTVERBS_EXPORT ibv_mr* ibv_reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) {
+  count(Verb::kRegMr);
   return reg_mr(pd, address, length, reinterpret_cast<std::uintptr_t>(address), static_cast<unsigned>(access));
 }
 
 SOFTVERBS_EXPORT ibv_mr* ibv_reg_mr_iova(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
                                          int access) {
+  count(Verb::kRegMrIova);
   return reg_mr(pd, address, length, iova, static_cast<unsigned>(access));
 }
 
 SOFTVERBS_EXPORT ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
                                           unsigned access) {
+  count(Verb::kRegMrIova2);
   return reg_mr(pd, address, length, iova, access);
 }
 
 SOFTVERBS_EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int) {
+  count(Verb::kRegDmabufMr);
   return not_offered<ibv_mr>();
 }
 
 SOFTVERBS_EXPORT int ibv_rereg_mr(ibv_mr*, int, ibv_pd*, void*, std::size_t, int) {
+  count(Verb::kReregMr);
   errno = EOPNOTSUPP;
   return IBV_REREG_MR_ERR_INPUT;
 }
 
 SOFTVERBS_EXPORT int ibv_dereg_mr(ibv_mr* mr) {
+  count(Verb::kDeregMr);
   deregister_memory(*static_cast<Mr*>(mr));
   return 0;
 }
@@ -101,6 +111,7 @@ SOFTVERBS_EXPORT ibv_dm* ibv_import_dm(ibv_context*, std::uint32_t) {
 SOFTVERBS_EXPORT void ibv_unimport_dm(ibv_dm*) {}
 
 SOFTVERBS_EXPORT ibv_ah* ibv_create_ah(ibv_pd*, ibv_ah_attr*) {
+  count(Verb::kCreateAh);
   return not_offered<ibv_ah>();
 }
 SOFTVERBS_EXPORT int ibv_destroy_ah(ibv_ah*) {

@@ -57,6 +57,7 @@ Result<Channel*> create_channel(ibv_context* context) {
   channel->pipe = *std::move(pipe);
   channel->fd = channel->pipe.read_end.get();
   channel->refcnt = 0;
+  context_of(context).process->objects(ObjectKind::kChannel).count_created();
   return channel.release();
 }
 
@@ -82,21 +83,25 @@ using namespace verbatim::softverbs;
 extern "C" {
 
 SOFTVERBS_EXPORT ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
+  count(Verb::kCreateCompChannel);
   return answer_made([&] { return create_channel(context); });
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
+  count(Verb::kDestroyCompChannel);
+  Context& context = context_of(channel->context);
   {
-    Context& context = context_of(channel->context);
     verbatim::MutexLock lock(context.objects_mutex);
     if (channel->refcnt != 0) return EBUSY;
   }
+  context.process->objects(ObjectKind::kChannel).count_destroyed();
   delete static_cast<Channel*>(channel);
   return 0;
 }
 
 SOFTVERBS_EXPORT ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* cq_context, ibv_comp_channel* channel,
                                        int comp_vector) {
+  count(Verb::kCreateCq);
   if (comp_vector < 0 || comp_vector >= context->num_comp_vectors ||
       (channel != nullptr && channel->context != context)) {
     errno = EINVAL;
@@ -106,14 +111,17 @@ SOFTVERBS_EXPORT ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* 
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_cq(ibv_cq* cq) {
+  count(Verb::kDestroyCq);
   return destroy_cq(*static_cast<Cq*>(cq));
 }
 
 SOFTVERBS_EXPORT int ibv_resize_cq(ibv_cq* cq, int entries) {
+  count(Verb::kResizeCq);
   return resize_cq(*static_cast<Cq*>(cq), entries);
 }
 
 SOFTVERBS_EXPORT int ibv_get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, void** cq_context) {
+  count(Verb::kGetCqEvent);
   Context& context = context_of(channel->context);
   for (;;) {
     if (!await_event(channel->fd, *context.process)) return -1;
@@ -126,63 +134,72 @@ SOFTVERBS_EXPORT int ibv_get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, vo
   }
 }
 
-SOFTVERBS_EXPORT void ibv_ack_cq_events(ibv_cq* cq, unsigned count) {
+SOFTVERBS_EXPORT void ibv_ack_cq_events(ibv_cq* cq, unsigned events) {
+  count(Verb::kAckCqEvents);
   pthread_mutex_lock(&cq->mutex);
-  cq->comp_events_completed += count;
+  cq->comp_events_completed += events;
   pthread_cond_broadcast(&cq->cond);
   pthread_mutex_unlock(&cq->mutex);
 }
 
 SOFTVERBS_EXPORT ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* attributes) {
+  count(Verb::kCreateSrq);
   return answer_made([&] { return create_srq(context_of(pd->context), pd, *attributes); });
 }
 
 SOFTVERBS_EXPORT int ibv_modify_srq(ibv_srq* srq, ibv_srq_attr* attributes, int mask) {
+  count(Verb::kModifySrq);
   return modify_srq(*static_cast<Srq*>(srq), *attributes, mask);
 }
 
 SOFTVERBS_EXPORT int ibv_query_srq(ibv_srq* srq, ibv_srq_attr* attributes) {
+  count(Verb::kQuerySrq);
   return query_srq(*static_cast<Srq*>(srq), *attributes);
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_srq(ibv_srq* srq) {
+  count(Verb::kDestroySrq);
   return destroy_srq(*static_cast<Srq*>(srq));
 }
 
 SOFTVERBS_EXPORT ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attributes) {
+  count(Verb::kCreateQp);
   return answer_made([&] { return create_qp(context_of(pd->context), pd, *attributes); });
 }
 
 SOFTVERBS_EXPORT int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
+  count(Verb::kModifyQp);
   return modify_qp(*static_cast<Qp*>(qp), *attributes, mask);
 }
 
 SOFTVERBS_EXPORT int ibv_query_qp(ibv_qp* qp, ibv_qp_attr* attributes, int, ibv_qp_init_attr* init) {
+  count(Verb::kQueryQp);
   return query_qp(*static_cast<Qp*>(qp), *attributes, *init);
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_qp(ibv_qp* qp) {
+  count(Verb::kDestroyQp);
   return destroy_qp(*static_cast<Qp*>(qp));
 }
 
 // Nothing is promised: a program that relies on the order of a WRITE's bytes is wrong on most devices.
 SOFTVERBS_EXPORT int ibv_query_qp_data_in_order(ibv_qp*, ibv_wr_opcode, std::uint32_t) {
+  count(Verb::kQueryQpDataInOrder);
   return 0;
 }
 
 SOFTVERBS_EXPORT int ibv_query_ece(ibv_qp*, ibv_ece*) {
+  count(Verb::kQueryEce);
   return EOPNOTSUPP;
 }
 
 SOFTVERBS_EXPORT int ibv_set_ece(ibv_qp*, ibv_ece*) {
+  count(Verb::kSetEce);
   return EOPNOTSUPP;
 }
 
-SOFTVERBS_EXPORT ibv_qp_ex* ibv_qp_to_qp_ex(ibv_qp*) {
-  return nullptr;
-}
-
 SOFTVERBS_EXPORT int ibv_attach_mcast(ibv_qp*, const ibv_gid*, std::uint16_t) {
+  count(Verb::kAttachMcast);
   return EOPNOTSUPP;
 }
 

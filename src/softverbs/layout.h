@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "softverbs/counters.h"
 #include "softverbs/settings.h"
 #include "softverbs/shared_lock.h"
 
@@ -119,8 +120,9 @@ struct SharedMr {
 
 struct Cqe {
   std::uint64_t wr_id;
-  std::uint32_t qp_index;  // of the local QP, kNoIndex once that is gone
-  std::uint32_t position;  // the free-running number of the work request in its queue
+  std::uint64_t timestamp_ns;  // when the queue is stamped
+  std::uint32_t qp_index;      // of the local QP, kNoIndex once that is gone
+  std::uint32_t position;      // the free-running number of the work request in its queue
   std::uint32_t byte_len;
   std::uint32_t imm;  // with an error: the vendor's number for it
   std::uint32_t qpn;
@@ -141,10 +143,13 @@ struct SharedCq {
   std::uint32_t serial;
   std::uint64_t ring;  // offset of Cqe[mask + 1]
   std::uint32_t context;
+  std::atomic<std::uint32_t> alive;
+  std::uint32_t is_stamped;
   std::int32_t channel_fd;  // write end of the completion channel's pipe, -1 without one
   std::atomic<Armed> armed;
   std::atomic<std::uint32_t> unread_events;
   std::atomic<std::uint32_t> overrun;
+  CqCounters counters;
 };
 
 struct SharedSge {
@@ -176,6 +181,8 @@ struct SharedSrq {
   std::uint32_t context;
   std::uint32_t serial;
   std::uint32_t limit;  // the event is raised once when fewer wait; 0: not armed
+  std::atomic<std::uint32_t> alive;
+  ReceiveCounters counters;
 };
 
 // A receive that was taken and is not complete: a SEND arrives in several steps.
@@ -208,6 +215,7 @@ struct SharedQp {
   std::uint64_t atomic_result;
   ReceiveRing receives;
   OpenReceive open;
+  QpCounters counters;
 };
 
 struct Segment {
@@ -224,6 +232,8 @@ struct Segment {
   std::atomic<std::uint32_t> frozen;    // nothing is sent or answered here
 
   SharedLock atomics_lock;  // one RDMA atomic at a time: IBV_ATOMIC_HCA
+
+  ProcessCounters counters;
 
   SharedPort ports[kMaxDevices];
   SharedContext contexts[kMaxContexts];

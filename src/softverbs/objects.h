@@ -5,6 +5,7 @@
 #include <infiniband/verbs.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -24,6 +25,16 @@ struct EventPipe {
   UniqueFd read_end;
   UniqueFd write_end;
 };
+
+// A handle that may be longer than its verb promised: the extended verbs give out the same object under the longer
+// type.
+template <typename Base, typename Extended>
+struct Extensible : Base {
+  alignas(Extended) std::byte rest[sizeof(Extended) - sizeof(Base)] = {};
+
+  Extended& extended() { return *reinterpret_cast<Extended*>(static_cast<Base*>(this)); }
+};
+static_assert(sizeof(ibv_cq) == offsetof(ibv_cq_ex, comp_mask) && sizeof(ibv_qp) == offsetof(ibv_qp_ex, comp_mask));
 
 struct Context : verbs_context {
   Process* process = nullptr;
@@ -49,7 +60,7 @@ struct Channel : ibv_comp_channel {
   EventPipe pipe;
 };
 
-struct Cq : ibv_cq {
+struct Cq : Extensible<ibv_cq, ibv_cq_ex> {
   Process* process = nullptr;
   std::uint32_t index = 0;
   SharedCq* shared = nullptr;
@@ -57,6 +68,10 @@ struct Cq : ibv_cq {
   std::atomic<std::uint32_t> users{0};
   std::atomic<std::uint32_t> empty_polls{0};
   QuickMutex poll_mutex;
+  // Of an extended queue
+  bool is_single_threaded = false;
+  ibv_wc current{};
+  std::uint64_t current_timestamp_ns = 0;
   std::uint32_t comp_events_given = 0;   // under ibv_cq::mutex
   std::uint32_t async_events_given = 0;  // under ibv_cq::mutex
 };

@@ -1,20 +1,27 @@
 #include "softverbs/process.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
+#include <cstring>
 #include <string>
 
 #include "base/log.h"
 #include "softverbs/device.h"
 #include "softverbs/faults.h"
+#include "softverbs/qp.h"
 
 namespace verbatim::softverbs {
 namespace {
+
+// Those that a program made and destroyed after so many are in the sums of the report, and not one by one.
+constexpr std::size_t kRememberedQps = 4096;
 
 std::atomic<Process*> g_process{nullptr};
 std::atomic<pid_t> g_process_pid{0};
@@ -90,11 +97,11 @@ Process::Process(const Settings& settings, std::unique_ptr<HostRegistry> registr
       fd_(std::move(fd)),
       view_(std::move(view)),
       arena_(fd_),
-      contexts_(fd_, offsetof(Segment, contexts), sizeof(SharedContext), kMaxContexts),
-      qps_(fd_, offsetof(Segment, qps), sizeof(SharedQp), kMaxQps),
-      cqs_(fd_, offsetof(Segment, cqs), sizeof(SharedCq), kMaxCqs),
-      srqs_(fd_, offsetof(Segment, srqs), sizeof(SharedSrq), kMaxSrqs),
-      mrs_(fd_, offsetof(Segment, mrs), sizeof(SharedMr), kMaxMrs),
+      contexts_(fd_, offsetof(Segment, contexts), sizeof(SharedContext), kMaxContexts, objects(ObjectKind::kContext)),
+      qps_(fd_, offsetof(Segment, qps), sizeof(SharedQp), kMaxQps, objects(ObjectKind::kQp)),
+      cqs_(fd_, offsetof(Segment, cqs), sizeof(SharedCq), kMaxCqs, objects(ObjectKind::kCq)),
+      srqs_(fd_, offsetof(Segment, srqs), sizeof(SharedSrq), kMaxSrqs, objects(ObjectKind::kSrq)),
+      mrs_(fd_, offsetof(Segment, mrs), sizeof(SharedMr), kMaxMrs, objects(ObjectKind::kMr)),
       qp_pointers_(kMaxQps),
       engine_(settings_.threaded) {}
 
@@ -103,8 +110,32 @@ void Process::leave_at_exit() {
   if (process == nullptr || g_process_pid.load(std::memory_order_relaxed) != ::getpid()) return;
   // What runs now holds locks that others take for a dead process's once it has left.
   process->engine_.stop();
+  process->write_stats();
   process->segment().closed.store(1, std::memory_order_release);
   process->registry_->leave();
+}
+
+void Process::write_stats() {
+  if (settings_.stats_file.empty()) return;
+  ProcessStats stats = read_stats(segment());
+  {
+    MutexLock lock(gone_qps_mutex_);
+    stats.qps.insert(stats.qps.begin(), gone_qps_.begin(), gone_qps_.end());
+  }
+  const std::string text = to_json(stats) + "\n";
+  const UniqueFd file(::open(stats_file_name(settings_.stats_file, ::getpid()).c_str(),
+                             O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH));
+  if (file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
+  VERBATIM_WARN("SOFTVERBS_STATS=%s cannot be written: %s", settings_.stats_file.c_str(), std::strerror(errno));
+}
+
+void Process::remember(const Qp& qp) {
+  add_shared(segment().counters.gone_qps, qp.shared->counters);
+  MutexLock lock(gone_qps_mutex_);
+  if (!settings_.stats_file.empty() && gone_qps_.size() < kRememberedQps) {
+    gone_qps_.push_back(read_qp_stats(segment(), qp.index));
+    gone_qps_.back().is_alive = false;
+  }
 }
 
 // The parent's segment and engine are not the child's. What the child inherited of them is left alone.
@@ -122,6 +153,12 @@ void Process::take_commands() {
     VERBATIM_WARN("a fault script from outside is refused: %s", std::get<std::string>(parsed).c_str());
   }
   registry_->acknowledge_fault_command(command->sequence);
+}
+
+void count(Verb verb) {
+  if (Process* process = Process::joined(); process != nullptr) {
+    process->segment().counters.calls[static_cast<std::size_t>(verb)].add_shared(1);
+  }
 }
 
 void Process::publish(std::uint32_t index, Qp* qp) {

@@ -15,6 +15,7 @@
 #include "softverbs/registry.h"
 #include "softverbs/settings.h"
 #include "softverbs/shared_table.h"
+#include "softverbs/stats.h"
 
 namespace verbatim::softverbs {
 
@@ -35,6 +36,7 @@ class Process {
   Incarnation me() const { return registry_->me(); }
   ProcessView& view() { return *view_; }
   Segment& segment() { return view_->segment(); }
+  ObjectCounters& objects(ObjectKind kind) { return segment().counters.of(kind); }
   Arena& arena() { return arena_; }
   Engine& engine() { return engine_; }
 
@@ -69,6 +71,8 @@ class Process {
 
   // Takes the fault script that tools/softverbs has left for this process, if there is a new one.
   void take_commands();
+  // Keeps the counters of a QP that is about to go, for the report at the end.
+  void remember(const Qp& qp);
 
   // The process that owns a QP; nullptr when it is gone.
   std::shared_ptr<ProcessView> find(const QpPlace& place);
@@ -81,6 +85,7 @@ class Process {
   // devices.
   __attribute__((destructor)) static void leave_at_exit();
   static void forget_in_child();
+  void write_stats();
 
   const Settings settings_;
   const std::unique_ptr<HostRegistry> registry_;
@@ -97,7 +102,12 @@ class Process {
   std::atomic<std::uint32_t> qps_created_{0};
   Mutex peers_mutex_;
   std::array<std::weak_ptr<ProcessView>, kMaxProcesses> peers_ VERBATIM_GUARDED_BY(peers_mutex_);
+  Mutex gone_qps_mutex_;
+  std::vector<QpStats> gone_qps_ VERBATIM_GUARDED_BY(gone_qps_mutex_);
   Engine engine_;
 };
+
+// For the rare verbs: the program called it. Before the process has opened a device nothing is counted.
+void count(Verb verb);
 
 }  // namespace verbatim::softverbs

@@ -235,6 +235,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   static_cast<Cq*>(wanted.send_cq)->users.fetch_add(1, std::memory_order_relaxed);
   static_cast<Cq*>(wanted.recv_cq)->users.fetch_add(1, std::memory_order_relaxed);
   if (wanted.srq != nullptr) static_cast<Srq*>(wanted.srq)->users.fetch_add(1, std::memory_order_relaxed);
+  reset(shared.counters);
   {
     SharedLockGuard lock(shared.lock, process.me());
     shared.state.store(IBV_QPS_RESET, std::memory_order_relaxed);
@@ -255,6 +256,26 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   return qp.release();
 }
 
+Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted) {
+  constexpr std::uint32_t kOffered =
+      IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+  const auto has = [&](std::uint32_t bit) { return (wanted.comp_mask & bit) != 0; };
+  if ((wanted.comp_mask & ~kOffered) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  if (!has(IBV_QP_INIT_ATTR_PD) || wanted.pd->context != &context.verbs_context::context) {
+    return system_error("create_qp_ex", EINVAL);
+  }
+  if (has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && wanted.create_flags != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  const std::uint64_t send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ? wanted.send_ops_flags : 0;
+  if ((send_ops & ~kOfferedSendOps) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  ibv_qp_init_attr plain{wanted.qp_context, wanted.send_cq, wanted.recv_cq,   wanted.srq,
+                         wanted.cap,        wanted.qp_type, wanted.sq_sig_all};
+  Result<Qp*> qp = create_qp(context, wanted.pd, plain);
+  if (!qp) return qp;
+  wanted.cap = plain.cap;
+  if (has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)) offer_work_requests(**qp, send_ops);
+  return qp;
+}
+
 int destroy_qp(Qp& qp) {
   Process& process = *qp.process;
   Context& context = context_of(qp.context);
@@ -264,6 +285,7 @@ int destroy_qp(Qp& qp) {
   }
   {
     SharedLockGuard execution(qp.execution, process.me());
+    process.remember(qp);
     reset_qp(qp);
     SharedLockGuard lock(qp.shared->lock, process.me());
     qp.shared->qpn.store(0, std::memory_order_release);
@@ -289,6 +311,7 @@ int destroy_qp(Qp& qp) {
 
 int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
   MutexLock modify(qp.modify_mutex);
+  qp.shared->counters.modifies.add(1);
   const ibv_qp_state from = qp.current_state();
   const ibv_qp_state to = (mask & IBV_QP_STATE) != 0 ? given.qp_state : from;
   if ((mask & IBV_QP_CUR_STATE) != 0 && given.cur_qp_state != from) return EINVAL;
@@ -314,6 +337,7 @@ int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
 
 int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init) {
   MutexLock modify(qp.modify_mutex);
+  qp.shared->counters.queries.add(1);
   attributes = qp.attributes;
   attributes.qp_state = attributes.cur_qp_state = qp.ibv_qp::state = qp.current_state();
   attributes.path_mig_state = IBV_MIG_MIGRATED;
@@ -342,15 +366,22 @@ int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
   int error = 0;
   {
     QuickLock lock(qp.sends.mutex);
+    SendCounters& counters = qp.shared->counters.sends;
+    counters.posts.add(1);
     for (; request != nullptr; request = request->next) {
       const std::uint32_t posted = qp.sends.posted.load(std::memory_order_relaxed);
       const bool is_full = posted - qp.sends.released.load(std::memory_order_acquire) >= qp.cap.max_send_wr;
-      if (!is_full && may_be_quick && !is_work_left && write_quickly(qp, *request)) continue;
+      if (!is_full && may_be_quick && !is_work_left && write_quickly(qp, *request)) {
+        count_request(counters, IBV_WR_RDMA_WRITE, request->sg_list->length, request->send_flags);
+        continue;
+      }
       error = is_full ? ENOMEM : fill_request(qp, *request, posted & qp.sends.mask);
       if (error != 0) {
         *bad = request;
         break;
       }
+      const SendRequest& filled = qp.sends.requests[posted & qp.sends.mask];
+      count_request(counters, filled.opcode, filled.length, filled.flags);
       qp.sends.posted.store(posted + 1, std::memory_order_release);
       is_work_left = true;
     }
@@ -369,9 +400,14 @@ int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   int error = 0;
   {
     QuickLock lock(qp.receives.mutex);
+    qp.shared->counters.receives.posts.add(1);
     for (; request != nullptr && error == 0; request = error == 0 ? request->next : request) {
       error = post_receive(qp.receives, *request, &qp);
-      if (error != 0) *bad = request;
+      if (error != 0) {
+        *bad = request;
+      } else {
+        qp.shared->counters.receives.requests.add(1);
+      }
     }
   }
   if (qp.shared->state.load(std::memory_order_seq_cst) == IBV_QPS_ERR) {

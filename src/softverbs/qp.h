@@ -14,6 +14,7 @@
 #include "softverbs/objects.h"
 #include "softverbs/ordering.h"
 #include "softverbs/process.h"
+#include "softverbs/work_requests.h"
 
 namespace verbatim::softverbs {
 
@@ -78,7 +79,7 @@ struct Requester {
   std::uint64_t timeout_ns() const { return std::uint64_t{4096} << timeout; }
 };
 
-struct Qp : ibv_qp {
+struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   Process* process = nullptr;
   std::uint32_t index = 0;
   std::uint32_t ordinal = 0;  // this process has created so many QPs up to this one
@@ -87,6 +88,8 @@ struct Qp : ibv_qp {
   bool signal_all = false;
 
   SendQueue sends;
+  std::uint64_t send_ops = 0;  // ibv_wr_* calls that it was made for, IBV_QP_EX_WITH_*
+  WorkBatch batch;
   ReceivePoster receives;
   ScheduleEntry schedule;  // the engine's
 
@@ -116,10 +119,17 @@ struct Qp : ibv_qp {
 
 // What the verbs of these names do.
 Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted);
+Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted);
 int destroy_qp(Qp& qp);
 int modify_qp(Qp& qp, const ibv_qp_attr& attributes, int mask);
 int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init);
 int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr** bad);
 int post_recv(ibv_qp* qp, ibv_recv_wr* request, ibv_recv_wr** bad);
+
+inline void count_request(SendCounters& counters, std::uint8_t opcode, std::uint64_t length, unsigned flags) {
+  counters.requests[opcode].add(1);
+  counters.bytes.add(length);
+  if ((flags & IBV_SEND_INLINE) != 0) counters.inline_bytes.add(length);
+}
 
 }  // namespace verbatim::softverbs

@@ -46,6 +46,7 @@ bool complete(Qp& qp, const ibv_send_wr& request, std::uint32_t position, Incarn
   if (!qp.signal_all && (request.send_flags & IBV_SEND_SIGNALED) == 0) return true;
   return push_filled(qp.process->view(), me, qp.shared->send_cq, false, false, [&](Cqe& entry) {
     entry = {.wr_id = request.wr_id,
+             .timestamp_ns = 0,
              .qp_index = qp.index,
              .position = position,
              .byte_len = request.sg_list->length,

@@ -101,6 +101,8 @@ Result<Srq*> create_srq(Context& context, ibv_pd* pd, const ibv_srq_init_attr& a
   srq->shared->pd = pd->handle;
   srq->shared->context = context.index;
   ++srq->shared->serial;
+  reset(srq->shared->counters);
+  srq->shared->alive.store(1, std::memory_order_release);
   srq->shared->limit = 0;
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
   MutexLock lock(context.objects_mutex);
@@ -120,6 +122,8 @@ int destroy_srq(Srq& srq) {
   pthread_mutex_unlock(&srq.mutex);
   static_cast<Pd*>(srq.pd)->users.fetch_sub(1, std::memory_order_release);
   ++srq.shared->serial;
+  srq.shared->alive.store(0, std::memory_order_release);
+  add_shared(srq.process->segment().counters.gone_srqs, srq.shared->counters);
   free_receive_ring(*srq.process, srq.poster);
   srq.process->srq_table().release(srq.index);
   pthread_cond_destroy(&srq.cond);
@@ -152,11 +156,13 @@ int query_srq(Srq& srq, ibv_srq_attr& attributes) {
 int post_srq_recv(ibv_srq* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   Srq& srq = *static_cast<Srq*>(handle);
   QuickLock lock(srq.poster.mutex);
+  srq.shared->counters.posts.add(1);
   for (; request != nullptr; request = request->next) {
     if (const int error = post_receive(srq.poster, *request, nullptr); error != 0) {
       *bad = request;
       return error;
     }
+    srq.shared->counters.requests.add(1);
   }
   return 0;
 }

@@ -248,6 +248,17 @@ bool HostRegistry::is_alive(std::uint32_t slot, Incarnation incarnation) const {
          is_slot_held(fd_.get(), slot);
 }
 
+std::vector<RunningProcess> HostRegistry::others() const {
+  std::vector<RunningProcess> running;
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+    const Incarnation incarnation = shared().slots[slot].incarnation.load(std::memory_order_acquire);
+    if (incarnation == 0 || incarnation == me_ || !is_alive(slot, incarnation)) continue;
+    const pid_t pid = pid_of(slot, incarnation);
+    if (pid != 0) running.push_back({slot, incarnation, pid});
+  }
+  return running;
+}
+
 bool HostRegistry::is_alive(Incarnation incarnation) const {
   for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
     if (shared().slots[slot].incarnation.load(std::memory_order_acquire) == incarnation) {

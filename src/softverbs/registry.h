@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/mutex.h"
@@ -27,6 +28,12 @@ struct QpPlace {
 struct FaultCommand {
   std::uint32_t sequence;
   std::string text;
+};
+
+struct RunningProcess {
+  std::uint32_t slot;
+  Incarnation incarnation;
+  pid_t pid;
 };
 
 // Thread-safe.
@@ -63,6 +70,9 @@ class HostRegistry {
   pid_t pid_of(std::uint32_t slot, Incarnation incarnation) const;
   bool is_alive(std::uint32_t slot, Incarnation incarnation) const;  // one system call
   bool is_alive(Incarnation incarnation) const;
+
+  // Those that run at the moment, in the order of their slots; this one is not among them.
+  std::vector<RunningProcess> others() const;
 
  private:
   class FileLock;

@@ -136,6 +136,7 @@ std::optional<Settings> read_settings() {
   if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;
   if (!read_name_space(result.name_space)) return std::nullopt;
   if (!read_faults(result.faults)) return std::nullopt;
+  if (const char* file = std::getenv("SOFTVERBS_STATS"); file != nullptr) result.stats_file = file;
   return result;
 }
 

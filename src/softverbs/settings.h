@@ -15,7 +15,8 @@ struct Settings {
   bool ethernet = true;           // SOFTVERBS_LINK_LAYER=roce|ib
   bool adaptive_routing = false;  // SOFTVERBS_ORDERING=adaptive-routing|in-order
   std::string name_space;
-  FaultScript faults;  // SOFTVERBS_FAULTS, with SOFTVERBS_SEED in front
+  std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced
+  FaultScript faults;      // SOFTVERBS_FAULTS, with SOFTVERBS_SEED in front
 
   std::uint32_t devices = 1;
   std::uint32_t seed = 0;

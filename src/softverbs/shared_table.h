@@ -17,8 +17,9 @@ namespace verbatim::softverbs {
 // Thread-safe.
 class SharedTable {
  public:
-  SharedTable(const UniqueFd& fd, std::size_t offset, std::size_t entry_bytes, std::uint32_t capacity)
-      : fd_(fd), offset_(offset), entry_bytes_(entry_bytes), capacity_(capacity) {}
+  SharedTable(const UniqueFd& fd, std::size_t offset, std::size_t entry_bytes, std::uint32_t capacity,
+              ObjectCounters& counters)
+      : fd_(fd), offset_(offset), entry_bytes_(entry_bytes), capacity_(capacity), counters_(counters) {}
 
   // ENOMEM: `limit` entries are in use.
   Result<std::uint32_t> allocate(std::uint32_t limit) {
@@ -31,8 +32,10 @@ class SharedTable {
     } else {
       if (Status backed = back(index); !backed) return backed.error();
       ++next_;
+      counters_.table_end.store(next_, std::memory_order_release);
     }
     ++used_;
+    counters_.count_created();
     return index;
   }
 
@@ -40,6 +43,7 @@ class SharedTable {
     MutexLock lock(mutex_);
     released_.push_back(index);
     --used_;
+    counters_.count_destroyed();
   }
 
   // No index at or above it was ever given out.
@@ -65,6 +69,7 @@ class SharedTable {
   const std::size_t offset_;
   const std::size_t entry_bytes_;
   const std::uint32_t capacity_;
+  ObjectCounters& counters_;
   Mutex mutex_;
   std::uint32_t next_ VERBATIM_GUARDED_BY(mutex_) = 0;
   std::uint32_t used_ VERBATIM_GUARDED_BY(mutex_) = 0;

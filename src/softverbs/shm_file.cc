@@ -36,6 +36,11 @@ Result<UniqueFd> open_shm(const std::string& name, OpenMode mode) {
   return fd;
 }
 
+bool is_backed(const UniqueFd& fd) {
+  struct stat info {};
+  return ::fstat(fd.get(), &info) == 0 && info.st_blocks != 0;
+}
+
 Result<Mapping> map_shm(const UniqueFd& fd, std::size_t bytes) {
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (address == MAP_FAILED) return system_error("mmap", errno);

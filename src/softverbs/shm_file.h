@@ -38,6 +38,9 @@ enum class OpenMode { kExisting, kCreateOrOpen, kCreateNew };
 // Fails with EACCES, and says so on stderr, when the file belongs to somebody else or is open to others.
 Result<UniqueFd> open_shm(const std::string& name, OpenMode mode);
 
+// Whether memory lies under any of it yet.
+bool is_backed(const UniqueFd& fd);
+
 Result<Mapping> map_shm(const UniqueFd& fd, std::size_t bytes);
 
 // Backs a range with memory now, as a page that cannot be had later is a SIGBUS.

@@ -95,6 +95,13 @@ Srq create_srq(ibv_pd* pd, unsigned max_wr, unsigned max_sge) {
   return owned<Srq>(verbs().create_srq(pd, &attr), "ibv_create_srq");
 }
 
+ibv_qp* create_qp_ex(ibv_context* context, ibv_qp_init_attr_ex& attr) {
+  verbs_context* const extended = verbs_get_ctx_op(context, create_qp_ex);
+  if (extended != nullptr) return extended->create_qp_ex(context, &attr);
+  errno = EOPNOTSUPP;
+  return nullptr;
+}
+
 Endpoint::Endpoint(const Device& device, const EndpointOptions& options) : device_(&device), options_(options) {
   if (options_.send_cq == nullptr) own_send_cq_ = create_cq(device);
   if (options_.recv_cq == nullptr) own_recv_cq_ = create_cq(device);
@@ -106,7 +113,17 @@ Endpoint::Endpoint(const Device& device, const EndpointOptions& options) : devic
   attr.qp_type = IBV_QPT_RC;
   attr.sq_sig_all = options_.signal_all ? 1 : 0;
   ibv_pd* const pd = options_.pd != nullptr ? options_.pd : device.pd.get();
-  qp_ = owned<Qp>(verbs().create_qp(pd, &attr), "ibv_create_qp");
+  if (options_.send_ops) {
+    ibv_qp_init_attr_ex extended{};
+    std::memcpy(&extended, &attr, sizeof attr);  // it begins alike
+    extended.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    extended.pd = pd;
+    extended.send_ops_flags = *options_.send_ops;
+    qp_ = owned<Qp>(create_qp_ex(pd->context, extended), "ibv_create_qp_ex");
+    attr.cap = extended.cap;
+  } else {
+    qp_ = owned<Qp>(verbs().create_qp(pd, &attr), "ibv_create_qp");
+  }
   cap_ = attr.cap;
 }
 

@@ -108,7 +108,11 @@ struct EndpointOptions {
   ibv_cq* send_cq = nullptr;
   ibv_cq* recv_cq = nullptr;
   ibv_srq* srq = nullptr;
+  std::optional<std::uint64_t> send_ops = std::nullopt;  // made by ibv_create_qp_ex for these ibv_wr_* calls
 };
+
+// What ibv_create_qp_ex does; nullptr and EOPNOTSUPP on a device without it.
+ibv_qp* create_qp_ex(ibv_context* context, ibv_qp_init_attr_ex& attr);
 
 // One RC QP, with a CQ for each direction unless it was given some.
 class Endpoint {

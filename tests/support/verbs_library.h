@@ -42,6 +42,7 @@ namespace verbatim::test {
   X(modify_qp, "IBVERBS_1.1")            \
   X(query_qp, "IBVERBS_1.1")             \
   X(destroy_qp, "IBVERBS_1.1")           \
+  X(qp_to_qp_ex, "IBVERBS_1.6")          \
   X(query_ece, "IBVERBS_1.10")           \
   X(set_ece, "IBVERBS_1.10")             \
   X(get_async_event, "IBVERBS_1.1")      \

@@ -1,0 +1,43 @@
+// softverbs-control: looks at the running softverbs processes of this user, and acts on them, through the memory that
+// they share; they take no part in it. tools/softverbs hands its subcommands to this program.
+#include <CLI/CLI.hpp>
+#include <array>
+#include <cstdio>
+#include <exception>
+
+#include "softverbs-control/host.h"
+#include "softverbs-control/subcommand.h"
+
+namespace verbatim::control {
+namespace {
+
+constexpr std::array kSubcommands{
+    Subcommand{"stats", "what the running processes have asked of their devices", declare_stats},
+};
+
+int run(int argc, char** argv) {
+  CLI::App arguments(
+      "Looks at the running softverbs processes of this user, and acts on them. SOFTVERBS_NAMESPACE says which.",
+      "tools/softverbs");
+  arguments.require_subcommand(1);
+  Action action;
+  for (const Subcommand& subcommand : kSubcommands) {
+    CLI::App* own = arguments.add_subcommand(subcommand.name, subcommand.help);
+    own->callback([&action, declared = subcommand.declare(*own)] { action = declared; });
+  }
+  CLI11_PARSE(arguments, argc, argv);
+  Host host;
+  return action(host);
+}
+
+}  // namespace
+}  // namespace verbatim::control
+
+int main(int argc, char** argv) {
+  try {
+    return verbatim::control::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "softverbs: %s\n", error.what());
+    return 1;
+  }
+}

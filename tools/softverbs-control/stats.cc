@@ -1,0 +1,86 @@
+// softverbs stats: what the running processes have asked of their devices.
+#include "softverbs/stats.h"
+
+#include <cinttypes>
+#include <cstdio>
+#include <memory>
+
+#include "softverbs-control/subcommand.h"
+
+namespace verbatim::control {
+namespace {
+
+using softverbs::ObjectKind;
+using softverbs::ProcessStats;
+using softverbs::QpStats;
+
+struct Options {
+  std::vector<pid_t> pids;
+  bool json = false;
+  bool qps = false;
+};
+
+void print_json(const std::vector<ProcessStats>& all) {
+  std::printf("[");
+  const char* separator = "\n";
+  for (const ProcessStats& stats : all) {
+    std::printf("%s%s", separator, softverbs::to_json(stats).c_str());
+    separator = ",\n";
+  }
+  std::printf("\n]\n");
+}
+
+void print_qp(const QpStats& qp) {
+  std::printf("%8s  qp 0x%06x %-9s %10" PRIu64 " %11" PRIu64 " %10" PRIu64 " %10" PRIu64 " %14" PRIu64 " %12" PRIu64
+              " %11" PRIu64 "\n",
+              "", qp.qpn, softverbs::state_name(qp.state), qp.modifies + qp.queries + qp.work.doorbells(),
+              qp.work.doorbells(), qp.work.send_requests(), qp.work.receives, qp.work.bytes, qp.work.inline_bytes,
+              qp.work.completions);
+}
+
+// Objects as made and still alive: "2/1".
+void print_table(const std::vector<ProcessStats>& all, bool with_qps) {
+  std::printf("%8s  %-22s %10s %11s %10s %10s %14s %12s %11s %12s %12s %9s %9s %9s\n", "PID", "PROGRAM", "CALLS",
+              "DOORBELLS", "SENDS", "RECVS", "BYTES", "INLINE", "COMPLETIONS", "POLLS", "EMPTY", "QPS", "CQS", "MRS");
+  for (const ProcessStats& stats : all) {
+    std::printf("%8d  %-22s %10" PRIu64 " %11" PRIu64 " %10" PRIu64 " %10" PRIu64 " %14" PRIu64 " %12" PRIu64
+                " %11" PRIu64 " %12" PRIu64 " %12" PRIu64,
+                stats.pid, stats.program.c_str(), stats.total_calls(), stats.doorbells(), stats.work.send_requests(),
+                stats.work.receives, stats.work.bytes, stats.work.inline_bytes, stats.work.completions, stats.polls,
+                stats.empty_polls);
+    for (const ObjectKind kind : {ObjectKind::kQp, ObjectKind::kCq, ObjectKind::kMr}) {
+      const auto& objects = stats.of(kind);
+      std::printf(" %9s", (std::to_string(objects.created) + "/" + std::to_string(objects.alive)).c_str());
+    }
+    std::printf("\n");
+    if (!with_qps) continue;
+    for (const QpStats& qp : stats.qps) print_qp(qp);
+  }
+}
+
+int show(Host& host, const Options& options) {
+  std::vector<ProcessStats> all;
+  for (const Target& target : host.processes(options.pids)) all.push_back(softverbs::read_stats(target.segment()));
+  if (options.json) {
+    print_json(all);
+  } else {
+    print_table(all, options.qps);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Action declare_stats(CLI::App& arguments) {
+  auto options = std::make_shared<Options>();
+  arguments.add_option("pid", options->pids, "only these processes");
+  arguments.add_flag("--json", options->json, "everything, as a JSON list of processes; else one line each");
+  arguments.add_flag("--qps", options->qps, "a line for each QP as well");
+  arguments.footer(
+      "Objects are shown as made/still alive. The counters lie in shared memory: reading them does not disturb "
+      "anybody.\n"
+      "SOFTVERBS_STATS=FILE makes a process write the same JSON when it ends, %p in FILE being its pid.");
+  return [options](Host& host) { return show(host, *options); };
+}
+
+}  // namespace verbatim::control
