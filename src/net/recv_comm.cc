@@ -130,13 +130,7 @@ Request* RecvComm::irecv(std::span<const RecvBuffer> buffers) {
   const std::uint32_t first = next_member_;
   const std::uint32_t index = wire::ring_index(first);
   for (std::uint32_t i = 0; i < group_size; ++i) {
-    if (buffers[i].memory->device_memory && !flush_.prepared()) {
-      // Registered through another comm (regIsGlobal): this one hears of device memory only now.
-      if (!prepare_flush()) {
-        fail(ErrorKind::kSystem, "irecv", "no flush QP for GPU memory on " + endpoint_.describe_path(0));
-        return nullptr;
-      }
-    }
+    if (buffers[i].memory->device_memory && !flush_.prepared() && !can_flush()) return nullptr;
     write_entry(index + i, first + i, static_cast<std::uint8_t>(group_size), buffers[i]);
   }
   RecvRequest& request = requests_[index];
@@ -150,6 +144,13 @@ Request* RecvComm::irecv(std::span<const RecvBuffer> buffers) {
   ++groups_in_flight_;
   post_cts(first, group_size);
   return &request;
+}
+
+// Registered through another comm (regIsGlobal): this one hears of device memory only now.
+[[gnu::cold]] bool RecvComm::can_flush() {
+  if (prepare_flush()) return true;
+  fail(ErrorKind::kSystem, "irecv", "no flush QP for GPU memory on " + endpoint_.describe_path(0));
+  return false;
 }
 
 void RecvComm::write_entry(std::uint32_t index, std::uint32_t member, std::uint8_t group_size,
@@ -244,44 +245,48 @@ void RecvComm::arrived(const ibv_wc& completion, std::size_t queue) {
   const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
   RecvRequest& request = requests_[immediate.entry];
   if (request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
-    fail(ErrorKind::kRemote, "immediate",
-         "the peer completed a receive that is not posted: " + endpoint_.describe_path(queue));
-    return;
+    return refuse_immediate(queue);
   }
-  if (immediate.sizes == wire::SizeSource::kByteCount) request.bytes_counted += completion.byte_len;
+  if (immediate.sizes == wire::SizeSource::kByteCount) {
+    if (request.group_size != 1) return refuse_immediate(queue);
+    request.bytes_counted += completion.byte_len;
+  }
   if (immediate.sizes != wire::SizeSource::kElsewhere) request.sizes = immediate.sizes;
   if (++request.parts_seen < immediate.parts) return;
   request.state = RequestState::kDone;
   --groups_in_flight_;
 }
 
+[[gnu::cold]] void RecvComm::refuse_immediate(std::size_t queue) {
+  fail(ErrorKind::kRemote, "immediate",
+       "the peer completed a receive that is not posted: " + endpoint_.describe_path(queue));
+}
+
+[[gnu::cold]] std::uint64_t RecvComm::refuse_size(std::uint64_t posted) {
+  fail(ErrorKind::kRemote, "completion record",
+       "the peer reports more bytes than were posted: " + endpoint_.describe_path(0));
+  return posted;
+}
+
 std::uint32_t RecvComm::retire_recv(Request& base, std::span<std::uint64_t, wire::kMaxGroup> sizes) {
   auto& request = static_cast<RecvRequest&>(base);
   const std::uint32_t group_size = request.group_size;
   const std::uint32_t index = wire::ring_index(request.first_member);
+  // Sizes that lie elsewhere than with the peer's word are those of the receive itself.
+  const std::uint64_t* const told = request.sizes == wire::SizeSource::kByteCount ? &request.bytes_counted
+                                    : request.sizes == wire::SizeSource::kRecord  ? &records().size[index]
+                                                                                  : nullptr;
   for (std::uint32_t i = 0; i < group_size; ++i) {
     const std::uint64_t posted = reinterpret_cast<const wire::CtsHead*>(entry(index + i))->size;
-    switch (request.sizes) {
-      case wire::SizeSource::kByteCount:
-        sizes[i] = request.bytes_counted;
-        break;
-      case wire::SizeSource::kRecord:
-        sizes[i] = records().size[index + i];
-        break;
-      case wire::SizeSource::kPosted:
-      case wire::SizeSource::kElsewhere:
-        sizes[i] = posted;
-        break;
-    }
-    if (sizes[i] > posted) {
-      fail(ErrorKind::kRemote, "completion record",
-           "the peer reports more bytes than were posted: " + endpoint_.describe_path(0));
-      sizes[i] = posted;
-    }
+    const std::uint64_t size = told != nullptr ? told[i] : posted;
+    sizes[i] = size <= posted ? size : refuse_size(posted);
   }
   request.state = RequestState::kFree;
-  while (oldest_member_ != next_member_ && requests_[wire::ring_index(oldest_member_)].state == RequestState::kFree) {
-    oldest_member_ += requests_[wire::ring_index(oldest_member_)].group_size;
+  // In order, as NCCL does it, this goes one step a call.
+  while (oldest_member_ != next_member_) {
+    const RecvRequest& oldest = requests_[wire::ring_index(oldest_member_)];
+    if (oldest.state != RequestState::kFree) break;
+    oldest_member_ += oldest.group_size;
   }
   return group_size;
 }

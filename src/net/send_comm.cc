@@ -117,72 +117,131 @@ Request* SendComm::isend(const void* data, std::size_t bytes, int tag, const Mem
     if (posting_.active) return nullptr;
   }
   const std::uint32_t group_size = entry(head_index).group_size;
-  if (group_size - 1 >= wire::kMaxGroup) {
-    fail(ErrorKind::kRemote, "CTS", "the peer wrote an impossible CTS entry: " + endpoint_.describe_path(0));
-    return nullptr;
-  }
-  for (std::uint32_t i = 0; i < group_size; ++i) {
-    if ((matched_ >> i & 1) != 0) continue;
+  if (group_size - 1 >= wire::kMaxGroup) return refuse_entry();
+  const std::uint32_t all = (1U << group_size) - 1;
+  for (std::uint32_t open = all & ~matching_.members; open != 0; open &= open - 1) {
+    const auto i = static_cast<std::uint32_t>(std::countr_zero(open));
     const std::uint32_t index = head_index + i;
     if (!ready(index, head_ + i)) return nullptr;
-    if (entry(index).tag != static_cast<std::uint32_t>(tag)) continue;
+    const wire::CtsHead& wanted = entry(index);
+    if (wanted.tag != static_cast<std::uint32_t>(tag)) continue;
 
     SendRequest& request = requests_[index];
     if (request.state != RequestState::kFree) return nullptr;  // a full round of requests that nobody has tested
-    if (bytes > entry(index).size) {
-      fail(ErrorKind::kUsage, "isend",
-           "isend of " + std::to_string(bytes) + " bytes, but the receive posted for tag " + std::to_string(tag) +
-               " holds " + std::to_string(entry(index).size) + ": sender and receiver disagree on the count, " +
-               endpoint_.describe_path(0));
-      return nullptr;
-    }
+    if (bytes > wanted.size) return refuse_size(bytes, tag, wanted.size);
     request.state = RequestState::kPending;
     request.memory = &memory;
     request.data = reinterpret_cast<std::uint64_t>(data);
     request.bytes = bytes;
     if (group_size == 1) {
-      if (!post_single(request, head_)) start_posting(head_, 1);
+      if (!post_single(request, wanted)) start_posting(head_, 1);
       ++head_;
       return &request;
     }
-    matched_ |= 1U << i;
-    if (matched_ == (1U << group_size) - 1) {
-      start_posting(head_, group_size);
+    match(request, wanted, index);
+    matching_.members |= 1U << i;
+    if (matching_.members == all) {
+      if (!post_simple(group_size)) start_posting(head_, group_size);
       head_ += group_size;
-      matched_ = 0;
+      matching_ = {};
     }
     return &request;
   }
   return nullptr;
 }
 
+[[gnu::cold]] Request* SendComm::refuse_entry() {
+  fail(ErrorKind::kRemote, "CTS", "the peer wrote an impossible CTS entry: " + endpoint_.describe_path(0));
+  return nullptr;
+}
+
+[[gnu::cold]] Request* SendComm::refuse_size(std::size_t bytes, int tag, std::size_t room) {
+  fail(ErrorKind::kUsage, "isend",
+       "isend of " + std::to_string(bytes) + " bytes, but the receive posted for tag " + std::to_string(tag) +
+           " holds " + std::to_string(room) + ": sender and receiver disagree on the count, " +
+           endpoint_.describe_path(0));
+  return nullptr;
+}
+
+// Rings the doorbell for work_ up to `last`, which is signalled and tells the others' end.
+void SendComm::post(SendQueue& queue, ibv_send_wr& last) {
+  ibv_send_wr* const next = std::exchange(last.next, nullptr);
+  ibv_send_wr* refused = nullptr;
+  const int returned = ibv_post_send(queue.qp, work_.data(), &refused);
+  last.next = next;
+  if (returned != 0) fail_post("ibv_post_send", returned, static_cast<std::size_t>(&queue - queues_.data()));
+}
+
 // The common case, one work request: false when this message needs the long way.
-bool SendComm::post_single(SendRequest& request, std::uint32_t member) {
-  SendQueue& queue = queues_[next_queue_];
+bool SendComm::post_single(SendRequest& request, const wire::CtsHead& wanted) {
+  const std::uint32_t used = next_queue_;
+  SendQueue& queue = queues_[used];
   if (request.bytes > max_piece_bytes_ || request.bytes >= stripe_threshold_ || queue.free == 0 ||
-      (adaptive_routing_ && request.bytes > adaptive_routing_threshold_)) {
+      separates_completion(request.bytes)) {
     return false;
   }
-  const std::uint32_t index = wire::ring_index(member);
+  const std::uint32_t index = wire::ring_index(head_);
   request.group_size = 1;
   request.parts_left = 1;
   ibv_send_wr& work = work_[0];
   segments_[0] = {request.data, static_cast<std::uint32_t>(request.bytes), request.memory->lkey[queue.device]};
-  work.wr_id = encode_wr_id(index, next_queue_, 1, true);
-  work.next = nullptr;
+  work.wr_id = encode_wr_id(index, used, 1, true);
   work.num_sge = request.bytes != 0 ? 1 : 0;
   work.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
   work.send_flags = IBV_SEND_SIGNALED;
-  work.imm_data = htonl(wire::encode_immediate({index, wire::SizeSource::kByteCount, 1, wire::ring_pass(member)}));
-  work.wr.rdma.remote_addr = entry(index).address;
+  work.imm_data = htonl(wire::encode_immediate({index, wire::SizeSource::kByteCount, 1, wire::ring_pass(head_)}));
+  work.wr.rdma.remote_addr = wanted.address;
   work.wr.rdma.rkey = remote_key(index, queue.remote_device);
   --queue.free;
+  next_queue_ = used + 1 == queues_.size() ? 0 : used + 1;
+  post(queue, work);
+  return true;
+}
+
+// Takes a member of a group in, and formats its WRITE.
+void SendComm::match(SendRequest& request, const wire::CtsHead& wanted, std::uint32_t index) {
+  matching_.bytes += request.bytes;
+  matching_.full = matching_.full && request.bytes == wanted.size;
+  matching_.simple = matching_.simple && request.bytes <= max_piece_bytes_;
+  record_shadow().size[index] = request.bytes;
+  if (request.bytes == 0) return;
+  const SendQueue& queue = queues_[next_queue_];
+  ibv_send_wr& work = work_[matching_.formatted];
+  segments_[matching_.formatted++] = {request.data, static_cast<std::uint32_t>(request.bytes),
+                                      request.memory->lkey[queue.device]};
+  work.wr_id = encode_wr_id(wire::ring_index(head_), next_queue_, 0, false);  // reported only if it fails
+  work.num_sge = 1;
+  work.opcode = IBV_WR_RDMA_WRITE;
+  work.send_flags = 0;
+  work.wr.rdma.remote_addr = wanted.address;
+  work.wr.rdma.rkey = remote_key(index, queue.remote_device);
+}
+
+// The common case of a complete group: false when it needs the long way.
+bool SendComm::post_simple(std::uint32_t group_size) {
   const std::uint32_t used = next_queue_;
-  next_queue_ = next_queue_ + 1 == queues_.size() ? 0 : next_queue_ + 1;
-  ibv_send_wr* refused = nullptr;
-  const int returned = ibv_post_send(queue.qp, &work, &refused);
-  work.next = &work_[1];
-  if (returned != 0) fail_post("ibv_post_send", returned, used);
+  SendQueue& queue = queues_[used];
+  if (!matching_.simple || matching_.bytes >= stripe_threshold_ || queue.free <= matching_.formatted) return false;
+  const std::uint32_t index = wire::ring_index(head_);
+  SendRequest& first = requests_[index];
+  first.group_size = static_cast<std::uint8_t>(group_size);
+  first.parts_left = 1;
+  std::uint32_t count = matching_.formatted;
+  // The last WRITE carries the immediate itself, unless the sizes have to be told or the data may come out of order.
+  const wire::SizeSource sizes = matching_.full ? wire::SizeSource::kPosted : wire::SizeSource::kRecord;
+  const bool rides = matching_.full && count != 0 && !separates_completion(matching_.bytes);
+  ibv_send_wr& last = work_[rides ? count - 1 : count++];
+  if (rides) {
+    last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  } else {
+    finish_part(queue, last, segments_[count - 1], index, group_size, sizes);
+  }
+  last.imm_data = htonl(wire::encode_immediate({index, sizes, 1, wire::ring_pass(head_)}));
+  last.send_flags |= IBV_SEND_SIGNALED;
+  last.wr_id = encode_wr_id(index, used, count, true);
+  queue.free -= count;
+  next_queue_ = used + 1 == queues_.size() ? 0 : used + 1;
+  post(queue, last);
   return true;
 }
 
@@ -237,23 +296,20 @@ bool SendComm::next_piece(const SendQueue& queue, ibv_send_wr& work, ibv_sge& se
   return false;
 }
 
-// Formats the immediate that ends the current part, with the size record where one is needed.
-void SendComm::finish_part(const SendQueue& queue, ibv_send_wr& work, ibv_sge& segment) {
-  const std::uint32_t index = wire::ring_index(posting_.first_member);
-  const bool tells_sizes = posting_.part == 0;
-  const wire::SizeSource sizes = tells_sizes ? posting_.sizes : wire::SizeSource::kElsewhere;
+// Formats the WRITE that ends a part of a group, with the size record where one is needed. The immediate is the
+// caller's.
+void SendComm::finish_part(const SendQueue& queue, ibv_send_wr& work, ibv_sge& segment, std::uint32_t index,
+                           std::uint32_t group_size, wire::SizeSource sizes) {
   work.num_sge = 0;
   work.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
   work.send_flags = 0;
-  work.imm_data = htonl(wire::encode_immediate({index, sizes, posting_.parts, wire::ring_pass(posting_.first_member)}));
   work.wr.rdma.remote_addr = record_address_ + offsetof(wire::SizeRecord, size) + index * sizeof(std::uint64_t);
   work.wr.rdma.rkey = queue.record_rkey;
-  if (sizes == wire::SizeSource::kRecord) {
-    const auto bytes = static_cast<std::uint32_t>(posting_.group_size * sizeof(std::uint64_t));
-    segment = {reinterpret_cast<std::uint64_t>(&record_shadow().size[index]), bytes, control_.lkey(queue.device)};
-    work.num_sge = 1;
-    if (bytes <= queue.inline_bytes) work.send_flags = IBV_SEND_INLINE;
-  }
+  if (sizes != wire::SizeSource::kRecord) return;
+  const auto bytes = static_cast<std::uint32_t>(group_size * sizeof(std::uint64_t));
+  segment = {reinterpret_cast<std::uint64_t>(&record_shadow().size[index]), bytes, control_.lkey(queue.device)};
+  work.num_sge = 1;
+  if (bytes <= queue.inline_bytes) work.send_flags = IBV_SEND_INLINE;
 }
 
 void SendComm::continue_posting() {
@@ -269,7 +325,10 @@ void SendComm::continue_posting() {
       ibv_send_wr& work = work_[count];
       work.wr_id = encode_wr_id(index, queue_index, 0, false);  // reported only if it fails
       if (!next_piece(queue, work, segments_[count])) {
-        finish_part(queue, work, segments_[count]);
+        const wire::SizeSource sizes = posting_.part == 0 ? posting_.sizes : wire::SizeSource::kElsewhere;
+        finish_part(queue, work, segments_[count], index, posting_.group_size, sizes);
+        work.imm_data =
+            htonl(wire::encode_immediate({index, sizes, posting_.parts, wire::ring_pass(posting_.first_member)}));
         part_done = true;
       }
       ++count;
@@ -278,15 +337,9 @@ void SendComm::continue_posting() {
     ibv_send_wr& last = work_[count - 1];
     last.send_flags |= IBV_SEND_SIGNALED;
     last.wr_id = encode_wr_id(index, queue_index, count, part_done);
-    last.next = nullptr;
     queue.free -= count;
-    ibv_send_wr* refused = nullptr;
-    const int returned = ibv_post_send(queue.qp, work_.data(), &refused);
-    last.next = count < kBatch ? &work_[count] : nullptr;
-    if (returned != 0) {
-      fail_post("ibv_post_send", returned, queue_index);
-      break;
-    }
+    post(queue, last);
+    if (error() != nullptr) break;
     if (part_done) {
       ++posting_.part;
       posting_.member = 0;
@@ -327,11 +380,6 @@ void SendComm::complete(const ibv_wc& completion) {
   SendRequest& first = requests_[index];
   if (--first.parts_left != 0) return;
   for (std::uint32_t i = 0; i < first.group_size; ++i) requests_[index + i].state = RequestState::kDone;
-}
-
-std::size_t SendComm::retire(Request& request) {
-  request.state = RequestState::kFree;
-  return static_cast<SendRequest&>(request).bytes;
 }
 
 }  // namespace verbatim

@@ -35,7 +35,10 @@ class SendComm final : public Comm {
   void progress();
 
   // Ends a request that is done: its bytes.
-  std::size_t retire(Request& request);
+  std::size_t retire(Request& request) {
+    request.state = RequestState::kFree;
+    return static_cast<SendRequest&>(request).bytes;
+  }
 
  private:
   struct SendRequest : Request {
@@ -56,7 +59,17 @@ class SendComm final : public Comm {
     std::uint8_t remote_device = 0;
   };
 
-  // A group on its way into the send queues. Most leave in one go; the rest waits here for room, one at a time.
+  // The head group while its members come in. What each of them needs is formatted at once, for the usual case that the
+  // whole group leaves over one QP, a work request a member.
+  struct Matching {
+    std::uint32_t members = 0;    // bit i: member i has its message
+    std::uint32_t formatted = 0;  // work requests
+    std::uint64_t bytes = 0;
+    bool full = true;    // every message fills its buffer
+    bool simple = true;  // every message fits one work request
+  };
+
+  // A group that takes more: stripes, pieces, or more room than its QP has. It waits here for room, one at a time.
   struct Posting {
     bool active = false;
     wire::SizeSource sizes = wire::SizeSource::kPosted;
@@ -83,18 +96,27 @@ class SendComm final : public Comm {
   std::uint32_t remote_key(std::uint32_t index, std::size_t remote_device) const;
   wire::SizeRecord& record_shadow() const;
 
-  bool post_single(SendRequest& request, std::uint32_t member);
+  bool post_single(SendRequest& request, const wire::CtsHead& wanted);
+  void match(SendRequest& request, const wire::CtsHead& wanted, std::uint32_t index);
+  bool post_simple(std::uint32_t group_size);
+  void post(SendQueue& queue, ibv_send_wr& last);
+  bool separates_completion(std::uint64_t bytes) const {
+    return adaptive_routing_ && bytes > adaptive_routing_threshold_;
+  }
+  Request* refuse_entry();
+  Request* refuse_size(std::size_t bytes, int tag, std::size_t room);
   void start_posting(std::uint32_t first_member, std::uint32_t group_size);
   void continue_posting();
   bool next_piece(const SendQueue& queue, ibv_send_wr& work, ibv_sge& segment);
-  void finish_part(const SendQueue& queue, ibv_send_wr& work, ibv_sge& segment);
+  void finish_part(const SendQueue& queue, ibv_send_wr& work, ibv_sge& segment, std::uint32_t index,
+                   std::uint32_t group_size, wire::SizeSource sizes);
   std::uint64_t stripe_begin(std::uint64_t bytes, std::uint32_t part) const;
   void complete(const ibv_wc& completion);
 
   const std::size_t entry_bytes_;
   const std::size_t ready_offset_;
-  std::uint32_t head_ = 0;     // number of the head group's first member
-  std::uint32_t matched_ = 0;  // bit i: member i of the head group has its message
+  std::uint32_t head_ = 0;  // number of the head group's first member
+  Matching matching_;
   std::uint32_t next_queue_ = 0;
   std::uint32_t max_piece_bytes_ = 0;
   bool adaptive_routing_ = false;

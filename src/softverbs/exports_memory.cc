@@ -81,9 +81,12 @@ SOFTVERBS_EXPORT ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, std::size_t
   return reg_mr(pd, address, length, iova, access);
 }
 
-SOFTVERBS_EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, std::uint64_t, std::size_t, std::uint64_t, int, int) {
+SOFTVERBS_EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
+                                           int fd, int access) {
   if (begin_call(Verb::kRegDmabufMr, pd->context) != 0) return nullptr;
-  return not_offered<ibv_mr>();
+  return answer_made([&] {
+    return register_dmabuf(context_of(pd->context), pd, offset, length, iova, fd, static_cast<unsigned>(access));
+  });
 }
 
 SOFTVERBS_EXPORT int ibv_rereg_mr(ibv_mr*, int, ibv_pd*, void*, std::size_t, int) {
