@@ -18,11 +18,13 @@ namespace {
 // fewer cores than polling threads, that is what the completion is waiting for.
 constexpr std::uint32_t kEmptyPollsPerYield = 32;
 
-void notify(const ProcessView& process, SharedCq& cq, const Cqe& entry, bool solicited) {
+}  // namespace
+
+void notify(const ProcessView& process, SharedCq& cq, bool failed, bool solicited) {
   Armed armed = cq.armed.load(std::memory_order_seq_cst);
   do {
     if (armed == Armed::kNo) return;
-    if (armed == Armed::kSolicited && !solicited && entry.status == IBV_WC_SUCCESS) return;
+    if (armed == Armed::kSolicited && !solicited && !failed) return;
   } while (!cq.armed.compare_exchange_weak(armed, Armed::kNo));
   if (cq.channel_fd < 0) return;
   cq.unread_events.fetch_add(1, std::memory_order_release);
@@ -35,29 +37,10 @@ void notify(const ProcessView& process, SharedCq& cq, const Cqe& entry, bool sol
   if (unread != 0) cq.armed.compare_exchange_strong(disarmed, armed);
 }
 
-}  // namespace
-
-bool push_completion(const ProcessView& process, Incarnation me, std::uint32_t cq_index, const Cqe& entry,
-                     bool solicited) {
-  Segment& segment = process.segment();
-  SharedCq& cq = segment.cqs[cq_index];
-  SharedLockGuard lock(cq.lock, me);
-  if (cq.overrun.load(std::memory_order_relaxed) != 0) return false;
-  const std::uint32_t tail = cq.tail.load(std::memory_order_relaxed);
-  if (tail - cq.head.load(std::memory_order_acquire) > cq.mask) {
-    cq.overrun.store(1, std::memory_order_relaxed);
-    raise_event(process, me, cq.context, {IBV_EVENT_CQ_ERR, EventTarget::kCq, cq_index, cq.serial});
-    return false;
-  }
-  Cqe& place = at_offset<Cqe>(segment, cq.ring)[tail & cq.mask];
-  place = entry;
-  if (cq.is_stamped != 0) place.timestamp_ns = monotonic_ns();
-  QpCounters& counters = segment.qps[entry.qp_index].counters;
-  ((entry.opcode & IBV_WC_RECV) != 0 ? counters.receive_completions : counters.send_completions).add(1);
-  // With the store of `armed` in req_notify_cq and the program's next poll: one of the two sees the other.
-  cq.tail.store(tail + 1, std::memory_order_seq_cst);
-  notify(process, cq, entry, solicited);
-  return true;
+void overrun(const ProcessView& process, Incarnation me, std::uint32_t cq_index) {
+  SharedCq& cq = process.segment().cqs[cq_index];
+  cq.overrun.store(1, std::memory_order_relaxed);
+  raise_event(process, me, cq.context, {IBV_EVENT_CQ_ERR, EventTarget::kCq, cq_index, cq.serial});
 }
 
 Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_channel* channel) {
@@ -138,7 +121,7 @@ int resize_cq(Cq& cq, int entries) {
   if (!ring) return ring.error().sys_errno;
   Cqe* const to = at_offset<Cqe>(process.segment(), *ring);
   SharedCq& shared = *cq.shared;
-  MutexLock poll_lock(cq.poll_mutex);
+  QuickLock poll_lock(cq.poll_mutex);
   SharedLockGuard lock(shared.lock, process.me());
   const std::uint32_t tail = shared.tail.load(std::memory_order_relaxed);
   const std::uint32_t head = shared.head.load(std::memory_order_relaxed);
@@ -193,7 +176,7 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
   cq.process->engine().progress();
   if (const int refused = begin_data_call(kPollCqCall, context_of(cq.context).device); refused != 0) return -refused;
   if (note_empty_poll(cq)) return 0;
-  MutexLock lock(cq.poll_mutex);
+  QuickLock lock(cq.poll_mutex);
   const std::uint32_t tail = shared.tail.load(std::memory_order_seq_cst);
   std::uint32_t head = shared.head.load(std::memory_order_relaxed);
   int found = 0;
@@ -221,7 +204,7 @@ int req_notify_cq(ibv_cq* handle, int solicited_only) {
 }
 
 void purge_completions(Cq& cq, std::uint32_t qp_index) {
-  MutexLock lock(cq.poll_mutex);
+  QuickLock lock(cq.poll_mutex);
   const std::uint32_t tail = cq.shared->tail.load(std::memory_order_acquire);
   for (std::uint32_t at = cq.shared->head.load(std::memory_order_relaxed); at != tail; ++at) {
     Cqe& entry = cq.ring[at & cq.shared->mask];

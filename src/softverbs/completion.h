@@ -4,16 +4,48 @@
 
 #include <infiniband/verbs.h>
 
+#include "base/clock.h"
 #include "base/result.h"
 #include "softverbs/objects.h"
 #include "softverbs/process_view.h"
 
 namespace verbatim::softverbs {
 
-// Appends an entry to a queue of any process, and announces it if the queue is armed. Everything written before is
-// visible to whoever reads the entry. False when the queue was full: it is then in error, as its owner is told.
-bool push_completion(const ProcessView& process, Incarnation me, std::uint32_t cq_index, const Cqe& entry,
-                     bool solicited);
+// Wakes whoever waits for a completion of this sort at the queue, if it is armed.
+void notify(const ProcessView& process, SharedCq& cq, bool failed, bool solicited);
+// The queue is in error from now on, as its owner is told.
+void overrun(const ProcessView& process, Incarnation me, std::uint32_t cq_index);
+
+// Appends the entry that fill(Cqe&) makes of an old one to a queue of any process, and announces it if the queue is
+// armed. Everything written before is visible to whoever reads the entry. False when the queue was full.
+template <typename Fill>
+bool push_filled(const ProcessView& process, Incarnation me, std::uint32_t cq_index, bool failed, bool solicited,
+                 Fill fill) {
+  Segment& segment = process.segment();
+  SharedCq& cq = segment.cqs[cq_index];
+  SharedLockGuard lock(cq.lock, me);
+  if (cq.overrun.load(std::memory_order_relaxed) != 0) return false;
+  const std::uint32_t tail = cq.tail.load(std::memory_order_relaxed);
+  if (tail - cq.head.load(std::memory_order_acquire) > cq.mask) {
+    overrun(process, me, cq_index);
+    return false;
+  }
+  Cqe& place = at_offset<Cqe>(segment, cq.ring)[tail & cq.mask];
+  fill(place);
+  if (cq.is_stamped != 0) place.timestamp_ns = monotonic_ns();
+  QpCounters& counters = segment.qps[place.qp_index].counters;
+  ((place.opcode & IBV_WC_RECV) != 0 ? counters.receive_completions : counters.send_completions).add(1);
+  // With the store of `armed` in req_notify_cq and the program's next poll: one of the two sees the other.
+  cq.tail.store(tail + 1, std::memory_order_seq_cst);
+  if (cq.armed.load(std::memory_order_seq_cst) != Armed::kNo) notify(process, cq, failed, solicited);
+  return true;
+}
+
+inline bool push_completion(const ProcessView& process, Incarnation me, std::uint32_t cq_index, const Cqe& entry,
+                            bool solicited) {
+  return push_filled(process, me, cq_index, entry.status != IBV_WC_SUCCESS, solicited,
+                     [&](Cqe& place) { place = entry; });
+}
 
 // Those of the owner. They return what the verbs of these names do.
 Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_channel* channel);

@@ -7,16 +7,7 @@
 
 #include "base/log.h"
 
-#if defined(__SANITIZE_THREAD__)
-#define VERBATIM_UNDER_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define VERBATIM_UNDER_TSAN 1
-#endif
-#endif
-
 namespace verbatim::softverbs {
-namespace {
 
 #if defined(VERBATIM_UNDER_TSAN)
 // A device's accesses are not the program's: ThreadSanitizer must not see them, as memcpy it would.
@@ -44,6 +35,8 @@ void place(std::byte* to, const std::byte* from, std::size_t bytes) {
   for (; done < bytes; ++done) to[done] = from[done];
 }
 #endif
+
+namespace {
 
 // Advances both lists by what was moved, piece by piece, until one ends.
 template <typename Move>

@@ -6,9 +6,18 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "softverbs/layout.h"
 #include "softverbs/process_view.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define VERBATIM_UNDER_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define VERBATIM_UNDER_TSAN 1
+#endif
+#endif
 
 namespace verbatim::softverbs {
 
@@ -29,6 +38,20 @@ class Spans {
   std::size_t count_ = 0;
   std::size_t total_ = 0;
 };
+
+// Within this process. Small messages in ascending order, as programs poll for the last word of one, and as devices
+// place them.
+void place(std::byte* to, const std::byte* from, std::size_t bytes);
+
+inline void place_quickly(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if !defined(VERBATIM_UNDER_TSAN)
+  if (bytes == sizeof(std::uint64_t)) {
+    std::memcpy(to, from, sizeof(std::uint64_t));
+    return;
+  }
+#endif
+  place(to, from, bytes);
+}
 
 enum class CopyResult {
   kDone,

@@ -28,8 +28,6 @@ constexpr unsigned kTurnRequests = 32;
 // How long an idle engine looks for work before it sleeps: about what waking it costs.
 constexpr std::uint64_t kSpinNs = 20'000;
 
-constexpr std::uint64_t kNever = ~std::uint64_t{0};
-
 // How long an ending process waits for its engine.
 constexpr std::uint64_t kStopNs = kNanosecondsPerSecond;
 constexpr useconds_t kStopPauseUs = 50;
@@ -38,6 +36,7 @@ constexpr useconds_t kStopPauseUs = 50;
 
 Status Engine::start(Process& process) {
   process_ = &process;
+  attention_pending_ = &process.segment().attention_pending;
   if (!threaded_) return {};
   sigset_t all;
   sigset_t before;
@@ -134,6 +133,9 @@ void Engine::schedule(Qp& qp, bool ends_wait) {
       if (!ends_wait) return;
       waiting_.erase({entry.due_ns, &qp});
       break;
+    case Schedule::kLingering:
+      stop_lingering(qp);
+      break;
     case Schedule::kRunning:
       entry.schedule = Schedule::kRunningAgain;
       return;
@@ -160,12 +162,7 @@ Qp* Engine::next() {
   }
   // Also when what waited was taken out elsewhere: a time in the past keeps the thread from sleeping.
   earliest_due_ns_.store(earliest_due(), std::memory_order_relaxed);
-  if (ready_.empty()) return nullptr;
-  running_.fetch_add(1, std::memory_order_seq_cst);
-  if (stopping_.load(std::memory_order_seq_cst)) {  // either we see it, or stop() sees that we run
-    running_.fetch_sub(1, std::memory_order_seq_cst);
-    return nullptr;
-  }
+  if (ready_.empty() || !enter()) return nullptr;
   Qp* qp = ready_.front();
   ready_.pop_front();
   ready_count_.fetch_sub(1, std::memory_order_relaxed);
@@ -182,16 +179,20 @@ void Engine::run(Qp& qp) {
     for (unsigned done = 0; step == Step::kMore && done < kTurnRequests && quantum > 0; ++done) {
       step = advance(qp, quantum);
     }
-    due = qp.requester.due_ns;
+    due = step == Step::kLinger ? qp.late.end_ns() : qp.requester.due_ns;
   }
-  running_.fetch_sub(1, std::memory_order_seq_cst);
+  leave();
   MutexLock lock(mutex_);
   const bool again = qp.schedule.schedule == Schedule::kRunningAgain;
-  if (step == Step::kWait && !again) {
-    qp.schedule = {Schedule::kWaiting, due};
+  if ((step == Step::kWait || step == Step::kLinger) && !again) {
+    if (step == Step::kLinger && !threaded_) {
+      due = kNextPoll;
+      lingering_count_.fetch_add(1, std::memory_order_relaxed);
+    }
+    qp.schedule = {step == Step::kWait ? Schedule::kWaiting : Schedule::kLingering, due};
     waiting_.insert({due, &qp});
     earliest_due_ns_.store(earliest_due(), std::memory_order_relaxed);
-  } else if (step == Step::kMore || again) {
+  } else if (step != Step::kIdle || again) {
     qp.schedule.schedule = Schedule::kReady;
     ready_.push_back(&qp);
     ready_count_.fetch_add(1, std::memory_order_relaxed);
@@ -216,6 +217,10 @@ void Engine::forget(Qp& qp) {
           waiting_.erase({qp.schedule.due_ns, &qp});
           qp.schedule.schedule = Schedule::kIdle;
           return;
+        case Schedule::kLingering:
+          stop_lingering(qp);
+          qp.schedule.schedule = Schedule::kIdle;
+          return;
         case Schedule::kRunning:
         case Schedule::kRunningAgain:
           break;
@@ -233,10 +238,27 @@ void Engine::drain() {
   }
 }
 
+void Engine::stop_lingering(Qp& qp) {
+  waiting_.erase({qp.schedule.due_ns, &qp});
+  if (!threaded_) lingering_count_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// Each QP whose payloads are late looks once whether it is time.
+void Engine::end_lingering() {
+  MutexLock lock(mutex_);
+  for (auto at = waiting_.lower_bound({kNextPoll, nullptr}); at != waiting_.end(); at = waiting_.erase(at)) {
+    at->second->schedule.schedule = Schedule::kReady;
+    ready_.push_back(at->second);
+    ready_count_.fetch_add(1, std::memory_order_relaxed);
+    lingering_count_.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
 void Engine::progress_inline() {
   const std::uint64_t due = earliest_due_ns_.load(std::memory_order_relaxed);
-  const bool attention = process_->segment().attention_pending.load(std::memory_order_relaxed) != 0;
-  if (!attention && (due == kNever || monotonic_ns() < due)) return;
+  const bool lingers = lingering_count_.load(std::memory_order_relaxed) != 0;
+  if (!lingers && !is_attention_wanted() && (due >= kNextPoll || monotonic_ns() < due)) return;
+  if (lingers) end_lingering();
   serve_alarm();
   drain();
 }

@@ -18,11 +18,11 @@ class Process;
 struct Qp;
 
 // What the engine knows of a QP; guarded by the engine's mutex, except that only its runner touches a kRunning one.
-enum class Schedule : std::uint8_t { kIdle, kReady, kRunning, kRunningAgain, kWaiting };
+enum class Schedule : std::uint8_t { kIdle, kReady, kRunning, kRunningAgain, kWaiting, kLingering };
 
 struct ScheduleEntry {
   Schedule schedule = Schedule::kIdle;
-  std::uint64_t due_ns = 0;  // when kWaiting
+  std::uint64_t due_ns = 0;  // when kWaiting or kLingering
 };
 
 // Thread-safe.
@@ -44,9 +44,19 @@ class Engine {
   // On return the engine does not run this QP and never will.
   void forget(Qp& qp);
 
+  // Around whatever executes requests. False: none must be executed any more.
+  bool enter() {
+    running_.fetch_add(1, std::memory_order_seq_cst);
+    if (!stopping_.load(std::memory_order_seq_cst)) return true;  // either we see it, or stop() sees that we run
+    leave();
+    return false;
+  }
+  void leave() { running_.fetch_sub(1, std::memory_order_seq_cst); }
+
   // Called by every poll: with the inline engine it does what has become due.
   void progress() {
-    if (!threaded_) progress_inline();
+    if (threaded_) return;
+    if (earliest_due_ns_.load(std::memory_order_relaxed) != kNever || is_attention_wanted()) progress_inline();
   }
 
   // From that time on, once, FaultStates::serve() is called; UINT64_MAX: not at all.
@@ -56,6 +66,10 @@ class Engine {
   std::uint64_t idle_ns() const;
 
  private:
+  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
+  static constexpr std::uint64_t kNextPoll = kNever - 1;  // not a time: the inline engine's next look
+
+  bool is_attention_wanted() const { return attention_pending_->load(std::memory_order_relaxed) != 0; }
   static void* thread_main(void* engine);
   void run_thread();
   void spin_then_sleep();
@@ -65,14 +79,18 @@ class Engine {
   Qp* next();
   void run(Qp& qp);
   void serve_attention();
+  void stop_lingering(Qp& qp) VERBATIM_REQUIRES(mutex_);
+  void end_lingering();
   void serve_alarm();
   std::uint64_t earliest_due() const VERBATIM_REQUIRES(mutex_);
 
   const bool threaded_;
   Process* process_ = nullptr;
-  std::atomic<std::uint64_t> earliest_due_ns_{~std::uint64_t{0}};
-  std::atomic<std::uint64_t> alarm_ns_{~std::uint64_t{0}};
+  const std::atomic<std::uint32_t>* attention_pending_ = nullptr;  // Segment's
+  std::atomic<std::uint64_t> earliest_due_ns_{kNever};
+  std::atomic<std::uint64_t> alarm_ns_{kNever};
   std::atomic<std::uint32_t> ready_count_{0};
+  std::atomic<std::uint32_t> lingering_count_{0};  // of the inline engine
   std::atomic<std::uint32_t> running_{0};
   std::atomic<bool> stopping_{false};
   mutable Mutex mutex_;

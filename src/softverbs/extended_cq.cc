@@ -61,7 +61,7 @@ int start_poll(ibv_cq_ex* handle, ibv_poll_cq_attr* attributes) SOFTVERBS_HOLDS_
 int next_poll(ibv_cq_ex* handle) SOFTVERBS_HOLDS_LOCK {
   Cq& cq = cq_of(handle);
   if (!cq.is_single_threaded) return step(cq);
-  MutexLock lock(cq.poll_mutex);
+  QuickLock lock(cq.poll_mutex);
   return step(cq);
 }
 

@@ -25,7 +25,7 @@ bool is_below(std::uint64_t number, double rate) {
 }
 
 bool is_last_posted(const Qp& qp) {
-  return qp.sends.posted.load(std::memory_order_acquire) == qp.sends.executed.load(std::memory_order_relaxed) + 1;
+  return qp.sends.posted.load(std::memory_order_acquire) == qp.requester.sent + 1;
 }
 
 bool is_chosen(const FaultClause& clause, const Qp& qp) {
@@ -154,7 +154,7 @@ QpFaults& Faults::judged(Qp& qp) {
   std::unique_ptr<QpFaults>& kept = qp.requester.faults;
   if (!kept) kept = std::make_unique<QpFaults>();
   QpFaults& state = *kept;
-  const std::uint32_t position = qp.sends.executed.load(std::memory_order_relaxed);
+  const std::uint32_t position = qp.requester.sent;
   if (state.is_judged && state.position == position) return state;
   state.is_judged = true;
   state.position = position;

@@ -25,7 +25,6 @@ namespace {
 
 // A key is the table index, which is never 0, above a byte that differs from use to use, from process to process, and
 // between lkey and rkey: a key that is stale or of the wrong sort is refused, not mistaken.
-constexpr std::uint32_t kVariantBits = 8;
 constexpr std::uint32_t kRemoteVariant = 0x80;
 
 constexpr unsigned kKnownAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
@@ -120,7 +119,7 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
   shared.length = length;
   shared.address = begin;
   const std::uint32_t variant = (shared.uses++ + process.me() * 17) % kRemoteVariant;
-  const std::uint32_t lkey = (*index + 1) << kVariantBits | variant;
+  const std::uint32_t lkey = (*index + 1) << kKeyVariantBits | variant;
   const std::uint32_t rkey = lkey | kRemoteVariant;
 
   mr->context = &context.context;
@@ -180,17 +179,6 @@ void deregister_memory(Mr& mr) {
   LockedBytes::release(reinterpret_cast<std::uintptr_t>(mr.addr), mr.length);
   static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);
   delete &mr;
-}
-
-std::uint64_t translate(const Segment& owner, const Region& region, std::uint64_t address, std::uint64_t length) {
-  const std::uint32_t index = (region.key >> kVariantBits) - 1;
-  if (index >= kMaxMrs) return 0;
-  const SharedMr& mr = owner.mrs[index];
-  const std::atomic<std::uint32_t>& key = region.kind == KeyKind::kLocal ? mr.lkey : mr.rkey;
-  if (key.load(std::memory_order_seq_cst) != region.key) return 0;
-  if (mr.pd != region.pd || (mr.access & region.access) != region.access) return 0;
-  if (address < mr.iova || length > mr.length || address - mr.iova > mr.length - length) return 0;
-  return mr.address + (address - mr.iova);
 }
 
 }  // namespace verbatim::softverbs

@@ -31,8 +31,20 @@ struct Region {
   std::uint32_t access;  // flags that the region must have
 };
 
+constexpr std::uint32_t kKeyVariantBits = 8;  // the rest of a key is the entry's index + 1
+
 // The address in the owning process of [address, address + length) of a region; 0 when key, domain, access or bounds
 // do not allow it. Valid until the caller lets go of the lock under which it asked.
-std::uint64_t translate(const Segment& owner, const Region& region, std::uint64_t address, std::uint64_t length);
+inline std::uint64_t translate(const Segment& owner, const Region& region, std::uint64_t address,
+                               std::uint64_t length) {
+  const std::uint32_t index = (region.key >> kKeyVariantBits) - 1;
+  if (index >= kMaxMrs) return 0;
+  const SharedMr& mr = owner.mrs[index];
+  const std::atomic<std::uint32_t>& key = region.kind == KeyKind::kLocal ? mr.lkey : mr.rkey;
+  if (key.load(std::memory_order_seq_cst) != region.key) return 0;
+  if (mr.pd != region.pd || (mr.access & region.access) != region.access) return 0;
+  if (address < mr.iova || length > mr.length || address - mr.iova > mr.length - length) return 0;
+  return mr.address + (address - mr.iova);
+}
 
 }  // namespace verbatim::softverbs

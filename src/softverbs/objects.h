@@ -14,6 +14,7 @@
 #include "base/mutex.h"
 #include "softverbs/layout.h"
 #include "softverbs/process_view.h"
+#include "softverbs/quick_mutex.h"
 #include "softverbs/shm_file.h"
 
 namespace verbatim::softverbs {
@@ -68,7 +69,7 @@ struct Cq : Extensible<ibv_cq, ibv_cq_ex> {
   Cqe* ring = nullptr;
   std::atomic<std::uint32_t> users{0};
   std::atomic<std::uint32_t> empty_polls{0};
-  Mutex poll_mutex;
+  QuickMutex poll_mutex;
   // Of an extended queue
   bool is_single_threaded = false;
   ibv_wc current{};
@@ -85,7 +86,7 @@ struct ReceivePoster {
   std::uint32_t max_sge = 0;
   std::size_t bytes = 0;
   std::atomic<std::uint32_t> released{0};  // entries whose completion was read
-  Mutex mutex;
+  QuickMutex mutex;
 };
 
 struct Srq : ibv_srq {

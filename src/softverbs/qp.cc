@@ -7,6 +7,7 @@
 
 #include "softverbs/completion.h"
 #include "softverbs/device.h"
+#include "softverbs/quick_write.h"
 #include "softverbs/receive.h"
 #include "softverbs/requester.h"
 #include "softverbs/responder.h"
@@ -39,11 +40,12 @@ void empty_queues(Qp& qp) {
   shared.established = 0;
   shared.dest_qpn = 0;
   qp.requester = {};
+  qp.late.clear();
 }
 
 void reset_qp(Qp& qp) {
-  MutexLock sends(qp.sends.mutex);
-  MutexLock receives(qp.receives.mutex);
+  QuickLock sends(qp.sends.mutex);
+  QuickLock receives(qp.receives.mutex);
   {
     SharedLockGuard lock(qp.shared->lock, qp.process->me());
     qp.shared->state.store(IBV_QPS_RESET, std::memory_order_seq_cst);
@@ -157,7 +159,8 @@ int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
       return EINVAL;
   }
   if (!is_inline) {
-    std::copy_n(from.sg_list, from.num_sge, &qp.sends.sges[std::size_t{slot} * qp.cap.max_send_sge]);
+    ibv_sge* const sges = &qp.sends.sges[std::size_t{slot} * qp.cap.max_send_sge];
+    for (int i = 0; i < from.num_sge; ++i) sges[i] = from.sg_list[i];
     return 0;
   }
   if (to.length > qp.cap.max_inline_data) return EINVAL;
@@ -171,12 +174,6 @@ int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
 }
 
 }  // namespace
-
-void count_request(SendCounters& counters, const SendRequest& request) {
-  counters.requests[request.opcode].add(1);
-  counters.bytes.add(request.length);
-  if ((request.flags & IBV_SEND_INLINE) != 0) counters.inline_bytes.add(request.length);
-}
 
 Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   Process& process = *context.process;
@@ -231,6 +228,8 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   qp->process = &process;
   qp->shared = &shared;
   qp->signal_all = wanted.sq_sig_all != 0;
+  // By index: a program that does the same again meets the same disorder, whatever its QP numbers are.
+  if (limits.adaptive_routing) qp->late.enable(std::uint64_t{limits.seed} << 32 | *index);
 
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
   static_cast<Cq*>(wanted.send_cq)->users.fetch_add(1, std::memory_order_relaxed);
@@ -365,25 +364,34 @@ int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
     *bad = request;
     return EINVAL;
   }
+  Engine& engine = qp.process->engine();
+  const bool may_be_quick = !engine.is_threaded() && engine.enter();
+  bool is_work_left = false;
   int error = 0;
   {
-    MutexLock lock(qp.sends.mutex);
+    QuickLock lock(qp.sends.mutex);
     SendCounters& counters = qp.shared->counters.sends;
     counters.posts.add(1);
-    std::uint32_t posted = qp.sends.posted.load(std::memory_order_relaxed);
     for (; request != nullptr; request = request->next) {
+      const std::uint32_t posted = qp.sends.posted.load(std::memory_order_relaxed);
       const bool is_full = posted - qp.sends.released.load(std::memory_order_acquire) >= qp.cap.max_send_wr;
+      if (!is_full && may_be_quick && !is_work_left && write_quickly(qp, *request)) {
+        count_request(counters, IBV_WR_RDMA_WRITE, request->sg_list->length, request->send_flags);
+        continue;
+      }
       error = is_full ? ENOMEM : fill_request(qp, *request, posted & qp.sends.mask);
       if (error != 0) {
         *bad = request;
         break;
       }
-      count_request(counters, qp.sends.requests[posted & qp.sends.mask]);
-      ++posted;
+      const SendRequest& filled = qp.sends.requests[posted & qp.sends.mask];
+      count_request(counters, filled.opcode, filled.length, filled.flags);
+      qp.sends.posted.store(posted + 1, std::memory_order_release);
+      is_work_left = true;
     }
-    qp.sends.posted.store(posted, std::memory_order_release);
   }
-  qp.process->engine().kick(qp);
+  if (may_be_quick) engine.leave();
+  if (is_work_left) engine.kick(qp);
   return error;
 }
 
@@ -399,7 +407,7 @@ int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   }
   int error = 0;
   {
-    MutexLock lock(qp.receives.mutex);
+    QuickLock lock(qp.receives.mutex);
     qp.shared->counters.receives.posts.add(1);
     for (; request != nullptr && error == 0; request = error == 0 ? request->next : request) {
       error = post_receive(qp.receives, *request, &qp);

@@ -12,6 +12,7 @@
 #include "softverbs/engine.h"
 #include "softverbs/faults.h"
 #include "softverbs/objects.h"
+#include "softverbs/ordering.h"
 #include "softverbs/process.h"
 #include "softverbs/work_requests.h"
 
@@ -31,16 +32,16 @@ struct SendRequest {
   std::uint8_t flags;   // ibv_send_flags
 };
 
-// Posting threads write at `posted` under `mutex`; the engine reads at `executed` under Qp::execution; an entry is
-// free again when a completion at or behind it was read.
+// Posting threads write at `posted` under `mutex`; the engine sends and then completes, under Qp::execution; an entry
+// is free again when a completion at or behind it was read.
 struct SendQueue {
   std::unique_ptr<SendRequest[]> requests;
   std::unique_ptr<ibv_sge[]> sges;
   std::unique_ptr<std::uint8_t[]> inline_bytes;
   std::uint32_t mask = 0;
-  Mutex mutex;
+  QuickMutex mutex;
   std::atomic<std::uint32_t> posted{0};
-  std::atomic<std::uint32_t> executed{0};
+  std::atomic<std::uint32_t> executed{0};  // to be completed next
   std::atomic<std::uint32_t> released{0};
 };
 
@@ -49,13 +50,16 @@ struct Route {
   std::shared_ptr<ProcessView> process;
   SharedQp* qp = nullptr;
   std::uint32_t index = 0;
+  std::uint64_t quick_bytes = 0;  // up to so many of a WRITE may take the quick way: see quick_write.h
 };
 
 // The half of a QP that asks; under Qp::execution.
 struct Requester {
   Route route;
-  std::uint64_t offset = 0;  // bytes done of the request at `executed`
-  std::uint32_t psn = 0;     // of the first packet of that request
+  std::uint32_t sent = 0;      // to be sent next; ahead of SendQueue::executed while payloads of WRITEs may be late
+  std::uint64_t offset = 0;    // bytes done of the request at `sent`
+  std::uint32_t psn = 0;       // of the first packet of that request
+  std::uint32_t late_psn = 0;  // what the peer expects once it has taken all that is late
   std::uint32_t retries_left = 0;
   std::uint32_t rnr_retries_left = 0;
   std::uint64_t due_ns = 0;       // nothing is sent before
@@ -91,6 +95,7 @@ struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
 
   SharedLock execution;  // whoever runs the send queue or changes the state; taken before shared->lock
   Requester requester;
+  LatePayloads late;
 
   Mutex modify_mutex;                                          // one modify or query at a time
   ibv_qp_attr attributes VERBATIM_GUARDED_BY(modify_mutex){};  // as set so far
@@ -121,6 +126,10 @@ int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init);
 int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr** bad);
 int post_recv(ibv_qp* qp, ibv_recv_wr* request, ibv_recv_wr** bad);
 
-void count_request(SendCounters& counters, const SendRequest& request);
+inline void count_request(SendCounters& counters, std::uint8_t opcode, std::uint64_t length, unsigned flags) {
+  counters.requests[opcode].add(1);
+  counters.bytes.add(length);
+  if ((flags & IBV_SEND_INLINE) != 0) counters.inline_bytes.add(length);
+}
 
 }  // namespace verbatim::softverbs

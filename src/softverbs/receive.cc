@@ -159,7 +159,7 @@ int post_srq_recv(ibv_srq* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
     *bad = request;
     return refused;
   }
-  MutexLock lock(srq.poster.mutex);
+  QuickLock lock(srq.poster.mutex);
   srq.shared->counters.posts.add(1);
   for (; request != nullptr; request = request->next) {
     if (const int error = post_receive(srq.poster, *request, nullptr); error != 0) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 
 #include "base/clock.h"
 #include "softverbs/completion.h"
@@ -71,7 +72,16 @@ bool is_atomic(std::uint8_t opcode) {
 }
 
 bool is_request_waiting(const Qp& qp) {
-  return qp.sends.executed.load(std::memory_order_relaxed) != qp.sends.posted.load(std::memory_order_acquire);
+  return qp.requester.sent != qp.sends.posted.load(std::memory_order_acquire);
+}
+
+// Something was sent whose payload may be late: its requests are not complete.
+bool is_anything_late(const Qp& qp) {
+  return qp.requester.sent != qp.sends.executed.load(std::memory_order_relaxed) || !qp.late.empty();
+}
+
+const SendRequest& request_at(const Qp& qp, std::uint32_t position) {
+  return qp.sends.requests[position & qp.sends.mask];
 }
 
 // The sender's bytes of this step, checked against its own memory regions.
@@ -111,6 +121,11 @@ bool is_addressed(const ProcessView& process, std::uint32_t device, const ibv_ah
   });
 }
 
+std::uint64_t quick_bytes(const Qp& qp) {
+  const Settings& settings = qp.process->settings();
+  return settings.threaded || qp.late.is_enabled() ? 0 : std::min<std::uint64_t>(kStepBytes, settings.max_msg_bytes);
+}
+
 bool find_route(Qp& qp) {
   Requester& requester = qp.requester;
   Route& route = requester.route;
@@ -122,8 +137,14 @@ bool find_route(Qp& qp) {
   if (!process) return false;
   SharedQp& target = process->segment().qps[place->index];
   if (!is_addressed(*process, target.device, requester.path)) return false;
-  route = {std::move(process), &target, place->index};
+  const bool is_near = process->is_own();
+  route = {std::move(process), &target, place->index, is_near ? quick_bytes(qp) : 0};
   return true;
+}
+
+bool is_sent_late(const Qp& qp, const SendRequest& request, std::uint64_t end) {
+  if (!qp.late.is_enabled()) return false;
+  return request.opcode == IBV_WR_RDMA_WRITE || (request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && end != request.length);
 }
 
 Packets next_packets(const Qp& qp, const SendRequest& request) {
@@ -144,6 +165,7 @@ Packets next_packets(const Qp& qp, const SendRequest& request) {
   packets.rkey = request.rkey;
   packets.imm = request.imm;
   packets.solicited = (request.flags & IBV_SEND_SOLICITED) != 0;
+  packets.is_late = is_sent_late(qp, request, packets.offset + packets.bytes);
   return packets;
 }
 
@@ -171,12 +193,72 @@ bool is_cut_off(const Qp& qp, Faults* faults) {
   return faults != nullptr && faults->states().is_cut_off(qp, *route.process, route.qp->device);
 }
 
-// One step of the request at `executed`, from the send queue to the peer and its answer.
-Attempt transmit(Qp& qp, const SendRequest& request, std::uint32_t slot) {
+Attempt attempt_of(Answer answer) {
+  switch (answer) {
+    case Answer::kAck:
+      return {Outcome::kDone};
+    case Answer::kSilence:
+      return {Outcome::kLost};
+    case Answer::kReceiverNotReady:
+      return {Outcome::kNotReady};
+    case Answer::kInvalidRequest:
+      return failed(IBV_WC_REM_INV_REQ_ERR);
+    case Answer::kAccessError:
+      return failed(IBV_WC_REM_ACCESS_ERR);
+    case Answer::kOperationalError:
+      return failed(IBV_WC_REM_OP_ERR);
+  }
+  return failed(IBV_WC_GENERAL_ERR);
+}
+
+// Whether there is anybody at the other end; the route leads there.
+bool find_peer(Qp& qp) {
+  if (!find_route(qp)) return false;
+  ProcessView& process = *qp.requester.route.process;
+  if (process.is_own() || process.is_alive(monotonic_ns())) return true;
+  qp.requester.route = {};
+  return false;
+}
+
+// Brings one late payload to memory; with the peer's lock held.
+Attempt place(const Qp& qp, const LatePayload& payload, Answer& answer) {
+  const SendRequest& request = request_at(qp, payload.position);
+  Packets packets{};
+  packets.opcode = static_cast<ibv_wr_opcode>(request.opcode);
+  packets.message_bytes = request.length;
+  packets.offset = payload.offset;
+  packets.bytes = payload.bytes;
+  packets.remote_address = request.remote_address;
+  packets.rkey = request.rkey;
+  Spans local;
+  if (!local_places(qp, payload.position & qp.sends.mask, request, packets, local)) return failed(IBV_WC_LOC_PROT_ERR);
+  const Route& route = qp.requester.route;
+  answer = place_payload(*route.process, qp.process->me(), route.index, packets, local);
+  return attempt_of(answer);
+}
+
+// Some of the late payloads come early, in any order; with the peer's lock held. What fails is told in the end.
+void place_some(Qp& qp) {
+  while (!qp.late.empty() && qp.late.toss()) {
+    const LatePayload payload = qp.late.take_any();
+    Answer answer = Answer::kAck;
+    if (place(qp, payload, answer).outcome == Outcome::kDone) continue;
+    qp.late.put_back(payload);
+    return;
+  }
+}
+
+void remember_late(Qp& qp, const Packets& packets) {
+  if (!is_anything_late(qp)) qp.late.choose_end(monotonic_ns());
+  qp.late.add(qp.requester.sent, packets.remote_address + packets.offset, packets.offset, packets.bytes);
+}
+
+// One step of the request at `sent`, from the send queue to the peer and its answer.
+Attempt transmit(Qp& qp, const SendRequest& request) {
   if (const ibv_wc_status status = check_request(qp, request); status != IBV_WC_SUCCESS) return failed(status);
   const Packets packets = next_packets(qp, request);
   Spans local;
-  if (!local_places(qp, slot, request, packets, local)) return failed(IBV_WC_LOC_PROT_ERR);
+  if (!local_places(qp, qp.requester.sent & qp.sends.mask, request, packets, local)) return failed(IBV_WC_LOC_PROT_ERR);
   Faults* const faults = softverbs::faults();
   if (faults != nullptr) {
     switch (faults->before_sending(qp)) {
@@ -190,45 +272,74 @@ Attempt transmit(Qp& qp, const SendRequest& request, std::uint32_t slot) {
         return failed(faults->status(qp));
     }
   }
-  if (!find_route(qp)) return {Outcome::kLost};
+  if (!find_peer(qp)) return {Outcome::kLost};
   const Route& route = qp.requester.route;
-  ProcessView& process = *route.process;
-  if (!process.is_own() && !process.is_alive(monotonic_ns())) {
-    qp.requester.route = {};
-    return {Outcome::kLost};
-  }
   const Incarnation me = qp.process->me();
   if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
   Answer answer = Answer::kSilence;
   if (route.qp->qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn && !is_cut_off(qp, faults)) {
     const bool refused = faults != nullptr && takes_receive(packets) && faults->refuses_receive(qp);
-    answer = refused ? Answer::kReceiverNotReady : answer_packets(process, me, route.index, packets, local);
+    answer = refused ? Answer::kReceiverNotReady : answer_packets(*route.process, me, route.index, packets, local);
   }
-  const std::uint32_t rnr_timer = route.qp->min_rnr_timer;
+  if (packets.is_late && answer == Answer::kAck) {
+    remember_late(qp, packets);
+    qp.requester.late_psn = route.qp->expected_psn;
+    place_some(qp);
+  }
+  Attempt result = attempt_of(answer);
+  result.rnr_timer = route.qp->min_rnr_timer;
   route.qp->lock.unlock(me);
   if (faults != nullptr && faults->loses_answer(qp, answer == Answer::kAck && packets.is_last())) {
     return {Outcome::kLost};
   }
-  switch (answer) {
-    case Answer::kAck:
-      return {packets.is_last() ? Outcome::kDone : Outcome::kProgress, IBV_WC_SUCCESS, 0, packets.count};
-    case Answer::kSilence:
-      return {Outcome::kLost};
-    case Answer::kReceiverNotReady:
-      return {Outcome::kNotReady, IBV_WC_SUCCESS, rnr_timer, 0};
-    case Answer::kInvalidRequest:
-      return failed(IBV_WC_REM_INV_REQ_ERR);
-    case Answer::kAccessError:
-      return failed(IBV_WC_REM_ACCESS_ERR);
-    case Answer::kOperationalError:
-      return failed(IBV_WC_REM_OP_ERR);
+  if (answer == Answer::kAck) {
+    result.packets = packets.count;
+    if (!packets.is_last()) result.outcome = Outcome::kProgress;
   }
-  return failed(IBV_WC_GENERAL_ERR);
+  return result;
+}
+
+// Whether the peer still is where the late payloads found it. One that failed over what came behind them took them.
+bool would_take_late(const Qp& qp, bool may_have_failed) {
+  const SharedQp& peer = *qp.requester.route.qp;
+  const std::uint32_t state = peer.state.load(std::memory_order_relaxed);
+  return peer.qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn &&
+         (state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD ||
+          (may_have_failed && state == IBV_QPS_ERR)) &&
+         is_expected(peer, qp.qp_num, qp.requester.late_psn);
+}
+
+// Brings everything late to memory, in any order. `failing`: the first request that could not be completed.
+Attempt settle(Qp& qp, bool may_have_failed, std::uint32_t& failing) {
+  if (!find_peer(qp)) return {Outcome::kLost};
+  const Route& route = qp.requester.route;
+  const Incarnation me = qp.process->me();
+  if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
+  Attempt result{};
+  Answer refusal = Answer::kAck;
+  if (!would_take_late(qp, may_have_failed) || is_cut_off(qp, softverbs::faults())) result.outcome = Outcome::kLost;
+  while (result.outcome != Outcome::kLost && !qp.late.empty()) {
+    const LatePayload payload = qp.late.take_any();
+    if (result.outcome == Outcome::kFailed && static_cast<std::int32_t>(payload.position - failing) >= 0) continue;
+    Answer answer = Answer::kAck;
+    const Attempt placed = place(qp, payload, answer);
+    if (placed.outcome == Outcome::kDone) continue;
+    result = placed;
+    failing = payload.position;
+    refusal = answer;
+    if (placed.outcome == Outcome::kLost) qp.late.put_back(payload);
+  }
+  if (result.outcome == Outcome::kFailed && refusal != Answer::kAck) {
+    refuse_request(*route.process, me, route.index, refusal);
+  }
+  route.qp->lock.unlock(me);
+  return result;
 }
 
 // Leaves the request at `executed` behind, with a completion if one is wanted. False when the queue is full.
-bool complete(Qp& qp, const SendRequest& request, ibv_wc_status status) {
+bool complete(Qp& qp, ibv_wc_status status) {
   const std::uint32_t position = qp.sends.executed.load(std::memory_order_relaxed);
+  const SendRequest& request = request_at(qp, position);
   const bool wanted = qp.signal_all || (request.flags & IBV_SEND_SIGNALED) != 0 || status != IBV_WC_SUCCESS;
   bool pushed = true;
   if (wanted) {
@@ -243,9 +354,16 @@ bool complete(Qp& qp, const SendRequest& request, ibv_wc_status status) {
     if (Faults* faults = softverbs::faults(); faults != nullptr) entry.imm = faults->vendor_error(qp);
     pushed = push_completion(qp.process->view(), qp.process->me(), qp.shared->send_cq, entry, false);
   }
-  qp.requester.offset = 0;
   qp.sends.executed.store(position + 1, std::memory_order_release);
   return pushed;
+}
+
+// Completes the requests before `end`.
+bool complete_until(Qp& qp, std::uint32_t end) {
+  while (qp.sends.executed.load(std::memory_order_relaxed) != end) {
+    if (!complete(qp, IBV_WC_SUCCESS)) return false;
+  }
+  return true;
 }
 
 void restore_retries(Requester& requester) {
@@ -254,28 +372,29 @@ void restore_retries(Requester& requester) {
   requester.busy_since_ns = 0;
 }
 
-const SendRequest& current_request(const Qp& qp, std::uint32_t& slot) {
-  slot = qp.sends.executed.load(std::memory_order_relaxed) & qp.sends.mask;
-  return qp.sends.requests[slot];
-}
-
 void flush_sends(Qp& qp) {
-  std::uint32_t slot = 0;
-  while (is_request_waiting(qp)) complete(qp, current_request(qp, slot), IBV_WC_WR_FLUSH_ERR);
+  qp.late.clear();
+  while (qp.sends.executed.load(std::memory_order_relaxed) != qp.sends.posted.load(std::memory_order_acquire)) {
+    complete(qp, IBV_WC_WR_FLUSH_ERR);
+  }
+  qp.requester.sent = qp.sends.executed.load(std::memory_order_relaxed);
+  qp.requester.offset = 0;
 }
 
-// Whoever reads the completion finds the QP in the error state, and the flushed requests behind it.
-void fail_request(Qp& qp, const SendRequest& request, ibv_wc_status status) {
+// The request at `executed` fails. Whoever reads the completion finds the QP in the error state, and the flushed
+// requests behind it.
+Step fail_request(Qp& qp, ibv_wc_status status) {
   const ProcessView& process = qp.process->view();
   const Incarnation me = qp.process->me();
   {
     SharedLockGuard lock(qp.shared->lock, me);
     const bool entered = enter_error_state(process, qp.index);
-    complete(qp, request, status);
+    complete(qp, status);
     finish_failure(process, me, qp.index, entered);
   }
   qp.requester.route = {};
   flush_sends(qp);
+  return Step::kIdle;
 }
 
 Step wait_until(Requester& requester, std::uint64_t due_ns) {
@@ -300,7 +419,56 @@ Step on_busy(Requester& requester, std::uint64_t now) {
   return wait_until(requester, now + kBusyPauseNs);
 }
 
+// Ends all that was sent: in memory, and completed. The step to take when that cannot be done now.
+std::optional<Step> end_late(Qp& qp, bool may_have_failed) {
+  std::uint32_t end = qp.requester.sent;
+  const Attempt result = settle(qp, may_have_failed, end);
+  switch (result.outcome) {
+    case Outcome::kBusy:
+      return on_busy(qp.requester, monotonic_ns());
+    case Outcome::kLost:
+      return on_lost(qp.requester, monotonic_ns());
+    default:
+      break;
+  }
+  restore_retries(qp.requester);
+  if (!complete_until(qp, end)) {
+    fail_for_full_cq(qp);
+    return Step::kIdle;
+  }
+  if (result.outcome == Outcome::kFailed) return fail_request(qp, result.status);
+  return std::nullopt;
+}
+
+// Without a thread nobody completes anything while the program sleeps until a completion wakes it.
+bool is_sleep_announced(const Qp& qp) {
+  return !qp.process->settings().threaded &&
+         static_cast<const Cq*>(qp.send_cq)->shared->armed.load(std::memory_order_seq_cst) != Armed::kNo;
+}
+
+bool is_late_due(Qp& qp, bool more_to_send) {
+  if (qp.late.is_full()) return true;
+  if (qp.process->settings().threaded) return qp.late.is_over(monotonic_ns());
+  return !more_to_send && (is_sleep_announced(qp) || qp.late.is_last_look());
+}
+
+// Before a request is sent that must find everything before it in memory. The payload of its own last packets may be
+// there first: until the immediate says so, nothing is promised of it either.
+std::optional<Step> end_late_before(Qp& qp, const SendRequest& request) {
+  if (request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && qp.late.toss()) {
+    const Packets packets = next_packets(qp, request);
+    Spans local;
+    if (local_places(qp, qp.requester.sent & qp.sends.mask, request, packets, local)) remember_late(qp, packets);
+  }
+  return end_late(qp, false);
+}
+
 }  // namespace
+
+void fail_for_full_cq(Qp& qp) {
+  raise_qp_event(qp.process->view(), qp.process->me(), qp.index, IBV_EVENT_QP_FATAL);
+  fail_own_qp(qp);
+}
 
 void fail_own_qp(Qp& qp) {
   {
@@ -321,32 +489,43 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
     fail_own_qp(qp);  // whoever brought it here may have died before the receives were flushed
     return Step::kIdle;
   }
-  if (state == IBV_QPS_SQD && requester.offset == 0) {
+  const bool drains = state == IBV_QPS_SQD && requester.offset == 0;
+  if (drains && !is_anything_late(qp)) {
     if (requester.drain_wanted) {
       requester.drain_wanted = false;
       raise_qp_event(qp.process->view(), qp.process->me(), qp.index, IBV_EVENT_SQ_DRAINED);
     }
     return Step::kIdle;
   }
-  if ((state != IBV_QPS_RTS && state != IBV_QPS_SQD) || !is_request_waiting(qp)) return Step::kIdle;
-  std::uint32_t slot = 0;
-  const SendRequest& request = current_request(qp, slot);
+  if (state != IBV_QPS_RTS && state != IBV_QPS_SQD) return Step::kIdle;
+  const bool has_request = !drains && is_request_waiting(qp);
+  if (!has_request && !is_anything_late(qp)) return Step::kIdle;
   if (requester.due_ns != 0) {
     if (monotonic_ns() < requester.due_ns) return Step::kWait;
     requester.due_ns = 0;
   }
   if (requester.awaiting_timeout) {
     requester.awaiting_timeout = false;
-    if (requester.retries_left == 0) {
-      fail_request(qp, request, IBV_WC_RETRY_EXC_ERR);
-      return Step::kIdle;
-    }
+    if (requester.retries_left == 0) return fail_request(qp, IBV_WC_RETRY_EXC_ERR);
     --requester.retries_left;
   }
+  if (is_anything_late(qp) && (drains || is_late_due(qp, has_request))) {
+    if (const std::optional<Step> step = end_late(qp, false)) return *step;
+    return has_request || drains ? Step::kMore : Step::kIdle;
+  }
+  if (!has_request) return Step::kLinger;
 
+  const SendRequest& request = request_at(qp, requester.sent);
   const std::uint64_t left = request.length - requester.offset;
-  quantum -= std::min({quantum, left, kStepBytes});
-  const Attempt result = transmit(qp, request, slot);
+  const std::uint64_t bytes = std::min(left, kStepBytes);
+  if (is_anything_late(qp) && !is_sent_late(qp, request, requester.offset + bytes)) {
+    if (const std::optional<Step> step = end_late_before(qp, request)) return *step;
+  }
+  quantum -= std::min(quantum, bytes);
+  const Attempt result = transmit(qp, request);
+  if (is_anything_late(qp) && result.outcome != Outcome::kProgress && result.outcome != Outcome::kDone) {
+    if (const std::optional<Step> step = end_late(qp, true)) return *step;
+  }
   switch (result.outcome) {
     case Outcome::kProgress:
       restore_retries(requester);
@@ -356,19 +535,21 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
       restore_retries(requester);
       const std::uint64_t last_step_psn = requester.offset / requester.mtu_bytes;
       requester.psn = (requester.psn + static_cast<std::uint32_t>(last_step_psn) + result.packets) & k24Bits;
-      if (!complete(qp, request, IBV_WC_SUCCESS)) {
-        raise_qp_event(qp.process->view(), qp.process->me(), qp.index, IBV_EVENT_QP_FATAL);
-        fail_own_qp(qp);
-        return Step::kIdle;
+      requester.offset = 0;
+      ++requester.sent;
+      if (!qp.late.is_enabled() || request.opcode != IBV_WR_RDMA_WRITE) {
+        if (!complete(qp, IBV_WC_SUCCESS)) {
+          fail_for_full_cq(qp);
+          return Step::kIdle;
+        }
       }
-      return is_request_waiting(qp) ? Step::kMore : Step::kIdle;
+      if (is_request_waiting(qp)) return Step::kMore;
+      if (!is_anything_late(qp)) return Step::kIdle;
+      return is_sleep_announced(qp) ? Step::kMore : Step::kLinger;
     }
     case Outcome::kNotReady:
       if (requester.rnr_retry_count != kInfiniteRnrRetries) {
-        if (requester.rnr_retries_left == 0) {
-          fail_request(qp, request, IBV_WC_RNR_RETRY_EXC_ERR);
-          return Step::kIdle;
-        }
+        if (requester.rnr_retries_left == 0) return fail_request(qp, IBV_WC_RNR_RETRY_EXC_ERR);
         --requester.rnr_retries_left;
       }
       return wait_until(requester, monotonic_ns() + kRnrTimers[result.rnr_timer % 32] * kRnrTimerUnitNs);
@@ -379,8 +560,7 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
     case Outcome::kLater:
       return Step::kWait;
     case Outcome::kFailed:
-      fail_request(qp, request, result.status);
-      return Step::kIdle;
+      return fail_request(qp, result.status);
   }
   return Step::kIdle;
 }

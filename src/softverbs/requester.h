@@ -9,9 +9,10 @@
 namespace verbatim::softverbs {
 
 enum class Step {
-  kIdle,  // nothing to do in this state
-  kMore,  // call again soon
-  kWait,  // call again at Requester::due_ns
+  kIdle,    // nothing to do in this state
+  kMore,    // call again soon
+  kWait,    // call again at Requester::due_ns
+  kLinger,  // call again when there is more to send, or else at the end of LatePayloads; without a thread, at a poll
 };
 
 // With qp.execution held. Subtracts the bytes that the step moved from `quantum`, down to 0.
@@ -19,5 +20,7 @@ Step advance(Qp& qp, std::uint64_t& quantum);
 
 // Puts the QP into the error state from its own side and flushes both queues; with qp.execution held.
 void fail_own_qp(Qp& qp);
+// The same when a completion found no room, with the event that says so.
+void fail_for_full_cq(Qp& qp);
 
 }  // namespace verbatim::softverbs

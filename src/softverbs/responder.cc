@@ -17,6 +17,13 @@ bool carries_imm(ibv_wr_opcode opcode) {
   return opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 }
 
+// The error belongs to no receive request and is told by an event.
+void fail_with_event(const ProcessView& process, Incarnation me, std::uint32_t qp_index, ibv_event_type event) {
+  const bool entered = enter_error_state(process, qp_index);
+  raise_qp_event(process, me, qp_index, event);
+  finish_failure(process, me, qp_index, entered);
+}
+
 // Answers one step of a message for one QP.
 class Responder {
  public:
@@ -33,7 +40,9 @@ class Responder {
     const auto state = static_cast<ibv_qp_state>(qp_.state.load(std::memory_order_relaxed));
     const bool receives = state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
     if (!receives || qp_.dest_qpn != packets_.source_qpn) return Answer::kSilence;
-    if (qp_.expected_psn != packets_.psn) return is_duplicate() ? answer_duplicate() : Answer::kSilence;
+    if (!is_expected(qp_, packets_.source_qpn, packets_.psn)) {
+      return is_duplicate() ? answer_duplicate() : Answer::kSilence;
+    }
     if (qp_.established == 0) {
       qp_.established = 1;
       if (state == IBV_QPS_RTR) raise_qp_event(process_, me_, index_, IBV_EVENT_COMM_EST);
@@ -41,6 +50,20 @@ class Responder {
     const Answer answer = is_well_formed() ? execute() : refuse(Answer::kInvalidRequest);
     if (answer == Answer::kAck) qp_.expected_psn = (qp_.expected_psn + packets_.count) & k24Bits;
     return answer;
+  }
+
+  Answer place() {
+    if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return Answer::kInvalidRequest;
+    Spans places;
+    if (!remote_places(IBV_ACCESS_REMOTE_WRITE, places)) return Answer::kAccessError;
+    switch (copy_to(process_, local_, places)) {
+      case CopyResult::kDone:
+        return Answer::kAck;
+      case CopyResult::kGone:
+        return Answer::kSilence;
+      default:
+        return Answer::kOperationalError;
+    }
   }
 
  private:
@@ -114,6 +137,7 @@ class Responder {
     if (consumes && !has_receive()) return Answer::kReceiverNotReady;
     Spans places;
     if (!remote_places(IBV_ACCESS_REMOTE_WRITE, places)) return refuse(Answer::kAccessError);
+    if (packets_.is_late) return Answer::kAck;
     if (const Answer moved = moved_or_refused(copy_to(process_, local_, places)); moved != Answer::kAck) return moved;
     if (!consumes) return Answer::kAck;
     if (!take()) return Answer::kReceiverNotReady;
@@ -253,15 +277,13 @@ class Responder {
     return fail_receive(status, status == IBV_WC_LOC_LEN_ERR ? Answer::kInvalidRequest : Answer::kOperationalError);
   }
 
-  // The error belongs to no receive request and is told by an event.
   Answer refuse(Answer answer) {
-    return fail_with_event(answer == Answer::kAccessError ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR, answer);
+    refuse_request(process_, me_, index_, answer);
+    return answer;
   }
 
   Answer fail_with_event(ibv_event_type event, Answer answer) {
-    const bool entered = enter_error_state(process_, index_);
-    raise_qp_event(process_, me_, index_, event);
-    finish_failure(process_, me_, index_, entered);
+    softverbs::fail_with_event(process_, me_, index_, event);
     return answer;
   }
 
@@ -291,6 +313,20 @@ class Responder {
 Answer answer_packets(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
                       Spans& local) {
   return Responder(process, me, qp_index, packets, local).answer();
+}
+
+bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn) {
+  return qp.dest_qpn == source_qpn && qp.expected_psn == psn;
+}
+
+Answer place_payload(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                     Spans& local) {
+  return Responder(process, me, qp_index, packets, local).place();
+}
+
+void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp_index, Answer answer) {
+  fail_with_event(process, me, qp_index,
+                  answer == Answer::kAccessError ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
 }
 
 void fail_qp(const ProcessView& process, Incarnation me, std::uint32_t qp_index) {

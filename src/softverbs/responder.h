@@ -26,6 +26,7 @@ struct Packets {
   std::uint32_t rkey;
   std::uint32_t imm;
   bool solicited;
+  bool is_late;  // a WRITE whose payload place_payload() brings later
 
   bool is_first() const { return offset == 0; }
   bool is_last() const { return offset + bytes == message_bytes; }
@@ -44,6 +45,15 @@ enum class Answer {
 // READ and atomics. Called with qp.lock held; any answer from kInvalidRequest on has put the QP into the error state.
 Answer answer_packets(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
                       Spans& local);
+
+// Whether the QP would take a packet from that sender, of that sequence number, as its next one. With qp.lock held.
+bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn);
+
+// Brings the bytes of a WRITE that was answered before. kAck, kSilence, or what is wrong by now: the caller refuses.
+// With qp.lock held.
+Answer place_payload(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                     Spans& local);
+void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp_index, Answer answer);
 
 // Puts a QP into the error state and flushes its receive queue; if it is there already, flushes what is left. Called
 // with qp.lock held, by the owner or by a peer. The owner's send queue is flushed by its engine.

@@ -28,6 +28,7 @@ constexpr std::uint32_t kMostMsgBytes = 1U << 31;  // the InfiniBand limit of a 
 
 constexpr std::array kNumbers{
     NumberSetting{"SOFTVERBS_DEVICES", &Settings::devices, 0, kMaxDevices},
+    NumberSetting{"SOFTVERBS_SEED", &Settings::seed, 0, ~0U},
     NumberSetting{"SOFTVERBS_VENDOR_ID", &Settings::vendor_id, 0, 0xffffff},
     NumberSetting{"SOFTVERBS_VENDOR_PART_ID", &Settings::vendor_part_id, 0, ~std::uint32_t{0}},
     NumberSetting{"SOFTVERBS_MTU", &Settings::mtu_bytes, 256, 4096},
@@ -132,6 +133,7 @@ std::optional<Settings> read_settings() {
   }
   if (!read_choice("SOFTVERBS_ENGINE", "thread", "inline", result.threaded)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LINK_LAYER", "roce", "ib", result.ethernet)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_ORDERING", "adaptive-routing", "in-order", result.adaptive_routing)) return std::nullopt;
   if (!read_choice("SOFTVERBS_DMABUF", "1", "0", result.dmabuf)) return std::nullopt;
   if (!is_one_of("SOFTVERBS_MTU", result.mtu_bytes, {256, 512, 1024, 2048, 4096})) return std::nullopt;
   if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;

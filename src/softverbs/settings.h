@@ -11,14 +11,16 @@ namespace verbatim::softverbs {
 constexpr std::uint32_t kMaxDevices = 16;
 
 struct Settings {
-  bool threaded = true;  // SOFTVERBS_ENGINE=thread|inline
-  bool ethernet = true;  // SOFTVERBS_LINK_LAYER=roce|ib
-  bool dmabuf = false;   // SOFTVERBS_DMABUF=1|0
+  bool threaded = true;           // SOFTVERBS_ENGINE=thread|inline
+  bool ethernet = true;           // SOFTVERBS_LINK_LAYER=roce|ib
+  bool adaptive_routing = false;  // SOFTVERBS_ORDERING=adaptive-routing|in-order
+  bool dmabuf = false;            // SOFTVERBS_DMABUF=1|0
   std::string name_space;
   std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced
   FaultScript faults;      // SOFTVERBS_FAULTS, with SOFTVERBS_SEED in front
 
   std::uint32_t devices = 1;
+  std::uint32_t seed = 0;
   std::uint32_t vendor_id = 0;
   std::uint32_t vendor_part_id = 0;
   std::uint32_t mtu_bytes = 4096;

@@ -35,7 +35,8 @@ int complete(ibv_qp_ex* handle) SOFTVERBS_HOLDS_LOCK {
   const int error = refused != 0 ? refused : qp.batch.error;
   if (error == 0) {
     for (std::uint32_t at = qp.batch.next - qp.batch.count; at != qp.batch.next; ++at) {
-      count_request(counters, qp.sends.requests[at & qp.sends.mask]);
+      const SendRequest& request = qp.sends.requests[at & qp.sends.mask];
+      count_request(counters, request.opcode, request.length, request.flags);
     }
     qp.sends.posted.store(qp.batch.next, std::memory_order_release);
   }

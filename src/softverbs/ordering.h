@@ -1,0 +1,59 @@
+// SOFTVERBS_ORDERING=adaptive-routing: packets of one connection travel different ways, and the payloads of WRITEs come
+// to memory in any order, some of them late. What that may look like to a program is the InfiniBand specification's
+// chapter 9.5 (volume 1): by o9-20 nobody may depend on what a WRITE's target holds before the message's immediate data
+// or a later SEND has completed there or a later ATOMIC has changed memory; a READ that follows finds the data in
+// place. The program that posted may depend on it once that WRITE or a request behind it has completed (10.8.3.3:
+// completions come in the order of the requests). Nothing else orders the bytes, not even those of one WRITE: hence the
+// answer of ibv_query_qp_data_in_order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace verbatim::softverbs {
+
+// Some bytes of a WRITE that was sent, passed the receiver's checks, and has not reached memory.
+struct LatePayload {
+  std::uint32_t position;  // of the request in the send queue
+  std::uint64_t offset;    // in its message
+  std::uint64_t bytes;
+};
+
+// Those of one QP, with the dice that decide about them; under Qp::execution.
+class LatePayloads {
+ public:
+  // Never called: payloads are placed as they are sent. Otherwise the same seed makes the same decisions.
+  void enable(std::uint64_t seed);
+  bool is_enabled() const { return enabled_; }
+
+  bool empty() const { return payloads_.empty(); }
+  bool is_full() const { return payloads_.size() >= kMostPayloads; }
+  // Takes in a run of bytes, in one piece or in some. `address`: where the first of them will lie.
+  void add(std::uint32_t position, std::uint64_t address, std::uint64_t offset, std::uint64_t bytes);
+  void put_back(const LatePayload& payload) { payloads_.push_back(payload); }
+  LatePayload take_any();
+  void clear() { payloads_.clear(); }
+
+  bool toss() { return draw(2) == 0; }
+
+  // When the latest of what is sent now must be in memory: chosen when the first of it is sent.
+  void choose_end(std::uint64_t now_ns);
+  bool is_over(std::uint64_t now_ns) const { return now_ns >= end_ns_; }
+  std::uint64_t end_ns() const { return end_ns_; }
+  // The same, for an engine that has no thread and so no time of its own: counts this look.
+  bool is_last_look() { return looks_left_ == 0 || --looks_left_ == 0; }
+
+ private:
+  static constexpr std::size_t kMostPayloads = 64;
+
+  std::uint64_t draw(std::uint64_t sides);
+
+  bool enabled_ = false;
+  std::uint64_t state_ = 0;
+  std::uint64_t end_ns_ = 0;
+  std::uint32_t looks_left_ = 0;
+  std::vector<LatePayload> payloads_;
+};
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""usage: instructions_test.py WRITE_LOOP MOST
+
+Counts the instructions of one 8-byte WRITE between QPs of one process, ibv_post_send and ibv_poll_cq with all that the
+device does in them: the difference between two runs under callgrind, divided by how many more WRITEs the second has.
+Fails above MOST. Exits with 77 (skipped) where there is no valgrind.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+
+FEW, MANY = 1000, 3000
+
+
+def instructions(program, count):
+    run = subprocess.run(
+        ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", program, str(count)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    collected = re.search(r"Collected : (\d+)", run.stdout)
+    if run.returncode != 0 or collected is None:
+        sys.exit(run.stdout)
+    return int(collected.group(1))
+
+
+def main():
+    program, most = sys.argv[1], int(sys.argv[2])
+    if shutil.which("valgrind") is None:
+        print("skipped: there is no valgrind")
+        sys.exit(77)
+    each = (instructions(program, MANY) - instructions(program, FEW)) / (MANY - FEW)
+    print(f"{each:.0f} instructions for one 8-byte WRITE, {most} are allowed")
+    if not 50 < each <= most:
+        sys.exit(1)
+
+
+main()
