@@ -68,13 +68,6 @@ nccl::Result answer(const Comm& comm, const Request* request) {
   return to_nccl(*comm.error());
 }
 
-// For zero bytes NCCL need not have a registration.
-const MemoryKeys* memory_of(void* mhandle, std::size_t size) {
-  static constexpr MemoryKeys kNothing{};
-  if (mhandle != nullptr) return static_cast<const MemoryHandle*>(mhandle);
-  return size == 0 ? &kNothing : nullptr;
-}
-
 std::span<std::uint8_t, wire::kHandleBytes> handle_bytes(void* handle) {
   static_assert(wire::kHandleBytes == nccl::kNetHandleMaxBytes);
   return std::span<std::uint8_t, wire::kHandleBytes>(static_cast<std::uint8_t*>(handle), wire::kHandleBytes);
@@ -258,11 +251,6 @@ nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void*
     *request = made;
     return answer(comm, made);
   });
-}
-
-bool receive_buffer(void* data, std::size_t size, int tag, void* mhandle, RecvBuffer& buffer) noexcept {
-  buffer = {data, size, tag, memory_of(mhandle, size)};
-  return buffer.memory != nullptr;
 }
 
 nccl::Result refuse_receive(void* recv_comm, int n) noexcept {

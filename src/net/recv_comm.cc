@@ -108,7 +108,7 @@ void RecvComm::post_receives(std::size_t queue) {
 }
 
 // Whether a group of this size finds request slots, room for its CTS, and a receive on every QP.
-bool RecvComm::make_room(std::uint32_t group_size) {
+inline bool RecvComm::make_room(std::uint32_t group_size) {
   if (next_member_ - oldest_member_ + group_size > wire::kMaxInFlight) return false;
   if (cts_free_ == 0) {
     progress();
@@ -121,6 +121,52 @@ bool RecvComm::make_room(std::uint32_t group_size) {
   // Where the device's queues are too shallow for all that may be in flight, fewer groups are.
   if (groups_in_flight_ + kReceiveBatch > most_receives_) return false;
   return error() == nullptr;
+}
+
+// Registered through another comm (regIsGlobal): this one hears of device memory only now.
+[[gnu::cold]] bool RecvComm::can_flush() {
+  if (prepare_flush()) return true;
+  fail(ErrorKind::kSystem, "irecv", "no flush QP for GPU memory on " + endpoint_.describe_path(0));
+  return false;
+}
+
+inline void RecvComm::write_entry(std::uint32_t index, std::uint32_t member, std::uint8_t group_size,
+                                  const RecvBuffer& buffer) const {
+  wire::CtsHead head{};
+  head.address = reinterpret_cast<std::uint64_t>(buffer.data);
+  head.size = buffer.bytes;
+  head.tag = static_cast<std::uint32_t>(buffer.tag);
+  head.group_size = group_size;
+  if (entry_bytes_ == sizeof(wire::CtsEntry)) {
+    auto& out = *reinterpret_cast<wire::CtsEntry*>(entry(index));
+    out.head = head;
+    out.rkey = buffer.memory->rkey[0];
+    out.ready = member + 1;
+    return;
+  }
+  auto& out = *reinterpret_cast<wire::CtsWideEntry*>(entry(index));
+  out.head = head;
+  std::copy(std::begin(buffer.memory->rkey), std::end(buffer.memory->rkey), std::begin(out.rkey));
+  out.ready = member + 1;
+}
+
+inline void RecvComm::post_cts(std::uint32_t first_member, std::uint32_t group_size) {
+  const std::uint32_t index = wire::ring_index(first_member);
+  const EndpointQp& end = endpoint_.qps()[0];
+  cts_segment_.addr = reinterpret_cast<std::uint64_t>(entry(index));
+  cts_segment_.length = static_cast<std::uint32_t>(group_size * entry_bytes_);
+  cts_work_.wr.rdma.remote_addr = ring_address_ + index * entry_bytes_;
+  cts_work_.send_flags = cts_segment_.length <= end.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0U;
+  cts_work_.wr_id = kCtsWork;
+  --cts_free_;
+  if (++cts_unsignalled_ >= cts_signal_interval_) {
+    cts_work_.send_flags |= IBV_SEND_SIGNALED;
+    cts_work_.wr_id |= std::uint64_t{cts_unsignalled_} << 32;
+    cts_unsignalled_ = 0;
+  }
+  ibv_send_wr* refused = nullptr;
+  const int returned = ibv_post_send(end.qp.get(), &cts_work_, &refused);
+  if (returned != 0) fail_post("ibv_post_send", returned, 0);
 }
 
 Request* RecvComm::irecv(std::span<const RecvBuffer> buffers) {
@@ -146,52 +192,6 @@ Request* RecvComm::irecv(std::span<const RecvBuffer> buffers) {
   return &request;
 }
 
-// Registered through another comm (regIsGlobal): this one hears of device memory only now.
-[[gnu::cold]] bool RecvComm::can_flush() {
-  if (prepare_flush()) return true;
-  fail(ErrorKind::kSystem, "irecv", "no flush QP for GPU memory on " + endpoint_.describe_path(0));
-  return false;
-}
-
-void RecvComm::write_entry(std::uint32_t index, std::uint32_t member, std::uint8_t group_size,
-                           const RecvBuffer& buffer) const {
-  wire::CtsHead head{};
-  head.address = reinterpret_cast<std::uint64_t>(buffer.data);
-  head.size = buffer.bytes;
-  head.tag = static_cast<std::uint32_t>(buffer.tag);
-  head.group_size = group_size;
-  if (entry_bytes_ == sizeof(wire::CtsEntry)) {
-    auto& out = *reinterpret_cast<wire::CtsEntry*>(entry(index));
-    out.head = head;
-    out.rkey = buffer.memory->rkey[0];
-    out.ready = member + 1;
-    return;
-  }
-  auto& out = *reinterpret_cast<wire::CtsWideEntry*>(entry(index));
-  out.head = head;
-  std::copy(std::begin(buffer.memory->rkey), std::end(buffer.memory->rkey), std::begin(out.rkey));
-  out.ready = member + 1;
-}
-
-void RecvComm::post_cts(std::uint32_t first_member, std::uint32_t group_size) {
-  const std::uint32_t index = wire::ring_index(first_member);
-  const EndpointQp& end = endpoint_.qps()[0];
-  cts_segment_.addr = reinterpret_cast<std::uint64_t>(entry(index));
-  cts_segment_.length = static_cast<std::uint32_t>(group_size * entry_bytes_);
-  cts_work_.wr.rdma.remote_addr = ring_address_ + index * entry_bytes_;
-  cts_work_.send_flags = cts_segment_.length <= end.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0U;
-  cts_work_.wr_id = kCtsWork;
-  --cts_free_;
-  if (++cts_unsignalled_ >= cts_signal_interval_) {
-    cts_work_.send_flags |= IBV_SEND_SIGNALED;
-    cts_work_.wr_id |= std::uint64_t{cts_unsignalled_} << 32;
-    cts_unsignalled_ = 0;
-  }
-  ibv_send_wr* refused = nullptr;
-  const int returned = ibv_post_send(end.qp.get(), &cts_work_, &refused);
-  if (returned != 0) fail_post("ibv_post_send", returned, 0);
-}
-
 Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
   if (error() != nullptr || !memory.device_memory) return nullptr;
   if (!flush_.prepared()) {
@@ -215,32 +215,7 @@ bool RecvComm::quiet() const {
   return groups_in_flight_ == 0 && flush_.quiet();
 }
 
-void RecvComm::progress() {
-  for (const UniqueCq& cq : endpoint_.cqs()) {
-    ibv_wc completions[kPollBatch];
-    const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);
-    for (int i = 0; i < count; ++i) complete(completions[i]);
-    if (count < 0) fail(ErrorKind::kSystem, "ibv_poll_cq", "ibv_poll_cq failed on " + endpoint_.describe_path(0));
-  }
-  hear_signals(false);
-}
-
-void RecvComm::complete(const ibv_wc& completion) {
-  const auto queue = static_cast<std::size_t>(completion.wr_id & 0xffff);
-  if ((completion.wr_id & kFlushWorkBit) != 0) {
-    if (completion.status != IBV_WC_SUCCESS) return fail_completion(completion, 0, "flushing a GPU buffer");
-    return flush_.complete(static_cast<std::uint32_t>(completion.wr_id & 0xffff));
-  }
-  if ((completion.wr_id & kReceiveWork) != 0) {
-    if (completion.status != IBV_WC_SUCCESS) return fail_completion(completion, queue, "receiving");
-    return arrived(completion, queue);
-  }
-  if (completion.status != IBV_WC_SUCCESS)
-    return fail_completion(completion, queue, "announcing a receive buffer (CTS)");
-  cts_free_ += static_cast<std::uint32_t>(completion.wr_id >> 32 & 0xffff);
-}
-
-void RecvComm::arrived(const ibv_wc& completion, std::size_t queue) {
+inline void RecvComm::arrived(const ibv_wc& completion, std::size_t queue) {
   if (--queues_[queue].posted + kReceiveBatch <= receive_target_) post_receives(queue);
   const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
   RecvRequest& request = requests_[immediate.entry];
@@ -255,6 +230,31 @@ void RecvComm::arrived(const ibv_wc& completion, std::size_t queue) {
   if (++request.parts_seen < immediate.parts) return;
   request.state = RequestState::kDone;
   --groups_in_flight_;
+}
+
+inline void RecvComm::complete(const ibv_wc& completion) {
+  const auto queue = static_cast<std::size_t>(completion.wr_id & 0xffff);
+  if ((completion.wr_id & kFlushWorkBit) != 0) {
+    if (completion.status != IBV_WC_SUCCESS) return fail_completion(completion, 0, "flushing a GPU buffer");
+    return flush_.complete(static_cast<std::uint32_t>(completion.wr_id & 0xffff));
+  }
+  if ((completion.wr_id & kReceiveWork) != 0) {
+    if (completion.status != IBV_WC_SUCCESS) return fail_completion(completion, queue, "receiving");
+    return arrived(completion, queue);
+  }
+  if (completion.status != IBV_WC_SUCCESS)
+    return fail_completion(completion, queue, "announcing a receive buffer (CTS)");
+  cts_free_ += static_cast<std::uint32_t>(completion.wr_id >> 32 & 0xffff);
+}
+
+void RecvComm::progress() {
+  for (const UniqueCq& cq : endpoint_.cqs()) {
+    ibv_wc completions[kPollBatch];
+    const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);
+    for (int i = 0; i < count; ++i) complete(completions[i]);
+    if (count < 0) fail(ErrorKind::kSystem, "ibv_poll_cq", "ibv_poll_cq failed on " + endpoint_.describe_path(0));
+  }
+  hear_signals(false);
 }
 
 [[gnu::cold]] void RecvComm::refuse_immediate(std::size_t queue) {
