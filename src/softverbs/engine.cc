@@ -42,16 +42,19 @@ Status Engine::start(Process& process) {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the program's
-  pthread_t thread;
-  const int error = pthread_create(&thread, nullptr, thread_main, this);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) {
-    VERBATIM_WARN("the device thread cannot be started: %s", std::strerror(error));
-    return system_error("pthread_create", error);
+  int error = 0;
+  unsigned started = 0;
+  for (pthread_t thread; started < threads_; ++started) {
+    error = pthread_create(&thread, nullptr, thread_main, this);
+    if (error != 0) break;
+    pthread_setname_np(thread, "softverbs");
+    pthread_detach(thread);
   }
-  pthread_setname_np(thread, "softverbs");
-  pthread_detach(thread);
-  return {};
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error == 0) return {};
+  VERBATIM_WARN("%u of %u device threads can be started: %s", started, threads_, std::strerror(error));
+  if (started != 0) return {};
+  return system_error("pthread_create", error);
 }
 
 void Engine::stop() {
@@ -94,7 +97,7 @@ void Engine::spin_then_sleep() {
     sched_yield();
   }
   if (due <= now) return;
-  segment.sleeping.store(1, std::memory_order_seq_cst);
+  segment.sleeping.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t rung = segment.doorbell.load(std::memory_order_seq_cst);
   if (!has_work()) {
     const std::uint64_t wait_ns = due == kNever ? 0 : due - now;
@@ -102,7 +105,7 @@ void Engine::spin_then_sleep() {
                            static_cast<long>(wait_ns % kNanosecondsPerSecond)};
     ::syscall(SYS_futex, &segment.doorbell, FUTEX_WAIT, rung, due == kNever ? nullptr : &timeout, nullptr, 0);
   }
-  segment.sleeping.store(0, std::memory_order_relaxed);
+  segment.sleeping.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void Engine::kick(Qp& qp) {

@@ -28,9 +28,9 @@ struct ScheduleEntry {
 // Thread-safe.
 class Engine {
  public:
-  explicit Engine(bool threaded) : threaded_(threaded) {}
+  Engine(bool threaded, unsigned threads) : threaded_(threaded), threads_(threads) {}
 
-  // Called once, before anything else. EAGAIN: the device thread cannot be had.
+  // Called once, before anything else. EAGAIN: a device thread cannot be had.
   Status start(Process& process);
   // No QP is run any more, now or later; waits a bounded time for the one that is. For the end of the process.
   void stop();
@@ -85,6 +85,7 @@ class Engine {
   std::uint64_t earliest_due() const VERBATIM_REQUIRES(mutex_);
 
   const bool threaded_;
+  const unsigned threads_;
   Process* process_ = nullptr;
   const std::atomic<std::uint32_t>* attention_pending_ = nullptr;  // Segment's
   std::atomic<std::uint64_t> earliest_due_ns_{kNever};

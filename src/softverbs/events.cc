@@ -81,7 +81,7 @@ void call_attention(const ProcessView& process, std::uint32_t qp_index) {
 void ring_doorbell(Segment& segment) {
   segment.doorbell.fetch_add(1, std::memory_order_seq_cst);
   if (segment.sleeping.load(std::memory_order_seq_cst) == 0) return;
-  ::syscall(SYS_futex, &segment.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  ::syscall(SYS_futex, &segment.doorbell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
 }  // namespace verbatim::softverbs

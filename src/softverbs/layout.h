@@ -223,8 +223,8 @@ struct Segment {
   std::int32_t pid;
   std::atomic<std::uint32_t> closed;  // the process left in good order
 
-  std::atomic<std::uint32_t> doorbell;  // futex of the engine thread, shared
-  std::atomic<std::uint32_t> sleeping;
+  std::atomic<std::uint32_t> doorbell;  // futex of the engine threads, shared
+  std::atomic<std::uint32_t> sleeping;  // so many of them
   std::atomic<std::uint32_t> attention_pending;
   std::atomic<std::uint64_t> attention[kMaxQps / 64];  // QPs that a peer moved to the error state
 

@@ -103,7 +103,7 @@ Process::Process(const Settings& settings, std::unique_ptr<HostRegistry> registr
       srqs_(fd_, offsetof(Segment, srqs), sizeof(SharedSrq), kMaxSrqs, objects(ObjectKind::kSrq)),
       mrs_(fd_, offsetof(Segment, mrs), sizeof(SharedMr), kMaxMrs, objects(ObjectKind::kMr)),
       qp_pointers_(kMaxQps),
-      engine_(settings_.threaded) {}
+      engine_(settings_.threaded, settings_.engines) {}
 
 void Process::leave_at_exit() {
   Process* process = joined();

@@ -50,7 +50,7 @@ struct Route {
   std::shared_ptr<ProcessView> process;
   SharedQp* qp = nullptr;
   std::uint32_t index = 0;
-  std::uint64_t quick_bytes = 0;  // up to so many of a WRITE may take the quick way: see quick_write.h
+  std::uint64_t quick_bytes = 0;  // up to so many of a WRITE may take the quick way: see post_send.cc
 };
 
 // The half of a QP that asks; under Qp::execution.

@@ -28,6 +28,7 @@ constexpr std::uint32_t kMostMsgBytes = 1U << 31;  // the InfiniBand limit of a 
 
 constexpr std::array kNumbers{
     NumberSetting{"SOFTVERBS_DEVICES", &Settings::devices, 0, kMaxDevices},
+    NumberSetting{"SOFTVERBS_ENGINES", &Settings::engines, 1, 64},
     NumberSetting{"SOFTVERBS_SEED", &Settings::seed, 0, ~0U},
     NumberSetting{"SOFTVERBS_MTU", &Settings::mtu_bytes, 256, 4096},
     NumberSetting{"SOFTVERBS_SPEED_GBPS", &Settings::speed_gbps, 10, 800},

@@ -19,6 +19,7 @@ struct Settings {
   FaultScript faults;      // SOFTVERBS_FAULTS, with SOFTVERBS_SEED in front
 
   std::uint32_t devices = 1;
+  std::uint32_t engines = 1;  // threads
   std::uint32_t seed = 0;
   std::uint32_t mtu_bytes = 4096;
   std::uint32_t speed_gbps = 100;
