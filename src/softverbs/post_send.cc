@@ -26,6 +26,7 @@ int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
   to.flags = static_cast<std::uint8_t>(from.send_flags);
   to.imm = from.imm_data;
   to.sge_count = static_cast<std::uint32_t>(from.num_sge);
+  to.arrival = qp.process->next_arrival();
   to.length = 0;
   for (int i = 0; i < from.num_sge; ++i) to.length += from.sg_list[i].length;
   switch (from.opcode) {

@@ -12,6 +12,8 @@ namespace verbatim::control {
 namespace {
 
 constexpr std::array kSubcommands{
+    Subcommand{"hold", "stops the virtual clock of the ports with a rate", declare_hold},
+    Subcommand{"release", "starts it again", declare_release},
     Subcommand{"stats", "what the running processes have asked of their devices", declare_stats},
 };
 
