@@ -123,9 +123,12 @@ Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener) {
     case EHOSTUNREACH:
     case EOPNOTSUPP:
     case ENETUNREACH:
-    // No descriptor is free at this moment; whoever waits has a deadline of its own.
+    case EPERM:  // a firewall
+    // No descriptor or memory is free at this moment; whoever waits has a deadline of its own.
     case EMFILE:
     case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
       return std::optional<UniqueFd>();
     default:
       break;

@@ -3,10 +3,26 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <thread>
+#include <utility>
+
+namespace {
+
+int g_accept_errno = 0;  // with which the next accept4 fails; 0: as the system has it
+
+}  // namespace
+
+// In place of libc's, for what no test can make the system say.
+extern "C" int accept4(int socket, sockaddr* address, socklen_t* bytes, int flags) {
+  if (g_accept_errno == 0) return static_cast<int>(::syscall(SYS_accept4, socket, address, bytes, flags));
+  errno = std::exchange(g_accept_errno, 0);
+  return -1;
+}
 
 namespace verbatim {
 namespace {
@@ -44,6 +60,20 @@ TEST(Socket, NobodyWaitingIsNoError) {
   const Result<std::optional<UniqueFd>> accepted = tcp_accept(*listener);
   ASSERT_TRUE(accepted);
   EXPECT_FALSE(accepted->has_value());
+}
+
+TEST(Socket, WhatPassesIsNoErrorOfTheListener) {
+  Result<UniqueFd> listener = tcp_listen(ipv4("127.0.0.1", 0));
+  ASSERT_TRUE(listener);
+  for (const int passing : {ECONNABORTED, EPERM, EMFILE, ENFILE, ENOBUFS, ENOMEM}) {
+    g_accept_errno = passing;
+    const Result<std::optional<UniqueFd>> accepted = tcp_accept(*listener);
+    ASSERT_EQ(g_accept_errno, 0) << "nobody asked";
+    ASSERT_TRUE(accepted) << std::strerror(passing);
+    EXPECT_FALSE(accepted->has_value());
+  }
+  g_accept_errno = EBADF;
+  EXPECT_FALSE(tcp_accept(*listener));
 }
 
 TEST(Socket, BothEndsKnowEachOther) {
