@@ -107,16 +107,15 @@ inline nccl::Result irecv_profiled(void* recv_comm, int n, void** data, std::siz
 // What every version's properties have.
 template <typename Properties>
 void fill_properties(const DeviceView& view, Properties& properties) {
-  const Port& port = *view.port;
   properties = {};
-  properties.name = const_cast<char*>(port.name.c_str());
-  properties.pciPath = port.pci_path ? const_cast<char*>(port.pci_path->c_str()) : nullptr;
-  properties.guid = port.guid;
-  properties.ptrSupport = static_cast<int>(port.ptr_support);
-  properties.speed = static_cast<int>(std::min<std::uint32_t>(port.speed_mbps, INT_MAX));
-  properties.port = static_cast<int>(port.topology_port);
+  properties.name = const_cast<char*>(view.name);
+  properties.pciPath = const_cast<char*>(view.pci_path);
+  properties.guid = view.guid;
+  properties.ptrSupport = static_cast<int>(view.ptr_support);
+  properties.speed = static_cast<int>(std::min<std::uint32_t>(view.speed_mbps, INT_MAX));
+  properties.port = static_cast<int>(view.topology_port);
   properties.latency = 0;  // NCCL adds its own
-  properties.maxComms = port.device->attributes().max_qp;
+  properties.maxComms = view.max_qps;
   properties.maxRecvs = static_cast<int>(view.max_recvs);
 }
 

@@ -38,6 +38,12 @@ namespace {
 
 Mutex g_mutex;  // held while devices open and close: inits of several communicators come at once
 ProcessState* g_process VERBATIM_GUARDED_BY(g_mutex) = nullptr;
+std::set<std::string>* g_names VERBATIM_GUARDED_BY(g_mutex) = nullptr;  // that NCCL has pointers to
+
+const char* lasting(const std::string& name) VERBATIM_REQUIRES(g_mutex) {
+  if (g_names == nullptr) g_names = new std::set<std::string>;
+  return g_names->insert(name).first->c_str();
+}
 
 std::string read_host_name() {
   char name[HOST_NAME_MAX + 1] = {};
@@ -131,9 +137,11 @@ void close_all_contexts() {
       const MutexLock lock(g_mutex);
       if (g_process != nullptr) any = *g_process->contexts.begin();
     }
-    if (any == nullptr) return;
+    if (any == nullptr) break;
     close_context(any);
   }
+  const MutexLock lock(g_mutex);
+  delete std::exchange(g_names, nullptr);
 }
 
 Result<std::size_t> device_count() {
@@ -146,7 +154,17 @@ Result<DeviceView> device(std::size_t index) {
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "getProperties before init"};
   if (index >= g_process->inventory->ports().size()) return Error{ErrorKind::kArgument, 0, "no such device"};
-  return DeviceView{&g_process->inventory->ports()[index], g_process->config.max_recvs};
+  const Port& port = g_process->inventory->ports()[index];
+  return DeviceView{.name = lasting(port.name),
+                    .pci_path = port.pci_path ? lasting(*port.pci_path) : nullptr,
+                    .guid = port.guid,
+                    .ptr_support = port.ptr_support,
+                    .speed_mbps = port.speed_mbps,
+                    .topology_port = port.topology_port,
+                    .max_qps = port.device->attributes().max_qp,
+                    .max_recvs = g_process->config.max_recvs,
+                    .rail_id = port.rail_id,
+                    .plane_id = port.plane_id};
 }
 
 Context::Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process)

@@ -96,14 +96,23 @@ Result<Context*> open_context(int traffic_class);
 
 // Ends everything that the context owns, and the process state with the last one.
 void close_context(Context* context);
+// The library is being unloaded: all of them, and what NCCL may keep pointers to until then.
 void close_all_contexts();
 
 // The devices, while any context is open: kUsage otherwise.
 Result<std::size_t> device_count();
-// Valid as long as any context is open.
+// What NCCL is told of one: a copy, because the last context may end while a thread still reads it.
 struct DeviceView {
-  const Port* port;
+  const char* name;      // valid until the library is unloaded
+  const char* pci_path;  // the same, or nullptr
+  std::uint64_t guid;
+  unsigned ptr_support;
+  std::uint32_t speed_mbps;
+  std::uint32_t topology_port;
+  int max_qps;
   unsigned max_recvs;
+  int rail_id;
+  int plane_id;
 };
 Result<DeviceView> device(std::size_t index);
 

@@ -202,6 +202,13 @@ TEST_P(ConcurrentContexts, AskedAtAnyTime) {
               }
             },
             [&] {
+              while (!over) {
+                netapi::Properties properties;
+                const nccl::Result result = net().properties(0, &properties);
+                EXPECT_TRUE(result == nccl::Result::kInvalidUsage || !properties.name.empty());
+              }
+            },
+            [&] {
               for (int round = 0; round < 30; ++round) {
                 void* own = nullptr;
                 EXPECT_OK(net().init(1, {}, &own));
