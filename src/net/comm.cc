@@ -40,12 +40,22 @@ bool Comm::uses(const Device& device) const {
 
 bool Comm::uses(const ibv_qp& qp) const {
   return std::any_of(endpoint_.qps().begin(), endpoint_.qps().end(),
-                     [&](const EndpointQp& end) { return end.qp.get() == &qp; });
+                     [&](const EndpointQp& end) { return end.qp.get() == &qp; }) ||
+         flushes_with(qp);
 }
 
 bool Comm::uses(const ibv_cq& cq) const {
   return std::any_of(endpoint_.cqs().begin(), endpoint_.cqs().end(),
                      [&](const UniqueCq& own) { return own.get() == &cq; });
+}
+
+bool Comm::qps_stand() const {
+  return std::all_of(endpoint_.qps().begin(), endpoint_.qps().end(), [&](const EndpointQp& end) {
+    ibv_qp_attr now{};
+    ibv_qp_init_attr made{};
+    const Verbs& verbs = endpoint_.ports()[end.device]->device->verbs();
+    return verbs.query_qp(end.qp.get(), &now, IBV_QP_STATE, &made) == 0 && now.qp_state != IBV_QPS_ERR;
+  });
 }
 
 void Comm::abort() {

@@ -54,6 +54,8 @@ class Comm {
   bool uses(const Device& device) const;
   bool uses(const ibv_qp& qp) const;
   bool uses(const ibv_cq& cq) const;
+  // Asks the device whether all QPs are sound: they are in no error state.
+  bool qps_stand() const;
 
   // Whether every request has finished: then the QPs may outlive the caller's buffers.
   virtual bool quiet() const = 0;
@@ -70,6 +72,9 @@ class Comm {
 
  protected:
   Comm(CommKind kind, Context& context, Endpoint endpoint, ControlMemory control);
+
+  // Any thread. Of a receive comm, which has QPs of its own for flushes.
+  virtual bool flushes_with(const ibv_qp&) const { return false; }
 
   // The part of the control memory that the peer writes: the CTS ring or the size records.
   virtual const void* written_by_peer() const = 0;

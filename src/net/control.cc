@@ -91,13 +91,26 @@ void ControlThread::wake() const {
   static_cast<void>(!::write(wake_.get(), &one, sizeof one));
 }
 
-void ControlThread::watch(Comm& comm) {
+Status ControlThread::watch(Comm& comm) {
+  OutgoingMessage bye(wire::encode_bye());
   const MutexLock lock(mutex_);
+  parked_.try_emplace(&comm.context(), 0);
   const int fd = comm.side_channel().get();
-  connections_[fd].comm = &comm;
-  if (const Status added = add_to_epoll(epoll_, fd, static_cast<std::uint64_t>(fd)); !added) {
-    VERBATIM_INFO("%s failed: a connection will not hear of its peer's end", added.error().operation);
+  Connection& connection = connections_[fd];
+  connection.comm = &comm;
+  connection.bye = std::move(bye);
+  if (Status added = add_to_epoll(epoll_, fd, static_cast<std::uint64_t>(fd)); !added) {
+    connections_.erase(fd);
+    VERBATIM_WARN("watching a connection failed: %s: %s%s", added.error().operation,
+                  std::strerror(added.error().sys_errno),
+                  added.error().sys_errno == ENOSPC ? " (fs.epoll.max_user_watches limits it)" : "");
+    return added;
   }
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
+    if (device_failed_[i] && comm.uses(*devices_[i])) comm.raise(CommSignal::kDeviceFailed);
+  }
+  if (unknown_failed_ && !comm.qps_stand()) comm.raise(CommSignal::kDeviceFailed);
+  return {};
 }
 
 void ControlThread::forget(Comm& comm) {
@@ -110,9 +123,8 @@ void ControlThread::forget(Comm& comm) {
 void ControlThread::park(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) {
   {
     const MutexLock lock(mutex_);
-    ++parked_[&comm->context()];
-    Connection& connection = connections_[comm->side_channel().get()];
-    connection.bye = OutgoingMessage(wire::encode_bye());
+    ++parked_.find(&comm->context())->second;
+    Connection& connection = connections_.find(comm->side_channel().get())->second;
     connection.deadline_ns = monotonic_ns() + timeout_ns;
     connection.parked = std::move(comm);
   }
@@ -127,11 +139,14 @@ void ControlThread::drain(const Context& context, bool at_once) {
     }
     wake();
   }
-  while (parked_.contains(&context)) changed_.wait(mutex_);
+  if (const auto own = parked_.find(&context); own != parked_.end()) {
+    while (own->second != 0) changed_.wait(mutex_);
+    parked_.erase(own);
+  }
   mutex_.unlock();
 }
 
-void ControlThread::run() {
+void ControlThread::run() noexcept {
   ::pthread_setname_np(::pthread_self(), "verbatim");
   int timeout_ms = -1;
   while (true) {
@@ -143,29 +158,27 @@ void ControlThread::run() {
         std::uint64_t wakes = 0;
         static_cast<void>(!::read(wake_.get(), &wakes, sizeof wakes));
       } else if ((mark & ~kLowMask) == kDeviceMark) {
-        hear_device(*devices_[mark & kLowMask]);
+        hear_device(mark & kLowMask);
       } else {
         const MutexLock lock(mutex_);
         const auto found = connections_.find(static_cast<int>(mark));
         if (found != connections_.end()) hear_peer(found->second);
       }
     }
-    std::vector<std::unique_ptr<Comm>> finished;
+    Connections finished;
     {
       const MutexLock lock(mutex_);
       if (stop_) return;
       finished = take_finished();
       timeout_ms = milliseconds_to_next_deadline();
     }
-    if (finished.empty()) continue;
-    std::vector<const Context*> contexts;
-    for (const std::unique_ptr<Comm>& comm : finished) contexts.push_back(&comm->context());
-    finished.clear();
-    const MutexLock lock(mutex_);
-    for (const Context* context : contexts) {
-      if (--parked_[context] == 0) parked_.erase(context);
+    for (auto& [fd, connection] : finished) {
+      const Context* const context = &connection.parked->context();
+      connection.parked.reset();
+      const MutexLock lock(mutex_);
+      --parked_.find(context)->second;
+      changed_.notify_all();
     }
-    changed_.notify_all();
   }
 }
 
@@ -179,8 +192,8 @@ void ControlThread::hear_peer(Connection& connection) {
   connection.comm->raise(bye ? CommSignal::kPeerClosed : CommSignal::kPeerGone);
 }
 
-std::vector<std::unique_ptr<Comm>> ControlThread::take_finished() {
-  std::vector<std::unique_ptr<Comm>> finished;
+ControlThread::Connections ControlThread::take_finished() {
+  Connections finished;
   const std::uint64_t now = monotonic_ns();
   for (auto at = connections_.begin(); at != connections_.end();) {
     Connection& connection = at->second;
@@ -194,8 +207,7 @@ std::vector<std::unique_ptr<Comm>> ControlThread::take_finished() {
       continue;
     }
     static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, at->first, nullptr));
-    finished.push_back(std::move(connection.parked));
-    at = connections_.erase(at);
+    finished.insert(connections_.extract(at++));
   }
   return finished;
 }
@@ -213,19 +225,14 @@ int ControlThread::milliseconds_to_next_deadline() {
   return nearest <= now ? 0 : static_cast<int>((nearest - now) / kNanosecondsPerMillisecond + 1);
 }
 
-void ControlThread::hear_device(const Device& device) {
+void ControlThread::hear_device(std::size_t index) {
+  const Device& device = *devices_[index];
   const Verbs& verbs = device.verbs();
   ibv_async_event event{};
   while (verbs.get_async_event(device.context(), &event) == 0) {
-    if (ends_device(event.event_type) || ends_qp(event.event_type) || ends_cq(event.event_type)) {
+    {
       const MutexLock lock(mutex_);
-      for (const auto& [fd, connection] : connections_) {
-        Comm& comm = *connection.comm;
-        const bool concerned = ends_device(event.event_type) ? comm.uses(device)
-                               : ends_qp(event.event_type)   ? comm.uses(*event.element.qp)
-                                                             : comm.uses(*event.element.cq);
-        if (concerned) comm.raise(CommSignal::kDeviceFailed);
-      }
+      tell(event, index);
     }
     VERBATIM_INFO("%s: %s", device.name().c_str(), verbs.event_type_str(event.event_type));
     verbs.ack_async_event(&event);
@@ -236,8 +243,26 @@ void ControlThread::hear_device(const Device& device) {
                 std::strerror(errno));
   static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, device.context()->async_fd, nullptr));
   const MutexLock lock(mutex_);
+  fail_device(index);
+}
+
+void ControlThread::tell(const ibv_async_event& event, std::size_t device) {
+  if (ends_device(event.event_type)) return fail_device(device);
+  if (!ends_qp(event.event_type) && !ends_cq(event.event_type)) return;
+  bool known = false;
   for (const auto& [fd, connection] : connections_) {
-    if (connection.comm->uses(device)) connection.comm->raise(CommSignal::kDeviceFailed);
+    Comm& comm = *connection.comm;
+    if (!(ends_qp(event.event_type) ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
+    comm.raise(CommSignal::kDeviceFailed);
+    known = true;
+  }
+  if (!known) unknown_failed_ = true;
+}
+
+void ControlThread::fail_device(std::size_t index) {
+  device_failed_[index] = true;
+  for (const auto& [fd, connection] : connections_) {
+    if (connection.comm->uses(*devices_[index])) connection.comm->raise(CommSignal::kDeviceFailed);
   }
 }
 

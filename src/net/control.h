@@ -36,8 +36,9 @@ class ControlThread {
   ControlThread(const ControlThread&) = delete;
   ControlThread& operator=(const ControlThread&) = delete;
 
-  // From now on `comm` hears of its devices' and its peer's events, until it is forgotten or parked.
-  void watch(Comm& comm) VERBATIM_EXCLUDES(mutex_);
+  // From now on `comm` hears of its devices' and its peer's events, and of those of its devices that came before, until
+  // it is forgotten or parked. A failure has been logged, and nothing is watched then.
+  Status watch(Comm& comm) VERBATIM_EXCLUDES(mutex_);
   void forget(Comm& comm) VERBATIM_EXCLUDES(mutex_);
 
   // Takes over a watched comm that its owner has closed in peace: tells the peer, and keeps the QPs alive until it has
@@ -50,9 +51,9 @@ class ControlThread {
  private:
   struct Connection {
     Comm* comm = nullptr;
+    OutgoingMessage bye;           // made beforehand: closing must not fail
     std::unique_ptr<Comm> parked;  // set once the owner has closed it
     std::uint64_t deadline_ns = 0;
-    OutgoingMessage bye;
     bool bye_sent = false;
     bool peer_closed = false;
     std::array<std::uint8_t, wire::kHeaderBytes> message{};
@@ -61,14 +62,18 @@ class ControlThread {
   // By the side channel's descriptor, which is also what epoll reports.
   using Connections = std::map<int, Connection>;
 
-  explicit ControlThread(std::span<const std::unique_ptr<Device>> devices) : devices_(devices) {}
+  explicit ControlThread(std::span<const std::unique_ptr<Device>> devices)
+      : devices_(devices), device_failed_(devices.size()) {}
 
-  void run();
+  // Allocates nothing: nobody could be told that memory ran out.
+  void run() noexcept;
   void wake() const;
-  void hear_device(const Device& device) VERBATIM_EXCLUDES(mutex_);
+  void hear_device(std::size_t index) VERBATIM_EXCLUDES(mutex_);
+  void tell(const ibv_async_event& event, std::size_t device) VERBATIM_REQUIRES(mutex_);
+  void fail_device(std::size_t index) VERBATIM_REQUIRES(mutex_);
   void hear_peer(Connection& connection) VERBATIM_REQUIRES(mutex_);
   // Parked comms that are over; they are destroyed outside the lock.
-  std::vector<std::unique_ptr<Comm>> take_finished() VERBATIM_REQUIRES(mutex_);
+  Connections take_finished() VERBATIM_REQUIRES(mutex_);
   int milliseconds_to_next_deadline() VERBATIM_REQUIRES(mutex_);
 
   const std::span<const std::unique_ptr<Device>> devices_;
@@ -77,7 +82,10 @@ class ControlThread {
   mutable Mutex mutex_;
   std::condition_variable_any changed_;  // something parked is gone
   Connections connections_ VERBATIM_GUARDED_BY(mutex_);
-  std::map<const Context*, std::size_t> parked_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<const Context*, std::size_t> parked_ VERBATIM_GUARDED_BY(mutex_);  // from a context's first watch to drain
+  // What comms that are still being made must hear of once they are watched.
+  std::vector<bool> device_failed_ VERBATIM_GUARDED_BY(mutex_);
+  bool unknown_failed_ VERBATIM_GUARDED_BY(mutex_) = false;  // a QP or CQ of nobody who is watched
   bool stop_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -50,6 +50,12 @@ Status FlushQueue::prepare(Comm& comm, const Endpoint& endpoint, const Config& c
   return {};
 }
 
+bool FlushQueue::uses(const ibv_qp& qp) const {
+  const State* state = active_.load(std::memory_order_acquire);
+  return state != nullptr &&
+         std::any_of(state->qps.begin(), state->qps.end(), [&](const UniqueQp& own) { return own.get() == &qp; });
+}
+
 Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& returned) {
   State& state = *active_.load(std::memory_order_acquire);
   returned = 0;

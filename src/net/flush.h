@@ -28,6 +28,9 @@ class FlushQueue {
 
   bool prepared() const { return active_.load(std::memory_order_acquire) != nullptr; }
 
+  // Any thread.
+  bool uses(const ibv_qp& qp) const;
+
   // Posts a READ of the byte at `data` on every device. nullptr when every slot is taken or `returned` is not 0.
   Request* post(const void* data, const MemoryKeys& memory, int& returned);
 

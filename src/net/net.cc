@@ -280,20 +280,24 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
   const MutexLock lock(mutex_);
   connectors_.erase(token);
   if (!comm) return comm.error();
-  SendComm* made = comm->get();
-  comms_.emplace(made, std::move(*comm));
-  process_.control->watch(*made);
-  return made;
+  return keep(std::move(*comm));
 }
 
 Result<RecvComm*> Context::accept(ListenComm& listen) {
   Result<std::unique_ptr<RecvComm>> comm = listen.accept();
   if (!comm) return comm.error();
   if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
-  RecvComm* made = comm->get();
   const MutexLock lock(mutex_);
-  comms_.emplace(made, std::move(*comm));
-  process_.control->watch(*made);
+  return keep(std::move(*comm));
+}
+
+template <typename C>
+Result<C*> Context::keep(std::unique_ptr<C> comm) {
+  C* const made = comm.get();
+  decltype(comms_) kept;  // so that nothing can fail once it is watched
+  kept.emplace(made, std::move(comm));
+  if (const Status watched = process_.control->watch(*made); !watched) return watched.error();
+  comms_.merge(kept);
   return made;
 }
 

@@ -70,6 +70,9 @@ class Context {
   wire::PeerIdentity identity(const Port& port) const;
 
  private:
+  // Takes over a comm that stands: from here on it hears of events.
+  template <typename C>
+  Result<C*> keep(std::unique_ptr<C> comm) VERBATIM_REQUIRES(mutex_);
   void end(std::unique_ptr<Comm> comm);
   Result<std::vector<const Port*>> ports(std::size_t device) const;
 

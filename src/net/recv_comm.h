@@ -66,6 +66,7 @@ class RecvComm final : public Comm {
   static constexpr std::uint32_t kReceiveBatch = 16;
 
   const void* written_by_peer() const override { return &records(); }
+  bool flushes_with(const ibv_qp& qp) const override { return flush_.uses(qp); }
 
   RecvComm(Context& context, Endpoint endpoint, ControlMemory control);
 

@@ -1,0 +1,247 @@
+// What a comm hears of the events of its devices. The device is softverbs', the events are the test's.
+#include "net/control.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "link.h"
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+// What the verbs below answer with: one test at a time.
+struct Events {
+  std::mutex mutex;
+  std::deque<ibv_async_event> waiting;
+  int error = EAGAIN;  // once none is waiting
+  int asked_in_vain = 0;
+  std::vector<ibv_qp*> qps_created;
+  decltype(&ibv_create_qp) create_qp = nullptr;
+};
+Events* g_events = nullptr;
+
+int get_async_event(ibv_context*, ibv_async_event* event) {
+  const std::lock_guard lock(g_events->mutex);
+  if (g_events->waiting.empty()) {
+    ++g_events->asked_in_vain;
+    errno = g_events->error;
+    return -1;
+  }
+  *event = g_events->waiting.front();
+  g_events->waiting.pop_front();
+  return 0;
+}
+
+void ack_async_event(ibv_async_event*) {}
+
+ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
+  ibv_qp* const qp = g_events->create_qp(pd, wanted);
+  g_events->qps_created.push_back(qp);
+  return qp;
+}
+
+class ControlTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(std::getenv("VERBATIM_VERBS_LIBRARY"));
+    ASSERT_TRUE(verbs);
+    verbs_ = **verbs;
+    events_.create_qp = verbs_.create_qp;
+    verbs_.create_qp = create_qp;
+    verbs_.get_async_event = get_async_event;
+    verbs_.ack_async_event = ack_async_event;
+    g_events = &events_;
+    Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(verbs_, nullptr, Config(), "");
+    ASSERT_TRUE(inventory);
+    inventory_ = std::move(*inventory);
+    bell_ = UniqueFd(::eventfd(0, EFD_SEMAPHORE));
+    own_fd_ = std::exchange(device().context()->async_fd, bell_.get());
+    Result<std::unique_ptr<ControlThread>> control = ControlThread::start(inventory_->devices());
+    ASSERT_TRUE(control);
+    control_ = std::move(*control);
+    comm_ = make_comm();
+    ASSERT_NE(comm_, nullptr);
+  }
+
+  void TearDown() override {
+    if (watched_) control_->forget(*comm_);
+    control_.reset();
+    if (inventory_ != nullptr) device().context()->async_fd = own_fd_;
+  }
+
+  const Device& device() const { return *inventory_->devices()[0]; }
+
+  std::unique_ptr<RecvComm> make_comm() {
+    Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(link_.context(), {&inventory_->ports()[0]}, 2);
+    EXPECT_TRUE(comm);
+    int ends[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    peer_ends_.emplace_back(ends[1]);
+    if (comm) (*comm)->keep_side_channel(UniqueFd(ends[0]));
+    return comm ? std::move(*comm) : nullptr;
+  }
+
+  void watch() {
+    ASSERT_TRUE(control_->watch(*comm_));
+    watched_ = true;
+  }
+
+  // Returns when the control thread has heard it and all before it.
+  void happen(const ibv_async_event& event) {
+    {
+      const std::lock_guard lock(events_.mutex);
+      events_.waiting.push_back(event);
+    }
+    hear();
+  }
+  void hear() {
+    const auto asked = [&] {
+      const std::lock_guard lock(events_.mutex);
+      return events_.asked_in_vain;
+    };
+    const int before = asked();
+    const std::uint64_t one = 1;
+    ASSERT_EQ(::write(bell_.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    // Twice: what came just before may have been found by a look that had begun.
+    while (asked() < before + 2 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    ASSERT_GE(asked(), before + 2);
+    std::uint64_t rung = 0;
+    ASSERT_EQ(::read(bell_.get(), &rung, sizeof rung), static_cast<ssize_t>(sizeof rung));
+  }
+
+  static ibv_async_event about(ibv_qp* qp, ibv_event_type type) {
+    ibv_async_event event{};
+    event.event_type = type;
+    event.element.qp = qp;
+    return event;
+  }
+  static ibv_async_event device_fatal() {
+    ibv_async_event event{};
+    event.event_type = IBV_EVENT_DEVICE_FATAL;
+    return event;
+  }
+  ibv_qp* own_qp(RecvComm& comm) const { return comm.endpoint().qps()[1].qp.get(); }
+
+  // Whether the comm learns, when it next looks, that its device failed it.
+  static bool has_failed(RecvComm& comm) {
+    comm.progress();
+    return comm.error() != nullptr && comm.error()->kind == ErrorKind::kSystem;
+  }
+
+  Link link_;  // its context is the comms'
+  Verbs verbs_;
+  Events events_;
+  std::shared_ptr<DeviceInventory> inventory_;
+  UniqueFd bell_;
+  int own_fd_ = -1;
+  std::vector<UniqueFd> peer_ends_;
+  std::unique_ptr<RecvComm> comm_;
+  bool watched_ = false;
+  std::unique_ptr<ControlThread> control_;
+};
+
+TEST_F(ControlTest, ADeviceThatFailsEndsItsComms) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  EXPECT_FALSE(has_failed(*comm_));
+  ASSERT_NO_FATAL_FAILURE(happen(device_fatal()));
+  EXPECT_TRUE(has_failed(*comm_));
+}
+
+TEST_F(ControlTest, ADeviceThatFailedBeforeEndsACommAsSoonAsItStands) {
+  ASSERT_NO_FATAL_FAILURE(happen(device_fatal()));
+  ASSERT_NO_FATAL_FAILURE(watch());
+  EXPECT_TRUE(has_failed(*comm_));
+}
+
+TEST_F(ControlTest, ADeviceWhoseEventsCannotBeReadHasFailed) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  const LogCapture log;
+  {
+    const std::lock_guard lock(events_.mutex);
+    events_.error = EIO;
+  }
+  const std::uint64_t one = 1;
+  ASSERT_EQ(::write(bell_.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
+  const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+  while (!has_failed(*comm_) && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  EXPECT_TRUE(has_failed(*comm_));
+  const std::unique_ptr<RecvComm> later = make_comm();
+  ASSERT_TRUE(control_->watch(*later));
+  EXPECT_TRUE(has_failed(*later));
+  control_->forget(*later);
+}
+
+TEST_F(ControlTest, AQpThatFailsEndsItsCommAlone) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  const std::unique_ptr<RecvComm> other = make_comm();
+  ASSERT_TRUE(control_->watch(*other));
+  ASSERT_NO_FATAL_FAILURE(happen(about(own_qp(*comm_), IBV_EVENT_QP_FATAL)));
+  EXPECT_TRUE(has_failed(*comm_));
+  EXPECT_FALSE(has_failed(*other));
+  control_->forget(*other);
+}
+
+TEST_F(ControlTest, AQpThatFailedBeforeEndsACommAsSoonAsItStands) {
+  const std::unique_ptr<RecvComm> other = make_comm();
+  ASSERT_NO_FATAL_FAILURE(happen(about(own_qp(*comm_), IBV_EVENT_QP_FATAL)));
+  comm_->abort();  // the state that the event speaks of
+  ASSERT_NO_FATAL_FAILURE(watch());
+  EXPECT_TRUE(has_failed(*comm_));
+  ASSERT_TRUE(control_->watch(*other));
+  EXPECT_FALSE(has_failed(*other));
+  control_->forget(*other);
+}
+
+TEST_F(ControlTest, AFlushQpThatFailsEndsItsComm) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  std::vector<std::uint8_t> target(64);
+  const auto memory = link_.reg(*comm_, target, MemoryType::kCuda);
+  ASSERT_NE(memory, nullptr);
+  ibv_qp* const flush_qp = events_.qps_created.back();
+  ASSERT_NE(flush_qp, own_qp(*comm_));
+  ASSERT_NO_FATAL_FAILURE(happen(about(flush_qp, IBV_EVENT_QP_FATAL)));
+  EXPECT_TRUE(has_failed(*comm_));
+}
+
+TEST_F(ControlTest, ACompletionQueueThatFailsEndsItsComm) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  ibv_async_event event{};
+  event.event_type = IBV_EVENT_CQ_ERR;
+  event.element.cq = comm_->endpoint().cqs()[0].get();
+  ASSERT_NO_FATAL_FAILURE(happen(event));
+  EXPECT_TRUE(has_failed(*comm_));
+}
+
+TEST_F(ControlTest, WhatIsNoFailureEndsNothing) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  ibv_async_event event{};
+  event.event_type = IBV_EVENT_PORT_ERR;
+  event.element.port_num = 1;
+  ASSERT_NO_FATAL_FAILURE(happen(event));
+  ASSERT_NO_FATAL_FAILURE(happen(about(own_qp(*comm_), IBV_EVENT_COMM_EST)));
+  EXPECT_FALSE(has_failed(*comm_));
+}
+
+// A file is never ready, and epoll refuses it, as it refuses a socket beyond the user's limit.
+TEST_F(ControlTest, ACommThatCannotBeWatchedIsRefused) {
+  comm_->keep_side_channel(UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)));
+  const LogCapture log;
+  const Status watched = control_->watch(*comm_);
+  ASSERT_FALSE(watched);
+  EXPECT_EQ(watched.error().sys_errno, EPERM);
+  EXPECT_NE(log.only_warning().find("epoll_ctl"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace verbatim
