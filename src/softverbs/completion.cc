@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "softverbs/events.h"
-#include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 
@@ -138,36 +137,11 @@ int resize_cq(Cq& cq, int entries) {
   return 0;
 }
 
-void read_entry(const Cqe& entry, ibv_wc& completion) {
-  completion.wr_id = entry.wr_id;
-  completion.status = static_cast<ibv_wc_status>(entry.status);
-  completion.opcode = static_cast<ibv_wc_opcode>(entry.opcode);
-  completion.vendor_err = 0;
-  completion.byte_len = entry.byte_len;
-  completion.imm_data = entry.imm;
-  completion.qp_num = entry.qpn;
-  completion.src_qp = entry.source_qpn;
-  completion.wc_flags = entry.wc_flags;
-  completion.pkey_index = 0;
-  completion.slid = 0;
-  completion.sl = 0;
-  completion.dlid_path_bits = 0;
-  if (entry.status != IBV_WC_SUCCESS) {
-    completion.vendor_err = entry.imm;
-    if (Faults* all = faults(); all != nullptr) all->garble(completion);
-  }
-}
-
-bool note_empty_poll(Cq& cq) {
-  if (cq.shared->tail.load(std::memory_order_seq_cst) != cq.shared->head.load(std::memory_order_relaxed)) {
-    cq.empty_polls.store(0, std::memory_order_relaxed);
-    return false;
-  }
+void count_empty_poll(Cq& cq) {
   cq.shared->counters.empty_polls.add(1);
   const std::uint32_t empty = cq.empty_polls.load(std::memory_order_relaxed) + 1;
   cq.empty_polls.store(empty, std::memory_order_relaxed);
   if (empty % kEmptyPollsPerYield == 0) sched_yield();
-  return true;
 }
 
 int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {

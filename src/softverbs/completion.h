@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/result.h"
+#include "softverbs/faults.h"
 #include "softverbs/objects.h"
 #include "softverbs/process_view.h"
 
@@ -55,9 +56,35 @@ int poll_cq(ibv_cq* cq, int count, ibv_wc* completions);
 int req_notify_cq(ibv_cq* cq, int solicited_only);
 
 // What a program is told of an entry.
-void read_entry(const Cqe& entry, ibv_wc& completion);
+inline void read_entry(const Cqe& entry, ibv_wc& completion) {
+  completion.wr_id = entry.wr_id;
+  completion.status = static_cast<ibv_wc_status>(entry.status);
+  completion.opcode = static_cast<ibv_wc_opcode>(entry.opcode);
+  completion.vendor_err = 0;
+  completion.byte_len = entry.byte_len;
+  completion.imm_data = entry.imm;
+  completion.qp_num = entry.qpn;
+  completion.src_qp = entry.source_qpn;
+  completion.wc_flags = entry.wc_flags;
+  completion.pkey_index = 0;
+  completion.slid = 0;
+  completion.sl = 0;
+  completion.dlid_path_bits = 0;
+  if (entry.status != IBV_WC_SUCCESS) {
+    completion.vendor_err = entry.imm;
+    if (Faults* all = faults(); all != nullptr) all->garble(completion);
+  }
+}
+void count_empty_poll(Cq& cq);
 // True when nothing waits: the poll is over, and counted.
-bool note_empty_poll(Cq& cq);
+inline bool note_empty_poll(Cq& cq) {
+  if (cq.shared->tail.load(std::memory_order_seq_cst) == cq.shared->head.load(std::memory_order_relaxed)) {
+    count_empty_poll(cq);
+    return true;
+  }
+  cq.empty_polls.store(0, std::memory_order_relaxed);
+  return false;
+}
 
 // Forgets the entries of a QP that is reset or destroyed, and frees the receive entries that they stood for.
 void purge_completions(Cq& cq, std::uint32_t qp_index);

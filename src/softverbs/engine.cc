@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "softverbs/events.h"
 #include "softverbs/faults.h"
+#include "softverbs/link.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 #include "softverbs/requester.h"
@@ -42,16 +43,19 @@ Status Engine::start(Process& process) {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the program's
-  pthread_t thread;
-  const int error = pthread_create(&thread, nullptr, thread_main, this);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) {
-    VERBATIM_WARN("the device thread cannot be started: %s", std::strerror(error));
-    return system_error("pthread_create", error);
+  int error = 0;
+  unsigned started = 0;
+  for (pthread_t thread; started < settings_.engines; ++started) {
+    error = pthread_create(&thread, nullptr, thread_main, this);
+    if (error != 0) break;
+    pthread_setname_np(thread, "softverbs");
+    pthread_detach(thread);
   }
-  pthread_setname_np(thread, "softverbs");
-  pthread_detach(thread);
-  return {};
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error == 0) return {};
+  VERBATIM_WARN("%u of %u device threads can be started: %s", started, settings_.engines, std::strerror(error));
+  if (started != 0) return {};
+  return system_error("pthread_create", error);
 }
 
 void Engine::stop() {
@@ -73,8 +77,11 @@ void Engine::run_thread() {
   while (!stopping_.load(std::memory_order_relaxed)) {
     serve_attention();
     serve_alarm();
+    const std::uint32_t changes = link_ != nullptr ? link_->changes() : 0;
     if (Qp* qp = next(); qp != nullptr) {
       run(*qp);
+    } else if (link_ != nullptr && ready_count_.load(std::memory_order_seq_cst) != 0) {
+      link_->wait(changes);
     } else {
       spin_then_sleep();
     }
@@ -94,7 +101,7 @@ void Engine::spin_then_sleep() {
     sched_yield();
   }
   if (due <= now) return;
-  segment.sleeping.store(1, std::memory_order_seq_cst);
+  segment.sleeping.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t rung = segment.doorbell.load(std::memory_order_seq_cst);
   if (!has_work()) {
     const std::uint64_t wait_ns = due == kNever ? 0 : due - now;
@@ -102,7 +109,7 @@ void Engine::spin_then_sleep() {
                            static_cast<long>(wait_ns % kNanosecondsPerSecond)};
     ::syscall(SYS_futex, &segment.doorbell, FUTEX_WAIT, rung, due == kNever ? nullptr : &timeout, nullptr, 0);
   }
-  segment.sleeping.store(0, std::memory_order_relaxed);
+  segment.sleeping.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void Engine::kick(Qp& qp) {
@@ -143,9 +150,46 @@ void Engine::schedule(Qp& qp, bool ends_wait) {
     case Schedule::kReady:
       return;
   }
-  entry.schedule = Schedule::kReady;
+  make_ready(qp);
+}
+
+void Engine::make_ready(Qp& qp) {
+  qp.schedule.schedule = Schedule::kReady;
   ready_.push_back(&qp);
   ready_count_.fetch_add(1, std::memory_order_seq_cst);
+  if (link_ != nullptr) link_->add_backlog(qp.shared->device);
+}
+
+// Of a QP that was ready, or ran.
+void Engine::end_readiness(Qp& qp) {
+  if (link_ != nullptr) link_->remove_backlog(qp.shared->device);
+}
+
+// Whom to serve next; the end: nobody now.
+std::deque<Qp*>::iterator Engine::choose() {
+  if (link_ == nullptr) return ready_.begin();
+  const std::optional<std::uint32_t> device = link_->begin_turn();
+  if (!device) return ready_.end();
+  if (rounds_ != link_->rounds()) {
+    rounds_ = link_->rounds();
+    last_qpn_ = {};
+  }
+  // Round robin by number, or the oldest request first.
+  const auto rank = [&](const Qp& qp) {
+    if (!settings_.by_arrival) return std::uint64_t{qp.qp_num - last_qpn_[*device] - 1};
+    const std::uint32_t oldest = qp.sends.executed.load(std::memory_order_relaxed);
+    return qp.sends.requests[oldest & qp.sends.mask].arrival;
+  };
+  auto best = ready_.end();
+  for (auto at = ready_.begin(); at != ready_.end(); ++at) {
+    if ((*at)->shared->device == *device && (best == ready_.end() || rank(**at) < rank(**best))) best = at;
+  }
+  if (best != ready_.end()) {
+    last_qpn_[*device] = (*best)->qp_num;
+  } else {
+    link_->give_back_turn();
+  }
+  return best;
 }
 
 Qp* Engine::next() {
@@ -155,16 +199,19 @@ Qp* Engine::next() {
     while (!waiting_.empty() && waiting_.begin()->first <= now) {
       Qp* due = waiting_.begin()->second;
       waiting_.erase(waiting_.begin());
-      due->schedule.schedule = Schedule::kReady;
-      ready_.push_back(due);
-      ready_count_.fetch_add(1, std::memory_order_relaxed);
+      make_ready(*due);
     }
   }
   // Also when what waited was taken out elsewhere: a time in the past keeps the thread from sleeping.
   earliest_due_ns_.store(earliest_due(), std::memory_order_relaxed);
   if (ready_.empty() || !enter()) return nullptr;
-  Qp* qp = ready_.front();
-  ready_.pop_front();
+  const auto chosen = choose();
+  if (chosen == ready_.end()) {
+    leave();
+    return nullptr;
+  }
+  Qp* qp = *chosen;
+  ready_.erase(chosen);
   ready_count_.fetch_sub(1, std::memory_order_relaxed);
   qp->schedule.schedule = Schedule::kRunning;
   return qp;
@@ -173,13 +220,16 @@ Qp* Engine::next() {
 void Engine::run(Qp& qp) {
   Step step = Step::kMore;
   std::uint64_t due = 0;
+  std::uint64_t sent = 0;
   {
     SharedLockGuard lock(qp.execution, process_->me());
-    std::uint64_t quantum = kTurnBytes;
+    const std::uint64_t before = qp.requester.bytes_sent;
+    std::uint64_t quantum = link_ != nullptr ? settings_.quantum_bytes : kTurnBytes;
     for (unsigned done = 0; step == Step::kMore && done < kTurnRequests && quantum > 0; ++done) {
       step = advance(qp, quantum);
     }
     due = step == Step::kLinger ? qp.late.end_ns() : qp.requester.due_ns;
+    sent = qp.requester.bytes_sent - before;
   }
   leave();
   MutexLock lock(mutex_);
@@ -193,12 +243,13 @@ void Engine::run(Qp& qp) {
     waiting_.insert({due, &qp});
     earliest_due_ns_.store(earliest_due(), std::memory_order_relaxed);
   } else if (step != Step::kIdle || again) {
-    qp.schedule.schedule = Schedule::kReady;
-    ready_.push_back(&qp);
-    ready_count_.fetch_add(1, std::memory_order_relaxed);
+    make_ready(qp);
   } else {
     qp.schedule.schedule = Schedule::kIdle;
   }
+  if (link_ == nullptr) return;
+  end_readiness(qp);  // only now: a port that has more to send never looks as if it had not
+  link_->end_turn(qp.shared->device, qp, sent);
 }
 
 void Engine::forget(Qp& qp) {
@@ -211,6 +262,7 @@ void Engine::forget(Qp& qp) {
         case Schedule::kReady:
           ready_.erase(std::find(ready_.begin(), ready_.end(), &qp));
           ready_count_.fetch_sub(1, std::memory_order_relaxed);
+          end_readiness(qp);
           qp.schedule.schedule = Schedule::kIdle;
           return;
         case Schedule::kWaiting:
@@ -247,9 +299,7 @@ void Engine::stop_lingering(Qp& qp) {
 void Engine::end_lingering() {
   MutexLock lock(mutex_);
   for (auto at = waiting_.lower_bound({kNextPoll, nullptr}); at != waiting_.end(); at = waiting_.erase(at)) {
-    at->second->schedule.schedule = Schedule::kReady;
-    ready_.push_back(at->second);
-    ready_count_.fetch_add(1, std::memory_order_relaxed);
+    make_ready(*at->second);
     lingering_count_.fetch_sub(1, std::memory_order_relaxed);
   }
 }

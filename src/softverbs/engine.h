@@ -3,6 +3,7 @@
 // to wait (receiver not ready, lost peer) in whatever thread polls.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -11,9 +12,11 @@
 
 #include "base/mutex.h"
 #include "base/result.h"
+#include "softverbs/settings.h"
 
 namespace verbatim::softverbs {
 
+class Link;
 class Process;
 struct Qp;
 
@@ -28,9 +31,9 @@ struct ScheduleEntry {
 // Thread-safe.
 class Engine {
  public:
-  explicit Engine(bool threaded) : threaded_(threaded) {}
+  Engine(const Settings& settings, Link* link) : threaded_(settings.threaded), settings_(settings), link_(link) {}
 
-  // Called once, before anything else. EAGAIN: the device thread cannot be had.
+  // Called once, before anything else. EAGAIN: a device thread cannot be had.
   Status start(Process& process);
   // No QP is run any more, now or later; waits a bounded time for the one that is. For the end of the process.
   void stop();
@@ -76,6 +79,9 @@ class Engine {
   void progress_inline();
   void drain();
   void schedule(Qp& qp, bool ends_wait);
+  void make_ready(Qp& qp) VERBATIM_REQUIRES(mutex_);
+  void end_readiness(Qp& qp) VERBATIM_REQUIRES(mutex_);
+  std::deque<Qp*>::iterator choose() VERBATIM_REQUIRES(mutex_);
   Qp* next();
   void run(Qp& qp);
   void serve_attention();
@@ -85,6 +91,8 @@ class Engine {
   std::uint64_t earliest_due() const VERBATIM_REQUIRES(mutex_);
 
   const bool threaded_;
+  const Settings& settings_;
+  Link* const link_;  // nullptr: no port has a rate
   Process* process_ = nullptr;
   const std::atomic<std::uint32_t>* attention_pending_ = nullptr;  // Segment's
   std::atomic<std::uint64_t> earliest_due_ns_{kNever};
@@ -94,6 +102,9 @@ class Engine {
   std::atomic<std::uint32_t> running_{0};
   std::atomic<bool> stopping_{false};
   mutable Mutex mutex_;
+  // Of each port with a rate
+  std::array<std::uint32_t, kMaxDevices> last_qpn_ VERBATIM_GUARDED_BY(mutex_){};
+  std::uint32_t rounds_ VERBATIM_GUARDED_BY(mutex_) = 0;
   std::deque<Qp*> ready_ VERBATIM_GUARDED_BY(mutex_);
   std::set<std::pair<std::uint64_t, Qp*>> waiting_ VERBATIM_GUARDED_BY(mutex_);
 };

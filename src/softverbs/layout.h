@@ -18,7 +18,7 @@
 namespace verbatim::softverbs {
 
 // Part of the file names: different layouts never meet.
-constexpr std::uint32_t kLayoutVersion = 2;
+constexpr std::uint32_t kLayoutVersion = 3;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // all processes together; a power of two
@@ -56,12 +56,32 @@ struct SharedFaults {
   char text[kMaxFaultBytes];
 };
 
+// Of SOFTVERBS_LINK_GBPS. Times in picoseconds of the virtual clock.
+struct LinkPort {
+  Incarnation owner;
+  std::uint32_t backlog;      // QPs with something to send
+  std::uint64_t free_ps;      // when it has sent what it was given
+  std::uint64_t taken_in_ps;  // when it has taken in what was sent to it
+};
+
+struct SharedClock {
+  SharedLock lock;  // of all that follows, except what is atomic
+  std::uint64_t now_ps;
+  std::uint32_t held;
+  std::uint32_t slots_end;                          // no slot from here on ever sent
+  Incarnation turn_owner;                           // 0: nobody sends at the moment
+  std::atomic<std::uint32_t> rounds;                // releases so far
+  std::atomic<std::uint32_t> bells[kMaxProcesses];  // futexes: somebody else's turn is over
+  LinkPort ports[kMaxProcesses][kMaxDevices];
+};
+
 struct Registry {
   std::atomic<Incarnation> last_incarnation;
   std::atomic<std::uint32_t> last_qpn;
   ProcessSlot slots[kMaxProcesses];
   QpnEntry qpns[kMaxHostQps];
   SharedFaults faults;
+  SharedClock clock;
 };
 
 // ---- a process's segment ----
@@ -223,8 +243,8 @@ struct Segment {
   std::int32_t pid;
   std::atomic<std::uint32_t> closed;  // the process left in good order
 
-  std::atomic<std::uint32_t> doorbell;  // futex of the engine thread, shared
-  std::atomic<std::uint32_t> sleeping;
+  std::atomic<std::uint32_t> doorbell;  // futex of the engine threads, shared
+  std::atomic<std::uint32_t> sleeping;  // so many of them
   std::atomic<std::uint32_t> attention_pending;
   std::atomic<std::uint64_t> attention[kMaxQps / 64];  // QPs that a peer moved to the error state
 

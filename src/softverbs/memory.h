@@ -43,8 +43,9 @@ inline std::uint64_t translate(const Segment& owner, const Region& region, std::
   const std::atomic<std::uint32_t>& key = region.kind == KeyKind::kLocal ? mr.lkey : mr.rkey;
   if (key.load(std::memory_order_seq_cst) != region.key) return 0;
   if (mr.pd != region.pd || (mr.access & region.access) != region.access) return 0;
-  if (address < mr.iova || length > mr.length || address - mr.iova > mr.length - length) return 0;
-  return mr.address + (address - mr.iova);
+  const std::uint64_t offset = address - mr.iova;  // beyond any length when it lies before the region
+  if (offset > mr.length || length > mr.length - offset) return 0;
+  return mr.address + offset;
 }
 
 }  // namespace verbatim::softverbs

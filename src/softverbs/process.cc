@@ -85,6 +85,9 @@ Result<Process*> Process::create() {
   // With Yama, peers may read and write our memory only if we say so; without it this is refused and not needed.
   ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   std::unique_ptr<Process> process(new Process(*settings, *std::move(registry), *std::move(fd), *std::move(view)));
+  if (process->link_) {
+    if (Status opened = process->link_->start(); !opened) return opened.error();
+  }
   if (Status started = process->engine_.start(*process); !started) return started.error();
   start_faults(*process);
   return process.release();
@@ -103,7 +106,8 @@ Process::Process(const Settings& settings, std::unique_ptr<HostRegistry> registr
       srqs_(fd_, offsetof(Segment, srqs), sizeof(SharedSrq), kMaxSrqs, objects(ObjectKind::kSrq)),
       mrs_(fd_, offsetof(Segment, mrs), sizeof(SharedMr), kMaxMrs, objects(ObjectKind::kMr)),
       qp_pointers_(kMaxQps),
-      engine_(settings_.threaded) {}
+      link_(settings_.link_gbps != 0 ? std::make_unique<Link>(*registry_, settings_) : nullptr),
+      engine_(settings_, link_.get()) {}
 
 void Process::leave_at_exit() {
   Process* process = joined();

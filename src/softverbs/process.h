@@ -11,6 +11,7 @@
 #include "base/result.h"
 #include "softverbs/arena.h"
 #include "softverbs/engine.h"
+#include "softverbs/link.h"
 #include "softverbs/process_view.h"
 #include "softverbs/registry.h"
 #include "softverbs/settings.h"
@@ -39,6 +40,8 @@ class Process {
   ObjectCounters& objects(ObjectKind kind) { return segment().counters.of(kind); }
   Arena& arena() { return arena_; }
   Engine& engine() { return engine_; }
+  // Numbers work requests as they are posted.
+  std::uint64_t next_arrival() { return arrivals_.fetch_add(1, std::memory_order_relaxed); }
 
   SharedTable& context_table() { return contexts_; }
   SharedTable& qp_table() { return qps_; }
@@ -104,6 +107,8 @@ class Process {
   std::array<std::weak_ptr<ProcessView>, kMaxProcesses> peers_ VERBATIM_GUARDED_BY(peers_mutex_);
   Mutex gone_qps_mutex_;
   std::vector<QpStats> gone_qps_ VERBATIM_GUARDED_BY(gone_qps_mutex_);
+  std::atomic<std::uint64_t> arrivals_{0};
+  const std::unique_ptr<Link> link_;  // with SOFTVERBS_LINK_GBPS
   Engine engine_;
 };
 

@@ -7,7 +7,6 @@
 
 #include "softverbs/completion.h"
 #include "softverbs/device.h"
-#include "softverbs/quick_write.h"
 #include "softverbs/receive.h"
 #include "softverbs/requester.h"
 #include "softverbs/responder.h"
@@ -119,58 +118,6 @@ void apply(Qp& qp, ibv_qp_attr& kept, const ibv_qp_attr& given, int mask) {
     requester.rnr_retry_count = requester.rnr_retries_left = kept.rnr_retry = given.rnr_retry;
   }
   if (has(IBV_QP_EN_SQD_ASYNC_NOTIFY)) requester.drain_wanted = given.en_sqd_async_notify != 0;
-}
-
-// 0 or the errno of one request; the entry at `posted` is then filled.
-int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
-  if (from.num_sge < 0 || static_cast<std::uint32_t>(from.num_sge) > qp.cap.max_send_sge) return EINVAL;
-  const bool is_inline = (from.send_flags & IBV_SEND_INLINE) != 0;
-  SendRequest& to = qp.sends.requests[slot];
-  to.wr_id = from.wr_id;
-  to.opcode = static_cast<std::uint8_t>(from.opcode);
-  to.flags = static_cast<std::uint8_t>(from.send_flags);
-  to.imm = from.imm_data;
-  to.sge_count = static_cast<std::uint32_t>(from.num_sge);
-  to.length = 0;
-  for (int i = 0; i < from.num_sge; ++i) to.length += from.sg_list[i].length;
-  switch (from.opcode) {
-    case IBV_WR_SEND:
-    case IBV_WR_SEND_WITH_IMM:
-      break;
-    case IBV_WR_RDMA_WRITE:
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-      to.remote_address = from.wr.rdma.remote_addr;
-      to.rkey = from.wr.rdma.rkey;
-      break;
-    case IBV_WR_RDMA_READ:
-      if (is_inline) return EINVAL;
-      to.remote_address = from.wr.rdma.remote_addr;
-      to.rkey = from.wr.rdma.rkey;
-      break;
-    case IBV_WR_ATOMIC_CMP_AND_SWP:
-    case IBV_WR_ATOMIC_FETCH_AND_ADD:
-      if (is_inline) return EINVAL;
-      to.remote_address = from.wr.atomic.remote_addr;
-      to.rkey = from.wr.atomic.rkey;
-      to.compare_add = from.wr.atomic.compare_add;
-      to.swap = from.wr.atomic.swap;
-      break;
-    default:
-      return EINVAL;
-  }
-  if (!is_inline) {
-    ibv_sge* const sges = &qp.sends.sges[std::size_t{slot} * qp.cap.max_send_sge];
-    for (int i = 0; i < from.num_sge; ++i) sges[i] = from.sg_list[i];
-    return 0;
-  }
-  if (to.length > qp.cap.max_inline_data) return EINVAL;
-  std::uint8_t* bytes = &qp.sends.inline_bytes[std::size_t{slot} * qp.cap.max_inline_data];
-  for (int i = 0; i < from.num_sge; ++i) {
-    const ibv_sge& sge = from.sg_list[i];
-    std::memcpy(bytes, reinterpret_cast<const void*>(sge.addr), sge.length);
-    bytes += sge.length;
-  }
-  return 0;
 }
 
 }  // namespace
@@ -351,48 +298,6 @@ int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init) {
   init.qp_type = qp.qp_type;
   init.sq_sig_all = qp.signal_all ? 1 : 0;
   return 0;
-}
-
-int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
-  Qp& qp = *static_cast<Qp*>(handle);
-  if (const int refused = begin_data_call(kPostSendCall, qp.shared->device); refused != 0) {
-    *bad = request;
-    return refused;
-  }
-  const ibv_qp_state state = qp.current_state();
-  if (state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR) {
-    *bad = request;
-    return EINVAL;
-  }
-  Engine& engine = qp.process->engine();
-  const bool may_be_quick = !engine.is_threaded() && engine.enter();
-  bool is_work_left = false;
-  int error = 0;
-  {
-    QuickLock lock(qp.sends.mutex);
-    SendCounters& counters = qp.shared->counters.sends;
-    counters.posts.add(1);
-    for (; request != nullptr; request = request->next) {
-      const std::uint32_t posted = qp.sends.posted.load(std::memory_order_relaxed);
-      const bool is_full = posted - qp.sends.released.load(std::memory_order_acquire) >= qp.cap.max_send_wr;
-      if (!is_full && may_be_quick && !is_work_left && write_quickly(qp, *request)) {
-        count_request(counters, IBV_WR_RDMA_WRITE, request->sg_list->length, request->send_flags);
-        continue;
-      }
-      error = is_full ? ENOMEM : fill_request(qp, *request, posted & qp.sends.mask);
-      if (error != 0) {
-        *bad = request;
-        break;
-      }
-      const SendRequest& filled = qp.sends.requests[posted & qp.sends.mask];
-      count_request(counters, filled.opcode, filled.length, filled.flags);
-      qp.sends.posted.store(posted + 1, std::memory_order_release);
-      is_work_left = true;
-    }
-  }
-  if (may_be_quick) engine.leave();
-  if (is_work_left) engine.kick(qp);
-  return error;
 }
 
 int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {

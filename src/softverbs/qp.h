@@ -25,6 +25,7 @@ struct SendRequest {
   std::uint64_t length;
   std::uint64_t compare_add;
   std::uint64_t swap;
+  std::uint64_t arrival;  // the number of the request in its process, where that decides
   std::uint32_t rkey;
   std::uint32_t imm;
   std::uint32_t sge_count;
@@ -50,15 +51,20 @@ struct Route {
   std::shared_ptr<ProcessView> process;
   SharedQp* qp = nullptr;
   std::uint32_t index = 0;
-  std::uint64_t quick_bytes = 0;  // up to so many of a WRITE may take the quick way: see quick_write.h
+  std::uint64_t quick_bytes = 0;  // up to so many of a WRITE may take the quick way: see post_send.cc
 };
 
 // The half of a QP that asks; under Qp::execution.
 struct Requester {
   Route route;
-  std::uint32_t sent = 0;      // to be sent next; ahead of SendQueue::executed while payloads of WRITEs may be late
-  std::uint64_t offset = 0;    // bytes done of the request at `sent`
-  std::uint32_t psn = 0;       // of the first packet of that request
+  std::uint32_t sent = 0;        // to be sent next; ahead of SendQueue::executed while payloads of WRITEs may be late
+  std::uint64_t offset = 0;      // bytes done of the request at `sent`
+  std::uint32_t psn = 0;         // of the first packet of that request
+  std::uint64_t bytes_sent = 0;  // since RESET, acknowledged
+  std::uint64_t step_bytes = 0;  // the most of one step
+  std::uint32_t peer_slot = 0;   // where the last of them went
+  std::uint32_t peer_device = 0;
+  std::int32_t peer_pid = 0;
   std::uint32_t late_psn = 0;  // what the peer expects once it has taken all that is late
   std::uint32_t retries_left = 0;
   std::uint32_t rnr_retries_left = 0;

@@ -147,7 +147,7 @@ void HostRegistry::leave() {
   for (const ProcessSlot& slot : shared().slots) {
     if (slot.incarnation.load(std::memory_order_relaxed) != 0) return;
   }
-  if (is_linked()) ::shm_unlink(name_.c_str());
+  if (is_linked() && shared().clock.held == 0) ::shm_unlink(name_.c_str());
 }
 
 HostRegistry::~HostRegistry() {

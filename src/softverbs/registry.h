@@ -46,7 +46,7 @@ class HostRegistry {
   HostRegistry(const HostRegistry&) = delete;
   HostRegistry& operator=(const HostRegistry&) = delete;
 
-  // Frees slot and QP numbers, unlinks the segment, and the registry itself when nobody is left.
+  // Frees slot and QP numbers, unlinks the segment, and the registry itself when nobody is left and its clock runs.
   void leave();
 
   Incarnation me() const { return me_; }
@@ -65,6 +65,9 @@ class HostRegistry {
   // take it must be called. EBUSY: another program sends until it ends.
   Result<std::uint32_t> send_fault_command(std::string_view text, pid_t pid);
   bool has_taken_fault_command(std::uint32_t slot, std::uint32_t sequence) const;
+
+  // Of the ports with a rate; see link.h.
+  SharedClock& clock() const { return shared().clock; }
 
   // 0: not registered.
   pid_t pid_of(std::uint32_t slot, Incarnation incarnation) const;

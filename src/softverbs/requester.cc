@@ -123,7 +123,9 @@ bool is_addressed(const ProcessView& process, std::uint32_t device, const ibv_ah
 
 std::uint64_t quick_bytes(const Qp& qp) {
   const Settings& settings = qp.process->settings();
-  return settings.threaded || qp.late.is_enabled() ? 0 : std::min<std::uint64_t>(kStepBytes, settings.max_msg_bytes);
+  return settings.threaded || settings.link_gbps != 0 || qp.late.is_enabled()
+             ? 0
+             : std::min<std::uint64_t>(kStepBytes, settings.max_msg_bytes);
 }
 
 bool find_route(Qp& qp) {
@@ -138,6 +140,9 @@ bool find_route(Qp& qp) {
   SharedQp& target = process->segment().qps[place->index];
   if (!is_addressed(*process, target.device, requester.path)) return false;
   const bool is_near = process->is_own();
+  requester.peer_slot = place->slot;
+  requester.peer_device = target.device;
+  requester.peer_pid = process->pid();
   route = {std::move(process), &target, place->index, is_near ? quick_bytes(qp) : 0};
   return true;
 }
@@ -156,7 +161,7 @@ Packets next_packets(const Qp& qp, const SendRequest& request) {
   packets.psn = (requester.psn + static_cast<std::uint32_t>(requester.offset / requester.mtu_bytes)) & k24Bits;
   packets.message_bytes = request.length;
   packets.offset = requester.offset;
-  packets.bytes = std::min(request.length - requester.offset, kStepBytes);
+  packets.bytes = std::min(request.length - requester.offset, requester.step_bytes);
   packets.count = static_cast<std::uint32_t>(
       std::max<std::uint64_t>((packets.bytes + requester.mtu_bytes - 1) / requester.mtu_bytes, 1));
   packets.remote_address = request.remote_address;
@@ -446,6 +451,12 @@ bool is_sleep_announced(const Qp& qp) {
          static_cast<const Cq*>(qp.send_cq)->shared->armed.load(std::memory_order_seq_cst) != Armed::kNo;
 }
 
+// With a rate a step ends with the quantum, and with a packet.
+std::uint64_t step_bytes(const Qp& qp, std::uint64_t quantum) {
+  if (qp.process->settings().link_gbps == 0) return kStepBytes;
+  return std::min(kStepBytes, round_up(quantum, qp.requester.mtu_bytes));
+}
+
 bool is_late_due(Qp& qp, bool more_to_send) {
   if (qp.late.is_full()) return true;
   if (qp.process->settings().threaded) return qp.late.is_over(monotonic_ns());
@@ -517,7 +528,8 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
 
   const SendRequest& request = request_at(qp, requester.sent);
   const std::uint64_t left = request.length - requester.offset;
-  const std::uint64_t bytes = std::min(left, kStepBytes);
+  requester.step_bytes = step_bytes(qp, quantum);
+  const std::uint64_t bytes = std::min(left, requester.step_bytes);
   if (is_anything_late(qp) && !is_sent_late(qp, request, requester.offset + bytes)) {
     if (const std::optional<Step> step = end_late_before(qp, request)) return *step;
   }
@@ -529,12 +541,14 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
   switch (result.outcome) {
     case Outcome::kProgress:
       restore_retries(requester);
-      requester.offset += kStepBytes;
+      requester.bytes_sent += bytes;
+      requester.offset += bytes;
       return Step::kMore;
     case Outcome::kDone: {
       restore_retries(requester);
       const std::uint64_t last_step_psn = requester.offset / requester.mtu_bytes;
       requester.psn = (requester.psn + static_cast<std::uint32_t>(last_step_psn) + result.packets) & k24Bits;
+      requester.bytes_sent += bytes;
       requester.offset = 0;
       ++requester.sent;
       if (!qp.late.is_enabled() || request.opcode != IBV_WR_RDMA_WRITE) {

@@ -28,6 +28,9 @@ constexpr std::uint32_t kMostMsgBytes = 1U << 31;  // the InfiniBand limit of a 
 
 constexpr std::array kNumbers{
     NumberSetting{"SOFTVERBS_DEVICES", &Settings::devices, 0, kMaxDevices},
+    NumberSetting{"SOFTVERBS_ENGINES", &Settings::engines, 1, 64},
+    NumberSetting{"SOFTVERBS_LINK_GBPS", &Settings::link_gbps, 0, 10000},
+    NumberSetting{"SOFTVERBS_QUANTUM", &Settings::quantum_bytes, 4096, 1U << 20},
     NumberSetting{"SOFTVERBS_SEED", &Settings::seed, 0, ~0U},
     NumberSetting{"SOFTVERBS_VENDOR_ID", &Settings::vendor_id, 0, 0xffffff},
     NumberSetting{"SOFTVERBS_VENDOR_PART_ID", &Settings::vendor_part_id, 0, ~std::uint32_t{0}},
@@ -85,6 +88,23 @@ bool is_one_of(const char* name, std::uint32_t value, std::initializer_list<std:
   return false;
 }
 
+// So that it holds whole packets of any MTU.
+bool is_quantum_whole(std::uint32_t bytes) {
+  if (bytes % 4096 == 0) return true;
+  VERBATIM_WARN("SOFTVERBS_QUANTUM=%u is refused: a multiple of 4096 is expected, no device is offered", bytes);
+  return false;
+}
+
+// A port whose program does not poll would hold up all others.
+bool has_engine_for_link(const Settings& settings) {
+  if (settings.link_gbps == 0 || settings.threaded) return true;
+  VERBATIM_WARN(
+      "SOFTVERBS_LINK_GBPS=%u is refused with SOFTVERBS_ENGINE=inline: ports with a rate need a device thread, "
+      "no device is offered",
+      settings.link_gbps);
+  return false;
+}
+
 // It becomes part of a file name in /dev/shm.
 bool read_name_space(std::string& name) {
   const char* text = std::getenv("SOFTVERBS_NAMESPACE");
@@ -133,12 +153,16 @@ std::optional<Settings> read_settings() {
   }
   if (!read_choice("SOFTVERBS_ENGINE", "thread", "inline", result.threaded)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LINK_LAYER", "roce", "ib", result.ethernet)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_ARBITRATION", "arrival", "qpn", result.by_arrival)) return std::nullopt;
+  if (!is_quantum_whole(result.quantum_bytes)) return std::nullopt;
+  if (!has_engine_for_link(result)) return std::nullopt;
   if (!read_choice("SOFTVERBS_ORDERING", "adaptive-routing", "in-order", result.adaptive_routing)) return std::nullopt;
   if (!read_choice("SOFTVERBS_DMABUF", "1", "0", result.dmabuf)) return std::nullopt;
   if (!is_one_of("SOFTVERBS_MTU", result.mtu_bytes, {256, 512, 1024, 2048, 4096})) return std::nullopt;
   if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;
   if (!read_name_space(result.name_space)) return std::nullopt;
   if (!read_faults(result.faults)) return std::nullopt;
+  if (const char* file = std::getenv("SOFTVERBS_TRACE"); file != nullptr) result.trace_file = file;
   if (const char* file = std::getenv("SOFTVERBS_STATS"); file != nullptr) result.stats_file = file;
   return result;
 }

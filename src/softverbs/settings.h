@@ -13,13 +13,18 @@ constexpr std::uint32_t kMaxDevices = 16;
 struct Settings {
   bool threaded = true;           // SOFTVERBS_ENGINE=thread|inline
   bool ethernet = true;           // SOFTVERBS_LINK_LAYER=roce|ib
+  bool by_arrival = false;        // SOFTVERBS_ARBITRATION=arrival|qpn
   bool adaptive_routing = false;  // SOFTVERBS_ORDERING=adaptive-routing|in-order
   bool dmabuf = false;            // SOFTVERBS_DMABUF=1|0
   std::string name_space;
+  std::string trace_file;  // SOFTVERBS_TRACE
   std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced
   FaultScript faults;      // SOFTVERBS_FAULTS, with SOFTVERBS_SEED in front
 
   std::uint32_t devices = 1;
+  std::uint32_t engines = 1;    // threads
+  std::uint32_t link_gbps = 0;  // 0: as fast as it goes
+  std::uint32_t quantum_bytes = 16384;
   std::uint32_t seed = 0;
   std::uint32_t vendor_id = 0;
   std::uint32_t vendor_part_id = 0;

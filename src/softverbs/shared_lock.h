@@ -45,7 +45,7 @@ class VERBATIM_THREAD_ANNOTATION(capability("mutex")) SharedLock {
   // A process that has left while some thread of it still held the lock has lost it to whoever waited.
   void unlock(Incarnation me) VERBATIM_THREAD_ANNOTATION(release_capability()) {
     std::uint64_t word = word_.load(std::memory_order_relaxed);
-    if (holder(word) == me) word_.compare_exchange_strong(word, next_turn(word), std::memory_order_release);
+    if (holder(word) == me) word_.compare_exchange_strong(word, word - me + kTurn, std::memory_order_release);
   }
 
   // Returns when whoever holds the lock now has let go of it once; later holders are not waited for.
@@ -69,7 +69,7 @@ class VERBATIM_THREAD_ANNOTATION(capability("mutex")) SharedLock {
 
   // High half: counts the unlocks, so that a waiter tells one holder's turn from the next. Low half: the holder.
   static Incarnation holder(std::uint64_t word) { return static_cast<Incarnation>(word); }
-  static std::uint64_t next_turn(std::uint64_t word) { return ((word >> 32) + 1) << 32; }
+  static constexpr std::uint64_t kTurn = std::uint64_t{1} << 32;
 
   bool wait_and_lock(Incarnation me, unsigned yields) VERBATIM_THREAD_ANNOTATION(no_thread_safety_analysis) {
     for (unsigned turn = 1;; ++turn) {
@@ -83,7 +83,7 @@ class VERBATIM_THREAD_ANNOTATION(capability("mutex")) SharedLock {
       if (turn % kTurnsPerLivenessCheck != 0) continue;
       std::uint64_t word = word_.load(std::memory_order_relaxed);
       if (holder(word) == 0 || is_alive(holder(word))) continue;
-      if (word_.compare_exchange_strong(word, next_turn(word) | me, std::memory_order_seq_cst)) return true;
+      if (word_.compare_exchange_strong(word, word - holder(word) + kTurn + me, std::memory_order_seq_cst)) return true;
     }
   }
 

@@ -61,6 +61,7 @@ SendRequest* begin(ibv_qp_ex* handle, ibv_wr_opcode opcode, std::uint64_t operat
   ++batch.count;
   request = {};
   request.wr_id = handle->wr_id;
+  request.arrival = qp.process->next_arrival();
   request.opcode = static_cast<std::uint8_t>(opcode);
   request.flags = static_cast<std::uint8_t>(handle->wr_flags & ~unsigned{IBV_SEND_INLINE});
   return &request;

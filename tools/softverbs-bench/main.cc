@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <string>
@@ -29,6 +30,7 @@ struct Options {
   std::vector<std::size_t> sizes{64U << 10, 128U << 10, 1U << 20, 4U << 20};
   unsigned rounds = 24;
   unsigned passes = 1;
+  unsigned engines = 1;
   double min_ratio = 0;
   bool no_latency = false;
   std::uint64_t latency_rounds = 500;
@@ -37,6 +39,8 @@ struct Options {
 // A ratio below the floor is measured up to this many times as long before it counts: the best of all rounds can only
 // come nearer to what the machine does when it is left alone.
 constexpr unsigned kMoreRounds = 4;
+
+constexpr std::uint64_t kRateMessages = 8192;  // a round, on each QP
 
 enum class Order : std::uint32_t { kVerbsPingPong, kMemoryPingPong };
 
@@ -54,31 +58,32 @@ bool receive_from(int socket, T& value) {
   return recv(socket, &value, sizeof(value), 0) == sizeof(value);
 }
 
-// Opens an endpoint on the area and connects it with the one at the other end of the socket.
-Result<Endpoint> meet(Area& area, int socket) {
-  auto endpoint = Endpoint::open(reinterpret_cast<std::byte*>(&area), sizeof(area));
-  if (!endpoint) return endpoint;
-  RemoteArea remote;
-  if (!send_to(socket, endpoint->local()) || !receive_from(socket, remote)) {
-    return Error{ErrorKind::kRemote, errno, "meeting the other process"};
+// Opens one endpoint an engine on the area, and connects each with its like at the other end of the socket.
+Result<std::vector<Endpoint>> meet(Area& area, int socket, const Options& options) {
+  const auto parted = [] { return Error{ErrorKind::kRemote, errno, "meeting the other process"}; };
+  std::vector<Endpoint> endpoints;
+  for (unsigned i = 0; i < options.engines; ++i) {
+    auto endpoint = Endpoint::open(reinterpret_cast<std::byte*>(&area), sizeof(area));
+    if (!endpoint) return endpoint.error();
+    RemoteArea remote;
+    if (!send_to(socket, endpoint->local()) || !receive_from(socket, remote)) return parted();
+    if (Status status = endpoint->connect(remote); !status) return status.error();
+    bool ready = true;
+    if (!send_to(socket, ready) || !receive_from(socket, ready)) return parted();
+    endpoints.push_back(*std::move(endpoint));
   }
-  if (Status status = endpoint->connect(remote); !status) return status.error();
-  bool ready = true;
-  if (!send_to(socket, ready) || !receive_from(socket, ready)) {
-    return Error{ErrorKind::kRemote, errno, "meeting the other process"};
-  }
-  return endpoint;
+  return endpoints;
 }
 
 int lend(Area& area, int socket, const Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  auto endpoint = meet(area, socket);
-  if (!endpoint) return report(endpoint.error());
+  auto endpoints = meet(area, socket, options);
+  if (!endpoints) return report(endpoints.error());
   Order order{};
   while (receive_from(socket, order)) {
     if (order == Order::kMemoryPingPong) {
       memory_ping_pong(area, Side::kPong, options.latency_rounds);
-    } else if (auto result = verbs_ping_pong(area, *endpoint, Side::kPong, options.latency_rounds); !result) {
+    } else if (auto result = verbs_ping_pong(area, endpoints->front(), Side::kPong, options.latency_rounds); !result) {
       return report(result.error());
     }
     if (!send_to(socket, order)) break;
@@ -141,14 +146,17 @@ Result<double> best_latency(Area& area, int socket, const Options& options, Orde
 }
 
 int measure(Area& area, int socket, pid_t peer, const Options& options) {
-  auto endpoint = meet(area, socket);
-  if (!endpoint) return report(endpoint.error());
-  std::printf("RDMA WRITE between two processes on %s, best of %u interleaved rounds of %zu to %zu MiB, GB/s\n",
-              endpoint->device_name(), options.rounds, options.passes * (Area::kWindowBytes >> 20),
-              std::size_t{8} * options.passes * (Area::kWindowBytes >> 20));
+  auto endpoints = meet(area, socket, options);
+  if (!endpoints) return report(endpoints.error());
+  Endpoint& first = endpoints->front();
+  std::printf(
+      "RDMA WRITE between two processes on %s, %u engine thread%s and as many QPs, best of %u interleaved rounds of "
+      "%zu to %zu MiB, GB/s\n",
+      first.device_name(), options.engines, options.engines == 1 ? "" : "s", options.rounds,
+      options.passes * (Area::kWindowBytes >> 20), std::size_t{8} * options.passes * (Area::kWindowBytes >> 20));
   std::printf("%10s %10s %10s %10s %14s %10s\n", "size", "memcpy", "vm_writev", "WRITE", "WRITE/vm_writev",
               "WRITE/memcpy");
-  Bandwidth bandwidth(area, *endpoint, peer);
+  Bandwidth bandwidth(area, *endpoints, peer);
   bool good = true;
   for (const std::size_t size : options.sizes) {
     const auto result = compare_bandwidth(bandwidth, size, options);
@@ -158,9 +166,17 @@ int measure(Area& area, int socket, pid_t peer, const Options& options) {
   if (!options.no_latency) {
     const auto memory = best_latency(area, socket, options, Order::kMemoryPingPong, nullptr);
     if (!memory) return report(memory.error());
-    const auto verbs = best_latency(area, socket, options, Order::kVerbsPingPong, &*endpoint);
+    const auto verbs = best_latency(area, socket, options, Order::kVerbsPingPong, &first);
     if (!verbs) return report(verbs.error());
+    double rate = 0;
+    for (unsigned round = 0; round < options.rounds; ++round) {
+      const auto measured = message_rate(*endpoints, kRateMessages);
+      if (!measured) return report(measured.error());
+      rate = std::max(rate, *measured);
+    }
     std::printf("8-byte one-way latency: shared memory %.2f us, inline WRITE %.2f us\n", *memory / 1e3, *verbs / 1e3);
+    std::printf("8-byte message rate: shared memory, one at a time, %.2f million/s, inline WRITE %.2f million/s\n",
+                1e3 / *memory, rate / 1e6);
   }
   return good ? EXIT_SUCCESS : EXIT_FAILURE;
 }
@@ -212,9 +228,13 @@ int main(int argc, char** argv) {
                  "times that the shortest round moves the 8 MiB window; the longest one, eight times as often")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  app.add_option("--engines", options.engines, "threads of the device, and QPs that take turns")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   app.add_option("--min-ratio", options.min_ratio, "fail when WRITE/vm_writev is below this at any size")
       ->check(CLI::Range(0.0, 10.0));
   app.add_flag("--no-latency", options.no_latency, "leave out the 8-byte ping-pong");
   CLI11_PARSE(app, argc, argv);
+  if (options.engines != 1) setenv("SOFTVERBS_ENGINES", std::to_string(options.engines).c_str(), 1);
   return verbatim::bench::run(options);
 }

@@ -34,26 +34,67 @@ Error stuck(const char* what) {
 }  // namespace
 
 Status Bandwidth::write_window(std::size_t piece) {
-  unsigned outstanding = 0;
+  std::vector<unsigned> outstanding(endpoints_.size());
   std::size_t offset = 0;
   Status failure;
   const bool finished = wait_until([&] {
-    while (offset < Area::kWindowBytes && outstanding < Endpoint::kDepth) {
-      failure = endpoint_.write(offsetof(Area, source) + offset, offsetof(Area, target) + offset, piece, true, false);
-      if (!failure) return true;
-      offset += piece;
-      ++outstanding;
+    unsigned all = 0;
+    for (std::size_t i = 0; i < endpoints_.size(); ++i) {
+      if (offset < Area::kWindowBytes && outstanding[i] < Endpoint::kDepth) {
+        failure =
+            endpoints_[i].write(offsetof(Area, source) + offset, offsetof(Area, target) + offset, piece, true, false);
+        if (!failure) return true;
+        offset += piece;
+        ++outstanding[i];
+      }
+      const auto found = endpoints_[i].poll();
+      if (!found) {
+        failure = found.error();
+        return true;
+      }
+      outstanding[i] -= *found;
+      all += outstanding[i];
     }
-    const auto found = endpoint_.poll();
-    if (!found) {
-      failure = found.error();
-      return true;
-    }
-    outstanding -= *found;
-    return outstanding == 0 && offset == Area::kWindowBytes;
+    return all == 0 && offset == Area::kWindowBytes;
   });
   if (!finished) return stuck("RDMA WRITE");
   return failure;
+}
+
+Result<double> message_rate(std::vector<Endpoint>& endpoints, std::uint64_t count) {
+  constexpr std::uint64_t kSignalEvery = Endpoint::kDepth / 4;
+  std::vector<unsigned> outstanding(endpoints.size());
+  std::uint64_t posted = 0;  // of each endpoint
+  Status failure;
+  const auto drain = [&](std::size_t i, unsigned most) {
+    return wait_until([&] {
+      const auto found = endpoints[i].poll();
+      if (!found) {
+        failure = found.error();
+        return true;
+      }
+      outstanding[i] -= *found * static_cast<unsigned>(kSignalEvery);
+      return outstanding[i] <= most;
+    });
+  };
+  const std::uint64_t start = monotonic_ns();
+  while (posted < count) {
+    for (std::size_t i = 0; i < endpoints.size(); ++i) {
+      for (std::uint64_t n = 1; n <= kSignalEvery && failure; ++n) {
+        failure = endpoints[i].write(offsetof(Area, outgoing), offsetof(Area, target), 8, n == kSignalEvery, true);
+      }
+      outstanding[i] += kSignalEvery;
+      if (!failure) return failure.error();
+      if (!drain(i, Endpoint::kDepth - kSignalEvery)) return stuck("8-byte RDMA WRITE");
+    }
+    posted += kSignalEvery;
+  }
+  for (std::size_t i = 0; i < endpoints.size(); ++i) {
+    if (!drain(i, 0)) return stuck("8-byte RDMA WRITE");
+  }
+  if (!failure) return failure.error();
+  const double seconds = static_cast<double>(monotonic_ns() - start) / static_cast<double>(kNanosecondsPerSecond);
+  return static_cast<double>(posted) * static_cast<double>(endpoints.size()) / seconds;
 }
 
 Status Bandwidth::process_vm_window(std::size_t piece) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "softverbs-bench/endpoint.h"
 
@@ -28,7 +29,9 @@ enum class Mover : std::uint8_t { kMemcpy, kProcessVm, kVerbs };
 // Moves the window once, in pieces of `piece` bytes. Returns when the last byte is there.
 class Bandwidth {
  public:
-  Bandwidth(Area& area, Endpoint& endpoint, pid_t peer) : area_(area), endpoint_(endpoint), peer_(peer) {}
+  // WRITEs go round the endpoints.
+  Bandwidth(Area& area, std::vector<Endpoint>& endpoints, pid_t peer)
+      : area_(area), endpoints_(endpoints), peer_(peer) {}
 
   // Bytes per second over `passes` of the window.
   Result<double> measure(Mover mover, std::size_t piece, unsigned passes);
@@ -41,9 +44,12 @@ class Bandwidth {
   Status process_vm_window(std::size_t piece);
 
   Area& area_;
-  Endpoint& endpoint_;
+  std::vector<Endpoint>& endpoints_;
   pid_t peer_;
 };
+
+// 8-byte WRITEs a second, as many under way as the send queues hold.
+Result<double> message_rate(std::vector<Endpoint>& endpoints, std::uint64_t count);
 
 enum class Side : std::uint8_t { kPing, kPong };
 

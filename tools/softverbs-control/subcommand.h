@@ -24,6 +24,8 @@ struct Subcommand {
   Action (*declare)(CLI::App& arguments);
 };
 
+Action declare_hold(CLI::App& arguments);
+Action declare_release(CLI::App& arguments);
 Action declare_stats(CLI::App& arguments);
 Action declare_fault(CLI::App& arguments);
 

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <ctime>
 #include <set>
+#include <thread>
 
 #include "support/verbs_fixture.h"
 
@@ -245,6 +248,28 @@ TEST_F(DeviceQuery, PkeyTableStartsWithTheDefaultPartition) {
 
 TEST_F(DeviceQuery, NoEventWaitsOnANewContext) {
   EXPECT_FALSE(readable(context->async_fd, Milliseconds{0}));
+}
+
+// A program that has devices and does nothing costs nothing: their threads sleep.
+TEST(Device, IdlesWithoutProcessorTime) {
+  const Device device = open_device();
+  Endpoint a(device);
+  Endpoint b(device);
+  connect(a, b);
+  const Region region(device.pd.get(), 64);
+  ASSERT_EQ(
+      post(a.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 8)}, {.remote_addr = region.address(32), .rkey = region.mr->rkey}),
+      0);
+  ASSERT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
+  const auto used = [] {
+    timespec time{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+  };
+  std::this_thread::sleep_for(20ms);  // a thread looks for more work before it sleeps
+  const auto before = used();
+  std::this_thread::sleep_for(300ms);
+  EXPECT_LT(used() - before, 10ms);
 }
 
 }  // namespace

@@ -24,9 +24,11 @@ int run(unsigned long count) {
   wr.wr.rdma = {target.address(), target.mr->rkey};
   ibv_send_wr* bad = nullptr;
   ibv_wc wc{};
+  ibv_qp* const qp = a.qp();
+  ibv_cq* const cq = a.send_cq();
   for (unsigned long i = 0; i < count; ++i) {
-    if (ibv_post_send(a.qp(), &wr, &bad) != 0) return EXIT_FAILURE;
-    while (ibv_poll_cq(a.send_cq(), 1, &wc) == 0) {
+    if (ibv_post_send(qp, &wr, &bad) != 0) return EXIT_FAILURE;
+    while (ibv_poll_cq(cq, 1, &wc) == 0) {
     }
     if (wc.status != IBV_WC_SUCCESS) return EXIT_FAILURE;
   }
