@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "softverbs/copier.h"
 #include "softverbs/events.h"
 #include "softverbs/faults.h"
 #include "softverbs/link.h"
@@ -344,6 +345,7 @@ void Engine::serve_attention() {
   Segment& segment = process_->segment();
   if (segment.attention_pending.load(std::memory_order_relaxed) == 0) return;
   segment.attention_pending.store(0, std::memory_order_seq_cst);
+  start_copier_if_wanted(*process_);
   process_->take_commands();
   for (std::uint32_t word = 0; word < kMaxQps / 64; ++word) {
     std::uint64_t bits = segment.attention[word].exchange(0, std::memory_order_acq_rel);
