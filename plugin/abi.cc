@@ -1,13 +1,12 @@
 #include "abi.h"
 
-#include <semaphore.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "base/log.h"
 #include "net/recv_comm.h"
@@ -69,13 +68,6 @@ nccl::Result answer(const Comm& comm, const Request* request) {
   return to_nccl(*comm.error());
 }
 
-// For zero bytes NCCL need not have a registration.
-const MemoryKeys* memory_of(void* mhandle, std::size_t size) {
-  static constexpr MemoryKeys kNothing{};
-  if (mhandle != nullptr) return static_cast<const MemoryHandle*>(mhandle);
-  return size == 0 ? &kNothing : nullptr;
-}
-
 std::span<std::uint8_t, wire::kHandleBytes> handle_bytes(void* handle) {
   static_assert(wire::kHandleBytes == nccl::kNetHandleMaxBytes);
   return std::span<std::uint8_t, wire::kHandleBytes>(static_cast<std::uint8_t*>(handle), wire::kHandleBytes);
@@ -85,48 +77,44 @@ nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandl
   *mhandle = nullptr;
   Result<std::unique_ptr<MemoryHandle>> registered = as_comm(comm)->register_memory(request);
   if (!registered) return to_nccl(registered.error());
-  *mhandle = registered->release();
+  *mhandle = as_comm(comm)->context().registrations().keep(std::move(*registered));
   return nccl::Result::kSuccess;
 }
 
 std::atomic<Context*> g_process_context{nullptr};
 Mutex g_process_context_mutex;
 
-// Posted by exit(), which runs handlers that belong to no library before it runs our destructor; dlclose() runs only
-// the destructor. The handler is libc's own sem_post, and the semaphore is never freed, because it outlives our code.
-std::atomic<sem_t*> g_process_exits{nullptr};
+// Set by exit(), which runs handlers before it runs the destructors of libraries; dlclose() runs only the destructor.
+std::atomic<bool> g_process_exits{false};
 std::atomic<pid_t> g_process{0};  // that loaded us: a forked child owns none of it
 
 extern "C" int __cxa_atexit(void (*handler)(void*), void* argument, void* library);
+extern "C" void __cxa_finalize(void* library);
 
 void watch_for_exit() {
   if (g_process.exchange(::getpid()) == ::getpid()) return;
-  // Not from the heap, where it would count as a leak of ours.
-  void* page = ::mmap(nullptr, sizeof(sem_t), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) return;
-  auto* semaphore = static_cast<sem_t*>(page);
-  ::sem_init(semaphore, 0, 0);
-  const auto handler = reinterpret_cast<void (*)(void*)>(reinterpret_cast<void (*)()>(::sem_post));
-  if (__cxa_atexit(handler, semaphore, nullptr) == 0) g_process_exits.store(semaphore);
+  // As if it were another library's, so that it is not run with our own destructors but can be taken back by itself.
+  __cxa_atexit([](void*) { g_process_exits.store(true); }, nullptr, &g_process_exits);
 }
 
-bool process_exits() {
-  sem_t* exits = g_process_exits.load();
-  int posted = 0;
-  return exits != nullptr && ::sem_getvalue(exits, &posted) == 0 && posted > 0;
-}
-
-// Up to v10 nothing ends the plugin but its unloading, which reaps what NCCL has abandoned. When the process exits with
+// Up to v10 nothing ends the plugin but its unloading, which reaps what NCCL has abandoned; so it does with contexts
+// that a later version has left, because the control thread must not outlive our code. When the process exits with
 // comms open, threads may still be using them and nothing is touched.
 __attribute__((destructor)) void close_process_context() {
-  if (g_process.load() != ::getpid()) return;
+  const bool exits = g_process_exits.load();
+  __cxa_finalize(&g_process_exits);  // our code goes
+  const pid_t owner = g_process.load();
+  if (owner != 0 && owner != ::getpid()) return;
   Context* context = g_process_context.exchange(nullptr);
-  const bool untouchable = context != nullptr && process_exits() && !context->idle();
-  if (context != nullptr && !untouchable) close_context(context);
+  if (!exits) {
+    close_all_contexts();
+  } else if (context != nullptr && context->idle()) {
+    close_context(context);
+  }
 #ifdef VERBATIM_OWNS_CXX_RUNTIME
   // Our own copy of the C++ runtime keeps 72 KiB for exceptions without memory: each load of the plugin would leak
   // them.
-  if (!process_exits()) __gnu_cxx::__freeres();
+  if (!exits) __gnu_cxx::__freeres();
 #endif
 }
 
@@ -159,6 +147,7 @@ nccl::Result init_process(nccl::DebugLogger logger) noexcept {
     if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
     Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined);
     if (!opened) return to_nccl(opened.error());
+    (*opened)->serve_process();
     g_process_context.store(*opened);
     return nccl::Result::kSuccess;
   });
@@ -247,7 +236,7 @@ nccl::Result reg_mr_dmabuf(void* comm, void* data, std::size_t size, int type, s
 
 nccl::Result dereg_mr(void*, void* mhandle) noexcept {
   return guarded([&] {
-    delete static_cast<MemoryHandle*>(mhandle);
+    if (mhandle != nullptr) Registrations::release(static_cast<MemoryHandle*>(mhandle));
     return nccl::Result::kSuccess;
   });
 }
@@ -262,11 +251,6 @@ nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void*
     *request = made;
     return answer(comm, made);
   });
-}
-
-bool receive_buffer(void* data, std::size_t size, int tag, void* mhandle, RecvBuffer& buffer) noexcept {
-  buffer = {data, size, tag, memory_of(mhandle, size)};
-  return buffer.memory != nullptr;
 }
 
 nccl::Result refuse_receive(void* recv_comm, int n) noexcept {
@@ -312,24 +296,29 @@ nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhan
   });
 }
 
-nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
+namespace {
+
+int narrow(std::uint64_t size) {
+  return size > INT_MAX ? INT_MAX : static_cast<int>(size);
+}
+
+// Drives the comm of a request that is not done: its error, if it has one now.
+nccl::Result drive(const Request& request) noexcept {
   return guarded([&] {
-    Request& request = *static_cast<Request*>(opaque);
-    const bool sending = request.kind == RequestKind::kSend;
-    auto narrow = [](std::uint64_t size) { return size > INT_MAX ? INT_MAX : static_cast<int>(size); };
-    if (sending) {
+    if (request.kind == RequestKind::kSend) {
       SendComm& comm = *static_cast<SendComm*>(request.comm);
-      if (request.state != RequestState::kDone) comm.progress();
-      *done = request.state == RequestState::kDone ? 1 : 0;
-      if (*done == 0) return answer(comm, nullptr);
-      const std::size_t bytes = comm.retire(request);
-      if (sizes != nullptr) sizes[0] = narrow(bytes);
-      return nccl::Result::kSuccess;
+      comm.progress();
+      return answer(comm, nullptr);
     }
     RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-    if (request.state != RequestState::kDone) comm.progress();
-    *done = request.state == RequestState::kDone ? 1 : 0;
-    if (*done == 0) return answer(comm, nullptr);
+    comm.progress();
+    return answer(comm, nullptr);
+  });
+}
+
+nccl::Result end_receive(Request& request, int* sizes) noexcept {
+  return guarded([&] {
+    RecvComm& comm = *static_cast<RecvComm*>(request.comm);
     if (request.kind == RequestKind::kFlush) {
       comm.retire_flush(request);
       return nccl::Result::kSuccess;
@@ -341,6 +330,24 @@ nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
     }
     return answer(comm, nullptr);  // sizes that cannot be have failed the comm just now
   });
+}
+
+}  // namespace
+
+nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
+  Request& request = *static_cast<Request*>(opaque);
+  if (request.state != RequestState::kDone) {
+    const nccl::Result driven = drive(request);
+    if (request.state != RequestState::kDone) {
+      *done = 0;
+      return driven;
+    }
+  }
+  *done = 1;
+  if (request.kind != RequestKind::kSend) return end_receive(request, sizes);
+  const std::size_t bytes = static_cast<SendComm*>(request.comm)->retire(request);
+  if (sizes != nullptr) sizes[0] = narrow(bytes);
+  return nccl::Result::kSuccess;
 }
 
 nccl::Result close_comm(void* opaque) noexcept {

@@ -75,7 +75,13 @@ inline nccl::Result isend_profiled(void* send_comm, void* data, std::size_t size
 
 nccl::Result post_receive(void* recv_comm, std::span<const RecvBuffer> buffers, void** request) noexcept;
 nccl::Result refuse_receive(void* recv_comm, int n) noexcept;
-bool receive_buffer(void* data, std::size_t size, int tag, void* mhandle, RecvBuffer& buffer) noexcept;
+
+// For zero bytes NCCL need not have a registration.
+inline constexpr MemoryKeys kNoMemory{};
+inline const MemoryKeys* memory_of(void* mhandle, std::size_t size) {
+  if (mhandle != nullptr) return static_cast<const MemoryHandle*>(mhandle);
+  return size == 0 ? &kNoMemory : nullptr;
+}
 
 // `sizes` are int up to v8, size_t after.
 template <typename Size>
@@ -86,9 +92,9 @@ nccl::Result irecv(void* recv_comm, int n, void** data, Size* sizes, int* tags, 
   if (n < 1 || n > static_cast<int>(wire::kMaxGroup)) return refuse_receive(recv_comm, n);
   for (int i = 0; i < n; ++i) {
     std::size_t size = 0;
-    if (!widen(sizes[i], size) || !receive_buffer(data[i], size, tags[i], mhandles[i], buffers[i])) {
-      return nccl::Result::kInvalidArgument;
-    }
+    if (!widen(sizes[i], size)) return nccl::Result::kInvalidArgument;
+    buffers[i] = {data[i], size, tags[i], memory_of(mhandles[i], size)};
+    if (buffers[i].memory == nullptr) return nccl::Result::kInvalidArgument;
   }
   return post_receive(recv_comm, {buffers, static_cast<std::size_t>(n)}, request);
 }

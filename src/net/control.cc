@@ -119,8 +119,14 @@ void ControlThread::park(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) {
   wake();
 }
 
-void ControlThread::drain(const Context& context) {
+void ControlThread::drain(const Context& context, bool at_once) {
   mutex_.lock();
+  if (at_once) {
+    for (auto& [fd, connection] : connections_) {
+      if (connection.parked != nullptr && &connection.parked->context() == &context) connection.deadline_ns = 0;
+    }
+    wake();
+  }
   while (parked_.contains(&context)) changed_.wait(mutex_);
   mutex_.unlock();
 }

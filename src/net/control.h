@@ -2,7 +2,7 @@
 // events of the devices, the side channels of connections, and the deadlines of those that are closing. It modifies no
 // QP that a comm uses; what a comm must know it finds in its signal word.
 //
-//   watched --close in peace--> parked --peer's bye, end of file, or deadline--> destroyed
+//   watched --close in peace--> parked --peer's bye, end of file, deadline, or its communicator's abort--> destroyed
 //
 // Started with the first device, joined before the process state goes: NCCL unloads the library after that.
 #pragma once
@@ -44,8 +44,8 @@ class ControlThread {
   // closed too, at the latest for `timeout_ns`. Returns at once.
   void park(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) VERBATIM_EXCLUDES(mutex_);
 
-  // Returns when nothing of `context` is parked any more.
-  void drain(const Context& context) VERBATIM_EXCLUDES(mutex_);
+  // Returns when nothing of `context` is parked any more. `at_once`: without waiting for any peer.
+  void drain(const Context& context, bool at_once) VERBATIM_EXCLUDES(mutex_);
 
  private:
   struct Connection {

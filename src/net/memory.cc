@@ -21,6 +21,21 @@ Result<std::unique_ptr<MemoryHandle>> register_memory(std::span<const Port* cons
   return handle;
 }
 
+MemoryHandle* Registrations::keep(std::unique_ptr<MemoryHandle> handle) {
+  MemoryHandle* kept = handle.get();
+  kept->keeper = this;
+  const MutexLock lock(mutex_);
+  kept->place = kept_.insert(kept_.end(), std::move(handle));
+  return kept;
+}
+
+void Registrations::release(MemoryHandle* handle) {
+  Registrations& keeper = *handle->keeper;
+  std::list<std::unique_ptr<MemoryHandle>> last;  // deregistered outside the lock
+  const MutexLock lock(keeper.mutex_);
+  last.splice(last.end(), keeper.kept_, handle->place);
+}
+
 void ControlMemory::Unmap::operator()(std::byte* pages) const {
   ::munmap(pages, bytes);
 }

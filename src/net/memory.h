@@ -4,10 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/result.h"
 #include "verbs/device.h"
 #include "verbs/mr_cache.h"
@@ -22,8 +24,25 @@ struct MemoryKeys {
   bool device_memory = false;  // a GPU's: the CPU cannot see what arrived, iflush makes it visible
 };
 
+class Registrations;
+
 struct MemoryHandle : MemoryKeys {
   std::vector<MrRef> references;
+  Registrations* keeper = nullptr;  // null for memory of our own
+  std::list<std::unique_ptr<MemoryHandle>>::iterator place;
+};
+
+// The registrations that NCCL holds through one context. NCCL abandons some when an operation fails; they end with the
+// context. Any thread.
+class Registrations {
+ public:
+  MemoryHandle* keep(std::unique_ptr<MemoryHandle> handle) VERBATIM_EXCLUDES(mutex_);
+  // `handle` is one that some Registrations keeps: the comm that it came from may be closed already.
+  static void release(MemoryHandle* handle);
+
+ private:
+  Mutex mutex_;
+  std::list<std::unique_ptr<MemoryHandle>> kept_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 // Registers on every one of `ports`, or on none.

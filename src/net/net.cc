@@ -6,6 +6,7 @@
 #include <climits>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <utility>
 
 #include "base/clock.h"
@@ -27,7 +28,7 @@ struct ProcessState {
   std::uint64_t host_id = 0;
   std::uint64_t process_id = 0;
   std::uint32_t contexts_made = 0;
-  std::size_t contexts_open = 0;
+  std::set<Context*> contexts;  // open
   Mutex listener_mutex;
   std::unique_ptr<ControlThread> control;  // after the devices that it watches
   std::unique_ptr<Listener> listener VERBATIM_GUARDED_BY(listener_mutex);
@@ -99,23 +100,39 @@ Result<Context*> open_context(int traffic_class) {
   Result<Config> config = Config::from_environment();
   if (!config) return config.error();
   if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
+  std::unique_ptr<ProcessState> opened;  // the process's once nothing can fail any more
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) {
     Result<std::unique_ptr<ProcessState>> process = open_process(*config);
     if (!process) return process.error();
-    g_process = process->release();
+    opened = std::move(*process);
   }
-  auto* context = new Context(std::move(*config), traffic_class, g_process->contexts_made++, *g_process);
-  ++g_process->contexts_open;
+  ProcessState& process = opened != nullptr ? *opened : *g_process;
+  auto* context = new Context(std::move(*config), traffic_class, process.contexts_made++, process);
+  process.contexts.insert(context);
+  if (opened != nullptr) g_process = opened.release();
   return context;
 }
 
 void close_context(Context* context) {
   delete context;
   const MutexLock lock(g_mutex);
-  if (--g_process->contexts_open == 0) {
+  g_process->contexts.erase(context);
+  if (g_process->contexts.empty()) {
     delete g_process;
     g_process = nullptr;
+  }
+}
+
+void close_all_contexts() {
+  while (true) {
+    Context* any = nullptr;
+    {
+      const MutexLock lock(g_mutex);
+      if (g_process != nullptr) any = *g_process->contexts.begin();
+    }
+    if (any == nullptr) return;
+    close_context(any);
   }
 }
 
@@ -149,7 +166,7 @@ Context::~Context() {
     abandoned.swap(comms_);
   }
   for (auto& [key, comm] : abandoned) end(std::move(comm));
-  process_.control->drain(*this);
+  process_.control->drain(*this, aborted_.load() && !serves_process_);
 }
 
 unsigned Context::max_recvs() const {
@@ -284,6 +301,7 @@ void Context::end(std::unique_ptr<Comm> comm) {
     process_.control->park(std::move(comm), config_.close_timeout_ms * kNanosecondsPerMillisecond);
     return;
   }
+  aborted_.store(true);
   process_.control->forget(*comm);
   comm->abort();
 }

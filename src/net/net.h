@@ -7,6 +7,7 @@
 
 #include <sys/socket.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -53,10 +54,15 @@ class Context {
   void close(Comm& comm);
   bool idle() const;  // owns nothing
 
+  // This context serves all communicators of the process, as up to v10: what one aborts says nothing of the others.
+  void serve_process() { serves_process_ = true; }
+
   const Config& config() const { return config_; }
   int traffic_class() const { return traffic_class_; }
   unsigned max_recvs() const;  // what getProperties has promised
   const std::string& host_name() const;
+  // What NCCL holds through our comms; it may give it back after they are closed.
+  Registrations& registrations() { return registrations_; }
   // Where our side of the side channel is, port 0.
   const sockaddr_storage& local_address() const;
   // The process's listener, opened at first use.
@@ -74,6 +80,10 @@ class Context {
   const std::uint32_t ordinal_;
   const Config config_;
   ProcessState& process_;
+  bool serves_process_ = false;
+  // The communicator gave up a comm with work outstanding: it is being aborted, and its peers need nothing more of it.
+  std::atomic<bool> aborted_{false};
+  Registrations registrations_;  // end after the comms
   mutable Mutex mutex_;
   std::uint32_t listens_made_ VERBATIM_GUARDED_BY(mutex_) = 0;
   std::map<const void*, std::unique_ptr<ListenComm>> listens_ VERBATIM_GUARDED_BY(mutex_);
@@ -86,6 +96,7 @@ Result<Context*> open_context(int traffic_class);
 
 // Ends everything that the context owns, and the process state with the last one.
 void close_context(Context* context);
+void close_all_contexts();
 
 // The devices, while any context is open: kUsage otherwise.
 Result<std::size_t> device_count();

@@ -108,7 +108,7 @@ void RecvComm::post_receives(std::size_t queue) {
 }
 
 // Whether a group of this size finds request slots, room for its CTS, and a receive on every QP.
-bool RecvComm::make_room(std::uint32_t group_size) {
+inline bool RecvComm::make_room(std::uint32_t group_size) {
   if (next_member_ - oldest_member_ + group_size > wire::kMaxInFlight) return false;
   if (cts_free_ == 0) {
     progress();
@@ -123,37 +123,15 @@ bool RecvComm::make_room(std::uint32_t group_size) {
   return error() == nullptr;
 }
 
-Request* RecvComm::irecv(std::span<const RecvBuffer> buffers) {
-  if (error() != nullptr) return nullptr;
-  const auto group_size = static_cast<std::uint32_t>(buffers.size());
-  if (!make_room(group_size)) return nullptr;
-  const std::uint32_t first = next_member_;
-  const std::uint32_t index = wire::ring_index(first);
-  for (std::uint32_t i = 0; i < group_size; ++i) {
-    if (buffers[i].memory->device_memory && !flush_.prepared()) {
-      // Registered through another comm (regIsGlobal): this one hears of device memory only now.
-      if (!prepare_flush()) {
-        fail(ErrorKind::kSystem, "irecv", "no flush QP for GPU memory on " + endpoint_.describe_path(0));
-        return nullptr;
-      }
-    }
-    write_entry(index + i, first + i, static_cast<std::uint8_t>(group_size), buffers[i]);
-  }
-  RecvRequest& request = requests_[index];
-  request.state = RequestState::kPending;
-  request.group_size = static_cast<std::uint8_t>(group_size);
-  request.sizes = wire::SizeSource::kPosted;
-  request.parts_seen = 0;
-  request.first_member = first;
-  request.bytes_counted = 0;
-  next_member_ += group_size;
-  ++groups_in_flight_;
-  post_cts(first, group_size);
-  return &request;
+// Registered through another comm (regIsGlobal): this one hears of device memory only now.
+[[gnu::cold]] bool RecvComm::can_flush() {
+  if (prepare_flush()) return true;
+  fail(ErrorKind::kSystem, "irecv", "no flush QP for GPU memory on " + endpoint_.describe_path(0));
+  return false;
 }
 
-void RecvComm::write_entry(std::uint32_t index, std::uint32_t member, std::uint8_t group_size,
-                           const RecvBuffer& buffer) const {
+inline void RecvComm::write_entry(std::uint32_t index, std::uint32_t member, std::uint8_t group_size,
+                                  const RecvBuffer& buffer) const {
   wire::CtsHead head{};
   head.address = reinterpret_cast<std::uint64_t>(buffer.data);
   head.size = buffer.bytes;
@@ -172,7 +150,7 @@ void RecvComm::write_entry(std::uint32_t index, std::uint32_t member, std::uint8
   out.ready = member + 1;
 }
 
-void RecvComm::post_cts(std::uint32_t first_member, std::uint32_t group_size) {
+inline void RecvComm::post_cts(std::uint32_t first_member, std::uint32_t group_size) {
   const std::uint32_t index = wire::ring_index(first_member);
   const EndpointQp& end = endpoint_.qps()[0];
   cts_segment_.addr = reinterpret_cast<std::uint64_t>(entry(index));
@@ -189,6 +167,29 @@ void RecvComm::post_cts(std::uint32_t first_member, std::uint32_t group_size) {
   ibv_send_wr* refused = nullptr;
   const int returned = ibv_post_send(end.qp.get(), &cts_work_, &refused);
   if (returned != 0) fail_post("ibv_post_send", returned, 0);
+}
+
+Request* RecvComm::irecv(std::span<const RecvBuffer> buffers) {
+  if (error() != nullptr) return nullptr;
+  const auto group_size = static_cast<std::uint32_t>(buffers.size());
+  if (!make_room(group_size)) return nullptr;
+  const std::uint32_t first = next_member_;
+  const std::uint32_t index = wire::ring_index(first);
+  for (std::uint32_t i = 0; i < group_size; ++i) {
+    if (buffers[i].memory->device_memory && !flush_.prepared() && !can_flush()) return nullptr;
+    write_entry(index + i, first + i, static_cast<std::uint8_t>(group_size), buffers[i]);
+  }
+  RecvRequest& request = requests_[index];
+  request.state = RequestState::kPending;
+  request.group_size = static_cast<std::uint8_t>(group_size);
+  request.sizes = wire::SizeSource::kPosted;
+  request.parts_seen = 0;
+  request.first_member = first;
+  request.bytes_counted = 0;
+  next_member_ += group_size;
+  ++groups_in_flight_;
+  post_cts(first, group_size);
+  return &request;
 }
 
 Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
@@ -214,17 +215,24 @@ bool RecvComm::quiet() const {
   return groups_in_flight_ == 0 && flush_.quiet();
 }
 
-void RecvComm::progress() {
-  for (const UniqueCq& cq : endpoint_.cqs()) {
-    ibv_wc completions[kPollBatch];
-    const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);
-    for (int i = 0; i < count; ++i) complete(completions[i]);
-    if (count < 0) fail(ErrorKind::kSystem, "ibv_poll_cq", "ibv_poll_cq failed on " + endpoint_.describe_path(0));
+inline void RecvComm::arrived(const ibv_wc& completion, std::size_t queue) {
+  if (--queues_[queue].posted + kReceiveBatch <= receive_target_) post_receives(queue);
+  const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
+  RecvRequest& request = requests_[immediate.entry];
+  if (request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
+    return refuse_immediate(queue);
   }
-  hear_signals(false);
+  if (immediate.sizes == wire::SizeSource::kByteCount) {
+    if (request.group_size != 1) return refuse_immediate(queue);
+    request.bytes_counted += completion.byte_len;
+  }
+  if (immediate.sizes != wire::SizeSource::kElsewhere) request.sizes = immediate.sizes;
+  if (++request.parts_seen < immediate.parts) return;
+  request.state = RequestState::kDone;
+  --groups_in_flight_;
 }
 
-void RecvComm::complete(const ibv_wc& completion) {
+inline void RecvComm::complete(const ibv_wc& completion) {
   const auto queue = static_cast<std::size_t>(completion.wr_id & 0xffff);
   if ((completion.wr_id & kFlushWorkBit) != 0) {
     if (completion.status != IBV_WC_SUCCESS) return fail_completion(completion, 0, "flushing a GPU buffer");
@@ -239,49 +247,46 @@ void RecvComm::complete(const ibv_wc& completion) {
   cts_free_ += static_cast<std::uint32_t>(completion.wr_id >> 32 & 0xffff);
 }
 
-void RecvComm::arrived(const ibv_wc& completion, std::size_t queue) {
-  if (--queues_[queue].posted + kReceiveBatch <= receive_target_) post_receives(queue);
-  const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
-  RecvRequest& request = requests_[immediate.entry];
-  if (request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
-    fail(ErrorKind::kRemote, "immediate",
-         "the peer completed a receive that is not posted: " + endpoint_.describe_path(queue));
-    return;
+void RecvComm::progress() {
+  for (const UniqueCq& cq : endpoint_.cqs()) {
+    ibv_wc completions[kPollBatch];
+    const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);
+    for (int i = 0; i < count; ++i) complete(completions[i]);
+    if (count < 0) fail(ErrorKind::kSystem, "ibv_poll_cq", "ibv_poll_cq failed on " + endpoint_.describe_path(0));
   }
-  if (immediate.sizes == wire::SizeSource::kByteCount) request.bytes_counted += completion.byte_len;
-  if (immediate.sizes != wire::SizeSource::kElsewhere) request.sizes = immediate.sizes;
-  if (++request.parts_seen < immediate.parts) return;
-  request.state = RequestState::kDone;
-  --groups_in_flight_;
+  hear_signals(false);
+}
+
+[[gnu::cold]] void RecvComm::refuse_immediate(std::size_t queue) {
+  fail(ErrorKind::kRemote, "immediate",
+       "the peer completed a receive that is not posted: " + endpoint_.describe_path(queue));
+}
+
+[[gnu::cold]] std::uint64_t RecvComm::refuse_size(std::uint64_t posted) {
+  fail(ErrorKind::kRemote, "completion record",
+       "the peer reports more bytes than were posted: " + endpoint_.describe_path(0));
+  return posted;
 }
 
 std::uint32_t RecvComm::retire_recv(Request& base, std::span<std::uint64_t, wire::kMaxGroup> sizes) {
   auto& request = static_cast<RecvRequest&>(base);
   const std::uint32_t group_size = request.group_size;
   const std::uint32_t index = wire::ring_index(request.first_member);
+  // Sizes that lie elsewhere than with the peer's word are those of the receive itself.
+  const std::uint64_t* const told = request.sizes == wire::SizeSource::kByteCount ? &request.bytes_counted
+                                    : request.sizes == wire::SizeSource::kRecord  ? &records().size[index]
+                                                                                  : nullptr;
   for (std::uint32_t i = 0; i < group_size; ++i) {
     const std::uint64_t posted = reinterpret_cast<const wire::CtsHead*>(entry(index + i))->size;
-    switch (request.sizes) {
-      case wire::SizeSource::kByteCount:
-        sizes[i] = request.bytes_counted;
-        break;
-      case wire::SizeSource::kRecord:
-        sizes[i] = records().size[index + i];
-        break;
-      case wire::SizeSource::kPosted:
-      case wire::SizeSource::kElsewhere:
-        sizes[i] = posted;
-        break;
-    }
-    if (sizes[i] > posted) {
-      fail(ErrorKind::kRemote, "completion record",
-           "the peer reports more bytes than were posted: " + endpoint_.describe_path(0));
-      sizes[i] = posted;
-    }
+    const std::uint64_t size = told != nullptr ? told[i] : posted;
+    sizes[i] = size <= posted ? size : refuse_size(posted);
   }
   request.state = RequestState::kFree;
-  while (oldest_member_ != next_member_ && requests_[wire::ring_index(oldest_member_)].state == RequestState::kFree) {
-    oldest_member_ += requests_[wire::ring_index(oldest_member_)].group_size;
+  // In order, as NCCL does it, this goes one step a call.
+  while (oldest_member_ != next_member_) {
+    const RecvRequest& oldest = requests_[wire::ring_index(oldest_member_)];
+    if (oldest.state != RequestState::kFree) break;
+    oldest_member_ += oldest.group_size;
   }
   return group_size;
 }

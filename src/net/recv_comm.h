@@ -16,12 +16,12 @@
 
 namespace verbatim {
 
-// One member of a grouped receive.
+// One member of a grouped receive. Without initializers: arrays of it are filled on the data path.
 struct RecvBuffer {
-  void* data = nullptr;
-  std::size_t bytes = 0;
-  int tag = 0;
-  const MemoryKeys* memory = nullptr;
+  void* data;
+  std::size_t bytes;
+  int tag;
+  const MemoryKeys* memory;
 };
 
 class RecvComm final : public Comm {
@@ -72,6 +72,9 @@ class RecvComm final : public Comm {
   std::byte* entry(std::uint32_t index) const { return control_.data() + index * entry_bytes_; }
   wire::SizeRecord& records() const;
   Status prepare_flush();
+  bool can_flush();
+  void refuse_immediate(std::size_t queue);
+  std::uint64_t refuse_size(std::uint64_t posted);
   bool make_room(std::uint32_t group_size);
   void write_entry(std::uint32_t index, std::uint32_t member, std::uint8_t group_size, const RecvBuffer& buffer) const;
   void post_cts(std::uint32_t first_member, std::uint32_t group_size);

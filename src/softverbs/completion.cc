@@ -148,6 +148,7 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
   Cq& cq = *static_cast<Cq*>(handle);
   SharedCq& shared = *cq.shared;
   cq.process->engine().progress();
+  if (const int refused = begin_data_call(kPollCqCall, context_of(cq.context).device); refused != 0) return -refused;
   if (note_empty_poll(cq)) return 0;
   QuickLock lock(cq.poll_mutex);
   const std::uint32_t tail = shared.tail.load(std::memory_order_seq_cst);
@@ -166,7 +167,7 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
 }
 
 int req_notify_cq(ibv_cq* handle, int solicited_only) {
-  count(Verb::kReqNotifyCq);
+  if (const int error = begin_call(Verb::kReqNotifyCq, handle->context); error != 0) return error;
   Cq& cq = *static_cast<Cq*>(handle);
   // Asking for any completion is not taken back by asking for solicited ones.
   Armed armed = solicited_only != 0 ? Armed::kSolicited : Armed::kAny;

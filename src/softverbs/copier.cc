@@ -16,7 +16,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "softverbs/events.h"
+#include "softverbs/doorbell.h"
 #include "softverbs/process.h"
 
 namespace verbatim::softverbs {
@@ -166,8 +166,7 @@ bool is_copier_ready(const ProcessView& target) {
   Segment& segment = target.segment();
   if (segment.copier.ready.load(std::memory_order_acquire) != 0) return true;
   segment.copier.wanted.store(1, std::memory_order_release);
-  segment.attention_pending.store(1, std::memory_order_seq_cst);
-  ring_doorbell(segment);
+  call_attention(segment);
   return false;
 }
 

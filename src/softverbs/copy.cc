@@ -8,12 +8,6 @@
 #include "softverbs/copier.h"
 
 namespace verbatim::softverbs {
-namespace {
-
-// memcpy may take any order.
-constexpr std::size_t kOrderedBytes = 256;
-
-}  // namespace
 
 #if defined(VERBATIM_UNDER_TSAN)
 // A device's accesses are not the program's: ThreadSanitizer must not see them, as memcpy it would.
@@ -23,6 +17,9 @@ __attribute__((no_sanitize("thread"))) void place(std::byte* to, const std::byte
   }
 }
 #else
+// Programs poll for the last word of a small message, and devices place a message in ascending order; memcpy may not.
+constexpr std::size_t kOrderedBytes = 256;
+
 void place(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > kOrderedBytes) {
     std::memmove(to, from, bytes);

@@ -85,6 +85,8 @@ ibv_device_attr device_attributes(std::uint32_t device, const Settings& settings
   std::snprintf(attributes.fw_ver, sizeof attributes.fw_ver, "softverbs");
   attributes.node_guid = device_guid(device);
   attributes.sys_image_guid = device_guid(device);
+  attributes.vendor_id = settings.vendor_id;
+  attributes.vendor_part_id = settings.vendor_part_id;
   attributes.max_mr_size = ~std::uint64_t{0};
   attributes.page_size_cap = ~std::uint64_t{kPageBytes - 1};
   attributes.max_qp = limit(settings.max_qp);

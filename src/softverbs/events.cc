@@ -1,14 +1,11 @@
 #include "softverbs/events.h"
 
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <cstring>
 
@@ -74,14 +71,7 @@ void raise_device_event(Process& process, std::uint32_t device, ibv_event_type t
 void call_attention(const ProcessView& process, std::uint32_t qp_index) {
   Segment& segment = process.segment();
   segment.attention[qp_index / 64].fetch_or(std::uint64_t{1} << (qp_index % 64), std::memory_order_release);
-  segment.attention_pending.store(1, std::memory_order_seq_cst);
-  ring_doorbell(segment);
-}
-
-void ring_doorbell(Segment& segment) {
-  segment.doorbell.fetch_add(1, std::memory_order_seq_cst);
-  if (segment.sleeping.load(std::memory_order_seq_cst) == 0) return;
-  ::syscall(SYS_futex, &segment.doorbell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  call_attention(segment);
 }
 
 }  // namespace verbatim::softverbs

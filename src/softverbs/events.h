@@ -1,6 +1,7 @@
 // Asynchronous events and the pipes that announce events to a sleeping program, also across processes.
 #pragma once
 
+#include "softverbs/doorbell.h"
 #include "softverbs/layout.h"
 #include "softverbs/process_view.h"
 
@@ -20,8 +21,5 @@ void raise_device_event(Process& process, std::uint32_t device, ibv_event_type t
 
 // The QP is in the error state by a peer's doing: its owner's engine must flush what it has posted.
 void call_attention(const ProcessView& process, std::uint32_t qp_index);
-
-// Wakes the engine thread of that process if it sleeps.
-void ring_doorbell(Segment& segment);
 
 }  // namespace verbatim::softverbs

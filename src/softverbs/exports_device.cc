@@ -15,6 +15,7 @@
 #include "softverbs/completion.h"
 #include "softverbs/device.h"
 #include "softverbs/exports.h"
+#include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 #include "softverbs/receive.h"
@@ -49,7 +50,7 @@ std::uint32_t index_of(const ibv_device& device) {
 }
 
 int query_port(ibv_context* context, std::uint8_t port_number, ibv_port_attr* attributes, std::size_t bytes) {
-  count(Verb::kQueryPort);
+  if (const int error = begin_call(Verb::kQueryPort, context); error != 0) return error;
   if (port_number != kPortNumber) return EINVAL;
   const Context& owner = context_of(context);
   const ibv_port_attr all = port_attributes(owner.process->segment().ports[owner.device], owner.process->settings());
@@ -60,6 +61,10 @@ int query_port(ibv_context* context, std::uint8_t port_number, ibv_port_attr* at
 Result<Context*> open_context(ibv_device* device) {
   Result<Process*> process = Process::join();
   if (!process) return process.error();
+  if (Faults* all = faults(); all != nullptr) {
+    const int error = all->refused_call(call_bit(Verb::kOpenDevice), index_of(*device));
+    if (error != 0) return verbatim::system_error("open_device", error);
+  }
   auto context = std::make_unique<Context>();
   Result<std::uint32_t> index = (*process)->context_table().allocate(kMaxContexts);
   if (!index) return index.error();
@@ -244,7 +249,7 @@ SOFTVERBS_EXPORT ibv_context* ibv_open_device(ibv_device* device) {
 }
 
 SOFTVERBS_EXPORT int ibv_close_device(ibv_context* handle) {
-  count(Verb::kCloseDevice);
+  if (const int error = begin_call(Verb::kCloseDevice, handle); error != 0) return error;
   Context& context = context_of(handle);
   abandon_objects(context);
   {
@@ -264,7 +269,7 @@ SOFTVERBS_EXPORT ibv_context* ibv_import_device(int) {
 }
 
 SOFTVERBS_EXPORT int ibv_query_device(ibv_context* context, ibv_device_attr* attributes) {
-  count(Verb::kQueryDevice);
+  if (const int error = begin_call(Verb::kQueryDevice, context); error != 0) return error;
   const Context& owner = context_of(context);
   *attributes = device_attributes(owner.device, owner.process->settings());
   return 0;
@@ -277,7 +282,7 @@ SOFTVERBS_EXPORT int ibv_query_port(ibv_context* context, std::uint8_t port_numb
 }
 
 SOFTVERBS_EXPORT int ibv_query_gid(ibv_context* context, std::uint8_t port_number, int index, ibv_gid* gid) {
-  count(Verb::kQueryGid);
+  if (begin_call(Verb::kQueryGid, context) != 0) return -1;
   if (port_number != kPortNumber || index < 0 || static_cast<std::uint32_t>(index) >= kGidTableLength) {
     errno = EINVAL;
     return -1;
@@ -288,7 +293,7 @@ SOFTVERBS_EXPORT int ibv_query_gid(ibv_context* context, std::uint8_t port_numbe
 
 SOFTVERBS_EXPORT int _ibv_query_gid_ex(ibv_context* context, std::uint32_t port_number, std::uint32_t index,
                                        ibv_gid_entry* entry, std::uint32_t flags, std::size_t entry_bytes) {
-  count(Verb::kQueryGidEx);
+  if (const int error = begin_call(Verb::kQueryGidEx, context); error != 0) return error;
   if (flags != 0) return EOPNOTSUPP;
   if (entry_bytes < sizeof(ibv_gid_entry)) return EINVAL;
   return query_gid_entry(context, port_number, index, *entry);
@@ -296,7 +301,7 @@ SOFTVERBS_EXPORT int _ibv_query_gid_ex(ibv_context* context, std::uint32_t port_
 
 SOFTVERBS_EXPORT ssize_t _ibv_query_gid_table(ibv_context* context, ibv_gid_entry* entries, std::size_t max_entries,
                                               std::uint32_t flags, std::size_t entry_bytes) {
-  count(Verb::kQueryGidTable);
+  if (const int error = begin_call(Verb::kQueryGidTable, context); error != 0) return -error;
   if (flags != 0) return -EOPNOTSUPP;
   if (entry_bytes < sizeof(ibv_gid_entry)) return -EINVAL;
   std::size_t count = 0;
@@ -321,8 +326,8 @@ SOFTVERBS_EXPORT int ibv_query_gid_type(ibv_context* context, std::uint8_t port_
   return 0;
 }
 
-SOFTVERBS_EXPORT int ibv_query_pkey(ibv_context*, std::uint8_t port_number, int index, __be16* pkey) {
-  count(Verb::kQueryPkey);
+SOFTVERBS_EXPORT int ibv_query_pkey(ibv_context* context, std::uint8_t port_number, int index, __be16* pkey) {
+  if (begin_call(Verb::kQueryPkey, context) != 0) return -1;
   if (port_number != kPortNumber || index < 0 || index >= kPkeyTableLength) {
     errno = EINVAL;
     return -1;
@@ -331,15 +336,15 @@ SOFTVERBS_EXPORT int ibv_query_pkey(ibv_context*, std::uint8_t port_number, int 
   return 0;
 }
 
-SOFTVERBS_EXPORT int ibv_get_pkey_index(ibv_context*, std::uint8_t port_number, __be16 pkey) {
-  count(Verb::kGetPkeyIndex);
+SOFTVERBS_EXPORT int ibv_get_pkey_index(ibv_context* context, std::uint8_t port_number, __be16 pkey) {
+  if (begin_call(Verb::kGetPkeyIndex, context) != 0) return -1;
   if (port_number == kPortNumber && pkey == kDefaultPkey) return 0;
   errno = EINVAL;
   return -1;
 }
 
 SOFTVERBS_EXPORT int ibv_get_async_event(ibv_context* handle, ibv_async_event* event) {
-  count(Verb::kGetAsyncEvent);
+  if (begin_call(Verb::kGetAsyncEvent, handle) != 0) return -1;
   Context& context = context_of(handle);
   for (;;) {
     if (!await_event(context.pipe.read_end.get(), *context.process)) return -1;

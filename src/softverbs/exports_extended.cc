@@ -10,6 +10,7 @@
 #include "softverbs/device.h"
 #include "softverbs/exports.h"
 #include "softverbs/extended_cq.h"
+#include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 #include "softverbs/receive.h"
@@ -19,7 +20,7 @@ namespace {
 
 int query_device_ex(ibv_context* context, const ibv_query_device_ex_input* input, ibv_device_attr_ex* attributes,
                     std::size_t bytes) {
-  count(Verb::kQueryDeviceEx);
+  if (const int error = begin_call(Verb::kQueryDeviceEx, context); error != 0) return error;
   if (input != nullptr && input->comp_mask != 0) return EINVAL;
   if (bytes < sizeof(ibv_device_attr)) return EINVAL;
   const Context& owner = context_of(context);
@@ -36,18 +37,18 @@ int query_rt_values(ibv_context*, ibv_values_ex* values) {
 }
 
 ibv_cq_ex* create_cq_ex(ibv_context* context, ibv_cq_init_attr_ex* attributes) {
-  count(Verb::kCreateCqEx);
+  if (begin_call(Verb::kCreateCqEx, context) != 0) return nullptr;
   Cq* cq = answer_made([&] { return create_extended_cq(context_of(context), *attributes); });
   return cq != nullptr ? &cq->extended() : nullptr;
 }
 
 ibv_qp* create_qp_ex(ibv_context* context, ibv_qp_init_attr_ex* attributes) {
-  count(Verb::kCreateQpEx);
+  if (begin_call(Verb::kCreateQpEx, context) != 0) return nullptr;
   return answer_made([&] { return create_extended_qp(context_of(context), *attributes); });
 }
 
 ibv_srq* create_srq_ex(ibv_context* context, ibv_srq_init_attr_ex* attributes) {
-  count(Verb::kCreateSrqEx);
+  if (begin_call(Verb::kCreateSrqEx, context) != 0) return nullptr;
   constexpr std::uint32_t kOffered = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
   const bool is_basic = (attributes->comp_mask & IBV_SRQ_INIT_ATTR_TYPE) == 0 || attributes->srq_type == IBV_SRQT_BASIC;
   const bool is_offered = is_basic && (attributes->comp_mask & ~kOffered) == 0;

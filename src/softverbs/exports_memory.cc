@@ -6,6 +6,7 @@
 #include <new>
 
 #include "softverbs/exports.h"
+#include "softverbs/faults.h"
 #include "softverbs/memory.h"
 #include "softverbs/process.h"
 
@@ -36,7 +37,7 @@ using namespace verbatim::softverbs;
 extern "C" {
 
 SOFTVERBS_EXPORT ibv_pd* ibv_alloc_pd(ibv_context* context) {
-  count(Verb::kAllocPd);
+  if (begin_call(Verb::kAllocPd, context) != 0) return nullptr;
   if (g_pds.fetch_add(1) >= context_of(context).process->settings().max_pd) {
     g_pds.fetch_sub(1);
     errno = ENOMEM;
@@ -55,7 +56,7 @@ SOFTVERBS_EXPORT ibv_pd* ibv_alloc_pd(ibv_context* context) {
 }
 
 SOFTVERBS_EXPORT int ibv_dealloc_pd(ibv_pd* pd) {
-  count(Verb::kDeallocPd);
+  if (const int error = begin_call(Verb::kDeallocPd, pd->context); error != 0) return error;
   if (static_cast<Pd*>(pd)->users.load(std::memory_order_acquire) != 0) return EBUSY;
   g_pds.fetch_sub(1);
   context_of(pd->context).process->objects(ObjectKind::kPd).count_destroyed();
@@ -64,25 +65,28 @@ SOFTVERBS_EXPORT int ibv_dealloc_pd(ibv_pd* pd) {
 }
 
 SOFTVERBS_EXPORT ibv_mr* ibv_reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) {
-  count(Verb::kRegMr);
+  if (begin_call(Verb::kRegMr, pd->context) != 0) return nullptr;
   return reg_mr(pd, address, length, reinterpret_cast<std::uintptr_t>(address), static_cast<unsigned>(access));
 }
 
 SOFTVERBS_EXPORT ibv_mr* ibv_reg_mr_iova(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
                                          int access) {
-  count(Verb::kRegMrIova);
+  if (begin_call(Verb::kRegMrIova, pd->context) != 0) return nullptr;
   return reg_mr(pd, address, length, iova, static_cast<unsigned>(access));
 }
 
 SOFTVERBS_EXPORT ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
                                           unsigned access) {
-  count(Verb::kRegMrIova2);
+  if (begin_call(Verb::kRegMrIova2, pd->context) != 0) return nullptr;
   return reg_mr(pd, address, length, iova, access);
 }
 
-SOFTVERBS_EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int) {
-  count(Verb::kRegDmabufMr);
-  return not_offered<ibv_mr>();
+SOFTVERBS_EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
+                                           int fd, int access) {
+  if (begin_call(Verb::kRegDmabufMr, pd->context) != 0) return nullptr;
+  return answer_made([&] {
+    return register_dmabuf(context_of(pd->context), pd, offset, length, iova, fd, static_cast<unsigned>(access));
+  });
 }
 
 SOFTVERBS_EXPORT int ibv_rereg_mr(ibv_mr*, int, ibv_pd*, void*, std::size_t, int) {
@@ -92,7 +96,7 @@ SOFTVERBS_EXPORT int ibv_rereg_mr(ibv_mr*, int, ibv_pd*, void*, std::size_t, int
 }
 
 SOFTVERBS_EXPORT int ibv_dereg_mr(ibv_mr* mr) {
-  count(Verb::kDeregMr);
+  if (const int error = begin_call(Verb::kDeregMr, mr->context); error != 0) return error;
   deregister_memory(*static_cast<Mr*>(mr));
   return 0;
 }

@@ -196,6 +196,7 @@ SOFTVERBS_EXPORT int ibv_read_sysfs_file(const char* directory, const char* file
 
 // Drivers of real devices register themselves when a program is linked with them. They find none to drive.
 SOFTVERBS_EXPORT void verbs_register_driver_34(const void*) {}
+SOFTVERBS_EXPORT void ibv_register_driver(const char*, void*) {}
 SOFTVERBS_EXPORT bool verbs_allow_disassociate_destroy = false;
 
 }  // extern "C"

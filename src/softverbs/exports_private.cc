@@ -13,6 +13,19 @@
     return EOPNOTSUPP;          \
   }
 
+using Made = void*;
+#define SOFTVERBS_MAKES_NONE(name) \
+  SOFTVERBS_EXPORT Made name() {   \
+    errno = EOPNOTSUPP;            \
+    return nullptr;                \
+  }
+
+#define SOFTVERBS_GIVES_NO_FD(name) \
+  SOFTVERBS_EXPORT int name() {     \
+    errno = EOPNOTSUPP;             \
+    return -1;                      \
+  }
+
 extern "C" {
 
 SOFTVERBS_REFUSES(__ioctl_final_num_attrs)
@@ -78,14 +91,29 @@ SOFTVERBS_REFUSES(ibv_cmd_rereg_mr)
 SOFTVERBS_REFUSES(ibv_cmd_resize_cq)
 SOFTVERBS_REFUSES(ibv_read_ibdev_sysfs_file)
 
-SOFTVERBS_EXPORT void* _verbs_init_and_alloc_context() {
-  errno = EOPNOTSUPP;
-  return nullptr;
-}
-SOFTVERBS_EXPORT void* verbs_open_device() {
-  errno = EOPNOTSUPP;
-  return nullptr;
-}
+// Verbs of releases after 44, which no header here declares: DMA handles, buffers and completion counters.
+SOFTVERBS_REFUSES(_ibv_query_comp_cntr_caps)
+SOFTVERBS_REFUSES(ibv_dealloc_dmah)
+SOFTVERBS_REFUSES(ibv_destroy_comp_cntr)
+SOFTVERBS_REFUSES(ibv_inc_comp_cntr)
+SOFTVERBS_REFUSES(ibv_inc_err_comp_cntr)
+SOFTVERBS_REFUSES(ibv_qp_attach_comp_cntr)
+SOFTVERBS_REFUSES(ibv_query_port_speed)
+SOFTVERBS_REFUSES(ibv_read_comp_cntr)
+SOFTVERBS_REFUSES(ibv_read_err_comp_cntr)
+SOFTVERBS_REFUSES(ibv_set_comp_cntr)
+SOFTVERBS_REFUSES(ibv_set_err_comp_cntr)
+SOFTVERBS_MAKES_NONE(ibv_alloc_buf)
+SOFTVERBS_MAKES_NONE(ibv_alloc_dmah)
+SOFTVERBS_MAKES_NONE(ibv_create_comp_cntr)
+SOFTVERBS_MAKES_NONE(ibv_reg_buf_mr)
+SOFTVERBS_MAKES_NONE(ibv_reg_mr_ex)
+SOFTVERBS_GIVES_NO_FD(ibv_dm_export_dmabuf_fd)
+SOFTVERBS_GIVES_NO_FD(ibv_export_buf_dmabuf_fd)
+SOFTVERBS_EXPORT void ibv_free_buf() {}
+
+SOFTVERBS_MAKES_NONE(_verbs_init_and_alloc_context)
+SOFTVERBS_MAKES_NONE(verbs_open_device)
 SOFTVERBS_EXPORT void __verbs_log() {}
 SOFTVERBS_EXPORT void verbs_init_cq() {}
 SOFTVERBS_EXPORT void verbs_set_ops() {}

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "softverbs/completion.h"
 #include "softverbs/exports.h"
+#include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 #include "softverbs/receive.h"
@@ -83,12 +84,12 @@ using namespace verbatim::softverbs;
 extern "C" {
 
 SOFTVERBS_EXPORT ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
-  count(Verb::kCreateCompChannel);
+  if (begin_call(Verb::kCreateCompChannel, context) != 0) return nullptr;
   return answer_made([&] { return create_channel(context); });
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
-  count(Verb::kDestroyCompChannel);
+  if (const int error = begin_call(Verb::kDestroyCompChannel, channel->context); error != 0) return error;
   Context& context = context_of(channel->context);
   {
     verbatim::MutexLock lock(context.objects_mutex);
@@ -101,7 +102,7 @@ SOFTVERBS_EXPORT int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
 
 SOFTVERBS_EXPORT ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* cq_context, ibv_comp_channel* channel,
                                        int comp_vector) {
-  count(Verb::kCreateCq);
+  if (begin_call(Verb::kCreateCq, context) != 0) return nullptr;
   if (comp_vector < 0 || comp_vector >= context->num_comp_vectors ||
       (channel != nullptr && channel->context != context)) {
     errno = EINVAL;
@@ -111,17 +112,17 @@ SOFTVERBS_EXPORT ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* 
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_cq(ibv_cq* cq) {
-  count(Verb::kDestroyCq);
+  if (const int error = begin_call(Verb::kDestroyCq, cq->context); error != 0) return error;
   return destroy_cq(*static_cast<Cq*>(cq));
 }
 
 SOFTVERBS_EXPORT int ibv_resize_cq(ibv_cq* cq, int entries) {
-  count(Verb::kResizeCq);
+  if (const int error = begin_call(Verb::kResizeCq, cq->context); error != 0) return error;
   return resize_cq(*static_cast<Cq*>(cq), entries);
 }
 
 SOFTVERBS_EXPORT int ibv_get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, void** cq_context) {
-  count(Verb::kGetCqEvent);
+  if (begin_call(Verb::kGetCqEvent, channel->context) != 0) return -1;
   Context& context = context_of(channel->context);
   for (;;) {
     if (!await_event(channel->fd, *context.process)) return -1;
@@ -143,42 +144,42 @@ SOFTVERBS_EXPORT void ibv_ack_cq_events(ibv_cq* cq, unsigned events) {
 }
 
 SOFTVERBS_EXPORT ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* attributes) {
-  count(Verb::kCreateSrq);
+  if (begin_call(Verb::kCreateSrq, pd->context) != 0) return nullptr;
   return answer_made([&] { return create_srq(context_of(pd->context), pd, *attributes); });
 }
 
 SOFTVERBS_EXPORT int ibv_modify_srq(ibv_srq* srq, ibv_srq_attr* attributes, int mask) {
-  count(Verb::kModifySrq);
+  if (const int error = begin_call(Verb::kModifySrq, srq->context); error != 0) return error;
   return modify_srq(*static_cast<Srq*>(srq), *attributes, mask);
 }
 
 SOFTVERBS_EXPORT int ibv_query_srq(ibv_srq* srq, ibv_srq_attr* attributes) {
-  count(Verb::kQuerySrq);
+  if (const int error = begin_call(Verb::kQuerySrq, srq->context); error != 0) return error;
   return query_srq(*static_cast<Srq*>(srq), *attributes);
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_srq(ibv_srq* srq) {
-  count(Verb::kDestroySrq);
+  if (const int error = begin_call(Verb::kDestroySrq, srq->context); error != 0) return error;
   return destroy_srq(*static_cast<Srq*>(srq));
 }
 
 SOFTVERBS_EXPORT ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attributes) {
-  count(Verb::kCreateQp);
+  if (begin_call(Verb::kCreateQp, pd->context) != 0) return nullptr;
   return answer_made([&] { return create_qp(context_of(pd->context), pd, *attributes); });
 }
 
 SOFTVERBS_EXPORT int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
-  count(Verb::kModifyQp);
+  if (const int error = begin_call(Verb::kModifyQp, qp->context); error != 0) return error;
   return modify_qp(*static_cast<Qp*>(qp), *attributes, mask);
 }
 
 SOFTVERBS_EXPORT int ibv_query_qp(ibv_qp* qp, ibv_qp_attr* attributes, int, ibv_qp_init_attr* init) {
-  count(Verb::kQueryQp);
+  if (const int error = begin_call(Verb::kQueryQp, qp->context); error != 0) return error;
   return query_qp(*static_cast<Qp*>(qp), *attributes, *init);
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_qp(ibv_qp* qp) {
-  count(Verb::kDestroyQp);
+  if (const int error = begin_call(Verb::kDestroyQp, qp->context); error != 0) return error;
   return destroy_qp(*static_cast<Qp*>(qp));
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "softverbs/completion.h"
+#include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
 
@@ -48,6 +49,7 @@ int start_poll(ibv_cq_ex* handle, ibv_poll_cq_attr* attributes) SOFTVERBS_HOLDS_
   if (attributes != nullptr && attributes->comp_mask != 0) return EINVAL;
   Cq& cq = cq_of(handle);
   cq.process->engine().progress();
+  if (const int refused = begin_data_call(kPollCqCall, context_of(cq.context).device); refused != 0) return refused;
   if (note_empty_poll(cq)) return ENOENT;
   cq.poll_mutex.lock();
   const int result = step(cq);

@@ -175,6 +175,37 @@ bool read_error(std::string_view text, int& value) {
   return true;
 }
 
+constexpr std::array<Named<std::uint64_t>, 4> kDataCalls{{
+    {"post_send", kPostSendCall},
+    {"post_recv", kPostRecvCall},
+    {"post_srq_recv", kPostSrqRecvCall},
+    {"poll_cq", kPollCqCall},
+}};
+
+// They return nothing, or EOPNOTSUPP in any case.
+constexpr std::uint64_t kNeverFailing = call_bit(Verb::kAckCqEvents) | call_bit(Verb::kAckAsyncEvent) |
+                                        call_bit(Verb::kQueryRtValuesEx) | call_bit(Verb::kQueryQpDataInOrder) |
+                                        call_bit(Verb::kReregMr) | call_bit(Verb::kQueryEce) | call_bit(Verb::kSetEce) |
+                                        call_bit(Verb::kCreateAh) | call_bit(Verb::kAttachMcast);
+
+// Variants of a verb go by its plain name: a program's source says ibv_reg_mr and the header calls ibv_reg_mr_iova2.
+bool read_verb(std::string_view text, std::uint64_t& calls) {
+  constexpr std::string_view kPrefix = "ibv_";
+  if (text.starts_with(kPrefix)) text.remove_prefix(kPrefix.size());
+  if (read_name<std::uint64_t>(text, kDataCalls, calls)) return true;
+  calls = 0;
+  for (std::size_t verb = 0; verb < kVerbNames.size(); ++verb) {
+    const std::string_view name = std::string_view(kVerbNames[verb]).substr(kPrefix.size());
+    if (!name.starts_with(text)) continue;
+    const std::string_view variant = name.substr(text.size());
+    if (variant.empty() || variant == "_ex" || variant == "_iova" || variant == "_iova2") {
+      calls |= call_bit(static_cast<Verb>(verb));
+    }
+  }
+  calls &= ~kNeverFailing;
+  return calls != 0;
+}
+
 bool read_qp(std::string_view text, FaultClause& clause) {
   if (text == "any" || text == "each") {
     clause.qp_choice = text == "any" ? QpChoice::kAny : QpChoice::kEach;
@@ -268,6 +299,8 @@ constexpr Key kAddress{"address", "an IPv4 or IPv6 address, or none", [](std::st
 constexpr Key kType{"type", "ib, rocev1 or rocev2", [](std::string_view value, FaultClause& c) {
                       return read_name<std::uint32_t>(value, kGidTypes, c.gid_type);
                     }};
+constexpr Key kVerb{"verb", "a verb's name, such as reg_mr or modify_qp",
+                    [](std::string_view value, FaultClause& c) { return read_verb(value, c.calls); }};
 constexpr Key kErrno{"errno", "an errno by name, such as ENOMEM, or number",
                      [](std::string_view value, FaultClause& c) { return read_error(value, c.error); }};
 constexpr Key kMaxBytes{"max-bytes", kSizeExpected,
@@ -302,6 +335,7 @@ constexpr std::array kUnpairKeys{&kDevice, &kPeer, &kPids, &kAt};
 constexpr std::array kFreezeKeys{&kAt, &kFor, &kAfter, &kOp, &kQp, &kQpn};
 constexpr std::array kThawKeys{&kAt};
 constexpr std::array kGidKeys{&kDevice, &kIndex, &kAddress, &kType, &kAt, &kAfter, &kOp, &kQp, &kQpn};
+constexpr std::array kFailKeys{&kVerb, &kErrno, &kNth, &kCount, &kRate, &kDevice};
 constexpr std::array kRegistrationKeys{&kMaxBytes, &kMaxRegions, &kMaxLocked, &kErrno};
 
 constexpr std::array kForms{
@@ -319,6 +353,7 @@ constexpr std::array kForms{
     Form{"freeze", FaultKind::kFreeze, kFreezeKeys, {}},
     Form{"thaw", FaultKind::kThaw, kThawKeys, {}},
     Form{"gid", FaultKind::kGid, kGidKeys, "address"},
+    Form{"fail", FaultKind::kFail, kFailKeys, "verb"},
     Form{"registration", FaultKind::kRegistration, kRegistrationKeys, {}},
     Form{"clear", FaultKind::kClear, Keys{}, {}},
 };

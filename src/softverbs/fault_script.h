@@ -12,6 +12,8 @@
 #include <variant>
 #include <vector>
 
+#include "softverbs/counters.h"
+
 namespace verbatim::softverbs {
 
 enum class FaultKind : std::uint8_t {
@@ -34,12 +36,22 @@ enum class FaultKind : std::uint8_t {
   kThaw,
   kGid,
   // To calls
+  kFail,
   kRegistration,
 };
 
 constexpr std::uint32_t kAnyDevice = ~0U;
 constexpr std::uint64_t kWithoutEnd = ~std::uint64_t{0};
 constexpr std::uint32_t kReceiveBit = 1U << 31;  // of FaultClause::opcodes: posted receives
+
+constexpr std::uint64_t call_bit(Verb verb) {
+  return std::uint64_t{1} << static_cast<unsigned>(verb);
+}
+constexpr std::uint64_t kPostSendCall = std::uint64_t{1} << 63;  // or ibv_wr_complete
+constexpr std::uint64_t kPostRecvCall = std::uint64_t{1} << 62;
+constexpr std::uint64_t kPostSrqRecvCall = std::uint64_t{1} << 61;
+constexpr std::uint64_t kPollCqCall = std::uint64_t{1} << 60;  // or ibv_start_poll
+static_assert(kVerbNames.size() <= 60);
 
 // Whose messages count together for `nth`.
 enum class QpChoice : std::uint8_t {
@@ -82,7 +94,8 @@ struct FaultClause {
   std::uint32_t gid_type = IBV_GID_TYPE_ROCE_V2;
 
   // What is refused.
-  int error = 0;  // errno
+  std::uint64_t calls = 0;  // call_bit()s
+  int error = 0;            // errno
   std::uint64_t max_bytes = kWithoutEnd;
   std::uint64_t max_regions = kWithoutEnd;
   std::uint64_t max_locked = kWithoutEnd;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 
 #include "base/clock.h"
 #include "softverbs/qp.h"
@@ -18,6 +19,11 @@ std::uint64_t mixed(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
+// True for that share of all numbers.
+bool is_below(std::uint64_t number, double rate) {
+  return static_cast<double>(number >> 11) * 0x1p-53 < rate;
+}
+
 bool is_last_posted(const Qp& qp) {
   return qp.sends.posted.load(std::memory_order_acquire) == qp.requester.sent + 1;
 }
@@ -32,9 +38,13 @@ bool is_about_messages(const FaultClause& clause) {
   return clause.kind < FaultKind::kLinkDown;
 }
 
+bool is_about_calls(const FaultClause& clause) {
+  return clause.kind == FaultKind::kRegistration || clause.kind == FaultKind::kFail;
+}
+
 // What `device` says of a clause about ports is where the fault is, not whose messages are counted.
 bool matches(const FaultClause& clause, const Qp& qp, std::uint8_t opcode) {
-  if ((clause.opcodes >> opcode & 1) == 0) return false;
+  if (is_about_calls(clause) || (clause.opcodes >> opcode & 1) == 0) return false;
   if (!is_about_messages(clause)) {
     FaultClause anywhere = clause;
     anywhere.device = kAnyDevice;
@@ -82,7 +92,7 @@ void Faults::take(const FaultScript& script) {
         rules_.clear();
       }
       states_.clear();
-    } else if (is_about_messages(clause) || clause.kind == FaultKind::kRegistration || clause.after != 0) {
+    } else if (is_about_messages(clause) || is_about_calls(clause) || clause.after != 0) {
       MutexLock lock(mutex_);
       rules_.push_back({clause});
     } else {
@@ -98,7 +108,7 @@ std::uint64_t Faults::next_number(Qp& qp) {
 }
 
 bool Faults::draw(Qp& qp, double rate) {
-  return rate > 0 && static_cast<double>(next_number(qp) >> 11) * 0x1p-53 < rate;
+  return rate > 0 && is_below(next_number(qp), rate);
 }
 
 void Faults::apply(Qp& qp, const FaultClause& clause, MessageFaults& message) {
@@ -238,6 +248,28 @@ void Faults::garble(ibv_wc& completion) {
   completion.dlid_path_bits = static_cast<std::uint8_t>(next());
 }
 
+int Faults::refused_call(std::uint64_t call, std::uint32_t device) {
+  // What lets a program go in good order; its queues are flushed, and it may still look at them.
+  constexpr std::uint64_t kAllowedOnDeadDevice =
+      call_bit(Verb::kCloseDevice) | call_bit(Verb::kDeallocPd) | call_bit(Verb::kDeregMr) |
+      call_bit(Verb::kDestroyCompChannel) | call_bit(Verb::kDestroyCq) | call_bit(Verb::kDestroySrq) |
+      call_bit(Verb::kDestroyQp) | call_bit(Verb::kReqNotifyCq) | call_bit(Verb::kGetCqEvent) |
+      call_bit(Verb::kGetAsyncEvent) | kPostSendCall | kPostRecvCall | kPostSrqRecvCall | kPollCqCall;
+  const bool is_dead = process_.segment().ports[device].dead.load(std::memory_order_acquire) != 0;
+  if (is_dead && (call & kAllowedOnDeadDevice) == 0) return EIO;
+  int error = 0;
+  MutexLock lock(mutex_);
+  for (Rule& rule : rules_) {
+    const FaultClause& clause = rule.clause;
+    if ((clause.calls & call) == 0 || (clause.device != kAnyDevice && clause.device != device)) continue;
+    if (!is_in_range(clause, ++rule.seen)) continue;
+    const std::uint64_t number = mixed(mixed(seed_.load(std::memory_order_relaxed)) - call_draws_.fetch_add(1));
+    if (clause.rate > 0 && !is_below(number, clause.rate)) continue;
+    error = clause.error != 0 ? clause.error : EIO;
+  }
+  return error;
+}
+
 int Faults::refused_registration(std::uint64_t bytes, std::uint64_t regions, std::uint64_t locked_bytes) {
   MutexLock lock(mutex_);
   for (const Rule& rule : rules_) {
@@ -255,6 +287,19 @@ namespace {
 std::atomic<Faults*> g_all_faults{nullptr};  // also when none is at work
 
 }  // namespace
+
+int begin_call(Verb verb, ibv_context* handle) {
+  count(verb);
+  const Context& context = context_of(handle);
+  if (context.process->segment().attention_pending.load(std::memory_order_relaxed) != 0) {
+    context.process->engine().progress();
+  }
+  Faults* const all = faults();
+  if (all == nullptr) return 0;
+  const int error = all->refused_call(call_bit(verb), context.device);
+  if (error != 0) errno = error;
+  return error;
+}
 
 void start_faults(Process& process) {
   g_faults.store(nullptr, std::memory_order_release);  // a forked child inherits its parent's

@@ -71,6 +71,8 @@ class Faults {
   void garble(ibv_wc& completion);
 
   // ---- calls ----
+  // The errno with which this call (a bit of FaultClause::calls) shall fail, 0: none.
+  int refused_call(std::uint64_t call, std::uint32_t device);
   // The errno of a registration, 0 when it may be; both numbers count it already.
   int refused_registration(std::uint64_t bytes, std::uint64_t regions, std::uint64_t locked_bytes);
 
@@ -96,6 +98,7 @@ class Faults {
   std::vector<Rule> rules_ VERBATIM_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> seed_{1};
   std::atomic<std::uint64_t> garbled_{0};
+  std::atomic<std::uint64_t> call_draws_{0};
   FaultStates states_;
 };
 
@@ -104,6 +107,16 @@ extern std::atomic<Faults*> g_faults;
 // nullptr without faults: the one test of the data path.
 inline Faults* faults() {
   return g_faults.load(std::memory_order_acquire);
+}
+
+// Verbs begin with it: counts the call and takes what tools/softverbs has sent. The errno with which the call shall
+// fail, which is also left in errno; 0: it goes on.
+int begin_call(Verb verb, ibv_context* context);
+
+// The same of those on the data path, which are counted elsewhere.
+inline int begin_data_call(std::uint64_t call, std::uint32_t device) {
+  Faults* const all = faults();
+  return all == nullptr ? 0 : all->refused_call(call, device);
 }
 
 // Of a process that has just joined: puts the clauses of SOFTVERBS_FAULTS to work.

@@ -1,11 +1,14 @@
 #include "softverbs/memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "softverbs/faults.h"
@@ -132,6 +135,32 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
   locked.keep();
   return mr.release();
+}
+
+Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
+                            int fd, unsigned access) {
+  if (!context.process->settings().dmabuf) return system_error("reg_dmabuf_mr", EOPNOTSUPP);
+  if (::fcntl(fd, F_GETFD) < 0) return system_error("reg_dmabuf_mr", EBADF);
+  // A mapping may reach beyond the end, where a touch is a SIGBUS. dma-bufs tell their size by seeking, too.
+  const off_t before = ::lseek(fd, 0, SEEK_CUR);
+  const off_t size = ::lseek(fd, 0, SEEK_END);
+  if (before >= 0) ::lseek(fd, before, SEEK_SET);
+  if (length == 0 || offset + length < offset || size < 0 || offset + length > static_cast<std::uint64_t>(size)) {
+    return system_error("reg_dmabuf_mr", EINVAL);
+  }
+  const std::uint64_t first_page = offset / kPageBytes * kPageBytes;
+  const std::size_t mapped_bytes = offset - first_page + length;
+  const bool writable = (access & IBV_ACCESS_LOCAL_WRITE) != 0;
+  void* const address = ::mmap(nullptr, mapped_bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd,
+                               static_cast<off_t>(first_page));
+  if (address == MAP_FAILED) return system_error("reg_dmabuf_mr", errno);
+  Mapping mapping(address, mapped_bytes);
+  Result<Mr*> mr =
+      register_memory(context, pd, static_cast<std::byte*>(address) + (offset - first_page), length, iova, access);
+  if (!mr) return mr;
+  (*mr)->dmabuf = std::move(mapping);
+  (*mr)->addr = nullptr;  // the program has no address of it
+  return mr;
 }
 
 void deregister_memory(Mr& mr) {

@@ -15,6 +15,10 @@ namespace verbatim::softverbs {
 // EINVAL for flags that contradict each other, EFAULT for memory that is not there, ENOMEM at the limit.
 Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
                             unsigned access);
+// The same of `length` bytes from `offset` on of what a descriptor stands for. The device maps them for itself, so that
+// they are there in whatever way the program has them. EOPNOTSUPP unless SOFTVERBS_DMABUF=1.
+Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
+                            int fd, unsigned access);
 // Returns when no work request of any process touches the region any more.
 void deregister_memory(Mr& mr);
 

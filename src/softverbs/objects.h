@@ -15,6 +15,7 @@
 #include "softverbs/layout.h"
 #include "softverbs/process_view.h"
 #include "softverbs/quick_mutex.h"
+#include "softverbs/shm_file.h"
 
 namespace verbatim::softverbs {
 
@@ -54,6 +55,7 @@ struct Pd : ibv_pd {
 
 struct Mr : ibv_mr {
   std::uint32_t index = 0;
+  Mapping dmabuf;  // of a region that was registered by descriptor
 };
 
 struct Channel : ibv_comp_channel {

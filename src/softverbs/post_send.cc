@@ -176,6 +176,10 @@ bool post_quickly(Qp& qp, Engine& engine, const ibv_send_wr* request) {
 
 int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
   Qp& qp = *static_cast<Qp*>(handle);
+  if (const int refused = begin_data_call(kPostSendCall, qp.shared->device); refused != 0) {
+    *bad = request;
+    return refused;
+  }
   const ibv_qp_state state = qp.current_state();
   if (state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR) {
     *bad = request;

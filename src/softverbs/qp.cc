@@ -302,6 +302,10 @@ int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init) {
 
 int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   Qp& qp = *static_cast<Qp*>(handle);
+  if (const int refused = begin_data_call(kPostRecvCall, qp.shared->device); refused != 0) {
+    *bad = request;
+    return refused;
+  }
   if (qp.srq != nullptr || qp.current_state() == IBV_QPS_RESET) {
     *bad = request;
     return EINVAL;

@@ -155,6 +155,10 @@ int query_srq(Srq& srq, ibv_srq_attr& attributes) {
 
 int post_srq_recv(ibv_srq* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
   Srq& srq = *static_cast<Srq*>(handle);
+  if (const int refused = begin_data_call(kPostSrqRecvCall, context_of(srq.context).device); refused != 0) {
+    *bad = request;
+    return refused;
+  }
   QuickLock lock(srq.poster.mutex);
   srq.shared->counters.posts.add(1);
   for (; request != nullptr; request = request->next) {

@@ -15,6 +15,8 @@
 namespace verbatim::softverbs {
 namespace {
 
+constexpr std::uint32_t kSenderLock = kMaxProcesses;  // the byte behind those of the processes
+
 constexpr std::uint32_t kFirstQpn = 0x100;  // 0 and 1 are the standard's management QPs
 
 // Whether a process holds its slot: each has a record lock on one byte of the registry's file, which the kernel drops
@@ -220,6 +222,7 @@ void HostRegistry::acknowledge_fault_command(std::uint32_t sequence) {
 Result<std::uint32_t> HostRegistry::send_fault_command(std::string_view text, pid_t pid) {
   if (text.size() > kMaxFaultBytes) return system_error("send_fault_command", E2BIG);
   FileLock lock(*this);
+  if (!set_slot_lock(fd_.get(), kSenderLock, F_WRLCK)) return system_error("send_fault_command", EBUSY);
   SharedFaults& faults = shared().faults;
   // A sender that died in the middle has left an odd number.
   const std::uint32_t before = faults.sequence.load(std::memory_order_relaxed) & ~1U;
@@ -233,7 +236,7 @@ Result<std::uint32_t> HostRegistry::send_fault_command(std::string_view text, pi
 }
 
 bool HostRegistry::has_taken_fault_command(std::uint32_t slot, std::uint32_t sequence) const {
-  return shared().slots[slot].faults_taken.load(std::memory_order_acquire) == sequence;
+  return static_cast<std::int32_t>(shared().slots[slot].faults_taken.load(std::memory_order_acquire) - sequence) >= 0;
 }
 
 pid_t HostRegistry::pid_of(std::uint32_t slot, Incarnation incarnation) const {

@@ -61,8 +61,8 @@ class HostRegistry {
   // A fault script that was sent to this process since it joined, and that it has not acknowledged.
   std::optional<FaultCommand> next_fault_command() const;
   void acknowledge_fault_command(std::uint32_t sequence);
-  // The other side: leaves a script of at most kMaxFaultBytes for process `pid`, for all when 0. Every process must
-  // then be woken.
+  // The other side: leaves a script of at most kMaxFaultBytes for process `pid`, for all when 0; whoever shall
+  // take it must be called. EBUSY: another program sends until it ends.
   Result<std::uint32_t> send_fault_command(std::string_view text, pid_t pid);
   bool has_taken_fault_command(std::uint32_t slot, std::uint32_t sequence) const;
 

@@ -32,6 +32,8 @@ constexpr std::array kNumbers{
     NumberSetting{"SOFTVERBS_LINK_GBPS", &Settings::link_gbps, 0, 10000},
     NumberSetting{"SOFTVERBS_QUANTUM", &Settings::quantum_bytes, 4096, 1U << 20},
     NumberSetting{"SOFTVERBS_SEED", &Settings::seed, 0, ~0U},
+    NumberSetting{"SOFTVERBS_VENDOR_ID", &Settings::vendor_id, 0, 0xffffff},
+    NumberSetting{"SOFTVERBS_VENDOR_PART_ID", &Settings::vendor_part_id, 0, ~std::uint32_t{0}},
     NumberSetting{"SOFTVERBS_MTU", &Settings::mtu_bytes, 256, 4096},
     NumberSetting{"SOFTVERBS_SPEED_GBPS", &Settings::speed_gbps, 10, 800},
     NumberSetting{"SOFTVERBS_MAX_MSG_SZ", &Settings::max_msg_bytes, 1, kMostMsgBytes},
@@ -156,6 +158,7 @@ std::optional<Settings> read_settings() {
   if (!is_quantum_whole(result.quantum_bytes)) return std::nullopt;
   if (!has_engine_for_link(result)) return std::nullopt;
   if (!read_choice("SOFTVERBS_ORDERING", "adaptive-routing", "in-order", result.adaptive_routing)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_DMABUF", "1", "0", result.dmabuf)) return std::nullopt;
   if (!is_one_of("SOFTVERBS_MTU", result.mtu_bytes, {256, 512, 1024, 2048, 4096})) return std::nullopt;
   if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;
   if (!read_name_space(result.name_space)) return std::nullopt;

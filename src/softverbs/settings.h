@@ -16,6 +16,7 @@ struct Settings {
   bool forbid_cross_memory = false;  // SOFTVERBS_CROSS_MEMORY=forbidden|allowed
   bool by_arrival = false;           // SOFTVERBS_ARBITRATION=arrival|qpn
   bool adaptive_routing = false;     // SOFTVERBS_ORDERING=adaptive-routing|in-order
+  bool dmabuf = false;               // SOFTVERBS_DMABUF=1|0
   std::string name_space;
   std::string trace_file;  // SOFTVERBS_TRACE
   std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced
@@ -26,6 +27,8 @@ struct Settings {
   std::uint32_t link_gbps = 0;  // 0: as fast as it goes
   std::uint32_t quantum_bytes = 16384;
   std::uint32_t seed = 0;
+  std::uint32_t vendor_id = 0;
+  std::uint32_t vendor_part_id = 0;
   std::uint32_t mtu_bytes = 4096;
   std::uint32_t speed_gbps = 100;
   std::uint32_t max_msg_bytes = 1U << 30;

@@ -31,7 +31,8 @@ int complete(ibv_qp_ex* handle) SOFTVERBS_HOLDS_LOCK {
   Qp& qp = qp_of(handle);
   SendCounters& counters = qp.shared->counters.sends;
   counters.completes.add(1);
-  const int error = qp.batch.error;
+  const int refused = begin_data_call(kPostSendCall, qp.shared->device);
+  const int error = refused != 0 ? refused : qp.batch.error;
   if (error == 0) {
     for (std::uint32_t at = qp.batch.next - qp.batch.count; at != qp.batch.next; ++at) {
       const SendRequest& request = qp.sends.requests[at & qp.sends.mask];

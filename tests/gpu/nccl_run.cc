@@ -11,20 +11,25 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "nccl_log.h"
 #include "operations.h"
+#include "parent.h"
 #include "rank.h"
+#include "scenarios.h"
+#include "table.h"
 
 namespace verbatim::gpu {
 namespace {
@@ -40,18 +45,23 @@ struct Options {
   int rank = -1;  // 0 or more: this process is a rank
   std::chrono::seconds timeout{300};
   std::string net = "Verbatim";
+  std::string protocol;  // empty: as NCCL chooses
   std::string log_directory = ".";
 };
 
 void print_usage() {
   std::printf(
-      "usage: nccl_run [--ranks N] [--op NAME,...] [-b BYTES] [-e BYTES] [-f FACTOR] [-n ITERATIONS]\n"
-      "                [--net NAME] [--logs DIR] [--timeout SECONDS] [--mutate 1]\n"
+      "usage: nccl_run [--ranks N] [--op NAME,...] [--scenario NAME,...] [-b BYTES] [-e BYTES] [-f FACTOR]\n"
+      "                [-n ITERATIONS] [--proto NAME] [--net NAME] [--logs DIR] [--timeout SECONDS] [--mutate 1]\n"
       "operations:");
   for (const Operation& operation : kOperations) std::printf(" %s", operation.name);
+  std::printf("\nscenarios:\n");
+  for (const Scenario& scenario : kScenarios) std::printf("  %-19s %s\n", scenario.name, scenario.summary);
   std::printf(
-      "\nSizes take K, M and G. Defaults: 2 ranks, all_reduce,sendrecv, 8 to 64M by 2, 10 timed calls.\n"
-      "--mutate 1 flips one bit of each result before it is compared, to show that this is found.\n"
+      "\nSizes take K, M and G; NAME all stands for all. Defaults: 2 ranks, all operations and no scenario, 8 to 256M\n"
+      "by 2, 10 timed calls (a quarter of them above 16M).\n"
+      "--proto NAME  LL, LL128 or Simple (NCCL_PROTO): NCCL's log must say that every collective used it.\n"
+      "--mutate 1    flips one bit of each result before it is compared, to show that this is found.\n"
       "Exit status: 0 all right, %d wrong elements, 1 any other failure.\n",
       kWrongStatus);
 }
@@ -68,22 +78,28 @@ std::optional<std::size_t> parse_size(std::string_view text) {
   return std::nullopt;
 }
 
-std::optional<std::vector<std::size_t>> parse_operations(std::string_view names) {
-  std::vector<std::size_t> operations;
+// Indices of the rows of `table` (kOperations, kScenarios) that `names` lists, in the order of the list.
+template <typename Rows>
+std::optional<std::vector<std::size_t>> parse_names(const Rows& table, std::string_view names) {
+  std::vector<std::size_t> indices;
+  if (names == "all") {
+    indices.resize(table.size());
+    std::iota(indices.begin(), indices.end(), std::size_t{0});
+    return indices;
+  }
   while (!names.empty()) {
     const std::string_view name = names.substr(0, names.find(','));
     names.remove_prefix(std::min(names.size(), name.size() + 1));
-    const auto found = std::find_if(kOperations.begin(), kOperations.end(),
-                                    [&](const Operation& operation) { return operation.name == name; });
-    if (found == kOperations.end()) return std::nullopt;
-    operations.push_back(static_cast<std::size_t>(found - kOperations.begin()));
+    const auto found = std::find_if(table.begin(), table.end(), [&](const auto& row) { return row.name == name; });
+    if (found == table.end()) return std::nullopt;
+    indices.push_back(static_cast<std::size_t>(found - table.begin()));
   }
-  return operations;
+  return indices;
 }
 
 std::optional<Options> parse_options(int argc, char** argv) {
   Options options;
-  options.plan.operations = {0, 1};
+  bool chosen = false;
   for (int i = 1; i < argc; i += 2) {
     const std::string_view name = argv[i];
     if (i + 1 == argc) return std::nullopt;
@@ -96,10 +112,15 @@ std::optional<Options> parse_options(int argc, char** argv) {
       options.log_directory = value;
       continue;
     }
-    if (name == "--op") {
-      const auto operations = parse_operations(value);
-      if (!operations) return std::nullopt;
-      options.plan.operations = *operations;
+    if (name == "--proto") {
+      options.protocol = value;
+      continue;
+    }
+    if (name == "--op" || name == "--scenario") {
+      const auto rows = name == "--op" ? parse_names(kOperations, value) : parse_names(kScenarios, value);
+      if (!rows) return std::nullopt;
+      (name == "--op" ? options.plan.operations : options.plan.scenarios) = *rows;
+      chosen = true;
       continue;
     }
     const auto number = parse_size(value);
@@ -118,12 +139,15 @@ std::optional<Options> parse_options(int argc, char** argv) {
       options.plan.iterations = static_cast<unsigned>(*number);
     } else if (name == "--mutate") {
       options.plan.mutate = *number != 0;
+    } else if (name == "--replacement") {
+      options.plan.replacement = *number != 0;
     } else if (name == "--timeout") {
       options.timeout = std::chrono::seconds(static_cast<long>(*number));
     } else {
       return std::nullopt;
     }
   }
+  if (!chosen) options.plan.operations = *parse_names(kOperations, "all");
   const Plan& plan = options.plan;
   const bool sane = plan.ranks >= 2 && plan.factor >= 2 && plan.iterations >= 1 &&
                     plan.first_bytes >= sizeof(Element) && plan.first_bytes <= plan.last_bytes;
@@ -134,8 +158,8 @@ struct Child {
   pid_t pid = -1;
   int socket = -1;
   bool done = false;
+  bool at_barrier = false;
   std::string description;
-  std::vector<Report> rows;
 };
 
 std::string log_path(const Options& options, int rank) {
@@ -149,11 +173,15 @@ void set_rank_environment(const Options& options, int rank) {
   setenv("NCCL_NET_PLUGIN", options.net == "Verbatim" ? "verbatim" : "none", 1);
   setenv("NCCL_DEBUG", "INFO", 1);
   setenv("NCCL_DEBUG_FILE", log_path(options, rank).c_str(), 1);
+  if (!options.protocol.empty()) {
+    setenv("NCCL_PROTO", options.protocol.c_str(), 1);
+    setenv("NCCL_DEBUG_SUBSYS", "INIT,NET,TUNING", 0);  // a line a call that says which one it used
+  }
   // NCCL 2.30 and later refuse two ranks on one GPU without it; earlier ones do not know it.
   setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
 }
 
-std::optional<Child> start_rank(const Options& options, int rank, char** argv) {
+std::optional<Child> start_rank(const Options& options, int rank, char** argv, bool replacement) {
   std::array<int, 2> ends{};
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) return std::nullopt;
   const pid_t pid = fork();
@@ -170,7 +198,11 @@ std::optional<Child> start_rank(const Options& options, int rank, char** argv) {
     for (char** argument = argv; *argument != nullptr; ++argument) arguments.push_back(*argument);
     std::string flag = "--rank";
     std::string number = std::to_string(rank);
-    arguments.insert(arguments.end(), {flag.data(), number.data(), nullptr});
+    arguments.insert(arguments.end(), {flag.data(), number.data()});
+    std::string replaces = "--replacement";
+    std::string yes = "1";
+    if (replacement) arguments.insert(arguments.end(), {replaces.data(), yes.data()});
+    arguments.push_back(nullptr);
     execv("/proc/self/exe", arguments.data());
     std::perror("execv");
     _exit(1);
@@ -182,59 +214,81 @@ std::optional<Child> start_rank(const Options& options, int rank, char** argv) {
   return child;
 }
 
-void print_header(const Operation& operation) {
-  std::printf("\n# %s\n#%12s %12s %8s %10s %9s %9s %7s\n", operation.name, "size", "count", "type", "time", "algbw",
-              "busbw", "#wrong");
-  std::printf("#%12s %12s %8s %10s %9s %9s\n", "(B)", "(elements)", "", "(us)", "(GB/s)", "(GB/s)");
-}
-
-class Table {
+// The ranks as the parent sees them.
+class Ranks {
  public:
-  // Prints the row once every rank has sent it: the slowest rank's time, the wrong elements of all.
-  void print_complete_rows(const std::vector<Child>& children) {
-    for (;; ++printed_) {
-      Report total{};
-      for (const Child& child : children) {
-        if (child.rows.size() <= printed_) return;
-        const Report& row = child.rows[printed_];
-        total.operation = row.operation;
-        total.count = row.count;
-        total.microseconds = std::max(total.microseconds, row.microseconds);
-        total.wrong += row.wrong;
-        total.checked += row.checked;
-      }
-      print(total, static_cast<int>(children.size()));
-    }
-  }
+  Ranks(const Options& options, char** argv) : options_(options), argv_(argv) {}
 
-  std::size_t printed() const { return printed_; }
-  std::uint64_t wrong() const { return wrong_; }
-  std::uint64_t checked() const { return checked_; }
+  bool start();
+  // Serves the ranks until all are done. False when one failed or the deadline passed.
+  bool serve();
+  // Waits for them to end, after a kill when they were not served to the end. False when one did not end well.
+  bool reap(bool served);
+
+  void print_descriptions() const;
+  const Table& table() const { return table_; }
 
  private:
-  void print(const Report& row, int ranks) {
-    const Operation& operation = kOperations[row.operation];
-    if (printed_ == 0 || row.operation != operation_) print_header(operation);
-    operation_ = row.operation;
-    wrong_ += row.wrong;
-    checked_ += row.checked;
-    const std::size_t bytes = row.count * sizeof(Element);
-    const double algbw = static_cast<double>(bytes) / row.microseconds / 1e3;
-    std::printf(" %12zu %12zu %8s %10.1f %9.2f %9.2f %7llu\n", bytes, static_cast<std::size_t>(row.count), "uint32",
-                row.microseconds, algbw, algbw * operation.bus_factor(ranks),
-                static_cast<unsigned long long>(row.wrong));
-    std::fflush(stdout);
+  bool take_report(std::size_t rank);
+  bool send_to(std::size_t rank, const Report& report);
+  bool pass_barrier();
+  bool replace(std::size_t rank);
+  bool all(bool Child::*member) const {
+    return std::all_of(children_.begin(), children_.end(), [&](const Child& child) { return child.*member; });
   }
 
-  std::size_t printed_ = 0;
-  std::uint32_t operation_ = 0;
-  std::uint64_t wrong_ = 0;
-  std::uint64_t checked_ = 0;
+  const Options& options_;
+  char** const argv_;
+  std::vector<Child> children_;
+  std::vector<std::vector<Report>> rows_;  // of each rank
+  Table table_;
 };
 
+bool Ranks::start() {
+  rows_.resize(static_cast<std::size_t>(options_.plan.ranks));
+  for (int rank = 0; rank < options_.plan.ranks; ++rank) {
+    std::remove(log_path(options_, rank).c_str());
+    const auto child = start_rank(options_, rank, argv_, false);
+    if (!child) {
+      std::perror("starting a rank");
+      return false;
+    }
+    children_.push_back(*child);
+  }
+  return true;
+}
+
+bool Ranks::send_to(std::size_t rank, const Report& report) {
+  return send(children_[rank].socket, &report, sizeof report, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof report);
+}
+
+bool Ranks::pass_barrier() {
+  if (!all(&Child::at_barrier)) return true;
+  for (std::size_t rank = 0; rank < children_.size(); ++rank) {
+    children_[rank].at_barrier = false;
+    if (!send_to(rank, make_report(Report::Kind::kBarrier))) return false;
+  }
+  return true;
+}
+
+// Rank `rank` kills itself; another process takes its place.
+bool Ranks::replace(std::size_t rank) {
+  Child& child = children_[rank];
+  int status = 0;
+  waitpid(child.pid, &status, 0);
+  close(child.socket);
+  const auto replacement = start_rank(options_, static_cast<int>(rank), argv_, true);
+  if (!replacement) {
+    child = Child{};
+    return false;
+  }
+  child = *replacement;
+  return true;
+}
+
 // Takes in one message of rank `rank`. False when the rank failed or left early.
-bool take_report(std::vector<Child>& children, std::size_t rank) {
-  Child& child = children[rank];
+bool Ranks::take_report(std::size_t rank) {
+  Child& child = children_[rank];
   Report report{};
   const ssize_t received = recv(child.socket, &report, sizeof report, 0);
   if (received != static_cast<ssize_t>(sizeof report)) {
@@ -243,13 +297,19 @@ bool take_report(std::vector<Child>& children, std::size_t rank) {
   }
   switch (report.kind) {
     case Report::Kind::kId:
-      for (std::size_t other = 1; other < children.size(); ++other) {
-        if (send(children[other].socket, &report, sizeof report, MSG_NOSIGNAL) < 0) return false;
+      for (std::size_t other = 1; other < children_.size(); ++other) {
+        if (!send_to(other, report)) return false;
       }
       return true;
+    case Report::Kind::kBarrier:
+      child.at_barrier = true;
+      return pass_barrier();
     case Report::Kind::kRow:
-      child.rows.push_back(report);
+    case Report::Kind::kScenario:
+      rows_[rank].push_back(report);
       return true;
+    case Report::Kind::kDying:
+      return replace(rank);
     case Report::Kind::kDone:
       child.done = true;
       child.description = report.text;
@@ -261,64 +321,31 @@ bool take_report(std::vector<Child>& children, std::size_t rank) {
   return false;
 }
 
-// Serves the ranks until all are done. False when one failed or the deadline passed.
-bool serve(const Options& options, std::vector<Child>& children, Table& table) {
-  const auto deadline = Clock::now() + options.timeout;
-  while (!std::all_of(children.begin(), children.end(), [](const Child& child) { return child.done; })) {
+bool Ranks::serve() {
+  const auto deadline = Clock::now() + options_.timeout;
+  while (!all(&Child::done)) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     std::vector<pollfd> waiting;
-    for (const Child& child : children) waiting.push_back({child.done ? -1 : child.socket, POLLIN, 0});
+    for (const Child& child : children_) waiting.push_back({child.done ? -1 : child.socket, POLLIN, 0});
     const int ready = left > 0 ? poll(waiting.data(), waiting.size(), static_cast<int>(left)) : 0;
     if (ready < 0 && errno == EINTR) continue;
     if (ready <= 0) {
       std::printf("time-out after %lld s, %zu rows complete; see the logs in %s\n",
-                  static_cast<long long>(options.timeout.count()), table.printed(), options.log_directory.c_str());
+                  static_cast<long long>(options_.timeout.count()), table_.printed(), options_.log_directory.c_str());
       return false;
     }
-    for (std::size_t rank = 0; rank < children.size(); ++rank) {
-      if (waiting[rank].revents != 0 && !take_report(children, rank)) return false;
+    for (std::size_t rank = 0; rank < children_.size(); ++rank) {
+      if (waiting[rank].revents != 0 && !take_report(rank)) return false;
     }
-    table.print_complete_rows(children);
+    table_.print_complete_rows(rows_);
   }
   return true;
 }
 
-// NCCL says in its log which transport it chose and, for each channel, which one carries it.
-bool transport_carried(const Options& options) {
-  bool carried = true;
-  for (int rank = 0; rank < options.plan.ranks; ++rank) {
-    std::ifstream log(log_path(options, rank));
-    bool chosen = false;
-    bool used = false;
-    for (std::string line; std::getline(log, line);) {
-      if (line.find("Using network " + options.net) != std::string::npos) chosen = true;
-      if (line.find("via NET/" + options.net + "/") != std::string::npos) used = true;
-    }
-    if (chosen && used) continue;
-    std::printf("rank %d: %s does not say \"%s %s\"\n", rank, log_path(options, rank).c_str(),
-                chosen ? "via" : "Using network", options.net.c_str());
-    carried = false;
-  }
-  return carried;
-}
-
-int run_parent(const Options& options, char** argv) {
-  std::vector<Child> children;
-  for (int rank = 0; rank < options.plan.ranks; ++rank) {
-    std::remove(log_path(options, rank).c_str());
-    auto child = start_rank(options, rank, argv);
-    if (!child) {
-      std::perror("starting a rank");
-      for (const Child& started : children) kill(started.pid, SIGKILL);
-      return 1;
-    }
-    children.push_back(std::move(*child));
-  }
-
-  Table table;
-  const bool served = serve(options, children, table);
+bool Ranks::reap(bool served) {
   bool ended_well = served;
-  for (const Child& child : children) {
+  for (const Child& child : children_) {
+    if (child.pid < 0) continue;
     if (!served) kill(child.pid, SIGKILL);
     int status = 0;
     waitpid(child.pid, &status, 0);
@@ -328,17 +355,68 @@ int run_parent(const Options& options, char** argv) {
     ended_well = ended_well && WIFEXITED(status) && WEXITSTATUS(status) == 0;
     close(child.socket);
   }
-  if (!served) return 1;
+  return ended_well;
+}
+
+void Ranks::print_descriptions() const {
   std::printf("\n");
-  for (std::size_t rank = 0; rank < children.size(); ++rank) {
-    std::printf("# rank %zu: %s\n", rank, children[rank].description.c_str());
+  for (std::size_t rank = 0; rank < children_.size(); ++rank) {
+    std::printf("# rank %zu: %s\n", rank, children_[rank].description.c_str());
   }
+}
+
+bool uses_protocol(const NcclLog& log, const Plan& plan, std::string protocol) {
+  if (std::none_of(plan.operations.begin(), plan.operations.end(), [](auto i) { return kOperations[i].collective; })) {
+    return true;
+  }
+  std::transform(protocol.begin(), protocol.end(), protocol.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return log.protocols.size() == 1 && log.protocols.count(protocol) == 1;
+}
+
+// NCCL says in its log which transport it chose and, for each channel, which one carries it.
+bool logs_agree(const Options& options) {
+  bool agree = true;
+  NcclLog first;
+  for (int rank = 0; rank < options.plan.ranks; ++rank) {
+    const std::string path = log_path(options, rank);
+    const NcclLog log = read_nccl_log(path, options.net);
+    if (!log.chose_network || !log.used_network) {
+      std::printf("rank %d: %s does not say \"%s %s\"\n", rank, path.c_str(),
+                  log.chose_network ? "via" : "Using network", options.net.c_str());
+      agree = false;
+    }
+    // only rank 0 logs what NCCL chose for all
+    if (rank == 0) first = log;
+    if (rank == 0 && !options.protocol.empty() && !uses_protocol(log, options.plan, options.protocol)) {
+      std::printf("rank %d: %s does not say that all collectives used %s:", rank, path.c_str(),
+                  options.protocol.c_str());
+      for (const auto& [protocol, calls] : log.protocols) std::printf(" %s %u", protocol.c_str(), calls);
+      std::printf("\n");
+      agree = false;
+    }
+  }
+  if (!agree) return false;
+  std::printf("# NCCL's logs: all %d ranks used network %s%s%s, %s channels\n", options.plan.ranks, options.net.c_str(),
+              first.plugin.empty() ? "" : ", plugin ", first.plugin.c_str(), first.channels.c_str());
+  for (const auto& [protocol, calls] : first.protocols) {
+    std::printf("# NCCL's logs: %u calls of collectives with protocol %s\n", calls, protocol.c_str());
+  }
+  return true;
+}
+
+int run_parent(const Options& options, char** argv) {
+  Ranks ranks(options, argv);
+  const bool served = ranks.start() && ranks.serve();
+  const bool ended_well = ranks.reap(served);
+  if (!served) return 1;
+  ranks.print_descriptions();
   if (!ended_well) std::printf("a rank crashed after its last result\n");
-  const bool carried = transport_carried(options);
-  if (carried) std::printf("# NCCL's logs: all %d ranks used network %s\n", options.plan.ranks, options.net.c_str());
+  const bool agree = logs_agree(options);
+  const Table& table = ranks.table();
   std::printf("# elements compared: %llu, wrong: %llu\n", static_cast<unsigned long long>(table.checked()),
               static_cast<unsigned long long>(table.wrong()));
-  if (!ended_well || !carried || table.printed() == 0) return 1;
+  if (!ended_well || !agree || table.printed() == 0) return 1;
   return table.wrong() == 0 ? 0 : kWrongStatus;
 }
 

@@ -40,7 +40,9 @@ struct Call {
 
 struct Operation {
   const char* name;
+  bool collective;  // to NCCL; otherwise it is made of sends and receives, which have no protocol to choose
   bool count_is_multiple_of_ranks;  // the buffer is cut into one equal block a rank
+  bool result_is_one_block;         // a rank receives one such block, at the start of its receive buffer
   ncclResult_t (*enqueue)(const Call& call);
   Element (*expected)(Place place, unsigned iteration, std::size_t index, std::size_t count);
   double (*bus_factor)(int ranks);  // bus bandwidth / algorithm bandwidth, as nccl-tests defines it
@@ -56,10 +58,17 @@ inline Element all_reduce_expected(Place place, unsigned iteration, std::size_t 
   return sum;
 }
 
+inline int next_rank(Place place) {
+  return (place.rank + 1) % place.ranks;
+}
+inline int previous_rank(Place place) {
+  return (place.rank + place.ranks - 1) % place.ranks;
+}
+
 // Each rank sends its buffer to the next one and receives that of the one before.
 inline ncclResult_t sendrecv(const Call& call) {
-  const int next = (call.place.rank + 1) % call.place.ranks;
-  const int previous = (call.place.rank + call.place.ranks - 1) % call.place.ranks;
+  const int next = next_rank(call.place);
+  const int previous = previous_rank(call.place);
   if (const auto result = ncclGroupStart(); result != ncclSuccess) return result;
   const auto sent = ncclSend(call.send, call.count, kElementType, next, call.comm, call.stream);
   const auto received = ncclRecv(call.receive, call.count, kElementType, previous, call.comm, call.stream);
@@ -69,7 +78,38 @@ inline ncclResult_t sendrecv(const Call& call) {
 }
 
 inline Element sendrecv_expected(Place place, unsigned iteration, std::size_t index, std::size_t /*count*/) {
-  return pattern((place.rank + place.ranks - 1) % place.ranks, iteration, index);
+  return pattern(previous_rank(place), iteration, index);
+}
+
+// The same without a group: rank 0 starts, and each other rank sends only once it has received.
+inline ncclResult_t relay(const Call& call) {
+  const auto send = [&] {
+    return ncclSend(call.send, call.count, kElementType, next_rank(call.place), call.comm, call.stream);
+  };
+  const auto receive = [&] {
+    return ncclRecv(call.receive, call.count, kElementType, previous_rank(call.place), call.comm, call.stream);
+  };
+  const auto first = call.place.rank == 0 ? send() : receive();
+  if (first != ncclSuccess) return first;
+  return call.place.rank == 0 ? receive() : send();
+}
+
+// Each rank's buffer in kPieces messages of uneven size, all of them and all that it receives in one group.
+constexpr std::size_t kPieces = 7;
+
+inline ncclResult_t grouped_sendrecv(const Call& call) {
+  auto first_error = ncclGroupStart();
+  for (std::size_t piece = 0; piece < kPieces && first_error == ncclSuccess; ++piece) {
+    // squares: each piece is longer than the one before
+    const std::size_t from = call.count * piece * piece / (kPieces * kPieces);
+    const std::size_t count = call.count * (piece + 1) * (piece + 1) / (kPieces * kPieces) - from;
+    if (count == 0) continue;
+    first_error = ncclSend(call.send + from, count, kElementType, next_rank(call.place), call.comm, call.stream);
+    if (first_error != ncclSuccess) break;
+    first_error = ncclRecv(call.receive + from, count, kElementType, previous_rank(call.place), call.comm, call.stream);
+  }
+  const auto ended = ncclGroupEnd();
+  return first_error != ncclSuccess ? first_error : ended;
 }
 
 // Each rank contributes the first block of its send buffer.
@@ -81,6 +121,26 @@ inline ncclResult_t all_gather(const Call& call) {
 inline Element all_gather_expected(Place place, unsigned iteration, std::size_t index, std::size_t count) {
   const std::size_t block = count / static_cast<std::size_t>(place.ranks);
   return pattern(static_cast<int>(index / block), iteration, index % block);
+}
+
+// Of the sum of all send buffers, rank r receives block r.
+inline ncclResult_t reduce_scatter(const Call& call) {
+  const std::size_t block = call.count / static_cast<std::size_t>(call.place.ranks);
+  return ncclReduceScatter(call.send, call.receive, block, kElementType, ncclSum, call.comm, call.stream);
+}
+
+inline Element reduce_scatter_expected(Place place, unsigned iteration, std::size_t index, std::size_t count) {
+  const std::size_t block = count / static_cast<std::size_t>(place.ranks);
+  return all_reduce_expected(place, iteration, block * static_cast<std::size_t>(place.rank) + index, count);
+}
+
+// From the last rank, so that the root is not where NCCL's bootstrap is.
+inline ncclResult_t broadcast(const Call& call) {
+  return ncclBroadcast(call.send, call.receive, call.count, kElementType, call.place.ranks - 1, call.comm, call.stream);
+}
+
+inline Element broadcast_expected(Place place, unsigned iteration, std::size_t index, std::size_t /*count*/) {
+  return pattern(place.ranks - 1, iteration, index);
 }
 
 // Block r of each rank's send buffer goes to rank r.
@@ -114,11 +174,15 @@ inline double twice_all_but_own(int ranks) {
   return 2.0 * all_but_own(ranks);
 }
 
-constexpr std::array kOperations = {
-    Operation{"all_reduce", false, all_reduce, all_reduce_expected, twice_all_but_own},
-    Operation{"sendrecv", false, sendrecv, sendrecv_expected, once},
-    Operation{"all_gather", true, all_gather, all_gather_expected, all_but_own},
-    Operation{"alltoall", true, alltoall, alltoall_expected, all_but_own},
+inline constexpr std::array kOperations = {
+    Operation{"all_reduce", true, false, false, all_reduce, all_reduce_expected, twice_all_but_own},
+    Operation{"all_gather", true, true, false, all_gather, all_gather_expected, all_but_own},
+    Operation{"reduce_scatter", true, true, true, reduce_scatter, reduce_scatter_expected, all_but_own},
+    Operation{"broadcast", true, false, false, broadcast, broadcast_expected, once},
+    Operation{"alltoall", false, true, false, alltoall, alltoall_expected, all_but_own},
+    Operation{"sendrecv", false, false, false, sendrecv, sendrecv_expected, once},
+    Operation{"grouped_sendrecv", false, false, false, grouped_sendrecv, sendrecv_expected, once},
+    Operation{"relay", false, false, false, relay, sendrecv_expected, once},
 };
 
 }  // namespace verbatim::gpu

@@ -18,6 +18,7 @@ class Target {
   Target(softverbs::RunningProcess process, softverbs::Mapping segment)
       : process_(process), segment_(std::move(segment)) {}
 
+  std::uint32_t slot() const { return process_.slot; }
   pid_t pid() const { return process_.pid; }
   softverbs::Incarnation incarnation() const { return process_.incarnation; }
   softverbs::Segment& segment() const { return *segment_.as<softverbs::Segment>(); }

@@ -12,6 +12,7 @@ namespace verbatim::control {
 namespace {
 
 constexpr std::array kSubcommands{
+    Subcommand{"fault", "makes something go wrong in the running processes", declare_fault},
     Subcommand{"hold", "stops the virtual clock of the ports with a rate", declare_hold},
     Subcommand{"release", "starts it again", declare_release},
     Subcommand{"stats", "what the running processes have asked of their devices", declare_stats},

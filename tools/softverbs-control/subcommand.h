@@ -27,5 +27,6 @@ struct Subcommand {
 Action declare_hold(CLI::App& arguments);
 Action declare_release(CLI::App& arguments);
 Action declare_stats(CLI::App& arguments);
+Action declare_fault(CLI::App& arguments);
 
 }  // namespace verbatim::control

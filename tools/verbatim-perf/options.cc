@@ -36,7 +36,8 @@ constexpr const char* kDescription =
     "  sendrecv    to the next rank, from the previous one\n"
     "  stream      rank 0 to rank 1, one way\n"
     "  pingpong    between ranks 0 and 1; the time is half a round trip\n"
-    "  grouped     rank 0 to rank 1, several messages with permuted tags into one grouped receive\n\n"
+    "  grouped     rank 0 to rank 1, several messages with permuted tags into one grouped receive\n"
+    "  cost        instructions, verbs calls and memory of a message; has a --help of its own\n\n"
     "Exit status: 0 all correct, 1 wrong data, 2 wrong usage, 3 a plugin, rank or system failure, 4 time is up.";
 
 template <typename Map>

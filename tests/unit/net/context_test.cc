@@ -26,6 +26,46 @@ class ContextTest : public ::testing::Test {
     return answer;
   }
 
+  // Leaves a context with one comm aborted and one closed whose peer stays open. Returns how long its end took.
+  static std::chrono::steady_clock::duration end_with_a_comm_aborted(bool serves_process) {
+    Result<Context*> other = open_context(-1);
+    EXPECT_TRUE(other);
+    std::chrono::steady_clock::time_point begin;
+    {
+      Link link;
+      link.connect();
+      if (serves_process) link.context().serve_process();
+      std::array<std::uint8_t, wire::kHandleBytes> handle{};
+      Result<ListenComm*> listen = (*other)->listen(0, handle);
+      EXPECT_TRUE(listen);
+      SendComm* send = nullptr;
+      RecvComm* recv = nullptr;
+      const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+      while ((send == nullptr || recv == nullptr) && std::chrono::steady_clock::now() < end) {
+        if (send == nullptr) {
+          const Result<SendComm*> connected = link.context().connect(0, handle, -1);
+          if (connected) send = *connected;
+        }
+        if (recv == nullptr) {
+          const Result<RecvComm*> accepted = (*other)->accept(**listen);
+          if (accepted) recv = *accepted;
+        }
+      }
+      EXPECT_TRUE(send != nullptr && recv != nullptr);
+
+      std::vector<std::uint8_t> target(8);
+      const auto memory = link.reg(link.recv(), target);
+      const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
+      EXPECT_NE(link.posted([&] { return link.recv().irecv({&buffer, 1}); }), nullptr);
+      link.context().close(link.recv());
+      link.context().close(*send);
+      begin = std::chrono::steady_clock::now();
+    }
+    const auto took = std::chrono::steady_clock::now() - begin;
+    close_context(*other);
+    return took;
+  }
+
   // Calls isend, for which nothing was announced, until the comm fails or `limit` is over.
   static bool starves_to_an_error(Link& link, std::chrono::milliseconds limit) {
     std::vector<std::uint8_t> source(8);
@@ -174,6 +214,16 @@ TEST_F(ContextTest, AnEndWithWorkOutstandingIsAbortedAtOnce) {
     link.context().close(link.recv());
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST_F(ContextTest, AnAbortedCommunicatorWaitsForNoPeer) {
+  ::setenv("VERBATIM_CLOSE_TIMEOUT_MS", "60000", 1);
+  EXPECT_LT(end_with_a_comm_aborted(false), std::chrono::seconds(20));
+}
+
+TEST_F(ContextTest, WithOneContextForAllCommunicatorsThePeersOfTheOthersAreWaitedFor) {
+  ::setenv("VERBATIM_CLOSE_TIMEOUT_MS", "1000", 1);
+  EXPECT_GE(end_with_a_comm_aborted(true), std::chrono::milliseconds(900));
 }
 
 }  // namespace

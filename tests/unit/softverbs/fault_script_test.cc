@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
+
 namespace verbatim::softverbs {
 namespace {
 
@@ -42,7 +44,7 @@ TEST(FaultScript, ClausesCommentsAndBlanks) {
 
 TEST(FaultScript, ByDefaultTheFirstMessageOfAnyKindOnce) {
   const FaultClause plain = clause("drop-ack");
-  EXPECT_EQ(plain.opcodes, ~0U);
+  EXPECT_EQ(plain.opcodes, ~kReceiveBit);
   EXPECT_EQ(plain.qp_choice, QpChoice::kAny);
   EXPECT_EQ(plain.device, kAnyDevice);
   EXPECT_FALSE(plain.only_last);
@@ -74,6 +76,49 @@ TEST(FaultScript, ARateIsOfAllMessagesUnlessCounted) {
   EXPECT_EQ(clause("loss count=3 rate=1").count, 3U);
 }
 
+TEST(FaultScript, WhatHappensToMessages) {
+  EXPECT_EQ(clause("delay by=30ms jitter=5us").delay_ns, 30'000'000U);
+  EXPECT_EQ(clause("delay by=30ms jitter=5us").jitter_ns, 5000U);
+  EXPECT_EQ(clause("delay by=2s").count, kWithoutEnd);  // a slow path stays slow
+  EXPECT_EQ(clause("rnr times=all").times, kWithoutEnd);
+  EXPECT_EQ(clause("complete status=REM_ACCESS_ERR vendor=0x51").status, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(clause("complete status=REM_ACCESS_ERR vendor=0x51").vendor_error, 0x51U);
+  EXPECT_EQ(clause("complete status=LOC_LEN_ERR op=recv").opcodes, kReceiveBit);
+  EXPECT_EQ(clause("complete status=LOC_LEN_ERR").opcodes & kReceiveBit, 0U);
+}
+
+TEST(FaultScript, WhatHappensToPorts) {
+  const FaultClause down = clause("link-down device=1 at=2s for=500ms");
+  EXPECT_EQ(down.device, 1U);
+  EXPECT_EQ(down.at_ns, 2'000'000'000U);
+  EXPECT_EQ(down.for_ns, 500'000'000U);
+  EXPECT_EQ(clause("link-down").for_ns, kWithoutEnd);
+  EXPECT_EQ(clause("device-fatal after=10 op=send").after, 10U);
+  EXPECT_EQ(clause("unreachable device=0 peer=1").peer_device, 1U);
+  EXPECT_EQ(clause("unreachable pids=17,18").pids, (std::array<std::uint32_t, 2>{17, 18}));
+  const FaultClause gid = clause("gid device=0 index=4 address=10.0.0.9 type=rocev1");
+  EXPECT_EQ(gid.gid_index, 4U);
+  EXPECT_TRUE(gid.gid_valid);
+  EXPECT_EQ(gid.gid.raw[10], 0xff);
+  EXPECT_EQ(gid.gid.raw[15], 9);
+  EXPECT_EQ(gid.gid_type, std::uint32_t{IBV_GID_TYPE_ROCE_V1});
+  EXPECT_EQ(clause("gid address=fe80::7").gid.raw[15], 7);
+  EXPECT_FALSE(clause("gid address=none").gid_valid);
+}
+
+TEST(FaultScript, WhichCallsFail) {
+  EXPECT_EQ(clause("fail verb=modify_qp errno=EINVAL").calls, call_bit(Verb::kModifyQp));
+  EXPECT_EQ(clause("fail verb=modify_qp errno=EINVAL").error, EINVAL);
+  EXPECT_EQ(clause("fail verb=ibv_reg_mr errno=12").error, 12);
+  EXPECT_EQ(clause("fail verb=ibv_reg_mr").calls,
+            call_bit(Verb::kRegMr) | call_bit(Verb::kRegMrIova) | call_bit(Verb::kRegMrIova2));
+  EXPECT_EQ(clause("fail verb=create_cq").calls, call_bit(Verb::kCreateCq) | call_bit(Verb::kCreateCqEx));
+  EXPECT_EQ(clause("fail verb=post_send").calls, kPostSendCall);
+  EXPECT_EQ(clause("registration max-bytes=64K").max_bytes, 65536U);
+  EXPECT_EQ(clause("registration max-locked=2G").max_locked, std::uint64_t{2} << 30);
+  EXPECT_EQ(clause("registration max-regions=0").max_regions, 0U);
+}
+
 TEST(FaultScript, Seed) {
   EXPECT_EQ(clause("seed=42").kind, FaultKind::kSeed);
   EXPECT_EQ(clause("seed=42").seed, 42U);
@@ -98,6 +143,26 @@ TEST(FaultScript, WhatIsMalformedIsNamed) {
     expect_refused(text, text, "probability");
   }
   expect_refused("seed=one", "seed=one", "a number");
+  expect_refused("delay", "delay", "by= is needed");
+  expect_refused("delay by=30", "delay by=30", "500ms");
+  expect_refused("delay by=ms", "delay by=ms", "500ms");
+  expect_refused("delay by=99999999999999s", "delay by=99999999999999s", "500ms");
+  expect_refused("complete", "complete", "status= is needed");
+  expect_refused("complete status=SUCCESS", "complete status=SUCCESS", "an error");
+  expect_refused("complete status=GENERAL_ERR op=recv,send", "complete status=GENERAL_ERR op=recv,send",
+                 "recv, or any");
+  expect_refused("drop-ack op=recv", "drop-ack op=recv", "write_imm");
+  expect_refused("link-down nth=2", "link-down nth=2", "link-down takes");
+  expect_refused("unreachable pids=1", "unreachable pids=1", "two process numbers");
+  expect_refused("gid address=10.0.0", "gid address=10.0.0", "IPv4");
+  expect_refused("gid address=none type=v3", "gid address=none type=v3", "rocev2");
+  expect_refused("fail", "fail", "verb= is needed");
+  expect_refused("fail verb=", "fail verb=", "modify_qp");
+  expect_refused("fail verb=reg", "fail verb=reg", "modify_qp");
+  expect_refused("fail verb=ack_cq_events", "fail verb=ack_cq_events", "modify_qp");  // it returns nothing
+  expect_refused("fail verb=reg_mr errno=EWHAT", "fail verb=reg_mr errno=EWHAT", "ENOMEM");
+  expect_refused("registration max-bytes=1T", "registration max-bytes=1T", "K, M or G");
+  expect_refused("clear all", "clear all", "clear takes nothing");
 }
 
 }  // namespace

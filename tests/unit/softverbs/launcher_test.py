@@ -42,8 +42,15 @@ class Launcher(unittest.TestCase):
 
     def test_options_become_variables(self):
         self.assertEqual(self.names(launch("--devices", "3", PROGRAM)), ["softverbs0", "softverbs1", "softverbs2"])
-        shown = launch("--devices", "5", "--engine", "inline", "--link-layer", "ib", "env").stdout.splitlines()
-        for line in ("SOFTVERBS_DEVICES=5", "SOFTVERBS_ENGINE=inline", "SOFTVERBS_LINK_LAYER=ib"):
+        options = ("--devices", "5", "--engine", "inline", "--link-layer", "ib", "--namespace", "mine", "--stats", "f")
+        shown = launch(*options, "env").stdout.splitlines()
+        for line in (
+            "SOFTVERBS_DEVICES=5",
+            "SOFTVERBS_ENGINE=inline",
+            "SOFTVERBS_LINK_LAYER=ib",
+            "SOFTVERBS_NAMESPACE=mine",
+            "SOFTVERBS_STATS=f",
+        ):
             self.assertIn(line, shown)
 
     def test_the_programs_own_arguments_stay_its_own(self):
@@ -61,6 +68,15 @@ class Launcher(unittest.TestCase):
             self.assertEqual(result.returncode, 2, arguments)
             self.assertIn(named, result.stderr)
         self.assertIn("usage:", launch("--help").stdout)
+
+    def test_a_subcommands_name_after_dashes_is_a_program(self):
+        self.assertNotEqual(launch("--", "stats").returncode, 0)
+        self.assertIn("stats", launch("--", "stats").stderr)
+
+    def test_a_subcommand_without_its_program_is_explained(self):
+        result = launch("stats", SOFTVERBS_BUILD_DIR="/nowhere")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("/nowhere", result.stderr)
 
     def test_a_malformed_setting_is_named(self):
         result = launch("--engine", "steam", PROGRAM)

@@ -80,6 +80,11 @@ TEST_F(Softverbs, ValuesAreTaken) {
   expect_accepted("SOFTVERBS_SPEED_GBPS", "400", [](const Settings& s) { return s.speed_gbps == 400; });
   expect_accepted("SOFTVERBS_MAX_QP", "7", [](const Settings& s) { return s.max_qp == 7; });
   expect_accepted("SOFTVERBS_MAX_MSG_SZ", "2147483648", [](const Settings& s) { return s.max_msg_bytes == 1U << 31; });
+  expect_accepted("SOFTVERBS_DMABUF", "", [](const Settings& s) { return !s.dmabuf; });
+  expect_accepted("SOFTVERBS_DMABUF", "1", [](const Settings& s) { return s.dmabuf; });
+  expect_accepted("SOFTVERBS_STATS", "/tmp/%p.json", [](const Settings& s) { return s.stats_file == "/tmp/%p.json"; });
+  expect_accepted("SOFTVERBS_VENDOR_ID", "713", [](const Settings& s) { return s.vendor_id == 713; });
+  expect_accepted("SOFTVERBS_VENDOR_PART_ID", "4119", [](const Settings& s) { return s.vendor_part_id == 4119; });
   expect_accepted("SOFTVERBS_NAMESPACE", "Job_1-a", [](const Settings& s) { return s.name_space == "Job_1-a"; });
 }
 
@@ -90,6 +95,8 @@ TEST_F(Softverbs, MalformedNumbersAreRefused) {
   expect_refused("SOFTVERBS_MAX_SGE", "0");
   expect_refused("SOFTVERBS_MAX_SGE", "33");
   expect_refused("SOFTVERBS_MAX_MSG_SZ", "2147483649");
+  expect_refused("SOFTVERBS_VENDOR_ID", "16777216");
+  expect_refused("SOFTVERBS_DMABUF", "yes");
   expect_refused("SOFTVERBS_MTU", "1500");
   expect_refused("SOFTVERBS_SPEED_GBPS", "99");
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
 #include <utility>
 
 namespace verbatim::softverbs {
@@ -58,6 +59,45 @@ TEST(Transitions, AnAttributeOfAnotherStepIsRefused) {
   EXPECT_FALSE(is_transition_allowed(IBV_QPS_RTR, IBV_QPS_RTS, kRts | IBV_QP_PATH_MTU));
   EXPECT_FALSE(is_transition_allowed(IBV_QPS_RTS, IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN));
   EXPECT_FALSE(is_transition_allowed(IBV_QPS_RTS, IBV_QPS_ERR, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS));
+}
+
+// The standard's table, attribute by attribute: required, optional, or not allowed.
+TEST(Transitions, EveryAttributeOfEveryStep) {
+  constexpr int kLive =
+      IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE | IBV_QP_MIN_RNR_TIMER;
+  const struct {
+    ibv_qp_state from;
+    ibv_qp_state to;
+    int required;
+    int optional;
+  } steps[] = {
+      {IBV_QPS_RESET, IBV_QPS_INIT, kInit, 0},
+      {IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS},
+      {IBV_QPS_INIT, IBV_QPS_RTR, kRtr, IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX},
+      {IBV_QPS_RTR, IBV_QPS_RTS, kRts, kLive},
+      {IBV_QPS_RTS, IBV_QPS_RTS, 0, kLive},
+      {IBV_QPS_RTS, IBV_QPS_SQD, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY},
+      {IBV_QPS_SQD, IBV_QPS_RTS, 0, kLive},
+      {IBV_QPS_SQD, IBV_QPS_SQD, 0,
+       IBV_QP_PORT | IBV_QP_AV | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC |
+           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX |
+           IBV_QP_MIN_RNR_TIMER | IBV_QP_PATH_MIG_STATE},
+      {IBV_QPS_RTS, IBV_QPS_ERR, 0, IBV_QP_CUR_STATE},
+      {IBV_QPS_ERR, IBV_QPS_RESET, 0, IBV_QP_CUR_STATE},
+  };
+  for (const auto& step : steps) {
+    const int required = step.required | IBV_QP_STATE;
+    for (int bit = 1; bit <= IBV_QP_RATE_LIMIT; bit <<= 1) {
+      if (bit == IBV_QP_STATE) continue;
+      SCOPED_TRACE(std::to_string(step.from) + " -> " + std::to_string(step.to) + ", " + std::to_string(bit));
+      if ((required & bit) != 0) {
+        EXPECT_FALSE(is_transition_allowed(step.from, step.to, required & ~bit));
+      } else {
+        EXPECT_EQ(is_transition_allowed(step.from, step.to, required | bit), (step.optional & bit) != 0);
+      }
+    }
+    EXPECT_TRUE(is_transition_allowed(step.from, step.to, required | step.optional));
+  }
 }
 
 TEST(Transitions, OptionalAttributesMayBeGiven) {

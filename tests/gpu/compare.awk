@@ -1,0 +1,57 @@
+# Reads nccl_run's tables of several turns, one file a turn and network, named .../TURN-NETWORK/table.txt. Prints the
+# median time and bandwidth of each network, and the medians over the turns of the ratios within one turn.
+
+function median(values, n,    i, j, kept) {
+  for (i = 2; i <= n; i++) {
+    kept = values[i]
+    for (j = i - 1; j >= 1 && values[j] > kept; j--) values[j + 1] = values[j]
+    values[j + 1] = kept
+  }
+  return n % 2 ? values[(n + 1) / 2] : (values[n / 2] + values[n / 2 + 1]) / 2
+}
+
+FNR == 1 {
+  count = split(FILENAME, path, "/")
+  split(path[count - 1], turn_and_network, "-")
+  turn = turn_and_network[1]
+  network = turn_and_network[2]
+  if (turn > turns) turns = turn
+}
+
+# "# NAME" heads an operation's table
+/^# [a-z_]+$/ { operation = $2 }
+
+NF == 7 && $3 == "uint32" {
+  row = operation " " $1
+  if (!(row in seen)) {
+    seen[row] = 1
+    rows[++row_count] = row
+  }
+  time[row, turn, network] = $4
+  bandwidth[row, turn, network] = $6
+}
+
+function median_of(table, row, network,    turn, values, n) {
+  n = 0
+  for (turn = 1; turn <= turns; turn++) values[++n] = table[row, turn, network]
+  return median(values, n)
+}
+
+function median_ratio(row, other,    turn, values, n) {
+  n = 0
+  for (turn = 1; turn <= turns; turn++) values[++n] = time[row, turn, other] / time[row, turn, "Verbatim"]
+  return median(values, n)
+}
+
+END {
+  printf "# medians of %d turns: us, bus bandwidth in GB/s; last two columns: how many times as fast as ... Verbatim is\n", turns
+  printf "%-12s %12s %19s %19s %19s %8s %8s\n", "# operation", "bytes", "Verbatim", "IB", "Socket", "IB", "Socket"
+  for (i = 1; i <= row_count; i++) {
+    row = rows[i]
+    split(row, name, " ")
+    printf "%-12s %12d", name[1], name[2]
+    split("Verbatim IB Socket", networks, " ")
+    for (j = 1; j <= 3; j++) printf " %10.1f %8.2f", median_of(time, row, networks[j]), median_of(bandwidth, row, networks[j])
+    printf " %8.2f %8.2f\n", median_ratio(row, "IB"), median_ratio(row, "Socket")
+  }
+}

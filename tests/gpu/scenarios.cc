@@ -1,0 +1,300 @@
+#include "scenarios.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+
+namespace verbatim::gpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr std::array kSizes = {std::size_t{8}, std::size_t{5000}, std::size_t{300000}, kBufferBytes};
+constexpr auto kJoinedInTime = 300ms;  // long enough for an operation to have got as far as it can without the others
+constexpr auto kUnderWayTime = 50ms;   // and for data to flow
+constexpr auto kErrorDeadline = 20s;   // for NCCL to report that a peer is gone
+constexpr double kAbortSeconds = 20;   // ncclCommAbort must return within this
+constexpr unsigned kRounds = 6;
+constexpr std::size_t kLongBytes = std::size_t{256} << 20U;
+constexpr unsigned kLongCalls = 32;
+
+std::string in_seconds(double seconds) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.2f s", seconds);
+  return text.data();
+}
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+const Operation& operation_named(std::string_view name) {
+  return *std::find_if(kOperations.begin(), kOperations.end(),
+                       [&](const Operation& operation) { return operation.name == name; });
+}
+
+Verdict run_at_all_sizes(Exchange& exchange, std::string_view name) {
+  const Operation& operation = operation_named(name);
+  Verdict verdict;
+  for (const std::size_t bytes : kSizes) {
+    const std::size_t count = usable_count(operation, bytes, exchange.place().ranks);
+    if (count != 0) verdict += exchange.run(operation, count);
+  }
+  return verdict;
+}
+
+// Each exchange runs its own operation at the same time as the others.
+struct Part {
+  Exchange& exchange;
+  const Operation& operation;
+};
+
+Verdict run_together(const std::vector<Part>& parts) {
+  Verdict verdict;
+  for (const std::size_t bytes : kSizes) {
+    const auto count = [&](const Part& part) {
+      return usable_count(part.operation, bytes, part.exchange.place().ranks);
+    };
+    for (const Part& part : parts) part.exchange.prepare(count(part));
+    for (unsigned round = 0; round < kRounds; ++round) {
+      for (const Part& part : parts) part.exchange.enqueue(part.operation, count(part));
+    }
+    for (const Part& part : parts) part.exchange.wait();
+    for (const Part& part : parts) verdict += part.exchange.verify(part.operation, count(part));
+  }
+  return verdict;
+}
+
+ncclComm_t split_comm(ncclComm_t parent, int color, int key, bool share_resources) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.splitShare = share_resources ? 1 : 0;
+  ncclComm_t child = nullptr;
+  check(ncclCommSplit(parent, color, key, &child, &config), "ncclCommSplit");
+  return child;
+}
+
+// Open files and threads of this process.
+struct Footprint {
+  std::ptrdiff_t files;
+  std::ptrdiff_t threads;
+
+  bool operator==(const Footprint&) const = default;
+};
+
+Footprint footprint() {
+  const auto entries = [](const char* directory) {
+    return std::distance(std::filesystem::directory_iterator(directory), std::filesystem::directory_iterator{});
+  };
+  return {entries("/proc/self/fd"), entries("/proc/self/task")};
+}
+
+double abort_in_time(Exchange& exchange) {
+  const double seconds = exchange.abort();
+  if (seconds > kAbortSeconds) throw std::runtime_error("ncclCommAbort took " + in_seconds(seconds));
+  return seconds;
+}
+
+// NCCL connects a communicator's ranks in their first call, for the algorithm that this call needs.
+void connect_for_long_operation(Exchange& exchange, Verdict& verdict) {
+  verdict += exchange.run(operation_named("all_reduce"), kLongBytes / sizeof(Element));
+}
+
+// More than the network carries until it is interrupted, in fewer calls than CUDA and NCCL can queue.
+void start_long_operation(Exchange& exchange) {
+  const std::size_t count = kLongBytes / sizeof(Element);
+  exchange.prepare(count);
+  for (unsigned i = 0; i < kLongCalls; ++i) exchange.enqueue(operation_named("all_reduce"), count);
+}
+
+void expect_unfinished(const Exchange& exchange) {
+  if (exchange.finished()) throw std::runtime_error("the operation ended before it could be interrupted");
+}
+
+// Waits for NCCL to say that the network failed. The answer is for the reader.
+std::string await_network_error(const Exchange& exchange) {
+  const auto start = Clock::now();
+  while (exchange.network_state() == ncclSuccess) {
+    if (Clock::now() - start > kErrorDeadline)
+      return "NCCL reported nothing within " + in_seconds(seconds_since(start));
+    std::this_thread::sleep_for(1ms);
+  }
+  return "NCCL reported \"" + std::string(ncclGetErrorString(exchange.network_state())) + "\" after " +
+         in_seconds(seconds_since(start));
+}
+
+// After an abort nothing is as before but the process: a new communicator must work.
+Verdict run_on_new_comm(Stage& stage) {
+  Exchange exchange = stage.new_exchange();
+  Verdict verdict = run_at_all_sizes(exchange, "all_reduce");
+  verdict += run_at_all_sizes(exchange, "sendrecv");
+  exchange.close();
+  return verdict;
+}
+
+}  // namespace
+
+ncclComm_t Stage::new_comm() {
+  ncclComm_t comm = nullptr;
+  check(ncclCommInitRank(&comm, plan_.ranks, parent_.agree_on_id(rank_), rank_), "ncclCommInitRank");
+  return comm;
+}
+
+Exchange Stage::exchange_on(ncclComm_t comm, Memory memory, std::size_t bytes) {
+  BufferPlan buffers;
+  buffers.bytes = bytes;
+  buffers.series = ++series_;
+  buffers.ranks_here = static_cast<unsigned>(plan_.ranks);
+  buffers.mutate = plan_.mutate;
+  buffers.memory = memory;
+  return Exchange(comm, buffers);
+}
+
+Outcome two_communicators(Stage& stage) {
+  Exchange first = stage.new_exchange();
+  Exchange second = stage.new_exchange();
+  Outcome outcome;
+  outcome.verdict += run_together({{first, operation_named("all_reduce")}, {second, operation_named("sendrecv")}});
+  outcome.verdict += run_together({{first, operation_named("alltoall")}, {second, operation_named("all_gather")}});
+  second.close();
+  outcome.verdict += run_at_all_sizes(first, "all_reduce");
+  first.close();
+  return outcome;
+}
+
+Outcome split(Stage& stage) {
+  Outcome outcome;
+  for (const bool share_resources : {false, true}) {
+    Exchange parent = stage.new_exchange();
+    const int ranks = parent.place().ranks;
+    // all ranks in reverse order, then the even and the odd ones where that makes two of each
+    Exchange reversed = stage.exchange_on(split_comm(parent.comm(), 0, -stage.rank(), share_resources));
+    if (reversed.place().rank != ranks - 1 - stage.rank())
+      throw std::runtime_error("the split is not in reverse order");
+    outcome.verdict +=
+        run_together({{parent, operation_named("all_reduce")}, {reversed, operation_named("reduce_scatter")}});
+    if (ranks >= 4) {
+      Exchange half = stage.exchange_on(split_comm(parent.comm(), stage.rank() % 2, 0, share_resources));
+      outcome.verdict += run_together({{half, operation_named("sendrecv")}, {reversed, operation_named("alltoall")}});
+      half.close();
+    }
+    parent.close();
+    outcome.verdict += run_at_all_sizes(reversed, "sendrecv");
+    reversed.close();
+  }
+  return outcome;
+}
+
+Outcome registered_buffers(Stage& stage) {
+  Outcome outcome;
+  Exchange exchange = stage.new_exchange(Memory::kRegistered);
+  for (const Operation& operation : kOperations) outcome.verdict += run_at_all_sizes(exchange, operation.name);
+  exchange.close();
+  return outcome;
+}
+
+Outcome recreate(Stage& stage) {
+  Outcome outcome;
+  Footprint before{};
+  for (unsigned round = 0; round < kRounds; ++round) {
+    // the first round also opens what CUDA and NCCL keep for the life of the process
+    if (round == 1) before = footprint();
+    Exchange exchange = stage.new_exchange();
+    outcome.verdict += run_at_all_sizes(exchange, round % 2 == 0 ? "all_reduce" : "grouped_sendrecv");
+    exchange.close();
+  }
+  const Footprint after = footprint();
+  const auto text = [](Footprint f) {
+    return std::to_string(f.files) + " files, " + std::to_string(f.threads) + " threads";
+  };
+  if (after != before) throw std::runtime_error("left behind: " + text(before) + " became " + text(after));
+  outcome.note = std::to_string(kRounds) + " times; " + text(after) + " after the first and the last";
+  return outcome;
+}
+
+// The last rank has a communicator, and that is all.
+Outcome abort_connecting(Stage& stage) {
+  Outcome outcome;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;  // a call that waits for the last rank would not return, and nobody could abort
+  ncclComm_t comm = nullptr;
+  const ncclUniqueId id = stage.parent().agree_on_id(stage.rank());
+  ncclResult_t state = ncclCommInitRankConfig(&comm, stage.plan().ranks, id, stage.rank(), &config);
+  while (state == ncclInProgress) check(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError");
+  check(state, "ncclCommInitRankConfig");
+  Exchange exchange = stage.exchange_on(comm);
+  if (!stage.is_last_rank()) {
+    exchange.prepare(1);
+    exchange.enqueue(operation_named("all_reduce"), 1);
+    std::this_thread::sleep_for(kJoinedInTime);
+    check(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError");
+    if (state != ncclInProgress) throw std::runtime_error("the ranks connected without the last one");
+    outcome.abort_seconds = abort_in_time(exchange);
+  }
+  stage.parent().barrier();
+  if (stage.is_last_rank()) outcome.abort_seconds = abort_in_time(exchange);
+  outcome.verdict += run_on_new_comm(stage);
+  return outcome;
+}
+
+// The last rank joins in one operation and not in the next.
+Outcome abort_stuck(Stage& stage) {
+  Outcome outcome;
+  Exchange exchange = stage.new_exchange(Memory::kCuda, kLongBytes);
+  connect_for_long_operation(exchange, outcome.verdict);
+  if (!stage.is_last_rank()) {
+    start_long_operation(exchange);
+    std::this_thread::sleep_for(kJoinedInTime);
+    expect_unfinished(exchange);
+    outcome.abort_seconds = abort_in_time(exchange);
+  }
+  stage.parent().barrier();
+  if (stage.is_last_rank()) outcome.abort_seconds = abort_in_time(exchange);
+  outcome.verdict += run_on_new_comm(stage);
+  return outcome;
+}
+
+Outcome abort_midway(Stage& stage) {
+  Outcome outcome;
+  Exchange exchange = stage.new_exchange(Memory::kCuda, kLongBytes);
+  connect_for_long_operation(exchange, outcome.verdict);
+  start_long_operation(exchange);
+  std::this_thread::sleep_for(kUnderWayTime);
+  expect_unfinished(exchange);
+  if (!stage.is_last_rank()) outcome.note = await_network_error(exchange);
+  outcome.abort_seconds = abort_in_time(exchange);
+  stage.parent().barrier();
+  outcome.verdict += run_on_new_comm(stage);
+  return outcome;
+}
+
+Outcome peer_killed(Stage& stage) {
+  Outcome outcome;
+  if (!stage.plan().replacement) {
+    Exchange exchange = stage.new_exchange(Memory::kCuda, kLongBytes);
+    connect_for_long_operation(exchange, outcome.verdict);
+    start_long_operation(exchange);
+    std::this_thread::sleep_for(kUnderWayTime);
+    expect_unfinished(exchange);
+    if (stage.is_last_rank()) {
+      stage.parent().send(make_report(Report::Kind::kDying));
+      raise(SIGKILL);
+    }
+    outcome.note = await_network_error(exchange);
+    outcome.abort_seconds = abort_in_time(exchange);
+  }
+  stage.parent().barrier();
+  stage.start_series(kPeerKilled);  // where the replacement starts
+  outcome.verdict += run_on_new_comm(stage);
+  return outcome;
+}
+
+}  // namespace verbatim::gpu

@@ -1,0 +1,77 @@
+// What programs do with communicators beyond calling operations on one. A new scenario is one more row in kScenarios.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "exchange.h"
+#include "parent.h"
+#include "rank.h"
+
+namespace verbatim::gpu {
+
+inline constexpr std::size_t kBufferBytes = std::size_t{16} << 20U;
+
+// What every scenario has at hand.
+class Stage {
+ public:
+  Stage(const Plan& plan, int rank, Parent& parent) : plan_(plan), rank_(rank), parent_(parent) {}
+
+  // A new communicator of all ranks; and one with buffers.
+  ncclComm_t new_comm();
+  Exchange new_exchange(Memory memory = Memory::kCuda, std::size_t bytes = kBufferBytes) {
+    return exchange_on(new_comm(), memory, bytes);
+  }
+  Exchange exchange_on(ncclComm_t comm, Memory memory = Memory::kCuda, std::size_t bytes = kBufferBytes);
+
+  // The next exchanges' contents depend on `scenario` alone, so that a replaced rank has the same as the others.
+  void start_series(std::size_t scenario) { series_ = static_cast<unsigned>(scenario) * kExchangesOfScenario; }
+
+  const Plan& plan() const { return plan_; }
+  int rank() const { return rank_; }
+  bool is_last_rank() const { return rank_ == plan_.ranks - 1; }
+  Parent& parent() { return parent_; }
+
+ private:
+  static constexpr unsigned kExchangesOfScenario = 16;
+
+  const Plan& plan_;
+  const int rank_;
+  Parent& parent_;
+  unsigned series_ = 0;
+};
+
+struct Outcome {
+  Verdict verdict;
+  double abort_seconds = 0;  // the longest ncclCommAbort
+  std::string note;
+};
+
+struct Scenario {
+  const char* name;
+  const char* summary;
+  Outcome (*play)(Stage& stage);
+};
+
+Outcome two_communicators(Stage& stage);
+Outcome split(Stage& stage);
+Outcome registered_buffers(Stage& stage);
+Outcome recreate(Stage& stage);
+Outcome abort_connecting(Stage& stage);
+Outcome abort_stuck(Stage& stage);
+Outcome abort_midway(Stage& stage);
+Outcome peer_killed(Stage& stage);
+
+inline constexpr std::array kScenarios = {
+    Scenario{"two_communicators", "both busy at once", two_communicators},
+    Scenario{"split", "ncclCommSplit, with and without shared resources, both comms busy", split},
+    Scenario{"registered_buffers", "ncclMemAlloc and ncclCommRegister", registered_buffers},
+    Scenario{"recreate", "destroyed and made again, and nothing left behind", recreate},
+    Scenario{"abort_connecting", "ncclCommAbort while one rank never connects", abort_connecting},
+    Scenario{"abort_stuck", "ncclCommAbort while one rank does not join in", abort_stuck},
+    Scenario{"abort_midway", "one rank aborts while data flows", abort_midway},
+    Scenario{"peer_killed", "one rank is killed while data flows, and another takes its place", peer_killed},
+};
+inline constexpr std::size_t kPeerKilled = kScenarios.size() - 1;
+
+}  // namespace verbatim::gpu

@@ -1,0 +1,31 @@
+// What a process holds, counted from outside of the plugin: nothing may be left of it when it has been finalized.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <string>
+
+namespace conformance {
+
+struct Census {
+  std::size_t fds = 0;
+  std::size_t threads = 0;
+  std::size_t heap = 0;  // bytes in use
+
+  static Census take();
+};
+
+// Fails when the process has other descriptors or threads than before, after a moment for threads that are leaving, or
+// a heap larger by more than `heap_slack` bytes.
+::testing::AssertionResult is_back(const Census& before, std::size_t heap_slack);
+
+// Of the verbs library that counts: "mr 2, qp 1"; empty when no object is alive.
+std::string verbs_alive();
+// Objects of every kind that were ever made.
+long verbs_made();
+long verbs_alive(const std::string& kind);
+// From now on what is destroyed is named on this descriptor.
+void report_verbs(int fd);
+
+}  // namespace conformance

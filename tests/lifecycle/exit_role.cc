@@ -1,0 +1,69 @@
+// Processes that return from main without a word to the plugin.
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+
+#include "census.h"
+#include "conformance.h"
+#include "roles.h"
+
+namespace conformance {
+namespace {
+
+// From here on the verbs library reports; exit() comes next, before any destructor of a library.
+void report_from_exit_on() {
+  std::atexit([] { report_verbs(STDOUT_FILENO); });
+}
+
+}  // namespace
+
+bool connect_to_itself(netapi::Plugin& net, void* context, Connection& made) {
+  const auto ok = [](nccl::Result result) { return result == nccl::Result::kSuccess; };
+  bool failed = !ok(net.listen(context, 0, made.handle.bytes, &made.listen_comm));
+  const bool over = eventually([&] {
+    if (made.send_comm == nullptr) failed = failed || !ok(net.connect(context, 0, made.handle.bytes, &made.send_comm));
+    if (made.recv_comm == nullptr) failed = failed || !ok(net.accept(made.listen_comm, &made.recv_comm));
+    return failed || (made.send_comm != nullptr && made.recv_comm != nullptr);
+  });
+  return over && !failed;
+}
+
+int leave_busy(std::unique_ptr<netapi::Plugin> plugin, void* context) {
+  static netapi::Plugin& net = *plugin.release();  // stays loaded
+  Connection connection;
+  if (!connect_to_itself(net, context, connection)) return 1;
+  static Memory memory(100'000);
+  void* mhandle = nullptr;
+  if (net.reg_mr(connection.recv_comm, memory.data(), memory.size(), nccl::kPtrHost, &mhandle) !=
+      nccl::Result::kSuccess) {
+    return 1;
+  }
+  static auto* const traffic = new Traffic(net);
+  for (int i = 0; i < 8; ++i) traffic->recv(connection.recv_comm, {{memory.data(), memory.size(), 0, mhandle}});
+  static std::atomic<int> polled = 0;
+  std::thread([] {
+    while (traffic->step()) ++polled;
+  }).detach();
+  if (!eventually([] { return polled > 100; })) return 1;
+  report_from_exit_on();
+  return 0;
+}
+
+int leave_idle(std::unique_ptr<netapi::Plugin> plugin, void* context) {
+  static netapi::Plugin& net = *plugin.release();
+  Connection connection;
+  if (!connect_to_itself(net, context, connection)) return 1;
+  net.close_send(connection.send_comm);
+  net.close_recv(connection.recv_comm);
+  net.close_listen(connection.listen_comm);
+  // Both ends have closed: the control thread lets go of them.
+  if (!eventually([] { return verbs_alive("qp") == 0 && verbs_alive("mr") == 0; })) return 1;
+  report_from_exit_on();
+  return 0;
+}
+
+}  // namespace conformance

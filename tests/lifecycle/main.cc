@@ -1,0 +1,57 @@
+// lifecycle --plugin PATH [--connections N] [GoogleTest's options]: the suite.
+// lifecycle --plugin PATH --role ROLE --api N: the other process of a test that needs two.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+
+#include "conformance.h"
+#include "netapi/log.h"
+#include "process.h"
+#include "roles.h"
+
+namespace conformance {
+
+std::size_t& connections() {
+  static std::size_t count = 1000;
+  return count;
+}
+
+int run_role(const std::string& role, int api) {
+  netapi::set_log_callback([](const netapi::LogLine& line) {
+    if (line.level == nccl::DebugLogLevel::kWarn) std::cerr << line.text << "\n";
+  });
+  netapi::Opened opened = netapi::open_plugin(options().plugin, api);
+  void* context = nullptr;
+  if (opened.plugin == nullptr || opened.plugin->init(1, {}, &context) != nccl::Result::kSuccess) {
+    std::cerr << "no plugin " << opened.error << "\n";
+    return 2;
+  }
+  if (role == "exit-busy") return leave_busy(std::move(opened.plugin), context);
+  if (role == "exit-idle") return leave_idle(std::move(opened.plugin), context);
+  if (role == "close-at-once") return close_at_once(*opened.plugin, context);
+  if (role.starts_with("receivers-")) return receive_many(*opened.plugin, context, std::stoul(role.substr(10)));
+  std::cerr << "no role " << role << "\n";
+  return 2;
+}
+
+}  // namespace conformance
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  std::string role;
+  int api = 0;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (std::strcmp(argv[i], "--plugin") == 0) conformance::options().plugin = argv[i + 1];
+    if (std::strcmp(argv[i], "--connections") == 0) conformance::connections() = std::strtoul(argv[i + 1], nullptr, 10);
+    if (std::strcmp(argv[i], "--role") == 0) role = argv[i + 1];
+    if (std::strcmp(argv[i], "--api") == 0) api = std::atoi(argv[i + 1]);
+  }
+  if (conformance::options().plugin.empty()) {
+    std::cerr << "lifecycle: --plugin PATH is needed\n";
+    return 2;
+  }
+  if (!role.empty()) return conformance::run_role(role, api);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,217 @@
+// A thousand lives of a communicator leave a process as it was: descriptors, threads, heap and verbs objects counted.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "census.h"
+#include "conformance.h"
+
+namespace conformance {
+namespace {
+
+// For tables that grow once; an object lost in each round is more.
+constexpr std::size_t kHeapSlack = 8 << 10;
+
+class Rounds : public Conformance {
+ protected:
+  // From init to finalize: up to v10 finalize is the end of the library.
+  void* begin() {
+    if (!loaded_) SetUp();
+    loaded_ = true;
+    return new_context();
+  }
+  void end(void* context) {
+    if (version() >= 11) return finalize(context);
+    Conformance::TearDown();
+    loaded_ = false;
+  }
+  // Runs `round` often and takes stock when it has warmed up and at the end, verbs objects after every round.
+  void repeat(int rounds, const std::function<void(void* context)>& round) {
+    constexpr int kWarmUp = 20;
+    Census before;
+    const auto start = Clock::now();
+    for (int i = 0; i < kWarmUp + rounds && !HasFailure(); ++i) {
+      if (i == kWarmUp) before = Census::take();
+      const long made = verbs_made();
+      void* const context = begin();
+      round(context);
+      end(context);
+      EXPECT_GT(verbs_made(), made);
+      EXPECT_EQ(verbs_alive(), "") << "in round " << i;
+    }
+    EXPECT_TRUE(is_back(before, kHeapSlack));
+    std::printf("heap: %zu before, %zu now\n", before.heap, Census::take().heap);
+    const std::chrono::duration<double, std::milli> took = Clock::now() - start;
+    std::printf("%d rounds, %.2f ms each\n", kWarmUp + rounds, took.count() / (kWarmUp + rounds));
+  }
+
+ private:
+  bool loaded_ = true;  // by the fixture's own SetUp
+};
+INSTANTIATE_TEST_SUITE_P(Net, Rounds, ::testing::Values(6, 8, 9, 10, 11, 12), version_name);
+
+TEST_P(Rounds, InOrder) {
+  repeat(1000, [&](void* context) {
+    Link link = this->link({context, 0}, {context, 0});
+    exchange_one(link, 10'000);
+  });
+}
+
+TEST_P(Rounds, Nothing) {
+  repeat(300, [](void*) {});
+}
+
+// NCCL forgets what it was making when something fails.
+TEST_P(Rounds, Abandoned) {
+  std::vector<unsigned char> memory(100'000);
+  repeat(200, [&](void* context) {
+    const End end{context, 0};
+    Handle unused;
+    ASSERT_NE(listen(end, unused), nullptr);
+
+    // A connect whose peer never accepts, and one whose peer has begun to.
+    Handle silent;
+    Handle half;
+    ASSERT_NE(listen(end, silent), nullptr);
+    void* const half_listen = listen(end, half);
+    ASSERT_NE(half_listen, nullptr);
+    void* comm = nullptr;
+    ASSERT_OK(net().connect(context, 0, silent.bytes, &comm));
+    const long qps = verbs_alive("qp");
+    ASSERT_TRUE(eventually([&] {
+      EXPECT_OK(net().connect(context, 0, half.bytes, &comm));
+      EXPECT_EQ(comm, nullptr);
+      void* accepted = nullptr;
+      EXPECT_OK(net().accept(half_listen, &accepted));
+      EXPECT_EQ(accepted, nullptr);
+      return HasFailure() || verbs_alive("qp") == qps + 2;  // one of each end
+    }));
+
+    // Comms with work under way, and registrations.
+    Link link = this->link(end, end);
+    ASSERT_TRUE(link);
+    void* mrs[3] = {};
+    EXPECT_OK(net().reg_mr(link.send_comm, memory.data(), memory.size(), nccl::kPtrHost, &mrs[0]));
+    EXPECT_OK(net().reg_mr(link.recv_comm, memory.data(), 1000, nccl::kPtrHost, &mrs[1]));
+    EXPECT_OK(net().reg_mr(link.recv_comm, memory.data() + 50'000, 50'000, nccl::kPtrHost, &mrs[2]));
+    Traffic traffic(net());
+    traffic.recv(link.recv_comm, {{memory.data(), 1000, 0, mrs[1]}});
+    traffic.send(link.send_comm, {memory.data() + 50'000, 1000, 0, mrs[0]});
+    traffic.recv(link.recv_comm, {{memory.data() + 50'000, 1000, 0, mrs[2]}});
+    ASSERT_TRUE(traffic.step());
+    ASSERT_TRUE(traffic.step());
+    link.send_comm = nullptr;
+    link.recv_comm = nullptr;
+    take_warnings();
+  });
+}
+
+// Given back after its comm: NCCL may, since the registration is not the comm's but its own.
+TEST_P(Rounds, RegistrationsOutliveTheirComm) {
+  std::vector<unsigned char> memory(100'000);
+  repeat(100, [&](void* context) {
+    Link link = this->link({context, 0}, {context, 0});
+    ASSERT_TRUE(link);
+    void* const send_comm = link.send_comm;
+    void* mhandle = nullptr;
+    EXPECT_OK(net().reg_mr(link.send_comm, memory.data(), memory.size(), nccl::kPtrHost, &mhandle));
+    link.close_send();
+    link.close_recv();
+    EXPECT_OK(net().dereg_mr(send_comm, mhandle));
+    EXPECT_OK(net().dereg_mr(send_comm, nullptr));
+  });
+}
+
+class RoundsOfContexts : public Rounds {};
+INSTANTIATE_TEST_SUITE_P(Net, RoundsOfContexts, ::testing::Values(11, 12), version_name);
+
+// Several contexts of one process; the last that goes takes the process's own things with it.
+TEST_P(RoundsOfContexts, SideBySide) {
+  repeat(100, [&](void* first) {
+    void* const second = new_context();
+    Link across = this->link({first, 0}, {second, 0});
+    exchange_one(across, 1000);
+    across.close_send();
+    across.close_recv();
+    Handle handle;
+    ASSERT_NE(listen({second, 0}, handle), nullptr);
+    finalize(second);
+    EXPECT_NE(verbs_alive(), "") << "the first context is alive";
+    Link link = this->link({first, 0}, {first, 0});
+    exchange_one(link, 1000);
+  });
+}
+
+class FailedInit : public Conformance {
+ protected:
+  // Whether init failed as it must, with a warning.
+  bool fails() {
+    void* context = nullptr;
+    const nccl::Result result = net().init(1, {}, &context);
+    if (result == nccl::Result::kSuccess) {
+      EXPECT_OK(net().finalize(context));
+      return false;
+    }
+    EXPECT_EQ(context, nullptr);
+    EXPECT_FALSE(take_warnings().empty());
+    return true;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Net, FailedInit, ::testing::Values(8, 12), version_name);
+
+TEST_P(FailedInit, BySettings) {
+  const std::pair<const char*, const char*> settings[] = {{"VERBATIM_MAX_RECVS", "many"},
+                                                          {"VERBATIM_HCA", "=nothing"},
+                                                          {"VERBATIM_HCA", "[["},
+                                                          {"VERBATIM_GID_INDEX", "250"},
+                                                          {"VERBATIM_SOCKET_IFNAME", "=nothing"}};
+  Census before;
+  for (int round = 0; round < 120 && !HasFailure(); ++round) {
+    if (round == 20) before = Census::take();
+    for (const auto& [name, value] : settings) {
+      const char* const was = getenv(name);
+      const std::string kept = was != nullptr ? was : "";
+      setenv(name, value, 1);
+      EXPECT_TRUE(fails()) << name << "=" << value;
+      kept.empty() ? unsetenv(name) : setenv(name, kept.c_str(), 1);
+      EXPECT_EQ(verbs_alive(), "") << name;
+    }
+  }
+  EXPECT_TRUE(is_back(before, kHeapSlack));
+  Link link = this->link();
+  exchange_one(link, 1000);
+}
+
+// Whatever init cannot open, it leaves nothing of what it had opened before.
+TEST_P(FailedInit, OutOfDescriptors) {
+  Conformance::finalize(context());
+  if (version() < 11) {
+    TearDown();
+    SetUp();
+  }
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const Census census = Census::take();
+  const int next = dup(STDIN_FILENO);
+  ASSERT_GE(next, 0);
+  close(next);
+  rlimit limit = before;
+  limit.rlim_cur = static_cast<rlim_t>(next);
+  int failures = 0;
+  while (true) {
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    const bool failed = fails();
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    if (!failed) break;
+    ++failures;
+    EXPECT_EQ(verbs_alive(), "") << limit.rlim_cur - static_cast<rlim_t>(next) << " descriptors were left";
+    EXPECT_TRUE(is_back(census, kHeapSlack));
+    ++limit.rlim_cur;
+  }
+  EXPECT_GE(failures, 3);
+}
+
+}  // namespace
+}  // namespace conformance

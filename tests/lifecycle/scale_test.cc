@@ -1,0 +1,250 @@
+// Very many connections between two processes: one listening socket, one descriptor an end, nothing left, and the time
+// of each phase. `lifecycle --connections N --gtest_filter=*Scale*` for other counts.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "census.h"
+#include "conformance.h"
+#include "process.h"
+#include "roles.h"
+
+namespace conformance {
+namespace {
+
+constexpr auto kPhaseLimit = 60s;
+
+struct Phases {
+  double listen_ms = 0;
+  double connect_ms = 0;  // or accept
+  double message_ms = 0;
+  double close_ms = 0;
+  double finalize_ms = 0;
+};
+
+// What one process tells of itself.
+struct Report {
+  Phases phases;
+  std::size_t fds_added = 0;  // by the connections, over what the process had after init
+  std::size_t listening = 0;  // sockets
+};
+
+class Stopwatch {
+ public:
+  double lap_ms() {
+    const auto now = Clock::now();
+    return std::chrono::duration<double, std::milli>(now - std::exchange(start_, now)).count();
+  }
+
+ private:
+  Clock::time_point start_ = Clock::now();
+};
+
+void allow_descriptors(std::size_t count) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = std::max<rlim_t>(limit.rlim_cur, count + 200);
+  ASSERT_LE(limit.rlim_cur, limit.rlim_max) << "this machine does not allow that many descriptors";
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+// TCP sockets of this process in state LISTEN.
+std::size_t listening_sockets() {
+  std::set<std::string> own;
+  for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(fd.path(), gone).string();
+    if (target.rfind("socket:[", 0) == 0) own.insert(target.substr(8, target.size() - 9));
+  }
+  std::size_t count = 0;
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream lines(table);
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream fields(line);
+      std::string field[10];
+      for (std::string& text : field) fields >> text;
+      if (field[3] == "0A" && own.contains(field[9])) ++count;
+    }
+  }
+  return count;
+}
+
+// One end of all connections.
+class Ends {
+ public:
+  Ends(netapi::Plugin& net, void* context, std::size_t count, bool sends)
+      : net_(net), context_(context), sends_(sends), handles_(count), comms_(count), messages_(count) {
+    allow_descriptors(count);
+    before_ = Census::take();
+  }
+
+  void listen() {
+    stopwatch_.lap_ms();
+    listens_.resize(handles_.size());
+    for (std::size_t i = 0; i < listens_.size(); ++i) {
+      ASSERT_OK(net_.listen(context_, 0, handles_[i].bytes, &listens_[i]));
+    }
+    report_.phases.listen_ms = stopwatch_.lap_ms();
+  }
+
+  void establish() {
+    stopwatch_.lap_ms();
+    ASSERT_TRUE(all([&](std::size_t i) {
+      if (comms_[i] != nullptr) return true;
+      EXPECT_OK(sends_ ? net_.connect(context_, 0, handles_[i].bytes, &comms_[i])
+                       : net_.accept(listens_[i], &comms_[i]));
+      return comms_[i] != nullptr;
+    }));
+    report_.phases.connect_ms = stopwatch_.lap_ms();
+    report_.fds_added = Census::take().fds - before_.fds;
+    report_.listening = listening_sockets();
+    for (void* listen : listens_) EXPECT_OK(net_.close_listen(listen));
+  }
+
+  // The first message of each connection, its number in it.
+  void exchange() {
+    std::vector<void*> mhandles(comms_.size());
+    for (std::size_t i = 0; i < comms_.size(); ++i) {
+      ASSERT_OK(net_.reg_mr(comms_[i], messages_.data(), messages_.size() * sizeof(messages_[0]), nccl::kPtrHost,
+                            &mhandles[i]));
+      messages_[i] = sends_ ? i + 1 : 0;
+    }
+    stopwatch_.lap_ms();
+    std::vector<void*> requests(comms_.size());
+    std::vector<int> done(comms_.size());
+    ASSERT_TRUE(all([&](std::size_t i) {
+      if (done[i] != 0) return true;
+      if (requests[i] == nullptr) post(i, mhandles[i], &requests[i]);
+      if (requests[i] != nullptr) {
+        EXPECT_OK(net_.test(requests[i], &done[i], nullptr));
+      }
+      return done[i] != 0;
+    }));
+    report_.phases.message_ms = stopwatch_.lap_ms();
+    for (std::size_t i = 0; i < comms_.size(); ++i) {
+      EXPECT_EQ(messages_[i], i + 1);
+      EXPECT_OK(net_.dereg_mr(comms_[i], mhandles[i]));
+    }
+  }
+
+  void close() {
+    stopwatch_.lap_ms();
+    for (void* comm : comms_) EXPECT_OK(sends_ ? net_.close_send(comm) : net_.close_recv(comm));
+    report_.phases.close_ms = stopwatch_.lap_ms();
+  }
+
+  void finalize() {
+    stopwatch_.lap_ms();
+    EXPECT_OK(net_.finalize(context_));
+    report_.phases.finalize_ms = stopwatch_.lap_ms();
+    EXPECT_EQ(verbs_alive(), "");
+  }
+
+  std::vector<Handle>& handles() { return handles_; }
+  const Report& report() const { return report_; }
+
+ private:
+  // Polls every connection until `step` has answered true for all.
+  static bool all_pass(std::size_t count, const std::function<bool(std::size_t)>& step) {
+    bool all = true;
+    for (std::size_t i = 0; i < count && !::testing::Test::HasFailure(); ++i) all = step(i) && all;
+    return all;
+  }
+  bool all(const std::function<bool(std::size_t)>& step) {
+    return eventually([&] { return ::testing::Test::HasFailure() || all_pass(comms_.size(), step); }, kPhaseLimit) &&
+           !::testing::Test::HasFailure();
+  }
+
+  void post(std::size_t i, void* mhandle, void** request) {
+    void* data = &messages_[i];
+    std::size_t size = sizeof messages_[i];
+    int tag = 0;
+    EXPECT_OK(sends_ ? net_.isend(comms_[i], data, size, tag, mhandle, request)
+                     : net_.irecv(comms_[i], 1, &data, &size, &tag, &mhandle, request));
+  }
+
+  netapi::Plugin& net_;
+  void* const context_;
+  const bool sends_;
+  std::vector<Handle> handles_;
+  std::vector<void*> listens_;
+  std::vector<void*> comms_;
+  std::vector<std::size_t> messages_;
+  Census before_;
+  Stopwatch stopwatch_;
+  Report report_;
+};
+
+void print(const char* what, double ours, double theirs) {
+  std::printf("  %-18s %10.1f %10.1f\n", what, ours, theirs);
+}
+
+class Scale : public Conformance {};
+ONE_VERSION(Scale, 12);
+
+TEST_P(Scale, ManyConnectionsBetweenTwoProcesses) {
+  const std::size_t count = connections();
+  const auto start = Clock::now();
+  Process peer("receivers-" + std::to_string(count), version());
+  finalize(context());  // the verbs library keeps what it opened first
+  const Census before = Census::take();
+  Ends ends(net(), new_context(), count, true);
+  for (Handle& handle : ends.handles()) ASSERT_TRUE(peer.read(handle.bytes, sizeof handle.bytes));
+  ASSERT_NO_FATAL_FAILURE(ends.establish());
+  ASSERT_NO_FATAL_FAILURE(ends.exchange());
+  // The peer closes when it has all messages, at about the same time.
+  ends.close();
+  ends.finalize();
+  forget_contexts();
+  Report theirs;
+  ASSERT_TRUE(peer.read(&theirs, sizeof theirs));
+  const Exit end = peer.wait();
+  EXPECT_EQ(end.status, 0) << end.output;
+
+  const Report& ours = ends.report();
+  std::printf("%zu connections between two processes, ms\n  %-18s %10s %10s\n", count, "", "sender", "receiver");
+  print("listen", ours.phases.listen_ms, theirs.phases.listen_ms);
+  print("connect, accept", ours.phases.connect_ms, theirs.phases.connect_ms);
+  print("first message", ours.phases.message_ms, theirs.phases.message_ms);
+  print("close", ours.phases.close_ms, theirs.phases.close_ms);
+  print("finalize", ours.phases.finalize_ms, theirs.phases.finalize_ms);
+  EXPECT_EQ(ours.fds_added, count);
+  EXPECT_EQ(theirs.fds_added, count + 1) << "one listening socket, and one an end";
+  EXPECT_EQ(ours.listening, 0U);
+  EXPECT_EQ(theirs.listening, 1U);
+  EXPECT_LT(Clock::now() - start, kPhaseLimit);
+  EXPECT_TRUE(is_back(before, 4 << 20));
+}
+
+}  // namespace
+
+int receive_many(netapi::Plugin& net, void* context, std::size_t count) {
+  const Census before = Census::take();
+  Report report;
+  {
+    Ends ends(net, context, count, false);
+    ends.listen();
+    for (Handle& handle : ends.handles()) {
+      EXPECT_EQ(write(STDOUT_FILENO, handle.bytes, sizeof handle.bytes), static_cast<ssize_t>(sizeof handle.bytes));
+    }
+    ends.establish();
+    ends.exchange();
+    ends.close();
+    ends.finalize();
+    report = ends.report();
+  }
+  EXPECT_LT(Census::take().fds, before.fds) << "init's own are gone, too";
+  if (write(STDOUT_FILENO, &report, sizeof report) != static_cast<ssize_t>(sizeof report)) return 1;
+  return ::testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed() ? 1 : 0;
+}
+
+}  // namespace conformance

@@ -1,0 +1,134 @@
+// Messages around the limits of 32-bit counters, byte by byte.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <string>
+
+#include "base/fd.h"
+#include "conformance.h"
+
+namespace conformance {
+namespace {
+
+constexpr std::size_t kGiB = std::size_t{1} << 30;
+constexpr std::size_t kPage = 4096;
+// One window of random bytes, seen again and again in the source's address range. Its length is a prime number of
+// pages, so that what lands at a wrong place by a power of two, or a piece, has the wrong content.
+constexpr std::size_t kWindowBytes = 4099 * kPage;
+constexpr std::size_t kLargest = 5 * kGiB;
+constexpr std::size_t kTailBytes = 1 << 20;  // behind each message, must stay as it was
+constexpr unsigned char kPoison = 0xa7;
+
+class Mapping {
+ public:
+  explicit Mapping(std::size_t size)
+      : size_(size),
+        data_(static_cast<unsigned char*>(
+            mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {
+    EXPECT_NE(static_cast<void*>(data_), MAP_FAILED);
+  }
+  ~Mapping() { munmap(data_, size_); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  unsigned char* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::size_t size_;
+  unsigned char* data_;
+};
+
+std::size_t available_memory() {
+  std::ifstream lines("/proc/meminfo");
+  for (std::string name, rest; lines >> name && std::getline(lines, rest);) {
+    if (name == "MemAvailable:") return std::stoul(rest) * 1024;
+  }
+  return 0;
+}
+
+// Made once for all versions: the pages of so much memory take longer to come than the data.
+class Buffers {
+ public:
+  static Buffers& get() {
+    static Buffers only;
+    return only;
+  }
+
+  const Mapping source{(kLargest / kWindowBytes + 2) * kWindowBytes};
+  const Mapping target{kLargest + kTailBytes};
+  std::size_t shift = 1;  // of the next message in the window
+
+ private:
+  Buffers() {
+    const verbatim::UniqueFd window(memfd_create("window", MFD_CLOEXEC));
+    EXPECT_EQ(ftruncate(window.get(), kWindowBytes), 0);
+    for (std::size_t at = 0; at < source.size(); at += kWindowBytes) {
+      EXPECT_NE(mmap(source.data() + at, kWindowBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, window.get(), 0),
+                MAP_FAILED);
+    }
+    std::mt19937_64 random(1);
+    for (std::size_t at = 0; at < kWindowBytes; at += sizeof(std::uint64_t)) {
+      const std::uint64_t word = random();
+      std::memcpy(source.data() + at, &word, sizeof word);
+    }
+    madvise(target.data(), target.size(), MADV_HUGEPAGE);
+  }
+};
+
+class Sizes : public Conformance {
+ protected:
+  // Sends each size once, from a different place of the window each time: what an earlier message left is wrong.
+  void send_all(const std::vector<std::size_t>& sizes) {
+    static const bool enough = available_memory() > kLargest + kGiB;
+    if (!enough) GTEST_SKIP() << "less than 6 GiB of memory are available";
+    Buffers& buffers = Buffers::get();
+    const Mapping& source = buffers.source;
+    const Mapping& target = buffers.target;
+    std::size_t& shift = buffers.shift;
+    Link link = this->link();
+    ASSERT_TRUE(link);
+    const Registration source_mr(*this, link.send_comm, source.data(), source.size());
+    const Registration target_mr(*this, link.recv_comm, target.data(), target.size());
+    for (const std::size_t size : sizes) {
+      SCOPED_TRACE(size);
+      shift += 3 * kPage + 1;
+      std::memset(target.data() + size, kPoison, kTailBytes);
+      Traffic traffic(net());
+      const Operation& recv = traffic.recv(link.recv_comm, {{target.data(), size, 7, target_mr.get()}});
+      const Operation& send = traffic.send(link.send_comm, {source.data() + shift, size, 7, source_mr.get()});
+      ASSERT_TRUE(traffic.run(100s));
+      const std::vector<int> told = {static_cast<int>(std::min<std::size_t>(size, INT_MAX))};
+      EXPECT_EQ(recv.sizes, told);
+      EXPECT_EQ(send.sizes, told);
+      ASSERT_EQ(first_difference(target.data(), source.data() + shift, size), size) << "the first wrong byte";
+      for (std::size_t i = 0; i < kTailBytes; ++i)
+        ASSERT_EQ(target.data()[size + i], kPoison) << i << " behind the end";
+    }
+  }
+
+ private:
+  static std::size_t first_difference(const unsigned char* a, const unsigned char* b, std::size_t size) {
+    constexpr std::size_t kStep = 1 << 20;
+    for (std::size_t at = 0; at < size; at += kStep) {
+      const std::size_t bytes = std::min(kStep, size - at);
+      if (std::memcmp(a + at, b + at, bytes) == 0) continue;
+      return at + static_cast<std::size_t>(std::mismatch(a + at, a + at + bytes, b + at).first - (a + at));
+    }
+    return size;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Net, Sizes, ::testing::Values(9, 10, 11, 12), version_name);
+
+TEST_P(Sizes, AroundTwoAndFourGibibytes) {
+  if (version() == 12) return send_all({2 * kGiB - 1, 2 * kGiB, 4 * kGiB - 1, 4 * kGiB, 4 * kGiB + 1, 5 * kGiB});
+  send_all({4 * kGiB + 1});  // the tables share all but their signatures
+}
+
+}  // namespace
+}  // namespace conformance

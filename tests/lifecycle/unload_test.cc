@@ -1,0 +1,101 @@
+// dlclose takes the library away, whatever was left open; exit with work under way touches none of it.
+#include <dlfcn.h>
+
+#include <fstream>
+#include <string>
+
+#include "census.h"
+#include "conformance.h"
+#include "process.h"
+
+namespace conformance {
+namespace {
+
+bool is_mapped(const std::string& path) {
+  std::ifstream maps("/proc/self/maps");
+  const std::string name = path.substr(path.rfind('/') + 1);
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(name) != std::string::npos) return true;
+  }
+  return false;
+}
+
+// The fixture's service thread uses the library and outlives it.
+class Unload : public Conformance {
+ protected:
+  void unload() {
+    ASSERT_TRUE(is_mapped(options().plugin));
+    TearDown();
+    void* const pinned = dlopen(options().plugin.c_str(), RTLD_NOLOAD | RTLD_NOW);
+    EXPECT_EQ(pinned, nullptr);
+    if (pinned != nullptr) dlclose(pinned);
+    EXPECT_FALSE(is_mapped(options().plugin));
+    EXPECT_EQ(verbs_alive(), "");
+  }
+};
+EVERY_VERSION(Unload);
+
+TEST_P(Unload, TenTimesWithTraffic) {
+  for (int round = 0; round < 10 && !HasFailure(); ++round) {
+    {
+      Link link = this->link();
+      exchange_one(link, 300'000);
+    }
+    unload();
+    SetUp();
+  }
+}
+
+// Without finalize, which older tables do not have; the later ones lose their contexts then, too.
+TEST_P(Unload, WithEverythingLeftOpen) {
+  std::vector<unsigned char> memory(4096);
+  for (int round = 0; round < 10 && !HasFailure(); ++round) {
+    void* context = nullptr;
+    EXPECT_OK(net().init(1, {}, &context));
+    const End end{context, 0};
+    Handle handle;
+    ASSERT_NE(listen(end, handle), nullptr);
+    void* half = nullptr;
+    EXPECT_OK(net().connect(context, 0, handle.bytes, &half));
+    Link link = this->link(end, end);
+    exchange_one(link, 1000);
+    void* mhandle = nullptr;
+    EXPECT_OK(net().reg_mr(link.recv_comm, memory.data(), memory.size(), nccl::kPtrHost, &mhandle));
+    Traffic traffic(net());
+    traffic.recv(link.recv_comm, {{memory.data(), memory.size(), 0, mhandle}});
+    ASSERT_TRUE(traffic.step());
+    link.send_comm = nullptr;
+    link.recv_comm = nullptr;
+    unload();
+    SetUp();
+  }
+}
+
+TEST_P(Unload, NeverInitialised) {
+  Census before;
+  for (int round = 0; round < 60 && !HasFailure(); ++round) {
+    if (round == 10) before = Census::take();
+    unload();
+    SetUp();
+  }
+  EXPECT_TRUE(is_back(before, 4096));
+}
+
+// What the process destroys or modifies after main has returned it names in its output.
+TEST_P(Unload, ExitWithWorkUnderWay) {
+  Process process("exit-busy", version());
+  const Exit end = process.wait();
+  EXPECT_EQ(end.status, 0);
+  EXPECT_EQ(end.output, "");
+}
+
+TEST_P(Unload, ExitWithAllClosed) {
+  Process process("exit-idle", version());
+  const Exit end = process.wait();
+  EXPECT_EQ(end.status, 0);
+  // Up to v10 the library ends what the process had; later contexts are the caller's to finalize.
+  EXPECT_EQ(end.output, version() >= 11 ? "" : "pd\ncontext\n");
+}
+
+}  // namespace
+}  // namespace conformance

@@ -1,0 +1,114 @@
+// The meter of a message's cost: it measures what is there, again and again the same, and holds Verbatim to its
+// figures.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "perf_run.h"
+
+namespace verbatim::perf {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kUsage = 2;
+constexpr double kReceiveBatch = 16;  // Verbatim posts receives so many at a time
+constexpr double kBytesPerConnection = 48 * 1024;
+
+class Cost : public testing::Test {
+ protected:
+  ~Cost() override { ::unlink(file_.c_str()); }
+
+  // The subjects that the JSON file lists; none when the run failed.
+  Json measure(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "cost");
+    arguments.insert(arguments.end(), {"--json", file_});
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(0, outcome.status) << outcome.output;
+    if (outcome.status != 0) return Json::array();
+    std::ifstream in(file_);
+    return Json::parse(in)["subjects"];
+  }
+
+  static bool has_valgrind() { return std::system("valgrind --version >/dev/null 2>&1") == 0; }
+
+ private:
+  const std::string file_ = testing::TempDir() + "cost-" + std::to_string(::getpid()) + ".json";
+};
+
+TEST_F(Cost, CountsTheVerbsOfAMessage) {
+  const Json subjects = measure({"--plugin", setting("PERF_PLUGIN"), "--no-instructions", "--sizes", "0,4K", "--groups",
+                                 "1,8", "--qps", "1", "--messages", "64", "--connections", "0"});
+  ASSERT_EQ(1U, subjects.size());
+  ASSERT_EQ(4U, subjects[0]["cells"].size());
+  for (const Json& cell : subjects[0]["cells"]) {
+    const double group = cell["group"];
+    // One CTS and one chain of WRITEs a group, the latter with one completion at each end.
+    EXPECT_DOUBLE_EQ(2 / group, cell["post_send"]) << cell;
+    EXPECT_DOUBLE_EQ(1 / group, cell["recv_requests"]) << cell;
+    EXPECT_DOUBLE_EQ(1 / group / kReceiveBatch, cell["post_recv"]) << cell;
+    EXPECT_LE(2 / group, cell["completions"]) << cell;
+    EXPECT_GE((2 + 1 / kReceiveBatch) / group, cell["completions"]) << cell;
+    EXPECT_EQ(cell["post_send"].get<double>() + cell["post_recv"].get<double>(), cell["doorbells"]) << cell;
+  }
+  EXPECT_DOUBLE_EQ(2, subjects[0]["cells"][0]["send_requests"]);
+}
+
+TEST_F(Cost, CountsTheMemoryOfAConnection) {
+  const Json subjects = measure({"--plugin", setting("PERF_PLUGIN"), "--no-instructions", "--sizes", "8", "--groups",
+                                 "1", "--qps", "1", "--messages", "1", "--connections", "300"});
+  ASSERT_EQ(1U, subjects.size());
+  const Json& subject = subjects[0];
+  // Both rings of the connection at least: 263 entries of 32 bytes each.
+  EXPECT_LT(2 * 263 * 32, subject["bytes_per_connection"]);
+  EXPECT_GT(kBytesPerConnection, subject["bytes_per_connection"]);
+  EXPECT_DOUBLE_EQ(2, subject["objects_per_connection"]["qp"]);
+  EXPECT_DOUBLE_EQ(2, subject["objects_per_connection"]["cq"]);
+  EXPECT_LT(0, subject["connections_per_s"]);
+}
+
+TEST_F(Cost, CountsInstructionsTheSameEachTime) {
+  if (!has_valgrind()) GTEST_SKIP() << "no valgrind here";
+  const std::vector<std::string> arguments{
+      "--plugin", setting("PERF_PLUGIN"), "--plugin", setting("MUTATE"), "--sizes", "8", "--groups", "1,8", "--qps",
+      "1,2",      "--messages",           "32",       "--connections",   "0"};
+  const Json subjects = measure(arguments);
+  ASSERT_EQ(4U, subjects.size());
+  for (const Json& subject : subjects) {
+    for (const Json& cell : subject["cells"]) {
+      double sum = 0;
+      for (const Json& call : cell["instructions_by_call"]) sum += call["plugin"].get<double>();
+      EXPECT_LT(10, cell["instructions"]["plugin"]) << cell;
+      EXPECT_LT(10, sum) << cell;
+      EXPECT_LT(100, cell["instructions"]["verbs"]) << cell;
+    }
+    EXPECT_LT(5, subject["instructions_test_in_vain"]["plugin"]);
+    EXPECT_LT(5, subject["instructions_send_in_vain"]["plugin"]);
+  }
+  EXPECT_LT(100, subjects[0]["instructions_connect"]["plugin"]);  // that of the wrapper is Verbatim's own
+  // What wraps Verbatim's table is measured as itself.
+  const auto plugin_share = [](const Json& subject) {
+    return subject["cells"][0]["instructions"]["plugin"].get<double>();
+  };
+  EXPECT_NE(plugin_share(subjects[0]), plugin_share(subjects[2]));
+  const Json again = measure(arguments);
+  ASSERT_EQ(subjects.size(), again.size());
+  for (std::size_t i = 0; i < subjects.size(); ++i) {
+    // Verbatim alone; of a wrapper the C library's locks and containers are a part.
+    EXPECT_NEAR(plugin_share(subjects[i]), plugin_share(again[i]), 1) << i;
+  }
+}
+
+TEST_F(Cost, OfNoPluginIsRefused) {
+  EXPECT_EQ(kUsage, run({"cost", "--sizes", "8"}).status);
+  EXPECT_EQ(kUsage, run({"cost", "--plugin", setting("PERF_PLUGIN"), "--sizes", "eight"}).status);
+  EXPECT_NE(0, run({"cost", "--plugin", "/does/not/exist.so", "--no-instructions"}).status);
+}
+
+}  // namespace
+}  // namespace verbatim::perf

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""perftest (Debian's package), as it is installed: what it prints, what it counts, and what it asked of its devices."""
+
+import re
+
+from program import ROCE, ProgramTest, main
+
+ITERATIONS = 200
+PINGPONGS = 20  # each waits for the other side to run, which on a busy machine takes a turn of the scheduler
+# perftest uses inline data and ibv_wr_* only with devices that it knows by their part number: this is one.
+KNOWN_PART = {"SOFTVERBS_VENDOR_PART_ID": "4119"}
+ALL_SIZES = [2**power for power in range(1, 24)]
+
+OPCODES = {
+    "ib_write": "rdma_write",
+    "ib_read": "rdma_read",
+    "ib_send": "send",
+    "ib_atomic": "atomic_fetch_and_add",
+}
+
+
+def rows(output):
+    """The lines of numbers under the table's head."""
+    table = output[output.index("#bytes") :].splitlines()[1:]
+    return [[float(word) for word in line.split()] for line in table if re.match(r"\s*\d", line)]
+
+
+class Perftest(ProgramTest):
+    def measure(self, program, *options, sizes=None, iterations=None, qps=1, layer="roce", posts=None, **settings):
+        if iterations is None:
+            iterations = PINGPONGS if program.endswith("_lat") else ITERATIONS
+        arguments = ["-d", "softverbs0", "-n", str(iterations), *options]
+        if layer == "roce":
+            arguments += ROCE
+        if qps > 1:
+            arguments += ["-q", str(qps)]
+        both = self.run_pair(program, *arguments, SOFTVERBS_LINK_LAYER=layer, **settings)
+        server, client = both
+        is_two_way = "-b" in options
+        opcode = OPCODES[program.rsplit("_", 1)[0]]
+        if "CMP_AND_SWAP" in options:
+            opcode = "atomic_cmp_and_swp"
+        expected = iterations * qps * len(sizes or [1])
+        printing = both if program in ("ib_send_bw", "ib_send_lat", "ib_write_lat") or is_two_way else [client]
+        for side in printing:
+            self.check_table(side, program.endswith("_lat"), sizes, iterations * qps)
+        for side in both:
+            is_active = side is client or is_two_way or program in ("ib_send_lat", "ib_write_lat")
+            self.check_work(side, opcode, expected if is_active else 0)
+            received = opcode == "send" and (side is server or is_two_way or program == "ib_send_lat")
+            self.assertEqual(side.stats["work_requests"]["recv"] >= expected, received, side.stats)
+        if posts is not None:
+            self.assertEqual([name for name in client.stats["calls"] if name in POSTS], [posts])
+        return both
+
+    def check_table(self, side, is_latency, sizes, iterations):
+        found = rows(side.output)
+        if sizes is not None:
+            self.assertEqual([int(row[0]) for row in found], sizes, side)
+        self.assertTrue(found, side)
+        for row in found:
+            self.assertEqual(int(row[1]), iterations, side)
+            if is_latency:
+                least, most, typical = row[2:5]
+                self.assertLess(0, least, side)
+                self.assertLessEqual(least, typical, side)
+                self.assertLessEqual(typical, most, side)
+            else:
+                self.assertGreater(row[4], 0, side)  # million messages a second; MB/s may be rounded to none
+
+    # Every message is one work request, and nothing else is posted.
+    def check_work(self, side, opcode, expected):
+        requests = {name: count for name, count in side.stats["work_requests"].items() if name != "recv"}
+        self.assertEqual(requests[opcode], expected, side)
+        self.assertEqual(sum(requests.values()), expected, side)
+
+
+POSTS = ("ibv_post_send", "ibv_wr_complete")
+
+
+class Plain(Perftest):
+    def check(self, program, size):
+        for layer in ("roce", "ib"):
+            with self.subTest(program=program, layer=layer):
+                self.measure(program, layer=layer, sizes=[size])
+
+    def test_bandwidth(self):
+        for program in ("ib_write_bw", "ib_read_bw", "ib_send_bw"):
+            self.check(program, 65536)
+        self.check("ib_atomic_bw", 8)
+
+    def test_latency(self):
+        for program in ("ib_write_lat", "ib_read_lat", "ib_send_lat"):
+            self.check(program, 2)
+        self.check("ib_atomic_lat", 8)
+
+
+class Engines(Perftest):
+    PROGRAMS = ("ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_send_bw", "ib_send_lat", "ib_atomic_bw")
+
+    def test_inline(self):
+        for program in self.PROGRAMS:
+            with self.subTest(program=program):
+                self.measure(program, SOFTVERBS_ENGINE="inline")
+
+    def test_all_symbols_bound_at_the_start(self):
+        for program in self.PROGRAMS:
+            with self.subTest(program=program):
+                self.measure(program, LD_BIND_NOW="1")
+
+
+class AllSizes(Perftest):
+    def test_ib_write_bw(self):
+        self.measure("ib_write_bw", "-a", sizes=ALL_SIZES, iterations=10)
+
+    def test_ib_send_bw(self):
+        self.measure("ib_send_bw", "-a", sizes=ALL_SIZES, iterations=10)
+
+    def test_ib_read_bw(self):
+        self.measure("ib_read_bw", "-a", sizes=ALL_SIZES, iterations=10)
+
+    # Not with -a: for each size they measure the processor's clock, which takes longer than the test.
+    def test_latencies(self):
+        for program in ("ib_write_lat", "ib_send_lat"):
+            for size in (4096, 1 << 20):
+                self.measure(program, "-s", str(size), sizes=[size])
+
+
+class Options(Perftest):
+    def test_several_qps(self):
+        for program in ("ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_atomic_bw"):
+            with self.subTest(program=program):
+                _, client = self.measure(program, qps=4)
+                shares = [qp["doorbells"] for qp in client.stats["qps"]]
+                self.assertEqual(shares, [ITERATIONS] * 4)
+
+    def test_both_directions(self):
+        for program in ("ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_atomic_bw"):
+            with self.subTest(program=program):
+                self.measure(program, "-b")
+
+    # Not ib_send_lat: with one channel for both of its queues it takes the event of the answer for that of its own
+    # completion, which it then does not find when the answer came first. ib_write_* has no events.
+    def test_events(self):
+        for program in ("ib_read_bw", "ib_read_lat", "ib_send_bw", "ib_atomic_bw", "ib_atomic_lat"):
+            for engine in ("thread", "inline"):
+                with self.subTest(program=program, engine=engine):
+                    _, client = self.measure(program, "-e", SOFTVERBS_ENGINE=engine)
+                    self.assertGreater(client.stats["calls"]["ibv_get_cq_event"], 0)
+
+    def test_inline(self):
+        for program in ("ib_write_bw", "ib_write_lat", "ib_send_bw", "ib_send_lat"):
+            with self.subTest(program=program):
+                _, client = self.measure(program, "-I", "64", "-s", "48", sizes=[48], **KNOWN_PART)
+                self.assertEqual(client.stats["inline_bytes"], client.stats["bytes"])
+
+    def test_the_two_post_interfaces(self):
+        for program in ("ib_write_bw", "ib_send_bw", "ib_atomic_bw"):
+            with self.subTest(program=program):
+                self.measure(program, posts="ibv_wr_complete", **KNOWN_PART)
+                self.measure(program, "--use_old_post_send", posts="ibv_post_send", **KNOWN_PART)
+
+    def test_compare_and_swap(self):
+        for program in ("ib_atomic_bw", "ib_atomic_lat"):
+            self.measure(program, "-A", "CMP_AND_SWAP")
+
+    def test_shared_receive_queue(self):
+        server, _ = self.measure("ib_send_bw", "--use-srq", qps=3)
+        self.assertEqual(server.stats["objects"]["srq"]["created"], 1)
+
+    def test_lists_of_requests(self):
+        for old in ([], ["--use_old_post_send"]):
+            _, client = self.measure("ib_write_bw", "-l", "8", *old, **KNOWN_PART)
+            self.assertEqual(client.stats["doorbells"], ITERATIONS // 8)
+
+    def test_small_path_mtu(self):
+        self.measure("ib_send_bw", "-m", "256", "-s", "100000", sizes=[100000])
+
+    def test_limits_are_enforced(self):
+        for settings, options, said in (
+            ({"SOFTVERBS_MAX_QP": "2"}, ["-q", "3"], "QP"),
+            ({"SOFTVERBS_MAX_MR": "0"}, [], "MR"),
+            ({"SOFTVERBS_MAX_INLINE": "16", **KNOWN_PART}, ["-I", "64", "-s", "32"], "QP"),
+        ):
+            with self.subTest(settings=settings):
+                for side in self.run_both("ib_write_bw", "-d", "softverbs0", *ROCE, *options, **settings):
+                    self.assertEqual(side.status, 1, side)
+                    self.assertRegex(side.output, rf"(?i)(couldn't|unable to|failed to) .*\b{said}\b")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""rdma-core's own programs (Debian's ibverbs-utils), as they are installed."""
+
+import re
+
+from program import ProgramTest, main
+
+BOTH_LAYERS = (("roce", ["-g", "3"]), ("ib", []))
+
+
+class Listing(ProgramTest):
+    def test_ibv_devices(self):
+        result = self.run_alone("ibv_devices", SOFTVERBS_DEVICES="2")
+        self.assertEqual(result.status, 0, result)
+        names = re.findall(r"^\s+(softverbs\d)\s+([0-9a-f]{16})$", result.output, re.M)
+        self.assertEqual([name for name, _ in names], ["softverbs0", "softverbs1"])
+        self.assertEqual(len({guid for _, guid in names}), 2)
+
+    def test_ibv_devinfo(self):
+        for layer, expected in (
+            ("roce", ("link_layer:\t\tEthernet", "::ffff:10.77.0.1, RoCE v2", "port_lid:\t\t0\n")),
+            ("ib", ("link_layer:\t\tInfiniBand", "GID[  0]:\t\tfe80:0000", "port_lid:\t\t1\n")),
+        ):
+            result = self.run_alone("ibv_devinfo", "-v", SOFTVERBS_LINK_LAYER=layer, SOFTVERBS_MTU="2048")
+            self.assertEqual(result.status, 0, result)
+            for text in (
+                "hca_id:\tsoftverbs0",
+                "PORT_ACTIVE (4)",
+                "ATOMIC_HCA (1)",
+                "active_mtu:\t\t2048 (4)",
+                "hca_core_clock:\t\t\t1000000kHZ",
+                *expected,
+            ):
+                self.assertIn(text, result.output)
+
+    def test_limits_are_shown(self):
+        result = self.run_alone(
+            "ibv_devinfo", "-v", SOFTVERBS_MAX_QP="5", SOFTVERBS_MAX_QP_WR="77", SOFTVERBS_MAX_MSG_SZ="4096"
+        )
+        for text in ("max_qp:\t\t\t\t5\n", "max_qp_wr:\t\t\t77\n", "max_msg_sz:\t\t0x1000\n"):
+            self.assertIn(text, result.output)
+
+
+class Pingpong(ProgramTest):
+    def play(self, program, *arguments, size=4096, iterations=1000, **settings):
+        both = self.run_pair(program, "-s", str(size), "-n", str(iterations), *arguments, **settings)
+        for side in both:
+            self.assertIn(f"{iterations * size * 2} bytes in ", side.output)
+            self.assertRegex(side.output, rf"\n{iterations} iters in [\d.]+ seconds = [\d.]+ usec/iter")
+            self.assertNotIn("invalid data", side.output)  # what -c prints of a wrong byte
+            # Those over several QPs go on until both directions have had that many.
+            sends = side.stats["work_requests"]["send"]
+            self.assertGreaterEqual(sends, iterations)
+            self.assertTrue(sends == iterations or program == "ibv_srq_pingpong", sends)
+            self.assertGreaterEqual(side.stats["completions"], 2 * iterations)
+            for kind, count in side.stats["objects"].items():
+                self.assertEqual(count["alive"], 0, kind)
+        return both
+
+    def test_rc(self):
+        for layer, address in BOTH_LAYERS:
+            for engine in ("thread", "inline"):
+                with self.subTest(layer=layer, engine=engine):
+                    settings = {"SOFTVERBS_LINK_LAYER": layer, "SOFTVERBS_ENGINE": engine}
+                    self.play("ibv_rc_pingpong", "-c", *address, **settings)
+
+    def test_rc_with_events(self):
+        for layer, address in BOTH_LAYERS:
+            for engine in ("thread", "inline"):
+                with self.subTest(layer=layer, engine=engine):
+                    settings = {"SOFTVERBS_LINK_LAYER": layer, "SOFTVERBS_ENGINE": engine}
+                    server, _ = self.play("ibv_rc_pingpong", "-e", "-c", *address, **settings)
+                    self.assertGreater(server.stats["calls"]["ibv_get_cq_event"], 0)
+
+    def test_rc_large_messages(self):
+        self.play("ibv_rc_pingpong", "-c", "-g", "3", "-m", "4096", size=3_000_001, iterations=50)
+
+    def test_rc_new_post_interface(self):
+        for extra in ([], ["-e"]):
+            server, _ = self.play("ibv_rc_pingpong", "-N", "-c", "-g", "3", *extra)
+            self.assertEqual(server.stats["calls"]["ibv_wr_complete"], 1000)
+            self.assertNotIn("ibv_post_send", server.stats["calls"])
+
+    # Not with -e: the program ends when it finds nothing after an event, as may happen on any device.
+    def test_rc_timestamps(self):
+        server, client = self.play("ibv_rc_pingpong", "-t", "-g", "3")
+        for side in (server, client):
+            found = re.search(r"Average receive completion clock cycles = ([\d.]+)", side.output)
+            self.assertGreater(float(found.group(1)), 0)
+
+    def test_srq(self):
+        for layer, address in BOTH_LAYERS:
+            for extra in ([], ["-e"]):
+                with self.subTest(layer=layer, extra=extra):
+                    settings = {"SOFTVERBS_LINK_LAYER": layer}
+                    server, _ = self.play("ibv_srq_pingpong", "-c", *extra, *address, **settings)
+                    self.assertEqual(server.stats["objects"]["srq"]["created"], 1)
+                    self.assertGreater(server.stats["calls"]["ibv_post_srq_recv"], 0)
+
+
+class Refused(ProgramTest):
+    """What the device has not is refused at the call, and the program says which."""
+
+    def test_other_transports(self):
+        for program, said in (
+            ("ibv_uc_pingpong", "Couldn't create QP"),
+            ("ibv_ud_pingpong", "Couldn't create QP"),
+            ("ibv_xsrq_pingpong", "Open the XRC Domain"),
+        ):
+            result = self.run_alone(program, "-g", "3")
+            self.assertNotEqual(result.status, 0, result)
+            self.assertGreater(result.status, 0, "ended by a signal")
+            self.assertIn(said, result.output, result)
+
+    def test_on_demand_paging_and_device_memory(self):
+        for option in ("-o", "-j"):
+            result = self.run_alone("ibv_rc_pingpong", option, "-g", "3")
+            self.assertEqual(result.status, 1, result)
+
+
+if __name__ == "__main__":
+    main()

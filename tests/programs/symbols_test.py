@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Every name that rdma-core's libraries and programs want of libibverbs and libmlx5 is in ours, under their version."""
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+
+from program import LIBRARY, ProgramTest, main
+
+# The programs' own link line and the libraries behind it, and the drivers that the same packages bring.
+PROGRAMS = ["ib_write_bw", "ib_atomic_lat", "ib_send_lat", "ibv_rc_pingpong", "ibv_srq_pingpong", "ibv_devinfo"]
+LIBRARIES = ["libefa.so.1", "librdmacm.so.1", "libmlx5.so.1", "libmlx4.so.1"]
+
+# Of libibverbs 44 under IBVERBS_1.0: the interface before 2006, with other structures.
+OLDEST = "IBVERBS_1.0"
+
+# What releases after 44 have added.
+NEWER = {
+    "IBVERBS_1.15": ["ibv_alloc_dmah", "ibv_dealloc_dmah", "ibv_reg_mr_ex"],
+    "IBVERBS_1.16": ["ibv_dm_export_dmabuf_fd", "ibv_query_port_speed"],
+    "IBVERBS_1.17": ["ibv_alloc_buf", "ibv_free_buf", "ibv_reg_buf_mr"],
+    "IBVERBS_1.18": [
+        "_ibv_query_comp_cntr_caps",
+        "ibv_create_comp_cntr",
+        "ibv_destroy_comp_cntr",
+        "ibv_export_buf_dmabuf_fd",
+        "ibv_inc_comp_cntr",
+        "ibv_inc_err_comp_cntr",
+        "ibv_qp_attach_comp_cntr",
+        "ibv_read_comp_cntr",
+        "ibv_read_err_comp_cntr",
+        "ibv_set_comp_cntr",
+        "ibv_set_err_comp_cntr",
+    ],
+}
+
+
+def symbols(path, kind):
+    """As (name, version). A version of its own is marked @@ where it is the default."""
+    shown = subprocess.run(["nm", "-D", kind, path], capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"^\s*(?:[0-9a-f]+ )?\s*\w (\w+)@@?(\S+)$", shown, re.M))
+
+
+def installed(library):
+    found = glob.glob(f"/usr/lib/*/{library}") + glob.glob(f"/usr/lib64/{library}")
+    return found[0] if found else None
+
+
+class Symbols(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        if shutil.which("nm") is None:
+            self.skipTest("no nm")
+        self.verbs = symbols(os.path.join(LIBRARY, "libibverbs.so.1"), "--defined-only")
+        self.mlx5 = symbols(os.path.join(LIBRARY, "libmlx5.so.1"), "--defined-only")
+
+    def expect_all_there(self, wanted, ours):
+        self.assertTrue(wanted)
+        self.assertEqual(sorted(wanted - ours), [])
+
+    def test_what_the_libraries_want(self):
+        for library in LIBRARIES:
+            path = installed(library)
+            if path is None:
+                continue
+            with self.subTest(library=library):
+                wanted = {s for s in symbols(path, "--undefined-only") if s[1].startswith("IBVERBS")}
+                self.expect_all_there(wanted, self.verbs)
+
+    def test_what_the_programs_want(self):
+        for program in PROGRAMS:
+            path = shutil.which(program)
+            if path is None:
+                continue
+            with self.subTest(program=program):
+                wanted = symbols(path, "--undefined-only")
+                self.expect_all_there({s for s in wanted if s[1].startswith("IBVERBS")}, self.verbs)
+                mlx5 = {s for s in wanted if s[1].startswith("MLX5")}
+                self.assertEqual(sorted(mlx5 - self.mlx5), [])
+
+    def test_the_whole_of_the_installed_library(self):
+        path = installed("libibverbs.so.1")
+        if path is None:
+            self.skipTest("no libibverbs here")
+        ours = {name for name, _ in self.verbs}
+        for name, version in symbols(path, "--defined-only"):
+            with self.subTest(symbol=f"{name}@{version}"):
+                if version == OLDEST:
+                    self.assertIn(name, ours)
+                else:
+                    self.assertIn((name, version), self.verbs)
+
+    def test_newer_releases(self):
+        for version, names in NEWER.items():
+            self.expect_all_there({(name, version) for name in names}, self.verbs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+// What a verbs library between the plugin and softverbs has counted: the objects that are alive. The library is given
+// to the plugin as VERBATIM_VERBS_LIBRARY; a test finds the counters by the symbol kCountersSymbol.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+
+namespace verbatim::test {
+
+enum class VerbsObject : std::size_t { kContext, kPd, kMr, kCq, kQp, kChannel };
+constexpr std::array<const char*, 6> kVerbsObjectNames = {"context", "pd", "mr", "cq", "qp", "channel"};
+
+struct VerbsCounters {
+  std::array<std::atomic<long>, kVerbsObjectNames.size()> alive{};
+  std::array<std::atomic<long>, kVerbsObjectNames.size()> made{};
+  // When it is a descriptor, each object that is destroyed is named there in a line of its own, and each QP that is
+  // moved as "modify".
+  std::atomic<int> report_fd{-1};
+};
+
+constexpr const char* kCountersSymbol = "verbatim_verbs_counters";
+
+}  // namespace verbatim::test

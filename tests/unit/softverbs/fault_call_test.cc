@@ -1,0 +1,285 @@
+// Calls fail when a script says so, or because their device is dead; and scripts reach a process that runs.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+
+#include "fault_fixture.h"
+#include "support/verbs_peer.h"
+
+namespace verbatim::test {
+namespace {
+
+// 16.8 ms a try, two tries.
+constexpr Timers kFewTries{.timeout = 12, .retry_count = 1};
+
+struct Call {
+  const char* verb;
+  // Makes the call once and undoes it; 0 or the errno with which it failed.
+  std::function<int(Pair&)> make;
+};
+
+template <typename Object>
+int made(Object* object, int (*undo)(Object*)) {
+  if (object == nullptr) return errno;
+  EXPECT_EQ(undo(object), 0);
+  return 0;
+}
+
+const std::vector<Call>& calls() {
+  static const std::vector<Call> all{
+      {"alloc_pd", [](Pair& p) { return made(verbs().alloc_pd(p.device.context.get()), verbs().dealloc_pd); }},
+      {"reg_mr",
+       [](Pair& p) {
+         return made(verbs().reg_mr(p.device.pd.get(), p.source.buffer.data(), 8, IBV_ACCESS_LOCAL_WRITE),
+                     verbs().dereg_mr);
+       }},
+      {"create_comp_channel",
+       [](Pair& p) { return made(verbs().create_comp_channel(p.device.context.get()), verbs().destroy_comp_channel); }},
+      {"create_cq",
+       [](Pair& p) {
+         return made(verbs().create_cq(p.device.context.get(), 1, nullptr, nullptr, 0), verbs().destroy_cq);
+       }},
+      {"create_srq",
+       [](Pair& p) {
+         ibv_srq_init_attr attributes{};
+         attributes.attr.max_wr = 1;
+         return made(verbs().create_srq(p.device.pd.get(), &attributes), verbs().destroy_srq);
+       }},
+      {"create_qp",
+       [](Pair& p) {
+         ibv_qp_init_attr attributes{};
+         attributes.send_cq = attributes.recv_cq = p.a.send_cq();
+         attributes.qp_type = IBV_QPT_RC;
+         return made(verbs().create_qp(p.device.pd.get(), &attributes), verbs().destroy_qp);
+       }},
+      {"modify_qp",
+       [](Pair& p) {
+         ibv_qp_attr attributes{};
+         attributes.min_rnr_timer = 5;
+         return verbs().modify_qp(p.a.qp(), &attributes, IBV_QP_MIN_RNR_TIMER);
+       }},
+      {"query_qp",
+       [](Pair& p) {
+         ibv_qp_attr attributes{};
+         ibv_qp_init_attr init{};
+         return verbs().query_qp(p.a.qp(), &attributes, IBV_QP_STATE, &init);
+       }},
+      {"query_device",
+       [](Pair& p) {
+         ibv_device_attr attributes{};
+         return verbs().query_device(p.device.context.get(), &attributes);
+       }},
+      {"query_port",
+       [](Pair& p) {
+         ibv_port_attr attributes{};
+         return query_port(p.device.context.get(), 1, &attributes);
+       }},
+      {"query_gid",
+       [](Pair& p) {
+         ibv_gid gid{};
+         return verbs().query_gid(p.device.context.get(), 1, 0, &gid) == 0 ? 0 : errno;
+       }},
+      {"query_pkey",
+       [](Pair& p) {
+         __be16 pkey = 0;
+         return verbs().query_pkey(p.device.context.get(), 1, 0, &pkey) == 0 ? 0 : errno;
+       }},
+      {"post_recv", [](Pair& p) { return post_recv(p.b.qp(), {}); }},
+      {"post_send", [](Pair& p) { return post(p.a.qp(), IBV_WR_RDMA_WRITE, {}, p.to_target()); }},
+      {"poll_cq",
+       [](Pair& p) {
+         ibv_wc wc{};
+         const int polled = ibv_poll_cq(p.b.recv_cq(), 1, &wc);
+         return polled < 0 ? -polled : 0;
+       }},
+      {"req_notify_cq", [](Pair& p) { return ibv_req_notify_cq(p.a.send_cq(), 0); }},
+  };
+  return all;
+}
+
+// Makes the call so often; a letter for each: '.' it went well, 'x' it failed with that errno, '?' with another one.
+std::string outcomes(const Call& call, Pair& pair, int times, int error) {
+  std::string seen;
+  for (int i = 0; i < times; ++i) {
+    const int result = call.make(pair);
+    seen += result == 0 ? '.' : result == error ? 'x' : '?';
+  }
+  return seen;
+}
+
+// The pair itself takes up to eight calls of a verb.
+TEST(Fail, TheNthCallOfAVerb) {
+  for (const Call& call : calls()) {
+    with_faults(std::string("fail verb=") + call.verb + " nth=10 count=2 errno=EBUSY", [&call] {
+      SCOPED_TRACE(call.verb);
+      Pair pair;
+      const std::string seen = outcomes(call, pair, 14, EBUSY);
+      const std::size_t first = seen.find('x');
+      ASSERT_NE(first, std::string::npos) << seen;
+      EXPECT_GT(first, 0U) << seen;
+      EXPECT_EQ(seen, std::string(first, '.') + "xx" + std::string(12 - first, '.'));
+    });
+  }
+}
+
+TEST(Fail, OpeningADevice) {
+  with_faults("fail verb=ibv_open_device errno=ENODEV nth=2", [] {
+    const Device first = open_device();
+    EXPECT_EQ(verbs().open_device(first.context->device), nullptr);
+    EXPECT_EQ(errno, ENODEV);
+    const Context again(verbs().open_device(first.context->device));
+    EXPECT_NE(again, nullptr);
+  });
+}
+
+TEST(Fail, OfOneDevice) {
+  with_faults("fail verb=alloc_pd device=1 count=all errno=EPERM", [] {
+    EXPECT_NO_THROW(open_device(0));
+    EXPECT_THROW(open_device(1), std::runtime_error);
+  });
+}
+
+TEST(Fail, ByChanceAndTheSameForTheSameSeed) {
+  const auto pattern = [](const std::string& faults) {
+    return with_faults(faults, [] {
+      Pair pair;
+      std::fprintf(stderr, "%s", outcomes(calls().front(), pair, 64, ENOMEM).c_str());
+    });
+  };
+  const std::string first = pattern("fail verb=alloc_pd rate=0.3 errno=ENOMEM nth=2; seed=5");
+  EXPECT_NE(first.find('x'), std::string::npos);
+  EXPECT_NE(first.find('.'), std::string::npos);
+  EXPECT_EQ(pattern("fail verb=alloc_pd rate=0.3 errno=ENOMEM nth=2; seed=5"), first);
+  EXPECT_NE(pattern("fail verb=alloc_pd rate=0.3 errno=ENOMEM nth=2; seed=6"), first);
+}
+
+bool works_on_dead_device(const std::string& verb) {
+  return verb == "post_recv" || verb == "post_send" || verb == "poll_cq" || verb == "req_notify_cq";
+}
+
+TEST(DeviceFatal, CallsFailUntilTheProgramGoes) {
+  with_faults("device-fatal after=1", [] {
+    Pair pair;
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
+      poll_one(pair.a.send_cq());
+    }
+    EXPECT_EQ(next_async_event(pair.device.context.get())->event_type, IBV_EVENT_DEVICE_FATAL);
+    for (const Call& call : calls()) {
+      EXPECT_EQ(call.make(pair), works_on_dead_device(call.verb) ? 0 : EIO) << call.verb;
+    }
+    EXPECT_EQ(verbs().open_device(pair.device.context->device), nullptr);
+    EXPECT_EQ(errno, EIO);
+  });  // destroying everything works
+}
+
+// ---- scripts for a process that runs ----
+
+// Runs the control program as a user would; with the inline engine somebody must call verbs meanwhile.
+int send_faults(const std::string& arguments, Pair& pair) {
+  const char* control = std::getenv("SOFTVERBS_CONTROL");
+  const std::string command = std::string(control) + " fault " + arguments + " >&2";
+  std::atomic<bool> done{false};
+  int status = -1;
+  std::thread sender([&] {
+    status = std::system(command.c_str());
+    done = true;
+  });
+  while (!done) EXPECT_TRUE(stays_empty(pair.a.send_cq(), 1ms));
+  sender.join();
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+class Command : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (std::getenv("SOFTVERBS_CONTROL") == nullptr) GTEST_SKIP() << "tools are not built";
+  }
+};
+
+TEST_F(Command, ALinkGoesDownAndUp) {
+  const std::string told = with_faults("", [] {
+    Pair pair({.timeout = 16, .retry_count = 7});
+    ASSERT_EQ(send_faults("'link-down device=0'", pair), 0);
+    expect_async_event(pair.device.context.get(), IBV_EVENT_PORT_ERR);
+    ibv_port_attr attributes{};
+    ASSERT_EQ(query_port(pair.device.context.get(), 1, &attributes), 0);
+    EXPECT_EQ(attributes.state, IBV_PORT_DOWN);
+    ASSERT_EQ(send_faults("link-up", pair), 0);
+    expect_async_event(pair.device.context.get(), IBV_EVENT_PORT_ACTIVE);
+    ASSERT_EQ(query_port(pair.device.context.get(), 1, &attributes), 0);
+    EXPECT_EQ(attributes.state, IBV_PORT_ACTIVE);
+    ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
+    EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
+  });
+  EXPECT_NE(told.find("taken by 1 of 1 processes"), std::string::npos) << told;
+}
+
+TEST_F(Command, ClearUndoesEverything) {
+  with_faults("loss rate=1; fail verb=alloc_pd nth=2 count=all; unreachable; freeze", [] {
+    Pair pair(kFewTries);
+    ASSERT_EQ(send_faults("clear", pair), 0);
+    EXPECT_EQ(calls().front().make(pair), 0);
+    ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
+    EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
+  });
+}
+
+TEST_F(Command, WhatIsMalformedReachesNobody) {
+  const std::string told = with_faults("", [] {
+    Pair pair;
+    EXPECT_EQ(send_faults("'link-down; explode'", pair), 1);
+    ibv_port_attr attributes{};
+    ASSERT_EQ(query_port(pair.device.context.get(), 1, &attributes), 0);
+    EXPECT_EQ(attributes.state, IBV_PORT_ACTIVE);
+  });
+  EXPECT_NE(told.find("\"explode\": no such fault"), std::string::npos) << told;
+}
+
+TEST_F(Command, ForOneProcess) {
+  with_faults("", [] {
+    Pair pair(kFewTries);
+    Peer peer;  // its device thread takes the clauses, or its next verb
+    const bool inline_engine = std::string(std::getenv("SOFTVERBS_ENGINE")) == "inline";
+    Endpoint endpoint(pair.device, {.timers = kFewTries});
+    endpoint.connect(peer.address());
+    peer.connect(endpoint.address());
+    EXPECT_EQ(send_faults("--wait 0.3 --pid " + std::to_string(peer.pid()) + " freeze", pair), inline_engine ? 1 : 0);
+    ASSERT_EQ(peer.post_recv(0, 0, 1), 0);
+    ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {}, peer.target(1)), 0);
+    EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
+    ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
+    EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
+  });
+}
+
+// The two lose what they send to each other, and nothing else.
+TEST_F(Command, APairOfProcesses) {
+  with_faults("", [] {
+    Pair pair(kFewTries);
+    Peer peer;
+    Endpoint endpoint(pair.device, {.timers = kFewTries});
+    endpoint.connect(peer.address());
+    peer.connect(endpoint.address());
+    ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {}, peer.target(1)), 0);
+    EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
+    send_faults("--wait 0.3 'unreachable pids=" + std::to_string(getpid()) + "," + std::to_string(peer.pid()) + "'",
+                pair);
+    ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {}, peer.target(1)), 0);
+    EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
+    ASSERT_EQ(peer.post(IBV_WR_RDMA_WRITE, 0, 0, {}), 0);
+    EXPECT_EQ(peer.poll_sent().status, IBV_WC_RETRY_EXC_ERR);
+    ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
+    EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
+  });
+}
+
+}  // namespace
+}  // namespace verbatim::test

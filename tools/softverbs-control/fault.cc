@@ -1,0 +1,92 @@
+// softverbs fault: makes something go wrong in the running processes.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include "base/clock.h"
+#include "softverbs-control/subcommand.h"
+#include "softverbs/doorbell.h"
+#include "softverbs/fault_script.h"
+
+namespace verbatim::control {
+namespace {
+
+struct Options {
+  std::string clauses;
+  pid_t pid = 0;
+  double wait_seconds = 5;
+};
+
+constexpr useconds_t kPauseUs = 1000;
+
+std::string read_clauses(const std::string& given) {
+  if (!given.starts_with('@')) return given;
+  std::ifstream file(given.substr(1));
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) throw Failure("there is nothing to read in " + given.substr(1));
+  return text.str();
+}
+
+// One sender at a time: each waits until its clauses were taken.
+std::uint32_t send(Host& host, const std::string& clauses, pid_t pid, std::uint64_t deadline_ns) {
+  for (;;) {
+    const Result<std::uint32_t> sequence = host.registry().send_fault_command(clauses, pid);
+    if (sequence) return *sequence;
+    if (sequence.error().sys_errno != EBUSY || monotonic_ns() >= deadline_ns) {
+      throw Failure("the clauses cannot be sent: " + to_string(sequence.error()));
+    }
+    ::usleep(kPauseUs);
+  }
+}
+
+int run(Host& host, const Options& options) {
+  const std::string clauses = read_clauses(options.clauses);
+  const std::variant<softverbs::FaultScript, std::string> parsed = softverbs::parse_faults(clauses);
+  if (const auto* refused = std::get_if<std::string>(&parsed)) throw Failure(*refused);
+  const std::uint64_t deadline_ns = monotonic_ns() + static_cast<std::uint64_t>(options.wait_seconds * 1e9);
+  std::vector<Target> targets = host.processes(options.pid != 0 ? std::vector{options.pid} : std::vector<pid_t>{});
+  if (targets.empty()) throw Failure("no process holds a softverbs device in this namespace");
+  const std::uint32_t sequence = send(host, clauses, options.pid, deadline_ns);
+  for (const Target& target : targets) softverbs::call_attention(target.segment());
+  const auto has_answered = [&](const Target& target) {
+    return host.registry().has_taken_fault_command(target.slot(), sequence) ||
+           !host.registry().is_alive(target.slot(), target.incarnation());
+  };
+  const std::size_t count = targets.size();
+  for (;;) {
+    std::erase_if(targets, has_answered);
+    if (targets.empty() || monotonic_ns() >= deadline_ns) break;
+    ::usleep(kPauseUs);
+  }
+  for (const Target& target : targets) {
+    std::fprintf(stderr,
+                 "softverbs: process %d (%s) has not taken it: it is stopped, or has the inline engine, which takes it "
+                 "at its next verb\n",
+                 target.pid(), target.program().c_str());
+  }
+  std::printf("taken by %zu of %zu processes\n", count - targets.size(), count);
+  return targets.empty() ? 0 : 1;
+}
+
+}  // namespace
+
+Action declare_fault(CLI::App& arguments) {
+  auto options = std::make_shared<Options>();
+  arguments.add_option("clauses", options->clauses, "as in SOFTVERBS_FAULTS, @FILE for those in a file")->required();
+  arguments.add_option("--pid", options->pid, "only this process");
+  arguments.add_option("--wait", options->wait_seconds, "seconds until everybody must have taken it")
+      ->capture_default_str();
+  arguments.footer(
+      "The clauses are put to work beside those that are: \"clear\" undoes them all. Processes that start later do "
+      "not\n"
+      "have them. Times count from when a process takes its clauses. Examples:\n"
+      "  tools/softverbs fault 'link-down device=0 for=500ms'\n"
+      "  tools/softverbs fault 'clear; loss rate=0.01'");
+  return [options](Host& host) { return run(host, *options); };
+}
+
+}  // namespace verbatim::control

@@ -1,0 +1,260 @@
+// Starts the measuring processes, puts their figures together, prints and writes them.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "verbatim-perf/cost/cells.h"
+#include "verbatim-perf/cost/measure.h"
+#include "verbatim-perf/cost/options.h"
+
+namespace verbatim::perf::cost {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A directory for what the processes leave.
+class Scratch {
+ public:
+  Scratch() {
+    std::string pattern = (fs::temp_directory_path() / "verbatim-cost-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) throw Failure("mkdtemp: " + std::string(std::strerror(errno)));
+    path_ = pattern;
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  fs::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+std::string list_of(const std::vector<int>& values) {
+  std::string text;
+  for (const int value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
+  return text;
+}
+
+std::string list_of(const std::vector<std::size_t>& values) {
+  std::string text;
+  for (const std::size_t value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
+  return text;
+}
+
+// Runs `arguments` with these variables added; its output goes to `log`, which is shown when it fails.
+void run_process(const std::vector<std::string>& arguments, const std::vector<std::string>& variables,
+                 const fs::path& log) {
+  const pid_t child = ::fork();
+  if (child < 0) throw Failure("fork: " + std::string(std::strerror(errno)));
+  if (child == 0) {
+    const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (out >= 0) {
+      ::dup2(out, STDOUT_FILENO);
+      ::dup2(out, STDERR_FILENO);
+    }
+    for (const std::string& variable : variables) ::putenv(const_cast<char*>(variable.c_str()));
+    std::vector<char*> raw;
+    for (const std::string& argument : arguments) raw.push_back(const_cast<char*>(argument.c_str()));
+    raw.push_back(nullptr);
+    ::execvp(raw[0], raw.data());
+    std::perror(raw[0]);
+    ::_exit(127);
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
+  std::ifstream file(log);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
+    throw Failure("cannot start " + arguments[0] + ": install it, or measure without (--no-instructions)");
+  }
+  throw Failure("a measuring process failed:\n" + text);
+}
+
+Json read_json(const fs::path& path) {
+  std::ifstream file(path);
+  return Json::parse(file);
+}
+
+Json json_of(const Instructions& instructions) {
+  return {{"plugin", instructions.plugin}, {"libc", instructions.libc}, {"verbs", instructions.verbs}};
+}
+
+// One plugin with one number of QPs.
+class Measurement {
+ public:
+  Measurement(const CostOptions& options, const std::string& plugin, int qps)
+      : options_(options), plugin_(plugin), qps_(qps) {}
+
+  Json run() {
+    const Json verbs = run_part(kVerbsPart, {});
+    Json subject{{"plugin", plugin_}, {"name", verbs["name"]},         {"api_version", verbs["api_version"]},
+                 {"qps", qps_},       {"messages", options_.messages}, {"cells", Json::array()}};
+    for (const Json& counted : verbs["cells"]) subject["cells"].push_back(per_message(counted));
+    if (options_.instructions) add_instructions(subject);
+    if (options_.connections > 0) add_connections(subject, verbs);
+    return subject;
+  }
+
+ private:
+  Json run_part(const std::string& part, const std::vector<std::string>& wrapper) const {
+    const fs::path result = scratch_ / (part + ".json");
+    std::vector<std::string> arguments = wrapper;
+    for (const std::string& argument :
+         {fs::read_symlink("/proc/self/exe").string(), std::string("cost"), std::string("--plugin"), plugin_,
+          std::string("--api"), std::to_string(options_.api_version), std::string("--sizes"), list_of(options_.sizes),
+          std::string("--groups"), list_of(options_.groups), std::string("--messages"),
+          std::to_string(options_.messages), std::string("--connections"), std::to_string(options_.connections),
+          std::string("--part"), part, std::string("--result"), result.string()}) {
+      arguments.push_back(argument);
+    }
+    if (options_.verbose) arguments.emplace_back("--verbose");
+    const std::string qps = std::to_string(qps_);
+    std::vector<std::string> variables{"SOFTVERBS_ENGINE=inline", "VERBATIM_QPS_PER_CONNECTION=" + qps,
+                                       "NCCL_IB_QPS_PER_CONNECTION=" + qps,
+                                       "SOFTVERBS_NAMESPACE=cost-" + std::to_string(::getpid())};
+    if (part == kMemoryPart) variables.push_back("LD_PRELOAD=" + counting_allocator());
+    run_process(arguments, variables, scratch_ / (part + ".log"));
+    return read_json(result);
+  }
+
+  // Where the build puts it, or where it is installed.
+  static std::string counting_allocator() {
+    const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
+    for (const fs::path& place :
+         {here / "cost" / kCountingAllocator, here / ".." / VERBATIM_LIBDIR / kCountingAllocator}) {
+      if (fs::exists(place)) return fs::canonical(place).string();
+    }
+    throw Failure(std::string(kCountingAllocator) + " is not beside " + here.string());
+  }
+
+  Json per_message(const Json& counted) const {
+    const double messages = static_cast<double>(options_.messages) * counted["group"].get<double>();
+    Json cell;
+    for (const auto& [key, value] : counted.items()) {
+      if (key == "bytes" || key == "group") {
+        cell[key] = value;
+      } else if (key == "by_opcode") {
+        for (const auto& [opcode, count] : value.items()) cell[key][opcode] = count.get<double>() / messages;
+      } else {
+        cell[key] = value.get<double>() / messages;
+      }
+    }
+    return cell;
+  }
+
+  void add_instructions(Json& subject) const {
+    const std::string dumps_prefix = (scratch_ / "dump").string();
+    const Json counted = run_part(kInstructionsPart, {"valgrind", "--tool=callgrind", "--collect-atstart=no",
+                                                      "--callgrind-out-file=" + dumps_prefix});
+    const std::map<std::string, Instructions> dumps = read_dumps(dumps_prefix, counted["object"].get<std::string>());
+    const auto take = [&](const std::string& label) {
+      const auto found = dumps.find(label);
+      if (found == dumps.end()) throw Failure("callgrind left no figures for '" + label + "'");
+      return json_of(found->second);
+    };
+    for (Json& cell : subject["cells"]) {
+      const std::string which = " " + cell["bytes"].dump() + " " + cell["group"].dump();
+      cell["instructions"] = take(kWholeCell + which);
+      for (const char* call : {"irecv", "isend", "test_send", "test_recv"}) {
+        cell["instructions_by_call"][call] = take(call + which);
+      }
+    }
+    subject["instructions_test_in_vain"] = take(kTestInVain);
+    subject["instructions_send_in_vain"] = take(kSendInVain);
+    subject["instructions_connect"] = take(kConnect);
+  }
+
+  void add_connections(Json& subject, const Json& verbs) const {
+    const double connections = options_.connections;
+    subject["connections"] = options_.connections;
+    subject["connections_per_s"] = connections / verbs["setup_s"].get<double>();
+    subject["bytes_per_connection"] = run_part(kMemoryPart, {})["plugin_bytes"].get<double>() / connections;
+    for (const auto& [kind, created] : verbs["objects"].items()) {
+      subject["objects_per_connection"][kind] = created.get<double>() / connections;
+    }
+  }
+
+  static constexpr const char* kCountingAllocator = "libverbatim-counting-allocator.so";
+
+  const CostOptions& options_;
+  const std::string& plugin_;
+  const int qps_;
+  const Scratch scratch_;
+};
+
+double number(const Json& object, const char* key) {
+  return object[key].get<double>();
+}
+
+void print_subject(const Json& subject) {
+  std::printf("# %s (net plugin v%d, %s), %d QP(s) a connection; figures per message, both ends together\n",
+              subject["name"].get<std::string>().c_str(), subject["api_version"].get<int>(),
+              subject["plugin"].get<std::string>().c_str(), subject["qps"].get<int>());
+  const bool instructions = subject.contains("instructions_connect");
+  std::printf("# %8s %6s", "size(B)", "group");
+  if (instructions) std::printf(" %8s %7s %7s %7s %7s %7s", "plugin", "irecv", "isend", "tests", "libc", "verbs");
+  std::printf(" %9s %8s %9s %8s %6s %6s\n", "post_send", "send_wr", "post_recv", "recv_wr", "wc", "empty");
+  for (const Json& cell : subject["cells"]) {
+    std::printf("%10zu %6d", cell["bytes"].get<std::size_t>(), cell["group"].get<int>());
+    if (instructions) {
+      const Json& all = cell["instructions"];
+      const Json& call = cell["instructions_by_call"];
+      std::printf(" %8.1f %7.1f %7.1f %7.1f %7.1f %7.1f", number(all, "plugin"), number(call["irecv"], "plugin"),
+                  number(call["isend"], "plugin"),
+                  number(call["test_send"], "plugin") + number(call["test_recv"], "plugin"), number(all, "libc"),
+                  number(all, "verbs"));
+    }
+    std::printf(" %9.3f %8.3f %9.3f %8.3f %6.3f %6.3f\n", number(cell, "post_send"), number(cell, "send_requests"),
+                number(cell, "post_recv"), number(cell, "recv_requests"), number(cell, "completions"),
+                number(cell, "empty_polls"));
+  }
+  if (instructions) {
+    std::printf(
+        "# instructions of the plugin, libc: an unsuccessful test %.1f, %.1f; a refused isend %.1f, %.1f; a "
+        "connection %.0f, %.0f\n",
+        number(subject["instructions_test_in_vain"], "plugin"), number(subject["instructions_test_in_vain"], "libc"),
+        number(subject["instructions_send_in_vain"], "plugin"), number(subject["instructions_send_in_vain"], "libc"),
+        number(subject["instructions_connect"], "plugin"), number(subject["instructions_connect"], "libc"));
+  }
+  if (subject.contains("connections")) {
+    const Json& objects = subject["objects_per_connection"];
+    std::printf("# %d connections: %.0f bytes each of the plugin, %.1f QP, %.1f CQ, %.1f MR each; %.0f a second\n",
+                subject["connections"].get<int>(), number(subject, "bytes_per_connection"), number(objects, "qp"),
+                number(objects, "cq"), number(objects, "mr"), number(subject, "connections_per_s"));
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+ExitStatus run_cost(const CostOptions& options) {
+  if (!options.part.empty()) return measure(options);
+  Json all = Json::array();
+  for (const std::string& plugin : options.plugins) {
+    for (const int qps : options.qps) {
+      all.push_back(Measurement(options, plugin, qps).run());
+      print_subject(all.back());
+    }
+  }
+  if (options.json.empty()) return ExitStatus::kOk;
+  std::ofstream file(options.json);
+  file << Json{{"subjects", all}}.dump(1) << '\n';
+  if (!file.flush()) throw Failure("cannot write " + options.json);
+  return ExitStatus::kOk;
+}
+
+}  // namespace verbatim::perf::cost

@@ -1,0 +1,160 @@
+#include "verbatim-perf/cost/ends.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "nccl/types.h"
+#include "traffic/content.h"
+#include "verbatim-perf/connections.h"
+#include "verbatim-perf/failure.h"
+
+namespace verbatim::perf::cost {
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(60);
+constexpr int kMostTries = 1'000'000;  // of a call that answers "not yet"; under valgrind a clock would be too slow
+constexpr int kFirstTag = 100;
+
+}  // namespace
+
+Subject::Subject(std::unique_ptr<netapi::Plugin> plugin) : plugin_(std::move(plugin)) {
+  require(plugin_->init(1, {}, &context_), "init");
+  int devices = 0;
+  require(plugin_->devices(&devices), "devices");
+  if (devices == 0) throw Failure("the plugin has no device; run under tools/softverbs");
+  netapi::Properties properties;
+  require(plugin_->properties(0, &properties), "getProperties");
+  max_recvs_ = properties.max_recvs;
+}
+
+Subject::~Subject() {
+  plugin_->finalize(context_);
+}
+
+Ends Subject::connect() {
+  alignas(16) std::array<char, nccl::kNetHandleMaxBytes> handle{};
+  void* listen = nullptr;
+  require(plugin_->listen(context_, 0, handle.data(), &listen), "listen");
+  Ends ends;
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (ends.send == nullptr || ends.recv == nullptr) {
+    if (ends.send == nullptr) require(plugin_->connect(context_, 0, handle.data(), &ends.send), "connect");
+    if (ends.recv == nullptr) require(plugin_->accept(listen, &ends.recv), "accept");
+    if (std::chrono::steady_clock::now() > end) throw Failure("a connection did not come about");
+  }
+  require(plugin_->close_listen(listen), "closeListen");
+  return ends;
+}
+
+void Subject::close(Ends ends) {
+  require(plugin_->close_send(ends.send), "closeSend");
+  require(plugin_->close_recv(ends.recv), "closeRecv");
+}
+
+Groups::Groups(Subject& subject, Ends ends, std::size_t bytes, int group)
+    : plugin_(subject.plugin()),
+      ends_(ends),
+      bytes_(bytes),
+      group_(static_cast<std::size_t>(group)),
+      source_(std::max<std::size_t>(bytes * group_, 1)),
+      target_(source_.size()),
+      sizes_(group_, bytes),
+      receives_(kAhead) {
+  traffic::Pattern(1, bytes).produce(source_.data(), source_.size(), 0);
+  require(plugin_.reg_mr(ends_.send, source_.data(), source_.size(), nccl::kPtrHost, &source_handle_), "regMr");
+  require(plugin_.reg_mr(ends_.recv, target_.data(), target_.size(), nccl::kPtrHost, &target_handle_), "regMr");
+  for (std::size_t i = 0; i < group_; ++i) {
+    places_.push_back(target_.data() + i * bytes_);
+    tags_.push_back(kFirstTag + static_cast<int>(i));
+    handles_.push_back(target_handle_);
+  }
+  sends_.reserve(group_ * kAhead);
+}
+
+Groups::~Groups() {
+  plugin_.dereg_mr(ends_.send, source_handle_);
+  plugin_.dereg_mr(ends_.recv, target_handle_);
+}
+
+void Groups::post_receive(Receive& receive) {
+  for (int tries = 0; receive.request == nullptr; ++tries) {
+    require(plugin_.irecv(ends_.recv, static_cast<int>(group_), places_.data(), sizes_.data(), tags_.data(),
+                          handles_.data(), &receive.request),
+            "irecv");
+    if (tries == kMostTries) throw Failure("irecv never takes a receive");
+  }
+}
+
+void Groups::send_group() {
+  for (std::size_t i = 0; i < group_; ++i) {
+    void* request = nullptr;
+    for (int tries = 0; request == nullptr; ++tries) {
+      require(plugin_.isend(ends_.send, source_.data() + i * bytes_, bytes_, tags_[i], source_handle_, &request),
+              "isend");
+      if (tries == kMostTries) throw Failure("isend never takes a message");
+    }
+    sends_.push_back(request);
+  }
+}
+
+void Groups::finish(void* request) {
+  int done = 0;
+  std::array<int, netapi::kMaxGroup> sizes{};
+  for (int tries = 0; done == 0; ++tries) {
+    require(plugin_.test(request, &done, sizes.data()), "test");
+    if (tries == kMostTries) throw Failure("a request never finishes");
+  }
+}
+
+void Groups::post_receives() {
+  for (Receive& receive : receives_) post_receive(receive);
+  oldest_ = 0;
+}
+
+void Groups::send() {
+  for (std::size_t i = 0; i < receives_.size(); ++i) send_group();
+}
+
+void Groups::finish_sends() {
+  for (void* request : sends_) finish(request);
+  sends_.clear();
+}
+
+void Groups::finish_receives() {
+  for (Receive& receive : receives_) finish(std::exchange(receive.request, nullptr));
+}
+
+void Groups::run(int groups) {
+  for (int i = 0; i < groups; ++i) {
+    send_group();
+    finish_sends();
+    finish(std::exchange(receives_[oldest_].request, nullptr));
+    post_receive(receives_[oldest_]);
+    oldest_ = (oldest_ + 1) % receives_.size();
+  }
+}
+
+void Groups::test_in_vain(int times) {
+  int done = 0;
+  std::array<int, netapi::kMaxGroup> sizes{};
+  for (int i = 0; i < times; ++i) require(plugin_.test(receives_[oldest_].request, &done, sizes.data()), "test");
+  if (done != 0) throw Failure("a receive is done that nothing was sent to");
+}
+
+void Groups::send_in_vain(int times) {
+  for (int i = 0; i < times; ++i) {
+    void* request = nullptr;
+    require(plugin_.isend(ends_.send, source_.data(), bytes_, tags_[0], source_handle_, &request), "isend");
+    if (request != nullptr) throw Failure("isend took a message that no receive waits for");
+  }
+}
+
+void Groups::check() const {
+  if (std::memcmp(source_.data(), target_.data(), bytes_ * group_) != 0)
+    throw Failure("the data that arrived is wrong");
+}
+
+}  // namespace verbatim::perf::cost

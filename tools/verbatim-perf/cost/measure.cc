@@ -1,0 +1,271 @@
+#include "verbatim-perf/cost/measure.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#if __has_include(<valgrind/callgrind.h>)
+#include <valgrind/callgrind.h>
+#define VERBATIM_HAS_CALLGRIND 1
+#else  // measure_instructions() refuses
+#define CALLGRIND_TOGGLE_COLLECT
+#define CALLGRIND_DUMP_STATS_AT(text) static_cast<void>(text)
+#define VERBATIM_HAS_CALLGRIND 0
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <type_traits>
+#include <vector>
+
+#include "base/fd.h"
+#include "softverbs-control/host.h"
+#include "softverbs/stats.h"
+#include "verbatim-perf/cost/allocations.h"
+#include "verbatim-perf/cost/cells.h"
+#include "verbatim-perf/cost/ends.h"
+#include "verbatim-perf/plugin_log.h"
+
+namespace verbatim::perf::cost {
+namespace {
+
+constexpr int kVainCalls = 1000;
+constexpr std::size_t kVainBytes = 4096;
+constexpr int kConnectsUnderCallgrind = 8;
+
+// Copying large messages is slow under callgrind and tells nothing about the plugin: at most so many bytes a step, and
+// at least so many groups, in which a plugin's batches (receives, signalled work) come out evenly.
+constexpr std::size_t kMostBytes = std::size_t{4} << 20;
+constexpr int kFewestGroups = 32;
+constexpr int kBatches = kFewestGroups / Groups::kAhead;
+
+// Callgrind counts while `work` runs, and adds to what it has counted since the last dump.
+template <typename Work>
+void counted(Work work) {
+  CALLGRIND_TOGGLE_COLLECT;
+  work();
+  CALLGRIND_TOGGLE_COLLECT;
+}
+
+void dump(const std::string& label, int divisor) {
+  const std::string text = label + " " + std::to_string(divisor);
+  CALLGRIND_DUMP_STATS_AT(text.c_str());
+}
+
+std::string cell_label(const std::string& what, std::size_t bytes, int group) {
+  return what + " " + std::to_string(bytes) + " " + std::to_string(group);
+}
+
+// `visit(bytes, group)` for every cell that the plugin can do.
+template <typename Visit>
+void for_each_cell(const CostOptions& options, const Subject& subject, Visit visit) {
+  for (const std::size_t bytes : options.sizes) {
+    for (const int group : options.groups) {
+      if (group <= subject.max_recvs()) visit(bytes, group);
+    }
+  }
+}
+
+void finish(Groups& groups) {
+  groups.send();
+  groups.finish_sends();
+  groups.finish_receives();
+  groups.check();
+}
+
+void measure_instructions(const CostOptions& options, Subject& subject) {
+  if (VERBATIM_HAS_CALLGRIND == 0)
+    throw Failure("built without valgrind/callgrind.h: install valgrind and build again");
+  const Ends ends = subject.connect();
+  for_each_cell(options, subject, [&](std::size_t bytes, int group) {
+    const std::size_t group_bytes = std::max<std::size_t>(bytes, 1) * static_cast<std::size_t>(group);
+    const int fitting = static_cast<int>(std::min<std::size_t>(kMostBytes / group_bytes, INT_MAX));
+    const int count = std::min(options.messages, std::max(kFewestGroups, fitting));
+    Groups groups(subject, ends, bytes, group);
+    groups.post_receives();
+    groups.run(kFewestGroups);
+    counted([&] { groups.run(count); });
+    dump(cell_label(kWholeCell, bytes, group), count * group);
+    finish(groups);
+    struct Call {
+      const char* name;
+      void (Groups::*work)();
+    };
+    constexpr Call kCalls[] = {{"irecv", &Groups::post_receives},
+                               {"isend", &Groups::send},
+                               {"test_send", &Groups::finish_sends},
+                               {"test_recv", &Groups::finish_receives}};
+    for (int batch = 0; batch < kBatches; ++batch) {
+      for (const Call& call : kCalls) {
+        counted([&] { (groups.*call.work)(); });
+        dump(cell_label(call.name, bytes, group), kFewestGroups * group);
+      }
+    }
+  });
+  Groups groups(subject, ends, kVainBytes, 1);
+  groups.send_in_vain(1);
+  counted([&] { groups.send_in_vain(kVainCalls); });
+  dump(kSendInVain, kVainCalls);
+  groups.post_receives();
+  groups.test_in_vain(1);
+  counted([&] { groups.test_in_vain(kVainCalls); });
+  dump(kTestInVain, kVainCalls);
+  finish(groups);
+  subject.close(ends);
+  std::vector<Ends> all;
+  for (int i = 0; i < kConnectsUnderCallgrind; ++i) counted([&] { all.push_back(subject.connect()); });
+  dump(kConnect, kConnectsUnderCallgrind);
+  for (const Ends& connection : all) subject.close(connection);
+}
+
+// What softverbs has counted of this process. Plain data: it comes through a pipe.
+struct Reading {
+  softverbs::WorkStats work;
+  std::uint64_t doorbells = 0;
+  std::uint64_t polls = 0;
+  std::uint64_t empty_polls = 0;
+  std::array<softverbs::ObjectStats, softverbs::kObjectNames.size()> objects;
+};
+static_assert(std::is_trivially_copyable_v<Reading>);
+
+// A process is one entry of the registry, so that another one, a forked child, looks at our segment.
+Reading read_counters() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw Failure("pipe2: " + std::string(std::strerror(errno)));
+  const UniqueFd from(ends[0]);
+  UniqueFd to(ends[1]);
+  const pid_t me = ::getpid();
+  const pid_t child = ::fork();
+  if (child < 0) throw Failure("fork: " + std::string(std::strerror(errno)));
+  if (child == 0) {
+    bool written = false;
+    try {
+      const control::Host host;
+      const softverbs::ProcessStats stats = softverbs::read_stats(host.processes({me}).front().segment());
+      const Reading reading{stats.work, stats.doorbells(), stats.polls, stats.empty_polls, stats.objects};
+      written = ::write(to.get(), &reading, sizeof reading) == static_cast<ssize_t>(sizeof reading);
+    } catch (const std::exception& failure) {
+      std::fprintf(stderr, "%s\n", failure.what());
+    }
+    ::_exit(written ? 0 : 1);
+  }
+  to = UniqueFd();
+  Reading reading;
+  const ssize_t got = ::read(from.get(), &reading, sizeof reading);
+  ::waitpid(child, nullptr, 0);
+  if (got != static_cast<ssize_t>(sizeof reading)) throw Failure("softverbs' counters cannot be read");
+  return reading;
+}
+
+void measure_verbs(const CostOptions& options, Subject& subject, Json& result) {
+  const Ends ends = subject.connect();
+  for_each_cell(options, subject, [&](std::size_t bytes, int group) {
+    Groups groups(subject, ends, bytes, group);
+    groups.post_receives();
+    groups.run(options.messages);
+    const Reading before = read_counters();
+    groups.run(options.messages);
+    const Reading after = read_counters();
+    finish(groups);
+    const softverbs::WorkStats& from = before.work;
+    const softverbs::WorkStats& to = after.work;
+    Json opcodes = Json::object();
+    for (std::size_t i = 0; i < to.sends.size(); ++i) {
+      if (to.sends[i] != from.sends[i]) opcodes[softverbs::kSendOpcodeNames[i]] = to.sends[i] - from.sends[i];
+    }
+    result["cells"].push_back({{"bytes", bytes},
+                               {"group", group},
+                               {"post_send", to.posts + to.completes - from.posts - from.completes},
+                               {"send_requests", to.send_requests() - from.send_requests()},
+                               {"by_opcode", opcodes},
+                               {"post_recv", to.receive_posts - from.receive_posts},
+                               {"recv_requests", to.receives - from.receives},
+                               {"doorbells", after.doorbells - before.doorbells},
+                               {"inline_bytes", to.inline_bytes - from.inline_bytes},
+                               {"completions", to.completions - from.completions},
+                               {"polls", after.polls - before.polls},
+                               {"empty_polls", after.empty_polls - before.empty_polls}});
+  });
+  subject.close(ends);
+}
+
+// Connections that have each carried a message, set up one after the other.
+std::vector<Ends> connect_and_use(const CostOptions& options, Subject& subject) {
+  std::vector<Ends> connections;
+  for (int i = 0; i < options.connections; ++i) {
+    connections.push_back(subject.connect());
+    Groups groups(subject, connections.back(), 8, 1);
+    groups.post_receives();
+    finish(groups);
+  }
+  return connections;
+}
+
+void measure_memory(const CostOptions& options, Subject& subject, const std::string& object, Json& result) {
+  const Allocations allocations(object);
+  const std::vector<Ends> connections = connect_and_use(options, subject);
+  result["plugin_bytes"] = allocations.bytes();
+  for (const Ends& connection : connections) subject.close(connection);
+}
+
+void measure_setup(const CostOptions& options, Subject& subject, Json& result) {
+  using Clock = std::chrono::steady_clock;
+  const Reading before = read_counters();
+  const auto started = Clock::now();
+  std::vector<Ends> connections;
+  for (int i = 0; i < options.connections; ++i) connections.push_back(subject.connect());
+  result["setup_s"] = std::chrono::duration<double>(Clock::now() - started).count();
+  const Reading after = read_counters();
+  Json objects = Json::object();
+  for (std::size_t i = 0; i < after.objects.size(); ++i) {
+    objects[softverbs::kObjectNames[i]] = after.objects[i].created - before.objects[i].created;
+  }
+  result["objects"] = objects;
+  for (const Ends& connection : connections) subject.close(connection);
+}
+
+std::string object_of(const netapi::Plugin& plugin) {
+  Dl_info found{};
+  if (::dladdr(plugin.table(), &found) == 0) throw Failure("the plugin's table lies in no object");
+  return found.dli_fname;
+}
+
+}  // namespace
+
+ExitStatus measure(const CostOptions& options) {
+  keep_plugin_log(0, options.verbose);
+  netapi::Opened opened = netapi::open_plugin(options.plugins.front(), options.api_version);
+  if (opened.plugin == nullptr) throw Failure(opened.error);
+  const std::string object = object_of(*opened.plugin);
+  Json result{{"name", opened.plugin->name()}, {"api_version", opened.plugin->api_version()}, {"object", object}};
+  try {
+    Subject subject(std::move(opened.plugin));
+    result["max_recvs"] = subject.max_recvs();
+    if (options.part == kInstructionsPart) {
+      measure_instructions(options, subject);
+    } else if (options.part == kVerbsPart) {
+      result["cells"] = Json::array();
+      measure_verbs(options, subject, result);
+      measure_setup(options, subject, result);
+    } else if (options.part == kMemoryPart) {
+      measure_memory(options, subject, object, result);
+    } else {
+      throw Failure("--part " + options.part + " is unknown", ExitStatus::kUsage);
+    }
+  } catch (const Failure& failure) {
+    throw Failure(failure.what() + plugin_warnings(), failure.status);
+  }
+  std::ofstream file(options.result);
+  file << result.dump(1) << '\n';
+  if (!file.flush()) throw Failure("cannot write " + options.result);
+  return ExitStatus::kOk;
+}
+
+}  // namespace verbatim::perf::cost

@@ -1,0 +1,75 @@
+#include "verbatim-perf/cost/options.h"
+
+#include <CLI/CLI.hpp>
+#include <sstream>
+
+#include "netapi/plugin.h"
+
+namespace verbatim::perf::cost {
+namespace {
+
+constexpr const char* kDescription =
+    "What one message costs the CPU: drives both ends of a connection in one process over softverbs' inline engine, "
+    "one\n"
+    "group at a time with eight receives posted ahead, and counts instructions by object (callgrind), verbs calls, "
+    "work\n"
+    "requests and completions, then the memory and the set-up of many connections. Plugins are set up alike: the QPs "
+    "of\n"
+    "a connection by VERBATIM_ and NCCL_IB_QPS_PER_CONNECTION. Run it under tools/softverbs, or through tools/cost.";
+
+constexpr int kMostMessages = 1'000'000;
+constexpr int kMostConnections = 4000;
+constexpr int kMostQps = 128;
+
+}  // namespace
+
+std::variant<CostOptions, Leave> parse_cost_options(int argc, const char* const* argv) {
+  CostOptions options;
+  options.groups = {1, 4, 8};
+  options.qps = {1, 2, 4};
+  std::vector<std::string> sizes{"0", "8", "4K", "128K", "1M"};
+  bool no_instructions = false;
+  CLI::App app(kDescription, "verbatim-perf cost");
+  app.add_option("--plugin", options.plugins, "a net plugin, a path or name for dlopen; may be given again")
+      ->required()
+      ->type_name("PATH");
+  app.add_option("--api", options.api_version, "table version; 0 takes the newest that the plugin has")
+      ->check(CLI::Range(0, netapi::kNewestVersion));
+  app.add_option("--sizes", sizes, "bytes of a message")->delimiter(',')->capture_default_str()->type_name("SIZE,...");
+  app.add_option("--groups", options.groups, "members of a grouped receive")
+      ->delimiter(',')
+      ->check(CLI::Range(1, netapi::kMaxGroup))
+      ->capture_default_str()
+      ->type_name("N,...");
+  app.add_option("--qps", options.qps, "QPs of a connection")
+      ->delimiter(',')
+      ->check(CLI::Range(1, kMostQps))
+      ->capture_default_str()
+      ->type_name("N,...");
+  app.add_option("--messages", options.messages, "groups that each cell measures, after as many to warm up")
+      ->check(CLI::Range(1, kMostMessages))
+      ->capture_default_str();
+  app.add_option("--connections", options.connections, "connections for memory and set-up time; 0 leaves them out")
+      ->check(CLI::Range(0, kMostConnections))
+      ->capture_default_str();
+  app.add_flag("--no-instructions", no_instructions, "without valgrind: only verbs, memory and set-up");
+  app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
+  app.add_flag("--verbose", options.verbose, "print the plugins' log lines");
+  app.add_option("--part", options.part)->group("");
+  app.add_option("--result", options.result)->group("");
+  std::ostringstream out;
+  std::ostringstream err;
+  try {
+    app.parse(argc, argv);
+    for (const std::string& size : sizes) options.sizes.push_back(parse_bytes(size));
+  } catch (const CLI::ParseError& leave) {
+    const bool asked_for = app.exit(leave, out, err) == 0;
+    return Leave{asked_for ? ExitStatus::kOk : ExitStatus::kUsage, asked_for ? out.str() : err.str()};
+  } catch (const Failure& refused) {
+    return Leave{refused.status, std::string(refused.what()) + "\n"};
+  }
+  options.instructions = !no_instructions;
+  return options;
+}
+
+}  // namespace verbatim::perf::cost
