@@ -5,8 +5,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <climits>
-
 #include "softverbs/layout.h"
 
 namespace verbatim::softverbs {

@@ -176,8 +176,9 @@ std::deque<Qp*>::iterator Engine::choose() {
     last_qpn_ = {};
   }
   // Round robin by number, or the oldest request first.
+  const std::uint32_t last = last_qpn_[*device];
   const auto rank = [&](const Qp& qp) {
-    if (!settings_.by_arrival) return std::uint64_t{qp.qp_num - last_qpn_[*device] - 1};
+    if (!settings_.by_arrival) return std::uint64_t{qp.qp_num - last - 1};
     const std::uint32_t oldest = qp.sends.executed.load(std::memory_order_relaxed);
     return qp.sends.requests[oldest & qp.sends.mask].arrival;
   };
