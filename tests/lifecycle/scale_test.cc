@@ -1,5 +1,5 @@
 // Very many connections between two processes: one listening socket, one descriptor an end, nothing left, and the time
-// of each phase. `lifecycle --connections N --gtest_filter=*Scale*` for other counts.
+// of each phase. With other counts: meson test -C build -v lifecycle-scale --test-args="--connections 4000"
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>

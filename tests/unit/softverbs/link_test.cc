@@ -14,7 +14,7 @@ namespace verbatim::test {
 namespace {
 
 constexpr std::uint64_t kQuantum = 16384;
-constexpr std::uint64_t kGbps = 64;  // whole nanoseconds
+constexpr std::uint64_t kGbps = 64;               // whole nanoseconds
 constexpr std::size_t kBytes = 5 * kQuantum / 2;  // of each message: two quanta and a half
 constexpr std::uint32_t kQps = 4;
 
