@@ -1,5 +1,6 @@
 #include "abi.h"
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -86,15 +87,25 @@ Mutex g_process_context_mutex;
 
 // Set by exit(), which runs handlers before it runs the destructors of libraries; dlclose() runs only the destructor.
 std::atomic<bool> g_process_exits{false};
+std::atomic<bool> g_unloads{false};
 std::atomic<pid_t> g_process{0};  // that loaded us: a forked child owns none of it
 
 extern "C" int __cxa_atexit(void (*handler)(void*), void* argument, void* library);
 extern "C" void __cxa_finalize(void* library);
 
+// From here on the application's own handlers and destructors run, beside threads that may still use us: one of them
+// may unload the library, and must not take the code away under the others.
+void note_exit(void*) {
+  if (g_unloads.load()) return;
+  g_process_exits.store(true);
+  Dl_info us{};
+  if (::dladdr(&g_process_exits, &us) != 0) ::dlopen(us.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
 void watch_for_exit() {
   if (g_process.exchange(::getpid()) == ::getpid()) return;
   // As if it were another library's, so that it is not run with our own destructors but can be taken back by itself.
-  __cxa_atexit([](void*) { g_process_exits.store(true); }, nullptr, &g_process_exits);
+  __cxa_atexit(note_exit, nullptr, &g_process_exits);
 }
 
 // Up to v10 nothing ends the plugin but its unloading, which reaps what NCCL has abandoned; so it does with contexts
@@ -102,13 +113,16 @@ void watch_for_exit() {
 // comms open, threads may still be using them and nothing is touched.
 __attribute__((destructor)) void close_process_context() {
   const bool exits = g_process_exits.load();
-  __cxa_finalize(&g_process_exits);  // our code goes
+  g_unloads.store(true);
+  __cxa_finalize(&g_process_exits);  // the handler's code goes
   const pid_t owner = g_process.load();
   if (owner != 0 && owner != ::getpid()) return;
-  Context* context = g_process_context.exchange(nullptr);
+  Context* context = g_process_context.load();
   if (!exits) {
+    g_process_context.store(nullptr);
     close_all_contexts();
   } else if (context != nullptr && context->idle()) {
+    g_process_context.store(nullptr);
     close_context(context);
   }
 #ifdef VERBATIM_OWNS_CXX_RUNTIME
@@ -323,12 +337,14 @@ nccl::Result end_receive(Request& request, int* sizes) noexcept {
       comm.retire_flush(request);
       return nccl::Result::kSuccess;
     }
+    const bool had_failed = comm.error() != nullptr;
     std::uint64_t received[wire::kMaxGroup];
     const std::uint32_t members = comm.retire_recv(request, received);
     if (sizes != nullptr) {
       for (std::uint32_t i = 0; i < members; ++i) sizes[i] = narrow(received[i]);
     }
-    return answer(comm, nullptr);  // sizes that cannot be have failed the comm just now
+    // What has arrived is delivered whatever failed before; sizes that cannot be have failed the comm just now.
+    return had_failed ? nccl::Result::kSuccess : answer(comm, nullptr);
   });
 }
 

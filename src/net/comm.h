@@ -84,7 +84,8 @@ class Comm {
   // The same for a completion that reports a failure. `operation` says what the work request was for.
   void fail_completion(const ibv_wc& completion, std::size_t qp, const std::string& operation);
   void fail_post(const char* operation, int returned, std::size_t qp);
-  // After everything that has arrived was taken in. `starved`: the caller waits for something of the peer.
+  // Only when everything that has arrived was taken in: the completion queues were found empty. `starved`: the caller
+  // waits for something of the peer.
   void hear_signals(bool starved) {
     if (signals_.load(std::memory_order_relaxed) != 0) obey_signals(starved);
   }

@@ -178,6 +178,7 @@ Request* RecvComm::irecv(std::span<const RecvBuffer> buffers) {
   for (std::uint32_t i = 0; i < group_size; ++i) {
     if (buffers[i].memory->device_memory && !flush_.prepared() && !can_flush()) return nullptr;
     write_entry(index + i, first + i, static_cast<std::uint8_t>(group_size), buffers[i]);
+    posted_[index + i] = buffers[i].bytes;
   }
   RecvRequest& request = requests_[index];
   request.state = RequestState::kPending;
@@ -248,13 +249,15 @@ inline void RecvComm::complete(const ibv_wc& completion) {
 }
 
 void RecvComm::progress() {
+  bool all_taken = true;
   for (const UniqueCq& cq : endpoint_.cqs()) {
     ibv_wc completions[kPollBatch];
     const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);
+    all_taken = all_taken && count < kPollBatch;
     for (int i = 0; i < count; ++i) complete(completions[i]);
     if (count < 0) fail(ErrorKind::kSystem, "ibv_poll_cq", "ibv_poll_cq failed on " + endpoint_.describe_path(0));
   }
-  hear_signals(false);
+  if (all_taken) hear_signals(false);
 }
 
 [[gnu::cold]] void RecvComm::refuse_immediate(std::size_t queue) {
@@ -277,7 +280,7 @@ std::uint32_t RecvComm::retire_recv(Request& base, std::span<std::uint64_t, wire
                                     : request.sizes == wire::SizeSource::kRecord  ? &records().size[index]
                                                                                   : nullptr;
   for (std::uint32_t i = 0; i < group_size; ++i) {
-    const std::uint64_t posted = reinterpret_cast<const wire::CtsHead*>(entry(index + i))->size;
+    const std::uint64_t posted = posted_[index + i];
     const std::uint64_t size = told != nullptr ? told[i] : posted;
     sizes[i] = size <= posted ? size : refuse_size(posted);
   }

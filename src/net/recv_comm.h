@@ -99,6 +99,8 @@ class RecvComm final : public Comm {
   std::vector<RecvQueue> queues_;
   std::array<ibv_recv_wr, kReceiveBatch> receive_chain_ = {};  // formatted once, posted with one doorbell
   std::array<RecvRequest, wire::kMaxInFlight> requests_;
+  // Bytes of the buffers by ring entry: the entries themselves lie where the peer may write.
+  std::array<std::uint64_t, wire::kRingEntries> posted_;
   FlushQueue flush_;
 };
 

@@ -196,7 +196,7 @@ inline Request* SendComm::take(std::uint32_t member, const void* data, std::size
   request.bytes = bytes;
   group_.bytes += bytes;
   group_.unfilled += wanted.size - bytes;
-  if (bytes != 0) {
+  if (bytes - 1 < max_piece_bytes_) {  // not empty, and no message for the long way
     ibv_send_wr& work = work_[group_.formatted];
     segments_[group_.formatted] = {request.data, static_cast<std::uint32_t>(bytes), memory.lkey[group_.device]};
     work.wr_id = group_.wr_id;
@@ -389,14 +389,16 @@ inline void SendComm::complete(const ibv_wc& completion) {
 }
 
 void SendComm::progress() {
+  bool all_taken = true;
   for (const UniqueCq& cq : endpoint_.cqs()) {
     ibv_wc completions[kPollBatch];
     const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);
+    all_taken = all_taken && count < kPollBatch;
     for (int i = 0; i < count; ++i) complete(completions[i]);
     if (count < 0) fail(ErrorKind::kSystem, "ibv_poll_cq", "ibv_poll_cq failed on " + endpoint_.describe_path(0));
   }
   if (posting_.active && error() == nullptr) continue_posting();
-  hear_signals(false);
+  if (all_taken) hear_signals(false);
 }
 
 [[gnu::cold]] void SendComm::fail_send(const ibv_wc& completion) {

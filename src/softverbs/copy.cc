@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/log.h"
+#include "softverbs/copier.h"
 
 namespace verbatim::softverbs {
 
@@ -76,16 +76,8 @@ CopyResult failure() {
     case ESRCH:
       return CopyResult::kGone;
     case EPERM:
-    case ENOSYS: {
-      static std::atomic<bool> said{false};
-      if (!said.exchange(true)) {
-        VERBATIM_WARN(
-            "this system forbids process_vm_writev between processes (%s): in a container, allow the ptrace "
-            "group of system calls (docker: --cap-add SYS_PTRACE); transfers to other processes fail",
-            std::strerror(errno));
-      }
+    case ENOSYS:
       return CopyResult::kForbidden;
-    }
     default:
       return CopyResult::kFault;
   }
@@ -93,14 +85,18 @@ CopyResult failure() {
 
 using VmCall = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
 
-CopyResult cross(VmCall call, pid_t pid, Spans& local, Spans& remote) {
+CopyResult cross(VmCall call, const ProcessView& target, CopyDirection direction, Spans& local, Spans& remote) {
+  if (target.known_reach() == ProcessView::Reach::kThroughSegment) {
+    return copy_through_segment(target, target.reader(), direction, local, remote);
+  }
+  if (target.known_reach() == ProcessView::Reach::kNone) return CopyResult::kForbidden;
   iovec* local_items = local.items();
   iovec* remote_items = remote.items();
   std::size_t local_count = local.count();
   std::size_t remote_count = remote.count();
   std::size_t left = local.total();
   while (left > 0) {
-    const ssize_t moved = call(pid, local_items, local_count, remote_items, remote_count, 0);
+    const ssize_t moved = call(target.pid(), local_items, local_count, remote_items, remote_count, 0);
     if (moved < 0) return failure();
     if (moved == 0) return CopyResult::kFault;
     const std::size_t bytes = static_cast<std::size_t>(moved);
@@ -114,13 +110,13 @@ CopyResult cross(VmCall call, pid_t pid, Spans& local, Spans& remote) {
 }  // namespace
 
 CopyResult copy_to(const ProcessView& target, Spans& local, Spans& remote) {
-  if (!target.is_own()) return cross(::process_vm_writev, target.pid(), local, remote);
+  if (!target.is_own()) return cross(::process_vm_writev, target, CopyDirection::kToTarget, local, remote);
   walk(remote, local, place);
   return CopyResult::kDone;
 }
 
 CopyResult copy_from(const ProcessView& target, Spans& local, Spans& remote) {
-  if (!target.is_own()) return cross(::process_vm_readv, target.pid(), local, remote);
+  if (!target.is_own()) return cross(::process_vm_readv, target, CopyDirection::kFromTarget, local, remote);
   walk(local, remote, place);
   return CopyResult::kDone;
 }

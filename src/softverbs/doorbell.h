@@ -5,8 +5,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <climits>
-
 #include "softverbs/layout.h"
 
 namespace verbatim::softverbs {
@@ -15,7 +13,7 @@ namespace verbatim::softverbs {
 inline void ring_doorbell(Segment& segment) {
   segment.doorbell.fetch_add(1, std::memory_order_seq_cst);
   if (segment.sleeping.load(std::memory_order_seq_cst) == 0) return;
-  ::syscall(SYS_futex, &segment.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  ::syscall(SYS_futex, &segment.doorbell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
 // The engine looks at what others have left for it: QPs that they failed, fault scripts. The inline engine does so at

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "softverbs/copier.h"
 #include "softverbs/events.h"
 #include "softverbs/faults.h"
 #include "softverbs/link.h"
@@ -175,8 +176,9 @@ std::deque<Qp*>::iterator Engine::choose() {
     last_qpn_ = {};
   }
   // Round robin by number, or the oldest request first.
+  const std::uint32_t last = last_qpn_[*device];
   const auto rank = [&](const Qp& qp) {
-    if (!settings_.by_arrival) return std::uint64_t{qp.qp_num - last_qpn_[*device] - 1};
+    if (!settings_.by_arrival) return std::uint64_t{qp.qp_num - last - 1};
     const std::uint32_t oldest = qp.sends.executed.load(std::memory_order_relaxed);
     return qp.sends.requests[oldest & qp.sends.mask].arrival;
   };
@@ -344,6 +346,7 @@ void Engine::serve_attention() {
   Segment& segment = process_->segment();
   if (segment.attention_pending.load(std::memory_order_relaxed) == 0) return;
   segment.attention_pending.store(0, std::memory_order_seq_cst);
+  start_copier_if_wanted(*process_);
   process_->take_commands();
   for (std::uint32_t word = 0; word < kMaxQps / 64; ++word) {
     std::uint64_t bits = segment.attention[word].exchange(0, std::memory_order_acq_rel);

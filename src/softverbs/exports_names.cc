@@ -146,6 +146,28 @@ SOFTVERBS_EXPORT const char* ibv_event_type_str(ibv_event_type event) {
   return "unknown";
 }
 
+// Private to rdma-core; its newer releases have it.
+SOFTVERBS_EXPORT const char* ibv_wr_opcode_str(ibv_wr_opcode opcode) {
+  switch (opcode) {
+    case IBV_WR_RDMA_WRITE:
+      return "RDMA_WRITE";
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+      return "RDMA_WRITE_WITH_IMM";
+    case IBV_WR_SEND:
+      return "SEND";
+    case IBV_WR_SEND_WITH_IMM:
+      return "SEND_WITH_IMM";
+    case IBV_WR_RDMA_READ:
+      return "RDMA_READ";
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+      return "ATOMIC_CMP_AND_SWP";
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+      return "ATOMIC_FETCH_AND_ADD";
+    default:
+      return "unknown";
+  }
+}
+
 SOFTVERBS_EXPORT const char* ibv_wc_status_str(ibv_wc_status status) {
   static constexpr std::array kNames{
       "success",

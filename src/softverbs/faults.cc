@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <vector>
 
 #include "base/clock.h"
 #include "softverbs/qp.h"
@@ -304,7 +305,9 @@ int begin_call(Verb verb, ibv_context* handle) {
 void start_faults(Process& process) {
   g_faults.store(nullptr, std::memory_order_release);  // a forked child inherits its parent's
   auto* const made = new Faults(process);              // never deleted: the device thread outlives static objects
-  g_all_faults.store(made, std::memory_order_release);
+  // A parent's are kept, unused: a thread that the child does not have may have been in the middle of them.
+  static std::vector<Faults*>& inherited = *new std::vector<Faults*>;
+  inherited.push_back(g_all_faults.exchange(made, std::memory_order_acq_rel));
   made->take(process.settings().faults);
 }
 

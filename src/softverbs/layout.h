@@ -238,6 +238,34 @@ struct SharedQp {
   QpCounters counters;
 };
 
+// Where a thread of the owner copies for peers that may not do it themselves; see copier.h.
+enum class CopyState : std::uint32_t { kFree, kFull, kBusy, kDone };
+
+struct SharedSpan {
+  std::uint64_t address;
+  std::uint64_t bytes;
+};
+
+struct CopySlot {
+  SharedLock lock;  // senders
+  std::atomic<CopyState> state;
+  std::uint32_t is_from_target;
+  std::uint32_t failed;
+  std::uint32_t count;
+  std::uint64_t bytes;
+  SharedSpan spans[kMaxSge];
+};
+
+constexpr std::uint32_t kCopySlots = 4;
+
+struct SharedCopier {
+  std::atomic<std::uint32_t> wanted;
+  std::atomic<std::uint32_t> ready;
+  std::atomic<std::uint32_t> bell;  // futex of its thread
+  std::uint64_t buffers;            // offset; one for each slot
+  CopySlot slots[kCopySlots];
+};
+
 struct Segment {
   Incarnation incarnation;
   std::int32_t pid;
@@ -250,6 +278,10 @@ struct Segment {
 
   std::atomic<std::uint32_t> impaired;  // some port below is not as it should be, or
   std::atomic<std::uint32_t> frozen;    // nothing is sent or answered here
+
+  std::uint32_t is_threaded;    // with the `thread` engine
+  std::uint64_t probe_address;  // of something that peers may try to read
+  SharedCopier copier;
 
   SharedLock atomics_lock;  // one RDMA atomic at a time: IBV_ATOMIC_HCA
 

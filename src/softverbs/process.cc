@@ -79,6 +79,8 @@ Result<Process*> Process::create() {
   Segment& segment = (*view)->segment();
   segment.incarnation = (*registry)->me();
   segment.pid = ::getpid();
+  segment.is_threaded = settings->threaded ? 1 : 0;
+  segment.probe_address = reinterpret_cast<std::uintptr_t>(&g_process);
   for (std::uint32_t device = 0; device < settings->devices; ++device) {
     fill_port(segment.ports[device], device, *settings);
   }

@@ -38,6 +38,7 @@ class Process {
   ProcessView& view() { return *view_; }
   Segment& segment() { return view_->segment(); }
   ObjectCounters& objects(ObjectKind kind) { return segment().counters.of(kind); }
+  int segment_fd() const { return fd_.get(); }
   Arena& arena() { return arena_; }
   Engine& engine() { return engine_; }
   // Numbers work requests as they are posted.

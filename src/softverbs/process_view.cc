@@ -1,6 +1,11 @@
 #include "softverbs/process_view.h"
 
+#include <sys/uio.h>
+
+#include <cerrno>
+
 #include "base/clock.h"
+#include "base/log.h"
 
 namespace verbatim::softverbs {
 
@@ -13,6 +18,29 @@ bool ProcessView::is_alive(std::uint64_t now_ns) {
   }
   checked_ns_.store(now_ns, std::memory_order_relaxed);
   return true;
+}
+
+ProcessView::Reach ProcessView::reach(const Settings& settings) {
+  Reach known = known_reach();
+  if (known != Reach::kUnknown) return known;
+  std::uint64_t word = 0;
+  const iovec here{&word, sizeof word};
+  const iovec there{reinterpret_cast<void*>(segment().probe_address), sizeof word};
+  const bool is_forbidden = settings.forbid_cross_memory || (::process_vm_readv(pid_, &here, 1, &there, 1, 0) < 0 &&
+                                                             (errno == EPERM || errno == ENOSYS));
+  known = Reach::kDirect;
+  if (is_forbidden) known = settings.threaded && segment().is_threaded != 0 ? Reach::kThroughSegment : Reach::kNone;
+  if (is_own()) known = Reach::kDirect;
+  reach_.store(known, std::memory_order_relaxed);
+  static std::atomic<bool> said{false};
+  if (known == Reach::kDirect || said.exchange(true)) return known;
+  VERBATIM_WARN(
+      "this system forbids process_vm_writev between processes (in a container, allow the ptrace group of "
+      "system calls: docker --cap-add SYS_PTRACE): %s",
+      known == Reach::kThroughSegment ? "a thread of the other process copies instead, which is slower"
+                                      : "SOFTVERBS_ENGINE=inline cannot do without, transfers to other "
+                                        "processes fail");
+  return known;
 }
 
 }  // namespace verbatim::softverbs

@@ -25,6 +25,12 @@ class ProcessView {
 
   // Asks the kernel at most once a millisecond: no pid comes round to another process in less time than that.
   bool is_alive(std::uint64_t now_ns);
+  // How this process reaches that one's memory; found out when first asked.
+  enum class Reach : std::uint8_t { kUnknown, kDirect, kThroughSegment, kNone };
+  Reach reach(const Settings& settings);
+  Incarnation reader() const { return registry_.me(); }
+  Reach known_reach() const { return reach_.load(std::memory_order_relaxed); }
+
   void mark_gone() { gone_.store(true, std::memory_order_relaxed); }
 
  private:
@@ -34,6 +40,7 @@ class ProcessView {
   const pid_t pid_;
   std::atomic<bool> gone_{false};
   std::atomic<std::uint64_t> checked_ns_{0};
+  std::atomic<Reach> reach_{Reach::kUnknown};
 };
 
 }  // namespace verbatim::softverbs

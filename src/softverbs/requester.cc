@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "softverbs/completion.h"
+#include "softverbs/copier.h"
 #include "softverbs/copy.h"
 #include "softverbs/faults.h"
 #include "softverbs/memory.h"
@@ -225,6 +226,12 @@ bool find_peer(Qp& qp) {
   return false;
 }
 
+// Whether the peer's memory can be written to now; what comes of it when it never can is told by the copy.
+bool is_in_reach(const Qp& qp) {
+  ProcessView& process = *qp.requester.route.process;
+  return process.reach(qp.process->settings()) != ProcessView::Reach::kThroughSegment || is_copier_ready(process);
+}
+
 // Brings one late payload to memory; with the peer's lock held.
 Attempt place(const Qp& qp, const LatePayload& payload, Answer& answer) {
   const SendRequest& request = request_at(qp, payload.position);
@@ -278,6 +285,7 @@ Attempt transmit(Qp& qp, const SendRequest& request) {
     }
   }
   if (!find_peer(qp)) return {Outcome::kLost};
+  if (!is_in_reach(qp)) return {Outcome::kBusy};
   const Route& route = qp.requester.route;
   const Incarnation me = qp.process->me();
   if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
@@ -317,6 +325,7 @@ bool would_take_late(const Qp& qp, bool may_have_failed) {
 // Brings everything late to memory, in any order. `failing`: the first request that could not be completed.
 Attempt settle(Qp& qp, bool may_have_failed, std::uint32_t& failing) {
   if (!find_peer(qp)) return {Outcome::kLost};
+  if (!is_in_reach(qp)) return {Outcome::kBusy};
   const Route& route = qp.requester.route;
   const Incarnation me = qp.process->me();
   if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};

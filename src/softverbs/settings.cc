@@ -153,6 +153,7 @@ std::optional<Settings> read_settings() {
   }
   if (!read_choice("SOFTVERBS_ENGINE", "thread", "inline", result.threaded)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LINK_LAYER", "roce", "ib", result.ethernet)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_CROSS_MEMORY", "forbidden", "allowed", result.forbid_cross_memory)) return std::nullopt;
   if (!read_choice("SOFTVERBS_ARBITRATION", "arrival", "qpn", result.by_arrival)) return std::nullopt;
   if (!is_quantum_whole(result.quantum_bytes)) return std::nullopt;
   if (!has_engine_for_link(result)) return std::nullopt;

@@ -11,11 +11,12 @@ namespace verbatim::softverbs {
 constexpr std::uint32_t kMaxDevices = 16;
 
 struct Settings {
-  bool threaded = true;           // SOFTVERBS_ENGINE=thread|inline
-  bool ethernet = true;           // SOFTVERBS_LINK_LAYER=roce|ib
-  bool by_arrival = false;        // SOFTVERBS_ARBITRATION=arrival|qpn
-  bool adaptive_routing = false;  // SOFTVERBS_ORDERING=adaptive-routing|in-order
-  bool dmabuf = false;            // SOFTVERBS_DMABUF=1|0
+  bool threaded = true;              // SOFTVERBS_ENGINE=thread|inline
+  bool ethernet = true;              // SOFTVERBS_LINK_LAYER=roce|ib
+  bool forbid_cross_memory = false;  // SOFTVERBS_CROSS_MEMORY=forbidden|allowed
+  bool by_arrival = false;           // SOFTVERBS_ARBITRATION=arrival|qpn
+  bool adaptive_routing = false;     // SOFTVERBS_ORDERING=adaptive-routing|in-order
+  bool dmabuf = false;               // SOFTVERBS_DMABUF=1|0
   std::string name_space;
   std::string trace_file;  // SOFTVERBS_TRACE
   std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced

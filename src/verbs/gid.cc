@@ -14,6 +14,8 @@
 namespace verbatim {
 namespace {
 
+constexpr int kMaxGidEntries = 256;
+
 bool is_empty(const ibv_gid& gid) {
   return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](std::uint8_t byte) { return byte == 0; });
 }
@@ -99,7 +101,8 @@ Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char
   if (port.link_layer != IBV_LINK_LAYER_ETHERNET) {
     return read_gid(verbs, context, port_num, 0).value_or(GidEntry{});
   }
-  const unsigned table_entries = static_cast<unsigned>(std::max(port.gid_tbl_len, 0));
+  // An address handle names its GID by 8 bits (ibv_global_route::sgid_index).
+  const auto table_entries = static_cast<unsigned>(std::clamp(port.gid_tbl_len, 0, kMaxGidEntries));
   if (const std::optional<unsigned> index = setting.for_device(device)) {
     const auto named = *index < table_entries ? read_gid(verbs, context, port_num, *index) : std::nullopt;
     if (!named) return Error{ErrorKind::kUsage, ENODATA, "GID index"};

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -18,6 +19,8 @@ namespace {
 void report_from_exit_on() {
   std::atexit([] { report_verbs(STDOUT_FILENO); });
 }
+
+netapi::Plugin* g_left = nullptr;  // what unload_at_exit() unloads
 
 }  // namespace
 
@@ -63,6 +66,21 @@ int leave_idle(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   // Both ends have closed: the control thread lets go of them.
   if (!eventually([] { return verbs_alive("qp") == 0 && verbs_alive("mr") == 0; })) return 1;
   report_from_exit_on();
+  return 0;
+}
+
+void unload_at_exit() {
+  std::atexit([] {
+    delete g_left;
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // twice the parked QP's deadline
+  });
+}
+
+int leave_parked(std::unique_ptr<netapi::Plugin> plugin, void* context) {
+  Connection connection;
+  if (!connect_to_itself(*plugin, context, connection)) return 1;
+  plugin->close_send(connection.send_comm);
+  g_left = plugin.release();
   return 0;
 }
 

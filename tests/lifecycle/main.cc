@@ -22,6 +22,7 @@ int run_role(const std::string& role, int api) {
   netapi::set_log_callback([](const netapi::LogLine& line) {
     if (line.level == nccl::DebugLogLevel::kWarn) std::cerr << line.text << "\n";
   });
+  if (role == "exit-unload") unload_at_exit();
   netapi::Opened opened = netapi::open_plugin(options().plugin, api);
   void* context = nullptr;
   if (opened.plugin == nullptr || opened.plugin->init(1, {}, &context) != nccl::Result::kSuccess) {
@@ -29,6 +30,7 @@ int run_role(const std::string& role, int api) {
     return 2;
   }
   if (role == "exit-busy") return leave_busy(std::move(opened.plugin), context);
+  if (role == "exit-unload") return leave_parked(std::move(opened.plugin), context);
   if (role == "exit-idle") return leave_idle(std::move(opened.plugin), context);
   if (role == "close-at-once") return close_at_once(*opened.plugin, context);
   if (role.starts_with("receivers-")) return receive_many(*opened.plugin, context, std::stoul(role.substr(10)));

@@ -23,6 +23,12 @@ bool connect_to_itself(netapi::Plugin& net, void* context, Connection& made);
 int leave_busy(std::unique_ptr<netapi::Plugin> plugin, void* context);
 int leave_idle(std::unique_ptr<netapi::Plugin> plugin, void* context);
 
+// "exit-unload" has closed one end of a connection, whose QP waits for the other, and unloads the plugin in a handler
+// of exit() that it registered before it loaded it. It exits with 0 when nothing is pulled away under the control
+// thread.
+void unload_at_exit();
+int leave_parked(std::unique_ptr<netapi::Plugin> plugin, void* context);
+
 // "close-at-once" sends itself a message and closes the receiver while the sender still waits for the acknowledgement;
 // 10 when the sender is told of an error.
 int close_at_once(netapi::Plugin& net, void* context);

@@ -89,6 +89,12 @@ TEST_P(Unload, ExitWithWorkUnderWay) {
   EXPECT_EQ(end.output, "");
 }
 
+// A static object or handler of the application may be the last to hold NCCL.
+TEST_P(Unload, UnloadedByAHandlerOfExit) {
+  Process process("exit-unload", version());
+  EXPECT_EQ(process.wait().status, 0);
+}
+
 TEST_P(Unload, ExitWithAllClosed) {
   Process process("exit-idle", version());
   const Exit end = process.wait();

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <thread>
 
 #include "link.h"
 
@@ -198,6 +199,49 @@ TEST_F(ContextTest, WhatArrivedBeforeThePeerClosedIsDelivered) {
   EXPECT_EQ(receive->state, RequestState::kDone);
   EXPECT_EQ(link.recv().error(), nullptr);
   EXPECT_EQ(target, source);
+}
+
+// More messages than one look at the completion queue takes in, and a receiver that was away for longer than what is
+// under way may take.
+TEST_F(ContextTest, AllThatArrivedBeforeThePeerClosedIsDelivered) {
+  constexpr std::size_t kMessages = 40;
+  constexpr std::size_t kBytes = 8;
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> source = pattern(kBytes, 1);
+  std::vector<std::uint8_t> target(kBytes);
+  const auto send_memory = link.reg(link.send(), source);
+  const auto recv_memory = link.reg(link.recv(), target);
+  const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
+  std::vector<Request*> receives;
+  std::vector<Request*> sends;
+  for (std::size_t i = 0; i < kMessages; ++i) {
+    receives.push_back(link.recv().irecv({&buffer, 1}));
+    ASSERT_NE(receives.back(), nullptr);
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (sends.size() < kMessages && std::chrono::steady_clock::now() < end) {
+    if (Request* send = link.send().isend(source.data(), source.size(), 0, *send_memory)) sends.push_back(send);
+    link.send().progress();
+  }
+  ASSERT_EQ(sends.size(), kMessages);
+  for (Request* send : sends) {
+    while (send->state != RequestState::kDone && std::chrono::steady_clock::now() < end) link.send().progress();
+    ASSERT_EQ(send->state, RequestState::kDone);
+    link.send().retire(*send);
+  }
+  link.context().close(link.send());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  link.recv().progress();
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  for (Request* receive : receives) {
+    while (receive->state != RequestState::kDone && link.recv().error() == nullptr &&
+           std::chrono::steady_clock::now() < end) {
+      link.recv().progress();
+    }
+    EXPECT_EQ(receive->state, RequestState::kDone);
+  }
+  EXPECT_EQ(link.recv().error(), nullptr);
 }
 
 TEST_F(ContextTest, AnEndWithWorkOutstandingIsAbortedAtOnce) {

@@ -7,12 +7,18 @@
 #include <cstdlib>
 #include <filesystem>
 #include <set>
+#include <string_view>
 #include <thread>
 
 #include "support/verbs_peer.h"
 
 namespace verbatim::test {
 namespace {
+
+// As the test's environment says, by a filter or by a setting.
+bool is_cross_memory_forbidden() {
+  return std::getenv("SOFTVERBS_TEST_FORBIDDEN") != nullptr;
+}
 
 using Clock = std::chrono::steady_clock;
 
@@ -160,6 +166,7 @@ TEST_P(TwoProcesses, ATooSmallReceiveFailsBothEnds) {
 
 // All that a device does for a stopped program goes on.
 TEST_P(TwoProcesses, AStoppedProgramsDeviceStillAnswers) {
+  if (is_cross_memory_forbidden()) GTEST_SKIP() << "where the program's own thread has to copy";
   region.fill(4);
   ASSERT_EQ(peer.post_recv(8192, 64, 8), 0);
   peer.stop();
@@ -414,6 +421,23 @@ TEST(Processes, KilledOnesLeaveNoGrowingHeap) {
   for (int i = 0; i < 10; ++i) kill_one_in_traffic();
   const Peer last;  // whoever comes next may clean up
   EXPECT_LE(shared_memory_names().size(), before + 1);
+}
+
+// Where the system forbids to write to another process, its own device thread copies; a device without one cannot.
+TEST(CrossMemory, IsReplacedOrRefused) {
+  const char* engine = std::getenv("SOFTVERBS_ENGINE");
+  const bool is_inline = engine != nullptr && std::string_view(engine) == "inline";
+  const Device device = open_device();
+  const Region region(device.pd.get(), 1 << 20);
+  region.fill(3);
+  Endpoint endpoint(device);
+  Peer peer({.region_bytes = 1 << 20});
+  endpoint.connect(peer.address());
+  peer.connect(endpoint.address());
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge()}, peer.target(1)), 0);
+  const bool is_refused = is_cross_memory_forbidden() && is_inline;
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, is_refused ? IBV_WC_REM_OP_ERR : IBV_WC_SUCCESS);
+  EXPECT_EQ(peer.find_wrong_byte(0, 1 << 20, 3).has_value(), is_refused);
 }
 
 }  // namespace

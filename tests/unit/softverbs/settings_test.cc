@@ -112,5 +112,21 @@ TEST_F(Softverbs, ANamespaceIsAPlainWord) {
   }
 }
 
+TEST_F(Softverbs, OrderRateAndThreads) {
+  expect_accepted("SOFTVERBS_ORDERING", "adaptive-routing", [](const Settings& all) { return all.adaptive_routing; });
+  expect_accepted("SOFTVERBS_ORDERING", "in-order", [](const Settings& all) { return !all.adaptive_routing; });
+  expect_refused("SOFTVERBS_ORDERING", "random");
+  expect_accepted("SOFTVERBS_ARBITRATION", "arrival", [](const Settings& all) { return all.by_arrival; });
+  expect_refused("SOFTVERBS_ARBITRATION", "fair");
+  expect_accepted("SOFTVERBS_LINK_GBPS", "400", [](const Settings& all) { return all.link_gbps == 400; });
+  expect_accepted("SOFTVERBS_QUANTUM", "8192", [](const Settings& all) { return all.quantum_bytes == 8192; });
+  expect_refused("SOFTVERBS_QUANTUM", "10000");
+  expect_accepted("SOFTVERBS_ENGINES", "4", [](const Settings& all) { return all.engines == 4; });
+  expect_refused("SOFTVERBS_ENGINES", "0");
+  expect_accepted("SOFTVERBS_CROSS_MEMORY", "forbidden", [](const Settings& all) { return all.forbid_cross_memory; });
+  setenv("SOFTVERBS_ENGINE", "inline", 1);
+  expect_refused("SOFTVERBS_LINK_GBPS", "100");  // needs a thread
+}
+
 }  // namespace
 }  // namespace verbatim::softverbs

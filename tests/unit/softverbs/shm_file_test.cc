@@ -1,0 +1,65 @@
+// What lies in /dev/shm belongs to one user: files that others could have made or could write are refused.
+#include "softverbs/shm_file.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace verbatim::softverbs {
+namespace {
+
+class ShmFile : public testing::Test {
+ protected:
+  ~ShmFile() override { ::shm_unlink(name.c_str()); }
+  std::string path() const { return "/dev/shm" + name; }
+
+  const std::string name = "/softverbs-shm-test-" + std::to_string(::getpid());
+};
+
+TEST_F(ShmFile, IsForItsOwnerAlone) {
+  const mode_t before = ::umask(0);
+  const Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateNew);
+  ::umask(before);
+  ASSERT_TRUE(fd);
+  struct stat info {};
+  ASSERT_EQ(::fstat(fd->get(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777U, 0600U);
+  EXPECT_EQ(info.st_uid, ::geteuid());
+  EXPECT_TRUE(open_shm(name, OpenMode::kExisting));
+  EXPECT_TRUE(open_shm(name, OpenMode::kCreateOrOpen));
+  EXPECT_FALSE(open_shm(name, OpenMode::kCreateNew));
+}
+
+TEST_F(ShmFile, OneThatOthersMayOpenIsRefused) {
+  for (const mode_t mode : {0640U, 0620U, 0604U, 0602U, 0666U}) {
+    { ASSERT_TRUE(open_shm(name, OpenMode::kCreateOrOpen)); }
+    ASSERT_EQ(::chmod(path().c_str(), mode), 0);
+    const Result<UniqueFd> fd = open_shm(name, OpenMode::kExisting);
+    ASSERT_FALSE(fd) << mode;
+    EXPECT_EQ(fd.error().sys_errno, EACCES);
+    EXPECT_FALSE(open_shm(name, OpenMode::kCreateOrOpen));
+    ASSERT_EQ(::chmod(path().c_str(), 0600), 0);
+  }
+}
+
+TEST_F(ShmFile, OneOfAnotherUserIsRefused) {
+  { ASSERT_TRUE(open_shm(name, OpenMode::kCreateNew)); }
+  constexpr uid_t kSomebody = 12345;
+  if (::chown(path().c_str(), kSomebody, static_cast<gid_t>(-1)) != 0) GTEST_SKIP() << "only root gives files away";
+  const Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateOrOpen);
+  ASSERT_FALSE(fd);
+  EXPECT_EQ(fd.error().sys_errno, EACCES);
+}
+
+TEST_F(ShmFile, ALinkIsRefused) {
+  ASSERT_EQ(::symlink("/etc/hostname", path().c_str()), 0);
+  EXPECT_FALSE(open_shm(name, OpenMode::kExisting));
+  EXPECT_FALSE(open_shm(name, OpenMode::kCreateOrOpen));
+}
+
+}  // namespace
+}  // namespace verbatim::softverbs
