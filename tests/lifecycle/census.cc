@@ -82,6 +82,16 @@ long verbs_made() {
   return made;
 }
 
+long verbs_paths(std::uint8_t traffic_class) {
+  return counters().paths[traffic_class];
+}
+
+long verbs_paths() {
+  long paths = 0;
+  for (const std::atomic<long>& count : counters().paths) paths += count;
+  return paths;
+}
+
 void report_verbs(int fd) {
   counters().report_fd = fd;
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace conformance {
@@ -25,6 +26,9 @@ std::string verbs_alive();
 // Objects of every kind that were ever made.
 long verbs_made();
 long verbs_alive(const std::string& kind);
+// How many QPs were ever given a path with this traffic class, and with any.
+long verbs_paths(std::uint8_t traffic_class);
+long verbs_paths();
 // From now on what is destroyed is named on this descriptor.
 void report_verbs(int fd);
 

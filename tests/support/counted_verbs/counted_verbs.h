@@ -17,6 +17,8 @@ struct VerbsCounters {
   // When it is a descriptor, each object that is destroyed is named there in a line of its own, and each QP that is
   // moved as "modify".
   std::atomic<int> report_fd{-1};
+  // How many QPs were given a path to their peer with each traffic class.
+  std::array<std::atomic<long>, 256> paths{};
 };
 
 constexpr const char* kCountersSymbol = "verbatim_verbs_counters";

@@ -1,0 +1,19 @@
+// For tests that touch gibibytes.
+#pragma once
+
+#include <cstddef>
+#include <fstream>
+#include <string>
+
+namespace verbatim::test {
+
+// Bytes that the kernel would give without swapping; 0 when it does not say.
+inline std::size_t available_memory() {
+  std::ifstream lines("/proc/meminfo");
+  for (std::string name, rest; lines >> name && std::getline(lines, rest);) {
+    if (name == "MemAvailable:") return std::stoul(rest) * 1024;
+  }
+  return 0;
+}
+
+}  // namespace verbatim::test
