@@ -1,10 +1,10 @@
 // SOFTVERBS_ORDERING=adaptive-routing: packets of one connection travel different ways, and the payloads of WRITEs come
-// to memory in any order, some of them late. What that may look like to a program is the InfiniBand specification's
-// chapter 9.5 (volume 1): by o9-20 nobody may depend on what a WRITE's target holds before the message's immediate data
-// or a later SEND has completed there or a later ATOMIC has changed memory; a READ that follows finds the data in
-// place. The program that posted may depend on it once that WRITE or a request behind it has completed (10.8.3.3:
-// completions come in the order of the requests). Nothing else orders the bytes, not even those of one WRITE: hence the
-// answer of ibv_query_qp_data_in_order.
+// to memory in any order, some of them late. What that may look like to a program is in the InfiniBand specification,
+// volume 1, 9.5 Transaction Ordering (its rule on the contents of an RDMA WRITE buffer), and 10.8.3 for completions and
+// READs: nobody may depend on what a WRITE's target holds before the message's immediate data or a later SEND has
+// completed there or a later ATOMIC has changed memory; a READ that follows finds the data in place. The program that
+// posted may depend on it once that WRITE or a request behind it has completed, as completions come in the order of the
+// requests. Nothing else orders the bytes, not even those of one WRITE: hence the answer of ibv_query_qp_data_in_order.
 #pragma once
 
 #include <cstddef>

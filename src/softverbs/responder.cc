@@ -201,7 +201,7 @@ class Responder {
     return refuse(Answer::kOperationalError);
   }
 
-  // An empty message names no memory, so its key is not looked at (o9-88 and C9-87 speak of accesses).
+  // An empty message names no memory, so its key is not looked at (C9-88).
   bool remote_places(std::uint32_t access, Spans& places) const {
     if (packets_.message_bytes == 0) return true;
     const Region region{KeyKind::kRemote, packets_.rkey, qp_.pd, access};
