@@ -162,6 +162,20 @@ void start_copier_if_wanted(Process& process) {
   shared.ready.store(1, std::memory_order_release);
 }
 
+void await_copies(Process& process) {
+  SharedCopier& shared = process.segment().copier;
+  if (shared.ready.load(std::memory_order_acquire) == 0) return;
+  for (CopySlot& slot : shared.slots) {
+    for (;;) {
+      const CopyState state = slot.state.load(std::memory_order_seq_cst);
+      if (state != CopyState::kFull && state != CopyState::kBusy) break;
+      shared.bell.fetch_add(1, std::memory_order_seq_cst);  // the sender may not have come as far as that
+      wake(shared.bell);
+      sleep_while(slot.state, state, &kLookAfter);
+    }
+  }
+}
+
 bool is_copier_ready(const ProcessView& target) {
   Segment& segment = target.segment();
   if (segment.copier.ready.load(std::memory_order_acquire) != 0) return true;

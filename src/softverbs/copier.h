@@ -12,6 +12,9 @@ class Process;
 
 // The target's side: starts the thread if a peer has asked for it and it does not run.
 void start_copier_if_wanted(Process& process);
+// Returns when no copy is under way that was asked for before: a sender that died leaves its own behind, with no lock
+// held that would tell of it.
+void await_copies(Process& process);
 
 // The sender's side. False: not yet; ask again soon.
 bool is_copier_ready(const ProcessView& target);

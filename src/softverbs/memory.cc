@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "softverbs/copier.h"
 #include "softverbs/faults.h"
 #include "softverbs/process.h"
 #include "softverbs/qp.h"
@@ -175,6 +176,7 @@ void deregister_memory(Mr& mr) {
     qp.execution.wait_for_holder();
     qp.shared->lock.wait_for_holder();
   });
+  await_copies(process);
   LockedBytes::release(shared.address, mr.length);
   process.mr_table().release(mr.index);
   static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "softverbs/completion.h"
+#include "softverbs/copier.h"
 #include "softverbs/device.h"
 #include "softverbs/receive.h"
 #include "softverbs/requester.h"
@@ -47,6 +48,7 @@ void reset_qp(Qp& qp) {
   QuickLock receives(qp.receives.mutex);
   {
     SharedLockGuard lock(qp.shared->lock, qp.process->me());
+    await_copies(*qp.process);  // the buffers of its receives are the program's again
     qp.shared->state.store(IBV_QPS_RESET, std::memory_order_seq_cst);
     empty_queues(qp);
   }
