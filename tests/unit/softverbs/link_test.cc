@@ -7,6 +7,7 @@
 #include <fstream>
 #include <string>
 
+#include "fault_fixture.h"
 #include "support/verbs_fixture.h"
 #include "support/verbs_peer.h"
 
@@ -136,6 +137,23 @@ TEST_F(Link, ServesInTheNamedOrder) {
       time += port[i].bytes * 8 / kGbps;
     }
   }
+}
+
+// Steps end where a turn does: one whose answer was lost comes again in another turn.
+TEST_F(Link, RepeatsWhatGotNoAnswer) {
+  constexpr std::size_t kMessage = 5 * kQuantum / 8;
+  constexpr std::uint64_t kMessages = 50;
+  Pair pair({.timeout = 8, .retry_count = 7}, kMessage);
+  control("fault 'loss rate=0.1'");
+  for (std::uint64_t i = 1; i <= kMessages; ++i) {
+    EXPECT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge()}, pair.to_target(i)), 0);
+  }
+  for (std::uint64_t i = 1; i <= kMessages; ++i) {
+    const ibv_wc wc = poll_one(pair.a.send_cq());
+    EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+    EXPECT_EQ(wc.wr_id, i);
+  }
+  control("fault clear");
 }
 
 TEST_F(Link, GivesTheSameToTheByteAgain) {
