@@ -233,16 +233,20 @@ void Engine::run(Qp& qp) {
     due = step == Step::kLinger ? qp.late.end_ns() : qp.requester.due_ns;
     sent = qp.requester.bytes_sent - before;
   }
-  leave();
+  end_run(qp, step, due, sent);
+  leave();  // only now: what stop() waits for includes the trace
+}
+
+void Engine::end_run(Qp& qp, Step step, std::uint64_t due_ns, std::uint64_t bytes_sent) {
   MutexLock lock(mutex_);
   const bool again = qp.schedule.schedule == Schedule::kRunningAgain;
   if ((step == Step::kWait || step == Step::kLinger) && !again) {
     if (step == Step::kLinger && !threaded_) {
-      due = kNextPoll;
+      due_ns = kNextPoll;
       lingering_count_.fetch_add(1, std::memory_order_relaxed);
     }
-    qp.schedule = {step == Step::kWait ? Schedule::kWaiting : Schedule::kLingering, due};
-    waiting_.insert({due, &qp});
+    qp.schedule = {step == Step::kWait ? Schedule::kWaiting : Schedule::kLingering, due_ns};
+    waiting_.insert({due_ns, &qp});
     earliest_due_ns_.store(earliest_due(), std::memory_order_relaxed);
   } else if (step != Step::kIdle || again) {
     make_ready(qp);
@@ -251,7 +255,7 @@ void Engine::run(Qp& qp) {
   }
   if (link_ == nullptr) return;
   end_readiness(qp);  // only now: a port that has more to send never looks as if it had not
-  link_->end_turn(qp.shared->device, qp, sent);
+  link_->end_turn(qp.shared->device, qp, bytes_sent);
 }
 
 void Engine::forget(Qp& qp) {

@@ -19,6 +19,7 @@ namespace verbatim::softverbs {
 class Link;
 class Process;
 struct Qp;
+enum class Step;
 
 // What the engine knows of a QP; guarded by the engine's mutex, except that only its runner touches a kRunning one.
 enum class Schedule : std::uint8_t { kIdle, kReady, kRunning, kRunningAgain, kWaiting, kLingering };
@@ -84,6 +85,7 @@ class Engine {
   std::deque<Qp*>::iterator choose() VERBATIM_REQUIRES(mutex_);
   Qp* next();
   void run(Qp& qp);
+  void end_run(Qp& qp, Step step, std::uint64_t due_ns, std::uint64_t bytes_sent);
   void serve_attention();
   void stop_lingering(Qp& qp) VERBATIM_REQUIRES(mutex_);
   void end_lingering();

@@ -208,7 +208,7 @@ struct SharedSrq {
 // A receive that was taken and is not complete: a SEND arrives in several steps.
 struct OpenReceive {
   std::uint32_t active;
-  std::uint32_t reserved;
+  std::uint32_t filled;  // a step was executed: no first packet fits any more
   ReceiveEntry entry;
   SharedSge sges[kMaxSge];
 };

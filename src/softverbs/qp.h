@@ -62,7 +62,8 @@ struct Requester {
   std::uint32_t psn = 0;         // of the first packet of that request
   std::uint64_t bytes_sent = 0;  // since RESET, acknowledged
   std::uint64_t step_bytes = 0;  // the most of one step
-  std::uint32_t peer_slot = 0;   // where the last of them went
+  std::uint64_t unanswered_bytes = 0;  // of a step that got no answer: it is repeated as it was
+  std::uint32_t peer_slot = 0;         // where the last of them went
   std::uint32_t peer_device = 0;
   std::int32_t peer_pid = 0;
   std::uint32_t late_psn = 0;  // what the peer expects once it has taken all that is late

@@ -69,6 +69,7 @@ bool take_receive(Segment& segment, ReceiveRing& ring, OpenReceive& receive) {
   std::memcpy(&receive.entry, place, sizeof receive.entry);
   receive.entry.sge_count = std::min(receive.entry.sge_count, static_cast<std::uint16_t>(kMaxSge));
   std::memcpy(receive.sges, place + sizeof receive.entry, receive.entry.sge_count * sizeof(SharedSge));
+  receive.filled = 0;
   receive.active = 1;
   ring.taken.store(taken + 1, std::memory_order_release);
   return true;

@@ -393,6 +393,7 @@ void flush_sends(Qp& qp) {
   }
   qp.requester.sent = qp.sends.executed.load(std::memory_order_relaxed);
   qp.requester.offset = 0;
+  qp.requester.unanswered_bytes = 0;
 }
 
 // The request at `executed` fails. Whoever reads the completion finds the QP in the error state, and the flushed
@@ -460,8 +461,10 @@ bool is_sleep_announced(const Qp& qp) {
          static_cast<const Cq*>(qp.send_cq)->shared->armed.load(std::memory_order_seq_cst) != Armed::kNo;
 }
 
-// With a rate a step ends with the quantum, and with a packet.
+// With a rate a step ends with the quantum, and with a packet. One that comes again ends where it did: the responder
+// knows a repetition by its last packet.
 std::uint64_t step_bytes(const Qp& qp, std::uint64_t quantum) {
+  if (qp.requester.unanswered_bytes != 0) return qp.requester.unanswered_bytes;
   if (qp.process->settings().link_gbps == 0) return kStepBytes;
   return std::min(kStepBytes, round_up(quantum, qp.requester.mtu_bytes));
 }
@@ -544,17 +547,20 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
   }
   quantum -= std::min(quantum, bytes);
   const Attempt result = transmit(qp, request);
+  if (result.outcome == Outcome::kLost) requester.unanswered_bytes = bytes;
   if (is_anything_late(qp) && result.outcome != Outcome::kProgress && result.outcome != Outcome::kDone) {
     if (const std::optional<Step> step = end_late(qp, true)) return *step;
   }
   switch (result.outcome) {
     case Outcome::kProgress:
       restore_retries(requester);
+      requester.unanswered_bytes = 0;
       requester.bytes_sent += bytes;
       requester.offset += bytes;
       return Step::kMore;
     case Outcome::kDone: {
       restore_retries(requester);
+      requester.unanswered_bytes = 0;
       const std::uint64_t last_step_psn = requester.offset / requester.mtu_bytes;
       requester.psn = (requester.psn + static_cast<std::uint32_t>(last_step_psn) + result.packets) & k24Bits;
       requester.bytes_sent += bytes;

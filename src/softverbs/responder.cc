@@ -114,9 +114,11 @@ class Responder {
   }
 
   Answer execute_send() {
-    if (packets_.is_first() != (qp_.open.active == 0)) return refuse(Answer::kInvalidRequest);
+    const bool is_begun = qp_.open.active != 0 && qp_.open.filled != 0;
+    if (packets_.is_first() == is_begun) return refuse(Answer::kInvalidRequest);
     if (packets_.is_first()) {
-      if (!take()) return Answer::kReceiverNotReady;
+      // A first step that could not be copied left its receive open.
+      if (qp_.open.active == 0 && !take()) return Answer::kReceiverNotReady;
       if (qp_.open.entry.fault != 0) return fail_receive_by_fault();
       std::uint64_t room = 0;
       for (std::uint32_t i = 0; i < qp_.open.entry.sge_count; ++i) room += qp_.open.sges[i].length;
@@ -128,6 +130,7 @@ class Responder {
       return copied == CopyResult::kGone ? Answer::kSilence
                                          : fail_receive(IBV_WC_LOC_PROT_ERR, Answer::kOperationalError);
     }
+    qp_.open.filled = 1;
     return packets_.is_last() ? finish_receive(IBV_WC_RECV) : Answer::kAck;
   }
 

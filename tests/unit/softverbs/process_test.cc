@@ -440,5 +440,33 @@ TEST(CrossMemory, IsReplacedOrRefused) {
   EXPECT_EQ(peer.find_wrong_byte(0, 1 << 20, 3).has_value(), is_refused);
 }
 
+// A receiver that stands still for longer than a copy by its own thread may take, and then goes on.
+TEST(CrossMemory, AStoppedReceiverTakesTheMessageLater) {
+  const char* engine = std::getenv("SOFTVERBS_ENGINE");
+  const bool is_inline = engine != nullptr && std::string_view(engine) == "inline";
+  if (is_inline || !is_cross_memory_forbidden()) GTEST_SKIP() << "of a receiver whose thread copies";
+  constexpr std::size_t kBytes = 3 << 20;
+  const Device device = open_device();
+  const Region region(device.pd.get(), kBytes);
+  region.fill(4);
+  Endpoint endpoint(device, {.timers = {.timeout = 16}});
+  Peer peer({.region_bytes = kBytes});
+  endpoint.connect(peer.address());
+  peer.connect(endpoint.address());
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 8)}, peer.target(1)), 0);
+  ASSERT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
+  ASSERT_EQ(peer.post_recv(0, kBytes, 2), 0);
+  peer.stop();
+  ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge()}, {.wr_id = 3}), 0);
+  std::this_thread::sleep_for(1200ms);
+  peer.resume();
+  EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
+  const ibv_wc received = peer.poll_received();
+  EXPECT_EQ(received.status, IBV_WC_SUCCESS);
+  EXPECT_EQ(received.wr_id, 2U);
+  EXPECT_EQ(received.byte_len, kBytes);
+  EXPECT_EQ(peer.find_wrong_byte(0, kBytes, 4), std::nullopt);
+}
+
 }  // namespace
 }  // namespace verbatim::test
