@@ -88,6 +88,21 @@ TEST(DropAck, TheRetryOfAWriteLeavesTheMemoryAlone) {
   });
 }
 
+// The same without a completion that says so, also where payloads are late.
+TEST(DropAck, TheRetryOfAPlainWriteLeavesTheMemoryAlone) {
+  with_faults("drop-ack op=write", [] {
+    Pair pair(kTimers);
+    pair.source.fill(1);
+    const Stopwatch stopwatch;
+    ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge()}, pair.to_target()), 0);
+    while (find_wrong_byte(pair.target.buffer.bytes(), 1)) ASSERT_LT(stopwatch.elapsed(), kPatience);
+    pair.target.fill(9);
+    EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
+    EXPECT_GE(stopwatch.elapsed(), unanswered(kTimers, 1));
+    EXPECT_EQ(find_wrong_byte(pair.target.buffer.bytes(), 9), std::nullopt);
+  });
+}
+
 TEST(DropAck, ARetriedAtomicAnswersWhatItFoundTheFirstTime) {
   with_faults("drop-ack op=fetch_add,cmp_swap count=all times=3", [] {
     Pair pair(kTimers);
