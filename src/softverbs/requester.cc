@@ -397,6 +397,7 @@ void flush_sends(Qp& qp) {
     complete(qp, IBV_WC_WR_FLUSH_ERR);
   }
   qp.requester.sent = qp.sends.executed.load(std::memory_order_relaxed);
+  qp.sends.sent.store(qp.requester.sent, std::memory_order_relaxed);
   qp.requester.offset = 0;
   qp.requester.unanswered_bytes = 0;
 }
@@ -572,7 +573,7 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
       requester.psn = (requester.psn + static_cast<std::uint32_t>(last_step_psn) + result.packets) & k24Bits;
       requester.bytes_sent += bytes;
       requester.offset = 0;
-      ++requester.sent;
+      qp.sends.sent.store(++requester.sent, std::memory_order_relaxed);
       if (!qp.late.is_enabled() || request.opcode != IBV_WR_RDMA_WRITE) {
         if (!complete(qp, IBV_WC_SUCCESS)) {
           fail_for_full_cq(qp);

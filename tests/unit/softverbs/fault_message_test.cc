@@ -368,6 +368,22 @@ TEST(Complete, TheNthRequestFailsAndTheRestIsFlushed) {
   });
 }
 
+TEST(Complete, AWriteThatIsNotSentLeavesTheMemoryAlone) {
+  with_faults("complete op=write_imm qp=each status=REM_ACCESS_ERR", [] {
+    for (unsigned round = 0; round < 20; ++round) {
+      Pair pair(kTimers);
+      pair.source.fill(1);
+      pair.target.fill(2);
+      SendOptions ahead = pair.to_target();
+      ahead.flags = 0;
+      ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge(0, 64)}, ahead), 0);
+      ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {pair.source.sge(64, 4032)}, pair.to_target(1, 64)), 0);
+      EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_REM_ACCESS_ERR);
+      EXPECT_EQ(find_wrong_byte(pair.target.bytes(64, 4032), 2, 64), std::nullopt);
+    }
+  });
+}
+
 TEST(Complete, WithAnyError) {
   const std::pair<const char*, ibv_wc_status> statuses[] = {
       {"LOC_LEN_ERR", IBV_WC_LOC_LEN_ERR},     {"LOC_QP_OP_ERR", IBV_WC_LOC_QP_OP_ERR},
