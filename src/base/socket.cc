@@ -145,6 +145,10 @@ Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_stor
     sockaddr_storage from = local;
     use_scope_of(from, to);
     set_port(from, 0);
+    // The port is chosen by connect(), which knows the other end: a bind() alone fails as soon as connections that have
+    // lately been closed hold every port of this address. Where the option is unknown that is how it is.
+    const int later = 1;
+    ::setsockopt(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &later, sizeof later);
     if (::bind(socket->get(), as_sockaddr(from), address_bytes(from)) != 0) return system_error("bind", errno);
   }
   if (::connect(socket->get(), as_sockaddr(to), address_bytes(to)) != 0 && errno != EINPROGRESS && errno != EINTR) {

@@ -161,7 +161,7 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
     read_entry(entry, completions[found++]);
   }
   shared.head.store(head, std::memory_order_release);
-  shared.counters.polls.add(1);
+  (found != 0 ? shared.counters.polls : shared.counters.empty_polls).add(1);
   shared.counters.completions.add(static_cast<std::uint64_t>(found));
   return found;
 }

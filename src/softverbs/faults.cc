@@ -91,6 +91,7 @@ void Faults::take(const FaultScript& script) {
       {
         MutexLock lock(mutex_);
         rules_.clear();
+        ++generation_;
       }
       states_.clear();
     } else if (is_about_messages(clause) || is_about_calls(clause) || clause.after != 0) {
@@ -164,6 +165,10 @@ QpFaults& Faults::judged(Qp& qp) {
   std::vector<FaultClause> beginning;
   {
     MutexLock lock(mutex_);
+    if (state.generation != generation_) {
+      state.generation = generation_;
+      state.seen.clear();
+    }
     state.seen.resize(rules_.size());
     for (std::size_t index = 0; index < rules_.size(); ++index) {
       Rule& rule = rules_[index];

@@ -36,6 +36,7 @@ struct QpFaults {
   MessageFaults message;
   std::uint64_t draws = 0;          // random numbers taken so far
   std::vector<std::uint64_t> seen;  // messages that matched, by clause
+  std::uint64_t generation = 0;     // of those clauses
 };
 
 // How often a frozen device looks whether it still is.
@@ -96,6 +97,7 @@ class Faults {
   Process& process_;
   Mutex mutex_;
   std::vector<Rule> rules_ VERBATIM_GUARDED_BY(mutex_);
+  std::uint64_t generation_ VERBATIM_GUARDED_BY(mutex_) = 0;  // changes when they are forgotten
   std::atomic<std::uint64_t> seed_{1};
   std::atomic<std::uint64_t> garbled_{0};
   std::atomic<std::uint64_t> call_draws_{0};

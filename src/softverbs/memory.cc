@@ -175,8 +175,8 @@ void deregister_memory(Mr& mr) {
     qp.execution.wait_for_holder();
     qp.shared->lock.wait_for_holder();
   });
+  LockedBytes::release(shared.address, mr.length);
   process.mr_table().release(mr.index);
-  LockedBytes::release(reinterpret_cast<std::uintptr_t>(mr.addr), mr.length);
   static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);
   delete &mr;
 }

@@ -75,15 +75,21 @@ TEST(Failure, ToFinishInTimeEndsTheJobAlsoWhenARankHangs) {
 }
 
 // A port that was free a moment ago.
+// Below the ports that connections of other programs get by themselves: nobody takes it before the rank does.
 std::uint16_t free_port() {
-  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof address;
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(fd.get(), any, bytes) != 0 || ::getsockname(fd.get(), any, &bytes) != 0) return 0;
-  return ntohs(address.sin_port);
+  constexpr unsigned kFirst = 12'000;
+  constexpr unsigned kPorts = 16'000;
+  static unsigned next = static_cast<unsigned>(::getpid()) * 31;
+  for (unsigned tries = 0; tries < kPorts; ++tries) {
+    const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(kFirst + next++ % kPorts));
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+      return ntohs(address.sin_port);
+    }
+  }
+  return 0;
 }
 
 std::vector<std::string> rank_between_hosts(std::uint16_t port, int rank, const std::string& iterations) {

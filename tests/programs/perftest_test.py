@@ -96,7 +96,7 @@ class Plain(Perftest):
 
 
 class Engines(Perftest):
-    PROGRAMS = ("ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_send_bw", "ib_send_lat", "ib_atomic_bw")
+    PROGRAMS = [f"ib_{kind}_{what}" for kind in ("write", "read", "send", "atomic") for what in ("bw", "lat")]
 
     def test_inline(self):
         for program in self.PROGRAMS:

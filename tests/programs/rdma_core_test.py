@@ -72,6 +72,11 @@ class Pingpong(ProgramTest):
                     server, _ = self.play("ibv_rc_pingpong", "-e", "-c", *address, **settings)
                     self.assertGreater(server.stats["calls"]["ibv_get_cq_event"], 0)
 
+    def test_all_symbols_bound_at_the_start(self):
+        for program in ("ibv_rc_pingpong", "ibv_srq_pingpong"):
+            with self.subTest(program=program):
+                self.play(program, "-c", "-g", "3", LD_BIND_NOW="1")
+
     def test_rc_large_messages(self):
         self.play("ibv_rc_pingpong", "-c", "-g", "3", "-m", "4096", size=3_000_001, iterations=50)
 

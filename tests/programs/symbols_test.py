@@ -10,7 +10,8 @@ import subprocess
 from program import LIBRARY, ProgramTest, main
 
 # The programs' own link line and the libraries behind it, and the drivers that the same packages bring.
-PROGRAMS = ["ib_write_bw", "ib_atomic_lat", "ib_send_lat", "ibv_rc_pingpong", "ibv_srq_pingpong", "ibv_devinfo"]
+PROGRAMS = [f"ib_{kind}_{what}" for kind in ("write", "read", "send", "atomic") for what in ("bw", "lat")]
+PROGRAMS += ["ibv_rc_pingpong", "ibv_srq_pingpong", "ibv_devices", "ibv_devinfo"]
 LIBRARIES = ["libefa.so.1", "librdmacm.so.1", "libmlx5.so.1", "libmlx4.so.1"]
 
 # Of libibverbs 44 under IBVERBS_1.0: the interface before 2006, with other structures.
@@ -43,6 +44,10 @@ def symbols(path, kind):
     return set(re.findall(r"^\s*(?:[0-9a-f]+ )?\s*\w (\w+)@@?(\S+)$", shown, re.M))
 
 
+# Whether it fails the tests that something of the above is not installed (option `programs`).
+ALL_REQUIRED = os.environ.get("PROGRAMS_REQUIRED") == "1"
+
+
 def installed(library):
     found = glob.glob(f"/usr/lib/*/{library}") + glob.glob(f"/usr/lib64/{library}")
     return found[0] if found else None
@@ -51,10 +56,13 @@ def installed(library):
 class Symbols(ProgramTest):
     def setUp(self):
         super().setUp()
-        if shutil.which("nm") is None:
-            self.skipTest("no nm")
         self.verbs = symbols(os.path.join(LIBRARY, "libibverbs.so.1"), "--defined-only")
         self.mlx5 = symbols(os.path.join(LIBRARY, "libmlx5.so.1"), "--defined-only")
+
+    def there(self, path, name):
+        if path is None:
+            (self.fail if ALL_REQUIRED else self.skipTest)(f"{name} is not installed")
+        return path
 
     def expect_all_there(self, wanted, ours):
         self.assertTrue(wanted)
@@ -62,28 +70,22 @@ class Symbols(ProgramTest):
 
     def test_what_the_libraries_want(self):
         for library in LIBRARIES:
-            path = installed(library)
-            if path is None:
-                continue
             with self.subTest(library=library):
+                path = self.there(installed(library), library)
                 wanted = {s for s in symbols(path, "--undefined-only") if s[1].startswith("IBVERBS")}
                 self.expect_all_there(wanted, self.verbs)
 
     def test_what_the_programs_want(self):
         for program in PROGRAMS:
-            path = shutil.which(program)
-            if path is None:
-                continue
             with self.subTest(program=program):
+                path = self.there(shutil.which(program), program)
                 wanted = symbols(path, "--undefined-only")
                 self.expect_all_there({s for s in wanted if s[1].startswith("IBVERBS")}, self.verbs)
                 mlx5 = {s for s in wanted if s[1].startswith("MLX5")}
                 self.assertEqual(sorted(mlx5 - self.mlx5), [])
 
     def test_the_whole_of_the_installed_library(self):
-        path = installed("libibverbs.so.1")
-        if path is None:
-            self.skipTest("no libibverbs here")
+        path = self.there(installed("libibverbs.so.1"), "libibverbs.so.1")
         ours = {name for name, _ in self.verbs}
         for name, version in symbols(path, "--defined-only"):
             with self.subTest(symbol=f"{name}@{version}"):

@@ -342,8 +342,10 @@ ExitStatus run_rank(const Options& options) {
                     static_cast<std::uint32_t>(options.nranks)};
   Link link(options.root, hello, options.timeout_s);
   keep_plugin_log(options.rank, options.verbose);
+  std::optional<Rank> rank;  // outlives the handlers: a failure is told before the plugin says good-bye to its peers
   try {
-    const ExitStatus status = Rank(options, link).run();
+    const ExitStatus status = rank.emplace(options, link).run();
+    rank.reset();
     link.bye();
     return status;
   } catch (const Failure& failure) {

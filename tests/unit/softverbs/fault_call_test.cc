@@ -232,6 +232,20 @@ TEST_F(Command, ClearUndoesEverything) {
   });
 }
 
+TEST_F(Command, AfterClearMessagesAreCountedAnew) {
+  with_faults("complete qp=each nth=2 status=REM_ACCESS_ERR", [] {
+    Pair pair;
+    const auto write = [&] {
+      EXPECT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
+      return poll_one(pair.a.send_cq()).status;
+    };
+    EXPECT_EQ(write(), IBV_WC_SUCCESS);
+    ASSERT_EQ(send_faults("'clear; complete qp=each nth=2 status=REM_ACCESS_ERR'", pair), 0);
+    EXPECT_EQ(write(), IBV_WC_SUCCESS);
+    EXPECT_EQ(write(), IBV_WC_REM_ACCESS_ERR);
+  });
+}
+
 TEST_F(Command, WhatIsMalformedReachesNobody) {
   const std::string told = with_faults("", [] {
     Pair pair;

@@ -2,9 +2,13 @@
 // peers see of them.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 
+#include "base/fd.h"
 #include "fault_fixture.h"
 #include "support/verbs_peer.h"
 
@@ -296,6 +300,21 @@ TEST(Registration, ByLockedMemory) {
     second.reset();
     EXPECT_NE(try_register(device, pages.data(), 4097), nullptr);
   });
+}
+
+// What a deregistration gives back is what the registration took, also where the program has no address.
+TEST(Registration, ByLockedMemoryOfADescriptor) {
+  ASSERT_EQ(setenv("SOFTVERBS_DMABUF", "1", 1), 0);
+  with_faults("registration max-locked=8K", [] {
+    const Device device = open_device();
+    const UniqueFd file(memfd_create("dmabuf", MFD_CLOEXEC));
+    ASSERT_EQ(ftruncate(file.get(), 2 * 4096), 0);
+    for (int turn = 0; turn < 3; ++turn) {
+      const Mr mr(verbs().reg_dmabuf_mr(device.pd.get(), 4000, 200, 4000, file.get(), kAllAccess));  // two pages
+      EXPECT_NE(mr, nullptr) << turn;
+    }
+  });
+  unsetenv("SOFTVERBS_DMABUF");
 }
 
 }  // namespace
