@@ -175,12 +175,13 @@ std::deque<Qp*>::iterator Engine::choose() {
     rounds_ = link_->rounds();
     last_qpn_ = {};
   }
-  // Round robin by number, or the oldest request first.
+  // Round robin by number, or the request first that was posted first; what has nothing to send takes no time.
   const std::uint32_t last = last_qpn_[*device];
   const auto rank = [&](const Qp& qp) {
     if (!settings_.by_arrival) return std::uint64_t{qp.qp_num - last - 1};
-    const std::uint32_t oldest = qp.sends.executed.load(std::memory_order_relaxed);
-    return qp.sends.requests[oldest & qp.sends.mask].arrival;
+    const std::uint32_t next = qp.sends.sent.load(std::memory_order_relaxed);
+    if (next == qp.sends.posted.load(std::memory_order_acquire)) return std::uint64_t{0};
+    return qp.sends.requests[next & qp.sends.mask].arrival;
   };
   auto best = ready_.end();
   for (auto at = ready_.begin(); at != ready_.end(); ++at) {

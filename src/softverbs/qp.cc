@@ -55,7 +55,7 @@ void reset_qp(Qp& qp) {
   purge_completions(*static_cast<Cq*>(qp.send_cq), qp.index);
   if (qp.recv_cq != qp.send_cq) purge_completions(*static_cast<Cq*>(qp.recv_cq), qp.index);
   for (std::atomic<std::uint32_t>* counter :
-       {&qp.sends.posted, &qp.sends.executed, &qp.sends.released, &qp.receives.released}) {
+       {&qp.sends.posted, &qp.sends.sent, &qp.sends.executed, &qp.sends.released, &qp.receives.released}) {
     counter->store(0, std::memory_order_relaxed);
   }
   qp.shared->receives.posted.store(0, std::memory_order_relaxed);

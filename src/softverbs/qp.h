@@ -42,6 +42,7 @@ struct SendQueue {
   std::uint32_t mask = 0;
   QuickMutex mutex;
   std::atomic<std::uint32_t> posted{0};
+  std::atomic<std::uint32_t> sent{0};      // Requester::sent, for the engine's choice under a rate
   std::atomic<std::uint32_t> executed{0};  // to be completed next
   std::atomic<std::uint32_t> released{0};
 };

@@ -202,6 +202,7 @@ bool is_cut_off(const Qp& qp, Faults* faults) {
 Attempt attempt_of(Answer answer) {
   switch (answer) {
     case Answer::kAck:
+    case Answer::kAckAgain:
       return {Outcome::kDone};
     case Answer::kSilence:
       return {Outcome::kLost};
@@ -265,25 +266,28 @@ void remember_late(Qp& qp, const Packets& packets) {
   qp.late.add(qp.requester.sent, packets.remote_address + packets.offset, packets.offset, packets.bytes);
 }
 
-// One step of the request at `sent`, from the send queue to the peer and its answer.
-Attempt transmit(Qp& qp, const SendRequest& request) {
+// What becomes of a step before it leaves; kDone: it may. `local`: its bytes here.
+Attempt judge(Qp& qp, const SendRequest& request, const Packets& packets, Spans& local) {
   if (const ibv_wc_status status = check_request(qp, request); status != IBV_WC_SUCCESS) return failed(status);
-  const Packets packets = next_packets(qp, request);
-  Spans local;
   if (!local_places(qp, qp.requester.sent & qp.sends.mask, request, packets, local)) return failed(IBV_WC_LOC_PROT_ERR);
   Faults* const faults = softverbs::faults();
-  if (faults != nullptr) {
-    switch (faults->before_sending(qp)) {
-      case Fate::kSent:
-        break;
-      case Fate::kLost:
-        return {Outcome::kLost};
-      case Fate::kLater:
-        return {Outcome::kLater};
-      case Fate::kFailed:
-        return failed(faults->status(qp));
-    }
+  if (faults == nullptr) return {};
+  switch (faults->before_sending(qp)) {
+    case Fate::kSent:
+      return {};
+    case Fate::kLost:
+      return {Outcome::kLost};
+    case Fate::kLater:
+      return {Outcome::kLater};
+    case Fate::kFailed:
+      return failed(faults->status(qp));
   }
+  return {};
+}
+
+// One step of the request at `sent` to the peer, and its answer.
+Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
+  Faults* const faults = softverbs::faults();
   if (!find_peer(qp)) return {Outcome::kLost};
   if (!is_in_reach(qp)) return {Outcome::kBusy};
   const Route& route = qp.requester.route;
@@ -294,18 +298,19 @@ Attempt transmit(Qp& qp, const SendRequest& request) {
     const bool refused = faults != nullptr && takes_receive(packets) && faults->refuses_receive(qp);
     answer = refused ? Answer::kReceiverNotReady : answer_packets(*route.process, me, route.index, packets, local);
   }
-  if (packets.is_late && answer == Answer::kAck) {
-    remember_late(qp, packets);
+  const bool is_acknowledged = answer == Answer::kAck || answer == Answer::kAckAgain;
+  if (packets.is_late && is_acknowledged) {
+    if (answer == Answer::kAck) remember_late(qp, packets);
     qp.requester.late_psn = route.qp->expected_psn;
     place_some(qp);
   }
   Attempt result = attempt_of(answer);
   result.rnr_timer = route.qp->min_rnr_timer;
   route.qp->lock.unlock(me);
-  if (faults != nullptr && faults->loses_answer(qp, answer == Answer::kAck && packets.is_last())) {
+  if (faults != nullptr && faults->loses_answer(qp, is_acknowledged && packets.is_last())) {
     return {Outcome::kLost};
   }
-  if (answer == Answer::kAck) {
+  if (is_acknowledged) {
     result.packets = packets.count;
     if (!packets.is_last()) result.outcome = Outcome::kProgress;
   }
@@ -392,6 +397,7 @@ void flush_sends(Qp& qp) {
     complete(qp, IBV_WC_WR_FLUSH_ERR);
   }
   qp.requester.sent = qp.sends.executed.load(std::memory_order_relaxed);
+  qp.sends.sent.store(qp.requester.sent, std::memory_order_relaxed);
   qp.requester.offset = 0;
   qp.requester.unanswered_bytes = 0;
 }
@@ -476,13 +482,10 @@ bool is_late_due(Qp& qp, bool more_to_send) {
 }
 
 // Before a request is sent that must find everything before it in memory. The payload of its own last packets may be
-// there first: until the immediate says so, nothing is promised of it either.
-std::optional<Step> end_late_before(Qp& qp, const SendRequest& request) {
-  if (request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && qp.late.toss()) {
-    const Packets packets = next_packets(qp, request);
-    Spans local;
-    if (local_places(qp, qp.requester.sent & qp.sends.mask, request, packets, local)) remember_late(qp, packets);
-  }
+// there first, once they are to be sent: until the immediate says so, nothing is promised of it either.
+std::optional<Step> end_late_before(Qp& qp, const Packets& packets) {
+  const bool is_repeated = qp.requester.unanswered_bytes != 0;
+  if (packets.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && !is_repeated && qp.late.toss()) remember_late(qp, packets);
   return end_late(qp, false);
 }
 
@@ -542,11 +545,16 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
   const std::uint64_t left = request.length - requester.offset;
   requester.step_bytes = step_bytes(qp, quantum);
   const std::uint64_t bytes = std::min(left, requester.step_bytes);
-  if (is_anything_late(qp) && !is_sent_late(qp, request, requester.offset + bytes)) {
-    if (const std::optional<Step> step = end_late_before(qp, request)) return *step;
+  const Packets packets = next_packets(qp, request);
+  Spans local;
+  Attempt result = judge(qp, request, packets, local);
+  if (result.outcome == Outcome::kDone) {
+    if (is_anything_late(qp) && !packets.is_late) {
+      if (const std::optional<Step> step = end_late_before(qp, packets)) return *step;
+    }
+    quantum -= std::min(quantum, bytes);
+    result = transmit(qp, packets, local);
   }
-  quantum -= std::min(quantum, bytes);
-  const Attempt result = transmit(qp, request);
   if (result.outcome == Outcome::kLost) requester.unanswered_bytes = bytes;
   if (is_anything_late(qp) && result.outcome != Outcome::kProgress && result.outcome != Outcome::kDone) {
     if (const std::optional<Step> step = end_late(qp, true)) return *step;
@@ -565,7 +573,7 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
       requester.psn = (requester.psn + static_cast<std::uint32_t>(last_step_psn) + result.packets) & k24Bits;
       requester.bytes_sent += bytes;
       requester.offset = 0;
-      ++requester.sent;
+      qp.sends.sent.store(++requester.sent, std::memory_order_relaxed);
       if (!qp.late.is_enabled() || request.opcode != IBV_WR_RDMA_WRITE) {
         if (!complete(qp, IBV_WC_SUCCESS)) {
           fail_for_full_cq(qp);

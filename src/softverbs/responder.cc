@@ -85,7 +85,7 @@ class Responder {
         return_word(qp_.atomic_result);
         return Answer::kAck;
       default:
-        return Answer::kAck;
+        return Answer::kAckAgain;
     }
   }
 

@@ -34,6 +34,7 @@ struct Packets {
 
 enum class Answer {
   kAck,
+  kAckAgain,          // of a SEND or WRITE that was executed before
   kSilence,           // nobody answers: no such QP, not ready, another peer's, out of sequence
   kReceiverNotReady,  // see SharedQp::min_rnr_timer
   kInvalidRequest,

@@ -88,6 +88,21 @@ TEST(DropAck, TheRetryOfAWriteLeavesTheMemoryAlone) {
   });
 }
 
+// The same without a completion that says so, also where payloads are late.
+TEST(DropAck, TheRetryOfAPlainWriteLeavesTheMemoryAlone) {
+  with_faults("drop-ack op=write", [] {
+    Pair pair(kTimers);
+    pair.source.fill(1);
+    const Stopwatch stopwatch;
+    ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge()}, pair.to_target()), 0);
+    while (find_wrong_byte(pair.target.buffer.bytes(), 1)) ASSERT_LT(stopwatch.elapsed(), kPatience);
+    pair.target.fill(9);
+    EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
+    EXPECT_GE(stopwatch.elapsed(), unanswered(kTimers, 1));
+    EXPECT_EQ(find_wrong_byte(pair.target.buffer.bytes(), 9), std::nullopt);
+  });
+}
+
 TEST(DropAck, ARetriedAtomicAnswersWhatItFoundTheFirstTime) {
   with_faults("drop-ack op=fetch_add,cmp_swap count=all times=3", [] {
     Pair pair(kTimers);
@@ -350,6 +365,22 @@ TEST(Complete, TheNthRequestFailsAndTheRestIsFlushed) {
     EXPECT_EQ(pair.a.state(), IBV_QPS_ERR);
     EXPECT_EQ(pair.b.state(), IBV_QPS_RTS);
     EXPECT_EQ(pair.target.buffer.untouched_outside(8, 8), "");  // the second and third were not sent
+  });
+}
+
+TEST(Complete, AWriteThatIsNotSentLeavesTheMemoryAlone) {
+  with_faults("complete op=write_imm qp=each status=REM_ACCESS_ERR", [] {
+    for (unsigned round = 0; round < 20; ++round) {
+      Pair pair(kTimers);
+      pair.source.fill(1);
+      pair.target.fill(2);
+      SendOptions ahead = pair.to_target();
+      ahead.flags = 0;
+      ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge(0, 64)}, ahead), 0);
+      ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {pair.source.sge(64, 4032)}, pair.to_target(1, 64)), 0);
+      EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_REM_ACCESS_ERR);
+      EXPECT_EQ(find_wrong_byte(pair.target.bytes(64, 4032), 2, 64), std::nullopt);
+    }
   });
 }
 

@@ -150,6 +150,28 @@ TEST_F(Link, ServesInTheNamedOrder) {
   }
 }
 
+TEST_F(Link, WhatIsSentAndNotCompleteDoesNotCount) {
+  if (!is_by_arrival()) GTEST_SKIP() << "of service by arrival";
+  const Device device = open_device();
+  const Region source(device.pd.get(), kQuantum);
+  const Region target(device.pd.get(), kQuantum);
+  Endpoint senders[]{Endpoint(device), Endpoint(device)};
+  Endpoint receivers[]{Endpoint(device), Endpoint(device)};
+  for (std::uint32_t i = 0; i < 2; ++i) connect(senders[i], receivers[i]);
+  std::optional<Hold> hold(std::in_place);
+  const std::size_t before = read_trace().size();
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    const SendOptions options{.remote_addr = target.address(), .rkey = target.mr->rkey};
+    EXPECT_EQ(post(senders[i % 2].qp(), IBV_WR_RDMA_WRITE, {source.sge()}, options), 0);
+  }
+  hold.reset();
+  for (std::uint32_t i = 0; i < 8; ++i) EXPECT_EQ(poll_one(senders[i % 2].send_cq()).status, IBV_WC_SUCCESS);
+  hold.emplace();
+  const std::vector<Served> all = read_trace();
+  ASSERT_EQ(all.size(), before + 8);
+  for (std::uint32_t i = 0; i < 8; ++i) EXPECT_EQ(all[before + i].qpn, senders[i % 2].qp()->qp_num) << i;
+}
+
 // Steps end where a turn does: one whose answer was lost comes again in another turn.
 TEST_F(Link, RepeatsWhatGotNoAnswer) {
   constexpr std::size_t kMessage = 5 * kQuantum / 8;
