@@ -104,7 +104,8 @@ std::map<std::string, Instructions> read_dumps(const std::string& prefix, const 
   const std::filesystem::path plugin = std::filesystem::weakly_canonical(plugin_object);
   std::map<std::string, Instructions> dumps;
   for (int number = 1;; ++number) {
-    const std::string path = prefix + "." + std::to_string(number);
+    std::string path = prefix;
+    path.append(".").append(std::to_string(number));
     std::ifstream file(path);
     if (!file) return dumps;
     Dump dump(plugin);
