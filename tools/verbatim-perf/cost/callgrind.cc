@@ -98,14 +98,17 @@ class Dump {
   Instructions instructions_;
 };
 
+Failure without_divisor(const std::string& file, const std::string& label) {
+  return Failure(file + ": a label without a divisor: " + label);
+}
+
 }  // namespace
 
 std::map<std::string, Instructions> read_dumps(const std::string& prefix, const std::string& plugin_object) {
   const std::filesystem::path plugin = std::filesystem::weakly_canonical(plugin_object);
   std::map<std::string, Instructions> dumps;
   for (int number = 1;; ++number) {
-    std::string path = prefix;
-    path.append(".").append(std::to_string(number));
+    const std::string path = prefix + "." + std::to_string(number);
     std::ifstream file(path);
     if (!file) return dumps;
     Dump dump(plugin);
@@ -113,7 +116,7 @@ std::map<std::string, Instructions> read_dumps(const std::string& prefix, const 
     const std::string& label = dump.label();
     if (label.empty()) continue;  // callgrind's own at the end
     const std::size_t space = label.rfind(' ');
-    if (space == std::string::npos) throw Failure(path + ": a label without a divisor: " + label);
+    if (space == std::string::npos) throw without_divisor(path, label);
     const double divisor = std::stod(label.substr(space + 1));
     Instructions& sum = dumps[label.substr(0, space)];
     sum.plugin += dump.instructions().plugin / divisor;
