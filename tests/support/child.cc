@@ -1,5 +1,6 @@
 #include "support/child.h"
 
+#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,6 +41,20 @@ ChildEnd run_in_child(const Variables& variables, const std::function<int()>& bo
   int status = 0;
   if (waitpid(child, &status, 0) == child && WIFEXITED(status)) end.status = WEXITSTATUS(status);
   return end;
+}
+
+std::string check_in_child(const Variables& variables, const std::function<void()>& body) {
+  const ChildEnd end = run_in_child(variables, [&]() -> int {
+    try {
+      body();
+    } catch (const std::exception& failure) {
+      ADD_FAILURE() << failure.what();
+    }
+    std::fflush(nullptr);
+    std::exit(testing::Test::HasFailure() ? EXIT_FAILURE : EXIT_SUCCESS);
+  });
+  EXPECT_EQ(end.status, EXIT_SUCCESS) << "with " << testing::PrintToString(variables) << "\n" << end.told;
+  return end.told;
 }
 
 }  // namespace verbatim::test

@@ -19,4 +19,8 @@ struct ChildEnd {
 // exception that leaves it is told on stderr, and the status is 99.
 ChildEnd run_in_child(const Variables& variables, const std::function<int()>& body);
 
+// The same for a body that checks: its failures, and an exception, are failures of this test. The child ends as
+// programs do. What it says on stderr is returned.
+std::string check_in_child(const Variables& variables, const std::function<void()>& body);
+
 }  // namespace verbatim::test
