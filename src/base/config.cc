@@ -221,6 +221,11 @@ std::vector<Row> rows() {
       number_row<&Config::close_timeout_ms, 0, kLongestCloseMs>(
           "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, "5000",
           "Milliseconds that a closed connection's queue pairs stay alive for a peer that has not closed its end."),
+      {{"VERBATIM_STATS", nullptr, "path", "none",
+        "File for what each connection has carried, as JSON, written when NCCL finalizes. `%p` in it becomes the "
+        "process "
+        "ID, `%h` the host's name."},
+       assign_path<&Config::stats_file>},
   };
 }
 

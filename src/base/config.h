@@ -58,6 +58,7 @@ struct Config {
   TextSetting socket_ifname;  // syntax: base/socket_interface.h
   int socket_family = 0;      // AF_UNSPEC, AF_INET or AF_INET6
   unsigned connect_timeout_s = 60;
+  std::string stats_file;     // empty: none; %p stands for the process, %h for the host
   unsigned close_timeout_ms = 5000;  // more than one retransmission at the default timeout
 
   // Reads all variables; ours wins over NCCL's, an empty string counts as unset. A value that is malformed or out of

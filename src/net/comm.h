@@ -18,6 +18,7 @@
 #include "net/endpoint.h"
 #include "net/memory.h"
 #include "net/request.h"
+#include "net/stats.h"
 #include "wire/handshake.h"
 
 namespace verbatim {
@@ -61,6 +62,9 @@ class Comm {
   virtual bool quiet() const = 0;
   // Whether what is outstanding waits for the peer to do more than acknowledge.
   virtual bool needs_peer() const = 0;
+  // What the connection has carried; not while the data path runs.
+  virtual Traffic traffic() const = 0;
+  ConnectionStats stats() const;
   // Stops all work at once: the buffers are the caller's again.
   void abort();
 

@@ -49,6 +49,9 @@ class Endpoint {
   std::span<EndpointQp> qps() { return qps_; }
   std::span<const EndpointQp> qps() const { return qps_; }
 
+  // What the peer has told, after connect.
+  const wire::Hello& remote() const { return remote_; }
+
   // What one work request may carry, after connect: the smaller limit of both ends, a multiple of 128 where it can be.
   std::uint32_t max_message_bytes() const { return max_message_bytes_; }
 

@@ -40,6 +40,9 @@ Mutex g_mutex;  // held while devices open and close: inits of several communica
 ProcessState* g_process VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 std::set<std::string>* g_names VERBATIM_GUARDED_BY(g_mutex) = nullptr;  // that NCCL has pointers to
 
+// What connections have carried since the library was loaded, with VERBATIM_STATS: NCCL finalizes each communicator.
+std::vector<ConnectionStats>* g_stats VERBATIM_GUARDED_BY(g_mutex) = nullptr;
+
 const char* lasting(const std::string& name) VERBATIM_REQUIRES(g_mutex) {
   if (g_names == nullptr) g_names = new std::set<std::string>;
   return g_names->insert(name).first->c_str();
@@ -142,6 +145,7 @@ void close_all_contexts() {
   }
   const MutexLock lock(g_mutex);
   delete std::exchange(g_names, nullptr);
+  delete std::exchange(g_stats, nullptr);
 }
 
 Result<std::size_t> device_count() {
@@ -184,6 +188,7 @@ Context::~Context() {
     abandoned.swap(comms_);
   }
   for (auto& [key, comm] : abandoned) end(std::move(comm));
+  if (!config_.stats_file.empty()) write_stats();
   process_.control->drain(*this, aborted_.load() && !serves_process_);
 }
 
@@ -324,7 +329,26 @@ void Context::close(Comm& comm) {
   end(std::move(closing));
 }
 
+void Context::write_stats() {
+  std::vector<ConnectionStats> ended;
+  {
+    const MutexLock lock(mutex_);
+    ended.swap(ended_);
+  }
+  const std::string path = stats_path(config_.stats_file, host_name());
+  const MutexLock lock(g_mutex);
+  if (g_stats == nullptr) g_stats = new std::vector<ConnectionStats>;
+  g_stats->insert(g_stats->end(), ended.begin(), ended.end());
+  if (const Status written = verbatim::write_stats(path, stats_json(host_name(), *g_stats)); !written) {
+    VERBATIM_WARN("writing %s (VERBATIM_STATS) failed: %s", path.c_str(), to_string(written.error()).c_str());
+  }
+}
+
 void Context::end(std::unique_ptr<Comm> comm) {
+  if (!config_.stats_file.empty()) {
+    const MutexLock lock(mutex_);
+    ended_.push_back(comm->stats());
+  }
   if (comm->error() == nullptr && comm->quiet()) {
     process_.control->park(std::move(comm), config_.close_timeout_ms * kNanosecondsPerMillisecond);
     return;

@@ -76,6 +76,7 @@ class Context {
   template <typename C>
   Result<C*> keep(std::unique_ptr<C> comm) VERBATIM_REQUIRES(mutex_);
   void end(std::unique_ptr<Comm> comm);
+  void write_stats() VERBATIM_EXCLUDES(mutex_);
   Result<std::vector<const Port*>> ports(std::size_t device) const;
 
   // NCCL's RMA proxy takes a net plugin's context for its own and writes the first four bytes (2.29 to 2.30): they are
@@ -95,6 +96,7 @@ class Context {
   std::map<const void*, std::unique_ptr<ListenComm>> listens_ VERBATIM_GUARDED_BY(mutex_);
   std::map<std::uint64_t, std::unique_ptr<Connector>> connectors_ VERBATIM_GUARDED_BY(mutex_);
   std::map<const void*, std::unique_ptr<Comm>> comms_ VERBATIM_GUARDED_BY(mutex_);
+  std::vector<ConnectionStats> ended_ VERBATIM_GUARDED_BY(mutex_);  // only with VERBATIM_STATS
 };
 
 // Reads the configuration and, the first time, opens the devices. What fails has been logged.

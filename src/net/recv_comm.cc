@@ -268,6 +268,7 @@ ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int
   const std::uint32_t index = wire::ring_index(next_member_);
   std::byte* const place = entry(index);
   posted_[index] = bytes;
+  ++traffic_.groups[0];
   write_entry(place, wide_entries_, next_member_, data, bytes, tag, 1, wire::CtsFlags::kNone, memory);
   post_group(place, 1, false, out);
   return ErrorKind::kNone;
@@ -304,9 +305,11 @@ template <typename Size>
     write_entry(at, wide, first + i, data[i], posted[i], tags[i], static_cast<std::uint8_t>(group_size), flags,
                 *memory);
   }
+  ++traffic_.groups[group_size - 1];
   if (silent) {
     silent_posted_ = true;
     ++groups_arrived_;
+    ++traffic_.optional;
     requests_[index].sizes = wire::SizeSource::kPosted;
   }
   post_group(place, group_size, silent, out);
@@ -501,6 +504,7 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
   if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
   const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
   if (request.bytes_counted > posted) return comm.refuse_size();
+  comm.traffic_.bytes += request.bytes_counted;
   if (sizes != nullptr) *sizes = narrow(request.bytes_counted);
   return ErrorKind::kNone;
 }
@@ -511,19 +515,23 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
   const std::uint64_t* const posted = &comm.posted_[index];
   if (request.sizes == wire::SizeSource::kByteCount) return comm.refuse_size();  // of several members it tells nothing
   const std::uint32_t group_size = request.group_size;
-  if (request.sizes == wire::SizeSource::kRecord) {
-    const std::uint64_t* const told = &comm.record().size[index];
-    for (std::uint32_t i = 0; i < group_size; ++i) {
-      const std::uint64_t size = told[i];
-      if (size > posted[i]) return comm.refuse_size();
-      if (sizes != nullptr) sizes[i] = narrow(size);
-    }
-    return ErrorKind::kNone;
-  }
   // Sizes that nobody has told are those of the receive itself.
-  if (sizes == nullptr) return ErrorKind::kNone;
-  for (std::uint32_t i = 0; i < group_size; ++i) sizes[i] = narrow(posted[i]);
+  const std::uint64_t* const told = request.sizes == wire::SizeSource::kRecord ? &comm.record().size[index] : posted;
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < group_size; ++i) {
+    const std::uint64_t size = told[i];
+    if (size > posted[i]) return comm.refuse_size();
+    bytes += size;
+    if (sizes != nullptr) sizes[i] = narrow(size);
+  }
+  if (!request.silent) comm.traffic_.bytes += bytes;
   return ErrorKind::kNone;
+}
+
+Traffic RecvComm::traffic() const {
+  Traffic traffic = traffic_;
+  for (std::size_t i = 0; i < traffic.groups.size(); ++i) traffic.messages += traffic.groups[i] * (i + 1);
+  return traffic;
 }
 
 }  // namespace verbatim

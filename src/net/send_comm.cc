@@ -144,6 +144,8 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
   if (queue.free == 0) return begin_group(data, bytes, tag, memory, out);
   next_queue_ = used + 1 == queue_count_ ? 0 : used + 1;
   --queue.free;
+  ++messages_;
+  bytes_ += bytes;
   move_head(member + 1);
   request.state = RequestState::kPending;
   request.bytes = bytes;
@@ -265,6 +267,8 @@ bool SendComm::open_group(std::uint32_t index) {
   SendQueue& queue = queues_[used];
   const std::uint32_t member = head_;
   move_head(member + group_.group_size);
+  messages_ += group_.group_size;
+  bytes_ += group_.bytes;
   if (group_.bytes >= complex_bytes_ || group_.empty || queue.free < group_.group_size + 2) {
     start_posting(member, group_.group_size);
     return ErrorKind::kNone;

@@ -32,6 +32,7 @@ class SendComm final : public Comm {
   // Whether `request`, one of ours, is done; if so it is ours again and `*sizes` (which may be nullptr) its bytes.
   static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
 
+  Traffic traffic() const override { return {.messages = messages_, .bytes = bytes_, .groups = {}, .optional = 0}; }
   bool quiet() const override;
   // A send that is under way needs only its acknowledgement.
   bool needs_peer() const override { return false; }
@@ -188,6 +189,8 @@ class SendComm final : public Comm {
   const std::byte* head_entry_ = nullptr;  // the head group's first CTS entry
   std::uint32_t head_ = 0;                 // and its number
   std::uint32_t next_queue_ = 0;
+  std::uint64_t messages_ = 0;  // sent
+  std::uint64_t bytes_ = 0;
   std::uint64_t single_bytes_ = 0;  // messages alone below this take one work request
   Head group_;
   std::uint32_t queue_count_ = 0;
