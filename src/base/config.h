@@ -18,6 +18,20 @@ namespace verbatim {
 
 enum class Switch : std::uint8_t { kAuto, kOff, kOn };
 
+// How the QPs of a communicator are ordered by number: net/qp_planner.h.
+enum class QpOrder : std::uint8_t { kPool, kGather, kRing, kNative };
+
+struct QpRange {
+  unsigned least = 1;
+  unsigned most = 1;
+};
+
+// VERBATIM_QP_POOL: peers, and QPs to each. 0: as announced.
+struct QpPoolSetting {
+  unsigned peers = 0;
+  unsigned qps = 0;
+};
+
 // A text whose inner syntax its user parses (HCA filter, interface list). `variable` is the one that was set, ours or
 // NCCL's, so that a later message can name it; "" when neither was.
 struct TextSetting {
@@ -48,7 +62,11 @@ struct Config {
   Switch relaxed_ordering = Switch::kAuto;          // kOn fails where libibverbs cannot, kAuto does without
   Switch adaptive_routing = Switch::kAuto;          // kAuto: on for InfiniBand, off for RoCE
   std::uint64_t adaptive_routing_threshold = 8192;  // bytes
-  unsigned qps_per_connection = 1;
+  QpRange qps_per_connection;
+  QpOrder qp_order = QpOrder::kPool;
+  QpPoolSetting qp_pool;
+  unsigned qp_gather_us = 300;  // without a new connection until those gathered are made
+  std::string qp_dump;          // file; empty: none
   Switch split_data_on_qps = Switch::kAuto;  // kAuto: by message size
   bool ece = true;
   TextSetting socket_ifname;  // syntax: base/socket_interface.h

@@ -40,7 +40,7 @@ Result<std::unique_ptr<SendComm>> SendComm::create(Context& context, std::vector
   Result<ControlMemory> control = ControlMemory::create(ports, control_bytes(remote_devices));
   if (!control) return control.error();
   EndpointSizes sizes;
-  sizes.qps = std::min(config.qps_per_connection * ports.size(), wire::kMaxQps);
+  sizes.qps = std::min(config.qps_per_connection.least * ports.size(), wire::kMaxQps);
   sizes.caps.send_wr = kSendQueueDepth;
   sizes.caps.recv_wr = 1;  // nothing is received here, but not every device takes 0
   sizes.caps.inline_bytes = kInlineBytes;
