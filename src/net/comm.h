@@ -38,6 +38,7 @@ class Comm {
   CommKind kind() const { return kind_; }
   Context& context() const { return context_; }
   Endpoint& endpoint() { return endpoint_; }
+  const Endpoint& endpoint() const { return endpoint_; }
 
   // Moves the QPs to RTS towards `remote` and remembers what the data path needs of it.
   virtual Status connect(const wire::Hello& remote, int traffic_class) = 0;

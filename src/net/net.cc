@@ -15,6 +15,7 @@
 #include "base/socket.h"
 #include "base/socket_interface.h"
 #include "net/control.h"
+#include "net/qp_dump.h"
 #include "verbs/library.h"
 
 namespace verbatim {
@@ -29,6 +30,7 @@ struct ProcessState {
   std::uint64_t process_id = 0;
   std::uint32_t contexts_made = 0;
   std::set<Context*> contexts;  // open
+  EndpointPools pools;          // of the contexts
   Mutex listener_mutex;
   std::unique_ptr<ControlThread> control;  // after the devices that it watches
   std::unique_ptr<Listener> listener VERBATIM_GUARDED_BY(listener_mutex);
@@ -172,7 +174,8 @@ Context::Context(Config config, int traffic_class, std::uint32_t ordinal, Proces
       traffic_class_(traffic_class),
       ordinal_(ordinal),
       config_(std::move(config)),
-      process_(process) {}
+      process_(process),
+      endpoints_(config_, process.pools) {}
 
 Context::~Context() {
   // What NCCL has abandoned: listens, attempts and comms.
@@ -223,6 +226,27 @@ wire::PeerIdentity Context::identity(const Port& port) const {
   return identity;
 }
 
+std::shared_ptr<EndpointClaim> Context::claim_send(const std::vector<const Port*>& ports, const PeerId& peer) {
+  const Traffic traffic = endpoints_.announced(QpSide::kSend);
+  const unsigned qps = choose_qps(config_.qps_per_connection, traffic);
+  return endpoints_.claim({.side = QpSide::kSend,
+                           .ports = ports,
+                           .sizes = SendComm::endpoint_sizes(ports.size(), qps),
+                           .self = peer_id(identity(*ports.front())),
+                           .peer = peer,
+                           .traffic = traffic});
+}
+
+std::shared_ptr<EndpointClaim> Context::claim_recv(const std::vector<const Port*>& ports, const PeerId& peer,
+                                                   std::size_t qps) {
+  return endpoints_.claim({.side = QpSide::kRecv,
+                           .ports = ports,
+                           .sizes = RecvComm::endpoint_sizes(qps),
+                           .self = peer_id(identity(*ports.front())),
+                           .peer = peer,
+                           .traffic = endpoints_.announced(QpSide::kRecv)});
+}
+
 Result<std::vector<const Port*>> Context::ports(std::size_t device) const {
   const std::span<const Port> all = process_.inventory->ports();
   if (device >= all.size()) return Error{ErrorKind::kArgument, 0, "no such device"};
@@ -246,6 +270,7 @@ Result<ListenComm*> Context::listen(std::size_t device, std::span<std::uint8_t, 
 
 Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle_bytes,
                                    int traffic_class) {
+  endpoints_.poll();
   Connector* connector = nullptr;
   std::uint64_t token = wire::load_connect_token(handle_bytes);
   {
@@ -284,6 +309,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
 }
 
 Result<RecvComm*> Context::accept(ListenComm& listen) {
+  endpoints_.poll();
   Result<std::unique_ptr<RecvComm>> comm = listen.accept();
   if (!comm) return comm.error();
   if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
@@ -298,6 +324,9 @@ Result<C*> Context::keep(std::unique_ptr<C> comm) {
   kept.emplace(made, std::move(comm));
   if (const Status watched = process_.control->watch(*made); !watched) return watched.error();
   comms_.merge(kept);
+  if (!config_.qp_dump.empty()) {
+    dump_qps(config_.qp_dump, *made, peer_id(identity(*made->endpoint().ports().front())));
+  }
   return made;
 }
 
@@ -316,6 +345,15 @@ void Context::close(Comm& comm) {
     closing = std::move(node.mapped());
   }
   end(std::move(closing));
+  forget_order_when_alone();
+}
+
+void Context::forget_order_when_alone() {
+  {
+    const MutexLock lock(mutex_);
+    if (!connectors_.empty() || !comms_.empty()) return;
+  }
+  endpoints_.forget();
 }
 
 void Context::end(std::unique_ptr<Comm> comm) {

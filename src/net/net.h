@@ -23,6 +23,7 @@
 #include "net/acceptor.h"
 #include "net/comm.h"
 #include "net/connector.h"
+#include "net/endpoint_pool.h"
 #include "net/listener.h"
 #include "verbs/device.h"
 #include "wire/handle.h"
@@ -69,11 +70,19 @@ class Context {
   Result<Listener*> listener();
   wire::PeerIdentity identity(const Port& port) const;
 
+  // What NCCL says of the connections and the work that follow.
+  void announce(const Announcement& announcement) { endpoints_.announce(announcement); }
+  EndpointPool& endpoints() { return endpoints_; }
+  // A place among the QPs of this context for a connection to, or from, `peer`.
+  std::shared_ptr<EndpointClaim> claim_send(const std::vector<const Port*>& ports, const PeerId& peer);
+  std::shared_ptr<EndpointClaim> claim_recv(const std::vector<const Port*>& ports, const PeerId& peer, std::size_t qps);
+
  private:
   // Takes over a comm that stands: from here on it hears of events.
   template <typename C>
   Result<C*> keep(std::unique_ptr<C> comm) VERBATIM_REQUIRES(mutex_);
   void end(std::unique_ptr<Comm> comm);
+  void forget_order_when_alone() VERBATIM_EXCLUDES(mutex_);
   Result<std::vector<const Port*>> ports(std::size_t device) const;
 
   // NCCL's RMA proxy takes a net plugin's context for its own and writes the first four bytes (2.29 to 2.30): they are
@@ -86,6 +95,7 @@ class Context {
   bool serves_process_ = false;
   // The communicator gave up a comm with work outstanding: it is being aborted, and its peers need nothing more of it.
   std::atomic<bool> aborted_{false};
+  EndpointPool endpoints_;
   Registrations registrations_;  // end after the comms
   mutable Mutex mutex_;
   std::uint32_t listens_made_ VERBATIM_GUARDED_BY(mutex_) = 0;

@@ -28,17 +28,19 @@ constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
 
 }  // namespace
 
-Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, std::vector<const Port*> ports, std::size_t qps) {
-  Result<ControlMemory> control =
-      ControlMemory::create(ports, wire::cts_ring_bytes(ports.size()) + sizeof(wire::SizeRecord));
-  if (!control) return control.error();
+EndpointSizes RecvComm::endpoint_sizes(std::size_t qps) {
   EndpointSizes sizes;
   sizes.qps = qps;
   sizes.caps = {.send_wr = kCtsQueueDepth, .recv_wr = kMaxReceiveTarget, .inline_bytes = kInlineBytes};
   sizes.extra_completions = FlushQueue::kSlots;
-  Result<Endpoint> endpoint = Endpoint::create(std::move(ports), sizes, context.config());
-  if (!endpoint) return endpoint.error();
-  return std::unique_ptr<RecvComm>(new RecvComm(context, std::move(*endpoint), std::move(*control)));
+  return sizes;
+}
+
+Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, Endpoint endpoint) {
+  Result<ControlMemory> control =
+      ControlMemory::create(endpoint.ports(), wire::cts_ring_bytes(endpoint.ports().size()) + sizeof(wire::SizeRecord));
+  if (!control) return control.error();
+  return std::unique_ptr<RecvComm>(new RecvComm(context, std::move(endpoint), std::move(*control)));
 }
 
 RecvComm::RecvComm(Context& context, Endpoint endpoint, ControlMemory control)

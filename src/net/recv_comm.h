@@ -26,7 +26,10 @@ struct RecvBuffer {
 
 class RecvComm final : public Comm {
  public:
-  static Result<std::unique_ptr<RecvComm>> create(Context& context, std::vector<const Port*> ports, std::size_t qps);
+  // What a comm with so many QPs, as the peer has, needs of its endpoint.
+  static EndpointSizes endpoint_sizes(std::size_t qps);
+
+  static Result<std::unique_ptr<RecvComm>> create(Context& context, Endpoint endpoint);
 
   Status connect(const wire::Hello& remote, int traffic_class) override;
 

@@ -17,9 +17,11 @@ namespace verbatim {
 
 class SendComm final : public Comm {
  public:
+  // What a comm on `devices` ports needs of its endpoint, with so many QPs on each.
+  static EndpointSizes endpoint_sizes(std::size_t devices, std::size_t qps_per_device);
+
   // `remote_devices`: how many the listening side has, which fixes the layout of the ring.
-  static Result<std::unique_ptr<SendComm>> create(Context& context, std::vector<const Port*> ports,
-                                                  std::size_t remote_devices);
+  static Result<std::unique_ptr<SendComm>> create(Context& context, Endpoint endpoint, std::size_t remote_devices);
 
   Status connect(const wire::Hello& remote, int traffic_class) override;
 
