@@ -89,6 +89,10 @@ void Comm::fail(ErrorKind kind, const char* operation, const std::string& what) 
   VERBATIM_WARN("%s", what.c_str());
 }
 
+[[gnu::cold]] void Comm::fail_poll() {
+  fail(ErrorKind::kSystem, "ibv_poll_cq", "ibv_poll_cq failed on " + endpoint_.describe_path(0));
+}
+
 void Comm::fail_completion(const ibv_wc& completion, std::size_t qp, const std::string& operation) {
   const Verbs& verbs = endpoint_.ports()[endpoint_.qps()[qp].device]->device->verbs();
   char what[768];

@@ -85,6 +85,21 @@ class Comm {
   // The same for a completion that reports a failure. `operation` says what the work request was for.
   void fail_completion(const ibv_wc& completion, std::size_t qp, const std::string& operation);
   void fail_post(const char* operation, int returned, std::size_t qp);
+  // Hands `complete` what the completion queues hold, up to a batch of each: whether that was all of it.
+  template <typename Complete>
+  bool take_completions(Complete complete) {
+    constexpr int kBatch = 8;
+    bool all = true;
+    for (const UniqueCq& cq : endpoint_.cqs()) {
+      ibv_wc completions[kBatch];
+      const int count = ibv_poll_cq(cq.get(), kBatch, completions);
+      all = all && count < kBatch;
+      for (int i = 0; i < count; ++i) complete(completions[i]);
+      if (count < 0) fail_poll();
+    }
+    return all;
+  }
+  void fail_poll();
   // Only when everything that has arrived was taken in: the completion queues were found empty. `starved`: the caller
   // waits for something of the peer.
   void hear_signals(bool starved) {

@@ -16,7 +16,6 @@ constexpr std::uint32_t kCtsQueueDepth = 128;
 // Every so many CTS one is signalled, so that the queue learns what has left; a quarter of a shallow queue.
 constexpr std::uint32_t kCtsSignalInterval = 32;
 constexpr std::uint32_t kInlineBytes = 2 * sizeof(wire::CtsEntry);
-constexpr int kPollBatch = 8;
 
 constexpr std::uint32_t kFirstReceiveTarget = 32;
 // A receive for every group that can be in flight, and the batch that is being used up.
@@ -251,14 +250,7 @@ inline void RecvComm::complete(const ibv_wc& completion) {
 }
 
 void RecvComm::progress() {
-  bool all_taken = true;
-  for (const UniqueCq& cq : endpoint_.cqs()) {
-    ibv_wc completions[kPollBatch];
-    const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);
-    all_taken = all_taken && count < kPollBatch;
-    for (int i = 0; i < count; ++i) complete(completions[i]);
-    if (count < 0) fail(ErrorKind::kSystem, "ibv_poll_cq", "ibv_poll_cq failed on " + endpoint_.describe_path(0));
-  }
+  const bool all_taken = take_completions([this](const ibv_wc& completion) { complete(completion); });
   if (all_taken) hear_signals(false);
 }
 

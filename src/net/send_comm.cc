@@ -17,7 +17,6 @@ namespace {
 // Enough for all requests of a connection as single small messages; longer ones wait for room.
 constexpr std::uint32_t kSendQueueDepth = wire::kMaxInFlight;
 constexpr std::uint32_t kInlineBytes = sizeof(std::uint64_t) * wire::kMaxGroup;  // a size record
-constexpr int kPollBatch = 8;
 // Below this a second QP costs more work requests and completions than its bandwidth gives back.
 constexpr std::uint64_t kStripeThresholdBytes = 256 << 10;
 constexpr std::uint64_t kStripeAlignBytes = 128;  // LL128 writes lines of this size, which must arrive whole
@@ -389,14 +388,7 @@ inline void SendComm::complete(const ibv_wc& completion) {
 }
 
 void SendComm::progress() {
-  bool all_taken = true;
-  for (const UniqueCq& cq : endpoint_.cqs()) {
-    ibv_wc completions[kPollBatch];
-    const int count = ibv_poll_cq(cq.get(), kPollBatch, completions);
-    all_taken = all_taken && count < kPollBatch;
-    for (int i = 0; i < count; ++i) complete(completions[i]);
-    if (count < 0) fail(ErrorKind::kSystem, "ibv_poll_cq", "ibv_poll_cq failed on " + endpoint_.describe_path(0));
-  }
+  const bool all_taken = take_completions([this](const ibv_wc& completion) { complete(completion); });
   if (posting_.active && error() == nullptr) continue_posting();
   if (all_taken) hear_signals(false);
 }
