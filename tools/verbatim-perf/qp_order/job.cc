@@ -78,12 +78,13 @@ void Job::learn_identity(int rank) {
 
 void Job::announce(int rank) {
   netapi::Plugin& net = plugin(rank);
-  if (!shape_.announce || !net.has_set_net_attr()) return;
+  if (shape_.announced_peers == 0 || !net.has_set_net_attr()) return;
   netapi::NetAttr attributes{};
-  attributes.sendCommAttr = {.maxConcurrentPeers = shape_.ranks - 1,
-                             .minConcurrentPeers = 1,
-                             .maxFlowsPerPeer = shape_.flows,
-                             .minFlowsPerPeer = 1};
+  attributes.sendCommAttr = {
+      .maxConcurrentPeers = shape_.announced_peers < 0 ? shape_.ranks - 1 : shape_.announced_peers,
+      .minConcurrentPeers = 1,
+      .maxFlowsPerPeer = shape_.flows,
+      .minFlowsPerPeer = 1};
   attributes.recvCommAttr = attributes.sendCommAttr;
   attributes.op = kSendOperation;
   require(net.set_net_attr(place(rank).context, attributes), "setNetAttr");

@@ -17,7 +17,8 @@ struct JobShape {
   int flows = 1;
   bool rotate = true;
   bool only_from_first = false;  // connections from rank 0 alone
-  bool announce = true;          // from table version 11 on: setNetAttr says what comes
+  // From table version 11 on setNetAttr says what comes: so many peers, -1: as many as there are. 0: nothing.
+  int announced_peers = -1;
 };
 
 struct JobConnection {
