@@ -224,6 +224,12 @@ ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
     errno = EINVAL;
     return nullptr;
   }
+  if (FakeVerbs& fake = FakeVerbs::current(); fake.on_create_qp) {
+    if (const int error = fake.on_create_qp()) {
+      errno = error;
+      return nullptr;
+    }
+  }
   auto* qp = create<ibv_qp>("create_qp", "qp");
   if (qp == nullptr) return nullptr;
   qp->context = pd->context;

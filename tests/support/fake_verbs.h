@@ -58,6 +58,9 @@ class FakeVerbs {
   // Verb without "ibv_" -> errno with which every call of it fails.
   std::map<std::string, int> failures;
 
+  // What create_qp fails with, 0: it does not. Unset: as `failures` says.
+  std::function<int()> on_create_qp;
+
   // The number of a new QP from the count of those made before. Unset: rising.
   std::function<std::uint32_t(std::uint32_t)> qp_number;
 
