@@ -39,7 +39,7 @@ class VirtualClock {
  public:
   explicit VirtualClock(const fs::path& scratch) : scratch_(scratch) {
     if (variable("SOFTVERBS_LINK_GBPS") == nullptr || variable("SOFTVERBS_TRACE") == nullptr) return;
-    gbps_ = std::stod(variable("SOFTVERBS_LINK_GBPS"));
+    gbps_ = std::stod(variable("SOFTVERBS_LINK_GBPS"));  // 0: no rate
     trace_ = variable("SOFTVERBS_TRACE");
     const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
     const char* const given = variable("SOFTVERBS_CONTROL");

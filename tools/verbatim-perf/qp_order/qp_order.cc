@@ -21,6 +21,11 @@ using Json = nlohmann::ordered_json;
 // A correlation of at least this counts as being served in that order.
 constexpr double kClear = 0.9;
 
+bool has_rate() {
+  const char* const gbps = std::getenv("SOFTVERBS_LINK_GBPS");
+  return gbps != nullptr && std::atof(gbps) > 0;
+}
+
 Json run_part(const QpOrderOptions& options, const std::string& part, const Scratch& scratch) {
   const fs::path result = scratch / (part + ".json");
   const auto text = [](auto value) { return std::to_string(value); };
@@ -52,7 +57,7 @@ Json run_part(const QpOrderOptions& options, const std::string& part, const Scra
   if (std::getenv("SOFTVERBS_NAMESPACE") == nullptr) {
     variables.push_back("SOFTVERBS_NAMESPACE=qp-order-" + text(::getpid()));
   }
-  if (std::getenv("SOFTVERBS_LINK_GBPS") != nullptr) {
+  if (has_rate()) {
     variables.push_back("SOFTVERBS_TRACE=" + (scratch / (part + ".trace")).string());
   }
   run_process(arguments, variables, scratch / (part + ".log"));
