@@ -87,7 +87,7 @@ class Context {
 
   // NCCL's RMA proxy takes a net plugin's context for its own and writes the first four bytes (2.29 to 2.30): they are
   // the communicator's traffic class for it to read, and nothing to us.
-  std::int32_t sacrificed_;
+  [[maybe_unused]] std::int32_t sacrificed_;
   const int traffic_class_;
   const std::uint32_t ordinal_;
   const Config config_;
