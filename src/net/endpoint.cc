@@ -53,7 +53,8 @@ Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
 
 }  // namespace
 
-Result<Endpoint> Endpoint::create(std::vector<const Port*> ports, const EndpointSizes& sizes, const Config& config) {
+Result<Endpoint> Endpoint::create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                  const Config& config) {
   const std::size_t alone[] = {1};
   Result<std::vector<Endpoint>> made = make_rows(ports, sizes, config, alone, CqLayout::kPerDevice);
   if (!made) return made.error();

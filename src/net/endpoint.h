@@ -57,7 +57,8 @@ struct EndpointQp {
 class Endpoint {
  public:
   // Creates the queues on `ports` (1 to 8, QPs dealt out in turn) and moves the QPs to INIT.
-  static Result<Endpoint> create(std::vector<const Port*> ports, const EndpointSizes& sizes, const Config& config);
+  static Result<Endpoint> create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                 const Config& config);
 
   // Creates as many endpoints as `rows` adds up to, in its order. On each device their QPs have rising numbers in this
   // order: row by row, in a row the first QPs of all its endpoints, then the second ones.

@@ -109,7 +109,8 @@ std::shared_ptr<EndpointClaim> EndpointPool::claim(EndpointWish wish) {
   if (line.gathered.empty()) line.gathered_first_ns = line.gathered_last_ns;
   line.gathered.push_back(claim);
   const Traffic traffic = expected(wanted);
-  if (traffic.known() && line.gathered.size() >= std::size_t{traffic.peers} * traffic.flows) make_gathered(line);
+  const bool complete = traffic.known() && line.gathered.size() >= std::size_t{traffic.peers} * traffic.flows;
+  if (complete || line.gathered_last_ns - line.gathered_first_ns >= kLongestGatherNs) make_gathered(line);
   return claim;
 }
 

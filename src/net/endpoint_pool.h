@@ -84,7 +84,7 @@ class EndpointPool {
   std::shared_ptr<EndpointClaim> claim(EndpointWish wish) VERBATIM_EXCLUDES(mutex_);
   // Once, until it answers an endpoint or an error: nothing while its burst is still being gathered, at most 2 ms.
   Result<std::optional<Endpoint>> take(EndpointClaim& claim) VERBATIM_EXCLUDES(mutex_);
-  // Makes what has been gathered for long enough. From every connect and accept, whosever connection it is.
+  // Makes what has been gathered for long enough. From every connect and accept that waits, whosever connection it is.
   void poll() VERBATIM_EXCLUDES(mutex_);
 
   bool release_idle() VERBATIM_EXCLUDES(mutex_);

@@ -270,7 +270,6 @@ Result<ListenComm*> Context::listen(std::size_t device, std::span<std::uint8_t, 
 
 Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle_bytes,
                                    int traffic_class) {
-  endpoints_.poll();
   Connector* connector = nullptr;
   std::uint64_t token = wire::load_connect_token(handle_bytes);
   {
@@ -278,7 +277,9 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     const auto known = connectors_.find(token);
     if (known != connectors_.end()) connector = known->second.get();
   }
-  if (connector == nullptr) {
+  if (connector != nullptr) {
+    endpoints_.poll();
+  } else {  // one more of a burst: whatever time has passed, it is not over
     if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
     Result<std::vector<const Port*>> connect_ports = ports(device);
     if (!connect_ports) return connect_ports.error();

@@ -27,40 +27,39 @@ class Port {
   std::size_t head_ = 0;
 };
 
-// The receiver of a PE's i-th QP.
-unsigned receiver(const Shape& shape, const Order& order, unsigned pe, std::uint64_t i) {
-  const unsigned others = shape.pes - 1;
-  const auto place = static_cast<unsigned>(order.interleaved ? i % others : i / shape.qps);
-  if (order.rotated) return (pe + 1 + place) % shape.pes;
-  return place < pe ? place : place + 1;
-}
+// Quanta taken in, by sender and by how far behind it its receiver is: in most slots that distance is the same for all.
+class Taken {
+ public:
+  explicit Taken(unsigned pes) : pes_(pes), quanta_(std::size_t{pes} * pes, 0) {}
+  std::uint32_t& operator()(unsigned from, unsigned to) {
+    const unsigned distance = to >= from ? to - from : to + pes_ - from;
+    return quanta_[std::size_t{distance} * pes_ + from];
+  }
 
-double jain(const std::uint32_t* taken, const Shape& shape, unsigned pe) {
+ private:
+  const unsigned pes_;
+  std::vector<std::uint32_t> quanta_;
+};
+
+double jain(Taken& taken, const Shape& shape, unsigned pe) {
   double sum = 0;
   double squares = 0;
   for (unsigned to = 0; to < shape.pes; ++to) {
-    if (to == pe) continue;
-    sum += taken[to];
-    squares += static_cast<double>(taken[to]) * taken[to];
+    const double share = to != pe ? taken(pe, to) : 0;
+    sum += share;
+    squares += share * share;
   }
   return sum * sum / (static_cast<double>(shape.pes - 1) * squares);
 }
 
-// Of one PE: how far its QPs are from interleaved and rotated. The same for all PEs but where PE 0 comes first.
-std::uint64_t inversions(const Shape& shape, const Order& order, unsigned pe) {
-  const unsigned others = shape.pes - 1;
-  const std::uint64_t qps = std::uint64_t{others} * shape.qps;
-  std::vector<std::uint32_t> below(qps + 1, 0);  // a Fenwick tree over places
-  std::uint64_t found = 0;
-  for (std::uint64_t i = 0; i < qps; ++i) {
-    const std::uint64_t k = order.interleaved ? i / others : i % shape.qps;
-    const unsigned rotation = (receiver(shape, order, pe, i) + shape.pes - pe - 1) % shape.pes;
-    const std::uint64_t place = k * others + rotation;
-    std::uint64_t before = 0;
-    for (std::uint64_t at = place + 1; at > 0; at &= at - 1) before += below[at];
-    found += i - before;
-    for (std::uint64_t at = place + 1; at <= qps; at += at & (~at + 1)) ++below[at];
-  }
+// Of all PEs. Peers in a row: QP k of a peer lies behind the lower ones of all peers that come later. Not rotated:
+// every row begins with the PEs below oneself, which belong behind the others.
+std::uint64_t inversions(const Shape& shape, const Order& order) {
+  const std::uint64_t others = shape.pes - 1;
+  const std::uint64_t pairs_of_peers = others * (others - 1) / 2;
+  const std::uint64_t pairs_of_qps = std::uint64_t{shape.qps} * (shape.qps - 1) / 2;
+  std::uint64_t found = order.interleaved ? 0 : pairs_of_peers * pairs_of_qps * shape.pes;
+  for (std::uint64_t pe = 0; !order.rotated && pe < shape.pes; ++pe) found += shape.qps * pe * (others - pe);
   return found;
 }
 
@@ -72,8 +71,8 @@ Figures simulate(const Shape& shape, const Order& order) {
   const std::uint64_t total = slots * n;
   const std::uint64_t all_of_peer = std::uint64_t{shape.qps} * shape.quanta;
   std::vector<Port> ports(n);
-  std::vector<std::uint32_t> taken(std::size_t{n} * n, 0);  // quanta by sender and receiver
-  std::vector<bool> finished(n, false);                     // one peer of this sender has everything
+  Taken taken(n);
+  std::vector<bool> finished(n, false);  // one peer of this sender has everything
   std::vector<unsigned> arrivals(n);
   Figures figures;
   double first_sum = 0;
@@ -82,8 +81,10 @@ Figures simulate(const Shape& shape, const Order& order) {
     if (slot < slots) {
       std::fill(arrivals.begin(), arrivals.end(), 0U);
       const std::uint64_t qp = slot % (std::uint64_t{n - 1} * shape.qps);
+      const auto place = static_cast<unsigned>(order.interleaved ? qp % (n - 1) : qp / shape.qps);
       for (unsigned pe = 0; pe < n; ++pe) {
-        const unsigned to = receiver(shape, order, pe, qp);
+        unsigned to = place < pe ? place : place + 1;
+        if (order.rotated) to = pe + 1 + place < n ? pe + 1 + place : pe + 1 + place - n;
         ports[to].push(static_cast<std::uint16_t>(pe));
         figures.senders = std::max(figures.senders, ++arrivals[to]);
       }
@@ -95,7 +96,7 @@ Figures simulate(const Shape& shape, const Order& order) {
       if (port.empty()) continue;
       const std::uint16_t from = port.pop();
       ++got;
-      const std::uint32_t now = ++taken[std::size_t{from} * n + to];
+      const std::uint32_t now = ++taken(from, to);
       if (now == 1) {
         first_sum += static_cast<double>(slot);
         figures.first_max = std::max(figures.first_max, slot);
@@ -106,12 +107,12 @@ Figures simulate(const Shape& shape, const Order& order) {
       }
     }
     for (const unsigned from : first_finished) {
-      figures.jain = std::min(figures.jain, jain(&taken[std::size_t{from} * n], shape, from));
+      figures.jain = std::min(figures.jain, jain(taken, shape, from));
     }
   }
   figures.efficiency = static_cast<double>(slots) / static_cast<double>(slot);
   figures.first_mean = first_sum / (static_cast<double>(n) * (n - 1));
-  for (unsigned pe = 0; pe < n; ++pe) figures.inversions += inversions(shape, order, pe);
+  figures.inversions = inversions(shape, order);
   return figures;
 }
 
