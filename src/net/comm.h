@@ -39,6 +39,7 @@ class Comm {
   CommKind kind() const { return kind_; }
   Context& context() const { return context_; }
   Endpoint& endpoint() { return endpoint_; }
+  const Endpoint& endpoint() const { return endpoint_; }
 
   // Moves the QPs to RTS towards `remote` and remembers what the data path needs of it.
   virtual Status connect(const wire::Hello& remote, int traffic_class) = 0;
@@ -63,7 +64,7 @@ class Comm {
   // Whether what is outstanding waits for the peer to do more than acknowledge.
   virtual bool needs_peer() const = 0;
   // What the connection has carried; not while the data path runs.
-  virtual Traffic traffic() const = 0;
+  virtual Carried carried() const = 0;
   ConnectionStats stats() const;
   // Stops all work at once: the buffers are the caller's again.
   void abort();

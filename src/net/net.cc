@@ -15,6 +15,7 @@
 #include "base/socket.h"
 #include "base/socket_interface.h"
 #include "net/control.h"
+#include "net/qp_dump.h"
 #include "verbs/library.h"
 
 namespace verbatim {
@@ -29,6 +30,7 @@ struct ProcessState {
   std::uint64_t process_id = 0;
   std::uint32_t contexts_made = 0;
   std::set<Context*> contexts;  // open
+  EndpointPools pools;          // of the contexts
   Mutex listener_mutex;
   std::unique_ptr<ControlThread> control;  // after the devices that it watches
   std::unique_ptr<Listener> listener VERBATIM_GUARDED_BY(listener_mutex);
@@ -176,7 +178,8 @@ Context::Context(Config config, int traffic_class, std::uint32_t ordinal, Proces
       traffic_class_(traffic_class),
       ordinal_(ordinal),
       config_(std::move(config)),
-      process_(process) {}
+      process_(process),
+      endpoints_(config_, process.pools) {}
 
 Context::~Context() {
   // What NCCL has abandoned: listens, attempts and comms.
@@ -234,6 +237,27 @@ void Context::report_no_atomics(const std::string& device, const std::string& pe
                 device.c_str(), peer.c_str(), hindrance);
 }
 
+std::shared_ptr<EndpointClaim> Context::claim_send(const std::vector<const Port*>& ports, const PeerId& peer) {
+  const Traffic traffic = endpoints_.announced(QpSide::kSend);
+  const unsigned qps = choose_qps(config_.qps_per_connection, traffic);
+  return endpoints_.claim({.side = QpSide::kSend,
+                           .ports = ports,
+                           .sizes = SendComm::endpoint_sizes(ports.size(), qps, config_),
+                           .self = peer_id(identity(*ports.front())),
+                           .peer = peer,
+                           .traffic = traffic});
+}
+
+std::shared_ptr<EndpointClaim> Context::claim_recv(const std::vector<const Port*>& ports, const PeerId& peer,
+                                                   std::size_t qps) {
+  return endpoints_.claim({.side = QpSide::kRecv,
+                           .ports = ports,
+                           .sizes = RecvComm::endpoint_sizes(qps),
+                           .self = peer_id(identity(*ports.front())),
+                           .peer = peer,
+                           .traffic = endpoints_.announced(QpSide::kRecv)});
+}
+
 Result<std::vector<const Port*>> Context::ports(std::size_t device) const {
   const std::span<const Port> all = process_.inventory->ports();
   if (device >= all.size()) return Error{ErrorKind::kArgument, 0, "no such device"};
@@ -264,7 +288,9 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     const auto known = connectors_.find(token);
     if (known != connectors_.end()) connector = known->second.get();
   }
-  if (connector == nullptr) {
+  if (connector != nullptr) {
+    endpoints_.poll();
+  } else {  // one more of a burst: whatever time has passed, it is not over
     if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
     Result<std::vector<const Port*>> connect_ports = ports(device);
     if (!connect_ports) return connect_ports.error();
@@ -295,6 +321,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
 }
 
 Result<RecvComm*> Context::accept(ListenComm& listen) {
+  endpoints_.poll();
   Result<std::unique_ptr<RecvComm>> comm = listen.accept();
   if (!comm) return comm.error();
   if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
@@ -309,6 +336,9 @@ Result<C*> Context::keep(std::unique_ptr<C> comm) {
   kept.emplace(made, std::move(comm));
   if (const Status watched = process_.control->watch(*made); !watched) return watched.error();
   comms_.merge(kept);
+  if (!config_.qp_dump.empty()) {
+    dump_qps(config_.qp_dump, *made, peer_id(identity(*made->endpoint().ports().front())));
+  }
   return made;
 }
 
@@ -327,6 +357,15 @@ void Context::close(Comm& comm) {
     closing = std::move(node.mapped());
   }
   end(std::move(closing));
+  forget_order_when_alone();
+}
+
+void Context::forget_order_when_alone() {
+  {
+    const MutexLock lock(mutex_);
+    if (!connectors_.empty() || !comms_.empty()) return;
+  }
+  endpoints_.forget();
 }
 
 void Context::write_stats() {

@@ -6,6 +6,7 @@
 #include "verbatim-perf/cost/options.h"
 #include "verbatim-perf/launcher.h"
 #include "verbatim-perf/options.h"
+#include "verbatim-perf/qp_order/options.h"
 #include "verbatim-perf/rank.h"
 
 namespace {
@@ -28,6 +29,9 @@ int main(int argc, char** argv) {
   try {
     if (argc > 1 && std::strcmp(argv[1], "cost") == 0) {
       return run_or_leave(cost::parse_cost_options(argc - 1, argv + 1), cost::run_cost);
+    }
+    if (argc > 1 && std::strcmp(argv[1], "qp-order") == 0) {
+      return run_or_leave(qp_order::parse_qp_order_options(argc - 1, argv + 1), qp_order::run_qp_order);
     }
     return run_or_leave(parse_options(argc, argv), [&](const Options& options) {
       return options.root.empty() ? launch(options, argc, argv) : run_rank(options);
