@@ -1,8 +1,10 @@
 #include "ranks/job.h"
 #include "verbatim-eplb/compare.h"
+#include "verbatim-eplb/injection.h"
 #include "verbatim-eplb/input.h"
 #include "verbatim-eplb/options.h"
 #include "verbatim-eplb/plan_only.h"
+#include "verbatim-eplb/posting.h"
 #include "verbatim-eplb/rank.h"
 
 using namespace verbatim;
@@ -16,7 +18,10 @@ ranks::ExitStatus run(const eplb::Options& options, int argc, char** argv) {
       return ranks::ExitStatus::kOk;
     }
     // What is wrong with the input is said once, before there is any rank.
-    if (options.job.root.empty()) static_cast<void>(eplb::make_input(options));
+    if (options.job.root.empty()) {
+      const eplb::Input input = eplb::make_input(options);
+      static_cast<void>(eplb::place_injection(options, input, eplb::plan_layers(options, input)));
+    }
   } catch (const eplb::BadInput& bad) {
     throw ranks::Failure(bad.what(), ranks::ExitStatus::kUsage);
   }

@@ -206,6 +206,8 @@ void Mover::flip(std::byte* at) {
 // A row that is empty afterwards still has what was in it.
 Damage Mover::check(const LayerWork& work, std::uint64_t iteration) {
   const std::size_t first = static_cast<std::size_t>(options_.job.rank) * local_rows_;
+  const std::string here =
+      "rank " + std::to_string(options_.job.rank) + ", layer " + std::to_string(work.layer.number) + ", ";
   Damage damage;
   for (std::size_t row = 0; row < local_rows_; ++row) {
     const Fill how = work.own.rows[row].how;
@@ -215,9 +217,8 @@ Damage Mover::check(const LayerWork& work, std::uint64_t iteration) {
     for (std::size_t t = 0; t < offsets_.size(); ++t) {
       const Tensor& tensor = input_.expert.tensors[t];
       const auto place = [&](const Rows& rows, int expert) {
-        return "rank " + std::to_string(options_.job.rank) + ", layer " + std::to_string(work.layer.number) + ", " +
-               rows.name() + ", row " + std::to_string(row) + ", expert " + std::to_string(expert) + ", tensor " +
-               tensor.name;
+        return here + rows.name() + ", row " + std::to_string(row) + ", expert " + std::to_string(expert) +
+               ", tensor " + tensor.name;
       };
       const int holds = after == kEmptyRow ? before : after;
       damage.add(compare(memory_, weights_.at(t, row), tensor.bytes, content(work, iteration, holds, row, t),
@@ -227,10 +228,12 @@ Damage Mover::check(const LayerWork& work, std::uint64_t iteration) {
                          place(new_rows_, passed)));
     }
   }
-  damage.add(weights_.check_guards());
-  damage.add(new_rows_.check_guards());
-  if (send_) damage.add(send_->check_guards());
-  if (recv_) damage.add(recv_->check_guards());
+  Damage guards = weights_.check_guards();
+  guards.add(new_rows_.check_guards());
+  if (send_) guards.add(send_->check_guards());
+  if (recv_) guards.add(recv_->check_guards());
+  if (guards.bytes > 0) guards.first = here + guards.first;
+  damage.add(guards);
   return damage;
 }
 

@@ -42,6 +42,14 @@ LayerPlan plan_layer(const Workload& workload, const Layer& layer, const ExpertL
   return plan;
 }
 
+std::vector<LayerPlan> plan_layers(const Options& options, const Input& input) {
+  std::vector<LayerPlan> plans;
+  for (const Layer& layer : input.workload.layers) {
+    plans.push_back(plan_layer(input.workload, layer, input.expert, options));
+  }
+  return plans;
+}
+
 std::vector<CallGroup> calls_of_rank(const LayerPlan& layer, const RankPlan& plan, const ExpertLayout& expert,
                                      Mode mode) {
   std::vector<CallGroup> groups;

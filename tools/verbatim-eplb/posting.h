@@ -10,6 +10,7 @@
 #include "traffic/eplb/expert.h"
 #include "traffic/eplb/plan.h"
 #include "traffic/eplb/schedule.h"
+#include "verbatim-eplb/input.h"
 #include "verbatim-eplb/options.h"
 
 namespace verbatim::eplb {
@@ -32,6 +33,8 @@ struct LayerPlan {
   Schedule schedule;
 };
 LayerPlan plan_layer(const Workload& workload, const Layer& layer, const ExpertLayout& expert, const Options& options);
+// Those of all layers. Throws BadInput.
+std::vector<LayerPlan> plan_layers(const Options& options, const Input& input);
 
 // Groups rise; in each all sends come first, then all receives, experts ascending, tensors in their order.
 std::vector<CallGroup> calls_of_rank(const LayerPlan& layer, const RankPlan& plan, const ExpertLayout& expert,

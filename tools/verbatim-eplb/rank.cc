@@ -63,7 +63,11 @@ class EplbRank final : public ranks::Rank {
 
   ExitStatus run() override {
     agree(link_, options_, input_);
-    plan();
+    try {
+      plan();
+    } catch (const BadInput& bad) {
+      throw Failure(bad.what(), ExitStatus::kUsage);
+    }
     transport_ = options_.over == Over::kNccl ? make_nccl_transport(options_, link_)
                                               : make_plugin_transport(options_, link_, watchdog_);
     const std::size_t in_use = transport_->memory().in_use();
@@ -89,10 +93,10 @@ class EplbRank final : public ranks::Rank {
   // All layers, as in a serving process before the first transfer, and the dry run of what will be posted.
   void plan() {
     const std::uint64_t begin = monotonic_ns();
-    for (const Layer& layer : input_.workload.layers) {
-      plans_.push_back(plan_layer(input_.workload, layer, input_.expert, options_));
-      own_.push_back(plan_of_rank(input_.workload, layer, plans_.back().transfers, rank_));
-      calls_.push_back(calls_of_rank(plans_.back(), own_.back(), input_.expert, options_.mode));
+    plans_ = plan_layers(options_, input_);
+    for (std::size_t i = 0; i < plans_.size(); ++i) {
+      own_.push_back(plan_of_rank(input_.workload, input_.workload.layers[i], plans_[i].transfers, rank_));
+      calls_.push_back(calls_of_rank(plans_[i], own_[i], input_.expert, options_.mode));
     }
     planning_ns_ = monotonic_ns() - begin;
     injection_ = place_injection(options_, input_, plans_);

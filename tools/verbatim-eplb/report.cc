@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 
 namespace verbatim::eplb {
@@ -10,10 +11,15 @@ namespace {
 using ranks::Json;
 
 constexpr std::size_t kMostLines = 64;
-constexpr double kGiB = 1024.0 * 1024 * 1024;
-
-double gib(std::size_t bytes) {
-  return static_cast<double>(bytes) / kGiB;
+// "1.4769 GiB", in the largest unit that leaves a whole number.
+std::string amount(std::uint64_t bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < std::size(units); ++unit) value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.4f %s", value, units[unit]);
+  return text;
 }
 
 std::vector<double> all_times(const Report& report) {
@@ -189,17 +195,18 @@ void print_table(std::FILE* out, const Report& report) {
   const OldDesign old = old_design(report);
   std::fprintf(out, "# Layer time          : p50 %.1f, p99 %.1f, max %.1f us; all layers %.1f ms\n",
                percentile(times, 0.5), percentile(times, 0.99), percentile(times, 1), total_us(report) / 1000);
-  std::fprintf(out,
-               "# Moved               : %.3f GiB an iteration, %.3f GB/s over all ranks, Jain's index of pairs %.3f\n",
-               gib(total_bytes(report)), rate(total_bytes(report), total_us(report)), jain(pair_bytes(report)));
+  std::fprintf(out, "# Moved               : %s an iteration, %.3f GB/s over all ranks, Jain's index of pairs %.3f\n",
+               amount(total_bytes(report)).c_str(), rate(total_bytes(report), total_us(report)),
+               jain(pair_bytes(report)));
   std::fprintf(out, "# Planning            : %.2f ms for all layers on the slowest rank\n", planning_ms(report));
-  std::fprintf(out, "# Send buffer         : %.4f GiB a rank, measured; old design %.4f GiB\n",
-               gib(largest(report.by_rank, &RankSummary::send_bytes)), gib(old.send_bytes));
+  std::fprintf(out, "# Send buffer         : %s a rank, measured; old design %s\n",
+               amount(largest(report.by_rank, &RankSummary::send_bytes)).c_str(), amount(old.send_bytes).c_str());
   const std::size_t buffers = largest(report.by_rank, &RankSummary::send_bytes) +
                               largest(report.by_rank, &RankSummary::recv_bytes) +
                               largest(report.by_rank, &RankSummary::new_rows_bytes);
-  std::fprintf(out, "# All buffers         : %.4f GiB a rank beside weights of %.4f, measured; old design %.4f GiB\n",
-               gib(buffers), gib(largest(report.by_rank, &RankSummary::weights_bytes)), gib(old.all_bytes));
+  std::fprintf(out, "# All buffers         : %s a rank beside weights of %s, measured; old design %s\n",
+               amount(buffers).c_str(), amount(largest(report.by_rank, &RankSummary::weights_bytes)).c_str(),
+               amount(old.all_bytes).c_str());
   std::fprintf(out, "# Plugin's counters   : %s\n", report.by_rank.front().stats.c_str());
   for (const std::string& complaint : report.complaints) std::fprintf(out, "# %s\n", complaint.c_str());
   if (!report.options.check) {
