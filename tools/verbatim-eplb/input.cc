@@ -1,8 +1,12 @@
 #include "verbatim-eplb/input.h"
 
+#include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
 
 namespace verbatim::eplb {
 namespace {
@@ -74,7 +78,19 @@ Policy find_policy(const std::string& name) {
     if (known == name) return policy;
     names += known + ", ";
   }
-  throw BadInput("no such policy: '" + name + "', there are " + names + "trace=FILE");
+  throw BadInput("no such policy: '" + name + "', there are " + names + "all, trace=FILE");
+}
+
+std::vector<Policy> find_policies(const std::string& list) {
+  std::vector<Policy> found;
+  if (list == "all") {
+    for (const auto& [name, policy] : policies()) found.push_back(policy);
+    return found;
+  }
+  std::istringstream names(list);
+  for (std::string name; std::getline(names, name, ',');) found.push_back(find_policy(name));
+  if (found.empty()) throw BadInput("--policy names none");
+  return found;
 }
 
 }  // namespace
@@ -99,11 +115,21 @@ Input make_input(const Options& options) {
     const std::size_t named = options.experts > 0 ? options.experts : static_cast<std::size_t>(trace.largest + 1);
     input.workload = {ranks, named, rows, std::move(trace.layers)};
   } else {
-    const Policy policy = find_policy(options.policy);
-    const std::size_t redundant =
-        options.has_redundant ? options.redundant : needed_redundant(policy, ranks, experts, preset.redundant);
-    input.workload = make_workload(
-        {policy, ranks, experts, redundant, options.layers > 0 ? options.layers : preset.layers, options.seed});
+    const std::vector<Policy> wanted = find_policies(options.policy);
+    std::size_t redundant = options.has_redundant ? options.redundant : preset.redundant;
+    if (!options.has_redundant) {
+      for (const Policy policy : wanted) redundant = needed_redundant(policy, ranks, experts, redundant);
+    }
+    for (const Policy policy : wanted) {
+      Workload part = make_workload(
+          {policy, ranks, experts, redundant, options.layers > 0 ? options.layers : preset.layers, options.seed});
+      for (Layer& layer : part.layers) layer.number += input.workload.layers.size();
+      if (input.workload.layers.empty()) {
+        input.workload = std::move(part);
+      } else {
+        std::move(part.layers.begin(), part.layers.end(), std::back_inserter(input.workload.layers));
+      }
+    }
     input.expert = expert_of(input.workload.local_rows());
   }
   check(input.workload);

@@ -97,9 +97,11 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
           ->check(CLI::Range(0, 1'000'000));
   app.add_option("--layers", options.layers, "layers in place of the preset's")->check(CLI::Range(1, 10'000));
   app.add_option("--scale", options.scale, "divides every tensor's size")->check(CLI::Range(1, 1 << 30));
-  app.add_option("--policy", options.policy, "how experts are placed before and after")
+  app.add_option("--policy", options.policy,
+                 "how experts are placed before and after; of several, or all, the layers of one\n"
+                 "after the other")
       ->capture_default_str()
-      ->type_name("NAME|trace=FILE");
+      ->type_name("NAME,...|all|trace=FILE");
   app.add_option("--seed", options.seed, "of placements and contents")->capture_default_str();
   app.add_option("--mode", mode, keys_of(kModes))->check(CLI::IsMember(kModes))->capture_default_str();
   app.add_option("--over", over, "a net plugin's table without NCCL, in host memory; or NCCL, in GPU memory")

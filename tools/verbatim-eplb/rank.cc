@@ -28,6 +28,11 @@ namespace {
 using ranks::ExitStatus;
 using ranks::Failure;
 
+struct Introduction {
+  char host[64];
+  int pid;
+};
+
 // What ranks tell each other after each layer.
 struct Outcome {
   std::uint64_t elapsed_ns;
@@ -74,6 +79,7 @@ class EplbRank final : public ranks::Rank {
     mover_.emplace(options_, input_, injection_, *transport_, watchdog_);
     transport_->connect(pairs(), mover_->pieces());
     report_.transport = transport_->describe();
+    introduce();
     if (is_first()) print_head(stdout, report_);
     for (std::uint64_t iteration = 0; iteration < static_cast<std::uint64_t>(options_.iterations); ++iteration) {
       for (std::size_t layer = 0; layer < plans_.size(); ++layer) rearrange(layer, iteration);
@@ -89,6 +95,12 @@ class EplbRank final : public ranks::Rank {
 
  private:
   bool is_first() const { return rank_ == 0; }
+
+  void introduce() {
+    Introduction own{{}, getpid()};
+    gethostname(own.host, sizeof own.host - 1);
+    for (const Introduction& other : link_.all_gather_values(own)) report_.processes.push_back({other.host, other.pid});
+  }
 
   // All layers, as in a serving process before the first transfer, and the dry run of what will be posted.
   void plan() {
@@ -143,6 +155,7 @@ class EplbRank final : public ranks::Rank {
   void rearrange(std::size_t index, std::uint64_t iteration) {
     const LayerWork work{index, input_.workload.layers[index], plans_[index], own_[index], calls_[index]};
     if (options_.check || iteration + index == 0) mover_->prepare(work, iteration);
+    wait("before layer " + std::to_string(work.layer.number));
     link_.barrier();
     const std::uint64_t begin = monotonic_ns();
     mover_->run(work);
@@ -154,23 +167,26 @@ class EplbRank final : public ranks::Rank {
     }
     LayerRow& row = report_.layers[index];
     std::uint64_t slowest_ns = 0;
+    wait("after layer " + std::to_string(work.layer.number));
     for (const Outcome& other : link_.all_gather_values(outcome)) {
       slowest_ns = std::max(slowest_ns, other.elapsed_ns);
       row.wrong += other.wrong;
       report_.wrong_bytes += other.wrong;
       if (other.wrong > 0 && report_.first_wrong.empty()) report_.first_wrong = other.first;
     }
+    watchdog_.end();
     row.times_us.push_back(static_cast<double>(slowest_ns) / 1000);
     const auto done = static_cast<double>(iteration * plans_.size() + index + 1);
     bar_.draw(done / (static_cast<double>(plans_.size()) * options_.iterations), "layer " + std::to_string(row.layer));
   }
 
+  // Until the others are as far, what stands still is one of them.
+  void wait(const std::string& where) {
+    watchdog_.begin("rank " + std::to_string(rank_) + ", waiting for the others " + where, 0, {});
+  }
+
   void finish(std::size_t in_use_before) {
     RankSummary own;
-    char host[64] = {};
-    gethostname(host, sizeof host - 1);
-    own.host = host;
-    own.pid = getpid();
     const Transport::Counters& counters = transport_->counters();
     own.sent = counters.sent;
     own.received = counters.received;

@@ -121,9 +121,7 @@ double jain(const std::vector<std::uint64_t>& values) {
 }
 
 Json json_of(const RankSummary& summary) {
-  return {{"host", summary.host},
-          {"pid", summary.pid},
-          {"sent_bytes", summary.sent},
+  return {{"sent_bytes", summary.sent},
           {"received_bytes", summary.received},
           {"operations", summary.operations},
           {"messages", summary.messages},
@@ -141,8 +139,6 @@ Json json_of(const RankSummary& summary) {
 
 RankSummary summary_of(const Json& json) {
   RankSummary summary;
-  json.at("host").get_to(summary.host);
-  json.at("pid").get_to(summary.pid);
   json.at("sent_bytes").get_to(summary.sent);
   json.at("received_bytes").get_to(summary.received);
   json.at("operations").get_to(summary.operations);
@@ -173,6 +169,10 @@ void print_head(std::FILE* out, const Report& report) {
   std::fprintf(out, "\n# %zu layers, %d iteration(s), at most %zu operations a group%s, seed %llu\n",
                workload.layers.size(), options.iterations, options.ops_per_group,
                options.ops_per_group == 0 ? " (no limit)" : "", static_cast<unsigned long long>(options.seed));
+  for (std::size_t rank = 0; rank < report.processes.size(); ++rank) {
+    std::fprintf(out, "# rank %4zu  pid %7d on %s\n", rank, report.processes[rank].pid,
+                 report.processes[rank].host.c_str());
+  }
   std::fflush(out);
 }
 
@@ -236,6 +236,7 @@ void write_report(const Report& report, const std::string& path) {
             {"ops_per_group", options.ops_per_group},
             {"transport", report.transport},
             {"layers", Json::array()},
+            {"processes", Json::array()},
             {"by_rank", Json::array()},
             {"layer_time_us",
              {{"p50", percentile(times, 0.5)}, {"p99", percentile(times, 0.99)}, {"max", percentile(times, 1)}}},
@@ -250,6 +251,9 @@ void write_report(const Report& report, const std::string& path) {
             {"first_wrong", report.first_wrong}};
   for (const Tensor& tensor : report.input.expert.tensors) {
     json["tensors"].push_back({{"name", tensor.name}, {"type", tensor.type}, {"bytes", tensor.bytes}});
+  }
+  for (const Process& process : report.processes) {
+    json["processes"].push_back({{"host", process.host}, {"pid", process.pid}});
   }
   for (const LayerRow& row : report.layers) json["layers"].push_back(json_of(row));
   for (const RankSummary& summary : report.by_rank) json["by_rank"].push_back(json_of(summary));

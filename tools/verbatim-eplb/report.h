@@ -27,8 +27,6 @@ struct LayerRow {
 
 // What every rank tells rank 0 at the end.
 struct RankSummary {
-  std::string host;
-  int pid = 0;
   std::vector<std::uint64_t> sent;      // to each rank, over all iterations
   std::vector<std::uint64_t> received;  // from each rank
   std::uint64_t operations = 0;
@@ -47,10 +45,16 @@ struct RankSummary {
 ranks::Json json_of(const RankSummary& summary);
 RankSummary summary_of(const ranks::Json& json);
 
+struct Process {
+  std::string host;
+  int pid;
+};
+
 struct Report {
   const Options& options;
   const Input& input;
   ranks::Json transport = {};
+  std::vector<Process> processes = {};  // by rank
   std::vector<LayerRow> layers = {};
   std::vector<RankSummary> by_rank = {};
   std::uint64_t wrong_bytes = 0;
