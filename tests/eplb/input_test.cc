@@ -105,22 +105,23 @@ std::uint16_t free_port() {
   return 0;
 }
 
-// Two ranks, the second with `more` options.
-Outcome run_two(const std::vector<std::string>& both, const std::vector<std::string>& more) {
-  std::vector<std::string> arguments{"--root",    "127.0.0.1:" + std::to_string(free_port()),
-                                     "--nranks",  "2",
-                                     "--token",   "99",
-                                     "--plugin",  setting("EPLB_PLUGIN"),
-                                     "--timeout", "60"};
-  arguments.insert(arguments.end(), both.begin(), both.end());
-  std::vector<std::string> second = arguments;
-  arguments.insert(arguments.end(), {"--rank", "0"});
-  second.insert(second.end(), more.begin(), more.end());
-  second.insert(second.end(), {"--rank", "1"});
-  perf::PerfProcess one(arguments, {}, "VERBATIM_EPLB");
-  perf::PerfProcess two(second, {}, "VERBATIM_EPLB");
-  two.finish();
-  return one.finish();
+// Two ranks, each with options of its own.
+Outcome run_two(const std::vector<std::string>& of_first, const std::vector<std::string>& of_second) {
+  const std::vector<std::string> both{"--root",    "127.0.0.1:" + std::to_string(free_port()),
+                                      "--nranks",  "2",
+                                      "--token",   "99",
+                                      "--plugin",  setting("EPLB_PLUGIN"),
+                                      "--timeout", "60"};
+  const auto arguments = [&both](const char* rank, const std::vector<std::string>& own) {
+    std::vector<std::string> all = both;
+    all.insert(all.end(), own.begin(), own.end());
+    all.insert(all.end(), {"--rank", rank});
+    return all;
+  };
+  perf::PerfProcess first(arguments("0", of_first), {}, "VERBATIM_EPLB");
+  perf::PerfProcess second(arguments("1", of_second), {}, "VERBATIM_EPLB");
+  second.finish();
+  return first.finish();
 }
 
 TEST(Ranks, ThatAgreeMeetBetweenHosts) {
@@ -129,9 +130,9 @@ TEST(Ranks, ThatAgreeMeetBetweenHosts) {
 }
 
 TEST(Ranks, ThatDisagreeAreToldAboutWhat) {
-  const auto disagree = [](const std::vector<std::string>& both, const std::vector<std::string>& more,
+  const auto disagree = [](const std::vector<std::string>& of_first, const std::vector<std::string>& of_second,
                            const std::string& why) {
-    const Outcome outcome = run_two(both, more);
+    const Outcome outcome = run_two(of_first, of_second);
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
     EXPECT_TRUE(contains(outcome, "rank 1 disagrees with rank 0 about the " + why)) << outcome.output;
   };

@@ -38,8 +38,7 @@ TEST(Injection, OfTheOrderOfPostingIsFoundBeforeAnythingIsSent) {
   for (const char* mode : {"per-tensor", "packed", "batched", "direct"}) {
     const Outcome outcome = run_over_plugin({"--mode", mode, "--inject", "swap-order", "--ranks", "2"});
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
-    EXPECT_TRUE(contains(outcome, "do not post in the same order: one sends layer 0, group 0, expert "))
-        << outcome.output;
+    EXPECT_TRUE(contains(outcome, "do not post in the same order: one sends layer 0, group ")) << outcome.output;
     EXPECT_FALSE(contains(outcome, "Wrong bytes")) << outcome.output;
   }
 }
