@@ -20,9 +20,16 @@ Mover::Mover(const Options& options, const Input& input, const Injection& inject
       weights_(memory_, "weights", input.expert, local_rows_),
       new_rows_(memory_, "new rows", input.expert, local_rows_),
       random_(options.seed + static_cast<std::uint64_t>(options.job.rank)) {
+  buffers_.weights = weights_.piece().bytes - weights_.guard_bytes();
+  buffers_.new_rows = new_rows_.piece().bytes - new_rows_.guard_bytes();
   if (!is_packed(options.mode)) return;
-  send_.emplace(memory_, "send buffer", input.expert.bytes(), local_rows_);
-  recv_.emplace(memory_, "receive buffer", input.expert.bytes(), local_rows_);
+  const auto take = [&](std::optional<PackedBuffer>& buffer, const char* name) {
+    const std::size_t before = memory_.allocated();
+    buffer.emplace(memory_, name, input.expert.bytes(), local_rows_);
+    return memory_.allocated() - before - 2 * kGuardBytes;
+  };
+  buffers_.send = take(send_, "send buffer");
+  buffers_.recv = take(recv_, "receive buffer");
 }
 
 std::vector<ranks::Piece> Mover::pieces() const {

@@ -27,7 +27,6 @@ struct LayerWork {
 
 class Mover {
  public:
-  // `carries` says whether the rank packs at all.
   Mover(const Options& options, const Input& input, const Injection& injection, Transport& transport,
         Watchdog& watchdog);
 
@@ -42,10 +41,14 @@ class Mover {
   Damage check(const LayerWork& work, std::uint64_t iteration);
 
   std::uint64_t packs() const { return packs_; }
-  std::size_t weights_bytes() const { return weights_.data_bytes(); }
-  std::size_t new_rows_bytes() const { return new_rows_.data_bytes(); }
-  std::size_t send_bytes() const { return send_ ? send_->data_bytes() : 0; }
-  std::size_t recv_bytes() const { return recv_ ? recv_->data_bytes() : 0; }
+  // What the memory gave out for each, without guards.
+  struct Buffers {
+    std::size_t weights = 0;
+    std::size_t new_rows = 0;
+    std::size_t send = 0;
+    std::size_t recv = 0;
+  };
+  const Buffers& buffers() const { return buffers_; }
 
  private:
   enum PieceIndex : std::size_t { kWeights, kNewRows, kSend, kRecv };
@@ -79,6 +82,7 @@ class Mover {
   Rows new_rows_;
   std::optional<PackedBuffer> send_;
   std::optional<PackedBuffer> recv_;
+  Buffers buffers_;
   std::uint64_t packs_ = 0;
   std::uint64_t random_;
 };

@@ -195,10 +195,10 @@ class EplbRank final : public ranks::Rank {
     own.grouped_receives = counters.grouped_receives;
     own.packs = mover_->packs();
     own.planning_ms = milliseconds(planning_ns_);
-    own.weights_bytes = mover_->weights_bytes();
-    own.send_bytes = mover_->send_bytes();
-    own.recv_bytes = mover_->recv_bytes();
-    own.new_rows_bytes = mover_->new_rows_bytes();
+    own.weights_bytes = mover_->buffers().weights;
+    own.send_bytes = mover_->buffers().send;
+    own.recv_bytes = mover_->buffers().recv;
+    own.new_rows_bytes = mover_->buffers().new_rows;
     own.allocated_bytes = transport_->memory().allocated();
     const std::size_t in_use = transport_->memory().in_use();
     own.in_use_bytes = in_use > in_use_before ? in_use - in_use_before : 0;

@@ -207,6 +207,10 @@ void print_table(std::FILE* out, const Report& report) {
   std::fprintf(out, "# All buffers         : %s a rank beside weights of %s, measured; old design %s\n",
                amount(buffers).c_str(), amount(largest(report.by_rank, &RankSummary::weights_bytes)).c_str(),
                amount(old.all_bytes).c_str());
+  std::fprintf(out,
+               "# Weights and buffers : %s a rank, guards included; the system counts %s more in use than before\n",
+               amount(largest(report.by_rank, &RankSummary::allocated_bytes)).c_str(),
+               amount(largest(report.by_rank, &RankSummary::in_use_bytes)).c_str());
   std::fprintf(out, "# Plugin's counters   : %s\n", report.by_rank.front().stats.c_str());
   for (const std::string& complaint : report.complaints) std::fprintf(out, "# %s\n", complaint.c_str());
   if (!report.options.check) {

@@ -87,6 +87,12 @@ void Rows::for_each_guard(
   }
 }
 
+std::size_t Rows::guard_bytes() const {
+  std::size_t sum = 0;
+  for_each_guard([&sum](std::size_t, std::size_t bytes, const std::string&) { sum += bytes; });
+  return sum;
+}
+
 void Rows::write_guards() {
   for_each_guard([this](std::size_t offset, std::size_t bytes, const std::string&) {
     write(memory_, base_ + offset, bytes, guard_content(offset));

@@ -47,9 +47,8 @@ class Rows {
   }
   std::size_t rows() const { return rows_; }
   const std::string& name() const { return name_; }
-  // The experts' bytes without guards.
-  std::size_t data_bytes() const { return expert_.bytes() * rows_; }
   ranks::Piece piece() const { return {base_, bytes_}; }
+  std::size_t guard_bytes() const;
 
   void write_guards();
   Damage check_guards() const;
