@@ -30,7 +30,9 @@ std::vector<std::uint64_t> amounts(const Json& connections, const std::string& d
   std::map<std::string, std::uint64_t> by_peer;
   for (const Json& connection : connections) {
     if (connection.at("direction") == direction) {
-      by_peer[connection.at("peer").dump()] += connection.at("bytes").get<std::uint64_t>();
+      // Processes of one host have its name in common.
+      const std::string peer = connection.at("peer").dump() + connection.value("peer_process", std::string());
+      by_peer[peer] += connection.at("bytes").get<std::uint64_t>();
     }
   }
   std::vector<std::uint64_t> bytes;
@@ -42,6 +44,13 @@ std::string list(const std::vector<std::uint64_t>& values) {
   std::string text;
   for (const std::uint64_t value : values) text += (text.empty() ? "" : ", ") + std::to_string(value);
   return text.empty() ? "nothing" : text;
+}
+
+std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size()) {
+    text.replace(at, what.size(), by);
+  }
+  return text;
 }
 
 }  // namespace
@@ -71,10 +80,9 @@ std::string compare_stats(const std::string& text, const std::vector<std::uint64
 
 Stats::Stats(std::uint64_t token) {
   if (const char* const given = std::getenv(kVariable); given != nullptr && *given != '\0') {
-    path_ = given;
-    if (const std::size_t at = path_.find("%p"); at != std::string::npos) {
-      path_.replace(at, 2, std::to_string(getpid()));
-    }
+    char host[256] = {};
+    ::gethostname(host, sizeof host - 1);
+    path_ = replaced(replaced(given, "%p", std::to_string(::getpid())), "%h", host);
     return;
   }
   own_ = true;

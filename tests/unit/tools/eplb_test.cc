@@ -37,10 +37,10 @@ TEST(Jain, IsOneForEqualSharesAndFallsWithTheirNumberForOne) {
 std::string stats(std::uint64_t sent, std::uint64_t received) {
   return R"({"totals": {"send": {"connections": 2, "messages": 3, "bytes": )" + std::to_string(sent) +
          R"(}, "recv": {"connections": 1, "messages": 1, "bytes": )" + std::to_string(received) +
-         R"(}}, "connections": [{"direction": "send", "peer": "b", "messages": 1, "bytes": 30},
-          {"direction": "send", "peer": "a", "messages": 1, "bytes": 5},
-          {"direction": "send", "peer": "b", "messages": 1, "bytes": 10},
-          {"direction": "recv", "peer": "b", "messages": 1, "bytes": 7}]})";
+         R"(}}, "connections": [{"direction": "send", "peer": "host", "peer_process": "b", "messages": 1, "bytes": 30},
+          {"direction": "send", "peer": "host", "peer_process": "a", "messages": 1, "bytes": 5},
+          {"direction": "send", "peer": "host", "peer_process": "b", "messages": 1, "bytes": 10},
+          {"direction": "recv", "peer": "host", "peer_process": "b", "messages": 1, "bytes": 7}]})";
 }
 
 TEST(Stats, AreEqualWhenTotalsAndAmountsByPeerAre) {
