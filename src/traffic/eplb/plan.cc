@@ -1,67 +1,72 @@
 #include "traffic/eplb/plan.h"
 
+#include <span>
+
 namespace verbatim::eplb {
 namespace {
 
-// For each expert the first row that holds it on each rank, in the order of ranks: `rows[begin[e]]` up to
-// `rows[begin[e + 1]]`.
+// For each expert the first row that holds it on each rank, in the order of ranks: rows_[begin_[e]] up to
+// rows_[end_[e]]. Ranks are kept beside the rows: a division for each look-up would be most of the work.
 class Holders {
  public:
   Holders(const std::vector<int>& placement, const Workload& workload)
-      : local_(workload.local_rows()), begin_(workload.experts + 1), rows_(placement.size()) {
+      : begin_(workload.experts + 1), rows_(placement.size()) {
     for (const int expert : placement) {
       if (expert != kEmptyRow) ++begin_[static_cast<std::size_t>(expert) + 1];
     }
     for (std::size_t e = 0; e < workload.experts; ++e) begin_[e + 1] += begin_[e];
     end_.assign(begin_.begin(), begin_.end() - 1);
-    for (std::size_t row = 0; row < placement.size(); ++row) {
-      if (placement[row] == kEmptyRow) continue;
-      const auto e = static_cast<std::size_t>(placement[row]);
-      if (end_[e] > begin_[e] && rank_of(rows_[end_[e] - 1]) == rank_of(row)) continue;
-      rows_[end_[e]++] = row;
+    const auto local = static_cast<std::uint32_t>(workload.local_rows());
+    const auto ranks = static_cast<std::uint32_t>(workload.ranks);
+    const int* expert = placement.data();
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      for (std::uint32_t row = 0; row < local; ++row, ++expert) {
+        if (*expert == kEmptyRow) continue;
+        const auto e = static_cast<std::size_t>(*expert);
+        if (end_[e] > begin_[e] && rows_[end_[e] - 1].rank == rank) continue;
+        rows_[end_[e]++] = {rank, row};
+      }
     }
   }
 
-  std::size_t count(std::size_t expert) const { return end_[expert] - begin_[expert]; }
-  std::size_t row(std::size_t expert, std::size_t index) const { return rows_[begin_[expert] + index]; }
-  std::size_t rank(std::size_t expert, std::size_t index) const { return rank_of(row(expert, index)); }
+  struct Row {
+    std::uint32_t rank;
+    std::uint32_t row;  // of the rank
+  };
+  std::span<const Row> of(std::size_t expert) const {
+    return {rows_.data() + begin_[expert], end_[expert] - begin_[expert]};
+  }
 
  private:
-  std::size_t rank_of(std::size_t row) const { return row / local_; }
-
-  const std::size_t local_;
-  std::vector<std::size_t> begin_;
-  std::vector<std::size_t> end_;
-  std::vector<std::size_t> rows_;
+  std::vector<std::uint32_t> begin_;
+  std::vector<std::uint32_t> end_;
+  std::vector<Row> rows_;
 };
 
 }  // namespace
 
 std::vector<Transfer> plan_transfers(const Workload& workload, const Layer& layer) {
-  const std::size_t local = workload.local_rows();
   const Holders before(layer.before, workload);
   const Holders after(layer.after, workload);
   std::vector<Transfer> transfers;
   transfers.reserve(workload.rows);
-  std::vector<std::size_t> lacking;  // rows, one on each rank that needs the expert and does not hold it
+  std::vector<Holders::Row> lacking;  // one on each rank that needs the expert and does not hold it
   for (std::size_t e = 0; e < workload.experts; ++e) {
     lacking.clear();
-    const std::size_t holders = before.count(e);
+    const std::span<const Holders::Row> holders = before.of(e);
     std::size_t holder = 0;
-    for (std::size_t i = 0; i < after.count(e); ++i) {
-      while (holder < holders && before.rank(e, holder) < after.rank(e, i)) ++holder;
-      if (holder == holders || before.rank(e, holder) != after.rank(e, i)) lacking.push_back(after.row(e, i));
+    for (const Holders::Row& wanted : after.of(e)) {
+      while (holder < holders.size() && holders[holder].rank < wanted.rank) ++holder;
+      if (holder == holders.size() || holders[holder].rank != wanted.rank) lacking.push_back(wanted);
     }
     if (lacking.empty()) continue;
-    const std::size_t share = lacking.size() / holders;
-    const auto serve = [&](std::size_t k, std::size_t row) {
-      transfers.push_back({static_cast<std::uint32_t>(before.rank(e, k)), static_cast<std::uint32_t>(row / local),
-                           static_cast<std::uint32_t>(e), static_cast<std::uint32_t>(before.row(e, k) % local),
-                           static_cast<std::uint32_t>(row % local)});
-    };
-    for (std::size_t k = 0; k < holders; ++k) {
-      for (std::size_t i = k * share; i < (k + 1) * share; ++i) serve(k, lacking[i]);
-      if (const std::size_t rest = holders * share + k; rest < lacking.size()) serve(k, lacking[rest]);
+    const std::size_t share = lacking.size() / holders.size();
+    for (std::size_t k = 0; k < holders.size(); ++k) {
+      const auto serve = [&](const Holders::Row& to) {
+        transfers.push_back({holders[k].rank, to.rank, static_cast<std::uint32_t>(e), holders[k].row, to.row});
+      };
+      for (std::size_t i = k * share; i < (k + 1) * share; ++i) serve(lacking[i]);
+      if (const std::size_t rest = holders.size() * share + k; rest < lacking.size()) serve(lacking[rest]);
     }
   }
   return transfers;

@@ -39,6 +39,7 @@ Schedule schedule_groups(const std::vector<Transfer>& transfers, std::size_t ran
   };
   std::vector<Current> current(ranks);
   Schedule schedule;
+  schedule.group_of.reserve(transfers.size());
   for (const Transfer& transfer : transfers) {
     Current& source = current[transfer.source];
     Current& destination = current[transfer.destination];
