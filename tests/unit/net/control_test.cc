@@ -83,7 +83,7 @@ class ControlTest : public ::testing::Test {
 
   std::unique_ptr<RecvComm> make_comm() {
     Result<Endpoint> endpoint =
-        Endpoint::create({&inventory_->ports()[0]}, RecvComm::endpoint_sizes(2), link_.context().config());
+        Endpoint::create({&inventory_->ports()[0]}, RecvComm::endpoint_sizes(2, false), link_.context().config());
     EXPECT_TRUE(endpoint);
     if (!endpoint) return nullptr;
     wire::Hello peer;
