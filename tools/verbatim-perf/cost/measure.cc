@@ -26,12 +26,12 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "ranks/plugin_log.h"
 #include "softverbs-control/host.h"
 #include "softverbs/stats.h"
 #include "verbatim-perf/cost/allocations.h"
 #include "verbatim-perf/cost/cells.h"
 #include "verbatim-perf/cost/ends.h"
-#include "verbatim-perf/plugin_log.h"
 
 namespace verbatim::perf::cost {
 namespace {
@@ -240,7 +240,7 @@ std::string object_of(const netapi::Plugin& plugin) {
 }  // namespace
 
 ExitStatus measure(const CostOptions& options) {
-  keep_plugin_log(0, options.verbose);
+  ranks::keep_plugin_log(0, options.verbose);
   netapi::Opened opened = netapi::open_plugin(options.plugins.front(), options.api_version);
   if (opened.plugin == nullptr) throw Failure(opened.error);
   const std::string object = object_of(*opened.plugin);
@@ -260,7 +260,7 @@ ExitStatus measure(const CostOptions& options) {
       throw Failure("--part " + options.part + " is unknown", ExitStatus::kUsage);
     }
   } catch (const Failure& failure) {
-    throw Failure(failure.what() + plugin_warnings(), failure.status);
+    throw Failure(failure.what() + ranks::plugin_warnings(), failure.status);
   }
   std::ofstream file(options.result);
   file << result.dump(1) << '\n';

@@ -1,4 +1,4 @@
-#include "verbatim-perf/launcher.h"
+#include "ranks/launcher.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <span>
@@ -19,9 +18,9 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/socket.h"
-#include "verbatim-perf/hub.h"
+#include "ranks/hub.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 namespace {
 
 // Ranks that were told to stop do so at once, and the hub has waited for them; others may still have to unload and
@@ -31,17 +30,17 @@ constexpr std::uint64_t kKillAfterByeNs = 30 * kNanosecondsPerSecond;
 constexpr int kReapMs = 20;
 
 // The children of one job.
-class Ranks {
+class Children {
  public:
-  explicit Ranks(int count) : children_(static_cast<std::size_t>(count)) {}
-  ~Ranks() {
+  explicit Children(int count) : children_(static_cast<std::size_t>(count)) {}
+  ~Children() {
     for (const Child& child : children_) {
       if (child.pid > 0) ::kill(child.pid, SIGKILL);
     }
     while (reap(), running()) ::poll(nullptr, 0, kReapMs);
   }
-  Ranks(const Ranks&) = delete;
-  Ranks& operator=(const Ranks&) = delete;
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
 
   void start(int rank, const std::vector<std::string>& arguments) {
     std::vector<char*> argv;
@@ -131,32 +130,32 @@ int port_of(const std::string& root) {
   return std::stoi(digits);
 }
 
-ExitStatus launch(const Options& options, int argc, char** argv) {
+ExitStatus launch(const Job& job, int argc, char** argv) {
   UniqueFd listener = listen_for_ranks(0);
   const auto address = local_address(listener);
   std::uint64_t token = 0;
   if (!address || !fill_random(std::as_writable_bytes(std::span(&token, 1))))
     throw Failure("no socket or no random number");
 
-  Ranks ranks(options.procs);
-  for (int rank = 0; rank < options.procs; ++rank) {
+  Children children(job.procs);
+  for (int rank = 0; rank < job.procs; ++rank) {
     std::vector<std::string> own(argv, argv + argc);
     own.insert(own.end(), {"--root=" + to_string(*address), "--rank=" + std::to_string(rank),
-                           "--nranks=" + std::to_string(options.procs), "--token=" + std::to_string(token), "--child"});
-    ranks.start(rank, own);
+                           "--nranks=" + std::to_string(job.procs), "--token=" + std::to_string(token), "--child"});
+    children.start(rank, own);
   }
 
-  Hub hub(std::move(listener), options.procs, token, options.timeout_s);
-  const ExitStatus met = hub.serve([&ranks] { return ranks.reap(); });
+  Hub hub(std::move(listener), job.procs, token, job.timeout_s);
+  const ExitStatus met = hub.serve([&children] { return children.reap(); });
   const std::uint64_t kill_at = monotonic_ns() + (met == ExitStatus::kOk ? kKillAfterByeNs : kKillAfterAbortNs);
-  while (ranks.running() && monotonic_ns() < kill_at) {
-    if (const auto death = ranks.reap(); death && death->unspoken) {
-      std::fprintf(stderr, "verbatim-perf: %s\n", death->text.c_str());
+  while (children.running() && monotonic_ns() < kill_at) {
+    if (const auto death = children.reap(); death && death->unspoken) {
+      complain(death->text);
     }
     ::poll(nullptr, 0, kReapMs);
   }
   if (met != ExitStatus::kOk) return met;
-  return ranks.running() ? ExitStatus::kFailed : ranks.status();
+  return children.running() ? ExitStatus::kFailed : children.status();
 }
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

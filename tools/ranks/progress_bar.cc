@@ -1,4 +1,4 @@
-#include "verbatim-perf/progress_bar.h"
+#include "ranks/progress_bar.h"
 
 #include <unistd.h>
 
@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 namespace {
 
 constexpr std::uint64_t kQuietNs = 2 * kNanosecondsPerSecond;
@@ -53,4 +53,4 @@ std::string progress_text(double done, double seconds, const std::string& what) 
   return text.append(numbers).append(what);
 }
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

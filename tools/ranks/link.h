@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "verbatim-perf/failure.h"
-#include "verbatim-perf/frame.h"
+#include "ranks/failure.h"
+#include "ranks/frame.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 
 class Link {
  public:
@@ -26,6 +26,13 @@ class Link {
 
   // Gives this rank's part and waits for those of all ranks, in their order.
   std::vector<std::string> all_gather(const std::string& part);
+  // The same for a plain value.
+  template <typename T>
+  std::vector<T> all_gather_values(const T& own) {
+    std::vector<T> values;
+    for (const std::string& bytes : all_gather(to_bytes(own))) values.push_back(from_bytes<T>(bytes));
+    return values;
+  }
   void barrier() { all_gather({}); }
 
   void bye();
@@ -43,4 +50,4 @@ class Link {
   std::thread listener_;  // last: uses the others
 };
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

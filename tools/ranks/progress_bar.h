@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 
 class ProgressBar {
  public:
@@ -28,4 +28,4 @@ class ProgressBar {
 // The bar's text: 30 cells, percent, seconds so far and to go.
 std::string progress_text(double done, double seconds, const std::string& what);
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

@@ -3,12 +3,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
-namespace verbatim::perf {
+#include "ranks/failure.h"
+
+namespace verbatim::ranks {
 
 enum class FrameKind : std::uint32_t {
   kHello = 1,  // rank to hub, first: a Hello
@@ -47,8 +51,22 @@ class FrameReader {
   bool broken_ = false;
 };
 
+// A plain value as a payload.
+template <typename T>
+std::string to_bytes(const T& value) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+template <typename T>
+T from_bytes(const std::string& bytes) {
+  T value{};
+  if (bytes.size() != sizeof value) throw Failure("the ranks are not of the same build");
+  std::memcpy(&value, bytes.data(), sizeof value);
+  return value;
+}
+
 std::string pack(const std::vector<std::string>& parts);
 // Throws Failure when `packed` was not made by pack().
 std::vector<std::string> unpack(std::string_view packed);
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

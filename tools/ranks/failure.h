@@ -1,15 +1,15 @@
-// How this tool ends: its exit statuses, and the exception that carries one up to main.
+// How a tool that runs ranks ends: its exit statuses, and the exception that carries one up to main.
 #pragma once
 
 #include <stdexcept>
 #include <string>
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 
 enum class ExitStatus : int {
   kOk = 0,
   kWrong = 1,    // the traffic ran, and some of the data was wrong
-  kUsage = 2,    // the command line makes no sense
+  kUsage = 2,    // the command line, or an input that it names, makes no sense
   kFailed = 3,   // the plugin, a rank or the system failed
   kTimeout = 4,  // --timeout passed
 };
@@ -20,4 +20,7 @@ struct Failure : std::runtime_error {
   ExitStatus status;
 };
 
-}  // namespace verbatim::perf
+// A line on stderr that begins with the program's name.
+void complain(const std::string& what);
+
+}  // namespace verbatim::ranks

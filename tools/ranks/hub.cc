@@ -1,16 +1,15 @@
-#include "verbatim-perf/hub.h"
+#include "ranks/hub.h"
 
 #include <poll.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/socket.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 namespace {
 
 constexpr int kTickMs = 50;
@@ -138,7 +137,7 @@ void Hub::gather() {
 }
 
 void Hub::give_up(ExitStatus status, const std::string& why) {
-  std::fprintf(stderr, "verbatim-perf: %s\n", why.c_str());
+  complain(why);
   if (status_ != ExitStatus::kOk) return;
   status_ = status;
   // Rank 0 last: between hosts its process is this one, and ends when it hears it.
@@ -163,4 +162,4 @@ bool Hub::everyone_left() const {
   return status_ != ExitStatus::kOk || said_bye == ranks_;
 }
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

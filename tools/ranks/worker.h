@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 
 class Worker {
  public:
@@ -50,4 +50,4 @@ class Worker {
   std::thread thread_;  // last: starts when the others exist
 };
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "verbatim-perf/failure.h"
-#include "verbatim-perf/frame.h"
+#include "ranks/failure.h"
+#include "ranks/frame.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 
 // The end of a rank's process, as its launcher sees it.
 struct Death {
@@ -58,4 +58,4 @@ class Hub {
   ExitStatus status_ = ExitStatus::kOk;
 };
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

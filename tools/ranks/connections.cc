@@ -1,16 +1,13 @@
-#include "verbatim-perf/connections.h"
+#include "ranks/connections.h"
 
 #include <sched.h>
 
-#include "netapi/log.h"
-#include "verbatim-perf/failure.h"
+#include <cstring>
 
-namespace verbatim::perf {
+#include "ranks/failure.h"
+#include "ranks/loaded_plugin.h"
 
-void require(nccl::Result result, const std::string& what) {
-  if (result == nccl::Result::kSuccess) return;
-  throw Failure(what + ": " + netapi::result_name(result));
-}
+namespace verbatim::ranks {
 
 std::string Connection::to_string() const {
   return (sends ? "send to rank " + std::to_string(flow.destination)
@@ -23,8 +20,8 @@ Connections::Connections(netapi::Plugin& plugin, void* context, int devices, con
   for (std::size_t index = 0; index < flows.size(); ++index) {
     const Flow& flow = flows[index];
     const int device = flow.channel % devices;
-    if (flow.source == rank) connections_.push_back({flow, index, true, device, nullptr, {}});
-    if (flow.destination == rank) connections_.push_back({flow, index, false, device, nullptr, {}});
+    if (flow.source == rank) connections_.push_back({flow, index, true, device});
+    if (flow.destination == rank) connections_.push_back({flow, index, false, device});
   }
   listens_.resize(connections_.size());
 }
@@ -64,10 +61,11 @@ bool Connections::establish_once(std::vector<Handle>& handles) {
   return all;
 }
 
-void Connections::register_memory(const Memory& memory) {
+void Connections::register_memory(const std::vector<Piece>& memory) {
   for (Connection& connection : connections_) {
-    for (std::size_t i = 0; i < kBuffers; ++i) {
-      const Memory::Piece& piece = memory.buffers[i];
+    connection.mhandles.resize(memory.size());
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      const Piece& piece = memory[i];
       if (piece.bytes == 0) continue;
       require(plugin_.reg_mr(connection.comm, piece.data, piece.bytes, nccl::kPtrHost, &connection.mhandles[i]),
               "regMr of " + std::to_string(piece.bytes) + " bytes (" + connection.to_string() + ")");
@@ -77,10 +75,10 @@ void Connections::register_memory(const Memory& memory) {
 
 void Connections::close() {
   for (Connection& connection : connections_) {
-    for (std::size_t i = 0; i < kBuffers; ++i) {
-      if (connection.mhandles[i] == nullptr) continue;
-      require(plugin_.dereg_mr(connection.comm, connection.mhandles[i]), "deregMr");
-      connection.mhandles[i] = nullptr;
+    for (void*& mhandle : connection.mhandles) {
+      if (mhandle == nullptr) continue;
+      require(plugin_.dereg_mr(connection.comm, mhandle), "deregMr");
+      mhandle = nullptr;
     }
     require(connection.sends ? plugin_.close_send(connection.comm) : plugin_.close_recv(connection.comm),
             "close (" + connection.to_string() + ")");
@@ -95,4 +93,19 @@ const Connection& Connections::find(std::size_t flow, bool sends) const {
   throw Failure("no connection for flow " + std::to_string(flow));
 }
 
-}  // namespace verbatim::perf
+std::vector<Handle> exchange_handles(Link& link, const std::vector<Flow>& flows, const std::vector<Handle>& own) {
+  std::string bytes;
+  for (const Handle& handle : own) bytes.append(handle.data(), handle.size());
+  const std::vector<std::string> all = link.all_gather(bytes);
+  std::vector<std::size_t> taken(all.size());
+  std::vector<Handle> handles(flows.size());
+  for (std::size_t i = 0; i < flows.size(); ++i) {
+    const auto from = static_cast<std::size_t>(flows[i].destination);
+    if (all[from].size() < taken[from] + sizeof(Handle)) throw Failure("the ranks differ in their options");
+    std::memcpy(handles[i].data(), all[from].data() + taken[from], sizeof(Handle));
+    taken[from] += sizeof(Handle);
+  }
+  return handles;
+}
+
+}  // namespace verbatim::ranks

@@ -4,17 +4,17 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "verbatim-perf/failure.h"
-#include "verbatim-perf/options.h"
+#include "ranks/failure.h"
+#include "ranks/job.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 
-// Runs `options.procs` copies of this program with the arguments `argv` and meets them.
-ExitStatus launch(const Options& options, int argc, char** argv);
+// Runs `job.procs` copies of this program with the arguments `argv` and meets them.
+ExitStatus launch(const Job& job, int argc, char** argv);
 
 // A listening socket at 127.0.0.1, or at any address when `port` is not 0. Throws Failure.
 UniqueFd listen_for_ranks(int port);
 // The port of HOST:PORT. Throws Failure.
 int port_of(const std::string& root);
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

@@ -1,8 +1,8 @@
-#include "verbatim-perf/worker.h"
+#include "ranks/worker.h"
 
 #include <pthread.h>
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 
 void Worker::serve(const char* name) {
   pthread_setname_np(pthread_self(), name);
@@ -18,4 +18,4 @@ void Worker::serve(const char* name) {
   }
 }
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

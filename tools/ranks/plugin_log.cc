@@ -1,4 +1,4 @@
-#include "verbatim-perf/plugin_log.h"
+#include "ranks/plugin_log.h"
 
 #include <cstdio>
 #include <deque>
@@ -6,7 +6,7 @@
 #include "base/mutex.h"
 #include "netapi/log.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 namespace {
 
 constexpr std::size_t kKept = 10;
@@ -43,4 +43,4 @@ std::string plugin_warnings() {
   return text;
 }
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

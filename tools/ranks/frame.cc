@@ -1,4 +1,4 @@
-#include "verbatim-perf/frame.h"
+#include "ranks/frame.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -6,9 +6,9 @@
 #include <cerrno>
 #include <cstring>
 
-#include "verbatim-perf/failure.h"
+#include "ranks/failure.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x46505256;  // "VRPF"
@@ -96,4 +96,4 @@ std::vector<std::string> unpack(std::string_view packed) {
   return parts;
 }
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

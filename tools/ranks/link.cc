@@ -1,4 +1,4 @@
-#include "verbatim-perf/link.h"
+#include "ranks/link.h"
 
 #include <netdb.h>
 #include <poll.h>
@@ -6,14 +6,13 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <memory>
 
 #include "base/clock.h"
 #include "base/socket.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 namespace {
 
 constexpr int kRetryMs = 100;
@@ -114,9 +113,9 @@ void Link::listen() {
     if (state == FrameReader::State::kOpen) continue;
     std::lock_guard lock(mutex_);
     if (leaving_) return;
-    std::fprintf(stderr, "verbatim-perf: the meeting point of the ranks is gone\n");
+    complain("the meeting point of the ranks is gone");
     _exit(static_cast<int>(ExitStatus::kFailed));
   }
 }
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

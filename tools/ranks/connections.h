@@ -8,20 +8,21 @@
 
 #include "nccl/types.h"
 #include "netapi/plugin.h"
-#include "verbatim-perf/plan.h"
+#include "ranks/link.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 
-// Throws Failure naming what failed when `result` is not success.
-void require(nccl::Result result, const std::string& what);
+// One connection of the job.
+struct Flow {
+  int source;
+  int destination;
+  int channel;
+};
 
-// The memory that a rank sends from and receives into.
-struct Memory {
-  struct Piece {
-    std::byte* data = nullptr;
-    std::size_t bytes = 0;
-  };
-  std::array<Piece, kBuffers> buffers;
+// A piece of memory that a rank sends from or receives into.
+struct Piece {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
 };
 
 struct Connection {
@@ -30,11 +31,12 @@ struct Connection {
   bool sends = false;
   int device = 0;
   void* comm = nullptr;
-  std::array<void*, kBuffers> mhandles{};
+  std::vector<void*> mhandles = {};  // of register_memory()'s pieces; null for an empty one
 
   std::string to_string() const;  // "send to rank 3, channel 0"
 };
 
+// What the rank that receives over a connection tells the one that sends.
 using Handle = std::array<char, nccl::kNetHandleMaxBytes>;
 
 class Connections {
@@ -46,7 +48,7 @@ class Connections {
   std::vector<Handle> listen();
   // Polls every connect and accept until all stand. `handles` has one for each flow, in the order of `flows`.
   void establish(std::vector<Handle>& handles);
-  void register_memory(const Memory& memory);
+  void register_memory(const std::vector<Piece>& memory);
   void close();
 
   const Connection& find(std::size_t flow, bool sends) const;
@@ -61,4 +63,7 @@ class Connections {
   std::vector<void*> listens_;  // of the receiving connections, by the same index
 };
 
-}  // namespace verbatim::perf
+// One handle for each flow, of those that every rank's listen() answered with.
+std::vector<Handle> exchange_handles(Link& link, const std::vector<Flow>& flows, const std::vector<Handle>& own);
+
+}  // namespace verbatim::ranks
