@@ -370,6 +370,7 @@ void Decode::serve(Incoming& incoming) {
   if (world_.options.check) {
     Crc32 crc;
     for (std::size_t message = 0; message < incoming.total; ++message) crc.add(piece(incoming, message), part_bytes_);
+    stats_.crc_sum += crc.value();
     const std::string id = "request " + std::to_string(incoming.request->id);
     if (crc.value() != incoming.notification->crc) {
       ++stats_.crc_errors;

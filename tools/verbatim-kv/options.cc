@@ -1,6 +1,7 @@
 #include "verbatim-kv/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <stdexcept>
@@ -29,7 +30,16 @@ Failure usage(const std::string& what) {
   return Failure(what, ExitStatus::kUsage);
 }
 
-void finish(Options& options, bool procs_given, const std::string& lf, std::vector<std::string>& faults) {
+struct Texts {
+  std::string lf = "auto";
+  bool lf_first = false;
+  std::string allocations = "slab";
+  std::vector<std::string> faults = {};
+};
+
+// What follows from the options together.
+void finish(Options& options, bool procs_given, const Texts& texts) {
+  const std::string& lf = texts.lf;
   if (options.decodes % static_cast<int>(options.tp_ratio) != 0) {
     throw usage("--decode must be a multiple of --tp-ratio");
   }
@@ -47,7 +57,7 @@ void finish(Options& options, bool procs_given, const std::string& lf, std::vect
     if (lf == "indexer" || (lf == "auto" && has_indexer)) {
       options.geometries.push_back(shared_by(scaled(indexer_geometry(), options.scale), options.tp_ratio));
     }
-    for (const std::string& text : faults) {
+    for (const std::string& text : texts.faults) {
       for (const Fault& fault : parse_fault(text)) {
         if (static_cast<std::size_t>(fault.family) >= options.geometries.size()) {
           throw usage("--inject " + text + ": there is no family lf in this run");
@@ -57,6 +67,7 @@ void finish(Options& options, bool procs_given, const std::string& lf, std::vect
     }
     assign_requests(options.faults, make_requests(options), options.geometries.front().block_tokens,
                     options.geometries.back().block_tokens);
+    if (texts.lf_first) std::reverse(options.geometries.begin(), options.geometries.end());
   } catch (const std::invalid_argument& refused) {
     throw usage(refused.what());
   }
@@ -68,9 +79,7 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
   Options options;
   options.requests = {.count = 64, .median_tokens = 2048, .sigma = 0.8, .max_tokens = 131'072, .seed = 1};
   CLI::App app(kDescription, "verbatim-kv");
-  std::string lf = "auto";
-  std::string allocations = "slab";
-  std::vector<std::string> faults;
+  Texts texts;
   const CLI::Range fraction(0.0, 1.0);
 
   app.add_option("--plugin", options.plugin, "the net plugin, a path or name for dlopen")
@@ -82,9 +91,10 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
   app.add_option("--preset", options.preset, "whose caches")
       ->check(CLI::IsMember(model_names()))
       ->capture_default_str();
-  app.add_option("--lf", lf, "the second family; auto: the indexer's keys, for the deepseek presets")
+  app.add_option("--lf", texts.lf, "the second family; auto: the indexer's keys, for the deepseek presets")
       ->check(CLI::IsMember({"auto", "indexer", "none"}))
       ->capture_default_str();
+  app.add_flag("--lf-first", texts.lf_first, "lays out, registers and connects the second family before the first");
   app.add_option("--scale", options.scale, "with 1/N of the model's layers; messages keep their size")
       ->check(CLI::Range(1U, 1000U))
       ->capture_default_str();
@@ -121,7 +131,7 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
       ->check(CLI::Range(std::size_t{1}, std::size_t{4096}))
       ->capture_default_str();
   app.add_option("--blocks", options.blocks, "of each family and rank; default: what can be in flight, and half again");
-  app.add_option("--allocations", allocations, "memory of a rank: one slab, one piece a family, or one a layer")
+  app.add_option("--allocations", texts.allocations, "memory of a rank: one slab, one piece a family, or one a layer")
       ->check(CLI::IsMember(kAllocations))
       ->capture_default_str();
   app.add_option("--depth", options.depth, "receives posted ahead on a connection")
@@ -138,7 +148,7 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
   app.add_option("--rung-timeout-ms", options.rung_timeout_ms, "for a fresh connection, and for a staged copy")
       ->check(CLI::Range(1U, 3'600'000U))
       ->capture_default_str();
-  app.add_option("--inject", faults,
+  app.add_option("--inject", texts.faults,
                  "a fault: KIND[,family=kv|lf][,request=N][,times=N][,delay-ms=N][,at=local|peer]; kinds: kill,\n"
                  "lost-notification, delay, geometry, wrong-family, count-mismatch, length-mismatch, base-conflict,\n"
                  "unregistered, index-out-of-range, overlapping-destination; may be given again")
@@ -148,10 +158,10 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
 
   const auto leave = ranks::parse(app, argc, argv, [&] {
     ranks::check_job(app, options.job);
-    options.allocations = kAllocations.at(allocations);
+    options.allocations = kAllocations.at(texts.allocations);
     options.requests.prefills = static_cast<std::uint32_t>(options.prefills);
     options.requests.engines = static_cast<std::uint32_t>(options.decodes) / options.tp_ratio;
-    finish(options, app.count("--procs") > 0, lf, faults);
+    finish(options, app.count("--procs") > 0, texts);
   });
   if (leave) return *leave;
   return options;

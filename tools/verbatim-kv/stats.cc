@@ -30,6 +30,7 @@ void each_counter(Stats& stats, Visit visit) {
   visit("served_bytes", stats.served_bytes);
   visit("served", stats.served);
   visit("crc_errors", stats.crc_errors);
+  visit("crc_sum", stats.crc_sum);
   visit("fresh_connections", stats.fallbacks[static_cast<int>(Rung::kFresh)]);
   visit("staged_copies", stats.fallbacks[static_cast<int>(Rung::kStaged)]);
   visit("recomputes", stats.fallbacks[static_cast<int>(Rung::kRecompute)]);

@@ -47,6 +47,7 @@ struct FamilyStats {
   std::uint64_t served = 0;
   std::uint64_t fallbacks[kRungs] = {};  // requests that came to the rung
   std::uint64_t crc_errors = 0;
+  std::uint64_t crc_sum = 0;    // of all served requests' data: the same for every run of the same requests
   std::uint64_t ladder_ns = 0;  // the longest time from a request's first failure to its end
   std::vector<std::uint64_t> latencies_ns = {};
   std::vector<Lost> lost = {};
