@@ -44,6 +44,7 @@ std::vector<Fault> parse_fault(const std::string& text) {
   std::string word;
   std::getline(words, word, ',');
   Fault fault = fault_of(text, word);
+  if (text.back() == ',') throw std::invalid_argument("--inject " + text + ": ends with a comma");
   std::string at;
   while (std::getline(words, word, ',')) {
     const std::size_t equals = word.find('=');

@@ -31,6 +31,7 @@ Failure usage(const std::string& what) {
 }
 
 struct Texts {
+  std::string mode = "direct";
   std::string lf = "auto";
   bool lf_first = false;
   std::string allocations = "slab";
@@ -39,6 +40,11 @@ struct Texts {
 
 // What follows from the options together.
 void finish(Options& options, bool procs_given, const Texts& texts) {
+  options.mode = texts.mode == "nccl" ? Mode::kNccl : Mode::kDirect;
+  if (options.mode == Mode::kDirect && options.plugin.empty()) throw usage("--plugin is required");
+  if (options.mode == Mode::kNccl && options.allocations != Allocations::kSlab) {
+    throw usage("--mode nccl: the cache is one slab");
+  }
   const std::string& lf = texts.lf;
   if (options.decodes % static_cast<int>(options.tp_ratio) != 0) {
     throw usage("--decode must be a multiple of --tp-ratio");
@@ -62,6 +68,10 @@ void finish(Options& options, bool procs_given, const Texts& texts) {
         if (static_cast<std::size_t>(fault.family) >= options.geometries.size()) {
           throw usage("--inject " + text + ": there is no family lf in this run");
         }
+        if (options.mode == Mode::kNccl && fault.kind != FaultKind::kInvalidList &&
+            fault.kind != FaultKind::kGeometry) {
+          throw usage("--inject " + text + ": NCCL has no connection that could be replaced");
+        }
         options.faults.push_back(fault);
       }
     }
@@ -82,9 +92,14 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
   Texts texts;
   const CLI::Range fraction(0.0, 1.0);
 
-  app.add_option("--plugin", options.plugin, "the net plugin, a path or name for dlopen")
-      ->required()
-      ->type_name("PATH");
+  app.add_option("--mode", texts.mode, "direct: over the plugin's table, block by block; nccl: through NCCL, on GPUs")
+      ->check(CLI::IsMember({"direct", "nccl"}))
+      ->capture_default_str();
+  app.add_option("--plugin", options.plugin, "direct: the net plugin, a path or name for dlopen")->type_name("PATH");
+  app.add_option("--nccl", options.nccl, "nccl: NCCL's library, which finds its plugin by itself")
+      ->type_name("PATH")
+      ->capture_default_str();
+  app.add_option("--cuda", options.cuda, "nccl: CUDA's driver library")->type_name("PATH")->capture_default_str();
   app.add_option("--api", options.api_version, "table version; 0 takes the newest that the plugin has")
       ->check(CLI::Range(0, netapi::kNewestVersion));
   ranks::add_job_options(app, options.job);

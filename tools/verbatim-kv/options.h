@@ -18,7 +18,13 @@ namespace verbatim::kv {
 using ranks::ExitStatus;
 using ranks::Failure;
 
+// Over the plugin's table, or through NCCL with each request gathered.
+enum class Mode : std::uint8_t { kDirect, kNccl };
+
 struct Options {
+  Mode mode = Mode::kDirect;
+  std::string nccl = "libnccl.so.2";
+  std::string cuda = "libcuda.so.1";
   std::string plugin;
   int api_version = 0;  // 0: the newest that the plugin has
   ranks::Job job;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <future>
 #include <optional>
 #include <utility>
@@ -13,6 +12,8 @@
 #include "ranks/progress_bar.h"
 #include "ranks/worker.h"
 #include "verbatim-kv/decode.h"
+#include "verbatim-kv/layout.h"
+#include "verbatim-kv/nccl_rank.h"
 #include "verbatim-kv/prefill.h"
 #include "verbatim-kv/rendezvous.h"
 #include "verbatim-kv/report.h"
@@ -21,7 +22,6 @@ namespace verbatim::kv {
 namespace {
 
 constexpr int kDefaultGroup = 8;
-constexpr double kSpareBlocks = 1.5;
 constexpr std::chrono::milliseconds kBarInterval{100};
 
 struct Agreement {
@@ -29,9 +29,9 @@ struct Agreement {
   int max_recvs;
 };
 
-class KvRank final : public ranks::Rank {
+class DirectRank final : public ranks::Rank {
  public:
-  KvRank(const Options& options, ranks::Link& link)
+  DirectRank(const Options& options, ranks::Link& link)
       : options_(options),
         link_(link),
         requests_(make_requests(options_)),
@@ -43,7 +43,7 @@ class KvRank final : public ranks::Rank {
 
   ExitStatus run() override {
     agree();
-    lay_out();
+    make_families();
     device_ = static_cast<int>(index_ % plugin_->devices().size());
     registrations_.emplace(*plugin_, device_, memory_->intervals());
     world_.emplace(
@@ -64,8 +64,8 @@ class KvRank final : public ranks::Rank {
   void agree() {
     Agreement own{(*plugin_)->api_version(),
                   options_.group > 0 ? options_.group : std::min(kDefaultGroup, plugin_->max_recvs())};
-    report_.plugin_name = (*plugin_)->name();
-    report_.api_version = own.api_version;
+    report_.transport = std::string((*plugin_)->name()) + " (net plugin v" + std::to_string(own.api_version) + ", " +
+                        options_.plugin + ")";
     report_.group = static_cast<std::size_t>(std::max(1, own.max_recvs));
     for (const Agreement& other : link_.all_gather_values(own)) {
       if (other.api_version != own.api_version) {
@@ -77,40 +77,12 @@ class KvRank final : public ranks::Rank {
   }
 
   // Makes the families and gives them memory.
-  void lay_out() {
-    for (const Geometry& geometry : options_.geometries) {
-      std::size_t longest = 0;
-      std::size_t longest_hit = 0;
-      double mean = 0;
-      for (const Request& request : requests_) {
-        const std::size_t hits = request.hit_blocks(geometry.block_tokens);
-        const std::size_t sent = request.blocks(geometry.block_tokens) - hits;
-        longest = std::max(longest, sent);
-        longest_hit = std::max(longest_hit, hits);
-        mean += static_cast<double>(sent) / static_cast<double>(requests_.size());
-      }
-      const auto in_flight =
-          static_cast<std::size_t>(std::ceil(kSpareBlocks * mean * static_cast<double>(options_.concurrency)));
-      const std::size_t wanted = std::max(longest, in_flight);
-      const std::size_t prefill_blocks =
-          options_.blocks > 0 ? options_.blocks
-                              : std::max(longest, in_flight * static_cast<std::size_t>(options_.engines()));
-      const std::size_t decode_blocks = options_.blocks > 0 ? options_.blocks : longest_hit + wanted;
-      if (options_.blocks > 0 && options_.blocks < longest + longest_hit) {
-        throw Failure("--blocks " + std::to_string(options_.blocks) + ": a request of family " + geometry.name +
-                          " needs " + std::to_string(longest + longest_hit),
-                      ExitStatus::kUsage);
-      }
-      reserved_.push_back(longest_hit);
-      families_.push_back({.geometry = geometry,
-                           .num_blocks = is_prefill_ ? prefill_blocks : decode_blocks,
-                           .block_len = is_prefill_ ? geometry.prefill_bytes : geometry.part_bytes()});
-      report_.longest_blocks = std::max<std::uint64_t>(report_.longest_blocks, longest);
-      report_.families.push_back({.geometry = geometry,
-                                  .blocks = {prefill_blocks, decode_blocks},
-                                  .plan = plan_of(geometry, requests_),
-                                  .stats = {}});
-    }
+  void make_families() {
+    Layout layout = lay_out(options_, requests_, is_prefill_);
+    families_ = std::move(layout.families);
+    reserved_ = std::move(layout.reserved);
+    report_.families = std::move(layout.reports);
+    report_.longest_blocks = layout.longest_blocks;
     memory_.emplace(families_, options_.allocations);
   }
 
@@ -171,20 +143,16 @@ class KvRank final : public ranks::Rank {
 
   // Puts what all ranks have counted into the report.
   void report_own() {
-    ranks::Json own;
-    own["memory"] = {memory_bytes(), memory_->allocations(), memory_->intervals().all().size(), registrations_->calls(),
-                     memory_->damage()};
-    own["families"] = ranks::Json::array();
-    for (auto& side : prefills_) own["families"].push_back(to_json(side->stats()));
-    for (auto& side : decodes_) own["families"].push_back(to_json(side->stats()));
-    for (const std::string& text : link_.all_gather(own.dump())) {
-      const ranks::Json other = ranks::Json::parse(text);
-      const auto memory = other.at("memory").get<std::vector<std::uint64_t>>();
-      report_.ranks.push_back({memory.at(0), memory.at(1), memory.at(2), memory.at(3), memory.at(4)});
-      for (std::size_t i = 0; i < families_.size(); ++i) {
-        report_.families[i].stats.add(from_json(other.at("families").at(i)));
-      }
-    }
+    std::vector<const FamilyStats*> stats;
+    for (auto& side : prefills_) stats.push_back(&side->stats());
+    for (auto& side : decodes_) stats.push_back(&side->stats());
+    report_.add_all_ranks(link_,
+                          {.bytes = memory_bytes(),
+                           .allocations = memory_->allocations(),
+                           .registrations = memory_->intervals().all().size(),
+                           .reg_mr_calls = registrations_->calls(),
+                           .damage = memory_->damage()},
+                          stats);
   }
 
   std::uint64_t memory_bytes() const {
@@ -208,14 +176,15 @@ class KvRank final : public ranks::Rank {
   std::optional<World> world_;
   std::vector<std::unique_ptr<Prefill>> prefills_;
   std::vector<std::unique_ptr<Decode>> decodes_;
-  Report report_{.options = options_, .plugin_name = {}};
+  Report report_{.options = options_};
   std::vector<std::unique_ptr<ranks::Worker>> workers_;  // last: they use the others
 };
 
 }  // namespace
 
 std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::Link& link) {
-  return std::make_unique<KvRank>(options, link);
+  if (options.mode == Mode::kNccl) return make_nccl_rank(options, link);
+  return std::make_unique<DirectRank>(options, link);
 }
 
 }  // namespace verbatim::kv

@@ -88,6 +88,19 @@ Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests) {
   return plan;
 }
 
+void Report::add_all_ranks(ranks::Link& link, const RankMemory& memory, const std::vector<const FamilyStats*>& stats) {
+  ranks::Json own;
+  own["memory"] = {memory.bytes, memory.allocations, memory.registrations, memory.reg_mr_calls, memory.damage};
+  own["families"] = ranks::Json::array();
+  for (const FamilyStats* const family : stats) own["families"].push_back(to_json(*family));
+  for (const std::string& text : link.all_gather(own.dump())) {
+    const Json other = Json::parse(text);
+    const auto counts = other.at("memory").get<std::vector<std::uint64_t>>();
+    ranks.push_back({counts.at(0), counts.at(1), counts.at(2), counts.at(3), counts.at(4)});
+    for (std::size_t i = 0; i < families.size(); ++i) families[i].stats.add(from_json(other.at("families").at(i)));
+  }
+}
+
 std::uint64_t Report::wrong() const {
   std::uint64_t wrong = 0;
   for (const FamilyReport& family : families) wrong += family.stats.wrong_bytes + family.stats.crc_errors;
@@ -107,8 +120,7 @@ ExitStatus Report::status() const {
 
 void print(std::FILE* out, const Report& report) {
   const Options& options = report.options;
-  std::fprintf(out, "# KV caches over %s (net plugin v%d, %s)\n", report.plugin_name.c_str(), report.api_version,
-               options.plugin.c_str());
+  std::fprintf(out, "# KV caches over %s\n", report.transport.c_str());
   std::fprintf(out, "# %s with 1/%u of its layers; %d prefill and %d decode ranks, TP ratio %u\n",
                options.preset.c_str(), options.scale, options.prefills, options.decodes, options.tp_ratio);
   std::fprintf(
@@ -159,7 +171,8 @@ void print(std::FILE* out, const Report& report) {
 
 void write(const Report& report, const std::string& path) {
   const Options& options = report.options;
-  Json json{{"plugin", {{"path", options.plugin}, {"name", report.plugin_name}, {"api_version", report.api_version}}},
+  Json json{{"over", report.transport},
+            {"mode", options.mode == Mode::kNccl ? "nccl" : "direct"},
             {"preset", options.preset},
             {"scale", options.scale},
             {"prefill", options.prefills},

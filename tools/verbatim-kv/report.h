@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "netapi/plugin.h"
+#include "ranks/link.h"
 #include "verbatim-kv/options.h"
 #include "verbatim-kv/stats.h"
 
@@ -39,13 +39,14 @@ struct FamilyReport {
 
 struct Report {
   const Options& options;
-  std::string plugin_name;
-  int api_version = 0;
+  std::string transport = {};  // "Verbatim (net plugin v12, PATH)", "NCCL 2.28.3"
   std::size_t group = 1;
   std::uint64_t longest_blocks = 0;
   std::vector<FamilyReport> families = {};
   std::vector<RankMemory> ranks = {};
 
+  // What this rank has counted, and what all others have: every rank calls it at the same time.
+  void add_all_ranks(ranks::Link& link, const RankMemory& memory, const std::vector<const FamilyStats*>& stats);
   std::uint64_t wrong() const;
   ExitStatus status() const;
 };
