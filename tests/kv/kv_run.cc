@@ -62,6 +62,7 @@ KvRun run_kv(std::vector<std::string> arguments, std::vector<std::string> enviro
   if (!given("--timeout")) arguments.insert(arguments.end(), {"--timeout", "100"});
   arguments.insert(arguments.end(), {"--json", json});
   environment.push_back("SOFTVERBS_STATS=" + (scratch.path() / "device-%p.json").string());
+  environment.push_back("VERBATIM_STATS=" + (scratch.path() / "plugin-%p.json").string());
   environment.push_back("SOFTVERBS_NAMESPACE=kv-" + std::to_string(getpid()));
   const perf::Outcome outcome = perf::run(arguments, environment);
   KvRun run{outcome.status, outcome.output, parse_file(json)};

@@ -68,7 +68,17 @@ TEST(Transfer, OfThousandsOfSmallRequests) {
   EXPECT_EQ(kOk, run.status) << run.output;
   expect_plan(run, "kv");
   expect_plan(run, "lf");
+  for (const char* const name : {"kv", "lf"}) EXPECT_GT(2, run.family(name)["validation_percent"]) << run.output;
   EXPECT_LE(10'000, run.family("kv")["served"].get<int>() + run.family("lf")["served"].get<int>());
+}
+
+TEST(Transfer, IsWhatThePluginItselfHasCounted) {
+  const KvRun run = run_kv(small({"--prefill", "2", "--decode", "2"}));
+  EXPECT_EQ(kOk, run.status) << run.output;
+  for (const Json& rank : run.report["ranks"]) {
+    if (rank["plugin_counters"] == "absent") GTEST_SKIP() << "this plugin keeps no counters";
+    EXPECT_EQ("equal", rank["plugin_counters"]);
+  }
 }
 
 TEST(Transfer, LeavesOutWhatThePrefixHas) {

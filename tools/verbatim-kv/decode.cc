@@ -28,9 +28,9 @@ Decode::Decode(const World& world, const Family& family, std::vector<Channel> ch
       engine_(world.index / family.geometry.tp_ratio),
       part_(world.index % family.geometry.tp_ratio),
       group_(group),
-      pool_(
-          family.num_blocks, reserved, world.options.fragmentation,
-          world.options.requests.seed * 104'729 + world.index * 2 + static_cast<std::uint64_t>(family.geometry.family)),
+      pool_(family.num_blocks, reserved, world.options.fragmentation,
+            world.options.requests.seed * 104'729 + std::uint64_t{world.index} * 2 +
+                static_cast<std::uint64_t>(family.geometry.family)),
       claims_(family.num_blocks),
       lost_(family.num_blocks) {
   for (const std::uint64_t base : family_.bases) {

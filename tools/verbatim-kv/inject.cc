@@ -31,7 +31,7 @@ Fault fault_of(const std::string& text, const std::string& kind) {
   std::string known;
   for (int code = 1; code <= kRefusalCodes; ++code) {
     const auto named = static_cast<RefusalCode>(code);
-    if (named != RefusalCode::kGeometryMismatch) known += std::string(refusal_name(named)) + ", ";
+    if (named != RefusalCode::kGeometryMismatch) known.append(refusal_name(named)).append(", ");
   }
   throw std::invalid_argument("--inject " + text + ": no fault '" + kind + "'; there are " + known +
                               "geometry, kill, lost-notification, delay");

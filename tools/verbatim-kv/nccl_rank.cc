@@ -100,9 +100,9 @@ class NcclRank final : public ranks::Rank {
     sides_.reserve(layout_.families.size());
     for (std::size_t i = 0; i < layout_.families.size(); ++i) {
       const Family& family = layout_.families[i];
-      Side& side =
-          sides_.emplace_back(family, is_prefill_ ? 0 : layout_.reserved[i], options_.fragmentation,
-                              options_.requests.seed * 7919 + index_ * 4 + i + (is_prefill_ ? 2 : 0), options_.faults);
+      Side& side = sides_.emplace_back(
+          family, is_prefill_ ? 0 : layout_.reserved[i], options_.fragmentation,
+          options_.requests.seed * 7919 + std::uint64_t{index_} * 4 + i + (is_prefill_ ? 2 : 0), options_.faults);
       Nccl::UniqueId id{};
       if (options_.job.rank == 0) id = nccl_.make_id();
       id = link_.all_gather_values(id).front();

@@ -25,7 +25,8 @@ Prefill::Prefill(const World& world, const Family& family, std::vector<Channel> 
       faults_(world.options.faults, family.geometry.family),
       part_bytes_(family.geometry.part_bytes()),
       pool_(family.num_blocks, 0, world.options.fragmentation,
-            world.options.requests.seed * 7919 + world.index * 2 + static_cast<std::uint64_t>(family.geometry.family)) {
+            world.options.requests.seed * 7919 + std::uint64_t{world.index} * 2 +
+                static_cast<std::uint64_t>(family.geometry.family)) {
   for (const std::uint64_t base : family_.bases) {
     intervals_.push_back(world_.memory.find(base, family_.layer_bytes()).value());
   }

@@ -138,7 +138,9 @@ class DirectRank final : public ranks::Rank {
       side->close();
     }
     registrations_->release();
+    reg_mr_calls_ = registrations_->calls();
     plugin_->finalize();
+    plugin_.reset();  // unloaded, it has said all that it counts
   }
 
   // Puts what all ranks have counted into the report.
@@ -150,7 +152,7 @@ class DirectRank final : public ranks::Rank {
                           {.bytes = memory_bytes(),
                            .allocations = memory_->allocations(),
                            .registrations = memory_->intervals().all().size(),
-                           .reg_mr_calls = registrations_->calls(),
+                           .reg_mr_calls = reg_mr_calls_,
                            .damage = memory_->damage()},
                           stats);
   }
@@ -172,6 +174,7 @@ class DirectRank final : public ranks::Rank {
   std::vector<std::size_t> reserved_;  // blocks of each family for prefixes that are there
   std::optional<CacheMemory> memory_;
   std::optional<Registrations> registrations_;
+  std::uint64_t reg_mr_calls_ = 0;
   std::atomic<std::uint64_t> finished_{0};
   std::optional<World> world_;
   std::vector<std::unique_ptr<Prefill>> prefills_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "verbatim-kv/plugin_counters.h"
+
 namespace verbatim::kv {
 namespace {
 
@@ -89,14 +91,22 @@ Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests) {
 }
 
 void Report::add_all_ranks(ranks::Link& link, const RankMemory& memory, const std::vector<const FamilyStats*>& stats) {
-  ranks::Json own;
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  for (const FamilyStats* const family : stats) {
+    sent_bytes += family->sent_bytes;
+    received_bytes += family->received_bytes;
+  }
+  Json own;
   own["memory"] = {memory.bytes, memory.allocations, memory.registrations, memory.reg_mr_calls, memory.damage};
+  own["plugin_counters"] = compare_plugin_counters(plugin_counters_path(), sent_bytes, received_bytes);
   own["families"] = ranks::Json::array();
   for (const FamilyStats* const family : stats) own["families"].push_back(to_json(*family));
   for (const std::string& text : link.all_gather(own.dump())) {
     const Json other = Json::parse(text);
     const auto counts = other.at("memory").get<std::vector<std::uint64_t>>();
-    ranks.push_back({counts.at(0), counts.at(1), counts.at(2), counts.at(3), counts.at(4)});
+    ranks.push_back(
+        {counts.at(0), counts.at(1), counts.at(2), counts.at(3), counts.at(4), other.at("plugin_counters")});
     for (std::size_t i = 0; i < families.size(); ++i) families[i].stats.add(from_json(other.at("families").at(i)));
   }
 }
@@ -163,6 +173,11 @@ void print(std::FILE* out, const Report& report) {
       std::fprintf(out, "# %s: %s\n", name, complaint.c_str());
     }
   }
+  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    const std::string& counters = report.ranks[rank].plugin_counters;
+    if (counters == "absent") continue;
+    std::fprintf(out, "# rank %zu, bytes by the plugin's own counters: %s\n", rank, counters.c_str());
+  }
   std::fprintf(out, "# Wrong bytes : %s\n",
                !options.check ? "not checked"
                               : (std::to_string(report.wrong()) + (report.wrong() == 0 ? " OK" : " FAILED")).c_str());
@@ -192,7 +207,8 @@ void write(const Report& report, const std::string& path) {
                              {"allocations", rank.allocations},
                              {"registrations", rank.registrations},
                              {"reg_mr_calls", rank.reg_mr_calls},
-                             {"damage", rank.damage}});
+                             {"damage", rank.damage},
+                             {"plugin_counters", rank.plugin_counters}});
   }
   for (const FamilyReport& family : report.families) json["families"].push_back(json_of(family));
   ranks::write_json(json, path);

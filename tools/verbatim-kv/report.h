@@ -24,10 +24,11 @@ Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests);
 // A rank's memory as the plugin knows it.
 struct RankMemory {
   std::uint64_t bytes = 0;
-  std::uint64_t allocations = 0;    // disjoint ones
-  std::uint64_t registrations = 0;  // that the rank wants: one an allocation
-  std::uint64_t reg_mr_calls = 0;   // more where the plugin's registrations are good for one comm only
-  std::uint64_t damage = 0;         // bytes written outside
+  std::uint64_t allocations = 0;     // disjoint ones
+  std::uint64_t registrations = 0;   // that the rank wants: one an allocation
+  std::uint64_t reg_mr_calls = 0;    // more where the plugin's registrations are good for one comm only
+  std::uint64_t damage = 0;          // bytes written outside
+  std::string plugin_counters = {};  // compare_plugin_counters()'s answer
 };
 
 struct FamilyReport {

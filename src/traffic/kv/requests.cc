@@ -51,7 +51,8 @@ std::vector<Request> read_requests(std::istream& in, const std::string& name, co
     std::string rest;
     Request request{.hit = settings.hit};
     const auto refuse = [&](const std::string& why) {
-      throw std::invalid_argument(name + ":" + std::to_string(number) + ": " + why);
+      throw std::invalid_argument(
+          std::string(name).append(":").append(std::to_string(number)).append(": ").append(why));
     };
     if (!(words >> tokens)) refuse("not 'TOKENS [HIT]': '" + line + "'");
     if (tokens < 1 || tokens > settings.max_tokens) {

@@ -2,13 +2,16 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <fstream>
 #include <set>
 #include <stdexcept>
 
+#include "../../support/scratch_directory.h"
 #include "verbatim-kv/cache.h"
 #include "verbatim-kv/channel.h"
 #include "verbatim-kv/inject.h"
 #include "verbatim-kv/options.h"
+#include "verbatim-kv/plugin_counters.h"
 #include "verbatim-kv/report.h"
 #include "verbatim-kv/stats.h"
 #include "verbatim-kv/waves.h"
@@ -260,6 +263,19 @@ TEST(Report, ExitStatusIsTheWorstOutcome) {
   EXPECT_EQ(ExitStatus::kRecompute, report.status());
   report.ranks.push_back({.damage = 1});
   EXPECT_EQ(ExitStatus::kWrong, report.status());
+}
+
+TEST(PluginCounters, AreComparedByDirection) {
+  const ScratchDirectory scratch;
+  const std::string path = scratch.path() / "counters";
+  EXPECT_EQ("absent", compare_plugin_counters("", 1, 2));
+  EXPECT_EQ("absent", compare_plugin_counters(path, 1, 2));
+  std::ofstream(path) << R"({"totals": {"send": {"bytes": 10}, "recv": {"bytes": 20}}})";
+  EXPECT_EQ("equal", compare_plugin_counters(path, 10, 20));
+  EXPECT_EQ("send: the plugin counted 10 bytes, this rank 11", compare_plugin_counters(path, 11, 20));
+  EXPECT_EQ("recv: the plugin counted 20 bytes, this rank 0", compare_plugin_counters(path, 10, 0));
+  std::ofstream(path) << "{";
+  EXPECT_NE("equal", compare_plugin_counters(path, 10, 20));
 }
 
 TEST(Waves, HoldAllRequestsInOrderAndNoMoreThanThereIsRoomFor) {
