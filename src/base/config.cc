@@ -88,6 +88,16 @@ bool assign_text(Config& config, const Given& given) {
   return true;
 }
 
+bool assign_completion(Config& config, const Given& given) {
+  constexpr std::pair<std::string_view, Completion> kWords[] = {
+      {"auto", Completion::kAuto}, {"imm", Completion::kImmediate}, {"atomic", Completion::kAtomic}};
+  const auto* const word =
+      std::find_if(std::begin(kWords), std::end(kWords), [&](const auto& known) { return known.first == given.text; });
+  if (word == std::end(kWords)) return false;
+  config.completion = word->second;
+  return true;
+}
+
 bool assign_relaxed_ordering(Config& config, const Given& given) {
   constexpr Switch kMeaning[] = {Switch::kOff, Switch::kOn, Switch::kAuto};
   const std::optional<std::int64_t> number = parse_number(given.text);
@@ -187,6 +197,11 @@ std::vector<Row> rows() {
       number_row<&Config::adaptive_routing_threshold, 0, kHighestThreshold, -2>(
           "VERBATIM_AR_THRESHOLD", "NCCL_IB_AR_THRESHOLD", "8192",
           "Bytes above which a message counts as large under adaptive routing."),
+      {{"VERBATIM_COMPLETION", nullptr, "`imm`, `atomic` or `auto`", "auto",
+        "How a receiver hears of its data: by an immediate, or by an atomic on a word that it polls, where both ends "
+        "ask "
+        "for it and can. Automatic: `imm`."},
+       assign_completion},
       number_row<&Config::qps_per_connection, 1, kMostQps>("VERBATIM_QPS_PER_CONNECTION", "NCCL_IB_QPS_PER_CONNECTION",
                                                            "1", "Queue pairs of a connection, per device."),
       {{"VERBATIM_SPLIT_DATA_ON_QPS", "NCCL_IB_SPLIT_DATA_ON_QPS", "0, 1, or `auto` (also -1, -2)", "auto",

@@ -18,6 +18,9 @@ namespace verbatim {
 
 enum class Switch : std::uint8_t { kAuto, kOff, kOn };
 
+// How a receiver hears that data has arrived: by an immediate, or by an atomic on a word that it polls.
+enum class Completion : std::uint8_t { kAuto, kImmediate, kAtomic };
+
 // A text whose inner syntax its user parses (HCA filter, interface list). `variable` is the one that was set, ours or
 // NCCL's, so that a later message can name it; "" when neither was.
 struct TextSetting {
@@ -48,6 +51,7 @@ struct Config {
   Switch relaxed_ordering = Switch::kAuto;          // kOn fails where libibverbs cannot, kAuto does without
   Switch adaptive_routing = Switch::kAuto;          // kAuto: on for InfiniBand, off for RoCE
   std::uint64_t adaptive_routing_threshold = 8192;  // bytes
+  Completion completion = Completion::kAuto;        // kAuto: kImmediate
   unsigned qps_per_connection = 1;
   Switch split_data_on_qps = Switch::kAuto;  // kAuto: by message size
   bool ece = true;

@@ -71,7 +71,7 @@ Result<ListenComm::Acceptance> ListenComm::begin(Introduction introduction) {
   const wire::Hello& peer = introduction.hello;
   // Up to v10 only the connecting side is told the communicator's.
   const int traffic_class = context_.traffic_class() >= 0 ? context_.traffic_class() : peer.traffic_class;
-  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_, ports_, peer.qps.size());
+  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_, ports_, peer);
   Status connected = comm ? (*comm)->connect(peer, traffic_class) : Status(comm.error());
   if (!connected) {
     const std::string reason = to_string(connected.error());

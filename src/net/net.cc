@@ -223,6 +223,12 @@ wire::PeerIdentity Context::identity(const Port& port) const {
   return identity;
 }
 
+void Context::report_no_atomics(const std::string& device, const std::string& peer, const char* hindrance) {
+  if (no_atomics_reported_.exchange(true)) return;
+  VERBATIM_WARN("VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates tell what arrived",
+                device.c_str(), peer.c_str(), hindrance);
+}
+
 Result<std::vector<const Port*>> Context::ports(std::size_t device) const {
   const std::span<const Port> all = process_.inventory->ports();
   if (device >= all.size()) return Error{ErrorKind::kArgument, 0, "no such device"};

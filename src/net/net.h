@@ -68,6 +68,8 @@ class Context {
   // The process's listener, opened at first use.
   Result<Listener*> listener();
   wire::PeerIdentity identity(const Port& port) const;
+  // That a connection does without the atomics that were asked for: the first of them is told.
+  void report_no_atomics(const std::string& device, const std::string& peer, const char* hindrance);
 
  private:
   // Takes over a comm that stands: from here on it hears of events.
@@ -86,6 +88,7 @@ class Context {
   bool serves_process_ = false;
   // The communicator gave up a comm with work outstanding: it is being aborted, and its peers need nothing more of it.
   std::atomic<bool> aborted_{false};
+  std::atomic<bool> no_atomics_reported_{false};
   Registrations registrations_;  // end after the comms
   mutable Mutex mutex_;
   std::uint32_t listens_made_ VERBATIM_GUARDED_BY(mutex_) = 0;

@@ -82,7 +82,9 @@ class ControlTest : public ::testing::Test {
   const Device& device() const { return *inventory_->devices()[0]; }
 
   std::unique_ptr<RecvComm> make_comm() {
-    Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(link_.context(), {&inventory_->ports()[0]}, 2);
+    wire::Hello peer;
+    peer.qps.resize(2);
+    Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(link_.context(), {&inventory_->ports()[0]}, peer);
     EXPECT_TRUE(comm);
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);

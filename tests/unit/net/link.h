@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +15,14 @@
 #include "net/send_comm.h"
 
 namespace verbatim {
+
+// One member of a grouped receive.
+struct RecvBuffer {
+  void* data;
+  std::size_t bytes;
+  int tag;
+  MemoryHandle* memory;
+};
 
 class Link {
  public:
@@ -64,6 +73,42 @@ class Link {
         comm.register_memory({.address = buffer.data(), .bytes = buffer.size() * sizeof(T), .type = type});
     EXPECT_TRUE(handle);
     return handle ? std::move(*handle) : nullptr;
+  }
+
+  // nullptr: not yet, or the comm has failed.
+  Request* isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory) {
+    void* request = nullptr;
+    const ErrorKind result = send().isend(data, bytes, tag, memory, &request);
+    EXPECT_EQ(result == ErrorKind::kNone, send().error() == nullptr);
+    return static_cast<Request*>(request);
+  }
+  Request* irecv(std::span<const RecvBuffer> buffers, bool optional_completion = false) {
+    void* data[wire::kMaxGroup];
+    std::size_t sizes[wire::kMaxGroup];
+    int tags[wire::kMaxGroup];
+    void* handles[wire::kMaxGroup];
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      data[i] = buffers[i].data;
+      sizes[i] = buffers[i].bytes;
+      tags[i] = buffers[i].tag;
+      handles[i] = buffers[i].memory;
+    }
+    void* request = optional_completion ? kOptionalCompletion : nullptr;
+    const ErrorKind result =
+        recv().irecv<std::size_t>(static_cast<int>(buffers.size()), data, sizes, tags, handles, &request);
+    EXPECT_EQ(result == ErrorKind::kNone, recv().error() == nullptr);
+    return static_cast<Request*>(request);
+  }
+  // Takes back a request that is done: the sizes that test reports.
+  std::array<int, wire::kMaxGroup> taken_back(Request* request) {
+    std::array<int, wire::kMaxGroup> sizes{};
+    int done = 0;
+    const auto test = request->kind == RequestKind::kSend   ? SendComm::test
+                      : request->kind == RequestKind::kRecv ? RecvComm::test
+                                                            : RecvComm::test_atomic;
+    test(*request, &done, sizes.data());
+    EXPECT_EQ(done, 1);
+    return sizes;
   }
 
   // Repeats `post` until it yields a request.

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 class Scratch {
  public:
   Scratch() {
-    std::string pattern = (fs::temp_directory_path() / "verbatim-cost-XXXXXX").string();
+    std::string pattern = (fs::temp_directory_path() / "verbatim-cost-").string() + std::string(6, 'X');
     if (::mkdtemp(pattern.data()) == nullptr) throw Failure("mkdtemp: " + std::string(std::strerror(errno)));
     path_ = pattern;
   }
