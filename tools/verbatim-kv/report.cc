@@ -15,6 +15,11 @@ double gb_per_s(const FamilyStats& stats) {
   return stats.elapsed_ns == 0 ? 0 : static_cast<double>(stats.served_bytes) / static_cast<double>(stats.elapsed_ns);
 }
 
+double messages_per_s(const FamilyStats& stats) {
+  if (stats.elapsed_ns == 0) return 0;
+  return 1e9 * static_cast<double>(stats.received_messages) / static_cast<double>(stats.elapsed_ns);
+}
+
 // Validation at both ends and on all ranks, of the time that the transfers took.
 double validation_percent(const FamilyStats& stats) {
   if (stats.elapsed_ns == 0) return 0;
@@ -67,6 +72,7 @@ Json json_of(const FamilyReport& family) {
       {"decode_blocks", family.blocks[1]},
       {"plan", {{"requests", family.plan.requests}, {"messages", family.plan.messages}, {"bytes", family.plan.bytes}}},
       {"gb_s", gb_per_s(stats)},
+      {"messages_per_s", messages_per_s(stats)},
       {"latency_p50_ms", ms(percentile(stats.latencies_ns, 50))},
       {"latency_p99_ms", ms(percentile(stats.latencies_ns, 99))},
       {"validation_percent", validation_percent(stats)},
