@@ -22,6 +22,7 @@ Decode::Decode(const World& world, const Family& family, std::vector<Channel> ch
                std::size_t group)
     : world_(world),
       family_(family),
+      own_(family, world.memory),
       contents_(family_),
       faults_(world.options.faults, family.geometry.family),
       part_bytes_(family.geometry.part_bytes()),
@@ -137,7 +138,8 @@ void Decode::take(Lane& lane, const Channel::Message& message) {
     case MessageKind::kOpened:
       if (reader.get<std::uint32_t>() != lane.generation) return;
       lane.peer = get_introduction(reader);
-      if (const auto refusal = validate_family({lane.peer.family, lane.peer.memory})) throw Failure(refusal->text);
+      lane.peers.emplace(lane.peer.family, lane.peer.memory);
+      if (const auto refusal = validate_family(*lane.peers)) throw Failure(refusal->text);
       lane.opened = true;
       return;
     case MessageKind::kMismatch:
@@ -227,7 +229,7 @@ bool Decode::announce(Incoming& incoming) {
 
 std::optional<Refusal> Decode::validate(Incoming& incoming, const BlockList& list) {
   const std::uint64_t begin = monotonic_ns();
-  auto refusal = validate_list({family_, world_.memory}, list, incoming.blocks.size());
+  auto refusal = validate_list(own_, list, incoming.blocks.size());
   if (!refusal && !incoming.claimed) {
     refusal = claims_.claim(incoming.request->id, list.blocks);
     incoming.claimed = !refusal.has_value();
@@ -244,9 +246,10 @@ void Decode::accept(Lane& lane, Reader reader) {
   if (incoming == nullptr || (incoming->rung != Rung::kStaged && generation != lane.generation)) return;
   incoming->first_tag = reader.get<std::uint32_t>();
   const BlockList source = reader.get_list();
+  const BlockList destination = make_list(family_, incoming->blocks);
   const std::uint64_t begin = monotonic_ns();
-  auto refusal = validate_list({lane.peer.family, lane.peer.memory}, source, incoming->blocks.size());
-  if (!refusal) refusal = validate_pair(source, make_list(family_, incoming->blocks));
+  auto refusal = validate_list(*lane.peers, source, incoming->blocks.size());
+  if (!refusal) refusal = validate_pair(source, destination);
   stats_.validation_ns += monotonic_ns() - begin;
   if (refusal) {
     Writer writer;

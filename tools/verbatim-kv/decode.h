@@ -80,7 +80,8 @@ class Decode {
     std::uint64_t opening_ns = 0;
     std::uint64_t moved_ns = 0;
     Introduction peer = {};
-    std::deque<Incoming*> accepted = {};  // in the order in which both ends go
+    std::optional<Registered> peers = {};  // of `peer`
+    std::deque<Incoming*> accepted = {};   // in the order in which both ends go
     std::deque<Group> groups = {};
   };
 
@@ -113,6 +114,7 @@ class Decode {
 
   const World& world_;
   const Family& family_;
+  const Registered own_;
   const Contents contents_;
   const Faults faults_;
   const std::size_t part_bytes_;

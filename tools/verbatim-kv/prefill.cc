@@ -21,6 +21,7 @@ constexpr std::uint32_t kTags = 0x7fffffff;
 Prefill::Prefill(const World& world, const Family& family, std::vector<Channel> channels)
     : world_(world),
       family_(family),
+      own_(family, world.memory),
       contents_(family_),
       faults_(world.options.faults, family.geometry.family),
       part_bytes_(family.geometry.part_bytes()),
@@ -112,9 +113,10 @@ void Prefill::open(Lane& lane, Reader reader) {
   lane.generation = reader.get<std::uint32_t>();
   lane.handle = reader.get<std::array<char, nccl::kNetHandleMaxBytes>>();
   lane.peer = get_introduction(reader);
+  lane.peers.emplace(lane.peer.family, lane.peer.memory);
   if (lane.generation == 0) lane.claims = std::make_unique<Claims>(lane.peer.family.num_blocks);
-  const std::uint64_t own = family_.geometry.hash();
-  const std::uint64_t peers = lane.peer.family.geometry.hash();
+  const std::uint64_t own = own_.geometry_hash;
+  const std::uint64_t peers = lane.peers->geometry_hash;
   std::string mismatch;
   if (own != peers) {
     char text[200];
@@ -122,7 +124,7 @@ void Prefill::open(Lane& lane, Reader reader) {
                   family_.geometry.name.c_str(), static_cast<unsigned long long>(own), world_.index,
                   static_cast<unsigned long long>(peers), lane.decode);
     mismatch = text;
-  } else if (const auto refusal = validate_family({lane.peer.family, lane.peer.memory})) {
+  } else if (const auto refusal = validate_family(*lane.peers)) {
     mismatch = refusal->text;
   }
   if (mismatch.empty()) {
@@ -200,8 +202,8 @@ bool Prefill::answer(Lane& lane, const Announced& announced) {
 std::optional<Refusal> Prefill::validate(Lane& lane, const Announced& announced, const BlockList& own) {
   const std::uint64_t begin = monotonic_ns();
   const std::size_t count = own.blocks.size();
-  auto refusal = validate_list({family_, world_.memory}, own, count);
-  if (!refusal) refusal = validate_list({lane.peer.family, lane.peer.memory}, announced.list, count);
+  auto refusal = validate_list(own_, own, count);
+  if (!refusal) refusal = validate_list(*lane.peers, announced.list, count);
   if (!refusal) refusal = validate_pair(own, announced.list);
   if (!refusal) refusal = lane.claims->claim(announced.which.request, announced.list.blocks);
   stats_.validation_ns += monotonic_ns() - begin;

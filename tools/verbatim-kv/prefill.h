@@ -7,6 +7,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "traffic/kv/block_pool.h"
@@ -68,6 +69,7 @@ class Prefill {
     void* comm = nullptr;
     std::vector<void*> mhandles = {};
     Introduction peer = {};
+    std::optional<Registered> peers = {};  // of `peer`
     std::unique_ptr<Claims> claims = nullptr;
     std::list<Outgoing> outgoing = {};  // in the order in which both ends go
     std::deque<Sent> sent = {};
@@ -99,6 +101,7 @@ class Prefill {
 
   const World& world_;
   const Family& family_;
+  const Registered own_;
   const Contents contents_;
   const Faults faults_;
   const std::size_t part_bytes_;

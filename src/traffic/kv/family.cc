@@ -53,7 +53,7 @@ const std::vector<Model>& models() {
                                       llama_70b(2),
                                       llama_70b(4),
                                       llama_70b(8),
-                                      deepseek_mla("deepseek-mla-bf16", "bf16", 576 * 2),
+                                      deepseek_mla("deepseek-mla-bf16", "bf16", std::size_t{576} * 2),
                                       deepseek_mla("deepseek-mla-fp8", "fp8_ds_mla", 656)};
   return all;
 }

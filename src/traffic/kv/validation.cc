@@ -115,10 +115,10 @@ std::optional<Refusal> validate_list(const Registered& side, const BlockList& li
     return refuse(RefusalCode::kWrongFamily, "a handle of family %u for a transfer of family %u (%s)",
                   static_cast<unsigned>(list.family), static_cast<unsigned>(family.geometry.family), name);
   }
-  if (const std::uint64_t hash = family.geometry.hash(); list.geometry_hash != hash) {
+  if (list.geometry_hash != side.geometry_hash) {
     return refuse(RefusalCode::kGeometryMismatch,
                   "a handle for geometry %016" PRIx64 "; that of family %s is %016" PRIx64, list.geometry_hash, name,
-                  hash);
+                  side.geometry_hash);
   }
   if (list.blocks.size() != count || count == 0) {
     return refuse(RefusalCode::kCountMismatch, "%zu blocks in a list for %zu", list.blocks.size(), count);

@@ -48,8 +48,11 @@ BlockList make_list(const Family& family, std::vector<std::uint32_t> blocks);
 
 // A family as it is known at this end, own or the peer's as it introduced it, and the memory registered for it.
 struct Registered {
+  Registered(const Family& known, const IntervalSet& registered)
+      : family(known), memory(registered), geometry_hash(known.geometry.hash()) {}
   const Family& family;
   const IntervalSet& memory;
+  const std::uint64_t geometry_hash;  // of the family, which does not change
 };
 
 // `family` itself: overflow, and layers outside of registered memory. Asked once, when it is introduced.
