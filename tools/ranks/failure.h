@@ -12,7 +12,16 @@ enum class ExitStatus : int {
   kUsage = 2,    // the command line, or an input that it names, makes no sense
   kFailed = 3,   // the plugin, a rank or the system failed
   kTimeout = 4,  // --timeout passed
+  // How a run may end that went as it should, of tools that can decline a part of their work:
+  kRefused = 5,    // some of it made no sense
+  kRecompute = 6,  // some of it failed, and is named
 };
+
+// What ends a job as soon as one rank leaves with it.
+constexpr bool is_failure(int status) {
+  return status >= static_cast<int>(ExitStatus::kUsage) && status != static_cast<int>(ExitStatus::kRefused) &&
+         status != static_cast<int>(ExitStatus::kRecompute);
+}
 
 struct Failure : std::runtime_error {
   explicit Failure(const std::string& what, ExitStatus exit_status = ExitStatus::kFailed)

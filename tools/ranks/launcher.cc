@@ -71,7 +71,7 @@ class Children {
                          " (" + strsignal(WTERMSIG(status)) + ")",
                      true};
       }
-      if (WEXITSTATUS(status) > static_cast<int>(ExitStatus::kWrong)) {
+      if (is_failure(WEXITSTATUS(status))) {
         return Death{"rank " + std::to_string(rank) + " left with status " + std::to_string(WEXITSTATUS(status)),
                      false};
       }

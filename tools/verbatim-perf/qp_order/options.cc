@@ -60,7 +60,7 @@ std::variant<QpOrderOptions, ranks::Leave> parse_qp_order_options(int argc, cons
   std::ostringstream err;
   try {
     app.parse(argc, argv);
-    options.bytes = parse_bytes(bytes);
+    options.bytes = ranks::parse_bytes(bytes);
     if (options.bytes == 0)
       throw ranks::Failure("--bytes: a message without bytes shows no order", ranks::ExitStatus::kUsage);
   } catch (const CLI::ParseError& leave) {
