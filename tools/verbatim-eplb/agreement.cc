@@ -26,7 +26,7 @@ std::vector<std::string> facts(const Options& options, const Input& input) {
       "operations a group",
       std::to_string(options.ops_per_group),
       "iterations",
-      std::to_string(options.iterations),
+      std::to_string(options.rounds()),
       "chunk bytes",
       std::to_string(options.chunk_bytes),
       "check",

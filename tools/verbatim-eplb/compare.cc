@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -59,18 +60,18 @@ std::string short_name(const std::string& subject) {
   return std::filesystem::path(subject).filename();
 }
 
-// The arguments without those of --compare.
+// The arguments without those that each run gets of its own.
 std::vector<std::string> arguments_of_a_run(int argc, char** argv) {
+  const std::vector<std::string> ours{"--compare", "--turns", "--json", "--plugin", "--warmup"};
   std::vector<std::string> kept;
   for (int i = 0; i < argc; ++i) {
     const std::string argument = argv[i];
-    const bool ours = argument == "--compare" || argument == "--turns" || argument == "--json";
-    if (ours) ++i;
-    if (ours || argument.starts_with("--compare=") || argument.starts_with("--turns=") ||
-        argument.starts_with("--json=")) {
-      continue;
+    const auto is_ours = [&argument](const std::string& name) { return argument.starts_with(name + "="); };
+    if (std::find(ours.begin(), ours.end(), argument) != ours.end()) {
+      ++i;
+    } else if (std::none_of(ours.begin(), ours.end(), is_ours)) {
+      kept.push_back(argument);
     }
-    kept.push_back(argument);
   }
   return kept;
 }
@@ -90,6 +91,7 @@ void choose_network(const std::string& network) {
 void run_once(const Options& options, std::vector<std::string> arguments, const std::string& subject,
               const Directory& directory) {
   arguments.push_back("--json=" + directory.file("run.json"));
+  arguments.push_back("--warmup=" + std::to_string(options.warmup));
   if (options.over == Over::kPlugin) arguments.push_back("--plugin=" + subject);
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());

@@ -123,6 +123,9 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
   app.add_option("--iters", options.iterations, "times that all layers are rearranged")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
+  auto* const warmup =
+      app.add_option("--warmup", options.warmup, "the same before, checked but not timed; default 0, with --compare 1")
+          ->check(CLI::Range(0, 1'000'000));
   app.add_option("--check", check, "full: every byte after every layer; off: nothing, for timing")
       ->check(CLI::IsMember({"full", "off"}))
       ->capture_default_str();
@@ -152,6 +155,7 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
     options.inject = kInjections.at(inject);
     options.check = check == "full";
     options.has_redundant = redundant->count() > 0;
+    if (warmup->count() == 0 && !options.compare.empty()) options.warmup = 1;
     ranks::check_job(app, options.job);
     check_consistency(options);
   });

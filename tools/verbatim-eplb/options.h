@@ -63,6 +63,7 @@ struct Options {
   std::size_t chunk_bytes = std::size_t{128} << 10;
   int depth = 8;
   int iterations = 1;
+  int warmup = 0;  // iterations before those that are timed
   bool check = true;
   Inject inject = Inject::kNothing;
   int delay_ms = 0;
@@ -73,6 +74,8 @@ struct Options {
   int turns = 5;
   std::string json;
   bool verbose = false;
+
+  int rounds() const { return warmup + iterations; }
 };
 std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* argv);
 

@@ -81,7 +81,7 @@ class EplbRank final : public ranks::Rank {
     report_.transport = transport_->describe();
     introduce();
     if (is_first()) print_head(stdout, report_);
-    for (std::uint64_t iteration = 0; iteration < static_cast<std::uint64_t>(options_.iterations); ++iteration) {
+    for (std::uint64_t iteration = 0; iteration < static_cast<std::uint64_t>(options_.rounds()); ++iteration) {
       for (std::size_t layer = 0; layer < plans_.size(); ++layer) rearrange(layer, iteration);
     }
     bar_.clear();
@@ -175,9 +175,11 @@ class EplbRank final : public ranks::Rank {
       if (other.wrong > 0 && report_.first_wrong.empty()) report_.first_wrong = other.first;
     }
     watchdog_.end();
-    row.times_us.push_back(static_cast<double>(slowest_ns) / 1000);
+    if (iteration >= static_cast<std::uint64_t>(options_.warmup)) {
+      row.times_us.push_back(static_cast<double>(slowest_ns) / 1000);
+    }
     const auto done = static_cast<double>(iteration * plans_.size() + index + 1);
-    bar_.draw(done / (static_cast<double>(plans_.size()) * options_.iterations), "layer " + std::to_string(row.layer));
+    bar_.draw(done / (static_cast<double>(plans_.size()) * options_.rounds()), "layer " + std::to_string(row.layer));
   }
 
   // Until the others are as far, what stands still is one of them.
@@ -214,9 +216,9 @@ class EplbRank final : public ranks::Rank {
 
   std::vector<std::uint64_t> planned(bool sends) const { return planned(rank_, sends); }
 
-  // Bytes to or from each rank over all iterations.
+  // Bytes to or from each rank over all iterations, those of the warm-up too.
   std::vector<std::uint64_t> planned(std::size_t rank, bool sends) const {
-    const std::uint64_t each = input_.expert.bytes() * static_cast<std::uint64_t>(options_.iterations);
+    const std::uint64_t each = input_.expert.bytes() * static_cast<std::uint64_t>(options_.rounds());
     std::vector<std::uint64_t> bytes(input_.workload.ranks);
     for (const LayerPlan& plan : plans_) {
       for (const Transfer& transfer : plan.transfers) {
@@ -230,7 +232,7 @@ class EplbRank final : public ranks::Rank {
   void compare_with_plan() {
     const bool whole = is_packed(options_.mode) || options_.mode == Mode::kDirect;
     const std::uint64_t calls = whole ? 1 : input_.expert.tensors.size();
-    const auto iterations = static_cast<std::uint64_t>(options_.iterations);
+    const auto rounds = static_cast<std::uint64_t>(options_.rounds());
     std::uint64_t operations = 0;
     std::uint64_t packs = 0;
     for (std::size_t rank = 0; rank < report_.by_rank.size(); ++rank) {
@@ -248,8 +250,8 @@ class EplbRank final : public ranks::Rank {
     std::uint64_t planned_operations = 0;
     std::uint64_t planned_packs = 0;
     for (const LayerRow& row : report_.layers) {
-      planned_operations += 2 * row.experts * calls * iterations;
-      planned_packs += row.packs * iterations;
+      planned_operations += 2 * row.experts * calls * rounds;
+      planned_packs += row.packs * rounds;
     }
     if (operations != planned_operations) {
       report_.complaints.push_back(std::to_string(operations) + " operations in place of " +
