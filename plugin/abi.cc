@@ -36,19 +36,7 @@ void set_logger(nccl::DebugLogger logger) {
 }
 
 nccl::Result to_nccl(const Error& error) {
-  switch (error.kind) {
-    case ErrorKind::kSystem:
-      return nccl::Result::kSystemError;
-    case ErrorKind::kRemote:
-      return nccl::Result::kRemoteError;
-    case ErrorKind::kArgument:
-      return nccl::Result::kInvalidArgument;
-    case ErrorKind::kUsage:
-      return nccl::Result::kInvalidUsage;
-    case ErrorKind::kInternal:
-      break;
-  }
-  return nccl::Result::kInternalError;
+  return abi::to_nccl(error.kind);
 }
 
 // The last line of defence: what throws here has run out of memory.
@@ -264,35 +252,15 @@ nccl::Result dereg_mr(void*, void* mhandle) noexcept {
 }
 
 nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void** request) noexcept {
-  return guarded([&] {
-    SendComm& comm = *static_cast<SendComm*>(as_comm(send_comm));
+  // For zero bytes NCCL need not have a registration.
+  static constexpr MemoryKeys kNoMemory{};
+  const MemoryKeys* memory = static_cast<const MemoryHandle*>(mhandle);
+  if (memory == nullptr) {
     *request = nullptr;
-    const MemoryKeys* memory = memory_of(mhandle, size);
-    if (memory == nullptr) return nccl::Result::kInvalidArgument;
-    Request* made = comm.isend(data, size, tag, *memory);
-    *request = made;
-    return answer(comm, made);
-  });
-}
-
-nccl::Result refuse_receive(void* recv_comm, int n) noexcept {
-  return guarded([&] {
-    VERBATIM_WARN("irecv of a group of %d on %s: 1 to VERBATIM_MAX_RECVS are possible", n,
-                  as_comm(recv_comm)->endpoint().describe_path(0).c_str());
-    return nccl::Result::kInvalidArgument;
-  });
-}
-
-nccl::Result post_receive(void* recv_comm, std::span<const RecvBuffer> buffers, void** request) noexcept {
-  return guarded([&] {
-    RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
-    if (buffers.size() > comm.context().max_recvs()) {
-      return refuse_receive(recv_comm, static_cast<int>(buffers.size()));
-    }
-    Request* made = comm.irecv(buffers);
-    *request = made;
-    return answer(comm, made);
-  });
+    if (size != 0) return nccl::Result::kInvalidArgument;
+    memory = &kNoMemory;
+  }
+  return to_nccl(static_cast<SendComm*>(as_comm(send_comm))->isend(data, size, tag, *memory, request));
 }
 
 nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhandles, void** request) noexcept {
@@ -318,60 +286,19 @@ nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhan
   });
 }
 
-namespace {
-
-int narrow(std::uint64_t size) {
-  return size > INT_MAX ? INT_MAX : static_cast<int>(size);
-}
-
-// Drives the comm of a request that is not done: its error, if it has one now.
-nccl::Result drive(const Request& request) noexcept {
-  return guarded([&] {
-    if (request.kind == RequestKind::kSend) {
-      SendComm& comm = *static_cast<SendComm*>(request.comm);
-      comm.progress();
-      return answer(comm, nullptr);
-    }
-    RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-    comm.progress();
-    return answer(comm, nullptr);
-  });
-}
-
-nccl::Result end_receive(Request& request, int* sizes) noexcept {
-  return guarded([&] {
-    RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-    if (request.kind == RequestKind::kFlush) {
-      comm.retire_flush(request);
-      return nccl::Result::kSuccess;
-    }
-    const bool had_failed = comm.error() != nullptr;
-    std::uint64_t received[wire::kMaxGroup];
-    const std::uint32_t members = comm.retire_recv(request, received);
-    if (sizes != nullptr) {
-      for (std::uint32_t i = 0; i < members; ++i) sizes[i] = narrow(received[i]);
-    }
-    // What has arrived is delivered whatever failed before; sizes that cannot be have failed the comm just now.
-    return had_failed ? nccl::Result::kSuccess : answer(comm, nullptr);
-  });
-}
-
-}  // namespace
-
 nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
   Request& request = *static_cast<Request*>(opaque);
-  if (request.state != RequestState::kDone) {
-    const nccl::Result driven = drive(request);
-    if (request.state != RequestState::kDone) {
-      *done = 0;
-      return driven;
-    }
+  switch (request.kind) {
+    case RequestKind::kSend:
+      return to_nccl(SendComm::test(request, done, sizes));
+    case RequestKind::kRecv:
+      return to_nccl(RecvComm::test(request, done, sizes));
+    case RequestKind::kRecvAtomic:
+      return to_nccl(RecvComm::test_atomic(request, done, sizes));
+    case RequestKind::kFlush:
+      break;
   }
-  *done = 1;
-  if (request.kind != RequestKind::kSend) return end_receive(request, sizes);
-  const std::size_t bytes = static_cast<SendComm*>(request.comm)->retire(request);
-  if (sizes != nullptr) sizes[0] = narrow(bytes);
-  return nccl::Result::kSuccess;
+  return to_nccl(RecvComm::test_flush(request, done));
 }
 
 nccl::Result close_comm(void* opaque) noexcept {

@@ -9,8 +9,19 @@
 
 #include "nccl/types.h"
 #include "net/net.h"
+#include "net/recv_comm.h"
 
 namespace verbatim::abi {
+
+constexpr nccl::Result to_nccl(ErrorKind kind) {
+  return static_cast<nccl::Result>(kind);
+}
+static_assert(to_nccl(ErrorKind::kNone) == nccl::Result::kSuccess);
+static_assert(to_nccl(ErrorKind::kSystem) == nccl::Result::kSystemError);
+static_assert(to_nccl(ErrorKind::kInternal) == nccl::Result::kInternalError);
+static_assert(to_nccl(ErrorKind::kArgument) == nccl::Result::kInvalidArgument);
+static_assert(to_nccl(ErrorKind::kUsage) == nccl::Result::kInvalidUsage);
+static_assert(to_nccl(ErrorKind::kRemote) == nccl::Result::kRemoteError);
 
 constexpr const char* kName = "Verbatim";
 
@@ -76,30 +87,11 @@ inline nccl::Result isend_profiled(void* send_comm, void* data, std::size_t size
   return isend(send_comm, data, size, tag, mhandle, request);
 }
 
-nccl::Result post_receive(void* recv_comm, std::span<const RecvBuffer> buffers, void** request) noexcept;
-nccl::Result refuse_receive(void* recv_comm, int n) noexcept;
-
-// For zero bytes NCCL need not have a registration.
-inline constexpr MemoryKeys kNoMemory{};
-inline const MemoryKeys* memory_of(void* mhandle, std::size_t size) {
-  if (mhandle != nullptr) return static_cast<const MemoryHandle*>(mhandle);
-  return size == 0 ? &kNoMemory : nullptr;
-}
-
-// `sizes` are int up to v8, size_t after.
+// `sizes` are int up to v8, size_t after. NCCL's arrays are read where they lie.
 template <typename Size>
 nccl::Result irecv(void* recv_comm, int n, void** data, Size* sizes, int* tags, void** mhandles,
                    void** request) noexcept {
-  *request = nullptr;
-  RecvBuffer buffers[wire::kMaxGroup];
-  if (n < 1 || n > static_cast<int>(wire::kMaxGroup)) return refuse_receive(recv_comm, n);
-  for (int i = 0; i < n; ++i) {
-    std::size_t size = 0;
-    if (!widen(sizes[i], size)) return nccl::Result::kInvalidArgument;
-    buffers[i] = {data[i], size, tags[i], memory_of(mhandles[i], size)};
-    if (buffers[i].memory == nullptr) return nccl::Result::kInvalidArgument;
-  }
-  return post_receive(recv_comm, {buffers, static_cast<std::size_t>(n)}, request);
+  return to_nccl(static_cast<RecvComm*>(as_comm(recv_comm))->irecv<Size>(n, data, sizes, tags, mhandles, request));
 }
 
 inline nccl::Result irecv_profiled(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles,
@@ -142,20 +134,20 @@ void fill_limits(int device, Properties& properties) {
 
 // Since v11. What the ranges say at most; NCCL puts -1 where it says nothing.
 template <typename CommAttr>
-Traffic traffic_of(const CommAttr& attributes, std::uint32_t operations) {
-  Traffic traffic;
-  traffic.peers = static_cast<unsigned>(std::max(attributes.maxConcurrentPeers, 0));
-  traffic.flows = static_cast<unsigned>(std::max(attributes.maxFlowsPerPeer, 0));
-  traffic.collective = (operations & nccl::kNetCollectiveOperations) != 0 &&
-                       (operations & nccl::kNetPointToPointOperations) == 0;
-  return traffic;
+Demand demand_of(const CommAttr& attributes, std::uint32_t operations) {
+  Demand demand;
+  demand.peers = static_cast<unsigned>(std::max(attributes.maxConcurrentPeers, 0));
+  demand.flows = static_cast<unsigned>(std::max(attributes.maxFlowsPerPeer, 0));
+  demand.collective =
+      (operations & nccl::kNetCollectiveOperations) != 0 && (operations & nccl::kNetPointToPointOperations) == 0;
+  return demand;
 }
 
 template <typename Attributes>
 nccl::Result set_net_attr(void* context, Attributes* attributes) noexcept {
   if (attributes == nullptr) return nccl::Result::kInvalidArgument;
-  return announce(context, {traffic_of(attributes->sendCommAttr, attributes->op),
-                            traffic_of(attributes->recvCommAttr, attributes->op)});
+  return announce(context, {demand_of(attributes->sendCommAttr, attributes->op),
+                            demand_of(attributes->recvCommAttr, attributes->op)});
 }
 
 }  // namespace verbatim::abi

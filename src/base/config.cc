@@ -88,6 +88,16 @@ bool assign_text(Config& config, const Given& given) {
   return true;
 }
 
+bool assign_completion(Config& config, const Given& given) {
+  constexpr std::pair<std::string_view, Completion> kWords[] = {
+      {"auto", Completion::kAuto}, {"imm", Completion::kImmediate}, {"atomic", Completion::kAtomic}};
+  const auto* const word =
+      std::find_if(std::begin(kWords), std::end(kWords), [&](const auto& known) { return known.first == given.text; });
+  if (word == std::end(kWords)) return false;
+  config.completion = word->second;
+  return true;
+}
+
 bool assign_relaxed_ordering(Config& config, const Given& given) {
   constexpr Switch kMeaning[] = {Switch::kOff, Switch::kOn, Switch::kAuto};
   const std::optional<std::int64_t> number = parse_number(given.text);
@@ -230,8 +240,12 @@ std::vector<Row> rows() {
       number_row<&Config::adaptive_routing_threshold, 0, kHighestThreshold, -2>(
           "VERBATIM_AR_THRESHOLD", "NCCL_IB_AR_THRESHOLD", "8192",
           "Bytes above which a message counts as large under adaptive routing."),
-      {{"VERBATIM_QPS_PER_CONNECTION", "NCCL_IB_QPS_PER_CONNECTION",
-        "1 to 128; ours also a range, `1-8`", "1",
+      {{"VERBATIM_COMPLETION", nullptr, "`imm`, `atomic` or `auto`", "auto",
+        "How a receiver hears of its data: by an immediate, or by an atomic on a word that it polls, where both ends "
+        "ask "
+        "for it and can. Automatic: `imm`."},
+       assign_completion},
+      {{"VERBATIM_QPS_PER_CONNECTION", "NCCL_IB_QPS_PER_CONNECTION", "1 to 128; ours also a range, `1-8`", "1",
         "Queue pairs of a connection, per device. A range: the fewer, the more connections NCCL announces."},
        assign_qps_per_connection},
       {{"VERBATIM_QP_ORDER", nullptr, "`pool`, `gather`, `ring` or `native`", "pool",
@@ -244,8 +258,8 @@ std::vector<Row> rows() {
       number_row<&Config::qp_gather_us, 0, kLongestGatherUs>(
           "VERBATIM_QP_GATHER_US", nullptr, "300",
           "With `gather` and `ring`: microseconds without a new connection after which those gathered are made."),
-      {{"VERBATIM_QP_DUMP", nullptr, "path; `%p` is the process id", "none",
-        "File to which a line is appended for each queue pair of each connection."},
+      {{"VERBATIM_QP_DUMP", nullptr, "path", "none",
+        "File to which a line is appended for each queue pair of each connection. `%p` and `%h` as in VERBATIM_STATS."},
        assign_path<&Config::qp_dump>},
       {{"VERBATIM_SPLIT_DATA_ON_QPS", "NCCL_IB_SPLIT_DATA_ON_QPS", "0, 1, or `auto` (also -1, -2)", "auto",
         "Whether one message is spread over the queue pairs of its connection. Automatic: when it is large enough."},
@@ -264,6 +278,11 @@ std::vector<Row> rows() {
       number_row<&Config::close_timeout_ms, 0, kLongestCloseMs>(
           "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, "5000",
           "Milliseconds that a closed connection's queue pairs stay alive for a peer that has not closed its end."),
+      {{"VERBATIM_STATS", nullptr, "path", "none",
+        "File for what each connection has carried, as JSON, written when NCCL finalizes. `%p` in it becomes the "
+        "process "
+        "ID, `%h` the host's name."},
+       assign_path<&Config::stats_file>},
   };
 }
 

@@ -10,12 +10,14 @@
 
 namespace verbatim {
 
-enum class ErrorKind : std::uint8_t {
-  kSystem,    // a system or verbs call of this host failed; sys_errno says how
-  kRemote,    // the peer failed, went away, or the path to it did
-  kArgument,  // the caller passed something that the contract forbids
-  kUsage,     // a setting or a use that cannot work here
-  kInternal,  // a promise of ours is broken
+// Numbered like ncclResult_t (plugin/abi checks it), so that the data path hands one to NCCL as it is.
+enum class ErrorKind : int {
+  kNone = 0,
+  kSystem = 2,    // a system or verbs call of this host failed; sys_errno says how
+  kInternal = 3,  // a promise of ours is broken
+  kArgument = 4,  // the caller passed something that the contract forbids
+  kUsage = 5,     // a setting or a use that cannot work here
+  kRemote = 6,    // the peer failed, went away, or the path to it did
 };
 
 struct Error {

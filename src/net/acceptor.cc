@@ -40,8 +40,7 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
     return introductions.error();
   }
   for (Introduction& introduction : *introductions) {
-    std::shared_ptr<EndpointClaim> claim =
-        context_.claim_recv(ports_, peer_id(introduction.hello.identity), introduction.hello.qps.size());
+    std::shared_ptr<EndpointClaim> claim = context_.claim_recv(ports_, introduction.hello);
     arrivals_.push_back({std::move(introduction), std::move(claim)});
   }
   for (auto arrival = arrivals_.begin(); arrival != arrivals_.end();) {
@@ -82,7 +81,7 @@ Result<std::optional<ListenComm::Acceptance>> ListenComm::begin(Arrival& arrival
   if (!*endpoint) return std::optional<Acceptance>();
   // Up to v10 only the connecting side is told the communicator's.
   const int traffic_class = context_.traffic_class() >= 0 ? context_.traffic_class() : peer.traffic_class;
-  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_, std::move(**endpoint));
+  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_, std::move(**endpoint), peer);
   if (!comm) return refuse(arrival.introduction, comm.error());
   const Status connected = (*comm)->connect(peer, traffic_class);
   if (!connected) return refuse(arrival.introduction, connected.error());

@@ -18,13 +18,14 @@
 #include "net/endpoint.h"
 #include "net/memory.h"
 #include "net/request.h"
+#include "net/stats.h"
 #include "wire/handshake.h"
 
 namespace verbatim {
 
 class Context;
 
-// What the control thread tells a comm: bits of its signal word.
+// What the control thread tells a comm: bits of its attention word.
 enum class CommSignal : std::uint32_t { kPeerClosed = 0x1, kPeerGone = 0x2, kDeviceFailed = 0x4 };
 
 enum class CommKind : std::uint8_t { kSend, kRecv };
@@ -50,7 +51,7 @@ class Comm {
   const UniqueFd& side_channel() const { return side_channel_; }
 
   // Any thread: the data path sees it at its next progress.
-  void raise(CommSignal signal) { signals_.fetch_or(static_cast<std::uint32_t>(signal), std::memory_order_release); }
+  void raise(CommSignal signal) { attention_.fetch_or(static_cast<std::uint32_t>(signal), std::memory_order_release); }
 
   bool uses(const Device& device) const;
   bool uses(const ibv_qp& qp) const;
@@ -62,14 +63,26 @@ class Comm {
   virtual bool quiet() const = 0;
   // Whether what is outstanding waits for the peer to do more than acknowledge.
   virtual bool needs_peer() const = 0;
+  // What the connection has carried; not while the data path runs.
+  virtual Traffic traffic() const = 0;
+  ConnectionStats stats() const;
   // Stops all work at once: the buffers are the caller's again.
   void abort();
 
   // Any thread.
   virtual Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request);
 
+  // What a call of the data path must look at besides its own work: 0 in the usual case.
+  enum Attention : std::uint32_t {
+    kSignals = 0xff,      // CommSignal
+    kFailed = 0x100,      // failure() is not kNone
+    kPosting = 0x200,     // a message waits for room in a send queue
+    kMoreQueues = 0x400,  // there are more completion queues than the first: always
+  };
+  std::uint32_t attention() const { return attention_.load(std::memory_order_relaxed); }
+
   // The first error; every call answers with it from then on.
-  const Error* error() const { return failed_ ? &error_ : nullptr; }
+  const Error* error() const { return failure_ != ErrorKind::kNone ? &error_ : nullptr; }
 
  protected:
   Comm(CommKind kind, Context& context, Endpoint endpoint, ControlMemory control);
@@ -77,46 +90,80 @@ class Comm {
   // Any thread. Of a receive comm, which has QPs of its own for flushes.
   virtual bool flushes_with(const ibv_qp&) const { return false; }
 
-  // The part of the control memory that the peer writes: the CTS ring or the size records.
+  // The part of the control memory that the peer writes: the CTS ring or the completion record.
   virtual const void* written_by_peer() const = 0;
+  // wire::Capability bits of our hello.
+  virtual std::uint32_t capabilities() const = 0;
 
-  // Logs and keeps the first error of the comm; the ones that follow from it are silent.
-  void fail(ErrorKind kind, const char* operation, const std::string& what);
-  // The same for a completion that reports a failure. `operation` says what the work request was for.
-  void fail_completion(const ibv_wc& completion, std::size_t qp, const std::string& operation);
-  void fail_post(const char* operation, int returned, std::size_t qp);
-  // Hands `complete` what the completion queues hold, up to a batch of each: whether that was all of it.
-  template <typename Complete>
-  bool take_completions(Complete complete) {
-    constexpr int kBatch = 8;
-    bool all = true;
-    for (const UniqueCq& cq : endpoint_.cqs()) {
-      ibv_wc completions[kBatch];
-      const int count = ibv_poll_cq(cq.get(), kBatch, completions);
-      all = all && count < kBatch;
-      for (int i = 0; i < count; ++i) complete(completions[i]);
-      if (count < 0) fail_poll();
+  void set_attention(Attention bit) { attention_.fetch_or(bit, std::memory_order_relaxed); }
+  void clear_attention(Attention bit) { attention_.fetch_and(~bit, std::memory_order_relaxed); }
+
+  ErrorKind failure() const { return failure_; }
+
+  // Logs and keeps the first error of the comm; the ones that follow from it are silent. `describe` answers what
+  // happened.
+  template <typename Describe>
+  void fail(ErrorKind kind, const char* operation, Describe describe) noexcept {
+    if (!begin_failure(kind, operation)) return;
+    try {
+      log_failure(describe());
+    } catch (...) {
+      log_failure_without_memory();
     }
-    return all;
   }
-  void fail_poll();
+  // The same for a completion that reports a failure. `operation` answers what the work request was for.
+  template <typename Operation>
+  void fail_completion(const ibv_wc& completion, std::size_t qp, Operation operation) noexcept {
+    fail(ErrorKind::kRemote, "completion", [&] { return describe_completion(completion, qp, operation()); });
+  }
+  void fail_post(const char* operation, int returned, std::size_t qp) noexcept;
+
+  // Completions taken from a queue at a time.
+  static constexpr int kPollBatch = 8;
+
+  // Fills completions_ from the first completion queue: how many, negative when polling failed.
+  int poll_first() { return ibv_poll_cq(first_cq_, kPollBatch, completions_); }
+  // What a poll of the first queue left to do, when it found `taken` or attention() asks for it: the other queues,
+  // failures, signals.
+  template <typename Complete>
+  void poll_rest(int taken, Complete complete) {
+    bool all = taken < kPollBatch;
+    bool broken = taken < 0;
+    for (const UniqueCq& cq : endpoint_.cqs().subspan(1)) {
+      const int count = ibv_poll_cq(cq.get(), kPollBatch, completions_);
+      for (int i = 0; i < count; ++i) complete(completions_[i]);
+      all = all && count < kPollBatch;
+      broken = broken || count < 0;
+    }
+    if (broken) fail_poll();
+    if (all) hear_signals(false);
+  }
   // Only when everything that has arrived was taken in: the completion queues were found empty. `starved`: the caller
   // waits for something of the peer.
   void hear_signals(bool starved) {
-    if (signals_.load(std::memory_order_relaxed) != 0) obey_signals(starved);
+    if ((attention() & kSignals) != 0) obey_signals(starved);
   }
 
+  // A member, not a local array: calls that find nothing then save no registers.
+  ibv_wc completions_[kPollBatch];
   Context& context_;
   ControlMemory control_;  // outlives the QPs through which the peer writes it
   Endpoint endpoint_;
 
  private:
-  void obey_signals(bool starved);
+  void obey_signals(bool starved) noexcept;
+  // Whether this is the first failure.
+  bool begin_failure(ErrorKind kind, const char* operation) noexcept;
+  static void log_failure(const std::string& what);
+  static void log_failure_without_memory();
+  std::string describe_completion(const ibv_wc& completion, std::size_t qp, const std::string& operation) const;
+  void fail_poll() noexcept;
 
+  ibv_cq* const first_cq_;
+  std::atomic<std::uint32_t> attention_{0};
+  ErrorKind failure_ = ErrorKind::kNone;
   const CommKind kind_;
-  std::atomic<std::uint32_t> signals_{0};
   std::uint64_t peer_end_seen_ns_ = 0;
-  bool failed_ = false;
   Error error_;
   UniqueFd side_channel_;
 };

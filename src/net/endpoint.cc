@@ -167,6 +167,7 @@ void Endpoint::describe(wire::Hello& hello) const {
     device.mtu = static_cast<std::uint8_t>(port->active_mtu);
     device.port = port->port_num;
     device.gid_index = static_cast<std::uint8_t>(port->gid.index);
+    device.responder_reads = responder_reads(*port->device);
     device.name = port->device->name();
     hello.devices.push_back(std::move(device));
   }
@@ -206,7 +207,9 @@ Status Endpoint::connect(const wire::Hello& remote, const Config& config, int tr
         config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
     path.service_level = config.service_level.value_or(0);
     if (const Status moved = to_rtr(end.qp.get(), port, address_of(peer, peer_qp), path); !moved) return moved;
-    if (const Status moved = to_rts(end.qp.get(), port, config.timeout, config.retry_count); !moved) return moved;
+    if (const Status moved = to_rts(end.qp.get(), port, config.timeout, config.retry_count, peer.responder_reads);
+        !moved)
+      return moved;
   }
   if (max_message_bytes_ > kPieceAlignBytes) max_message_bytes_ -= max_message_bytes_ % kPieceAlignBytes;
   return {};

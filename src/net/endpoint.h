@@ -80,6 +80,9 @@ class Endpoint {
   const EndpointPlace& place() const { return place_; }
   void set_place(const EndpointPlace& place) { place_ = place; }
 
+  // What the peer has told, after connect.
+  const wire::Hello& remote() const { return remote_; }
+
   // What one work request may carry, after connect: the smaller limit of both ends, a multiple of 128 where it can be.
   std::uint32_t max_message_bytes() const { return max_message_bytes_; }
 

@@ -26,7 +26,9 @@ Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const 
                       .traffic_class = config.traffic_class.value_or(0),
                       .service_level = config.service_level.value_or(0)};
     if (const Status moved = to_rtr(qp, port, qp_address(port, qp), path); !moved) return moved.error();
-    if (const Status moved = to_rts(qp, port, config.timeout, config.retry_count); !moved) return moved.error();
+    if (const Status moved = to_rts(qp, port, config.timeout, config.retry_count, responder_reads(*port.device));
+        !moved)
+      return moved.error();
     state->qps.push_back(std::move(created->qp));
   }
   state->slots.resize(kSlots);

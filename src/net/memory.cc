@@ -40,14 +40,15 @@ void ControlMemory::Unmap::operator()(std::byte* pages) const {
   ::munmap(pages, bytes);
 }
 
-Result<ControlMemory> ControlMemory::create(std::span<const Port* const> ports, std::size_t bytes) {
+Result<ControlMemory> ControlMemory::create(std::span<const Port* const> ports, std::size_t bytes,
+                                            MrOrdering ordering) {
   // Pages of its own: a registration pins whole pages, and fork copies them.
   void* pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) return system_error("mmap", errno);
   ControlMemory memory;
   memory.pages_ = {static_cast<std::byte*>(pages), Unmap{bytes}};
   Result<std::unique_ptr<MemoryHandle>> handle =
-      register_memory(ports, {.address = pages, .bytes = bytes, .ordering = MrOrdering::kStrict});
+      register_memory(ports, {.address = pages, .bytes = bytes, .ordering = ordering});
   if (!handle) return handle.error();
   memory.handle_ = std::move(*handle);
   return memory;

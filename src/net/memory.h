@@ -52,7 +52,8 @@ Result<std::unique_ptr<MemoryHandle>> register_memory(std::span<const Port* cons
 // comm, strictly ordered because the CPU polls it.
 class ControlMemory {
  public:
-  static Result<ControlMemory> create(std::span<const Port* const> ports, std::size_t bytes);
+  static Result<ControlMemory> create(std::span<const Port* const> ports, std::size_t bytes,
+                                      MrOrdering ordering = MrOrdering::kStrict);
 
   std::byte* data() const { return pages_.get(); }
   std::uint32_t lkey(std::size_t device) const { return handle_->lkey[device]; }

@@ -42,6 +42,9 @@ Mutex g_mutex;  // held while devices open and close: inits of several communica
 ProcessState* g_process VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 std::set<std::string>* g_names VERBATIM_GUARDED_BY(g_mutex) = nullptr;  // that NCCL has pointers to
 
+// What connections have carried since the library was loaded, with VERBATIM_STATS: NCCL finalizes each communicator.
+std::vector<ConnectionStats>* g_stats VERBATIM_GUARDED_BY(g_mutex) = nullptr;
+
 const char* lasting(const std::string& name) VERBATIM_REQUIRES(g_mutex) {
   if (g_names == nullptr) g_names = new std::set<std::string>;
   return g_names->insert(name).first->c_str();
@@ -144,6 +147,7 @@ void close_all_contexts() {
   }
   const MutexLock lock(g_mutex);
   delete std::exchange(g_names, nullptr);
+  delete std::exchange(g_stats, nullptr);
 }
 
 Result<std::size_t> device_count() {
@@ -187,6 +191,7 @@ Context::~Context() {
     abandoned.swap(comms_);
   }
   for (auto& [key, comm] : abandoned) end(std::move(comm));
+  if (!config_.stats_file.empty()) write_stats();
   process_.control->drain(*this, aborted_.load() && !serves_process_);
 }
 
@@ -227,24 +232,29 @@ wire::PeerIdentity Context::identity(const Port& port) const {
 }
 
 std::shared_ptr<EndpointClaim> Context::claim_send(const std::vector<const Port*>& ports, const PeerId& peer) {
-  const Traffic traffic = endpoints_.announced(QpSide::kSend);
-  const unsigned qps = choose_qps(config_.qps_per_connection, traffic);
+  const Demand demand = endpoints_.announced(QpSide::kSend);
+  const unsigned qps = choose_qps(config_.qps_per_connection, demand);
   return endpoints_.claim({.side = QpSide::kSend,
                            .ports = ports,
-                           .sizes = SendComm::endpoint_sizes(ports.size(), qps),
+                           .sizes = SendComm::endpoint_sizes(config_, ports.size(), qps),
                            .self = peer_id(identity(*ports.front())),
                            .peer = peer,
-                           .traffic = traffic});
+                           .demand = demand});
 }
 
-std::shared_ptr<EndpointClaim> Context::claim_recv(const std::vector<const Port*>& ports, const PeerId& peer,
-                                                   std::size_t qps) {
+std::shared_ptr<EndpointClaim> Context::claim_recv(const std::vector<const Port*>& ports, const wire::Hello& peer) {
   return endpoints_.claim({.side = QpSide::kRecv,
                            .ports = ports,
-                           .sizes = RecvComm::endpoint_sizes(qps),
+                           .sizes = RecvComm::endpoint_sizes(config_, ports, peer),
                            .self = peer_id(identity(*ports.front())),
-                           .peer = peer,
-                           .traffic = endpoints_.announced(QpSide::kRecv)});
+                           .peer = peer_id(peer.identity),
+                           .demand = endpoints_.announced(QpSide::kRecv)});
+}
+
+void Context::report_no_atomics(const std::string& device, const std::string& peer, const char* hindrance) {
+  if (no_atomics_reported_.exchange(true)) return;
+  VERBATIM_WARN("VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates tell what arrived",
+                device.c_str(), peer.c_str(), hindrance);
 }
 
 Result<std::vector<const Port*>> Context::ports(std::size_t device) const {
@@ -326,7 +336,7 @@ Result<C*> Context::keep(std::unique_ptr<C> comm) {
   if (const Status watched = process_.control->watch(*made); !watched) return watched.error();
   comms_.merge(kept);
   if (!config_.qp_dump.empty()) {
-    dump_qps(config_.qp_dump, *made, peer_id(identity(*made->endpoint().ports().front())));
+    dump_qps(stats_path(config_.qp_dump, host_name()), *made, peer_id(identity(*made->endpoint().ports().front())));
   }
   return made;
 }
@@ -357,7 +367,26 @@ void Context::forget_order_when_alone() {
   endpoints_.forget();
 }
 
+void Context::write_stats() {
+  std::vector<ConnectionStats> ended;
+  {
+    const MutexLock lock(mutex_);
+    ended.swap(ended_);
+  }
+  const std::string path = stats_path(config_.stats_file, host_name());
+  const MutexLock lock(g_mutex);
+  if (g_stats == nullptr) g_stats = new std::vector<ConnectionStats>;
+  g_stats->insert(g_stats->end(), ended.begin(), ended.end());
+  if (const Status written = verbatim::write_stats(path, stats_json(host_name(), *g_stats)); !written) {
+    VERBATIM_WARN("writing %s (VERBATIM_STATS) failed: %s", path.c_str(), to_string(written.error()).c_str());
+  }
+}
+
 void Context::end(std::unique_ptr<Comm> comm) {
+  if (!config_.stats_file.empty()) {
+    const MutexLock lock(mutex_);
+    ended_.push_back(comm->stats());
+  }
   if (comm->error() == nullptr && comm->quiet()) {
     process_.control->park(std::move(comm), config_.close_timeout_ms * kNanosecondsPerMillisecond);
     return;

@@ -3,11 +3,14 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "base/log.h"
 #include "net/net.h"
+#include "verbs/qp.h"
 
 namespace verbatim {
 namespace {
@@ -21,35 +24,72 @@ constexpr std::uint32_t kFirstReceiveTarget = 32;
 // A receive for every group that can be in flight, and the batch that is being used up.
 constexpr std::uint32_t kMaxReceiveTarget = wire::kMaxInFlight + 16;
 
-// wr_id: bits 0-15 queue, 16-31 what it is, 32-47 how many CTS are done with it. Flushes carry kFlushWorkBit.
+// With arrival words nothing comes through the completion queue but failures and CTS: it is looked at this rarely.
+constexpr std::uint32_t kVainTestsPerPoll = 64;
+
+// wr_id: bits 0-15 queue, 16-31 what it is. Flushes carry kFlushWorkBit.
 constexpr std::uint64_t kReceiveWork = std::uint64_t{1} << 16;
 constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
 
+constexpr MemoryKeys kNoMemory{};  // for zero bytes NCCL need not have a registration
+
+// Why arrivals on `ports` cannot be told by atomics; nullptr when they can.
+const char* atomics_hindrance(std::span<const Port* const> ports, const wire::Hello& peer) {
+  if ((peer.capabilities & wire::kAtomicCompletion) == 0) return "the peer does not offer it";
+  for (const Port* port : ports) {
+    const ibv_atomic_cap atomics = port->device->attributes().atomic_cap;
+    if (atomics == IBV_ATOMIC_NONE || responder_reads(*port->device) == 0) return "the device has no atomics";
+    // One word takes the atomics of all QPs.
+    if (ports.size() > 1 && atomics != IBV_ATOMIC_GLOB) return "the devices' atomics do not see each other";
+  }
+  return nullptr;
+}
+
+// Whether arrivals are told by atomics; `hindrance` is why not where they were asked for.
+bool uses_atomics(const Config& config, std::span<const Port* const> ports, const wire::Hello& peer,
+                  const char*& hindrance) {
+  hindrance = config.completion == Completion::kAtomic ? atomics_hindrance(ports, peer) : nullptr;
+  return config.completion == Completion::kAtomic && hindrance == nullptr;
+}
+
 }  // namespace
 
-EndpointSizes RecvComm::endpoint_sizes(std::size_t qps) {
+EndpointSizes RecvComm::endpoint_sizes(const Config& config, const std::vector<const Port*>& ports,
+                                       const wire::Hello& peer) {
+  const char* hindrance = nullptr;
+  const bool atomic = uses_atomics(config, ports, peer, hindrance);
   EndpointSizes sizes;
-  sizes.qps = qps;
-  sizes.caps = {.send_wr = kCtsQueueDepth, .recv_wr = kMaxReceiveTarget, .inline_bytes = kInlineBytes};
+  sizes.qps = peer.qps.size();
+  sizes.caps.send_wr = kCtsQueueDepth;
+  sizes.caps.recv_wr = atomic ? 1 : kMaxReceiveTarget;  // not every device takes 0
+  sizes.caps.inline_bytes = kInlineBytes;
   sizes.extra_completions = FlushQueue::kSlots;
   return sizes;
 }
 
-Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, Endpoint endpoint) {
+Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, Endpoint endpoint, const wire::Hello& peer) {
+  const std::span<const Port* const> ports = endpoint.ports();
+  const char* hindrance = nullptr;
+  const bool atomic = uses_atomics(context.config(), ports, peer, hindrance);
+  if (hindrance != nullptr) context.report_no_atomics(ports.front()->name, peer.host, hindrance);
   Result<ControlMemory> control =
-      ControlMemory::create(endpoint.ports(), wire::cts_ring_bytes(endpoint.ports().size()) + sizeof(wire::SizeRecord));
+      ControlMemory::create(ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic),
+                            atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
   if (!control) return control.error();
-  return std::unique_ptr<RecvComm>(new RecvComm(context, std::move(endpoint), std::move(*control)));
+  return std::unique_ptr<RecvComm>(new RecvComm(context, std::move(endpoint), std::move(*control), atomic));
 }
 
-RecvComm::RecvComm(Context& context, Endpoint endpoint, ControlMemory control)
+RecvComm::RecvComm(Context& context, Endpoint endpoint, ControlMemory control, bool atomic)
     : Comm(CommKind::kRecv, context, std::move(endpoint), std::move(control)),
-      entry_bytes_(wire::cts_entry_bytes(endpoint_.ports().size())) {
+      entry_bytes_(wire::cts_entry_bytes(endpoint_.ports().size())),
+      wide_entries_(entry_bytes_ != sizeof(wire::CtsEntry)),
+      max_recvs_(context.max_recvs()) {
   static_assert(kMaxReceiveTarget >= wire::kMaxInFlight + kReceiveBatch && kMaxReceiveTarget % kReceiveBatch == 0);
+  if (atomic) arrivals_ = record().arrival;
   for (std::size_t i = 0; i + 1 < receive_chain_.size(); ++i) receive_chain_[i].next = &receive_chain_[i + 1];
   for (RecvRequest& request : requests_) {
     request.comm = this;
-    request.kind = RequestKind::kRecv;
+    request.kind = atomic ? RequestKind::kRecvAtomic : RequestKind::kRecv;
   }
 }
 
@@ -58,22 +98,26 @@ Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
   for (const EndpointQp& end : endpoint_.qps()) queues_.push_back({end.qp.get(), 0});
   for (const EndpointQp& end : endpoint_.qps()) most_receives_ = std::min(most_receives_, end.recv_wr);
   most_receives_ -= most_receives_ % kReceiveBatch;
-  if (most_receives_ == 0) return Error{ErrorKind::kUsage, 0, "a device with too few receives to a QP"};
-  receive_target_ = std::min(kFirstReceiveTarget, most_receives_);
-  for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
+  if (arrivals_ == nullptr) {
+    if (most_receives_ == 0) return Error{ErrorKind::kUsage, 0, "a device with too few receives to a QP"};
+    receive_target_ = std::min(kFirstReceiveTarget, most_receives_);
+    for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
+  }
   if (error() != nullptr) return *error();
   if (const Status connected = endpoint_.connect(remote, context_.config(), traffic_class); !connected)
     return connected;
   const EndpointQp& first = endpoint_.qps()[0];
-  ring_address_ = remote.control_address;
-  ring_rkey_ = remote.devices[first.remote_device].control_rkey;
-  cts_free_ = first.send_wr;
-  cts_signal_interval_ = std::clamp(first.send_wr / 4, 1U, kCtsSignalInterval);
+  ring_distance_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());
+  cts_qp_ = first.qp.get();
+  cts_depth_ = first.send_wr;
+  cts_inline_bytes_ = first.inline_bytes;
+  cts_signal_mask_ = std::bit_floor(std::clamp(first.send_wr / 4, 1U, kCtsSignalInterval)) - 1;
+  cts_work_.wr_id = kCtsWork;
   cts_segment_.lkey = control_.lkey(first.device);
   cts_work_.sg_list = &cts_segment_;
   cts_work_.num_sge = 1;
   cts_work_.opcode = IBV_WR_RDMA_WRITE;
-  cts_work_.wr.rdma.rkey = ring_rkey_;
+  cts_work_.wr.rdma.rkey = remote.devices[first.remote_device].control_rkey;
   return {};
 }
 
@@ -93,112 +137,203 @@ Status RecvComm::prepare_flush() {
   return prepared;
 }
 
-wire::SizeRecord& RecvComm::records() const {
-  return *reinterpret_cast<wire::SizeRecord*>(control_.data() + entry_bytes_ * wire::kRingEntries);
-}
-
 // Fills the QP up to the target, a batch at a time.
-void RecvComm::post_receives(std::size_t queue) {
-  while (queues_[queue].posted + kReceiveBatch <= receive_target_) {
-    for (ibv_recv_wr& work : receive_chain_) work.wr_id = kReceiveWork | queue;
+void RecvComm::post_receives(std::size_t queue_index) {
+  RecvQueue& queue = queues_[queue_index];
+  while (queue.posted + kReceiveBatch <= receive_target_) {
+    for (ibv_recv_wr& work : receive_chain_) work.wr_id = kReceiveWork | queue_index;
     ibv_recv_wr* refused = nullptr;
-    const int returned = ibv_post_recv(queues_[queue].qp, receive_chain_.data(), &refused);
-    if (returned != 0) return fail_post("ibv_post_recv", returned, queue);
-    queues_[queue].posted += kReceiveBatch;
+    const int returned = ibv_post_recv(queue.qp, receive_chain_.data(), &refused);
+    if (returned != 0) return fail_post("ibv_post_recv", returned, queue_index);
+    queue.posted += kReceiveBatch;
   }
 }
 
-// Whether a group of this size finds request slots, room for its CTS, and a receive on every QP.
-inline bool RecvComm::make_room(std::uint32_t group_size) {
-  if (next_member_ - oldest_member_ + group_size > wire::kMaxInFlight) return false;
-  if (cts_free_ == 0) {
-    progress();
-    if (cts_free_ == 0) return false;
-  }
-  if (groups_in_flight_ + kReceiveBatch >= receive_target_ && receive_target_ < most_receives_) {
+// Finds out how many members may be posted: request slots, CTS work requests, receives on every QP. Whether a group of
+// this size is among them.
+[[gnu::noinline]] bool RecvComm::make_room(std::uint32_t group_size) {
+  if (cts_free() == 0) progress();
+  if (error() != nullptr) return false;
+  constexpr std::uint32_t kScarce = wire::kMaxInFlight / 2;
+  if (next_member_ - oldest_member_ + group_size > kScarce) release();
+  const auto groups_due = static_cast<std::uint32_t>(groups_posted_ - groups_arrived_);
+  // A batch of the posted receives is being used up.
+  if (arrivals_ == nullptr && groups_due + 2 * kReceiveBatch > receive_target_ && receive_target_ < most_receives_) {
     receive_target_ = std::min(2 * receive_target_, most_receives_);
     for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
+    if (error() != nullptr) return false;
   }
-  // Where the device's queues are too shallow for all that may be in flight, fewer groups are.
-  if (groups_in_flight_ + kReceiveBatch > most_receives_) return false;
-  return error() == nullptr;
+  const std::uint32_t most_groups = arrivals_ == nullptr ? receive_target_ - kReceiveBatch + 1 : wire::kMaxInFlight;
+  const std::uint32_t groups = std::min(cts_free(), most_groups - std::min(groups_due, most_groups));
+  const std::uint32_t members = wire::kMaxInFlight - (next_member_ - oldest_member_);
+  members_allowed_ = std::min(groups, members);
+  // Of a group that is larger than what is left only its one CTS and its one arrival count.
+  if (members_allowed_ < group_size && groups != 0 && members >= group_size) members_allowed_ = group_size;
+  return members_allowed_ >= group_size;
+}
+
+// Gives back the ring places of the groups at the old end that NCCL has taken back. Of silent groups only now and then
+// something is heard: the sender's word, or the arrival of a later group.
+void RecvComm::release() {
+  const auto taken = static_cast<std::uint32_t>(__atomic_load_n(&record().taken, __ATOMIC_ACQUIRE));
+  std::uint32_t used = taken - oldest_member_;  // members from the oldest on whose entries the sender has used
+  if (used > next_member_ - oldest_member_) used = 0;
+  if (silent_posted_) {
+    for (std::uint32_t member = oldest_member_; member != next_member_;) {
+      const RecvRequest& request = requests_[wire::ring_index(member)];
+      if (!request.silent && request.state != RequestState::kPending) used = std::max(used, member - oldest_member_);
+      member += request.group_size;
+    }
+  }
+  const std::uint32_t first_unused = oldest_member_ + used;
+  while (oldest_member_ != next_member_) {
+    RecvRequest& oldest = requests_[wire::ring_index(oldest_member_)];
+    const bool silent_used =
+        oldest.state == RequestState::kSilent && first_unused - oldest_member_ - 1 < wire::kMaxInFlight;
+    if (silent_used) oldest.state = RequestState::kFree;
+    if (oldest.state != RequestState::kFree) break;
+    oldest_member_ += oldest.group_size;
+  }
 }
 
 // Registered through another comm (regIsGlobal): this one hears of device memory only now.
 [[gnu::cold]] bool RecvComm::can_flush() {
   if (prepare_flush()) return true;
-  fail(ErrorKind::kSystem, "irecv", "no flush QP for GPU memory on " + endpoint_.describe_path(0));
+  fail(ErrorKind::kSystem, "irecv", [&] { return "no flush QP for GPU memory on " + endpoint_.describe_path(0); });
   return false;
 }
 
-inline void RecvComm::write_entry(std::uint32_t index, std::uint32_t member, std::uint8_t group_size,
-                                  const RecvBuffer& buffer) const {
-  wire::CtsHead head{};
-  head.address = reinterpret_cast<std::uint64_t>(buffer.data);
-  head.size = buffer.bytes;
-  head.tag = static_cast<std::uint32_t>(buffer.tag);
+[[gnu::cold]] ErrorKind RecvComm::refuse_receive(int n) const noexcept {
+  try {
+    VERBATIM_WARN("irecv of a group of %d on %s: 1 to %u (VERBATIM_MAX_RECVS) are possible", n,
+                  endpoint_.describe_path(0).c_str(), max_recvs_);
+  } catch (...) {
+    return ErrorKind::kSystem;
+  }
+  return ErrorKind::kArgument;
+}
+
+[[gnu::always_inline]] inline void RecvComm::write_entry(std::byte* place, bool wide, std::uint32_t member, void* data,
+                                                         std::uint64_t bytes, int tag, std::uint8_t group_size,
+                                                         wire::CtsFlags flags, const MemoryKeys& memory) {
+  auto& head = *reinterpret_cast<wire::CtsHead*>(place);
+  head.address = reinterpret_cast<std::uint64_t>(data);
+  head.size = bytes;
+  head.tag = static_cast<std::uint32_t>(tag);
   head.group_size = group_size;
-  if (entry_bytes_ == sizeof(wire::CtsEntry)) {
-    auto& out = *reinterpret_cast<wire::CtsEntry*>(entry(index));
-    out.head = head;
-    out.rkey = buffer.memory->rkey[0];
+  head.flags = flags;
+  if (!wide) {
+    auto& out = *reinterpret_cast<wire::CtsEntry*>(place);
+    out.rkey = memory.rkey[0];
     out.ready = member + 1;
     return;
   }
-  auto& out = *reinterpret_cast<wire::CtsWideEntry*>(entry(index));
-  out.head = head;
-  std::copy(std::begin(buffer.memory->rkey), std::end(buffer.memory->rkey), std::begin(out.rkey));
+  auto& out = *reinterpret_cast<wire::CtsWideEntry*>(place);
+  std::copy(std::begin(memory.rkey), std::end(memory.rkey), std::begin(out.rkey));
   out.ready = member + 1;
 }
 
-inline void RecvComm::post_cts(std::uint32_t first_member, std::uint32_t group_size) {
-  const std::uint32_t index = wire::ring_index(first_member);
-  const EndpointQp& end = endpoint_.qps()[0];
-  cts_segment_.addr = reinterpret_cast<std::uint64_t>(entry(index));
-  cts_segment_.length = static_cast<std::uint32_t>(group_size * entry_bytes_);
-  cts_work_.wr.rdma.remote_addr = ring_address_ + index * entry_bytes_;
-  cts_work_.send_flags = cts_segment_.length <= end.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0U;
-  cts_work_.wr_id = kCtsWork;
-  --cts_free_;
-  if (++cts_unsignalled_ >= cts_signal_interval_) {
-    cts_work_.send_flags |= IBV_SEND_SIGNALED;
-    cts_work_.wr_id |= std::uint64_t{cts_unsignalled_} << 32;
-    cts_unsignalled_ = 0;
-  }
-  ibv_send_wr* refused = nullptr;
-  const int returned = ibv_post_send(end.qp.get(), &cts_work_, &refused);
+// Hands the group whose entries have been written at `place` to the sender.
+[[gnu::always_inline]] inline void RecvComm::post_group(const std::byte* place, std::uint32_t group_size, bool silent,
+                                                        void** out) {
+  const std::uint32_t first = next_member_;
+  const std::uint32_t index = wire::ring_index(first);
+  RecvRequest& request = requests_[index];
+  request.group_size = static_cast<std::uint8_t>(group_size);
+  request.first_member = first;
+  request.silent = silent;
+  request.state = silent ? RequestState::kDone : RequestState::kPending;
+  next_member_ = first + group_size;
+  members_allowed_ -= group_size;
+  if (arrivals_ != nullptr) arrivals_[index] = 0;
+  *out = static_cast<Request*>(&request);
+
+  const auto bytes = static_cast<std::uint32_t>(group_size * entry_bytes_);
+  cts_segment_.addr = reinterpret_cast<std::uint64_t>(place);
+  cts_segment_.length = bytes;
+  cts_work_.wr.rdma.remote_addr = cts_segment_.addr + ring_distance_;
+  cts_work_.send_flags = bytes <= cts_inline_bytes_ ? unsigned{IBV_SEND_INLINE} : 0U;
+  if ((++groups_posted_ & cts_signal_mask_) == 0) cts_work_.send_flags |= IBV_SEND_SIGNALED;
+  ibv_send_wr* refused;
+  const int returned = ibv_post_send(cts_qp_, &cts_work_, &refused);
   if (returned != 0) fail_post("ibv_post_send", returned, 0);
 }
 
-Request* RecvComm::irecv(std::span<const RecvBuffer> buffers) {
-  if (error() != nullptr) return nullptr;
-  const auto group_size = static_cast<std::uint32_t>(buffers.size());
-  if (!make_room(group_size)) return nullptr;
+// The usual case, a receive alone, has a function of its own that fits into the registers.
+template <typename Size>
+ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                          void** out) noexcept {
+  if (n == 1 && handles[0] != nullptr && sizes[0] >= 0 && members_allowed_ != 0 && attention() == 0 &&
+      (std::is_signed_v<Size> || *out != kOptionalCompletion)) {
+    return receive_single(data[0], static_cast<std::uint64_t>(sizes[0]), tags[0],
+                          *static_cast<const MemoryHandle*>(handles[0]), out);
+  }
+  return receive_group(n, data, sizes, tags, handles, out);
+}
+
+[[gnu::noinline]] ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory,
+                                                     void** out) noexcept {
+  *out = nullptr;
+  if (memory.device_memory && !flush_.prepared() && !can_flush()) return failure();
+  const std::uint32_t index = wire::ring_index(next_member_);
+  std::byte* const place = entry(index);
+  posted_[index] = bytes;
+  ++traffic_.groups[0];
+  write_entry(place, wide_entries_, next_member_, data, bytes, tag, 1, wire::CtsFlags::kNone, memory);
+  post_group(place, 1, false, out);
+  return ErrorKind::kNone;
+}
+
+template <typename Size>
+[[gnu::noinline]] ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, const int* tags,
+                                                    void* const* handles, void** out) noexcept {
+  bool silent = false;
+  if constexpr (!std::is_signed_v<Size>) silent = *out == kOptionalCompletion;
+  *out = nullptr;
+  const auto group_size = static_cast<std::uint32_t>(n);
+  if (group_size - 1 >= max_recvs_) return refuse_receive(n);
+  if ((members_allowed_ < group_size || attention() != 0) && !make_room(group_size)) return failure();
   const std::uint32_t first = next_member_;
   const std::uint32_t index = wire::ring_index(first);
-  for (std::uint32_t i = 0; i < group_size; ++i) {
-    if (buffers[i].memory->device_memory && !flush_.prepared() && !can_flush()) return nullptr;
-    write_entry(index + i, first + i, static_cast<std::uint8_t>(group_size), buffers[i]);
-    posted_[index + i] = buffers[i].bytes;
+  std::byte* const place = entry(index);
+  const wire::CtsFlags flags = silent ? wire::CtsFlags::kSilent : wire::CtsFlags::kNone;
+  const bool flushes = flush_.prepared();
+  const bool wide = wide_entries_;
+  const std::size_t entry_bytes = entry_bytes_;
+  std::uint64_t* posted = &posted_[index];
+  std::byte* at = place;
+  for (std::uint32_t i = 0; i < group_size; ++i, at += entry_bytes) {
+    const MemoryKeys* memory = static_cast<const MemoryHandle*>(handles[i]);
+    const Size size = sizes[i];
+    if (memory == nullptr) {
+      if (size != 0) return ErrorKind::kArgument;
+      memory = &kNoMemory;
+    }
+    if (size < 0) return ErrorKind::kArgument;
+    if (memory->device_memory && !flushes && !can_flush()) return failure();
+    posted[i] = static_cast<std::uint64_t>(size);
+    write_entry(at, wide, first + i, data[i], posted[i], tags[i], static_cast<std::uint8_t>(group_size), flags,
+                *memory);
   }
-  RecvRequest& request = requests_[index];
-  request.state = RequestState::kPending;
-  request.group_size = static_cast<std::uint8_t>(group_size);
-  request.sizes = wire::SizeSource::kPosted;
-  request.parts_seen = 0;
-  request.first_member = first;
-  request.bytes_counted = 0;
-  next_member_ += group_size;
-  ++groups_in_flight_;
-  post_cts(first, group_size);
-  return &request;
+  ++traffic_.groups[group_size - 1];
+  if (silent) {
+    silent_posted_ = true;
+    ++groups_arrived_;
+    ++traffic_.optional;
+    requests_[index].sizes = wire::SizeSource::kPosted;
+  }
+  post_group(place, group_size, silent, out);
+  return ErrorKind::kNone;
 }
+
+template ErrorKind RecvComm::irecv(int, void* const*, const int*, const int*, void* const*, void**) noexcept;
+template ErrorKind RecvComm::irecv(int, void* const*, const std::size_t*, const int*, void* const*, void**) noexcept;
 
 Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
   if (error() != nullptr || !memory.device_memory) return nullptr;
   if (!flush_.prepared()) {
     fail(ErrorKind::kArgument, "iflush",
-         "iflush of a buffer that nothing was received into: " + endpoint_.describe_path(0));
+         [&] { return "iflush of a buffer that nothing was received into: " + endpoint_.describe_path(0); });
     return nullptr;
   }
   int returned = 0;
@@ -207,85 +342,206 @@ Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
     if (returned != 0) {
       fail_post("ibv_post_send", returned, 0);
     } else {
-      fail(ErrorKind::kInternal, "iflush", "more flushes outstanding than receives on " + endpoint_.describe_path(0));
+      fail(ErrorKind::kInternal, "iflush",
+           [&] { return "more flushes outstanding than receives on " + endpoint_.describe_path(0); });
     }
   }
   return request;
 }
 
-bool RecvComm::quiet() const {
-  return groups_in_flight_ == 0 && flush_.quiet();
+bool RecvComm::needs_peer() const {
+  return std::any_of(requests_.begin(), requests_.end(), [&](const RecvRequest& request) {
+    if (request.state != RequestState::kPending) return false;
+    return arrivals_ == nullptr || arrival(request) >> wire::kArrivalShift < wire::kWholeArrival;
+  });
 }
 
-inline void RecvComm::arrived(const ibv_wc& completion, std::size_t queue) {
-  if (--queues_[queue].posted + kReceiveBatch <= receive_target_) post_receives(queue);
+// A group that came in one part, for which no receives need be posted.
+[[gnu::always_inline]] inline bool RecvComm::complete_plain(const ibv_wc& completion) {
+  if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kReceiveWork) == 0) return false;
+  RecvQueue& queue = queues_[completion.wr_id & 0xffff];
+  const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
+  RecvRequest& request = requests_[immediate.entry];
+  if (queue.until_post == 1 || immediate.parts != 1 || request.state != RequestState::kPending ||
+      immediate.pass != wire::ring_pass(request.first_member)) {
+    return false;
+  }
+  --queue.until_post;
+  finish(request, immediate, completion);
+  return true;
+}
+
+[[gnu::always_inline]] inline void RecvComm::finish(RecvRequest& request, const wire::Immediate& immediate,
+                                                    const ibv_wc& completion) {
+  request.sizes = immediate.sizes;
+  request.bytes_counted = completion.byte_len;
+  request.state = RequestState::kDone;
+  ++groups_arrived_;
+}
+
+void RecvComm::arrived(const ibv_wc& completion, std::size_t queue_index) {
+  RecvQueue& queue = queues_[queue_index];
+  if (--queue.until_post == 0) {
+    queue.until_post = kReceiveBatch;
+    queue.posted -= kReceiveBatch;
+    post_receives(queue_index);
+  }
   const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
   RecvRequest& request = requests_[immediate.entry];
   if (request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
-    return refuse_immediate(queue);
+    return refuse_immediate(queue_index);
   }
-  if (immediate.sizes == wire::SizeSource::kByteCount) {
-    if (request.group_size != 1) return refuse_immediate(queue);
-    request.bytes_counted += completion.byte_len;
-  }
+  if (immediate.parts == 1) return finish(request, immediate, completion);
+  if (request.parts_seen == 0) request.bytes_counted = 0;
+  request.bytes_counted += completion.byte_len;
   if (immediate.sizes != wire::SizeSource::kElsewhere) request.sizes = immediate.sizes;
   if (++request.parts_seen < immediate.parts) return;
+  request.parts_seen = 0;
   request.state = RequestState::kDone;
-  --groups_in_flight_;
+  ++groups_arrived_;
 }
 
-inline void RecvComm::complete(const ibv_wc& completion) {
-  const auto queue = static_cast<std::size_t>(completion.wr_id & 0xffff);
+void RecvComm::complete(const ibv_wc& completion) {
+  if (completion.status != IBV_WC_SUCCESS) return fail_receive(completion);
+  if ((completion.wr_id & kReceiveWork) != 0) return arrived(completion, completion.wr_id & 0xffff);
   if ((completion.wr_id & kFlushWorkBit) != 0) {
-    if (completion.status != IBV_WC_SUCCESS) return fail_completion(completion, 0, "flushing a GPU buffer");
     return flush_.complete(static_cast<std::uint32_t>(completion.wr_id & 0xffff));
   }
-  if ((completion.wr_id & kReceiveWork) != 0) {
-    if (completion.status != IBV_WC_SUCCESS) return fail_completion(completion, queue, "receiving");
-    return arrived(completion, queue);
-  }
-  if (completion.status != IBV_WC_SUCCESS)
-    return fail_completion(completion, queue, "announcing a receive buffer (CTS)");
-  cts_free_ += static_cast<std::uint32_t>(completion.wr_id >> 32 & 0xffff);
+  cts_left_ += cts_signal_mask_ + 1;
 }
 
-void RecvComm::progress() {
-  const bool all_taken = take_completions([this](const ibv_wc& completion) { complete(completion); });
-  if (all_taken) hear_signals(false);
+[[gnu::cold]] void RecvComm::fail_receive(const ibv_wc& completion) {
+  const bool flush = (completion.wr_id & kFlushWorkBit) != 0;
+  const char* const operation = flush                                    ? "flushing a GPU buffer"
+                                : (completion.wr_id & kReceiveWork) != 0 ? "receiving"
+                                                                         : "announcing a receive buffer (CTS)";
+  fail_completion(completion, flush ? 0 : completion.wr_id & 0xffff, [&] { return std::string(operation); });
+}
+
+[[gnu::noinline]] void RecvComm::progress() {
+  const int taken = poll_first();
+  for (int i = 0; i < taken; ++i) complete(completions_[i]);
+  if (attention() != 0 || taken < 0) attend(taken);
+}
+
+[[gnu::noinline]] void RecvComm::attend(int taken) {
+  poll_rest(taken, [this](const ibv_wc& completion) { complete(completion); });
 }
 
 [[gnu::cold]] void RecvComm::refuse_immediate(std::size_t queue) {
   fail(ErrorKind::kRemote, "immediate",
-       "the peer completed a receive that is not posted: " + endpoint_.describe_path(queue));
+       [&] { return "the peer completed a receive that is not posted: " + endpoint_.describe_path(queue); });
 }
 
-[[gnu::cold]] std::uint64_t RecvComm::refuse_size(std::uint64_t posted) {
+[[gnu::cold]] ErrorKind RecvComm::refuse_size() noexcept {
   fail(ErrorKind::kRemote, "completion record",
-       "the peer reports more bytes than were posted: " + endpoint_.describe_path(0));
-  return posted;
+       [&] { return "the peer reports more bytes than were posted: " + endpoint_.describe_path(0); });
+  return failure();
 }
 
-std::uint32_t RecvComm::retire_recv(Request& base, std::span<std::uint64_t, wire::kMaxGroup> sizes) {
+ErrorKind RecvComm::test(Request& base, int* done, int* sizes) noexcept {
   auto& request = static_cast<RecvRequest&>(base);
-  const std::uint32_t group_size = request.group_size;
+  if (request.state != RequestState::kDone) return drive(request, done, sizes);
+  return retire(request, done, sizes);
+}
+
+// Usually there is nothing, or one completion of the plainest kind, which needs no other call.
+[[gnu::noinline]] ErrorKind RecvComm::drive(RecvRequest& request, int* done, int* sizes) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  const int taken = comm.poll_first();
+  if (taken == 0 && comm.attention() == 0) {
+    *done = 0;
+    return ErrorKind::kNone;
+  }
+  const bool plain = taken == 1 && comm.complete_plain(comm.completions_[0]);
+  if (plain && request.state == RequestState::kDone) return retire(request, done, sizes);
+  return take_in(request, done, sizes, plain ? 0 : taken);
+}
+
+[[gnu::noinline]] ErrorKind RecvComm::take_in(RecvRequest& request, int* done, int* sizes, int taken) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  for (int i = 0; i < taken; ++i) comm.complete(comm.completions_[i]);
+  if (comm.attention() != 0 || taken < 0) comm.attend(taken);
+  if (request.state == RequestState::kDone) return retire(request, done, sizes);
+  *done = 0;
+  return comm.failure();
+}
+
+ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
+  auto& request = static_cast<RecvRequest&>(base);
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  if (request.state != RequestState::kDone) {
+    const std::uint64_t word = comm.arrival(request);
+    if (word >> wire::kArrivalShift < wire::kWholeArrival) {
+      if (++comm.vain_tests_ % kVainTestsPerPoll == 0 || comm.attention() != 0) comm.progress();
+      *done = 0;
+      return comm.failure();
+    }
+    std::uint64_t posted = 0;
+    const std::uint32_t index = wire::ring_index(request.first_member);
+    for (std::uint32_t i = 0; i < request.group_size; ++i) posted += comm.posted_[index + i];
+    request.bytes_counted = word & wire::kArrivalBytesMask;
+    request.sizes = request.group_size == 1           ? wire::SizeSource::kByteCount
+                    : request.bytes_counted == posted ? wire::SizeSource::kPosted
+                                                      : wire::SizeSource::kRecord;
+    request.state = RequestState::kDone;
+    ++comm.groups_arrived_;
+  }
+  return retire(request, done, sizes);
+}
+
+ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  if (request.state != RequestState::kDone) {
+    comm.progress();
+    if (request.state != RequestState::kDone) {
+      *done = 0;
+      return comm.failure();
+    }
+  }
+  *done = 1;
+  comm.flush_.retire(request);
+  return ErrorKind::kNone;
+}
+
+// What has arrived is delivered whatever failed before; sizes that cannot be fail the comm.
+[[gnu::always_inline]] inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) noexcept {
+  *done = 1;
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  request.state = request.silent ? RequestState::kSilent : RequestState::kFree;
+  // In order, as NCCL takes receives back, this is all that release() would do.
+  if (request.first_member == comm.oldest_member_ && !request.silent) comm.oldest_member_ += request.group_size;
+  if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
+  const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
+  if (request.bytes_counted > posted) return comm.refuse_size();
+  comm.traffic_.bytes += request.bytes_counted;
+  if (sizes != nullptr) *sizes = narrow(request.bytes_counted);
+  return ErrorKind::kNone;
+}
+
+[[gnu::noinline]] ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   const std::uint32_t index = wire::ring_index(request.first_member);
-  // Sizes that lie elsewhere than with the peer's word are those of the receive itself.
-  const std::uint64_t* const told = request.sizes == wire::SizeSource::kByteCount ? &request.bytes_counted
-                                    : request.sizes == wire::SizeSource::kRecord  ? &records().size[index]
-                                                                                  : nullptr;
+  const std::uint64_t* const posted = &comm.posted_[index];
+  if (request.sizes == wire::SizeSource::kByteCount) return comm.refuse_size();  // of several members it tells nothing
+  const std::uint32_t group_size = request.group_size;
+  // Sizes that nobody has told are those of the receive itself.
+  const std::uint64_t* const told = request.sizes == wire::SizeSource::kRecord ? &comm.record().size[index] : posted;
+  std::uint64_t bytes = 0;
   for (std::uint32_t i = 0; i < group_size; ++i) {
-    const std::uint64_t posted = posted_[index + i];
-    const std::uint64_t size = told != nullptr ? told[i] : posted;
-    sizes[i] = size <= posted ? size : refuse_size(posted);
+    const std::uint64_t size = told[i];
+    if (size > posted[i]) return comm.refuse_size();
+    bytes += size;
+    if (sizes != nullptr) sizes[i] = narrow(size);
   }
-  request.state = RequestState::kFree;
-  // In order, as NCCL does it, this goes one step a call.
-  while (oldest_member_ != next_member_) {
-    const RecvRequest& oldest = requests_[wire::ring_index(oldest_member_)];
-    if (oldest.state != RequestState::kFree) break;
-    oldest_member_ += oldest.group_size;
-  }
-  return group_size;
+  if (!request.silent) comm.traffic_.bytes += bytes;
+  return ErrorKind::kNone;
+}
+
+Traffic RecvComm::traffic() const {
+  Traffic traffic = traffic_;
+  for (std::size_t i = 0; i < traffic.groups.size(); ++i) traffic.messages += traffic.groups[i] * (i + 1);
+  return traffic;
 }
 
 }  // namespace verbatim

@@ -1,12 +1,11 @@
-// The receiving end of a connection. irecv writes CTS entries into the sender's ring; immediates tell when a group has
-// arrived; iflush makes what arrived in GPU memory visible to the GPU.
+// The receiving end of a connection. irecv writes CTS entries into the sender's ring; an immediate or an arrival word
+// tells when a group has arrived; iflush makes what arrived in GPU memory visible to the GPU.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "net/comm.h"
@@ -16,45 +15,51 @@
 
 namespace verbatim {
 
-// One member of a grouped receive. Without initializers: arrays of it are filled on the data path.
-struct RecvBuffer {
-  void* data;
-  std::size_t bytes;
-  int tag;
-  const MemoryKeys* memory;
-};
-
 class RecvComm final : public Comm {
  public:
-  // What a comm with so many QPs, as the peer has, needs of its endpoint.
-  static EndpointSizes endpoint_sizes(std::size_t qps);
+  // What an end for `peer`'s QPs on `ports` needs of its endpoint.
+  static EndpointSizes endpoint_sizes(const Config& config, const std::vector<const Port*>& ports,
+                                      const wire::Hello& peer);
 
-  static Result<std::unique_ptr<RecvComm>> create(Context& context, Endpoint endpoint);
+  // With atomics where the peer offers them and both ends can.
+  static Result<std::unique_ptr<RecvComm>> create(Context& context, Endpoint endpoint, const wire::Hello& peer);
 
   Status connect(const wire::Hello& remote, int traffic_class) override;
 
   // Device memory needs a way to be flushed, which is made here, off the data path.
   Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request) override;
 
-  // Posts a receive of 1 to max_recvs members. nullptr: not yet, call again; or the comm has failed, see error().
-  Request* irecv(std::span<const RecvBuffer> buffers);
+  // Posts a receive of `n` members, 1 to VERBATIM_MAX_RECVS. The arguments are NCCL's own: Size is int up to v8 and
+  // size_t after; `handles` are MemoryHandle, or null for zero bytes. With size_t, `*request` may come in as
+  // kOptionalCompletion: then the receive is done at once, and `test` reports the posted sizes. `*request` stays
+  // nullptr for "not yet, call again".
+  template <typename Size>
+  ErrorKind irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                  void** request) noexcept;
 
   // Makes what arrived in `data` visible to the GPU. nullptr with no error(): there is nothing to do.
   Request* iflush(const void* data, const MemoryKeys& memory);
 
-  bool quiet() const override;
-  bool needs_peer() const override { return groups_in_flight_ != 0; }
+  // Whether `request`, one of ours, is done; if so it is ours again, and `sizes` (which may be nullptr) has the bytes
+  // of every member. By kind: kRecv, kRecvAtomic, kFlush.
+  static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
+  static ErrorKind test_atomic(Request& request, int* done, int* sizes) noexcept;
+  static ErrorKind test_flush(Request& request, int* done) noexcept;
+
+  Traffic traffic() const override;
+  bool quiet() const override { return !needs_peer() && flush_.quiet(); }
+  bool needs_peer() const override;
 
   void progress();
 
-  // Ends a receive that is done: `sizes[i]` is set to the bytes of member i. Answers the number of members.
-  std::uint32_t retire_recv(Request& request, std::span<std::uint64_t, wire::kMaxGroup> sizes);
-  void retire_flush(Request& request) { flush_.retire(request); }
-
  private:
+  // Receives are posted this many at a time.
+  static constexpr std::uint32_t kReceiveBatch = 16;
+
   struct RecvRequest : Request {
     std::uint8_t group_size = 0;
     wire::SizeSource sizes = wire::SizeSource::kPosted;
+    bool silent = false;
     std::uint16_t parts_seen = 0;
     std::uint32_t first_member = 0;
     std::uint64_t bytes_counted = 0;
@@ -62,41 +67,73 @@ class RecvComm final : public Comm {
 
   struct RecvQueue {
     ibv_qp* qp = nullptr;
-    std::uint32_t posted = 0;  // receive work requests that wait for an immediate
+    std::uint32_t posted = 0;  // receive work requests that wait for an immediate, but for those used up since
+    std::uint32_t until_post = kReceiveBatch;  // immediates until the next batch is posted
   };
 
-  // Receives are posted this many at a time.
-  static constexpr std::uint32_t kReceiveBatch = 16;
-
-  const void* written_by_peer() const override { return &records(); }
+  const void* written_by_peer() const override { return &record(); }
+  std::uint32_t capabilities() const override { return arrivals_ != nullptr ? wire::kAtomicCompletion : 0U; }
   bool flushes_with(const ibv_qp& qp) const override { return flush_.uses(qp); }
 
-  RecvComm(Context& context, Endpoint endpoint, ControlMemory control);
+  RecvComm(Context& context, Endpoint endpoint, ControlMemory control, bool atomic);
 
   std::byte* entry(std::uint32_t index) const { return control_.data() + index * entry_bytes_; }
-  wire::SizeRecord& records() const;
+  wire::CompletionRecord& record() const {
+    return *reinterpret_cast<wire::CompletionRecord*>(control_.data() + entry_bytes_ * wire::kRingEntries);
+  }
+  // The arrival word of a group; what its senders wrote before it is read after it.
+  std::uint64_t arrival(const RecvRequest& request) const {
+    return __atomic_load_n(&arrivals_[wire::ring_index(request.first_member)], __ATOMIC_ACQUIRE);
+  }
   Status prepare_flush();
   bool can_flush();
+  ErrorKind refuse_receive(int n) const noexcept;
   void refuse_immediate(std::size_t queue);
-  std::uint64_t refuse_size(std::uint64_t posted);
+  ErrorKind refuse_size() noexcept;
+  void fail_receive(const ibv_wc& completion);
   bool make_room(std::uint32_t group_size);
-  void write_entry(std::uint32_t index, std::uint32_t member, std::uint8_t group_size, const RecvBuffer& buffer) const;
-  void post_cts(std::uint32_t first_member, std::uint32_t group_size);
+  void release();
+  ErrorKind receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
+  template <typename Size>
+  ErrorKind receive_group(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                          void** out) noexcept;
+  static void write_entry(std::byte* place, bool wide, std::uint32_t member, void* data, std::uint64_t bytes, int tag,
+                          std::uint8_t group_size, wire::CtsFlags flags, const MemoryKeys& memory);
+  void post_group(const std::byte* place, std::uint32_t group_size, bool silent, void** out);
+  // CTS work requests that QP 0 still takes.
+  std::uint32_t cts_free() const { return cts_depth_ - static_cast<std::uint32_t>(groups_posted_ - cts_left_); }
   void post_receives(std::size_t queue);
+  // Takes in a completion if it is of the plainest kind.
+  bool complete_plain(const ibv_wc& completion);
   void complete(const ibv_wc& completion);
   void arrived(const ibv_wc& completion, std::size_t queue);
+  void finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion);
+  static ErrorKind drive(RecvRequest& request, int* done, int* sizes) noexcept;
+  static ErrorKind take_in(RecvRequest& request, int* done, int* sizes, int taken) noexcept;
+  void attend(int taken);
+  static ErrorKind retire(RecvRequest& request, int* done, int* sizes) noexcept;
+  static ErrorKind retire_group(RecvRequest& request, int* sizes) noexcept;
 
   const std::size_t entry_bytes_;
+  const bool wide_entries_;  // of several devices
+  const std::uint32_t max_recvs_;
   std::uint32_t next_member_ = 0;
-  std::uint32_t oldest_member_ = 0;  // first member of the oldest group that has not been retired
-  std::uint32_t groups_in_flight_ = 0;
+  std::uint32_t oldest_member_ = 0;    // first member of the oldest group whose place in the ring is taken
+  std::uint32_t members_allowed_ = 0;  // that may be posted before make_room() looks at what there is room for
+  std::uint64_t groups_posted_ = 0;
+  std::uint64_t groups_arrived_ = 0;   // silent ones: when posted
+  std::uint64_t cts_left_ = 0;         // CTS that are known to have left
+  std::uint32_t cts_depth_ = 0;        // that QP 0 takes
+  std::uint32_t cts_signal_mask_ = 0;  // those whose number has none of these bits are signalled
+  std::uint32_t vain_tests_ = 0;
+  Traffic traffic_;                    // its messages are counted by the groups
+  bool silent_posted_ = false;         // ever
+  std::uint64_t* arrivals_ = nullptr;  // arrival words, nullptr with immediates
+  std::uint64_t ring_distance_ = 0;    // from our copy of the CTS ring to the sender's
+  std::uint32_t cts_inline_bytes_ = 0;
   std::uint32_t receive_target_ = 0;  // receive work requests to keep posted on every QP
   std::uint32_t most_receives_ = wire::kMaxInFlight + kReceiveBatch;  // that every QP can hold
-  std::uint64_t ring_address_ = 0;                                    // the sender's CTS ring
-  std::uint32_t ring_rkey_ = 0;
-  std::uint32_t cts_free_ = 0;  // CTS work requests that QP 0 still takes
-  std::uint32_t cts_unsignalled_ = 0;
-  std::uint32_t cts_signal_interval_ = 1;
+  ibv_qp* cts_qp_ = nullptr;
   ibv_send_wr cts_work_ = {};
   ibv_sge cts_segment_ = {};
   std::vector<RecvQueue> queues_;

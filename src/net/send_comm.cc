@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "net/net.h"
+#include "verbs/qp.h"
 
 namespace verbatim {
 namespace {
@@ -19,31 +20,24 @@ constexpr std::uint32_t kSendQueueDepth = wire::kMaxInFlight;
 constexpr std::uint32_t kInlineBytes = sizeof(std::uint64_t) * wire::kMaxGroup;  // a size record
 // Below this a second QP costs more work requests and completions than its bandwidth gives back.
 constexpr std::uint64_t kStripeThresholdBytes = 256 << 10;
-constexpr std::uint64_t kStripeAlignBytes = 128;  // LL128 writes lines of this size, which must arrive whole
-
-// wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32-47 work requests that are done
-// with it, 48 whether its part of the group is.
-constexpr std::uint64_t encode_wr_id(std::uint32_t index, std::uint32_t queue, std::uint32_t count, bool part_done) {
-  return index | std::uint64_t{queue} << 16 | std::uint64_t{count} << 32 | std::uint64_t{part_done} << 48;
-}
-
-std::size_t control_bytes(std::size_t devices) {
-  return wire::cts_ring_bytes(devices) + sizeof(wire::SizeRecord);
-}
+// The receiver can have a ring of silent groups outstanding: far fewer go by before it hears of them.
+constexpr std::uint32_t kSilentUntold = 8;
 
 }  // namespace
 
-EndpointSizes SendComm::endpoint_sizes(std::size_t devices, std::size_t qps_per_device) {
+EndpointSizes SendComm::endpoint_sizes(const Config& config, std::size_t devices, std::size_t qps_per_device) {
   EndpointSizes sizes;
   sizes.qps = std::min(qps_per_device * devices, wire::kMaxQps);
-  sizes.caps.send_wr = kSendQueueDepth;
+  // An atomic behind each message is a second work request.
+  sizes.caps.send_wr = (config.completion == Completion::kAtomic ? 2 : 1) * kSendQueueDepth;
   sizes.caps.recv_wr = 1;  // nothing is received here, but not every device takes 0
   sizes.caps.inline_bytes = kInlineBytes;
   return sizes;
 }
 
 Result<std::unique_ptr<SendComm>> SendComm::create(Context& context, Endpoint endpoint, std::size_t remote_devices) {
-  Result<ControlMemory> control = ControlMemory::create(endpoint.ports(), control_bytes(remote_devices));
+  Result<ControlMemory> control =
+      ControlMemory::create(endpoint.ports(), wire::cts_ring_bytes(remote_devices) + sizeof(Shadow));
   if (!control) return control.error();
   return std::unique_ptr<SendComm>(new SendComm(context, std::move(endpoint), std::move(*control), remote_devices));
 }
@@ -53,12 +47,24 @@ SendComm::SendComm(Context& context, Endpoint endpoint, ControlMemory control, s
       entry_bytes_(wire::cts_entry_bytes(remote_devices)),
       ready_offset_(entry_bytes_ - sizeof(std::uint32_t)) {
   for (std::uint32_t i = 0; i < kBatch; ++i) {
-    work_[i].sg_list = &segments_[i];
-    work_[i].next = i + 1 < kBatch ? &work_[i + 1] : nullptr;
-    work_[i].opcode = IBV_WR_RDMA_WRITE;
-    work_[i].num_sge = 1;
+    ibv_send_wr& request = work_[i].request;
+    request.sg_list = &work_[i].segment;
+    request.next = i + 1 < kBatch ? &work_[i + 1].request : nullptr;
+    request.opcode = IBV_WR_RDMA_WRITE;
+    request.num_sge = 1;
   }
+  single_.sg_list = &single_segment_;
+  single_.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  single_.send_flags = IBV_SEND_SIGNALED;
   for (SendRequest& request : requests_) request.comm = this;
+  move_head(0);
+}
+
+std::uint32_t SendComm::capabilities() const {
+  const bool able = std::all_of(endpoint_.ports().begin(), endpoint_.ports().end(), [](const Port* port) {
+    return port->device->attributes().atomic_cap != IBV_ATOMIC_NONE && initiator_reads(*port->device) != 0;
+  });
+  return able && context_.config().completion == Completion::kAtomic ? wire::kAtomicCompletion : 0U;
 }
 
 Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
@@ -68,11 +74,18 @@ Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
   }
   if (const Status connected = endpoint_.connect(remote, config, traffic_class); !connected) return connected;
   for (const EndpointQp& end : endpoint_.qps()) {
+    const auto index = static_cast<std::uint32_t>(queues_.size());
     queues_.push_back({end.qp.get(), end.send_wr, remote.devices[end.remote_device].control_rkey, end.inline_bytes,
-                       end.device, end.remote_device});
+                       end.device, end.remote_device, encode_send_work(0, index, 1, true) | kSendAlone});
   }
+  queue_count_ = static_cast<std::uint32_t>(queues_.size());
   record_address_ = remote.control_address;
   max_piece_bytes_ = endpoint_.max_message_bytes();
+  atomic_ = (remote.capabilities & capabilities() & wire::kAtomicCompletion) != 0;
+  if (config.completion == Completion::kAtomic && !atomic_) {
+    context_.report_no_atomics(endpoint_.ports().front()->name, remote.host,
+                               capabilities() == 0 ? "the device has no atomics" : "the peer does without");
+  }
   adaptive_routing_ = std::any_of(endpoint_.ports().begin(), endpoint_.ports().end(),
                                   [](const Port* port) { return port->adaptive_routing; });
   adaptive_routing_threshold_ = config.adaptive_routing_threshold;
@@ -87,8 +100,10 @@ Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
       stripe_threshold_ = 0;
       break;
   }
-  if (queues_.size() == 1) stripe_threshold_ = std::numeric_limits<std::uint64_t>::max();
+  if (queue_count_ == 1) stripe_threshold_ = std::numeric_limits<std::uint64_t>::max();
   complex_bytes_ = std::min(std::uint64_t{max_piece_bytes_} + 1, stripe_threshold_);
+  single_bytes_ = adaptive_routing_ ? std::min(complex_bytes_, adaptive_routing_threshold_ + 1) : complex_bytes_;
+  if (atomic_) single_bytes_ = 0;
   return {};
 }
 
@@ -97,278 +112,283 @@ std::uint32_t SendComm::remote_key(std::uint32_t index, std::size_t remote_devic
   return reinterpret_cast<const std::uint32_t*>(keys)[remote_device];
 }
 
-wire::SizeRecord& SendComm::record_shadow() const {
-  return *reinterpret_cast<wire::SizeRecord*>(control_.data() + entry_bytes_ * wire::kRingEntries);
-}
-
-Request* SendComm::isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory) {
-  if (error() != nullptr) return nullptr;
-  if (group_.open == 0) {
-    const std::uint32_t index = wire::ring_index(head_);
-    const std::byte* const place = control_.data() + index * entry_bytes_;
-    if (!ready(place, head_)) {
-      hear_signals(true);
-      return nullptr;
-    }
-    if (posting_.active && !finish_posting()) return nullptr;
-    if (entry(index).group_size == 1) return send_single(index, data, bytes, tag, memory);
-    if (!open_group(index)) return nullptr;
+// The steps of isend are functions of their own so that the shortest, "not yet", saves no registers.
+ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                          void** request) noexcept {
+  *request = nullptr;
+  if (group_.open != 0) return send_member(data, bytes, tag, memory, request);
+  if (!ready(head_entry_, head_)) return attention() == 0 ? ErrorKind::kNone : starve();
+  const auto& wanted = *reinterpret_cast<const wire::CtsHead*>(head_entry_);
+  if (wanted.group_size == 1 && wanted.flags == wire::CtsFlags::kNone && bytes < single_bytes_ && attention() == 0) {
+    return send_single(data, bytes, tag, memory, request);
   }
-  // In the order of the members, as NCCL sends; any other order is found.
-  const auto member = static_cast<std::uint32_t>(std::countr_zero(group_.open));
-  if (entry(group_.index + member).tag != static_cast<std::uint32_t>(tag)) return find_member(data, bytes, tag, memory);
-  return take(member, data, bytes, memory);
+  return begin_group(data, bytes, tag, memory, request);
 }
 
-[[gnu::cold]] bool SendComm::finish_posting() {
-  progress();
-  return !posting_.active;
+[[gnu::cold]] ErrorKind SendComm::starve() noexcept {
+  hear_signals(true);
+  return failure();
 }
 
-// A message alone: one WRITE that carries its immediate itself, or the long way.
-inline Request* SendComm::send_single(std::uint32_t index, const void* data, std::size_t bytes, int tag,
-                                      const MemoryKeys& memory) {
-  const wire::CtsHead& wanted = entry(index);
+// A message alone: one WRITE that carries its immediate itself.
+[[gnu::noinline]] ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag,
+                                                  const MemoryKeys& memory, void** out) noexcept {
+  const std::byte* const place = head_entry_;
+  const auto& wanted = *reinterpret_cast<const wire::CtsHead*>(place);
+  const std::uint32_t member = head_;
+  const std::uint32_t index = wire::ring_index(member);
   SendRequest& request = requests_[index];
-  if (wanted.tag != static_cast<std::uint32_t>(tag) || request.state != RequestState::kFree) return nullptr;
+  if (wanted.tag != static_cast<std::uint32_t>(tag) || request.state != RequestState::kFree) return ErrorKind::kNone;
   if (bytes > wanted.size) return refuse_size(bytes, wanted);
-  const std::uint32_t member = head_++;
-  request.state = RequestState::kPending;
-  request.memory = &memory;
-  request.data = reinterpret_cast<std::uint64_t>(data);
-  request.bytes = bytes;
   const std::uint32_t used = next_queue_;
   SendQueue& queue = queues_[used];
-  if (bytes >= complex_bytes_ || queue.free == 0 || separates_completion(bytes)) {
-    start_posting(member, 1);
-    return &request;
+  if (queue.free == 0) return begin_group(data, bytes, tag, memory, out);
+  next_queue_ = used + 1 == queue_count_ ? 0 : used + 1;
+  --queue.free;
+  ++messages_;
+  bytes_ += bytes;
+  move_head(member + 1);
+  request.state = RequestState::kPending;
+  request.bytes = bytes;
+  single_segment_ = {reinterpret_cast<std::uint64_t>(data), static_cast<std::uint32_t>(bytes),
+                     memory.lkey[queue.device]};
+  single_.wr_id = queue.alone_wr_id | index;
+  single_.num_sge = bytes != 0 ? 1 : 0;
+  single_.imm_data = htonl(wire::encode_immediate({index, wire::SizeSource::kByteCount, 1, wire::ring_pass(member)}));
+  single_.wr.rdma.remote_addr = wanted.address;
+  single_.wr.rdma.rkey = reinterpret_cast<const std::uint32_t*>(place + sizeof(wire::CtsHead))[queue.remote_device];
+  *out = static_cast<Request*>(&request);
+  ibv_send_wr* refused;
+  const int returned = ibv_post_send(queue.qp, &single_, &refused);
+  if (returned != 0) fail_post("ibv_post_send", returned, single_.wr_id >> 16 & 0xffff);
+  return ErrorKind::kNone;
+}
+
+// The first member of a group, or what is no simple message, or a comm that something has happened to.
+[[gnu::noinline]] ErrorKind SendComm::begin_group(const void* data, std::size_t bytes, int tag,
+                                                  const MemoryKeys& memory, void** request) noexcept {
+  if (attention() != 0 && !may_send()) return failure();
+  if (!open_group(wire::ring_index(head_))) return failure();
+  return send_member(data, bytes, tag, memory, request);
+}
+
+[[gnu::noinline]] ErrorKind SendComm::send_member(const void* data, std::size_t bytes, int tag,
+                                                  const MemoryKeys& memory, void** request) noexcept {
+  if (attention() != 0 && error() != nullptr) return failure();
+  const auto& wanted = *reinterpret_cast<const wire::CtsHead*>(group_.place);
+  if (group_.shuffled || wanted.tag != static_cast<std::uint32_t>(tag)) {
+    return send_shuffled(data, bytes, tag, memory, request);
   }
-  ibv_send_wr& work = work_[0];
-  segments_[0] = {request.data, static_cast<std::uint32_t>(bytes), memory.lkey[queue.device]};
-  work.num_sge = bytes != 0 ? 1 : 0;
-  work.wr.rdma.remote_addr = wanted.address;
-  work.wr.rdma.rkey = remote_key(index, queue.remote_device);
-  post_last(request, queue, used, work, {index, wire::SizeSource::kByteCount, 1, wire::ring_pass(member)}, 1, 1);
-  return &request;
+  return take(group_.open & (group_.open - 1), data, bytes, memory, request);
+}
+
+// Messages in another order than the members, which NCCL's are not.
+[[gnu::noinline]] ErrorKind SendComm::send_shuffled(const void* data, std::size_t bytes, int tag,
+                                                    const MemoryKeys& memory, void** request) noexcept {
+  for (std::uint32_t open = group_.open; open != 0; open &= open - 1) {
+    const auto member = static_cast<std::uint32_t>(std::countr_zero(open));
+    if (entry(group_.index + member).tag != static_cast<std::uint32_t>(tag)) continue;
+    group_.shuffled = true;
+    point_at(member);
+    return take(group_.open & ~(1U << member), data, bytes, memory, request);
+  }
+  return failure();
+}
+
+inline void SendComm::point_at(std::uint32_t member) {
+  group_.place = control_.data() + (group_.index + member) * entry_bytes_;
+  group_.request = &requests_[group_.index + member];
+  group_.work = &work_[member];
+}
+
+// Something asks for attention: whether the comm is sound and no message waits for room any more.
+[[gnu::cold]] bool SendComm::may_send() {
+  if (posting_.active) progress();
+  return error() == nullptr && !posting_.active;
 }
 
 // Whether all CTS entries of the group at the head are there; if so `group_` holds it.
 bool SendComm::open_group(std::uint32_t index) {
   const std::byte* const entries = control_.data() + index * entry_bytes_;
-  const std::uint32_t group_size = entry(index).group_size;
-  if (group_size - 1 >= wire::kMaxGroup) return refuse_entry();
-  for (std::uint32_t i = 1; i < group_size; ++i) {
-    if (!ready(entries + i * entry_bytes_, head_ + i)) return false;
+  const wire::CtsHead& first = entry(index);
+  if (first.group_size - 1U >= wire::kMaxGroup) return refuse_entry();
+  const std::uint32_t group_size = first.group_size;
+  const std::byte* place = entries;
+  for (std::uint32_t member = head_ + 1; member != head_ + group_size; ++member) {
+    place += entry_bytes_;
+    if (!ready(place, member)) return false;
   }
   const SendQueue& queue = queues_[next_queue_];
   group_.open = (1U << group_size) - 1;
+  group_.shuffled = false;
+  group_.empty = false;
+  group_.silent = first.flags == wire::CtsFlags::kSilent;
+  group_.device = queue.device;
+  group_.bytes = 0;
+  group_.room = 0;
+  group_.key_offset = sizeof(wire::CtsHead) + queue.remote_device * sizeof(std::uint32_t);
+  group_.wr_id = encode_send_work(index, next_queue_, 0, false);
   group_.group_size = group_size;
   group_.index = index;
-  group_.formatted = 0;
-  group_.bytes = 0;
-  group_.unfilled = 0;
-  group_.entries = entries;
-  group_.key_offset = sizeof(wire::CtsHead) + queue.remote_device * sizeof(std::uint32_t);
-  group_.wr_id = encode_wr_id(index, next_queue_, 0, false);
-  group_.device = queue.device;
+  point_at(0);
   return true;
 }
 
-Request* SendComm::find_member(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory) {
-  for (std::uint32_t open = group_.open; open != 0; open &= open - 1) {
-    const auto member = static_cast<std::uint32_t>(std::countr_zero(open));
-    if (entry(group_.index + member).tag == static_cast<std::uint32_t>(tag)) return take(member, data, bytes, memory);
-  }
-  return nullptr;
-}
-
-// Takes in the message of a member of the head group, and formats its WRITE; the last one rings the doorbell.
-inline Request* SendComm::take(std::uint32_t member, const void* data, std::size_t bytes, const MemoryKeys& memory) {
-  const std::byte* const place = group_.entries + member * entry_bytes_;
-  const auto& wanted = *reinterpret_cast<const wire::CtsHead*>(place);
-  SendRequest& request = requests_[group_.index + member];
-  if (request.state != RequestState::kFree) return nullptr;  // a full round of requests that nobody has tested
+// Takes in the message of the member that `group_` points at, and formats its WRITE; the last one rings the doorbell.
+[[gnu::always_inline]] inline ErrorKind SendComm::take(std::uint32_t then_open, const void* data, std::size_t bytes,
+                                                       const MemoryKeys& memory, void** out) noexcept {
+  const auto& wanted = *reinterpret_cast<const wire::CtsHead*>(group_.place);
+  SendRequest& request = *group_.request;
+  // Not free: a full round of requests that nobody has tested.
+  if (request.state != RequestState::kFree) return failure();
   if (bytes > wanted.size) return refuse_size(bytes, wanted);
   request.state = RequestState::kPending;
-  request.memory = &memory;
-  request.data = reinterpret_cast<std::uint64_t>(data);
   request.bytes = bytes;
+  *out = static_cast<Request*>(&request);
   group_.bytes += bytes;
-  group_.unfilled += wanted.size - bytes;
-  if (bytes - 1 < max_piece_bytes_) {  // not empty, and no message for the long way
-    ibv_send_wr& work = work_[group_.formatted];
-    segments_[group_.formatted] = {request.data, static_cast<std::uint32_t>(bytes), memory.lkey[group_.device]};
-    work.wr_id = group_.wr_id;
-    work.wr.rdma.remote_addr = wanted.address;
-    work.wr.rdma.rkey = *reinterpret_cast<const std::uint32_t*>(place + group_.key_offset);
-    ++group_.formatted;
-  }
-  group_.open &= ~(1U << member);
-  if (group_.open == 0) post_group(requests_[group_.index]);
-  return &request;
+  group_.room += wanted.size;
+  if (bytes == 0) group_.empty = true;
+  Work& work = *group_.work;
+  work.segment = {reinterpret_cast<std::uint64_t>(data), static_cast<std::uint32_t>(bytes), memory.lkey[group_.device]};
+  work.memory = &memory;
+  work.request.wr_id = group_.wr_id;
+  work.request.wr.rdma.remote_addr = wanted.address;
+  work.request.wr.rdma.rkey = *reinterpret_cast<const std::uint32_t*>(group_.place + group_.key_offset);
+  group_.open = then_open;
+  if (then_open == 0) return post_group();
+  group_.place += entry_bytes_;
+  ++group_.request;
+  ++group_.work;
+  return ErrorKind::kNone;
 }
 
 // Sends the head group, which is complete: the common case, one doorbell on one QP, or the long way.
-void SendComm::post_group(SendRequest& first) {
+[[gnu::noinline]] ErrorKind SendComm::post_group() noexcept {
   const std::uint32_t used = next_queue_;
   SendQueue& queue = queues_[used];
-  const std::uint32_t member = std::exchange(head_, head_ + group_.group_size);
-  const bool full = group_.unfilled == 0;
-  // The last WRITE carries the immediate itself, unless sizes have to be told first or its data may come later.
-  const bool rides = group_.formatted != 0 && full && !separates_completion(group_.bytes);
-  const std::uint32_t count = group_.formatted + (rides ? 0 : 1);
-  if (group_.bytes >= complex_bytes_ || queue.free < count) return start_posting(member, group_.group_size);
-  const wire::SizeSource sizes = full ? wire::SizeSource::kPosted : wire::SizeSource::kRecord;
-  ibv_send_wr& last = work_[count - 1];
-  if (!rides) {
-    if (!full) tell_sizes(group_.index, group_.group_size);
-    finish_part(queue, last, segments_[count - 1], group_.index, group_.group_size, sizes);
+  const std::uint32_t member = head_;
+  move_head(member + group_.group_size);
+  messages_ += group_.group_size;
+  bytes_ += group_.bytes;
+  if (group_.bytes >= complex_bytes_ || group_.empty || queue.free < group_.group_size + 2) {
+    start_posting(member, group_.group_size);
+    return ErrorKind::kNone;
   }
-  post_last(first, queue, used, last, {group_.index, sizes, 1, wire::ring_pass(member)}, count, group_.group_size);
+  const std::uint32_t count = close_group(queue, group_.group_size, member, group_.bytes == group_.room);
+  SendRequest& first = requests_[group_.index];
+  first.group_size = static_cast<std::uint8_t>(group_.group_size);
+  first.parts_left = 1;
+  next_queue_ = used + 1 == queue_count_ ? 0 : used + 1;
+  post(queue, count, encode_send_work(group_.index, used, count, true));
+  return ErrorKind::kNone;
 }
 
-// Sends work_ up to `last`, which tells the receiver that the group has arrived.
-inline void SendComm::post_last(SendRequest& first, SendQueue& queue, std::uint32_t queue_index, ibv_send_wr& last,
-                                const wire::Immediate& immediate, std::uint32_t count, std::uint32_t group_size) {
-  last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-  last.imm_data = htonl(wire::encode_immediate(immediate));
-  last.send_flags |= IBV_SEND_SIGNALED;
-  last.wr_id = encode_wr_id(immediate.entry, queue_index, count, true);
-  first.group_size = static_cast<std::uint8_t>(group_size);
-  first.parts_left = 1;
-  queue.free -= count;
-  next_queue_ = queue_index + 1 == queues_.size() ? 0 : queue_index + 1;
-  post(queue, last);
+// Formats what tells the receiver of the head group behind its `count` WRITEs: how many work requests it is then.
+inline std::uint32_t SendComm::close_group(SendQueue& queue, std::uint32_t count, std::uint32_t member, bool full) {
+  const std::uint32_t index = group_.index;
+  if (!full && !group_.silent) tell_sizes(index, group_.group_size);
+  if (group_.silent) {
+    if (tells_taken()) write_taken(count++, queue);
+  } else if (atomic_) {
+    if (!full && group_.group_size > 1) write_record(count++, queue, index, group_.group_size);
+    add_arrival(count++, queue, index, wire::encode_arrival(group_.bytes, 0, 1));
+  } else {
+    // The last WRITE carries the immediate itself, unless sizes have to be told first or its data may come later.
+    if (!full) {
+      write_record(count++, queue, index, group_.group_size);
+    } else if (separates_completion(group_.bytes)) {
+      write_nothing(count++, queue);
+    }
+    const wire::SizeSource sizes = full ? wire::SizeSource::kPosted : wire::SizeSource::kRecord;
+    carry_immediate(count - 1, {index, sizes, 1, wire::ring_pass(member)});
+  }
+  return count;
+}
+
+void SendComm::write_record(std::uint32_t at, const SendQueue& queue, std::uint32_t index, std::uint32_t group_size) {
+  ibv_send_wr& work = work_[at].request;
+  const auto bytes = static_cast<std::uint32_t>(group_size * sizeof(std::uint64_t));
+  work_[at].segment = {reinterpret_cast<std::uint64_t>(&shadow().size[index]), bytes, control_.lkey(queue.device)};
+  work.wr_id = encode_send_work(index, static_cast<std::uint32_t>(&queue - queues_.data()), 0, false);
+  work.wr.rdma.remote_addr = record_address_ + offsetof(wire::CompletionRecord, size) + index * sizeof(std::uint64_t);
+  work.wr.rdma.rkey = queue.record_rkey;
+  if (bytes <= queue.inline_bytes) work.send_flags |= IBV_SEND_INLINE;
+}
+
+void SendComm::write_nothing(std::uint32_t at, const SendQueue& queue) {
+  work_[at].request.num_sge = 0;
+  work_[at].request.wr.rdma.remote_addr = record_address_;
+  work_[at].request.wr.rdma.rkey = queue.record_rkey;
+}
+
+void SendComm::write_taken(std::uint32_t at, const SendQueue& queue) {
+  ibv_send_wr& work = work_[at].request;
+  shadow().taken = head_;
+  constexpr std::uint32_t kBytes = sizeof(std::uint64_t);
+  work_[at].segment = {reinterpret_cast<std::uint64_t>(&shadow().taken), kBytes, control_.lkey(queue.device)};
+  work.wr.rdma.remote_addr = record_address_ + offsetof(wire::CompletionRecord, taken);
+  work.wr.rdma.rkey = queue.record_rkey;
+  if (kBytes <= queue.inline_bytes) work.send_flags |= IBV_SEND_INLINE;
+}
+
+void SendComm::add_arrival(std::uint32_t at, const SendQueue& queue, std::uint32_t index, std::uint64_t addend) {
+  ibv_send_wr& work = work_[at].request;
+  work_[at].segment = {reinterpret_cast<std::uint64_t>(&shadow().landing), sizeof(std::uint64_t),
+                       control_.lkey(queue.device)};
+  work.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+  work.wr.atomic.remote_addr =
+      record_address_ + offsetof(wire::CompletionRecord, arrival) + index * sizeof(std::uint64_t);
+  work.wr.atomic.compare_add = addend;
+  work.wr.atomic.rkey = queue.record_rkey;
+}
+
+void SendComm::carry_immediate(std::uint32_t at, const wire::Immediate& immediate) {
+  work_[at].request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  work_[at].request.imm_data = htonl(wire::encode_immediate(immediate));
+}
+
+bool SendComm::tells_taken() {
+  if (++silent_untold_ < kSilentUntold) return false;
+  silent_untold_ = 0;
+  return true;
 }
 
 [[gnu::cold]] bool SendComm::refuse_entry() {
-  fail(ErrorKind::kRemote, "CTS", "the peer wrote an impossible CTS entry: " + endpoint_.describe_path(0));
+  fail(ErrorKind::kRemote, "CTS",
+       [&] { return "the peer wrote an impossible CTS entry: " + endpoint_.describe_path(0); });
   return false;
 }
 
-[[gnu::cold]] Request* SendComm::refuse_size(std::size_t bytes, const wire::CtsHead& wanted) {
-  fail(ErrorKind::kUsage, "isend",
-       "isend of " + std::to_string(bytes) + " bytes, but the receive posted for tag " + std::to_string(wanted.tag) +
-           " holds " + std::to_string(wanted.size) + ": sender and receiver disagree on the count, " +
-           endpoint_.describe_path(0));
-  return nullptr;
+[[gnu::cold]] ErrorKind SendComm::refuse_size(std::size_t bytes, const wire::CtsHead& wanted) noexcept {
+  fail(ErrorKind::kUsage, "isend", [&] {
+    return "isend of " + std::to_string(bytes) + " bytes, but the receive posted for tag " +
+           std::to_string(wanted.tag) + " holds " + std::to_string(wanted.size) +
+           ": sender and receiver disagree on the count, " + endpoint_.describe_path(0);
+  });
+  return failure();
 }
 
 void SendComm::tell_sizes(std::uint32_t index, std::uint32_t group_size) const {
-  for (std::uint32_t i = 0; i < group_size; ++i) record_shadow().size[index + i] = requests_[index + i].bytes;
+  for (std::uint32_t i = 0; i < group_size; ++i) shadow().size[index + i] = requests_[index + i].bytes;
 }
 
-// Rings the doorbell for work_ up to `last`, and leaves the entries of work_ as every WRITE of data needs them.
-inline void SendComm::post(SendQueue& queue, ibv_send_wr& last) {
+// Rings the doorbell for the first `count` of work_, of which the last is signalled, and leaves those that may not be
+// a WRITE of one segment, the last two, as such.
+void SendComm::post(SendQueue& queue, std::uint32_t count, std::uint64_t wr_id) {
+  ibv_send_wr& last = work_[count - 1].request;
   ibv_send_wr* const next = std::exchange(last.next, nullptr);
+  last.send_flags |= IBV_SEND_SIGNALED;
+  last.wr_id = wr_id;
+  queue.free -= count;
   ibv_send_wr* refused = nullptr;
-  const int returned = ibv_post_send(queue.qp, work_.data(), &refused);
+  const int returned = ibv_post_send(queue.qp, &work_[0].request, &refused);
   last.next = next;
-  last.opcode = IBV_WR_RDMA_WRITE;
-  last.num_sge = 1;
-  last.send_flags = 0;
+  for (ibv_send_wr* work : {&last, &work_[count > 1 ? count - 2 : 0].request}) {
+    work->opcode = IBV_WR_RDMA_WRITE;
+    work->num_sge = 1;
+    work->send_flags = 0;
+  }
   if (returned != 0) fail_post("ibv_post_send", returned, static_cast<std::size_t>(&queue - queues_.data()));
-}
-
-void SendComm::start_posting(std::uint32_t first_member, std::uint32_t group_size) {
-  const std::uint32_t index = wire::ring_index(first_member);
-  std::uint64_t total = 0;
-  bool full = true;
-  for (std::uint32_t i = 0; i < group_size; ++i) {
-    total += requests_[index + i].bytes;
-    full = full && requests_[index + i].bytes == entry(index + i).size;
-  }
-  if (!full) tell_sizes(index, group_size);
-  const auto queues = static_cast<std::uint32_t>(queues_.size());
-  posting_ = {};
-  posting_.active = true;
-  posting_.sizes = full ? wire::SizeSource::kPosted : wire::SizeSource::kRecord;
-  posting_.first_member = first_member;
-  posting_.group_size = group_size;
-  posting_.parts = total >= stripe_threshold_ ? queues : 1;
-  posting_.first_queue = next_queue_;
-  next_queue_ = (next_queue_ + posting_.parts) % queues;
-  requests_[index].group_size = static_cast<std::uint8_t>(group_size);
-  requests_[index].parts_left = posting_.parts;
-  continue_posting();
-}
-
-std::uint64_t SendComm::stripe_begin(std::uint64_t bytes, std::uint32_t part) const {
-  const std::uint64_t even = (bytes + posting_.parts - 1) / posting_.parts;
-  const std::uint64_t stripe = (even + kStripeAlignBytes - 1) / kStripeAlignBytes * kStripeAlignBytes;
-  return std::min(bytes, stripe * part);
-}
-
-// Formats the next WRITE of the current part; false when all of its data has been formatted.
-bool SendComm::next_piece(const SendQueue& queue, ibv_send_wr& work, ibv_sge& segment) {
-  const std::uint32_t first = wire::ring_index(posting_.first_member);
-  for (; posting_.member < posting_.group_size; ++posting_.member, posting_.stripe_done = 0) {
-    const std::uint32_t index = first + posting_.member;
-    const SendRequest& request = requests_[index];
-    const std::uint64_t begin = stripe_begin(request.bytes, posting_.part) + posting_.stripe_done;
-    const std::uint64_t end = stripe_begin(request.bytes, posting_.part + 1);
-    if (begin >= end) continue;
-    const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(end - begin, max_piece_bytes_));
-    segment = {request.data + begin, bytes, request.memory->lkey[queue.device]};
-    work.wr.rdma.remote_addr = entry(index).address + begin;
-    work.wr.rdma.rkey = remote_key(index, queue.remote_device);
-    posting_.stripe_done += bytes;
-    return true;
-  }
-  return false;
-}
-
-// Formats the WRITE that ends a part of a group, with the size record where one is needed. The immediate is the
-// caller's.
-void SendComm::finish_part(const SendQueue& queue, ibv_send_wr& work, ibv_sge& segment, std::uint32_t index,
-                           std::uint32_t group_size, wire::SizeSource sizes) {
-  work.num_sge = 0;
-  work.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-  work.send_flags = 0;
-  work.wr.rdma.remote_addr = record_address_ + offsetof(wire::SizeRecord, size) + index * sizeof(std::uint64_t);
-  work.wr.rdma.rkey = queue.record_rkey;
-  if (sizes != wire::SizeSource::kRecord) return;
-  const auto bytes = static_cast<std::uint32_t>(group_size * sizeof(std::uint64_t));
-  segment = {reinterpret_cast<std::uint64_t>(&record_shadow().size[index]), bytes, control_.lkey(queue.device)};
-  work.num_sge = 1;
-  if (bytes <= queue.inline_bytes) work.send_flags = IBV_SEND_INLINE;
-}
-
-void SendComm::continue_posting() {
-  const std::uint32_t index = wire::ring_index(posting_.first_member);
-  while (posting_.part < posting_.parts) {
-    const std::uint32_t queue_index =
-        (posting_.first_queue + posting_.part) % static_cast<std::uint32_t>(queues_.size());
-    SendQueue& queue = queues_[queue_index];
-    const std::uint32_t room = std::min(kBatch, queue.free);
-    std::uint32_t count = 0;
-    bool part_done = false;
-    while (count < room && !part_done) {
-      ibv_send_wr& work = work_[count];
-      work.wr_id = encode_wr_id(index, queue_index, 0, false);  // reported only if it fails
-      if (!next_piece(queue, work, segments_[count])) {
-        const wire::SizeSource sizes = posting_.part == 0 ? posting_.sizes : wire::SizeSource::kElsewhere;
-        finish_part(queue, work, segments_[count], index, posting_.group_size, sizes);
-        work.imm_data =
-            htonl(wire::encode_immediate({index, sizes, posting_.parts, wire::ring_pass(posting_.first_member)}));
-        part_done = true;
-      }
-      ++count;
-    }
-    if (count == 0) return;  // no room: progress() comes back when completions have made some
-    ibv_send_wr& last = work_[count - 1];
-    last.send_flags |= IBV_SEND_SIGNALED;
-    last.wr_id = encode_wr_id(index, queue_index, count, part_done);
-    queue.free -= count;
-    post(queue, last);
-    if (error() != nullptr) break;
-    if (part_done) {
-      ++posting_.part;
-      posting_.member = 0;
-      posting_.stripe_done = 0;
-    }
-  }
-  posting_.active = false;
 }
 
 bool SendComm::quiet() const {
@@ -376,29 +396,81 @@ bool SendComm::quiet() const {
                       [](const SendRequest& request) { return request.state == RequestState::kPending; });
 }
 
-inline void SendComm::complete(const ibv_wc& completion) {
-  if (completion.status != IBV_WC_SUCCESS) return fail_send(completion);
-  const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
-  const auto queue = static_cast<std::uint32_t>(completion.wr_id >> 16 & 0xffff);
-  queues_[queue].free += static_cast<std::uint32_t>(completion.wr_id >> 32 & 0xffff);
-  if ((completion.wr_id >> 48 & 1) == 0) return;
-  SendRequest& first = requests_[index];
-  if (--first.parts_left != 0) return;
-  for (std::uint32_t i = 0; i < first.group_size; ++i) requests_[index + i].state = RequestState::kDone;
+// A message alone.
+[[gnu::always_inline]] inline bool SendComm::complete_plain(const ibv_wc& completion) {
+  if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kSendAlone) == 0) return false;
+  ++queues_[completion.wr_id >> 16 & 0xffff].free;
+  requests_[completion.wr_id & 0xffff].state = RequestState::kDone;
+  return true;
 }
 
-void SendComm::progress() {
-  const bool all_taken = take_completions([this](const ibv_wc& completion) { complete(completion); });
+void SendComm::complete(const ibv_wc& completion) {
+  if (complete_plain(completion)) return;
+  if (completion.status != IBV_WC_SUCCESS) return fail_send(completion);
+  queues_[completion.wr_id >> 16 & 0xffff].free += static_cast<std::uint32_t>(completion.wr_id >> 32 & 0xffff);
+  if ((completion.wr_id >> 48 & 1) == 0) return;
+  SendRequest* member = &requests_[completion.wr_id & 0xffff];
+  if (--member->parts_left != 0) return;
+  const SendRequest* const end = member + member->group_size;
+  do {
+    member->state = RequestState::kDone;
+  } while (++member != end);
+}
+
+ErrorKind SendComm::test(Request& base, int* done, int* sizes) noexcept {
+  auto& request = static_cast<SendRequest&>(base);
+  if (request.state != RequestState::kDone) return drive(request, done, sizes);
+  return retire(request, done, sizes);
+}
+
+inline ErrorKind SendComm::retire(SendRequest& request, int* done, int* sizes) noexcept {
+  *done = 1;
+  request.state = RequestState::kFree;
+  if (sizes != nullptr) *sizes = narrow(request.bytes);
+  return ErrorKind::kNone;
+}
+
+// Usually there is nothing, or one completion of the plainest kind, which needs no other call.
+[[gnu::noinline]] ErrorKind SendComm::drive(SendRequest& request, int* done, int* sizes) noexcept {
+  SendComm& comm = *static_cast<SendComm*>(request.comm);
+  const int taken = comm.poll_first();
+  if (taken == 0 && comm.attention() == 0) {
+    *done = 0;
+    return ErrorKind::kNone;
+  }
+  const bool plain = taken == 1 && comm.complete_plain(comm.completions_[0]);
+  if (plain && request.state == RequestState::kDone) return retire(request, done, sizes);
+  return take_in(request, done, sizes, plain ? 0 : taken);
+}
+
+[[gnu::noinline]] ErrorKind SendComm::take_in(SendRequest& request, int* done, int* sizes, int taken) noexcept {
+  SendComm& comm = *static_cast<SendComm*>(request.comm);
+  for (int i = 0; i < taken; ++i) comm.complete(comm.completions_[i]);
+  if (comm.attention() != 0 || taken < 0) comm.attend(taken);
+  if (request.state == RequestState::kDone) return retire(request, done, sizes);
+  *done = 0;
+  return comm.failure();
+}
+
+[[gnu::noinline]] void SendComm::progress() {
+  const int taken = poll_first();
+  for (int i = 0; i < taken; ++i) complete(completions_[i]);
+  if (attention() != 0 || taken < 0) attend(taken);
+}
+
+[[gnu::noinline]] void SendComm::attend(int taken) {
+  poll_rest(taken, [this](const ibv_wc& completion) { complete(completion); });
   if (posting_.active && error() == nullptr) continue_posting();
-  if (all_taken) hear_signals(false);
 }
 
 [[gnu::cold]] void SendComm::fail_send(const ibv_wc& completion) {
-  const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
-  const std::uint32_t members = std::max<std::uint32_t>(requests_[index].group_size, 1);
-  std::uint64_t bytes = 0;
-  for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
-  fail_completion(completion, completion.wr_id >> 16 & 0xffff, "sending " + std::to_string(bytes) + " bytes");
+  fail_completion(completion, completion.wr_id >> 16 & 0xffff, [&] {
+    const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
+    const std::uint32_t members = (completion.wr_id & kSendAlone) != 0 ? 1 : requests_[index].group_size;
+    std::uint64_t bytes = 0;
+    for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
+    return "sending " + std::to_string(bytes) + " bytes";
+  });
 }
 
 }  // namespace verbatim

@@ -1,6 +1,8 @@
 // The sending end of a connection. The receiver writes CTS entries into our ring; isend gives its message to the first
-// member of the head group that carries its tag; when the group is complete its data goes out as RDMA WRITEs and one
-// immediate per QP used.
+// member of the head group that carries its tag; when the group is complete its data goes out as RDMA WRITEs, and
+// behind them what tells the receiver that it has arrived (wire/completion.h).
+//
+// send_comm.cc has the common case, one doorbell on one QP; send_pieces.cc what is striped, cut, or waits for room.
 #pragma once
 
 #include <array>
@@ -18,17 +20,21 @@ namespace verbatim {
 class SendComm final : public Comm {
  public:
   // What a comm on `devices` ports needs of its endpoint, with so many QPs on each.
-  static EndpointSizes endpoint_sizes(std::size_t devices, std::size_t qps_per_device);
+  static EndpointSizes endpoint_sizes(const Config& config, std::size_t devices, std::size_t qps_per_device);
 
   // `remote_devices`: how many the listening side has, which fixes the layout of the ring.
   static Result<std::unique_ptr<SendComm>> create(Context& context, Endpoint endpoint, std::size_t remote_devices);
 
+  // `remote` says whether arrivals are told by atomics.
   Status connect(const wire::Hello& remote, int traffic_class) override;
 
-  // Sends `bytes` at `data` to the next receive with `tag`. nullptr: not yet, call again; or the comm has failed, see
-  // error().
-  Request* isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory);
+  // Sends `bytes` at `data` to the next receive with `tag`. `*request` stays nullptr for "not yet, call again".
+  ErrorKind isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory, void** request) noexcept;
 
+  // Whether `request`, one of ours, is done; if so it is ours again and `*sizes` (which may be nullptr) its bytes.
+  static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
+
+  Traffic traffic() const override { return {.messages = messages_, .bytes = bytes_, .groups = {}, .optional = 0}; }
   bool quiet() const override;
   // A send that is under way needs only its acknowledgement.
   bool needs_peer() const override { return false; }
@@ -36,50 +42,61 @@ class SendComm final : public Comm {
   // Drives the comm: completions, and what is left of a message that did not fit the send queues.
   void progress();
 
-  // Ends a request that is done: its bytes.
-  std::size_t retire(Request& request) {
-    request.state = RequestState::kFree;
-    return static_cast<SendRequest&>(request).bytes;
-  }
-
  private:
   struct SendRequest : Request {
     std::uint8_t group_size = 0;   // of the group's first member
     std::uint32_t parts_left = 0;  // of the group's first member: QPs that have not finished
-    const MemoryKeys* memory = nullptr;
-    std::uint64_t data = 0;
     std::uint64_t bytes = 0;
+  };
+
+  // A work request with its segment, formatted once. Between doorbells all are linked WRITEs of one segment.
+  struct Work {
+    ibv_send_wr request = {};
+    ibv_sge segment = {};
+    const MemoryKeys* memory = nullptr;  // of the head group's member
+  };
+
+  // Where the data of a member lies.
+  struct Source {
+    std::uint64_t data;
+    const MemoryKeys* memory;
   };
 
   // What the data path needs of a QP, side by side.
   struct SendQueue {
     ibv_qp* qp = nullptr;
     std::uint32_t free = 0;         // work requests that it still takes
-    std::uint32_t record_rkey = 0;  // of the peer's size records
+    std::uint32_t record_rkey = 0;  // of the peer's completion record
     std::uint32_t inline_bytes = 0;
     std::uint8_t device = 0;
     std::uint8_t remote_device = 0;
+    std::uint64_t alone_wr_id = 0;  // of a message alone, but for its ring index
   };
 
   // The head group from the moment when all of its CTS entries are there. Each member's WRITE is formatted as its
   // message comes, for the usual case that the whole group leaves over one QP, a work request a member.
   struct Head {
     std::uint32_t open = 0;  // bit i: member i waits for its message; 0: no group has been looked at
+    bool shuffled = false;   // messages come in another order than the members
+    bool empty = false;      // some are of zero bytes
+    bool silent = false;
+    std::uint8_t device = 0;           // of the QP that will carry the group
+    const std::byte* place = nullptr;  // the lowest open member's CTS entry,
+    SendRequest* request = nullptr;    // request
+    Work* work = nullptr;              // and work request
+    std::uint64_t bytes = 0;           // that have come,
+    std::uint64_t room = 0;            // and that fit into the buffers for them
+    std::size_t key_offset = 0;        // from an entry to the key for the QP
+    std::uint64_t wr_id = 0;           // of work requests that are reported only if they fail
     std::uint32_t group_size = 0;
-    std::uint32_t index = 0;      // ring index of the first member
-    std::uint32_t formatted = 0;  // work requests
-    std::uint64_t bytes = 0;
-    std::uint64_t unfilled = 0;  // bytes of the buffers that stay as they are
-    const std::byte* entries = nullptr;
-    std::size_t key_offset = 0;  // from an entry to the key for the QP that will carry the group
-    std::uint64_t wr_id = 0;     // of work requests that are reported only if they fail
-    std::uint8_t device = 0;     // of that QP
+    std::uint32_t index = 0;  // ring index of the first member
   };
 
   // A group that takes more: stripes, pieces, or more room than its QP has. It waits here for room, one at a time.
   struct Posting {
     bool active = false;
-    wire::SizeSource sizes = wire::SizeSource::kPosted;
+    bool silent = false;
+    bool tells_sizes = false;        // by a record, on the first part
     std::uint32_t first_member = 0;  // number of the group's first member
     std::uint32_t group_size = 0;
     std::uint32_t parts = 1;
@@ -87,12 +104,23 @@ class SendComm final : public Comm {
     std::uint32_t part = 0;  // where we are: part, member, bytes of the member's stripe already posted
     std::uint32_t member = 0;
     std::uint64_t stripe_done = 0;
+    std::uint64_t part_bytes = 0;
+    bool record_written = false;  // of this part
+    std::array<Source, wire::kMaxGroup> sources;
+  };
+
+  // What our control memory has behind the CTS ring: sources of what the receiver is told.
+  struct Shadow {
+    std::uint64_t size[wire::kRingEntries];
+    std::uint64_t taken;
+    std::uint64_t landing;  // where the old values of arrival words go; nobody reads them
   };
 
   // Work requests posted with one doorbell.
   static constexpr std::uint32_t kBatch = 16;
 
   const void* written_by_peer() const override { return control_.data(); }
+  std::uint32_t capabilities() const override;
 
   SendComm(Context& context, Endpoint endpoint, ControlMemory control, std::size_t remote_devices);
 
@@ -105,48 +133,91 @@ class SendComm final : public Comm {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE) == member + 1;
   }
   std::uint32_t remote_key(std::uint32_t index, std::size_t remote_device) const;
-  wire::SizeRecord& record_shadow() const;
+  Shadow& shadow() const { return *reinterpret_cast<Shadow*>(control_.data() + entry_bytes_ * wire::kRingEntries); }
 
-  Request* send_single(std::uint32_t index, const void* data, std::size_t bytes, int tag, const MemoryKeys& memory);
+  ErrorKind send_single(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
+  ErrorKind begin_group(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                        void** request) noexcept;
+  ErrorKind send_member(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                        void** request) noexcept;
+  ErrorKind send_shuffled(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                          void** request) noexcept;
+  ErrorKind take(std::uint32_t then_open, const void* data, std::size_t bytes, const MemoryKeys& memory,
+                 void** out) noexcept;
+  void point_at(std::uint32_t member);
   bool open_group(std::uint32_t index);
-  Request* find_member(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory);
-  Request* take(std::uint32_t member, const void* data, std::size_t bytes, const MemoryKeys& memory);
-  void post_group(SendRequest& first);
-  void post_last(SendRequest& first, SendQueue& queue, std::uint32_t queue_index, ibv_send_wr& last,
-                 const wire::Immediate& immediate, std::uint32_t count, std::uint32_t group_size);
+  void move_head(std::uint32_t member) {
+    head_ = member;
+    head_entry_ = control_.data() + wire::ring_index(member) * entry_bytes_;
+  }
+  ErrorKind post_group() noexcept;
+  std::uint32_t close_group(SendQueue& queue, std::uint32_t count, std::uint32_t member, bool full);
+  void post(SendQueue& queue, std::uint32_t count, std::uint64_t wr_id);
+
+  // The work requests that can close a part of a group; `work_[at]` takes each.
+  void write_record(std::uint32_t at, const SendQueue& queue, std::uint32_t index, std::uint32_t group_size);
+  void write_nothing(std::uint32_t at, const SendQueue& queue);
+  void write_taken(std::uint32_t at, const SendQueue& queue);
+  void add_arrival(std::uint32_t at, const SendQueue& queue, std::uint32_t index, std::uint64_t addend);
+  void carry_immediate(std::uint32_t at, const wire::Immediate& immediate);
+
   void tell_sizes(std::uint32_t index, std::uint32_t group_size) const;
-  void post(SendQueue& queue, ibv_send_wr& last);
   bool separates_completion(std::uint64_t bytes) const {
     return adaptive_routing_ && bytes > adaptive_routing_threshold_;
   }
-  bool finish_posting();
+  // Whether a silent group is the one in so many that tells how far we are.
+  bool tells_taken();
+  bool may_send();
   bool refuse_entry();
+  ErrorKind refuse_size(std::size_t bytes, const wire::CtsHead& wanted) noexcept;
+  ErrorKind starve() noexcept;
   void fail_send(const ibv_wc& completion);
-  Request* refuse_size(std::size_t bytes, const wire::CtsHead& wanted);
+  static ErrorKind drive(SendRequest& request, int* done, int* sizes) noexcept;
+  static ErrorKind take_in(SendRequest& request, int* done, int* sizes, int taken) noexcept;
+  static ErrorKind retire(SendRequest& request, int* done, int* sizes) noexcept;
+  // Takes in a completion if it is of the plainest kind.
+  bool complete_plain(const ibv_wc& completion);
+  void complete(const ibv_wc& completion);
+  void attend(int taken);
+
   void start_posting(std::uint32_t first_member, std::uint32_t group_size);
   void continue_posting();
-  bool next_piece(const SendQueue& queue, ibv_send_wr& work, ibv_sge& segment);
-  void finish_part(const SendQueue& queue, ibv_send_wr& work, ibv_sge& segment, std::uint32_t index,
-                   std::uint32_t group_size, wire::SizeSource sizes);
+  bool next_piece(const SendQueue& queue, std::uint32_t at);
+  bool next_closing(const SendQueue& queue, std::uint32_t at);
   std::uint64_t stripe_begin(std::uint64_t bytes, std::uint32_t part) const;
-  void complete(const ibv_wc& completion);
 
   const std::size_t entry_bytes_;
   const std::size_t ready_offset_;
-  std::uint32_t head_ = 0;  // number of the head group's first member
-  Head group_;
+  const std::byte* head_entry_ = nullptr;  // the head group's first CTS entry
+  std::uint32_t head_ = 0;                 // and its number
   std::uint32_t next_queue_ = 0;
+  std::uint64_t messages_ = 0;  // sent
+  std::uint64_t bytes_ = 0;
+  std::uint64_t single_bytes_ = 0;  // messages alone below this take one work request
+  Head group_;
+  std::uint32_t queue_count_ = 0;
   std::uint32_t max_piece_bytes_ = 0;
+  std::uint32_t silent_untold_ = 0;  // silent groups since the receiver was told how far we are
+  bool atomic_ = false;
   bool adaptive_routing_ = false;
   std::uint64_t adaptive_routing_threshold_ = 0;
   std::uint64_t stripe_threshold_ = 0;  // groups of at least this many bytes go over all QPs
   std::uint64_t complex_bytes_ = 0;     // smaller ones go over one QP, a work request a member
-  std::uint64_t record_address_ = 0;    // the peer's size records
+  std::uint64_t record_address_ = 0;    // the peer's completion record
   std::vector<SendQueue> queues_;
   Posting posting_;
-  std::array<ibv_send_wr, kBatch> work_ = {};  // formatted once, linked
-  std::array<ibv_sge, kBatch> segments_ = {};
+  ibv_send_wr single_ = {};  // a message alone, formatted once
+  ibv_sge single_segment_ = {};
+  std::array<Work, kBatch> work_;
   std::array<SendRequest, wire::kRingEntries> requests_;
 };
+
+// wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32-47 work requests that are done
+// with it, 48 whether its part of the group is, 49 whether that is a message alone in one work request.
+constexpr std::uint64_t encode_send_work(std::uint32_t index, std::uint32_t queue, std::uint32_t count,
+                                         bool part_done) {
+  return index | std::uint64_t{queue} << 16 | std::uint64_t{count} << 32 | std::uint64_t{part_done} << 48;
+}
+constexpr std::uint64_t kSendAlone = std::uint64_t{1} << 49;
 
 }  // namespace verbatim

@@ -139,6 +139,11 @@ struct CqCounters {
   Counter completions;                     // found
 };
 
+// Of one thread of the `thread` engine, which alone writes it.
+struct alignas(kCacheLineBytes) EngineCounters {
+  Counter requests;  // send requests that it executed
+};
+
 // What the objects that are gone have counted, and the rare calls.
 struct ProcessCounters {
   std::array<Counter, kVerbNames.size()> calls;

@@ -75,12 +75,14 @@ void* Engine::thread_main(void* engine) {
 }
 
 void Engine::run_thread() {
+  Segment& segment = process_->segment();
+  EngineCounters& counters = segment.engines[segment.engine_threads.fetch_add(1, std::memory_order_relaxed)];
   while (!stopping_.load(std::memory_order_relaxed)) {
     serve_attention();
     serve_alarm();
     const std::uint32_t changes = link_ != nullptr ? link_->changes() : 0;
     if (Qp* qp = next(); qp != nullptr) {
-      run(*qp);
+      run(*qp, &counters);
     } else if (link_ != nullptr && ready_count_.load(std::memory_order_seq_cst) != 0) {
       link_->wait(changes);
     } else {
@@ -220,21 +222,25 @@ Qp* Engine::next() {
   return qp;
 }
 
-void Engine::run(Qp& qp) {
+void Engine::run(Qp& qp, EngineCounters* counters) {
   Step step = Step::kMore;
   std::uint64_t due = 0;
-  std::uint64_t sent = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint32_t requests = 0;
   {
     SharedLockGuard lock(qp.execution, process_->me());
-    const std::uint64_t before = qp.requester.bytes_sent;
+    const std::uint64_t bytes_before = qp.requester.bytes_sent;
+    const std::uint32_t before = qp.requester.sent;
     std::uint64_t quantum = link_ != nullptr ? settings_.quantum_bytes : kTurnBytes;
     for (unsigned done = 0; step == Step::kMore && done < kTurnRequests && quantum > 0; ++done) {
       step = advance(qp, quantum);
     }
     due = step == Step::kLinger ? qp.late.end_ns() : qp.requester.due_ns;
-    sent = qp.requester.bytes_sent - before;
+    bytes_sent = qp.requester.bytes_sent - bytes_before;
+    requests = qp.requester.sent - before;
   }
-  end_run(qp, step, due, sent);
+  if (counters != nullptr) counters->requests.add(requests);
+  end_run(qp, step, due, bytes_sent);
   leave();  // only now: what stop() waits for includes the trace
 }
 
@@ -292,7 +298,7 @@ void Engine::forget(Qp& qp) {
 void Engine::drain() {
   serve_attention();
   while (Qp* qp = next()) {
-    run(*qp);
+    run(*qp, nullptr);
     serve_attention();
   }
 }

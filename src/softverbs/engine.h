@@ -18,6 +18,7 @@ namespace verbatim::softverbs {
 
 class Link;
 class Process;
+struct EngineCounters;
 struct Qp;
 enum class Step;
 
@@ -84,7 +85,7 @@ class Engine {
   void end_readiness(Qp& qp) VERBATIM_REQUIRES(mutex_);
   std::deque<Qp*>::iterator choose() VERBATIM_REQUIRES(mutex_);
   Qp* next();
-  void run(Qp& qp);
+  void run(Qp& qp, EngineCounters* counters);  // nullptr: in a thread of the program's
   void end_run(Qp& qp, Step step, std::uint64_t due_ns, std::uint64_t bytes_sent);
   void serve_attention();
   void stop_lingering(Qp& qp) VERBATIM_REQUIRES(mutex_);

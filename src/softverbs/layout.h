@@ -18,7 +18,7 @@
 namespace verbatim::softverbs {
 
 // Part of the file names: different layouts never meet.
-constexpr std::uint32_t kLayoutVersion = 3;
+constexpr std::uint32_t kLayoutVersion = 4;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // all processes together; a power of two
@@ -286,6 +286,8 @@ struct Segment {
   SharedLock atomics_lock;  // one RDMA atomic at a time: IBV_ATOMIC_HCA
 
   ProcessCounters counters;
+  std::atomic<std::uint32_t> engine_threads;  // so many below
+  EngineCounters engines[kMaxEngines];
 
   SharedPort ports[kMaxDevices];
   SharedContext contexts[kMaxContexts];

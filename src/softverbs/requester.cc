@@ -2,55 +2,27 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <optional>
 
 #include "base/clock.h"
+#include "softverbs/attempt.h"
 #include "softverbs/completion.h"
-#include "softverbs/copier.h"
-#include "softverbs/copy.h"
 #include "softverbs/faults.h"
-#include "softverbs/memory.h"
+#include "softverbs/late_writes.h"
 #include "softverbs/responder.h"
 
 namespace verbatim::softverbs {
 namespace {
 
-// Bytes of one step. A message of 1 MiB is one system call; a longer one lets other QPs and destroyers in between.
-constexpr std::uint64_t kStepBytes = 1U << 20;
-static_assert(kStepBytes % 4096 == 0, "a step holds whole packets of any MTU");
-
 constexpr std::uint32_t kInfiniteRnrRetries = 7;
 constexpr std::uint64_t kNoTimeoutPollNs = kNanosecondsPerMillisecond;  // with timeout 0 nothing is ever given up
 constexpr std::uint64_t kBusyPauseNs = 50'000;
-constexpr unsigned kYieldsForPeerLock = 64;
 
 // The RNR NAK timer field in units of 10 us (InfiniBand specification, volume 1, table 45).
 constexpr std::array<std::uint32_t, 32> kRnrTimers{
     65536, 1,   2,   3,   4,    6,    8,    12,   16,   24,   32,   48,    64,    96,    128,   192,
     256,   384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152};
 constexpr std::uint64_t kRnrTimerUnitNs = 10'000;
-
-enum class Outcome {
-  kProgress,  // this step is done, the message is not
-  kDone,
-  kNotReady,  // RNR NAK
-  kLost,      // no answer
-  kBusy,      // the receiving side is being changed or is stopped; the request was not sent
-  kLater,     // a fault holds it up until Requester::due_ns
-  kFailed,    // see status
-};
-
-struct Attempt {
-  Outcome outcome = Outcome::kDone;
-  ibv_wc_status status = IBV_WC_SUCCESS;
-  std::uint32_t rnr_timer = 0;
-  std::uint32_t packets = 0;
-};
-
-Attempt failed(ibv_wc_status status) {
-  return {Outcome::kFailed, status, 0, 0};
-}
 
 ibv_wc_opcode completion_opcode(std::uint8_t opcode) {
   switch (opcode) {
@@ -68,89 +40,8 @@ ibv_wc_opcode completion_opcode(std::uint8_t opcode) {
   }
 }
 
-bool is_atomic(std::uint8_t opcode) {
-  return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
-}
-
 bool is_request_waiting(const Qp& qp) {
   return qp.requester.sent != qp.sends.posted.load(std::memory_order_acquire);
-}
-
-// Something was sent whose payload may be late: its requests are not complete.
-bool is_anything_late(const Qp& qp) {
-  return qp.requester.sent != qp.sends.executed.load(std::memory_order_relaxed) || !qp.late.empty();
-}
-
-const SendRequest& request_at(const Qp& qp, std::uint32_t position) {
-  return qp.sends.requests[position & qp.sends.mask];
-}
-
-// The sender's bytes of this step, checked against its own memory regions.
-bool local_places(const Qp& qp, std::uint32_t slot, const SendRequest& request, const Packets& packets, Spans& places) {
-  if ((request.flags & IBV_SEND_INLINE) != 0) {
-    const std::uint8_t* bytes = &qp.sends.inline_bytes[std::size_t{slot} * qp.cap.max_inline_data];
-    places.add(reinterpret_cast<std::uintptr_t>(bytes) + packets.offset, packets.bytes);
-    return true;
-  }
-  const bool is_written = request.opcode == IBV_WR_RDMA_READ || is_atomic(request.opcode);
-  const std::uint32_t access = is_written ? std::uint32_t{IBV_ACCESS_LOCAL_WRITE} : 0;
-  const ibv_sge* sges = &qp.sends.sges[std::size_t{slot} * std::max(qp.cap.max_send_sge, 1U)];
-  std::uint64_t skip = packets.offset;
-  std::uint64_t left = packets.bytes;
-  for (std::uint32_t i = 0; i < request.sge_count && left > 0; ++i) {
-    if (skip >= sges[i].length) {
-      skip -= sges[i].length;
-      continue;
-    }
-    const std::uint64_t bytes = std::min<std::uint64_t>(sges[i].length - skip, left);
-    const std::uint64_t begin = translate(qp.process->segment(), {KeyKind::kLocal, sges[i].lkey, qp.pd->handle, access},
-                                          sges[i].addr + skip, bytes);
-    if (begin == 0) return false;
-    places.add(begin, bytes);
-    skip = 0;
-    left -= bytes;
-  }
-  return true;
-}
-
-// Whether the port that the QP sits on is the one that the path leads to.
-bool is_addressed(const ProcessView& process, std::uint32_t device, const ibv_ah_attr& path) {
-  const SharedPort& port = process.segment().ports[device];
-  if (path.is_global == 0) return port.ethernet == 0 && port.lid == path.dlid;
-  return std::any_of(port.gids(), port.gids() + kGidTableLength, [&](const SharedGid& entry) {
-    return entry.valid != 0 && std::memcmp(&entry.gid, &path.grh.dgid, sizeof(ibv_gid)) == 0;
-  });
-}
-
-std::uint64_t quick_bytes(const Qp& qp) {
-  const Settings& settings = qp.process->settings();
-  return settings.threaded || settings.link_gbps != 0 || qp.late.is_enabled()
-             ? 0
-             : std::min<std::uint64_t>(kStepBytes, settings.max_msg_bytes);
-}
-
-bool find_route(Qp& qp) {
-  Requester& requester = qp.requester;
-  Route& route = requester.route;
-  if (route.process && route.qp->qpn.load(std::memory_order_acquire) == requester.dest_qpn) return true;
-  route = {};
-  const std::optional<QpPlace> place = qp.process->registry().find_qpn(requester.dest_qpn);
-  if (!place) return false;
-  std::shared_ptr<ProcessView> process = qp.process->find(*place);
-  if (!process) return false;
-  SharedQp& target = process->segment().qps[place->index];
-  if (!is_addressed(*process, target.device, requester.path)) return false;
-  const bool is_near = process->is_own();
-  requester.peer_slot = place->slot;
-  requester.peer_device = target.device;
-  requester.peer_pid = process->pid();
-  route = {std::move(process), &target, place->index, is_near ? quick_bytes(qp) : 0};
-  return true;
-}
-
-bool is_sent_late(const Qp& qp, const SendRequest& request, std::uint64_t end) {
-  if (!qp.late.is_enabled()) return false;
-  return request.opcode == IBV_WR_RDMA_WRITE || (request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && end != request.length);
 }
 
 Packets next_packets(const Qp& qp, const SendRequest& request) {
@@ -189,83 +80,6 @@ bool takes_receive(const Packets& packets) {
   return is_send ? packets.is_first() : packets.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && packets.is_last();
 }
 
-// Whether nothing passes between the two ports of the route.
-bool is_cut_off(const Qp& qp, Faults* faults) {
-  const Route& route = qp.requester.route;
-  const Segment& peer = route.process->segment();
-  if (peer.impaired.load(std::memory_order_relaxed) != 0 && !is_port_open(peer, route.qp->device, qp.shared->device)) {
-    return true;
-  }
-  return faults != nullptr && faults->states().is_cut_off(qp, *route.process, route.qp->device);
-}
-
-Attempt attempt_of(Answer answer) {
-  switch (answer) {
-    case Answer::kAck:
-    case Answer::kAckAgain:
-      return {Outcome::kDone};
-    case Answer::kSilence:
-      return {Outcome::kLost};
-    case Answer::kReceiverNotReady:
-      return {Outcome::kNotReady};
-    case Answer::kInvalidRequest:
-      return failed(IBV_WC_REM_INV_REQ_ERR);
-    case Answer::kAccessError:
-      return failed(IBV_WC_REM_ACCESS_ERR);
-    case Answer::kOperationalError:
-      return failed(IBV_WC_REM_OP_ERR);
-  }
-  return failed(IBV_WC_GENERAL_ERR);
-}
-
-// Whether there is anybody at the other end; the route leads there.
-bool find_peer(Qp& qp) {
-  if (!find_route(qp)) return false;
-  ProcessView& process = *qp.requester.route.process;
-  if (process.is_own() || process.is_alive(monotonic_ns())) return true;
-  qp.requester.route = {};
-  return false;
-}
-
-// Whether the peer's memory can be written to now; what comes of it when it never can is told by the copy.
-bool is_in_reach(const Qp& qp) {
-  ProcessView& process = *qp.requester.route.process;
-  return process.reach(qp.process->settings()) != ProcessView::Reach::kThroughSegment || is_copier_ready(process);
-}
-
-// Brings one late payload to memory; with the peer's lock held.
-Attempt place(const Qp& qp, const LatePayload& payload, Answer& answer) {
-  const SendRequest& request = request_at(qp, payload.position);
-  Packets packets{};
-  packets.opcode = static_cast<ibv_wr_opcode>(request.opcode);
-  packets.message_bytes = request.length;
-  packets.offset = payload.offset;
-  packets.bytes = payload.bytes;
-  packets.remote_address = request.remote_address;
-  packets.rkey = request.rkey;
-  Spans local;
-  if (!local_places(qp, payload.position & qp.sends.mask, request, packets, local)) return failed(IBV_WC_LOC_PROT_ERR);
-  const Route& route = qp.requester.route;
-  answer = place_payload(*route.process, qp.process->me(), route.index, packets, local);
-  return attempt_of(answer);
-}
-
-// Some of the late payloads come early, in any order; with the peer's lock held. What fails is told in the end.
-void place_some(Qp& qp) {
-  while (!qp.late.empty() && qp.late.toss()) {
-    const LatePayload payload = qp.late.take_any();
-    Answer answer = Answer::kAck;
-    if (place(qp, payload, answer).outcome == Outcome::kDone) continue;
-    qp.late.put_back(payload);
-    return;
-  }
-}
-
-void remember_late(Qp& qp, const Packets& packets) {
-  if (!is_anything_late(qp)) qp.late.choose_end(monotonic_ns());
-  qp.late.add(qp.requester.sent, packets.remote_address + packets.offset, packets.offset, packets.bytes);
-}
-
 // What becomes of a step before it leaves; kDone: it may. `local`: its bytes here.
 Attempt judge(Qp& qp, const SendRequest& request, const Packets& packets, Spans& local) {
   if (const ibv_wc_status status = check_request(qp, request); status != IBV_WC_SUCCESS) return failed(status);
@@ -288,8 +102,7 @@ Attempt judge(Qp& qp, const SendRequest& request, const Packets& packets, Spans&
 // One step of the request at `sent` to the peer, and its answer.
 Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
   Faults* const faults = softverbs::faults();
-  if (!find_peer(qp)) return {Outcome::kLost};
-  if (!is_in_reach(qp)) return {Outcome::kBusy};
+  if (const Outcome found = find_peer(qp); found != Outcome::kDone) return {found};
   const Route& route = qp.requester.route;
   const Incarnation me = qp.process->me();
   if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
@@ -302,7 +115,7 @@ Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
   if (packets.is_late && is_acknowledged) {
     if (answer == Answer::kAck) remember_late(qp, packets);
     qp.requester.late_psn = route.qp->expected_psn;
-    place_some(qp);
+    place_some_late(qp);
   }
   Attempt result = attempt_of(answer);
   result.rnr_timer = route.qp->min_rnr_timer;
@@ -314,44 +127,6 @@ Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
     result.packets = packets.count;
     if (!packets.is_last()) result.outcome = Outcome::kProgress;
   }
-  return result;
-}
-
-// Whether the peer still is where the late payloads found it. One that failed over what came behind them took them.
-bool would_take_late(const Qp& qp, bool may_have_failed) {
-  const SharedQp& peer = *qp.requester.route.qp;
-  const std::uint32_t state = peer.state.load(std::memory_order_relaxed);
-  return peer.qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn &&
-         (state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD ||
-          (may_have_failed && state == IBV_QPS_ERR)) &&
-         is_expected(peer, qp.qp_num, qp.requester.late_psn);
-}
-
-// Brings everything late to memory, in any order. `failing`: the first request that could not be completed.
-Attempt settle(Qp& qp, bool may_have_failed, std::uint32_t& failing) {
-  if (!find_peer(qp)) return {Outcome::kLost};
-  if (!is_in_reach(qp)) return {Outcome::kBusy};
-  const Route& route = qp.requester.route;
-  const Incarnation me = qp.process->me();
-  if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
-  Attempt result{};
-  Answer refusal = Answer::kAck;
-  if (!would_take_late(qp, may_have_failed) || is_cut_off(qp, softverbs::faults())) result.outcome = Outcome::kLost;
-  while (result.outcome != Outcome::kLost && !qp.late.empty()) {
-    const LatePayload payload = qp.late.take_any();
-    if (result.outcome == Outcome::kFailed && static_cast<std::int32_t>(payload.position - failing) >= 0) continue;
-    Answer answer = Answer::kAck;
-    const Attempt placed = place(qp, payload, answer);
-    if (placed.outcome == Outcome::kDone) continue;
-    result = placed;
-    failing = payload.position;
-    refusal = answer;
-    if (placed.outcome == Outcome::kLost) qp.late.put_back(payload);
-  }
-  if (result.outcome == Outcome::kFailed && refusal != Answer::kAck) {
-    refuse_request(*route.process, me, route.index, refusal);
-  }
-  route.qp->lock.unlock(me);
   return result;
 }
 
@@ -443,7 +218,7 @@ Step on_busy(Requester& requester, std::uint64_t now) {
 // Ends all that was sent: in memory, and completed. The step to take when that cannot be done now.
 std::optional<Step> end_late(Qp& qp, bool may_have_failed) {
   std::uint32_t end = qp.requester.sent;
-  const Attempt result = settle(qp, may_have_failed, end);
+  const Attempt result = place_all_late(qp, may_have_failed, end);
   switch (result.outcome) {
     case Outcome::kBusy:
       return on_busy(qp.requester, monotonic_ns());
@@ -461,24 +236,12 @@ std::optional<Step> end_late(Qp& qp, bool may_have_failed) {
   return std::nullopt;
 }
 
-// Without a thread nobody completes anything while the program sleeps until a completion wakes it.
-bool is_sleep_announced(const Qp& qp) {
-  return !qp.process->settings().threaded &&
-         static_cast<const Cq*>(qp.send_cq)->shared->armed.load(std::memory_order_seq_cst) != Armed::kNo;
-}
-
 // With a rate a step ends with the quantum, and with a packet. One that comes again ends where it did: the responder
 // knows a repetition by its last packet.
 std::uint64_t step_bytes(const Qp& qp, std::uint64_t quantum) {
   if (qp.requester.unanswered_bytes != 0) return qp.requester.unanswered_bytes;
   if (qp.process->settings().link_gbps == 0) return kStepBytes;
   return std::min(kStepBytes, round_up(quantum, qp.requester.mtu_bytes));
-}
-
-bool is_late_due(Qp& qp, bool more_to_send) {
-  if (qp.late.is_full()) return true;
-  if (qp.process->settings().threaded) return qp.late.is_over(monotonic_ns());
-  return !more_to_send && (is_sleep_announced(qp) || qp.late.is_last_look());
 }
 
 // Before a request is sent that must find everything before it in memory. The payload of its own last packets may be

@@ -28,7 +28,7 @@ constexpr std::uint32_t kMostMsgBytes = 1U << 31;  // the InfiniBand limit of a 
 
 constexpr std::array kNumbers{
     NumberSetting{"SOFTVERBS_DEVICES", &Settings::devices, 0, kMaxDevices},
-    NumberSetting{"SOFTVERBS_ENGINES", &Settings::engines, 1, 64},
+    NumberSetting{"SOFTVERBS_ENGINES", &Settings::engines, 1, kMaxEngines},
     NumberSetting{"SOFTVERBS_LINK_GBPS", &Settings::link_gbps, 0, 10000},
     NumberSetting{"SOFTVERBS_QUANTUM", &Settings::quantum_bytes, 4096, 1U << 20},
     NumberSetting{"SOFTVERBS_SEED", &Settings::seed, 0, ~0U},

@@ -9,6 +9,7 @@
 namespace verbatim::softverbs {
 
 constexpr std::uint32_t kMaxDevices = 16;
+constexpr std::uint32_t kMaxEngines = 64;
 
 struct Settings {
   bool threaded = true;              // SOFTVERBS_ENGINE=thread|inline

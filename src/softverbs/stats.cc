@@ -135,6 +135,10 @@ ProcessStats read_stats(const Segment& segment) {
   for (std::size_t kind = 0; kind < stats.objects.size(); ++kind) {
     stats.objects[kind] = {counters.objects[kind].created.get(), counters.objects[kind].alive.get()};
   }
+  const std::uint32_t threads = std::min(segment.engine_threads.load(std::memory_order_relaxed), kMaxEngines);
+  for (std::uint32_t thread = 0; thread < threads; ++thread) {
+    stats.engine_requests.push_back(segment.engines[thread].requests.get());
+  }
   return stats;
 }
 
@@ -171,6 +175,11 @@ std::string to_json(const ProcessStats& stats) {
   describe(object, stats.work, stats.doorbells(), 0);
   object.add("polls", stats.polls);
   object.add("empty_polls", stats.empty_polls);
+  std::string engines;
+  for (const std::uint64_t requests : stats.engine_requests) {
+    engines += (engines.empty() ? "" : ", ") + std::to_string(requests);
+  }
+  object.add_text("engine_requests", "[" + engines + "]");
   JsonObject objects(1);
   for (std::size_t kind = 0; kind < stats.objects.size(); ++kind) {
     JsonObject counts(2);

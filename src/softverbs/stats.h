@@ -55,6 +55,7 @@ struct ProcessStats {
   std::uint64_t empty_polls = 0;
   std::array<ObjectStats, kObjectNames.size()> objects;
   std::vector<QpStats> qps;
+  std::vector<std::uint64_t> engine_requests;  // of each thread of the `thread` engine: send requests that it executed
 
   ObjectStats& of(ObjectKind kind) { return objects[static_cast<std::size_t>(kind)]; }
   const ObjectStats& of(ObjectKind kind) const { return objects[static_cast<std::size_t>(kind)]; }

@@ -147,7 +147,9 @@ MrCache::Slot* MrCache::find_cover(const Class& key, std::uintptr_t start, std::
 Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_t start, std::size_t bytes,
                                          std::uint64_t dmabuf_offset) const {
   const bool relaxed = relaxed_ordering_ && request.ordering == MrOrdering::kRelaxed;
-  const unsigned access = kAccess | (relaxed ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U);
+  const bool atomic = request.ordering == MrOrdering::kAtomic;
+  const unsigned access = kAccess | (relaxed ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U) |
+                          (atomic ? unsigned{IBV_ACCESS_REMOTE_ATOMIC} : 0U);
   const auto registered = [&]() -> Result<UniqueMr> {
     void* address = reinterpret_cast<void*>(start);
     if (request.type == MemoryType::kDmaBuf) {

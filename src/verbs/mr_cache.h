@@ -20,7 +20,8 @@ namespace verbatim {
 enum class MemoryType : std::uint8_t { kHost, kCuda, kDmaBuf };
 
 // kStrict is for what the CPU polls or must see in order (CTS rings, completion records): never relaxed ordering.
-enum class MrOrdering : std::uint8_t { kRelaxed, kStrict };
+// kAtomic: strict, and peers may use atomics on it; only where the device has them.
+enum class MrOrdering : std::uint8_t { kRelaxed, kStrict, kAtomic };
 
 // Any byte of a dma-buf. The fd is used during acquire() only. dma-bufs consist of whole pages: `offset` is where the
 // address lies in it, or where the page of the address starts; only these two can be meant, and both are understood.

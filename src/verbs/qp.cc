@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint8_t kMinRnrTimer = 12;
 constexpr std::uint8_t kRnrRetryForever = 7;
 constexpr std::uint8_t kHopLimit = 255;
-// Reads are for flushes only; no device needs more of them under way.
+// Reads are for flushes, atomics for completions; no device gains from more of them under way.
 constexpr int kMostOutstandingReads = 16;
 // Below this, asking for half as many inline bytes gains nothing.
 constexpr std::uint32_t kLeastInlineBytes = 16;
@@ -84,6 +84,14 @@ Status to_init(ibv_qp* qp, const Port& port, std::uint16_t pkey_index) {
                 "ibv_modify_qp to INIT");
 }
 
+std::uint8_t responder_reads(const Device& device) {
+  return outstanding_reads(device.attributes().max_qp_rd_atom);
+}
+
+std::uint8_t initiator_reads(const Device& device) {
+  return outstanding_reads(device.attributes().max_qp_init_rd_atom);
+}
+
 Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path) {
   if (is_ethernet(remote.link_layer) != port.is_roce()) {
     return Error{ErrorKind::kRemote, EPROTONOSUPPORT, "link layers of both ends"};
@@ -93,7 +101,7 @@ Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPat
   attributes.path_mtu = path.mtu;
   attributes.dest_qp_num = remote.qp_num;
   attributes.rq_psn = 0;
-  attributes.max_dest_rd_atomic = outstanding_reads(port.device->attributes().max_qp_rd_atom);
+  attributes.max_dest_rd_atomic = responder_reads(*port.device);
   attributes.min_rnr_timer = kMinRnrTimer;
   attributes.ah_attr.dlid = remote.lid;
   attributes.ah_attr.sl = path.service_level;
@@ -111,14 +119,14 @@ Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPat
                 "ibv_modify_qp to RTR");
 }
 
-Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count) {
+Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count, std::uint8_t peer_reads) {
   ibv_qp_attr attributes = {};
   attributes.qp_state = IBV_QPS_RTS;
   attributes.timeout = timeout;
   attributes.retry_cnt = retry_count;
   attributes.rnr_retry = kRnrRetryForever;
   attributes.sq_psn = 0;
-  attributes.max_rd_atomic = outstanding_reads(port.device->attributes().max_qp_init_rd_atom);
+  attributes.max_rd_atomic = std::min(initiator_reads(*port.device), peer_reads);
   return modify(
       qp, *port.device, attributes,
       IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,

@@ -53,12 +53,16 @@ struct QpPath {
 // RESET -> INIT: from here receives may be posted. Peers may write and read, and use atomics where the device has them.
 Status to_init(ibv_qp* qp, const Port& port, std::uint16_t pkey_index);
 
+// READs and atomics at a time that a QP of the device answers, and how many it may have under way itself.
+std::uint8_t responder_reads(const Device& device);
+std::uint8_t initiator_reads(const Device& device);
+
 // INIT -> RTR. sys_errno tells why a peer is out of reach (ETIMEDOUT, ENETUNREACH: no route or neighbour; EINVAL,
 // ENODEV: GID index).
 Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path);
 
-// RTR -> RTS. `timeout` is 4.096 us * 2^timeout.
-Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count);
+// RTR -> RTS. `timeout` is 4.096 us * 2^timeout; `peer_reads` is what the other end answers at a time.
+Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count, std::uint8_t peer_reads);
 
 // Any state -> ERR: outstanding work is flushed.
 Status to_error(ibv_qp* qp, const Device& device);

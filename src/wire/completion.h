@@ -1,5 +1,8 @@
-// How a receiver learns that a group has arrived: one RDMA WRITE_WITH_IMM on each QP that carried a part of it, and,
-// when the immediate cannot tell the sizes, a record of them written into the receiver's memory before it.
+// How a receiver learns that a group has arrived. Each QP that carried a part of it says so behind its data, and when
+// that word cannot tell the sizes, a record of them is written into the receiver's memory before it.
+//   imm:     an RDMA WRITE_WITH_IMM, which takes a posted receive
+//   atomic:  a fetch-and-add to the group's arrival word, which the receiver polls
+//   silent:  nothing (CtsFlags::kSilent), but every so often the number of members that were taken
 #pragma once
 
 #include <cstddef>
@@ -42,9 +45,26 @@ constexpr Immediate decode_immediate(std::uint32_t bits) {
 }
 static_assert(kMaxInFlight == 1U << 8 && kMaxQps == 1U << 7);
 
-// The record ring in the receiver's memory: the bytes that each member really got, at the member's ring entry.
-struct SizeRecord {
-  std::uint64_t size[kRingEntries];
+// The arrival word of a group, 0 when its CTS leaves: every part adds its bytes and a share of kWholeArrival; the first
+// part's share makes up for the others', so that the receiver need not know beforehand how many parts there are.
+constexpr unsigned kArrivalShift = 48;
+constexpr std::uint64_t kArrivalBytesMask = (std::uint64_t{1} << kArrivalShift) - 1;
+constexpr std::uint64_t kWholeArrival = kMaxQps;
+
+constexpr std::uint64_t encode_arrival(std::uint64_t bytes, std::uint32_t part, std::uint32_t parts) {
+  return (part == 0 ? kWholeArrival - (parts - 1) : 1) << kArrivalShift | bytes;
+}
+
+// What the sender writes in the receiver's memory. A group's sizes lie at its members' ring entries, its arrival word
+// at the first of them.
+struct CompletionRecord {
+  std::uint64_t size[kRingEntries];  // bytes that each member really got
+  std::uint64_t taken;               // members whose CTS entries were used, told with silent groups
+  std::uint64_t arrival[kMaxInFlight];
 };
+
+constexpr std::size_t completion_record_bytes(bool atomic) {
+  return atomic ? sizeof(CompletionRecord) : offsetof(CompletionRecord, arrival);
+}
 
 }  // namespace verbatim::wire

@@ -23,12 +23,16 @@ constexpr std::uint32_t ring_index(std::uint32_t member) {
   return member & kRingMask;
 }
 
+// kSilent: the receiver looks at the data itself and wants to hear of no completion.
+enum class CtsFlags : std::uint8_t { kNone = 0, kSilent = 1 };
+
 struct CtsHead {
   std::uint64_t address;  // of the receive buffer
   std::uint64_t size;     // bytes that fit there
   std::uint32_t tag;
   std::uint8_t group_size;  // members of this group, the same in each of them
-  std::uint8_t reserved[3];
+  CtsFlags flags;           // likewise
+  std::uint8_t reserved[2];
 };
 static_assert(sizeof(CtsHead) == 24);
 

@@ -36,6 +36,7 @@ void put_device(Writer& writer, const HelloDevice& device) {
   writer.put(device.mtu);
   writer.put(device.port);
   writer.put(device.gid_index);
+  writer.put(device.responder_reads);
   writer.put_text(device.name);
 }
 
@@ -50,6 +51,7 @@ HelloDevice get_device(Reader& reader) {
   device.mtu = reader.get<std::uint8_t>();
   device.port = reader.get<std::uint8_t>();
   device.gid_index = reader.get<std::uint8_t>();
+  device.responder_reads = reader.get<std::uint8_t>();
   device.name = reader.get_text();
   return device;
 }

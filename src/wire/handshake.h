@@ -32,6 +32,9 @@ struct Header {
 constexpr std::size_t kHeaderBytes = 12;
 constexpr std::size_t kMaxBodyBytes = 8192;  // more than any Hello needs; a longer one is no peer of ours
 
+// Connecting side: what it could do and wants. Accepting side: what it does of that.
+enum Capability : std::uint32_t { kAtomicCompletion = 0x1 };
+
 // One device of an end, as its peer must know it.
 struct HelloDevice {
   std::uint64_t guid = 0;
@@ -43,7 +46,8 @@ struct HelloDevice {
   std::uint8_t mtu = 0;         // enum ibv_mtu: of the active port
   std::uint8_t port = 0;
   std::uint8_t gid_index = 0;
-  std::string name;  // of the verbs device, for people
+  std::uint8_t responder_reads = 0;  // READs and atomics at a time that its QPs answer
+  std::string name;                  // of the verbs device, for people
 };
 
 struct HelloQp {
@@ -57,8 +61,8 @@ struct HelloQp {
 struct Hello {
   Secret secret{};  // of the listen: proof that the handle was really handed over
   PeerIdentity identity;
-  std::uint64_t control_address = 0;  // connecting side: its CTS ring; accepting side: its SizeRecord
-  std::uint32_t capabilities = 0;     // none defined in this version
+  std::uint64_t control_address = 0;  // connecting side: its CTS ring; accepting side: its CompletionRecord
+  std::uint32_t capabilities = 0;     // Capability bits; the accepting side's are those that hold
   std::int16_t traffic_class = -1;    // connecting side: of the communicator, -1 when it has none
   std::string host;                   // for people
   std::vector<HelloDevice> devices;   // 1 to kMaxDevices

@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <iostream>
 
 #include "conformance.h"
 
@@ -111,6 +113,31 @@ Exit Process::wait(Clock::duration limit) {
   pid_ = -1;
   result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return result;
+}
+
+int run_program(int argc, char** argv, const std::function<void(const std::string& option, const char* value)>& take) {
+  ::testing::InitGoogleTest(&argc, argv);
+  std::string role;
+  int api = 0;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string option = argv[i];
+    const char* const value = argv[i + 1];
+    if (option == "--plugin") {
+      options().plugin = value;
+    } else if (option == "--role") {
+      role = value;
+    } else if (option == "--api") {
+      api = std::atoi(value);
+    } else if (take) {
+      take(option, value);
+    }
+  }
+  if (options().plugin.empty()) {
+    std::cerr << argv[0] << ": --plugin PATH is needed\n";
+    return 2;
+  }
+  if (!role.empty()) return run_role(role, api);
+  return RUN_ALL_TESTS();
 }
 
 }  // namespace conformance

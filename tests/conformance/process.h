@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,7 +38,12 @@ class Process {
   verbatim::UniqueFd from_;
 };
 
-// The other process's main: its exit status.
+// The other process's main, of each program its own: its exit status.
 int run_role(const std::string& role, int api);
+
+// A program's main: PROGRAM --plugin PATH [GoogleTest's options] runs the suite, PROGRAM --plugin PATH --role ROLE
+// --api N the role. `take` is given each option beside these with its value.
+int run_program(int argc, char** argv,
+                const std::function<void(const std::string& option, const char* value)>& take = {});
 
 }  // namespace conformance

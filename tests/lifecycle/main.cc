@@ -1,9 +1,5 @@
-// lifecycle --plugin PATH [--connections N] [GoogleTest's options]: the suite.
-// lifecycle --plugin PATH --role ROLE --api N: the other process of a test that needs two.
-#include <gtest/gtest.h>
-
+// The options of run_program, and --connections N.
 #include <cstdlib>
-#include <cstring>
 #include <iostream>
 
 #include "conformance.h"
@@ -41,19 +37,7 @@ int run_role(const std::string& role, int api) {
 }  // namespace conformance
 
 int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  std::string role;
-  int api = 0;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::strcmp(argv[i], "--plugin") == 0) conformance::options().plugin = argv[i + 1];
-    if (std::strcmp(argv[i], "--connections") == 0) conformance::connections() = std::strtoul(argv[i + 1], nullptr, 10);
-    if (std::strcmp(argv[i], "--role") == 0) role = argv[i + 1];
-    if (std::strcmp(argv[i], "--api") == 0) api = std::atoi(argv[i + 1]);
-  }
-  if (conformance::options().plugin.empty()) {
-    std::cerr << "lifecycle: --plugin PATH is needed\n";
-    return 2;
-  }
-  if (!role.empty()) return conformance::run_role(role, api);
-  return RUN_ALL_TESTS();
+  return conformance::run_program(argc, argv, [](const std::string& option, const char* value) {
+    if (option == "--connections") conformance::connections() = std::strtoul(value, nullptr, 10);
+  });
 }

@@ -33,6 +33,7 @@ enum class Order : std::uint32_t {
   kPost,
   kPollSent,
   kPollReceived,
+  kDeregister,
   kStream,
   kEcho,
   kPing,
@@ -114,6 +115,11 @@ class PeerService {
         break;
       case Order::kPollReceived:
         reply.wc = poll_one(endpoint.recv_cq());
+        break;
+      case Order::kDeregister:
+        region_.mr.reset();
+        reply.result = !verbatim::test::find_wrong_byte(range(), request.number);
+        region_.buffer.poison();
         break;
       case Order::kStream:
         stream(endpoint, request.send);
@@ -299,6 +305,15 @@ ibv_wc Peer::poll_sent(std::uint32_t qp) {
 }
 ibv_wc Peer::poll_received(std::uint32_t qp) {
   return ask({.order = Order::kPollReceived, .qp = qp}).wc;
+}
+void Peer::start_deregistering(std::size_t offset, std::size_t length, std::uint64_t seed) {
+  send({.order = Order::kDeregister, .offset = offset, .length = length, .number = seed});
+}
+bool Peer::answers_within(Milliseconds patience) {
+  return readable(socket_.get(), patience);
+}
+bool Peer::await_deregistered() {
+  return await_reply().result != 0;
 }
 void Peer::stream(const SendOptions& remote, std::uint32_t qp) {
   send({.order = Order::kStream, .qp = qp, .send = remote});

@@ -50,6 +50,12 @@ class Peer {
   ibv_wc poll_sent(std::uint32_t qp = 0);
   ibv_wc poll_received(std::uint32_t qp = 0);
 
+  // Deregisters its region, looks whether these bytes hold the pattern, and poisons the region; `await_deregistered`
+  // gives what it saw.
+  void start_deregistering(std::size_t offset, std::size_t length, std::uint64_t seed);
+  bool answers_within(Milliseconds patience);
+  bool await_deregistered();
+
   // Every kind of traffic without pause, with up to a region to write, read and receive, until it is killed or an
   // operation fails. Answers nothing more.
   void stream(const SendOptions& remote, std::uint32_t qp = 0);

@@ -49,7 +49,7 @@ Status Endpoint::connect(const RemoteArea& remote) {
   remote_ = remote;
   if (Status status = to_init(qp_.qp.get(), *port_, 0); !status) return status;
   if (Status status = to_rtr(qp_.qp.get(), *port_, remote.qp, {.mtu = port_->active_mtu}); !status) return status;
-  return to_rts(qp_.qp.get(), *port_, kTimeout, kRetryCount);
+  return to_rts(qp_.qp.get(), *port_, kTimeout, kRetryCount, responder_reads(*port_->device));
 }
 
 Status Endpoint::write(std::size_t offset, std::size_t remote_offset, std::size_t bytes, bool signalled, bool inlined) {

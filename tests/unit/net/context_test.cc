@@ -58,7 +58,7 @@ class ContextTest : public ::testing::Test {
       std::vector<std::uint8_t> target(8);
       const auto memory = link.reg(link.recv(), target);
       const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
-      EXPECT_NE(link.posted([&] { return link.recv().irecv({&buffer, 1}); }), nullptr);
+      EXPECT_NE(link.posted([&] { return link.irecv({&buffer, 1}); }), nullptr);
       begin = std::chrono::steady_clock::now();
       link.context().close(link.recv());
       link.context().close(*send);
@@ -74,7 +74,7 @@ class ContextTest : public ::testing::Test {
     const auto memory = link.reg(link.send(), source);
     const auto end = std::chrono::steady_clock::now() + limit;
     while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) {
-      EXPECT_EQ(link.send().isend(source.data(), source.size(), 0, *memory), nullptr);
+      EXPECT_EQ(link.isend(source.data(), source.size(), 0, *memory), nullptr);
     }
     return link.send().error() != nullptr;
   }
@@ -174,7 +174,7 @@ TEST_F(ContextTest, AReceiverWhoseSenderHasClosedIsTold) {
   std::vector<std::uint8_t> target(8);
   const auto memory = link.reg(link.recv(), target);
   const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
-  ASSERT_NE(link.posted([&] { return link.recv().irecv({&buffer, 1}); }), nullptr);
+  ASSERT_NE(link.posted([&] { return link.irecv({&buffer, 1}); }), nullptr);
   link.context().close(link.send());
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   while (link.recv().error() == nullptr && std::chrono::steady_clock::now() < end) link.recv().progress();
@@ -190,10 +190,10 @@ TEST_F(ContextTest, WhatArrivedBeforeThePeerClosedIsDelivered) {
   const auto send_memory = link.reg(link.send(), source);
   const auto recv_memory = link.reg(link.recv(), target);
   const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
-  Request* receive = link.posted([&] { return link.recv().irecv({&buffer, 1}); });
-  Request* send = link.posted([&] { return link.send().isend(source.data(), source.size(), 0, *send_memory); });
+  Request* receive = link.posted([&] { return link.irecv({&buffer, 1}); });
+  Request* send = link.posted([&] { return link.isend(source.data(), source.size(), 0, *send_memory); });
   ASSERT_TRUE(link.wait(send));
-  link.send().retire(*send);
+  link.taken_back(send);
   link.context().close(link.send());
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   while (receive->state != RequestState::kDone && std::chrono::steady_clock::now() < end) link.recv().progress();
@@ -217,19 +217,19 @@ TEST_F(ContextTest, AllThatArrivedBeforeThePeerClosedIsDelivered) {
   std::vector<Request*> receives;
   std::vector<Request*> sends;
   for (std::size_t i = 0; i < kMessages; ++i) {
-    receives.push_back(link.recv().irecv({&buffer, 1}));
+    receives.push_back(link.irecv({&buffer, 1}));
     ASSERT_NE(receives.back(), nullptr);
   }
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (sends.size() < kMessages && std::chrono::steady_clock::now() < end) {
-    if (Request* send = link.send().isend(source.data(), source.size(), 0, *send_memory)) sends.push_back(send);
+    if (Request* send = link.isend(source.data(), source.size(), 0, *send_memory)) sends.push_back(send);
     link.send().progress();
   }
   ASSERT_EQ(sends.size(), kMessages);
   for (Request* send : sends) {
     while (send->state != RequestState::kDone && std::chrono::steady_clock::now() < end) link.send().progress();
     ASSERT_EQ(send->state, RequestState::kDone);
-    link.send().retire(*send);
+    link.taken_back(send);
   }
   link.context().close(link.send());
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -254,7 +254,7 @@ TEST_F(ContextTest, AnEndWithWorkOutstandingIsAbortedAtOnce) {
     std::vector<std::uint8_t> target(8);
     const auto memory = link.reg(link.recv(), target);
     const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
-    ASSERT_NE(link.posted([&] { return link.recv().irecv({&buffer, 1}); }), nullptr);
+    ASSERT_NE(link.posted([&] { return link.irecv({&buffer, 1}); }), nullptr);
     EXPECT_FALSE(link.recv().quiet());
     link.context().close(link.recv());
   }

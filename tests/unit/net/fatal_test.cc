@@ -18,13 +18,13 @@ TEST(DeviceFatal, EndsWhatIsIdleAndWhatIsPending) {
   const auto recv_memory = busy.reg(busy.recv(), target);
   const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
   for (int i = 0; i < 2; ++i) {
-    ASSERT_NE(busy.posted([&] { return busy.recv().irecv({&buffer, 1}); }), nullptr);
+    ASSERT_NE(busy.posted([&] { return busy.irecv({&buffer, 1}); }), nullptr);
   }
   const auto end = std::chrono::steady_clock::now() + Link::kPatience;
   const auto all_failed = [&] { return idle.send().error() && idle.recv().error() && busy.recv().error(); };
   while (!all_failed() && std::chrono::steady_clock::now() < end) {
     // It has nothing outstanding that could complete: the device's event alone can tell it.
-    EXPECT_EQ(idle.send().isend(source.data(), source.size(), 0, *send_memory), nullptr);
+    EXPECT_EQ(idle.isend(source.data(), source.size(), 0, *send_memory), nullptr);
     idle.recv().progress();
     busy.recv().progress();
   }

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -14,6 +16,14 @@
 #include "net/send_comm.h"
 
 namespace verbatim {
+
+// One member of a grouped receive.
+struct RecvBuffer {
+  void* data;
+  std::size_t bytes;
+  int tag;
+  MemoryHandle* memory;
+};
 
 class Link {
  public:
@@ -66,6 +76,37 @@ class Link {
     return handle ? std::move(*handle) : nullptr;
   }
 
+  // nullptr: not yet, or the comm has failed.
+  Request* isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory) {
+    void* request = nullptr;
+    const ErrorKind result = send().isend(data, bytes, tag, memory, &request);
+    EXPECT_EQ(result == ErrorKind::kNone, send().error() == nullptr);
+    return static_cast<Request*>(request);
+  }
+  Request* irecv(std::span<const RecvBuffer> buffers, bool optional_completion = false) {
+    void* data[wire::kMaxGroup];
+    std::size_t sizes[wire::kMaxGroup];
+    int tags[wire::kMaxGroup];
+    void* handles[wire::kMaxGroup];
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      data[i] = buffers[i].data;
+      sizes[i] = buffers[i].bytes;
+      tags[i] = buffers[i].tag;
+      handles[i] = buffers[i].memory;
+    }
+    void* request = optional_completion ? kOptionalCompletion : nullptr;
+    const ErrorKind result =
+        recv().irecv<std::size_t>(static_cast<int>(buffers.size()), data, sizes, tags, handles, &request);
+    EXPECT_EQ(result == ErrorKind::kNone, recv().error() == nullptr);
+    return static_cast<Request*>(request);
+  }
+  // Takes back a request that is done: the sizes that test reports.
+  std::array<int, wire::kMaxGroup> taken_back(Request* request) {
+    if (auto known = tested_.extract(request)) return known.mapped();
+    EXPECT_TRUE(test(request));
+    return tested_.extract(request).mapped();
+  }
+
   // Repeats `post` until it yields a request.
   template <typename Post>
   Request* posted(Post post) {
@@ -79,17 +120,35 @@ class Link {
     return nullptr;
   }
 
-  bool wait(const Request* request) {
+  bool wait(Request* request) {
     const auto end = std::chrono::steady_clock::now() + kPatience;
-    while (request->state != RequestState::kDone && std::chrono::steady_clock::now() < end) {
+    // An arrival word is looked at by the test of its own request alone.
+    const auto done = [&] {
+      return request->kind == RequestKind::kRecvAtomic ? test(request) : request->state == RequestState::kDone;
+    };
+    bool is_done = done();
+    while (!is_done && std::chrono::steady_clock::now() < end) {
       send_->progress();
       recv_->progress();
       if (send_->error() != nullptr || recv_->error() != nullptr) break;
+      is_done = done();
     }
-    return request->state == RequestState::kDone;
+    return is_done;
   }
 
  private:
+  bool test(Request* request) {
+    std::array<int, wire::kMaxGroup>& sizes = tested_[request];
+    const auto test = request->kind == RequestKind::kSend   ? SendComm::test
+                      : request->kind == RequestKind::kRecv ? RecvComm::test
+                                                            : RecvComm::test_atomic;
+    int done = 0;
+    test(*request, &done, sizes.data());
+    if (done == 0) tested_.erase(request);
+    return done == 1;
+  }
+
+  std::map<Request*, std::array<int, wire::kMaxGroup>> tested_;  // done, and not yet asked for
   Context* context_ = nullptr;
   SendComm* send_ = nullptr;
   RecvComm* recv_ = nullptr;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstdlib>
 #include <string_view>
 
@@ -17,7 +18,7 @@ class TransferTest : public ::testing::Test {
  protected:
   void TearDown() override {
     for (const char* name : {"VERBATIM_QPS_PER_CONNECTION", "VERBATIM_SPLIT_DATA_ON_QPS", "VERBATIM_ADAPTIVE_ROUTING",
-                             "VERBATIM_MAX_RECVS"}) {
+                             "VERBATIM_MAX_RECVS", "VERBATIM_COMPLETION"}) {
       ::unsetenv(name);
     }
   }
@@ -30,14 +31,12 @@ class TransferTest : public ::testing::Test {
     const auto send_memory = link.reg(link.send(), source);
     const auto recv_memory = link.reg(link.recv(), target);
     const RecvBuffer buffer{target.data() + kGuardBytes, capacity, 7, recv_memory.get()};
-    Request* receive = link.posted([&] { return link.recv().irecv({&buffer, 1}); });
-    Request* send = link.posted([&] { return link.send().isend(source.data(), bytes, 7, *send_memory); });
+    Request* receive = link.posted([&] { return link.irecv({&buffer, 1}); });
+    Request* send = link.posted([&] { return link.isend(source.data(), bytes, 7, *send_memory); });
     ASSERT_TRUE(link.wait(send));
     ASSERT_TRUE(link.wait(receive));
-    std::uint64_t sizes[wire::kMaxGroup] = {};
-    EXPECT_EQ(link.recv().retire_recv(*receive, sizes), 1U);
-    EXPECT_EQ(sizes[0], bytes);
-    EXPECT_EQ(link.send().retire(*send), bytes);
+    EXPECT_EQ(link.taken_back(receive)[0], static_cast<int>(bytes));
+    EXPECT_EQ(link.taken_back(send)[0], static_cast<int>(bytes));
     EXPECT_EQ(std::memcmp(target.data() + kGuardBytes, source.data(), bytes), 0);
     for (std::size_t i = 0; i < kGuardBytes; ++i) ASSERT_EQ(target[i], 0xee) << i;
     for (std::size_t i = kGuardBytes + bytes; i < target.size(); ++i) ASSERT_EQ(target[i], 0xee) << i;
@@ -47,7 +46,10 @@ class TransferTest : public ::testing::Test {
 TEST_F(TransferTest, EverySizeArrivesOnEveryNumberOfQps) {
   for (const char* qps : {"1", "2", "3", "8"}) {
     for (const char* split : {"0", "1"}) {
-      for (const char* adaptive : {"0", "1"}) {
+      for (const char* adaptive : {"0", "1", "atomic"}) {
+        const bool atomic = std::string_view(adaptive) == "atomic";
+        ::setenv("VERBATIM_COMPLETION", atomic ? "atomic" : "imm", 1);
+        if (atomic) adaptive = "auto";
         ::setenv("VERBATIM_QPS_PER_CONNECTION", qps, 1);
         ::setenv("VERBATIM_SPLIT_DATA_ON_QPS", split, 1);
         ::setenv("VERBATIM_ADAPTIVE_ROUTING", adaptive, 1);
@@ -97,14 +99,12 @@ TEST_F(TransferTest, MoreThanFourGibibytesArriveWhole) {
     ASSERT_TRUE(send_memory);
     ASSERT_TRUE(recv_memory);
     const RecvBuffer buffer{target, kBytes, 0, recv_memory->get()};
-    Request* receive = link.posted([&] { return link.recv().irecv({&buffer, 1}); });
-    Request* send = link.posted([&] { return link.send().isend(source, kBytes - 1, 0, **send_memory); });
+    Request* receive = link.posted([&] { return link.irecv({&buffer, 1}); });
+    Request* send = link.posted([&] { return link.isend(source, kBytes - 1, 0, **send_memory); });
     ASSERT_TRUE(link.wait(send));
     ASSERT_TRUE(link.wait(receive));
-    std::uint64_t sizes[wire::kMaxGroup] = {};
-    EXPECT_EQ(link.recv().retire_recv(*receive, sizes), 1U);
-    EXPECT_EQ(sizes[0], kBytes - 1);
-    EXPECT_EQ(link.send().retire(*send), kBytes - 1);
+    EXPECT_EQ(link.taken_back(receive)[0], INT_MAX);  // all that the interface can say
+    EXPECT_EQ(link.taken_back(send)[0], INT_MAX);
   }
   for (std::size_t at = 0; at < kBytes - 1; at += kWindowBytes) {
     ASSERT_EQ(std::memcmp(target + at, content.data(), std::min(kWindowBytes, kBytes - 1 - at)), 0) << at;
@@ -131,25 +131,24 @@ TEST_F(TransferTest, AsManyReceivesAsPromisedAndNoMore) {
   for (std::uint32_t i = 0; i < wire::kMaxInFlight; ++i) {
     source[i] = 1000 + i;
     const RecvBuffer buffer{&target[i], sizeof target[i], 0, recv_memory.get()};
-    receives.push_back(link.posted([&] { return link.recv().irecv({&buffer, 1}); }));
+    receives.push_back(link.posted([&] { return link.irecv({&buffer, 1}); }));
   }
   const RecvBuffer one_more{&target.back(), sizeof target[0], 0, recv_memory.get()};
-  EXPECT_EQ(link.recv().irecv({&one_more, 1}), nullptr);
+  EXPECT_EQ(link.irecv({&one_more, 1}), nullptr);
   EXPECT_EQ(link.recv().error(), nullptr);
 
   std::vector<Request*> sends;
   for (std::uint32_t i = 0; i < wire::kMaxInFlight; ++i) {
-    sends.push_back(link.posted([&] { return link.send().isend(&source[i], sizeof source[i], 0, *send_memory); }));
+    sends.push_back(link.posted([&] { return link.isend(&source[i], sizeof source[i], 0, *send_memory); }));
   }
-  std::uint64_t sizes[wire::kMaxGroup] = {};
   for (std::uint32_t i = 0; i < wire::kMaxInFlight; ++i) {
     ASSERT_TRUE(link.wait(receives[i]));
     ASSERT_TRUE(link.wait(sends[i]));
     EXPECT_EQ(target[i], 1000 + i);
-    link.recv().retire_recv(*receives[i], sizes);
-    link.send().retire(*sends[i]);
+    link.taken_back(receives[i]);
+    link.taken_back(sends[i]);
   }
-  EXPECT_NE(link.recv().irecv({&one_more, 1}), nullptr);
+  EXPECT_NE(link.irecv({&one_more, 1}), nullptr);
 }
 
 TEST_F(TransferTest, GroupsTakeTheirMembersByTag) {
@@ -167,31 +166,93 @@ TEST_F(TransferTest, GroupsTakeTheirMembersByTag) {
         target[i * 8] = 0;
         buffers.push_back({&target[i * 8], 32, static_cast<int>(100 + i), recv_memory.get()});
       }
-      Request* receive = link.posted([&] { return link.recv().irecv(buffers); });
+      Request* receive = link.posted([&] { return link.irecv(buffers); });
       std::vector<Request*> sends;
       for (std::uint32_t i = 0; i < size; ++i) {
         const std::uint32_t member = (i + shift) % size;
         source[member * 8] = round * 16 + member + 1;
         const std::size_t bytes = member % 3 == 2 ? 0 : 4 * (1 + member % 8);  // short, empty and full ones
-        sends.push_back(link.posted([&] {
-          return link.send().isend(&source[member * 8], bytes, static_cast<int>(100 + member), *send_memory);
-        }));
+        sends.push_back(link.posted(
+            [&] { return link.isend(&source[member * 8], bytes, static_cast<int>(100 + member), *send_memory); }));
         ASSERT_NE(sends.back(), nullptr);
       }
       ASSERT_TRUE(link.wait(receive));
       for (Request* send : sends) {
         ASSERT_TRUE(link.wait(send));
-        link.send().retire(*send);
+        link.taken_back(send);
       }
-      std::uint64_t sizes[wire::kMaxGroup] = {};
-      ASSERT_EQ(link.recv().retire_recv(*receive, sizes), size);
+      const auto sizes = link.taken_back(receive);
       for (std::uint32_t member = 0; member < size; ++member) {
         const bool empty = member % 3 == 2;
-        EXPECT_EQ(sizes[member], empty ? 0 : 4 * (1 + member % 8));
+        EXPECT_EQ(sizes[member], empty ? 0 : static_cast<int>(4 * (1 + member % 8)));
         EXPECT_EQ(target[member * 8], empty ? 0 : round * 16 + member + 1);
       }
     }
   }
+}
+
+// A receive whose completion NCCL does not want is done at once, and its data comes all the same.
+TEST_F(TransferTest, OptionalReceivesAreDoneAtOnce) {
+  for (const char* completion : {"imm", "atomic"}) {
+    for (const char* qps : {"1", "4"}) {
+      ::setenv("VERBATIM_COMPLETION", completion, 1);
+      ::setenv("VERBATIM_QPS_PER_CONNECTION", qps, 1);
+      ::setenv("VERBATIM_SPLIT_DATA_ON_QPS", "1", 1);
+      Link link;
+      ASSERT_NO_FATAL_FAILURE(link.connect());
+      std::vector<std::uint64_t> source(1);
+      std::vector<std::uint64_t> target(1);
+      const auto send_memory = link.reg(link.send(), source);
+      const auto recv_memory = link.reg(link.recv(), target);
+      const RecvBuffer buffer{target.data(), sizeof target[0], 7, recv_memory.get()};
+      for (std::uint64_t i = 1; i <= 5 * wire::kMaxInFlight; ++i) {
+        // Most are optional, in runs of every length; the others wait for their data.
+        const bool optional = i % 11 != 0;
+        Request* receive = link.posted([&] { return link.irecv({&buffer, 1}, optional); });
+        ASSERT_NE(receive, nullptr) << i;
+        if (optional) {
+          ASSERT_EQ(receive->state, RequestState::kDone);
+          EXPECT_EQ(link.taken_back(receive)[0], 8);
+        }
+        source[0] = i;
+        Request* send = link.posted([&] { return link.isend(source.data(), sizeof source[0], 7, *send_memory); });
+        ASSERT_NE(send, nullptr) << i;
+        ASSERT_TRUE(link.wait(send));
+        link.taken_back(send);
+        if (!optional) {
+          ASSERT_TRUE(link.wait(receive)) << i;
+          EXPECT_EQ(link.taken_back(receive)[0], 8);
+        }
+        const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+        while (__atomic_load_n(target.data(), __ATOMIC_ACQUIRE) != i && std::chrono::steady_clock::now() < end)
+          continue;
+        ASSERT_EQ(target[0], i);
+      }
+      EXPECT_EQ(link.recv().error(), nullptr);
+    }
+  }
+}
+
+// A caller that posts optional receives as long as it may: no more than a ring of them without a word of the sender.
+TEST_F(TransferTest, OptionalReceivesDoNotOverrunTheSender) {
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> target(8);
+  const auto recv_memory = link.reg(link.recv(), target);
+  const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
+  std::uint32_t posted = 0;
+  for (int idle = 0; idle < 1000; ++idle) {
+    Request* receive = link.irecv({&buffer, 1}, true);
+    if (receive == nullptr) {
+      link.recv().progress();
+      continue;
+    }
+    link.taken_back(receive);
+    idle = 0;
+    ASSERT_LE(++posted, wire::kMaxInFlight);
+  }
+  EXPECT_EQ(posted, wire::kMaxInFlight);
+  EXPECT_EQ(link.recv().error(), nullptr);
 }
 
 TEST_F(TransferTest, ASendThatDoesNotFitIsAnErrorThatStays) {
@@ -202,14 +263,14 @@ TEST_F(TransferTest, ASendThatDoesNotFitIsAnErrorThatStays) {
   const auto send_memory = link.reg(link.send(), source);
   const auto recv_memory = link.reg(link.recv(), target);
   const RecvBuffer buffer{target.data(), 50, 0, recv_memory.get()};
-  ASSERT_NE(link.posted([&] { return link.recv().irecv({&buffer, 1}); }), nullptr);
+  ASSERT_NE(link.posted([&] { return link.irecv({&buffer, 1}); }), nullptr);
   const auto end = std::chrono::steady_clock::now() + Link::kPatience;
   while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) {
-    ASSERT_EQ(link.send().isend(source.data(), 51, 0, *send_memory), nullptr);
+    ASSERT_EQ(link.isend(source.data(), 51, 0, *send_memory), nullptr);
   }
   ASSERT_NE(link.send().error(), nullptr);
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kUsage);
-  EXPECT_EQ(link.send().isend(source.data(), 50, 0, *send_memory), nullptr);
+  EXPECT_EQ(link.isend(source.data(), 50, 0, *send_memory), nullptr);
 }
 
 TEST_F(TransferTest, AWrongRemoteKeyFailsBothEnds) {
@@ -219,11 +280,12 @@ TEST_F(TransferTest, AWrongRemoteKeyFailsBothEnds) {
   std::vector<std::uint8_t> target(100);
   const auto send_memory = link.reg(link.send(), source);
   const auto recv_memory = link.reg(link.recv(), target);
-  MemoryKeys wrong = *recv_memory;
+  MemoryHandle wrong;
+  static_cast<MemoryKeys&>(wrong) = *recv_memory;
   wrong.rkey[0] ^= 0x00ffff00;
   const RecvBuffer buffer{target.data(), 100, 0, &wrong};
-  Request* receive = link.posted([&] { return link.recv().irecv({&buffer, 1}); });
-  Request* send = link.posted([&] { return link.send().isend(source.data(), 100, 0, *send_memory); });
+  Request* receive = link.posted([&] { return link.irecv({&buffer, 1}); });
+  Request* send = link.posted([&] { return link.isend(source.data(), 100, 0, *send_memory); });
   EXPECT_FALSE(link.wait(send));
   const auto end = std::chrono::steady_clock::now() + Link::kPatience;
   while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) link.send().progress();
@@ -248,7 +310,9 @@ TEST_F(TransferTest, FlushesOfDeviceMemoryComplete) {
   }
   for (Request* flush : flushes) {
     ASSERT_TRUE(link.wait(flush));
-    link.recv().retire_flush(*flush);
+    int done = 0;
+    EXPECT_EQ(RecvComm::test_flush(*flush, &done), ErrorKind::kNone);
+    EXPECT_EQ(done, 1);
   }
   Request* again = link.recv().iflush(target.data(), *device);
   ASSERT_NE(again, nullptr);

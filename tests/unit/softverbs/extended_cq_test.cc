@@ -13,27 +13,40 @@ namespace {
 constexpr std::uint64_t kTimestamp = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
 constexpr std::uint64_t kWallclock = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
+std::uint64_t nanoseconds(const timespec& time) {
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(time.tv_nsec);
+}
+
 std::uint64_t now_ns(clockid_t clock) {
   timespec now{};
   clock_gettime(clock, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+  return nanoseconds(now);
+}
+
+// A call that makes something makes nothing, and says why.
+template <typename Call>
+void expect_refused(Call call, int error) {
+  errno = 0;
+  EXPECT_EQ(call(), nullptr);
+  EXPECT_EQ(errno, error);
 }
 
 class ExtendedCq : public testing::Test {
  protected:
-  ibv_cq_ex* try_create(ibv_cq_init_attr_ex attr) {
+  static ibv_cq_init_attr_ex wanted(std::uint64_t fields, std::uint32_t mask = 0, std::uint32_t flags = 0) {
+    ibv_cq_init_attr_ex attr{};
     attr.cqe = 16;
-    errno = 0;
-    return ibv_create_cq_ex(device.context.get(), &attr);
+    attr.wc_flags = fields;
+    attr.comp_mask = mask;
+    attr.flags = flags;
+    return attr;
   }
+
+  ibv_cq_ex* try_create(ibv_cq_init_attr_ex attr) { return ibv_create_cq_ex(device.context.get(), &attr); }
 
   // Owned by `owner`.
   ibv_cq_ex* create(std::uint64_t fields, std::uint32_t flags = 0) {
-    ibv_cq_init_attr_ex attr{};
-    attr.wc_flags = fields;
-    attr.flags = flags;
-    attr.comp_mask = flags != 0 ? IBV_CQ_INIT_ATTR_MASK_FLAGS : 0;
-    ibv_cq_ex* const cq = try_create(attr);
+    ibv_cq_ex* const cq = try_create(wanted(fields, flags != 0 ? IBV_CQ_INIT_ATTR_MASK_FLAGS : 0, flags));
     if (cq == nullptr) throw std::runtime_error("ibv_create_cq_ex failed");
     owner.reset(ibv_cq_ex_to_cq(cq));
     return cq;
@@ -62,6 +75,17 @@ class ExtendedCq : public testing::Test {
     return result;
   }
 
+  // A batch for each of the next `count` completions. `look` is called in it.
+  template <typename Look>
+  void read_each(ibv_cq_ex* cq, int count, Look look) {
+    for (int entry = 0; entry < count; ++entry) {
+      SCOPED_TRACE(entry);
+      ASSERT_EQ(start(cq), 0);
+      look();
+      ibv_end_poll(cq);
+    }
+  }
+
   Device device = open_device();
   Region region{device.pd.get(), 1024};
   Cq owner;
@@ -72,8 +96,7 @@ TEST_F(ExtendedCq, GivesEveryFieldOfAReceive) {
   ibv_cq_ex* const cq = create(IBV_WC_STANDARD_FLAGS);
   send(1);
   bool was_received = false;
-  for (int entry = 0; entry < 2; ++entry) {
-    ASSERT_EQ(start(cq), 0);
+  read_each(cq, 2, [&] {
     EXPECT_EQ(cq->status, IBV_WC_SUCCESS);
     EXPECT_EQ(ibv_wc_read_qp_num(cq), endpoint->qp()->qp_num);
     EXPECT_EQ(ibv_wc_read_vendor_err(cq), 0U);
@@ -91,8 +114,7 @@ TEST_F(ExtendedCq, GivesEveryFieldOfAReceive) {
       EXPECT_EQ(ibv_wc_read_sl(cq), 0U);
       EXPECT_EQ(ibv_wc_read_dlid_path_bits(cq), 0U);
     }
-    ibv_end_poll(cq);
-  }
+  });
   EXPECT_TRUE(was_received);
 }
 
@@ -127,12 +149,10 @@ TEST_F(ExtendedCq, ThePlainPollReadsItToo) {
 TEST_F(ExtendedCq, EntriesAreFreeAgainWhenTheyWereRead) {
   ibv_cq_ex* const cq = create(0);
   for (int round = 0; round < 20; ++round) {  // 16 entries, 4 used a round
+    SCOPED_TRACE(round);
     send(2);
-    for (int entry = 0; entry < 4; ++entry) {
-      ASSERT_EQ(start(cq), 0) << round;
-      EXPECT_EQ(cq->status, IBV_WC_SUCCESS);
-      ibv_end_poll(cq);
-    }
+    read_each(cq, 4, [&] { EXPECT_EQ(cq->status, IBV_WC_SUCCESS); });
+    if (HasFatalFailure()) return;
     endpoint.reset();
   }
 }
@@ -143,8 +163,7 @@ TEST_F(ExtendedCq, TimestampsAreTheClocks) {
   const std::uint64_t wall_before = now_ns(CLOCK_REALTIME);
   send(2);
   std::uint64_t last = before;
-  for (int entry = 0; entry < 4; ++entry) {
-    ASSERT_EQ(start(cq), 0);
+  read_each(cq, 4, [&] {
     EXPECT_GE(ibv_wc_read_completion_ts(cq), last);
     last = ibv_wc_read_completion_ts(cq);
     EXPECT_LE(last, now_ns(CLOCK_MONOTONIC));
@@ -152,36 +171,26 @@ TEST_F(ExtendedCq, TimestampsAreTheClocks) {
     constexpr std::uint64_t kSlackNs = 1'000'000'000;  // the two clocks are not read at the same time
     EXPECT_GE(wall + kSlackNs, wall_before);
     EXPECT_LE(wall, now_ns(CLOCK_REALTIME) + kSlackNs);
-    ibv_end_poll(cq);
-  }
+  });
   ibv_values_ex values{};
   values.comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
   ASSERT_EQ(ibv_query_rt_values_ex(device.context.get(), &values), 0);
-  EXPECT_GE(static_cast<std::uint64_t>(values.raw_clock.tv_sec) * 1'000'000'000 +
-                static_cast<std::uint64_t>(values.raw_clock.tv_nsec),
-            last);
+  EXPECT_GE(nanoseconds(values.raw_clock), last);
 }
 
 TEST_F(ExtendedCq, WhatNoReliableConnectionHasIsRefused) {
+  const auto expect_no_cq = [&](const ibv_cq_init_attr_ex& attr, int error) {
+    expect_refused([&] { return try_create(attr); }, error);
+  };
   for (const std::uint64_t field : {IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_TM_INFO}) {
-    ibv_cq_init_attr_ex attr{};
-    attr.wc_flags = field;
-    EXPECT_EQ(try_create(attr), nullptr);
-    EXPECT_EQ(errno, EOPNOTSUPP) << field;
+    SCOPED_TRACE(field);
+    expect_no_cq(wanted(field), EOPNOTSUPP);
   }
-  ibv_cq_init_attr_ex attr{};
-  attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
-  attr.flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
-  EXPECT_EQ(try_create(attr), nullptr);
-  EXPECT_EQ(errno, EOPNOTSUPP);
-  attr = {};
-  attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_PD;
-  EXPECT_EQ(try_create(attr), nullptr);
-  EXPECT_EQ(errno, EOPNOTSUPP);
-  attr = {};
+  expect_no_cq(wanted(0, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN), EOPNOTSUPP);
+  expect_no_cq(wanted(0, IBV_CQ_INIT_ATTR_MASK_PD), EOPNOTSUPP);
+  ibv_cq_init_attr_ex attr = wanted(0);
   attr.comp_vector = static_cast<std::uint32_t>(device.context->num_comp_vectors);
-  EXPECT_EQ(try_create(attr), nullptr);
-  EXPECT_EQ(errno, EINVAL);
+  expect_no_cq(attr, EINVAL);
 }
 
 TEST_F(ExtendedCq, TheExtendedDeviceQueryBeginsWithThePlainOne) {
@@ -217,40 +226,29 @@ TEST_F(ExtendedCq, ExtendedSharedReceiveQueuesAreBasicOnes) {
   EXPECT_EQ(post_srq_recv(srq.get(), {region.sge(0, 8)}), 0);
   for (const ibv_srq_type type : {IBV_SRQT_XRC, IBV_SRQT_TM}) {
     attr.srq_type = type;
-    EXPECT_EQ(extended->create_srq_ex(device.context.get(), &attr), nullptr);
-    EXPECT_EQ(errno, EOPNOTSUPP);
+    expect_refused([&] { return extended->create_srq_ex(device.context.get(), &attr); }, EOPNOTSUPP);
   }
 }
 
 TEST_F(ExtendedCq, TheOtherExtendedVerbsAreRefused) {
   ibv_context* const context = device.context.get();
-  EXPECT_EQ(ibv_alloc_mw(device.pd.get(), IBV_MW_TYPE_1), nullptr);
-  EXPECT_EQ(errno, EOPNOTSUPP);
+  ibv_pd* const pd = device.pd.get();
+  expect_refused([&] { return ibv_alloc_mw(pd, IBV_MW_TYPE_1); }, EOPNOTSUPP);
   ibv_td_init_attr td{};
-  errno = 0;
-  EXPECT_EQ(ibv_alloc_td(context, &td), nullptr);
-  EXPECT_EQ(errno, EOPNOTSUPP);
+  expect_refused([&] { return ibv_alloc_td(context, &td); }, EOPNOTSUPP);
+  ibv_alloc_dm_attr dm{};
+  expect_refused([&] { return ibv_alloc_dm(context, &dm); }, EOPNOTSUPP);
+  expect_refused([&] { return ibv_alloc_null_mr(pd); }, EOPNOTSUPP);
+  ibv_counters_init_attr counters{};
+  expect_refused([&] { return ibv_create_counters(context, &counters); }, EOPNOTSUPP);
+  ibv_parent_domain_init_attr domain{};
+  expect_refused([&] { return ibv_alloc_parent_domain(context, &domain); }, EOPNOTSUPP);
   ibv_xrcd_init_attr xrcd{};
   errno = 0;
   EXPECT_EQ(ibv_open_xrcd(context, &xrcd), nullptr);
   EXPECT_TRUE(errno == EOPNOTSUPP || errno == ENOSYS) << errno;  // the header's own choice
-  ibv_alloc_dm_attr dm{};
-  errno = 0;
-  EXPECT_EQ(ibv_alloc_dm(context, &dm), nullptr);
-  EXPECT_EQ(errno, EOPNOTSUPP);
-  errno = 0;
-  EXPECT_EQ(ibv_alloc_null_mr(device.pd.get()), nullptr);
-  EXPECT_EQ(errno, EOPNOTSUPP);
-  ibv_counters_init_attr counters{};
-  errno = 0;
-  EXPECT_EQ(ibv_create_counters(context, &counters), nullptr);
-  EXPECT_EQ(errno, EOPNOTSUPP);
-  ibv_parent_domain_init_attr domain{};
-  errno = 0;
-  EXPECT_EQ(ibv_alloc_parent_domain(context, &domain), nullptr);
-  EXPECT_EQ(errno, EOPNOTSUPP);
   ibv_sge sge = region.sge();
-  EXPECT_EQ(ibv_advise_mr(device.pd.get(), IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1), EOPNOTSUPP);
+  EXPECT_EQ(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1), EOPNOTSUPP);
 }
 
 }  // namespace

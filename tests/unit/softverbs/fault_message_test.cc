@@ -291,6 +291,21 @@ TEST(Delay, AMessageArrivesSoMuchLater) {
   });
 }
 
+// The second of two on one QP is held up from when the first was sent.
+TEST(Delay, MessagesOfOneQpWaitOneAfterTheOther) {
+  with_faults("delay by=30ms", [] {
+    Pair pair({.timeout = 14, .retry_count = 0});
+    const Stopwatch stopwatch;
+    for (std::uint64_t i = 0; i < 3; ++i) ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target(i)), 0);
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      const ibv_wc wc = poll_one(pair.a.send_cq());
+      EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+      EXPECT_EQ(wc.wr_id, i);
+    }
+    EXPECT_GE(stopwatch.elapsed(), 3 * 30ms);
+  });
+}
+
 TEST(Delay, BeyondAllTriesIsRetryExceeded) {
   with_faults("delay by=10s", [] {
     Pair pair(kFewTries);

@@ -1,13 +1,9 @@
 // softverbs' own side: what its variables change, how it refuses them, and how it is installed. Variables are read once
-// a process, so each case looks from a process of its own.
+// a process, so each case looks from a process of its own; this one never opens the library.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -16,50 +12,12 @@
 #include <functional>
 #include <utility>
 
-#include "base/fd.h"
+#include "support/child.h"
 #include "support/verbs_fixture.h"
 #include "verbs/device.h"
 
 namespace verbatim::test {
 namespace {
-
-using Variables = std::vector<std::pair<std::string, std::string>>;
-
-struct Seen {
-  int result = -1;   // what the look returned; -1 when the process did not end in good order
-  std::string told;  // on stderr
-};
-
-// Runs `look` in a child with these variables on top of the environment. This process never opens the library.
-Seen look_with(const Variables& variables, const std::function<int()>& look) {
-  int ends[2];
-  if (pipe(ends) != 0) throw std::runtime_error("pipe");
-  const UniqueFd read_end(ends[0]);
-  UniqueFd write_end(ends[1]);
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child < 0) throw std::runtime_error("fork");
-  if (child == 0) {
-    dup2(write_end.get(), STDERR_FILENO);
-    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
-    try {
-      _exit(look());
-    } catch (const std::exception& failure) {
-      std::fprintf(stderr, "%s\n", failure.what());
-      _exit(99);
-    }
-  }
-  write_end.reset();
-  Seen seen;
-  std::array<char, 512> text{};
-  for (ssize_t length = 0; (length = read(read_end.get(), text.data(), text.size())) > 0;) {
-    seen.told.append(text.data(), static_cast<std::size_t>(length));
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  if (WIFEXITED(status)) seen.result = WEXITSTATUS(status);
-  return seen;
-}
 
 int device_count() {
   int count = 0;
@@ -69,16 +27,16 @@ int device_count() {
 }
 
 int devices_with(const std::string& variable, const std::string& value) {
-  return look_with({{variable, value}}, device_count).result;
+  return run_in_child({{variable, value}}, device_count).status;
 }
 
 // 0 when `check` holds of the first device under this one variable.
 int first_device_with(const std::string& variable, const std::string& value,
                       const std::function<bool(const Device&)>& check) {
-  const Seen seen =
-      look_with({{"SOFTVERBS_DEVICES", "1"}, {variable, value}}, [&] { return check(open_device()) ? 0 : 1; });
+  const ChildEnd seen =
+      run_in_child({{"SOFTVERBS_DEVICES", "1"}, {variable, value}}, [&] { return check(open_device()) ? 0 : 1; });
   EXPECT_EQ(seen.told, "");
-  return seen.result;
+  return seen.status;
 }
 
 TEST(Settings, NumberOfDevices) {
@@ -97,8 +55,8 @@ TEST(Settings, WhatIsMalformedIsNamedAndOffersNoDevice) {
       {"SOFTVERBS_MAX_SGE", "1000000"},
   };
   for (const auto& [name, value] : cases) {
-    const Seen seen = look_with({{name, value}}, [] { return device_count() + device_count(); });
-    EXPECT_EQ(seen.result, 0) << name << "=" << value;
+    const ChildEnd seen = run_in_child({{name, value}}, [] { return device_count() + device_count(); });
+    EXPECT_EQ(seen.status, 0) << name << "=" << value;
     EXPECT_NE(seen.told.find(std::string(name) + "=" + value), std::string::npos) << seen.told;
     EXPECT_EQ(std::count(seen.told.begin(), seen.told.end(), '\n'), 1) << seen.told;  // said once
   }
@@ -203,7 +161,7 @@ TEST(Installation, BothNamesOfBothLibrariesLieTogether) {
 
 TEST(Installation, NoDeviceIsAnMlx5Device) {
   const std::filesystem::path directory = std::filesystem::path(std::getenv("VERBS_TEST_LIBRARY")).parent_path();
-  const Seen seen = look_with({}, [&] {
+  const ChildEnd seen = run_in_child({}, [&] {
     void* const mlx5 = dlopen((directory / "libmlx5.so.1").c_str(), RTLD_NOW | RTLD_LOCAL);
     if (mlx5 == nullptr) return 1;
     using IsSupported = bool (*)(ibv_device*);
@@ -214,7 +172,7 @@ TEST(Installation, NoDeviceIsAnMlx5Device) {
     }
     return is_supported(open_device().context->device) ? 3 : 0;
   });
-  EXPECT_EQ(seen.result, 0) << seen.told;
+  EXPECT_EQ(seen.status, 0) << seen.told;
 }
 
 }  // namespace

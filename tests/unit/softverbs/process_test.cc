@@ -1,14 +1,17 @@
 // Two processes: the same bytes, the same errors, and nothing left behind by one that dies.
 #include <gtest/gtest.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "support/verbs_peer.h"
 
@@ -18,6 +21,11 @@ namespace {
 // As the test's environment says, by a filter or by a setting.
 bool is_cross_memory_forbidden() {
   return std::getenv("SOFTVERBS_TEST_FORBIDDEN") != nullptr;
+}
+
+bool is_inline() {
+  const char* const engine = std::getenv("SOFTVERBS_ENGINE");
+  return engine != nullptr && std::string_view(engine) == "inline";
 }
 
 using Clock = std::chrono::steady_clock;
@@ -425,8 +433,6 @@ TEST(Processes, KilledOnesLeaveNoGrowingHeap) {
 
 // Where the system forbids to write to another process, its own device thread copies; a device without one cannot.
 TEST(CrossMemory, IsReplacedOrRefused) {
-  const char* engine = std::getenv("SOFTVERBS_ENGINE");
-  const bool is_inline = engine != nullptr && std::string_view(engine) == "inline";
   const Device device = open_device();
   const Region region(device.pd.get(), 1 << 20);
   region.fill(3);
@@ -435,16 +441,74 @@ TEST(CrossMemory, IsReplacedOrRefused) {
   endpoint.connect(peer.address());
   peer.connect(endpoint.address());
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge()}, peer.target(1)), 0);
-  const bool is_refused = is_cross_memory_forbidden() && is_inline;
+  const bool is_refused = is_cross_memory_forbidden() && is_inline();
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, is_refused ? IBV_WC_REM_OP_ERR : IBV_WC_SUCCESS);
   EXPECT_EQ(peer.find_wrong_byte(0, 1 << 20, 3).has_value(), is_refused);
 }
 
+// The thread of that name in another process stands still, and the others go on.
+class StoppedThread {
+ public:
+  StoppedThread(int pid, std::string_view name) {
+    for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
+      std::string found;
+      std::getline(std::ifstream(task.path() / "comm"), found);
+      if (found == name) thread_ = std::stoi(task.path().filename());
+    }
+    if (thread_ == 0) throw std::runtime_error("no such thread");
+    is_held_ = ptrace(PTRACE_SEIZE, thread_, 0, 0) == 0;
+    if (!is_held_) return;
+    EXPECT_EQ(ptrace(PTRACE_INTERRUPT, thread_, 0, 0), 0);
+    EXPECT_EQ(waitpid(thread_, nullptr, __WALL), thread_);
+  }
+  ~StoppedThread() { let_go(); }
+  StoppedThread(const StoppedThread&) = delete;
+  StoppedThread& operator=(const StoppedThread&) = delete;
+
+  bool is_held() const { return is_held_; }  // false: the system forbids it
+  void let_go() {
+    if (!std::exchange(is_held_, false)) return;
+    EXPECT_EQ(ptrace(PTRACE_DETACH, thread_, 0, 0), 0);
+  }
+
+ private:
+  pid_t thread_ = 0;
+  bool is_held_ = false;
+};
+
+// A sender leaves bytes with the receiver's thread and dies: they may come before the receiver has its memory back, not
+// later. That thread stands still until the sender is dead and the receiver waits.
+TEST(CrossMemory, ADeadSendersCopyEndsBeforeDeregistration) {
+  if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "of a receiver whose thread copies";
+  constexpr std::size_t kBytes = 64 << 10;
+  bool was_left_behind = false;
+  for (const auto end = Clock::now() + 4 * kPatience; !was_left_behind && Clock::now() < end;) {
+    Peer receiver({.region_bytes = kBytes});
+    Peer sender({.region_bytes = kBytes});
+    receiver.connect(sender.address());
+    sender.connect(receiver.address());
+    ASSERT_EQ(sender.post(IBV_WR_RDMA_WRITE, 0, 8, receiver.target(1)), 0);  // the thread runs from now on
+    ASSERT_EQ(sender.poll_sent().status, IBV_WC_SUCCESS);
+    sender.fill(0, kBytes, 5);
+    StoppedThread copier(receiver.pid(), "softverbs-copy");
+    if (!copier.is_held()) GTEST_SKIP() << "ptrace is forbidden";
+    ASSERT_EQ(sender.post(IBV_WR_RDMA_WRITE, 0, kBytes, receiver.target(2)), 0);
+    std::this_thread::sleep_for(100ms);  // in which it leaves the bytes, or this tells nothing and is done again
+    sender.kill();
+    receiver.start_deregistering(0, kBytes, 5);
+    const bool is_early = receiver.answers_within(100ms);
+    copier.let_go();
+    was_left_behind = receiver.await_deregistered();
+    EXPECT_FALSE(is_early && was_left_behind);  // it takes the thread
+    std::this_thread::sleep_for(20ms);          // what is still to come does
+    ASSERT_TRUE(receiver.untouched_outside(0, 0));
+  }
+  EXPECT_TRUE(was_left_behind);
+}
+
 // A receiver that stands still for longer than a copy by its own thread may take, and then goes on.
 TEST(CrossMemory, AStoppedReceiverTakesTheMessageLater) {
-  const char* engine = std::getenv("SOFTVERBS_ENGINE");
-  const bool is_inline = engine != nullptr && std::string_view(engine) == "inline";
-  if (is_inline || !is_cross_memory_forbidden()) GTEST_SKIP() << "of a receiver whose thread copies";
+  if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "of a receiver whose thread copies";
   constexpr std::size_t kBytes = 3 << 20;
   const Device device = open_device();
   const Region region(device.pd.get(), kBytes);

@@ -2,42 +2,20 @@
 #include "softverbs/settings.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <string>
 
+#include "support/child.h"
+
 namespace verbatim::softverbs {
 namespace {
 
-struct Outcome {
-  int status = -1;
-  std::string said;  // on stderr
-};
-
-// Settings are read once in a process, so each question has its own. `check` gives the exit status.
-Outcome in_child(const char* name, const std::string& value, const std::function<int(const Settings*)>& check) {
-  int ends[2];
-  if (pipe(ends) != 0) return {};
-  const pid_t child = fork();
-  if (child == 0) {
-    dup2(ends[1], STDERR_FILENO);
-    setenv(name, value.c_str(), 1);
-    _exit(check(settings()));
-  }
-  close(ends[1]);
-  Outcome outcome;
-  char text[512];
-  for (ssize_t bytes; (bytes = read(ends[0], text, sizeof text)) > 0;) {
-    outcome.said.append(text, static_cast<std::size_t>(bytes));
-  }
-  close(ends[0]);
-  int status = 0;
-  if (waitpid(child, &status, 0) == child && WIFEXITED(status)) outcome.status = WEXITSTATUS(status);
-  return outcome;
+// Each question has a process of its own. `check` gives the exit status.
+test::ChildEnd in_child(const char* name, const std::string& value, const std::function<int(const Settings*)>& check) {
+  return test::run_in_child({{name, value}}, [&] { return check(settings()); });
 }
 
 class Softverbs : public testing::Test {
@@ -51,18 +29,19 @@ class Softverbs : public testing::Test {
 
 void expect_refused(const char* name, const std::string& value) {
   SCOPED_TRACE(std::string(name) + "=" + value);
-  const Outcome outcome = in_child(name, value, [](const Settings* settings) { return settings == nullptr ? 0 : 1; });
+  const test::ChildEnd outcome =
+      in_child(name, value, [](const Settings* settings) { return settings == nullptr ? 0 : 1; });
   EXPECT_EQ(outcome.status, 0);
-  EXPECT_NE(outcome.said.find(name), std::string::npos) << outcome.said;
-  EXPECT_EQ(std::count(outcome.said.begin(), outcome.said.end(), '\n'), 1) << outcome.said;
+  EXPECT_NE(outcome.told.find(name), std::string::npos) << outcome.told;
+  EXPECT_EQ(std::count(outcome.told.begin(), outcome.told.end(), '\n'), 1) << outcome.told;
 }
 
 void expect_accepted(const char* name, const std::string& value, const std::function<bool(const Settings&)>& check) {
   SCOPED_TRACE(std::string(name) + "=" + value);
-  const Outcome outcome =
+  const test::ChildEnd outcome =
       in_child(name, value, [&](const Settings* settings) { return settings != nullptr && check(*settings) ? 0 : 1; });
   EXPECT_EQ(outcome.status, 0);
-  EXPECT_EQ(outcome.said, "");
+  EXPECT_EQ(outcome.told, "");
 }
 
 TEST_F(Softverbs, TheDefaultsHoldWhereNothingIsSaid) {

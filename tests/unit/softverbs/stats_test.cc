@@ -84,6 +84,15 @@ TEST_F(Stats, DoorbellsAreTheCallsThatPost) {
   EXPECT_NE(json.find("\"doorbells\": 7"), std::string::npos) << json;  // the QP's
 }
 
+TEST_F(Stats, EveryEngineThreadIsTold) {
+  EXPECT_NE(to_json(read_stats(segment())).find("\"engine_requests\": []"), std::string::npos);
+  segment().engines[0].requests.add(4);
+  segment().engines[2].requests.add(6);
+  segment().engine_threads = 3;
+  const std::string json = to_json(read_stats(segment()));
+  EXPECT_NE(json.find("\"engine_requests\": [4, 0, 6]"), std::string::npos) << json;
+}
+
 TEST_F(Stats, NamesGoByTheirVerbs) {
   EXPECT_STREQ(kVerbNames[static_cast<std::size_t>(Verb::kOpenDevice)], "ibv_open_device");
   EXPECT_STREQ(kVerbNames[static_cast<std::size_t>(Verb::kAckAsyncEvent)], "ibv_ack_async_event");

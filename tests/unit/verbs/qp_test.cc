@@ -178,7 +178,7 @@ TEST_F(Qp, ToRtrKeepsTheErrno) {
 
 TEST_F(Qp, ToRts) {
   const RcQp qp = create();
-  ASSERT_TRUE(to_rts(qp.qp.get(), port_, 14, 6));
+  ASSERT_TRUE(to_rts(qp.qp.get(), port_, 14, 6, 16));
   EXPECT_EQ(last().qp_state, IBV_QPS_RTS);
   EXPECT_EQ(last().timeout, 14);
   EXPECT_EQ(last().retry_cnt, 6);
@@ -195,7 +195,7 @@ TEST_F(Qp, ReadsUnderWayAreCutToTheDevice) {
   const RcQp qp = create();
   ASSERT_TRUE(to_rtr(qp.qp.get(), port_, kRoceRemote, {}));
   EXPECT_EQ(last().max_dest_rd_atomic, 4);
-  ASSERT_TRUE(to_rts(qp.qp.get(), port_, 14, 7));
+  ASSERT_TRUE(to_rts(qp.qp.get(), port_, 14, 7, 16));
   EXPECT_EQ(last().max_rd_atomic, 16);
 }
 

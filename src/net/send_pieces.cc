@@ -1,0 +1,126 @@
+// The long way of a group that does not leave with one doorbell on one QP: it is striped over all QPs of the
+// connection, cut into pieces that one work request can carry, or waits until the send queues have room.
+#include <arpa/inet.h>
+
+#include <algorithm>
+
+#include "net/send_comm.h"
+
+namespace verbatim {
+namespace {
+
+constexpr std::uint64_t kStripeAlignBytes = 128;  // LL128 writes lines of this size, which must arrive whole
+
+}  // namespace
+
+void SendComm::start_posting(std::uint32_t first_member, std::uint32_t group_size) {
+  const std::uint32_t index = wire::ring_index(first_member);
+  std::uint64_t total = 0;
+  bool full = true;
+  for (std::uint32_t i = 0; i < group_size; ++i) {
+    total += requests_[index + i].bytes;
+    full = full && requests_[index + i].bytes == entry(index + i).size;
+  }
+  posting_ = {};
+  posting_.active = true;
+  posting_.silent = entry(index).flags == wire::CtsFlags::kSilent;
+  // An arrival word tells the bytes of one member by itself.
+  posting_.tells_sizes = !full && !posting_.silent && !(atomic_ && group_size == 1);
+  if (posting_.tells_sizes) tell_sizes(index, group_size);
+  posting_.first_member = first_member;
+  posting_.group_size = group_size;
+  for (std::uint32_t i = 0; i < group_size; ++i) posting_.sources[i] = {work_[i].segment.addr, work_[i].memory};
+  posting_.parts = total >= stripe_threshold_ ? queue_count_ : 1;
+  posting_.first_queue = next_queue_;
+  next_queue_ = (next_queue_ + posting_.parts) % queue_count_;
+  requests_[index].group_size = static_cast<std::uint8_t>(group_size);
+  requests_[index].parts_left = posting_.parts;
+  continue_posting();
+}
+
+std::uint64_t SendComm::stripe_begin(std::uint64_t bytes, std::uint32_t part) const {
+  const std::uint64_t even = (bytes + posting_.parts - 1) / posting_.parts;
+  const std::uint64_t stripe = (even + kStripeAlignBytes - 1) / kStripeAlignBytes * kStripeAlignBytes;
+  return std::min(bytes, stripe * part);
+}
+
+// Formats the next WRITE of the current part; false when all of its data has been formatted.
+bool SendComm::next_piece(const SendQueue& queue, std::uint32_t at) {
+  const std::uint32_t first = wire::ring_index(posting_.first_member);
+  for (; posting_.member < posting_.group_size; ++posting_.member, posting_.stripe_done = 0) {
+    const std::uint32_t index = first + posting_.member;
+    const std::uint64_t member_bytes = requests_[index].bytes;
+    const Source& source = posting_.sources[posting_.member];
+    const std::uint64_t begin = stripe_begin(member_bytes, posting_.part) + posting_.stripe_done;
+    const std::uint64_t end = stripe_begin(member_bytes, posting_.part + 1);
+    if (begin >= end) continue;
+    const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(end - begin, max_piece_bytes_));
+    work_[at].segment = {source.data + begin, bytes, source.memory->lkey[queue.device]};
+    work_[at].request.wr.rdma.remote_addr = entry(index).address + begin;
+    work_[at].request.wr.rdma.rkey = remote_key(index, queue.remote_device);
+    posting_.stripe_done += bytes;
+    posting_.part_bytes += bytes;
+    return true;
+  }
+  return false;
+}
+
+// Formats the next of the work requests that close the current part; whether it is the last.
+bool SendComm::next_closing(const SendQueue& queue, std::uint32_t at) {
+  const std::uint32_t index = wire::ring_index(posting_.first_member);
+  const bool tells_sizes = posting_.tells_sizes && posting_.part == 0;
+  if (posting_.silent) {
+    // One that tells how far we are costs no more than one of nothing.
+    write_taken(at, queue);
+    return true;
+  }
+  if (tells_sizes && !posting_.record_written) {
+    write_record(at, queue, index, posting_.group_size);
+    posting_.record_written = true;
+    if (atomic_) return false;
+  } else if (!atomic_) {
+    write_nothing(at, queue);
+  }
+  if (atomic_) {
+    add_arrival(at, queue, index, wire::encode_arrival(posting_.part_bytes, posting_.part, posting_.parts));
+    return true;
+  }
+  const wire::SizeSource sizes = posting_.part != 0     ? wire::SizeSource::kElsewhere
+                                 : posting_.tells_sizes ? wire::SizeSource::kRecord
+                                                        : wire::SizeSource::kPosted;
+  carry_immediate(at, {index, sizes, posting_.parts, wire::ring_pass(posting_.first_member)});
+  return true;
+}
+
+void SendComm::continue_posting() {
+  const std::uint32_t index = wire::ring_index(posting_.first_member);
+  while (posting_.part < posting_.parts) {
+    const std::uint32_t queue_index = (posting_.first_queue + posting_.part) % queue_count_;
+    SendQueue& queue = queues_[queue_index];
+    const std::uint32_t room = std::min(kBatch, queue.free);
+    std::uint32_t count = 0;
+    bool part_done = false;
+    while (count < room && !part_done) {
+      work_[count].request.wr_id = encode_send_work(index, queue_index, 0, false);  // reported only if it fails
+      if (!next_piece(queue, count)) part_done = next_closing(queue, count);
+      ++count;
+    }
+    if (count == 0) break;  // no room: progress() comes back when completions have made some
+    post(queue, count, encode_send_work(index, queue_index, count, part_done));
+    if (error() != nullptr) break;
+    if (part_done) {
+      ++posting_.part;
+      posting_.member = 0;
+      posting_.stripe_done = 0;
+      posting_.part_bytes = 0;
+    }
+  }
+  posting_.active = posting_.part < posting_.parts && error() == nullptr;
+  if (posting_.active) {
+    set_attention(kPosting);
+  } else {
+    clear_attention(kPosting);
+  }
+}
+
+}  // namespace verbatim

@@ -1,0 +1,60 @@
+#include "support/child.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <stdexcept>
+
+#include "base/fd.h"
+
+namespace verbatim::test {
+
+ChildEnd run_in_child(const Variables& variables, const std::function<int()>& body) {
+  int ends[2];
+  if (pipe(ends) != 0) throw std::runtime_error("pipe");
+  const UniqueFd read_end(ends[0]);
+  UniqueFd write_end(ends[1]);
+  std::fflush(nullptr);  // or the child would print it again
+  const pid_t child = fork();
+  if (child < 0) throw std::runtime_error("fork");
+  if (child == 0) {
+    dup2(write_end.get(), STDERR_FILENO);
+    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+    try {
+      _exit(body());
+    } catch (const std::exception& failure) {
+      std::fprintf(stderr, "%s\n", failure.what());
+      _exit(99);
+    }
+  }
+  write_end.reset();
+  ChildEnd end;
+  std::array<char, 512> text{};
+  for (ssize_t length = 0; (length = read(read_end.get(), text.data(), text.size())) > 0;) {
+    end.told.append(text.data(), static_cast<std::size_t>(length));
+  }
+  int status = 0;
+  if (waitpid(child, &status, 0) == child && WIFEXITED(status)) end.status = WEXITSTATUS(status);
+  return end;
+}
+
+std::string check_in_child(const Variables& variables, const std::function<void()>& body) {
+  const ChildEnd end = run_in_child(variables, [&]() -> int {
+    try {
+      body();
+    } catch (const std::exception& failure) {
+      ADD_FAILURE() << failure.what();
+    }
+    std::fflush(nullptr);
+    std::exit(testing::Test::HasFailure() ? EXIT_FAILURE : EXIT_SUCCESS);
+  });
+  EXPECT_EQ(end.status, EXIT_SUCCESS) << "with " << testing::PrintToString(variables) << "\n" << end.told;
+  return end.told;
+}
+
+}  // namespace verbatim::test
