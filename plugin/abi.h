@@ -134,20 +134,20 @@ void fill_limits(int device, Properties& properties) {
 
 // Since v11. What the ranges say at most; NCCL puts -1 where it says nothing.
 template <typename CommAttr>
-Demand demand_of(const CommAttr& attributes, std::uint32_t operations) {
-  Demand demand;
-  demand.peers = static_cast<unsigned>(std::max(attributes.maxConcurrentPeers, 0));
-  demand.flows = static_cast<unsigned>(std::max(attributes.maxFlowsPerPeer, 0));
-  demand.collective =
-      (operations & nccl::kNetCollectiveOperations) != 0 && (operations & nccl::kNetPointToPointOperations) == 0;
-  return demand;
+Traffic traffic_of(const CommAttr& attributes, std::uint32_t operations) {
+  Traffic traffic;
+  traffic.peers = static_cast<unsigned>(std::max(attributes.maxConcurrentPeers, 0));
+  traffic.flows = static_cast<unsigned>(std::max(attributes.maxFlowsPerPeer, 0));
+  traffic.collective = (operations & nccl::kNetCollectiveOperations) != 0 &&
+                       (operations & nccl::kNetPointToPointOperations) == 0;
+  return traffic;
 }
 
 template <typename Attributes>
 nccl::Result set_net_attr(void* context, Attributes* attributes) noexcept {
   if (attributes == nullptr) return nccl::Result::kInvalidArgument;
-  return announce(context, {demand_of(attributes->sendCommAttr, attributes->op),
-                            demand_of(attributes->recvCommAttr, attributes->op)});
+  return announce(context, {traffic_of(attributes->sendCommAttr, attributes->op),
+                            traffic_of(attributes->recvCommAttr, attributes->op)});
 }
 
 }  // namespace verbatim::abi

@@ -242,8 +242,7 @@ std::vector<Row> rows() {
           "Bytes above which a message counts as large under adaptive routing."),
       {{"VERBATIM_COMPLETION", nullptr, "`imm`, `atomic` or `auto`", "auto",
         "How a receiver hears of its data: by an immediate, or by an atomic on a word that it polls, where both ends "
-        "ask "
-        "for it and can. Automatic: `imm`."},
+        "ask for it and can. Automatic: `imm`."},
        assign_completion},
       {{"VERBATIM_QPS_PER_CONNECTION", "NCCL_IB_QPS_PER_CONNECTION", "1 to 128; ours also a range, `1-8`", "1",
         "Queue pairs of a connection, per device. A range: the fewer, the more connections NCCL announces."},
@@ -258,8 +257,8 @@ std::vector<Row> rows() {
       number_row<&Config::qp_gather_us, 0, kLongestGatherUs>(
           "VERBATIM_QP_GATHER_US", nullptr, "300",
           "With `gather` and `ring`: microseconds without a new connection after which those gathered are made."),
-      {{"VERBATIM_QP_DUMP", nullptr, "path", "none",
-        "File to which a line is appended for each queue pair of each connection. `%p` and `%h` as in VERBATIM_STATS."},
+      {{"VERBATIM_QP_DUMP", nullptr, "path; `%p` is the process id", "none",
+        "File to which a line is appended for each queue pair of each connection."},
        assign_path<&Config::qp_dump>},
       {{"VERBATIM_SPLIT_DATA_ON_QPS", "NCCL_IB_SPLIT_DATA_ON_QPS", "0, 1, or `auto` (also -1, -2)", "auto",
         "Whether one message is spread over the queue pairs of its connection. Automatic: when it is large enough."},

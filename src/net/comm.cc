@@ -48,7 +48,7 @@ ConnectionStats Comm::stats() const {
   stats.peer_host = endpoint_.remote().host;
   stats.peer_process = endpoint_.remote().identity.process_id;
   stats.qps = endpoint_.qps().size();
-  stats.traffic = traffic();
+  stats.carried = carried();
   return stats;
 }
 

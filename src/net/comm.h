@@ -64,7 +64,7 @@ class Comm {
   // Whether what is outstanding waits for the peer to do more than acknowledge.
   virtual bool needs_peer() const = 0;
   // What the connection has carried; not while the data path runs.
-  virtual Traffic traffic() const = 0;
+  virtual Carried carried() const = 0;
   ConnectionStats stats() const;
   // Stops all work at once: the buffers are the caller's again.
   void abort();

@@ -65,7 +65,7 @@ void EndpointPool::announce(const Announcement& announcement) {
   last_announced_ = announcement;
 }
 
-Demand EndpointPool::announced(QpSide side) const {
+Traffic EndpointPool::announced(QpSide side) const {
   const MutexLock lock(announced_mutex_);
   const auto own = announced_.find(std::this_thread::get_id());
   const Announcement& announcement = own != announced_.end() ? own->second : last_announced_;
@@ -73,8 +73,8 @@ Demand EndpointPool::announced(QpSide side) const {
 }
 
 // What to prepare for: as the user says, else as NCCL does.
-Demand EndpointPool::expected(const EndpointWish& wish) const {
-  if (config_.qp_pool.peers == 0 || wish.demand.collective) return wish.demand;
+Traffic EndpointPool::expected(const EndpointWish& wish) const {
+  if (config_.qp_pool.peers == 0 || wish.traffic.collective) return wish.traffic;
   const std::size_t qps = config_.qp_pool.qps * wish.ports.size();
   const std::size_t connections = (qps + wish.sizes.qps - 1) / wish.sizes.qps;
   return {.peers = config_.qp_pool.peers, .flows = static_cast<unsigned>(connections)};
@@ -82,12 +82,12 @@ Demand EndpointPool::expected(const EndpointWish& wish) const {
 
 EndpointPool::Line& EndpointPool::line_of(const EndpointWish& wish) {
   for (const std::unique_ptr<Line>& line : lines_) {
-    if (line->side == wish.side && line->collective == wish.demand.collective && line->ports == wish.ports &&
+    if (line->side == wish.side && line->collective == wish.traffic.collective && line->ports == wish.ports &&
         line->sizes == wish.sizes) {
       return *line;
     }
   }
-  lines_.push_back(std::make_unique<Line>(Line{wish.side, wish.demand.collective, wish.ports, wish.sizes}));
+  lines_.push_back(std::make_unique<Line>(Line{wish.side, wish.traffic.collective, wish.ports, wish.sizes}));
   return *lines_.back();
 }
 
@@ -97,7 +97,7 @@ std::shared_ptr<EndpointClaim> EndpointPool::claim(EndpointWish wish) {
   const MutexLock lock(mutex_);
   Line& line = line_of(wanted);
   claim->place_ = {
-      .peer = wanted.peer, .collective = wanted.demand.collective, .connection = line.connections[wanted.peer]++};
+      .peer = wanted.peer, .collective = wanted.traffic.collective, .connection = line.connections[wanted.peer]++};
   // A connection to oneself stands in nobody's way: it takes no place in the rotation.
   if (config_.qp_order == QpOrder::kNative || line.native || wanted.peer == wanted.self) return claim;
   if (config_.qp_order == QpOrder::kPool) {
@@ -108,8 +108,8 @@ std::shared_ptr<EndpointClaim> EndpointPool::claim(EndpointWish wish) {
   line.gathered_last_ns = monotonic_ns();
   if (line.gathered.empty()) line.gathered_first_ns = line.gathered_last_ns;
   line.gathered.push_back(claim);
-  const Demand demand = expected(wanted);
-  const bool complete = demand.known() && line.gathered.size() >= std::size_t{demand.peers} * demand.flows;
+  const Traffic traffic = expected(wanted);
+  const bool complete = traffic.known() && line.gathered.size() >= std::size_t{traffic.peers} * traffic.flows;
   if (complete || line.gathered_last_ns - line.gathered_first_ns >= kLongestGatherNs) make_gathered(line);
   return claim;
 }

@@ -40,8 +40,8 @@ enum class QpSide : std::uint8_t { kSend, kRecv };
 
 // What setNetAttr says of connections that follow, by direction.
 struct Announcement {
-  Demand send;
-  Demand recv;
+  Traffic send;
+  Traffic recv;
 };
 
 struct EndpointWish {
@@ -50,7 +50,7 @@ struct EndpointWish {
   EndpointSizes sizes;
   PeerId self;
   PeerId peer;
-  Demand demand;
+  Traffic traffic;
 };
 
 // A connection's place. Dropped without a take, it leaves the place empty.
@@ -79,7 +79,7 @@ class EndpointPool {
   void announce(const Announcement& announcement) VERBATIM_EXCLUDES(announced_mutex_);
   // What this thread has announced last, else any thread: NCCL's progress thread announces the work under way, its
   // service thread the connection that it is about to ask for.
-  Demand announced(QpSide side) const VERBATIM_EXCLUDES(announced_mutex_);
+  Traffic announced(QpSide side) const VERBATIM_EXCLUDES(announced_mutex_);
 
   std::shared_ptr<EndpointClaim> claim(EndpointWish wish) VERBATIM_EXCLUDES(mutex_);
   // Once, until it answers an endpoint or an error: nothing while its burst is still being gathered, at most 2 ms.
@@ -114,7 +114,7 @@ class EndpointPool {
   void take_from_pool(Line& line, EndpointClaim& claim) VERBATIM_REQUIRES(mutex_);
   void make_gathered(Line& line) VERBATIM_REQUIRES(mutex_);
   void make_due() VERBATIM_REQUIRES(mutex_);
-  Demand expected(const EndpointWish& wish) const;
+  Traffic expected(const EndpointWish& wish) const;
   void give_up(Line& line, std::size_t endpoints, const Error& error) VERBATIM_REQUIRES(mutex_);
 
   const Config& config_;

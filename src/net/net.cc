@@ -231,30 +231,31 @@ wire::PeerIdentity Context::identity(const Port& port) const {
   return identity;
 }
 
-std::shared_ptr<EndpointClaim> Context::claim_send(const std::vector<const Port*>& ports, const PeerId& peer) {
-  const Demand demand = endpoints_.announced(QpSide::kSend);
-  const unsigned qps = choose_qps(config_.qps_per_connection, demand);
-  return endpoints_.claim({.side = QpSide::kSend,
-                           .ports = ports,
-                           .sizes = SendComm::endpoint_sizes(config_, ports.size(), qps),
-                           .self = peer_id(identity(*ports.front())),
-                           .peer = peer,
-                           .demand = demand});
-}
-
-std::shared_ptr<EndpointClaim> Context::claim_recv(const std::vector<const Port*>& ports, const wire::Hello& peer) {
-  return endpoints_.claim({.side = QpSide::kRecv,
-                           .ports = ports,
-                           .sizes = RecvComm::endpoint_sizes(config_, ports, peer),
-                           .self = peer_id(identity(*ports.front())),
-                           .peer = peer_id(peer.identity),
-                           .demand = endpoints_.announced(QpSide::kRecv)});
-}
-
 void Context::report_no_atomics(const std::string& device, const std::string& peer, const char* hindrance) {
   if (no_atomics_reported_.exchange(true)) return;
   VERBATIM_WARN("VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates tell what arrived",
                 device.c_str(), peer.c_str(), hindrance);
+}
+
+std::shared_ptr<EndpointClaim> Context::claim_send(const std::vector<const Port*>& ports, const PeerId& peer) {
+  const Traffic traffic = endpoints_.announced(QpSide::kSend);
+  const unsigned qps = choose_qps(config_.qps_per_connection, traffic);
+  return endpoints_.claim({.side = QpSide::kSend,
+                           .ports = ports,
+                           .sizes = SendComm::endpoint_sizes(ports.size(), qps, config_),
+                           .self = peer_id(identity(*ports.front())),
+                           .peer = peer,
+                           .traffic = traffic});
+}
+
+std::shared_ptr<EndpointClaim> Context::claim_recv(const std::vector<const Port*>& ports, const PeerId& peer,
+                                                   std::size_t qps) {
+  return endpoints_.claim({.side = QpSide::kRecv,
+                           .ports = ports,
+                           .sizes = RecvComm::endpoint_sizes(qps),
+                           .self = peer_id(identity(*ports.front())),
+                           .peer = peer,
+                           .traffic = endpoints_.announced(QpSide::kRecv)});
 }
 
 Result<std::vector<const Port*>> Context::ports(std::size_t device) const {
@@ -336,7 +337,7 @@ Result<C*> Context::keep(std::unique_ptr<C> comm) {
   if (const Status watched = process_.control->watch(*made); !watched) return watched.error();
   comms_.merge(kept);
   if (!config_.qp_dump.empty()) {
-    dump_qps(stats_path(config_.qp_dump, host_name()), *made, peer_id(identity(*made->endpoint().ports().front())));
+    dump_qps(config_.qp_dump, *made, peer_id(identity(*made->endpoint().ports().front())));
   }
   return made;
 }

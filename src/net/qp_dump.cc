@@ -14,6 +14,14 @@
 namespace verbatim {
 namespace {
 
+std::string expand(std::string path) {
+  const std::string pid = std::to_string(::getpid());
+  for (std::size_t at = path.find("%p"); at != std::string::npos; at = path.find("%p", at + pid.size())) {
+    path.replace(at, 2, pid);
+  }
+  return path;
+}
+
 const char* order_name(QpOrder order) {
   switch (order) {
     case QpOrder::kPool:
@@ -54,9 +62,10 @@ std::string lines(const Comm& comm, const PeerId& self) {
 
 void dump_qps(const std::string& path, const Comm& comm, const PeerId& self) {
   const std::string text = lines(comm, self);
-  const UniqueFd out(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP));
+  const std::string file = expand(path);
+  const UniqueFd out(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP));
   if (out && ::write(out.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
-  VERBATIM_WARN("VERBATIM_QP_DUMP=%s cannot be written: %s", path.c_str(), std::strerror(errno));
+  VERBATIM_WARN("VERBATIM_QP_DUMP=%s cannot be written: %s", file.c_str(), std::strerror(errno));
 }
 
 }  // namespace verbatim

@@ -8,7 +8,7 @@
 
 namespace verbatim {
 
-// Appends to `path`, which several processes may share. What fails is logged.
+// Appends to `path`, in which %p stands for the process id; several processes may share a file. What fails is logged.
 void dump_qps(const std::string& path, const Comm& comm, const PeerId& self);
 
 }  // namespace verbatim

@@ -35,17 +35,17 @@ std::string to_string(const PeerId& peer) {
   return text;
 }
 
-unsigned choose_qps(const QpRange& bounds, const Demand& demand) {
-  if (!demand.known()) return bounds.least;
-  const std::size_t connections = std::size_t{demand.peers} * demand.flows;
+unsigned choose_qps(const QpRange& bounds, const Traffic& traffic) {
+  if (!traffic.known()) return bounds.least;
+  const std::size_t connections = std::size_t{traffic.peers} * traffic.flows;
   return static_cast<unsigned>(std::clamp<std::size_t>(kQpsWorthwhile / connections, bounds.least, bounds.most));
 }
 
-BlockShape shape_block(const Demand& demand, std::size_t qps, std::size_t most_qps) {
+BlockShape shape_block(const Traffic& traffic, std::size_t qps, std::size_t most_qps) {
   const std::size_t most = most_qps / std::max<std::size_t>(qps, 1);
-  if (!demand.known() || most == 0) return {};
-  const std::size_t peers = std::min<std::size_t>(demand.collective ? 1 : demand.peers, most);
-  const std::size_t connections = std::min<std::size_t>(demand.flows, most / peers);
+  if (!traffic.known() || most == 0) return {};
+  const std::size_t peers = std::min<std::size_t>(traffic.collective ? 1 : traffic.peers, most);
+  const std::size_t connections = std::min<std::size_t>(traffic.flows, most / peers);
   return {static_cast<unsigned>(peers), static_cast<unsigned>(connections)};
 }
 

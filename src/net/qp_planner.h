@@ -31,7 +31,7 @@ PeerId peer_id(const wire::PeerIdentity& identity);
 std::string to_string(const PeerId& peer);
 
 // What is said of the connections that follow (setNetAttr, or VERBATIM_QP_POOL). 0: nothing is known.
-struct Demand {
+struct Traffic {
   unsigned peers = 0;
   unsigned flows = 0;       // connections to each of them
   bool collective = false;  // of rings and trees, not of sends and receives
@@ -40,7 +40,7 @@ struct Demand {
 };
 
 // QPs of a connection within the user's bounds: many peers and connections share what few may have alone.
-unsigned choose_qps(const QpRange& bounds, const Demand& demand);
+unsigned choose_qps(const QpRange& bounds, const Traffic& traffic);
 
 // A block: the connections of `peers` peers, `connections` of each, whose QPs are made together.
 struct BlockShape {
@@ -53,7 +53,7 @@ struct BlockShape {
 // The block for announced traffic of which each connection takes `qps`, within `most_qps`: rows first give way (they
 // come in a later block), then columns. Empty when not even one connection fits. Collective connections come in blocks
 // of one peer: NCCL announces four there even for a ring, which has one.
-BlockShape shape_block(const Demand& demand, std::size_t qps, std::size_t most_qps);
+BlockShape shape_block(const Traffic& traffic, std::size_t qps, std::size_t most_qps);
 
 // Where a connection belongs. QP j of it has the position (row * qps + j) * peers + column among those of its block.
 struct QpPlace {

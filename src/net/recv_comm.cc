@@ -45,33 +45,23 @@ const char* atomics_hindrance(std::span<const Port* const> ports, const wire::He
   return nullptr;
 }
 
-// Whether arrivals are told by atomics; `hindrance` is why not where they were asked for.
-bool uses_atomics(const Config& config, std::span<const Port* const> ports, const wire::Hello& peer,
-                  const char*& hindrance) {
-  hindrance = config.completion == Completion::kAtomic ? atomics_hindrance(ports, peer) : nullptr;
-  return config.completion == Completion::kAtomic && hindrance == nullptr;
-}
-
 }  // namespace
 
-EndpointSizes RecvComm::endpoint_sizes(const Config& config, const std::vector<const Port*>& ports,
-                                       const wire::Hello& peer) {
-  const char* hindrance = nullptr;
-  const bool atomic = uses_atomics(config, ports, peer, hindrance);
+EndpointSizes RecvComm::endpoint_sizes(std::size_t qps) {
   EndpointSizes sizes;
-  sizes.qps = peer.qps.size();
-  sizes.caps.send_wr = kCtsQueueDepth;
-  sizes.caps.recv_wr = atomic ? 1 : kMaxReceiveTarget;  // not every device takes 0
-  sizes.caps.inline_bytes = kInlineBytes;
+  sizes.qps = qps;
+  sizes.caps = {.send_wr = kCtsQueueDepth, .recv_wr = kMaxReceiveTarget, .inline_bytes = kInlineBytes};
   sizes.extra_completions = FlushQueue::kSlots;
   return sizes;
 }
 
 Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, Endpoint endpoint, const wire::Hello& peer) {
   const std::span<const Port* const> ports = endpoint.ports();
-  const char* hindrance = nullptr;
-  const bool atomic = uses_atomics(context.config(), ports, peer, hindrance);
-  if (hindrance != nullptr) context.report_no_atomics(ports.front()->name, peer.host, hindrance);
+  bool atomic = context.config().completion == Completion::kAtomic;
+  if (const char* hindrance = atomic ? atomics_hindrance(ports, peer) : nullptr; hindrance != nullptr) {
+    context.report_no_atomics(ports.front()->name, peer.host, hindrance);
+    atomic = false;
+  }
   Result<ControlMemory> control =
       ControlMemory::create(ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic),
                             atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
@@ -278,7 +268,7 @@ ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int
   const std::uint32_t index = wire::ring_index(next_member_);
   std::byte* const place = entry(index);
   posted_[index] = bytes;
-  ++traffic_.groups[0];
+  ++carried_.groups[0];
   write_entry(place, wide_entries_, next_member_, data, bytes, tag, 1, wire::CtsFlags::kNone, memory);
   post_group(place, 1, false, out);
   return ErrorKind::kNone;
@@ -315,11 +305,11 @@ template <typename Size>
     write_entry(at, wide, first + i, data[i], posted[i], tags[i], static_cast<std::uint8_t>(group_size), flags,
                 *memory);
   }
-  ++traffic_.groups[group_size - 1];
+  ++carried_.groups[group_size - 1];
   if (silent) {
     silent_posted_ = true;
     ++groups_arrived_;
-    ++traffic_.optional;
+    ++carried_.optional;
     requests_[index].sizes = wire::SizeSource::kPosted;
   }
   post_group(place, group_size, silent, out);
@@ -514,7 +504,7 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
   if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
   const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
   if (request.bytes_counted > posted) return comm.refuse_size();
-  comm.traffic_.bytes += request.bytes_counted;
+  comm.carried_.bytes += request.bytes_counted;
   if (sizes != nullptr) *sizes = narrow(request.bytes_counted);
   return ErrorKind::kNone;
 }
@@ -534,14 +524,14 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
     bytes += size;
     if (sizes != nullptr) sizes[i] = narrow(size);
   }
-  if (!request.silent) comm.traffic_.bytes += bytes;
+  if (!request.silent) comm.carried_.bytes += bytes;
   return ErrorKind::kNone;
 }
 
-Traffic RecvComm::traffic() const {
-  Traffic traffic = traffic_;
-  for (std::size_t i = 0; i < traffic.groups.size(); ++i) traffic.messages += traffic.groups[i] * (i + 1);
-  return traffic;
+Carried RecvComm::carried() const {
+  Carried carried = carried_;
+  for (std::size_t i = 0; i < carried.groups.size(); ++i) carried.messages += carried.groups[i] * (i + 1);
+  return carried;
 }
 
 }  // namespace verbatim

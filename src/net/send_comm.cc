@@ -25,7 +25,7 @@ constexpr std::uint32_t kSilentUntold = 8;
 
 }  // namespace
 
-EndpointSizes SendComm::endpoint_sizes(const Config& config, std::size_t devices, std::size_t qps_per_device) {
+EndpointSizes SendComm::endpoint_sizes(std::size_t devices, std::size_t qps_per_device, const Config& config) {
   EndpointSizes sizes;
   sizes.qps = std::min(qps_per_device * devices, wire::kMaxQps);
   // An atomic behind each message is a second work request.

@@ -20,7 +20,7 @@ namespace verbatim {
 class SendComm final : public Comm {
  public:
   // What a comm on `devices` ports needs of its endpoint, with so many QPs on each.
-  static EndpointSizes endpoint_sizes(const Config& config, std::size_t devices, std::size_t qps_per_device);
+  static EndpointSizes endpoint_sizes(std::size_t devices, std::size_t qps_per_device, const Config& config);
 
   // `remote_devices`: how many the listening side has, which fixes the layout of the ring.
   static Result<std::unique_ptr<SendComm>> create(Context& context, Endpoint endpoint, std::size_t remote_devices);
@@ -34,7 +34,7 @@ class SendComm final : public Comm {
   // Whether `request`, one of ours, is done; if so it is ours again and `*sizes` (which may be nullptr) its bytes.
   static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
 
-  Traffic traffic() const override { return {.messages = messages_, .bytes = bytes_, .groups = {}, .optional = 0}; }
+  Carried carried() const override { return {.messages = messages_, .bytes = bytes_, .groups = {}, .optional = 0}; }
   bool quiet() const override;
   // A send that is under way needs only its acknowledgement.
   bool needs_peer() const override { return false; }

@@ -21,32 +21,32 @@ std::string field(const char* name, std::uint64_t value) {
   return quoted(name) + ":" + std::to_string(value);
 }
 
-void add(Traffic& sum, const Traffic& traffic) {
-  sum.messages += traffic.messages;
-  sum.bytes += traffic.bytes;
-  sum.optional += traffic.optional;
-  for (std::size_t i = 0; i < sum.groups.size(); ++i) sum.groups[i] += traffic.groups[i];
+void add(Carried& sum, const Carried& carried) {
+  sum.messages += carried.messages;
+  sum.bytes += carried.bytes;
+  sum.optional += carried.optional;
+  for (std::size_t i = 0; i < sum.groups.size(); ++i) sum.groups[i] += carried.groups[i];
 }
 
-std::string traffic_fields(const Traffic& traffic, bool sends) {
-  std::string out = field("messages", traffic.messages) + "," + field("bytes", traffic.bytes);
+std::string carried_fields(const Carried& carried, bool sends) {
+  std::string out = field("messages", carried.messages) + "," + field("bytes", carried.bytes);
   if (sends) return out;
-  out += "," + field("optional", traffic.optional) + ",\"receives_by_members\":[";
-  for (std::size_t i = 0; i < traffic.groups.size(); ++i) {
-    out += (i != 0 ? "," : "") + std::to_string(traffic.groups[i]);
+  out += "," + field("optional", carried.optional) + ",\"receives_by_members\":[";
+  for (std::size_t i = 0; i < carried.groups.size(); ++i) {
+    out += (i != 0 ? "," : "") + std::to_string(carried.groups[i]);
   }
   return out + "]";
 }
 
 std::string total(std::span<const ConnectionStats> connections, bool sends) {
-  Traffic sum;
+  Carried sum;
   std::uint64_t count = 0;
   for (const ConnectionStats& connection : connections) {
     if (connection.sends != sends) continue;
     ++count;
-    add(sum, connection.traffic);
+    add(sum, connection.carried);
   }
-  return "{" + field("connections", count) + "," + traffic_fields(sum, sends) + "}";
+  return "{" + field("connections", count) + "," + carried_fields(sum, sends) + "}";
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ std::string stats_json(const std::string& host, std::span<const ConnectionStats>
            ",\"device\":" + quoted(connection.device) + ",\"peer\":" + quoted(connection.peer_host) +
            ",\"peer_process\":" + quoted(process) + "," + field("qps", connection.qps) +
            ",\"completion\":" + (connection.atomic ? "\"atomic\"" : "\"imm\"") + "," +
-           traffic_fields(connection.traffic, connection.sends) + "}";
+           carried_fields(connection.carried, connection.sends) + "}";
     separator = ",\n";
   }
   return out + "\n]}\n";

@@ -14,7 +14,7 @@
 namespace verbatim {
 
 // Of one end of a connection, over its life.
-struct Traffic {
+struct Carried {
   std::uint64_t messages = 0;  // members of groups count each
   std::uint64_t bytes = 0;     // of payload; of optional receives the receiver never hears how many
   std::array<std::uint64_t, wire::kMaxGroup> groups{};  // receives by their number of members, from 1
@@ -28,7 +28,7 @@ struct ConnectionStats {
   std::string peer_host;
   std::uint64_t peer_process = 0;  // random, the same for all connections with one process
   std::size_t qps = 0;
-  Traffic traffic;
+  Carried carried;
 };
 
 // {"version":1,"host":..,"pid":..,"totals":{"send":{..},"recv":{..}},"connections":[..]}

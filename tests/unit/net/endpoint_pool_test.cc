@@ -50,7 +50,7 @@ class EndpointPoolTest : public ::testing::Test {
     wish.sizes.qps = qps;
     wish.self = peer(kSelf);
     wish.peer = peer(process);
-    wish.demand = {.peers = 4, .flows = 2};
+    wish.traffic = {.peers = 4, .flows = 2};
     return wish;
   }
 
@@ -119,7 +119,7 @@ TEST_F(EndpointPoolTest, NativeMakesThemAsTheyAreTaken) {
 
 TEST_F(EndpointPoolTest, WithoutAnyWordOfWhatComesThereIsNoPool) {
   EndpointWish unknown = wish(7);
-  unknown.demand = {};
+  unknown.traffic = {};
   const Endpoint endpoint = take(pool_->claim(unknown));
   EXPECT_EQ(fake_.live("qp"), 1);
   EXPECT_EQ(endpoint.place().order, QpOrder::kNative);
@@ -129,7 +129,7 @@ TEST_F(EndpointPoolTest, TheUserSaysWhatComesWhereNobodyElseDoes) {
   config_.qp_pool = {.peers = 3, .qps = 4};
   make_pool();
   EndpointWish unknown = wish(7, 2);
-  unknown.demand = {};
+  unknown.traffic = {};
   take(pool_->claim(unknown));
   EXPECT_EQ(fake_.live("qp"), 3 * 4 - 2) << "two connections of two QPs to each of three, one gone";
 }
@@ -167,7 +167,7 @@ TEST_F(EndpointPoolTest, MorePeersAndConnectionsThanAnnounced) {
 
 TEST_F(EndpointPoolTest, CollectivesSidesAndDevicesHaveTheirOwn) {
   EndpointWish collective = wish(7);
-  collective.demand = {.peers = 4, .flows = 3, .collective = true};
+  collective.traffic = {.peers = 4, .flows = 3, .collective = true};
   EndpointWish recv = wish(7);
   recv.side = QpSide::kRecv;
   EndpointWish other_device = wish(7);
@@ -221,7 +221,7 @@ TEST_F(EndpointPoolTest, WhatWaitsGivesWayToWhoNeedsIt) {
   fake_.on_create_qp = [&] { return fake_.live("qp") > allowed ? ENOMEM : 0; };
   allowed = 7;
   EndpointWish unknown = wish(3);
-  unknown.demand = {};
+  unknown.traffic = {};
   const Endpoint made = take(other, other.claim(unknown));
   EXPECT_EQ(fake_.live("qp"), 2) << "all that waited is gone, what is used is not";
   fake_.on_create_qp = {};
@@ -295,7 +295,7 @@ TEST_F(Gathering, LongestIsTwoMillisecondsHoweverManyCome) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<Claim> claims;
   EndpointWish many = wish(0);
-  many.demand = {.peers = 1000000, .flows = 1};
+  many.traffic = {.peers = 1000000, .flows = 1};
   while (fake_.live("qp") == 0 && std::chrono::steady_clock::now() - start < kPatience) {
     many.peer = peer(claims.size() + 1000);
     claims.push_back(pool_->claim(many));
