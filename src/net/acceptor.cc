@@ -40,8 +40,7 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
     return introductions.error();
   }
   for (Introduction& introduction : *introductions) {
-    std::shared_ptr<EndpointClaim> claim =
-        context_.claim_recv(ports_, peer_id(introduction.hello.identity), introduction.hello.qps.size());
+    std::shared_ptr<EndpointClaim> claim = context_.claim_recv(ports_, introduction.hello);
     arrivals_.push_back({std::move(introduction), std::move(claim)});
   }
   for (auto arrival = arrivals_.begin(); arrival != arrivals_.end();) {

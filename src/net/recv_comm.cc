@@ -47,10 +47,14 @@ const char* atomics_hindrance(std::span<const Port* const> ports, const wire::He
 
 }  // namespace
 
-EndpointSizes RecvComm::endpoint_sizes(std::size_t qps) {
+EndpointSizes RecvComm::endpoint_sizes(const Config& config, std::span<const Port* const> ports,
+                                       const wire::Hello& peer) {
+  const bool atomic = config.completion == Completion::kAtomic && atomics_hindrance(ports, peer) == nullptr;
   EndpointSizes sizes;
-  sizes.qps = qps;
-  sizes.caps = {.send_wr = kCtsQueueDepth, .recv_wr = kMaxReceiveTarget, .inline_bytes = kInlineBytes};
+  sizes.qps = peer.qps.size();
+  sizes.caps.send_wr = kCtsQueueDepth;
+  sizes.caps.recv_wr = atomic ? 1 : kMaxReceiveTarget;  // not every device takes 0
+  sizes.caps.inline_bytes = kInlineBytes;
   sizes.extra_completions = FlushQueue::kSlots;
   return sizes;
 }

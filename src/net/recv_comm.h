@@ -17,8 +17,9 @@ namespace verbatim {
 
 class RecvComm final : public Comm {
  public:
-  // What a comm with so many QPs, as the peer has, needs of its endpoint.
-  static EndpointSizes endpoint_sizes(std::size_t qps);
+  // What an end on `ports` for `peer`'s QPs needs of its endpoint.
+  static EndpointSizes endpoint_sizes(const Config& config, std::span<const Port* const> ports,
+                                      const wire::Hello& peer);
 
   // An end for `peer`, which tells by atomics what arrives where it offers them and both ends can.
   static Result<std::unique_ptr<RecvComm>> create(Context& context, Endpoint endpoint, const wire::Hello& peer);
