@@ -252,8 +252,6 @@ nccl::Result dereg_mr(void*, void* mhandle) noexcept {
 }
 
 nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void** request) noexcept {
-  // For zero bytes NCCL need not have a registration.
-  static constexpr MemoryKeys kNoMemory{};
   const MemoryKeys* memory = static_cast<const MemoryHandle*>(mhandle);
   if (memory == nullptr) {
     *request = nullptr;

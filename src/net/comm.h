@@ -59,7 +59,8 @@ class Comm {
   // Asks the device whether all QPs are sound: they are in no error state.
   bool qps_stand() const;
 
-  // Whether every request has finished: then the QPs may outlive the caller's buffers.
+  // Whether every request has finished: then the QPs may outlive the call that closes the comm. Optional receives have,
+  // though their data may still be on its way; it is the caller who has seen it, or does not care.
   virtual bool quiet() const = 0;
   // Whether what is outstanding waits for the peer to do more than acknowledge.
   virtual bool needs_peer() const = 0;

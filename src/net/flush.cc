@@ -69,7 +69,7 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
   for (std::size_t i = 0; i < state.qps.size(); ++i) {
     ibv_sge segment = {reinterpret_cast<std::uint64_t>(state.landing.data()), 1, state.landing.lkey(i)};
     ibv_send_wr work = {};
-    work.wr_id = kFlushWorkBit | std::uint64_t{i} << 16 | index;
+    work.wr_id = kFlushWorkBit | index;
     work.sg_list = &segment;
     work.num_sge = 1;
     work.opcode = IBV_WR_RDMA_READ;

@@ -24,6 +24,9 @@ struct MemoryKeys {
   bool device_memory = false;  // a GPU's: the CPU cannot see what arrived, iflush makes it visible
 };
 
+// For zero bytes NCCL need not have a registration.
+inline constexpr MemoryKeys kNoMemory{};
+
 class Registrations;
 
 struct MemoryHandle : MemoryKeys {

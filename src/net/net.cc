@@ -248,12 +248,13 @@ std::shared_ptr<EndpointClaim> Context::claim_send(const std::vector<const Port*
                            .traffic = traffic});
 }
 
-std::shared_ptr<EndpointClaim> Context::claim_recv(const std::vector<const Port*>& ports, const wire::Hello& peer) {
+std::shared_ptr<EndpointClaim> Context::claim_recv(const std::vector<const Port*>& ports, const PeerId& peer,
+                                                   std::size_t qps, bool atomic) {
   return endpoints_.claim({.side = QpSide::kRecv,
                            .ports = ports,
-                           .sizes = RecvComm::endpoint_sizes(config_, ports, peer),
+                           .sizes = RecvComm::endpoint_sizes(qps, atomic),
                            .self = peer_id(identity(*ports.front())),
-                           .peer = peer_id(peer.identity),
+                           .peer = peer,
                            .traffic = endpoints_.announced(QpSide::kRecv)});
 }
 
@@ -367,7 +368,17 @@ void Context::forget_order_when_alone() {
   endpoints_.forget();
 }
 
-void Context::write_stats() {
+// Without memory for it the connection is missing in the file.
+void Context::remember_stats(const Comm& comm) noexcept {
+  try {
+    const MutexLock lock(mutex_);
+    ended_.push_back(comm.stats());
+  } catch (...) {
+    VERBATIM_WARN("no memory to remember what a connection has carried (VERBATIM_STATS)");
+  }
+}
+
+void Context::write_stats() noexcept try {
   std::vector<ConnectionStats> ended;
   {
     const MutexLock lock(mutex_);
@@ -380,13 +391,12 @@ void Context::write_stats() {
   if (const Status written = verbatim::write_stats(path, stats_json(host_name(), *g_stats)); !written) {
     VERBATIM_WARN("writing %s (VERBATIM_STATS) failed: %s", path.c_str(), to_string(written.error()).c_str());
   }
+} catch (...) {
+  VERBATIM_WARN("no memory to write %s (VERBATIM_STATS)", config_.stats_file.c_str());
 }
 
 void Context::end(std::unique_ptr<Comm> comm) {
-  if (!config_.stats_file.empty()) {
-    const MutexLock lock(mutex_);
-    ended_.push_back(comm->stats());
-  }
+  if (!config_.stats_file.empty()) remember_stats(*comm);
   if (comm->error() == nullptr && comm->quiet()) {
     process_.control->park(std::move(comm), config_.close_timeout_ms * kNanosecondsPerMillisecond);
     return;

@@ -77,14 +77,16 @@ class Context {
   EndpointPool& endpoints() { return endpoints_; }
   // A place among the QPs of this context for a connection to, or from, `peer`.
   std::shared_ptr<EndpointClaim> claim_send(const std::vector<const Port*>& ports, const PeerId& peer);
-  std::shared_ptr<EndpointClaim> claim_recv(const std::vector<const Port*>& ports, const wire::Hello& peer);
+  std::shared_ptr<EndpointClaim> claim_recv(const std::vector<const Port*>& ports, const PeerId& peer, std::size_t qps,
+                                            bool atomic);
 
  private:
   // Takes over a comm that stands: from here on it hears of events.
   template <typename C>
   Result<C*> keep(std::unique_ptr<C> comm) VERBATIM_REQUIRES(mutex_);
   void end(std::unique_ptr<Comm> comm);
-  void write_stats() VERBATIM_EXCLUDES(mutex_);
+  void remember_stats(const Comm& comm) noexcept VERBATIM_EXCLUDES(mutex_);
+  void write_stats() noexcept VERBATIM_EXCLUDES(mutex_);
   void forget_order_when_alone() VERBATIM_EXCLUDES(mutex_);
   Result<std::vector<const Port*>> ports(std::size_t device) const;
 

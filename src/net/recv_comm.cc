@@ -31,8 +31,6 @@ constexpr std::uint32_t kVainTestsPerPoll = 64;
 constexpr std::uint64_t kReceiveWork = std::uint64_t{1} << 16;
 constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
 
-constexpr MemoryKeys kNoMemory{};  // for zero bytes NCCL need not have a registration
-
 // Why arrivals on `ports` cannot be told by atomics; nullptr when they can.
 const char* atomics_hindrance(std::span<const Port* const> ports, const wire::Hello& peer) {
   if ((peer.capabilities & wire::kAtomicCompletion) == 0) return "the peer does not offer it";
@@ -47,25 +45,24 @@ const char* atomics_hindrance(std::span<const Port* const> ports, const wire::He
 
 }  // namespace
 
-EndpointSizes RecvComm::endpoint_sizes(const Config& config, std::span<const Port* const> ports,
-                                       const wire::Hello& peer) {
-  const bool atomic = config.completion == Completion::kAtomic && atomics_hindrance(ports, peer) == nullptr;
+EndpointSizes RecvComm::endpoint_sizes(std::size_t qps, bool atomic) {
   EndpointSizes sizes;
-  sizes.qps = peer.qps.size();
-  sizes.caps.send_wr = kCtsQueueDepth;
-  sizes.caps.recv_wr = atomic ? 1 : kMaxReceiveTarget;  // not every device takes 0
-  sizes.caps.inline_bytes = kInlineBytes;
+  sizes.qps = qps;
+  sizes.caps = {.send_wr = kCtsQueueDepth, .recv_wr = atomic ? 1 : kMaxReceiveTarget, .inline_bytes = kInlineBytes};
   sizes.extra_completions = FlushQueue::kSlots;
   return sizes;
 }
 
+bool RecvComm::hears_by_atomics(Context& context, std::span<const Port* const> ports, const wire::Hello& peer) {
+  if (context.config().completion != Completion::kAtomic) return false;
+  const char* const hindrance = atomics_hindrance(ports, peer);
+  if (hindrance != nullptr) context.report_no_atomics(ports.front()->name, peer.host, hindrance);
+  return hindrance == nullptr;
+}
+
 Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, Endpoint endpoint, const wire::Hello& peer) {
   const std::span<const Port* const> ports = endpoint.ports();
-  bool atomic = context.config().completion == Completion::kAtomic;
-  if (const char* hindrance = atomic ? atomics_hindrance(ports, peer) : nullptr; hindrance != nullptr) {
-    context.report_no_atomics(ports.front()->name, peer.host, hindrance);
-    atomic = false;
-  }
+  const bool atomic = hears_by_atomics(context, ports, peer);
   Result<ControlMemory> control =
       ControlMemory::create(ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic),
                             atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
@@ -146,7 +143,9 @@ void RecvComm::post_receives(std::size_t queue_index) {
 // Finds out how many members may be posted: request slots, CTS work requests, receives on every QP. Whether a group of
 // this size is among them.
 [[gnu::noinline]] bool RecvComm::make_room(std::uint32_t group_size) {
-  if (cts_free() == 0) progress();
+  // Nobody tests for what is silent: here alone its comm hears of what has happened to it.
+  if (cts_free() == 0 || silent_posted_ || (attention() & kSignals) != 0) progress();
+  if (silent_posted_) hear_signals(true);
   if (error() != nullptr) return false;
   constexpr std::uint32_t kScarce = wire::kMaxInFlight / 2;
   if (next_member_ - oldest_member_ + group_size > kScarce) release();
@@ -192,9 +191,18 @@ void RecvComm::release() {
 
 // Registered through another comm (regIsGlobal): this one hears of device memory only now.
 [[gnu::cold]] bool RecvComm::can_flush() {
-  if (prepare_flush()) return true;
+  try {
+    if (prepare_flush()) return true;
+  } catch (...) {  // no memory
+  }
   fail(ErrorKind::kSystem, "irecv", [&] { return "no flush QP for GPU memory on " + endpoint_.describe_path(0); });
   return false;
+}
+
+// What was allowed for a group of this size is not for so many groups.
+[[gnu::cold]] ErrorKind RecvComm::refuse_buffer() noexcept {
+  members_allowed_ = 0;
+  return ErrorKind::kArgument;
 }
 
 [[gnu::cold]] ErrorKind RecvComm::refuse_receive(int n) const noexcept {
@@ -300,10 +308,10 @@ template <typename Size>
     const MemoryKeys* memory = static_cast<const MemoryHandle*>(handles[i]);
     const Size size = sizes[i];
     if (memory == nullptr) {
-      if (size != 0) return ErrorKind::kArgument;
+      if (size != 0) return refuse_buffer();
       memory = &kNoMemory;
     }
-    if (size < 0) return ErrorKind::kArgument;
+    if (size < 0) return refuse_buffer();
     if (memory->device_memory && !flushes && !can_flush()) return failure();
     posted[i] = static_cast<std::uint64_t>(size);
     write_entry(at, wide, first + i, data[i], posted[i], tags[i], static_cast<std::uint8_t>(group_size), flags,
@@ -356,8 +364,8 @@ bool RecvComm::needs_peer() const {
   RecvQueue& queue = queues_[completion.wr_id & 0xffff];
   const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
   RecvRequest& request = requests_[immediate.entry];
-  if (queue.until_post == 1 || immediate.parts != 1 || request.state != RequestState::kPending ||
-      immediate.pass != wire::ring_pass(request.first_member)) {
+  if (queue.until_post == 1 || immediate.parts != 1 || request.parts_seen != 0 ||
+      request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
     return false;
   }
   --queue.until_post;
@@ -385,9 +393,10 @@ void RecvComm::arrived(const ibv_wc& completion, std::size_t queue_index) {
   if (request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
     return refuse_immediate(queue_index);
   }
-  if (immediate.parts == 1) return finish(request, immediate, completion);
-  if (request.parts_seen == 0) request.bytes_counted = 0;
-  request.bytes_counted += completion.byte_len;
+  if (immediate.parts == 1 && request.parts_seen == 0) return finish(request, immediate, completion);
+  // Bytes are counted only of a message alone.
+  if (immediate.sizes == wire::SizeSource::kByteCount || immediate.parts == 1) return refuse_immediate(queue_index);
+  if (request.parts_seen == 0) request.sizes = wire::SizeSource::kPosted;
   if (immediate.sizes != wire::SizeSource::kElsewhere) request.sizes = immediate.sizes;
   if (++request.parts_seen < immediate.parts) return;
   request.parts_seen = 0;
@@ -519,14 +528,20 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
   const std::uint64_t* const posted = &comm.posted_[index];
   if (request.sizes == wire::SizeSource::kByteCount) return comm.refuse_size();  // of several members it tells nothing
   const std::uint32_t group_size = request.group_size;
-  // Sizes that nobody has told are those of the receive itself.
-  const std::uint64_t* const told = request.sizes == wire::SizeSource::kRecord ? &comm.record().size[index] : posted;
   std::uint64_t bytes = 0;
-  for (std::uint32_t i = 0; i < group_size; ++i) {
-    const std::uint64_t size = told[i];
-    if (size > posted[i]) return comm.refuse_size();
-    bytes += size;
-    if (sizes != nullptr) sizes[i] = narrow(size);
+  if (request.sizes == wire::SizeSource::kRecord) {
+    const std::uint64_t* const told = &comm.record().size[index];
+    for (std::uint32_t i = 0; i < group_size; ++i) {
+      const std::uint64_t size = __atomic_load_n(&told[i], __ATOMIC_RELAXED);  // the peer may write it any time
+      if (size > posted[i]) return comm.refuse_size();
+      bytes += size;
+      if (sizes != nullptr) sizes[i] = narrow(size);
+    }
+  } else {  // those of the receive itself
+    for (std::uint32_t i = 0; i < group_size; ++i) {
+      bytes += posted[i];
+      if (sizes != nullptr) sizes[i] = narrow(posted[i]);
+    }
   }
   if (!request.silent) comm.carried_.bytes += bytes;
   return ErrorKind::kNone;

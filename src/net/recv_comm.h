@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "net/comm.h"
@@ -17,9 +18,10 @@ namespace verbatim {
 
 class RecvComm final : public Comm {
  public:
-  // What an end on `ports` for `peer`'s QPs needs of its endpoint.
-  static EndpointSizes endpoint_sizes(const Config& config, std::span<const Port* const> ports,
-                                      const wire::Hello& peer);
+  // What a comm with so many QPs, as the peer has, needs of its endpoint.
+  static EndpointSizes endpoint_sizes(std::size_t qps, bool atomic);
+  // Whether arrivals from `peer` will be told by atomics: where both ends ask for it and can.
+  static bool hears_by_atomics(Context& context, std::span<const Port* const> ports, const wire::Hello& peer);
 
   // An end for `peer`, which tells by atomics what arrives where it offers them and both ends can.
   static Result<std::unique_ptr<RecvComm>> create(Context& context, Endpoint endpoint, const wire::Hello& peer);
@@ -88,6 +90,7 @@ class RecvComm final : public Comm {
   Status prepare_flush();
   bool can_flush();
   ErrorKind refuse_receive(int n) const noexcept;
+  ErrorKind refuse_buffer() noexcept;
   void refuse_immediate(std::size_t queue);
   ErrorKind refuse_size() noexcept;
   void fail_receive(const ibv_wc& completion);

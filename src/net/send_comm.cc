@@ -174,17 +174,17 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
 
 [[gnu::noinline]] ErrorKind SendComm::send_member(const void* data, std::size_t bytes, int tag,
                                                   const MemoryKeys& memory, void** request) noexcept {
-  if (attention() != 0 && error() != nullptr) return failure();
   const auto& wanted = *reinterpret_cast<const wire::CtsHead*>(group_.place);
-  if (group_.shuffled || wanted.tag != static_cast<std::uint32_t>(tag)) {
+  if (group_.shuffled || attention() != 0 || wanted.tag != static_cast<std::uint32_t>(tag)) {
     return send_shuffled(data, bytes, tag, memory, request);
   }
   return take(group_.open & (group_.open - 1), data, bytes, memory, request);
 }
 
-// Messages in another order than the members, which NCCL's are not.
+// Messages in another order than the members, which NCCL's are not; or something has happened to the comm.
 [[gnu::noinline]] ErrorKind SendComm::send_shuffled(const void* data, std::size_t bytes, int tag,
                                                     const MemoryKeys& memory, void** request) noexcept {
+  if (error() != nullptr) return failure();
   for (std::uint32_t open = group_.open; open != 0; open &= open - 1) {
     const auto member = static_cast<std::uint32_t>(std::countr_zero(open));
     if (entry(group_.index + member).tag != static_cast<std::uint32_t>(tag)) continue;
@@ -192,7 +192,7 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
     point_at(member);
     return take(group_.open & ~(1U << member), data, bytes, memory, request);
   }
-  return failure();
+  return starve();
 }
 
 inline void SendComm::point_at(std::uint32_t member) {

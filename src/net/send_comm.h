@@ -105,7 +105,7 @@ class SendComm final : public Comm {
     std::uint32_t member = 0;
     std::uint64_t stripe_done = 0;
     std::uint64_t part_bytes = 0;
-    bool record_written = false;  // of this part
+    bool record_written = false;  // the sizes have been formatted
     std::array<Source, wire::kMaxGroup> sources;
   };
 

@@ -13,24 +13,20 @@ constexpr std::uint64_t kStripeAlignBytes = 128;  // LL128 writes lines of this 
 
 }  // namespace
 
+// Takes over the head group.
 void SendComm::start_posting(std::uint32_t first_member, std::uint32_t group_size) {
   const std::uint32_t index = wire::ring_index(first_member);
-  std::uint64_t total = 0;
-  bool full = true;
-  for (std::uint32_t i = 0; i < group_size; ++i) {
-    total += requests_[index + i].bytes;
-    full = full && requests_[index + i].bytes == entry(index + i).size;
-  }
+  const bool full = group_.bytes == group_.room;
   posting_ = {};
   posting_.active = true;
-  posting_.silent = entry(index).flags == wire::CtsFlags::kSilent;
+  posting_.silent = group_.silent;
   // An arrival word tells the bytes of one member by itself.
   posting_.tells_sizes = !full && !posting_.silent && !(atomic_ && group_size == 1);
   if (posting_.tells_sizes) tell_sizes(index, group_size);
   posting_.first_member = first_member;
   posting_.group_size = group_size;
   for (std::uint32_t i = 0; i < group_size; ++i) posting_.sources[i] = {work_[i].segment.addr, work_[i].memory};
-  posting_.parts = total >= stripe_threshold_ ? queue_count_ : 1;
+  posting_.parts = group_.bytes >= stripe_threshold_ ? queue_count_ : 1;
   posting_.first_queue = next_queue_;
   next_queue_ = (next_queue_ + posting_.parts) % queue_count_;
   requests_[index].group_size = static_cast<std::uint8_t>(group_size);
@@ -70,8 +66,12 @@ bool SendComm::next_closing(const SendQueue& queue, std::uint32_t at) {
   const std::uint32_t index = wire::ring_index(posting_.first_member);
   const bool tells_sizes = posting_.tells_sizes && posting_.part == 0;
   if (posting_.silent) {
-    // One that tells how far we are costs no more than one of nothing.
-    write_taken(at, queue);
+    // Once the last part leaves, the CTS entries are needed no more; to say so costs no more than to say nothing.
+    if (posting_.part + 1 == posting_.parts) {
+      write_taken(at, queue);
+    } else {
+      write_nothing(at, queue);
+    }
     return true;
   }
   if (tells_sizes && !posting_.record_written) {

@@ -15,7 +15,7 @@ namespace verbatim::wire {
 
 // Where the receiver finds the sizes of the members.
 enum class SizeSource : std::uint8_t {
-  kByteCount = 0,  // one member: the bytes that the completions of all parts count
+  kByteCount = 0,  // a message alone: the bytes that its completion counts
   kRecord = 1,     // the record ring, written together with this immediate
   kPosted = 2,     // every member filled its buffer
   kElsewhere = 3,  // another part says

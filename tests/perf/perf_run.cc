@@ -10,9 +10,10 @@
 
 namespace verbatim::perf {
 
-PerfProcess::PerfProcess(const std::vector<std::string>& arguments, const Environment& environment) {
-  const std::string program = setting("VERBATIM_PERF");
-  std::vector<char*> argv{const_cast<char*>(program.c_str())};
+PerfProcess::PerfProcess(const std::vector<std::string>& arguments, const Environment& environment,
+                         const char* program) {
+  const std::string path = setting(program);
+  std::vector<char*> argv{const_cast<char*>(path.c_str())};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   int ends[2];

@@ -1,4 +1,5 @@
-// Runs verbatim-perf as a user does: as a process, with arguments and environment, looking at what comes out.
+// Runs a tool, verbatim-perf unless another is named, as a user does: as a process, with arguments and environment,
+// looking at what comes out.
 #pragma once
 
 #include <sys/types.h>
@@ -18,8 +19,9 @@ class PerfProcess {
  public:
   using Environment = std::vector<std::string>;  // NAME=VALUE
 
-  // Starts the program that VERBATIM_PERF names.
-  explicit PerfProcess(const std::vector<std::string>& arguments, const Environment& environment = {});
+  // Starts the program that the environment variable `program` names.
+  explicit PerfProcess(const std::vector<std::string>& arguments, const Environment& environment = {},
+                       const char* program = "VERBATIM_PERF");
   PerfProcess(const PerfProcess&) = delete;
   PerfProcess& operator=(const PerfProcess&) = delete;
   ~PerfProcess();

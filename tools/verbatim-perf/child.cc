@@ -10,7 +10,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "verbatim-perf/failure.h"
+#include "ranks/failure.h"
 
 namespace verbatim::perf {
 
@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 Scratch::Scratch(const std::string& name) {
   std::string pattern = (fs::temp_directory_path() / ("verbatim-" + name + "-")).string() + std::string(6, 'X');
-  if (::mkdtemp(pattern.data()) == nullptr) throw Failure("mkdtemp: " + std::string(std::strerror(errno)));
+  if (::mkdtemp(pattern.data()) == nullptr) throw ranks::Failure("mkdtemp: " + std::string(std::strerror(errno)));
   path_ = pattern;
 }
 
@@ -30,7 +30,7 @@ Scratch::~Scratch() {
 void run_process(const std::vector<std::string>& arguments, const std::vector<std::string>& variables,
                  const fs::path& log) {
   const pid_t child = ::fork();
-  if (child < 0) throw Failure("fork: " + std::string(std::strerror(errno)));
+  if (child < 0) throw ranks::Failure("fork: " + std::string(std::strerror(errno)));
   if (child == 0) {
     const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (out >= 0) {
@@ -52,9 +52,9 @@ void run_process(const std::vector<std::string>& arguments, const std::vector<st
   std::ifstream file(log);
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
-    throw Failure("cannot start " + arguments[0] + ": install it, or measure without it (--help)");
+    throw ranks::Failure("cannot start " + arguments[0] + ": install it, or measure without it (--help)");
   }
-  throw Failure("a measuring process failed:\n" + text);
+  throw ranks::Failure("a measuring process failed:\n" + text);
 }
 
 }  // namespace verbatim::perf

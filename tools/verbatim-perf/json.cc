@@ -1,30 +1,11 @@
-#include <fstream>
-#include <nlohmann/json.hpp>
+#include "ranks/json.h"
 
 #include "verbatim-perf/report.h"
 
 namespace verbatim::perf {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-Json json_of(const netapi::Properties& device) {
-  return {{"name", device.name},
-          {"pci_path", device.pci_path},
-          {"guid", device.guid},
-          {"port", device.port},
-          {"speed_mbit_s", device.speed},
-          {"latency_us", device.latency},
-          {"ptr_support", device.ptr_support},
-          {"reg_is_global", device.reg_is_global},
-          {"force_flush", device.force_flush},
-          {"max_comms", device.max_comms},
-          {"max_recvs", device.max_recvs},
-          {"members", device.members},
-          {"max_p2p_bytes", device.max_p2p_bytes},
-          {"rail_id", device.rail_id},
-          {"plane_id", device.plane_id}};
-}
+using ranks::Json;
 
 Json json_of(const Report& report) {
   const Options& options = report.options;
@@ -44,7 +25,7 @@ Json json_of(const Report& report) {
             {"rows", Json::array()},
             {"wrong", checked ? Json(report.wrong()) : Json()},
             {"average_busbw_gb_s", report.average_busbw()}};
-  for (const netapi::Properties& device : report.devices) json["devices"].push_back(json_of(device));
+  for (const netapi::Properties& device : report.devices) json["devices"].push_back(ranks::json_of(device));
   for (const RankInfo& rank : report.ranks) json["ranks"].push_back({{"host", rank.host}, {"pid", rank.pid}});
   for (const Row& row : report.rows) {
     json["rows"].push_back({{"bytes", row.bytes},
@@ -60,10 +41,7 @@ Json json_of(const Report& report) {
 }  // namespace
 
 void write_json(const Report& report, const std::string& path) {
-  std::ofstream file(path);
-  file << json_of(report).dump(2) << '\n';
-  file.close();
-  if (!file) throw Failure("cannot write " + path);
+  ranks::write_json(json_of(report), path);
 }
 
 }  // namespace verbatim::perf

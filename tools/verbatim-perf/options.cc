@@ -2,10 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
-#include <functional>
 #include <map>
-#include <sstream>
 
 #include "netapi/plugin.h"
 
@@ -24,8 +21,7 @@ const std::map<std::string, OperationKind> kOperations{
 constexpr ElementType kTypes[] = {ElementType::kInt8,  ElementType::kUint8,  ElementType::kInt32, ElementType::kUint32,
                                   ElementType::kInt64, ElementType::kUint64, ElementType::kFloat};
 
-constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 40;
-constexpr int kMaxRanks = 256;  // beyond it, sums of floats would no longer be exact
+static_assert(ranks::kMaxRanks <= 256, "beyond it, sums of floats are no longer exact");
 
 constexpr const char* kDescription =
     "nccl-tests for NCCL net plugins, without GPUs: drives a plugin as NCCL's core does and checks every byte.\n\n"
@@ -53,22 +49,11 @@ std::map<std::string, ElementType> types_by_name() {
   return types;
 }
 
-void check_consistency(const Options& options, bool has_procs, bool has_rank, bool has_nranks) {
+void check_consistency(const Options& options) {
   if (options.min_bytes > options.max_bytes) throw Failure("--minbytes is above --maxbytes", ExitStatus::kUsage);
-  if (options.root.empty()) {
-    if (has_rank || has_nranks) throw Failure("--rank and --nranks need --root", ExitStatus::kUsage);
-  } else if (has_procs && !options.child) {
-    throw Failure("--procs starts ranks on this host, --root is for ranks that were started elsewhere: not both",
-                  ExitStatus::kUsage);
-  } else if (!has_rank || !has_nranks) {
-    throw Failure("--root needs --rank and --nranks", ExitStatus::kUsage);
-  } else if (options.rank >= options.nranks) {
-    throw Failure("--rank must be below --nranks", ExitStatus::kUsage);
-  }
-  const int ranks = options.root.empty() ? options.procs : options.nranks;
   const bool pair = options.operation == OperationKind::kStream || options.operation == OperationKind::kPingPong ||
                     options.operation == OperationKind::kGrouped;
-  if (pair && ranks != 2) {
+  if (pair && options.job.size() != 2) {
     throw Failure(std::string(operation_name(options.operation)) + " runs between 2 ranks", ExitStatus::kUsage);
   }
 }
@@ -80,31 +65,6 @@ const char* operation_name(OperationKind kind) {
     if (named == kind) return name.c_str();
   }
   return "?";
-}
-
-std::size_t parse_bytes(const std::string& text) {
-  const auto refuse = [&text] {
-    return Failure("not a size: '" + text + "' (examples: 8, 64K, 1.5M, 2G)", ExitStatus::kUsage);
-  };
-  if (text.empty() || (std::isdigit(static_cast<unsigned char>(text[0])) == 0 && text[0] != '.')) throw refuse();
-  double number = 0;
-  std::size_t end = 0;
-  try {
-    number = std::stod(text, &end);
-  } catch (const std::exception&) {
-    throw refuse();
-  }
-  static const std::map<std::string, double> kUnits{
-      {"", 1}, {"K", 1024}, {"M", 1024.0 * 1024}, {"G", 1024.0 * 1024 * 1024}};
-  std::string unit = text.substr(end);
-  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::toupper(c); });
-  if (unit.size() > 1 && unit.ends_with("IB")) unit.resize(unit.size() - 2);
-  if (unit.ends_with("B")) unit.resize(unit.size() - 1);
-  const auto known = kUnits.find(unit);
-  if (known == kUnits.end()) throw refuse();
-  const double bytes = number * known->second;
-  if (!(bytes <= static_cast<double>(kMaxMessageBytes)) || std::floor(bytes) != bytes) throw refuse();
-  return static_cast<std::size_t>(bytes);
 }
 
 std::vector<std::size_t> message_sizes(const Options& options) {
@@ -123,17 +83,7 @@ std::variant<Options, Leave> parse_options(int argc, const char* const* argv) {
   CLI::App app(kDescription, "verbatim-perf");
   const std::map<std::string, ElementType> types = types_by_name();
   const auto size_option = [&app](const std::string& names, std::size_t& into, const std::string& help) {
-    app.add_option_function<std::string>(
-           names,
-           [&into](const std::string& text) {
-             try {
-               into = parse_bytes(text);
-             } catch (const Failure& refused) {
-               throw CLI::ValidationError(refused.what());
-             }
-           },
-           help)
-        ->type_name("SIZE");
+    ranks::add_size_option(app, names, into, help);
   };
 
   std::string operation;
@@ -147,15 +97,7 @@ std::variant<Options, Leave> parse_options(int argc, const char* const* argv) {
       ->type_name("PATH");
   app.add_option("--api", options.api_version, "table version; 0 takes the newest that the plugin has")
       ->check(CLI::Range(0, netapi::kNewestVersion));
-  auto* const procs = app.add_option("--procs", options.procs, "ranks to start on this host")
-                          ->check(CLI::Range(1, kMaxRanks))
-                          ->capture_default_str();
-  app.add_option("--root", options.root, "between hosts: where rank 0 listens and the others find it")
-      ->type_name("HOST:PORT");
-  auto* const rank =
-      app.add_option("--rank", options.rank, "with --root: this rank")->check(CLI::Range(0, kMaxRanks - 1));
-  auto* const nranks =
-      app.add_option("--nranks", options.nranks, "with --root: number of ranks")->check(CLI::Range(1, kMaxRanks));
+  ranks::add_job_options(app, options.job);
   app.add_option("--channels", options.channels, "connections per pair of peers and direction")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
@@ -187,26 +129,15 @@ std::variant<Options, Leave> parse_options(int argc, const char* const* argv) {
       ->capture_default_str()
       ->type_name("TYPE");
   app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
-  app.add_option("--timeout", options.timeout_s, "seconds after which all ranks are stopped")
-      ->check(CLI::Range(1, 1'000'000))
-      ->capture_default_str();
   app.add_flag("--verbose", options.verbose, "print the plugin's log lines");
-  app.add_option("--token", options.token, "with --root: a number that all ranks of the job share");
-  app.add_flag("--child", options.child)->group("");
 
-  std::ostringstream out;
-  std::ostringstream err;
-  try {
-    app.parse(argc, argv);
+  const auto leave = ranks::parse(app, argc, argv, [&] {
+    ranks::check_job(app, options.job);
     options.operation = kOperations.at(operation);
     options.type = types.at(type);
-    check_consistency(options, procs->count() > 0, rank->count() > 0, nranks->count() > 0);
-  } catch (const CLI::ParseError& leave) {
-    const bool asked_for = app.exit(leave, out, err) == 0;
-    return Leave{asked_for ? ExitStatus::kOk : ExitStatus::kUsage, asked_for ? out.str() : err.str()};
-  } catch (const Failure& refused) {
-    return Leave{refused.status, std::string(refused.what()) + "\n"};
-  }
+    check_consistency(options);
+  });
+  if (leave) return *leave;
   return options;
 }
 

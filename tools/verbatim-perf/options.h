@@ -7,10 +7,14 @@
 #include <variant>
 #include <vector>
 
+#include "ranks/options.h"
 #include "traffic/content.h"
-#include "verbatim-perf/failure.h"
 
 namespace verbatim::perf {
+
+using ranks::ExitStatus;
+using ranks::Failure;
+using ranks::Leave;
 
 enum class OperationKind : std::uint8_t {
   kAllReduce,
@@ -28,12 +32,7 @@ struct Options {
   std::string plugin;
   int api_version = 0;  // 0: the newest that the plugin has
 
-  int procs = 2;
-  std::string root;         // HOST:PORT where rank 0 meets the others; empty: we start all ranks here
-  int rank = 0;             // with root
-  int nranks = 0;           // with root
-  std::uint64_t token = 0;  // with root: tells the ranks of one job from strangers
-  bool child = false;       // with root: rank of a launcher, which does the meeting itself
+  ranks::Job job;
 
   int channels = 1;
   std::size_t chunk_bytes = 0;  // 0: the operation's default
@@ -50,19 +49,10 @@ struct Options {
   traffic::ElementType type = traffic::ElementType::kUint32;
 
   std::string json;
-  int timeout_s = 300;
   bool verbose = false;
 };
 
-// What to do now: run, or print `text` and leave (help, version, a wrong command line).
-struct Leave {
-  ExitStatus status;
-  std::string text;
-};
 std::variant<Options, Leave> parse_options(int argc, const char* const* argv);
-
-// "8", "64K", "1.5M", "2G" (powers of 1,024, also with a trailing B or iB). Throws Failure.
-std::size_t parse_bytes(const std::string& text);
 
 // Every message size that the options ask for, rising.
 std::vector<std::size_t> message_sizes(const Options& options);

@@ -6,14 +6,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "ranks/connections.h"
+
 namespace verbatim::perf {
 
-// One connection of the job.
-struct Flow {
-  int source;
-  int destination;
-  int channel;
-};
+using ranks::Flow;
 
 enum class Buffer : std::uint8_t { kSend, kRecv, kStaging };
 constexpr std::size_t kBuffers = 3;

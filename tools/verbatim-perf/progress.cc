@@ -6,9 +6,14 @@
 #include <climits>
 #include <cstring>
 
-#include "verbatim-perf/failure.h"
+#include "ranks/failure.h"
+#include "ranks/loaded_plugin.h"
 
 namespace verbatim::perf {
+
+using ranks::Failure;
+using ranks::require;
+
 namespace {
 
 // Stands in *request of isend before the call: NCCL does not clear the slot, so the plugin must write it.
@@ -88,7 +93,7 @@ bool Progress::may_start(const RunningLane& running, const Step& step) const {
 
 bool Progress::start(RunningLane& running, std::uint64_t step) {
   const Lane& lane = *running.lane;
-  const Connection& connection = *running.connection;
+  const ranks::Connection& connection = *running.connection;
   void*& request = running.requests[step % lane.window];
   const Message* const first = &lane.messages[(step - running.base) * lane.group];
   if (lane.sends) {
@@ -149,7 +154,7 @@ void Progress::complete(const RunningLane& running, std::uint64_t step, const in
 }
 
 std::byte* Progress::address(Buffer buffer, std::size_t offset) const {
-  return memory_.buffers[static_cast<std::size_t>(buffer)].data + offset;
+  return memory_[static_cast<std::size_t>(buffer)].data + offset;
 }
 
 }  // namespace verbatim::perf

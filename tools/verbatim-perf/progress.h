@@ -4,19 +4,21 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "netapi/plugin.h"
+#include "ranks/connections.h"
 #include "traffic/content.h"
-#include "verbatim-perf/connections.h"
 #include "verbatim-perf/plan.h"
 
 namespace verbatim::perf {
 
 class Progress {
  public:
-  Progress(netapi::Plugin& plugin, const Connections& connections, const Memory& memory, traffic::ElementType type)
-      : plugin_(plugin), connections_(connections), memory_(memory), type_(type) {}
+  Progress(netapi::Plugin& plugin, const ranks::Connections& connections, std::vector<ranks::Piece> memory,
+           traffic::ElementType type)
+      : plugin_(plugin), connections_(connections), memory_(std::move(memory)), type_(type) {}
 
   // Takes a plan in; run() may then be called any number of times.
   void prepare(const Plan& plan);
@@ -28,7 +30,7 @@ class Progress {
  private:
   struct RunningLane {
     const Lane* lane;
-    const Connection* connection;
+    const ranks::Connection* connection;
     std::uint64_t total = 0;  // steps of this run
     std::uint64_t started = 0;
     std::uint64_t completed = 0;
@@ -45,8 +47,8 @@ class Progress {
   std::byte* address(Buffer buffer, std::size_t offset) const;
 
   netapi::Plugin& plugin_;
-  const Connections& connections_;
-  const Memory memory_;
+  const ranks::Connections& connections_;
+  const std::vector<ranks::Piece> memory_;  // by Buffer
   const traffic::ElementType type_;
   Plan plan_;
   std::vector<RunningLane> lanes_;

@@ -17,17 +17,16 @@
 
 #include "base/clock.h"
 #include "netapi/plugin.h"
+#include "ranks/connections.h"
+#include "ranks/link.h"
+#include "ranks/loaded_plugin.h"
+#include "ranks/plugin_log.h"
+#include "ranks/progress_bar.h"
+#include "ranks/worker.h"
 #include "traffic/guarded_buffer.h"
-#include "verbatim-perf/connections.h"
-#include "verbatim-perf/hub.h"
-#include "verbatim-perf/launcher.h"
-#include "verbatim-perf/link.h"
 #include "verbatim-perf/operation.h"
-#include "verbatim-perf/plugin_log.h"
 #include "verbatim-perf/progress.h"
-#include "verbatim-perf/progress_bar.h"
 #include "verbatim-perf/report.h"
-#include "verbatim-perf/worker.h"
 
 namespace verbatim::perf {
 namespace {
@@ -54,51 +53,12 @@ struct Outcome {
   std::uint64_t wrong;
 };
 
-template <typename T>
-std::string to_bytes(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof value};
-}
-template <typename T>
-T from_bytes(const std::string& bytes) {
-  T value{};
-  if (bytes.size() != sizeof value) throw Failure("the ranks are not of the same build");
-  std::memcpy(&value, bytes.data(), sizeof value);
-  return value;
-}
-
-// A loaded plugin and one communicator's context in it.
-class LoadedPlugin {
+class PerfRank final : public ranks::Rank {
  public:
-  explicit LoadedPlugin(const Options& options) {
-    netapi::Opened opened = netapi::open_plugin(options.plugin, options.api_version);
-    if (!opened.plugin) throw Failure(opened.error);
-    plugin_ = std::move(opened.plugin);
-    require(plugin_->init(options.token, {}, &context_), "init");
-    int devices = 0;
-    require(plugin_->devices(&devices), "devices");
-    if (devices <= 0) throw Failure("the plugin has no device");
-    for (int device = 0; device < devices; ++device) {
-      require(plugin_->properties(device, &devices_.emplace_back()), "getProperties");
-    }
-  }
-  void finalize() { require(plugin_->finalize(context_), "finalize"); }
+  PerfRank(const Options& options, ranks::Link& link)
+      : options_(options), link_(link), plugin_(options.plugin, options.api_version, options.job.token) {}
 
-  netapi::Plugin& operator*() const { return *plugin_; }
-  netapi::Plugin* operator->() const { return plugin_.get(); }
-  void* context() const { return context_; }
-  const std::vector<netapi::Properties>& devices() const { return devices_; }
-
- private:
-  std::unique_ptr<netapi::Plugin> plugin_;
-  void* context_ = nullptr;
-  std::vector<netapi::Properties> devices_;
-};
-
-class Rank {
- public:
-  Rank(const Options& options, Link& link) : options_(options), link_(link), plugin_(options) {}
-
-  ExitStatus run() {
+  ExitStatus run() override {
     introduce();
     connect();
     if (is_first()) print_header(stdout, report_);
@@ -113,7 +73,7 @@ class Rank {
   }
 
  private:
-  bool is_first() const { return options_.rank == 0; }
+  bool is_first() const { return options_.job.rank == 0; }
 
   // Agrees with the other ranks on what all of their plugins can do.
   void introduce() {
@@ -121,12 +81,8 @@ class Rank {
     gethostname(own.host, sizeof own.host - 1);
     own.pid = getpid();
     own.api_version = plugin_->api_version();
-    own.max_recvs = kDefaultGroup;
-    own.max_p2p_bytes = netapi::kMaxBytesBeforeV9 << 10;
-    for (const netapi::Properties& device : plugin_.devices()) {
-      own.max_recvs = std::min(own.max_recvs, device.max_recvs);
-      own.max_p2p_bytes = std::min(own.max_p2p_bytes, device.max_p2p_bytes);
-    }
+    own.max_recvs = std::min(kDefaultGroup, plugin_.max_recvs());
+    own.max_p2p_bytes = plugin_.max_p2p_bytes();
     if (options_.group > 0) own.max_recvs = options_.group;
 
     Introduction common = own;
@@ -136,8 +92,7 @@ class Rank {
                .devices = plugin_.devices(),
                .ranks = {},
                .rows = {}};
-    for (const std::string& bytes : link_.all_gather(to_bytes(own))) {
-      const auto other = from_bytes<Introduction>(bytes);
+    for (const Introduction& other : link_.all_gather_values(own)) {
       if (other.api_version != own.api_version) {
         throw Failure("this rank's plugin speaks v" + std::to_string(own.api_version) + ", that of another v" +
                       std::to_string(other.api_version) + ": say --api");
@@ -148,8 +103,8 @@ class Rank {
     }
     report_.group = static_cast<std::size_t>(std::max(1, common.max_recvs));
     report_.chunk_bytes = chunk_bytes(common.max_p2p_bytes);
-    operation_ = make_operation(options_.operation, {.rank = options_.rank,
-                                                     .ranks = options_.nranks,
+    operation_ = make_operation(options_.operation, {.rank = options_.job.rank,
+                                                     .ranks = options_.job.nranks,
                                                      .channels = options_.channels,
                                                      .type = options_.type,
                                                      .chunk_bytes = report_.chunk_bytes,
@@ -168,37 +123,22 @@ class Rank {
   void connect() {
     const Extent largest = operation_->extent(options_.max_bytes);
     const std::size_t needed[kBuffers] = {largest.send_bytes, largest.recv_bytes, operation_->staging_bytes()};
-    Memory memory;
+    std::vector<ranks::Piece> memory;
     for (std::size_t i = 0; i < kBuffers; ++i) {
       buffers_[i] = std::make_unique<GuardedBuffer>(needed[i]);
-      memory.buffers[i] = {buffers_[i]->data(), buffers_[i]->capacity()};
+      memory.push_back({buffers_[i]->data(), buffers_[i]->capacity()});
     }
     const std::vector<Flow> flows = operation_->flows();
-    connections_.emplace(*plugin_, plugin_.context(), static_cast<int>(plugin_.devices().size()), flows, options_.rank);
-    std::vector<Handle> own;
+    connections_.emplace(*plugin_, plugin_.context(), static_cast<int>(plugin_.devices().size()), flows,
+                         options_.job.rank);
+    std::vector<ranks::Handle> own;
     service_.run([&] { own = connections_->listen(); });
-    std::vector<Handle> handles = exchange(flows, own);
+    std::vector<ranks::Handle> handles = ranks::exchange_handles(link_, flows, own);
     service_.run([&] {
       connections_->establish(handles);
       connections_->register_memory(memory);
     });
     progress_.emplace(*plugin_, *connections_, memory, options_.type);
-  }
-
-  // One handle for each flow, from the rank that receives it.
-  std::vector<Handle> exchange(const std::vector<Flow>& flows, const std::vector<Handle>& own) {
-    std::string bytes;
-    for (const Handle& handle : own) bytes.append(handle.data(), handle.size());
-    const std::vector<std::string> all = link_.all_gather(bytes);
-    std::vector<std::size_t> taken(all.size());
-    std::vector<Handle> handles(flows.size());
-    for (std::size_t i = 0; i < flows.size(); ++i) {
-      const auto from = static_cast<std::size_t>(flows[i].destination);
-      if (all[from].size() < taken[from] + sizeof(Handle)) throw Failure("the ranks differ in their options");
-      std::memcpy(handles[i].data(), all[from].data() + taken[from], sizeof(Handle));
-      taken[from] += sizeof(Handle);
-    }
-    return handles;
   }
 
   void measure(std::size_t bytes) {
@@ -223,8 +163,7 @@ class Rank {
   void add_row(const Extent& extent, const Outcome& own) {
     std::uint64_t slowest_ns = 1;
     Row row{.bytes = extent.bytes, .count = extent.count};
-    for (const std::string& bytes : link_.all_gather(to_bytes(own))) {
-      const auto outcome = from_bytes<Outcome>(bytes);
+    for (const Outcome& outcome : link_.all_gather_values(own)) {
       slowest_ns = std::max(slowest_ns, outcome.elapsed_ns);
       row.wrong += outcome.wrong;
     }
@@ -284,7 +223,7 @@ class Rank {
   void complain(const std::string& what) {
     if (complaints_++ >= kComplaints) return;
     bar_.clear();
-    std::fprintf(stderr, "verbatim-perf: rank %d, iteration %" PRIu64 ": %s\n", options_.rank, step_, what.c_str());
+    std::fprintf(stderr, "verbatim-perf: rank %d, iteration %" PRIu64 ": %s\n", options_.job.rank, step_, what.c_str());
   }
 
   void iterate(int iterations, std::size_t bytes) {
@@ -299,60 +238,32 @@ class Rank {
     done.get();
   }
 
-  traffic::Elements own_content() const { return {options_.type, static_cast<std::uint64_t>(options_.rank), step_}; }
+  traffic::Elements own_content() const {
+    return {options_.type, static_cast<std::uint64_t>(options_.job.rank), step_};
+  }
   GuardedBuffer& buffer(Buffer which) { return *buffers_[static_cast<std::size_t>(which)]; }
 
   const Options options_;
-  Link& link_;
-  LoadedPlugin plugin_;
+  ranks::Link& link_;
+  ranks::LoadedPlugin plugin_;
   const std::vector<std::size_t> sizes_ = message_sizes(options_);
   std::unique_ptr<Operation> operation_;
   std::unique_ptr<GuardedBuffer> buffers_[kBuffers];
-  std::optional<Connections> connections_;
+  std::optional<ranks::Connections> connections_;
   std::optional<Progress> progress_;
-  ProgressBar bar_{options_.rank == 0};
+  ranks::ProgressBar bar_{options_.job.rank == 0};
   Report report_;
   std::uint64_t step_ = 0;
   int complaints_ = 0;
-  Worker service_{"service"};
-  Worker progress_thread_{"progress"};
-};
-
-// Between hosts: the hub of rank 0, in a thread. The job's end is heard through the link.
-class OwnHub {
- public:
-  explicit OwnHub(const Options& options)
-      : hub_(listen_for_ranks(port_of(options.root)), options.nranks, options.token, options.timeout_s),
-        thread_([this] { hub_.serve([] { return std::nullopt; }); }) {}
-  ~OwnHub() { thread_.join(); }
-  OwnHub(const OwnHub&) = delete;
-  OwnHub& operator=(const OwnHub&) = delete;
-
- private:
-  Hub hub_;
-  std::thread thread_;
+  ranks::Worker service_{"service"};
+  ranks::Worker progress_thread_{"progress"};
 };
 
 }  // namespace
 
-ExitStatus run_rank(const Options& options) {
-  std::optional<OwnHub> hub;
-  if (options.rank == 0 && !options.child) hub.emplace(options);
-  const Hello hello{options.token, static_cast<std::uint32_t>(options.rank),
-                    static_cast<std::uint32_t>(options.nranks)};
-  Link link(options.root, hello, options.timeout_s);
-  keep_plugin_log(options.rank, options.verbose);
-  std::optional<Rank> rank;  // outlives the handlers: a failure is told before the plugin says good-bye to its peers
-  try {
-    const ExitStatus status = rank.emplace(options, link).run();
-    rank.reset();
-    link.bye();
-    return status;
-  } catch (const Failure& failure) {
-    link.fail(failure.status, failure.what() + plugin_warnings());
-  } catch (const std::exception& failure) {
-    link.fail(ExitStatus::kFailed, failure.what() + plugin_warnings());
-  }
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::Link& link) {
+  ranks::keep_plugin_log(options.job.rank, options.verbose);
+  return std::make_unique<PerfRank>(options, link);
 }
 
 }  // namespace verbatim::perf

@@ -1,4 +1,4 @@
-#include "verbatim-perf/frame.h"
+#include "ranks/frame.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "verbatim-perf/failure.h"
+#include "ranks/failure.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 namespace {
 
 class Frames : public testing::Test {
@@ -81,4 +81,4 @@ TEST(Pack, IsUndoneByUnpack) {
 }
 
 }  // namespace
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks

@@ -30,20 +30,20 @@ ExitStatus refused(const std::vector<const char*>& arguments) {
 }
 
 TEST(ParseBytes, KnowsUnitsInAnyCase) {
-  EXPECT_EQ(0U, parse_bytes("0"));
-  EXPECT_EQ(8U, parse_bytes("8"));
-  EXPECT_EQ(8U, parse_bytes("8B"));
-  EXPECT_EQ(65'536U, parse_bytes("64K"));
-  EXPECT_EQ(65'536U, parse_bytes("64k"));
-  EXPECT_EQ(65'536U, parse_bytes("64KiB"));
-  EXPECT_EQ(65'536U, parse_bytes("64KB"));
-  EXPECT_EQ(1'572'864U, parse_bytes("1.5M"));
-  EXPECT_EQ(std::size_t{5} << 30, parse_bytes("5G"));
+  EXPECT_EQ(0U, ranks::parse_bytes("0"));
+  EXPECT_EQ(8U, ranks::parse_bytes("8"));
+  EXPECT_EQ(8U, ranks::parse_bytes("8B"));
+  EXPECT_EQ(65'536U, ranks::parse_bytes("64K"));
+  EXPECT_EQ(65'536U, ranks::parse_bytes("64k"));
+  EXPECT_EQ(65'536U, ranks::parse_bytes("64KiB"));
+  EXPECT_EQ(65'536U, ranks::parse_bytes("64KB"));
+  EXPECT_EQ(1'572'864U, ranks::parse_bytes("1.5M"));
+  EXPECT_EQ(std::size_t{5} << 30, ranks::parse_bytes("5G"));
 }
 
 TEST(ParseBytes, RefusesWhatIsNoSize) {
   for (const char* text : {"", "K", "-1", "8Q", "8 K", "1e99", "0.3", "1.0001K", "nan", "inf", "8KK", "99999999G"}) {
-    EXPECT_THROW(parse_bytes(text), Failure) << text;
+    EXPECT_THROW(ranks::parse_bytes(text), Failure) << text;
   }
 }
 
@@ -83,7 +83,7 @@ TEST(ParseOptions, UnderstandsNcclTestsOptions) {
   EXPECT_EQ(3, options.warmup_iterations);
   EXPECT_EQ(2, options.check_iterations);
   EXPECT_EQ(traffic::ElementType::kFloat, options.type);
-  EXPECT_EQ(5, options.procs);
+  EXPECT_EQ(5, options.job.procs);
 }
 
 TEST(ParseOptions, UnderstandsLongNames) {
@@ -98,7 +98,7 @@ TEST(ParseOptions, UnderstandsLongNames) {
   EXPECT_EQ(131'072U, options.chunk_bytes);
   EXPECT_EQ(16, options.depth);
   EXPECT_EQ("f.json", options.json);
-  EXPECT_EQ(5, options.timeout_s);
+  EXPECT_EQ(5, options.job.timeout_s);
 }
 
 TEST(ParseOptions, KnowsEveryOperation) {
@@ -109,9 +109,9 @@ TEST(ParseOptions, KnowsEveryOperation) {
 
 TEST(ParseOptions, TakesARankOfAJobBetweenHosts) {
   const Options options = parsed({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "1", "--nranks", "3"});
-  EXPECT_EQ("h:1", options.root);
-  EXPECT_EQ(1, options.rank);
-  EXPECT_EQ(3, options.nranks);
+  EXPECT_EQ("h:1", options.job.root);
+  EXPECT_EQ(1, options.job.rank);
+  EXPECT_EQ(3, options.job.nranks);
 }
 
 TEST(ParseOptions, RefusesNonsense) {

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <string>
 
-#include "verbatim-perf/progress_bar.h"
+#include "ranks/progress_bar.h"
 
 namespace verbatim::perf {
 namespace {
@@ -56,9 +56,9 @@ TEST(Table, EndsWithTheVerdictAndTheAverage) {
 }
 
 TEST(ProgressText, TellsPartTimeAndRest) {
-  EXPECT_EQ("[###############...............]  50 %  10 s, 10 s to go  8 B", progress_text(0.5, 10, "8 B"));
-  EXPECT_EQ("[..............................]   0 %  3 s  8 B", progress_text(0, 3, "8 B"));
-  EXPECT_EQ("[##############################] 100 %  3 s, 0 s to go  8 B", progress_text(1.2, 3, "8 B"));
+  EXPECT_EQ("[###############...............]  50 %  10 s, 10 s to go  8 B", ranks::progress_text(0.5, 10, "8 B"));
+  EXPECT_EQ("[..............................]   0 %  3 s  8 B", ranks::progress_text(0, 3, "8 B"));
+  EXPECT_EQ("[##############################] 100 %  3 s, 0 s to go  8 B", ranks::progress_text(1.2, 3, "8 B"));
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "verbatim-perf/failure.h"
+#include "ranks/failure.h"
 
 namespace verbatim::perf::cost {
 namespace {
@@ -35,9 +35,10 @@ Allocations::Allocations(const std::string& object) {
   const auto watch =
       reinterpret_cast<void (*)(std::uintptr_t, std::uintptr_t)>(::dlsym(RTLD_DEFAULT, "allocations_watch"));
   read_ = reinterpret_cast<std::int64_t (*)()>(::dlsym(RTLD_DEFAULT, "allocations_bytes"));
-  if (watch == nullptr || read_ == nullptr) throw Failure("the library that counts allocations is not preloaded");
+  if (watch == nullptr || read_ == nullptr)
+    throw ranks::Failure("the library that counts allocations is not preloaded");
   Range range{object};
-  if (::dl_iterate_phdr(find_range, &range) == 0) throw Failure(object + " is not loaded");
+  if (::dl_iterate_phdr(find_range, &range) == 0) throw ranks::Failure(object + " is not loaded");
   watch(range.begin, range.end);
 }
 

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <utility>
 
+#include "ranks/failure.h"
 #include "verbatim-perf/cost/cells.h"
-#include "verbatim-perf/failure.h"
 
 namespace verbatim::perf::cost {
 namespace {
@@ -42,7 +42,7 @@ double cost_of(std::string_view line, const std::string& file) {
   try {
     return space == std::string_view::npos ? 0 : static_cast<double>(std::stoull(std::string(line.substr(space + 1))));
   } catch (const std::exception&) {
-    throw Failure(file + ": not a cost line: " + std::string(line));
+    throw ranks::Failure(file + ": not a cost line: " + std::string(line));
   }
 }
 
@@ -98,8 +98,8 @@ class Dump {
   Instructions instructions_;
 };
 
-Failure without_divisor(const std::string& file, const std::string& label) {
-  return Failure(file + ": a label without a divisor: " + label);
+ranks::Failure without_divisor(const std::string& file, const std::string& label) {
+  return ranks::Failure(file + ": a label without a divisor: " + label);
 }
 
 }  // namespace

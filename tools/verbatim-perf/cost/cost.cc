@@ -82,7 +82,7 @@ class Measurement {
          {here / "cost" / kCountingAllocator, here / ".." / VERBATIM_LIBDIR / kCountingAllocator}) {
       if (fs::exists(place)) return fs::canonical(place).string();
     }
-    throw Failure(std::string(kCountingAllocator) + " is not beside " + here.string());
+    throw ranks::Failure(std::string(kCountingAllocator) + " is not beside " + here.string());
   }
 
   Json per_message(const Json& counted) const {
@@ -107,7 +107,7 @@ class Measurement {
     const std::map<std::string, Instructions> dumps = read_dumps(dumps_prefix, counted["object"].get<std::string>());
     const auto take = [&](const std::string& label) {
       const auto found = dumps.find(label);
-      if (found == dumps.end()) throw Failure("callgrind left no figures for '" + label + "'");
+      if (found == dumps.end()) throw ranks::Failure("callgrind left no figures for '" + label + "'");
       return json_of(found->second);
     };
     for (Json& cell : subject["cells"]) {
@@ -186,7 +186,7 @@ void print_subject(const Json& subject) {
 
 }  // namespace
 
-ExitStatus run_cost(const CostOptions& options) {
+ranks::ExitStatus run_cost(const CostOptions& options) {
   if (!options.part.empty()) return measure(options);
   Json all = Json::array();
   for (const std::string& plugin : options.plugins) {
@@ -195,11 +195,11 @@ ExitStatus run_cost(const CostOptions& options) {
       print_subject(all.back());
     }
   }
-  if (options.json.empty()) return ExitStatus::kOk;
+  if (options.json.empty()) return ranks::ExitStatus::kOk;
   std::ofstream file(options.json);
   file << Json{{"subjects", all}}.dump(1) << '\n';
-  if (!file.flush()) throw Failure("cannot write " + options.json);
-  return ExitStatus::kOk;
+  if (!file.flush()) throw ranks::Failure("cannot write " + options.json);
+  return ranks::ExitStatus::kOk;
 }
 
 }  // namespace verbatim::perf::cost

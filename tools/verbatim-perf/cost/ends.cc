@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "nccl/types.h"
+#include "ranks/failure.h"
+#include "ranks/loaded_plugin.h"
 #include "traffic/content.h"
-#include "verbatim-perf/connections.h"
-#include "verbatim-perf/failure.h"
 
 namespace verbatim::perf::cost {
 namespace {
@@ -21,12 +21,12 @@ constexpr int kFirstTag = 100;
 }  // namespace
 
 Subject::Subject(std::unique_ptr<netapi::Plugin> plugin) : plugin_(std::move(plugin)) {
-  require(plugin_->init(1, {}, &context_), "init");
+  ranks::require(plugin_->init(1, {}, &context_), "init");
   int devices = 0;
-  require(plugin_->devices(&devices), "devices");
-  if (devices == 0) throw Failure("the plugin has no device; run under tools/softverbs");
+  ranks::require(plugin_->devices(&devices), "devices");
+  if (devices == 0) throw ranks::Failure("the plugin has no device; run under tools/softverbs");
   netapi::Properties properties;
-  require(plugin_->properties(0, &properties), "getProperties");
+  ranks::require(plugin_->properties(0, &properties), "getProperties");
   max_recvs_ = properties.max_recvs;
 }
 
@@ -37,21 +37,21 @@ Subject::~Subject() {
 Ends Subject::connect() {
   alignas(16) std::array<char, nccl::kNetHandleMaxBytes> handle{};
   void* listen = nullptr;
-  require(plugin_->listen(context_, 0, handle.data(), &listen), "listen");
+  ranks::require(plugin_->listen(context_, 0, handle.data(), &listen), "listen");
   Ends ends;
   const auto end = std::chrono::steady_clock::now() + kPatience;
   while (ends.send == nullptr || ends.recv == nullptr) {
-    if (ends.send == nullptr) require(plugin_->connect(context_, 0, handle.data(), &ends.send), "connect");
-    if (ends.recv == nullptr) require(plugin_->accept(listen, &ends.recv), "accept");
-    if (std::chrono::steady_clock::now() > end) throw Failure("a connection did not come about");
+    if (ends.send == nullptr) ranks::require(plugin_->connect(context_, 0, handle.data(), &ends.send), "connect");
+    if (ends.recv == nullptr) ranks::require(plugin_->accept(listen, &ends.recv), "accept");
+    if (std::chrono::steady_clock::now() > end) throw ranks::Failure("a connection did not come about");
   }
-  require(plugin_->close_listen(listen), "closeListen");
+  ranks::require(plugin_->close_listen(listen), "closeListen");
   return ends;
 }
 
 void Subject::close(Ends ends) {
-  require(plugin_->close_send(ends.send), "closeSend");
-  require(plugin_->close_recv(ends.recv), "closeRecv");
+  ranks::require(plugin_->close_send(ends.send), "closeSend");
+  ranks::require(plugin_->close_recv(ends.recv), "closeRecv");
 }
 
 Groups::Groups(Subject& subject, Ends ends, std::size_t bytes, int group)
@@ -64,8 +64,8 @@ Groups::Groups(Subject& subject, Ends ends, std::size_t bytes, int group)
       sizes_(group_, bytes),
       receives_(kAhead) {
   traffic::Pattern(1, bytes).produce(source_.data(), source_.size(), 0);
-  require(plugin_.reg_mr(ends_.send, source_.data(), source_.size(), nccl::kPtrHost, &source_handle_), "regMr");
-  require(plugin_.reg_mr(ends_.recv, target_.data(), target_.size(), nccl::kPtrHost, &target_handle_), "regMr");
+  ranks::require(plugin_.reg_mr(ends_.send, source_.data(), source_.size(), nccl::kPtrHost, &source_handle_), "regMr");
+  ranks::require(plugin_.reg_mr(ends_.recv, target_.data(), target_.size(), nccl::kPtrHost, &target_handle_), "regMr");
   for (std::size_t i = 0; i < group_; ++i) {
     places_.push_back(target_.data() + i * bytes_);
     tags_.push_back(kFirstTag + static_cast<int>(i));
@@ -81,10 +81,10 @@ Groups::~Groups() {
 
 void Groups::post_receive(Receive& receive) {
   for (int tries = 0; receive.request == nullptr; ++tries) {
-    require(plugin_.irecv(ends_.recv, static_cast<int>(group_), places_.data(), sizes_.data(), tags_.data(),
-                          handles_.data(), &receive.request),
-            "irecv");
-    if (tries == kMostTries) throw Failure("irecv never takes a receive");
+    ranks::require(plugin_.irecv(ends_.recv, static_cast<int>(group_), places_.data(), sizes_.data(), tags_.data(),
+                                 handles_.data(), &receive.request),
+                   "irecv");
+    if (tries == kMostTries) throw ranks::Failure("irecv never takes a receive");
   }
 }
 
@@ -92,9 +92,9 @@ void Groups::send_group() {
   for (std::size_t i = 0; i < group_; ++i) {
     void* request = nullptr;
     for (int tries = 0; request == nullptr; ++tries) {
-      require(plugin_.isend(ends_.send, source_.data() + i * bytes_, bytes_, tags_[i], source_handle_, &request),
-              "isend");
-      if (tries == kMostTries) throw Failure("isend never takes a message");
+      ranks::require(plugin_.isend(ends_.send, source_.data() + i * bytes_, bytes_, tags_[i], source_handle_, &request),
+                     "isend");
+      if (tries == kMostTries) throw ranks::Failure("isend never takes a message");
     }
     sends_.push_back(request);
   }
@@ -104,8 +104,8 @@ void Groups::finish(void* request) {
   int done = 0;
   std::array<int, netapi::kMaxGroup> sizes{};
   for (int tries = 0; done == 0; ++tries) {
-    require(plugin_.test(request, &done, sizes.data()), "test");
-    if (tries == kMostTries) throw Failure("a request never finishes");
+    ranks::require(plugin_.test(request, &done, sizes.data()), "test");
+    if (tries == kMostTries) throw ranks::Failure("a request never finishes");
   }
 }
 
@@ -140,21 +140,21 @@ void Groups::run(int groups) {
 void Groups::test_in_vain(int times) {
   int done = 0;
   std::array<int, netapi::kMaxGroup> sizes{};
-  for (int i = 0; i < times; ++i) require(plugin_.test(receives_[oldest_].request, &done, sizes.data()), "test");
-  if (done != 0) throw Failure("a receive is done that nothing was sent to");
+  for (int i = 0; i < times; ++i) ranks::require(plugin_.test(receives_[oldest_].request, &done, sizes.data()), "test");
+  if (done != 0) throw ranks::Failure("a receive is done that nothing was sent to");
 }
 
 void Groups::send_in_vain(int times) {
   for (int i = 0; i < times; ++i) {
     void* request = nullptr;
-    require(plugin_.isend(ends_.send, source_.data(), bytes_, tags_[0], source_handle_, &request), "isend");
-    if (request != nullptr) throw Failure("isend took a message that no receive waits for");
+    ranks::require(plugin_.isend(ends_.send, source_.data(), bytes_, tags_[0], source_handle_, &request), "isend");
+    if (request != nullptr) throw ranks::Failure("isend took a message that no receive waits for");
   }
 }
 
 void Groups::check() const {
   if (std::memcmp(source_.data(), target_.data(), bytes_ * group_) != 0)
-    throw Failure("the data that arrived is wrong");
+    throw ranks::Failure("the data that arrived is wrong");
 }
 
 }  // namespace verbatim::perf::cost

@@ -26,12 +26,12 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "ranks/plugin_log.h"
 #include "softverbs-control/host.h"
 #include "softverbs/stats.h"
 #include "verbatim-perf/cost/allocations.h"
 #include "verbatim-perf/cost/cells.h"
 #include "verbatim-perf/cost/ends.h"
-#include "verbatim-perf/plugin_log.h"
 
 namespace verbatim::perf::cost {
 namespace {
@@ -82,7 +82,7 @@ void finish(Groups& groups) {
 
 void measure_instructions(const CostOptions& options, Subject& subject) {
   if (VERBATIM_HAS_CALLGRIND == 0)
-    throw Failure("built without valgrind/callgrind.h: install valgrind and build again");
+    throw ranks::Failure("built without valgrind/callgrind.h: install valgrind and build again");
   const Ends ends = subject.connect();
   for_each_cell(options, subject, [&](std::size_t bytes, int group) {
     const std::size_t group_bytes = std::max<std::size_t>(bytes, 1) * static_cast<std::size_t>(group);
@@ -138,12 +138,12 @@ static_assert(std::is_trivially_copyable_v<Reading>);
 // A process is one entry of the registry, so that another one, a forked child, looks at our segment.
 Reading read_counters() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw Failure("pipe2: " + std::string(std::strerror(errno)));
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw ranks::Failure("pipe2: " + std::string(std::strerror(errno)));
   const UniqueFd from(ends[0]);
   UniqueFd to(ends[1]);
   const pid_t me = ::getpid();
   const pid_t child = ::fork();
-  if (child < 0) throw Failure("fork: " + std::string(std::strerror(errno)));
+  if (child < 0) throw ranks::Failure("fork: " + std::string(std::strerror(errno)));
   if (child == 0) {
     bool written = false;
     try {
@@ -160,7 +160,7 @@ Reading read_counters() {
   Reading reading;
   const ssize_t got = ::read(from.get(), &reading, sizeof reading);
   ::waitpid(child, nullptr, 0);
-  if (got != static_cast<ssize_t>(sizeof reading)) throw Failure("softverbs' counters cannot be read");
+  if (got != static_cast<ssize_t>(sizeof reading)) throw ranks::Failure("softverbs' counters cannot be read");
   return reading;
 }
 
@@ -233,16 +233,16 @@ void measure_setup(const CostOptions& options, Subject& subject, Json& result) {
 
 std::string object_of(const netapi::Plugin& plugin) {
   Dl_info found{};
-  if (::dladdr(plugin.table(), &found) == 0) throw Failure("the plugin's table lies in no object");
+  if (::dladdr(plugin.table(), &found) == 0) throw ranks::Failure("the plugin's table lies in no object");
   return found.dli_fname;
 }
 
 }  // namespace
 
-ExitStatus measure(const CostOptions& options) {
-  keep_plugin_log(0, options.verbose);
+ranks::ExitStatus measure(const CostOptions& options) {
+  ranks::keep_plugin_log(0, options.verbose);
   netapi::Opened opened = netapi::open_plugin(options.plugins.front(), options.api_version);
-  if (opened.plugin == nullptr) throw Failure(opened.error);
+  if (opened.plugin == nullptr) throw ranks::Failure(opened.error);
   const std::string object = object_of(*opened.plugin);
   Json result{{"name", opened.plugin->name()}, {"api_version", opened.plugin->api_version()}, {"object", object}};
   try {
@@ -257,15 +257,15 @@ ExitStatus measure(const CostOptions& options) {
     } else if (options.part == kMemoryPart) {
       measure_memory(options, subject, object, result);
     } else {
-      throw Failure("--part " + options.part + " is unknown", ExitStatus::kUsage);
+      throw ranks::Failure("--part " + options.part + " is unknown", ranks::ExitStatus::kUsage);
     }
-  } catch (const Failure& failure) {
-    throw Failure(failure.what() + plugin_warnings(), failure.status);
+  } catch (const ranks::Failure& failure) {
+    throw ranks::Failure(failure.what() + ranks::plugin_warnings(), failure.status);
   }
   std::ofstream file(options.result);
   file << result.dump(1) << '\n';
-  if (!file.flush()) throw Failure("cannot write " + options.result);
-  return ExitStatus::kOk;
+  if (!file.flush()) throw ranks::Failure("cannot write " + options.result);
+  return ranks::ExitStatus::kOk;
 }
 
 }  // namespace verbatim::perf::cost

@@ -1,7 +1,6 @@
 #include "verbatim-perf/cost/options.h"
 
 #include <CLI/CLI.hpp>
-#include <sstream>
 
 #include "netapi/plugin.h"
 
@@ -23,7 +22,7 @@ constexpr int kMostQps = 128;
 
 }  // namespace
 
-std::variant<CostOptions, Leave> parse_cost_options(int argc, const char* const* argv) {
+std::variant<CostOptions, ranks::Leave> parse_cost_options(int argc, const char* const* argv) {
   CostOptions options;
   options.groups = {1, 4, 8};
   options.qps = {1, 2, 4};
@@ -57,17 +56,10 @@ std::variant<CostOptions, Leave> parse_cost_options(int argc, const char* const*
   app.add_flag("--verbose", options.verbose, "print the plugins' log lines");
   app.add_option("--part", options.part)->group("");
   app.add_option("--result", options.result)->group("");
-  std::ostringstream out;
-  std::ostringstream err;
-  try {
-    app.parse(argc, argv);
-    for (const std::string& size : sizes) options.sizes.push_back(parse_bytes(size));
-  } catch (const CLI::ParseError& leave) {
-    const bool asked_for = app.exit(leave, out, err) == 0;
-    return Leave{asked_for ? ExitStatus::kOk : ExitStatus::kUsage, asked_for ? out.str() : err.str()};
-  } catch (const Failure& refused) {
-    return Leave{refused.status, std::string(refused.what()) + "\n"};
-  }
+  const auto leave = ranks::parse(app, argc, argv, [&] {
+    for (const std::string& size : sizes) options.sizes.push_back(ranks::parse_bytes(size));
+  });
+  if (leave) return *leave;
   options.instructions = !no_instructions;
   return options;
 }

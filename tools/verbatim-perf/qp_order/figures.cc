@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "verbatim-perf/failure.h"
+#include "ranks/failure.h"
 
 namespace verbatim::perf::qp_order {
 namespace {
@@ -24,7 +24,7 @@ void for_each_line(const std::string& path, std::size_t skip, Take take) {
     try {
       take(Json::parse(line));
     } catch (const Json::exception& wrong) {
-      throw Failure(path + ":" + std::to_string(number + 1) + ": " + wrong.what());
+      throw ranks::Failure(path + ":" + std::to_string(number + 1) + ": " + wrong.what());
     }
   }
 }

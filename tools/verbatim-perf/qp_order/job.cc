@@ -6,8 +6,8 @@
 #include <span>
 #include <utility>
 
-#include "verbatim-perf/connections.h"
-#include "verbatim-perf/failure.h"
+#include "ranks/failure.h"
+#include "ranks/loaded_plugin.h"
 #include "wire/handle.h"
 
 namespace verbatim::perf::qp_order {
@@ -34,20 +34,20 @@ Job::Job(const std::string& path, int api_version, const JobShape& shape, const 
     : shape_(shape), identities_(static_cast<std::size_t>(shape.ranks)) {
   const auto open = [&](const std::string& file) {
     netapi::Opened opened = netapi::open_plugin(file, api_version);
-    if (opened.plugin == nullptr) throw Failure(opened.error);
+    if (opened.plugin == nullptr) throw ranks::Failure(opened.error);
     plugins_.push_back(std::move(opened.plugin));
     void* context = nullptr;
-    require(plugins_.back()->init(1, {}, &context), "init");
+    ranks::require(plugins_.back()->init(1, {}, &context), "init");
     return context;
   };
   void* context = open(path);
   int devices = 0;
-  require(plugins_.front()->devices(&devices), "devices");
-  if (devices == 0) throw Failure("the plugin has no device; run under tools/softverbs");
+  ranks::require(plugins_.front()->devices(&devices), "devices");
+  if (devices == 0) throw ranks::Failure("the plugin has no device; run under tools/softverbs");
   for (int rank = 0; rank < shape.ranks; ++rank) {
     const bool more = rank != 0 && (this->api_version() >= kFirstWithContexts || rank % devices == 0);
     if (more && this->api_version() >= kFirstWithContexts) {
-      require(plugins_.front()->init(1, {}, &context), "init");
+      ranks::require(plugins_.front()->init(1, {}, &context), "init");
     } else if (more) {
       const std::string copy = scratch + "/plugin-" + std::to_string(rank) + ".so";
       std::filesystem::copy_file(path, copy, std::filesystem::copy_options::overwrite_existing);
@@ -71,9 +71,9 @@ int Job::api_version() const {
 void Job::learn_identity(int rank) {
   alignas(8) std::array<unsigned char, nccl::kNetHandleMaxBytes> handle{};
   void* listen = nullptr;
-  require(plugin(rank).listen(place(rank).context, place(rank).device, handle.data(), &listen), "listen");
+  ranks::require(plugin(rank).listen(place(rank).context, place(rank).device, handle.data(), &listen), "listen");
   identities_[static_cast<std::size_t>(rank)] = identity_of(handle);
-  require(plugin(rank).close_listen(listen), "closeListen");
+  ranks::require(plugin(rank).close_listen(listen), "closeListen");
 }
 
 void Job::announce(int rank) {
@@ -87,7 +87,7 @@ void Job::announce(int rank) {
       .minFlowsPerPeer = 1};
   attributes.recvCommAttr = attributes.sendCommAttr;
   attributes.op = kSendOperation;
-  require(net.set_net_attr(place(rank).context, attributes), "setNetAttr");
+  ranks::require(net.set_net_attr(place(rank).context, attributes), "setNetAttr");
 }
 
 void Job::ask(Attempt& attempt) {
@@ -95,8 +95,9 @@ void Job::ask(Attempt& attempt) {
   if (connection.send != nullptr) return;
   announce(connection.from);
   const Place& sender = place(connection.from);
-  require(plugin(connection.from).connect(sender.context, sender.device, attempt.handle.data(), &connection.send),
-          "connect");
+  ranks::require(
+      plugin(connection.from).connect(sender.context, sender.device, attempt.handle.data(), &connection.send),
+      "connect");
 }
 
 bool Job::advance(Attempt& attempt) {
@@ -104,7 +105,7 @@ bool Job::advance(Attempt& attempt) {
   ask(attempt);
   if (connection.recv == nullptr) {
     announce(connection.to);
-    require(plugin(connection.to).accept(attempt.listen, &connection.recv), "accept");
+    ranks::require(plugin(connection.to).accept(attempt.listen, &connection.recv), "accept");
   }
   return connection.send != nullptr && connection.recv != nullptr;
 }
@@ -123,7 +124,8 @@ void Job::connect() {
     Attempt& attempt = attempts[i];
     attempt.connection = &connections_[i];
     const int to = connections_[i].to;
-    require(plugin(to).listen(place(to).context, place(to).device, attempt.handle.data(), &attempt.listen), "listen");
+    ranks::require(plugin(to).listen(place(to).context, place(to).device, attempt.handle.data(), &attempt.listen),
+                   "listen");
   }
   for (Attempt& attempt : attempts) ask(attempt);
   const auto end = std::chrono::steady_clock::now() + kPatience;
@@ -135,16 +137,17 @@ void Job::connect() {
         all = false;
         continue;
       }
-      require(plugin(attempt.connection->to).close_listen(std::exchange(attempt.listen, nullptr)), "closeListen");
+      ranks::require(plugin(attempt.connection->to).close_listen(std::exchange(attempt.listen, nullptr)),
+                     "closeListen");
     }
-    if (!all && std::chrono::steady_clock::now() > end) throw Failure("a connection did not come about");
+    if (!all && std::chrono::steady_clock::now() > end) throw ranks::Failure("a connection did not come about");
   }
 }
 
 void Job::close() {
   for (JobConnection& connection : connections_) {
-    require(plugin(connection.from).close_send(connection.send), "closeSend");
-    require(plugin(connection.to).close_recv(connection.recv), "closeRecv");
+    ranks::require(plugin(connection.from).close_send(connection.send), "closeSend");
+    ranks::require(plugin(connection.to).close_recv(connection.recv), "closeRecv");
   }
   connections_.clear();
 }

@@ -12,9 +12,9 @@
 #include <random>
 #include <utility>
 
+#include "ranks/loaded_plugin.h"
+#include "ranks/plugin_log.h"
 #include "verbatim-perf/child.h"
-#include "verbatim-perf/connections.h"
-#include "verbatim-perf/plugin_log.h"
 #include "verbatim-perf/qp_order/figures.h"
 #include "verbatim-perf/qp_order/job.h"
 
@@ -78,12 +78,12 @@ class Messages {
       end.target.resize(bytes);
       std::mt19937_64 content(i);
       for (std::uint8_t& byte : end.source) byte = static_cast<std::uint8_t>(content());
-      require(job.plugin(connection.from)
-                  .reg_mr(connection.send, end.source.data(), bytes, nccl::kPtrHost, &end.source_handle),
-              "regMr");
-      require(job.plugin(connection.to)
-                  .reg_mr(connection.recv, end.target.data(), bytes, nccl::kPtrHost, &end.target_handle),
-              "regMr");
+      ranks::require(job.plugin(connection.from)
+                         .reg_mr(connection.send, end.source.data(), bytes, nccl::kPtrHost, &end.source_handle),
+                     "regMr");
+      ranks::require(job.plugin(connection.to)
+                         .reg_mr(connection.recv, end.target.data(), bytes, nccl::kPtrHost, &end.target_handle),
+                     "regMr");
     }
   }
   ~Messages() {
@@ -132,7 +132,8 @@ class Messages {
       }
     }
     for (const End& end : ends_) {
-      if (end.source != end.target) throw Failure("a message arrived with other bytes", ExitStatus::kWrong);
+      if (end.source != end.target)
+        throw ranks::Failure("a message arrived with other bytes", ranks::ExitStatus::kWrong);
     }
     return services;
   }
@@ -169,7 +170,8 @@ class Messages {
   static void wait(Done done) {
     const auto end = std::chrono::steady_clock::now() + kPatience;
     while (!done()) {
-      if (std::chrono::steady_clock::now() > end) throw Failure("messages did not arrive", ExitStatus::kTimeout);
+      if (std::chrono::steady_clock::now() > end)
+        throw ranks::Failure("messages did not arrive", ranks::ExitStatus::kTimeout);
     }
   }
 
@@ -181,8 +183,9 @@ class Messages {
     int tag = 0;
     wait([&] {
       end.recv = nullptr;
-      require(job_.plugin(connection.to).irecv(connection.recv, 1, &data, &bytes, &tag, &end.target_handle, &end.recv),
-              "irecv");
+      ranks::require(
+          job_.plugin(connection.to).irecv(connection.recv, 1, &data, &bytes, &tag, &end.target_handle, &end.recv),
+          "irecv");
       return end.recv != nullptr;
     });
   }
@@ -191,9 +194,9 @@ class Messages {
     End& end = ends_[i];
     const JobConnection& connection = job_.connections()[i];
     wait([&] {
-      require(job_.plugin(connection.from)
-                  .isend(connection.send, end.source.data(), bytes_, 0, end.source_handle, &end.send),
-              "isend");
+      ranks::require(job_.plugin(connection.from)
+                         .isend(connection.send, end.source.data(), bytes_, 0, end.source_handle, &end.send),
+                     "isend");
       return end.send != nullptr;
     });
   }
@@ -209,7 +212,7 @@ class Messages {
         if (*request == nullptr) continue;
         int done = 0;
         int size = 0;
-        require(job_.plugin(rank).test(*request, &done, &size), "test");
+        ranks::require(job_.plugin(rank).test(*request, &done, &size), "test");
         if (done == 0) {
           all = false;
           continue;
@@ -286,8 +289,8 @@ Json figures(const QpOrderOptions& options, Job& job, Messages& messages, Virtua
 
 }  // namespace
 
-ExitStatus measure(const QpOrderOptions& options) {
-  keep_plugin_log(0, options.verbose);
+ranks::ExitStatus measure(const QpOrderOptions& options) {
+  ranks::keep_plugin_log(0, options.verbose);
   const fs::path scratch = fs::path(options.result).parent_path();
   VirtualClock clock(scratch);
   const bool is_premise = options.part == kPremisePart;
@@ -309,14 +312,14 @@ ExitStatus measure(const QpOrderOptions& options) {
     result["api_version"] = job.api_version();
     result["virtual_clock"] = static_cast<bool>(clock);
     netapi::Properties properties;
-    require(job.plugin(0).properties(0, &properties), "getProperties");
+    ranks::require(job.plugin(0).properties(0, &properties), "getProperties");
     result["device"] = properties.name;
     job.close();
     std::ofstream(options.result) << result.dump() << "\n";
-  } catch (const Failure& failure) {
-    throw Failure(failure.what() + plugin_warnings(), failure.status);
+  } catch (const ranks::Failure& failure) {
+    throw ranks::Failure(failure.what() + ranks::plugin_warnings(), failure.status);
   }
-  return ExitStatus::kOk;
+  return ranks::ExitStatus::kOk;
 }
 
 }  // namespace verbatim::perf::qp_order

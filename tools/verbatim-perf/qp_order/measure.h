@@ -11,6 +11,6 @@ namespace verbatim::perf::qp_order {
 constexpr const char* kPremisePart = "premise";
 
 // In a child: measures `options.part` and writes `options.result`. Throws Failure.
-ExitStatus measure(const QpOrderOptions& options);
+ranks::ExitStatus measure(const QpOrderOptions& options);
 
 }  // namespace verbatim::perf::qp_order

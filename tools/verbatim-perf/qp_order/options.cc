@@ -25,7 +25,7 @@ constexpr int kMostRounds = 1000;
 
 }  // namespace
 
-std::variant<QpOrderOptions, Leave> parse_qp_order_options(int argc, const char* const* argv) {
+std::variant<QpOrderOptions, ranks::Leave> parse_qp_order_options(int argc, const char* const* argv) {
   QpOrderOptions options;
   options.orders = {"native", "pool", "gather", "ring"};
   std::string bytes = "128K";
@@ -60,13 +60,15 @@ std::variant<QpOrderOptions, Leave> parse_qp_order_options(int argc, const char*
   std::ostringstream err;
   try {
     app.parse(argc, argv);
-    options.bytes = parse_bytes(bytes);
-    if (options.bytes == 0) throw Failure("--bytes: a message without bytes shows no order", ExitStatus::kUsage);
+    options.bytes = ranks::parse_bytes(bytes);
+    if (options.bytes == 0)
+      throw ranks::Failure("--bytes: a message without bytes shows no order", ranks::ExitStatus::kUsage);
   } catch (const CLI::ParseError& leave) {
     const bool asked_for = app.exit(leave, out, err) == 0;
-    return Leave{asked_for ? ExitStatus::kOk : ExitStatus::kUsage, asked_for ? out.str() : err.str()};
-  } catch (const Failure& refused) {
-    return Leave{refused.status, std::string(refused.what()) + "\n"};
+    return ranks::Leave{asked_for ? ranks::ExitStatus::kOk : ranks::ExitStatus::kUsage,
+                        asked_for ? out.str() : err.str()};
+  } catch (const ranks::Failure& refused) {
+    return ranks::Leave{refused.status, std::string(refused.what()) + "\n"};
   }
   options.rotate = !no_rotation;
   return options;

@@ -29,9 +29,9 @@ struct QpOrderOptions {
 };
 
 // `argv[0]` is "qp-order".
-std::variant<QpOrderOptions, Leave> parse_qp_order_options(int argc, const char* const* argv);
+std::variant<QpOrderOptions, ranks::Leave> parse_qp_order_options(int argc, const char* const* argv);
 
 // Measures and prints. Throws Failure.
-ExitStatus run_qp_order(const QpOrderOptions& options);
+ranks::ExitStatus run_qp_order(const QpOrderOptions& options);
 
 }  // namespace verbatim::perf::qp_order

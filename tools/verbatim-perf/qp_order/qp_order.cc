@@ -98,7 +98,7 @@ void print_table(const QpOrderOptions& options, const Json& rows) {
 
 }  // namespace
 
-ExitStatus run_qp_order(const QpOrderOptions& options) {
+ranks::ExitStatus run_qp_order(const QpOrderOptions& options) {
   if (!options.part.empty()) return measure(options);
   const Scratch scratch("qp-order");
   Json report{{"premise", run_part(options, kPremisePart, scratch)}, {"orders", Json::array()}};
@@ -115,9 +115,9 @@ ExitStatus run_qp_order(const QpOrderOptions& options) {
   if (!options.json.empty()) {
     std::ofstream file(options.json);
     file << report.dump(2) << "\n";
-    if (!file.flush()) throw Failure(options.json + " cannot be written");
+    if (!file.flush()) throw ranks::Failure(options.json + " cannot be written");
   }
-  return ExitStatus::kOk;
+  return ranks::ExitStatus::kOk;
 }
 
 }  // namespace verbatim::perf::qp_order

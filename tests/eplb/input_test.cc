@@ -1,0 +1,163 @@
+// Bad input ends before any communication, with one line that names the place; and what ends a run that hangs.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "eplb_run.h"
+
+namespace verbatim::eplb {
+namespace {
+
+class Trace : public testing::Test {
+ protected:
+  ~Trace() override { ::unlink(file_.c_str()); }
+
+  Outcome run_trace(const std::string& text, std::vector<std::string> arguments = {}) {
+    std::ofstream(file_) << text;
+    arguments.insert(arguments.end(), {"--policy", "trace=" + file_, "--ranks", "2"});
+    return run_over_plugin(arguments);
+  }
+  void expect_refused(const std::string& text, const std::string& why, const std::vector<std::string>& arguments = {}) {
+    const Outcome outcome = run_trace(text, arguments);
+    EXPECT_EQ(kUsage, outcome.status) << outcome.output;
+    EXPECT_TRUE(contains(outcome, why)) << outcome.output;
+    EXPECT_EQ(1, std::count(outcome.output.begin(), outcome.output.end(), '\n')) << outcome.output;
+  }
+
+  const std::string file_ = testing::TempDir() + "eplb-trace-" + std::to_string(::getpid()) + ".jsonl";
+};
+
+TEST_F(Trace, IsCarriedOut) {
+  const std::string lines =
+      "{\"layer\": 3, \"old\": [0, 1, 2, 3], \"new\": [2, 1, 2, 0]}\n\n"
+      "{\"layer\": 5, \"old\": [0, 1, -1, 3], \"new\": [3, 3, 1, -1]}\n";
+  for (const char* mode : {"packed", "per-tensor", "direct"}) {
+    const Outcome outcome = run_trace(lines, {"--mode", mode});
+    EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
+    EXPECT_TRUE(contains(outcome, "\n       5 ")) << outcome.output;
+  }
+}
+
+TEST_F(Trace, IsRefusedByPlace) {
+  expect_refused("{\"layer\": 4, \"old\": [0, 1, 2, 2], \"new\": [0, 3, 1, 2]}",
+                 "layer 4, new, row 1: expert 3 is held by no rank before");
+  expect_refused("{\"old\": [0, 1, 2, 2], \"new\": [0, 1, 2]}", "layer 0, new: 3 rows in place of 4");
+  expect_refused("{\"old\": [0, 1, 2], \"new\": [0, 1, 2]}", "3 rows do not divide by 2 ranks");
+  expect_refused("{\"old\": [0, -2, 2, 3], \"new\": [0, 1, 2, 3]}", "layer 0, old, row 1: expert -2");
+  expect_refused("{\"old\": [0, 7, 2, 3], \"new\": [0, 1, 2, 3]}", "layer 0, old, row 1: expert 7 is not one of 0 to 3",
+                 {"--logical", "4"});
+  expect_refused("{\"old\": [0, 1.5], \"new\": [0, 1]}", "line 1, old, row 1: not an expert: 1.5");
+  expect_refused("{\"old\": [0, 1], \"new\": [0, 1]}\n{\"old\": [0, 1]", "line 2: not a JSON object");
+  expect_refused("{\"old\": [0, 1]}", "line 1: no list 'new'");
+  expect_refused("{\"old\": [0, 1], \"new\": [1, 0], \"bytes\": [5144, 5143]}",
+                 "line 1, row 1: 5143 bytes, an expert has 5144");
+  expect_refused("", "no layers");
+}
+
+TEST(Input, IsRefusedByPlace) {
+  const auto refused = [](const std::vector<std::string>& arguments, const std::string& why) {
+    const Outcome outcome = run_over_plugin(arguments);
+    EXPECT_EQ(kUsage, outcome.status) << outcome.output;
+    EXPECT_TRUE(contains(outcome, why)) << outcome.output;
+    EXPECT_EQ(1, std::count(outcome.output.begin(), outcome.output.end(), '\n')) << outcome.output;
+  };
+  refused({"--policy", "trace=/does/not/exist"}, "/does/not/exist: cannot be read");
+  refused({"--policy", "none"}, "no such policy: 'none'");
+  refused({"--preset", "none"}, "no such preset: 'none'");
+  refused({"--ranks", "3", "--redundant", "1"}, "25 rows do not divide by 3 ranks");
+  refused({"--ranks", "4", "--redundant", "0", "--policy", "scale-up"}, "no rank is left to scale to");
+  refused({"--ranks", "4", "--tensors", "w:fp8:801:total"}, "tensor w: 801 bytes do not divide by 8 rows");
+  refused({"--ranks", "4", "--tensors", "w:fp32:6"}, "no whole number of fp32");
+  refused({"--mode", "per-tensor", "--ops-per-group", "5"},
+          "a group of 5 operations does not hold the 6 of one expert");
+}
+
+TEST(Library, ThatIsMissingIsNamed) {
+  const Outcome plugin = run({"--plugin", "/does/not/exist.so", "--ranks", "2"});
+  EXPECT_EQ(kFailed, plugin.status) << plugin.output;
+  EXPECT_TRUE(contains(plugin, "/does/not/exist.so")) << plugin.output;
+  const Outcome cuda = run({"--over", "nccl", "--cuda", "/no/libcuda.so", "--ranks", "2"});
+  EXPECT_EQ(kFailed, cuda.status) << cuda.output;
+  EXPECT_TRUE(contains(cuda, "missing here: /no/libcuda.so")) << cuda.output;
+}
+
+// Below the ports that connections of other programs get by themselves.
+std::uint16_t free_port() {
+  static unsigned next = static_cast<unsigned>(::getpid()) * 37;
+  for (unsigned tries = 0; tries < 16'000; ++tries) {
+    const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(12'000 + next++ % 16'000));
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+      return ntohs(address.sin_port);
+    }
+  }
+  return 0;
+}
+
+// Two ranks, each with options of its own.
+Outcome run_two(const std::vector<std::string>& of_first, const std::vector<std::string>& of_second) {
+  const std::vector<std::string> both{"--root",    "127.0.0.1:" + std::to_string(free_port()),
+                                      "--nranks",  "2",
+                                      "--token",   "99",
+                                      "--plugin",  setting("EPLB_PLUGIN"),
+                                      "--timeout", "60"};
+  const auto arguments = [&both](const char* rank, const std::vector<std::string>& own) {
+    std::vector<std::string> all = both;
+    all.insert(all.end(), own.begin(), own.end());
+    all.insert(all.end(), {"--rank", rank});
+    return all;
+  };
+  perf::PerfProcess first(arguments("0", of_first), {}, "VERBATIM_EPLB");
+  perf::PerfProcess second(arguments("1", of_second), {}, "VERBATIM_EPLB");
+  second.finish();
+  return first.finish();
+}
+
+TEST(Ranks, ThatAgreeMeetBetweenHosts) {
+  const Outcome outcome = run_two({}, {});
+  EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
+}
+
+TEST(Ranks, ThatDisagreeAreToldAboutWhat) {
+  const auto disagree = [](const std::vector<std::string>& of_first, const std::vector<std::string>& of_second,
+                           const std::string& why) {
+    const Outcome outcome = run_two(of_first, of_second);
+    EXPECT_EQ(kUsage, outcome.status) << outcome.output;
+    EXPECT_TRUE(contains(outcome, "rank 1 disagrees with rank 0 about the " + why)) << outcome.output;
+  };
+  disagree({}, {"--mode", "direct"}, "mode: direct there, packed here");
+  disagree({}, {"--ops-per-group", "7"}, "operations a group: 7 there, 128 here");
+  disagree({}, {"--scale", "2"}, "tensor w13: fp8 of 2048 bytes there, fp8 of 4097 bytes here");
+  disagree({}, {"--redundant", "10"}, "number of rows: 34 there, 32 here");
+  disagree({}, {"--seed", "2"}, "seed: 2 there, 1 here");
+  disagree({"--policy", "shuffle"}, {"--policy", "rotate"}, "layer 0, new rows, row ");
+}
+
+TEST(Watchdog, ListsWhatIsPendingWhenARankStandsStill) {
+  perf::PerfProcess running({"--ranks", "2", "--iters", "1000000", "--watchdog", "2", "--timeout", "60", "--plugin",
+                             setting("EPLB_PLUGIN"), "--verbose", "--policy", "rotate", "--delay", "20"},
+                            {}, "VERBATIM_EPLB");
+  const std::string line = running.wait_for_line("# rank    1  pid ");
+  ASSERT_FALSE(line.empty());
+  usleep(500'000);  // into the transfers
+  const pid_t victim = std::atoi(line.c_str() + line.find("pid") + 3);
+  ASSERT_GT(victim, 0);
+  ASSERT_EQ(0, ::kill(victim, SIGSTOP));
+  const Outcome outcome = running.finish();
+  ::kill(victim, SIGKILL);
+  EXPECT_EQ(kTimeout, outcome.status) << outcome.output;
+}
+
+}  // namespace
+}  // namespace verbatim::eplb

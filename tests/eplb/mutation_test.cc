@@ -1,0 +1,82 @@
+// What is done wrong on purpose must be found, by the tool's own check or by a plugin that spoils a message.
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "eplb_run.h"
+
+namespace verbatim::eplb {
+namespace {
+
+class Injected : public testing::TestWithParam<std::tuple<const char*, const char*>> {};
+INSTANTIATE_TEST_SUITE_P(Eplb, Injected,
+                         testing::Combine(testing::Values("per-tensor", "packed", "direct"),
+                                          testing::Values("flip-byte", "wrong-slot", "swap-receives", "drop-duplicate",
+                                                          "write-guard")),
+                         [](const auto& tested) {
+                           std::string name = std::string(std::get<0>(tested.param)) + "_" + std::get<1>(tested.param);
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST_P(Injected, IsFound) {
+  const auto& [mode, fault] = GetParam();
+  const Outcome outcome = run_over_plugin({"--mode", mode, "--inject", fault, "--policy", "hot", "--ranks", "4"});
+  EXPECT_EQ(kWrong, outcome.status) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "first wrong byte: rank ")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "in place of")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "FAILED")) << outcome.output;
+}
+
+TEST(Injection, OfTheOrderOfTypesIsFound) {
+  const Outcome outcome = run_over_plugin({"--mode", "packed", "--inject", "dtype-order", "--ranks", "2"});
+  EXPECT_EQ(kWrong, outcome.status) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "first wrong byte")) << outcome.output;
+}
+
+TEST(Injection, OfTheOrderOfPostingIsFoundBeforeAnythingIsSent) {
+  for (const char* mode : {"per-tensor", "packed", "batched", "direct"}) {
+    const Outcome outcome = run_over_plugin({"--mode", mode, "--inject", "swap-order", "--ranks", "2"});
+    EXPECT_EQ(kUsage, outcome.status) << outcome.output;
+    EXPECT_TRUE(contains(outcome, "do not post in the same order: one sends layer 0, group ")) << outcome.output;
+    EXPECT_FALSE(contains(outcome, "Wrong bytes")) << outcome.output;
+  }
+}
+
+TEST(Injection, WithoutAPlaceIsRefused) {
+  EXPECT_EQ(kUsage, run_over_plugin({"--policy", "identity", "--inject", "flip-byte", "--ranks", "2"}).status);
+  EXPECT_EQ(kUsage, run_over_plugin({"--mode", "direct", "--inject", "dtype-order", "--ranks", "2"}).status);
+  EXPECT_EQ(kUsage, run_over_plugin({"--check", "off", "--inject", "flip-byte", "--ranks", "2"}).status);
+}
+
+class Spoiled : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Eplb, Spoiled, testing::Values("per_tensor", "packed", "direct"),
+                         [](const auto& tested) { return std::string(tested.param); });
+
+TEST_P(Spoiled, MessagesOfThePluginAreFound) {
+  std::string mode = GetParam();
+  std::replace(mode.begin(), mode.end(), '_', '-');
+  for (const char* fault : {"flip-byte", "skip-tail", "overrun"}) {
+    const Outcome outcome =
+        perf::PerfProcess(
+            {"--mode", mode, "--ranks", "2", "--plugin", setting("MUTATE"), "--timeout", "60"},
+            {"MUTATE_PLUGIN=" + setting("EPLB_PLUGIN"), std::string("MUTATE_MODE=") + fault, "MUTATE_NTH=3"},
+            "VERBATIM_EPLB")
+            .finish();
+    EXPECT_EQ(kWrong, outcome.status) << fault << outcome.output;
+  }
+}
+
+// A plugin that says it has received fewer or more bytes.
+TEST(SpoiledSize, IsFound) {
+  const Outcome outcome =
+      perf::PerfProcess({"--mode", "direct", "--ranks", "2", "--plugin", setting("MUTATE"), "--timeout", "60"},
+                        {"MUTATE_PLUGIN=" + setting("EPLB_PLUGIN"), "MUTATE_MODE=wrong-size", "MUTATE_NTH=2"},
+                        "VERBATIM_EPLB")
+          .finish();
+  EXPECT_EQ(kFailed, outcome.status) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "test reported")) << outcome.output;
+}
+
+}  // namespace
+}  // namespace verbatim::eplb

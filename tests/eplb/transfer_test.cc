@@ -1,0 +1,158 @@
+// Every preset, policy, number of ranks and mode, in small: nothing may be wrong, and all counts are the plan's.
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <tuple>
+
+#include "eplb_run.h"
+#include "netapi/plugin.h"
+
+namespace verbatim::eplb {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Scaled {
+  const char* preset;
+  const char* scale;
+};
+constexpr Scaled kPresets[] = {
+    {"dsv3-fp8", "65536"}, {"dsv3-bf16", "65536"}, {"dsv3-nvfp4", "16384"}, {"tiny-mixed", "1"}};
+
+void expect_correct(const Outcome& outcome) {
+  EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "# Wrong bytes         : 0 OK")) << outcome.output;
+}
+
+class EveryMode : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Eplb, EveryMode,
+                         testing::Values("per-tensor", "packed", "batched", "batched-per-tensor", "direct"),
+                         [](const auto& tested) {
+                           std::string name = tested.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST_P(EveryMode, IsCorrectForAllPresetsAndPolicies) {
+  int seed = 1;
+  for (const Scaled& scaled : kPresets) {
+    for (const char* ranks : {"2", "4", "8"}) {
+      expect_correct(
+          run_over_plugin({"--mode", GetParam(), "--preset", scaled.preset, "--scale", scaled.scale, "--policy", "all",
+                           "--layers", "1", "--ranks", ranks, "--seed", std::to_string(seed++)}));
+    }
+  }
+}
+
+TEST_P(EveryMode, IsCorrectInSmallGroupsWithDelaysAndShortWindows) {
+  expect_correct(run_over_plugin({"--mode", GetParam(), "--policy", "hot,shuffle", "--ranks", "4", "--ops-per-group",
+                                  "6", "--delay", "3", "--depth", "1", "--chunk", "1K", "--iters", "2"}));
+}
+
+TEST_P(EveryMode, IsCorrectWithOneRank) {
+  expect_correct(run_over_plugin({"--mode", GetParam(), "--policy", "shuffle", "--ranks", "1"}));
+}
+
+TEST(Seeds, DoNotMatter) {
+  for (int seed = 100; seed < 110; ++seed) {
+    expect_correct(run_over_plugin({"--mode", seed % 2 == 0 ? "packed" : "direct", "--policy", "all", "--ranks", "4",
+                                    "--layers", "10", "--seed", std::to_string(seed)}));
+  }
+}
+
+TEST(Groups, OfAStarDoNotHang) {
+  expect_correct(run_over_plugin({"--mode", "per-tensor", "--policy", "hot", "--ranks", "4", "--ops-per-group", "6",
+                                  "--layers", "5", "--iters", "20"}));
+}
+
+TEST(Tables, AreAllTaken) {
+  for (int version = netapi::kOldestVersion; version <= netapi::kNewestVersion; ++version) {
+    if (netapi::open_plugin(setting("EPLB_PLUGIN"), version).plugin == nullptr) continue;
+    expect_correct(run_over_plugin({"--mode", "direct", "--ranks", "2", "--api", std::to_string(version)}));
+  }
+}
+
+class Report : public testing::Test {
+ protected:
+  ~Report() override { ::unlink(file_.c_str()); }
+
+  Json report(std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {"--json", file_});
+    expect_correct(run_over_plugin(arguments));
+    return Json::parse(std::ifstream(file_), nullptr, false);
+  }
+
+  const std::string file_ = testing::TempDir() + "eplb-" + std::to_string(::getpid()) + ".json";
+};
+
+TEST_F(Report, HoldsOneLayerSizedSendBufferAtAnyNumberOfRanks) {
+  for (const std::size_t ranks : {2U, 8U}) {
+    const Json json = report({"--preset", "dsv3-fp8", "--scale", "65536", "--layers", "1", "--ranks",
+                              std::to_string(ranks), "--policy", "shuffle"});
+    const std::size_t layer = json["expert_bytes"].get<std::size_t>() * 288 / ranks;
+    EXPECT_EQ(layer, json["memory"]["send_bytes"]);
+    EXPECT_EQ(layer, json["memory"]["new_rows_bytes"]);
+    EXPECT_EQ(ranks * layer, json["memory"]["old_design_send_bytes"]);
+    EXPECT_EQ((ranks + 2) * layer, json["memory"]["old_design_all_buffers_bytes"]);
+    // Guards are the tool's own: as much again as the rows of this size, and little beside real ones.
+    EXPECT_LT(json["memory"]["send_bytes"], json["memory"]["allocated_with_guards_bytes"]);
+  }
+}
+
+TEST_F(Report, HoldsNoBufferBesideTheNewRowsWhenDirect) {
+  const Json json = report({"--mode", "direct", "--ranks", "4"});
+  EXPECT_EQ(0, json["memory"]["send_bytes"]);
+  EXPECT_EQ(0, json["memory"]["recv_bytes"]);
+  EXPECT_EQ(json["memory"]["weights_bytes"], json["memory"]["new_rows_bytes"]);
+}
+
+TEST_F(Report, CountsEachPackOnceAndGroupedReceivesForEachExpert) {
+  const Json packed = report({"--mode", "packed", "--policy", "hot", "--ranks", "4"});
+  std::uint64_t experts = 0;
+  std::uint64_t planned = 0;
+  std::uint64_t packs = 0;
+  for (const Json& layer : packed["layers"]) {
+    experts += layer["experts"].get<std::uint64_t>();
+    planned += layer["packs"].get<std::uint64_t>();
+  }
+  for (const Json& rank : packed["by_rank"]) packs += rank["packs"].get<std::uint64_t>();
+  EXPECT_EQ(planned, packs);
+  EXPECT_LT(packs, experts) << "an expert that several ranks need is packed once";
+
+  const Json direct = report({"--mode", "direct", "--policy", "hot", "--ranks", "4"});
+  const auto members = direct["transport"]["members_of_a_receive"].get<std::uint64_t>();
+  const std::uint64_t tensors = direct["tensors"].size();
+  std::uint64_t grouped = 0;
+  for (const Json& rank : direct["by_rank"]) grouped += rank["grouped_receives"].get<std::uint64_t>();
+  // A last receive of one member is none of several.
+  const std::uint64_t of_one = tensors / members + (tensors % members > 1 ? 1 : 0);
+  EXPECT_EQ(members == 1 ? 0 : experts * of_one, grouped);
+}
+
+TEST_F(Report, CountsThePluginsOwnBytesWhenItTellsThem) {
+  const Json json = report({"--policy", "all", "--ranks", "4", "--layers", "2", "--iters", "2"});
+  std::ostringstream plugin;
+  plugin << std::ifstream(setting("EPLB_PLUGIN"), std::ios::binary).rdbuf();
+  const bool told = plugin.str().find("VERBATIM_STATS") != std::string::npos;
+  for (const Json& rank : json["by_rank"]) EXPECT_EQ(told ? "equal" : "absent", rank["stats"]);
+}
+
+TEST(Compare, PrintsTheMediansOfTurns) {
+  const Outcome outcome = run({"--compare", setting("EPLB_PLUGIN") + "," + setting("EPLB_OTHER_PLUGIN"), "--turns", "2",
+                               "--ranks", "2", "--timeout", "60"});
+  EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "medians of 2 turns")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "libnccl-net-verbatim.so")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "socket")) << outcome.output;
+}
+
+TEST(Compare, EndsWithWhatFails) {
+  const Outcome outcome = run({"--compare", "/does/not/exist.so", "--turns", "1", "--ranks", "2"});
+  EXPECT_EQ(kFailed, outcome.status) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "/does/not/exist.so")) << outcome.output;
+}
+
+}  // namespace
+}  // namespace verbatim::eplb

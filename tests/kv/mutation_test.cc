@@ -1,0 +1,54 @@
+// A plugin that spoils one message of a run: the run must end in red.
+#include "kv_run.h"
+
+namespace verbatim::kv {
+namespace {
+
+KvRun run_mutated(const std::string& mode, const std::string& nth) {
+  return run_kv({"--plugin", setting("MUTATE"), "--requests", "6", "--tokens", "400", "--sigma", "0", "--scale", "40"},
+                {"MUTATE_PLUGIN=" + setting("KV_PLUGIN"), "MUTATE_MODE=" + mode, "MUTATE_NTH=" + nth});
+}
+
+TEST(Mutation, OfNothingIsCorrect) {
+  const KvRun run = run_mutated("none", "1");
+  EXPECT_EQ(kOk, run.status) << run.output;
+  expect_plan(run, "kv");
+  expect_plan(run, "lf");
+}
+
+TEST(Mutation, OfOneBitIsFound) {
+  for (const char* const nth : {"1", "20"}) {
+    const KvRun run = run_mutated("flip-byte", nth);
+    EXPECT_EQ(kWrong, run.status) << run.output;
+    EXPECT_NE(std::string::npos, run.output.find("in place of")) << run.output;
+    EXPECT_EQ(1, run.family("kv")["wrong_bytes"].get<int>() + run.family("lf")["wrong_bytes"].get<int>());
+    EXPECT_EQ(1, run.family("kv")["crc_errors"].get<int>() + run.family("lf")["crc_errors"].get<int>());
+  }
+}
+
+TEST(Mutation, OfATailIsFound) {
+  const KvRun run = run_mutated("skip-tail", "5");
+  EXPECT_EQ(kWrong, run.status) << run.output;
+}
+
+TEST(Mutation, OfTheOrderInAGroupIsFound) {
+  const KvRun run = run_mutated("swap-members", "1");
+  EXPECT_EQ(kWrong, run.status) << run.output;
+}
+
+// The byte behind a block is the first of the next one, which is of this request, or of another, or of nobody.
+TEST(Mutation, OfTheByteBehindABlockIsFound) {
+  for (const char* const nth : {"1", "8", "20"}) {
+    const KvRun run = run_mutated("overrun", nth);
+    EXPECT_EQ(kWrong, run.status) << run.output;
+  }
+}
+
+TEST(Mutation, OfASizeIsFound) {
+  const KvRun run = run_mutated("wrong-size", "3");
+  EXPECT_EQ(kFailed, run.status) << run.output;
+  EXPECT_NE(std::string::npos, run.output.find("test reported")) << run.output;
+}
+
+}  // namespace
+}  // namespace verbatim::kv

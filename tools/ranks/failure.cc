@@ -1,0 +1,12 @@
+#include "ranks/failure.h"
+
+#include <cerrno>
+#include <cstdio>
+
+namespace verbatim::ranks {
+
+void complain(const std::string& what) {
+  std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, what.c_str());
+}
+
+}  // namespace verbatim::ranks

@@ -1,0 +1,34 @@
+#include "ranks/json.h"
+
+#include <fstream>
+
+#include "ranks/failure.h"
+
+namespace verbatim::ranks {
+
+Json json_of(const netapi::Properties& device) {
+  return {{"name", device.name},
+          {"pci_path", device.pci_path},
+          {"guid", device.guid},
+          {"port", device.port},
+          {"speed_mbit_s", device.speed},
+          {"latency_us", device.latency},
+          {"ptr_support", device.ptr_support},
+          {"reg_is_global", device.reg_is_global},
+          {"force_flush", device.force_flush},
+          {"max_comms", device.max_comms},
+          {"max_recvs", device.max_recvs},
+          {"members", device.members},
+          {"max_p2p_bytes", device.max_p2p_bytes},
+          {"rail_id", device.rail_id},
+          {"plane_id", device.plane_id}};
+}
+
+void write_json(const Json& json, const std::string& path) {
+  std::ofstream file(path);
+  file << json.dump(2) << '\n';
+  file.close();
+  if (!file) throw Failure("cannot write " + path);
+}
+
+}  // namespace verbatim::ranks

@@ -1,0 +1,161 @@
+#include "ranks/launcher.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "base/socket.h"
+#include "ranks/hub.h"
+
+namespace verbatim::ranks {
+namespace {
+
+// Ranks that were told to stop do so at once, and the hub has waited for them; others may still have to unload and
+// write a report.
+constexpr std::uint64_t kKillAfterAbortNs = kNanosecondsPerSecond / 2;
+constexpr std::uint64_t kKillAfterByeNs = 30 * kNanosecondsPerSecond;
+constexpr int kReapMs = 20;
+
+// The children of one job.
+class Children {
+ public:
+  explicit Children(int count) : children_(static_cast<std::size_t>(count)) {}
+  ~Children() {
+    for (const Child& child : children_) {
+      if (child.pid > 0) ::kill(child.pid, SIGKILL);
+    }
+    while (reap(), running()) ::poll(nullptr, 0, kReapMs);
+  }
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
+
+  void start(int rank, const std::vector<std::string>& arguments) {
+    std::vector<char*> argv;
+    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    const pid_t parent = getpid();
+    const pid_t pid = fork();
+    if (pid < 0) throw Failure(std::string("fork: ") + std::strerror(errno));
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives its launcher
+      if (getppid() != parent) _exit(static_cast<int>(ExitStatus::kFailed));
+      execv("/proc/self/exe", argv.data());
+      _exit(static_cast<int>(ExitStatus::kFailed));
+    }
+    children_[static_cast<std::size_t>(rank)].pid = pid;
+  }
+
+  // A rank that has ended badly since the last call.
+  std::optional<Death> reap() {
+    for (std::size_t rank = 0; rank < children_.size(); ++rank) {
+      Child& child = children_[rank];
+      int status = 0;
+      if (child.pid <= 0 || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
+      child.pid = 0;
+      child.status = status;
+      if (WIFSIGNALED(status)) {
+        return Death{"rank " + std::to_string(rank) + " was ended by signal " + std::to_string(WTERMSIG(status)) +
+                         " (" + strsignal(WTERMSIG(status)) + ")",
+                     true};
+      }
+      if (is_failure(WEXITSTATUS(status))) {
+        return Death{"rank " + std::to_string(rank) + " left with status " + std::to_string(WEXITSTATUS(status)),
+                     false};
+      }
+    }
+    return std::nullopt;
+  }
+
+  bool running() const {
+    for (const Child& child : children_) {
+      if (child.pid > 0) return true;
+    }
+    return false;
+  }
+
+  // The worst of what ranks ended with by themselves.
+  ExitStatus status() const {
+    int worst = 0;
+    for (const Child& child : children_) {
+      worst =
+          std::max(worst, WIFEXITED(child.status) ? WEXITSTATUS(child.status) : static_cast<int>(ExitStatus::kFailed));
+    }
+    return static_cast<ExitStatus>(worst);
+  }
+
+ private:
+  struct Child {
+    pid_t pid = 0;
+    int status = 0;
+  };
+  std::vector<Child> children_;
+};
+
+}  // namespace
+
+UniqueFd listen_for_ranks(int port) {
+  sockaddr_storage address{};
+  auto& inet = reinterpret_cast<sockaddr_in&>(address);
+  inet.sin_family = AF_INET;
+  inet.sin_addr.s_addr = htonl(port == 0 ? INADDR_LOOPBACK : INADDR_ANY);
+  inet.sin_port = htons(static_cast<in_port_t>(port));
+  auto listener = tcp_listen(address);
+  if (!listener) {
+    throw Failure("listening for ranks at port " + std::to_string(port) + ": " +
+                  std::strerror(listener.error().sys_errno));
+  }
+  return std::move(*listener);
+}
+
+int port_of(const std::string& root) {
+  const std::size_t colon = root.rfind(':');
+  const std::string digits = colon == std::string::npos ? "" : root.substr(colon + 1);
+  if (digits.empty() || digits.size() > 5 || digits.find_first_not_of("0123456789") != std::string::npos ||
+      std::stoi(digits) < 1 || std::stoi(digits) > 65535) {
+    throw Failure("--root is not HOST:PORT: " + root, ExitStatus::kUsage);
+  }
+  return std::stoi(digits);
+}
+
+ExitStatus launch(const Job& job, int argc, char** argv) {
+  UniqueFd listener = listen_for_ranks(0);
+  const auto address = local_address(listener);
+  std::uint64_t token = 0;
+  if (!address || !fill_random(std::as_writable_bytes(std::span(&token, 1))))
+    throw Failure("no socket or no random number");
+
+  Children children(job.procs);
+  for (int rank = 0; rank < job.procs; ++rank) {
+    std::vector<std::string> own(argv, argv + argc);
+    own.insert(own.end(), {"--root=" + to_string(*address), "--rank=" + std::to_string(rank),
+                           "--nranks=" + std::to_string(job.procs), "--token=" + std::to_string(token), "--child"});
+    children.start(rank, own);
+  }
+
+  Hub hub(std::move(listener), job.procs, token, job.timeout_s);
+  const ExitStatus met = hub.serve([&children] { return children.reap(); });
+  const std::uint64_t kill_at = monotonic_ns() + (met == ExitStatus::kOk ? kKillAfterByeNs : kKillAfterAbortNs);
+  while (children.running() && monotonic_ns() < kill_at) {
+    if (const auto death = children.reap(); death && death->unspoken) {
+      complain(death->text);
+    }
+    ::poll(nullptr, 0, kReapMs);
+  }
+  if (met != ExitStatus::kOk) return met;
+  return children.running() ? ExitStatus::kFailed : children.status();
+}
+
+}  // namespace verbatim::ranks

@@ -1,0 +1,100 @@
+#include "ranks/options.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <map>
+#include <sstream>
+
+namespace verbatim::ranks {
+namespace {
+
+constexpr std::size_t kMaxBytes = std::size_t{1} << 40;
+
+}  // namespace
+
+void add_job_options(CLI::App& app, Job& job) {
+  app.add_option("--procs,--ranks", job.procs, "ranks to start on this host")
+      ->check(CLI::Range(1, kMaxRanks))
+      ->capture_default_str();
+  app.add_option("--root", job.root, "between hosts: where rank 0 listens and the others find it")
+      ->type_name("HOST:PORT");
+  app.add_option("--rank", job.rank, "with --root: this rank")->check(CLI::Range(0, kMaxRanks - 1));
+  app.add_option("--nranks", job.nranks, "with --root: number of ranks")->check(CLI::Range(1, kMaxRanks));
+  app.add_option("--timeout", job.timeout_s, "seconds after which all ranks are stopped")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--token", job.token, "with --root: a number that all ranks of the job share");
+  app.add_flag("--child", job.child)->group("");
+}
+
+void check_job(const CLI::App& app, const Job& job) {
+  const bool has_rank = app.count("--rank") > 0;
+  const bool has_nranks = app.count("--nranks") > 0;
+  if (job.root.empty()) {
+    if (has_rank || has_nranks) throw Failure("--rank and --nranks need --root", ExitStatus::kUsage);
+  } else if (app.count("--procs") > 0 && !job.child) {
+    throw Failure("--procs starts ranks on this host, --root is for ranks that were started elsewhere: not both",
+                  ExitStatus::kUsage);
+  } else if (!has_rank || !has_nranks) {
+    throw Failure("--root needs --rank and --nranks", ExitStatus::kUsage);
+  } else if (job.rank >= job.nranks) {
+    throw Failure("--rank must be below --nranks", ExitStatus::kUsage);
+  }
+}
+
+std::optional<Leave> parse(CLI::App& app, int argc, const char* const* argv, const std::function<void()>& check) {
+  std::ostringstream out;
+  std::ostringstream err;
+  try {
+    app.parse(argc, argv);
+    check();
+  } catch (const CLI::ParseError& leave) {
+    const bool asked_for = app.exit(leave, out, err) == 0;
+    return Leave{asked_for ? ExitStatus::kOk : ExitStatus::kUsage, asked_for ? out.str() : err.str()};
+  } catch (const Failure& refused) {
+    return Leave{refused.status, std::string(refused.what()) + "\n"};
+  }
+  return std::nullopt;
+}
+
+std::size_t parse_bytes(const std::string& text) {
+  const auto refuse = [&text] {
+    return Failure("not a size: '" + text + "' (examples: 8, 64K, 1.5M, 2G)", ExitStatus::kUsage);
+  };
+  if (text.empty() || (std::isdigit(static_cast<unsigned char>(text[0])) == 0 && text[0] != '.')) throw refuse();
+  double number = 0;
+  std::size_t end = 0;
+  try {
+    number = std::stod(text, &end);
+  } catch (const std::exception&) {
+    throw refuse();
+  }
+  static const std::map<std::string, double> kUnits{
+      {"", 1}, {"K", 1024}, {"M", 1024.0 * 1024}, {"G", 1024.0 * 1024 * 1024}};
+  std::string unit = text.substr(end);
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::toupper(c); });
+  if (unit.size() > 1 && unit.ends_with("IB")) unit.resize(unit.size() - 2);
+  if (unit.ends_with("B")) unit.resize(unit.size() - 1);
+  const auto known = kUnits.find(unit);
+  if (known == kUnits.end()) throw refuse();
+  const double bytes = number * known->second;
+  if (!(bytes <= static_cast<double>(kMaxBytes)) || std::floor(bytes) != bytes) throw refuse();
+  return static_cast<std::size_t>(bytes);
+}
+
+void add_size_option(CLI::App& app, const std::string& names, std::size_t& into, const std::string& help) {
+  app.add_option_function<std::string>(
+         names,
+         [&into](const std::string& text) {
+           try {
+             into = parse_bytes(text);
+           } catch (const Failure& refused) {
+             throw CLI::ValidationError(refused.what());
+           }
+         },
+         help)
+      ->type_name("SIZE");
+}
+
+}  // namespace verbatim::ranks

@@ -1,0 +1,46 @@
+#include "ranks/plugin_log.h"
+
+#include <cstdio>
+#include <deque>
+
+#include "base/mutex.h"
+#include "netapi/log.h"
+
+namespace verbatim::ranks {
+namespace {
+
+constexpr std::size_t kKept = 10;
+
+struct Kept {
+  Mutex mutex;
+  std::deque<std::string> warnings VERBATIM_GUARDED_BY(mutex);
+};
+
+// Never destroyed: a plugin may log while the process exits.
+Kept& kept() {
+  static Kept& only = *new Kept;
+  return only;
+}
+
+}  // namespace
+
+void keep_plugin_log(int rank, bool print) {
+  netapi::set_log_callback([rank, print](const netapi::LogLine& line) {
+    if (print) {
+      std::fprintf(stderr, "rank %d plugin %s: %s\n", rank, netapi::log_level_name(line.level), line.text.c_str());
+    }
+    if (line.level != nccl::DebugLogLevel::kWarn) return;
+    MutexLock lock(kept().mutex);
+    kept().warnings.push_back(line.text);
+    if (kept().warnings.size() > kKept) kept().warnings.pop_front();
+  });
+}
+
+std::string plugin_warnings() {
+  MutexLock lock(kept().mutex);
+  std::string text;
+  for (const std::string& warning : kept().warnings) text += "\n  plugin: " + warning;
+  return text;
+}
+
+}  // namespace verbatim::ranks

@@ -1,0 +1,28 @@
+// What lies in the rows: bytes that depend on the expert, never on where it lies.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "traffic/content.h"
+
+namespace verbatim::eplb {
+
+class Contents {
+ public:
+  explicit Contents(std::uint64_t seed) : seed_(seed) {}
+
+  // In each iteration others, so that nothing stale passes.
+  traffic::Pattern expert(std::uint64_t iteration, std::size_t layer, std::size_t expert, std::size_t tensor) const {
+    return {seed_ + (iteration << 32), (std::uint64_t{layer} << 40) | (std::uint64_t{expert} << 8) | tensor};
+  }
+  // Of rows without an expert, and of rows that nothing goes into.
+  traffic::Pattern poison(std::size_t row, std::size_t tensor) const {
+    return {~seed_, (std::uint64_t{row} << 8) | tensor};
+  }
+
+ private:
+  const std::uint64_t seed_;
+};
+
+}  // namespace verbatim::eplb

@@ -1,0 +1,55 @@
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <cstring>
+
+#include "ranks/failure.h"
+#include "verbatim-eplb/memory.h"
+
+namespace verbatim::eplb {
+namespace {
+
+class HostMemory final : public Memory {
+ public:
+  ~HostMemory() override {
+    for (const Mapping& mapping : mappings_) ::munmap(mapping.data, mapping.bytes);
+  }
+
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  void upload(std::byte* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void download(void* to, const std::byte* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void finish() override {}
+
+  std::string describe() const override { return "host memory"; }
+  std::size_t in_use() const override {
+    rusage usage{};
+    ::getrusage(RUSAGE_SELF, &usage);
+    return static_cast<std::size_t>(usage.ru_maxrss) << 10;
+  }
+
+ private:
+  struct Mapping {
+    void* data;
+    std::size_t bytes;
+  };
+
+  std::byte* take(std::size_t bytes) override {
+    const std::size_t mapped = bytes == 0 ? 1 : bytes;
+    void* const data = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) throw ranks::Failure("no memory for " + std::to_string(bytes) + " bytes");
+    mappings_.push_back({data, mapped});
+    return static_cast<std::byte*>(data);
+  }
+
+  std::vector<Mapping> mappings_;
+};
+
+}  // namespace
+
+std::unique_ptr<Memory> make_host_memory() {
+  return std::make_unique<HostMemory>();
+}
+
+}  // namespace verbatim::eplb

@@ -1,0 +1,38 @@
+#include "ranks/job.h"
+#include "verbatim-eplb/compare.h"
+#include "verbatim-eplb/injection.h"
+#include "verbatim-eplb/input.h"
+#include "verbatim-eplb/options.h"
+#include "verbatim-eplb/plan_only.h"
+#include "verbatim-eplb/posting.h"
+#include "verbatim-eplb/rank.h"
+
+using namespace verbatim;
+
+namespace {
+
+ranks::ExitStatus run(const eplb::Options& options, int argc, char** argv) {
+  try {
+    if (options.plan_only) {
+      eplb::print_plan(stdout, options);
+      return ranks::ExitStatus::kOk;
+    }
+    // What is wrong with the input is said once, before there is any rank.
+    if (options.job.root.empty()) {
+      const eplb::Input input = eplb::make_input(options);
+      static_cast<void>(eplb::place_injection(options, input, eplb::plan_layers(options, input)));
+    }
+  } catch (const eplb::BadInput& bad) {
+    throw ranks::Failure(bad.what(), ranks::ExitStatus::kUsage);
+  }
+  if (!options.compare.empty() && options.job.root.empty()) return eplb::run_compare(options, argc, argv);
+  return ranks::run_job(options.job, argc, argv,
+                        [&options](ranks::Link& link) { return eplb::make_rank(options, link); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ranks::run_or_leave(eplb::parse_options(argc, argv),
+                             [&](const eplb::Options& options) { return run(options, argc, argv); });
+}

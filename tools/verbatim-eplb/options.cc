@@ -1,0 +1,166 @@
+#include "verbatim-eplb/options.h"
+
+#include <CLI/CLI.hpp>
+#include <map>
+
+#include "netapi/plugin.h"
+#include "traffic/eplb/placement.h"
+
+namespace verbatim::eplb {
+namespace {
+
+using ranks::ExitStatus;
+using ranks::Failure;
+
+const std::map<std::string, Mode> kModes{
+    {"per-tensor", Mode::kPerTensor}, {"packed", Mode::kPacked},
+    {"batched", Mode::kBatched},      {"batched-per-tensor", Mode::kBatchedPerTensor},
+    {"direct", Mode::kDirect},
+};
+
+const std::map<std::string, Inject> kInjections{
+    {"none", Inject::kNothing},
+    {"flip-byte", Inject::kFlipByte},
+    {"dtype-order", Inject::kDtypeOrder},
+    {"wrong-slot", Inject::kWrongSlot},
+    {"swap-receives", Inject::kSwapReceives},
+    {"drop-duplicate", Inject::kDropDuplicate},
+    {"write-guard", Inject::kWriteGuard},
+    {"swap-order", Inject::kSwapOrder},
+};
+
+const std::map<std::string, Over> kOver{{"plugin", Over::kPlugin}, {"nccl", Over::kNccl}};
+
+constexpr const char* kDescription =
+    "Moves experts between ranks as vLLM's expert-parallel load balancer does, layer by layer, and checks every "
+    "byte.\n\n"
+    "Modes:\n"
+    "  per-tensor          a send and a receive for each tensor, all sends first, experts ascending\n"
+    "  packed              each expert packed once into one layer-sized buffer, one send for each that needs it\n"
+    "  batched             packed, with one peer a rank at a time\n"
+    "  batched-per-tensor  per-tensor, with one peer a rank at a time\n"
+    "  direct              one grouped receive for each expert, its tensors as members, straight into the new rows;\n"
+    "                      over a plugin only\n\n"
+    "Policies: identity, shuffle, rotate, hot, greedy-drift, scale-up, scale-down, trace=FILE. A trace has a line of\n"
+    "JSON for each layer: {\"layer\": 0, \"old\": [expert of each row, rank after rank; -1: empty], \"new\": [...]}\n\n"
+    "Presets: dsv3-fp8, dsv3-bf16, dsv3-nvfp4 (DeepSeek-V3: 256 experts and 32 redundant rows, 58 layers), "
+    "tiny-mixed.\n\n"
+    "Exit status: 0 all correct, 1 wrong data, 2 wrong usage or input, 3 a plugin, NCCL, rank or system failure, 4 "
+    "time "
+    "is up.";
+
+template <typename Map>
+std::string keys_of(const Map& map) {
+  std::string keys;
+  for (const auto& [key, value] : map) keys += (keys.empty() ? "" : ", ") + key;
+  return keys;
+}
+
+void check_consistency(const Options& options) {
+  const auto refuse = [](const std::string& why) { return Failure(why, ExitStatus::kUsage); };
+  if (options.plan_only) return;
+  if (options.over == Over::kNccl && options.mode == Mode::kDirect) {
+    throw refuse("--mode direct is for --over plugin: NCCL has no grouped receive of its own");
+  }
+  if (options.over == Over::kPlugin && options.plugin.empty() && options.compare.empty()) {
+    throw refuse("--over plugin needs --plugin");
+  }
+  if (!options.check && options.inject != Inject::kNothing) throw refuse("--inject needs --check full");
+}
+
+}  // namespace
+
+const char* mode_name(Mode mode) {
+  for (const auto& [name, named] : kModes) {
+    if (named == mode) return name.c_str();
+  }
+  return "?";
+}
+
+std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* argv) {
+  Options options;
+  CLI::App app(kDescription, "verbatim-eplb");
+  std::string mode = mode_name(options.mode);
+  std::string over = "plugin";
+  std::string check = "full";
+  std::string inject = "none";
+  app.add_option("--preset", options.preset, "the expert, how many there are, and the layers")->capture_default_str();
+  app.add_option("--tensors", options.tensors,
+                 "an expert's tensors in place of the preset's; with :total, of all "
+                 "experts of a rank")
+      ->type_name("NAME:TYPE:BYTES[:total],...");
+  app.add_option("--logical", options.experts, "experts in place of the preset's")->check(CLI::Range(1, 1'000'000));
+  auto* const redundant =
+      app.add_option(
+             "--redundant", options.redundant,
+             "rows beyond one for each expert; default: the preset's, and as many more as ranks and policy need")
+          ->check(CLI::Range(0, 1'000'000));
+  app.add_option("--layers", options.layers, "layers in place of the preset's")->check(CLI::Range(1, 10'000));
+  app.add_option("--scale", options.scale, "divides every tensor's size")->check(CLI::Range(1, 1 << 30));
+  app.add_option("--policy", options.policy,
+                 "how experts are placed before and after; of several, or all, the layers of one\n"
+                 "after the other")
+      ->capture_default_str()
+      ->type_name("NAME,...|all|trace=FILE");
+  app.add_option("--seed", options.seed, "of placements and contents")->capture_default_str();
+  app.add_option("--mode", mode, keys_of(kModes))->check(CLI::IsMember(kModes))->capture_default_str();
+  app.add_option("--over", over, "a net plugin's table without NCCL, in host memory; or NCCL, in GPU memory")
+      ->check(CLI::IsMember(kOver))
+      ->capture_default_str();
+  app.add_option("--plugin", options.plugin, "over plugin: a path or name for dlopen")->type_name("PATH");
+  app.add_option("--api", options.api_version, "over plugin: table version; 0 takes the newest that there is")
+      ->check(CLI::Range(0, netapi::kNewestVersion));
+  app.add_option("--nccl", options.nccl, "over nccl: the library, for dlopen")->capture_default_str();
+  app.add_option("--cuda", options.cuda, "over nccl: CUDA's driver library, for dlopen")->capture_default_str();
+  app.add_option("--ops-per-group", options.ops_per_group,
+                 "sends and receives that a rank has in one group at most, the same at both ends; 0: a group a layer")
+      ->capture_default_str();
+  ranks::add_size_option(app, "--chunk", options.chunk_bytes,
+                         "over plugin, but direct: largest message, default 128K as NCCL's; 0: as large as it goes");
+  app.add_option("--depth", options.depth, "over plugin: receives posted ahead on a connection")
+      ->check(CLI::Range(1, 32))
+      ->capture_default_str();
+  app.add_option("--iters", options.iterations, "times that all layers are rearranged")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  auto* const warmup =
+      app.add_option("--warmup", options.warmup, "the same before, checked but not timed; default 0, with --compare 1")
+          ->check(CLI::Range(0, 1'000'000));
+  app.add_option("--check", check, "full: every byte after every layer; off: nothing, for timing")
+      ->check(CLI::IsMember({"full", "off"}))
+      ->capture_default_str();
+  app.add_option("--inject", inject, "do this wrong, to see it found: " + keys_of(kInjections))
+      ->check(CLI::IsMember(kInjections));
+  app.add_option("--delay", options.delay_ms, "each rank waits up to so many ms, at random, before each group")
+      ->check(CLI::Range(0, 10'000));
+  app.add_option("--watchdog", options.watchdog_s,
+                 "seconds without progress after which pending operations are listed "
+                 "and all ends")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  app.add_flag("--plan-only", options.plan_only, "print each layer's plan, a line of JSON each, and move nothing");
+  app.add_option(
+         "--compare", options.compare,
+         "run over each in turn and print the medians: over nccl its networks (Verbatim,IB,Socket), over plugin "
+         "paths of plugins")
+      ->type_name("LIST");
+  app.add_option("--turns", options.turns, "with --compare: turns")->check(CLI::Range(1, 1000))->capture_default_str();
+  app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
+  app.add_flag("--verbose", options.verbose, "print the plugin's log lines");
+  ranks::add_job_options(app, options.job);
+
+  const auto leave = ranks::parse(app, argc, argv, [&] {
+    options.mode = kModes.at(mode);
+    options.over = kOver.at(over);
+    options.inject = kInjections.at(inject);
+    options.check = check == "full";
+    options.has_redundant = redundant->count() > 0;
+    if (warmup->count() == 0 && !options.compare.empty()) options.warmup = 1;
+    ranks::check_job(app, options.job);
+    check_consistency(options);
+  });
+  if (leave) return *leave;
+  return options;
+}
+
+}  // namespace verbatim::eplb

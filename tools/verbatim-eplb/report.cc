@@ -1,0 +1,267 @@
+#include "verbatim-eplb/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <numeric>
+
+namespace verbatim::eplb {
+namespace {
+
+using ranks::Json;
+
+constexpr std::size_t kMostLines = 64;
+// "1.4769 GiB", in the largest unit that leaves a whole number.
+std::string amount(std::uint64_t bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < std::size(units); ++unit) value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.4f %s", value, units[unit]);
+  return text;
+}
+
+std::vector<double> all_times(const Report& report) {
+  std::vector<double> times;
+  for (const LayerRow& row : report.layers) times.insert(times.end(), row.times_us.begin(), row.times_us.end());
+  return times;
+}
+
+// Of one iteration: the sum over layers of their median times.
+double total_us(const Report& report) {
+  return std::accumulate(report.layers.begin(), report.layers.end(), 0.0,
+                         [](double sum, const LayerRow& row) { return sum + percentile(row.times_us, 0.5); });
+}
+
+std::uint64_t total_bytes(const Report& report) {
+  return std::accumulate(report.layers.begin(), report.layers.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const LayerRow& row) { return sum + row.bytes; });
+}
+
+// Bytes a nanosecond, that is GB/s.
+double rate(std::uint64_t bytes, double us) {
+  return us > 0 ? static_cast<double>(bytes) / us / 1000 : 0;
+}
+
+template <typename Member>
+std::size_t largest(const std::vector<RankSummary>& summaries, Member member) {
+  std::size_t most = 0;
+  for (const RankSummary& summary : summaries) most = std::max<std::size_t>(most, summary.*member);
+  return most;
+}
+
+struct OldDesign {
+  std::size_t send_bytes;  // a layer for each rank
+  std::size_t all_bytes;   // and one to receive into, and the new rows
+};
+OldDesign old_design(const Report& report) {
+  const std::size_t layer = report.input.workload.local_rows() * report.input.expert.bytes();
+  const std::size_t ranks = report.input.workload.ranks;
+  return {ranks * layer, (ranks + 2) * layer};
+}
+
+std::vector<std::uint64_t> pair_bytes(const Report& report) {
+  std::vector<std::uint64_t> pairs;
+  for (const RankSummary& summary : report.by_rank) {
+    for (const std::uint64_t bytes : summary.sent) {
+      if (bytes > 0) pairs.push_back(bytes);
+    }
+  }
+  return pairs;
+}
+
+double planning_ms(const Report& report) {
+  double most = 0;
+  for (const RankSummary& summary : report.by_rank) most = std::max(most, summary.planning_ms);
+  return most;
+}
+
+Json json_of(const LayerRow& row) {
+  return {{"layer", row.layer},
+          {"experts", row.experts},
+          {"bytes", row.bytes},
+          {"most_bytes_of_a_rank", row.most_bytes},
+          {"packs", row.packs},
+          {"groups", row.groups},
+          {"largest_group", row.largest_group},
+          {"times_us", row.times_us},
+          {"wrong_bytes", row.wrong}};
+}
+
+Json memory_of(const Report& report) {
+  const OldDesign old = old_design(report);
+  return {{"weights_bytes", largest(report.by_rank, &RankSummary::weights_bytes)},
+          {"send_bytes", largest(report.by_rank, &RankSummary::send_bytes)},
+          {"recv_bytes", largest(report.by_rank, &RankSummary::recv_bytes)},
+          {"new_rows_bytes", largest(report.by_rank, &RankSummary::new_rows_bytes)},
+          {"allocated_with_guards_bytes", largest(report.by_rank, &RankSummary::allocated_bytes)},
+          {"in_use_bytes", largest(report.by_rank, &RankSummary::in_use_bytes)},
+          {"old_design_send_bytes", old.send_bytes},
+          {"old_design_all_buffers_bytes", old.all_bytes}};
+}
+
+}  // namespace
+
+double percentile(std::vector<double> values, double part) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const auto rank = static_cast<std::size_t>(std::ceil(part * static_cast<double>(values.size())));
+  return values[std::clamp<std::size_t>(rank, 1, values.size()) - 1];
+}
+
+double jain(const std::vector<std::uint64_t>& values) {
+  double sum = 0;
+  double squares = 0;
+  for (const std::uint64_t value : values) {
+    sum += static_cast<double>(value);
+    squares += static_cast<double>(value) * static_cast<double>(value);
+  }
+  return squares > 0 ? sum * sum / (static_cast<double>(values.size()) * squares) : 1;
+}
+
+Json json_of(const RankSummary& summary) {
+  return {{"sent_bytes", summary.sent},
+          {"received_bytes", summary.received},
+          {"operations", summary.operations},
+          {"messages", summary.messages},
+          {"grouped_receives", summary.grouped_receives},
+          {"packs", summary.packs},
+          {"planning_ms", summary.planning_ms},
+          {"weights_bytes", summary.weights_bytes},
+          {"send_bytes", summary.send_bytes},
+          {"recv_bytes", summary.recv_bytes},
+          {"new_rows_bytes", summary.new_rows_bytes},
+          {"allocated_bytes", summary.allocated_bytes},
+          {"in_use_bytes", summary.in_use_bytes},
+          {"stats", summary.stats}};
+}
+
+RankSummary summary_of(const Json& json) {
+  RankSummary summary;
+  json.at("sent_bytes").get_to(summary.sent);
+  json.at("received_bytes").get_to(summary.received);
+  json.at("operations").get_to(summary.operations);
+  json.at("messages").get_to(summary.messages);
+  json.at("grouped_receives").get_to(summary.grouped_receives);
+  json.at("packs").get_to(summary.packs);
+  json.at("planning_ms").get_to(summary.planning_ms);
+  json.at("weights_bytes").get_to(summary.weights_bytes);
+  json.at("send_bytes").get_to(summary.send_bytes);
+  json.at("recv_bytes").get_to(summary.recv_bytes);
+  json.at("new_rows_bytes").get_to(summary.new_rows_bytes);
+  json.at("allocated_bytes").get_to(summary.allocated_bytes);
+  json.at("in_use_bytes").get_to(summary.in_use_bytes);
+  json.at("stats").get_to(summary.stats);
+  return summary;
+}
+
+void print_head(std::FILE* out, const Report& report) {
+  const Options& options = report.options;
+  const Workload& workload = report.input.workload;
+  std::fprintf(out, "# %s, %s of %s, over %s\n", mode_name(options.mode), options.policy.c_str(),
+               options.tensors.empty() ? options.preset.c_str() : options.tensors.c_str(),
+               report.transport.value("name", "NCCL " + report.transport.value("version", std::string("?"))).c_str());
+  std::fprintf(out, "# %zu ranks of %zu rows, %zu experts of %zu bytes in %zu tensors", workload.ranks,
+               workload.local_rows(), workload.experts, report.input.expert.bytes(),
+               report.input.expert.tensors.size());
+  if (options.scale > 1) std::fprintf(out, ", scaled down by %zu", options.scale);
+  std::fprintf(out, "\n# %zu layers, %d iteration(s), at most %zu operations a group%s, seed %llu\n",
+               workload.layers.size(), options.iterations, options.ops_per_group,
+               options.ops_per_group == 0 ? " (no limit)" : "", static_cast<unsigned long long>(options.seed));
+  for (std::size_t rank = 0; rank < report.processes.size(); ++rank) {
+    std::fprintf(out, "# rank %4zu  pid %7d on %s\n", rank, report.processes[rank].pid,
+                 report.processes[rank].host.c_str());
+  }
+  std::fflush(out);
+}
+
+void print_table(std::FILE* out, const Report& report) {
+  std::fprintf(out, "#\n# %6s %8s %13s %13s %6s %7s %8s %11s %11s %9s\n", "layer", "experts", "bytes", "most a rank",
+               "packs", "groups", "ops max", "time(us)", "GB/s a rank", "#wrong");
+  std::size_t lines = 0;
+  for (const LayerRow& row : report.layers) {
+    if (lines++ == kMostLines) {
+      std::fprintf(out, "# and %zu layers more\n", report.layers.size() - kMostLines);
+      break;
+    }
+    const double us = percentile(row.times_us, 0.5);
+    const std::string wrong = report.options.check ? std::to_string(row.wrong) : "N/A";
+    std::fprintf(out, "%8zu %8zu %13llu %13llu %6zu %7zu %8zu %11.1f %11.3f %9s\n", row.layer, row.experts,
+                 static_cast<unsigned long long>(row.bytes), static_cast<unsigned long long>(row.most_bytes), row.packs,
+                 row.groups, row.largest_group, us, rate(row.most_bytes, us), wrong.c_str());
+  }
+  const std::vector<double> times = all_times(report);
+  const OldDesign old = old_design(report);
+  std::fprintf(out, "# Layer time          : p50 %.1f, p99 %.1f, max %.1f us; all layers %.1f ms\n",
+               percentile(times, 0.5), percentile(times, 0.99), percentile(times, 1), total_us(report) / 1000);
+  std::fprintf(out, "# Moved               : %s an iteration, %.3f GB/s over all ranks, Jain's index of pairs %.3f\n",
+               amount(total_bytes(report)).c_str(), rate(total_bytes(report), total_us(report)),
+               jain(pair_bytes(report)));
+  std::fprintf(out, "# Planning            : %.2f ms for all layers on the slowest rank\n", planning_ms(report));
+  std::fprintf(out, "# Send buffer         : %s a rank, measured; old design %s\n",
+               amount(largest(report.by_rank, &RankSummary::send_bytes)).c_str(), amount(old.send_bytes).c_str());
+  const std::size_t buffers = largest(report.by_rank, &RankSummary::send_bytes) +
+                              largest(report.by_rank, &RankSummary::recv_bytes) +
+                              largest(report.by_rank, &RankSummary::new_rows_bytes);
+  std::fprintf(out, "# All buffers         : %s a rank beside weights of %s, measured; old design %s\n",
+               amount(buffers).c_str(), amount(largest(report.by_rank, &RankSummary::weights_bytes)).c_str(),
+               amount(old.all_bytes).c_str());
+  std::fprintf(out,
+               "# Weights and buffers : %s a rank, guards included; the system counts %s more in use than before\n",
+               amount(largest(report.by_rank, &RankSummary::allocated_bytes)).c_str(),
+               amount(largest(report.by_rank, &RankSummary::in_use_bytes)).c_str());
+  std::fprintf(out, "# Plugin's counters   : %s\n", report.by_rank.front().stats.c_str());
+  for (const std::string& complaint : report.complaints) std::fprintf(out, "# %s\n", complaint.c_str());
+  if (!report.options.check) {
+    std::fprintf(out, "# Wrong bytes         : not checked\n");
+  } else {
+    std::fprintf(out, "# Wrong bytes         : %llu %s\n", static_cast<unsigned long long>(report.wrong_bytes),
+                 report.wrong_bytes == 0 ? "OK" : "FAILED");
+  }
+  std::fflush(out);
+}
+
+void write_report(const Report& report, const std::string& path) {
+  const Options& options = report.options;
+  const Workload& workload = report.input.workload;
+  const std::vector<double> times = all_times(report);
+  Json json{{"preset", options.preset},
+            {"policy", options.policy},
+            {"mode", mode_name(options.mode)},
+            {"seed", options.seed},
+            {"scale", options.scale},
+            {"ranks", workload.ranks},
+            {"experts", workload.experts},
+            {"rows", workload.rows},
+            {"expert_bytes", report.input.expert.bytes()},
+            {"tensors", Json::array()},
+            {"iterations", options.iterations},
+            {"ops_per_group", options.ops_per_group},
+            {"transport", report.transport},
+            {"layers", Json::array()},
+            {"processes", Json::array()},
+            {"by_rank", Json::array()},
+            {"layer_time_us",
+             {{"p50", percentile(times, 0.5)}, {"p99", percentile(times, 0.99)}, {"max", percentile(times, 1)}}},
+            {"iteration_us", total_us(report)},
+            {"iteration_bytes", total_bytes(report)},
+            {"gb_s", rate(total_bytes(report), total_us(report))},
+            {"jain", jain(pair_bytes(report))},
+            {"planning_ms", planning_ms(report)},
+            {"memory", memory_of(report)},
+            {"complaints", report.complaints},
+            {"wrong_bytes", options.check ? Json(report.wrong_bytes) : Json()},
+            {"first_wrong", report.first_wrong}};
+  for (const Tensor& tensor : report.input.expert.tensors) {
+    json["tensors"].push_back({{"name", tensor.name}, {"type", tensor.type}, {"bytes", tensor.bytes}});
+  }
+  for (const Process& process : report.processes) {
+    json["processes"].push_back({{"host", process.host}, {"pid", process.pid}});
+  }
+  for (const LayerRow& row : report.layers) json["layers"].push_back(json_of(row));
+  for (const RankSummary& summary : report.by_rank) json["by_rank"].push_back(json_of(summary));
+  ranks::write_json(json, path);
+}
+
+}  // namespace verbatim::eplb

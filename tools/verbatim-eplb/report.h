@@ -1,0 +1,74 @@
+// What a run found out, and its printed forms: a table on stdout and JSON in a file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "ranks/json.h"
+#include "verbatim-eplb/input.h"
+#include "verbatim-eplb/options.h"
+
+namespace verbatim::eplb {
+
+struct LayerRow {
+  std::size_t layer = 0;
+  std::size_t experts = 0;       // transfers
+  std::uint64_t bytes = 0;       // of all transfers
+  std::uint64_t most_bytes = 0;  // that one rank receives
+  std::size_t packs = 0;
+  std::size_t groups = 0;
+  std::size_t largest_group = 0;
+  std::vector<double> times_us = {};  // of the slowest rank, by iteration
+  std::uint64_t wrong = 0;            // bytes, over all iterations
+};
+
+// What every rank tells rank 0 at the end.
+struct RankSummary {
+  std::vector<std::uint64_t> sent;      // to each rank, over all iterations
+  std::vector<std::uint64_t> received;  // from each rank
+  std::uint64_t operations = 0;
+  std::uint64_t messages = 0;
+  std::uint64_t grouped_receives = 0;
+  std::uint64_t packs = 0;
+  double planning_ms = 0;
+  std::size_t weights_bytes = 0;  // without guards, as allocated
+  std::size_t send_bytes = 0;
+  std::size_t recv_bytes = 0;
+  std::size_t new_rows_bytes = 0;
+  std::size_t allocated_bytes = 0;  // all of the tool's, with guards
+  std::size_t in_use_bytes = 0;     // what the system says beyond what was in use before
+  std::string stats;                // "equal", "absent", or what differs
+};
+ranks::Json json_of(const RankSummary& summary);
+RankSummary summary_of(const ranks::Json& json);
+
+struct Process {
+  std::string host;
+  int pid;
+};
+
+struct Report {
+  const Options& options;
+  const Input& input;
+  ranks::Json transport = {};
+  std::vector<Process> processes = {};  // by rank
+  std::vector<LayerRow> layers = {};
+  std::vector<RankSummary> by_rank = {};
+  std::uint64_t wrong_bytes = 0;
+  std::string first_wrong = {};
+  std::vector<std::string> complaints = {};  // counts that differ from the plan
+};
+
+// The smallest value that at least `part` of the values do not exceed; 0 of none.
+double percentile(std::vector<double> values, double part);
+// Jain's index of fairness: 1 when all are equal, 1/n when one has all.
+double jain(const std::vector<std::uint64_t>& values);
+
+void print_head(std::FILE* out, const Report& report);
+void print_table(std::FILE* out, const Report& report);
+void write_report(const Report& report, const std::string& path);
+
+}  // namespace verbatim::eplb

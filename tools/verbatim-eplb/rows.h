@@ -1,0 +1,94 @@
+// Rows of experts in memory, tensor by tensor as a framework has them, with guards between the rows; and a packed
+// buffer, one expert behind the other, with guards at its ends. Filled and checked byte by byte.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ranks/connections.h"
+#include "traffic/content.h"
+#include "traffic/eplb/expert.h"
+#include "verbatim-eplb/memory.h"
+
+namespace verbatim::eplb {
+
+// The first wrong byte of a check, and how many there are.
+struct Damage {
+  std::uint64_t bytes = 0;
+  std::string first;
+
+  void add(const Damage& other) {
+    if (bytes == 0) first = other.first;
+    bytes += other.bytes;
+  }
+};
+
+constexpr std::size_t kGuardBytes = 64;
+
+// Writes content, or finds what differs from it, in any kind of memory; `what` names the place.
+void write(Memory& memory, std::byte* to, std::size_t bytes, const traffic::Content& content);
+// So that every byte differs from the content.
+void write_poison(Memory& memory, std::byte* to, std::size_t bytes, const traffic::Content& content);
+Damage compare(Memory& memory, const std::byte* at, std::size_t bytes, const traffic::Content& content,
+               const std::string& what);
+
+// What is in memory that nothing may touch.
+traffic::Pattern guard_content(std::uint64_t place);
+
+class Rows {
+ public:
+  Rows(Memory& memory, std::string name, const ExpertLayout& expert, std::size_t rows);
+
+  std::byte* at(std::size_t tensor, std::size_t row) const {
+    return base_ + regions_[tensor].begin + row * regions_[tensor].stride;
+  }
+  std::size_t rows() const { return rows_; }
+  const std::string& name() const { return name_; }
+  ranks::Piece piece() const { return {base_, bytes_}; }
+  std::size_t guard_bytes() const;
+
+  void write_guards();
+  Damage check_guards() const;
+  // One byte of the guard behind a row is changed.
+  void damage_guard(std::size_t tensor, std::size_t row);
+
+ private:
+  struct Region {       // of one tensor
+    std::size_t begin;  // of row 0
+    std::size_t stride;
+  };
+  void for_each_guard(
+      const std::function<void(std::size_t offset, std::size_t bytes, const std::string& what)>& act) const;
+
+  Memory& memory_;
+  const std::string name_;
+  const ExpertLayout expert_;
+  const std::size_t rows_;
+  std::vector<Region> regions_;
+  std::size_t bytes_ = 0;
+  std::byte* base_ = nullptr;
+};
+
+class PackedBuffer {
+ public:
+  PackedBuffer(Memory& memory, std::string name, std::size_t expert_bytes, std::size_t slots);
+
+  std::byte* slot(std::size_t index) const { return base_ + kGuardBytes + index * expert_bytes_; }
+  std::size_t data_bytes() const { return expert_bytes_ * slots_; }
+  ranks::Piece piece() const { return {base_, data_bytes() + 2 * kGuardBytes}; }
+
+  void write_guards();
+  Damage check_guards() const;
+
+ private:
+  Memory& memory_;
+  const std::string name_;
+  const std::size_t expert_bytes_;
+  const std::size_t slots_;
+  std::byte* const base_;
+};
+
+}  // namespace verbatim::eplb

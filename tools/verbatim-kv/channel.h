@@ -1,0 +1,145 @@
+// What the two ends of a family's connection say to each other besides the data, over a TCP socket of the family's own.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/fd.h"
+#include "nccl/types.h"
+#include "ranks/failure.h"
+#include "ranks/frame.h"
+#include "traffic/kv/ladder.h"
+#include "traffic/kv/validation.h"
+
+namespace verbatim::kv {
+
+// D: sent by the decode side, P: by the prefill side.
+enum class MessageKind : std::uint32_t {
+  kJoin = 64,  // D: who connects
+  kOpen,       // D: a listening handle for generation N of the connection, and the decode side's family
+  kOpened,     // P: connected, and the prefill side's family
+  kMismatch,   // P: the families do not fit
+  kAnnounce,   // D: a request's destination blocks
+  kAccept,     // P: its source blocks; data follows
+  kRefuse,     // either: code and text
+  kStaged,     // P: a piece of a staged copy
+  kNotify,     // P: all data of a request has left, and was acknowledged
+  kFailed,     // either: this generation of the connection is gone
+  kDone,       // D: the request needs nothing more
+  kBye,        // D: no more requests
+};
+
+struct Join {
+  std::uint64_t token;
+  std::uint32_t family;
+  std::uint32_t decode;
+};
+
+// Which try of which request something is about.
+struct Try {
+  std::uint32_t request;
+  std::uint32_t attempt;  // 0 for the first
+  bool operator==(const Try&) const = default;
+};
+
+struct Notification {
+  Try which;
+  FamilyId family;
+  std::uint64_t blocks;
+  std::uint64_t bytes;
+  std::uint32_t crc;
+};
+
+class Writer {
+ public:
+  template <typename T>
+  Writer& put(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  template <typename T>
+  Writer& put_all(const std::vector<T>& values) {
+    put(std::uint64_t{values.size()});
+    bytes_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+    return *this;
+  }
+  Writer& put_text(std::string_view text) {
+    put(std::uint64_t{text.size()});
+    bytes_.append(text);
+    return *this;
+  }
+  Writer& put_list(const BlockList& list);
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  std::string bytes_;
+};
+
+// Throws Failure when the bytes end early.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : rest_(bytes) {}
+  template <typename T>
+  T get() {
+    T value{};
+    take(&value, sizeof value);
+    return value;
+  }
+  template <typename T>
+  std::vector<T> get_all() {
+    std::vector<T> values(count(sizeof(T)));
+    take(values.data(), values.size() * sizeof(T));
+    return values;
+  }
+  std::string get_text() {
+    std::string text(count(1), '\0');
+    take(text.data(), text.size());
+    return text;
+  }
+  BlockList get_list();
+  std::string_view rest() const { return rest_; }
+
+ private:
+  std::size_t count(std::size_t size);
+  void take(void* into, std::size_t bytes);
+
+  std::string_view rest_;
+};
+
+// A family with the memory registered for it, as one end introduces it to the other.
+struct Introduction {
+  Family family;
+  IntervalSet memory;
+};
+void put_introduction(Writer& writer, const Family& family, const IntervalSet& memory);
+Introduction get_introduction(Reader& reader);
+
+class Channel {
+ public:
+  struct Message {
+    MessageKind kind;
+    std::string payload;
+  };
+
+  Channel() = default;
+  explicit Channel(UniqueFd socket) : socket_(std::move(socket)) {}
+
+  // Throws Failure when the peer is gone.
+  void send(MessageKind kind, std::string_view payload) const;
+  void receive();
+  std::optional<Message> next();
+
+ private:
+  UniqueFd socket_;
+  ranks::FrameReader reader_;
+  bool closed_ = false;
+};
+
+}  // namespace verbatim::kv

@@ -1,0 +1,15 @@
+// One rank of a run through NCCL: the caches on a GPU, one communicator a family, each request gathered, sent in one
+// piece and scattered.
+#pragma once
+
+#include <memory>
+
+#include "ranks/job.h"
+#include "ranks/link.h"
+#include "verbatim-kv/options.h"
+
+namespace verbatim::kv {
+
+std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::Link& link);
+
+}  // namespace verbatim::kv

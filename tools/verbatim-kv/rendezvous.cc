@@ -1,0 +1,140 @@
+#include "verbatim-kv/rendezvous.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/socket.h"
+
+namespace verbatim::kv {
+namespace {
+
+using ranks::Failure;
+
+constexpr std::size_t kMaxFamilies = 2;
+constexpr std::uint64_t kPatienceNs = 60 * kNanosecondsPerSecond;
+constexpr int kNapMs = 1;
+
+using Addresses = std::array<sockaddr_storage, kMaxFamilies>;
+
+// This host's address on the way to the meeting point of the ranks, with port 0. A datagram socket that is connected
+// sends nothing, but knows its way.
+sockaddr_storage address_towards(const std::string& root) {
+  const std::size_t colon = root.rfind(':');
+  std::string host = root.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo wanted{};
+  wanted.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), root.c_str() + colon + 1, &wanted, &found); error != 0) {
+    throw Failure("--root " + root + ": " + gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
+  const UniqueFd socket(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage local{};
+  socklen_t bytes = sizeof local;
+  if (::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0 ||
+      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &bytes) != 0) {
+    throw Failure("no way to " + root + ": " + std::strerror(errno));
+  }
+  auto& port = local.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(local).sin6_port
+                                           : reinterpret_cast<sockaddr_in&>(local).sin_port;
+  port = 0;
+  return local;
+}
+
+template <typename Attempt>
+auto retry(const std::string& what, Attempt attempt) {
+  const std::uint64_t deadline = monotonic_ns() + kPatienceNs;
+  for (;;) {
+    if (auto done = attempt()) return std::move(*done);
+    if (monotonic_ns() > deadline) throw Failure(what + ": not in time");
+    ::poll(nullptr, 0, kNapMs);
+  }
+}
+
+Channel connect_to(const sockaddr_storage& address, const Join& join) {
+  auto started = tcp_connect(address, {});
+  if (!started)
+    throw Failure("connecting to a prefill rank at " + to_string(address) + ": " +
+                  std::strerror(started.error().sys_errno));
+  UniqueFd socket = std::move(*started);
+  retry("connecting to a prefill rank", [&]() -> std::optional<bool> {
+    const auto connected = tcp_connected(socket);
+    if (!connected) throw Failure("connecting to a prefill rank at " + to_string(address));
+    return *connected ? std::optional(true) : std::nullopt;
+  });
+  Channel channel(std::move(socket));
+  channel.send(MessageKind::kJoin, ranks::to_bytes(join));
+  return channel;
+}
+
+// The next decode rank of `family`; whoever comes without the token is dropped.
+std::pair<Join, Channel> accept_from(const UniqueFd& listener, std::uint64_t token, std::uint32_t family) {
+  return retry("waiting for decode ranks", [&]() -> std::optional<std::pair<Join, Channel>> {
+    auto accepted = tcp_accept(listener);
+    if (!accepted || !accepted->has_value()) return std::nullopt;
+    Channel channel(std::move(**accepted));
+    try {
+      const auto message = retry("a decode rank's first word", [&] {
+        channel.receive();
+        return channel.next();
+      });
+      const auto join = Reader(message.payload).get<Join>();
+      if (message.kind != MessageKind::kJoin || join.token != token || join.family != family) return std::nullopt;
+      return std::pair(join, std::move(channel));
+    } catch (const Failure&) {
+      return std::nullopt;
+    }
+  });
+}
+
+}  // namespace
+
+std::vector<std::vector<Channel>> meet(const ranks::Job& job, ranks::Link& link, std::size_t families, int prefills) {
+  const bool is_prefill = job.rank < prefills;
+  std::vector<UniqueFd> listeners;
+  Addresses own{};
+  for (std::size_t family = 0; is_prefill && family < families; ++family) {
+    auto listener = tcp_listen(address_towards(job.root));
+    if (!listener)
+      throw Failure(std::string("listening for decode ranks: ") + std::strerror(listener.error().sys_errno));
+    const auto address = local_address(*listener);
+    if (!address) throw Failure("listening for decode ranks: no address");
+    own[family] = *address;
+    listeners.push_back(std::move(*listener));
+  }
+  const std::vector<Addresses> all = link.all_gather_values(own);
+
+  std::vector<std::vector<Channel>> channels(families);
+  for (std::uint32_t family = 0; family < families; ++family) {
+    if (is_prefill) {
+      const auto decodes = static_cast<std::size_t>(job.nranks - prefills);
+      channels[family].resize(decodes);
+      for (std::size_t count = 0; count < decodes; ++count) {
+        auto [join, channel] = accept_from(listeners[family], job.token, family);
+        if (join.decode >= decodes) throw Failure("a decode rank that is none came");
+        channels[family][join.decode] = std::move(channel);
+      }
+    } else {
+      const Join join{job.token, family, static_cast<std::uint32_t>(job.rank - prefills)};
+      for (int prefill = 0; prefill < prefills; ++prefill) {
+        channels[family].push_back(connect_to(all[static_cast<std::size_t>(prefill)][family], join));
+      }
+    }
+  }
+  return channels;
+}
+
+}  // namespace verbatim::kv

@@ -1,0 +1,223 @@
+#include "verbatim-kv/report.h"
+
+#include <algorithm>
+
+#include "verbatim-kv/plugin_counters.h"
+
+namespace verbatim::kv {
+namespace {
+
+using ranks::Json;
+
+constexpr double kMiB = 1024.0 * 1024.0;
+
+double gb_per_s(const FamilyStats& stats) {
+  return stats.elapsed_ns == 0 ? 0 : static_cast<double>(stats.served_bytes) / static_cast<double>(stats.elapsed_ns);
+}
+
+double messages_per_s(const FamilyStats& stats) {
+  if (stats.elapsed_ns == 0) return 0;
+  return 1e9 * static_cast<double>(stats.received_messages) / static_cast<double>(stats.elapsed_ns);
+}
+
+// Validation at both ends and on all ranks, of the time that the transfers took.
+double validation_percent(const FamilyStats& stats) {
+  if (stats.elapsed_ns == 0) return 0;
+  return 100.0 * static_cast<double>(stats.validation_ns) / static_cast<double>(stats.elapsed_ns);
+}
+
+double ms(std::uint64_t ns) {
+  return static_cast<double>(ns) / 1e6;
+}
+
+const char* allocations_name(Allocations allocations) {
+  switch (allocations) {
+    case Allocations::kSlab:
+      return "slab";
+    case Allocations::kFamily:
+      return "family";
+    case Allocations::kLayer:
+      return "layer";
+  }
+  return "?";
+}
+
+std::uint64_t fallbacks(const FamilyStats& stats, Rung rung) {
+  return stats.fallbacks[static_cast<int>(rung)];
+}
+
+void print_row(std::FILE* out, const FamilyReport& family) {
+  const FamilyStats& stats = family.stats;
+  const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
+  std::fprintf(out, "%8s %10llu %9zu %12llu %16llu %8.3f %9.3f %9.3f %8.3f %8llu %6llu %6llu %6llu %8llu\n",
+               family.geometry.name.c_str(), number(stats.served), family.geometry.part_bytes(),
+               number(stats.received_messages), number(stats.received_bytes), gb_per_s(stats),
+               ms(percentile(stats.latencies_ns, 50)), ms(percentile(stats.latencies_ns, 99)),
+               validation_percent(stats), number(stats.refused.size()), number(fallbacks(stats, Rung::kFresh)),
+               number(fallbacks(stats, Rung::kStaged)), number(fallbacks(stats, Rung::kRecompute)),
+               number(stats.wrong_bytes));
+}
+
+Json json_of(const FamilyReport& family) {
+  const FamilyStats& stats = family.stats;
+  Json json{
+      {"name", family.geometry.name},
+      {"dtype", family.geometry.dtype},
+      {"layers", family.geometry.layers},
+      {"entries", family.geometry.entries},
+      {"block_tokens", family.geometry.block_tokens},
+      {"prefill_block_bytes", family.geometry.prefill_bytes},
+      {"decode_block_bytes", family.geometry.part_bytes()},
+      {"prefill_blocks", family.blocks[0]},
+      {"decode_blocks", family.blocks[1]},
+      {"plan", {{"requests", family.plan.requests}, {"messages", family.plan.messages}, {"bytes", family.plan.bytes}}},
+      {"gb_s", gb_per_s(stats)},
+      {"messages_per_s", messages_per_s(stats)},
+      {"latency_p50_ms", ms(percentile(stats.latencies_ns, 50))},
+      {"latency_p99_ms", ms(percentile(stats.latencies_ns, 99))},
+      {"validation_percent", validation_percent(stats)},
+      {"longest_ladder_ms", ms(stats.ladder_ns)}};
+  Json counted = to_json(stats);
+  counted.erase("latencies_ns");
+  json.update(counted);
+  return json;
+}
+
+}  // namespace
+
+Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests) {
+  Plan plan;
+  for (const Request& request : requests) {
+    const std::size_t blocks = request.blocks(geometry.block_tokens) - request.hit_blocks(geometry.block_tokens);
+    plan.messages += blocks * geometry.layers * geometry.entries * geometry.tp_ratio;
+    plan.requests += geometry.tp_ratio;
+  }
+  plan.bytes = plan.messages * geometry.part_bytes();
+  return plan;
+}
+
+void Report::add_all_ranks(ranks::Link& link, const RankMemory& memory, const std::vector<const FamilyStats*>& stats) {
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  for (const FamilyStats* const family : stats) {
+    sent_bytes += family->sent_bytes;
+    received_bytes += family->received_bytes;
+  }
+  Json own;
+  own["memory"] = {memory.bytes, memory.allocations, memory.registrations, memory.reg_mr_calls, memory.damage};
+  own["plugin_counters"] = compare_plugin_counters(plugin_counters_path(), sent_bytes, received_bytes);
+  own["families"] = ranks::Json::array();
+  for (const FamilyStats* const family : stats) own["families"].push_back(to_json(*family));
+  for (const std::string& text : link.all_gather(own.dump())) {
+    const Json other = Json::parse(text);
+    const auto counts = other.at("memory").get<std::vector<std::uint64_t>>();
+    ranks.push_back(
+        {counts.at(0), counts.at(1), counts.at(2), counts.at(3), counts.at(4), other.at("plugin_counters")});
+    for (std::size_t i = 0; i < families.size(); ++i) families[i].stats.add(from_json(other.at("families").at(i)));
+  }
+}
+
+std::uint64_t Report::wrong() const {
+  std::uint64_t wrong = 0;
+  for (const FamilyReport& family : families) wrong += family.stats.wrong_bytes + family.stats.crc_errors;
+  for (const RankMemory& rank : ranks) wrong += rank.damage;
+  return wrong;
+}
+
+ExitStatus Report::status() const {
+  if (wrong() > 0) return ExitStatus::kWrong;
+  const auto any = [&](auto has) {
+    return std::any_of(families.begin(), families.end(), [&](const FamilyReport& family) { return has(family.stats); });
+  };
+  if (any([](const FamilyStats& stats) { return !stats.lost.empty(); })) return ExitStatus::kRecompute;
+  if (any([](const FamilyStats& stats) { return !stats.refused.empty(); })) return ExitStatus::kRefused;
+  return ExitStatus::kOk;
+}
+
+void print(std::FILE* out, const Report& report) {
+  const Options& options = report.options;
+  std::fprintf(out, "# KV caches over %s\n", report.transport.c_str());
+  std::fprintf(out, "# %s with 1/%u of its layers; %d prefill and %d decode ranks, TP ratio %u\n",
+               options.preset.c_str(), options.scale, options.prefills, options.decodes, options.tp_ratio);
+  std::fprintf(
+      out, "# requests of up to %llu blocks, %zu in flight a decode rank; fragmentation %g; receives of up to %zu\n",
+      static_cast<unsigned long long>(report.longest_blocks), options.concurrency, options.fragmentation, report.group);
+  std::uint64_t bytes = 0;
+  std::uint64_t allocations = 0;
+  std::uint64_t registrations = 0;
+  for (const RankMemory& rank : report.ranks) {
+    bytes += rank.bytes;
+    allocations += rank.allocations;
+    registrations += rank.registrations;
+  }
+  std::fprintf(out, "# memory of all ranks: %.1f MiB in %llu allocations (%s), %llu registrations for both families\n",
+               static_cast<double>(bytes) / kMiB, static_cast<unsigned long long>(allocations),
+               allocations_name(options.allocations), static_cast<unsigned long long>(registrations));
+  std::fprintf(out, "#\n# %6s %10s %9s %12s %16s %8s %9s %9s %8s %8s %6s %6s %6s %8s\n", "family", "requests",
+               "block(B)", "messages", "bytes", "GB/s", "p50(ms)", "p99(ms)", "valid(%)", "refused", "fresh", "staged",
+               "recomp", "#wrong");
+  for (const FamilyReport& family : report.families) print_row(out, family);
+  for (const FamilyReport& family : report.families) {
+    std::fprintf(out, "# receives of %s by members:", family.geometry.name.c_str());
+    for (const auto& [members, count] : family.stats.groups) {
+      std::fprintf(out, " %llu: %llu", static_cast<unsigned long long>(members),
+                   static_cast<unsigned long long>(count));
+    }
+    std::fprintf(out, "\n");
+  }
+  for (const FamilyReport& family : report.families) {
+    const char* const name = family.geometry.name.c_str();
+    for (const Refused& refused : family.stats.refused) {
+      std::fprintf(out, "# %s request %u refused by the %s side: %s: %s\n", name, refused.request,
+                   refused.found_by.c_str(), refusal_name(refused.code), refused.text.c_str());
+    }
+    for (const Lost& lost : family.stats.lost) {
+      std::fprintf(out, "# %s request %u: %zu blocks from block %llu on to be computed again\n", name, lost.request,
+                   lost.blocks.size(), static_cast<unsigned long long>(lost.first));
+    }
+    for (const std::string& complaint : family.stats.complaints) {
+      std::fprintf(out, "# %s: %s\n", name, complaint.c_str());
+    }
+  }
+  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    const std::string& counters = report.ranks[rank].plugin_counters;
+    if (counters == "absent") continue;
+    std::fprintf(out, "# rank %zu, bytes by the plugin's own counters: %s\n", rank, counters.c_str());
+  }
+  std::fprintf(out, "# Wrong bytes : %s\n",
+               !options.check ? "not checked"
+                              : (std::to_string(report.wrong()) + (report.wrong() == 0 ? " OK" : " FAILED")).c_str());
+  std::fflush(out);
+}
+
+void write(const Report& report, const std::string& path) {
+  const Options& options = report.options;
+  Json json{{"over", report.transport},
+            {"mode", options.mode == Mode::kNccl ? "nccl" : "direct"},
+            {"preset", options.preset},
+            {"scale", options.scale},
+            {"prefill", options.prefills},
+            {"decode", options.decodes},
+            {"tp_ratio", options.tp_ratio},
+            {"concurrency", options.concurrency},
+            {"fragmentation", options.fragmentation},
+            {"allocations", allocations_name(options.allocations)},
+            {"group", report.group},
+            {"checked", options.check},
+            {"wrong", options.check ? Json(report.wrong()) : Json()},
+            {"status", static_cast<int>(report.status())},
+            {"ranks", Json::array()},
+            {"families", Json::array()}};
+  for (const RankMemory& rank : report.ranks) {
+    json["ranks"].push_back({{"bytes", rank.bytes},
+                             {"allocations", rank.allocations},
+                             {"registrations", rank.registrations},
+                             {"reg_mr_calls", rank.reg_mr_calls},
+                             {"damage", rank.damage},
+                             {"plugin_counters", rank.plugin_counters}});
+  }
+  for (const FamilyReport& family : report.families) json["families"].push_back(json_of(family));
+  ranks::write_json(json, path);
+}
+
+}  // namespace verbatim::kv

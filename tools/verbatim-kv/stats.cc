@@ -1,0 +1,109 @@
+#include "verbatim-kv/stats.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace verbatim::kv {
+namespace {
+
+using ranks::Json;
+
+constexpr std::size_t kComplaints = 5;
+
+template <typename T>
+void append(std::vector<T>& to, const std::vector<T>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+// Every plain counter of a rank, by the name that it has in the report.
+template <typename Stats, typename Visit>
+void each_counter(Stats& stats, Visit visit) {
+  visit("validation_ns", stats.validation_ns);
+  visit("validations", stats.validations);
+  visit("wrong_bytes", stats.wrong_bytes);
+  visit("connections", stats.connections);
+  visit("sent_messages", stats.sent_messages);
+  visit("sent_bytes", stats.sent_bytes);
+  visit("notifications", stats.notifications);
+  visit("received_messages", stats.received_messages);
+  visit("received_bytes", stats.received_bytes);
+  visit("served_bytes", stats.served_bytes);
+  visit("served", stats.served);
+  visit("crc_errors", stats.crc_errors);
+  visit("crc_sum", stats.crc_sum);
+  visit("fresh_connections", stats.fallbacks[static_cast<int>(Rung::kFresh)]);
+  visit("staged_copies", stats.fallbacks[static_cast<int>(Rung::kStaged)]);
+  visit("recomputes", stats.fallbacks[static_cast<int>(Rung::kRecompute)]);
+}
+
+}  // namespace
+
+void FamilyStats::complain(const std::string& what) {
+  if (complaints.size() < kComplaints) complaints.push_back(what);
+}
+
+void FamilyStats::add(const FamilyStats& other) {
+  std::vector<std::uint64_t> theirs;
+  each_counter(other, [&](const char*, std::uint64_t value) { theirs.push_back(value); });
+  auto value = theirs.begin();
+  each_counter(*this, [&](const char*, std::uint64_t& own) { own += *value++; });
+  for (const auto& [members, count] : other.groups) groups[members] += count;
+  elapsed_ns = std::max(elapsed_ns, other.elapsed_ns);
+  ladder_ns = std::max(ladder_ns, other.ladder_ns);
+  append(refused, other.refused);
+  append(complaints, other.complaints);
+  append(latencies_ns, other.latencies_ns);
+  append(lost, other.lost);
+}
+
+Json to_json(const FamilyStats& stats) {
+  Json json;
+  each_counter(stats, [&](const char* name, std::uint64_t value) { json[name] = value; });
+  json["elapsed_ns"] = stats.elapsed_ns;
+  json["ladder_ns"] = stats.ladder_ns;
+  json["groups"] = Json::object();
+  for (const auto& [members, count] : stats.groups) json["groups"][std::to_string(members)] = count;
+  json["refused"] = Json::array();
+  for (const Refused& refused : stats.refused) {
+    json["refused"].push_back({{"request", refused.request},
+                               {"found_by", refused.found_by},
+                               {"code", static_cast<int>(refused.code)},
+                               {"kind", refusal_name(refused.code)},
+                               {"text", refused.text}});
+  }
+  json["recompute"] = Json::array();
+  for (const Lost& lost : stats.lost) {
+    json["recompute"].push_back({{"request", lost.request}, {"first", lost.first}, {"blocks", lost.blocks}});
+  }
+  json["complaints"] = stats.complaints;
+  json["latencies_ns"] = stats.latencies_ns;
+  return json;
+}
+
+FamilyStats from_json(const Json& json) {
+  FamilyStats stats;
+  each_counter(stats, [&](const char* name, std::uint64_t& value) { value = json.at(name); });
+  stats.elapsed_ns = json.at("elapsed_ns");
+  stats.ladder_ns = json.at("ladder_ns");
+  for (const auto& [members, count] : json.at("groups").items()) stats.groups[std::stoull(members)] = count;
+  for (const Json& refused : json.at("refused")) {
+    stats.refused.push_back({refused.at("request"), refused.at("found_by"),
+                             static_cast<RefusalCode>(refused.at("code").get<int>()), refused.at("text")});
+  }
+  for (const Json& lost : json.at("recompute")) {
+    stats.lost.push_back({lost.at("request"), lost.at("first"), lost.at("blocks")});
+  }
+  stats.complaints = json.at("complaints").get<std::vector<std::string>>();
+  stats.latencies_ns = json.at("latencies_ns").get<std::vector<std::uint64_t>>();
+  return stats;
+}
+
+std::uint64_t percentile(std::vector<std::uint64_t> values, double percent) {
+  if (values.empty()) return 0;
+  const double place = std::ceil(percent / 100 * static_cast<double>(values.size()));
+  const auto index = std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, place - 1)));
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(index), values.end());
+  return values[index];
+}
+
+}  // namespace verbatim::kv

@@ -1,0 +1,67 @@
+// What one rank has counted of one family, and what all ranks have together.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ranks/json.h"
+#include "traffic/kv/ladder.h"
+#include "traffic/kv/validation.h"
+
+namespace verbatim::kv {
+
+struct Refused {
+  std::uint32_t request;
+  std::string found_by;  // "decode" or "prefill"
+  RefusalCode code;
+  std::string text;
+};
+
+// Blocks of a request whose content never came, in the order of the request from block `first` on.
+struct Lost {
+  std::uint32_t request;
+  std::uint64_t first;
+  std::vector<std::uint32_t> blocks;
+};
+
+struct FamilyStats {
+  // Of both sides.
+  std::uint64_t validation_ns = 0;
+  std::uint64_t validations = 0;
+  std::uint64_t wrong_bytes = 0;
+  std::vector<Refused> refused = {};
+  std::uint64_t connections = 0;
+  std::vector<std::string> complaints = {};  // the first few wrong places and failures, in words
+  // Of the prefill side.
+  std::uint64_t sent_messages = 0;
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t notifications = 0;
+  // Of the decode side.
+  std::uint64_t received_messages = 0;
+  std::uint64_t received_bytes = 0;
+  std::uint64_t served_bytes = 0;                      // without those of tries that failed
+  std::map<std::uint64_t, std::uint64_t> groups = {};  // members of a receive -> receives
+  std::uint64_t elapsed_ns = 0;                        // from the first announcement to the end of the last request
+  std::uint64_t served = 0;
+  std::uint64_t fallbacks[kRungs] = {};  // requests that came to the rung
+  std::uint64_t crc_errors = 0;
+  std::uint64_t crc_sum = 0;    // of all served requests' data: the same for every run of the same requests
+  std::uint64_t ladder_ns = 0;  // the longest time from a request's first failure to its end
+  std::vector<std::uint64_t> latencies_ns = {};
+  std::vector<Lost> lost = {};
+
+  void complain(const std::string& what);
+  // Counts and lists add up, times: the longest.
+  void add(const FamilyStats& other);
+};
+
+ranks::Json to_json(const FamilyStats& stats);
+// Of a rank's own to_json().
+FamilyStats from_json(const ranks::Json& json);
+
+// The value below which `percent` of the values lie; 0 of none.
+std::uint64_t percentile(std::vector<std::uint64_t> values, double percent);
+
+}  // namespace verbatim::kv
