@@ -40,9 +40,7 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
     return introductions.error();
   }
   for (Introduction& introduction : *introductions) {
-    const wire::Hello& peer = introduction.hello;
-    std::shared_ptr<EndpointClaim> claim = context_.claim_recv(ports_, peer_id(peer.identity), peer.qps.size(),
-                                                               RecvComm::hears_by_atomics(context_, ports_, peer));
+    std::shared_ptr<EndpointClaim> claim = context_.claim_recv(ports_, introduction.hello);
     arrivals_.push_back({std::move(introduction), std::move(claim)});
   }
   for (auto arrival = arrivals_.begin(); arrival != arrivals_.end();) {

@@ -248,13 +248,12 @@ std::shared_ptr<EndpointClaim> Context::claim_send(const std::vector<const Port*
                            .traffic = traffic});
 }
 
-std::shared_ptr<EndpointClaim> Context::claim_recv(const std::vector<const Port*>& ports, const PeerId& peer,
-                                                   std::size_t qps, bool atomic) {
+std::shared_ptr<EndpointClaim> Context::claim_recv(const std::vector<const Port*>& ports, const wire::Hello& peer) {
   return endpoints_.claim({.side = QpSide::kRecv,
                            .ports = ports,
-                           .sizes = RecvComm::endpoint_sizes(qps, atomic),
+                           .sizes = RecvComm::endpoint_sizes(config_, ports, peer),
                            .self = peer_id(identity(*ports.front())),
-                           .peer = peer,
+                           .peer = peer_id(peer.identity),
                            .traffic = endpoints_.announced(QpSide::kRecv)});
 }
 

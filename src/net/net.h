@@ -77,8 +77,7 @@ class Context {
   EndpointPool& endpoints() { return endpoints_; }
   // A place among the QPs of this context for a connection to, or from, `peer`.
   std::shared_ptr<EndpointClaim> claim_send(const std::vector<const Port*>& ports, const PeerId& peer);
-  std::shared_ptr<EndpointClaim> claim_recv(const std::vector<const Port*>& ports, const PeerId& peer, std::size_t qps,
-                                            bool atomic);
+  std::shared_ptr<EndpointClaim> claim_recv(const std::vector<const Port*>& ports, const wire::Hello& peer);
 
  private:
   // Takes over a comm that stands: from here on it hears of events.

@@ -45,24 +45,25 @@ const char* atomics_hindrance(std::span<const Port* const> ports, const wire::He
 
 }  // namespace
 
-EndpointSizes RecvComm::endpoint_sizes(std::size_t qps, bool atomic) {
+EndpointSizes RecvComm::endpoint_sizes(const Config& config, std::span<const Port* const> ports,
+                                       const wire::Hello& peer) {
+  const bool atomic = config.completion == Completion::kAtomic && atomics_hindrance(ports, peer) == nullptr;
   EndpointSizes sizes;
-  sizes.qps = qps;
-  sizes.caps = {.send_wr = kCtsQueueDepth, .recv_wr = atomic ? 1 : kMaxReceiveTarget, .inline_bytes = kInlineBytes};
+  sizes.qps = peer.qps.size();
+  sizes.caps.send_wr = kCtsQueueDepth;
+  sizes.caps.recv_wr = atomic ? 1 : kMaxReceiveTarget;  // not every device takes 0
+  sizes.caps.inline_bytes = kInlineBytes;
   sizes.extra_completions = FlushQueue::kSlots;
   return sizes;
 }
 
-bool RecvComm::hears_by_atomics(Context& context, std::span<const Port* const> ports, const wire::Hello& peer) {
-  if (context.config().completion != Completion::kAtomic) return false;
-  const char* const hindrance = atomics_hindrance(ports, peer);
-  if (hindrance != nullptr) context.report_no_atomics(ports.front()->name, peer.host, hindrance);
-  return hindrance == nullptr;
-}
-
 Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, Endpoint endpoint, const wire::Hello& peer) {
   const std::span<const Port* const> ports = endpoint.ports();
-  const bool atomic = hears_by_atomics(context, ports, peer);
+  bool atomic = context.config().completion == Completion::kAtomic;
+  if (const char* hindrance = atomic ? atomics_hindrance(ports, peer) : nullptr; hindrance != nullptr) {
+    context.report_no_atomics(ports.front()->name, peer.host, hindrance);
+    atomic = false;
+  }
   Result<ControlMemory> control =
       ControlMemory::create(ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic),
                             atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);

@@ -18,10 +18,9 @@ namespace verbatim {
 
 class RecvComm final : public Comm {
  public:
-  // What a comm with so many QPs, as the peer has, needs of its endpoint.
-  static EndpointSizes endpoint_sizes(std::size_t qps, bool atomic);
-  // Whether arrivals from `peer` will be told by atomics: where both ends ask for it and can.
-  static bool hears_by_atomics(Context& context, std::span<const Port* const> ports, const wire::Hello& peer);
+  // What an end on `ports` for `peer`'s QPs needs of its endpoint.
+  static EndpointSizes endpoint_sizes(const Config& config, std::span<const Port* const> ports,
+                                      const wire::Hello& peer);
 
   // An end for `peer`, which tells by atomics what arrives where it offers them and both ends can.
   static Result<std::unique_ptr<RecvComm>> create(Context& context, Endpoint endpoint, const wire::Hello& peer);

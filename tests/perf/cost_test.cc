@@ -25,10 +25,10 @@ class Cost : public testing::Test {
   ~Cost() override { ::unlink(file_.c_str()); }
 
   // The subjects that the JSON file lists; none when the run failed.
-  Json measure(std::vector<std::string> arguments) {
+  Json measure(std::vector<std::string> arguments, const PerfProcess::Environment& environment = {}) {
     arguments.insert(arguments.begin(), "cost");
     arguments.insert(arguments.end(), {"--json", file_});
-    const Outcome outcome = run(arguments);
+    const Outcome outcome = run(arguments, environment);
     EXPECT_EQ(0, outcome.status) << outcome.output;
     if (outcome.status != 0) return Json::array();
     std::ifstream in(file_);
@@ -57,6 +57,58 @@ TEST_F(Cost, CountsTheVerbsOfAMessage) {
     EXPECT_EQ(cell["post_send"].get<double>() + cell["post_recv"].get<double>(), cell["doorbells"]) << cell;
   }
   EXPECT_DOUBLE_EQ(2, subjects[0]["cells"][0]["send_requests"]);
+}
+
+// What a small message alone may cost in steady state, both ends together, whatever the mode of completion.
+TEST_F(Cost, ASmallMessageKeepsToTheLimitsOfItsMode) {
+  struct Mode {
+    const char* completion;
+    bool optional;
+    double send_requests;
+    double post_recv;
+    double recv_requests;
+    double completions;
+  };
+  constexpr double kAcknowledged = 8;  // every so many receives without completion one is heard of
+  for (const Mode& mode : {Mode{"imm", false, 2, 1 / kReceiveBatch, 1, 2 + 1 / kReceiveBatch},
+                           Mode{"atomic", false, 3, 0, 0, 1 + 1 / kReceiveBatch},
+                           Mode{"imm", true, 2 + 1 / kAcknowledged, 0, 0, 1 + 1 / kAcknowledged},
+                           Mode{"atomic", true, 2 + 1 / kAcknowledged, 0, 0, 1 + 1 / kAcknowledged}}) {
+    SCOPED_TRACE(std::string(mode.completion) + (mode.optional ? ", optional" : ""));
+    std::vector<std::string> arguments{"--plugin",
+                                       setting("PERF_PLUGIN"),
+                                       "--no-instructions",
+                                       "--sizes",
+                                       "0,8,4K",
+                                       "--groups",
+                                       "1,8",
+                                       "--qps",
+                                       "1,4",
+                                       "--messages",
+                                       "256",
+                                       "--connections",
+                                       "0"};
+    if (mode.optional) arguments.emplace_back("--optional");
+    const Json subjects = measure(arguments, {std::string("VERBATIM_COMPLETION=") + mode.completion});
+    ASSERT_EQ(2U, subjects.size());
+    for (const Json& subject : subjects) {
+      EXPECT_EQ(mode.optional, subject["optional"]);
+      ASSERT_EQ(6U, subject["cells"].size());
+      for (const Json& cell : subject["cells"]) {
+        if (cell["group"] == 1) {
+          EXPECT_DOUBLE_EQ(2, cell["post_send"]) << cell;
+          EXPECT_GE(mode.send_requests, cell["send_requests"]) << cell;
+          EXPECT_GE(mode.post_recv, cell["post_recv"]) << cell;
+          EXPECT_GE(mode.recv_requests, cell["recv_requests"]) << cell;
+          EXPECT_GE(mode.completions, cell["completions"]) << cell;
+          EXPECT_LE(1, cell["completions"]) << cell;
+        } else if (std::string(mode.completion) == "atomic") {
+          EXPECT_EQ(0, cell["post_recv"]) << cell;
+          EXPECT_EQ(0, cell["recv_requests"]) << cell;
+        }
+      }
+    }
+  }
 }
 
 TEST_F(Cost, CountsTheMemoryOfAConnection) {
@@ -107,6 +159,7 @@ TEST_F(Cost, CountsInstructionsTheSameEachTime) {
 TEST_F(Cost, OfNoPluginIsRefused) {
   EXPECT_EQ(kUsage, run({"cost", "--sizes", "8"}).status);
   EXPECT_EQ(kUsage, run({"cost", "--plugin", setting("PERF_PLUGIN"), "--sizes", "eight"}).status);
+  EXPECT_EQ(kUsage, run({"cost", "--plugin", setting("PERF_PLUGIN"), "--api", "8", "--optional"}).status);
   EXPECT_NE(0, run({"cost", "--plugin", "/does/not/exist.so", "--no-instructions"}).status);
 }
 

@@ -16,6 +16,7 @@ namespace netapi {
 
 constexpr int kOldestVersion = 6;
 constexpr int kNewestVersion = 12;
+constexpr int kOldestWithOptionalReceives = 9;  // nccl::kNetOptionalRecvCompletion; before, *request is never read
 
 // Largest n that NCCL ever passes to irecv, iflush and test.
 constexpr int kMaxGroup = 64;

@@ -82,12 +82,13 @@ class ControlTest : public ::testing::Test {
   const Device& device() const { return *inventory_->devices()[0]; }
 
   std::unique_ptr<RecvComm> make_comm() {
-    Result<Endpoint> endpoint =
-        Endpoint::create({&inventory_->ports()[0]}, RecvComm::endpoint_sizes(2, false), link_.context().config());
-    EXPECT_TRUE(endpoint);
-    if (!endpoint) return nullptr;
     wire::Hello peer;
     peer.qps.resize(2);
+    const std::vector<const Port*> ports{&inventory_->ports()[0]};
+    const Config& config = link_.context().config();
+    Result<Endpoint> endpoint = Endpoint::create(ports, RecvComm::endpoint_sizes(config, ports, peer), config);
+    EXPECT_TRUE(endpoint);
+    if (!endpoint) return nullptr;
     Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(link_.context(), std::move(*endpoint), peer);
     EXPECT_TRUE(comm);
     int ends[2];

@@ -30,5 +30,56 @@ TEST(Immediate, AStrayOfThePassBeforeIsTold) {
   EXPECT_NE(ring_pass(0xffffffff), ring_pass(0));  // also where the member numbers wrap
 }
 
+TEST(Ring, GoesOnWhereMemberNumbersWrap) {
+  constexpr std::uint32_t kLast = 0xffffffff;
+  EXPECT_EQ(ring_index(kLast), kMaxInFlight - 1);
+  EXPECT_EQ(ring_index(kLast + 1), 0U);
+  for (std::uint32_t member = kLast - 2 * kMaxInFlight; member != 2 * kMaxInFlight; ++member) {
+    EXPECT_EQ(ring_index(member + 1), (ring_index(member) + 1) % kMaxInFlight) << member;
+    EXPECT_EQ(ring_index(member + kMaxInFlight), ring_index(member)) << member;
+    // Whoever lies at the same place a round later is another one, and what is in flight together is at most one
+    // round apart.
+    EXPECT_EQ(ring_pass(member + kMaxInFlight), (ring_pass(member) + 1) & kPassMask) << member;
+    EXPECT_LE(ring_pass(member), kPassMask);
+  }
+  // A group in which the numbers wrap lies in one piece: behind the last entry are as many as the others need.
+  EXPECT_EQ(ring_index(kLast) + kMaxGroup, kRingEntries);
+}
+
+TEST(Arrival, AllPartsTogetherAreWholeInAnyOrder) {
+  for (const std::uint64_t bytes :
+       {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{300} << 10, std::uint64_t{1} << 40}) {
+    for (std::uint32_t parts = 1; parts <= kMaxQps; ++parts) {
+      const std::uint64_t share = bytes / parts;
+      const auto addend = [&](std::uint32_t part) {
+        return encode_arrival(part + 1 == parts ? bytes - share * (parts - 1) : share, part, parts);
+      };
+      std::uint64_t sum = 0;
+      for (std::uint32_t part = 0; part < parts; ++part) sum += addend(part);
+      EXPECT_EQ(sum >> kArrivalShift, kWholeArrival) << parts;
+      EXPECT_EQ(sum & kArrivalBytesMask, bytes) << parts;
+      // Without any one of them it is not whole: not without the first, whose share differs, and not without another.
+      for (std::uint32_t missing = 0; missing < parts; ++missing) {
+        EXPECT_LT((sum - addend(missing)) >> kArrivalShift, kWholeArrival) << missing << " of " << parts;
+      }
+    }
+  }
+}
+
+TEST(Arrival, TheLargestGroupKeepsOutOfTheCount) {
+  // Of 1 TiB each, more than any registration holds.
+  const std::uint64_t bytes = kMaxGroup * (std::uint64_t{1} << 40);
+  EXPECT_LT(bytes, kArrivalBytesMask);
+  const std::uint64_t word = encode_arrival(bytes, 0, 1);
+  EXPECT_EQ(word >> kArrivalShift, kWholeArrival);
+  EXPECT_EQ(word & kArrivalBytesMask, bytes);
+}
+
+TEST(CompletionRecord, ArrivalWordsLieWhereAtomicsMay) {
+  EXPECT_EQ(offsetof(CompletionRecord, arrival) % sizeof(std::uint64_t), 0U);
+  EXPECT_LT(completion_record_bytes(false), completion_record_bytes(true));
+  EXPECT_EQ(completion_record_bytes(false), offsetof(CompletionRecord, arrival));
+}
+
 }  // namespace
 }  // namespace verbatim::wire

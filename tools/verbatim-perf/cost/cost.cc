@@ -45,8 +45,9 @@ class Measurement {
 
   Json run() {
     const Json verbs = run_part(kVerbsPart, {});
-    Json subject{{"plugin", plugin_}, {"name", verbs["name"]},         {"api_version", verbs["api_version"]},
-                 {"qps", qps_},       {"messages", options_.messages}, {"cells", Json::array()}};
+    Json subject{{"plugin", plugin_},     {"name", verbs["name"]},         {"api_version", verbs["api_version"]},
+                 {"qps", qps_},           {"messages", options_.messages}, {"optional", options_.optional},
+                 {"cells", Json::array()}};
     for (const Json& counted : verbs["cells"]) subject["cells"].push_back(per_message(counted));
     if (options_.instructions) add_instructions(subject);
     if (options_.connections > 0) add_connections(subject, verbs);
@@ -66,6 +67,7 @@ class Measurement {
       arguments.push_back(argument);
     }
     if (options_.verbose) arguments.emplace_back("--verbose");
+    if (options_.optional) arguments.emplace_back("--optional");
     const std::string qps = std::to_string(qps_);
     std::vector<std::string> variables{"SOFTVERBS_ENGINE=inline", "VERBATIM_QPS_PER_CONNECTION=" + qps,
                                        "NCCL_IB_QPS_PER_CONNECTION=" + qps,
@@ -145,9 +147,10 @@ double number(const Json& object, const char* key) {
 }
 
 void print_subject(const Json& subject) {
-  std::printf("# %s (net plugin v%d, %s), %d QP(s) a connection; figures per message, both ends together\n",
+  std::printf("# %s (net plugin v%d, %s), %d QP(s) a connection%s; figures per message, both ends together\n",
               subject["name"].get<std::string>().c_str(), subject["api_version"].get<int>(),
-              subject["plugin"].get<std::string>().c_str(), subject["qps"].get<int>());
+              subject["plugin"].get<std::string>().c_str(), subject["qps"].get<int>(),
+              subject["optional"].get<bool>() ? ", receives alone without completion" : "");
   const bool instructions = subject.contains("instructions_connect");
   std::printf("# %8s %6s", "size(B)", "group");
   if (instructions) std::printf(" %8s %7s %7s %7s %7s %7s", "plugin", "irecv", "isend", "tests", "libc", "verbs");

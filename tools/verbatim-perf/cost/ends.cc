@@ -54,11 +54,12 @@ void Subject::close(Ends ends) {
   ranks::require(plugin_->close_recv(ends.recv), "closeRecv");
 }
 
-Groups::Groups(Subject& subject, Ends ends, std::size_t bytes, int group)
+Groups::Groups(Subject& subject, Ends ends, std::size_t bytes, int group, bool optional)
     : plugin_(subject.plugin()),
       ends_(ends),
       bytes_(bytes),
       group_(static_cast<std::size_t>(group)),
+      optional_(optional && group == 1),
       source_(std::max<std::size_t>(bytes * group_, 1)),
       target_(source_.size()),
       sizes_(group_, bytes),
@@ -81,6 +82,7 @@ Groups::~Groups() {
 
 void Groups::post_receive(Receive& receive) {
   for (int tries = 0; receive.request == nullptr; ++tries) {
+    if (optional_) receive.request = reinterpret_cast<void*>(nccl::kNetOptionalRecvCompletion);
     ranks::require(plugin_.irecv(ends_.recv, static_cast<int>(group_), places_.data(), sizes_.data(), tags_.data(),
                                  handles_.data(), &receive.request),
                    "irecv");
@@ -109,6 +111,19 @@ void Groups::finish(void* request) {
   }
 }
 
+// What has arrived must have come since then; RC brings the last byte last.
+void Groups::spoil_target() {
+  if (bytes_ != 0) target_[bytes_ - 1] = ~source_[bytes_ - 1];
+}
+
+void Groups::await_target() const {
+  if (bytes_ == 0) return;
+  const volatile std::byte& last = target_[bytes_ - 1];
+  for (int tries = 0; last != source_[bytes_ - 1]; ++tries) {
+    if (tries == kMostTries) throw ranks::Failure("the data of a receive without completion never arrives");
+  }
+}
+
 void Groups::post_receives() {
   for (Receive& receive : receives_) post_receive(receive);
   oldest_ = 0;
@@ -129,9 +144,11 @@ void Groups::finish_receives() {
 
 void Groups::run(int groups) {
   for (int i = 0; i < groups; ++i) {
+    if (optional_) spoil_target();
     send_group();
     finish_sends();
     finish(std::exchange(receives_[oldest_].request, nullptr));
+    if (optional_) await_target();
     post_receive(receives_[oldest_]);
     oldest_ = (oldest_ + 1) % receives_.size();
   }

@@ -35,13 +35,14 @@ class Subject {
   int max_recvs_ = 1;
 };
 
-// Groups of `group` messages of `bytes` each over one connection, `kAhead` receives always posted. Throws Failure when
-// a call fails or a byte is wrong.
+// Groups of `group` messages of `bytes` each over one connection, `kAhead` receives always posted; with `optional`
+// those of one message without completion, so that their data is awaited in memory. Throws Failure when a call fails or
+// a byte is wrong.
 class Groups {
  public:
   static constexpr int kAhead = 8;
 
-  Groups(Subject& subject, Ends ends, std::size_t bytes, int group);
+  Groups(Subject& subject, Ends ends, std::size_t bytes, int group, bool optional = false);
   ~Groups();
   Groups(const Groups&) = delete;
   Groups& operator=(const Groups&) = delete;
@@ -68,11 +69,14 @@ class Groups {
   void post_receive(Receive& receive);
   void send_group();
   void finish(void* request);
+  void spoil_target();
+  void await_target() const;
 
   netapi::Plugin& plugin_;
   const Ends ends_;
   const std::size_t bytes_;
   const std::size_t group_;
+  const bool optional_;
   std::vector<std::byte> source_;
   std::vector<std::byte> target_;
   void* source_handle_ = nullptr;

@@ -88,7 +88,7 @@ void measure_instructions(const CostOptions& options, Subject& subject) {
     const std::size_t group_bytes = std::max<std::size_t>(bytes, 1) * static_cast<std::size_t>(group);
     const int fitting = static_cast<int>(std::min<std::size_t>(kMostBytes / group_bytes, INT_MAX));
     const int count = std::min(options.messages, std::max(kFewestGroups, fitting));
-    Groups groups(subject, ends, bytes, group);
+    Groups groups(subject, ends, bytes, group, options.optional);
     groups.post_receives();
     groups.run(kFewestGroups);
     counted([&] { groups.run(count); });
@@ -167,7 +167,7 @@ Reading read_counters() {
 void measure_verbs(const CostOptions& options, Subject& subject, Json& result) {
   const Ends ends = subject.connect();
   for_each_cell(options, subject, [&](std::size_t bytes, int group) {
-    Groups groups(subject, ends, bytes, group);
+    Groups groups(subject, ends, bytes, group, options.optional);
     groups.post_receives();
     groups.run(options.messages);
     const Reading before = read_counters();
@@ -244,6 +244,8 @@ ranks::ExitStatus measure(const CostOptions& options) {
   netapi::Opened opened = netapi::open_plugin(options.plugins.front(), options.api_version);
   if (opened.plugin == nullptr) throw ranks::Failure(opened.error);
   const std::string object = object_of(*opened.plugin);
+  if (options.optional && opened.plugin->api_version() < netapi::kOldestWithOptionalReceives)
+    throw ranks::Failure("--optional needs a table from v9 on", ranks::ExitStatus::kUsage);
   Json result{{"name", opened.plugin->name()}, {"api_version", opened.plugin->api_version()}, {"object", object}};
   try {
     Subject subject(std::move(opened.plugin));

@@ -52,6 +52,7 @@ std::variant<CostOptions, ranks::Leave> parse_cost_options(int argc, const char*
       ->check(CLI::Range(0, kMostConnections))
       ->capture_default_str();
   app.add_flag("--no-instructions", no_instructions, "without valgrind: only verbs, memory and set-up");
+  app.add_flag("--optional", options.optional, "receives of one member without completion, as NCCL's LL protocols ask");
   app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
   app.add_flag("--verbose", options.verbose, "print the plugins' log lines");
   app.add_option("--part", options.part)->group("");
@@ -61,6 +62,9 @@ std::variant<CostOptions, ranks::Leave> parse_cost_options(int argc, const char*
   });
   if (leave) return *leave;
   options.instructions = !no_instructions;
+  if (options.optional && options.api_version != 0 && options.api_version < netapi::kOldestWithOptionalReceives) {
+    return ranks::Leave{ranks::ExitStatus::kUsage, "--optional needs a table from v9 on\n"};
+  }
   return options;
 }
 

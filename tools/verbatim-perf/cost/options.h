@@ -19,6 +19,7 @@ struct CostOptions {
   int messages = 256;       // groups measured in a cell
   int connections = 1000;   // for memory and set-up; 0: not measured
   bool instructions = true;
+  bool optional = false;  // receives alone are posted as those whose completion nobody waits for
   std::string json;
   bool verbose = false;
 

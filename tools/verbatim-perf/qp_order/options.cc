@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "netapi/plugin.h"
+#include "ranks/options.h"
 
 namespace verbatim::perf::qp_order {
 namespace {
