@@ -159,6 +159,14 @@ void* process_context() noexcept {
   return g_process_context.load();
 }
 
+nccl::Result announce(void* context, const Announcement& announcement) noexcept {
+  return guarded([&] {
+    if (context == nullptr) return nccl::Result::kInvalidUsage;
+    static_cast<Context*>(context)->announce(announcement);
+    return nccl::Result::kSuccess;
+  });
+}
+
 nccl::Result devices(int* count) noexcept {
   return guarded([&] {
     const Result<std::size_t> devices = device_count();

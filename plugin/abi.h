@@ -34,6 +34,9 @@ nccl::Result finalize(void* context) noexcept;
 nccl::Result init_process(nccl::DebugLogger logger) noexcept;
 void* process_context() noexcept;
 
+// setNetAttr. Hints only: never an error.
+nccl::Result announce(void* context, const Announcement& announcement) noexcept;
+
 nccl::Result devices(int* count) noexcept;
 nccl::Result device_view(int device, DeviceView& view) noexcept;
 nccl::Result listen(void* context, int device, void* handle, void** listen_comm) noexcept;
@@ -127,6 +130,24 @@ void fill_limits(int device, Properties& properties) {
   properties.vProps.devs[0] = device;
   properties.maxP2pBytes = nccl::kMaxNetSizeBytes;
   properties.maxCollBytes = nccl::kMaxNetSizeBytes;
+}
+
+// Since v11. What the ranges say at most; NCCL puts -1 where it says nothing.
+template <typename CommAttr>
+Traffic traffic_of(const CommAttr& attributes, std::uint32_t operations) {
+  Traffic traffic;
+  traffic.peers = static_cast<unsigned>(std::max(attributes.maxConcurrentPeers, 0));
+  traffic.flows = static_cast<unsigned>(std::max(attributes.maxFlowsPerPeer, 0));
+  traffic.collective = (operations & nccl::kNetCollectiveOperations) != 0 &&
+                       (operations & nccl::kNetPointToPointOperations) == 0;
+  return traffic;
+}
+
+template <typename Attributes>
+nccl::Result set_net_attr(void* context, Attributes* attributes) noexcept {
+  if (attributes == nullptr) return nccl::Result::kInvalidArgument;
+  return announce(context, {traffic_of(attributes->sendCommAttr, attributes->op),
+                            traffic_of(attributes->recvCommAttr, attributes->op)});
 }
 
 }  // namespace verbatim::abi

@@ -52,5 +52,5 @@ const nccl::v11::Net ncclNetPlugin_v11 = {
     .irecvConsumed = nullptr,
     .makeVDevice = nullptr,
     .finalize = verbatim::abi::finalize,
-    .setNetAttr = nullptr,
+    .setNetAttr = verbatim::abi::set_net_attr,
 };

@@ -54,5 +54,5 @@ const nccl::v12::Net ncclNetPlugin_v12 = {
     .irecvConsumed = nullptr,
     .makeVDevice = nullptr,
     .finalize = verbatim::abi::finalize,
-    .setNetAttr = nullptr,
+    .setNetAttr = verbatim::abi::set_net_attr,
 };

@@ -50,6 +50,11 @@ constexpr int kNetDeviceInvalidVersion = 0;                     // netDeviceVers
 constexpr int kNetTrafficClassUndefined = -1;
 constexpr std::int16_t kNetIdUndefined = -1;  // railId, planeId
 
+// Bits of NetAttr::op: Broadcast 0, Reduce 1, AllGather 2, ReduceScatter 3, AllReduce 4, AllGatherV 11; SendRecv 5,
+// Send 6, Recv 7, AlltoAll 8, Scatter 9, Gather 10, PutSignal 12, Signal 13, WaitSignal 14.
+constexpr std::uint32_t kNetCollectiveOperations = 0x081f;
+constexpr std::uint32_t kNetPointToPointOperations = 0x77e0;
+
 // Stands in `*request` when irecv is called for a receive whose completion nobody needs (v9 and later: LL, LL128).
 constexpr std::uintptr_t kNetOptionalRecvCompletion = 0x1;
 

@@ -157,9 +157,52 @@ bool assign_gid_index(Config& config, const Given& given) {
 
 // NCCL documents the same bound.
 constexpr std::int64_t kMostQps = 128;
+constexpr std::int64_t kMostPoolPeers = 65536;
+constexpr std::int64_t kMostPoolQps = 4096;
+constexpr std::int64_t kLongestGatherUs = 2000;
 constexpr std::int64_t kHighestThreshold = std::int64_t{1} << 40;
 constexpr std::int64_t kLongestEstablishmentS = 3600;
 constexpr std::int64_t kLongestCloseMs = 600'000;
+
+std::optional<unsigned> parse_count(const std::string& text, std::int64_t most) {
+  const std::optional<std::int64_t> number = parse_number(text);
+  if (!number || *number < 1 || *number > most) return std::nullopt;
+  return static_cast<unsigned>(*number);
+}
+
+// "4", or "1-8", which NCCL's variable does not know.
+bool assign_qps_per_connection(Config& config, const Given& given) {
+  const std::size_t dash = given.text.find('-', 1);
+  const std::optional<unsigned> least = parse_count(given.text.substr(0, dash), kMostQps);
+  if (!least) return false;
+  config.qps_per_connection = {*least, *least};
+  if (dash == std::string::npos) return true;
+  const std::optional<unsigned> most = parse_count(given.text.substr(dash + 1), kMostQps);
+  if (!most || *most < *least || given.variable != std::string_view("VERBATIM_QPS_PER_CONNECTION")) return false;
+  config.qps_per_connection.most = *most;
+  return true;
+}
+
+bool assign_qp_order(Config& config, const Given& given) {
+  constexpr std::pair<std::string_view, QpOrder> kOrders[] = {
+      {"pool", QpOrder::kPool}, {"gather", QpOrder::kGather}, {"ring", QpOrder::kRing}, {"native", QpOrder::kNative}};
+  for (const auto& [name, order] : kOrders) {
+    if (given.text != name) continue;
+    config.qp_order = order;
+    return true;
+  }
+  return false;
+}
+
+bool assign_qp_pool(Config& config, const Given& given) {
+  const std::size_t cross = given.text.find('x', 1);
+  if (cross == std::string::npos) return false;
+  const std::optional<unsigned> peers = parse_count(given.text.substr(0, cross), kMostPoolPeers);
+  const std::optional<unsigned> qps = parse_count(given.text.substr(cross + 1), kMostPoolQps);
+  if (!peers || !qps) return false;
+  config.qp_pool = {*peers, *qps};
+  return true;
+}
 
 // Made anew for each init: a static table would be destroyed at exit while threads may still be running.
 std::vector<Row> rows() {
@@ -199,11 +242,24 @@ std::vector<Row> rows() {
           "Bytes above which a message counts as large under adaptive routing."),
       {{"VERBATIM_COMPLETION", nullptr, "`imm`, `atomic` or `auto`", "auto",
         "How a receiver hears of its data: by an immediate, or by an atomic on a word that it polls, where both ends "
-        "ask "
-        "for it and can. Automatic: `imm`."},
+        "ask for it and can. Automatic: `imm`."},
        assign_completion},
-      number_row<&Config::qps_per_connection, 1, kMostQps>("VERBATIM_QPS_PER_CONNECTION", "NCCL_IB_QPS_PER_CONNECTION",
-                                                           "1", "Queue pairs of a connection, per device."),
+      {{"VERBATIM_QPS_PER_CONNECTION", "NCCL_IB_QPS_PER_CONNECTION", "1 to 128; ours also a range, `1-8`", "1",
+        "Queue pairs of a connection, per device. A range: the fewer, the more connections NCCL announces."},
+       assign_qps_per_connection},
+      {{"VERBATIM_QP_ORDER", nullptr, "`pool`, `gather`, `ring` or `native`", "pool",
+        "Order of the queue pairs by number: see [QP order](#qp-order)."},
+       assign_qp_order},
+      {{"VERBATIM_QP_POOL", nullptr, "`PxQ`: 1 to 65536 peers, 1 to 4096 queue pairs to each", "as NCCL announces",
+        "What the pool prepares for; before table version 11 NCCL announces nothing, and without this there is no "
+        "pool."},
+       assign_qp_pool},
+      number_row<&Config::qp_gather_us, 0, kLongestGatherUs>(
+          "VERBATIM_QP_GATHER_US", nullptr, "300",
+          "With `gather` and `ring`: microseconds without a new connection after which those gathered are made."),
+      {{"VERBATIM_QP_DUMP", nullptr, "path; `%p` is the process id", "none",
+        "File to which a line is appended for each queue pair of each connection."},
+       assign_path<&Config::qp_dump>},
       {{"VERBATIM_SPLIT_DATA_ON_QPS", "NCCL_IB_SPLIT_DATA_ON_QPS", "0, 1, or `auto` (also -1, -2)", "auto",
         "Whether one message is spread over the queue pairs of its connection. Automatic: when it is large enough."},
        assign_switch<&Config::split_data_on_qps>},
@@ -221,6 +277,11 @@ std::vector<Row> rows() {
       number_row<&Config::close_timeout_ms, 0, kLongestCloseMs>(
           "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, "5000",
           "Milliseconds that a closed connection's queue pairs stay alive for a peer that has not closed its end."),
+      {{"VERBATIM_STATS", nullptr, "path", "none",
+        "File for what each connection has carried, as JSON, written when NCCL finalizes. `%p` in it becomes the "
+        "process "
+        "ID, `%h` the host's name."},
+       assign_path<&Config::stats_file>},
   };
 }
 

@@ -21,6 +21,20 @@ enum class Switch : std::uint8_t { kAuto, kOff, kOn };
 // How a receiver hears that data has arrived: by an immediate, or by an atomic on a word that it polls.
 enum class Completion : std::uint8_t { kAuto, kImmediate, kAtomic };
 
+// How the QPs of a communicator are ordered by number: net/qp_planner.h.
+enum class QpOrder : std::uint8_t { kPool, kGather, kRing, kNative };
+
+struct QpRange {
+  unsigned least = 1;
+  unsigned most = 1;
+};
+
+// VERBATIM_QP_POOL: peers, and QPs to each. 0: as announced.
+struct QpPoolSetting {
+  unsigned peers = 0;
+  unsigned qps = 0;
+};
+
 // A text whose inner syntax its user parses (HCA filter, interface list). `variable` is the one that was set, ours or
 // NCCL's, so that a later message can name it; "" when neither was.
 struct TextSetting {
@@ -52,12 +66,17 @@ struct Config {
   Switch adaptive_routing = Switch::kAuto;          // kAuto: on for InfiniBand, off for RoCE
   std::uint64_t adaptive_routing_threshold = 8192;  // bytes
   Completion completion = Completion::kAuto;        // kAuto: kImmediate
-  unsigned qps_per_connection = 1;
+  QpRange qps_per_connection;
+  QpOrder qp_order = QpOrder::kPool;
+  QpPoolSetting qp_pool;
+  unsigned qp_gather_us = 300;               // without a new connection until those gathered are made
+  std::string qp_dump;                       // file; empty: none
   Switch split_data_on_qps = Switch::kAuto;  // kAuto: by message size
   bool ece = true;
   TextSetting socket_ifname;  // syntax: base/socket_interface.h
   int socket_family = 0;      // AF_UNSPEC, AF_INET or AF_INET6
   unsigned connect_timeout_s = 60;
+  std::string stats_file;            // empty: none; %p stands for the process, %h for the host
   unsigned close_timeout_ms = 5000;  // more than one retransmission at the default timeout
 
   // Reads all variables; ours wins over NCCL's, an empty string counts as unset. A value that is malformed or out of

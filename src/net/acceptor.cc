@@ -39,12 +39,20 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
                   to_string(introductions.error()).c_str());
     return introductions.error();
   }
-  for (Introduction& introduction : *introductions) introductions_.push_back(std::move(introduction));
-  while (!introductions_.empty()) {
-    Result<Acceptance> acceptance = begin(std::move(introductions_.front()));
-    introductions_.pop_front();
+  for (Introduction& introduction : *introductions) {
+    std::shared_ptr<EndpointClaim> claim =
+        context_.claim_recv(ports_, peer_id(introduction.hello.identity), introduction.hello.qps.size());
+    arrivals_.push_back({std::move(introduction), std::move(claim)});
+  }
+  for (auto arrival = arrivals_.begin(); arrival != arrivals_.end();) {
+    Result<std::optional<Acceptance>> acceptance = begin(*arrival);
+    if (acceptance && !*acceptance) {
+      ++arrival;
+      continue;
+    }
+    arrival = arrivals_.erase(arrival);
     if (!acceptance) return acceptance.error();
-    acceptances_.push_back(std::move(*acceptance));
+    acceptances_.push_back(std::move(**acceptance));
   }
   for (auto acceptance = acceptances_.begin(); acceptance != acceptances_.end(); ++acceptance) {
     Result<bool> stands = advance(*acceptance);
@@ -67,30 +75,36 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
   return std::unique_ptr<RecvComm>();
 }
 
-Result<ListenComm::Acceptance> ListenComm::begin(Introduction introduction) {
-  const wire::Hello& peer = introduction.hello;
+Result<std::optional<ListenComm::Acceptance>> ListenComm::begin(Arrival& arrival) {
+  const wire::Hello& peer = arrival.introduction.hello;
+  Result<std::optional<Endpoint>> endpoint = context_.endpoints().take(*arrival.claim);
+  if (!endpoint) return refuse(arrival.introduction, endpoint.error());
+  if (!*endpoint) return std::optional<Acceptance>();
   // Up to v10 only the connecting side is told the communicator's.
   const int traffic_class = context_.traffic_class() >= 0 ? context_.traffic_class() : peer.traffic_class;
-  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_, ports_, peer);
-  Status connected = comm ? (*comm)->connect(peer, traffic_class) : Status(comm.error());
-  if (!connected) {
-    const std::string reason = to_string(connected.error());
-    VERBATIM_WARN("accepting a connection from %s on %s failed: %s", peer.host.c_str(), ports_.front()->name.c_str(),
-                  reason.c_str());
-    // The peer is told in one go or not at all: it also sees the end of the file.
-    static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(introduction.socket));
-    return connected.error();
-  }
+  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_, std::move(**endpoint), peer);
+  if (!comm) return refuse(arrival.introduction, comm.error());
+  const Status connected = (*comm)->connect(peer, traffic_class);
+  if (!connected) return refuse(arrival.introduction, connected.error());
   Acceptance acceptance;
   acceptance.deadline_ns = monotonic_ns() + context_.config().connect_timeout_s * kNanosecondsPerSecond;
   wire::Hello hello = (*comm)->hello();
   hello.secret = handle_.secret;
   hello.identity = handle_.listener;
   acceptance.answer = OutgoingMessage(wire::encode_hello(wire::MessageType::kAccept, hello));
-  acceptance.socket = std::move(introduction.socket);
+  acceptance.socket = std::move(arrival.introduction.socket);
   acceptance.comm = std::move(*comm);
   acceptance.ready.resize(wire::kHeaderBytes);
-  return acceptance;
+  return std::optional<Acceptance>(std::move(acceptance));
+}
+
+Error ListenComm::refuse(const Introduction& introduction, const Error& error) const {
+  const std::string reason = to_string(error);
+  VERBATIM_WARN("accepting a connection from %s on %s failed: %s", introduction.hello.host.c_str(),
+                ports_.front()->name.c_str(), reason.c_str());
+  // The peer is told in one go or not at all: it also sees the end of the file.
+  static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(introduction.socket));
+  return error;
 }
 
 Result<bool> ListenComm::advance(Acceptance& acceptance) {

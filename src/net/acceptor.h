@@ -1,6 +1,6 @@
 // A listen, and the connections that are being made through it.
 //
-//   introduced --QPs in RTS--> kAnswer --sent--> kReady --received--> done
+//   Arrival --QPs in RTS--> kAnswer --sent--> kReady --received--> done
 //
 // Owned by its Context, polled by the thread that calls accept.
 #pragma once
@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/result.h"
 #include "base/socket.h"
+#include "net/endpoint_pool.h"
 #include "net/listener.h"
 #include "net/recv_comm.h"
 
@@ -32,6 +34,12 @@ class ListenComm {
   Result<std::unique_ptr<RecvComm>> accept();
 
  private:
+  // A peer that has introduced itself, and its place among the QPs of the context.
+  struct Arrival {
+    Introduction introduction;
+    std::shared_ptr<EndpointClaim> claim;
+  };
+
   struct Acceptance {
     enum class State : std::uint8_t { kAnswer, kReady };
     State state = State::kAnswer;
@@ -46,15 +54,16 @@ class ListenComm {
   ListenComm(Context& context, std::vector<const Port*> ports, const wire::Handle& handle)
       : context_(context), ports_(std::move(ports)), handle_(handle) {}
 
-  // Makes QPs for a peer and connects them; tells the peer why when that fails.
-  Result<Acceptance> begin(Introduction introduction);
+  // Connects QPs to the peer's and answers it; nothing while they are being made. Tells the peer why when that fails.
+  Result<std::optional<Acceptance>> begin(Arrival& arrival);
+  Error refuse(const Introduction& introduction, const Error& error) const;
   // Whether the connection stands.
   static Result<bool> advance(Acceptance& acceptance);
 
   Context& context_;
   const std::vector<const Port*> ports_;
   const wire::Handle handle_;
-  std::list<Introduction> introductions_;  // not begun yet
+  std::list<Arrival> arrivals_;  // not begun yet
   std::list<Acceptance> acceptances_;
 };
 

@@ -40,6 +40,18 @@ Result<std::unique_ptr<MemoryHandle>> Comm::register_memory(const MrRequest& req
   return verbatim::register_memory(endpoint_.ports(), request);
 }
 
+ConnectionStats Comm::stats() const {
+  ConnectionStats stats;
+  stats.sends = kind_ == CommKind::kSend;
+  stats.atomic = (capabilities() & endpoint_.remote().capabilities & wire::kAtomicCompletion) != 0;
+  stats.device = endpoint_.ports().front()->name;
+  stats.peer_host = endpoint_.remote().host;
+  stats.peer_process = endpoint_.remote().identity.process_id;
+  stats.qps = endpoint_.qps().size();
+  stats.carried = carried();
+  return stats;
+}
+
 bool Comm::uses(const Device& device) const {
   return std::any_of(endpoint_.ports().begin(), endpoint_.ports().end(),
                      [&](const Port* port) { return port->device == &device; });

@@ -18,6 +18,7 @@
 #include "net/endpoint.h"
 #include "net/memory.h"
 #include "net/request.h"
+#include "net/stats.h"
 #include "wire/handshake.h"
 
 namespace verbatim {
@@ -38,6 +39,7 @@ class Comm {
   CommKind kind() const { return kind_; }
   Context& context() const { return context_; }
   Endpoint& endpoint() { return endpoint_; }
+  const Endpoint& endpoint() const { return endpoint_; }
 
   // Moves the QPs to RTS towards `remote` and remembers what the data path needs of it.
   virtual Status connect(const wire::Hello& remote, int traffic_class) = 0;
@@ -61,6 +63,9 @@ class Comm {
   virtual bool quiet() const = 0;
   // Whether what is outstanding waits for the peer to do more than acknowledge.
   virtual bool needs_peer() const = 0;
+  // What the connection has carried; not while the data path runs.
+  virtual Carried carried() const = 0;
+  ConnectionStats stats() const;
   // Stops all work at once: the buffers are the caller's again.
   void abort();
 

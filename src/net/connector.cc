@@ -17,6 +17,7 @@ Result<std::unique_ptr<Connector>> Connector::create(Context& context, std::vect
   Result<UniqueFd> socket = tcp_connect(handle.address, context.local_address());
   if (!socket) return connector->report(socket.error());
   connector->socket_ = std::move(*socket);
+  connector->claim_ = context.claim_send(connector->ports_, peer_id(handle.listener));
   return connector;
 }
 
@@ -33,7 +34,7 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
     Result<bool> over = false;
     switch (state_) {
       case State::kTcp:
-        over = finish_tcp();
+        over = introduce();
         break;
       case State::kHello:
       case State::kReady:
@@ -56,10 +57,14 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
   }
 }
 
-Result<bool> Connector::finish_tcp() {
+Result<bool> Connector::introduce() {
   const Result<bool> connected = tcp_connected(socket_);
   if (!connected || !*connected) return connected;
-  Result<std::unique_ptr<SendComm>> comm = SendComm::create(context_, ports_, handle_.device_count);
+  Result<std::optional<Endpoint>> endpoint = context_.endpoints().take(*claim_);
+  if (!endpoint) return endpoint.error();
+  if (!*endpoint) return false;
+  claim_.reset();
+  Result<std::unique_ptr<SendComm>> comm = SendComm::create(context_, std::move(**endpoint), handle_.device_count);
   if (!comm) return comm.error();
   comm_ = std::move(*comm);
   wire::Hello hello = comm_->hello();

@@ -1,7 +1,7 @@
 // One connect, from the first call to the finished send comm. Never blocks: each call to advance() goes as far as it
 // can.
 //
-//   kTcp --connected--> kHello --sent--> kAnswer --received--> kReady --sent--> done
+//   kTcp --connected, QPs made--> kHello --sent--> kAnswer --received--> kReady --sent--> done
 //
 // Owned by its Context, found again by the token in NCCL's handle, polled by the thread that calls connect.
 #pragma once
@@ -14,6 +14,7 @@
 #include "base/fd.h"
 #include "base/result.h"
 #include "base/socket.h"
+#include "net/endpoint_pool.h"
 #include "net/send_comm.h"
 #include "wire/handle.h"
 
@@ -21,6 +22,7 @@ namespace verbatim {
 
 class Connector {
  public:
+  // Takes this connection's place among the QPs of the context: in the order of these calls.
   static Result<std::unique_ptr<Connector>> create(Context& context, std::vector<const Port*> ports,
                                                    const wire::Handle& handle, int traffic_class);
 
@@ -33,7 +35,7 @@ class Connector {
   Connector(Context& context, std::vector<const Port*> ports, const wire::Handle& handle, int traffic_class);
 
   // Each answers whether its state is over.
-  Result<bool> finish_tcp();
+  Result<bool> introduce();
   Result<bool> send_message();
   Result<bool> receive_answer();
 
@@ -45,6 +47,7 @@ class Connector {
   const int traffic_class_;
   const std::uint64_t deadline_ns_;
   State state_ = State::kTcp;
+  std::shared_ptr<EndpointClaim> claim_;  // until the QPs are ours
   UniqueFd socket_;
   OutgoingMessage outgoing_;
   std::vector<std::uint8_t> answer_;

@@ -53,29 +53,107 @@ Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
 
 }  // namespace
 
-Result<Endpoint> Endpoint::create(std::vector<const Port*> ports, const EndpointSizes& sizes, const Config& config) {
-  Endpoint endpoint;
-  endpoint.ece_ = config.ece;
-  endpoint.ports_ = std::move(ports);
-  const std::size_t devices = endpoint.ports_.size();
-  const std::size_t qps_per_device = (sizes.qps + devices - 1) / devices;
-  for (const Port* port : endpoint.ports_) {
-    const std::size_t work = qps_per_device * (std::size_t{sizes.caps.send_wr} + sizes.caps.recv_wr);
-    Result<UniqueCq> cq = create_cq(*port, work + sizes.extra_completions);
+Result<Endpoint> Endpoint::create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                  const Config& config) {
+  const std::size_t alone[] = {1};
+  Result<std::vector<Endpoint>> made = make_rows(ports, sizes, config, alone, CqLayout::kPerDevice);
+  if (!made) return made.error();
+  return std::move(made->front());
+}
+
+Result<std::vector<Endpoint>> Endpoint::create_rows(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                                    const Config& config, std::span<const std::size_t> rows) {
+  Result<std::vector<Endpoint>> made = make_rows(ports, sizes, config, rows, CqLayout::kPerDevice);
+  if (!made) return made;
+  // A device may give out numbers in any order: those that became free, or between other processes'. Then QPs change
+  // places, which takes their queues along.
+  const auto in_place = [&](std::vector<Endpoint>& endpoints, auto&& with_each) {
+    for (std::size_t device = 0; device < ports.size(); ++device) {
+      std::size_t first = 0;
+      std::vector<std::pair<Endpoint*, std::size_t>> places;
+      for (const std::size_t row : rows) {
+        for (std::size_t qp = device; qp < sizes.qps; qp += ports.size()) {
+          for (std::size_t i = 0; i < row; ++i) places.emplace_back(&endpoints[first + i], qp);
+        }
+        first += row;
+      }
+      with_each(places);
+    }
+  };
+  using Places = std::vector<std::pair<Endpoint*, std::size_t>>;
+  const auto number = [](const auto& place) { return place.first->qps_[place.second].qp->qp_num; };
+  bool in_order = true;
+  in_place(*made, [&](const Places& places) {
+    in_order = in_order && std::is_sorted(places.begin(), places.end(),
+                                          [&](const auto& a, const auto& b) { return number(a) < number(b); });
+  });
+  if (in_order) return made;
+  if (sizes.qps > ports.size()) {
+    made = std::vector<Endpoint>();  // before the new ones: a device near its limit has no room for both
+    made = make_rows(ports, sizes, config, rows, CqLayout::kPerQp);
+    if (!made) return made;
+  }
+  in_place(*made, [&](const Places& places) {
+    std::vector<std::pair<EndpointQp, UniqueCq>> all;
+    for (const auto& [endpoint, qp] : places) {
+      all.emplace_back(std::move(endpoint->qps_[qp]), std::move(endpoint->cqs_[qp]));
+    }
+    std::sort(all.begin(), all.end(),
+              [](const auto& a, const auto& b) { return a.first.qp->qp_num < b.first.qp->qp_num; });
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto& [endpoint, qp] = places[i];
+      endpoint->cqs_[qp] = std::move(all[i].second);
+      endpoint->qps_[qp] = std::move(all[i].first);
+    }
+  });
+  return made;
+}
+
+Result<std::vector<Endpoint>> Endpoint::make_rows(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                                  const Config& config, std::span<const std::size_t> rows,
+                                                  CqLayout layout) {
+  std::vector<Endpoint> endpoints;
+  for (const std::size_t row : rows) {
+    const std::size_t first = endpoints.size();
+    for (std::size_t i = 0; i < row; ++i) {
+      Endpoint endpoint;
+      endpoint.ece_ = config.ece;
+      endpoint.ports_ = ports;
+      if (const Status made = endpoint.make_cqs(sizes, layout); !made) return made.error();
+      endpoints.push_back(std::move(endpoint));
+    }
+    for (std::size_t qp = 0; qp < sizes.qps; ++qp) {
+      for (std::size_t i = first; i < endpoints.size(); ++i) {
+        if (const Status made = endpoints[i].make_qp(qp, sizes, config); !made) return made.error();
+      }
+    }
+  }
+  return endpoints;
+}
+
+Status Endpoint::make_cqs(const EndpointSizes& sizes, CqLayout layout) {
+  const std::size_t devices = ports_.size();
+  const std::size_t sharing = layout == CqLayout::kPerQp ? 1 : (sizes.qps + devices - 1) / devices;
+  const std::size_t work = sharing * (std::size_t{sizes.caps.send_wr} + sizes.caps.recv_wr);
+  const std::size_t cqs = layout == CqLayout::kPerQp ? std::max(sizes.qps, devices) : devices;
+  for (std::size_t i = 0; i < cqs; ++i) {
+    Result<UniqueCq> cq = create_cq(*ports_[i % devices], work + sizes.extra_completions);
     if (!cq) return cq.error();
-    endpoint.cqs_.push_back(std::move(*cq));
+    cqs_.push_back(std::move(*cq));
   }
-  for (std::size_t i = 0; i < sizes.qps; ++i) {
-    const std::size_t device = i % devices;
-    const Port& port = *endpoint.ports_[device];
-    ibv_cq* cq = endpoint.cqs_[device].get();
-    Result<RcQp> created = create_rc_qp(*port.device, cq, cq, sizes.caps);
-    if (!created) return created.error();
-    if (const Status moved = to_init(created->qp.get(), port, config.pkey_index); !moved) return moved.error();
-    endpoint.qps_.push_back({std::move(created->qp), created->inline_bytes, created->send_wr, created->recv_wr,
-                             static_cast<std::uint8_t>(device), 0, true});
-  }
-  return endpoint;
+  return {};
+}
+
+Status Endpoint::make_qp(std::size_t index, const EndpointSizes& sizes, const Config& config) {
+  const std::size_t device = index % ports_.size();
+  const Port& port = *ports_[device];
+  ibv_cq* cq = cqs_[index % cqs_.size()].get();
+  Result<RcQp> created = create_rc_qp(*port.device, cq, cq, sizes.caps);
+  if (!created) return created.error();
+  if (const Status moved = to_init(created->qp.get(), port, config.pkey_index); !moved) return moved.error();
+  qps_.push_back({std::move(created->qp), created->inline_bytes, created->send_wr, created->recv_wr,
+                  static_cast<std::uint8_t>(device), 0, true});
+  return {};
 }
 
 void Endpoint::describe(wire::Hello& hello) const {

@@ -1,4 +1,4 @@
-// One end of a connection as verbs see it: a completion queue per device and the QPs, walked from creation to RTS by
+// One end of a connection as verbs see it: completion queues and the QPs, walked from creation to RTS by
 // the connector or acceptor. Owned by a comm; used by one thread at a time.
 #pragma once
 
@@ -9,6 +9,7 @@
 
 #include "base/config.h"
 #include "base/result.h"
+#include "net/qp_planner.h"
 #include "verbs/device.h"
 #include "verbs/handles.h"
 #include "verbs/qp.h"
@@ -21,6 +22,26 @@ struct EndpointSizes {
   std::size_t qps = 1;
   QpCaps caps;
   std::uint32_t extra_completions = 0;  // of work that other QPs will send to the same queues, per device
+
+  bool operator==(const EndpointSizes&) const = default;
+};
+
+// Where the QPs of an endpoint lie among those made in one order: net/qp_planner.h.
+struct EndpointPlace {
+  PeerId peer;
+  bool collective = false;
+  QpOrder order = QpOrder::kNative;
+  std::uint32_t block = 0;       // native: always 0
+  std::uint32_t connection = 0;  // of this peer, so far
+  std::uint32_t row = 0;
+  std::uint32_t column = 0;
+  std::uint32_t peers = 1;           // columns of the block
+  std::uint32_t first_position = 0;  // native: of QP 0, among all
+
+  std::uint32_t position(std::size_t qps, std::size_t qp) const {
+    if (order == QpOrder::kNative) return first_position + static_cast<std::uint32_t>(qp);
+    return static_cast<std::uint32_t>(row * qps + qp) * peers + column;
+  }
 };
 
 struct EndpointQp {
@@ -36,7 +57,13 @@ struct EndpointQp {
 class Endpoint {
  public:
   // Creates the queues on `ports` (1 to 8, QPs dealt out in turn) and moves the QPs to INIT.
-  static Result<Endpoint> create(std::vector<const Port*> ports, const EndpointSizes& sizes, const Config& config);
+  static Result<Endpoint> create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                 const Config& config);
+
+  // Creates as many endpoints as `rows` adds up to, in its order. On each device their QPs have rising numbers in this
+  // order: row by row, in a row the first QPs of all its endpoints, then the second ones.
+  static Result<std::vector<Endpoint>> create_rows(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                                   const Config& config, std::span<const std::size_t> rows);
 
   // Adds devices and QPs to what the peer is told.
   void describe(wire::Hello& hello) const;
@@ -45,9 +72,16 @@ class Endpoint {
   Status connect(const wire::Hello& remote, const Config& config, int traffic_class);
 
   std::span<const Port* const> ports() const { return ports_; }
+  // At least as many as ports, those at the same index being the port's.
   std::span<const UniqueCq> cqs() const { return cqs_; }
   std::span<EndpointQp> qps() { return qps_; }
   std::span<const EndpointQp> qps() const { return qps_; }
+
+  const EndpointPlace& place() const { return place_; }
+  void set_place(const EndpointPlace& place) { place_ = place; }
+
+  // What the peer has told, after connect.
+  const wire::Hello& remote() const { return remote_; }
 
   // What one work request may carry, after connect: the smaller limit of both ends, a multiple of 128 where it can be.
   std::uint32_t max_message_bytes() const { return max_message_bytes_; }
@@ -56,11 +90,21 @@ class Endpoint {
   std::string describe_path(std::size_t qp) const;
 
  private:
+  // A completion queue that all QPs of a device share, or one for each QP, which can then change places with another.
+  enum class CqLayout : std::uint8_t { kPerDevice, kPerQp };
+
   Endpoint() = default;
+
+  static Result<std::vector<Endpoint>> make_rows(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                                 const Config& config, std::span<const std::size_t> rows,
+                                                 CqLayout layout);
+  Status make_cqs(const EndpointSizes& sizes, CqLayout layout);
+  Status make_qp(std::size_t index, const EndpointSizes& sizes, const Config& config);
 
   std::vector<const Port*> ports_;
   std::vector<UniqueCq> cqs_;
   std::vector<EndpointQp> qps_;
+  EndpointPlace place_;
   bool ece_ = false;  // options are exchanged
   wire::Hello remote_;
   std::uint32_t max_message_bytes_ = 0;

@@ -15,6 +15,7 @@
 #include "base/socket.h"
 #include "base/socket_interface.h"
 #include "net/control.h"
+#include "net/qp_dump.h"
 #include "verbs/library.h"
 
 namespace verbatim {
@@ -29,6 +30,7 @@ struct ProcessState {
   std::uint64_t process_id = 0;
   std::uint32_t contexts_made = 0;
   std::set<Context*> contexts;  // open
+  EndpointPools pools;          // of the contexts
   Mutex listener_mutex;
   std::unique_ptr<ControlThread> control;  // after the devices that it watches
   std::unique_ptr<Listener> listener VERBATIM_GUARDED_BY(listener_mutex);
@@ -39,6 +41,9 @@ namespace {
 Mutex g_mutex;  // held while devices open and close: inits of several communicators come at once
 ProcessState* g_process VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 std::set<std::string>* g_names VERBATIM_GUARDED_BY(g_mutex) = nullptr;  // that NCCL has pointers to
+
+// What connections have carried since the library was loaded, with VERBATIM_STATS: NCCL finalizes each communicator.
+std::vector<ConnectionStats>* g_stats VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 
 const char* lasting(const std::string& name) VERBATIM_REQUIRES(g_mutex) {
   if (g_names == nullptr) g_names = new std::set<std::string>;
@@ -142,6 +147,7 @@ void close_all_contexts() {
   }
   const MutexLock lock(g_mutex);
   delete std::exchange(g_names, nullptr);
+  delete std::exchange(g_stats, nullptr);
 }
 
 Result<std::size_t> device_count() {
@@ -172,7 +178,8 @@ Context::Context(Config config, int traffic_class, std::uint32_t ordinal, Proces
       traffic_class_(traffic_class),
       ordinal_(ordinal),
       config_(std::move(config)),
-      process_(process) {}
+      process_(process),
+      endpoints_(config_, process.pools) {}
 
 Context::~Context() {
   // What NCCL has abandoned: listens, attempts and comms.
@@ -184,6 +191,7 @@ Context::~Context() {
     abandoned.swap(comms_);
   }
   for (auto& [key, comm] : abandoned) end(std::move(comm));
+  if (!config_.stats_file.empty()) write_stats();
   process_.control->drain(*this, aborted_.load() && !serves_process_);
 }
 
@@ -229,6 +237,27 @@ void Context::report_no_atomics(const std::string& device, const std::string& pe
                 device.c_str(), peer.c_str(), hindrance);
 }
 
+std::shared_ptr<EndpointClaim> Context::claim_send(const std::vector<const Port*>& ports, const PeerId& peer) {
+  const Traffic traffic = endpoints_.announced(QpSide::kSend);
+  const unsigned qps = choose_qps(config_.qps_per_connection, traffic);
+  return endpoints_.claim({.side = QpSide::kSend,
+                           .ports = ports,
+                           .sizes = SendComm::endpoint_sizes(ports.size(), qps, config_),
+                           .self = peer_id(identity(*ports.front())),
+                           .peer = peer,
+                           .traffic = traffic});
+}
+
+std::shared_ptr<EndpointClaim> Context::claim_recv(const std::vector<const Port*>& ports, const PeerId& peer,
+                                                   std::size_t qps) {
+  return endpoints_.claim({.side = QpSide::kRecv,
+                           .ports = ports,
+                           .sizes = RecvComm::endpoint_sizes(qps),
+                           .self = peer_id(identity(*ports.front())),
+                           .peer = peer,
+                           .traffic = endpoints_.announced(QpSide::kRecv)});
+}
+
 Result<std::vector<const Port*>> Context::ports(std::size_t device) const {
   const std::span<const Port> all = process_.inventory->ports();
   if (device >= all.size()) return Error{ErrorKind::kArgument, 0, "no such device"};
@@ -259,7 +288,9 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     const auto known = connectors_.find(token);
     if (known != connectors_.end()) connector = known->second.get();
   }
-  if (connector == nullptr) {
+  if (connector != nullptr) {
+    endpoints_.poll();
+  } else {  // one more of a burst: whatever time has passed, it is not over
     if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
     Result<std::vector<const Port*>> connect_ports = ports(device);
     if (!connect_ports) return connect_ports.error();
@@ -290,6 +321,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
 }
 
 Result<RecvComm*> Context::accept(ListenComm& listen) {
+  endpoints_.poll();
   Result<std::unique_ptr<RecvComm>> comm = listen.accept();
   if (!comm) return comm.error();
   if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
@@ -304,6 +336,9 @@ Result<C*> Context::keep(std::unique_ptr<C> comm) {
   kept.emplace(made, std::move(comm));
   if (const Status watched = process_.control->watch(*made); !watched) return watched.error();
   comms_.merge(kept);
+  if (!config_.qp_dump.empty()) {
+    dump_qps(config_.qp_dump, *made, peer_id(identity(*made->endpoint().ports().front())));
+  }
   return made;
 }
 
@@ -322,9 +357,37 @@ void Context::close(Comm& comm) {
     closing = std::move(node.mapped());
   }
   end(std::move(closing));
+  forget_order_when_alone();
+}
+
+void Context::forget_order_when_alone() {
+  {
+    const MutexLock lock(mutex_);
+    if (!connectors_.empty() || !comms_.empty()) return;
+  }
+  endpoints_.forget();
+}
+
+void Context::write_stats() {
+  std::vector<ConnectionStats> ended;
+  {
+    const MutexLock lock(mutex_);
+    ended.swap(ended_);
+  }
+  const std::string path = stats_path(config_.stats_file, host_name());
+  const MutexLock lock(g_mutex);
+  if (g_stats == nullptr) g_stats = new std::vector<ConnectionStats>;
+  g_stats->insert(g_stats->end(), ended.begin(), ended.end());
+  if (const Status written = verbatim::write_stats(path, stats_json(host_name(), *g_stats)); !written) {
+    VERBATIM_WARN("writing %s (VERBATIM_STATS) failed: %s", path.c_str(), to_string(written.error()).c_str());
+  }
 }
 
 void Context::end(std::unique_ptr<Comm> comm) {
+  if (!config_.stats_file.empty()) {
+    const MutexLock lock(mutex_);
+    ended_.push_back(comm->stats());
+  }
   if (comm->error() == nullptr && comm->quiet()) {
     process_.control->park(std::move(comm), config_.close_timeout_ms * kNanosecondsPerMillisecond);
     return;

@@ -23,6 +23,7 @@
 #include "net/acceptor.h"
 #include "net/comm.h"
 #include "net/connector.h"
+#include "net/endpoint_pool.h"
 #include "net/listener.h"
 #include "verbs/device.h"
 #include "wire/handle.h"
@@ -71,16 +72,25 @@ class Context {
   // That a connection does without the atomics that were asked for: the first of them is told.
   void report_no_atomics(const std::string& device, const std::string& peer, const char* hindrance);
 
+  // What NCCL says of the connections and the work that follow.
+  void announce(const Announcement& announcement) { endpoints_.announce(announcement); }
+  EndpointPool& endpoints() { return endpoints_; }
+  // A place among the QPs of this context for a connection to, or from, `peer`.
+  std::shared_ptr<EndpointClaim> claim_send(const std::vector<const Port*>& ports, const PeerId& peer);
+  std::shared_ptr<EndpointClaim> claim_recv(const std::vector<const Port*>& ports, const PeerId& peer, std::size_t qps);
+
  private:
   // Takes over a comm that stands: from here on it hears of events.
   template <typename C>
   Result<C*> keep(std::unique_ptr<C> comm) VERBATIM_REQUIRES(mutex_);
   void end(std::unique_ptr<Comm> comm);
+  void write_stats() VERBATIM_EXCLUDES(mutex_);
+  void forget_order_when_alone() VERBATIM_EXCLUDES(mutex_);
   Result<std::vector<const Port*>> ports(std::size_t device) const;
 
   // NCCL's RMA proxy takes a net plugin's context for its own and writes the first four bytes (2.29 to 2.30): they are
   // the communicator's traffic class for it to read, and nothing to us.
-  std::int32_t sacrificed_;
+  [[maybe_unused]] std::int32_t sacrificed_;
   const int traffic_class_;
   const std::uint32_t ordinal_;
   const Config config_;
@@ -89,12 +99,14 @@ class Context {
   // The communicator gave up a comm with work outstanding: it is being aborted, and its peers need nothing more of it.
   std::atomic<bool> aborted_{false};
   std::atomic<bool> no_atomics_reported_{false};
+  EndpointPool endpoints_;
   Registrations registrations_;  // end after the comms
   mutable Mutex mutex_;
   std::uint32_t listens_made_ VERBATIM_GUARDED_BY(mutex_) = 0;
   std::map<const void*, std::unique_ptr<ListenComm>> listens_ VERBATIM_GUARDED_BY(mutex_);
   std::map<std::uint64_t, std::unique_ptr<Connector>> connectors_ VERBATIM_GUARDED_BY(mutex_);
   std::map<const void*, std::unique_ptr<Comm>> comms_ VERBATIM_GUARDED_BY(mutex_);
+  std::vector<ConnectionStats> ended_ VERBATIM_GUARDED_BY(mutex_);  // only with VERBATIM_STATS
 };
 
 // Reads the configuration and, the first time, opens the devices. What fails has been logged.

@@ -34,7 +34,7 @@ constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
 constexpr MemoryKeys kNoMemory{};  // for zero bytes NCCL need not have a registration
 
 // Why arrivals on `ports` cannot be told by atomics; nullptr when they can.
-const char* atomics_hindrance(const std::vector<const Port*>& ports, const wire::Hello& peer) {
+const char* atomics_hindrance(std::span<const Port* const> ports, const wire::Hello& peer) {
   if ((peer.capabilities & wire::kAtomicCompletion) == 0) return "the peer does not offer it";
   for (const Port* port : ports) {
     const ibv_atomic_cap atomics = port->device->attributes().atomic_cap;
@@ -47,8 +47,16 @@ const char* atomics_hindrance(const std::vector<const Port*>& ports, const wire:
 
 }  // namespace
 
-Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, std::vector<const Port*> ports,
-                                                   const wire::Hello& peer) {
+EndpointSizes RecvComm::endpoint_sizes(std::size_t qps) {
+  EndpointSizes sizes;
+  sizes.qps = qps;
+  sizes.caps = {.send_wr = kCtsQueueDepth, .recv_wr = kMaxReceiveTarget, .inline_bytes = kInlineBytes};
+  sizes.extra_completions = FlushQueue::kSlots;
+  return sizes;
+}
+
+Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, Endpoint endpoint, const wire::Hello& peer) {
+  const std::span<const Port* const> ports = endpoint.ports();
   bool atomic = context.config().completion == Completion::kAtomic;
   if (const char* hindrance = atomic ? atomics_hindrance(ports, peer) : nullptr; hindrance != nullptr) {
     context.report_no_atomics(ports.front()->name, peer.host, hindrance);
@@ -58,15 +66,7 @@ Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, std::vector
       ControlMemory::create(ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic),
                             atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
   if (!control) return control.error();
-  EndpointSizes sizes;
-  sizes.qps = peer.qps.size();
-  sizes.caps.send_wr = kCtsQueueDepth;
-  sizes.caps.recv_wr = atomic ? 1 : kMaxReceiveTarget;  // not every device takes 0
-  sizes.caps.inline_bytes = kInlineBytes;
-  sizes.extra_completions = FlushQueue::kSlots;
-  Result<Endpoint> endpoint = Endpoint::create(std::move(ports), sizes, context.config());
-  if (!endpoint) return endpoint.error();
-  return std::unique_ptr<RecvComm>(new RecvComm(context, std::move(*endpoint), std::move(*control), atomic));
+  return std::unique_ptr<RecvComm>(new RecvComm(context, std::move(endpoint), std::move(*control), atomic));
 }
 
 RecvComm::RecvComm(Context& context, Endpoint endpoint, ControlMemory control, bool atomic)
@@ -268,6 +268,7 @@ ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int
   const std::uint32_t index = wire::ring_index(next_member_);
   std::byte* const place = entry(index);
   posted_[index] = bytes;
+  ++carried_.groups[0];
   write_entry(place, wide_entries_, next_member_, data, bytes, tag, 1, wire::CtsFlags::kNone, memory);
   post_group(place, 1, false, out);
   return ErrorKind::kNone;
@@ -304,9 +305,11 @@ template <typename Size>
     write_entry(at, wide, first + i, data[i], posted[i], tags[i], static_cast<std::uint8_t>(group_size), flags,
                 *memory);
   }
+  ++carried_.groups[group_size - 1];
   if (silent) {
     silent_posted_ = true;
     ++groups_arrived_;
+    ++carried_.optional;
     requests_[index].sizes = wire::SizeSource::kPosted;
   }
   post_group(place, group_size, silent, out);
@@ -501,6 +504,7 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
   if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
   const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
   if (request.bytes_counted > posted) return comm.refuse_size();
+  comm.carried_.bytes += request.bytes_counted;
   if (sizes != nullptr) *sizes = narrow(request.bytes_counted);
   return ErrorKind::kNone;
 }
@@ -511,19 +515,23 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
   const std::uint64_t* const posted = &comm.posted_[index];
   if (request.sizes == wire::SizeSource::kByteCount) return comm.refuse_size();  // of several members it tells nothing
   const std::uint32_t group_size = request.group_size;
-  if (request.sizes == wire::SizeSource::kRecord) {
-    const std::uint64_t* const told = &comm.record().size[index];
-    for (std::uint32_t i = 0; i < group_size; ++i) {
-      const std::uint64_t size = told[i];
-      if (size > posted[i]) return comm.refuse_size();
-      if (sizes != nullptr) sizes[i] = narrow(size);
-    }
-    return ErrorKind::kNone;
-  }
   // Sizes that nobody has told are those of the receive itself.
-  if (sizes == nullptr) return ErrorKind::kNone;
-  for (std::uint32_t i = 0; i < group_size; ++i) sizes[i] = narrow(posted[i]);
+  const std::uint64_t* const told = request.sizes == wire::SizeSource::kRecord ? &comm.record().size[index] : posted;
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < group_size; ++i) {
+    const std::uint64_t size = told[i];
+    if (size > posted[i]) return comm.refuse_size();
+    bytes += size;
+    if (sizes != nullptr) sizes[i] = narrow(size);
+  }
+  if (!request.silent) comm.carried_.bytes += bytes;
   return ErrorKind::kNone;
+}
+
+Carried RecvComm::carried() const {
+  Carried carried = carried_;
+  for (std::size_t i = 0; i < carried.groups.size(); ++i) carried.messages += carried.groups[i] * (i + 1);
+  return carried;
 }
 
 }  // namespace verbatim

@@ -17,9 +17,11 @@ namespace verbatim {
 
 class RecvComm final : public Comm {
  public:
-  // An end for `peer`'s QPs, and with atomics where it offers them and both ends can.
-  static Result<std::unique_ptr<RecvComm>> create(Context& context, std::vector<const Port*> ports,
-                                                  const wire::Hello& peer);
+  // What a comm with so many QPs, as the peer has, needs of its endpoint.
+  static EndpointSizes endpoint_sizes(std::size_t qps);
+
+  // An end for `peer`, which tells by atomics what arrives where it offers them and both ends can.
+  static Result<std::unique_ptr<RecvComm>> create(Context& context, Endpoint endpoint, const wire::Hello& peer);
 
   Status connect(const wire::Hello& remote, int traffic_class) override;
 
@@ -43,6 +45,7 @@ class RecvComm final : public Comm {
   static ErrorKind test_atomic(Request& request, int* done, int* sizes) noexcept;
   static ErrorKind test_flush(Request& request, int* done) noexcept;
 
+  Carried carried() const override;
   bool quiet() const override { return !needs_peer() && flush_.quiet(); }
   bool needs_peer() const override;
 
@@ -122,6 +125,7 @@ class RecvComm final : public Comm {
   std::uint32_t cts_depth_ = 0;        // that QP 0 takes
   std::uint32_t cts_signal_mask_ = 0;  // those whose number has none of these bits are signalled
   std::uint32_t vain_tests_ = 0;
+  Carried carried_;                    // its messages are counted by the groups
   bool silent_posted_ = false;         // ever
   std::uint64_t* arrivals_ = nullptr;  // arrival words, nullptr with immediates
   std::uint64_t ring_distance_ = 0;    // from our copy of the CTS ring to the sender's

@@ -25,20 +25,21 @@ constexpr std::uint32_t kSilentUntold = 8;
 
 }  // namespace
 
-Result<std::unique_ptr<SendComm>> SendComm::create(Context& context, std::vector<const Port*> ports,
-                                                   std::size_t remote_devices) {
-  const Config& config = context.config();
-  Result<ControlMemory> control = ControlMemory::create(ports, wire::cts_ring_bytes(remote_devices) + sizeof(Shadow));
-  if (!control) return control.error();
+EndpointSizes SendComm::endpoint_sizes(std::size_t devices, std::size_t qps_per_device, const Config& config) {
   EndpointSizes sizes;
-  sizes.qps = std::min(config.qps_per_connection * ports.size(), wire::kMaxQps);
+  sizes.qps = std::min(qps_per_device * devices, wire::kMaxQps);
   // An atomic behind each message is a second work request.
   sizes.caps.send_wr = (config.completion == Completion::kAtomic ? 2 : 1) * kSendQueueDepth;
   sizes.caps.recv_wr = 1;  // nothing is received here, but not every device takes 0
   sizes.caps.inline_bytes = kInlineBytes;
-  Result<Endpoint> endpoint = Endpoint::create(std::move(ports), sizes, config);
-  if (!endpoint) return endpoint.error();
-  return std::unique_ptr<SendComm>(new SendComm(context, std::move(*endpoint), std::move(*control), remote_devices));
+  return sizes;
+}
+
+Result<std::unique_ptr<SendComm>> SendComm::create(Context& context, Endpoint endpoint, std::size_t remote_devices) {
+  Result<ControlMemory> control =
+      ControlMemory::create(endpoint.ports(), wire::cts_ring_bytes(remote_devices) + sizeof(Shadow));
+  if (!control) return control.error();
+  return std::unique_ptr<SendComm>(new SendComm(context, std::move(endpoint), std::move(*control), remote_devices));
 }
 
 SendComm::SendComm(Context& context, Endpoint endpoint, ControlMemory control, std::size_t remote_devices)
@@ -144,6 +145,8 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
   if (queue.free == 0) return begin_group(data, bytes, tag, memory, out);
   next_queue_ = used + 1 == queue_count_ ? 0 : used + 1;
   --queue.free;
+  ++messages_;
+  bytes_ += bytes;
   move_head(member + 1);
   request.state = RequestState::kPending;
   request.bytes = bytes;
@@ -265,6 +268,8 @@ bool SendComm::open_group(std::uint32_t index) {
   SendQueue& queue = queues_[used];
   const std::uint32_t member = head_;
   move_head(member + group_.group_size);
+  messages_ += group_.group_size;
+  bytes_ += group_.bytes;
   if (group_.bytes >= complex_bytes_ || group_.empty || queue.free < group_.group_size + 2) {
     start_posting(member, group_.group_size);
     return ErrorKind::kNone;

@@ -19,9 +19,11 @@ namespace verbatim {
 
 class SendComm final : public Comm {
  public:
+  // What a comm on `devices` ports needs of its endpoint, with so many QPs on each.
+  static EndpointSizes endpoint_sizes(std::size_t devices, std::size_t qps_per_device, const Config& config);
+
   // `remote_devices`: how many the listening side has, which fixes the layout of the ring.
-  static Result<std::unique_ptr<SendComm>> create(Context& context, std::vector<const Port*> ports,
-                                                  std::size_t remote_devices);
+  static Result<std::unique_ptr<SendComm>> create(Context& context, Endpoint endpoint, std::size_t remote_devices);
 
   // `remote` says whether arrivals are told by atomics.
   Status connect(const wire::Hello& remote, int traffic_class) override;
@@ -32,6 +34,7 @@ class SendComm final : public Comm {
   // Whether `request`, one of ours, is done; if so it is ours again and `*sizes` (which may be nullptr) its bytes.
   static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
 
+  Carried carried() const override { return {.messages = messages_, .bytes = bytes_, .groups = {}, .optional = 0}; }
   bool quiet() const override;
   // A send that is under way needs only its acknowledgement.
   bool needs_peer() const override { return false; }
@@ -188,6 +191,8 @@ class SendComm final : public Comm {
   const std::byte* head_entry_ = nullptr;  // the head group's first CTS entry
   std::uint32_t head_ = 0;                 // and its number
   std::uint32_t next_queue_ = 0;
+  std::uint64_t messages_ = 0;  // sent
+  std::uint64_t bytes_ = 0;
   std::uint64_t single_bytes_ = 0;  // messages alone below this take one work request
   Head group_;
   std::uint32_t queue_count_ = 0;

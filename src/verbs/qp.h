@@ -29,6 +29,8 @@ struct QpCaps {
   std::uint32_t inline_bytes = 0;  // wanted; a device that refuses gets the QP without
   std::uint32_t send_sge = 1;
   std::uint32_t recv_sge = 1;
+
+  bool operator==(const QpCaps&) const = default;
 };
 
 struct RcQp {

@@ -21,7 +21,7 @@ FNR == 1 {
 # "# NAME" heads an operation's table
 /^# [a-z_]+$/ { operation = $2 }
 
-NF == 7 && $3 == "uint32" {
+NF == 8 && $3 == "uint32" {
   row = operation " " $1
   if (!(row in seen)) {
     seen[row] = 1
@@ -29,6 +29,7 @@ NF == 7 && $3 == "uint32" {
   }
   time[row, turn, network] = $4
   bandwidth[row, turn, network] = $6
+  cpu[row, turn, network] = $8
 }
 
 function median_of(table, row, network,    turn, values, n) {
@@ -53,5 +54,15 @@ END {
     split("Verbatim IB Socket", networks, " ")
     for (j = 1; j <= 3; j++) printf " %10.1f %8.2f", median_of(time, row, networks[j]), median_of(bandwidth, row, networks[j])
     printf " %8.2f %8.2f\n", median_ratio(row, "IB"), median_ratio(row, "Socket")
+  }
+  print "\n# CPU time of NCCL's progress threads, all ranks, in s a GB of the operation's size; from 512 KiB"
+  printf "%-12s %12s %10s %10s %10s\n", "# operation", "bytes", "Verbatim", "IB", "Socket"
+  for (i = 1; i <= row_count; i++) {
+    row = rows[i]
+    split(row, name, " ")
+    if (name[2] < 524288) continue
+    printf "%-12s %12d", name[1], name[2]
+    for (j = 1; j <= 3; j++) printf " %10.3f", median_of(cpu, row, networks[j]) * 1000 / name[2]
+    printf "\n"
   }
 }

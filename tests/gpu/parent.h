@@ -20,14 +20,15 @@ struct Report {
     kDone,
   };
   Kind kind;
-  std::uint32_t index;    // kRow: into kOperations, kScenario: into kScenarios
-  std::uint64_t count;    // kRow: elements of the buffer
-  double microseconds;    // kRow: of one call, the mean of the timed ones; kScenario: of all of it
-  double abort_seconds;   // kScenario: the longest ncclCommAbort
-  std::uint64_t wrong;    // kRow, kScenario: wrong elements over all checked calls
-  std::uint64_t checked;  // kRow, kScenario: elements compared
-  ncclUniqueId id;        // kId
-  char text[256];         // kScenario, kError, kDone: one line
+  std::uint32_t index;      // kRow: into kOperations, kScenario: into kScenarios
+  std::uint64_t count;      // kRow: elements of the buffer
+  double cpu_microseconds;  // kRow: of NCCL's progress threads, a call
+  double microseconds;      // kRow: of one call, the mean of the timed ones; kScenario: of all of it
+  double abort_seconds;     // kScenario: the longest ncclCommAbort
+  std::uint64_t wrong;      // kRow, kScenario: wrong elements over all checked calls
+  std::uint64_t checked;    // kRow, kScenario: elements compared
+  ncclUniqueId id;          // kId
+  char text[256];           // kScenario, kError, kDone: one line
 };
 static_assert(std::is_trivially_copyable_v<Report>);
 

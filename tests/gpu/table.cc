@@ -16,6 +16,7 @@ void Table::print_complete_rows(const std::vector<std::vector<Report>>& rows_of_
       const Report& row = rows_of_rank[rank][printed_];
       total.microseconds = std::max(total.microseconds, row.microseconds);
       total.abort_seconds = std::max(total.abort_seconds, row.abort_seconds);
+      total.cpu_microseconds += row.cpu_microseconds;
       total.wrong += row.wrong;
       total.checked += row.checked;
     }
@@ -34,14 +35,16 @@ void Table::print_complete_rows(const std::vector<std::vector<Report>>& rows_of_
 void Table::print_size(const Report& row, int ranks) {
   const Operation& operation = kOperations[row.index];
   if (!last_ || last_->index != row.index) {
-    std::printf("\n# %s\n#%12s %12s %8s %10s %9s %9s %7s\n", operation.name, "size", "count", "type", "time", "algbw",
-                "busbw", "#wrong");
-    std::printf("#%12s %12s %8s %10s %9s %9s\n", "(B)", "(elements)", "", "(us)", "(GB/s)", "(GB/s)");
+    std::printf("\n# %s\n#%12s %12s %8s %10s %9s %9s %7s %9s\n", operation.name, "size", "count", "type", "time",
+                "algbw", "busbw", "#wrong", "progress");
+    std::printf("#%12s %12s %8s %10s %9s %9s %7s %9s\n", "(B)", "(elements)", "", "(us)", "(GB/s)", "(GB/s)", "",
+                "(CPU us)");
   }
   const std::size_t bytes = row.count * sizeof(Element);
   const double algbw = static_cast<double>(bytes) / row.microseconds / 1e3;
-  std::printf(" %12zu %12zu %8s %10.1f %9.2f %9.2f %7llu\n", bytes, static_cast<std::size_t>(row.count), "uint32",
-              row.microseconds, algbw, algbw * operation.bus_factor(ranks), static_cast<unsigned long long>(row.wrong));
+  std::printf(" %12zu %12zu %8s %10.1f %9.2f %9.2f %7llu %9.1f\n", bytes, static_cast<std::size_t>(row.count), "uint32",
+              row.microseconds, algbw, algbw * operation.bus_factor(ranks), static_cast<unsigned long long>(row.wrong),
+              row.cpu_microseconds);
 }
 
 void Table::print_scenario(const Report& row) {

@@ -76,6 +76,14 @@ long verbs_alive(const std::string& kind) {
   return alive;
 }
 
+long verbs_made(const std::string& kind) {
+  long made = 0;
+  for (std::size_t i = 0; i < kVerbsObjectNames.size(); ++i) {
+    if (kind == kVerbsObjectNames[i]) made = counters().made[i];
+  }
+  return made;
+}
+
 long verbs_made() {
   long made = 0;
   for (const std::atomic<long>& count : counters().made) made += count;

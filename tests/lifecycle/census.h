@@ -25,6 +25,7 @@ struct Census {
 std::string verbs_alive();
 // Objects of every kind that were ever made.
 long verbs_made();
+long verbs_made(const std::string& kind);
 long verbs_alive(const std::string& kind);
 // How many QPs were ever given a path with this traffic class, and with any.
 long verbs_paths(std::uint8_t traffic_class);

@@ -224,11 +224,22 @@ ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
     errno = EINVAL;
     return nullptr;
   }
+  if (FakeVerbs& fake = FakeVerbs::current(); fake.on_create_qp) {
+    if (const int error = fake.on_create_qp()) {
+      errno = error;
+      return nullptr;
+    }
+  }
   auto* qp = create<ibv_qp>("create_qp", "qp");
   if (qp == nullptr) return nullptr;
   qp->context = pd->context;
   qp->pd = pd;
+  qp->send_cq = wanted->send_cq;
+  qp->recv_cq = wanted->recv_cq;
   qp->qp_num = numbers.fetch_add(1);
+  if (FakeVerbs& fake = FakeVerbs::current(); fake.qp_number) {
+    qp->qp_num = fake.qp_number(static_cast<std::uint32_t>(fake.calls("create_qp")));
+  }
   wanted->cap.max_inline_data = device.max_inline;  // devices grant what they have
   return qp;
 }

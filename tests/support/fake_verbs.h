@@ -58,6 +58,12 @@ class FakeVerbs {
   // Verb without "ibv_" -> errno with which every call of it fails.
   std::map<std::string, int> failures;
 
+  // What create_qp fails with, 0: it does not. Unset: as `failures` says.
+  std::function<int()> on_create_qp;
+
+  // The number of a new QP from the count of those made before. Unset: rising.
+  std::function<std::uint32_t(std::uint32_t)> qp_number;
+
   // Called by reg_mr, reg_mr_iova2 and reg_dmabuf_mr before they answer.
   std::function<void()> on_register;
 

@@ -3,6 +3,7 @@
 #include "ranks/job.h"
 #include "verbatim-perf/cost/options.h"
 #include "verbatim-perf/options.h"
+#include "verbatim-perf/qp_order/options.h"
 #include "verbatim-perf/rank.h"
 
 using namespace verbatim;
@@ -10,6 +11,10 @@ using namespace verbatim;
 int main(int argc, char** argv) {
   if (argc > 1 && std::strcmp(argv[1], "cost") == 0) {
     return ranks::run_or_leave(perf::cost::parse_cost_options(argc - 1, argv + 1), perf::cost::run_cost);
+  }
+  if (argc > 1 && std::strcmp(argv[1], "qp-order") == 0) {
+    return ranks::run_or_leave(perf::qp_order::parse_qp_order_options(argc - 1, argv + 1),
+                               perf::qp_order::run_qp_order);
   }
   return ranks::run_or_leave(perf::parse_options(argc, argv), [&](const perf::Options& options) {
     return ranks::run_job(options.job, argc, argv,

@@ -49,7 +49,11 @@ TEST(Config, NothingSetGivesTheDefaults) {
   EXPECT_EQ(config.relaxed_ordering, Switch::kAuto);
   EXPECT_EQ(config.adaptive_routing, Switch::kAuto);
   EXPECT_EQ(config.adaptive_routing_threshold, 8192U);
-  EXPECT_EQ(config.qps_per_connection, 1U);
+  EXPECT_EQ(config.qps_per_connection.least, 1U);
+  EXPECT_EQ(config.qps_per_connection.most, 1U);
+  EXPECT_EQ(config.qp_order, QpOrder::kPool);
+  EXPECT_EQ(config.qp_pool.peers, 0U);
+  EXPECT_EQ(config.qp_gather_us, 300U);
   EXPECT_EQ(config.split_data_on_qps, Switch::kAuto);
   EXPECT_TRUE(config.ece);
   EXPECT_EQ(config.socket_family, AF_UNSPEC);
@@ -94,7 +98,8 @@ TEST(Config, EveryVariableReachesItsMember) {
   EXPECT_EQ(config.relaxed_ordering, Switch::kOff);
   EXPECT_EQ(config.adaptive_routing, Switch::kOn);
   EXPECT_EQ(config.adaptive_routing_threshold, 65536U);
-  EXPECT_EQ(config.qps_per_connection, 4U);
+  EXPECT_EQ(config.qps_per_connection.least, 4U);
+  EXPECT_EQ(config.qps_per_connection.most, 4U);
   EXPECT_EQ(config.split_data_on_qps, Switch::kOff);
   EXPECT_FALSE(config.ece);
   EXPECT_EQ(config.socket_ifname.value, "=eth0");
@@ -108,6 +113,27 @@ TEST(Config, NcclsVariableIsReadWhenOursIsUnset) {
   EXPECT_EQ(config_of({{"NCCL_IB_TC", "106"}, {"VERBATIM_TC", "8"}}).traffic_class, 8);
   EXPECT_EQ(config_of({{"NCCL_IB_TC", "106"}, {"VERBATIM_TC", ""}}).traffic_class, 106);
   EXPECT_STREQ(config_of({{"NCCL_IB_HCA", "mlx5"}}).hca.variable, "NCCL_IB_HCA");
+}
+
+TEST(Config, QpsPerConnectionMayBeARange) {
+  const QpRange range = config_of({{"VERBATIM_QPS_PER_CONNECTION", "2-16"}}).qps_per_connection;
+  EXPECT_EQ(range.least, 2U);
+  EXPECT_EQ(range.most, 16U);
+  const QpRange fixed = config_of({{"NCCL_IB_QPS_PER_CONNECTION", "4"}}).qps_per_connection;
+  EXPECT_EQ(fixed.least, 4U);
+  EXPECT_EQ(fixed.most, 4U);
+}
+
+TEST(Config, OrderOfTheQps) {
+  const Config config = config_of({{"VERBATIM_QP_ORDER", "ring"},
+                                   {"VERBATIM_QP_POOL", "31x4"},
+                                   {"VERBATIM_QP_GATHER_US", "0"},
+                                   {"VERBATIM_QP_DUMP", "/tmp/%p"}});
+  EXPECT_EQ(config.qp_order, QpOrder::kRing);
+  EXPECT_EQ(config.qp_pool.peers, 31U);
+  EXPECT_EQ(config.qp_pool.qps, 4U);
+  EXPECT_EQ(config.qp_gather_us, 0U);
+  EXPECT_EQ(config.qp_dump, "/tmp/%p");
 }
 
 TEST(Config, OursHidesAMalformedAlias) {
@@ -146,7 +172,16 @@ TEST(Config, AMalformedValueIsRefusedByName) {
   expect_refused("NCCL_IB_TC", "-2", "0 to 255, -1 for the default");
   expect_refused("VERBATIM_SL", "16", "0 to 15, -1 for the default");
   expect_refused("NCCL_IB_RETRY_CNT", "8", "0 to 7");
-  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "129", "1 to 128");
+  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "129", "1 to 128; ours also a range, `1-8`");
+  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "1-4", "1 to 128; ours also a range, `1-8`");
+  for (const char* value : {"0", "4-1", "0-4", "1-129", "1-", "-4", "1-2-3", "1-x"}) {
+    expect_refused("VERBATIM_QPS_PER_CONNECTION", value, "1 to 128; ours also a range, `1-8`");
+  }
+  expect_refused("VERBATIM_QP_ORDER", "Pool", "`pool`, `gather`, `ring` or `native`");
+  for (const char* value : {"8", "8x", "x8", "0x4", "8x0", "8x4x2", "8X4", "65537x1", "1x4097"}) {
+    expect_refused("VERBATIM_QP_POOL", value, "`PxQ`: 1 to 65536 peers, 1 to 4096 queue pairs to each");
+  }
+  expect_refused("VERBATIM_QP_GATHER_US", "2001", "0 to 2000");
   expect_refused("VERBATIM_ADAPTIVE_ROUTING", "yes", "0, 1, or `auto` (also -1, -2)");
   expect_refused("NCCL_IB_PCI_RELAXED_ORDERING", "3", "0 off, 1 on, 2 on where the library can");
   expect_refused("VERBATIM_ECE", "2", "0 or 1");

@@ -82,9 +82,13 @@ class ControlTest : public ::testing::Test {
   const Device& device() const { return *inventory_->devices()[0]; }
 
   std::unique_ptr<RecvComm> make_comm() {
+    Result<Endpoint> endpoint =
+        Endpoint::create({&inventory_->ports()[0]}, RecvComm::endpoint_sizes(2), link_.context().config());
+    EXPECT_TRUE(endpoint);
+    if (!endpoint) return nullptr;
     wire::Hello peer;
     peer.qps.resize(2);
-    Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(link_.context(), {&inventory_->ports()[0]}, peer);
+    Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(link_.context(), std::move(*endpoint), peer);
     EXPECT_TRUE(comm);
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);

@@ -69,6 +69,67 @@ class EndpointTest : public ::testing::Test {
   Config config_;
 };
 
+class EndpointRows : public EndpointTest {
+ protected:
+  // Rows of three, three and one endpoints: on each device their QPs must lie in order, each with its own queue.
+  void expect_order(std::vector<const Port*> ports, std::size_t qps) {
+    const std::size_t rows[] = {3, 3, 1};
+    EndpointSizes sizes;
+    sizes.qps = qps;
+    sizes.caps = {.send_wr = 4, .recv_wr = 1};
+    Result<std::vector<Endpoint>> made = Endpoint::create_rows(ports, sizes, config_, rows);
+    ASSERT_TRUE(made);
+    ASSERT_EQ(made->size(), 7U);
+    for (std::size_t device = 0; device < ports.size(); ++device) {
+      std::uint32_t last = 0;
+      for (const auto& [first, end] : {std::pair(0U, 3U), std::pair(3U, 6U), std::pair(6U, 7U)}) {
+        for (std::size_t qp = device; qp < qps; qp += ports.size()) {
+          for (std::size_t i = first; i < end; ++i) {
+            const EndpointQp& one = (*made)[i].qps()[qp];
+            EXPECT_EQ(one.device, device);
+            EXPECT_GT(one.qp->qp_num, last);
+            last = one.qp->qp_num;
+          }
+        }
+      }
+    }
+    for (const Endpoint& endpoint : *made) {
+      for (const EndpointQp& one : endpoint.qps()) {
+        EXPECT_TRUE(std::any_of(endpoint.cqs().begin(), endpoint.cqs().end(),
+                                [&](const UniqueCq& cq) { return cq.get() == one.qp->send_cq; }));
+      }
+      for (std::size_t i = 0; i < ports.size(); ++i) {
+        EXPECT_EQ(endpoint.cqs()[i]->context, ports[i]->device->context());
+      }
+    }
+    EXPECT_EQ(fake_.live("qp"), static_cast<int>(7 * qps)) << "what was made in vain is gone";
+  }
+};
+
+TEST_F(EndpointRows, InOrderOfCreationWhereNumbersRise) {
+  expect_order({&ports_[0]}, 1);
+  EXPECT_EQ(fake_.live("cq"), 0);
+  expect_order({&ports_[0]}, 4);
+  expect_order({&ports_[0], &ports_[1]}, 5);
+}
+
+TEST_F(EndpointRows, InOrderWhateverNumbersTheDeviceGives) {
+  const auto falling = [](std::uint32_t made) { return 100000 - made; };
+  const auto scattered = [](std::uint32_t made) { return made * 7919 % 10007 + 1; };
+  for (const auto& number : {std::function<std::uint32_t(std::uint32_t)>(falling), {scattered}}) {
+    fake_.qp_number = number;
+    for (const std::size_t qps : {1U, 2U, 4U}) expect_order({&ports_[0]}, qps);
+    for (const std::size_t qps : {1U, 2U, 3U, 4U}) expect_order({&ports_[0], &ports_[1]}, qps);
+  }
+}
+
+TEST_F(EndpointRows, NothingStaysWhenOneFails) {
+  fake_.failures["create_qp"] = ENOMEM;
+  const std::size_t rows[] = {2};
+  EXPECT_FALSE(Endpoint::create_rows({&ports_[0]}, {}, config_, rows));
+  EXPECT_EQ(fake_.live("cq"), 0);
+}
+
 TEST_F(EndpointTest, QpsAreDealtOutOverThePorts) {
   Result<Endpoint> endpoint = create({&ports_[0], &ports_[1]}, 5);
   ASSERT_TRUE(endpoint);

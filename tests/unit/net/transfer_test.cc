@@ -18,7 +18,7 @@ class TransferTest : public ::testing::Test {
  protected:
   void TearDown() override {
     for (const char* name : {"VERBATIM_QPS_PER_CONNECTION", "VERBATIM_SPLIT_DATA_ON_QPS", "VERBATIM_ADAPTIVE_ROUTING",
-                             "VERBATIM_MAX_RECVS"}) {
+                             "VERBATIM_MAX_RECVS", "VERBATIM_COMPLETION"}) {
       ::unsetenv(name);
     }
   }
@@ -46,7 +46,10 @@ class TransferTest : public ::testing::Test {
 TEST_F(TransferTest, EverySizeArrivesOnEveryNumberOfQps) {
   for (const char* qps : {"1", "2", "3", "8"}) {
     for (const char* split : {"0", "1"}) {
-      for (const char* adaptive : {"0", "1"}) {
+      for (const char* adaptive : {"0", "1", "atomic"}) {
+        const bool atomic = std::string_view(adaptive) == "atomic";
+        ::setenv("VERBATIM_COMPLETION", atomic ? "atomic" : "imm", 1);
+        if (atomic) adaptive = "auto";
         ::setenv("VERBATIM_QPS_PER_CONNECTION", qps, 1);
         ::setenv("VERBATIM_SPLIT_DATA_ON_QPS", split, 1);
         ::setenv("VERBATIM_ADAPTIVE_ROUTING", adaptive, 1);
@@ -186,6 +189,70 @@ TEST_F(TransferTest, GroupsTakeTheirMembersByTag) {
       }
     }
   }
+}
+
+// A receive whose completion NCCL does not want is done at once, and its data comes all the same.
+TEST_F(TransferTest, OptionalReceivesAreDoneAtOnce) {
+  for (const char* completion : {"imm", "atomic"}) {
+    for (const char* qps : {"1", "4"}) {
+      ::setenv("VERBATIM_COMPLETION", completion, 1);
+      ::setenv("VERBATIM_QPS_PER_CONNECTION", qps, 1);
+      ::setenv("VERBATIM_SPLIT_DATA_ON_QPS", "1", 1);
+      Link link;
+      ASSERT_NO_FATAL_FAILURE(link.connect());
+      std::vector<std::uint64_t> source(1);
+      std::vector<std::uint64_t> target(1);
+      const auto send_memory = link.reg(link.send(), source);
+      const auto recv_memory = link.reg(link.recv(), target);
+      const RecvBuffer buffer{target.data(), sizeof target[0], 7, recv_memory.get()};
+      for (std::uint64_t i = 1; i <= 5 * wire::kMaxInFlight; ++i) {
+        // Most are optional, in runs of every length; the others wait for their data.
+        const bool optional = i % 11 != 0;
+        Request* receive = link.posted([&] { return link.irecv({&buffer, 1}, optional); });
+        ASSERT_NE(receive, nullptr) << i;
+        if (optional) {
+          ASSERT_EQ(receive->state, RequestState::kDone);
+          EXPECT_EQ(link.taken_back(receive)[0], 8);
+        }
+        source[0] = i;
+        Request* send = link.posted([&] { return link.isend(source.data(), sizeof source[0], 7, *send_memory); });
+        ASSERT_NE(send, nullptr) << i;
+        ASSERT_TRUE(link.wait(send));
+        link.taken_back(send);
+        if (!optional) {
+          ASSERT_TRUE(link.wait(receive)) << i;
+          EXPECT_EQ(link.taken_back(receive)[0], 8);
+        }
+        const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+        while (__atomic_load_n(target.data(), __ATOMIC_ACQUIRE) != i && std::chrono::steady_clock::now() < end)
+          continue;
+        ASSERT_EQ(target[0], i);
+      }
+      EXPECT_EQ(link.recv().error(), nullptr);
+    }
+  }
+}
+
+// A caller that posts optional receives as long as it may: no more than a ring of them without a word of the sender.
+TEST_F(TransferTest, OptionalReceivesDoNotOverrunTheSender) {
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> target(8);
+  const auto recv_memory = link.reg(link.recv(), target);
+  const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
+  std::uint32_t posted = 0;
+  for (int idle = 0; idle < 1000; ++idle) {
+    Request* receive = link.irecv({&buffer, 1}, true);
+    if (receive == nullptr) {
+      link.recv().progress();
+      continue;
+    }
+    link.taken_back(receive);
+    idle = 0;
+    ASSERT_LE(++posted, wire::kMaxInFlight);
+  }
+  EXPECT_EQ(posted, wire::kMaxInFlight);
+  EXPECT_EQ(link.recv().error(), nullptr);
 }
 
 TEST_F(TransferTest, ASendThatDoesNotFitIsAnErrorThatStays) {

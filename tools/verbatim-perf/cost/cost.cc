@@ -1,15 +1,12 @@
 // Starts the measuring processes, puts their figures together, prints and writes them.
-#include <fcntl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 
+#include "verbatim-perf/child.h"
 #include "verbatim-perf/cost/cells.h"
 #include "verbatim-perf/cost/measure.h"
 #include "verbatim-perf/cost/options.h"
@@ -18,27 +15,6 @@ namespace verbatim::perf::cost {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A directory for what the processes leave.
-class Scratch {
- public:
-  Scratch() {
-    std::string pattern = (fs::temp_directory_path() / "verbatim-cost-").string() + std::string(6, 'X');
-    if (::mkdtemp(pattern.data()) == nullptr) throw Failure("mkdtemp: " + std::string(std::strerror(errno)));
-    path_ = pattern;
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  fs::path path_;
-};
 
 std::string list_of(const std::vector<int>& values) {
   std::string text;
@@ -50,37 +26,6 @@ std::string list_of(const std::vector<std::size_t>& values) {
   std::string text;
   for (const std::size_t value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
   return text;
-}
-
-// Runs `arguments` with these variables added; its output goes to `log`, which is shown when it fails.
-void run_process(const std::vector<std::string>& arguments, const std::vector<std::string>& variables,
-                 const fs::path& log) {
-  const pid_t child = ::fork();
-  if (child < 0) throw Failure("fork: " + std::string(std::strerror(errno)));
-  if (child == 0) {
-    const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (out >= 0) {
-      ::dup2(out, STDOUT_FILENO);
-      ::dup2(out, STDERR_FILENO);
-    }
-    for (const std::string& variable : variables) ::putenv(const_cast<char*>(variable.c_str()));
-    std::vector<char*> raw;
-    for (const std::string& argument : arguments) raw.push_back(const_cast<char*>(argument.c_str()));
-    raw.push_back(nullptr);
-    ::execvp(raw[0], raw.data());
-    std::perror(raw[0]);
-    ::_exit(127);
-  }
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
-  std::ifstream file(log);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
-    throw Failure("cannot start " + arguments[0] + ": install it, or measure without (--no-instructions)");
-  }
-  throw Failure("a measuring process failed:\n" + text);
 }
 
 Json read_json(const fs::path& path) {
@@ -192,7 +137,7 @@ class Measurement {
   const CostOptions& options_;
   const std::string& plugin_;
   const int qps_;
-  const Scratch scratch_;
+  const Scratch scratch_{"cost"};
 };
 
 double number(const Json& object, const char* key) {

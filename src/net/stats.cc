@@ -1,0 +1,103 @@
+#include "net/stats.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+namespace verbatim {
+namespace {
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (static_cast<unsigned char>(c) >= ' ') out += c;
+  }
+  return out + '"';
+}
+
+std::string field(const char* name, std::uint64_t value) {
+  return quoted(name) + ":" + std::to_string(value);
+}
+
+void add(Carried& sum, const Carried& carried) {
+  sum.messages += carried.messages;
+  sum.bytes += carried.bytes;
+  sum.optional += carried.optional;
+  for (std::size_t i = 0; i < sum.groups.size(); ++i) sum.groups[i] += carried.groups[i];
+}
+
+std::string carried_fields(const Carried& carried, bool sends) {
+  std::string out = field("messages", carried.messages) + "," + field("bytes", carried.bytes);
+  if (sends) return out;
+  out += "," + field("optional", carried.optional) + ",\"receives_by_members\":[";
+  for (std::size_t i = 0; i < carried.groups.size(); ++i) {
+    out += (i != 0 ? "," : "") + std::to_string(carried.groups[i]);
+  }
+  return out + "]";
+}
+
+std::string total(std::span<const ConnectionStats> connections, bool sends) {
+  Carried sum;
+  std::uint64_t count = 0;
+  for (const ConnectionStats& connection : connections) {
+    if (connection.sends != sends) continue;
+    ++count;
+    add(sum, connection.carried);
+  }
+  return "{" + field("connections", count) + "," + carried_fields(sum, sends) + "}";
+}
+
+}  // namespace
+
+std::string stats_json(const std::string& host, std::span<const ConnectionStats> connections) {
+  std::string out = "{\"version\":1,\"host\":" + quoted(host) + "," +
+                    field("pid", static_cast<std::uint64_t>(::getpid())) +
+                    ",\n\"totals\":{\"send\":" + total(connections, true) + ",\n\"recv\":" + total(connections, false) +
+                    "},\n\"connections\":[";
+  const char* separator = "\n";
+  for (const ConnectionStats& connection : connections) {
+    char process[2 * sizeof connection.peer_process + 1];
+    std::snprintf(process, sizeof process, "%016llx", static_cast<unsigned long long>(connection.peer_process));
+    out += separator;
+    out += std::string("{\"direction\":") + (connection.sends ? "\"send\"" : "\"recv\"") +
+           ",\"device\":" + quoted(connection.device) + ",\"peer\":" + quoted(connection.peer_host) +
+           ",\"peer_process\":" + quoted(process) + "," + field("qps", connection.qps) +
+           ",\"completion\":" + (connection.atomic ? "\"atomic\"" : "\"imm\"") + "," +
+           carried_fields(connection.carried, connection.sends) + "}";
+    separator = ",\n";
+  }
+  return out + "\n]}\n";
+}
+
+std::string stats_path(const std::string& path, const std::string& host) {
+  std::string out;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    const std::string two = path.substr(i, 2);
+    if (two == "%p") {
+      out += std::to_string(::getpid());
+      ++i;
+    } else if (two == "%h") {
+      out += host;
+      ++i;
+    } else {
+      out += path[i];
+    }
+  }
+  return out;
+}
+
+Status write_stats(const std::string& path, const std::string& json) {
+  const std::string unfinished = path + "." + std::to_string(::getpid()) + ".new";
+  std::FILE* file = std::fopen(unfinished.c_str(), "we");
+  if (file == nullptr) return system_error("open", errno);
+  const bool written = std::fwrite(json.data(), 1, json.size(), file) == json.size();
+  const int write_errno = errno;
+  if (std::fclose(file) != 0) return system_error("close", errno);
+  if (!written) return system_error("write", write_errno);
+  if (std::rename(unfinished.c_str(), path.c_str()) != 0) return system_error("rename", errno);
+  return {};
+}
+
+}  // namespace verbatim

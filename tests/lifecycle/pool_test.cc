@@ -1,0 +1,259 @@
+// QPs that are made beforehand: none may be left over, whoever abandons what, and they may not make set-up dearer.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <vector>
+
+#include "census.h"
+#include "conformance.h"
+
+namespace conformance {
+namespace {
+
+constexpr std::uint32_t kSendOperation = 0x40;
+constexpr std::uint32_t kAllReduceOperation = 0x10;
+
+class Pool : public Conformance {
+ protected:
+  ~Pool() override { unsetenv("VERBATIM_QP_ORDER"); }
+
+  // A context whose connections are announced.
+  void* communicator(int peers, int flows, std::uint32_t operation = kSendOperation) {
+    void* const made = new_context();
+    announce(made, peers, flows, operation);
+    return made;
+  }
+
+  void announce(void* context, int peers, int flows, std::uint32_t operation) {
+    netapi::NetAttr attributes{};
+    attributes.sendCommAttr = {peers, 1, flows, 1};
+    attributes.recvCommAttr = attributes.sendCommAttr;
+    attributes.op = operation;
+    service().run([&] { EXPECT_OK(net().set_net_attr(context, attributes)); });
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Net, Pool, ::testing::Values(11, 12), version_name);
+
+TEST_P(Pool, WhatNobodyUsedGoesWithTheLastConnection) {
+  finalize(context());  // the verbs library keeps what it opened first
+  const Census before = Census::take();
+  void* const sender = communicator(4, 3);
+  void* const receiver = communicator(4, 2);
+  {
+    Link first = link({sender, 0}, {receiver, 0});
+    EXPECT_EQ(verbs_alive("qp"), 4 * 3 + 4 * 2);
+    {
+      Link second = link({sender, 0}, {receiver, 0});
+      EXPECT_EQ(verbs_alive("qp"), 4 * 3 + 4 * 2);
+      exchange_one(second, 100'000);
+    }
+    exchange_one(first, 100'000);
+  }
+  EXPECT_TRUE(eventually([] { return verbs_alive("qp") == 0; })) << verbs_alive();
+  Link again = link({sender, 0}, {receiver, 0});
+  exchange_one(again, 100'000);
+  again.close_send();
+  again.close_recv();
+  finalize(sender);
+  finalize(receiver);
+  EXPECT_EQ(verbs_alive(), "");
+  EXPECT_TRUE(is_back(before, 1 << 20));
+}
+
+TEST_P(Pool, WhatIsAbandonedHalfWayGoesWithTheContext) {
+  for (const char* order : {"pool", "gather", "ring"}) {
+    SCOPED_TRACE(order);
+    setenv("VERBATIM_QP_ORDER", order, 1);
+    void* const sender = communicator(4, 2);
+    void* const receiver = communicator(4, 2);
+    // A peer that never accepts, one that has begun to, and a connection that stands.
+    Handle silent;
+    ASSERT_NE(listen({receiver, 0}, silent), nullptr);
+    Handle half;
+    void* const half_listen = listen({receiver, 0}, half);
+    service().run([&] {
+      void* comm = nullptr;
+      EXPECT_OK(net().connect(sender, 0, silent.bytes, &comm));
+      EXPECT_OK(net().connect(sender, 0, half.bytes, &comm));
+      EXPECT_OK(net().accept(half_listen, &comm));
+      EXPECT_EQ(comm, nullptr);
+    });
+    Link made = link({sender, 0}, {receiver, 0});
+    EXPECT_TRUE(made) << "who never comes holds nobody up";
+    made.send_comm = nullptr;
+    made.recv_comm = nullptr;
+    finalize(sender);
+    finalize(receiver);
+    EXPECT_EQ(verbs_alive(), "");
+    take_warnings();
+  }
+}
+
+TEST_P(Pool, CommunicatorsOnOneDeviceHaveTheirOwn) {
+  std::vector<void*> contexts;
+  for (int i = 0; i < 4; ++i) contexts.push_back(communicator(3, 2));
+  {
+    std::vector<Link> links;
+    for (int k = 0; k < 2; ++k) {
+      for (int i = 0; i < 4; ++i)
+        links.push_back(
+            link({contexts[static_cast<std::size_t>(i)], 0}, {contexts[static_cast<std::size_t>((i + 1) % 4)], 0}));
+    }
+    EXPECT_EQ(verbs_alive("qp"), 4 * (3 * 2 + 3 * 2));
+    for (Link& one : links) exchange_one(one, 10'000);
+  }
+  while (!contexts.empty()) {
+    finalize(contexts.back());
+    contexts.pop_back();
+  }
+  EXPECT_EQ(verbs_alive(), "");
+}
+
+TEST_P(Pool, CollectiveConnectionsComeOneByPeer) {
+  void* const sender = communicator(4, 3, kAllReduceOperation);
+  void* const receiver = communicator(4, 3, kAllReduceOperation);
+  Link ring = link({sender, 0}, {receiver, 0});
+  EXPECT_EQ(verbs_alive("qp"), 3 + 3) << "as many peers as there are, not as NCCL says at most";
+  announce(sender, 4, 2, kSendOperation);
+  announce(receiver, 4, 2, kSendOperation);
+  Link direct = link({sender, 0}, {receiver, 0});
+  EXPECT_EQ(verbs_alive("qp"), 3 + 3 + 4 * 2 + 4 * 2);
+  exchange_one(ring, 10'000);
+  exchange_one(direct, 10'000);
+}
+
+TEST_P(Pool, NumberOfQpsFollowsTheTraffic) {
+  setenv("VERBATIM_QPS_PER_CONNECTION", "1-8", 1);
+  void* const few = communicator(1, 1);
+  void* const many = communicator(64, 1);
+  unsetenv("VERBATIM_QPS_PER_CONNECTION");
+  void* const receiver = new_context();
+  Link wide = link({few, 0}, {receiver, 0});
+  EXPECT_EQ(verbs_alive("qp"), 8 + 8);
+  Link narrow = link({many, 0}, {receiver, 0});
+  EXPECT_EQ(verbs_alive("qp"), 8 + 8 + 64 + 1);
+  exchange_one(wide, 1'000'000);
+  exchange_one(narrow, 1'000'000);
+}
+
+// Connections from one context to many.
+class PoolSetUp : public Pool {
+ protected:
+  struct Cost {
+    long qps = 0;
+    long objects = 0;
+    double ms = 0;
+  };
+
+  static constexpr int kPeers = 20;
+  static constexpr int kFlows = 50;
+
+  // Of the processor, which other programs do not use up.
+  static double thread_ms() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) / 1e6;
+  }
+
+  Cost set_up(const char* order) {
+    setenv("VERBATIM_QP_ORDER", order, 1);
+    void* const sender = communicator(kPeers, kFlows);
+    std::vector<void*> receivers;
+    for (int i = 0; i < kPeers; ++i) receivers.push_back(communicator(1, kFlows));
+    std::vector<Handle> handles(static_cast<std::size_t>(kPeers * kFlows));
+    std::vector<void*> listens(handles.size());
+    std::vector<void*> sends(handles.size());
+    std::vector<void*> recvs(handles.size());
+    const auto receiver = [&](std::size_t i) { return receivers[i / kFlows]; };
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      EXPECT_OK(net().listen(receiver(i), 0, handles[i].bytes, &listens[i]));
+    }
+    Cost cost{verbs_made("qp"), verbs_made(), 0};
+    service().run([&] {
+      const double start = thread_ms();
+      EXPECT_TRUE(eventually([&] {
+        bool all = true;
+        for (std::size_t i = 0; i < handles.size() && !HasFailure(); ++i) {
+          if (sends[i] == nullptr) {
+            EXPECT_OK(net().connect(sender, 0, handles[i].bytes, &sends[i]));
+          }
+          if (recvs[i] == nullptr) {
+            EXPECT_OK(net().accept(listens[i], &recvs[i]));
+          }
+          all = all && sends[i] != nullptr && recvs[i] != nullptr;
+        }
+        return all || HasFailure();
+      }));
+      cost.ms = thread_ms() - start;
+    });
+    cost.qps = verbs_made("qp") - cost.qps;
+    cost.objects = verbs_made() - cost.objects;
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      EXPECT_OK(net().close_listen(listens[i]));
+      EXPECT_OK(net().close_send(sends[i]));
+      EXPECT_OK(net().close_recv(recvs[i]));
+    }
+    finalize(sender);
+    while (!receivers.empty()) {
+      finalize(receivers.back());
+      receivers.pop_back();
+    }
+    EXPECT_EQ(verbs_alive(), "");
+    return cost;
+  }
+};
+ONE_VERSION(PoolSetUp, 12);
+
+TEST_P(PoolSetUp, AThousandConnectionsCostNoMore) {
+  constexpr int kRounds = 4;
+  constexpr double kBusyMachine = 1.5;  // caches are still shared; the count of objects is what decides
+  Cost native{0, 0, 1e9};
+  Cost pool{0, 0, 1e9};
+  for (int round = 0; round < kRounds; ++round) {
+    const Cost without = set_up("native");
+    const Cost with = set_up("pool");
+    native = {without.qps, without.objects, std::min(native.ms, without.ms)};
+    pool = {with.qps, with.objects, std::min(pool.ms, with.ms)};
+  }
+  std::printf(
+      "set-up of %d connections, best of %d: native %.1f ms of CPU, pool %.1f ms (%.2f times); QPs %ld and %ld\n",
+      kPeers * kFlows, kRounds, native.ms, pool.ms, pool.ms / native.ms, native.qps, pool.qps);
+  EXPECT_EQ(native.qps, 2 * kPeers * kFlows);
+  EXPECT_LE(static_cast<double>(pool.qps), 1.1 * static_cast<double>(native.qps));
+  EXPECT_LE(static_cast<double>(pool.objects), 1.1 * static_cast<double>(native.objects));
+  EXPECT_LE(pool.ms, kBusyMachine * native.ms);
+}
+
+// The device has room for 64 QPs: SOFTVERBS_MAX_QP, set by the build.
+class FullDevice : public Pool {};
+ONE_VERSION(FullDevice, 12);
+
+TEST_P(FullDevice, WhatWaitsGivesWay) {
+  void* const sender = communicator(4, 4);
+  void* const receiver = communicator(4, 4);
+  void* const plain = new_context();
+  {
+    Link pooled = link({sender, 0}, {receiver, 0});
+    EXPECT_EQ(verbs_alive("qp"), 16 + 16);
+    std::vector<Link> links;
+    for (int i = 0; i < 31; ++i) links.push_back(link({plain, 0}, {plain, 0}));
+    EXPECT_EQ(verbs_alive("qp"), 64) << "as many as the native order would have";
+    for (Link& one : links) exchange_one(one, 1000);
+    exchange_one(pooled, 1000);
+  }
+  EXPECT_TRUE(eventually([] { return verbs_alive("qp") == 0; })) << verbs_alive();
+}
+
+TEST_P(FullDevice, MoreAnnouncedThanThereIs) {
+  void* const sender = communicator(1000, 100);
+  void* const receiver = communicator(1000, 100);
+  Link made = link({sender, 0}, {receiver, 0});
+  EXPECT_EQ(verbs_alive("qp"), 16 + 16) << "a quarter of the device each";
+  exchange_one(made, 1000);
+}
+
+}  // namespace
+}  // namespace conformance

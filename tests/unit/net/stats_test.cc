@@ -1,0 +1,82 @@
+#include "net/stats.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "link.h"
+#include "support/scratch_directory.h"
+
+namespace verbatim {
+namespace {
+
+std::string read(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+TEST(Stats, PathsNameProcessAndHost) {
+  EXPECT_EQ(stats_path("/tmp/x.json", "h"), "/tmp/x.json");
+  EXPECT_EQ(stats_path("%h-%p-%q%", "h"), "h-" + std::to_string(::getpid()) + "-%q%");
+}
+
+TEST(Stats, WhatNoPeerMaySayStaysJson) {
+  ConnectionStats stats;
+  stats.peer_host = "a\"b\\c\n\x01";
+  EXPECT_NE(stats_json("h", {&stats, 1}).find("\"peer\":\"a\\\"b\\\\c\","), std::string::npos);
+}
+
+TEST(Stats, AFileThatCannotBeWrittenIsAnError) {
+  EXPECT_FALSE(write_stats("/nonexistent/directory/stats.json", "{}"));
+}
+
+// When messages have gone over a connection and the context ends / expect the file to say what they were.
+TEST(Stats, TheFileTellsWhatEachEndCarried) {
+  const ScratchDirectory directory;
+  const std::string path = (directory.path() / "stats.json").string();
+  ::setenv("VERBATIM_STATS", path.c_str(), 1);
+  {
+    Link link;
+    ASSERT_NO_FATAL_FAILURE(link.connect());
+    std::vector<std::uint8_t> source = pattern(1000, 1);
+    std::vector<std::uint8_t> target(1000);
+    const auto send_memory = link.reg(link.send(), source);
+    const auto recv_memory = link.reg(link.recv(), target);
+    for (const std::size_t members : {1UL, 3UL, 1UL}) {
+      std::vector<RecvBuffer> buffers;
+      for (std::size_t i = 0; i < members; ++i) {
+        buffers.push_back({&target[i * 100], 100, static_cast<int>(i), recv_memory.get()});
+      }
+      Request* receive = link.posted([&] { return link.irecv(buffers); });
+      std::vector<Request*> sends;
+      for (std::size_t i = 0; i < members; ++i) {
+        sends.push_back(link.posted(
+            [&] { return link.isend(&source[i * 100], 100 - members, static_cast<int>(i), *send_memory); }));
+      }
+      for (Request* send : sends) {
+        ASSERT_TRUE(link.wait(send));
+        link.taken_back(send);
+      }
+      ASSERT_TRUE(link.wait(receive));
+      link.taken_back(receive);
+    }
+  }
+  ::unsetenv("VERBATIM_STATS");
+  const std::string json = read(path);
+  const std::string bytes = std::to_string(2 * 99 + 3 * 97);
+  EXPECT_NE(json.find("\"totals\":{\"send\":{\"connections\":1,\"messages\":5,\"bytes\":" + bytes + "}"),
+            std::string::npos)
+      << json;
+  EXPECT_NE(json.find("\"recv\":{\"connections\":1,\"messages\":5,\"bytes\":" + bytes +
+                      ",\"optional\":0,\"receives_by_members\":[2,0,1,0,0,0,0,0]}"),
+            std::string::npos)
+      << json;
+}
+
+}  // namespace
+}  // namespace verbatim

@@ -1,0 +1,37 @@
+// `verbatim-perf qp-order`: what the order of the QPs buys on the device at hand.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "verbatim-perf/options.h"
+
+namespace verbatim::perf::qp_order {
+
+struct QpOrderOptions {
+  std::string plugin;
+  int api_version = 0;  // 0: the newest that the plugin has
+  int ranks = 8;
+  int flows = 4;          // connections from each rank to each other one
+  int qps = 1;            // of a connection
+  std::size_t bytes = 0;  // of a message
+  int rounds = 8;         // of the test of the premise
+  unsigned seed = 1;
+  bool rotate = true;  // ask for peers from oneself on, as NCCL does; else from rank 0 on
+  std::vector<std::string> orders;
+  std::string json;
+  bool verbose = false;
+
+  std::string part;    // set in a child process: "premise" or an order
+  std::string result;  // the file that it leaves
+};
+
+// `argv[0]` is "qp-order".
+std::variant<QpOrderOptions, Leave> parse_qp_order_options(int argc, const char* const* argv);
+
+// Measures and prints. Throws Failure.
+ExitStatus run_qp_order(const QpOrderOptions& options);
+
+}  // namespace verbatim::perf::qp_order

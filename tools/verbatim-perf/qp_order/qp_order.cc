@@ -1,0 +1,123 @@
+// Starts the measuring processes, one an order, and prints what they found.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "verbatim-perf/child.h"
+#include "verbatim-perf/qp_order/measure.h"
+#include "verbatim-perf/qp_order/options.h"
+
+namespace verbatim::perf::qp_order {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// A correlation of at least this counts as being served in that order.
+constexpr double kClear = 0.9;
+
+bool has_rate() {
+  const char* const gbps = std::getenv("SOFTVERBS_LINK_GBPS");
+  return gbps != nullptr && std::atof(gbps) > 0;
+}
+
+Json run_part(const QpOrderOptions& options, const std::string& part, const Scratch& scratch) {
+  const fs::path result = scratch / (part + ".json");
+  const auto text = [](auto value) { return std::to_string(value); };
+  std::vector<std::string> arguments{fs::read_symlink("/proc/self/exe").string(), "qp-order"};
+  for (const auto& [name, value] : {std::pair<std::string, std::string>{"--plugin", options.plugin},
+                                    {"--api", text(options.api_version)},
+                                    {"--ranks", text(options.ranks)},
+                                    {"--flows", text(options.flows)},
+                                    {"--qps", text(options.qps)},
+                                    {"--bytes", text(options.bytes)},
+                                    {"--rounds", text(options.rounds)},
+                                    {"--seed", text(options.seed)},
+                                    {"--part", part},
+                                    {"--result", result.string()}}) {
+    arguments.push_back(name);
+    arguments.push_back(value);
+  }
+  if (!options.rotate) arguments.emplace_back("--no-rotation");
+  if (options.verbose) arguments.emplace_back("--verbose");
+  const bool is_premise = part == kPremisePart;
+  const int qps = is_premise ? 1 : options.qps;
+  std::vector<std::string> variables{
+      std::string("VERBATIM_QP_ORDER=") + (is_premise ? "native" : part),
+      "VERBATIM_QP_DUMP=" + (scratch / (part + ".dump")).string(),
+      "VERBATIM_QP_POOL=" + text(options.ranks - 1) + "x" + text(options.flows * options.qps),
+      "VERBATIM_QPS_PER_CONNECTION=" + text(qps),
+      std::string("VERBATIM_SPLIT_DATA_ON_QPS=") + (qps > 1 ? "1" : "0"),  // all QPs have something to send
+  };
+  if (std::getenv("SOFTVERBS_NAMESPACE") == nullptr) {
+    variables.push_back("SOFTVERBS_NAMESPACE=qp-order-" + text(::getpid()));
+  }
+  if (has_rate()) {
+    variables.push_back("SOFTVERBS_TRACE=" + (scratch / (part + ".trace")).string());
+  }
+  run_process(arguments, variables, scratch / (part + ".log"));
+  std::ifstream file(result);
+  return Json::parse(file);
+}
+
+void print_premise(const Json& premise) {
+  const double number = premise["qp_number"];
+  const double doorbell = premise["doorbell"];
+  std::printf("# premise: %d QPs to as many receivers, doorbells in random order, %d rounds on %s\n",
+              premise["qps"].get<int>(), premise["rounds"].get<int>(), premise["device"].get<std::string>().c_str());
+  std::printf("# rank correlation of service with QP number %6.3f, with doorbells %6.3f: ", number, doorbell);
+  if (number >= kClear && number > doorbell) {
+    std::printf("served by QP number\n");
+  } else {
+    std::printf("this device does not serve by QP number, and no order of them promises anything here\n");
+  }
+}
+
+void print_table(const QpOrderOptions& options, const Json& rows) {
+  const bool clocked = rows.front()["virtual_clock"];
+  std::printf("# %d ranks, %d connections from each to each other one, %d QPs each, %zu bytes on each connection%s\n",
+              options.ranks, options.flows, options.qps, options.bytes,
+              options.rotate ? "" : ", peers asked for from rank 0 on");
+  std::printf("# first: until a peer has its first %s of a sender, in %s; jain: of bytes when a first peer has all\n",
+              clocked ? "quantum" : "message", clocked ? "slots of one quantum" : "us");
+  std::printf("# %-8s %7s %10s %10s %10s %8s %8s %12s %14s\n", "order", "exact%", "inversions", "first max",
+              "first mean", "jain", "senders", "connections", "bytes");
+  for (const Json& row : rows) {
+    std::printf("  %-8s %7.1f %10zu %10.2f %10.2f %8.3f %8s %12zu %14zu\n", row["order"].get<std::string>().c_str(),
+                100.0 * row["exact"].get<double>() / std::max(row["qps"].get<double>(), 1.0),
+                row["inversions"].get<std::size_t>(), row["first_max"].get<double>(), row["first_mean"].get<double>(),
+                row["jain"].get<double>(), row["senders"].is_null() ? "-" : row["senders"].dump().c_str(),
+                row["connections"].get<std::size_t>(), row["bytes"].get<std::size_t>());
+  }
+}
+
+}  // namespace
+
+ExitStatus run_qp_order(const QpOrderOptions& options) {
+  if (!options.part.empty()) return measure(options);
+  const Scratch scratch("qp-order");
+  Json report{{"premise", run_part(options, kPremisePart, scratch)}, {"orders", Json::array()}};
+  print_premise(report["premise"]);
+  for (const std::string& order : options.orders) {
+    Json row = run_part(options, order, scratch);
+    row["order"] = order;
+    report["orders"].push_back(row);
+  }
+  print_table(options, report["orders"]);
+  if (options.flows * options.qps == 1) {
+    std::printf("# with one QP from rank to rank there is nothing to interleave: no order gains anything\n");
+  }
+  if (!options.json.empty()) {
+    std::ofstream file(options.json);
+    file << report.dump(2) << "\n";
+    if (!file.flush()) throw ranks::Failure(options.json + " cannot be written");
+  }
+  return ExitStatus::kOk;
+}
+
+}  // namespace verbatim::perf::qp_order
