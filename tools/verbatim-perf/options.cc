@@ -190,6 +190,9 @@ std::variant<Options, Leave> parse_options(int argc, const char* const* argv) {
   app.add_option("--timeout", options.timeout_s, "seconds after which all ranks are stopped")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
+  app.add_option("--pause", options.pause_us, "microseconds that a rank sleeps when nothing has moved; 0 only yields")
+      ->check(CLI::Range(0, 10'000))
+      ->capture_default_str();
   app.add_flag("--verbose", options.verbose, "print the plugin's log lines");
   app.add_option("--token", options.token, "with --root: a number that all ranks of the job share");
   app.add_flag("--child", options.child)->group("");

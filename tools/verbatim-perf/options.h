@@ -51,6 +51,7 @@ struct Options {
 
   std::string json;
   int timeout_s = 300;
+  int pause_us = 0;  // that a rank sleeps when nothing has moved; 0: it only yields
   bool verbose = false;
 };
 

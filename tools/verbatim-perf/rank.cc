@@ -182,7 +182,7 @@ class Rank {
       connections_->establish(handles);
       connections_->register_memory(memory);
     });
-    progress_.emplace(*plugin_, *connections_, memory, options_.type);
+    progress_.emplace(*plugin_, *connections_, memory, options_.type, options_.pause_us);
   }
 
   // One handle for each flow, from the rank that receives it.
