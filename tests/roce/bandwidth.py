@@ -8,6 +8,7 @@ from report import expect
 DEPTH = 8
 ROUNDS = 3  # the best of these counts: the machine below is shared
 MORE_ROUNDS = 5  # when the floor is not reached
+ATTEMPTS = 4
 FLOOR, WANTED = 0.7, 0.9
 ADDRESS = "10.77.0.1"
 PORT = 18515
@@ -19,9 +20,15 @@ def ib_write_bw(machine, size, both_ways):
     """MiB/s, of both directions together."""
     arguments = [*YIELDING, "ib_write_bw", "-d", "rxe0", "-x", "1", "-p", str(PORT), "-s", str(size)]
     arguments += ["-n", str(SIZES[size]), "-t", str(DEPTH), "--perform_warm_up", *(["-b"] if both_ways else [])]
-    server = machine.start(arguments, 60)
-    wait_until_listening(machine, PORT)
-    output = succeed(machine.start([*arguments, ADDRESS], 60))
+    for _ in range(ATTEMPTS):
+        server = machine.start(arguments, 60)
+        wait_until_listening(machine, PORT)
+        client = machine.start([*arguments, ADDRESS], 60)
+        statuses = [client.wait(), server.wait()]
+        # On a busy host it cannot measure the clock of its processor, and gives up.
+        if "Correlation coefficient" not in client.output() + server.output() or statuses == [0, 0]:
+            break
+    output = succeed(client)
     succeed(server)
     found = re.search(rf"^ *{size} +\d+ +[\d.]+ +([\d.]+)", output, re.M)
     expect(found, f"no figure of ib_write_bw:\n{output}")
