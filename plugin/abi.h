@@ -138,8 +138,8 @@ Traffic traffic_of(const CommAttr& attributes, std::uint32_t operations) {
   Traffic traffic;
   traffic.peers = static_cast<unsigned>(std::max(attributes.maxConcurrentPeers, 0));
   traffic.flows = static_cast<unsigned>(std::max(attributes.maxFlowsPerPeer, 0));
-  traffic.collective = (operations & nccl::kNetCollectiveOperations) != 0 &&
-                       (operations & nccl::kNetPointToPointOperations) == 0;
+  traffic.collective =
+      (operations & nccl::kNetCollectiveOperations) != 0 && (operations & nccl::kNetPointToPointOperations) == 0;
   return traffic;
 }
 

@@ -56,12 +56,13 @@ INSTANTIATE_TEST_SUITE_P(Eplb, Spoiled, testing::Values("per_tensor", "packed", 
 TEST_P(Spoiled, MessagesOfThePluginAreFound) {
   std::string mode = GetParam();
   std::replace(mode.begin(), mode.end(), '_', '-');
-  for (const char* fault : {"flip-byte", "skip-tail", "overrun"}) {
+  for (const std::string fault : {"flip-byte", "skip-tail", "overrun"}) {
+    // Packed experts lie one behind the other: the byte behind one is the next one's, which comes later or came before.
+    if (mode == "packed" && fault == "overrun") continue;
     const Outcome outcome =
-        perf::PerfProcess(
-            {"--mode", mode, "--ranks", "2", "--plugin", setting("MUTATE"), "--timeout", "60"},
-            {"MUTATE_PLUGIN=" + setting("EPLB_PLUGIN"), std::string("MUTATE_MODE=") + fault, "MUTATE_NTH=3"},
-            "VERBATIM_EPLB")
+        perf::PerfProcess({"--mode", mode, "--ranks", "2", "--plugin", setting("MUTATE"), "--timeout", "60"},
+                          {"MUTATE_PLUGIN=" + setting("EPLB_PLUGIN"), "MUTATE_MODE=" + fault, "MUTATE_NTH=3"},
+                          "VERBATIM_EPLB")
             .finish();
     EXPECT_EQ(kWrong, outcome.status) << fault << outcome.output;
   }
