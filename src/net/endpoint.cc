@@ -51,6 +51,24 @@ Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
                verbs.destroy_cq);
 }
 
+Result<Port> as_it_is_now(const Port& known, const Config& config) {
+  const Device& device = *known.device;
+  const Result<ibv_port_attr> attributes = device.verbs().port_attributes(device.context(), known.port_num);
+  if (!attributes) return attributes.error();
+  const Result<GidEntry> gid = confirm_gid(device.verbs(), device.context(), device.name().c_str(), known.port_num,
+                                           *attributes, config.gid_index, known.gid);
+  if (!gid) {
+    VERBATIM_WARN("%s: GID %u %s is gone, and there is no other to use", known.name.c_str(), known.gid.index,
+                  to_string(known.gid.gid).c_str());
+    return gid.error();
+  }
+  Port port = known;
+  port.gid = *gid;
+  port.lid = attributes->lid;
+  port.active_mtu = attributes->active_mtu;
+  return port;
+}
+
 }  // namespace
 
 Result<Endpoint> Endpoint::create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
@@ -118,7 +136,7 @@ Result<std::vector<Endpoint>> Endpoint::make_rows(const std::vector<const Port*>
     for (std::size_t i = 0; i < row; ++i) {
       Endpoint endpoint;
       endpoint.ece_ = config.ece;
-      endpoint.ports_ = ports;
+      if (const Status seen = endpoint.look_at_ports(ports, config); !seen) return seen.error();
       if (const Status made = endpoint.make_cqs(sizes, layout); !made) return made.error();
       endpoints.push_back(std::move(endpoint));
     }
@@ -129,6 +147,16 @@ Result<std::vector<Endpoint>> Endpoint::make_rows(const std::vector<const Port*>
     }
   }
   return endpoints;
+}
+
+Status Endpoint::look_at_ports(const std::vector<const Port*>& ports, const Config& config) {
+  current_.reserve(ports.size());
+  for (const Port* port : ports) {
+    Result<Port> current = as_it_is_now(*port, config);
+    if (!current) return current.error();
+    ports_.push_back(&current_.emplace_back(std::move(*current)));
+  }
+  return {};
 }
 
 Status Endpoint::make_cqs(const EndpointSizes& sizes, CqLayout layout) {

@@ -98,9 +98,11 @@ class Endpoint {
   static Result<std::vector<Endpoint>> make_rows(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
                                                  const Config& config, std::span<const std::size_t> rows,
                                                  CqLayout layout);
+  Status look_at_ports(const std::vector<const Port*>& ports, const Config& config);
   Status make_cqs(const EndpointSizes& sizes, CqLayout layout);
   Status make_qp(std::size_t index, const EndpointSizes& sizes, const Config& config);
 
+  std::vector<Port> current_;  // the ports as they are now: an address or MTU may have changed since init
   std::vector<const Port*> ports_;
   std::vector<UniqueCq> cqs_;
   std::vector<EndpointQp> qps_;

@@ -113,6 +113,15 @@ Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char
   return *best;
 }
 
+Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
+                             const ibv_port_attr& port, const GidIndexSetting& setting, const GidEntry& known) {
+  const auto now = read_gid(verbs, context, port_num, known.index);
+  if (now && std::memcmp(now->gid.raw, known.gid.raw, sizeof now->gid.raw) == 0 && now->version == known.version) {
+    return known;
+  }
+  return choose_gid(verbs, context, device, port_num, port, setting);
+}
+
 std::string to_string(const ibv_gid& gid) {
   char text[INET6_ADDRSTRLEN] = "";
   inet_ntop(AF_INET6, gid.raw, text, sizeof text);

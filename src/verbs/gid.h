@@ -37,6 +37,10 @@ std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, s
 Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                             const ibv_port_attr& port, const GidIndexSetting& setting);
 
+// `known` as long as its entry still holds that GID, else choose_gid anew: addresses change while a process runs.
+Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
+                             const ibv_port_attr& port, const GidIndexSetting& setting, const GidEntry& known);
+
 // "::ffff:10.0.0.1", "fe80::1": for messages.
 std::string to_string(const ibv_gid& gid);
 

@@ -280,11 +280,19 @@ std::vector<std::string> Conformance::take_warnings() {
   return std::exchange(warnings_->lines, {});
 }
 
+void rest() {
+  if (options().pause.count() > 0) {
+    std::this_thread::sleep_for(options().pause);
+  } else {
+    sched_yield();
+  }
+}
+
 bool eventually(const std::function<bool()>& poll, Clock::duration limit) {
   const auto end = Clock::now() + limit;
   while (!poll()) {
     if (Clock::now() >= end) return false;
-    sched_yield();
+    rest();
   }
   return true;
 }

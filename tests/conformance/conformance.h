@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +23,10 @@
 namespace conformance {
 
 struct Options {
-  std::string plugin;  // path of the library under test
+  std::string plugin;                           // path of the library under test
+  std::size_t largest = std::size_t{64} << 20;  // message, in bytes
+  std::chrono::microseconds pause{0};           // when nothing has moved
+  int shorten = 1;                              // repetitions are divided by this
 };
 Options& options();
 
@@ -161,6 +165,9 @@ class Conformance : public ::testing::TestWithParam<int> {
   std::unique_ptr<netapi::Plugin> plugin_;
   std::vector<void*> contexts_;
 };
+
+// When nothing has moved: lets others run, or sleeps (--pause).
+void rest();
 
 // Calls `poll` until it answers true or the time is over.
 bool eventually(const std::function<bool()>& poll, Clock::duration limit = kDeadline);

@@ -32,9 +32,10 @@ TEST_P(Data, SizesAroundTheBoundaries) {
 
 TEST_P(HeavyData, SizesOfRealTraffic) {
   Link link = this->link();
-  exchange_one(link, 4 * MiB - 1);
-  exchange_one(link, 64 * MiB);
-  exchange_one(link, 64 * MiB + 1, {.send_offset = 3, .recv_offset = 61});
+  const std::size_t largest = options().largest;
+  exchange_one(link, largest / 16 - 1);
+  exchange_one(link, largest);
+  exchange_one(link, largest + 1, {.send_offset = 3, .recv_offset = 61});
 }
 
 TEST_P(HeavyData, ManyLargeOnesInFlight) {

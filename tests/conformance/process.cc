@@ -8,7 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -56,8 +58,15 @@ Process::Process(const std::string& role, int api,
   if (pipe2(out, O_CLOEXEC) != 0) return;
   const verbatim::UniqueFd child_out(out[1]);
   from_.reset(out[0]);
-  std::vector<std::string> arguments = {"conformance", "--plugin", options().plugin,   "--role",
-                                        role,          "--api",    std::to_string(api)};
+  std::vector<std::string> arguments = {"conformance",
+                                        "--plugin",
+                                        options().plugin,
+                                        "--role",
+                                        role,
+                                        "--api",
+                                        std::to_string(api),
+                                        "--pause",
+                                        std::to_string(options().pause.count())};
   std::vector<std::string> variables = environment_with(environment);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -128,6 +137,12 @@ int run_program(int argc, char** argv, const std::function<void(const std::strin
       role = value;
     } else if (option == "--api") {
       api = std::atoi(value);
+    } else if (option == "--largest") {
+      options().largest = std::strtoul(value, nullptr, 10);
+    } else if (option == "--shorten") {
+      options().shorten = std::max(1, std::atoi(value));
+    } else if (option == "--pause") {
+      options().pause = std::chrono::microseconds(std::atoi(value));
     } else if (take) {
       take(option, value);
     }

@@ -42,7 +42,8 @@ class Process {
 int run_role(const std::string& role, int api);
 
 // A program's main: PROGRAM --plugin PATH [GoogleTest's options] runs the suite, PROGRAM --plugin PATH --role ROLE
-// --api N the role. `take` is given each option beside these with its value.
+// --api N the role. Where a machine is slow: --largest BYTES of a message, --shorten N divides repetitions, --pause
+// MICROSECONDS sleeps when nothing has moved. `take` is given each option beside these with its value.
 int run_program(int argc, char** argv,
                 const std::function<void(const std::string& option, const char* value)>& take = {});
 

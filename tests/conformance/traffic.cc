@@ -1,12 +1,12 @@
 #include "traffic.h"
 
 #include <gtest/gtest.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
+#include "conformance.h"
 #include "netapi/log.h"
 
 namespace conformance {
@@ -121,7 +121,7 @@ bool Traffic::step() {
     moved_ = moved_ || operation->done;
   }
   std::erase_if(open_, [](const Operation* operation) { return operation->done; });
-  if (!moved_) sched_yield();
+  if (!moved_) rest();
   return true;
 }
 

@@ -30,6 +30,7 @@ class Rounds : public Conformance {
   // Runs `round` often and takes stock when it has warmed up and at the end, verbs objects after every round.
   void repeat(int rounds, const std::function<void(void* context)>& round) {
     constexpr int kWarmUp = 20;
+    rounds /= options().shorten;
     Census before;
     const auto start = Clock::now();
     for (int i = 0; i < kWarmUp + rounds && !HasFailure(); ++i) {
@@ -168,7 +169,7 @@ TEST_P(FailedInit, BySettings) {
                                                           {"VERBATIM_GID_INDEX", "250"},
                                                           {"VERBATIM_SOCKET_IFNAME", "=nothing"}};
   Census before;
-  for (int round = 0; round < 120 && !HasFailure(); ++round) {
+  for (int round = 0; round < 20 + 100 / options().shorten && !HasFailure(); ++round) {
     if (round == 20) before = Census::take();
     for (const auto& [name, value] : settings) {
       const char* const was = getenv(name);

@@ -16,6 +16,7 @@ Json json_of(const Report& report) {
             {"channels", options.channels},
             {"chunk_bytes", report.chunk_bytes},
             {"depth", options.depth},
+            {"pause_us", options.pause_us},
             {"group", report.group},
             {"iterations", options.iterations},
             {"warmup_iterations", options.warmup_iterations},

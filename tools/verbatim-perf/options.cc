@@ -129,6 +129,9 @@ std::variant<Options, Leave> parse_options(int argc, const char* const* argv) {
       ->capture_default_str()
       ->type_name("TYPE");
   app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
+  app.add_option("--pause", options.pause_us, "microseconds that a rank sleeps when nothing has moved; 0 only yields")
+      ->check(CLI::Range(0, 10'000))
+      ->capture_default_str();
   app.add_flag("--verbose", options.verbose, "print the plugin's log lines");
 
   const auto leave = ranks::parse(app, argc, argv, [&] {

@@ -49,6 +49,7 @@ struct Options {
   traffic::ElementType type = traffic::ElementType::kUint32;
 
   std::string json;
+  int pause_us = 0;  // that a rank sleeps when nothing has moved; 0: it only yields
   bool verbose = false;
 };
 

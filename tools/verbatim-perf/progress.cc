@@ -3,8 +3,10 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <cstring>
+#include <thread>
 
 #include "ranks/failure.h"
 #include "ranks/loaded_plugin.h"
@@ -65,8 +67,15 @@ void Progress::run_lanes(std::uint64_t iterations, std::atomic<std::uint64_t>* f
       reported = slowest;
     }
     if (all) return;
-    // Ranks may outnumber the cores: who has nothing to do lets the others run.
-    if (!moved) sched_yield();
+    if (!moved) rest();
+  }
+}
+
+void Progress::rest() const {
+  if (pause_us_ == 0) {
+    sched_yield();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(pause_us_));
   }
 }
 

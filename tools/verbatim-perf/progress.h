@@ -17,8 +17,8 @@ namespace verbatim::perf {
 class Progress {
  public:
   Progress(netapi::Plugin& plugin, const ranks::Connections& connections, std::vector<ranks::Piece> memory,
-           traffic::ElementType type)
-      : plugin_(plugin), connections_(connections), memory_(std::move(memory)), type_(type) {}
+           traffic::ElementType type, int pause_us)
+      : plugin_(plugin), connections_(connections), memory_(std::move(memory)), type_(type), pause_us_(pause_us) {}
 
   // Takes a plan in; run() may then be called any number of times.
   void prepare(const Plan& plan);
@@ -38,6 +38,8 @@ class Progress {
     std::vector<void*> requests = {};  // of steps completed to started - 1, by step modulo window
   };
 
+  // When nothing has moved: ranks may outnumber the cores, and who has nothing to do lets the others run.
+  void rest() const;
   void run_lanes(std::uint64_t iterations, std::atomic<std::uint64_t>* finished);
   bool start_steps(RunningLane& running);
   bool may_start(const RunningLane& running, const Step& step) const;
@@ -50,6 +52,7 @@ class Progress {
   const ranks::Connections& connections_;
   const std::vector<ranks::Piece> memory_;  // by Buffer
   const traffic::ElementType type_;
+  const int pause_us_;
   Plan plan_;
   std::vector<RunningLane> lanes_;
 };

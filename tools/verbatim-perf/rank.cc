@@ -138,7 +138,7 @@ class PerfRank final : public ranks::Rank {
       connections_->establish(handles);
       connections_->register_memory(memory);
     });
-    progress_.emplace(*plugin_, *connections_, memory, options_.type);
+    progress_.emplace(*plugin_, *connections_, memory, options_.type, options_.pause_us);
   }
 
   void measure(std::size_t bytes) {

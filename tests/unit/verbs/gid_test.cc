@@ -101,6 +101,28 @@ TEST_F(ChooseGid, NothingUsable) {
   EXPECT_EQ(chosen.error().sys_errno, ENOENT);
 }
 
+// Between two connections of a process an address may go, come back elsewhere, or be joined by a better one.
+TEST_F(ChooseGid, ConfirmedWhileItsEntryHoldsIt) {
+  const GidIndexSetting setting;
+  port_.gids = {fake_gid("fe80::1", IBV_GID_TYPE_ROCE_V2), fake_gid("2001:db8::1", IBV_GID_TYPE_ROCE_V2)};
+  const GidEntry known = *choose();
+  ASSERT_EQ(known.index, 1U);
+  const auto confirm = [&] {
+    return confirm_gid(fake_.table, context_, "mlx5_0", 1, port_.attributes, setting, known);
+  };
+
+  port_.gids.push_back(fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2));
+  port_.attributes.gid_tbl_len = 3;
+  EXPECT_EQ(confirm()->index, 1U) << "a connection before used it";
+  port_.gids[1] = std::nullopt;
+  EXPECT_EQ(confirm()->index, 2U);
+  port_.gids[1] = fake_gid("2001:db8::2", IBV_GID_TYPE_ROCE_V2);
+  port_.gids[2] = std::nullopt;
+  EXPECT_EQ(to_string(confirm()->gid), "2001:db8::2");
+  port_.gids = {};
+  EXPECT_EQ(confirm().error().sys_errno, ENOENT);
+}
+
 TEST_F(ChooseGid, TheSettingDecides) {
   port_.gids = {fake_gid("fe80::1", IBV_GID_TYPE_ROCE_V1), fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2)};
   EXPECT_EQ(choose({.everywhere = 0U})->index, 0U);

@@ -84,7 +84,7 @@ void forget(const void* memory) {
   }
 }
 
-void* ranks::require(void* memory) {
+void* require(void* memory) {
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -145,13 +145,13 @@ int munmap(void* memory, std::size_t bytes) noexcept {
 
 // Without these what a shared C++ runtime allocates for an object would be the runtime's.
 void* operator new(std::size_t bytes) {
-  return account(ranks::require(__libc_malloc(bytes == 0 ? 1 : bytes)), bytes, CALLER);
+  return account(require(__libc_malloc(bytes == 0 ? 1 : bytes)), bytes, CALLER);
 }
 void* operator new[](std::size_t bytes) {
-  return account(ranks::require(__libc_malloc(bytes == 0 ? 1 : bytes)), bytes, CALLER);
+  return account(require(__libc_malloc(bytes == 0 ? 1 : bytes)), bytes, CALLER);
 }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return account(ranks::require(__libc_memalign(static_cast<std::size_t>(alignment), bytes)), bytes, CALLER);
+  return account(require(__libc_memalign(static_cast<std::size_t>(alignment), bytes)), bytes, CALLER);
 }
 void operator delete(void* memory) noexcept {
   free(memory);

@@ -1,0 +1,225 @@
+"""A virtual machine of ours: QEMU without acceleration, told what to run over a serial port.
+
+Files cross in a directory that host and guest share (in the guest: /run/roce). Everything has a deadline, and no QEMU
+outlives this process, however it ends.
+"""
+
+import ctypes
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import threading
+import time
+
+from image import program
+
+SHARE = "/run/roce"
+BOOT_S = 120  # 10 s on an idle machine
+POWER_OFF_S = 30
+GRACE_S = 20  # between a job's own deadline, kept by timeout(1) in the guest, and the end of the machine
+PR_SET_PDEATHSIG = 1
+
+
+class Failure(Exception):
+    """A machine that did not do what it was told in time; says so with the end of its console."""
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Job:
+    """A command in the guest."""
+
+    def __init__(self, machine, number, limit):
+        self.machine, self.number, self.limit = machine, number, limit
+        self.started = time.monotonic()
+        self.status = None
+        self.seconds = None
+
+    @property
+    def output_path(self):
+        return os.path.join(self.machine.share, f"{self.number}.out")
+
+    def output(self):
+        if not os.path.exists(self.output_path):
+            return ""  # it has not begun
+        with open(self.output_path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def wait(self, on_output=None):
+        """Gives the exit status; 124 when the time was over. on_output gets the output's bytes as they come."""
+        deadline = self.started + self.limit + GRACE_S
+        at = 0
+        while True:
+            ended = self.machine.ended(self, 0.1 if on_output else max(0, deadline - time.monotonic()))
+            if on_output and os.path.exists(self.output_path):
+                with open(self.output_path, "rb") as file:
+                    file.seek(at)
+                    news = file.read()
+                    at += len(news)
+                    on_output(news)
+            if ended:
+                return self.status
+            if time.monotonic() >= deadline:
+                raise self.machine.failure(f"a command did not end within {self.limit} s")
+
+
+class Machine:
+    """Not for several threads. `wires` are sockets, one a network interface: the other end is the other machine's."""
+
+    def __init__(self, name, kernel, initramfs, directory, cpus=1, memory_mib=1024, wires=()):
+        self.name = name
+        self.share = os.path.join(directory, name)
+        self.results = os.path.join(self.share, "results")
+        os.makedirs(self.results)
+        self.console_path = os.path.join(directory, name + ".console")
+        self.jobs = 0
+        self.lines = queue.Queue()
+        self.running = {}
+        self.links = []  # of two machines: what joins them
+        nics = []
+        for number, wire in enumerate(wires):
+            nics += ["-netdev", f"socket,id=net{number},fd={wire.fileno()}"]
+            nics += ["-device", f"virtio-net-pci,netdev=net{number},mac={self.mac(number)}"]
+        self.process = subprocess.Popen(
+            [
+                program("qemu-system-x86_64"),
+                *("-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", str(cpus), "-m", str(memory_mib)),
+                *("-nodefaults", "-display", "none", "-no-reboot", "-kernel", kernel, "-initrd", initramfs),
+                *("-append", "console=ttyS0 panic=-1 loglevel=4 net.ifnames=0 mitigations=off"),
+                *("-serial", "file:" + self.console_path),
+                *("-chardev", "stdio,id=control,signal=off", "-serial", "chardev:control"),
+                *("-virtfs", "local,path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap"),
+                *("-virtfs", f"local,path={self.share},mount_tag=share,security_model=none"),
+                *nics,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=[wire.fileno() for wire in wires],
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        self.errors = []
+        self.threads = [
+            threading.Thread(target=self.read_control, daemon=True),
+            threading.Thread(target=self.read_errors, daemon=True),
+        ]
+        for thread in self.threads:
+            thread.start()
+        self.deadline = time.monotonic() + BOOT_S
+
+    def mac(self, number):
+        return f"52:54:00:00:{number:02x}:{sum(map(ord, self.name)) % 256:02x}"
+
+    def read_control(self):
+        for line in self.process.stdout:
+            self.lines.put(line.decode("ascii", "replace").split())
+        self.lines.put(None)
+
+    def read_errors(self):
+        for line in self.process.stderr:
+            self.errors.append(line.decode("utf-8", "replace").rstrip())
+
+    def wait_until_booted(self):
+        while True:
+            line = self.next_line(self.deadline - time.monotonic())
+            if line is None:
+                raise self.failure(f"did not boot within {BOOT_S} s")
+            if line == ["ready"]:
+                return
+
+    def next_line(self, patience):
+        """What the guest says next, None when it says nothing in time."""
+        try:
+            line = self.lines.get(timeout=max(0.001, patience))
+        except queue.Empty:
+            return None
+        if line is None:
+            self.lines.put(None)
+            raise self.failure("ended by itself")
+        return line
+
+    def tell(self, line):
+        try:
+            self.process.stdin.write(line.encode("ascii") + b"\n")
+        except BrokenPipeError:
+            raise self.failure("ended by itself") from None
+
+    def start(self, arguments, limit=60, settings=None, directory="/"):
+        """Starts a program with its arguments (a list), or a shell command (a string)."""
+        self.jobs += 1
+        job = Job(self, self.jobs, limit)
+        if isinstance(arguments, str):
+            arguments = ["/bin/sh", "-c", arguments]
+        lines = [
+            "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root",
+            f"export RESULTS={SHARE}/results ROCE_HOST={self.name}",
+            *(f"export {name}={shlex.quote(value)}" for name, value in (settings or {}).items()),
+            f"cd {shlex.quote(directory)} || exit 126",
+            f"echo $$ >{SHARE}/{job.number}.pid",
+            f"exec setsid -w timeout -k 5 {limit} {shlex.join(arguments)}",
+        ]
+        with open(os.path.join(self.share, f"{job.number}.sh"), "w", encoding="utf-8") as script:
+            script.write("\n".join(lines) + "\n")
+        self.running[job.number] = job
+        self.tell(f"run {job.number}")
+        return job
+
+    def run(self, arguments, limit=60, **options):
+        job = self.start(arguments, limit, **options)
+        job.wait()
+        return job
+
+    def ended(self, job, patience):
+        """Whether the job has ended, for which it waits so many seconds."""
+        deadline = time.monotonic() + patience
+        while job.status is None:
+            line = self.next_line(deadline - time.monotonic())
+            if line is None:
+                return False
+            if line[0] == "ended":
+                other = self.running.pop(int(line[1]))
+                other.status, other.seconds = int(line[2]), time.monotonic() - other.started
+        return True
+
+    def console(self, count=30):
+        try:
+            with open(self.console_path, encoding="utf-8", errors="replace") as file:
+                return [line.rstrip() for line in file.readlines()[-count:]]
+        except OSError:
+            return []
+
+    def failure(self, what):
+        lines = [f"virtual machine {self.name}: {what}", *self.errors]
+        lines += ["the end of its console:", *("  " + line for line in self.console())]
+        return Failure("\n".join(lines))
+
+    def is_running(self):
+        return self.process.poll() is None
+
+    def freeze(self):
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self):
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def kill(self):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def power_off(self):
+        """Gives whether it went off by itself; it is gone in any case."""
+        try:
+            self.tell("off")
+            self.process.wait(POWER_OFF_S)
+            return True
+        except (Failure, subprocess.TimeoutExpired):
+            return False
+        finally:
+            self.kill()

@@ -1,0 +1,265 @@
+// Two of these on two hosts make connection after connection and send messages over each, as NCCL would.
+//
+//   roce-peer --plugin PATH --serve PORT      receives
+//   roce-peer --plugin PATH --call HOST:PORT  sends
+//     --rounds N        connections, one after the other (default 1); the plugin is initialized once
+//     --messages N      over each connection (default 8); 0: until an error ends it
+//     --bytes N         each (default 100000)
+//     --wait-for FILE   there must be such a file before the second connection is made
+//
+// Both ends close as soon as their own work is done, and that is all they do. Every byte is compared. Says what
+// happened, a line each; exit status 0, 1 for wrong data, 3 for a plugin's error, 4 for none within the deadline.
+// In the end it counts descriptors and threads: what it has more of than before it loaded the plugin is a leak.
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+#include "netapi/log.h"
+#include "netapi/plugin.h"
+#include "traffic/content.h"
+#include "traffic/verify.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kDeadline = std::chrono::seconds(60);  // for a connection, or one message
+constexpr auto kRest = std::chrono::microseconds(200);
+constexpr std::size_t kWindow = 4;  // messages under way
+
+struct Ended : std::runtime_error {
+  Ended(int with, const std::string& why) : std::runtime_error(why), status(with) {}
+  int status;
+};
+
+struct Options {
+  std::string plugin, call, wait_for;
+  int serve = 0;
+  int rounds = 1;
+  std::uint64_t messages = 8;
+  std::size_t bytes = 100'000;
+  bool sends() const { return !call.empty(); }
+};
+
+std::size_t entries(const char* directory) {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) ++count;
+  return count;
+}
+
+void say(const std::string& text) {
+  std::printf("%s\n", text.c_str());
+  std::fflush(stdout);
+}
+
+Clock::time_point g_last_progress = Clock::now();
+
+void ok(nccl::Result result, const char* call) {
+  if (result == nccl::Result::kSuccess) return;
+  const std::chrono::duration<double> since = Clock::now() - g_last_progress;
+  char text[200];
+  std::snprintf(text, sizeof text, "error: %s: %s, %.2f s after the last progress", call, netapi::result_name(result),
+                since.count());
+  throw Ended(3, text);
+}
+
+// Polls until it answers true.
+template <typename Poll>
+void wait_for(const char* what, const Poll& poll) {
+  while (!poll()) {
+    if (Clock::now() > g_last_progress + kDeadline) throw Ended(4, std::string("no end of ") + what);
+    std::this_thread::sleep_for(kRest);
+  }
+  g_last_progress = Clock::now();
+}
+
+void fail_errno(const char* what) {
+  throw Ended(2, std::string(what) + ": " + std::strerror(errno));
+}
+
+// The way by which NCCL's bootstrap would carry the handle.
+verbatim::UniqueFd meet(const Options& options) {
+  if (options.sends()) {
+    const std::size_t colon = options.call.rfind(':');
+    addrinfo* found = nullptr;
+    addrinfo wanted{};
+    wanted.ai_socktype = SOCK_STREAM;
+    if (getaddrinfo(options.call.substr(0, colon).c_str(), options.call.substr(colon + 1).c_str(), &wanted, &found) !=
+        0) {
+      throw Ended(2, "no such host: " + options.call);
+    }
+    verbatim::UniqueFd fd;
+    wait_for("meeting the peer", [&] {
+      fd.reset(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      return ::connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0;
+    });
+    freeaddrinfo(found);
+    return fd;
+  }
+  const verbatim::UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(options.serve));
+  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) fail_errno("bind");
+  if (listen(listener.get(), 1) != 0) fail_errno("listen");
+  verbatim::UniqueFd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (fd.get() < 0) fail_errno("accept");
+  g_last_progress = Clock::now();
+  return fd;
+}
+
+class Peer {
+ public:
+  Peer(const Options& options, netapi::Plugin& net, void* context) : options_(options), net_(net), context_(context) {}
+
+  void run_round(int bootstrap, std::uint64_t round) {
+    alignas(8) unsigned char handle[nccl::kNetHandleMaxBytes] = {};
+    void* comm = nullptr;
+    if (options_.sends()) {
+      if (recv(bootstrap, handle, sizeof handle, MSG_WAITALL) != sizeof handle) throw Ended(2, "the peer is gone");
+      wait_for("connect", [&] {
+        ok(net_.connect(context_, 0, handle, &comm), "connect");
+        return comm != nullptr;
+      });
+    } else {
+      void* listen_comm = nullptr;
+      ok(net_.listen(context_, 0, handle, &listen_comm), "listen");
+      if (send(bootstrap, handle, sizeof handle, MSG_NOSIGNAL) != sizeof handle) throw Ended(2, "the peer is gone");
+      wait_for("accept", [&] {
+        ok(net_.accept(listen_comm, &comm), "accept");
+        return comm != nullptr;
+      });
+      ok(net_.close_listen(listen_comm), "closeListen");
+    }
+    exchange(comm, round);
+    ok(options_.sends() ? net_.close_send(comm) : net_.close_recv(comm), "close");
+  }
+
+ private:
+  void exchange(void* comm, std::uint64_t round) {
+    std::vector<unsigned char> memory(kWindow * options_.bytes);
+    void* mhandle = nullptr;
+    ok(net_.reg_mr(comm, memory.data(), memory.size(), nccl::kPtrHost, &mhandle), "regMr");
+    void* requests[kWindow] = {};
+    std::uint64_t posted = 0;
+    std::uint64_t done = 0;
+    const auto all = [&](std::uint64_t count) { return options_.messages != 0 && count == options_.messages; };
+    while (!all(done)) {
+      while (posted - done < kWindow && !all(posted) && post(comm, memory, mhandle, round, posted, requests)) ++posted;
+      if (posted == done) {
+        wait_for("isend", [&] { return post(comm, memory, mhandle, round, posted, requests); });
+        ++posted;
+      }
+      wait_for("a message", [&] {
+        int is_done = 0;
+        int size = -1;
+        ok(net_.test(requests[done % kWindow], &is_done, &size), "test");
+        return is_done != 0;
+      });
+      if (!options_.sends()) check(memory, round, done);
+      if (++done == 1) say("data flows");
+    }
+    ok(net_.dereg_mr(comm, mhandle), "deregMr");
+  }
+
+  bool post(void* comm, std::vector<unsigned char>& memory, void* mhandle, std::uint64_t round, std::uint64_t message,
+            void** requests) {
+    void* data = memory.data() + message % kWindow * options_.bytes;
+    void*& request = requests[message % kWindow];
+    request = nullptr;
+    if (options_.sends()) {
+      verbatim::traffic::Pattern(round, message).produce(data, options_.bytes, 0);
+      ok(net_.isend(comm, data, options_.bytes, 0, mhandle, &request), "isend");
+    } else {
+      std::size_t size = options_.bytes;
+      int tag = 0;
+      ok(net_.irecv(comm, 1, &data, &size, &tag, &mhandle, &request), "irecv");
+    }
+    return request != nullptr;
+  }
+
+  void check(const std::vector<unsigned char>& memory, std::uint64_t round, std::uint64_t message) {
+    const unsigned char* const data = memory.data() + message % kWindow * options_.bytes;
+    std::vector<unsigned char> expected(options_.bytes);
+    verbatim::traffic::Pattern(round, message).produce(expected.data(), expected.size(), 0);
+    if (!std::equal(expected.begin(), expected.end(), data)) {
+      throw Ended(1, "wrong data in message " + std::to_string(message) + " of round " + std::to_string(round));
+    }
+  }
+
+  const Options& options_;
+  netapi::Plugin& net_;
+  void* const context_;
+};
+
+int run(const Options& options) {
+  netapi::Opened opened = netapi::open_plugin(options.plugin);
+  if (opened.plugin == nullptr) throw Ended(2, opened.error);
+  void* context = nullptr;
+  ok(opened.plugin->init(1, {}, &context), "init");
+  const verbatim::UniqueFd bootstrap = meet(options);
+  int status = 0;
+  try {
+    Peer peer(options, *opened.plugin, context);
+    for (int round = 0; round < options.rounds; ++round) {
+      if (round == 1 && !options.wait_for.empty()) {
+        wait_for("waiting for a file", [&] { return std::filesystem::exists(options.wait_for); });
+      }
+      peer.run_round(bootstrap.get(), static_cast<std::uint64_t>(round));
+      say("round " + std::to_string(round) + " done");
+    }
+  } catch (const Ended& ended) {
+    say(ended.what());
+    status = ended.status;
+  }
+  const auto start = Clock::now();
+  ok(opened.plugin->finalize(context), "finalize");
+  const std::chrono::duration<double> took = Clock::now() - start;
+  std::printf("finalize took %.2f s\n", took.count());
+  return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::map<std::string, std::string> given;
+  for (int i = 1; i + 1 < argc; i += 2) given[argv[i]] = argv[i + 1];
+  Options options;
+  options.plugin = given["--plugin"];
+  options.call = given["--call"];
+  options.wait_for = given["--wait-for"];
+  if (given.contains("--serve")) options.serve = std::stoi(given["--serve"]);
+  if (given.contains("--rounds")) options.rounds = std::stoi(given["--rounds"]);
+  if (given.contains("--messages")) options.messages = std::stoul(given["--messages"]);
+  if (given.contains("--bytes")) options.bytes = std::stoul(given["--bytes"]);
+  netapi::set_log_callback([](const netapi::LogLine& line) { say("log: " + line.text); });
+
+  const std::size_t descriptors = entries("/proc/self/fd");
+  int status = 2;
+  try {
+    status = run(options);
+  } catch (const Ended& ended) {
+    say(ended.what());
+    status = ended.status;
+  }
+  netapi::set_log_callback({});
+  std::printf("leaked: %zu descriptors, %zu threads\n", entries("/proc/self/fd") - descriptors,
+              entries("/proc/self/task") - 1);
+  return status;
+}

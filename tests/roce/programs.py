@@ -1,0 +1,88 @@
+"""The programs that the suites run in a machine, and what their output says."""
+
+import os
+import re
+
+from image import Missing
+from report import Wrong, expect
+
+COUNTERS = "/sys/class/infiniband/{device}/ports/1/hw_counters"
+# Whoever polls without a pause takes a processor from the kernel's thread that moves the packets.
+PAUSE = ["--pause", "100"]
+YIELDING = ["nice", "-n", "19"]  # for a program that has no such option
+
+
+class Programs:
+    def __init__(self, build):
+        self.plugin = os.path.join(build, "plugin/libnccl-net-verbatim.so")
+        self.perf = os.path.join(build, "tools/verbatim-perf/verbatim-perf")
+        self.conformance = os.path.join(build, "tests/conformance/conformance")
+        self.lifecycle = os.path.join(build, "tests/lifecycle/lifecycle")
+        self.mutate = os.path.join(build, "tests/support/mutate/libnccl-net-mutate.so")
+        self.peer = os.path.join(build, "tests/roce/roce-peer")
+        self.counted_verbs = os.path.join(build, "tests/support/counted_verbs/libcounted-verbs.so")
+
+    def require(self):
+        absent = [path for path in vars(self).values() if not os.path.exists(path)]
+        if absent:
+            raise Missing(f"not built: {', '.join(absent)}")
+
+    def run_perf(self, operation, *options, plugin=None):
+        return [self.perf, operation, "--plugin", plugin or self.plugin, *PAUSE, *map(str, options)]
+
+
+def counters(machine, device):
+    """What the kernel has counted on a device so far: its own name for a thing to how often."""
+    job = machine.run(f"cd {COUNTERS.format(device=device)} && grep . *")
+    expect(job.status == 0, f"no counters of {device} on {machine.name}: {job.output()}")
+    return {name: int(value) for name, value in re.findall(r"^(\w+):(\d+)$", job.output(), re.M)}
+
+
+def changes(before, after):
+    return {name: after[name] - before[name] for name in after if after[name] != before[name]}
+
+
+def succeed(job):
+    """Waits; gives the output of a command that must not fail."""
+    status = job.wait()
+    if status != 0:
+        meaning = f"did not end within {job.limit} s" if status in (124, 137) else f"exit status {status}"
+        raise Wrong(f"on {job.machine.name}: {meaning}\n{job.output()}")
+    return job.output()
+
+
+def expect_every_byte_right(output):
+    expect(re.search(r"^# Wrong elements +: 0 OK$", output, re.M), output)
+
+
+def wait_until_listening(machine, port, limit=15):
+    condition = f"grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
+    job = machine.run(f"for i in $(seq {limit * 10}); do {condition} && exit 0; sleep 0.1; done; exit 1", limit + 5)
+    expect(job.status == 0, f"nobody listens at port {port} of {machine.name}")
+
+
+def report_googletest(report, title, job):
+    """Each of the program's cases becomes one of ours; so does an end that the cases do not explain."""
+    job.wait()
+    output = job.output()
+    failures = 0
+    details = []
+    for line in output.splitlines():
+        found = re.match(r"\[ +(OK|FAILED|SKIPPED|RUN) +\] (\S+)(?:, where .*)? ?(?:\((\d+) ms\))?$", line)
+        if not found:
+            details.append(line)
+            continue
+        result, name, milliseconds = found.groups()
+        if result == "RUN":
+            details = []
+        elif milliseconds is not None:
+            failures += result == "FAILED"
+            skipped = (details[-1:] or [""])[0] if result == "SKIPPED" else None
+            report.result(result != "FAILED", f"{title}: {name}", "\n".join(details) if result == "FAILED" else "", skipped)
+    ran = re.search(r"^\[==========\] (\d+) tests? from .* ran\.", output, re.M)
+    whole = ran and int(ran[1]) > 0 and (job.status == 0 or failures)
+    report.result(
+        bool(whole),
+        f"{title}: {ran[1] if ran else 'not all'} cases ran ({job.seconds:.0f} s)",
+        "" if whole else f"exit status {job.status}\n" + "\n".join(output.splitlines()[-40:]),
+    )

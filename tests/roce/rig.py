@@ -1,0 +1,87 @@
+"""One machine with a device, or two machines with two links between them."""
+
+import contextlib
+import select
+import socket
+import threading
+
+from machine import Failure, Machine
+
+ONE = """
+set -e
+ip link add d0 type dummy
+ip addr add 10.77.0.1/24 dev d0
+ip link set d0 up
+rdma link add rxe0 type rxe netdev d0
+"""
+TWO = """
+set -e
+for rail in 0 1; do
+  ip addr add 10.77.$rail.{number}/24 dev eth$rail
+  ip addr add fd77:$rail::{number}/64 dev eth$rail nodad
+  ip link set eth$rail up
+  rdma link add rxe$rail type rxe netdev eth$rail
+done
+"""
+
+
+class Link:
+    """A cable between two machines. A frame for which the other end has no room is lost: QEMU's own sockets would wait
+    for a machine that is frozen, and hold up the one that is not."""
+
+    def __init__(self):
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
+        self.ends = [pair[0] for pair in pairs]  # the machines'
+        self.ours = [pair[1] for pair in pairs]
+        self.is_cut = False
+        self.closed = False
+        threading.Thread(target=self.carry, daemon=True).start()
+
+    def carry(self):
+        poll = select.poll()
+        others = {}
+        for number, end in enumerate(self.ours):
+            end.setblocking(False)
+            poll.register(end, select.POLLIN)
+            others[end.fileno()] = (end, self.ours[1 - number])
+        while not self.closed:
+            for number, _ in poll.poll(500):
+                source, target = others[number]
+                with contextlib.suppress(OSError):  # full, or its machine is gone
+                    for _ in range(64):
+                        frame = source.recv(1 << 16)
+                        if not self.is_cut:
+                            target.send(frame)
+
+    def close(self):
+        self.closed = True
+
+
+@contextlib.contextmanager
+def booted(count, kernel, directory):
+    """Gives the machines, with their devices; they go off in the end."""
+    with contextlib.ExitStack() as cleanup:
+        if count == "one":
+            machines = [Machine("a", *kernel, directory, cpus=2, memory_mib=2048)]
+            cleanup.callback(machines[0].kill)
+        else:
+            links = [Link() for _ in range(2)]
+            machines = []
+            for end, name in enumerate("ab"):
+                machines.append(Machine(name, *kernel, directory, wires=[link.ends[end] for link in links]))
+                cleanup.callback(machines[-1].kill)
+            for link in links:
+                cleanup.callback(link.close)
+                for end in link.ends:
+                    end.close()
+            machines[0].links = links
+        for machine in machines:
+            machine.wait_until_booted()
+        for number, machine in enumerate(machines, 1):
+            job = machine.run(ONE if count == "one" else TWO.format(number=number))
+            if job.status != 0:
+                raise machine.failure("no RDMA device:\n" + job.output())
+        yield machines
+        for machine in machines:
+            if machine.is_running() and not machine.power_off():
+                raise Failure(f"virtual machine {machine.name}: did not power off")

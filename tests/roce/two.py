@@ -1,0 +1,309 @@
+"""The suite for two machines, a and b, with two links between them. It judges results and recovery, never speed: on
+one emulated processor two polling programs starve each other."""
+
+import contextlib
+import re
+import time
+
+from programs import changes, counters, expect_every_byte_right, succeed, wait_until_listening
+from report import expect
+
+FIRST_PORT = 7000  # one for each meeting: the last one's rests for a minute
+DEVICES = ("rxe0", "rxe1")
+FAST_TIMEOUT = {"VERBATIM_TIMEOUT": "14"}  # 67 ms an attempt
+LOSSY = {**FAST_TIMEOUT, "VERBATIM_CLOSE_TIMEOUT_MS": "5000"}
+FIRST_RAIL = {"VERBATIM_HCA": "=rxe0"}
+BESIDE = {**FIRST_RAIL, **FAST_TIMEOUT, "VERBATIM_SOCKET_IFNAME": "=eth1"}  # the side channel survives the first link
+# Unlike the standard's, rxe's retry count of 7, the default, means for ever.
+IMPATIENT = {**BESIDE, "VERBATIM_RETRY_CNT": "3"}
+AWAY_S = 3
+CLOSINGS = 50
+# Four attempts of 67 ms, on an emulated processor.
+GIVES_UP_S = 15
+
+
+class Pair:
+    def __init__(self, report, machines, programs):
+        self.report, self.programs = report, programs
+        self.a, self.b = machines
+        self.port = FIRST_PORT
+
+    def on_both(self, command, check=True):
+        outputs = []
+        for machine in (self.a, self.b):
+            job = machine.run(command)
+            expect(job.status == 0 or not check, f"on {machine.name}: {command}\n{job.output()}")
+            outputs.append(job.output())
+        return outputs
+
+    def counters(self):
+        return {(machine.name, device): counters(machine, device) for machine in (self.a, self.b) for device in DEVICES}
+
+    def perf(self, operation, *options, settings=None, settings_b=None, limit=60):
+        """Between the machines, every byte checked. Gives what rank 0 printed."""
+        self.port += 1
+        options = (*options, "--root", f"10.77.1.1:{self.port}", "--nranks", 2, "--token", 5, "--timeout", limit - 5)
+        jobs = []
+        for rank, machine in enumerate((self.a, self.b)):
+            mine = settings_b if rank == 1 and settings_b is not None else settings
+            arguments = self.programs.run_perf(operation, *options, "--rank", rank)
+            jobs.append(machine.start(arguments, limit, settings=mine))
+        outputs = [succeed(job) for job in jobs]
+        expect_every_byte_right(outputs[0])
+        return outputs
+
+    def peers(self, *options, settings=None, settings_a=None, settings_b=None, limit=60):
+        """Starts a receiver on b and a sender on a. Gives both jobs."""
+        self.port += 1
+        arguments = [self.programs.peer, "--plugin", self.programs.plugin]
+        receiver = self.b.start(
+            [*arguments, "--serve", str(self.port), *options], limit, settings={**(settings or {}), **(settings_b or {})}
+        )
+        wait_until_listening(self.b, self.port)
+        sender = self.a.start(
+            [*arguments, "--call", f"10.77.1.2:{self.port}", *options], limit, settings={**(settings or {}), **(settings_a or {})}
+        )
+        return sender, receiver
+
+    def until_both_say(self, text, *jobs):
+        deadline = time.monotonic() + 30
+        while not all(text in job.output() for job in jobs):
+            expect(time.monotonic() < deadline, f"no '{text}':\n" + "\n".join(job.output() for job in jobs))
+            time.sleep(0.2)
+
+    def nothing_is_left(self, machine):
+        """No queue pair, and no memory region, that a process had."""
+        for kind in ("qp", "mr"):
+            output = succeed(machine.start(["rdma", "resource", "show", kind]))
+            left = [line for line in output.splitlines() if "pid" in line]
+            expect(not left, f"left on {machine.name}: {left}")
+
+
+def expect_no_leak(job):
+    expect(re.search(r"^leaked: 0 descriptors, 0 threads$", job.output(), re.M), f"a leak:\n{job.output()}")
+
+
+def expect_error(job, within):
+    """A plugin's error, in so many seconds after the last progress; gives them."""
+    status = job.wait()
+    output = job.output()
+    found = re.search(r"^error: (\w+): (.*), ([\d.]+) s after the last progress$", output, re.M)
+    expect(status == 3 and found, f"exit status {status} on {job.machine.name}:\n{output}")
+    expect(float(found[3]) <= within, f"only after {found[3]} s:\n{output}")
+    expect_no_leak(job)
+    return f"{job.machine.name}: {found[1]} says {found[2]} after {found[3]} s"
+
+
+def check_two_rails(pair):
+    for operation in ("all_reduce", "sendrecv"):
+        with pair.report.case(f"two rails: {operation}, every byte right"):
+            before = pair.counters()
+            pair.perf(operation, "-b", 8, "-e", "128K", "-f", 16, "-n", 2, "-w", 1, "-c", 1, "--channels", 2)
+            for where, counts in pair.counters().items():
+                moved = changes(before[where], counts)
+                expect(moved.get("sent_pkts", 0) > 50, f"hardly a packet from {where}: {moved}")
+
+
+@contextlib.contextmanager
+def lossy_links(pair):
+    """Every link loses 1 % of the packets, and reorders, in both directions."""
+    command = "for d in eth0 eth1; do tc qdisc {} dev $d root {}; done"
+    pair.on_both(command.format("add", "netem delay 2ms reorder 75% 50% loss 1%"))
+    yield
+    pair.on_both(command.format("del", ""))
+
+
+def check_loss(pair):
+    for operation in ("all_reduce", "sendrecv"):
+        with pair.report.case(f"loss: {operation}, every byte right"), lossy_links(pair):
+            before = pair.counters()
+            options = ("-b", "64K", "-e", "256K", "-f", 4, "-n", 2, "-w", 0, "-c", 1, "--channels", 2)
+            pair.perf(operation, *options, settings=LOSSY, limit=90)
+            after = pair.counters()
+            total = {}
+            for where in after:
+                moved = changes(before[where], after[where])
+                pair.report.note(f"{where}: {moved}")
+                for name, count in moved.items():
+                    total[name] = total.get(name, 0) + count
+            for shown in pair.on_both("tc -s qdisc show dev eth0 | grep dropped"):
+                pair.report.note(shown.strip())
+            lost = total.get("rcvd_seq_err", 0) + total.get("completer_retry_err", 0)
+            recovered = total.get("duplicate_request", 0) + total.get("retry_rnr_exceeded_err", 0)
+            expect(lost > 0, f"no packet was missed: {total}")
+            expect(total.get("retry_exceeded_err", 0) == 0, f"not recovered: {total}, {recovered}")
+
+
+def check_closing(pair):
+    with pair.report.case(f"loss: closing {CLOSINGS} times in a row, no error on either side"), lossy_links(pair):
+        options = ("--rounds", str(CLOSINGS), "--messages", "3", "--bytes", "20000")
+        jobs = pair.peers(*options, settings={**LOSSY, **FIRST_RAIL}, limit=90)
+        for job in jobs:
+            output = succeed(job)
+            expect(output.count(" done\n") == CLOSINGS, output)
+            warnings = [line for line in output.splitlines() if re.search(r"fail|error|retry", line, re.I)]
+            expect(not warnings, "\n".join(warnings))
+            expect_no_leak(job)
+        for machine in (pair.a, pair.b):
+            pair.nothing_is_left(machine)
+
+
+def gids(machine, device="rxe0"):
+    """Index to GID, as the kernel writes it."""
+    path = f"/sys/class/infiniband/{device}/ports/1/gids"
+    output = succeed(machine.start(f"cd {path} && grep . * 2>/dev/null | grep -v 0000:0000:0000:0000:0000:0000:0000:0000"))
+    return {gid: int(index) for index, gid in re.findall(r"^(\d+):(\S+)$", output, re.M)}
+
+
+def ipv4_gid(address):
+    high, low = (int.from_bytes(bytes(map(int, address.split(".")))[at : at + 2], "big") for at in (0, 2))
+    return f"0000:0000:0000:0000:0000:ffff:{high:04x}:{low:04x}"
+
+
+def index_of(machine, gid):
+    found = gids(machine)
+    expect(gid in found, f"no GID {gid} on {machine.name}: {found}")
+    return found[gid]
+
+
+def received(machine, family):
+    """Packets of IP (4) or IPv6 (6) that the machine has received."""
+    if family == 6:
+        output = succeed(machine.start("grep Ip6InReceives /proc/net/snmp6"))
+        return int(output.split()[1])
+    output = succeed(machine.start("grep ^Ip: /proc/net/snmp"))
+    names, values = (line.split() for line in output.splitlines())
+    return int(values[names.index("InReceives")])
+
+
+def check_gids(pair):
+    small = ("-b", "256K", "-e", "256K", "-n", 1, "-w", 0, "-c", 1)
+    families = {
+        4: (ipv4_gid("10.77.0.1"), ipv4_gid("10.77.0.2")),
+        6: ("fd77:0000:0000:0000:0000:0000:0000:0001", "fd77:0000:0000:0000:0000:0000:0000:0002"),
+    }
+    for family, addresses in families.items():
+        with pair.report.case(f"GIDs of IPv{family}"):
+            indices = [index_of(machine, gid) for machine, gid in zip((pair.a, pair.b), addresses)]
+            before = received(pair.b, family)
+            settings = [{**FIRST_RAIL, "VERBATIM_GID_INDEX": str(index)} for index in indices]
+            pair.perf("sendrecv", *small, settings=settings[0], settings_b=settings[1])
+            packets = received(pair.b, family) - before
+            pair.report.note(f"indices {indices}; {packets} packets of IPv{family} received")
+            expect(packets > 512, f"only {packets} packets of IPv{family} for two messages of 256 KiB")
+    with pair.report.case("GIDs: other indices on the two hosts"):
+        succeed(pair.b.start("ip addr add 10.77.0.12/24 dev eth0"))
+        indices = [index_of(pair.a, ipv4_gid("10.77.0.1")), index_of(pair.b, ipv4_gid("10.77.0.12"))]
+        expect(indices[0] != indices[1], f"the same index: {indices}")
+        settings = [{**FIRST_RAIL, "VERBATIM_GID_INDEX": str(index)} for index in indices]
+        pair.perf("sendrecv", *small, settings=settings[0], settings_b=settings[1])
+        pair.report.note(f"indices {indices}")
+        succeed(pair.b.start("ip addr del 10.77.0.12/24 dev eth0"))
+
+
+def check_changed_address(pair):
+    with pair.report.case("an address that changes between two connections of a process"):
+        options = ("--rounds", "2", "--wait-for", "/run/changed")
+        sender, receiver = pair.peers(*options, settings=BESIDE)
+        pair.until_both_say("round 0 done", sender, receiver)
+        old = index_of(pair.b, ipv4_gid("10.77.0.2"))
+        succeed(pair.b.start("ip addr del 10.77.0.2/24 dev eth0 && ip addr add 10.77.0.99/24 dev eth0"))
+        new = index_of(pair.b, ipv4_gid("10.77.0.99"))
+        pair.on_both("touch /run/changed")
+        try:
+            for job in (sender, receiver):
+                succeed(job)
+                expect_no_leak(job)
+        finally:
+            pair.b.run("ip addr del 10.77.0.99/24 dev eth0; ip addr add 10.77.0.2/24 dev eth0")
+            pair.on_both("rm -f /run/changed")
+        pair.report.note(f"index {old} before, {new} afterwards")
+
+
+def check_mtus(pair):
+    with pair.report.case("MTUs that differ"):
+        succeed(pair.b.start("ip link set eth0 mtu 4500"))
+        shown = [re.search(r"active_mtu:\s+(\d+)", output)[1] for output in pair.on_both("ibv_devinfo -d rxe0")]
+        expect(shown[0] != shown[1], f"the same MTU: {shown}")
+        before = counters(pair.b, "rxe0")
+        pair.perf("sendrecv", "-b", "64K", "-e", "64K", "-n", 1, "-w", 0, "-c", 1, settings=FIRST_RAIL)
+        moved = changes(before, counters(pair.b, "rxe0"))
+        pair.report.note(f"MTUs {shown}, b sent {moved['sent_pkts']} packets for two messages of 64 KiB")
+        expect(moved["sent_pkts"] > 128, f"more than the smaller MTU in a packet: {moved}")
+        succeed(pair.b.start("ip link set eth0 mtu 1500"))
+
+
+def check_link_loss(pair):
+    with pair.report.case(f"link loss: {AWAY_S} s are bridged by rxe, which with a retry count of 7 retries for ever"):
+        jobs = pair.peers("--messages", "150", settings=BESIDE)
+        pair.until_both_say("data flows", *jobs)
+        before = counters(pair.a, "rxe0")
+        pair.a.links[0].is_cut = True
+        time.sleep(AWAY_S)
+        pair.a.links[0].is_cut = False
+        for job in jobs:
+            succeed(job)
+            expect_no_leak(job)
+        pair.report.note(f"a: {changes(before, counters(pair.a, 'rxe0'))}")
+    with pair.report.case(f"link loss: both ends say so within {GIVES_UP_S} s"):
+        jobs = pair.peers("--messages", "0", settings=IMPATIENT)
+        pair.until_both_say("data flows", *jobs)
+        pair.a.links[0].is_cut = True
+        try:
+            pair.report.note("\n".join([expect_error(job, GIVES_UP_S) for job in reversed(jobs)]))
+            for machine in (pair.a, pair.b):
+                pair.nothing_is_left(machine)
+        finally:
+            pair.a.links[0].is_cut = False
+    with pair.report.case("link loss: a new connection works when the link is back"):
+        pair.perf("sendrecv", "-b", "64K", "-e", "64K", "-n", 1, "-w", 0, "-c", 1, settings=FIRST_RAIL)
+
+
+def check_frozen_peer(pair):
+    with pair.report.case(f"frozen peer: the other end says so within {GIVES_UP_S} s, it itself when it goes on"):
+        sender, receiver = pair.peers("--messages", "0", settings=IMPATIENT, limit=120)
+        pair.until_both_say("data flows", sender, receiver)
+        pair.b.freeze()
+        try:
+            pair.report.note(expect_error(sender, GIVES_UP_S))
+            pair.nothing_is_left(pair.a)
+        finally:
+            pair.b.thaw()
+        pair.report.note(expect_error(receiver, 90))
+        pair.nothing_is_left(pair.b)
+
+
+def check_killed_peer(pair):
+    with pair.report.case("killed process: the other end says so"):
+        sender, receiver = pair.peers("--messages", "0", settings=IMPATIENT)
+        pair.until_both_say("data flows", sender, receiver)
+        succeed(pair.b.start("pkill -KILL roce-peer"))
+        pair.report.note(expect_error(sender, GIVES_UP_S))
+        receiver.wait()
+        for machine in (pair.a, pair.b):
+            pair.nothing_is_left(machine)
+    with pair.report.case(f"killed host: the other end says so within {GIVES_UP_S} s"):
+        sender, receiver = pair.peers("--messages", "0", settings=IMPATIENT)
+        pair.until_both_say("data flows", sender, receiver)
+        pair.b.kill()
+        pair.report.note(expect_error(sender, GIVES_UP_S))
+        pair.nothing_is_left(pair.a)
+
+
+PARTS = {
+    "rails": check_two_rails,
+    "gids": check_gids,
+    "address": check_changed_address,
+    "mtus": check_mtus,
+    "loss": check_loss,
+    "closing": check_closing,
+    "link": check_link_loss,
+    "frozen": check_frozen_peer,
+    "killed": check_killed_peer,
+}
+
+
+def check(report, machines, programs, parts):
+    pair = Pair(report, machines, programs)
+    for part in parts:
+        PARTS[part](pair)
