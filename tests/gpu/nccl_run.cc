@@ -168,6 +168,7 @@ std::string log_path(const Options& options, int rank) {
 
 // Only what concerns identity, transport and log is set here; every other variable of NCCL passes from the caller.
 void set_rank_environment(const Options& options, int rank) {
+  setenv("NCCL_SET_THREAD_NAME", "1", 1);  // the progress threads are found by theirs
   setenv("NCCL_HOSTID", ("verbatim-rank-" + std::to_string(rank)).c_str(), 1);
   setenv("NCCL_NET", options.net.c_str(), 1);
   setenv("NCCL_NET_PLUGIN", options.net == "Verbatim" ? "verbatim" : "none", 1);
