@@ -70,7 +70,7 @@ std::string Watchdog::pending() const {
     if (count++ < kListed) list += "\n  " + name_(i);
   }
   if (count > kListed) list += "\n  and " + std::to_string(count - kListed) + " more";
-  const std::string stands = what_ + ": no progress for " + std::to_string(limit_s_) + " s";
+  std::string stands = what_ + ": no progress for " + std::to_string(limit_s_) + " s";
   if (done_.empty()) return stands;
   return stands + ", " + std::to_string(count) + " of " + std::to_string(done_.size()) + " operations pending:" + list;
 }

@@ -61,7 +61,8 @@ std::vector<Fault> parse_fault(const std::string& text) {
     } else if (key == "at" && fault.kind == FaultKind::kInvalidList && (value == "local" || value == "peer")) {
       at = value;
     } else {
-      throw std::invalid_argument("--inject " + text + ": '" + word + "' is not understood");
+      throw std::invalid_argument(
+          std::string("--inject ").append(text).append(": '").append(word).append("' is not understood"));
     }
   }
   fault.in_flight = at == "peer";
