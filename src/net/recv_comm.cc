@@ -529,6 +529,8 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
   const std::uint64_t* const posted = &comm.posted_[index];
   if (request.sizes == wire::SizeSource::kByteCount) return comm.refuse_size();  // of several members it tells nothing
   const std::uint32_t group_size = request.group_size;
+  int nobody_asked[wire::kMaxGroup];
+  if (sizes == nullptr) sizes = nobody_asked;
   std::uint64_t bytes = 0;
   if (request.sizes == wire::SizeSource::kRecord) {
     const std::uint64_t* const told = &comm.record().size[index];
@@ -536,12 +538,12 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
       const std::uint64_t size = __atomic_load_n(&told[i], __ATOMIC_RELAXED);  // the peer may write it any time
       if (size > posted[i]) return comm.refuse_size();
       bytes += size;
-      if (sizes != nullptr) sizes[i] = narrow(size);
+      sizes[i] = narrow(size);
     }
   } else {  // those of the receive itself
     for (std::uint32_t i = 0; i < group_size; ++i) {
       bytes += posted[i];
-      if (sizes != nullptr) sizes[i] = narrow(posted[i]);
+      sizes[i] = narrow(posted[i]);
     }
   }
   if (!request.silent) comm.carried_.bytes += bytes;

@@ -85,9 +85,10 @@ void agree(ranks::Link& link, const Options& options, const Input& input) {
         what += ", row " + std::to_string(first_difference(theirs, ours));
         theirs = ours = "another expert";
       }
-      throw ranks::Failure("rank " + std::to_string(rank) + " disagrees with rank 0 about the " + what +
-                               (theirs == ours ? "" : ": " + theirs + " there, " + ours + " here"),
-                           ranks::ExitStatus::kUsage);
+      std::string disagreement = "rank " + std::to_string(rank) + " disagrees with rank 0 about the ";
+      disagreement += what;
+      if (theirs != ours) disagreement.append(": ").append(theirs).append(" there, ").append(ours).append(" here");
+      throw ranks::Failure(disagreement, ranks::ExitStatus::kUsage);
     }
     throw ranks::Failure("rank " + std::to_string(rank) + " disagrees with rank 0", ranks::ExitStatus::kUsage);
   }
