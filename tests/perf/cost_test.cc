@@ -156,6 +156,21 @@ TEST_F(Cost, CountsInstructionsTheSameEachTime) {
   }
 }
 
+// A third of what NCCL's own transport takes (README).
+TEST_F(Cost, AMessageKeepsToItsInstructions) {
+  if (!has_valgrind()) GTEST_SKIP() << "no valgrind here";
+  const Json subjects = measure(
+      {"--plugin", setting("PERF_PLUGIN"), "--sizes", "128K", "--groups", "1,8", "--qps", "1", "--connections", "0"});
+  ASSERT_EQ(1U, subjects.size());
+  const Json& subject = subjects[0];
+  ASSERT_EQ(2U, subject["cells"].size());
+  EXPECT_GE(410, subject["cells"][0]["instructions"]["plugin"]) << subject["cells"][0];
+  EXPECT_GE(210, subject["cells"][1]["instructions"]["plugin"]) << subject["cells"][1];
+  EXPECT_GE(36, subject["instructions_test_in_vain"]["plugin"]);
+  EXPECT_GE(25, subject["instructions_send_in_vain"]["plugin"]);
+  for (const Json& cell : subject["cells"]) EXPECT_GE(20, cell["instructions"]["libc"]) << cell;
+}
+
 TEST_F(Cost, OfNoPluginIsRefused) {
   EXPECT_EQ(kUsage, run({"cost", "--sizes", "8"}).status);
   EXPECT_EQ(kUsage, run({"cost", "--plugin", setting("PERF_PLUGIN"), "--sizes", "eight"}).status);
