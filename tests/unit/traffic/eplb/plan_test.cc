@@ -239,11 +239,23 @@ TEST(PlanningTime, OfDeepSeekV3IsFarBelowFiftyMilliseconds) {
   }
 }
 
+// Turn about, so that a machine that grows slower does so for both; the best of each, so that what interrupts does not
+// count. A machine that is busy all the time gets further rounds: what is not linear fails them all.
 TEST(PlanningTime, DoublesWithTheRows) {
-  // Both in the nearest cache: what grows is the work.
-  const double once = best_plan_ms(make_workload({Policy::kShuffle, 8, 256, 32, 58, 1}));
-  const double twice = best_plan_ms(make_workload({Policy::kShuffle, 8, 512, 64, 58, 1}));
-  EXPECT_LE(twice, 2.2 * once) << once << " ms, then " << twice << " ms";
+  const Workload small = make_workload({Policy::kShuffle, 8, 256, 32, 58, 1});
+  const Workload large = make_workload({Policy::kShuffle, 8, 512, 64, 58, 1});
+  double once = 0;
+  double twice = 0;
+  for (int round = 0; round < 8; ++round) {
+    once = plan_ms(small);
+    twice = plan_ms(large);
+    for (int i = 0; i < 20; ++i) {
+      once = std::min(once, plan_ms(small));
+      twice = std::min(twice, plan_ms(large));
+    }
+    if (twice <= 2.2 * once) return;
+  }
+  ADD_FAILURE() << once << " ms, then " << twice << " ms";
 }
 
 }  // namespace
