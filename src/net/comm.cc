@@ -72,13 +72,22 @@ bool Comm::uses(const ibv_cq& cq) const {
                      [&](const UniqueCq& own) { return own.get() == &cq; });
 }
 
-bool Comm::qps_stand() const {
-  return std::all_of(endpoint_.qps().begin(), endpoint_.qps().end(), [&](const EndpointQp& end) {
+ibv_qp_state Comm::qp_state() const {
+  ibv_qp_state found = IBV_QPS_RTS;
+  for (const EndpointQp& end : endpoint_.qps()) {
     ibv_qp_attr now{};
     ibv_qp_init_attr made{};
     const Verbs& verbs = endpoint_.ports()[end.device]->device->verbs();
-    return verbs.query_qp(end.qp.get(), &now, IBV_QP_STATE, &made) == 0 && now.qp_state != IBV_QPS_ERR;
-  });
+    if (verbs.query_qp(end.qp.get(), &now, IBV_QP_STATE, &made) != 0) return IBV_QPS_UNKNOWN;
+    if (now.qp_state == IBV_QPS_ERR) return now.qp_state;
+    if (found == IBV_QPS_RTS) found = now.qp_state;
+  }
+  return found;
+}
+
+bool Comm::qps_stand() const {
+  const ibv_qp_state state = qp_state();
+  return state != IBV_QPS_ERR && state != IBV_QPS_UNKNOWN;
 }
 
 void Comm::abort() {
@@ -95,14 +104,15 @@ void Comm::abort() {
     return fail(ErrorKind::kSystem, "device",
                 [&] { return "the device reported a fatal event on " + endpoint_.describe_path(0); });
   }
-  const bool ended = (signals & static_cast<std::uint32_t>(CommSignal::kVerdict)) != 0;
+  const bool condemned = (signals & static_cast<std::uint32_t>(CommSignal::kCondemned)) != 0;
+  const bool ended = condemned || (signals & static_cast<std::uint32_t>(CommSignal::kPeerFailed)) != 0;
   const bool gave_up = (signals & static_cast<std::uint32_t>(CommSignal::kPeerGaveUp)) != 0;
   const bool gone = gave_up || (signals & static_cast<std::uint32_t>(CommSignal::kPeerGone)) != 0;
   if (!starved && !ended && (gone ? quiet() : !needs_peer())) return;
   // The news came by TCP: what the peer did before it may still be under way.
   const std::uint64_t now = monotonic_ns();
   if (peer_end_seen_ns_ == 0) peer_end_seen_ns_ = now;
-  if (now - peer_end_seen_ns_ < kLastArrivalsNs) return;
+  if (!condemned && now - peer_end_seen_ns_ < kLastArrivalsNs) return;
   if (ended) {
     return fail(verdict_kind_, "peer",
                 [&] { return std::string(verdict_.data()) + ", on " + endpoint_.describe_path(0); });

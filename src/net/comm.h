@@ -21,6 +21,7 @@
 #include "net/memory.h"
 #include "net/request.h"
 #include "net/stats.h"
+#include "net/watched.h"
 #include "wire/notice.h"
 
 namespace verbatim {
@@ -33,8 +34,9 @@ enum class CommSignal : std::uint32_t {
   kPeerClosed = 0x1,    // in peace
   kPeerGone = 0x2,      // without a word
   kDeviceFailed = 0x4,  // ours
-  kVerdict = 0x8,       // the connection has ended, whatever is outstanding, with the error passed before
+  kPeerFailed = 0x8,    // with the verdict passed before
   kPeerGaveUp = 0x10,   // its owner closed it with work outstanding
+  kCondemned = 0x20,    // by our control thread, with the verdict passed before
 };
 
 enum class CommKind : std::uint8_t { kSend, kRecv };
@@ -84,6 +86,18 @@ class Comm {
   // What the connection has carried; not while the data path runs.
   virtual Carried carried() const = 0;
   ConnectionStats stats() const;
+
+  // The control thread looks on: this end as it is now, but for what only time tells; qp_state, which asks the device.
+  virtual wire::View view() const = 0;
+  // What the application has done since the last call.
+  struct Marks {
+    bool waits = false;  // called isend and was refused
+    bool polls = false;  // tested in vain
+  };
+  virtual Marks take_marks() = 0;
+  // That of a QP in error, else of the first that is not in RTS.
+  ibv_qp_state qp_state() const;
+
   // Stops all work at once: the buffers are the caller's again.
   void abort();
 
@@ -165,6 +179,8 @@ class Comm {
   }
   // Whether the peer, or the device, is known to take nothing any more.
   bool doomed() const { return (attention() & kSignals & ~static_cast<std::uint32_t>(CommSignal::kPeerClosed)) != 0; }
+
+  Watched<bool> polled_;  // something was tested in vain
 
   // A member, not a local array: calls that find nothing then save no registers.
   ibv_wc completions_[kPollBatch];

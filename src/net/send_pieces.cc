@@ -97,7 +97,7 @@ void SendComm::continue_posting() {
   while (posting_.part < posting_.parts) {
     const std::uint32_t queue_index = (posting_.first_queue + posting_.part) % queue_count_;
     SendQueue& queue = queues_[queue_index];
-    const std::uint32_t room = std::min(kBatch, queue.free);
+    const std::uint32_t room = std::min<std::uint32_t>(kBatch, queue.free);
     std::uint32_t count = 0;
     bool part_done = false;
     while (count < room && !part_done) {
