@@ -1,5 +1,7 @@
 #include "net/comm.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -7,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "net/control.h"
 #include "net/net.h"
 #include "verbs/errors.h"
 
@@ -31,6 +34,7 @@ wire::Hello Comm::hello() const {
   hello.control_address = reinterpret_cast<std::uint64_t>(written_by_peer());
   hello.capabilities = capabilities();
   hello.host = context_.host_name();
+  hello.pid = static_cast<std::uint32_t>(::getpid());
   endpoint_.describe(hello);
   for (std::size_t i = 0; i < hello.devices.size(); ++i) hello.devices[i].control_rkey = control_.rkey(i);
   return hello;
@@ -91,15 +95,24 @@ void Comm::abort() {
     return fail(ErrorKind::kSystem, "device",
                 [&] { return "the device reported a fatal event on " + endpoint_.describe_path(0); });
   }
-  const bool gone = (signals & static_cast<std::uint32_t>(CommSignal::kPeerGone)) != 0;
-  if (!starved && (gone ? quiet() : !needs_peer())) return;
+  const bool ended = (signals & static_cast<std::uint32_t>(CommSignal::kVerdict)) != 0;
+  const bool gave_up = (signals & static_cast<std::uint32_t>(CommSignal::kPeerGaveUp)) != 0;
+  const bool gone = gave_up || (signals & static_cast<std::uint32_t>(CommSignal::kPeerGone)) != 0;
+  if (!starved && !ended && (gone ? quiet() : !needs_peer())) return;
   // The news came by TCP: what the peer did before it may still be under way.
   const std::uint64_t now = monotonic_ns();
   if (peer_end_seen_ns_ == 0) peer_end_seen_ns_ = now;
   if (now - peer_end_seen_ns_ < kLastArrivalsNs) return;
+  if (ended) {
+    return fail(verdict_kind_, "peer",
+                [&] { return std::string(verdict_.data()) + ", on " + endpoint_.describe_path(0); });
+  }
   fail(ErrorKind::kRemote, "peer", [&] {
-    return (gone ? "the peer's process ended, or gave up, without closing " : "the peer has closed ") +
-           endpoint_.describe_path(0) + " while we wait for it";
+    return "the peer " + endpoint_.peer_name() +
+           (gave_up ? " has given up"
+            : gone  ? " has ended without closing"
+                    : " has closed") +
+           " a connection that we wait for: " + endpoint_.describe_path(0);
   });
 }
 
@@ -109,6 +122,18 @@ void Comm::abort() {
   error_ = {kind, 0, operation};
   set_attention(kFailed);
   return true;
+}
+
+void Comm::pass_verdict(ErrorKind kind, std::string_view why) {
+  verdict_kind_ = kind;
+  const std::size_t bytes = std::min(why.size(), verdict_.size() - 1);
+  std::copy_n(why.begin(), bytes, verdict_.begin());
+  verdict_[bytes] = '\0';
+}
+
+void Comm::tell_peer() noexcept {
+  failed_.store(true, std::memory_order_release);
+  if (watcher_ != nullptr) watcher_->wake();
 }
 
 void Comm::log_failure(const std::string& what) {

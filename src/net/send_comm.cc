@@ -205,7 +205,9 @@ inline void SendComm::point_at(std::uint32_t member) {
 // Something asks for attention: whether the comm is sound and no message waits for room any more.
 [[gnu::cold]] bool SendComm::may_send() {
   if (posting_.active) progress();
-  return error() == nullptr && !posting_.active;
+  // What would be posted now could never be acknowledged.
+  if (doomed()) hear_signals(true);
+  return error() == nullptr && !posting_.active && !doomed();
 }
 
 // Whether all CTS entries of the group at the head are there; if so `group_` holds it.
