@@ -16,6 +16,7 @@
 #include "base/fd.h"
 #include "base/result.h"
 #include "net/endpoint.h"
+#include "net/failure.h"
 #include "net/memory.h"
 #include "net/request.h"
 #include "net/stats.h"
@@ -53,6 +54,12 @@ class Comm {
   // Any thread: the data path sees it at its next progress.
   void raise(CommSignal signal) { attention_.fetch_or(static_cast<std::uint32_t>(signal), std::memory_order_release); }
 
+  // The same for what ended the device, or a queue of ours.
+  void raise(ibv_event_type event) {
+    event_.store(event, std::memory_order_relaxed);
+    raise(CommSignal::kDeviceFailed);
+  }
+
   bool uses(const Device& device) const;
   bool uses(const ibv_qp& qp) const;
   bool uses(const ibv_cq& cq) const;
@@ -66,6 +73,8 @@ class Comm {
   virtual bool needs_peer() const = 0;
   // What the connection has carried; not while the data path runs.
   virtual Carried carried() const = 0;
+  // Of that, what is known to be over.
+  virtual Delivered delivered() const = 0;
   ConnectionStats stats() const;
   // Stops all work at once: the buffers are the caller's again.
   void abort();
@@ -112,11 +121,9 @@ class Comm {
       log_failure_without_memory();
     }
   }
-  // The same for a completion that reports a failure. `operation` answers what the work request was for.
-  template <typename Operation>
-  void fail_completion(const ibv_wc& completion, std::size_t qp, Operation operation) noexcept {
-    fail(ErrorKind::kRemote, "completion", [&] { return describe_completion(completion, qp, operation()); });
-  }
+  // The same for a completion that reports a failure. It is logged when everything that came with it has been taken
+  // in: what was flushed is a number in that line, and a cause takes the place of what only follows from it.
+  void fail_completion(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept;
   void fail_post(const char* operation, int returned, std::size_t qp) noexcept;
 
   // Completions taken from a queue at a time.
@@ -137,6 +144,15 @@ class Comm {
       broken = broken || count < 0;
     }
     if (broken) fail_poll();
+    if (unreported_) {
+      for (const UniqueCq& cq : endpoint_.cqs()) {
+        int count = 0;
+        while ((count = ibv_poll_cq(cq.get(), kPollBatch, completions_)) > 0) {
+          for (int i = 0; i < count; ++i) complete(completions_[i]);
+        }
+      }
+      report_completion();
+    }
     if (all) hear_signals(false);
   }
   // Only when everything that has arrived was taken in: the completion queues were found empty. `starved`: the caller
@@ -157,7 +173,10 @@ class Comm {
   bool begin_failure(ErrorKind kind, const char* operation) noexcept;
   static void log_failure(const std::string& what);
   static void log_failure_without_memory();
-  std::string describe_completion(const ibv_wc& completion, std::size_t qp, const std::string& operation) const;
+  void report_completion() noexcept;
+  PathFacts facts(std::size_t qp) const;
+  std::string describe_event() const;
+  bool await_event() const;
   void fail_poll() noexcept;
 
   ibv_cq* const first_cq_;
@@ -166,6 +185,15 @@ class Comm {
   const CommKind kind_;
   std::uint64_t peer_end_seen_ns_ = 0;
   Error error_;
+  // The completion that failed, until it is reported.
+  struct {
+    ibv_wc completion;
+    std::size_t qp;
+    FailedWork work;
+  } failed_ = {};
+  bool unreported_ = false;
+  std::uint64_t flushed_ = 0;                              // work requests that ended with it
+  std::atomic<ibv_event_type> event_{IBV_EVENT_COMM_EST};  // what kDeviceFailed stands for
   UniqueFd side_channel_;
 };
 

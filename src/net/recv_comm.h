@@ -48,6 +48,7 @@ class RecvComm final : public Comm {
   static ErrorKind test_flush(Request& request, int* done) noexcept;
 
   Carried carried() const override;
+  Delivered delivered() const override;
   bool quiet() const override { return !needs_peer() && flush_.quiet(); }
   bool needs_peer() const override;
 
