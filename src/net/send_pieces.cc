@@ -78,7 +78,7 @@ void SendComm::post_stripes(std::uint32_t member) {
     if (count == 1) {
       work.wr_id = wr_id;
       work.imm_data = htonl(wire::encode_immediate(immediate));
-      --queue.free;
+      queue.free -= 1;
       ibv_send_wr* refused;
       const int returned = ibv_post_send(queue.qp, &work, &refused);
       if (returned != 0) fail_post("ibv_post_send", returned, used);
