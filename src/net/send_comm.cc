@@ -285,7 +285,11 @@ bool SendComm::open_group(std::uint32_t index) {
   move_head(head + group_.group_size);
   bytes_ += group_.bytes;
   if (group_.bytes >= complex_bytes_ || group_.empty || queue.free < group_.group_size + 2) {
-    start_posting(member, group_.group_size);
+    if (stripes_at_once()) {
+      post_stripes(member);
+    } else {
+      start_posting(member, group_.group_size);
+    }
     return ErrorKind::kNone;
   }
   const std::uint32_t count = close_group(queue, group_.group_size, member, group_.bytes == group_.room);
