@@ -18,6 +18,7 @@
 #include "base/fd.h"
 #include "base/result.h"
 #include "net/endpoint.h"
+#include "net/failure.h"
 #include "net/memory.h"
 #include "net/request.h"
 #include "net/stats.h"
@@ -70,7 +71,14 @@ class Comm {
   // Who is told of a failure, so that the peer hears of it: set before the data path runs.
   void set_watcher(const ControlThread* watcher) { watcher_ = watcher; }
   // How this end failed, nullptr while it has not. Any thread.
-  const std::string* failure_text() const { return failed_.load(std::memory_order_acquire) ? &failure_text_ : nullptr; }
+  const std::string* failure_text() const {
+    return failure_told_.load(std::memory_order_acquire) ? &failure_text_ : nullptr;
+  }
+  // The same for what ended the device, or a queue of ours.
+  void raise(ibv_event_type event) {
+    event_.store(event, std::memory_order_relaxed);
+    raise(CommSignal::kDeviceFailed);
+  }
 
   bool uses(const Device& device) const;
   bool uses(const ibv_qp& qp) const;
@@ -85,6 +93,8 @@ class Comm {
   virtual bool needs_peer() const = 0;
   // What the connection has carried; not while the data path runs.
   virtual Carried carried() const = 0;
+  // Of that, what is known to be over.
+  virtual Delivered delivered() const = 0;
   ConnectionStats stats() const;
 
   // The control thread looks on: this end as it is now, but for what only time tells; qp_state, which asks the device.
@@ -138,18 +148,14 @@ class Comm {
   void fail(ErrorKind kind, const char* operation, Describe describe) noexcept {
     if (!begin_failure(kind, operation)) return;
     try {
-      failure_text_ = describe();
-      log_failure(failure_text_);
+      report(describe());
     } catch (...) {
-      log_failure_without_memory();
+      report_without_memory();
     }
-    tell_peer();
   }
-  // The same for a completion that reports a failure. `operation` answers what the work request was for.
-  template <typename Operation>
-  void fail_completion(const ibv_wc& completion, std::size_t qp, Operation operation) noexcept {
-    fail(ErrorKind::kRemote, "completion", [&] { return describe_completion(completion, qp, operation()); });
-  }
+  // The same for a completion that reports a failure. It is logged when everything that came with it has been taken
+  // in: what was flushed is a number in that line, and a cause takes the place of what only follows from it.
+  void fail_completion(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept;
   void fail_post(const char* operation, int returned, std::size_t qp) noexcept;
 
   // Completions taken from a queue at a time.
@@ -170,6 +176,15 @@ class Comm {
       broken = broken || count < 0;
     }
     if (broken) fail_poll();
+    if (unreported_) {
+      for (const UniqueCq& cq : endpoint_.cqs()) {
+        int count = 0;
+        while ((count = ibv_poll_cq(cq.get(), kPollBatch, completions_)) > 0) {
+          for (int i = 0; i < count; ++i) complete(completions_[i]);
+        }
+      }
+      report_completion();
+    }
     if (all) hear_signals(false);
   }
   // Only when everything that has arrived was taken in: the completion queues were found empty. `starved`: the caller
@@ -192,9 +207,13 @@ class Comm {
   void obey_signals(bool starved) noexcept;
   // Whether this is the first failure.
   bool begin_failure(ErrorKind kind, const char* operation) noexcept;
-  static void log_failure(const std::string& what);
-  static void log_failure_without_memory();
-  std::string describe_completion(const ibv_wc& completion, std::size_t qp, const std::string& operation) const;
+  // Logs it and has the peer told.
+  void report(std::string what) noexcept;
+  void report_without_memory() noexcept;
+  void report_completion() noexcept;
+  PathFacts facts(std::size_t qp) const;
+  std::string describe_event() const;
+  bool await_event() const;
   void fail_poll() noexcept;
   void tell_peer() noexcept;
 
@@ -205,10 +224,19 @@ class Comm {
   std::uint64_t peer_end_seen_ns_ = 0;
   Error error_;
   std::string failure_text_;
-  std::atomic<bool> failed_{false};  // the text stands
+  std::atomic<bool> failure_told_{false};  // the text stands
   const ControlThread* watcher_ = nullptr;
   ErrorKind verdict_kind_ = ErrorKind::kRemote;
   std::array<char, wire::kMaxFailureText + 128> verdict_{};  // a peer's text, and who said it
+  // The completion that failed, until it is reported.
+  struct {
+    ibv_wc completion;
+    std::size_t qp;
+    FailedWork work;
+  } failed_ = {};
+  bool unreported_ = false;
+  std::uint64_t flushed_ = 0;                              // work requests that ended with it
+  std::atomic<ibv_event_type> event_{IBV_EVENT_COMM_EST};  // what kDeviceFailed stands for
   UniqueFd side_channel_;
 };
 

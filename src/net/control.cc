@@ -122,9 +122,9 @@ Status ControlThread::watch(Comm& comm) {
   comm.set_watcher(this);
   if (connections_.size() == 1) wake();  // so that the beats begin
   for (std::size_t i = 0; i < devices_.size(); ++i) {
-    if (device_failed_[i] && comm.uses(*devices_[i])) comm.raise(CommSignal::kDeviceFailed);
+    if (device_failed_[i] && comm.uses(*devices_[i])) comm.raise(IBV_EVENT_DEVICE_FATAL);
   }
-  if (unknown_failed_ && !comm.qps_stand()) comm.raise(CommSignal::kDeviceFailed);
+  if (unknown_failed_ && !comm.qps_stand()) comm.raise(IBV_EVENT_QP_FATAL);
   return {};
 }
 
@@ -273,7 +273,7 @@ void ControlThread::tell(const ibv_async_event& event, std::size_t device) {
   for (const auto& [fd, connection] : connections_) {
     Comm& comm = *connection.comm;
     if (!(ends_qp(event.event_type) ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
-    comm.raise(CommSignal::kDeviceFailed);
+    comm.raise(event.event_type);
     known = true;
   }
   if (!known) unknown_failed_ = true;
@@ -282,7 +282,7 @@ void ControlThread::tell(const ibv_async_event& event, std::size_t device) {
 void ControlThread::fail_device(std::size_t index) {
   device_failed_[index] = true;
   for (const auto& [fd, connection] : connections_) {
-    if (connection.comm->uses(*devices_[index])) connection.comm->raise(CommSignal::kDeviceFailed);
+    if (connection.comm->uses(*devices_[index])) connection.comm->raise(IBV_EVENT_DEVICE_FATAL);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 
@@ -415,11 +416,23 @@ void RecvComm::complete(const ibv_wc& completion) {
 }
 
 [[gnu::cold]] void RecvComm::fail_receive(const ibv_wc& completion) {
-  const bool flush = (completion.wr_id & kFlushWorkBit) != 0;
-  const char* const operation = flush                                    ? "flushing a GPU buffer"
-                                : (completion.wr_id & kReceiveWork) != 0 ? "receiving"
-                                                                         : "announcing a receive buffer (CTS)";
-  fail_completion(completion, flush ? 0 : completion.wr_id & 0xffff, [&] { return std::string(operation); });
+  if ((completion.wr_id & kFlushWorkBit) != 0) {
+    return fail_completion(completion, 0, {.doing = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true});
+  }
+  std::uint64_t bytes = 0;  // that are due
+  for (std::uint32_t member = oldest_member_; member != next_member_;) {
+    const RecvRequest& request = requests_[wire::ring_index(member)];
+    const std::uint64_t* const posted = &posted_[wire::ring_index(member)];
+    if (request.state == RequestState::kPending) bytes = std::accumulate(posted, posted + request.group_size, bytes);
+    member += request.group_size;
+  }
+  FailedWork work{.doing = "waiting for messages, none of which was due,", .bytes = std::nullopt};
+  if ((completion.wr_id & kReceiveWork) == 0) work.doing = "announcing a receive (CTS)";
+  if (bytes != 0) {
+    work.bytes = bytes;
+    work.doing = (completion.wr_id & kReceiveWork) != 0 ? "receiving" : "announcing receive buffers (CTS) of";
+  }
+  fail_completion(completion, completion.wr_id & 0xffff, work);
 }
 
 [[gnu::noinline]] void RecvComm::progress() {
@@ -560,6 +573,15 @@ wire::View RecvComm::view() const {
   view.outstanding = static_cast<std::uint32_t>(groups_posted_ - arrived);
   if (silent_posted_) view.flags |= wire::View::kOptional;
   return view;
+}
+
+Delivered RecvComm::delivered() const {
+  Delivered delivered{carried().messages, bytes_, cts_left_ != 0};
+  for (const RecvRequest& request : requests_) {
+    if (request.state == RequestState::kPending) delivered.messages -= request.group_size;
+  }
+  delivered.heard_peer = delivered.heard_peer || delivered.messages != 0;
+  return delivered;
 }
 
 Carried RecvComm::carried() const {

@@ -50,6 +50,7 @@ class RecvComm final : public Comm {
   Carried carried() const override;
   wire::View view() const override;
   Marks take_marks() override { return {.waits = false, .polls = polled_.take()}; }
+  Delivered delivered() const override;
   bool quiet() const override { return !needs_peer() && flush_.quiet(); }
   bool needs_peer() const override;
 

@@ -492,14 +492,22 @@ inline ErrorKind SendComm::retire(SendRequest& request, int* done, int* sizes) n
   if (posting_.active && error() == nullptr) continue_posting();
 }
 
+Delivered SendComm::delivered() const {
+  Delivered delivered{head_, bytes_, head_ != 0 || ready(head_entry_, static_cast<std::uint32_t>(head_))};
+  for (const SendRequest& request : requests_) {
+    if (request.state != RequestState::kPending) continue;
+    --delivered.messages;
+    delivered.bytes -= request.bytes;
+  }
+  return delivered;
+}
+
 [[gnu::cold]] void SendComm::fail_send(const ibv_wc& completion) {
-  fail_completion(completion, completion.wr_id >> 16 & 0xffff, [&] {
-    const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
-    const std::uint32_t members = (completion.wr_id & kSendAlone) != 0 ? 1 : requests_[index].group_size;
-    std::uint64_t bytes = 0;
-    for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
-    return "sending " + std::to_string(bytes) + " bytes";
-  });
+  const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
+  const std::uint32_t members = (completion.wr_id & kSendAlone) != 0 ? 1 : requests_[index].group_size;
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
+  fail_completion(completion, completion.wr_id >> 16 & 0xffff, {.doing = "sending", .bytes = bytes});
 }
 
 }  // namespace verbatim

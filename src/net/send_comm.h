@@ -35,6 +35,7 @@ class SendComm final : public Comm {
   static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
 
   Carried carried() const override { return {.messages = head_, .bytes = bytes_, .groups = {}, .optional = 0}; }
+  Delivered delivered() const override;
   bool quiet() const override;
   // A send that is under way needs only its acknowledgement.
   bool needs_peer() const override { return false; }
