@@ -104,4 +104,8 @@ void report_verbs(int fd) {
   counters().report_fd = fd;
 }
 
+verbatim::test::FailNth& failing_verb() {
+  return counters().fail;
+}
+
 }  // namespace conformance

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "support/fail_nth.h"
+
 namespace conformance {
 
 struct Census {
@@ -33,5 +35,7 @@ long verbs_paths(std::uint8_t traffic_class);
 long verbs_paths();
 // From now on what is destroyed is named on this descriptor.
 void report_verbs(int fd);
+// The verb that is to fail.
+verbatim::test::FailNth& failing_verb();
 
 }  // namespace conformance
