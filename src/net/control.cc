@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <csignal>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -16,6 +18,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "net/comm.h"
+#include "net/dump.h"
 
 namespace verbatim {
 namespace {
@@ -24,7 +27,10 @@ constexpr int kEventBatch = 32;
 // epoll's user data tells descriptors of connections from the rest.
 constexpr std::uint64_t kWakeMark = std::uint64_t{1} << 32;
 constexpr std::uint64_t kDeviceMark = std::uint64_t{2} << 32;
+constexpr std::uint64_t kStateMark = std::uint64_t{3} << 32;
 constexpr std::uint64_t kLowMask = 0xffffffff;
+constexpr int kUnsentRetryMs = 10;
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 Status add_to_epoll(const UniqueFd& epoll, int fd, std::uint64_t mark) {
   epoll_event event{};
@@ -47,8 +53,9 @@ bool ends_cq(ibv_event_type type) {
 
 }  // namespace
 
-Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std::unique_ptr<Device>> devices) {
-  std::unique_ptr<ControlThread> control(new ControlThread(devices));
+Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std::unique_ptr<Device>> devices,
+                                                            const ControlSettings& settings) {
+  std::unique_ptr<ControlThread> control(new ControlThread(devices, settings));
   control->epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
   if (!control->epoll_) return system_error("epoll_create1", errno);
   control->wake_ = UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
@@ -59,6 +66,11 @@ Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std:
     const int flags = ::fcntl(fd, F_GETFL);
     if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return system_error("fcntl", errno);
     if (const Status added = add_to_epoll(control->epoll_, fd, kDeviceMark | i); !added) return added.error();
+  }
+  control->open_state_socket();
+  if (control->state_socket_ != nullptr) {
+    const Status added = add_to_epoll(control->epoll_, control->state_socket_->listener().get(), kStateMark);
+    if (!added) return added.error();
   }
   // The thread inherits the mask: no signal of the application may be handled on it.
   sigset_t all;
@@ -78,6 +90,9 @@ Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std:
   return control;
 }
 
+ControlThread::ControlThread(std::span<const std::unique_ptr<Device>> devices, const ControlSettings& settings)
+    : settings_(settings), devices_(devices), device_failed_(devices.size()) {}
+
 ControlThread::~ControlThread() {
   if (!thread_.joinable()) return;
   {
@@ -95,13 +110,11 @@ void ControlThread::wake() const {
 }
 
 Status ControlThread::watch(Comm& comm) {
-  OutgoingMessage bye(wire::encode_bye());
   const MutexLock lock(mutex_);
   parked_.try_emplace(&comm.context(), 0);
   const int fd = comm.side_channel().get();
   Connection& connection = connections_[fd];
   connection.comm = &comm;
-  connection.bye = std::move(bye);
   if (Status added = add_to_epoll(epoll_, fd, static_cast<std::uint64_t>(fd)); !added) {
     connections_.erase(fd);
     VERBATIM_WARN("watching a connection failed: %s: %s%s", added.error().operation,
@@ -109,18 +122,24 @@ Status ControlThread::watch(Comm& comm) {
                   added.error().sys_errno == ENOSPC ? " (fs.epoll.max_user_watches limits it)" : "");
     return added;
   }
+  comm.set_watcher(this);
+  if (connections_.size() == 1) wake();  // so that the beats begin
   for (std::size_t i = 0; i < devices_.size(); ++i) {
-    if (device_failed_[i] && comm.uses(*devices_[i])) comm.raise(CommSignal::kDeviceFailed);
+    if (device_failed_[i] && comm.uses(*devices_[i])) comm.raise(IBV_EVENT_DEVICE_FATAL);
   }
-  if (unknown_failed_ && !comm.qps_stand()) comm.raise(CommSignal::kDeviceFailed);
+  if (unknown_failed_ && !comm.qps_stand()) comm.raise(IBV_EVENT_QP_FATAL);
   return {};
 }
 
 void ControlThread::forget(Comm& comm) {
   const MutexLock lock(mutex_);
   const int fd = comm.side_channel().get();
+  comm.set_watcher(nullptr);
+  const auto found = connections_.find(fd);
+  if (found == connections_.end()) return;
+  tell_failure(found->second);
   static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
-  connections_.erase(fd);
+  connections_.erase(found);
 }
 
 void ControlThread::park(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) {
@@ -162,18 +181,25 @@ void ControlThread::run() noexcept {
         static_cast<void>(!::read(wake_.get(), &wakes, sizeof wakes));
       } else if ((mark & ~kLowMask) == kDeviceMark) {
         hear_device(mark & kLowMask);
+      } else if (mark == kStateMark) {
+        serve_state();
       } else {
         const MutexLock lock(mutex_);
         const auto found = connections_.find(static_cast<int>(mark));
         if (found != connections_.end()) hear_peer(found->second);
       }
     }
+    report_stalls();
+    const bool all_read = state_socket_ == nullptr || state_socket_->flush(monotonic_ns());
     Connections finished;
     {
       const MutexLock lock(mutex_);
       if (stop_) return;
+      tell_failures();
+      beat(monotonic_ns());
       finished = take_finished();
       timeout_ms = milliseconds_to_next_deadline();
+      if (!all_read) timeout_ms = kUnsentRetryMs;
     }
     for (auto& [fd, connection] : finished) {
       const Context* const context = &connection.parked->context();
@@ -185,26 +211,17 @@ void ControlThread::run() noexcept {
   }
 }
 
-void ControlThread::hear_peer(Connection& connection) {
-  const int fd = connection.comm->side_channel().get();
-  const Result<bool> received = receive_into(connection.comm->side_channel(), connection.message, connection.filled);
-  if (received && !*received) return;
-  connection.peer_closed = true;
-  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
-  const bool bye = received && wire::is_bye(connection.message);
-  connection.comm->raise(bye ? CommSignal::kPeerClosed : CommSignal::kPeerGone);
-}
-
 ControlThread::Connections ControlThread::take_finished() {
   Connections finished;
   const std::uint64_t now = monotonic_ns();
   for (auto at = connections_.begin(); at != connections_.end();) {
     Connection& connection = at->second;
     if (connection.parked != nullptr && !connection.bye_sent) {
-      const Result<bool> sent = connection.bye.send(connection.parked->side_channel());
-      connection.bye_sent = !sent || *sent;  // to a peer that is gone nothing needs to be said
+      connection.bye_sent = connection.channel.send(connection.parked->side_channel(),
+                                                    wire::Notice::without_body(wire::MessageType::kBye));
     }
-    const bool over = connection.peer_closed && connection.bye_sent;
+    const bool over =
+        connection.peer_closed && connection.bye_sent && connection.channel.flush(connection.comm->side_channel());
     if (connection.parked == nullptr || (!over && now < connection.deadline_ns)) {
       ++at;
       continue;
@@ -216,16 +233,19 @@ ControlThread::Connections ControlThread::take_finished() {
 }
 
 int ControlThread::milliseconds_to_next_deadline() {
-  constexpr std::uint64_t kUnsentRetryNs = 10 * kNanosecondsPerMillisecond;
   const std::uint64_t now = monotonic_ns();
-  std::uint64_t nearest = 0;
-  for (const auto& [fd, connection] : connections_) {
-    if (connection.parked == nullptr) continue;
-    const std::uint64_t next = connection.bye_sent ? connection.deadline_ns : now + kUnsentRetryNs;
-    nearest = nearest == 0 ? next : std::min(nearest, next);
+  std::uint64_t nearest = connections_.empty() ? kNever : std::min(next_beat_ns_, next_look_ns_);
+  for (auto& [fd, connection] : connections_) {
+    if (connection.parked != nullptr) nearest = std::min(nearest, connection.deadline_ns);
+    if (!connection.channel.flush(connection.comm->side_channel()) ||
+        (connection.parked != nullptr && !connection.bye_sent)) {
+      nearest = std::min(nearest, now + kUnsentRetryMs * kNanosecondsPerMillisecond);
+    }
   }
-  if (nearest == 0) return -1;
-  return nearest <= now ? 0 : static_cast<int>((nearest - now) / kNanosecondsPerMillisecond + 1);
+  if (nearest == kNever) return -1;
+  if (nearest <= now) return 0;
+  const std::uint64_t milliseconds = (nearest - now) / kNanosecondsPerMillisecond + 1;
+  return static_cast<int>(std::min<std::uint64_t>(milliseconds, INT_MAX));
 }
 
 void ControlThread::hear_device(std::size_t index) {
@@ -256,7 +276,7 @@ void ControlThread::tell(const ibv_async_event& event, std::size_t device) {
   for (const auto& [fd, connection] : connections_) {
     Comm& comm = *connection.comm;
     if (!(ends_qp(event.event_type) ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
-    comm.raise(CommSignal::kDeviceFailed);
+    comm.raise(event.event_type);
     known = true;
   }
   if (!known) unknown_failed_ = true;
@@ -265,7 +285,7 @@ void ControlThread::tell(const ibv_async_event& event, std::size_t device) {
 void ControlThread::fail_device(std::size_t index) {
   device_failed_[index] = true;
   for (const auto& [fd, connection] : connections_) {
-    if (connection.comm->uses(*devices_[index])) connection.comm->raise(CommSignal::kDeviceFailed);
+    if (connection.comm->uses(*devices_[index])) connection.comm->raise(IBV_EVENT_DEVICE_FATAL);
   }
 }
 
