@@ -188,7 +188,8 @@ PathFacts Comm::facts(std::size_t qp) const {
   facts.local.host = context_.host_name();
   facts.delivered = delivered();
   constexpr auto kPeerEnded =
-      static_cast<std::uint32_t>(CommSignal::kPeerClosed) | static_cast<std::uint32_t>(CommSignal::kPeerGone);
+      static_cast<std::uint32_t>(CommSignal::kPeerClosed) | static_cast<std::uint32_t>(CommSignal::kPeerGone) |
+      static_cast<std::uint32_t>(CommSignal::kPeerGaveUp) | static_cast<std::uint32_t>(CommSignal::kPeerFailed);
   facts.peer_gone = (attention() & kPeerEnded) != 0;
   return facts;
 }
