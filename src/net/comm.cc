@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "net/control.h"
 #include "net/net.h"
 #include "verbs/errors.h"
 
@@ -49,6 +50,7 @@ wire::Hello Comm::hello() const {
   hello.control_address = reinterpret_cast<std::uint64_t>(written_by_peer());
   hello.capabilities = capabilities();
   hello.host = context_.host_name();
+  hello.pid = static_cast<std::uint32_t>(::getpid());
   endpoint_.describe(hello);
   for (std::size_t i = 0; i < hello.devices.size(); ++i) hello.devices[i].control_rkey = control_.rkey(i);
   return hello;
@@ -108,19 +110,25 @@ void Comm::abort() {
   if ((signals & static_cast<std::uint32_t>(CommSignal::kDeviceFailed)) != 0) {
     return fail(ErrorKind::kSystem, "device", [&] { return describe_event(); });
   }
-  const bool gone = (signals & static_cast<std::uint32_t>(CommSignal::kPeerGone)) != 0;
-  if (!starved && (gone ? quiet() : !needs_peer())) return;
+  const bool ended = (signals & static_cast<std::uint32_t>(CommSignal::kVerdict)) != 0;
+  const bool gave_up = (signals & static_cast<std::uint32_t>(CommSignal::kPeerGaveUp)) != 0;
+  const bool gone = gave_up || (signals & static_cast<std::uint32_t>(CommSignal::kPeerGone)) != 0;
+  if (!starved && !ended && (gone ? quiet() : !needs_peer())) return;
   // The news came by TCP: what the peer did before it may still be under way.
   const std::uint64_t now = monotonic_ns();
   if (peer_end_seen_ns_ == 0) peer_end_seen_ns_ = now;
   if (now - peer_end_seen_ns_ < kLastArrivalsNs) return;
+  if (ended) {
+    return fail(verdict_kind_, "peer", [&] {
+      return describe_failure(verdict_.data(), {"", "look at " + endpoint_.remote().host + " first: its log says more"},
+                              facts(0));
+    });
+  }
   fail(ErrorKind::kRemote, "peer", [&] {
     const PathFacts path = facts(0);
-    const std::string peer = path.remote ? path.remote->host : "the peer's host";
-    return describe_failure("the peer on " + peer + (gone ? " is gone" : " has closed") + " while we wait for it",
-                            {gone ? "its process ended, or gave up, without closing: the peer went first"
-                                  : "it needs nothing more of us: the application's ends disagree",
-                             "look at " + peer + " first: its log says why"},
+    const char* const how = gave_up ? " has given up" : gone ? " has ended without closing" : " has closed";
+    return describe_failure("the peer " + endpoint_.peer_name() + how + " a connection that we wait for",
+                            {"the peer went first", "look at " + endpoint_.remote().host + " first: its log says why"},
                             path);
   });
 }
@@ -133,8 +141,21 @@ void Comm::abort() {
   return true;
 }
 
-void Comm::log_failure(const std::string& what) {
-  VERBATIM_WARN("%s", what.c_str());
+void Comm::pass_verdict(ErrorKind kind, std::string_view why) {
+  verdict_kind_ = kind;
+  const std::size_t bytes = std::min(why.size(), verdict_.size() - 1);
+  std::copy_n(why.begin(), bytes, verdict_.begin());
+  verdict_[bytes] = '\0';
+}
+
+void Comm::tell_peer() noexcept {
+  failed_.store(true, std::memory_order_release);
+  if (watcher_ != nullptr) watcher_->wake();
+}
+
+void Comm::log_failure(const std::string& line) {
+  failure_text_ = line.substr(0, line.find(kNextStep));
+  VERBATIM_WARN("%s", line.c_str());
 }
 
 void Comm::log_failure_without_memory() {
@@ -152,9 +173,12 @@ PathFacts Comm::facts(std::size_t qp) const {
   PathFacts facts = endpoint_.path_facts(qp);
   facts.local.host = context_.host_name();
   facts.delivered = delivered();
-  constexpr auto kPeerEnded =
-      static_cast<std::uint32_t>(CommSignal::kPeerClosed) | static_cast<std::uint32_t>(CommSignal::kPeerGone);
-  facts.peer_gone = (attention() & kPeerEnded) != 0;
+  constexpr std::uint32_t kPeerEnded = static_cast<std::uint32_t>(CommSignal::kPeerClosed) |
+                                       static_cast<std::uint32_t>(CommSignal::kPeerGone) |
+                                       static_cast<std::uint32_t>(CommSignal::kPeerGaveUp);
+  const std::uint32_t signals = attention_.load(std::memory_order_acquire);
+  facts.peer_gone = (signals & kPeerEnded) != 0;
+  if ((signals & static_cast<std::uint32_t>(CommSignal::kVerdict)) != 0) facts.peer_report = verdict_.data();
   return facts;
 }
 
@@ -170,13 +194,13 @@ std::string Comm::describe_event() const {
 [[gnu::cold]] void Comm::fail_completion(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept {
   const bool flushed = completion.status == IBV_WC_WR_FLUSH_ERR;
   const bool first = begin_failure(failure_of(completion.status), "completion");
-  const bool cause = first || (unreported_ && !flushed && failed_.completion.status == IBV_WC_WR_FLUSH_ERR);
+  const bool cause = first || (unreported_ && !flushed && failed_work_.completion.status == IBV_WC_WR_FLUSH_ERR);
   if (cause) {
     if (!first) {  // what came before was only its consequence
       ++flushed_;
       failure_ = error_.kind = failure_of(completion.status);
     }
-    failed_ = {completion, qp, work};
+    failed_work_ = {completion, qp, work};
     unreported_ = true;
   } else if (flushed) {
     ++flushed_;
@@ -190,20 +214,27 @@ bool Comm::await_event() const {
   return (attention() & static_cast<std::uint32_t>(CommSignal::kDeviceFailed)) != 0;
 }
 
-[[gnu::cold]] void Comm::report_completion() noexcept try {
-  unreported_ = false;
-  if (failed_.completion.status == IBV_WC_WR_FLUSH_ERR && await_event()) return log_failure(describe_event());
-  PathFacts path = facts(failed_.qp);
-  if (failed_.work.loopback) {
-    path.local.qp = failed_.completion.qp_num;
+std::string Comm::describe_failed_work() const {
+  const auto& [completion, qp, work] = failed_work_;
+  if (completion.status == IBV_WC_WR_FLUSH_ERR && await_event()) return describe_event();
+  PathFacts path = facts(qp);
+  if (work.loopback) {
+    path.local.qp = completion.qp_num;
     path.remote = path.local;
   }
-  const Verbs& verbs = endpoint_.ports()[endpoint_.qps()[failed_.qp].device]->device->verbs();
-  log_failure(describe_failure(
-      describe_completion(failed_.completion, verbs.wc_status_str(failed_.completion.status), failed_.work, flushed_),
-      diagnose(failed_.completion.status, path), path));
-} catch (...) {
-  log_failure_without_memory();
+  const Verbs& verbs = endpoint_.ports()[endpoint_.qps()[qp].device]->device->verbs();
+  return describe_failure(describe_completion(completion, verbs.wc_status_str(completion.status), work, flushed_),
+                          diagnose(completion.status, path), path);
+}
+
+[[gnu::cold]] void Comm::report_completion() noexcept {
+  unreported_ = false;
+  try {
+    log_failure(describe_failed_work());
+  } catch (...) {
+    log_failure_without_memory();
+  }
+  tell_peer();
 }
 
 [[gnu::cold]] void Comm::fail_post(const char* operation, int returned, std::size_t qp) noexcept {

@@ -5,12 +5,14 @@
 // receive comm, the locked making of its flush QPs.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/fd.h"
@@ -20,14 +22,21 @@
 #include "net/memory.h"
 #include "net/request.h"
 #include "net/stats.h"
-#include "wire/handshake.h"
+#include "wire/notice.h"
 
 namespace verbatim {
 
 class Context;
+class ControlThread;
 
 // What the control thread tells a comm: bits of its attention word.
-enum class CommSignal : std::uint32_t { kPeerClosed = 0x1, kPeerGone = 0x2, kDeviceFailed = 0x4 };
+enum class CommSignal : std::uint32_t {
+  kPeerClosed = 0x1,    // in peace
+  kPeerGone = 0x2,      // without a word
+  kDeviceFailed = 0x4,  // ours
+  kVerdict = 0x8,       // the connection has ended, whatever is outstanding, with the error passed before
+  kPeerGaveUp = 0x10,   // its owner closed it with work outstanding
+};
 
 enum class CommKind : std::uint8_t { kSend, kRecv };
 
@@ -59,6 +68,14 @@ class Comm {
     event_.store(event, std::memory_order_relaxed);
     raise(CommSignal::kDeviceFailed);
   }
+
+  // The control thread alone, once, before the signal that is about it: why the connection ends.
+  void pass_verdict(ErrorKind kind, std::string_view why);
+
+  // Who is told of a failure, so that the peer hears of it: set before the data path runs.
+  void set_watcher(const ControlThread* watcher) { watcher_ = watcher; }
+  // How this end failed, nullptr while it has not. Any thread.
+  const std::string* failure_text() const { return failed_.load(std::memory_order_acquire) ? &failure_text_ : nullptr; }
 
   bool uses(const Device& device) const;
   bool uses(const ibv_qp& qp) const;
@@ -120,6 +137,7 @@ class Comm {
     } catch (...) {
       log_failure_without_memory();
     }
+    tell_peer();
   }
   // The same for a completion that reports a failure. It is logged when everything that came with it has been taken
   // in: what was flushed is a number in that line, and a cause takes the place of what only follows from it.
@@ -160,6 +178,8 @@ class Comm {
   void hear_signals(bool starved) {
     if ((attention() & kSignals) != 0) obey_signals(starved);
   }
+  // Whether the peer, or the device, is known to take nothing any more.
+  bool doomed() const { return (attention() & kSignals & ~static_cast<std::uint32_t>(CommSignal::kPeerClosed)) != 0; }
 
   // A member, not a local array: calls that find nothing then save no registers.
   ibv_wc completions_[kPollBatch];
@@ -171,13 +191,15 @@ class Comm {
   void obey_signals(bool starved) noexcept;
   // Whether this is the first failure.
   bool begin_failure(ErrorKind kind, const char* operation) noexcept;
-  static void log_failure(const std::string& what);
+  void log_failure(const std::string& line);
   static void log_failure_without_memory();
   void report_completion() noexcept;
   PathFacts facts(std::size_t qp) const;
+  std::string describe_failed_work() const;
   std::string describe_event() const;
   bool await_event() const;
   void fail_poll() noexcept;
+  void tell_peer() noexcept;
 
   ibv_cq* const first_cq_;
   std::atomic<std::uint32_t> attention_{0};
@@ -190,10 +212,15 @@ class Comm {
     ibv_wc completion;
     std::size_t qp;
     FailedWork work;
-  } failed_ = {};
+  } failed_work_ = {};
   bool unreported_ = false;
   std::uint64_t flushed_ = 0;                              // work requests that ended with it
   std::atomic<ibv_event_type> event_{IBV_EVENT_COMM_EST};  // what kDeviceFailed stands for
+  std::string failure_text_;
+  std::atomic<bool> failed_{false};  // the text stands
+  const ControlThread* watcher_ = nullptr;
+  ErrorKind verdict_kind_ = ErrorKind::kRemote;
+  std::array<char, wire::kMaxFailureText + 128> verdict_{};  // a peer's text, and who said it
   UniqueFd side_channel_;
 };
 

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <csignal>
 #include <cstring>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -24,6 +26,7 @@ constexpr int kEventBatch = 32;
 constexpr std::uint64_t kWakeMark = std::uint64_t{1} << 32;
 constexpr std::uint64_t kDeviceMark = std::uint64_t{2} << 32;
 constexpr std::uint64_t kLowMask = 0xffffffff;
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 Status add_to_epoll(const UniqueFd& epoll, int fd, std::uint64_t mark) {
   epoll_event event{};
@@ -46,8 +49,9 @@ bool ends_cq(ibv_event_type type) {
 
 }  // namespace
 
-Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std::unique_ptr<Device>> devices) {
-  std::unique_ptr<ControlThread> control(new ControlThread(devices));
+Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std::unique_ptr<Device>> devices,
+                                                            const ControlSettings& settings) {
+  std::unique_ptr<ControlThread> control(new ControlThread(devices, settings));
   control->epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
   if (!control->epoll_) return system_error("epoll_create1", errno);
   control->wake_ = UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
@@ -92,13 +96,11 @@ void ControlThread::wake() const {
 }
 
 Status ControlThread::watch(Comm& comm) {
-  OutgoingMessage bye(wire::encode_bye());
   const MutexLock lock(mutex_);
   parked_.try_emplace(&comm.context(), 0);
   const int fd = comm.side_channel().get();
   Connection& connection = connections_[fd];
   connection.comm = &comm;
-  connection.bye = std::move(bye);
   if (Status added = add_to_epoll(epoll_, fd, static_cast<std::uint64_t>(fd)); !added) {
     connections_.erase(fd);
     VERBATIM_WARN("watching a connection failed: %s: %s%s", added.error().operation,
@@ -106,6 +108,8 @@ Status ControlThread::watch(Comm& comm) {
                   added.error().sys_errno == ENOSPC ? " (fs.epoll.max_user_watches limits it)" : "");
     return added;
   }
+  comm.set_watcher(this);
+  if (connections_.size() == 1) wake();  // so that the beats begin
   for (std::size_t i = 0; i < devices_.size(); ++i) {
     if (device_failed_[i] && comm.uses(*devices_[i])) comm.raise(IBV_EVENT_DEVICE_FATAL);
   }
@@ -116,8 +120,12 @@ Status ControlThread::watch(Comm& comm) {
 void ControlThread::forget(Comm& comm) {
   const MutexLock lock(mutex_);
   const int fd = comm.side_channel().get();
+  comm.set_watcher(nullptr);
+  const auto found = connections_.find(fd);
+  if (found == connections_.end()) return;
+  tell_failure(found->second);
   static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
-  connections_.erase(fd);
+  connections_.erase(found);
 }
 
 void ControlThread::park(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) {
@@ -169,6 +177,8 @@ void ControlThread::run() noexcept {
     {
       const MutexLock lock(mutex_);
       if (stop_) return;
+      tell_failures();
+      beat(monotonic_ns());
       finished = take_finished();
       timeout_ms = milliseconds_to_next_deadline();
     }
@@ -182,26 +192,17 @@ void ControlThread::run() noexcept {
   }
 }
 
-void ControlThread::hear_peer(Connection& connection) {
-  const int fd = connection.comm->side_channel().get();
-  const Result<bool> received = receive_into(connection.comm->side_channel(), connection.message, connection.filled);
-  if (received && !*received) return;
-  connection.peer_closed = true;
-  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
-  const bool bye = received && wire::is_bye(connection.message);
-  connection.comm->raise(bye ? CommSignal::kPeerClosed : CommSignal::kPeerGone);
-}
-
 ControlThread::Connections ControlThread::take_finished() {
   Connections finished;
   const std::uint64_t now = monotonic_ns();
   for (auto at = connections_.begin(); at != connections_.end();) {
     Connection& connection = at->second;
     if (connection.parked != nullptr && !connection.bye_sent) {
-      const Result<bool> sent = connection.bye.send(connection.parked->side_channel());
-      connection.bye_sent = !sent || *sent;  // to a peer that is gone nothing needs to be said
+      connection.bye_sent = connection.channel.send(connection.parked->side_channel(),
+                                                    wire::Notice::without_body(wire::MessageType::kBye));
     }
-    const bool over = connection.peer_closed && connection.bye_sent;
+    const bool over =
+        connection.peer_closed && connection.bye_sent && connection.channel.flush(connection.comm->side_channel());
     if (connection.parked == nullptr || (!over && now < connection.deadline_ns)) {
       ++at;
       continue;
@@ -215,14 +216,18 @@ ControlThread::Connections ControlThread::take_finished() {
 int ControlThread::milliseconds_to_next_deadline() {
   constexpr std::uint64_t kUnsentRetryNs = 10 * kNanosecondsPerMillisecond;
   const std::uint64_t now = monotonic_ns();
-  std::uint64_t nearest = 0;
-  for (const auto& [fd, connection] : connections_) {
-    if (connection.parked == nullptr) continue;
-    const std::uint64_t next = connection.bye_sent ? connection.deadline_ns : now + kUnsentRetryNs;
-    nearest = nearest == 0 ? next : std::min(nearest, next);
+  std::uint64_t nearest = connections_.empty() ? kNever : next_beat_ns_;
+  for (auto& [fd, connection] : connections_) {
+    if (connection.parked != nullptr) nearest = std::min(nearest, connection.deadline_ns);
+    if (!connection.channel.flush(connection.comm->side_channel()) ||
+        (connection.parked != nullptr && !connection.bye_sent)) {
+      nearest = std::min(nearest, now + kUnsentRetryNs);
+    }
   }
-  if (nearest == 0) return -1;
-  return nearest <= now ? 0 : static_cast<int>((nearest - now) / kNanosecondsPerMillisecond + 1);
+  if (nearest == kNever) return -1;
+  if (nearest <= now) return 0;
+  const std::uint64_t milliseconds = (nearest - now) / kNanosecondsPerMillisecond + 1;
+  return static_cast<int>(std::min<std::uint64_t>(milliseconds, INT_MAX));
 }
 
 void ControlThread::hear_device(std::size_t index) {

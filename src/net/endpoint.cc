@@ -247,6 +247,10 @@ Status Endpoint::connect(const wire::Hello& remote, const Config& config, int tr
   return {};
 }
 
+std::string Endpoint::peer_name() const {
+  return remote_.host + " (pid " + std::to_string(remote_.pid) + ")";
+}
+
 PathFacts Endpoint::path(std::size_t qp) const {
   const EndpointQp& end = qps_[qp];
   const Port& port = *ports_[end.device];

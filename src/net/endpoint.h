@@ -85,6 +85,9 @@ class Endpoint {
   // What the peer has told, after connect.
   const wire::Hello& remote() const { return remote_; }
 
+  // "HOST (pid 4711)", after connect.
+  std::string peer_name() const;
+
   // What one work request may carry, after connect: the smaller limit of both ends, a multiple of 128 where it can be.
   std::uint32_t max_message_bytes() const { return max_message_bytes_; }
 

@@ -89,7 +89,8 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(*process->verbs, config);
   if (!inventory) return inventory.error();
   process->inventory = std::move(*inventory);
-  Result<std::unique_ptr<ControlThread>> control = ControlThread::start(process->inventory->devices());
+  Result<std::unique_ptr<ControlThread>> control =
+      ControlThread::start(process->inventory->devices(), {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond});
   if (!control) {
     VERBATIM_WARN("starting the control thread failed: %s: %s", control.error().operation,
                   std::strerror(control.error().sys_errno));

@@ -205,7 +205,9 @@ inline void SendComm::point_at(std::uint32_t member) {
 // Something asks for attention: whether the comm is sound and no message waits for room any more.
 [[gnu::cold]] bool SendComm::may_send() {
   if (posting_.active) progress();
-  return error() == nullptr && !posting_.active;
+  // What would be posted now could never be acknowledged.
+  if (doomed()) hear_signals(true);
+  return error() == nullptr && !posting_.active && !doomed();
 }
 
 // Whether all CTS entries of the group at the head are there; if so `group_` holds it.
@@ -272,7 +274,11 @@ bool SendComm::open_group(std::uint32_t index) {
   messages_ += group_.group_size;
   bytes_ += group_.bytes;
   if (group_.bytes >= complex_bytes_ || group_.empty || queue.free < group_.group_size + 2) {
-    start_posting(member, group_.group_size);
+    if (stripes_at_once()) {
+      post_stripes(member);
+    } else {
+      start_posting(member, group_.group_size);
+    }
     return ErrorKind::kNone;
   }
   const std::uint32_t count = close_group(queue, group_.group_size, member, group_.bytes == group_.room);

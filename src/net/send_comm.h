@@ -181,6 +181,8 @@ class SendComm final : public Comm {
   void complete(const ibv_wc& completion);
   void attend(int taken);
 
+  bool stripes_at_once() const;
+  void post_stripes(std::uint32_t member);
   void start_posting(std::uint32_t first_member, std::uint32_t group_size);
   void continue_posting();
   bool next_piece(const SendQueue& queue, std::uint32_t at);

@@ -8,7 +8,7 @@ namespace verbatim::kv {
 namespace {
 
 KvRun run_nccl(std::vector<std::string> arguments, std::vector<std::string> environment = {}) {
-  arguments.insert(arguments.end(), {"--mode", "nccl", "--nccl", setting("FAKE_NCCL"), "--cuda", setting("FAKE_NCCL"),
+  arguments.insert(arguments.end(), {"--mode", "nccl", "--nccl", setting("HOST_NCCL"), "--cuda", setting("HOST_CUDA"),
                                      "--tokens", "300", "--scale", "40"});
   return run_kv(std::move(arguments), std::move(environment));
 }
@@ -41,7 +41,7 @@ TEST(Nccl, DeliversWhatTheDirectModeDelivers) {
 }
 
 TEST(Nccl, FindsOneFlippedBit) {
-  const KvRun run = run_nccl({"--requests", "6"}, {"FAKE_NCCL_FLIP=3"});
+  const KvRun run = run_nccl({"--requests", "6"}, {"HOST_NCCL_FLIP=3"});
   EXPECT_EQ(kWrong, run.status) << run.output;
   EXPECT_NE(std::string::npos, run.output.find("in place of")) << run.output;
 }
@@ -68,7 +68,7 @@ TEST(Nccl, RefusesEveryKindOfInvalidRequestAtBothSides) {
 }
 
 TEST(Nccl, WhatIsMissingIsNamed) {
-  const KvRun run = run_kv({"--mode", "nccl", "--nccl", "/no/libnccl.so", "--cuda", setting("FAKE_NCCL")});
+  const KvRun run = run_kv({"--mode", "nccl", "--nccl", "/no/libnccl.so", "--cuda", setting("HOST_CUDA")});
   EXPECT_EQ(kFailed, run.status) << run.output;
   EXPECT_NE(std::string::npos, run.output.find("/no/libnccl.so")) << run.output;
 }

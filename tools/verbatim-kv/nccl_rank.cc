@@ -12,15 +12,19 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "ncclapi/gpu.h"
+#include "ncclapi/nccl.h"
 #include "ranks/progress_bar.h"
 #include "traffic/kv/block_pool.h"
 #include "traffic/kv/crc.h"
 #include "verbatim-kv/channel.h"
-#include "verbatim-kv/gpu.h"
 #include "verbatim-kv/waves.h"
 
 namespace verbatim::kv {
 namespace {
+
+using ncclapi::Gpu;
+using ncclapi::Nccl;
 
 constexpr std::size_t kGuard = traffic::GuardedBuffer::kGuardBytes;
 
@@ -42,8 +46,8 @@ struct Side {
   const Faults faults;
   BlockPool pool;
   Nccl::Comm comm = nullptr;
-  void* stream = nullptr;
-  Gpu::Address staging = 0;
+  Gpu::Stream stream = nullptr;
+  std::byte* staging = nullptr;
   std::vector<Introduction> peers = {};                             // by rank
   std::map<std::uint32_t, std::vector<std::uint32_t>> blocks = {};  // of the wave's requests
   FamilyStats stats = {};
@@ -71,6 +75,7 @@ class NcclRank final : public ranks::Rank {
         memory_(layout_.families, Allocations::kSlab),
         waves_(make_waves(options_, requests_, layout_)),
         gpu_(options_.cuda, options_.job.rank),
+        slab_stream_(gpu_.make_stream()),
         nccl_(options_.nccl) {}
 
   ExitStatus run() override {
@@ -114,7 +119,7 @@ class NcclRank final : public ranks::Rank {
       std::iota(all.begin(), all.end(), 0U);
       if (options_.check) side.contents.set_canaries(all);
     }
-    if (options_.check) gpu_.upload(device_, host_, bytes_);
+    if (options_.check) gpu_.upload(device_, host_, bytes_, slab_stream_);
   }
 
   // What the largest wave gathers or scatters here.
@@ -156,7 +161,7 @@ class NcclRank final : public ranks::Rank {
     std::vector<std::vector<Part>> parts = agree(wave);
     if (options_.check) {
       for (Side& side : sides_) prepare(side, wave);
-      gpu_.upload(device_, host_, bytes_);
+      gpu_.upload(device_, host_, bytes_, slab_stream_);
     }
     link_.barrier();
     const std::uint64_t begin_ns = monotonic_ns();
@@ -172,7 +177,7 @@ class NcclRank final : public ranks::Rank {
       }
       sched_yield();
     }
-    if (options_.check) gpu_.download(host_, device_, bytes_);
+    if (options_.check) gpu_.download(host_, device_, bytes_, slab_stream_);
     notify(parts);
     for (std::size_t i = 0; i < sides_.size(); ++i) finish(sides_[i], wave, parts[i]);
   }
@@ -322,8 +327,8 @@ class NcclRank final : public ranks::Rank {
     const std::size_t piece = geometry.part_bytes();
     const std::size_t count = bytes_of(geometry, part) / piece;
     for (std::size_t message = 0; message < count; ++message) {
-      const Gpu::Address staged = side.staging + part.staged_at + message * piece;
-      const Gpu::Address block = on_device(piece_of(side, part, message));
+      std::byte* const staged = side.staging + part.staged_at + message * piece;
+      std::byte* const block = on_device(piece_of(side, part, message));
       if (is_prefill_) {
         gpu_.copy(staged, block, piece, side.stream);
       } else {
@@ -453,7 +458,7 @@ class NcclRank final : public ranks::Rank {
     const std::size_t offset = is_prefill_ ? geometry.part_offset(part.decode % geometry.tp_ratio) : 0;
     return reinterpret_cast<std::byte*>(side.family.address(place.layer, place.entry, blocks[place.position]) + offset);
   }
-  Gpu::Address on_device(const std::byte* host) const { return device_ + static_cast<std::size_t>(host - host_); }
+  std::byte* on_device(const std::byte* host) const { return device_ + static_cast<std::size_t>(host - host_); }
   std::uint32_t crc_of(const Side& side, const Part& part) const {
     Crc32 crc;
     if (!options_.check) return 0;
@@ -472,10 +477,11 @@ class NcclRank final : public ranks::Rank {
   CacheMemory memory_;  // what the GPU's slab holds before and after each wave, guards included
   const std::vector<Wave> waves_;
   Gpu gpu_;
+  const Gpu::Stream slab_stream_;  // of no family: for the slab as a whole, while theirs are idle
   const Nccl nccl_;
   std::byte* host_ = nullptr;
   std::size_t bytes_ = 0;
-  Gpu::Address device_ = 0;
+  std::byte* device_ = nullptr;
   std::vector<Side> sides_;
 };
 

@@ -1,5 +1,5 @@
-// The part of CUDA's driver interface that verbatim-eplb uses, with host memory as the GPU's: what it calls for NCCL
-// can be run where there is no GPU.
+// The part of CUDA's driver interface that the tools use, with host memory as the GPU's: what they do over NCCL can be
+// run where there is no GPU. A stream has done everything by the time it is asked.
 #include <cstdlib>
 #include <cstring>
 
@@ -63,6 +63,9 @@ CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t bytes, voi
 }
 CUresult cuStreamCreate(void** stream, unsigned) {
   *stream = &taken_bytes;
+  return 0;
+}
+CUresult cuStreamDestroy_v2(void*) {
   return 0;
 }
 CUresult cuStreamSynchronize(void*) {

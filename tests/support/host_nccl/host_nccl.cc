@@ -1,5 +1,7 @@
-// The part of NCCL's interface that verbatim-eplb uses, between processes of one host over sockets. Sends and receives
+// The part of NCCL's interface that the tools use, between processes of one host over sockets. Sends and receives
 // of a pair match in their order; a receive that is not as long as its send fails, as does a send to nobody.
+//
+//   HOST_NCCL_FLIP=N  one bit of what the N-th receive of the process delivers is wrong (from 1)
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -9,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <string>
@@ -53,6 +56,7 @@ struct Group {
   std::vector<Comm*> comms;
 };
 Group group;
+int received;  // of all comms
 
 sockaddr_un address_of(const UniqueId& id, int rank, socklen_t& length) {
   sockaddr_un address{};
@@ -110,6 +114,12 @@ int move_on(int socket, Message& message, bool sends) {
   return 1;
 }
 
+void spoil_if_wanted(const Message& message) {
+  const char* const nth = std::getenv("HOST_NCCL_FLIP");
+  if (nth == nullptr || ++received != std::atoi(nth)) return;
+  message.data[message.bytes / 2] = static_cast<char>(message.data[message.bytes / 2] ^ 4);
+}
+
 int run(Comm& comm) {
   for (;;) {
     bool all = true;
@@ -122,7 +132,10 @@ int run(Comm& comm) {
         if (result < 0) return kSystemError;
         moved = moved || result > 0;
         const Message& first = queue->front();
-        if (first.done == first.header.size() + first.bytes) queue->pop_front();
+        if (first.done == first.header.size() + first.bytes) {
+          if (queue == &peer.receives) spoil_if_wanted(first);
+          queue->pop_front();
+        }
         all = all && queue->empty();
       }
     }

@@ -25,6 +25,7 @@ std::string normalized(std::string line) {
   ::gethostname(host, sizeof host - 1);
   for (const auto& [varying, word] : {std::pair<std::string, std::string>(host, "HOST"),
                                       {"QP [0-9]+", "QP #"},
+                                      {"pid [0-9]+", "pid #"},
                                       {"[0-9.e+-]+ (s|ms) old", "T old"},
                                       {"worked for [0-9.e+-]+ (s|ms)", "worked for T"},
                                       {", for [0-9.e+-]+ (s|ms) now", ""}}) {
@@ -377,8 +378,8 @@ TEST(Failure, OfAPeerThatHasClosedNamesItFirst) {
   }));
   ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
   EXPECT_EQ(told[0],
-            "the peer on HOST has closed while we wait for it: it needs nothing more of us: the application's ends "
-            "disagree. Next: look at HOST first: its log says why. " +
+            "the peer HOST (pid #) has closed a connection that we wait for: the peer went first. Next: look at HOST "
+            "first: its log says why. " +
                 kPath + "3 messages, 192 bytes");
 }
 

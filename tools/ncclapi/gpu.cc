@@ -1,6 +1,6 @@
-#include "verbatim-eplb/cuda_memory.h"
+#include "ncclapi/gpu.h"
 
-namespace verbatim::eplb {
+namespace verbatim::ncclapi {
 namespace {
 
 constexpr int kSuccess = 0;
@@ -13,7 +13,7 @@ unsigned long long address(const void* data) {
 
 }  // namespace
 
-CudaMemory::Functions::Functions(const std::string& library) : from(library) {
+Gpu::Functions::Functions(const std::string& library) : from(library) {
   from.find("cuInit", init);
   from.find("cuDeviceGetCount", count);
   from.find("cuDeviceGet", get);
@@ -27,13 +27,14 @@ CudaMemory::Functions::Functions(const std::string& library) : from(library) {
   from.find("cuMemcpyHtoDAsync_v2", upload);
   from.find("cuMemcpyDtoHAsync_v2", download);
   from.find("cuStreamCreate", create_stream);
+  from.find("cuStreamDestroy_v2", destroy_stream);
   from.find("cuStreamSynchronize", synchronize);
   from.find("cuStreamQuery", query);
   from.find("cuMemGetInfo_v2", memory_info);
   from.find("cuGetErrorName", error_name);
 }
 
-CudaMemory::CudaMemory(const std::string& library, int rank) : cuda_(library) {
+Gpu::Gpu(const std::string& library, int rank) : cuda_(library) {
   check(cuda_.init(0), "cuInit");
   int gpus = 0;
   check(cuda_.count(&gpus), "cuDeviceGetCount");
@@ -42,61 +43,68 @@ CudaMemory::CudaMemory(const std::string& library, int rank) : cuda_(library) {
   char name[96] = {};
   check(cuda_.get_name(name, sizeof name - 1, device_), "cuDeviceGetName");
   name_ = "GPU " + std::to_string(rank % gpus) + " of " + std::to_string(gpus) + " (" + name + ")";
-  // The primary context is the one that NCCL finds through the CUDA runtime.
-  check(cuda_.retain(&context_, device_), "cuDevicePrimaryCtxRetain");
-  check(cuda_.set_current(context_), "cuCtxSetCurrent");
-  check(cuda_.create_stream(&stream_, kNonBlocking), "cuStreamCreate");
+  void* context = nullptr;  // the primary one, which NCCL finds through the CUDA runtime
+  check(cuda_.retain(&context, device_), "cuDevicePrimaryCtxRetain");
+  check(cuda_.set_current(context), "cuCtxSetCurrent");
 }
 
-CudaMemory::~CudaMemory() {
+Gpu::~Gpu() {
+  for (const Stream stream : streams_) cuda_.destroy_stream(stream);
   for (const Pointer data : taken_) cuda_.free(data);
-  if (context_ != nullptr) cuda_.release(device_);
+  cuda_.release(device_);
 }
 
-std::byte* CudaMemory::take(std::size_t bytes) {
-  Pointer data = 0;
-  check(cuda_.allocate(&data, bytes == 0 ? 1 : bytes), "cuMemAlloc");
-  taken_.push_back(data);
-  return reinterpret_cast<std::byte*>(data);
-}
-
-void CudaMemory::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes > 0) check(cuda_.copy(address(to), address(from), bytes, stream_), "cuMemcpyDtoDAsync");
-}
-
-void CudaMemory::upload(std::byte* to, const void* from, std::size_t bytes) {
-  check(cuda_.upload(address(to), from, bytes, stream_), "cuMemcpyHtoDAsync");
-  finish();
-}
-
-void CudaMemory::download(void* to, const std::byte* from, std::size_t bytes) {
-  check(cuda_.download(to, address(from), bytes, stream_), "cuMemcpyDtoHAsync");
-  finish();
-}
-
-void CudaMemory::finish() {
-  check(cuda_.synchronize(stream_), "cuStreamSynchronize");
-}
-
-bool CudaMemory::idle() const {
-  const Result result = cuda_.query(stream_);
-  if (result == kNotReady) return false;
-  check(result, "cuStreamQuery");
-  return true;
-}
-
-std::size_t CudaMemory::in_use() const {
+std::size_t Gpu::in_use() const {
   std::size_t free = 0;
   std::size_t total = 0;
   check(cuda_.memory_info(&free, &total), "cuMemGetInfo");
   return total - free;
 }
 
-void CudaMemory::check(Result result, const char* what) const {
+std::byte* Gpu::allocate(std::size_t bytes) {
+  Pointer data = 0;
+  check(cuda_.allocate(&data, bytes == 0 ? 1 : bytes), "cuMemAlloc");
+  taken_.push_back(data);
+  return reinterpret_cast<std::byte*>(data);
+}
+
+Gpu::Stream Gpu::make_stream() {
+  Stream stream = nullptr;
+  check(cuda_.create_stream(&stream, kNonBlocking), "cuStreamCreate");
+  streams_.push_back(stream);
+  return stream;
+}
+
+void Gpu::copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) {
+  if (bytes > 0) check(cuda_.copy(address(to), address(from), bytes, stream), "cuMemcpyDtoDAsync");
+}
+
+void Gpu::upload(std::byte* to, const void* from, std::size_t bytes, Stream stream) {
+  check(cuda_.upload(address(to), from, bytes, stream), "cuMemcpyHtoDAsync");
+  synchronize(stream);
+}
+
+void Gpu::download(void* to, const std::byte* from, std::size_t bytes, Stream stream) {
+  check(cuda_.download(to, address(from), bytes, stream), "cuMemcpyDtoHAsync");
+  synchronize(stream);
+}
+
+void Gpu::synchronize(Stream stream) {
+  check(cuda_.synchronize(stream), "cuStreamSynchronize");
+}
+
+bool Gpu::idle(Stream stream) const {
+  const Result result = cuda_.query(stream);
+  if (result == kNotReady) return false;
+  check(result, "cuStreamQuery");
+  return true;
+}
+
+void Gpu::check(Result result, const char* what) const {
   if (result == kSuccess) return;
   const char* name = nullptr;
   cuda_.error_name(result, &name);
   throw ranks::Failure(std::string(what) + ": " + (name == nullptr ? "error " + std::to_string(result) : name));
 }
 
-}  // namespace verbatim::eplb
+}  // namespace verbatim::ncclapi

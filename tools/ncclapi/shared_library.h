@@ -1,4 +1,4 @@
-// A library opened at run time, so that this tool builds and starts where it is missing, and says so.
+// A library opened at run time, so that a tool builds and starts where it is missing, and says so.
 #pragma once
 
 #include <dlfcn.h>
@@ -7,7 +7,7 @@
 
 #include "ranks/failure.h"
 
-namespace verbatim::eplb {
+namespace verbatim::ncclapi {
 
 // Never closed: GPU libraries do not bear it.
 class SharedLibrary {
@@ -28,4 +28,4 @@ class SharedLibrary {
   void* const library_;
 };
 
-}  // namespace verbatim::eplb
+}  // namespace verbatim::ncclapi
