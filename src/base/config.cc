@@ -281,6 +281,16 @@ std::vector<Row> rows() {
       number_row<&Config::keepalive_s, 0, kLongestWatchS>(
           "VERBATIM_KEEPALIVE_S", nullptr, "300",
           "Seconds without a sign of life from a peer, process or host, after which its connections fail; 0: never."),
+      number_row<&Config::stall_warn_s, 0, kLongestWatchS>(
+          "VERBATIM_STALL_WARN_S", nullptr, "30",
+          "Seconds without progress, with something outstanding, after which a connection is reported with who holds "
+          "it up; 0: never."),
+      number_row<&Config::stall_fail_s, 0, kLongestWatchS>(
+          "VERBATIM_STALL_FAIL_S", nullptr, "0", "Seconds after which such a connection fails at both ends; 0: never."),
+      {{"VERBATIM_STATE_SOCKET", nullptr, "path", "none",
+        "UNIX socket where the state of all connections can be read as JSON. `%p` in it becomes the process ID, `%h` "
+        "the host's name."},
+       assign_path<&Config::state_socket>},
       {{"VERBATIM_STATS", nullptr, "path", "none",
         "File for what each connection has carried, as JSON, written when NCCL finalizes. `%p` in it becomes the "
         "process "

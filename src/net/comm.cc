@@ -72,9 +72,10 @@ ConnectionStats Comm::stats() const {
   return stats;
 }
 
-bool Comm::uses(const Device& device) const {
-  return std::any_of(endpoint_.ports().begin(), endpoint_.ports().end(),
-                     [&](const Port* port) { return port->device == &device; });
+bool Comm::uses(const Device& device, std::uint8_t port_num) const {
+  return std::any_of(endpoint_.ports().begin(), endpoint_.ports().end(), [&](const Port* port) {
+    return port->device == &device && (port_num == 0 || port->port_num == port_num);
+  });
 }
 
 bool Comm::uses(const ibv_qp& qp) const {
@@ -88,13 +89,22 @@ bool Comm::uses(const ibv_cq& cq) const {
                      [&](const UniqueCq& own) { return own.get() == &cq; });
 }
 
-bool Comm::qps_stand() const {
-  return std::all_of(endpoint_.qps().begin(), endpoint_.qps().end(), [&](const EndpointQp& end) {
+ibv_qp_state Comm::qp_state() const {
+  ibv_qp_state found = IBV_QPS_RTS;
+  for (const EndpointQp& end : endpoint_.qps()) {
     ibv_qp_attr now{};
     ibv_qp_init_attr made{};
     const Verbs& verbs = endpoint_.ports()[end.device]->device->verbs();
-    return verbs.query_qp(end.qp.get(), &now, IBV_QP_STATE, &made) == 0 && now.qp_state != IBV_QPS_ERR;
-  });
+    if (verbs.query_qp(end.qp.get(), &now, IBV_QP_STATE, &made) != 0) return IBV_QPS_UNKNOWN;
+    if (now.qp_state == IBV_QPS_ERR) return now.qp_state;
+    if (found == IBV_QPS_RTS) found = now.qp_state;
+  }
+  return found;
+}
+
+bool Comm::qps_stand() const {
+  const ibv_qp_state state = qp_state();
+  return state != IBV_QPS_ERR && state != IBV_QPS_UNKNOWN;
 }
 
 void Comm::abort() {
@@ -110,25 +120,30 @@ void Comm::abort() {
   if ((signals & static_cast<std::uint32_t>(CommSignal::kDeviceFailed)) != 0) {
     return fail(ErrorKind::kSystem, "device", [&] { return describe_event(); });
   }
-  const bool ended = (signals & static_cast<std::uint32_t>(CommSignal::kVerdict)) != 0;
+  const bool condemned = (signals & static_cast<std::uint32_t>(CommSignal::kCondemned)) != 0;
+  const bool ended = condemned || (signals & static_cast<std::uint32_t>(CommSignal::kPeerFailed)) != 0;
   const bool gave_up = (signals & static_cast<std::uint32_t>(CommSignal::kPeerGaveUp)) != 0;
   const bool gone = gave_up || (signals & static_cast<std::uint32_t>(CommSignal::kPeerGone)) != 0;
   if (!starved && !ended && (gone ? quiet() : !needs_peer())) return;
   // The news came by TCP: what the peer did before it may still be under way.
   const std::uint64_t now = monotonic_ns();
   if (peer_end_seen_ns_ == 0) peer_end_seen_ns_ = now;
-  if (now - peer_end_seen_ns_ < kLastArrivalsNs) return;
+  if (!condemned && now - peer_end_seen_ns_ < kLastArrivalsNs) return;
   if (ended) {
     return fail(verdict_kind_, "peer", [&] {
-      return describe_failure(verdict_.data(), {"", "look at " + endpoint_.remote().host + " first: its log says more"},
+      return describe_failure(verdict_.data(), {"", "look at " + endpoint_.peer_name() + " first: its log says more"},
                               facts(0));
     });
   }
   fail(ErrorKind::kRemote, "peer", [&] {
     const PathFacts path = facts(0);
-    const char* const how = gave_up ? " has given up" : gone ? " has ended without closing" : " has closed";
-    return describe_failure("the peer " + endpoint_.peer_name() + how + " a connection that we wait for",
-                            {"the peer went first", "look at " + endpoint_.remote().host + " first: its log says why"},
+    const std::string peer = endpoint_.peer_name();
+    const char* const did = gave_up ? " has given up" : gone ? " has ended without closing" : " has closed";
+    return describe_failure("the peer " + peer + did + " a connection that we wait for",
+                            {gave_up ? "its application closed it with work outstanding: the peer went first"
+                             : gone  ? "its process or host died, or was killed: the peer went first"
+                                     : "it needs nothing more of us: the application's ends disagree",
+                             "look at " + peer + " first: its log says why"},
                             path);
   });
 }
@@ -149,17 +164,21 @@ void Comm::pass_verdict(ErrorKind kind, std::string_view why) {
 }
 
 void Comm::tell_peer() noexcept {
-  failed_.store(true, std::memory_order_release);
+  failure_told_.store(true, std::memory_order_release);
   if (watcher_ != nullptr) watcher_->wake();
 }
 
-void Comm::log_failure(const std::string& line) {
-  failure_text_ = line.substr(0, line.find(kNextStep));
-  VERBATIM_WARN("%s", line.c_str());
+void Comm::report(std::string what) noexcept {
+  VERBATIM_WARN("%s", what.c_str());
+  const std::size_t told = what.find(kNextStep);  // the rest is for our operator alone
+  failure_text_ = std::move(what);
+  if (told != std::string::npos) failure_text_.resize(told);
+  tell_peer();
 }
 
-void Comm::log_failure_without_memory() {
+void Comm::report_without_memory() noexcept {
   VERBATIM_WARN("a connection failed, and there is no memory to say how");
+  tell_peer();
 }
 
 [[gnu::cold]] void Comm::fail_poll() noexcept {
@@ -178,7 +197,7 @@ PathFacts Comm::facts(std::size_t qp) const {
                                        static_cast<std::uint32_t>(CommSignal::kPeerGaveUp);
   const std::uint32_t signals = attention_.load(std::memory_order_acquire);
   facts.peer_gone = (signals & kPeerEnded) != 0;
-  if ((signals & static_cast<std::uint32_t>(CommSignal::kVerdict)) != 0) facts.peer_report = verdict_.data();
+  if ((signals & static_cast<std::uint32_t>(CommSignal::kPeerFailed)) != 0) facts.peer_report = verdict_.data();
   return facts;
 }
 
@@ -194,13 +213,13 @@ std::string Comm::describe_event() const {
 [[gnu::cold]] void Comm::fail_completion(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept {
   const bool flushed = completion.status == IBV_WC_WR_FLUSH_ERR;
   const bool first = begin_failure(failure_of(completion.status), "completion");
-  const bool cause = first || (unreported_ && !flushed && failed_work_.completion.status == IBV_WC_WR_FLUSH_ERR);
+  const bool cause = first || (unreported_ && !flushed && failed_.completion.status == IBV_WC_WR_FLUSH_ERR);
   if (cause) {
     if (!first) {  // what came before was only its consequence
       ++flushed_;
       failure_ = error_.kind = failure_of(completion.status);
     }
-    failed_work_ = {completion, qp, work};
+    failed_ = {completion, qp, work};
     unreported_ = true;
   } else if (flushed) {
     ++flushed_;
@@ -214,27 +233,20 @@ bool Comm::await_event() const {
   return (attention() & static_cast<std::uint32_t>(CommSignal::kDeviceFailed)) != 0;
 }
 
-std::string Comm::describe_failed_work() const {
-  const auto& [completion, qp, work] = failed_work_;
-  if (completion.status == IBV_WC_WR_FLUSH_ERR && await_event()) return describe_event();
-  PathFacts path = facts(qp);
-  if (work.loopback) {
-    path.local.qp = completion.qp_num;
+[[gnu::cold]] void Comm::report_completion() noexcept try {
+  unreported_ = false;
+  if (failed_.completion.status == IBV_WC_WR_FLUSH_ERR && await_event()) return report(describe_event());
+  PathFacts path = facts(failed_.qp);
+  if (failed_.work.loopback) {
+    path.local.qp = failed_.completion.qp_num;
     path.remote = path.local;
   }
-  const Verbs& verbs = endpoint_.ports()[endpoint_.qps()[qp].device]->device->verbs();
-  return describe_failure(describe_completion(completion, verbs.wc_status_str(completion.status), work, flushed_),
-                          diagnose(completion.status, path), path);
-}
-
-[[gnu::cold]] void Comm::report_completion() noexcept {
-  unreported_ = false;
-  try {
-    log_failure(describe_failed_work());
-  } catch (...) {
-    log_failure_without_memory();
-  }
-  tell_peer();
+  const Verbs& verbs = endpoint_.ports()[endpoint_.qps()[failed_.qp].device]->device->verbs();
+  report(describe_failure(
+      describe_completion(failed_.completion, verbs.wc_status_str(failed_.completion.status), failed_.work, flushed_),
+      diagnose(failed_.completion.status, path), path));
+} catch (...) {
+  report_without_memory();
 }
 
 [[gnu::cold]] void Comm::fail_post(const char* operation, int returned, std::size_t qp) noexcept {

@@ -22,6 +22,7 @@
 #include "net/memory.h"
 #include "net/request.h"
 #include "net/stats.h"
+#include "net/watched.h"
 #include "wire/notice.h"
 
 namespace verbatim {
@@ -34,8 +35,9 @@ enum class CommSignal : std::uint32_t {
   kPeerClosed = 0x1,    // in peace
   kPeerGone = 0x2,      // without a word
   kDeviceFailed = 0x4,  // ours
-  kVerdict = 0x8,       // the connection has ended, whatever is outstanding, with the error passed before
+  kPeerFailed = 0x8,    // with the verdict passed before
   kPeerGaveUp = 0x10,   // its owner closed it with work outstanding
+  kCondemned = 0x20,    // by our control thread, with the verdict passed before
 };
 
 enum class CommKind : std::uint8_t { kSend, kRecv };
@@ -63,21 +65,22 @@ class Comm {
   // Any thread: the data path sees it at its next progress.
   void raise(CommSignal signal) { attention_.fetch_or(static_cast<std::uint32_t>(signal), std::memory_order_release); }
 
-  // The same for what ended the device, or a queue of ours.
-  void raise(ibv_event_type event) {
-    event_.store(event, std::memory_order_relaxed);
-    raise(CommSignal::kDeviceFailed);
-  }
-
   // The control thread alone, once, before the signal that is about it: why the connection ends.
   void pass_verdict(ErrorKind kind, std::string_view why);
 
   // Who is told of a failure, so that the peer hears of it: set before the data path runs.
   void set_watcher(const ControlThread* watcher) { watcher_ = watcher; }
   // How this end failed, nullptr while it has not. Any thread.
-  const std::string* failure_text() const { return failed_.load(std::memory_order_acquire) ? &failure_text_ : nullptr; }
+  const std::string* failure_text() const {
+    return failure_told_.load(std::memory_order_acquire) ? &failure_text_ : nullptr;
+  }
+  // The same for what ended the device, or a queue of ours.
+  void raise(ibv_event_type event) {
+    event_.store(event, std::memory_order_relaxed);
+    raise(CommSignal::kDeviceFailed);
+  }
 
-  bool uses(const Device& device) const;
+  bool uses(const Device& device, std::uint8_t port_num = 0) const;  // 0: any port
   bool uses(const ibv_qp& qp) const;
   bool uses(const ibv_cq& cq) const;
   // Asks the device whether all QPs are sound: they are in no error state.
@@ -93,6 +96,18 @@ class Comm {
   // Of that, what is known to be over.
   virtual Delivered delivered() const = 0;
   ConnectionStats stats() const;
+
+  // The control thread looks on: this end as it is now, but for what only time tells; qp_state, which asks the device.
+  virtual wire::View view() const = 0;
+  // What the application has done since the last call.
+  struct Marks {
+    bool waits = false;  // called isend and was refused
+    bool polls = false;  // tested in vain
+  };
+  virtual Marks take_marks() = 0;
+  // That of a QP in error, else of the first that is not in RTS.
+  ibv_qp_state qp_state() const;
+
   // Stops all work at once: the buffers are the caller's again.
   void abort();
 
@@ -133,11 +148,10 @@ class Comm {
   void fail(ErrorKind kind, const char* operation, Describe describe) noexcept {
     if (!begin_failure(kind, operation)) return;
     try {
-      log_failure(describe());
+      report(describe());
     } catch (...) {
-      log_failure_without_memory();
+      report_without_memory();
     }
-    tell_peer();
   }
   // The same for a completion that reports a failure. It is logged when everything that came with it has been taken
   // in: what was flushed is a number in that line, and a cause takes the place of what only follows from it.
@@ -181,6 +195,8 @@ class Comm {
   // Whether the peer, or the device, is known to take nothing any more.
   bool doomed() const { return (attention() & kSignals & ~static_cast<std::uint32_t>(CommSignal::kPeerClosed)) != 0; }
 
+  Watched<bool> polled_;  // something was tested in vain
+
   // A member, not a local array: calls that find nothing then save no registers.
   ibv_wc completions_[kPollBatch];
   Context& context_;
@@ -191,11 +207,11 @@ class Comm {
   void obey_signals(bool starved) noexcept;
   // Whether this is the first failure.
   bool begin_failure(ErrorKind kind, const char* operation) noexcept;
-  void log_failure(const std::string& line);
-  static void log_failure_without_memory();
+  // Logs it and has the peer told.
+  void report(std::string what) noexcept;
+  void report_without_memory() noexcept;
   void report_completion() noexcept;
   PathFacts facts(std::size_t qp) const;
-  std::string describe_failed_work() const;
   std::string describe_event() const;
   bool await_event() const;
   void fail_poll() noexcept;
@@ -207,20 +223,20 @@ class Comm {
   const CommKind kind_;
   std::uint64_t peer_end_seen_ns_ = 0;
   Error error_;
+  std::string failure_text_;
+  std::atomic<bool> failure_told_{false};  // the text stands
+  const ControlThread* watcher_ = nullptr;
+  ErrorKind verdict_kind_ = ErrorKind::kRemote;
+  std::array<char, wire::kMaxFailureText + 128> verdict_{};  // a peer's text, and who said it
   // The completion that failed, until it is reported.
   struct {
     ibv_wc completion;
     std::size_t qp;
     FailedWork work;
-  } failed_work_ = {};
+  } failed_ = {};
   bool unreported_ = false;
   std::uint64_t flushed_ = 0;                              // work requests that ended with it
   std::atomic<ibv_event_type> event_{IBV_EVENT_COMM_EST};  // what kDeviceFailed stands for
-  std::string failure_text_;
-  std::atomic<bool> failed_{false};  // the text stands
-  const ControlThread* watcher_ = nullptr;
-  ErrorKind verdict_kind_ = ErrorKind::kRemote;
-  std::array<char, wire::kMaxFailureText + 128> verdict_{};  // a peer's text, and who said it
   UniqueFd side_channel_;
 };
 

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "net/comm.h"
+#include "net/dump.h"
 
 namespace verbatim {
 namespace {
@@ -25,7 +26,9 @@ constexpr int kEventBatch = 32;
 // epoll's user data tells descriptors of connections from the rest.
 constexpr std::uint64_t kWakeMark = std::uint64_t{1} << 32;
 constexpr std::uint64_t kDeviceMark = std::uint64_t{2} << 32;
+constexpr std::uint64_t kStateMark = std::uint64_t{3} << 32;
 constexpr std::uint64_t kLowMask = 0xffffffff;
+constexpr int kUnsentRetryMs = 10;
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 Status add_to_epoll(const UniqueFd& epoll, int fd, std::uint64_t mark) {
@@ -34,17 +37,6 @@ Status add_to_epoll(const UniqueFd& epoll, int fd, std::uint64_t mark) {
   event.data.u64 = mark;
   if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) return system_error("epoll_ctl", errno);
   return {};
-}
-
-// Whether the event ends every connection of its device, or the one whose QP it names.
-bool ends_device(ibv_event_type type) {
-  return type == IBV_EVENT_DEVICE_FATAL;
-}
-bool ends_qp(ibv_event_type type) {
-  return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
-}
-bool ends_cq(ibv_event_type type) {
-  return type == IBV_EVENT_CQ_ERR;
 }
 
 }  // namespace
@@ -63,6 +55,11 @@ Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std:
     if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return system_error("fcntl", errno);
     if (const Status added = add_to_epoll(control->epoll_, fd, kDeviceMark | i); !added) return added.error();
   }
+  control->open_state_socket();
+  if (control->state_socket_ != nullptr) {
+    const Status added = add_to_epoll(control->epoll_, control->state_socket_->listener().get(), kStateMark);
+    if (!added) return added.error();
+  }
   // The thread inherits the mask: no signal of the application may be handled on it.
   sigset_t all;
   sigset_t before;
@@ -78,6 +75,9 @@ Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std:
   if (!started) return started.error();
   return control;
 }
+
+ControlThread::ControlThread(std::span<const std::unique_ptr<Device>> devices, const ControlSettings& settings)
+    : settings_(settings), devices_(devices), device_failed_(devices.size()) {}
 
 ControlThread::~ControlThread() {
   if (!thread_.joinable()) return;
@@ -167,12 +167,16 @@ void ControlThread::run() noexcept {
         static_cast<void>(!::read(wake_.get(), &wakes, sizeof wakes));
       } else if ((mark & ~kLowMask) == kDeviceMark) {
         hear_device(mark & kLowMask);
+      } else if (mark == kStateMark) {
+        serve_state();
       } else {
         const MutexLock lock(mutex_);
         const auto found = connections_.find(static_cast<int>(mark));
         if (found != connections_.end()) hear_peer(found->second);
       }
     }
+    report_stalls();
+    const bool all_read = state_socket_ == nullptr || state_socket_->flush(monotonic_ns());
     Connections finished;
     {
       const MutexLock lock(mutex_);
@@ -181,6 +185,7 @@ void ControlThread::run() noexcept {
       beat(monotonic_ns());
       finished = take_finished();
       timeout_ms = milliseconds_to_next_deadline();
+      if (!all_read) timeout_ms = kUnsentRetryMs;
     }
     for (auto& [fd, connection] : finished) {
       const Context* const context = &connection.parked->context();
@@ -214,61 +219,19 @@ ControlThread::Connections ControlThread::take_finished() {
 }
 
 int ControlThread::milliseconds_to_next_deadline() {
-  constexpr std::uint64_t kUnsentRetryNs = 10 * kNanosecondsPerMillisecond;
   const std::uint64_t now = monotonic_ns();
-  std::uint64_t nearest = connections_.empty() ? kNever : next_beat_ns_;
+  std::uint64_t nearest = connections_.empty() ? kNever : std::min(next_beat_ns_, next_look_ns_);
   for (auto& [fd, connection] : connections_) {
     if (connection.parked != nullptr) nearest = std::min(nearest, connection.deadline_ns);
     if (!connection.channel.flush(connection.comm->side_channel()) ||
         (connection.parked != nullptr && !connection.bye_sent)) {
-      nearest = std::min(nearest, now + kUnsentRetryNs);
+      nearest = std::min(nearest, now + kUnsentRetryMs * kNanosecondsPerMillisecond);
     }
   }
   if (nearest == kNever) return -1;
   if (nearest <= now) return 0;
   const std::uint64_t milliseconds = (nearest - now) / kNanosecondsPerMillisecond + 1;
   return static_cast<int>(std::min<std::uint64_t>(milliseconds, INT_MAX));
-}
-
-void ControlThread::hear_device(std::size_t index) {
-  const Device& device = *devices_[index];
-  const Verbs& verbs = device.verbs();
-  ibv_async_event event{};
-  while (verbs.get_async_event(device.context(), &event) == 0) {
-    {
-      const MutexLock lock(mutex_);
-      tell(event, index);
-    }
-    VERBATIM_INFO("%s: %s", device.name().c_str(), verbs.event_type_str(event.event_type));
-    verbs.ack_async_event(&event);
-  }
-  if (errno == EAGAIN || errno == EINTR) return;
-  // The device is gone, and its descriptor would wake us for ever.
-  VERBATIM_WARN("%s: no more events can be read: %s; its connections fail", device.name().c_str(),
-                std::strerror(errno));
-  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, device.context()->async_fd, nullptr));
-  const MutexLock lock(mutex_);
-  fail_device(index);
-}
-
-void ControlThread::tell(const ibv_async_event& event, std::size_t device) {
-  if (ends_device(event.event_type)) return fail_device(device);
-  if (!ends_qp(event.event_type) && !ends_cq(event.event_type)) return;
-  bool known = false;
-  for (const auto& [fd, connection] : connections_) {
-    Comm& comm = *connection.comm;
-    if (!(ends_qp(event.event_type) ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
-    comm.raise(event.event_type);
-    known = true;
-  }
-  if (!known) unknown_failed_ = true;
-}
-
-void ControlThread::fail_device(std::size_t index) {
-  device_failed_[index] = true;
-  for (const auto& [fd, connection] : connections_) {
-    if (connection.comm->uses(*devices_[index])) connection.comm->raise(IBV_EVENT_DEVICE_FATAL);
-  }
 }
 
 }  // namespace verbatim

@@ -23,15 +23,6 @@ constexpr int kMessagesAtATime = 16;
 constexpr unsigned kBeats = 4;
 constexpr unsigned kSilentBeats = kBeats - 1;
 
-// "HOST (pid 4711)"; without allocating.
-struct PeerName {
-  explicit PeerName(const Comm& comm) {
-    const wire::Hello& remote = comm.endpoint().remote();
-    std::snprintf(text, sizeof text, "%.64s (pid %u)", remote.host.c_str(), remote.pid);
-  }
-  char text[96];
-};
-
 // Whether the other host's system has taken all that was sent to it, though its process may not have.
 bool host_answers(const UniqueFd& socket) {
   int bytes = 0;
@@ -39,6 +30,11 @@ bool host_answers(const UniqueFd& socket) {
 }
 
 }  // namespace
+
+ControlThread::PeerName::PeerName(const Comm& comm) {
+  const wire::Hello& remote = comm.endpoint().remote();
+  std::snprintf(text, sizeof text, "%.64s (pid %u)", remote.host.c_str(), remote.pid);
+}
 
 void ControlThread::hear_peer(Connection& connection) {
   for (int i = 0; i < kMessagesAtATime && !connection.peer_closed; ++i) {
@@ -62,6 +58,20 @@ void ControlThread::hear(Connection& connection, const SideChannel::Message& mes
       return;
     case wire::MessageType::kPong:
       return;
+    case wire::MessageType::kAsk:
+      if (const std::optional<std::uint32_t> id = wire::decode_ask(message.body)) {
+        wire::View view = view_of(connection, monotonic_ns());
+        view.id = *id;
+        connection.channel.send(comm.side_channel(), wire::Notice::view(view));
+        return;
+      }
+      return end_of_peer(connection, CommSignal::kPeerGone);
+    case wire::MessageType::kView:
+      if (const std::optional<wire::View> view = wire::decode_view(message.body)) {
+        if (connection.watch.hear(*view)) next_look_ns_ = 0;
+        return;
+      }
+      return end_of_peer(connection, CommSignal::kPeerGone);
     case wire::MessageType::kFailed:
       break;
     default:
@@ -76,7 +86,7 @@ void ControlThread::hear(Connection& connection, const SideChannel::Message& mes
   std::snprintf(why, sizeof why, "the peer %s reported: %.*s", PeerName(comm).text,
                 static_cast<int>(failed->text.size()), failed->text.data());
   comm.pass_verdict(ErrorKind::kRemote, why);
-  comm.raise(CommSignal::kVerdict);
+  comm.raise(CommSignal::kPeerFailed);
 }
 
 void ControlThread::end_of_peer(Connection& connection, CommSignal signal) {
@@ -101,7 +111,7 @@ void ControlThread::condemn(Connection& connection, ErrorKind kind, const char* 
   connection.failure_told = true;
   connection.channel.send(comm.side_channel(), wire::Notice::failed(kind, why));
   comm.pass_verdict(kind, why);
-  comm.raise(CommSignal::kVerdict);
+  comm.raise(CommSignal::kCondemned);
 }
 
 void ControlThread::tell_failures() {

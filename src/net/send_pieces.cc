@@ -78,7 +78,7 @@ void SendComm::post_stripes(std::uint32_t member) {
     if (count == 1) {
       work.wr_id = wr_id;
       work.imm_data = htonl(wire::encode_immediate(immediate));
-      --queue.free;
+      queue.free -= 1;
       ibv_send_wr* refused;
       const int returned = ibv_post_send(queue.qp, &work, &refused);
       if (returned != 0) fail_post("ibv_post_send", returned, used);
@@ -159,7 +159,7 @@ void SendComm::continue_posting() {
   while (posting_.part < posting_.parts) {
     const std::uint32_t queue_index = (posting_.first_queue + posting_.part) % queue_count_;
     SendQueue& queue = queues_[queue_index];
-    const std::uint32_t room = std::min(kBatch, queue.free);
+    const std::uint32_t room = std::min<std::uint32_t>(kBatch, queue.free);
     std::uint32_t count = 0;
     bool part_done = false;
     while (count < room && !part_done) {

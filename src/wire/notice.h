@@ -59,12 +59,12 @@ struct View {
   };
   std::uint32_t id = 0;  // of the question
   std::uint8_t sends = 0;
-  std::uint8_t qp_state = 0;  // enum ibv_qp_state: the first that is not RTS
+  std::uint8_t qp_state = 0;  // enum ibv_qp_state: of the QP that is worst off
   std::uint16_t flags = 0;
   std::uint32_t members = 0;      // messages sent, or receives posted, so far: of equal numbers the same are meant
   std::uint32_t outstanding = 0;  // work requests not completed, or receives that have not arrived
   std::uint32_t flushes = 0;      // outstanding
-  std::uint32_t still_ms = 0;     // since something moved
+  std::uint32_t still_ms = 0;     // since something moved; 0 where nobody looks
   std::uint64_t bytes = 0;        // moved so far
 };
 static_assert(sizeof(View) == 32);
