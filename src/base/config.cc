@@ -163,6 +163,7 @@ constexpr std::int64_t kLongestGatherUs = 2000;
 constexpr std::int64_t kHighestThreshold = std::int64_t{1} << 40;
 constexpr std::int64_t kLongestEstablishmentS = 3600;
 constexpr std::int64_t kLongestCloseMs = 600'000;
+constexpr std::int64_t kLongestWatchS = 86'400;
 
 std::optional<unsigned> parse_count(const std::string& text, std::int64_t most) {
   const std::optional<std::int64_t> number = parse_number(text);
@@ -277,6 +278,19 @@ std::vector<Row> rows() {
       number_row<&Config::close_timeout_ms, 0, kLongestCloseMs>(
           "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, "5000",
           "Milliseconds that a closed connection's queue pairs stay alive for a peer that has not closed its end."),
+      number_row<&Config::keepalive_s, 0, kLongestWatchS>(
+          "VERBATIM_KEEPALIVE_S", nullptr, "300",
+          "Seconds without a sign of life from a peer, process or host, after which its connections fail; 0: never."),
+      number_row<&Config::stall_warn_s, 0, kLongestWatchS>(
+          "VERBATIM_STALL_WARN_S", nullptr, "30",
+          "Seconds without progress, with something outstanding, after which a connection is reported with who holds "
+          "it up; 0: never."),
+      number_row<&Config::stall_fail_s, 0, kLongestWatchS>(
+          "VERBATIM_STALL_FAIL_S", nullptr, "0", "Seconds after which such a connection fails at both ends; 0: never."),
+      {{"VERBATIM_STATE_SOCKET", nullptr, "path", "none",
+        "UNIX socket where the state of all connections can be read as JSON. `%p` in it becomes the process ID, `%h` "
+        "the host's name."},
+       assign_path<&Config::state_socket>},
       {{"VERBATIM_STATS", nullptr, "path", "none",
         "File for what each connection has carried, as JSON, written when NCCL finalizes. `%p` in it becomes the "
         "process "

@@ -76,6 +76,10 @@ struct Config {
   TextSetting socket_ifname;  // syntax: base/socket_interface.h
   int socket_family = 0;      // AF_UNSPEC, AF_INET or AF_INET6
   unsigned connect_timeout_s = 60;
+  unsigned keepalive_s = 300;        // half of the time after which PyTorch's watchdog ends a process; 0: never
+  unsigned stall_warn_s = 30;        // 0: never
+  unsigned stall_fail_s = 0;         // 0: never
+  std::string state_socket;          // path; empty: none; %p and %h as in stats_file
   std::string stats_file;            // empty: none; %p stands for the process, %h for the host
   unsigned close_timeout_ms = 5000;  // more than one retransmission at the default timeout
 

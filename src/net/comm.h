@@ -5,28 +5,40 @@
 // receive comm, the locked making of its flush QPs.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/fd.h"
 #include "base/result.h"
 #include "net/endpoint.h"
+#include "net/failure.h"
 #include "net/memory.h"
 #include "net/request.h"
 #include "net/stats.h"
-#include "wire/handshake.h"
+#include "net/watched.h"
+#include "wire/notice.h"
 
 namespace verbatim {
 
 class Context;
+class ControlThread;
 
 // What the control thread tells a comm: bits of its attention word.
-enum class CommSignal : std::uint32_t { kPeerClosed = 0x1, kPeerGone = 0x2, kDeviceFailed = 0x4 };
+enum class CommSignal : std::uint32_t {
+  kPeerClosed = 0x1,    // in peace
+  kPeerGone = 0x2,      // without a word
+  kDeviceFailed = 0x4,  // ours
+  kPeerFailed = 0x8,    // with the verdict passed before
+  kPeerGaveUp = 0x10,   // its owner closed it with work outstanding
+  kCondemned = 0x20,    // by our control thread, with the verdict passed before
+};
 
 enum class CommKind : std::uint8_t { kSend, kRecv };
 
@@ -53,7 +65,22 @@ class Comm {
   // Any thread: the data path sees it at its next progress.
   void raise(CommSignal signal) { attention_.fetch_or(static_cast<std::uint32_t>(signal), std::memory_order_release); }
 
-  bool uses(const Device& device) const;
+  // The control thread alone, once, before the signal that is about it: why the connection ends.
+  void pass_verdict(ErrorKind kind, std::string_view why);
+
+  // Who is told of a failure, so that the peer hears of it: set before the data path runs.
+  void set_watcher(const ControlThread* watcher) { watcher_ = watcher; }
+  // How this end failed, nullptr while it has not. Any thread.
+  const std::string* failure_text() const {
+    return failure_told_.load(std::memory_order_acquire) ? &failure_text_ : nullptr;
+  }
+  // The same for what ended the device, or a queue of ours.
+  void raise(ibv_event_type event) {
+    event_.store(event, std::memory_order_relaxed);
+    raise(CommSignal::kDeviceFailed);
+  }
+
+  bool uses(const Device& device, std::uint8_t port_num = 0) const;  // 0: any port
   bool uses(const ibv_qp& qp) const;
   bool uses(const ibv_cq& cq) const;
   // Asks the device whether all QPs are sound: they are in no error state.
@@ -66,7 +93,21 @@ class Comm {
   virtual bool needs_peer() const = 0;
   // What the connection has carried; not while the data path runs.
   virtual Carried carried() const = 0;
+  // Of that, what is known to be over.
+  virtual Delivered delivered() const = 0;
   ConnectionStats stats() const;
+
+  // The control thread looks on: this end as it is now, but for what only time tells; qp_state, which asks the device.
+  virtual wire::View view() const = 0;
+  // What the application has done since the last call.
+  struct Marks {
+    bool waits = false;  // called isend and was refused
+    bool polls = false;  // tested in vain
+  };
+  virtual Marks take_marks() = 0;
+  // That of a QP in error, else of the first that is not in RTS.
+  ibv_qp_state qp_state() const;
+
   // Stops all work at once: the buffers are the caller's again.
   void abort();
 
@@ -107,16 +148,14 @@ class Comm {
   void fail(ErrorKind kind, const char* operation, Describe describe) noexcept {
     if (!begin_failure(kind, operation)) return;
     try {
-      log_failure(describe());
+      report(describe());
     } catch (...) {
-      log_failure_without_memory();
+      report_without_memory();
     }
   }
-  // The same for a completion that reports a failure. `operation` answers what the work request was for.
-  template <typename Operation>
-  void fail_completion(const ibv_wc& completion, std::size_t qp, Operation operation) noexcept {
-    fail(ErrorKind::kRemote, "completion", [&] { return describe_completion(completion, qp, operation()); });
-  }
+  // The same for a completion that reports a failure. It is logged when everything that came with it has been taken
+  // in: what was flushed is a number in that line, and a cause takes the place of what only follows from it.
+  void fail_completion(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept;
   void fail_post(const char* operation, int returned, std::size_t qp) noexcept;
 
   // Completions taken from a queue at a time.
@@ -137,6 +176,15 @@ class Comm {
       broken = broken || count < 0;
     }
     if (broken) fail_poll();
+    if (unreported_) {
+      for (const UniqueCq& cq : endpoint_.cqs()) {
+        int count = 0;
+        while ((count = ibv_poll_cq(cq.get(), kPollBatch, completions_)) > 0) {
+          for (int i = 0; i < count; ++i) complete(completions_[i]);
+        }
+      }
+      report_completion();
+    }
     if (all) hear_signals(false);
   }
   // Only when everything that has arrived was taken in: the completion queues were found empty. `starved`: the caller
@@ -144,6 +192,10 @@ class Comm {
   void hear_signals(bool starved) {
     if ((attention() & kSignals) != 0) obey_signals(starved);
   }
+  // Whether the peer, or the device, is known to take nothing any more.
+  bool doomed() const { return (attention() & kSignals & ~static_cast<std::uint32_t>(CommSignal::kPeerClosed)) != 0; }
+
+  Watched<bool> polled_;  // something was tested in vain
 
   // A member, not a local array: calls that find nothing then save no registers.
   ibv_wc completions_[kPollBatch];
@@ -155,10 +207,15 @@ class Comm {
   void obey_signals(bool starved) noexcept;
   // Whether this is the first failure.
   bool begin_failure(ErrorKind kind, const char* operation) noexcept;
-  static void log_failure(const std::string& what);
-  static void log_failure_without_memory();
-  std::string describe_completion(const ibv_wc& completion, std::size_t qp, const std::string& operation) const;
+  // Logs it and has the peer told.
+  void report(std::string what) noexcept;
+  void report_without_memory() noexcept;
+  void report_completion() noexcept;
+  PathFacts facts(std::size_t qp) const;
+  std::string describe_event() const;
+  bool await_event() const;
   void fail_poll() noexcept;
+  void tell_peer() noexcept;
 
   ibv_cq* const first_cq_;
   std::atomic<std::uint32_t> attention_{0};
@@ -166,6 +223,20 @@ class Comm {
   const CommKind kind_;
   std::uint64_t peer_end_seen_ns_ = 0;
   Error error_;
+  std::string failure_text_;
+  std::atomic<bool> failure_told_{false};  // the text stands
+  const ControlThread* watcher_ = nullptr;
+  ErrorKind verdict_kind_ = ErrorKind::kRemote;
+  std::array<char, wire::kMaxFailureText + 128> verdict_{};  // a peer's text, and who said it
+  // The completion that failed, until it is reported.
+  struct {
+    ibv_wc completion;
+    std::size_t qp;
+    FailedWork work;
+  } failed_ = {};
+  bool unreported_ = false;
+  std::uint64_t flushed_ = 0;                              // work requests that ended with it
+  std::atomic<ibv_event_type> event_{IBV_EVENT_COMM_EST};  // what kDeviceFailed stands for
   UniqueFd side_channel_;
 };
 

@@ -7,14 +7,18 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <csignal>
 #include <cstring>
+#include <limits>
+#include <new>
 #include <system_error>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "net/comm.h"
+#include "net/dump.h"
 
 namespace verbatim {
 namespace {
@@ -23,7 +27,10 @@ constexpr int kEventBatch = 32;
 // epoll's user data tells descriptors of connections from the rest.
 constexpr std::uint64_t kWakeMark = std::uint64_t{1} << 32;
 constexpr std::uint64_t kDeviceMark = std::uint64_t{2} << 32;
+constexpr std::uint64_t kStateMark = std::uint64_t{3} << 32;
 constexpr std::uint64_t kLowMask = 0xffffffff;
+constexpr int kUnsentRetryMs = 10;
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 Status add_to_epoll(const UniqueFd& epoll, int fd, std::uint64_t mark) {
   epoll_event event{};
@@ -33,21 +40,11 @@ Status add_to_epoll(const UniqueFd& epoll, int fd, std::uint64_t mark) {
   return {};
 }
 
-// Whether the event ends every connection of its device, or the one whose QP it names.
-bool ends_device(ibv_event_type type) {
-  return type == IBV_EVENT_DEVICE_FATAL;
-}
-bool ends_qp(ibv_event_type type) {
-  return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
-}
-bool ends_cq(ibv_event_type type) {
-  return type == IBV_EVENT_CQ_ERR;
-}
-
 }  // namespace
 
-Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std::unique_ptr<Device>> devices) {
-  std::unique_ptr<ControlThread> control(new ControlThread(devices));
+Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std::unique_ptr<Device>> devices,
+                                                            const ControlSettings& settings) {
+  std::unique_ptr<ControlThread> control(new ControlThread(devices, settings));
   control->epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
   if (!control->epoll_) return system_error("epoll_create1", errno);
   control->wake_ = UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
@@ -59,6 +56,11 @@ Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std:
     if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return system_error("fcntl", errno);
     if (const Status added = add_to_epoll(control->epoll_, fd, kDeviceMark | i); !added) return added.error();
   }
+  control->open_state_socket();
+  if (control->state_socket_ != nullptr) {
+    const Status added = add_to_epoll(control->epoll_, control->state_socket_->listener().get(), kStateMark);
+    if (!added) return added.error();
+  }
   // The thread inherits the mask: no signal of the application may be handled on it.
   sigset_t all;
   sigset_t before;
@@ -69,11 +71,16 @@ Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std:
     control->thread_ = std::thread([raw = control.get()] { raw->run(); });
   } catch (const std::system_error& error) {
     started = system_error("pthread_create", error.code().value());
+  } catch (const std::bad_alloc&) {
+    started = system_error("pthread_create", ENOMEM);
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (!started) return started.error();
   return control;
 }
+
+ControlThread::ControlThread(std::span<const std::unique_ptr<Device>> devices, const ControlSettings& settings)
+    : settings_(settings), devices_(devices), device_failed_(devices.size()) {}
 
 ControlThread::~ControlThread() {
   if (!thread_.joinable()) return;
@@ -87,18 +94,16 @@ ControlThread::~ControlThread() {
 
 void ControlThread::wake() const {
   const std::uint64_t one = 1;
-  // Fails only when the counter is full, and then the thread is awake.
-  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+  // Fails for good only when the counter is full, and then the thread is awake.
+  while (::write(wake_.get(), &one, sizeof one) < 0 && errno == EINTR) continue;
 }
 
 Status ControlThread::watch(Comm& comm) {
-  OutgoingMessage bye(wire::encode_bye());
   const MutexLock lock(mutex_);
   parked_.try_emplace(&comm.context(), 0);
   const int fd = comm.side_channel().get();
   Connection& connection = connections_[fd];
   connection.comm = &comm;
-  connection.bye = std::move(bye);
   if (Status added = add_to_epoll(epoll_, fd, static_cast<std::uint64_t>(fd)); !added) {
     connections_.erase(fd);
     VERBATIM_WARN("watching a connection failed: %s: %s%s", added.error().operation,
@@ -106,18 +111,24 @@ Status ControlThread::watch(Comm& comm) {
                   added.error().sys_errno == ENOSPC ? " (fs.epoll.max_user_watches limits it)" : "");
     return added;
   }
+  comm.set_watcher(this);
+  if (connections_.size() == 1) wake();  // so that the beats begin
   for (std::size_t i = 0; i < devices_.size(); ++i) {
-    if (device_failed_[i] && comm.uses(*devices_[i])) comm.raise(CommSignal::kDeviceFailed);
+    if (device_failed_[i] && comm.uses(*devices_[i])) comm.raise(IBV_EVENT_DEVICE_FATAL);
   }
-  if (unknown_failed_ && !comm.qps_stand()) comm.raise(CommSignal::kDeviceFailed);
+  if (unknown_failed_ && !comm.qps_stand()) comm.raise(IBV_EVENT_QP_FATAL);
   return {};
 }
 
 void ControlThread::forget(Comm& comm) {
   const MutexLock lock(mutex_);
   const int fd = comm.side_channel().get();
+  comm.set_watcher(nullptr);
+  const auto found = connections_.find(fd);
+  if (found == connections_.end()) return;
+  tell_failure(found->second);
   static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
-  connections_.erase(fd);
+  connections_.erase(found);
 }
 
 void ControlThread::park(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) {
@@ -159,18 +170,25 @@ void ControlThread::run() noexcept {
         static_cast<void>(!::read(wake_.get(), &wakes, sizeof wakes));
       } else if ((mark & ~kLowMask) == kDeviceMark) {
         hear_device(mark & kLowMask);
+      } else if (mark == kStateMark) {
+        serve_state();
       } else {
         const MutexLock lock(mutex_);
         const auto found = connections_.find(static_cast<int>(mark));
         if (found != connections_.end()) hear_peer(found->second);
       }
     }
+    report_stalls();
+    const bool all_read = state_socket_ == nullptr || state_socket_->flush(monotonic_ns());
     Connections finished;
     {
       const MutexLock lock(mutex_);
       if (stop_) return;
+      tell_failures();
+      beat(monotonic_ns());
       finished = take_finished();
       timeout_ms = milliseconds_to_next_deadline();
+      if (!all_read) timeout_ms = kUnsentRetryMs;
     }
     for (auto& [fd, connection] : finished) {
       const Context* const context = &connection.parked->context();
@@ -182,26 +200,17 @@ void ControlThread::run() noexcept {
   }
 }
 
-void ControlThread::hear_peer(Connection& connection) {
-  const int fd = connection.comm->side_channel().get();
-  const Result<bool> received = receive_into(connection.comm->side_channel(), connection.message, connection.filled);
-  if (received && !*received) return;
-  connection.peer_closed = true;
-  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
-  const bool bye = received && wire::is_bye(connection.message);
-  connection.comm->raise(bye ? CommSignal::kPeerClosed : CommSignal::kPeerGone);
-}
-
 ControlThread::Connections ControlThread::take_finished() {
   Connections finished;
   const std::uint64_t now = monotonic_ns();
   for (auto at = connections_.begin(); at != connections_.end();) {
     Connection& connection = at->second;
     if (connection.parked != nullptr && !connection.bye_sent) {
-      const Result<bool> sent = connection.bye.send(connection.parked->side_channel());
-      connection.bye_sent = !sent || *sent;  // to a peer that is gone nothing needs to be said
+      connection.bye_sent = connection.channel.send(connection.parked->side_channel(),
+                                                    wire::Notice::without_body(wire::MessageType::kBye));
     }
-    const bool over = connection.peer_closed && connection.bye_sent;
+    const bool over =
+        connection.peer_closed && connection.bye_sent && connection.channel.flush(connection.comm->side_channel());
     if (connection.parked == nullptr || (!over && now < connection.deadline_ns)) {
       ++at;
       continue;
@@ -213,57 +222,19 @@ ControlThread::Connections ControlThread::take_finished() {
 }
 
 int ControlThread::milliseconds_to_next_deadline() {
-  constexpr std::uint64_t kUnsentRetryNs = 10 * kNanosecondsPerMillisecond;
   const std::uint64_t now = monotonic_ns();
-  std::uint64_t nearest = 0;
-  for (const auto& [fd, connection] : connections_) {
-    if (connection.parked == nullptr) continue;
-    const std::uint64_t next = connection.bye_sent ? connection.deadline_ns : now + kUnsentRetryNs;
-    nearest = nearest == 0 ? next : std::min(nearest, next);
-  }
-  if (nearest == 0) return -1;
-  return nearest <= now ? 0 : static_cast<int>((nearest - now) / kNanosecondsPerMillisecond + 1);
-}
-
-void ControlThread::hear_device(std::size_t index) {
-  const Device& device = *devices_[index];
-  const Verbs& verbs = device.verbs();
-  ibv_async_event event{};
-  while (verbs.get_async_event(device.context(), &event) == 0) {
-    {
-      const MutexLock lock(mutex_);
-      tell(event, index);
+  std::uint64_t nearest = connections_.empty() ? kNever : std::min(next_beat_ns_, next_look_ns_);
+  for (auto& [fd, connection] : connections_) {
+    if (connection.parked != nullptr) nearest = std::min(nearest, connection.deadline_ns);
+    if (!connection.channel.flush(connection.comm->side_channel()) ||
+        (connection.parked != nullptr && !connection.bye_sent)) {
+      nearest = std::min(nearest, now + kUnsentRetryMs * kNanosecondsPerMillisecond);
     }
-    VERBATIM_INFO("%s: %s", device.name().c_str(), verbs.event_type_str(event.event_type));
-    verbs.ack_async_event(&event);
   }
-  if (errno == EAGAIN || errno == EINTR) return;
-  // The device is gone, and its descriptor would wake us for ever.
-  VERBATIM_WARN("%s: no more events can be read: %s; its connections fail", device.name().c_str(),
-                std::strerror(errno));
-  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, device.context()->async_fd, nullptr));
-  const MutexLock lock(mutex_);
-  fail_device(index);
-}
-
-void ControlThread::tell(const ibv_async_event& event, std::size_t device) {
-  if (ends_device(event.event_type)) return fail_device(device);
-  if (!ends_qp(event.event_type) && !ends_cq(event.event_type)) return;
-  bool known = false;
-  for (const auto& [fd, connection] : connections_) {
-    Comm& comm = *connection.comm;
-    if (!(ends_qp(event.event_type) ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
-    comm.raise(CommSignal::kDeviceFailed);
-    known = true;
-  }
-  if (!known) unknown_failed_ = true;
-}
-
-void ControlThread::fail_device(std::size_t index) {
-  device_failed_[index] = true;
-  for (const auto& [fd, connection] : connections_) {
-    if (connection.comm->uses(*devices_[index])) connection.comm->raise(CommSignal::kDeviceFailed);
-  }
+  if (nearest == kNever) return -1;
+  if (nearest <= now) return 0;
+  const std::uint64_t milliseconds = (nearest - now) / kNanosecondsPerMillisecond + 1;
+  return static_cast<int>(std::min<std::uint64_t>(milliseconds, INT_MAX));
 }
 
 }  // namespace verbatim

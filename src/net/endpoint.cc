@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "verbs/errors.h"
 
@@ -30,12 +30,6 @@ QpAddress address_of(const wire::HelloDevice& device, const wire::HelloQp& qp) {
   return address;
 }
 
-std::string describe_end(const char* name, unsigned port, unsigned gid_index, const ibv_gid& gid, std::uint32_t qp) {
-  char text[256];
-  std::snprintf(text, sizeof text, "%s:%u GID %u %s QP %u", name, port, gid_index, to_string(gid).c_str(), qp);
-  return text;
-}
-
 Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
   const Device& device = *port.device;
   const int limit = device.attributes().max_cqe;
@@ -44,7 +38,7 @@ Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
         "%s: a connection needs a completion queue of %zu entries, the device allows %d: lower "
         "VERBATIM_QPS_PER_CONNECTION",
         port.name.c_str(), entries, limit);
-    return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq"};
+    return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq", true};
   }
   const Verbs& verbs = device.verbs();
   return adopt("ibv_create_cq", verbs.create_cq(device.context(), static_cast<int>(entries), nullptr, nullptr, 0),
@@ -60,7 +54,7 @@ Result<Port> as_it_is_now(const Port& known, const Config& config) {
   if (!gid) {
     VERBATIM_WARN("%s: GID %u %s is gone, and there is no other to use", known.name.c_str(), known.gid.index,
                   to_string(known.gid.gid).c_str());
-    return gid.error();
+    return Error{gid.error().kind, gid.error().sys_errno, gid.error().operation, true};
   }
   Port port = known;
   port.gid = *gid;
@@ -179,8 +173,14 @@ Status Endpoint::make_qp(std::size_t index, const EndpointSizes& sizes, const Co
   Result<RcQp> created = create_rc_qp(*port.device, cq, cq, sizes.caps);
   if (!created) return created.error();
   if (const Status moved = to_init(created->qp.get(), port, config.pkey_index); !moved) return moved.error();
-  qps_.push_back({std::move(created->qp), created->inline_bytes, created->send_wr, created->recv_wr,
-                  static_cast<std::uint8_t>(device), 0, true});
+  qps_.push_back({std::move(created->qp),
+                  created->inline_bytes,
+                  created->send_wr,
+                  created->recv_wr,
+                  static_cast<std::uint8_t>(device),
+                  0,
+                  true,
+                  {}});
   return {};
 }
 
@@ -229,7 +229,7 @@ Status Endpoint::connect(const wire::Hello& remote, const Config& config, int tr
       if (!set) return set.error();
       end.ece = *set;
     }
-    QpPath path;
+    QpPath& path = end.path;
     path.mtu = static_cast<ibv_mtu>(std::min<int>(port.active_mtu, peer.mtu));
     path.traffic_class =
         config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
@@ -240,20 +240,67 @@ Status Endpoint::connect(const wire::Hello& remote, const Config& config, int tr
       return moved;
   }
   if (max_message_bytes_ > kPieceAlignBytes) max_message_bytes_ -= max_message_bytes_ % kPieceAlignBytes;
+  timeout_ = config.timeout;
+  retry_count_ = config.retry_count;
+  connected_ns_ = monotonic_ns();
+  for (const Port* port : ports_) counters_.push_back(port->device->history().recent_counters(port->port_num));
   return {};
 }
 
-std::string Endpoint::describe_path(std::size_t qp) const {
+std::string Endpoint::peer_name() const {
+  return remote_.host + " (pid " + std::to_string(remote_.pid) + ")";
+}
+
+PathFacts Endpoint::path(std::size_t qp) const {
   const EndpointQp& end = qps_[qp];
   const Port& port = *ports_[end.device];
-  std::string text = describe_end(port.name.c_str(), port.port_num, port.gid.index, port.gid.gid, end.qp->qp_num);
-  if (remote_.qps.size() <= qp) return text;
+  PathFacts facts;
+  facts.local.device = port.device->name();
+  facts.local.port = port.port_num;
+  facts.local.gid_index = port.gid.index;
+  facts.local.gid = port.gid.gid;
+  facts.local.qp = end.qp->qp_num;
+  facts.local.mtu = port.active_mtu;
+  facts.roce = port.is_roce();
+  facts.gpu_memory = port.ptr_support != kPtrHost;
+  facts.mtu = end.path.mtu;
+  facts.traffic_class = end.path.traffic_class;
+  facts.service_level = end.path.service_level;
+  if (remote_.qps.size() <= qp) return facts;
   const wire::HelloDevice& peer = remote_.devices[end.remote_device];
-  ibv_gid gid{};
-  std::memcpy(gid.raw, peer.gid.data(), sizeof gid.raw);
-  text += " to " + remote_.host + " ";
-  text += describe_end(peer.name.c_str(), peer.port, peer.gid_index, gid, remote_.qps[qp].number);
-  return text;
+  PathEnd& remote = facts.remote.emplace();
+  remote.host = remote_.host;
+  remote.device = peer.name;
+  remote.port = peer.port;
+  remote.gid_index = peer.gid_index;
+  std::memcpy(remote.gid.raw, peer.gid.data(), sizeof remote.gid.raw);
+  remote.qp = remote_.qps[qp].number;
+  remote.mtu = static_cast<ibv_mtu>(peer.mtu);
+  return facts;
+}
+
+PathFacts Endpoint::path_facts(std::size_t qp) const {
+  PathFacts facts = path(qp);
+  if (connected_ns_ == 0) return facts;
+  constexpr std::size_t kMostCounters = 6;
+  const std::size_t device = qps_[qp].device;
+  const Port& port = *ports_[device];
+  const std::uint64_t now = monotonic_ns();
+  facts.timeout = timeout_;
+  facts.retries = retry_count_;
+  facts.age_ns = now - connected_ns_;
+  facts.link = port.device->history().link_since(port.port_num, connected_ns_, now);
+  if (const auto attributes = port.device->verbs().port_attributes(port.device->context(), port.port_num)) {
+    facts.port_state = attributes->state;
+  } else {
+    facts.port_errno = attributes.error().sys_errno;
+  }
+  facts.counters = describe_changes(*counters_[device], port.device->history().counters(port.port_num), kMostCounters);
+  return facts;
+}
+
+std::string Endpoint::describe_path(std::size_t qp) const {
+  return verbatim::describe_path(path(qp));
 }
 
 }  // namespace verbatim

@@ -9,6 +9,7 @@
 
 #include "base/config.h"
 #include "base/result.h"
+#include "net/failure.h"
 #include "net/qp_planner.h"
 #include "verbs/device.h"
 #include "verbs/handles.h"
@@ -52,6 +53,7 @@ struct EndpointQp {
   std::uint8_t device = 0;         // index into the endpoint's ports
   std::uint8_t remote_device = 0;  // index into the peer's devices
   bool ece = true;                 // options may be told: none were refused
+  QpPath path;                     // after connect
 };
 
 class Endpoint {
@@ -83,11 +85,17 @@ class Endpoint {
   // What the peer has told, after connect.
   const wire::Hello& remote() const { return remote_; }
 
+  // "HOST (pid 4711)", after connect.
+  std::string peer_name() const;
+
   // What one work request may carry, after connect: the smaller limit of both ends, a multiple of 128 where it can be.
   std::uint32_t max_message_bytes() const { return max_message_bytes_; }
 
-  // "verbatim_mlx5_0:1 gid 3 ::ffff:10.0.0.1 QP 4711" of both ends, for messages.
+  // "mlx5_0:1 GID 3 ::ffff:10.0.0.1 QP 4711 to node2 ...", for messages.
   std::string describe_path(std::size_t qp) const;
+
+  // What both ends, the port's events and the kernel's counters say of a QP's connection now. Reads files.
+  PathFacts path_facts(std::size_t qp) const;
 
  private:
   // A completion queue that all QPs of a device share, or one for each QP, which can then change places with another.
@@ -101,6 +109,7 @@ class Endpoint {
   Status look_at_ports(const std::vector<const Port*>& ports, const Config& config);
   Status make_cqs(const EndpointSizes& sizes, CqLayout layout);
   Status make_qp(std::size_t index, const EndpointSizes& sizes, const Config& config);
+  PathFacts path(std::size_t qp) const;
 
   std::vector<Port> current_;  // the ports as they are now: an address or MTU may have changed since init
   std::vector<const Port*> ports_;
@@ -110,6 +119,10 @@ class Endpoint {
   bool ece_ = false;  // options are exchanged
   wire::Hello remote_;
   std::uint32_t max_message_bytes_ = 0;
+  unsigned timeout_ = 0;
+  unsigned retry_count_ = 0;
+  std::uint64_t connected_ns_ = 0;
+  std::vector<std::shared_ptr<const PortCounters>> counters_;  // of the ports, when it was connected
 };
 
 }  // namespace verbatim

@@ -82,12 +82,15 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
     ++slot.reads_left;
   }
   state.free_slots.pop_back();
+  ++pending_;
   return &slot;
 }
 
 void FlushQueue::complete(std::uint32_t slot_index) {
   Slot& slot = active_.load(std::memory_order_acquire)->slots[slot_index];
-  if (--slot.reads_left == 0) slot.state = RequestState::kDone;
+  if (--slot.reads_left != 0) return;
+  slot.state = RequestState::kDone;
+  pending_ -= 1;
 }
 
 bool FlushQueue::quiet() const {

@@ -15,6 +15,7 @@
 #include "net/endpoint.h"
 #include "net/memory.h"
 #include "net/request.h"
+#include "net/watched.h"
 
 namespace verbatim {
 
@@ -40,6 +41,9 @@ class FlushQueue {
   // Whether no READ is under way.
   bool quiet() const;
 
+  // Flushes that are under way. Any thread.
+  std::uint32_t pending() const { return pending_; }
+
   // Takes back a flush that is done.
   void retire(Request& request);
 
@@ -57,6 +61,7 @@ class FlushQueue {
 
   static Result<std::unique_ptr<State>> create(Comm& comm, const Endpoint& endpoint, const Config& config);
 
+  Watched<std::uint32_t> pending_;
   Mutex mutex_;  // serialises prepare
   std::unique_ptr<State> state_;
   std::atomic<State*> active_{nullptr};

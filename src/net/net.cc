@@ -77,6 +77,14 @@ Result<std::uint64_t> random_id() {
   return id | 1;  // never 0, which means "none"
 }
 
+ControlSettings control_settings(const Config& config, const std::string& host_name) {
+  return {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
+          .stalls = {.warn_ns = config.stall_warn_s * kNanosecondsPerSecond,
+                     .fail_ns = config.stall_fail_s * kNanosecondsPerSecond},
+          .state_socket = stats_path(config.state_socket, host_name),
+          .host = host_name};
+}
+
 Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   auto process = std::make_unique<ProcessState>();
   process->config = config;
@@ -89,14 +97,15 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(*process->verbs, config);
   if (!inventory) return inventory.error();
   process->inventory = std::move(*inventory);
-  Result<std::unique_ptr<ControlThread>> control = ControlThread::start(process->inventory->devices());
+  process->host_name = read_host_name();
+  Result<std::unique_ptr<ControlThread>> control =
+      ControlThread::start(process->inventory->devices(), control_settings(config, process->host_name));
   if (!control) {
     VERBATIM_WARN("starting the control thread failed: %s: %s", control.error().operation,
                   std::strerror(control.error().sys_errno));
     return control.error();
   }
   process->control = std::move(*control);
-  process->host_name = read_host_name();
   process->host_id = read_host_id(process->host_name);
   const Result<std::uint64_t> process_id = random_id();
   if (!process_id) return process_id.error();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 
@@ -326,7 +327,7 @@ template <typename Size>
     requests_[index].sizes = wire::SizeSource::kPosted;
   }
   post_group(place, group_size, silent, out);
-  return ErrorKind::kNone;
+  return silent ? failure() : ErrorKind::kNone;  // test will only say that it is done
 }
 
 template ErrorKind RecvComm::irecv(int, void* const*, const int*, const int*, void* const*, void**) noexcept;
@@ -415,11 +416,23 @@ void RecvComm::complete(const ibv_wc& completion) {
 }
 
 [[gnu::cold]] void RecvComm::fail_receive(const ibv_wc& completion) {
-  const bool flush = (completion.wr_id & kFlushWorkBit) != 0;
-  const char* const operation = flush                                    ? "flushing a GPU buffer"
-                                : (completion.wr_id & kReceiveWork) != 0 ? "receiving"
-                                                                         : "announcing a receive buffer (CTS)";
-  fail_completion(completion, flush ? 0 : completion.wr_id & 0xffff, [&] { return std::string(operation); });
+  if ((completion.wr_id & kFlushWorkBit) != 0) {
+    return fail_completion(completion, 0, {.doing = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true});
+  }
+  std::uint64_t bytes = 0;  // that are due
+  for (std::uint32_t member = oldest_member_; member != next_member_;) {
+    const RecvRequest& request = requests_[wire::ring_index(member)];
+    const std::uint64_t* const posted = &posted_[wire::ring_index(member)];
+    if (request.state == RequestState::kPending) bytes = std::accumulate(posted, posted + request.group_size, bytes);
+    member += request.group_size;
+  }
+  FailedWork work{.doing = "waiting for messages, none of which was due,", .bytes = std::nullopt};
+  if ((completion.wr_id & kReceiveWork) == 0) work.doing = "announcing a receive (CTS)";
+  if (bytes != 0) {
+    work.bytes = bytes;
+    work.doing = (completion.wr_id & kReceiveWork) != 0 ? "receiving" : "announcing receive buffers (CTS) of";
+  }
+  fail_completion(completion, completion.wr_id & 0xffff, work);
 }
 
 [[gnu::noinline]] void RecvComm::progress() {
@@ -454,6 +467,7 @@ ErrorKind RecvComm::test(Request& base, int* done, int* sizes) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   const int taken = comm.poll_first();
   if (taken == 0 && comm.attention() == 0) {
+    comm.polled_ = true;
     *done = 0;
     return ErrorKind::kNone;
   }
@@ -464,6 +478,7 @@ ErrorKind RecvComm::test(Request& base, int* done, int* sizes) noexcept {
 
 [[gnu::noinline]] ErrorKind RecvComm::take_in(RecvRequest& request, int* done, int* sizes, int taken) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  comm.polled_ = true;
   for (int i = 0; i < taken; ++i) comm.complete(comm.completions_[i]);
   if (comm.attention() != 0 || taken < 0) comm.attend(taken);
   if (request.state == RequestState::kDone) return retire(request, done, sizes);
@@ -477,6 +492,7 @@ ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
   if (request.state != RequestState::kDone) {
     const std::uint64_t word = comm.arrival(request);
     if (word >> wire::kArrivalShift < wire::kWholeArrival) {
+      comm.polled_ = true;
       if (++comm.vain_tests_ % kVainTestsPerPoll == 0 || comm.attention() != 0) comm.progress();
       *done = 0;
       return comm.failure();
@@ -499,6 +515,7 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
   if (request.state != RequestState::kDone) {
     comm.progress();
     if (request.state != RequestState::kDone) {
+      comm.polled_ = true;
       *done = 0;
       return comm.failure();
     }
@@ -518,7 +535,7 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
   if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
   const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
   if (request.bytes_counted > posted) return comm.refuse_size();
-  comm.carried_.bytes += request.bytes_counted;
+  comm.bytes_ += request.bytes_counted;
   if (sizes != nullptr) *sizes = narrow(request.bytes_counted);
   return ErrorKind::kNone;
 }
@@ -546,12 +563,30 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
       sizes[i] = narrow(posted[i]);
     }
   }
-  if (!request.silent) comm.carried_.bytes += bytes;
+  if (!request.silent) comm.bytes_ += bytes;
   return ErrorKind::kNone;
+}
+
+wire::View RecvComm::view() const {
+  wire::View view{.members = next_member_, .flushes = flush_.pending(), .bytes = bytes_};
+  const std::uint64_t arrived = groups_arrived_;  // before: what is posted meanwhile is not taken for arrived
+  view.outstanding = static_cast<std::uint32_t>(groups_posted_ - arrived);
+  if (silent_posted_) view.flags |= wire::View::kOptional;
+  return view;
+}
+
+Delivered RecvComm::delivered() const {
+  Delivered delivered{carried().messages, bytes_, cts_left_ != 0};
+  for (const RecvRequest& request : requests_) {
+    if (request.state == RequestState::kPending) delivered.messages -= request.group_size;
+  }
+  delivered.heard_peer = delivered.heard_peer || delivered.messages != 0;
+  return delivered;
 }
 
 Carried RecvComm::carried() const {
   Carried carried = carried_;
+  carried.bytes = bytes_;
   for (std::size_t i = 0; i < carried.groups.size(); ++i) carried.messages += carried.groups[i] * (i + 1);
   return carried;
 }

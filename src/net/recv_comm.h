@@ -48,6 +48,9 @@ class RecvComm final : public Comm {
   static ErrorKind test_flush(Request& request, int* done) noexcept;
 
   Carried carried() const override;
+  wire::View view() const override;
+  Marks take_marks() override { return {.waits = false, .polls = polled_.take()}; }
+  Delivered delivered() const override;
   bool quiet() const override { return !needs_peer() && flush_.quiet(); }
   bool needs_peer() const override;
 
@@ -119,17 +122,18 @@ class RecvComm final : public Comm {
   const std::size_t entry_bytes_;
   const bool wide_entries_;  // of several devices
   const std::uint32_t max_recvs_;
-  std::uint32_t next_member_ = 0;
+  Watched<std::uint32_t> next_member_;
   std::uint32_t oldest_member_ = 0;    // first member of the oldest group whose place in the ring is taken
   std::uint32_t members_allowed_ = 0;  // that may be posted before make_room() looks at what there is room for
-  std::uint64_t groups_posted_ = 0;
-  std::uint64_t groups_arrived_ = 0;   // silent ones: when posted
-  std::uint64_t cts_left_ = 0;         // CTS that are known to have left
-  std::uint32_t cts_depth_ = 0;        // that QP 0 takes
-  std::uint32_t cts_signal_mask_ = 0;  // those whose number has none of these bits are signalled
+  Watched<std::uint64_t> groups_posted_;
+  Watched<std::uint64_t> groups_arrived_;  // silent ones: when posted
+  std::uint64_t cts_left_ = 0;             // CTS that are known to have left
+  std::uint32_t cts_depth_ = 0;            // that QP 0 takes
+  std::uint32_t cts_signal_mask_ = 0;      // those whose number has none of these bits are signalled
   std::uint32_t vain_tests_ = 0;
-  Carried carried_;                    // its messages are counted by the groups
-  bool silent_posted_ = false;         // ever
+  Carried carried_;  // but for messages, which the groups count, and bytes
+  Watched<std::uint64_t> bytes_;
+  Watched<bool> silent_posted_;        // ever
   std::uint64_t* arrivals_ = nullptr;  // arrival words, nullptr with immediates
   std::uint64_t ring_distance_ = 0;    // from our copy of the CTS ring to the sender's
   std::uint32_t cts_inline_bytes_ = 0;

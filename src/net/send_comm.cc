@@ -118,7 +118,10 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
                           void** request) noexcept {
   *request = nullptr;
   if (group_.open != 0) return send_member(data, bytes, tag, memory, request);
-  if (!ready(head_entry_, head_)) return attention() == 0 ? ErrorKind::kNone : starve();
+  if (!ready(head_entry_, head())) {
+    refused_ = true;
+    return attention() == 0 ? ErrorKind::kNone : starve();
+  }
   const auto& wanted = *reinterpret_cast<const wire::CtsHead*>(head_entry_);
   if (wanted.group_size == 1 && wanted.flags == wire::CtsFlags::kNone && bytes < single_bytes_ && attention() == 0) {
     return send_single(data, bytes, tag, memory, request);
@@ -127,6 +130,7 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
 }
 
 [[gnu::cold]] ErrorKind SendComm::starve() noexcept {
+  refused_ = true;
   hear_signals(true);
   return failure();
 }
@@ -136,19 +140,23 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
                                                   const MemoryKeys& memory, void** out) noexcept {
   const std::byte* const place = head_entry_;
   const auto& wanted = *reinterpret_cast<const wire::CtsHead*>(place);
-  const std::uint32_t member = head_;
+  const std::uint64_t head = head_;
+  const auto member = static_cast<std::uint32_t>(head);
   const std::uint32_t index = wire::ring_index(member);
   SendRequest& request = requests_[index];
-  if (wanted.tag != static_cast<std::uint32_t>(tag) || request.state != RequestState::kFree) return ErrorKind::kNone;
+  if (wanted.tag != static_cast<std::uint32_t>(tag) || request.state != RequestState::kFree) {
+    refused_ = true;
+    return ErrorKind::kNone;
+  }
   if (bytes > wanted.size) return refuse_size(bytes, wanted);
   const std::uint32_t used = next_queue_;
   SendQueue& queue = queues_[used];
-  if (queue.free == 0) return begin_group(data, bytes, tag, memory, out);
+  const std::uint32_t free = queue.free;
+  if (free == 0) return begin_group(data, bytes, tag, memory, out);
   next_queue_ = used + 1 == queue_count_ ? 0 : used + 1;
-  --queue.free;
-  ++messages_;
+  queue.free = free - 1;
   bytes_ += bytes;
-  move_head(member + 1);
+  move_head(head + 1);
   request.state = RequestState::kPending;
   request.bytes = bytes;
   single_segment_ = {reinterpret_cast<std::uint64_t>(data), static_cast<std::uint32_t>(bytes),
@@ -169,7 +177,7 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
 [[gnu::noinline]] ErrorKind SendComm::begin_group(const void* data, std::size_t bytes, int tag,
                                                   const MemoryKeys& memory, void** request) noexcept {
   if (attention() != 0 && !may_send()) return failure();
-  if (!open_group(wire::ring_index(head_))) return failure();
+  if (!open_group(wire::ring_index(head()))) return failure();
   return send_member(data, bytes, tag, memory, request);
 }
 
@@ -205,7 +213,9 @@ inline void SendComm::point_at(std::uint32_t member) {
 // Something asks for attention: whether the comm is sound and no message waits for room any more.
 [[gnu::cold]] bool SendComm::may_send() {
   if (posting_.active) progress();
-  return error() == nullptr && !posting_.active;
+  // What would be posted now could never be acknowledged.
+  if (doomed()) hear_signals(true);
+  return error() == nullptr && !posting_.active && !doomed();
 }
 
 // Whether all CTS entries of the group at the head are there; if so `group_` holds it.
@@ -215,9 +225,12 @@ bool SendComm::open_group(std::uint32_t index) {
   if (first.group_size - 1U >= wire::kMaxGroup) return refuse_entry();
   const std::uint32_t group_size = first.group_size;
   const std::byte* place = entries;
-  for (std::uint32_t member = head_ + 1; member != head_ + group_size; ++member) {
+  const std::uint32_t end = head() + group_size;
+  for (std::uint32_t member = head() + 1; member != end; ++member) {
     place += entry_bytes_;
-    if (!ready(place, member)) return false;
+    if (ready(place, member)) continue;
+    refused_ = true;
+    return false;
   }
   const SendQueue& queue = queues_[next_queue_];
   group_.open = (1U << group_size) - 1;
@@ -267,12 +280,16 @@ bool SendComm::open_group(std::uint32_t index) {
 [[gnu::noinline]] ErrorKind SendComm::post_group() noexcept {
   const std::uint32_t used = next_queue_;
   SendQueue& queue = queues_[used];
-  const std::uint32_t member = head_;
-  move_head(member + group_.group_size);
-  messages_ += group_.group_size;
+  const std::uint64_t head = head_;
+  const auto member = static_cast<std::uint32_t>(head);
+  move_head(head + group_.group_size);
   bytes_ += group_.bytes;
   if (group_.bytes >= complex_bytes_ || group_.empty || queue.free < group_.group_size + 2) {
-    start_posting(member, group_.group_size);
+    if (stripes_at_once()) {
+      post_stripes(member);
+    } else {
+      start_posting(member, group_.group_size);
+    }
     return ErrorKind::kNone;
   }
   const std::uint32_t count = close_group(queue, group_.group_size, member, group_.bytes == group_.room);
@@ -392,6 +409,15 @@ void SendComm::post(SendQueue& queue, std::uint32_t count, std::uint64_t wr_id) 
   if (returned != 0) fail_post("ibv_post_send", returned, static_cast<std::size_t>(&queue - queues_.data()));
 }
 
+wire::View SendComm::view() const {
+  wire::View view{.sends = 1, .members = head(), .bytes = bytes_};
+  const std::span<const EndpointQp> ends = endpoint_.qps();
+  for (std::size_t i = 0; i < queues_.size(); ++i) view.outstanding += ends[i].send_wr - queues_[i].free;
+  const std::byte* const place = control_.data() + wire::ring_index(view.members) * entry_bytes_;
+  if (ready(place, view.members)) view.flags |= wire::View::kCtsReady;
+  return view;
+}
+
 bool SendComm::quiet() const {
   return std::none_of(requests_.begin(), requests_.end(),
                       [](const SendRequest& request) { return request.state == RequestState::kPending; });
@@ -436,6 +462,7 @@ inline ErrorKind SendComm::retire(SendRequest& request, int* done, int* sizes) n
   SendComm& comm = *static_cast<SendComm*>(request.comm);
   const int taken = comm.poll_first();
   if (taken == 0 && comm.attention() == 0) {
+    comm.polled_ = true;
     *done = 0;
     return ErrorKind::kNone;
   }
@@ -446,6 +473,7 @@ inline ErrorKind SendComm::retire(SendRequest& request, int* done, int* sizes) n
 
 [[gnu::noinline]] ErrorKind SendComm::take_in(SendRequest& request, int* done, int* sizes, int taken) noexcept {
   SendComm& comm = *static_cast<SendComm*>(request.comm);
+  comm.polled_ = true;
   for (int i = 0; i < taken; ++i) comm.complete(comm.completions_[i]);
   if (comm.attention() != 0 || taken < 0) comm.attend(taken);
   if (request.state == RequestState::kDone) return retire(request, done, sizes);
@@ -464,14 +492,22 @@ inline ErrorKind SendComm::retire(SendRequest& request, int* done, int* sizes) n
   if (posting_.active && error() == nullptr) continue_posting();
 }
 
+Delivered SendComm::delivered() const {
+  Delivered delivered{head_, bytes_, head_ != 0 || ready(head_entry_, static_cast<std::uint32_t>(head_))};
+  for (const SendRequest& request : requests_) {
+    if (request.state != RequestState::kPending) continue;
+    --delivered.messages;
+    delivered.bytes -= request.bytes;
+  }
+  return delivered;
+}
+
 [[gnu::cold]] void SendComm::fail_send(const ibv_wc& completion) {
-  fail_completion(completion, completion.wr_id >> 16 & 0xffff, [&] {
-    const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
-    const std::uint32_t members = (completion.wr_id & kSendAlone) != 0 ? 1 : requests_[index].group_size;
-    std::uint64_t bytes = 0;
-    for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
-    return "sending " + std::to_string(bytes) + " bytes";
-  });
+  const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
+  const std::uint32_t members = (completion.wr_id & kSendAlone) != 0 ? 1 : requests_[index].group_size;
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
+  fail_completion(completion, completion.wr_id >> 16 & 0xffff, {.doing = "sending", .bytes = bytes});
 }
 
 }  // namespace verbatim

@@ -34,10 +34,14 @@ class SendComm final : public Comm {
   // Whether `request`, one of ours, is done; if so it is ours again and `*sizes` (which may be nullptr) its bytes.
   static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
 
-  Carried carried() const override { return {.messages = messages_, .bytes = bytes_, .groups = {}, .optional = 0}; }
+  Carried carried() const override { return {.messages = head_, .bytes = bytes_, .groups = {}, .optional = 0}; }
+  Delivered delivered() const override;
   bool quiet() const override;
   // A send that is under way needs only its acknowledgement.
   bool needs_peer() const override { return false; }
+
+  wire::View view() const override;
+  Marks take_marks() override { return {.waits = refused_.take(), .polls = polled_.take()}; }
 
   // Drives the comm: completions, and what is left of a message that did not fit the send queues.
   void progress();
@@ -65,7 +69,7 @@ class SendComm final : public Comm {
   // What the data path needs of a QP, side by side.
   struct SendQueue {
     ibv_qp* qp = nullptr;
-    std::uint32_t free = 0;         // work requests that it still takes
+    Watched<std::uint32_t> free;    // work requests that it still takes
     std::uint32_t record_rkey = 0;  // of the peer's completion record
     std::uint32_t inline_bytes = 0;
     std::uint8_t device = 0;
@@ -146,10 +150,11 @@ class SendComm final : public Comm {
                  void** out) noexcept;
   void point_at(std::uint32_t member);
   bool open_group(std::uint32_t index);
-  void move_head(std::uint32_t member) {
+  void move_head(std::uint64_t member) {
     head_ = member;
-    head_entry_ = control_.data() + wire::ring_index(member) * entry_bytes_;
+    head_entry_ = control_.data() + wire::ring_index(static_cast<std::uint32_t>(member)) * entry_bytes_;
   }
+  std::uint32_t head() const { return static_cast<std::uint32_t>(head_); }
   ErrorKind post_group() noexcept;
   std::uint32_t close_group(SendQueue& queue, std::uint32_t count, std::uint32_t member, bool full);
   void post(SendQueue& queue, std::uint32_t count, std::uint64_t wr_id);
@@ -180,6 +185,8 @@ class SendComm final : public Comm {
   void complete(const ibv_wc& completion);
   void attend(int taken);
 
+  bool stripes_at_once() const;
+  void post_stripes(std::uint32_t member);
   void start_posting(std::uint32_t first_member, std::uint32_t group_size);
   void continue_posting();
   bool next_piece(const SendQueue& queue, std::uint32_t at);
@@ -189,10 +196,10 @@ class SendComm final : public Comm {
   const std::size_t entry_bytes_;
   const std::size_t ready_offset_;
   const std::byte* head_entry_ = nullptr;  // the head group's first CTS entry
-  std::uint32_t head_ = 0;                 // and its number
+  Watched<std::uint64_t> head_;            // and its number: as many messages have been sent
   std::uint32_t next_queue_ = 0;
-  std::uint64_t messages_ = 0;  // sent
-  std::uint64_t bytes_ = 0;
+  Watched<std::uint64_t> bytes_;
+  Watched<bool> refused_;           // an isend was, for want of a receive
   std::uint64_t single_bytes_ = 0;  // messages alone below this take one work request
   Head group_;
   std::uint32_t queue_count_ = 0;

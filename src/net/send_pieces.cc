@@ -1,5 +1,5 @@
-// The long way of a group that does not leave with one doorbell on one QP: it is striped over all QPs of the
-// connection, cut into pieces that one work request can carry, or waits until the send queues have room.
+// Groups that do not leave with one doorbell on one QP: a message alone is striped over all QPs of the connection; the
+// long way also stripes groups, cuts what one work request cannot carry, and waits until the send queues have room.
 #include <arpa/inet.h>
 
 #include <algorithm>
@@ -10,6 +10,11 @@ namespace verbatim {
 namespace {
 
 constexpr std::uint64_t kStripeAlignBytes = 128;  // LL128 writes lines of this size, which must arrive whole
+
+std::uint64_t stripe_bytes(std::uint64_t bytes, std::uint32_t parts) {
+  const std::uint64_t even = (bytes + parts - 1) / parts;
+  return (even + kStripeAlignBytes - 1) / kStripeAlignBytes * kStripeAlignBytes;
+}
 
 }  // namespace
 
@@ -34,10 +39,67 @@ void SendComm::start_posting(std::uint32_t first_member, std::uint32_t group_siz
   continue_posting();
 }
 
+// Whether the head group is a message alone that every QP takes its stripe of by one work request, now.
+bool SendComm::stripes_at_once() const {
+  constexpr std::uint32_t kMostWork = 2;  // the stripe and what may have to follow it
+  return group_.group_size == 1 && group_.bytes >= stripe_threshold_ && group_.bytes <= max_piece_bytes_ &&
+         !group_.silent && !atomic_ &&
+         std::all_of(queues_.begin(), queues_.end(), [](const SendQueue& queue) { return queue.free >= kMostWork; });
+}
+
+// The short way of a striped message: each stripe carries its immediate itself, unless its sizes have to be told first
+// or its data may come later.
+void SendComm::post_stripes(std::uint32_t member) {
+  const std::uint32_t index = wire::ring_index(member);
+  const bool full = group_.bytes == group_.room;
+  const bool apart = separates_completion(group_.bytes);
+  const std::uint64_t data = work_[0].segment.addr;
+  const MemoryKeys& memory = *work_[0].memory;
+  const std::uint64_t remote_address = work_[0].request.wr.rdma.remote_addr;
+  const std::uint64_t stripe = stripe_bytes(group_.bytes, queue_count_);
+  if (!full) tell_sizes(index, 1);
+  requests_[index].group_size = 1;
+  requests_[index].parts_left = queue_count_;
+  wire::Immediate immediate{index, full ? wire::SizeSource::kPosted : wire::SizeSource::kRecord, queue_count_,
+                            wire::ring_pass(member)};
+  std::uint32_t used = next_queue_;
+  std::uint64_t done = 0;
+  for (std::uint32_t part = 0; part < queue_count_ && error() == nullptr; ++part) {
+    SendQueue& queue = queues_[used];
+    const auto bytes = static_cast<std::uint32_t>(std::min(stripe, group_.bytes - done));
+    const bool record = part == 0 && !full;
+    const std::uint32_t count = record || apart ? 2 : 1;
+    ibv_send_wr& work = count == 1 ? single_ : work_[0].request;
+    *work.sg_list = {data + done, bytes, memory.lkey[queue.device]};
+    work.num_sge = bytes != 0 ? 1 : 0;
+    work.wr.rdma.remote_addr = remote_address + done;
+    work.wr.rdma.rkey = remote_key(index, queue.remote_device);
+    const std::uint64_t wr_id = encode_send_work(index, used, count, true);
+    if (count == 1) {
+      work.wr_id = wr_id;
+      work.imm_data = htonl(wire::encode_immediate(immediate));
+      queue.free -= 1;
+      ibv_send_wr* refused;
+      const int returned = ibv_post_send(queue.qp, &work, &refused);
+      if (returned != 0) fail_post("ibv_post_send", returned, used);
+    } else {
+      work.wr_id = encode_send_work(index, used, 0, false);
+      if (record) {
+        write_record(1, queue, index, 1);
+      } else {
+        write_nothing(1, queue);
+      }
+      carry_immediate(1, immediate);
+      post(queue, count, wr_id);
+    }
+    immediate.sizes = wire::SizeSource::kElsewhere;
+    done += bytes;
+    if (++used == queue_count_) used = 0;
+  }
+}
+
 std::uint64_t SendComm::stripe_begin(std::uint64_t bytes, std::uint32_t part) const {
-  const std::uint64_t even = (bytes + posting_.parts - 1) / posting_.parts;
-  const std::uint64_t stripe = (even + kStripeAlignBytes - 1) / kStripeAlignBytes * kStripeAlignBytes;
-  return std::min(bytes, stripe * part);
+  return std::min(bytes, stripe_bytes(bytes, posting_.parts) * part);
 }
 
 // Formats the next WRITE of the current part; false when all of its data has been formatted.
@@ -97,7 +159,7 @@ void SendComm::continue_posting() {
   while (posting_.part < posting_.parts) {
     const std::uint32_t queue_index = (posting_.first_queue + posting_.part) % queue_count_;
     SendQueue& queue = queues_[queue_index];
-    const std::uint32_t room = std::min(kBatch, queue.free);
+    const std::uint32_t room = std::min<std::uint32_t>(kBatch, queue.free);
     std::uint32_t count = 0;
     bool part_done = false;
     while (count < room && !part_done) {

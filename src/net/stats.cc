@@ -5,21 +5,10 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "net/json.h"
+
 namespace verbatim {
 namespace {
-
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    if (static_cast<unsigned char>(c) >= ' ') out += c;
-  }
-  return out + '"';
-}
-
-std::string field(const char* name, std::uint64_t value) {
-  return quoted(name) + ":" + std::to_string(value);
-}
 
 void add(Carried& sum, const Carried& carried) {
   sum.messages += carried.messages;
@@ -29,9 +18,9 @@ void add(Carried& sum, const Carried& carried) {
 }
 
 std::string carried_fields(const Carried& carried, bool sends) {
-  std::string out = field("messages", carried.messages) + "," + field("bytes", carried.bytes);
+  std::string out = json_field("messages", carried.messages) + "," + json_field("bytes", carried.bytes);
   if (sends) return out;
-  out += "," + field("optional", carried.optional) + ",\"receives_by_members\":[";
+  out += "," + json_field("optional", carried.optional) + ",\"receives_by_members\":[";
   for (std::size_t i = 0; i < carried.groups.size(); ++i) {
     out += (i != 0 ? "," : "") + std::to_string(carried.groups[i]);
   }
@@ -46,14 +35,14 @@ std::string total(std::span<const ConnectionStats> connections, bool sends) {
     ++count;
     add(sum, connection.carried);
   }
-  return "{" + field("connections", count) + "," + carried_fields(sum, sends) + "}";
+  return "{" + json_field("connections", count) + "," + carried_fields(sum, sends) + "}";
 }
 
 }  // namespace
 
 std::string stats_json(const std::string& host, std::span<const ConnectionStats> connections) {
-  std::string out = "{\"version\":1,\"host\":" + quoted(host) + "," +
-                    field("pid", static_cast<std::uint64_t>(::getpid())) +
+  std::string out = "{\"version\":1,\"host\":" + json_text(host) + "," +
+                    json_field("pid", static_cast<std::uint64_t>(::getpid())) +
                     ",\n\"totals\":{\"send\":" + total(connections, true) + ",\n\"recv\":" + total(connections, false) +
                     "},\n\"connections\":[";
   const char* separator = "\n";
@@ -62,8 +51,8 @@ std::string stats_json(const std::string& host, std::span<const ConnectionStats>
     std::snprintf(process, sizeof process, "%016llx", static_cast<unsigned long long>(connection.peer_process));
     out += separator;
     out += std::string("{\"direction\":") + (connection.sends ? "\"send\"" : "\"recv\"") +
-           ",\"device\":" + quoted(connection.device) + ",\"peer\":" + quoted(connection.peer_host) +
-           ",\"peer_process\":" + quoted(process) + "," + field("qps", connection.qps) +
+           ",\"device\":" + json_text(connection.device) + ",\"peer\":" + json_text(connection.peer_host) +
+           ",\"peer_process\":" + json_text(process) + "," + json_field("qps", connection.qps) +
            ",\"completion\":" + (connection.atomic ? "\"atomic\"" : "\"imm\"") + "," +
            carried_fields(connection.carried, connection.sends) + "}";
     separator = ",\n";

@@ -199,7 +199,8 @@ Device::Device(const Verbs& verbs, std::string name, std::string sysfs_path, Uni
       context_(std::move(context)),
       pd_(std::move(pd)),
       relaxed_ordering_(relaxed_ordering),
-      mr_cache_(std::make_unique<MrCache>(verbs, pd_.get(), name_.c_str(), relaxed_ordering)) {}
+      mr_cache_(std::make_unique<MrCache>(verbs, pd_.get(), name_.c_str(), relaxed_ordering)),
+      history_(std::make_unique<PortHistory>(sysfs_path_)) {}
 
 Result<std::unique_ptr<Device>> Device::open(const Verbs& verbs, const Mlx5* mlx5, ibv_device* found,
                                              bool relaxed_ordering) {

@@ -17,11 +17,12 @@
 #include "verbs/library.h"
 #include "verbs/mlx5.h"
 #include "verbs/mr_cache.h"
+#include "verbs/port_history.h"
 
 namespace verbatim {
 
 // An open device: one context, protection domain and MR cache, shared by every communicator of the process. Owned by
-// the DeviceInventory. Everything but the MR cache is immutable; any thread may use it.
+// the DeviceInventory. Everything but the MR cache and the history is immutable; any thread may use it.
 class Device {
  public:
   // `mlx5` may be nullptr. Fails without logging: the inventory counts the device as skipped.
@@ -41,6 +42,7 @@ class Device {
   bool accepts_dmabuf() const { return accepts_dmabuf_; }
   bool relaxed_ordering() const { return relaxed_ordering_; }
   MrCache& mr_cache() const { return *mr_cache_; }
+  PortHistory& history() const { return *history_; }
 
  private:
   Device(const Verbs& verbs, std::string name, std::string sysfs_path, UniqueContext context, UniquePd pd,
@@ -57,6 +59,7 @@ class Device {
   bool accepts_dmabuf_ = false;
   const bool relaxed_ordering_;
   const std::unique_ptr<MrCache> mr_cache_;
+  const std::unique_ptr<PortHistory> history_;
 };
 
 // What memory a port's device reads and writes; the values are NCCL's NCCL_PTR_*.

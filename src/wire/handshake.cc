@@ -1,5 +1,6 @@
 #include "wire/handshake.h"
 
+#include <cstring>
 #include <utility>
 
 #include "wire/codec.h"
@@ -97,6 +98,7 @@ std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello) {
   writer.put(hello.capabilities);
   writer.put(hello.traffic_class);
   writer.put_text(hello.host);
+  writer.put(hello.pid);
   writer.put(static_cast<std::uint8_t>(hello.devices.size()));
   for (const HelloDevice& device : hello.devices) put_device(writer, device);
   writer.put(static_cast<std::uint8_t>(hello.qps.size()));
@@ -108,14 +110,17 @@ std::vector<std::uint8_t> encode_ready() {
   return finish(begin(MessageType::kReady));
 }
 
-std::vector<std::uint8_t> encode_bye() {
-  return finish(begin(MessageType::kBye));
-}
-
 std::vector<std::uint8_t> encode_reject(const std::string& reason) {
   Writer writer = begin(MessageType::kReject);
   writer.put_text(reason);
   return finish(std::move(writer));
+}
+
+void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, std::uint32_t body_bytes) {
+  std::memcpy(bytes.data(), &kMessageMagic, sizeof kMessageMagic);
+  std::memcpy(bytes.data() + 4, &kProtocolVersion, sizeof kProtocolVersion);
+  std::memcpy(bytes.data() + 6, &type, sizeof type);
+  std::memcpy(bytes.data() + kBodyBytesOffset, &body_bytes, sizeof body_bytes);
 }
 
 Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes) {
@@ -132,11 +137,6 @@ Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes) 
   return header;
 }
 
-bool is_bye(std::span<const std::uint8_t, kHeaderBytes> bytes) {
-  const Result<Header> header = decode_header(bytes);
-  return header && header->type == MessageType::kBye;
-}
-
 Result<Hello> decode_hello(std::span<const std::uint8_t> body) {
   Reader reader(body);
   Hello hello;
@@ -150,6 +150,7 @@ Result<Hello> decode_hello(std::span<const std::uint8_t> body) {
   hello.capabilities = reader.get<std::uint32_t>();
   hello.traffic_class = reader.get<std::int16_t>();
   hello.host = reader.get_text();
+  hello.pid = reader.get<std::uint32_t>();
   const std::size_t devices = reader.get<std::uint8_t>();
   if (devices == 0 || devices > kMaxDevices) return Error{ErrorKind::kArgument, 0, "hello with impossible devices"};
   for (std::size_t i = 0; i < devices; ++i) hello.devices.push_back(get_device(reader));

@@ -5,8 +5,8 @@
 //        | <--- kAccept: ... ---------------- |
 //    RTS | ---- kReady ---------------------> |    the receiver may write its first CTS
 //
-// Every message starts with the same header. kReject ends the conversation and says why. Much later each side closes in
-// peace with kBye; a connection that ends without one was aborted, or its process died.
+// Every message starts with the same header. kReject ends the conversation and says why. What the two tell each other
+// from then on is in wire/notice.h; each side closes in peace with kBye.
 #pragma once
 
 #include <array>
@@ -21,7 +21,18 @@
 
 namespace verbatim::wire {
 
-enum class MessageType : std::uint16_t { kConnect = 1, kAccept = 2, kReady = 3, kReject = 4, kBye = 5 };
+enum class MessageType : std::uint16_t {
+  kConnect = 1,
+  kAccept = 2,
+  kReady = 3,
+  kReject = 4,
+  kBye = 5,
+  kFailed = 6,
+  kPing = 7,
+  kPong = 8,
+  kAsk = 9,
+  kView = 10,
+};
 
 struct Header {
   std::uint32_t magic;
@@ -65,20 +76,19 @@ struct Hello {
   std::uint32_t capabilities = 0;     // Capability bits; the accepting side's are those that hold
   std::int16_t traffic_class = -1;    // connecting side: of the communicator, -1 when it has none
   std::string host;                   // for people
+  std::uint32_t pid = 0;              // likewise
   std::vector<HelloDevice> devices;   // 1 to kMaxDevices
   std::vector<HelloQp> qps;           // 1 to kMaxQps; both ends' QPs of equal index are connected
 };
 
 std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello);
 std::vector<std::uint8_t> encode_ready();
-std::vector<std::uint8_t> encode_bye();
 std::vector<std::uint8_t> encode_reject(const std::string& reason);
+
+void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, std::uint32_t body_bytes);
 
 // kArgument: not our protocol. kUsage: another version of it.
 Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes);
-
-// Whether a message without a body is a kBye.
-bool is_bye(std::span<const std::uint8_t, kHeaderBytes> bytes);
 
 // `body` is the body_bytes behind the header. kArgument when any field is out of its range.
 Result<Hello> decode_hello(std::span<const std::uint8_t> body);

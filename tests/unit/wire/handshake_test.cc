@@ -14,6 +14,7 @@ Hello example(std::size_t devices, std::size_t qps) {
   hello.control_address = 0x7f0012345678;
   hello.traffic_class = 104;
   hello.host = "node17";
+  hello.pid = 4711;
   for (std::size_t i = 0; i < devices; ++i) {
     HelloDevice device;
     device.guid = 100 + i;
@@ -64,6 +65,7 @@ TEST(Handshake, HelloComesBackWhole) {
     EXPECT_EQ(decoded->control_address, hello.control_address);
     EXPECT_EQ(decoded->traffic_class, 104);
     EXPECT_EQ(decoded->host, "node17");
+    EXPECT_EQ(decoded->pid, 4711U);
     ASSERT_EQ(decoded->devices.size(), devices);
     EXPECT_EQ(decoded->devices.back().gid, hello.devices.back().gid);
     EXPECT_EQ(decoded->devices.back().control_rkey, hello.devices.back().control_rkey);

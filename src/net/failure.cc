@@ -1,0 +1,300 @@
+#include "net/failure.h"
+
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+
+#include "base/clock.h"
+#include "verbs/gid.h"
+
+namespace verbatim {
+namespace {
+
+constexpr std::uint64_t kTimeoutUnitNs = 4096;
+
+unsigned bytes_of(ibv_mtu mtu) {
+  return 128U << static_cast<unsigned>(mtu);
+}
+
+std::string name_of(const PathEnd& end) {
+  return end.device + ":" + std::to_string(end.port);
+}
+
+std::string quoted(const std::string& command) {
+  return "'" + command + "'";
+}
+
+// Where the peer is, in words.
+std::string peer_host(const PathFacts& facts) {
+  return facts.remote ? facts.remote->host : "the peer's host";
+}
+
+std::string perftest(const PathEnd& end, bool roce, unsigned mtu) {
+  std::string command = "ib_write_bw -d " + end.device + " -i " + std::to_string(end.port);
+  if (roce) command += " -x " + std::to_string(end.gid_index);
+  return command + " -m " + std::to_string(mtu);
+}
+
+std::string describe_end(const PathEnd& end) {
+  char text[320];
+  std::snprintf(text, sizeof text, "%s%s%s:%u GID %u %s QP %u", end.host.c_str(), end.host.empty() ? "" : " ",
+                end.device.c_str(), end.port, end.gid_index, to_string(end.gid).c_str(), end.qp);
+  return text;
+}
+
+std::string age(const PathFacts& facts) {
+  return facts.delivered.messages != 0 ? "worked for " + to_duration(facts.age_ns) : "never worked";
+}
+
+// What the local port's events say about lost packets; empty when there were none.
+std::string link_verdict(const PathFacts& facts) {
+  const LinkRecord& link = facts.link;
+  const std::string name = name_of(facts.local);
+  if (facts.port_errno == 0 && facts.port_state != IBV_PORT_ACTIVE && !link.down) {
+    return "the link of " + name + " here is down";
+  }
+  if (link.downs == 0) return "";
+  if (link.down) return "the link of " + name + " here is down, for " + to_duration(link.outage_ns) + " now";
+  return "link flap: that of " + name + " here went down " +
+         (link.downs == 1 ? "once since" : std::to_string(link.downs) + " times since") + ", last for " +
+         to_duration(link.outage_ns);
+}
+
+std::string kernel_log(const std::string& device) {
+  return quoted("dmesg | grep " + device);
+}
+
+Diagnosis lost_packets(const PathFacts& facts) {
+  const std::string link = link_verdict(facts);
+  const std::string peer = peer_host(facts);
+  const std::string peer_device = facts.remote ? facts.remote->device : "its device";
+  if (facts.delivered.messages != 0) {
+    Diagnosis diagnosis;
+    diagnosis.verdict = age(facts) + ": " +
+                        (link.empty() ? "loss, or a link flap or a dead host at the other end" : link) +
+                        ", longer than all retries";
+    diagnosis.next = kernel_log(facts.local.device) + " here, " + kernel_log(peer_device) + " on " + peer +
+                     "; VERBATIM_TIMEOUT waits longer";
+    return diagnosis;
+  }
+  Diagnosis diagnosis;
+  diagnosis.verdict = "never worked: reachability, " +
+                      (!link.empty()                ? link
+                       : facts.delivered.heard_peer ? "though packets of the peer arrive here: a path that is open one "
+                                                      "way only, or a switch with a smaller MTU"
+                                                    : "the two NICs cannot talk to each other: GID, subnet, VLAN, "
+                                                      "firewall or rail");
+  diagnosis.next = perftest_commands(facts);
+  return diagnosis;
+}
+
+Diagnosis local_protection(const PathFacts& facts) {
+  Diagnosis diagnosis;
+  diagnosis.verdict =
+      "the application's buffer: this NIC may not read or write it (any more): freed or deregistered "
+      "while in use";
+  diagnosis.next = "check that buffers outlive their operations";
+  if (facts.gpu_memory) {
+    diagnosis.verdict += ", or GPU memory behind an IOMMU or PCIe ACS";
+    diagnosis.next += "; " + quoted("lspci -vvv | grep ACSCtl") + " must show no SrcValid+, the kernel needs iommu=pt";
+  }
+  return diagnosis;
+}
+
+Diagnosis device_failed(const PathFacts& facts) {
+  return {
+      "this device or its driver failed, not the path to the peer",
+      kernel_log(facts.local.device) + "; take it out by VERBATIM_HCA=^" + facts.local.device + " until it is well"};
+}
+
+Diagnosis peer_refused(const PathFacts& facts) {
+  return {
+      "the peer's NIC refuses the address or its key: the peer's application has freed or deregistered the buffer "
+      "that it announced, or has ended",
+      "look at " + peer_host(facts) + " first: its log says what failed there before"};
+}
+
+Diagnosis peer_went_first(const PathFacts& facts) {
+  return {"the peer went first: " +
+              (facts.peer_report.empty() ? "its process ended or has closed the connection" : facts.peer_report),
+          "look at " + peer_host(facts) + " first: its log says why"};
+}
+
+bool may_follow_from_the_peers_end(ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_WR_FLUSH_ERR:
+    case IBV_WC_BAD_RESP_ERR:
+    case IBV_WC_REM_INV_REQ_ERR:
+    case IBV_WC_REM_ACCESS_ERR:
+    case IBV_WC_REM_OP_ERR:
+    case IBV_WC_RETRY_EXC_ERR:
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+    case IBV_WC_REM_ABORT_ERR:
+    case IBV_WC_RESP_TIMEOUT_ERR:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+const char* wc_status_name(ibv_wc_status status) {
+  constexpr const char* kNames[] = {
+      "IBV_WC_SUCCESS",          "IBV_WC_LOC_LEN_ERR",       "IBV_WC_LOC_QP_OP_ERR",     "IBV_WC_LOC_EEC_OP_ERR",
+      "IBV_WC_LOC_PROT_ERR",     "IBV_WC_WR_FLUSH_ERR",      "IBV_WC_MW_BIND_ERR",       "IBV_WC_BAD_RESP_ERR",
+      "IBV_WC_LOC_ACCESS_ERR",   "IBV_WC_REM_INV_REQ_ERR",   "IBV_WC_REM_ACCESS_ERR",    "IBV_WC_REM_OP_ERR",
+      "IBV_WC_RETRY_EXC_ERR",    "IBV_WC_RNR_RETRY_EXC_ERR", "IBV_WC_LOC_RDD_VIOL_ERR",  "IBV_WC_REM_INV_RD_REQ_ERR",
+      "IBV_WC_REM_ABORT_ERR",    "IBV_WC_INV_EECN_ERR",      "IBV_WC_INV_EEC_STATE_ERR", "IBV_WC_FATAL_ERR",
+      "IBV_WC_RESP_TIMEOUT_ERR", "IBV_WC_GENERAL_ERR"};
+  static_assert(std::size(kNames) == IBV_WC_GENERAL_ERR + 1);
+  const auto index = static_cast<std::size_t>(status);
+  return index < std::size(kNames) ? kNames[index] : "status";
+}
+
+const char* event_name(ibv_event_type type) {
+  switch (type) {
+    case IBV_EVENT_CQ_ERR:
+      return "IBV_EVENT_CQ_ERR";
+    case IBV_EVENT_QP_FATAL:
+      return "IBV_EVENT_QP_FATAL";
+    case IBV_EVENT_QP_REQ_ERR:
+      return "IBV_EVENT_QP_REQ_ERR";
+    case IBV_EVENT_QP_ACCESS_ERR:
+      return "IBV_EVENT_QP_ACCESS_ERR";
+    case IBV_EVENT_DEVICE_FATAL:
+      return "IBV_EVENT_DEVICE_FATAL";
+    default:
+      return "event";
+  }
+}
+
+std::string to_duration(std::uint64_t ns) {
+  constexpr std::uint64_t kMinute = 60;
+  constexpr std::uint64_t kHour = 60 * kMinute;
+  constexpr std::uint64_t kDay = 24 * kHour;
+  const std::uint64_t seconds = ns / kNanosecondsPerSecond;
+  char text[64];
+  if (seconds >= kDay) {
+    std::snprintf(text, sizeof text, "%" PRIu64 " d %" PRIu64 " h", seconds / kDay, seconds % kDay / kHour);
+  } else if (seconds >= kHour) {
+    std::snprintf(text, sizeof text, "%" PRIu64 " h %" PRIu64 " min", seconds / kHour, seconds % kHour / kMinute);
+  } else if (seconds >= kMinute) {
+    std::snprintf(text, sizeof text, "%" PRIu64 " min %" PRIu64 " s", seconds / kMinute, seconds % kMinute);
+  } else if (seconds != 0) {
+    std::snprintf(text, sizeof text, "%.3g s", static_cast<double>(ns) / static_cast<double>(kNanosecondsPerSecond));
+  } else {
+    std::snprintf(text, sizeof text, "%.3g ms",
+                  static_cast<double>(ns) / static_cast<double>(kNanosecondsPerMillisecond));
+  }
+  return text;
+}
+
+Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts) {
+  if (facts.port_errno != 0) return device_failed(facts);
+  if ((facts.peer_gone || !facts.peer_report.empty()) && may_follow_from_the_peers_end(status))
+    return peer_went_first(facts);
+  const std::string peer = peer_host(facts);
+  switch (status) {
+    case IBV_WC_RETRY_EXC_ERR:
+    case IBV_WC_RESP_TIMEOUT_ERR:
+      return lost_packets(facts);
+    case IBV_WC_WR_FLUSH_ERR:
+      return {"a consequence, not the cause: the queue pair was in the error state already, and nothing here says why",
+              "look for an earlier line of this host's log, then on " + peer};
+    case IBV_WC_LOC_PROT_ERR:
+      return local_protection(facts);
+    case IBV_WC_LOC_ACCESS_ERR:
+      return {"a message of the peer does not fit what is registered here", "compare versions and MTU on both hosts"};
+    case IBV_WC_LOC_LEN_ERR:
+      return {"a message longer than its receive, or than this device takes: MTU, or versions that differ",
+              "compare versions and MTU on both hosts"};
+    case IBV_WC_REM_INV_REQ_ERR:
+      return {"the peer's NIC finds the request invalid: MTU that differs, access flags of its queue pair, or a length",
+              "compare versions and " + quoted("ibv_devinfo -v") + " (active_mtu, max_msg_sz) on both hosts; on " +
+                  peer + " look for an async event"};
+    case IBV_WC_REM_ACCESS_ERR:
+      return peer_refused(facts);
+    case IBV_WC_REM_OP_ERR:
+      return {"the peer's NIC could not finish the request, for a reason of its own",
+              "look at " + peer + " first: its log and " +
+                  kernel_log(facts.remote ? facts.remote->device : facts.local.device) + " there"};
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+      return {"the peer had no receive posted, for longer than all retries",
+              "look at " + peer + " first: its process may be stopped"};
+    case IBV_WC_BAD_RESP_ERR:
+      return {"an answer of the peer's NIC that fits no request: another connection's, or firmware",
+              "compare firmware and versions on both hosts; " + kernel_log(facts.local.device)};
+    case IBV_WC_FATAL_ERR:
+      return device_failed(facts);
+    default:
+      return {"this device or its driver refuses what worked before", kernel_log(facts.local.device)};
+  }
+}
+
+Diagnosis diagnose(ibv_event_type type, const PathFacts& facts) {
+  switch (type) {
+    case IBV_EVENT_QP_ACCESS_ERR:
+      return {"a message of the peer with a wrong key or range, or of another MTU, was refused here",
+              "look at the line of " + peer_host(facts) + "; compare versions and MTU on both hosts"};
+    case IBV_EVENT_QP_REQ_ERR:
+      return {"a request of the peer was invalid: access flags, MTU or length",
+              "look at the line of " + peer_host(facts) + "; compare versions and MTU on both hosts"};
+    default:
+      return device_failed(facts);
+  }
+}
+
+std::string describe_completion(const ibv_wc& completion, const char* status_text, const FailedWork& work,
+                                std::uint64_t flushed) {
+  char bytes[40] = "";
+  if (work.bytes) std::snprintf(bytes, sizeof bytes, " %" PRIu64 " bytes", *work.bytes);
+  char more[64] = "";
+  if (flushed != 0) std::snprintf(more, sizeof more, "; %" PRIu64 " more flushed", flushed);
+  char text[256];
+  std::snprintf(text, sizeof text, "%s%s failed with %s (%s %d, vendor error %u%s)", work.doing, bytes, status_text,
+                wc_status_name(completion.status), completion.status, completion.vendor_err, more);
+  return text;
+}
+
+std::string describe_path(const PathFacts& facts) {
+  std::string text = describe_end(facts.local);
+  if (!facts.remote) return text;
+  text.append(" to ").append(describe_end(*facts.remote));
+  char settings[160];
+  std::snprintf(settings, sizeof settings, ", MTU %u", bytes_of(facts.mtu));
+  text += settings;
+  if (facts.local.mtu != facts.remote->mtu) {
+    std::snprintf(settings, sizeof settings, " (%u here, %u there)", bytes_of(facts.local.mtu),
+                  bytes_of(facts.remote->mtu));
+    text += settings;
+  }
+  std::snprintf(settings, sizeof settings, ", TC %u, SL %u", facts.traffic_class, facts.service_level);
+  return text + settings;
+}
+
+std::string describe_failure(const std::string& what, const Diagnosis& diagnosis, const PathFacts& facts) {
+  std::string text = what;
+  if (!diagnosis.verdict.empty()) text.append(": ").append(diagnosis.verdict);
+  text.append(kNextStep).append(diagnosis.next).append(". Path: ").append(describe_path(facts));
+  if (facts.age_ns != 0) {
+    const std::uint64_t timeout_ns = kTimeoutUnitNs << facts.timeout;
+    char life[224];
+    std::snprintf(life, sizeof life,
+                  ", timeout %s, %u retries (%s in all), %s old, carried %" PRIu64 " messages, %" PRIu64 " bytes",
+                  to_duration(timeout_ns).c_str(), facts.retries, to_duration(timeout_ns * (facts.retries + 1)).c_str(),
+                  to_duration(facts.age_ns).c_str(), facts.delivered.messages, facts.delivered.bytes);
+    text += life;
+  }
+  if (!facts.counters.empty()) text += "; since then " + facts.counters;
+  return text;
+}
+
+std::string perftest_commands(const PathFacts& facts) {
+  if (!facts.remote) return quoted(perftest(facts.local, facts.roce, bytes_of(facts.mtu)));
+  return quoted(perftest(*facts.remote, facts.roce, bytes_of(facts.mtu))) + " on " + facts.remote->host + ", then " +
+         quoted(perftest(facts.local, facts.roce, bytes_of(facts.mtu)) + " " + facts.remote->host) + " on " +
+         facts.local.host;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,70 @@
+#include "wire/notice.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "wire/codec.h"
+
+namespace verbatim::wire {
+
+Notice::Notice(MessageType type, std::size_t body_bytes) : size_(kHeaderBytes + body_bytes) {
+  put_header(std::span<std::uint8_t, kHeaderBytes>(bytes_.data(), kHeaderBytes), type,
+             static_cast<std::uint32_t>(body_bytes));
+}
+
+template <typename T>
+Notice Notice::with_body(MessageType type, const T& body) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof body <= kMaxNoticeBody);
+  Notice notice(type, sizeof body);
+  std::memcpy(notice.bytes_.data() + kHeaderBytes, &body, sizeof body);
+  return notice;
+}
+
+Notice Notice::without_body(MessageType type) {
+  return Notice(type, 0);
+}
+
+Notice Notice::failed(ErrorKind kind, std::string_view text) {
+  text = text.substr(0, kMaxFailureText);
+  const auto number = static_cast<std::uint32_t>(kind);
+  Notice notice(MessageType::kFailed, sizeof number + text.size());
+  std::memcpy(notice.bytes_.data() + kHeaderBytes, &number, sizeof number);
+  std::memcpy(notice.bytes_.data() + kHeaderBytes + sizeof number, text.data(), text.size());
+  return notice;
+}
+
+Notice Notice::ask(std::uint32_t id) {
+  return with_body(MessageType::kAsk, id);
+}
+
+Notice Notice::view(const View& view) {
+  return with_body(MessageType::kView, view);
+}
+
+std::optional<Failed> decode_failed(std::span<std::uint8_t> body) {
+  Reader reader(body);
+  const auto number = reader.get<std::uint32_t>();
+  if (!reader.complete() || number > static_cast<std::uint32_t>(ErrorKind::kRemote)) return std::nullopt;
+  const std::span<std::uint8_t> text = body.subspan(sizeof number);
+  for (std::uint8_t& c : text) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  return Failed{static_cast<ErrorKind>(number),
+                std::string_view(reinterpret_cast<const char*>(text.data()), text.size())};
+}
+
+std::optional<std::uint32_t> decode_ask(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  const auto id = reader.get<std::uint32_t>();
+  if (!reader.complete()) return std::nullopt;
+  return id;
+}
+
+std::optional<View> decode_view(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  const auto view = reader.get<View>();
+  if (!reader.complete() || view.sends > 1) return std::nullopt;
+  return view;
+}
+
+}  // namespace verbatim::wire

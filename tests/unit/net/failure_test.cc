@@ -1,0 +1,445 @@
+// What a connection that failed says of itself, over softverbs' faults: one line to a cause, word for word. Each case
+// runs in a child, because a process reads its faults once.
+#include "net/failure.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <climits>
+#include <regex>
+#include <sstream>
+#include <thread>
+
+#include "base/clock.h"
+#include "link.h"
+#include "support/child.h"
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+using test::Variables;
+
+// What differs from run to run becomes a word.
+std::string normalized(std::string line) {
+  char host[HOST_NAME_MAX + 1] = {};
+  ::gethostname(host, sizeof host - 1);
+  for (const auto& [varying, word] : {std::pair<std::string, std::string>(host, "HOST"),
+                                      {"QP [0-9]+", "QP #"},
+                                      {"pid [0-9]+", "pid #"},
+                                      {"[0-9.e+-]+ (s|ms) old", "T old"},
+                                      {"worked for [0-9.e+-]+ (s|ms)", "worked for T"},
+                                      {", for [0-9.e+-]+ (s|ms) now", ""}}) {
+    line = std::regex_replace(line, std::regex(varying), word);
+  }
+  return line;
+}
+
+// The warnings that a child has written, normalized.
+std::vector<std::string> warnings_of(const std::string& told) {
+  std::vector<std::string> lines;
+  std::istringstream text(told);
+  for (std::string line; std::getline(text, line);) {
+    constexpr std::string_view kMark = "verbatim: ";
+    // What the control thread says of a port comes at its own time.
+    const bool of_port = line.starts_with(std::string(kMark) + "softverbs0:");
+    if (line.starts_with(kMark) && !of_port) lines.push_back(normalized(line.substr(kMark.size())));
+  }
+  return lines;
+}
+
+Variables with_faults(const std::string& faults) {
+  return {{"SOFTVERBS_FAULTS", faults},      {"SOFTVERBS_ENGINE", "inline"}, {"SOFTVERBS_DEVICES", "2"},
+          {"SOFTVERBS_VENDOR_ID", "0"},      {"VERBATIM_TIMEOUT", "8"},      {"VERBATIM_RETRY_CNT", "2"},
+          {"SOFTVERBS_NAMESPACE", "failure"}};
+}
+
+// Messages of 64 bytes on one connection.
+class Stream {
+ public:
+  explicit Stream(std::size_t device = 0) {
+    link_.connect(device, device);
+    send_memory_ = link_.reg(link_.send(), source_);
+    recv_memory_ = link_.reg(link_.recv(), target_);
+  }
+
+  Link& link() { return link_; }
+  void forget_target() { recv_memory_.reset(); }
+
+  Request* announce() {
+    const RecvBuffer buffer{target_.data(), source_.size(), 0, recv_memory_.get()};
+    void* data = buffer.data;
+    void* memory = buffer.memory;
+    void* request = nullptr;
+    link_.recv().irecv<std::size_t>(1, &data, &buffer.bytes, &buffer.tag, &memory, &request);
+    return static_cast<Request*>(request);
+  }
+  Request* post() {
+    void* request = nullptr;
+    link_.send().isend(source_.data(), source_.size(), 0, *send_memory_, &request);
+    return static_cast<Request*>(request);
+  }
+
+  // So many messages, until one end fails.
+  void exchange(unsigned messages) {
+    for (unsigned i = 0; i < messages && !failed(); ++i) {
+      Request* receive = until([&] { return announce(); });
+      Request* send = until([&] { return post(); });
+      if (receive == nullptr || send == nullptr) return;
+      if (!link_.wait(send) || !link_.wait(receive)) return;
+      link_.taken_back(send);
+      link_.taken_back(receive);
+    }
+  }
+  bool failed() { return link_.send().error() != nullptr || link_.recv().error() != nullptr; }
+
+  // Until the receiving end has been told of its device's event.
+  void await_event() {
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    while (link_.recv().attention() == 0 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  }
+
+  // Drives `comm` alone until it fails.
+  template <typename C>
+  static void drive_to_failure(C& comm) {
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    while (comm.error() == nullptr && std::chrono::steady_clock::now() < end) comm.progress();
+    EXPECT_NE(comm.error(), nullptr);
+  }
+
+ private:
+  template <typename Post>
+  Request* until(Post post) {
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    while (!failed() && std::chrono::steady_clock::now() < end) {
+      if (Request* request = post()) return request;
+      link_.send().progress();
+      link_.recv().progress();
+    }
+    return nullptr;
+  }
+
+  Link link_;
+  std::vector<std::uint8_t> source_ = pattern(64, 1);
+  // Pages of its own, which its registration alone covers.
+  std::vector<std::uint8_t> target_ = std::vector<std::uint8_t>(std::size_t{1} << 20);
+  std::unique_ptr<MemoryHandle> send_memory_;
+  std::unique_ptr<MemoryHandle> recv_memory_;
+};
+
+// The warnings of up to so many messages under these faults.
+std::vector<std::string> told_under(const std::string& faults, unsigned messages) {
+  return warnings_of(test::check_in_child(with_faults(faults), [&] {
+    Stream stream;
+    stream.exchange(messages);
+    EXPECT_TRUE(stream.failed());
+  }));
+}
+
+const std::string kPath =
+    "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
+    "TC 0, SL 0, timeout 1.05 ms, 2 retries (3.15 ms in all), T old, carried ";
+
+struct Golden {
+  const char* name;
+  std::string faults;
+  unsigned messages;  // that are tried
+  std::string line;
+};
+
+void PrintTo(const Golden& golden, std::ostream* out) {
+  *out << golden.name;
+}
+
+class FailureLine : public ::testing::TestWithParam<Golden> {};
+
+TEST_P(FailureLine, IsThisOne) {
+  const std::vector<std::string> told = told_under(GetParam().faults, GetParam().messages);
+  ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
+  EXPECT_EQ(told[0], GetParam().line);
+}
+
+std::string completes(const char* status, unsigned nth = 1) {
+  return "complete op=write_imm nth=" + std::to_string(nth) + " status=" + status + " vendor=129";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Statuses, FailureLine,
+    ::testing::Values(
+        Golden{"RetryExceededAtOnce", completes("RETRY_EXC_ERR"), 1,
+               "sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor error "
+               "129): never worked: reachability, though packets of the peer arrive here: a path that is open one way "
+               "only, or a switch with a smaller MTU. Next: 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' on HOST, "
+               "then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096 HOST' on HOST. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{
+            "RetryExceededLater", completes("RETRY_EXC_ERR", 101), 200,
+            "sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor error "
+            "129): worked for T: loss, or a link flap or a dead host at the other end, longer than all retries. Next: "
+            "'dmesg | grep softverbs0' here, 'dmesg | grep softverbs0' on HOST; VERBATIM_TIMEOUT waits longer. " +
+                kPath + "100 messages, 6400 bytes"},
+        Golden{"CtsUnanswered", "unreachable device=0 peer=0", 1,
+               "announcing receive buffers (CTS) of 64 bytes failed with transport retry counter exceeded "
+               "(IBV_WC_RETRY_EXC_ERR 12, vendor error 0; 32 more flushed): never worked: reachability, the two NICs "
+               "cannot talk to each other: GID, subnet, VLAN, firewall or rail. Next: 'ib_write_bw -d softverbs0 -i 1 "
+               "-x 3 -m 4096' on HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096 HOST' on HOST. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"LinkDown", "link-down device=0 after=8 op=write_imm", 20,
+               "sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor error "
+               "0): worked for T: the link of softverbs0:1 here is down, longer than all retries. Next: 'dmesg | grep "
+               "softverbs0' here, 'dmesg | grep softverbs0' on HOST; VERBATIM_TIMEOUT waits longer. " +
+                   kPath + "8 messages, 512 bytes"},
+        Golden{"LocalProtection", completes("LOC_PROT_ERR"), 1,
+               "sending 64 bytes failed with local protection error (IBV_WC_LOC_PROT_ERR 4, vendor error 129): the "
+               "application's buffer: this NIC may not read or write it (any more): freed or deregistered while in "
+               "use. Next: check that buffers outlive their operations. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"LocalLength", completes("LOC_LEN_ERR"), 1,
+               "sending 64 bytes failed with local length error (IBV_WC_LOC_LEN_ERR 1, vendor error 129): a message "
+               "longer than its receive, or than this device takes: MTU, or versions that differ. Next: compare "
+               "versions and MTU on both hosts. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"RemoteInvalidRequest", completes("REM_INV_REQ_ERR"), 1,
+               "sending 64 bytes failed with remote invalid request error (IBV_WC_REM_INV_REQ_ERR 9, vendor error "
+               "129): the peer's NIC finds the request invalid: MTU that differs, access flags of its queue pair, or a "
+               "length. Next: compare versions and 'ibv_devinfo -v' (active_mtu, max_msg_sz) on both hosts; on HOST "
+               "look for an async event. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"RemoteAccess", completes("REM_ACCESS_ERR"), 1,
+               "sending 64 bytes failed with remote access error (IBV_WC_REM_ACCESS_ERR 10, vendor error 129): the "
+               "peer's NIC refuses the address or its key: the peer's application has freed or deregistered the buffer "
+               "that it announced, or has ended. Next: look at HOST first: its log says what failed there before. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"RemoteOperation", completes("REM_OP_ERR"), 1,
+               "sending 64 bytes failed with remote operation error (IBV_WC_REM_OP_ERR 11, vendor error 129): the "
+               "peer's NIC could not finish the request, for a reason of its own. Next: look at HOST first: its log "
+               "and 'dmesg | grep softverbs0' there. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"ReceiverNotReady", completes("RNR_RETRY_EXC_ERR"), 1,
+               "sending 64 bytes failed with RNR retry counter exceeded (IBV_WC_RNR_RETRY_EXC_ERR 13, vendor error "
+               "129): the peer had no receive posted, for longer than all retries. Next: look at HOST first: its "
+               "process may be stopped. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"FlushAlone", completes("WR_FLUSH_ERR"), 1,
+               "sending 64 bytes failed with Work Request Flushed Error (IBV_WC_WR_FLUSH_ERR 5, vendor error 129): a "
+               "consequence, not the cause: the queue pair was in the error state already, and nothing here says why. "
+               "Next: look for an earlier line of this host's log, then on HOST. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"BadResponse", completes("BAD_RESP_ERR"), 1,
+               "sending 64 bytes failed with bad response error (IBV_WC_BAD_RESP_ERR 7, vendor error 129): an answer "
+               "of the peer's NIC that fits no request: another connection's, or firmware. Next: compare firmware and "
+               "versions on both hosts; 'dmesg | grep softverbs0'. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"Fatal", completes("FATAL_ERR"), 1,
+               "sending 64 bytes failed with fatal error (IBV_WC_FATAL_ERR 19, vendor error 129): this device or its "
+               "driver failed, not the path to the peer. Next: 'dmesg | grep softverbs0'; take it out by "
+               "VERBATIM_HCA=^softverbs0 until it is well. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"General", completes("GENERAL_ERR"), 1,
+               "sending 64 bytes failed with general error (IBV_WC_GENERAL_ERR 21, vendor error 129): this device or "
+               "its driver refuses what worked before. Next: 'dmesg | grep softverbs0'. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"PostRefused", "fail verb=post_send nth=2 errno=ENOMEM", 1,
+               "ibv_post_send failed with Cannot allocate memory: this device or its driver failed, not the path to "
+               "the peer. Next: 'dmesg | grep softverbs0'; take it out by VERBATIM_HCA=^softverbs0 until it is well. " +
+                   kPath + "0 messages, 0 bytes"},
+        Golden{"PollRefused", "fail verb=poll_cq nth=1 errno=EIO", 1,
+               "ibv_poll_cq failed: this device or its driver failed, not the path to the peer. Next: 'dmesg | grep "
+               "softverbs0'; take it out by VERBATIM_HCA=^softverbs0 until it is well. " +
+                   kPath + "0 messages, 0 bytes"}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+PathFacts example() {
+  PathFacts facts;
+  facts.local = {"node1", "mlx5_0", 1, 3, {}, 4711, IBV_MTU_4096};
+  facts.remote = PathEnd{"node2", "mlx5_1", 2, 5, {}, 815, IBV_MTU_1024};
+  facts.mtu = IBV_MTU_1024;
+  facts.traffic_class = 106;
+  facts.timeout = 20;
+  facts.retries = 7;
+  facts.age_ns = 3 * 3600 * kNanosecondsPerSecond + 125 * kNanosecondsPerSecond;
+  facts.delivered = {1000, 64000, true};
+  return facts;
+}
+
+std::string verdict(ibv_wc_status status, const PathFacts& facts) {
+  return diagnose(status, facts).verdict;
+}
+
+TEST(Diagnosis, OfLostPacketsKnowsTheLinksHistory) {
+  PathFacts facts = example();
+  facts.link = {.downs = 2, .down = false, .changed_ns = 1, .outage_ns = 4 * kNanosecondsPerSecond};
+  EXPECT_EQ(verdict(IBV_WC_RETRY_EXC_ERR, facts),
+            "worked for 3 h 2 min: link flap: that of mlx5_0:1 here went down 2 times since, last for 4 s, longer than "
+            "all retries");
+  facts.link = {.downs = 1, .down = true, .changed_ns = 1, .outage_ns = 90 * kNanosecondsPerSecond};
+  EXPECT_EQ(verdict(IBV_WC_RETRY_EXC_ERR, facts),
+            "worked for 3 h 2 min: the link of mlx5_0:1 here is down, for 1 min 30 s now, longer than all retries");
+}
+
+TEST(Diagnosis, APeerThatWentFirstIsTheCause) {
+  PathFacts facts = example();
+  facts.peer_gone = true;
+  for (const ibv_wc_status status : {IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_REM_ACCESS_ERR}) {
+    EXPECT_EQ(verdict(status, facts), "the peer went first: its process ended or has closed the connection");
+  }
+  EXPECT_EQ(verdict(IBV_WC_LOC_PROT_ERR, facts).find("the peer"), std::string::npos) << "that is our own";
+}
+
+TEST(Diagnosis, GpuMemoryBringsTheIommuIn) {
+  PathFacts facts = example();
+  EXPECT_EQ(verdict(IBV_WC_LOC_PROT_ERR, facts).find("IOMMU"), std::string::npos);
+  facts.gpu_memory = true;
+  EXPECT_NE(verdict(IBV_WC_LOC_PROT_ERR, facts).find("GPU memory behind an IOMMU or PCIe ACS"), std::string::npos);
+  EXPECT_NE(diagnose(IBV_WC_LOC_PROT_ERR, facts).next.find("'lspci -vvv | grep ACSCtl'"), std::string::npos);
+}
+
+TEST(Diagnosis, EveryStatusHasANameAVerdictAndAStep) {
+  for (int status = IBV_WC_LOC_LEN_ERR; status <= IBV_WC_GENERAL_ERR; ++status) {
+    const auto one = static_cast<ibv_wc_status>(status);
+    EXPECT_TRUE(std::string_view(wc_status_name(one)).starts_with("IBV_WC_")) << status;
+    EXPECT_FALSE(diagnose(one, example()).verdict.empty()) << status;
+    EXPECT_FALSE(diagnose(one, example()).next.empty()) << status;
+  }
+  EXPECT_STREQ(wc_status_name(IBV_WC_GENERAL_ERR), "IBV_WC_GENERAL_ERR");
+  EXPECT_STREQ(wc_status_name(IBV_WC_RETRY_EXC_ERR), "IBV_WC_RETRY_EXC_ERR");
+}
+
+TEST(Diagnosis, TheWholeLineFitsWithLongNames) {
+  PathFacts facts = example();
+  EXPECT_EQ(
+      describe_failure("sending 8 bytes failed", {"why", "do"}, facts),
+      "sending 8 bytes failed: why. Next: do. Path: node1 mlx5_0:1 GID 3 :: QP 4711 to node2 mlx5_1:2 GID 5 :: QP "
+      "815, MTU 1024 (4096 here, 1024 there), TC 106, SL 0, timeout 4.29 s, 7 retries (34.4 s in all), 3 h 2 min "
+      "old, carried 1000 messages, 64000 bytes");
+  facts.counters = "local_ack_timeout_err +8";
+  facts.local.host = facts.remote->host = std::string(40, 'h');
+  facts.delivered.messages = 0;
+  const std::string line = describe_failure(std::string(150, 'x'), diagnose(IBV_WC_RETRY_EXC_ERR, facts), facts);
+  EXPECT_TRUE(line.ends_with("; since then local_ack_timeout_err +8"));
+  EXPECT_LT(line.size(), 1000U) << "more does not fit into NCCL's line";
+}
+
+TEST(Failure, OfAReceiveIsToldAtBothEnds) {
+  const auto told = told_under("complete op=recv nth=2 status=LOC_LEN_ERR vendor=129", 20);
+  ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
+  EXPECT_EQ(told[0],
+            "sending 64 bytes failed with remote invalid request error (IBV_WC_REM_INV_REQ_ERR 9, vendor error 0): the "
+            "peer's NIC finds the request invalid: MTU that differs, access flags of its queue pair, or a length. "
+            "Next: compare versions and 'ibv_devinfo -v' (active_mtu, max_msg_sz) on both hosts; on HOST look for an "
+            "async event. " +
+                kPath + "1 messages, 64 bytes");
+  EXPECT_EQ(told[1],
+            "receiving 64 bytes failed with local length error (IBV_WC_LOC_LEN_ERR 1, vendor error 0; 30 more "
+            "flushed): a message longer than its receive, or than this device takes: MTU, or versions that differ. "
+            "Next: compare versions and MTU on both hosts. " +
+                kPath + "1 messages, 64 bytes");
+}
+
+// By its event or by what it flushed, whichever is seen first.
+TEST(Failure, OfADeviceIsNotBlamedOnThePath) {
+  const auto told = told_under("device-fatal device=0 after=1 op=write_imm", 20);
+  ASSERT_FALSE(told.empty());
+  EXPECT_NE(told.back().find(": this device or its driver failed, not the path to the peer. Next: 'dmesg | grep "
+                             "softverbs0'; take it out by VERBATIM_HCA=^softverbs0 until it is well. Path: HOST"),
+            std::string::npos)
+      << told.back();
+}
+
+// The receiver's application has given its buffer back too early.
+TEST(Failure, OfABufferThatIsGoneIsToldAtBothEnds) {
+  const auto told = warnings_of(test::check_in_child(with_faults("seed=1"), [] {
+    Stream stream;
+    stream.exchange(3);
+    ASSERT_NE(stream.announce(), nullptr);
+    stream.forget_target();
+    ASSERT_NE(stream.post(), nullptr);
+    Stream::drive_to_failure(stream.link().send());
+    stream.await_event();
+    Stream::drive_to_failure(stream.link().recv());
+  }));
+  ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
+  EXPECT_EQ(told[0],
+            "sending 64 bytes failed with remote access error (IBV_WC_REM_ACCESS_ERR 10, vendor error 0): the peer's "
+            "NIC refuses the address or its key: the peer's application has freed or deregistered the buffer that it "
+            "announced, or has ended. Next: look at HOST first: its log says what failed there before. " +
+                kPath + "3 messages, 192 bytes");
+  EXPECT_EQ(told[1],
+            "softverbs0 reported local access violation work queue error (IBV_EVENT_QP_ACCESS_ERR): a message of the "
+            "peer with a wrong key or range, or of another MTU, was refused here. Next: look at the line of HOST; "
+            "compare versions and MTU on both hosts. " +
+                kPath + "3 messages, 192 bytes");
+}
+
+TEST(Failure, OfAPeerThatHasClosedNamesItFirst) {
+  const auto told = warnings_of(test::check_in_child(with_faults("seed=1"), [] {
+    Stream stream;
+    stream.exchange(3);
+    ASSERT_NE(stream.announce(), nullptr);
+    stream.link().context().close(stream.link().send());
+    Stream::drive_to_failure(stream.link().recv());
+  }));
+  ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
+  EXPECT_EQ(told[0],
+            "the peer HOST (pid #) has closed a connection that we wait for: it needs nothing more of us: the "
+            "application's ends disagree. Next: look at HOST (pid #) first: its log says why. " +
+                kPath + "3 messages, 192 bytes");
+}
+
+// Shorter than all retries together, which wait eight times 67 ms.
+TEST(LinkEvents, AFlapIsWaitedForAndToldWithItsLength) {
+  Variables variables = with_faults("link-down device=1 after=5 op=write_imm for=200ms");
+  variables.emplace_back("VERBATIM_TIMEOUT", "14");
+  variables.emplace_back("VERBATIM_RETRY_CNT", "7");
+  test::check_in_child(variables, [] {
+    const LogCapture log;
+    Stream stream(1);
+    stream.exchange(20);
+    EXPECT_FALSE(stream.failed());
+    EXPECT_EQ(stream.link().send().delivered().messages, 20U);
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    while (log.warnings().size() < 2 && std::chrono::steady_clock::now() < end) stream.link().send().progress();
+    const auto told = log.warnings();
+    ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
+    EXPECT_EQ(
+        told[0],
+        "softverbs1:1: the link is down (port error); 2 connections use it and wait as long as their retries last "
+        "(VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)");
+    EXPECT_EQ(std::regex_replace(told[1], std::regex("after [0-9.]+ (s|ms)"), "after T"),
+              "softverbs1:1: the link is up again after T, outages so far: 1; 2 connections use it");
+  });
+}
+
+TEST(LinkEvents, AnAddressThatConnectionsLoseIsNamed) {
+  test::check_in_child(with_faults("gid device=0 index=3 address=10.0.0.9 type=rocev2 after=5 op=write_imm"), [] {
+    const LogCapture log;
+    Stream stream;
+    stream.exchange(20);
+    EXPECT_FALSE(stream.failed());
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    while (log.warnings().empty() && std::chrono::steady_clock::now() < end) stream.link().send().progress();
+    EXPECT_EQ(log.only_warning(),
+              "softverbs0:1: GID 3 ::ffff:10.77.0.1 is now ::ffff:10.0.0.9 (GID table change); 2 connections were made "
+              "with the old one and may fail, new ones take what is there");
+  });
+}
+
+TEST(Failure, AnErrorAndItsFlushesAreOneLine) {
+  const auto told = warnings_of(test::check_in_child(with_faults("drop-ack op=write_imm nth=1 times=all"), [] {
+    Stream stream;
+    for (unsigned i = 0; i < wire::kMaxInFlight; ++i) ASSERT_NE(stream.announce(), nullptr) << i;
+    for (unsigned i = 0; i < wire::kMaxInFlight; ++i) ASSERT_NE(stream.post(), nullptr) << i;
+    Stream::drive_to_failure(stream.link().send());
+    for (int i = 0; i < 1000; ++i) stream.link().send().progress();
+  }));
+  ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
+  EXPECT_EQ(told[0],
+            "sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor error 0; "
+            "255 more flushed): never worked: reachability, though packets of the peer arrive here: a path that is "
+            "open one way only, or a switch with a smaller MTU. Next: 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' on "
+            "HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096 HOST' on HOST. " +
+                kPath + "0 messages, 0 bytes");
+}
+
+}  // namespace
+}  // namespace verbatim
