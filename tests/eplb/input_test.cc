@@ -1,8 +1,5 @@
 // Bad input ends before any communication, with one line that names the place; and what ends a run that hangs.
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "base/fd.h"
 #include "eplb_run.h"
 
 namespace verbatim::eplb {
@@ -96,24 +92,9 @@ TEST(Library, ThatIsMissingIsNamed) {
   EXPECT_TRUE(contains(cuda, "missing here: /no/libcuda.so")) << cuda.output;
 }
 
-// Below the ports that connections of other programs get by themselves.
-std::uint16_t free_port() {
-  static unsigned next = static_cast<unsigned>(::getpid()) * 37;
-  for (unsigned tries = 0; tries < 16'000; ++tries) {
-    const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<std::uint16_t>(12'000 + next++ % 16'000));
-    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
-      return ntohs(address.sin_port);
-    }
-  }
-  return 0;
-}
-
 // Two ranks, each with options of its own.
 Outcome run_two(const std::vector<std::string>& of_first, const std::vector<std::string>& of_second) {
-  const std::vector<std::string> both{"--root",    "127.0.0.1:" + std::to_string(free_port()),
+  const std::vector<std::string> both{"--root",    "127.0.0.1:" + std::to_string(perf::free_port()),
                                       "--nranks",  "2",
                                       "--token",   "99",
                                       "--plugin",  setting("EPLB_PLUGIN"),

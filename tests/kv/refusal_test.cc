@@ -99,6 +99,31 @@ TEST(Refusal, OfAnotherGeometryEndsTheRunBeforeItBegins) {
   EXPECT_NE(std::string::npos, run.output.find("geometry-mismatch: family kv: geometry ")) << run.output;
 }
 
+// Two ranks that were started apart, the second with options of its own.
+TEST(Ranks, ThatDisagreeAreToldAboutWhat) {
+  const auto disagree = [](const std::vector<std::string>& of_second, const std::string& why) {
+    const std::string root = "127.0.0.1:" + std::to_string(perf::free_port());
+    const auto arguments = [&root](const char* rank, const std::vector<std::string>& more) {
+      std::vector<std::string> all{"--root",    root,      "--nranks", "2",        "--rank",
+                                   rank,        "--token", "7",        "--plugin", setting("KV_PLUGIN"),
+                                   "--timeout", "60",      "--tokens", "100"};
+      all.insert(all.end(), more.begin(), more.end());
+      return all;
+    };
+    perf::PerfProcess first(arguments("0", {}));
+    perf::PerfProcess second(arguments("1", of_second));
+    second.finish();
+    const perf::Outcome outcome = first.finish();
+    EXPECT_EQ(kUsage, outcome.status) << outcome.output;
+    EXPECT_NE(std::string::npos, outcome.output.find("rank 1 disagrees with rank 0 about the " + why))
+        << outcome.output;
+  };
+  disagree({"--seed", "2"}, "requests, request 0: ");
+  disagree({"--requests", "5"}, "number of requests: 5 there, 64 here");
+  disagree({"--lf", "none"}, "families: kv there, kv lf here");
+  disagree({"--inject", "kill"}, "injected faults: ");
+}
+
 TEST(Usage, ThatMakesNoSenseIsSaid) {
   const std::map<std::string, std::vector<std::string>> wrong{
       {"no fault 'lightning'", {"--inject", "lightning"}},

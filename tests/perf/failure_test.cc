@@ -74,24 +74,6 @@ TEST(Failure, ToFinishInTimeEndsTheJobAlsoWhenARankHangs) {
   EXPECT_NE(0, kill(hanging, 0)) << "the rank is still there";
 }
 
-// A port that was free a moment ago.
-// Below the ports that connections of other programs get by themselves: nobody takes it before the rank does.
-std::uint16_t free_port() {
-  constexpr unsigned kFirst = 12'000;
-  constexpr unsigned kPorts = 16'000;
-  static unsigned next = static_cast<unsigned>(::getpid()) * 31;
-  for (unsigned tries = 0; tries < kPorts; ++tries) {
-    const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<std::uint16_t>(kFirst + next++ % kPorts));
-    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
-      return ntohs(address.sin_port);
-    }
-  }
-  return 0;
-}
-
 std::vector<std::string> rank_between_hosts(std::uint16_t port, int rank, const std::string& iterations) {
   return {"all_reduce",
           "--plugin",

@@ -1,8 +1,11 @@
 #include "perf_run.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -60,6 +63,22 @@ std::string setting(const char* name) {
   const char* const value = std::getenv(name);
   EXPECT_NE(nullptr, value) << name << " is not set: run this test through meson";
   return value == nullptr ? "" : value;
+}
+
+std::uint16_t free_port() {
+  constexpr unsigned kFirst = 12'000;
+  constexpr unsigned kPorts = 16'000;
+  static unsigned next = static_cast<unsigned>(::getpid()) * 31;
+  for (unsigned tries = 0; tries < kPorts; ++tries) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(kFirst + next++ % kPorts));
+    const bool free = ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+    ::close(fd);
+    if (free) return ntohs(address.sin_port);
+  }
+  return 0;
 }
 
 }  // namespace verbatim::perf

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -42,5 +43,9 @@ inline Outcome run(const std::vector<std::string>& arguments, const PerfProcess:
 
 // The value of an environment variable that the build sets for this test; fails the test when it is missing.
 std::string setting(const char* name);
+
+// That was free a moment ago, below the ports that connections of other programs get by themselves: nobody takes it
+// before the rank does.
+std::uint16_t free_port();
 
 }  // namespace verbatim::perf
