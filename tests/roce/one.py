@@ -44,7 +44,7 @@ def check_operations(report, machine, programs):
     for operation in OPERATIONS:
         with report.case(f"verbatim-perf: {operation}, every byte right"):
             before = packets(machine)
-            options = ("-b", 8, "-e", "512K", "-f", 16, "-n", 4, "-w", 1, "-c", 1, "--timeout", 50)
+            options = ("-b", 8, "-e", "512K", "-f", 16, "-n", 4, "-w", 1, "-c", 1, "--timeout", 200)
             output = succeed(machine.start(programs.run_perf(operation, *options)))
             expect_every_byte_right(output)
             expect(packets(machine) - before > 256, "hardly a packet went through rxe0")
