@@ -322,7 +322,7 @@ TEST_F(Stall, TheStateCanBeReadWhileItLasts) {
     link.recv().abort();
     const auto end = std::chrono::steady_clock::now() + Link::kPatience;
     while (link.recv().error() == nullptr && std::chrono::steady_clock::now() < end) link.recv().progress();
-    EXPECT_NE(read_state(found).find("\"state\":\"failed\",\"error\":\"receiving failed"), std::string::npos);
+    EXPECT_NE(read_state(found).find("\"state\":\"failed\",\"error\":\"receiving 8 bytes failed"), std::string::npos);
   }
   EXPECT_NE(::access(found.c_str(), F_OK), 0);
 }
