@@ -72,9 +72,10 @@ ConnectionStats Comm::stats() const {
   return stats;
 }
 
-bool Comm::uses(const Device& device) const {
-  return std::any_of(endpoint_.ports().begin(), endpoint_.ports().end(),
-                     [&](const Port* port) { return port->device == &device; });
+bool Comm::uses(const Device& device, std::uint8_t port_num) const {
+  return std::any_of(endpoint_.ports().begin(), endpoint_.ports().end(), [&](const Port* port) {
+    return port->device == &device && (port_num == 0 || port->port_num == port_num);
+  });
 }
 
 bool Comm::uses(const ibv_qp& qp) const {
@@ -129,8 +130,10 @@ void Comm::abort() {
   if (peer_end_seen_ns_ == 0) peer_end_seen_ns_ = now;
   if (!condemned && now - peer_end_seen_ns_ < kLastArrivalsNs) return;
   if (ended) {
-    return fail(verdict_kind_, "peer",
-                [&] { return std::string(verdict_.data()) + ", on " + endpoint_.describe_path(0); });
+    return fail(verdict_kind_, "peer", [&] {
+      return describe_failure(verdict_.data(), {"", "look at " + endpoint_.peer_name() + " first: its log says more"},
+                              facts(0));
+    });
   }
   fail(ErrorKind::kRemote, "peer", [&] {
     const PathFacts path = facts(0);
@@ -166,8 +169,10 @@ void Comm::tell_peer() noexcept {
 }
 
 void Comm::report(std::string what) noexcept {
+  VERBATIM_WARN("%s", what.c_str());
+  const std::size_t told = what.find(kNextStep);  // the rest is for our operator alone
   failure_text_ = std::move(what);
-  VERBATIM_WARN("%s", failure_text_.c_str());
+  if (told != std::string::npos) failure_text_.resize(told);
   tell_peer();
 }
 
@@ -187,10 +192,12 @@ PathFacts Comm::facts(std::size_t qp) const {
   PathFacts facts = endpoint_.path_facts(qp);
   facts.local.host = context_.host_name();
   facts.delivered = delivered();
-  constexpr auto kPeerEnded =
-      static_cast<std::uint32_t>(CommSignal::kPeerClosed) | static_cast<std::uint32_t>(CommSignal::kPeerGone) |
-      static_cast<std::uint32_t>(CommSignal::kPeerGaveUp) | static_cast<std::uint32_t>(CommSignal::kPeerFailed);
-  facts.peer_gone = (attention() & kPeerEnded) != 0;
+  constexpr std::uint32_t kPeerEnded = static_cast<std::uint32_t>(CommSignal::kPeerClosed) |
+                                       static_cast<std::uint32_t>(CommSignal::kPeerGone) |
+                                       static_cast<std::uint32_t>(CommSignal::kPeerGaveUp);
+  const std::uint32_t signals = attention_.load(std::memory_order_acquire);
+  facts.peer_gone = (signals & kPeerEnded) != 0;
+  if ((signals & static_cast<std::uint32_t>(CommSignal::kPeerFailed)) != 0) facts.peer_report = verdict_.data();
   return facts;
 }
 

@@ -80,7 +80,7 @@ class Comm {
     raise(CommSignal::kDeviceFailed);
   }
 
-  bool uses(const Device& device) const;
+  bool uses(const Device& device, std::uint8_t port_num = 0) const;  // 0: any port
   bool uses(const ibv_qp& qp) const;
   bool uses(const ibv_cq& cq) const;
   // Asks the device whether all QPs are sound: they are in no error state.

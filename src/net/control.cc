@@ -40,17 +40,6 @@ Status add_to_epoll(const UniqueFd& epoll, int fd, std::uint64_t mark) {
   return {};
 }
 
-// Whether the event ends every connection of its device, or the one whose QP it names.
-bool ends_device(ibv_event_type type) {
-  return type == IBV_EVENT_DEVICE_FATAL;
-}
-bool ends_qp(ibv_event_type type) {
-  return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
-}
-bool ends_cq(ibv_event_type type) {
-  return type == IBV_EVENT_CQ_ERR;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std::unique_ptr<Device>> devices,
@@ -246,47 +235,6 @@ int ControlThread::milliseconds_to_next_deadline() {
   if (nearest <= now) return 0;
   const std::uint64_t milliseconds = (nearest - now) / kNanosecondsPerMillisecond + 1;
   return static_cast<int>(std::min<std::uint64_t>(milliseconds, INT_MAX));
-}
-
-void ControlThread::hear_device(std::size_t index) {
-  const Device& device = *devices_[index];
-  const Verbs& verbs = device.verbs();
-  ibv_async_event event{};
-  while (verbs.get_async_event(device.context(), &event) == 0) {
-    {
-      const MutexLock lock(mutex_);
-      tell(event, index);
-    }
-    VERBATIM_INFO("%s: %s", device.name().c_str(), verbs.event_type_str(event.event_type));
-    verbs.ack_async_event(&event);
-  }
-  if (errno == EAGAIN || errno == EINTR) return;
-  // The device is gone, and its descriptor would wake us for ever.
-  VERBATIM_WARN("%s: no more events can be read: %s; its connections fail", device.name().c_str(),
-                std::strerror(errno));
-  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, device.context()->async_fd, nullptr));
-  const MutexLock lock(mutex_);
-  fail_device(index);
-}
-
-void ControlThread::tell(const ibv_async_event& event, std::size_t device) {
-  if (ends_device(event.event_type)) return fail_device(device);
-  if (!ends_qp(event.event_type) && !ends_cq(event.event_type)) return;
-  bool known = false;
-  for (const auto& [fd, connection] : connections_) {
-    Comm& comm = *connection.comm;
-    if (!(ends_qp(event.event_type) ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
-    comm.raise(event.event_type);
-    known = true;
-  }
-  if (!known) unknown_failed_ = true;
-}
-
-void ControlThread::fail_device(std::size_t index) {
-  device_failed_[index] = true;
-  for (const auto& [fd, connection] : connections_) {
-    if (connection.comm->uses(*devices_[index])) connection.comm->raise(IBV_EVENT_DEVICE_FATAL);
-  }
 }
 
 }  // namespace verbatim

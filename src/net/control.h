@@ -95,6 +95,13 @@ class ControlThread {
   void hear_device(std::size_t index) VERBATIM_EXCLUDES(mutex_);
   void tell(const ibv_async_event& event, std::size_t device) VERBATIM_REQUIRES(mutex_);
   void fail_device(std::size_t index) VERBATIM_REQUIRES(mutex_);
+  // Says what an event means, once: a link that went down or came back, an address that connections lost.
+  void report(const ibv_async_event& event, std::size_t device) VERBATIM_EXCLUDES(mutex_);
+  void report_link_down(const Device& device, std::uint8_t port_num) VERBATIM_EXCLUDES(mutex_);
+  void report_link_up(const Device& device, std::uint8_t port_num) VERBATIM_EXCLUDES(mutex_);
+  void report_gids(const Device& device, std::uint8_t port_num) VERBATIM_EXCLUDES(mutex_);
+  // Connections over that port; 0: over any.
+  std::size_t count_users(const Device& device, std::uint8_t port_num) VERBATIM_EXCLUDES(mutex_);
 
   void hear_peer(Connection& connection) VERBATIM_REQUIRES(mutex_);
   void hear(Connection& connection, const SideChannel::Message& message) VERBATIM_REQUIRES(mutex_);

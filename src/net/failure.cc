@@ -115,7 +115,8 @@ Diagnosis peer_refused(const PathFacts& facts) {
 }
 
 Diagnosis peer_went_first(const PathFacts& facts) {
-  return {"the peer went first: its process ended or has closed the connection",
+  return {"the peer went first: " +
+              (facts.peer_report.empty() ? "its process ended or has closed the connection" : facts.peer_report),
           "look at " + peer_host(facts) + " first: its log says why"};
 }
 
@@ -191,7 +192,8 @@ std::string to_duration(std::uint64_t ns) {
 
 Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts) {
   if (facts.port_errno != 0) return device_failed(facts);
-  if (facts.peer_gone && may_follow_from_the_peers_end(status)) return peer_went_first(facts);
+  if ((facts.peer_gone || !facts.peer_report.empty()) && may_follow_from_the_peers_end(status))
+    return peer_went_first(facts);
   const std::string peer = peer_host(facts);
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
@@ -272,7 +274,9 @@ std::string describe_path(const PathFacts& facts) {
 }
 
 std::string describe_failure(const std::string& what, const Diagnosis& diagnosis, const PathFacts& facts) {
-  std::string text = what + ": " + diagnosis.verdict + ". Next: " + diagnosis.next + ". Path: " + describe_path(facts);
+  std::string text = what;
+  if (!diagnosis.verdict.empty()) text.append(": ").append(diagnosis.verdict);
+  text.append(kNextStep).append(diagnosis.next).append(". Path: ").append(describe_path(facts));
   if (facts.age_ns != 0) {
     const std::uint64_t timeout_ns = kTimeoutUnitNs << facts.timeout;
     char life[224];

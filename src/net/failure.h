@@ -43,6 +43,7 @@ struct PathFacts {
   bool roce = true;
   bool gpu_memory = false;  // the device may be given a GPU's
   bool peer_gone = false;   // the side channel said so before
+  std::string peer_report;  // what it said of the connection's end
   ibv_mtu mtu = IBV_MTU_256;
   unsigned traffic_class = 0;
   unsigned service_level = 0;
@@ -77,6 +78,9 @@ Diagnosis diagnose(ibv_event_type type, const PathFacts& facts);
 // `flushed`: work requests that ended with it. `status_text` is the library's.
 std::string describe_completion(const ibv_wc& completion, const char* status_text, const FailedWork& work,
                                 std::uint64_t flushed);
+
+// Ends the part of the line that others than this host's operator can use.
+inline constexpr const char* kNextStep = ". Next: ";
 
 // The line.
 std::string describe_failure(const std::string& what, const Diagnosis& diagnosis, const PathFacts& facts);

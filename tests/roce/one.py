@@ -86,7 +86,7 @@ def check_workloads(report, machine, programs):
 
 def check_conformance(report, machine, programs):
     before = packets(machine)
-    arguments = [programs.conformance, *PAUSE, "--plugin", programs.plugin, "--largest", str(LARGEST - 1)]
+    arguments = [programs.conformance, *PAUSE, "--plugin", programs.plugin, "--largest", str(LARGEST - 1), "--shorten", "5"]
     report_googletest(report, "conformance", machine.start(arguments, 1200, settings=SETTINGS))
     with report.case("conformance: over rxe0"):
         moved = packets(machine) - before

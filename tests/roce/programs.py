@@ -3,7 +3,7 @@
 import os
 import re
 
-from image import Missing
+from machine import Failure
 from report import Wrong, expect
 
 COUNTERS = "/sys/class/infiniband/{device}/ports/1/hw_counters"
@@ -27,7 +27,7 @@ class Programs:
     def require(self):
         absent = [path for path in vars(self).values() if not os.path.exists(path)]
         if absent:
-            raise Missing(f"not built: {', '.join(absent)}")
+            raise Failure(f"not built: {', '.join(absent)}")
 
     def run_eplb(self, *options):
         options = ("--mode", "direct", "--preset", "tiny-mixed", "--ranks", 2, "--layers", 3, "--timeout", 50, *options)

@@ -1,0 +1,155 @@
+// What the control thread hears of devices: what ends connections, and what their links and addresses go through.
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "net/comm.h"
+#include "net/control.h"
+
+namespace verbatim {
+namespace {
+
+// Whether the event ends every connection of its device, or the one whose QP it names.
+bool ends_device(ibv_event_type type) {
+  return type == IBV_EVENT_DEVICE_FATAL;
+}
+bool ends_qp(ibv_event_type type) {
+  return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
+}
+bool ends_cq(ibv_event_type type) {
+  return type == IBV_EVENT_CQ_ERR;
+}
+
+bool names_port(ibv_event_type type) {
+  return type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_PORT_ACTIVE || type == IBV_EVENT_LID_CHANGE ||
+         type == IBV_EVENT_PKEY_CHANGE || type == IBV_EVENT_SM_CHANGE || type == IBV_EVENT_CLIENT_REREGISTER ||
+         type == IBV_EVENT_GID_CHANGE;
+}
+
+}  // namespace
+
+void ControlThread::hear_device(std::size_t index) {
+  const Device& device = *devices_[index];
+  const Verbs& verbs = device.verbs();
+  ibv_async_event event{};
+  while (verbs.get_async_event(device.context(), &event) == 0) {
+    {
+      const MutexLock lock(mutex_);
+      tell(event, index);
+    }
+    report(event, index);
+    verbs.ack_async_event(&event);
+  }
+  if (errno == EAGAIN || errno == EINTR) return;
+  // The device is gone, and its descriptor would wake us for ever.
+  VERBATIM_WARN("%s: the device is gone, no more events can be read: %s; its connections fail", device.name().c_str(),
+                std::strerror(errno));
+  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, device.context()->async_fd, nullptr));
+  const MutexLock lock(mutex_);
+  fail_device(index);
+}
+
+void ControlThread::tell(const ibv_async_event& event, std::size_t device) {
+  if (ends_device(event.event_type)) return fail_device(device);
+  if (!ends_qp(event.event_type) && !ends_cq(event.event_type)) return;
+  bool known = false;
+  for (const auto& [fd, connection] : connections_) {
+    Comm& comm = *connection.comm;
+    if (!(ends_qp(event.event_type) ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
+    comm.raise(event.event_type);
+    known = true;
+  }
+  if (!known) unknown_failed_ = true;
+}
+
+void ControlThread::fail_device(std::size_t index) {
+  device_failed_[index] = true;
+  for (const auto& [fd, connection] : connections_) {
+    if (connection.comm->uses(*devices_[index])) connection.comm->raise(IBV_EVENT_DEVICE_FATAL);
+  }
+}
+
+std::size_t ControlThread::count_users(const Device& device, std::uint8_t port_num) {
+  const MutexLock lock(mutex_);
+  return static_cast<std::size_t>(std::count_if(connections_.begin(), connections_.end(), [&](const auto& entry) {
+    return entry.second.parked == nullptr && entry.second.comm->uses(device, port_num);
+  }));
+}
+
+void ControlThread::report(const ibv_async_event& event, std::size_t index) {
+  const Device& device = *devices_[index];
+  const char* const name = device.name().c_str();
+  const char* const text = device.verbs().event_type_str(event.event_type);
+  if (event.event_type == IBV_EVENT_DEVICE_FATAL) {
+    VERBATIM_WARN("%s: the device has failed (%s); its %zu connections fail. Next: 'dmesg | grep %s'", name, text,
+                  count_users(device, 0), name);
+    return;
+  }
+  if (!names_port(event.event_type)) return VERBATIM_INFO("%s: %s", name, text);
+  const auto port_num = static_cast<std::uint8_t>(event.element.port_num);
+  try {
+    switch (event.event_type) {
+      case IBV_EVENT_PORT_ERR:
+        return report_link_down(device, port_num);
+      case IBV_EVENT_PORT_ACTIVE:
+        return report_link_up(device, port_num);
+      case IBV_EVENT_GID_CHANGE:
+        return report_gids(device, port_num);
+      default:
+        break;
+    }
+  } catch (...) {  // no memory for more
+  }
+  VERBATIM_INFO("%s:%u: %s", name, port_num, text);
+}
+
+void ControlThread::report_link_down(const Device& device, std::uint8_t port_num) {
+  if (!device.history().link_down(port_num, monotonic_ns())) return;
+  const std::size_t users = count_users(device, port_num);
+  VERBATIM_WARN("%s:%u: the link is down (port error); %zu connections use it and wait as long as their retries last%s",
+                device.name().c_str(), port_num, users, users != 0 ? " (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)" : "");
+}
+
+void ControlThread::report_link_up(const Device& device, std::uint8_t port_num) {
+  const std::uint64_t now = monotonic_ns();
+  const std::uint64_t outage_ns = device.history().link_up(port_num, now);
+  if (outage_ns == 0) return VERBATIM_INFO("%s:%u: the link is up", device.name().c_str(), port_num);
+  VERBATIM_WARN("%s:%u: the link is up again after %s, outages so far: %u; %zu connections use it",
+                device.name().c_str(), port_num, to_duration(outage_ns).c_str(),
+                device.history().link_since(port_num, 0, now).downs, count_users(device, port_num));
+}
+
+// Connections keep the address that they were made with.
+void ControlThread::report_gids(const Device& device, std::uint8_t port_num) {
+  std::size_t left_behind = 0;
+  std::string change;
+  {
+    const MutexLock lock(mutex_);
+    for (const auto& [fd, connection] : connections_) {
+      for (const Port* port : connection.comm->endpoint().ports()) {
+        if (port->device != &device || port->port_num != port_num || !port->is_roce()) continue;
+        ibv_gid now{};
+        const int failed =
+            device.verbs().query_gid(device.context(), port_num, static_cast<int>(port->gid.index), &now);
+        if (failed == 0 && std::memcmp(now.raw, port->gid.gid.raw, sizeof now.raw) == 0) continue;
+        ++left_behind;
+        change = "GID " + std::to_string(port->gid.index) + " " + to_string(port->gid.gid) + " is now " +
+                 (failed == 0 ? to_string(now) : "unreadable");
+      }
+    }
+  }
+  if (left_behind == 0) {
+    return VERBATIM_INFO("%s:%u: the GID table has changed, no connection uses what did", device.name().c_str(),
+                         port_num);
+  }
+  VERBATIM_WARN(
+      "%s:%u: %s (GID table change); %zu connections were made with the old one and may fail, new ones take "
+      "what is there",
+      device.name().c_str(), port_num, change.c_str(), left_behind);
+}
+
+}  // namespace verbatim
