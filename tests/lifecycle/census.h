@@ -19,9 +19,9 @@ struct Census {
   static Census take();
 };
 
-// Fails when the process has other descriptors or more threads than before, after a moment for threads that are leaving,
-// or a heap larger by more than `heap_slack` bytes. Fewer threads are no fault: the system still lists, for a moment, one
-// that was joined just before the first census.
+// Fails when the process has other descriptors or more threads than before, after a moment for threads that are
+// leaving, or a heap larger by more than `heap_slack` bytes. Fewer threads are no fault: the system still lists, for a
+// moment, one that was joined just before the first census.
 ::testing::AssertionResult is_back(const Census& before, std::size_t heap_slack);
 
 // Of the verbs library that counts: "mr 2, qp 1"; empty when no object is alive.

@@ -4,7 +4,9 @@ Files cross in a directory that host and guest share (in the guest: /run/roce). 
 outlives this process, however it ends.
 """
 
+import contextlib
 import ctypes
+import glob
 import os
 import queue
 import shlex
@@ -16,9 +18,10 @@ import time
 from image import program
 
 SHARE = "/run/roce"
-BOOT_S = 120  # 10 s on an idle machine
-POWER_OFF_S = 30
-GRACE_S = 20  # between a job's own deadline, kept by timeout(1) in the guest, and the end of the machine
+BOOT_S = 400  # 10 s on an idle machine
+POWER_OFF_S = 120
+LIMIT_S = 240  # of a command: a few seconds on an idle machine
+GRACE_S = 60  # between a job's own deadline, kept by timeout(1) in the guest, and the end of the machine
 PR_SET_PDEATHSIG = 1
 
 
@@ -154,7 +157,7 @@ class Machine:
         except BrokenPipeError:
             raise self.failure("ended by itself") from None
 
-    def start(self, arguments, limit=60, settings=None, directory="/"):
+    def start(self, arguments, limit=LIMIT_S, settings=None, directory="/"):
         """Starts a program with its arguments (a list), or a shell command (a string)."""
         self.jobs += 1
         job = Job(self, self.jobs, limit)
@@ -174,7 +177,7 @@ class Machine:
         self.tell(f"run {job.number}")
         return job
 
-    def run(self, arguments, limit=60, **options):
+    def run(self, arguments, limit=LIMIT_S, **options):
         job = self.start(arguments, limit, **options)
         job.wait()
         return job
@@ -215,6 +218,14 @@ class Machine:
             return self.processor_in_all
         self.processor_in_all = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return self.processor_in_all
+
+    def held_up_s(self):
+        """Seconds that its processors, together, have been ready to run while the host ran something else."""
+        waited = 0
+        for path in glob.glob(f"/proc/{self.process.pid}/task/*/schedstat"):
+            with contextlib.suppress(OSError, ValueError, IndexError), open(path, encoding="ascii") as file:
+                waited += int(file.read().split()[1])
+        return waited / 1e9
 
     def freeze(self):
         os.kill(self.process.pid, signal.SIGSTOP)

@@ -30,11 +30,12 @@ class Programs:
             raise Failure(f"not built: {', '.join(absent)}")
 
     def run_eplb(self, *options):
-        options = ("--mode", "direct", "--preset", "tiny-mixed", "--ranks", 2, "--layers", 3, "--timeout", 50, *options)
+        options = ("--mode", "direct", "--preset", "tiny-mixed", "--ranks", 2, "--layers", 3, "--timeout", 200, *options)
         return [*YIELDING, self.eplb, "--plugin", self.plugin, *map(str, options)]
 
     def run_kv(self, *options, plugin=None):
-        options = ("--ranks", 2, "--requests", 4, "--tokens", 256, "--scale", 60, "--timeout", 50, *options)
+        options = ("--ranks", 2, "--requests", 4, "--tokens", 256, "--scale", 60, "--timeout", 200, *options)
+        options += ("--request-timeout-ms", 100000, "--rung-timeout-ms", 100000)
         return [*YIELDING, self.kv, "--plugin", plugin or self.plugin, *map(str, options)]
 
     def run_perf(self, operation, *options, plugin=None):
@@ -65,7 +66,7 @@ def expect_every_byte_right(output):
     expect(re.search(r"^# Wrong elements +: 0 OK$", output, re.M), output)
 
 
-def wait_until_listening(machine, port, limit=15):
+def wait_until_listening(machine, port, limit=60):
     condition = f"grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
     job = machine.run(f"for i in $(seq {limit * 10}); do {condition} && exit 0; sleep 0.1; done; exit 1", limit + 5)
     expect(job.status == 0, f"nobody listens at port {port} of {machine.name}")
