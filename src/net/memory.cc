@@ -4,15 +4,45 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
+#include "base/log.h"
+
 namespace verbatim {
+
+namespace {
+
+// A dma-buf that the device refuses may still be reached as peer memory, at the address that it has anyway.
+Result<MrRef> acquire(const Device& device, const MrRequest& request) {
+  if (request.type != MemoryType::kDmaBuf) return device.mr_cache().acquire(request);
+  MrRequest first = request;
+  first.logs = false;
+  Result<MrRef> reference = device.mr_cache().acquire(first);
+  if (reference || reference.error().kind != ErrorKind::kSystem) return reference;
+  const Error refusal = reference.error();
+  // No memory to lock is none for the other way either, and a file that is none is the caller's.
+  const bool other_way = refusal.sys_errno != ENOMEM && refusal.sys_errno != EBADF;
+  if (!other_way) return device.mr_cache().acquire(request);
+  MrRequest peer = request;
+  peer.type = MemoryType::kCuda;
+  peer.dmabuf_errno = refusal.sys_errno;
+  reference = device.mr_cache().acquire(peer);
+  if (reference && device.first_fallback()) {
+    VERBATIM_WARN(
+        "%s: %s of GPU memory failed: %s; it is registered as peer memory at the same address, which is as good",
+        device.name().c_str(), refusal.operation, std::strerror(refusal.sys_errno));
+  }
+  return reference;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<MemoryHandle>> register_memory(std::span<const Port* const> ports, const MrRequest& request) {
   auto handle = std::make_unique<MemoryHandle>();
   handle->device_memory = request.type != MemoryType::kHost && request.bytes != 0;
   for (std::size_t i = 0; i < ports.size(); ++i) {
-    Result<MrRef> reference = ports[i]->device->mr_cache().acquire(request);
+    Result<MrRef> reference = acquire(*ports[i]->device, request);
     if (!reference) return reference.error();
     handle->lkey[i] = (*reference)->lkey;
     handle->rkey[i] = (*reference)->rkey;

@@ -32,12 +32,14 @@ const char* port_state_name(ibv_port_state state) {
 }
 
 // The driver of a device without dma-buf support refuses before it looks at the fd; any other answer means support.
-bool probe_dmabuf(const Verbs& verbs, ibv_pd* pd) {
-  if (verbs.reg_dmabuf_mr == nullptr) return false;
+// 0, or why there is none: ENOSYS for a library without the verb.
+int probe_dmabuf(const Verbs& verbs, ibv_pd* pd) {
+  if (verbs.reg_dmabuf_mr == nullptr) return ENOSYS;
   constexpr std::size_t kProbeBytes = 4096;
   const Result<UniqueMr> mr =
       adopt("ibv_reg_dmabuf_mr", verbs.reg_dmabuf_mr(pd, 0, kProbeBytes, 0, -1, 0), verbs.dereg_mr);
-  return mr || (mr.error().sys_errno != EOPNOTSUPP && mr.error().sys_errno != EPROTONOSUPPORT);
+  if (mr || (mr.error().sys_errno != EOPNOTSUPP && mr.error().sys_errno != EPROTONOSUPPORT)) return 0;
+  return mr.error().sys_errno;
 }
 
 std::string visible_name(const std::string& device, std::uint8_t port_num) {
@@ -124,7 +126,7 @@ class Enumeration {
     port.active_mtu = attributes->active_mtu;
     port.max_msg_bytes = attributes->max_msg_sz;
     if (peer_memory_ && sysfs_exists(device.sysfs_path())) port.ptr_support |= kPtrCuda;
-    if (device.accepts_dmabuf()) port.ptr_support |= kPtrDmaBuf;
+    if (device.dmabuf_errno() == 0) port.ptr_support |= kPtrDmaBuf;
     port.rail_id = match.rail_id;
     port.plane_id = match.plane_id;
     port.gid = *gid;
@@ -176,6 +178,27 @@ std::string explain(const std::vector<SkippedPort>& skipped) {
   return text;
 }
 
+// Why NCCL is offered no GPU memory on some ports, for all of them at once: a warning where the host has a GPU.
+void explain_host_memory(const std::vector<Port>& ports, const std::string& root) {
+  std::vector<SkippedPort> without;
+  bool kernel_driver = false;
+  for (const Port& port : ports) {
+    if (port.ptr_support != kPtrHost) continue;
+    const int error = port.device->dmabuf_errno();
+    const bool has_driver = sysfs_exists(port.device->sysfs_path());
+    kernel_driver = kernel_driver || has_driver;
+    std::string reason =
+        std::string("no dma-buf (") +
+        (error == ENOSYS ? "this libibverbs has no ibv_reg_dmabuf_mr" : std::strerror(error)) + "), no peer memory (" +
+        (has_driver ? "no module nvidia_peermem or nv_peer_mem" : "the device has no kernel driver") + ")";
+    without.push_back({port.device->name(), port.port_num, std::move(reason)});
+  }
+  if (without.empty()) return;
+  const bool gpu = sysfs_exists(root + "/sys/module/nvidia") && kernel_driver;
+  log_line(gpu ? LogLevel::kWarn : LogLevel::kInfo, __FILE__, __LINE__,
+           "no GPU memory, data goes through the host's: %s", explain(without).c_str());
+}
+
 void log_port(const Port& port) {
   const char* gpu_memory[] = {"", ", GPU memory by peer memory", ", GPU memory by dma-buf",
                               ", GPU memory by peer memory or dma-buf"};
@@ -216,7 +239,7 @@ Result<std::unique_ptr<Device>> Device::open(const Verbs& verbs, const Mlx5* mlx
   if (device->is_mlx5_) {
     if (const auto capabilities = mlx5->capabilities(device->context())) device->mlx5_capabilities_ = *capabilities;
   }
-  device->accepts_dmabuf_ = probe_dmabuf(verbs, device->pd());
+  device->dmabuf_errno_ = probe_dmabuf(verbs, device->pd());
   return device;
 }
 
@@ -278,6 +301,7 @@ Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verb
   std::sort(found.ports.begin(), found.ports.end(), comes_before);
   number_ports(found.ports);
   for (const Port& port : found.ports) log_port(port);
+  explain_host_memory(found.ports, root);
 
   std::shared_ptr<DeviceInventory> inventory(new DeviceInventory);
   inventory->devices_ = std::move(found.devices);

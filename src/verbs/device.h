@@ -3,6 +3,7 @@
 
 #include <infiniband/verbs.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -39,7 +40,10 @@ class Device {
   const ibv_device_attr& attributes() const { return attributes_; }
   bool is_mlx5() const { return is_mlx5_; }
   const Mlx5Capabilities& mlx5_capabilities() const { return mlx5_capabilities_; }
-  bool accepts_dmabuf() const { return accepts_dmabuf_; }
+  // Why it takes no dma-bufs; 0: it does.
+  int dmabuf_errno() const { return dmabuf_errno_; }
+  // True once: that peer memory stands in for dma-bufs is worth a line, but not one each time.
+  bool first_fallback() const { return !fell_back_.exchange(true); }
   bool relaxed_ordering() const { return relaxed_ordering_; }
   MrCache& mr_cache() const { return *mr_cache_; }
   PortHistory& history() const { return *history_; }
@@ -56,7 +60,8 @@ class Device {
   ibv_device_attr attributes_ = {};
   bool is_mlx5_ = false;
   Mlx5Capabilities mlx5_capabilities_;
-  bool accepts_dmabuf_ = false;
+  int dmabuf_errno_ = 0;
+  mutable std::atomic<bool> fell_back_{false};
   const bool relaxed_ordering_;
   const std::unique_ptr<MrCache> mr_cache_;
   const std::unique_ptr<PortHistory> history_;

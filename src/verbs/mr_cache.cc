@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <new>
 #include <string>
@@ -39,19 +40,60 @@ std::string limit_text(rlim_t limit) {
   return limit == RLIM_INFINITY ? "unlimited" : std::to_string(limit / 1024) + " KiB";
 }
 
-// The next step for an operator, checked before it is given.
-std::string advice(MemoryType type, int sys_errno, std::size_t live) {
-  if (sys_errno == ENOMEM) {
-    rlimit memlock = {};
-    getrlimit(RLIMIT_MEMLOCK, &memlock);
-    std::string text = ". RLIMIT_MEMLOCK is " + limit_text(memlock.rlim_cur) + " (hard " +
-                       limit_text(memlock.rlim_max) + "), " + std::to_string(live) + " registrations are alive";
-    if (memlock.rlim_cur != RLIM_INFINITY) {
-      return text + ": raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit memlock=-1)";
-    }
-    return text + ": the limit is not the cause, the device or the system is out of memory or of regions";
+// What the kernel counts against RLIMIT_MEMLOCK: memory locked, and pinned by drivers.
+std::uint64_t locked_kib() {
+  std::uint64_t sum = 0;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmLck:") || line.starts_with("VmPin:")) sum += std::strtoull(line.c_str() + 6, nullptr, 10);
   }
-  if (type == MemoryType::kCuda) return ". Is a peer-memory module (nvidia_peermem) loaded, and is this GPU memory?";
+  return sum;
+}
+
+std::string lock_advice(const Verbs& verbs, const ibv_pd* pd, std::size_t bytes, std::size_t live) {
+  ibv_device_attr device = {};
+  const bool known = verbs.query_device(pd->context, &device) == 0;
+  rlimit memlock = {};
+  getrlimit(RLIMIT_MEMLOCK, &memlock);
+  std::string text = ". RLIMIT_MEMLOCK is " + limit_text(memlock.rlim_cur) + " (hard " + limit_text(memlock.rlim_max) +
+                     "), " + std::to_string(locked_kib()) + " KiB are locked";
+  if (known && device.max_mr > 0) text += ", the device takes " + std::to_string(device.max_mr) + " registrations";
+  text += ", " + std::to_string(live) + " registrations are alive: ";
+  if (known && device.max_mr > 0 && live >= static_cast<std::size_t>(device.max_mr)) {
+    return text + "the device has no more (max_mr); fewer or larger buffers need fewer";
+  }
+  if (known && device.max_mr_size != 0 && bytes > device.max_mr_size) {
+    return text + "it takes " + std::to_string(device.max_mr_size) + " bytes at a time (max_mr_size)";
+  }
+  if (memlock.rlim_cur != RLIM_INFINITY) {
+    return text + "raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit memlock=-1)";
+  }
+  return text + "the limit is not the cause, the device or the system is out of memory or of regions";
+}
+
+// The next step for an operator, checked before it is given.
+std::string advice(const MrRequest& request, int sys_errno) {
+  constexpr const char* kIommu =
+      " An IOMMU refuses GPU memory as well: 'dmesg | grep -i -e iommu -e dmar'; boot with iommu=pt";
+  switch (request.type) {
+    case MemoryType::kHost:
+      if (sys_errno == EFAULT) return ". Is it mapped, and may it be written? The application may have freed it";
+      if (sys_errno == EINVAL) return ". Memory of a device or a file may not be pinned";
+      return "";
+    case MemoryType::kCuda: {
+      std::string text = ". Is a peer-memory module (nvidia_peermem) loaded, and is this GPU memory?";
+      if (request.dmabuf_errno != 0) {
+        text += std::string(" As a dma-buf it was refused: ") + std::strerror(request.dmabuf_errno) + ".";
+      }
+      if (sys_errno == EFAULT || sys_errno == EINVAL) text += kIommu;
+      return text;
+    }
+    case MemoryType::kDmaBuf:
+      if (sys_errno == EOPNOTSUPP)
+        return ". Needs Linux 5.12, a NIC driver that takes dma-bufs and the open GPU driver";
+      if (sys_errno == EFAULT || sys_errno == EINVAL) return std::string(".") + kIommu;
+      return "";
+  }
   return "";
 }
 
@@ -166,11 +208,13 @@ Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_
     return adopt("ibv_reg_mr", verbs_.reg_mr(pd_, address, bytes, static_cast<int>(access)), verbs_.dereg_mr);
   };
   Result<UniqueMr> mr = registered();
-  if (!mr) {
+  if (!mr && request.logs) {
     const Error& error = mr.error();
-    VERBATIM_WARN("%s: %s of %zu bytes of %s at 0x%" PRIxPTR " failed: %s%s", device_, error.operation, bytes,
-                  memory_name(request.type), start, std::strerror(error.sys_errno),
-                  advice(request.type, error.sys_errno, size()).c_str());
+    VERBATIM_WARN(
+        "%s: %s of %zu bytes of %s at 0x%" PRIxPTR " failed: %s%s", device_, error.operation, bytes,
+        memory_name(request.type), start, std::strerror(error.sys_errno),
+        (error.sys_errno == ENOMEM ? lock_advice(verbs_, pd_, bytes, size()) : advice(request, error.sys_errno))
+            .c_str());
     return Error{error.kind, error.sys_errno, error.operation, true};
   }
   return mr;

@@ -35,7 +35,9 @@ struct MrRequest {
   std::size_t bytes = 0;
   MemoryType type = MemoryType::kHost;
   MrOrdering ordering = MrOrdering::kRelaxed;
-  DmaBuf dmabuf = {};  // for kDmaBuf
+  DmaBuf dmabuf = {};    // for kDmaBuf
+  bool logs = true;      // a refusal: not where the caller has another way
+  int dmabuf_errno = 0;  // kCuda: why this is no dma-buf
 };
 
 // What a work request and a peer need. Remote addresses are the caller's virtual addresses (iova = address).
@@ -66,7 +68,7 @@ class MrCache {
   // A registration that covers [address, address + bytes), page-aligned: one that exists, of the same type, ordering
   // and (for a dma-buf) the same buffer at the same place, or a new one. Overlapping ranges are never merged. Zero
   // bytes answer keys of a page of our own, since no byte of the caller's memory may be touched. From any thread; no
-  // lock is held while the driver registers. Failure is logged, with RLIMIT_MEMLOCK when memory could not be locked.
+  // lock is held while the driver registers. Failure is logged with what limits it and the remedy.
   Result<MrRef> acquire(const MrRequest& request) VERBATIM_EXCLUDES(mutex_);
 
   // Drops `ref` and answers what deregistration said, when it was the last reference.

@@ -123,6 +123,7 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
   app.add_option("--cuda", options.cuda, "over nccl: CUDA's driver library, for dlopen")->capture_default_str();
   app.add_option("--ops-per-group", options.ops_per_group,
                  "sends and receives that a rank has in one group at most, the same at both ends; 0: a group a layer")
+      ->check(CLI::Range(0, 1'000'000'000))
       ->capture_default_str();
   ranks::add_size_option(app, "--chunk", options.chunk_bytes,
                          "over plugin, but direct: largest message, default 128K as NCCL's; 0: as large as it goes");

@@ -66,6 +66,11 @@ class DirectRank final : public ranks::Rank {
 
  private:
   void agree_on_plugin() {
+    if (options_.group > plugin_->max_recvs()) {
+      throw Failure("--group " + std::to_string(options_.group) + ": this plugin takes receives of up to " +
+                        std::to_string(plugin_->max_recvs()),
+                    ExitStatus::kUsage);
+    }
     Agreement own{(*plugin_)->api_version(),
                   options_.group > 0 ? options_.group : std::min(kDefaultGroup, plugin_->max_recvs())};
     report_.transport = std::string((*plugin_)->name()) + " (net plugin v" + std::to_string(own.api_version) + ", " +

@@ -1,9 +1,11 @@
 #include "net/memory.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cerrno>
 
+#include "base/fd.h"
 #include "support/fake_verbs.h"
 #include "support/log_capture.h"
 
@@ -64,6 +66,50 @@ TEST_F(MemoryTest, OnlyDeviceMemoryWithBytesNeedsFlushing) {
   const auto empty = register_memory(both_, {.address = buffer_.data(), .bytes = 0, .type = MemoryType::kCuda});
   ASSERT_TRUE(empty);
   EXPECT_FALSE((*empty)->device_memory);
+}
+
+TEST_F(MemoryTest, ADmaBufThatIsRefusedBecomesPeerMemoryAtTheSameAddress) {
+  const LogCapture log;
+  const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
+  fake_.devices()[0]->dmabuf_errno = 0;
+  fake_.devices()[1]->dmabuf_errno = EOPNOTSUPP;
+  const auto place = reinterpret_cast<std::uintptr_t>(buffer_.data());
+  const MrRequest request{.address = buffer_.data(),
+                          .bytes = buffer_.size(),
+                          .type = MemoryType::kDmaBuf,
+                          .dmabuf = {.fd = fd.get(), .offset = place % 4096}};
+  for (int i = 0; i < 2; ++i) {
+    const auto handle = register_memory(both_, request);
+    ASSERT_TRUE(handle);
+    EXPECT_TRUE((*handle)->device_memory);
+  }
+  const auto made = fake_.registrations();
+  ASSERT_EQ(made.size(), 4U);
+  EXPECT_EQ(made[0].verb, "reg_dmabuf_mr");
+  EXPECT_EQ(made[1].verb, "reg_mr");
+  EXPECT_EQ(made[1].address, made[0].address);
+  EXPECT_EQ(made[1].bytes, made[0].bytes);
+  EXPECT_EQ(
+      log.only_warning(),
+      "mlx5_1: ibv_reg_dmabuf_mr of GPU memory failed: Operation not supported; it is registered as peer memory at "
+      "the same address, which is as good");
+}
+
+TEST_F(MemoryTest, NeitherDmaBufNorPeerMemoryIsOneLineWithBothReasons) {
+  const LogCapture log;
+  const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
+  fake_.devices()[0]->dmabuf_errno = EOPNOTSUPP;
+  fake_.failures["reg_mr"] = EFAULT;
+  EXPECT_FALSE(register_memory(
+      {both_.data(), 1},
+      {.address = buffer_.data(), .bytes = 1, .type = MemoryType::kDmaBuf, .dmabuf = {.fd = fd.get(), .offset = 0}}));
+  const std::string line = log.only_warning();
+  EXPECT_NE(line.find("of GPU memory"), std::string::npos) << line;
+  EXPECT_NE(
+      line.find("Bad address. Is a peer-memory module (nvidia_peermem) loaded, and is this GPU memory? As a dma-buf "
+                "it was refused: Operation not supported. An IOMMU refuses"),
+      std::string::npos)
+      << line;
 }
 
 TEST_F(MemoryTest, ControlMemoryIsZeroedPagesOfItsOwn) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -234,6 +235,24 @@ TEST_F(Inventory, MemoryThatAPortReaches) {
       }
     }
   }
+}
+
+TEST_F(Inventory, WhyThereIsNoGpuMemoryIsSaidOnceForAllDevices) {
+  for (const char* name : {"mlx5_0", "mlx5_1"}) {
+    FakeDevice& device = fake_.add_device(name);
+    device.add_roce_port();
+    place(device, std::string("0000:0c:00.") + name[5]);
+  }
+  const std::string reason =
+      "no GPU memory, data goes through the host's: mlx5_0:1, mlx5_1:1: no dma-buf (Operation not supported), no peer "
+      "memory (no module nvidia_peermem or nv_peer_mem)";
+  open();
+  EXPECT_TRUE(log_.warnings().empty()) << "there is no GPU";
+  const auto infos = log_.infos();
+  EXPECT_EQ(std::count(infos.begin(), infos.end(), reason), 1);
+  std::filesystem::create_directories(root_ / "sys/module/nvidia");
+  open();
+  EXPECT_EQ(log_.only_warning(), reason);
 }
 
 TEST_F(Inventory, NoDmaBufInTheLibrary) {

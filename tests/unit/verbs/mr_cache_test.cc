@@ -198,7 +198,8 @@ TEST_F(Cache, DmaBufRegistrationThatTheDeviceRefuses) {
   device_.dmabuf_errno = EOPNOTSUPP;
   EXPECT_EQ(cache_->acquire(dmabuf(0, kPage, fd.get(), 0)).error().sys_errno, EOPNOTSUPP);
   EXPECT_EQ(log_.only_warning(),
-            "mlx5_0: ibv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Operation not supported");
+            "mlx5_0: ibv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Operation not supported. "
+            "Needs Linux 5.12, a NIC driver that takes dma-bufs and the open GPU driver");
   fake_.table.reg_dmabuf_mr = nullptr;
   EXPECT_EQ(cache_->acquire(dmabuf(0, kPage, fd.get(), 0)).error().sys_errno, EOPNOTSUPP);
 }
@@ -219,6 +220,17 @@ TEST_F(Cache, OutOfMemoryNamesTheLockLimitWhenItCanBeTheCause) {
       0U)
       << line;
   EXPECT_NE(line.find("0 registrations are alive: raise the limit (ulimit -l unlimited"), std::string::npos) << line;
+}
+
+TEST_F(Cache, TheDevicesOwnLimitsAreNamed) {
+  device_.attributes.max_mr = 1;
+  const auto kept = acquire(range(0, kPage));
+  fake_.failures["reg_mr_iova2"] = ENOMEM;
+  EXPECT_FALSE(cache_->acquire(range(4 * kPage, kPage)));
+  const std::string line = log_.only_warning();
+  EXPECT_NE(line.find("the device takes 1 registrations, 1 registrations are alive: the device has no more (max_mr)"),
+            std::string::npos)
+      << line;
 }
 
 TEST_F(Cache, GpuMemoryThatCannotBePinnedAsksForPeerMemory) {
