@@ -96,7 +96,7 @@ class Machine:
                 program("qemu-system-x86_64"),
                 *("-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", str(cpus), "-m", str(memory_mib)),
                 *("-nodefaults", "-display", "none", "-no-reboot", "-kernel", kernel, "-initrd", initramfs),
-                *("-append", "console=ttyS0 panic=-1 loglevel=4 net.ifnames=0 mitigations=off nokaslr norandmaps"),
+                *("-append", "console=ttyS0 panic=-1 loglevel=4 net.ifnames=0 mitigations=off norandmaps hostname=" + name),
                 *("-serial", "file:" + self.console_path),
                 *("-chardev", "stdio,id=control,signal=off", "-serial", "chardev:control"),
                 *("-virtfs", "local,path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap"),

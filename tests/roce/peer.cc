@@ -259,6 +259,8 @@ int main(int argc, char** argv) {
     status = ended.status;
   }
   netapi::set_log_callback({});
+  // A thread that has been joined is listed for a moment still.
+  for (int i = 0; i < 5000 && entries("/proc/self/task") > 1; ++i) std::this_thread::sleep_for(kRest);
   std::printf("leaked: %zu descriptors, %zu threads\n", entries("/proc/self/fd") - descriptors,
               entries("/proc/self/task") - 1);
   return status;
