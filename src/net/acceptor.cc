@@ -77,14 +77,16 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
 Result<std::optional<ListenComm::Acceptance>> ListenComm::begin(Arrival& arrival) {
   const wire::Hello& peer = arrival.introduction.hello;
   Result<std::optional<Endpoint>> endpoint = context_.endpoints().take(*arrival.claim);
-  if (!endpoint) return refuse(arrival.introduction, endpoint.error());
+  if (!endpoint) return refuse(arrival.introduction, endpoint.error(), explain_setup(endpoint.error(), nullptr));
   if (!*endpoint) return std::optional<Acceptance>();
   // Up to v10 only the connecting side is told the communicator's.
   const int traffic_class = context_.traffic_class() >= 0 ? context_.traffic_class() : peer.traffic_class;
   Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_, std::move(**endpoint), peer);
-  if (!comm) return refuse(arrival.introduction, comm.error());
+  if (!comm) return refuse(arrival.introduction, comm.error(), "");
   const Status connected = (*comm)->connect(peer, traffic_class);
-  if (!connected) return refuse(arrival.introduction, connected.error());
+  if (!connected) {
+    return refuse(arrival.introduction, connected.error(), (*comm)->explain_setup(connected.error()));
+  }
   Acceptance acceptance;
   acceptance.deadline_ns = monotonic_ns() + context_.config().connect_timeout_s * kNanosecondsPerSecond;
   wire::Hello hello = (*comm)->hello();
@@ -97,11 +99,11 @@ Result<std::optional<ListenComm::Acceptance>> ListenComm::begin(Arrival& arrival
   return std::optional<Acceptance>(std::move(acceptance));
 }
 
-Error ListenComm::refuse(const Introduction& introduction, const Error& error) const {
+Error ListenComm::refuse(const Introduction& introduction, const Error& error, const std::string& explanation) const {
   const std::string reason = to_string(error);
   if (!error.logged) {
-    VERBATIM_WARN("accepting a connection from %s on %s failed: %s", introduction.hello.host.c_str(),
-                  ports_.front()->name.c_str(), reason.c_str());
+    VERBATIM_WARN("accepting a connection from %s on %s failed: %s%s", introduction.hello.host.c_str(),
+                  ports_.front()->name.c_str(), reason.c_str(), explanation.c_str());
   }
   // The peer is told in one go or not at all: it also sees the end of the file.
   static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(introduction.socket));

@@ -9,6 +9,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
@@ -56,7 +57,7 @@ class ListenComm {
 
   // Connects QPs to the peer's and answers it; nothing while they are being made. Tells the peer why when that fails.
   Result<std::optional<Acceptance>> begin(Arrival& arrival);
-  Error refuse(const Introduction& introduction, const Error& error) const;
+  Error refuse(const Introduction& introduction, const Error& error, const std::string& explanation) const;
   // Whether the connection stands.
   static Result<bool> advance(Acceptance& acceptance);
 

@@ -201,6 +201,11 @@ PathFacts Comm::facts(std::size_t qp) const {
   return facts;
 }
 
+std::string Comm::explain_setup(const Error& error) const {
+  const PathFacts path = facts(0);
+  return verbatim::explain_setup(error, &path);
+}
+
 std::string Comm::describe_event() const {
   const ibv_event_type event = event_.load(std::memory_order_relaxed);
   const PathFacts path = facts(0);

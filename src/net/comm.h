@@ -59,6 +59,9 @@ class Comm {
   // What the peer is told about this end; the secret and identity are the caller's to add.
   wire::Hello hello() const;
 
+  // What to add to an error of connect().
+  std::string explain_setup(const Error& error) const;
+
   void keep_side_channel(UniqueFd socket) { side_channel_ = std::move(socket); }
   const UniqueFd& side_channel() const { return side_channel_; }
 

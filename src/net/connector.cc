@@ -107,9 +107,11 @@ Result<bool> Connector::receive_answer() {
 
 Error Connector::report(const Error& error) const {
   if (error.logged) return error;
-  VERBATIM_WARN("connecting %s to the peer at %s failed: %s%s%s%s", ports_.front()->name.c_str(),
+  const bool out_of_time = error.kind == ErrorKind::kRemote && error.sys_errno == ETIMEDOUT;
+  VERBATIM_WARN("connecting %s to the peer at %s failed: %s%s%s%s%s", ports_.front()->name.c_str(),
                 to_string(handle_.address).c_str(), to_string(error).c_str(), rejection_.empty() ? "" : ": ",
-                rejection_.c_str(), error.sys_errno == ETIMEDOUT ? " (VERBATIM_CONNECT_TIMEOUT_S limits it)" : "");
+                rejection_.c_str(), out_of_time ? " (VERBATIM_CONNECT_TIMEOUT_S limits it)" : "",
+                (comm_ != nullptr ? comm_->explain_setup(error) : explain_setup(error, nullptr)).c_str());
   return error;
 }
 

@@ -1,8 +1,10 @@
 #include "net/failure.h"
 
+#include <cerrno>
 #include <cinttypes>
 #include <cstdio>
-#include <cstring>
+#include <iterator>
+#include <string_view>
 
 #include "base/clock.h"
 #include "verbs/gid.h"
@@ -22,6 +24,13 @@ std::string name_of(const PathEnd& end) {
 
 std::string quoted(const std::string& command) {
   return "'" + command + "'";
+}
+
+// "10.0.0.1", "2001:db8::1": as the system's tools take it.
+std::string ip_of(const ibv_gid& gid) {
+  constexpr std::string_view kMapped = "::ffff:";
+  const std::string text = to_string(gid);
+  return text.starts_with(kMapped) ? text.substr(kMapped.size()) : text;
 }
 
 // Where the peer is, in words.
@@ -288,6 +297,50 @@ std::string describe_failure(const std::string& what, const Diagnosis& diagnosis
   }
   if (!facts.counters.empty()) text += "; since then " + facts.counters;
   return text;
+}
+
+std::string explain_setup(const Error& error, const PathFacts* facts) {
+  const std::string_view operation = error.operation;
+  if (operation == "ibv_create_qp" || operation == "ibv_create_cq") {
+    if (error.sys_errno != ENOMEM && error.sys_errno != ENOSPC) return "";
+    return std::string(": the device has no room for another connection, or no memory may be locked") + kNextStep +
+           "fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma resource show' counts "
+           "what "
+           "all processes hold";
+  }
+  if (facts == nullptr || !operation.starts_with("ibv_modify_qp")) return "";
+  const std::string index = std::to_string(facts->local.gid_index);
+  Diagnosis diagnosis;
+  switch (error.sys_errno) {
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH: {
+      const std::string address = facts->remote ? ip_of(facts->remote->gid) : "ADDRESS";
+      diagnosis.verdict = error.sys_errno == ENETUNREACH
+                              ? "there is no route from this NIC's address to the peer's: another rail or subnet"
+                              : "the peer's address does not resolve (route, ARP or ND): another rail, subnet or VLAN";
+      diagnosis.next = quoted("ip route get " + address + " from " + ip_of(facts->local.gid)) + " and " +
+                       quoted("ip neigh show " + address) + " on " + facts->local.host + ", then " +
+                       perftest_commands(*facts);
+      break;
+    }
+    case ENODEV:
+    case ENOENT:
+      diagnosis.verdict =
+          "GID " + index + " of " + name_of(facts->local) + " is empty or its address has gone since it was read";
+      diagnosis.next = quoted("show_gids " + facts->local.device) +
+                       " lists what is there; VERBATIM_GID_INDEX=auto chooses anew for each connection";
+      break;
+    case EINVAL:
+      diagnosis.verdict = "the device refuses an attribute: GID " + index +
+                          ", an MTU above the port's, or VERBATIM_SL, VERBATIM_TC or VERBATIM_PKEY out of its range";
+      diagnosis.next = quoted("show_gids " + facts->local.device) + " and " +
+                       quoted("ibv_devinfo -v -d " + facts->local.device) + " on both hosts";
+      break;
+    default:
+      return ". Path: " + describe_path(*facts);
+  }
+  return ": " + diagnosis.verdict + kNextStep + diagnosis.next + ". Path: " + describe_path(*facts);
 }
 
 std::string perftest_commands(const PathFacts& facts) {

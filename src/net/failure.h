@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "base/result.h"
 #include "verbs/port_history.h"
 
 namespace verbatim {
@@ -84,6 +85,10 @@ inline constexpr const char* kNextStep = ". Next: ";
 
 // The line.
 std::string describe_failure(const std::string& what, const Diagnosis& diagnosis, const PathFacts& facts);
+
+// What making a connection fails with, beside the error itself: ": why. Next: what to do. Path: ..."; empty when the
+// error says all. `facts` may be nullptr.
+std::string explain_setup(const Error& error, const PathFacts* facts);
 
 // Without what happened over time: "node1 mlx5_0:1 GID 3 ::ffff:10.0.0.1 QP 4711 to node2 ..., MTU 4096, TC 0, SL 0".
 std::string describe_path(const PathFacts& facts);

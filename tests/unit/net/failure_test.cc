@@ -2,6 +2,7 @@
 // runs in a child, because a process reads its faults once.
 #include "net/failure.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -133,6 +134,26 @@ std::vector<std::string> told_under(const std::string& faults, unsigned messages
     Stream stream;
     stream.exchange(messages);
     EXPECT_TRUE(stream.failed());
+  }));
+}
+
+using ChildLines = std::vector<std::string>;
+
+// The warnings of a connection that is not made.
+ChildLines connecting_under(const std::string& faults) {
+  return warnings_of(test::check_in_child(with_faults(faults), [] {
+    Result<Context*> context = open_context(-1);
+    ASSERT_TRUE(context);
+    std::array<std::uint8_t, wire::kHandleBytes> handle{};
+    Result<ListenComm*> listen = (*context)->listen(0, handle);
+    ASSERT_TRUE(listen);
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    bool failed = false;
+    while (!failed && std::chrono::steady_clock::now() < end) {
+      failed = !(*context)->connect(0, handle, -1) || !(*context)->accept(**listen);
+    }
+    EXPECT_TRUE(failed);
+    close_context(*context);
   }));
 }
 
@@ -303,6 +324,45 @@ TEST(Diagnosis, EveryStatusHasANameAVerdictAndAStep) {
   }
   EXPECT_STREQ(wc_status_name(IBV_WC_GENERAL_ERR), "IBV_WC_GENERAL_ERR");
   EXPECT_STREQ(wc_status_name(IBV_WC_RETRY_EXC_ERR), "IBV_WC_RETRY_EXC_ERR");
+}
+
+TEST(Diagnosis, OfAConnectionThatIsNotMade) {
+  PathFacts facts = example();
+  inet_pton(AF_INET6, "::ffff:10.1.3.5", facts.local.gid.raw);
+  inet_pton(AF_INET6, "::ffff:10.1.4.7", facts.remote->gid.raw);
+  const auto explained = [&](int code) {
+    const std::string text = explain_setup(system_error("ibv_modify_qp to RTR", code), &facts);
+    return text.substr(0, text.find(". Path: "));
+  };
+  EXPECT_EQ(
+      explained(ETIMEDOUT),
+      ": the peer's address does not resolve (route, ARP or ND): another rail, subnet or VLAN. Next: 'ip route get "
+      "10.1.4.7 from 10.1.3.5' and 'ip neigh show 10.1.4.7' on node1, then 'ib_write_bw -d mlx5_1 -i 2 -x 5 -m "
+      "1024' on node2, then 'ib_write_bw -d mlx5_0 -i 1 -x 3 -m 1024 node2' on node1");
+  EXPECT_TRUE(explained(ENETUNREACH).starts_with(": there is no route from this NIC's address to the peer's"));
+  EXPECT_EQ(
+      explained(ENODEV),
+      ": GID 3 of mlx5_0:1 is empty or its address has gone since it was read. Next: 'show_gids mlx5_0' lists what "
+      "is there; VERBATIM_GID_INDEX=auto chooses anew for each connection");
+  EXPECT_TRUE(explained(EINVAL).starts_with(": the device refuses an attribute: GID 3, an MTU"));
+  EXPECT_TRUE(explain_setup(system_error("connect", ETIMEDOUT), &facts).empty()) << "TCP says all itself";
+  EXPECT_NE(explain_setup(system_error("ibv_create_qp", ENOMEM), nullptr).find("VERBATIM_QPS_PER_CONNECTION=1"),
+            std::string::npos);
+}
+
+// Both ends' QPs have gone to INIT before: the third call is the one to RTR of the accepting side.
+TEST(Failure, OfSetUpNamesThePathAndTheRemedy) {
+  const ChildLines told = connecting_under("fail verb=modify_qp nth=3 errno=ETIMEDOUT");
+  ASSERT_FALSE(told.empty());
+  EXPECT_NE(
+      told[0].find("failed: ibv_modify_qp to RTR: Connection timed out: the peer's address does not resolve (route, "
+                   "ARP or ND): another rail, subnet or VLAN. Next: 'ip route get 10.77.0.1 from 10.77.0.1' and "
+                   "'ip neigh show 10.77.0.1' on HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' on HOST"),
+      std::string::npos)
+      << told[0];
+  EXPECT_NE(told[0].find("Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 "),
+            std::string::npos)
+      << told[0];
 }
 
 TEST(Diagnosis, TheWholeLineFitsWithLongNames) {
