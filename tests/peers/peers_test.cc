@@ -143,7 +143,7 @@ TEST_P(Peers, OneLearnsWhyTheOtherHasFailed) {
 }
 
 TEST_P(Peers, OneThatClosesInPeaceIsNoError) {
-  setenv("VERBATIM_KEEPALIVE_S", "1", 1);
+  setenv("VERBATIM_KEEPALIVE_S", "4", 1);
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Process peer("closes", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
@@ -158,7 +158,7 @@ TEST_P(Peers, OneThatClosesInPeaceIsNoError) {
 }
 
 TEST_P(Peers, OneThatRestsMakesNoNoise) {
-  setenv("VERBATIM_KEEPALIVE_S", "1", 1);
+  setenv("VERBATIM_KEEPALIVE_S", "4", 1);
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Process peer("rests", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
