@@ -41,12 +41,14 @@ nccl::Result to_nccl(const Error& error) {
 
 // The last line of defence: what throws here has run out of memory.
 template <typename Call>
-nccl::Result guarded(Call&& call) noexcept {
+nccl::Result guarded(const char* name, Call&& call) noexcept {
   try {
     return call();
   } catch (const std::bad_alloc&) {
+    VERBATIM_WARN("%s failed: the process is out of memory", name);
     return nccl::Result::kSystemError;
   } catch (...) {
+    VERBATIM_WARN("%s failed with an exception of the C++ library", name);
     return nccl::Result::kInternalError;
   }
 }
@@ -123,7 +125,7 @@ __attribute__((destructor)) void close_process_context() {
 }  // namespace
 
 nccl::Result init(void** context, int traffic_class, nccl::DebugLogger logger) noexcept {
-  return guarded([&] {
+  return guarded("init", [&] {
     *context = nullptr;
     set_logger(logger);
     watch_for_exit();
@@ -135,14 +137,14 @@ nccl::Result init(void** context, int traffic_class, nccl::DebugLogger logger) n
 }
 
 nccl::Result finalize(void* context) noexcept {
-  return guarded([&] {
+  return guarded("finalize", [&] {
     if (context != nullptr) close_context(static_cast<Context*>(context));
     return nccl::Result::kSuccess;
   });
 }
 
 nccl::Result init_process(nccl::DebugLogger logger) noexcept {
-  return guarded([&] {
+  return guarded("init", [&] {
     set_logger(logger);
     watch_for_exit();
     const MutexLock lock(g_process_context_mutex);
@@ -160,7 +162,7 @@ void* process_context() noexcept {
 }
 
 nccl::Result announce(void* context, const Announcement& announcement) noexcept {
-  return guarded([&] {
+  return guarded("setNetAttr", [&] {
     if (context == nullptr) return nccl::Result::kInvalidUsage;
     static_cast<Context*>(context)->announce(announcement);
     return nccl::Result::kSuccess;
@@ -168,7 +170,7 @@ nccl::Result announce(void* context, const Announcement& announcement) noexcept 
 }
 
 nccl::Result devices(int* count) noexcept {
-  return guarded([&] {
+  return guarded("devices", [&] {
     const Result<std::size_t> devices = device_count();
     if (!devices) return to_nccl(devices.error());
     *count = static_cast<int>(*devices);
@@ -177,7 +179,7 @@ nccl::Result devices(int* count) noexcept {
 }
 
 nccl::Result device_view(int index, DeviceView& view) noexcept {
-  return guarded([&] {
+  return guarded("getProperties", [&] {
     if (index < 0) return nccl::Result::kInvalidArgument;
     const Result<DeviceView> found = device(static_cast<std::size_t>(index));
     if (!found) return to_nccl(found.error());
@@ -187,7 +189,7 @@ nccl::Result device_view(int index, DeviceView& view) noexcept {
 }
 
 nccl::Result listen(void* context, int device, void* handle, void** listen_comm) noexcept {
-  return guarded([&] {
+  return guarded("listen", [&] {
     *listen_comm = nullptr;
     if (context == nullptr) return nccl::Result::kInvalidUsage;
     if (device < 0) return nccl::Result::kInvalidArgument;
@@ -200,7 +202,7 @@ nccl::Result listen(void* context, int device, void* handle, void** listen_comm)
 }
 
 nccl::Result connect(void* context, int device, int traffic_class, void* handle, void** send_comm) noexcept {
-  return guarded([&] {
+  return guarded("connect", [&] {
     *send_comm = nullptr;
     if (context == nullptr) return nccl::Result::kInvalidUsage;
     if (device < 0) return nccl::Result::kInvalidArgument;
@@ -213,7 +215,7 @@ nccl::Result connect(void* context, int device, int traffic_class, void* handle,
 }
 
 nccl::Result accept(void* listen_comm, void** recv_comm) noexcept {
-  return guarded([&] {
+  return guarded("accept", [&] {
     *recv_comm = nullptr;
     ListenComm& listen = *static_cast<ListenComm*>(listen_comm);
     Result<RecvComm*> made = listen.context().accept(listen);
@@ -224,7 +226,7 @@ nccl::Result accept(void* listen_comm, void** recv_comm) noexcept {
 }
 
 nccl::Result reg_mr(void* comm, void* data, std::size_t size, int type, void** mhandle) noexcept {
-  return guarded([&] {
+  return guarded("regMr", [&] {
     if (type != nccl::kPtrHost && type != nccl::kPtrCuda) return nccl::Result::kInvalidArgument;
     const MemoryType memory = type == nccl::kPtrHost ? MemoryType::kHost : MemoryType::kCuda;
     return register_memory(comm, {.address = data, .bytes = size, .type = memory}, mhandle);
@@ -233,7 +235,7 @@ nccl::Result reg_mr(void* comm, void* data, std::size_t size, int type, void** m
 
 nccl::Result reg_mr_dmabuf(void* comm, void* data, std::size_t size, int type, std::uint64_t offset, int fd,
                            void** mhandle) noexcept {
-  return guarded([&] {
+  return guarded("regMrDmaBuf", [&] {
     // The type is that of the memory behind the dma-buf: NCCL passes NCCL_PTR_CUDA, others NCCL_PTR_DMABUF.
     if (type != nccl::kPtrHost && type != nccl::kPtrCuda && type != nccl::kPtrDmaBuf) {
       return nccl::Result::kInvalidArgument;
@@ -245,7 +247,7 @@ nccl::Result reg_mr_dmabuf(void* comm, void* data, std::size_t size, int type, s
 }
 
 nccl::Result dereg_mr(void*, void* mhandle) noexcept {
-  return guarded([&] {
+  return guarded("deregMr", [&] {
     if (mhandle != nullptr) Registrations::release(static_cast<MemoryHandle*>(mhandle));
     return nccl::Result::kSuccess;
   });
@@ -262,7 +264,7 @@ nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void*
 }
 
 nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhandles, void** request) noexcept {
-  return guarded([&] {
+  return guarded("iflush", [&] {
     RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
     *request = nullptr;
     // One READ flushes all that arrived before it, whatever buffer it reads; NCCL's `sizes` may not even line up with
@@ -300,7 +302,7 @@ nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
 }
 
 nccl::Result close_comm(void* opaque) noexcept {
-  return guarded([&] {
+  return guarded("close", [&] {
     if (opaque == nullptr) return nccl::Result::kSuccess;
     Comm& comm = *as_comm(opaque);
     comm.context().close(comm);
@@ -309,7 +311,7 @@ nccl::Result close_comm(void* opaque) noexcept {
 }
 
 nccl::Result close_listen(void* opaque) noexcept {
-  return guarded([&] {
+  return guarded("closeListen", [&] {
     if (opaque == nullptr) return nccl::Result::kSuccess;
     ListenComm& listen = *static_cast<ListenComm*>(opaque);
     listen.context().close(listen);

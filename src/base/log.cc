@@ -28,6 +28,10 @@ void log_line(LogLevel level, const char* file, int line, const char* format, ..
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
+  // Values of settings and words of peers are quoted: none of them may end the line.
+  for (char* c = text; *c != '\0'; ++c) {
+    if (static_cast<unsigned char>(*c) < ' ' || *c == '\x7f') *c = '?';
+  }
   g_sink.load(std::memory_order_acquire)(level, file, line, text);
 }
 

@@ -3,6 +3,9 @@
 #include <sys/random.h>
 
 #include <cerrno>
+#include <cstring>
+
+#include "base/log.h"
 
 namespace verbatim {
 
@@ -11,7 +14,9 @@ Status fill_random(std::span<std::byte> bytes) {
     const ssize_t filled = getrandom(bytes.data(), bytes.size(), 0);
     if (filled < 0) {
       if (errno == EINTR) continue;
-      return system_error("getrandom", errno);
+      const int error = errno;
+      VERBATIM_WARN("getrandom failed: %s: secrets and identities cannot be made", std::strerror(error));
+      return Error{ErrorKind::kSystem, error, "getrandom", true};
     }
     bytes = bytes.subspan(static_cast<std::size_t>(filled));
   }

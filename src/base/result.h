@@ -24,6 +24,7 @@ struct Error {
   ErrorKind kind = ErrorKind::kInternal;
   int sys_errno = 0;           // errno of the failed call, 0 when there was none
   const char* operation = "";  // static name of what failed, e.g. "ibv_create_qp"
+  bool logged = false;         // whoever met it had more to say than this: nobody else need say it
 };
 
 // "ibv_create_qp: Cannot allocate memory", for messages.

@@ -101,8 +101,10 @@ Result<std::optional<ListenComm::Acceptance>> ListenComm::begin(Arrival& arrival
 
 Error ListenComm::refuse(const Introduction& introduction, const Error& error, const std::string& explanation) const {
   const std::string reason = to_string(error);
-  VERBATIM_WARN("accepting a connection from %s on %s failed: %s%s", introduction.hello.host.c_str(),
-                ports_.front()->name.c_str(), reason.c_str(), explanation.c_str());
+  if (!error.logged) {
+    VERBATIM_WARN("accepting a connection from %s on %s failed: %s%s", introduction.hello.host.c_str(),
+                  ports_.front()->name.c_str(), reason.c_str(), explanation.c_str());
+  }
   // The peer is told in one go or not at all: it also sees the end of the file.
   static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(introduction.socket));
   return error;

@@ -151,7 +151,7 @@ void Comm::abort() {
 [[gnu::cold]] bool Comm::begin_failure(ErrorKind kind, const char* operation) noexcept {
   if (failure_ != ErrorKind::kNone) return false;
   failure_ = kind;
-  error_ = {kind, 0, operation};
+  error_ = {kind, 0, operation, true};
   set_attention(kFailed);
   return true;
 }

@@ -106,6 +106,7 @@ Result<bool> Connector::receive_answer() {
 }
 
 Error Connector::report(const Error& error) const {
+  if (error.logged) return error;
   const bool out_of_time = error.kind == ErrorKind::kRemote && error.sys_errno == ETIMEDOUT;
   VERBATIM_WARN("connecting %s to the peer at %s failed: %s%s%s%s%s", ports_.front()->name.c_str(),
                 to_string(handle_.address).c_str(), to_string(error).c_str(), rejection_.empty() ? "" : ": ",

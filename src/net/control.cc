@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -70,6 +71,8 @@ Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std:
     control->thread_ = std::thread([raw = control.get()] { raw->run(); });
   } catch (const std::system_error& error) {
     started = system_error("pthread_create", error.code().value());
+  } catch (const std::bad_alloc&) {
+    started = system_error("pthread_create", ENOMEM);
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (!started) return started.error();
@@ -91,8 +94,8 @@ ControlThread::~ControlThread() {
 
 void ControlThread::wake() const {
   const std::uint64_t one = 1;
-  // Fails only when the counter is full, and then the thread is awake.
-  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+  // Fails for good only when the counter is full, and then the thread is awake.
+  while (::write(wake_.get(), &one, sizeof one) < 0 && errno == EINTR) continue;
 }
 
 Status ControlThread::watch(Comm& comm) {

@@ -38,7 +38,7 @@ Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
         "%s: a connection needs a completion queue of %zu entries, the device allows %d: lower "
         "VERBATIM_QPS_PER_CONNECTION",
         port.name.c_str(), entries, limit);
-    return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq"};
+    return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq", true};
   }
   const Verbs& verbs = device.verbs();
   return adopt("ibv_create_cq", verbs.create_cq(device.context(), static_cast<int>(entries), nullptr, nullptr, 0),
@@ -54,7 +54,7 @@ Result<Port> as_it_is_now(const Port& known, const Config& config) {
   if (!gid) {
     VERBATIM_WARN("%s: GID %u %s is gone, and there is no other to use", known.name.c_str(), known.gid.index,
                   to_string(known.gid.gid).c_str());
-    return gid.error();
+    return Error{gid.error().kind, gid.error().sys_errno, gid.error().operation, true};
   }
   Port port = known;
   port.gid = *gid;

@@ -31,9 +31,15 @@ void Listener::add(const wire::Secret& secret) {
   listens_.try_emplace(secret);
 }
 
-void Listener::remove(const wire::Secret& secret) {
+void Listener::remove(const wire::Secret& secret) noexcept {
   const MutexLock lock(mutex_);
   listens_.erase(secret);
+  // Peers that have come for it are sent away now: nobody else may ever look.
+  try {
+    static_cast<void>(welcome());
+    hear_all();
+  } catch (...) {  // no memory: they wait until somebody does
+  }
 }
 
 Result<std::vector<Introduction>> Listener::poll(const wire::Secret& secret) {

@@ -32,7 +32,7 @@ class Listener {
   const sockaddr_storage& address() const { return address_; }
 
   void add(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
-  void remove(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+  void remove(const wire::Secret& secret) noexcept VERBATIM_EXCLUDES(mutex_);
 
   // Serves the socket and what has connected to it; answers the peers that have asked for `secret` since the last call.
   Result<std::vector<Introduction>> poll(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);

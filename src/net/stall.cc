@@ -12,7 +12,7 @@ using wire::View;
 
 // What an application did last so long ago it does no more.
 std::uint64_t lately_ns(const StallSettings& settings) {
-  return std::max(settings.first_ns() / 2, 2 * settings.idle_period_ns());
+  return 2 * settings.idle_period_ns();
 }
 
 Blame blame_for_sender(const View& mine, const std::optional<View>& peer) {
@@ -95,22 +95,31 @@ void describe_qp_state(std::uint8_t state, std::span<char> text) {
 
 void describe_view(const View& view, std::span<char> text) {
   const unsigned long long bytes = view.bytes;
-  const char* const polls = (view.flags & View::kPolls) != 0 ? "tested" : "not tested";
+  const bool polls = (view.flags & View::kPolls) != 0;
+  int written = 0;
   if (view.sends != 0) {
-    std::snprintf(
-        text.data(), text.size(),
-        "%u messages (%llu bytes) sent, %u work requests not completed, isend %s, QPs in %s, still for %.1f s",
-        view.members, bytes, view.outstanding,
-        (view.flags & View::kWaits) == 0      ? "not called"
-        : (view.flags & View::kCtsReady) != 0 ? "called, no receive of its tag"
-                                              : "called, no receive",
-        state_name(view.qp_state), static_cast<double>(view.still_ms) / 1000);
+    written = std::snprintf(text.data(), text.size(),
+                            "%u messages (%llu bytes) sent, %u work requests not completed%s, isend %s, QPs in %s",
+                            view.members, bytes, view.outstanding,
+                            view.outstanding == 0 ? ""
+                            : polls               ? " and tested for"
+                                                  : " and not tested for",
+                            (view.flags & View::kWaits) == 0      ? "not called"
+                            : (view.flags & View::kCtsReady) != 0 ? "called, no receive of its tag"
+                                                                  : "called, no receive",
+                            state_name(view.qp_state));
   } else {
-    std::snprintf(text.data(), text.size(),
-                  "%u receives posted, %u not arrived, %llu bytes, %u flushes, %s, QPs in %s, still for %.1f s",
-                  view.members, view.outstanding, bytes, view.flushes, polls, state_name(view.qp_state),
-                  static_cast<double>(view.still_ms) / 1000);
+    written = std::snprintf(text.data(), text.size(),
+                            "%u receives posted (%llu bytes came), %u not arrived%s, %u flushes, QPs in %s",
+                            view.members, bytes, view.outstanding,
+                            view.outstanding == 0 ? ""
+                            : polls               ? " and tested for"
+                                                  : " and not tested for",
+                            view.flushes, state_name(view.qp_state));
   }
+  if (view.still_ms == 0 || written < 0 || static_cast<std::size_t>(written) >= text.size()) return;
+  text = text.subspan(static_cast<std::size_t>(written));
+  std::snprintf(text.data(), text.size(), ", still for %.1f s", static_cast<double>(view.still_ms) / 1000);
 }
 
 std::uint64_t StallSettings::first_ns() const {

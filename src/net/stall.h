@@ -32,7 +32,7 @@ Blame blame_for(const wire::View& mine, const std::optional<wire::View>& peer);
 void describe_blame(Blame blame, const char* peer, std::span<char> text);
 
 void describe_qp_state(std::uint8_t state, std::span<char> text);
-// "7 receives posted, 1 not arrived, ..., QPs in RTS, nothing moved for 31 s".
+// "7 receives posted (4096 bytes came), 1 not arrived and tested for, ..., QPs in RTS, still for 31.0 s".
 void describe_view(const wire::View& view, std::span<char> text);
 
 struct StallSettings {

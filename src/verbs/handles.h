@@ -24,12 +24,20 @@ inline constexpr const char* kVerbsObjectName<ibv_cq> = "completion queue";
 template <>
 inline constexpr const char* kVerbsObjectName<ibv_qp> = "queue pair";
 
+// A refusal may pass (EBUSY while an event of the object is being told, EINTR): it is asked once more.
+template <typename T>
+int destroy_verbs_object(int (*destroy)(T*), T* object) noexcept {
+  return destroy(object) == 0 ? 0 : destroy(object);
+}
+
 template <typename T>
 struct VerbsDeleter {
   int (*destroy)(T*) = nullptr;
 
-  void operator()(T* object) const {
-    if (const int returned = destroy(object); returned != 0) log_destroy_failure(kVerbsObjectName<T>, returned);
+  void operator()(T* object) const noexcept {
+    if (const int returned = destroy_verbs_object(destroy, object); returned != 0) {
+      log_destroy_failure(kVerbsObjectName<T>, returned);
+    }
   }
 };
 

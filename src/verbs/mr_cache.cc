@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -108,7 +109,9 @@ MrCache::MrCache(const Verbs& verbs, ibv_pd* pd, const char* device, bool relaxe
       device_(device),
       relaxed_ordering_(relaxed_ordering),
       page_bytes_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))),
-      zero_byte_page_(static_cast<std::byte*>(std::aligned_alloc(page_bytes_, page_bytes_)), std::free) {}
+      zero_byte_page_(static_cast<std::byte*>(std::aligned_alloc(page_bytes_, page_bytes_)), std::free) {
+  if (zero_byte_page_ == nullptr) throw std::bad_alloc();
+}
 
 MrCache::~MrCache() {
   if (const std::size_t live = size(); live > 0) {
@@ -212,6 +215,7 @@ Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_
         memory_name(request.type), start, std::strerror(error.sys_errno),
         (error.sys_errno == ENOMEM ? lock_advice(verbs_, pd_, bytes, size()) : advice(request, error.sys_errno))
             .c_str());
+    return Error{error.kind, error.sys_errno, error.operation, true};
   }
   return mr;
 }
@@ -232,7 +236,7 @@ Status MrCache::drop(const MrEntry* entry) {
     if (last->ranges->second.by_start.empty()) ranges_.erase(last->ranges);
     --size_;
   }
-  return check_errno("ibv_dereg_mr", verbs_.dereg_mr(last->mr.release()));
+  return check_errno("ibv_dereg_mr", destroy_verbs_object(verbs_.dereg_mr, last->mr.release()));
 }
 
 std::size_t MrCache::size() const {

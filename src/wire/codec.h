@@ -55,10 +55,16 @@ class Reader {
     if (const std::uint8_t* raw = consume(sizeof value)) std::memcpy(&value, raw, sizeof value);
     return value;
   }
+  // Printable, whatever was sent: it goes into log lines.
   std::string get_text() {
     const std::size_t count = get<std::uint8_t>();
     const std::uint8_t* raw = consume(count);
-    return raw != nullptr ? std::string(reinterpret_cast<const char*>(raw), count) : std::string();
+    if (raw == nullptr) return {};
+    std::string text(reinterpret_cast<const char*>(raw), count);
+    for (char& c : text) {
+      if (c < ' ' || c > '~') c = '?';
+    }
+    return text;
   }
   void skip(std::size_t count) { consume(count); }
   bool complete() const { return !short_; }

@@ -21,6 +21,10 @@ Options& options() {
   return only;
 }
 
+int repetitions(int count) {
+  return std::max(1, count / options().shorten);
+}
+
 ServiceThread::ServiceThread()
     : thread_([this] {
         std::unique_lock lock(mutex_);

@@ -29,6 +29,8 @@ struct Options {
   int shorten = 1;                              // repetitions are divided by this
 };
 Options& options();
+// Of so many times that a test does something, those that --shorten leaves.
+int repetitions(int count);
 
 // Runs calls one after the other on a thread of its own.
 class ServiceThread {

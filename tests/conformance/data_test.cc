@@ -41,7 +41,10 @@ TEST_P(HeavyData, SizesOfRealTraffic) {
 TEST_P(HeavyData, ManyLargeOnesInFlight) {
   Link link = this->link();
   std::vector<Group> groups;
-  for (std::size_t i = 0; i < 24; ++i) groups.push_back(single(MiB + i, MiB + 2 * i, static_cast<int>(i)));
+  for (int i = 0; i < repetitions(24); ++i) {
+    const auto nth = static_cast<std::size_t>(i);
+    groups.push_back(single(MiB + nth, MiB + 2 * nth, i));
+  }
   exchange(link, groups);
 }
 

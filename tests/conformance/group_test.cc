@@ -225,9 +225,9 @@ TEST_P(MixedTraffic, RandomGroups) {
   const auto below = [&](std::size_t limit) {
     return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random);
   };
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < repetitions(3); ++round) {
     std::vector<Group> groups;
-    for (int i = 0; i < 120; ++i) {
+    for (int i = 0; i < repetitions(120); ++i) {
       const std::size_t n = below(3) == 0 ? 1 : 1 + below(max);
       Group group{{}, in_order(n)};
       const bool repeat_tags = below(4) == 0;

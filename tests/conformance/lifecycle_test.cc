@@ -61,7 +61,7 @@ TEST_P(Lifecycle, ClosedWithRequestsOutstanding) {
 
 // The sender's last message is done; that its peer closes at once must not undo it.
 TEST_P(Lifecycle, ReceiverClosesRightAfterItsData) {
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < repetitions(10); ++round) {
     Link link = this->link();
     ASSERT_TRUE(link);
     Memory source(5000);
@@ -85,7 +85,7 @@ TEST_P(Lifecycle, ReceiverClosesRightAfterItsData) {
 }
 
 TEST_P(Lifecycle, SenderClosesRightAfterItsSend) {
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < repetitions(10); ++round) {
     Link link = this->link();
     ASSERT_TRUE(link);
     Memory source(5000);

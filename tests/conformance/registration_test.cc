@@ -91,7 +91,7 @@ TEST_P(Registrations, OverlappingAndRepeated) {
   std::vector<std::size_t> order(std::size(kRanges));
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::mt19937 random(3);
-  for (int round = 0; round < 4; ++round) {
+  for (int round = 0; round < repetitions(4); ++round) {
     Memory source(40000);
     Memory target(40000);
     std::vector<std::unique_ptr<Registration>> sources;
@@ -141,7 +141,7 @@ TEST_P(Registrations, SameMemoryOnManyComms) {
 TEST_P(Registrations, AddressReused) {
   Link link = this->link();
   ASSERT_TRUE(link);
-  for (int i = 0; i < 50; ++i) {
+  for (int i = 0; i < repetitions(50); ++i) {
     Memory source(30'000 + static_cast<std::size_t>(i) * 100);
     Memory target(30'000 + static_cast<std::size_t>(i) * 100);
     const Registration source_mr(*this, link.send_comm, source.data(), source.size());

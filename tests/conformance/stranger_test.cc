@@ -1,10 +1,14 @@
 // Whoever else knocks at the listening port: nobody whom it was not handed to gets in, and nobody disturbs the peer who
 // was.
 #include <arpa/inet.h>
+#include <malloc.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cstring>
 #include <span>
+#include <string>
 
 #include "base/fd.h"
 #include "conformance.h"
@@ -133,6 +137,109 @@ TEST_P(Strangers, MessageOfAbsurdLength) {
     say(sockets.back(), hello);
     return sockets;
   });
+}
+
+// An end of another release is told why, in any version.
+TEST_P(Strangers, OtherVersions) {
+  std::vector<verbatim::UniqueFd> sockets;
+  expect_undisturbed([&](const verbatim::wire::Handle& handle) {
+    for (const std::uint16_t version : {std::uint16_t{0}, std::uint16_t{1}, std::uint16_t{0xffff}}) {
+      std::vector<std::uint8_t> hello = forged(handle.secret);
+      std::memcpy(hello.data() + 4, &version, sizeof version);  // Header::version
+      sockets.push_back(knock(handle));
+      say(sockets.back(), hello);
+    }
+    return std::vector<verbatim::UniqueFd>();
+  });
+  for (const verbatim::UniqueFd& socket : sockets) {
+    std::array<char, 256> answer{};
+    EXPECT_GT(::recv(socket.get(), answer.data(), answer.size(), MSG_DONTWAIT), 0);
+    EXPECT_NE(std::string(answer.begin(), answer.end()).find("another protocol version"), std::string::npos);
+  }
+}
+
+class Crowd : public Strangers {
+ protected:
+  // Both ends of a stranger's connection are descriptors of this process.
+  void SetUp() override {
+    getrlimit(RLIMIT_NOFILE, &limit_);
+    rlimit most = limit_;
+    most.rlim_cur = most.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &most);
+    if (most.rlim_cur < 2 * kCrowd + 1000) GTEST_SKIP() << "no descriptors for a crowd";
+    Strangers::SetUp();
+  }
+  void TearDown() override {
+    if (!IsSkipped()) Strangers::TearDown();
+    setrlimit(RLIMIT_NOFILE, &limit_);
+  }
+
+  static constexpr std::size_t kCrowd = 1200;
+
+ private:
+  rlimit limit_{};
+};
+INSTANTIATE_TEST_SUITE_P(Net, Crowd, ::testing::Values(8, 12), version_name);
+
+// More than are heard at a time, silent or in the middle of a hello: the right peer waits for its turn, no longer.
+TEST_P(Crowd, ThatStays) {
+  std::size_t heap = 0;
+  expect_undisturbed([&](const verbatim::wire::Handle& handle) {
+    const std::vector<std::uint8_t> hello = forged(handle.secret);
+    std::vector<verbatim::UniqueFd> sockets;
+    for (std::size_t i = 0; i < kCrowd; ++i) {
+      sockets.push_back(knock(handle));
+      say(sockets.back(), {hello.data(), i % 2 == 0 ? 0 : i % (hello.size() - 1)});
+    }
+    heap = mallinfo2().uordblks;
+    return sockets;
+  });
+  EXPECT_LT(mallinfo2().uordblks, heap + (1 << 20));
+}
+
+// Thousands, one after the other: nothing of them is kept.
+TEST_P(Crowd, ThatComesAndGoes) {
+  const auto visit = [](const verbatim::wire::Handle& handle, std::size_t times) {
+    verbatim::wire::Secret wrong = handle.secret;
+    wrong.front() ^= 0x80;
+    const std::vector<std::uint8_t> hello = forged(wrong);
+    for (std::size_t i = 0; i < times; ++i) say(knock(handle), {hello.data(), 1 + i % hello.size()});
+    return std::vector<verbatim::UniqueFd>();
+  };
+  expect_undisturbed([&](const verbatim::wire::Handle& handle) { return visit(handle, 500); });
+  const std::size_t heap = mallinfo2().uordblks;
+  for (int round = 0; round < 4; ++round) {
+    expect_undisturbed([&](const verbatim::wire::Handle& handle) { return visit(handle, 500); });
+  }
+  EXPECT_LT(mallinfo2().uordblks, heap + (256 << 10));
+}
+
+// A hello that was recorded: once its listen is closed the secret opens nothing.
+TEST_P(Strangers, ReplayOfAHello) {
+  const End end{context(), 0};
+  Handle handle;
+  void* const listen_comm = listen(end, handle);
+  ASSERT_NE(listen_comm, nullptr);
+  const verbatim::wire::Handle before = decode(handle);
+  Link link = Conformance::connect(listen_comm, end, handle);
+  service().run([&] { EXPECT_OK(net().close_listen(listen_comm)); });
+  const verbatim::UniqueFd stranger = knock(before);
+  say(stranger, forged(before.secret));
+  Handle other;
+  void* const other_comm = listen(end, other);
+  ASSERT_NE(other_comm, nullptr);
+  std::uint8_t byte = 0;
+  ssize_t heard = -1;
+  EXPECT_TRUE(eventually([&] {
+    void* recv_comm = nullptr;
+    EXPECT_OK(net().accept(other_comm, &recv_comm));
+    EXPECT_EQ(recv_comm, nullptr);
+    heard = ::recv(stranger.get(), &byte, 1, MSG_DONTWAIT);
+    return heard >= 0 || errno == ECONNRESET;
+  }));
+  EXPECT_LE(heard, 0) << "a stranger was answered";
+  service().run([&] { EXPECT_OK(net().close_listen(other_comm)); });
+  exchange_one(link, 1000);
 }
 
 TEST_P(Strangers, SecretsDiffer) {

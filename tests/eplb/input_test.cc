@@ -60,6 +60,8 @@ TEST_F(Trace, IsRefusedByPlace) {
   expect_refused("{\"old\": [0, 1]}", "line 1: no list 'new'");
   expect_refused("{\"old\": [0, 1], \"new\": [1, 0], \"bytes\": [5144, 5143]}",
                  "line 1, row 1: 5143 bytes, an expert has 5144");
+  expect_refused("{\"old\": [0, 1], \"new\": [1, 0], \"bytes\": [5144]}", "line 1: 'bytes' is not a list of 2 sizes");
+  expect_refused("{\"old\": [0, 2147483647], \"new\": [0, 1]}", "line 1, old, row 1: not an expert: 2147483647");
   expect_refused("", "no layers");
 }
 
@@ -79,6 +81,10 @@ TEST(Input, IsRefusedByPlace) {
   refused({"--ranks", "4", "--tensors", "w:fp32:6"}, "no whole number of fp32");
   refused({"--mode", "per-tensor", "--ops-per-group", "5"},
           "a group of 5 operations does not hold the 6 of one expert");
+  refused({"--ops-per-group", "-1"}, "--ops-per-group");
+  refused({"--api", "5"}, "--api: there are 0 (the newest) and 6 to");
+  refused({"--json", "/does/not/exist/report"}, "/does/not/exist/report: cannot be written");
+  refused({"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}, "no --root");
 }
 
 TEST(Library, ThatIsMissingIsNamed) {

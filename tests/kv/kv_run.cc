@@ -58,9 +58,9 @@ KvRun run_kv(std::vector<std::string> arguments, std::vector<std::string> enviro
   const auto given = [&](const char* option) {
     return std::find(arguments.begin(), arguments.end(), option) != arguments.end();
   };
-  if (!given("--plugin")) arguments.insert(arguments.end(), {"--plugin", setting("KV_PLUGIN")});
+  if (!given("--plugin") && !given("--compare")) arguments.insert(arguments.end(), {"--plugin", setting("KV_PLUGIN")});
   if (!given("--timeout")) arguments.insert(arguments.end(), {"--timeout", "100"});
-  arguments.insert(arguments.end(), {"--json", json});
+  if (!given("--json")) arguments.insert(arguments.end(), {"--json", json});
   environment.push_back("SOFTVERBS_STATS=" + (scratch.path() / "device-%p.json").string());
   environment.push_back("VERBATIM_STATS=" + (scratch.path() / "plugin-%p.json").string());
   environment.push_back("SOFTVERBS_NAMESPACE=kv-" + std::to_string(getpid()));

@@ -110,6 +110,7 @@ TEST(Usage, ThatMakesNoSenseIsSaid) {
       {"cannot read", {"--request-file", "/does/not/exist"}},
       {"--prefill plus --decode", {"--procs", "5"}},
       {"gpt", {"--preset", "gpt"}},
+      {"receives of up to", {"--group", "32"}},
   };
   for (const auto& [text, arguments] : wrong) {
     const KvRun run = run_kv(arguments);

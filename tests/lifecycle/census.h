@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "support/fail_nth.h"
+
 namespace conformance {
 
 struct Census {
@@ -17,8 +19,9 @@ struct Census {
   static Census take();
 };
 
-// Fails when the process has other descriptors or threads than before, after a moment for threads that are leaving, or
-// a heap larger by more than `heap_slack` bytes.
+// Fails when the process has other descriptors or more threads than before, after a moment for threads that are
+// leaving, or a heap larger by more than `heap_slack` bytes. Fewer threads are no fault: the system still lists, for a
+// moment, one that was joined just before the first census.
 ::testing::AssertionResult is_back(const Census& before, std::size_t heap_slack);
 
 // Of the verbs library that counts: "mr 2, qp 1"; empty when no object is alive.
@@ -32,5 +35,7 @@ long verbs_paths(std::uint8_t traffic_class);
 long verbs_paths();
 // From now on what is destroyed is named on this descriptor.
 void report_verbs(int fd);
+// The verb that is to fail.
+verbatim::test::FailNth& failing_verb();
 
 }  // namespace conformance

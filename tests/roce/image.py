@@ -90,7 +90,11 @@ def unpack_kernel(directory):
     """Downloads the kernel and lays it out below the directory. Gives its version."""
     packages = kernel_packages()
     # As root, apt would download as its own user, who may not write here.
-    run("apt-get", "-o", "APT::Sandbox::User=root", "download", "-q", *packages, cwd=directory)
+    try:
+        run("apt-get", "-o", "APT::Sandbox::User=root", "download", "-q", *packages, cwd=directory)
+    except Missing as missing:
+        why = str(missing).splitlines()[-1]
+        raise Missing(f"apt-get cannot download the kernel, {' '.join(packages)}: {why}") from None
     for name in sorted(os.listdir(directory)):
         if name.endswith(".deb"):
             run("dpkg-deb", "-x", name, "tree", cwd=directory)
@@ -106,12 +110,7 @@ def module_files(tree, version):
     run(program("depmod"), "-b", tree, version)
     order = []
     for module in MODULES:
-        try:
-            shown = run(program("modprobe"), "-d", tree, "-S", version, "--show-depends", module)
-        except Missing:
-            if module in BUILT_IN_SOMEWHERE:
-                continue
-            raise
+        shown = run(program("modprobe"), "-d", tree, "-S", version, "--show-depends", module)
         for path in re.findall(r"^insmod (\S+)", shown, re.M):
             if path not in order:
                 order.append(path)

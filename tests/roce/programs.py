@@ -3,7 +3,7 @@
 import os
 import re
 
-from image import Missing
+from machine import Failure
 from report import Wrong, expect
 
 COUNTERS = "/sys/class/infiniband/{device}/ports/1/hw_counters"
@@ -16,6 +16,8 @@ class Programs:
     def __init__(self, build):
         self.plugin = os.path.join(build, "plugin/libnccl-net-verbatim.so")
         self.perf = os.path.join(build, "tools/verbatim-perf/verbatim-perf")
+        self.eplb = os.path.join(build, "tools/verbatim-eplb/verbatim-eplb")
+        self.kv = os.path.join(build, "tools/verbatim-kv/verbatim-kv")
         self.conformance = os.path.join(build, "tests/conformance/conformance")
         self.lifecycle = os.path.join(build, "tests/lifecycle/lifecycle")
         self.mutate = os.path.join(build, "tests/support/mutate/libnccl-net-mutate.so")
@@ -25,7 +27,16 @@ class Programs:
     def require(self):
         absent = [path for path in vars(self).values() if not os.path.exists(path)]
         if absent:
-            raise Missing(f"not built: {', '.join(absent)}")
+            raise Failure(f"not built: {', '.join(absent)}")
+
+    def run_eplb(self, *options):
+        options = ("--mode", "direct", "--preset", "tiny-mixed", "--ranks", 2, "--layers", 3, "--timeout", 200, *options)
+        return [*YIELDING, self.eplb, "--plugin", self.plugin, *map(str, options)]
+
+    def run_kv(self, *options, plugin=None):
+        options = ("--ranks", 2, "--requests", 4, "--tokens", 256, "--scale", 60, "--timeout", 200, *options)
+        options += ("--request-timeout-ms", 100000, "--rung-timeout-ms", 100000)
+        return [*YIELDING, self.kv, "--plugin", plugin or self.plugin, *map(str, options)]
 
     def run_perf(self, operation, *options, plugin=None):
         return [self.perf, operation, "--plugin", plugin or self.plugin, *PAUSE, *map(str, options)]
@@ -55,7 +66,7 @@ def expect_every_byte_right(output):
     expect(re.search(r"^# Wrong elements +: 0 OK$", output, re.M), output)
 
 
-def wait_until_listening(machine, port, limit=15):
+def wait_until_listening(machine, port, limit=60):
     condition = f"grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
     job = machine.run(f"for i in $(seq {limit * 10}); do {condition} && exit 0; sleep 0.1; done; exit 1", limit + 5)
     expect(job.status == 0, f"nobody listens at port {port} of {machine.name}")
@@ -68,7 +79,7 @@ def report_googletest(report, title, job):
     failures = 0
     details = []
     for line in output.splitlines():
-        found = re.match(r"\[ +(OK|FAILED|SKIPPED|RUN) +\] (\S+)(?:, where .*)? ?(?:\((\d+) ms\))?$", line)
+        found = re.match(r"\[ +(OK|FAILED|SKIPPED|RUN) +\] ([^ ,]+)(?:, where .*?)?(?: \((\d+) ms\))?$", line)
         if not found:
             details.append(line)
             continue
@@ -78,7 +89,8 @@ def report_googletest(report, title, job):
         elif milliseconds is not None:
             failures += result == "FAILED"
             skipped = (details[-1:] or [""])[0] if result == "SKIPPED" else None
-            report.result(result != "FAILED", f"{title}: {name}", "\n".join(details) if result == "FAILED" else "", skipped)
+            took = f"{title}: {name} ({int(milliseconds) / 1000:.1f} s)"
+            report.result(result != "FAILED", took, "\n".join(details) if result == "FAILED" else "", skipped)
     ran = re.search(r"^\[==========\] (\d+) tests? from .* ran\.", output, re.M)
     whole = ran and int(ran[1]) > 0 and (job.status == 0 or failures)
     report.result(

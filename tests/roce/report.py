@@ -49,6 +49,16 @@ class Report:
         else:
             self.result(True, f"{name} ({time.monotonic() - started:.1f} s)")
 
+    @contextlib.contextmanager
+    def timed(self, part, machines):
+        """Notes how long its body took, and how long the host's processors worked for the machines meanwhile."""
+        started, before = time.monotonic(), [machine.processor_s() for machine in machines]
+        try:
+            yield
+        finally:
+            worked = sum(machine.processor_s() for machine in machines) - sum(before)
+            self.note(f"{part}: {time.monotonic() - started:.0f} s, {worked:.0f} s of a processor")
+
     def end(self):
         print(f"1..{self.count}", flush=True)
         for name in self.failed:

@@ -11,7 +11,7 @@ ONE = """
 set -e
 ip link add d0 type dummy
 ip addr add 10.77.0.1/24 dev d0
-ip link set d0 up
+ip link set d0 mtu 4500 up
 rdma link add rxe0 type rxe netdev d0
 """
 TWO = """

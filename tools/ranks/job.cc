@@ -1,5 +1,6 @@
 #include "ranks/job.h"
 
+#include <new>
 #include <optional>
 #include <thread>
 
@@ -39,6 +40,8 @@ ExitStatus run_rank(const Job& job, const MakeRank& make) {
     return status;
   } catch (const Failure& failure) {
     link.fail(failure.status, failure.what() + plugin_warnings());
+  } catch (const std::bad_alloc&) {
+    link.fail(ExitStatus::kFailed, "not enough memory");
   } catch (const std::exception& failure) {
     link.fail(ExitStatus::kFailed, failure.what() + plugin_warnings());
   }

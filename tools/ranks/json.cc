@@ -1,5 +1,8 @@
 #include "ranks/json.h"
 
+#include <unistd.h>
+
+#include <filesystem>
 #include <fstream>
 
 #include "ranks/failure.h"
@@ -22,6 +25,16 @@ Json json_of(const netapi::Properties& device) {
           {"max_p2p_bytes", device.max_p2p_bytes},
           {"rail_id", device.rail_id},
           {"plane_id", device.plane_id}};
+}
+
+void check_writable(const std::string& path) {
+  const std::filesystem::path file(path);
+  const std::filesystem::path directory = file.has_parent_path() ? file.parent_path() : ".";
+  std::error_code ignored;
+  const bool exists = std::filesystem::exists(file, ignored);
+  const bool possible = exists ? !std::filesystem::is_directory(file, ignored) && ::access(file.c_str(), W_OK) == 0
+                               : ::access(directory.c_str(), W_OK | X_OK) == 0;
+  if (!possible) throw Failure("--json " + path + ": cannot be written", ExitStatus::kUsage);
 }
 
 void write_json(const Json& json, const std::string& path) {

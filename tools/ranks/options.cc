@@ -32,6 +32,7 @@ void check_job(const CLI::App& app, const Job& job) {
   const bool has_rank = app.count("--rank") > 0;
   const bool has_nranks = app.count("--nranks") > 0;
   if (job.root.empty()) {
+    if (app.count("--token") > 0) throw Failure("--token needs --root", ExitStatus::kUsage);
     if (has_rank || has_nranks) throw Failure("--rank and --nranks need --root", ExitStatus::kUsage);
   } else if (app.count("--procs") > 0 && !job.child) {
     throw Failure("--procs starts ranks on this host, --root is for ranks that were started elsewhere: not both",
@@ -46,6 +47,7 @@ void check_job(const CLI::App& app, const Job& job) {
 std::optional<Leave> parse(CLI::App& app, int argc, const char* const* argv, const std::function<void()>& check) {
   std::ostringstream out;
   std::ostringstream err;
+  app.failure_message([](const CLI::App*, const CLI::Error& wrong) { return std::string(wrong.what()) + "\n"; });
   try {
     app.parse(argc, argv);
     check();

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -14,13 +13,14 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kTrace = "trace=";
+// Tables are indexed by expert.
+constexpr int kMostExperts = 1'000'000;
 
 std::vector<int> rows_of(const Json& line, const char* key, const std::string& where) {
   if (!line.contains(key) || !line[key].is_array()) throw BadInput(where + ": no list '" + key + "'");
   std::vector<int> rows;
   for (const Json& row : line[key]) {
-    const bool fits =
-        row.is_number_integer() && row >= std::numeric_limits<int>::min() && row <= std::numeric_limits<int>::max();
+    const bool fits = row.is_number_integer() && row >= -kMostExperts && row < kMostExperts;
     if (!fits) {
       throw BadInput(where + ", " + key + ", row " + std::to_string(rows.size()) + ": not an expert: " + row.dump());
     }
@@ -32,6 +32,10 @@ std::vector<int> rows_of(const Json& line, const char* key, const std::string& w
 // A trace may say how many bytes each row has, so that one recorded for another expert is not taken for this one.
 void check_sizes(const Json& line, std::size_t expert_bytes, const std::string& where) {
   if (!line.contains("bytes")) return;
+  const std::size_t rows = line["old"].size();
+  if (!line["bytes"].is_array() || line["bytes"].size() != rows) {
+    throw BadInput(where + ": 'bytes' is not a list of " + std::to_string(rows) + " sizes");
+  }
   std::size_t row = 0;
   for (const Json& bytes : line["bytes"]) {
     if (!bytes.is_number_unsigned() || bytes != expert_bytes) {

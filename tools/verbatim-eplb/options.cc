@@ -4,6 +4,7 @@
 #include <map>
 
 #include "netapi/plugin.h"
+#include "ranks/json.h"
 #include "traffic/eplb/placement.h"
 
 namespace verbatim::eplb {
@@ -58,6 +59,14 @@ std::string keys_of(const Map& map) {
 
 void check_consistency(const Options& options) {
   const auto refuse = [](const std::string& why) { return Failure(why, ExitStatus::kUsage); };
+  if (!options.json.empty() && !options.job.child) ranks::check_writable(options.json);
+  if (options.api_version != 0 && options.api_version < netapi::kOldestVersion) {
+    throw refuse("--api: there are 0 (the newest) and " + std::to_string(netapi::kOldestVersion) + " to " +
+                 std::to_string(netapi::kNewestVersion));
+  }
+  if (!options.compare.empty() && !options.job.root.empty() && !options.job.child) {
+    throw refuse("--compare starts its own ranks: no --root");
+  }
   if (options.plan_only) return;
   if (options.over == Over::kNccl && options.mode == Mode::kDirect) {
     throw refuse("--mode direct is for --over plugin: NCCL has no grouped receive of its own");
@@ -114,6 +123,7 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
   app.add_option("--cuda", options.cuda, "over nccl: CUDA's driver library, for dlopen")->capture_default_str();
   app.add_option("--ops-per-group", options.ops_per_group,
                  "sends and receives that a rank has in one group at most, the same at both ends; 0: a group a layer")
+      ->check(CLI::Range(0, 1'000'000'000))
       ->capture_default_str();
   ranks::add_size_option(app, "--chunk", options.chunk_bytes,
                          "over plugin, but direct: largest message, default 128K as NCCL's; 0: as large as it goes");

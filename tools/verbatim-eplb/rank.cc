@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "ranks/plugin_counters.h"
 #include "ranks/progress_bar.h"
 #include "verbatim-eplb/agreement.h"
 #include "verbatim-eplb/injection.h"
@@ -57,7 +58,7 @@ class EplbRank final : public ranks::Rank {
       : options_(options),
         rank_(static_cast<std::size_t>(options.job.rank)),
         link_(link),
-        stats_(options.job.token),
+        counters_(options.job.token),
         input_(make_input(options)),
         watchdog_(options.watchdog_s,
                   [&link](const std::string& pending) { link.fail(ExitStatus::kTimeout, pending); }),
@@ -207,7 +208,7 @@ class EplbRank final : public ranks::Rank {
     transport_->close();
     mover_.reset();
     transport_.reset();  // unloads the plugin, so that its counters are written
-    own.stats = stats_.compare(planned(true), planned(false));
+    own.stats = compare_stats(counters_.text(), planned(true), planned(false));
     for (const std::string& text : link_.all_gather(json_of(own).dump())) {
       report_.by_rank.push_back(summary_of(ranks::Json::parse(text)));
     }
@@ -265,7 +266,7 @@ class EplbRank final : public ranks::Rank {
   const Options options_;
   const std::size_t rank_;
   ranks::Link& link_;
-  const Stats stats_;
+  const ranks::PluginCounters counters_;
   const Input input_;
   Watchdog watchdog_;
   Injection injection_;

@@ -1,22 +1,14 @@
 #include "verbatim-eplb/stats.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <sstream>
 
 namespace verbatim::eplb {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr const char* kVariable = "VERBATIM_STATS";
 
 // Bytes by peer, without those that got none, rising. The plugin names peers in its own way, so only the amounts can be
 // compared.
@@ -46,19 +38,13 @@ std::string list(const std::vector<std::uint64_t>& values) {
   return text.empty() ? "nothing" : text;
 }
 
-std::string replaced(std::string text, const std::string& what, const std::string& by) {
-  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size()) {
-    text.replace(at, what.size(), by);
-  }
-  return text;
-}
-
 }  // namespace
 
-std::string compare_stats(const std::string& text, const std::vector<std::uint64_t>& sent,
+std::string compare_stats(const std::optional<std::string>& text, const std::vector<std::uint64_t>& sent,
                           const std::vector<std::uint64_t>& received) {
+  if (!text) return "absent";
   try {
-    const Json json = Json::parse(text);
+    const Json json = Json::parse(*text);
     for (const auto& [direction, planned] : {std::pair("send", &sent), std::pair("recv", &received)}) {
       const auto total = json.at("totals").at(direction).at("bytes").get<std::uint64_t>();
       const std::uint64_t wanted = std::accumulate(planned->begin(), planned->end(), std::uint64_t{0});
@@ -76,31 +62,6 @@ std::string compare_stats(const std::string& text, const std::vector<std::uint64
     return std::string("the plugin's counters cannot be read: ") + error.what();
   }
   return "equal";
-}
-
-Stats::Stats(std::uint64_t token) {
-  if (const char* const given = std::getenv(kVariable); given != nullptr && *given != '\0') {
-    char host[256] = {};
-    ::gethostname(host, sizeof host - 1);
-    path_ = replaced(replaced(given, "%p", std::to_string(::getpid())), "%h", host);
-    return;
-  }
-  own_ = true;
-  path_ = std::filesystem::temp_directory_path() /
-          ("verbatim-eplb-" + std::to_string(token) + "-" + std::to_string(getpid()) + ".json");
-  ::setenv(kVariable, path_.c_str(), 1);
-}
-
-Stats::~Stats() {
-  if (own_) ::unlink(path_.c_str());
-}
-
-std::string Stats::compare(const std::vector<std::uint64_t>& sent, const std::vector<std::uint64_t>& received) const {
-  const std::ifstream file(path_);
-  if (!file) return "absent";
-  std::ostringstream text;
-  text << file.rdbuf();
-  return compare_stats(text.str(), sent, received);
 }
 
 }  // namespace verbatim::eplb

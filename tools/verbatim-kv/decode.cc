@@ -56,7 +56,6 @@ void Decode::run() {
     return std::any_of(lanes_.begin(), lanes_.end(), [](auto& lane) { return lane.state == LaneState::kOpening; });
   };
   bool begun = false;
-  std::uint64_t begin_ns = 0;
   while (next_ < world_.requests.size() || !in_flight_.empty() || !begun) {
     bool moved = false;
     for (Lane& lane : lanes_) {
@@ -67,13 +66,15 @@ void Decode::run() {
     }
     if (!begun && !opening()) {
       begun = true;
-      begin_ns = monotonic_ns();
+      begin_ns_ = timed_from_ns_ = monotonic_ns();
     }
     if (begun) moved = start_requests() || moved;
     if (idle.waited()) moved = check_clocks() || moved;
     idle.turn(moved);
   }
-  stats_.elapsed_ns = monotonic_ns() - begin_ns;
+  const std::uint64_t end_ns = monotonic_ns();
+  stats_.elapsed_ns = end_ns - begin_ns_;
+  stats_.timed_ns = end_ns - timed_from_ns_;
   for (const Lane& lane : lanes_) lane.channel.send(MessageKind::kBye, {});
 }
 
@@ -174,6 +175,11 @@ bool Decode::start_requests() {
   bool moved = false;
   while (next_ < world_.requests.size() && in_flight_.size() < world_.options.concurrency) {
     const Request& request = world_.requests[next_];
+    if (!timed_ && world_.options.is_timed(request)) {
+      if (!in_flight_.empty()) return moved;
+      timed_ = true;
+      timed_from_ns_ = monotonic_ns();
+    }
     const std::uint32_t tokens = family_.geometry.block_tokens;
     const std::size_t first = request.hit_blocks(tokens);
     const std::size_t count = request.blocks(tokens) - first;
@@ -366,7 +372,11 @@ void Decode::finish_if_complete(Incoming& incoming) {
 }
 
 void Decode::serve(Incoming& incoming) {
-  stats_.latencies_ns.push_back(monotonic_ns() - incoming.begin_ns);
+  if (world_.options.is_timed(*incoming.request)) {
+    stats_.latencies_ns.push_back(monotonic_ns() - incoming.begin_ns);
+    stats_.timed_messages += incoming.total;
+    stats_.timed_bytes += incoming.total * part_bytes_;
+  }
   ++stats_.served;
   stats_.served_bytes += incoming.total * part_bytes_;
   if (incoming.rung != Rung::kStaged) incoming.lane->failures = 0;
@@ -509,6 +519,7 @@ std::byte* Decode::piece(const Incoming& incoming, std::size_t message) const {
 
 // The first from there on that is this rank's.
 std::size_t Decode::next_request(std::size_t from) const {
+  if (world_.options.idle == family_.geometry.family) return world_.requests.size();
   while (from < world_.requests.size() && world_.requests[from].engine != engine_) ++from;
   return from;
 }

@@ -128,6 +128,9 @@ class Decode {
   std::vector<Lane> lanes_;
   std::list<Incoming> in_flight_;
   std::size_t next_ = 0;  // the request to start next
+  std::uint64_t begin_ns_ = 0;
+  bool timed_ = false;  // the warm-up is over
+  std::uint64_t timed_from_ns_ = 0;
   FamilyStats stats_;
 };
 

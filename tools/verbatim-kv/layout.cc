@@ -41,7 +41,7 @@ Layout lay_out(const Options& options, const std::vector<Request>& requests, boo
     layout.longest_blocks = std::max(layout.longest_blocks, longest);
     layout.reports.push_back({.geometry = geometry,
                               .blocks = {prefill_blocks, decode_blocks},
-                              .plan = plan_of(geometry, requests),
+                              .plan = options.idle == geometry.family ? Plan{} : plan_of(geometry, requests),
                               .stats = {}});
   }
   return layout;

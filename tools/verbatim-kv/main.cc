@@ -1,12 +1,23 @@
 #include "ranks/job.h"
+#include "verbatim-kv/compare.h"
+#include "verbatim-kv/isolation.h"
 #include "verbatim-kv/options.h"
 #include "verbatim-kv/rank.h"
 
 using namespace verbatim;
 
+namespace {
+
+ranks::ExitStatus run(const kv::Options& options, int argc, char** argv) {
+  if (!options.compare.empty()) return kv::run_compare(options, argc, argv);
+  if (options.isolation) return kv::run_isolation(options, argc, argv);
+  return ranks::run_job(options.job, argc, argv,
+                        [&options](ranks::Link& link) { return kv::make_rank(options, link); });
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
-  return ranks::run_or_leave(kv::parse_options(argc, argv), [&](const kv::Options& options) {
-    return ranks::run_job(options.job, argc, argv,
-                          [&options](ranks::Link& link) { return kv::make_rank(options, link); });
-  });
+  return ranks::run_or_leave(kv::parse_options(argc, argv),
+                             [&](const kv::Options& options) { return run(options, argc, argv); });
 }

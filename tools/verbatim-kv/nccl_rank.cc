@@ -14,9 +14,11 @@
 #include "base/clock.h"
 #include "ncclapi/gpu.h"
 #include "ncclapi/nccl.h"
+#include "ranks/plugin_counters.h"
 #include "ranks/progress_bar.h"
 #include "traffic/kv/block_pool.h"
 #include "traffic/kv/crc.h"
+#include "verbatim-kv/agreement.h"
 #include "verbatim-kv/channel.h"
 #include "verbatim-kv/waves.h"
 
@@ -71,6 +73,7 @@ class NcclRank final : public ranks::Rank {
         requests_(make_requests(options_)),
         is_prefill_(options_.job.rank < options_.prefills),
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
+        counters_(options_.job.token),
         layout_(lay_out(options_, requests_, is_prefill_)),
         memory_(layout_.families, Allocations::kSlab),
         waves_(make_waves(options_, requests_, layout_)),
@@ -79,6 +82,7 @@ class NcclRank final : public ranks::Rank {
         nccl_(options_.nccl) {}
 
   ExitStatus run() override {
+    agree(link_, options_, requests_);
     make_sides();
     introduce();
     ranks::ProgressBar bar(options_.job.rank == 0);
@@ -158,7 +162,7 @@ class NcclRank final : public ranks::Rank {
   }
 
   void run_wave(const Wave& wave) {
-    std::vector<std::vector<Part>> parts = agree(wave);
+    std::vector<std::vector<Part>> parts = agree_on(wave);
     if (options_.check) {
       for (Side& side : sides_) prepare(side, wave);
       gpu_.upload(device_, host_, bytes_, slab_stream_);
@@ -173,7 +177,7 @@ class NcclRank final : public ranks::Rank {
         nccl_.check_async(sides_[i].comm);
         if (!gpu_.idle(sides_[i].stream)) continue;
         done[i] = true;
-        count(sides_[i], parts[i], monotonic_ns() - begin_ns);
+        count(sides_[i], parts[i], monotonic_ns() - begin_ns, options_.is_timed(*wave.front()));
       }
       sched_yield();
     }
@@ -183,7 +187,7 @@ class NcclRank final : public ranks::Rank {
   }
 
   // Block lists of both sides to both sides, then what each thinks of them. What is left goes; nothing was posted yet.
-  std::vector<std::vector<Part>> agree(const Wave& wave) {
+  std::vector<std::vector<Part>> agree_on(const Wave& wave) {
     Writer lists;
     for (Side& side : sides_) put_lists(side, wave, lists);
     std::vector<std::map<std::uint32_t, BlockList>> announced(sides_.size() *
@@ -337,9 +341,10 @@ class NcclRank final : public ranks::Rank {
     }
   }
 
-  void count(Side& side, const std::vector<Part>& parts, std::uint64_t elapsed_ns) const {
+  void count(Side& side, const std::vector<Part>& parts, std::uint64_t elapsed_ns, bool timed) const {
     FamilyStats& stats = side.stats;
     stats.elapsed_ns += elapsed_ns;
+    if (timed) stats.timed_ns += elapsed_ns;
     for (const Part& part : parts) {
       const std::size_t bytes = bytes_of(side.family.geometry, part);
       if (is_prefill_) {
@@ -348,7 +353,10 @@ class NcclRank final : public ranks::Rank {
       } else {
         ++stats.received_messages;
         stats.received_bytes += bytes;
+        if (!timed) continue;
         stats.latencies_ns.push_back(elapsed_ns);
+        ++stats.timed_messages;
+        stats.timed_bytes += bytes;
       }
     }
   }
@@ -432,7 +440,7 @@ class NcclRank final : public ranks::Rank {
     for (FamilyReport& family : report.families) family.plan.messages = family.plan.requests;
     std::vector<const FamilyStats*> stats;
     for (const Side& side : sides_) stats.push_back(&side.stats);
-    report.add_all_ranks(link_, {.bytes = bytes_, .allocations = 1, .damage = memory_.damage()}, stats);
+    report.add_all_ranks(link_, {.bytes = bytes_, .allocations = 1, .damage = memory_.damage()}, counters_, stats);
     if (options_.job.rank == 0) {
       print(stdout, report);
       if (!options_.json.empty()) write(report, options_.json);
@@ -473,6 +481,7 @@ class NcclRank final : public ranks::Rank {
   const std::vector<Request> requests_;
   const bool is_prefill_;
   const std::uint32_t index_;  // on its side
+  const ranks::PluginCounters counters_;
   Layout layout_;
   CacheMemory memory_;  // what the GPU's slab holds before and after each wave, guards included
   const std::vector<Wave> waves_;

@@ -2,11 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <stdexcept>
 
 #include "netapi/plugin.h"
+#include "ranks/json.h"
+#include "verbatim-kv/layout.h"
 
 namespace verbatim::kv {
 namespace {
@@ -30,18 +33,63 @@ Failure usage(const std::string& what) {
   return Failure(what, ExitStatus::kUsage);
 }
 
+constexpr std::size_t kMaxBlocks = 100'000'000;
+
 struct Texts {
   std::string mode = "direct";
+  std::string idle = "none";
   std::string lf = "auto";
   bool lf_first = false;
   std::string allocations = "slab";
   std::vector<std::string> faults = {};
 };
 
+void check_isolation(const Options& options, const std::vector<std::string>& faults) {
+  if (options.mode == Mode::kNccl)
+    throw usage("--isolation is for --mode direct: over NCCL the families take steps together");
+  if (!options.compare.empty()) throw usage("--isolation and --compare: not both");
+  if (!faults.empty() || options.idle) throw usage("--isolation chooses --inject and --idle itself");
+}
+
+// Which requests are only to warm up: where runs are compared, one for each place in flight and each connection.
+void choose_warmup(Options& options, std::size_t requests, bool given) {
+  for (const auto& [name, value] :
+       {std::pair("--tokens", options.requests.median_tokens), std::pair("--sigma", options.requests.sigma),
+        std::pair("--hit", options.requests.hit), std::pair("--fragmentation", options.fragmentation)}) {
+    if (!std::isfinite(value)) throw usage(std::string(name) + ": not a number");
+  }
+  if (options.api_version != 0 && options.api_version < netapi::kOldestVersion) {
+    throw usage("--api: there are 0 (the newest) and " + std::to_string(netapi::kOldestVersion) + " to " +
+                std::to_string(netapi::kNewestVersion));
+  }
+  if (!options.json.empty() && !options.job.child) ranks::check_writable(options.json);
+  const bool takes_turns = options.isolation || !options.compare.empty();
+  if (!given && takes_turns) {
+    const auto prefills = static_cast<std::size_t>(options.prefills);
+    const std::size_t wanted = std::max(options.concurrency, prefills) * static_cast<std::size_t>(options.engines());
+    options.warmup = std::min(wanted, requests / 2);
+  }
+  if (options.warmup >= requests) {
+    throw usage("--warmup " + std::to_string(options.warmup) + " leaves none of " + std::to_string(requests) +
+                " requests to be timed");
+  }
+}
+
+struct Given {
+  bool procs;
+  bool warmup;
+};
+
 // What follows from the options together.
-void finish(Options& options, bool procs_given, const Texts& texts) {
+void finish(Options& options, const Given& given, const Texts& texts) {
   options.mode = texts.mode == "nccl" ? Mode::kNccl : Mode::kDirect;
-  if (options.mode == Mode::kDirect && options.plugin.empty()) throw usage("--plugin is required");
+  const bool takes_turns = options.isolation || !options.compare.empty();
+  if (takes_turns && !options.job.root.empty())
+    throw usage("--compare and --isolation start their own ranks: no --root");
+  if (options.mode == Mode::kDirect && options.plugin.empty() && options.compare.empty()) {
+    throw usage("--plugin is required");
+  }
+  if (options.isolation) check_isolation(options, texts.faults);
   if (options.mode == Mode::kNccl && options.allocations != Allocations::kSlab) {
     throw usage("--mode nccl: the cache is one slab");
   }
@@ -52,7 +100,7 @@ void finish(Options& options, bool procs_given, const Texts& texts) {
   const int ranks = options.prefills + options.decodes;
   if (ranks > ranks::kMaxRanks) throw usage("more than " + std::to_string(ranks::kMaxRanks) + " ranks");
   if (options.job.root.empty()) {
-    if (procs_given && options.job.procs != ranks) throw usage("--procs is --prefill plus --decode, or left out");
+    if (given.procs && options.job.procs != ranks) throw usage("--procs is --prefill plus --decode, or left out");
     options.job.procs = ranks;
   } else if (options.job.nranks != ranks) {
     throw usage("--nranks is not --prefill plus --decode");
@@ -63,6 +111,10 @@ void finish(Options& options, bool procs_given, const Texts& texts) {
     if (lf == "indexer" || (lf == "auto" && has_indexer)) {
       options.geometries.push_back(shared_by(scaled(indexer_geometry(), options.scale), options.tp_ratio));
     }
+    const bool has_lf = options.geometries.size() > 1;
+    if (options.idle == FamilyId::kLf && !has_lf) throw usage("--idle lf: there is no family lf in this run");
+    if (options.idle && options.mode == Mode::kNccl) throw usage("--idle is for --mode direct");
+    if (options.isolation && !has_lf) throw usage("--isolation needs two families: see --lf");
     for (const std::string& text : texts.faults) {
       for (const Fault& fault : parse_fault(text)) {
         if (static_cast<std::size_t>(fault.family) >= options.geometries.size()) {
@@ -75,9 +127,12 @@ void finish(Options& options, bool procs_given, const Texts& texts) {
         options.faults.push_back(fault);
       }
     }
-    assign_requests(options.faults, make_requests(options), options.geometries.front().block_tokens,
+    const std::vector<Request> requests = make_requests(options);
+    assign_requests(options.faults, requests, options.geometries.front().block_tokens,
                     options.geometries.back().block_tokens);
+    choose_warmup(options, requests.size(), given.warmup);
     if (texts.lf_first) std::reverse(options.geometries.begin(), options.geometries.end());
+    static_cast<void>(lay_out(options, requests, true));  // says what finds no room
   } catch (const std::invalid_argument& refused) {
     throw usage(refused.what());
   }
@@ -145,7 +200,8 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
   app.add_option("--concurrency", options.concurrency, "requests that a decode rank has in flight")
       ->check(CLI::Range(std::size_t{1}, std::size_t{4096}))
       ->capture_default_str();
-  app.add_option("--blocks", options.blocks, "of each family and rank; default: what can be in flight, and half again");
+  app.add_option("--blocks", options.blocks, "of each family and rank; default: what can be in flight, and half again")
+      ->check(CLI::Range(std::size_t{0}, kMaxBlocks));
   app.add_option("--allocations", texts.allocations, "memory of a rank: one slab, one piece a family, or one a layer")
       ->check(CLI::IsMember(kAllocations))
       ->capture_default_str();
@@ -168,6 +224,23 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
                  "lost-notification, delay, geometry, wrong-family, count-mismatch, length-mismatch, base-conflict,\n"
                  "unregistered, index-out-of-range, overlapping-destination; may be given again")
       ->type_name("FAULT");
+  app.add_option("--idle", texts.idle, "direct: a family that has memory and connections, and no requests")
+      ->check(CLI::IsMember({"none", "kv", "lf"}))
+      ->capture_default_str();
+  auto* const warmup =
+      app.add_option("--warmup", options.warmup,
+                     "requests, of the first, that are served and checked before the others and not timed;\n"
+                     "default 0, with --compare and --isolation one for each that may be in flight, or half");
+  app.add_option("--compare", options.compare,
+                 "run over each in turn and print the medians: with --mode nccl its networks (Verbatim,IB,Socket), "
+                 "else paths of plugins")
+      ->type_name("LIST");
+  app.add_flag("--isolation", options.isolation,
+               "run in turn LF beside an idle KV, both, and both with LF's connection killed; print what each family\n"
+               "notices of the other");
+  app.add_option("--turns", options.turns, "with --compare and --isolation: turns")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
   app.add_flag("--verbose", options.verbose, "print the plugin's log lines");
 
@@ -176,7 +249,8 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
     options.allocations = kAllocations.at(texts.allocations);
     options.requests.prefills = static_cast<std::uint32_t>(options.prefills);
     options.requests.engines = static_cast<std::uint32_t>(options.decodes) / options.tp_ratio;
-    finish(options, app.count("--procs") > 0, texts);
+    if (texts.idle != "none") options.idle = texts.idle == "kv" ? FamilyId::kKv : FamilyId::kLf;
+    finish(options, {app.count("--procs") > 0, warmup->count() > 0}, texts);
   });
   if (leave) return *leave;
   return options;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -37,6 +38,7 @@ struct Options {
   std::vector<Geometry> geometries;  // of KV and, where wanted, LF
 
   RequestSettings requests;
+  std::size_t warmup = 0;  // of the requests: served before the others, and not timed
   std::string request_file;
   std::size_t concurrency = 8;
   std::size_t blocks = 0;  // of each family and rank; 0: as many as the requests in flight can need, and half again
@@ -48,11 +50,16 @@ struct Options {
   std::uint32_t request_timeout_ms = 10'000;  // without progress
   std::uint32_t rung_timeout_ms = 10'000;     // to make a fresh connection, and for a staged copy without progress
   std::vector<Fault> faults;
+  std::optional<FamilyId> idle;  // has memory and connections, and no requests
 
+  std::string compare;
+  bool isolation = false;
+  int turns = 5;
   std::string json;
   bool verbose = false;
 
   int engines() const { return decodes / static_cast<int>(tp_ratio); }
+  bool is_timed(const Request& request) const { return request.id >= warmup; }
 };
 
 std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* argv);

@@ -8,9 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "ranks/plugin_counters.h"
 #include "ranks/plugin_log.h"
 #include "ranks/progress_bar.h"
 #include "ranks/worker.h"
+#include "verbatim-kv/agreement.h"
 #include "verbatim-kv/decode.h"
 #include "verbatim-kv/layout.h"
 #include "verbatim-kv/nccl_rank.h"
@@ -36,13 +38,15 @@ class DirectRank final : public ranks::Rank {
         link_(link),
         requests_(make_requests(options_)),
         is_prefill_(options_.job.rank < options_.prefills),
-        index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)) {
+        index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
+        counters_(options_.job.token) {
     ranks::keep_plugin_log(options_.job.rank, options_.verbose);
     plugin_.emplace(options_.plugin, options_.api_version, options_.job.token);
   }
 
   ExitStatus run() override {
-    agree();
+    kv::agree(link_, options_, requests_);
+    agree_on_plugin();
     make_families();
     device_ = static_cast<int>(index_ % plugin_->devices().size());
     registrations_.emplace(*plugin_, device_, memory_->intervals());
@@ -61,7 +65,12 @@ class DirectRank final : public ranks::Rank {
   }
 
  private:
-  void agree() {
+  void agree_on_plugin() {
+    if (options_.group > plugin_->max_recvs()) {
+      throw Failure("--group " + std::to_string(options_.group) + ": this plugin takes receives of up to " +
+                        std::to_string(plugin_->max_recvs()),
+                    ExitStatus::kUsage);
+    }
     Agreement own{(*plugin_)->api_version(),
                   options_.group > 0 ? options_.group : std::min(kDefaultGroup, plugin_->max_recvs())};
     report_.transport = std::string((*plugin_)->name()) + " (net plugin v" + std::to_string(own.api_version) + ", " +
@@ -106,7 +115,7 @@ class DirectRank final : public ranks::Rank {
       running.push_back(workers_.back()->start([this, i] { is_prefill_ ? prefills_[i]->run() : decodes_[i]->run(); }));
     }
     ranks::ProgressBar bar(options_.job.rank == 0);
-    const std::uint64_t total = families_.size() * own_requests();
+    const std::uint64_t total = (families_.size() - (options_.idle ? 1 : 0)) * own_requests();
     for (std::size_t ended = 0; ended < running.size();) {
       if (running[ended].wait_for(kBarInterval) == std::future_status::ready) {
         running[ended++].get();
@@ -154,7 +163,7 @@ class DirectRank final : public ranks::Rank {
                            .registrations = memory_->intervals().all().size(),
                            .reg_mr_calls = reg_mr_calls_,
                            .damage = memory_->damage()},
-                          stats);
+                          counters_, stats);
   }
 
   std::uint64_t memory_bytes() const {
@@ -168,6 +177,7 @@ class DirectRank final : public ranks::Rank {
   const std::vector<Request> requests_;
   const bool is_prefill_;
   const std::uint32_t index_;  // on its side
+  const ranks::PluginCounters counters_;
   std::optional<ranks::LoadedPlugin> plugin_;
   int device_ = 0;
   std::vector<Family> families_;

@@ -12,12 +12,12 @@ using ranks::Json;
 constexpr double kMiB = 1024.0 * 1024.0;
 
 double gb_per_s(const FamilyStats& stats) {
-  return stats.elapsed_ns == 0 ? 0 : static_cast<double>(stats.served_bytes) / static_cast<double>(stats.elapsed_ns);
+  return stats.timed_ns == 0 ? 0 : static_cast<double>(stats.timed_bytes) / static_cast<double>(stats.timed_ns);
 }
 
 double messages_per_s(const FamilyStats& stats) {
-  if (stats.elapsed_ns == 0) return 0;
-  return 1e9 * static_cast<double>(stats.received_messages) / static_cast<double>(stats.elapsed_ns);
+  if (stats.timed_ns == 0) return 0;
+  return 1e9 * static_cast<double>(stats.timed_messages) / static_cast<double>(stats.timed_ns);
 }
 
 // Validation at both ends and on all ranks, of the time that the transfers took.
@@ -96,7 +96,8 @@ Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests) {
   return plan;
 }
 
-void Report::add_all_ranks(ranks::Link& link, const RankMemory& memory, const std::vector<const FamilyStats*>& stats) {
+void Report::add_all_ranks(ranks::Link& link, const RankMemory& memory, const ranks::PluginCounters& counters,
+                           const std::vector<const FamilyStats*>& stats) {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
   for (const FamilyStats* const family : stats) {
@@ -105,7 +106,7 @@ void Report::add_all_ranks(ranks::Link& link, const RankMemory& memory, const st
   }
   Json own;
   own["memory"] = {memory.bytes, memory.allocations, memory.registrations, memory.reg_mr_calls, memory.damage};
-  own["plugin_counters"] = compare_plugin_counters(plugin_counters_path(), sent_bytes, received_bytes);
+  own["plugin_counters"] = compare_plugin_counters(counters.text(), sent_bytes, received_bytes);
   own["families"] = ranks::Json::array();
   for (const FamilyStats* const family : stats) own["families"].push_back(to_json(*family));
   for (const std::string& text : link.all_gather(own.dump())) {
@@ -124,8 +125,20 @@ std::uint64_t Report::wrong() const {
   return wrong;
 }
 
+// What was under way when a connection was given up may or may not have been counted.
+bool Report::counters_differ() const {
+  const auto fell_back = [](const FamilyReport& family) {
+    return std::any_of(std::begin(family.stats.fallbacks), std::end(family.stats.fallbacks),
+                       [](std::uint64_t count) { return count > 0; });
+  };
+  if (std::any_of(families.begin(), families.end(), fell_back)) return false;
+  return std::any_of(ranks.begin(), ranks.end(), [](const RankMemory& rank) {
+    return rank.plugin_counters != "absent" && rank.plugin_counters != "equal";
+  });
+}
+
 ExitStatus Report::status() const {
-  if (wrong() > 0) return ExitStatus::kWrong;
+  if (wrong() > 0 || counters_differ()) return ExitStatus::kWrong;
   const auto any = [&](auto has) {
     return std::any_of(families.begin(), families.end(), [&](const FamilyReport& family) { return has(family.stats); });
   };
@@ -142,6 +155,8 @@ void print(std::FILE* out, const Report& report) {
   std::fprintf(
       out, "# requests of up to %llu blocks, %zu in flight a decode rank; fragmentation %g; receives of up to %zu\n",
       static_cast<unsigned long long>(report.longest_blocks), options.concurrency, options.fragmentation, report.group);
+  if (options.warmup > 0)
+    std::fprintf(out, "# the first %zu requests are served before the clock runs\n", options.warmup);
   std::uint64_t bytes = 0;
   std::uint64_t allocations = 0;
   std::uint64_t registrations = 0;
@@ -200,6 +215,7 @@ void write(const Report& report, const std::string& path) {
             {"decode", options.decodes},
             {"tp_ratio", options.tp_ratio},
             {"concurrency", options.concurrency},
+            {"warmup", options.warmup},
             {"fragmentation", options.fragmentation},
             {"allocations", allocations_name(options.allocations)},
             {"group", report.group},

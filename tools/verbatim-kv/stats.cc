@@ -29,6 +29,8 @@ void each_counter(Stats& stats, Visit visit) {
   visit("received_bytes", stats.received_bytes);
   visit("served_bytes", stats.served_bytes);
   visit("served", stats.served);
+  visit("timed_messages", stats.timed_messages);
+  visit("timed_bytes", stats.timed_bytes);
   visit("crc_errors", stats.crc_errors);
   visit("crc_sum", stats.crc_sum);
   visit("fresh_connections", stats.fallbacks[static_cast<int>(Rung::kFresh)]);
@@ -49,6 +51,7 @@ void FamilyStats::add(const FamilyStats& other) {
   each_counter(*this, [&](const char*, std::uint64_t& own) { own += *value++; });
   for (const auto& [members, count] : other.groups) groups[members] += count;
   elapsed_ns = std::max(elapsed_ns, other.elapsed_ns);
+  timed_ns = std::max(timed_ns, other.timed_ns);
   ladder_ns = std::max(ladder_ns, other.ladder_ns);
   append(refused, other.refused);
   append(complaints, other.complaints);
@@ -60,6 +63,7 @@ Json to_json(const FamilyStats& stats) {
   Json json;
   each_counter(stats, [&](const char* name, std::uint64_t value) { json[name] = value; });
   json["elapsed_ns"] = stats.elapsed_ns;
+  json["timed_ns"] = stats.timed_ns;
   json["ladder_ns"] = stats.ladder_ns;
   json["groups"] = Json::object();
   for (const auto& [members, count] : stats.groups) json["groups"][std::to_string(members)] = count;
@@ -84,6 +88,7 @@ FamilyStats from_json(const Json& json) {
   FamilyStats stats;
   each_counter(stats, [&](const char* name, std::uint64_t& value) { value = json.at(name); });
   stats.elapsed_ns = json.at("elapsed_ns");
+  stats.timed_ns = json.at("timed_ns");
   stats.ladder_ns = json.at("ladder_ns");
   for (const auto& [members, count] : json.at("groups").items()) stats.groups[std::stoull(members)] = count;
   for (const Json& refused : json.at("refused")) {

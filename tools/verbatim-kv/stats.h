@@ -44,12 +44,15 @@ struct FamilyStats {
   std::uint64_t served_bytes = 0;                      // without those of tries that failed
   std::map<std::uint64_t, std::uint64_t> groups = {};  // members of a receive -> receives
   std::uint64_t elapsed_ns = 0;                        // from the first announcement to the end of the last request
+  std::uint64_t timed_ns = 0;                          // the same of what is no warm-up,
+  std::uint64_t timed_messages = 0;                    // and what came of it
+  std::uint64_t timed_bytes = 0;
   std::uint64_t served = 0;
   std::uint64_t fallbacks[kRungs] = {};  // requests that came to the rung
   std::uint64_t crc_errors = 0;
   std::uint64_t crc_sum = 0;    // of all served requests' data: the same for every run of the same requests
   std::uint64_t ladder_ns = 0;  // the longest time from a request's first failure to its end
-  std::vector<std::uint64_t> latencies_ns = {};
+  std::vector<std::uint64_t> latencies_ns = {};  // without the warm-up's
   std::vector<Lost> lost = {};
 
   void complain(const std::string& what);

@@ -43,7 +43,8 @@ std::vector<Wave> make_waves(const Options& options, const std::vector<Request>&
   std::vector<Wave> waves;
   Room room(layout);
   for (const Request& request : requests) {
-    if (waves.empty() || waves.back().size() == most || !room.take(request)) {
+    const bool warmed_up = !waves.empty() && options.is_timed(request) && !options.is_timed(*waves.back().front());
+    if (waves.empty() || warmed_up || waves.back().size() == most || !room.take(request)) {
       waves.emplace_back();
       room = Room(layout);
       room.take(request);

@@ -4,9 +4,11 @@
 #include <infiniband/verbs.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <string>
 
 #undef ibv_reg_mr
+#undef ibv_query_port
 
 extern "C" __attribute__((visibility("default"))) verbatim::test::VerbsCounters verbatim_verbs_counters;
 verbatim::test::VerbsCounters verbatim_verbs_counters;
@@ -39,8 +41,23 @@ auto call_next(const Function& function) {
   return returned;
 }
 
+// The errno with which this call is to fail, else 0.
+int failing(const char* verb) {
+  return depth == 0 ? verbatim_verbs_counters.fail.now(verb) : 0;
+}
+
 template <typename Function>
-auto made(VerbsObject kind, const Function& create) {
+int answered(const char* verb, const Function& function) {
+  const int error = failing(verb);
+  return error != 0 ? error : call_next(function);
+}
+
+template <typename Function>
+auto made(const char* verb, VerbsObject kind, const Function& create) {
+  if (const int error = failing(verb); error != 0) {
+    errno = error;
+    return decltype(create()){nullptr};
+  }
   auto* const object = call_next(create);
   if (object != nullptr && depth == 0) {
     ++verbatim_verbs_counters.alive[static_cast<std::size_t>(kind)];
@@ -50,8 +67,8 @@ auto made(VerbsObject kind, const Function& create) {
 }
 
 template <typename Function>
-int gone(VerbsObject kind, const Function& destroy) {
-  const int returned = call_next(destroy);
+int gone(const char* verb, VerbsObject kind, const Function& destroy) {
+  const int returned = answered(verb, destroy);
   if (depth > 0) return returned;
   if (returned == 0) --verbatim_verbs_counters.alive[static_cast<std::size_t>(kind)];
   report(kVerbsObjectNames[static_cast<std::size_t>(kind)]);
@@ -61,6 +78,8 @@ int gone(VerbsObject kind, const Function& destroy) {
 }  // namespace
 }  // namespace verbatim::test
 
+using verbatim::test::answered;
+using verbatim::test::failing;
 using verbatim::test::gone;
 using verbatim::test::made;
 using verbatim::test::next;
@@ -86,55 +105,147 @@ NEXT(ibv_modify_qp, "IBVERBS_1.1");
 NEXT(ibv_destroy_qp, "IBVERBS_1.1");
 NEXT(ibv_create_comp_channel, "IBVERBS_1.0");
 NEXT(ibv_destroy_comp_channel, "IBVERBS_1.0");
+NEXT(ibv_get_device_list, "IBVERBS_1.1");
+NEXT(ibv_fork_init, "IBVERBS_1.1");
+NEXT(ibv_query_device, "IBVERBS_1.1");
+NEXT(ibv_query_gid, "IBVERBS_1.1");
+NEXT(_ibv_query_gid_ex, "IBVERBS_1.11");
+NEXT(ibv_query_pkey, "IBVERBS_1.1");
+NEXT(ibv_query_qp, "IBVERBS_1.1");
+NEXT(ibv_query_ece, "IBVERBS_1.10");
+NEXT(ibv_set_ece, "IBVERBS_1.10");
+NEXT(ibv_get_async_event, "IBVERBS_1.1");
 
 #define COUNTED __attribute__((visibility("default")))
 
+// The verbs of the data path, and the query of a port, are functions of the context: all of softverbs' have the same.
+static ibv_context_ops real_ops;
+static decltype(verbs_context::query_port) real_query_port;
+
+static int post_send(ibv_qp* qp, ibv_send_wr* work, ibv_send_wr** bad) {
+  const int error = failing("ibv_post_send");
+  if (error == 0) return real_ops.post_send(qp, work, bad);
+  *bad = work;
+  return error;
+}
+static int post_recv(ibv_qp* qp, ibv_recv_wr* work, ibv_recv_wr** bad) {
+  const int error = failing("ibv_post_recv");
+  if (error == 0) return real_ops.post_recv(qp, work, bad);
+  *bad = work;
+  return error;
+}
+static int poll_cq(ibv_cq* cq, int most, ibv_wc* completions) {
+  const int error = failing("ibv_poll_cq");
+  return error == 0 ? real_ops.poll_cq(cq, most, completions) : -error;
+}
+static int query_port(ibv_context* context, uint8_t port, ibv_port_attr* attributes, size_t bytes) {
+  return answered("ibv_query_port", [&] { return real_query_port(context, port, attributes, bytes); });
+}
+
+static void stand_between(ibv_context* context) {
+  if (context->ops.post_send != post_send) real_ops = context->ops;
+  context->ops.post_send = post_send;
+  context->ops.post_recv = post_recv;
+  context->ops.poll_cq = poll_cq;
+  auto* const extended = verbs_get_ctx_op(context, query_port);
+  if (extended == nullptr) return;
+  if (extended->query_port != query_port) real_query_port = extended->query_port;
+  extended->query_port = query_port;
+}
+
 COUNTED ibv_context* ibv_open_device(ibv_device* device) {
-  return made(VerbsObject::kContext, [&] { return real_ibv_open_device(device); });
+  ibv_context* const context =
+      made("ibv_open_device", VerbsObject::kContext, [&] { return real_ibv_open_device(device); });
+  if (context != nullptr) stand_between(context);
+  return context;
+}
+COUNTED ibv_device** ibv_get_device_list(int* count) {
+  if (const int error = failing("ibv_get_device_list"); error != 0) {
+    errno = error;
+    return nullptr;
+  }
+  return real_ibv_get_device_list(count);
+}
+COUNTED int ibv_fork_init() {
+  return answered("ibv_fork_init", [] { return real_ibv_fork_init(); });
+}
+COUNTED int ibv_query_device(ibv_context* context, ibv_device_attr* attributes) {
+  return answered("ibv_query_device", [&] { return real_ibv_query_device(context, attributes); });
+}
+COUNTED int ibv_query_gid(ibv_context* context, uint8_t port, int index, ibv_gid* gid) {
+  return answered("ibv_query_gid", [&] { return real_ibv_query_gid(context, port, index, gid); });
+}
+COUNTED int _ibv_query_gid_ex(ibv_context* context, uint32_t port, uint32_t index, ibv_gid_entry* entry, uint32_t flags,
+                              size_t bytes) {
+  return answered("ibv_query_gid_ex",
+                  [&] { return real__ibv_query_gid_ex(context, port, index, entry, flags, bytes); });
+}
+COUNTED int ibv_query_pkey(ibv_context* context, uint8_t port, int index, __be16* key) {
+  return answered("ibv_query_pkey", [&] { return real_ibv_query_pkey(context, port, index, key); });
+}
+COUNTED int ibv_query_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask, ibv_qp_init_attr* made_with) {
+  return answered("ibv_query_qp", [&] { return real_ibv_query_qp(qp, attributes, mask, made_with); });
+}
+COUNTED int ibv_query_ece(ibv_qp* qp, ibv_ece* ece) {
+  return answered("ibv_query_ece", [&] { return real_ibv_query_ece(qp, ece); });
+}
+COUNTED int ibv_set_ece(ibv_qp* qp, ibv_ece* ece) {
+  return answered("ibv_set_ece", [&] { return real_ibv_set_ece(qp, ece); });
+}
+COUNTED int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
+  if (const int error = failing("ibv_get_async_event"); error != 0) {
+    errno = error;
+    return -1;
+  }
+  return real_ibv_get_async_event(context, event);
 }
 COUNTED int ibv_close_device(ibv_context* context) {
-  return gone(VerbsObject::kContext, [&] { return real_ibv_close_device(context); });
+  return gone("ibv_close_device", VerbsObject::kContext, [&] { return real_ibv_close_device(context); });
 }
 COUNTED ibv_pd* ibv_alloc_pd(ibv_context* context) {
-  return made(VerbsObject::kPd, [&] { return real_ibv_alloc_pd(context); });
+  return made("ibv_alloc_pd", VerbsObject::kPd, [&] { return real_ibv_alloc_pd(context); });
 }
 COUNTED int ibv_dealloc_pd(ibv_pd* pd) {
-  return gone(VerbsObject::kPd, [&] { return real_ibv_dealloc_pd(pd); });
+  return gone("ibv_dealloc_pd", VerbsObject::kPd, [&] { return real_ibv_dealloc_pd(pd); });
 }
 COUNTED ibv_mr* ibv_reg_mr(ibv_pd* pd, void* address, size_t bytes, int access) {
-  return made(VerbsObject::kMr, [&] { return real_ibv_reg_mr(pd, address, bytes, access); });
+  return made("ibv_reg_mr", VerbsObject::kMr, [&] { return real_ibv_reg_mr(pd, address, bytes, access); });
 }
 COUNTED ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, size_t bytes, uint64_t iova, unsigned access) {
-  return made(VerbsObject::kMr, [&] { return real_ibv_reg_mr_iova2(pd, address, bytes, iova, access); });
+  return made("ibv_reg_mr_iova2", VerbsObject::kMr,
+              [&] { return real_ibv_reg_mr_iova2(pd, address, bytes, iova, access); });
 }
 COUNTED ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t bytes, uint64_t iova, int fd, int access) {
-  return made(VerbsObject::kMr, [&] { return real_ibv_reg_dmabuf_mr(pd, offset, bytes, iova, fd, access); });
+  return made("ibv_reg_dmabuf_mr", VerbsObject::kMr,
+              [&] { return real_ibv_reg_dmabuf_mr(pd, offset, bytes, iova, fd, access); });
 }
 COUNTED int ibv_dereg_mr(ibv_mr* mr) {
-  return gone(VerbsObject::kMr, [&] { return real_ibv_dereg_mr(mr); });
+  return gone("ibv_dereg_mr", VerbsObject::kMr, [&] { return real_ibv_dereg_mr(mr); });
 }
 COUNTED ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* own, ibv_comp_channel* channel, int vector) {
-  return made(VerbsObject::kCq, [&] { return real_ibv_create_cq(context, entries, own, channel, vector); });
+  return made("ibv_create_cq", VerbsObject::kCq,
+              [&] { return real_ibv_create_cq(context, entries, own, channel, vector); });
 }
 COUNTED int ibv_destroy_cq(ibv_cq* cq) {
-  return gone(VerbsObject::kCq, [&] { return real_ibv_destroy_cq(cq); });
+  return gone("ibv_destroy_cq", VerbsObject::kCq, [&] { return real_ibv_destroy_cq(cq); });
 }
 COUNTED ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attributes) {
-  return made(VerbsObject::kQp, [&] { return real_ibv_create_qp(pd, attributes); });
+  return made("ibv_create_qp", VerbsObject::kQp, [&] { return real_ibv_create_qp(pd, attributes); });
 }
 COUNTED int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
   verbatim::test::report("modify");
   if ((mask & IBV_QP_AV) != 0) ++verbatim_verbs_counters.paths[attributes->ah_attr.grh.traffic_class];
-  return real_ibv_modify_qp(qp, attributes, mask);
+  return answered("ibv_modify_qp", [&] { return real_ibv_modify_qp(qp, attributes, mask); });
 }
 COUNTED int ibv_destroy_qp(ibv_qp* qp) {
-  return gone(VerbsObject::kQp, [&] { return real_ibv_destroy_qp(qp); });
+  return gone("ibv_destroy_qp", VerbsObject::kQp, [&] { return real_ibv_destroy_qp(qp); });
 }
 COUNTED ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
-  return made(VerbsObject::kChannel, [&] { return real_ibv_create_comp_channel(context); });
+  return made("ibv_create_comp_channel", VerbsObject::kChannel, [&] { return real_ibv_create_comp_channel(context); });
 }
 COUNTED int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
-  return gone(VerbsObject::kChannel, [&] { return real_ibv_destroy_comp_channel(channel); });
+  return gone("ibv_destroy_comp_channel", VerbsObject::kChannel,
+              [&] { return real_ibv_destroy_comp_channel(channel); });
 }
 
 }  // extern "C"

@@ -1,10 +1,13 @@
-// What a verbs library between the plugin and softverbs has counted: the objects that are alive. The library is given
-// to the plugin as VERBATIM_VERBS_LIBRARY; a test finds the counters by the symbol kCountersSymbol.
+// What a verbs library between the plugin and softverbs has counted: the objects that are alive; and which of its calls
+// fails. The library is given to the plugin as VERBATIM_VERBS_LIBRARY; a test finds the counters by the symbol
+// kCountersSymbol.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstddef>
+
+#include "support/fail_nth.h"
 
 namespace verbatim::test {
 
@@ -19,6 +22,8 @@ struct VerbsCounters {
   std::atomic<int> report_fd{-1};
   // How many QPs were given a path to their peer with each traffic class.
   std::array<std::atomic<long>, 256> paths{};
+  // Of every verb that the plugin uses, by its name.
+  FailNth fail;
 };
 
 constexpr const char* kCountersSymbol = "verbatim_verbs_counters";

@@ -69,7 +69,7 @@ TEST(Peer, AnIdleEndHearsOfThePeersFailureAtItsNextCall) {
   }
   ASSERT_NE(link.send().error(), nullptr);
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
-  EXPECT_TRUE(mentions(log.warnings(), "reported: receiving 8 bytes failed"));
+  EXPECT_TRUE(mentions(log.warnings(), " reported: "));
 }
 
 TEST(Peer, AnOwnerThatGivesUpIsToldFromOneThatCloses) {

@@ -55,8 +55,21 @@ TEST(Handles, AFailedDestroyIsLogged) {
   const LogCapture log;
   ibv_pd pd = {};
   g_answer = EBUSY;
+  g_destroyed = 0;
   { const UniquePd handle(&pd, VerbsDeleter<ibv_pd>{destroy}); }
   EXPECT_EQ(log.only_warning(), "cannot destroy a protection domain, it leaks: Device or resource busy");
+  EXPECT_EQ(g_destroyed, 2) << "tried once more";
+}
+
+TEST(Handles, ADestroyThatIsRefusedOnceIsTriedAgain) {
+  const LogCapture log;
+  ibv_pd pd = {};
+  g_destroyed = 0;
+  {
+    const UniquePd handle(&pd, VerbsDeleter<ibv_pd>{[](ibv_pd*) { return ++g_destroyed == 1 ? EBUSY : 0; }});
+  }
+  EXPECT_EQ(g_destroyed, 2);
+  EXPECT_TRUE(log.warnings().empty());
 }
 
 }  // namespace

@@ -1,0 +1,25 @@
+// One whole life of the plugin in one process: loaded, initialised, two ends connected, every kind of traffic between
+// them, closed, finalized, unloaded. Whatever answers with an error on the way, the rest is what NCCL would still do:
+// close what there is.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace fault {
+
+struct Outcome {
+  std::string failed;                 // the first call that answered with an error, and with which; empty: none
+  std::vector<std::string> warnings;  // that the plugin has logged
+  std::string broken;                 // a promise that was not kept: a hang, wrong bytes; empty: none
+};
+
+struct Hooks {
+  std::function<void()> loaded;    // the plugin is there, nothing of it has been called
+  std::function<void()> unloaded;  // it is gone
+};
+
+Outcome live(int version, const Hooks& hooks = {});
+
+}  // namespace fault

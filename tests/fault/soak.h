@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+namespace fault {
+
+struct SoakOptions {
+  unsigned seconds = 10;
+  unsigned seed = 1;
+  bool wrong_expected = false;
+};
+SoakOptions& soak_options();
+
+// "send-SEED" and "recv-SEED": one end of a connection.
+int soak_role(const std::string& role, int api);
+
+}  // namespace fault

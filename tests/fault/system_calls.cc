@@ -1,0 +1,154 @@
+#include "system_calls.h"
+
+#include <dlfcn.h>
+#include <ifaddrs.h>
+#include <link.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FAULT_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define FAULT_SANITIZED 1
+#endif
+#endif
+
+namespace fault {
+namespace {
+
+std::atomic<std::uintptr_t> g_begin{0};
+std::atomic<std::uintptr_t> g_end{0};
+
+bool comes_from_library(const void* caller) {
+  const auto place = reinterpret_cast<std::uintptr_t>(caller);
+  return place >= g_begin && place < g_end;
+}
+
+// The errno with which a call from `caller` fails, else 0.
+int failure(const char* name, const void* caller) {
+  return comes_from_library(caller) ? failing_system_call().now(name) : 0;
+}
+
+// A sanitizer has its own in between, which must see what is real.
+template <typename Function>
+Function real(const char* name) {
+  const std::string intercepted = std::string("__interceptor_") + name;
+  void* found = dlsym(RTLD_DEFAULT, intercepted.c_str());
+  return reinterpret_cast<Function>(found != nullptr ? found : dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+verbatim::test::FailNth& failing_system_call() {
+  static verbatim::test::FailNth only;
+  return only;
+}
+
+void watch_library(const std::string& path) {
+  struct Search {
+    const std::string& path;
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+  } search{path};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* argument) {
+        auto& wanted = *static_cast<Search*>(argument);
+        if (wanted.path != info->dlpi_name) return 0;
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          if (info->dlpi_phdr[i].p_type != PT_LOAD || (info->dlpi_phdr[i].p_flags & PF_X) == 0) continue;
+          wanted.begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+          wanted.end = wanted.begin + info->dlpi_phdr[i].p_memsz;
+        }
+        return 1;
+      },
+      &search);
+  g_begin = search.begin;
+  g_end = search.end;
+}
+
+void watch_nothing() {
+  g_begin = 0;
+  g_end = 0;
+}
+
+}  // namespace fault
+
+// Declared under names of our own, since the C library's headers declare them with other specifiers. The next function
+// is found before main: a plugin that is being unloaded waits for its thread and holds the loader's lock meanwhile.
+#define INTERPOSE(result, symbol, failed, parameters, arguments)                                            \
+  static result(*next_##symbol) parameters = nullptr;                                                       \
+  extern "C" __attribute__((visibility("default"))) result interposed_##symbol parameters __asm__(#symbol); \
+  result interposed_##symbol parameters {                                                                   \
+    if (const int error = fault::failure(#symbol, __builtin_return_address(0)); error != 0) {               \
+      errno = error;                                                                                        \
+      return failed;                                                                                        \
+    }                                                                                                       \
+    if (next_##symbol == nullptr) next_##symbol = fault::real<decltype(next_##symbol)>(#symbol);            \
+    return next_##symbol arguments;                                                                         \
+  }                                                                                                         \
+  __attribute__((constructor)) static void find_##symbol() {                                                \
+    next_##symbol = fault::real<decltype(next_##symbol)>(#symbol);                                          \
+  }
+
+INTERPOSE(int, socket, -1, (int domain, int type, int protocol), (domain, type, protocol))
+INTERPOSE(int, bind, -1, (int fd, const sockaddr* address, socklen_t bytes), (fd, address, bytes))
+INTERPOSE(int, listen, -1, (int fd, int backlog), (fd, backlog))
+INTERPOSE(int, connect, -1, (int fd, const sockaddr* address, socklen_t bytes), (fd, address, bytes))
+INTERPOSE(int, accept4, -1, (int fd, sockaddr* address, socklen_t* bytes, int flags), (fd, address, bytes, flags))
+INTERPOSE(int, getsockname, -1, (int fd, sockaddr* address, socklen_t* bytes), (fd, address, bytes))
+INTERPOSE(int, getpeername, -1, (int fd, sockaddr* address, socklen_t* bytes), (fd, address, bytes))
+INTERPOSE(int, getsockopt, -1, (int fd, int level, int name, void* value, socklen_t* bytes),
+          (fd, level, name, value, bytes))
+INTERPOSE(int, setsockopt, -1, (int fd, int level, int name, const void* value, socklen_t bytes),
+          (fd, level, name, value, bytes))
+INTERPOSE(int, poll, -1, (pollfd * fds, nfds_t count, int timeout), (fds, count, timeout))
+INTERPOSE(ssize_t, recv, -1, (int fd, void* data, std::size_t bytes, int flags), (fd, data, bytes, flags))
+INTERPOSE(ssize_t, send, -1, (int fd, const void* data, std::size_t bytes, int flags), (fd, data, bytes, flags))
+INTERPOSE(ssize_t, read, -1, (int fd, void* data, std::size_t bytes), (fd, data, bytes))
+INTERPOSE(ssize_t, write, -1, (int fd, const void* data, std::size_t bytes), (fd, data, bytes))
+INTERPOSE(int, epoll_create1, -1, (int flags), (flags))
+INTERPOSE(int, epoll_ctl, -1, (int epoll, int operation, int fd, epoll_event* event), (epoll, operation, fd, event))
+INTERPOSE(int, epoll_wait, -1, (int epoll, epoll_event* events, int most, int timeout), (epoll, events, most, timeout))
+INTERPOSE(int, eventfd, -1, (unsigned initial, int flags), (initial, flags))
+INTERPOSE(int, getifaddrs, -1, (ifaddrs * *list), (list))
+INTERPOSE(int, gethostname, -1, (char* name, std::size_t bytes), (name, bytes))
+INTERPOSE(ssize_t, getrandom, -1, (void* data, std::size_t bytes, unsigned flags), (data, bytes, flags))
+INTERPOSE(char*, realpath, nullptr, (const char* path, char* resolved), (path, resolved))
+INTERPOSE(int, access, -1, (const char* path, int mode), (path, mode))
+INTERPOSE(FILE*, fopen64, nullptr, (const char* path, const char* mode), (path, mode))
+INTERPOSE(void*, mmap64, MAP_FAILED, (void* address, std::size_t bytes, int protection, int flags, int fd, off64_t at),
+          (address, bytes, protection, flags, fd, at))
+INTERPOSE(int, munmap, -1, (void* address, std::size_t bytes), (address, bytes))
+INTERPOSE(int, pthread_create, error,
+          (pthread_t * thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument),
+          (thread, attributes, run, argument))
+
+// Their last argument is there or not; passing on what is not there harms nobody.
+INTERPOSE(int, fcntl64, -1, (int fd, int command, void* argument), (fd, command, argument))
+INTERPOSE(int, open64, -1, (const char* path, int flags, unsigned mode), (path, flags, mode))
+INTERPOSE(int, open, -1, (const char* path, int flags, unsigned mode), (path, flags, mode))
+INTERPOSE(int, ioctl, -1, (int fd, unsigned long request, void* argument), (fd, request, argument))
+
+#ifndef FAULT_SANITIZED
+// What new takes memory from. A sanitizer has an allocator of its own.
+extern "C" void* __libc_malloc(std::size_t bytes);
+extern "C" __attribute__((visibility("default"))) void* interposed_malloc(std::size_t bytes) __asm__("malloc");
+void* interposed_malloc(std::size_t bytes) {
+  if (fault::failure("malloc", __builtin_return_address(0)) != 0) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  return __libc_malloc(bytes);
+}
+INTERPOSE(void*, aligned_alloc, nullptr, (std::size_t alignment, std::size_t bytes), (alignment, bytes))
+#endif

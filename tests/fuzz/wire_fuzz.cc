@@ -1,0 +1,149 @@
+// Everything that is decoded from a socket or from NCCL's handle. The first byte of an input says what the rest is.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include "base/fd.h"
+#include "fuzz.h"
+#include "net/side_channel.h"
+#include "wire/handle.h"
+#include "wire/handshake.h"
+#include "wire/limits.h"
+#include "wire/notice.h"
+
+namespace {
+
+namespace wire = verbatim::wire;
+using fuzz::require;
+
+bool printable(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
+void decode_handle(std::span<const std::uint8_t> input) {
+  std::array<std::uint8_t, wire::kHandleBytes> bytes{};
+  wire::encode_handle({}, bytes);
+  constexpr std::size_t kMagicAndVersion = 6;
+  const bool ours = !input.empty() && (input[0] & 1) != 0;
+  const std::size_t from = ours ? kMagicAndVersion : 0;
+  std::copy_n(input.begin(), std::min(input.size(), bytes.size() - from), bytes.begin() + from);
+  const verbatim::Result<wire::Handle> handle = wire::decode_handle(bytes);
+  if (!handle) return;
+  require(handle->device_count >= 1 && handle->device_count <= wire::kMaxDevices, "a handle has 1 to 8 devices");
+  require(handle->address.ss_family == AF_INET || handle->address.ss_family == AF_INET6, "a handle has an IP address");
+  std::array<std::uint8_t, wire::kHandleBytes> again{};
+  wire::encode_handle(*handle, again);
+  const verbatim::Result<wire::Handle> same = wire::decode_handle(again);
+  require(same && same->secret == handle->secret && same->device_count == handle->device_count, "a handle goes round");
+}
+
+void decode_hello(std::span<const std::uint8_t> body) {
+  const verbatim::Result<wire::Hello> hello = wire::decode_hello(body);
+  if (!hello) return;
+  require(!hello->devices.empty() && hello->devices.size() <= wire::kMaxDevices, "a hello has 1 to 8 devices");
+  require(!hello->qps.empty() && hello->qps.size() <= wire::kMaxQps, "a hello has 1 to 128 QPs");
+  require(hello->traffic_class >= -1 && hello->traffic_class <= 255, "a traffic class is a byte, or none");
+  require(printable(hello->host), "a host's name can be logged");
+  for (const wire::HelloDevice& device : hello->devices) {
+    require(device.mtu >= 1 && device.mtu <= 5 && device.max_message_bytes > 0, "a device can send");
+    require(printable(device.name), "a device's name can be logged");
+  }
+  for (const wire::HelloQp& qp : hello->qps) require(qp.device < hello->devices.size(), "a QP's device exists");
+  const std::vector<std::uint8_t> again = wire::encode_hello(wire::MessageType::kConnect, *hello);
+  require(again.size() <= wire::kHeaderBytes + wire::kMaxBodyBytes, "a hello fits");
+  require(!!wire::decode_hello(std::span(again).subspan(wire::kHeaderBytes)), "a hello goes round");
+}
+
+void decode_notices(std::span<const std::uint8_t> body) {
+  std::vector<std::uint8_t> own(body.begin(), body.end());
+  if (const auto failed = wire::decode_failed(own)) {
+    require(failed->kind <= verbatim::ErrorKind::kRemote, "an error is of a kind of ours");
+    require(printable(failed->text), "a peer's error can be logged");
+  }
+  static_cast<void>(wire::decode_ask(body));
+  if (const auto view = wire::decode_view(body)) require(view->sends <= 1, "an end sends or receives");
+}
+
+// Messages in the pieces that a socket may bring.
+void receive_all(std::span<const std::uint8_t> stream) {
+  int ends[2];
+  require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0, "socketpair");
+  const verbatim::UniqueFd reader(ends[0]);
+  verbatim::UniqueFd writer(ends[1]);
+  verbatim::SideChannel channel;
+  fuzz::Input input(stream);
+  const auto receive = [&] {
+    while (true) {
+      const auto message = channel.receive(reader);
+      if (!message) return false;
+      if (!*message) return true;
+      require((*message)->body.size() <= wire::kMaxNoticeBody, "a notice is small");
+      decode_notices((*message)->body);
+    }
+  };
+  while (!input.rest().empty()) {
+    const std::span<const std::uint8_t> piece = input.take(1 + input.get<std::uint8_t>() % 64);
+    if (!piece.empty()) static_cast<void>(!::write(writer.get(), piece.data(), piece.size()));
+    if (!receive()) return;
+  }
+  writer.reset();
+  require(!receive(), "the end of the file is heard");
+}
+
+// With a header of ours in front of each.
+void receive_messages(std::span<const std::uint8_t> bodies) {
+  fuzz::Input input(bodies);
+  std::vector<std::uint8_t> stream;
+  while (!input.rest().empty()) {
+    const auto type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 12);
+    const std::span<const std::uint8_t> body = input.take(input.get<std::uint8_t>());
+    std::array<std::uint8_t, wire::kHeaderBytes> header{};
+    wire::put_header(header, type, static_cast<std::uint32_t>(body.size()));
+    for (const std::span<const std::uint8_t> part : {std::span<const std::uint8_t>(header), body}) {
+      for (const std::uint8_t byte : part) {
+        if (stream.size() % 65 == 0) stream.push_back(63);  // the length of a piece
+        stream.push_back(byte);
+      }
+    }
+  }
+  receive_all(stream);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const std::span<const std::uint8_t> input(data + 1, size - 1);
+  switch (data[0] % 7) {
+    case 0:
+      decode_handle(input);
+      break;
+    case 1:
+      if (input.size() >= wire::kHeaderBytes) {
+        const auto header = wire::decode_header(input.first<wire::kHeaderBytes>());
+        require(!header || header->body_bytes <= wire::kMaxBodyBytes, "a message has an end");
+      }
+      break;
+    case 2:
+      decode_hello(input);
+      break;
+    case 3:
+      require(printable(wire::decode_reject(input)), "a peer's reason can be logged");
+      break;
+    case 4:
+      decode_notices(input);
+      break;
+    case 5:
+      receive_all(input);
+      break;
+    default:
+      receive_messages(input);
+      break;
+  }
+  return 0;
+}

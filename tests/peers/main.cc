@@ -1,0 +1,5 @@
+#include "process.h"
+
+int main(int argc, char** argv) {
+  return conformance::run_program(argc, argv);
+}

@@ -1,0 +1,249 @@
+// What the application of one process is told of the other's fate, by whom, and how soon.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "conformance.h"
+#include "process.h"
+#include "roles.h"
+
+namespace conformance {
+namespace {
+
+constexpr int kVersion = 12;
+
+class Peers : public Conformance {
+ protected:
+  void TearDown() override {
+    for (const char* name : {"VERBATIM_KEEPALIVE_S", "VERBATIM_STALL_WARN_S"}) unsetenv(name);
+    Conformance::TearDown();
+  }
+
+  // A connection to a peer that accepts, and memory on it.
+  void connect(Process& peer) {
+    Handle handle;
+    ASSERT_TRUE(peer.read(handle.bytes, sizeof handle.bytes)) << "no handle from the other process";
+    void* const own = context();
+    service().run([&] {
+      eventually([&] {
+        EXPECT_OK(net().connect(own, 0, handle.bytes, &comm_));
+        return HasFailure() || comm_ != nullptr;
+      });
+    });
+    ASSERT_NE(comm_, nullptr);
+    ASSERT_OK(net().reg_mr(comm_, memory_.data(), memory_.size(), nccl::kPtrHost, &mhandle_));
+  }
+  static void ready(Process& peer) {
+    char byte = 0;
+    ASSERT_TRUE(peer.read(&byte, 1));
+  }
+  nccl::Result isend(std::size_t bytes, int tag, void** request) {
+    return net().isend(comm_, memory_.data(), bytes, tag, mhandle_, request);
+  }
+  // Calls isend with a tag that no receive has, until it is an error. What it is, and after how long.
+  nccl::Result send_until_error(const char* what) {
+    const auto begin = Clock::now();
+    nccl::Result result = nccl::Result::kSuccess;
+    eventually([&] {
+      void* request = nullptr;
+      result = isend(kBytes, kTag + 1, &request);
+      EXPECT_EQ(request, nullptr);
+      return result != nccl::Result::kSuccess;
+    });
+    std::printf("%s: an error after %.3f s\n", what, std::chrono::duration<double>(Clock::now() - begin).count());
+    EXPECT_LT(Clock::now() - begin, 10s);
+    return result;
+  }
+  void expect_warning(const std::string& text) {
+    const std::vector<std::string> lines = take_warnings();
+    ASSERT_EQ(lines.size(), 1U);
+    EXPECT_NE(lines[0].find(text), std::string::npos) << lines[0];
+  }
+  void close() {
+    EXPECT_OK(net().dereg_mr(comm_, mhandle_));
+    EXPECT_OK(net().close_send(comm_));
+  }
+
+  Memory memory_{2 * kBytes};
+  void* comm_ = nullptr;
+  void* mhandle_ = nullptr;
+};
+ONE_VERSION(Peers, kVersion);
+
+TEST_P(Peers, OneThatIsKilledIsMissedAtTheNextCall) {
+  Process peer("rests", kVersion);
+  ASSERT_NO_FATAL_FAILURE(connect(peer));
+  ASSERT_NO_FATAL_FAILURE(ready(peer));
+  peer.kill();
+  EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
+  EXPECT_EQ(send_until_error("killed"), nccl::Result::kRemoteError);
+  expect_warning("has ended without closing");
+  close();
+}
+
+// There is a receive for it, and nothing is outstanding: what is sent to the dead must not wait for the transport.
+TEST_P(Peers, NothingIsSentToOneThatWasKilled) {
+  Process peer("receives", kVersion);
+  ASSERT_NO_FATAL_FAILURE(connect(peer));
+  ASSERT_NO_FATAL_FAILURE(ready(peer));
+  peer.kill();
+  EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
+  std::this_thread::sleep_for(kQuiet);
+  const auto begin = Clock::now();
+  nccl::Result result = nccl::Result::kSuccess;
+  eventually([&] {
+    void* request = nullptr;
+    result = isend(kBytes, kTag, &request);
+    if (request == nullptr) return result != nccl::Result::kSuccess;
+    int done = 0;  // posted before the news came
+    return eventually([&] {
+      result = net().test(request, &done, nullptr);
+      return result != nccl::Result::kSuccess || done != 0;
+    });
+  });
+  std::printf("killed: an error after %.3f s\n", std::chrono::duration<double>(Clock::now() - begin).count());
+  EXPECT_LT(Clock::now() - begin, 10s);
+  EXPECT_EQ(result, nccl::Result::kRemoteError);
+  EXPECT_EQ(take_warnings().size(), 1U);
+  close();
+}
+
+TEST_P(Peers, OneThatIsStoppedIsFoundByTheKeepalive) {
+  setenv("VERBATIM_KEEPALIVE_S", "1", 1);
+  Process peer("rests", kVersion);
+  ASSERT_NO_FATAL_FAILURE(connect(peer));
+  ASSERT_NO_FATAL_FAILURE(ready(peer));
+  ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
+  EXPECT_EQ(send_until_error("stopped"), nccl::Result::kRemoteError);
+  expect_warning("(pid " + std::to_string(peer.pid()) + ") for 0.8 s (VERBATIM_KEEPALIVE_S): its host answers");
+  close();
+}
+
+// The peer's application fails by a mistake of ours: it learns what we say of it.
+TEST_P(Peers, OneLearnsWhyTheOtherHasFailed) {
+  Process peer("receives", kVersion);
+  ASSERT_NO_FATAL_FAILURE(connect(peer));
+  ASSERT_NO_FATAL_FAILURE(ready(peer));
+  nccl::Result result = nccl::Result::kSuccess;
+  ASSERT_TRUE(eventually([&] {
+    void* request = nullptr;
+    result = isend(kBytes + 1, kTag, &request);
+    return result != nccl::Result::kSuccess;
+  }));
+  EXPECT_EQ(result, nccl::Result::kInvalidUsage);
+  expect_warning("isend of 1001 bytes");
+  const auto begin = Clock::now();
+  const Exit end = peer.wait();
+  std::printf("the peer was gone after %.3f s\n", std::chrono::duration<double>(Clock::now() - begin).count());
+  EXPECT_EQ(end.status, kAnswered + static_cast<int>(nccl::Result::kRemoteError)) << end.output;
+  EXPECT_NE(end.output.find("reported: isend of 1001 bytes"), std::string::npos) << end.output;
+  close();
+}
+
+TEST_P(Peers, OneThatClosesInPeaceIsNoError) {
+  setenv("VERBATIM_KEEPALIVE_S", "1", 1);
+  setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  Process peer("closes", kVersion);
+  ASSERT_NO_FATAL_FAILURE(connect(peer));
+  ASSERT_NO_FATAL_FAILURE(ready(peer));
+  std::this_thread::sleep_for(1500ms);
+  close();
+  EXPECT_TRUE(peer.write("", 1));
+  const Exit end = peer.wait();
+  EXPECT_EQ(end.status, 0);
+  EXPECT_EQ(end.output, "");
+  EXPECT_TRUE(take_warnings().empty());
+}
+
+TEST_P(Peers, OneThatRestsMakesNoNoise) {
+  setenv("VERBATIM_KEEPALIVE_S", "1", 1);
+  setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  Process peer("rests", kVersion);
+  ASSERT_NO_FATAL_FAILURE(connect(peer));
+  ASSERT_NO_FATAL_FAILURE(ready(peer));
+  std::this_thread::sleep_for(3s);
+  EXPECT_TRUE(take_warnings().empty());
+  close();
+}
+
+TEST_P(Peers, OneThatIsLateIsNamed) {
+  setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  Process peer("rests", kVersion);
+  ASSERT_NO_FATAL_FAILURE(connect(peer));
+  ASSERT_NO_FATAL_FAILURE(ready(peer));
+  std::vector<std::string> lines;
+  ASSERT_TRUE(eventually([&] {
+    void* request = nullptr;
+    EXPECT_OK(isend(kBytes, kTag, &request));
+    lines = take_warnings();
+    return !lines.empty();
+  }));
+  std::printf("%s\n", lines[0].c_str());
+  EXPECT_NE(lines[0].find("(pid " + std::to_string(peer.pid()) + ") is late: its application has not posted"),
+            std::string::npos);
+  EXPECT_NE(lines[0].find("there: 0 receives posted"), std::string::npos);
+  close();
+}
+
+TEST_P(Peers, OneThatIsStoppedAnswersNoQuestion) {
+  setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  Process peer("rests", kVersion);
+  ASSERT_NO_FATAL_FAILURE(connect(peer));
+  ASSERT_NO_FATAL_FAILURE(ready(peer));
+  ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
+  std::vector<std::string> lines;
+  ASSERT_TRUE(eventually([&] {
+    void* request = nullptr;
+    EXPECT_OK(isend(kBytes, kTag, &request));
+    lines = take_warnings();
+    return !lines.empty();
+  }));
+  EXPECT_NE(lines[0].find("does not answer"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("there: no answer"), std::string::npos) << lines[0];
+  close();
+}
+
+// The sender's messages get lost, and its transport has long to go: the receiver, that asks it, blames the network.
+TEST_P(Peers, ANetworkThatHoldsBackIsNamedAtBothEnds) {
+  setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  Handle handle;
+  void* listen_comm = nullptr;
+  ASSERT_OK(net().listen(context(), 0, handle.bytes, &listen_comm));
+  Process peer("sends", kVersion,
+               {{"SOFTVERBS_FAULTS", "drop-request op=write_imm,write,fetch_add count=all times=all"},
+                {"VERBATIM_TIMEOUT", "20"}});
+  ASSERT_TRUE(peer.write(handle.bytes, sizeof handle.bytes));
+  void* recv_comm = nullptr;
+  ASSERT_TRUE(eventually([&] {
+    EXPECT_OK(net().accept(listen_comm, &recv_comm));
+    return HasFailure() || recv_comm != nullptr;
+  }));
+  ASSERT_OK(net().reg_mr(recv_comm, memory_.data(), memory_.size(), nccl::kPtrHost, &mhandle_));
+  void* data = memory_.data();
+  std::size_t size = kBytes;
+  int tag = kTag;
+  void* request = nullptr;
+  ASSERT_OK(net().irecv(recv_comm, 1, &data, &size, &tag, &mhandle_, &request));
+  std::vector<std::string> lines;
+  ASSERT_TRUE(eventually([&] {
+    int done = 0;
+    EXPECT_OK(net().test(request, &done, nullptr));
+    lines = take_warnings();
+    return !lines.empty();
+  }));
+  std::printf("%s\n", lines[0].c_str());
+  EXPECT_NE(lines[0].find("posted and is not acknowledged"), std::string::npos);
+  EXPECT_NE(lines[0].find("(pid " + std::to_string(peer.pid())), std::string::npos);
+  ASSERT_NO_FATAL_FAILURE(ready(peer));  // the first byte of its own line
+  EXPECT_OK(net().dereg_mr(recv_comm, mhandle_));
+  EXPECT_OK(net().close_recv(recv_comm));
+  EXPECT_OK(net().close_listen(listen_comm));
+  const Exit end = peer.wait();
+  EXPECT_EQ(end.status, kAnswered + static_cast<int>(nccl::Result::kRemoteError)) << end.output;
+  EXPECT_NE(end.output.find("posted and is not acknowledged"), std::string::npos) << end.output;
+}
+
+}  // namespace
+}  // namespace conformance

@@ -1,0 +1,355 @@
+// Who is named when a connection stands still, and when: with a clock of our own, and over connections.
+#include "net/stall.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "link.h"
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+using wire::View;
+using Step = StallWatch::Step;
+
+constexpr std::uint64_t kSecond = kNanosecondsPerSecond;
+constexpr StallSettings kUsual{.warn_ns = 30 * kSecond, .fail_ns = 0};
+
+View sender(std::uint32_t members, std::uint32_t outstanding, unsigned flags) {
+  return {.sends = 1, .flags = static_cast<std::uint16_t>(flags), .members = members, .outstanding = outstanding};
+}
+View receiver(std::uint32_t members, std::uint32_t outstanding, unsigned flags = View::kPolls) {
+  return {.flags = static_cast<std::uint16_t>(flags), .members = members, .outstanding = outstanding};
+}
+
+TEST(Blame, OfASender) {
+  const auto blame = [](const View& mine, std::optional<View> peer) { return blame_for(mine, peer); };
+  EXPECT_EQ(blame(sender(7, 0, View::kWaits), receiver(7, 0)), Blame::kPeerReceives);
+  EXPECT_EQ(blame(sender(7, 0, View::kWaits), receiver(8, 1)), Blame::kCts);
+  EXPECT_EQ(blame(sender(0xffffffff, 0, View::kWaits), receiver(0, 1)), Blame::kCts);  // numbers come round
+  EXPECT_EQ(blame(sender(7, 0, View::kWaits | View::kCtsReady), receiver(8, 1)), Blame::kPeerDiffers);
+  EXPECT_EQ(blame(sender(7, 0, View::kWaits), std::nullopt), Blame::kPeerDoesNotTell);
+  EXPECT_EQ(blame(sender(7, 2, View::kPolls), receiver(7, 2)), Blame::kNetwork);
+  EXPECT_EQ(blame(sender(7, 2, View::kPolls), std::nullopt), Blame::kNetwork);
+  EXPECT_EQ(blame(sender(7, 2, 0), receiver(7, 2)), Blame::kOwnApplication);
+  EXPECT_EQ(blame(sender(7, 0, 0), receiver(7, 0)), Blame::kNobody);
+}
+
+TEST(Blame, OfAReceiver) {
+  const auto blame = [](const View& mine, std::optional<View> peer) { return blame_for(mine, peer); };
+  EXPECT_EQ(blame(receiver(8, 1), sender(7, 0, 0)), Blame::kPeerSends);
+  EXPECT_EQ(blame(receiver(8, 1), sender(7, 0, View::kCtsReady)), Blame::kPeerSends);
+  EXPECT_EQ(blame(receiver(8, 1), sender(7, 0, View::kWaits)), Blame::kCts);
+  EXPECT_EQ(blame(receiver(8, 1), sender(7, 0, View::kWaits | View::kCtsReady)), Blame::kPeerDiffers);
+  EXPECT_EQ(blame(receiver(8, 1), sender(8, 1, View::kPolls)), Blame::kNetwork);
+  EXPECT_EQ(blame(receiver(8, 1), sender(8, 0, View::kPolls)), Blame::kCompletion);
+  EXPECT_EQ(blame(receiver(8, 1, 0), sender(8, 0, View::kPolls)), Blame::kOwnApplication);
+  EXPECT_EQ(blame(receiver(8, 1), std::nullopt), Blame::kPeerDoesNotTell);
+  EXPECT_EQ(blame(receiver(8, 0, View::kOptional), sender(8, 0, 0)), Blame::kNobody);
+  View flushing = receiver(8, 0);
+  flushing.flushes = 1;
+  EXPECT_EQ(blame(flushing, sender(8, 0, 0)), Blame::kDevice);
+  flushing.flags = 0;
+  EXPECT_EQ(blame(flushing, std::nullopt), Blame::kOwnApplication);
+}
+
+TEST(Blame, IsALineThatNamesThePeer) {
+  for (int blame = 1; blame <= static_cast<int>(Blame::kPeerDoesNotTell); ++blame) {
+    char text[320];
+    describe_blame(static_cast<Blame>(blame), "node17 (pid 4711)", text);
+    EXPECT_NE(std::string(text).find("node17 (pid 4711)"), std::string::npos) << text;
+    EXPECT_LT(std::string(text).size(), 200U) << text;
+  }
+}
+
+// A second a look.
+class Watch : public ::testing::Test {
+ protected:
+  Step look(const View& view, bool waits = false, bool polls = true) {
+    now_ += kSecond;
+    return watch_.look(settings_, now_, view, waits, polls);
+  }
+  // So many seconds in which nothing is to be done.
+  void rest(int seconds, const View& view, bool waits = false) {
+    for (int i = 0; i < seconds; ++i) ASSERT_EQ(look(view, waits), Step::kNothing) << i;
+  }
+  bool answer(View view) {
+    view.id = watch_.question();
+    return watch_.hear(view);
+  }
+
+  StallSettings settings_ = kUsual;
+  StallWatch watch_;
+  std::uint64_t now_ = 1000 * kSecond;
+};
+
+TEST_F(Watch, ReportsOnceAndAgainOnlyAfterItHasMoved) {
+  ASSERT_NO_FATAL_FAILURE(rest(30, receiver(8, 1)));
+  EXPECT_EQ(look(receiver(8, 1)), Step::kAsk);
+  EXPECT_EQ(look(receiver(8, 1)), Step::kNothing);
+  EXPECT_TRUE(answer(sender(7, 0, 0)));
+  EXPECT_EQ(look(receiver(8, 1)), Step::kReport);
+  EXPECT_EQ(watch_.blame(), Blame::kPeerSends);
+  EXPECT_EQ(watch_.still_ns(now_), 32 * kSecond);
+  ASSERT_NO_FATAL_FAILURE(rest(3600, receiver(8, 1)));
+  EXPECT_EQ(look(receiver(8, 0)), Step::kMovesAgain);
+  EXPECT_EQ(watch_.stood_ns(), 3633 * kSecond);
+  ASSERT_NO_FATAL_FAILURE(rest(3600, receiver(8, 0)));
+  ASSERT_NO_FATAL_FAILURE(rest(30, receiver(9, 1)));
+  EXPECT_EQ(look(receiver(9, 1)), Step::kAsk);
+}
+
+TEST_F(Watch, AnIdleHourMakesNoNoise) {
+  ASSERT_NO_FATAL_FAILURE(rest(3600, receiver(8, 0)));
+  StallWatch other;
+  for (int i = 0; i < 3600; ++i) {
+    EXPECT_EQ(other.look(settings_, now_ += kSecond, sender(8, 0, View::kCtsReady), false, false), Step::kNothing);
+  }
+}
+
+TEST_F(Watch, WhatMovesIsNeverReported) {
+  for (std::uint32_t i = 0; i < 3600; ++i) ASSERT_EQ(look(receiver(i, 1)), Step::kNothing);
+}
+
+TEST_F(Watch, APeerThatDoesNotAnswerIsNamedAfterTwoSeconds) {
+  ASSERT_NO_FATAL_FAILURE(rest(30, receiver(8, 1)));
+  EXPECT_EQ(look(receiver(8, 1)), Step::kAsk);
+  EXPECT_EQ(look(receiver(8, 1)), Step::kNothing);
+  EXPECT_EQ(look(receiver(8, 1)), Step::kReport);
+  EXPECT_EQ(watch_.blame(), Blame::kPeerDoesNotTell);
+}
+
+TEST_F(Watch, ASenderWaitsFromItsFirstRefusalOnAndNotLongerThanItIsRefused) {
+  ASSERT_NO_FATAL_FAILURE(rest(3600, sender(8, 0, 0)));
+  ASSERT_NO_FATAL_FAILURE(rest(20, sender(8, 0, 0), true));
+  ASSERT_NO_FATAL_FAILURE(rest(3600, sender(8, 0, 0)));  // it has given up
+  ASSERT_NO_FATAL_FAILURE(rest(30, sender(8, 0, 0), true));
+  EXPECT_EQ(look(sender(8, 0, 0), true), Step::kAsk);
+  EXPECT_TRUE(answer(receiver(8, 0)));
+  EXPECT_EQ(look(sender(8, 0, 0), true), Step::kReport);
+  EXPECT_EQ(watch_.blame(), Blame::kPeerReceives);
+}
+
+// Optional receives end without a word: the peer knows whether they were served, and is asked once.
+TEST_F(Watch, OptionalReceivesThatWereServedAreAskedForOnce) {
+  const View optional = receiver(8, 0, View::kOptional);
+  ASSERT_NO_FATAL_FAILURE(rest(30, optional));
+  EXPECT_EQ(look(optional), Step::kAsk);
+  EXPECT_TRUE(answer(sender(8, 0, 0)));
+  ASSERT_NO_FATAL_FAILURE(rest(3600, optional));
+  const View more = receiver(9, 0, View::kOptional);
+  ASSERT_NO_FATAL_FAILURE(rest(30, more));
+  EXPECT_EQ(look(more), Step::kAsk);
+  EXPECT_TRUE(answer(sender(8, 0, 0)));
+  EXPECT_EQ(look(more), Step::kReport);
+  EXPECT_EQ(watch_.blame(), Blame::kPeerSends);
+}
+
+TEST_F(Watch, AnAnswerToAnotherQuestionIsNone) {
+  ASSERT_NO_FATAL_FAILURE(rest(10, receiver(8, 1)));
+  EXPECT_FALSE(answer(sender(7, 0, 0)));
+  ASSERT_NO_FATAL_FAILURE(rest(20, receiver(8, 1)));
+  ASSERT_EQ(look(receiver(8, 1)), Step::kAsk);
+  View late = sender(7, 0, 0);
+  late.id = watch_.question() - 1;
+  EXPECT_FALSE(watch_.hear(late));
+  EXPECT_FALSE(answer(receiver(7, 0)));  // the peer of a receiver sends
+}
+
+TEST_F(Watch, FailsAfterItsTimeWithAFreshAnswer) {
+  settings_.fail_ns = 60 * kSecond;
+  ASSERT_NO_FATAL_FAILURE(rest(30, receiver(8, 1)));
+  ASSERT_EQ(look(receiver(8, 1)), Step::kAsk);
+  ASSERT_TRUE(answer(sender(7, 0, 0)));
+  ASSERT_EQ(look(receiver(8, 1)), Step::kReport);
+  ASSERT_NO_FATAL_FAILURE(rest(28, receiver(8, 1)));
+  ASSERT_EQ(look(receiver(8, 1)), Step::kAsk);
+  ASSERT_TRUE(answer(sender(8, 1, View::kPolls)));
+  ASSERT_EQ(look(receiver(8, 1)), Step::kFail);
+  EXPECT_EQ(watch_.blame(), Blame::kNetwork);
+}
+
+// Over connections whose two ends are this process's.
+class Stall : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    for (const char* name : {"VERBATIM_STALL_WARN_S", "VERBATIM_STALL_FAIL_S", "VERBATIM_STATE_SOCKET"}) {
+      ::unsetenv(name);
+    }
+  }
+
+  // Drives the connection until so many lines tell of a stall.
+  template <typename Drive>
+  static std::vector<std::string> reports(const LogCapture& log, std::size_t count, Drive drive) {
+    std::vector<std::string> found;
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    while (found.size() < count && std::chrono::steady_clock::now() < end) {
+      drive();
+      found = log.warnings();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return found;
+  }
+};
+
+TEST_F(Stall, AReceiverThatIsLateIsNamedAtTheSender) {
+  ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> source(8);
+  const auto memory = link.reg(link.send(), source);
+  const LogCapture log;
+  const auto lines = reports(log, 1, [&] { link.isend(source.data(), source.size(), 0, *memory); });
+  ASSERT_EQ(lines.size(), 1U);
+  std::printf("%s\n", lines[0].c_str());
+  EXPECT_NE(lines[0].find("pid " + std::to_string(::getpid()) + ") is late: its application has not posted"),
+            std::string::npos);
+  EXPECT_NE(lines[0].find("there: 0 receives posted"), std::string::npos);
+  EXPECT_NE(lines[0].find("QPs in RTS"), std::string::npos);
+}
+
+TEST_F(Stall, ASenderThatIsLateIsNamedAtTheReceiver) {
+  ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> target(8);
+  const auto memory = link.reg(link.recv(), target);
+  const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
+  Request* receive = link.irecv({&buffer, 1});
+  ASSERT_NE(receive, nullptr);
+  const LogCapture log;
+  const auto lines = reports(log, 1, [&] {
+    int done = 0;
+    RecvComm::test(*receive, &done, nullptr);
+  });
+  ASSERT_EQ(lines.size(), 1U);
+  std::printf("%s\n", lines[0].c_str());
+  EXPECT_NE(lines[0].find("is late: its application has not sent"), std::string::npos);
+  EXPECT_NE(lines[0].find("here: 1 receives posted (0 bytes came), 1 not arrived and tested for"), std::string::npos);
+  EXPECT_NE(lines[0].find("isend not called"), std::string::npos);
+}
+
+TEST_F(Stall, AProcessThatDoesNotTestIsLateItself) {
+  ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> source(8);
+  std::vector<std::uint8_t> target(8);
+  const auto send_memory = link.reg(link.send(), source);
+  const auto recv_memory = link.reg(link.recv(), target);
+  const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
+  ASSERT_NE(link.irecv({&buffer, 1}), nullptr);
+  Request* send = link.posted([&] { return link.isend(source.data(), source.size(), 0, *send_memory); });
+  ASSERT_NE(send, nullptr);
+  const LogCapture log;
+  const auto lines = reports(log, 1, [&] { link.send().progress(); });
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("this process is late"), std::string::npos) << lines[0];
+}
+
+TEST_F(Stall, BecomesAnErrorAtBothEnds) {
+  ::setenv("VERBATIM_STALL_WARN_S", "0", 1);
+  ::setenv("VERBATIM_STALL_FAIL_S", "1", 1);
+  Link link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> target(8);
+  const auto memory = link.reg(link.recv(), target);
+  const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
+  ASSERT_NE(link.irecv({&buffer, 1}), nullptr);
+  const LogCapture log;
+  reports(log, 2, [&] {
+    link.recv().progress();
+    link.isend(target.data(), target.size(), 99, MemoryKeys(*memory));  // no receive has this tag
+  });
+  ASSERT_NE(link.recv().error(), nullptr);
+  ASSERT_NE(link.send().error(), nullptr);
+  EXPECT_EQ(link.recv().error()->kind, ErrorKind::kRemote);
+  EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
+  EXPECT_NE(log.warnings()[0].find("VERBATIM_STALL_FAIL_S"), std::string::npos);
+  EXPECT_NE(log.warnings()[0].find("not the same tag"), std::string::npos) << log.warnings()[0];
+}
+
+std::string read_state(const std::string& path) {
+  const UniqueFd reader(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  if (::connect(reader.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return "no connection";
+  std::string text;
+  char some[4096];
+  while (const ssize_t count = ::read(reader.get(), some, sizeof some)) {
+    if (count < 0) return "no answer";
+    text.append(some, static_cast<std::size_t>(count));
+  }
+  return text;
+}
+
+TEST_F(Stall, TheStateCanBeReadWhileItLasts) {
+  const std::string path = testing::TempDir() + "state-%p-%h";
+  const std::string begin = testing::TempDir() + "state-" + std::to_string(::getpid()) + "-";
+  ::setenv("VERBATIM_STATE_SOCKET", path.c_str(), 1);
+  std::string found;
+  {
+    Link link;
+    found = stats_path(path, link.context().host_name());
+    ASSERT_EQ(found.rfind(begin, 0), 0U);
+    struct stat status {};
+    ASSERT_EQ(::stat(found.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600U);
+    EXPECT_NE(read_state(found).find("\"connections\":[\n]}"), std::string::npos) << read_state(found);
+    ASSERT_NO_FATAL_FAILURE(link.connect());
+    std::vector<std::uint8_t> target(8);
+    const auto memory = link.reg(link.recv(), target);
+    const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
+    ASSERT_NE(link.irecv({&buffer, 1}), nullptr);
+    const std::string state = read_state(found);
+    std::printf("%s", state.c_str());
+    for (const char* part : {"\"version\":1", "\"direction\":\"send\"", "\"direction\":\"recv\"",
+                             "\"messages\":1,\"bytes\":0,\"outstanding\":1", "\"state\":\"open\",\"error\":null",
+                             "\"qp_state\":\"RTS\""}) {
+      EXPECT_NE(state.find(part), std::string::npos) << part;
+    }
+    link.recv().abort();
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    while (link.recv().error() == nullptr && std::chrono::steady_clock::now() < end) link.recv().progress();
+    EXPECT_NE(read_state(found).find("\"state\":\"failed\",\"error\":\"receiving 8 bytes failed"), std::string::npos);
+  }
+  EXPECT_NE(::access(found.c_str(), F_OK), 0);
+}
+
+// A process that was killed has left its socket; one that lives keeps its own.
+TEST_F(Stall, TheStateOfADeadProcessIsReplacedAndThatOfALivingOneIsNot) {
+  const std::string path = testing::TempDir() + "state-left-" + std::to_string(::getpid());
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  UniqueFd holder(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(holder.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(holder.get(), 1), 0);
+  ::setenv("VERBATIM_STATE_SOCKET", path.c_str(), 1);
+  {
+    const LogCapture log;
+    const Link link;
+    EXPECT_NE(log.only_warning().find("VERBATIM_STATE_SOCKET"), std::string::npos);
+  }
+  EXPECT_EQ(::access(path.c_str(), F_OK), 0);
+  holder.reset();
+  {
+    const Link link;
+    EXPECT_NE(read_state(path).find("\"version\":1"), std::string::npos);
+  }
+  EXPECT_NE(::access(path.c_str(), F_OK), 0);
+}
+
+}  // namespace
+}  // namespace verbatim

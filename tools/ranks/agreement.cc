@@ -1,0 +1,60 @@
+#include "ranks/agreement.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace verbatim::ranks {
+namespace {
+
+// The number of the first entry of two lists that differs.
+std::size_t first_difference(const std::string& one, const std::string& other) {
+  std::size_t entry = 0;
+  for (std::size_t i = 0; i < std::min(one.size(), other.size()) && one[i] == other[i]; ++i) {
+    if (one[i] == ',') ++entry;
+  }
+  return entry;
+}
+
+std::string entry_of(const std::string& list, std::size_t number) {
+  std::size_t begin = 0;
+  for (; number > 0 && begin != std::string::npos; --number) {
+    begin = list.find(',', begin);
+    if (begin != std::string::npos) ++begin;
+  }
+  return begin == std::string::npos ? "none" : list.substr(begin, list.find(',', begin) - begin);
+}
+
+// What is different in `other`, a rank's facts as they were sent.
+std::string difference(const std::vector<Fact>& facts, const std::vector<std::string>& other) {
+  for (std::size_t i = 0; i < facts.size() && 2 * i + 1 < other.size(); ++i) {
+    const auto& [name, value, entries] = facts[i];
+    const std::string& their_name = other[2 * i];
+    const std::string& theirs = other[2 * i + 1];
+    const auto differ = [](const std::string& there, const std::string& here) {
+      return std::string(": ").append(there).append(" there, ").append(here).append(" here");
+    };
+    if (name != their_name) return " about the " + name + differ(their_name, name);
+    if (value == theirs) continue;
+    if (entries.empty()) return " about the " + name + differ(theirs, value);
+    const std::size_t entry = first_difference(theirs, value);
+    return " about the " + name + ", " + entries + " " + std::to_string(entry) +
+           differ(entry_of(theirs, entry), entry_of(value, entry));
+  }
+  return {};
+}
+
+}  // namespace
+
+void agree(Link& link, int rank, const std::vector<Fact>& facts) {
+  std::vector<std::string> own;
+  for (const Fact& fact : facts) own.insert(own.end(), {fact.name, fact.value});
+  const std::vector<std::string> all = link.all_gather(pack(own));
+  for (std::size_t other = 1; other < all.size(); ++other) {
+    if (all[other] == all.front()) continue;
+    if (rank != 0) link.barrier();  // one says it for all, and this ends with the job
+    throw Failure("rank " + std::to_string(other) + " disagrees with rank 0" + difference(facts, unpack(all[other])),
+                  ExitStatus::kUsage);
+  }
+}
+
+}  // namespace verbatim::ranks

@@ -1,0 +1,44 @@
+// One job in several variants, turn by turn, each run in processes of its own: what else the machine does comes to all
+// of them alike, and the medians of several turns can be compared.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ranks/failure.h"
+#include "ranks/json.h"
+
+namespace verbatim::ranks {
+
+struct Variant {
+  std::string name;                                                   // for who reads
+  std::vector<std::string> arguments = {};                            // beside those of the command line
+  std::vector<std::pair<std::string, std::string>> environment = {};  // beside what is there
+};
+// The plugin at `path`, by --plugin.
+Variant over_plugin(const std::string& path);
+// NCCL's network of that name: one of its own (IB, Socket), or a plugin's.
+Variant over_network(const std::string& name);
+
+// "A,B,C". Throws Failure when there is nothing in it.
+std::vector<std::string> names_in(const std::string& list);
+
+// Options of the command line that the runs do not get.
+struct Withheld {
+  std::vector<std::string> options;  // each with a value
+  std::vector<std::string> flags;
+};
+
+struct TurnReports {
+  std::vector<std::vector<Json>> by_variant;  // each run's JSON report, in turns
+  ExitStatus status = ExitStatus::kOk;        // the worst that is no failure
+};
+
+// Runs this program with the arguments `argv` once for each turn and variant; each run gets a --json of its own. Throws
+// Failure, with what it printed, at the first run that fails or finds something wrong.
+TurnReports run_turns(const std::vector<Variant>& variants, int turns, const Withheld& withheld, int argc, char** argv);
+
+double median(std::vector<double> values);  // the lower of two; 0 of none
+
+}  // namespace verbatim::ranks

@@ -1,0 +1,57 @@
+#include "verbatim-kv/agreement.h"
+
+#include <string>
+
+#include "ranks/agreement.h"
+
+namespace verbatim::kv {
+namespace {
+
+std::string families_of(const Options& options) {
+  std::string names;
+  for (const Geometry& geometry : options.geometries) names += (names.empty() ? "" : " ") + geometry.name;
+  return names;
+}
+
+std::string faults_of(const Options& options) {
+  std::string all;
+  for (const Fault& fault : options.faults) {
+    for (const std::uint64_t number : {static_cast<std::uint64_t>(fault.kind), static_cast<std::uint64_t>(fault.code),
+                                       std::uint64_t{fault.in_flight}, static_cast<std::uint64_t>(fault.family),
+                                       std::uint64_t{fault.request.value_or(0)}, std::uint64_t{fault.times}}) {
+      all += std::to_string(number) + " ";
+    }
+  }
+  return all;
+}
+
+std::string list(const std::vector<Request>& requests) {
+  std::string all;
+  for (const Request& request : requests) {
+    if (!all.empty()) all += ',';
+    all += std::to_string(request.tokens) + " tokens";
+    if (request.hit > 0) all += " with " + std::to_string(request.hit) + " hit";
+  }
+  return all;
+}
+
+}  // namespace
+
+void agree(ranks::Link& link, const Options& options, const std::vector<Request>& requests) {
+  ranks::agree(link, options.job.rank,
+               {{"mode", options.mode == Mode::kNccl ? "nccl" : "direct"},
+                {"prefill ranks", std::to_string(options.prefills)},
+                {"decode ranks", std::to_string(options.decodes)},
+                {"TP ratio", std::to_string(options.tp_ratio)},
+                {"families", families_of(options)},
+                {"requests in flight", std::to_string(options.concurrency)},
+                {"blocks", std::to_string(options.blocks)},
+                {"check", options.check ? "full" : "off"},
+                {"warm-up", std::to_string(options.warmup)},
+                {"idle family", options.idle ? std::to_string(static_cast<unsigned>(*options.idle)) : "none"},
+                {"injected faults", faults_of(options)},
+                {"number of requests", std::to_string(requests.size())},
+                {"requests", list(requests), "request"}});
+}
+
+}  // namespace verbatim::kv

@@ -1,0 +1,103 @@
+#include "verbatim-kv/isolation.h"
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "ranks/turns.h"
+
+namespace verbatim::kv {
+namespace {
+
+using ranks::Json;
+
+enum Run : std::size_t { kAlone, kBoth, kKilled };
+constexpr const char* kRunNames[] = {"LF alone", "both", "both, LF killed"};
+
+const Json& family_of(const Json& report, const char* name) {
+  for (const Json& family : report.at("families")) {
+    if (family.at("name") == name) return family;
+  }
+  throw Failure(std::string("no family ") + name + " in a report");
+}
+
+std::vector<double> values_of(const std::vector<Json>& reports, const char* family, const char* what) {
+  std::vector<double> values;
+  for (const Json& report : reports) values.push_back(family_of(report, family).at(what));
+  return values;
+}
+
+// The median of the ratios within one turn.
+double ratio(const std::vector<double>& above, const std::vector<double>& below) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < above.size(); ++i) {
+    if (below[i] > 0) ratios.push_back(above[i] / below[i]);
+  }
+  return ranks::median(ratios);
+}
+
+// What KV did in one run and not in the other, as a line of complaint; nothing else than times may differ.
+std::vector<std::string> differences(const Json& one, const Json& other) {
+  std::vector<std::string> found;
+  for (const char* const what :
+       {"served", "served_bytes", "sent_messages", "sent_bytes", "received_messages", "received_bytes", "notifications",
+        "connections", "crc_sum", "fresh_connections", "staged_copies", "recomputes"}) {
+    if (one.at(what) == other.at(what)) continue;
+    found.push_back(std::string("KV's ") + what + ": " + one.at(what).dump() + ", with LF killed " +
+                    other.at(what).dump());
+  }
+  return found;
+}
+
+}  // namespace
+
+ExitStatus run_isolation(const Options& options, int argc, char** argv) {
+  const std::size_t requests = make_requests(options).size();
+  const std::string middle = std::to_string(options.warmup + (requests - options.warmup) / 2);
+  const std::string warmup = "--warmup=" + std::to_string(options.warmup);
+  const std::vector<ranks::Variant> variants{
+      {kRunNames[kAlone], {warmup, "--idle=kv"}},
+      {kRunNames[kBoth], {warmup}},
+      {kRunNames[kKilled], {warmup, "--inject=kill,family=lf,request=" + middle}}};
+  const ranks::TurnReports reports =
+      ranks::run_turns(variants, options.turns, {{"--turns", "--json", "--warmup"}, {"--isolation"}}, argc, argv);
+  const auto& alone = reports.by_variant[kAlone];
+  const auto& both = reports.by_variant[kBoth];
+  const auto& killed = reports.by_variant[kKilled];
+
+  std::printf("# %s, %zu requests, medians of %d turns without %zu requests of warm-up each\n", options.preset.c_str(),
+              requests, options.turns, options.warmup);
+  std::printf("%-18s %10s %10s %12s %12s %10s\n", "#", "KV GB/s", "LF GB/s", "LF p50(ms)", "LF p99(ms)", "LF fresh");
+  Json json{{"turns", options.turns}, {"runs", Json::array()}};
+  for (std::size_t i = 0; i < variants.size(); ++i) {
+    Json run{{"name", kRunNames[i]},
+             {"kv_gb_s", values_of(reports.by_variant[i], "kv", "gb_s")},
+             {"lf_gb_s", values_of(reports.by_variant[i], "lf", "gb_s")},
+             {"lf_latency_p50_ms", values_of(reports.by_variant[i], "lf", "latency_p50_ms")},
+             {"lf_latency_p99_ms", values_of(reports.by_variant[i], "lf", "latency_p99_ms")},
+             {"lf_fresh_connections", values_of(reports.by_variant[i], "lf", "fresh_connections")}};
+    const auto middle_of = [&run](const char* what) { return ranks::median(run.at(what).get<std::vector<double>>()); };
+    std::printf("%-18s %10.3f %10.3f %12.3f %12.3f %10.0f\n", kRunNames[i], middle_of("kv_gb_s"), middle_of("lf_gb_s"),
+                middle_of("lf_latency_p50_ms"), middle_of("lf_latency_p99_ms"), middle_of("lf_fresh_connections"));
+    run["last_run"] = reports.by_variant[i].back();
+    json["runs"].push_back(run);
+  }
+  const double tail = ratio(values_of(both, "lf", "latency_p99_ms"), values_of(alone, "lf", "latency_p99_ms"));
+  const double rate = ratio(values_of(killed, "kv", "gb_s"), values_of(both, "kv", "gb_s"));
+  std::printf("# LF's p99 beside a busy KV, times that beside an idle one : %.2f (at most 3 is wanted)\n", tail);
+  std::printf("# KV's GB/s with LF killed, times that without            : %.2f (0.95 or more is wanted)\n", rate);
+  json["lf_p99_ratio"] = tail;
+  json["kv_rate_ratio"] = rate;
+
+  std::vector<std::string> complaints;
+  for (std::size_t turn = 0; turn < both.size() && complaints.empty(); ++turn) {
+    complaints = differences(family_of(both[turn], "kv"), family_of(killed[turn], "kv"));
+    if (family_of(killed[turn], "lf").at("fresh_connections") == 0) complaints.emplace_back("LF was not killed");
+  }
+  for (const std::string& complaint : complaints) std::printf("# %s\n", complaint.c_str());
+  json["complaints"] = complaints;
+  if (!options.json.empty()) ranks::write_json(json, options.json);
+  return complaints.empty() ? reports.status : ExitStatus::kWrong;
+}
+
+}  // namespace verbatim::kv
