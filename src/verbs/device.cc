@@ -214,7 +214,7 @@ void log_port(const Port& port) {
 
 }  // namespace
 
-Device::Device(const Verbs& verbs, std::string name, std::string sysfs_path, UniqueContext context, UniquePd pd,
+Device::Device(const Verbs& verbs, std::string name, std::string sysfs_path, UniqueContext&& context, UniquePd&& pd,
                bool relaxed_ordering)
     : verbs_(verbs),
       name_(std::move(name)),

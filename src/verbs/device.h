@@ -49,7 +49,8 @@ class Device {
   PortHistory& history() const { return *history_; }
 
  private:
-  Device(const Verbs& verbs, std::string name, std::string sysfs_path, UniqueContext context, UniquePd pd,
+  // Takes `context` and `pd` over only when nothing can fail before their members stand.
+  Device(const Verbs& verbs, std::string name, std::string sysfs_path, UniqueContext&& context, UniquePd&& pd,
          bool relaxed_ordering);
 
   const Verbs& verbs_;

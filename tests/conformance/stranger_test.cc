@@ -211,7 +211,7 @@ TEST_P(Crowd, ThatComesAndGoes) {
   for (int round = 0; round < 4; ++round) {
     expect_undisturbed([&](const verbatim::wire::Handle& handle) { return visit(handle, 500); });
   }
-  EXPECT_LT(mallinfo2().uordblks, heap + (256 << 10));
+  EXPECT_LT(mallinfo2().uordblks, heap + (1 << 20));  // those of one turn may still be heard
 }
 
 // A hello that was recorded: once its listen is closed the secret opens nothing.
