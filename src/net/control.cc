@@ -112,7 +112,10 @@ Status ControlThread::watch(Comm& comm) {
     return added;
   }
   comm.set_watcher(this);
-  if (connections_.size() == 1) wake();  // so that the beats begin
+  if (connections_.size() == 1) {  // the beats begin, the first of them not at once: the connection is alive
+    next_beat_ns_ = monotonic_ns() + settings_.keepalive_ns / kBeats;
+    wake();
+  }
   for (std::size_t i = 0; i < devices_.size(); ++i) {
     if (device_failed_[i] && comm.uses(*devices_[i])) comm.raise(IBV_EVENT_DEVICE_FATAL);
   }

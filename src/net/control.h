@@ -67,6 +67,12 @@ class ControlThread {
   void wake() const;
 
  private:
+  // Who has been heard of just before a beat, and falls silent, is found at the last of as many from there: within the
+  // time that is set. Beats are counted, not time, because a process that was stopped has heard nothing for that time
+  // and yet may accuse nobody.
+  static constexpr unsigned kBeats = 4;
+  static constexpr unsigned kSilentBeats = kBeats - 1;
+
   struct Connection {
     Comm* comm = nullptr;
     SideChannel channel;

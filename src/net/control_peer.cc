@@ -17,12 +17,6 @@ namespace {
 // A peer that floods us takes turns with the others.
 constexpr int kMessagesAtATime = 16;
 
-// Who has been heard of just before a beat, and falls silent, is found at the fourth from there: within the time that
-// is set. Beats are counted, not time, because a process that was stopped has heard nothing for that time and yet may
-// accuse nobody.
-constexpr unsigned kBeats = 4;
-constexpr unsigned kSilentBeats = kBeats - 1;
-
 // Whether the other host's system has taken all that was sent to it, though its process may not have.
 bool host_answers(const UniqueFd& socket) {
   int bytes = 0;
