@@ -124,14 +124,20 @@ void Comm::abort() {
   const bool ended = condemned || (signals & static_cast<std::uint32_t>(CommSignal::kPeerFailed)) != 0;
   const bool gave_up = (signals & static_cast<std::uint32_t>(CommSignal::kPeerGaveUp)) != 0;
   const bool gone = gave_up || (signals & static_cast<std::uint32_t>(CommSignal::kPeerGone)) != 0;
-  if (!starved && !ended && (gone ? quiet() : !needs_peer())) return;
+  // A send that is under way needs its acknowledgement of a peer that is gone; a receive, or its flush, nothing but
+  // data.
+  const bool content = gone && kind_ == CommKind::kSend ? quiet() : !needs_peer();
+  if (!starved && !ended && content) return;
   // The news came by TCP: what the peer did before it may still be under way.
   const std::uint64_t now = monotonic_ns();
   if (peer_end_seen_ns_ == 0) peer_end_seen_ns_ = now;
   if (!condemned && now - peer_end_seen_ns_ < kLastArrivalsNs) return;
   if (ended) {
     return fail(verdict_kind_, "peer", [&] {
-      return describe_failure(verdict_.data(), {"", "look at " + endpoint_.peer_name() + " first: its log says more"},
+      const bool ours = condemned && verdict_kind_ == ErrorKind::kSystem;
+      return describe_failure(verdict_.data(),
+                              {"", ours ? "look at this process and its device"
+                                        : "look at " + endpoint_.peer_name() + " first: its log says more"},
                               facts(0));
     });
   }

@@ -36,6 +36,7 @@ enum class CommSignal : std::uint32_t;
 
 struct ControlSettings {
   std::uint64_t keepalive_ns = 0;  // 0: silence is no error
+  std::uint64_t connect_ns = 0;    // the least silence that is an error of a peer that has never been heard of
   StallSettings stalls = {};
   std::string state_socket = {};  // path; empty: none
   std::string host = {};
@@ -82,6 +83,7 @@ class ControlThread {
     bool peer_closed = false;
     bool failure_told = false;  // by either end to the other
     bool heard = true;          // since the last beat
+    bool answered = false;      // ever: an accepting peer watches only when its application has accepted
     unsigned silent_beats = 0;
     StallWatch watch;
   };
@@ -111,6 +113,7 @@ class ControlThread {
 
   void hear_peer(Connection& connection) VERBATIM_REQUIRES(mutex_);
   void hear(Connection& connection, const SideChannel::Message& message) VERBATIM_REQUIRES(mutex_);
+  void distrust(Connection& connection) VERBATIM_REQUIRES(mutex_);
   void end_of_peer(Connection& connection, CommSignal signal) VERBATIM_REQUIRES(mutex_);
   static void tell_failure(Connection& connection);
   // The connection ends at both ends, for a reason that this thread has found.

@@ -4,6 +4,7 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <limits>
 
@@ -34,9 +35,11 @@ void ControlThread::hear_peer(Connection& connection) {
   for (int i = 0; i < kMessagesAtATime && !connection.peer_closed; ++i) {
     const Result<std::optional<SideChannel::Message>> message =
         connection.channel.receive(connection.comm->side_channel());
+    if (!message && message.error().sys_errno == EPROTO) return distrust(connection);
     if (!message) return end_of_peer(connection, CommSignal::kPeerGone);
     if (!*message) return;
     connection.heard = true;
+    connection.answered = true;
     hear(connection, **message);
   }
 }
@@ -59,20 +62,20 @@ void ControlThread::hear(Connection& connection, const SideChannel::Message& mes
         connection.channel.send(comm.side_channel(), wire::Notice::view(view));
         return;
       }
-      return end_of_peer(connection, CommSignal::kPeerGone);
+      return distrust(connection);
     case wire::MessageType::kView:
       if (const std::optional<wire::View> view = wire::decode_view(message.body)) {
         if (connection.watch.hear(*view)) next_look_ns_ = 0;
         return;
       }
-      return end_of_peer(connection, CommSignal::kPeerGone);
+      return distrust(connection);
     case wire::MessageType::kFailed:
       break;
     default:
-      return end_of_peer(connection, CommSignal::kPeerGone);
+      return distrust(connection);
   }
   const std::optional<wire::Failed> failed = wire::decode_failed(message.body);
-  if (!failed) return end_of_peer(connection, CommSignal::kPeerGone);
+  if (!failed) return distrust(connection);
   if (connection.failure_told) return;
   connection.failure_told = true;
   if (failed->kind == ErrorKind::kNone) return comm.raise(CommSignal::kPeerGaveUp);
@@ -81,6 +84,16 @@ void ControlThread::hear(Connection& connection, const SideChannel::Message& mes
                 static_cast<int>(failed->text.size()), failed->text.data());
   comm.pass_verdict(ErrorKind::kRemote, why);
   comm.raise(CommSignal::kPeerFailed);
+}
+
+// What came is no message of ours: nothing that follows it can be told apart either.
+void ControlThread::distrust(Connection& connection) {
+  char why[192];
+  std::snprintf(why, sizeof why,
+                "the peer %s sent what is no message on the side channel: other versions of the plugin?",
+                PeerName(*connection.comm).text);
+  condemn(connection, ErrorKind::kRemote, why);
+  end_of_peer(connection, CommSignal::kPeerGone);
 }
 
 void ControlThread::end_of_peer(Connection& connection, CommSignal signal) {
@@ -126,11 +139,13 @@ void ControlThread::beat(std::uint64_t now) {
     const UniqueFd& socket = connection.comm->side_channel();
     connection.silent_beats = connection.heard ? 0 : connection.silent_beats + 1;
     connection.heard = false;
-    if (connection.silent_beats < kSilentBeats) {
+    const std::uint64_t beat_ns = settings_.keepalive_ns / kBeats;
+    const bool may_be_late = !connection.answered && connection.silent_beats * beat_ns <= settings_.connect_ns;
+    if (connection.silent_beats < kSilentBeats || may_be_late) {
       connection.channel.send(socket, wire::Notice::without_body(wire::MessageType::kPing));
       continue;
     }
-    const std::uint64_t silent_ns = kSilentBeats * (settings_.keepalive_ns / kBeats);
+    const std::uint64_t silent_ns = connection.silent_beats * beat_ns;
     char why[256];
     std::snprintf(why, sizeof why, "nothing has been heard from the peer %s for %.1f s (VERBATIM_KEEPALIVE_S): %s",
                   PeerName(*connection.comm).text,

@@ -86,7 +86,7 @@ bool ControlThread::look_at(Connection& connection, std::uint64_t now, Report& r
       char why[512];
       std::snprintf(why, sizeof why, "stalled for %.1f s (VERBATIM_STALL_FAIL_S): %s", seconds(watch.still_ns(now)),
                     blame);
-      condemn(connection, ErrorKind::kRemote, why);
+      condemn(connection, is_ours(watch.blame()) ? ErrorKind::kSystem : ErrorKind::kRemote, why);
       return false;
     }
     case StallWatch::Step::kReport:

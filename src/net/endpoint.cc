@@ -242,8 +242,8 @@ Status Endpoint::connect(const wire::Hello& remote, const Config& config, int tr
   if (max_message_bytes_ > kPieceAlignBytes) max_message_bytes_ -= max_message_bytes_ % kPieceAlignBytes;
   timeout_ = config.timeout;
   retry_count_ = config.retry_count;
-  connected_ns_ = monotonic_ns();
   for (const Port* port : ports_) counters_.push_back(port->device->history().recent_counters(port->port_num));
+  connected_ns_ = monotonic_ns();
   return {};
 }
 

@@ -66,6 +66,7 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
   Slot& slot = state.slots[index];
   slot.state = RequestState::kPending;
   slot.reads_left = 0;
+  ++pending_;
   for (std::size_t i = 0; i < state.qps.size(); ++i) {
     ibv_sge segment = {reinterpret_cast<std::uint64_t>(state.landing.data()), 1, state.landing.lkey(i)};
     ibv_send_wr work = {};
@@ -78,11 +79,13 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
     work.wr.rdma.rkey = memory.rkey[i];
     ibv_send_wr* refused = nullptr;
     returned = ibv_post_send(state.qps[i].get(), &work, &refused);
-    if (returned != 0) return nullptr;
+    if (returned != 0) {
+      if (slot.reads_left == 0) pending_ -= 1;
+      return nullptr;
+    }
     ++slot.reads_left;
   }
   state.free_slots.pop_back();
-  ++pending_;
   return &slot;
 }
 

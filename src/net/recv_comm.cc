@@ -575,7 +575,8 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
 wire::View RecvComm::view() const {
   wire::View view{.members = next_member_, .flushes = flush_.pending(), .bytes = bytes_};
   const std::uint64_t arrived = groups_arrived_;  // before: what is posted meanwhile is not taken for arrived
-  view.outstanding = static_cast<std::uint32_t>(groups_posted_ - arrived);
+  const std::uint64_t posted = groups_posted_;
+  view.outstanding = static_cast<std::uint32_t>(posted - std::min(posted, arrived));
   if (silent_posted_) view.flags |= wire::View::kOptional;
   return view;
 }

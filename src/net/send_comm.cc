@@ -494,8 +494,11 @@ inline ErrorKind SendComm::retire(SendRequest& request, int* done, int* sizes) n
 
 Delivered SendComm::delivered() const {
   Delivered delivered{head_, bytes_, head_ != 0 || ready(head_entry_, static_cast<std::uint32_t>(head_))};
+  // Members of a group that is not complete are in neither number yet.
+  const SendRequest* const unsent = &requests_[group_.index];
+  const SendRequest* const unsent_end = unsent + (group_.open != 0 ? group_.group_size : 0);
   for (const SendRequest& request : requests_) {
-    if (request.state != RequestState::kPending) continue;
+    if (request.state != RequestState::kPending || (&request >= unsent && &request < unsent_end)) continue;
     --delivered.messages;
     delivered.bytes -= request.bytes;
   }

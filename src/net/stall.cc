@@ -26,8 +26,10 @@ Blame blame_for_sender(const View& mine, const std::optional<View>& peer) {
 Blame blame_for_receiver(const View& mine, const std::optional<View>& peer) {
   if (mine.flushes != 0) return (mine.flags & View::kPolls) != 0 ? Blame::kDevice : Blame::kOwnApplication;
   if (!peer) return Blame::kPeerDoesNotTell;
-  if (peer->outstanding != 0) return Blame::kNetwork;
-  if (static_cast<std::int32_t>(mine.members - peer->members) > 0) {
+  const bool unsent = static_cast<std::int32_t>(mine.members - peer->members) > 0;
+  // A sender that does not test does not notice that its data has been acknowledged.
+  if (peer->outstanding != 0 && (!unsent || (peer->flags & View::kPolls) != 0)) return Blame::kNetwork;
+  if (unsent) {
     if ((peer->flags & View::kWaits) == 0) return Blame::kPeerSends;
     return (peer->flags & View::kCtsReady) != 0 ? Blame::kPeerDiffers : Blame::kCts;
   }
@@ -44,6 +46,10 @@ const char* state_name(std::uint8_t state) {
 
 Blame blame_for(const View& mine, const std::optional<View>& peer) {
   return mine.sends != 0 ? blame_for_sender(mine, peer) : blame_for_receiver(mine, peer);
+}
+
+bool is_ours(Blame blame) {
+  return blame == Blame::kOwnApplication || blame == Blame::kCompletion || blame == Blame::kDevice;
 }
 
 void describe_blame(Blame blame, const char* peer, std::span<char> text) {
@@ -139,6 +145,13 @@ std::uint64_t StallSettings::idle_period_ns() const {
 
 StallWatch::Step StallWatch::look(const StallSettings& settings, std::uint64_t now, const View& view, bool waits,
                                   bool polls) {
+  // Time in which nobody looked, because this process was stopped, counts for nothing: its application stood as well.
+  const std::uint64_t longest_gap = std::max(4 * settings.idle_period_ns(), kNanosecondsPerSecond);
+  if (looked_ns_ != 0 && now - looked_ns_ > longest_gap) {
+    since_ns_ += now - looked_ns_;
+    asked_ns_ = 0;
+  }
+  looked_ns_ = now;
   if (waits) waited_ns_ = now;
   if (polls) polled_ns_ = now;
   const std::uint64_t lately = lately_ns(settings);
@@ -173,6 +186,8 @@ StallWatch::Step StallWatch::look(const StallSettings& settings, std::uint64_t n
   }
   if (!peer_ && now - asked_ns_ < kAnswerNs) return Step::kNothing;
   asked_ns_ = 0;
+  // Of optional receives only the peer knows; that it does not say is no stall while nobody waits for it.
+  if (!peer_ && view.outstanding == 0 && view.flushes == 0 && (mine_.flags & View::kWaits) == 0) return Step::kNothing;
   if (blame() == Blame::kNobody) {  // of optional receives the peer knows
     settled_members_ = view.members;
     return Step::kNothing;

@@ -28,6 +28,9 @@ enum class Blame : std::uint8_t {
 // `mine` and the peer's answer, if there was one. kPolls and kWaits as of late.
 Blame blame_for(const wire::View& mine, const std::optional<wire::View>& peer);
 
+// Whether the remedy is on this host.
+bool is_ours(Blame blame);
+
 // "the peer NAME is late: its application has not posted the receive", for a blame that is somebody's.
 void describe_blame(Blame blame, const char* peer, std::span<char> text);
 
@@ -74,6 +77,7 @@ class StallWatch {
  private:
   wire::View mine_;
   std::optional<wire::View> peer_;
+  std::uint64_t looked_ns_ = 0;
   std::uint64_t since_ns_ = 0;  // of what is outstanding: since it moved last
   std::uint64_t stood_ns_ = 0;
   std::uint64_t waited_ns_ = 0;  // when the application was last seen to be refused,

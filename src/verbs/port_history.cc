@@ -126,6 +126,7 @@ LinkRecord PortHistory::link_since(std::uint8_t port_num, std::uint64_t since_ns
     const Outage& outage = port.outages[i];
     if (outage.end_ns == 0 || outage.end_ns >= since_ns) ++record.downs;
   }
+  if (since_ns == 0) record.downs = port.downs;  // more than are kept
   if (record.downs == 0) return record;
   record.changed_ns = record.down ? last.begin_ns : last.end_ns;
   record.outage_ns = (record.down ? now_ns : last.end_ns) - last.begin_ns;

@@ -16,7 +16,7 @@ MTU = 4096  # what rxe makes of the interface's
 ADDRESS = "10.77.0.1"
 PORT = 18515
 KIB = 1024
-SIZES = {64 * KIB: 128, 1024 * KIB: 12}  # and how many messages, in each direction
+SIZES = {64 * KIB: 512, 1024 * KIB: 48}  # and how many messages, in each direction
 
 
 def ib_write_bw(report, machine, size, both_ways):

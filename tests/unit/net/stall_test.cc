@@ -155,6 +155,33 @@ TEST_F(Watch, OptionalReceivesThatWereServedAreAskedForOnce) {
   EXPECT_EQ(watch_.blame(), Blame::kPeerSends);
 }
 
+// Nobody waits for what was served, or was not: that the peer is slow to say is no stall.
+TEST_F(Watch, OptionalReceivesOfASilentPeerAreNotReported) {
+  const View optional = receiver(8, 0, View::kOptional);
+  ASSERT_NO_FATAL_FAILURE(rest(30, optional));
+  int questions = 0;
+  for (int i = 0; i < 60; ++i) {
+    const Step step = look(optional);
+    ASSERT_TRUE(step == Step::kNothing || step == Step::kAsk) << i;
+    questions += step == Step::kAsk ? 1 : 0;
+  }
+  EXPECT_GT(questions, 1);
+}
+
+// Nobody looked, so nobody tested either.
+TEST_F(Watch, TimeInWhichThisProcessWasStoppedIsNoStall) {
+  ASSERT_NO_FATAL_FAILURE(rest(20, receiver(8, 1)));
+  now_ += 1000 * kSecond;
+  ASSERT_NO_FATAL_FAILURE(rest(11, receiver(8, 1)));
+  EXPECT_EQ(look(receiver(8, 1)), Step::kAsk);
+}
+
+TEST_F(Watch, ASenderThatDoesNotTestHoldsUpWhatComesNext) {
+  EXPECT_EQ(blame_for(receiver(9, 1), sender(8, 1, 0)), Blame::kPeerSends);
+  EXPECT_EQ(blame_for(receiver(9, 1), sender(8, 1, View::kPolls)), Blame::kNetwork);
+  EXPECT_EQ(blame_for(receiver(8, 1), sender(8, 1, 0)), Blame::kNetwork);
+}
+
 TEST_F(Watch, AnAnswerToAnotherQuestionIsNone) {
   ASSERT_NO_FATAL_FAILURE(rest(10, receiver(8, 1)));
   EXPECT_FALSE(answer(sender(7, 0, 0)));
