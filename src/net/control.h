@@ -36,7 +36,6 @@ enum class CommSignal : std::uint32_t;
 
 struct ControlSettings {
   std::uint64_t keepalive_ns = 0;  // 0: silence is no error
-  std::uint64_t connect_ns = 0;    // the least silence that is an error of a peer that has never been heard of
   StallSettings stalls = {};
   std::string state_socket = {};  // path; empty: none
   std::string host = {};
@@ -83,7 +82,6 @@ class ControlThread {
     bool peer_closed = false;
     bool failure_told = false;  // by either end to the other
     bool heard = true;          // since the last beat
-    bool answered = false;      // ever: an accepting peer watches only when its application has accepted
     unsigned silent_beats = 0;
     StallWatch watch;
   };

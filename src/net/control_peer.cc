@@ -39,7 +39,6 @@ void ControlThread::hear_peer(Connection& connection) {
     if (!message) return end_of_peer(connection, CommSignal::kPeerGone);
     if (!*message) return;
     connection.heard = true;
-    connection.answered = true;
     hear(connection, **message);
   }
 }
@@ -139,13 +138,11 @@ void ControlThread::beat(std::uint64_t now) {
     const UniqueFd& socket = connection.comm->side_channel();
     connection.silent_beats = connection.heard ? 0 : connection.silent_beats + 1;
     connection.heard = false;
-    const std::uint64_t beat_ns = settings_.keepalive_ns / kBeats;
-    const bool may_be_late = !connection.answered && connection.silent_beats * beat_ns <= settings_.connect_ns;
-    if (connection.silent_beats < kSilentBeats || may_be_late) {
+    if (connection.silent_beats < kSilentBeats) {
       connection.channel.send(socket, wire::Notice::without_body(wire::MessageType::kPing));
       continue;
     }
-    const std::uint64_t silent_ns = connection.silent_beats * beat_ns;
+    const std::uint64_t silent_ns = kSilentBeats * (settings_.keepalive_ns / kBeats);
     char why[256];
     std::snprintf(why, sizeof why, "nothing has been heard from the peer %s for %.1f s (VERBATIM_KEEPALIVE_S): %s",
                   PeerName(*connection.comm).text,

@@ -79,7 +79,6 @@ Result<std::uint64_t> random_id() {
 
 ControlSettings control_settings(const Config& config, const std::string& host_name) {
   return {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
-          .connect_ns = config.connect_timeout_s * kNanosecondsPerSecond,
           .stalls = {.warn_ns = config.stall_warn_s * kNanosecondsPerSecond,
                      .fail_ns = config.stall_fail_s * kNanosecondsPerSecond},
           .state_socket = stats_path(config.state_socket, host_name),
