@@ -37,8 +37,13 @@ std::string difference(const std::vector<Fact>& facts, const std::vector<std::st
     if (value == theirs) continue;
     if (entries.empty()) return " about the " + name + differ(theirs, value);
     const std::size_t entry = first_difference(theirs, value);
-    return " about the " + name + ", " + entries + " " + std::to_string(entry) +
-           differ(entry_of(theirs, entry), entry_of(value, entry));
+    return std::string(" about the ")
+        .append(name)
+        .append(", ")
+        .append(entries)
+        .append(" ")
+        .append(std::to_string(entry))
+        .append(differ(entry_of(theirs, entry), entry_of(value, entry)));
   }
   return {};
 }
