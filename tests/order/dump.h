@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "verbatim-perf/child.h"
+#include "ranks/scratch.h"
 #include "verbatim-perf/qp_order/figures.h"
 #include "verbatim-perf/qp_order/job.h"
 
@@ -34,7 +34,7 @@ class Dump {
  private:
   std::string path() const { return (scratch_ / "dump").string(); }
 
-  Scratch scratch_{"order-test"};
+  ranks::Scratch scratch_{"order-test"};
 };
 
 // Of one side of one rank, by rising QP number.

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "perf/perf_run.h"
-#include "verbatim-perf/child.h"
+#include "ranks/scratch.h"
 
 namespace verbatim::perf {
 namespace {
@@ -39,7 +39,7 @@ class LinkOrder : public testing::Test {
   std::string output_;
 
  private:
-  const Scratch scratch_{"link-order-test"};
+  const ranks::Scratch scratch_{"link-order-test"};
 };
 
 TEST_F(LinkOrder, EightRanksFourConnections) {

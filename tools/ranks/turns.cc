@@ -11,33 +11,14 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "ranks/progress_bar.h"
+#include "ranks/scratch.h"
 
 namespace verbatim::ranks {
 namespace {
-
-class Directory {
- public:
-  Directory() {
-    std::string pattern = std::filesystem::temp_directory_path() / "verbatim-turns-XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) throw Failure("mkdtemp: " + std::string(std::strerror(errno)));
-    path_ = pattern;
-  }
-  ~Directory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  Directory(const Directory&) = delete;
-  Directory& operator=(const Directory&) = delete;
-  std::string file(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 // The command line without what is withheld.
 std::vector<std::string> arguments_of_a_run(const Withheld& withheld, int argc, char** argv) {
@@ -57,13 +38,13 @@ std::vector<std::string> arguments_of_a_run(const Withheld& withheld, int argc, 
 }
 
 // What the run ended with.
-ExitStatus run_once(std::vector<std::string> arguments, const Variant& variant, const Directory& directory) {
+ExitStatus run_once(std::vector<std::string> arguments, const Variant& variant, const Scratch& directory) {
   arguments.insert(arguments.end(), variant.arguments.begin(), variant.arguments.end());
-  arguments.push_back("--json=" + directory.file("run.json"));
+  arguments.push_back("--json=" + (directory / "run.json").string());
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  const std::string log = directory.file("run.log");
+  const std::string log = (directory / "run.log").string();
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) throw Failure("fork: " + std::string(std::strerror(errno)));
@@ -121,7 +102,7 @@ std::vector<std::string> names_in(const std::string& list) {
 TurnReports run_turns(const std::vector<Variant>& variants, int turns, const Withheld& withheld, int argc,
                       char** argv) {
   const std::vector<std::string> arguments = arguments_of_a_run(withheld, argc, argv);
-  const Directory directory;
+  const Scratch directory("turns");
   TurnReports reports{std::vector<std::vector<Json>>(variants.size())};
   ProgressBar bar(true);
   for (int turn = 0; turn < turns; ++turn) {
@@ -129,7 +110,7 @@ TurnReports run_turns(const std::vector<Variant>& variants, int turns, const Wit
       const double done = static_cast<double>(i) / static_cast<double>(variants.size()) + turn;
       bar.draw(done / turns, "turn " + std::to_string(turn + 1) + ", " + variants[i].name);
       reports.status = std::max(reports.status, run_once(arguments, variants[i], directory));
-      reports.by_variant[i].push_back(Json::parse(std::ifstream(directory.file("run.json"))));
+      reports.by_variant[i].push_back(Json::parse(std::ifstream((directory / "run.json").string())));
     }
   }
   bar.clear();

@@ -16,17 +16,6 @@ namespace verbatim::perf {
 
 namespace fs = std::filesystem;
 
-Scratch::Scratch(const std::string& name) {
-  std::string pattern = (fs::temp_directory_path() / ("verbatim-" + name + "-")).string() + std::string(6, 'X');
-  if (::mkdtemp(pattern.data()) == nullptr) throw ranks::Failure("mkdtemp: " + std::string(std::strerror(errno)));
-  path_ = pattern;
-}
-
-Scratch::~Scratch() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
 void run_process(const std::vector<std::string>& arguments, const std::vector<std::string>& variables,
                  const fs::path& log) {
   const pid_t child = ::fork();

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "ranks/scratch.h"
 #include "verbatim-perf/child.h"
 #include "verbatim-perf/cost/cells.h"
 #include "verbatim-perf/cost/measure.h"
@@ -139,7 +140,7 @@ class Measurement {
   const CostOptions& options_;
   const std::string& plugin_;
   const int qps_;
-  const Scratch scratch_{"cost"};
+  const ranks::Scratch scratch_{"cost"};
 };
 
 double number(const Json& object, const char* key) {

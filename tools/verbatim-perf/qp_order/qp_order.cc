@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "ranks/scratch.h"
 #include "verbatim-perf/child.h"
 #include "verbatim-perf/qp_order/measure.h"
 #include "verbatim-perf/qp_order/options.h"
@@ -26,7 +27,7 @@ bool has_rate() {
   return gbps != nullptr && std::atof(gbps) > 0;
 }
 
-Json run_part(const QpOrderOptions& options, const std::string& part, const Scratch& scratch) {
+Json run_part(const QpOrderOptions& options, const std::string& part, const ranks::Scratch& scratch) {
   const fs::path result = scratch / (part + ".json");
   const auto text = [](auto value) { return std::to_string(value); };
   std::vector<std::string> arguments{fs::read_symlink("/proc/self/exe").string(), "qp-order"};
@@ -100,7 +101,7 @@ void print_table(const QpOrderOptions& options, const Json& rows) {
 
 ranks::ExitStatus run_qp_order(const QpOrderOptions& options) {
   if (!options.part.empty()) return measure(options);
-  const Scratch scratch("qp-order");
+  const ranks::Scratch scratch("qp-order");
   Json report{{"premise", run_part(options, kPremisePart, scratch)}, {"orders", Json::array()}};
   print_premise(report["premise"]);
   for (const std::string& order : options.orders) {
