@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "softverbs/attempt.h"
 #include "softverbs/copier.h"
 #include "softverbs/events.h"
 #include "softverbs/faults.h"
@@ -23,8 +24,11 @@
 namespace verbatim::softverbs {
 namespace {
 
-// One QP's turn: so many bytes or requests, whichever ends first.
-constexpr std::uint64_t kTurnBytes = 1U << 20;
+// One QP's turn: so many bytes or requests, whichever ends first. Where others wait for theirs it is short: a QP of
+// long messages does not hold up one of short ones, and both get as many bytes, as from a NIC that serves them packet
+// by packet.
+constexpr std::uint64_t kTurnBytes = kStepBytes;
+constexpr std::uint64_t kSharedTurnBytes = 1U << 16;
 constexpr unsigned kTurnRequests = 32;
 
 // How long an idle engine looks for work before it sleeps: about what waking it costs.
@@ -222,6 +226,11 @@ Qp* Engine::next() {
   return qp;
 }
 
+std::uint64_t Engine::turn_bytes() const {
+  if (link_ != nullptr) return settings_.quantum_bytes;
+  return ready_count_.load(std::memory_order_relaxed) != 0 ? kSharedTurnBytes : kTurnBytes;
+}
+
 void Engine::run(Qp& qp, EngineCounters* counters) {
   Step step = Step::kMore;
   std::uint64_t due = 0;
@@ -231,7 +240,7 @@ void Engine::run(Qp& qp, EngineCounters* counters) {
     SharedLockGuard lock(qp.execution, process_->me());
     const std::uint64_t bytes_before = qp.requester.bytes_sent;
     const std::uint32_t before = qp.requester.sent;
-    std::uint64_t quantum = link_ != nullptr ? settings_.quantum_bytes : kTurnBytes;
+    std::uint64_t quantum = turn_bytes();
     for (unsigned done = 0; step == Step::kMore && done < kTurnRequests && quantum > 0; ++done) {
       step = advance(qp, quantum);
     }

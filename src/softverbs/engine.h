@@ -85,6 +85,7 @@ class Engine {
   void end_readiness(Qp& qp) VERBATIM_REQUIRES(mutex_);
   std::deque<Qp*>::iterator choose() VERBATIM_REQUIRES(mutex_);
   Qp* next();
+  std::uint64_t turn_bytes() const;
   void run(Qp& qp, EngineCounters* counters);  // nullptr: in a thread of the program's
   void end_run(Qp& qp, Step step, std::uint64_t due_ns, std::uint64_t bytes_sent);
   void serve_attention();

@@ -236,11 +236,10 @@ std::optional<Step> end_late(Qp& qp, bool may_have_failed) {
   return std::nullopt;
 }
 
-// With a rate a step ends with the quantum, and with a packet. One that comes again ends where it did: the responder
-// knows a repetition by its last packet.
+// A step ends with the quantum, and with a packet. One that comes again ends where it did: the responder knows a
+// repetition by its last packet.
 std::uint64_t step_bytes(const Qp& qp, std::uint64_t quantum) {
   if (qp.requester.unanswered_bytes != 0) return qp.requester.unanswered_bytes;
-  if (qp.process->settings().link_gbps == 0) return kStepBytes;
   return std::min(kStepBytes, round_up(quantum, qp.requester.mtu_bytes));
 }
 

@@ -120,5 +120,63 @@ TEST(Engines, TheInlineOneHasNoThread) {
   });
 }
 
+// `count` WRITEs of the whole region, which the engine finds all at once.
+void post_writes(const Endpoint& sender, std::size_t count, const Region& source, const Region& target) {
+  ibv_sge sge = source.sge();
+  std::vector<ibv_send_wr> requests(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    ibv_send_wr& request = requests[i];
+    request.next = i + 1 < count ? &requests[i + 1] : nullptr;
+    request.sg_list = &sge;
+    request.num_sge = 1;
+    request.opcode = IBV_WR_RDMA_WRITE;
+    request.send_flags = IBV_SEND_SIGNALED;
+    request.wr.rdma = {target.address(), target.mr->rkey};
+  }
+  ibv_send_wr* bad = nullptr;
+  ASSERT_EQ(ibv_post_send(sender.qp(), requests.data(), &bad), 0);
+}
+
+TEST(Engines, QpsThatWaitForEachOtherSendAsManyBytes) {
+  check_in_child({{"SOFTVERBS_ENGINE", "thread"}, {"SOFTVERBS_ENGINES", "1"}}, [] {
+    constexpr std::size_t kLong = 1 << 20;
+    constexpr std::size_t kLongCount = 64;
+    constexpr std::size_t kShort = 8 << 10;
+    constexpr std::size_t kShortCount = 512;
+    const Device device = open_device();
+    const Region long_source(device.pd.get(), kLong);
+    const Region long_target(device.pd.get(), kLong);
+    const Region short_source(device.pd.get(), kShort);
+    const Region short_target(device.pd.get(), kShort);
+    const Cq cq = create_cq(device, kLongCount + kShortCount);
+    Endpoint long_sender(device, {.send_wr = kLongCount, .send_cq = cq.get()});
+    Endpoint long_receiver(device);
+    connect(long_sender, long_receiver);
+    Endpoint short_sender(device, {.send_wr = kShortCount, .send_cq = cq.get()});
+    Endpoint short_receiver(device);
+    connect(short_sender, short_receiver);
+
+    std::size_t long_meanwhile = kLongCount;
+    bool is_short_last = true;
+    // Once more when this thread did not run in time, and the long ones were alone for most of theirs.
+    const auto end = Clock::now() + kUntilAllServed;
+    while (is_short_last && Clock::now() < end) {
+      post_writes(long_sender, kLongCount, long_source, long_target);
+      post_writes(short_sender, kShortCount, short_source, short_target);
+      const std::vector<ibv_wc> done = poll(cq.get(), kLongCount + kShortCount, 4 * kPatience);
+      ASSERT_EQ(done.size(), kLongCount + kShortCount);
+      const auto is_short = [&](const ibv_wc& wc) { return wc.qp_num == short_sender.qp()->qp_num; };
+      const auto first = std::find_if(done.begin(), done.end(), is_short);
+      const auto last = std::find_if(done.rbegin(), done.rend(), is_short).base();
+      long_meanwhile = static_cast<std::size_t>(last - first) - kShortCount;
+      is_short_last = last == done.end();
+    }
+    ASSERT_FALSE(is_short_last);
+    // As many bytes, and one that was under way before and one that ended after.
+    EXPECT_LE(long_meanwhile, kShortCount * kShort / kLong + 2);
+    EXPECT_GE(long_meanwhile + 2, kShortCount * kShort / kLong);
+  });
+}
+
 }  // namespace
 }  // namespace verbatim::test
