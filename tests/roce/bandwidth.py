@@ -16,7 +16,8 @@ MTU = 4096  # what rxe makes of the interface's
 ADDRESS = "10.77.0.1"
 PORT = 18515
 KIB = 1024
-SIZES = {64 * KIB: 512, 1024 * KIB: 48}  # and how many messages, in each direction
+SIZES = {64 * KIB: 2048, 1024 * KIB: 96}  # and how many messages, in each direction
+ITERATIONS = 4  # of sendrecv, of which one ends before the next begins, for so many messages together
 
 
 def ib_write_bw(report, machine, size, both_ways):
@@ -40,10 +41,10 @@ def ib_write_bw(report, machine, size, both_ways):
 
 
 def verbatim(machine, programs, size, both_ways):
-    """MiB/s, of both directions together. An iteration of stream is a message; those of sendrecv, of which one ends
-    before the next begins, are as many messages."""
+    """MiB/s, of both directions together. An iteration of stream is a message, of sendrecv many."""
     count = SIZES[size]
-    operation, total, iterations = ("sendrecv", count * size, 1) if both_ways else ("stream", size, count)
+    operation, iterations = ("sendrecv", ITERATIONS) if both_ways else ("stream", count)
+    total = count * size // iterations
     options = ("-b", total, "-e", total, "-n", iterations, "-w", 0, "-c", 0, "--depth", DEPTH)
     # It polls as the other does, without a pause and with as little right to a processor.
     command = [*YIELDING, programs.perf, operation, "--plugin", programs.plugin, *map(str, options)]

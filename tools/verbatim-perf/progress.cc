@@ -57,7 +57,7 @@ void Progress::run_lanes(std::uint64_t iterations, std::atomic<std::uint64_t>* f
     bool moved = false;
     std::uint64_t slowest = iterations;
     for (RunningLane& running : lanes_) {
-      moved = start_steps(running) || moved;
+      moved = start_step(running) || moved;
       moved = complete_steps(running) || moved;
       all = all && running.completed == running.total;
       slowest = std::min(slowest, running.completed / running.lane->steps.size());
@@ -79,17 +79,14 @@ void Progress::rest() const {
   }
 }
 
-bool Progress::start_steps(RunningLane& running) {
+bool Progress::start_step(RunningLane& running) {
   const Lane& lane = *running.lane;
-  bool moved = false;
-  while (running.started < running.total && running.started - running.completed < lane.window) {
-    if (running.started - running.base == lane.steps.size()) running.base = running.started;
-    if (!may_start(running, lane.steps[running.started - running.base])) break;
-    if (!start(running, running.started)) break;
-    ++running.started;
-    moved = true;
-  }
-  return moved;
+  if (running.started == running.total || running.started - running.completed == lane.window) return false;
+  if (running.started - running.base == lane.steps.size()) running.base = running.started;
+  if (!may_start(running, lane.steps[running.started - running.base])) return false;
+  if (!start(running, running.started)) return false;
+  ++running.started;
+  return true;
 }
 
 // A dependency counts within the iteration, on top of all steps of the iterations before it.

@@ -41,7 +41,9 @@ class Progress {
   // When nothing has moved: ranks may outnumber the cores, and who has nothing to do lets the others run.
   void rest() const;
   void run_lanes(std::uint64_t iterations, std::atomic<std::uint64_t>* finished);
-  bool start_steps(RunningLane& running);
+  // One a turn: a device may do a request's work within the call that posts it (rxe does), and whoever then posts a
+  // whole window of sends in a row keeps the peer waiting for its next receives.
+  bool start_step(RunningLane& running);
   bool may_start(const RunningLane& running, const Step& step) const;
   bool start(RunningLane& running, std::uint64_t step);
   bool complete_steps(RunningLane& running);
