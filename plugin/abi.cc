@@ -9,6 +9,7 @@
 #include <new>
 #include <utility>
 
+#include "base/fd.h"
 #include "base/log.h"
 #include "net/recv_comm.h"
 #include "net/send_comm.h"
@@ -129,6 +130,7 @@ nccl::Result init(void** context, int traffic_class, nccl::DebugLogger logger) n
     *context = nullptr;
     set_logger(logger);
     watch_for_exit();
+    close_fds_in_children();
     Result<Context*> opened = open_context(traffic_class);
     if (!opened) return to_nccl(opened.error());
     *context = *opened;

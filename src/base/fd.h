@@ -1,29 +1,69 @@
-// A file descriptor that closes itself.
+// A file descriptor that closes itself; also, when asked for, in every child that the process forks.
 #pragma once
 
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace verbatim {
 
+// From now on a child that the application forks closes its copies of all UniqueFds of this library at once. Else a
+// child that outlives this process would keep its connections open, and no peer would notice its death: FD_CLOEXEC
+// helps only where the child executes something. Nothing else of ours may be used in the child.
+void close_fds_in_children();
+
+// The descriptors of all UniqueFds: one bit for each, as nothing may be allocated between fork and exec.
+class OpenFds {
+ public:
+  static void add(int fd) {
+    change(fd, [](auto& word, std::uint64_t bit) { word.fetch_or(bit, kOrder); });
+  }
+  static void remove(int fd) {
+    change(fd, [](auto& word, std::uint64_t bit) { word.fetch_and(~bit, kOrder); });
+  }
+  static void close_all();
+
+ private:
+  static constexpr std::memory_order kOrder = std::memory_order_relaxed;
+  static constexpr unsigned kWordBits = 64;
+  static constexpr std::size_t kMaxFds = std::size_t{1} << 20;  // the system's own limit (fs.nr_open), unless raised
+
+  template <typename Change>
+  static void change(int fd, Change change) {
+    const auto number = static_cast<unsigned>(fd);
+    if (number < kMaxFds) change(words_[number / kWordBits], std::uint64_t{1} << (number % kWordBits));
+  }
+
+  inline static std::array<std::atomic<std::uint64_t>, kMaxFds / kWordBits> words_{};
+};
+
 class UniqueFd {
  public:
   UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
+  explicit UniqueFd(int fd) { reset(fd); }
   UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   UniqueFd& operator=(UniqueFd&& other) noexcept {
-    if (this != &other) reset(std::exchange(other.fd_, -1));
+    if (this == &other) return *this;
+    reset();
+    fd_ = std::exchange(other.fd_, -1);
     return *this;
   }
   ~UniqueFd() { reset(); }
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
-  int release() { return std::exchange(fd_, -1); }
+  int release() {
+    if (fd_ >= 0) OpenFds::remove(fd_);
+    return std::exchange(fd_, -1);
+  }
   void reset(int fd = -1) {
-    if (fd_ >= 0) ::close(fd_);
+    if (const int old = release(); old >= 0) ::close(old);
     fd_ = fd;
+    if (fd_ >= 0) OpenFds::add(fd_);
   }
 
  private:

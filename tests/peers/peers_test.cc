@@ -83,6 +83,21 @@ TEST_P(Peers, OneThatIsKilledIsMissedAtTheNextCall) {
   close();
 }
 
+TEST_P(Peers, OneThatIsKilledIsMissedThoughItsWorkersLive) {
+  Process peer("rests-with-worker", kVersion);
+  ASSERT_NO_FATAL_FAILURE(connect(peer));
+  ASSERT_NO_FATAL_FAILURE(ready(peer));
+  pid_t worker = 0;
+  ASSERT_TRUE(peer.read(&worker, sizeof worker));
+  ASSERT_GT(worker, 0);
+  peer.kill();
+  EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
+  EXPECT_EQ(send_until_error("killed, with a worker"), nccl::Result::kRemoteError);
+  expect_warning("has ended without closing");
+  EXPECT_EQ(::kill(worker, SIGKILL), 0);
+  close();
+}
+
 // There is a receive for it, and nothing is outstanding: what is sent to the dead must not wait for the transport.
 TEST_P(Peers, NothingIsSentToOneThatWasKilled) {
   Process peer("receives", kVersion);

@@ -19,6 +19,16 @@ void say_ready() {
   static_cast<void>(!write(STDOUT_FILENO, "r", 1));
 }
 
+// A worker as applications fork them, that neither executes anything nor ends with its parent. Its process ID goes out.
+void fork_worker() {
+  const pid_t worker = ::fork();
+  if (worker == 0) {
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::close(fd);
+    while (true) pause();
+  }
+  static_cast<void>(!write(STDOUT_FILENO, &worker, sizeof worker));
+}
+
 void* accept_one(netapi::Plugin& net, void* context) {
   Handle handle;
   void* listen_comm = nullptr;
@@ -69,8 +79,9 @@ int run_role(const std::string& role, int api) {
   void* mhandle = nullptr;
   if (!ok(net.reg_mr(comm, memory.data(), memory.size(), nccl::kPtrHost, &mhandle))) return 2;
   int status = 0;
-  if (role == "rests") {
+  if (role == "rests" || role == "rests-with-worker") {
     say_ready();
+    if (role != "rests") fork_worker();
     while (true) pause();
   } else if (role == "receives") {
     void* data = memory.data();

@@ -1,0 +1,25 @@
+#include "base/fd.h"
+
+#include <pthread.h>
+
+#include <bit>
+
+namespace verbatim {
+
+void close_fds_in_children() {
+  static std::atomic<bool> is_asked_for{false};
+  if (is_asked_for.exchange(true)) return;
+  // Where there is no memory for it, the keepalive remains. The C library takes it back when it unloads us.
+  static_cast<void>(::pthread_atfork(nullptr, nullptr, OpenFds::close_all));
+}
+
+void OpenFds::close_all() {
+  for (std::size_t i = 0; i < words_.size(); ++i) {
+    if (words_[i].load(kOrder) == 0) continue;  // only read: a page that is written is copied
+    for (std::uint64_t bits = words_[i].exchange(0, kOrder); bits != 0; bits &= bits - 1) {
+      ::close(static_cast<int>(i * kWordBits) + std::countr_zero(bits));
+    }
+  }
+}
+
+}  // namespace verbatim
