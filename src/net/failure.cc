@@ -254,6 +254,25 @@ Diagnosis diagnose(ibv_event_type type, const PathFacts& facts) {
   }
 }
 
+Diagnosis sizes_differ(const PathFacts& facts) {
+  return {"the ranks call different sizes",
+          "compare count, type and environment (NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE...) of the ranks on " +
+              facts.local.host + " and " + peer_host(facts)};
+}
+
+Diagnosis peer_is_corrupt(const PathFacts& facts) {
+  return {
+      "no sound peer of this version does that: another version of the plugin, or something wrote over its memory "
+      "or this one's",
+      "compare the versions of the plugin on " + facts.local.host + " and " + peer_host(facts) +
+          ", then the application's last changes"};
+}
+
+Diagnosis calls_contradict(const PathFacts&) {
+  return {"the application's own calls contradict each other, nothing is wrong with the path",
+          "report this line and the versions of NCCL (NCCL_DEBUG=VERSION) and of the plugin"};
+}
+
 std::string describe_completion(const ibv_wc& completion, const char* status_text, const FailedWork& work,
                                 std::uint64_t flushed) {
   char bytes[40] = "";
