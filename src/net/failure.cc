@@ -362,6 +362,28 @@ std::string explain_setup(const Error& error, const PathFacts* facts) {
   return ": " + diagnosis.verdict + kNextStep + diagnosis.next + ". Path: " + describe_path(*facts);
 }
 
+std::string explain_handshake(const Error& error, const std::string& peer) {
+  if (error.kind != ErrorKind::kRemote) return "";
+  const std::string look = kNextStep + ("look at " + peer) + " first: ";
+  switch (error.sys_errno) {
+    case 0:
+    case ECONNRESET:
+    case EPIPE:
+      return ": the peer went first" + look + "its log says why";
+    case ECONNREFUSED:
+      return ": its process has ended, or a firewall is in between" + look + "its log says why";
+    case ETIMEDOUT:
+      return ": its application does nothing for this connection, or its host does not answer" + look +
+             "its process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer";
+    case EPROTO:
+      return ": what came is no message of this version" + (kNextStep + ("compare the versions of the plugin here and "
+                                                                         "on " +
+                                                                         peer));
+    default:
+      return "";
+  }
+}
+
 std::string perftest_commands(const PathFacts& facts) {
   if (!facts.remote) return quoted(perftest(facts.local, facts.roce, bytes_of(facts.mtu)));
   return quoted(perftest(*facts.remote, facts.roce, bytes_of(facts.mtu))) + " on " + facts.remote->host + ", then " +

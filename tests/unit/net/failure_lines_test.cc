@@ -3,14 +3,19 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <chrono>
+#include <cstring>
 #include <functional>
+#include <memory>
+#include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "child_lines.h"
 #include "link.h"
 #include "support/child.h"
-#include "support/log_capture.h"
 
 namespace verbatim {
 namespace {
@@ -191,6 +196,88 @@ TEST(AFlush, BeyondAllThatCanBeOutstanding) {
   });
   EXPECT_EQ(told, Lines{"iflush while 256 flushes are outstanding, as many as receives can be" + kContradiction +
                         kPath + "0 messages, 0 bytes"});
+}
+
+// Two contexts of this process, one of which goes in the middle of a handshake.
+struct Strangers {
+  Strangers() {
+    for (Context*& context : contexts) {
+      Result<Context*> opened = open_context(-1);
+      EXPECT_TRUE(opened);
+      if (opened) context = *opened;
+    }
+    Result<ListenComm*> listening = contexts[0]->listen(0, handle);
+    EXPECT_TRUE(listening);
+    if (listening) listen = *listening;
+  }
+  ~Strangers() {
+    for (Context* context : contexts) {
+      if (context != nullptr) close_context(context);
+    }
+  }
+  void end(std::size_t which) { close_context(std::exchange(contexts[which], nullptr)); }
+  Result<SendComm*> connect() { return contexts[1]->connect(0, handle, -1); }
+  static void until_failed(const std::function<bool()>& call) {
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    bool well = true;
+    while (well && std::chrono::steady_clock::now() < end) well = call();
+    EXPECT_FALSE(well);
+  }
+
+  std::array<Context*, 2> contexts{};
+  std::array<std::uint8_t, wire::kHandleBytes> handle{};
+  ListenComm* listen = nullptr;
+};
+
+TEST(AHandshake, ThatTheConnectingEndLeavesNamesIt) {
+  const Lines told = lines_of("seed=1", [] {
+    Strangers strangers;
+    for (int i = 0; i < 1000; ++i) ASSERT_TRUE(strangers.connect());
+    // Has answered then, and waits for the peer.
+    for (int i = 0; i < 1000; ++i) ASSERT_TRUE(strangers.contexts[0]->accept(*strangers.listen));
+    strangers.end(1);
+    Strangers::until_failed([&] { return bool{strangers.contexts[0]->accept(*strangers.listen)}; });
+  });
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(
+      std::regex_replace(told[0], std::regex("(127.0.0.1):[0-9]+"), "$1:#"),
+      "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: recv: "
+      "Connection reset by peer: the peer went first. Next: look at HOST (pid #, 127.0.0.1:#) first: its log says "
+      "why");
+}
+
+TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
+  const Lines told = lines_of("seed=1", [] {
+    Strangers strangers;
+    for (int i = 0; i < 1000; ++i) ASSERT_TRUE(strangers.connect());
+    std::array<std::uint8_t, wire::kHandleBytes> handle{};
+    Result<ListenComm*> other = strangers.contexts[1]->listen(0, handle);  // serves the socket from here on
+    ASSERT_TRUE(other);
+    strangers.end(0);
+    Strangers::until_failed([&] {
+      EXPECT_TRUE(strangers.contexts[1]->accept(**other));
+      return bool{strangers.connect()};
+    });
+  });
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(std::regex_replace(told[0], std::regex("(127.0.0.1):[0-9]+"), "$1:#"),
+            "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: recv: the peer closed the "
+            "connection: the peer went first. Next: look at 127.0.0.1:# first: its log says why");
+}
+
+TEST(AHandshake, ThatThePeerRefusesSaysWhy) {
+  const Lines told = lines_of("fail verb=modify_qp nth=3 errno=ETIMEDOUT", [] {
+    Strangers strangers;
+    Strangers::until_failed([&] {
+      static_cast<void>(strangers.contexts[0]->accept(*strangers.listen));
+      return bool{strangers.connect()};
+    });
+  });
+  ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
+  EXPECT_EQ(
+      std::regex_replace(told[1], std::regex("(127.0.0.1):[0-9]+"), "$1:#"),
+      "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
+      "ibv_modify_qp to RTR: Connection timed out. Next: look at 127.0.0.1:# first: its log says more");
 }
 
 }  // namespace
