@@ -11,6 +11,15 @@
 #include "net/net.h"
 
 namespace verbatim {
+namespace {
+
+std::string name_of(const Introduction& introduction) {
+  const wire::Hello& peer = introduction.hello;
+  const Result<sockaddr_storage> address = remote_address(introduction.socket);
+  return peer.host + " (pid " + std::to_string(peer.pid) + (address ? ", " + to_string(*address) : "") + ")";
+}
+
+}  // namespace
 
 Result<std::unique_ptr<ListenComm>> ListenComm::create(Context& context, std::vector<const Port*> ports,
                                                        std::uint32_t ordinal, wire::Handle& handle) {
@@ -59,8 +68,7 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
       stands = Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake"};
     }
     if (!stands) {
-      VERBATIM_WARN("accepting a connection on %s failed: %s", ports_.front()->name.c_str(),
-                    to_string(stands.error()).c_str());
+      report(acceptance->peer, stands.error(), explain_handshake(stands.error(), acceptance->peer));
       acceptances_.erase(acceptance);
       return stands.error();
     }
@@ -93,6 +101,7 @@ Result<std::optional<ListenComm::Acceptance>> ListenComm::begin(Arrival& arrival
   hello.secret = handle_.secret;
   hello.identity = handle_.listener;
   acceptance.answer = OutgoingMessage(wire::encode_hello(wire::MessageType::kAccept, hello));
+  acceptance.peer = name_of(arrival.introduction);
   acceptance.socket = std::move(arrival.introduction.socket);
   acceptance.comm = std::move(*comm);
   acceptance.ready.resize(wire::kHeaderBytes);
@@ -101,13 +110,15 @@ Result<std::optional<ListenComm::Acceptance>> ListenComm::begin(Arrival& arrival
 
 Error ListenComm::refuse(const Introduction& introduction, const Error& error, const std::string& explanation) const {
   const std::string reason = to_string(error);
-  if (!error.logged) {
-    VERBATIM_WARN("accepting a connection from %s on %s failed: %s%s", introduction.hello.host.c_str(),
-                  ports_.front()->name.c_str(), reason.c_str(), explanation.c_str());
-  }
+  if (!error.logged) report(name_of(introduction), error, explanation);
   // The peer is told in one go or not at all: it also sees the end of the file.
   static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(introduction.socket));
   return error;
+}
+
+void ListenComm::report(const std::string& peer, const Error& error, const std::string& explanation) const {
+  VERBATIM_WARN("accepting a connection from %s on %s of %s failed: %s%s", peer.c_str(), ports_.front()->name.c_str(),
+                context_.host_name().c_str(), to_string(error).c_str(), explanation.c_str());
 }
 
 Result<bool> ListenComm::advance(Acceptance& acceptance) {

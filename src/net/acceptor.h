@@ -46,6 +46,7 @@ class ListenComm {
     State state = State::kAnswer;
     std::uint64_t deadline_ns = 0;
     UniqueFd socket;
+    std::string peer;  // and where it is, for messages
     std::unique_ptr<RecvComm> comm;
     OutgoingMessage answer;
     std::vector<std::uint8_t> ready;
@@ -58,6 +59,7 @@ class ListenComm {
   // Connects QPs to the peer's and answers it; nothing while they are being made. Tells the peer why when that fails.
   Result<std::optional<Acceptance>> begin(Arrival& arrival);
   Error refuse(const Introduction& introduction, const Error& error, const std::string& explanation) const;
+  void report(const std::string& peer, const Error& error, const std::string& explanation) const;
   // Whether the connection stands.
   static Result<bool> advance(Acceptance& acceptance);
 

@@ -195,8 +195,7 @@ void Comm::report_without_memory() noexcept {
 }
 
 PathFacts Comm::facts(std::size_t qp) const {
-  PathFacts facts = endpoint_.path_facts(qp);
-  facts.local.host = context_.host_name();
+  PathFacts facts = endpoint_.path_facts(qp, context_.host_name());
   facts.delivered = delivered();
   constexpr std::uint32_t kPeerEnded = static_cast<std::uint32_t>(CommSignal::kPeerClosed) |
                                        static_cast<std::uint32_t>(CommSignal::kPeerGone) |
@@ -210,6 +209,10 @@ PathFacts Comm::facts(std::size_t qp) const {
 std::string Comm::explain_setup(const Error& error) const {
   const PathFacts path = facts(0);
   return verbatim::explain_setup(error, &path);
+}
+
+std::string Comm::describe_path(std::size_t qp) const {
+  return endpoint_.describe_path(qp, context_.host_name());
 }
 
 std::string Comm::describe_event() const {

@@ -62,6 +62,9 @@ class Comm {
   // What to add to an error of connect().
   std::string explain_setup(const Error& error) const;
 
+  // Both ends of a QP's connection, for messages.
+  std::string describe_path(std::size_t qp) const;
+
   void keep_side_channel(UniqueFd socket) { side_channel_ = std::move(socket); }
   const UniqueFd& side_channel() const { return side_channel_; }
 
@@ -155,6 +158,15 @@ class Comm {
     } catch (...) {
       report_without_memory();
     }
+  }
+  // The same with what `diagnose` makes of it and the facts of a QP's connection.
+  template <typename Describe>
+  void fail(ErrorKind kind, const char* operation, std::size_t qp, Diagnosis (*diagnose)(const PathFacts&),
+            Describe describe) noexcept {
+    fail(kind, operation, [&] {
+      const PathFacts path = facts(qp);
+      return describe_failure(describe(), diagnose(path), path);
+    });
   }
   // The same for a completion that reports a failure. It is logged when everything that came with it has been taken
   // in: what was flushed is a number in that line, and a cause takes the place of what only follows from it.

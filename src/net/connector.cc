@@ -107,11 +107,19 @@ Result<bool> Connector::receive_answer() {
 
 Error Connector::report(const Error& error) const {
   if (error.logged) return error;
-  const bool out_of_time = error.kind == ErrorKind::kRemote && error.sys_errno == ETIMEDOUT;
-  VERBATIM_WARN("connecting %s to the peer at %s failed: %s%s%s%s%s", ports_.front()->name.c_str(),
-                to_string(handle_.address).c_str(), to_string(error).c_str(), rejection_.empty() ? "" : ": ",
-                rejection_.c_str(), out_of_time ? " (VERBATIM_CONNECT_TIMEOUT_S limits it)" : "",
-                (comm_ != nullptr ? comm_->explain_setup(error) : explain_setup(error, nullptr)).c_str());
+  const std::string address = to_string(handle_.address);
+  const bool introduced = comm_ != nullptr && !comm_->endpoint().remote().host.empty();
+  const std::string peer = introduced ? comm_->endpoint().peer_name() : "";
+  const std::string& where = introduced ? peer : address;
+  std::string explanation = comm_ != nullptr ? comm_->explain_setup(error) : explain_setup(error, nullptr);
+  if (!rejection_.empty()) {
+    explanation = ": " + rejection_ + kNextStep + "look at " + where + " first: its log says more";
+  } else if (explanation.empty()) {
+    explanation = explain_handshake(error, where);
+  }
+  VERBATIM_WARN("connecting %s of %s to the peer %s%sat %s failed: %s%s", ports_.front()->name.c_str(),
+                context_.host_name().c_str(), peer.c_str(), introduced ? " " : "", address.c_str(),
+                to_string(error).c_str(), explanation.c_str());
   return error;
 }
 

@@ -99,7 +99,7 @@ bool ControlThread::look_at(Connection& connection, std::uint64_t now, Report& r
   if (watch.peer()) describe_view(*watch.peer(), there);
   std::string path;
   try {
-    path = comm.endpoint().describe_path(0);
+    path = comm.describe_path(0);
   } catch (...) {  // without memory the line is shorter
   }
   report.level = LogLevel::kWarn;

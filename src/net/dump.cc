@@ -124,7 +124,7 @@ std::string connection_json(const Comm& comm, const wire::View& view, const Stal
   const std::string* const failure = comm.failure_text();
   std::string out = "{" + json_field("direction", std::string_view(view.sends != 0 ? "send" : "recv")) + "," +
                     json_field("device", std::string_view(endpoint.ports().front()->name)) + "," +
-                    json_field("path", std::string_view(endpoint.describe_path(0))) + "," +
+                    json_field("path", std::string_view(comm.describe_path(0))) + "," +
                     json_field("peer", std::string_view(endpoint.remote().host)) + "," +
                     json_field("peer_pid", endpoint.remote().pid) + "," + json_field("qps", endpoint.qps().size()) +
                     "," +

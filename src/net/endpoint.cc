@@ -251,10 +251,11 @@ std::string Endpoint::peer_name() const {
   return remote_.host + " (pid " + std::to_string(remote_.pid) + ")";
 }
 
-PathFacts Endpoint::path(std::size_t qp) const {
+PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {
   const EndpointQp& end = qps_[qp];
   const Port& port = *ports_[end.device];
   PathFacts facts;
+  facts.local.host = host;
   facts.local.device = port.device->name();
   facts.local.port = port.port_num;
   facts.local.gid_index = port.gid.index;
@@ -279,8 +280,8 @@ PathFacts Endpoint::path(std::size_t qp) const {
   return facts;
 }
 
-PathFacts Endpoint::path_facts(std::size_t qp) const {
-  PathFacts facts = path(qp);
+PathFacts Endpoint::path_facts(std::size_t qp, const std::string& host) const {
+  PathFacts facts = path(qp, host);
   if (connected_ns_ == 0) return facts;
   constexpr std::size_t kMostCounters = 6;
   const std::size_t device = qps_[qp].device;
@@ -299,8 +300,8 @@ PathFacts Endpoint::path_facts(std::size_t qp) const {
   return facts;
 }
 
-std::string Endpoint::describe_path(std::size_t qp) const {
-  return verbatim::describe_path(path(qp));
+std::string Endpoint::describe_path(std::size_t qp, const std::string& host) const {
+  return verbatim::describe_path(path(qp, host));
 }
 
 }  // namespace verbatim

@@ -91,11 +91,11 @@ class Endpoint {
   // What one work request may carry, after connect: the smaller limit of both ends, a multiple of 128 where it can be.
   std::uint32_t max_message_bytes() const { return max_message_bytes_; }
 
-  // "mlx5_0:1 GID 3 ::ffff:10.0.0.1 QP 4711 to node2 ...", for messages.
-  std::string describe_path(std::size_t qp) const;
+  // "node1 mlx5_0:1 GID 3 ::ffff:10.0.0.1 QP 4711 to node2 ...", for messages. `host` is this one.
+  std::string describe_path(std::size_t qp, const std::string& host) const;
 
   // What both ends, the port's events and the kernel's counters say of a QP's connection now. Reads files.
-  PathFacts path_facts(std::size_t qp) const;
+  PathFacts path_facts(std::size_t qp, const std::string& host) const;
 
  private:
   // A completion queue that all QPs of a device share, or one for each QP, which can then change places with another.
@@ -109,7 +109,7 @@ class Endpoint {
   Status look_at_ports(const std::vector<const Port*>& ports, const Config& config);
   Status make_cqs(const EndpointSizes& sizes, CqLayout layout);
   Status make_qp(std::size_t index, const EndpointSizes& sizes, const Config& config);
-  PathFacts path(std::size_t qp) const;
+  PathFacts path(std::size_t qp, const std::string& host) const;
 
   std::vector<Port> current_;  // the ports as they are now: an address or MTU may have changed since init
   std::vector<const Port*> ports_;

@@ -254,6 +254,25 @@ Diagnosis diagnose(ibv_event_type type, const PathFacts& facts) {
   }
 }
 
+Diagnosis sizes_differ(const PathFacts& facts) {
+  return {"the ranks call different sizes",
+          "compare count, type and environment (NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE...) of the ranks on " +
+              facts.local.host + " and " + peer_host(facts)};
+}
+
+Diagnosis peer_is_corrupt(const PathFacts& facts) {
+  return {
+      "no sound peer of this version does that: another version of the plugin, or something wrote over its memory "
+      "or this one's",
+      "compare the versions of the plugin on " + facts.local.host + " and " + peer_host(facts) +
+          ", then the application's last changes"};
+}
+
+Diagnosis calls_contradict(const PathFacts&) {
+  return {"the application's own calls contradict each other, nothing is wrong with the path",
+          "report this line and the versions of NCCL (NCCL_DEBUG=VERSION) and of the plugin"};
+}
+
 std::string describe_completion(const ibv_wc& completion, const char* status_text, const FailedWork& work,
                                 std::uint64_t flushed) {
   char bytes[40] = "";
@@ -341,6 +360,28 @@ std::string explain_setup(const Error& error, const PathFacts* facts) {
       return ". Path: " + describe_path(*facts);
   }
   return ": " + diagnosis.verdict + kNextStep + diagnosis.next + ". Path: " + describe_path(*facts);
+}
+
+std::string explain_handshake(const Error& error, const std::string& peer) {
+  if (error.kind != ErrorKind::kRemote) return "";
+  const std::string look = kNextStep + ("look at " + peer) + " first: ";
+  switch (error.sys_errno) {
+    case 0:
+    case ECONNRESET:
+    case EPIPE:
+      return ": the peer went first" + look + "its log says why";
+    case ECONNREFUSED:
+      return ": its process has ended, or a firewall is in between" + look + "its log says why";
+    case ETIMEDOUT:
+      return ": its application does nothing for this connection, or its host does not answer" + look +
+             "its process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer";
+    case EPROTO:
+      return ": what came is no message of this version" + (kNextStep + ("compare the versions of the plugin here and "
+                                                                         "on " +
+                                                                         peer));
+    default:
+      return "";
+  }
 }
 
 std::string perftest_commands(const PathFacts& facts) {

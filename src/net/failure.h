@@ -75,6 +75,11 @@ Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts);
 // What an event that ends a queue pair, a completion queue or a device means.
 Diagnosis diagnose(ibv_event_type type, const PathFacts& facts);
 
+// The same for what no completion and no event tells of.
+Diagnosis sizes_differ(const PathFacts& facts);      // the applications of both ends call for different sizes
+Diagnosis peer_is_corrupt(const PathFacts& facts);   // the peer did what no peer of this version does
+Diagnosis calls_contradict(const PathFacts& facts);  // this end's application does what the interface rules out
+
 // "sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor error 129)".
 // `flushed`: work requests that ended with it. `status_text` is the library's.
 std::string describe_completion(const ibv_wc& completion, const char* status_text, const FailedWork& work,
@@ -89,6 +94,9 @@ std::string describe_failure(const std::string& what, const Diagnosis& diagnosis
 // What making a connection fails with, beside the error itself: ": why. Next: what to do. Path: ..."; empty when the
 // error says all. `facts` may be nullptr.
 std::string explain_setup(const Error& error, const PathFacts* facts);
+
+// The same for a handshake that ended by what `peer`, "node2 (pid 4711)", did or did not do.
+std::string explain_handshake(const Error& error, const std::string& peer);
 
 // Without what happened over time: "node1 mlx5_0:1 GID 3 ::ffff:10.0.0.1 QP 4711 to node2 ..., MTU 4096, TC 0, SL 0".
 std::string describe_path(const PathFacts& facts);

@@ -116,18 +116,18 @@ Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
 
 Result<std::unique_ptr<MemoryHandle>> RecvComm::register_memory(const MrRequest& request) {
   if (request.type != MemoryType::kHost) {
-    if (const Status prepared = prepare_flush(); !prepared) return prepared.error();
+    if (const Status prepared = flush_.prepare(*this, endpoint_, context_.config()); !prepared) {
+      if (!prepared.error().logged) VERBATIM_WARN("%s", describe_flush_failure(prepared.error()).c_str());
+      return prepared.error();
+    }
   }
   return Comm::register_memory(request);
 }
 
-Status RecvComm::prepare_flush() {
-  Status prepared = flush_.prepare(*this, endpoint_, context_.config());
-  if (!prepared) {
-    VERBATIM_WARN("%s for flushes of GPU memory failed with %s on %s", prepared.error().operation,
-                  std::strerror(prepared.error().sys_errno), endpoint_.describe_path(0).c_str());
-  }
-  return prepared;
+std::string RecvComm::describe_flush_failure(const Error& error) const {
+  const std::string explanation = explain_setup(error);
+  return std::string(error.operation) + " for flushes of GPU memory failed with " + std::strerror(error.sys_errno) +
+         (explanation.empty() ? ". Path: " + describe_path(0) : explanation);
 }
 
 // Fills the QP up to the target, a batch at a time.
@@ -193,12 +193,13 @@ void RecvComm::release() {
 
 // Registered through another comm (regIsGlobal): this one hears of device memory only now.
 [[gnu::cold]] bool RecvComm::can_flush() {
+  Status prepared = system_error("mmap", ENOMEM);
   try {
-    if (prepare_flush()) return true;
+    prepared = flush_.prepare(*this, endpoint_, context_.config());
   } catch (...) {  // no memory
   }
-  fail(ErrorKind::kSystem, "irecv", [&] { return "no flush QP for GPU memory on " + endpoint_.describe_path(0); });
-  return false;
+  if (!prepared) fail(ErrorKind::kSystem, "irecv", [&] { return describe_flush_failure(prepared.error()); });
+  return bool{prepared};
 }
 
 // What was allowed for a group of this size is not for so many groups.
@@ -210,7 +211,7 @@ void RecvComm::release() {
 [[gnu::cold]] ErrorKind RecvComm::refuse_receive(int n) const noexcept {
   try {
     VERBATIM_WARN("irecv of a group of %d on %s: 1 to %u (VERBATIM_MAX_RECVS) are possible", n,
-                  endpoint_.describe_path(0).c_str(), max_recvs_);
+                  describe_path(0).c_str(), max_recvs_);
   } catch (...) {
     return ErrorKind::kSystem;
   }
@@ -341,8 +342,8 @@ template ErrorKind RecvComm::irecv(int, void* const*, const std::size_t*, const 
 Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
   if (error() != nullptr || !memory.device_memory) return nullptr;
   if (!flush_.prepared()) {
-    fail(ErrorKind::kArgument, "iflush",
-         [&] { return "iflush of a buffer that nothing was received into: " + endpoint_.describe_path(0); });
+    fail(ErrorKind::kArgument, "iflush", 0, calls_contradict,
+         [] { return std::string("iflush of GPU memory, but this connection has received into none"); });
     return nullptr;
   }
   int returned = 0;
@@ -351,8 +352,10 @@ Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
     if (returned != 0) {
       fail_post("ibv_post_send", returned, 0);
     } else {
-      fail(ErrorKind::kInternal, "iflush",
-           [&] { return "more flushes outstanding than receives on " + endpoint_.describe_path(0); });
+      fail(ErrorKind::kInternal, "iflush", 0, calls_contradict, [] {
+        return "iflush while " + std::to_string(FlushQueue::kSlots) +
+               " flushes are outstanding, as many as receives can be";
+      });
     }
   }
   return request;
@@ -451,13 +454,22 @@ void RecvComm::complete(const ibv_wc& completion) {
 }
 
 [[gnu::cold]] void RecvComm::refuse_immediate(std::size_t queue) {
-  fail(ErrorKind::kRemote, "immediate",
-       [&] { return "the peer completed a receive that is not posted: " + endpoint_.describe_path(queue); });
+  fail(ErrorKind::kRemote, "immediate", queue, peer_is_corrupt,
+       [] { return std::string("the peer completed a receive that is not posted"); });
 }
 
-[[gnu::cold]] ErrorKind RecvComm::refuse_size() noexcept {
-  fail(ErrorKind::kRemote, "completion record",
-       [&] { return "the peer reports more bytes than were posted: " + endpoint_.describe_path(0); });
+[[gnu::cold]] ErrorKind RecvComm::refuse_size(std::uint64_t bytes, std::uint64_t posted) noexcept {
+  fail(ErrorKind::kRemote, "completion record", 0, peer_is_corrupt, [&] {
+    return "the peer reports " + std::to_string(bytes) + " bytes in a receive that holds " + std::to_string(posted);
+  });
+  return failure();
+}
+
+// Of several members a count of bytes tells nothing.
+[[gnu::cold]] ErrorKind RecvComm::refuse_count(std::uint32_t group_size) noexcept {
+  fail(ErrorKind::kRemote, "completion", 0, peer_is_corrupt, [&] {
+    return "the peer completed a group of " + std::to_string(group_size) + " receives as if it were a message alone";
+  });
   return failure();
 }
 
@@ -539,7 +551,7 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
   if (request.first_member == comm.oldest_member_ && !request.silent) comm.oldest_member_ += request.group_size;
   if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
   const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
-  if (request.bytes_counted > posted) return comm.refuse_size();
+  if (request.bytes_counted > posted) return comm.refuse_size(request.bytes_counted, posted);
   comm.bytes_ += request.bytes_counted;
   if (sizes != nullptr) *sizes = narrow(request.bytes_counted);
   return ErrorKind::kNone;
@@ -549,8 +561,8 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   const std::uint32_t index = wire::ring_index(request.first_member);
   const std::uint64_t* const posted = &comm.posted_[index];
-  if (request.sizes == wire::SizeSource::kByteCount) return comm.refuse_size();  // of several members it tells nothing
   const std::uint32_t group_size = request.group_size;
+  if (request.sizes == wire::SizeSource::kByteCount) return comm.refuse_count(group_size);
   int nobody_asked[wire::kMaxGroup];
   if (sizes == nullptr) sizes = nobody_asked;
   std::uint64_t bytes = 0;
@@ -558,7 +570,7 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
     const std::uint64_t* const told = &comm.record().size[index];
     for (std::uint32_t i = 0; i < group_size; ++i) {
       const std::uint64_t size = __atomic_load_n(&told[i], __ATOMIC_RELAXED);  // the peer may write it any time
-      if (size > posted[i]) return comm.refuse_size();
+      if (size > posted[i]) return comm.refuse_size(size, posted[i]);
       bytes += size;
       sizes[i] = narrow(size);
     }

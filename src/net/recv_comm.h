@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "net/comm.h"
@@ -89,12 +90,13 @@ class RecvComm final : public Comm {
   std::uint64_t arrival(const RecvRequest& request) const {
     return __atomic_load_n(&arrivals_[wire::ring_index(request.first_member)], __ATOMIC_ACQUIRE);
   }
-  Status prepare_flush();
+  std::string describe_flush_failure(const Error& error) const;
   bool can_flush();
   ErrorKind refuse_receive(int n) const noexcept;
   ErrorKind refuse_buffer() noexcept;
   void refuse_immediate(std::size_t queue);
-  ErrorKind refuse_size() noexcept;
+  ErrorKind refuse_size(std::uint64_t bytes, std::uint64_t posted) noexcept;
+  ErrorKind refuse_count(std::uint32_t group_size) noexcept;
   void fail_receive(const ibv_wc& completion);
   bool make_room(std::uint32_t group_size);
   void release();

@@ -372,16 +372,17 @@ bool SendComm::tells_taken() {
 }
 
 [[gnu::cold]] bool SendComm::refuse_entry() {
-  fail(ErrorKind::kRemote, "CTS",
-       [&] { return "the peer wrote an impossible CTS entry: " + endpoint_.describe_path(0); });
+  fail(ErrorKind::kRemote, "CTS", 0, peer_is_corrupt, [&] {
+    return "the peer announced a group of " + std::to_string(entry(wire::ring_index(head())).group_size) +
+           " receives (CTS), 1 to " + std::to_string(wire::kMaxGroup) + " are possible";
+  });
   return false;
 }
 
 [[gnu::cold]] ErrorKind SendComm::refuse_size(std::size_t bytes, const wire::CtsHead& wanted) noexcept {
-  fail(ErrorKind::kUsage, "isend", [&] {
-    return "isend of " + std::to_string(bytes) + " bytes, but the receive posted for tag " +
-           std::to_string(wanted.tag) + " holds " + std::to_string(wanted.size) +
-           ": sender and receiver disagree on the count, " + endpoint_.describe_path(0);
+  fail(ErrorKind::kUsage, "isend", 0, sizes_differ, [&] {
+    return "isend of " + std::to_string(bytes) + " bytes with tag " + std::to_string(wanted.tag) +
+           " is more than the peer's receive holds, " + std::to_string(wanted.size) + " bytes";
   });
   return failure();
 }

@@ -155,8 +155,8 @@ TEST_F(EndpointTest, TheSmallerMtuAndMessageLimitOfBothEndsHold) {
   EXPECT_EQ(ready[0].ah_attr.grh.traffic_class, 104);
   EXPECT_EQ(moved_to(IBV_QPS_RTS).size(), 2U);
   EXPECT_EQ(endpoint->max_message_bytes(), 1000U * 1000U / 128 * 128);
-  EXPECT_NE(endpoint->describe_path(0).find("mlx5_0:1 GID 0 ::ffff:10.0.0.1"), std::string::npos);
-  EXPECT_NE(endpoint->describe_path(0).find("node2 mlx5_7"), std::string::npos);
+  EXPECT_NE(endpoint->describe_path(0, "node1").find("node1 mlx5_0:1 GID 0 ::ffff:10.0.0.1"), std::string::npos);
+  EXPECT_NE(endpoint->describe_path(0, "node1").find("node2 mlx5_7"), std::string::npos);
 }
 
 TEST_F(EndpointTest, AnotherNumberOfQpsIsNoPartner) {

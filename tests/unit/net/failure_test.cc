@@ -4,15 +4,13 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <climits>
 #include <functional>
 #include <regex>
-#include <sstream>
 #include <thread>
 
 #include "base/clock.h"
+#include "child_lines.h"
 #include "link.h"
 #include "support/child.h"
 #include "support/log_capture.h"
@@ -22,40 +20,6 @@ namespace {
 
 using test::Variables;
 using Lines = std::vector<std::string>;
-
-// What differs from run to run becomes a word.
-std::string normalized(std::string line) {
-  char host[HOST_NAME_MAX + 1] = {};
-  ::gethostname(host, sizeof host - 1);
-  for (const auto& [varying, word] : {std::pair<std::string, std::string>(host, "HOST"),
-                                      {"QP [0-9]+", "QP #"},
-                                      {"pid [0-9]+", "pid #"},
-                                      {"[0-9.e+-]+ (s|ms) old", "T old"},
-                                      {"worked for [0-9.e+-]+ (s|ms)", "worked for T"},
-                                      {", for [0-9.e+-]+ (s|ms) now", ""}}) {
-    line = std::regex_replace(line, std::regex(varying), word);
-  }
-  return line;
-}
-
-// The warnings that a child has written, normalized.
-Lines warnings_of(const std::string& told) {
-  Lines lines;
-  std::istringstream text(told);
-  for (std::string line; std::getline(text, line);) {
-    constexpr std::string_view kMark = "verbatim: ";
-    // What the control thread says of a port comes at its own time.
-    const bool of_port = line.starts_with(std::string(kMark) + "softverbs0:");
-    if (line.starts_with(kMark) && !of_port) lines.push_back(normalized(line.substr(kMark.size())));
-  }
-  return lines;
-}
-
-Variables with_faults(const std::string& faults) {
-  return {{"SOFTVERBS_FAULTS", faults},      {"SOFTVERBS_ENGINE", "inline"}, {"SOFTVERBS_DEVICES", "2"},
-          {"SOFTVERBS_VENDOR_ID", "0"},      {"VERBATIM_TIMEOUT", "8"},      {"VERBATIM_RETRY_CNT", "2"},
-          {"SOFTVERBS_NAMESPACE", "failure"}};
-}
 
 // Messages of 64 bytes on one connection.
 class Stream {
@@ -156,10 +120,6 @@ Lines connecting_under(const std::string& faults) {
     close_context(*context);
   }));
 }
-
-const std::string kPath =
-    "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
-    "TC 0, SL 0, timeout 1.05 ms, 2 retries (3.15 ms in all), T old, carried ";
 
 struct Golden {
   const char* name;

@@ -1,0 +1,56 @@
+// The lines of a child process over softverbs' faults, ready to be compared word for word.
+#pragma once
+
+#include <unistd.h>
+
+#include <climits>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "support/child.h"
+
+namespace verbatim {
+
+// What differs from run to run becomes a word.
+inline std::string normalized(std::string line) {
+  char host[HOST_NAME_MAX + 1] = {};
+  ::gethostname(host, sizeof host - 1);
+  for (const auto& [varying, word] : {std::pair<std::string, std::string>(host, "HOST"),
+                                      {"QP [0-9]+", "QP #"},
+                                      {"pid [0-9]+", "pid #"},
+                                      {"[0-9.e+-]+ (s|ms) old", "T old"},
+                                      {"worked for [0-9.e+-]+ (s|ms)", "worked for T"},
+                                      {", for [0-9.e+-]+ (s|ms) now", ""}}) {
+    line = std::regex_replace(line, std::regex(varying), word);
+  }
+  return line;
+}
+
+// The warnings that a child has written, normalized.
+inline std::vector<std::string> warnings_of(const std::string& told) {
+  std::vector<std::string> lines;
+  std::istringstream text(told);
+  for (std::string line; std::getline(text, line);) {
+    constexpr std::string_view kMark = "verbatim: ";
+    // What the control thread says of a port comes at its own time.
+    const bool of_port = line.starts_with(std::string(kMark) + "softverbs0:");
+    if (line.starts_with(kMark) && !of_port) lines.push_back(normalized(line.substr(kMark.size())));
+  }
+  return lines;
+}
+
+inline test::Variables with_faults(const std::string& faults) {
+  return {{"SOFTVERBS_FAULTS", faults},      {"SOFTVERBS_ENGINE", "inline"}, {"SOFTVERBS_DEVICES", "2"},
+          {"SOFTVERBS_VENDOR_ID", "0"},      {"VERBATIM_TIMEOUT", "8"},      {"VERBATIM_RETRY_CNT", "2"},
+          {"SOFTVERBS_NAMESPACE", "failure"}};
+}
+
+inline const std::string kPath =
+    "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
+    "TC 0, SL 0, timeout 1.05 ms, 2 retries (3.15 ms in all), T old, carried ";
+
+}  // namespace verbatim

@@ -1,0 +1,284 @@
+// The lines of failures that no device tells of: what the application's ends, a corrupt peer or a lost handshake do to
+// each other. Word for word, each in a child of its own.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <regex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "child_lines.h"
+#include "link.h"
+#include "support/child.h"
+
+namespace verbatim {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+// A connection with a buffer at each end.
+struct Ends {
+  explicit Ends(MemoryType type = MemoryType::kHost) {
+    link.connect();
+    send_memory = link.reg(link.send(), source, type);
+    recv_memory = link.reg(link.recv(), target);
+  }
+
+  Request* announce(std::size_t bytes, std::size_t members = 1) {
+    const std::vector<RecvBuffer> buffers(members, {target.data(), bytes, 0, recv_memory.get()});
+    return link.irecv(buffers);
+  }
+  // Once the receive has been heard of.
+  void send_until_failed(std::size_t bytes) {
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) {
+      link.isend(source.data(), bytes, 0, *send_memory);
+      link.send().progress();
+    }
+    EXPECT_NE(link.send().error(), nullptr);
+  }
+  void test_until_failed(Request* request) {
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    while (link.recv().error() == nullptr && std::chrono::steady_clock::now() < end) {
+      int done = 0;
+      if (request != nullptr) RecvComm::test(*request, &done, nullptr);
+      if (request == nullptr) link.recv().progress();
+    }
+    EXPECT_NE(link.recv().error(), nullptr);
+  }
+
+  // What no sound peer does: bytes of its own choice to where the other end's `memory` is, behind the transport's back.
+  void write_as_sender(std::size_t bytes, const wire::Immediate& immediate) {
+    ibv_send_wr work = {};
+    work.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    work.imm_data = htonl(wire::encode_immediate(immediate));
+    work.wr.rdma = {reinterpret_cast<std::uint64_t>(target.data()), recv_memory->rkey[0]};
+    post(link.send(), work, source.data(), bytes, send_memory->lkey[0]);
+  }
+  void write_as_receiver(const wire::CtsEntry& entry) {
+    ibv_send_wr work = {};
+    work.opcode = IBV_WR_RDMA_WRITE;
+    const wire::Hello& sender = link.recv().endpoint().remote();
+    work.wr.rdma = {sender.control_address, sender.devices[0].control_rkey};
+    std::memcpy(target.data(), &entry, sizeof entry);
+    post(link.recv(), work, target.data(), sizeof entry, recv_memory->lkey[0]);
+  }
+
+  Link link;
+  std::vector<std::uint8_t> source = pattern(4096, 1);
+  std::vector<std::uint8_t> target = std::vector<std::uint8_t>(4096);
+  std::unique_ptr<MemoryHandle> send_memory;
+  std::unique_ptr<MemoryHandle> recv_memory;
+
+ private:
+  static void post(Comm& comm, ibv_send_wr& work, void* data, std::size_t bytes, std::uint32_t lkey) {
+    ibv_sge segment = {reinterpret_cast<std::uint64_t>(data), static_cast<std::uint32_t>(bytes), lkey};
+    work.sg_list = &segment;
+    work.num_sge = 1;
+    ibv_send_wr* refused = nullptr;
+    ASSERT_EQ(ibv_post_send(comm.endpoint().qps()[0].qp.get(), &work, &refused), 0);
+  }
+};
+
+Lines lines_of(const std::string& faults, const std::function<void()>& body) {
+  return warnings_of(test::check_in_child(with_faults(faults), body));
+}
+
+Lines lines_of(const std::function<void(Ends&)>& act) {
+  return lines_of("seed=1", [&] {
+    Ends ends;
+    act(ends);
+  });
+}
+
+TEST(Calls, OfDifferentSizesNameBothRanks) {
+  const Lines told = lines_of([](Ends& ends) {
+    ASSERT_NE(ends.announce(64), nullptr);
+    ends.send_until_failed(1024);
+  });
+  EXPECT_EQ(told,
+            Lines{"isend of 1024 bytes with tag 0 is more than the peer's receive holds, 64 bytes: the ranks call "
+                  "different sizes. Next: compare count, type and environment (NCCL_ALGO, NCCL_PROTO, "
+                  "NCCL_BUFFSIZE...) of the ranks on HOST and HOST. " +
+                  kPath + "0 messages, 0 bytes"});
+}
+
+// The other end is told what this one's operator is.
+TEST(Calls, OfDifferentSizesAreToldAtTheOtherEndToo) {
+  const Lines told = lines_of([](Ends& ends) {
+    Request* const receive = ends.announce(64);
+    ASSERT_NE(receive, nullptr);
+    ends.send_until_failed(1024);
+    ends.test_until_failed(receive);
+  });
+  ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
+  EXPECT_EQ(told[1],
+            "the peer HOST (pid #) reported: isend of 1024 bytes with tag 0 is more than the peer's receive "
+            "holds, 64 bytes: the ranks call different sizes. Next: look at HOST (pid #) first: its log says "
+            "more. " +
+                kPath + "0 messages, 0 bytes");
+}
+
+const std::string kCorrupt =
+    ": no sound peer of this version does that: another version of the plugin, or something wrote over its memory or "
+    "this one's. Next: compare the versions of the plugin on HOST and HOST, then the application's last changes. ";
+
+TEST(ACorruptPeer, AnnouncesAGroupThatCannotBe) {
+  const Lines told = lines_of([](Ends& ends) {
+    wire::CtsEntry entry = {};
+    entry.head.group_size = 200;
+    entry.ready = 1;
+    ends.write_as_receiver(entry);
+    ends.send_until_failed(64);
+  });
+  EXPECT_EQ(told, Lines{"the peer announced a group of 200 receives (CTS), 1 to 8 are possible" + kCorrupt + kPath +
+                        "0 messages, 0 bytes"});
+}
+
+TEST(ACorruptPeer, CompletesAReceiveThatIsNotPosted) {
+  const Lines told = lines_of([](Ends& ends) {
+    ends.write_as_sender(8, {});
+    ends.test_until_failed(nullptr);
+  });
+  EXPECT_EQ(told, Lines{"the peer completed a receive that is not posted" + kCorrupt + kPath + "0 messages, 0 bytes"});
+}
+
+TEST(ACorruptPeer, ReportsMoreBytesThanWerePosted) {
+  const Lines told = lines_of([](Ends& ends) {
+    Request* const receive = ends.announce(64);
+    ends.write_as_sender(65, {});
+    ends.test_until_failed(receive);
+  });
+  EXPECT_EQ(told,
+            Lines{"the peer reports 65 bytes in a receive that holds 64" + kCorrupt + kPath + "1 messages, 0 bytes"});
+}
+
+TEST(ACorruptPeer, CompletesAGroupAsIfItWereOne) {
+  const Lines told = lines_of([](Ends& ends) {
+    Request* const receive = ends.announce(64, 3);
+    ends.write_as_sender(64, {});
+    ends.test_until_failed(receive);
+  });
+  EXPECT_EQ(told, Lines{"the peer completed a group of 3 receives as if it were a message alone" + kCorrupt + kPath +
+                        "3 messages, 0 bytes"});
+}
+
+const std::string kContradiction =
+    ": the application's own calls contradict each other, nothing is wrong with the path. Next: report this line and "
+    "the versions of NCCL (NCCL_DEBUG=VERSION) and of the plugin. ";
+
+TEST(AFlush, OfWhatWasNotReceived) {
+  const Lines told = lines_of([](Ends& ends) {
+    MemoryKeys memory = *ends.recv_memory;
+    memory.device_memory = true;
+    EXPECT_EQ(ends.link.recv().iflush(ends.target.data(), memory), nullptr);
+    EXPECT_NE(ends.link.recv().error(), nullptr);
+  });
+  EXPECT_EQ(told, Lines{"iflush of GPU memory, but this connection has received into none" + kContradiction + kPath +
+                        "0 messages, 0 bytes"});
+}
+
+TEST(AFlush, BeyondAllThatCanBeOutstanding) {
+  const Lines told = lines_of([](Ends& ends) {
+    std::vector<std::uint8_t> target(8);
+    const auto memory = ends.link.reg(ends.link.recv(), target, MemoryType::kCuda);
+    ASSERT_NE(memory, nullptr);
+    for (std::uint32_t i = 0; i < FlushQueue::kSlots; ++i) {
+      ASSERT_NE(ends.link.recv().iflush(target.data(), *memory), nullptr) << i;
+    }
+    EXPECT_EQ(ends.link.recv().iflush(target.data(), *memory), nullptr);
+  });
+  EXPECT_EQ(told, Lines{"iflush while 256 flushes are outstanding, as many as receives can be" + kContradiction +
+                        kPath + "0 messages, 0 bytes"});
+}
+
+// Two contexts of this process, one of which goes in the middle of a handshake.
+struct Strangers {
+  Strangers() {
+    for (Context*& context : contexts) {
+      Result<Context*> opened = open_context(-1);
+      EXPECT_TRUE(opened);
+      if (opened) context = *opened;
+    }
+    Result<ListenComm*> listening = contexts[0]->listen(0, handle);
+    EXPECT_TRUE(listening);
+    if (listening) listen = *listening;
+  }
+  ~Strangers() {
+    for (Context* context : contexts) {
+      if (context != nullptr) close_context(context);
+    }
+  }
+  void end(std::size_t which) { close_context(std::exchange(contexts[which], nullptr)); }
+  Result<SendComm*> connect() { return contexts[1]->connect(0, handle, -1); }
+  static void until_failed(const std::function<bool()>& call) {
+    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+    bool well = true;
+    while (well && std::chrono::steady_clock::now() < end) well = call();
+    EXPECT_FALSE(well);
+  }
+
+  std::array<Context*, 2> contexts{};
+  std::array<std::uint8_t, wire::kHandleBytes> handle{};
+  ListenComm* listen = nullptr;
+};
+
+TEST(AHandshake, ThatTheConnectingEndLeavesNamesIt) {
+  const Lines told = lines_of("seed=1", [] {
+    Strangers strangers;
+    for (int i = 0; i < 1000; ++i) ASSERT_TRUE(strangers.connect());
+    // Has answered then, and waits for the peer.
+    for (int i = 0; i < 1000; ++i) ASSERT_TRUE(strangers.contexts[0]->accept(*strangers.listen));
+    strangers.end(1);
+    Strangers::until_failed([&] { return bool{strangers.contexts[0]->accept(*strangers.listen)}; });
+  });
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(
+      std::regex_replace(told[0], std::regex("(127.0.0.1):[0-9]+"), "$1:#"),
+      "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: recv: "
+      "Connection reset by peer: the peer went first. Next: look at HOST (pid #, 127.0.0.1:#) first: its log says "
+      "why");
+}
+
+TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
+  const Lines told = lines_of("seed=1", [] {
+    Strangers strangers;
+    for (int i = 0; i < 1000; ++i) ASSERT_TRUE(strangers.connect());
+    std::array<std::uint8_t, wire::kHandleBytes> handle{};
+    Result<ListenComm*> other = strangers.contexts[1]->listen(0, handle);  // serves the socket from here on
+    ASSERT_TRUE(other);
+    strangers.end(0);
+    Strangers::until_failed([&] {
+      EXPECT_TRUE(strangers.contexts[1]->accept(**other));
+      return bool{strangers.connect()};
+    });
+  });
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(std::regex_replace(told[0], std::regex("(127.0.0.1):[0-9]+"), "$1:#"),
+            "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: recv: the peer closed the "
+            "connection: the peer went first. Next: look at 127.0.0.1:# first: its log says why");
+}
+
+TEST(AHandshake, ThatThePeerRefusesSaysWhy) {
+  const Lines told = lines_of("fail verb=modify_qp nth=3 errno=ETIMEDOUT", [] {
+    Strangers strangers;
+    Strangers::until_failed([&] {
+      static_cast<void>(strangers.contexts[0]->accept(*strangers.listen));
+      return bool{strangers.connect()};
+    });
+  });
+  ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
+  EXPECT_EQ(
+      std::regex_replace(told[1], std::regex("(127.0.0.1):[0-9]+"), "$1:#"),
+      "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
+      "ibv_modify_qp to RTR: Connection timed out. Next: look at 127.0.0.1:# first: its log says more");
+}
+
+}  // namespace
+}  // namespace verbatim
