@@ -21,6 +21,8 @@ inline std::string normalized(std::string line) {
   ::gethostname(host, sizeof host - 1);
   for (const auto& [varying, word] : {std::pair<std::string, std::string>(host, "HOST"),
                                       {"QP [0-9]+", "QP #"},
+                                      {"0x[0-9a-f]+", "0x#"},
+                                      {"registration of [0-9]+ bytes", "registration of # bytes"},
                                       {"pid [0-9]+", "pid #"},
                                       {"[0-9.e+-]+ (s|ms) old", "T old"},
                                       {"worked for [0-9.e+-]+ (s|ms)", "worked for T"},

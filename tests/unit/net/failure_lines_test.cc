@@ -35,10 +35,11 @@ struct Ends {
     return link.irecv(buffers);
   }
   // Once the receive has been heard of.
-  void send_until_failed(std::size_t bytes) {
+  void send_until_failed(std::size_t bytes) { send_until_failed(bytes, *send_memory); }
+  void send_until_failed(std::size_t bytes, const MemoryKeys& keys) {
     const auto end = std::chrono::steady_clock::now() + Link::kPatience;
     while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) {
-      link.isend(source.data(), bytes, 0, *send_memory);
+      link.isend(source.data(), bytes, 0, keys);
       link.send().progress();
     }
     EXPECT_NE(link.send().error(), nullptr);
@@ -71,7 +72,7 @@ struct Ends {
   }
 
   Link link;
-  std::vector<std::uint8_t> source = pattern(4096, 1);
+  std::vector<std::uint8_t> source = pattern(std::size_t{1} << 20, 1);
   std::vector<std::uint8_t> target = std::vector<std::uint8_t>(4096);
   std::unique_ptr<MemoryHandle> send_memory;
   std::unique_ptr<MemoryHandle> recv_memory;
@@ -195,6 +196,36 @@ TEST(AFlush, BeyondAllThatCanBeOutstanding) {
     EXPECT_EQ(ends.link.recv().iflush(target.data(), *memory), nullptr);
   });
   EXPECT_EQ(told, Lines{"iflush while 256 flushes are outstanding, as many as receives can be" + kContradiction +
+                        kPath + "0 messages, 0 bytes"});
+}
+
+const std::string kProtection =
+    "sending 64 bytes failed with local protection error (IBV_WC_LOC_PROT_ERR 4, vendor error ";
+
+TEST(ABufferThatTheNicMayNotRead, OfAGpuBringsTheIommuIn) {
+  const Lines told = lines_of("complete op=write_imm nth=1 status=LOC_PROT_ERR vendor=81", [] {
+    Ends ends(MemoryType::kCuda);
+    ASSERT_NE(ends.announce(64), nullptr);
+    ends.send_until_failed(64);
+  });
+  EXPECT_EQ(told, Lines{kProtection +
+                        "81): the application's buffer, 64 bytes of GPU memory at 0x# in a registration of # bytes at "
+                        "0x#: this NIC may not read it (any more): an IOMMU or PCIe ACS is in between, or it was freed "
+                        "while in use. Next: 'lspci -vvv | grep ACSCtl' must show no SrcValid+, the kernel needs "
+                        "iommu=pt; check that buffers outlive their operations. " +
+                        kPath + "0 messages, 0 bytes"});
+}
+
+TEST(ABufferThatTheNicMayNotRead, IsNotRegisteredAnyMore) {
+  const Lines told = lines_of([](Ends& ends) {
+    const MemoryKeys keys = *ends.send_memory;
+    ASSERT_NE(ends.announce(64), nullptr);
+    ends.send_memory.reset();
+    ends.send_until_failed(64, keys);
+  });
+  EXPECT_EQ(told, Lines{kProtection +
+                        "0): the application's buffer, 64 bytes at 0x#, is in no registration (any more): deregistered "
+                        "while in use. Next: check that buffers outlive their operations. " +
                         kPath + "0 messages, 0 bytes"});
 }
 
