@@ -99,6 +99,16 @@ void watch_for_exit() {
   __cxa_atexit(note_exit, nullptr, &g_process_exits);
 }
 
+// What the first init of a load does. NCCL has just complained of names and versions that it looked for and we have
+// not: so which it found is said at once.
+void begin(int version, nccl::DebugLogger logger) {
+  set_logger(logger);
+  watch_for_exit();
+  close_fds_in_children();
+  static std::atomic<bool> has_begun{false};
+  if (!has_begun.exchange(true)) VERBATIM_INFO("Verbatim %s loaded, net plugin API v%d", VERBATIM_VERSION, version);
+}
+
 // Up to v10 nothing ends the plugin but its unloading, which reaps what NCCL has abandoned; so it does with contexts
 // that a later version has left, because the control thread must not outlive our code. When the process exits with
 // comms open, threads may still be using them and nothing is touched.
@@ -125,12 +135,10 @@ __attribute__((destructor)) void close_process_context() {
 
 }  // namespace
 
-nccl::Result init(void** context, int traffic_class, nccl::DebugLogger logger) noexcept {
+nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLogger logger) noexcept {
   return guarded("init", [&] {
     *context = nullptr;
-    set_logger(logger);
-    watch_for_exit();
-    close_fds_in_children();
+    begin(version, logger);
     Result<Context*> opened = open_context(traffic_class);
     if (!opened) return to_nccl(opened.error());
     *context = *opened;
@@ -145,10 +153,9 @@ nccl::Result finalize(void* context) noexcept {
   });
 }
 
-nccl::Result init_process(nccl::DebugLogger logger) noexcept {
+nccl::Result init_process(int version, nccl::DebugLogger logger) noexcept {
   return guarded("init", [&] {
-    set_logger(logger);
-    watch_for_exit();
+    begin(version, logger);
     const MutexLock lock(g_process_context_mutex);
     if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
     Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined);

@@ -26,12 +26,16 @@ static_assert(to_nccl(ErrorKind::kRemote) == nccl::Result::kRemoteError);
 constexpr const char* kName = "Verbatim";
 
 // v11 and later: a context per communicator. `traffic_class`: kNetTrafficClassUndefined or the communicator's.
-nccl::Result init(void** context, int traffic_class, nccl::DebugLogger logger) noexcept;
+nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLogger logger) noexcept;
 // finalize(nullptr) does nothing.
 nccl::Result finalize(void* context) noexcept;
 
 // v10 and earlier: one context for the process, ended when the library is unloaded.
-nccl::Result init_process(nccl::DebugLogger logger) noexcept;
+nccl::Result init_process(int version, nccl::DebugLogger logger) noexcept;
+template <int kVersion>
+nccl::Result init_process(nccl::DebugLogger logger) noexcept {
+  return init_process(kVersion, logger);
+}
 void* process_context() noexcept;
 
 // setNetAttr. Hints only: never an error.

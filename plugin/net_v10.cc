@@ -7,7 +7,7 @@ namespace verbatim::abi {
 namespace {
 
 nccl::Result init_v10(nccl::DebugLogger logger, nccl::ProfilerCallback) noexcept {
-  return init_process(logger);
+  return init_process(10, logger);
 }
 
 nccl::Result get_properties_v10(int device, nccl::v10::NetProperties* properties) noexcept {

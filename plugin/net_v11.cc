@@ -8,7 +8,7 @@ namespace {
 
 nccl::Result init_v11(void** context, std::uint64_t, nccl::v11::NetCommConfig* config, nccl::DebugLogger logger,
                       nccl::ProfilerCallback) noexcept {
-  return abi::init(context, config != nullptr ? config->trafficClass : nccl::kNetTrafficClassUndefined, logger);
+  return abi::init(11, context, config != nullptr ? config->trafficClass : nccl::kNetTrafficClassUndefined, logger);
 }
 
 nccl::Result get_properties_v11(int device, nccl::v11::NetProperties* properties) noexcept {

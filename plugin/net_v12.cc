@@ -8,7 +8,7 @@ namespace {
 
 nccl::Result init_v12(void** context, std::uint64_t, nccl::v12::NetCommConfig* config, nccl::DebugLogger logger,
                       nccl::ProfilerCallback) noexcept {
-  return abi::init(context, config != nullptr ? config->trafficClass : nccl::kNetTrafficClassUndefined, logger);
+  return abi::init(12, context, config != nullptr ? config->trafficClass : nccl::kNetTrafficClassUndefined, logger);
 }
 
 nccl::Result get_properties_v12(int device, nccl::v12::NetProperties* properties) noexcept {

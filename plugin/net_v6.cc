@@ -28,7 +28,7 @@ extern "C" __attribute__((visibility("default"))) const nccl::v6::Net ncclNetPlu
 
 const nccl::v6::Net ncclNetPlugin_v6 = {
     .name = verbatim::abi::kName,
-    .init = verbatim::abi::init_process,
+    .init = verbatim::abi::init_process<6>,
     .devices = verbatim::abi::devices,
     .getProperties = verbatim::abi::get_properties_v6,
     .listen = verbatim::abi::listen_v6,

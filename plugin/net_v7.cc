@@ -29,7 +29,7 @@ extern "C" __attribute__((visibility("default"))) const nccl::v7::Net ncclNetPlu
 
 const nccl::v7::Net ncclNetPlugin_v7 = {
     .name = verbatim::abi::kName,
-    .init = verbatim::abi::init_process,
+    .init = verbatim::abi::init_process<7>,
     .devices = verbatim::abi::devices,
     .getProperties = verbatim::abi::get_properties_v7,
     .listen = verbatim::abi::listen_v7,

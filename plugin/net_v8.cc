@@ -30,7 +30,7 @@ extern "C" __attribute__((visibility("default"))) const nccl::v8::Net ncclNetPlu
 
 const nccl::v8::Net ncclNetPlugin_v8 = {
     .name = verbatim::abi::kName,
-    .init = verbatim::abi::init_process,
+    .init = verbatim::abi::init_process<8>,
     .devices = verbatim::abi::devices,
     .getProperties = verbatim::abi::get_properties_v8,
     .listen = verbatim::abi::listen_v8,

@@ -30,7 +30,7 @@ extern "C" __attribute__((visibility("default"))) const nccl::v9::Net ncclNetPlu
 
 const nccl::v9::Net ncclNetPlugin_v9 = {
     .name = verbatim::abi::kName,
-    .init = verbatim::abi::init_process,
+    .init = verbatim::abi::init_process<9>,
     .devices = verbatim::abi::devices,
     .getProperties = verbatim::abi::get_properties_v9,
     .listen = verbatim::abi::listen_v9,

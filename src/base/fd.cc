@@ -14,9 +14,9 @@ void close_fds_in_children() {
 }
 
 void OpenFds::close_all() {
-  for (std::size_t i = 0; i < words_.size(); ++i) {
-    if (words_[i].load(kOrder) == 0) continue;  // only read: a page that is written is copied
-    for (std::uint64_t bits = words_[i].exchange(0, kOrder); bits != 0; bits &= bits - 1) {
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i].load(kOrder) == 0) continue;  // only read: a page that is written is copied
+    for (std::uint64_t bits = words[i].exchange(0, kOrder); bits != 0; bits &= bits - 1) {
       ::close(static_cast<int>(i * kWordBits) + std::countr_zero(bits));
     }
   }

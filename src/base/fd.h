@@ -13,7 +13,8 @@ namespace verbatim {
 
 // From now on a child that the application forks closes its copies of all UniqueFds of this library at once. Else a
 // child that outlives this process would keep its connections open, and no peer would notice its death: FD_CLOEXEC
-// helps only where the child executes something. Nothing else of ours may be used in the child.
+// helps only where the child executes something. Nothing else of ours may be used in the child. A descriptor that is
+// opened in the very moment of the fork may stay open there; what is not ours is never closed.
 void close_fds_in_children();
 
 // The descriptors of all UniqueFds: one bit for each, as nothing may be allocated between fork and exec.
@@ -35,10 +36,10 @@ class OpenFds {
   template <typename Change>
   static void change(int fd, Change change) {
     const auto number = static_cast<unsigned>(fd);
-    if (number < kMaxFds) change(words_[number / kWordBits], std::uint64_t{1} << (number % kWordBits));
+    if (number < kMaxFds) change(words[number / kWordBits], std::uint64_t{1} << (number % kWordBits));
   }
 
-  inline static std::array<std::atomic<std::uint64_t>, kMaxFds / kWordBits> words_{};
+  inline static std::array<std::atomic<std::uint64_t>, kMaxFds / kWordBits> words{};
 };
 
 class UniqueFd {

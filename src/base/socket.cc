@@ -96,6 +96,10 @@ Result<UniqueFd> tcp_listen(const sockaddr_storage& address) {
   return socket;
 }
 
+void keep_silent_out(const UniqueFd& listener, int seconds) {
+  static_cast<void>(::setsockopt(listener.get(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds));
+}
+
 Result<sockaddr_storage> local_address(const UniqueFd& socket) {
   return query_address(::getsockname, socket, "getsockname");
 }

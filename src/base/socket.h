@@ -21,6 +21,9 @@ std::string to_string(const sockaddr_storage& address);
 
 // Listens at `address`; port 0 lets the system choose.
 Result<UniqueFd> tcp_listen(const sockaddr_storage& address);
+// For a protocol in which whoever connects speaks first: the system keeps the silent ones to itself for so many
+// seconds, as many as its own queue holds. Where it cannot, tcp_accept gives them, too.
+void keep_silent_out(const UniqueFd& listener, int seconds);
 Result<sockaddr_storage> local_address(const UniqueFd& socket);
 Result<sockaddr_storage> remote_address(const UniqueFd& socket);
 

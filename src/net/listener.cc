@@ -1,5 +1,7 @@
 #include "net/listener.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <span>
 #include <string>
 #include <utility>
@@ -7,12 +9,15 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/socket.h"
+#include "wire/limits.h"
 
 namespace verbatim {
 namespace {
 
-// A peer of ours sends its hello right after connecting.
-constexpr std::uint64_t kIntroductionTimeoutNs = 3 * kNanosecondsPerSecond;
+// A peer of ours sends its hello right after connecting, and all of it at once.
+constexpr int kSilentSeconds = 3;
+constexpr std::uint64_t kSilentNs = kSilentSeconds * kNanosecondsPerSecond;
+constexpr std::uint64_t kRestNs = kNanosecondsPerSecond;
 // Nobody may hold more than this many descriptors of ours by staying silent.
 constexpr std::size_t kMaxStrangers = 512;
 
@@ -21,6 +26,7 @@ constexpr std::size_t kMaxStrangers = 512;
 Result<std::unique_ptr<Listener>> Listener::create(const sockaddr_storage& address) {
   Result<UniqueFd> socket = tcp_listen(address);
   if (!socket) return socket.error();
+  keep_silent_out(*socket, kSilentSeconds);
   const Result<sockaddr_storage> bound = local_address(*socket);
   if (!bound) return bound.error();
   return std::unique_ptr<Listener>(new Listener(std::move(*socket), *bound));
@@ -56,7 +62,9 @@ Result<std::vector<Introduction>> Listener::poll(const wire::Secret& secret) {
 void Listener::hear_all() {
   const std::uint64_t now = monotonic_ns();
   for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
+    const bool was_silent = stranger->filled == 0;
     const Verdict verdict = hear(*stranger);
+    if (was_silent && stranger->filled != 0) stranger->deadline_ns = std::min(stranger->deadline_ns, now + kRestNs);
     const bool stays = verdict == Verdict::kWait && now < stranger->deadline_ns;
     stranger = stays ? std::next(stranger) : strangers_.erase(stranger);
   }
@@ -70,10 +78,24 @@ Status Listener::welcome() {
     if (!accepted->has_value()) return {};
     Stranger& stranger = strangers_.emplace_back();
     stranger.socket = std::move(**accepted);
-    stranger.deadline_ns = monotonic_ns() + kIntroductionTimeoutNs;
+    stranger.deadline_ns = monotonic_ns() + kSilentNs;
     stranger.message.resize(wire::kHeaderBytes);
   }
   return {};
+}
+
+// Both logs have it, and here once: whoever comes again, or in hostile mood, does not fill it.
+void Listener::refuse_version(const Stranger& stranger) {
+  const std::span<const std::uint8_t, wire::kHeaderBytes> header(stranger.message.data(), wire::kHeaderBytes);
+  const Result<sockaddr_storage> peer = remote_address(stranger.socket);
+  char text[128];
+  std::snprintf(text, sizeof text, "%s speaks protocol version %u of Verbatim, %s version %u",
+                peer ? to_string(*peer).c_str() : "the peer", wire::protocol_version(header),
+                to_string(address_).c_str(), wire::kProtocolVersion);
+  if (!std::exchange(has_refused_version_, true)) {
+    VERBATIM_WARN("a connection is refused: %s. Next: run the same release on all hosts", text);
+  }
+  static_cast<void>(OutgoingMessage(wire::encode_reject(text)).send(stranger.socket));
 }
 
 Listener::Verdict Listener::hear(Stranger& stranger) {
@@ -84,10 +106,7 @@ Listener::Verdict Listener::hear(Stranger& stranger) {
     const Result<wire::Header> header = wire::decode_header(
         std::span<const std::uint8_t, wire::kHeaderBytes>(stranger.message.data(), wire::kHeaderBytes));
     if (!header) {
-      if (header.error().kind == ErrorKind::kUsage) {
-        VERBATIM_INFO("a peer speaks another version of the Verbatim protocol: run the same release on all hosts");
-        static_cast<void>(OutgoingMessage(wire::encode_reject("another protocol version")).send(stranger.socket));
-      }
+      if (header.error().kind == ErrorKind::kUsage) refuse_version(stranger);
       return Verdict::kDrop;
     }
     const std::size_t message_bytes = wire::kHeaderBytes + header->body_bytes;

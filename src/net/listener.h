@@ -52,10 +52,12 @@ class Listener {
   void hear_all() VERBATIM_REQUIRES(mutex_);
   Status welcome() VERBATIM_REQUIRES(mutex_);
   Verdict hear(Stranger& stranger) VERBATIM_REQUIRES(mutex_);
+  void refuse_version(const Stranger& stranger) VERBATIM_REQUIRES(mutex_);
 
   const UniqueFd socket_;
   const sockaddr_storage address_;
   Mutex mutex_;
+  bool has_refused_version_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::list<Stranger> strangers_ VERBATIM_GUARDED_BY(mutex_);
   std::map<wire::Secret, std::vector<Introduction>> listens_ VERBATIM_GUARDED_BY(mutex_);
 };

@@ -13,17 +13,20 @@ namespace verbatim {
 
 namespace {
 
-// A dma-buf that the device refuses may still be reached as peer memory, at the address that it has anyway.
+// A dma-buf that the device refuses may still be reached as peer memory, at the address that it has anyway. But no
+// memory to lock is none for that way either, and a file that is none is the caller's.
+bool peer_memory_may_do(int dmabuf_errno) {
+  return dmabuf_errno != ENOMEM && dmabuf_errno != EBADF;
+}
+
 Result<MrRef> acquire(const Device& device, const MrRequest& request) {
   if (request.type != MemoryType::kDmaBuf) return device.mr_cache().acquire(request);
   MrRequest first = request;
-  first.logs = false;
+  first.silent_for = peer_memory_may_do;
   Result<MrRef> reference = device.mr_cache().acquire(first);
   if (reference || reference.error().kind != ErrorKind::kSystem) return reference;
   const Error refusal = reference.error();
-  // No memory to lock is none for the other way either, and a file that is none is the caller's.
-  const bool other_way = refusal.sys_errno != ENOMEM && refusal.sys_errno != EBADF;
-  if (!other_way) return device.mr_cache().acquire(request);
+  if (!peer_memory_may_do(refusal.sys_errno)) return reference;
   MrRequest peer = request;
   peer.type = MemoryType::kCuda;
   peer.dmabuf_errno = refusal.sys_errno;

@@ -237,9 +237,11 @@ std::optional<Step> end_late(Qp& qp, bool may_have_failed) {
 }
 
 // A step ends with the quantum, and with a packet. One that comes again ends where it did: the responder knows a
-// repetition by its last packet.
+// repetition by its last packet. Where dice are thrown for each step, its length must not depend on who else sends now.
 std::uint64_t step_bytes(const Qp& qp, std::uint64_t quantum) {
   if (qp.requester.unanswered_bytes != 0) return qp.requester.unanswered_bytes;
+  const bool has_dice = faults() != nullptr || qp.late.is_enabled();
+  if (has_dice && qp.process->settings().link_gbps == 0) return kStepBytes;
   return std::min(kStepBytes, round_up(quantum, qp.requester.mtu_bytes));
 }
 

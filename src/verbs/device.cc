@@ -70,8 +70,8 @@ class Enumeration {
     if (found->transport_type != IBV_TRANSPORT_IB) return skip(name, 0, "device has no InfiniBand or RoCE transport");
     Result<std::unique_ptr<Device>> device = Device::open(verbs_, mlx5_, found, relaxed_ordering_);
     if (!device) {
-      return skip(name, 0,
-                  std::string(device.error().operation) + " failed: " + std::strerror(device.error().sys_errno));
+      has_failed = true;
+      return skip(name, 0, explain_open(*found, device.error()));
     }
     const std::size_t ports_before = ports.size();
     for (unsigned port_num = 1; port_num <= (*device)->attributes().phys_port_cnt; ++port_num) {
@@ -83,9 +83,17 @@ class Enumeration {
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<Port> ports;
   std::vector<SkippedPort> skipped;
-  bool gid_setting_failed = false;
+  bool has_failed = false;  // something that works elsewhere, and is missed: a device, or a GID that was asked for
 
  private:
+  static std::string explain_open(const ibv_device& device, const Error& error) {
+    std::string text = std::string(error.operation) + " failed: " + std::strerror(error.sys_errno);
+    if (error.operation == std::string_view("ibv_open_device") && device.dev_name[0] != '\0') {
+      text.append(" (/dev/infiniband/").append(device.dev_name).append(")");
+    }
+    return text;
+  }
+
   void skip(const std::string& device, unsigned port_num, std::string reason) {
     skipped.push_back({device, port_num, std::move(reason)});
   }
@@ -96,7 +104,7 @@ class Enumeration {
 
   std::string gid_reason(const Device& device, const Error& error) {
     if (error.sys_errno != ENODATA) return "no usable GID";
-    gid_setting_failed = true;
+    has_failed = true;
     return "GID " + std::to_string(config_.gid_index.for_device(device.name()).value_or(0)) + ", set by " +
            config_.gid_index.variable + ", is empty or does not exist";
   }
@@ -292,10 +300,10 @@ Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verb
     VERBATIM_WARN("no RDMA device is usable. %s", explain(found.skipped).c_str());
     return Error{ErrorKind::kUsage, ENODEV, "RDMA devices"};
   }
-  // A rail that is lost to a setting costs bandwidth on every step: that is worth a warning, a port that is down is
-  // not.
+  // A rail that is lost to a setting or a failure costs bandwidth on every step: that is worth a warning, a port that
+  // is down is not.
   if (!found.skipped.empty()) {
-    log_line(found.gid_setting_failed ? LogLevel::kWarn : LogLevel::kInfo, __FILE__, __LINE__, "not used: %s",
+    log_line(found.has_failed ? LogLevel::kWarn : LogLevel::kInfo, __FILE__, __LINE__, "not used: %s",
              explain(found.skipped).c_str());
   }
   std::sort(found.ports.begin(), found.ports.end(), comes_before);

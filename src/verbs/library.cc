@@ -1,5 +1,7 @@
 #include "verbs/library.h"
 
+#include <dlfcn.h>
+
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -76,6 +78,10 @@ Result<std::unique_ptr<const Verbs>> Verbs::load(const std::string& path) {
   if (const char* missing = bind_all(library, *table); missing != nullptr) {
     VERBATIM_WARN("no RDMA: %s has no %s, it is no libibverbs that can be used", library.name().c_str(), missing);
     return Error{ErrorKind::kUsage, ENOENT, "dlsym"};
+  }
+  Dl_info place{};
+  if (::dladdr(reinterpret_cast<const void*>(table->get_device_list), &place) != 0) {
+    VERBATIM_INFO("libibverbs is %s", place.dli_fname);
   }
   return std::unique_ptr<const Verbs>(std::move(table));
 }

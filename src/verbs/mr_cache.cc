@@ -208,16 +208,14 @@ Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_
     return adopt("ibv_reg_mr", verbs_.reg_mr(pd_, address, bytes, static_cast<int>(access)), verbs_.dereg_mr);
   };
   Result<UniqueMr> mr = registered();
-  if (!mr && request.logs) {
-    const Error& error = mr.error();
-    VERBATIM_WARN(
-        "%s: %s of %zu bytes of %s at 0x%" PRIxPTR " failed: %s%s", device_, error.operation, bytes,
-        memory_name(request.type), start, std::strerror(error.sys_errno),
-        (error.sys_errno == ENOMEM ? lock_advice(verbs_, pd_, bytes, size()) : advice(request, error.sys_errno))
-            .c_str());
-    return Error{error.kind, error.sys_errno, error.operation, true};
-  }
-  return mr;
+  if (mr) return mr;
+  const Error& error = mr.error();
+  if (request.silent_for != nullptr && request.silent_for(error.sys_errno)) return mr;
+  VERBATIM_WARN(
+      "%s: %s of %zu bytes of %s at 0x%" PRIxPTR " failed: %s%s", device_, error.operation, bytes,
+      memory_name(request.type), start, std::strerror(error.sys_errno),
+      (error.sys_errno == ENOMEM ? lock_advice(verbs_, pd_, bytes, size()) : advice(request, error.sys_errno)).c_str());
+  return Error{error.kind, error.sys_errno, error.operation, true};
 }
 
 Status MrCache::release(MrRef ref) {

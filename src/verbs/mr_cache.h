@@ -35,9 +35,9 @@ struct MrRequest {
   std::size_t bytes = 0;
   MemoryType type = MemoryType::kHost;
   MrOrdering ordering = MrOrdering::kRelaxed;
-  DmaBuf dmabuf = {};    // for kDmaBuf
-  bool logs = true;      // a refusal: not where the caller has another way
-  int dmabuf_errno = 0;  // kCuda: why this is no dma-buf
+  DmaBuf dmabuf = {};                           // for kDmaBuf
+  bool (*silent_for)(int sys_errno) = nullptr;  // refusals for which the caller has another way: not logged
+  int dmabuf_errno = 0;                         // kCuda: why this is no dma-buf
 };
 
 // What a work request and a peer need. Remote addresses are the caller's virtual addresses (iova = address).

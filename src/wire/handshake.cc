@@ -123,6 +123,12 @@ void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, s
   std::memcpy(bytes.data() + kBodyBytesOffset, &body_bytes, sizeof body_bytes);
 }
 
+std::uint16_t protocol_version(std::span<const std::uint8_t, kHeaderBytes> bytes) {
+  Reader reader(bytes);
+  static_cast<void>(reader.get<std::uint32_t>());  // the magic
+  return reader.get<std::uint16_t>();
+}
+
 Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes) {
   Reader reader(bytes);
   Header header{};

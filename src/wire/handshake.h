@@ -87,6 +87,8 @@ std::vector<std::uint8_t> encode_reject(const std::string& reason);
 
 void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, std::uint32_t body_bytes);
 
+// The sender's, also where it is not ours.
+std::uint16_t protocol_version(std::span<const std::uint8_t, kHeaderBytes> bytes);
 // kArgument: not our protocol. kUsage: another version of it.
 Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes);
 

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 
 #include "conformance.h"
 #include "process.h"
@@ -21,7 +22,7 @@ class Peers : public Conformance {
     Conformance::TearDown();
   }
 
-  // A connection to a peer that accepts, and memory on it.
+  // A connection to a peer that accepts, and memory on it, when the peer has done what its role does at once.
   void connect(Process& peer) {
     Handle handle;
     ASSERT_TRUE(peer.read(handle.bytes, sizeof handle.bytes)) << "no handle from the other process";
@@ -34,6 +35,7 @@ class Peers : public Conformance {
     });
     ASSERT_NE(comm_, nullptr);
     ASSERT_OK(net().reg_mr(comm_, memory_.data(), memory_.size(), nccl::kPtrHost, &mhandle_));
+    ASSERT_NO_FATAL_FAILURE(ready(peer));
   }
   static void ready(Process& peer) {
     char byte = 0;
@@ -42,24 +44,58 @@ class Peers : public Conformance {
   nccl::Result isend(std::size_t bytes, int tag, void** request) {
     return net().isend(comm_, memory_.data(), bytes, tag, mhandle_, request);
   }
-  // Calls isend with a tag that no receive has, until it is an error. What it is, and after how long.
-  nccl::Result send_until_error(const char* what) {
-    const auto begin = Clock::now();
+  // Calls isend, that fits no receive, until it is an error.
+  nccl::Result error_of_isend(std::size_t bytes, int tag) {
     nccl::Result result = nccl::Result::kSuccess;
     eventually([&] {
       void* request = nullptr;
-      result = isend(kBytes, kTag + 1, &request);
+      result = isend(bytes, tag, &request);
       EXPECT_EQ(request, nullptr);
       return result != nccl::Result::kSuccess;
     });
+    return result;
+  }
+  // The same with a tag that no receive has, within ten seconds.
+  nccl::Result send_until_error(const char* what) {
+    const auto begin = Clock::now();
+    const nccl::Result result = error_of_isend(kBytes, kTag + 1);
     std::printf("%s: an error after %.3f s\n", what, std::chrono::duration<double>(Clock::now() - begin).count());
     EXPECT_LT(Clock::now() - begin, 10s);
     return result;
+  }
+  // The first that is warned of while `call` is made again and again.
+  std::string warning_while(const std::function<void()>& call) {
+    std::vector<std::string> lines;
+    EXPECT_TRUE(eventually([&] {
+      call();
+      lines = take_warnings();
+      return !lines.empty();
+    }));
+    return lines.empty() ? std::string() : lines[0];
+  }
+  std::string warning_while_sending() {
+    return warning_while([&] {
+      void* request = nullptr;
+      EXPECT_OK(isend(kBytes, kTag, &request));
+    });
   }
   void expect_warning(const std::string& text) {
     const std::vector<std::string> lines = take_warnings();
     ASSERT_EQ(lines.size(), 1U);
     EXPECT_NE(lines[0].find(text), std::string::npos) << lines[0];
+  }
+  void miss_one_with_a_worker(int version) {
+    Process peer("rests-with-worker", version);
+    ASSERT_NO_FATAL_FAILURE(connect(peer));
+    pid_t worker = 0;
+    ASSERT_TRUE(peer.read(&worker, sizeof worker));
+    ASSERT_GT(worker, 0);
+    peer.kill();
+    EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
+    EXPECT_EQ(send_until_error("killed, with a worker"), nccl::Result::kRemoteError);
+    expect_warning("has ended without closing");
+    EXPECT_EQ(::kill(worker, SIGKILL), 0);
+    close();
   }
   void close() {
     EXPECT_OK(net().dereg_mr(comm_, mhandle_));
@@ -75,7 +111,6 @@ ONE_VERSION(Peers, kVersion);
 TEST_P(Peers, OneThatIsKilledIsMissedAtTheNextCall) {
   Process peer("rests", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
-  ASSERT_NO_FATAL_FAILURE(ready(peer));
   peer.kill();
   EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
   EXPECT_EQ(send_until_error("killed"), nccl::Result::kRemoteError);
@@ -84,25 +119,21 @@ TEST_P(Peers, OneThatIsKilledIsMissedAtTheNextCall) {
 }
 
 TEST_P(Peers, OneThatIsKilledIsMissedThoughItsWorkersLive) {
-  Process peer("rests-with-worker", kVersion);
-  ASSERT_NO_FATAL_FAILURE(connect(peer));
-  ASSERT_NO_FATAL_FAILURE(ready(peer));
-  pid_t worker = 0;
-  ASSERT_TRUE(peer.read(&worker, sizeof worker));
-  ASSERT_GT(worker, 0);
-  peer.kill();
-  EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
-  EXPECT_EQ(send_until_error("killed, with a worker"), nccl::Result::kRemoteError);
-  expect_warning("has ended without closing");
-  EXPECT_EQ(::kill(worker, SIGKILL), 0);
-  close();
+  miss_one_with_a_worker(kVersion);
+}
+
+// Up to v10 the plugin begins by another way in.
+class PeersOfOlderTables : public Peers {};
+ONE_VERSION(PeersOfOlderTables, 10);
+
+TEST_P(PeersOfOlderTables, OneThatIsKilledIsMissedThoughItsWorkersLive) {
+  miss_one_with_a_worker(10);
 }
 
 // There is a receive for it, and nothing is outstanding: what is sent to the dead must not wait for the transport.
 TEST_P(Peers, NothingIsSentToOneThatWasKilled) {
   Process peer("receives", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
-  ASSERT_NO_FATAL_FAILURE(ready(peer));
   peer.kill();
   EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
   std::this_thread::sleep_for(kQuiet);
@@ -129,7 +160,6 @@ TEST_P(Peers, OneThatIsStoppedIsFoundByTheKeepalive) {
   setenv("VERBATIM_KEEPALIVE_S", "1", 1);
   Process peer("rests", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
-  ASSERT_NO_FATAL_FAILURE(ready(peer));
   ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
   EXPECT_EQ(send_until_error("stopped"), nccl::Result::kRemoteError);
   expect_warning("(pid " + std::to_string(peer.pid()) + ") for 0.8 s (VERBATIM_KEEPALIVE_S): its host answers");
@@ -140,14 +170,7 @@ TEST_P(Peers, OneThatIsStoppedIsFoundByTheKeepalive) {
 TEST_P(Peers, OneLearnsWhyTheOtherHasFailed) {
   Process peer("receives", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
-  ASSERT_NO_FATAL_FAILURE(ready(peer));
-  nccl::Result result = nccl::Result::kSuccess;
-  ASSERT_TRUE(eventually([&] {
-    void* request = nullptr;
-    result = isend(kBytes + 1, kTag, &request);
-    return result != nccl::Result::kSuccess;
-  }));
-  EXPECT_EQ(result, nccl::Result::kInvalidUsage);
+  EXPECT_EQ(error_of_isend(kBytes + 1, kTag), nccl::Result::kInvalidUsage);
   expect_warning("isend of 1001 bytes");
   const auto begin = Clock::now();
   const Exit end = peer.wait();
@@ -162,7 +185,6 @@ TEST_P(Peers, OneThatClosesInPeaceIsNoError) {
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Process peer("closes", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
-  ASSERT_NO_FATAL_FAILURE(ready(peer));
   std::this_thread::sleep_for(1500ms);
   close();
   EXPECT_TRUE(peer.write("", 1));
@@ -177,7 +199,6 @@ TEST_P(Peers, OneThatRestsMakesNoNoise) {
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Process peer("rests", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
-  ASSERT_NO_FATAL_FAILURE(ready(peer));
   std::this_thread::sleep_for(3s);
   EXPECT_TRUE(take_warnings().empty());
   close();
@@ -187,18 +208,11 @@ TEST_P(Peers, OneThatIsLateIsNamed) {
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Process peer("rests", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
-  ASSERT_NO_FATAL_FAILURE(ready(peer));
-  std::vector<std::string> lines;
-  ASSERT_TRUE(eventually([&] {
-    void* request = nullptr;
-    EXPECT_OK(isend(kBytes, kTag, &request));
-    lines = take_warnings();
-    return !lines.empty();
-  }));
-  std::printf("%s\n", lines[0].c_str());
-  EXPECT_NE(lines[0].find("(pid " + std::to_string(peer.pid()) + ") is late: its application has not posted"),
+  const std::string line = warning_while_sending();
+  std::printf("%s\n", line.c_str());
+  EXPECT_NE(line.find("(pid " + std::to_string(peer.pid()) + ") is late: its application has not posted"),
             std::string::npos);
-  EXPECT_NE(lines[0].find("there: 0 receives posted"), std::string::npos);
+  EXPECT_NE(line.find("there: 0 receives posted"), std::string::npos);
   close();
 }
 
@@ -206,17 +220,10 @@ TEST_P(Peers, OneThatIsStoppedAnswersNoQuestion) {
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Process peer("rests", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
-  ASSERT_NO_FATAL_FAILURE(ready(peer));
   ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
-  std::vector<std::string> lines;
-  ASSERT_TRUE(eventually([&] {
-    void* request = nullptr;
-    EXPECT_OK(isend(kBytes, kTag, &request));
-    lines = take_warnings();
-    return !lines.empty();
-  }));
-  EXPECT_NE(lines[0].find("does not answer"), std::string::npos) << lines[0];
-  EXPECT_NE(lines[0].find("there: no answer"), std::string::npos) << lines[0];
+  const std::string line = warning_while_sending();
+  EXPECT_NE(line.find("does not answer"), std::string::npos) << line;
+  EXPECT_NE(line.find("there: no answer"), std::string::npos) << line;
   close();
 }
 
@@ -241,16 +248,13 @@ TEST_P(Peers, ANetworkThatHoldsBackIsNamedAtBothEnds) {
   int tag = kTag;
   void* request = nullptr;
   ASSERT_OK(net().irecv(recv_comm, 1, &data, &size, &tag, &mhandle_, &request));
-  std::vector<std::string> lines;
-  ASSERT_TRUE(eventually([&] {
+  const std::string line = warning_while([&] {
     int done = 0;
     EXPECT_OK(net().test(request, &done, nullptr));
-    lines = take_warnings();
-    return !lines.empty();
-  }));
-  std::printf("%s\n", lines[0].c_str());
-  EXPECT_NE(lines[0].find("posted and is not acknowledged"), std::string::npos);
-  EXPECT_NE(lines[0].find("(pid " + std::to_string(peer.pid())), std::string::npos);
+  });
+  std::printf("%s\n", line.c_str());
+  EXPECT_NE(line.find("posted and is not acknowledged"), std::string::npos);
+  EXPECT_NE(line.find("(pid " + std::to_string(peer.pid())), std::string::npos);
   ASSERT_NO_FATAL_FAILURE(ready(peer));  // the first byte of its own line
   EXPECT_OK(net().dereg_mr(recv_comm, mhandle_));
   EXPECT_OK(net().close_recv(recv_comm));

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <endian.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
@@ -85,10 +86,15 @@ int query_port(ibv_context* context, std::uint8_t port_num, _compat_ibv_port_att
 
 ibv_context* open_device(ibv_device* found) {
   if (FakeVerbs::current().fails("open_device")) return nullptr;
-  auto* context = new FakeContext;
-  for (auto& device : FakeVerbs::current().devices()) {
-    if (&device->device == found) context->device = device.get();
+  const auto& devices = FakeVerbs::current().devices();
+  const auto device =
+      std::find_if(devices.begin(), devices.end(), [&](const auto& one) { return &one->device == found; });
+  if ((*device)->open_errno != 0) {
+    errno = (*device)->open_errno;
+    return nullptr;
   }
+  auto* context = new FakeContext;
+  context->device = device->get();
   context->extended.sz = sizeof(verbs_context);
   context->extended.query_port = query_port_full;
   context->extended.context.device = found;

@@ -32,6 +32,7 @@ struct FakeDevice {
   FakePort& add_roce_port();
   FakePort& add_infiniband_port();
 
+  int open_errno = 0;
   ibv_device device = {};
   ibv_device_attr attributes = {};
   std::vector<FakePort> ports;

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "ranks/progress_bar.h"
 #include "ranks/scratch.h"
@@ -35,6 +36,17 @@ std::vector<std::string> arguments_of_a_run(const Withheld& withheld, int argc, 
     }
   }
   return kept;
+}
+
+// "A,B,C"
+std::vector<std::string> names_in(const std::string& list) {
+  std::vector<std::string> all;
+  std::istringstream in(list);
+  for (std::string one; std::getline(in, one, ',');) {
+    if (!one.empty()) all.push_back(one);
+  }
+  if (all.empty()) throw Failure("--compare names nothing", ExitStatus::kUsage);
+  return all;
 }
 
 // What the run ended with.
@@ -89,16 +101,6 @@ Variant over_network(const std::string& name) {
   return variant;
 }
 
-std::vector<std::string> names_in(const std::string& list) {
-  std::vector<std::string> all;
-  std::istringstream in(list);
-  for (std::string one; std::getline(in, one, ',');) {
-    if (!one.empty()) all.push_back(one);
-  }
-  if (all.empty()) throw Failure("--compare names nothing", ExitStatus::kUsage);
-  return all;
-}
-
 TurnReports run_turns(const std::vector<Variant>& variants, int turns, const Withheld& withheld, int argc,
                       char** argv) {
   const std::vector<std::string> arguments = arguments_of_a_run(withheld, argc, argv);
@@ -117,11 +119,37 @@ TurnReports run_turns(const std::vector<Variant>& variants, int turns, const Wit
   return reports;
 }
 
+Comparison run_comparison(const std::string& list, Variant (*over)(const std::string&), std::size_t warmup, int turns,
+                          int argc, char** argv) {
+  Comparison all{names_in(list), {}, {}};
+  for (const std::string& name : all.names) {
+    all.variants.push_back(over(name));
+    all.variants.back().arguments.push_back("--warmup=" + std::to_string(warmup));
+  }
+  const Withheld withheld{{"--compare", "--turns", "--json", "--plugin", "--warmup"}, {}};
+  all.reports = run_turns(all.variants, turns, withheld, argc, argv);
+  return all;
+}
+
+std::vector<double> figures(const std::vector<Json>& reports, const std::string& place) {
+  std::vector<double> values;
+  for (const Json& report : reports) values.push_back(report.at(Json::json_pointer(place)));
+  return values;
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
+}
+
+double median_ratio(const std::vector<double>& above, const std::vector<double>& below) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < above.size(); ++i) {
+    if (below[i] > 0) ratios.push_back(above[i] / below[i]);
+  }
+  return median(std::move(ratios));
 }
 
 }  // namespace verbatim::ranks

@@ -2,6 +2,7 @@
 // of them alike, and the medians of several turns can be compared.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,9 +22,6 @@ Variant over_plugin(const std::string& path);
 // NCCL's network of that name: one of its own (IB, Socket), or a plugin's.
 Variant over_network(const std::string& name);
 
-// "A,B,C". Throws Failure when there is nothing in it.
-std::vector<std::string> names_in(const std::string& list);
-
 // Options of the command line that the runs do not get.
 struct Withheld {
   std::vector<std::string> options;  // each with a value
@@ -39,6 +37,21 @@ struct TurnReports {
 // Failure, with what it printed, at the first run that fails or finds something wrong.
 TurnReports run_turns(const std::vector<Variant>& variants, int turns, const Withheld& withheld, int argc, char** argv);
 
+// What --compare asks for: one job over each network or plugin of the list "A,B,C". Throws Failure where there is
+// nothing in it, and as run_turns does.
+struct Comparison {
+  std::vector<std::string> names;  // as the list has them
+  std::vector<Variant> variants;
+  TurnReports reports;
+};
+Comparison run_comparison(const std::string& list, Variant (*over)(const std::string&), std::size_t warmup, int turns,
+                          int argc, char** argv);
+
+// The figure at that place ("/layer_time_us/p50") of each report.
+std::vector<double> figures(const std::vector<Json>& reports, const std::string& place);
+
 double median(std::vector<double> values);  // the lower of two; 0 of none
+// The median of the ratios within one turn; a turn with nothing below does not count.
+double median_ratio(const std::vector<double>& above, const std::vector<double>& below);
 
 }  // namespace verbatim::ranks

@@ -27,15 +27,6 @@ std::vector<double> values_of(const std::vector<Json>& reports, const char* fami
   return values;
 }
 
-// The median of the ratios within one turn.
-double ratio(const std::vector<double>& above, const std::vector<double>& below) {
-  std::vector<double> ratios;
-  for (std::size_t i = 0; i < above.size(); ++i) {
-    if (below[i] > 0) ratios.push_back(above[i] / below[i]);
-  }
-  return ranks::median(ratios);
-}
-
 // What KV did in one run and not in the other, as a line of complaint; nothing else than times may differ.
 std::vector<std::string> differences(const Json& one, const Json& other) {
   std::vector<std::string> found;
@@ -82,8 +73,9 @@ ExitStatus run_isolation(const Options& options, int argc, char** argv) {
     run["last_run"] = reports.by_variant[i].back();
     json["runs"].push_back(run);
   }
-  const double tail = ratio(values_of(both, "lf", "latency_p99_ms"), values_of(alone, "lf", "latency_p99_ms"));
-  const double rate = ratio(values_of(killed, "kv", "gb_s"), values_of(both, "kv", "gb_s"));
+  const double tail =
+      ranks::median_ratio(values_of(both, "lf", "latency_p99_ms"), values_of(alone, "lf", "latency_p99_ms"));
+  const double rate = ranks::median_ratio(values_of(killed, "kv", "gb_s"), values_of(both, "kv", "gb_s"));
   std::printf("# LF's p99 beside a busy KV, times that beside an idle one : %.2f (at most 3 is wanted)\n", tail);
   std::printf("# KV's GB/s with LF killed, times that without            : %.2f (0.95 or more is wanted)\n", rate);
   json["lf_p99_ratio"] = tail;

@@ -43,7 +43,10 @@ TEST(UniqueFd, ClosesOnceWhoeverHoldsItLast) {
 
 TEST(UniqueFd, IsClosedInChildrenOnceThatIsAskedFor) {
   const UniqueFd early = open_one();
-  EXPECT_TRUE(in_child([&] { return is_open(early.get()); }));
+  static bool is_first = true;  // of the repetitions: what is asked for stays
+  if (std::exchange(is_first, false)) {
+    EXPECT_TRUE(in_child([&] { return is_open(early.get()); }));
+  }
   close_fds_in_children();
   close_fds_in_children();
   UniqueFd moved = open_one();

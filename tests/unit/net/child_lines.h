@@ -15,6 +15,8 @@
 
 namespace verbatim {
 
+using Lines = std::vector<std::string>;
+
 // What differs from run to run becomes a word.
 inline std::string normalized(std::string line) {
   char host[HOST_NAME_MAX + 1] = {};
@@ -33,8 +35,8 @@ inline std::string normalized(std::string line) {
 }
 
 // The warnings that a child has written, normalized.
-inline std::vector<std::string> warnings_of(const std::string& told) {
-  std::vector<std::string> lines;
+inline Lines warnings_of(const std::string& told) {
+  Lines lines;
   std::istringstream text(told);
   for (std::string line; std::getline(text, line);) {
     constexpr std::string_view kMark = "verbatim: ";

@@ -55,10 +55,8 @@ class ContextTest : public ::testing::Test {
       }
       EXPECT_TRUE(send != nullptr && recv != nullptr);
 
-      std::vector<std::uint8_t> target(8);
-      const auto memory = link.reg(link.recv(), target);
-      const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
-      EXPECT_NE(link.posted([&] { return link.irecv({&buffer, 1}); }), nullptr);
+      Buffers buffers(link, 8);
+      EXPECT_NE(link.posted([&] { return buffers.irecv(8); }), nullptr);
       begin = std::chrono::steady_clock::now();
       link.context().close(link.recv());
       link.context().close(*send);
@@ -70,11 +68,10 @@ class ContextTest : public ::testing::Test {
 
   // Calls isend, for which nothing was announced, until the comm fails or `limit` is over.
   static bool starves_to_an_error(Link& link, std::chrono::milliseconds limit) {
-    std::vector<std::uint8_t> source(8);
-    const auto memory = link.reg(link.send(), source);
+    Buffers buffers(link, 8);
     const auto end = std::chrono::steady_clock::now() + limit;
     while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) {
-      EXPECT_EQ(link.isend(source.data(), source.size(), 0, *memory), nullptr);
+      EXPECT_EQ(buffers.isend(8), nullptr);
     }
     return link.send().error() != nullptr;
   }
@@ -171,35 +168,28 @@ TEST_F(ContextTest, ASenderWhoseReceiverHasClosedIsTold) {
 TEST_F(ContextTest, AReceiverWhoseSenderHasClosedIsTold) {
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> target(8);
-  const auto memory = link.reg(link.recv(), target);
-  const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
-  ASSERT_NE(link.posted([&] { return link.irecv({&buffer, 1}); }), nullptr);
+  Buffers buffers(link, 8);
+  ASSERT_NE(link.posted([&] { return buffers.irecv(8); }), nullptr);
   link.context().close(link.send());
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-  while (link.recv().error() == nullptr && std::chrono::steady_clock::now() < end) link.recv().progress();
-  ASSERT_NE(link.recv().error(), nullptr);
+  ASSERT_TRUE(link.fails(link.recv()));
   EXPECT_EQ(link.recv().error()->kind, ErrorKind::kRemote);
 }
 
 TEST_F(ContextTest, WhatArrivedBeforeThePeerClosedIsDelivered) {
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> source = pattern(5000, 1);
-  std::vector<std::uint8_t> target(5000);
-  const auto send_memory = link.reg(link.send(), source);
-  const auto recv_memory = link.reg(link.recv(), target);
-  const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
-  Request* receive = link.posted([&] { return link.irecv({&buffer, 1}); });
-  Request* send = link.posted([&] { return link.isend(source.data(), source.size(), 0, *send_memory); });
+  Buffers buffers(link, pattern(5000, 1));
+  Request* receive = link.posted([&] { return buffers.irecv(5000); });
+  Request* send = link.posted([&] { return buffers.isend(5000); });
   ASSERT_TRUE(link.wait(send));
   link.taken_back(send);
   link.context().close(link.send());
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-  while (receive->state != RequestState::kDone && std::chrono::steady_clock::now() < end) link.recv().progress();
-  EXPECT_EQ(receive->state, RequestState::kDone);
+  EXPECT_TRUE(link.eventually([&] {
+    link.recv().progress();
+    return receive->state == RequestState::kDone;
+  }));
   EXPECT_EQ(link.recv().error(), nullptr);
-  EXPECT_EQ(target, source);
+  EXPECT_EQ(buffers.target, buffers.source);
 }
 
 // More messages than one look at the completion queue takes in, and a receiver that was away for longer than what is
@@ -209,20 +199,16 @@ TEST_F(ContextTest, AllThatArrivedBeforeThePeerClosedIsDelivered) {
   constexpr std::size_t kBytes = 8;
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> source = pattern(kBytes, 1);
-  std::vector<std::uint8_t> target(kBytes);
-  const auto send_memory = link.reg(link.send(), source);
-  const auto recv_memory = link.reg(link.recv(), target);
-  const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
+  Buffers buffers(link, pattern(kBytes, 1));
   std::vector<Request*> receives;
   std::vector<Request*> sends;
   for (std::size_t i = 0; i < kMessages; ++i) {
-    receives.push_back(link.irecv({&buffer, 1}));
+    receives.push_back(buffers.irecv(kBytes));
     ASSERT_NE(receives.back(), nullptr);
   }
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (sends.size() < kMessages && std::chrono::steady_clock::now() < end) {
-    if (Request* send = link.isend(source.data(), source.size(), 0, *send_memory)) sends.push_back(send);
+    if (Request* send = buffers.isend(kBytes)) sends.push_back(send);
     link.send().progress();
   }
   ASSERT_EQ(sends.size(), kMessages);
@@ -251,10 +237,8 @@ TEST_F(ContextTest, AnEndWithWorkOutstandingIsAbortedAtOnce) {
   {
     Link link;
     ASSERT_NO_FATAL_FAILURE(link.connect());
-    std::vector<std::uint8_t> target(8);
-    const auto memory = link.reg(link.recv(), target);
-    const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
-    ASSERT_NE(link.posted([&] { return link.irecv({&buffer, 1}); }), nullptr);
+    Buffers buffers(link, 8);
+    ASSERT_NE(link.posted([&] { return buffers.irecv(8); }), nullptr);
     EXPECT_FALSE(link.recv().quiet());
     link.context().close(link.recv());
   }

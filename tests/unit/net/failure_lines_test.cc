@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -19,8 +18,6 @@
 
 namespace verbatim {
 namespace {
-
-using Lines = std::vector<std::string>;
 
 // A connection with a buffer at each end.
 struct Ends {
@@ -37,21 +34,18 @@ struct Ends {
   // Once the receive has been heard of.
   void send_until_failed(std::size_t bytes) { send_until_failed(bytes, *send_memory); }
   void send_until_failed(std::size_t bytes, const MemoryKeys& keys) {
-    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
-    while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) {
-      link.isend(source.data(), bytes, 0, keys);
+    EXPECT_TRUE(Link::fails(link.send(), [&] {
+      void* request = nullptr;
+      link.send().isend(source.data(), bytes, 0, keys, &request);
       link.send().progress();
-    }
-    EXPECT_NE(link.send().error(), nullptr);
+    }));
   }
   void test_until_failed(Request* request) {
-    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
-    while (link.recv().error() == nullptr && std::chrono::steady_clock::now() < end) {
+    EXPECT_TRUE(Link::fails(link.recv(), [&] {
       int done = 0;
       if (request != nullptr) RecvComm::test(*request, &done, nullptr);
       if (request == nullptr) link.recv().progress();
-    }
-    EXPECT_NE(link.recv().error(), nullptr);
+    }));
   }
 
   // What no sound peer does: bytes of its own choice to where the other end's `memory` is, behind the transport's back.
@@ -248,13 +242,6 @@ struct Strangers {
   }
   void end(std::size_t which) { close_context(std::exchange(contexts[which], nullptr)); }
   Result<SendComm*> connect() { return contexts[1]->connect(0, handle, -1); }
-  static void until_failed(const std::function<bool()>& call) {
-    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
-    bool well = true;
-    while (well && std::chrono::steady_clock::now() < end) well = call();
-    EXPECT_FALSE(well);
-  }
-
   std::array<Context*, 2> contexts{};
   std::array<std::uint8_t, wire::kHandleBytes> handle{};
   ListenComm* listen = nullptr;
@@ -267,7 +254,7 @@ TEST(AHandshake, ThatTheConnectingEndLeavesNamesIt) {
     // Has answered then, and waits for the peer.
     for (int i = 0; i < 1000; ++i) ASSERT_TRUE(strangers.contexts[0]->accept(*strangers.listen));
     strangers.end(1);
-    Strangers::until_failed([&] { return bool{strangers.contexts[0]->accept(*strangers.listen)}; });
+    EXPECT_TRUE(Link::eventually([&] { return !strangers.contexts[0]->accept(*strangers.listen); }));
   });
   ASSERT_EQ(told.size(), 1U);
   EXPECT_EQ(
@@ -285,10 +272,10 @@ TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
     Result<ListenComm*> other = strangers.contexts[1]->listen(0, handle);  // serves the socket from here on
     ASSERT_TRUE(other);
     strangers.end(0);
-    Strangers::until_failed([&] {
+    EXPECT_TRUE(Link::eventually([&] {
       EXPECT_TRUE(strangers.contexts[1]->accept(**other));
-      return bool{strangers.connect()};
-    });
+      return !strangers.connect();
+    }));
   });
   ASSERT_EQ(told.size(), 1U);
   EXPECT_EQ(std::regex_replace(told[0], std::regex("(127.0.0.1):[0-9]+"), "$1:#"),
@@ -299,10 +286,10 @@ TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
 TEST(AHandshake, ThatThePeerRefusesSaysWhy) {
   const Lines told = lines_of("fail verb=modify_qp nth=3 errno=ETIMEDOUT", [] {
     Strangers strangers;
-    Strangers::until_failed([&] {
+    EXPECT_TRUE(Link::eventually([&] {
       static_cast<void>(strangers.contexts[0]->accept(*strangers.listen));
-      return bool{strangers.connect()};
-    });
+      return !strangers.connect();
+    }));
   });
   ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
   EXPECT_EQ(

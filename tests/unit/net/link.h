@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -40,6 +41,29 @@ class Link {
   }
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
+
+  // Asks again and again whether `condition` holds: that it did in time.
+  template <typename Condition>
+  static bool eventually(Condition condition) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    bool holds = condition();
+    while (!holds && !::testing::Test::HasFatalFailure() && std::chrono::steady_clock::now() < end) holds = condition();
+    return holds;
+  }
+
+  // Repeats `call` until `comm` has failed: that it did in time.
+  template <typename Call>
+  static bool fails(const Comm& comm, Call call) {
+    return eventually([&] {
+      if (comm.error() == nullptr) call();
+      return comm.error() != nullptr;
+    });
+  }
+  // The same by its progress alone.
+  template <typename C>
+  static bool fails(C& comm) {
+    return fails(comm, [&] { comm.progress(); });
+  }
 
   void connect(std::size_t from = 0, std::size_t to = 0, int traffic_class = -1) {
     ASSERT_NE(context_, nullptr);
@@ -110,31 +134,35 @@ class Link {
   // Repeats `post` until it yields a request.
   template <typename Post>
   Request* posted(Post post) {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
-    while (std::chrono::steady_clock::now() < end) {
-      if (Request* request = post()) return request;
-      send_->progress();
-      recv_->progress();
-    }
-    ADD_FAILURE() << "nothing was posted in time";
-    return nullptr;
+    Request* request = nullptr;
+    const auto post_or_progress = [&] {
+      request = post();
+      if (request == nullptr) progress();
+      return request != nullptr;
+    };
+    EXPECT_TRUE(eventually(post_or_progress)) << "nothing was posted in time";
+    return request;
   }
 
   bool wait(Request* request) {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
     // An arrival word is looked at by the test of its own request alone.
     const auto done = [&] {
       return request->kind == RequestKind::kRecvAtomic ? test(request) : request->state == RequestState::kDone;
     };
-    bool is_done = done();
-    while (!is_done && std::chrono::steady_clock::now() < end) {
-      send_->progress();
-      recv_->progress();
-      if (send_->error() != nullptr || recv_->error() != nullptr) break;
+    bool is_done = false;
+    eventually([&] {
       is_done = done();
-    }
+      if (!is_done) progress();
+      return is_done || failed();
+    });
     return is_done;
   }
+
+  void progress() {
+    send_->progress();
+    recv_->progress();
+  }
+  bool failed() const { return send_->error() != nullptr || recv_->error() != nullptr; }
 
  private:
   bool test(Request* request) {
@@ -152,6 +180,35 @@ class Link {
   Context* context_ = nullptr;
   SendComm* send_ = nullptr;
   RecvComm* recv_ = nullptr;
+};
+
+// A buffer at each end of a connection, registered there.
+template <typename T = std::uint8_t>
+class Buffers {
+ public:
+  Buffers(Link& link, std::vector<T> content)
+      : source(std::move(content)),
+        target(source.size()),
+        send_memory(link.reg(link.send(), source)),
+        recv_memory(link.reg(link.recv(), target)),
+        link_(link) {}
+  Buffers(Link& link, std::size_t count) : Buffers(link, std::vector<T>(count)) {}
+
+  // For so many bytes at the start of the target.
+  Request* irecv(std::size_t bytes, int tag = 0, bool optional_completion = false) {
+    const RecvBuffer buffer{target.data(), bytes, tag, recv_memory.get()};
+    return link_.irecv({&buffer, 1}, optional_completion);
+  }
+  // So many bytes of the source.
+  Request* isend(std::size_t bytes, int tag = 0) { return link_.isend(source.data(), bytes, tag, *send_memory); }
+
+  std::vector<T> source;
+  std::vector<T> target;
+  const std::unique_ptr<MemoryHandle> send_memory;
+  const std::unique_ptr<MemoryHandle> recv_memory;
+
+ private:
+  Link& link_;
 };
 
 inline std::vector<std::uint8_t> pattern(std::size_t bytes, std::uint64_t seed) {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/socket.h"
+#include "support/log_capture.h"
 
 namespace verbatim {
 namespace {
@@ -156,6 +157,7 @@ TEST_F(ListenerTest, AFloodOfSilentStrangersOnlyDelays) {
 }
 
 TEST_F(ListenerTest, AnotherProtocolVersionIsToldWhy) {
+  const LogCapture log;
   std::vector<std::uint8_t> message = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
   ++message[4];
   const UniqueFd peer = knock();
@@ -171,6 +173,25 @@ TEST_F(ListenerTest, AnotherProtocolVersionIsToldWhy) {
   const auto decoded = wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(header));
   ASSERT_TRUE(decoded);
   EXPECT_EQ(decoded->type, wire::MessageType::kReject);
+  std::vector<std::uint8_t> body(decoded->body_bytes);
+  filled = 0;
+  while (!*receive_into(peer, body, filled)) std::this_thread::yield();
+  const std::string why = to_string(*local_address(peer)) + " speaks protocol version 4 of Verbatim, " +
+                          to_string(listener_->address()) + " version 3";
+  EXPECT_EQ(wire::decode_reject(body), why);
+  EXPECT_EQ(log.only_warning(), "a connection is refused: " + why + ". Next: run the same release on all hosts");
+}
+
+TEST_F(ListenerTest, ManyOfAnotherProtocolVersionAreOneWarning) {
+  const LogCapture log;
+  std::vector<std::uint8_t> message = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
+  ++message[4];
+  for (int i = 0; i < 5; ++i) {
+    const UniqueFd peer = knock();
+    say(peer, message);
+    EXPECT_TRUE(dropped(peer));
+  }
+  EXPECT_EQ(log.warnings().size(), 1U);
 }
 
 TEST_F(ListenerTest, ARemovedListenIsUnknown) {

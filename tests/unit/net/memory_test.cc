@@ -112,6 +112,24 @@ TEST_F(MemoryTest, NeitherDmaBufNorPeerMemoryIsOneLineWithBothReasons) {
       << line;
 }
 
+TEST_F(MemoryTest, ADmaBufThatPeerMemoryCannotReplaceIsAskedForOnceAndToldOnce) {
+  const LogCapture log;
+  const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
+  fake_.devices()[0]->dmabuf_errno = 0;
+  fake_.failures["reg_dmabuf_mr"] = ENOMEM;
+  const auto refused = register_memory(
+      {both_.data(), 1},
+      {.address = buffer_.data(), .bytes = 1, .type = MemoryType::kDmaBuf, .dmabuf = {.fd = fd.get(), .offset = 0}});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().sys_errno, ENOMEM);
+  EXPECT_TRUE(refused.error().logged);
+  EXPECT_EQ(fake_.calls("reg_dmabuf_mr"), 1);
+  EXPECT_EQ(fake_.calls("reg_mr"), 0);
+  const std::string line = log.only_warning();
+  EXPECT_NE(line.find("ibv_reg_dmabuf_mr of 4096 bytes of a dma-buf"), std::string::npos) << line;
+  EXPECT_NE(line.find("RLIMIT_MEMLOCK is"), std::string::npos) << line;
+}
+
 TEST_F(MemoryTest, ControlMemoryIsZeroedPagesOfItsOwn) {
   {
     const Result<ControlMemory> control = ControlMemory::create(both_, 5000);

@@ -25,21 +25,12 @@ bool mentions(const std::vector<std::string>& lines, const std::string& text) {
 TEST(Peer, AFailureIsToldToThePeerAtOnce) {
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> source(100);
-  std::vector<std::uint8_t> target(100);
-  const auto send_memory = link.reg(link.send(), source);
-  const auto recv_memory = link.reg(link.recv(), target);
-  const RecvBuffer buffer{target.data(), 50, 0, recv_memory.get()};
-  ASSERT_NE(link.posted([&] { return link.irecv({&buffer, 1}); }), nullptr);
+  Buffers buffers(link, 100);
+  ASSERT_NE(link.posted([&] { return buffers.irecv(50); }), nullptr);
   const LogCapture log;
-  const auto end = Clock::now() + Link::kPatience;
-  while (link.send().error() == nullptr && Clock::now() < end) {
-    ASSERT_EQ(link.isend(source.data(), 51, 0, *send_memory), nullptr);
-  }
-  ASSERT_NE(link.send().error(), nullptr);
+  ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(51), nullptr); }));
   const auto failed = Clock::now();
-  while (link.recv().error() == nullptr && Clock::now() < end) link.recv().progress();
-  ASSERT_NE(link.recv().error(), nullptr);
+  ASSERT_TRUE(link.fails(link.recv()));
   std::printf("the peer knew after %.0f ms\n",
               std::chrono::duration<double, std::milli>(Clock::now() - failed).count());
   EXPECT_LT(Clock::now() - failed, std::chrono::seconds(10));
@@ -52,22 +43,16 @@ TEST(Peer, AFailureIsToldToThePeerAtOnce) {
 TEST(Peer, AnIdleEndHearsOfThePeersFailureAtItsNextCall) {
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> source(8);
-  std::vector<std::uint8_t> target(8);
-  const auto send_memory = link.reg(link.send(), source);
-  const auto recv_memory = link.reg(link.recv(), target);
-  const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
-  ASSERT_NE(link.irecv({&buffer, 1}), nullptr);  // there is a CTS: nothing but the failure holds the sender back
+  Buffers buffers(link, 8);
+  ASSERT_NE(buffers.irecv(8), nullptr);  // there is a CTS: nothing but the failure holds the sender back
   const LogCapture log;
   link.recv().abort();
-  const auto end = Clock::now() + Link::kPatience;
-  while (link.recv().error() == nullptr && Clock::now() < end) link.recv().progress();
-  ASSERT_NE(link.recv().error(), nullptr);
-  while ((link.send().attention() & Comm::kSignals) == 0 && Clock::now() < end) std::this_thread::yield();
-  while (link.send().error() == nullptr && Clock::now() < end) {
-    ASSERT_EQ(link.isend(source.data(), source.size(), 0, *send_memory), nullptr);
-  }
-  ASSERT_NE(link.send().error(), nullptr);
+  ASSERT_TRUE(link.fails(link.recv()));
+  ASSERT_TRUE(link.eventually([&] {
+    std::this_thread::yield();
+    return (link.send().attention() & Comm::kSignals) != 0;
+  }));
+  ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(8), nullptr); }));
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
   EXPECT_TRUE(mentions(log.warnings(), " reported: "));
 }
@@ -75,18 +60,11 @@ TEST(Peer, AnIdleEndHearsOfThePeersFailureAtItsNextCall) {
 TEST(Peer, AnOwnerThatGivesUpIsToldFromOneThatCloses) {
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> buffer(8);
-  const auto send_memory = link.reg(link.send(), buffer);
-  const auto recv_memory = link.reg(link.recv(), buffer);
-  const RecvBuffer receive{buffer.data(), buffer.size(), 7, recv_memory.get()};
-  ASSERT_NE(link.irecv({&receive, 1}), nullptr);
+  Buffers buffers(link, 8);
+  ASSERT_NE(buffers.irecv(8, 7), nullptr);
   const LogCapture log;
   link.context().close(link.recv());
-  const auto end = Clock::now() + Link::kPatience;
-  while (link.send().error() == nullptr && Clock::now() < end) {
-    ASSERT_EQ(link.isend(buffer.data(), buffer.size(), 8, *send_memory), nullptr);
-  }
-  ASSERT_NE(link.send().error(), nullptr);
+  ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(8, 8), nullptr); }));
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
   EXPECT_NE(log.only_warning().find("has given up"), std::string::npos);
 }
@@ -152,8 +130,10 @@ class Silence : public ::testing::Test {
 TEST_F(Silence, OfAPeerIsAnErrorAtBothEnds) {
   const LogCapture log;
   const auto begin = Clock::now();
-  while (!failed() && Clock::now() < begin + Link::kPatience) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  ASSERT_NE(comm_->error(), nullptr);
+  ASSERT_TRUE(Link::fails(*comm_, [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    comm_->progress();
+  }));
   std::printf("after %.0f ms\n", std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
   EXPECT_EQ(comm_->error()->kind, ErrorKind::kRemote);
   EXPECT_NE(log.only_warning().find("VERBATIM_KEEPALIVE_S"), std::string::npos);
@@ -181,11 +161,10 @@ TEST_F(Silence, OfOurOwnIsNone) {
 TEST_F(Silence, WhatIsNoMessageOfOursEndsThePeer) {
   const std::string http = "GET / HTTP/1.1\r\n\r\n";
   ASSERT_EQ(::send(peer_.get(), http.data(), http.size(), MSG_NOSIGNAL), static_cast<ssize_t>(http.size()));
-  const auto end = Clock::now() + Link::kPatience;
-  while ((comm_->attention() & static_cast<std::uint32_t>(CommSignal::kPeerGone)) == 0 && Clock::now() < end) {
+  EXPECT_TRUE(Link::eventually([&] {
     std::this_thread::yield();
-  }
-  EXPECT_NE(comm_->attention() & static_cast<std::uint32_t>(CommSignal::kPeerGone), 0U);
+    return (comm_->attention() & static_cast<std::uint32_t>(CommSignal::kPeerGone)) != 0;
+  }));
 }
 
 }  // namespace

@@ -218,14 +218,12 @@ class Stall : public ::testing::Test {
   // Drives the connection until so many lines tell of a stall.
   template <typename Drive>
   static std::vector<std::string> reports(const LogCapture& log, std::size_t count, Drive drive) {
-    std::vector<std::string> found;
-    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
-    while (found.size() < count && std::chrono::steady_clock::now() < end) {
+    Link::eventually([&] {
       drive();
-      found = log.warnings();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return found;
+      return log.warnings().size() >= count;
+    });
+    return log.warnings();
   }
 };
 
@@ -233,10 +231,9 @@ TEST_F(Stall, AReceiverThatIsLateIsNamedAtTheSender) {
   ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> source(8);
-  const auto memory = link.reg(link.send(), source);
+  Buffers buffers(link, 8);
   const LogCapture log;
-  const auto lines = reports(log, 1, [&] { link.isend(source.data(), source.size(), 0, *memory); });
+  const auto lines = reports(log, 1, [&] { buffers.isend(8); });
   ASSERT_EQ(lines.size(), 1U);
   std::printf("%s\n", lines[0].c_str());
   EXPECT_NE(lines[0].find("pid " + std::to_string(::getpid()) + ") is late: its application has not posted"),
@@ -249,10 +246,8 @@ TEST_F(Stall, ASenderThatIsLateIsNamedAtTheReceiver) {
   ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> target(8);
-  const auto memory = link.reg(link.recv(), target);
-  const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
-  Request* receive = link.irecv({&buffer, 1});
+  Buffers buffers(link, 8);
+  Request* receive = buffers.irecv(8);
   ASSERT_NE(receive, nullptr);
   const LogCapture log;
   const auto lines = reports(log, 1, [&] {
@@ -270,14 +265,9 @@ TEST_F(Stall, AProcessThatDoesNotTestIsLateItself) {
   ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> source(8);
-  std::vector<std::uint8_t> target(8);
-  const auto send_memory = link.reg(link.send(), source);
-  const auto recv_memory = link.reg(link.recv(), target);
-  const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
-  ASSERT_NE(link.irecv({&buffer, 1}), nullptr);
-  Request* send = link.posted([&] { return link.isend(source.data(), source.size(), 0, *send_memory); });
-  ASSERT_NE(send, nullptr);
+  Buffers buffers(link, 8);
+  ASSERT_NE(buffers.irecv(8), nullptr);
+  ASSERT_NE(link.posted([&] { return buffers.isend(8); }), nullptr);
   const LogCapture log;
   const auto lines = reports(log, 1, [&] { link.send().progress(); });
   ASSERT_EQ(lines.size(), 1U);
@@ -289,14 +279,12 @@ TEST_F(Stall, BecomesAnErrorAtBothEnds) {
   ::setenv("VERBATIM_STALL_FAIL_S", "1", 1);
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> target(8);
-  const auto memory = link.reg(link.recv(), target);
-  const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
-  ASSERT_NE(link.irecv({&buffer, 1}), nullptr);
+  Buffers buffers(link, 8);
+  ASSERT_NE(buffers.irecv(8), nullptr);
   const LogCapture log;
   reports(log, 2, [&] {
     link.recv().progress();
-    link.isend(target.data(), target.size(), 99, MemoryKeys(*memory));  // no receive has this tag
+    buffers.isend(8, 99);  // no receive has this tag
   });
   ASSERT_NE(link.recv().error(), nullptr);
   ASSERT_NE(link.send().error(), nullptr);
@@ -335,10 +323,8 @@ TEST_F(Stall, TheStateCanBeReadWhileItLasts) {
     EXPECT_EQ(status.st_mode & 0777, 0600U);
     EXPECT_NE(read_state(found).find("\"connections\":[\n]}"), std::string::npos) << read_state(found);
     ASSERT_NO_FATAL_FAILURE(link.connect());
-    std::vector<std::uint8_t> target(8);
-    const auto memory = link.reg(link.recv(), target);
-    const RecvBuffer buffer{target.data(), target.size(), 0, memory.get()};
-    ASSERT_NE(link.irecv({&buffer, 1}), nullptr);
+    Buffers buffers(link, 8);
+    ASSERT_NE(buffers.irecv(8), nullptr);
     const std::string state = read_state(found);
     std::printf("%s", state.c_str());
     for (const char* part : {"\"version\":1", "\"direction\":\"send\"", "\"direction\":\"recv\"",
@@ -347,8 +333,7 @@ TEST_F(Stall, TheStateCanBeReadWhileItLasts) {
       EXPECT_NE(state.find(part), std::string::npos) << part;
     }
     link.recv().abort();
-    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
-    while (link.recv().error() == nullptr && std::chrono::steady_clock::now() < end) link.recv().progress();
+    EXPECT_TRUE(link.fails(link.recv()));
     EXPECT_NE(read_state(found).find("\"state\":\"failed\",\"error\":\"receiving 8 bytes failed"), std::string::npos);
   }
   EXPECT_NE(::access(found.c_str(), F_OK), 0);

@@ -43,20 +43,17 @@ TEST(Stats, TheFileTellsWhatEachEndCarried) {
   {
     Link link;
     ASSERT_NO_FATAL_FAILURE(link.connect());
-    std::vector<std::uint8_t> source = pattern(1000, 1);
-    std::vector<std::uint8_t> target(1000);
-    const auto send_memory = link.reg(link.send(), source);
-    const auto recv_memory = link.reg(link.recv(), target);
+    Buffers ends(link, pattern(1000, 1));
     for (const std::size_t members : {1UL, 3UL, 1UL}) {
       std::vector<RecvBuffer> buffers;
       for (std::size_t i = 0; i < members; ++i) {
-        buffers.push_back({&target[i * 100], 100, static_cast<int>(i), recv_memory.get()});
+        buffers.push_back({&ends.target[i * 100], 100, static_cast<int>(i), ends.recv_memory.get()});
       }
       Request* receive = link.posted([&] { return link.irecv(buffers); });
       std::vector<Request*> sends;
       for (std::size_t i = 0; i < members; ++i) {
         sends.push_back(link.posted(
-            [&] { return link.isend(&source[i * 100], 100 - members, static_cast<int>(i), *send_memory); }));
+            [&] { return link.isend(&ends.source[i * 100], 100 - members, static_cast<int>(i), *ends.send_memory); }));
       }
       for (Request* send : sends) {
         ASSERT_TRUE(link.wait(send));

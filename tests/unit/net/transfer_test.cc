@@ -123,28 +123,25 @@ TEST_F(TransferTest, TheRingGoesRoundManyTimes) {
 TEST_F(TransferTest, AsManyReceivesAsPromisedAndNoMore) {
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint64_t> source(wire::kMaxInFlight);
-  std::vector<std::uint64_t> target(wire::kMaxInFlight + 1);
-  const auto send_memory = link.reg(link.send(), source);
-  const auto recv_memory = link.reg(link.recv(), target);
+  Buffers<std::uint64_t> ends(link, wire::kMaxInFlight + 1);
   std::vector<Request*> receives;
   for (std::uint32_t i = 0; i < wire::kMaxInFlight; ++i) {
-    source[i] = 1000 + i;
-    const RecvBuffer buffer{&target[i], sizeof target[i], 0, recv_memory.get()};
+    ends.source[i] = 1000 + i;
+    const RecvBuffer buffer{&ends.target[i], 8, 0, ends.recv_memory.get()};
     receives.push_back(link.posted([&] { return link.irecv({&buffer, 1}); }));
   }
-  const RecvBuffer one_more{&target.back(), sizeof target[0], 0, recv_memory.get()};
+  const RecvBuffer one_more{&ends.target.back(), 8, 0, ends.recv_memory.get()};
   EXPECT_EQ(link.irecv({&one_more, 1}), nullptr);
   EXPECT_EQ(link.recv().error(), nullptr);
 
   std::vector<Request*> sends;
   for (std::uint32_t i = 0; i < wire::kMaxInFlight; ++i) {
-    sends.push_back(link.posted([&] { return link.isend(&source[i], sizeof source[i], 0, *send_memory); }));
+    sends.push_back(link.posted([&] { return link.isend(&ends.source[i], 8, 0, *ends.send_memory); }));
   }
   for (std::uint32_t i = 0; i < wire::kMaxInFlight; ++i) {
     ASSERT_TRUE(link.wait(receives[i]));
     ASSERT_TRUE(link.wait(sends[i]));
-    EXPECT_EQ(target[i], 1000 + i);
+    EXPECT_EQ(ends.target[i], 1000 + i);
     link.taken_back(receives[i]);
     link.taken_back(sends[i]);
   }
@@ -154,26 +151,24 @@ TEST_F(TransferTest, AsManyReceivesAsPromisedAndNoMore) {
 TEST_F(TransferTest, GroupsTakeTheirMembersByTag) {
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint32_t> source(1 << 16);
-  std::vector<std::uint32_t> target(1 << 16);
-  const auto send_memory = link.reg(link.send(), source);
-  const auto recv_memory = link.reg(link.recv(), target);
+  Buffers<std::uint32_t> ends(link, 1 << 16);
   std::uint32_t round = 0;
   for (std::uint32_t size = 1; size <= wire::kMaxGroup; ++size) {
     for (std::uint32_t shift = 0; shift < size; ++shift, ++round) {
       std::vector<RecvBuffer> buffers;
       for (std::uint32_t i = 0; i < size; ++i) {
-        target[i * 8] = 0;
-        buffers.push_back({&target[i * 8], 32, static_cast<int>(100 + i), recv_memory.get()});
+        ends.target[i * 8] = 0;
+        buffers.push_back({&ends.target[i * 8], 32, static_cast<int>(100 + i), ends.recv_memory.get()});
       }
       Request* receive = link.posted([&] { return link.irecv(buffers); });
       std::vector<Request*> sends;
       for (std::uint32_t i = 0; i < size; ++i) {
         const std::uint32_t member = (i + shift) % size;
-        source[member * 8] = round * 16 + member + 1;
+        ends.source[member * 8] = round * 16 + member + 1;
         const std::size_t bytes = member % 3 == 2 ? 0 : 4 * (1 + member % 8);  // short, empty and full ones
-        sends.push_back(link.posted(
-            [&] { return link.isend(&source[member * 8], bytes, static_cast<int>(100 + member), *send_memory); }));
+        const int tag = static_cast<int>(100 + member);
+        sends.push_back(
+            link.posted([&] { return link.isend(&ends.source[member * 8], bytes, tag, *ends.send_memory); }));
         ASSERT_NE(sends.back(), nullptr);
       }
       ASSERT_TRUE(link.wait(receive));
@@ -185,7 +180,7 @@ TEST_F(TransferTest, GroupsTakeTheirMembersByTag) {
       for (std::uint32_t member = 0; member < size; ++member) {
         const bool empty = member % 3 == 2;
         EXPECT_EQ(sizes[member], empty ? 0 : static_cast<int>(4 * (1 + member % 8)));
-        EXPECT_EQ(target[member * 8], empty ? 0 : round * 16 + member + 1);
+        EXPECT_EQ(ends.target[member * 8], empty ? 0 : round * 16 + member + 1);
       }
     }
   }
@@ -200,22 +195,18 @@ TEST_F(TransferTest, OptionalReceivesAreDoneAtOnce) {
       ::setenv("VERBATIM_SPLIT_DATA_ON_QPS", "1", 1);
       Link link;
       ASSERT_NO_FATAL_FAILURE(link.connect());
-      std::vector<std::uint64_t> source(1);
-      std::vector<std::uint64_t> target(1);
-      const auto send_memory = link.reg(link.send(), source);
-      const auto recv_memory = link.reg(link.recv(), target);
-      const RecvBuffer buffer{target.data(), sizeof target[0], 7, recv_memory.get()};
+      Buffers<std::uint64_t> buffers(link, 1);
       for (std::uint64_t i = 1; i <= 5 * wire::kMaxInFlight; ++i) {
         // Most are optional, in runs of every length; the others wait for their data.
         const bool optional = i % 11 != 0;
-        Request* receive = link.posted([&] { return link.irecv({&buffer, 1}, optional); });
+        Request* receive = link.posted([&] { return buffers.irecv(8, 7, optional); });
         ASSERT_NE(receive, nullptr) << i;
         if (optional) {
           ASSERT_EQ(receive->state, RequestState::kDone);
           EXPECT_EQ(link.taken_back(receive)[0], 8);
         }
-        source[0] = i;
-        Request* send = link.posted([&] { return link.isend(source.data(), sizeof source[0], 7, *send_memory); });
+        buffers.source[0] = i;
+        Request* send = link.posted([&] { return buffers.isend(8, 7); });
         ASSERT_NE(send, nullptr) << i;
         ASSERT_TRUE(link.wait(send));
         link.taken_back(send);
@@ -223,10 +214,8 @@ TEST_F(TransferTest, OptionalReceivesAreDoneAtOnce) {
           ASSERT_TRUE(link.wait(receive)) << i;
           EXPECT_EQ(link.taken_back(receive)[0], 8);
         }
-        const auto end = std::chrono::steady_clock::now() + Link::kPatience;
-        while (__atomic_load_n(target.data(), __ATOMIC_ACQUIRE) != i && std::chrono::steady_clock::now() < end)
-          continue;
-        ASSERT_EQ(target[0], i);
+        link.eventually([&] { return __atomic_load_n(buffers.target.data(), __ATOMIC_ACQUIRE) == i; });
+        ASSERT_EQ(buffers.target[0], i);
       }
       EXPECT_EQ(link.recv().error(), nullptr);
     }
@@ -237,14 +226,12 @@ TEST_F(TransferTest, OptionalReceivesAreDoneAtOnce) {
 TEST_F(TransferTest, OptionalReceivesDoNotOverrunTheSender) {
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> target(8);
-  const auto recv_memory = link.reg(link.recv(), target);
-  const RecvBuffer buffer{target.data(), target.size(), 0, recv_memory.get()};
+  Buffers buffers(link, 8);
   std::uint32_t posted = 0;
   const auto end = std::chrono::steady_clock::now() + Link::kPatience;
   // A full ring needs the completions of CTS WRITEs; one more would come soon.
   for (int idle = 0; idle < 1000 && std::chrono::steady_clock::now() < end;) {
-    Request* receive = link.irecv({&buffer, 1}, true);
+    Request* receive = buffers.irecv(8, 0, true);
     if (receive == nullptr) {
       link.recv().progress();
       idle += posted < wire::kMaxInFlight ? 0 : 1;
@@ -260,38 +247,22 @@ TEST_F(TransferTest, OptionalReceivesDoNotOverrunTheSender) {
 TEST_F(TransferTest, ASendThatDoesNotFitIsAnErrorThatStays) {
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> source(100);
-  std::vector<std::uint8_t> target(100);
-  const auto send_memory = link.reg(link.send(), source);
-  const auto recv_memory = link.reg(link.recv(), target);
-  const RecvBuffer buffer{target.data(), 50, 0, recv_memory.get()};
-  ASSERT_NE(link.posted([&] { return link.irecv({&buffer, 1}); }), nullptr);
-  const auto end = std::chrono::steady_clock::now() + Link::kPatience;
-  while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) {
-    ASSERT_EQ(link.isend(source.data(), 51, 0, *send_memory), nullptr);
-  }
-  ASSERT_NE(link.send().error(), nullptr);
+  Buffers buffers(link, 100);
+  ASSERT_NE(link.posted([&] { return buffers.irecv(50); }), nullptr);
+  ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(51), nullptr); }));
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kUsage);
-  EXPECT_EQ(link.isend(source.data(), 50, 0, *send_memory), nullptr);
+  EXPECT_EQ(buffers.isend(50), nullptr);
 }
 
 TEST_F(TransferTest, AWrongRemoteKeyFailsBothEnds) {
   Link link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  std::vector<std::uint8_t> source(100);
-  std::vector<std::uint8_t> target(100);
-  const auto send_memory = link.reg(link.send(), source);
-  const auto recv_memory = link.reg(link.recv(), target);
-  MemoryHandle wrong;
-  static_cast<MemoryKeys&>(wrong) = *recv_memory;
-  wrong.rkey[0] ^= 0x00ffff00;
-  const RecvBuffer buffer{target.data(), 100, 0, &wrong};
-  Request* receive = link.posted([&] { return link.irecv({&buffer, 1}); });
-  Request* send = link.posted([&] { return link.isend(source.data(), 100, 0, *send_memory); });
+  Buffers buffers(link, 100);
+  buffers.recv_memory->rkey[0] ^= 0x00ffff00;
+  Request* receive = link.posted([&] { return buffers.irecv(100); });
+  Request* send = link.posted([&] { return buffers.isend(100); });
   EXPECT_FALSE(link.wait(send));
-  const auto end = std::chrono::steady_clock::now() + Link::kPatience;
-  while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) link.send().progress();
-  ASSERT_NE(link.send().error(), nullptr);
+  ASSERT_TRUE(link.fails(link.send()));
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
   EXPECT_NE(receive->state, RequestState::kDone);
 }

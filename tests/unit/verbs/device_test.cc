@@ -188,6 +188,17 @@ TEST_F(Inventory, ADeviceThatCannotBeOpenedIsSkippedWithErrno) {
   }
 }
 
+// The others go on, with less bandwidth than the host has: nobody would notice.
+TEST_F(Inventory, ADeviceThatCannotBeOpenedIsAWarningThoughOthersCan) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  FakeDevice& second = fake_.add_device("mlx5_1");
+  std::snprintf(second.device.dev_name, sizeof second.device.dev_name, "uverbs1");
+  second.open_errno = EACCES;
+  ASSERT_TRUE(try_open());
+  EXPECT_EQ(log_.only_warning(),
+            "not used: mlx5_1: ibv_open_device failed: Permission denied (/dev/infiniband/uverbs1)");
+}
+
 TEST_F(Inventory, NoDeviceAtAll) {
   EXPECT_EQ(try_open().error().sys_errno, ENODEV);
   EXPECT_EQ(log_.only_warning().rfind("no RDMA: libibverbs sees no device.", 0), 0U) << log_.only_warning();
