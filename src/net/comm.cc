@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "base/clock.h"
@@ -135,7 +136,7 @@ void Comm::abort() {
   if (ended) {
     return fail(verdict_kind_, "peer", [&] {
       const bool ours = condemned && verdict_kind_ == ErrorKind::kSystem;
-      return describe_failure(verdict_.data(),
+      return describe_failure(verdict(),
                               {"", ours ? "look at this process and its device"
                                         : "look at " + endpoint_.peer_name() + " first: its log says more"},
                               facts(0));
@@ -164,9 +165,10 @@ void Comm::abort() {
 
 void Comm::pass_verdict(ErrorKind kind, std::string_view why) {
   verdict_kind_ = kind;
-  const std::size_t bytes = std::min(why.size(), verdict_.size() - 1);
-  std::copy_n(why.begin(), bytes, verdict_.begin());
-  verdict_[bytes] = '\0';
+  verdict_.reset(new (std::nothrow) char[why.size() + 1]);
+  if (verdict_ == nullptr) return;
+  std::copy_n(why.begin(), why.size(), verdict_.get());
+  verdict_[why.size()] = '\0';
 }
 
 void Comm::tell_peer() noexcept {
@@ -202,7 +204,7 @@ PathFacts Comm::facts(std::size_t qp) const {
                                        static_cast<std::uint32_t>(CommSignal::kPeerGaveUp);
   const std::uint32_t signals = attention_.load(std::memory_order_acquire);
   facts.peer_gone = (signals & kPeerEnded) != 0;
-  if ((signals & static_cast<std::uint32_t>(CommSignal::kPeerFailed)) != 0) facts.peer_report = verdict_.data();
+  if ((signals & static_cast<std::uint32_t>(CommSignal::kPeerFailed)) != 0) facts.peer_report = verdict();
   return facts;
 }
 
@@ -251,6 +253,7 @@ bool Comm::await_event() const {
   unreported_ = false;
   if (failed_.completion.status == IBV_WC_WR_FLUSH_ERR && await_event()) return report(describe_event());
   PathFacts path = facts(failed_.qp);
+  path.buffer = failed_.work.buffer;
   if (failed_.work.loopback) {
     path.local.qp = failed_.completion.qp_num;
     path.remote = path.local;

@@ -5,7 +5,6 @@
 // receive comm, the locked making of its flush QPs.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -226,6 +225,7 @@ class Comm {
   void report(std::string what) noexcept;
   void report_without_memory() noexcept;
   void report_completion() noexcept;
+  const char* verdict() const { return verdict_ != nullptr ? verdict_.get() : "no memory to say why"; }
   PathFacts facts(std::size_t qp) const;
   std::string describe_event() const;
   bool await_event() const;
@@ -242,7 +242,7 @@ class Comm {
   std::atomic<bool> failure_told_{false};  // the text stands
   const ControlThread* watcher_ = nullptr;
   ErrorKind verdict_kind_ = ErrorKind::kRemote;
-  std::array<char, wire::kMaxFailureText + 128> verdict_{};  // a peer's text, and who said it
+  std::unique_ptr<char[]> verdict_;  // a peer's text, and who said it: few connections ever need the room
   // The completion that failed, until it is reported.
   struct {
     ibv_wc completion;

@@ -263,7 +263,6 @@ PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {
   facts.local.qp = end.qp->qp_num;
   facts.local.mtu = port.active_mtu;
   facts.roce = port.is_roce();
-  facts.gpu_memory = port.ptr_support != kPtrHost;
   facts.mtu = end.path.mtu;
   facts.traffic_class = end.path.traffic_class;
   facts.service_level = end.path.service_level;

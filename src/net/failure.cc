@@ -97,17 +97,30 @@ Diagnosis lost_packets(const PathFacts& facts) {
   return diagnosis;
 }
 
+std::string hex(std::uintptr_t address) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%" PRIxPTR, address);
+  return text;
+}
+
 Diagnosis local_protection(const PathFacts& facts) {
-  Diagnosis diagnosis;
-  diagnosis.verdict =
-      "the application's buffer: this NIC may not read or write it (any more): freed or deregistered "
-      "while in use";
-  diagnosis.next = "check that buffers outlive their operations";
-  if (facts.gpu_memory) {
-    diagnosis.verdict += ", or GPU memory behind an IOMMU or PCIe ACS";
-    diagnosis.next += "; " + quoted("lspci -vvv | grep ACSCtl") + " must show no SrcValid+, the kernel needs iommu=pt";
+  const std::string outlive = "check that buffers outlive their operations";
+  if (!facts.buffer) {
+    return {"this NIC may not read or write the memory (any more): freed or deregistered while in use", outlive};
   }
-  return diagnosis;
+  const RefusedBuffer& buffer = *facts.buffer;
+  std::string verdict = "the application's buffer, " + std::to_string(buffer.bytes) + " bytes ";
+  if (!buffer.region) {
+    return {verdict + "at " + hex(buffer.address) + ", is in no registration (any more): deregistered while in use",
+            outlive};
+  }
+  const MrRegion& region = *buffer.region;
+  verdict += std::string("of ") + memory_name(region.type) + " at " + hex(buffer.address) + " in a registration of " +
+             std::to_string(region.bytes) + " bytes at " + hex(region.start) +
+             ": this NIC may not read it (any more): ";
+  if (region.type == MemoryType::kHost) return {verdict + "freed or unmapped while in use", outlive};
+  return {verdict + "an IOMMU or PCIe ACS is in between, or it was freed while in use",
+          quoted("lspci -vvv | grep ACSCtl") + " must show no SrcValid+, the kernel needs iommu=pt; " + outlive};
 }
 
 Diagnosis device_failed(const PathFacts& facts) {

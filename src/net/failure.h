@@ -9,15 +9,24 @@
 #include <string>
 
 #include "base/result.h"
+#include "verbs/mr_cache.h"
 #include "verbs/port_history.h"
 
 namespace verbatim {
+
+// The memory of a request that its NIC may not touch.
+struct RefusedBuffer {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  std::optional<MrRegion> region;  // that it is in
+};
 
 // What a work request was for, by our own records: a completion that reports a failure tells nothing of it.
 struct FailedWork {
   const char* doing = "";              // "sending"
   std::optional<std::uint64_t> bytes;  // of payload
   bool loopback = false;               // from the device to itself
+  std::optional<RefusedBuffer> buffer = std::nullopt;
 };
 
 // How far a connection had come.
@@ -42,8 +51,8 @@ struct PathFacts {
   PathEnd local;
   std::optional<PathEnd> remote;  // once it is known
   bool roce = true;
-  bool gpu_memory = false;  // the device may be given a GPU's
-  bool peer_gone = false;   // the side channel said so before
+  bool peer_gone = false;  // the side channel said so before
+  std::optional<RefusedBuffer> buffer;
   std::string peer_report;  // what it said of the connection's end
   ibv_mtu mtu = IBV_MTU_256;
   unsigned traffic_class = 0;

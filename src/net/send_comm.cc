@@ -159,6 +159,7 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
   move_head(head + 1);
   request.state = RequestState::kPending;
   request.bytes = bytes;
+  request.data = data;
   single_segment_ = {reinterpret_cast<std::uint64_t>(data), static_cast<std::uint32_t>(bytes),
                      memory.lkey[queue.device]};
   single_.wr_id = queue.alone_wr_id | index;
@@ -258,6 +259,7 @@ bool SendComm::open_group(std::uint32_t index) {
   if (bytes > wanted.size) return refuse_size(bytes, wanted);
   request.state = RequestState::kPending;
   request.bytes = bytes;
+  request.data = data;
   *out = static_cast<Request*>(&request);
   group_.bytes += bytes;
   group_.room += wanted.size;
@@ -506,12 +508,31 @@ Delivered SendComm::delivered() const {
   return delivered;
 }
 
+// Which of a group's it was is not told: one that is not registered, else a GPU's, else the first.
+[[gnu::cold]] RefusedBuffer SendComm::refused_buffer(const SendRequest* first, std::uint32_t members,
+                                                     const Device& device) {
+  RefusedBuffer found;
+  for (std::uint32_t i = 0; i < members; ++i) {
+    RefusedBuffer buffer{reinterpret_cast<std::uintptr_t>(first[i].data), first[i].bytes, std::nullopt};
+    buffer.region = device.mr_cache().find(buffer.address, buffer.bytes);
+    if (!buffer.region) return buffer;
+    const bool gpu = buffer.region->type != MemoryType::kHost;
+    if (i == 0 || (gpu && found.region->type == MemoryType::kHost)) found = buffer;
+  }
+  return found;
+}
+
 [[gnu::cold]] void SendComm::fail_send(const ibv_wc& completion) {
   const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
   const std::uint32_t members = (completion.wr_id & kSendAlone) != 0 ? 1 : requests_[index].group_size;
   std::uint64_t bytes = 0;
   for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
-  fail_completion(completion, completion.wr_id >> 16 & 0xffff, {.doing = "sending", .bytes = bytes});
+  const std::size_t queue = completion.wr_id >> 16 & 0xffff;
+  FailedWork work{.doing = "sending", .bytes = bytes};
+  if (completion.status == IBV_WC_LOC_PROT_ERR) {
+    work.buffer = refused_buffer(&requests_[index], members, *endpoint_.ports()[queues_[queue].device]->device);
+  }
+  fail_completion(completion, queue, work);
 }
 
 }  // namespace verbatim

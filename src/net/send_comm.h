@@ -51,6 +51,7 @@ class SendComm final : public Comm {
     std::uint8_t group_size = 0;   // of the group's first member
     std::uint32_t parts_left = 0;  // of the group's first member: QPs that have not finished
     std::uint64_t bytes = 0;
+    const void* data = nullptr;
   };
 
   // A work request with its segment, formatted once. Between doorbells all are linked WRITEs of one segment.
@@ -177,6 +178,7 @@ class SendComm final : public Comm {
   ErrorKind refuse_size(std::size_t bytes, const wire::CtsHead& wanted) noexcept;
   ErrorKind starve() noexcept;
   void fail_send(const ibv_wc& completion);
+  static RefusedBuffer refused_buffer(const SendRequest* first, std::uint32_t members, const Device& device);
   static ErrorKind drive(SendRequest& request, int* done, int* sizes) noexcept;
   static ErrorKind take_in(SendRequest& request, int* done, int* sizes, int taken) noexcept;
   static ErrorKind retire(SendRequest& request, int* done, int* sizes) noexcept;

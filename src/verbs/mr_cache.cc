@@ -24,18 +24,6 @@ namespace {
 
 constexpr unsigned kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
-const char* memory_name(MemoryType type) {
-  switch (type) {
-    case MemoryType::kHost:
-      return "host memory";
-    case MemoryType::kCuda:
-      return "GPU memory";
-    case MemoryType::kDmaBuf:
-      return "a dma-buf";
-  }
-  return "memory";
-}
-
 std::string limit_text(rlim_t limit) {
   return limit == RLIM_INFINITY ? "unlimited" : std::to_string(limit / 1024) + " KiB";
 }
@@ -98,6 +86,18 @@ std::string advice(const MrRequest& request, int sys_errno) {
 }
 
 }  // namespace
+
+const char* memory_name(MemoryType type) {
+  switch (type) {
+    case MemoryType::kHost:
+      return "host memory";
+    case MemoryType::kCuda:
+      return "GPU memory";
+    case MemoryType::kDmaBuf:
+      return "a dma-buf";
+  }
+  return "memory";
+}
 
 void MrReleaser::operator()(const MrEntry* entry) const {
   if (Status status = cache->drop(entry); !status) log_destroy_failure("memory region", status.error().sys_errno);
@@ -235,6 +235,18 @@ Status MrCache::drop(const MrEntry* entry) {
     --size_;
   }
   return check_errno("ibv_dereg_mr", destroy_verbs_object(verbs_.dereg_mr, last->mr.release()));
+}
+
+std::optional<MrRegion> MrCache::find(std::uintptr_t address, std::size_t bytes) const {
+  const MutexLock lock(mutex_);
+  for (const auto& [kind, ranges] : ranges_) {
+    for (const auto& [start, slot] : ranges.by_start) {
+      if (start <= address && bytes <= slot->bytes && address - start <= slot->bytes - bytes) {
+        return MrRegion{kind.type, start, slot->bytes, slot->references};
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 std::size_t MrCache::size() const {

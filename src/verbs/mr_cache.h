@@ -47,6 +47,16 @@ struct MrEntry {
   std::uint32_t rkey = 0;
 };
 
+// A registration as messages show it.
+struct MrRegion {
+  MemoryType type = MemoryType::kHost;
+  std::uintptr_t start = 0;
+  std::size_t bytes = 0;
+  std::size_t references = 0;
+};
+
+const char* memory_name(MemoryType type);
+
 class MrCache;
 
 struct MrReleaser {
@@ -73,6 +83,9 @@ class MrCache {
 
   // Drops `ref` and answers what deregistration said, when it was the last reference.
   Status release(MrRef ref) VERBATIM_EXCLUDES(mutex_);
+
+  // A registration that covers [address, address + bytes), whatever its kind: for messages.
+  std::optional<MrRegion> find(std::uintptr_t address, std::size_t bytes) const VERBATIM_EXCLUDES(mutex_);
 
   // Live registrations.
   std::size_t size() const VERBATIM_EXCLUDES(mutex_);

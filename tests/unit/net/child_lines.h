@@ -15,12 +15,16 @@
 
 namespace verbatim {
 
+using Lines = std::vector<std::string>;
+
 // What differs from run to run becomes a word.
 inline std::string normalized(std::string line) {
   char host[HOST_NAME_MAX + 1] = {};
   ::gethostname(host, sizeof host - 1);
   for (const auto& [varying, word] : {std::pair<std::string, std::string>(host, "HOST"),
                                       {"QP [0-9]+", "QP #"},
+                                      {"0x[0-9a-f]+", "0x#"},
+                                      {"registration of [0-9]+ bytes", "registration of # bytes"},
                                       {"pid [0-9]+", "pid #"},
                                       {"[0-9.e+-]+ (s|ms) old", "T old"},
                                       {"worked for [0-9.e+-]+ (s|ms)", "worked for T"},
@@ -31,8 +35,8 @@ inline std::string normalized(std::string line) {
 }
 
 // The warnings that a child has written, normalized.
-inline std::vector<std::string> warnings_of(const std::string& told) {
-  std::vector<std::string> lines;
+inline Lines warnings_of(const std::string& told) {
+  Lines lines;
   std::istringstream text(told);
   for (std::string line; std::getline(text, line);) {
     constexpr std::string_view kMark = "verbatim: ";

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -20,8 +19,6 @@
 namespace verbatim {
 namespace {
 
-using Lines = std::vector<std::string>;
-
 // A connection with a buffer at each end.
 struct Ends {
   explicit Ends(MemoryType type = MemoryType::kHost) {
@@ -35,22 +32,20 @@ struct Ends {
     return link.irecv(buffers);
   }
   // Once the receive has been heard of.
-  void send_until_failed(std::size_t bytes) {
-    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
-    while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) {
-      link.isend(source.data(), bytes, 0, *send_memory);
+  void send_until_failed(std::size_t bytes) { send_until_failed(bytes, *send_memory); }
+  void send_until_failed(std::size_t bytes, const MemoryKeys& keys) {
+    EXPECT_TRUE(Link::fails(link.send(), [&] {
+      void* request = nullptr;
+      link.send().isend(source.data(), bytes, 0, keys, &request);
       link.send().progress();
-    }
-    EXPECT_NE(link.send().error(), nullptr);
+    }));
   }
   void test_until_failed(Request* request) {
-    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
-    while (link.recv().error() == nullptr && std::chrono::steady_clock::now() < end) {
+    EXPECT_TRUE(Link::fails(link.recv(), [&] {
       int done = 0;
       if (request != nullptr) RecvComm::test(*request, &done, nullptr);
       if (request == nullptr) link.recv().progress();
-    }
-    EXPECT_NE(link.recv().error(), nullptr);
+    }));
   }
 
   // What no sound peer does: bytes of its own choice to where the other end's `memory` is, behind the transport's back.
@@ -71,7 +66,7 @@ struct Ends {
   }
 
   Link link;
-  std::vector<std::uint8_t> source = pattern(4096, 1);
+  std::vector<std::uint8_t> source = pattern(std::size_t{1} << 20, 1);
   std::vector<std::uint8_t> target = std::vector<std::uint8_t>(4096);
   std::unique_ptr<MemoryHandle> send_memory;
   std::unique_ptr<MemoryHandle> recv_memory;
@@ -198,6 +193,36 @@ TEST(AFlush, BeyondAllThatCanBeOutstanding) {
                         kPath + "0 messages, 0 bytes"});
 }
 
+const std::string kProtection =
+    "sending 64 bytes failed with local protection error (IBV_WC_LOC_PROT_ERR 4, vendor error ";
+
+TEST(ABufferThatTheNicMayNotRead, OfAGpuBringsTheIommuIn) {
+  const Lines told = lines_of("complete op=write_imm nth=1 status=LOC_PROT_ERR vendor=81", [] {
+    Ends ends(MemoryType::kCuda);
+    ASSERT_NE(ends.announce(64), nullptr);
+    ends.send_until_failed(64);
+  });
+  EXPECT_EQ(told, Lines{kProtection +
+                        "81): the application's buffer, 64 bytes of GPU memory at 0x# in a registration of # bytes at "
+                        "0x#: this NIC may not read it (any more): an IOMMU or PCIe ACS is in between, or it was freed "
+                        "while in use. Next: 'lspci -vvv | grep ACSCtl' must show no SrcValid+, the kernel needs "
+                        "iommu=pt; check that buffers outlive their operations. " +
+                        kPath + "0 messages, 0 bytes"});
+}
+
+TEST(ABufferThatTheNicMayNotRead, IsNotRegisteredAnyMore) {
+  const Lines told = lines_of([](Ends& ends) {
+    const MemoryKeys keys = *ends.send_memory;
+    ASSERT_NE(ends.announce(64), nullptr);
+    ends.send_memory.reset();
+    ends.send_until_failed(64, keys);
+  });
+  EXPECT_EQ(told, Lines{kProtection +
+                        "0): the application's buffer, 64 bytes at 0x#, is in no registration (any more): deregistered "
+                        "while in use. Next: check that buffers outlive their operations. " +
+                        kPath + "0 messages, 0 bytes"});
+}
+
 // Two contexts of this process, one of which goes in the middle of a handshake.
 struct Strangers {
   Strangers() {
@@ -217,13 +242,6 @@ struct Strangers {
   }
   void end(std::size_t which) { close_context(std::exchange(contexts[which], nullptr)); }
   Result<SendComm*> connect() { return contexts[1]->connect(0, handle, -1); }
-  static void until_failed(const std::function<bool()>& call) {
-    const auto end = std::chrono::steady_clock::now() + Link::kPatience;
-    bool well = true;
-    while (well && std::chrono::steady_clock::now() < end) well = call();
-    EXPECT_FALSE(well);
-  }
-
   std::array<Context*, 2> contexts{};
   std::array<std::uint8_t, wire::kHandleBytes> handle{};
   ListenComm* listen = nullptr;
@@ -236,7 +254,7 @@ TEST(AHandshake, ThatTheConnectingEndLeavesNamesIt) {
     // Has answered then, and waits for the peer.
     for (int i = 0; i < 1000; ++i) ASSERT_TRUE(strangers.contexts[0]->accept(*strangers.listen));
     strangers.end(1);
-    Strangers::until_failed([&] { return bool{strangers.contexts[0]->accept(*strangers.listen)}; });
+    EXPECT_TRUE(Link::eventually([&] { return !strangers.contexts[0]->accept(*strangers.listen); }));
   });
   ASSERT_EQ(told.size(), 1U);
   EXPECT_EQ(
@@ -254,10 +272,10 @@ TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
     Result<ListenComm*> other = strangers.contexts[1]->listen(0, handle);  // serves the socket from here on
     ASSERT_TRUE(other);
     strangers.end(0);
-    Strangers::until_failed([&] {
+    EXPECT_TRUE(Link::eventually([&] {
       EXPECT_TRUE(strangers.contexts[1]->accept(**other));
-      return bool{strangers.connect()};
-    });
+      return !strangers.connect();
+    }));
   });
   ASSERT_EQ(told.size(), 1U);
   EXPECT_EQ(std::regex_replace(told[0], std::regex("(127.0.0.1):[0-9]+"), "$1:#"),
@@ -268,10 +286,10 @@ TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
 TEST(AHandshake, ThatThePeerRefusesSaysWhy) {
   const Lines told = lines_of("fail verb=modify_qp nth=3 errno=ETIMEDOUT", [] {
     Strangers strangers;
-    Strangers::until_failed([&] {
+    EXPECT_TRUE(Link::eventually([&] {
       static_cast<void>(strangers.contexts[0]->accept(*strangers.listen));
-      return bool{strangers.connect()};
-    });
+      return !strangers.connect();
+    }));
   });
   ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
   EXPECT_EQ(
