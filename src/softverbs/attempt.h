@@ -13,8 +13,8 @@
 
 namespace verbatim::softverbs {
 
-// The most bytes of one step. A message of 1 MiB is one system call while nobody else has something to send; a longer one
-// lets other QPs and destroyers in between.
+// The most bytes of one step. A message of 1 MiB is one system call while nobody else has something to send; a longer
+// one lets other QPs and destroyers in between.
 constexpr std::uint64_t kStepBytes = 1U << 20;
 static_assert(kStepBytes % 4096 == 0, "a step holds whole packets of any MTU");
 
