@@ -21,7 +21,7 @@ TEST(Compare, PrintsTheMediansOfTurns) {
   ASSERT_EQ(2U, run.report.size()) << run.output;
   for (std::size_t i = 0; i < 2; ++i) {
     const Json& entry = run.report[i];
-    EXPECT_EQ(setting(i == 0 ? "KV_PLUGIN" : "SOCKET_PLUGIN"), entry["over"]);
+    EXPECT_EQ(setting(i == 0 ? "KV_PLUGIN" : "SOCKET_PLUGIN"), entry["over"].get<std::string>());
     ASSERT_EQ(2U, entry["families"].size());
     for (const Json& family : entry["families"]) {
       EXPECT_EQ(2U, family["gb_s"].size());
