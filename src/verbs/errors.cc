@@ -25,8 +25,8 @@ Result<unsigned> check_count(const char* operation, int returned) {
   return static_cast<unsigned>(returned);
 }
 
-void log_destroy_failure(const char* object, int returned) {
-  VERBATIM_WARN("cannot destroy a %s, it leaks: %s", object, std::strerror(errno_of(returned)));
+void log_destroy_failure(const char* object, const char* device, int returned) {
+  VERBATIM_WARN("cannot destroy a %s of %s, it leaks: %s", object, device, std::strerror(errno_of(returned)));
 }
 
 }  // namespace verbatim

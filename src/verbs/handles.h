@@ -9,7 +9,19 @@
 namespace verbatim {
 
 // Logs the failure of a destroy call: the object leaks then, and usually something still uses it (EBUSY).
-void log_destroy_failure(const char* object, int returned);
+void log_destroy_failure(const char* object, const char* device, int returned);
+
+inline const char* device_name(const ibv_context* context) {
+  return context != nullptr && context->device != nullptr ? context->device->name : "a device";
+}
+template <typename T>
+const char* device_of(const T* object) {
+  return device_name(object->context);
+}
+template <>
+inline const char* device_of(const ibv_context* context) {
+  return device_name(context);
+}
 
 template <typename T>
 constexpr const char* kVerbsObjectName = "object";
@@ -36,7 +48,7 @@ struct VerbsDeleter {
 
   void operator()(T* object) const noexcept {
     if (const int returned = destroy_verbs_object(destroy, object); returned != 0) {
-      log_destroy_failure(kVerbsObjectName<T>, returned);
+      log_destroy_failure(kVerbsObjectName<T>, device_of(object), returned);
     }
   }
 };

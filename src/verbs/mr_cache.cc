@@ -100,7 +100,9 @@ const char* memory_name(MemoryType type) {
 }
 
 void MrReleaser::operator()(const MrEntry* entry) const {
-  if (Status status = cache->drop(entry); !status) log_destroy_failure("memory region", status.error().sys_errno);
+  if (Status status = cache->drop(entry); !status) {
+    log_destroy_failure("memory region", cache->device_, status.error().sys_errno);
+  }
 }
 
 MrCache::MrCache(const Verbs& verbs, ibv_pd* pd, const char* device, bool relaxed_ordering)
@@ -114,7 +116,12 @@ MrCache::MrCache(const Verbs& verbs, ibv_pd* pd, const char* device, bool relaxe
 }
 
 MrCache::~MrCache() {
-  if (const std::size_t live = size(); live > 0) {
+  const std::size_t live = size();
+  if (live == 0) return;
+  try {
+    VERBATIM_WARN("%s closes with %zu memory registrations that nobody released: %s", device_, live,
+                  describe_some().c_str());
+  } catch (...) {  // no memory
     VERBATIM_WARN("%s closes with %zu memory registrations that nobody released", device_, live);
   }
 }
@@ -247,6 +254,24 @@ std::optional<MrRegion> MrCache::find(std::uintptr_t address, std::size_t bytes)
     }
   }
   return std::nullopt;
+}
+
+std::string MrCache::describe_some() const {
+  constexpr std::size_t kMost = 3;
+  const MutexLock lock(mutex_);
+  std::string text;
+  std::size_t told = 0;
+  for (const auto& [kind, ranges] : ranges_) {
+    for (const auto& [start, slot] : ranges.by_start) {
+      if (told == kMost) return text + ", ...";
+      char region[96];
+      std::snprintf(region, sizeof region, "%s%zu bytes of %s at 0x%zx in use %zu times", told == 0 ? "" : ", ",
+                    slot->bytes, memory_name(kind.type), static_cast<std::size_t>(start), slot->references);
+      text += region;
+      ++told;
+    }
+  }
+  return text;
 }
 
 std::size_t MrCache::size() const {

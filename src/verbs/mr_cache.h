@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "base/mutex.h"
 #include "base/result.h"
@@ -123,6 +124,7 @@ class MrCache {
   Result<UniqueMr> register_range(const MrRequest& request, std::uintptr_t start, std::size_t bytes,
                                   std::uint64_t dmabuf_offset) const;
   Status drop(const MrEntry* entry) VERBATIM_EXCLUDES(mutex_);
+  std::string describe_some() const VERBATIM_EXCLUDES(mutex_);
 
   const Verbs& verbs_;
   ibv_pd* const pd_;

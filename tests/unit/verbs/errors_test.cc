@@ -53,11 +53,16 @@ TEST(Adopt, NullCarriesErrno) {
 
 TEST(Handles, AFailedDestroyIsLogged) {
   const LogCapture log;
+  ibv_device device = {};
+  std::snprintf(device.name, sizeof device.name, "mlx5_0");
+  ibv_context context = {};
+  context.device = &device;
   ibv_pd pd = {};
+  pd.context = &context;
   g_answer = EBUSY;
   g_destroyed = 0;
   { const UniquePd handle(&pd, VerbsDeleter<ibv_pd>{destroy}); }
-  EXPECT_EQ(log.only_warning(), "cannot destroy a protection domain, it leaks: Device or resource busy");
+  EXPECT_EQ(log.only_warning(), "cannot destroy a protection domain of mlx5_0, it leaks: Device or resource busy");
   EXPECT_EQ(g_destroyed, 2) << "tried once more";
 }
 
