@@ -331,14 +331,15 @@ std::string describe_failure(const std::string& what, const Diagnosis& diagnosis
   return text;
 }
 
-std::string explain_setup(const Error& error, const PathFacts* facts) {
+std::string explain_setup(const Error& error, const PathFacts* facts, int max_qp) {
   const std::string_view operation = error.operation;
   if (operation == "ibv_create_qp" || operation == "ibv_create_cq") {
     if (error.sys_errno != ENOMEM && error.sys_errno != ENOSPC) return "";
-    return std::string(": the device has no room for another connection, or no memory may be locked") + kNextStep +
+    const std::string most =
+        max_qp > 0 ? " (it takes " + std::to_string(max_qp) + " queue pairs of all processes)" : "";
+    return ": the device has no room for another connection" + most + ", or no memory may be locked" + kNextStep +
            "fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma resource show' counts "
-           "what "
-           "all processes hold";
+           "what all processes hold";
   }
   if (facts == nullptr || !operation.starts_with("ibv_modify_qp")) return "";
   const std::string index = std::to_string(facts->local.gid_index);

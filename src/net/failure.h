@@ -101,8 +101,8 @@ inline constexpr const char* kNextStep = ". Next: ";
 std::string describe_failure(const std::string& what, const Diagnosis& diagnosis, const PathFacts& facts);
 
 // What making a connection fails with, beside the error itself: ": why. Next: what to do. Path: ..."; empty when the
-// error says all. `facts` may be nullptr.
-std::string explain_setup(const Error& error, const PathFacts* facts);
+// error says all. `facts` may be nullptr. `max_qp`: what the device takes of all processes, 0 when not known.
+std::string explain_setup(const Error& error, const PathFacts* facts, int max_qp = 0);
 
 // The same for a handshake that ended by what `peer`, "node2 (pid 4711)", did or did not do.
 std::string explain_handshake(const Error& error, const std::string& peer);
