@@ -21,10 +21,12 @@ void close_fds_in_children();
 class OpenFds {
  public:
   static void add(int fd) {
-    change(fd, [](auto& word, std::uint64_t bit) { word.fetch_or(bit, kOrder); });
+    if (Word* const word = word_of(fd)) word->fetch_or(bit_of(fd), kOrder);
   }
-  static void remove(int fd) {
-    change(fd, [](auto& word, std::uint64_t bit) { word.fetch_and(~bit, kOrder); });
+  // False: it is not ours any more, as in a child that has closed it.
+  static bool remove(int fd) {
+    Word* const word = word_of(fd);
+    return word == nullptr || (word->fetch_and(~bit_of(fd), kOrder) & bit_of(fd)) != 0;
   }
   static void close_all();
 
@@ -33,13 +35,15 @@ class OpenFds {
   static constexpr unsigned kWordBits = 64;
   static constexpr std::size_t kMaxFds = std::size_t{1} << 20;  // the system's own limit (fs.nr_open), unless raised
 
-  template <typename Change>
-  static void change(int fd, Change change) {
-    const auto number = static_cast<unsigned>(fd);
-    if (number < kMaxFds) change(words[number / kWordBits], std::uint64_t{1} << (number % kWordBits));
-  }
+  using Word = std::atomic<std::uint64_t>;
 
-  inline static std::array<std::atomic<std::uint64_t>, kMaxFds / kWordBits> words{};
+  static Word* word_of(int fd) {
+    const auto number = static_cast<unsigned>(fd);
+    return number < kMaxFds ? &words[number / kWordBits] : nullptr;
+  }
+  static std::uint64_t bit_of(int fd) { return std::uint64_t{1} << (static_cast<unsigned>(fd) % kWordBits); }
+
+  inline static std::array<Word, kMaxFds / kWordBits> words{};
 };
 
 class UniqueFd {
@@ -62,7 +66,7 @@ class UniqueFd {
     return std::exchange(fd_, -1);
   }
   void reset(int fd = -1) {
-    if (const int old = release(); old >= 0) ::close(old);
+    if (fd_ >= 0 && OpenFds::remove(fd_)) ::close(fd_);
     fd_ = fd;
     if (fd_ >= 0) OpenFds::add(fd_);
   }

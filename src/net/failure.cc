@@ -104,22 +104,25 @@ std::string hex(std::uintptr_t address) {
 }
 
 Diagnosis local_protection(const PathFacts& facts) {
-  const std::string outlive = "check that buffers outlive their operations";
   if (!facts.buffer) {
-    return {"this NIC may not read or write the memory (any more): freed or deregistered while in use", outlive};
+    return {"the plugin's own memory, not the application's: this device or its driver failed",
+            kernel_log(facts.local.device)};
   }
+  const std::string outlive = "check that buffers outlive their operations";
   const RefusedBuffer& buffer = *facts.buffer;
-  std::string verdict = "the application's buffer, " + std::to_string(buffer.bytes) + " bytes ";
+  const std::string bytes = std::to_string(buffer.bytes) + " bytes";
   if (!buffer.region) {
-    return {verdict + "at " + hex(buffer.address) + ", is in no registration (any more): deregistered while in use",
+    return {"the application's buffer was deregistered while in use: " + bytes + " at " + hex(buffer.address) +
+                " are in no registration",
             outlive};
   }
   const MrRegion& region = *buffer.region;
-  verdict += std::string("of ") + memory_name(region.type) + " at " + hex(buffer.address) + " in a registration of " +
-             std::to_string(region.bytes) + " bytes at " + hex(region.start) +
-             ": this NIC may not read it (any more): ";
-  if (region.type == MemoryType::kHost) return {verdict + "freed or unmapped while in use", outlive};
-  return {verdict + "an IOMMU or PCIe ACS is in between, or it was freed while in use",
+  const std::string place = ": " + bytes + " of " + memory_name(region.type) + " at " + hex(buffer.address) +
+                            " in a registration of " + std::to_string(region.bytes) + " bytes at " + hex(region.start);
+  if (region.type == MemoryType::kHost) {
+    return {"the application's buffer was freed or unmapped while in use" + place, outlive};
+  }
+  return {"the application's buffer is behind an IOMMU or PCIe ACS, or was freed while in use" + place,
           quoted("lspci -vvv | grep ACSCtl") + " must show no SrcValid+, the kernel needs iommu=pt; " + outlive};
 }
 
@@ -388,7 +391,9 @@ std::string explain_handshake(const Error& error, const std::string& peer) {
       return ": its process has ended, or a firewall is in between" + look + "its log says why";
     case ETIMEDOUT:
       return ": its application does nothing for this connection, or its host does not answer" + look +
-             "its process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer";
+             "its process may be busy or stopped" +
+             (std::string_view(error.operation).starts_with("waiting") ? "; VERBATIM_CONNECT_TIMEOUT_S waits longer"
+                                                                       : "");
     case EPROTO:
       return ": what came is no message of this version" + (kNextStep + ("compare the versions of the plugin here and "
                                                                          "on " +

@@ -1,6 +1,5 @@
 #include "net/listener.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <span>
 #include <string>
@@ -14,10 +13,9 @@
 namespace verbatim {
 namespace {
 
-// A peer of ours sends its hello right after connecting, and all of it at once.
+// A peer of ours sends its hello right after connecting.
 constexpr int kSilentSeconds = 3;
 constexpr std::uint64_t kSilentNs = kSilentSeconds * kNanosecondsPerSecond;
-constexpr std::uint64_t kRestNs = kNanosecondsPerSecond;
 // Nobody may hold more than this many descriptors of ours by staying silent.
 constexpr std::size_t kMaxStrangers = 512;
 
@@ -62,9 +60,7 @@ Result<std::vector<Introduction>> Listener::poll(const wire::Secret& secret) {
 void Listener::hear_all() {
   const std::uint64_t now = monotonic_ns();
   for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
-    const bool was_silent = stranger->filled == 0;
     const Verdict verdict = hear(*stranger);
-    if (was_silent && stranger->filled != 0) stranger->deadline_ns = std::min(stranger->deadline_ns, now + kRestNs);
     const bool stays = verdict == Verdict::kWait && now < stranger->deadline_ns;
     stranger = stays ? std::next(stranger) : strangers_.erase(stranger);
   }
@@ -88,14 +84,15 @@ Status Listener::welcome() {
 void Listener::refuse_version(const Stranger& stranger) {
   const std::span<const std::uint8_t, wire::kHeaderBytes> header(stranger.message.data(), wire::kHeaderBytes);
   const Result<sockaddr_storage> peer = remote_address(stranger.socket);
-  char text[128];
+  char text[256];
   std::snprintf(text, sizeof text, "%s speaks protocol version %u of Verbatim, %s version %u",
                 peer ? to_string(*peer).c_str() : "the peer", wire::protocol_version(header),
                 to_string(address_).c_str(), wire::kProtocolVersion);
   if (!std::exchange(has_refused_version_, true)) {
     VERBATIM_WARN("a connection is refused: %s. Next: run the same release on all hosts", text);
   }
-  static_cast<void>(OutgoingMessage(wire::encode_reject(text)).send(stranger.socket));
+  // In the version that the peer understands: header and reject look the same in all.
+  static_cast<void>(OutgoingMessage(wire::encode_reject(text, wire::protocol_version(header))).send(stranger.socket));
 }
 
 Listener::Verdict Listener::hear(Stranger& stranger) {

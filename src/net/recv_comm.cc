@@ -125,9 +125,10 @@ Result<std::unique_ptr<MemoryHandle>> RecvComm::register_memory(const MrRequest&
 }
 
 std::string RecvComm::describe_flush_failure(const Error& error) const {
-  const std::string explanation = explain_setup(error);
+  if (error.logged) return "no flushes of GPU memory: the line before says why. Path: " + describe_path(0);
+  const int max_qp = endpoint_.ports().front()->device->attributes().max_qp;
   return std::string(error.operation) + " for flushes of GPU memory failed with " + std::strerror(error.sys_errno) +
-         (explanation.empty() ? ". Path: " + describe_path(0) : explanation);
+         verbatim::explain_setup(error, nullptr, max_qp) + ". Path: " + describe_path(0);
 }
 
 // Fills the QP up to the target, a batch at a time.
@@ -193,7 +194,7 @@ void RecvComm::release() {
 
 // Registered through another comm (regIsGlobal): this one hears of device memory only now.
 [[gnu::cold]] bool RecvComm::can_flush() {
-  Status prepared = system_error("mmap", ENOMEM);
+  Status prepared = system_error("memory", ENOMEM);
   try {
     prepared = flush_.prepare(*this, endpoint_, context_.config());
   } catch (...) {  // no memory

@@ -513,11 +513,12 @@ Delivered SendComm::delivered() const {
                                                      const Device& device) {
   RefusedBuffer found;
   for (std::uint32_t i = 0; i < members; ++i) {
+    if (first[i].bytes == 0) continue;  // which needs no registration
     RefusedBuffer buffer{reinterpret_cast<std::uintptr_t>(first[i].data), first[i].bytes, std::nullopt};
     buffer.region = device.mr_cache().find(buffer.address, buffer.bytes);
     if (!buffer.region) return buffer;
     const bool gpu = buffer.region->type != MemoryType::kHost;
-    if (i == 0 || (gpu && found.region->type == MemoryType::kHost)) found = buffer;
+    if (!found.region || (gpu && found.region->type == MemoryType::kHost)) found = buffer;
   }
   return found;
 }

@@ -70,8 +70,10 @@ class Enumeration {
     if (found->transport_type != IBV_TRANSPORT_IB) return skip(name, 0, "device has no InfiniBand or RoCE transport");
     Result<std::unique_ptr<Device>> device = Device::open(verbs_, mlx5_, found, relaxed_ordering_);
     if (!device) {
-      has_failed = true;
-      return skip(name, 0, explain_open(*found, device.error()));
+      std::string reason = explain_open(*found, device.error());
+      has_failed =
+          has_failed || device.error().sys_errno != EPERM;  // a container's devices are taken from it on purpose
+      return skip(name, 0, std::move(reason));
     }
     const std::size_t ports_before = ports.size();
     for (unsigned port_num = 1; port_num <= (*device)->attributes().phys_port_cnt; ++port_num) {
@@ -86,9 +88,10 @@ class Enumeration {
   bool has_failed = false;  // something that works elsewhere, and is missed: a device, or a GID that was asked for
 
  private:
-  static std::string explain_open(const ibv_device& device, const Error& error) {
+  // With the node of the first alone: equal reasons share one place in the line.
+  std::string explain_open(const ibv_device& device, const Error& error) const {
     std::string text = std::string(error.operation) + " failed: " + std::strerror(error.sys_errno);
-    if (error.operation == std::string_view("ibv_open_device") && device.dev_name[0] != '\0') {
+    if (!has_failed && error.operation == std::string_view("ibv_open_device") && device.dev_name[0] != '\0') {
       text.append(" (/dev/infiniband/").append(device.dev_name).append(")");
     }
     return text;
@@ -114,6 +117,7 @@ class Enumeration {
     if (!match.selected) return skip(device.name(), port_num, not_selected());
     const Result<ibv_port_attr> attributes = verbs_.port_attributes(device.context(), port_num);
     if (!attributes) {
+      has_failed = true;
       return skip(device.name(), port_num,
                   std::string("ibv_query_port failed: ") + std::strerror(attributes.error().sys_errno));
     }

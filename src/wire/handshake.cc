@@ -10,6 +10,7 @@ namespace verbatim::wire {
 namespace {
 
 constexpr std::uint32_t kMessageMagic = 0x48544256;  // "VBTH"
+constexpr std::size_t kVersionOffset = 4;
 constexpr std::size_t kBodyBytesOffset = 8;
 constexpr std::uint8_t kMaxMtu = 5;  // IBV_MTU_4096
 
@@ -110,15 +111,17 @@ std::vector<std::uint8_t> encode_ready() {
   return finish(begin(MessageType::kReady));
 }
 
-std::vector<std::uint8_t> encode_reject(const std::string& reason) {
+std::vector<std::uint8_t> encode_reject(const std::string& reason, std::uint16_t version) {
   Writer writer = begin(MessageType::kReject);
   writer.put_text(reason);
-  return finish(std::move(writer));
+  std::vector<std::uint8_t> message = finish(std::move(writer));
+  std::memcpy(message.data() + kVersionOffset, &version, sizeof version);
+  return message;
 }
 
 void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, std::uint32_t body_bytes) {
   std::memcpy(bytes.data(), &kMessageMagic, sizeof kMessageMagic);
-  std::memcpy(bytes.data() + 4, &kProtocolVersion, sizeof kProtocolVersion);
+  std::memcpy(bytes.data() + kVersionOffset, &kProtocolVersion, sizeof kProtocolVersion);
   std::memcpy(bytes.data() + 6, &type, sizeof type);
   std::memcpy(bytes.data() + kBodyBytesOffset, &body_bytes, sizeof body_bytes);
 }

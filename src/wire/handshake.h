@@ -18,6 +18,7 @@
 
 #include "base/result.h"
 #include "wire/handle.h"
+#include "wire/limits.h"
 
 namespace verbatim::wire {
 
@@ -83,7 +84,7 @@ struct Hello {
 
 std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello);
 std::vector<std::uint8_t> encode_ready();
-std::vector<std::uint8_t> encode_reject(const std::string& reason);
+std::vector<std::uint8_t> encode_reject(const std::string& reason, std::uint16_t version = kProtocolVersion);
 
 void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, std::uint32_t body_bytes);
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 
 #include "conformance.h"
 #include "process.h"
@@ -90,11 +91,11 @@ class Peers : public Conformance {
     pid_t worker = 0;
     ASSERT_TRUE(peer.read(&worker, sizeof worker));
     ASSERT_GT(worker, 0);
+    const std::shared_ptr<void> end(nullptr, [worker](void*) { EXPECT_EQ(::kill(worker, SIGKILL), 0); });
     peer.kill();
     EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
     EXPECT_EQ(send_until_error("killed, with a worker"), nccl::Result::kRemoteError);
     expect_warning("has ended without closing");
-    EXPECT_EQ(::kill(worker, SIGKILL), 0);
     close();
   }
   void close() {

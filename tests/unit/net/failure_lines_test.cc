@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <regex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -203,9 +205,9 @@ TEST(ABufferThatTheNicMayNotRead, OfAGpuBringsTheIommuIn) {
     ends.send_until_failed(64);
   });
   EXPECT_EQ(told, Lines{kProtection +
-                        "81): the application's buffer, 64 bytes of GPU memory at 0x# in a registration of # bytes at "
-                        "0x#: this NIC may not read it (any more): an IOMMU or PCIe ACS is in between, or it was freed "
-                        "while in use. Next: 'lspci -vvv | grep ACSCtl' must show no SrcValid+, the kernel needs "
+                        "81): the application's buffer is behind an IOMMU or PCIe ACS, or was freed while in use: 64 "
+                        "bytes of GPU memory at 0x# in a registration of # bytes at 0x#. Next: 'lspci -vvv | grep "
+                        "ACSCtl' must show no SrcValid+, the kernel needs "
                         "iommu=pt; check that buffers outlive their operations. " +
                         kPath + "0 messages, 0 bytes"});
 }
@@ -218,8 +220,8 @@ TEST(ABufferThatTheNicMayNotRead, IsNotRegisteredAnyMore) {
     ends.send_until_failed(64, keys);
   });
   EXPECT_EQ(told, Lines{kProtection +
-                        "0): the application's buffer, 64 bytes at 0x#, is in no registration (any more): deregistered "
-                        "while in use. Next: check that buffers outlive their operations. " +
+                        "0): the application's buffer was deregistered while in use: 64 bytes at 0x# are in no "
+                        "registration. Next: check that buffers outlive their operations. " +
                         kPath + "0 messages, 0 bytes"});
 }
 
@@ -247,12 +249,20 @@ struct Strangers {
   ListenComm* listen = nullptr;
 };
 
+// Long enough for what was sent to arrive, also where the system is busy.
+void for_a_while(const std::function<void()>& call) {
+  for (int i = 0; i < 200 && !testing::Test::HasFatalFailure(); ++i) {
+    call();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 TEST(AHandshake, ThatTheConnectingEndLeavesNamesIt) {
   const Lines told = lines_of("seed=1", [] {
     Strangers strangers;
-    for (int i = 0; i < 1000; ++i) ASSERT_TRUE(strangers.connect());
+    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
     // Has answered then, and waits for the peer.
-    for (int i = 0; i < 1000; ++i) ASSERT_TRUE(strangers.contexts[0]->accept(*strangers.listen));
+    for_a_while([&] { ASSERT_TRUE(strangers.contexts[0]->accept(*strangers.listen)); });
     strangers.end(1);
     EXPECT_TRUE(Link::eventually([&] { return !strangers.contexts[0]->accept(*strangers.listen); }));
   });
@@ -267,7 +277,7 @@ TEST(AHandshake, ThatTheConnectingEndLeavesNamesIt) {
 TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
   const Lines told = lines_of("seed=1", [] {
     Strangers strangers;
-    for (int i = 0; i < 1000; ++i) ASSERT_TRUE(strangers.connect());
+    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
     std::array<std::uint8_t, wire::kHandleBytes> handle{};
     Result<ListenComm*> other = strangers.contexts[1]->listen(0, handle);  // serves the socket from here on
     ASSERT_TRUE(other);

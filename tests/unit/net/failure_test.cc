@@ -168,9 +168,8 @@ INSTANTIATE_TEST_SUITE_P(
                20, "8 messages, 512 bytes"},
         Golden{"LocalProtection", completes("LOC_PROT_ERR"),
                "sending 64 bytes failed with local protection error (IBV_WC_LOC_PROT_ERR 4, vendor error 129): the "
-               "application's buffer, 64 bytes of host memory at 0x# in a registration of # bytes at 0x#: this NIC may "
-               "not read it (any more): freed or unmapped while in use. Next: check that buffers outlive their "
-               "operations. "},
+               "application's buffer was freed or unmapped while in use: 64 bytes of host memory at 0x# in a "
+               "registration of # bytes at 0x#. Next: check that buffers outlive their operations. "},
         Golden{"LocalLength", completes("LOC_LEN_ERR"),
                "sending 64 bytes failed with local length error (IBV_WC_LOC_LEN_ERR 1, vendor error 129): a message "
                "longer than its receive, or than this device takes: MTU, or versions that differ. Next: compare "

@@ -10,6 +10,7 @@
 
 #include "base/socket.h"
 #include "support/log_capture.h"
+#include "wire/limits.h"
 
 namespace verbatim {
 namespace {
@@ -144,10 +145,11 @@ TEST_F(ListenerTest, ACrowdOfPeersLosesNobody) {
   EXPECT_EQ(introductions(mine_, crowd.size()).size(), crowd.size());
 }
 
-TEST_F(ListenerTest, AFloodOfSilentStrangersOnlyDelays) {
+TEST_F(ListenerTest, AFloodOfStrangersWhoFallSilentOnlyDelays) {
   std::vector<UniqueFd> flood;
   for (int i = 0; i < 600; ++i) {
     flood.push_back(knock());
+    say(flood.back(), {0x41});  // those who say nothing at all the system keeps to itself
     EXPECT_TRUE(listener_->poll(mine_));
   }
   const UniqueFd peer = knock();
@@ -170,14 +172,18 @@ TEST_F(ListenerTest, AnotherProtocolVersionIsToldWhy) {
     static_cast<void>(receive_into(peer, header, filled));
   }
   ASSERT_EQ(filled, header.size());
+  // It comes in the peer's own version: only so can the peer read it.
+  EXPECT_EQ(header[4], wire::kProtocolVersion + 1);
+  --header[4];
   const auto decoded = wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(header));
   ASSERT_TRUE(decoded);
   EXPECT_EQ(decoded->type, wire::MessageType::kReject);
   std::vector<std::uint8_t> body(decoded->body_bytes);
   filled = 0;
   while (!*receive_into(peer, body, filled)) std::this_thread::yield();
-  const std::string why = to_string(*local_address(peer)) + " speaks protocol version 4 of Verbatim, " +
-                          to_string(listener_->address()) + " version 3";
+  const std::string why = to_string(*local_address(peer)) + " speaks protocol version " +
+                          std::to_string(wire::kProtocolVersion + 1) + " of Verbatim, " +
+                          to_string(listener_->address()) + " version " + std::to_string(wire::kProtocolVersion);
   EXPECT_EQ(wire::decode_reject(body), why);
   EXPECT_EQ(log.only_warning(), "a connection is refused: " + why + ". Next: run the same release on all hosts");
 }
