@@ -21,6 +21,7 @@ SHARE = "/run/roce"
 BOOT_S = 400  # 10 s on an idle machine
 POWER_OFF_S = 120
 LIMIT_S = 240  # of a command: a few seconds on an idle machine
+NUDGE_S = 15  # a command that has not begun by then: once an idle guest did not see its serial port's last line
 GRACE_S = 60  # between a job's own deadline, kept by timeout(1) in the guest, and the end of the machine
 PR_SET_PDEATHSIG = 1
 
@@ -46,6 +47,10 @@ class Job:
     def output_path(self):
         return os.path.join(self.machine.share, f"{self.number}.out")
 
+    @property
+    def pid_path(self):
+        return os.path.join(self.machine.share, f"{self.number}.pid")
+
     def output(self):
         if not os.path.exists(self.output_path):
             return ""  # it has not begun
@@ -57,7 +62,10 @@ class Job:
         deadline = self.started + self.limit + GRACE_S
         at = 0
         while True:
-            ended = self.machine.ended(self, 0.1 if on_output else max(0, deadline - time.monotonic()))
+            patience = 0.1 if on_output else NUDGE_S
+            ended = self.machine.ended(self, max(0, min(patience, deadline - time.monotonic())))
+            if not ended and not os.path.exists(self.pid_path):
+                self.machine.tell("")  # the guest skips it, and reads on if it has missed what came before
             if on_output and os.path.exists(self.output_path):
                 with open(self.output_path, "rb") as file:
                     file.seek(at)
