@@ -114,23 +114,6 @@ Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
   return {};
 }
 
-Result<std::unique_ptr<MemoryHandle>> RecvComm::register_memory(const MrRequest& request) {
-  if (request.type != MemoryType::kHost) {
-    if (const Status prepared = flush_.prepare(*this, endpoint_, context_.config()); !prepared) {
-      if (!prepared.error().logged) VERBATIM_WARN("%s", describe_flush_failure(prepared.error()).c_str());
-      return prepared.error();
-    }
-  }
-  return Comm::register_memory(request);
-}
-
-std::string RecvComm::describe_flush_failure(const Error& error) const {
-  if (error.logged) return "no flushes of GPU memory: the line before says why. Path: " + describe_path(0);
-  const int max_qp = endpoint_.ports().front()->device->attributes().max_qp;
-  return std::string(error.operation) + " for flushes of GPU memory failed with " + std::strerror(error.sys_errno) +
-         verbatim::explain_setup(error, nullptr, max_qp) + ". Path: " + describe_path(0);
-}
-
 // Fills the QP up to the target, a batch at a time.
 void RecvComm::post_receives(std::size_t queue_index) {
   RecvQueue& queue = queues_[queue_index];
@@ -190,17 +173,6 @@ void RecvComm::release() {
     if (oldest.state != RequestState::kFree) break;
     oldest_member_ += oldest.group_size;
   }
-}
-
-// Registered through another comm (regIsGlobal): this one hears of device memory only now.
-[[gnu::cold]] bool RecvComm::can_flush() {
-  Status prepared = system_error("memory", ENOMEM);
-  try {
-    prepared = flush_.prepare(*this, endpoint_, context_.config());
-  } catch (...) {  // no memory
-  }
-  if (!prepared) fail(ErrorKind::kSystem, "irecv", [&] { return describe_flush_failure(prepared.error()); });
-  return bool{prepared};
 }
 
 // What was allowed for a group of this size is not for so many groups.
@@ -339,28 +311,6 @@ template <typename Size>
 
 template ErrorKind RecvComm::irecv(int, void* const*, const int*, const int*, void* const*, void**) noexcept;
 template ErrorKind RecvComm::irecv(int, void* const*, const std::size_t*, const int*, void* const*, void**) noexcept;
-
-Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
-  if (error() != nullptr || !memory.device_memory) return nullptr;
-  if (!flush_.prepared()) {
-    fail(ErrorKind::kArgument, "iflush", 0, calls_contradict,
-         [] { return std::string("iflush of GPU memory, but this connection has received into none"); });
-    return nullptr;
-  }
-  int returned = 0;
-  Request* request = flush_.post(data, memory, returned);
-  if (request == nullptr) {
-    if (returned != 0) {
-      fail_post("ibv_post_send", returned, 0);
-    } else {
-      fail(ErrorKind::kInternal, "iflush", 0, calls_contradict, [] {
-        return "iflush while " + std::to_string(FlushQueue::kSlots) +
-               " flushes are outstanding, as many as receives can be";
-      });
-    }
-  }
-  return request;
-}
 
 bool RecvComm::needs_peer() const {
   return std::any_of(requests_.begin(), requests_.end(), [&](const RecvRequest& request) {
@@ -526,21 +476,6 @@ ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
     ++comm.groups_arrived_;
   }
   return retire(request, done, sizes);
-}
-
-ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
-  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-  if (request.state != RequestState::kDone) {
-    comm.progress();
-    if (request.state != RequestState::kDone) {
-      comm.polled_ = true;
-      *done = 0;
-      return comm.failure();
-    }
-  }
-  *done = 1;
-  comm.flush_.retire(request);
-  return ErrorKind::kNone;
 }
 
 // What has arrived is delivered whatever failed before; sizes that cannot be fail the comm.

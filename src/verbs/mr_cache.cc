@@ -249,7 +249,7 @@ std::optional<MrRegion> MrCache::find(std::uintptr_t address, std::size_t bytes)
   for (const auto& [kind, ranges] : ranges_) {
     for (const auto& [start, slot] : ranges.by_start) {
       if (start <= address && bytes <= slot->bytes && address - start <= slot->bytes - bytes) {
-        return MrRegion{kind.type, start, slot->bytes, slot->references};
+        return MrRegion{kind.type, start, slot->bytes};
       }
     }
   }

@@ -53,7 +53,6 @@ struct MrRegion {
   MemoryType type = MemoryType::kHost;
   std::uintptr_t start = 0;
   std::size_t bytes = 0;
-  std::size_t references = 0;
 };
 
 const char* memory_name(MemoryType type);
