@@ -27,6 +27,7 @@ inline std::string normalized(std::string line) {
                                       {"registration of [0-9]+ bytes", "registration of # bytes"},
                                       {"pid [0-9]+", "pid #"},
                                       {"[0-9.e+-]+ (s|ms) old", "T old"},
+                                      {"(stalled|still) for [0-9.]+ s", "$1 for T"},
                                       {"worked for [0-9.e+-]+ (s|ms)", "worked for T"},
                                       {", for [0-9.e+-]+ (s|ms) now", ""}}) {
     line = std::regex_replace(line, std::regex(varying), word);
