@@ -118,9 +118,6 @@ Lines stalled(const Case& one) {
 }
 
 const std::string kPeer = "the peer HOST (pid #)";
-const std::string kEnds =
-    "HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, TC 0, "
-    "SL 0";
 
 std::string line(const std::string& blame, const std::string& here, const std::string& there) {
   return "stalled for T: " + blame + "; here: " + here + "; there: " + there + "; " + kEnds;
