@@ -41,7 +41,7 @@ class Listener {
   // Connected, and not known yet.
   struct Stranger {
     UniqueFd socket;
-    std::uint64_t deadline_ns = 0;
+    std::uint64_t came_ns = 0;
     std::vector<std::uint8_t> message;  // the header, then header and body
     std::size_t filled = 0;
   };
