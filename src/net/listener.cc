@@ -55,7 +55,7 @@ Result<std::vector<Introduction>> Listener::poll(const wire::Secret& secret) {
   if (const Status welcomed = welcome(); !welcomed) return welcomed.error();
   const auto listen = listens_.find(secret);
   if (listen == listens_.end()) return std::vector<Introduction>();
-  return std::exchange(listen->second, {});
+  return std::exchange(listen->second.waiting, {});
 }
 
 void Listener::hear_all() {
@@ -122,7 +122,8 @@ Listener::Verdict Listener::hear(Stranger& stranger) {
     if (!hello) return Verdict::kDrop;
     const auto listen = listens_.find(hello->secret);
     if (listen == listens_.end()) return Verdict::kDrop;
-    listen->second.push_back({std::move(stranger.socket), std::move(*hello)});
+    if (!listen->second.attempts.insert(hello->attempt).second) return Verdict::kDrop;  // a replay
+    listen->second.waiting.push_back({std::move(stranger.socket), std::move(*hello)});
     return Verdict::kIntroduced;
   }
 }

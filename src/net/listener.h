@@ -1,6 +1,6 @@
 // The one TCP socket on which this process is reached, and what knocks there. Every listen of every communicator is a
-// secret; a connection that presents it is handed to its listen, anything else is dropped without a sound on the wire.
-// No thread of its own: whoever polls accept also serves the others.
+// secret; a connection that presents it, for the first time, is handed to its listen, anything else is dropped without
+// a sound on the wire. No thread of its own: whoever polls accept also serves the others.
 #pragma once
 
 #include <sys/socket.h>
@@ -9,6 +9,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "base/fd.h"
@@ -45,6 +46,10 @@ class Listener {
     std::vector<std::uint8_t> message;  // the header, then header and body
     std::size_t filled = 0;
   };
+  struct Listen {
+    std::vector<Introduction> waiting;
+    std::set<std::uint64_t> attempts;  // of all hellos so far
+  };
   enum class Verdict : std::uint8_t { kWait, kDrop, kIntroduced };
 
   Listener(UniqueFd socket, const sockaddr_storage& address) : socket_(std::move(socket)), address_(address) {}
@@ -59,7 +64,7 @@ class Listener {
   Mutex mutex_;
   bool has_refused_version_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::list<Stranger> strangers_ VERBATIM_GUARDED_BY(mutex_);
-  std::map<wire::Secret, std::vector<Introduction>> listens_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<wire::Secret, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 }  // namespace verbatim

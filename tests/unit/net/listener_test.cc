@@ -26,8 +26,10 @@ sockaddr_storage loopback() {
 }
 
 wire::Hello hello_with(const wire::Secret& secret) {
+  static std::uint64_t attempts = 0;
   wire::Hello hello;
   hello.secret = secret;
+  hello.attempt = ++attempts;
   hello.devices.push_back({.max_message_bytes = 1 << 20, .mtu = 5, .name = "dev"});
   hello.qps.push_back({.number = 17});
   return hello;
@@ -205,6 +207,20 @@ TEST_F(ListenerTest, ManyOfAnotherProtocolVersionAreOneWarning) {
     EXPECT_TRUE(dropped(peer));
   }
   EXPECT_EQ(log.warnings().size(), 1U);
+}
+
+// Recorded, and said again while the listen is still open.
+TEST_F(ListenerTest, AHelloIsTakenOnce) {
+  const std::vector<std::uint8_t> hello = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
+  const UniqueFd peer = knock();
+  say(peer, hello);
+  EXPECT_EQ(introductions(mine_, 1).size(), 1U);
+  const UniqueFd replay = knock();
+  say(replay, hello);
+  EXPECT_TRUE(dropped(replay));
+  const UniqueFd next = knock();
+  say(next, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  EXPECT_EQ(introductions(mine_, 1).size(), 1U);
 }
 
 TEST_F(ListenerTest, ARemovedListenIsUnknown) {
