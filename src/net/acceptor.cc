@@ -87,7 +87,7 @@ Result<std::optional<ListenComm::Acceptance>> ListenComm::begin(Arrival& arrival
   Result<std::optional<Endpoint>> endpoint = context_.endpoints().take(*arrival.claim);
   if (!endpoint)
     return refuse(arrival.introduction, endpoint.error(),
-                  explain_setup(endpoint.error(), nullptr, ports_.front()->device->attributes().max_qp));
+                  explain_setup(endpoint.error(), nullptr, qp_room(*ports_.front()->device)));
   if (!*endpoint) return std::optional<Acceptance>();
   // Up to v10 only the connecting side is told the communicator's.
   const int traffic_class = context_.traffic_class() >= 0 ? context_.traffic_class() : peer.traffic_class;

@@ -109,9 +109,8 @@ Error Connector::report(const Error& error) const {
   const bool introduced = comm_ != nullptr && !comm_->endpoint().remote().host.empty();
   const std::string peer = introduced ? comm_->endpoint().peer_name() : "";
   const std::string& where = introduced ? peer : address;
-  std::string explanation = comm_ != nullptr
-                                ? comm_->explain_setup(error)
-                                : explain_setup(error, nullptr, ports_.front()->device->attributes().max_qp);
+  std::string explanation =
+      comm_ != nullptr ? comm_->explain_setup(error) : explain_setup(error, nullptr, qp_room(*ports_.front()->device));
   if (!rejection_.empty()) {
     explanation = ": " + rejection_ + kNextStep + "look at " + where + " first: its log says more";
   } else if (explanation.empty()) {

@@ -222,7 +222,8 @@ TEST(AFlush, ForWhichTheDeviceHasNoRoom) {
     EXPECT_TRUE(ends.link.recv().register_memory(gpu)) << "there is room now";
   });
   EXPECT_EQ(told, Lines{"ibv_create_qp for flushes of GPU memory failed with Cannot allocate memory: the device has no "
-                        "room for another connection (it takes 8192 queue pairs of all processes), or no memory may be "
+                        "room for another connection (it takes 8192 queue pairs of all processes, this one holds 2), "
+                        "or no memory may be "
                         "locked. Next: fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; "
                         "'rdma resource show' counts what all processes hold. Path: " +
                         kEnds});
