@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdio>
 #include <functional>
+#include <regex>
 #include <string>
 #include <thread>
 
@@ -330,6 +331,34 @@ TEST(AStall, OfAPeerThatDoesNotAnswer) {
                                      "cut off",
                              kOnePosted + kStill, "no answer",
                              "look at HOST (pid #) first: 'ping' and 'ps' show whether it is there and runs")});
+}
+
+// For whoever reads the log at that level; a warning is one of what is wrong.
+TEST(AStall, ThatEndsSaysSo) {
+  const Lines told = lines_of(warning("seed=1"), [] {
+    Ends ends(MemoryType::kHost);
+    ends.receive = ends.irecv();
+    const LogCapture log;
+    drive_until_told(log, 1, [&] { ends.test_receive(); });
+    ends.send = ends.link.posted([&] { return ends.isend(); });
+    ASSERT_TRUE(ends.link.wait(ends.receive));
+    const auto moves = [&] {
+      const std::vector<std::string> lines = log.infos();
+      const auto found = std::find_if(lines.begin(), lines.end(), [](const std::string& one) {
+        return one.find("moves again") != std::string::npos;
+      });
+      return found == lines.end() ? std::string() : *found;
+    };
+    EXPECT_TRUE(Link::eventually([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return !moves().empty();
+    }));
+    std::fprintf(stderr, "verbatim: %s\n", moves().c_str());
+    EXPECT_EQ(log.warnings().size(), 1U);
+  });
+  ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
+  EXPECT_EQ(std::regex_replace(told[1], std::regex("after [0-9.]+ s"), "after T"),
+            "the connection with " + kPeer + " moves again, after T");
 }
 
 // With VERBATIM_STALL_FAIL_S it ends at both ends, and each says what the end that gave up has found.
