@@ -1,0 +1,278 @@
+// A peer process that is killed, or stopped, at every place of the handshake and of the first message, on either side:
+// what the survivor is told, that it goes on, and that nothing is left.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <list>
+#include <memory>
+#include <regex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/socket.h"
+#include "conformance.h"
+#include "lifecycle/census.h"
+#include "places.h"
+#include "process.h"
+#include "roles.h"
+#include "unit/net/child_lines.h"
+#include "wire/handle.h"
+
+namespace conformance {
+namespace {
+
+using nccl::Result;
+
+constexpr int kVersion = 12;
+constexpr long kEndless = 500;  // more places than a life has
+
+// What a survivor says, with words for what differs from run to run.
+const std::string kAcceptFailed =
+    "accepting a connection from HOST (pid #, ADDRESS) on verbatim_softverbs0 of HOST failed: ";
+const std::string kConnectFailed = "connecting verbatim_softverbs0 of HOST to the peer at ADDRESS failed: ";
+const std::string kWentFirst = "TCP-END: the peer went first. Next: look at WHO first: its log says why";
+const std::string kRefused =
+    "connect: Connection refused: its process has ended, or a firewall is in between. Next: look at WHO first: its log "
+    "says why";
+const std::string kHasEnded =
+    "the peer HOST (pid #) has ended without closing a connection that we wait for: its process or host died, or was "
+    "killed: the peer went first. Next: look at HOST (pid #) first: its log says why. ";
+const std::string kNothingCarried =
+    "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
+    "TC 0, SL 0, timeout 4.29 s, 7 retries (34.4 s in all), T old, carried 0 messages, 0 bytes";
+
+// How TCP says that the peer is gone depends on what was under way.
+std::string fixed(const std::string& line) {
+  std::string text = verbatim::normalized(line);
+  for (const auto& [varying, word] :
+       {std::pair{"^NET/Verbatim : ", ""},
+        {"127\\.0\\.0\\.1:[0-9]+", "ADDRESS"},
+        {"look at (HOST \\(pid #, ADDRESS\\)|ADDRESS) first", "look at WHO first"},
+        {"(recv: the peer closed the connection|(recv|send): (Broken pipe|Connection reset by peer))", "TCP-END"}}) {
+    text = std::regex_replace(text, std::regex(varying), word);
+  }
+  return text;
+}
+
+std::string address_of(const Handle& handle) {
+  namespace wire = verbatim::wire;
+  const auto decoded = wire::decode_handle(std::span<const std::uint8_t, wire::kHandleBytes>(handle.bytes));
+  return decoded ? verbatim::to_string(decoded->address) : "";
+}
+
+bool has_become(const Process& peer, int states) {
+  siginfo_t info{};
+  return ::waitid(P_PID, static_cast<id_t>(peer.pid()), &info, states | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+}
+
+// One message over a comm, and the end of the comm.
+class Exchange {
+ public:
+  Exchange(netapi::Plugin& net, void* comm, bool sends) : net_(net), comm_(comm), sends_(sends) {
+    sends ? memory_.write(0, kBytes, kSeed) : memory_.expect(0, kBytes, kSeed);
+    EXPECT_OK(net.reg_mr(comm, memory_.data(), memory_.size(), nccl::kPtrHost, &mhandle_));
+  }
+  ~Exchange() {
+    EXPECT_OK(net_.dereg_mr(comm_, mhandle_));
+    EXPECT_OK(sends_ ? net_.close_send(comm_) : net_.close_recv(comm_));
+  }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  // Whether it is over.
+  bool step() {
+    if (over_) return true;
+    void* data = memory_.data();
+    std::size_t size = kBytes;
+    int tag = kTag;
+    int done = 0;
+    int moved = 0;
+    if (request_ != nullptr) {
+      result_ = net_.test(request_, &done, &moved);
+    } else if (sends_) {
+      result_ = net_.isend(comm_, data, size, tag, mhandle_, &request_);
+    } else {
+      result_ = net_.irecv(comm_, 1, &data, &size, &tag, &mhandle_, &request_);
+    }
+    if (done != 0) {
+      EXPECT_EQ(moved, static_cast<int>(kBytes));
+      EXPECT_TRUE(memory_.intact());
+    }
+    return over_ = done != 0 || result_ != Result::kSuccess;
+  }
+  // Of what is over: success with every byte right, or the error.
+  Result result() const { return result_; }
+
+ private:
+  netapi::Plugin& net_;
+  void* const comm_;
+  const bool sends_;
+  Memory memory_{kBytes};
+  void* mhandle_ = nullptr;
+  void* request_ = nullptr;
+  Result result_ = Result::kSuccess;
+  bool over_ = false;
+};
+
+class PeerAtEveryPlace : public Conformance {
+ protected:
+  // The survivor's end of a connection, or why there is none.
+  struct Made {
+    Result result = Result::kSuccess;
+    void* comm = nullptr;
+    explicit operator bool() const { return result != Result::kSuccess || comm != nullptr; }
+  };
+  Made accept(void* listen_comm) {
+    Made made;
+    made.result = net().accept(listen_comm, &made.comm);
+    return made;
+  }
+  Made connect(void* own, Handle& handle) {
+    Made made;
+    made.result = net().connect(own, 0, handle.bytes, &made.comm);
+    return made;
+  }
+  Result exchange(void* comm, bool sends) {
+    Exchange one(net(), comm, sends);
+    EXPECT_TRUE(eventually([&] { return one.step(); })) << "neither done nor failed";
+    return one.result();
+  }
+  void* listen(void* own, Handle& handle) {
+    void* listen_comm = nullptr;
+    EXPECT_OK(net().listen(own, 0, handle.bytes, &listen_comm));
+    return listen_comm;
+  }
+
+  // One life of the survivor, in which `live` uses its context.
+  void one_life(const std::function<void(void* own)>& live) {
+    const Census before = Census::take();
+    void* const own = new_context();
+    if (HasFailure()) return;
+    live(own);
+    finalize(own);
+    EXPECT_EQ(verbs_alive(), "");
+    EXPECT_TRUE(is_back(before, std::size_t{1} << 30));
+  }
+  // Peers are killed at their first, second, ... place, until one gets through. `run` starts a peer with these words
+  // behind its role, and answers with what became of it.
+  void at_every_place(const std::function<Exit(void* own, const std::string& words)>& run) {
+    finalize(new_context());  // what the verbs library opens once
+    long killed = 0;
+    while (killed < kEndless) {
+      bool through = false;
+      one_life([&](void* own) {
+        const Exit exit = run(own, " " + std::to_string(SIGKILL) + " " + std::to_string(killed + 1));
+        through = exit.status == 0;
+        EXPECT_TRUE(through || exit.status == 128 + SIGKILL) << exit.output;
+        EXPECT_NE(through, reached(exit.output).has_value()) << exit.output;
+      });
+      if (HasFailure()) FAIL() << "at place " << killed + 1;
+      if (through) break;
+      ++killed;
+    }
+    std::printf("killed at %ld places\n", killed);
+    EXPECT_GT(killed, 15);
+    EXPECT_LT(killed, kEndless);
+  }
+
+  // The only line, which names the peer by `name`; empty: there is none.
+  std::string the_line(const std::string& name) {
+    const std::vector<std::string> lines = take_warnings();
+    if (lines.empty()) return "";
+    EXPECT_EQ(lines.size(), 1U) << lines[1];
+    EXPECT_NE(lines[0].find(name), std::string::npos) << lines[0];
+    return fixed(lines[0]);
+  }
+  // What a standing connection came to whose peer was killed: an error and its line. Once data may be under way the
+  // message may also have arrived.
+  void check_killed(Result result, const Reached& last, pid_t peer) {
+    const std::string line = the_line("(pid " + std::to_string(peer) + ")");
+    if (last.posted > 0 && result == Result::kSuccess) {
+      EXPECT_EQ(line, "");
+    } else {
+      EXPECT_EQ(result, Result::kRemoteError);
+      EXPECT_EQ(line, kHasEnded + kNothingCarried);
+    }
+  }
+};
+ONE_VERSION(PeerAtEveryPlace, kVersion);
+
+// Without its whole hello it is a stranger, of whom nobody hears; the listen serves the next peer in any case.
+TEST_P(PeerAtEveryPlace, IsKilledWhereItConnects) {
+  Process sound("supplies", kVersion);
+  at_every_place([&](void* own, const std::string& words) {
+    Handle handle;
+    void* const listen_comm = listen(own, handle);
+    Process peer("connects" + words, kVersion);
+    const pid_t pid = peer.pid();
+    const std::string name = "(pid " + std::to_string(pid) + ", 127.0.0.1:";
+    EXPECT_TRUE(peer.write(handle.bytes, sizeof handle.bytes));
+    Made made;
+    EXPECT_TRUE(eventually([&] { return (made = accept(listen_comm)) || has_become(peer, WEXITED); }));
+    Result result = made.comm != nullptr ? exchange(made.comm, false) : Result::kSuccess;
+    const Exit exit = peer.wait();
+    const Reached last = reached(exit.output).value_or(Reached{.sent = 2, .posted = 1, .place = "the end"});
+    SCOPED_TRACE("killed " + last.place + ": " + exit.output);
+    if (!made && last.sent > 0) {
+      EXPECT_TRUE(eventually([&] { return static_cast<bool>(made = accept(listen_comm)); }));
+      if (made.comm != nullptr) result = exchange(made.comm, false);
+    }
+    if (last.sent == 0) {
+      EXPECT_FALSE(made);
+      EXPECT_EQ(the_line(name), "");
+    } else if (last.sent == 1) {
+      EXPECT_EQ(made.result, Result::kRemoteError);
+      EXPECT_EQ(the_line(name), kAcceptFailed + kWentFirst);
+    } else {
+      EXPECT_NE(made.comm, nullptr);
+      check_killed(result, last, pid);
+    }
+    EXPECT_TRUE(sound.write(handle.bytes, sizeof handle.bytes));
+    made = {};
+    EXPECT_TRUE(eventually([&] { return static_cast<bool>(made = accept(listen_comm)); }));
+    EXPECT_OK(made.result);
+    if (made.comm != nullptr) {
+      EXPECT_OK(exchange(made.comm, false));
+    }
+    EXPECT_OK(net().close_listen(listen_comm));
+    return exit;
+  });
+}
+
+TEST_P(PeerAtEveryPlace, IsKilledWhereItAccepts) {
+  at_every_place([&](void* own, const std::string& words) {
+    Process peer("accepts" + words, kVersion);
+    const pid_t pid = peer.pid();
+    Handle handle;
+    EXPECT_TRUE(peer.read(handle.bytes, sizeof handle.bytes));
+    Made made;
+    EXPECT_TRUE(eventually([&] { return static_cast<bool>(made = connect(own, handle)); }));
+    const Result result = made.comm != nullptr ? exchange(made.comm, true) : Result::kSuccess;
+    const Exit exit = peer.wait();
+    const Reached last = reached(exit.output).value_or(Reached{.sent = 1, .posted = 1, .place = "the end"});
+    SCOPED_TRACE("killed " + last.place + ": " + exit.output);
+    if (last.sent == 0) {
+      EXPECT_EQ(made.result, Result::kRemoteError);
+      const std::string line = the_line(address_of(handle));
+      // Before the first call of accept it may have been gone before there was anything to be accepted.
+      if (last.place != "at the start" || line != kConnectFailed + kRefused) {
+        EXPECT_EQ(line, kConnectFailed + kWentFirst);
+      }
+    } else {
+      EXPECT_NE(made.comm, nullptr);
+      check_killed(result, last, pid);
+    }
+    Link again = link();
+    exchange_one(again, kBytes);
+    return exit;
+  });
+}
+
+}  // namespace
+}  // namespace conformance
