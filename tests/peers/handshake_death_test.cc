@@ -1,28 +1,20 @@
-// A peer process that is killed, or stopped, at every place of the handshake and of the first message, on either side:
-// what the survivor is told, that it goes on, and that nothing is left.
+// A peer process that is killed at every place of the handshake and of the first message, on either side: what the
+// survivor is told, that it goes on, and that nothing is left.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
-#include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
-#include <list>
-#include <memory>
-#include <regex>
-#include <span>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "base/socket.h"
-#include "conformance.h"
-#include "lifecycle/census.h"
 #include "places.h"
 #include "process.h"
 #include "roles.h"
-#include "unit/net/child_lines.h"
-#include "wire/handle.h"
+#include "survivor.h"
 
 namespace conformance {
 namespace {
@@ -47,118 +39,8 @@ const std::string kNothingCarried =
     "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
     "TC 0, SL 0, timeout 4.29 s, 7 retries (34.4 s in all), T old, carried 0 messages, 0 bytes";
 
-// How TCP says that the peer is gone depends on what was under way.
-std::string fixed(const std::string& line) {
-  std::string text = verbatim::normalized(line);
-  for (const auto& [varying, word] :
-       {std::pair{"^NET/Verbatim : ", ""},
-        {"127\\.0\\.0\\.1:[0-9]+", "ADDRESS"},
-        {"look at (HOST \\(pid #, ADDRESS\\)|ADDRESS) first", "look at WHO first"},
-        {"(recv: the peer closed the connection|(recv|send): (Broken pipe|Connection reset by peer))", "TCP-END"}}) {
-    text = std::regex_replace(text, std::regex(varying), word);
-  }
-  return text;
-}
-
-std::string address_of(const Handle& handle) {
-  namespace wire = verbatim::wire;
-  const auto decoded = wire::decode_handle(std::span<const std::uint8_t, wire::kHandleBytes>(handle.bytes));
-  return decoded ? verbatim::to_string(decoded->address) : "";
-}
-
-bool has_become(const Process& peer, int states) {
-  siginfo_t info{};
-  return ::waitid(P_PID, static_cast<id_t>(peer.pid()), &info, states | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
-}
-
-// One message over a comm, and the end of the comm.
-class Exchange {
- public:
-  Exchange(netapi::Plugin& net, void* comm, bool sends) : net_(net), comm_(comm), sends_(sends) {
-    sends ? memory_.write(0, kBytes, kSeed) : memory_.expect(0, kBytes, kSeed);
-    EXPECT_OK(net.reg_mr(comm, memory_.data(), memory_.size(), nccl::kPtrHost, &mhandle_));
-  }
-  ~Exchange() {
-    EXPECT_OK(net_.dereg_mr(comm_, mhandle_));
-    EXPECT_OK(sends_ ? net_.close_send(comm_) : net_.close_recv(comm_));
-  }
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
-
-  // Whether it is over.
-  bool step() {
-    if (over_) return true;
-    void* data = memory_.data();
-    std::size_t size = kBytes;
-    int tag = kTag;
-    int done = 0;
-    int moved = 0;
-    if (request_ != nullptr) {
-      result_ = net_.test(request_, &done, &moved);
-    } else if (sends_) {
-      result_ = net_.isend(comm_, data, size, tag, mhandle_, &request_);
-    } else {
-      result_ = net_.irecv(comm_, 1, &data, &size, &tag, &mhandle_, &request_);
-    }
-    if (done != 0) {
-      EXPECT_EQ(moved, static_cast<int>(kBytes));
-      EXPECT_TRUE(memory_.intact());
-    }
-    return over_ = done != 0 || result_ != Result::kSuccess;
-  }
-  // Of what is over: success with every byte right, or the error.
-  Result result() const { return result_; }
-
- private:
-  netapi::Plugin& net_;
-  void* const comm_;
-  const bool sends_;
-  Memory memory_{kBytes};
-  void* mhandle_ = nullptr;
-  void* request_ = nullptr;
-  Result result_ = Result::kSuccess;
-  bool over_ = false;
-};
-
-class PeerAtEveryPlace : public Conformance {
+class PeerAtEveryPlace : public Survivor {
  protected:
-  // The survivor's end of a connection, or why there is none.
-  struct Made {
-    Result result = Result::kSuccess;
-    void* comm = nullptr;
-    explicit operator bool() const { return result != Result::kSuccess || comm != nullptr; }
-  };
-  Made accept(void* listen_comm) {
-    Made made;
-    made.result = net().accept(listen_comm, &made.comm);
-    return made;
-  }
-  Made connect(void* own, Handle& handle) {
-    Made made;
-    made.result = net().connect(own, 0, handle.bytes, &made.comm);
-    return made;
-  }
-  Result exchange(void* comm, bool sends) {
-    Exchange one(net(), comm, sends);
-    EXPECT_TRUE(eventually([&] { return one.step(); })) << "neither done nor failed";
-    return one.result();
-  }
-  void* listen(void* own, Handle& handle) {
-    void* listen_comm = nullptr;
-    EXPECT_OK(net().listen(own, 0, handle.bytes, &listen_comm));
-    return listen_comm;
-  }
-
-  // One life of the survivor, in which `live` uses its context.
-  void one_life(const std::function<void(void* own)>& live) {
-    const Census before = Census::take();
-    void* const own = new_context();
-    if (HasFailure()) return;
-    live(own);
-    finalize(own);
-    EXPECT_EQ(verbs_alive(), "");
-    EXPECT_TRUE(is_back(before, std::size_t{1} << 30));
-  }
   // Peers are killed at their first, second, ... place, until one gets through. `run` starts a peer with these words
   // behind its role, and answers with what became of it.
   void at_every_place(const std::function<Exit(void* own, const std::string& words)>& run) {
@@ -271,6 +153,23 @@ TEST_P(PeerAtEveryPlace, IsKilledWhereItAccepts) {
     Link again = link();
     exchange_one(again, kBytes);
     return exit;
+  });
+}
+
+// No death, and told apart from one: the application closes its listen where all but its last step is done.
+TEST_P(PeerAtEveryPlace, ClosesItsListenBeforeTheConnectionStands) {
+  finalize(new_context());
+  one_life([&](void* own) {
+    Handle handle;
+    void* const listen_comm = listen(own, handle);
+    Made made;
+    EXPECT_TRUE(eventually([&] { return (made = connect(own, handle)) || accept(listen_comm); }));
+    EXPECT_OK(net().close_listen(listen_comm));
+    ASSERT_NE(made.comm, nullptr);
+    EXPECT_EQ(exchange(made.comm, true), Result::kRemoteError);
+    const std::string pid = "(pid " + std::to_string(::getpid()) + ")";
+    const std::string expected = "the peer HOST (pid #) has given up a connection that we wait for: ";
+    EXPECT_EQ(the_line(pid).substr(0, expected.size()), expected);
   });
 }
 
