@@ -12,30 +12,26 @@
 
 namespace verbatim {
 
-Result<std::unique_ptr<Connector>> Connector::create(Context& context, std::vector<const Port*> ports,
-                                                     const wire::Handle& handle, int traffic_class) {
-  std::unique_ptr<Connector> connector(new Connector(context, std::move(ports), handle, traffic_class));
-  Result<UniqueFd> socket = tcp_connect(handle.address, context.local_address());
-  if (!socket) return connector->report(socket.error());
-  connector->socket_ = std::move(*socket);
-  connector->claim_ = context.claim_send(connector->ports_, peer_id(handle.listener));
-  return connector;
-}
-
-Connector::Connector(Context& context, std::vector<const Port*> ports, const wire::Handle& handle, int traffic_class)
+Connector::Connector(Context& context, std::vector<const Port*> ports, const wire::Handle& handle, int traffic_class,
+                     std::uint64_t attempt)
     : context_(context),
       ports_(std::move(ports)),
       handle_(handle),
       traffic_class_(traffic_class),
+      attempt_(attempt),
       deadline_ns_(monotonic_ns() + context.config().connect_timeout_s * kNanosecondsPerSecond),
+      claim_(context.claim_send(ports_, peer_id(handle.listener))),
       answer_(wire::kHeaderBytes) {}
 
 Result<std::unique_ptr<SendComm>> Connector::advance() {
   while (true) {
     Result<bool> over = false;
     switch (state_) {
+      case State::kQps:
+        over = take_qps();
+        break;
       case State::kTcp:
-        over = introduce();
+        over = tcp_connected(socket_);
         break;
       case State::kHello:
       case State::kReady:
@@ -61,9 +57,7 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
   }
 }
 
-Result<bool> Connector::introduce() {
-  const Result<bool> connected = tcp_connected(socket_);
-  if (!connected || !*connected) return connected;
+Result<bool> Connector::take_qps() {
   Result<std::optional<Endpoint>> endpoint = context_.endpoints().take(*claim_);
   if (!endpoint) return endpoint.error();
   if (!*endpoint) return false;
@@ -75,7 +69,11 @@ Result<bool> Connector::introduce() {
   hello.secret = handle_.secret;
   hello.identity = context_.identity(*ports_.front());
   hello.traffic_class = static_cast<std::int16_t>(traffic_class_);
+  hello.attempt = attempt_;
   outgoing_ = OutgoingMessage(wire::encode_hello(wire::MessageType::kConnect, hello));
+  Result<UniqueFd> socket = tcp_connect(handle_.address, context_.local_address());
+  if (!socket) return socket.error();
+  socket_ = std::move(*socket);
   return true;
 }
 

@@ -1,7 +1,9 @@
 // One connect, from the first call to the finished send comm. Never blocks: each call to advance() goes as far as it
 // can.
 //
-//   kTcp --connected, QPs made--> kHello --sent--> kAnswer --received--> kReady --sent--> done
+//   kQps --made--> kTcp --connected--> kHello --sent--> kAnswer --received--> kReady --sent--> done
+//
+// The peer, which hears many, may count on a hello right after the connection.
 //
 // Owned by its Context, found again by the token in NCCL's handle, polled by the thread that calls connect.
 #pragma once
@@ -22,20 +24,18 @@ namespace verbatim {
 
 class Connector {
  public:
-  // Takes this connection's place among the QPs of the context: in the order of these calls.
-  static Result<std::unique_ptr<Connector>> create(Context& context, std::vector<const Port*> ports,
-                                                   const wire::Handle& handle, int traffic_class);
+  // Takes this connection's place among the QPs of the context: in the order of these calls. `attempt`: random.
+  Connector(Context& context, std::vector<const Port*> ports, const wire::Handle& handle, int traffic_class,
+            std::uint64_t attempt);
 
   // The comm when it stands, nullptr while it does not. An error is final and has been logged.
   Result<std::unique_ptr<SendComm>> advance();
 
  private:
-  enum class State : std::uint8_t { kTcp, kHello, kAnswer, kReady };
-
-  Connector(Context& context, std::vector<const Port*> ports, const wire::Handle& handle, int traffic_class);
+  enum class State : std::uint8_t { kQps, kTcp, kHello, kAnswer, kReady };
 
   // Each answers whether its state is over.
-  Result<bool> introduce();
+  Result<bool> take_qps();
   Result<bool> send_message();
   Result<bool> receive_answer();
 
@@ -47,8 +47,9 @@ class Connector {
   const std::vector<const Port*> ports_;
   const wire::Handle handle_;
   const int traffic_class_;
+  const std::uint64_t attempt_;
   const std::uint64_t deadline_ns_;
-  State state_ = State::kTcp;
+  State state_ = State::kQps;
   std::shared_ptr<EndpointClaim> claim_;  // until the QPs are ours
   UniqueFd socket_;
   OutgoingMessage outgoing_;

@@ -57,10 +57,7 @@ Result<std::unique_ptr<ControlThread>> ControlThread::start(std::span<const std:
     if (const Status added = add_to_epoll(control->epoll_, fd, kDeviceMark | i); !added) return added.error();
   }
   control->open_state_socket();
-  if (control->state_socket_ != nullptr) {
-    const Status added = add_to_epoll(control->epoll_, control->state_socket_->listener().get(), kStateMark);
-    if (!added) return added.error();
-  }
+  control->resume_state(monotonic_ns());
   // The thread inherits the mask: no signal of the application may be handled on it.
   sigset_t all;
   sigset_t before;
@@ -99,6 +96,14 @@ void ControlThread::wake() const {
 }
 
 Status ControlThread::watch(Comm& comm) {
+  bool may_have_failed = false;
+  if (Status begun = begin_to_watch(comm, may_have_failed); !begun) return begun;
+  // Asked without the lock. What fails from now on is known to be this comm's.
+  if (may_have_failed && !comm.qps_stand()) comm.raise(IBV_EVENT_QP_FATAL);
+  return {};
+}
+
+Status ControlThread::begin_to_watch(Comm& comm, bool& may_have_failed) {
   const MutexLock lock(mutex_);
   parked_.try_emplace(&comm.context(), 0);
   const int fd = comm.side_channel().get();
@@ -119,12 +124,13 @@ Status ControlThread::watch(Comm& comm) {
   for (std::size_t i = 0; i < devices_.size(); ++i) {
     if (device_failed_[i] && comm.uses(*devices_[i])) comm.raise(IBV_EVENT_DEVICE_FATAL);
   }
-  if (unknown_failed_ && !comm.qps_stand()) comm.raise(IBV_EVENT_QP_FATAL);
+  may_have_failed = unknown_failed_;
   return {};
 }
 
 void ControlThread::forget(Comm& comm) {
   const MutexLock lock(mutex_);
+  while (asked_about_ == &comm) changed_.wait(mutex_);
   const int fd = comm.side_channel().get();
   comm.set_watcher(nullptr);
   const auto found = connections_.find(fd);
@@ -182,6 +188,7 @@ void ControlThread::run() noexcept {
       }
     }
     report_stalls();
+    resume_state(monotonic_ns());
     const bool all_read = state_socket_ == nullptr || state_socket_->flush(monotonic_ns());
     Connections finished;
     {
@@ -201,6 +208,20 @@ void ControlThread::run() noexcept {
       changed_.notify_all();
     }
   }
+}
+
+void ControlThread::pause_state(int why) noexcept {
+  VERBATIM_INFO("the state cannot be read at %s (VERBATIM_STATE_SOCKET) for the moment: %s",
+                settings_.state_socket.c_str(), std::strerror(why));
+  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, state_socket_->listener().get(), nullptr));
+  state_resumes_ns_ = monotonic_ns() + kNanosecondsPerSecond;
+}
+
+// epoll may lack memory, too: then another second passes.
+void ControlThread::resume_state(std::uint64_t now) noexcept {
+  if (state_resumes_ns_ == 0 || now < state_resumes_ns_) return;
+  const Status added = add_to_epoll(epoll_, state_socket_->listener().get(), kStateMark);
+  state_resumes_ns_ = added ? 0 : now + kNanosecondsPerSecond;
 }
 
 ControlThread::Connections ControlThread::take_finished() {
@@ -227,6 +248,7 @@ ControlThread::Connections ControlThread::take_finished() {
 int ControlThread::milliseconds_to_next_deadline() {
   const std::uint64_t now = monotonic_ns();
   std::uint64_t nearest = connections_.empty() ? kNever : std::min(next_beat_ns_, next_look_ns_);
+  if (state_resumes_ns_ != 0) nearest = std::min(nearest, state_resumes_ns_);
   for (auto& [fd, connection] : connections_) {
     if (connection.parked != nullptr) nearest = std::min(nearest, connection.deadline_ns);
     if (!connection.channel.flush(connection.comm->side_channel()) ||

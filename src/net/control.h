@@ -96,6 +96,9 @@ class ControlThread {
 
   ControlThread(std::span<const std::unique_ptr<Device>> devices, const ControlSettings& settings);
 
+  // `may_have_failed`: a QP of nobody who was watched has failed before.
+  Status begin_to_watch(Comm& comm, bool& may_have_failed) VERBATIM_EXCLUDES(mutex_);
+
   // What allocates here must do without: nobody could be told that memory ran out.
   void run() noexcept;
   void hear_device(std::size_t index) VERBATIM_EXCLUDES(mutex_);
@@ -120,12 +123,16 @@ class ControlThread {
   // Pings, and finds who has fallen silent.
   void beat(std::uint64_t now) VERBATIM_REQUIRES(mutex_);
 
-  static wire::View view_of(const Connection& connection, std::uint64_t now);
+  // Lets go of the lock while the device tells the states of QPs.
+  wire::View view_of(const Connection& connection, std::uint64_t now) VERBATIM_REQUIRES(mutex_);
   void report_stalls() VERBATIM_EXCLUDES(mutex_);
   bool find_stall(Report& report) VERBATIM_EXCLUDES(mutex_);
   bool look_at(Connection& connection, std::uint64_t now, Report& report) VERBATIM_REQUIRES(mutex_);
   void open_state_socket();
   void serve_state() noexcept VERBATIM_EXCLUDES(mutex_);
+  // Readers wait while there are no descriptors, and are asked in again a second later.
+  void pause_state(int why) noexcept;
+  void resume_state(std::uint64_t now) noexcept;
   std::string state_json() VERBATIM_EXCLUDES(mutex_);
 
   // Parked comms that are over; they are destroyed outside the lock.
@@ -137,9 +144,11 @@ class ControlThread {
   UniqueFd epoll_;
   UniqueFd wake_;
   mutable Mutex mutex_;
-  std::condition_variable_any changed_;  // something parked is gone
+  std::condition_variable_any changed_;  // something parked is gone, or asked_about_ is
   Connections connections_ VERBATIM_GUARDED_BY(mutex_);
   std::map<const Context*, std::size_t> parked_ VERBATIM_GUARDED_BY(mutex_);  // from a context's first watch to drain
+  // A device may be slow to answer, or hang: only who forgets this comm waits for it then, and nobody else.
+  const Comm* asked_about_ VERBATIM_GUARDED_BY(mutex_) = nullptr;
   // What comms that are still being made must hear of once they are watched.
   std::vector<bool> device_failed_ VERBATIM_GUARDED_BY(mutex_);
   bool unknown_failed_ VERBATIM_GUARDED_BY(mutex_) = false;  // a QP or CQ of nobody who is watched
@@ -149,6 +158,7 @@ class ControlThread {
   int looked_at_ VERBATIM_GUARDED_BY(mutex_) = -1;
   bool someone_owes_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::unique_ptr<StateSocket> state_socket_;
+  std::uint64_t state_resumes_ns_ = 0;  // 0: readers are served
   std::thread thread_;
 };
 

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <string>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -46,8 +49,11 @@ void ControlThread::hear_device(std::size_t index) {
   }
   if (errno == EAGAIN || errno == EINTR) return;
   // The device is gone, and its descriptor would wake us for ever.
-  VERBATIM_WARN("%s: the device is gone, no more events can be read: %s; its connections fail", device.name().c_str(),
-                std::strerror(errno));
+  const char* const name = device.name().c_str();
+  const char* const why = std::strerror(errno);
+  VERBATIM_WARN(
+      "%s: the device is gone, no more events can be read: %s; its %zu connections fail. Next: 'dmesg | grep %s'", name,
+      why, count_users(device, 0), name);
   static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, device.context()->async_fd, nullptr));
   const MutexLock lock(mutex_);
   fail_device(index);
@@ -125,22 +131,26 @@ void ControlThread::report_link_up(const Device& device, std::uint8_t port_num) 
 
 // Connections keep the address that they were made with.
 void ControlThread::report_gids(const Device& device, std::uint8_t port_num) {
-  std::size_t left_behind = 0;
-  std::string change;
+  std::map<std::pair<std::uint32_t, std::string>, std::size_t> used;  // index and GID: by how many
   {
     const MutexLock lock(mutex_);
     for (const auto& [fd, connection] : connections_) {
       for (const Port* port : connection.comm->endpoint().ports()) {
         if (port->device != &device || port->port_num != port_num || !port->is_roce()) continue;
-        ibv_gid now{};
-        const int failed =
-            device.verbs().query_gid(device.context(), port_num, static_cast<int>(port->gid.index), &now);
-        if (failed == 0 && std::memcmp(now.raw, port->gid.gid.raw, sizeof now.raw) == 0) continue;
-        ++left_behind;
-        change = "GID " + std::to_string(port->gid.index) + " " + to_string(port->gid.gid) + " is now " +
-                 (failed == 0 ? to_string(now) : "unreadable");
+        ++used[{port->gid.index, to_string(port->gid.gid)}];
       }
     }
+  }
+  std::size_t left_behind = 0;
+  std::string change;
+  for (const auto& [entry, users] : used) {
+    const auto& [index, gid] = entry;
+    ibv_gid now{};
+    const int failed = device.verbs().query_gid(device.context(), port_num, static_cast<int>(index), &now);
+    const std::string found = failed == 0 ? to_string(now) : "unreadable";
+    if (found == gid) continue;
+    left_behind += users;
+    change = "GID " + std::to_string(index) + " " + gid + " is now " + found;
   }
   if (left_behind == 0) {
     return VERBATIM_INFO("%s:%u: the GID table has changed, no connection uses what did", device.name().c_str(),

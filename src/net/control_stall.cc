@@ -1,6 +1,4 @@
 // How the control thread looks on: stalls, the peers' views, and the state that it gives to whoever asks.
-#include <sys/epoll.h>
-
 #include <cstdio>
 #include <cstring>
 
@@ -31,7 +29,13 @@ wire::View ControlThread::view_of(const Connection& connection, std::uint64_t no
   wire::View view = comm.view();
   view.flags = static_cast<std::uint16_t>(view.flags | (connection.watch.mine().flags & kOfLate));
   if (comm.failure_text() != nullptr) view.flags |= wire::View::kFailed;
-  view.qp_state = static_cast<std::uint8_t>(comm.qp_state());
+  asked_about_ = &comm;
+  mutex_.unlock();
+  const ibv_qp_state state = comm.qp_state();
+  mutex_.lock();
+  asked_about_ = nullptr;
+  changed_.notify_all();
+  view.qp_state = static_cast<std::uint8_t>(state);
   if (connection.watch.owes()) {
     view.still_ms = static_cast<std::uint32_t>(connection.watch.still_ns(now) / kNanosecondsPerMillisecond);
   }
@@ -118,18 +122,14 @@ void ControlThread::open_state_socket() {
     return;
   }
   state_socket_ = std::move(*opened);
+  state_resumes_ns_ = monotonic_ns();
 }
 
 // State that nobody has memory for is not given: the reader sees an empty answer.
 void ControlThread::serve_state() noexcept {
   while (true) {
     Result<std::optional<UniqueFd>> reader = state_socket_->accept();
-    if (!reader) {
-      VERBATIM_WARN("the state can no longer be read at %s (VERBATIM_STATE_SOCKET): %s", settings_.state_socket.c_str(),
-                    std::strerror(reader.error().sys_errno));
-      static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, state_socket_->listener().get(), nullptr));
-      return;
-    }
+    if (!reader) return pause_state(reader.error().sys_errno);
     if (!*reader) return;
     try {
       state_socket_->answer(std::move(**reader), state_json(), monotonic_ns());
@@ -143,15 +143,16 @@ std::string ControlThread::state_json() {
                     json_field("pid", static_cast<std::uint64_t>(::getpid())) + ",\"connections\":[";
   const char* separator = "\n";
   int after = -1;
-  while (true) {  // one at a time: the device may be slow to tell the states of its QPs
+  while (true) {
     const MutexLock lock(mutex_);
     const auto at = connections_.upper_bound(after);
     if (at == connections_.end()) break;
     after = at->first;
     const Connection& connection = at->second;
+    const wire::View view = view_of(connection, monotonic_ns());
     out += separator;
-    out += connection_json(*connection.comm, view_of(connection, monotonic_ns()), connection.watch,
-                           connection.parked != nullptr, connection.peer_closed);
+    out +=
+        connection_json(*connection.comm, view, connection.watch, connection.parked != nullptr, connection.peer_closed);
     separator = ",\n";
   }
   return out + "\n]}\n";

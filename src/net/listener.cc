@@ -16,8 +16,10 @@ namespace {
 // A peer of ours sends its hello right after connecting.
 constexpr int kSilentSeconds = 3;
 constexpr std::uint64_t kSilentNs = kSilentSeconds * kNanosecondsPerSecond;
-// Nobody may hold more than this many descriptors of ours by staying silent.
+// Nobody may hold more than this many descriptors of ours by staying silent. Beyond them the first ones go, once they
+// have had time for the rest of a hello.
 constexpr std::size_t kMaxStrangers = 512;
+constexpr std::uint64_t kGraceNs = 100 * kNanosecondsPerMillisecond;
 
 }  // namespace
 
@@ -40,8 +42,8 @@ void Listener::remove(const wire::Secret& secret) noexcept {
   listens_.erase(secret);
   // Peers that have come for it are sent away now: nobody else may ever look.
   try {
-    static_cast<void>(welcome());
     hear_all();
+    static_cast<void>(welcome());
   } catch (...) {  // no memory: they wait until somebody does
   }
 }
@@ -51,31 +53,35 @@ Result<std::vector<Introduction>> Listener::poll(const wire::Secret& secret) {
   // Those who are known first, so that a crowd at the door makes nobody lose a place; then who else has come.
   hear_all();
   if (const Status welcomed = welcome(); !welcomed) return welcomed.error();
-  hear_all();
   const auto listen = listens_.find(secret);
   if (listen == listens_.end()) return std::vector<Introduction>();
-  return std::exchange(listen->second, {});
+  return std::exchange(listen->second.waiting, {});
 }
 
 void Listener::hear_all() {
   const std::uint64_t now = monotonic_ns();
   for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
     const Verdict verdict = hear(*stranger);
-    const bool stays = verdict == Verdict::kWait && now < stranger->deadline_ns;
+    const bool stays = verdict == Verdict::kWait && now < stranger->came_ns + kSilentNs;
     stranger = stays ? std::next(stranger) : strangers_.erase(stranger);
   }
 }
 
-// What is beyond the limit waits in the system's queue until the silent ones have had their time.
+// What is beyond the limit waits in the system's queue. A flood that never ends is met a crowd at a time.
 Status Listener::welcome() {
-  while (strangers_.size() < kMaxStrangers) {
+  for (std::size_t i = 0; i < kMaxStrangers; ++i) {
+    const std::uint64_t now = monotonic_ns();
+    const bool full = strangers_.size() == kMaxStrangers;
+    if (full && now < strangers_.front().came_ns + kGraceNs) return {};
     Result<std::optional<UniqueFd>> accepted = tcp_accept(socket_);
     if (!accepted) return accepted.error();
     if (!accepted->has_value()) return {};
+    if (full) strangers_.pop_front();
     Stranger& stranger = strangers_.emplace_back();
     stranger.socket = std::move(**accepted);
-    stranger.deadline_ns = monotonic_ns() + kSilentNs;
+    stranger.came_ns = now;
     stranger.message.resize(wire::kHeaderBytes);
+    if (hear(stranger) != Verdict::kWait) strangers_.pop_back();
   }
   return {};
 }
@@ -116,7 +122,8 @@ Listener::Verdict Listener::hear(Stranger& stranger) {
     if (!hello) return Verdict::kDrop;
     const auto listen = listens_.find(hello->secret);
     if (listen == listens_.end()) return Verdict::kDrop;
-    listen->second.push_back({std::move(stranger.socket), std::move(*hello)});
+    if (!listen->second.attempts.insert(hello->attempt).second) return Verdict::kDrop;  // a replay
+    listen->second.waiting.push_back({std::move(stranger.socket), std::move(*hello)});
     return Verdict::kIntroduced;
   }
 }

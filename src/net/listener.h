@@ -1,6 +1,6 @@
 // The one TCP socket on which this process is reached, and what knocks there. Every listen of every communicator is a
-// secret; a connection that presents it is handed to its listen, anything else is dropped without a sound on the wire.
-// No thread of its own: whoever polls accept also serves the others.
+// secret; a connection that presents it, for the first time, is handed to its listen, anything else is dropped without
+// a sound on the wire. No thread of its own: whoever polls accept also serves the others.
 #pragma once
 
 #include <sys/socket.h>
@@ -9,6 +9,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "base/fd.h"
@@ -41,9 +42,13 @@ class Listener {
   // Connected, and not known yet.
   struct Stranger {
     UniqueFd socket;
-    std::uint64_t deadline_ns = 0;
+    std::uint64_t came_ns = 0;
     std::vector<std::uint8_t> message;  // the header, then header and body
     std::size_t filled = 0;
+  };
+  struct Listen {
+    std::vector<Introduction> waiting;
+    std::set<std::uint64_t> attempts;  // of all hellos so far
   };
   enum class Verdict : std::uint8_t { kWait, kDrop, kIntroduced };
 
@@ -59,7 +64,7 @@ class Listener {
   Mutex mutex_;
   bool has_refused_version_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::list<Stranger> strangers_ VERBATIM_GUARDED_BY(mutex_);
-  std::map<wire::Secret, std::vector<Introduction>> listens_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<wire::Secret, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 }  // namespace verbatim

@@ -309,13 +309,12 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     }
     const Result<std::uint64_t> fresh = random_id();
     if (!fresh) return fresh.error();
-    Result<std::unique_ptr<Connector>> made = Connector::create(*this, std::move(*connect_ports), *handle,
-                                                                traffic_class < 0 ? traffic_class_ : traffic_class);
-    if (!made) return made.error();
     token = *fresh;
-    connector = made->get();
+    std::unique_ptr<Connector> made = std::make_unique<Connector>(
+        *this, std::move(*connect_ports), *handle, traffic_class < 0 ? traffic_class_ : traffic_class, token);
+    connector = made.get();
     const MutexLock lock(mutex_);
-    connectors_.emplace(token, std::move(*made));
+    connectors_.emplace(token, std::move(made));
   }
   wire::store_connect_token(handle_bytes, token);
   Result<std::unique_ptr<SendComm>> comm = connector->advance();

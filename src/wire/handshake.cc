@@ -95,6 +95,7 @@ std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello) {
   writer.put(hello.identity.device_guid);
   writer.put(hello.identity.context);
   writer.put(hello.identity.listen);
+  writer.put(hello.attempt);
   writer.put(hello.control_address);
   writer.put(hello.capabilities);
   writer.put(hello.traffic_class);
@@ -155,6 +156,7 @@ Result<Hello> decode_hello(std::span<const std::uint8_t> body) {
   hello.identity.device_guid = reader.get<std::uint64_t>();
   hello.identity.context = reader.get<std::uint32_t>();
   hello.identity.listen = reader.get<std::uint32_t>();
+  hello.attempt = reader.get<std::uint64_t>();
   hello.control_address = reader.get<std::uint64_t>();
   hello.capabilities = reader.get<std::uint32_t>();
   hello.traffic_class = reader.get<std::int16_t>();

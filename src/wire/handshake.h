@@ -73,6 +73,7 @@ struct HelloQp {
 struct Hello {
   Secret secret{};  // of the listen: proof that the handle was really handed over
   PeerIdentity identity;
+  std::uint64_t attempt = 0;          // connecting side: random, of this connect; a second hello with it is a replay
   std::uint64_t control_address = 0;  // connecting side: its CTS ring; accepting side: its CompletionRecord
   std::uint32_t capabilities = 0;     // Capability bits; the accepting side's are those that hold
   std::int16_t traffic_class = -1;    // connecting side: of the communicator, -1 when it has none

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <deque>
@@ -27,6 +28,9 @@ struct Events {
   int asked_in_vain = 0;
   std::vector<ibv_qp*> qps_created;
   decltype(&ibv_create_qp) create_qp = nullptr;
+  decltype(&ibv_query_qp) query_qp = nullptr;
+  std::atomic<bool> hangs{false};  // whoever asks for a QP's state
+  std::atomic<int> hanging{0};
 };
 Events* g_events = nullptr;
 
@@ -50,6 +54,14 @@ ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
   return qp;
 }
 
+int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) {
+  if (g_events->hangs) {
+    ++g_events->hanging;
+    g_events->hangs.wait(true);
+  }
+  return g_events->query_qp(qp, attr, mask, init);
+}
+
 class ControlTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -58,6 +70,7 @@ class ControlTest : public ::testing::Test {
     verbs_ = **verbs;
     events_.create_qp = verbs_.create_qp;
     verbs_.create_qp = create_qp;
+    events_.query_qp = std::exchange(verbs_.query_qp, query_qp);
     verbs_.get_async_event = get_async_event;
     verbs_.ack_async_event = ack_async_event;
     g_events = &events_;
@@ -238,6 +251,37 @@ TEST_F(ControlTest, WhatIsNoFailureEndsNothing) {
   ASSERT_NO_FATAL_FAILURE(happen(event));
   ASSERT_NO_FATAL_FAILURE(happen(about(own_qp(*comm_), IBV_EVENT_COMM_EST)));
   EXPECT_FALSE(has_failed(*comm_));
+}
+
+// A question of the peer is what has the control thread ask the device.
+TEST_F(ControlTest, ADeviceThatDoesNotAnswerHoldsUpNobodyElse) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  const std::unique_ptr<RecvComm> other = make_comm();
+  events_.hangs = true;
+  const wire::Notice question = wire::Notice::ask(7);
+  ASSERT_EQ(::write(peer_ends_[0].get(), question.bytes().data(), question.bytes().size()),
+            static_cast<ssize_t>(question.bytes().size()));
+  EXPECT_TRUE(Link::eventually([&] { return events_.hanging != 0; }));
+  std::atomic<bool> other_is_over{false};
+  std::atomic<bool> own_is_over{false};
+  std::thread others_owner([&] {
+    EXPECT_TRUE(control_->watch(*other));
+    control_->forget(*other);
+    other_is_over = true;
+  });
+  std::thread owner([&] {
+    control_->forget(*comm_);
+    own_is_over = true;
+  });
+  EXPECT_TRUE(Link::eventually([&] { return other_is_over.load(); }));
+  EXPECT_FALSE(own_is_over);  // its QPs are still being asked
+  events_.hangs = false;
+  events_.hangs.notify_all();
+  owner.join();
+  watched_ = false;
+  others_owner.join();
+  std::array<std::uint8_t, wire::kMaxNoticeBytes> answer{};
+  EXPECT_GT(::read(peer_ends_[0].get(), answer.data(), answer.size()), 0);
 }
 
 // A file is never ready, and epoll refuses it, as it refuses a socket beyond the user's limit.

@@ -26,8 +26,10 @@ sockaddr_storage loopback() {
 }
 
 wire::Hello hello_with(const wire::Secret& secret) {
+  static std::uint64_t attempts = 0;
   wire::Hello hello;
   hello.secret = secret;
+  hello.attempt = ++attempts;
   hello.devices.push_back({.max_message_bytes = 1 << 20, .mtu = 5, .name = "dev"});
   hello.qps.push_back({.number = 17});
   return hello;
@@ -145,17 +147,24 @@ TEST_F(ListenerTest, ACrowdOfPeersLosesNobody) {
   EXPECT_EQ(introductions(mine_, crowd.size()).size(), crowd.size());
 }
 
-TEST_F(ListenerTest, AFloodOfStrangersWhoFallSilentOnlyDelays) {
+// More than could be waited for, the silent ones' time for each crowd of them.
+TEST_F(ListenerTest, AFloodOfStrangersWhoFallSilentMakesRoomForAPeer) {
   std::vector<UniqueFd> flood;
-  for (int i = 0; i < 600; ++i) {
+  for (int i = 0; i < 8 * 512; ++i) {
     flood.push_back(knock());
     say(flood.back(), {0x41});  // those who say nothing at all the system keeps to itself
     EXPECT_TRUE(listener_->poll(mine_));
   }
   const UniqueFd peer = knock();
   say(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
-  EXPECT_EQ(introductions(mine_, 1).size(), 1U);  // once the silent ones have had their time
+  EXPECT_EQ(introductions(mine_, 1).size(), 1U);
   EXPECT_TRUE(dropped(flood.front()));
+}
+
+TEST_F(ListenerTest, WhoFallsSilentIsLeftThoughNobodyElseComes) {
+  const UniqueFd stranger = knock();
+  say(stranger, {0x41});
+  EXPECT_TRUE(dropped(stranger));
 }
 
 TEST_F(ListenerTest, AnotherProtocolVersionIsToldWhy) {
@@ -198,6 +207,20 @@ TEST_F(ListenerTest, ManyOfAnotherProtocolVersionAreOneWarning) {
     EXPECT_TRUE(dropped(peer));
   }
   EXPECT_EQ(log.warnings().size(), 1U);
+}
+
+// Recorded, and said again while the listen is still open.
+TEST_F(ListenerTest, AHelloIsTakenOnce) {
+  const std::vector<std::uint8_t> hello = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
+  const UniqueFd peer = knock();
+  say(peer, hello);
+  EXPECT_EQ(introductions(mine_, 1).size(), 1U);
+  const UniqueFd replay = knock();
+  say(replay, hello);
+  EXPECT_TRUE(dropped(replay));
+  const UniqueFd next = knock();
+  say(next, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  EXPECT_EQ(introductions(mine_, 1).size(), 1U);
 }
 
 TEST_F(ListenerTest, ARemovedListenIsUnknown) {

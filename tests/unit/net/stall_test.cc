@@ -2,10 +2,6 @@
 #include "net/stall.h"
 
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -210,7 +206,7 @@ TEST_F(Watch, FailsAfterItsTimeWithAFreshAnswer) {
 class Stall : public ::testing::Test {
  protected:
   void TearDown() override {
-    for (const char* name : {"VERBATIM_STALL_WARN_S", "VERBATIM_STALL_FAIL_S", "VERBATIM_STATE_SOCKET"}) {
+    for (const char* name : {"VERBATIM_STALL_WARN_S", "VERBATIM_STALL_FAIL_S"}) {
       ::unsetenv(name);
     }
   }
@@ -292,75 +288,6 @@ TEST_F(Stall, BecomesAnErrorAtBothEnds) {
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
   EXPECT_NE(log.warnings()[0].find("VERBATIM_STALL_FAIL_S"), std::string::npos);
   EXPECT_NE(log.warnings()[0].find("not the same tag"), std::string::npos) << log.warnings()[0];
-}
-
-std::string read_state(const std::string& path) {
-  const UniqueFd reader(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  path.copy(address.sun_path, sizeof address.sun_path - 1);
-  if (::connect(reader.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return "no connection";
-  std::string text;
-  char some[4096];
-  while (const ssize_t count = ::read(reader.get(), some, sizeof some)) {
-    if (count < 0) return "no answer";
-    text.append(some, static_cast<std::size_t>(count));
-  }
-  return text;
-}
-
-TEST_F(Stall, TheStateCanBeReadWhileItLasts) {
-  const std::string path = testing::TempDir() + "state-%p-%h";
-  const std::string begin = testing::TempDir() + "state-" + std::to_string(::getpid()) + "-";
-  ::setenv("VERBATIM_STATE_SOCKET", path.c_str(), 1);
-  std::string found;
-  {
-    Link link;
-    found = stats_path(path, link.context().host_name());
-    ASSERT_EQ(found.rfind(begin, 0), 0U);
-    struct stat status {};
-    ASSERT_EQ(::stat(found.c_str(), &status), 0);
-    EXPECT_EQ(status.st_mode & 0777, 0600U);
-    EXPECT_NE(read_state(found).find("\"connections\":[\n]}"), std::string::npos) << read_state(found);
-    ASSERT_NO_FATAL_FAILURE(link.connect());
-    Buffers buffers(link, 8);
-    ASSERT_NE(buffers.irecv(8), nullptr);
-    const std::string state = read_state(found);
-    std::printf("%s", state.c_str());
-    for (const char* part : {"\"version\":1", "\"direction\":\"send\"", "\"direction\":\"recv\"",
-                             "\"messages\":1,\"bytes\":0,\"outstanding\":1", "\"state\":\"open\",\"error\":null",
-                             "\"qp_state\":\"RTS\""}) {
-      EXPECT_NE(state.find(part), std::string::npos) << part;
-    }
-    link.recv().abort();
-    EXPECT_TRUE(link.fails(link.recv()));
-    EXPECT_NE(read_state(found).find("\"state\":\"failed\",\"error\":\"receiving 8 bytes failed"), std::string::npos);
-  }
-  EXPECT_NE(::access(found.c_str(), F_OK), 0);
-}
-
-// A process that was killed has left its socket; one that lives keeps its own.
-TEST_F(Stall, TheStateOfADeadProcessIsReplacedAndThatOfALivingOneIsNot) {
-  const std::string path = testing::TempDir() + "state-left-" + std::to_string(::getpid());
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  path.copy(address.sun_path, sizeof address.sun_path - 1);
-  UniqueFd holder(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(::bind(holder.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  ASSERT_EQ(::listen(holder.get(), 1), 0);
-  ::setenv("VERBATIM_STATE_SOCKET", path.c_str(), 1);
-  {
-    const LogCapture log;
-    const Link link;
-    EXPECT_NE(log.only_warning().find("VERBATIM_STATE_SOCKET"), std::string::npos);
-  }
-  EXPECT_EQ(::access(path.c_str(), F_OK), 0);
-  holder.reset();
-  {
-    const Link link;
-    EXPECT_NE(read_state(path).find("\"version\":1"), std::string::npos);
-  }
-  EXPECT_NE(::access(path.c_str(), F_OK), 0);
 }
 
 }  // namespace

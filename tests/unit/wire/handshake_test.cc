@@ -11,6 +11,7 @@ Hello example(std::size_t devices, std::size_t qps) {
   Hello hello;
   hello.secret.fill(0x5a);
   hello.identity = {1, 2, 3, 4, 5};
+  hello.attempt = 6;
   hello.control_address = 0x7f0012345678;
   hello.traffic_class = 104;
   hello.host = "node17";
@@ -62,6 +63,7 @@ TEST(Handshake, HelloComesBackWhole) {
     ASSERT_TRUE(decoded);
     EXPECT_EQ(decoded->secret, hello.secret);
     EXPECT_EQ(decoded->identity.listen, 5U);
+    EXPECT_EQ(decoded->attempt, hello.attempt);
     EXPECT_EQ(decoded->control_address, hello.control_address);
     EXPECT_EQ(decoded->traffic_class, 104);
     EXPECT_EQ(decoded->host, "node17");

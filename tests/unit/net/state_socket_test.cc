@@ -1,0 +1,147 @@
+// VERBATIM_STATE_SOCKET: what whoever reads it is told, and when.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "link.h"
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+sockaddr_un address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  return address;
+}
+
+UniqueFd connect_to(const std::string& path) {
+  UniqueFd reader(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_un address = address_of(path);
+  EXPECT_EQ(::connect(reader.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  return reader;
+}
+
+std::string read_all(const UniqueFd& reader) {
+  std::string text;
+  char some[4096];
+  while (const ssize_t count = ::read(reader.get(), some, sizeof some)) {
+    if (count < 0) return "no answer";
+    text.append(some, static_cast<std::size_t>(count));
+  }
+  return text;
+}
+
+std::string read_state(const std::string& path) {
+  return read_all(connect_to(path));
+}
+
+class StateSocketTest : public ::testing::Test {
+ protected:
+  void TearDown() override { ::unsetenv("VERBATIM_STATE_SOCKET"); }
+
+  const std::string path_ = testing::TempDir() + "state-" + std::to_string(::getpid());
+};
+
+// While it lives the process is given no more descriptors.
+class Shortage {
+ public:
+  Shortage() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const UniqueFd next(::dup(STDERR_FILENO));
+    const rlimit none = {static_cast<rlim_t>(next.get()), before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  }
+  ~Shortage() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before_), 0); }
+  Shortage(const Shortage&) = delete;
+  Shortage& operator=(const Shortage&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(StateSocketTest, CanBeReadWhileItLasts) {
+  const std::string path = testing::TempDir() + "state-%p-%h";
+  const std::string begin = testing::TempDir() + "state-" + std::to_string(::getpid()) + "-";
+  ::setenv("VERBATIM_STATE_SOCKET", path.c_str(), 1);
+  std::string found;
+  {
+    Link link;
+    found = stats_path(path, link.context().host_name());
+    ASSERT_EQ(found.rfind(begin, 0), 0U);
+    struct stat status {};
+    ASSERT_EQ(::stat(found.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600U);
+    EXPECT_NE(read_state(found).find("\"connections\":[\n]}"), std::string::npos) << read_state(found);
+    ASSERT_NO_FATAL_FAILURE(link.connect());
+    Buffers buffers(link, 8);
+    ASSERT_NE(buffers.irecv(8), nullptr);
+    const std::string state = read_state(found);
+    std::printf("%s", state.c_str());
+    for (const char* part : {"\"version\":1", "\"direction\":\"send\"", "\"direction\":\"recv\"",
+                             "\"messages\":1,\"bytes\":0,\"outstanding\":1", "\"state\":\"open\",\"error\":null",
+                             "\"qp_state\":\"RTS\""}) {
+      EXPECT_NE(state.find(part), std::string::npos) << part;
+    }
+    link.recv().abort();
+    EXPECT_TRUE(link.fails(link.recv()));
+    EXPECT_NE(read_state(found).find("\"state\":\"failed\",\"error\":\"receiving 8 bytes failed"), std::string::npos);
+  }
+  EXPECT_NE(::access(found.c_str(), F_OK), 0);
+}
+
+// A process that was killed has left its socket; one that lives keeps its own.
+TEST_F(StateSocketTest, OfADeadProcessIsReplacedAndThatOfALivingOneIsNot) {
+  const sockaddr_un address = address_of(path_);
+  UniqueFd holder(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(holder.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(holder.get(), 1), 0);
+  ::setenv("VERBATIM_STATE_SOCKET", path_.c_str(), 1);
+  {
+    const LogCapture log;
+    const Link link;
+    EXPECT_NE(log.only_warning().find("VERBATIM_STATE_SOCKET"), std::string::npos);
+  }
+  EXPECT_EQ(::access(path_.c_str(), F_OK), 0);
+  holder.reset();
+  {
+    const Link link;
+    EXPECT_NE(read_state(path_).find("\"version\":1"), std::string::npos);
+  }
+  EXPECT_NE(::access(path_.c_str(), F_OK), 0);
+}
+
+TEST_F(StateSocketTest, OutlivesALackOfDescriptors) {
+  ::setenv("VERBATIM_STATE_SOCKET", path_.c_str(), 1);
+  const LogCapture log;
+  const Link link;
+  UniqueFd reader;
+  {
+    reader = UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const Shortage shortage;
+    const sockaddr_un address = address_of(path_);
+    ASSERT_EQ(::connect(reader.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    const std::string told =
+        "the state cannot be read at " + path_ + " (VERBATIM_STATE_SOCKET) for the moment: Too many open files";
+    EXPECT_TRUE(Link::eventually([&] {
+      const std::vector<std::string> infos = log.infos();
+      return std::find(infos.begin(), infos.end(), told) != infos.end();
+    }));
+  }
+  EXPECT_NE(read_all(reader).find("\"version\":1"), std::string::npos);  // the one who has waited
+  EXPECT_NE(read_state(path_).find("\"version\":1"), std::string::npos);
+  EXPECT_TRUE(log.warnings().empty());
+}
+
+}  // namespace
+}  // namespace verbatim
