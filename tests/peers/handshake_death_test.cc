@@ -26,8 +26,8 @@ constexpr long kEndless = 500;  // more places than a life has
 
 // What a survivor says, with words for what differs from run to run.
 const std::string kAcceptFailed =
-    "accepting a connection from HOST (pid #, ADDRESS) on verbatim_softverbs0 of HOST failed: ";
-const std::string kConnectFailed = "connecting verbatim_softverbs0 of HOST to the peer at ADDRESS failed: ";
+    "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
+const std::string kConnectFailed = "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: ";
 const std::string kWentFirst = "TCP-END: the peer went first. Next: look at WHO first: its log says why";
 const std::string kRefused =
     "connect: Connection refused: its process has ended, or a firewall is in between. Next: look at WHO first: its log "

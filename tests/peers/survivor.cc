@@ -19,8 +19,7 @@ std::string fixed(const std::string& line) {
   std::string text = verbatim::normalized(line);
   for (const auto& [varying, word] :
        {std::pair{"^NET/Verbatim : ", ""},
-        {"127\\.0\\.0\\.1:[0-9]+", "ADDRESS"},
-        {"look at (HOST \\(pid #, ADDRESS\\)|ADDRESS) first", "look at WHO first"},
+        {"look at (HOST \\(pid #, 127\\.0\\.0\\.1:#\\)|127\\.0\\.0\\.1:#) first", "look at WHO first"},
         {"(recv: the peer closed the connection|(recv|send): (Broken pipe|Connection reset by peer))", "TCP-END"}}) {
     text = std::regex_replace(text, std::regex(varying), word);
   }
