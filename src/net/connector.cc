@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "net/net.h"
+#include "net/side_channel.h"
 
 namespace verbatim {
 
@@ -48,7 +49,10 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
       state_ = State::kTcp;
       continue;
     }
-    if (!over) return report(over.error());
+    if (!over) {
+      if (state_ == State::kReady) hear_why();
+      return report(over.error());
+    }
     if (!*over) {
       if (monotonic_ns() < deadline_ns_) return std::unique_ptr<SendComm>();
       return report({ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept"});
@@ -129,6 +133,15 @@ Result<bool> Connector::receive_answer() {
     if (const Status connected = comm_->connect(*hello, traffic_class_); !connected) return connected.error();
     outgoing_ = OutgoingMessage(wire::encode_ready());
     return true;
+  }
+}
+
+void Connector::hear_why() {
+  SideChannel channel;
+  const Result<std::optional<SideChannel::Message>> message = channel.receive(socket_);
+  if (!message || !*message || (*message)->type != wire::MessageType::kFailed) return;
+  if (const std::optional<wire::Failed> failed = wire::decode_failed((*message)->body)) {
+    rejection_ = failed->kind == ErrorKind::kNone ? "its application has closed its listen" : failed->text;
   }
 }
 
