@@ -222,12 +222,12 @@ TEST_P(Strangers, ReplayOfAHello) {
   ASSERT_NE(listen_comm, nullptr);
   const verbatim::wire::Handle before = decode(handle);
   Link link = Conformance::connect(listen_comm, end, handle);
+  Handle other;  // while there is another listen the port is open
+  void* const other_comm = listen(end, other);
+  ASSERT_NE(other_comm, nullptr);
   service().run([&] { EXPECT_OK(net().close_listen(listen_comm)); });
   const verbatim::UniqueFd stranger = knock(before);
   say(stranger, forged(before.secret));
-  Handle other;
-  void* const other_comm = listen(end, other);
-  ASSERT_NE(other_comm, nullptr);
   std::uint8_t byte = 0;
   ssize_t heard = -1;
   EXPECT_TRUE(eventually([&] {
