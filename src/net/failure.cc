@@ -334,12 +334,14 @@ std::string describe_failure(const std::string& what, const Diagnosis& diagnosis
   return text;
 }
 
-std::string explain_setup(const Error& error, const PathFacts* facts, int max_qp) {
+std::string explain_setup(const Error& error, const PathFacts* facts, const QpRoom& room) {
   const std::string_view operation = error.operation;
   if (operation == "ibv_create_qp" || operation == "ibv_create_cq") {
     if (error.sys_errno != ENOMEM && error.sys_errno != ENOSPC) return "";
-    const std::string most =
-        max_qp > 0 ? " (it takes " + std::to_string(max_qp) + " queue pairs of all processes)" : "";
+    const std::string most = room.most > 0 ? " (it takes " + std::to_string(room.most) +
+                                                 " queue pairs of all processes, this one holds " +
+                                                 std::to_string(room.held) + ")"
+                                           : "";
     return ": the device has no room for another connection" + most + ", or no memory may be locked" + kNextStep +
            "fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma resource show' counts "
            "what all processes hold";
@@ -379,16 +381,21 @@ std::string explain_setup(const Error& error, const PathFacts* facts, int max_qp
   return ": " + diagnosis.verdict + kNextStep + diagnosis.next + ". Path: " + describe_path(*facts);
 }
 
-std::string explain_handshake(const Error& error, const std::string& peer) {
+std::string explain_handshake(const Error& error, const std::string& peer, bool unanswered) {
   if (error.kind != ErrorKind::kRemote) return "";
   const std::string look = kNextStep + ("look at " + peer) + " first: ";
   switch (error.sys_errno) {
     case 0:
     case ECONNRESET:
     case EPIPE:
-      return ": the peer went first" + look + "its log says why";
+      return std::string(": the peer went first") +
+             (unanswered ? ": its process has ended, or listens no more for this connection" : "") + look +
+             "its log says why";
+    case EPROTONOSUPPORT:
+      return ": one of the NICs speaks InfiniBand, the other Ethernet (RoCE)" +
+             (kNextStep + ("VERBATIM_HCA chooses NICs of one kind here and on " + peer));
     case ECONNREFUSED:
-      return ": its process has ended, or a firewall is in between" + look + "its log says why";
+      return ": its process has ended or listens no more, or a firewall is in between" + look + "its log says why";
     case ETIMEDOUT:
       return ": its application does nothing for this connection, or its host does not answer" + look +
              "its process may be busy or stopped" +

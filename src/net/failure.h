@@ -100,12 +100,19 @@ inline constexpr const char* kNextStep = ". Next: ";
 // The line.
 std::string describe_failure(const std::string& what, const Diagnosis& diagnosis, const PathFacts& facts);
 
+// The queue pairs that a device takes of all processes, 0 when not known, and those that this process has on it.
+struct QpRoom {
+  int most = 0;
+  std::size_t held = 0;
+};
+
 // What making a connection fails with, beside the error itself: ": why. Next: what to do. Path: ..."; empty when the
-// error says all. `facts` may be nullptr. `max_qp`: what the device takes of all processes, 0 when not known.
-std::string explain_setup(const Error& error, const PathFacts* facts, int max_qp = 0);
+// error says all. `facts` may be nullptr.
+std::string explain_setup(const Error& error, const PathFacts* facts, const QpRoom& room = {});
 
 // The same for a handshake that ended by what `peer`, "node2 (pid 4711)", did or did not do.
-std::string explain_handshake(const Error& error, const std::string& peer);
+// `unanswered`: nothing came from it at all.
+std::string explain_handshake(const Error& error, const std::string& peer, bool unanswered = false);
 
 // Without what happened over time: "node1 mlx5_0:1 GID 3 ::ffff:10.0.0.1 QP 4711 to node2 ..., MTU 4096, TC 0, SL 0".
 std::string describe_path(const PathFacts& facts);

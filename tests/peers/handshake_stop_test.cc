@@ -49,6 +49,12 @@ const std::string kBusy =
     ": its application does nothing for this connection, or its host does not answer. Next: look at WHO first: its "
     "process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer";
 const std::string kWentFirst = "TCP-END: the peer went first. Next: look at WHO first: its log says why";
+const std::string kUnanswered =
+    "TCP-END: the peer went first: its process has ended, or listens no more for this connection. Next: look at WHO "
+    "first: its log says why";
+const std::string kRefused =
+    "connect: Connection refused: its process has ended or listens no more, or a firewall is in between. Next: look at "
+    "WHO first: its log says why";
 const std::string kSilent =
     "nothing has been heard from the peer HOST (pid #) for 1.5 s (VERBATIM_KEEPALIVE_S): its host answers, the process "
     "is stopped or hangs";
@@ -186,7 +192,8 @@ TEST_P(StoppedPeers, WhereTheyAccept) {
 
 // All of them at one listen, where a sound peer gets through meanwhile.
 TEST_P(StoppedPeers, WhereTheyConnect) {
-  const std::vector<std::string> too_late = {kConnectFailed + kWentFirst, kConnectFailed + kNoAccept + kBusy};
+  const std::vector<std::string> too_late = {kConnectFailed + kUnanswered, kConnectFailed + kRefused,
+                                             kConnectFailed + kNoAccept + kBusy};
   const std::string busy = kAcceptFailed + kNoReady + kBusy;
   const std::string given_up = kReported + kNoReady + kLookThere + kPath;
   // Its last word may not reach us any more.
