@@ -29,7 +29,8 @@ std::string fixed(const std::string& line) {
 std::string address_of(const Handle& handle) {
   namespace wire = verbatim::wire;
   const auto decoded = wire::decode_handle(std::span<const std::uint8_t, wire::kHandleBytes>(handle.bytes));
-  return decoded ? verbatim::to_string(decoded->address) : "";
+  EXPECT_TRUE(decoded);
+  return decoded ? verbatim::to_string(decoded->address) : "no address";
 }
 
 bool has_become(const Process& peer, int states) {
