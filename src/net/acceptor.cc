@@ -43,6 +43,10 @@ Result<std::unique_ptr<ListenComm>> ListenComm::create(Context& context, std::ve
 
 ListenComm::~ListenComm() {
   for (const Acceptance& acceptance : acceptances_) tell(acceptance, wire::Notice::failed(ErrorKind::kNone, ""));
+  try {
+    for (const Arrival& arrival : arrivals_) send_away(arrival.introduction);
+  } catch (...) {  // no memory: they hear an end of file
+  }
   context_.listener().remove(handle_.secret);
 }
 

@@ -53,18 +53,22 @@ Result<sockaddr_storage> Listener::add(const wire::Secret& secret) {
 
 void Listener::remove(const wire::Secret& secret) noexcept {
   const MutexLock lock(mutex_);
-  listens_.erase(secret);
-  if (listens_.empty()) {
-    strangers_.clear();
-    socket_.reset();
-    return;
-  }
   // Peers that have come for it are sent away now: nobody else may ever look.
   try {
     hear_all();
     static_cast<void>(welcome());
-  } catch (...) {  // no memory: they wait until somebody does
+    for (const Introduction& introduction : listens_[secret].waiting) send_away(introduction);
+  } catch (...) {  // no memory: they hear an end of file
   }
+  listens_.erase(secret);
+  if (!listens_.empty()) return;
+  strangers_.clear();
+  socket_.reset();
+}
+
+void send_away(const Introduction& introduction) {
+  static_cast<void>(
+      OutgoingMessage(wire::encode_reject("its application has closed its listen")).send(introduction.socket));
 }
 
 Result<std::vector<Introduction>> Listener::poll(const wire::Secret& secret) {

@@ -25,6 +25,9 @@ struct Introduction {
   wire::Hello hello;
 };
 
+// Tells the peer that nobody will accept it.
+void send_away(const Introduction& introduction);
+
 class Listener {
  public:
   // Listens at `address`, whose port is 0, while there are listens, and at one port as long as it can be had.

@@ -105,10 +105,10 @@ TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
     }));
   });
   ASSERT_EQ(told.size(), 1U);
-  EXPECT_EQ(told[0],
-            "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: recv: the peer closed the "
-            "connection: the peer went first: its process has ended, or listens no more for this connection. Next: "
-            "look at 127.0.0.1:# first: its log says why");
+  EXPECT_EQ(
+      told[0],
+      "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
+      "its application has closed its listen. Next: look at 127.0.0.1:# first: its log says more");
 }
 
 TEST(AHandshake, ThatThePeerRefusesSaysWhy) {

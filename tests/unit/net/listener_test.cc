@@ -247,12 +247,13 @@ TEST_F(ListenerTest, WithTheLastListenEverybodyIsSentAway) {
   say(unseen, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
   listener_->remove(mine_);
   for (const UniqueFd* peer : {&waiting, &unseen}) {
-    std::array<std::uint8_t, 1> byte{};
+    std::array<std::uint8_t, 4096> bytes{};
     std::size_t filled = 0;
     Result<bool> heard = false;
     const auto end = std::chrono::steady_clock::now() + kPatience;
-    while (heard && std::chrono::steady_clock::now() < end) heard = receive_into(*peer, byte, filled);
+    while (heard && std::chrono::steady_clock::now() < end) heard = receive_into(*peer, bytes, filled);
     EXPECT_FALSE(heard);
+    EXPECT_EQ(filled != 0, peer == &unseen);  // who is known is told
   }
   Result<UniqueFd> late = tcp_connect(address_, {});
   Result<bool> connected = late ? tcp_connected(*late) : Result<bool>(late.error());
