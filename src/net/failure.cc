@@ -395,9 +395,9 @@ std::string explain_handshake(const Error& error, const std::string& peer) {
              (std::string_view(error.operation).starts_with("waiting") ? "; VERBATIM_CONNECT_TIMEOUT_S waits longer"
                                                                        : "");
     case EPROTO:
-      return ": what came is no message of this version" + (kNextStep + ("compare the versions of the plugin here and "
-                                                                         "on " +
-                                                                         peer));
+      return ": what came is of another service, or of another version of the plugin" +
+             (kNextStep +
+              ("'ss -tnp' there shows whose the port is; compare the versions of the plugin here and on " + peer));
     default:
       return "";
   }
