@@ -141,6 +141,19 @@ const std::string kCorrupt =
     ": no sound peer of this version does that: another version of the plugin, or something wrote over its memory or "
     "this one's. Next: compare the versions of the plugin on HOST and HOST, then the application's last changes. ";
 
+// They are over for the application as soon as they are posted.
+TEST(OptionalReceives, ThatTheSenderNeverHeardOfHaveNotWorked) {
+  const Lines told = lines_of("unreachable device=0 peer=0", [] {
+    Ends ends;
+    const RecvBuffer buffer{ends.target.data(), 64, 0, ends.recv_memory.get()};
+    for (int i = 0; i < 4; ++i) ASSERT_NE(ends.link.irecv({&buffer, 1}, true), nullptr);
+    ends.test_until_failed(nullptr);
+  });
+  ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
+  EXPECT_NE(told[0].find("): never worked: reachability, the two NICs cannot talk to each other"), std::string::npos)
+      << told[0];
+}
+
 TEST(ACorruptPeer, AnnouncesAGroupThatCannotBe) {
   const Lines told = lines_of([](Ends& ends) {
     wire::CtsEntry entry = {};

@@ -26,9 +26,10 @@ namespace {
 
 using HandleBytes = std::array<std::uint8_t, wire::kHandleBytes>;
 
-Lines lines_of(const std::function<void()>& body, const std::string& faults = "seed=1") {
+Lines lines_of(const std::function<void()>& body, const std::string& faults = "seed=1",
+               const std::string& timeout_s = "2") {
   test::Variables variables = with_faults(faults);
-  variables.emplace_back("VERBATIM_CONNECT_TIMEOUT_S", "2");
+  variables.emplace_back("VERBATIM_CONNECT_TIMEOUT_S", timeout_s);
   return warnings_of(test::check_in_child(variables, body));
 }
 
@@ -106,7 +107,8 @@ TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
   ASSERT_EQ(told.size(), 1U);
   EXPECT_EQ(told[0],
             "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: recv: the peer closed the "
-            "connection: the peer went first. Next: look at 127.0.0.1:# first: its log says why");
+            "connection: the peer went first: its process has ended, or listens no more for this connection. Next: "
+            "look at 127.0.0.1:# first: its log says why");
 }
 
 TEST(AHandshake, ThatThePeerRefusesSaysWhy) {
@@ -158,8 +160,9 @@ TEST(AHandshake, WithAProcessThatHasEndedIsRefused) {
     strangers.handle = handle;
     strangers.connect_in_vain();
   });
-  EXPECT_EQ(told, Lines{kConnecting + "connect: Connection refused: its process has ended, or a firewall is in "
-                                      "between. Next: look at 127.0.0.1:# first: its log says why"});
+  EXPECT_EQ(told,
+            Lines{kConnecting + "connect: Connection refused: its process has ended or listens no more, "
+                                "or a firewall is in between. Next: look at 127.0.0.1:# first: its log says why"});
 }
 
 TEST(AHandshake, ThatNobodyAcceptsTimesOut) {
@@ -204,6 +207,18 @@ class Service {
     HandleBytes here{};
     wire::encode_handle(*handle, here);
     return here;
+  }
+
+  // From now on one connection waits at most: that of the socket here.
+  UniqueFd fill() const {
+    EXPECT_EQ(::listen(listener_.get(), 0), 0);
+    Result<UniqueFd> socket = tcp_connect(*local_address(listener_), {});
+    EXPECT_TRUE(socket);
+    EXPECT_TRUE(Link::eventually([&] {
+      const Result<bool> connected = tcp_connected(*socket);
+      return connected && *connected;
+    }));
+    return std::move(*socket);
   }
 
   UniqueFd next() const {
@@ -292,6 +307,40 @@ TEST(AHandshake, ThatAnotherServiceContinuesNamesTheVersions) {
             Lines{kAccepting + "message of another protocol: Protocol error: what came is of another service, or of "
                                "another version of the plugin. Next: 'ss -tnp' there shows whose the port is; compare "
                                "the versions of the plugin here and on HOST (pid #, 127.0.0.1:#)"});
+}
+
+TEST(AHandshake, BetweenReleasesSaysToRunOne) {
+  const Lines told = lines_of([] {
+    Strangers strangers;
+    const Service service;
+    strangers.handle = service.in_place_of(strangers.handle);
+    ++strangers.handle[4];  // the version
+    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+    Service::send(service.next(), wire::encode_reject("this end speaks another one"));
+    strangers.connect_in_vain();
+  });
+  EXPECT_EQ(told, Lines{kConnecting + "the peer refused the connection: this end speaks another one. Next: run the "
+                                      "same release on all hosts"});
+}
+
+// The system holds the connection back, so that the hello comes long after it, when the peer has hung up.
+TEST(AHandshake, ThatCameLateIsTriedAgain) {
+  const Lines told = lines_of(
+      [] {
+        Strangers strangers;
+        const Service service;
+        strangers.handle = service.in_place_of(strangers.handle);
+        const UniqueFd filler = service.fill();
+        for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+        service.next();  // the filler: there is room from here on
+        service.next();
+        for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+        Service::send(service.next(), wire::encode_reject("no"));
+        strangers.connect_in_vain();
+      },
+      "seed=1", "60");
+  EXPECT_EQ(told, Lines{kConnecting + "the peer refused the connection: no. Next: look at 127.0.0.1:# first: its log "
+                                      "says more"});
 }
 
 }  // namespace
