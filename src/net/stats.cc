@@ -77,8 +77,9 @@ std::string stats_path(const std::string& path, const std::string& host) {
   return out;
 }
 
-Status write_stats(const std::string& path, const std::string& json) {
-  const std::string unfinished = path + "." + std::to_string(::getpid()) + ".new";
+namespace {
+
+Status write_and_rename(const std::string& unfinished, const std::string& path, const std::string& json) {
   std::FILE* file = std::fopen(unfinished.c_str(), "we");
   if (file == nullptr) return system_error("open", errno);
   const bool written = std::fwrite(json.data(), 1, json.size(), file) == json.size();
@@ -87,6 +88,15 @@ Status write_stats(const std::string& path, const std::string& json) {
   if (!written) return system_error("write", write_errno);
   if (std::rename(unfinished.c_str(), path.c_str()) != 0) return system_error("rename", errno);
   return {};
+}
+
+}  // namespace
+
+Status write_stats(const std::string& path, const std::string& json) {
+  const std::string unfinished = path + "." + std::to_string(::getpid()) + ".new";
+  const Status written = write_and_rename(unfinished, path, json);
+  if (!written) ::unlink(unfinished.c_str());
+  return written;
 }
 
 }  // namespace verbatim

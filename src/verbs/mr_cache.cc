@@ -147,7 +147,14 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
     const std::uint64_t offset_in_page = request.dmabuf.offset & (page_bytes_ - 1);
     if (offset_in_page != 0 && offset_in_page != in_page) return Error{ErrorKind::kArgument, EINVAL, "dma-buf offset"};
     struct stat buffer = {};
-    if (fstat(request.dmabuf.fd, &buffer) != 0) return system_error("fstat of a dma-buf", errno);
+    if (fstat(request.dmabuf.fd, &buffer) != 0) {
+      const int error = errno;
+      if (request.silent_for == nullptr || !request.silent_for(error)) {
+        VERBATIM_WARN("%s: fstat of file %d, which is to be a dma-buf, failed: %s", device_, request.dmabuf.fd,
+                      std::strerror(error));
+      }
+      return system_error("fstat of a dma-buf", error);
+    }
     dmabuf_offset = request.dmabuf.offset - offset_in_page;
     key.buffer_device = buffer.st_dev;
     key.buffer_inode = buffer.st_ino;

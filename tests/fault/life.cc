@@ -1,11 +1,20 @@
 #include "life.h"
 
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
 #include <array>
+#include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <utility>
 
+#include "base/fd.h"
 #include "conformance.h"
 #include "netapi/log.h"
 #include "netapi/plugin.h"
@@ -33,6 +42,28 @@ unsigned char content(std::size_t at) {
   return static_cast<unsigned char>(at * 7 + at / 251 + 1);
 }
 
+// Stands for a GPU's memory of which there is a dma-buf: softverbs takes any file that can be mapped.
+class DmaBuf {
+ public:
+  DmaBuf() : file_(::memfd_create("dma-buf", MFD_CLOEXEC)) {
+    if (::ftruncate(file_.get(), kBufferBytes) != 0) return;
+    pages_ = ::mmap(nullptr, kBufferBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
+  }
+  ~DmaBuf() {
+    if (is_there()) ::munmap(pages_, kBufferBytes);
+  }
+  DmaBuf(const DmaBuf&) = delete;
+  DmaBuf& operator=(const DmaBuf&) = delete;
+
+  bool is_there() const { return pages_ != MAP_FAILED; }
+  int fd() const { return file_.get(); }
+  unsigned char* data() const { return static_cast<unsigned char*>(pages_); }
+
+ private:
+  const verbatim::UniqueFd file_;
+  void* pages_ = MAP_FAILED;
+};
+
 class Life {
  public:
   Life(netapi::Plugin& net, Outcome& outcome) : net_(net), outcome_(outcome), source_(kBufferBytes) {
@@ -42,6 +73,7 @@ class Life {
   void run() {
     if (!good("init", net_.init(0x1234, {}, &context_))) return;
     if (describe() && connect() && register_all()) exchange_all();
+    ask_state();
     end();
     good("finalize", net_.finalize(context_));
   }
@@ -64,7 +96,6 @@ class Life {
     netapi::Properties properties;
     if (!good("devices", net_.devices(&count)) || !good("getProperties", net_.properties(0, &properties))) return false;
     group_ = properties.max_recvs > 1;
-
     return true;
   }
 
@@ -108,7 +139,19 @@ class Life {
     target_mr_ = add("regMr", kReceiver, target_.data(), nccl::kPtrHost);
     if (target_mr_ == nullptr) return false;
     device_mr_ = add("regMr of GPU memory", kReceiver, device_.data(), nccl::kPtrCuda);
-    return device_mr_ != nullptr;
+    return device_mr_ != nullptr && register_dmabuf();
+  }
+  bool register_dmabuf() {
+    if (!dmabuf_.is_there()) {
+      break_promise("no file for a dma-buf");
+      return false;
+    }
+    if (!good("regMrDmaBuf", net_.reg_mr_dmabuf(comm_[kReceiver], dmabuf_.data(), kBufferBytes, nccl::kPtrCuda, 0,
+                                                dmabuf_.fd(), &dmabuf_mr_))) {
+      return false;
+    }
+    registrations_.emplace_back(comm_[kReceiver], dmabuf_mr_);
+    return true;
   }
 
   bool exchange_all() {
@@ -121,6 +164,7 @@ class Life {
       sound = sound && exchange({{100, 10, 1000}, {4096, 2000, 4000}});
     }
     sound = sound && exchange({{4096, 4096, 4096}}, device_.data(), device_mr_) && flush();
+    sound = sound && exchange({{100, 5000, 8192}}, dmabuf_.data(), dmabuf_mr_);
     for (std::size_t i = 0; sound && i < 3 && net_.api_version() >= netapi::kOldestWithOptionalReceives; ++i) {
       sound = exchange({{i * 500, 500, 500}}, nullptr, nullptr, true);
     }
@@ -231,6 +275,26 @@ class Life {
     return sound && settled;
   }
 
+  // Reads what the control thread says of the connections, if it has been asked to listen for readers. What it refuses
+  // ends at once.
+  void ask_state() {
+    const char* const path = std::getenv("VERBATIM_STATE_SOCKET");
+    if (path == nullptr) return;
+    const verbatim::UniqueFd reader(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::string(path).copy(address.sun_path, sizeof address.sun_path - 1);
+    const timeval longest{.tv_sec = std::chrono::seconds(kLongest).count(), .tv_usec = 0};
+    ::setsockopt(reader.get(), SOL_SOCKET, SO_RCVTIMEO, &longest, sizeof longest);
+    if (::connect(reader.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return;
+    std::array<char, 4096> piece;
+    ssize_t count = 0;
+    while ((count = ::recv(reader.get(), piece.data(), piece.size(), 0)) > 0) {
+      outcome_.state.append(piece.data(), static_cast<std::size_t>(count));
+    }
+    if (count < 0 && errno == EAGAIN) break_promise("no end of an answer on the state socket");
+  }
+
   void close(Side side) {
     void* const comm = std::exchange(comm_[side], nullptr);
     if (comm == nullptr) return;
@@ -257,9 +321,11 @@ class Life {
   std::vector<unsigned char> source_;
   std::vector<unsigned char> target_ = std::vector<unsigned char>(kBufferBytes);
   std::vector<unsigned char> device_ = std::vector<unsigned char>(kBufferBytes);  // stands for the GPU's
+  const DmaBuf dmabuf_;
   void* source_mr_ = nullptr;
   void* target_mr_ = nullptr;
   void* device_mr_ = nullptr;
+  void* dmabuf_mr_ = nullptr;
   std::vector<std::pair<void*, void*>> registrations_;  // comm, mhandle
 };
 

@@ -12,6 +12,7 @@ namespace fault {
 struct Outcome {
   std::string failed;                 // the first call that answered with an error, and with which; empty: none
   std::vector<std::string> warnings;  // that the plugin has logged
+  std::string state;                  // what VERBATIM_STATE_SOCKET gave, where that is set
   std::string broken;                 // a promise that was not kept: a hang, wrong bytes; empty: none
 };
 

@@ -1,5 +1,6 @@
 #include "system_calls.h"
 
+#include <dirent.h>
 #include <ifaddrs.h>
 #include <link.h>
 #include <poll.h>
@@ -7,6 +8,7 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <cerrno>
@@ -119,6 +121,15 @@ INTERPOSE(ssize_t, getrandom, -1, (void* data, std::size_t bytes, unsigned flags
 INTERPOSE(char*, realpath, nullptr, (const char* path, char* resolved), (path, resolved))
 INTERPOSE(int, access, -1, (const char* path, int mode), (path, mode))
 INTERPOSE(FILE*, fopen64, nullptr, (const char* path, const char* mode), (path, mode))
+INTERPOSE(int, fchmod, -1, (int fd, mode_t mode), (fd, mode))
+INTERPOSE(int, fstat64, -1, (int fd, struct stat* found), (fd, found))
+INTERPOSE(int, lstat64, -1, (const char* path, struct stat* found), (path, found))
+INTERPOSE(std::size_t, fwrite, 0, (const void* data, std::size_t bytes, std::size_t count, FILE* file),
+          (data, bytes, count, file))
+INTERPOSE(int, rename, -1, (const char* from, const char* to), (from, to))
+INTERPOSE(int, unlink, -1, (const char* path), (path))
+INTERPOSE(DIR*, opendir, nullptr, (const char* path), (path))
+INTERPOSE(dirent*, readdir64, nullptr, (DIR * directory), (directory))
 INTERPOSE(void*, mmap64, MAP_FAILED, (void* address, std::size_t bytes, int protection, int flags, int fd, off64_t at),
           (address, bytes, protection, flags, fd, at))
 INTERPOSE(int, munmap, -1, (void* address, std::size_t bytes), (address, bytes))

@@ -119,12 +119,12 @@ void expect_unfinished(const Exchange& exchange) {
   if (exchange.finished()) throw std::runtime_error("the operation ended before it could be interrupted");
 }
 
-// Waits for NCCL to say that the network failed. The answer is for the reader.
+// Waits for NCCL to say that the network failed, which it must. The answer is for the reader.
 std::string await_network_error(const Exchange& exchange) {
   const auto start = Clock::now();
   while (exchange.network_state() == ncclSuccess) {
     if (Clock::now() - start > kErrorDeadline)
-      return "NCCL reported nothing within " + in_seconds(seconds_since(start));
+      throw std::runtime_error("NCCL reported nothing within " + in_seconds(seconds_since(start)));
     std::this_thread::sleep_for(1ms);
   }
   return "NCCL reported \"" + std::string(ncclGetErrorString(exchange.network_state())) + "\" after " +

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -56,13 +57,30 @@ class Peers : public Conformance {
     });
     return result;
   }
-  // The same with a tag that no receive has, within ten seconds.
-  nccl::Result send_until_error(const char* what) {
+  // The same with a tag that no receive has.
+  nccl::Result send_until_error() { return error_of_isend(kBytes, kTag + 1); }
+  // The best of some tries counts: a busy machine takes its time now and then, what waits for something does each time.
+  // Nobody else tells before the test's own deadline: neither the keepalive nor the transport, that has 34 s to go.
+  void within_a_second(const char* what, const std::function<Clock::duration()>& one_try) {
+    constexpr int kTries = 5;
+    Clock::duration best = Clock::duration::max();
+    for (int i = 0; i < kTries && best >= 1s && !HasFatalFailure(); ++i) {
+      const Clock::duration took = one_try();
+      std::printf("%s: known after %.3f s\n", what, std::chrono::duration<double>(took).count());
+      best = std::min(best, took);
+    }
+    EXPECT_LT(best, 1s);
+  }
+  // From the death of this peer until the next call knows it.
+  Clock::duration miss(Process& peer) {
+    peer.kill();
+    EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
     const auto begin = Clock::now();
-    const nccl::Result result = error_of_isend(kBytes, kTag + 1);
-    std::printf("%s: an error after %.3f s\n", what, std::chrono::duration<double>(Clock::now() - begin).count());
-    EXPECT_LT(Clock::now() - begin, 10s);
-    return result;
+    EXPECT_EQ(send_until_error(), nccl::Result::kRemoteError);
+    const auto end = Clock::now();
+    expect_warning("has ended without closing");
+    close();
+    return end - begin;
   }
   // The first that is warned of while `call` is made again and again.
   std::string warning_while(const std::function<void()>& call) {
@@ -86,17 +104,16 @@ class Peers : public Conformance {
     EXPECT_NE(lines[0].find(text), std::string::npos) << lines[0];
   }
   void miss_one_with_a_worker(int version) {
-    Process peer("rests-with-worker", version);
-    ASSERT_NO_FATAL_FAILURE(connect(peer));
-    pid_t worker = 0;
-    ASSERT_TRUE(peer.read(&worker, sizeof worker));
-    ASSERT_GT(worker, 0);
-    const std::shared_ptr<void> end(nullptr, [worker](void*) { EXPECT_EQ(::kill(worker, SIGKILL), 0); });
-    peer.kill();
-    EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
-    EXPECT_EQ(send_until_error("killed, with a worker"), nccl::Result::kRemoteError);
-    expect_warning("has ended without closing");
-    close();
+    within_a_second("killed, with a worker", [&] {
+      Process peer("rests-with-worker", version);
+      connect(peer);
+      pid_t worker = 0;
+      EXPECT_TRUE(peer.read(&worker, sizeof worker));
+      EXPECT_GT(worker, 0);
+      const std::shared_ptr<void> end(nullptr,
+                                      [worker](void*) { EXPECT_TRUE(worker <= 0 || ::kill(worker, SIGKILL) == 0); });
+      return HasFailure() ? kDeadline : miss(peer);
+    });
   }
   void close() {
     EXPECT_OK(net().dereg_mr(comm_, mhandle_));
@@ -110,13 +127,11 @@ class Peers : public Conformance {
 ONE_VERSION(Peers, kVersion);
 
 TEST_P(Peers, OneThatIsKilledIsMissedAtTheNextCall) {
-  Process peer("rests", kVersion);
-  ASSERT_NO_FATAL_FAILURE(connect(peer));
-  peer.kill();
-  EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
-  EXPECT_EQ(send_until_error("killed"), nccl::Result::kRemoteError);
-  expect_warning("has ended without closing");
-  close();
+  within_a_second("killed", [&] {
+    Process peer("rests", kVersion);
+    connect(peer);
+    return HasFailure() ? kDeadline : miss(peer);
+  });
 }
 
 TEST_P(Peers, OneThatIsKilledIsMissedThoughItsWorkersLive) {
@@ -133,28 +148,31 @@ TEST_P(PeersOfOlderTables, OneThatIsKilledIsMissedThoughItsWorkersLive) {
 
 // There is a receive for it, and nothing is outstanding: what is sent to the dead must not wait for the transport.
 TEST_P(Peers, NothingIsSentToOneThatWasKilled) {
-  Process peer("receives", kVersion);
-  ASSERT_NO_FATAL_FAILURE(connect(peer));
-  peer.kill();
-  EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
-  std::this_thread::sleep_for(kQuiet);
-  const auto begin = Clock::now();
-  nccl::Result result = nccl::Result::kSuccess;
-  eventually([&] {
-    void* request = nullptr;
-    result = isend(kBytes, kTag, &request);
-    if (request == nullptr) return result != nccl::Result::kSuccess;
-    int done = 0;  // posted before the news came
-    return eventually([&] {
-      result = net().test(request, &done, nullptr);
-      return result != nccl::Result::kSuccess || done != 0;
+  within_a_second("killed, with a receive", [&] {
+    Process peer("receives", kVersion);
+    connect(peer);
+    if (HasFailure()) return Clock::duration(kDeadline);
+    peer.kill();
+    EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
+    std::this_thread::sleep_for(kQuiet);
+    const auto begin = Clock::now();
+    nccl::Result result = nccl::Result::kSuccess;
+    eventually([&] {
+      void* request = nullptr;
+      result = isend(kBytes, kTag, &request);
+      if (request == nullptr) return result != nccl::Result::kSuccess;
+      int done = 0;  // posted before the news came
+      return eventually([&] {
+        result = net().test(request, &done, nullptr);
+        return result != nccl::Result::kSuccess || done != 0;
+      });
     });
+    const Clock::duration took = Clock::now() - begin;
+    EXPECT_EQ(result, nccl::Result::kRemoteError);
+    EXPECT_EQ(take_warnings().size(), 1U);
+    close();
+    return took;
   });
-  std::printf("killed: an error after %.3f s\n", std::chrono::duration<double>(Clock::now() - begin).count());
-  EXPECT_LT(Clock::now() - begin, 10s);
-  EXPECT_EQ(result, nccl::Result::kRemoteError);
-  EXPECT_EQ(take_warnings().size(), 1U);
-  close();
 }
 
 TEST_P(Peers, OneThatIsStoppedIsFoundByTheKeepalive) {
@@ -162,23 +180,28 @@ TEST_P(Peers, OneThatIsStoppedIsFoundByTheKeepalive) {
   Process peer("rests", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
   ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
-  EXPECT_EQ(send_until_error("stopped"), nccl::Result::kRemoteError);
+  EXPECT_EQ(send_until_error(), nccl::Result::kRemoteError);
   expect_warning("(pid " + std::to_string(peer.pid()) + ") for 0.8 s (VERBATIM_KEEPALIVE_S): its host answers");
   close();
 }
 
 // The peer's application fails by a mistake of ours: it learns what we say of it.
 TEST_P(Peers, OneLearnsWhyTheOtherHasFailed) {
-  Process peer("receives", kVersion);
-  ASSERT_NO_FATAL_FAILURE(connect(peer));
-  EXPECT_EQ(error_of_isend(kBytes + 1, kTag), nccl::Result::kInvalidUsage);
-  expect_warning("isend of 1001 bytes");
-  const auto begin = Clock::now();
-  const Exit end = peer.wait();
-  std::printf("the peer was gone after %.3f s\n", std::chrono::duration<double>(Clock::now() - begin).count());
-  EXPECT_EQ(end.status, kAnswered + static_cast<int>(nccl::Result::kRemoteError)) << end.output;
-  EXPECT_NE(end.output.find("reported: isend of 1001 bytes"), std::string::npos) << end.output;
-  close();
+  within_a_second("failed", [&] {
+    Process peer("receives", kVersion);
+    connect(peer);
+    if (HasFailure()) return Clock::duration(kDeadline);
+    const auto begin = Clock::now();
+    EXPECT_EQ(error_of_isend(kBytes + 1, kTag), nccl::Result::kInvalidUsage);
+    expect_warning("isend of 1001 bytes");
+    ready(peer);  // the first byte of its own line
+    const Clock::duration took = Clock::now() - begin;
+    const Exit end = peer.wait();
+    EXPECT_EQ(end.status, kAnswered + static_cast<int>(nccl::Result::kRemoteError)) << end.output;
+    EXPECT_NE(end.output.find("reported: isend of 1001 bytes"), std::string::npos) << end.output;
+    close();
+    return took;
+  });
 }
 
 TEST_P(Peers, OneThatClosesInPeaceIsNoError) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 
@@ -20,9 +21,14 @@ class ScratchDirectory {
 
  private:
   // Several builds may run their tests side by side.
-  const std::filesystem::path path_ =
-      std::filesystem::path(testing::TempDir()) /
-      ("verbatim-" + std::to_string(getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
+  static std::string name() {
+    std::string name =
+        "verbatim-" + std::to_string(getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::replace(name.begin(), name.end(), '/', '-');  // of a test with a parameter
+    return name;
+  }
+
+  const std::filesystem::path path_ = std::filesystem::path(testing::TempDir()) / name();
 };
 
 }  // namespace verbatim

@@ -5,6 +5,9 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <regex>
 #include <thread>
@@ -14,6 +17,8 @@
 #include "link.h"
 #include "support/child.h"
 #include "support/log_capture.h"
+#include "support/scratch_directory.h"
+#include "verbs/library.h"
 
 namespace verbatim {
 namespace {
@@ -287,6 +292,66 @@ TEST(Diagnosis, OfAConnectionThatIsNotMade) {
             "holds 17), or no memory "
             "may be locked. Next: fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma "
             "resource show' counts what all processes hold");
+}
+
+// A tree like /sys/class/infiniband, in which softverbs' devices have counters from now on, as a kernel's driver keeps
+// them. They have no files of their own, and the library's list is this process's to change.
+class KernelCounters {
+ public:
+  explicit KernelCounters(std::filesystem::path root) : root_(std::move(root)) {}
+
+  void take_place() const {
+    const Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(std::getenv("VERBATIM_VERBS_LIBRARY"));
+    ASSERT_TRUE(verbs);
+    int count = 0;
+    ibv_device** const list = (*verbs)->get_device_list(&count);
+    ASSERT_EQ(count, 2);
+    for (int i = 0; i < count; ++i) {
+      const std::string path = (root_ / list[i]->name).string();
+      ASSERT_LT(path.size(), sizeof list[i]->ibdev_path);
+      std::snprintf(list[i]->ibdev_path, sizeof list[i]->ibdev_path, "%s", path.c_str());
+    }
+    (*verbs)->free_device_list(list);
+  }
+  // `place` is of the form "softverbs0/ports/1/hw_counters".
+  void set(const std::string& place, const std::string& name, unsigned value) const {
+    std::filesystem::create_directories(root_ / place);
+    std::ofstream(root_ / place / name) << value << "\n";
+  }
+
+ private:
+  std::filesystem::path root_;
+};
+
+// Of the device and port of the connection, at the end that failed, from the moment it was made.
+TEST(Failure, NamesTheKernelsCountersThatHaveChanged) {
+  const ScratchDirectory scratch;
+  const KernelCounters counters(scratch.path());
+  const Lines told = warnings_of(test::check_in_child(with_faults(completes("RETRY_EXC_ERR", 3)), [&] {
+    ASSERT_NO_FATAL_FAILURE(counters.take_place());
+    for (const char* port : {"softverbs0/ports/1/", "softverbs0/ports/2/", "softverbs1/ports/1/"}) {
+      for (const char* name : {"local_ack_timeout_err", "out_of_sequence", "packet_seq_err", "rx_write_requests"}) {
+        counters.set(std::string(port) + "hw_counters", name, 1000);
+      }
+      counters.set(std::string(port) + "counters", "link_downed", 3);
+      counters.set(std::string(port) + "counters", "port_xmit_data", 4);
+    }
+    Stream stream(1);
+    stream.exchange(2);
+    for (const char* port : {"softverbs0/ports/1/", "softverbs1/ports/2/"}) {
+      counters.set(std::string(port) + "hw_counters", "packet_seq_err", 1077);
+    }
+    counters.set("softverbs1/ports/1/hw_counters", "local_ack_timeout_err", 1008);
+    counters.set("softverbs1/ports/1/hw_counters", "rx_write_requests", 5000);
+    counters.set("softverbs1/ports/1/counters", "link_downed", 5);
+    counters.set("softverbs1/ports/1/counters", "port_xmit_data", 5000);
+    stream.exchange(1);
+    EXPECT_TRUE(stream.link().failed());
+  }));
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_TRUE(told[0].starts_with("sending 64 bytes failed with transport retry counter exceeded")) << told[0];
+  EXPECT_TRUE(told[0].ends_with(", carried 2 messages, 128 bytes; since then local_ack_timeout_err +8, link_downed +2"))
+      << told[0];
 }
 
 // Both ends' QPs have gone to INIT before: the third call is the one to RTR of the accepting side.

@@ -22,21 +22,28 @@ bool mentions(const std::vector<std::string>& lines, const std::string& text) {
                      [&](const std::string& line) { return line.find(text) != std::string::npos; });
 }
 
+// Nobody else tells within the test's patience. The best of some tries counts: a busy machine takes its time now and
+// then, what waits for something does each time.
 TEST(Peer, AFailureIsToldToThePeerAtOnce) {
-  Link link;
-  ASSERT_NO_FATAL_FAILURE(link.connect());
-  Buffers buffers(link, 100);
-  ASSERT_NE(link.posted([&] { return buffers.irecv(50); }), nullptr);
-  const LogCapture log;
-  ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(51), nullptr); }));
-  const auto failed = Clock::now();
-  ASSERT_TRUE(link.fails(link.recv()));
-  std::printf("the peer knew after %.0f ms\n",
-              std::chrono::duration<double, std::milli>(Clock::now() - failed).count());
-  EXPECT_LT(Clock::now() - failed, std::chrono::seconds(10));
-  EXPECT_EQ(link.recv().error()->kind, ErrorKind::kRemote);
-  EXPECT_TRUE(mentions(log.warnings(), "reported: isend of 51 bytes"));
-  EXPECT_EQ(log.warnings().size(), 2U);  // one at each end
+  constexpr std::chrono::seconds kSoon(1);
+  constexpr int kTries = 5;
+  auto best = Clock::duration::max();
+  for (int i = 0; i < kTries && best >= kSoon; ++i) {
+    Link link;
+    ASSERT_NO_FATAL_FAILURE(link.connect());
+    Buffers buffers(link, 100);
+    ASSERT_NE(link.posted([&] { return buffers.irecv(50); }), nullptr);
+    const LogCapture log;
+    ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(51), nullptr); }));
+    const auto failed = Clock::now();
+    ASSERT_TRUE(link.fails(link.recv()));
+    best = std::min(best, Clock::now() - failed);
+    std::printf("the peer knew after %.0f ms\n", std::chrono::duration<double, std::milli>(best).count());
+    EXPECT_EQ(link.recv().error()->kind, ErrorKind::kRemote);
+    EXPECT_TRUE(mentions(log.warnings(), "reported: isend of 51 bytes"));
+    EXPECT_EQ(log.warnings().size(), 2U);  // one at each end
+  }
+  EXPECT_LT(best, kSoon);
 }
 
 // Nothing is outstanding: the next call that needs the peer says so.
