@@ -66,8 +66,8 @@ class Job:
         while True:
             patience = 0.1 if on_output else NUDGE_S
             ended = self.machine.ended(self, max(0, min(patience, deadline - time.monotonic())))
-            if not ended and not os.path.exists(self.pid_path):
-                self.machine.tell(f"\nrun {self.number}")  # after what may have come of it before
+            if not ended:
+                self.machine.tell_again()
             if on_output and os.path.exists(self.output_path):
                 with open(self.output_path, "rb") as file:
                     file.seek(at)
@@ -167,6 +167,11 @@ class Machine:
             self.process.stdin.write(line.encode("ascii") + b"\n")
         except BrokenPipeError:
             raise self.failure("ended by itself") from None
+
+    def tell_again(self):
+        for number, job in self.running.items():
+            if not os.path.exists(job.pid_path):
+                self.tell(f"\nrun {number}")  # on a line of its own, whatever has come of it before
 
     def start(self, arguments, limit=LIMIT_S, settings=None, directory="/"):
         """Starts a program with its arguments (a list), or a shell command (a string)."""
