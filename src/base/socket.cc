@@ -43,14 +43,6 @@ void send_without_delay(const UniqueFd& socket) {
   static_cast<void>(::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
 }
 
-void set_port(sockaddr_storage& address, in_port_t port) {
-  if (address.ss_family == AF_INET6) {
-    reinterpret_cast<sockaddr_in6*>(&address)->sin6_port = port;
-  } else {
-    reinterpret_cast<sockaddr_in*>(&address)->sin_port = port;
-  }
-}
-
 // A link-local address is told together with the other host's number for the link; ours may be another.
 void use_scope_of(const sockaddr_storage& local, sockaddr_storage& remote) {
   if (remote.ss_family != AF_INET6) return;
@@ -88,9 +80,21 @@ std::string to_string(const sockaddr_storage& address) {
   return text;
 }
 
+void set_port(sockaddr_storage& address, in_port_t port) {
+  if (address.ss_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&address)->sin6_port = port;
+  } else {
+    reinterpret_cast<sockaddr_in*>(&address)->sin_port = port;
+  }
+}
+
 Result<UniqueFd> tcp_listen(const sockaddr_storage& address) {
   Result<UniqueFd> socket = tcp_socket(address.ss_family);
   if (!socket) return socket;
+  const int again = 1;  // also beside connections that came to an earlier listener of this port
+  if (::setsockopt(socket->get(), SOL_SOCKET, SO_REUSEADDR, &again, sizeof again) != 0) {
+    return system_error("setsockopt", errno);
+  }
   if (::bind(socket->get(), as_sockaddr(address), address_bytes(address)) != 0) return system_error("bind", errno);
   if (::listen(socket->get(), kListenBacklog) != 0) return system_error("listen", errno);
   return socket;
@@ -128,11 +132,6 @@ Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener) {
     case EOPNOTSUPP:
     case ENETUNREACH:
     case EPERM:  // a firewall
-    // No descriptor or memory is free at this moment; whoever waits has a deadline of its own.
-    case EMFILE:
-    case ENFILE:
-    case ENOBUFS:
-    case ENOMEM:
       return std::optional<UniqueFd>();
     default:
       break;

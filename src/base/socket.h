@@ -2,6 +2,7 @@
 // the peer or the path to it failed, kSystem when this host did.
 #pragma once
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <cstddef>
@@ -19,6 +20,8 @@ namespace verbatim {
 // "10.0.0.1:4711", "[fe80::1%2]:4711".
 std::string to_string(const sockaddr_storage& address);
 
+void set_port(sockaddr_storage& address, in_port_t port);  // in network order
+
 // Listens at `address`; port 0 lets the system choose.
 Result<UniqueFd> tcp_listen(const sockaddr_storage& address);
 // For a protocol in which whoever connects speaks first: the system keeps the silent ones to itself for so many
@@ -27,7 +30,8 @@ void keep_silent_out(const UniqueFd& listener, int seconds);
 Result<sockaddr_storage> local_address(const UniqueFd& socket);
 Result<sockaddr_storage> remote_address(const UniqueFd& socket);
 
-// The next connection waiting at `listener`, nullopt when there is none.
+// The next connection waiting at `listener`, nullopt when there is none. EMFILE, ENFILE, ENOBUFS and ENOMEM pass: it
+// goes on waiting.
 Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener);
 
 // Starts connecting from `local` (its port is ignored; family AF_UNSPEC: any) to `remote`; tcp_connected tells when the

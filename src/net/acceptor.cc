@@ -1,6 +1,7 @@
 #include "net/acceptor.h"
 
 #include <cerrno>
+#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,26 +24,28 @@ std::string name_of(const Introduction& introduction) {
 
 Result<std::unique_ptr<ListenComm>> ListenComm::create(Context& context, std::vector<const Port*> ports,
                                                        std::uint32_t ordinal, wire::Handle& handle) {
-  Result<Listener*> listener = context.listener();
-  if (!listener) return listener.error();
-  handle.address = (*listener)->address();
   handle.listener = context.identity(*ports.front());
   handle.listener.listen = ordinal;
   handle.device_count = static_cast<std::uint8_t>(ports.size());
   if (const Status filled = fill_random(std::as_writable_bytes(std::span(handle.secret))); !filled)
     return filled.error();
-  (*listener)->add(handle.secret);
+  const Result<sockaddr_storage> address = context.listener().add(handle.secret);
+  if (!address) {
+    VERBATIM_WARN("listening on %s failed: %s: %s; VERBATIM_SOCKET_IFNAME chooses another interface",
+                  context.side_channel_name().c_str(), address.error().operation,
+                  std::strerror(address.error().sys_errno));
+    return address.error();
+  }
+  handle.address = *address;
   return std::unique_ptr<ListenComm>(new ListenComm(context, std::move(ports), handle));
 }
 
 ListenComm::~ListenComm() {
-  if (Result<Listener*> listener = context_.listener()) (*listener)->remove(handle_.secret);
+  context_.listener().remove(handle_.secret);
 }
 
 Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
-  Result<Listener*> listener = context_.listener();
-  if (!listener) return listener.error();
-  Result<std::vector<Introduction>> introductions = (*listener)->poll(handle_.secret);
+  Result<std::vector<Introduction>> introductions = context_.listener().poll(handle_.secret);
   if (!introductions) {
     VERBATIM_WARN("accepting connections at %s failed: %s", to_string(handle_.address).c_str(),
                   to_string(introductions.error()).c_str());
@@ -112,7 +115,8 @@ Result<std::optional<ListenComm::Acceptance>> ListenComm::begin(Arrival& arrival
 
 Error ListenComm::refuse(const Introduction& introduction, const Error& error, const std::string& explanation) const {
   const std::string reason = to_string(error);
-  if (!error.logged) report(name_of(introduction), error, explanation);
+  const std::string peer = name_of(introduction);
+  if (!error.logged) report(peer, error, explanation.empty() ? explain_handshake(error, peer) : explanation);
   // The peer is told in one go or not at all: it also sees the end of the file.
   static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(introduction.socket));
   return error;

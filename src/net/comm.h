@@ -193,7 +193,9 @@ class Comm {
     if (unreported_) {
       for (const UniqueCq& cq : endpoint_.cqs()) {
         int count = 0;
-        while ((count = ibv_poll_cq(cq.get(), kPollBatch, completions_)) > 0) {
+        // No more than it can hold: a peer that goes on and on must not keep us here.
+        for (int left = cq.get()->cqe; left > 0 && (count = ibv_poll_cq(cq.get(), kPollBatch, completions_)) > 0;
+             left -= count) {
           for (int i = 0; i < count; ++i) complete(completions_[i]);
         }
       }

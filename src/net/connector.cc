@@ -30,15 +30,23 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
         over = take_qps();
         break;
       case State::kTcp:
-        over = tcp_connected(socket_);
+        over = reach();
         break;
       case State::kHello:
+        over = send_message();
+        introduced_ns_ = monotonic_ns();
+        break;
       case State::kReady:
         over = send_message();
         break;
       case State::kAnswer:
         over = receive_answer();
         break;
+    }
+    if (!over && was_late(over.error())) {
+      if (const Status begun = knock(); !begun) return report(begun.error());
+      state_ = State::kTcp;
+      continue;
     }
     if (!over) return report(over.error());
     if (!*over) {
@@ -61,16 +69,37 @@ Result<bool> Connector::take_qps() {
   Result<std::unique_ptr<SendComm>> comm = SendComm::create(context_, std::move(**endpoint), handle_.device_count);
   if (!comm) return comm.error();
   comm_ = std::move(*comm);
-  wire::Hello hello = comm_->hello();
-  hello.secret = handle_.secret;
-  hello.identity = context_.identity(*ports_.front());
-  hello.traffic_class = static_cast<std::int16_t>(traffic_class_);
-  hello.attempt = attempt_;
-  outgoing_ = OutgoingMessage(wire::encode_hello(wire::MessageType::kConnect, hello));
+  hello_ = comm_->hello();
+  hello_.secret = handle_.secret;
+  hello_.identity = context_.identity(*ports_.front());
+  hello_.traffic_class = static_cast<std::int16_t>(traffic_class_);
+  if (const Status begun = knock(); !begun) return begun.error();
+  return true;
+}
+
+Status Connector::knock() {
   Result<UniqueFd> socket = tcp_connect(handle_.address, context_.local_address());
   if (!socket) return socket.error();
   socket_ = std::move(*socket);
+  knocked_ns_ = monotonic_ns();
+  return {};
+}
+
+Result<bool> Connector::reach() {
+  const Result<bool> connected = tcp_connected(socket_);
+  if (!connected || !*connected) return connected;
+  hello_.attempt = attempt_++;
+  outgoing_ = OutgoingMessage(wire::encode_hello(wire::MessageType::kConnect, hello_));
   return true;
+}
+
+// A hello that came at once has been heard: who hangs up then means it.
+bool Connector::was_late(const Error& error) const {
+  constexpr std::uint64_t kPromptNs = 10 * kNanosecondsPerMillisecond;
+  const bool hung_up = error.kind == ErrorKind::kRemote &&
+                       (error.sys_errno == 0 || error.sys_errno == ECONNRESET || error.sys_errno == EPIPE);
+  const bool unanswered = (state_ == State::kHello || state_ == State::kAnswer) && answer_filled_ == 0;
+  return hung_up && unanswered && introduced_ns_ - knocked_ns_ > kPromptNs && monotonic_ns() < deadline_ns_;
 }
 
 Result<bool> Connector::send_message() {
@@ -113,9 +142,11 @@ Error Connector::report(const Error& error) const {
                                 ? comm_->explain_setup(error)
                                 : explain_setup(error, nullptr, ports_.front()->device->attributes().max_qp);
   if (!rejection_.empty()) {
-    explanation = ": " + rejection_ + kNextStep + "look at " + where + " first: its log says more";
+    explanation = ": " + rejection_ + kNextStep +
+                  (handle_.version == wire::kProtocolVersion ? "look at " + where + " first: its log says more"
+                                                             : "run the same release on all hosts");
   } else if (explanation.empty()) {
-    explanation = explain_handshake(error, where);
+    explanation = explain_handshake(error, where, answer_filled_ == 0);
   }
   VERBATIM_WARN("connecting %s of %s to the peer %s%sat %s failed: %s%s", ports_.front()->name.c_str(),
                 context_.host_name().c_str(), peer.c_str(), introduced ? " " : "", address.c_str(),

@@ -3,7 +3,8 @@
 //
 //   kQps --made--> kTcp --connected--> kHello --sent--> kAnswer --received--> kReady --sent--> done
 //
-// The peer, which hears many, may count on a hello right after the connection.
+// The peer, which hears many, may count on a hello right after the connection. Where the application was away between
+// the two it may have been sent away as a stranger, and knocks again.
 //
 // Owned by its Context, found again by the token in NCCL's handle, polled by the thread that calls connect.
 #pragma once
@@ -36,6 +37,10 @@ class Connector {
 
   // Each answers whether its state is over.
   Result<bool> take_qps();
+  Result<bool> reach();
+  Status knock();
+  // Whether the peer may have taken us for a stranger who stays silent: then it is worth another try.
+  bool was_late(const Error& error) const;
   Result<bool> send_message();
   Result<bool> receive_answer();
 
@@ -45,15 +50,18 @@ class Connector {
   const std::vector<const Port*> ports_;
   const wire::Handle handle_;
   const int traffic_class_;
-  const std::uint64_t attempt_;
+  std::uint64_t attempt_;
   const std::uint64_t deadline_ns_;
   State state_ = State::kQps;
   std::shared_ptr<EndpointClaim> claim_;  // until the QPs are ours
   UniqueFd socket_;
+  std::uint64_t knocked_ns_ = 0;
+  std::uint64_t introduced_ns_ = 0;
   OutgoingMessage outgoing_;
   std::vector<std::uint8_t> answer_;
   std::size_t answer_filled_ = 0;
   std::unique_ptr<SendComm> comm_;
+  wire::Hello hello_;
   std::string rejection_;  // the peer's reason
 };
 

@@ -168,7 +168,7 @@ void ControlThread::drain(const Context& context, bool at_once) {
 
 void ControlThread::run() noexcept {
   ::pthread_setname_np(::pthread_self(), "verbatim");
-  int timeout_ms = -1;
+  int timeout_ms = 0;  // the first time, whatever could not be begun may be
   while (true) {
     epoll_event events[kEventBatch];
     const int count = ::epoll_wait(epoll_.get(), events, kEventBatch, timeout_ms);

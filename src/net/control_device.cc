@@ -49,8 +49,11 @@ void ControlThread::hear_device(std::size_t index) {
   }
   if (errno == EAGAIN || errno == EINTR) return;
   // The device is gone, and its descriptor would wake us for ever.
-  VERBATIM_WARN("%s: the device is gone, no more events can be read: %s; its connections fail", device.name().c_str(),
-                std::strerror(errno));
+  const char* const name = device.name().c_str();
+  const char* const why = std::strerror(errno);
+  VERBATIM_WARN(
+      "%s: the device is gone, no more events can be read: %s; its %zu connections fail. Next: 'dmesg | grep %s'", name,
+      why, count_users(device, 0), name);
   static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, device.context()->async_fd, nullptr));
   const MutexLock lock(mutex_);
   fail_device(index);

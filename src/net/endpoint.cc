@@ -213,7 +213,7 @@ void Endpoint::describe(wire::Hello& hello) const {
 }
 
 Status Endpoint::connect(const wire::Hello& remote, const Config& config, int traffic_class) {
-  if (remote.qps.size() != qps_.size()) return Error{ErrorKind::kRemote, 0, "hello with another number of QPs"};
+  if (remote.qps.size() != qps_.size()) return Error{ErrorKind::kRemote, EPROTO, "hello with another number of QPs"};
   remote_ = remote;
   max_message_bytes_ = kMaxPieceBytes;
   for (std::size_t i = 0; i < qps_.size(); ++i) {

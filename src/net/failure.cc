@@ -407,25 +407,30 @@ std::string explain_setup(const Error& error, const PathFacts* facts, int max_qp
   return ": " + diagnosis.verdict + kNextStep + diagnosis.next + ". Path: " + describe_path(*facts);
 }
 
-std::string explain_handshake(const Error& error, const std::string& peer) {
+std::string explain_handshake(const Error& error, const std::string& peer, bool unanswered) {
   if (error.kind != ErrorKind::kRemote) return "";
   const std::string look = kNextStep + ("look at " + peer) + " first: ";
   switch (error.sys_errno) {
     case 0:
     case ECONNRESET:
     case EPIPE:
-      return ": the peer went first" + look + "its log says why";
+      return std::string(": the peer went first") +
+             (unanswered ? ": its process has ended, or listens no more for this connection" : "") + look +
+             "its log says why";
+    case EPROTONOSUPPORT:
+      return ": one of the NICs speaks InfiniBand, the other Ethernet (RoCE)" +
+             (kNextStep + ("VERBATIM_HCA chooses NICs of one kind here and on " + peer));
     case ECONNREFUSED:
-      return ": its process has ended, or a firewall is in between" + look + "its log says why";
+      return ": its process has ended or listens no more, or a firewall is in between" + look + "its log says why";
     case ETIMEDOUT:
       return ": its application does nothing for this connection, or its host does not answer" + look +
              "its process may be busy or stopped" +
              (std::string_view(error.operation).starts_with("waiting") ? "; VERBATIM_CONNECT_TIMEOUT_S waits longer"
                                                                        : "");
     case EPROTO:
-      return ": what came is no message of this version" + (kNextStep + ("compare the versions of the plugin here and "
-                                                                         "on " +
-                                                                         peer));
+      return ": what came is of another service, or of another version of the plugin" +
+             (kNextStep +
+              ("'ss -tnp' there shows whose the port is; compare the versions of the plugin here and on " + peer));
     default:
       return "";
   }

@@ -106,7 +106,8 @@ std::string describe_failure(const std::string& what, const Diagnosis& diagnosis
 std::string explain_setup(const Error& error, const PathFacts* facts, int max_qp = 0);
 
 // The same for a handshake that ended by what `peer`, "node2 (pid 4711)", did or did not do.
-std::string explain_handshake(const Error& error, const std::string& peer);
+// `unanswered`: nothing came from it at all.
+std::string explain_handshake(const Error& error, const std::string& peer, bool unanswered = false);
 
 // Without what happened over time: "node1 mlx5_0:1 GID 3 ::ffff:10.0.0.1 QP 4711 to node2 ..., MTU 4096, TC 0, SL 0".
 std::string describe_path(const PathFacts& facts);

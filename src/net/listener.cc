@@ -1,6 +1,10 @@
 #include "net/listener.h"
 
+#include <sys/resource.h>
+
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,28 +22,43 @@ constexpr int kSilentSeconds = 3;
 constexpr std::uint64_t kSilentNs = kSilentSeconds * kNanosecondsPerSecond;
 // Nobody may hold more than this many descriptors of ours by staying silent. Beyond them the first ones go, once they
 // have had time for the rest of a hello.
-constexpr std::size_t kMaxStrangers = 512;
-constexpr std::uint64_t kGraceNs = 100 * kNanosecondsPerMillisecond;
+constexpr std::size_t kMaxStrangers = 128;
+constexpr std::uint64_t kGraceNs = 20 * kNanosecondsPerMillisecond;
 
 }  // namespace
 
-Result<std::unique_ptr<Listener>> Listener::create(const sockaddr_storage& address) {
-  Result<UniqueFd> socket = tcp_listen(address);
+Status Listener::open() {
+  Result<UniqueFd> socket = tcp_listen(address_);
+  if (!socket && socket.error().sys_errno == EADDRINUSE) {  // another process has the port by now
+    set_port(address_, 0);
+    socket = tcp_listen(address_);
+  }
   if (!socket) return socket.error();
   keep_silent_out(*socket, kSilentSeconds);
   const Result<sockaddr_storage> bound = local_address(*socket);
   if (!bound) return bound.error();
-  return std::unique_ptr<Listener>(new Listener(std::move(*socket), *bound));
+  address_ = *bound;
+  socket_ = std::move(*socket);
+  return {};
 }
 
-void Listener::add(const wire::Secret& secret) {
+Result<sockaddr_storage> Listener::add(const wire::Secret& secret) {
   const MutexLock lock(mutex_);
+  if (!socket_) {
+    if (const Status opened = open(); !opened) return opened.error();
+  }
   listens_.try_emplace(secret);
+  return address_;
 }
 
 void Listener::remove(const wire::Secret& secret) noexcept {
   const MutexLock lock(mutex_);
   listens_.erase(secret);
+  if (listens_.empty()) {
+    strangers_.clear();
+    socket_.reset();
+    return;
+  }
   // Peers that have come for it are sent away now: nobody else may ever look.
   try {
     hear_all();
@@ -74,8 +93,9 @@ Status Listener::welcome() {
     const bool full = strangers_.size() == kMaxStrangers;
     if (full && now < strangers_.front().came_ns + kGraceNs) return {};
     Result<std::optional<UniqueFd>> accepted = tcp_accept(socket_);
-    if (!accepted) return accepted.error();
+    if (!accepted) return go_short(accepted.error());
     if (!accepted->has_value()) return {};
+    is_short_ = false;
     if (full) strangers_.pop_front();
     Stranger& stranger = strangers_.emplace_back();
     stranger.socket = std::move(**accepted);
@@ -83,6 +103,21 @@ Status Listener::welcome() {
     stranger.message.resize(wire::kHeaderBytes);
     if (hear(stranger) != Verdict::kWait) strangers_.pop_back();
   }
+  return {};
+}
+
+// What passes is said once, on the host that has too little: who waits outside hears nothing of why.
+Status Listener::go_short(const Error& error) {
+  const int why = error.sys_errno;
+  if (why != EMFILE && why != ENFILE && why != ENOBUFS && why != ENOMEM) return error;
+  if (std::exchange(is_short_, true)) return {};
+  rlimit descriptors{};
+  ::getrlimit(RLIMIT_NOFILE, &descriptors);
+  const std::string limit =
+      why == EMFILE ? "raise the limit of " + std::to_string(descriptors.rlim_cur) + " (ulimit -n, LimitNOFILE=)"
+                    : "see what the host's memory and files (fs.file-max) are used for";
+  VERBATIM_WARN("connections to %s wait outside: accept: %s. Next: %s", to_string(address_).c_str(), std::strerror(why),
+                limit.c_str());
   return {};
 }
 

@@ -27,12 +27,14 @@ struct Introduction {
 
 class Listener {
  public:
-  // Listens at `address` (port 0) at once.
-  static Result<std::unique_ptr<Listener>> create(const sockaddr_storage& address);
+  // Listens at `address`, whose port is 0, while there are listens, and at one port as long as it can be had.
+  explicit Listener(const sockaddr_storage& address) : address_(address) {}
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
 
-  const sockaddr_storage& address() const { return address_; }
-
-  void add(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+  // Where peers are to knock.
+  Result<sockaddr_storage> add(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+  // With the last one everybody who waits is sent away, and whoever comes later is refused.
   void remove(const wire::Secret& secret) noexcept VERBATIM_EXCLUDES(mutex_);
 
   // Serves the socket and what has connected to it; answers the peers that have asked for `secret` since the last call.
@@ -52,16 +54,17 @@ class Listener {
   };
   enum class Verdict : std::uint8_t { kWait, kDrop, kIntroduced };
 
-  Listener(UniqueFd socket, const sockaddr_storage& address) : socket_(std::move(socket)), address_(address) {}
-
+  Status open() VERBATIM_REQUIRES(mutex_);
   void hear_all() VERBATIM_REQUIRES(mutex_);
   Status welcome() VERBATIM_REQUIRES(mutex_);
   Verdict hear(Stranger& stranger) VERBATIM_REQUIRES(mutex_);
+  Status go_short(const Error& error) VERBATIM_REQUIRES(mutex_);
   void refuse_version(const Stranger& stranger) VERBATIM_REQUIRES(mutex_);
 
-  const UniqueFd socket_;
-  const sockaddr_storage address_;
   Mutex mutex_;
+  sockaddr_storage address_ VERBATIM_GUARDED_BY(mutex_);
+  UniqueFd socket_ VERBATIM_GUARDED_BY(mutex_);
+  bool is_short_ VERBATIM_GUARDED_BY(mutex_) = false;  // of descriptors or memory, and has said so
   bool has_refused_version_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::list<Stranger> strangers_ VERBATIM_GUARDED_BY(mutex_);
   std::map<wire::Secret, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);

@@ -29,11 +29,10 @@ struct ProcessState {
   std::uint64_t host_id = 0;
   std::uint64_t process_id = 0;
   std::uint32_t contexts_made = 0;
-  std::set<Context*> contexts;  // open
-  EndpointPools pools;          // of the contexts
-  Mutex listener_mutex;
+  std::set<Context*> contexts;             // open
+  EndpointPools pools;                     // of the contexts
   std::unique_ptr<ControlThread> control;  // after the devices that it watches
-  std::unique_ptr<Listener> listener VERBATIM_GUARDED_BY(listener_mutex);
+  std::optional<Listener> listener;        // from the beginning
 };
 
 namespace {
@@ -91,6 +90,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   Result<SocketInterface> side_channel = choose_socket_interface(config);
   if (!side_channel) return side_channel.error();
   process->side_channel = *side_channel;
+  process->listener.emplace(process->side_channel.address);
   Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(config.verbs_library);
   if (!verbs) return verbs.error();
   process->verbs = std::move(*verbs);
@@ -216,19 +216,12 @@ const sockaddr_storage& Context::local_address() const {
   return process_.side_channel.address;
 }
 
-Result<Listener*> Context::listener() {
-  const MutexLock lock(process_.listener_mutex);
-  if (process_.listener == nullptr) {
-    Result<std::unique_ptr<Listener>> listener = Listener::create(local_address());
-    if (!listener) {
-      VERBATIM_WARN("listening on %s failed: %s: %s; VERBATIM_SOCKET_IFNAME chooses another interface",
-                    to_string(process_.side_channel).c_str(), listener.error().operation,
-                    std::strerror(listener.error().sys_errno));
-      return listener.error();
-    }
-    process_.listener = std::move(*listener);
-  }
-  return process_.listener.get();
+Listener& Context::listener() {
+  return *process_.listener;
+}
+
+std::string Context::side_channel_name() const {
+  return to_string(process_.side_channel);
 }
 
 wire::PeerIdentity Context::identity(const Port& port) const {
@@ -321,8 +314,11 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
   if (comm && *comm == nullptr) return static_cast<SendComm*>(nullptr);
 
   wire::store_connect_token(handle_bytes, 0);
-  const MutexLock lock(mutex_);
-  connectors_.erase(token);
+  decltype(connectors_)::node_type over;  // ended without the lock: the device may be slow to destroy QPs
+  {
+    const MutexLock lock(mutex_);
+    over = connectors_.extract(token);
+  }
   if (!comm) return comm.error();
   return keep(std::move(*comm));
 }
@@ -332,7 +328,6 @@ Result<RecvComm*> Context::accept(ListenComm& listen) {
   Result<std::unique_ptr<RecvComm>> comm = listen.accept();
   if (!comm) return comm.error();
   if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
-  const MutexLock lock(mutex_);
   return keep(std::move(*comm));
 }
 
@@ -342,6 +337,7 @@ Result<C*> Context::keep(std::unique_ptr<C> comm) {
   decltype(comms_) kept;  // so that nothing can fail once it is watched
   kept.emplace(made, std::move(comm));
   if (const Status watched = process_.control->watch(*made); !watched) return watched.error();
+  const MutexLock lock(mutex_);
   comms_.merge(kept);
   if (!config_.qp_dump.empty()) {
     dump_qps(config_.qp_dump, *made, peer_id(identity(*made->endpoint().ports().front())));

@@ -66,8 +66,8 @@ class Context {
   Registrations& registrations() { return registrations_; }
   // Where our side of the side channel is, port 0.
   const sockaddr_storage& local_address() const;
-  // The process's listener, opened at first use.
-  Result<Listener*> listener();
+  Listener& listener();                   // the process's
+  std::string side_channel_name() const;  // interface and address
   wire::PeerIdentity identity(const Port& port) const;
   // That a connection does without the atomics that were asked for: the first of them is told.
   void report_no_atomics(const std::string& device, const std::string& peer, const char* hindrance);
@@ -82,7 +82,7 @@ class Context {
  private:
   // Takes over a comm that stands: from here on it hears of events.
   template <typename C>
-  Result<C*> keep(std::unique_ptr<C> comm) VERBATIM_REQUIRES(mutex_);
+  Result<C*> keep(std::unique_ptr<C> comm) VERBATIM_EXCLUDES(mutex_);
   void end(std::unique_ptr<Comm> comm);
   void remember_stats(const Comm& comm) noexcept VERBATIM_EXCLUDES(mutex_);
   void write_stats() noexcept VERBATIM_EXCLUDES(mutex_);

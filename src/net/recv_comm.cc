@@ -151,11 +151,11 @@ void RecvComm::post_receives(std::size_t queue_index) {
   return members_allowed_ >= group_size;
 }
 
-// Gives back the ring places of the groups at the old end that NCCL has taken back. Of silent groups only now and then
+// Members, from the oldest on, whose entries the sender is known to have used. Of silent groups only now and then
 // something is heard: the sender's word, or the arrival of a later group.
-void RecvComm::release() {
+std::uint32_t RecvComm::used_members() const {
   const auto taken = static_cast<std::uint32_t>(__atomic_load_n(&record().taken, __ATOMIC_ACQUIRE));
-  std::uint32_t used = taken - oldest_member_;  // members from the oldest on whose entries the sender has used
+  std::uint32_t used = taken - oldest_member_;
   if (used > next_member_ - oldest_member_) used = 0;
   if (silent_posted_) {
     for (std::uint32_t member = oldest_member_; member != next_member_;) {
@@ -164,7 +164,12 @@ void RecvComm::release() {
       member += request.group_size;
     }
   }
-  const std::uint32_t first_unused = oldest_member_ + used;
+  return used;
+}
+
+// Gives back the ring places of the groups at the old end that NCCL has taken back.
+void RecvComm::release() {
+  const std::uint32_t first_unused = oldest_member_ + used_members();
   while (oldest_member_ != next_member_) {
     RecvRequest& oldest = requests_[wire::ring_index(oldest_member_)];
     const bool silent_used =
@@ -531,8 +536,12 @@ wire::View RecvComm::view() const {
 
 Delivered RecvComm::delivered() const {
   Delivered delivered{carried().messages, bytes_, cts_left_ != 0};
-  for (const RecvRequest& request : requests_) {
-    if (request.state == RequestState::kPending) delivered.messages -= request.group_size;
+  const std::uint32_t used = used_members();
+  for (std::uint32_t member = oldest_member_; member != next_member_;) {
+    const RecvRequest& request = requests_[wire::ring_index(member)];
+    const bool unheard_of = request.silent && member - oldest_member_ >= used;
+    if (unheard_of || request.state == RequestState::kPending) delivered.messages -= request.group_size;
+    member += request.group_size;
   }
   delivered.heard_peer = delivered.heard_peer || delivered.messages != 0;
   return delivered;

@@ -99,6 +99,7 @@ class RecvComm final : public Comm {
   ErrorKind refuse_count(std::uint32_t group_size) noexcept;
   void fail_receive(const ibv_wc& completion);
   bool make_room(std::uint32_t group_size);
+  std::uint32_t used_members() const;
   void release();
   ErrorKind receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
   template <typename Size>

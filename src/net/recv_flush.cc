@@ -21,9 +21,12 @@ Result<std::unique_ptr<MemoryHandle>> RecvComm::register_memory(const MrRequest&
 
 std::string RecvComm::describe_flush_failure(const Error& error) const {
   if (error.logged) return "no flushes of GPU memory: the line before says why. Path: " + describe_path(0);
-  const int max_qp = endpoint_.ports().front()->device->attributes().max_qp;
+  PathFacts loop = endpoint_.path_facts(0, context_.host_name());
+  loop.remote = loop.local;
+  std::string why = verbatim::explain_setup(error, &loop, endpoint_.ports().front()->device->attributes().max_qp);
+  if (why.find(". Path: ") == std::string::npos) why += ". Path: " + describe_path(0);
   return std::string(error.operation) + " for flushes of GPU memory failed with " + std::strerror(error.sys_errno) +
-         verbatim::explain_setup(error, nullptr, max_qp) + ". Path: " + describe_path(0);
+         why;
 }
 
 // Registered through another comm (regIsGlobal): this one hears of device memory only now.

@@ -71,7 +71,7 @@ std::uint32_t SendComm::capabilities() const {
 Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
   const Config& config = context_.config();
   if (wire::cts_entry_bytes(remote.devices.size()) != entry_bytes_) {
-    return Error{ErrorKind::kRemote, 0, "hello with another device count than the handle"};
+    return Error{ErrorKind::kRemote, EPROTO, "hello with another device count than the handle"};
   }
   if (const Status connected = endpoint_.connect(remote, config, traffic_class); !connected) return connected;
   for (const EndpointQp& end : endpoint_.qps()) {
@@ -223,8 +223,9 @@ inline void SendComm::point_at(std::uint32_t member) {
 bool SendComm::open_group(std::uint32_t index) {
   const std::byte* const entries = control_.data() + index * entry_bytes_;
   const wire::CtsHead& first = entry(index);
-  if (first.group_size - 1U >= wire::kMaxGroup) return refuse_entry();
-  const std::uint32_t group_size = first.group_size;
+  const std::uint32_t group_size =
+      __atomic_load_n(&first.group_size, __ATOMIC_RELAXED);  // the peer may write it any time
+  if (group_size - 1 >= wire::kMaxGroup) return refuse_entry();
   const std::byte* place = entries;
   const std::uint32_t end = head() + group_size;
   for (std::uint32_t member = head() + 1; member != end; ++member) {

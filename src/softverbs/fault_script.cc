@@ -328,6 +328,7 @@ constexpr std::array kLossKeys{&kOp, &kQp, &kQpn, &kDevice, &kLast, &kNth, &kCou
 constexpr std::array kDelayKeys{&kBy, &kJitter, &kOp, &kQp, &kQpn, &kDevice, &kLast, &kNth, &kCount};
 constexpr std::array kRnrKeys{&kOp, &kQp, &kQpn, &kDevice, &kLast, &kNth, &kCount, &kTimes};
 constexpr std::array kCompleteKeys{&kStatus, &kVendor, &kOpOrRecv, &kQp, &kQpn, &kDevice, &kNth, &kCount};
+constexpr std::array kDropCompletionKeys{&kOpOrRecv, &kQp, &kQpn, &kDevice, &kNth, &kCount};
 constexpr std::array kLinkKeys{&kDevice, &kAt, &kFor, &kAfter, &kOp, &kQp, &kQpn};
 constexpr std::array kMomentKeys{&kDevice, &kAt, &kAfter, &kOp, &kQp, &kQpn};
 constexpr std::array kPairKeys{&kDevice, &kPeer, &kPids, &kAt, &kFor, &kAfter, &kOp, &kQp, &kQpn};
@@ -345,6 +346,7 @@ constexpr std::array kForms{
     Form{"delay", FaultKind::kDelay, kDelayKeys, "by", kWithoutEnd},
     Form{"rnr", FaultKind::kRnr, kRnrKeys, {}},
     Form{"complete", FaultKind::kComplete, kCompleteKeys, "status"},
+    Form{"drop-completion", FaultKind::kDropCompletion, kDropCompletionKeys, {}},
     Form{"link-down", FaultKind::kLinkDown, kLinkKeys, {}},
     Form{"link-up", FaultKind::kLinkUp, kMomentKeys, {}},
     Form{"unreachable", FaultKind::kUnreachable, kPairKeys, {}},

@@ -24,8 +24,9 @@ enum class FaultKind : std::uint8_t {
   kDropRequest,  // the responder hears nothing
   kLoss,         // both, by chance
   kDelay,
-  kRnr,       // the responder says that it has no receive
-  kComplete,  // not sent: completed with an error
+  kRnr,             // the responder says that it has no receive
+  kComplete,        // not sent: completed with an error
+  kDropCompletion,  // done, and never completed
   // To ports, devices and this process: they begin and may end
   kLinkDown,
   kLinkUp,

@@ -146,6 +146,9 @@ void Faults::apply(Qp& qp, const FaultClause& clause, MessageFaults& message) {
       message.status = clause.status;
       message.vendor_error = clause.vendor_error;
       break;
+    case FaultKind::kDropCompletion:
+      message.drops_completion = true;
+      break;
     default:
       break;
   }
@@ -161,7 +164,7 @@ QpFaults& Faults::judged(Qp& qp) {
   state.is_judged = true;
   state.position = position;
   state.message = {};
-  const std::uint8_t opcode = qp.sends.requests[position & qp.sends.mask].opcode;
+  SendRequest& request = qp.sends.requests[position & qp.sends.mask];
   std::vector<FaultClause> beginning;
   {
     MutexLock lock(mutex_);
@@ -172,7 +175,7 @@ QpFaults& Faults::judged(Qp& qp) {
     state.seen.resize(rules_.size());
     for (std::size_t index = 0; index < rules_.size(); ++index) {
       Rule& rule = rules_[index];
-      if (!matches(rule.clause, qp, opcode)) continue;
+      if (!matches(rule.clause, qp, request.opcode)) continue;
       std::uint64_t& seen = rule.clause.qp_choice == QpChoice::kEach ? state.seen[index] : rule.seen;
       ++seen;
       if (is_about_messages(rule.clause)) {
@@ -182,6 +185,7 @@ QpFaults& Faults::judged(Qp& qp) {
       }
     }
   }
+  if (state.message.drops_completion) request.flags |= kSilentSuccess;
   for (const FaultClause& clause : beginning) states_.begin_at_once(clause);
   return state;
 }
@@ -224,15 +228,17 @@ bool Faults::loses_answer(Qp& qp, bool acknowledges) {
   return (acknowledges && take_one(message.acks_to_lose)) || draw(qp, message.ack_loss_rate);
 }
 
-ibv_wc_status Faults::receive_status(const Qp* qp) {
-  ibv_wc_status status = IBV_WC_SUCCESS;
+std::uint16_t Faults::receive_fault(const Qp* qp) {
+  std::uint16_t fault = 0;
   MutexLock lock(mutex_);
   for (Rule& rule : rules_) {
     if (rule.clause.opcodes != kReceiveBit) continue;
     if (qp == nullptr ? rule.clause.qp_choice != QpChoice::kAny : !is_chosen(rule.clause, *qp)) continue;
-    if (is_in_range(rule.clause, ++rule.seen)) status = rule.clause.status;
+    if (!is_in_range(rule.clause, ++rule.seen)) continue;
+    fault = rule.clause.kind == FaultKind::kDropCompletion ? kWithoutCompletion
+                                                           : static_cast<std::uint16_t>(rule.clause.status);
   }
-  return status;
+  return fault;
 }
 
 void Faults::garble(ibv_wc& completion) {

@@ -27,6 +27,7 @@ struct MessageFaults {
   std::uint64_t arrival_ns = 0;  // of the first packet
   ibv_wc_status status = IBV_WC_SUCCESS;
   std::uint32_t vendor_error = 0;
+  bool drops_completion = false;
 };
 
 // Of one QP, under Qp::execution.
@@ -66,8 +67,8 @@ class Faults {
   bool refuses_receive(Qp& qp);
   // When a step was answered: whether the requester does not hear of it. `acknowledges`: the message, not a part of it.
   bool loses_answer(Qp& qp, bool acknowledges);
-  // The status with which a receive that is being posted shall fail; `qp` is nullptr for a shared queue.
-  ibv_wc_status receive_status(const Qp* qp);
+  // ReceiveEntry::fault of a receive that is being posted; `qp` is nullptr for a shared queue.
+  std::uint16_t receive_fault(const Qp* qp);
   // Fills what the standard leaves undefined in a completion with an error.
   void garble(ibv_wc& completion);
 

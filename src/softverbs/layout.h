@@ -178,10 +178,13 @@ struct SharedSge {
   std::uint32_t lkey;
 };
 
+// Of ReceiveEntry::fault: it is filled as usual, and its completion never comes.
+constexpr std::uint16_t kWithoutCompletion = 0xffff;
+
 struct ReceiveEntry {
   std::uint64_t wr_id;
   std::uint16_t sge_count;
-  std::uint16_t fault;  // the ibv_wc_status with which it shall fail; 0: none
+  std::uint16_t fault;  // the ibv_wc_status with which it shall fail, or kWithoutCompletion; 0: none
   std::uint32_t position;
 };
 

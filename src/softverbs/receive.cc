@@ -48,7 +48,7 @@ int post_receive(ReceivePoster& poster, const ibv_recv_wr& request, const Qp* qp
   if (posted - poster.released.load(std::memory_order_acquire) >= poster.max_wr) return ENOMEM;
   std::byte* place = poster.entries + (posted & poster.ring->mask) * entry_bytes(poster.max_sge);
   ReceiveEntry entry{request.wr_id, static_cast<std::uint16_t>(request.num_sge), 0, posted};
-  if (Faults* all = faults(); all != nullptr) entry.fault = static_cast<std::uint16_t>(all->receive_status(qp));
+  if (Faults* all = faults(); all != nullptr) entry.fault = all->receive_fault(qp);
   std::memcpy(place, &entry, sizeof entry);
   place += sizeof entry;
   for (int i = 0; i < request.num_sge; ++i) {

@@ -134,7 +134,9 @@ Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
 bool complete(Qp& qp, ibv_wc_status status) {
   const std::uint32_t position = qp.sends.executed.load(std::memory_order_relaxed);
   const SendRequest& request = request_at(qp, position);
-  const bool wanted = qp.signal_all || (request.flags & IBV_SEND_SIGNALED) != 0 || status != IBV_WC_SUCCESS;
+  const bool told =
+      (qp.signal_all || (request.flags & IBV_SEND_SIGNALED) != 0) && (request.flags & kSilentSuccess) == 0;
+  const bool wanted = told || status != IBV_WC_SUCCESS;
   bool pushed = true;
   if (wanted) {
     Cqe entry{};

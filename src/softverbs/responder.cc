@@ -119,7 +119,7 @@ class Responder {
     if (packets_.is_first()) {
       // A first step that could not be copied left its receive open.
       if (qp_.open.active == 0 && !take()) return Answer::kReceiverNotReady;
-      if (qp_.open.entry.fault != 0) return fail_receive_by_fault();
+      if (is_to_fail()) return fail_receive_by_fault();
       std::uint64_t room = 0;
       for (std::uint32_t i = 0; i < qp_.open.entry.sge_count; ++i) room += qp_.open.sges[i].length;
       if (room < packets_.message_bytes) return fail_receive(IBV_WC_LOC_LEN_ERR, Answer::kInvalidRequest);
@@ -144,7 +144,7 @@ class Responder {
     if (const Answer moved = moved_or_refused(copy_to(process_, local_, places)); moved != Answer::kAck) return moved;
     if (!consumes) return Answer::kAck;
     if (!take()) return Answer::kReceiverNotReady;
-    return qp_.open.entry.fault != 0 ? fail_receive_by_fault() : finish_receive(IBV_WC_RECV_RDMA_WITH_IMM);
+    return is_to_fail() ? fail_receive_by_fault() : finish_receive(IBV_WC_RECV_RDMA_WITH_IMM);
   }
 
   Answer execute_read() {
@@ -261,7 +261,8 @@ class Responder {
       entry.wc_flags = IBV_WC_WITH_IMM;
     }
     // In this order: if we die in between, the receive is flushed as well; it must not vanish.
-    const bool pushed = push_completion(process_, me_, qp_.recv_cq, entry, packets_.solicited);
+    const bool pushed = qp_.open.entry.fault == kWithoutCompletion ||
+                        push_completion(process_, me_, qp_.recv_cq, entry, packets_.solicited);
     qp_.open.active = 0;
     return pushed ? Answer::kAck : fail_with_event(IBV_EVENT_QP_FATAL, Answer::kOperationalError);
   }
@@ -274,6 +275,8 @@ class Responder {
     finish_failure(process_, me_, index_, entered);
     return answer;
   }
+
+  bool is_to_fail() const { return qp_.open.entry.fault != 0 && qp_.open.entry.fault != kWithoutCompletion; }
 
   Answer fail_receive_by_fault() {
     const auto status = static_cast<ibv_wc_status>(qp_.open.entry.fault);

@@ -43,8 +43,9 @@ std::string lock_advice(const Verbs& verbs, const ibv_pd* pd, std::size_t bytes,
   const bool known = verbs.query_device(pd->context, &device) == 0;
   rlimit memlock = {};
   getrlimit(RLIMIT_MEMLOCK, &memlock);
+  const std::uint64_t locked = locked_kib();
   std::string text = ". RLIMIT_MEMLOCK is " + limit_text(memlock.rlim_cur) + " (hard " + limit_text(memlock.rlim_max) +
-                     "), " + std::to_string(locked_kib()) + " KiB are locked";
+                     "), " + std::to_string(locked) + " KiB are locked";
   if (known && device.max_mr > 0) text += ", the device takes " + std::to_string(device.max_mr) + " registrations";
   text += ", " + std::to_string(live) + " registrations are alive: ";
   if (known && device.max_mr > 0 && live >= static_cast<std::size_t>(device.max_mr)) {
@@ -53,7 +54,7 @@ std::string lock_advice(const Verbs& verbs, const ibv_pd* pd, std::size_t bytes,
   if (known && device.max_mr_size != 0 && bytes > device.max_mr_size) {
     return text + "it takes " + std::to_string(device.max_mr_size) + " bytes at a time (max_mr_size)";
   }
-  if (memlock.rlim_cur != RLIM_INFINITY) {
+  if (memlock.rlim_cur != RLIM_INFINITY && locked * 1024 + bytes > memlock.rlim_cur) {
     return text + "raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit memlock=-1)";
   }
   return text + "the limit is not the cause, the device or the system is out of memory or of regions";

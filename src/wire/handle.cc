@@ -58,7 +58,7 @@ bool get_address(Reader& reader, sockaddr_storage& address) {
 void encode_handle(const Handle& handle, std::span<std::uint8_t, kHandleBytes> bytes) {
   Writer writer;
   writer.put(kHandleMagic);
-  writer.put(kProtocolVersion);
+  writer.put(handle.version);
   writer.put(handle.device_count);
   writer.put(handle.secret);
   writer.put(handle.listener.host_id);
@@ -75,10 +75,8 @@ void encode_handle(const Handle& handle, std::span<std::uint8_t, kHandleBytes> b
 Result<Handle> decode_handle(std::span<const std::uint8_t, kHandleBytes> bytes) {
   Reader reader(bytes);
   if (reader.get<std::uint32_t>() != kHandleMagic) return Error{ErrorKind::kArgument, 0, "handle of another transport"};
-  if (reader.get<std::uint16_t>() != kProtocolVersion) {
-    return Error{ErrorKind::kUsage, 0, "handle of another Verbatim protocol version"};
-  }
   Handle handle;
+  handle.version = reader.get<std::uint16_t>();
   handle.device_count = reader.get<std::uint8_t>();
   handle.secret = reader.get<Secret>();
   handle.listener.host_id = reader.get<std::uint64_t>();
@@ -86,6 +84,7 @@ Result<Handle> decode_handle(std::span<const std::uint8_t, kHandleBytes> bytes) 
   handle.listener.device_guid = reader.get<std::uint64_t>();
   handle.listener.context = reader.get<std::uint32_t>();
   handle.listener.listen = reader.get<std::uint32_t>();
+  if (handle.version != kProtocolVersion) handle.device_count = 1;
   if (handle.device_count == 0 || handle.device_count > kMaxDevices || !get_address(reader, handle.address)) {
     return Error{ErrorKind::kArgument, 0, "damaged handle"};
   }

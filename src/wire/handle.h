@@ -10,6 +10,7 @@
 #include <span>
 
 #include "base/result.h"
+#include "wire/limits.h"
 
 namespace verbatim::wire {
 
@@ -27,7 +28,8 @@ struct PeerIdentity {
 };
 
 struct Handle {
-  sockaddr_storage address{};  // IPv4 or IPv6, with its port
+  std::uint16_t version = kProtocolVersion;  // of who listens
+  sockaddr_storage address{};                // IPv4 or IPv6, with its port
   Secret secret{};
   PeerIdentity listener;
   std::uint8_t device_count = 1;  // 1 to kMaxDevices: the layout of CTS entries follows from it
@@ -35,7 +37,8 @@ struct Handle {
 
 void encode_handle(const Handle& handle, std::span<std::uint8_t, kHandleBytes> bytes);
 
-// kArgument when the bytes are no handle of ours or of another protocol version.
+// kArgument when the bytes are no handle of ours. Of another protocol version: as well as it can be read, so that both
+// ends are told when they meet; nothing before the address may move.
 Result<Handle> decode_handle(std::span<const std::uint8_t, kHandleBytes> bytes);
 
 // NCCL passes the same 128 bytes to every retry of one connect, so the connecting side keeps its place there: a token

@@ -26,7 +26,9 @@ inline std::string normalized(std::string line) {
                                       {"0x[0-9a-f]+", "0x#"},
                                       {"registration of [0-9]+ bytes", "registration of # bytes"},
                                       {"pid [0-9]+", "pid #"},
+                                      {"127\\.0\\.0\\.1:[0-9]+", "127.0.0.1:#"},
                                       {"[0-9.e+-]+ (s|ms) old", "T old"},
+                                      {"(stalled|still) for [0-9.]+ s", "$1 for T"},
                                       {"worked for [0-9.e+-]+ (s|ms)", "worked for T"},
                                       {", for [0-9.e+-]+ (s|ms) now", ""}}) {
     line = std::regex_replace(line, std::regex(varying), word);
@@ -40,9 +42,10 @@ inline Lines warnings_of(const std::string& told) {
   std::istringstream text(told);
   for (std::string line; std::getline(text, line);) {
     constexpr std::string_view kMark = "verbatim: ";
-    // What the control thread says of a port comes at its own time.
-    const bool of_port = line.starts_with(std::string(kMark) + "softverbs0:");
-    if (line.starts_with(kMark) && !of_port) lines.push_back(normalized(line.substr(kMark.size())));
+    // What the control thread says of a device or port comes at its own time.
+    static const std::regex of_event(std::string(kMark) + "softverbs[0-9](:[0-9]|: the device ).*");
+    if (line.starts_with(kMark) && !std::regex_match(line, of_event))
+      lines.push_back(normalized(line.substr(kMark.size())));
   }
   return lines;
 }
@@ -53,8 +56,9 @@ inline test::Variables with_faults(const std::string& faults) {
           {"SOFTVERBS_NAMESPACE", "failure"}};
 }
 
-inline const std::string kPath =
-    "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
-    "TC 0, SL 0, timeout 1.05 ms, 2 retries (3.15 ms in all), T old, carried ";
+inline const std::string kEnds =
+    "HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, TC 0, "
+    "SL 0";
+inline const std::string kPath = "Path: " + kEnds + ", timeout 1.05 ms, 2 retries (3.15 ms in all), T old, carried ";
 
 }  // namespace verbatim

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <thread>
 
@@ -42,15 +44,15 @@ class ListenerTest : public ::testing::Test {
     ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &descriptors), 0);
     descriptors.rlim_cur = descriptors.rlim_max;  // the crowds below hold both ends
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &descriptors), 0);
-    Result<std::unique_ptr<Listener>> listener = Listener::create(loopback());
-    ASSERT_TRUE(listener);
-    listener_ = std::move(*listener);
+    listener_ = std::make_unique<Listener>(loopback());
     mine_.fill(1);
-    listener_->add(mine_);
+    const Result<sockaddr_storage> address = listener_->add(mine_);
+    ASSERT_TRUE(address);
+    address_ = *address;
   }
 
   UniqueFd knock() const {
-    Result<UniqueFd> socket = tcp_connect(listener_->address(), {});
+    Result<UniqueFd> socket = tcp_connect(address_, {});
     EXPECT_TRUE(socket);
     while (!*tcp_connected(*socket)) std::this_thread::yield();
     return std::move(*socket);
@@ -86,6 +88,7 @@ class ListenerTest : public ::testing::Test {
   }
 
   std::unique_ptr<Listener> listener_;
+  sockaddr_storage address_{};
   wire::Secret mine_{};
 };
 
@@ -109,7 +112,9 @@ TEST_F(ListenerTest, HelloMayComeByteByByte) {
 TEST_F(ListenerTest, EachListenGetsItsOwnPeers) {
   wire::Secret other{};
   other.fill(2);
-  listener_->add(other);
+  const Result<sockaddr_storage> same = listener_->add(other);
+  ASSERT_TRUE(same);
+  EXPECT_EQ(to_string(*same), to_string(address_));
   const UniqueFd first = knock();
   const UniqueFd second = knock();
   say(first, wire::encode_hello(wire::MessageType::kConnect, hello_with(other)));
@@ -191,8 +196,8 @@ TEST_F(ListenerTest, AnotherProtocolVersionIsToldWhy) {
   filled = 0;
   while (!*receive_into(peer, body, filled)) std::this_thread::yield();
   const std::string why = to_string(*local_address(peer)) + " speaks protocol version " +
-                          std::to_string(wire::kProtocolVersion + 1) + " of Verbatim, " +
-                          to_string(listener_->address()) + " version " + std::to_string(wire::kProtocolVersion);
+                          std::to_string(wire::kProtocolVersion + 1) + " of Verbatim, " + to_string(address_) +
+                          " version " + std::to_string(wire::kProtocolVersion);
   EXPECT_EQ(wire::decode_reject(body), why);
   EXPECT_EQ(log.only_warning(), "a connection is refused: " + why + ". Next: run the same release on all hosts");
 }
@@ -224,10 +229,68 @@ TEST_F(ListenerTest, AHelloIsTakenOnce) {
 }
 
 TEST_F(ListenerTest, ARemovedListenIsUnknown) {
+  wire::Secret other{};
+  other.fill(2);
+  ASSERT_TRUE(listener_->add(other));
   listener_->remove(mine_);
   const UniqueFd peer = knock();
   say(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
   EXPECT_TRUE(dropped(peer));
+}
+
+// Nobody would look any more.
+TEST_F(ListenerTest, WithTheLastListenEverybodyIsSentAway) {
+  const UniqueFd waiting = knock();
+  say(waiting, {0x41});
+  EXPECT_TRUE(listener_->poll(mine_));
+  const UniqueFd unseen = knock();
+  say(unseen, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  listener_->remove(mine_);
+  for (const UniqueFd* peer : {&waiting, &unseen}) {
+    std::array<std::uint8_t, 1> byte{};
+    std::size_t filled = 0;
+    Result<bool> heard = false;
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (heard && std::chrono::steady_clock::now() < end) heard = receive_into(*peer, byte, filled);
+    EXPECT_FALSE(heard);
+  }
+  Result<UniqueFd> late = tcp_connect(address_, {});
+  Result<bool> connected = late ? tcp_connected(*late) : Result<bool>(late.error());
+  while (connected && !*connected) connected = tcp_connected(*late);
+  ASSERT_FALSE(connected);
+  EXPECT_EQ(connected.error().sys_errno, ECONNREFUSED);
+}
+
+// Connections of the first time still stand.
+TEST_F(ListenerTest, ListensAgainAtTheSamePort) {
+  const UniqueFd first = knock();
+  say(first, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  const std::vector<Introduction> found = introductions(mine_, 1);
+  ASSERT_EQ(found.size(), 1U);
+  listener_->remove(mine_);
+  const Result<sockaddr_storage> again = listener_->add(mine_);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(to_string(*again), to_string(address_));
+  const UniqueFd second = knock();
+  say(second, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  EXPECT_EQ(introductions(mine_, 1).size(), 1U);
+}
+
+TEST_F(ListenerTest, ALackOfDescriptorsIsToldOnceAndPasses) {
+  const UniqueFd peer = knock();
+  say(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  const LogCapture log;
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const UniqueFd next(::dup(STDERR_FILENO));
+  const rlimit none = {static_cast<rlim_t>(next.get()), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(listener_->poll(mine_));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(log.only_warning(), "connections to " + to_string(address_) +
+                                    " wait outside: accept: Too many open files. Next: raise the limit of " +
+                                    std::to_string(none.rlim_cur) + " (ulimit -n, LimitNOFILE=)");
+  EXPECT_EQ(introductions(mine_, 1).size(), 1U);
 }
 
 }  // namespace

@@ -435,5 +435,53 @@ TEST(Complete, AReceive) {
   }
 }
 
+// Whoever counts completions misses one; the queue does not fill up by it, and what follows completes.
+TEST(DropCompletion, OfAReceive) {
+  for (const ibv_wr_opcode kind : {IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM}) {
+    with_faults("drop-completion op=recv nth=2", [kind] {
+      Pair pair(kTimers);
+      pair.source.fill(1);
+      for (const std::uint64_t wr_id : {1U, 2U, 3U}) ASSERT_EQ(post_recv(pair.b.qp(), {pair.target.sge()}, wr_id), 0);
+      for (int i = 0; i < 3; ++i) {
+        pair.target.fill(2);
+        ASSERT_EQ(post(pair.a.qp(), kind, {pair.source.sge()}, pair.to_target()), 0);
+        EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
+        EXPECT_EQ(find_wrong_byte(pair.target.bytes(0, 4096), 1, 0), std::nullopt) << "it did arrive";
+      }
+      const std::vector<ibv_wc> received = poll(pair.b.recv_cq(), 2);
+      ASSERT_EQ(received.size(), 2U);
+      EXPECT_EQ(received[0].wr_id, 1U);
+      EXPECT_EQ(received[1].wr_id, 3U);
+      EXPECT_EQ(received[1].status, IBV_WC_SUCCESS);
+      EXPECT_TRUE(stays_empty(pair.b.recv_cq()));
+    });
+  }
+}
+
+TEST(DropCompletion, OfASend) {
+  for (const ibv_wr_opcode kind : kKinds) {
+    SCOPED_TRACE(kind);
+    with_faults("drop-completion nth=1 count=2", [kind] {
+      Pair pair(kTimers);
+      for (const std::uint64_t wr_id : {1U, 2U, 3U}) ASSERT_EQ(post_recv(pair.b.qp(), {pair.target.sge()}, wr_id), 0);
+      for (const std::uint64_t wr_id : {1U, 2U, 3U}) {
+        ASSERT_EQ(post(pair.a.qp(), kind, {pair.source.sge()}, pair.to_target(wr_id)), 0);
+      }
+      const ibv_wc sent = poll_one(pair.a.send_cq());
+      EXPECT_EQ(sent.wr_id, 3U);
+      EXPECT_EQ(sent.status, IBV_WC_SUCCESS);
+      EXPECT_TRUE(stays_empty(pair.a.send_cq()));
+    });
+  }
+}
+
+TEST(DropCompletion, AnErrorIsToldNevertheless) {
+  with_faults("drop-completion; complete nth=1 status=REM_OP_ERR", [] {
+    Pair pair(kTimers);
+    ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge()}, pair.to_target(1)), 0);
+    EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_REM_OP_ERR);
+  });
+}
+
 }  // namespace
 }  // namespace verbatim::test

@@ -85,6 +85,8 @@ TEST(FaultScript, WhatHappensToMessages) {
   EXPECT_EQ(clause("complete status=REM_ACCESS_ERR vendor=0x51").vendor_error, 0x51U);
   EXPECT_EQ(clause("complete status=LOC_LEN_ERR op=recv").opcodes, kReceiveBit);
   EXPECT_EQ(clause("complete status=LOC_LEN_ERR").opcodes & kReceiveBit, 0U);
+  EXPECT_EQ(clause("drop-completion op=recv").opcodes, kReceiveBit);
+  EXPECT_EQ(clause("drop-completion nth=3").opcodes & kReceiveBit, 0U);
 }
 
 TEST(FaultScript, WhatHappensToPorts) {
@@ -152,6 +154,7 @@ TEST(FaultScript, WhatIsMalformedIsNamed) {
   expect_refused("complete status=GENERAL_ERR op=recv,send", "complete status=GENERAL_ERR op=recv,send",
                  "recv, or any");
   expect_refused("drop-ack op=recv", "drop-ack op=recv", "write_imm");
+  expect_refused("drop-completion times=2", "drop-completion times=2", "not times");
   expect_refused("link-down nth=2", "link-down nth=2", "link-down takes");
   expect_refused("unreachable pids=1", "unreachable pids=1", "two process numbers");
   expect_refused("gid address=10.0.0", "gid address=10.0.0", "IPv4");

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 #include <atomic>
 #include <barrier>
@@ -202,42 +201,6 @@ TEST_F(Cache, DmaBufRegistrationThatTheDeviceRefuses) {
             "Needs Linux 5.12, a NIC driver that takes dma-bufs and the open GPU driver");
   fake_.table.reg_dmabuf_mr = nullptr;
   EXPECT_EQ(cache_->acquire(dmabuf(0, kPage, fd.get(), 0)).error().sys_errno, EOPNOTSUPP);
-}
-
-TEST_F(Cache, OutOfMemoryNamesTheLockLimitWhenItCanBeTheCause) {
-  fake_.failures["reg_mr_iova2"] = ENOMEM;
-  rlimit before = {};
-  getrlimit(RLIMIT_MEMLOCK, &before);
-  const rlimit limited = {std::min<rlim_t>(before.rlim_max, 64 * 1024), before.rlim_max};
-  setrlimit(RLIMIT_MEMLOCK, &limited);
-  EXPECT_FALSE(cache_->acquire(range(0, kPage)));
-  setrlimit(RLIMIT_MEMLOCK, &before);
-  const std::string line = log_.only_warning();
-  EXPECT_EQ(
-      line.rfind("mlx5_0: ibv_reg_mr_iova2 of 4096 bytes of host memory at 0x7f0000000000 failed: Cannot allocate "
-                 "memory. RLIMIT_MEMLOCK is 64 KiB (hard ",
-                 0),
-      0U)
-      << line;
-  EXPECT_NE(line.find("0 registrations are alive: raise the limit (ulimit -l unlimited"), std::string::npos) << line;
-}
-
-TEST_F(Cache, TheDevicesOwnLimitsAreNamed) {
-  device_.attributes.max_mr = 1;
-  const auto kept = acquire(range(0, kPage));
-  fake_.failures["reg_mr_iova2"] = ENOMEM;
-  EXPECT_FALSE(cache_->acquire(range(4 * kPage, kPage)));
-  const std::string line = log_.only_warning();
-  EXPECT_NE(line.find("the device takes 1 registrations, 1 registrations are alive: the device has no more (max_mr)"),
-            std::string::npos)
-      << line;
-}
-
-TEST_F(Cache, GpuMemoryThatCannotBePinnedAsksForPeerMemory) {
-  fake_.failures["reg_mr_iova2"] = EFAULT;
-  EXPECT_EQ(cache_->acquire(range(0, kPage, MemoryType::kCuda)).error().sys_errno, EFAULT);
-  EXPECT_NE(log_.only_warning().find("Bad address. Is a peer-memory module (nvidia_peermem) loaded"),
-            std::string::npos);
 }
 
 TEST_F(Cache, AFailureLeavesNothingBehind) {

@@ -1,0 +1,347 @@
+// The lines of connections that do not come about: refused, left, not answered, answered by somebody else. Word for
+// word, each in a child of its own.
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "base/fd.h"
+#include "base/socket.h"
+#include "child_lines.h"
+#include "link.h"
+#include "support/child.h"
+#include "wire/handle.h"
+
+namespace verbatim {
+namespace {
+
+using HandleBytes = std::array<std::uint8_t, wire::kHandleBytes>;
+
+Lines lines_of(const std::function<void()>& body, const std::string& faults = "seed=1",
+               const std::string& timeout_s = "2") {
+  test::Variables variables = with_faults(faults);
+  variables.emplace_back("VERBATIM_CONNECT_TIMEOUT_S", timeout_s);
+  return warnings_of(test::check_in_child(variables, body));
+}
+
+// Two contexts of this process, between which a handshake does not end as it should.
+struct Strangers {
+  Strangers() {
+    for (Context*& context : contexts) {
+      Result<Context*> opened = open_context(-1);
+      EXPECT_TRUE(opened);
+      if (opened) context = *opened;
+    }
+    Result<ListenComm*> listening = contexts[0]->listen(0, handle);
+    EXPECT_TRUE(listening);
+    if (listening) listen = *listening;
+  }
+  ~Strangers() {
+    for (Context* context : contexts) {
+      if (context != nullptr) close_context(context);
+    }
+  }
+  void end(std::size_t which) { close_context(std::exchange(contexts[which], nullptr)); }
+  Result<SendComm*> connect() { return contexts[1]->connect(0, handle, -1); }
+  Result<RecvComm*> accept() { return contexts[0]->accept(*listen); }
+  // Calls one side until it fails.
+  void connect_in_vain() {
+    EXPECT_TRUE(Link::eventually([&] { return !connect(); }));
+  }
+  void accept_in_vain() {
+    EXPECT_TRUE(Link::eventually([&] { return !accept(); }));
+  }
+
+  std::array<Context*, 2> contexts{};
+  HandleBytes handle{};
+  ListenComm* listen = nullptr;
+};
+
+// Long enough for what was sent to arrive, also where the system is busy.
+void for_a_while(const std::function<void()>& call) {
+  for (int i = 0; i < 200 && !testing::Test::HasFatalFailure(); ++i) {
+    call();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+TEST(AHandshake, ThatTheConnectingEndLeavesNamesIt) {
+  const Lines told = lines_of([] {
+    Strangers strangers;
+    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+    // Has answered then, and waits for the peer.
+    for_a_while([&] { ASSERT_TRUE(strangers.accept()); });
+    strangers.end(1);
+    strangers.accept_in_vain();
+  });
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(
+      told[0],
+      "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: recv: "
+      "Connection reset by peer: the peer went first. Next: look at HOST (pid #, 127.0.0.1:#) first: its log says "
+      "why");
+}
+
+TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
+  const Lines told = lines_of([] {
+    Strangers strangers;
+    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+    HandleBytes handle{};
+    Result<ListenComm*> other = strangers.contexts[1]->listen(0, handle);  // serves the socket from here on
+    ASSERT_TRUE(other);
+    strangers.end(0);
+    EXPECT_TRUE(Link::eventually([&] {
+      EXPECT_TRUE(strangers.contexts[1]->accept(**other));
+      return !strangers.connect();
+    }));
+  });
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0],
+            "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: recv: the peer closed the "
+            "connection: the peer went first: its process has ended, or listens no more for this connection. Next: "
+            "look at 127.0.0.1:# first: its log says why");
+}
+
+TEST(AHandshake, ThatThePeerRefusesSaysWhy) {
+  const Lines told = lines_of(
+      [] {
+        Strangers strangers;
+        EXPECT_TRUE(Link::eventually([&] {
+          static_cast<void>(strangers.accept());
+          return !strangers.connect();
+        }));
+      },
+      "fail verb=modify_qp nth=3 errno=ETIMEDOUT");
+  ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
+  EXPECT_EQ(
+      told[1],
+      "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
+      "ibv_modify_qp to RTR: Connection timed out. Next: look at 127.0.0.1:# first: its log says more");
+}
+
+const std::string kConnecting = "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: ";
+const std::string kAccepting =
+    "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
+
+// The handle of a process that has ended since.
+HandleBytes left_behind() {
+  int ends[2];
+  EXPECT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    HandleBytes handle{};
+    const Result<Context*> context = open_context(-1);
+    const bool listens = context && (*context)->listen(0, handle);
+    ::_exit(listens && ::write(ends[1], handle.data(), handle.size()) == static_cast<ssize_t>(handle.size()) ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  HandleBytes handle{};
+  EXPECT_EQ(::read(ends[0], handle.data(), handle.size()), static_cast<ssize_t>(handle.size()));
+  ::close(ends[0]);
+  ::close(ends[1]);
+  return handle;
+}
+
+TEST(AHandshake, WithAProcessThatHasEndedIsRefused) {
+  const Lines told = lines_of([] {
+    const HandleBytes handle = left_behind();
+    Strangers strangers;
+    strangers.handle = handle;
+    strangers.connect_in_vain();
+  });
+  EXPECT_EQ(told,
+            Lines{kConnecting + "connect: Connection refused: its process has ended or listens no more, "
+                                "or a firewall is in between. Next: look at 127.0.0.1:# first: its log says why"});
+}
+
+TEST(AHandshake, ThatNobodyAcceptsTimesOut) {
+  const Lines told = lines_of([] { Strangers().connect_in_vain(); });
+  EXPECT_EQ(told,
+            Lines{kConnecting + "waiting for the peer's accept: Connection timed out: its application does nothing for "
+                                "this connection, or its host does not answer. Next: look at 127.0.0.1:# first: its "
+                                "process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer"});
+}
+
+TEST(AHandshake, ThatTheConnectingEndForgetsTimesOut) {
+  const Lines told = lines_of([] {
+    Strangers strangers;
+    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+    strangers.accept_in_vain();
+  });
+  EXPECT_EQ(told, Lines{kAccepting + "waiting for the peer to finish the handshake: Connection timed out: its "
+                                     "application does nothing for this connection, or its host does not answer. Next: "
+                                     "look at HOST (pid #, 127.0.0.1:#) first: its process may be busy or stopped; "
+                                     "VERBATIM_CONNECT_TIMEOUT_S waits longer"});
+}
+
+// What is no service of ours, at an address of its own.
+class Service {
+ public:
+  Service() {
+    sockaddr_storage any{};
+    auto& loopback = reinterpret_cast<sockaddr_in&>(any);
+    loopback.sin_family = AF_INET;
+    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    Result<UniqueFd> listening = tcp_listen(any);
+    EXPECT_TRUE(listening);
+    if (listening) listener_ = std::move(*listening);
+  }
+
+  // The handle of `real`, as if it were here.
+  HandleBytes in_place_of(const HandleBytes& real) const {
+    Result<wire::Handle> handle = wire::decode_handle(real);
+    EXPECT_TRUE(handle);
+    real_ = handle->address;
+    handle->address = *local_address(listener_);
+    HandleBytes here{};
+    wire::encode_handle(*handle, here);
+    return here;
+  }
+
+  // From now on one connection waits at most: that of the socket here.
+  UniqueFd fill() const {
+    EXPECT_EQ(::listen(listener_.get(), 0), 0);
+    Result<UniqueFd> socket = tcp_connect(*local_address(listener_), {});
+    EXPECT_TRUE(socket);
+    EXPECT_TRUE(Link::eventually([&] {
+      const Result<bool> connected = tcp_connected(*socket);
+      return connected && *connected;
+    }));
+    return std::move(*socket);
+  }
+
+  UniqueFd next() const {
+    UniqueFd guest;
+    EXPECT_TRUE(Link::eventually([&] {
+      Result<std::optional<UniqueFd>> accepted = tcp_accept(listener_);
+      EXPECT_TRUE(accepted);
+      if (accepted && *accepted) guest = std::move(**accepted);
+      return guest.get() >= 0;
+    }));
+    return guest;
+  }
+
+  // Passes the first message of `guest` on to whom it was for.
+  UniqueFd introduce(const UniqueFd& guest) const {
+    std::vector<std::uint8_t> message(wire::kHeaderBytes);
+    std::size_t filled = 0;
+    receive(guest, message, filled);
+    const auto header =
+        wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(message.data(), wire::kHeaderBytes));
+    EXPECT_TRUE(header);
+    message.resize(wire::kHeaderBytes + header->body_bytes);
+    receive(guest, message, filled);
+    Result<UniqueFd> socket = tcp_connect(real_, {});
+    EXPECT_TRUE(socket);
+    EXPECT_TRUE(Link::eventually([&] {
+      const Result<bool> connected = tcp_connected(*socket);
+      return connected && *connected;
+    }));
+    send(*socket, message);
+    return std::move(*socket);
+  }
+
+  static void send(const UniqueFd& to, std::vector<std::uint8_t> bytes) {
+    OutgoingMessage message(std::move(bytes));
+    EXPECT_TRUE(Link::eventually([&] {
+      const Result<bool> sent = message.send(to);
+      return !sent || *sent;
+    }));
+  }
+  static void send(const UniqueFd& to, std::string_view text) {
+    send(to, std::vector<std::uint8_t>(text.begin(), text.end()));
+  }
+
+ private:
+  static void receive(const UniqueFd& from, std::span<std::uint8_t> bytes, std::size_t& filled) {
+    EXPECT_TRUE(Link::eventually([&] {
+      const Result<bool> all = receive_into(from, bytes, filled);
+      EXPECT_TRUE(all);
+      return !all || *all;
+    }));
+  }
+
+  UniqueFd listener_;
+  mutable sockaddr_storage real_{};
+};
+
+TEST(AHandshake, ThatAnotherServiceAnswersNamesTheVersions) {
+  const Lines told = lines_of([] {
+    Strangers strangers;
+    const Service service;
+    strangers.handle = service.in_place_of(strangers.handle);
+    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+    const UniqueFd guest = service.next();
+    Service::send(guest, "HTTP/1.1 400 Bad Request\r\n\r\n");
+    strangers.connect_in_vain();
+  });
+  EXPECT_EQ(told,
+            Lines{kConnecting + "message of another protocol: Protocol error: what came is of another service, or of "
+                                "another version of the plugin. Next: 'ss -tnp' there shows whose the port is; compare "
+                                "the versions of the plugin here and on 127.0.0.1:#"});
+}
+
+TEST(AHandshake, ThatAnotherServiceContinuesNamesTheVersions) {
+  const Lines told = lines_of([] {
+    Strangers strangers;
+    const Service service;
+    strangers.handle = service.in_place_of(strangers.handle);
+    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+    const UniqueFd guest = service.next();
+    const UniqueFd there = service.introduce(guest);
+    Service::send(there, "GET / HTTP/1.1\r\n\r\n");
+    strangers.accept_in_vain();
+  });
+  EXPECT_EQ(told,
+            Lines{kAccepting + "message of another protocol: Protocol error: what came is of another service, or of "
+                               "another version of the plugin. Next: 'ss -tnp' there shows whose the port is; compare "
+                               "the versions of the plugin here and on HOST (pid #, 127.0.0.1:#)"});
+}
+
+TEST(AHandshake, BetweenReleasesSaysToRunOne) {
+  const Lines told = lines_of([] {
+    Strangers strangers;
+    const Service service;
+    strangers.handle = service.in_place_of(strangers.handle);
+    ++strangers.handle[4];  // the version
+    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+    Service::send(service.next(), wire::encode_reject("this end speaks another one"));
+    strangers.connect_in_vain();
+  });
+  EXPECT_EQ(told, Lines{kConnecting + "the peer refused the connection: this end speaks another one. Next: run the "
+                                      "same release on all hosts"});
+}
+
+// The system holds the connection back, so that the hello comes long after it, when the peer has hung up.
+TEST(AHandshake, ThatCameLateIsTriedAgain) {
+  const Lines told = lines_of(
+      [] {
+        Strangers strangers;
+        const Service service;
+        strangers.handle = service.in_place_of(strangers.handle);
+        const UniqueFd filler = service.fill();
+        for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+        service.next();  // the filler: there is room from here on
+        service.next();
+        for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+        Service::send(service.next(), wire::encode_reject("no"));
+        strangers.connect_in_vain();
+      },
+      "seed=1", "60");
+  EXPECT_EQ(told, Lines{kConnecting + "the peer refused the connection: no. Next: look at 127.0.0.1:# first: its log "
+                                      "says more"});
+}
+
+}  // namespace
+}  // namespace verbatim

@@ -1,0 +1,173 @@
+// Registrations that the device refuses, through a connection and over softverbs' faults: what is said, that the next
+// one succeeds, and that nothing stays behind.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+
+#include "base/fd.h"
+#include "child_lines.h"
+#include "link.h"
+#include "support/child.h"
+
+namespace verbatim {
+namespace {
+
+constexpr std::size_t kBytes = std::size_t{1} << 20;
+
+// A connection of which the receiving end has memory that is also a file, as a GPU's is.
+struct Ends {
+  Ends() {
+    link.connect();
+    EXPECT_EQ(::ftruncate(file.get(), kBytes), 0);
+    memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    EXPECT_NE(memory, MAP_FAILED);
+  }
+  ~Ends() { ::munmap(memory, kBytes); }
+  Ends(const Ends&) = delete;
+  Ends& operator=(const Ends&) = delete;
+
+  Result<std::unique_ptr<MemoryHandle>> reg(MemoryType type, std::size_t bytes = kBytes) {
+    MrRequest request{.address = memory, .bytes = bytes, .type = type};
+    if (type == MemoryType::kDmaBuf) request.dmabuf = {.fd = file.get(), .offset = 0};
+    return link.recv().register_memory(request);
+  }
+  // A message into memory that is registered so arrives.
+  void expect_data(MemoryHandle& target) {
+    std::vector<std::uint8_t> source = pattern(5000, 7);
+    const auto source_memory = link.reg(link.send(), source);
+    const RecvBuffer buffer{memory, source.size(), 0, &target};
+    Request* const receive = link.posted([&] { return link.irecv({&buffer, 1}); });
+    Request* const send = link.posted([&] { return link.isend(source.data(), source.size(), 0, *source_memory); });
+    ASSERT_TRUE(link.wait(receive));
+    ASSERT_TRUE(link.wait(send));
+    link.taken_back(receive);
+    link.taken_back(send);
+    EXPECT_EQ(std::memcmp(memory, source.data(), source.size()), 0);
+  }
+
+  Link link;
+  UniqueFd file{::memfd_create("gpu", MFD_CLOEXEC)};
+  void* memory = nullptr;
+};
+
+// The lines of a child whose device has lost nothing when it ends.
+Lines lines_of(const std::string& faults, const std::function<void(Ends&)>& act, const test::Variables& more = {}) {
+  const std::string stats = testing::TempDir() + "registrations-" + std::to_string(::getpid());
+  test::Variables variables = with_faults(faults);
+  variables.emplace_back("SOFTVERBS_DMABUF", "1");
+  variables.emplace_back("SOFTVERBS_STATS", stats);
+  variables.insert(variables.end(), more.begin(), more.end());
+  const Lines lines = warnings_of(test::check_in_child(variables, [&] {
+    Ends ends;
+    act(ends);
+  }));
+  std::ifstream file(stats);
+  const std::string counted{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_TRUE(std::regex_search(counted, std::regex("\"mr\": *\\{[^}]*\"alive\": *0"))) << counted;
+  EXPECT_FALSE(std::regex_search(counted, std::regex("\"alive\": *[1-9]"))) << counted;
+  std::remove(stats.c_str());
+  return lines;
+}
+
+TEST(ARegistration, OfHostMemoryThatIsGoneSaysSo) {
+  const Lines told = lines_of("fail verb=reg_mr_iova2 errno=EFAULT", [](Ends& ends) {
+    const auto refused = ends.reg(MemoryType::kHost);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().sys_errno, EFAULT);
+    const auto later = ends.reg(MemoryType::kHost);
+    ASSERT_TRUE(later);
+    ends.expect_data(**later);
+  });
+  EXPECT_EQ(told,
+            Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Bad address. Is it "
+                  "mapped, and may it be written? The application may have freed it"});
+}
+
+TEST(ARegistration, OfADmaBufThatIsRefusedFallsBackOnceWithItsReason) {
+  const Lines told = lines_of("fail verb=reg_dmabuf_mr nth=3 count=2 errno=EOPNOTSUPP", [](Ends& ends) {
+    for (int i = 0; i < 3; ++i) {
+      const auto one = ends.reg(MemoryType::kDmaBuf);
+      ASSERT_TRUE(one) << i;
+      EXPECT_TRUE((*one)->device_memory) << i;
+      ends.expect_data(**one);
+    }
+  });
+  EXPECT_EQ(told, Lines{"softverbs0: ibv_reg_dmabuf_mr of GPU memory failed: Operation not supported; it is registered "
+                        "as peer memory at the same address, which is as good"});
+}
+
+TEST(ARegistration, OfADmaBufBehindAnIommuGivesBothReasons) {
+  const Lines told =
+      lines_of("fail verb=reg_dmabuf_mr nth=3 errno=EINVAL; fail verb=reg_mr_iova2 errno=EFAULT", [](Ends& ends) {
+        const auto refused = ends.reg(MemoryType::kDmaBuf);
+        ASSERT_FALSE(refused);
+        EXPECT_EQ(refused.error().sys_errno, EFAULT);
+        const auto later = ends.reg(MemoryType::kDmaBuf);
+        ASSERT_TRUE(later);
+        ends.expect_data(**later);
+      });
+  EXPECT_EQ(
+      told,
+      Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of GPU memory at 0x# failed: Bad address. Is a "
+            "peer-memory module (nvidia_peermem) loaded, and is this GPU memory? As a dma-buf it was refused: "
+            "Invalid argument. An IOMMU refuses GPU memory as well: 'dmesg | grep -i -e iommu -e dmar'; boot with "
+            "iommu=pt"});
+}
+
+// What the machine decides becomes a '#'.
+std::string without_limits(const std::string& line) {
+  return std::regex_replace(line, std::regex("\\(hard [^)]*\\), [0-9]+ KiB are locked"), "(hard #), # KiB are locked");
+}
+
+TEST(ARegistration, BeyondTheLimitOfLockedMemoryNamesItAndSmallerOnesFit) {
+  const Lines told = lines_of("registration max-bytes=512K", [](Ends& ends) {
+    rlimit limit = {};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    limit.rlim_cur = 512 * 1024;
+    ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+    const auto refused = ends.reg(MemoryType::kHost);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().sys_errno, ENOMEM);
+    const auto smaller = ends.reg(MemoryType::kHost, kBytes / 2);
+    ASSERT_TRUE(smaller);
+    ends.expect_data(**smaller);
+  });
+  ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
+  EXPECT_EQ(without_limits(told[0]),
+            "softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Cannot allocate memory. "
+            "RLIMIT_MEMLOCK is 512 KiB (hard #), # KiB are locked, the device takes 131072 registrations, 2 "
+            "registrations are alive: raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit "
+            "memlock=-1)");
+}
+
+// Two registrations are the connection's own.
+TEST(ARegistration, BeyondTheNumberThatTheDeviceTakesNamesItAndOneOfLessFits) {
+  const Lines told = lines_of("seed=1",
+                              [](Ends& ends) {
+                                std::vector<std::unique_ptr<MemoryHandle>> held;
+                                for (std::size_t i = 1; i <= 2; ++i)
+                                  held.push_back(*ends.reg(MemoryType::kHost, 4096 * i));
+                                const auto refused = ends.reg(MemoryType::kHost);
+                                ASSERT_FALSE(refused);
+                                EXPECT_EQ(refused.error().sys_errno, ENOMEM);
+                                held.pop_back();
+                                EXPECT_TRUE(ends.reg(MemoryType::kHost));
+                              },
+                              {{"SOFTVERBS_MAX_MR", "4"}});
+  ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
+  EXPECT_EQ(std::regex_replace(without_limits(told[0]), std::regex("MEMLOCK is [^(]*"), "MEMLOCK is # "),
+            "softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Cannot allocate memory. "
+            "RLIMIT_MEMLOCK is # (hard #), # KiB are locked, the device takes 4 registrations, 4 registrations are "
+            "alive: the device has no more (max_mr); fewer or larger buffers need fewer");
+}
+
+}  // namespace
+}  // namespace verbatim

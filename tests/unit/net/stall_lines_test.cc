@@ -1,0 +1,346 @@
+// What is said of a connection that stands still: one line at each end that waits, word for word, for everything that a
+// stall can be blamed on. Connections over softverbs, whose faults hold up what is to be held up; each in a child of
+// its own.
+#include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "child_lines.h"
+#include "link.h"
+#include "support/child.h"
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What an application did last is "lately" for a quarter of VERBATIM_STALL_WARN_S. Where the system gave this thread no
+// turn for so long, the report is rightly another one, and the case is tried again.
+constexpr const char* kWarnSeconds = "2";
+constexpr auto kLongestRest = std::chrono::milliseconds(300);
+constexpr int kMostTries = 20;
+constexpr std::string_view kRested = "no turn";
+
+// A connection with 64 bytes at each end.
+struct Ends {
+  explicit Ends(MemoryType type) {
+    link.connect();
+    source_memory = link.reg(link.send(), source);
+    target_memory = link.reg(link.recv(), target, type);
+  }
+  Request* irecv(int tag = 0) {
+    const RecvBuffer buffer{target.data(), target.size(), tag, target_memory.get()};
+    return link.irecv({&buffer, 1});
+  }
+  Request* isend(int tag = 0) { return link.isend(source.data(), source.size(), tag, *source_memory); }
+  // Both, without waiting for either.
+  void post() {
+    receive = irecv();
+    send = link.posted([&] { return isend(); });
+  }
+  void test_receive() {
+    int done = 0;
+    RecvComm::test(*receive, &done, nullptr);
+  }
+  void test_flush() {
+    int done = 0;
+    RecvComm::test_flush(*flush, &done);
+  }
+
+  Link link;
+  std::vector<std::uint8_t> source = std::vector<std::uint8_t>(64);
+  std::vector<std::uint8_t> target = std::vector<std::uint8_t>(64);
+  std::unique_ptr<MemoryHandle> source_memory;
+  std::unique_ptr<MemoryHandle> target_memory;
+  Request* receive = nullptr;
+  Request* send = nullptr;
+  Request* flush = nullptr;
+};
+
+// Drives a connection in a child until it has warned so often, and writes that on stderr.
+void drive_until_told(const LogCapture& log, std::size_t lines, const std::function<void()>& drive) {
+  Clock::duration longest{};
+  Clock::time_point last = Clock::now();
+  EXPECT_TRUE(Link::eventually([&] {
+    drive();
+    const Clock::time_point now = Clock::now();
+    longest = std::max(longest, now - std::exchange(last, now));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return log.warnings().size() >= lines;
+  }));
+  if (longest > kLongestRest) std::fprintf(stderr, "%.*s\n", static_cast<int>(kRested.size()), kRested.data());
+  for (const std::string& line : log.warnings()) std::fprintf(stderr, "verbatim: %s\n", line.c_str());
+}
+
+// The lines that a child writes in which nothing rested, in alphabetical order: the two ends look in no order.
+Lines lines_of(test::Variables variables, const std::function<void()>& body) {
+  variables.emplace_back("VERBATIM_TIMEOUT", "31");  // for hours: what is held up is not given up
+  for (int tries = 1;; ++tries) {
+    const std::string told = test::check_in_child(variables, body);
+    if (tries < kMostTries && !testing::Test::HasFailure() && told.find(kRested) != std::string::npos) continue;
+    Lines lines = warnings_of(told);
+    std::sort(lines.begin(), lines.end());
+    return lines;
+  }
+}
+
+test::Variables warning(const std::string& faults) {
+  test::Variables variables = with_faults(faults);
+  variables.emplace_back("VERBATIM_STALL_WARN_S", kWarnSeconds);
+  return variables;
+}
+
+struct Case {
+  std::string faults = "seed=1";
+  std::function<void(Ends&)> begin = [](Ends&) {};
+  std::function<void(Ends&)> drive;
+  std::size_t lines = 1;
+  MemoryType type = MemoryType::kHost;
+};
+
+Lines stalled(const Case& one) {
+  return lines_of(warning(one.faults), [&] {
+    Ends ends(one.type);
+    one.begin(ends);
+    const LogCapture log;
+    drive_until_told(log, one.lines, [&] { one.drive(ends); });
+  });
+}
+
+const std::string kPeer = "the peer HOST (pid #)";
+
+std::string line(const std::string& blame, const std::string& here, const std::string& there) {
+  return "stalled for T: " + blame + "; here: " + here + "; there: " + there + "; " + kEnds;
+}
+
+constexpr const char* kNotSent = "0 messages (0 bytes) sent, 0 work requests not completed, isend ";
+const std::string kOnePosted = "1 receives posted (0 bytes came), 1 not arrived and tested for, 0 flushes, QPs in RTS";
+const std::string kAllSent = "1 messages (64 bytes) sent, 0 work requests not completed, isend not called, QPs in RTS";
+const std::string kUnderWay =
+    "1 messages (64 bytes) sent, 1 work requests not completed and tested for, isend not called, QPs in RTS";
+const std::string kStill = ", still for T";
+
+TEST(AStall, OfAReceiverThatIsLate) {
+  EXPECT_EQ(stalled({.drive = [](Ends& ends) { ends.isend(); }}),
+            Lines{line(kPeer + " is late: its application has not posted the receive",
+                       kNotSent + ("called, no receive, QPs in RTS" + kStill),
+                       "0 receives posted (0 bytes came), 0 not arrived, 0 flushes, QPs in RTS")});
+}
+
+TEST(AStall, OfASenderThatIsLate) {
+  EXPECT_EQ(stalled({.begin = [](Ends& ends) { ends.receive = ends.irecv(); },
+                     .drive = [](Ends& ends) { ends.test_receive(); }}),
+            Lines{line(kPeer + " is late: its application has not sent", kOnePosted + kStill,
+                       kNotSent + std::string("not called, QPs in RTS"))});
+}
+
+TEST(AStall, OfApplicationsThatDiffer) {
+  const std::string differ = "the applications differ: what this end and " + kPeer +
+                             " want has not the same tag, or a message of a group is missing";
+  const std::string sender = kNotSent + ("called, no receive of its tag, QPs in RTS" + kStill);
+  EXPECT_EQ(stalled({.begin = [](Ends& ends) { ends.receive = ends.irecv(1); },
+                     .drive =
+                         [](Ends& ends) {
+                           ends.isend(2);
+                           ends.test_receive();
+                         },
+                     .lines = 2}),
+            (Lines{line(differ, sender, kOnePosted + kStill), line(differ, kOnePosted + kStill, sender)}));
+}
+
+TEST(AStall, OfAnApplicationThatDoesNotTest) {
+  EXPECT_EQ(
+      stalled({.begin = [](Ends& ends) { ends.post(); }, .drive = [](Ends& ends) { ends.link.send().progress(); }}),
+      Lines{line("this process is late: it does not ask whether what it exchanges with " + kPeer + " is done",
+                 "1 receives posted (0 bytes came), 1 not arrived and not tested for, 0 flushes, QPs in RTS" + kStill,
+                 kAllSent)});
+}
+
+TEST(AStall, OfTheNetworkUnderData) {
+  const std::string network =
+      "the network, or the device: data between this end and " + kPeer + " was posted and is not acknowledged";
+  EXPECT_EQ(stalled({.faults = "delay op=write_imm by=1000s",
+                     .begin = [](Ends& ends) { ends.post(); },
+                     .drive =
+                         [](Ends& ends) {
+                           int done = 0;
+                           SendComm::test(*ends.send, &done, nullptr);
+                           ends.test_receive();
+                         },
+                     .lines = 2}),
+            (Lines{line(network, kUnderWay + kStill, kOnePosted + kStill),
+                   line(network, kOnePosted + kStill, kUnderWay + kStill)}));
+}
+
+TEST(AStall, OfTheNetworkUnderAnnouncements) {
+  const std::string network =
+      "the network, or the device: a receive (CTS) between this end and " + kPeer + " was announced and has not come";
+  const std::string sender = kNotSent + ("called, no receive, QPs in RTS" + kStill);
+  EXPECT_EQ(stalled({.faults = "delay op=write by=1000s",
+                     .begin = [](Ends& ends) { ends.receive = ends.irecv(); },
+                     .drive =
+                         [](Ends& ends) {
+                           ends.isend();
+                           ends.test_receive();
+                         },
+                     .lines = 2}),
+            (Lines{line(network, sender, kOnePosted + kStill), line(network, kOnePosted + kStill, sender)}));
+}
+
+TEST(AStall, OfADeviceThatForgetsACompletion) {
+  EXPECT_EQ(stalled({.faults = "drop-completion op=recv",
+                     .begin = [](Ends& ends) { ends.post(); },
+                     .drive =
+                         [](Ends& ends) {
+                           ends.link.send().progress();
+                           ends.test_receive();
+                         }}),
+            Lines{line("the device: all data of " + kPeer + " was acknowledged, and its completion has not come",
+                       kOnePosted + kStill, kAllSent)});
+}
+
+TEST(AStall, OfADeviceThatDoesNotFlush) {
+  EXPECT_EQ(stalled({.faults = "delay op=read by=1000s",
+                     .begin =
+                         [](Ends& ends) {
+                           ends.post();
+                           ASSERT_TRUE(ends.link.wait(ends.receive));
+                           ends.link.taken_back(ends.receive);
+                           ASSERT_TRUE(ends.link.wait(ends.send));
+                           ends.flush = ends.link.recv().iflush(ends.target.data(), *ends.target_memory);
+                           ASSERT_NE(ends.flush, nullptr);
+                         },
+                     .drive = [](Ends& ends) { ends.test_flush(); },
+                     .type = MemoryType::kCuda}),
+            Lines{line("this host's device: a flush of GPU memory does not end (data of " + kPeer + ")",
+                       "1 receives posted (64 bytes came), 0 not arrived, 1 flushes, QPs in RTS" + kStill, kAllSent)});
+}
+
+// A process that was stopped once it had connected. Its other end is this one's.
+class StoppedPeer {
+ public:
+  StoppedPeer() {
+    EXPECT_EQ(::pipe(handles_), 0);
+    EXPECT_EQ(::pipe(words_), 0);
+    pid_ = ::fork();
+    if (pid_ == 0) ::_exit(connect_and_wait());
+    ::close(words_[1]);  // or nobody hears when it ends
+  }
+  ~StoppedPeer() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  StoppedPeer(const StoppedPeer&) = delete;
+  StoppedPeer& operator=(const StoppedPeer&) = delete;
+
+  RecvComm* accept(Context& context) {
+    Handle handle{};
+    const Result<ListenComm*> listen = context.listen(0, handle);
+    EXPECT_TRUE(listen);
+    EXPECT_EQ(::write(handles_[1], handle.data(), handle.size()), static_cast<ssize_t>(handle.size()));
+    RecvComm* accepted = nullptr;
+    EXPECT_TRUE(Link::eventually([&] {
+      Result<RecvComm*> comm = context.accept(**listen);
+      EXPECT_TRUE(comm);
+      accepted = comm ? *comm : nullptr;
+      return accepted != nullptr;
+    }));
+    char word = 0;
+    EXPECT_EQ(::read(words_[0], &word, 1), 1);
+    return accepted;
+  }
+  void stop() const {
+    ASSERT_EQ(::kill(pid_, SIGSTOP), 0);
+    int status = 0;
+    ASSERT_EQ(::waitpid(pid_, &status, WUNTRACED), pid_);
+    ASSERT_TRUE(WIFSTOPPED(status));
+  }
+
+ private:
+  using Handle = std::array<std::uint8_t, wire::kHandleBytes>;
+
+  int connect_and_wait() {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const Result<Context*> context = open_context(-1);
+    Handle handle{};
+    if (!context || ::read(handles_[0], handle.data(), handle.size()) != static_cast<ssize_t>(handle.size())) return 1;
+    const bool connected = Link::eventually([&] {
+      const Result<SendComm*> comm = (*context)->connect(0, handle, -1);
+      return comm && *comm != nullptr;
+    });
+    if (!connected || ::write(words_[1], "c", 1) != 1) return 1;
+    while (true) ::pause();
+  }
+
+  int handles_[2]{};
+  int words_[2]{};
+  pid_t pid_ = -1;
+};
+
+void wait_in_vain(Context& context, StoppedPeer& peer) {
+  RecvComm* const comm = peer.accept(context);
+  ASSERT_NE(comm, nullptr);
+  std::vector<std::uint8_t> target(64);
+  const Result<std::unique_ptr<MemoryHandle>> memory =
+      comm->register_memory({.address = target.data(), .bytes = target.size()});
+  ASSERT_TRUE(memory);
+  void* data = target.data();
+  void* handle = memory->get();
+  std::size_t bytes = target.size();
+  int tag = 0;
+  void* request = nullptr;
+  ASSERT_EQ(comm->irecv<std::size_t>(1, &data, &bytes, &tag, &handle, &request), ErrorKind::kNone);
+  ASSERT_NE(request, nullptr);
+  ASSERT_NO_FATAL_FAILURE(peer.stop());
+  const LogCapture log;
+  drive_until_told(log, 1, [&] {
+    int done = 0;
+    RecvComm::test(*static_cast<Request*>(request), &done, nullptr);
+  });
+}
+
+TEST(AStall, OfAPeerThatDoesNotAnswer) {
+  const Lines told = lines_of(warning("seed=1"), [] {
+    StoppedPeer peer;
+    const Result<Context*> context = open_context(-1);
+    ASSERT_TRUE(context);
+    wait_in_vain(**context, peer);
+    close_context(*context);
+  });
+  EXPECT_EQ(told, Lines{line(kPeer + " does not answer: its process is stopped or hangs, its host is down, or it is "
+                                     "cut off",
+                             kOnePosted + kStill, "no answer")});
+}
+
+// With VERBATIM_STALL_FAIL_S it ends at both ends, and each says what the end that gave up has found.
+TEST(AStall, ThatLastsTooLongEndsAtBothEnds) {
+  test::Variables variables = with_faults("seed=1");
+  variables.emplace_back("VERBATIM_STALL_WARN_S", "0");
+  variables.emplace_back("VERBATIM_STALL_FAIL_S", kWarnSeconds);
+  const Lines told = lines_of(variables, [] {
+    Ends ends(MemoryType::kHost);
+    ends.receive = ends.irecv();
+    const LogCapture log;
+    drive_until_told(log, 2, [&] {
+      ends.test_receive();
+      if (ends.link.recv().error() != nullptr) ends.isend();  // its application looks again after all
+    });
+  });
+  const std::string why = "stalled for T (VERBATIM_STALL_FAIL_S): " + kPeer + " is late: its application has not sent";
+  const std::string next = ". Next: look at HOST (pid #) first: its log says more. Path: " + kEnds +
+                           ", timeout 2 h 26 min, 2 retries (7 h 19 min in all), T old, carried 0 messages, 0 bytes";
+  EXPECT_EQ(told, (Lines{why + next, kPeer + " reported: " + why + next}));
+}
+
+}  // namespace
+}  // namespace verbatim
