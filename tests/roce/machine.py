@@ -23,7 +23,7 @@ SHARE = "/run/roce"
 BOOT_S = 400  # 10 s on an idle machine
 POWER_OFF_S = 120
 LIMIT_S = 240  # of a command: a few seconds on an idle machine
-NUDGE_S = 15  # a command that has not begun by then is told again: guests have missed a line of their serial port
+NUDGE_S = 5  # a command that has not begun by then is told again: guests have missed a line of their serial port
 GRACE_S = 60  # between a job's own deadline, kept by timeout(1) in the guest, and the end of the machine
 PR_SET_PDEATHSIG = 1
 
