@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "net/net.h"
+#include "net/side_channel.h"
 
 namespace verbatim {
 namespace {
@@ -41,6 +42,7 @@ Result<std::unique_ptr<ListenComm>> ListenComm::create(Context& context, std::ve
 }
 
 ListenComm::~ListenComm() {
+  for (const Acceptance& acceptance : acceptances_) tell(acceptance, wire::Notice::failed(ErrorKind::kNone, ""));
   context_.listener().remove(handle_.secret);
 }
 
@@ -72,6 +74,7 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
     }
     if (!stands) {
       report(acceptance->peer, stands.error(), explain_handshake(stands.error(), acceptance->peer));
+      tell(*acceptance, wire::Notice::failed(stands.error().kind, to_string(stands.error())));
       acceptances_.erase(acceptance);
       return stands.error();
     }
@@ -90,7 +93,7 @@ Result<std::optional<ListenComm::Acceptance>> ListenComm::begin(Arrival& arrival
   Result<std::optional<Endpoint>> endpoint = context_.endpoints().take(*arrival.claim);
   if (!endpoint)
     return refuse(arrival.introduction, endpoint.error(),
-                  explain_setup(endpoint.error(), nullptr, ports_.front()->device->attributes().max_qp));
+                  explain_setup(endpoint.error(), nullptr, qp_room(*ports_.front()->device)));
   if (!*endpoint) return std::optional<Acceptance>();
   // Up to v10 only the connecting side is told the communicator's.
   const int traffic_class = context_.traffic_class() >= 0 ? context_.traffic_class() : peer.traffic_class;
@@ -140,6 +143,12 @@ Result<bool> ListenComm::advance(Acceptance& acceptance) {
   if (!header) return Error{ErrorKind::kRemote, EPROTO, header.error().operation};
   if (header->type != wire::MessageType::kReady) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
   return true;
+}
+
+void ListenComm::tell(const Acceptance& acceptance, const wire::Notice& notice) noexcept {
+  if (acceptance.state != Acceptance::State::kReady) return;
+  SideChannel channel;
+  channel.send(acceptance.socket, notice);
 }
 
 }  // namespace verbatim

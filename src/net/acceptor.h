@@ -17,6 +17,7 @@
 #include "net/endpoint_pool.h"
 #include "net/listener.h"
 #include "net/recv_comm.h"
+#include "wire/notice.h"
 
 namespace verbatim {
 
@@ -62,6 +63,8 @@ class ListenComm {
   void report(const std::string& peer, const Error& error, const std::string& explanation) const;
   // Whether the connection stands.
   static Result<bool> advance(Acceptance& acceptance);
+  // For a peer that has its answer, and so a connection that stands on its side: why there is none.
+  static void tell(const Acceptance& acceptance, const wire::Notice& notice) noexcept;
 
   Context& context_;
   const std::vector<const Port*> ports_;

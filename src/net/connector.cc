@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "net/net.h"
+#include "net/side_channel.h"
 
 namespace verbatim {
 
@@ -48,7 +49,10 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
       state_ = State::kTcp;
       continue;
     }
-    if (!over) return report(over.error());
+    if (!over) {
+      if (state_ == State::kReady) hear_why();
+      return report(over.error());
+    }
     if (!*over) {
       if (monotonic_ns() < deadline_ns_) return std::unique_ptr<SendComm>();
       return report({ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept"});
@@ -132,15 +136,23 @@ Result<bool> Connector::receive_answer() {
   }
 }
 
+void Connector::hear_why() {
+  SideChannel channel;
+  const Result<std::optional<SideChannel::Message>> message = channel.receive(socket_);
+  if (!message || !*message || (*message)->type != wire::MessageType::kFailed) return;
+  if (const std::optional<wire::Failed> failed = wire::decode_failed((*message)->body)) {
+    rejection_ = failed->kind == ErrorKind::kNone ? "its application has closed its listen" : failed->text;
+  }
+}
+
 Error Connector::report(const Error& error) const {
   if (error.logged) return error;
   const std::string address = to_string(handle_.address);
   const bool introduced = comm_ != nullptr && !comm_->endpoint().remote().host.empty();
   const std::string peer = introduced ? comm_->endpoint().peer_name() : "";
   const std::string& where = introduced ? peer : address;
-  std::string explanation = comm_ != nullptr
-                                ? comm_->explain_setup(error)
-                                : explain_setup(error, nullptr, ports_.front()->device->attributes().max_qp);
+  std::string explanation =
+      comm_ != nullptr ? comm_->explain_setup(error) : explain_setup(error, nullptr, qp_room(*ports_.front()->device));
   if (!rejection_.empty()) {
     explanation = ": " + rejection_ + kNextStep +
                   (handle_.version == wire::kProtocolVersion ? "look at " + where + " first: its log says more"

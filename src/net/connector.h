@@ -44,6 +44,8 @@ class Connector {
   Result<bool> send_message();
   Result<bool> receive_answer();
 
+  // What the peer has said to a connection that it takes to stand, where our last word does not reach it any more.
+  void hear_why();
   Error report(const Error& error) const;
 
   Context& context_;

@@ -151,7 +151,7 @@ void ControlThread::report_gids(const Device& device, std::uint8_t port_num) {
     const std::string found = failed == 0 ? to_string(now) : "unreadable";
     if (found == gid) continue;
     left_behind += users;
-    change = "GID " + std::to_string(index) + " " + gid + " is now " + found;
+    change.assign("GID ").append(std::to_string(index)).append(" ").append(gid).append(" is now ").append(found);
   }
   if (left_behind == 0) {
     return VERBATIM_INFO("%s:%u: the GID table has changed, no connection uses what did", device.name().c_str(),

@@ -7,6 +7,7 @@
 #include "net/comm.h"
 #include "net/control.h"
 #include "net/dump.h"
+#include "net/failure.h"
 #include "net/json.h"
 
 namespace verbatim {
@@ -101,14 +102,17 @@ bool ControlThread::look_at(Connection& connection, std::uint64_t now, Report& r
   char there[256] = "no answer";
   describe_view(view_of(connection, now), here);
   if (watch.peer()) describe_view(*watch.peer(), there);
+  char next[256];
+  const Device& device = *comm.endpoint().ports().front()->device;
+  describe_next(watch.blame(), peer.text, device.name().c_str(), next);
   std::string path;
   try {
     path = comm.describe_path(0);
   } catch (...) {  // without memory the line is shorter
   }
   report.level = LogLevel::kWarn;
-  std::snprintf(report.text, sizeof report.text, "stalled for %.1f s: %s; here: %s; there: %s; %s",
-                seconds(watch.still_ns(now)), blame, here, there, path.c_str());
+  std::snprintf(report.text, sizeof report.text, "stalled for %.1f s: %s; here: %s; there: %s%s%s. Path: %s",
+                seconds(watch.still_ns(now)), blame, here, there, kNextStep, next, path.c_str());
   return true;
 }
 

@@ -125,4 +125,8 @@ class Endpoint {
   std::vector<std::shared_ptr<const PortCounters>> counters_;  // of the ports, when it was connected
 };
 
+inline QpRoom qp_room(const Device& device) {
+  return {.most = device.attributes().max_qp, .held = device.qps_alive().load(std::memory_order_relaxed)};
+}
+
 }  // namespace verbatim

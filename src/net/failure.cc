@@ -362,12 +362,14 @@ std::string describe_failure(const std::string& what, const Diagnosis& diagnosis
   return text;
 }
 
-std::string explain_setup(const Error& error, const PathFacts* facts, int max_qp) {
+std::string explain_setup(const Error& error, const PathFacts* facts, const QpRoom& room) {
   const std::string_view operation = error.operation;
   if (operation == "ibv_create_qp" || operation == "ibv_create_cq") {
     if (error.sys_errno != ENOMEM && error.sys_errno != ENOSPC) return "";
-    const std::string most =
-        max_qp > 0 ? " (it takes " + std::to_string(max_qp) + " queue pairs of all processes)" : "";
+    const std::string most = room.most > 0 ? " (it takes " + std::to_string(room.most) +
+                                                 " queue pairs of all processes, this one holds " +
+                                                 std::to_string(room.held) + ")"
+                                           : "";
     return ": the device has no room for another connection" + most + ", or no memory may be locked" + kNextStep +
            "fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma resource show' counts "
            "what all processes hold";

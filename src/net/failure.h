@@ -101,9 +101,15 @@ inline constexpr const char* kNextStep = ". Next: ";
 // The line.
 std::string describe_failure(const std::string& what, const Diagnosis& diagnosis, const PathFacts& facts);
 
+// The queue pairs that a device takes of all processes, 0 when not known, and those that this process has on it.
+struct QpRoom {
+  int most = 0;
+  std::size_t held = 0;
+};
+
 // What making a connection fails with, beside the error itself: ": why. Next: what to do. Path: ..."; empty when the
-// error says all. `facts` may be nullptr. `max_qp`: what the device takes of all processes, 0 when not known.
-std::string explain_setup(const Error& error, const PathFacts* facts, int max_qp = 0);
+// error says all. `facts` may be nullptr.
+std::string explain_setup(const Error& error, const PathFacts* facts, const QpRoom& room = {});
 
 // The same for a handshake that ended by what `peer`, "node2 (pid 4711)", did or did not do.
 // `unanswered`: nothing came from it at all.

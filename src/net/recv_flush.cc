@@ -23,7 +23,7 @@ std::string RecvComm::describe_flush_failure(const Error& error) const {
   if (error.logged) return "no flushes of GPU memory: the line before says why. Path: " + describe_path(0);
   PathFacts loop = endpoint_.path_facts(0, context_.host_name());
   loop.remote = loop.local;
-  std::string why = verbatim::explain_setup(error, &loop, endpoint_.ports().front()->device->attributes().max_qp);
+  std::string why = verbatim::explain_setup(error, &loop, qp_room(*endpoint_.ports().front()->device));
   if (why.find(". Path: ") == std::string::npos) why += ". Path: " + describe_path(0);
   return std::string(error.operation) + " for flushes of GPU memory failed with " + std::strerror(error.sys_errno) +
          why;

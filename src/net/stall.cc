@@ -95,6 +95,38 @@ void describe_blame(Blame blame, const char* peer, std::span<char> text) {
 #pragma GCC diagnostic pop
 }
 
+void describe_next(Blame blame, const char* peer, const char* device, std::span<char> text) {
+  constexpr const char* kStack = "'gdb -p' or 'py-spy dump -p' shows what its application does instead";
+  switch (blame) {
+    case Blame::kNobody:
+      break;
+    case Blame::kPeerReceives:
+    case Blame::kPeerSends:
+      std::snprintf(text.data(), text.size(), "look at %s first: %s", peer, kStack);
+      return;
+    case Blame::kOwnApplication:
+      std::snprintf(text.data(), text.size(), "look at this process first: %s", kStack);
+      return;
+    case Blame::kPeerDiffers:
+      std::snprintf(text.data(), text.size(), "compare the calls of this process and of %s: order, tags, groups", peer);
+      return;
+    case Blame::kNetwork:
+    case Blame::kCts:
+      std::snprintf(text.data(), text.size(), "'rdma statistic show' and 'dmesg | grep %s' here, the same at %s",
+                    device, peer);
+      return;
+    case Blame::kCompletion:
+    case Blame::kDevice:
+      std::snprintf(text.data(), text.size(), "'dmesg | grep %s'", device);
+      return;
+    case Blame::kPeerDoesNotTell:
+      std::snprintf(text.data(), text.size(), "look at %s first: 'ping' and 'ps' show whether it is there and runs",
+                    peer);
+      return;
+  }
+  std::snprintf(text.data(), text.size(), "nothing");
+}
+
 void describe_qp_state(std::uint8_t state, std::span<char> text) {
   std::snprintf(text.data(), text.size(), "%s", state_name(state));
 }

@@ -34,6 +34,9 @@ bool is_ours(Blame blame);
 // "the peer NAME is late: its application has not posted the receive", for a blame that is somebody's.
 void describe_blame(Blame blame, const char* peer, std::span<char> text);
 
+// What its operator is to look at then: "look at NAME first: ...". `device` is a device of this end.
+void describe_next(Blame blame, const char* peer, const char* device, std::span<char> text);
+
 void describe_qp_state(std::uint8_t state, std::span<char> text);
 // "7 receives posted (4096 bytes came), 1 not arrived and tested for, ..., QPs in RTS, still for 31.0 s".
 void describe_view(const wire::View& view, std::span<char> text);

@@ -23,7 +23,8 @@
 namespace verbatim {
 
 // An open device: one context, protection domain and MR cache, shared by every communicator of the process. Owned by
-// the DeviceInventory. Everything but the MR cache and the history is immutable; any thread may use it.
+// the DeviceInventory. Everything but the MR cache, the history and what it counts is immutable; any
+// thread may use it.
 class Device {
  public:
   // `mlx5` may be nullptr. Fails without logging: the inventory counts the device as skipped.
@@ -45,6 +46,8 @@ class Device {
   // True once: that peer memory stands in for dma-bufs is worth a line, but not one each time.
   bool first_fallback() const { return !fell_back_.exchange(true); }
   bool relaxed_ordering() const { return relaxed_ordering_; }
+  // Queue pairs of this process, of all its connections.
+  std::atomic<std::size_t>& qps_alive() const { return qps_alive_; }
   MrCache& mr_cache() const { return *mr_cache_; }
   PortHistory& history() const { return *history_; }
 
@@ -63,6 +66,7 @@ class Device {
   Mlx5Capabilities mlx5_capabilities_;
   int dmabuf_errno_ = 0;
   mutable std::atomic<bool> fell_back_{false};
+  mutable std::atomic<std::size_t> qps_alive_{0};
   const bool relaxed_ordering_;
   const std::unique_ptr<MrCache> mr_cache_;
   const std::unique_ptr<PortHistory> history_;

@@ -4,6 +4,8 @@
 
 #include <infiniband/verbs.h>
 
+#include <atomic>
+#include <cstddef>
 #include <memory>
 
 namespace verbatim {
@@ -50,6 +52,20 @@ struct VerbsDeleter {
     if (const int returned = destroy_verbs_object(destroy, object); returned != 0) {
       log_destroy_failure(kVerbsObjectName<T>, device_of(object), returned);
     }
+  }
+};
+
+// Of a queue pair: also counts it out, where create_rc_qp has counted it in.
+template <>
+struct VerbsDeleter<ibv_qp> {
+  int (*destroy)(ibv_qp*) = nullptr;
+  std::atomic<std::size_t>* alive = nullptr;
+
+  void operator()(ibv_qp* qp) const noexcept {
+    if (const int returned = destroy_verbs_object(destroy, qp); returned != 0) {
+      return log_destroy_failure(kVerbsObjectName<ibv_qp>, device_of(qp), returned);
+    }
+    if (alive != nullptr) alive->fetch_sub(1, std::memory_order_relaxed);
   }
 };
 

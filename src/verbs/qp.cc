@@ -64,6 +64,8 @@ Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq
     Result<UniqueQp> qp =
         adopt("ibv_create_qp", device.verbs().create_qp(device.pd(), &wanted), device.verbs().destroy_qp);
     if (qp) {
+      qp->get_deleter().alive = &device.qps_alive();
+      device.qps_alive().fetch_add(1, std::memory_order_relaxed);
       return RcQp{*std::move(qp), std::min(caps.inline_bytes, wanted.cap.max_inline_data),
                   at_most(caps.send_wr, limits.max_qp_wr), at_most(caps.recv_wr, limits.max_qp_wr)};
     }

@@ -1,6 +1,5 @@
 #include "system_calls.h"
 
-#include <dlfcn.h>
 #include <ifaddrs.h>
 #include <link.h>
 #include <poll.h>
@@ -14,6 +13,8 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+
+#include "support/next_function.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FAULT_SANITIZED 1
@@ -37,14 +38,6 @@ bool comes_from_library(const void* caller) {
 // The errno with which a call from `caller` fails, else 0.
 int failure(const char* name, const void* caller) {
   return comes_from_library(caller) ? failing_system_call().now(name) : 0;
-}
-
-// A sanitizer has its own in between, which must see what is real.
-template <typename Function>
-Function real(const char* name) {
-  const std::string intercepted = std::string("__interceptor_") + name;
-  void* found = dlsym(RTLD_DEFAULT, intercepted.c_str());
-  return reinterpret_cast<Function>(found != nullptr ? found : dlsym(RTLD_NEXT, name));
 }
 
 }  // namespace
@@ -85,19 +78,19 @@ void watch_nothing() {
 
 // Declared under names of our own, since the C library's headers declare them with other specifiers. The next function
 // is found before main: a plugin that is being unloaded waits for its thread and holds the loader's lock meanwhile.
-#define INTERPOSE(result, symbol, failed, parameters, arguments)                                            \
-  static result(*next_##symbol) parameters = nullptr;                                                       \
-  extern "C" __attribute__((visibility("default"))) result interposed_##symbol parameters __asm__(#symbol); \
-  result interposed_##symbol parameters {                                                                   \
-    if (const int error = fault::failure(#symbol, __builtin_return_address(0)); error != 0) {               \
-      errno = error;                                                                                        \
-      return failed;                                                                                        \
-    }                                                                                                       \
-    if (next_##symbol == nullptr) next_##symbol = fault::real<decltype(next_##symbol)>(#symbol);            \
-    return next_##symbol arguments;                                                                         \
-  }                                                                                                         \
-  __attribute__((constructor)) static void find_##symbol() {                                                \
-    next_##symbol = fault::real<decltype(next_##symbol)>(#symbol);                                          \
+#define INTERPOSE(result, symbol, failed, parameters, arguments)                                                   \
+  static result(*next_##symbol) parameters = nullptr;                                                              \
+  extern "C" __attribute__((visibility("default"))) result interposed_##symbol parameters __asm__(#symbol);        \
+  result interposed_##symbol parameters {                                                                          \
+    if (const int error = fault::failure(#symbol, __builtin_return_address(0)); error != 0) {                      \
+      errno = error;                                                                                               \
+      return failed;                                                                                               \
+    }                                                                                                              \
+    if (next_##symbol == nullptr) next_##symbol = verbatim::test::next_function<decltype(next_##symbol)>(#symbol); \
+    return next_##symbol arguments;                                                                                \
+  }                                                                                                                \
+  __attribute__((constructor)) static void find_##symbol() {                                                       \
+    next_##symbol = verbatim::test::next_function<decltype(next_##symbol)>(#symbol);                               \
   }
 
 INTERPOSE(int, socket, -1, (int domain, int type, int protocol), (domain, type, protocol))

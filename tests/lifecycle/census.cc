@@ -108,4 +108,8 @@ verbatim::test::FailNth& failing_verb() {
   return counters().fail;
 }
 
+void watch_verbs(void (*before)(const char* verb)) {
+  counters().before = before;
+}
+
 }  // namespace conformance

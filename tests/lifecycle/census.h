@@ -37,5 +37,7 @@ long verbs_paths();
 void report_verbs(int fd);
 // The verb that is to fail.
 verbatim::test::FailNth& failing_verb();
+// From now on called with the name of each verb before it.
+void watch_verbs(void (*before)(const char* verb));
 
 }  // namespace conformance

@@ -43,7 +43,9 @@ auto call_next(const Function& function) {
 
 // The errno with which this call is to fail, else 0.
 int failing(const char* verb) {
-  return depth == 0 ? verbatim_verbs_counters.fail.now(verb) : 0;
+  if (depth != 0) return 0;
+  if (auto* const before = verbatim_verbs_counters.before.load(); before != nullptr) before(verb);
+  return verbatim_verbs_counters.fail.now(verb);
 }
 
 template <typename Function>

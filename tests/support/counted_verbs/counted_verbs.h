@@ -24,6 +24,8 @@ struct VerbsCounters {
   std::array<std::atomic<long>, 256> paths{};
   // Of every verb that the plugin uses, by its name.
   FailNth fail;
+  // Called with the name of a verb before each, by the thread that calls the verb.
+  std::atomic<void (*)(const char* verb)> before{nullptr};
 };
 
 constexpr const char* kCountersSymbol = "verbatim_verbs_counters";

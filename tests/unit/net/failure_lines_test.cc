@@ -21,10 +21,10 @@
 namespace verbatim {
 namespace {
 
-// A connection with a buffer at each end.
+// A connection, to device `to`, with a buffer at each end.
 struct Ends {
-  explicit Ends(MemoryType type = MemoryType::kHost) {
-    link.connect();
+  explicit Ends(MemoryType type = MemoryType::kHost, std::size_t to = 0) {
+    link.connect(0, to);
     send_memory = link.reg(link.send(), source, type);
     recv_memory = link.reg(link.recv(), target);
   }
@@ -235,24 +235,26 @@ TEST(AFlush, ForWhichTheDeviceHasNoRoom) {
     EXPECT_TRUE(ends.link.recv().register_memory(gpu)) << "there is room now";
   });
   EXPECT_EQ(told, Lines{"ibv_create_qp for flushes of GPU memory failed with Cannot allocate memory: the device has no "
-                        "room for another connection (it takes 8192 queue pairs of all processes), or no memory may be "
+                        "room for another connection (it takes 8192 queue pairs of all processes, this one holds 2), "
+                        "or no memory may be "
                         "locked. Next: fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; "
                         "'rdma resource show' counts what all processes hold. Path: " +
                         kEnds});
 }
 
-// Six calls have connected both ends.
+// Six calls have connected both ends. It goes from the receiving device to itself.
 TEST(AFlush, WhoseQueuePairDoesNotConnect) {
   const Lines told = lines_of("fail verb=modify_qp nth=8 errno=EINVAL", [] {
-    Ends ends;
+    Ends ends(MemoryType::kHost, 1);
     EXPECT_FALSE(ends.link.recv().register_memory(
         {.address = ends.target.data(), .bytes = ends.target.size(), .type = MemoryType::kCuda}));
   });
   EXPECT_EQ(told,
             Lines{"ibv_modify_qp to RTR for flushes of GPU memory failed with Invalid argument: the device refuses an "
                   "attribute: GID 3, an MTU above the port's, or VERBATIM_SL, VERBATIM_TC or VERBATIM_PKEY out of its "
-                  "range. Next: 'show_gids softverbs0' and 'ibv_devinfo -v -d softverbs0' on both hosts. Path: " +
-                  kEnds});
+                  "range. Next: 'show_gids softverbs1' and 'ibv_devinfo -v -d softverbs1' on both hosts. Path: HOST "
+                  "softverbs1:1 GID 3 ::ffff:10.77.1.1 QP # to HOST softverbs1:1 GID 3 ::ffff:10.77.1.1 QP #, MTU "
+                  "4096, TC 0, SL 0"});
 }
 
 // Registered through another connection: this one hears of GPU memory when it is to receive into it. The fifth

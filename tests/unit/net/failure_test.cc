@@ -307,11 +307,11 @@ TEST(Diagnosis, OfAConnectionThatIsNotMade) {
       "is there; VERBATIM_GID_INDEX=auto chooses anew for each connection");
   EXPECT_TRUE(explained(EINVAL).starts_with(": the device refuses an attribute: GID 3, an MTU"));
   EXPECT_TRUE(explain_setup(system_error("connect", ETIMEDOUT), &facts).empty()) << "TCP says all itself";
-  EXPECT_EQ(
-      explain_setup(system_error("ibv_create_qp", ENOMEM), nullptr, 8192),
-      ": the device has no room for another connection (it takes 8192 queue pairs of all processes), or no memory "
-      "may be locked. Next: fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma "
-      "resource show' counts what all processes hold");
+  EXPECT_EQ(explain_setup(system_error("ibv_create_qp", ENOMEM), nullptr, {.most = 8192, .held = 17}),
+            ": the device has no room for another connection (it takes 8192 queue pairs of all processes, this one "
+            "holds 17), or no memory "
+            "may be locked. Next: fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma "
+            "resource show' counts what all processes hold");
 }
 
 // Both ends' QPs have gone to INIT before: the third call is the one to RTR of the accepting side.

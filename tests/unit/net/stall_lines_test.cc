@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdio>
 #include <functional>
+#include <regex>
 #include <string>
 #include <thread>
 
@@ -119,9 +120,15 @@ Lines stalled(const Case& one) {
 
 const std::string kPeer = "the peer HOST (pid #)";
 
-std::string line(const std::string& blame, const std::string& here, const std::string& there) {
-  return "stalled for T: " + blame + "; here: " + here + "; there: " + there + "; " + kEnds;
+std::string line(const std::string& blame, const std::string& here, const std::string& there, const std::string& next) {
+  return "stalled for T: " + blame + "; here: " + here + "; there: " + there + ". Next: " + next + ". Path: " + kEnds;
 }
+
+const std::string kStack = " first: 'gdb -p' or 'py-spy dump -p' shows what its application does instead";
+const std::string kPeerFirst = "look at HOST (pid #)" + kStack;
+const std::string kCompare = "compare the calls of this process and of HOST (pid #): order, tags, groups";
+const std::string kBothHosts = "'rdma statistic show' and 'dmesg | grep softverbs0' here, the same at HOST (pid #)";
+const std::string kKernelLog = "'dmesg | grep softverbs0'";
 
 constexpr const char* kNotSent = "0 messages (0 bytes) sent, 0 work requests not completed, isend ";
 const std::string kOnePosted = "1 receives posted (0 bytes came), 1 not arrived and tested for, 0 flushes, QPs in RTS";
@@ -134,14 +141,14 @@ TEST(AStall, OfAReceiverThatIsLate) {
   EXPECT_EQ(stalled({.drive = [](Ends& ends) { ends.isend(); }}),
             Lines{line(kPeer + " is late: its application has not posted the receive",
                        kNotSent + ("called, no receive, QPs in RTS" + kStill),
-                       "0 receives posted (0 bytes came), 0 not arrived, 0 flushes, QPs in RTS")});
+                       "0 receives posted (0 bytes came), 0 not arrived, 0 flushes, QPs in RTS", kPeerFirst)});
 }
 
 TEST(AStall, OfASenderThatIsLate) {
   EXPECT_EQ(stalled({.begin = [](Ends& ends) { ends.receive = ends.irecv(); },
                      .drive = [](Ends& ends) { ends.test_receive(); }}),
             Lines{line(kPeer + " is late: its application has not sent", kOnePosted + kStill,
-                       kNotSent + std::string("not called, QPs in RTS"))});
+                       kNotSent + std::string("not called, QPs in RTS"), kPeerFirst)});
 }
 
 TEST(AStall, OfApplicationsThatDiffer) {
@@ -155,7 +162,8 @@ TEST(AStall, OfApplicationsThatDiffer) {
                            ends.test_receive();
                          },
                      .lines = 2}),
-            (Lines{line(differ, sender, kOnePosted + kStill), line(differ, kOnePosted + kStill, sender)}));
+            (Lines{line(differ, sender, kOnePosted + kStill, kCompare),
+                   line(differ, kOnePosted + kStill, sender, kCompare)}));
 }
 
 TEST(AStall, OfAnApplicationThatDoesNotTest) {
@@ -163,7 +171,7 @@ TEST(AStall, OfAnApplicationThatDoesNotTest) {
       stalled({.begin = [](Ends& ends) { ends.post(); }, .drive = [](Ends& ends) { ends.link.send().progress(); }}),
       Lines{line("this process is late: it does not ask whether what it exchanges with " + kPeer + " is done",
                  "1 receives posted (0 bytes came), 1 not arrived and not tested for, 0 flushes, QPs in RTS" + kStill,
-                 kAllSent)});
+                 kAllSent, "look at this process" + kStack)});
 }
 
 TEST(AStall, OfTheNetworkUnderData) {
@@ -178,8 +186,8 @@ TEST(AStall, OfTheNetworkUnderData) {
                            ends.test_receive();
                          },
                      .lines = 2}),
-            (Lines{line(network, kUnderWay + kStill, kOnePosted + kStill),
-                   line(network, kOnePosted + kStill, kUnderWay + kStill)}));
+            (Lines{line(network, kUnderWay + kStill, kOnePosted + kStill, kBothHosts),
+                   line(network, kOnePosted + kStill, kUnderWay + kStill, kBothHosts)}));
 }
 
 TEST(AStall, OfTheNetworkUnderAnnouncements) {
@@ -194,7 +202,8 @@ TEST(AStall, OfTheNetworkUnderAnnouncements) {
                            ends.test_receive();
                          },
                      .lines = 2}),
-            (Lines{line(network, sender, kOnePosted + kStill), line(network, kOnePosted + kStill, sender)}));
+            (Lines{line(network, sender, kOnePosted + kStill, kBothHosts),
+                   line(network, kOnePosted + kStill, sender, kBothHosts)}));
 }
 
 TEST(AStall, OfADeviceThatForgetsACompletion) {
@@ -206,7 +215,7 @@ TEST(AStall, OfADeviceThatForgetsACompletion) {
                            ends.test_receive();
                          }}),
             Lines{line("the device: all data of " + kPeer + " was acknowledged, and its completion has not come",
-                       kOnePosted + kStill, kAllSent)});
+                       kOnePosted + kStill, kAllSent, kKernelLog)});
 }
 
 TEST(AStall, OfADeviceThatDoesNotFlush) {
@@ -223,7 +232,8 @@ TEST(AStall, OfADeviceThatDoesNotFlush) {
                      .drive = [](Ends& ends) { ends.test_flush(); },
                      .type = MemoryType::kCuda}),
             Lines{line("this host's device: a flush of GPU memory does not end (data of " + kPeer + ")",
-                       "1 receives posted (64 bytes came), 0 not arrived, 1 flushes, QPs in RTS" + kStill, kAllSent)});
+                       "1 receives posted (64 bytes came), 0 not arrived, 1 flushes, QPs in RTS" + kStill, kAllSent,
+                       kKernelLog)});
 }
 
 // A process that was stopped once it had connected. Its other end is this one's.
@@ -319,7 +329,36 @@ TEST(AStall, OfAPeerThatDoesNotAnswer) {
   });
   EXPECT_EQ(told, Lines{line(kPeer + " does not answer: its process is stopped or hangs, its host is down, or it is "
                                      "cut off",
-                             kOnePosted + kStill, "no answer")});
+                             kOnePosted + kStill, "no answer",
+                             "look at HOST (pid #) first: 'ping' and 'ps' show whether it is there and runs")});
+}
+
+// For whoever reads the log at that level; a warning is one of what is wrong.
+TEST(AStall, ThatEndsSaysSo) {
+  const Lines told = lines_of(warning("seed=1"), [] {
+    Ends ends(MemoryType::kHost);
+    ends.receive = ends.irecv();
+    const LogCapture log;
+    drive_until_told(log, 1, [&] { ends.test_receive(); });
+    ends.send = ends.link.posted([&] { return ends.isend(); });
+    ASSERT_TRUE(ends.link.wait(ends.receive));
+    const auto moves = [&] {
+      const std::vector<std::string> lines = log.infos();
+      const auto found = std::find_if(lines.begin(), lines.end(), [](const std::string& one) {
+        return one.find("moves again") != std::string::npos;
+      });
+      return found == lines.end() ? std::string() : *found;
+    };
+    EXPECT_TRUE(Link::eventually([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return !moves().empty();
+    }));
+    std::fprintf(stderr, "verbatim: %s\n", moves().c_str());
+    EXPECT_EQ(log.warnings().size(), 1U);
+  });
+  ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
+  EXPECT_EQ(std::regex_replace(told[1], std::regex("after [0-9.]+ s"), "after T"),
+            "the connection with " + kPeer + " moves again, after T");
 }
 
 // With VERBATIM_STALL_FAIL_S it ends at both ends, and each says what the end that gave up has found.

@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "support/fake_verbs.h"
+#include "support/log_capture.h"
 
 namespace verbatim {
 namespace {
@@ -73,6 +74,27 @@ TEST_F(Qp, IsCreatedAsAskedAndDestroyed) {
     EXPECT_EQ(fake_.live("qp"), 1);
   }
   EXPECT_EQ(fake_.live("qp"), 0);
+}
+
+// One that is not destroyed still takes room.
+TEST_F(Qp, IsCountedWhileItIsThere) {
+  RcQp one = create();
+  RcQp moved = create();
+  RcQp other = std::move(moved);
+  EXPECT_EQ(device_->qps_alive(), 2U);
+  one.qp.reset();
+  EXPECT_EQ(device_->qps_alive(), 1U);
+  fake_.failures["create_qp"] = ENOMEM;
+  EXPECT_FALSE(create_rc_qp(*device_, &cq_, &cq_, {}));
+  EXPECT_EQ(device_->qps_alive(), 1U);
+  fake_.failures = {{"destroy_qp", EBUSY}};
+  ibv_qp* const left = other.qp.get();
+  const LogCapture log;
+  other.qp.reset();
+  EXPECT_EQ(log.only_warning(), "cannot destroy a queue pair of mlx5_0, it leaks: Device or resource busy");
+  EXPECT_EQ(device_->qps_alive(), 1U);
+  fake_.failures.clear();
+  EXPECT_EQ(fake_.table.destroy_qp(left), 0);
 }
 
 TEST_F(Qp, DepthsAreCutToTheDevice) {

@@ -1,0 +1,113 @@
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+
+#include "conformance.h"
+#include "netapi/log.h"
+#include "places.h"
+#include "process.h"
+#include "roles.h"
+
+namespace conformance {
+namespace {
+
+constexpr auto kLongest = 60s;  // also for one that is stopped meanwhile
+
+bool ok(nccl::Result result) {
+  return result == nccl::Result::kSuccess;
+}
+
+int status_of(nccl::Result result) {
+  return ok(result) ? 0 : kAnswered + static_cast<int>(result);
+}
+
+// One message, and the end of the comm.
+int exchange_one(netapi::Plugin& net, void* comm, bool sends) {
+  Memory memory(kBytes);
+  sends ? memory.write(0, kBytes, kSeed) : memory.expect(0, kBytes, kSeed);
+  void* mhandle = nullptr;
+  void* data = memory.data();
+  std::size_t size = kBytes;
+  int tag = kTag;
+  if (!ok(net.reg_mr(comm, data, size, nccl::kPtrHost, &mhandle))) return 2;
+  void* request = nullptr;
+  int done = 0;
+  nccl::Result result = nccl::Result::kSuccess;
+  const bool over = eventually(
+      [&] {
+        if (request != nullptr) {
+          result = net.test(request, &done, nullptr);
+        } else if (sends) {
+          result = net.isend(comm, data, size, tag, mhandle, &request);
+        } else {
+          result = net.irecv(comm, 1, &data, &size, &tag, &mhandle, &request);
+        }
+        return !ok(result) || done != 0;
+      },
+      kLongest);
+  live_on();
+  const bool intact = done == 0 || memory.intact();
+  if (!ok(net.dereg_mr(comm, mhandle)) || !ok(sends ? net.close_send(comm) : net.close_recv(comm))) return 2;
+  return over && intact ? status_of(result) : 1;
+}
+
+bool read_handle(Handle& handle) {
+  return read(STDIN_FILENO, handle.bytes, sizeof handle.bytes) == static_cast<ssize_t>(sizeof handle.bytes);
+}
+
+int end_on_the_way(netapi::Plugin& net, void* context, const std::string& role) {
+  std::istringstream words(role);
+  std::string side;
+  int signal = 0;
+  std::string place;
+  words >> side >> signal >> std::ws;
+  std::getline(words, place);
+  const bool connects = side == "connects";
+  Handle handle;
+  void* listen_comm = nullptr;
+  if (connects) {
+    if (!read_handle(handle)) return 2;
+  } else {
+    if (!ok(net.listen(context, 0, handle.bytes, &listen_comm))) return 2;
+    static_cast<void>(!write(STDOUT_FILENO, handle.bytes, sizeof handle.bytes));
+  }
+  end_at(signal, std::atol(place.c_str()), place);
+  void* comm = nullptr;
+  nccl::Result result = nccl::Result::kSuccess;
+  const bool over = eventually(
+      [&] {
+        result = connects ? net.connect(context, 0, handle.bytes, &comm) : net.accept(listen_comm, &comm);
+        return !ok(result) || comm != nullptr;
+      },
+      kLongest);
+  const int status = comm != nullptr ? exchange_one(net, comm, connects) : over ? status_of(result) : 1;
+  live_on();
+  return connects || ok(net.close_listen(listen_comm)) ? status : 2;
+}
+
+int supply(netapi::Plugin& net, void* context) {
+  for (Handle handle; read_handle(handle);) {
+    void* comm = nullptr;
+    eventually([&] { return !ok(net.connect(context, 0, handle.bytes, &comm)) || comm != nullptr; });
+    if (comm == nullptr || exchange_one(net, comm, true) != 0) return 2;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int run_role(const std::string& role, int api) {
+  netapi::set_log_callback([](const netapi::LogLine& line) {
+    if (line.level == nccl::DebugLogLevel::kWarn) std::cout << line.text << std::endl;
+  });
+  netapi::Opened opened = netapi::open_plugin(options().plugin, api);
+  void* context = nullptr;
+  if (opened.plugin == nullptr || !ok(opened.plugin->init(1, {}, &context))) return 2;
+  netapi::Plugin& net = *opened.plugin;
+  const int status = role == "supplies" ? supply(net, context) : end_on_the_way(net, context, role);
+  return ok(net.finalize(context)) ? status : 2;
+}
+
+}  // namespace conformance
