@@ -116,8 +116,9 @@ void ControlThread::report(const ibv_async_event& event, std::size_t index) {
 void ControlThread::report_link_down(const Device& device, std::uint8_t port_num) {
   if (!device.history().link_down(port_num, monotonic_ns())) return;
   const std::size_t users = count_users(device, port_num);
-  VERBATIM_WARN("%s:%u: the link is down (port error); %zu connections use it and wait as long as their retries last%s",
-                device.name().c_str(), port_num, users, users != 0 ? " (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)" : "");
+  VERBATIM_WARN(
+      "%s:%u: the link is down (port error); %zu connections use it and wait at most as long as their retries last%s",
+      device.name().c_str(), port_num, users, users != 0 ? " (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)" : "");
 }
 
 void ControlThread::report_link_up(const Device& device, std::uint8_t port_num) {

@@ -285,6 +285,8 @@ PathFacts Endpoint::path_facts(std::size_t qp, const std::string& host) const {
   constexpr std::size_t kMostCounters = 6;
   const std::size_t device = qps_[qp].device;
   const Port& port = *ports_[device];
+  // First, for it takes a while: where the link is the cause, its event may come just after the failure.
+  facts.counters = describe_changes(*counters_[device], port.device->history().counters(port.port_num), kMostCounters);
   const std::uint64_t now = monotonic_ns();
   facts.timeout = timeout_;
   facts.retries = retry_count_;
@@ -295,7 +297,11 @@ PathFacts Endpoint::path_facts(std::size_t qp, const std::string& host) const {
   } else {
     facts.port_errno = attributes.error().sys_errno;
   }
-  facts.counters = describe_changes(*counters_[device], port.device->history().counters(port.port_num), kMostCounters);
+  ibv_gid gid{};
+  facts.gid_gone = port.is_roce() &&
+                   port.device->verbs().query_gid(port.device->context(), port.port_num,
+                                                  static_cast<int>(facts.local.gid_index), &gid) == 0 &&
+                   std::memcmp(gid.raw, facts.local.gid.raw, sizeof gid.raw) != 0;
   return facts;
 }
 

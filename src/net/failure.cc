@@ -55,18 +55,31 @@ std::string age(const PathFacts& facts) {
   return facts.delivered.messages != 0 ? "worked for " + to_duration(facts.age_ns) : "never worked";
 }
 
-// What the local port's events say about lost packets; empty when there were none.
-std::string link_verdict(const PathFacts& facts) {
-  const LinkRecord& link = facts.link;
+// Why nothing can leave the local port now; empty when it can.
+std::string port_verdict(const PathFacts& facts) {
   const std::string name = name_of(facts.local);
-  if (facts.port_errno == 0 && facts.port_state != IBV_PORT_ACTIVE && !link.down) {
-    return "the link of " + name + " here is down";
+  if (facts.link.down) {
+    return "the link of " + name + " here is down, for " + to_duration(facts.link.outage_ns) + " now";
   }
+  if (facts.port_errno == 0 && facts.port_state != IBV_PORT_ACTIVE) return "the link of " + name + " here is down";
+  if (!facts.gid_gone) return "";
+  return "GID " + std::to_string(facts.local.gid_index) + " of " + name + " here is no longer " +
+         to_string(facts.local.gid);
+}
+
+// Empty when the link was never down.
+std::string flap_verdict(const PathFacts& facts) {
+  const LinkRecord& link = facts.link;
   if (link.downs == 0) return "";
-  if (link.down) return "the link of " + name + " here is down, for " + to_duration(link.outage_ns) + " now";
-  return "link flap: that of " + name + " here went down " +
+  return "link flap: that of " + name_of(facts.local) + " here went down " +
          (link.downs == 1 ? "once since" : std::to_string(link.downs) + " times since") + ", last for " +
          to_duration(link.outage_ns);
+}
+
+// What the local port says about lost packets; empty when that is nothing.
+std::string link_verdict(const PathFacts& facts) {
+  const std::string now = port_verdict(facts);
+  return now.empty() ? flap_verdict(facts) : now;
 }
 
 std::string kernel_log(const std::string& device) {
@@ -130,6 +143,18 @@ Diagnosis device_failed(const PathFacts& facts) {
   return {
       "this device or its driver failed, not the path to the peer",
       kernel_log(facts.local.device) + "; take it out by VERBATIM_HCA=^" + facts.local.device + " until it is well"};
+}
+
+// The kernel's soft-RoCE ends a queue pair at the first packet that its network stack does not take.
+Diagnosis work_refused(const PathFacts& facts) {
+  const std::string port = port_verdict(facts);
+  if (!port.empty()) {
+    return {age(facts) + ": " + port + ", and its driver does not retry",
+            quoted("ip address") + " and " + kernel_log(facts.local.device) + " here"};
+  }
+  const std::string flap = flap_verdict(facts);
+  return {"this device or its driver refuses what worked before" + (flap.empty() ? "" : "; " + flap),
+          kernel_log(facts.local.device)};
 }
 
 Diagnosis peer_refused(const PathFacts& facts) {
@@ -217,8 +242,11 @@ std::string to_duration(std::uint64_t ns) {
 
 Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts) {
   if (facts.port_errno != 0) return device_failed(facts);
-  if ((facts.peer_gone || !facts.peer_report.empty()) && may_follow_from_the_peers_end(status))
+  // A peer that heard nothing more from here may be the first to say so.
+  const bool cut_off = status == IBV_WC_RETRY_EXC_ERR && !port_verdict(facts).empty();
+  if (!cut_off && (facts.peer_gone || !facts.peer_report.empty()) && may_follow_from_the_peers_end(status)) {
     return peer_went_first(facts);
+  }
   const std::string peer = peer_host(facts);
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
@@ -253,7 +281,7 @@ Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts) {
     case IBV_WC_FATAL_ERR:
       return device_failed(facts);
     default:
-      return {"this device or its driver refuses what worked before", kernel_log(facts.local.device)};
+      return work_refused(facts);
   }
 }
 

@@ -63,8 +63,9 @@ struct PathFacts {
   Delivered delivered;
   LinkRecord link;  // of the local port, since the connection was made
   ibv_port_state port_state = IBV_PORT_ACTIVE;
-  int port_errno = 0;    // of asking for that state
-  std::string counters;  // that have grown since then
+  int port_errno = 0;     // of asking for that state
+  bool gid_gone = false;  // the device has no longer, at its index, the GID that the connection was made with
+  std::string counters;   // that have grown since then
 };
 
 struct Diagnosis {

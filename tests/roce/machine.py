@@ -7,9 +7,11 @@ outlives this process, however it ends.
 import contextlib
 import ctypes
 import glob
+import json
 import os
 import queue
 import shlex
+import socket
 import signal
 import subprocess
 import threading
@@ -21,7 +23,7 @@ SHARE = "/run/roce"
 BOOT_S = 400  # 10 s on an idle machine
 POWER_OFF_S = 120
 LIMIT_S = 240  # of a command: a few seconds on an idle machine
-NUDGE_S = 15  # a command that has not begun by then: once an idle guest did not see its serial port's last line
+NUDGE_S = 5  # a command that has not begun by then is told again: guests have missed a line of their serial port
 GRACE_S = 60  # between a job's own deadline, kept by timeout(1) in the guest, and the end of the machine
 PR_SET_PDEATHSIG = 1
 
@@ -64,8 +66,8 @@ class Job:
         while True:
             patience = 0.1 if on_output else NUDGE_S
             ended = self.machine.ended(self, max(0, min(patience, deadline - time.monotonic())))
-            if not ended and not os.path.exists(self.pid_path):
-                self.machine.tell("")  # the guest skips it, and reads on if it has missed what came before
+            if not ended:
+                self.machine.tell_again()
             if on_output and os.path.exists(self.output_path):
                 with open(self.output_path, "rb") as file:
                     file.seek(at)
@@ -87,11 +89,11 @@ class Machine:
         self.results = os.path.join(self.share, "results")
         os.makedirs(self.results)
         self.console_path = os.path.join(directory, name + ".console")
+        self.monitor_path = os.path.join(directory, name + ".monitor")
         self.jobs = 0
         self.processor_in_all = 0.0
         self.lines = queue.Queue()
         self.running = {}
-        self.links = []  # of two machines: what joins them
         nics = []
         for number, wire in enumerate(wires):
             nics += ["-netdev", f"socket,id=net{number},fd={wire.fileno()}"]
@@ -105,6 +107,7 @@ class Machine:
                 *("-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", str(cpus), "-m", str(memory_mib)),
                 *("-nodefaults", "-display", "none", "-no-reboot", "-kernel", kernel, "-initrd", initramfs),
                 *("-append", "console=ttyS0 panic=-1 loglevel=4 net.ifnames=0 mitigations=off norandmaps hostname=" + name),
+                *("-qmp", f"unix:{self.monitor_path},server=on,wait=off"),
                 *("-serial", "file:" + self.console_path),
                 *("-chardev", "stdio,id=control,signal=off", "-serial", "chardev:control"),
                 *("-virtfs", "local,path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap"),
@@ -164,6 +167,11 @@ class Machine:
             self.process.stdin.write(line.encode("ascii") + b"\n")
         except BrokenPipeError:
             raise self.failure("ended by itself") from None
+
+    def tell_again(self):
+        for number, job in self.running.items():
+            if not os.path.exists(job.pid_path):
+                self.tell(f"\nrun {number}")  # on a line of its own, whatever has come of it before
 
     def start(self, arguments, limit=LIMIT_S, settings=None, directory="/"):
         """Starts a program with its arguments (a list), or a shell command (a string)."""
@@ -234,6 +242,23 @@ class Machine:
             with contextlib.suppress(OSError, ValueError, IndexError), open(path, encoding="ascii") as file:
                 waited += int(file.read().split()[1])
         return waited / 1e9
+
+    def plug(self, number, is_in):
+        """The cable of one network interface: what a pulled one sends is lost, and its driver knows."""
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.settimeout(LIMIT_S)
+            monitor.connect(self.monitor_path)
+            with monitor.makefile("rw", encoding="utf-8") as stream:
+                stream.readline()  # its greeting
+                link = {"name": f"net{number}", "up": is_in}
+                for command, arguments in (("qmp_capabilities", {}), ("set_link", link)):
+                    stream.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
+                    stream.flush()
+                    answer = json.loads(stream.readline())
+                    while "event" in answer:
+                        answer = json.loads(stream.readline())
+                    if "return" not in answer:
+                        raise self.failure(f"{command}: {answer}")
 
     def freeze(self):
         os.kill(self.process.pid, signal.SIGSTOP)

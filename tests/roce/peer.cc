@@ -5,7 +5,8 @@
 //     --rounds N        connections, one after the other (default 1); the plugin is initialized once
 //     --messages N      over each connection (default 8); 0: until an error ends it
 //     --bytes N         each (default 100000)
-//     --wait-for FILE   there must be such a file before the second connection is made
+//     --hold N          posts no more than N receives of a connection before there is the file
+//     --wait-for FILE   that file; without --hold, there must be it before the second connection is made
 //
 // Both ends close as soon as their own work is done, and that is all they do. Every byte is compared. Says what
 // happened, a line each; exit status 0, 1 for wrong data, 3 for a plugin's error, 4 for none within the deadline.
@@ -52,6 +53,7 @@ struct Options {
   int rounds = 1;
   std::uint64_t messages = 8;
   std::size_t bytes = 100'000;
+  std::uint64_t hold = 0;
   bool sends() const { return !call.empty(); }
 };
 
@@ -161,7 +163,8 @@ class Peer {
     std::uint64_t done = 0;
     const auto all = [&](std::uint64_t count) { return options_.messages != 0 && count == options_.messages; };
     while (!all(done)) {
-      while (posted - done < kWindow && !all(posted) && post(comm, memory, mhandle, round, posted, requests)) ++posted;
+      if (!options_.sends() && options_.hold != 0 && done == options_.hold) await_file();
+      while (may_post(posted, done) && !all(posted) && post(comm, memory, mhandle, round, posted, requests)) ++posted;
       if (posted == done) {
         wait_for("isend", [&] { return post(comm, memory, mhandle, round, posted, requests); });
         ++posted;
@@ -176,6 +179,16 @@ class Peer {
       if (++done == 1) say("data flows");
     }
     ok(net_.dereg_mr(comm, mhandle), "deregMr");
+  }
+
+  bool may_post(std::uint64_t posted, std::uint64_t done) const {
+    const bool held = !options_.sends() && done < options_.hold && posted >= options_.hold;
+    return posted - done < kWindow && !held;
+  }
+
+  void await_file() {
+    say("holds");
+    wait_for("waiting for a file", [&] { return std::filesystem::exists(options_.wait_for); });
   }
 
   bool post(void* comm, std::vector<unsigned char>& memory, void* mhandle, std::uint64_t round, std::uint64_t message,
@@ -218,7 +231,7 @@ int run(const Options& options) {
   try {
     Peer peer(options, *opened.plugin, context);
     for (int round = 0; round < options.rounds; ++round) {
-      if (round == 1 && !options.wait_for.empty()) {
+      if (round == 1 && options.hold == 0 && !options.wait_for.empty()) {
         wait_for("waiting for a file", [&] { return std::filesystem::exists(options.wait_for); });
       }
       peer.run_round(bootstrap.get(), static_cast<std::uint64_t>(round));
@@ -247,6 +260,7 @@ int main(int argc, char** argv) {
   if (given.contains("--serve")) options.serve = std::stoi(given["--serve"]);
   if (given.contains("--rounds")) options.rounds = std::stoi(given["--rounds"]);
   if (given.contains("--messages")) options.messages = std::stoul(given["--messages"]);
+  if (given.contains("--hold")) options.hold = std::stoul(given["--hold"]);
   if (given.contains("--bytes")) options.bytes = std::stoul(given["--bytes"]);
   netapi::set_log_callback([](const netapi::LogLine& line) { say("log: " + line.text); });
 

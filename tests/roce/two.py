@@ -19,6 +19,7 @@ BESIDE = {**FIRST_RAIL, **FAST_TIMEOUT, "VERBATIM_SOCKET_IFNAME": "=eth1"}  # th
 # An attempt takes 1.1 s: on a busy host a machine that is well may not run for a few hundred milliseconds.
 IMPATIENT = {**BESIDE, "VERBATIM_TIMEOUT": "18", "VERBATIM_RETRY_CNT": "3"}
 AWAY_S = 3
+KEEPALIVE_S = 8
 CLOSINGS = 50
 GIVES_UP_S = 30  # four attempts, on an emulated processor
 
@@ -93,6 +94,38 @@ def expect_error(job, within):
     expect(float(found[3]) <= within, f"only after {found[3]} s:\n{output}")
     expect_no_leak(job)
     return f"{job.machine.name}: {found[1]} says {found[2]} after {found[3]} s"
+
+
+def expect_told(job, text):
+    """One line of the plugin's log with this regular expression in it; gives the match."""
+    found = [match for line in job.output().splitlines() if line.startswith("log: ") and (match := re.search(text, line))]
+    expect(len(found) == 1, f"{len(found)} lines of {job.machine.name} with: {text}\n{job.output()}")
+    return found[0]
+
+
+def both_nics(here, there):
+    """In a failure's line."""
+    end = r"{} rxe0:1 GID \d+ \S+ QP \d+"
+    return rf"\. Next: .*\. Path: {end.format(here)} to {end.format(there)}, MTU \d+, "
+
+
+def reported_by(peer):
+    return rf"the peer {peer} \(pid \d+\) reported: .*: worked for [^:]+: "
+
+
+RETRIES_USED_UP = r"failed with .*\(IBV_WC_RETRY_EXC_ERR 12, .*\): worked for [^:]+: "
+PEER_IS_LOST = RETRIES_USED_UP + "loss, or a link flap or a dead host at the other end, longer than all retries"
+REFUSED = r"failed with .*\(IBV_WC_LOC_QP_OP_ERR 2, .*\): worked for [^:]+: "  # rxe, by the network stack
+NOT_RETRIED = ", and its driver does not retry"
+LINK_IS_DOWN = r"rxe0:1: the link is down \(port error\); \d+ connections use it"
+
+
+def expect_outage(job, least):
+    """A link that was down for so many seconds at the least, and came back."""
+    expect_told(job, LINK_IS_DOWN)
+    outage = expect_told(job, r"rxe0:1: the link is up again after ([\d.]+) s, outages so far: 1; \d+ connections use it")
+    expect(float(outage[1]) > least, f"only {outage[1]} s:\n{job.output()}")
+    return f"{job.machine.name}: {outage[0]}"
 
 
 def check_two_rails(pair):
@@ -234,30 +267,97 @@ def check_mtus(pair):
         succeed(pair.b.start("ip link set eth0 mtu 1500"))
 
 
+@contextlib.contextmanager
+def pulled(machine):
+    """The cable of its first NIC."""
+    machine.plug(0, False)
+    try:
+        yield
+    finally:
+        machine.plug(0, True)
+
+
+@contextlib.contextmanager
+def set_down(machine):
+    """Its first NIC. The kernel takes IPv6's address, and its GID, away with it."""
+    number = "ab".index(machine.name) + 1
+    succeed(machine.start("ip link set dev eth0 down"))
+    try:
+        yield
+    finally:
+        succeed(machine.start(f"ip link set dev eth0 up && ip addr add fd77:0::{number}/64 dev eth0 nodad"))
+
+
 def check_link_loss(pair):
     with pair.report.case(f"link loss: {AWAY_S} s are bridged by rxe, which with a retry count of 7 retries for ever"):
-        jobs = pair.peers("--messages", "150", settings=BESIDE)
+        jobs = pair.peers("--messages", "150", settings={**BESIDE, "VERBATIM_STALL_WARN_S": "1"})
         pair.until_both_say("data flows", *jobs)
         before = counters(pair.a, "rxe0")
-        pair.a.links[0].is_cut = True
-        time.sleep(AWAY_S)
-        pair.a.links[0].is_cut = False
+        with pulled(pair.b):
+            time.sleep(AWAY_S)
         for job in jobs:
             succeed(job)
             expect_no_leak(job)
         pair.report.note(f"a: {changes(before, counters(pair.a, 'rxe0'))}")
-    with pair.report.case(f"link loss: both ends say so within {GIVES_UP_S} s"):
-        jobs = pair.peers("--messages", "0", settings=IMPATIENT)
+        pair.report.note(expect_outage(jobs[1], AWAY_S - 1))
+        expect("the link is" not in jobs[0].output(), f"the other end's link was up:\n{jobs[0].output()}")
+        stalled = r"stalled for [\d.]+ s: the network, or the device: .*; here: .*; there: .*"
+        ends = (both_nics("a", "b"), both_nics("b", "a"))
+        said = [re.search(stalled + nics, job.output()) for job, nics in zip(jobs, ends)]
+        expect(any(said), "no stall:\n" + "\n".join(job.output() for job in jobs))
+    with pair.report.case(f"link loss: both ends say so, and whose link it is, within {GIVES_UP_S} s"):
+        patient = {**IMPATIENT, "VERBATIM_TIMEOUT": "22"}  # else it may be the first to give up
+        jobs = pair.peers("--messages", "0", settings=IMPATIENT, settings_b=patient)
         pair.until_both_say("data flows", *jobs)
-        pair.a.links[0].is_cut = True
-        try:
+        with pulled(pair.a):
+            pair.report.note("\n".join([expect_error(job, GIVES_UP_S) for job in jobs]))
+            for machine in (pair.a, pair.b):
+                pair.nothing_is_left(machine)
+        whose = "the link of rxe0:1 here is down, for .* now, longer than all retries"
+        expect_told(jobs[0], LINK_IS_DOWN)
+        expect_told(jobs[0], RETRIES_USED_UP + whose + both_nics("a", "b"))
+        expect_told(jobs[1], reported_by("a") + whose + both_nics("b", "a"))
+    with pair.report.case("link loss: a new connection works when the link is back"):
+        pair.perf("sendrecv", "-b", "64K", "-e", "64K", "-n", 1, "-w", 0, "-c", 1, settings=FIRST_RAIL)
+    with pair.report.case("link set down: the kernel refuses what rxe sends, both ends say so"):
+        jobs = pair.peers("--messages", "0", settings=BESIDE)
+        pair.until_both_say("data flows", *jobs)
+        with set_down(pair.b):
             pair.report.note("\n".join([expect_error(job, GIVES_UP_S) for job in reversed(jobs)]))
             for machine in (pair.a, pair.b):
                 pair.nothing_is_left(machine)
-        finally:
-            pair.a.links[0].is_cut = False
-    with pair.report.case("link loss: a new connection works when the link is back"):
-        pair.perf("sendrecv", "-b", "64K", "-e", "64K", "-n", 1, "-w", 0, "-c", 1, settings=FIRST_RAIL)
+        whose = "the link of rxe0:1 here is down(, for .* now)?" + NOT_RETRIED
+        expect_told(jobs[1], REFUSED + whose + both_nics("b", "a"))
+        expect_told(jobs[0], reported_by("b") + whose + both_nics("a", "b"))
+    check_idle_link(pair)
+
+
+def check_idle_link(pair):
+    with pair.report.case(f"link set down for {AWAY_S} s: an idle connection goes on, if its address stays"):
+        options = ("--messages", "40", "--hold", "20", "--wait-for", "/run/go-on")
+        ipv6 = [f"fd77:0000:0000:0000:0000:0000:0000:000{number}" for number in (1, 2)]
+        indices = [index_of(machine, gid) for machine, gid in zip((pair.a, pair.b), ipv6)]
+        stays = pair.peers(*options, settings=BESIDE)
+        loses = pair.peers(
+            *options,
+            settings=BESIDE,
+            settings_a={"VERBATIM_GID_INDEX": str(indices[0])},
+            settings_b={"VERBATIM_GID_INDEX": str(indices[1])},
+        )
+        pair.until_both_say("holds", stays[1], loses[1])
+        with set_down(pair.b):
+            time.sleep(AWAY_S)
+        succeed(pair.b.start("touch /run/go-on"))
+        for job in stays:
+            succeed(job)
+            expect_no_leak(job)
+        pair.report.note(expect_outage(stays[1], AWAY_S - 1))
+        pair.report.note("\n".join([expect_error(job, 60) for job in reversed(loses)]))
+        gone = rf"GID {indices[1]} of rxe0:1 here is no longer fd77::2"
+        expect_outage(loses[1], AWAY_S - 1)
+        expect(f"rxe0:1: GID {indices[1]} fd77::2 is now :: (GID table change); 1 connections" in loses[1].output(), "no change")
+        expect_told(loses[1], REFUSED + gone + NOT_RETRIED + both_nics("b", "a"))
+        expect_told(loses[0], reported_by("b") + gone + NOT_RETRIED + both_nics("a", "b"))
 
 
 def check_frozen_peer(pair):
@@ -267,11 +367,31 @@ def check_frozen_peer(pair):
         pair.b.freeze()
         try:
             pair.report.note(expect_error(sender, GIVES_UP_S))
+            expect_told(sender, PEER_IS_LOST + both_nics("a", "b"))
             pair.nothing_is_left(pair.a)
         finally:
             pair.b.thaw()
         pair.report.note(expect_error(receiver, 90))
+        expect_told(receiver, r"the peer a \(pid \d+\) reported: |" + PEER_IS_LOST + both_nics("b", "a"))
         pair.nothing_is_left(pair.b)
+    with pair.report.case("frozen peer: with nothing outstanding, the keepalive says so"):
+        listens = {"VERBATIM_KEEPALIVE_S": str(KEEPALIVE_S)}
+        options = ("--messages", "0", "--hold", "20", "--wait-for", "/run/thawed")
+        sender, receiver = pair.peers(*options, settings=IMPATIENT, settings_a=listens)
+        pair.until_both_say("holds", receiver)
+        pair.b.freeze()
+        try:
+            pair.report.note(expect_error(sender, GIVES_UP_S))
+        finally:
+            pair.b.thaw()
+        succeed(pair.b.start("touch /run/thawed"))
+        pair.report.note(expect_error(receiver, 90))
+        silent = r"nothing has been heard from the peer b \(pid \d+\) for [\d.]+ s \(VERBATIM_KEEPALIVE_S\): "
+        silent += "its host does not answer, it is down, frozen or cut off"
+        expect_told(sender, "Verbatim : " + silent + both_nics("a", "b"))
+        expect_told(receiver, r"the peer a \(pid \d+\) reported: " + silent + both_nics("b", "a"))
+        for machine in (pair.a, pair.b):
+            pair.nothing_is_left(machine)
 
 
 def check_killed_peer(pair):
@@ -280,6 +400,8 @@ def check_killed_peer(pair):
         pair.until_both_say("data flows", sender, receiver)
         succeed(pair.b.start("pkill -KILL roce-peer"))
         pair.report.note(expect_error(sender, GIVES_UP_S))
+        went_first = "its process .* was killed: the peer went first|the peer went first: its process ended or has closed.*"
+        expect_told(sender, f"({went_first})" + both_nics("a", "b"))
         receiver.wait()
         for machine in (pair.a, pair.b):
             pair.nothing_is_left(machine)
@@ -288,6 +410,7 @@ def check_killed_peer(pair):
         pair.until_both_say("data flows", sender, receiver)
         pair.b.kill()
         pair.report.note(expect_error(sender, GIVES_UP_S))
+        expect_told(sender, PEER_IS_LOST + both_nics("a", "b"))
         pair.nothing_is_left(pair.a)
 
 
