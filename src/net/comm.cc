@@ -181,6 +181,13 @@ void Comm::report(std::string what) noexcept {
   const std::size_t told = what.find(kNextStep);  // the rest is for our operator alone
   failure_text_ = std::move(what);
   if (told != std::string::npos) failure_text_.resize(told);
+  try {
+    constexpr std::string_view kHere = " here";  // which is elsewhere for who reads it there
+    for (std::size_t at = 0; (at = failure_text_.find(kHere, at)) != std::string::npos;) {
+      failure_text_.replace(at, kHere.size(), " on " + context_.host_name());
+    }
+  } catch (...) {  // no memory: it says so to somebody who can guess
+  }
   tell_peer();
 }
 

@@ -141,6 +141,20 @@ const std::string kCorrupt =
     ": no sound peer of this version does that: another version of the plugin, or something wrote over its memory or "
     "this one's. Next: compare the versions of the plugin on HOST and HOST, then the application's last changes. ";
 
+TEST(Calls, WhatIsHereForOneEndIsOnItsHostForTheOther) {
+  const Lines told = lines_of("link-down device=0 after=1 op=write_imm", [] {
+    Ends ends;
+    Request* const receive = ends.announce(64);
+    ASSERT_NE(receive, nullptr);
+    ends.send_until_failed(64);
+    ends.test_until_failed(receive);
+  });
+  ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
+  EXPECT_NE(told[0].find("the link of softverbs0:1 here is down"), std::string::npos) << told[0];
+  EXPECT_NE(told[1].find("reported: sending 64 bytes failed"), std::string::npos) << told[1];
+  EXPECT_NE(told[1].find("the link of softverbs0:1 on HOST is down"), std::string::npos) << told[1];
+}
+
 // They are over for the application as soon as they are posted.
 TEST(OptionalReceives, ThatTheSenderNeverHeardOfHaveNotWorked) {
   const Lines told = lines_of("unreachable device=0 peer=0", [] {
