@@ -223,8 +223,8 @@ inline void SendComm::point_at(std::uint32_t member) {
 bool SendComm::open_group(std::uint32_t index) {
   const std::byte* const entries = control_.data() + index * entry_bytes_;
   const wire::CtsHead& first = entry(index);
-  const std::uint32_t group_size =
-      __atomic_load_n(&first.group_size, __ATOMIC_RELAXED);  // the peer may write it any time
+  std::uint32_t group_size = first.group_size;
+  asm("" : "+r"(group_size));  // read once, and no more: the peer may write it any time
   if (group_size - 1 >= wire::kMaxGroup) return refuse_entry();
   const std::byte* place = entries;
   const std::uint32_t end = head() + group_size;

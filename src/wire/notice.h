@@ -19,7 +19,7 @@
 
 namespace verbatim::wire {
 
-constexpr std::size_t kMaxFailureText = 384;
+constexpr std::size_t kMaxFailureText = 256;
 constexpr std::size_t kMaxNoticeBody = sizeof(std::uint32_t) + kMaxFailureText;
 constexpr std::size_t kMaxNoticeBytes = kHeaderBytes + kMaxNoticeBody;
 

@@ -144,6 +144,7 @@ const std::string kCorrupt =
 TEST(Calls, WhatIsHereForOneEndIsOnItsHostForTheOther) {
   const Lines told = lines_of("link-down device=0 after=1 op=write_imm", [] {
     Ends ends;
+    ASSERT_NE(ends.announce(64), nullptr);
     Request* const receive = ends.announce(64);
     ASSERT_NE(receive, nullptr);
     ends.send_until_failed(64);
