@@ -73,10 +73,6 @@ Result<bool> Connector::take_qps() {
   Result<std::unique_ptr<SendComm>> comm = SendComm::create(context_, std::move(**endpoint), handle_.device_count);
   if (!comm) return comm.error();
   comm_ = std::move(*comm);
-  hello_ = comm_->hello();
-  hello_.secret = handle_.secret;
-  hello_.identity = context_.identity(*ports_.front());
-  hello_.traffic_class = static_cast<std::int16_t>(traffic_class_);
   if (const Status begun = knock(); !begun) return begun.error();
   return true;
 }
@@ -92,8 +88,12 @@ Status Connector::knock() {
 Result<bool> Connector::reach() {
   const Result<bool> connected = tcp_connected(socket_);
   if (!connected || !*connected) return connected;
-  hello_.attempt = attempt_++;
-  outgoing_ = OutgoingMessage(wire::encode_hello(wire::MessageType::kConnect, hello_));
+  wire::Hello hello = comm_->hello();
+  hello.secret = handle_.secret;
+  hello.identity = context_.identity(*ports_.front());
+  hello.traffic_class = static_cast<std::int16_t>(traffic_class_);
+  hello.attempt = attempt_++;
+  outgoing_ = OutgoingMessage(wire::encode_hello(wire::MessageType::kConnect, hello));
   return true;
 }
 

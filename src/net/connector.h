@@ -63,7 +63,6 @@ class Connector {
   std::vector<std::uint8_t> answer_;
   std::size_t answer_filled_ = 0;
   std::unique_ptr<SendComm> comm_;
-  wire::Hello hello_;
   std::string rejection_;  // the peer's reason
 };
 

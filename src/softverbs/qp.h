@@ -18,10 +18,10 @@
 
 namespace verbatim::softverbs {
 
-// A posted work request. Its SGEs or inline bytes lie beside, at the same index.
 // Of SendRequest::flags, beside ibv_send_flags: its success is not told.
 constexpr std::uint8_t kSilentSuccess = 0x80;
 
+// A posted work request. Its SGEs or inline bytes lie beside, at the same index.
 struct SendRequest {
   std::uint64_t wr_id;
   std::uint64_t remote_address;
