@@ -25,16 +25,6 @@ constexpr int kVersion = 12;
 constexpr long kEndless = 500;  // more places than a life has
 
 // What a survivor says, with words for what differs from run to run.
-const std::string kAcceptFailed =
-    "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
-const std::string kConnectFailed = "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: ";
-const std::string kWentFirst = "TCP-END: the peer went first. Next: look at WHO first: its log says why";
-const std::string kRefused =
-    "connect: Connection refused: its process has ended or listens no more, or a firewall is in between. Next: look at "
-    "WHO first: its log says why";
-const std::string kUnanswered =
-    "TCP-END: the peer went first: its process has ended, or listens no more for this connection. Next: look at WHO "
-    "first: its log says why";
 const std::string kHasEnded =
     "the peer HOST (pid #) has ended without closing a connection that we wait for: its process or host died, or was "
     "killed: the peer went first. Next: look at HOST (pid #) first: its log says why. ";

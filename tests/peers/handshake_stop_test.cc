@@ -38,9 +38,6 @@ struct Stop {
 const std::string kPath =
     "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
     "TC 0, SL 0, timeout 4.29 s, 7 retries (34.4 s in all), T old, carried 0 messages, 0 bytes";
-const std::string kAcceptFailed =
-    "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
-const std::string kConnectFailed = "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: ";
 const std::string kReadyFailed =
     "connecting verbatim_softverbs0 of HOST to the peer HOST (pid #) at 127.0.0.1:# failed: ";
 const std::string kNoAccept = "waiting for the peer's accept: Connection timed out";
@@ -48,13 +45,6 @@ const std::string kNoReady = "waiting for the peer to finish the handshake: Conn
 const std::string kBusy =
     ": its application does nothing for this connection, or its host does not answer. Next: look at WHO first: its "
     "process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer";
-const std::string kWentFirst = "TCP-END: the peer went first. Next: look at WHO first: its log says why";
-const std::string kUnanswered =
-    "TCP-END: the peer went first: its process has ended, or listens no more for this connection. Next: look at WHO "
-    "first: its log says why";
-const std::string kRefused =
-    "connect: Connection refused: its process has ended or listens no more, or a firewall is in between. Next: look at "
-    "WHO first: its log says why";
 const std::string kSilent =
     "nothing has been heard from the peer HOST (pid #) for 1.5 s (VERBATIM_KEEPALIVE_S): its host answers, the process "
     "is stopped or hangs";

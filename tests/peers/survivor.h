@@ -15,6 +15,18 @@ namespace conformance {
 // A line with words for what differs from run to run. How TCP says that the peer is gone depends on what was under way.
 std::string fixed(const std::string& line);
 
+// What it says of a handshake, so fixed.
+inline const std::string kAcceptFailed =
+    "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
+inline const std::string kConnectFailed = "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: ";
+inline const std::string kWentFirst = "TCP-END: the peer went first. Next: look at WHO first: its log says why";
+inline const std::string kRefused =
+    "connect: Connection refused: its process has ended or listens no more, or a firewall is in between. Next: look at "
+    "WHO first: its log says why";
+inline const std::string kUnanswered =
+    "TCP-END: the peer went first: its process has ended, or listens no more for this connection. Next: look at WHO "
+    "first: its log says why";
+
 // Which a peer that listens is called by before it has introduced itself.
 std::string address_of(const Handle& handle);
 
