@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint32_t kCtsQueueDepth = 128;
 // Every so many CTS one is signalled, so that the queue learns what has left; a quarter of a shallow queue.
 constexpr std::uint32_t kCtsSignalInterval = 32;
-constexpr std::uint32_t kInlineBytes = 2 * sizeof(wire::CtsEntry);
+constexpr std::uint32_t kCtsInlineBytes = 2 * sizeof(wire::CtsEntry);
 
 constexpr std::uint32_t kFirstReceiveTarget = 32;
 // A receive for every group that can be in flight, and the batch that is being used up.
@@ -53,7 +53,7 @@ EndpointSizes RecvComm::endpoint_sizes(const Config& config, std::span<const Por
   sizes.qps = peer.qps.size();
   sizes.caps.send_wr = kCtsQueueDepth;
   sizes.caps.recv_wr = atomic ? 1 : kMaxReceiveTarget;  // not every device takes 0
-  sizes.caps.inline_bytes = kInlineBytes;
+  sizes.caps.inline_bytes = kCtsInlineBytes;
   sizes.extra_completions = FlushQueue::kSlots;
   return sizes;
 }

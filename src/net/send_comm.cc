@@ -17,7 +17,7 @@ namespace {
 
 // Enough for all requests of a connection as single small messages; longer ones wait for room.
 constexpr std::uint32_t kSendQueueDepth = wire::kMaxInFlight;
-constexpr std::uint32_t kInlineBytes = sizeof(std::uint64_t) * wire::kMaxGroup;  // a size record
+constexpr std::uint32_t kSizeRecordInlineBytes = sizeof(std::uint64_t) * wire::kMaxGroup;  // a size record
 // Below this a second QP costs more work requests and completions than its bandwidth gives back. Measured on softverbs
 // with four engine threads (README): level at 128 KiB, 1.4 times as fast at 256 KiB.
 constexpr std::uint64_t kStripeThresholdBytes = 256 << 10;
@@ -32,7 +32,7 @@ EndpointSizes SendComm::endpoint_sizes(std::size_t devices, std::size_t qps_per_
   // An atomic behind each message is a second work request.
   sizes.caps.send_wr = (config.completion == Completion::kAtomic ? 2 : 1) * kSendQueueDepth;
   sizes.caps.recv_wr = 1;  // nothing is received here, but not every device takes 0
-  sizes.caps.inline_bytes = kInlineBytes;
+  sizes.caps.inline_bytes = kSizeRecordInlineBytes;
   return sizes;
 }
 

@@ -6,7 +6,7 @@
 namespace verbatim::traffic {
 namespace {
 
-constexpr std::size_t kBlockBytes = 4096;
+constexpr std::size_t kVerifyBlockBytes = 4096;
 
 // Adds what differs in one block to `found`; the block starts `start` bytes into the data.
 void compare_block(const std::uint8_t* expected, const std::uint8_t* got, std::size_t bytes, std::uint64_t start,
@@ -32,11 +32,11 @@ void poison(const Content& expected, void* data, std::size_t bytes, std::uint64_
 }
 
 Mismatch verify(const Content& expected, const void* data, std::size_t bytes, std::uint64_t offset, std::size_t unit) {
-  std::uint8_t block[kBlockBytes];
+  std::uint8_t block[kVerifyBlockBytes];
   const auto* const got = static_cast<const std::uint8_t*>(data);
   Mismatch found;
-  for (std::size_t at = 0; at < bytes; at += kBlockBytes) {
-    const std::size_t part = std::min(kBlockBytes, bytes - at);
+  for (std::size_t at = 0; at < bytes; at += kVerifyBlockBytes) {
+    const std::size_t part = std::min(kVerifyBlockBytes, bytes - at);
     expected.produce(block, part, offset + at);
     if (std::memcmp(block, got + at, part) != 0) compare_block(block, got + at, part, at, unit, found);
   }

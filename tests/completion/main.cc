@@ -22,7 +22,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr auto kPatience = std::chrono::seconds(30);
+constexpr auto kRunTimeout = std::chrono::seconds(30);
 
 struct Options {
   std::string plugin;
@@ -108,7 +108,7 @@ void run_connection(netapi::Plugin& plugin, const Contexts& contexts, const Plan
   void* send = nullptr;
   void* recv = nullptr;
   require(plugin.listen(contexts.recv, 0, handle.data(), &listen), "listen");
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = std::chrono::steady_clock::now() + kRunTimeout;
   while (send == nullptr || recv == nullptr) {
     if (send == nullptr) require(plugin.connect(contexts.send, 0, handle.data(), &send), "connect");
     if (recv == nullptr) require(plugin.accept(listen, &recv), "accept");

@@ -12,7 +12,7 @@
 namespace verbatim::completion {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kMoveTimeout = std::chrono::seconds(60);
 constexpr std::size_t kMembers = 8;
 constexpr std::size_t kGuardBytes = 64;  // behind each receive buffer, which nobody may touch
 constexpr std::size_t kSkewBytes = 64;   // buffers begin anywhere in a cache line
@@ -63,7 +63,7 @@ void Traffic::run() {
     if (moved_) {
       last_move = std::chrono::steady_clock::now();
     } else {
-      if (std::chrono::steady_clock::now() - last_move > kPatience) {
+      if (std::chrono::steady_clock::now() - last_move > kMoveTimeout) {
         throw Failure("nothing moves any more: " + std::to_string(oldest_) + " groups done, " +
                       std::to_string(posted_) + " posted, " + std::to_string(sent_) + " sent");
       }

@@ -10,14 +10,13 @@
 
 namespace verbatim::eplb {
 
+using perf::kCorrect;
+using perf::kFailed;
+using perf::kTimeout;
+using perf::kUsage;
+using perf::kWrong;
 using perf::Outcome;
 using perf::setting;
-
-constexpr int kCorrect = 0;
-constexpr int kWrong = 1;
-constexpr int kUsage = 2;
-constexpr int kFailed = 3;
-constexpr int kTimeout = 4;
 
 inline Outcome run(std::vector<std::string> arguments) {
   return perf::PerfProcess(arguments, {}, "VERBATIM_EPLB").finish();

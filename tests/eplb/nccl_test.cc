@@ -18,15 +18,15 @@ Outcome run_over_nccl(std::vector<std::string> arguments) {
   return run(arguments);
 }
 
-class EveryMode : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Eplb, EveryMode, testing::Values("per-tensor", "packed", "batched", "batched-per-tensor"),
+class EveryNcclMode : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Eplb, EveryNcclMode, testing::Values("per-tensor", "packed", "batched", "batched-per-tensor"),
                          [](const auto& tested) {
                            std::string name = tested.param;
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
 
-TEST_P(EveryMode, IsCorrect) {
+TEST_P(EveryNcclMode, IsCorrect) {
   for (const char* ranks : {"2", "4", "8"}) {
     for (const char* limit : {"0", "12"}) {
       const Outcome outcome = run_over_nccl(
@@ -37,7 +37,7 @@ TEST_P(EveryMode, IsCorrect) {
   }
 }
 
-TEST_P(EveryMode, FindsWhatIsDoneWrong) {
+TEST_P(EveryNcclMode, FindsWhatIsDoneWrong) {
   for (const char* fault : {"flip-byte", "wrong-slot", "swap-receives", "drop-duplicate", "write-guard"}) {
     const Outcome outcome = run_over_nccl({"--mode", GetParam(), "--policy", "hot", "--ranks", "4", "--inject", fault});
     EXPECT_EQ(kWrong, outcome.status) << fault << outcome.output;

@@ -6,16 +6,15 @@
 namespace verbatim::kv {
 namespace {
 
-using Arguments = std::vector<std::string>;
-
-Arguments small(const Arguments& more) {
-  Arguments arguments{"--requests", "24", "--tokens", "300", "--sigma", "0", "--scale", "40"};
+std::vector<std::string> small_turns(const std::vector<std::string>& more) {
+  std::vector<std::string> arguments{"--requests", "24", "--tokens", "300", "--sigma", "0", "--scale", "40"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
 
 TEST(Compare, PrintsTheMediansOfTurns) {
-  const KvRun run = run_kv(small({"--compare", setting("KV_PLUGIN") + "," + setting("SOCKET_PLUGIN"), "--turns", "2"}));
+  const KvRun run =
+      run_kv(small_turns({"--compare", setting("KV_PLUGIN") + "," + setting("SOCKET_PLUGIN"), "--turns", "2"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   EXPECT_NE(std::string::npos, run.output.find("medians of 2 turns without 8 requests of warm-up")) << run.output;
   ASSERT_EQ(2U, run.report.size()) << run.output;
@@ -34,8 +33,8 @@ TEST(Compare, PrintsTheMediansOfTurns) {
 }
 
 TEST(Compare, OverNcclTakesItsNetworks) {
-  const KvRun run = run_kv(small({"--mode", "nccl", "--nccl", setting("HOST_NCCL"), "--cuda", setting("HOST_CUDA"),
-                                  "--compare", "Verbatim,IB,Socket", "--turns", "1"}));
+  const KvRun run = run_kv(small_turns({"--mode", "nccl", "--nccl", setting("HOST_NCCL"), "--cuda",
+                                        setting("HOST_CUDA"), "--compare", "Verbatim,IB,Socket", "--turns", "1"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   ASSERT_EQ(3U, run.report.size()) << run.output;
   const char* const settings[] = {"NCCL_NET=Verbatim, NCCL_NET_PLUGIN=verbatim", "NCCL_NET=IB, NCCL_NET_PLUGIN=none",
@@ -48,16 +47,16 @@ TEST(Compare, OverNcclTakesItsNetworks) {
 }
 
 TEST(Compare, EndsWithWhatFails) {
-  const KvRun missing = run_kv(small({"--compare", "/does/not/exist.so", "--turns", "1"}));
+  const KvRun missing = run_kv(small_turns({"--compare", "/does/not/exist.so", "--turns", "1"}));
   EXPECT_EQ(kFailed, missing.status) << missing.output;
   EXPECT_NE(std::string::npos, missing.output.find("/does/not/exist.so")) << missing.output;
-  const KvRun wrong = run_kv(small({"--compare", setting("MUTATE"), "--turns", "1"}),
+  const KvRun wrong = run_kv(small_turns({"--compare", setting("MUTATE"), "--turns", "1"}),
                              {"MUTATE_PLUGIN=" + setting("KV_PLUGIN"), "MUTATE_MODE=flip-byte", "MUTATE_NTH=1"});
   EXPECT_EQ(kWrong, wrong.status) << wrong.output;
 }
 
 TEST(Warmup, IsServedAndCheckedAndNotTimed) {
-  const KvRun run = run_kv(small({"--warmup", "20"}));
+  const KvRun run = run_kv(small_turns({"--warmup", "20"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   for (const char* const name : {"kv", "lf"}) {
     expect_plan(run, name);
@@ -68,7 +67,7 @@ TEST(Warmup, IsServedAndCheckedAndNotTimed) {
 }
 
 TEST(Idle, FamilyHasConnectionsAndNoRequests) {
-  const KvRun run = run_kv(small({"--idle", "kv"}));
+  const KvRun run = run_kv(small_turns({"--idle", "kv"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   EXPECT_EQ(0, run.family("kv")["served"]);
   EXPECT_EQ(0, run.family("kv")["sent_messages"]);
@@ -80,7 +79,7 @@ TEST(Idle, FamilyHasConnectionsAndNoRequests) {
 // How much slower a family gets is for a quiet machine to tell; here the ratios only must not be absurd. That KV
 // carries the same whatever becomes of LF holds anywhere, and the run itself is wrong when it does not.
 TEST(Isolation, OfKvFromAKilledLf) {
-  const KvRun run = run_kv(small({"--isolation", "--turns", "3"}));
+  const KvRun run = run_kv(small_turns({"--isolation", "--turns", "3"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   ASSERT_EQ(3U, run.report["runs"].size()) << run.output;
   const Json& alone = run.report["runs"][0]["last_run"];
@@ -97,7 +96,7 @@ TEST(Isolation, OfKvFromAKilledLf) {
 TEST(Isolation, OfOneFamilyFromTheOtherStandingStill) {
   for (const std::string still : {"kv", "lf"}) {
     const std::string other = still == "kv" ? "lf" : "kv";
-    const KvRun run = run_kv(small({"--inject", "delay,delay-ms=6000,request=0,family=" + still}));
+    const KvRun run = run_kv(small_turns({"--inject", "delay,delay-ms=6000,request=0,family=" + still}));
     EXPECT_EQ(kOk, run.status) << run.output;
     expect_plan(run, still);
     expect_plan(run, other);
@@ -106,7 +105,7 @@ TEST(Isolation, OfOneFamilyFromTheOtherStandingStill) {
   }
 }
 
-TEST(Usage, OfTurnsThatMakesNoSenseIsSaid) {
+TEST(TurnsUsage, OfTurnsThatMakesNoSenseIsSaid) {
   const std::vector<std::pair<std::string, Arguments>> wrong{
       {"--compare names nothing", {"--compare", ","}},
       {"no --root", {"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}},
@@ -121,7 +120,7 @@ TEST(Usage, OfTurnsThatMakesNoSenseIsSaid) {
       {"/does/not/exist/report: cannot be written", {"--compare", "a.so", "--json", "/does/not/exist/report"}},
   };
   for (const auto& [text, more] : wrong) {
-    Arguments arguments{"--requests", "24"};
+    std::vector<std::string> arguments{"--requests", "24"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const KvRun run = run_kv(arguments);
     EXPECT_EQ(kUsage, run.status) << run.output;

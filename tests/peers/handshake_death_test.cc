@@ -21,7 +21,7 @@ namespace {
 
 using nccl::Result;
 
-constexpr int kVersion = 12;
+constexpr int kDeathVersion = 12;
 constexpr long kEndless = 500;  // more places than a life has
 
 // What a survivor says, with words for what differs from run to run.
@@ -76,15 +76,15 @@ class PeerAtEveryPlace : public Survivor {
     }
   }
 };
-ONE_VERSION(PeerAtEveryPlace, kVersion);
+ONE_VERSION(PeerAtEveryPlace, kDeathVersion);
 
 // Without its whole hello it is a stranger, of whom nobody hears; the listen serves the next peer in any case.
 TEST_P(PeerAtEveryPlace, IsKilledWhereItConnects) {
-  Process sound("supplies", kVersion);
+  Process sound("supplies", kDeathVersion);
   at_every_place([&](void* own, const std::string& words) {
     Handle handle;
     void* const listen_comm = listen(own, handle);
-    Process peer("connects" + words, kVersion);
+    Process peer("connects" + words, kDeathVersion);
     const pid_t pid = peer.pid();
     const std::string name = "(pid " + std::to_string(pid) + ", 127.0.0.1:";
     EXPECT_TRUE(peer.write(handle.bytes, sizeof handle.bytes));
@@ -122,7 +122,7 @@ TEST_P(PeerAtEveryPlace, IsKilledWhereItConnects) {
 
 TEST_P(PeerAtEveryPlace, IsKilledWhereItAccepts) {
   at_every_place([&](void* own, const std::string& words) {
-    Process peer("accepts" + words, kVersion);
+    Process peer("accepts" + words, kDeathVersion);
     const pid_t pid = peer.pid();
     Handle handle;
     EXPECT_TRUE(peer.read(handle.bytes, sizeof handle.bytes));

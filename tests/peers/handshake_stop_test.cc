@@ -24,7 +24,7 @@ namespace {
 
 using nccl::Result;
 
-constexpr int kVersion = 12;
+constexpr int kStopVersion = 12;
 constexpr int kStatus = kAnswered + static_cast<int>(Result::kRemoteError);
 
 // A place, what the survivor's end comes to there and says, and what the peer says when it runs again: one of these.
@@ -53,7 +53,7 @@ const std::string kLookThere = ". Next: look at HOST (pid #) first: its log says
 
 struct Stopped {
   Stopped(const std::string& side, const Stop& what)
-      : stop(what), peer(side + " " + std::to_string(SIGSTOP) + " " + what.place, kVersion) {}
+      : stop(what), peer(side + " " + std::to_string(SIGSTOP) + " " + what.place, kStopVersion) {}
 
   const Stop& stop;
   Process peer;
@@ -104,7 +104,7 @@ class StoppedPeers : public Survivor {
     EXPECT_NE(std::find(expected.begin(), expected.end(), lines[0]), expected.end()) << lines[0];
   }
 };
-ONE_VERSION(StoppedPeers, kVersion);
+ONE_VERSION(StoppedPeers, kStopVersion);
 
 TEST_P(StoppedPeers, WhereTheyAccept) {
   const std::string busy = kConnectFailed + kNoAccept + kBusy;
@@ -204,7 +204,7 @@ TEST_P(StoppedPeers, WhereTheyConnect) {
   };
   const std::size_t to_refuse = 4;
   const std::size_t to_stand = 3;  // with the sound one
-  Process sound("supplies", kVersion);
+  Process sound("supplies", kStopVersion);
   std::list<Stopped> peers;
   for (const Stop& stop : stops) peers.emplace_back("connects", stop);
   one_life([&](void* own) {

@@ -16,7 +16,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kUsage = 2;
 constexpr double kReceiveBatch = 16;  // Verbatim posts receives so many at a time
 constexpr double kBytesPerConnection = 48 * 1024;
 

@@ -17,10 +17,6 @@
 namespace verbatim::perf {
 namespace {
 
-constexpr int kUsage = 2;
-constexpr int kFailed = 3;
-constexpr int kTimeout = 4;
-
 std::vector<std::string> endless(const std::string& timeout) {
   return {"sendrecv", "--plugin", setting("PERF_PLUGIN"), "--procs",   "3",    "-b", "8", "-e",
           "8",        "-n",       "1000000000",           "--timeout", timeout};

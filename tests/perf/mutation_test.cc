@@ -9,10 +9,6 @@
 namespace verbatim::perf {
 namespace {
 
-constexpr int kCorrect = 0;
-constexpr int kWrong = 1;
-constexpr int kFailed = 3;
-
 Outcome run_mutated(const std::string& mode, int nth, std::vector<std::string> arguments) {
   arguments.insert(arguments.end(), {"--plugin", setting("MUTATE"), "--timeout", "60", "-n", "2", "-w", "0"});
   return run(arguments,
@@ -24,7 +20,7 @@ TEST(Mutation, OfNothingIsCorrect) {
   EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
 }
 
-class EveryOperation : public testing::TestWithParam<std::string> {
+class MutatedOperation : public testing::TestWithParam<std::string> {
  protected:
   // Four messages to each rank at least, so that there is a third one to spoil.
   std::vector<std::string> several_messages() {
@@ -33,12 +29,12 @@ class EveryOperation : public testing::TestWithParam<std::string> {
     return arguments;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Perf, EveryOperation,
+INSTANTIATE_TEST_SUITE_P(Perf, MutatedOperation,
                          testing::Values("all_reduce", "all_gather", "alltoall", "sendrecv", "stream", "pingpong",
                                          "grouped"),
                          [](const auto& tested) { return tested.param; });
 
-TEST_P(EveryOperation, FindsOneFlippedBit) {
+TEST_P(MutatedOperation, FindsOneFlippedBit) {
   for (const int nth : {1, 3}) {
     const Outcome outcome = run_mutated("flip-byte", nth, several_messages());
     EXPECT_EQ(kWrong, outcome.status) << outcome.output;
@@ -47,14 +43,14 @@ TEST_P(EveryOperation, FindsOneFlippedBit) {
   }
 }
 
-TEST_P(EveryOperation, FindsASkippedTail) {
+TEST_P(MutatedOperation, FindsASkippedTail) {
   for (const int nth : {1, 3}) {
     const Outcome outcome = run_mutated("skip-tail", nth, several_messages());
     EXPECT_EQ(kWrong, outcome.status) << outcome.output;
   }
 }
 
-TEST_P(EveryOperation, FindsAWrongSize) {
+TEST_P(MutatedOperation, FindsAWrongSize) {
   const Outcome outcome = run_mutated("wrong-size", 3, several_messages());
   EXPECT_EQ(kFailed, outcome.status) << outcome.output;
   EXPECT_NE(std::string::npos, outcome.output.find("test reported")) << outcome.output;

@@ -11,6 +11,13 @@
 
 namespace verbatim::perf {
 
+// Exit status of verbatim-perf.
+constexpr int kCorrect = 0;
+constexpr int kWrong = 1;
+constexpr int kUsage = 2;
+constexpr int kFailed = 3;
+constexpr int kTimeout = 4;
+
 struct Outcome {
   int status = -1;     // exit status; -1 when it was ended by a signal
   std::string output;  // stdout and stderr

@@ -21,7 +21,9 @@ namespace {
 
 constexpr int kPeerSocket = 3;
 
-enum class Order : std::uint32_t {
+}  // namespace
+
+enum class PeerOrder : std::uint32_t {
   kOpen,
   kAddress,
   kConnect,
@@ -40,10 +42,8 @@ enum class Order : std::uint32_t {
   kRunAway,
 };
 
-}  // namespace
-
 struct Peer::Request {
-  Order order{};
+  PeerOrder order{};
   std::uint32_t qp = 0;
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
@@ -79,55 +79,55 @@ class PeerService {
       return {region_.sge(request.offset, request.length)};
     };
     switch (request.order) {
-      case Order::kOpen:
+      case PeerOrder::kOpen:
         reply.number = region_.address();
         reply.rkey = region_.mr->rkey;
         break;
-      case Order::kAddress:
+      case PeerOrder::kAddress:
         reply.address = endpoint.address();
         break;
-      case Order::kConnect:
+      case PeerOrder::kConnect:
         endpoint.connect(request.address);
         break;
-      case Order::kPoison:
+      case PeerOrder::kPoison:
         region_.buffer.poison();
         break;
-      case Order::kFill:
+      case PeerOrder::kFill:
         fill_pattern(range(), request.number);
         break;
-      case Order::kFindWrongByte: {
+      case PeerOrder::kFindWrongByte: {
         const auto wrong = verbatim::test::find_wrong_byte(range(), request.number);
         reply.result = wrong.has_value();
         reply.number = wrong.value_or(0);
         break;
       }
-      case Order::kUntouchedOutside:
+      case PeerOrder::kUntouchedOutside:
         reply.result = region_.buffer.untouched_outside(request.offset, request.length).empty();
         break;
-      case Order::kPostRecv:
+      case PeerOrder::kPostRecv:
         reply.result = verbatim::test::post_recv(endpoint.qp(), sges(), request.number);
         break;
-      case Order::kPost:
+      case PeerOrder::kPost:
         reply.result = verbatim::test::post(endpoint.qp(), request.opcode, sges(), request.send);
         break;
-      case Order::kPollSent:
+      case PeerOrder::kPollSent:
         reply.wc = poll_one(endpoint.send_cq());
         break;
-      case Order::kPollReceived:
+      case PeerOrder::kPollReceived:
         reply.wc = poll_one(endpoint.recv_cq());
         break;
-      case Order::kDeregister:
+      case PeerOrder::kDeregister:
         region_.mr.reset();
         reply.result = !verbatim::test::find_wrong_byte(range(), request.number);
         region_.buffer.poison();
         break;
-      case Order::kStream:
+      case PeerOrder::kStream:
         stream(endpoint, request.send);
         break;
-      case Order::kEcho:
+      case PeerOrder::kEcho:
         reply.result = exchange(endpoint, request.number, false);
         break;
-      case Order::kPing: {
+      case PeerOrder::kPing: {
         timespec start{};
         timespec end{};
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &start);
@@ -137,7 +137,7 @@ class PeerService {
         reply.number = static_cast<std::uint64_t>(used) / request.number;
         break;
       }
-      case Order::kRunAway:
+      case PeerOrder::kRunAway:
         std::exit(EXIT_SUCCESS);
     }
     return reply;
@@ -240,13 +240,13 @@ Peer::Peer(const Options& options) {
   posix_spawn_file_actions_destroy(&actions);
   if (result != 0) throw std::runtime_error("posix_spawn");
   Request request{};
-  request.order = Order::kOpen;
+  request.order = PeerOrder::kOpen;
   request.options = options;
   const Reply reply = ask(request);
   region_ = reply.number;
   rkey_ = reply.rkey;
   for (std::uint32_t qp = 0; qp < options.qps; ++qp) {
-    request.order = Order::kAddress;
+    request.order = PeerOrder::kAddress;
     request.qp = qp;
     addresses_.push_back(ask(request).address);
   }
@@ -276,38 +276,43 @@ Peer::Reply Peer::ask(const Request& request) {
 }
 
 void Peer::connect(const Address& remote, std::uint32_t qp) {
-  ask({.order = Order::kConnect, .qp = qp, .address = remote});
+  ask({.order = PeerOrder::kConnect, .qp = qp, .address = remote});
 }
 void Peer::poison() {
-  ask({.order = Order::kPoison});
+  ask({.order = PeerOrder::kPoison});
 }
 void Peer::fill(std::size_t offset, std::size_t length, std::uint64_t seed) {
-  ask({.order = Order::kFill, .offset = offset, .length = length, .number = seed});
+  ask({.order = PeerOrder::kFill, .offset = offset, .length = length, .number = seed});
 }
 std::optional<std::size_t> Peer::find_wrong_byte(std::size_t offset, std::size_t length, std::uint64_t seed) {
-  const Reply reply = ask({.order = Order::kFindWrongByte, .offset = offset, .length = length, .number = seed});
+  const Reply reply = ask({.order = PeerOrder::kFindWrongByte, .offset = offset, .length = length, .number = seed});
   if (reply.result == 0) return std::nullopt;
   return reply.number;
 }
 bool Peer::untouched_outside(std::size_t offset, std::size_t length) {
-  return ask({.order = Order::kUntouchedOutside, .offset = offset, .length = length}).result != 0;
+  return ask({.order = PeerOrder::kUntouchedOutside, .offset = offset, .length = length}).result != 0;
 }
 int Peer::post_recv(std::size_t offset, std::size_t length, std::uint64_t wr_id, std::uint32_t qp) {
-  return ask({.order = Order::kPostRecv, .qp = qp, .offset = offset, .length = length, .number = wr_id}).result;
+  return ask({.order = PeerOrder::kPostRecv, .qp = qp, .offset = offset, .length = length, .number = wr_id}).result;
 }
 int Peer::post(ibv_wr_opcode opcode, std::size_t offset, std::size_t length, const SendOptions& options,
                std::uint32_t qp) {
-  return ask({.order = Order::kPost, .qp = qp, .offset = offset, .length = length, .opcode = opcode, .send = options})
+  return ask({.order = PeerOrder::kPost,
+              .qp = qp,
+              .offset = offset,
+              .length = length,
+              .opcode = opcode,
+              .send = options})
       .result;
 }
 ibv_wc Peer::poll_sent(std::uint32_t qp) {
-  return ask({.order = Order::kPollSent, .qp = qp}).wc;
+  return ask({.order = PeerOrder::kPollSent, .qp = qp}).wc;
 }
 ibv_wc Peer::poll_received(std::uint32_t qp) {
-  return ask({.order = Order::kPollReceived, .qp = qp}).wc;
+  return ask({.order = PeerOrder::kPollReceived, .qp = qp}).wc;
 }
 void Peer::start_deregistering(std::size_t offset, std::size_t length, std::uint64_t seed) {
-  send({.order = Order::kDeregister, .offset = offset, .length = length, .number = seed});
+  send({.order = PeerOrder::kDeregister, .offset = offset, .length = length, .number = seed});
 }
 bool Peer::answers_within(Milliseconds patience) {
   return readable(socket_.get(), patience);
@@ -316,10 +321,10 @@ bool Peer::await_deregistered() {
   return await_reply().result != 0;
 }
 void Peer::stream(const SendOptions& remote, std::uint32_t qp) {
-  send({.order = Order::kStream, .qp = qp, .send = remote});
+  send({.order = PeerOrder::kStream, .qp = qp, .send = remote});
 }
 void Peer::start_echo(std::uint32_t count) {
-  send({.order = Order::kEcho, .number = count});
+  send({.order = PeerOrder::kEcho, .number = count});
 }
 void Peer::await_echo() {
   EXPECT_EQ(await_reply().result, 0);
@@ -343,7 +348,7 @@ void Peer::kill() {
 }
 
 std::chrono::nanoseconds Peer::ping(std::uint32_t count) {
-  const Reply reply = ask({.order = Order::kPing, .number = count});
+  const Reply reply = ask({.order = PeerOrder::kPing, .number = count});
   EXPECT_EQ(reply.result, 0);
   return std::chrono::nanoseconds(reply.number);
 }
@@ -360,7 +365,7 @@ void Peer::resume() {
 }
 
 void Peer::run_away() {
-  send({.order = Order::kRunAway});
+  send({.order = PeerOrder::kRunAway});
   reap();
 }
 

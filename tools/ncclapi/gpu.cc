@@ -3,7 +3,7 @@
 namespace verbatim::ncclapi {
 namespace {
 
-constexpr int kSuccess = 0;
+constexpr int kCudaSuccess = 0;
 constexpr int kNotReady = 600;
 constexpr unsigned kNonBlocking = 1;
 
@@ -101,7 +101,7 @@ bool Gpu::idle(Stream stream) const {
 }
 
 void Gpu::check(Result result, const char* what) const {
-  if (result == kSuccess) return;
+  if (result == kCudaSuccess) return;
   const char* name = nullptr;
   cuda_.error_name(result, &name);
   throw ranks::Failure(std::string(what) + ": " + (name == nullptr ? "error " + std::to_string(result) : name));

@@ -3,7 +3,7 @@
 namespace verbatim::ncclapi {
 namespace {
 
-constexpr int kSuccess = 0;
+constexpr int kNcclSuccess = 0;
 constexpr int kInProgress = 7;
 constexpr int kUint8 = 1;
 
@@ -62,13 +62,13 @@ void Nccl::recv(std::byte* data, std::size_t bytes, int peer, Comm comm, Gpu::St
 }
 
 void Nccl::check_async(Comm comm) const {
-  Result error = kSuccess;
+  Result error = kNcclSuccess;
   check(nccl_.async_error(comm, &error), "ncclCommGetAsyncError");
   if (error != kInProgress) check(error, "NCCL, while data was under way");
 }
 
 void Nccl::check(Result result, const char* what) const {
-  if (result == kSuccess) return;
+  if (result == kNcclSuccess) return;
   throw ranks::Failure(std::string(what) + ": " + nccl_.error_string(result));
 }
 

@@ -15,7 +15,7 @@
 namespace verbatim::control {
 namespace {
 
-struct Options {
+struct FaultOptions {
   std::string clauses;
   pid_t pid = 0;
   double wait_seconds = 5;
@@ -43,7 +43,7 @@ std::uint32_t send(Host& host, const std::string& clauses, pid_t pid, std::uint6
   }
 }
 
-int run(Host& host, const Options& options) {
+int run(Host& host, const FaultOptions& options) {
   const std::string clauses = read_clauses(options.clauses);
   const std::variant<softverbs::FaultScript, std::string> parsed = softverbs::parse_faults(clauses);
   if (const auto* refused = std::get_if<std::string>(&parsed)) throw Failure(*refused);
@@ -75,7 +75,7 @@ int run(Host& host, const Options& options) {
 }  // namespace
 
 Action declare_fault(CLI::App& arguments) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<FaultOptions>();
   arguments.add_option("clauses", options->clauses, "as in SOFTVERBS_FAULTS, @FILE for those in a file")->required();
   arguments.add_option("--pid", options->pid, "only this process");
   arguments.add_option("--wait", options->wait_seconds, "seconds until everybody must have taken it")

@@ -14,7 +14,7 @@ using softverbs::ObjectKind;
 using softverbs::ProcessStats;
 using softverbs::QpStats;
 
-struct Options {
+struct StatsOptions {
   std::vector<pid_t> pids;
   bool json = false;
   bool qps = false;
@@ -58,7 +58,7 @@ void print_table(const std::vector<ProcessStats>& all, bool with_qps) {
   }
 }
 
-int show(Host& host, const Options& options) {
+int show(Host& host, const StatsOptions& options) {
   std::vector<ProcessStats> all;
   for (const Target& target : host.processes(options.pids)) all.push_back(softverbs::read_stats(target.segment()));
   if (options.json) {
@@ -72,7 +72,7 @@ int show(Host& host, const Options& options) {
 }  // namespace
 
 Action declare_stats(CLI::App& arguments) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<StatsOptions>();
   arguments.add_option("pid", options->pids, "only these processes");
   arguments.add_flag("--json", options->json, "everything, as a JSON list of processes; else one line each");
   arguments.add_flag("--qps", options->qps, "a line for each QP as well");

@@ -10,16 +10,14 @@
 namespace verbatim::eplb {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr const char* kTrace = "trace=";
 // Tables are indexed by expert.
 constexpr int kMostExperts = 1'000'000;
 
-std::vector<int> rows_of(const Json& line, const char* key, const std::string& where) {
+std::vector<int> rows_of(const nlohmann::json& line, const char* key, const std::string& where) {
   if (!line.contains(key) || !line[key].is_array()) throw BadInput(where + ": no list '" + key + "'");
   std::vector<int> rows;
-  for (const Json& row : line[key]) {
+  for (const nlohmann::json& row : line[key]) {
     const bool fits = row.is_number_integer() && row >= -kMostExperts && row < kMostExperts;
     if (!fits) {
       throw BadInput(where + ", " + key + ", row " + std::to_string(rows.size()) + ": not an expert: " + row.dump());
@@ -30,14 +28,14 @@ std::vector<int> rows_of(const Json& line, const char* key, const std::string& w
 }
 
 // A trace may say how many bytes each row has, so that one recorded for another expert is not taken for this one.
-void check_sizes(const Json& line, std::size_t expert_bytes, const std::string& where) {
+void check_sizes(const nlohmann::json& line, std::size_t expert_bytes, const std::string& where) {
   if (!line.contains("bytes")) return;
   const std::size_t rows = line["old"].size();
   if (!line["bytes"].is_array() || line["bytes"].size() != rows) {
     throw BadInput(where + ": 'bytes' is not a list of " + std::to_string(rows) + " sizes");
   }
   std::size_t row = 0;
-  for (const Json& bytes : line["bytes"]) {
+  for (const nlohmann::json& bytes : line["bytes"]) {
     if (!bytes.is_number_unsigned() || bytes != expert_bytes) {
       throw BadInput(where + ", row " + std::to_string(row) + ": " + bytes.dump() + " bytes, an expert has " +
                      std::to_string(expert_bytes));
@@ -59,7 +57,7 @@ Trace read_trace(const std::string& path, std::size_t expert_bytes) {
   for (std::size_t number = 1; std::getline(file, text); ++number) {
     if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
     std::string where = path + ", line " + std::to_string(number);
-    const Json line = Json::parse(text, nullptr, false);
+    const nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
     if (!line.is_object()) throw BadInput(where + ": not a JSON object");
     Layer layer{trace.layers.size(), rows_of(line, "old", where), rows_of(line, "new", where)};
     if (line.contains("layer")) {

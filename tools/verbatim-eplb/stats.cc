@@ -8,8 +8,6 @@
 namespace verbatim::eplb {
 namespace {
 
-using Json = nlohmann::json;
-
 // Bytes by peer, without those that got none, rising. The plugin names peers in its own way, so only the amounts can be
 // compared.
 std::vector<std::uint64_t> amounts(std::vector<std::uint64_t> bytes) {
@@ -18,9 +16,9 @@ std::vector<std::uint64_t> amounts(std::vector<std::uint64_t> bytes) {
   return bytes;
 }
 
-std::vector<std::uint64_t> amounts(const Json& connections, const std::string& direction) {
+std::vector<std::uint64_t> amounts(const nlohmann::json& connections, const std::string& direction) {
   std::map<std::string, std::uint64_t> by_peer;
-  for (const Json& connection : connections) {
+  for (const nlohmann::json& connection : connections) {
     if (connection.at("direction") == direction) {
       // Processes of one host have its name in common.
       const std::string peer = connection.at("peer").dump() + connection.value("peer_process", std::string());
@@ -44,7 +42,7 @@ std::string compare_stats(const std::optional<std::string>& text, const std::vec
                           const std::vector<std::uint64_t>& received) {
   if (!text) return "absent";
   try {
-    const Json json = Json::parse(*text);
+    const nlohmann::json json = nlohmann::json::parse(*text);
     for (const auto& [direction, planned] : {std::pair("send", &sent), std::pair("recv", &received)}) {
       const auto total = json.at("totals").at(direction).at("bytes").get<std::uint64_t>();
       const std::uint64_t wanted = std::accumulate(planned->begin(), planned->end(), std::uint64_t{0});
@@ -58,7 +56,7 @@ std::string compare_stats(const std::optional<std::string>& text, const std::vec
                list(amounts(*planned));
       }
     }
-  } catch (const Json::exception& error) {
+  } catch (const nlohmann::json::exception& error) {
     return std::string("the plugin's counters cannot be read: ") + error.what();
   }
   return "equal";

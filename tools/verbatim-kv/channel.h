@@ -19,6 +19,9 @@
 
 namespace verbatim::kv {
 
+// NCCL's tags are not negative: tags count on modulo 2^31.
+constexpr std::uint32_t kTagMask = 0x7fffffff;
+
 // D: sent by the decode side, P: by the prefill side.
 enum class MessageKind : std::uint32_t {
   kJoin = 64,  // D: who connects

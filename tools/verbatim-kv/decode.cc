@@ -14,7 +14,6 @@ namespace {
 
 // Connections in a row over which nothing came: then no other is tried.
 constexpr std::uint32_t kMaxFailures = 3;
-constexpr std::uint32_t kTags = 0x7fffffff;
 
 }  // namespace
 
@@ -308,7 +307,7 @@ bool Decode::post(Lane& lane) {
         data[i] = piece(*incoming, message);
         mhandles[i] = lane.mhandles[intervals_[place_of(family_.geometry, incoming->blocks.size(), message).layer]];
         sizes[i] = part_bytes_;
-        tags[i] = static_cast<int>((incoming->first_tag + message) & kTags);
+        tags[i] = static_cast<int>((incoming->first_tag + message) & kTagMask);
       }
       void* request = nullptr;
       const nccl::Result result =

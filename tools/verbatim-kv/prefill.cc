@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::size_t kMaxSends = 256;                        // outstanding on a connection; the plugin may take fewer
 constexpr std::size_t kStagedBytes = std::size_t{256} << 10;  // of a staged copy at a time
-constexpr std::uint32_t kTags = 0x7fffffff;
 
 }  // namespace
 
@@ -186,7 +185,7 @@ bool Prefill::answer(Lane& lane, const Announced& announced) {
   outgoing.destination = announced.list.blocks;
   outgoing.total = source.blocks.size() * family_.geometry.layers * family_.geometry.entries;
   outgoing.first_tag = lane.next_tag;
-  lane.next_tag = static_cast<std::uint32_t>((lane.next_tag + outgoing.total) & kTags);
+  lane.next_tag = static_cast<std::uint32_t>((lane.next_tag + outgoing.total) & kTagMask);
   const Try& which = announced.which;
   if (faults_.find(FaultKind::kKill, which.request, which.attempt) != nullptr) outgoing.kill_at = outgoing.total / 2;
   if (const Fault* delay = faults_.find(FaultKind::kDelay, which.request, which.attempt)) {
@@ -263,7 +262,7 @@ bool Prefill::post(Lane& lane) {
       }
       if (lane.sent.size() == kMaxSends) return moved;
       const std::size_t layer = outgoing.posted / outgoing.source.size() / family_.geometry.entries;
-      const auto tag = static_cast<int>((outgoing.first_tag + outgoing.posted) & kTags);
+      const auto tag = static_cast<int>((outgoing.first_tag + outgoing.posted) & kTagMask);
       void* request = nullptr;
       const nccl::Result result = world_.plugin->isend(lane.comm, piece(lane, outgoing, outgoing.posted), part_bytes_,
                                                        tag, lane.mhandles[intervals_[layer]], &request);

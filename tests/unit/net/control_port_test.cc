@@ -24,20 +24,20 @@ namespace verbatim {
 namespace {
 
 // What get_async_event answers with, by device: one test at a time.
-struct Events {
+struct PortEvents {
   std::mutex mutex;
   std::map<const ibv_context*, std::deque<ibv_async_event>> waiting;
   std::map<const ibv_context*, int> errors;  // of a device that is gone
   int asked_in_vain = 0;
 };
-Events* g_events = nullptr;
+PortEvents* g_port_events = nullptr;
 
-int get_async_event(ibv_context* context, ibv_async_event* event) {
-  const std::lock_guard lock(g_events->mutex);
-  std::deque<ibv_async_event>& waiting = g_events->waiting[context];
+int take_port_event(ibv_context* context, ibv_async_event* event) {
+  const std::lock_guard lock(g_port_events->mutex);
+  std::deque<ibv_async_event>& waiting = g_port_events->waiting[context];
   if (waiting.empty()) {
-    ++g_events->asked_in_vain;
-    errno = g_events->errors.contains(context) ? g_events->errors[context] : EAGAIN;
+    ++g_port_events->asked_in_vain;
+    errno = g_port_events->errors.contains(context) ? g_port_events->errors[context] : EAGAIN;
     return -1;
   }
   *event = waiting.front();
@@ -48,8 +48,8 @@ int get_async_event(ibv_context* context, ibv_async_event* event) {
 class TwoPorts : public ::testing::Test {
  protected:
   void SetUp() override {
-    g_events = &events_;
-    fake_.table.get_async_event = get_async_event;
+    g_port_events = &events_;
+    fake_.table.get_async_event = take_port_event;
     fake_.table.ack_async_event = [](ibv_async_event*) {};
     fake_.table.event_type_str = [](ibv_event_type) { return "a text"; };
     for (const char* name : {"mlx5_0", "mlx5_1"}) {
@@ -140,7 +140,7 @@ class TwoPorts : public ::testing::Test {
 
   Link link_;  // its context is the comms'
   FakeVerbs fake_;
-  Events events_;
+  PortEvents events_;
   std::vector<UniqueFd> bells_;
   std::vector<std::unique_ptr<Device>> devices_;
   Port ports_[4];

@@ -34,7 +34,7 @@ struct Events {
 };
 Events* g_events = nullptr;
 
-int get_async_event(ibv_context*, ibv_async_event* event) {
+int take_event(ibv_context*, ibv_async_event* event) {
   const std::lock_guard lock(g_events->mutex);
   if (g_events->waiting.empty()) {
     ++g_events->asked_in_vain;
@@ -46,15 +46,15 @@ int get_async_event(ibv_context*, ibv_async_event* event) {
   return 0;
 }
 
-void ack_async_event(ibv_async_event*) {}
+void ignore_event(ibv_async_event*) {}
 
-ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
+ibv_qp* record_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
   ibv_qp* const qp = g_events->create_qp(pd, wanted);
   g_events->qps_created.push_back(qp);
   return qp;
 }
 
-int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) {
+int query_qp_unless_hanging(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) {
   if (g_events->hangs) {
     ++g_events->hanging;
     g_events->hangs.wait(true);
@@ -69,10 +69,10 @@ class ControlTest : public ::testing::Test {
     ASSERT_TRUE(verbs);
     verbs_ = **verbs;
     events_.create_qp = verbs_.create_qp;
-    verbs_.create_qp = create_qp;
-    events_.query_qp = std::exchange(verbs_.query_qp, query_qp);
-    verbs_.get_async_event = get_async_event;
-    verbs_.ack_async_event = ack_async_event;
+    verbs_.create_qp = record_qp;
+    events_.query_qp = std::exchange(verbs_.query_qp, query_qp_unless_hanging);
+    verbs_.get_async_event = take_event;
+    verbs_.ack_async_event = ignore_event;
     g_events = &events_;
     Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(verbs_, nullptr, Config(), "");
     ASSERT_TRUE(inventory);

@@ -15,7 +15,7 @@ namespace {
 
 using Claim = std::shared_ptr<EndpointClaim>;
 
-constexpr auto kPatience = std::chrono::seconds(20);
+constexpr auto kPoolTimeout = std::chrono::seconds(20);
 
 class EndpointPoolTest : public ::testing::Test {
  protected:
@@ -57,7 +57,7 @@ class EndpointPoolTest : public ::testing::Test {
   // The endpoint of a claim that need not be waited for.
   Endpoint take(const Claim& claim) { return take(*pool_, claim); }
   static Endpoint take(EndpointPool& pool, const Claim& claim) {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
+    const auto end = std::chrono::steady_clock::now() + kPoolTimeout;
     while (true) {
       Result<std::optional<Endpoint>> endpoint = pool.take(*claim);
       if (!endpoint) {
@@ -296,7 +296,7 @@ TEST_F(Gathering, LongestIsTwoMillisecondsHoweverManyCome) {
   std::vector<Claim> claims;
   EndpointWish many = wish(0);
   many.traffic = {.peers = 1000000, .flows = 1};
-  while (fake_.live("qp") == 0 && std::chrono::steady_clock::now() - start < kPatience) {
+  while (fake_.live("qp") == 0 && std::chrono::steady_clock::now() - start < kPoolTimeout) {
     many.peer = peer(claims.size() + 1000);
     claims.push_back(pool_->claim(many));
     pool_->poll();

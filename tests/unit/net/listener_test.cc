@@ -17,7 +17,7 @@
 namespace verbatim {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(20);
+constexpr auto kListenerTimeout = std::chrono::seconds(20);
 
 sockaddr_storage loopback() {
   sockaddr_storage address{};
@@ -65,7 +65,7 @@ class ListenerTest : public ::testing::Test {
   // Polls until `count` peers have been introduced, or patience ends.
   std::vector<Introduction> introductions(const wire::Secret& secret, std::size_t count) const {
     std::vector<Introduction> all;
-    const auto end = std::chrono::steady_clock::now() + kPatience;
+    const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
     while (all.size() < count && std::chrono::steady_clock::now() < end) {
       Result<std::vector<Introduction>> some = listener_->poll(secret);
       EXPECT_TRUE(some);
@@ -76,7 +76,7 @@ class ListenerTest : public ::testing::Test {
 
   // Whether the listener has closed the connection.
   bool dropped(const UniqueFd& socket) const {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
+    const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
     while (std::chrono::steady_clock::now() < end) {
       EXPECT_TRUE(listener_->poll(mine_));
       std::array<std::uint8_t, 1> byte{};
@@ -180,7 +180,7 @@ TEST_F(ListenerTest, AnotherProtocolVersionIsToldWhy) {
   say(peer, message);
   std::vector<std::uint8_t> header(wire::kHeaderBytes);
   std::size_t filled = 0;
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
   while (filled < header.size() && std::chrono::steady_clock::now() < end) {
     EXPECT_TRUE(listener_->poll(mine_));
     static_cast<void>(receive_into(peer, header, filled));
@@ -250,7 +250,7 @@ TEST_F(ListenerTest, WithTheLastListenEverybodyIsSentAway) {
     std::array<std::uint8_t, 4096> bytes{};
     std::size_t filled = 0;
     Result<bool> heard = false;
-    const auto end = std::chrono::steady_clock::now() + kPatience;
+    const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
     while (heard && std::chrono::steady_clock::now() < end) heard = receive_into(*peer, bytes, filled);
     EXPECT_FALSE(heard);
     EXPECT_EQ(filled != 0, peer == &unseen);  // who is known is told

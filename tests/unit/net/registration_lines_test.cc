@@ -23,16 +23,16 @@ namespace {
 constexpr std::size_t kBytes = std::size_t{1} << 20;
 
 // A connection of which the receiving end has memory that is also a file, as a GPU's is.
-struct Ends {
-  Ends() {
+struct RegistrationEnds {
+  RegistrationEnds() {
     link.connect();
     EXPECT_EQ(::ftruncate(file.get(), kBytes), 0);
     memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
     EXPECT_NE(memory, MAP_FAILED);
   }
-  ~Ends() { ::munmap(memory, kBytes); }
-  Ends(const Ends&) = delete;
-  Ends& operator=(const Ends&) = delete;
+  ~RegistrationEnds() { ::munmap(memory, kBytes); }
+  RegistrationEnds(const RegistrationEnds&) = delete;
+  RegistrationEnds& operator=(const RegistrationEnds&) = delete;
 
   Result<std::unique_ptr<MemoryHandle>> reg(MemoryType type, std::size_t bytes = kBytes) {
     MrRequest request{.address = memory, .bytes = bytes, .type = type};
@@ -59,14 +59,15 @@ struct Ends {
 };
 
 // The lines of a child whose device has lost nothing when it ends.
-Lines lines_of(const std::string& faults, const std::function<void(Ends&)>& act, const test::Variables& more = {}) {
+Lines lines_of(const std::string& faults, const std::function<void(RegistrationEnds&)>& act,
+               const test::Variables& more = {}) {
   const std::string stats = testing::TempDir() + "registrations-" + std::to_string(::getpid());
   test::Variables variables = with_faults(faults);
   variables.emplace_back("SOFTVERBS_DMABUF", "1");
   variables.emplace_back("SOFTVERBS_STATS", stats);
   variables.insert(variables.end(), more.begin(), more.end());
   const Lines lines = warnings_of(test::check_in_child(variables, [&] {
-    Ends ends;
+    RegistrationEnds ends;
     act(ends);
   }));
   std::ifstream file(stats);
@@ -78,7 +79,7 @@ Lines lines_of(const std::string& faults, const std::function<void(Ends&)>& act,
 }
 
 TEST(ARegistration, OfHostMemoryThatIsGoneSaysSo) {
-  const Lines told = lines_of("fail verb=reg_mr_iova2 errno=EFAULT", [](Ends& ends) {
+  const Lines told = lines_of("fail verb=reg_mr_iova2 errno=EFAULT", [](RegistrationEnds& ends) {
     const auto refused = ends.reg(MemoryType::kHost);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().sys_errno, EFAULT);
@@ -92,7 +93,7 @@ TEST(ARegistration, OfHostMemoryThatIsGoneSaysSo) {
 }
 
 TEST(ARegistration, OfADmaBufThatIsRefusedFallsBackOnceWithItsReason) {
-  const Lines told = lines_of("fail verb=reg_dmabuf_mr nth=3 count=2 errno=EOPNOTSUPP", [](Ends& ends) {
+  const Lines told = lines_of("fail verb=reg_dmabuf_mr nth=3 count=2 errno=EOPNOTSUPP", [](RegistrationEnds& ends) {
     for (int i = 0; i < 3; ++i) {
       const auto one = ends.reg(MemoryType::kDmaBuf);
       ASSERT_TRUE(one) << i;
@@ -105,15 +106,15 @@ TEST(ARegistration, OfADmaBufThatIsRefusedFallsBackOnceWithItsReason) {
 }
 
 TEST(ARegistration, OfADmaBufBehindAnIommuGivesBothReasons) {
-  const Lines told =
-      lines_of("fail verb=reg_dmabuf_mr nth=3 errno=EINVAL; fail verb=reg_mr_iova2 errno=EFAULT", [](Ends& ends) {
-        const auto refused = ends.reg(MemoryType::kDmaBuf);
-        ASSERT_FALSE(refused);
-        EXPECT_EQ(refused.error().sys_errno, EFAULT);
-        const auto later = ends.reg(MemoryType::kDmaBuf);
-        ASSERT_TRUE(later);
-        ends.expect_data(**later);
-      });
+  const Lines told = lines_of("fail verb=reg_dmabuf_mr nth=3 errno=EINVAL; fail verb=reg_mr_iova2 errno=EFAULT",
+                              [](RegistrationEnds& ends) {
+                                const auto refused = ends.reg(MemoryType::kDmaBuf);
+                                ASSERT_FALSE(refused);
+                                EXPECT_EQ(refused.error().sys_errno, EFAULT);
+                                const auto later = ends.reg(MemoryType::kDmaBuf);
+                                ASSERT_TRUE(later);
+                                ends.expect_data(**later);
+                              });
   EXPECT_EQ(
       told,
       Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of GPU memory at 0x# failed: Bad address. Is a "
@@ -128,7 +129,7 @@ std::string without_limits(const std::string& line) {
 }
 
 TEST(ARegistration, BeyondTheLimitOfLockedMemoryNamesItAndSmallerOnesFit) {
-  const Lines told = lines_of("registration max-bytes=512K", [](Ends& ends) {
+  const Lines told = lines_of("registration max-bytes=512K", [](RegistrationEnds& ends) {
     rlimit limit = {};
     getrlimit(RLIMIT_MEMLOCK, &limit);
     limit.rlim_cur = 512 * 1024;
@@ -151,7 +152,7 @@ TEST(ARegistration, BeyondTheLimitOfLockedMemoryNamesItAndSmallerOnesFit) {
 // Two registrations are the connection's own.
 TEST(ARegistration, BeyondTheNumberThatTheDeviceTakesNamesItAndOneOfLessFits) {
   const Lines told = lines_of("seed=1",
-                              [](Ends& ends) {
+                              [](RegistrationEnds& ends) {
                                 std::vector<std::unique_ptr<MemoryHandle>> held;
                                 for (std::size_t i = 1; i <= 2; ++i)
                                   held.push_back(*ends.reg(MemoryType::kHost, 4096 * i));

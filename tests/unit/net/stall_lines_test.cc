@@ -33,8 +33,8 @@ constexpr int kMostTries = 20;
 constexpr std::string_view kRested = "no turn";
 
 // A connection with 64 bytes at each end.
-struct Ends {
-  explicit Ends(MemoryType type) {
+struct StallEnds {
+  explicit StallEnds(MemoryType type) {
     link.connect();
     source_memory = link.reg(link.send(), source);
     target_memory = link.reg(link.recv(), target, type);
@@ -103,15 +103,15 @@ test::Variables warning(const std::string& faults) {
 
 struct Case {
   std::string faults = "seed=1";
-  std::function<void(Ends&)> begin = [](Ends&) {};
-  std::function<void(Ends&)> drive;
+  std::function<void(StallEnds&)> begin = [](StallEnds&) {};
+  std::function<void(StallEnds&)> drive;
   std::size_t lines = 1;
   MemoryType type = MemoryType::kHost;
 };
 
 Lines stalled(const Case& one) {
   return lines_of(warning(one.faults), [&] {
-    Ends ends(one.type);
+    StallEnds ends(one.type);
     one.begin(ends);
     const LogCapture log;
     drive_until_told(log, one.lines, [&] { one.drive(ends); });
@@ -138,15 +138,15 @@ const std::string kUnderWay =
 const std::string kStill = ", still for T";
 
 TEST(AStall, OfAReceiverThatIsLate) {
-  EXPECT_EQ(stalled({.drive = [](Ends& ends) { ends.isend(); }}),
+  EXPECT_EQ(stalled({.drive = [](StallEnds& ends) { ends.isend(); }}),
             Lines{line(kPeer + " is late: its application has not posted the receive",
                        kNotSent + ("called, no receive, QPs in RTS" + kStill),
                        "0 receives posted (0 bytes came), 0 not arrived, 0 flushes, QPs in RTS", kPeerFirst)});
 }
 
 TEST(AStall, OfASenderThatIsLate) {
-  EXPECT_EQ(stalled({.begin = [](Ends& ends) { ends.receive = ends.irecv(); },
-                     .drive = [](Ends& ends) { ends.test_receive(); }}),
+  EXPECT_EQ(stalled({.begin = [](StallEnds& ends) { ends.receive = ends.irecv(); },
+                     .drive = [](StallEnds& ends) { ends.test_receive(); }}),
             Lines{line(kPeer + " is late: its application has not sent", kOnePosted + kStill,
                        kNotSent + std::string("not called, QPs in RTS"), kPeerFirst)});
 }
@@ -155,9 +155,9 @@ TEST(AStall, OfApplicationsThatDiffer) {
   const std::string differ = "the applications differ: what this end and " + kPeer +
                              " want has not the same tag, or a message of a group is missing";
   const std::string sender = kNotSent + ("called, no receive of its tag, QPs in RTS" + kStill);
-  EXPECT_EQ(stalled({.begin = [](Ends& ends) { ends.receive = ends.irecv(1); },
+  EXPECT_EQ(stalled({.begin = [](StallEnds& ends) { ends.receive = ends.irecv(1); },
                      .drive =
-                         [](Ends& ends) {
+                         [](StallEnds& ends) {
                            ends.isend(2);
                            ends.test_receive();
                          },
@@ -168,7 +168,8 @@ TEST(AStall, OfApplicationsThatDiffer) {
 
 TEST(AStall, OfAnApplicationThatDoesNotTest) {
   EXPECT_EQ(
-      stalled({.begin = [](Ends& ends) { ends.post(); }, .drive = [](Ends& ends) { ends.link.send().progress(); }}),
+      stalled({.begin = [](StallEnds& ends) { ends.post(); },
+               .drive = [](StallEnds& ends) { ends.link.send().progress(); }}),
       Lines{line("this process is late: it does not ask whether what it exchanges with " + kPeer + " is done",
                  "1 receives posted (0 bytes came), 1 not arrived and not tested for, 0 flushes, QPs in RTS" + kStill,
                  kAllSent, "look at this process" + kStack)});
@@ -178,9 +179,9 @@ TEST(AStall, OfTheNetworkUnderData) {
   const std::string network =
       "the network, or the device: data between this end and " + kPeer + " was posted and is not acknowledged";
   EXPECT_EQ(stalled({.faults = "delay op=write_imm by=1000s",
-                     .begin = [](Ends& ends) { ends.post(); },
+                     .begin = [](StallEnds& ends) { ends.post(); },
                      .drive =
-                         [](Ends& ends) {
+                         [](StallEnds& ends) {
                            int done = 0;
                            SendComm::test(*ends.send, &done, nullptr);
                            ends.test_receive();
@@ -195,9 +196,9 @@ TEST(AStall, OfTheNetworkUnderAnnouncements) {
       "the network, or the device: a receive (CTS) between this end and " + kPeer + " was announced and has not come";
   const std::string sender = kNotSent + ("called, no receive, QPs in RTS" + kStill);
   EXPECT_EQ(stalled({.faults = "delay op=write by=1000s",
-                     .begin = [](Ends& ends) { ends.receive = ends.irecv(); },
+                     .begin = [](StallEnds& ends) { ends.receive = ends.irecv(); },
                      .drive =
-                         [](Ends& ends) {
+                         [](StallEnds& ends) {
                            ends.isend();
                            ends.test_receive();
                          },
@@ -208,9 +209,9 @@ TEST(AStall, OfTheNetworkUnderAnnouncements) {
 
 TEST(AStall, OfADeviceThatForgetsACompletion) {
   EXPECT_EQ(stalled({.faults = "drop-completion op=recv",
-                     .begin = [](Ends& ends) { ends.post(); },
+                     .begin = [](StallEnds& ends) { ends.post(); },
                      .drive =
-                         [](Ends& ends) {
+                         [](StallEnds& ends) {
                            ends.link.send().progress();
                            ends.test_receive();
                          }}),
@@ -221,7 +222,7 @@ TEST(AStall, OfADeviceThatForgetsACompletion) {
 TEST(AStall, OfADeviceThatDoesNotFlush) {
   EXPECT_EQ(stalled({.faults = "delay op=read by=1000s",
                      .begin =
-                         [](Ends& ends) {
+                         [](StallEnds& ends) {
                            ends.post();
                            ASSERT_TRUE(ends.link.wait(ends.receive));
                            ends.link.taken_back(ends.receive);
@@ -229,7 +230,7 @@ TEST(AStall, OfADeviceThatDoesNotFlush) {
                            ends.flush = ends.link.recv().iflush(ends.target.data(), *ends.target_memory);
                            ASSERT_NE(ends.flush, nullptr);
                          },
-                     .drive = [](Ends& ends) { ends.test_flush(); },
+                     .drive = [](StallEnds& ends) { ends.test_flush(); },
                      .type = MemoryType::kCuda}),
             Lines{line("this host's device: a flush of GPU memory does not end (data of " + kPeer + ")",
                        "1 receives posted (64 bytes came), 0 not arrived, 1 flushes, QPs in RTS" + kStill, kAllSent,
@@ -336,7 +337,7 @@ TEST(AStall, OfAPeerThatDoesNotAnswer) {
 // For whoever reads the log at that level; a warning is one of what is wrong.
 TEST(AStall, ThatEndsSaysSo) {
   const Lines told = lines_of(warning("seed=1"), [] {
-    Ends ends(MemoryType::kHost);
+    StallEnds ends(MemoryType::kHost);
     ends.receive = ends.irecv();
     const LogCapture log;
     drive_until_told(log, 1, [&] { ends.test_receive(); });
@@ -367,7 +368,7 @@ TEST(AStall, ThatLastsTooLongEndsAtBothEnds) {
   variables.emplace_back("VERBATIM_STALL_WARN_S", "0");
   variables.emplace_back("VERBATIM_STALL_FAIL_S", kWarnSeconds);
   const Lines told = lines_of(variables, [] {
-    Ends ends(MemoryType::kHost);
+    StallEnds ends(MemoryType::kHost);
     ends.receive = ends.irecv();
     const LogCapture log;
     drive_until_told(log, 2, [&] {

@@ -20,7 +20,7 @@ constexpr std::size_t kFileBytes = 5 * 4096 + 123;
 constexpr std::size_t kOffset = 4096 + 77;  // within a page
 constexpr std::size_t kLength = 2 * 4096 + 5;
 constexpr std::uint64_t kIova = 0x7000'0000'0000 + 13;
-constexpr std::uint64_t kSeed = 0xD3AB;
+constexpr std::uint64_t kDmabufSeed = 0xD3AB;
 constexpr int kAccess = kAllAccess | IBV_ACCESS_REMOTE_ATOMIC;
 
 class Dmabuf : public testing::Test {
@@ -36,7 +36,7 @@ class Dmabuf : public testing::Test {
       GTEST_SKIP() << "SOFTVERBS_DMABUF is not set";
     }
     contents.resize(kFileBytes);
-    fill_pattern(contents, kSeed);
+    fill_pattern(contents, kDmabufSeed);
     write_file();
   }
 
@@ -78,12 +78,12 @@ TEST_F(Dmabuf, IsWrittenAndRead) {
   connect(endpoint, endpoint);
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_READ, {local.sge()}, {.remote_addr = kIova, .rkey = mr->rkey}), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
-  EXPECT_EQ(find_wrong_byte(local.buffer.bytes(), kSeed, kOffset), std::nullopt);
-  local.fill(kSeed + 1);
+  EXPECT_EQ(find_wrong_byte(local.buffer.bytes(), kDmabufSeed, kOffset), std::nullopt);
+  local.fill(kDmabufSeed + 1);
   ASSERT_EQ(
       post(endpoint.qp(), IBV_WR_RDMA_WRITE, {local.sge(0, 5000)}, {.remote_addr = kIova + 100, .rkey = mr->rkey}), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
-  expect_written(kOffset + 100, 5000, kSeed + 1);
+  expect_written(kOffset + 100, 5000, kDmabufSeed + 1);
 }
 
 TEST_F(Dmabuf, IsASourceAndAReceiveBuffer) {
@@ -96,12 +96,12 @@ TEST_F(Dmabuf, IsASourceAndAReceiveBuffer) {
   ASSERT_EQ(post_recv(b.qp(), {local.sge()}), 0);
   ASSERT_EQ(post(a.qp(), IBV_WR_SEND, {{kIova + 4000, 1000, mr->lkey}}), 0);
   EXPECT_EQ(poll_one(b.recv_cq()).byte_len, 1000U);
-  EXPECT_EQ(find_wrong_byte(local.buffer.bytes(), kSeed, kOffset + 4000), std::nullopt);
-  local.fill(kSeed + 2);
+  EXPECT_EQ(find_wrong_byte(local.buffer.bytes(), kDmabufSeed, kOffset + 4000), std::nullopt);
+  local.fill(kDmabufSeed + 2);
   ASSERT_EQ(post_recv(b.qp(), {{kIova, 1000, mr->lkey}}), 0);
   ASSERT_EQ(post(a.qp(), IBV_WR_SEND, {local.sge()}), 0);
   EXPECT_EQ(poll_one(b.recv_cq()).status, IBV_WC_SUCCESS);
-  expect_written(kOffset, 1000, kSeed + 2);
+  expect_written(kOffset, 1000, kDmabufSeed + 2);
 }
 
 TEST_F(Dmabuf, TakesAtomics) {
@@ -150,12 +150,12 @@ TEST_F(Dmabuf, OutlivesTheDescriptor) {
   }();
   ASSERT_NE(mr, nullptr);
   const Region local(device.pd.get(), 64);
-  local.fill(kSeed + 3);
+  local.fill(kDmabufSeed + 3);
   Endpoint endpoint(device);
   connect(endpoint, endpoint);
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {local.sge()}, {.remote_addr = kIova, .rkey = mr->rkey}), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
-  expect_written(kOffset, 64, kSeed + 3);
+  expect_written(kOffset, 64, kDmabufSeed + 3);
 }
 
 // As NCCL flushes an accelerator's memory: a small READ after the last write, by a QP connected to itself.
@@ -166,7 +166,7 @@ TEST_F(Dmabuf, IsReachedByAnotherProcessAndFlushed) {
   Peer peer;
   endpoint.connect(peer.address());
   peer.connect(endpoint.address());
-  peer.fill(0, 3000, kSeed + 4);
+  peer.fill(0, 3000, kDmabufSeed + 4);
   ASSERT_EQ(peer.post(IBV_WR_RDMA_WRITE, 0, 3000, {.wr_id = 1, .remote_addr = kIova + 9, .rkey = mr->rkey}), 0);
   EXPECT_EQ(peer.poll_sent().status, IBV_WC_SUCCESS);
   const Region word(device.pd.get(), 4);
@@ -174,10 +174,10 @@ TEST_F(Dmabuf, IsReachedByAnotherProcessAndFlushed) {
   connect(flush, flush);
   ASSERT_EQ(post(flush.qp(), IBV_WR_RDMA_READ, {word.sge()}, {.remote_addr = kIova, .rkey = mr->rkey}), 0);
   EXPECT_EQ(poll_one(flush.send_cq()).status, IBV_WC_SUCCESS);
-  expect_written(kOffset + 9, 3000, kSeed + 4);
+  expect_written(kOffset + 9, 3000, kDmabufSeed + 4);
   ASSERT_EQ(peer.post(IBV_WR_RDMA_READ, 4096, 3000, {.wr_id = 2, .remote_addr = kIova + 9, .rkey = mr->rkey}), 0);
   EXPECT_EQ(peer.poll_sent().status, IBV_WC_SUCCESS);
-  EXPECT_EQ(peer.find_wrong_byte(4096, 3000, kSeed + 4), std::nullopt);
+  EXPECT_EQ(peer.find_wrong_byte(4096, 3000, kDmabufSeed + 4), std::nullopt);
 }
 
 TEST_F(Dmabuf, WhatCannotBeMappedIsRefused) {

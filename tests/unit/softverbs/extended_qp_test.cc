@@ -12,13 +12,13 @@ namespace {
 constexpr std::uint64_t kAllOps = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_SEND |
                                   IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
                                   IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
-constexpr std::uint64_t kSeed = 0x0E;
+constexpr std::uint64_t kExtendedSeed = 0x0E;
 
 class ExtendedQp : public testing::Test {
  protected:
   ExtendedQp() {
-    target.fill(kSeed + 1);
-    source.fill(kSeed);
+    target.fill(kExtendedSeed + 1);
+    source.fill(kExtendedSeed);
     connect(near, far);
     wr = verbs().qp_to_qp_ex(near.qp());
   }
@@ -75,8 +75,8 @@ TEST_F(ExtendedQp, Writes) {
   EXPECT_EQ(received.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
   EXPECT_EQ(received.imm_data, 77U);
   EXPECT_EQ(received.byte_len, 510U);
-  EXPECT_EQ(find_wrong_byte(target.bytes(0, 1510), kSeed), std::nullopt);
-  EXPECT_EQ(find_wrong_byte(target.bytes(1510, 2000), kSeed + 1, 1510), std::nullopt);
+  EXPECT_EQ(find_wrong_byte(target.bytes(0, 1510), kExtendedSeed), std::nullopt);
+  EXPECT_EQ(find_wrong_byte(target.bytes(1510, 2000), kExtendedSeed + 1, 1510), std::nullopt);
 }
 
 TEST_F(ExtendedQp, Sends) {
@@ -98,7 +98,7 @@ TEST_F(ExtendedQp, Sends) {
   EXPECT_EQ(received[1].wc_flags, unsigned{IBV_WC_WITH_IMM});
   EXPECT_EQ(received[1].imm_data, 5U);
   EXPECT_EQ(received[1].byte_len, 50U);
-  EXPECT_EQ(find_wrong_byte(target.bytes(0, 150), kSeed), std::nullopt);
+  EXPECT_EQ(find_wrong_byte(target.bytes(0, 150), kExtendedSeed), std::nullopt);
 }
 
 TEST_F(ExtendedQp, ReadsAndAtomics) {
@@ -150,10 +150,10 @@ TEST_F(ExtendedQp, NothingHappensBeforeTheEndNorAfterAnAbort) {
   begin(1);
   ibv_wr_rdma_write(wr, target.mr->rkey, target.address());
   ibv_wr_set_sge(wr, source.mr->lkey, source.address(), 100);
-  EXPECT_EQ(find_wrong_byte(target.bytes(0, 100), kSeed + 1), std::nullopt);
+  EXPECT_EQ(find_wrong_byte(target.bytes(0, 100), kExtendedSeed + 1), std::nullopt);
   ibv_wr_abort(wr);
   EXPECT_TRUE(stays_empty(near.send_cq()));
-  EXPECT_EQ(find_wrong_byte(target.bytes(0, 100), kSeed + 1), std::nullopt);
+  EXPECT_EQ(find_wrong_byte(target.bytes(0, 100), kExtendedSeed + 1), std::nullopt);
   // And the plain interface goes on where the batch was.
   ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, 100)},
                  {.wr_id = 2, .remote_addr = target.address(), .rkey = target.mr->rkey}),

@@ -12,7 +12,7 @@ namespace {
 // 16.8 ms a try, eight tries.
 constexpr Timers kTimers{.timeout = 12, .retry_count = 7};
 // The same, two tries.
-constexpr Timers kFewTries{.timeout = 12, .retry_count = 1};
+constexpr Timers kOneRetry{.timeout = 12, .retry_count = 1};
 
 // 0.27 s a try: what takes less has not waited, on however busy a machine.
 constexpr Timers kSlow{.timeout = 16, .retry_count = 1};
@@ -140,7 +140,7 @@ TEST(DropAck, OfAMessageOfManySteps) {
 
 TEST(DropAck, MoreOftenThanThereAreTriesIsRetryExceeded) {
   with_faults("drop-ack times=all", [] {
-    Pair pair(kFewTries);
+    Pair pair(kOneRetry);
     ASSERT_EQ(post_recv(pair.b.qp(), {pair.target.sge()}, 1), 0);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_SEND, {pair.source.sge()}), 0);
     EXPECT_EQ(poll_one(pair.b.recv_cq()).status, IBV_WC_SUCCESS);
@@ -308,7 +308,7 @@ TEST(Delay, MessagesOfOneQpWaitOneAfterTheOther) {
 
 TEST(Delay, BeyondAllTriesIsRetryExceeded) {
   with_faults("delay by=10s", [] {
-    Pair pair(kFewTries);
+    Pair pair(kOneRetry);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
   });

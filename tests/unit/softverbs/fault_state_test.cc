@@ -16,7 +16,7 @@ namespace verbatim::test {
 namespace {
 
 // 16.8 ms a try, two tries.
-constexpr Timers kFewTries{.timeout = 12, .retry_count = 1};
+constexpr Timers kTwoTries{.timeout = 12, .retry_count = 1};
 // 0.27 s a try, eight tries.
 constexpr Timers kPatient{.timeout = 16, .retry_count = 7};
 
@@ -70,7 +70,7 @@ TEST(Link, AtATime) {
 
 TEST(Link, StaysDownUntilRetriesAreExceeded) {
   with_faults("link-down device=0 after=1", [] {
-    Pair pair(kFewTries);
+    Pair pair(kTwoTries);
     EXPECT_EQ(write_from(pair.a, pair.to_target()), IBV_WC_SUCCESS);
     EXPECT_EQ(write_from(pair.a, pair.to_target()), IBV_WC_RETRY_EXC_ERR);
     EXPECT_EQ(port_state(pair.device), IBV_PORT_DOWN);
@@ -88,7 +88,7 @@ TEST(Link, OfOneDeviceOnly) {
     ibv_port_attr attributes{};
     ASSERT_EQ(query_port(other.get(), 1, &attributes), 0);
     EXPECT_EQ(attributes.state, IBV_PORT_DOWN);
-    Pair pair(kFewTries);
+    Pair pair(kTwoTries);
     EXPECT_EQ(write_from(pair.a, pair.to_target()), IBV_WC_SUCCESS);
   });
 }
@@ -97,7 +97,7 @@ TEST(Link, OfOneDeviceOnly) {
 TEST(Link, OfAPeer) {
   with_faults("", [] {
     const Device device = open_device();
-    Endpoint endpoint(device, {.timers = kFewTries});
+    Endpoint endpoint(device, {.timers = kTwoTries});
     setenv("SOFTVERBS_FAULTS", "link-down after=1", 1);
     Peer peer;
     endpoint.connect(peer.address());
@@ -118,14 +118,14 @@ TEST(Unreachable, APairOfPortsInBothDirections) {
     const Device first = open_device(0);
     const Device second = open_device(1);
     for (const bool forward : {true, false}) {
-      Endpoint a(first, {.timers = kFewTries});
-      Endpoint b(second, {.timers = kFewTries});
+      Endpoint a(first, {.timers = kTwoTries});
+      Endpoint b(second, {.timers = kTwoTries});
       connect(a, b);
       EXPECT_EQ(write_from(forward ? a : b, {}), IBV_WC_RETRY_EXC_ERR);
     }
     for (const Device* device : {&first, &second}) {
-      Endpoint a(*device, {.timers = kFewTries});
-      Endpoint b(*device, {.timers = kFewTries});
+      Endpoint a(*device, {.timers = kTwoTries});
+      Endpoint b(*device, {.timers = kTwoTries});
       connect(a, b);
       EXPECT_EQ(write_from(a, {}), IBV_WC_SUCCESS);
     }
@@ -147,7 +147,7 @@ TEST(Unreachable, ForATime) {
 TEST(Unreachable, AProcessThatDoesNotKnow) {
   with_faults("unreachable device=0 peer=0", [] {
     const Device device = open_device();
-    Endpoint endpoint(device, {.timers = kFewTries});
+    Endpoint endpoint(device, {.timers = kTwoTries});
     unsetenv("SOFTVERBS_FAULTS");
     Peer peer;
     endpoint.connect(peer.address());
@@ -197,7 +197,7 @@ TEST(Freeze, NothingHappensAndNothingIsLost) {
 TEST(Freeze, OfAPeer) {
   with_faults("", [] {
     const Device device = open_device();
-    Endpoint endpoint(device, {.timers = kFewTries});
+    Endpoint endpoint(device, {.timers = kTwoTries});
     setenv("SOFTVERBS_FAULTS", "freeze after=1", 1);
     Peer peer;
     endpoint.connect(peer.address());
@@ -241,7 +241,7 @@ TEST(Gid, OneIsAdded) {
 // Whoever is connected stays so; nobody new finds the port by an address that it has lost.
 TEST(Gid, OneIsRemoved) {
   with_faults("gid device=0 index=0 address=none after=1; gid device=0 index=1 address=none after=1", [] {
-    Pair pair(kFewTries);
+    Pair pair(kTwoTries);
     EXPECT_EQ(pair.device.gid_index, 1);
     EXPECT_EQ(write_from(pair.a, pair.to_target()), IBV_WC_SUCCESS);
     const Address before = pair.b.address();
@@ -253,7 +253,7 @@ TEST(Gid, OneIsRemoved) {
     ibv_gid_entry entry{};
     EXPECT_EQ(verbs().query_gid_ex(pair.device.context.get(), 1, 1, &entry, 0, sizeof(entry)), ENODATA);
     const Device other = open_device(1);
-    Endpoint late(other, {.timers = kFewTries});
+    Endpoint late(other, {.timers = kTwoTries});
     late.connect(before);
     EXPECT_EQ(write_from(late, pair.to_target()), IBV_WC_RETRY_EXC_ERR);
   });

@@ -30,13 +30,13 @@ bool is_inline() {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kSizes[] = {0, 1, 63, 64, 65, 4095, 4096, 4097, (1U << 20) + 3};
+constexpr std::size_t kProcessSizes[] = {0, 1, 63, 64, 65, 4095, 4096, 4097, (1U << 20) + 3};
 constexpr std::size_t kMargin = 512;
 constexpr std::size_t kRegionBytes = (1U << 20) + 3 + 2 * kMargin;
 
 // 16.8 ms a try, four tries: a dead peer is given up after 67 ms at least, 0.27 s at most, and scheduling.
-constexpr Timers kQuick{.timeout = 12, .retry_count = 3};
-constexpr Milliseconds kGivenUp = 3s;
+constexpr Timers kProcessTimers{.timeout = 12, .retry_count = 3};
+constexpr Milliseconds kProcessTimeout = 3s;
 
 // Peer on the same device and on the other one.
 class TwoProcesses : public testing::TestWithParam<unsigned> {
@@ -52,7 +52,7 @@ class TwoProcesses : public testing::TestWithParam<unsigned> {
 
   Device device = open_device();
   Region region{device.pd.get(), kRegionBytes, 7};
-  Endpoint endpoint{device, {.timers = kQuick}};
+  Endpoint endpoint{device, {.timers = kProcessTimers}};
   Peer peer{{.device = GetParam(), .region_bytes = kRegionBytes}};
 };
 
@@ -60,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(PeerOn, TwoProcesses, testing::Values(0U, 1U),
                          [](const auto& place) { return place.param == 0 ? "SameDevice" : "OtherDevice"; });
 
 TEST_P(TwoProcesses, SendsArriveWhole) {
-  for (const std::size_t size : kSizes) {
+  for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.fill(size);
     peer.poison();
@@ -79,7 +79,7 @@ TEST_P(TwoProcesses, SendsArriveWhole) {
 }
 
 TEST_P(TwoProcesses, ReceivesFromThePeerArriveWhole) {
-  for (const std::size_t size : kSizes) {
+  for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.buffer.poison();
     peer.fill(kMargin, size, size);
@@ -95,7 +95,7 @@ TEST_P(TwoProcesses, ReceivesFromThePeerArriveWhole) {
 }
 
 TEST_P(TwoProcesses, WritesLandInThePeersMemory) {
-  for (const std::size_t size : kSizes) {
+  for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.fill(size + 1);
     peer.poison();
@@ -116,7 +116,7 @@ TEST_P(TwoProcesses, WritesLandInThePeersMemory) {
 }
 
 TEST_P(TwoProcesses, ReadsFetchThePeersMemory) {
-  for (const std::size_t size : kSizes) {
+  for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.buffer.poison();
     peer.fill(kMargin, size, size + 2);
@@ -195,7 +195,7 @@ TEST_P(TwoProcesses, AKilledPeerIsRetryExceeded) {
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 64)}, peer.target(2)), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
   EXPECT_GE(Clock::now() - start, 60ms);
-  EXPECT_LE(Clock::now() - start, kGivenUp);
+  EXPECT_LE(Clock::now() - start, kProcessTimeout);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_WR_FLUSH_ERR);
   const ibv_wc flushed = poll_one(endpoint.recv_cq());
   EXPECT_EQ(flushed.wr_id, 50U);
@@ -248,7 +248,7 @@ TEST_P(TwoProcesses, APeerKilledInMidTrafficStopsNobody) {
   const auto killed = Clock::now();
   push(killed + kPatience);
   EXPECT_EQ(last.status, IBV_WC_RETRY_EXC_ERR) << verbs().wc_status_str(last.status);
-  EXPECT_LE(Clock::now() - killed, kGivenUp);
+  EXPECT_LE(Clock::now() - killed, kProcessTimeout);
   for (; completed < posted; ++completed) {
     ASSERT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_WR_FLUSH_ERR);
   }
@@ -316,7 +316,7 @@ TEST(Processes, AForkedChildTakesNothingWithIt) {
   Endpoint b(device);
   connect(a, b);
   Peer peer;
-  Endpoint c(device, {.timers = kQuick});
+  Endpoint c(device, {.timers = kProcessTimers});
   c.connect(peer.address());
   peer.connect(c.address());
   for (const bool clean : {false, true}) {
@@ -407,7 +407,7 @@ TEST(Processes, KilledOnesLeaveNoGrowingHeap) {
   int round = 0;
   const auto kill_one_in_traffic = [&] {
     const Region region(device.pd.get(), 1 << 16);
-    Endpoint endpoint(device, {.timers = kQuick});
+    Endpoint endpoint(device, {.timers = kProcessTimers});
     Peer peer;
     endpoint.connect(peer.address());
     peer.connect(endpoint.address());

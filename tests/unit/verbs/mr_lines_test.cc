@@ -18,8 +18,8 @@
 namespace verbatim {
 namespace {
 
-constexpr std::uintptr_t kPage = 4096;
-constexpr std::uintptr_t kBase = 0x7f0000000000;
+constexpr std::uintptr_t kLinePage = 4096;
+constexpr std::uintptr_t kLineBase = 0x7f0000000000;
 
 class Refusal : public testing::Test {
  protected:
@@ -37,8 +37,8 @@ class Refusal : public testing::Test {
     fake_.table.close_device(context_);
   }
 
-  static MrRequest range(MemoryType type, std::size_t bytes = kPage, std::uintptr_t offset = 0) {
-    return {.address = reinterpret_cast<void*>(kBase + offset), .bytes = bytes, .type = type};
+  static MrRequest range(MemoryType type, std::size_t bytes = kLinePage, std::uintptr_t offset = 0) {
+    return {.address = reinterpret_cast<void*>(kLineBase + offset), .bytes = bytes, .type = type};
   }
 
   // The line with which the device refuses, and which leaves nothing behind.
@@ -110,7 +110,7 @@ TEST_F(Refusal, OfADmaBuf) {
 
 TEST_F(Refusal, BeyondTheLimitOfLockedMemory) {
   EXPECT_EQ(
-      line_without_memory(range(MemoryType::kHost, 64 * kPage)),
+      line_without_memory(range(MemoryType::kHost, 64 * kLinePage)),
       "mlx5_0: ibv_reg_mr of 262144 bytes of host memory at 0x7f0000000000 failed: Cannot allocate memory. "
       "RLIMIT_MEMLOCK is 64 KiB (hard #), # KiB are locked, 0 registrations are alive: raise the limit (ulimit -l "
       "unlimited, LimitMEMLOCK=infinity, --ulimit memlock=-1)");
@@ -119,7 +119,7 @@ TEST_F(Refusal, BeyondTheLimitOfLockedMemory) {
 // What fits into the limit was refused for another reason.
 TEST_F(Refusal, WithinTheLimitOfLockedMemory) {
   EXPECT_EQ(
-      line_without_memory(range(MemoryType::kHost, kPage)),
+      line_without_memory(range(MemoryType::kHost, kLinePage)),
       "mlx5_0: ibv_reg_mr of 4096 bytes of host memory at 0x7f0000000000 failed: Cannot allocate memory. "
       "RLIMIT_MEMLOCK is 64 KiB (hard #), # KiB are locked, 0 registrations are alive: the limit is not the cause, "
       "the device or the system is out of memory or of regions");
@@ -128,10 +128,10 @@ TEST_F(Refusal, WithinTheLimitOfLockedMemory) {
 TEST_F(Refusal, BeyondTheDevicesNumber) {
   device_.attributes.max_mr = 2;
   const Result<MrRef> first = cache_->acquire(range(MemoryType::kHost));
-  const Result<MrRef> second = cache_->acquire(range(MemoryType::kHost, kPage, 4 * kPage));
+  const Result<MrRef> second = cache_->acquire(range(MemoryType::kHost, kLinePage, 4 * kLinePage));
   ASSERT_TRUE(first && second);
   EXPECT_EQ(
-      line_without_memory(range(MemoryType::kHost, kPage, 8 * kPage)),
+      line_without_memory(range(MemoryType::kHost, kLinePage, 8 * kLinePage)),
       "mlx5_0: ibv_reg_mr of 4096 bytes of host memory at 0x7f0000008000 failed: Cannot allocate memory. "
       "RLIMIT_MEMLOCK is 64 KiB (hard #), # KiB are locked, the device takes 2 registrations, 2 registrations are "
       "alive: the device has no more (max_mr); fewer or larger buffers need fewer");
@@ -139,8 +139,8 @@ TEST_F(Refusal, BeyondTheDevicesNumber) {
 
 TEST_F(Refusal, BeyondTheDevicesSize) {
   device_.attributes.max_mr = 100;
-  device_.attributes.max_mr_size = 4 * kPage;
-  EXPECT_EQ(line_without_memory(range(MemoryType::kHost, 5 * kPage)),
+  device_.attributes.max_mr_size = 4 * kLinePage;
+  EXPECT_EQ(line_without_memory(range(MemoryType::kHost, 5 * kLinePage)),
             "mlx5_0: ibv_reg_mr of 20480 bytes of host memory at 0x7f0000000000 failed: Cannot allocate memory. "
             "RLIMIT_MEMLOCK is 64 KiB (hard #), # KiB are locked, the device takes 100 registrations, 0 registrations "
             "are alive: it takes 16384 bytes at a time (max_mr_size)");

@@ -13,8 +13,6 @@
 namespace verbatim::perf::qp_order {
 namespace {
 
-using Json = nlohmann::json;
-
 template <typename Take>
 void for_each_line(const std::string& path, std::size_t skip, Take take) {
   std::ifstream file(path);
@@ -22,8 +20,8 @@ void for_each_line(const std::string& path, std::size_t skip, Take take) {
   for (std::string line; std::getline(file, line); ++number) {
     if (number < skip) continue;
     try {
-      take(Json::parse(line));
-    } catch (const Json::exception& wrong) {
+      take(nlohmann::json::parse(line));
+    } catch (const nlohmann::json::exception& wrong) {
       throw ranks::Failure(path + ":" + std::to_string(number + 1) + ": " + wrong.what());
     }
   }
@@ -93,7 +91,7 @@ int most_senders(const std::vector<Service>& services, double unit) {
 
 std::vector<DumpedQp> read_dump(const std::string& path) {
   std::vector<DumpedQp> dump;
-  for_each_line(path, 0, [&](const Json& line) {
+  for_each_line(path, 0, [&](const nlohmann::json& line) {
     dump.push_back({.device = line.at("device"),
                     .side = line.at("side"),
                     .self = line.at("self"),
@@ -175,7 +173,7 @@ double rank_correlation(const std::vector<double>& a, const std::vector<double>&
 
 std::vector<Quantum> read_trace(const std::string& path, std::size_t skip) {
   std::vector<Quantum> trace;
-  for_each_line(path, skip, [&](const Json& line) {
+  for_each_line(path, skip, [&](const nlohmann::json& line) {
     const std::string to = line.at("to");
     trace.push_back({.ns = line.at("ns"),
                      .qpn = line.at("qpn"),

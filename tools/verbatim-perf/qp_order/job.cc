@@ -13,7 +13,7 @@
 namespace verbatim::perf::qp_order {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(120);
+constexpr auto kJobTimeout = std::chrono::seconds(120);
 constexpr int kFirstWithContexts = 11;
 constexpr std::uint32_t kSendOperation = 0x40;
 
@@ -128,7 +128,7 @@ void Job::connect() {
                    "listen");
   }
   for (Attempt& attempt : attempts) ask(attempt);
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = std::chrono::steady_clock::now() + kJobTimeout;
   for (bool all = false; !all;) {
     all = true;
     for (Attempt& attempt : attempts) {

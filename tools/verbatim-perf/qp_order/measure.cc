@@ -12,6 +12,7 @@
 #include <random>
 #include <utility>
 
+#include "ranks/json.h"
 #include "ranks/loaded_plugin.h"
 #include "ranks/plugin_log.h"
 #include "verbatim-perf/child.h"
@@ -22,9 +23,9 @@ namespace verbatim::perf::qp_order {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using ranks::Json;
 
-constexpr auto kPatience = std::chrono::seconds(120);
+constexpr auto kTurnTimeout = std::chrono::seconds(120);
 constexpr double kNsPerUs = 1000;
 constexpr double kBitsPerByte = 8;
 constexpr std::uint64_t kDefaultQuantum = 16384;
@@ -168,7 +169,7 @@ class Messages {
 
   template <typename Done>
   static void wait(Done done) {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
+    const auto end = std::chrono::steady_clock::now() + kTurnTimeout;
     while (!done()) {
       if (std::chrono::steady_clock::now() > end)
         throw ranks::Failure("messages did not arrive", ranks::ExitStatus::kTimeout);

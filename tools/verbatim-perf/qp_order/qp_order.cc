@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "ranks/json.h"
 #include "ranks/scratch.h"
 #include "verbatim-perf/child.h"
 #include "verbatim-perf/qp_order/measure.h"
@@ -17,7 +18,7 @@ namespace verbatim::perf::qp_order {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using ranks::Json;
 
 // A correlation of at least this counts as being served in that order.
 constexpr double kClear = 0.9;
