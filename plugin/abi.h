@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "nccl/types.h"
-#include "net/net.h"
-#include "net/recv_comm.h"
+#include "net/context/context.h"
+#include "net/transfer/recv_comm.h"
 
 namespace verbatim::abi {
 
@@ -42,7 +42,7 @@ void* process_context() noexcept;
 nccl::Result announce(void* context, const Announcement& announcement) noexcept;
 
 nccl::Result devices(int* count) noexcept;
-nccl::Result device_view(int device, DeviceView& view) noexcept;
+nccl::Result device_properties(int device, DeviceProperties& view) noexcept;
 nccl::Result listen(void* context, int device, void* handle, void** listen_comm) noexcept;
 nccl::Result connect(void* context, int device, int traffic_class, void* handle, void** send_comm) noexcept;
 nccl::Result accept(void* listen_comm, void** recv_comm) noexcept;
@@ -105,7 +105,7 @@ inline nccl::Result irecv_profiled(void* recv_comm, int n, void** data, std::siz
 
 // What every version's properties have.
 template <typename Properties>
-void fill_properties(const DeviceView& view, Properties& properties) {
+void fill_properties(const DeviceProperties& view, Properties& properties) {
   properties = {};
   properties.name = const_cast<char*>(view.name);
   properties.pciPath = const_cast<char*>(view.pci_path);

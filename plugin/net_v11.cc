@@ -12,8 +12,8 @@ nccl::Result init_v11(void** context, std::uint64_t, nccl::v11::NetCommConfig* c
 }
 
 nccl::Result get_properties_v11(int device, nccl::v11::NetProperties* properties) noexcept {
-  DeviceView view{};
-  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
+  DeviceProperties view{};
+  if (const nccl::Result found = device_properties(device, view); found != nccl::Result::kSuccess) return found;
   fill_properties(view, *properties);
   fill_offload(*properties);
   fill_limits(device, *properties);

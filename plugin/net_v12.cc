@@ -12,8 +12,8 @@ nccl::Result init_v12(void** context, std::uint64_t, nccl::v12::NetCommConfig* c
 }
 
 nccl::Result get_properties_v12(int device, nccl::v12::NetProperties* properties) noexcept {
-  DeviceView view{};
-  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
+  DeviceProperties view{};
+  if (const nccl::Result found = device_properties(device, view); found != nccl::Result::kSuccess) return found;
   fill_properties(view, *properties);
   fill_offload(*properties);
   fill_limits(device, *properties);

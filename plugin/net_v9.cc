@@ -7,8 +7,8 @@ namespace verbatim::abi {
 namespace {
 
 nccl::Result get_properties_v9(int device, nccl::v9::NetProperties* properties) noexcept {
-  DeviceView view{};
-  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
+  DeviceProperties view{};
+  if (const nccl::Result found = device_properties(device, view); found != nccl::Result::kSuccess) return found;
   fill_properties(view, *properties);
   fill_offload(*properties);
   fill_limits(device, *properties);

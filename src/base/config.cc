@@ -14,14 +14,14 @@ namespace verbatim {
 namespace {
 
 // One value on its way into a Config.
-struct Given {
+struct SettingValue {
   std::string text;
   const char* variable;  // the one that was set
 };
 
 struct Row {
   Variable shown;
-  bool (*assign)(Config& config, const Given& given);  // false: not what `allowed` says
+  bool (*assign)(Config& config, const SettingValue& given);  // false: not what `allowed` says
 };
 
 // Bases as C has them, like NCCL: 10, 0x0a, 012.
@@ -47,7 +47,7 @@ constexpr std::int64_t kNoNumber = std::numeric_limits<std::int64_t>::min();
 
 // A number from kLow to kHigh. kUnset, where NCCL has such a value, leaves the default.
 template <auto kMember, std::int64_t kLow, std::int64_t kHigh, std::int64_t kUnset = kNoNumber>
-bool assign_number(Config& config, const Given& given) {
+bool assign_number(Config& config, const SettingValue& given) {
   using Number = typename NumberOf<std::remove_reference_t<decltype(config.*kMember)>>::Type;
   const std::optional<std::int64_t> number = parse_number(given.text);
   if (!number) return false;
@@ -65,7 +65,7 @@ Row number_row(const char* name, const char* alias, const char* default_value, c
 }
 
 template <Switch Config::*kMember>
-bool assign_switch(Config& config, const Given& given) {
+bool assign_switch(Config& config, const SettingValue& given) {
   if (given.text == "auto" || given.text == "-1" || given.text == "-2") {  // NCCL's words for "not decided here"
     config.*kMember = Switch::kAuto;
   } else if (given.text == "0" || given.text == "1") {
@@ -77,18 +77,18 @@ bool assign_switch(Config& config, const Given& given) {
 }
 
 template <std::string Config::*kMember>
-bool assign_path(Config& config, const Given& given) {
+bool assign_path(Config& config, const SettingValue& given) {
   config.*kMember = given.text;
   return true;
 }
 
 template <TextSetting Config::*kMember>
-bool assign_text(Config& config, const Given& given) {
+bool assign_text(Config& config, const SettingValue& given) {
   config.*kMember = {given.text, given.variable};
   return true;
 }
 
-bool assign_completion(Config& config, const Given& given) {
+bool assign_completion(Config& config, const SettingValue& given) {
   constexpr std::pair<std::string_view, Completion> kWords[] = {
       {"auto", Completion::kAuto}, {"imm", Completion::kImmediate}, {"atomic", Completion::kAtomic}};
   const auto* const word =
@@ -98,7 +98,7 @@ bool assign_completion(Config& config, const Given& given) {
   return true;
 }
 
-bool assign_relaxed_ordering(Config& config, const Given& given) {
+bool assign_relaxed_ordering(Config& config, const SettingValue& given) {
   constexpr Switch kMeaning[] = {Switch::kOff, Switch::kOn, Switch::kAuto};
   const std::optional<std::int64_t> number = parse_number(given.text);
   if (!number || *number < 0 || *number > 2) return false;
@@ -106,13 +106,13 @@ bool assign_relaxed_ordering(Config& config, const Given& given) {
   return true;
 }
 
-bool assign_ece(Config& config, const Given& given) {
+bool assign_ece(Config& config, const SettingValue& given) {
   if (given.text != "0" && given.text != "1") return false;
   config.ece = given.text == "1";
   return true;
 }
 
-bool assign_socket_family(Config& config, const Given& given) {
+bool assign_socket_family(Config& config, const SettingValue& given) {
   if (given.text == "AF_INET") {
     config.socket_family = AF_INET;
   } else if (given.text == "AF_INET6") {
@@ -123,19 +123,19 @@ bool assign_socket_family(Config& config, const Given& given) {
   return true;
 }
 
-constexpr std::int64_t kHighestGidIndex = 255;  // a byte in ibv_global_route
+constexpr std::int64_t kMaxGidIndex = 255;  // a byte in ibv_global_route
 
 // "auto" and NCCL's -1 leave `index` empty; false when malformed.
 bool parse_gid_index(const std::string& text, std::optional<unsigned>& index) {
   index.reset();
   if (text == "auto") return true;
   const std::optional<std::int64_t> number = parse_number(text);
-  if (!number || *number < -1 || *number > kHighestGidIndex) return false;
+  if (!number || *number < -1 || *number > kMaxGidIndex) return false;
   if (*number >= 0) index = static_cast<unsigned>(*number);
   return true;
 }
 
-bool assign_gid_index(Config& config, const Given& given) {
+bool assign_gid_index(Config& config, const SettingValue& given) {
   GidIndexSetting setting{.everywhere = {}, .per_device = {}, .variable = given.variable};
   if (given.text.find('=') == std::string::npos) {
     if (!parse_gid_index(given.text, setting.everywhere)) return false;
@@ -156,35 +156,35 @@ bool assign_gid_index(Config& config, const Given& given) {
 }
 
 // NCCL documents the same bound.
-constexpr std::int64_t kMostQps = 128;
-constexpr std::int64_t kMostPoolPeers = 65536;
-constexpr std::int64_t kMostPoolQps = 4096;
-constexpr std::int64_t kLongestGatherUs = 2000;
-constexpr std::int64_t kHighestThreshold = std::int64_t{1} << 40;
-constexpr std::int64_t kLongestEstablishmentS = 3600;
-constexpr std::int64_t kLongestCloseMs = 600'000;
-constexpr std::int64_t kLongestWatchS = 86'400;
+constexpr std::int64_t kMaxQpsPerConnection = 128;
+constexpr std::int64_t kMaxPoolPeers = 65536;
+constexpr std::int64_t kMaxPoolQps = 4096;
+constexpr std::int64_t kMaxGatherUs = 2000;
+constexpr std::int64_t kMaxThresholdBytes = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxConnectTimeoutS = 3600;
+constexpr std::int64_t kMaxCloseTimeoutMs = 600'000;
+constexpr std::int64_t kMaxMonitorTimeoutS = 86'400;
 
-std::optional<unsigned> parse_count(const std::string& text, std::int64_t most) {
+std::optional<unsigned> parse_count(const std::string& text, std::int64_t max) {
   const std::optional<std::int64_t> number = parse_number(text);
-  if (!number || *number < 1 || *number > most) return std::nullopt;
+  if (!number || *number < 1 || *number > max) return std::nullopt;
   return static_cast<unsigned>(*number);
 }
 
 // "4", or "1-8", which NCCL's variable does not know.
-bool assign_qps_per_connection(Config& config, const Given& given) {
+bool assign_qps_per_connection(Config& config, const SettingValue& given) {
   const std::size_t dash = given.text.find('-', 1);
-  const std::optional<unsigned> least = parse_count(given.text.substr(0, dash), kMostQps);
-  if (!least) return false;
-  config.qps_per_connection = {*least, *least};
+  const std::optional<unsigned> min = parse_count(given.text.substr(0, dash), kMaxQpsPerConnection);
+  if (!min) return false;
+  config.qps_per_connection = {*min, *min};
   if (dash == std::string::npos) return true;
-  const std::optional<unsigned> most = parse_count(given.text.substr(dash + 1), kMostQps);
-  if (!most || *most < *least || given.variable != std::string_view("VERBATIM_QPS_PER_CONNECTION")) return false;
-  config.qps_per_connection.most = *most;
+  const std::optional<unsigned> max = parse_count(given.text.substr(dash + 1), kMaxQpsPerConnection);
+  if (!max || *max < *min || given.variable != std::string_view("VERBATIM_QPS_PER_CONNECTION")) return false;
+  config.qps_per_connection.max = *max;
   return true;
 }
 
-bool assign_qp_order(Config& config, const Given& given) {
+bool assign_qp_order(Config& config, const SettingValue& given) {
   constexpr std::pair<std::string_view, QpOrder> kOrders[] = {
       {"pool", QpOrder::kPool}, {"gather", QpOrder::kGather}, {"ring", QpOrder::kRing}, {"native", QpOrder::kNative}};
   for (const auto& [name, order] : kOrders) {
@@ -195,11 +195,11 @@ bool assign_qp_order(Config& config, const Given& given) {
   return false;
 }
 
-bool assign_qp_pool(Config& config, const Given& given) {
+bool assign_qp_pool(Config& config, const SettingValue& given) {
   const std::size_t cross = given.text.find('x', 1);
   if (cross == std::string::npos) return false;
-  const std::optional<unsigned> peers = parse_count(given.text.substr(0, cross), kMostPoolPeers);
-  const std::optional<unsigned> qps = parse_count(given.text.substr(cross + 1), kMostPoolQps);
+  const std::optional<unsigned> peers = parse_count(given.text.substr(0, cross), kMaxPoolPeers);
+  const std::optional<unsigned> qps = parse_count(given.text.substr(cross + 1), kMaxPoolQps);
   if (!peers || !qps) return false;
   config.qp_pool = {*peers, *qps};
   return true;
@@ -238,7 +238,7 @@ std::vector<Row> rows() {
         "The fabric reorders packets: large messages end with a write of their own. Automatic: on for InfiniBand, off "
         "for RoCE."},
        assign_switch<&Config::adaptive_routing>},
-      number_row<&Config::adaptive_routing_threshold, 0, kHighestThreshold, -2>(
+      number_row<&Config::adaptive_routing_threshold, 0, kMaxThresholdBytes, -2>(
           "VERBATIM_AR_THRESHOLD", "NCCL_IB_AR_THRESHOLD", "8192",
           "Bytes above which a message counts as large under adaptive routing."),
       {{"VERBATIM_COMPLETION", nullptr, "`imm`, `atomic` or `auto`", "auto",
@@ -255,7 +255,7 @@ std::vector<Row> rows() {
         "What the pool prepares for; before table version 11 NCCL announces nothing, and without this there is no "
         "pool."},
        assign_qp_pool},
-      number_row<&Config::qp_gather_us, 0, kLongestGatherUs>(
+      number_row<&Config::qp_gather_us, 0, kMaxGatherUs>(
           "VERBATIM_QP_GATHER_US", nullptr, "300",
           "With `gather` and `ring`: microseconds without a new connection after which those gathered are made."),
       {{"VERBATIM_QP_DUMP", nullptr, "path; `%p` is the process id", "none",
@@ -273,19 +273,19 @@ std::vector<Row> rows() {
       {{"VERBATIM_SOCKET_FAMILY", "NCCL_SOCKET_FAMILY", "`AF_INET` or `AF_INET6`", "either, IPv4 first",
         "Address family of the TCP side channel."},
        assign_socket_family},
-      number_row<&Config::connect_timeout_s, 1, kLongestEstablishmentS>(
+      number_row<&Config::connect_timeout_s, 1, kMaxConnectTimeoutS>(
           "VERBATIM_CONNECT_TIMEOUT_S", nullptr, "60", "Seconds until a connection that does not come about fails."),
-      number_row<&Config::close_timeout_ms, 0, kLongestCloseMs>(
+      number_row<&Config::close_timeout_ms, 0, kMaxCloseTimeoutMs>(
           "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, "5000",
           "Milliseconds that a closed connection's queue pairs stay alive for a peer that has not closed its end."),
-      number_row<&Config::keepalive_s, 0, kLongestWatchS>(
+      number_row<&Config::keepalive_s, 0, kMaxMonitorTimeoutS>(
           "VERBATIM_KEEPALIVE_S", nullptr, "300",
           "Seconds without a sign of life from a peer, process or host, after which its connections fail; 0: never."),
-      number_row<&Config::stall_warn_s, 0, kLongestWatchS>(
+      number_row<&Config::stall_warn_s, 0, kMaxMonitorTimeoutS>(
           "VERBATIM_STALL_WARN_S", nullptr, "30",
           "Seconds without progress, with something outstanding, after which a connection is reported with who holds "
           "it up; 0: never."),
-      number_row<&Config::stall_fail_s, 0, kLongestWatchS>(
+      number_row<&Config::stall_fail_s, 0, kMaxMonitorTimeoutS>(
           "VERBATIM_STALL_FAIL_S", nullptr, "0", "Seconds after which such a connection fails at both ends; 0: never."),
       {{"VERBATIM_STATE_SOCKET", nullptr, "path", "none",
         "UNIX socket where the state of all connections can be read as JSON. `%p` in it becomes the process ID, `%h` "

@@ -25,8 +25,8 @@ enum class Completion : std::uint8_t { kAuto, kImmediate, kAtomic };
 enum class QpOrder : std::uint8_t { kPool, kGather, kRing, kNative };
 
 struct QpRange {
-  unsigned least = 1;
-  unsigned most = 1;
+  unsigned min = 1;
+  unsigned max = 1;
 };
 
 // VERBATIM_QP_POOL: peers, and QPs to each. 0: as announced.

@@ -37,14 +37,14 @@ Result<UniqueFd> tcp_socket(sa_family_t family) {
   return socket;
 }
 
-void send_without_delay(const UniqueFd& socket) {
+void set_no_delay(const UniqueFd& socket) {
   const int on = 1;
   // Only a matter of latency: a refusal is no reason to fail.
   static_cast<void>(::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
 }
 
 // A link-local address is told together with the other host's number for the link; ours may be another.
-void use_scope_of(const sockaddr_storage& local, sockaddr_storage& remote) {
+void copy_scope_id(const sockaddr_storage& local, sockaddr_storage& remote) {
   if (remote.ss_family != AF_INET6) return;
   auto& v6 = reinterpret_cast<sockaddr_in6&>(remote);
   if (IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr))
@@ -100,7 +100,7 @@ Result<UniqueFd> tcp_listen(const sockaddr_storage& address) {
   return socket;
 }
 
-void keep_silent_out(const UniqueFd& listener, int seconds) {
+void set_defer_accept(const UniqueFd& listener, int seconds) {
   static_cast<void>(::setsockopt(listener.get(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds));
 }
 
@@ -115,7 +115,7 @@ Result<sockaddr_storage> remote_address(const UniqueFd& socket) {
 Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener) {
   UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (socket) {
-    send_without_delay(socket);
+    set_no_delay(socket);
     return std::optional<UniqueFd>(std::move(socket));
   }
   switch (errno) {
@@ -142,11 +142,11 @@ Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener) {
 Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_storage& local) {
   Result<UniqueFd> socket = tcp_socket(remote.ss_family);
   if (!socket) return socket;
-  send_without_delay(*socket);
+  set_no_delay(*socket);
   sockaddr_storage to = remote;
   if (local.ss_family == remote.ss_family) {
     sockaddr_storage from = local;
-    use_scope_of(from, to);
+    copy_scope_id(from, to);
     set_port(from, 0);
     // The port is chosen by connect(), which knows the other end: a bind() alone fails as soon as connections that have
     // lately been closed hold every port of this address. Where the option is unknown that is how it is.

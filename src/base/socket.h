@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "base/fd.h"
 #include "base/result.h"
+#include "base/unique_fd.h"
 
 namespace verbatim {
 
@@ -26,7 +26,7 @@ void set_port(sockaddr_storage& address, in_port_t port);  // in network order
 Result<UniqueFd> tcp_listen(const sockaddr_storage& address);
 // For a protocol in which whoever connects speaks first: the system keeps the silent ones to itself for so many
 // seconds, as many as its own queue holds. Where it cannot, tcp_accept gives them, too.
-void keep_silent_out(const UniqueFd& listener, int seconds);
+void set_defer_accept(const UniqueFd& listener, int seconds);
 Result<sockaddr_storage> local_address(const UniqueFd& socket);
 Result<sockaddr_storage> remote_address(const UniqueFd& socket);
 

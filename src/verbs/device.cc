@@ -42,7 +42,7 @@ int probe_dmabuf(const Verbs& verbs, ibv_pd* pd) {
   return mr.error().sys_errno;
 }
 
-std::string visible_name(const std::string& device, std::uint8_t port_num) {
+std::string nccl_device_name(const std::string& device, std::uint8_t port_num) {
   const std::string name = "verbatim_" + device;
   return port_num == 1 ? name : name + "_p" + std::to_string(port_num);
 }
@@ -53,10 +53,10 @@ std::uint32_t speed_of(const Device& device, std::uint8_t port_num, const ibv_po
 }
 
 // Fills the inventory; lives during DeviceInventory::open.
-class Enumeration {
+class DeviceEnumerator {
  public:
-  Enumeration(const Verbs& verbs, const Mlx5* mlx5, const Config& config, const HcaFilter& filter,
-              bool relaxed_ordering, bool peer_memory)
+  DeviceEnumerator(const Verbs& verbs, const Mlx5* mlx5, const Config& config, const HcaFilter& filter,
+                   bool relaxed_ordering, bool peer_memory)
       : verbs_(verbs),
         mlx5_(mlx5),
         config_(config),
@@ -129,7 +129,7 @@ class Enumeration {
     Port port;
     port.device = &device;
     port.port_num = port_num;
-    port.name = visible_name(device.name(), port_num);
+    port.name = nccl_device_name(device.name(), port_num);
     port.speed_mbps = speed_of(device, port_num, *attributes);
     port.pci_path = sysfs_pci_path(device.sysfs_path());
     port.guid = be64toh(device.attributes().sys_image_guid);
@@ -156,7 +156,7 @@ class Enumeration {
 };
 
 // Numbers in names count as numbers: mlx5_2 comes before mlx5_10.
-bool comes_before(const Port& a, const Port& b) {
+bool sorts_before(const Port& a, const Port& b) {
   if (a.pci_path != b.pci_path) return a.pci_path < b.pci_path;
   if (const int order = strverscmp(a.device->name().c_str(), b.device->name().c_str()); order != 0) return order < 0;
   return a.port_num < b.port_num;
@@ -170,7 +170,7 @@ void number_ports(std::vector<Port>& ports) {
 }
 
 // "mlx5_0:1, mlx5_1:1: port is DOWN; mlx5_2: ...": one line holds few characters, so equal reasons share one place.
-std::string explain(const std::vector<SkippedPort>& skipped) {
+std::string group_by_reason(const std::vector<SkippedPort>& skipped) {
   std::vector<std::pair<std::string, std::string>> by_reason;  // reason, names
   for (const SkippedPort& one : skipped) {
     std::string name = one.device;
@@ -191,7 +191,7 @@ std::string explain(const std::vector<SkippedPort>& skipped) {
 }
 
 // Why NCCL is offered no GPU memory on some ports, for all of them at once: a warning where the host has a GPU.
-void explain_host_memory(const std::vector<Port>& ports, const std::string& root) {
+void log_missing_gpu_memory(const std::vector<Port>& ports, const std::string& root) {
   std::vector<SkippedPort> without;
   bool kernel_driver = false;
   for (const Port& port : ports) {
@@ -208,7 +208,7 @@ void explain_host_memory(const std::vector<Port>& ports, const std::string& root
   if (without.empty()) return;
   const bool gpu = sysfs_exists(root + "/sys/module/nvidia") && kernel_driver;
   log_line(gpu ? LogLevel::kWarn : LogLevel::kInfo, __FILE__, __LINE__,
-           "no GPU memory, data goes through the host's: %s", explain(without).c_str());
+           "no GPU memory, data goes through the host's: %s", group_by_reason(without).c_str());
 }
 
 void log_port(const Port& port) {
@@ -297,23 +297,23 @@ Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verb
     return Error{ErrorKind::kUsage, ENODEV, "ibv_get_device_list"};
   }
 
-  Enumeration found(verbs, mlx5, config, *filter, can_relax && config.relaxed_ordering != Switch::kOff,
-                    peer_memory_loaded(root));
+  DeviceEnumerator found(verbs, mlx5, config, *filter, can_relax && config.relaxed_ordering != Switch::kOff,
+                         peer_memory_loaded(root));
   for (int i = 0; i < count; ++i) found.add_device(list.get()[i]);
   if (found.ports.empty()) {
-    VERBATIM_WARN("no RDMA device is usable. %s", explain(found.skipped).c_str());
+    VERBATIM_WARN("no RDMA device is usable. %s", group_by_reason(found.skipped).c_str());
     return Error{ErrorKind::kUsage, ENODEV, "RDMA devices"};
   }
   // A rail that is lost to a setting or a failure costs bandwidth on every step: that is worth a warning, a port that
   // is down is not.
   if (!found.skipped.empty()) {
     log_line(found.has_failed ? LogLevel::kWarn : LogLevel::kInfo, __FILE__, __LINE__, "not used: %s",
-             explain(found.skipped).c_str());
+             group_by_reason(found.skipped).c_str());
   }
-  std::sort(found.ports.begin(), found.ports.end(), comes_before);
+  std::sort(found.ports.begin(), found.ports.end(), sorts_before);
   number_ports(found.ports);
   for (const Port& port : found.ports) log_port(port);
-  explain_host_memory(found.ports, root);
+  log_missing_gpu_memory(found.ports, root);
 
   std::shared_ptr<DeviceInventory> inventory(new DeviceInventory);
   inventory->devices_ = std::move(found.devices);

@@ -15,10 +15,10 @@
 #include "base/result.h"
 #include "verbs/gid.h"
 #include "verbs/handles.h"
-#include "verbs/library.h"
 #include "verbs/mlx5.h"
 #include "verbs/mr_cache.h"
 #include "verbs/port_history.h"
+#include "verbs/verbs.h"
 
 namespace verbatim {
 
@@ -44,10 +44,10 @@ class Device {
   // Why it takes no dma-bufs; 0: it does.
   int dmabuf_errno() const { return dmabuf_errno_; }
   // True once: that peer memory stands in for dma-bufs is worth a line, but not one each time.
-  bool first_fallback() const { return !fell_back_.exchange(true); }
+  bool is_first_fallback() const { return !fallback_reported_.exchange(true); }
   bool relaxed_ordering() const { return relaxed_ordering_; }
   // Queue pairs of this process, of all its connections.
-  std::atomic<std::size_t>& qps_alive() const { return qps_alive_; }
+  std::atomic<std::size_t>& live_qps() const { return live_qps_; }
   MrCache& mr_cache() const { return *mr_cache_; }
   PortHistory& history() const { return *history_; }
 
@@ -65,8 +65,8 @@ class Device {
   bool is_mlx5_ = false;
   Mlx5Capabilities mlx5_capabilities_;
   int dmabuf_errno_ = 0;
-  mutable std::atomic<bool> fell_back_{false};
-  mutable std::atomic<std::size_t> qps_alive_{0};
+  mutable std::atomic<bool> fallback_reported_{false};
+  mutable std::atomic<std::size_t> live_qps_{0};
   const bool relaxed_ordering_;
   const std::unique_ptr<MrCache> mr_cache_;
   const std::unique_ptr<PortHistory> history_;

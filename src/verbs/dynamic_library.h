@@ -13,8 +13,8 @@ class DynamicLibrary {
   static DynamicLibrary open(std::initializer_list<const char*> names);
 
   explicit operator bool() const { return handle_ != nullptr; }
-  const std::string& name() const { return name_; }  // the one that was opened
-  const std::string& why() const { return why_; }    // the loader's words, when none was
+  const std::string& name() const { return name_; }              // the one that was opened
+  const std::string& load_error() const { return load_error_; }  // the loader's words, when none was
 
   // The symbol of this version, else the library's default one. False, and `function` untouched, when it has neither.
   template <typename Function>
@@ -30,7 +30,7 @@ class DynamicLibrary {
 
   void* handle_ = nullptr;
   std::string name_;
-  std::string why_;
+  std::string load_error_;
 };
 
 }  // namespace verbatim

@@ -11,7 +11,7 @@
 
 #include "base/config.h"
 #include "base/result.h"
-#include "verbs/library.h"
+#include "verbs/verbs.h"
 
 namespace verbatim {
 

@@ -59,13 +59,13 @@ struct VerbsDeleter {
 template <>
 struct VerbsDeleter<ibv_qp> {
   int (*destroy)(ibv_qp*) = nullptr;
-  std::atomic<std::size_t>* alive = nullptr;
+  std::atomic<std::size_t>* live_count = nullptr;
 
   void operator()(ibv_qp* qp) const noexcept {
     if (const int returned = destroy_verbs_object(destroy, qp); returned != 0) {
       return log_destroy_failure(kVerbsObjectName<ibv_qp>, device_of(qp), returned);
     }
-    if (alive != nullptr) alive->fetch_sub(1, std::memory_order_relaxed);
+    if (live_count != nullptr) live_count->fetch_sub(1, std::memory_order_relaxed);
   }
 };
 

@@ -13,7 +13,7 @@ std::optional<Mlx5> Mlx5::load(const std::string& path) {
       path.empty() ? DynamicLibrary::open({"libmlx5.so.1", "libmlx5.so"}) : DynamicLibrary::open({path.c_str()});
   if (!library) {
     if (!path.empty())
-      VERBATIM_WARN("VERBATIM_MLX5_LIBRARY cannot be opened, going on without: %s", library.why().c_str());
+      VERBATIM_WARN("VERBATIM_MLX5_LIBRARY cannot be opened, going on without: %s", library.load_error().c_str());
     return std::nullopt;
   }
   Mlx5 table;

@@ -38,7 +38,7 @@ std::uint64_t locked_kib() {
   return sum;
 }
 
-std::string lock_advice(const Verbs& verbs, const ibv_pd* pd, std::size_t bytes, std::size_t live) {
+std::string memlock_advice(const Verbs& verbs, const ibv_pd* pd, std::size_t bytes, std::size_t live) {
   ibv_device_attr device = {};
   const bool known = verbs.query_device(pd->context, &device) == 0;
   rlimit memlock = {};
@@ -141,7 +141,7 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
   const std::uintptr_t start = address - in_page;
   const std::size_t bytes = (in_page + request.bytes + page_bytes_ - 1) & ~(page_bytes_ - 1);
 
-  Class key{request.type, request.ordering, 0, 0, 0};
+  RegistrationKind key{request.type, request.ordering, 0, 0, 0};
   std::uint64_t dmabuf_offset = 0;
   if (request.type == MemoryType::kDmaBuf) {
     const std::uint64_t offset_in_page = request.dmabuf.offset & (page_bytes_ - 1);
@@ -149,7 +149,7 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
     struct stat buffer = {};
     if (fstat(request.dmabuf.fd, &buffer) != 0) {
       const int error = errno;
-      if (request.silent_for == nullptr || !request.silent_for(error)) {
+      if (request.suppress_log_for == nullptr || !request.suppress_log_for(error)) {
         VERBATIM_WARN("%s: fstat of file %d, which is to be a dma-buf, failed: %s", device_, request.dmabuf.fd,
                       std::strerror(error));
       }
@@ -158,7 +158,7 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
     dmabuf_offset = request.dmabuf.offset - offset_in_page;
     key.buffer_device = buffer.st_dev;
     key.buffer_inode = buffer.st_ino;
-    key.buffer_place = start - dmabuf_offset;
+    key.buffer_base = start - dmabuf_offset;
   }
 
   {
@@ -178,23 +178,24 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
   const MutexLock lock(mutex_);
   if (Slot* slot = find_cover(key, start, bytes)) return MrRef(slot, MrReleaser{this});
   const auto ranges = ranges_.try_emplace(key).first;
-  ranges->second.longest = std::max(ranges->second.longest, bytes);
-  const auto place = ranges->second.by_start.emplace(start, std::move(fresh));
-  place->second->ranges = ranges;
-  place->second->place = place;
+  ranges->second.max_bytes = std::max(ranges->second.max_bytes, bytes);
+  const auto position = ranges->second.by_start.emplace(start, std::move(fresh));
+  position->second->ranges = ranges;
+  position->second->position = position;
   ++size_;
-  return MrRef(place->second.get(), MrReleaser{this});
+  return MrRef(position->second.get(), MrReleaser{this});
 }
 
 // Answers with a reference taken.
-MrCache::Slot* MrCache::find_cover(const Class& key, std::uintptr_t start, std::size_t bytes) {
+MrCache::Slot* MrCache::find_cover(const RegistrationKind& key, std::uintptr_t start, std::size_t bytes) {
   const auto ranges = ranges_.find(key);
   if (ranges == ranges_.end()) return nullptr;
   auto& by_start = ranges->second.by_start;
   const std::uintptr_t end = start + bytes;
   for (auto candidate = by_start.upper_bound(start); candidate != by_start.begin();) {
     --candidate;
-    if (end - candidate->first > ranges->second.longest) return nullptr;  // nor does anything further down reach `end`
+    if (end - candidate->first > ranges->second.max_bytes)
+      return nullptr;  // nor does anything further down reach `end`
     Slot& slot = *candidate->second;
     if (candidate->first + slot.bytes >= end) {
       ++slot.references;
@@ -225,11 +226,12 @@ Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_
   Result<UniqueMr> mr = registered();
   if (mr) return mr;
   const Error& error = mr.error();
-  if (request.silent_for != nullptr && request.silent_for(error.sys_errno)) return mr;
+  if (request.suppress_log_for != nullptr && request.suppress_log_for(error.sys_errno)) return mr;
   VERBATIM_WARN(
       "%s: %s of %zu bytes of %s at 0x%" PRIxPTR " failed: %s%s", device_, error.operation, bytes,
       memory_name(request.type), start, std::strerror(error.sys_errno),
-      (error.sys_errno == ENOMEM ? lock_advice(verbs_, pd_, bytes, size()) : advice(request, error.sys_errno)).c_str());
+      (error.sys_errno == ENOMEM ? memlock_advice(verbs_, pd_, bytes, size()) : advice(request, error.sys_errno))
+          .c_str());
   return Error{error.kind, error.sys_errno, error.operation, true};
 }
 
@@ -242,10 +244,10 @@ Status MrCache::drop(const MrEntry* entry) {
   std::unique_ptr<Slot> last;  // deregistered outside the lock
   {
     const MutexLock lock(mutex_);
-    const auto place = static_cast<const Slot*>(entry)->place;
-    if (--place->second->references > 0) return {};
-    last = std::move(place->second);
-    last->ranges->second.by_start.erase(place);
+    const auto position = static_cast<const Slot*>(entry)->position;
+    if (--position->second->references > 0) return {};
+    last = std::move(position->second);
+    last->ranges->second.by_start.erase(position);
     if (last->ranges->second.by_start.empty()) ranges_.erase(last->ranges);
     --size_;
   }
@@ -268,15 +270,15 @@ std::string MrCache::describe_some() const {
   constexpr std::size_t kMost = 3;
   const MutexLock lock(mutex_);
   std::string text;
-  std::size_t told = 0;
+  std::size_t described = 0;
   for (const auto& [kind, ranges] : ranges_) {
     for (const auto& [start, slot] : ranges.by_start) {
-      if (told == kMost) return text + ", ...";
+      if (described == kMost) return text + ", ...";
       char region[96];
-      std::snprintf(region, sizeof region, "%s%zu bytes of %s at 0x%zx in use %zu times", told == 0 ? "" : ", ",
+      std::snprintf(region, sizeof region, "%s%zu bytes of %s at 0x%zx in use %zu times", described == 0 ? "" : ", ",
                     slot->bytes, memory_name(kind.type), static_cast<std::size_t>(start), slot->references);
       text += region;
-      ++told;
+      ++described;
     }
   }
   return text;

@@ -14,7 +14,7 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "verbs/handles.h"
-#include "verbs/library.h"
+#include "verbs/verbs.h"
 
 namespace verbatim {
 
@@ -36,9 +36,9 @@ struct MrRequest {
   std::size_t bytes = 0;
   MemoryType type = MemoryType::kHost;
   MrOrdering ordering = MrOrdering::kRelaxed;
-  DmaBuf dmabuf = {};                           // for kDmaBuf
-  bool (*silent_for)(int sys_errno) = nullptr;  // refusals for which the caller has another way: not logged
-  int dmabuf_errno = 0;                         // kCuda: why this is no dma-buf
+  DmaBuf dmabuf = {};                                 // for kDmaBuf
+  bool (*suppress_log_for)(int sys_errno) = nullptr;  // refusals for which the caller has another way: not logged
+  int dmabuf_errno = 0;                               // kCuda: why this is no dma-buf
 };
 
 // What a work request and a peer need. Remote addresses are the caller's virtual addresses (iova = address).
@@ -92,13 +92,13 @@ class MrCache {
 
  private:
   // Registrations that may stand for each other.
-  struct Class {
+  struct RegistrationKind {
     MemoryType type;
     MrOrdering ordering;
     std::uint64_t buffer_device;  // identity of the dma-buf (fstat), 0 for other memory
     std::uint64_t buffer_inode;
-    std::uint64_t buffer_place;  // virtual address of the dma-buf's byte 0
-    auto operator<=>(const Class&) const = default;
+    std::uint64_t buffer_base;  // virtual address of the dma-buf's byte 0
+    auto operator<=>(const RegistrationKind&) const = default;
   };
 
   struct Slot;
@@ -107,19 +107,19 @@ class MrCache {
   // `longest` ends the search.
   struct Ranges {
     std::multimap<std::uintptr_t, std::unique_ptr<Slot>> by_start;
-    std::size_t longest = 0;
+    std::size_t max_bytes = 0;
   };
 
   struct Slot : MrEntry {
     std::size_t bytes = 0;
     std::size_t references = 0;
-    std::map<Class, Ranges>::iterator ranges;
-    std::multimap<std::uintptr_t, std::unique_ptr<Slot>>::iterator place;
+    std::map<RegistrationKind, Ranges>::iterator ranges;
+    std::multimap<std::uintptr_t, std::unique_ptr<Slot>>::iterator position;
   };
 
   friend struct MrReleaser;
 
-  Slot* find_cover(const Class& key, std::uintptr_t start, std::size_t bytes) VERBATIM_REQUIRES(mutex_);
+  Slot* find_cover(const RegistrationKind& key, std::uintptr_t start, std::size_t bytes) VERBATIM_REQUIRES(mutex_);
   Result<UniqueMr> register_range(const MrRequest& request, std::uintptr_t start, std::size_t bytes,
                                   std::uint64_t dmabuf_offset) const;
   Status drop(const MrEntry* entry) VERBATIM_EXCLUDES(mutex_);
@@ -132,7 +132,7 @@ class MrCache {
   const std::size_t page_bytes_;
   const std::unique_ptr<std::byte, void (*)(void*)> zero_byte_page_;  // stands in for zero-byte registrations
   mutable Mutex mutex_;
-  std::map<Class, Ranges> ranges_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<RegistrationKind, Ranges> ranges_ VERBATIM_GUARDED_BY(mutex_);
   std::size_t size_ VERBATIM_GUARDED_BY(mutex_) = 0;
 };
 

@@ -20,22 +20,22 @@ constexpr std::size_t kMaxValueBytes = 64;
 constexpr std::uint64_t kRecentNs = kNanosecondsPerSecond;
 
 // Counters that speak of failures, the most telling first. All others follow by name.
-constexpr std::array<std::string_view, 16> kTelling = {"local_ack_timeout_err",
-                                                       "retry_exceeded_err",
-                                                       "link_downed",
-                                                       "packet_seq_err",
-                                                       "out_of_sequence",
-                                                       "implied_nak_seq_err",
-                                                       "rnr_nak_retry_err",
-                                                       "retry_rnr_exceeded_err",
-                                                       "out_of_buffer",
-                                                       "req_remote_access_errors",
-                                                       "resp_remote_access_errors",
-                                                       "resp_local_length_error",
-                                                       "np_cnp_sent",
-                                                       "rp_cnp_handled",
-                                                       "port_rcv_errors",
-                                                       "port_xmit_discards"};
+constexpr std::array<std::string_view, 16> kRelevantCounters = {"local_ack_timeout_err",
+                                                                "retry_exceeded_err",
+                                                                "link_downed",
+                                                                "packet_seq_err",
+                                                                "out_of_sequence",
+                                                                "implied_nak_seq_err",
+                                                                "rnr_nak_retry_err",
+                                                                "retry_rnr_exceeded_err",
+                                                                "out_of_buffer",
+                                                                "req_remote_access_errors",
+                                                                "resp_remote_access_errors",
+                                                                "resp_local_length_error",
+                                                                "np_cnp_sent",
+                                                                "rp_cnp_handled",
+                                                                "port_rcv_errors",
+                                                                "port_xmit_discards"};
 
 // What grows with the load alone.
 bool is_traffic(std::string_view name) {
@@ -66,7 +66,8 @@ void read_directory(const std::string& path, PortCounters& counters) {
 }
 
 std::size_t rank(const std::string& name) {
-  return static_cast<std::size_t>(std::find(kTelling.begin(), kTelling.end(), name) - kTelling.begin());
+  return static_cast<std::size_t>(std::find(kRelevantCounters.begin(), kRelevantCounters.end(), name) -
+                                  kRelevantCounters.begin());
 }
 
 }  // namespace

@@ -10,15 +10,15 @@ namespace {
 
 // 0.64 ms: an NCCL receiver posts its work before the sender may use it, so a receiver-not-ready is rare and short.
 constexpr std::uint8_t kMinRnrTimer = 12;
-constexpr std::uint8_t kRnrRetryForever = 7;
+constexpr std::uint8_t kRnrRetryInfinite = 7;
 constexpr std::uint8_t kHopLimit = 255;
 // Reads are for flushes, atomics for completions; no device gains from more of them under way.
-constexpr int kMostOutstandingReads = 16;
+constexpr int kMaxOutstandingReads = 16;
 // Below this, asking for half as many inline bytes gains nothing.
-constexpr std::uint32_t kLeastInlineBytes = 16;
+constexpr std::uint32_t kMinInlineBytes = 16;
 
 std::uint8_t outstanding_reads(int device_limit) {
-  return static_cast<std::uint8_t>(std::clamp(device_limit, 0, kMostOutstandingReads));
+  return static_cast<std::uint8_t>(std::clamp(device_limit, 0, kMaxOutstandingReads));
 }
 
 std::uint32_t at_most(std::uint32_t wanted, int device_limit) {
@@ -64,14 +64,14 @@ Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq
     Result<UniqueQp> qp =
         adopt("ibv_create_qp", device.verbs().create_qp(device.pd(), &wanted), device.verbs().destroy_qp);
     if (qp) {
-      qp->get_deleter().alive = &device.qps_alive();
-      device.qps_alive().fetch_add(1, std::memory_order_relaxed);
+      qp->get_deleter().live_count = &device.live_qps();
+      device.live_qps().fetch_add(1, std::memory_order_relaxed);
       return RcQp{*std::move(qp), std::min(caps.inline_bytes, wanted.cap.max_inline_data),
                   at_most(caps.send_wr, limits.max_qp_wr), at_most(caps.recv_wr, limits.max_qp_wr)};
     }
     if (inline_bytes == 0) return qp.error();
     // No query tells the inline limit beforehand.
-    inline_bytes = inline_bytes > kLeastInlineBytes ? inline_bytes / 2 : 0;
+    inline_bytes = inline_bytes > kMinInlineBytes ? inline_bytes / 2 : 0;
   }
 }
 
@@ -126,7 +126,7 @@ Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t r
   attributes.qp_state = IBV_QPS_RTS;
   attributes.timeout = timeout;
   attributes.retry_cnt = retry_count;
-  attributes.rnr_retry = kRnrRetryForever;
+  attributes.rnr_retry = kRnrRetryInfinite;
   attributes.sq_psn = 0;
   attributes.max_rd_atomic = std::min(initiator_reads(*port.device), peer_reads);
   return modify(

@@ -67,12 +67,12 @@ class Reader {
     return text;
   }
   void skip(std::size_t count) { consume(count); }
-  bool complete() const { return !short_; }
+  bool complete() const { return !truncated_; }
 
  private:
   const std::uint8_t* consume(std::size_t count) {
-    if (short_ || bytes_.size() - position_ < count) {
-      short_ = true;
+    if (truncated_ || bytes_.size() - position_ < count) {
+      truncated_ = true;
       return nullptr;
     }
     const std::uint8_t* raw = bytes_.data() + position_;
@@ -82,7 +82,7 @@ class Reader {
 
   std::span<const std::uint8_t> bytes_;
   std::size_t position_ = 0;
-  bool short_ = false;
+  bool truncated_ = false;
 };
 
 }  // namespace verbatim::wire

@@ -18,7 +18,7 @@ enum class SizeSource : std::uint8_t {
   kByteCount = 0,  // a message alone: the bytes that its completion counts
   kRecord = 1,     // the record ring, written together with this immediate
   kPosted = 2,     // every member filled its buffer
-  kElsewhere = 3,  // another part says
+  kOtherPart = 3,  // another part says
 };
 
 struct Immediate {
@@ -49,17 +49,17 @@ static_assert(kMaxInFlight == 1U << 8 && kMaxQps == 1U << 7);
 // part's share makes up for the others', so that the receiver need not know beforehand how many parts there are.
 constexpr unsigned kArrivalShift = 48;
 constexpr std::uint64_t kArrivalBytesMask = (std::uint64_t{1} << kArrivalShift) - 1;
-constexpr std::uint64_t kWholeArrival = kMaxQps;
+constexpr std::uint64_t kArrivalComplete = kMaxQps;
 
 constexpr std::uint64_t encode_arrival(std::uint64_t bytes, std::uint32_t part, std::uint32_t parts) {
-  return (part == 0 ? kWholeArrival - (parts - 1) : 1) << kArrivalShift | bytes;
+  return (part == 0 ? kArrivalComplete - (parts - 1) : 1) << kArrivalShift | bytes;
 }
 
 // What the sender writes in the receiver's memory. A group's sizes lie at its members' ring entries, its arrival word
 // at the first of them.
 struct CompletionRecord {
   std::uint64_t size[kRingEntries];  // bytes that each member really got
-  std::uint64_t taken;               // members whose CTS entries were used, told with silent groups
+  std::uint64_t consumed;            // members whose CTS entries were used, told with silent groups
   std::uint64_t arrival[kMaxInFlight];
 };
 

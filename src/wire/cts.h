@@ -24,7 +24,7 @@ constexpr std::uint32_t ring_index(std::uint32_t member) {
 }
 
 // kSilent: the receiver looks at the data itself and wants to hear of no completion.
-enum class CtsFlags : std::uint8_t { kNone = 0, kSilent = 1 };
+enum class CtsFlags : std::uint8_t { kNone = 0, kOptionalCompletion = 1 };
 
 struct CtsHead {
   std::uint64_t address;  // of the receive buffer

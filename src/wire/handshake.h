@@ -27,12 +27,12 @@ enum class MessageType : std::uint16_t {
   kAccept = 2,
   kReady = 3,
   kReject = 4,
-  kBye = 5,
+  kClose = 5,
   kFailed = 6,
   kPing = 7,
   kPong = 8,
-  kAsk = 9,
-  kView = 10,
+  kStatusQuery = 9,
+  kStatusReply = 10,
 };
 
 struct Header {

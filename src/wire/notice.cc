@@ -33,15 +33,15 @@ Notice Notice::failed(ErrorKind kind, std::string_view text) {
   return notice;
 }
 
-Notice Notice::ask(std::uint32_t id) {
-  return with_body(MessageType::kAsk, id);
+Notice Notice::status_query(std::uint32_t id) {
+  return with_body(MessageType::kStatusQuery, id);
 }
 
-Notice Notice::view(const View& view) {
-  return with_body(MessageType::kView, view);
+Notice Notice::status_reply(const ConnectionStatus& status_reply) {
+  return with_body(MessageType::kStatusReply, status_reply);
 }
 
-std::optional<Failed> decode_failed(std::span<std::uint8_t> body) {
+std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body) {
   Reader reader(body);
   const auto number = reader.get<std::uint32_t>();
   if (!reader.complete() || number > static_cast<std::uint32_t>(ErrorKind::kRemote)) return std::nullopt;
@@ -49,22 +49,22 @@ std::optional<Failed> decode_failed(std::span<std::uint8_t> body) {
   for (std::uint8_t& c : text) {
     if (c < ' ' || c > '~') c = '?';
   }
-  return Failed{static_cast<ErrorKind>(number),
-                std::string_view(reinterpret_cast<const char*>(text.data()), text.size())};
+  return FailureNotice{static_cast<ErrorKind>(number),
+                       std::string_view(reinterpret_cast<const char*>(text.data()), text.size())};
 }
 
-std::optional<std::uint32_t> decode_ask(std::span<const std::uint8_t> body) {
+std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body) {
   Reader reader(body);
   const auto id = reader.get<std::uint32_t>();
   if (!reader.complete()) return std::nullopt;
   return id;
 }
 
-std::optional<View> decode_view(std::span<const std::uint8_t> body) {
+std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body) {
   Reader reader(body);
-  const auto view = reader.get<View>();
-  if (!reader.complete() || view.sends > 1) return std::nullopt;
-  return view;
+  const auto status_reply = reader.get<ConnectionStatus>();
+  if (!reader.complete() || status_reply.sends > 1) return std::nullopt;
+  return status_reply;
 }
 
 }  // namespace verbatim::wire

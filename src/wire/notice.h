@@ -30,8 +30,8 @@ class Notice {
   static Notice without_body(MessageType type);
   // `kind` as ErrorKind has it; kNone: given up. A longer text is cut.
   static Notice failed(ErrorKind kind, std::string_view text);
-  static Notice ask(std::uint32_t id);
-  static Notice view(const struct View& view);
+  static Notice status_query(std::uint32_t id);
+  static Notice status_reply(const struct ConnectionStatus& status_reply);
 
  private:
   explicit Notice(MessageType type, std::size_t body_bytes);
@@ -43,35 +43,35 @@ class Notice {
 };
 
 // The first error of the other end.
-struct Failed {
+struct FailureNotice {
   ErrorKind kind = ErrorKind::kNone;
   std::string_view text;  // in the message; printable
 };
 
 // One end of a connection as it sees itself.
-struct View {
+struct ConnectionStatus {
   enum Flag : std::uint16_t {
-    kWaits = 0x1,     // sender: its application calls isend and is refused
-    kCtsReady = 0x2,  // sender: there is a CTS for the next message
-    kPolls = 0x4,     // its application has asked lately whether something is done
+    kSendRefused = 0x1,  // sender: its application calls isend and is refused
+    kCtsReady = 0x2,     // sender: there is a CTS for the next message
+    kTested = 0x4,       // its application has asked lately whether something is done
     kFailed = 0x8,
-    kOptional = 0x10,  // receiver: some receives end without a word of the sender
+    kOptionalReceives = 0x10,  // receiver: some receives end without a word of the sender
   };
   std::uint32_t id = 0;  // of the question
   std::uint8_t sends = 0;
   std::uint8_t qp_state = 0;  // enum ibv_qp_state: of the QP that is worst off
   std::uint16_t flags = 0;
-  std::uint32_t members = 0;      // messages sent, or receives posted, so far: of equal numbers the same are meant
-  std::uint32_t outstanding = 0;  // work requests not completed, or receives that have not arrived
-  std::uint32_t flushes = 0;      // outstanding
-  std::uint32_t still_ms = 0;     // since something moved; 0 where nobody looks
-  std::uint64_t bytes = 0;        // moved so far
+  std::uint32_t members = 0;         // messages sent, or receives posted, so far: of equal numbers the same are meant
+  std::uint32_t outstanding = 0;     // work requests not completed, or receives that have not arrived
+  std::uint32_t flushes = 0;         // outstanding
+  std::uint32_t no_progress_ms = 0;  // since something moved; 0 where nobody looks
+  std::uint64_t bytes = 0;           // moved so far
 };
-static_assert(sizeof(View) == 32);
+static_assert(sizeof(ConnectionStatus) == 32);
 
 // Where a body is too short or has impossible fields: nullopt. A failure's text is made printable in place.
-std::optional<Failed> decode_failed(std::span<std::uint8_t> body);
-std::optional<std::uint32_t> decode_ask(std::span<const std::uint8_t> body);
-std::optional<View> decode_view(std::span<const std::uint8_t> body);
+std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body);
+std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body);
+std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body);
 
 }  // namespace verbatim::wire

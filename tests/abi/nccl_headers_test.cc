@@ -115,7 +115,7 @@ static_assert(!kCorresponds<ncclNetProperties_v11_t*, nccl::v12::NetProperties*>
   X(t, o, netDeviceType) X(t, o, netDeviceVersion) X(t, o, handle) X(t, o, size) X(t, o, needsProxyProgress)
 // clang-format on
 
-TEST(NcclHeaders, SharedTypes) {
+TEST(NcclHeaders, SharedTypes_MatchNccl) {
   STRUCTURE(DEVICE_HANDLE, ncclNetDeviceHandle_v7_t, nccl::NetDeviceHandle);
   EXPECT_TRUE((kCorresponds<ncclDebugLogger_t, nccl::DebugLogger>));
   EXPECT_TRUE((kCorresponds<ncclProfilerCallback_t, nccl::ProfilerCallback>));
@@ -123,7 +123,7 @@ TEST(NcclHeaders, SharedTypes) {
   EXPECT_TRUE((std::is_same_v<ncclNetDeviceHandle_v7_t, ncclNetDeviceHandle_v12_t>));
 }
 
-TEST(NcclHeaders, Constants) {
+TEST(NcclHeaders, Constants_MatchNccl) {
   EXPECT_EQ(NCCL_NET_HANDLE_MAXSIZE, nccl::kNetHandleMaxBytes);
   EXPECT_EQ(NCCL_NET_MAX_REQUESTS, nccl::kNetMaxRequests);
   EXPECT_EQ(std::size_t{NCCL_MAX_NET_SIZE_BYTES}, nccl::kMaxNetSizeBytes);
@@ -157,35 +157,35 @@ TEST(NcclHeaders, Constants) {
   EXPECT_EQ(NCCL_REG, static_cast<int>(nccl::kLogReg));
 }
 
-TEST(NcclHeaders, V6) {
+TEST(NcclHeaders, V6_MatchesNccl) {
   STRUCTURE(PROPERTIES_V6, ncclNetProperties_v6_t, nccl::v6::NetProperties);
   TABLE(TABLE_V6, ncclNet_v6_t, nccl::v6::Net);
 }
 
-TEST(NcclHeaders, V7) {
+TEST(NcclHeaders, V7_MatchesNccl) {
   STRUCTURE(PROPERTIES_V7, ncclNetProperties_v7_t, nccl::v7::NetProperties);
   TABLE(TABLE_V7, ncclNet_v7_t, nccl::v7::Net);
 }
 
-TEST(NcclHeaders, V8) {
+TEST(NcclHeaders, V8_MatchesNccl) {
   STRUCTURE(PROPERTIES_V8, ncclNetProperties_v8_t, nccl::v8::NetProperties);
   TABLE(TABLE_V7, ncclNet_v8_t, nccl::v8::Net);
 }
 
-TEST(NcclHeaders, V9) {
+TEST(NcclHeaders, V9_MatchesNccl) {
   STRUCTURE(VDEVICE, ncclNetVDeviceProps_v9_t, nccl::v9::NetVDeviceProps);
   STRUCTURE(PROPERTIES_V9, ncclNetProperties_v9_t, nccl::v9::NetProperties);
   TABLE(TABLE_V9, ncclNet_v9_t, nccl::v9::Net);
 }
 
-TEST(NcclHeaders, V10) {
+TEST(NcclHeaders, V10_MatchesNccl) {
   STRUCTURE(VDEVICE, ncclNetVDeviceProps_v10_t, nccl::v10::NetVDeviceProps);
   STRUCTURE(CONFIG, ncclNetCommConfig_v10_t, nccl::v10::NetCommConfig);
   STRUCTURE(PROPERTIES_V9, ncclNetProperties_v10_t, nccl::v10::NetProperties);
   TABLE(TABLE_V9, ncclNet_v10_t, nccl::v10::Net);
 }
 
-TEST(NcclHeaders, V11) {
+TEST(NcclHeaders, V11_MatchesNccl) {
   STRUCTURE(VDEVICE, ncclNetVDeviceProps_v11_t, nccl::v11::NetVDeviceProps);
   STRUCTURE(CONFIG, ncclNetCommConfig_v11_t, nccl::v11::NetCommConfig);
   STRUCTURE(COMM_ATTR, ncclNetCommAttr_v11_t, nccl::v11::NetCommAttr);
@@ -194,7 +194,7 @@ TEST(NcclHeaders, V11) {
   TABLE(TABLE_V11, ncclNet_v11_t, nccl::v11::Net);
 }
 
-TEST(NcclHeaders, V12) {
+TEST(NcclHeaders, V12_MatchesNccl) {
   STRUCTURE(VDEVICE, ncclNetVDeviceProps_v12_t, nccl::v12::NetVDeviceProps);
   STRUCTURE(CONFIG, ncclNetCommConfig_v12_t, nccl::v12::NetCommConfig);
   STRUCTURE(COMM_ATTR, ncclNetCommAttr_v12_t, nccl::v12::NetCommAttr);

@@ -18,7 +18,7 @@ constexpr std::size_t kGuardBytes = 64;  // behind each receive buffer, which no
 constexpr std::size_t kSkewBytes = 64;   // buffers begin anywhere in a cache line
 constexpr std::size_t kStride = (kMostBytes + kGuardBytes + kSkewBytes + 4095) / 4096 * 4096;
 constexpr std::byte kUntouched{0xa5};
-constexpr std::uint64_t kMostComplaints = 10;
+constexpr std::uint64_t kMaxReports = 10;
 
 }  // namespace
 
@@ -58,7 +58,8 @@ void Traffic::run() {
     const std::uint64_t in_flight = begun_ - oldest_;
     const std::uint64_t first = plan_.draw(in_flight);
     for (std::uint64_t i = 0; i < in_flight; ++i) test(flight(oldest_ + (first + i) % in_flight));
-    for (; oldest_ < begun_ && flight(oldest_).landed && oldest_ < sent_ && flight(oldest_).sends_open == 0; ++oldest_)
+    for (; oldest_ < begun_ && flight(oldest_).verified && oldest_ < sent_ && flight(oldest_).sends_open == 0;
+         ++oldest_)
       moved_ = true;
     if (moved_) {
       last_move = std::chrono::steady_clock::now();
@@ -74,7 +75,7 @@ void Traffic::run() {
 
 void Traffic::begin() {
   const std::size_t slot = begun_ % kWindow;
-  Flight& at = flight(begun_++);
+  GroupInFlight& at = flight(begun_++);
   at = {};
   at.group = plan_.next();
   for (std::size_t i = 0; i < at.group.members.size(); ++i) {
@@ -90,7 +91,7 @@ void Traffic::begin() {
 
 bool Traffic::post() {
   if (posted_ == begun_) return false;
-  Flight& at = flight(posted_);
+  GroupInFlight& at = flight(posted_);
   const std::vector<Member>& members = at.group.members;
   std::array<void*, kMembers> places{};
   std::array<std::size_t, kMembers> sizes{};
@@ -118,7 +119,7 @@ bool Traffic::post() {
 
 bool Traffic::send() {
   if (sent_ == begun_) return false;
-  Flight& at = flight(sent_);
+  GroupInFlight& at = flight(sent_);
   const std::size_t i = at.group.send_order[at.sends.size()];
   const Member& member = at.group.members[i];
   void* request = nullptr;
@@ -133,13 +134,13 @@ bool Traffic::send() {
   return true;
 }
 
-void Traffic::test(Flight& at) {
+void Traffic::test(GroupInFlight& at) {
   if (at.posted && !at.received) test_receive(at);
   test_sends(at);
-  if (at.received && !at.landed) land(at);
+  if (at.received && !at.verified) verify_group(at);
 }
 
-void Traffic::test_receive(Flight& at) {
+void Traffic::test_receive(GroupInFlight& at) {
   int done = 0;
   std::array<int, kMembers> sizes{};
   require(plugin_.test(at.receive, &done, sizes.data()), "test of a receive");
@@ -152,13 +153,13 @@ void Traffic::test_receive(Flight& at) {
   for (std::size_t i = 0; i < at.group.members.size(); ++i) {
     const Member& member = at.group.members[i];
     if (static_cast<std::size_t>(sizes[i]) == member.bytes) continue;
-    if (totals_.wrong_sizes++ >= kMostComplaints) continue;
+    if (totals_.wrong_sizes++ >= kMaxReports) continue;
     std::printf("message %llu has %zu bytes, and test says %d\n", static_cast<unsigned long long>(member.number),
                 member.bytes, sizes[i]);
   }
 }
 
-void Traffic::test_sends(Flight& at) {
+void Traffic::test_sends(GroupInFlight& at) {
   for (std::size_t i = 0; i < at.sends.size(); ++i) {
     if (at.sends[i] == nullptr) continue;
     int done = 0;
@@ -174,21 +175,21 @@ void Traffic::test_sends(Flight& at) {
 }
 
 // Looks at what a receive that is done has brought. Without a completion it may come later.
-void Traffic::land(Flight& at) {
+void Traffic::verify_group(GroupInFlight& at) {
   if (at.group.optional && !is_intact(at, 0)) {
     const bool was_sent = at.sends.size() == 1 && at.sends_open == 0;
     if (!was_sent) return;  // what has completed at the sender is there
   }
-  at.landed = true;
+  at.verified = true;
   for (std::size_t i = 0; i < at.group.members.size(); ++i) {
-    if (is_intact(at, i) || totals_.wrong_bytes++ >= kMostComplaints) continue;
+    if (is_intact(at, i) || totals_.wrong_bytes++ >= kMaxReports) continue;
     const Member& member = at.group.members[i];
     std::printf("message %llu of %zu bytes, member %zu of %zu, is not what was sent\n",
                 static_cast<unsigned long long>(member.number), member.bytes, i, at.group.members.size());
   }
 }
 
-bool Traffic::is_intact(const Flight& at, std::size_t i) const {
+bool Traffic::is_intact(const GroupInFlight& at, std::size_t i) const {
   const Member& member = at.group.members[i];
   const std::byte* const target = at.targets[i];
   const auto untouched = [](std::byte value) { return value == kUntouched; };

@@ -44,27 +44,27 @@ class Traffic {
   // Of groups that the tests look at at the same time; NCCL has 32 requests.
   static constexpr std::size_t kWindow = 16;
 
-  struct Flight {
+  struct GroupInFlight {
     Group group;
     std::vector<std::byte*> sources;  // of the members
     std::vector<std::byte*> targets;
     void* receive = nullptr;
     bool posted = false;
     bool received = false;     // the receive is done
-    bool landed = false;       // and the bytes were looked at
+    bool verified = false;     // and the bytes were looked at
     std::vector<void*> sends;  // in the order of send_order
     std::size_t sends_open = 0;
   };
 
-  Flight& flight(std::uint64_t index) { return flights_[index % kWindow]; }
+  GroupInFlight& flight(std::uint64_t index) { return flights_[index % kWindow]; }
   void begin();
   bool post();
   bool send();
-  void test(Flight& at);
-  void test_receive(Flight& at);
-  void test_sends(Flight& at);
-  void land(Flight& at);
-  bool is_intact(const Flight& at, std::size_t member) const;
+  void test(GroupInFlight& at);
+  void test_receive(GroupInFlight& at);
+  void test_sends(GroupInFlight& at);
+  void verify_group(GroupInFlight& at);
+  bool is_intact(const GroupInFlight& at, std::size_t member) const;
 
   netapi::Plugin& plugin_;
   void* const send_comm_;
@@ -75,7 +75,7 @@ class Traffic {
   std::vector<std::byte> target_;
   void* source_handle_ = nullptr;
   void* target_handle_ = nullptr;
-  std::array<Flight, kWindow> flights_;
+  std::array<GroupInFlight, kWindow> flights_;
   std::uint64_t oldest_ = 0;  // groups before it are done, those before `begun_` are in flights_
   std::uint64_t begun_ = 0;
   std::uint64_t posted_ = 0;

@@ -56,24 +56,25 @@ void ServiceThread::run(const std::function<void()>& call) {
   changed_.wait(lock, [this, mine] { return finished_ >= mine; });
 }
 
-Link::Link(Conformance& test, void* send, void* recv) : send_comm(send), recv_comm(recv), test_(&test) {}
+TestConnection::TestConnection(Conformance& test, void* send, void* recv)
+    : send_comm(send), recv_comm(recv), test_(&test) {}
 
-Link::Link(Link&& other) noexcept
+TestConnection::TestConnection(TestConnection&& other) noexcept
     : send_comm(std::exchange(other.send_comm, nullptr)),
       recv_comm(std::exchange(other.recv_comm, nullptr)),
       test_(other.test_) {}
 
-Link::~Link() {
+TestConnection::~TestConnection() {
   close_send();
   close_recv();
 }
 
-void Link::close_send() {
+void TestConnection::close_send() {
   if (send_comm == nullptr) return;
   test_->service().run([&] { EXPECT_OK(test_->net().close_send(std::exchange(send_comm, nullptr))); });
 }
 
-void Link::close_recv() {
+void TestConnection::close_recv() {
   if (recv_comm == nullptr) return;
   test_->service().run([&] { EXPECT_OK(test_->net().close_recv(std::exchange(recv_comm, nullptr))); });
 }
@@ -157,8 +158,8 @@ void* Conformance::listen(End end, Handle& handle) {
   return listen_comm;
 }
 
-Link Conformance::connect(void* listen_comm, End sender, Handle& handle) {
-  Link link(*this, nullptr, nullptr);
+TestConnection Conformance::connect(void* listen_comm, End sender, Handle& handle) {
+  TestConnection link(*this, nullptr, nullptr);
   bool failed = false;
   service_.run([&] {
     eventually([&] {
@@ -179,21 +180,21 @@ Link Conformance::connect(void* listen_comm, End sender, Handle& handle) {
   return link;
 }
 
-Link Conformance::link(End sender, End receiver) {
+TestConnection Conformance::link(End sender, End receiver) {
   Handle handle;
   void* const listen_comm = listen(receiver, handle);
   if (listen_comm == nullptr) return {*this, nullptr, nullptr};
-  Link link = connect(listen_comm, sender, handle);
+  TestConnection link = connect(listen_comm, sender, handle);
   service_.run([&] { EXPECT_OK(net().close_listen(listen_comm)); });
   return link;
 }
 
-Link Conformance::link() {
+TestConnection Conformance::link() {
   const End end{context(), 0};
   return link(end, end);
 }
 
-void Conformance::exchange(Link& link, const std::vector<Group>& groups, const Layout& layout) {
+void Conformance::exchange(TestConnection& link, const std::vector<Group>& groups, const Layout& layout) {
   ASSERT_TRUE(link);
   std::size_t send_bytes = layout.gap;
   std::size_t recv_bytes = layout.gap;

@@ -64,14 +64,14 @@ struct Handle {
 class Conformance;
 
 // A connection: its sending and its receiving end, closed with it.
-class Link {
+class TestConnection {
  public:
-  Link(Conformance& test, void* send_comm, void* recv_comm);
-  ~Link();
-  Link(Link&& other) noexcept;
-  Link(const Link&) = delete;
-  Link& operator=(const Link&) = delete;
-  Link& operator=(Link&&) = delete;
+  TestConnection(Conformance& test, void* send_comm, void* recv_comm);
+  ~TestConnection();
+  TestConnection(TestConnection&& other) noexcept;
+  TestConnection(const TestConnection&) = delete;
+  TestConnection& operator=(const TestConnection&) = delete;
+  TestConnection& operator=(TestConnection&&) = delete;
 
   explicit operator bool() const { return send_comm != nullptr && recv_comm != nullptr; }
   void close_send();
@@ -140,13 +140,13 @@ class Conformance : public ::testing::TestWithParam<int> {
 
   void* listen(End end, Handle& handle);
   // Null when there was an error or no answer in time.
-  Link connect(void* listen_comm, End sender, Handle& handle);
-  Link link(End sender, End receiver);
-  Link link();  // on device 0 of the test's context
+  TestConnection connect(void* listen_comm, End sender, Handle& handle);
+  TestConnection link(End sender, End receiver);
+  TestConnection link();  // on device 0 of the test's context
 
   // Sends all groups over the link and checks sizes and every byte on both sides.
-  void exchange(Link& link, const std::vector<Group>& groups, const Layout& layout = {});
-  void exchange_one(Link& link, std::size_t size, const Layout& layout = {}) {
+  void exchange(TestConnection& link, const std::vector<Group>& groups, const Layout& layout = {});
+  void exchange_one(TestConnection& link, std::size_t size, const Layout& layout = {}) {
     exchange(link, {{{{size, size, 0}}, {}}}, layout);
   }
 

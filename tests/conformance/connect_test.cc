@@ -23,7 +23,7 @@ class Connect : public Conformance {
 };
 EVERY_VERSION(Connect);
 
-TEST_P(Connect, AcceptFirst) {
+TEST_P(Connect, AcceptBeforeConnect_Connects) {
   const End end{context(), 0};
   Handle handle;
   void* const listen_comm = listen(end, handle);
@@ -33,17 +33,17 @@ TEST_P(Connect, AcceptFirst) {
     expect_prompt([&] { return net().accept(listen_comm, &recv_comm); });
     EXPECT_EQ(recv_comm, nullptr);
   }
-  Link link = connect(listen_comm, end, handle);
+  TestConnection link = connect(listen_comm, end, handle);
   close_listen(listen_comm);
   exchange_one(link, 1000);
 }
 
-TEST_P(Connect, ConnectFirst) {
+TEST_P(Connect, ConnectBeforeAccept_Connects) {
   const End end{context(), 0};
   Handle handle;
   void* const listen_comm = listen(end, handle);
   ASSERT_NE(listen_comm, nullptr);
-  Link link(*this, nullptr, nullptr);
+  TestConnection link(*this, nullptr, nullptr);
   for (int i = 0; i < 20 && link.send_comm == nullptr; ++i) {
     expect_prompt([&] { return net().connect(end.context, 0, handle.bytes, &link.send_comm); });
   }
@@ -63,14 +63,14 @@ TEST_P(Connect, ConnectFirst) {
 }
 
 // NCCL's 128 bytes lie at any address, the same one for all calls of one connect.
-TEST_P(Connect, HandleAtAnOddAddress) {
+TEST_P(Connect, HandleAtOddAddress_Connects) {
   const End end{context(), 0};
   unsigned char bytes[nccl::kNetHandleMaxBytes + 2];
   std::memset(bytes, 0x77, sizeof bytes);
   void* listen_comm = nullptr;
   ASSERT_OK(net().listen(end.context, 0, bytes + 1, &listen_comm));
   ASSERT_NE(listen_comm, nullptr);
-  Link link(*this, nullptr, nullptr);
+  TestConnection link(*this, nullptr, nullptr);
   EXPECT_TRUE(eventually([&] {
     if (link.recv_comm == nullptr) {
       EXPECT_OK(net().accept(listen_comm, &link.recv_comm));
@@ -87,7 +87,7 @@ TEST_P(Connect, HandleAtAnOddAddress) {
 }
 
 // Several listens at once, connected in another order: each comm reaches the listen whose handle it was given.
-TEST_P(Connect, SeveralListensAtOnce) {
+TEST_P(Connect, SeveralListens_EachConnectsItsPeer) {
   const End end{context(), 0};
   constexpr std::size_t kCount = 6;
   std::vector<Handle> handles(kCount);
@@ -111,7 +111,7 @@ TEST_P(Connect, SeveralListensAtOnce) {
              std::count(sends.begin(), sends.end(), nullptr) + std::count(recvs.begin(), recvs.end(), nullptr) == 0;
     }));
   });
-  std::vector<Link> links;
+  std::vector<TestConnection> links;
   for (std::size_t i = 0; i < kCount; ++i) links.emplace_back(*this, sends[i], recvs[i]);
   for (void* const listen_comm : listens) close_listen(listen_comm);
   ASSERT_FALSE(HasFailure());
@@ -133,7 +133,7 @@ TEST_P(Connect, SeveralListensAtOnce) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Connect, ListenClosedUnused) {
+TEST_P(Connect, UnusedListenClosed_NextListenWorks) {
   const End end{context(), 0};
   for (int i = 0; i < 3; ++i) {
     Handle handle;
@@ -144,12 +144,12 @@ TEST_P(Connect, ListenClosedUnused) {
     EXPECT_EQ(recv_comm, nullptr);
     close_listen(listen_comm);
   }
-  Link link = this->link();
+  TestConnection link = this->link();
   exchange_one(link, 100);
 }
 
 // A connect whose listen is gone may fail or wait, but neither hang nor hand out a comm, and others go on.
-TEST_P(Connect, ListenClosedUnderAConnect) {
+TEST_P(Connect, ListenClosedDuringConnect_GivesNoComm) {
   const End end{context(), 0};
   Handle handle;
   void* const listen_comm = listen(end, handle);
@@ -166,12 +166,12 @@ TEST_P(Connect, ListenClosedUnderAConnect) {
     EXPECT_EQ(send_comm, nullptr);
     if (result != nccl::Result::kSuccess) break;
   }
-  Link link = this->link();
+  TestConnection link = this->link();
   exchange_one(link, 100);
   take_warnings();  // it may say that the peer has gone
 }
 
-TEST_P(Connect, AbandonedHalfWay) {
+TEST_P(Connect, ConnectNotContinued_NextConnectionWorks) {
   const End end{context(), 0};
   Handle handle;
   void* const listen_comm = listen(end, handle);
@@ -180,21 +180,21 @@ TEST_P(Connect, AbandonedHalfWay) {
   for (int i = 0; i < 5; ++i) EXPECT_OK(net().connect(end.context, 0, handle.bytes, &send_comm));
   EXPECT_EQ(send_comm, nullptr) << "connected without an accept";
   // Neither side goes on; finalize must take both away.
-  Link link = this->link();
+  TestConnection link = this->link();
   exchange_one(link, 100);
   take_warnings();
 }
 
-TEST_P(Connect, ListenLeftToFinalize) {
+TEST_P(Connect, ListenNotClosed_FinalizeClosesIt) {
   const End end{context(), 0};
   Handle handle;
   ASSERT_NE(listen(end, handle), nullptr);
-  Link link = this->link();
+  TestConnection link = this->link();
   exchange_one(link, 100);
 }
 
 // An address where nobody listens: an error or "not yet", never a comm, never a wait.
-TEST_P(Connect, NobodyThere) {
+TEST_P(Connect, ConnectWithoutListener_GivesNoComm) {
   const End end{context(), 0};
   Handle handle;
   void* const listen_comm = listen(end, handle);
@@ -212,7 +212,7 @@ TEST_P(Connect, NobodyThere) {
   take_warnings();
 }
 
-TEST_P(Connect, GarbageForAHandle) {
+TEST_P(Connect, InvalidHandle_IsRejected) {
   const void* const unused = context();
   (void)unused;
   for (const int byte : {0x00, 0x5a, 0xff}) {
@@ -225,8 +225,8 @@ TEST_P(Connect, GarbageForAHandle) {
   take_warnings();
 }
 
-TEST_P(Connect, ManyCommsOnOneContext) {
-  std::vector<Link> links;
+TEST_P(Connect, ManyCommsOnOneContext_AllWork) {
+  std::vector<TestConnection> links;
   for (int i = 0; i < 24; ++i) {
     links.push_back(link());
     ASSERT_TRUE(links.back());
@@ -240,18 +240,18 @@ TEST_P(Connect, ManyCommsOnOneContext) {
   for (std::size_t i = 0; i < 12; ++i) exchange_one(links[2 * i + 1], 5000);
 }
 
-TEST_P(Connect, EveryPairOfDevices) {
+TEST_P(Connect, EveryPairOfDevices_Connects) {
   const int count = std::min(device_count(), 3);
   for (int from = 0; from < count; ++from) {
     for (int to = 0; to < count; ++to) {
       SCOPED_TRACE(std::to_string(from) + " to " + std::to_string(to));
-      Link link = this->link({context(), from}, {context(), to});
+      TestConnection link = this->link({context(), from}, {context(), to});
       exchange(link, {{{{3000, 3000, 0}}, {}}, {{{0, 10, 1}}, {}}, {{{70'000, 80'000, 2}}, {}}});
     }
   }
 }
 
-TEST_P(Connect, EndsInDifferentContexts) {
+TEST_P(Connect, EndsInDifferentContexts_Connect) {
   if (version() < 11) GTEST_SKIP() << "one context for all";
   void* const a = new_context();
   void* const b = new_context();
@@ -259,13 +259,13 @@ TEST_P(Connect, EndsInDifferentContexts) {
   EXPECT_NE(a, b);
   EXPECT_NE(b, c);
   {
-    Link ab = link({a, 0}, {b, 0});
-    Link ca = link({c, 0}, {a, 0});
+    TestConnection ab = link({a, 0}, {b, 0});
+    TestConnection ca = link({c, 0}, {a, 0});
     exchange_one(ab, 1000);
     exchange_one(ca, 1000);
   }
   finalize(b);
-  Link ca = link({c, 0}, {a, 0});
+  TestConnection ca = link({c, 0}, {a, 0});
   exchange_one(ca, 1000);
 }
 

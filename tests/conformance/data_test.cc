@@ -21,8 +21,8 @@ Group single(std::size_t size, std::size_t capacity, int tag = 0) {
   return {{{size, capacity, tag}}, {}};
 }
 
-TEST_P(Data, SizesAroundTheBoundaries) {
-  Link link = this->link();
+TEST_P(Data, BoundarySizes_ArriveWhole) {
+  TestConnection link = this->link();
   for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{65},
                                  std::size_t{4095}, std::size_t{4096}, std::size_t{4097}, 128 * KiB, MiB}) {
     SCOPED_TRACE(size);
@@ -30,16 +30,16 @@ TEST_P(Data, SizesAroundTheBoundaries) {
   }
 }
 
-TEST_P(HeavyData, SizesOfRealTraffic) {
-  Link link = this->link();
+TEST_P(HeavyData, LargestSizes_ArriveWhole) {
+  TestConnection link = this->link();
   const std::size_t largest = options().largest;
   exchange_one(link, largest / 16 - 1);
   exchange_one(link, largest);
   exchange_one(link, largest + 1, {.send_offset = 3, .recv_offset = 61});
 }
 
-TEST_P(HeavyData, ManyLargeOnesInFlight) {
-  Link link = this->link();
+TEST_P(HeavyData, ManyLargeMessages_ArriveWhole) {
+  TestConnection link = this->link();
   std::vector<Group> groups;
   for (int i = 0; i < repetitions(24); ++i) {
     const auto nth = static_cast<std::size_t>(i);
@@ -48,8 +48,8 @@ TEST_P(HeavyData, ManyLargeOnesInFlight) {
   exchange(link, groups);
 }
 
-TEST_P(Data, SendsShorterThanTheReceive) {
-  Link link = this->link();
+TEST_P(Data, SendShorterThanReceive_ReportsSentSize) {
+  TestConnection link = this->link();
   std::vector<Group> groups;
   for (const std::size_t capacity : {std::size_t{1}, std::size_t{64}, std::size_t{4097}, 256 * KiB}) {
     for (const std::size_t size : {std::size_t{0}, std::size_t{1}, capacity / 2, capacity - 1}) {
@@ -59,21 +59,21 @@ TEST_P(Data, SendsShorterThanTheReceive) {
   exchange(link, groups);
 }
 
-TEST_P(Data, ManyZeroByteMessages) {
-  Link link = this->link();
+TEST_P(Data, ManyEmptyMessages_Arrive) {
+  TestConnection link = this->link();
   exchange(link, std::vector<Group>(100, single(0, 0)));
   exchange(link, std::vector<Group>(100, single(0, 4 * KiB)));
 }
 
-TEST_P(Data, EmptyMessagesBetweenFullOnes) {
-  Link link = this->link();
+TEST_P(Data, EmptyAndFullMessages_Arrive) {
+  TestConnection link = this->link();
   std::vector<Group> groups;
   for (std::size_t i = 0; i < 60; ++i) groups.push_back(single(i % 3 == 0 ? 700 + i : 0, 1000));
   exchange(link, groups);
 }
 
-TEST_P(Data, UnalignedAddressesOnBothSides) {
-  Link link = this->link();
+TEST_P(Data, UnalignedAddresses_ArriveWhole) {
+  TestConnection link = this->link();
   for (const std::size_t send_offset : {std::size_t{1}, std::size_t{7}, std::size_t{4095}}) {
     for (const std::size_t recv_offset : {std::size_t{0}, std::size_t{3}, std::size_t{63}}) {
       SCOPED_TRACE(std::to_string(send_offset) + " " + std::to_string(recv_offset));
@@ -83,37 +83,37 @@ TEST_P(Data, UnalignedAddressesOnBothSides) {
   }
 }
 
-TEST_P(Data, MessagesSideBySideDoNotTouchEachOther) {
-  Link link = this->link();
+TEST_P(Data, AdjacentBuffers_AreNotOverwritten) {
+  TestConnection link = this->link();
   std::vector<Group> groups;
   for (std::size_t i = 0; i < 64; ++i) groups.push_back(single(1 + i, 1 + i));
   exchange(link, groups, {.gap = 0});
 }
 
-TEST_P(Data, MessagesArriveInPostingOrder) {
-  Link link = this->link();
+TEST_P(Data, EqualTags_ArriveInPostingOrder) {
+  TestConnection link = this->link();
   exchange(link, std::vector<Group>(500, single(48, 48)));
 }
 
-TEST_P(Data, TagsOfEveryValue) {
-  Link link = this->link();
+TEST_P(Data, AnyTagValue_Matches) {
+  TestConnection link = this->link();
   std::vector<Group> groups;
   for (const int tag : {0, 1, 255, 65'536, 0x7fff'ffff, -1, -0x7fff'ffff - 1}) groups.push_back(single(100, 100, tag));
   exchange(link, groups);
 }
 
-TEST_P(Data, LateReceiver) {
-  Link link = this->link();
+TEST_P(Data, ReceivePostedLate_ArrivesWhole) {
+  TestConnection link = this->link();
   exchange(link, {single(100, 200), single(70'000, 70'000), single(0, 10)}, {.receiver_delay = kQuiet});
 }
 
-TEST_P(Data, LateSender) {
-  Link link = this->link();
+TEST_P(Data, SendPostedLate_ArrivesWhole) {
+  TestConnection link = this->link();
   exchange(link, {single(100, 200), single(70'000, 70'000), single(0, 10)}, {.sender_delay = kQuiet});
 }
 
-TEST_P(Data, TestWithoutSizes) {
-  Link link = this->link();
+TEST_P(Data, TestWithoutSizes_Completes) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory source(300);
   Memory target(300);
@@ -130,8 +130,8 @@ TEST_P(Data, TestWithoutSizes) {
 
 // NCCL marks a receive whose completion nobody waits for by 1 in *request (v9 and later); a plugin that leaves it there
 // crashes NCCL. It may then be done at once, so the data is watched for instead.
-TEST_P(Data, OptionalReceiveCompletion) {
-  Link link = this->link();
+TEST_P(Data, OptionalReceiveCompletion_DataArrives) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kBytes = 1024;
   constexpr std::size_t kMessages = 64;
@@ -154,8 +154,8 @@ TEST_P(Data, OptionalReceiveCompletion) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Data, ReceiveIsNotDoneBeforeItsData) {
-  Link link = this->link();
+TEST_P(Data, NoData_ReceiveIsNotDone) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory source(64);
   Memory target(128);
@@ -180,8 +180,8 @@ TEST_P(Data, ReceiveIsNotDoneBeforeItsData) {
 }
 
 // The buffer of a done send belongs to the caller again: what is written there afterwards must not travel.
-TEST_P(Data, DoneSendsNoLongerReadTheirBuffer) {
-  Link link = this->link();
+TEST_P(Data, SendDone_BufferIsNotReadAgain) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kBytes = 32 * KiB;
   Memory source(kBytes);
@@ -204,9 +204,9 @@ TEST_P(Data, DoneSendsNoLongerReadTheirBuffer) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Data, BothDirectionsAtOnce) {
-  Link there = link();
-  Link back = link();
+TEST_P(Data, BothDirections_ArriveWhole) {
+  TestConnection there = link();
+  TestConnection back = link();
   ASSERT_TRUE(there && back);
   constexpr std::size_t kBytes = 20'000;
   Memory a(2 * kBytes * 8);  // first half sent, second half received
@@ -234,8 +234,8 @@ TEST_P(Data, BothDirectionsAtOnce) {
 }
 
 // Two ranks in one process: each end of a link is driven by a progress thread of its own.
-TEST_P(Data, EndsOnTwoThreads) {
-  Link link = this->link();
+TEST_P(Data, EndsOnTwoThreads_ArriveWhole) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kBytes = 3000;
   constexpr std::size_t kMessages = 400;

@@ -11,13 +11,15 @@ class Pressure : public Conformance {
   // As many single messages as one comm must hold at once.
   std::size_t promised() { return max_recvs() * std::size_t{nccl::kNetMaxRequests}; }
 
-  void post_recvs(Traffic& traffic, Link& link, Memory& target, void* mhandle, std::size_t from, std::size_t to) {
+  void post_recvs(Traffic& traffic, TestConnection& link, Memory& target, void* mhandle, std::size_t from,
+                  std::size_t to) {
     for (std::size_t i = from; i < to; ++i) {
       target.expect(i * kBytes, kBytes, i);
       traffic.recv(link.recv_comm, {{target.data() + i * kBytes, kBytes, 0, mhandle}});
     }
   }
-  void post_sends(Traffic& traffic, Link& link, Memory& source, void* mhandle, std::size_t from, std::size_t to) {
+  void post_sends(Traffic& traffic, TestConnection& link, Memory& source, void* mhandle, std::size_t from,
+                  std::size_t to) {
     for (std::size_t i = from; i < to; ++i) {
       source.write(i * kBytes, kBytes, i);
       traffic.send(link.send_comm, {source.data() + i * kBytes, kBytes, 0, mhandle});
@@ -26,8 +28,8 @@ class Pressure : public Conformance {
 };
 EVERY_VERSION(Pressure);
 
-TEST_P(Pressure, PromisedReceivesAreTaken) {
-  Link link = this->link();
+TEST_P(Pressure, MaxReceives_AreAccepted) {
+  TestConnection link = this->link();
   const std::size_t count = promised();
   Memory source(count * kBytes);
   Memory target(count * kBytes);
@@ -47,8 +49,8 @@ TEST_P(Pressure, PromisedReceivesAreTaken) {
 }
 
 // All sends are taken before one of them is asked for: none may need a test to become possible.
-TEST_P(Pressure, PromisedSendsAreTaken) {
-  Link link = this->link();
+TEST_P(Pressure, MaxSends_AreAccepted) {
+  TestConnection link = this->link();
   const std::size_t count = promised();
   Memory source(count * kBytes);
   Memory target(count * kBytes);
@@ -79,8 +81,8 @@ TEST_P(Pressure, PromisedSendsAreTaken) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Pressure, PromisedGroupsAreTaken) {
-  Link link = this->link();
+TEST_P(Pressure, MaxGroups_AreAccepted) {
+  TestConnection link = this->link();
   const std::size_t n = max_recvs();
   const std::size_t groups = nccl::kNetMaxRequests;
   Memory source(groups * n * kBytes);
@@ -107,8 +109,8 @@ TEST_P(Pressure, PromisedGroupsAreTaken) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Pressure, FarBeyondTheLimitWithALateSender) {
-  Link link = this->link();
+TEST_P(Pressure, ReceivesBeyondLimitSenderLate_AllComplete) {
+  TestConnection link = this->link();
   const std::size_t count = 3 * promised();
   Memory source(count * kBytes);
   Memory target(count * kBytes);
@@ -122,8 +124,8 @@ TEST_P(Pressure, FarBeyondTheLimitWithALateSender) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Pressure, FarBeyondTheLimitWithALateReceiver) {
-  Link link = this->link();
+TEST_P(Pressure, SendsBeyondLimitReceiverLate_AllComplete) {
+  TestConnection link = this->link();
   const std::size_t count = 3 * promised();
   Memory source(count * kBytes);
   Memory target(count * kBytes);
@@ -141,8 +143,8 @@ TEST_P(Pressure, FarBeyondTheLimitWithALateReceiver) {
 }
 
 // A receiver that stops asking must not lose, nor break, what the sender goes on sending.
-TEST_P(Pressure, ReceiverThatDoesNotPollForAWhile) {
-  Link link = this->link();
+TEST_P(Pressure, ReceiverNotPolling_LosesNothing) {
+  TestConnection link = this->link();
   const std::size_t count = promised();
   Memory source(count * kBytes);
   Memory target(count * kBytes);

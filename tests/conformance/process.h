@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "traffic.h"
 
 namespace conformance {

@@ -26,9 +26,9 @@ class Processes : public Conformance {
 };
 EVERY_VERSION(Processes);
 
-TEST_P(Processes, MessagesBetweenTwo) {
+TEST_P(Processes, MessagesBetweenTwoProcesses_ArriveWhole) {
   Process peer("receiver", version());
-  const Link link(*this, connect_to(peer), nullptr);
+  const TestConnection link(*this, connect_to(peer), nullptr);
   ASSERT_NE(link.send_comm, nullptr);
   std::size_t total = 0;
   for (std::size_t i = 0; i < kMessages; ++i) total += message_bytes(i);
@@ -47,21 +47,21 @@ TEST_P(Processes, MessagesBetweenTwo) {
 }
 
 // The table versions are skins of one transport: they understand each other.
-TEST_P(Processes, PeerWithAnotherTable) {
+TEST_P(Processes, PeerWithOtherTableVersion_Connects) {
   Process peer("receiver", version() == 12 ? 6 : version() + 1);
-  const Link link(*this, connect_to(peer), nullptr);
+  const TestConnection link(*this, connect_to(peer), nullptr);
   ASSERT_NE(link.send_comm, nullptr);
   Memory source(1);
   const Registration mr(*this, link.send_comm, source.data(), source.size());
 }
 
-TEST_P(Processes, PeerKilledWhileItIsOwedAMessage) {
+TEST_P(Processes, PeerKilledBeforeSend_IsRemoteError) {
   // 67 ms an attempt instead of 4 s.
   setenv("VERBATIM_TIMEOUT", "14", 1);
   context();
   unsetenv("VERBATIM_TIMEOUT");
   Process peer("idle", version());
-  const Link link(*this, connect_to(peer), nullptr);
+  const TestConnection link(*this, connect_to(peer), nullptr);
   ASSERT_NE(link.send_comm, nullptr);
   Memory source(1000);
   const Registration mr(*this, link.send_comm, source.data(), source.size());
@@ -86,7 +86,7 @@ TEST_P(Processes, PeerKilledWhileItIsOwedAMessage) {
   take_warnings();  // it says why
 }
 
-TEST_P(Processes, ExitWithEverythingOpen) {
+TEST_P(Processes, ExitWithEverythingOpen_ExitsCleanly) {
   Process peer("leave", version());
   const Exit end = peer.wait();
   EXPECT_EQ(end.status, 0) << end.output;

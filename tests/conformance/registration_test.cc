@@ -12,8 +12,8 @@ namespace {
 class Registrations : public Conformance {
  protected:
   // One message between given places under given handles.
-  void send_between(Link& link, Memory& source, std::size_t from, void* source_mr, Memory& target, std::size_t to,
-                    void* target_mr, std::size_t size) {
+  void send_between(TestConnection& link, Memory& source, std::size_t from, void* source_mr, Memory& target,
+                    std::size_t to, void* target_mr, std::size_t size) {
     source.write(from, size, ++seed_);
     target.expect(to, size, seed_);
     Traffic traffic(net());
@@ -25,7 +25,7 @@ class Registrations : public Conformance {
     EXPECT_TRUE(target.intact());
   }
 
-  void flush(Link& link, std::vector<Part> parts) {
+  void flush(TestConnection& link, std::vector<Part> parts) {
     std::vector<void*> data;
     std::vector<int> sizes;
     std::vector<void*> mhandles;
@@ -50,8 +50,8 @@ class Registrations : public Conformance {
 };
 EVERY_VERSION(Registrations);
 
-TEST_P(Registrations, PartsOfARegisteredRegion) {
-  Link link = this->link();
+TEST_P(Registrations, PartOfRegisteredRange_IsUsable) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory source(200'000, 5);
   Memory target(200'000, 9);
@@ -63,8 +63,8 @@ TEST_P(Registrations, PartsOfARegisteredRegion) {
   send_between(link, source, 0, source_mr.get(), target, 0, target_mr.get(), 200'000);
 }
 
-TEST_P(Registrations, SmallAndUnalignedRanges) {
-  Link link = this->link();
+TEST_P(Registrations, SmallUnalignedRange_IsUsable) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   for (const std::size_t offset : {std::size_t{0}, std::size_t{1}, std::size_t{4095}}) {
     for (const std::size_t size : {std::size_t{1}, std::size_t{2}, std::size_t{4096}, std::size_t{4098}}) {
@@ -79,8 +79,8 @@ TEST_P(Registrations, SmallAndUnalignedRanges) {
 
 // The same range again, a part of it, one that overlaps it, one around it: each registration holds until it is given
 // back, whatever happens to the others.
-TEST_P(Registrations, OverlappingAndRepeated) {
-  Link link = this->link();
+TEST_P(Registrations, OverlappingRanges_AreIndependent) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   struct Range {
     std::size_t at;
@@ -114,10 +114,10 @@ TEST_P(Registrations, OverlappingAndRepeated) {
   }
 }
 
-TEST_P(Registrations, SameMemoryOnManyComms) {
+TEST_P(Registrations, SameMemoryOnManyComms_IsUsable) {
   Memory source(10'000);
   Memory target(10'000);
-  std::vector<Link> links;
+  std::vector<TestConnection> links;
   std::vector<std::unique_ptr<Registration>> mrs;
   for (int i = 0; i < 4; ++i) {
     links.push_back(link());
@@ -138,8 +138,8 @@ TEST_P(Registrations, SameMemoryOnManyComms) {
 }
 
 // A new buffer at the address of an old one: the old registration must not be found again.
-TEST_P(Registrations, AddressReused) {
-  Link link = this->link();
+TEST_P(Registrations, AddressReused_IsRegisteredAnew) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   for (int i = 0; i < repetitions(50); ++i) {
     Memory source(30'000 + static_cast<std::size_t>(i) * 100);
@@ -150,8 +150,8 @@ TEST_P(Registrations, AddressReused) {
   }
 }
 
-TEST_P(Registrations, UnknownPointerTypeIsRefused) {
-  Link link = this->link();
+TEST_P(Registrations, UnknownPointerType_IsRejected) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory memory(100);
   for (const int type : {0, 3, 8, -1}) {
@@ -163,8 +163,8 @@ TEST_P(Registrations, UnknownPointerTypeIsRefused) {
   take_warnings();
 }
 
-TEST_P(Registrations, DmaBufWithoutAFileIsRefused) {
-  Link link = this->link();
+TEST_P(Registrations, DmaBufWithoutFd_IsRejected) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   if (!net().has_reg_mr_dmabuf()) GTEST_SKIP() << "no regMrDmaBuf";
   Memory memory(100);
@@ -178,8 +178,8 @@ TEST_P(Registrations, DmaBufWithoutAFileIsRefused) {
 }
 
 // NCCL registers user buffers from its service thread while its progress thread is busy on the same comm.
-TEST_P(Registrations, WhileTrafficRuns) {
-  Link link = this->link();
+TEST_P(Registrations, RegistrationDuringTraffic_Works) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kArena = 256 * 1024;
   Memory source(kArena);
@@ -234,8 +234,8 @@ TEST_P(Registrations, WhileTrafficRuns) {
 }
 
 // Without a GPU: host memory that is registered as if it were a GPU's takes the same path through flush.
-TEST_P(Registrations, FlushAfterReceives) {
-  Link link = this->link();
+TEST_P(Registrations, FlushAfterReceives_Completes) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   const std::size_t n = max_recvs();
   Memory source(8192);
@@ -254,8 +254,8 @@ TEST_P(Registrations, FlushAfterReceives) {
   }
 }
 
-TEST_P(Registrations, FlushOfNothing) {
-  Link link = this->link();
+TEST_P(Registrations, FlushOfNothing_Succeeds) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory target(100);
   const Registration mr(*this, link.recv_comm, target.data(), target.size(), nccl::kPtrCuda);
@@ -268,8 +268,8 @@ TEST_P(Registrations, FlushOfNothing) {
 }
 
 // Flushes in flight beside receives, as many as NCCL has steps.
-TEST_P(Registrations, FlushesBesideTraffic) {
-  Link link = this->link();
+TEST_P(Registrations, FlushesDuringTraffic_Complete) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kBytes = 2000;
   constexpr std::size_t kMessages = 100;

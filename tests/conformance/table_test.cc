@@ -22,7 +22,7 @@ unsigned long setting(const char* name, unsigned long otherwise) {
   return value == nullptr ? otherwise : std::strtoul(value, nullptr, 10);
 }
 
-TEST_P(Tables, Name) {
+TEST_P(Tables, Name_IsVerbatim) {
   EXPECT_STREQ(net().name(), "Verbatim");
 }
 
@@ -50,7 +50,7 @@ void with_table(const netapi::Plugin& plugin, const Check& check) {
   }
 }
 
-TEST_P(Tables, SlotsThatNcclCallsUncheckedAreThere) {
+TEST_P(Tables, RequiredSlots_AreFilled) {
   with_table(net(), [](const auto& table) {
     EXPECT_NE(table.init, nullptr);
     EXPECT_NE(table.devices, nullptr);
@@ -77,7 +77,7 @@ TEST_P(Tables, SlotsThatNcclCallsUncheckedAreThere) {
   });
 }
 
-TEST_P(Tables, DevicesAreThoseOfVerbs) {
+TEST_P(Tables, Devices_MatchVerbsDevices) {
   const std::vector<std::string> verbs = verbs_device_names();
   ASSERT_FALSE(verbs.empty());
   EXPECT_EQ(static_cast<std::size_t>(device_count()), verbs.size());
@@ -92,7 +92,7 @@ TEST_P(Tables, DevicesAreThoseOfVerbs) {
   }
 }
 
-TEST_P(Tables, Properties) {
+TEST_P(Tables, Properties_AreInRange) {
   for (int device = 0; device < device_count(); ++device) {
     const netapi::Properties is = properties(device);
     SCOPED_TRACE(is.name);
@@ -117,17 +117,17 @@ TEST_P(Tables, Properties) {
   }
 }
 
-TEST_P(Tables, PropertiesStayTheSame) {
+TEST_P(Tables, PropertiesAfterConnect_AreUnchanged) {
   std::vector<std::string> before;
   for (int device = 0; device < device_count(); ++device) before.push_back(properties(device).name);
-  const Link link = this->link();
+  const TestConnection link = this->link();
   for (int device = 0; device < device_count(); ++device) {
     EXPECT_EQ(properties(device).name, before[static_cast<std::size_t>(device)]);
     EXPECT_EQ(properties(device).guid, properties(device).guid);
   }
 }
 
-TEST_P(Tables, NoSuchDevice) {
+TEST_P(Tables, UnknownDevice_IsRejected) {
   netapi::Properties unused;
   for (const int device : {-1, device_count(), 1 << 30}) {
     EXPECT_NE(net().properties(device, &unused), nccl::Result::kSuccess) << device;
@@ -246,7 +246,7 @@ void run_with_profiler(const Net& table) {
   }
 }
 
-TEST_P(Profiler, IsNeverCalledWithoutAHandle) {
+TEST_P(Profiler, NullHandle_CallbackIsNotCalled) {
   profiler_calls_without_handle = 0;
   with_table(net(), [](const auto& table) {
     using Net = std::remove_cvref_t<decltype(table)>;
@@ -261,8 +261,8 @@ TEST_P(Profiler, IsNeverCalledWithoutAHandle) {
 }
 
 // What real NCCL puts into the sizes: 64 zeroed integers, of which it sums all.
-TEST_P(Tables, SizesOfNcclsOwnArrays) {
-  Link link = this->link();
+TEST_P(Tables, TestWithFullSizesArray_WritesOnlyMembers) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory source(10);
   Memory target(10);
@@ -296,7 +296,7 @@ class OldTables : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Net, OldTables, ::testing::Range(6, 9), version_name);
 
 template <typename Net>
-void refuse_negative_sizes(const Net& table, const Link& link, Memory& memory, void* send_mr, void* recv_mr) {
+void refuse_negative_sizes(const Net& table, const TestConnection& link, Memory& memory, void* send_mr, void* recv_mr) {
   if constexpr (!requires { table.makeVDevice; }) {
     void* request = nullptr;
     EXPECT_NE(table.isend(link.send_comm, memory.data(), -1, 0, send_mr, &request), nccl::Result::kSuccess);
@@ -316,8 +316,8 @@ void refuse_negative_sizes(const Net& table, const Link& link, Memory& memory, v
   }
 }
 
-TEST_P(OldTables, NegativeSizesAreRefused) {
-  Link link = this->link();
+TEST_P(OldTables, NegativeSize_IsRejected) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory memory(100);
   const Registration send_mr(*this, link.send_comm, memory.data(), memory.size());

@@ -13,9 +13,9 @@
 namespace verbatim::eplb {
 namespace {
 
-class Trace : public testing::Test {
+class TraceFile : public testing::Test {
  protected:
-  ~Trace() override { ::unlink(file_.c_str()); }
+  ~TraceFile() override { ::unlink(file_.c_str()); }
 
   Outcome run_trace(const std::string& text, std::vector<std::string> arguments = {}) {
     std::ofstream(file_) << text;
@@ -32,7 +32,7 @@ class Trace : public testing::Test {
   const std::string file_ = testing::TempDir() + "eplb-trace-" + std::to_string(::getpid()) + ".jsonl";
 };
 
-TEST_F(Trace, IsCarriedOut) {
+TEST_F(TraceFile, ValidTrace_IsExecuted) {
   const std::string lines =
       "{\"layer\": 3, \"old\": [0, 1, 2, 3], \"new\": [2, 1, 2, 0]}\n\n"
       "{\"layer\": 5, \"old\": [0, 1, -1, 3], \"new\": [3, 3, 1, -1]}\n";
@@ -43,7 +43,7 @@ TEST_F(Trace, IsCarriedOut) {
   }
 }
 
-TEST_F(Trace, IsRefusedByPlace) {
+TEST_F(TraceFile, InvalidTrace_IsRejectedWithLocation) {
   expect_refused("{\"layer\": 4, \"old\": [0, 1, 2, 2], \"new\": [0, 3, 1, 2]}",
                  "layer 4, new, row 1: expert 3 is held by no rank before");
   expect_refused("{\"old\": [0, 1, 2, 2], \"new\": [0, 1, 2]}", "layer 0, new: 3 rows in place of 4");
@@ -61,7 +61,7 @@ TEST_F(Trace, IsRefusedByPlace) {
   expect_refused("", "no layers");
 }
 
-TEST(Input, IsRefusedByPlace) {
+TEST(Input, InvalidOption_IsRejectedWithReason) {
   const auto refused = [](const std::vector<std::string>& arguments, const std::string& why) {
     const Outcome outcome = run_over_plugin(arguments);
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
@@ -83,7 +83,7 @@ TEST(Input, IsRefusedByPlace) {
   refused({"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}, "no --root");
 }
 
-TEST(Library, ThatIsMissingIsNamed) {
+TEST(MissingLibrary, PluginOrCuda_IsNamed) {
   const Outcome plugin = run({"--plugin", "/does/not/exist.so", "--ranks", "2"});
   EXPECT_EQ(kFailed, plugin.status) << plugin.output;
   EXPECT_TRUE(contains(plugin, "/does/not/exist.so")) << plugin.output;
@@ -111,12 +111,12 @@ Outcome run_two(const std::vector<std::string>& of_first, const std::vector<std:
   return first.finish();
 }
 
-TEST(Ranks, ThatAgreeMeetBetweenHosts) {
+TEST(RankAgreement, EqualOptions_RunSucceeds) {
   const Outcome outcome = run_two({}, {});
   EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
 }
 
-TEST(Ranks, ThatDisagreeAreToldAboutWhat) {
+TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
   const auto disagree = [](const std::vector<std::string>& of_first, const std::vector<std::string>& of_second,
                            const std::string& why) {
     const Outcome outcome = run_two(of_first, of_second);
@@ -131,7 +131,7 @@ TEST(Ranks, ThatDisagreeAreToldAboutWhat) {
   disagree({"--policy", "shuffle"}, {"--policy", "rotate"}, "layer 0, new rows, row ");
 }
 
-TEST(Watchdog, ListsWhatIsPendingWhenARankStandsStill) {
+TEST(Watchdog, StoppedRank_PendingOperationsAreListed) {
   perf::PerfProcess running({"--ranks", "2", "--iters", "1000000", "--watchdog", "2", "--timeout", "60", "--plugin",
                              setting("EPLB_PLUGIN"), "--verbose", "--policy", "rotate", "--delay", "20"},
                             {}, "VERBATIM_EPLB");

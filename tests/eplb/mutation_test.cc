@@ -8,8 +8,8 @@
 namespace verbatim::eplb {
 namespace {
 
-class Injected : public testing::TestWithParam<std::tuple<const char*, const char*>> {};
-INSTANTIATE_TEST_SUITE_P(Eplb, Injected,
+class InjectedFault : public testing::TestWithParam<std::tuple<const char*, const char*>> {};
+INSTANTIATE_TEST_SUITE_P(Eplb, InjectedFault,
                          testing::Combine(testing::Values("per-tensor", "packed", "direct"),
                                           testing::Values("flip-byte", "wrong-slot", "swap-receives", "drop-duplicate",
                                                           "write-guard")),
@@ -19,7 +19,7 @@ INSTANTIATE_TEST_SUITE_P(Eplb, Injected,
                            return name;
                          });
 
-TEST_P(Injected, IsFound) {
+TEST_P(InjectedFault, AnyModeAndFault_IsFound) {
   const auto& [mode, fault] = GetParam();
   const Outcome outcome = run_over_plugin({"--mode", mode, "--inject", fault, "--policy", "hot", "--ranks", "4"});
   EXPECT_EQ(kWrong, outcome.status) << outcome.output;
@@ -28,13 +28,13 @@ TEST_P(Injected, IsFound) {
   EXPECT_TRUE(contains(outcome, "FAILED")) << outcome.output;
 }
 
-TEST(Injection, OfTheOrderOfTypesIsFound) {
+TEST(InjectOption, DtypeOrder_IsFound) {
   const Outcome outcome = run_over_plugin({"--mode", "packed", "--inject", "dtype-order", "--ranks", "2"});
   EXPECT_EQ(kWrong, outcome.status) << outcome.output;
   EXPECT_TRUE(contains(outcome, "first wrong byte")) << outcome.output;
 }
 
-TEST(Injection, OfTheOrderOfPostingIsFoundBeforeAnythingIsSent) {
+TEST(InjectOption, PostingOrder_IsFoundBeforeSending) {
   for (const char* mode : {"per-tensor", "packed", "batched", "direct"}) {
     const Outcome outcome = run_over_plugin({"--mode", mode, "--inject", "swap-order", "--ranks", "2"});
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
@@ -43,17 +43,17 @@ TEST(Injection, OfTheOrderOfPostingIsFoundBeforeAnythingIsSent) {
   }
 }
 
-TEST(Injection, WithoutAPlaceIsRefused) {
+TEST(InjectOption, NotApplicable_IsRejected) {
   EXPECT_EQ(kUsage, run_over_plugin({"--policy", "identity", "--inject", "flip-byte", "--ranks", "2"}).status);
   EXPECT_EQ(kUsage, run_over_plugin({"--mode", "direct", "--inject", "dtype-order", "--ranks", "2"}).status);
   EXPECT_EQ(kUsage, run_over_plugin({"--check", "off", "--inject", "flip-byte", "--ranks", "2"}).status);
 }
 
-class Spoiled : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Eplb, Spoiled, testing::Values("per_tensor", "packed", "direct"),
+class CorruptingPlugin : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Eplb, CorruptingPlugin, testing::Values("per_tensor", "packed", "direct"),
                          [](const auto& tested) { return std::string(tested.param); });
 
-TEST_P(Spoiled, MessagesOfThePluginAreFound) {
+TEST_P(CorruptingPlugin, CorruptedMessage_IsFound) {
   std::string mode = GetParam();
   std::replace(mode.begin(), mode.end(), '_', '-');
   for (const std::string fault : {"flip-byte", "skip-tail", "overrun"}) {
@@ -69,7 +69,7 @@ TEST_P(Spoiled, MessagesOfThePluginAreFound) {
 }
 
 // A plugin that says it has received fewer or more bytes.
-TEST(SpoiledSize, IsFound) {
+TEST(CorruptingPluginSize, WrongSize_IsFound) {
   const Outcome outcome =
       perf::PerfProcess({"--mode", "direct", "--ranks", "2", "--plugin", setting("MUTATE"), "--timeout", "60"},
                         {"MUTATE_PLUGIN=" + setting("EPLB_PLUGIN"), "MUTATE_MODE=wrong-size", "MUTATE_NTH=2"},

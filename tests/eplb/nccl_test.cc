@@ -44,7 +44,7 @@ TEST_P(EveryNcclMode, FindsWhatIsDoneWrong) {
   }
 }
 
-TEST(Memory, IsOneLayerToSendFromAndOneToReceiveInto) {
+TEST(MemoryUse, OverNccl_IsOneSendAndOneReceiveLayer) {
   const std::string file = testing::TempDir() + "eplb-nccl-" + std::to_string(::getpid()) + ".json";
   const Outcome outcome = run_over_nccl({"--ranks", "2", "--json", file});
   const auto json = nlohmann::json::parse(std::ifstream(file), nullptr, false);
@@ -56,7 +56,7 @@ TEST(Memory, IsOneLayerToSendFromAndOneToReceiveInto) {
   EXPECT_EQ(json["memory"]["allocated_with_guards_bytes"], json["memory"]["in_use_bytes"]) << "nothing beside them";
 }
 
-TEST(Direct, NeedsAPlugin) {
+TEST(DirectMode, OverNccl_IsRejected) {
   EXPECT_EQ(kUsage, run_over_nccl({"--mode", "direct"}).status);
 }
 

@@ -41,19 +41,19 @@ def expected_transfers(old, new, ranks):
 
 def expected_rows(old, new, ranks):
     """What becomes of each row."""
-    fates = []
+    fills = []
     for rank in range(ranks):
         before, after = rows_of(rank, old, ranks), rows_of(rank, new, ranks)
         for row, expert in enumerate(after):
             if expert in (-1, before[row]):
-                fates.append("keep")
+                fills.append("keep")
             elif expert in before:
-                fates.append(["copy", before.index(expert)])
+                fills.append(["copy", before.index(expert)])
             elif after.index(expert) == row:
-                fates.append("receive")
+                fills.append("receive")
             else:
-                fates.append(["duplicate", after.index(expert)])
-    return fates
+                fills.append(["duplicate", after.index(expert)])
+    return fills
 
 
 class Plan(unittest.TestCase):

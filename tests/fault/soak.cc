@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "conformance.h"
-#include "lifecycle/census.h"
+#include "lifecycle/process_resources.h"
 #include "netapi/log.h"
 #include "process.h"
 
@@ -299,7 +299,7 @@ int soak_role(const std::string& role, int api) {
 
 namespace {
 
-TEST(Soak, RandomFaults) {
+TEST(Soak, RandomFaults_NoWrongByteAndNothingLeft) {
   const SoakOptions& options = soak_options();
   std::mt19937 engine(options.seed);
   const auto random = [&] { return static_cast<unsigned>(engine()); };

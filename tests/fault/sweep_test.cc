@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "conformance.h"
-#include "life.h"
-#include "lifecycle/census.h"
+#include "lifecycle/process_resources.h"
+#include "plugin_lifetime.h"
 #include "support/fail_nth.h"
 #include "support/scratch_directory.h"
 #include "system_calls.h"
@@ -31,8 +31,8 @@
 namespace fault {
 namespace {
 
-using conformance::Census;
-using conformance::is_back;
+using conformance::is_restored;
+using conformance::ProcessResources;
 using conformance::verbs_alive;
 using verbatim::test::FailNth;
 
@@ -72,7 +72,7 @@ bool is_of_other_end(const std::string& line) {
 
 // An error is told in one line that names the call, and in one where the other end hears of it. When a lost message is
 // all that there was, each end has but heard of it.
-void expect_one_line(const Outcome& outcome, const Call& call, const std::string& said) {
+void expect_one_line(const LifetimeResult& outcome, const Call& call, const std::string& said) {
   const auto heard = std::count_if(outcome.warnings.begin(), outcome.warnings.end(), is_of_other_end);
   const auto own = static_cast<std::ptrdiff_t>(outcome.warnings.size()) - heard;
   if (outcome.failed.empty()) {
@@ -91,14 +91,14 @@ bool signals_are_blocked() {
   return sigismember(&now, SIGTERM) == 1;
 }
 
-class Sweep : public ::testing::TestWithParam<int> {
+class FailureSweep : public ::testing::TestWithParam<int> {
  protected:
   void sweep(FailNth& fail, const std::vector<Call>& calls) {
-    const Outcome first = live(GetParam());
-    ASSERT_EQ(first.failed + first.broken, "") << join(first.warnings);
+    const LifetimeResult first = run_lifetime(GetParam());
+    ASSERT_EQ(first.failed + first.violation, "") << join(first.warnings);
     ASSERT_EQ(verbs_alive(), "");
-    live(GetParam());
-    const Census before = Census::take();
+    run_lifetime(GetParam());
+    const ProcessResources before = ProcessResources::take();
     long all = 0;
     long errors = 0;
     for (const Call& call : calls) {
@@ -115,7 +115,7 @@ class Sweep : public ::testing::TestWithParam<int> {
     std::printf("v%d: %ld calls failed, one a run: %ld runs answered with an error, %ld went on\n", GetParam(), all,
                 errors, all - errors);
     EXPECT_GT(all, 0);
-    EXPECT_TRUE(is_back(before, kHeapSlack));
+    EXPECT_TRUE(is_restored(before, kHeapSlack));
   }
   // What lies about after a life in which this call failed, and should not.
   virtual std::string files_left(const Call&) { return ""; }
@@ -126,22 +126,22 @@ class Sweep : public ::testing::TestWithParam<int> {
   // The life in which the `nth` of these calls fails: false when there are not as many.
   bool one(FailNth& fail, const Call& call, int error, long nth, long& failed) {
     SCOPED_TRACE(std::string(call.name) + " number " + std::to_string(nth) + " with " + strerrorname_np(error));
-    const Census before = Census::take();
-    const Outcome outcome = live(GetParam(), {.loaded =
-                                                  [&] {
-                                                    watch_library(conformance::options().plugin);
-                                                    fail.arm(call.name, nth, error);
-                                                  },
-                                              .unloaded =
-                                                  [&] {
-                                                    fail.disarm();
-                                                    watch_nothing();
-                                                  }});
+    const ProcessResources before = ProcessResources::take();
+    const LifetimeResult outcome = run_lifetime(GetParam(), {.loaded =
+                                                                 [&] {
+                                                                   watch_library(conformance::options().plugin);
+                                                                   fail.arm(call.name, nth, error);
+                                                                 },
+                                                             .unloaded =
+                                                                 [&] {
+                                                                   fail.disarm();
+                                                                   watch_nothing();
+                                                                 }});
     const std::string said = outcome.failed + join(outcome.warnings);
-    EXPECT_EQ(outcome.broken, "") << said;
+    EXPECT_EQ(outcome.violation, "") << said;
     EXPECT_EQ(verbs_alive(), "") << said;
     EXPECT_EQ(files_left(call), "") << said;
-    EXPECT_TRUE(is_back(before, std::size_t{1} << 30)) << said;
+    EXPECT_TRUE(is_restored(before, std::size_t{1} << 30)) << said;
     EXPECT_FALSE(signals_are_blocked());
     expect_one_line(outcome, call, said);
     if (!fail.has_failed()) {
@@ -149,14 +149,14 @@ class Sweep : public ::testing::TestWithParam<int> {
       return false;
     }
     if (!outcome.failed.empty()) ++failed;
-    const Outcome after = live(GetParam());
-    EXPECT_EQ(after.failed + after.broken + join(after.warnings), "") << "in the life after: " << said;
+    const LifetimeResult after = run_lifetime(GetParam());
+    EXPECT_EQ(after.failed + after.violation + join(after.warnings), "") << "in the life after: " << said;
     return true;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Net, Sweep, ::testing::Range(6, 13), conformance::version_name);
+INSTANTIATE_TEST_SUITE_P(Net, FailureSweep, ::testing::Range(6, 13), conformance::version_name);
 
-TEST_P(Sweep, Verbs) {
+TEST_P(FailureSweep, EachVerbFails_NothingLeaks) {
   sweep(conformance::failing_verb(), {
                                          {"ibv_get_device_list", {ENOSYS}, "list devices"},
                                          {"ibv_open_device", {ENODEV}},
@@ -188,7 +188,7 @@ TEST_P(Sweep, Verbs) {
                                      });
 }
 
-TEST_P(Sweep, SystemCalls) {
+TEST_P(FailureSweep, EachSystemCallFails_NothingLeaks) {
   sweep(failing_system_call(), {
                                    {"socket", {EMFILE}},
                                    {"bind", {EADDRINUSE}},
@@ -228,7 +228,7 @@ TEST_P(Sweep, SystemCalls) {
 }
 
 // With all that is written for those who ask for it, and with the counters that a kernel's driver keeps.
-class SweepWithFiles : public Sweep {
+class FailureSweepWithFiles : public FailureSweep {
  protected:
   void SetUp() override {
     for (const auto& [variable, file] : kFiles) setenv(variable, (scratch_.path() / file).c_str(), 1);
@@ -272,10 +272,10 @@ class SweepWithFiles : public Sweep {
 
   const verbatim::ScratchDirectory scratch_;
 };
-ONE_VERSION(SweepWithFiles, 12);
+ONE_VERSION(FailureSweepWithFiles, 12);
 
-TEST_P(SweepWithFiles, SystemCalls) {
-  EXPECT_NE(live(GetParam()).state.find("\"connections\""), std::string::npos);
+TEST_P(FailureSweepWithFiles, EachSystemCallFails_NothingLeaks) {
+  EXPECT_NE(run_lifetime(GetParam()).state.find("\"connections\""), std::string::npos);
   sweep(failing_system_call(), {
                                    {"socket", {EMFILE}},
                                    {"fchmod", {EPERM}},
@@ -298,10 +298,10 @@ TEST_P(SweepWithFiles, SystemCalls) {
 
 // What cannot be destroyed, nor a moment later, leaks, and with it what it uses: each is named once, all else goes, and
 // the next life is like any.
-class DestroyedInVain : public ::testing::TestWithParam<int> {};
-ONE_VERSION(DestroyedInVain, 12);
+class DestroyFails : public ::testing::TestWithParam<int> {};
+ONE_VERSION(DestroyFails, 12);
 
-TEST_P(DestroyedInVain, IsNamedOnce) {
+TEST_P(DestroyFails, EachObject_IsNamedOnce) {
   struct Destroyed {
     const char* call;
     std::vector<std::string> leaks;  // as the verbs library's counters name it, and as the warning does
@@ -315,8 +315,8 @@ TEST_P(DestroyedInVain, IsNamedOnce) {
                                       {"ibv_dealloc_pd", {"pd"}, {pd}},
                                       {"ibv_close_device", {"context"}, {"context"}}};
   FailNth& fail = conformance::failing_verb();
-  const Outcome first = live(GetParam());
-  ASSERT_EQ(first.failed + first.broken + join(first.warnings), "");
+  const LifetimeResult first = run_lifetime(GetParam());
+  ASSERT_EQ(first.failed + first.violation + join(first.warnings), "");
   for (const Destroyed& destroyed : all) {
     std::vector<std::string> expected;
     for (const std::string& name : destroyed.names) {
@@ -328,26 +328,27 @@ TEST_P(DestroyedInVain, IsNamedOnce) {
       SCOPED_TRACE(std::string(destroyed.call) + " number " + std::to_string(leaked + 1) + " and the next");
       std::map<std::string, long> alive;
       for (const char* kind : {"context", "pd", "mr", "cq", "qp"}) alive[kind] = verbs_alive(kind);
-      const Census before = Census::take();
-      const Outcome outcome = live(GetParam(), {.loaded = [&] { fail.arm(destroyed.call, leaked + 1, EBUSY, 2); },
-                                                .unloaded = [&] { fail.disarm(); }});
+      const ProcessResources before = ProcessResources::take();
+      const LifetimeResult outcome = run_lifetime(
+          GetParam(),
+          {.loaded = [&] { fail.arm(destroyed.call, leaked + 1, EBUSY, 2); }, .unloaded = [&] { fail.disarm(); }});
       if (!fail.has_failed()) break;
-      EXPECT_EQ(outcome.failed + outcome.broken, "");
+      EXPECT_EQ(outcome.failed + outcome.violation, "");
       EXPECT_EQ(outcome.warnings, expected);
       for (const std::string& kind : destroyed.leaks) ++alive[kind];
       for (const auto& [kind, count] : alive) EXPECT_EQ(verbs_alive(kind), count) << kind;
       if (destroyed.leaks.front() != "context") {
-        EXPECT_TRUE(is_back(before, kHeapSlack));
+        EXPECT_TRUE(is_restored(before, kHeapSlack));
       }
-      const Outcome after = live(GetParam());
-      EXPECT_EQ(after.failed + after.broken + join(after.warnings), "") << "in the life after";
+      const LifetimeResult after = run_lifetime(GetParam());
+      EXPECT_EQ(after.failed + after.violation + join(after.warnings), "") << "in the life after";
     }
     std::printf("%s: %ld\n", destroyed.call, leaked);
     EXPECT_GT(leaked, 0);
   }
 }
 
-TEST_P(Sweep, Memory) {
+TEST_P(FailureSweep, EachAllocationFails_NothingLeaks) {
   sweep(failing_system_call(), {{"malloc", {ENOMEM}, "memory"}, {"aligned_alloc", {ENOMEM}, "memory"}});
 }
 

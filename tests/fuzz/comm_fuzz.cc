@@ -13,9 +13,9 @@
 
 #include "base/log.h"
 #include "fuzz.h"
-#include "net/net.h"
-#include "net/recv_comm.h"
-#include "net/send_comm.h"
+#include "net/context/context.h"
+#include "net/transfer/recv_comm.h"
+#include "net/transfer/send_comm.h"
 #include "wire/completion.h"
 #include "wire/cts.h"
 
@@ -151,7 +151,7 @@ class Connection {
         write_entry(input);
         break;
       case 5:
-        write_record(input);
+        format_size_record(input);
         break;
       case 6:
         immediate(input.get<std::uint32_t>(), what >> 3);
@@ -199,7 +199,7 @@ class Connection {
   }
 
   // What the sender's end could write into the receiver's record.
-  void write_record(fuzz::Input& input) {
+  void format_size_record(fuzz::Input& input) {
     const std::size_t words = g_record.bytes / sizeof(std::uint64_t);
     const std::size_t word = input.get<std::uint16_t>() % words;
     const auto value = input.get<std::uint64_t>();

@@ -12,13 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "base/fd.h"
 #include "base/log.h"
 #include "base/socket.h"
+#include "base/unique_fd.h"
 #include "fuzz.h"
-#include "net/net.h"
-#include "net/recv_comm.h"
-#include "net/send_comm.h"
+#include "net/context/context.h"
+#include "net/transfer/recv_comm.h"
+#include "net/transfer/send_comm.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"
 
@@ -90,7 +90,7 @@ wire::Hello hello_of(fuzz::Input& input, const wire::Secret& secret) {
 }
 
 // What is said, and how.
-struct Speech {
+struct PeerMessage {
   std::vector<std::uint8_t> bytes;
   std::size_t piece = 0;
   bool confirms = false;  // the kReady that ends a handshake follows
@@ -98,35 +98,35 @@ struct Speech {
   bool is_right = true;   // the secret was shown
 };
 
-Speech speech_of(fuzz::Input& input, wire::MessageType type, const wire::Secret& secret) {
-  Speech speech;
+PeerMessage make_message(fuzz::Input& input, wire::MessageType type, const wire::Secret& secret) {
+  PeerMessage message;
   const auto manner = input.get<std::uint8_t>();
-  speech.confirms = (manner & 1) != 0;
-  speech.stays = (manner & 2) != 0;
+  message.confirms = (manner & 1) != 0;
+  message.stays = (manner & 2) != 0;
   if ((manner & 4) != 0) type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 12);
   wire::Secret shown = secret;
   if ((manner & 8) != 0) shown[input.get<std::uint8_t>() % shown.size()] ^= 1;
-  speech.bytes = type == wire::MessageType::kReject ? wire::encode_reject(text(input))
-                                                    : wire::encode_hello(type, hello_of(input, shown));
+  message.bytes = type == wire::MessageType::kReject ? wire::encode_reject(text(input))
+                                                     : wire::encode_hello(type, hello_of(input, shown));
   for (int i = manner >> 4 & 3; i > 0; --i) {
-    speech.bytes[input.get<std::uint16_t>() % speech.bytes.size()] = input.get<std::uint8_t>();
+    message.bytes[input.get<std::uint16_t>() % message.bytes.size()] = input.get<std::uint8_t>();
   }
-  if ((manner & 64) != 0) speech.bytes.resize(input.get<std::uint16_t>() % (speech.bytes.size() + 1));
-  speech.piece = (manner & 128) != 0 ? 1 + input.get<std::uint8_t>() : speech.bytes.size();
-  const auto shown_at = speech.bytes.begin() + wire::kHeaderBytes;
-  speech.is_right =
-      speech.bytes.size() >= wire::kHeaderBytes + secret.size() && std::equal(secret.begin(), secret.end(), shown_at);
-  return speech;
+  if ((manner & 64) != 0) message.bytes.resize(input.get<std::uint16_t>() % (message.bytes.size() + 1));
+  message.piece = (manner & 128) != 0 ? 1 + input.get<std::uint8_t>() : message.bytes.size();
+  const auto shown_at = message.bytes.begin() + wire::kHeaderBytes;
+  message.is_right =
+      message.bytes.size() >= wire::kHeaderBytes + secret.size() && std::equal(secret.begin(), secret.end(), shown_at);
+  return message;
 }
 
 // Says it, piece by piece; `poll` is called after each. Whoever listens may have hung up.
 template <typename Poll>
-void say(const UniqueFd& socket, const Speech& speech, Poll poll) {
-  std::vector<std::uint8_t> all = speech.bytes;
+void send_message(const UniqueFd& socket, const PeerMessage& message, Poll poll) {
+  std::vector<std::uint8_t> all = message.bytes;
   const std::vector<std::uint8_t> ready = wire::encode_ready();
-  if (speech.confirms) all.insert(all.end(), ready.begin(), ready.end());
+  if (message.confirms) all.insert(all.end(), ready.begin(), ready.end());
   for (std::size_t at = 0; at < all.size();) {
-    const std::size_t count = std::min(std::max<std::size_t>(speech.piece, 1), all.size() - at);
+    const std::size_t count = std::min(std::max<std::size_t>(message.piece, 1), all.size() - at);
     static_cast<void>(::send(socket.get(), all.data() + at, count, MSG_NOSIGNAL));
     at += count;
     poll();
@@ -142,13 +142,13 @@ UniqueFd tcp_socket() {
   return socket;
 }
 
-void knock(Context& context, fuzz::Input& input) {
+void test_accept(Context& context, fuzz::Input& input) {
   HandleBytes bytes{};
   Result<ListenComm*> listen = context.listen(0, bytes);
   require(!!listen, "a listen opens");
   const Result<wire::Handle> handle = wire::decode_handle(bytes);
   require(!!handle, "a handle is one");
-  const Speech speech = speech_of(input, wire::MessageType::kConnect, handle->secret);
+  const PeerMessage message = make_message(input, wire::MessageType::kConnect, handle->secret);
   std::vector<RecvComm*> made;
   bool refused = false;
   const auto accept = [&] {
@@ -158,14 +158,14 @@ void knock(Context& context, fuzz::Input& input) {
     return refused || !made.empty();
   };
   {
-    UniqueFd stranger = tcp_socket();
-    require(::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&handle->address), sizeof(sockaddr_in)) == 0,
+    UniqueFd client = tcp_socket();
+    require(::connect(client.get(), reinterpret_cast<const sockaddr*>(&handle->address), sizeof(sockaddr_in)) == 0,
             "everybody may knock");
-    say(stranger, speech, accept);
-    for (int i = 0; speech.stays && i < 50; ++i) accept();
+    send_message(client, message, accept);
+    for (int i = 0; message.stays && i < 50; ++i) accept();
   }
   for (int i = 0; i < 50; ++i) accept();
-  require(speech.is_right || (made.empty() && !refused), "a stranger is no peer");
+  require(message.is_right || (made.empty() && !refused), "a stranger is no peer");
   SendComm* send = nullptr;
   const std::size_t before = made.size();
   require(before <= 1, "one knock, one connection");
@@ -183,14 +183,14 @@ void knock(Context& context, fuzz::Input& input) {
   context.close(**listen);
 }
 
-void answer(Context& context, fuzz::Input& input) {
-  UniqueFd door = tcp_socket();
+void test_connect(Context& context, fuzz::Input& input) {
+  UniqueFd listener = tcp_socket();
   sockaddr_in here{};
   here.sin_family = AF_INET;
   here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  require(::bind(door.get(), reinterpret_cast<const sockaddr*>(&here), sizeof here) == 0, "a port");
-  require(::listen(door.get(), 1) == 0, "a door");
-  const Result<sockaddr_storage> address = local_address(door);
+  require(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&here), sizeof here) == 0, "a port");
+  require(::listen(listener.get(), 1) == 0, "a door");
+  const Result<sockaddr_storage> address = local_address(listener);
   require(!!address, "an address");
   wire::Handle handle;
   handle.address = *address;
@@ -198,7 +198,7 @@ void answer(Context& context, fuzz::Input& input) {
   handle.device_count = static_cast<std::uint8_t>(1 + input.get<std::uint8_t>() % wire::kMaxDevices);
   HandleBytes bytes{};
   wire::encode_handle(handle, bytes);
-  const Speech speech = speech_of(input, wire::MessageType::kAccept, handle.secret);
+  const PeerMessage message = make_message(input, wire::MessageType::kAccept, handle.secret);
 
   SendComm* send = nullptr;
   bool failed = false;
@@ -214,15 +214,15 @@ void answer(Context& context, fuzz::Input& input) {
     UniqueFd host;
     await("a connect knocks", [&] {
       if (connect()) return true;
-      host = UniqueFd(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      host = UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       return static_cast<bool>(host);
     });
-    say(host, speech, connect);
-    for (int i = 0; speech.stays && i < 50; ++i) connect();
+    send_message(host, message, connect);
+    for (int i = 0; message.stays && i < 50; ++i) connect();
   }
-  door.reset();  // who was slow to speak knocks again
+  listener.reset();  // who was slow to speak knocks again
   await("a connect comes to an end", connect);
-  require(send == nullptr || speech.is_right, "nobody else is the peer");
+  require(send == nullptr || message.is_right, "nobody else is the peer");
   if (send != nullptr) {
     send->progress();
     context.close(*send);
@@ -242,9 +242,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   });
   fuzz::Input input({data, size});
   if (input.get<std::uint8_t>() % 2 == 0) {
-    knock(*context, input);
+    test_accept(*context, input);
   } else {
-    answer(*context, input);
+    test_connect(*context, input);
   }
   return 0;
 }

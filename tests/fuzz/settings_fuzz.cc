@@ -6,7 +6,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "fuzz.h"
-#include "softverbs/fault_script.h"
+#include "softverbs/host/fault_script.h"
 #include "verbs/hca_filter.h"
 
 namespace {

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "fuzz.h"
-#include "net/side_channel.h"
+#include "net/transfer/side_channel.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"
 #include "wire/limits.h"
@@ -61,12 +61,12 @@ void decode_hello(std::span<const std::uint8_t> body) {
 
 void decode_notices(std::span<const std::uint8_t> body) {
   std::vector<std::uint8_t> own(body.begin(), body.end());
-  if (const auto failed = wire::decode_failed(own)) {
+  if (const auto failed = wire::decode_failure(own)) {
     require(failed->kind <= verbatim::ErrorKind::kRemote, "an error is of a kind of ours");
     require(printable(failed->text), "a peer's error can be logged");
   }
-  static_cast<void>(wire::decode_ask(body));
-  if (const auto view = wire::decode_view(body)) require(view->sends <= 1, "an end sends or receives");
+  static_cast<void>(wire::decode_status_query(body));
+  if (const auto view = wire::decode_status_reply(body)) require(view->sends <= 1, "an end sends or receives");
 }
 
 // Messages in the pieces that a socket may bring.

@@ -57,8 +57,8 @@ std::size_t usable_count(const Operation& operation, std::size_t bytes, int rank
 
 Exchange::Exchange(ncclComm_t comm, const BufferPlan& plan)
     : comm_(comm), plan_(plan), iteration_(plan.series * kIterationsOfSeries) {
-  check(ncclCommUserRank(comm, &place_.rank), "ncclCommUserRank");
-  check(ncclCommCount(comm, &place_.ranks), "ncclCommCount");
+  check(ncclCommUserRank(comm, &position_.rank), "ncclCommUserRank");
+  check(ncclCommCount(comm, &position_.ranks), "ncclCommCount");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   send_ = allocate(plan);
   receive_ = allocate(plan);
@@ -69,7 +69,7 @@ Exchange::Exchange(ncclComm_t comm, const BufferPlan& plan)
   }
 }
 
-Verdict Exchange::run(const Operation& operation, std::size_t count) {
+CheckResult Exchange::run(const Operation& operation, std::size_t count) {
   prepare(count);
   enqueue(operation, count);
   wait();
@@ -80,7 +80,7 @@ Verdict Exchange::run(const Operation& operation, std::size_t count) {
 void Exchange::prepare(std::size_t count) {
   ++iteration_;
   sum_over_ranges(count, plan_.ranks_here, [&](std::size_t first, std::size_t last) {
-    for (std::size_t index = first; index < last; ++index) host_[index] = pattern(place_.rank, iteration_, index);
+    for (std::size_t index = first; index < last; ++index) host_[index] = pattern(position_.rank, iteration_, index);
     return std::uint64_t{0};
   });
   check(cudaMemcpy(send_, host_, count * sizeof(Element), cudaMemcpyHostToDevice), "cudaMemcpy");
@@ -90,7 +90,7 @@ void Exchange::prepare(std::size_t count) {
 }
 
 void Exchange::enqueue(const Operation& operation, std::size_t count) {
-  const ncclResult_t result = operation.enqueue(Call{send_, receive_, count, place_, comm_, stream_});
+  const ncclResult_t result = operation.enqueue(Call{send_, receive_, count, position_, comm_, stream_});
   if (result != ncclInProgress) check(result, operation.name);  // a communicator that does not block is still busy
 }
 
@@ -111,26 +111,26 @@ void Exchange::wait() {
 }
 
 // Compares every element of the result, and that nothing was written behind it.
-Verdict Exchange::verify(const Operation& operation, std::size_t count) {
-  const std::size_t results = result_count(operation, count, place_.ranks);
+CheckResult Exchange::verify(const Operation& operation, std::size_t count) {
+  const std::size_t results = result_count(operation, count, position_.ranks);
   const std::size_t behind = std::min(plan_.bytes / sizeof(Element), count + kGuardElements);
   check(cudaMemcpy(host_, receive_, behind * sizeof(Element), cudaMemcpyDeviceToHost), "cudaMemcpy");
   if (plan_.mutate) host_[iteration_ % results] ^= Element{1} << (iteration_ % 32U);
   Element poison{};
   std::memset(&poison, kPoison, sizeof poison);
-  Verdict verdict;
-  verdict.checked = results;
-  verdict.wrong = sum_over_ranges(results, plan_.ranks_here, [&](std::size_t first, std::size_t last) {
+  CheckResult check_result;
+  check_result.checked = results;
+  check_result.wrong = sum_over_ranges(results, plan_.ranks_here, [&](std::size_t first, std::size_t last) {
     std::uint64_t wrong = 0;
     for (std::size_t index = first; index < last; ++index) {
-      wrong += host_[index] != operation.expected(place_, iteration_, index, count);
+      wrong += host_[index] != operation.expected(position_, iteration_, index, count);
     }
     return wrong;
   });
-  if (plan_.mutate && verdict.wrong == 0) throw std::runtime_error("the flipped bit was not found");
-  verdict.wrong += static_cast<std::uint64_t>(
+  if (plan_.mutate && check_result.wrong == 0) throw std::runtime_error("the flipped bit was not found");
+  check_result.wrong += static_cast<std::uint64_t>(
       std::count_if(host_ + results, host_ + behind, [&](Element e) { return e != poison; }));
-  return verdict;
+  return check_result;
 }
 
 void Exchange::free_buffers() {

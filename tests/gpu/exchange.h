@@ -13,11 +13,11 @@
 
 namespace verbatim::gpu {
 
-struct Verdict {
+struct CheckResult {
   std::uint64_t checked = 0;
   std::uint64_t wrong = 0;
 
-  Verdict& operator+=(const Verdict& other) {
+  CheckResult& operator+=(const CheckResult& other) {
     checked += other.checked;
     wrong += other.wrong;
     return *this;
@@ -45,13 +45,13 @@ class Exchange {
   Exchange& operator=(const Exchange&) = delete;
 
   // One checked call. `count` is that of the buffers, see Call.
-  Verdict run(const Operation& operation, std::size_t count);
+  CheckResult run(const Operation& operation, std::size_t count);
 
   // Its four steps. Between prepare and verify the operation may be enqueued several times.
   void prepare(std::size_t count);
   void enqueue(const Operation& operation, std::size_t count);
   void wait();
-  Verdict verify(const Operation& operation, std::size_t count);
+  CheckResult verify(const Operation& operation, std::size_t count);
 
   // Whether what was enqueued has been done, well or not; and what NCCL says of the network.
   bool finished() const;
@@ -62,13 +62,13 @@ class Exchange {
   double abort();
 
   ncclComm_t comm() const { return comm_; }
-  Place place() const { return place_; }
+  RankPosition position() const { return position_; }
 
  private:
   void free_buffers();
 
   ncclComm_t comm_;
-  Place place_{};
+  RankPosition position_{};
   const BufferPlan plan_;
   unsigned iteration_;
   cudaStream_t stream_ = nullptr;

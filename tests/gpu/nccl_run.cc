@@ -309,7 +309,7 @@ bool Ranks::take_report(std::size_t rank) {
     case Report::Kind::kScenario:
       rows_[rank].push_back(report);
       return true;
-    case Report::Kind::kDying:
+    case Report::Kind::kAboutToBeKilled:
       return replace(rank);
     case Report::Kind::kDone:
       child.done = true;

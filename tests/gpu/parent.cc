@@ -33,7 +33,7 @@ Report Parent::receive(Report::Kind kind) {
   return report;
 }
 
-ncclUniqueId Parent::agree_on_id(int rank) {
+ncclUniqueId Parent::exchange_id(int rank) {
   if (rank != 0) return receive(Report::Kind::kId).id;
   Report report = make_report(Report::Kind::kId);
   check(ncclGetUniqueId(&report.id), "ncclGetUniqueId");

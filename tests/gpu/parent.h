@@ -11,11 +11,11 @@ namespace verbatim::gpu {
 
 struct Report {
   enum class Kind : std::uint32_t {
-    kId,        // rank 0's id of a new communicator; the parent passes it to the others
-    kBarrier,   // the parent sends it back to all once every rank has sent it
-    kRow,       // an operation at one size
-    kScenario,  // a scenario
-    kDying,     // this process is about to be killed: the parent starts another in its place
+    kId,               // rank 0's id of a new communicator; the parent passes it to the others
+    kBarrier,          // the parent sends it back to all once every rank has sent it
+    kRow,              // an operation at one size
+    kScenario,         // a scenario
+    kAboutToBeKilled,  // this process is about to be killed: the parent starts another in its place
     kError,
     kDone,
   };
@@ -42,7 +42,7 @@ class Parent {
   bool try_send(const Report& report);
   void send(const Report& report);
   // Rank 0 makes the id (it hosts NCCL's bootstrap from then on); the others wait for it.
-  ncclUniqueId agree_on_id(int rank);
+  ncclUniqueId exchange_id(int rank);
   // Returns when every rank has called it.
   void barrier();
 

@@ -49,8 +49,8 @@ double progress_cpu_microseconds() {
 
 Report run_size(Exchange& exchange, const Plan& plan, std::size_t operation_index, std::size_t count) {
   const Operation& operation = kOperations[operation_index];
-  Verdict verdict;
-  for (unsigned checked = 0; checked < kCheckedCalls; ++checked) verdict += exchange.run(operation, count);
+  CheckResult check_result;
+  for (unsigned checked = 0; checked < kCheckedCalls; ++checked) check_result += exchange.run(operation, count);
 
   const bool is_long = count * sizeof(Element) > kLongCallBytes;
   const unsigned iterations = is_long ? std::max(1U, plan.iterations / 4) : plan.iterations;
@@ -62,18 +62,18 @@ Report run_size(Exchange& exchange, const Plan& plan, std::size_t operation_inde
   Report row = make_report(Report::Kind::kRow);
   row.microseconds = microseconds_since(start) / iterations;
   row.cpu_microseconds = (progress_cpu_microseconds() - cpu_before) / iterations;
-  verdict += exchange.verify(operation, count);
+  check_result += exchange.verify(operation, count);
 
   row.index = static_cast<std::uint32_t>(operation_index);
   row.count = count;
-  row.checked = verdict.checked;
-  row.wrong = verdict.wrong;
+  row.checked = check_result.checked;
+  row.wrong = check_result.wrong;
   return row;
 }
 
 void run_sizes(const Plan& plan, int rank, Parent& parent) {
   ncclComm_t comm = nullptr;
-  check(ncclCommInitRank(&comm, plan.ranks, parent.agree_on_id(rank), rank), "ncclCommInitRank");
+  check(ncclCommInitRank(&comm, plan.ranks, parent.exchange_id(rank), rank), "ncclCommInitRank");
   BufferPlan buffers;
   buffers.bytes = plan.last_bytes;
   buffers.ranks_here = static_cast<unsigned>(plan.ranks);
@@ -90,20 +90,20 @@ void run_sizes(const Plan& plan, int rank, Parent& parent) {
 }
 
 void run_scenarios(const Plan& plan, int rank, Parent& parent) {
-  Stage stage(plan, rank, parent);
+  ScenarioContext context(plan, rank, parent);
   // The rank that replaces a killed one goes on where that one stopped.
   auto next = plan.scenarios.begin();
   if (plan.replacement) next = std::find(next, plan.scenarios.end(), kPeerKilled);
   for (; next != plan.scenarios.end(); ++next) {
-    stage.start_series(*next);
+    context.start_series(*next);
     const auto start = Clock::now();
-    const Outcome outcome = kScenarios[*next].play(stage);
+    const Outcome outcome = kScenarios[*next].run(context);
     Report row = make_report(Report::Kind::kScenario, outcome.note);
     row.index = static_cast<std::uint32_t>(*next);
     row.microseconds = microseconds_since(start);
     row.abort_seconds = outcome.abort_seconds;
-    row.checked = outcome.verdict.checked;
-    row.wrong = outcome.verdict.wrong;
+    row.checked = outcome.check_result.checked;
+    row.wrong = outcome.check_result.wrong;
     parent.send(row);
   }
 }

@@ -13,9 +13,9 @@ namespace verbatim::gpu {
 inline constexpr std::size_t kBufferBytes = std::size_t{16} << 20U;
 
 // What every scenario has at hand.
-class Stage {
+class ScenarioContext {
  public:
-  Stage(const Plan& plan, int rank, Parent& parent) : plan_(plan), rank_(rank), parent_(parent) {}
+  ScenarioContext(const Plan& plan, int rank, Parent& parent) : plan_(plan), rank_(rank), parent_(parent) {}
 
   // A new communicator of all ranks; and one with buffers.
   ncclComm_t new_comm();
@@ -42,7 +42,7 @@ class Stage {
 };
 
 struct Outcome {
-  Verdict verdict;
+  CheckResult check_result;
   double abort_seconds = 0;  // the longest ncclCommAbort
   std::string note;
 };
@@ -50,17 +50,17 @@ struct Outcome {
 struct Scenario {
   const char* name;
   const char* summary;
-  Outcome (*play)(Stage& stage);
+  Outcome (*run)(ScenarioContext& context);
 };
 
-Outcome two_communicators(Stage& stage);
-Outcome split(Stage& stage);
-Outcome registered_buffers(Stage& stage);
-Outcome recreate(Stage& stage);
-Outcome abort_connecting(Stage& stage);
-Outcome abort_stuck(Stage& stage);
-Outcome abort_midway(Stage& stage);
-Outcome peer_killed(Stage& stage);
+Outcome two_communicators(ScenarioContext& context);
+Outcome split(ScenarioContext& context);
+Outcome registered_buffers(ScenarioContext& context);
+Outcome recreate(ScenarioContext& context);
+Outcome abort_connecting(ScenarioContext& context);
+Outcome abort_stuck(ScenarioContext& context);
+Outcome abort_midway(ScenarioContext& context);
+Outcome peer_killed(ScenarioContext& context);
 
 inline constexpr std::array kScenarios = {
     Scenario{"two_communicators", "both busy at once", two_communicators},

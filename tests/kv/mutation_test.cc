@@ -9,14 +9,14 @@ KvRun run_mutated(const std::string& mode, const std::string& nth) {
                 {"MUTATE_PLUGIN=" + setting("KV_PLUGIN"), "MUTATE_MODE=" + mode, "MUTATE_NTH=" + nth});
 }
 
-TEST(Mutation, OfNothingIsCorrect) {
+TEST(Mutation, NoMutation_IsCorrect) {
   const KvRun run = run_mutated("none", "1");
   EXPECT_EQ(kOk, run.status) << run.output;
   expect_plan(run, "kv");
   expect_plan(run, "lf");
 }
 
-TEST(Mutation, OfOneBitIsFound) {
+TEST(Mutation, OneFlippedBit_IsFound) {
   for (const char* const nth : {"1", "20"}) {
     const KvRun run = run_mutated("flip-byte", nth);
     EXPECT_EQ(kWrong, run.status) << run.output;
@@ -26,25 +26,25 @@ TEST(Mutation, OfOneBitIsFound) {
   }
 }
 
-TEST(Mutation, OfATailIsFound) {
+TEST(Mutation, MissingTail_IsFound) {
   const KvRun run = run_mutated("skip-tail", "5");
   EXPECT_EQ(kWrong, run.status) << run.output;
 }
 
-TEST(Mutation, OfTheOrderInAGroupIsFound) {
+TEST(Mutation, SwappedGroupMembers_AreFound) {
   const KvRun run = run_mutated("swap-members", "1");
   EXPECT_EQ(kWrong, run.status) << run.output;
 }
 
 // The byte behind a block is the first of the next one, which is of this request, or of another, or of nobody.
-TEST(Mutation, OfTheByteBehindABlockIsFound) {
+TEST(Mutation, WriteBeyondBlock_IsFound) {
   for (const char* const nth : {"1", "8", "20"}) {
     const KvRun run = run_mutated("overrun", nth);
     EXPECT_EQ(kWrong, run.status) << run.output;
   }
 }
 
-TEST(Mutation, OfASizeIsFound) {
+TEST(Mutation, WrongSize_IsFound) {
   const KvRun run = run_mutated("wrong-size", "3");
   EXPECT_EQ(kFailed, run.status) << run.output;
   EXPECT_NE(std::string::npos, run.output.find("test reported")) << run.output;

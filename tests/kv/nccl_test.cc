@@ -13,7 +13,7 @@ KvRun run_nccl(std::vector<std::string> arguments, std::vector<std::string> envi
   return run_kv(std::move(arguments), std::move(environment));
 }
 
-TEST(Nccl, OneCommunicatorAFamilyServesAsPlanned) {
+TEST(NcclMode, OneCommunicatorPerFamily_ServesAsPlanned) {
   const KvRun run = run_nccl({"--requests", "40"});
   EXPECT_EQ(kOk, run.status) << run.output;
   for (const char* const name : {"kv", "lf"}) {
@@ -23,7 +23,7 @@ TEST(Nccl, OneCommunicatorAFamilyServesAsPlanned) {
   }
 }
 
-TEST(Nccl, BetweenSeveralRanksWithTpRatio) {
+TEST(NcclMode, SeveralRanksWithTpRatio_ServeAsPlanned) {
   const KvRun run = run_nccl({"--requests", "20", "--prefill", "2", "--decode", "4", "--tp-ratio", "2", "--preset",
                               "llama-70b-tp1", "--lf", "indexer", "--hit", "0.3", "--concurrency", "3"});
   EXPECT_EQ(kOk, run.status) << run.output;
@@ -31,7 +31,7 @@ TEST(Nccl, BetweenSeveralRanksWithTpRatio) {
   expect_plan(run, "lf");
 }
 
-TEST(Nccl, DeliversWhatTheDirectModeDelivers) {
+TEST(NcclMode, SameRequests_DeliverSameBytesAsDirectMode) {
   const KvRun nccl = run_nccl({"--requests", "12"});
   const KvRun direct = run_kv({"--requests", "12", "--tokens", "300", "--scale", "40"});
   // The order in which the CRC takes the pieces is the same in both: layers, entries, blocks.
@@ -40,13 +40,13 @@ TEST(Nccl, DeliversWhatTheDirectModeDelivers) {
   EXPECT_EQ(direct.family("kv")["sent_bytes"], nccl.family("kv")["sent_bytes"]);
 }
 
-TEST(Nccl, FindsOneFlippedBit) {
+TEST(NcclMode, OneFlippedBit_IsFound) {
   const KvRun run = run_nccl({"--requests", "6"}, {"HOST_NCCL_FLIP=3"});
   EXPECT_EQ(kWrong, run.status) << run.output;
   EXPECT_NE(std::string::npos, run.output.find("in place of")) << run.output;
 }
 
-TEST(Nccl, RefusesEveryKindOfInvalidRequestAtBothSides) {
+TEST(NcclMode, EveryInvalidRequest_IsRejectedAtBothSides) {
   const std::vector<std::string> kinds{"wrong-family", "count-mismatch",     "length-mismatch",        "base-conflict",
                                        "unregistered", "index-out-of-range", "overlapping-destination"};
   std::vector<std::string> arguments{"--requests", "40"};
@@ -67,7 +67,7 @@ TEST(Nccl, RefusesEveryKindOfInvalidRequestAtBothSides) {
   expect_plan(run, "lf");
 }
 
-TEST(Nccl, WhatIsMissingIsNamed) {
+TEST(NcclMode, MissingLibrary_IsNamed) {
   const KvRun run = run_kv({"--mode", "nccl", "--nccl", "/no/libnccl.so", "--cuda", setting("HOST_CUDA")});
   EXPECT_EQ(kFailed, run.status) << run.output;
   EXPECT_NE(std::string::npos, run.output.find("/no/libnccl.so")) << run.output;

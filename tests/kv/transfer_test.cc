@@ -37,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{"OneAtATime", {"--concurrency", "1", "--depth", "1", "--group", "1"}}),
     [](const auto& tested) { return tested.param.name; });
 
-TEST_P(EveryShape, IsServedAsPlanned) {
+TEST_P(EveryShape, AnyShape_IsServedAsPlanned) {
   const KvRun run = run_kv(small(GetParam().arguments));
   EXPECT_EQ(kOk, run.status) << run.output;
   for (const Json& family : run.report["families"]) expect_plan(run, family["name"]);
@@ -48,21 +48,21 @@ class EveryTable : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Kv, EveryTable, testing::Values("6", "8", "10", "11"),
                          [](const auto& tested) { return std::string("v") + tested.param; });
 
-TEST_P(EveryTable, OfThePluginServes) {
+TEST_P(EveryTable, AnyTableVersion_Serves) {
   const KvRun run = run_kv(small({"--api", GetParam()}));
   EXPECT_EQ(kOk, run.status) << run.output;
   expect_plan(run, "kv");
   expect_plan(run, "lf");
 }
 
-TEST(Transfer, OverAPluginWhoseRegistrationsAreOfOneComm) {
+TEST(Transfer, PluginWithoutGlobalRegistration_Serves) {
   const KvRun run = run_kv(small({"--plugin", setting("SOCKET_PLUGIN")}));
   EXPECT_EQ(kOk, run.status) << run.output;
   expect_plan(run, "kv");
   expect_plan(run, "lf");
 }
 
-TEST(Transfer, OfThousandsOfSmallRequests) {
+TEST(Transfer, ThousandsOfSmallRequests_AreServed) {
   const KvRun run = run_kv({"--preset", "llama-70b-tp8", "--lf", "indexer", "--scale", "80", "--requests", "5500",
                             "--tokens", "16", "--sigma", "0", "--concurrency", "32"});
   EXPECT_EQ(kOk, run.status) << run.output;
@@ -72,7 +72,7 @@ TEST(Transfer, OfThousandsOfSmallRequests) {
   EXPECT_LE(10'000, run.family("kv")["served"].get<int>() + run.family("lf")["served"].get<int>());
 }
 
-TEST(Transfer, IsWhatThePluginItselfHasCounted) {
+TEST(Transfer, PluginCounters_AreEqual) {
   const KvRun run = run_kv(small({"--prefill", "2", "--decode", "2"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   for (const Json& rank : run.report["ranks"]) {
@@ -81,7 +81,7 @@ TEST(Transfer, IsWhatThePluginItselfHasCounted) {
   }
 }
 
-TEST(Transfer, LeavesOutWhatThePrefixHas) {
+TEST(Transfer, PrefixHits_AreNotSent) {
   const ScratchDirectory scratch;
   const std::string list = scratch.path() / "requests";
   std::ofstream(list) << "640\n640 0.5\n640 1\n64 1\n";
@@ -94,7 +94,7 @@ TEST(Transfer, LeavesOutWhatThePrefixHas) {
   EXPECT_EQ(17 * 8'448, run.family("lf")["sent_bytes"]);
 }
 
-TEST(Transfer, GroupsReceivesAsFarAsAllowed) {
+TEST(Transfer, GroupLimit_DeterminesGroupedReceives) {
   const ScratchDirectory scratch;
   const std::string list = scratch.path() / "requests";
   std::ofstream(list) << "1280\n";  // 20 blocks
@@ -105,7 +105,7 @@ TEST(Transfer, GroupsReceivesAsFarAsAllowed) {
 }
 
 // The sum of the CRCs of all requests' data says whether two runs delivered the same.
-TEST(TwoFamilies, DoNotChangeEachOthersResults) {
+TEST(TwoFamilies, EitherOrder_GivesSameResults) {
   const KvRun alone = run_kv(small({"--lf", "none"}));
   const KvRun after = run_kv(small({}));
   const KvRun before = run_kv(small({"--lf-first"}));
@@ -121,7 +121,7 @@ TEST(TwoFamilies, DoNotChangeEachOthersResults) {
 }
 
 // Each of the queue pairs that carried data carried that of one family, to the byte.
-TEST(TwoFamilies, ShareNoQueuePair) {
+TEST(TwoFamilies, EachFamily_HasItsOwnQueuePairs) {
   const KvRun run = run_kv(small({}));
   EXPECT_EQ(kOk, run.status) << run.output;
   ASSERT_EQ(2U, run.devices.size()) << run.output;
@@ -130,7 +130,7 @@ TEST(TwoFamilies, ShareNoQueuePair) {
 }
 
 // What the device was asked to register for the caches: nothing more for 61 layers of two families than for one.
-TEST(TwoFamilies, AreRegisteredOncePerAllocation) {
+TEST(TwoFamilies, EachAllocation_IsRegisteredOnce) {
   const auto registered = [](const Arguments& more) {
     Arguments arguments{"--requests", "1", "--tokens", "64", "--sigma", "0"};
     arguments.insert(arguments.end(), more.begin(), more.end());

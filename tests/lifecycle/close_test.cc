@@ -6,9 +6,9 @@
 #include <iostream>
 #include <string>
 
-#include "census.h"
 #include "conformance.h"
 #include "process.h"
+#include "process_resources.h"
 #include "roles.h"
 
 namespace conformance {
@@ -42,18 +42,18 @@ int status_with(int version, const char* fault, const char* close_timeout_ms) {
   return end.status;
 }
 
-TEST_P(Closing, LastAcknowledgementLost) {
+TEST_P(Closing, LastAckLost_SenderCompletes) {
   EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1", "10000"), 0);
   EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1 times=2", "10000"), 0);
 }
 
 // What parking is for: a receiver that is gone cannot acknowledge again.
-TEST_P(Closing, LastAcknowledgementLostWithoutParking) {
+TEST_P(Closing, LastAckLostWithoutDelayedDestroy_SenderFails) {
   EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1", "0"), kSenderFailed);
 }
 
 // A closed end may stay parked for ten minutes: what comes earlier does not come from the deadline.
-class PatientClosing : public Closing {
+class ClosingWithLongTimeout : public Closing {
  protected:
   void SetUp() override {
     const std::string usual = getenv("VERBATIM_CLOSE_TIMEOUT_MS");
@@ -63,10 +63,10 @@ class PatientClosing : public Closing {
     setenv("VERBATIM_CLOSE_TIMEOUT_MS", usual.c_str(), 1);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Net, PatientClosing, ::testing::Values(8, 12), version_name);
+INSTANTIATE_TEST_SUITE_P(Net, ClosingWithLongTimeout, ::testing::Values(8, 12), version_name);
 
-TEST_P(PatientClosing, InPeaceThePeerStillFindsAQp) {
-  Link link = this->link();
+TEST_P(ClosingWithLongTimeout, GracefulClose_QpLivesUntilPeerCloses) {
+  TestConnection link = this->link();
   exchange_one(link, 1000);
   ASSERT_EQ(verbs_alive("qp"), 2);
   const Clock::duration took = time_of([&] { link.close_recv(); });
@@ -77,8 +77,8 @@ TEST_P(PatientClosing, InPeaceThePeerStillFindsAQp) {
   EXPECT_TRUE(eventually([] { return verbs_alive("qp") == 0; }));
 }
 
-TEST_P(Closing, APeerThatStaysOpenIsWaitedForUntilTheDeadline) {
-  Link link = this->link();
+TEST_P(Closing, PeerStaysOpen_QpLivesUntilDeadline) {
+  TestConnection link = this->link();
   exchange_one(link, 1000);
   const auto start = Clock::now();
   link.close_send();
@@ -87,8 +87,8 @@ TEST_P(Closing, APeerThatStaysOpenIsWaitedForUntilTheDeadline) {
 }
 
 // What is outstanding must no longer touch the caller's buffers.
-TEST_P(PatientClosing, WithWorkUnderWayItIsGoneAtOnce) {
-  Link link = this->link();
+TEST_P(ClosingWithLongTimeout, OutstandingOperations_QpIsDestroyedAtOnce) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory target(1000);
   {
@@ -106,10 +106,10 @@ TEST_P(PatientClosing, WithWorkUnderWayItIsGoneAtOnce) {
 class ClosingContexts : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Net, ClosingContexts, ::testing::Values(11, 12), version_name);
 
-TEST_P(ClosingContexts, FinalizeWaitsForTheDeadlineOfWhatIsParked) {
+TEST_P(ClosingContexts, ClosedConnectionWaiting_FinalizeWaitsForDeadline) {
   void* const first = new_context();
   void* const second = new_context();
-  Link link = this->link({first, 0}, {second, 0});
+  TestConnection link = this->link({first, 0}, {second, 0});
   exchange_one(link, 1000);
   const Clock::duration waited = time_of([&] {
     link.close_recv();
@@ -121,7 +121,7 @@ TEST_P(ClosingContexts, FinalizeWaitsForTheDeadlineOfWhatIsParked) {
 }
 
 // A connect that is finalized under its peer's accept, and a listen under its peer's connect: the peer is told.
-TEST_P(ClosingContexts, HalfWay) {
+TEST_P(ClosingContexts, FinalizeDuringConnect_PeerIsTold) {
   for (const bool connecting_goes : {true, false}) {
     void* const listening = new_context();
     void* const connecting = new_context();

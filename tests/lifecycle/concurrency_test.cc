@@ -2,8 +2,8 @@
 #include <atomic>
 #include <thread>
 
-#include "census.h"
 #include "conformance.h"
+#include "process_resources.h"
 
 namespace conformance {
 namespace {
@@ -60,8 +60,8 @@ INSTANTIATE_TEST_SUITE_P(Net, Concurrency, ::testing::Values(8, 12), version_nam
 
 // The service thread registers user buffers, device memory among them, while the progress threads move data over the
 // same comms: one thread an end.
-TEST_P(Concurrency, RegistrationDuringTraffic) {
-  Link link = this->link();
+TEST_P(Concurrency, RegistrationDuringTraffic_Works) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kBytes = 20'000;
   constexpr int kMessages = 60;
@@ -106,7 +106,7 @@ TEST_P(Concurrency, RegistrationDuringTraffic) {
 }
 
 // Comms come, carry data and go on several threads of one context, while another asks for the device's properties.
-TEST_P(Concurrency, CommsOfManyThreads) {
+TEST_P(Concurrency, CommsOfManyThreads_Work) {
   void* const own = context();
   std::atomic<int> running = 3;
   std::vector<std::function<void()>> calls;
@@ -137,9 +137,9 @@ TEST_P(Concurrency, CommsOfManyThreads) {
 
 // The two ends of one connection, opened by two threads as by two processes, and one end closed while the other is
 // still at work.
-TEST_P(Concurrency, ClosedByOneWhileOthersWork) {
+TEST_P(Concurrency, CloseDuringTrafficOfOthers_Works) {
   void* const own = context();
-  Link busy = this->link();
+  TestConnection busy = this->link();
   ASSERT_TRUE(busy);
   std::atomic<bool> over = false;
   together({[&] {
@@ -163,7 +163,7 @@ class ConcurrentContexts : public Concurrency {};
 INSTANTIATE_TEST_SUITE_P(Net, ConcurrentContexts, ::testing::Values(11, 12), version_name);
 
 // Communicators that begin and end on several threads: the process's own things come and go with the first and last.
-TEST_P(ConcurrentContexts, BeginAndEnd) {
+TEST_P(ConcurrentContexts, InitAndFinalizeOnManyThreads_Work) {
   std::vector<std::function<void()>> calls;
   for (std::uint64_t thread = 0; thread < 4; ++thread) {
     calls.emplace_back([&, thread] {
@@ -191,7 +191,7 @@ TEST_P(ConcurrentContexts, BeginAndEnd) {
 }
 
 // Before the first init and after the last finalize there is nothing to ask, and no harm in asking.
-TEST_P(ConcurrentContexts, AskedAtAnyTime) {
+TEST_P(ConcurrentContexts, DevicesBeforeInitOrAfterFinalize_IsInvalidUsage) {
   std::atomic<bool> over = false;
   together({[&] {
               while (!over) {

@@ -4,17 +4,17 @@
 #include <cstdint>
 #include <cstring>
 
-#include "census.h"
 #include "conformance.h"
+#include "process_resources.h"
 
 namespace conformance {
 namespace {
 
-class WrittenContext : public Conformance {};
-INSTANTIATE_TEST_SUITE_P(Net, WrittenContext, ::testing::Values(11, 12), version_name);
+class OverwrittenContext : public Conformance {};
+INSTANTIATE_TEST_SUITE_P(Net, OverwrittenContext, ::testing::Values(11, 12), version_name);
 
 // NCCL 2.29 and 2.30 take a net plugin's context for their RMA proxy's own, and write its first four bytes.
-TEST_P(WrittenContext, KeepsItsTrafficClassAndWorks) {
+TEST_P(OverwrittenContext, FirstFourBytesOverwritten_KeepsTrafficClass) {
   constexpr std::uint8_t kTrafficClass = 104;
   for (const std::int32_t written : {0x7fffffff, 0, -1}) {
     SCOPED_TRACE(written);
@@ -25,7 +25,7 @@ TEST_P(WrittenContext, KeepsItsTrafficClassAndWorks) {
     const long paths = verbs_paths();
     const long ours = verbs_paths(kTrafficClass);
     {
-      Link link = this->link({own, 0}, {own, 0});
+      TestConnection link = this->link({own, 0}, {own, 0});
       exchange_one(link, 100'000);
     }
     EXPECT_GE(verbs_paths(kTrafficClass) - ours, 2) << "one of each end";

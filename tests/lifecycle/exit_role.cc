@@ -8,8 +8,8 @@
 #include <memory>
 #include <thread>
 
-#include "census.h"
 #include "conformance.h"
+#include "process_resources.h"
 #include "roles.h"
 
 namespace conformance {
@@ -35,7 +35,7 @@ bool connect_to_itself(netapi::Plugin& net, void* context, Connection& made) {
   return over && !failed;
 }
 
-int leave_busy(std::unique_ptr<netapi::Plugin> plugin, void* context) {
+int exit_busy(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   static netapi::Plugin& net = *plugin.release();  // stays loaded
   Connection connection;
   if (!connect_to_itself(net, context, connection)) return 1;
@@ -56,7 +56,7 @@ int leave_busy(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   return 0;
 }
 
-int leave_idle(std::unique_ptr<netapi::Plugin> plugin, void* context) {
+int exit_idle(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   static netapi::Plugin& net = *plugin.release();
   Connection connection;
   if (!connect_to_itself(net, context, connection)) return 1;
@@ -76,7 +76,7 @@ void unload_at_exit() {
   });
 }
 
-int leave_parked(std::unique_ptr<netapi::Plugin> plugin, void* context) {
+int exit_with_pending_close(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   Connection connection;
   if (!connect_to_itself(*plugin, context, connection)) return 1;
   plugin->close_send(connection.send_comm);

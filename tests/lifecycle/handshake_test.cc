@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "base/fd.h"
 #include "base/socket.h"
+#include "base/unique_fd.h"
 #include "conformance.h"
 #include "wire/handle.h"
 
@@ -64,7 +64,7 @@ class Relay {
 class Handshake : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Net, Handshake, ::testing::Values(8, 12), version_name);
 
-TEST_P(Handshake, OneAndAHalfRoundTrips) {
+TEST_P(Handshake, NewConnection_TakesOneAndAHalfRoundTrips) {
   namespace wire = verbatim::wire;
   const End end{context(), 0};
   Handle handle;
@@ -73,7 +73,7 @@ TEST_P(Handshake, OneAndAHalfRoundTrips) {
   const std::span<std::uint8_t, wire::kHandleBytes> bytes(handle.bytes);
   auto decoded = wire::decode_handle(bytes);
   ASSERT_TRUE(decoded);
-  Link link(*this, nullptr, nullptr);
+  TestConnection link(*this, nullptr, nullptr);
   {
     Relay relay(decoded->address);
     decoded->address = relay.address();

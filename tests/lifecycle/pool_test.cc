@@ -7,8 +7,8 @@
 #include <ctime>
 #include <vector>
 
-#include "census.h"
 #include "conformance.h"
+#include "process_resources.h"
 
 namespace conformance {
 namespace {
@@ -37,33 +37,33 @@ class Pool : public Conformance {
 };
 INSTANTIATE_TEST_SUITE_P(Net, Pool, ::testing::Values(11, 12), version_name);
 
-TEST_P(Pool, WhatNobodyUsedGoesWithTheLastConnection) {
+TEST_P(Pool, LastConnectionClosed_UnusedQpsAreDestroyed) {
   finalize(context());  // the verbs library keeps what it opened first
-  const Census before = Census::take();
+  const ProcessResources before = ProcessResources::take();
   void* const sender = communicator(4, 3);
   void* const receiver = communicator(4, 2);
   {
-    Link first = link({sender, 0}, {receiver, 0});
+    TestConnection first = link({sender, 0}, {receiver, 0});
     EXPECT_EQ(verbs_alive("qp"), 4 * 3 + 4 * 2);
     {
-      Link second = link({sender, 0}, {receiver, 0});
+      TestConnection second = link({sender, 0}, {receiver, 0});
       EXPECT_EQ(verbs_alive("qp"), 4 * 3 + 4 * 2);
       exchange_one(second, 100'000);
     }
     exchange_one(first, 100'000);
   }
   EXPECT_TRUE(eventually([] { return verbs_alive("qp") == 0; })) << verbs_alive();
-  Link again = link({sender, 0}, {receiver, 0});
+  TestConnection again = link({sender, 0}, {receiver, 0});
   exchange_one(again, 100'000);
   again.close_send();
   again.close_recv();
   finalize(sender);
   finalize(receiver);
   EXPECT_EQ(verbs_alive(), "");
-  EXPECT_TRUE(is_back(before, 1 << 20));
+  EXPECT_TRUE(is_restored(before, 1 << 20));
 }
 
-TEST_P(Pool, WhatIsAbandonedHalfWayGoesWithTheContext) {
+TEST_P(Pool, ConnectsNotContinued_FinalizeDestroysQps) {
   for (const char* order : {"pool", "gather", "ring"}) {
     SCOPED_TRACE(order);
     setenv("VERBATIM_QP_ORDER", order, 1);
@@ -81,7 +81,7 @@ TEST_P(Pool, WhatIsAbandonedHalfWayGoesWithTheContext) {
       EXPECT_OK(net().accept(half_listen, &comm));
       EXPECT_EQ(comm, nullptr);
     });
-    Link made = link({sender, 0}, {receiver, 0});
+    TestConnection made = link({sender, 0}, {receiver, 0});
     EXPECT_TRUE(made) << "who never comes holds nobody up";
     made.send_comm = nullptr;
     made.recv_comm = nullptr;
@@ -92,18 +92,18 @@ TEST_P(Pool, WhatIsAbandonedHalfWayGoesWithTheContext) {
   }
 }
 
-TEST_P(Pool, CommunicatorsOnOneDeviceHaveTheirOwn) {
+TEST_P(Pool, SeveralCommunicators_HaveSeparateBlocks) {
   std::vector<void*> contexts;
   for (int i = 0; i < 4; ++i) contexts.push_back(communicator(3, 2));
   {
-    std::vector<Link> links;
+    std::vector<TestConnection> links;
     for (int k = 0; k < 2; ++k) {
       for (int i = 0; i < 4; ++i)
         links.push_back(
             link({contexts[static_cast<std::size_t>(i)], 0}, {contexts[static_cast<std::size_t>((i + 1) % 4)], 0}));
     }
     EXPECT_EQ(verbs_alive("qp"), 4 * (3 * 2 + 3 * 2));
-    for (Link& one : links) exchange_one(one, 10'000);
+    for (TestConnection& one : links) exchange_one(one, 10'000);
   }
   while (!contexts.empty()) {
     finalize(contexts.back());
@@ -112,28 +112,28 @@ TEST_P(Pool, CommunicatorsOnOneDeviceHaveTheirOwn) {
   EXPECT_EQ(verbs_alive(), "");
 }
 
-TEST_P(Pool, CollectiveConnectionsComeOneByPeer) {
+TEST_P(Pool, CollectiveAnnouncement_CreatesOnePeerPerBlock) {
   void* const sender = communicator(4, 3, kAllReduceOperation);
   void* const receiver = communicator(4, 3, kAllReduceOperation);
-  Link ring = link({sender, 0}, {receiver, 0});
+  TestConnection ring = link({sender, 0}, {receiver, 0});
   EXPECT_EQ(verbs_alive("qp"), 3 + 3) << "as many peers as there are, not as NCCL says at most";
   announce(sender, 4, 2, kSendOperation);
   announce(receiver, 4, 2, kSendOperation);
-  Link direct = link({sender, 0}, {receiver, 0});
+  TestConnection direct = link({sender, 0}, {receiver, 0});
   EXPECT_EQ(verbs_alive("qp"), 3 + 3 + 4 * 2 + 4 * 2);
   exchange_one(ring, 10'000);
   exchange_one(direct, 10'000);
 }
 
-TEST_P(Pool, NumberOfQpsFollowsTheTraffic) {
+TEST_P(Pool, QpRange_FollowsAnnouncedTraffic) {
   setenv("VERBATIM_QPS_PER_CONNECTION", "1-8", 1);
   void* const few = communicator(1, 1);
   void* const many = communicator(64, 1);
   unsetenv("VERBATIM_QPS_PER_CONNECTION");
   void* const receiver = new_context();
-  Link wide = link({few, 0}, {receiver, 0});
+  TestConnection wide = link({few, 0}, {receiver, 0});
   EXPECT_EQ(verbs_alive("qp"), 8 + 8);
-  Link narrow = link({many, 0}, {receiver, 0});
+  TestConnection narrow = link({many, 0}, {receiver, 0});
   EXPECT_EQ(verbs_alive("qp"), 8 + 8 + 64 + 1);
   exchange_one(wide, 1'000'000);
   exchange_one(narrow, 1'000'000);
@@ -207,7 +207,7 @@ class PoolSetUp : public Pool {
 };
 ONE_VERSION(PoolSetUp, 12);
 
-TEST_P(PoolSetUp, AThousandConnectionsCostNoMore) {
+TEST_P(PoolSetUp, ThousandConnections_CostAsMuchAsNative) {
   constexpr int kRounds = 4;
   constexpr double kBusyMachine = 1.5;  // caches are still shared; the count of objects is what decides
   Cost native{0, 0, 1e9};
@@ -231,26 +231,26 @@ TEST_P(PoolSetUp, AThousandConnectionsCostNoMore) {
 class FullDevice : public Pool {};
 ONE_VERSION(FullDevice, 12);
 
-TEST_P(FullDevice, WhatWaitsGivesWay) {
+TEST_P(FullDevice, QpLimitReached_UnusedQpsAreDestroyed) {
   void* const sender = communicator(4, 4);
   void* const receiver = communicator(4, 4);
   void* const plain = new_context();
   {
-    Link pooled = link({sender, 0}, {receiver, 0});
+    TestConnection pooled = link({sender, 0}, {receiver, 0});
     EXPECT_EQ(verbs_alive("qp"), 16 + 16);
-    std::vector<Link> links;
+    std::vector<TestConnection> links;
     for (int i = 0; i < 31; ++i) links.push_back(link({plain, 0}, {plain, 0}));
     EXPECT_EQ(verbs_alive("qp"), 64) << "as many as the native order would have";
-    for (Link& one : links) exchange_one(one, 1000);
+    for (TestConnection& one : links) exchange_one(one, 1000);
     exchange_one(pooled, 1000);
   }
   EXPECT_TRUE(eventually([] { return verbs_alive("qp") == 0; })) << verbs_alive();
 }
 
-TEST_P(FullDevice, MoreAnnouncedThanThereIs) {
+TEST_P(FullDevice, MoreAnnouncedThanQpLimit_BlockIsSmaller) {
   void* const sender = communicator(1000, 100);
   void* const receiver = communicator(1000, 100);
-  Link made = link({sender, 0}, {receiver, 0});
+  TestConnection made = link({sender, 0}, {receiver, 0});
   EXPECT_EQ(verbs_alive("qp"), 16 + 16) << "a quarter of the device each";
   exchange_one(made, 1000);
 }

@@ -20,14 +20,14 @@ bool connect_to_itself(netapi::Plugin& net, void* context, Connection& made);
 
 // "exit-busy" leaves comms and registrations open, requests outstanding and a thread polling them; "exit-idle" has
 // closed what it had, only finalize is missing. What the verbs library is asked from exit on goes to standard output.
-int leave_busy(std::unique_ptr<netapi::Plugin> plugin, void* context);
-int leave_idle(std::unique_ptr<netapi::Plugin> plugin, void* context);
+int exit_busy(std::unique_ptr<netapi::Plugin> plugin, void* context);
+int exit_idle(std::unique_ptr<netapi::Plugin> plugin, void* context);
 
 // "exit-unload" has closed one end of a connection, whose QP waits for the other, and unloads the plugin in a handler
 // of exit() that it registered before it loaded it. It exits with 0 when nothing is pulled away under the control
 // thread.
 void unload_at_exit();
-int leave_parked(std::unique_ptr<netapi::Plugin> plugin, void* context);
+int exit_with_pending_close(std::unique_ptr<netapi::Plugin> plugin, void* context);
 
 // "close-at-once" sends itself a message and closes the receiver while the sender still waits for the acknowledgement;
 // 10 when the sender is told of an error.

@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "census.h"
 #include "conformance.h"
+#include "process_resources.h"
 
 namespace conformance {
 namespace {
@@ -31,10 +31,10 @@ class Rounds : public Conformance {
   void repeat(int rounds, const std::function<void(void* context)>& round) {
     constexpr int kWarmUp = 20;
     rounds /= options().shorten;
-    Census before;
+    ProcessResources before;
     const auto start = Clock::now();
     for (int i = 0; i < kWarmUp + rounds && !HasFailure(); ++i) {
-      if (i == kWarmUp) before = Census::take();
+      if (i == kWarmUp) before = ProcessResources::take();
       const long made = verbs_made();
       void* const context = begin();
       round(context);
@@ -42,8 +42,8 @@ class Rounds : public Conformance {
       EXPECT_GT(verbs_made(), made);
       EXPECT_EQ(verbs_alive(), "") << "in round " << i;
     }
-    EXPECT_TRUE(is_back(before, kHeapSlack));
-    std::printf("heap: %zu before, %zu now\n", before.heap, Census::take().heap);
+    EXPECT_TRUE(is_restored(before, kHeapSlack));
+    std::printf("heap: %zu before, %zu now\n", before.heap, ProcessResources::take().heap);
     const std::chrono::duration<double, std::milli> took = Clock::now() - start;
     std::printf("%d rounds, %.2f ms each\n", kWarmUp + rounds, took.count() / (kWarmUp + rounds));
   }
@@ -53,19 +53,19 @@ class Rounds : public Conformance {
 };
 INSTANTIATE_TEST_SUITE_P(Net, Rounds, ::testing::Values(6, 8, 9, 10, 11, 12), version_name);
 
-TEST_P(Rounds, InOrder) {
+TEST_P(Rounds, ConnectExchangeClose_LeavesNothing) {
   repeat(1000, [&](void* context) {
-    Link link = this->link({context, 0}, {context, 0});
+    TestConnection link = this->link({context, 0}, {context, 0});
     exchange_one(link, 10'000);
   });
 }
 
-TEST_P(Rounds, Nothing) {
+TEST_P(Rounds, InitAndFinalizeOnly_LeavesNothing) {
   repeat(300, [](void*) {});
 }
 
 // NCCL forgets what it was making when something fails.
-TEST_P(Rounds, Abandoned) {
+TEST_P(Rounds, EverythingAbandoned_LeavesNothing) {
   std::vector<unsigned char> memory(100'000);
   repeat(200, [&](void* context) {
     const End end{context, 0};
@@ -91,7 +91,7 @@ TEST_P(Rounds, Abandoned) {
     }));
 
     // Comms with work under way, and registrations.
-    Link link = this->link(end, end);
+    TestConnection link = this->link(end, end);
     ASSERT_TRUE(link);
     void* mrs[3] = {};
     EXPECT_OK(net().reg_mr(link.send_comm, memory.data(), memory.size(), nccl::kPtrHost, &mrs[0]));
@@ -110,10 +110,10 @@ TEST_P(Rounds, Abandoned) {
 }
 
 // Given back after its comm: NCCL may, since the registration is not the comm's but its own.
-TEST_P(Rounds, RegistrationsOutliveTheirComm) {
+TEST_P(Rounds, DeregMrAfterClose_LeavesNothing) {
   std::vector<unsigned char> memory(100'000);
   repeat(100, [&](void* context) {
-    Link link = this->link({context, 0}, {context, 0});
+    TestConnection link = this->link({context, 0}, {context, 0});
     ASSERT_TRUE(link);
     void* const send_comm = link.send_comm;
     void* mhandle = nullptr;
@@ -129,10 +129,10 @@ class RoundsOfContexts : public Rounds {};
 INSTANTIATE_TEST_SUITE_P(Net, RoundsOfContexts, ::testing::Values(11, 12), version_name);
 
 // Several contexts of one process; the last that goes takes the process's own things with it.
-TEST_P(RoundsOfContexts, SideBySide) {
+TEST_P(RoundsOfContexts, TwoContexts_LeaveNothing) {
   repeat(100, [&](void* first) {
     void* const second = new_context();
-    Link across = this->link({first, 0}, {second, 0});
+    TestConnection across = this->link({first, 0}, {second, 0});
     exchange_one(across, 1000);
     across.close_send();
     across.close_recv();
@@ -140,7 +140,7 @@ TEST_P(RoundsOfContexts, SideBySide) {
     ASSERT_NE(listen({second, 0}, handle), nullptr);
     finalize(second);
     EXPECT_NE(verbs_alive(), "") << "the first context is alive";
-    Link link = this->link({first, 0}, {first, 0});
+    TestConnection link = this->link({first, 0}, {first, 0});
     exchange_one(link, 1000);
   });
 }
@@ -162,15 +162,15 @@ class FailedInit : public Conformance {
 };
 INSTANTIATE_TEST_SUITE_P(Net, FailedInit, ::testing::Values(8, 12), version_name);
 
-TEST_P(FailedInit, BySettings) {
+TEST_P(FailedInit, InvalidSetting_LeavesNothing) {
   const std::pair<const char*, const char*> settings[] = {{"VERBATIM_MAX_RECVS", "many"},
                                                           {"VERBATIM_HCA", "=nothing"},
                                                           {"VERBATIM_HCA", "[["},
                                                           {"VERBATIM_GID_INDEX", "250"},
                                                           {"VERBATIM_SOCKET_IFNAME", "=nothing"}};
-  Census before;
+  ProcessResources before;
   for (int round = 0; round < 20 + 100 / options().shorten && !HasFailure(); ++round) {
-    if (round == 20) before = Census::take();
+    if (round == 20) before = ProcessResources::take();
     for (const auto& [name, value] : settings) {
       const char* const was = getenv(name);
       const std::string kept = was != nullptr ? was : "";
@@ -180,13 +180,13 @@ TEST_P(FailedInit, BySettings) {
       EXPECT_EQ(verbs_alive(), "") << name;
     }
   }
-  EXPECT_TRUE(is_back(before, kHeapSlack));
-  Link link = this->link();
+  EXPECT_TRUE(is_restored(before, kHeapSlack));
+  TestConnection link = this->link();
   exchange_one(link, 1000);
 }
 
 // Whatever init cannot open, it leaves nothing of what it had opened before.
-TEST_P(FailedInit, OutOfDescriptors) {
+TEST_P(FailedInit, OutOfDescriptors_LeavesNothing) {
   Conformance::finalize(context());
   if (version() < 11) {
     TearDown();
@@ -194,7 +194,7 @@ TEST_P(FailedInit, OutOfDescriptors) {
   }
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  const Census census = Census::take();
+  const ProcessResources census = ProcessResources::take();
   const int next = dup(STDIN_FILENO);
   ASSERT_GE(next, 0);
   close(next);
@@ -208,7 +208,7 @@ TEST_P(FailedInit, OutOfDescriptors) {
     if (!failed) break;
     ++failures;
     EXPECT_EQ(verbs_alive(), "") << limit.rlim_cur - static_cast<rlim_t>(next) << " descriptors were left";
-    EXPECT_TRUE(is_back(census, kHeapSlack));
+    EXPECT_TRUE(is_restored(census, kHeapSlack));
     ++limit.rlim_cur;
   }
   EXPECT_GE(failures, 3);

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "census.h"
 #include "conformance.h"
 #include "process.h"
+#include "process_resources.h"
 #include "roles.h"
 
 namespace conformance {
@@ -84,7 +84,7 @@ class Ends {
   Ends(netapi::Plugin& net, void* context, std::size_t count, bool sends)
       : net_(net), context_(context), sends_(sends), handles_(count), comms_(count), messages_(count) {
     allow_descriptors(count);
-    before_ = Census::take();
+    before_ = ProcessResources::take();
   }
 
   void listen() {
@@ -105,7 +105,7 @@ class Ends {
       return comms_[i] != nullptr;
     }));
     report_.phases.connect_ms = stopwatch_.lap_ms();
-    report_.fds_added = Census::take().fds - before_.fds;
+    report_.fds_added = ProcessResources::take().fds - before_.fds;
     report_.listening = listening_sockets();
     for (void* listen : listens_) EXPECT_OK(net_.close_listen(listen));
   }
@@ -179,7 +179,7 @@ class Ends {
   std::vector<void*> listens_;
   std::vector<void*> comms_;
   std::vector<std::size_t> messages_;
-  Census before_;
+  ProcessResources before_;
   Stopwatch stopwatch_;
   Report report_;
 };
@@ -191,12 +191,12 @@ void print(const char* what, double ours, double theirs) {
 class Scale : public Conformance {};
 ONE_VERSION(Scale, 12);
 
-TEST_P(Scale, ManyConnectionsBetweenTwoProcesses) {
+TEST_P(Scale, ManyConnections_UseOneDescriptorEach) {
   const std::size_t count = connections();
   const auto start = Clock::now();
   Process peer("receivers-" + std::to_string(count), version());
   finalize(context());  // the verbs library keeps what it opened first
-  const Census before = Census::take();
+  const ProcessResources before = ProcessResources::take();
   Ends ends(net(), new_context(), count, true);
   for (Handle& handle : ends.handles()) ASSERT_TRUE(peer.read(handle.bytes, sizeof handle.bytes));
   ASSERT_NO_FATAL_FAILURE(ends.establish());
@@ -222,13 +222,13 @@ TEST_P(Scale, ManyConnectionsBetweenTwoProcesses) {
   EXPECT_EQ(ours.listening, 0U);
   EXPECT_EQ(theirs.listening, 1U);
   EXPECT_LT(Clock::now() - start, kPhaseLimit);
-  EXPECT_TRUE(is_back(before, 4 << 20));
+  EXPECT_TRUE(is_restored(before, 4 << 20));
 }
 
 }  // namespace
 
 int receive_many(netapi::Plugin& net, void* context, std::size_t count) {
-  const Census before = Census::take();
+  const ProcessResources before = ProcessResources::take();
   Report report;
   {
     Ends ends(net, context, count, false);
@@ -242,7 +242,7 @@ int receive_many(netapi::Plugin& net, void* context, std::size_t count) {
     ends.finalize();
     report = ends.report();
   }
-  EXPECT_LT(Census::take().fds, before.fds) << "init's own are gone, too";
+  EXPECT_LT(ProcessResources::take().fds, before.fds) << "init's own are gone, too";
   if (write(STDOUT_FILENO, &report, sizeof report) != static_cast<ssize_t>(sizeof report)) return 1;
   return ::testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed() ? 1 : 0;
 }

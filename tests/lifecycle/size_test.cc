@@ -7,7 +7,7 @@
 #include <cstring>
 #include <random>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "conformance.h"
 #include "support/available_memory.h"
 
@@ -82,7 +82,7 @@ class Sizes : public Conformance {
     const Mapping& source = buffers.source;
     const Mapping& target = buffers.target;
     std::size_t& shift = buffers.shift;
-    Link link = this->link();
+    TestConnection link = this->link();
     ASSERT_TRUE(link);
     const Registration source_mr(*this, link.send_comm, source.data(), source.size());
     const Registration target_mr(*this, link.recv_comm, target.data(), target.size());
@@ -116,7 +116,7 @@ class Sizes : public Conformance {
 };
 INSTANTIATE_TEST_SUITE_P(Net, Sizes, ::testing::Values(9, 10, 11, 12), version_name);
 
-TEST_P(Sizes, AroundTwoAndFourGibibytes) {
+TEST_P(Sizes, AroundTwoAndFourGibibytes_ArriveWhole) {
   send_all({2 * kGiB - 1, 2 * kGiB, 4 * kGiB - 1, 4 * kGiB, 4 * kGiB + 1, 5 * kGiB});
 }
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ranks/scratch.h"
+#include "ranks/scratch_directory.h"
 #include "verbatim-perf/qp_order/figures.h"
 #include "verbatim-perf/qp_order/job.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "perf/perf_run.h"
-#include "ranks/scratch.h"
+#include "ranks/scratch_directory.h"
 
 namespace verbatim::perf {
 namespace {
@@ -42,7 +42,7 @@ class LinkOrder : public testing::Test {
   const ranks::Scratch scratch_{"link-order-test"};
 };
 
-TEST_F(LinkOrder, EightRanksFourConnections) {
+TEST_F(LinkOrder, EightRanksFourConnections_OneSenderPerReceiver) {
   const Json report = measure({"--ranks", "8", "--flows", "4", "--orders", "native,pool"});
   ASSERT_FALSE(report.is_null());
   EXPECT_NEAR(report["premise"]["qp_number"].get<double>(), 1, 1e-9);
@@ -62,7 +62,7 @@ TEST_F(LinkOrder, EightRanksFourConnections) {
 }
 
 // Channels and QPs of a connection count alike.
-TEST_F(LinkOrder, FourQpsOfOneConnection) {
+TEST_F(LinkOrder, FourQpsPerConnection_OneSenderPerReceiver) {
   const Json report = measure({"--ranks", "8", "--flows", "1", "--qps", "4", "--bytes", "512K", "--orders", "pool"});
   ASSERT_FALSE(report.is_null());
   const Json pool = of(report, "pool");
@@ -74,7 +74,7 @@ TEST_F(LinkOrder, FourQpsOfOneConnection) {
 }
 
 // Who is asked for from rank 0 on by everybody meets everybody there, but for the ring.
-TEST_F(LinkOrder, RingWhereTheCallerDoesNotRotate) {
+TEST_F(LinkOrder, WithoutRotationRingOrder_OneSenderPerReceiver) {
   const Json report = measure({"--ranks", "8", "--flows", "2", "--no-rotation", "--orders", "native,ring"});
   ASSERT_FALSE(report.is_null());
   EXPECT_EQ(of(report, "native")["senders"], 7);
@@ -89,7 +89,7 @@ TEST_F(LinkOrder, RingWhereTheCallerDoesNotRotate) {
   }
 }
 
-TEST_F(LinkOrder, PromisesNothingWhereNumbersDoNotCount) {
+TEST_F(LinkOrder, ArbitrationByArrival_ReportsNoEffect) {
   const Json report = measure({"--ranks", "4", "--orders", "pool"}, {"SOFTVERBS_ARBITRATION=arrival"});
   ASSERT_FALSE(report.is_null());
   EXPECT_LT(report["premise"]["qp_number"].get<double>(), 0.9);
@@ -97,7 +97,7 @@ TEST_F(LinkOrder, PromisesNothingWhereNumbersDoNotCount) {
   EXPECT_NE(output_.find("does not serve by QP number"), std::string::npos) << output_;
 }
 
-TEST_F(LinkOrder, WithoutAClockTimesAreThoseOfCompletions) {
+TEST_F(LinkOrder, WithoutVirtualClock_CompletionTimesAreUsed) {
   const Json report = measure({"--ranks", "3", "--flows", "2", "--orders", "native,pool"}, {"SOFTVERBS_LINK_GBPS=0"});
   ASSERT_FALSE(report.is_null());
   EXPECT_EQ(of(report, "pool")["exact"], of(report, "pool")["qps"]);
@@ -105,7 +105,7 @@ TEST_F(LinkOrder, WithoutAClockTimesAreThoseOfCompletions) {
   EXPECT_GT(of(report, "pool")["first_max"].get<double>(), 0);
 }
 
-TEST_F(LinkOrder, OneQpFromRankToRankPromisesNothing) {
+TEST_F(LinkOrder, OneQpPerPeer_ReportsNoEffect) {
   const Json report = measure({"--ranks", "4", "--flows", "1", "--orders", "native,pool"});
   ASSERT_FALSE(report.is_null());
   EXPECT_EQ(of(report, "native")["first_max"], of(report, "pool")["first_max"]);

@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(Net, Positions,
                                   std::to_string(std::get<1>(test.param)) + "_ranks";
                          });
 
-TEST_P(Positions, AllAreExact) {
+TEST_P(Positions, PoolOrder_EveryPositionIsExact) {
   for (const Width width : kWidths) {
     SCOPED_TRACE(testing::Message() << width.flows << " connections of " << width.qps << " QPs");
     connect("pool", width, ranks() - 1);
@@ -99,12 +99,12 @@ TEST_P(Positions, AllAreExact) {
   }
 }
 
-TEST_P(Positions, AlsoWhereTheCallerCountsItself) {  // as NCCL does
+TEST_P(Positions, CallerCountsItself_EveryPositionIsExact) {  // as NCCL does
   connect("pool", {2, 1}, ranks());
   EXPECT_EQ(misplaced({2, 1}, ranks()), 0U);
 }
 
-TEST_P(Positions, NotInTheNativeOrder) {
+TEST_P(Positions, NativeOrder_PositionsDiffer) {
   if (ranks() < 4) GTEST_SKIP() << "one peer is first in any order";
   connect("native", {2, 1}, ranks() - 1);
   EXPECT_GT(misplaced({2, 1}, ranks() - 1), 0U);

@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include "conformance.h"
+#include "kill_points.h"
 #include "netapi/log.h"
-#include "places.h"
 #include "process.h"
 #include "roles.h"
 
@@ -47,7 +47,7 @@ int exchange_one(netapi::Plugin& net, void* comm, bool sends) {
         return !ok(result) || done != 0;
       },
       kLongest);
-  live_on();
+  stop_counting();
   const bool intact = done == 0 || memory.intact();
   if (!ok(net.dereg_mr(comm, mhandle)) || !ok(sends ? net.close_send(comm) : net.close_recv(comm))) return 2;
   return over && intact ? status_of(result) : 1;
@@ -73,7 +73,7 @@ int end_on_the_way(netapi::Plugin& net, void* context, const std::string& role) 
     if (!ok(net.listen(context, 0, handle.bytes, &listen_comm))) return 2;
     static_cast<void>(!write(STDOUT_FILENO, handle.bytes, sizeof handle.bytes));
   }
-  end_at(signal, std::atol(place.c_str()), place);
+  signal_at(signal, std::atol(place.c_str()), place);
   void* comm = nullptr;
   nccl::Result result = nccl::Result::kSuccess;
   const bool over = eventually(
@@ -83,7 +83,7 @@ int end_on_the_way(netapi::Plugin& net, void* context, const std::string& role) 
       },
       kLongest);
   const int status = comm != nullptr ? exchange_one(net, comm, connects) : over ? status_of(result) : 1;
-  live_on();
+  stop_counting();
   return connects || ok(net.close_listen(listen_comm)) ? status : 2;
 }
 

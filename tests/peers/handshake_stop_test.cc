@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "places.h"
+#include "kill_points.h"
 #include "process.h"
 #include "roles.h"
-#include "survivor.h"
+#include "surviving_peer.h"
 
 namespace conformance {
 namespace {
@@ -65,17 +65,17 @@ bool names(const std::string& line, const Process& peer) {
   return line.find(pid + ")") != std::string::npos || line.find(pid + ",") != std::string::npos;
 }
 
-class StoppedPeers : public Survivor {
+class StoppedPeers : public SurvivingPeer {
  protected:
   void SetUp() override {
     setenv("VERBATIM_CONNECT_TIMEOUT_S", "3", 1);
     setenv("VERBATIM_KEEPALIVE_S", "2", 1);
-    Survivor::SetUp();
+    SurvivingPeer::SetUp();
     finalize(new_context());  // what the verbs library opens once
   }
   void TearDown() override {
     for (const char* name : {"VERBATIM_CONNECT_TIMEOUT_S", "VERBATIM_KEEPALIVE_S"}) unsetenv(name);
-    Survivor::TearDown();
+    SurvivingPeer::TearDown();
   }
 
   // The first of the lines that is the peer's, or nothing.
@@ -88,11 +88,11 @@ class StoppedPeers : public Survivor {
   }
   // Lets the peer go on: it is told, says so in one line, and ends in good order.
   static void go_on(Stopped& one) {
-    ASSERT_TRUE(has_become(one.peer, WSTOPPED));
+    ASSERT_TRUE(has_changed_state(one.peer, WSTOPPED));
     ASSERT_EQ(::kill(one.peer.pid(), SIGCONT), 0);
     const Exit exit = one.peer.wait();
     EXPECT_EQ(exit.status, one.stop.peer_lines.empty() ? 0 : kStatus) << exit.output;
-    EXPECT_EQ(reached(exit.output).value_or(Reached{}).place, one.stop.place);
+    EXPECT_EQ(parse_kill_point(exit.output).value_or(KillPoint{}).place, one.stop.place);
     std::vector<std::string> lines;
     std::istringstream text(exit.output);
     for (std::string line; std::getline(text, line);) {
@@ -106,7 +106,7 @@ class StoppedPeers : public Survivor {
 };
 ONE_VERSION(StoppedPeers, kStopVersion);
 
-TEST_P(StoppedPeers, WhereTheyAccept) {
+TEST_P(StoppedPeers, StoppedWhileAccepting_TimeOutAndAreNamed) {
   const std::string busy = kConnectFailed + kNoAccept + kBusy;
   const std::vector<std::string> too_late = {kAcceptFailed + kWentFirst};
   const std::string silent = kSilent + kLookThere + kPath;
@@ -139,14 +139,14 @@ TEST_P(StoppedPeers, WhereTheyAccept) {
     Handle& handle = (end++)->handle;
     ASSERT_TRUE(one.peer.read(handle.bytes, sizeof handle.bytes));
   }
-  one_life([&](void* own) {
+  run_role_once([&](void* own) {
     EXPECT_TRUE(eventually([&] {
       bool all = true;
       auto peer = peers.begin();
       for (Mine& mine : ends) {
         Stopped& one = *peer++;
         if (mine.over) continue;
-        if (!mine.stopped) mine.stopped = has_become(one.peer, WSTOPPED);
+        if (!mine.stopped) mine.stopped = has_changed_state(one.peer, WSTOPPED);
         if (mine.made.comm == nullptr) {
           mine.made = connect(own, mine.handle);
           mine.over = mine.made.result != Result::kSuccess;
@@ -181,7 +181,7 @@ TEST_P(StoppedPeers, WhereTheyAccept) {
 }
 
 // All of them at one listen, where a sound peer gets through meanwhile.
-TEST_P(StoppedPeers, WhereTheyConnect) {
+TEST_P(StoppedPeers, StoppedWhileConnecting_TimeOutAndAreNamed) {
   const std::vector<std::string> too_late = {kConnectFailed + kUnanswered, kConnectFailed + kRefused,
                                              kConnectFailed + kNoAccept + kBusy};
   const std::string busy = kAcceptFailed + kNoReady + kBusy;
@@ -207,7 +207,7 @@ TEST_P(StoppedPeers, WhereTheyConnect) {
   Process sound("supplies", kStopVersion);
   std::list<Stopped> peers;
   for (const Stop& stop : stops) peers.emplace_back("connects", stop);
-  one_life([&](void* own) {
+  run_role_once([&](void* own) {
     Handle handle;
     void* const listen_comm = listen(own, handle);
     for (Stopped& one : peers) EXPECT_TRUE(one.peer.write(handle.bytes, sizeof handle.bytes));
@@ -226,8 +226,8 @@ TEST_P(StoppedPeers, WhereTheyConnect) {
       bool over = refused == to_refuse && exchanges.size() == to_stand;
       for (Exchange& one : exchanges) over = one.step() && over;
       if (!all_stopped) {
-        all_stopped =
-            std::all_of(peers.begin(), peers.end(), [](const Stopped& one) { return has_become(one.peer, WSTOPPED); });
+        all_stopped = std::all_of(peers.begin(), peers.end(),
+                                  [](const Stopped& one) { return has_changed_state(one.peer, WSTOPPED); });
       } else {
         not_yet = not_yet || (refused == 0 && !made);
       }

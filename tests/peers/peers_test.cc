@@ -126,7 +126,7 @@ class Peers : public Conformance {
 };
 ONE_VERSION(Peers, kVersion);
 
-TEST_P(Peers, OneThatIsKilledIsMissedAtTheNextCall) {
+TEST_P(Peers, PeerKilled_NextCallFails) {
   within_a_second("killed", [&] {
     Process peer("rests", kVersion);
     connect(peer);
@@ -134,7 +134,7 @@ TEST_P(Peers, OneThatIsKilledIsMissedAtTheNextCall) {
   });
 }
 
-TEST_P(Peers, OneThatIsKilledIsMissedThoughItsWorkersLive) {
+TEST_P(Peers, PeerKilledWithForkedChild_NextCallFails) {
   miss_one_with_a_worker(kVersion);
 }
 
@@ -142,12 +142,12 @@ TEST_P(Peers, OneThatIsKilledIsMissedThoughItsWorkersLive) {
 class PeersOfOlderTables : public Peers {};
 ONE_VERSION(PeersOfOlderTables, 10);
 
-TEST_P(PeersOfOlderTables, OneThatIsKilledIsMissedThoughItsWorkersLive) {
+TEST_P(PeersOfOlderTables, PeerKilledWithForkedChild_NextCallFails) {
   miss_one_with_a_worker(10);
 }
 
 // There is a receive for it, and nothing is outstanding: what is sent to the dead must not wait for the transport.
-TEST_P(Peers, NothingIsSentToOneThatWasKilled) {
+TEST_P(Peers, PeerKilledWithReceivePosted_SendFails) {
   within_a_second("killed, with a receive", [&] {
     Process peer("receives", kVersion);
     connect(peer);
@@ -175,7 +175,7 @@ TEST_P(Peers, NothingIsSentToOneThatWasKilled) {
   });
 }
 
-TEST_P(Peers, OneThatIsStoppedIsFoundByTheKeepalive) {
+TEST_P(Peers, PeerStopped_KeepaliveFails) {
   setenv("VERBATIM_KEEPALIVE_S", "1", 1);
   Process peer("rests", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
@@ -186,7 +186,7 @@ TEST_P(Peers, OneThatIsStoppedIsFoundByTheKeepalive) {
 }
 
 // The peer's application fails by a mistake of ours: it learns what we say of it.
-TEST_P(Peers, OneLearnsWhyTheOtherHasFailed) {
+TEST_P(Peers, PeerFailed_ReasonIsReported) {
   within_a_second("failed", [&] {
     Process peer("receives", kVersion);
     connect(peer);
@@ -204,7 +204,7 @@ TEST_P(Peers, OneLearnsWhyTheOtherHasFailed) {
   });
 }
 
-TEST_P(Peers, OneThatClosesInPeaceIsNoError) {
+TEST_P(Peers, GracefulClose_IsNoError) {
   setenv("VERBATIM_KEEPALIVE_S", "4", 1);
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Process peer("closes", kVersion);
@@ -218,7 +218,7 @@ TEST_P(Peers, OneThatClosesInPeaceIsNoError) {
   EXPECT_TRUE(take_warnings().empty());
 }
 
-TEST_P(Peers, OneThatRestsMakesNoNoise) {
+TEST_P(Peers, PeerIdle_IsNotReported) {
   setenv("VERBATIM_KEEPALIVE_S", "4", 1);
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Process peer("rests", kVersion);
@@ -228,7 +228,7 @@ TEST_P(Peers, OneThatRestsMakesNoNoise) {
   close();
 }
 
-TEST_P(Peers, OneThatIsLateIsNamed) {
+TEST_P(Peers, PeerLate_IsNamed) {
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Process peer("rests", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
@@ -240,7 +240,7 @@ TEST_P(Peers, OneThatIsLateIsNamed) {
   close();
 }
 
-TEST_P(Peers, OneThatIsStoppedAnswersNoQuestion) {
+TEST_P(Peers, PeerStopped_IsReportedAsNotAnswering) {
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Process peer("rests", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
@@ -252,7 +252,7 @@ TEST_P(Peers, OneThatIsStoppedAnswersNoQuestion) {
 }
 
 // The sender's messages get lost, and its transport has long to go: the receiver, that asks it, blames the network.
-TEST_P(Peers, ANetworkThatHoldsBackIsNamedAtBothEnds) {
+TEST_P(Peers, NetworkStalled_IsNamedAtBothEnds) {
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Handle handle;
   void* listen_comm = nullptr;

@@ -40,7 +40,7 @@ class Cost : public testing::Test {
   const std::string file_ = testing::TempDir() + "cost-" + std::to_string(::getpid()) + ".json";
 };
 
-TEST_F(Cost, CountsTheVerbsOfAMessage) {
+TEST_F(Cost, OneMessage_VerbCallsAreCounted) {
   const Json subjects = measure({"--plugin", setting("PERF_PLUGIN"), "--no-instructions", "--sizes", "0,4K", "--groups",
                                  "1,8", "--qps", "1", "--messages", "64", "--connections", "0"});
   ASSERT_EQ(1U, subjects.size());
@@ -59,7 +59,7 @@ TEST_F(Cost, CountsTheVerbsOfAMessage) {
 }
 
 // What a small message alone may cost in steady state, both ends together, whatever the mode of completion.
-TEST_F(Cost, ASmallMessageKeepsToTheLimitsOfItsMode) {
+TEST_F(Cost, SmallMessage_StaysWithinLimitsOfItsMode) {
   struct Mode {
     const char* completion;
     bool optional;
@@ -110,7 +110,7 @@ TEST_F(Cost, ASmallMessageKeepsToTheLimitsOfItsMode) {
   }
 }
 
-TEST_F(Cost, CountsTheMemoryOfAConnection) {
+TEST_F(Cost, OneConnection_MemoryIsCounted) {
   const Json subjects = measure({"--plugin", setting("PERF_PLUGIN"), "--no-instructions", "--sizes", "8", "--groups",
                                  "1", "--qps", "1", "--messages", "1", "--connections", "300"});
   ASSERT_EQ(1U, subjects.size());
@@ -123,7 +123,7 @@ TEST_F(Cost, CountsTheMemoryOfAConnection) {
   EXPECT_LT(0, subject["connections_per_s"]);
 }
 
-TEST_F(Cost, CountsInstructionsTheSameEachTime) {
+TEST_F(Cost, RepeatedRun_CountsSameInstructions) {
   if (!has_valgrind()) GTEST_SKIP() << "no valgrind here";
   const std::vector<std::string> arguments{
       "--plugin", setting("PERF_PLUGIN"), "--plugin", setting("MUTATE"), "--sizes", "8", "--groups", "1,8", "--qps",
@@ -156,7 +156,7 @@ TEST_F(Cost, CountsInstructionsTheSameEachTime) {
 }
 
 // A third of what NCCL's own transport takes (README).
-TEST_F(Cost, AMessageKeepsToItsInstructions) {
+TEST_F(Cost, OneMessage_StaysWithinInstructionLimit) {
   if (!has_valgrind()) GTEST_SKIP() << "no valgrind here";
   const Json subjects = measure(
       {"--plugin", setting("PERF_PLUGIN"), "--sizes", "128K", "--groups", "1,8", "--qps", "1", "--connections", "0"});
@@ -170,7 +170,7 @@ TEST_F(Cost, AMessageKeepsToItsInstructions) {
   for (const Json& cell : subject["cells"]) EXPECT_GE(20, cell["instructions"]["libc"]) << cell;
 }
 
-TEST_F(Cost, OfNoPluginIsRefused) {
+TEST_F(Cost, MissingPlugin_IsRejected) {
   EXPECT_EQ(kUsage, run({"cost", "--sizes", "8"}).status);
   EXPECT_EQ(kUsage, run({"cost", "--plugin", setting("PERF_PLUGIN"), "--sizes", "eight"}).status);
   EXPECT_EQ(kUsage, run({"cost", "--plugin", setting("PERF_PLUGIN"), "--api", "8", "--optional"}).status);

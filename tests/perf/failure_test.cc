@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "perf_run.h"
 
 namespace verbatim::perf {
@@ -33,19 +33,19 @@ bool contains(const Outcome& outcome, const std::string& text) {
   return outcome.output.find(text) != std::string::npos;
 }
 
-TEST(Failure, OfThePluginToLoadIsSaid) {
+TEST(PerfFailure, MissingPlugin_IsNamed) {
   const Outcome outcome = run({"sendrecv", "--plugin", "/does/not/exist.so"});
   EXPECT_EQ(kFailed, outcome.status);
   EXPECT_TRUE(contains(outcome, "/does/not/exist.so")) << outcome.output;
 }
 
-TEST(Failure, OfTheCommandLineIsSaid) {
+TEST(PerfFailure, InvalidOption_IsNamed) {
   const Outcome outcome = run({"sendrecv", "--plugin", "p.so", "-b", "many"});
   EXPECT_EQ(kUsage, outcome.status);
   EXPECT_TRUE(contains(outcome, "many")) << outcome.output;
 }
 
-TEST(Failure, OfARankEndsTheJob) {
+TEST(PerfFailure, RankKilled_EndsJob) {
   PerfProcess running(endless("60"));
   const pid_t victim = pid_of(running, 2);
   ASSERT_GT(victim, 0);
@@ -59,7 +59,7 @@ TEST(Failure, OfARankEndsTheJob) {
   EXPECT_NE(0, kill(victim, 0)) << "the rank is still there";
 }
 
-TEST(Failure, ToFinishInTimeEndsTheJobAlsoWhenARankHangs) {
+TEST(PerfFailure, RankHangs_TimeoutEndsJob) {
   PerfProcess running(endless("2"));
   const pid_t hanging = pid_of(running, 1);
   ASSERT_GT(hanging, 0);
@@ -110,7 +110,7 @@ void disturb(std::uint16_t port) {
   FAIL() << "nobody listens at port " << port;
 }
 
-TEST(BetweenHosts, RanksMeetAtTheRootInAnyOrderAndStrangersDoNotDisturb) {
+TEST(BetweenHosts, ForeignConnection_IsIgnored) {
   const std::uint16_t port = free_port();
   PerfProcess first(rank_between_hosts(port, 0, "2"));
   disturb(port);
@@ -122,7 +122,7 @@ TEST(BetweenHosts, RanksMeetAtTheRootInAnyOrderAndStrangersDoNotDisturb) {
   EXPECT_TRUE(contains(one, "0 OK")) << one.output;
 }
 
-TEST(BetweenHosts, TheEndOfOneRankEndsTheOther) {
+TEST(BetweenHosts, RankKilled_EndsOtherRank) {
   const std::uint16_t port = free_port();
   PerfProcess root(rank_between_hosts(port, 0, "1000000000"));
   const PerfProcess other(rank_between_hosts(port, 1, "1000000000"));

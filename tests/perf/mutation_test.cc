@@ -15,7 +15,7 @@ Outcome run_mutated(const std::string& mode, int nth, std::vector<std::string> a
              {"MUTATE_PLUGIN=" + setting("PERF_PLUGIN"), "MUTATE_MODE=" + mode, "MUTATE_NTH=" + std::to_string(nth)});
 }
 
-TEST(Mutation, OfNothingIsCorrect) {
+TEST(Mutation, NoMutation_IsCorrect) {
   const Outcome outcome = run_mutated("none", 1, {"sendrecv", "-b", "1K", "-e", "1K"});
   EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
 }
@@ -56,18 +56,18 @@ TEST_P(MutatedOperation, FindsAWrongSize) {
   EXPECT_NE(std::string::npos, outcome.output.find("test reported")) << outcome.output;
 }
 
-TEST(Mutation, OfTheOrderInAGroupIsFound) {
+TEST(Mutation, SwappedGroupMembers_AreFound) {
   const Outcome outcome = run_mutated("swap-members", 1, {"grouped", "-b", "8K", "-e", "8K", "--group", "4"});
   EXPECT_EQ(kWrong, outcome.status) << outcome.output;
 }
 
-TEST(Mutation, OfTheByteBehindTheDataIsFound) {
+TEST(Mutation, WriteBeyondData_IsFound) {
   const Outcome outcome = run_mutated("overrun", 1, {"sendrecv", "-b", "1000", "-e", "64K", "-f", "100"});
   EXPECT_EQ(kWrong, outcome.status) << outcome.output;
   EXPECT_NE(std::string::npos, outcome.output.find("outside of a buffer")) << outcome.output;
 }
 
-TEST(Mutation, OfASendsSizeIsFound) {
+TEST(Mutation, WrongSendSize_IsFound) {
   const Outcome outcome = run_mutated("wrong-send-size", 2, {"sendrecv", "-b", "1K", "-e", "1K"});
   EXPECT_EQ(kFailed, outcome.status) << outcome.output;
 }

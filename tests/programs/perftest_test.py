@@ -177,7 +177,7 @@ class Options(Perftest):
         self.measure("ib_send_bw", "-m", "256", "-s", "100000", sizes=[100000])
 
     def test_limits_are_enforced(self):
-        for settings, options, said in (
+        for settings, options, message in (
             ({"SOFTVERBS_MAX_QP": "2"}, ["-q", "3"], "QP"),
             ({"SOFTVERBS_MAX_MR": "0"}, [], "MR"),
             ({"SOFTVERBS_MAX_INLINE": "16", **KNOWN_PART}, ["-I", "64", "-s", "32"], "QP"),
@@ -185,7 +185,7 @@ class Options(Perftest):
             with self.subTest(settings=settings):
                 for side in self.run_both("ib_write_bw", "-d", "softverbs0", *ROCE, *options, **settings):
                     self.assertEqual(side.status, 1, side)
-                    self.assertRegex(side.output, rf"(?i)(couldn't|unable to|failed to) .*\b{said}\b")
+                    self.assertRegex(side.output, rf"(?i)(couldn't|unable to|failed to) .*\b{message}\b")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 
-from program import BUILD, LAUNCHER, NAMESPACE, PATIENCE_S, ROCE, ProgramTest, free_port, main
+from program import BUILD, LAUNCHER, NAMESPACE, TIMEOUT_S, ROCE, ProgramTest, free_port, main
 
 
 def stats(*arguments):
@@ -15,12 +15,12 @@ def stats(*arguments):
         env={**os.environ, "SOFTVERBS_BUILD_DIR": BUILD},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
 
-class AtTheEnd(ProgramTest):
+class AtExit(ProgramTest):
     def test_both_sides_of_a_measurement(self):
         server, client = self.run_pair("ib_send_bw", "-d", "softverbs0", *ROCE, "-n", "300", "-q", "2", "-s", "1000", "-Q", "1")
         self.assertEqual(client.stats["program"], "ib_send_bw")
@@ -59,10 +59,10 @@ class AtTheEnd(ProgramTest):
         self.assertIn("SOFTVERBS_STATS=/nowhere/file cannot be written", result.output)
 
 
-class WhileItRuns(ProgramTest):
+class WhileRunning(ProgramTest):
     def running(self, count):
         """The JSON of so many processes, when they have got as far as their QPs."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             result = stats("--json")
             self.assertEqual(result.returncode, 0, result.stderr)

@@ -39,9 +39,9 @@ NEWER = {
 
 
 def symbols(path, kind):
-    """As (name, version). A version of its own is marked @@ where it is the default."""
+    """As (name, version). A version of its own is marked  where it is the default."""
     shown = subprocess.run(["nm", "-D", kind, path], capture_output=True, text=True, check=True).stdout
-    return set(re.findall(r"^\s*(?:[0-9a-f]+ )?\s*\w (\w+)@@?(\S+)$", shown, re.M))
+    return set(re.findall(r"^\s*(?:[0-9a-f]+ )?\s*\w (\w+)?(\S+)$", shown, re.M))
 
 
 # Whether it fails the tests that something of the above is not installed (option `programs`).
@@ -59,42 +59,42 @@ class Symbols(ProgramTest):
         self.verbs = symbols(os.path.join(LIBRARY, "libibverbs.so.1"), "--defined-only")
         self.mlx5 = symbols(os.path.join(LIBRARY, "libmlx5.so.1"), "--defined-only")
 
-    def there(self, path, name):
+    def require_installed(self, path, name):
         if path is None:
             (self.fail if ALL_REQUIRED else self.skipTest)(f"{name} is not installed")
         return path
 
-    def expect_all_there(self, wanted, ours):
+    def expect_all_present(self, wanted, ours):
         self.assertTrue(wanted)
         self.assertEqual(sorted(wanted - ours), [])
 
     def test_what_the_libraries_want(self):
         for library in LIBRARIES:
             with self.subTest(library=library):
-                path = self.there(installed(library), library)
+                path = self.require_installed(installed(library), library)
                 wanted = {s for s in symbols(path, "--undefined-only") if s[1].startswith("IBVERBS")}
-                self.expect_all_there(wanted, self.verbs)
+                self.expect_all_present(wanted, self.verbs)
 
     def test_what_the_programs_want(self):
         for program in PROGRAMS:
             with self.subTest(program=program):
-                path = self.there(shutil.which(program), program)
+                path = self.require_installed(shutil.which(program), program)
                 wanted = symbols(path, "--undefined-only")
-                self.expect_all_there({s for s in wanted if s[1].startswith("IBVERBS")}, self.verbs)
+                self.expect_all_present({s for s in wanted if s[1].startswith("IBVERBS")}, self.verbs)
                 mlx5 = {s for s in wanted if s[1].startswith("MLX5")}
                 self.assertEqual(sorted(mlx5 - self.mlx5), [])
 
     def test_the_whole_of_the_installed_library(self):
-        path = self.there(installed("libibverbs.so.1"), "libibverbs.so.1")
+        path = self.require_installed(installed("libibverbs.so.1"), "libibverbs.so.1")
         ours = {name for name, _ in self.verbs}
         for name, version in symbols(path, "--defined-only"):
             with self.subTest(symbol=f"{name}@{version}"):
-                there = name in ours if version == OLDEST else (name, version) in self.verbs
-                self.assertTrue(there, "missing")
+                require_installed = name in ours if version == OLDEST else (name, version) in self.verbs
+                self.assertTrue(require_installed, "missing")
 
     def test_newer_releases(self):
         for version, names in NEWER.items():
-            self.expect_all_there({(name, version) for name in names}, self.verbs)
+            self.expect_all_present({(name, version) for name in names}, self.verbs)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
 import re
 from statistics import median
 
-from programs import YIELDING, changes, counters, succeed, wait_until_listening
+from programs import LOW_PRIORITY, changes, counters, succeed, wait_until_listening
 from report import expect
 
 DEPTH = 8  # messages under way in each direction
-TURNS = 3  # of the two, one after the other; the other one begins each time
+ROUNDS = 3  # of the two, one after the other; the other one begins each time
 ATTEMPTS = 4
 FLOOR, WANTED = 0.7, 0.9
 # Counted when a packet is sent once more: rxe does so when its peer has not run for too long.
-SENT_AGAIN = ("duplicate_request", "rcvd_seq_err", "completer_retry_err", "out_of_seq_request", "rcvd_rnr_err")
+RETRANSMISSION_COUNTERS = ("duplicate_request", "rcvd_seq_err", "completer_retry_err", "out_of_seq_request", "rcvd_rnr_err")
 MTU = 4096  # what rxe makes of the interface's
 ADDRESS = "10.77.0.1"
 PORT = 18515
@@ -22,7 +22,7 @@ ITERATIONS = 4  # of sendrecv, of which one ends before the next begins, for so 
 
 def ib_write_bw(report, machine, size, both_ways):
     """MiB/s, of both directions together. Neither of the two warms up, so that their packets can be compared."""
-    arguments = [*YIELDING, "ib_write_bw", "-d", "rxe0", "-x", "1", "-p", str(PORT), "-s", str(size)]
+    arguments = [*LOW_PRIORITY, "ib_write_bw", "-d", "rxe0", "-x", "1", "-p", str(PORT), "-s", str(size)]
     arguments += ["-n", str(SIZES[size]), "-t", str(DEPTH), *(["-b"] if both_ways else [])]
     for _ in range(ATTEMPTS):
         server = machine.start(arguments)
@@ -47,7 +47,7 @@ def verbatim(machine, programs, size, both_ways):
     total = count * size // iterations
     options = ("-b", total, "-e", total, "-n", iterations, "-w", 0, "-c", 0, "--depth", DEPTH)
     # It polls as the other does, without a pause and with as little right to a processor.
-    command = [*YIELDING, programs.perf, operation, "--plugin", programs.plugin, *map(str, options)]
+    command = [*LOW_PRIORITY, programs.perf, operation, "--plugin", programs.plugin, *map(str, options)]
     output = succeed(machine.start([*command, "--chunk", str(size), "--timeout", "200"]))
     found = re.search(rf"^ *{total} +\d+ +\w+ +([\d.]+)", output, re.M)
     expect(found, f"no figure of verbatim-perf:\n{output}")
@@ -61,11 +61,11 @@ class Side:
         self.name, self.measure = name, measure
         self.rates, self.packets = [], []
 
-    def take_turn(self, machine):
+    def run_round(self, machine):
         before = counters(machine, "rxe0")
         self.rates.append(self.measure())
         moved = changes(before, counters(machine, "rxe0"))
-        if not any(moved.get(name) for name in SENT_AGAIN):
+        if not any(moved.get(name) for name in RETRANSMISSION_COUNTERS):
             self.packets.append(moved["sent_pkts"])
 
 
@@ -77,16 +77,16 @@ def compare(report, machine, programs):
             ours = Side("sendrecv" if both_ways else "stream", lambda: verbatim(machine, programs, size, both_ways))
             theirs = Side("ib_write_bw" + " -b" * both_ways, lambda: ib_write_bw(report, machine, size, both_ways))
             with report.case(f"bandwidth: {ours.name} beside {theirs.name} at {size // KIB} KiB, and its packets"):
-                ran, waited = machine.processor_s(), machine.held_up_s()
-                for turn in range(TURNS):
+                ran, waited = machine.processor_s(), machine.runnable_wait_s()
+                for turn in range(ROUNDS):
                     for side in (theirs, ours) if turn % 2 == 0 else (ours, theirs):
-                        side.take_turn(machine)
-                ran, waited = machine.processor_s() - ran, machine.held_up_s() - waited
+                        side.run_round(machine)
+                ran, waited = machine.processor_s() - ran, machine.runnable_wait_s() - waited
                 ratios = [one / other for one, other in zip(ours.rates, theirs.rates)]
                 report.note(
                     f"{ours.name:8} {size // KIB:5} KiB: {median(ours.rates):6.2f} MiB/s, {theirs.name} "
                     f"{median(theirs.rates):6.2f} MiB/s, ratio {median(ratios):.2f} (floor {FLOOR}, {WANTED} wanted), "
-                    f"medians of {TURNS} turns; ratios {' '.join(f'{ratio:.2f}' for ratio in ratios)}; the host let the "
+                    f"medians of {ROUNDS} turns; ratios {' '.join(f'{ratio:.2f}' for ratio in ratios)}; the host let the "
                     f"machine wait for {100 * waited / (waited + ran):.0f} % of the time"
                 )
                 messages = count * (2 if both_ways else 1)

@@ -23,8 +23,8 @@ SHARE = "/run/roce"
 BOOT_S = 400  # 10 s on an idle machine
 POWER_OFF_S = 120
 LIMIT_S = 240  # of a command: a few seconds on an idle machine
-NUDGE_S = 5  # a command that has not begun by then is told again: guests have missed a line of their serial port
-GRACE_S = 60  # between a job's own deadline, kept by timeout(1) in the guest, and the end of the machine
+RESEND_S = 5  # a command that has not begun by then is told again: guests have missed a line of their serial port
+EXTRA_S = 60  # between a job's own deadline, kept by timeout(1) in the guest, and the end of the machine
 PR_SET_PDEATHSIG = 1
 
 
@@ -61,13 +61,13 @@ class Job:
 
     def wait(self, on_output=None):
         """Gives the exit status; 124 when the time was over. on_output gets the output's bytes as they come."""
-        deadline = self.started + self.limit + GRACE_S
+        deadline = self.started + self.limit + EXTRA_S
         at = 0
         while True:
-            patience = 0.1 if on_output else NUDGE_S
+            patience = 0.1 if on_output else RESEND_S
             ended = self.machine.ended(self, max(0, min(patience, deadline - time.monotonic())))
             if not ended:
-                self.machine.tell_again()
+                self.machine.resend_commands()
             if on_output and os.path.exists(self.output_path):
                 with open(self.output_path, "rb") as file:
                     file.seek(at)
@@ -162,16 +162,16 @@ class Machine:
             raise self.failure("ended by itself")
         return line
 
-    def tell(self, line):
+    def send_line(self, line):
         try:
             self.process.stdin.write(line.encode("ascii") + b"\n")
         except BrokenPipeError:
             raise self.failure("ended by itself") from None
 
-    def tell_again(self):
+    def resend_commands(self):
         for number, job in self.running.items():
             if not os.path.exists(job.pid_path):
-                self.tell(f"\nrun {number}")  # on a line of its own, whatever has come of it before
+                self.send_line(f"\nrun {number}")  # on a line of its own, whatever has come of it before
 
     def start(self, arguments, limit=LIMIT_S, settings=None, directory="/"):
         """Starts a program with its arguments (a list), or a shell command (a string)."""
@@ -190,7 +190,7 @@ class Machine:
         with open(os.path.join(self.share, f"{job.number}.sh"), "w", encoding="utf-8") as script:
             script.write("\n".join(lines) + "\n")
         self.running[job.number] = job
-        self.tell(f"run {job.number}")
+        self.send_line(f"run {job.number}")
         return job
 
     def run(self, arguments, limit=LIMIT_S, **options):
@@ -235,7 +235,7 @@ class Machine:
         self.processor_in_all = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return self.processor_in_all
 
-    def held_up_s(self):
+    def runnable_wait_s(self):
         """Seconds that its processors, together, have been ready to run while the host ran something else."""
         waited = 0
         for path in glob.glob(f"/proc/{self.process.pid}/task/*/schedstat"):
@@ -274,7 +274,7 @@ class Machine:
     def power_off(self):
         """Gives whether it went off by itself; it is gone in any case."""
         try:
-            self.tell("off")
+            self.send_line("off")
             self.process.wait(POWER_OFF_S)
             return True
         except (Failure, subprocess.TimeoutExpired):

@@ -29,21 +29,21 @@
 #include <thread>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "netapi/log.h"
 #include "netapi/plugin.h"
-#include "traffic/content.h"
-#include "traffic/verify.h"
+#include "workload/content.h"
+#include "workload/verify.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kDeadline = std::chrono::seconds(60);  // for a connection, or one message
-constexpr auto kRest = std::chrono::microseconds(200);
+constexpr auto kPollInterval = std::chrono::microseconds(200);
 constexpr std::size_t kWindow = 4;  // messages under way
 
-struct Ended : std::runtime_error {
-  Ended(int with, const std::string& why) : std::runtime_error(why), status(with) {}
+struct ExitError : std::runtime_error {
+  ExitError(int with, const std::string& why) : std::runtime_error(why), status(with) {}
   int status;
 };
 
@@ -63,38 +63,38 @@ std::size_t entries(const char* directory) {
   return count;
 }
 
-void say(const std::string& text) {
+void print_line(const std::string& text) {
   std::printf("%s\n", text.c_str());
   std::fflush(stdout);
 }
 
 Clock::time_point g_last_progress = Clock::now();
 
-void ok(nccl::Result result, const char* call) {
+void throw_on_error(nccl::Result result, const char* call) {
   if (result == nccl::Result::kSuccess) return;
   const std::chrono::duration<double> since = Clock::now() - g_last_progress;
   char text[200];
   std::snprintf(text, sizeof text, "error: %s: %s, %.2f s after the last progress", call, netapi::result_name(result),
                 since.count());
-  throw Ended(3, text);
+  throw ExitError(3, text);
 }
 
 // Polls until it answers true.
 template <typename Poll>
 void wait_for(const char* what, const Poll& poll) {
   while (!poll()) {
-    if (Clock::now() > g_last_progress + kDeadline) throw Ended(4, std::string("no end of ") + what);
-    std::this_thread::sleep_for(kRest);
+    if (Clock::now() > g_last_progress + kDeadline) throw ExitError(4, std::string("no end of ") + what);
+    std::this_thread::sleep_for(kPollInterval);
   }
   g_last_progress = Clock::now();
 }
 
 void fail_errno(const char* what) {
-  throw Ended(2, std::string(what) + ": " + std::strerror(errno));
+  throw ExitError(2, std::string(what) + ": " + std::strerror(errno));
 }
 
 // The way by which NCCL's bootstrap would carry the handle.
-verbatim::UniqueFd meet(const Options& options) {
+verbatim::UniqueFd connect_bootstrap(const Options& options) {
   if (options.sends()) {
     const std::size_t colon = options.call.rfind(':');
     addrinfo* found = nullptr;
@@ -102,7 +102,7 @@ verbatim::UniqueFd meet(const Options& options) {
     wanted.ai_socktype = SOCK_STREAM;
     if (getaddrinfo(options.call.substr(0, colon).c_str(), options.call.substr(colon + 1).c_str(), &wanted, &found) !=
         0) {
-      throw Ended(2, "no such host: " + options.call);
+      throw ExitError(2, "no such host: " + options.call);
     }
     verbatim::UniqueFd fd;
     wait_for("meeting the peer", [&] {
@@ -134,30 +134,30 @@ class Peer {
     alignas(8) unsigned char handle[nccl::kNetHandleMaxBytes] = {};
     void* comm = nullptr;
     if (options_.sends()) {
-      if (recv(bootstrap, handle, sizeof handle, MSG_WAITALL) != sizeof handle) throw Ended(2, "the peer is gone");
+      if (recv(bootstrap, handle, sizeof handle, MSG_WAITALL) != sizeof handle) throw ExitError(2, "the peer is gone");
       wait_for("connect", [&] {
-        ok(net_.connect(context_, 0, handle, &comm), "connect");
+        throw_on_error(net_.connect(context_, 0, handle, &comm), "connect");
         return comm != nullptr;
       });
     } else {
       void* listen_comm = nullptr;
-      ok(net_.listen(context_, 0, handle, &listen_comm), "listen");
-      if (send(bootstrap, handle, sizeof handle, MSG_NOSIGNAL) != sizeof handle) throw Ended(2, "the peer is gone");
+      throw_on_error(net_.listen(context_, 0, handle, &listen_comm), "listen");
+      if (send(bootstrap, handle, sizeof handle, MSG_NOSIGNAL) != sizeof handle) throw ExitError(2, "the peer is gone");
       wait_for("accept", [&] {
-        ok(net_.accept(listen_comm, &comm), "accept");
+        throw_on_error(net_.accept(listen_comm, &comm), "accept");
         return comm != nullptr;
       });
-      ok(net_.close_listen(listen_comm), "closeListen");
+      throw_on_error(net_.close_listen(listen_comm), "closeListen");
     }
     exchange(comm, round);
-    ok(options_.sends() ? net_.close_send(comm) : net_.close_recv(comm), "close");
+    throw_on_error(options_.sends() ? net_.close_send(comm) : net_.close_recv(comm), "close");
   }
 
  private:
   void exchange(void* comm, std::uint64_t round) {
     std::vector<unsigned char> memory(kWindow * options_.bytes);
     void* mhandle = nullptr;
-    ok(net_.reg_mr(comm, memory.data(), memory.size(), nccl::kPtrHost, &mhandle), "regMr");
+    throw_on_error(net_.reg_mr(comm, memory.data(), memory.size(), nccl::kPtrHost, &mhandle), "regMr");
     void* requests[kWindow] = {};
     std::uint64_t posted = 0;
     std::uint64_t done = 0;
@@ -172,13 +172,13 @@ class Peer {
       wait_for("a message", [&] {
         int is_done = 0;
         int size = -1;
-        ok(net_.test(requests[done % kWindow], &is_done, &size), "test");
+        throw_on_error(net_.test(requests[done % kWindow], &is_done, &size), "test");
         return is_done != 0;
       });
       if (!options_.sends()) check(memory, round, done);
-      if (++done == 1) say("data flows");
+      if (++done == 1) print_line("data flows");
     }
-    ok(net_.dereg_mr(comm, mhandle), "deregMr");
+    throw_on_error(net_.dereg_mr(comm, mhandle), "deregMr");
   }
 
   bool may_post(std::uint64_t posted, std::uint64_t done) const {
@@ -187,7 +187,7 @@ class Peer {
   }
 
   void await_file() {
-    say("holds");
+    print_line("holds");
     wait_for("waiting for a file", [&] { return std::filesystem::exists(options_.wait_for); });
   }
 
@@ -197,12 +197,12 @@ class Peer {
     void*& request = requests[message % kWindow];
     request = nullptr;
     if (options_.sends()) {
-      verbatim::traffic::Pattern(round, message).produce(data, options_.bytes, 0);
-      ok(net_.isend(comm, data, options_.bytes, 0, mhandle, &request), "isend");
+      verbatim::workload::Pattern(round, message).produce(data, options_.bytes, 0);
+      throw_on_error(net_.isend(comm, data, options_.bytes, 0, mhandle, &request), "isend");
     } else {
       std::size_t size = options_.bytes;
       int tag = 0;
-      ok(net_.irecv(comm, 1, &data, &size, &tag, &mhandle, &request), "irecv");
+      throw_on_error(net_.irecv(comm, 1, &data, &size, &tag, &mhandle, &request), "irecv");
     }
     return request != nullptr;
   }
@@ -210,9 +210,9 @@ class Peer {
   void check(const std::vector<unsigned char>& memory, std::uint64_t round, std::uint64_t message) {
     const unsigned char* const data = memory.data() + message % kWindow * options_.bytes;
     std::vector<unsigned char> expected(options_.bytes);
-    verbatim::traffic::Pattern(round, message).produce(expected.data(), expected.size(), 0);
+    verbatim::workload::Pattern(round, message).produce(expected.data(), expected.size(), 0);
     if (!std::equal(expected.begin(), expected.end(), data)) {
-      throw Ended(1, "wrong data in message " + std::to_string(message) + " of round " + std::to_string(round));
+      throw ExitError(1, "wrong data in message " + std::to_string(message) + " of round " + std::to_string(round));
     }
   }
 
@@ -223,10 +223,10 @@ class Peer {
 
 int run(const Options& options) {
   netapi::Opened opened = netapi::open_plugin(options.plugin);
-  if (opened.plugin == nullptr) throw Ended(2, opened.error);
+  if (opened.plugin == nullptr) throw ExitError(2, opened.error);
   void* context = nullptr;
-  ok(opened.plugin->init(1, {}, &context), "init");
-  const verbatim::UniqueFd bootstrap = meet(options);
+  throw_on_error(opened.plugin->init(1, {}, &context), "init");
+  const verbatim::UniqueFd bootstrap = connect_bootstrap(options);
   int status = 0;
   try {
     Peer peer(options, *opened.plugin, context);
@@ -235,14 +235,14 @@ int run(const Options& options) {
         wait_for("waiting for a file", [&] { return std::filesystem::exists(options.wait_for); });
       }
       peer.run_round(bootstrap.get(), static_cast<std::uint64_t>(round));
-      say("round " + std::to_string(round) + " done");
+      print_line("round " + std::to_string(round) + " done");
     }
-  } catch (const Ended& ended) {
-    say(ended.what());
+  } catch (const ExitError& ended) {
+    print_line(ended.what());
     status = ended.status;
   }
   const auto start = Clock::now();
-  ok(opened.plugin->finalize(context), "finalize");
+  throw_on_error(opened.plugin->finalize(context), "finalize");
   const std::chrono::duration<double> took = Clock::now() - start;
   std::printf("finalize took %.2f s\n", took.count());
   return status;
@@ -262,19 +262,19 @@ int main(int argc, char** argv) {
   if (given.contains("--messages")) options.messages = std::stoul(given["--messages"]);
   if (given.contains("--hold")) options.hold = std::stoul(given["--hold"]);
   if (given.contains("--bytes")) options.bytes = std::stoul(given["--bytes"]);
-  netapi::set_log_callback([](const netapi::LogLine& line) { say("log: " + line.text); });
+  netapi::set_log_callback([](const netapi::LogLine& line) { print_line("log: " + line.text); });
 
   const std::size_t descriptors = entries("/proc/self/fd");
   int status = 2;
   try {
     status = run(options);
-  } catch (const Ended& ended) {
-    say(ended.what());
+  } catch (const ExitError& ended) {
+    print_line(ended.what());
     status = ended.status;
   }
   netapi::set_log_callback({});
   // A thread that has been joined is listed for a moment still.
-  for (int i = 0; i < 5000 && entries("/proc/self/task") > 1; ++i) std::this_thread::sleep_for(kRest);
+  for (int i = 0; i < 5000 && entries("/proc/self/task") > 1; ++i) std::this_thread::sleep_for(kPollInterval);
   std::printf("leaked: %zu descriptors, %zu threads\n", entries("/proc/self/fd") - descriptors,
               entries("/proc/self/task") - 1);
   return status;

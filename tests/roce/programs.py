@@ -4,12 +4,12 @@ import os
 import re
 
 from machine import Failure
-from report import Wrong, expect
+from report import CaseFailure, expect
 
 COUNTERS = "/sys/class/infiniband/{device}/ports/1/hw_counters"
 # Whoever polls without a pause takes a processor from the kernel's thread that moves the packets.
 PAUSE = ["--pause", "100"]
-YIELDING = ["nice", "-n", "19"]  # for a program that has no such option
+LOW_PRIORITY = ["nice", "-n", "19"]  # for a program that has no such option
 
 
 class Programs:
@@ -31,12 +31,12 @@ class Programs:
 
     def run_eplb(self, *options):
         options = ("--mode", "direct", "--preset", "tiny-mixed", "--ranks", 2, "--layers", 3, "--timeout", 200, *options)
-        return [*YIELDING, self.eplb, "--plugin", self.plugin, *map(str, options)]
+        return [*LOW_PRIORITY, self.eplb, "--plugin", self.plugin, *map(str, options)]
 
     def run_kv(self, *options, plugin=None):
         options = ("--ranks", 2, "--requests", 4, "--tokens", 256, "--scale", 60, "--timeout", 200, *options)
-        options += ("--request-timeout-ms", 100000, "--rung-timeout-ms", 100000)
-        return [*YIELDING, self.kv, "--plugin", plugin or self.plugin, *map(str, options)]
+        options += ("--request-timeout-ms", 100000, "--stage-timeout-ms", 100000)
+        return [*LOW_PRIORITY, self.kv, "--plugin", plugin or self.plugin, *map(str, options)]
 
     def run_perf(self, operation, *options, plugin=None):
         return [self.perf, operation, "--plugin", plugin or self.plugin, *PAUSE, *map(str, options)]
@@ -58,12 +58,12 @@ def succeed(job):
     status = job.wait()
     if status != 0:
         meaning = f"did not end within {job.limit} s" if status in (124, 137) else f"exit status {status}"
-        raise Wrong(f"on {job.machine.name}: {meaning}\n{job.output()}")
+        raise CaseFailure(f"on {job.machine.name}: {meaning}\n{job.output()}")
     return job.output()
 
 
 def expect_every_byte_right(output):
-    expect(re.search(r"^# Wrong elements +: 0 OK$", output, re.M), output)
+    expect(re.search(r"^# CaseFailure elements +: 0 OK$", output, re.M), output)
 
 
 def wait_until_listening(machine, port, limit=60):

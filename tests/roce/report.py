@@ -7,13 +7,13 @@ import traceback
 from machine import Failure
 
 
-class Wrong(Exception):
+class CaseFailure(Exception):
     """A test case that failed, in words."""
 
 
 def expect(condition, message):
     if not condition:
-        raise Wrong(message)
+        raise CaseFailure(message)
 
 
 class Report:
@@ -39,7 +39,7 @@ class Report:
         started = time.monotonic()
         try:
             yield
-        except Wrong as wrong:
+        except CaseFailure as wrong:
             self.result(False, name, wrong)
         except Failure as failure:
             self.result(False, name, failure)

@@ -10,11 +10,11 @@
 #include <exception>
 #include <stdexcept>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 
 namespace verbatim::test {
 
-ChildEnd run_in_child(const Variables& variables, const std::function<int()>& body) {
+ChildResult run_in_child(const Variables& variables, const std::function<int()>& body) {
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("pipe");
   const UniqueFd read_end(ends[0]);
@@ -33,10 +33,10 @@ ChildEnd run_in_child(const Variables& variables, const std::function<int()>& bo
     }
   }
   write_end.reset();
-  ChildEnd end;
+  ChildResult end;
   std::array<char, 512> text{};
   for (ssize_t length = 0; (length = read(read_end.get(), text.data(), text.size())) > 0;) {
-    end.told.append(text.data(), static_cast<std::size_t>(length));
+    end.stderr_text.append(text.data(), static_cast<std::size_t>(length));
   }
   int status = 0;
   if (waitpid(child, &status, 0) == child && WIFEXITED(status)) end.status = WEXITSTATUS(status);
@@ -44,7 +44,7 @@ ChildEnd run_in_child(const Variables& variables, const std::function<int()>& bo
 }
 
 std::string check_in_child(const Variables& variables, const std::function<void()>& body) {
-  const ChildEnd end = run_in_child(variables, [&]() -> int {
+  const ChildResult end = run_in_child(variables, [&]() -> int {
     try {
       body();
     } catch (const std::exception& failure) {
@@ -53,8 +53,8 @@ std::string check_in_child(const Variables& variables, const std::function<void(
     std::fflush(nullptr);
     std::exit(testing::Test::HasFailure() ? EXIT_FAILURE : EXIT_SUCCESS);
   });
-  EXPECT_EQ(end.status, EXIT_SUCCESS) << "with " << testing::PrintToString(variables) << "\n" << end.told;
-  return end.told;
+  EXPECT_EQ(end.status, EXIT_SUCCESS) << "with " << testing::PrintToString(variables) << "\n" << end.stderr_text;
+  return end.stderr_text;
 }
 
 }  // namespace verbatim::test

@@ -26,7 +26,7 @@ FakeContext& of(ibv_context* context) {
   return *reinterpret_cast<FakeContext*>(bytes);
 }
 
-int answer(const char* verb) {
+int injected_errno(const char* verb) {
   return FakeVerbs::current().fails(verb) ? errno : 0;
 }
 
@@ -44,7 +44,7 @@ T* create(const char* verb, const char* object) {
 
 template <typename T>
 int destroy(const char* verb, const char* object, T* instance) {
-  if (const int error = answer(verb)) return error;
+  if (const int error = injected_errno(verb)) return error;
   FakeVerbs::current().count(object, -1);
   delete instance;
   return 0;
@@ -70,7 +70,7 @@ const char* get_device_name(ibv_device* device) {
 }
 
 int query_port_full(ibv_context* context, std::uint8_t port_num, ibv_port_attr* attributes, std::size_t bytes) {
-  if (const int error = answer("query_port")) return error;
+  if (const int error = injected_errno("query_port")) return error;
   const FakePort* port = port_of(context, port_num);
   if (port == nullptr) return EINVAL;
   if (port->query_errno != 0) return port->query_errno;
@@ -108,11 +108,11 @@ int close_device(ibv_context* context) {
 }
 
 int fork_init() {
-  return answer("fork_init");
+  return injected_errno("fork_init");
 }
 
 int query_device(ibv_context* context, ibv_device_attr* attributes) {
-  if (const int error = answer("query_device")) return error;
+  if (const int error = injected_errno("query_device")) return error;
   *attributes = of(context).device->attributes;
   attributes->phys_port_cnt = static_cast<std::uint8_t>(of(context).device->ports.size());
   return 0;
@@ -136,7 +136,7 @@ int query_gid(ibv_context* context, std::uint8_t port_num, int index, ibv_gid* g
 
 int query_gid_ex(ibv_context* context, std::uint32_t port_num, std::uint32_t index, ibv_gid_entry* entry, std::uint32_t,
                  std::size_t) {
-  if (const int error = answer("query_gid_ex")) return error;
+  if (const int error = injected_errno("query_gid_ex")) return error;
   const auto* slot = slot_of(context, port_num, index);
   if (slot == nullptr || !slot->has_value()) return ENODATA;
   *entry = **slot;
@@ -145,7 +145,7 @@ int query_gid_ex(ibv_context* context, std::uint32_t port_num, std::uint32_t ind
 
 int query_pkey(ibv_context*, std::uint8_t, int, __be16* pkey) {
   *pkey = htobe16(0xffff);
-  return answer("query_pkey");
+  return injected_errno("query_pkey");
 }
 
 ibv_pd* alloc_pd(ibv_context* context) {
@@ -251,7 +251,7 @@ ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
 }
 
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
-  if (const int error = answer("modify_qp")) return error;
+  if (const int error = injected_errno("modify_qp")) return error;
   if ((mask & IBV_QP_STATE) != 0) qp->state = attributes->qp_state;
   FakeVerbs::current().record(FakeVerbs::Modification{*attributes, mask});
   return 0;
@@ -259,7 +259,7 @@ int modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
 
 int query_qp(ibv_qp* qp, ibv_qp_attr* attributes, int, ibv_qp_init_attr*) {
   attributes->qp_state = qp->state;
-  return answer("query_qp");
+  return injected_errno("query_qp");
 }
 
 int destroy_qp(ibv_qp* qp) {

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "verbs/library.h"
+#include "verbs/verbs.h"
 
 namespace verbatim {
 

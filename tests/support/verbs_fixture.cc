@@ -12,20 +12,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-[[noreturn]] void give_up(const std::string& what) {
+[[noreturn]] void throw_errno(const std::string& what) {
   throw std::runtime_error(what + ": " + std::strerror(errno));  // gtest turns it into a failure of the test
 }
 
 template <typename T>
 T owned(typename T::pointer object, const char* verb) {
-  if (object == nullptr) give_up(verb);
+  if (object == nullptr) throw_errno(verb);
   return T(object);
 }
 
 void check(int result, const char* verb) {
   if (result == 0) return;
   errno = result;
-  give_up(verb);
+  throw_errno(verb);
 }
 
 bool is_roce_v2(const ibv_gid_entry& entry) {
@@ -63,7 +63,7 @@ void expect_destroyed(int result, const char* what) {
 Device open_device(unsigned ordinal) {
   int count = 0;
   ibv_device** const list = verbs().get_device_list(&count);
-  if (list == nullptr) give_up("ibv_get_device_list");
+  if (list == nullptr) throw_errno("ibv_get_device_list");
   const std::unique_ptr<ibv_device*, void (*)(ibv_device**)> list_owner(list, verbs().free_device_list);
   for (int i = 0; i < count; ++i) {
     Device device;
@@ -262,9 +262,9 @@ int post_srq_recv(ibv_srq* srq, std::vector<ibv_sge> sges, std::uint64_t wr_id) 
                       wr_id);
 }
 
-std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds patience) {
+std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds timeout) {
   std::vector<ibv_wc> found;
-  const auto deadline = Clock::now() + patience;
+  const auto deadline = Clock::now() + timeout;
   while (found.size() < count) {
     ibv_wc wc;
     std::memset(&wc, 0xA5, sizeof(wc));  // a field that the device owes us and does not write shows
@@ -278,7 +278,7 @@ std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds patience) {
       break;
     }
     if (Clock::now() > deadline) {
-      ADD_FAILURE() << "only " << found.size() << " of " << count << " completions in " << patience.count() << " ms";
+      ADD_FAILURE() << "only " << found.size() << " of " << count << " completions in " << timeout.count() << " ms";
       break;
     }
     sched_yield();
@@ -286,8 +286,8 @@ std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds patience) {
   return found;
 }
 
-ibv_wc poll_one(ibv_cq* cq, Milliseconds patience) {
-  const std::vector<ibv_wc> found = poll(cq, 1, patience);
+ibv_wc poll_one(ibv_cq* cq, Milliseconds timeout) {
+  const std::vector<ibv_wc> found = poll(cq, 1, timeout);
   if (!found.empty()) return found.front();
   ibv_wc none{};
   none.wr_id = kNoWr;
@@ -306,13 +306,13 @@ bool stays_empty(ibv_cq* cq, Milliseconds time) {
   return true;
 }
 
-bool readable(int fd, Milliseconds patience) {
+bool readable(int fd, Milliseconds timeout) {
   pollfd poller{fd, POLLIN, 0};
-  return ::poll(&poller, 1, static_cast<int>(patience.count())) == 1;
+  return ::poll(&poller, 1, static_cast<int>(timeout.count())) == 1;
 }
 
-std::optional<ibv_async_event> next_async_event(ibv_context* context, Milliseconds patience) {
-  while (readable(context->async_fd, patience)) {
+std::optional<ibv_async_event> next_async_event(ibv_context* context, Milliseconds timeout) {
+  while (readable(context->async_fd, timeout)) {
     ibv_async_event event{};
     check(verbs().get_async_event(context, &event) == 0 ? 0 : errno, "ibv_get_async_event");
     verbs().ack_async_event(&event);

@@ -171,22 +171,22 @@ int post(ibv_qp* qp, ibv_wr_opcode opcode, std::vector<ibv_sge> sges, const Send
 int post_recv(ibv_qp* qp, std::vector<ibv_sge> sges, std::uint64_t wr_id = 0);
 int post_srq_recv(ibv_srq* srq, std::vector<ibv_sge> sges, std::uint64_t wr_id = 0);
 
-constexpr Milliseconds kPatience = 5s;  // no completion that is due takes longer, on however busy a machine
+constexpr Milliseconds kCompletionTimeout = 5s;  // no completion that is due takes longer, on however busy a machine
 
 // Polls for `count` completions; a test failure and fewer of them when they do not come.
-std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds patience = kPatience);
+std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds timeout = kCompletionTimeout);
 // One completion; with a wr_id of kNoWr when there is none.
-ibv_wc poll_one(ibv_cq* cq, Milliseconds patience = kPatience);
+ibv_wc poll_one(ibv_cq* cq, Milliseconds timeout = kCompletionTimeout);
 constexpr std::uint64_t kNoWr = ~std::uint64_t{0};
 // True when the queue is empty and stays so for `time`.
 bool stays_empty(ibv_cq* cq, Milliseconds time = 5ms);
 
 // The next asynchronous event, acknowledged at once; IBV_EVENT_COMM_EST is skipped, as it may come or not.
-std::optional<ibv_async_event> next_async_event(ibv_context* context, Milliseconds patience = kPatience);
+std::optional<ibv_async_event> next_async_event(ibv_context* context, Milliseconds timeout = kCompletionTimeout);
 // A test failure unless that is the next one; gives what it is about.
 decltype(ibv_async_event::element) expect_async_event(ibv_context* context, ibv_event_type type);
 
 // True when `fd` becomes readable in time.
-bool readable(int fd, Milliseconds patience);
+bool readable(int fd, Milliseconds timeout);
 
 }  // namespace verbatim::test

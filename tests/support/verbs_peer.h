@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "support/verbs_fixture.h"
 
 namespace verbatim::test {
@@ -53,7 +53,7 @@ class Peer {
   // Deregisters its region, looks whether these bytes hold the pattern, and poisons the region; `await_deregistered`
   // gives what it saw.
   void start_deregistering(std::size_t offset, std::size_t length, std::uint64_t seed);
-  bool answers_within(Milliseconds patience);
+  bool replies_within(Milliseconds timeout);
   bool await_deregistered();
 
   // Every kind of traffic without pause, with up to a region to write, read and receive, until it is killed or an
@@ -65,11 +65,11 @@ class Peer {
   void await_echo();
   std::chrono::nanoseconds ping(std::uint32_t count);
 
-  void stop();      // SIGSTOP; returns when it has stopped
-  void resume();    // SIGCONT
-  void kill();      // SIGKILL; returns when it is gone
-  void quit();      // destroys its objects and exits; returns when it is gone
-  void run_away();  // exits without destroying anything; returns when it is gone
+  void stop();                  // SIGSTOP; returns when it has stopped
+  void resume();                // SIGCONT
+  void kill();                  // SIGKILL; returns when it is gone
+  void quit();                  // destroys its objects and exits; returns when it is gone
+  void exit_without_cleanup();  // exits without destroying anything; returns when it is gone
   int pid() const { return pid_; }
 
  private:
@@ -78,7 +78,7 @@ class Peer {
   friend class PeerService;
   friend int run_peer();
 
-  Reply ask(const Request& request);
+  Reply request_reply(const Request& request);
   void send(const Request& request);
   Reply await_reply();
   void reap();

@@ -50,7 +50,7 @@ std::string difference(const std::vector<Fact>& facts, const std::vector<std::st
 
 }  // namespace
 
-void agree(Link& link, int rank, const std::vector<Fact>& facts) {
+void agree(CoordinatorConnection& link, int rank, const std::vector<Fact>& facts) {
   std::vector<std::string> own;
   for (const Fact& fact : facts) own.insert(own.end(), {fact.name, fact.value});
   const std::vector<std::string> all = link.all_gather(pack(own));

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "ranks/link.h"
+#include "ranks/coordinator_connection.h"
 
 namespace verbatim::ranks {
 
@@ -17,6 +17,6 @@ struct Fact {
 
 // Throws Failure naming the first rank that disagrees with rank 0, and about which of the facts, which come with plain
 // causes first. Every rank, `rank` of them, must call it.
-void agree(Link& link, int rank, const std::vector<Fact>& facts);
+void agree(CoordinatorConnection& link, int rank, const std::vector<Fact>& facts);
 
 }  // namespace verbatim::ranks

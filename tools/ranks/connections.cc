@@ -93,7 +93,8 @@ const Connection& Connections::find(std::size_t flow, bool sends) const {
   throw Failure("no connection for flow " + std::to_string(flow));
 }
 
-std::vector<Handle> exchange_handles(Link& link, const std::vector<Flow>& flows, const std::vector<Handle>& own) {
+std::vector<Handle> exchange_handles(CoordinatorConnection& link, const std::vector<Flow>& flows,
+                                     const std::vector<Handle>& own) {
   std::string bytes;
   for (const Handle& handle : own) bytes.append(handle.data(), handle.size());
   const std::vector<std::string> all = link.all_gather(bytes);

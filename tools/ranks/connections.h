@@ -8,7 +8,7 @@
 
 #include "nccl/types.h"
 #include "netapi/plugin.h"
-#include "ranks/link.h"
+#include "ranks/coordinator_connection.h"
 
 namespace verbatim::ranks {
 
@@ -64,6 +64,7 @@ class Connections {
 };
 
 // One handle for each flow, of those that every rank's listen() answered with.
-std::vector<Handle> exchange_handles(Link& link, const std::vector<Flow>& flows, const std::vector<Handle>& own);
+std::vector<Handle> exchange_handles(CoordinatorConnection& link, const std::vector<Flow>& flows,
+                                     const std::vector<Handle>& own);
 
 }  // namespace verbatim::ranks

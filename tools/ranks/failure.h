@@ -30,6 +30,6 @@ struct Failure : std::runtime_error {
 };
 
 // A line on stderr that begins with the program's name.
-void complain(const std::string& what);
+void print_error(const std::string& what);
 
 }  // namespace verbatim::ranks

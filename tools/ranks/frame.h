@@ -20,7 +20,7 @@ enum class FrameKind : std::uint32_t {
   kGathered,   // hub to rank: the parts of all ranks, packed
   kFail,       // rank to hub: an ExitStatus and why this rank gives up
   kAbort,      // hub to rank: an ExitStatus to leave with, now
-  kBye,        // rank to hub: done
+  kFinished,   // rank to hub: done
 };
 
 struct Hello {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <thread>
 
-#include "ranks/hub.h"
+#include "ranks/coordinator.h"
 #include "ranks/launcher.h"
 #include "ranks/plugin_log.h"
 
@@ -12,31 +12,31 @@ namespace verbatim::ranks {
 namespace {
 
 // Between hosts: the hub of rank 0, in a thread. The job's end is heard through the link.
-class OwnHub {
+class CoordinatorThread {
  public:
-  explicit OwnHub(const Job& job)
+  explicit CoordinatorThread(const Job& job)
       : hub_(listen_for_ranks(port_of(job.root)), job.nranks, job.token, job.timeout_s),
         thread_([this] { hub_.serve([] { return std::nullopt; }); }) {}
-  ~OwnHub() { thread_.join(); }
-  OwnHub(const OwnHub&) = delete;
-  OwnHub& operator=(const OwnHub&) = delete;
+  ~CoordinatorThread() { thread_.join(); }
+  CoordinatorThread(const CoordinatorThread&) = delete;
+  CoordinatorThread& operator=(const CoordinatorThread&) = delete;
 
  private:
-  Hub hub_;
+  Coordinator hub_;
   std::thread thread_;
 };
 
 ExitStatus run_rank(const Job& job, const MakeRank& make) {
-  std::optional<OwnHub> hub;
+  std::optional<CoordinatorThread> hub;
   if (job.rank == 0 && !job.child) hub.emplace(job);
   const Hello hello{job.token, static_cast<std::uint32_t>(job.rank), static_cast<std::uint32_t>(job.nranks)};
-  Link link(job.root, hello, job.timeout_s);
+  CoordinatorConnection link(job.root, hello, job.timeout_s);
   std::unique_ptr<Rank> rank;  // outlives the handlers
   try {
     rank = make(link);
     const ExitStatus status = rank->run();
     rank.reset();
-    link.bye();
+    link.finish();
     return status;
   } catch (const Failure& failure) {
     link.fail(failure.status, failure.what() + plugin_warnings());

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "ranks/coordinator_connection.h"
 #include "ranks/failure.h"
-#include "ranks/link.h"
 
 namespace verbatim::ranks {
 
@@ -37,7 +37,7 @@ class Rank {
   // Failure is what went wrong here; with another status than kOk all is told by what was printed.
   virtual ExitStatus run() = 0;
 };
-using MakeRank = std::function<std::unique_ptr<Rank>(Link&)>;
+using MakeRank = std::function<std::unique_ptr<Rank>(CoordinatorConnection&)>;
 
 // Starts `job.procs` copies of this program with the arguments `argv`, each with the options of Job that make it a
 // rank, and meets them; or, in such a copy or with --root, runs the rank that `make` makes.

@@ -18,7 +18,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/socket.h"
-#include "ranks/hub.h"
+#include "ranks/coordinator.h"
 
 namespace verbatim::ranks {
 namespace {
@@ -59,7 +59,7 @@ class Children {
   }
 
   // A rank that has ended badly since the last call.
-  std::optional<Death> reap() {
+  std::optional<ProcessExit> reap() {
     for (std::size_t rank = 0; rank < children_.size(); ++rank) {
       Child& child = children_[rank];
       int status = 0;
@@ -67,13 +67,13 @@ class Children {
       child.pid = 0;
       child.status = status;
       if (WIFSIGNALED(status)) {
-        return Death{"rank " + std::to_string(rank) + " was ended by signal " + std::to_string(WTERMSIG(status)) +
-                         " (" + strsignal(WTERMSIG(status)) + ")",
-                     true};
+        return ProcessExit{"rank " + std::to_string(rank) + " was ended by signal " + std::to_string(WTERMSIG(status)) +
+                               " (" + strsignal(WTERMSIG(status)) + ")",
+                           true};
       }
       if (is_failure(WEXITSTATUS(status))) {
-        return Death{"rank " + std::to_string(rank) + " left with status " + std::to_string(WEXITSTATUS(status)),
-                     false};
+        return ProcessExit{"rank " + std::to_string(rank) + " left with status " + std::to_string(WEXITSTATUS(status)),
+                           false};
       }
     }
     return std::nullopt;
@@ -145,12 +145,12 @@ ExitStatus launch(const Job& job, int argc, char** argv) {
     children.start(rank, own);
   }
 
-  Hub hub(std::move(listener), job.procs, token, job.timeout_s);
+  Coordinator hub(std::move(listener), job.procs, token, job.timeout_s);
   const ExitStatus met = hub.serve([&children] { return children.reap(); });
   const std::uint64_t kill_at = monotonic_ns() + (met == ExitStatus::kOk ? kKillAfterByeNs : kKillAfterAbortNs);
   while (children.running() && monotonic_ns() < kill_at) {
-    if (const auto death = children.reap(); death && death->unspoken) {
-      complain(death->text);
+    if (const auto death = children.reap(); death && death->unexplained) {
+      print_error(death->text);
     }
     ::poll(nullptr, 0, kReapMs);
   }

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "ranks/failure.h"
 #include "ranks/job.h"
 

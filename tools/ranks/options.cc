@@ -44,7 +44,7 @@ void check_job(const CLI::App& app, const Job& job) {
   }
 }
 
-std::optional<Leave> parse(CLI::App& app, int argc, const char* const* argv, const std::function<void()>& check) {
+std::optional<EarlyExit> parse(CLI::App& app, int argc, const char* const* argv, const std::function<void()>& check) {
   std::ostringstream out;
   std::ostringstream err;
   app.failure_message([](const CLI::App*, const CLI::Error& wrong) { return std::string(wrong.what()) + "\n"; });
@@ -53,9 +53,9 @@ std::optional<Leave> parse(CLI::App& app, int argc, const char* const* argv, con
     check();
   } catch (const CLI::ParseError& leave) {
     const bool asked_for = app.exit(leave, out, err) == 0;
-    return Leave{asked_for ? ExitStatus::kOk : ExitStatus::kUsage, asked_for ? out.str() : err.str()};
+    return EarlyExit{asked_for ? ExitStatus::kOk : ExitStatus::kUsage, asked_for ? out.str() : err.str()};
   } catch (const Failure& refused) {
-    return Leave{refused.status, std::string(refused.what()) + "\n"};
+    return EarlyExit{refused.status, std::string(refused.what()) + "\n"};
   }
   return std::nullopt;
 }

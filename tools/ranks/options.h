@@ -16,7 +16,7 @@
 namespace verbatim::ranks {
 
 // In place of options: print `text` and leave (help, version, a wrong command line).
-struct Leave {
+struct EarlyExit {
   ExitStatus status;
   std::string text;
 };
@@ -27,7 +27,7 @@ void add_job_options(CLI::App& app, Job& job);
 void check_job(const CLI::App& app, const Job& job);
 
 // Parses, then runs `check`, which may throw Failure; nothing when all went well.
-std::optional<Leave> parse(CLI::App& app, int argc, const char* const* argv, const std::function<void()>& check);
+std::optional<EarlyExit> parse(CLI::App& app, int argc, const char* const* argv, const std::function<void()>& check);
 
 // "8", "64K", "1.5M", "2G" (powers of 1,024, also with a trailing B or iB). Throws Failure.
 std::size_t parse_bytes(const std::string& text);
@@ -35,18 +35,18 @@ void add_size_option(CLI::App& app, const std::string& names, std::size_t& into,
 
 // What main() does: `run` for options that were read, else what there is to say; the status to leave with.
 template <typename Options, typename Run>
-int run_or_leave(const std::variant<Options, Leave>& parsed, const Run& run) {
-  if (const auto* const leave = std::get_if<Leave>(&parsed)) {
+int run_or_exit(const std::variant<Options, EarlyExit>& parsed, const Run& run) {
+  if (const auto* const leave = std::get_if<EarlyExit>(&parsed)) {
     std::fputs(leave->text.c_str(), leave->status == ExitStatus::kOk ? stdout : stderr);
     return static_cast<int>(leave->status);
   }
   try {
     return static_cast<int>(run(std::get<Options>(parsed)));
   } catch (const Failure& failure) {
-    complain(failure.what());
+    print_error(failure.what());
     return static_cast<int>(failure.status);
   } catch (const std::exception& failure) {
-    complain(failure.what());
+    print_error(failure.what());
     return static_cast<int>(ExitStatus::kFailed);
   }
 }

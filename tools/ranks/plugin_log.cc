@@ -11,14 +11,14 @@ namespace {
 
 constexpr std::size_t kKept = 10;
 
-struct Kept {
+struct StoredLine {
   Mutex mutex;
   std::deque<std::string> warnings VERBATIM_GUARDED_BY(mutex);
 };
 
 // Never destroyed: a plugin may log while the process exits.
-Kept& kept() {
-  static Kept& only = *new Kept;
+StoredLine& kept() {
+  static StoredLine& only = *new StoredLine;
   return only;
 }
 

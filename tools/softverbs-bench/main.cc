@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "softverbs-bench/measure.h"
 
 namespace verbatim::bench {
@@ -42,7 +42,7 @@ constexpr unsigned kMoreRounds = 4;
 
 constexpr std::uint64_t kRateMessages = 8192;  // a round, on each QP
 
-enum class Order : std::uint32_t { kVerbsPingPong, kMemoryPingPong };
+enum class Command : std::uint32_t { kVerbsPingPong, kMemoryPingPong };
 
 int report(const Error& error) {
   std::fprintf(stderr, "softverbs-bench: %s failed: %s\n", error.operation, std::strerror(error.sys_errno));
@@ -59,34 +59,34 @@ bool receive_from(int socket, T& value) {
 }
 
 // Opens one endpoint an engine on the area, and connects each with its like at the other end of the socket.
-Result<std::vector<Endpoint>> meet(Area& area, int socket, const Options& options) {
-  const auto parted = [] { return Error{ErrorKind::kRemote, errno, "meeting the other process"}; };
+Result<std::vector<Endpoint>> connect_endpoints(Area& area, int socket, const Options& options) {
+  const auto connection_lost = [] { return Error{ErrorKind::kRemote, errno, "meeting the other process"}; };
   std::vector<Endpoint> endpoints;
   for (unsigned i = 0; i < options.engines; ++i) {
     auto endpoint = Endpoint::open(reinterpret_cast<std::byte*>(&area), sizeof(area));
     if (!endpoint) return endpoint.error();
     RemoteArea remote;
-    if (!send_to(socket, endpoint->local()) || !receive_from(socket, remote)) return parted();
+    if (!send_to(socket, endpoint->local()) || !receive_from(socket, remote)) return connection_lost();
     if (Status status = endpoint->connect(remote); !status) return status.error();
     bool ready = true;
-    if (!send_to(socket, ready) || !receive_from(socket, ready)) return parted();
+    if (!send_to(socket, ready) || !receive_from(socket, ready)) return connection_lost();
     endpoints.push_back(*std::move(endpoint));
   }
   return endpoints;
 }
 
-int lend(Area& area, int socket, const Options& options) {
+int run_peer(Area& area, int socket, const Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  auto endpoints = meet(area, socket, options);
+  auto endpoints = connect_endpoints(area, socket, options);
   if (!endpoints) return report(endpoints.error());
-  Order order{};
-  while (receive_from(socket, order)) {
-    if (order == Order::kMemoryPingPong) {
+  Command command{};
+  while (receive_from(socket, command)) {
+    if (command == Command::kMemoryPingPong) {
       memory_ping_pong(area, Side::kPong, options.latency_rounds);
     } else if (auto result = verbs_ping_pong(area, endpoints->front(), Side::kPong, options.latency_rounds); !result) {
       return report(result.error());
     }
-    if (!send_to(socket, order)) break;
+    if (!send_to(socket, command)) break;
   }
   return EXIT_SUCCESS;
 }
@@ -99,23 +99,23 @@ std::string size_text(std::size_t bytes) {
 
 // Prints one line; false when the ratio is below the floor or a byte came out wrong.
 Result<bool> compare_bandwidth(Bandwidth& bandwidth, std::size_t size, const Options& options) {
-  constexpr std::array kMovers{Mover::kMemcpy, Mover::kProcessVm, Mover::kVerbs};
-  for (const Mover mover : kMovers) {  // also the first touch of pages and mappings
-    const auto right = bandwidth.moves_right(mover, size);
+  constexpr std::array kMethods{CopyMethod::kMemcpy, CopyMethod::kProcessVm, CopyMethod::kVerbs};
+  for (const CopyMethod method : kMethods) {  // also the first touch of pages and mappings
+    const auto right = bandwidth.is_copy_correct(method, size);
     if (!right) return right.error();
     if (!*right) {
       std::printf("%10s  wrong bytes\n", size_text(size).c_str());
       return false;
     }
   }
-  std::array<double, kMovers.size()> best{};
+  std::array<double, kMethods.size()> best{};
   const auto ratio_so_far = [&] { return best[2] / best[1]; };
   for (unsigned round = 0; round < kMoreRounds * options.rounds; ++round) {
     if (round >= options.rounds && ratio_so_far() >= options.min_ratio) break;
     const unsigned passes = options.passes << (round % 4);  // short: undisturbed; long: little weight on the start
-    for (std::size_t place = 0; place < kMovers.size(); ++place) {
-      const std::size_t i = (place + round) % kMovers.size();  // nobody always runs on what is left of a time slice
-      const auto rate = bandwidth.measure(kMovers[i], size, passes);
+    for (std::size_t place = 0; place < kMethods.size(); ++place) {
+      const std::size_t i = (place + round) % kMethods.size();  // nobody always runs on what is left of a time slice
+      const auto rate = bandwidth.measure(kMethods[i], size, passes);
       if (!rate) return rate.error();
       best[i] = std::max(best[i], *rate);
     }
@@ -128,16 +128,16 @@ Result<bool> compare_bandwidth(Bandwidth& bandwidth, std::size_t size, const Opt
   return ratio >= options.min_ratio;
 }
 
-Result<double> best_latency(Area& area, int socket, const Options& options, Order order, Endpoint* endpoint) {
+Result<double> best_latency(Area& area, int socket, const Options& options, Command command, Endpoint* endpoint) {
   double best = 0;
   for (unsigned round = 0; round < options.rounds; ++round) {
     area.ping = 0;
     area.pong = 0;
-    if (!send_to(socket, order)) return Error{ErrorKind::kRemote, errno, "the other process"};
-    Result<double> time = order == Order::kMemoryPingPong
+    if (!send_to(socket, command)) return Error{ErrorKind::kRemote, errno, "the other process"};
+    Result<double> time = command == Command::kMemoryPingPong
                               ? Result<double>(memory_ping_pong(area, Side::kPing, options.latency_rounds))
                               : verbs_ping_pong(area, *endpoint, Side::kPing, options.latency_rounds);
-    Order done{};
+    Command done{};
     if (!time) return time;
     if (!receive_from(socket, done)) return Error{ErrorKind::kRemote, errno, "the other process"};
     best = round == 0 ? *time : std::min(best, *time);
@@ -146,7 +146,7 @@ Result<double> best_latency(Area& area, int socket, const Options& options, Orde
 }
 
 int measure(Area& area, int socket, pid_t peer, const Options& options) {
-  auto endpoints = meet(area, socket, options);
+  auto endpoints = connect_endpoints(area, socket, options);
   if (!endpoints) return report(endpoints.error());
   Endpoint& first = endpoints->front();
   std::printf(
@@ -164,9 +164,9 @@ int measure(Area& area, int socket, pid_t peer, const Options& options) {
     good = good && *result;
   }
   if (!options.no_latency) {
-    const auto memory = best_latency(area, socket, options, Order::kMemoryPingPong, nullptr);
+    const auto memory = best_latency(area, socket, options, Command::kMemoryPingPong, nullptr);
     if (!memory) return report(memory.error());
-    const auto verbs = best_latency(area, socket, options, Order::kVerbsPingPong, &first);
+    const auto verbs = best_latency(area, socket, options, Command::kVerbsPingPong, &first);
     if (!verbs) return report(verbs.error());
     double rate = 0;
     for (unsigned round = 0; round < options.rounds; ++round) {
@@ -194,7 +194,7 @@ int run(const Options& options) {
   if (peer < 0) return report(system_error("fork", errno));
   if (peer == 0) {
     ours.reset();
-    return lend(area, theirs.get(), options);
+    return run_peer(area, theirs.get(), options);
   }
   theirs.reset();
   const int result = measure(area, ours.get(), peer, options);

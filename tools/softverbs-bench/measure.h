@@ -24,7 +24,7 @@ struct Area {
   alignas(64) std::atomic<std::uint64_t> pong;
 };
 
-enum class Mover : std::uint8_t { kMemcpy, kProcessVm, kVerbs };
+enum class CopyMethod : std::uint8_t { kMemcpy, kProcessVm, kVerbs };
 
 // Moves the window once, in pieces of `piece` bytes. Returns when the last byte is there.
 class Bandwidth {
@@ -34,12 +34,12 @@ class Bandwidth {
       : area_(area), endpoints_(endpoints), peer_(peer) {}
 
   // Bytes per second over `passes` of the window.
-  Result<double> measure(Mover mover, std::size_t piece, unsigned passes);
+  Result<double> measure(CopyMethod method, std::size_t piece, unsigned passes);
   // Moves a window of new contents and compares every byte.
-  Result<bool> moves_right(Mover mover, std::size_t piece);
+  Result<bool> is_copy_correct(CopyMethod method, std::size_t piece);
 
  private:
-  Status pass(Mover mover, std::size_t piece);
+  Status pass(CopyMethod method, std::size_t piece);
   Status write_window(std::size_t piece);
   Status process_vm_window(std::size_t piece);
 

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "softverbs-control/host.h"
+#include "softverbs-control/process_directory.h"
 #include "softverbs-control/subcommand.h"
 
 namespace verbatim::control {
@@ -29,8 +29,8 @@ int run(int argc, char** argv) {
     own->callback([&action, declared = subcommand.declare(*own)] { action = declared; });
   }
   CLI11_PARSE(arguments, argc, argv);
-  Host host;
-  return action(host);
+  ProcessDirectory directory;
+  return action(directory);
 }
 
 }  // namespace

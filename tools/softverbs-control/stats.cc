@@ -1,5 +1,5 @@
 // softverbs stats: what the running processes have asked of their devices.
-#include "softverbs/stats.h"
+#include "softverbs/host/stats.h"
 
 #include <cinttypes>
 #include <cstdio>
@@ -58,9 +58,10 @@ void print_table(const std::vector<ProcessStats>& all, bool with_qps) {
   }
 }
 
-int show(Host& host, const StatsOptions& options) {
+int show(ProcessDirectory& directory, const StatsOptions& options) {
   std::vector<ProcessStats> all;
-  for (const Target& target : host.processes(options.pids)) all.push_back(softverbs::read_stats(target.segment()));
+  for (const TargetProcess& target : directory.processes(options.pids))
+    all.push_back(softverbs::read_stats(target.segment()));
   if (options.json) {
     print_json(all);
   } else {
@@ -80,7 +81,7 @@ Action declare_stats(CLI::App& arguments) {
       "Objects are shown as made/still alive. The counters lie in shared memory: reading them does not disturb "
       "anybody.\n"
       "SOFTVERBS_STATS=FILE makes a process write the same JSON when it ends, %p in FILE being its pid.");
-  return [options](Host& host) { return show(host, *options); };
+  return [options](ProcessDirectory& directory) { return show(directory, *options); };
 }
 
 }  // namespace verbatim::control

@@ -6,7 +6,7 @@
 #include <functional>
 #include <stdexcept>
 
-#include "softverbs-control/host.h"
+#include "softverbs-control/process_directory.h"
 
 namespace verbatim::control {
 
@@ -16,7 +16,7 @@ struct Failure : std::runtime_error {
 };
 
 // Runs after the arguments have been read. Throws Failure; the result is the exit status.
-using Action = std::function<int(Host& host)>;
+using Action = std::function<int(ProcessDirectory& host)>;
 
 struct Subcommand {
   const char* name;

@@ -44,7 +44,7 @@ std::vector<ranks::Fact> facts(const Options& options, const Input& input) {
 
 }  // namespace
 
-void agree(ranks::Link& link, const Options& options, const Input& input) {
+void agree(ranks::CoordinatorConnection& link, const Options& options, const Input& input) {
   ranks::agree(link, options.job.rank, facts(options, input));
 }
 

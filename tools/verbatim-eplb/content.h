@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "traffic/content.h"
+#include "workload/content.h"
 
 namespace verbatim::eplb {
 
@@ -13,11 +13,11 @@ class Contents {
   explicit Contents(std::uint64_t seed) : seed_(seed) {}
 
   // In each iteration others, so that nothing stale passes.
-  traffic::Pattern expert(std::uint64_t iteration, std::size_t layer, std::size_t expert, std::size_t tensor) const {
+  workload::Pattern expert(std::uint64_t iteration, std::size_t layer, std::size_t expert, std::size_t tensor) const {
     return {seed_ + (iteration << 32), (std::uint64_t{layer} << 40) | (std::uint64_t{expert} << 8) | tensor};
   }
   // Of rows without an expert, and of rows that nothing goes into.
-  traffic::Pattern poison(std::size_t row, std::size_t tensor) const {
+  workload::Pattern poison(std::size_t row, std::size_t tensor) const {
     return {~seed_, (std::uint64_t{row} << 8) | tensor};
   }
 

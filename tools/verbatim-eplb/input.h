@@ -1,9 +1,9 @@
 // From options to what moves: the expert, and the placements that a policy makes or a trace holds.
 #pragma once
 
-#include "traffic/eplb/expert.h"
-#include "traffic/eplb/placement.h"
 #include "verbatim-eplb/options.h"
+#include "workload/eplb/expert.h"
+#include "workload/eplb/placement.h"
 
 namespace verbatim::eplb {
 

@@ -27,12 +27,12 @@ ranks::ExitStatus run(const eplb::Options& options, int argc, char** argv) {
   }
   if (!options.compare.empty() && options.job.root.empty()) return eplb::run_compare(options, argc, argv);
   return ranks::run_job(options.job, argc, argv,
-                        [&options](ranks::Link& link) { return eplb::make_rank(options, link); });
+                        [&options](ranks::CoordinatorConnection& link) { return eplb::make_rank(options, link); });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ranks::run_or_leave(eplb::parse_options(argc, argv),
-                             [&](const eplb::Options& options) { return run(options, argc, argv); });
+  return ranks::run_or_exit(eplb::parse_options(argc, argv),
+                            [&](const eplb::Options& options) { return run(options, argc, argv); });
 }

@@ -38,8 +38,8 @@ std::vector<ranks::Piece> Mover::pieces() const {
   return pieces;
 }
 
-traffic::Pattern Mover::content(const LayerWork& work, std::uint64_t iteration, int expert, std::size_t row,
-                                std::size_t tensor) const {
+workload::Pattern Mover::content(const LayerWork& work, std::uint64_t iteration, int expert, std::size_t row,
+                                 std::size_t tensor) const {
   if (expert == kEmptyRow) return contents_.poison(row, tensor);
   return contents_.expert(iteration, work.index, static_cast<std::size_t>(expert), tensor);
 }
@@ -53,7 +53,7 @@ void Mover::prepare(const LayerWork& work, std::uint64_t iteration) {
     for (std::size_t t = 0; t < tensors.size(); ++t) {
       write(memory_, weights_.at(t, row), tensors[t].bytes,
             content(work, iteration, work.layer.before[first + row], row, t));
-      const traffic::Pattern after =
+      const workload::Pattern after =
           content(work, iteration, comes ? work.layer.after[first + row] : kEmptyRow, row, t);
       if (comes) {
         write_poison(memory_, new_rows_.at(t, row), tensors[t].bytes, after);

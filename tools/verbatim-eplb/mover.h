@@ -66,8 +66,8 @@ class Mover {
   void copy_row(const Rows& to, std::size_t to_row, const Rows& from, std::size_t from_row);
   void flip(std::byte* at);
   // The content of `placement`'s row, as expected in `rows`; poison for an empty one.
-  traffic::Pattern content(const LayerWork& work, std::uint64_t iteration, int expert, std::size_t row,
-                           std::size_t tensor) const;
+  workload::Pattern content(const LayerWork& work, std::uint64_t iteration, int expert, std::size_t row,
+                            std::size_t tensor) const;
 
   const Options& options_;
   const Input& input_;

@@ -40,7 +40,7 @@ class GpuMemory final : public Memory {
 
 class NcclTransport final : public Transport {
  public:
-  NcclTransport(const Options& options, ranks::Link& link)
+  NcclTransport(const Options& options, ranks::CoordinatorConnection& link)
       : options_(options), link_(link), memory_(options.cuda, options.job.rank), nccl_(options.nccl) {
     const auto ranks = static_cast<std::size_t>(options.job.nranks);
     counters_.sent.resize(ranks);
@@ -100,7 +100,7 @@ class NcclTransport final : public Transport {
   }
 
   const Options& options_;
-  ranks::Link& link_;
+  ranks::CoordinatorConnection& link_;
   GpuMemory memory_;
   const Nccl nccl_;
   Nccl::Comm comm_ = nullptr;
@@ -108,7 +108,7 @@ class NcclTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::Link& link) {
+std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::CoordinatorConnection& link) {
   return std::make_unique<NcclTransport>(options, link);
 }
 

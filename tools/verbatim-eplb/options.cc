@@ -5,7 +5,7 @@
 
 #include "netapi/plugin.h"
 #include "ranks/json.h"
-#include "traffic/eplb/placement.h"
+#include "workload/eplb/placement.h"
 
 namespace verbatim::eplb {
 namespace {
@@ -86,7 +86,7 @@ const char* mode_name(Mode mode) {
   return "?";
 }
 
-std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* argv) {
+std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app(kDescription, "verbatim-eplb");
   std::string mode = mode_name(options.mode);

@@ -77,6 +77,6 @@ struct Options {
 
   int rounds() const { return warmup + iterations; }
 };
-std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* argv);
+std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv);
 
 }  // namespace verbatim::eplb

@@ -11,7 +11,7 @@
 #include "ranks/failure.h"
 #include "ranks/loaded_plugin.h"
 #include "ranks/plugin_log.h"
-#include "ranks/worker.h"
+#include "ranks/worker_thread.h"
 #include "verbatim-eplb/transport.h"
 
 namespace verbatim::eplb {
@@ -49,7 +49,7 @@ struct Lane {
 
 class PluginTransport final : public Transport {
  public:
-  PluginTransport(const Options& options, ranks::Link& link, Watchdog& watchdog)
+  PluginTransport(const Options& options, ranks::CoordinatorConnection& link, Watchdog& watchdog)
       : options_(options),
         link_(link),
         watchdog_(watchdog),
@@ -250,7 +250,7 @@ class PluginTransport final : public Transport {
   }
 
   const Options& options_;
-  ranks::Link& link_;
+  ranks::CoordinatorConnection& link_;
   Watchdog& watchdog_;
   ranks::LoadedPlugin plugin_;
   const std::unique_ptr<Memory> memory_;
@@ -264,7 +264,8 @@ class PluginTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::Link& link, Watchdog& watchdog) {
+std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::CoordinatorConnection& link,
+                                                 Watchdog& watchdog) {
   ranks::keep_plugin_log(options.job.rank, options.verbose);
   return std::make_unique<PluginTransport>(options, link, watchdog);
 }

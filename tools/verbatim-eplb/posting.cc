@@ -103,7 +103,7 @@ void DryRun::add(std::size_t layer_number, const LayerPlan& layer, const std::ve
   }
 }
 
-void DryRun::compare(ranks::Link& link) const {
+void DryRun::compare(ranks::CoordinatorConnection& link) const {
   std::vector<std::string> digests;
   for (const auto* lists : {&sends_, &receives_}) {
     for (const std::string& list : *lists) digests.push_back(ranks::to_bytes(digest(list)));

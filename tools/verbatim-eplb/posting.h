@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "ranks/link.h"
-#include "traffic/eplb/expert.h"
-#include "traffic/eplb/plan.h"
-#include "traffic/eplb/schedule.h"
+#include "ranks/coordinator_connection.h"
 #include "verbatim-eplb/input.h"
 #include "verbatim-eplb/options.h"
+#include "workload/eplb/expert.h"
+#include "workload/eplb/plan.h"
+#include "workload/eplb/schedule.h"
 
 namespace verbatim::eplb {
 
@@ -47,7 +47,7 @@ class DryRun {
   void add(std::size_t layer_number, const LayerPlan& layer, const std::vector<CallGroup>& groups,
            const ExpertLayout& expert);
   // Throws Failure naming the first pair whose ends differ, and where. Every rank must call it.
-  void compare(ranks::Link& link) const;
+  void compare(ranks::CoordinatorConnection& link) const;
 
  private:
   const std::size_t ranks_;

@@ -29,7 +29,7 @@ namespace {
 using ranks::ExitStatus;
 using ranks::Failure;
 
-struct Introduction {
+struct RankCapabilities {
   char host[64];
   int pid;
 };
@@ -54,7 +54,7 @@ void prepare_nccl(int rank) {
 
 class EplbRank final : public ranks::Rank {
  public:
-  EplbRank(const Options& options, ranks::Link& link)
+  EplbRank(const Options& options, ranks::CoordinatorConnection& link)
       : options_(options),
         rank_(static_cast<std::size_t>(options.job.rank)),
         link_(link),
@@ -80,7 +80,7 @@ class EplbRank final : public ranks::Rank {
     mover_.emplace(options_, input_, injection_, *transport_, watchdog_);
     transport_->connect(pairs(), mover_->pieces());
     report_.transport = transport_->describe();
-    introduce();
+    exchange_capabilities();
     if (is_first()) print_head(stdout, report_);
     for (std::uint64_t iteration = 0; iteration < static_cast<std::uint64_t>(options_.rounds()); ++iteration) {
       for (std::size_t layer = 0; layer < plans_.size(); ++layer) rearrange(layer, iteration);
@@ -89,7 +89,7 @@ class EplbRank final : public ranks::Rank {
     finish(in_use);
     if (!is_first()) return ExitStatus::kOk;  // rank 0 knows
     print_table(stdout, report_);
-    if (!report_.first_wrong.empty()) ranks::complain("first wrong byte: " + report_.first_wrong);
+    if (!report_.first_wrong.empty()) ranks::print_error("first wrong byte: " + report_.first_wrong);
     if (!options_.json.empty()) write_report(report_, options_.json);
     return report_.wrong_bytes == 0 && report_.complaints.empty() ? ExitStatus::kOk : ExitStatus::kWrong;
   }
@@ -97,10 +97,11 @@ class EplbRank final : public ranks::Rank {
  private:
   bool is_first() const { return rank_ == 0; }
 
-  void introduce() {
-    Introduction own{{}, getpid()};
+  void exchange_capabilities() {
+    RankCapabilities own{{}, getpid()};
     gethostname(own.host, sizeof own.host - 1);
-    for (const Introduction& other : link_.all_gather_values(own)) report_.processes.push_back({other.host, other.pid});
+    for (const RankCapabilities& other : link_.all_gather_values(own))
+      report_.processes.push_back({other.host, other.pid});
   }
 
   // All layers, as in a serving process before the first transfer, and the dry run of what will be posted.
@@ -265,7 +266,7 @@ class EplbRank final : public ranks::Rank {
 
   const Options options_;
   const std::size_t rank_;
-  ranks::Link& link_;
+  ranks::CoordinatorConnection& link_;
   const ranks::PluginCounters counters_;
   const Input input_;
   Watchdog watchdog_;
@@ -282,7 +283,7 @@ class EplbRank final : public ranks::Rank {
 
 }  // namespace
 
-std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::Link& link) {
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& link) {
   try {
     return std::make_unique<EplbRank>(options, link);
   } catch (const BadInput& bad) {

@@ -212,7 +212,7 @@ void print_table(std::FILE* out, const Report& report) {
                amount(largest(report.by_rank, &RankSummary::allocated_bytes)).c_str(),
                amount(largest(report.by_rank, &RankSummary::in_use_bytes)).c_str());
   std::fprintf(out, "# Plugin's counters   : %s\n", report.by_rank.front().stats.c_str());
-  for (const std::string& complaint : report.complaints) std::fprintf(out, "# %s\n", complaint.c_str());
+  for (const std::string& error_text : report.complaints) std::fprintf(out, "# %s\n", error_text.c_str());
   if (!report.options.check) {
     std::fprintf(out, "# Wrong bytes         : not checked\n");
   } else {

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "traffic/verify.h"
+#include "workload/verify.h"
 
 namespace verbatim::eplb {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
 constexpr std::size_t kAlignment = 64;
 
-using traffic::Content;
+using workload::Content;
 
 // Block by block through the host.
 template <typename Act>
@@ -29,14 +29,14 @@ std::size_t round_up(std::size_t value, std::size_t to) {
 
 void write(Memory& memory, std::byte* to, std::size_t bytes, const Content& content) {
   in_blocks(bytes, [&](std::byte* block, std::size_t at, std::size_t size) {
-    traffic::fill(content, block, size, at);
+    workload::fill(content, block, size, at);
     memory.upload(to + at, block, size);
   });
 }
 
 void write_poison(Memory& memory, std::byte* to, std::size_t bytes, const Content& content) {
   in_blocks(bytes, [&](std::byte* block, std::size_t at, std::size_t size) {
-    traffic::poison(content, block, size, at);
+    workload::poison(content, block, size, at);
     memory.upload(to + at, block, size);
   });
 }
@@ -46,7 +46,7 @@ Damage compare(Memory& memory, const std::byte* from, std::size_t bytes, const C
   Damage damage;
   in_blocks(bytes, [&](std::byte* block, std::size_t at, std::size_t size) {
     memory.download(block, from + at, size);
-    const traffic::Mismatch found = traffic::verify(content, block, size, at);
+    const workload::Mismatch found = workload::verify(content, block, size, at);
     if (found.wrong > 0 && damage.bytes == 0) {
       char text[96];
       std::snprintf(text, sizeof text, ", offset %zu: %02x in place of %02x",
@@ -58,7 +58,7 @@ Damage compare(Memory& memory, const std::byte* from, std::size_t bytes, const C
   return damage;
 }
 
-traffic::Pattern guard_content(std::uint64_t place) {
+workload::Pattern guard_content(std::uint64_t place) {
   return {0x6775617264, place};
 }
 

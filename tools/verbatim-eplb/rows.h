@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "ranks/connections.h"
-#include "traffic/content.h"
-#include "traffic/eplb/expert.h"
 #include "verbatim-eplb/memory.h"
+#include "workload/content.h"
+#include "workload/eplb/expert.h"
 
 namespace verbatim::eplb {
 
@@ -29,14 +29,14 @@ struct Damage {
 constexpr std::size_t kGuardBytes = 64;
 
 // Writes content, or finds what differs from it, in any kind of memory; `what` names the place.
-void write(Memory& memory, std::byte* to, std::size_t bytes, const traffic::Content& content);
+void write(Memory& memory, std::byte* to, std::size_t bytes, const workload::Content& content);
 // So that every byte differs from the content.
-void write_poison(Memory& memory, std::byte* to, std::size_t bytes, const traffic::Content& content);
-Damage compare(Memory& memory, const std::byte* at, std::size_t bytes, const traffic::Content& content,
+void write_poison(Memory& memory, std::byte* to, std::size_t bytes, const workload::Content& content);
+Damage compare(Memory& memory, const std::byte* at, std::size_t bytes, const workload::Content& content,
                const std::string& what);
 
 // What is in memory that nothing may touch.
-traffic::Pattern guard_content(std::uint64_t place);
+workload::Pattern guard_content(std::uint64_t place);
 
 class Rows {
  public:

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "ranks/connections.h"
+#include "ranks/coordinator_connection.h"
 #include "ranks/json.h"
-#include "ranks/link.h"
 #include "verbatim-eplb/memory.h"
 #include "verbatim-eplb/options.h"
 #include "verbatim-eplb/watchdog.h"
@@ -71,8 +71,9 @@ class Transport {
   Counters counters_;
 };
 
-std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::Link& link, Watchdog& watchdog);
+std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::CoordinatorConnection& link,
+                                                 Watchdog& watchdog);
 // Throws Failure saying what is missing where there is no GPU, CUDA or NCCL.
-std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::Link& link);
+std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::CoordinatorConnection& link);
 
 }  // namespace verbatim::eplb

@@ -37,7 +37,7 @@ std::string list(const std::vector<Request>& requests) {
 
 }  // namespace
 
-void agree(ranks::Link& link, const Options& options, const std::vector<Request>& requests) {
+void agree(ranks::CoordinatorConnection& link, const Options& options, const std::vector<Request>& requests) {
   ranks::agree(link, options.job.rank,
                {{"mode", options.mode == Mode::kNccl ? "nccl" : "direct"},
                 {"prefill ranks", std::to_string(options.prefills)},

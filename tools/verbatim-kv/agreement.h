@@ -3,13 +3,13 @@
 
 #include <vector>
 
-#include "ranks/link.h"
+#include "ranks/coordinator_connection.h"
 #include "verbatim-kv/options.h"
 
 namespace verbatim::kv {
 
 // Throws Failure naming the first rank that disagrees with rank 0, and about what. Every rank must call it. The shape
 // of the families' blocks is not looked at: ranks that connect to each other do that.
-void agree(ranks::Link& link, const Options& options, const std::vector<Request>& requests);
+void agree(ranks::CoordinatorConnection& link, const Options& options, const std::vector<Request>& requests);
 
 }  // namespace verbatim::kv

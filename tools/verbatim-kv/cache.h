@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "traffic/content.h"
-#include "traffic/guarded_buffer.h"
-#include "traffic/kv/family.h"
-#include "traffic/kv/intervals.h"
+#include "workload/content.h"
+#include "workload/guarded_buffer.h"
+#include "workload/kv/family.h"
+#include "workload/kv/intervals.h"
 
 namespace verbatim::kv {
 
@@ -32,23 +32,23 @@ class CacheMemory {
   std::uint64_t damage() const;
 
  private:
-  std::vector<std::unique_ptr<traffic::GuardedBuffer>> buffers_;
+  std::vector<std::unique_ptr<workload::GuardedBuffer>> buffers_;
   IntervalSet intervals_;
 };
 
 // Where in the family's blocks a message of a request lies: layers first, then entries, then blocks.
-struct Place {
+struct MessagePosition {
   std::uint32_t layer;
   std::uint32_t entry;
   std::uint32_t position;  // in the request's list
 };
-inline Place place_of(const Geometry& geometry, std::size_t blocks, std::size_t message) {
+inline MessagePosition place_of(const Geometry& geometry, std::size_t blocks, std::size_t message) {
   const auto plane = static_cast<std::uint32_t>(message / blocks);
   return {plane / geometry.entries, plane % geometry.entries, static_cast<std::uint32_t>(message % blocks)};
 }
 
 // The blocks of one request on one rank.
-struct Share {
+struct BlockShare {
   std::uint32_t request;
   std::size_t first;        // index in the request of the first block of the list
   std::size_t part_offset;  // where in a prefill block the rank's part begins
@@ -61,18 +61,18 @@ class Contents {
   explicit Contents(const Family& family) : family_(family) {}
 
   void set_canaries(std::span<const std::uint32_t> blocks) const;
-  void fill(const Share& share) const;
-  void poison(const Share& share) const;
+  void fill(const BlockShare& share) const;
+  void poison(const BlockShare& share) const;
   // Wrong bytes; the first place goes to `where`.
   std::uint64_t check_canaries(std::span<const std::uint32_t> blocks, std::string& where) const;
-  std::uint64_t check(const Share& share, std::string& where) const;
+  std::uint64_t check(const BlockShare& share, std::string& where) const;
 
  private:
   template <typename Visit>
   void each(std::span<const std::uint32_t> blocks, Visit visit) const;
-  traffic::Pattern canary(std::uint32_t layer, std::uint32_t entry, std::uint32_t block) const;
-  traffic::Pattern content(const Share& share, const Place& place) const;
-  std::string describe(const Place& place, std::uint32_t block, const traffic::Mismatch& found) const;
+  workload::Pattern canary(std::uint32_t layer, std::uint32_t entry, std::uint32_t block) const;
+  workload::Pattern content(const BlockShare& share, const MessagePosition& place) const;
+  std::string describe(const MessagePosition& place, std::uint32_t block, const workload::Mismatch& found) const;
 
   const Family& family_;
 };

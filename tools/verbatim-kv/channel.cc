@@ -43,7 +43,7 @@ void Reader::take(void* into, std::size_t bytes) {
   rest_.remove_prefix(bytes);
 }
 
-void put_introduction(Writer& writer, const Family& family, const IntervalSet& memory) {
+void put_family(Writer& writer, const Family& family, const IntervalSet& memory) {
   const Geometry& geometry = family.geometry;
   writer.put(geometry.family).put_text(geometry.name).put_text(geometry.dtype);
   for (const std::uint32_t number :
@@ -54,8 +54,8 @@ void put_introduction(Writer& writer, const Family& family, const IntervalSet& m
   writer.put_all(family.bases).put_all(memory.all());
 }
 
-Introduction get_introduction(Reader& reader) {
-  Introduction introduction;
+FamilyDescription get_family(Reader& reader) {
+  FamilyDescription introduction;
   Family& family = introduction.family;
   Geometry& geometry = family.geometry;
   geometry.family = reader.get<FamilyId>();

@@ -10,12 +10,12 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "nccl/types.h"
 #include "ranks/failure.h"
 #include "ranks/frame.h"
-#include "traffic/kv/ladder.h"
-#include "traffic/kv/validation.h"
+#include "workload/kv/fallback.h"
+#include "workload/kv/validation.h"
 
 namespace verbatim::kv {
 
@@ -38,21 +38,21 @@ enum class MessageKind : std::uint32_t {
   kBye,        // D: no more requests
 };
 
-struct Join {
+struct JoinMessage {
   std::uint64_t token;
   std::uint32_t family;
   std::uint32_t decode;
 };
 
 // Which try of which request something is about.
-struct Try {
+struct Attempt {
   std::uint32_t request;
   std::uint32_t attempt;  // 0 for the first
-  bool operator==(const Try&) const = default;
+  bool operator==(const Attempt&) const = default;
 };
 
 struct Notification {
-  Try which;
+  Attempt which;
   FamilyId family;
   std::uint64_t blocks;
   std::uint64_t bytes;
@@ -117,12 +117,12 @@ class Reader {
 };
 
 // A family with the memory registered for it, as one end introduces it to the other.
-struct Introduction {
+struct FamilyDescription {
   Family family;
   IntervalSet memory;
 };
-void put_introduction(Writer& writer, const Family& family, const IntervalSet& memory);
-Introduction get_introduction(Reader& reader);
+void put_family(Writer& writer, const Family& family, const IntervalSet& memory);
+FamilyDescription get_family(Reader& reader);
 
 class Channel {
  public:

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "ranks/turns.h"
+#include "ranks/comparison.h"
 
 namespace verbatim::kv {
 namespace {
@@ -40,11 +40,11 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
     for (std::size_t family = 0; family < options.geometries.size(); ++family) {
       const std::string& name = options.geometries[family].name;
       const std::string place = "/families/" + std::to_string(family) + "/";
-      const auto gb_s = ranks::figures(runs, place + "gb_s");
-      const auto messages_per_s = ranks::figures(runs, place + "messages_per_s");
-      const auto p50_ms = ranks::figures(runs, place + "latency_p50_ms");
-      const auto p99_ms = ranks::figures(runs, place + "latency_p99_ms");
-      const double ratio = ranks::median_ratio(ranks::figures(reports.by_variant.front(), place + "gb_s"), gb_s);
+      const auto gb_s = ranks::values_at(runs, place + "gb_s");
+      const auto messages_per_s = ranks::values_at(runs, place + "messages_per_s");
+      const auto p50_ms = ranks::values_at(runs, place + "latency_p50_ms");
+      const auto p99_ms = ranks::values_at(runs, place + "latency_p99_ms");
+      const double ratio = ranks::median_ratio(ranks::values_at(reports.by_variant.front(), place + "gb_s"), gb_s);
       std::printf("%-28s %8s %10.3f %12.0f %10.3f %10.3f %10s %8.2f\n", variants[i].name.c_str(), name.c_str(),
                   ranks::median(gb_s), ranks::median(messages_per_s), ranks::median(p50_ms), ranks::median(p99_ms),
                   counters_of(runs.back()).c_str(), ratio);

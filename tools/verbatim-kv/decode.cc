@@ -6,8 +6,8 @@
 
 #include "base/clock.h"
 #include "netapi/log.h"
-#include "traffic/kv/crc.h"
-#include "verbatim-kv/idle.h"
+#include "verbatim-kv/poll_backoff.h"
+#include "workload/kv/crc32.h"
 
 namespace verbatim::kv {
 namespace {
@@ -17,9 +17,9 @@ constexpr std::uint32_t kMaxFailures = 3;
 
 }  // namespace
 
-Decode::Decode(const World& world, const Family& family, std::vector<Channel> channels, std::size_t reserved,
+Decode::Decode(const RankContext& world, const Family& family, std::vector<Channel> channels, std::size_t reserved,
                std::size_t group)
-    : world_(world),
+    : context_(world),
       family_(family),
       own_(family, world.memory),
       contents_(family_),
@@ -31,10 +31,10 @@ Decode::Decode(const World& world, const Family& family, std::vector<Channel> ch
       pool_(family.num_blocks, reserved, world.options.fragmentation,
             world.options.requests.seed * 104'729 + std::uint64_t{world.index} * 2 +
                 static_cast<std::uint64_t>(family.geometry.family)),
-      claims_(family.num_blocks),
+      reservations_(family.num_blocks),
       lost_(family.num_blocks) {
   for (const std::uint64_t base : family_.bases) {
-    intervals_.push_back(world_.memory.find(base, family_.layer_bytes()).value());
+    intervals_.push_back(context_.memory.find(base, family_.layer_bytes()).value());
   }
   lanes_.resize(channels.size());
   for (std::size_t i = 0; i < channels.size(); ++i) {
@@ -42,23 +42,23 @@ Decode::Decode(const World& world, const Family& family, std::vector<Channel> ch
     lanes_[i].channel = std::move(channels[i]);
   }
   next_ = next_request(0);
-  if (!world_.options.check) return;
+  if (!context_.options.check) return;
   std::vector<std::uint32_t> all(family_.num_blocks);
   std::iota(all.begin(), all.end(), 0U);
   contents_.set_canaries(all);
 }
 
 void Decode::run() {
-  Idle idle;
+  PollBackoff idle;
   for (Lane& lane : lanes_) open(lane);
   const auto opening = [this] {
     return std::any_of(lanes_.begin(), lanes_.end(), [](auto& lane) { return lane.state == LaneState::kOpening; });
   };
   bool begun = false;
-  while (next_ < world_.requests.size() || !in_flight_.empty() || !begun) {
+  while (next_ < context_.requests.size() || !in_flight_.empty() || !begun) {
     bool moved = false;
     for (Lane& lane : lanes_) {
-      if (idle.time_to_listen()) moved = take_messages(lane) || moved;
+      if (idle.should_poll_sockets()) moved = take_messages(lane) || moved;
       moved = poll_accept(lane) || moved;
       moved = post(lane) || moved;
       moved = complete(lane) || moved;
@@ -68,8 +68,8 @@ void Decode::run() {
       begin_ns_ = timed_from_ns_ = monotonic_ns();
     }
     if (begun) moved = start_requests() || moved;
-    if (idle.waited()) moved = check_clocks() || moved;
-    idle.turn(moved);
+    if (idle.is_idle()) moved = check_clocks() || moved;
+    idle.after_round(moved);
   }
   const std::uint64_t end_ns = monotonic_ns();
   stats_.elapsed_ns = end_ns - begin_ns_;
@@ -83,30 +83,30 @@ void Decode::open(Lane& lane) {
   lane.opened = false;
   lane.opening_ns = monotonic_ns();
   std::array<char, nccl::kNetHandleMaxBytes> handle{};
-  ranks::require(world_.plugin->listen(world_.plugin.context(), world_.device, handle.data(), &lane.listen_comm),
+  ranks::require(context_.plugin->listen(context_.plugin.context(), context_.device, handle.data(), &lane.listen_comm),
                  "listen");
   Writer writer;
   writer.put(lane.generation).put(handle);
   Family introduced = family_;
   if (faults_.has(FaultKind::kGeometry)) ++introduced.geometry.block_tokens;
-  put_introduction(writer, introduced, world_.memory);
+  put_family(writer, introduced, context_.memory);
   lane.channel.send(MessageKind::kOpen, writer.bytes());
 }
 
 bool Decode::poll_accept(Lane& lane) {
   if (lane.state != LaneState::kOpening) return false;
   if (lane.comm == nullptr) {
-    const nccl::Result result = world_.plugin->accept(lane.listen_comm, &lane.comm);
+    const nccl::Result result = context_.plugin->accept(lane.listen_comm, &lane.comm);
     if (result != nccl::Result::kSuccess) {
       lane.comm = nullptr;
       fail(lane, std::string("accept: ") + netapi::result_name(result));
       return true;
     }
     if (lane.comm == nullptr) return false;
-    lane.mhandles = world_.registrations.attach(lane.comm);
+    lane.mhandles = context_.registrations.attach(lane.comm);
   }
   if (!lane.opened) return false;
-  ranks::require(world_.plugin->close_listen(lane.listen_comm), "closeListen");
+  ranks::require(context_.plugin->close_listen(lane.listen_comm), "closeListen");
   lane.listen_comm = nullptr;
   lane.state = LaneState::kReady;
   lane.moved_ns = monotonic_ns();
@@ -137,20 +137,20 @@ void Decode::take(Lane& lane, const Channel::Message& message) {
   switch (message.kind) {
     case MessageKind::kOpened:
       if (reader.get<std::uint32_t>() != lane.generation) return;
-      lane.peer = get_introduction(reader);
+      lane.peer = get_family(reader);
       lane.peers.emplace(lane.peer.family, lane.peer.memory);
       if (const auto refusal = validate_family(*lane.peers)) throw Failure(refusal->text);
       lane.opened = true;
       return;
     case MessageKind::kMismatch:
-      throw Failure(std::string(refusal_name(RefusalCode::kGeometryMismatch)) + ": " + message.payload);
+      throw Failure(std::string(rejection_name(RejectionCode::kGeometryMismatch)) + ": " + message.payload);
     case MessageKind::kAccept:
       return accept(lane, reader);
     case MessageKind::kRefuse: {
-      Incoming* const incoming = find(lane, reader.get<Try>());
+      Incoming* const incoming = find(lane, reader.get<Attempt>());
       if (incoming == nullptr) return;
-      const auto code = reader.get<RefusalCode>();
-      return refuse(*incoming, nullptr, {code, reader.get_text()});
+      const auto code = reader.get<RejectionCode>();
+      return reject(*incoming, nullptr, {code, reader.get_text()});
     }
     case MessageKind::kStaged:
       return take_staged(lane, reader);
@@ -172,9 +172,9 @@ void Decode::take(Lane& lane, const Channel::Message& message) {
 
 bool Decode::start_requests() {
   bool moved = false;
-  while (next_ < world_.requests.size() && in_flight_.size() < world_.options.concurrency) {
-    const Request& request = world_.requests[next_];
-    if (!timed_ && world_.options.is_timed(request)) {
+  while (next_ < context_.requests.size() && in_flight_.size() < context_.options.concurrency) {
+    const Request& request = context_.requests[next_];
+    if (!timed_ && context_.options.is_timed(request)) {
       if (!in_flight_.empty()) return moved;
       timed_ = true;
       timed_from_ns_ = monotonic_ns();
@@ -199,7 +199,7 @@ bool Decode::start_requests() {
                                                           .moved_ns = now});
     next_ = next_request(next_ + 1);
     if (lane.state == LaneState::kDead) {
-      climb(incoming, false);
+      fall_back(incoming, false);
     } else {
       announce(incoming);
     }
@@ -211,16 +211,16 @@ bool Decode::start_requests() {
 // Tells the prefill side where the request's blocks belong, once there is a way for them. False: not yet, or never.
 bool Decode::announce(Incoming& incoming) {
   Lane& lane = *incoming.lane;
-  const bool staged = incoming.rung == Rung::kStaged;
+  const bool staged = incoming.stage == FallbackStage::kStaged;
   if (!staged && lane.state != LaneState::kReady) return false;
   BlockList list = make_list(family_, incoming.blocks);
   const auto spoil_if = [&](bool in_flight) {
     const Fault* const fault = faults_.find(FaultKind::kInvalidList, incoming.request->id, incoming.attempt);
-    if (fault != nullptr && fault->in_flight == in_flight) spoil(list, fault->code, family_.num_blocks);
+    if (fault != nullptr && fault->in_flight == in_flight) corrupt_block(list, fault->code, family_.num_blocks);
   };
   spoil_if(false);
   if (const auto refusal = validate(incoming, list)) {
-    refuse(incoming, "decode", *refusal);
+    reject(incoming, "decode", *refusal);
     return false;
   }
   spoil_if(true);
@@ -232,11 +232,11 @@ bool Decode::announce(Incoming& incoming) {
   return true;
 }
 
-std::optional<Refusal> Decode::validate(Incoming& incoming, const BlockList& list) {
+std::optional<Rejection> Decode::validate(Incoming& incoming, const BlockList& list) {
   const std::uint64_t begin = monotonic_ns();
   auto refusal = validate_list(own_, list, incoming.blocks.size());
   if (!refusal && !incoming.claimed) {
-    refusal = claims_.claim(incoming.request->id, list.blocks);
+    refusal = reservations_.reserve(incoming.request->id, list.blocks);
     incoming.claimed = !refusal.has_value();
   }
   stats_.validation_ns += monotonic_ns() - begin;
@@ -246,9 +246,9 @@ std::optional<Refusal> Decode::validate(Incoming& incoming, const BlockList& lis
 
 // The prefill side has agreed, and says where the data comes from; that is looked at, too, before anything is posted.
 void Decode::accept(Lane& lane, Reader reader) {
-  Incoming* const incoming = find(lane, reader.get<Try>());
+  Incoming* const incoming = find(lane, reader.get<Attempt>());
   const auto generation = reader.get<std::uint32_t>();
-  if (incoming == nullptr || (incoming->rung != Rung::kStaged && generation != lane.generation)) return;
+  if (incoming == nullptr || (incoming->stage != FallbackStage::kStaged && generation != lane.generation)) return;
   incoming->first_tag = reader.get<std::uint32_t>();
   const BlockList source = reader.get_list();
   const BlockList destination = make_list(family_, incoming->blocks);
@@ -260,25 +260,25 @@ void Decode::accept(Lane& lane, Reader reader) {
     Writer writer;
     writer.put(incoming->which()).put(refusal->code).put_text(refusal->text);
     lane.channel.send(MessageKind::kRefuse, writer.bytes());
-    return refuse(*incoming, "decode", *refusal);
+    return reject(*incoming, "decode", *refusal);
   }
-  if (world_.options.check) {
+  if (context_.options.check) {
     std::string where;
     if (incoming->attempt == 0) {
       const std::uint64_t wrong = contents_.check_canaries(incoming->blocks, where);
       stats_.wrong_bytes += wrong;
-      if (wrong > 0) stats_.complain(where);
+      if (wrong > 0) stats_.add_error(where);
     }
     contents_.poison(share_of(*incoming));
   }
   incoming->accepted = true;
   incoming->moved_ns = monotonic_ns();
-  if (incoming->rung != Rung::kStaged) lane.accepted.push_back(incoming);
+  if (incoming->stage != FallbackStage::kStaged) lane.accepted.push_back(incoming);
 }
 
 void Decode::take_staged(Lane& lane, Reader reader) {
-  Incoming* const incoming = find(lane, reader.get<Try>());
-  if (incoming == nullptr || !incoming->accepted || incoming->rung != Rung::kStaged) return;
+  Incoming* const incoming = find(lane, reader.get<Attempt>());
+  if (incoming == nullptr || !incoming->accepted || incoming->stage != FallbackStage::kStaged) return;
   const auto from = reader.get<std::uint64_t>();
   const std::string_view bytes = reader.rest();
   const std::size_t count = bytes.size() / part_bytes_;
@@ -296,7 +296,7 @@ bool Decode::post(Lane& lane) {
   bool moved = false;
   for (Incoming* const incoming : lane.accepted) {
     while (incoming->posted < incoming->total) {
-      if (lane.groups.size() == static_cast<std::size_t>(world_.options.depth)) return moved;
+      if (lane.groups.size() == static_cast<std::size_t>(context_.options.depth)) return moved;
       const std::size_t members = std::min(group_, incoming->total - incoming->posted);
       void* data[netapi::kMaxGroup];
       void* mhandles[netapi::kMaxGroup];
@@ -311,7 +311,7 @@ bool Decode::post(Lane& lane) {
       }
       void* request = nullptr;
       const nccl::Result result =
-          world_.plugin->irecv(lane.comm, static_cast<int>(members), data, sizes, tags, mhandles, &request);
+          context_.plugin->irecv(lane.comm, static_cast<int>(members), data, sizes, tags, mhandles, &request);
       if (result != nccl::Result::kSuccess) {
         fail(lane, std::string("irecv: ") + netapi::result_name(result));
         return true;
@@ -332,7 +332,7 @@ bool Decode::complete(Lane& lane) {
     const Group group = lane.groups.front();
     int done = 0;
     int sizes[netapi::kMaxGroup];
-    const nccl::Result result = world_.plugin->test(group.request, &done, sizes);
+    const nccl::Result result = context_.plugin->test(group.request, &done, sizes);
     if (result != nccl::Result::kSuccess) {
       fail(lane, std::string("test of a receive: ") + netapi::result_name(result));
       return true;
@@ -371,61 +371,61 @@ void Decode::finish_if_complete(Incoming& incoming) {
 }
 
 void Decode::serve(Incoming& incoming) {
-  if (world_.options.is_timed(*incoming.request)) {
+  if (context_.options.is_timed(*incoming.request)) {
     stats_.latencies_ns.push_back(monotonic_ns() - incoming.begin_ns);
     stats_.timed_messages += incoming.total;
     stats_.timed_bytes += incoming.total * part_bytes_;
   }
   ++stats_.served;
   stats_.served_bytes += incoming.total * part_bytes_;
-  if (incoming.rung != Rung::kStaged) incoming.lane->failures = 0;
-  if (world_.options.check) {
+  if (incoming.stage != FallbackStage::kStaged) incoming.lane->failures = 0;
+  if (context_.options.check) {
     Crc32 crc;
     for (std::size_t message = 0; message < incoming.total; ++message) crc.add(piece(incoming, message), part_bytes_);
     stats_.crc_sum += crc.value();
     const std::string id = "request " + std::to_string(incoming.request->id);
     if (crc.value() != incoming.notification->crc) {
       ++stats_.crc_errors;
-      stats_.complain(id + ": the CRC differs from that in the notification");
+      stats_.add_error(id + ": the CRC differs from that in the notification");
     }
     std::string where;
     const std::uint64_t wrong = contents_.check(share_of(incoming), where);
     stats_.wrong_bytes += wrong;
-    if (wrong > 0) stats_.complain(where);
+    if (wrong > 0) stats_.add_error(where);
     contents_.set_canaries(incoming.blocks);
   }
-  claims_.release(incoming.blocks);
+  reservations_.release(incoming.blocks);
   pool_.give_back(incoming.blocks);
   finish(incoming);
 }
 
 // `found_by` is null when the prefill side, which keeps count itself, has refused.
-void Decode::refuse(Incoming& incoming, const char* found_by, const Refusal& refusal) {
+void Decode::reject(Incoming& incoming, const char* found_by, const Rejection& refusal) {
   if (found_by != nullptr) stats_.refused.push_back({incoming.request->id, found_by, refusal.code, refusal.text});
-  if (incoming.claimed) claims_.release(incoming.blocks);
-  if (incoming.attempt > 0 && world_.options.check) contents_.set_canaries(incoming.blocks);
+  if (incoming.claimed) reservations_.release(incoming.blocks);
+  if (incoming.attempt > 0 && context_.options.check) contents_.set_canaries(incoming.blocks);
   pool_.give_back(incoming.blocks);
   finish(incoming);
 }
 
 // The end of the ladder. The blocks stay taken: nobody knows what may still be written there.
-void Decode::lose(Incoming& incoming) {
+void Decode::give_up_request(Incoming& incoming) {
   for (const std::uint32_t block : incoming.blocks) lost_[block] = true;
   stats_.lost.push_back({incoming.request->id, incoming.first, incoming.blocks});
   finish(incoming);
 }
 
 void Decode::finish(Incoming& incoming) {
-  if (incoming.failed_ns > 0) stats_.ladder_ns = std::max(stats_.ladder_ns, monotonic_ns() - incoming.failed_ns);
+  if (incoming.failed_ns > 0) stats_.fallback_ns = std::max(stats_.fallback_ns, monotonic_ns() - incoming.failed_ns);
   incoming.lane->channel.send(MessageKind::kDone, ranks::to_bytes(incoming.request->id));
-  world_.finished.fetch_add(1, std::memory_order_relaxed);
+  context_.finished.fetch_add(1, std::memory_order_relaxed);
   in_flight_.remove_if([&](const Incoming& other) { return &other == &incoming; });
 }
 
 bool Decode::check_clocks() {
   const std::uint64_t now = monotonic_ns();
-  const std::uint64_t request_ns = world_.options.request_timeout_ms * kNanosecondsPerMillisecond;
-  const std::uint64_t rung_ns = world_.options.rung_timeout_ms * kNanosecondsPerMillisecond;
+  const std::uint64_t request_ns = context_.options.request_timeout_ms * kNanosecondsPerMillisecond;
+  const std::uint64_t rung_ns = context_.options.stage_timeout_ms * kNanosecondsPerMillisecond;
   for (Lane& lane : lanes_) {
     if (lane.state != LaneState::kOpening || now < lane.opening_ns + rung_ns) continue;
     fail(lane, "no connection in time");
@@ -434,10 +434,10 @@ bool Decode::check_clocks() {
   for (Incoming& incoming : in_flight_) {
     if (!incoming.announced) continue;
     Lane& lane = *incoming.lane;
-    if (incoming.rung == Rung::kStaged) {
+    if (incoming.stage == FallbackStage::kStaged) {
       if (now < incoming.moved_ns + rung_ns) continue;
-      stats_.complain("request " + std::to_string(incoming.request->id) + ": no staged copy in time");
-      climb(incoming, false);
+      stats_.add_error("request " + std::to_string(incoming.request->id) + ": no staged copy in time");
+      fall_back(incoming, false);
       return true;
     }
     // Requests go one after the other: who waits for its turn has not failed. Who lacks only the notification has.
@@ -453,12 +453,12 @@ bool Decode::check_clocks() {
 
 void Decode::drop_connection(Lane& lane) {
   if (lane.comm != nullptr) {
-    world_.registrations.detach(lane.comm, lane.mhandles);
-    world_.plugin->close_recv(lane.comm);  // may well complain: it is given up because something failed
+    context_.registrations.detach(lane.comm, lane.mhandles);
+    context_.plugin->close_recv(lane.comm);  // may well complain: it is given up because something failed
     lane.comm = nullptr;
   }
   if (lane.listen_comm != nullptr) {
-    world_.plugin->close_listen(lane.listen_comm);
+    context_.plugin->close_listen(lane.listen_comm);
     lane.listen_comm = nullptr;
   }
   lane.groups.clear();
@@ -466,8 +466,8 @@ void Decode::drop_connection(Lane& lane) {
 }
 
 void Decode::fail(Lane& lane, const std::string& why) {
-  stats_.complain("decode rank " + std::to_string(world_.index) + ", connection from prefill rank " +
-                  std::to_string(lane.prefill) + ": " + why);
+  stats_.add_error("decode rank " + std::to_string(context_.index) + ", connection from prefill rank " +
+                   std::to_string(lane.prefill) + ": " + why);
   const bool connection = lane.state == LaneState::kReady && ++lane.failures < kMaxFailures;
   drop_connection(lane);
   if (connection) {
@@ -482,49 +482,49 @@ void Decode::fail(Lane& lane, const std::string& why) {
   // The prefill side hears of the end of the connection before it hears of any of these again.
   for (auto next = in_flight_.begin(); next != in_flight_.end();) {
     Incoming& incoming = *next++;
-    if (incoming.lane != &lane || incoming.rung == Rung::kStaged) continue;
-    if (incoming.announced || !connection) climb(incoming, connection);
+    if (incoming.lane != &lane || incoming.stage == FallbackStage::kStaged) continue;
+    if (incoming.announced || !connection) fall_back(incoming, connection);
   }
 }
 
 // To the next rung. What was received on this one does not count.
-void Decode::climb(Incoming& incoming, bool connection) {
+void Decode::fall_back(Incoming& incoming, bool connection) {
   if (incoming.failed_ns == 0) incoming.failed_ns = monotonic_ns();
-  incoming.rung = next_rung(incoming.rung, connection);
-  ++stats_.fallbacks[static_cast<int>(incoming.rung)];
-  if (incoming.rung == Rung::kRecompute) return lose(incoming);
+  incoming.stage = next_stage(incoming.stage, connection);
+  ++stats_.fallbacks[static_cast<int>(incoming.stage)];
+  if (incoming.stage == FallbackStage::kRecompute) return give_up_request(incoming);
   ++incoming.attempt;
   incoming.announced = incoming.accepted = false;
   incoming.posted = incoming.received = 0;
   incoming.notification.reset();
-  if (incoming.rung == Rung::kStaged) announce(incoming);
+  if (incoming.stage == FallbackStage::kStaged) announce(incoming);
 }
 
-Decode::Incoming* Decode::find(const Lane& lane, const Try& which) {
+Decode::Incoming* Decode::find(const Lane& lane, const Attempt& which) {
   const auto found = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const Incoming& incoming) {
     return incoming.lane == &lane && incoming.which() == which;
   });
   return found == in_flight_.end() ? nullptr : &*found;
 }
 
-Share Decode::share_of(const Incoming& incoming) const {
+BlockShare Decode::share_of(const Incoming& incoming) const {
   return {incoming.request->id, incoming.first, family_.geometry.part_offset(part_), incoming.blocks};
 }
 
 std::byte* Decode::piece(const Incoming& incoming, std::size_t message) const {
-  const Place place = place_of(family_.geometry, incoming.blocks.size(), message);
+  const MessagePosition place = place_of(family_.geometry, incoming.blocks.size(), message);
   return reinterpret_cast<std::byte*>(family_.address(place.layer, place.entry, incoming.blocks[place.position]));
 }
 
 // The first from there on that is this rank's.
 std::size_t Decode::next_request(std::size_t from) const {
-  if (world_.options.idle == family_.geometry.family) return world_.requests.size();
-  while (from < world_.requests.size() && world_.requests[from].engine != engine_) ++from;
+  if (context_.options.idle == family_.geometry.family) return context_.requests.size();
+  while (from < context_.requests.size() && context_.requests[from].engine != engine_) ++from;
   return from;
 }
 
 void Decode::check() {
-  if (!world_.options.check) return;
+  if (!context_.options.check) return;
   std::vector<std::uint32_t> nobodys;
   for (std::uint32_t block = 0; block < family_.num_blocks; ++block) {
     if (!lost_[block]) nobodys.push_back(block);
@@ -532,7 +532,7 @@ void Decode::check() {
   std::string where;
   const std::uint64_t wrong = contents_.check_canaries(nobodys, where);
   stats_.wrong_bytes += wrong;
-  if (wrong > 0) stats_.complain("decode rank " + std::to_string(world_.index) + ": " + where);
+  if (wrong > 0) stats_.add_error("decode rank " + std::to_string(context_.index) + ": " + where);
 }
 
 void Decode::close() {

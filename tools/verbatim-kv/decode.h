@@ -8,10 +8,10 @@
 #include <optional>
 #include <vector>
 
-#include "traffic/kv/block_pool.h"
 #include "verbatim-kv/channel.h"
+#include "verbatim-kv/rank_context.h"
 #include "verbatim-kv/stats.h"
-#include "verbatim-kv/world.h"
+#include "workload/kv/block_pool.h"
 
 namespace verbatim::kv {
 
@@ -19,7 +19,7 @@ class Decode {
  public:
   // `channels`: one to each prefill rank, in their order. Blocks below `reserved` belong to prefixes that are there
   // already. `group`: members of a receive at most.
-  Decode(const World& world, const Family& family, std::vector<Channel> channels, std::size_t reserved,
+  Decode(const RankContext& world, const Family& family, std::vector<Channel> channels, std::size_t reserved,
          std::size_t group);
 
   // Until all requests are done with. Throws Failure.
@@ -39,7 +39,7 @@ class Decode {
     std::vector<std::uint32_t> blocks;
     std::size_t total;  // messages
     std::uint64_t begin_ns;
-    Rung rung = Rung::kDirect;
+    FallbackStage stage = FallbackStage::kDirect;
     std::uint32_t attempt = 0;
     bool announced = false;
     bool claimed = false;
@@ -51,7 +51,7 @@ class Decode {
     std::uint64_t moved_ns = 0;   // when there was progress last
     std::uint64_t failed_ns = 0;  // when it failed first; 0: not yet
 
-    Try which() const { return {request->id, attempt}; }
+    Attempt which() const { return {request->id, attempt}; }
   };
   struct Group {
     void* request;
@@ -79,9 +79,9 @@ class Decode {
     bool opened = false;  // the peer says so
     std::uint64_t opening_ns = 0;
     std::uint64_t moved_ns = 0;
-    Introduction peer = {};
-    std::optional<Registered> peers = {};  // of `peer`
-    std::deque<Incoming*> accepted = {};   // in the order in which both ends go
+    FamilyDescription peer = {};
+    std::optional<RegisteredFamily> peers = {};  // of `peer`
+    std::deque<Incoming*> accepted = {};         // in the order in which both ends go
     std::deque<Group> groups = {};
   };
 
@@ -91,30 +91,30 @@ class Decode {
   void take(Lane& lane, const Channel::Message& message);
   bool start_requests();
   bool announce(Incoming& incoming);
-  std::optional<Refusal> validate(Incoming& incoming, const BlockList& list);
+  std::optional<Rejection> validate(Incoming& incoming, const BlockList& list);
   void accept(Lane& lane, Reader reader);
   void take_staged(Lane& lane, Reader reader);
   bool post(Lane& lane);
   bool complete(Lane& lane);
   bool check_clocks();
   void finish_if_complete(Incoming& incoming);
-  void refuse(Incoming& incoming, const char* found_by, const Refusal& refusal);
+  void reject(Incoming& incoming, const char* found_by, const Rejection& refusal);
   void serve(Incoming& incoming);
-  void lose(Incoming& incoming);
+  void give_up_request(Incoming& incoming);
   void finish(Incoming& incoming);
   void drop_connection(Lane& lane);
   void fail(Lane& lane, const std::string& why);
-  void climb(Incoming& incoming, bool connection);
+  void fall_back(Incoming& incoming, bool connection);
   void announce_waiting(Lane& lane);
 
-  Incoming* find(const Lane& lane, const Try& which);
-  Share share_of(const Incoming& incoming) const;
+  Incoming* find(const Lane& lane, const Attempt& which);
+  BlockShare share_of(const Incoming& incoming) const;
   std::byte* piece(const Incoming& incoming, std::size_t message) const;
   std::size_t next_request(std::size_t from) const;
 
-  const World& world_;
+  const RankContext& context_;
   const Family& family_;
-  const Registered own_;
+  const RegisteredFamily own_;
   const Contents contents_;
   const Faults faults_;
   const std::size_t part_bytes_;
@@ -123,7 +123,7 @@ class Decode {
   const std::size_t group_;
   std::vector<std::size_t> intervals_;  // of each layer
   BlockPool pool_;
-  Claims claims_;
+  BlockReservations reservations_;
   std::vector<bool> lost_;  // blocks whose content is unknown: nobody looks at them again
   std::vector<Lane> lanes_;
   std::list<Incoming> in_flight_;

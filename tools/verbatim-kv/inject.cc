@@ -18,9 +18,9 @@ std::uint32_t parse_number(const std::string& text, const std::string& value) {
 }
 
 Fault fault_of(const std::string& text, const std::string& kind) {
-  for (int code = 1; code <= kRefusalCodes; ++code) {
-    const auto named = static_cast<RefusalCode>(code);
-    if (named != RefusalCode::kGeometryMismatch && kind == refusal_name(named)) {
+  for (int code = 1; code <= kRejectionCodes; ++code) {
+    const auto named = static_cast<RejectionCode>(code);
+    if (named != RejectionCode::kGeometryMismatch && kind == rejection_name(named)) {
       return {.kind = FaultKind::kInvalidList, .code = named};
     }
   }
@@ -29,9 +29,9 @@ Fault fault_of(const std::string& text, const std::string& kind) {
   if (kind == "lost-notification") return {.kind = FaultKind::kLostNotification};
   if (kind == "delay") return {.kind = FaultKind::kDelay};
   std::string known;
-  for (int code = 1; code <= kRefusalCodes; ++code) {
-    const auto named = static_cast<RefusalCode>(code);
-    if (named != RefusalCode::kGeometryMismatch) known.append(refusal_name(named)).append(", ");
+  for (int code = 1; code <= kRejectionCodes; ++code) {
+    const auto named = static_cast<RejectionCode>(code);
+    if (named != RejectionCode::kGeometryMismatch) known.append(rejection_name(named)).append(", ");
   }
   throw std::invalid_argument("--inject " + text + ": no fault '" + kind + "'; there are " + known +
                               "geometry, kill, lost-notification, delay");
@@ -103,30 +103,30 @@ void assign_requests(std::vector<Fault>& faults, const std::vector<Request>& req
   }
 }
 
-void spoil(BlockList& list, RefusalCode code, std::size_t num_blocks) {
+void corrupt_block(BlockList& list, RejectionCode code, std::size_t num_blocks) {
   switch (code) {
-    case RefusalCode::kWrongFamily:
+    case RejectionCode::kWrongFamily:
       list.family = list.family == FamilyId::kKv ? FamilyId::kLf : FamilyId::kKv;
       return;
-    case RefusalCode::kGeometryMismatch:
+    case RejectionCode::kGeometryMismatch:
       ++list.geometry_hash;
       return;
-    case RefusalCode::kCountMismatch:
+    case RejectionCode::kCountMismatch:
       list.blocks.pop_back();
       return;
-    case RefusalCode::kLengthMismatch:
+    case RejectionCode::kLengthMismatch:
       list.piece_bytes *= 2;
       return;
-    case RefusalCode::kBaseConflict:
+    case RejectionCode::kBaseConflict:
       list.block_len *= 2;
       return;
-    case RefusalCode::kUnregistered:
+    case RejectionCode::kUnregistered:
       list.bases.back() ^= kFarAway;
       return;
-    case RefusalCode::kIndexOutOfRange:
+    case RejectionCode::kIndexOutOfRange:
       list.blocks.back() = static_cast<std::uint32_t>(num_blocks);
       return;
-    case RefusalCode::kOverlappingDestination:
+    case RejectionCode::kOverlappingDestination:
       list.blocks.back() = list.blocks.front();
       return;
   }

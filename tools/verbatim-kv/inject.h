@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "traffic/kv/requests.h"
-#include "traffic/kv/validation.h"
+#include "workload/kv/requests.h"
+#include "workload/kv/validation.h"
 
 namespace verbatim::kv {
 
@@ -22,8 +22,8 @@ enum class FaultKind : std::uint8_t {
 
 struct Fault {
   FaultKind kind;
-  RefusalCode code = {};   // of kInvalidList
-  bool in_flight = false;  // kInvalidList: after the decode side has checked the list itself
+  RejectionCode code = {};  // of kInvalidList
+  bool in_flight = false;   // kInvalidList: after the decode side has checked the list itself
   FamilyId family = FamilyId::kKv;
   std::optional<std::uint32_t> request = {};  // none: assign_requests chooses
   std::uint32_t times = 1;                    // tries of the request that it happens to
@@ -41,7 +41,7 @@ void assign_requests(std::vector<Fault>& faults, const std::vector<Request>& req
                      std::uint32_t lf_block_tokens);
 
 // The list with something wrong in it.
-void spoil(BlockList& list, RefusalCode code, std::size_t num_blocks);
+void corrupt_block(BlockList& list, RejectionCode code, std::size_t num_blocks);
 
 // The faults of one family.
 class Faults {

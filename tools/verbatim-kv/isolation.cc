@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "ranks/turns.h"
+#include "ranks/comparison.h"
 
 namespace verbatim::kv {
 namespace {
@@ -50,8 +50,8 @@ ExitStatus run_isolation(const Options& options, int argc, char** argv) {
       {kRunNames[kAlone], {warmup, "--idle=kv"}},
       {kRunNames[kBoth], {warmup}},
       {kRunNames[kKilled], {warmup, "--inject=kill,family=lf,request=" + middle}}};
-  const ranks::TurnReports reports =
-      ranks::run_turns(variants, options.turns, {{"--turns", "--json", "--warmup"}, {"--isolation"}}, argc, argv);
+  const ranks::RoundReports reports =
+      ranks::run_rounds(variants, options.turns, {{"--turns", "--json", "--warmup"}, {"--isolation"}}, argc, argv);
   const auto& alone = reports.by_variant[kAlone];
   const auto& both = reports.by_variant[kBoth];
   const auto& killed = reports.by_variant[kKilled];
@@ -86,7 +86,7 @@ ExitStatus run_isolation(const Options& options, int argc, char** argv) {
     complaints = differences(family_of(both[turn], "kv"), family_of(killed[turn], "kv"));
     if (family_of(killed[turn], "lf").at("fresh_connections") == 0) complaints.emplace_back("LF was not killed");
   }
-  for (const std::string& complaint : complaints) std::printf("# %s\n", complaint.c_str());
+  for (const std::string& error_text : complaints) std::printf("# %s\n", error_text.c_str());
   json["complaints"] = complaints;
   if (!options.json.empty()) ranks::write_json(json, options.json);
   return complaints.empty() ? reports.status : ExitStatus::kWrong;

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "traffic/kv/requests.h"
 #include "verbatim-kv/options.h"
 #include "verbatim-kv/report.h"
+#include "workload/kv/requests.h"
 
 namespace verbatim::kv {
 

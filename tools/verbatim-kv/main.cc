@@ -12,12 +12,12 @@ ranks::ExitStatus run(const kv::Options& options, int argc, char** argv) {
   if (!options.compare.empty()) return kv::run_compare(options, argc, argv);
   if (options.isolation) return kv::run_isolation(options, argc, argv);
   return ranks::run_job(options.job, argc, argv,
-                        [&options](ranks::Link& link) { return kv::make_rank(options, link); });
+                        [&options](ranks::CoordinatorConnection& link) { return kv::make_rank(options, link); });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ranks::run_or_leave(kv::parse_options(argc, argv),
-                             [&](const kv::Options& options) { return run(options, argc, argv); });
+  return ranks::run_or_exit(kv::parse_options(argc, argv),
+                            [&](const kv::Options& options) { return run(options, argc, argv); });
 }

@@ -4,12 +4,12 @@
 
 #include <memory>
 
+#include "ranks/coordinator_connection.h"
 #include "ranks/job.h"
-#include "ranks/link.h"
 #include "verbatim-kv/options.h"
 
 namespace verbatim::kv {
 
-std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::Link& link);
+std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::CoordinatorConnection& link);
 
 }  // namespace verbatim::kv

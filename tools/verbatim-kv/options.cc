@@ -63,8 +63,8 @@ void choose_warmup(Options& options, std::size_t requests, bool given) {
                 std::to_string(netapi::kNewestVersion));
   }
   if (!options.json.empty() && !options.job.child) ranks::check_writable(options.json);
-  const bool takes_turns = options.isolation || !options.compare.empty();
-  if (!given && takes_turns) {
+  const bool compares_variants = options.isolation || !options.compare.empty();
+  if (!given && compares_variants) {
     const auto prefills = static_cast<std::size_t>(options.prefills);
     const std::size_t wanted = std::max(options.concurrency, prefills) * static_cast<std::size_t>(options.engines());
     options.warmup = std::min(wanted, requests / 2);
@@ -83,8 +83,8 @@ struct Given {
 // What follows from the options together.
 void finish(Options& options, const Given& given, const Texts& texts) {
   options.mode = texts.mode == "nccl" ? Mode::kNccl : Mode::kDirect;
-  const bool takes_turns = options.isolation || !options.compare.empty();
-  if (takes_turns && !options.job.root.empty())
+  const bool compares_variants = options.isolation || !options.compare.empty();
+  if (compares_variants && !options.job.root.empty())
     throw usage("--compare and --isolation start their own ranks: no --root");
   if (options.mode == Mode::kDirect && options.plugin.empty() && options.compare.empty()) {
     throw usage("--plugin is required");
@@ -140,7 +140,7 @@ void finish(Options& options, const Given& given, const Texts& texts) {
 
 }  // namespace
 
-std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* argv) {
+std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv) {
   Options options;
   options.requests = {.count = 64, .median_tokens = 2048, .sigma = 0.8, .max_tokens = 131'072, .seed = 1};
   CLI::App app(kDescription, "verbatim-kv");
@@ -216,7 +216,7 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
                  "without progress, a request's transfer has failed")
       ->check(CLI::Range(1U, 3'600'000U))
       ->capture_default_str();
-  app.add_option("--rung-timeout-ms", options.rung_timeout_ms, "for a fresh connection, and for a staged copy")
+  app.add_option("--rung-timeout-ms", options.stage_timeout_ms, "for a fresh connection, and for a staged copy")
       ->check(CLI::Range(1U, 3'600'000U))
       ->capture_default_str();
   app.add_option("--inject", texts.faults,

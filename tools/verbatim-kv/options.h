@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "ranks/options.h"
-#include "traffic/kv/family.h"
-#include "traffic/kv/requests.h"
 #include "verbatim-kv/cache.h"
 #include "verbatim-kv/inject.h"
+#include "workload/kv/family.h"
+#include "workload/kv/requests.h"
 
 namespace verbatim::kv {
 
@@ -48,7 +48,7 @@ struct Options {
   int group = 0;   // members of a receive; 0: what the plugin has
   bool check = true;
   std::uint32_t request_timeout_ms = 10'000;  // without progress
-  std::uint32_t rung_timeout_ms = 10'000;     // to make a fresh connection, and for a staged copy without progress
+  std::uint32_t stage_timeout_ms = 10'000;    // to make a fresh connection, and for a staged copy without progress
   std::vector<Fault> faults;
   std::optional<FamilyId> idle;  // has memory and connections, and no requests
 
@@ -62,7 +62,7 @@ struct Options {
   bool is_timed(const Request& request) const { return request.id >= warmup; }
 };
 
-std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* argv);
+std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv);
 
 // The requests that the options ask for. Throws Failure.
 std::vector<Request> make_requests(const Options& options);

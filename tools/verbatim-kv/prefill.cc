@@ -6,8 +6,8 @@
 
 #include "base/clock.h"
 #include "netapi/log.h"
-#include "traffic/kv/crc.h"
-#include "verbatim-kv/idle.h"
+#include "verbatim-kv/poll_backoff.h"
+#include "workload/kv/crc32.h"
 
 namespace verbatim::kv {
 namespace {
@@ -17,8 +17,8 @@ constexpr std::size_t kStagedBytes = std::size_t{256} << 10;  // of a staged cop
 
 }  // namespace
 
-Prefill::Prefill(const World& world, const Family& family, std::vector<Channel> channels)
-    : world_(world),
+Prefill::Prefill(const RankContext& world, const Family& family, std::vector<Channel> channels)
+    : context_(world),
       family_(family),
       own_(family, world.memory),
       contents_(family_),
@@ -28,35 +28,35 @@ Prefill::Prefill(const World& world, const Family& family, std::vector<Channel> 
             world.options.requests.seed * 7919 + std::uint64_t{world.index} * 2 +
                 static_cast<std::uint64_t>(family.geometry.family)) {
   for (const std::uint64_t base : family_.bases) {
-    intervals_.push_back(world_.memory.find(base, family_.layer_bytes()).value());
+    intervals_.push_back(context_.memory.find(base, family_.layer_bytes()).value());
   }
   lanes_.resize(channels.size());
   for (std::size_t i = 0; i < channels.size(); ++i) {
     lanes_[i].decode = static_cast<std::uint32_t>(i);
     lanes_[i].channel = std::move(channels[i]);
   }
-  if (!world_.options.check) return;
+  if (!context_.options.check) return;
   std::vector<std::uint32_t> all(family_.num_blocks);
   std::iota(all.begin(), all.end(), 0U);
   contents_.set_canaries(all);
 }
 
 void Prefill::run() {
-  Idle idle;
+  PollBackoff idle;
   const auto all_left = [this] {
     return std::all_of(lanes_.begin(), lanes_.end(), [](auto& lane) { return lane.bye; });
   };
   while (!all_left()) {
     bool moved = false;
     for (Lane& lane : lanes_) {
-      if (idle.time_to_listen()) moved = take_messages(lane) || moved;
+      if (idle.should_poll_sockets()) moved = take_messages(lane) || moved;
       moved = poll_connect(lane) || moved;
       moved = post(lane) || moved;
       moved = complete(lane) || moved;
       moved = copy_staged(lane) || moved;
     }
     moved = retry_waiting() || moved;
-    idle.turn(moved);
+    idle.after_round(moved);
   }
 }
 
@@ -75,7 +75,7 @@ bool Prefill::take_messages(Lane& lane) {
         break;
       case MessageKind::kAnnounce: {
         Announced announced{};
-        announced.which = reader.get<Try>();
+        announced.which = reader.get<Attempt>();
         announced.generation = reader.get<std::uint32_t>();
         announced.staged = reader.get<bool>();
         announced.list = reader.get_list();
@@ -83,10 +83,10 @@ bool Prefill::take_messages(Lane& lane) {
         break;
       }
       case MessageKind::kRefuse: {
-        const auto which = reader.get<Try>();
-        const auto code = reader.get<RefusalCode>();
-        stats_.complain("the decode side refused request " + std::to_string(which.request) + ": " + refusal_name(code) +
-                        ": " + reader.get_text());
+        const auto which = reader.get<Attempt>();
+        const auto code = reader.get<RejectionCode>();
+        stats_.add_error("the decode side refused request " + std::to_string(which.request) + ": " +
+                         rejection_name(code) + ": " + reader.get_text());
         forget(lane, which.request);
         break;
       }
@@ -111,16 +111,16 @@ void Prefill::open(Lane& lane, Reader reader) {
   drop_connection(lane);
   lane.generation = reader.get<std::uint32_t>();
   lane.handle = reader.get<std::array<char, nccl::kNetHandleMaxBytes>>();
-  lane.peer = get_introduction(reader);
+  lane.peer = get_family(reader);
   lane.peers.emplace(lane.peer.family, lane.peer.memory);
-  if (lane.generation == 0) lane.claims = std::make_unique<Claims>(lane.peer.family.num_blocks);
+  if (lane.generation == 0) lane.claims = std::make_unique<BlockReservations>(lane.peer.family.num_blocks);
   const std::uint64_t own = own_.geometry_hash;
   const std::uint64_t peers = lane.peers->geometry_hash;
   std::string mismatch;
   if (own != peers) {
     char text[200];
     std::snprintf(text, sizeof text, "family %s: geometry %016llx on prefill rank %u, %016llx on decode rank %u",
-                  family_.geometry.name.c_str(), static_cast<unsigned long long>(own), world_.index,
+                  family_.geometry.name.c_str(), static_cast<unsigned long long>(own), context_.index,
                   static_cast<unsigned long long>(peers), lane.decode);
     mismatch = text;
   } else if (const auto refusal = validate_family(*lane.peers)) {
@@ -136,7 +136,7 @@ void Prefill::open(Lane& lane, Reader reader) {
 bool Prefill::poll_connect(Lane& lane) {
   if (!lane.connecting) return false;
   const nccl::Result result =
-      world_.plugin->connect(world_.plugin.context(), world_.device, lane.handle.data(), &lane.comm);
+      context_.plugin->connect(context_.plugin.context(), context_.device, lane.handle.data(), &lane.comm);
   if (result != nccl::Result::kSuccess) {
     lane.comm = nullptr;
     fail(lane, std::string("connect: ") + netapi::result_name(result));
@@ -144,11 +144,11 @@ bool Prefill::poll_connect(Lane& lane) {
   }
   if (lane.comm == nullptr) return false;
   lane.connecting = false;
-  lane.mhandles = world_.registrations.attach(lane.comm);
+  lane.mhandles = context_.registrations.attach(lane.comm);
   ++stats_.connections;
   Writer writer;
   writer.put(lane.generation);
-  put_introduction(writer, family_, world_.memory);
+  put_family(writer, family_, context_.memory);
   lane.channel.send(MessageKind::kOpened, writer.bytes());
   return true;
 }
@@ -177,7 +177,7 @@ bool Prefill::answer(Lane& lane, const Announced& announced) {
 
   const BlockList own = make_list(family_, source.blocks);
   if (const auto refusal = validate(lane, announced, own)) {
-    refuse(lane, announced.which, *refusal);
+    reject(lane, announced.which, *refusal);
     return true;
   }
   Outgoing& outgoing = lane.outgoing.emplace_back(Outgoing{.which = announced.which, .staged = announced.staged});
@@ -186,31 +186,31 @@ bool Prefill::answer(Lane& lane, const Announced& announced) {
   outgoing.total = source.blocks.size() * family_.geometry.layers * family_.geometry.entries;
   outgoing.first_tag = lane.next_tag;
   lane.next_tag = static_cast<std::uint32_t>((lane.next_tag + outgoing.total) & kTagMask);
-  const Try& which = announced.which;
+  const Attempt& which = announced.which;
   if (faults_.find(FaultKind::kKill, which.request, which.attempt) != nullptr) outgoing.kill_at = outgoing.total / 2;
   if (const Fault* delay = faults_.find(FaultKind::kDelay, which.request, which.attempt)) {
     outgoing.not_before_ns = monotonic_ns() + delay->delay_ms * kNanosecondsPerMillisecond;
   }
-  if (world_.options.check) outgoing.crc = crc_of(lane, outgoing);
+  if (context_.options.check) outgoing.crc = crc_of(lane, outgoing);
   Writer writer;
   writer.put(which).put(lane.generation).put(outgoing.first_tag).put_list(own);
   lane.channel.send(MessageKind::kAccept, writer.bytes());
   return true;
 }
 
-std::optional<Refusal> Prefill::validate(Lane& lane, const Announced& announced, const BlockList& own) {
+std::optional<Rejection> Prefill::validate(Lane& lane, const Announced& announced, const BlockList& own) {
   const std::uint64_t begin = monotonic_ns();
   const std::size_t count = own.blocks.size();
   auto refusal = validate_list(own_, own, count);
   if (!refusal) refusal = validate_list(*lane.peers, announced.list, count);
   if (!refusal) refusal = validate_pair(own, announced.list);
-  if (!refusal) refusal = lane.claims->claim(announced.which.request, announced.list.blocks);
+  if (!refusal) refusal = lane.claims->reserve(announced.which.request, announced.list.blocks);
   stats_.validation_ns += monotonic_ns() - begin;
   ++stats_.validations;
   return refusal;
 }
 
-void Prefill::refuse(Lane& lane, const Try& which, const Refusal& refusal) {
+void Prefill::reject(Lane& lane, const Attempt& which, const Rejection& refusal) {
   stats_.refused.push_back({which.request, "prefill", refusal.code, refusal.text});
   Writer writer;
   writer.put(which).put(refusal.code).put_text(refusal.text);
@@ -223,7 +223,7 @@ bool Prefill::provide(const Request& request, Source& source) {
   const std::size_t hits = request.hit_blocks(tokens);
   source.blocks = pool_.take(request.blocks(tokens) - hits);
   if (source.blocks.empty()) return false;
-  if (world_.options.check) contents_.fill({request.id, hits, 0, source.blocks});
+  if (context_.options.check) contents_.fill({request.id, hits, 0, source.blocks});
   return true;
 }
 
@@ -243,10 +243,10 @@ void Prefill::finish_part(Lane& lane, std::uint32_t id) {
   forget(lane, request_of(id).id);
   Source& source = sources_[id];
   if (++source.parts_done < family_.geometry.tp_ratio) return;
-  if (world_.options.check) contents_.set_canaries(source.blocks);
+  if (context_.options.check) contents_.set_canaries(source.blocks);
   pool_.give_back(source.blocks);
   sources_.erase(id);
-  world_.finished.fetch_add(1, std::memory_order_relaxed);
+  context_.finished.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool Prefill::post(Lane& lane) {
@@ -264,8 +264,8 @@ bool Prefill::post(Lane& lane) {
       const std::size_t layer = outgoing.posted / outgoing.source.size() / family_.geometry.entries;
       const auto tag = static_cast<int>((outgoing.first_tag + outgoing.posted) & kTagMask);
       void* request = nullptr;
-      const nccl::Result result = world_.plugin->isend(lane.comm, piece(lane, outgoing, outgoing.posted), part_bytes_,
-                                                       tag, lane.mhandles[intervals_[layer]], &request);
+      const nccl::Result result = context_.plugin->isend(lane.comm, piece(lane, outgoing, outgoing.posted), part_bytes_,
+                                                         tag, lane.mhandles[intervals_[layer]], &request);
       if (result != nccl::Result::kSuccess) {
         fail(lane, std::string("isend: ") + netapi::result_name(result));
         return true;
@@ -286,7 +286,7 @@ bool Prefill::complete(Lane& lane) {
   while (!lane.sent.empty()) {
     int done = 0;
     int size = 0;
-    const nccl::Result result = world_.plugin->test(lane.sent.front().request, &done, &size);
+    const nccl::Result result = context_.plugin->test(lane.sent.front().request, &done, &size);
     if (result != nccl::Result::kSuccess) {
       fail(lane, std::string("test of a send: ") + netapi::result_name(result));
       return true;
@@ -337,8 +337,8 @@ void Prefill::notify(Lane& lane, const Outgoing& outgoing) {
 void Prefill::drop_connection(Lane& lane) {
   lane.connecting = false;
   if (lane.comm != nullptr) {
-    world_.registrations.detach(lane.comm, lane.mhandles);
-    world_.plugin->close_send(lane.comm);  // may well complain: it is given up because something failed
+    context_.registrations.detach(lane.comm, lane.mhandles);
+    context_.plugin->close_send(lane.comm);  // may well complain: it is given up because something failed
     lane.comm = nullptr;
   }
   lane.sent.clear();
@@ -353,8 +353,8 @@ void Prefill::drop_connection(Lane& lane) {
 }
 
 void Prefill::fail(Lane& lane, const std::string& why) {
-  stats_.complain("prefill rank " + std::to_string(world_.index) + ", connection to decode rank " +
-                  std::to_string(lane.decode) + ": " + why);
+  stats_.add_error("prefill rank " + std::to_string(context_.index) + ", connection to decode rank " +
+                   std::to_string(lane.decode) + ": " + why);
   drop_connection(lane);
   Writer writer;
   writer.put(lane.generation).put_text(why);
@@ -362,10 +362,10 @@ void Prefill::fail(Lane& lane, const std::string& why) {
 }
 
 const Request& Prefill::request_of(std::uint32_t id) const {
-  if (id >= world_.requests.size() || world_.requests[id].prefill != world_.index) {
-    throw Failure("request " + std::to_string(id) + " is not of prefill rank " + std::to_string(world_.index));
+  if (id >= context_.requests.size() || context_.requests[id].prefill != context_.index) {
+    throw Failure("request " + std::to_string(id) + " is not of prefill rank " + std::to_string(context_.index));
   }
-  return world_.requests[id];
+  return context_.requests[id];
 }
 
 std::size_t Prefill::part_offset(const Lane& lane) const {
@@ -373,7 +373,7 @@ std::size_t Prefill::part_offset(const Lane& lane) const {
 }
 
 std::byte* Prefill::piece(const Lane& lane, const Outgoing& outgoing, std::size_t message) const {
-  const Place place = place_of(family_.geometry, outgoing.source.size(), message);
+  const MessagePosition place = place_of(family_.geometry, outgoing.source.size(), message);
   return reinterpret_cast<std::byte*>(family_.address(place.layer, place.entry, outgoing.source[place.position]) +
                                       part_offset(lane));
 }
@@ -387,7 +387,7 @@ std::uint32_t Prefill::crc_of(const Lane& lane, const Outgoing& outgoing) const 
 }
 
 void Prefill::check() {
-  if (!world_.options.check) return;
+  if (!context_.options.check) return;
   std::vector<std::uint32_t> free;
   for (std::uint32_t block = 0; block < family_.num_blocks; ++block) {
     if (pool_.is_free(block)) free.push_back(block);
@@ -395,7 +395,7 @@ void Prefill::check() {
   std::string where;
   const std::uint64_t wrong = contents_.check_canaries(free, where);
   stats_.wrong_bytes += wrong;
-  if (wrong > 0) stats_.complain("prefill rank " + std::to_string(world_.index) + ": " + where);
+  if (wrong > 0) stats_.add_error("prefill rank " + std::to_string(context_.index) + ": " + where);
 }
 
 void Prefill::close() {

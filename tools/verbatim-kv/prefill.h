@@ -10,17 +10,17 @@
 #include <optional>
 #include <vector>
 
-#include "traffic/kv/block_pool.h"
 #include "verbatim-kv/channel.h"
+#include "verbatim-kv/rank_context.h"
 #include "verbatim-kv/stats.h"
-#include "verbatim-kv/world.h"
+#include "workload/kv/block_pool.h"
 
 namespace verbatim::kv {
 
 class Prefill {
  public:
   // `channels`: one to each decode rank, in their order.
-  Prefill(const World& world, const Family& family, std::vector<Channel> channels);
+  Prefill(const RankContext& world, const Family& family, std::vector<Channel> channels);
 
   // Until every decode rank has said bye. Throws Failure.
   void run();
@@ -36,14 +36,14 @@ class Prefill {
     std::uint32_t parts_done = 0;
   };
   struct Announced {
-    Try which;
+    Attempt which;
     std::uint32_t generation;
     bool staged;
     BlockList list;
   };
   // One accepted try of a request.
   struct Outgoing {
-    Try which;
+    Attempt which;
     bool staged = false;
     std::vector<std::uint32_t> source = {};
     std::vector<std::uint32_t> destination = {};
@@ -68,9 +68,9 @@ class Prefill {
     bool connecting = false;
     void* comm = nullptr;
     std::vector<void*> mhandles = {};
-    Introduction peer = {};
-    std::optional<Registered> peers = {};  // of `peer`
-    std::unique_ptr<Claims> claims = nullptr;
+    FamilyDescription peer = {};
+    std::optional<RegisteredFamily> peers = {};  // of `peer`
+    std::unique_ptr<BlockReservations> claims = nullptr;
     std::list<Outgoing> outgoing = {};  // in the order in which both ends go
     std::deque<Sent> sent = {};
     std::uint32_t next_tag = 0;
@@ -82,8 +82,8 @@ class Prefill {
   bool poll_connect(Lane& lane);
   bool retry_waiting();
   bool answer(Lane& lane, const Announced& announced);
-  std::optional<Refusal> validate(Lane& lane, const Announced& announced, const BlockList& own);
-  void refuse(Lane& lane, const Try& which, const Refusal& refusal);
+  std::optional<Rejection> validate(Lane& lane, const Announced& announced, const BlockList& own);
+  void reject(Lane& lane, const Attempt& which, const Rejection& refusal);
   bool provide(const Request& request, Source& source);
   void forget(Lane& lane, std::uint32_t request);
   void finish_part(Lane& lane, std::uint32_t request);
@@ -99,9 +99,9 @@ class Prefill {
   std::byte* piece(const Lane& lane, const Outgoing& outgoing, std::size_t message) const;
   std::uint32_t crc_of(const Lane& lane, const Outgoing& outgoing) const;
 
-  const World& world_;
+  const RankContext& context_;
   const Family& family_;
-  const Registered own_;
+  const RegisteredFamily own_;
   const Contents contents_;
   const Faults faults_;
   const std::size_t part_bytes_;

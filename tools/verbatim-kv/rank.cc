@@ -11,7 +11,7 @@
 #include "ranks/plugin_counters.h"
 #include "ranks/plugin_log.h"
 #include "ranks/progress_bar.h"
-#include "ranks/worker.h"
+#include "ranks/worker_thread.h"
 #include "verbatim-kv/agreement.h"
 #include "verbatim-kv/decode.h"
 #include "verbatim-kv/layout.h"
@@ -33,7 +33,7 @@ struct Agreement {
 
 class DirectRank final : public ranks::Rank {
  public:
-  DirectRank(const Options& options, ranks::Link& link)
+  DirectRank(const Options& options, ranks::CoordinatorConnection& link)
       : options_(options),
         link_(link),
         requests_(make_requests(options_)),
@@ -50,8 +50,8 @@ class DirectRank final : public ranks::Rank {
     make_families();
     device_ = static_cast<int>(index_ % plugin_->devices().size());
     registrations_.emplace(*plugin_, device_, memory_->intervals());
-    world_.emplace(
-        World{options_, *plugin_, *registrations_, memory_->intervals(), requests_, device_, index_, finished_});
+    context_.emplace(
+        RankContext{options_, *plugin_, *registrations_, memory_->intervals(), requests_, device_, index_, finished_});
     make_sides();
     transfer();
     link_.barrier();
@@ -96,13 +96,13 @@ class DirectRank final : public ranks::Rank {
   }
 
   void make_sides() {
-    auto channels = meet(options_.job, link_, families_.size(), options_.prefills);
+    auto channels = connect_channels(options_.job, link_, families_.size(), options_.prefills);
     for (std::size_t i = 0; i < families_.size(); ++i) {
       if (is_prefill_) {
-        prefills_.push_back(std::make_unique<Prefill>(*world_, families_[i], std::move(channels[i])));
+        prefills_.push_back(std::make_unique<Prefill>(*context_, families_[i], std::move(channels[i])));
       } else {
         decodes_.push_back(
-            std::make_unique<Decode>(*world_, families_[i], std::move(channels[i]), reserved_[i], report_.group));
+            std::make_unique<Decode>(*context_, families_[i], std::move(channels[i]), reserved_[i], report_.group));
       }
     }
   }
@@ -173,7 +173,7 @@ class DirectRank final : public ranks::Rank {
   }
 
   const Options options_;
-  ranks::Link& link_;
+  ranks::CoordinatorConnection& link_;
   const std::vector<Request> requests_;
   const bool is_prefill_;
   const std::uint32_t index_;  // on its side
@@ -186,7 +186,7 @@ class DirectRank final : public ranks::Rank {
   std::optional<Registrations> registrations_;
   std::uint64_t reg_mr_calls_ = 0;
   std::atomic<std::uint64_t> finished_{0};
-  std::optional<World> world_;
+  std::optional<RankContext> context_;
   std::vector<std::unique_ptr<Prefill>> prefills_;
   std::vector<std::unique_ptr<Decode>> decodes_;
   Report report_{.options = options_};
@@ -195,7 +195,7 @@ class DirectRank final : public ranks::Rank {
 
 }  // namespace
 
-std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::Link& link) {
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& link) {
   if (options.mode == Mode::kNccl) return make_nccl_rank(options, link);
   return std::make_unique<DirectRank>(options, link);
 }

@@ -9,7 +9,7 @@
 
 #include "nccl/types.h"
 #include "ranks/loaded_plugin.h"
-#include "traffic/kv/intervals.h"
+#include "workload/kv/intervals.h"
 
 namespace verbatim::kv {
 

@@ -24,7 +24,7 @@ using ranks::Failure;
 
 constexpr std::size_t kMaxFamilies = 2;
 constexpr std::uint64_t kPatienceNs = 60 * kNanosecondsPerSecond;
-constexpr int kNapMs = 1;
+constexpr int kSleepMs = 1;
 
 using Addresses = std::array<sockaddr_storage, kMaxFamilies>;
 
@@ -60,11 +60,11 @@ auto retry(const std::string& what, Attempt attempt) {
   for (;;) {
     if (auto done = attempt()) return std::move(*done);
     if (monotonic_ns() > deadline) throw Failure(what + ": not in time");
-    ::poll(nullptr, 0, kNapMs);
+    ::poll(nullptr, 0, kSleepMs);
   }
 }
 
-Channel connect_to(const sockaddr_storage& address, const Join& join) {
+Channel connect_to(const sockaddr_storage& address, const JoinMessage& join) {
   auto started = tcp_connect(address, {});
   if (!started)
     throw Failure("connecting to a prefill rank at " + to_string(address) + ": " +
@@ -81,8 +81,8 @@ Channel connect_to(const sockaddr_storage& address, const Join& join) {
 }
 
 // The next decode rank of `family`; whoever comes without the token is dropped.
-std::pair<Join, Channel> accept_from(const UniqueFd& listener, std::uint64_t token, std::uint32_t family) {
-  return retry("waiting for decode ranks", [&]() -> std::optional<std::pair<Join, Channel>> {
+std::pair<JoinMessage, Channel> accept_from(const UniqueFd& listener, std::uint64_t token, std::uint32_t family) {
+  return retry("waiting for decode ranks", [&]() -> std::optional<std::pair<JoinMessage, Channel>> {
     auto accepted = tcp_accept(listener);
     if (!accepted || !accepted->has_value()) return std::nullopt;
     Channel channel(std::move(**accepted));
@@ -91,7 +91,7 @@ std::pair<Join, Channel> accept_from(const UniqueFd& listener, std::uint64_t tok
         channel.receive();
         return channel.next();
       });
-      const auto join = Reader(message.payload).get<Join>();
+      const auto join = Reader(message.payload).get<JoinMessage>();
       if (message.kind != MessageKind::kJoin || join.token != token || join.family != family) return std::nullopt;
       return std::pair(join, std::move(channel));
     } catch (const Failure&) {
@@ -102,7 +102,8 @@ std::pair<Join, Channel> accept_from(const UniqueFd& listener, std::uint64_t tok
 
 }  // namespace
 
-std::vector<std::vector<Channel>> meet(const ranks::Job& job, ranks::Link& link, std::size_t families, int prefills) {
+std::vector<std::vector<Channel>> connect_channels(const ranks::Job& job, ranks::CoordinatorConnection& link,
+                                                   std::size_t families, int prefills) {
   const bool is_prefill = job.rank < prefills;
   std::vector<UniqueFd> listeners;
   Addresses own{};
@@ -128,7 +129,7 @@ std::vector<std::vector<Channel>> meet(const ranks::Job& job, ranks::Link& link,
         channels[family][join.decode] = std::move(channel);
       }
     } else {
-      const Join join{job.token, family, static_cast<std::uint32_t>(job.rank - prefills)};
+      const JoinMessage join{job.token, family, static_cast<std::uint32_t>(job.rank - prefills)};
       for (int prefill = 0; prefill < prefills; ++prefill) {
         channels[family].push_back(connect_to(all[static_cast<std::size_t>(prefill)][family], join));
       }

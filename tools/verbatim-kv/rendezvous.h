@@ -5,14 +5,15 @@
 #include <cstddef>
 #include <vector>
 
+#include "ranks/coordinator_connection.h"
 #include "ranks/job.h"
-#include "ranks/link.h"
 #include "verbatim-kv/channel.h"
 
 namespace verbatim::kv {
 
 // Channels by family, then by index of the peer on its side. All ranks call it at the same time; those below `prefills`
 // are the prefill ranks. Throws Failure.
-std::vector<std::vector<Channel>> meet(const ranks::Job& job, ranks::Link& link, std::size_t families, int prefills);
+std::vector<std::vector<Channel>> connect_channels(const ranks::Job& job, ranks::CoordinatorConnection& link,
+                                                   std::size_t families, int prefills);
 
 }  // namespace verbatim::kv

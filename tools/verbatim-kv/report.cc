@@ -42,8 +42,8 @@ const char* allocations_name(Allocations allocations) {
   return "?";
 }
 
-std::uint64_t fallbacks(const FamilyStats& stats, Rung rung) {
-  return stats.fallbacks[static_cast<int>(rung)];
+std::uint64_t fallbacks(const FamilyStats& stats, FallbackStage stage) {
+  return stats.fallbacks[static_cast<int>(stage)];
 }
 
 void print_row(std::FILE* out, const FamilyReport& family) {
@@ -53,8 +53,8 @@ void print_row(std::FILE* out, const FamilyReport& family) {
                family.geometry.name.c_str(), number(stats.served), family.geometry.part_bytes(),
                number(stats.received_messages), number(stats.received_bytes), gb_per_s(stats),
                ms(percentile(stats.latencies_ns, 50)), ms(percentile(stats.latencies_ns, 99)),
-               validation_percent(stats), number(stats.refused.size()), number(fallbacks(stats, Rung::kFresh)),
-               number(fallbacks(stats, Rung::kStaged)), number(fallbacks(stats, Rung::kRecompute)),
+               validation_percent(stats), number(stats.refused.size()), number(fallbacks(stats, FallbackStage::kFresh)),
+               number(fallbacks(stats, FallbackStage::kStaged)), number(fallbacks(stats, FallbackStage::kRecompute)),
                number(stats.wrong_bytes));
 }
 
@@ -76,7 +76,7 @@ Json json_of(const FamilyReport& family) {
       {"latency_p50_ms", ms(percentile(stats.latencies_ns, 50))},
       {"latency_p99_ms", ms(percentile(stats.latencies_ns, 99))},
       {"validation_percent", validation_percent(stats)},
-      {"longest_ladder_ms", ms(stats.ladder_ns)}};
+      {"longest_ladder_ms", ms(stats.fallback_ns)}};
   Json counted = to_json(stats);
   counted.erase("latencies_ns");
   json.update(counted);
@@ -96,8 +96,8 @@ Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests) {
   return plan;
 }
 
-void Report::add_all_ranks(ranks::Link& link, const RankMemory& memory, const ranks::PluginCounters& counters,
-                           const std::vector<const FamilyStats*>& stats) {
+void Report::add_all_ranks(ranks::CoordinatorConnection& link, const RankMemory& memory,
+                           const ranks::PluginCounters& counters, const std::vector<const FamilyStats*>& stats) {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
   for (const FamilyStats* const family : stats) {
@@ -182,16 +182,16 @@ void print(std::FILE* out, const Report& report) {
   }
   for (const FamilyReport& family : report.families) {
     const char* const name = family.geometry.name.c_str();
-    for (const Refused& refused : family.stats.refused) {
+    for (const RejectedRequest& refused : family.stats.refused) {
       std::fprintf(out, "# %s request %u refused by the %s side: %s: %s\n", name, refused.request,
-                   refused.found_by.c_str(), refusal_name(refused.code), refused.text.c_str());
+                   refused.found_by.c_str(), rejection_name(refused.code), refused.text.c_str());
     }
     for (const Lost& lost : family.stats.lost) {
       std::fprintf(out, "# %s request %u: %zu blocks from block %llu on to be computed again\n", name, lost.request,
                    lost.blocks.size(), static_cast<unsigned long long>(lost.first));
     }
-    for (const std::string& complaint : family.stats.complaints) {
-      std::fprintf(out, "# %s: %s\n", name, complaint.c_str());
+    for (const std::string& error_text : family.stats.complaints) {
+      std::fprintf(out, "# %s: %s\n", name, error_text.c_str());
     }
   }
   for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ranks/link.h"
+#include "ranks/coordinator_connection.h"
 #include "ranks/plugin_counters.h"
 #include "verbatim-kv/options.h"
 #include "verbatim-kv/stats.h"
@@ -48,8 +48,8 @@ struct Report {
   std::vector<RankMemory> ranks = {};
 
   // What this rank has counted, and what all others have: every rank calls it at the same time.
-  void add_all_ranks(ranks::Link& link, const RankMemory& memory, const ranks::PluginCounters& counters,
-                     const std::vector<const FamilyStats*>& stats);
+  void add_all_ranks(ranks::CoordinatorConnection& link, const RankMemory& memory,
+                     const ranks::PluginCounters& counters, const std::vector<const FamilyStats*>& stats);
   std::uint64_t wrong() const;
   bool counters_differ() const;  // the plugin's from ours, where nothing went wrong on the way
   ExitStatus status() const;

@@ -8,7 +8,7 @@ namespace {
 
 using ranks::Json;
 
-constexpr std::size_t kComplaints = 5;
+constexpr std::size_t kMaxErrors = 5;
 
 template <typename T>
 void append(std::vector<T>& to, const std::vector<T>& from) {
@@ -33,15 +33,15 @@ void each_counter(Stats& stats, Visit visit) {
   visit("timed_bytes", stats.timed_bytes);
   visit("crc_errors", stats.crc_errors);
   visit("crc_sum", stats.crc_sum);
-  visit("fresh_connections", stats.fallbacks[static_cast<int>(Rung::kFresh)]);
-  visit("staged_copies", stats.fallbacks[static_cast<int>(Rung::kStaged)]);
-  visit("recomputes", stats.fallbacks[static_cast<int>(Rung::kRecompute)]);
+  visit("fresh_connections", stats.fallbacks[static_cast<int>(FallbackStage::kFresh)]);
+  visit("staged_copies", stats.fallbacks[static_cast<int>(FallbackStage::kStaged)]);
+  visit("recomputes", stats.fallbacks[static_cast<int>(FallbackStage::kRecompute)]);
 }
 
 }  // namespace
 
-void FamilyStats::complain(const std::string& what) {
-  if (complaints.size() < kComplaints) complaints.push_back(what);
+void FamilyStats::add_error(const std::string& what) {
+  if (complaints.size() < kMaxErrors) complaints.push_back(what);
 }
 
 void FamilyStats::add(const FamilyStats& other) {
@@ -52,7 +52,7 @@ void FamilyStats::add(const FamilyStats& other) {
   for (const auto& [members, count] : other.groups) groups[members] += count;
   elapsed_ns = std::max(elapsed_ns, other.elapsed_ns);
   timed_ns = std::max(timed_ns, other.timed_ns);
-  ladder_ns = std::max(ladder_ns, other.ladder_ns);
+  fallback_ns = std::max(fallback_ns, other.fallback_ns);
   append(refused, other.refused);
   append(complaints, other.complaints);
   append(latencies_ns, other.latencies_ns);
@@ -64,15 +64,15 @@ Json to_json(const FamilyStats& stats) {
   each_counter(stats, [&](const char* name, std::uint64_t value) { json[name] = value; });
   json["elapsed_ns"] = stats.elapsed_ns;
   json["timed_ns"] = stats.timed_ns;
-  json["ladder_ns"] = stats.ladder_ns;
+  json["fallback_ns"] = stats.fallback_ns;
   json["groups"] = Json::object();
   for (const auto& [members, count] : stats.groups) json["groups"][std::to_string(members)] = count;
   json["refused"] = Json::array();
-  for (const Refused& refused : stats.refused) {
+  for (const RejectedRequest& refused : stats.refused) {
     json["refused"].push_back({{"request", refused.request},
                                {"found_by", refused.found_by},
                                {"code", static_cast<int>(refused.code)},
-                               {"kind", refusal_name(refused.code)},
+                               {"kind", rejection_name(refused.code)},
                                {"text", refused.text}});
   }
   json["recompute"] = Json::array();
@@ -89,11 +89,11 @@ FamilyStats from_json(const Json& json) {
   each_counter(stats, [&](const char* name, std::uint64_t& value) { value = json.at(name); });
   stats.elapsed_ns = json.at("elapsed_ns");
   stats.timed_ns = json.at("timed_ns");
-  stats.ladder_ns = json.at("ladder_ns");
+  stats.fallback_ns = json.at("fallback_ns");
   for (const auto& [members, count] : json.at("groups").items()) stats.groups[std::stoull(members)] = count;
   for (const Json& refused : json.at("refused")) {
     stats.refused.push_back({refused.at("request"), refused.at("found_by"),
-                             static_cast<RefusalCode>(refused.at("code").get<int>()), refused.at("text")});
+                             static_cast<RejectionCode>(refused.at("code").get<int>()), refused.at("text")});
   }
   for (const Json& lost : json.at("recompute")) {
     stats.lost.push_back({lost.at("request"), lost.at("first"), lost.at("blocks")});

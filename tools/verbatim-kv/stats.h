@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "ranks/json.h"
-#include "traffic/kv/ladder.h"
-#include "traffic/kv/validation.h"
+#include "workload/kv/fallback.h"
+#include "workload/kv/validation.h"
 
 namespace verbatim::kv {
 
-struct Refused {
+struct RejectedRequest {
   std::uint32_t request;
   std::string found_by;  // "decode" or "prefill"
-  RefusalCode code;
+  RejectionCode code;
   std::string text;
 };
 
@@ -31,7 +31,7 @@ struct FamilyStats {
   std::uint64_t validation_ns = 0;
   std::uint64_t validations = 0;
   std::uint64_t wrong_bytes = 0;
-  std::vector<Refused> refused = {};
+  std::vector<RejectedRequest> refused = {};
   std::uint64_t connections = 0;
   std::vector<std::string> complaints = {};  // the first few wrong places and failures, in words
   // Of the prefill side.
@@ -48,14 +48,14 @@ struct FamilyStats {
   std::uint64_t timed_messages = 0;                    // and what came of it
   std::uint64_t timed_bytes = 0;
   std::uint64_t served = 0;
-  std::uint64_t fallbacks[kRungs] = {};  // requests that came to the rung
+  std::uint64_t fallbacks[kFallbackStages] = {};  // requests that came to the rung
   std::uint64_t crc_errors = 0;
-  std::uint64_t crc_sum = 0;    // of all served requests' data: the same for every run of the same requests
-  std::uint64_t ladder_ns = 0;  // the longest time from a request's first failure to its end
+  std::uint64_t crc_sum = 0;      // of all served requests' data: the same for every run of the same requests
+  std::uint64_t fallback_ns = 0;  // the longest time from a request's first failure to its end
   std::vector<std::uint64_t> latencies_ns = {};  // without the warm-up's
   std::vector<Lost> lost = {};
 
-  void complain(const std::string& what);
+  void add_error(const std::string& what);
   // Counts and lists add up, times: the longest.
   void add(const FamilyStats& other);
 };

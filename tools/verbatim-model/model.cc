@@ -28,9 +28,9 @@ class Port {
 };
 
 // Quanta taken in, by sender and by how far behind it its receiver is: in most slots that distance is the same for all.
-class Taken {
+class ReceivedQuanta {
  public:
-  explicit Taken(unsigned pes) : pes_(pes), quanta_(std::size_t{pes} * pes, 0) {}
+  explicit ReceivedQuanta(unsigned pes) : pes_(pes), quanta_(std::size_t{pes} * pes, 0) {}
   std::uint32_t& operator()(unsigned from, unsigned to) {
     const unsigned distance = to >= from ? to - from : to + pes_ - from;
     return quanta_[std::size_t{distance} * pes_ + from];
@@ -41,7 +41,7 @@ class Taken {
   std::vector<std::uint32_t> quanta_;
 };
 
-double jain(Taken& taken, const Shape& shape, unsigned pe) {
+double jain(ReceivedQuanta& taken, const Shape& shape, unsigned pe) {
   double sum = 0;
   double squares = 0;
   for (unsigned to = 0; to < shape.pes; ++to) {
@@ -71,7 +71,7 @@ Figures simulate(const Shape& shape, const Order& order) {
   const std::uint64_t total = slots * n;
   const std::uint64_t all_of_peer = std::uint64_t{shape.qps} * shape.quanta;
   std::vector<Port> ports(n);
-  Taken taken(n);
+  ReceivedQuanta taken(n);
   std::vector<bool> finished(n, false);  // one peer of this sender has everything
   std::vector<unsigned> arrivals(n);
   Figures figures;

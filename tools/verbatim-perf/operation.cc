@@ -18,8 +18,8 @@ std::size_t divide_up(std::size_t value, std::size_t by) {
 
 }  // namespace
 
-std::unique_ptr<traffic::Content> Operation::contribution(int rank, std::uint64_t step) const {
-  return std::make_unique<traffic::Elements>(shape_.type, static_cast<std::uint64_t>(rank), step);
+std::unique_ptr<workload::Content> Operation::contribution(int rank, std::uint64_t step) const {
+  return std::make_unique<workload::Elements>(shape_.type, static_cast<std::uint64_t>(rank), step);
 }
 
 Range part_of(Range whole, std::size_t parts, std::size_t index, std::size_t unit) {

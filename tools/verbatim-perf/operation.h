@@ -7,9 +7,9 @@
 #include <memory>
 #include <vector>
 
-#include "traffic/content.h"
 #include "verbatim-perf/options.h"
 #include "verbatim-perf/plan.h"
+#include "workload/content.h"
 
 namespace verbatim::perf {
 
@@ -18,7 +18,7 @@ struct Shape {
   int rank;
   int ranks;
   int channels;
-  traffic::ElementType type;
+  workload::ElementType type;
   std::size_t chunk_bytes;  // of elements, above 0
   std::size_t depth;        // receives posted ahead
   std::size_t group;        // members of a grouped receive
@@ -36,7 +36,7 @@ struct Extent {
 struct Expected {
   std::size_t offset;
   std::size_t bytes;
-  std::unique_ptr<traffic::Content> content;
+  std::unique_ptr<workload::Content> content;
   std::uint64_t content_offset;
 };
 
@@ -63,8 +63,8 @@ class Operation {
   virtual bool overlaps() const { return false; }
 
  protected:
-  std::size_t element() const { return traffic::element_bytes(shape_.type); }
-  std::unique_ptr<traffic::Content> contribution(int rank, std::uint64_t step) const;
+  std::size_t element() const { return workload::element_bytes(shape_.type); }
+  std::unique_ptr<workload::Content> contribution(int rank, std::uint64_t step) const;
 
   const Shape shape_;
 };

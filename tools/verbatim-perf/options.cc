@@ -9,7 +9,7 @@
 namespace verbatim::perf {
 namespace {
 
-using traffic::ElementType;
+using workload::ElementType;
 
 const std::map<std::string, OperationKind> kOperations{
     {"all_reduce", OperationKind::kAllReduce}, {"all_gather", OperationKind::kAllGather},
@@ -45,7 +45,7 @@ std::string keys_of(const Map& map) {
 
 std::map<std::string, ElementType> types_by_name() {
   std::map<std::string, ElementType> types;
-  for (const ElementType type : kTypes) types[traffic::element_name(type)] = type;
+  for (const ElementType type : kTypes) types[workload::element_name(type)] = type;
   return types;
 }
 
@@ -78,7 +78,7 @@ std::vector<std::size_t> message_sizes(const Options& options) {
   return sizes;
 }
 
-std::variant<Options, Leave> parse_options(int argc, const char* const* argv) {
+std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app(kDescription, "verbatim-perf");
   const std::map<std::string, ElementType> types = types_by_name();
@@ -87,7 +87,7 @@ std::variant<Options, Leave> parse_options(int argc, const char* const* argv) {
   };
 
   std::string operation;
-  std::string type = traffic::element_name(options.type);
+  std::string type = workload::element_name(options.type);
   app.add_option("operation", operation, "one of the operations above")
       ->required()
       ->type_name("OP")

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "ranks/options.h"
-#include "traffic/content.h"
+#include "workload/content.h"
 
 namespace verbatim::perf {
 
+using ranks::EarlyExit;
 using ranks::ExitStatus;
 using ranks::Failure;
-using ranks::Leave;
 
 enum class OperationKind : std::uint8_t {
   kAllReduce,
@@ -46,14 +46,14 @@ struct Options {
   int iterations = 20;
   int warmup_iterations = 5;
   int check_iterations = 1;
-  traffic::ElementType type = traffic::ElementType::kUint32;
+  workload::ElementType type = workload::ElementType::kUint32;
 
   std::string json;
   int pause_us = 0;  // that a rank sleeps when nothing has moved; 0: it only yields
   bool verbose = false;
 };
 
-std::variant<Options, Leave> parse_options(int argc, const char* const* argv);
+std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv);
 
 // Every message size that the options ask for, rising.
 std::vector<std::size_t> message_sizes(const Options& options);

@@ -154,8 +154,8 @@ void Progress::complete(const RunningLane& running, std::uint64_t step, const in
                   running.connection->to_string() + ", step " + std::to_string(step) + ")");
   }
   if (const Reduction& reduction = lane.steps[index].reduction; reduction.wanted) {
-    traffic::add_elements(type_, address(Buffer::kRecv, reduction.offset), address(first->buffer, first->offset),
-                          address(Buffer::kSend, reduction.offset), first->bytes);
+    workload::add_elements(type_, address(Buffer::kRecv, reduction.offset), address(first->buffer, first->offset),
+                           address(Buffer::kSend, reduction.offset), first->bytes);
   }
 }
 

@@ -9,15 +9,15 @@
 
 #include "netapi/plugin.h"
 #include "ranks/connections.h"
-#include "traffic/content.h"
 #include "verbatim-perf/plan.h"
+#include "workload/content.h"
 
 namespace verbatim::perf {
 
 class Progress {
  public:
   Progress(netapi::Plugin& plugin, const ranks::Connections& connections, std::vector<ranks::Piece> memory,
-           traffic::ElementType type, int pause_us)
+           workload::ElementType type, int pause_us)
       : plugin_(plugin), connections_(connections), memory_(std::move(memory)), type_(type), pause_us_(pause_us) {}
 
   // Takes a plan in; run() may then be called any number of times.
@@ -53,7 +53,7 @@ class Progress {
   netapi::Plugin& plugin_;
   const ranks::Connections& connections_;
   const std::vector<ranks::Piece> memory_;  // by Buffer
-  const traffic::ElementType type_;
+  const workload::ElementType type_;
   const int pause_us_;
   Plan plan_;
   std::vector<RunningLane> lanes_;

@@ -18,28 +18,28 @@
 #include "base/clock.h"
 #include "netapi/plugin.h"
 #include "ranks/connections.h"
-#include "ranks/link.h"
+#include "ranks/coordinator_connection.h"
 #include "ranks/loaded_plugin.h"
 #include "ranks/plugin_log.h"
 #include "ranks/progress_bar.h"
-#include "ranks/worker.h"
-#include "traffic/guarded_buffer.h"
+#include "ranks/worker_thread.h"
 #include "verbatim-perf/operation.h"
 #include "verbatim-perf/progress.h"
 #include "verbatim-perf/report.h"
+#include "workload/guarded_buffer.h"
 
 namespace verbatim::perf {
 namespace {
 
-using traffic::GuardedBuffer;
+using workload::GuardedBuffer;
 
 constexpr int kDefaultGroup = 8;
 constexpr std::size_t kMaxElementBytes = 8;
-constexpr int kComplaints = 3;  // wrong places that a rank describes; the table counts all
+constexpr int kMaxErrors = 3;  // wrong places that a rank describes; the table counts all
 constexpr std::chrono::milliseconds kBarInterval{100};
 
 // What ranks tell each other before they connect.
-struct Introduction {
+struct RankCapabilities {
   char host[64];
   int pid;
   int api_version;
@@ -55,11 +55,11 @@ struct Outcome {
 
 class PerfRank final : public ranks::Rank {
  public:
-  PerfRank(const Options& options, ranks::Link& link)
+  PerfRank(const Options& options, ranks::CoordinatorConnection& link)
       : options_(options), link_(link), plugin_(options.plugin, options.api_version, options.job.token) {}
 
   ExitStatus run() override {
-    introduce();
+    exchange_capabilities();
     connect();
     if (is_first()) print_header(stdout, report_);
     for (const std::size_t bytes : sizes_) measure(bytes);
@@ -76,8 +76,8 @@ class PerfRank final : public ranks::Rank {
   bool is_first() const { return options_.job.rank == 0; }
 
   // Agrees with the other ranks on what all of their plugins can do.
-  void introduce() {
-    Introduction own{};
+  void exchange_capabilities() {
+    RankCapabilities own{};
     gethostname(own.host, sizeof own.host - 1);
     own.pid = getpid();
     own.api_version = plugin_->api_version();
@@ -85,14 +85,14 @@ class PerfRank final : public ranks::Rank {
     own.max_p2p_bytes = plugin_.max_p2p_bytes();
     if (options_.group > 0) own.max_recvs = options_.group;
 
-    Introduction common = own;
+    RankCapabilities common = own;
     report_ = {.options = options_,
                .plugin_name = plugin_->name(),
                .api_version = plugin_->api_version(),
                .devices = plugin_.devices(),
                .ranks = {},
                .rows = {}};
-    for (const Introduction& other : link_.all_gather_values(own)) {
+    for (const RankCapabilities& other : link_.all_gather_values(own)) {
       if (other.api_version != own.api_version) {
         throw Failure("this rank's plugin speaks v" + std::to_string(own.api_version) + ", that of another v" +
                       std::to_string(other.api_version) + ": say --api");
@@ -182,46 +182,47 @@ class PerfRank final : public ranks::Rank {
     if (options_.check_iterations == 0 && step_ > 1) return;
     buffer(Buffer::kSend).resize(extent.send_bytes);
     buffer(Buffer::kRecv).resize(extent.recv_bytes);
-    traffic::fill(own_content(), buffer(Buffer::kSend).data(), extent.send_bytes);
+    workload::fill(own_content(), buffer(Buffer::kSend).data(), extent.send_bytes);
     for (const Expected& expected : operation_->expected(extent, step_)) {
-      traffic::poison(*expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
-                      expected.content_offset);
+      workload::poison(*expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
+                       expected.content_offset);
     }
   }
 
   // Elements (or, in guards, bytes) that are wrong on this rank.
   std::uint64_t check(const Extent& extent) {
-    const std::size_t unit = traffic::element_bytes(options_.type);
+    const std::size_t unit = workload::element_bytes(options_.type);
     std::uint64_t wrong = 0;
     for (const Expected& expected : operation_->expected(extent, step_)) {
-      const traffic::Mismatch found = traffic::verify(*expected.content, buffer(Buffer::kRecv).data() + expected.offset,
-                                                      expected.bytes, expected.content_offset, unit);
+      const workload::Mismatch found =
+          workload::verify(*expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
+                           expected.content_offset, unit);
       wrong += describe("receive", expected.offset, found);
     }
     wrong +=
-        describe("send", 0, traffic::verify(own_content(), buffer(Buffer::kSend).data(), extent.send_bytes, 0, unit));
+        describe("send", 0, workload::verify(own_content(), buffer(Buffer::kSend).data(), extent.send_bytes, 0, unit));
     for (const auto& guarded : buffers_) {
       const auto damage = guarded->damage();
       if (!damage) continue;
       wrong += damage->bytes;
-      complain("wrote outside of a buffer of " + std::to_string(guarded->size()) + " bytes, at offset " +
-               std::to_string(damage->offset));
+      add_error("wrote outside of a buffer of " + std::to_string(guarded->size()) + " bytes, at offset " +
+                std::to_string(damage->offset));
     }
     return wrong;
   }
 
-  std::uint64_t describe(const char* which, std::size_t offset, const traffic::Mismatch& found) {
+  std::uint64_t describe(const char* which, std::size_t offset, const workload::Mismatch& found) {
     if (found.wrong == 0) return 0;
     char text[160];
     std::snprintf(text, sizeof text,
                   "%" PRIu64 " wrong elements in the %s buffer, first at byte %zu: %02x in place of %02x", found.wrong,
                   which, offset + static_cast<std::size_t>(found.first_offset), found.got, found.expected);
-    complain(text);
+    add_error(text);
     return found.wrong;
   }
 
-  void complain(const std::string& what) {
-    if (complaints_++ >= kComplaints) return;
+  void add_error(const std::string& what) {
+    if (complaints_++ >= kMaxErrors) return;
     bar_.clear();
     std::fprintf(stderr, "verbatim-perf: rank %d, iteration %" PRIu64 ": %s\n", options_.job.rank, step_, what.c_str());
   }
@@ -238,13 +239,13 @@ class PerfRank final : public ranks::Rank {
     done.get();
   }
 
-  traffic::Elements own_content() const {
+  workload::Elements own_content() const {
     return {options_.type, static_cast<std::uint64_t>(options_.job.rank), step_};
   }
   GuardedBuffer& buffer(Buffer which) { return *buffers_[static_cast<std::size_t>(which)]; }
 
   const Options options_;
-  ranks::Link& link_;
+  ranks::CoordinatorConnection& link_;
   ranks::LoadedPlugin plugin_;
   const std::vector<std::size_t> sizes_ = message_sizes(options_);
   std::unique_ptr<Operation> operation_;
@@ -261,7 +262,7 @@ class PerfRank final : public ranks::Rank {
 
 }  // namespace
 
-std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::Link& link) {
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& link) {
   ranks::keep_plugin_log(options.job.rank, options.verbose);
   return std::make_unique<PerfRank>(options, link);
 }

@@ -3,13 +3,13 @@
 
 #include <memory>
 
+#include "ranks/coordinator_connection.h"
 #include "ranks/job.h"
-#include "ranks/link.h"
 #include "verbatim-perf/options.h"
 
 namespace verbatim::perf {
 
 // Rank 0 prints the table.
-std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::Link& link);
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& link);
 
 }  // namespace verbatim::perf

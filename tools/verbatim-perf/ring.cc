@@ -54,7 +54,7 @@ class AllReduce final : public Ring {
 
   std::vector<Expected> expected(const Extent& extent, std::uint64_t step) const override {
     std::vector<Expected> all;
-    all.push_back({0, extent.bytes, std::make_unique<traffic::Sum>(shape_.type, ranks(), step), 0});
+    all.push_back({0, extent.bytes, std::make_unique<workload::Sum>(shape_.type, ranks(), step), 0});
     return all;
   }
 

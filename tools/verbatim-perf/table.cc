@@ -38,7 +38,7 @@ void print_header(std::FILE* out, const Report& report) {
 void print_row(std::FILE* out, const Report& report, const Row& row) {
   const std::string wrong = report.options.check_iterations == 0 ? "N/A" : std::to_string(row.wrong);
   std::fprintf(out, "%12zu %12zu %8s %11.2f %11.3f %11.3f %8s\n", row.bytes, row.count,
-               traffic::element_name(report.options.type), row.time_us, row.algbw, row.busbw, wrong.c_str());
+               workload::element_name(report.options.type), row.time_us, row.algbw, row.busbw, wrong.c_str());
   std::fflush(out);
 }
 

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "base/fd.h"
 #include "base/random.h"
+#include "base/unique_fd.h"
 
 namespace {
 
@@ -68,7 +68,7 @@ sockaddr_un address_of(const UniqueId& id, int rank, socklen_t& length) {
 }
 
 // Every rank connects to those below it and accepts those above.
-bool meet(Comm& comm, const UniqueId& id) {
+bool connect_peers(Comm& comm, const UniqueId& id) {
   socklen_t length = 0;
   const sockaddr_un own = address_of(id, comm.rank, length);
   const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -94,7 +94,7 @@ bool meet(Comm& comm, const UniqueId& id) {
 }
 
 // Moves what goes without waiting: 1 something moved, 0 nothing, -1 failed.
-int move_on(int socket, Message& message, bool sends) {
+int transfer(int socket, Message& message, bool sends) {
   const std::size_t head = message.header.size();
   int moved = 0;
   while (message.done < head + message.bytes) {
@@ -114,7 +114,7 @@ int move_on(int socket, Message& message, bool sends) {
   return 1;
 }
 
-void spoil_if_wanted(const Message& message) {
+void corrupt_if_requested(const Message& message) {
   const char* const nth = std::getenv("HOST_NCCL_FLIP");
   if (nth == nullptr || ++received != std::atoi(nth)) return;
   message.data[message.bytes / 2] = static_cast<char>(message.data[message.bytes / 2] ^ 4);
@@ -128,12 +128,12 @@ int run(Comm& comm) {
       for (std::deque<Message>* const queue : {&peer.sends, &peer.receives}) {
         if (queue->empty()) continue;
         if (!peer.socket) return kInvalidUsage;
-        const int result = move_on(peer.socket.get(), queue->front(), queue == &peer.sends);
+        const int result = transfer(peer.socket.get(), queue->front(), queue == &peer.sends);
         if (result < 0) return kSystemError;
         moved = moved || result > 0;
         const Message& first = queue->front();
         if (first.done == first.header.size() + first.bytes) {
-          if (queue == &peer.receives) spoil_if_wanted(first);
+          if (queue == &peer.receives) corrupt_if_requested(first);
           queue->pop_front();
         }
         all = all && queue->empty();
@@ -174,7 +174,7 @@ int ncclCommInitRank(void** comm, int ranks, UniqueId id, int rank) {
   made->peers.resize(static_cast<std::size_t>(ranks));
   made->rank = rank;
   *comm = made;
-  return meet(*made, id) ? kSuccess : kSystemError;
+  return connect_peers(*made, id) ? kSuccess : kSystemError;
 }
 int ncclCommDestroy(void* comm) {
   delete static_cast<Comm*>(comm);

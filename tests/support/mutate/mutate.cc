@@ -108,7 +108,7 @@ class Mutation {
 
   // What a receive is about, taken before it is posted: the data may be there when irecv returns.
   template <typename Size>
-  Pending about_to_receive(std::span<void* const> data, const Size* capacities) const {
+  Pending prepare_receive(std::span<void* const> data, const Size* capacities) const {
     Pending pending{.is_send = false, .members = {}};
     if (mode_ == Mode::kNone) return pending;
     for (std::size_t i = 0; i < data.size(); ++i) {
@@ -130,7 +130,7 @@ class Mutation {
     verbatim::MutexLock lock(mutex_);
     const auto found = pending_.find(request);
     if (found == pending_.end()) return;
-    if (countdown_ > 0 && can_spoil(found->second, sizes) && --countdown_ == 0) spoil(found->second, sizes);
+    if (countdown_ > 0 && can_corrupt(found->second, sizes) && --countdown_ == 0) corrupt(found->second, sizes);
     pending_.erase(found);
   }
 
@@ -156,14 +156,14 @@ class Mutation {
     return i;
   }
 
-  bool can_spoil(const Pending& pending, const int* sizes) const {
+  bool can_corrupt(const Pending& pending, const int* sizes) const {
     if (pending.is_send != (mode_ == Mode::kWrongSendSize)) return false;
     if (mode_ == Mode::kWrongSize || mode_ == Mode::kWrongSendSize) return true;
     if (mode_ == Mode::kSwapMembers) return exchangeable(pending, sizes) != Pair{0, 0};
     return first_nonempty(pending, sizes) < pending.members.size();
   }
 
-  void spoil(Pending& pending, int* sizes) const {
+  void corrupt(Pending& pending, int* sizes) const {
     if (mode_ == Mode::kWrongSize || mode_ == Mode::kWrongSendSize) {
       sizes[0] += sizes[0] > 0 ? -1 : 1;
       return;
@@ -219,7 +219,7 @@ struct Irecv;
 template <typename Net, typename Size, typename... Rest>
 struct Irecv<Net, Result (*)(void*, int, void**, Size*, int*, void**, Rest...)> {
   static Result call(void* comm, int n, void** data, Size* sizes, int* tags, void** mhandles, Rest... rest) {
-    Pending pending = mutation().about_to_receive(std::span(data, static_cast<std::size_t>(n)), sizes);
+    Pending pending = mutation().prepare_receive(std::span(data, static_cast<std::size_t>(n)), sizes);
     const Result result = inner<Net>.irecv(comm, n, data, sizes, tags, mhandles, rest...);
     void* const request = *std::get<sizeof...(Rest) - 1>(std::tuple(rest...));
     if (result == Result::kSuccess && request != nullptr) mutation().posted(request, std::move(pending));

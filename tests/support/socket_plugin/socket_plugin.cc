@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "nccl/net_v12.h"
 #include "nccl/net_v6.h"
 

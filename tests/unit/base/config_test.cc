@@ -37,7 +37,7 @@ void expect_refused(const char* variable, const char* value, const char* allowed
   EXPECT_EQ(log.only_warning(), std::string(variable) + "=" + value + " is not a valid setting: allowed is " + allowed);
 }
 
-TEST(Config, NothingSetGivesTheDefaults) {
+TEST(Config, NothingSet_GivesDefaults) {
   const Config config = config_of({});
   EXPECT_EQ(config.max_recvs, 8U);
   EXPECT_EQ(config.gid_index.for_device("mlx5_0"), std::nullopt);
@@ -49,8 +49,8 @@ TEST(Config, NothingSetGivesTheDefaults) {
   EXPECT_EQ(config.relaxed_ordering, Switch::kAuto);
   EXPECT_EQ(config.adaptive_routing, Switch::kAuto);
   EXPECT_EQ(config.adaptive_routing_threshold, 8192U);
-  EXPECT_EQ(config.qps_per_connection.least, 1U);
-  EXPECT_EQ(config.qps_per_connection.most, 1U);
+  EXPECT_EQ(config.qps_per_connection.min, 1U);
+  EXPECT_EQ(config.qps_per_connection.max, 1U);
   EXPECT_EQ(config.qp_order, QpOrder::kPool);
   EXPECT_EQ(config.qp_pool.peers, 0U);
   EXPECT_EQ(config.qp_gather_us, 300U);
@@ -63,7 +63,7 @@ TEST(Config, NothingSetGivesTheDefaults) {
   EXPECT_TRUE(config.hca.value.empty() && config.socket_ifname.value.empty());
 }
 
-TEST(Config, EveryVariableReachesItsMember) {
+TEST(Config, EveryVariable_SetsItsField) {
   const Config config = config_of({{"VERBATIM_VERBS_LIBRARY", "/opt/v.so"},
                                    {"VERBATIM_MLX5_LIBRARY", "/opt/m.so"},
                                    {"VERBATIM_HCA", "^=mlx5_1:2"},
@@ -98,8 +98,8 @@ TEST(Config, EveryVariableReachesItsMember) {
   EXPECT_EQ(config.relaxed_ordering, Switch::kOff);
   EXPECT_EQ(config.adaptive_routing, Switch::kOn);
   EXPECT_EQ(config.adaptive_routing_threshold, 65536U);
-  EXPECT_EQ(config.qps_per_connection.least, 4U);
-  EXPECT_EQ(config.qps_per_connection.most, 4U);
+  EXPECT_EQ(config.qps_per_connection.min, 4U);
+  EXPECT_EQ(config.qps_per_connection.max, 4U);
   EXPECT_EQ(config.split_data_on_qps, Switch::kOff);
   EXPECT_FALSE(config.ece);
   EXPECT_EQ(config.socket_ifname.value, "=eth0");
@@ -108,23 +108,23 @@ TEST(Config, EveryVariableReachesItsMember) {
   EXPECT_EQ(config.close_timeout_ms, 7U);
 }
 
-TEST(Config, NcclsVariableIsReadWhenOursIsUnset) {
+TEST(Config, NcclAlias_IsReadWhenOursIsUnset) {
   EXPECT_EQ(config_of({{"NCCL_IB_TC", "106"}}).traffic_class, 106);
   EXPECT_EQ(config_of({{"NCCL_IB_TC", "106"}, {"VERBATIM_TC", "8"}}).traffic_class, 8);
   EXPECT_EQ(config_of({{"NCCL_IB_TC", "106"}, {"VERBATIM_TC", ""}}).traffic_class, 106);
   EXPECT_STREQ(config_of({{"NCCL_IB_HCA", "mlx5"}}).hca.variable, "NCCL_IB_HCA");
 }
 
-TEST(Config, QpsPerConnectionMayBeARange) {
+TEST(Config, QpsPerConnection_AcceptsRangeOrNumber) {
   const QpRange range = config_of({{"VERBATIM_QPS_PER_CONNECTION", "2-16"}}).qps_per_connection;
-  EXPECT_EQ(range.least, 2U);
-  EXPECT_EQ(range.most, 16U);
+  EXPECT_EQ(range.min, 2U);
+  EXPECT_EQ(range.max, 16U);
   const QpRange fixed = config_of({{"NCCL_IB_QPS_PER_CONNECTION", "4"}}).qps_per_connection;
-  EXPECT_EQ(fixed.least, 4U);
-  EXPECT_EQ(fixed.most, 4U);
+  EXPECT_EQ(fixed.min, 4U);
+  EXPECT_EQ(fixed.max, 4U);
 }
 
-TEST(Config, OrderOfTheQps) {
+TEST(Config, QpOrderVariables_SetTheirFields) {
   const Config config = config_of({{"VERBATIM_QP_ORDER", "ring"},
                                    {"VERBATIM_QP_POOL", "31x4"},
                                    {"VERBATIM_QP_GATHER_US", "0"},
@@ -136,11 +136,11 @@ TEST(Config, OrderOfTheQps) {
   EXPECT_EQ(config.qp_dump, "/tmp/%p");
 }
 
-TEST(Config, OursHidesAMalformedAlias) {
+TEST(Config, MalformedAlias_IsIgnoredWhenOursIsSet) {
   EXPECT_EQ(config_of({{"NCCL_IB_TIMEOUT", "99"}, {"VERBATIM_TIMEOUT", "14"}}).timeout, 14);
 }
 
-TEST(Config, NcclsWordsForTheDefaultAreTaken) {
+TEST(Config, NcclValuesForDefault_GiveDefaults) {
   EXPECT_EQ(config_of({{"NCCL_IB_TC", "-1"}}).traffic_class, std::nullopt);
   EXPECT_EQ(config_of({{"NCCL_IB_SL", "-1"}}).service_level, std::nullopt);
   EXPECT_EQ(config_of({{"NCCL_IB_GID_INDEX", "-1"}}).gid_index.for_device("x"), std::nullopt);
@@ -150,11 +150,11 @@ TEST(Config, NcclsWordsForTheDefaultAreTaken) {
   EXPECT_EQ(config_of({{"NCCL_IB_PCI_RELAXED_ORDERING", "1"}}).relaxed_ordering, Switch::kOn);
 }
 
-TEST(Config, NumbersMayBeHexadecimal) {
+TEST(Config, HexadecimalNumber_IsAccepted) {
   EXPECT_EQ(config_of({{"VERBATIM_TC", "0x6a"}}).traffic_class, 106);
 }
 
-TEST(Config, GidIndexPerDevice) {
+TEST(Config, GidIndexList_AppliesPerDevice) {
   const GidIndexSetting setting = config_of({{"VERBATIM_GID_INDEX", "mlx5_0=3,mlx5_1=5,mlx5_2=auto"}}).gid_index;
   EXPECT_EQ(setting.for_device("mlx5_0"), 3U);
   EXPECT_EQ(setting.for_device("mlx5_1"), 5U);
@@ -162,7 +162,7 @@ TEST(Config, GidIndexPerDevice) {
   EXPECT_EQ(setting.for_device("mlx5_10"), std::nullopt);
 }
 
-TEST(Config, AMalformedValueIsRefusedByName) {
+TEST(Config, MalformedValue_IsRejectedWithVariableName) {
   expect_refused("VERBATIM_MAX_RECVS", "0", "1 to 8");
   expect_refused("VERBATIM_MAX_RECVS", "9", "1 to 8");
   expect_refused("VERBATIM_MAX_RECVS", "8x", "1 to 8");
@@ -191,13 +191,13 @@ TEST(Config, AMalformedValueIsRefusedByName) {
   }
 }
 
-TEST(Config, OneWarningForSeveralMalformedValues) {
+TEST(Config, SeveralMalformedValues_GiveOneWarning) {
   const LogCapture log;
   EXPECT_FALSE(read({{"VERBATIM_TC", "x"}, {"VERBATIM_SL", "y"}}));
   EXPECT_EQ(log.warnings().size(), 1U);
 }
 
-TEST(Config, TheEnvironmentIsRead) {
+TEST(Config, Environment_IsRead) {
   setenv("VERBATIM_MAX_RECVS", "2", 1);
   const Result<Config> config = Config::from_environment();
   unsetenv("VERBATIM_MAX_RECVS");
@@ -205,7 +205,7 @@ TEST(Config, TheEnvironmentIsRead) {
   EXPECT_EQ(config->max_recvs, 2U);
 }
 
-TEST(Variables, NamesAreUniqueAndNamedByLayer) {
+TEST(Variables, Names_AreUniqueAndPrefixed) {
   std::set<std::string> names;
   for (const Variable& variable : variables()) {
     EXPECT_TRUE(names.insert(variable.name).second) << variable.name;
@@ -217,7 +217,7 @@ TEST(Variables, NamesAreUniqueAndNamedByLayer) {
   }
 }
 
-TEST(Variables, EveryRowIsReadUnderItsNames) {
+TEST(Variables, EveryRow_IsReadUnderNameAndAlias) {
   std::set<std::string> asked;
   ASSERT_TRUE(Config::from([&](const char* name) -> const char* {
     asked.insert(name);
@@ -230,7 +230,7 @@ TEST(Variables, EveryRowIsReadUnderItsNames) {
 }
 
 #ifdef README  // its path, where it has a variable list
-TEST(Variables, ReadmeShowsTheTable) {
+TEST(Variables, Readme_ContainsTheTable) {
   std::ifstream file(README);
   std::stringstream content;
   content << file.rdbuf();

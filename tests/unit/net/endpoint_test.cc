@@ -1,4 +1,4 @@
-#include "net/endpoint.h"
+#include "net/transfer/endpoint.h"
 
 #include <gtest/gtest.h>
 
@@ -69,7 +69,7 @@ class EndpointTest : public ::testing::Test {
   Config config_;
 };
 
-class EndpointRows : public EndpointTest {
+class EndpointRowsTest : public EndpointTest {
  protected:
   // Rows of three, three and one endpoints: on each device their QPs must lie in order, each with its own queue.
   void expect_order(std::vector<const Port*> ports, std::size_t qps) {
@@ -106,14 +106,14 @@ class EndpointRows : public EndpointTest {
   }
 };
 
-TEST_F(EndpointRows, InOrderOfCreationWhereNumbersRise) {
+TEST_F(EndpointRowsTest, RisingQpNumbers_AreInRowOrder) {
   expect_order({&ports_[0]}, 1);
   EXPECT_EQ(fake_.live("cq"), 0);
   expect_order({&ports_[0]}, 4);
   expect_order({&ports_[0], &ports_[1]}, 5);
 }
 
-TEST_F(EndpointRows, InOrderWhateverNumbersTheDeviceGives) {
+TEST_F(EndpointRowsTest, AnyQpNumbers_AreSortedIntoRowOrder) {
   const auto falling = [](std::uint32_t made) { return 100000 - made; };
   const auto scattered = [](std::uint32_t made) { return made * 7919 % 10007 + 1; };
   for (const auto& number : {std::function<std::uint32_t(std::uint32_t)>(falling), {scattered}}) {
@@ -123,14 +123,14 @@ TEST_F(EndpointRows, InOrderWhateverNumbersTheDeviceGives) {
   }
 }
 
-TEST_F(EndpointRows, NothingStaysWhenOneFails) {
+TEST_F(EndpointRowsTest, FailedQp_LeavesNothingAllocated) {
   fake_.failures["create_qp"] = ENOMEM;
   const std::size_t rows[] = {2};
   EXPECT_FALSE(Endpoint::create_rows({&ports_[0]}, {}, config_, rows));
   EXPECT_EQ(fake_.live("cq"), 0);
 }
 
-TEST_F(EndpointTest, QpsAreDealtOutOverThePorts) {
+TEST_F(EndpointTest, Qps_AreDistributedOverPorts) {
   Result<Endpoint> endpoint = create({&ports_[0], &ports_[1]}, 5);
   ASSERT_TRUE(endpoint);
   EXPECT_EQ(endpoint->cqs().size(), 2U);
@@ -138,13 +138,13 @@ TEST_F(EndpointTest, QpsAreDealtOutOverThePorts) {
   for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(endpoint->qps()[i].device, i % 2);
   EXPECT_EQ(moved_to(IBV_QPS_INIT).size(), 5U);
   wire::Hello hello;
-  endpoint->describe(hello);
+  endpoint->add_to_hello(hello);
   EXPECT_EQ(hello.devices.size(), 2U);
   EXPECT_EQ(hello.qps.size(), 5U);
   EXPECT_FALSE(hello.qps[0].has_ece);
 }
 
-TEST_F(EndpointTest, TheSmallerMtuAndMessageLimitOfBothEndsHold) {
+TEST_F(EndpointTest, DifferentMtuAndMessageLimit_SmallerIsUsed) {
   Result<Endpoint> endpoint = create({&ports_[0]}, 2);
   ASSERT_TRUE(endpoint);
   ASSERT_TRUE(endpoint->connect(remote(2), config_, 104));
@@ -159,14 +159,14 @@ TEST_F(EndpointTest, TheSmallerMtuAndMessageLimitOfBothEndsHold) {
   EXPECT_NE(endpoint->describe_path(0, "node1").find("node2 mlx5_7"), std::string::npos);
 }
 
-TEST_F(EndpointTest, AnotherNumberOfQpsIsNoPartner) {
+TEST_F(EndpointTest, DifferentQpCount_IsRejected) {
   Result<Endpoint> endpoint = create({&ports_[0]}, 2);
   ASSERT_TRUE(endpoint);
   EXPECT_EQ(endpoint->connect(remote(3), config_, -1).error().kind, ErrorKind::kRemote);
   EXPECT_TRUE(moved_to(IBV_QPS_RTR).empty());
 }
 
-TEST_F(EndpointTest, ACompletionQueueBeyondTheDeviceIsRefusedWithTheRemedy) {
+TEST_F(EndpointTest, CqBeyondDeviceLimit_IsRejectedWithRemedy) {
   first_fake_.attributes.max_cqe = 500;
   devices_[0] = *Device::open(fake_.table, nullptr, &first_fake_.device, false);
   ports_[0].device = devices_[0].get();
@@ -176,7 +176,7 @@ TEST_F(EndpointTest, ACompletionQueueBeyondTheDeviceIsRefusedWithTheRemedy) {
   EXPECT_NE(log.only_warning().find("VERBATIM_QPS_PER_CONNECTION"), std::string::npos);
 }
 
-TEST_F(EndpointTest, WhatTheDeviceGrantsIsKnown) {
+TEST_F(EndpointTest, GrantedQueueDepths_AreReported) {
   first_fake_.attributes.max_qp_wr = 40;
   devices_[0] = *Device::open(fake_.table, nullptr, &first_fake_.device, false);
   ports_[0].device = devices_[0].get();
@@ -186,32 +186,32 @@ TEST_F(EndpointTest, WhatTheDeviceGrantsIsKnown) {
   EXPECT_EQ(endpoint->qps()[0].recv_wr, 16U);
 }
 
-TEST_F(EndpointTest, OptionsAreToldOnlyWhereTheyHold) {
+TEST_F(EndpointTest, Ece_IsSentOnlyWhenBothEndsUseIt) {
   first_fake_.ece_errno = 0;
   wire::Hello peer = remote(1);
 
   Result<Endpoint> telling = create({&ports_[0]}, 1);
   wire::Hello hello;
-  telling->describe(hello);
+  telling->add_to_hello(hello);
   EXPECT_TRUE(hello.qps[0].has_ece);
 
   // The peer told none: none are set, and none are told back.
   ASSERT_TRUE(telling->connect(peer, config_, -1));
   wire::Hello answer;
-  telling->describe(answer);
+  telling->add_to_hello(answer);
   EXPECT_FALSE(answer.qps[0].has_ece);
 
   config_.ece = false;
   Result<Endpoint> silent = create({&ports_[0]}, 1);
   wire::Hello nothing;
-  silent->describe(nothing);
+  silent->add_to_hello(nothing);
   EXPECT_FALSE(nothing.qps[0].has_ece);
   peer.qps[0].has_ece = true;
   ASSERT_TRUE(silent->connect(peer, config_, -1));
   EXPECT_FALSE(fake_.ece_set.has_value());
 }
 
-TEST_F(EndpointTest, AFailureLeavesNothingBehind) {
+TEST_F(EndpointTest, FailedVerb_LeavesNothingAllocated) {
   for (const char* verb : {"create_cq", "create_qp", "modify_qp"}) {
     fake_.failures = {{verb, ENOMEM}};
     EXPECT_FALSE(create({&ports_[0], &ports_[1]}, 4)) << verb;

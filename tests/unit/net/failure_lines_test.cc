@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "child_lines.h"
-#include "link.h"
+#include "connected_comms.h"
 #include "support/child.h"
 
 namespace verbatim {
@@ -36,14 +36,14 @@ struct Ends {
   // Once the receive has been heard of.
   void send_until_failed(std::size_t bytes) { send_until_failed(bytes, *send_memory); }
   void send_until_failed(std::size_t bytes, const MemoryKeys& keys) {
-    EXPECT_TRUE(Link::fails(link.send(), [&] {
+    EXPECT_TRUE(ConnectedComms::fails(link.send(), [&] {
       void* request = nullptr;
       link.send().isend(source.data(), bytes, 0, keys, &request);
       link.send().progress();
     }));
   }
   void test_until_failed(Request* request) {
-    EXPECT_TRUE(Link::fails(link.recv(), [&] {
+    EXPECT_TRUE(ConnectedComms::fails(link.recv(), [&] {
       int done = 0;
       if (request != nullptr) RecvComm::test(*request, &done, nullptr);
       if (request == nullptr) link.recv().progress();
@@ -75,14 +75,14 @@ struct Ends {
   }
 
   // Until the receiving end has been told of its device's event.
-  void await_event() {
-    EXPECT_TRUE(Link::eventually([&] {
+  void wait_for_device_event() {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       std::this_thread::yield();
-      return link.recv().attention() != 0;
+      return link.recv().slow_path_flags() != 0;
     }));
   }
 
-  Link link;
+  ConnectedComms link;
   std::vector<std::uint8_t> source = pattern(std::size_t{1} << 20, 1);
   std::vector<std::uint8_t> target = std::vector<std::uint8_t>(4096);
   std::unique_ptr<MemoryHandle> send_memory;
@@ -109,7 +109,7 @@ Lines lines_of(const std::function<void(Ends&)>& act) {
   });
 }
 
-TEST(Calls, OfDifferentSizesNameBothRanks) {
+TEST(CallMismatchLine, SendLargerThanReceive_NamesBothRanks) {
   const Lines told = lines_of([](Ends& ends) {
     ASSERT_NE(ends.announce(64), nullptr);
     ends.send_until_failed(1024);
@@ -122,7 +122,7 @@ TEST(Calls, OfDifferentSizesNameBothRanks) {
 }
 
 // The other end is told what this one's operator is.
-TEST(Calls, OfDifferentSizesAreToldAtTheOtherEndToo) {
+TEST(CallMismatchLine, SendLargerThanReceive_IsReportedAtPeer) {
   const Lines told = lines_of([](Ends& ends) {
     Request* const receive = ends.announce(64);
     ASSERT_NE(receive, nullptr);
@@ -141,7 +141,7 @@ const std::string kCorrupt =
     ": no sound peer of this version does that: another version of the plugin, or something wrote over its memory or "
     "this one's. Next: compare the versions of the plugin on HOST and HOST, then the application's last changes. ";
 
-TEST(Calls, WhatIsHereForOneEndIsOnItsHostForTheOther) {
+TEST(CallMismatchLine, LinkDown_IsReportedAtPeerWithHostName) {
   const Lines told = lines_of("link-down device=0 after=1 op=write_imm", [] {
     Ends ends;
     ASSERT_NE(ends.announce(64), nullptr);
@@ -157,7 +157,7 @@ TEST(Calls, WhatIsHereForOneEndIsOnItsHostForTheOther) {
 }
 
 // They are over for the application as soon as they are posted.
-TEST(OptionalReceives, ThatTheSenderNeverHeardOfHaveNotWorked) {
+TEST(OptionalReceiveLine, UnreachablePeer_IsReportedAsNeverWorked) {
   const Lines told = lines_of("unreachable device=0 peer=0", [] {
     Ends ends;
     const RecvBuffer buffer{ends.target.data(), 64, 0, ends.recv_memory.get()};
@@ -169,7 +169,7 @@ TEST(OptionalReceives, ThatTheSenderNeverHeardOfHaveNotWorked) {
       << told[0];
 }
 
-TEST(ACorruptPeer, AnnouncesAGroupThatCannotBe) {
+TEST(CorruptPeerLine, GroupSizeOutOfRange_IsReported) {
   const Lines told = lines_of([](Ends& ends) {
     wire::CtsEntry entry = {};
     entry.head.group_size = 200;
@@ -181,7 +181,7 @@ TEST(ACorruptPeer, AnnouncesAGroupThatCannotBe) {
                         "0 messages, 0 bytes"});
 }
 
-TEST(ACorruptPeer, CompletesAReceiveThatIsNotPosted) {
+TEST(CorruptPeerLine, CompletionWithoutReceive_IsReported) {
   const Lines told = lines_of([](Ends& ends) {
     ends.write_as_sender(8, {});
     ends.test_until_failed(nullptr);
@@ -189,7 +189,7 @@ TEST(ACorruptPeer, CompletesAReceiveThatIsNotPosted) {
   EXPECT_EQ(told, Lines{"the peer completed a receive that is not posted" + kCorrupt + kPath + "0 messages, 0 bytes"});
 }
 
-TEST(ACorruptPeer, ReportsMoreBytesThanWerePosted) {
+TEST(CorruptPeerLine, CompletionLargerThanReceive_IsReported) {
   const Lines told = lines_of([](Ends& ends) {
     Request* const receive = ends.announce(64);
     ends.write_as_sender(65, {});
@@ -199,7 +199,7 @@ TEST(ACorruptPeer, ReportsMoreBytesThanWerePosted) {
             Lines{"the peer reports 65 bytes in a receive that holds 64" + kCorrupt + kPath + "1 messages, 0 bytes"});
 }
 
-TEST(ACorruptPeer, CompletesAGroupAsIfItWereOne) {
+TEST(CorruptPeerLine, GroupCompletedAsSingleMessage_IsReported) {
   const Lines told = lines_of([](Ends& ends) {
     Request* const receive = ends.announce(64, 3);
     ends.write_as_sender(64, {});
@@ -213,7 +213,7 @@ const std::string kContradiction =
     ": the application's own calls contradict each other, nothing is wrong with the path. Next: report this line and "
     "the versions of NCCL (NCCL_DEBUG=VERSION) and of the plugin. ";
 
-TEST(AFlush, OfWhatWasNotReceived) {
+TEST(FlushLine, MemoryNeverReceivedInto_IsReported) {
   const Lines told = lines_of([](Ends& ends) {
     MemoryKeys memory = *ends.recv_memory;
     memory.device_memory = true;
@@ -224,7 +224,7 @@ TEST(AFlush, OfWhatWasNotReceived) {
                         "0 messages, 0 bytes"});
 }
 
-TEST(AFlush, BeyondAllThatCanBeOutstanding) {
+TEST(FlushLine, TooManyOutstanding_IsReported) {
   const Lines told = lines_of([](Ends& ends) {
     std::vector<std::uint8_t> target(8);
     const auto memory = ends.link.reg(ends.link.recv(), target, MemoryType::kCuda);
@@ -239,7 +239,7 @@ TEST(AFlush, BeyondAllThatCanBeOutstanding) {
 }
 
 // The queue pair to flush with is made when GPU memory is first registered: the third of this connection.
-TEST(AFlush, ForWhichTheDeviceHasNoRoom) {
+TEST(FlushLine, CreateQpFails_IsReportedAndConnectionWorks) {
   const Lines told = lines_of("fail verb=create_qp nth=3 errno=ENOMEM", [] {
     Ends ends;
     const MrRequest gpu{.address = ends.target.data(), .bytes = ends.target.size(), .type = MemoryType::kCuda};
@@ -258,7 +258,7 @@ TEST(AFlush, ForWhichTheDeviceHasNoRoom) {
 }
 
 // Six calls have connected both ends. It goes from the receiving device to itself.
-TEST(AFlush, WhoseQueuePairDoesNotConnect) {
+TEST(FlushLine, ModifyQpFails_IsReported) {
   const Lines told = lines_of("fail verb=modify_qp nth=8 errno=EINVAL", [] {
     Ends ends(MemoryType::kHost, 1);
     EXPECT_FALSE(ends.link.recv().register_memory(
@@ -274,7 +274,7 @@ TEST(AFlush, WhoseQueuePairDoesNotConnect) {
 
 // Registered through another connection: this one hears of GPU memory when it is to receive into it. The fifth
 // registration, after both ends' own and both buffers, is for what a flush reads.
-TEST(AFlush, ForWhichNoMemoryIsRegisteredEndsTheConnection) {
+TEST(FlushLine, RegMrFails_FailsConnection) {
   const Lines told = lines_of("fail verb=reg_mr nth=5 errno=EFAULT", [] {
     Ends ends;
     ends.recv_memory->device_memory = true;
@@ -295,10 +295,10 @@ TEST(AFlush, ForWhichNoMemoryIsRegisteredEndsTheConnection) {
 // ---- what a device reports of a queue that it has ended ----
 
 // No address for an atomic: the device refuses what the peer asks for.
-TEST(AnEvent, OfAnInvalidRequest) {
+TEST(AsyncEventLine, QpRequestError_IsReported) {
   const Lines told = lines_of([](Ends& ends) {
     ends.add_as_sender(4);
-    ends.await_event();
+    ends.wait_for_device_event();
     ends.test_until_failed(nullptr);
   });
   EXPECT_EQ(told,
@@ -313,7 +313,7 @@ const std::string kDeviceFailed =
     "VERBATIM_HCA=^softverbs0 until it is well. ";
 
 // softverbs has no such fault; which event reaches which connection is control_test's.
-TEST(AnEvent, OfAQueueThatIsLost) {
+TEST(AsyncEventLine, QpCqOrDeviceError_IsReported) {
   const std::pair<ibv_event_type, std::string> events[] = {
       {IBV_EVENT_QP_FATAL, "local work queue catastrophic error (IBV_EVENT_QP_FATAL): "},
       {IBV_EVENT_CQ_ERR, "CQ error (IBV_EVENT_CQ_ERR): "},
@@ -321,7 +321,7 @@ TEST(AnEvent, OfAQueueThatIsLost) {
   };
   for (const auto& [event, name] : events) {
     const Lines told = lines_of([type = event](Ends& ends) {
-      ends.link.recv().raise(type);
+      ends.link.recv().set_signal(type);
       ends.test_until_failed(nullptr);
     });
     EXPECT_EQ(told, Lines{"softverbs0 reported " + name + kDeviceFailed + kPath + "0 messages, 0 bytes"});
@@ -331,7 +331,7 @@ TEST(AnEvent, OfAQueueThatIsLost) {
 const std::string kProtection =
     "sending 64 bytes failed with local protection error (IBV_WC_LOC_PROT_ERR 4, vendor error ";
 
-TEST(ABufferThatTheNicMayNotRead, OfAGpuBringsTheIommuIn) {
+TEST(LocalProtectionErrorLine, GpuBuffer_MentionsIommu) {
   const Lines told = lines_of("complete op=write_imm nth=1 status=LOC_PROT_ERR vendor=81", [] {
     Ends ends(MemoryType::kCuda);
     ASSERT_NE(ends.announce(64), nullptr);
@@ -345,7 +345,7 @@ TEST(ABufferThatTheNicMayNotRead, OfAGpuBringsTheIommuIn) {
                         kPath + "0 messages, 0 bytes"});
 }
 
-TEST(ABufferThatTheNicMayNotRead, IsNotRegisteredAnyMore) {
+TEST(LocalProtectionErrorLine, DeregisteredBuffer_IsReported) {
   const Lines told = lines_of([](Ends& ends) {
     const MemoryKeys keys = *ends.send_memory;
     ASSERT_NE(ends.announce(64), nullptr);

@@ -1,6 +1,6 @@
 // What a connection that failed says of itself, over softverbs' faults: one line to a cause, word for word. Each case
 // runs in a child, because a process reads its faults once.
-#include "net/failure.h"
+#include "net/diagnose/failure.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -14,11 +14,11 @@
 
 #include "base/clock.h"
 #include "child_lines.h"
-#include "link.h"
+#include "connected_comms.h"
 #include "support/child.h"
 #include "support/log_capture.h"
 #include "support/scratch_directory.h"
-#include "verbs/library.h"
+#include "verbs/verbs.h"
 
 namespace verbatim {
 namespace {
@@ -34,8 +34,8 @@ class Stream {
     recv_memory_ = link_.reg(link_.recv(), target_);
   }
 
-  Link& link() { return link_; }
-  void forget_target() { recv_memory_.reset(); }
+  ConnectedComms& link() { return link_; }
+  void deregister_target() { recv_memory_.reset(); }
 
   Request* announce() {
     const RecvBuffer buffer{target_.data(), source_.size(), 0, recv_memory_.get()};
@@ -55,8 +55,8 @@ class Stream {
       Request* send = until([&] { return post(); });
       if (receive == nullptr || send == nullptr) return;
       if (!link_.wait(send) || !link_.wait(receive)) return;
-      link_.taken_back(send);
-      link_.taken_back(receive);
+      link_.is_completed(send);
+      link_.is_completed(receive);
     }
   }
 
@@ -68,10 +68,10 @@ class Stream {
   }
 
   // Until the receiving end has been told of its device's event.
-  void await_event() {
+  void wait_for_device_event() {
     EXPECT_TRUE(link_.eventually([&] {
       std::this_thread::yield();
-      return link_.recv().attention() != 0;
+      return link_.recv().slow_path_flags() != 0;
     }));
   }
 
@@ -88,7 +88,7 @@ class Stream {
     return request;
   }
 
-  Link link_;
+  ConnectedComms link_;
   std::vector<std::uint8_t> source_ = pattern(64, 1);
   // Pages of its own, which its registration alone covers.
   std::vector<std::uint8_t> target_ = std::vector<std::uint8_t>(std::size_t{1} << 20);
@@ -97,7 +97,7 @@ class Stream {
 };
 
 // The warnings of a stream to which `act` does its worst under these faults.
-Lines told_under(const std::string& faults, const std::function<void(Stream&)>& act) {
+Lines warnings_under(const std::string& faults, const std::function<void(Stream&)>& act) {
   return warnings_of(test::check_in_child(with_faults(faults), [&] {
     Stream stream;
     act(stream);
@@ -105,22 +105,23 @@ Lines told_under(const std::string& faults, const std::function<void(Stream&)>& 
 }
 
 // The same of up to so many messages, that must fail.
-Lines told_under(const std::string& faults, unsigned messages) {
-  return told_under(faults, [messages](Stream& stream) {
+Lines warnings_under(const std::string& faults, unsigned messages) {
+  return warnings_under(faults, [messages](Stream& stream) {
     stream.exchange(messages);
     EXPECT_TRUE(stream.link().failed());
   });
 }
 
 // The warnings of a connection that is not made.
-Lines connecting_under(const std::string& faults) {
+Lines connect_warnings_under(const std::string& faults) {
   return warnings_of(test::check_in_child(with_faults(faults), [] {
     Result<Context*> context = open_context(-1);
     ASSERT_TRUE(context);
     std::array<std::uint8_t, wire::kHandleBytes> handle{};
     Result<ListenComm*> listen = (*context)->listen(0, handle);
     ASSERT_TRUE(listen);
-    EXPECT_TRUE(Link::eventually([&] { return !(*context)->connect(0, handle, -1) || !(*context)->accept(**listen); }));
+    EXPECT_TRUE(ConnectedComms::eventually(
+        [&] { return !(*context)->connect(0, handle, -1) || !(*context)->accept(**listen); }));
     close_context(*context);
   }));
 }
@@ -137,10 +138,11 @@ void PrintTo(const Golden& golden, std::ostream* out) {
   *out << golden.name;
 }
 
-class FailureLine : public ::testing::TestWithParam<Golden> {};
+class CompletionStatusLine : public ::testing::TestWithParam<Golden> {};
 
-TEST_P(FailureLine, IsThisOne) {
-  EXPECT_EQ(told_under(GetParam().faults, GetParam().messages), Lines{GetParam().line + kPath + GetParam().carried});
+TEST_P(CompletionStatusLine, Fault_GivesExpectedLine) {
+  EXPECT_EQ(warnings_under(GetParam().faults, GetParam().messages),
+            Lines{GetParam().line + kPath + GetParam().carried});
 }
 
 std::string completes(const char* status, unsigned nth = 1) {
@@ -148,7 +150,7 @@ std::string completes(const char* status, unsigned nth = 1) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Statuses, FailureLine,
+    Statuses, CompletionStatusLine,
     ::testing::Values(
         Golden{"RetryExceededAtOnce", completes("RETRY_EXC_ERR"),
                "sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor error "
@@ -228,76 +230,76 @@ PathFacts example() {
   facts.timeout = 20;
   facts.retries = 7;
   facts.age_ns = 3 * 3600 * kNanosecondsPerSecond + 125 * kNanosecondsPerSecond;
-  facts.delivered = {1000, 64000, true};
+  facts.completed_counts = {1000, 64000, true};
   return facts;
 }
 
-std::string verdict(ibv_wc_status status, const PathFacts& facts) {
-  return diagnose(status, facts).verdict;
+std::string cause(ibv_wc_status status, const PathFacts& facts) {
+  return diagnose(status, facts).cause;
 }
 
-TEST(Diagnosis, OfLostPacketsKnowsTheLinksHistory) {
+TEST(Diagnosis, RetryExceededAfterLinkDown_NamesTheLink) {
   PathFacts facts = example();
   facts.link = {.downs = 2, .down = false, .changed_ns = 1, .outage_ns = 4 * kNanosecondsPerSecond};
-  EXPECT_EQ(verdict(IBV_WC_RETRY_EXC_ERR, facts),
+  EXPECT_EQ(cause(IBV_WC_RETRY_EXC_ERR, facts),
             "worked for 3 h 2 min: link flap: that of mlx5_0:1 here went down 2 times since, last for 4 s, longer than "
             "all retries");
   facts.link = {.downs = 1, .down = true, .changed_ns = 1, .outage_ns = 90 * kNanosecondsPerSecond};
-  EXPECT_EQ(verdict(IBV_WC_RETRY_EXC_ERR, facts),
+  EXPECT_EQ(cause(IBV_WC_RETRY_EXC_ERR, facts),
             "worked for 3 h 2 min: the link of mlx5_0:1 here is down, for 1 min 30 s now, longer than all retries");
 }
 
-TEST(Diagnosis, OfWhatTheDeviceCouldNotSendNamesTheLinkAndTheAddress) {
+TEST(Diagnosis, LocalQpOperationError_NamesLinkAndGid) {
   PathFacts facts = example();
   const std::string refuses = "this device or its driver refuses what worked before";
-  EXPECT_EQ(verdict(IBV_WC_LOC_QP_OP_ERR, facts), refuses);
+  EXPECT_EQ(cause(IBV_WC_LOC_QP_OP_ERR, facts), refuses);
   facts.link = {.downs = 1, .down = false, .changed_ns = 1, .outage_ns = 4 * kNanosecondsPerSecond};
-  EXPECT_EQ(verdict(IBV_WC_LOC_QP_OP_ERR, facts),
+  EXPECT_EQ(cause(IBV_WC_LOC_QP_OP_ERR, facts),
             refuses + "; link flap: that of mlx5_0:1 here went down once since, last for 4 s");
-  facts.gid_gone = true;
+  facts.gid_removed = true;
   const std::string gone = "worked for 3 h 2 min: GID 3 of mlx5_0:1 here is no longer ::, ";
-  EXPECT_EQ(verdict(IBV_WC_LOC_QP_OP_ERR, facts), gone + "and its driver does not retry");
-  EXPECT_EQ(verdict(IBV_WC_RETRY_EXC_ERR, facts), gone + "longer than all retries");
+  EXPECT_EQ(cause(IBV_WC_LOC_QP_OP_ERR, facts), gone + "and its driver does not retry");
+  EXPECT_EQ(cause(IBV_WC_RETRY_EXC_ERR, facts), gone + "longer than all retries");
   facts.link.down = true;
-  EXPECT_EQ(verdict(IBV_WC_LOC_QP_OP_ERR, facts),
+  EXPECT_EQ(cause(IBV_WC_LOC_QP_OP_ERR, facts),
             "worked for 3 h 2 min: the link of mlx5_0:1 here is down, for 4 s now, and its driver does not retry");
 }
 
-TEST(Diagnosis, OfACutLinkThePeersReportIsAConsequence) {
+TEST(Diagnosis, LinkDownAndPeerReport_LinkIsTheCause) {
   PathFacts facts = example();
   facts.peer_report = "the peer node2 reported: sending failed";
-  EXPECT_EQ(verdict(IBV_WC_RETRY_EXC_ERR, facts), "the peer went first: the peer node2 reported: sending failed");
+  EXPECT_EQ(cause(IBV_WC_RETRY_EXC_ERR, facts), "the peer went first: the peer node2 reported: sending failed");
   facts.link = {.downs = 1, .down = true, .changed_ns = 1, .outage_ns = 4 * kNanosecondsPerSecond};
-  EXPECT_EQ(verdict(IBV_WC_RETRY_EXC_ERR, facts),
+  EXPECT_EQ(cause(IBV_WC_RETRY_EXC_ERR, facts),
             "worked for 3 h 2 min: the link of mlx5_0:1 here is down, for 4 s now, longer than all retries");
 }
 
-TEST(Diagnosis, APeerThatWentFirstIsTheCause) {
+TEST(Diagnosis, PeerClosedFirst_IsTheCause) {
   PathFacts facts = example();
-  facts.peer_gone = true;
+  facts.peer_disconnected = true;
   for (const ibv_wc_status status : {IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_REM_ACCESS_ERR}) {
-    EXPECT_EQ(verdict(status, facts), "the peer went first: its process ended or has closed the connection");
+    EXPECT_EQ(cause(status, facts), "the peer went first: its process ended or has closed the connection");
   }
-  EXPECT_EQ(verdict(IBV_WC_LOC_PROT_ERR, facts).find("the peer"), std::string::npos) << "that is our own";
+  EXPECT_EQ(cause(IBV_WC_LOC_PROT_ERR, facts).find("the peer"), std::string::npos) << "that is our own";
 }
 
-TEST(Diagnosis, EveryStatusHasANameAVerdictAndAStep) {
+TEST(Diagnosis, EveryStatus_HasNameReasonAndNextStep) {
   for (int status = IBV_WC_LOC_LEN_ERR; status <= IBV_WC_GENERAL_ERR; ++status) {
     const auto one = static_cast<ibv_wc_status>(status);
     EXPECT_TRUE(std::string_view(wc_status_name(one)).starts_with("IBV_WC_")) << status;
-    EXPECT_FALSE(diagnose(one, example()).verdict.empty()) << status;
+    EXPECT_FALSE(diagnose(one, example()).cause.empty()) << status;
     EXPECT_FALSE(diagnose(one, example()).next.empty()) << status;
   }
   EXPECT_STREQ(wc_status_name(IBV_WC_GENERAL_ERR), "IBV_WC_GENERAL_ERR");
   EXPECT_STREQ(wc_status_name(IBV_WC_RETRY_EXC_ERR), "IBV_WC_RETRY_EXC_ERR");
 }
 
-TEST(Diagnosis, OfAConnectionThatIsNotMade) {
+TEST(Diagnosis, SetupError_HasReasonAndNextStep) {
   PathFacts facts = example();
   inet_pton(AF_INET6, "::ffff:10.1.3.5", facts.local.gid.raw);
   inet_pton(AF_INET6, "::ffff:10.1.4.7", facts.remote->gid.raw);
   const auto explained = [&](int code) {
-    const std::string text = explain_setup(system_error("ibv_modify_qp to RTR", code), &facts);
+    const std::string text = explain_setup_error(system_error("ibv_modify_qp to RTR", code), &facts);
     return text.substr(0, text.find(". Path: "));
   };
   EXPECT_EQ(
@@ -311,8 +313,8 @@ TEST(Diagnosis, OfAConnectionThatIsNotMade) {
       ": GID 3 of mlx5_0:1 is empty or its address has gone since it was read. Next: 'show_gids mlx5_0' lists what "
       "is there; VERBATIM_GID_INDEX=auto chooses anew for each connection");
   EXPECT_TRUE(explained(EINVAL).starts_with(": the device refuses an attribute: GID 3, an MTU"));
-  EXPECT_TRUE(explain_setup(system_error("connect", ETIMEDOUT), &facts).empty()) << "TCP says all itself";
-  EXPECT_EQ(explain_setup(system_error("ibv_create_qp", ENOMEM), nullptr, {.most = 8192, .held = 17}),
+  EXPECT_TRUE(explain_setup_error(system_error("connect", ETIMEDOUT), &facts).empty()) << "TCP says all itself";
+  EXPECT_EQ(explain_setup_error(system_error("ibv_create_qp", ENOMEM), nullptr, {.limit = 8192, .in_use = 17}),
             ": the device has no room for another connection (it takes 8192 queue pairs of all processes, this one "
             "holds 17), or no memory "
             "may be locked. Next: fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma "
@@ -349,7 +351,7 @@ class KernelCounters {
 };
 
 // Of the device and port of the connection, at the end that failed, from the moment it was made.
-TEST(Failure, NamesTheKernelsCountersThatHaveChanged) {
+TEST(FailureReport, ChangedKernelCounters_AreNamed) {
   const ScratchDirectory scratch;
   const KernelCounters counters(scratch.path());
   const Lines told = warnings_of(test::check_in_child(with_faults(completes("RETRY_EXC_ERR", 3)), [&] {
@@ -380,8 +382,8 @@ TEST(Failure, NamesTheKernelsCountersThatHaveChanged) {
 }
 
 // Both ends' QPs have gone to INIT before: the third call is the one to RTR of the accepting side.
-TEST(Failure, OfSetUpNamesThePathAndTheRemedy) {
-  const Lines told = connecting_under("fail verb=modify_qp nth=3 errno=ETIMEDOUT");
+TEST(FailureReport, SetupFails_NamesPathAndRemedy) {
+  const Lines told = connect_warnings_under("fail verb=modify_qp nth=3 errno=ETIMEDOUT");
   ASSERT_FALSE(told.empty());
   EXPECT_NE(
       told[0].find("failed: ibv_modify_qp to RTR: Connection timed out: the peer's address does not resolve (route, "
@@ -394,7 +396,7 @@ TEST(Failure, OfSetUpNamesThePathAndTheRemedy) {
       << told[0];
 }
 
-TEST(Diagnosis, TheWholeLineFitsWithLongNames) {
+TEST(Diagnosis, LongHostNames_LineFitsNcclsLimit) {
   PathFacts facts = example();
   EXPECT_EQ(
       describe_failure("sending 8 bytes failed", {"why", "do"}, facts),
@@ -403,13 +405,13 @@ TEST(Diagnosis, TheWholeLineFitsWithLongNames) {
       "old, carried 1000 messages, 64000 bytes");
   facts.counters = "local_ack_timeout_err +8";
   facts.local.host = facts.remote->host = std::string(40, 'h');
-  facts.delivered.messages = 0;
+  facts.completed_counts.messages = 0;
   const std::string line = describe_failure(std::string(150, 'x'), diagnose(IBV_WC_RETRY_EXC_ERR, facts), facts);
   EXPECT_TRUE(line.ends_with("; since then local_ack_timeout_err +8"));
   EXPECT_LT(line.size(), 1000U) << "more does not fit into NCCL's line";
 }
 
-TEST(Failure, OfAReceiveIsToldAtBothEnds) {
+TEST(FailureReport, ReceiveFails_IsReportedAtBothEnds) {
   const Lines expected{
       "sending 64 bytes failed with remote invalid request error (IBV_WC_REM_INV_REQ_ERR 9, vendor error 0): the "
       "peer's NIC finds the request invalid: MTU that differs, access flags of its queue pair, or a length. "
@@ -420,12 +422,12 @@ TEST(Failure, OfAReceiveIsToldAtBothEnds) {
       "flushed): a message longer than its receive, or than this device takes: MTU, or versions that differ. "
       "Next: compare versions and MTU on both hosts. " +
           kPath + "1 messages, 64 bytes"};
-  EXPECT_EQ(told_under("complete op=recv nth=2 status=LOC_LEN_ERR vendor=129", 20), expected);
+  EXPECT_EQ(warnings_under("complete op=recv nth=2 status=LOC_LEN_ERR vendor=129", 20), expected);
 }
 
 // By its event or by what it flushed, whichever is seen first.
-TEST(Failure, OfADeviceIsNotBlamedOnThePath) {
-  const auto told = told_under("device-fatal device=0 after=1 op=write_imm", 20);
+TEST(FailureReport, DeviceFatal_IsNotReportedAsPathFailure) {
+  const auto told = warnings_under("device-fatal device=0 after=1 op=write_imm", 20);
   ASSERT_FALSE(told.empty());
   EXPECT_NE(told.back().find(": this device or its driver failed, not the path to the peer. Next: 'dmesg | grep "
                              "softverbs0'; take it out by VERBATIM_HCA=^softverbs0 until it is well. Path: HOST"),
@@ -434,15 +436,15 @@ TEST(Failure, OfADeviceIsNotBlamedOnThePath) {
 }
 
 // The receiver's application has given its buffer back too early.
-TEST(Failure, OfABufferThatIsGoneIsToldAtBothEnds) {
-  const auto told = told_under("seed=1", [](Stream& stream) {
+TEST(FailureReport, ReceiveBufferDeregistered_IsReportedAtBothEnds) {
+  const auto told = warnings_under("seed=1", [](Stream& stream) {
     stream.exchange(3);
     ASSERT_NE(stream.announce(), nullptr);
-    stream.forget_target();
+    stream.deregister_target();
     ASSERT_NE(stream.post(), nullptr);
-    EXPECT_TRUE(Link::fails(stream.link().send()));
-    stream.await_event();
-    EXPECT_TRUE(Link::fails(stream.link().recv()));
+    EXPECT_TRUE(ConnectedComms::fails(stream.link().send()));
+    stream.wait_for_device_event();
+    EXPECT_TRUE(ConnectedComms::fails(stream.link().recv()));
   });
   const Lines expected{
       "sending 64 bytes failed with remote access error (IBV_WC_REM_ACCESS_ERR 10, vendor error 0): the peer's "
@@ -456,12 +458,12 @@ TEST(Failure, OfABufferThatIsGoneIsToldAtBothEnds) {
   EXPECT_EQ(told, expected);
 }
 
-TEST(Failure, OfAPeerThatHasClosedNamesItFirst) {
-  const auto told = told_under("seed=1", [](Stream& stream) {
+TEST(FailureReport, PeerClosed_IsNamedFirst) {
+  const auto told = warnings_under("seed=1", [](Stream& stream) {
     stream.exchange(3);
     ASSERT_NE(stream.announce(), nullptr);
     stream.link().context().close(stream.link().send());
-    EXPECT_TRUE(Link::fails(stream.link().recv()));
+    EXPECT_TRUE(ConnectedComms::fails(stream.link().recv()));
   });
   EXPECT_EQ(told,
             Lines{"the peer HOST (pid #) has closed a connection that we wait for: it needs nothing more of us: the "
@@ -470,7 +472,7 @@ TEST(Failure, OfAPeerThatHasClosedNamesItFirst) {
 }
 
 // Shorter than all retries together, which wait eight times 67 ms.
-TEST(LinkEvents, AFlapIsWaitedForAndToldWithItsLength) {
+TEST(LinkEvents, LinkFlap_IsSurvivedAndReportedWithDuration) {
   Variables variables = with_faults("link-down device=1 after=5 op=write_imm for=200ms");
   variables.emplace_back("VERBATIM_TIMEOUT", "14");
   variables.emplace_back("VERBATIM_RETRY_CNT", "7");
@@ -479,7 +481,7 @@ TEST(LinkEvents, AFlapIsWaitedForAndToldWithItsLength) {
     Stream stream(1);
     stream.exchange(20);
     EXPECT_FALSE(stream.link().failed());
-    EXPECT_EQ(stream.link().send().delivered().messages, 20U);
+    EXPECT_EQ(stream.link().send().completed_counts().messages, 20U);
     stream.await_warnings(log, 2);
     const auto told = log.warnings();
     ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
@@ -492,7 +494,7 @@ TEST(LinkEvents, AFlapIsWaitedForAndToldWithItsLength) {
   });
 }
 
-TEST(LinkEvents, AnAddressThatConnectionsLoseIsNamed) {
+TEST(LinkEvents, GidChange_IsReportedWithConnections) {
   test::check_in_child(with_faults("gid device=0 index=3 address=10.0.0.9 type=rocev2 after=5 op=write_imm"), [] {
     const LogCapture log;
     Stream stream;
@@ -505,11 +507,11 @@ TEST(LinkEvents, AnAddressThatConnectionsLoseIsNamed) {
   });
 }
 
-TEST(Failure, AnErrorAndItsFlushesAreOneLine) {
-  const auto told = told_under("drop-ack op=write_imm nth=1 times=all", [](Stream& stream) {
+TEST(FailureReport, ErrorAndFlushedRequests_GiveOneLine) {
+  const auto told = warnings_under("drop-ack op=write_imm nth=1 times=all", [](Stream& stream) {
     for (unsigned i = 0; i < wire::kMaxInFlight; ++i) ASSERT_NE(stream.announce(), nullptr) << i;
     for (unsigned i = 0; i < wire::kMaxInFlight; ++i) ASSERT_NE(stream.post(), nullptr) << i;
-    EXPECT_TRUE(Link::fails(stream.link().send()));
+    EXPECT_TRUE(ConnectedComms::fails(stream.link().send()));
     for (int i = 0; i < 1000; ++i) stream.link().send().progress();
   });
   EXPECT_EQ(

@@ -14,10 +14,10 @@
 #include <thread>
 #include <utility>
 
-#include "base/fd.h"
 #include "base/socket.h"
+#include "base/unique_fd.h"
 #include "child_lines.h"
-#include "link.h"
+#include "connected_comms.h"
 #include "support/child.h"
 #include "wire/handle.h"
 
@@ -34,8 +34,8 @@ Lines lines_of(const std::function<void()>& body, const std::string& faults = "s
 }
 
 // Two contexts of this process, between which a handshake does not end as it should.
-struct Strangers {
-  Strangers() {
+struct HandshakePair {
+  HandshakePair() {
     for (Context*& context : contexts) {
       Result<Context*> opened = open_context(-1);
       EXPECT_TRUE(opened);
@@ -45,7 +45,7 @@ struct Strangers {
     EXPECT_TRUE(listening);
     if (listening) listen = *listening;
   }
-  ~Strangers() {
+  ~HandshakePair() {
     for (Context* context : contexts) {
       if (context != nullptr) close_context(context);
     }
@@ -54,11 +54,11 @@ struct Strangers {
   Result<SendComm*> connect() { return contexts[1]->connect(0, handle, -1); }
   Result<RecvComm*> accept() { return contexts[0]->accept(*listen); }
   // Calls one side until it fails.
-  void connect_in_vain() {
-    EXPECT_TRUE(Link::eventually([&] { return !connect(); }));
+  void connect_until_failure() {
+    EXPECT_TRUE(ConnectedComms::eventually([&] { return !connect(); }));
   }
-  void accept_in_vain() {
-    EXPECT_TRUE(Link::eventually([&] { return !accept(); }));
+  void accept_until_failure() {
+    EXPECT_TRUE(ConnectedComms::eventually([&] { return !accept(); }));
   }
 
   std::array<Context*, 2> contexts{};
@@ -74,14 +74,14 @@ void for_a_while(const std::function<void()>& call) {
   }
 }
 
-TEST(AHandshake, ThatTheConnectingEndLeavesNamesIt) {
+TEST(HandshakeFailureLine, ConnectingPeerCloses_NamesPeer) {
   const Lines told = lines_of([] {
-    Strangers strangers;
+    HandshakePair strangers;
     for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
     // Has answered then, and waits for the peer.
     for_a_while([&] { ASSERT_TRUE(strangers.accept()); });
     strangers.end(1);
-    strangers.accept_in_vain();
+    strangers.accept_until_failure();
   });
   ASSERT_EQ(told.size(), 1U);
   EXPECT_EQ(
@@ -91,15 +91,15 @@ TEST(AHandshake, ThatTheConnectingEndLeavesNamesIt) {
       "why");
 }
 
-TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
+TEST(HandshakeFailureLine, ListeningPeerCloses_NamesPeer) {
   const Lines told = lines_of([] {
-    Strangers strangers;
+    HandshakePair strangers;
     for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
     HandleBytes handle{};
     Result<ListenComm*> other = strangers.contexts[1]->listen(0, handle);  // serves the socket from here on
     ASSERT_TRUE(other);
     strangers.end(0);
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       EXPECT_TRUE(strangers.contexts[1]->accept(**other));
       return !strangers.connect();
     }));
@@ -111,11 +111,11 @@ TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
       "its application has closed its listen. Next: look at 127.0.0.1:# first: its log says more");
 }
 
-TEST(AHandshake, ThatThePeerRefusesSaysWhy) {
+TEST(HandshakeFailureLine, PeerRejects_GivesItsReason) {
   const Lines told = lines_of(
       [] {
-        Strangers strangers;
-        EXPECT_TRUE(Link::eventually([&] {
+        HandshakePair strangers;
+        EXPECT_TRUE(ConnectedComms::eventually([&] {
           static_cast<void>(strangers.accept());
           return !strangers.connect();
         }));
@@ -133,7 +133,7 @@ const std::string kAccepting =
     "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
 
 // The handle of a process that has ended since.
-HandleBytes left_behind() {
+HandleBytes handle_of_ended_process() {
   int ends[2];
   EXPECT_EQ(::pipe(ends), 0);
   const pid_t child = ::fork();
@@ -153,31 +153,31 @@ HandleBytes left_behind() {
   return handle;
 }
 
-TEST(AHandshake, WithAProcessThatHasEndedIsRefused) {
+TEST(HandshakeFailureLine, PeerProcessEnded_IsConnectionRefused) {
   const Lines told = lines_of([] {
-    const HandleBytes handle = left_behind();
-    Strangers strangers;
+    const HandleBytes handle = handle_of_ended_process();
+    HandshakePair strangers;
     strangers.handle = handle;
-    strangers.connect_in_vain();
+    strangers.connect_until_failure();
   });
   EXPECT_EQ(told,
             Lines{kConnecting + "connect: Connection refused: its process has ended or listens no more, "
                                 "or a firewall is in between. Next: look at 127.0.0.1:# first: its log says why"});
 }
 
-TEST(AHandshake, ThatNobodyAcceptsTimesOut) {
-  const Lines told = lines_of([] { Strangers().connect_in_vain(); });
+TEST(HandshakeFailureLine, PeerNeverAccepts_TimesOut) {
+  const Lines told = lines_of([] { HandshakePair().connect_until_failure(); });
   EXPECT_EQ(told,
             Lines{kConnecting + "waiting for the peer's accept: Connection timed out: its application does nothing for "
                                 "this connection, or its host does not answer. Next: look at 127.0.0.1:# first: its "
                                 "process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer"});
 }
 
-TEST(AHandshake, ThatTheConnectingEndForgetsTimesOut) {
+TEST(HandshakeFailureLine, ConnectNotContinued_TimesOut) {
   const Lines told = lines_of([] {
-    Strangers strangers;
+    HandshakePair strangers;
     for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
-    strangers.accept_in_vain();
+    strangers.accept_until_failure();
   });
   EXPECT_EQ(told, Lines{kAccepting + "waiting for the peer to finish the handshake: Connection timed out: its "
                                      "application does nothing for this connection, or its host does not answer. Next: "
@@ -214,7 +214,7 @@ class Service {
     EXPECT_EQ(::listen(listener_.get(), 0), 0);
     Result<UniqueFd> socket = tcp_connect(*local_address(listener_), {});
     EXPECT_TRUE(socket);
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       const Result<bool> connected = tcp_connected(*socket);
       return connected && *connected;
     }));
@@ -222,29 +222,29 @@ class Service {
   }
 
   UniqueFd next() const {
-    UniqueFd guest;
-    EXPECT_TRUE(Link::eventually([&] {
+    UniqueFd client;
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       Result<std::optional<UniqueFd>> accepted = tcp_accept(listener_);
       EXPECT_TRUE(accepted);
-      if (accepted && *accepted) guest = std::move(**accepted);
-      return guest.get() >= 0;
+      if (accepted && *accepted) client = std::move(**accepted);
+      return client.get() >= 0;
     }));
-    return guest;
+    return client;
   }
 
   // Passes the first message of `guest` on to whom it was for.
-  UniqueFd introduce(const UniqueFd& guest) const {
+  UniqueFd forward_hello(const UniqueFd& client) const {
     std::vector<std::uint8_t> message(wire::kHeaderBytes);
     std::size_t filled = 0;
-    receive(guest, message, filled);
+    receive(client, message, filled);
     const auto header =
         wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(message.data(), wire::kHeaderBytes));
     EXPECT_TRUE(header);
     message.resize(wire::kHeaderBytes + header->body_bytes);
-    receive(guest, message, filled);
+    receive(client, message, filled);
     Result<UniqueFd> socket = tcp_connect(real_, {});
     EXPECT_TRUE(socket);
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       const Result<bool> connected = tcp_connected(*socket);
       return connected && *connected;
     }));
@@ -254,7 +254,7 @@ class Service {
 
   static void send(const UniqueFd& to, std::vector<std::uint8_t> bytes) {
     OutgoingMessage message(std::move(bytes));
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       const Result<bool> sent = message.send(to);
       return !sent || *sent;
     }));
@@ -265,7 +265,7 @@ class Service {
 
  private:
   static void receive(const UniqueFd& from, std::span<std::uint8_t> bytes, std::size_t& filled) {
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       const Result<bool> all = receive_into(from, bytes, filled);
       EXPECT_TRUE(all);
       return !all || *all;
@@ -276,15 +276,15 @@ class Service {
   mutable sockaddr_storage real_{};
 };
 
-TEST(AHandshake, ThatAnotherServiceAnswersNamesTheVersions) {
+TEST(HandshakeFailureLine, OtherServiceAnswersConnect_NamesVersions) {
   const Lines told = lines_of([] {
-    Strangers strangers;
+    HandshakePair strangers;
     const Service service;
     strangers.handle = service.in_place_of(strangers.handle);
     for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
-    const UniqueFd guest = service.next();
-    Service::send(guest, "HTTP/1.1 400 Bad Request\r\n\r\n");
-    strangers.connect_in_vain();
+    const UniqueFd client = service.next();
+    Service::send(client, "HTTP/1.1 400 Bad Request\r\n\r\n");
+    strangers.connect_until_failure();
   });
   EXPECT_EQ(told,
             Lines{kConnecting + "message of another protocol: Protocol error: what came is of another service, or of "
@@ -292,16 +292,16 @@ TEST(AHandshake, ThatAnotherServiceAnswersNamesTheVersions) {
                                 "the versions of the plugin here and on 127.0.0.1:#"});
 }
 
-TEST(AHandshake, ThatAnotherServiceContinuesNamesTheVersions) {
+TEST(HandshakeFailureLine, OtherServiceContinuesHandshake_NamesVersions) {
   const Lines told = lines_of([] {
-    Strangers strangers;
+    HandshakePair strangers;
     const Service service;
     strangers.handle = service.in_place_of(strangers.handle);
     for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
-    const UniqueFd guest = service.next();
-    const UniqueFd there = service.introduce(guest);
+    const UniqueFd client = service.next();
+    const UniqueFd there = service.forward_hello(client);
     Service::send(there, "GET / HTTP/1.1\r\n\r\n");
-    strangers.accept_in_vain();
+    strangers.accept_until_failure();
   });
   EXPECT_EQ(told,
             Lines{kAccepting + "message of another protocol: Protocol error: what came is of another service, or of "
@@ -309,25 +309,25 @@ TEST(AHandshake, ThatAnotherServiceContinuesNamesTheVersions) {
                                "the versions of the plugin here and on HOST (pid #, 127.0.0.1:#)"});
 }
 
-TEST(AHandshake, BetweenReleasesSaysToRunOne) {
+TEST(HandshakeFailureLine, OtherRelease_SuggestsSameRelease) {
   const Lines told = lines_of([] {
-    Strangers strangers;
+    HandshakePair strangers;
     const Service service;
     strangers.handle = service.in_place_of(strangers.handle);
     ++strangers.handle[4];  // the version
     for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
     Service::send(service.next(), wire::encode_reject("this end speaks another one"));
-    strangers.connect_in_vain();
+    strangers.connect_until_failure();
   });
   EXPECT_EQ(told, Lines{kConnecting + "the peer refused the connection: this end speaks another one. Next: run the "
                                       "same release on all hosts"});
 }
 
 // The system holds the connection back, so that the hello comes long after it, when the peer has hung up.
-TEST(AHandshake, ThatCameLateIsTriedAgain) {
+TEST(HandshakeFailureLine, HelloAfterPeerTimeout_IsRetried) {
   const Lines told = lines_of(
       [] {
-        Strangers strangers;
+        HandshakePair strangers;
         const Service service;
         strangers.handle = service.in_place_of(strangers.handle);
         const UniqueFd filler = service.fill();
@@ -336,7 +336,7 @@ TEST(AHandshake, ThatCameLateIsTriedAgain) {
         service.next();
         for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
         Service::send(service.next(), wire::encode_reject("no"));
-        strangers.connect_in_vain();
+        strangers.connect_until_failure();
       },
       "seed=1", "60");
   EXPECT_EQ(told, Lines{kConnecting + "the peer refused the connection: no. Next: look at 127.0.0.1:# first: its log "

@@ -1,4 +1,4 @@
-#include "net/qp_planner.h"
+#include "net/connect/qp_planner.h"
 
 #include <gtest/gtest.h>
 
@@ -22,14 +22,14 @@ std::map<std::pair<unsigned, unsigned>, unsigned> positions(unsigned n, unsigned
   for (unsigned i = 1; i < n; ++i) {
     const unsigned to = (me + i) % n;
     for (unsigned k = 0; k < q; ++k) {
-      const QpPlace place = planner.place(peer(to), shape);
-      found[{to, k}] = place.row * planner.layer(place.layer).peers + place.column;
+      const QpPlacement assign = planner.assign(peer(to), shape);
+      found[{to, k}] = assign.row * planner.layer(assign.layer).peers + assign.column;
     }
   }
   return found;
 }
 
-TEST(QpPlanner, FirstOfAllPeersThenSecondFromTheOwnPlaceOn) {
+TEST(QpPlanner, RotatedPeers_PositionsAreRoundByRound) {
   for (const unsigned n : {2U, 4U, 8U, 16U, 32U}) {
     for (const unsigned q : {1U, 2U, 4U}) {
       for (unsigned me = 0; me < n; ++me) {
@@ -44,7 +44,7 @@ TEST(QpPlanner, FirstOfAllPeersThenSecondFromTheOwnPlaceOn) {
   }
 }
 
-TEST(QpPlanner, AColumnThatNobodyUsesChangesNoOrder) {
+TEST(QpPlanner, UnusedColumn_KeepsOrder) {
   // NCCL counts the caller itself among the peers.
   const auto exact = positions(8, 4, 3, {7, 4});
   const auto wide = positions(8, 4, 3, {8, 4});
@@ -57,50 +57,50 @@ TEST(QpPlanner, AColumnThatNobodyUsesChangesNoOrder) {
   for (std::size_t i = 0; i < by_exact.size(); ++i) EXPECT_EQ(by_exact[i].second, by_wide[i].second);
 }
 
-TEST(QpPlanner, PeersBeyondTheBlockBeginTheNextOne) {
+TEST(QpPlanner, PeersBeyondBlock_StartNextBlock) {
   QpPlanner planner;
   constexpr unsigned kColumns = 128;  // NCCL connects in rounds of so many
   std::set<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> taken;
   for (unsigned i = 0; i < 300; ++i) {
     for (unsigned k = 0; k < 2; ++k) {
-      const QpPlace place = planner.place(peer(i), {kColumns, 2});
-      EXPECT_EQ(place.block, i / kColumns);
-      EXPECT_EQ(place.column, i % kColumns);
-      EXPECT_EQ(place.row, k);
-      EXPECT_TRUE(taken.insert({place.block, place.row, place.column}).second);
+      const QpPlacement assign = planner.assign(peer(i), {kColumns, 2});
+      EXPECT_EQ(assign.block, i / kColumns);
+      EXPECT_EQ(assign.column, i % kColumns);
+      EXPECT_EQ(assign.row, k);
+      EXPECT_TRUE(taken.insert({assign.block, assign.row, assign.column}).second);
     }
   }
   EXPECT_EQ(planner.layers(), 3U);
 }
 
-TEST(QpPlanner, ConnectionsBeyondTheRowsComeInTheNextLayer) {
+TEST(QpPlanner, ConnectionsBeyondRows_StartNextLayer) {
   QpPlanner planner;
   for (unsigned i = 0; i < 3; ++i) {
     for (unsigned k = 0; k < 5; ++k) {
-      const QpPlace place = planner.place(peer(i), {3, 2});
-      EXPECT_EQ(place.block, 0U);
-      EXPECT_EQ(place.column, i);
-      EXPECT_EQ(place.row, k);
-      EXPECT_EQ(place.layer, k / 2);
-      EXPECT_EQ(place.layer_row, k % 2);
+      const QpPlacement assign = planner.assign(peer(i), {3, 2});
+      EXPECT_EQ(assign.block, 0U);
+      EXPECT_EQ(assign.column, i);
+      EXPECT_EQ(assign.row, k);
+      EXPECT_EQ(assign.layer, k / 2);
+      EXPECT_EQ(assign.layer_row, k % 2);
     }
   }
   EXPECT_EQ(planner.layers(), 3U);
 }
 
-TEST(QpPlanner, ANewShapeHoldsForWhatComesAfterIt) {
+TEST(QpPlanner, NewShape_AppliesToLaterBlocks) {
   QpPlanner planner;
-  planner.place(peer(0), {2, 1});
-  EXPECT_EQ(planner.place(peer(1), {4, 3}).block, 0U);
-  EXPECT_EQ(planner.place(peer(0), {4, 3}).layer, 1U);
+  planner.assign(peer(0), {2, 1});
+  EXPECT_EQ(planner.assign(peer(1), {4, 3}).block, 0U);
+  EXPECT_EQ(planner.assign(peer(0), {4, 3}).layer, 1U);
   EXPECT_EQ(planner.layer(1).peers, 2U) << "a block keeps its columns";
   EXPECT_EQ(planner.layer(1).rows, 3U);
-  const QpPlace next = planner.place(peer(2), {4, 3});
+  const QpPlacement next = planner.assign(peer(2), {4, 3});
   EXPECT_EQ(next.block, 1U);
   EXPECT_EQ(planner.layer(next.layer).peers, 4U);
 }
 
-TEST(QpPlanner, ListensOfOnePeerAreOnePeer) {
+TEST(QpPlanner, ListensOfOnePeer_HaveOnePeerId) {
   wire::PeerIdentity identity{.host_id = 1, .process_id = 2, .device_guid = 3, .context = 4, .listen = 5};
   const PeerId first = peer_id(identity);
   identity.listen = 6;
@@ -110,26 +110,26 @@ TEST(QpPlanner, ListensOfOnePeerAreOnePeer) {
   EXPECT_EQ(to_string(first), "1-2-3-4");
 }
 
-TEST(QpPlanner, StartsAnewWhenCleared) {
+TEST(QpPlanner, Clear_StartsFirstBlock) {
   QpPlanner planner;
-  planner.place(peer(5), {1, 1});
+  planner.assign(peer(5), {1, 1});
   planner.clear();
-  const QpPlace place = planner.place(peer(6), {2, 2});
-  EXPECT_EQ(place.block, 0U);
-  EXPECT_EQ(place.column, 0U);
+  const QpPlacement assign = planner.assign(peer(6), {2, 2});
+  EXPECT_EQ(assign.block, 0U);
+  EXPECT_EQ(assign.column, 0U);
   EXPECT_EQ(planner.layers(), 1U);
 }
 
-TEST(ShapeBlock, StaysWithinTheMost) {
-  EXPECT_EQ(shape_block({.peers = 7, .flows = 4}, 1, 1024), (BlockShape{7, 4}));
-  EXPECT_EQ(shape_block({.peers = 7, .flows = 4}, 2, 40), (BlockShape{7, 2})) << "fewer rows";
-  EXPECT_EQ(shape_block({.peers = 4000, .flows = 4}, 1, 1024), (BlockShape{1024, 1})) << "fewer columns";
-  EXPECT_EQ(shape_block({.peers = 7, .flows = 4}, 8, 7), BlockShape{}) << "not even one connection";
-  EXPECT_EQ(shape_block({}, 1, 1024), BlockShape{}) << "nothing known";
-  EXPECT_EQ(shape_block({.peers = 4, .flows = 16, .collective = true}, 1, 1024), (BlockShape{1, 16}));
+TEST(ShapeBlock, AnyTraffic_StaysWithinLimit) {
+  EXPECT_EQ(choose_block_shape({.peers = 7, .flows = 4}, 1, 1024), (BlockShape{7, 4}));
+  EXPECT_EQ(choose_block_shape({.peers = 7, .flows = 4}, 2, 40), (BlockShape{7, 2})) << "fewer rows";
+  EXPECT_EQ(choose_block_shape({.peers = 4000, .flows = 4}, 1, 1024), (BlockShape{1024, 1})) << "fewer columns";
+  EXPECT_EQ(choose_block_shape({.peers = 7, .flows = 4}, 8, 7), BlockShape{}) << "not even one connection";
+  EXPECT_EQ(choose_block_shape({}, 1, 1024), BlockShape{}) << "nothing known";
+  EXPECT_EQ(choose_block_shape({.peers = 4, .flows = 16, .collective = true}, 1, 1024), (BlockShape{1, 16}));
 }
 
-TEST(ChooseQps, FollowsTheTrafficWithinTheBounds) {
+TEST(ChooseQps, AnyTraffic_StaysWithinRange) {
   const QpRange bounds{1, 8};
   EXPECT_EQ(choose_qps(bounds, {.peers = 1, .flows = 1}), 8U);
   EXPECT_EQ(choose_qps(bounds, {.peers = 7, .flows = 2}), 4U);
@@ -140,28 +140,28 @@ TEST(ChooseQps, FollowsTheTrafficWithinTheBounds) {
   EXPECT_EQ(choose_qps({4, 4}, {.peers = 1000, .flows = 4}), 4U) << "a fixed number stays";
 }
 
-TEST(Gathered, RowsOfAllPeersInTheOrderOfTheRequests) {
+TEST(OrderGathered, SeveralPeers_GiveRowsInRequestOrder) {
   const PeerId a = peer(9);
   const PeerId b = peer(3);
   const std::vector<PeerId> requests{a, a, b, b, b};
-  const std::vector<GatheredPlace> places = order_gathered(requests);
+  const std::vector<GatheredPlacement> places = order_gathered(requests);
   std::vector<std::size_t> order;
-  for (const GatheredPlace& place : places) order.push_back(place.request);
+  for (const GatheredPlacement& assign : places) order.push_back(assign.request_index);
   EXPECT_EQ(order, (std::vector<std::size_t>{0, 2, 1, 3, 4}));
   EXPECT_EQ(places[3].row, 1U);
   EXPECT_EQ(places[3].column, 1U);
 }
 
-TEST(Ring, EveryoneStartsBehindItself) {
+TEST(OrderInRing, EveryRank_StartsAfterItself) {
   constexpr unsigned kPeers = 8;
   for (unsigned me = 0; me < kPeers; ++me) {
     std::vector<PeerId> requests;
     for (unsigned to = 0; to < kPeers; ++to) {
       if (to != me) requests.insert(requests.end(), 2, peer(to * 11 % kPeers));  // in nobody's order
     }
-    for (const GatheredPlace& place : order_in_ring(requests, peer(me * 11 % kPeers))) {
-      const auto to = static_cast<unsigned>(requests[place.request].process);
-      EXPECT_EQ(place.column, (to + kPeers - me * 11 % kPeers - 1) % kPeers);
+    for (const GatheredPlacement& assign : order_in_ring(requests, peer(me * 11 % kPeers))) {
+      const auto to = static_cast<unsigned>(requests[assign.request_index].process);
+      EXPECT_EQ(assign.column, (to + kPeers - me * 11 % kPeers - 1) % kPeers);
     }
   }
 }

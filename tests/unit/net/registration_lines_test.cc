@@ -12,9 +12,9 @@
 #include <iterator>
 #include <string>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "child_lines.h"
-#include "link.h"
+#include "connected_comms.h"
 #include "support/child.h"
 
 namespace verbatim {
@@ -48,12 +48,12 @@ struct RegistrationEnds {
     Request* const send = link.posted([&] { return link.isend(source.data(), source.size(), 0, *source_memory); });
     ASSERT_TRUE(link.wait(receive));
     ASSERT_TRUE(link.wait(send));
-    link.taken_back(receive);
-    link.taken_back(send);
+    link.is_completed(receive);
+    link.is_completed(send);
     EXPECT_EQ(std::memcmp(memory, source.data(), source.size()), 0);
   }
 
-  Link link;
+  ConnectedComms link;
   UniqueFd file{::memfd_create("gpu", MFD_CLOEXEC)};
   void* memory = nullptr;
 };
@@ -78,7 +78,7 @@ Lines lines_of(const std::string& faults, const std::function<void(RegistrationE
   return lines;
 }
 
-TEST(ARegistration, OfHostMemoryThatIsGoneSaysSo) {
+TEST(RegistrationFailureLine, UnmappedHostMemory_IsReported) {
   const Lines told = lines_of("fail verb=reg_mr_iova2 errno=EFAULT", [](RegistrationEnds& ends) {
     const auto refused = ends.reg(MemoryType::kHost);
     ASSERT_FALSE(refused);
@@ -92,7 +92,7 @@ TEST(ARegistration, OfHostMemoryThatIsGoneSaysSo) {
                   "mapped, and may it be written? The application may have freed it"});
 }
 
-TEST(ARegistration, OfADmaBufThatIsRefusedFallsBackOnceWithItsReason) {
+TEST(RegistrationFailureLine, DmaBufRefused_FallsBackWithOneLine) {
   const Lines told = lines_of("fail verb=reg_dmabuf_mr nth=3 count=2 errno=EOPNOTSUPP", [](RegistrationEnds& ends) {
     for (int i = 0; i < 3; ++i) {
       const auto one = ends.reg(MemoryType::kDmaBuf);
@@ -105,7 +105,7 @@ TEST(ARegistration, OfADmaBufThatIsRefusedFallsBackOnceWithItsReason) {
                         "as peer memory at the same address, which is as good"});
 }
 
-TEST(ARegistration, OfADmaBufBehindAnIommuGivesBothReasons) {
+TEST(RegistrationFailureLine, DmaBufBehindIommu_GivesBothReasons) {
   const Lines told = lines_of("fail verb=reg_dmabuf_mr nth=3 errno=EINVAL; fail verb=reg_mr_iova2 errno=EFAULT",
                               [](RegistrationEnds& ends) {
                                 const auto refused = ends.reg(MemoryType::kDmaBuf);
@@ -128,7 +128,7 @@ std::string without_limits(const std::string& line) {
   return std::regex_replace(line, std::regex("\\(hard [^)]*\\), [0-9]+ KiB are locked"), "(hard #), # KiB are locked");
 }
 
-TEST(ARegistration, BeyondTheLimitOfLockedMemoryNamesItAndSmallerOnesFit) {
+TEST(RegistrationFailureLine, BeyondLockedMemoryLimit_NamesLimitAndSmallerSucceeds) {
   const Lines told = lines_of("registration max-bytes=512K", [](RegistrationEnds& ends) {
     rlimit limit = {};
     getrlimit(RLIMIT_MEMLOCK, &limit);
@@ -150,7 +150,7 @@ TEST(ARegistration, BeyondTheLimitOfLockedMemoryNamesItAndSmallerOnesFit) {
 }
 
 // Two registrations are the connection's own.
-TEST(ARegistration, BeyondTheNumberThatTheDeviceTakesNamesItAndOneOfLessFits) {
+TEST(RegistrationFailureLine, BeyondDeviceMaxMr_NamesLimitAndFewerSucceed) {
   const Lines told = lines_of("seed=1",
                               [](RegistrationEnds& ends) {
                                 std::vector<std::unique_ptr<MemoryHandle>> held;

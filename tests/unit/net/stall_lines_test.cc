@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "child_lines.h"
-#include "link.h"
+#include "connected_comms.h"
 #include "support/child.h"
 #include "support/log_capture.h"
 
@@ -30,7 +30,7 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kWarnSeconds = "2";
 constexpr auto kLongestRest = std::chrono::milliseconds(300);
 constexpr int kMostTries = 20;
-constexpr std::string_view kRested = "no turn";
+constexpr std::string_view kIdlePeriod = "no turn";
 
 // A connection with 64 bytes at each end.
 struct StallEnds {
@@ -58,7 +58,7 @@ struct StallEnds {
     RecvComm::test_flush(*flush, &done);
   }
 
-  Link link;
+  ConnectedComms link;
   std::vector<std::uint8_t> source = std::vector<std::uint8_t>(64);
   std::vector<std::uint8_t> target = std::vector<std::uint8_t>(64);
   std::unique_ptr<MemoryHandle> source_memory;
@@ -69,17 +69,17 @@ struct StallEnds {
 };
 
 // Drives a connection in a child until it has warned so often, and writes that on stderr.
-void drive_until_told(const LogCapture& log, std::size_t lines, const std::function<void()>& drive) {
+void drive_until_warning(const LogCapture& log, std::size_t lines, const std::function<void()>& drive) {
   Clock::duration longest{};
   Clock::time_point last = Clock::now();
-  EXPECT_TRUE(Link::eventually([&] {
+  EXPECT_TRUE(ConnectedComms::eventually([&] {
     drive();
     const Clock::time_point now = Clock::now();
     longest = std::max(longest, now - std::exchange(last, now));
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return log.warnings().size() >= lines;
   }));
-  if (longest > kLongestRest) std::fprintf(stderr, "%.*s\n", static_cast<int>(kRested.size()), kRested.data());
+  if (longest > kLongestRest) std::fprintf(stderr, "%.*s\n", static_cast<int>(kIdlePeriod.size()), kIdlePeriod.data());
   for (const std::string& line : log.warnings()) std::fprintf(stderr, "verbatim: %s\n", line.c_str());
 }
 
@@ -88,7 +88,7 @@ Lines lines_of(test::Variables variables, const std::function<void()>& body) {
   variables.emplace_back("VERBATIM_TIMEOUT", "31");  // for hours: what is held up is not given up
   for (int tries = 1;; ++tries) {
     const std::string told = test::check_in_child(variables, body);
-    if (tries < kMostTries && !testing::Test::HasFailure() && told.find(kRested) != std::string::npos) continue;
+    if (tries < kMostTries && !testing::Test::HasFailure() && told.find(kIdlePeriod) != std::string::npos) continue;
     Lines lines = warnings_of(told);
     std::sort(lines.begin(), lines.end());
     return lines;
@@ -114,7 +114,7 @@ Lines stalled(const Case& one) {
     StallEnds ends(one.type);
     one.begin(ends);
     const LogCapture log;
-    drive_until_told(log, one.lines, [&] { one.drive(ends); });
+    drive_until_warning(log, one.lines, [&] { one.drive(ends); });
   });
 }
 
@@ -137,21 +137,21 @@ const std::string kUnderWay =
     "1 messages (64 bytes) sent, 1 work requests not completed and tested for, isend not called, QPs in RTS";
 const std::string kStill = ", still for T";
 
-TEST(AStall, OfAReceiverThatIsLate) {
+TEST(StallLine, ReceiveNotPosted_NamesReceiver) {
   EXPECT_EQ(stalled({.drive = [](StallEnds& ends) { ends.isend(); }}),
             Lines{line(kPeer + " is late: its application has not posted the receive",
                        kNotSent + ("called, no receive, QPs in RTS" + kStill),
                        "0 receives posted (0 bytes came), 0 not arrived, 0 flushes, QPs in RTS", kPeerFirst)});
 }
 
-TEST(AStall, OfASenderThatIsLate) {
+TEST(StallLine, SendNotPosted_NamesSender) {
   EXPECT_EQ(stalled({.begin = [](StallEnds& ends) { ends.receive = ends.irecv(); },
                      .drive = [](StallEnds& ends) { ends.test_receive(); }}),
             Lines{line(kPeer + " is late: its application has not sent", kOnePosted + kStill,
                        kNotSent + std::string("not called, QPs in RTS"), kPeerFirst)});
 }
 
-TEST(AStall, OfApplicationsThatDiffer) {
+TEST(StallLine, TagsDiffer_NamesBothApplications) {
   const std::string differ = "the applications differ: what this end and " + kPeer +
                              " want has not the same tag, or a message of a group is missing";
   const std::string sender = kNotSent + ("called, no receive of its tag, QPs in RTS" + kStill);
@@ -166,7 +166,7 @@ TEST(AStall, OfApplicationsThatDiffer) {
                    line(differ, kOnePosted + kStill, sender, kCompare)}));
 }
 
-TEST(AStall, OfAnApplicationThatDoesNotTest) {
+TEST(StallLine, TestNotCalled_NamesThisProcess) {
   EXPECT_EQ(
       stalled({.begin = [](StallEnds& ends) { ends.post(); },
                .drive = [](StallEnds& ends) { ends.link.send().progress(); }}),
@@ -175,7 +175,7 @@ TEST(AStall, OfAnApplicationThatDoesNotTest) {
                  kAllSent, "look at this process" + kStack)});
 }
 
-TEST(AStall, OfTheNetworkUnderData) {
+TEST(StallLine, DataNotAcknowledged_NamesNetwork) {
   const std::string network =
       "the network, or the device: data between this end and " + kPeer + " was posted and is not acknowledged";
   EXPECT_EQ(stalled({.faults = "delay op=write_imm by=1000s",
@@ -191,7 +191,7 @@ TEST(AStall, OfTheNetworkUnderData) {
                    line(network, kOnePosted + kStill, kUnderWay + kStill, kBothHosts)}));
 }
 
-TEST(AStall, OfTheNetworkUnderAnnouncements) {
+TEST(StallLine, CtsNotArrived_NamesNetwork) {
   const std::string network =
       "the network, or the device: a receive (CTS) between this end and " + kPeer + " was announced and has not come";
   const std::string sender = kNotSent + ("called, no receive, QPs in RTS" + kStill);
@@ -207,7 +207,7 @@ TEST(AStall, OfTheNetworkUnderAnnouncements) {
                    line(network, kOnePosted + kStill, sender, kBothHosts)}));
 }
 
-TEST(AStall, OfADeviceThatForgetsACompletion) {
+TEST(StallLine, CompletionLost_NamesDevice) {
   EXPECT_EQ(stalled({.faults = "drop-completion op=recv",
                      .begin = [](StallEnds& ends) { ends.post(); },
                      .drive =
@@ -219,13 +219,13 @@ TEST(AStall, OfADeviceThatForgetsACompletion) {
                        kOnePosted + kStill, kAllSent, kKernelLog)});
 }
 
-TEST(AStall, OfADeviceThatDoesNotFlush) {
+TEST(StallLine, FlushNotCompleted_NamesDevice) {
   EXPECT_EQ(stalled({.faults = "delay op=read by=1000s",
                      .begin =
                          [](StallEnds& ends) {
                            ends.post();
                            ASSERT_TRUE(ends.link.wait(ends.receive));
-                           ends.link.taken_back(ends.receive);
+                           ends.link.is_completed(ends.receive);
                            ASSERT_TRUE(ends.link.wait(ends.send));
                            ends.flush = ends.link.recv().iflush(ends.target.data(), *ends.target_memory);
                            ASSERT_NE(ends.flush, nullptr);
@@ -260,7 +260,7 @@ class StoppedPeer {
     EXPECT_TRUE(listen);
     EXPECT_EQ(::write(handles_[1], handle.data(), handle.size()), static_cast<ssize_t>(handle.size()));
     RecvComm* accepted = nullptr;
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       Result<RecvComm*> comm = context.accept(**listen);
       EXPECT_TRUE(comm);
       accepted = comm ? *comm : nullptr;
@@ -285,7 +285,7 @@ class StoppedPeer {
     const Result<Context*> context = open_context(-1);
     Handle handle{};
     if (!context || ::read(handles_[0], handle.data(), handle.size()) != static_cast<ssize_t>(handle.size())) return 1;
-    const bool connected = Link::eventually([&] {
+    const bool connected = ConnectedComms::eventually([&] {
       const Result<SendComm*> comm = (*context)->connect(0, handle, -1);
       return comm && *comm != nullptr;
     });
@@ -298,7 +298,7 @@ class StoppedPeer {
   pid_t pid_ = -1;
 };
 
-void wait_in_vain(Context& context, StoppedPeer& peer) {
+void wait_without_progress(Context& context, StoppedPeer& peer) {
   RecvComm* const comm = peer.accept(context);
   ASSERT_NE(comm, nullptr);
   std::vector<std::uint8_t> target(64);
@@ -314,18 +314,18 @@ void wait_in_vain(Context& context, StoppedPeer& peer) {
   ASSERT_NE(request, nullptr);
   ASSERT_NO_FATAL_FAILURE(peer.stop());
   const LogCapture log;
-  drive_until_told(log, 1, [&] {
+  drive_until_warning(log, 1, [&] {
     int done = 0;
     RecvComm::test(*static_cast<Request*>(request), &done, nullptr);
   });
 }
 
-TEST(AStall, OfAPeerThatDoesNotAnswer) {
+TEST(StallLine, PeerStopped_IsReportedAsNotAnswering) {
   const Lines told = lines_of(warning("seed=1"), [] {
     StoppedPeer peer;
     const Result<Context*> context = open_context(-1);
     ASSERT_TRUE(context);
-    wait_in_vain(**context, peer);
+    wait_without_progress(**context, peer);
     close_context(*context);
   });
   EXPECT_EQ(told, Lines{line(kPeer + " does not answer: its process is stopped or hangs, its host is down, or it is "
@@ -335,12 +335,12 @@ TEST(AStall, OfAPeerThatDoesNotAnswer) {
 }
 
 // For whoever reads the log at that level; a warning is one of what is wrong.
-TEST(AStall, ThatEndsSaysSo) {
+TEST(StallLine, StallEnds_IsReported) {
   const Lines told = lines_of(warning("seed=1"), [] {
     StallEnds ends(MemoryType::kHost);
     ends.receive = ends.irecv();
     const LogCapture log;
-    drive_until_told(log, 1, [&] { ends.test_receive(); });
+    drive_until_warning(log, 1, [&] { ends.test_receive(); });
     ends.send = ends.link.posted([&] { return ends.isend(); });
     ASSERT_TRUE(ends.link.wait(ends.receive));
     const auto moves = [&] {
@@ -350,7 +350,7 @@ TEST(AStall, ThatEndsSaysSo) {
       });
       return found == lines.end() ? std::string() : *found;
     };
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       return !moves().empty();
     }));
@@ -363,7 +363,7 @@ TEST(AStall, ThatEndsSaysSo) {
 }
 
 // With VERBATIM_STALL_FAIL_S it ends at both ends, and each says what the end that gave up has found.
-TEST(AStall, ThatLastsTooLongEndsAtBothEnds) {
+TEST(StallLine, StallBeyondFailTime_FailsBothEnds) {
   test::Variables variables = with_faults("seed=1");
   variables.emplace_back("VERBATIM_STALL_WARN_S", "0");
   variables.emplace_back("VERBATIM_STALL_FAIL_S", kWarnSeconds);
@@ -371,7 +371,7 @@ TEST(AStall, ThatLastsTooLongEndsAtBothEnds) {
     StallEnds ends(MemoryType::kHost);
     ends.receive = ends.irecv();
     const LogCapture log;
-    drive_until_told(log, 2, [&] {
+    drive_until_warning(log, 2, [&] {
       ends.test_receive();
       if (ends.link.recv().error() != nullptr) ends.isend();  // its application looks again after all
     });

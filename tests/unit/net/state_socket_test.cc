@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "link.h"
+#include "connected_comms.h"
 #include "support/log_capture.h"
 
 namespace verbatim {
@@ -70,13 +70,13 @@ class Shortage {
   rlimit before_{};
 };
 
-TEST_F(StateSocketTest, CanBeReadWhileItLasts) {
+TEST_F(StateSocketTest, ContextOpen_StateIsReadable) {
   const std::string path = testing::TempDir() + "state-%p-%h";
   const std::string begin = testing::TempDir() + "state-" + std::to_string(::getpid()) + "-";
   ::setenv("VERBATIM_STATE_SOCKET", path.c_str(), 1);
   std::string found;
   {
-    Link link;
+    ConnectedComms link;
     found = stats_path(path, link.context().host_name());
     ASSERT_EQ(found.rfind(begin, 0), 0U);
     struct stat status {};
@@ -101,7 +101,7 @@ TEST_F(StateSocketTest, CanBeReadWhileItLasts) {
 }
 
 // A process that was killed has left its socket; one that lives keeps its own.
-TEST_F(StateSocketTest, OfADeadProcessIsReplacedAndThatOfALivingOneIsNot) {
+TEST_F(StateSocketTest, SocketOfDeadProcess_IsReplacedAndOfLiveOneIsKept) {
   const sockaddr_un address = address_of(path_);
   UniqueFd holder(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::bind(holder.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
@@ -109,22 +109,22 @@ TEST_F(StateSocketTest, OfADeadProcessIsReplacedAndThatOfALivingOneIsNot) {
   ::setenv("VERBATIM_STATE_SOCKET", path_.c_str(), 1);
   {
     const LogCapture log;
-    const Link link;
+    const ConnectedComms link;
     EXPECT_NE(log.only_warning().find("VERBATIM_STATE_SOCKET"), std::string::npos);
   }
   EXPECT_EQ(::access(path_.c_str(), F_OK), 0);
   holder.reset();
   {
-    const Link link;
+    const ConnectedComms link;
     EXPECT_NE(read_state(path_).find("\"version\":1"), std::string::npos);
   }
   EXPECT_NE(::access(path_.c_str(), F_OK), 0);
 }
 
-TEST_F(StateSocketTest, OutlivesALackOfDescriptors) {
+TEST_F(StateSocketTest, OutOfDescriptors_RecoversLater) {
   ::setenv("VERBATIM_STATE_SOCKET", path_.c_str(), 1);
   const LogCapture log;
-  const Link link;
+  const ConnectedComms link;
   UniqueFd reader;
   {
     reader = UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -133,7 +133,7 @@ TEST_F(StateSocketTest, OutlivesALackOfDescriptors) {
     ASSERT_EQ(::connect(reader.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
     const std::string told =
         "the state cannot be read at " + path_ + " (VERBATIM_STATE_SOCKET) for the moment: Too many open files";
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       const std::vector<std::string> infos = log.infos();
       return std::find(infos.begin(), infos.end(), told) != infos.end();
     }));

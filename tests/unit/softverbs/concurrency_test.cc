@@ -19,7 +19,7 @@ void join_all(std::vector<std::thread>& threads) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST_F(Concurrency, HundredsOfQpsKeepTheirTrafficApart) {
+TEST_F(Concurrency, HundredsOfQps_TransferWithoutMixing) {
   constexpr std::size_t kPairs = 256;
   constexpr std::size_t kBytes = 512;
   const Region source(device.pd.get(), kPairs * kBytes);
@@ -56,7 +56,7 @@ TEST_F(Concurrency, HundredsOfQpsKeepTheirTrafficApart) {
   EXPECT_EQ(find_wrong_byte(target.buffer.bytes(), 1), std::nullopt);
 }
 
-TEST_F(Concurrency, ThreadsWithTheirOwnQps) {
+TEST_F(Concurrency, ThreadsWithOwnQps_TransferCorrectly) {
   constexpr std::uint64_t kThreads = 6;
   constexpr std::uint64_t kMessages = 300;
   std::vector<std::thread> threads;
@@ -84,7 +84,7 @@ TEST_F(Concurrency, ThreadsWithTheirOwnQps) {
   EXPECT_EQ(right, kThreads * kMessages);
 }
 
-TEST_F(Concurrency, ThreadsShareOneQp) {
+TEST_F(Concurrency, ThreadsSharingOneQp_TransferCorrectly) {
   constexpr std::uint64_t kThreads = 4;
   constexpr std::uint64_t kMessages = 500;
   const Cq cq = create_cq(device, kThreads * kMessages);
@@ -116,7 +116,7 @@ TEST_F(Concurrency, ThreadsShareOneQp) {
   }
   std::set<std::uint64_t> completed;
   std::vector<std::uint64_t> last(kThreads, 0);
-  for (const ibv_wc& wc : poll(cq.get(), kThreads * kMessages, 4 * kPatience)) {
+  for (const ibv_wc& wc : poll(cq.get(), kThreads * kMessages, 4 * kCompletionTimeout)) {
     EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
     EXPECT_GE(wc.wr_id, last[wc.wr_id % kThreads]);  // one thread's requests keep their order
     last[wc.wr_id % kThreads] = wc.wr_id;
@@ -127,7 +127,7 @@ TEST_F(Concurrency, ThreadsShareOneQp) {
   EXPECT_EQ(find_wrong_byte(target.buffer.bytes(), 2), std::nullopt);
 }
 
-TEST_F(Concurrency, ThreadsShareOneCompletionQueue) {
+TEST_F(Concurrency, ThreadsSharingOneCq_GetEachCompletionOnce) {
   constexpr std::uint64_t kPairs = 4;
   constexpr std::uint64_t kMessages = 400;
   const Cq cq = create_cq(device, kPairs * 64);
@@ -143,7 +143,7 @@ TEST_F(Concurrency, ThreadsShareOneCompletionQueue) {
   std::vector<std::thread> threads;
   for (std::uint64_t t = 0; t < 2; ++t) {  // two pollers
     threads.emplace_back([&] {
-      const auto deadline = std::chrono::steady_clock::now() + 4 * kPatience;
+      const auto deadline = std::chrono::steady_clock::now() + 4 * kCompletionTimeout;
       while (completed + failed < kPairs * kMessages && std::chrono::steady_clock::now() < deadline) {
         ibv_wc wc{};
         const int polled = ibv_poll_cq(cq.get(), 1, &wc);
@@ -175,7 +175,7 @@ TEST_F(Concurrency, ThreadsShareOneCompletionQueue) {
   EXPECT_EQ(failed, 0U);
 }
 
-TEST_F(Concurrency, ObjectsComeAndGoUnderTraffic) {
+TEST_F(Concurrency, CreateAndDestroyDuringTraffic_DoNotDisturbIt) {
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
   for (int t = 0; t < 2; ++t) {
@@ -208,7 +208,7 @@ TEST_F(Concurrency, ObjectsComeAndGoUnderTraffic) {
 }
 
 // Work whose QP or region disappears while it is under way must not touch what comes after it.
-TEST_F(Concurrency, DestroyingUnderTrafficIsClean) {
+TEST_F(Concurrency, DestroyDuringTraffic_WritesNothingAfterwards) {
   constexpr std::size_t kBytes = 1U << 20;
   for (int round = 0; round < 60; ++round) {
     const Region source(device.pd.get(), kBytes);

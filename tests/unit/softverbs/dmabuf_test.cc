@@ -10,7 +10,7 @@
 #include <cstring>
 #include <string>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "support/verbs_peer.h"
 
 namespace verbatim::test {
@@ -69,7 +69,7 @@ class Dmabuf : public testing::Test {
   std::vector<std::byte> contents;
 };
 
-TEST_F(Dmabuf, IsWrittenAndRead) {
+TEST_F(Dmabuf, WriteAndRead_ReachTheFile) {
   const Mr mr = register_part(kOffset, kLength);
   ASSERT_NE(mr, nullptr);
   EXPECT_EQ(mr->length, kLength);
@@ -86,7 +86,7 @@ TEST_F(Dmabuf, IsWrittenAndRead) {
   expect_written(kOffset + 100, 5000, kDmabufSeed + 1);
 }
 
-TEST_F(Dmabuf, IsASourceAndAReceiveBuffer) {
+TEST_F(Dmabuf, SendAndReceive_UseTheFile) {
   const Mr mr = register_part(kOffset, kLength);
   ASSERT_NE(mr, nullptr);
   const Region local(device.pd.get(), 1000);
@@ -104,7 +104,7 @@ TEST_F(Dmabuf, IsASourceAndAReceiveBuffer) {
   expect_written(kOffset, 1000, kDmabufSeed + 2);
 }
 
-TEST_F(Dmabuf, TakesAtomics) {
+TEST_F(Dmabuf, Atomic_ChangesTheFile) {
   EndpointOptions options;
   options.access = kAccess;
   const Mr mr = register_part(0, 4096);
@@ -130,7 +130,7 @@ TEST_F(Dmabuf, TakesAtomics) {
   EXPECT_EQ(after, before + 5);
 }
 
-TEST_F(Dmabuf, BoundsAreThoseOfThePart) {
+TEST_F(Dmabuf, AccessBeyondThePart_IsRefused) {
   const Mr mr = register_part(kOffset, kLength);
   ASSERT_NE(mr, nullptr);
   const Region local(device.pd.get(), 16);
@@ -143,7 +143,7 @@ TEST_F(Dmabuf, BoundsAreThoseOfThePart) {
   expect_written(kOffset, 0, 0);
 }
 
-TEST_F(Dmabuf, OutlivesTheDescriptor) {
+TEST_F(Dmabuf, ClosedDescriptor_RegionStaysUsable) {
   const Mr mr = [&] {
     const UniqueFd copy(dup(file.get()));
     return Mr(try_register(kOffset, kLength, copy.get()));
@@ -159,7 +159,7 @@ TEST_F(Dmabuf, OutlivesTheDescriptor) {
 }
 
 // As NCCL flushes an accelerator's memory: a small READ after the last write, by a QP connected to itself.
-TEST_F(Dmabuf, IsReachedByAnotherProcessAndFlushed) {
+TEST_F(Dmabuf, WriteFromAnotherProcess_IsFlushed) {
   const Mr mr = register_part(kOffset, kLength);
   ASSERT_NE(mr, nullptr);
   Endpoint endpoint(device);
@@ -180,7 +180,7 @@ TEST_F(Dmabuf, IsReachedByAnotherProcessAndFlushed) {
   EXPECT_EQ(peer.find_wrong_byte(4096, 3000, kDmabufSeed + 4), std::nullopt);
 }
 
-TEST_F(Dmabuf, WhatCannotBeMappedIsRefused) {
+TEST_F(Dmabuf, UnmappableDescriptor_IsRefused) {
   EXPECT_EQ(try_register(0, 4096, -1), nullptr);
   EXPECT_EQ(errno, EBADF);
   EXPECT_EQ(try_register(0, kFileBytes + 1, file.get()), nullptr);

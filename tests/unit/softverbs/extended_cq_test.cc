@@ -68,7 +68,7 @@ class ExtendedCq : public testing::Test {
 
   // ibv_start_poll, for as long as nothing is there.
   int start(ibv_cq_ex* cq) {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
+    const auto end = std::chrono::steady_clock::now() + kCompletionTimeout;
     ibv_poll_cq_attr attr{};
     int result = ENOENT;
     while (result == ENOENT && std::chrono::steady_clock::now() < end) result = ibv_start_poll(cq, &attr);
@@ -92,7 +92,7 @@ class ExtendedCq : public testing::Test {
   std::optional<Endpoint> endpoint;
 };
 
-TEST_F(ExtendedCq, GivesEveryFieldOfAReceive) {
+TEST_F(ExtendedCq, Receive_HasEveryField) {
   ibv_cq_ex* const cq = create(IBV_WC_STANDARD_FLAGS);
   send(1);
   bool was_received = false;
@@ -118,7 +118,7 @@ TEST_F(ExtendedCq, GivesEveryFieldOfAReceive) {
   EXPECT_TRUE(was_received);
 }
 
-TEST_F(ExtendedCq, ABatchEndsWhereNothingIsLeft) {
+TEST_F(ExtendedCq, BatchWithoutFurtherEntries_Ends) {
   for (const std::uint32_t flags : {std::uint32_t{0}, std::uint32_t{IBV_CREATE_CQ_ATTR_SINGLE_THREADED}}) {
     ibv_cq_ex* const cq = create(0, flags);
     ibv_poll_cq_attr attr{};
@@ -140,13 +140,13 @@ TEST_F(ExtendedCq, ABatchEndsWhereNothingIsLeft) {
   }
 }
 
-TEST_F(ExtendedCq, ThePlainPollReadsItToo) {
+TEST_F(ExtendedCq, PlainPoll_ReadsEntries) {
   create(IBV_WC_STANDARD_FLAGS);
   send(1);
   EXPECT_EQ(poll(owner.get(), 2).size(), 2U);
 }
 
-TEST_F(ExtendedCq, EntriesAreFreeAgainWhenTheyWereRead) {
+TEST_F(ExtendedCq, ReadEntries_AreReusable) {
   ibv_cq_ex* const cq = create(0);
   for (int round = 0; round < 20; ++round) {  // 16 entries, 4 used a round
     SCOPED_TRACE(round);
@@ -157,7 +157,7 @@ TEST_F(ExtendedCq, EntriesAreFreeAgainWhenTheyWereRead) {
   }
 }
 
-TEST_F(ExtendedCq, TimestampsAreTheClocks) {
+TEST_F(ExtendedCq, Timestamps_FollowTheClocks) {
   ibv_cq_ex* const cq = create(kTimestamp | kWallclock);
   const std::uint64_t before = now_ns(CLOCK_MONOTONIC);
   const std::uint64_t wall_before = now_ns(CLOCK_REALTIME);
@@ -178,7 +178,7 @@ TEST_F(ExtendedCq, TimestampsAreTheClocks) {
   EXPECT_GE(nanoseconds(values.raw_clock), last);
 }
 
-TEST_F(ExtendedCq, WhatNoReliableConnectionHasIsRefused) {
+TEST_F(ExtendedCq, UnsupportedField_IsRefused) {
   const auto expect_no_cq = [&](const ibv_cq_init_attr_ex& attr, int error) {
     expect_refused([&] { return try_create(attr); }, error);
   };
@@ -193,7 +193,7 @@ TEST_F(ExtendedCq, WhatNoReliableConnectionHasIsRefused) {
   expect_no_cq(attr, EINVAL);
 }
 
-TEST_F(ExtendedCq, TheExtendedDeviceQueryBeginsWithThePlainOne) {
+TEST_F(ExtendedCq, ExtendedDeviceQuery_BeginsWithThePlainOne) {
   verbs_context* const extended = verbs_get_ctx_op(device.context.get(), query_device_ex);
   ASSERT_NE(extended, nullptr);
   ibv_device_attr_ex attr{};
@@ -213,7 +213,7 @@ TEST_F(ExtendedCq, TheExtendedDeviceQueryBeginsWithThePlainOne) {
   EXPECT_EQ(extended->query_device_ex(device.context.get(), &input, &attr, sizeof attr), EINVAL);
 }
 
-TEST_F(ExtendedCq, ExtendedSharedReceiveQueuesAreBasicOnes) {
+TEST_F(ExtendedCq, ExtendedSrq_IsBasicOnly) {
   verbs_context* const extended = verbs_get_ctx_op(device.context.get(), create_srq_ex);
   ASSERT_NE(extended, nullptr);
   ibv_srq_init_attr_ex attr{};
@@ -230,7 +230,7 @@ TEST_F(ExtendedCq, ExtendedSharedReceiveQueuesAreBasicOnes) {
   }
 }
 
-TEST_F(ExtendedCq, TheOtherExtendedVerbsAreRefused) {
+TEST_F(ExtendedCq, OtherExtendedVerbs_AreRefused) {
   ibv_context* const context = device.context.get();
   ibv_pd* const pd = device.pd.get();
   expect_refused([&] { return ibv_alloc_mw(pd, IBV_MW_TYPE_1); }, EOPNOTSUPP);

@@ -52,13 +52,13 @@ class ExtendedQp : public testing::Test {
   ibv_qp_ex* wr = nullptr;
 };
 
-TEST_F(ExtendedQp, IsTheSameObject) {
+TEST_F(ExtendedQp, Handle_IsTheSameObject) {
   ASSERT_NE(wr, nullptr);
   EXPECT_EQ(&wr->qp_base, near.qp());
   EXPECT_EQ(verbs().qp_to_qp_ex(Endpoint(device).qp()), nullptr) << "made without send operations";
 }
 
-TEST_F(ExtendedQp, Writes) {
+TEST_F(ExtendedQp, RdmaWrites_MoveData) {
   ASSERT_EQ(post_recv(far.qp(), {}), 0);
   ibv_wr_start(wr);
   begin(1);
@@ -79,7 +79,7 @@ TEST_F(ExtendedQp, Writes) {
   EXPECT_EQ(find_wrong_byte(target.bytes(1510, 2000), kExtendedSeed + 1, 1510), std::nullopt);
 }
 
-TEST_F(ExtendedQp, Sends) {
+TEST_F(ExtendedQp, Sends_MoveData) {
   ASSERT_EQ(post_recv(far.qp(), {target.sge(0, 100)}, 11), 0);
   ASSERT_EQ(post_recv(far.qp(), {target.sge(100, 100)}, 12), 0);
   ibv_wr_start(wr);
@@ -101,7 +101,7 @@ TEST_F(ExtendedQp, Sends) {
   EXPECT_EQ(find_wrong_byte(target.bytes(0, 150), kExtendedSeed), std::nullopt);
 }
 
-TEST_F(ExtendedQp, ReadsAndAtomics) {
+TEST_F(ExtendedQp, ReadsAndAtomics_ReturnValues) {
   std::uint64_t word = 40;
   std::memcpy(target.buffer.data(), &word, sizeof word);
   ibv_wr_start(wr);
@@ -125,7 +125,7 @@ TEST_F(ExtendedQp, ReadsAndAtomics) {
   EXPECT_EQ(results[2], 7U);
 }
 
-TEST_F(ExtendedQp, InlineDataIsTakenAtTheCall) {
+TEST_F(ExtendedQp, InlineData_IsCopied_AtTheCall) {
   char text[] = "inline data";
   char more[] = "and more";
   ibv_wr_start(wr);
@@ -145,7 +145,7 @@ TEST_F(ExtendedQp, InlineDataIsTakenAtTheCall) {
   EXPECT_EQ(std::memcmp(target.buffer.data() + 100, "and inline", 10), 0);
 }
 
-TEST_F(ExtendedQp, NothingHappensBeforeTheEndNorAfterAnAbort) {
+TEST_F(ExtendedQp, BeforeCompleteOrAfterAbort_NothingIsSent) {
   ibv_wr_start(wr);
   begin(1);
   ibv_wr_rdma_write(wr, target.mr->rkey, target.address());
@@ -161,7 +161,7 @@ TEST_F(ExtendedQp, NothingHappensBeforeTheEndNorAfterAnAbort) {
   completed(IBV_WC_RDMA_WRITE, 2);
 }
 
-TEST_F(ExtendedQp, ABatchThatDoesNotFitIsNotPosted) {
+TEST_F(ExtendedQp, BatchLargerThanQueue_IsNotPosted) {
   const std::uint32_t room = near.cap().max_send_wr;
   for (const std::uint32_t count : {room + 1, room}) {
     ibv_wr_start(wr);
@@ -179,7 +179,7 @@ TEST_F(ExtendedQp, ABatchThatDoesNotFitIsNotPosted) {
   }
 }
 
-TEST_F(ExtendedQp, MistakesFailTheWholeBatch) {
+TEST_F(ExtendedQp, InvalidCall_FailsTheWholeBatch) {
   const auto fails_with = [&](int error, auto build) {
     ibv_wr_start(wr);
     begin(1);
@@ -200,13 +200,13 @@ TEST_F(ExtendedQp, MistakesFailTheWholeBatch) {
   EXPECT_EQ(near.state(), IBV_QPS_RTS);
 }
 
-TEST_F(ExtendedQp, ASetterWithoutARequestIsAMistake) {
+TEST_F(ExtendedQp, SetterWithoutRequest_FailsTheBatch) {
   ibv_wr_start(wr);
   ibv_wr_set_sge(wr, source.mr->lkey, source.address(), 8);
   EXPECT_EQ(ibv_wr_complete(wr), EINVAL);
 }
 
-TEST_F(ExtendedQp, OnlyTheOperationsThatWereAskedFor) {
+TEST_F(ExtendedQp, OperationNotRequested_IsRefused) {
   EndpointOptions few = options();
   few.send_ops = IBV_QP_EX_WITH_SEND;
   Endpoint endpoint(device, few);
@@ -218,7 +218,7 @@ TEST_F(ExtendedQp, OnlyTheOperationsThatWereAskedFor) {
   EXPECT_EQ(ibv_wr_complete(own), EOPNOTSUPP);
 }
 
-TEST_F(ExtendedQp, InAStateThatTakesNoWork) {
+TEST_F(ExtendedQp, PostInInit_IsRefused) {
   Endpoint endpoint(device, options());
   endpoint.to_init();
   ibv_qp_ex* const own = verbs().qp_to_qp_ex(endpoint.qp());
@@ -227,7 +227,7 @@ TEST_F(ExtendedQp, InAStateThatTakesNoWork) {
   EXPECT_EQ(ibv_wr_complete(own), EINVAL);
 }
 
-TEST_F(ExtendedQp, WhatIsNotOfferedIsRefused) {
+TEST_F(ExtendedQp, UnsupportedAttribute_IsRefused) {
   const auto refused = [&](auto change) {
     ibv_qp_init_attr_ex attr{};
     attr.send_cq = near.send_cq();

@@ -10,7 +10,7 @@
 #include <functional>
 #include <thread>
 
-#include "fault_fixture.h"
+#include "qp_pair_fixture.h"
 #include "support/verbs_peer.h"
 
 namespace verbatim::test {
@@ -115,7 +115,7 @@ std::string outcomes(const Call& call, Pair& pair, int times, int error) {
 }
 
 // The pair itself takes up to eight calls of a verb.
-TEST(Fail, TheNthCallOfAVerb) {
+TEST(CallFault, NthCallOfAVerb_Fails) {
   for (const Call& call : calls()) {
     with_faults(std::string("fail verb=") + call.verb + " nth=10 count=2 errno=EBUSY", [&call] {
       SCOPED_TRACE(call.verb);
@@ -129,7 +129,7 @@ TEST(Fail, TheNthCallOfAVerb) {
   }
 }
 
-TEST(Fail, OpeningADevice) {
+TEST(CallFault, OpenDevice_Fails) {
   with_faults("fail verb=ibv_open_device errno=ENODEV nth=2", [] {
     const Device first = open_device();
     EXPECT_EQ(verbs().open_device(first.context->device), nullptr);
@@ -139,14 +139,14 @@ TEST(Fail, OpeningADevice) {
   });
 }
 
-TEST(Fail, OfOneDevice) {
+TEST(CallFault, OfOneDevice_DoesNotAffectOthers) {
   with_faults("fail verb=alloc_pd device=1 count=all errno=EPERM", [] {
     EXPECT_NO_THROW(open_device(0));
     EXPECT_THROW(open_device(1), std::runtime_error);
   });
 }
 
-TEST(Fail, ByChanceAndTheSameForTheSameSeed) {
+TEST(CallFault, SameSeed_FailsTheSameCalls) {
   const auto pattern = [](const std::string& faults) {
     return with_faults(faults, [] {
       Pair pair;
@@ -164,7 +164,7 @@ bool works_on_dead_device(const std::string& verb) {
   return verb == "post_recv" || verb == "post_send" || verb == "poll_cq" || verb == "req_notify_cq";
 }
 
-TEST(DeviceFatal, CallsFailUntilTheProgramGoes) {
+TEST(DeviceFatal, Calls_FailWithEio) {
   with_faults("device-fatal after=1", [] {
     Pair pair;
     for (int i = 0; i < 2; ++i) {
@@ -197,15 +197,15 @@ int send_faults(const std::string& arguments, Pair& pair) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-class Command : public testing::Test {
+class FaultCommand : public testing::Test {
  protected:
   void SetUp() override {
     if (std::getenv("SOFTVERBS_CONTROL") == nullptr) GTEST_SKIP() << "tools are not built";
   }
 };
 
-TEST_F(Command, ALinkGoesDownAndUp) {
-  const std::string told = with_faults("", [] {
+TEST_F(FaultCommand, LinkDownAndUp_TakeEffect) {
+  const std::string stderr_text = with_faults("", [] {
     Pair pair({.timeout = 16, .retry_count = 7});
     ASSERT_EQ(send_faults("'link-down device=0'", pair), 0);
     expect_async_event(pair.device.context.get(), IBV_EVENT_PORT_ERR);
@@ -219,10 +219,10 @@ TEST_F(Command, ALinkGoesDownAndUp) {
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
   });
-  EXPECT_NE(told.find("taken by 1 of 1 processes"), std::string::npos) << told;
+  EXPECT_NE(stderr_text.find("taken by 1 of 1 processes"), std::string::npos) << stderr_text;
 }
 
-TEST_F(Command, ClearUndoesEverything) {
+TEST_F(FaultCommand, Clear_RemovesEveryFault) {
   with_faults("loss rate=1; fail verb=alloc_pd nth=2 count=all; unreachable; freeze", [] {
     Pair pair(kFewTries);
     ASSERT_EQ(send_faults("clear", pair), 0);
@@ -232,7 +232,7 @@ TEST_F(Command, ClearUndoesEverything) {
   });
 }
 
-TEST_F(Command, AfterClearMessagesAreCountedAnew) {
+TEST_F(FaultCommand, Clear_RestartsMessageCounts) {
   with_faults("complete qp=each nth=2 status=REM_ACCESS_ERR", [] {
     Pair pair;
     const auto write = [&] {
@@ -246,18 +246,18 @@ TEST_F(Command, AfterClearMessagesAreCountedAnew) {
   });
 }
 
-TEST_F(Command, WhatIsMalformedReachesNobody) {
-  const std::string told = with_faults("", [] {
+TEST_F(FaultCommand, MalformedClause_IsNotSent) {
+  const std::string stderr_text = with_faults("", [] {
     Pair pair;
     EXPECT_EQ(send_faults("'link-down; explode'", pair), 1);
     ibv_port_attr attributes{};
     ASSERT_EQ(query_port(pair.device.context.get(), 1, &attributes), 0);
     EXPECT_EQ(attributes.state, IBV_PORT_ACTIVE);
   });
-  EXPECT_NE(told.find("\"explode\": no such fault"), std::string::npos) << told;
+  EXPECT_NE(stderr_text.find("\"explode\": no such fault"), std::string::npos) << stderr_text;
 }
 
-TEST_F(Command, ForOneProcess) {
+TEST_F(FaultCommand, WithPid_AffectsThatProcessOnly) {
   with_faults("", [] {
     Pair pair(kFewTries);
     Peer peer;  // its device thread takes the clauses, or its next verb
@@ -275,7 +275,7 @@ TEST_F(Command, ForOneProcess) {
 }
 
 // The two lose what they send to each other, and nothing else.
-TEST_F(Command, APairOfProcesses) {
+TEST_F(FaultCommand, UnreachablePids_AffectThatPairOnly) {
   with_faults("", [] {
     Pair pair(kFewTries);
     Peer peer;

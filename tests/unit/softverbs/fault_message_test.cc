@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "fault_fixture.h"
+#include "qp_pair_fixture.h"
 #include "support/verbs_peer.h"
 
 namespace verbatim::test {
@@ -46,7 +46,7 @@ void set_word(const Region& region, std::uint64_t word) {
   std::memcpy(region.buffer.data(), &word, sizeof(word));
 }
 
-TEST(DropAck, TheRetryIsAnsweredAndNotExecutedAgain) {
+TEST(DropAck, Retry_IsAcknowledged_AndNotExecutedAgain) {
   with_faults("drop-ack count=all times=2", [] {
     for (const ibv_wr_opcode kind : kKinds) {
       SCOPED_TRACE(kind);
@@ -73,7 +73,7 @@ TEST(DropAck, TheRetryIsAnsweredAndNotExecutedAgain) {
 }
 
 // By the time that the retry comes, the receiver has put something else in the place.
-TEST(DropAck, TheRetryOfAWriteLeavesTheMemoryAlone) {
+TEST(DropAck, RetryOfWriteWithImm_DoesNotWriteAgain) {
   with_faults("drop-ack op=write_imm", [] {
     Pair pair(kTimers);
     pair.source.fill(1);
@@ -89,13 +89,13 @@ TEST(DropAck, TheRetryOfAWriteLeavesTheMemoryAlone) {
 }
 
 // The same without a completion that says so, also where payloads are late.
-TEST(DropAck, TheRetryOfAPlainWriteLeavesTheMemoryAlone) {
+TEST(DropAck, RetryOfPlainWrite_DoesNotWriteAgain) {
   with_faults("drop-ack op=write", [] {
     Pair pair(kTimers);
     pair.source.fill(1);
     const Stopwatch stopwatch;
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge()}, pair.to_target()), 0);
-    while (find_wrong_byte(pair.target.buffer.bytes(), 1)) ASSERT_LT(stopwatch.elapsed(), kPatience);
+    while (find_wrong_byte(pair.target.buffer.bytes(), 1)) ASSERT_LT(stopwatch.elapsed(), kCompletionTimeout);
     pair.target.fill(9);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
     EXPECT_GE(stopwatch.elapsed(), unanswered(kTimers, 1));
@@ -103,7 +103,7 @@ TEST(DropAck, TheRetryOfAPlainWriteLeavesTheMemoryAlone) {
   });
 }
 
-TEST(DropAck, ARetriedAtomicAnswersWhatItFoundTheFirstTime) {
+TEST(DropAck, RetriedAtomic_ReturnsTheFirstResult) {
   with_faults("drop-ack op=fetch_add,cmp_swap count=all times=3", [] {
     Pair pair(kTimers);
     set_word(pair.target, 40);
@@ -120,7 +120,7 @@ TEST(DropAck, ARetriedAtomicAnswersWhatItFoundTheFirstTime) {
   });
 }
 
-TEST(DropAck, OfAMessageOfManySteps) {
+TEST(DropAck, MessageOfManySteps_Completes) {
   constexpr std::size_t kBytes = (3U << 20) + 5;
   with_faults("drop-ack qp=each", [] {
     for (const ibv_wr_opcode kind : {IBV_WR_SEND, IBV_WR_RDMA_WRITE}) {
@@ -138,7 +138,7 @@ TEST(DropAck, OfAMessageOfManySteps) {
   });
 }
 
-TEST(DropAck, MoreOftenThanThereAreTriesIsRetryExceeded) {
+TEST(DropAck, EveryAttempt_EndsInRetryExceeded) {
   with_faults("drop-ack times=all", [] {
     Pair pair(kOneRetry);
     ASSERT_EQ(post_recv(pair.b.qp(), {pair.target.sge()}, 1), 0);
@@ -151,7 +151,7 @@ TEST(DropAck, MoreOftenThanThereAreTriesIsRetryExceeded) {
 }
 
 // The receiver has its data and goes: whether the sender hears of success depends on how soon.
-TEST(DropAck, AReceiverThatLeavesBeforeTheRetryIsAnError) {
+TEST(DropAck, ReceiverDestroyedBeforeRetry_EndsInRetryExceeded) {
   with_faults("drop-ack op=write_imm last", [] {
     Pair pair({.timeout = 17, .retry_count = 0});  // 0.54 s to go
     ASSERT_EQ(post_recv(pair.b.qp(), {}, 1), 0);
@@ -162,7 +162,7 @@ TEST(DropAck, AReceiverThatLeavesBeforeTheRetryIsAnError) {
   });
 }
 
-TEST(DropAck, BetweenProcesses) {
+TEST(DropAck, BetweenProcesses_MessageArrivesOnce) {
   with_faults("drop-ack op=write_imm", [] {
     const Device device = open_device();
     const Region region(device.pd.get(), 4096, 7);
@@ -198,7 +198,7 @@ std::string delayed(Pair& pair, std::initializer_list<ibv_wr_opcode> kinds) {
   return which;
 }
 
-TEST(Choice, NthAndCountOfAKind) {
+TEST(FaultSelection, NthAndCount_SelectByOpcode) {
   with_faults("drop-request op=write,send nth=2 count=2", [] {
     Pair pair(kSlow);
     EXPECT_EQ(delayed(pair, {IBV_WR_RDMA_WRITE, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM,
@@ -207,7 +207,7 @@ TEST(Choice, NthAndCountOfAKind) {
   });
 }
 
-TEST(Choice, OfOneQp) {
+TEST(FaultSelection, QpByOrdinal_IsSelected) {
   const auto body = [] {
     Pair first(kSlow);
     Pair second(kSlow);
@@ -218,7 +218,7 @@ TEST(Choice, OfOneQp) {
   with_faults("drop-ack nth=4", body);
 }
 
-TEST(Choice, OfEveryQp) {
+TEST(FaultSelection, EachQp_IsCountedSeparately) {
   with_faults("drop-ack qp=each nth=2", [] {
     Pair first(kSlow);
     Pair second(kSlow);
@@ -227,7 +227,7 @@ TEST(Choice, OfEveryQp) {
   });
 }
 
-TEST(DropRequest, TheReceiverHearsOfItAfterTheTimeout) {
+TEST(DropRequest, LostRequest_ArrivesAfterTheTimeout) {
   with_faults("drop-request op=send times=2", [] {
     Pair pair(kTimers);
     ASSERT_EQ(post_recv(pair.b.qp(), {pair.target.sge()}), 0);
@@ -239,7 +239,7 @@ TEST(DropRequest, TheReceiverHearsOfItAfterTheTimeout) {
   });
 }
 
-TEST(Loss, TheSameSeedLosesTheSame) {
+TEST(Loss, SameSeed_LosesTheSameMessages) {
   // How many messages each of some QPs gets through before the first that is lost.
   const auto lost_after = [](const std::string& faults) {
     return with_faults(faults, [] {
@@ -261,7 +261,7 @@ TEST(Loss, TheSameSeedLosesTheSame) {
   EXPECT_EQ(first.find("1000"), std::string::npos) << first;
 }
 
-TEST(Loss, WithEnoughTriesEverythingArrivesOnce) {
+TEST(Loss, EnoughRetries_DeliverEveryMessageOnce) {
   with_faults("loss rate=0.2", [] {
     constexpr std::uint64_t kMessages = 60;
     Pair pair({.timeout = 8, .retry_count = 7, .min_rnr_timer = 1});
@@ -279,7 +279,7 @@ TEST(Loss, WithEnoughTriesEverythingArrivesOnce) {
   });
 }
 
-TEST(Delay, AMessageArrivesSoMuchLater) {
+TEST(Delay, Message_ArrivesLater) {
   with_faults("delay by=30ms op=send", [] {
     Pair pair({.timeout = 14, .retry_count = 0});
     ASSERT_EQ(post_recv(pair.b.qp(), {pair.target.sge()}), 0);
@@ -292,7 +292,7 @@ TEST(Delay, AMessageArrivesSoMuchLater) {
 }
 
 // The second of two on one QP is held up from when the first was sent.
-TEST(Delay, MessagesOfOneQpWaitOneAfterTheOther) {
+TEST(Delay, MessagesOfOneQp_AreDelayedInSequence) {
   with_faults("delay by=30ms", [] {
     Pair pair({.timeout = 14, .retry_count = 0});
     const Stopwatch stopwatch;
@@ -306,7 +306,7 @@ TEST(Delay, MessagesOfOneQpWaitOneAfterTheOther) {
   });
 }
 
-TEST(Delay, BeyondAllTriesIsRetryExceeded) {
+TEST(Delay, LongerThanAllRetries_EndsInRetryExceeded) {
   with_faults("delay by=10s", [] {
     Pair pair(kOneRetry);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
@@ -315,7 +315,7 @@ TEST(Delay, BeyondAllTriesIsRetryExceeded) {
 }
 
 // Between one try and all of them: tries are used up, and the answer comes.
-TEST(Delay, BeyondOneTryIsNoError) {
+TEST(Delay, LongerThanOneAttempt_Completes) {
   with_faults("delay by=40ms jitter=10ms", [] {
     Pair pair(kTimers);
     const Stopwatch stopwatch;
@@ -328,7 +328,7 @@ TEST(Delay, BeyondOneTryIsNoError) {
 // 40.96 ms a refusal.
 constexpr std::uint8_t kLongRnrTimer = 24;
 
-TEST(Rnr, AsManyRefusalsAsAsked) {
+TEST(Rnr, ConfiguredRefusals_DelayTheMessage) {
   with_faults("rnr op=send,write_imm times=3 count=2", [] {
     for (const ibv_wr_opcode kind : {IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM}) {
       Pair pair({.rnr_retry = 3, .min_rnr_timer = kLongRnrTimer});
@@ -342,7 +342,7 @@ TEST(Rnr, AsManyRefusalsAsAsked) {
   });
 }
 
-TEST(Rnr, AStormIsRnrRetryExceeded) {
+TEST(Rnr, EndlessRefusals_EndInRnrRetryExceeded) {
   with_faults("rnr count=all times=all", [] {
     Pair pair({.rnr_retry = 2, .min_rnr_timer = 1});
     ASSERT_EQ(post_recv(pair.b.qp(), {pair.target.sge()}), 0);
@@ -354,7 +354,7 @@ TEST(Rnr, AStormIsRnrRetryExceeded) {
   });
 }
 
-TEST(Complete, TheNthRequestFailsAndTheRestIsFlushed) {
+TEST(Complete, NthRequest_Fails_AndTheRestIsFlushed) {
   with_faults("complete nth=2 status=REM_ACCESS_ERR vendor=0x51", [] {
     Pair pair(kTimers);
     pair.source.fill(1);
@@ -383,7 +383,7 @@ TEST(Complete, TheNthRequestFailsAndTheRestIsFlushed) {
   });
 }
 
-TEST(Complete, AWriteThatIsNotSentLeavesTheMemoryAlone) {
+TEST(Complete, FailedWrite_DoesNotChangeMemory) {
   with_faults("complete op=write_imm qp=each status=REM_ACCESS_ERR", [] {
     for (unsigned round = 0; round < 20; ++round) {
       Pair pair(kTimers);
@@ -399,7 +399,7 @@ TEST(Complete, AWriteThatIsNotSentLeavesTheMemoryAlone) {
   });
 }
 
-TEST(Complete, WithAnyError) {
+TEST(Complete, AnyErrorStatus_IsReported) {
   const std::pair<const char*, ibv_wc_status> statuses[] = {
       {"LOC_LEN_ERR", IBV_WC_LOC_LEN_ERR},     {"LOC_QP_OP_ERR", IBV_WC_LOC_QP_OP_ERR},
       {"REM_OP_ERR", IBV_WC_REM_OP_ERR},       {"GENERAL_ERR", IBV_WC_GENERAL_ERR},
@@ -416,7 +416,7 @@ TEST(Complete, WithAnyError) {
   }
 }
 
-TEST(Complete, AReceive) {
+TEST(Complete, NthReceive_Fails_AndSenderFails) {
   for (const ibv_wr_opcode kind : {IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM}) {
     with_faults("complete op=recv nth=2 status=LOC_LEN_ERR", [kind] {
       Pair pair(kTimers);
@@ -436,7 +436,7 @@ TEST(Complete, AReceive) {
 }
 
 // Whoever counts completions misses one; the queue does not fill up by it, and what follows completes.
-TEST(DropCompletion, OfAReceive) {
+TEST(DropCompletion, Receive_DataArrives_CompletionDoesNot) {
   for (const ibv_wr_opcode kind : {IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM}) {
     with_faults("drop-completion op=recv nth=2", [kind] {
       Pair pair(kTimers);
@@ -458,7 +458,7 @@ TEST(DropCompletion, OfAReceive) {
   }
 }
 
-TEST(DropCompletion, OfASend) {
+TEST(DropCompletion, Send_CompletionIsMissing) {
   for (const ibv_wr_opcode kind : kKinds) {
     SCOPED_TRACE(kind);
     with_faults("drop-completion nth=1 count=2", [kind] {
@@ -475,7 +475,7 @@ TEST(DropCompletion, OfASend) {
   }
 }
 
-TEST(DropCompletion, AnErrorIsToldNevertheless) {
+TEST(DropCompletion, ErrorCompletion_IsStillReported) {
   with_faults("drop-completion; complete nth=1 status=REM_OP_ERR", [] {
     Pair pair(kTimers);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge()}, pair.to_target(1)), 0);

@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "base/fd.h"
-#include "fault_fixture.h"
+#include "base/unique_fd.h"
+#include "qp_pair_fixture.h"
 #include "support/verbs_peer.h"
 
 namespace verbatim::test {
@@ -27,7 +27,8 @@ ibv_wc_status write_from(Endpoint& endpoint, const SendOptions& options) {
 
 // With the inline engine time passes only while somebody polls.
 void expect_event(const Pair& pair, ibv_event_type type) {
-  for (const Stopwatch stopwatch; stopwatch.elapsed() < kPatience && !readable(pair.device.context->async_fd, 1ms);) {
+  for (const Stopwatch stopwatch;
+       stopwatch.elapsed() < kCompletionTimeout && !readable(pair.device.context->async_fd, 1ms);) {
     EXPECT_TRUE(stays_empty(pair.a.send_cq(), 1ms));
   }
   expect_async_event(pair.device.context.get(), type);
@@ -39,7 +40,7 @@ ibv_port_state port_state(const Device& device) {
   return attributes.state;
 }
 
-TEST(Link, GoesDownAndComesBack) {
+TEST(LinkDown, ForATime_IsReported_AndTrafficResumes) {
   with_faults("link-down device=0 after=2 for=700ms", [] {
     Pair pair(kPatient);
     EXPECT_EQ(write_from(pair.a, pair.to_target()), IBV_WC_SUCCESS);
@@ -59,7 +60,7 @@ TEST(Link, GoesDownAndComesBack) {
   });
 }
 
-TEST(Link, AtATime) {
+TEST(LinkDown, AtATime_RaisesPortEvents) {
   with_faults("link-down at=100ms; link-up at=200ms", [] {
     const Pair pair;
     expect_event(pair, IBV_EVENT_PORT_ERR);
@@ -68,7 +69,7 @@ TEST(Link, AtATime) {
   });
 }
 
-TEST(Link, StaysDownUntilRetriesAreExceeded) {
+TEST(LinkDown, WithoutEnd_EndsInRetryExceeded) {
   with_faults("link-down device=0 after=1", [] {
     Pair pair(kTwoTries);
     EXPECT_EQ(write_from(pair.a, pair.to_target()), IBV_WC_SUCCESS);
@@ -78,7 +79,7 @@ TEST(Link, StaysDownUntilRetriesAreExceeded) {
   });
 }
 
-TEST(Link, OfOneDeviceOnly) {
+TEST(LinkDown, OfOneDevice_DoesNotAffectOthers) {
   with_faults("link-down device=1", [] {
     int count = 0;
     ibv_device** const list = verbs().get_device_list(&count);
@@ -94,7 +95,7 @@ TEST(Link, OfOneDeviceOnly) {
 }
 
 // The peer's port goes down, which this process learns from nothing but silence.
-TEST(Link, OfAPeer) {
+TEST(LinkDown, OfThePeer_EndsInRetryExceeded) {
   with_faults("", [] {
     const Device device = open_device();
     Endpoint endpoint(device, {.timers = kTwoTries});
@@ -113,7 +114,7 @@ TEST(Link, OfAPeer) {
   });
 }
 
-TEST(Unreachable, APairOfPortsInBothDirections) {
+TEST(Unreachable, PairOfPorts_LosesBothDirections) {
   with_faults("unreachable device=0 peer=1", [] {
     const Device first = open_device(0);
     const Device second = open_device(1);
@@ -132,7 +133,7 @@ TEST(Unreachable, APairOfPortsInBothDirections) {
   });
 }
 
-TEST(Unreachable, ForATime) {
+TEST(Unreachable, ForATime_TrafficResumes) {
   for (const char* faults : {"unreachable for=100ms", "unreachable; reachable at=100ms"}) {
     with_faults(faults, [] {
       const Stopwatch stopwatch;
@@ -144,7 +145,7 @@ TEST(Unreachable, ForATime) {
 }
 
 // Only this process has the clause; what the peer sends gets lost as well.
-TEST(Unreachable, AProcessThatDoesNotKnow) {
+TEST(Unreachable, ClauseInOneProcess_AffectsItsPeer) {
   with_faults("unreachable device=0 peer=0", [] {
     const Device device = open_device();
     Endpoint endpoint(device, {.timers = kTwoTries});
@@ -162,7 +163,7 @@ TEST(Unreachable, AProcessThatDoesNotKnow) {
   });
 }
 
-TEST(DeviceFatal, QueuesAreFlushedAndTheProgramIsTold) {
+TEST(DeviceFatal, Queues_AreFlushed_AndEventIsRaised) {
   with_faults("device-fatal device=0 after=1", [] {
     const Device bystander = open_device(1);
     Endpoint c(bystander);
@@ -183,7 +184,7 @@ TEST(DeviceFatal, QueuesAreFlushedAndTheProgramIsTold) {
   });
 }
 
-TEST(Freeze, NothingHappensAndNothingIsLost) {
+TEST(Freeze, ForATime_DelaysWithoutLoss) {
   with_faults("freeze after=1 for=300ms", [] {
     Pair pair({.timeout = 10, .retry_count = 0});  // 4.2 ms, and it takes much longer
     EXPECT_EQ(write_from(pair.a, pair.to_target()), IBV_WC_SUCCESS);
@@ -194,7 +195,7 @@ TEST(Freeze, NothingHappensAndNothingIsLost) {
   });
 }
 
-TEST(Freeze, OfAPeer) {
+TEST(Freeze, OfThePeer_EndsInRetryExceeded) {
   with_faults("", [] {
     const Device device = open_device();
     Endpoint endpoint(device, {.timers = kTwoTries});
@@ -209,7 +210,7 @@ TEST(Freeze, OfAPeer) {
     ASSERT_EQ(peer.post_recv(0, 0, 1), 0);  // its program runs on
     // Until its device thread comes by.
     ibv_wc_status status = IBV_WC_SUCCESS;
-    for (const Stopwatch stopwatch; status == IBV_WC_SUCCESS && stopwatch.elapsed() < kPatience;) {
+    for (const Stopwatch stopwatch; status == IBV_WC_SUCCESS && stopwatch.elapsed() < kCompletionTimeout;) {
       status = write_from(endpoint, peer.target(2));
     }
     EXPECT_EQ(status, IBV_WC_RETRY_EXC_ERR);
@@ -223,7 +224,7 @@ ibv_gid gid_of(const char* ipv4) {
   return gid;
 }
 
-TEST(Gid, OneIsAdded) {
+TEST(GidChange, AddedGid_IsReported) {
   with_faults("gid device=0 index=5 address=10.9.8.7 type=rocev2 at=100ms", [] {
     const Pair pair;
     ibv_gid gid{};
@@ -239,7 +240,7 @@ TEST(Gid, OneIsAdded) {
 }
 
 // Whoever is connected stays so; nobody new finds the port by an address that it has lost.
-TEST(Gid, OneIsRemoved) {
+TEST(GidChange, RemovedGid_KeepsConnections_AndRefusesNewOnes) {
   with_faults("gid device=0 index=0 address=none after=1; gid device=0 index=1 address=none after=1", [] {
     Pair pair(kTwoTries);
     EXPECT_EQ(pair.device.gid_index, 1);
@@ -263,7 +264,7 @@ Mr try_register(const Device& device, std::byte* bytes, std::size_t length) {
   return Mr(verbs().reg_mr(device.pd.get(), bytes, length, IBV_ACCESS_LOCAL_WRITE));
 }
 
-TEST(Registration, BySize) {
+TEST(RegistrationLimit, BySize_IsEnforced) {
   with_faults("registration max-bytes=64K errno=EINVAL", [] {
     const Device device = open_device();
     std::vector<std::byte> bytes(65537);
@@ -273,7 +274,7 @@ TEST(Registration, BySize) {
   });
 }
 
-TEST(Registration, ByCount) {
+TEST(RegistrationLimit, ByCount_IsEnforced) {
   with_faults("registration max-regions=2", [] {
     const Device device = open_device();
     std::byte bytes[64];
@@ -287,7 +288,7 @@ TEST(Registration, ByCount) {
   });
 }
 
-TEST(Registration, ByLockedMemory) {
+TEST(RegistrationLimit, ByLockedMemory_IsEnforced) {
   with_faults("registration max-locked=12K", [] {
     const Device device = open_device();
     const GuardedBuffer pages(3 * 4096);
@@ -303,7 +304,7 @@ TEST(Registration, ByLockedMemory) {
 }
 
 // What a deregistration gives back is what the registration took, also where the program has no address.
-TEST(Registration, ByLockedMemoryOfADescriptor) {
+TEST(RegistrationLimit, LockedMemoryOfDmabuf_IsReleased) {
   ASSERT_EQ(setenv("SOFTVERBS_DMABUF", "1", 1), 0);
   with_faults("registration max-locked=8K", [] {
     const Device device = open_device();

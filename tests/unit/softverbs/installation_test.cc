@@ -33,20 +33,20 @@ int devices_with(const std::string& variable, const std::string& value) {
 // 0 when `check` holds of the first device under this one variable.
 int first_device_with(const std::string& variable, const std::string& value,
                       const std::function<bool(const Device&)>& check) {
-  const ChildEnd seen =
+  const ChildResult seen =
       run_in_child({{"SOFTVERBS_DEVICES", "1"}, {variable, value}}, [&] { return check(open_device()) ? 0 : 1; });
-  EXPECT_EQ(seen.told, "");
+  EXPECT_EQ(seen.stderr_text, "");
   return seen.status;
 }
 
-TEST(Settings, NumberOfDevices) {
+TEST(Settings, DeviceCount_IsListed) {
   EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", "0"), 0);
   EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", "1"), 1);
   EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", "16"), 16);
   EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", ""), 1);  // as if it were not set
 }
 
-TEST(Settings, WhatIsMalformedIsNamedAndOffersNoDevice) {
+TEST(Settings, MalformedValue_IsNamed_AndNoDeviceIsListed) {
   const std::pair<const char*, const char*> cases[] = {
       {"SOFTVERBS_DEVICES", "17"},      {"SOFTVERBS_DEVICES", "-1"},      {"SOFTVERBS_DEVICES", "two"},
       {"SOFTVERBS_DEVICES", "1x"},      {"SOFTVERBS_DEVICES", " 1"},      {"SOFTVERBS_DEVICES", "99999999999999999999"},
@@ -55,20 +55,20 @@ TEST(Settings, WhatIsMalformedIsNamedAndOffersNoDevice) {
       {"SOFTVERBS_MAX_SGE", "1000000"},
   };
   for (const auto& [name, value] : cases) {
-    const ChildEnd seen = run_in_child({{name, value}}, [] { return device_count() + device_count(); });
+    const ChildResult seen = run_in_child({{name, value}}, [] { return device_count() + device_count(); });
     EXPECT_EQ(seen.status, 0) << name << "=" << value;
-    EXPECT_NE(seen.told.find(std::string(name) + "=" + value), std::string::npos) << seen.told;
-    EXPECT_EQ(std::count(seen.told.begin(), seen.told.end(), '\n'), 1) << seen.told;  // said once
+    EXPECT_NE(seen.stderr_text.find(std::string(name) + "=" + value), std::string::npos) << seen.stderr_text;
+    EXPECT_EQ(std::count(seen.stderr_text.begin(), seen.stderr_text.end(), '\n'), 1) << seen.stderr_text;  // said once
   }
 }
 
-TEST(Settings, LinkLayer) {
+TEST(Settings, LinkLayer_IsReported) {
   EXPECT_EQ(first_device_with("SOFTVERBS_LINK_LAYER", "ib", [](const Device& device) { return !device.is_roce(); }), 0);
   EXPECT_EQ(first_device_with("SOFTVERBS_LINK_LAYER", "roce", [](const Device& device) { return device.is_roce(); }),
             0);
 }
 
-TEST(Settings, WhatThePortSays) {
+TEST(Settings, PortAttributes_AreReported) {
   EXPECT_EQ(first_device_with("SOFTVERBS_MTU", "1024",
                               [](const Device& device) { return device.port.active_mtu == IBV_MTU_1024; }),
             0);
@@ -86,7 +86,7 @@ TEST(Settings, WhatThePortSays) {
   }
 }
 
-TEST(Settings, LimitsAreSaidAndHeld) {
+TEST(Settings, Limits_AreReported_AndEnforced) {
   EXPECT_EQ(first_device_with("SOFTVERBS_MAX_QP_WR", "77",
                               [](const Device& device) {
                                 const Endpoint fits(device, {.send_wr = 77, .recv_wr = 77});
@@ -121,7 +121,7 @@ TEST(Settings, LimitsAreSaidAndHeld) {
 }
 
 // One more object than there may be is refused, and the place of one that went away can be taken again.
-TEST(Settings, CountsAreHeld) {
+TEST(Settings, ObjectLimits_AreEnforced) {
   EXPECT_EQ(first_device_with("SOFTVERBS_MAX_QP", "3",
                               [](const Device& device) {
                                 std::vector<std::unique_ptr<Endpoint>> qps;
@@ -151,7 +151,7 @@ TEST(Settings, CountsAreHeld) {
 }
 
 // NCCL opens libibverbs.so before libibverbs.so.1, and libmlx5 likewise: the system's copy must not win either way.
-TEST(Installation, BothNamesOfBothLibrariesLieTogether) {
+TEST(Installation, BothLibraries_HaveBothNames) {
   const std::filesystem::path directory = std::filesystem::path(std::getenv("VERBS_TEST_LIBRARY")).parent_path();
   for (const std::string name : {"libibverbs.so", "libmlx5.so"}) {
     ASSERT_TRUE(std::filesystem::exists(directory / name)) << name;
@@ -159,9 +159,9 @@ TEST(Installation, BothNamesOfBothLibrariesLieTogether) {
   }
 }
 
-TEST(Installation, NoDeviceIsAnMlx5Device) {
+TEST(Installation, AnyDevice_IsNotAnMlx5Device) {
   const std::filesystem::path directory = std::filesystem::path(std::getenv("VERBS_TEST_LIBRARY")).parent_path();
-  const ChildEnd seen = run_in_child({}, [&] {
+  const ChildResult seen = run_in_child({}, [&] {
     void* const mlx5 = dlopen((directory / "libmlx5.so.1").c_str(), RTLD_NOW | RTLD_LOCAL);
     if (mlx5 == nullptr) return 1;
     using IsSupported = bool (*)(ibv_device*);
@@ -172,7 +172,7 @@ TEST(Installation, NoDeviceIsAnMlx5Device) {
     }
     return is_supported(open_device().context->device) ? 3 : 0;
   });
-  EXPECT_EQ(seen.status, 0) << seen.told;
+  EXPECT_EQ(seen.status, 0) << seen.stderr_text;
 }
 
 }  // namespace

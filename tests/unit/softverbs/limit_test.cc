@@ -35,7 +35,7 @@ class Limits : public testing::Test {
   Region target{device.pd.get(), 4096};
 };
 
-TEST_F(Limits, QpCapabilities) {
+TEST_F(Limits, QpCapabilityBeyondLimit_IsRefused) {
   EXPECT_EQ(create({1, 1, 1, 1, 0}), 0);
   EXPECT_EQ(create({max_wr, max_wr, 1, 1, 0}), 0);
   EXPECT_EQ(create({1, 1, max_sge, max_sge, 0}), 0);
@@ -47,7 +47,7 @@ TEST_F(Limits, QpCapabilities) {
 }
 
 // A transport that the device does not have is refused as such, not half-made.
-TEST_F(Limits, TransportsThatTheDeviceHasOrRefuses) {
+TEST_F(Limits, OtherTransport_IsCreated_OrRefused) {
   for (const ibv_qp_type type : {IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_RAW_PACKET, IBV_QPT_XRC_SEND}) {
     const Cq cq = create_cq(device, 1);
     ibv_qp_init_attr attr{};
@@ -64,7 +64,7 @@ TEST_F(Limits, TransportsThatTheDeviceHasOrRefuses) {
   }
 }
 
-TEST_F(Limits, CompletionQueueArguments) {
+TEST_F(Limits, InvalidCqArgument_IsRefused) {
   const auto refused = [&](int cqe, int vector) {
     errno = 0;
     const Cq cq(verbs().create_cq(device.context.get(), cqe, nullptr, nullptr, vector));
@@ -82,7 +82,7 @@ TEST_F(Limits, CompletionQueueArguments) {
   EXPECT_NE(verbs().resize_cq(cq.get(), device.attr.max_cqe + 1), 0);
 }
 
-TEST_F(Limits, ElementsOfARequest) {
+TEST_F(Limits, TooManySges_AreRefused) {
   Endpoint a(device, {.send_sge = 2, .recv_sge = 2});
   Endpoint b(device);
   connect(a, b);
@@ -91,7 +91,7 @@ TEST_F(Limits, ElementsOfARequest) {
   EXPECT_EQ(a.state(), IBV_QPS_RTS);  // refused at the call: nothing has happened to the QP
 }
 
-TEST_F(Limits, InlineBytesOfARequest) {
+TEST_F(Limits, TooManyInlineBytes_AreRefused) {
   Endpoint a(device, {.inline_bytes = 32});
   Endpoint b(device);
   connect(a, b);
@@ -107,7 +107,7 @@ TEST_F(Limits, InlineBytesOfARequest) {
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(Limits, UnknownOperationsAreRefused) {
+TEST_F(Limits, UnknownOpcode_IsRefused) {
   Endpoint a(device);
   Endpoint b(device);
   connect(a, b);
@@ -115,7 +115,7 @@ TEST_F(Limits, UnknownOperationsAreRefused) {
 }
 
 // A send queue that cannot drain: its first request waits for a receive that is not there.
-TEST_F(Limits, AFullSendQueueNamesTheRequestAndKeepsThoseBefore) {
+TEST_F(Limits, FullSendQueue_ReturnsBadRequest_AndKeepsEarlierOnes) {
   Endpoint a(device, {.send_wr = 8});
   Endpoint b(device, {.recv_wr = 512});
   connect(a, b);
@@ -149,7 +149,7 @@ TEST_F(Limits, AFullSendQueueNamesTheRequestAndKeepsThoseBefore) {
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(Limits, AFullReceiveQueueNamesTheRequestAndKeepsThoseBefore) {
+TEST_F(Limits, FullReceiveQueue_ReturnsBadRequest_AndKeepsEarlierOnes) {
   Endpoint a(device, {.send_wr = 512});
   Endpoint b(device, {.recv_wr = 8});
   connect(a, b);
@@ -170,7 +170,7 @@ TEST_F(Limits, AFullReceiveQueueNamesTheRequestAndKeepsThoseBefore) {
   EXPECT_EQ(post_recv(b.qp(), {sge}), 0);
 }
 
-TEST_F(Limits, AListStopsAtItsFirstBadRequest) {
+TEST_F(Limits, ListWithBadRequest_StopsThere) {
   Endpoint a(device);
   Endpoint b(device);
   connect(a, b);
@@ -199,11 +199,11 @@ TEST_F(Limits, AListStopsAtItsFirstBadRequest) {
   EXPECT_EQ(target.buffer.untouched_outside(0, 100), "");
 }
 
-TEST_F(Limits, QueuesOfAnotherContextAreRefused) {
+TEST_F(Limits, QueueOfAnotherContext_IsRefused) {
   const Device other = open_device();
   const Cq own = create_cq(device);
-  const Cq foreign = create_cq(other);
-  const Srq foreign_srq = create_srq(other.pd.get());
+  const Cq other_cq = create_cq(other);
+  const Srq other_srq = create_srq(other.pd.get());
   const auto refused = [&](ibv_cq* send_cq, ibv_cq* recv_cq, ibv_srq* srq) {
     ibv_qp_init_attr attr{};
     attr.send_cq = send_cq;
@@ -216,15 +216,15 @@ TEST_F(Limits, QueuesOfAnotherContextAreRefused) {
     return qp ? 0 : errno;
   };
   EXPECT_EQ(refused(own.get(), own.get(), nullptr), 0);
-  EXPECT_EQ(refused(foreign.get(), own.get(), nullptr), EINVAL);
-  EXPECT_EQ(refused(own.get(), foreign.get(), nullptr), EINVAL);
-  EXPECT_EQ(refused(own.get(), own.get(), foreign_srq.get()), EINVAL);
-  const Channel foreign_channel(verbs().create_comp_channel(other.context.get()));
-  const Cq cq(verbs().create_cq(device.context.get(), 1, nullptr, foreign_channel.get(), 0));
+  EXPECT_EQ(refused(other_cq.get(), own.get(), nullptr), EINVAL);
+  EXPECT_EQ(refused(own.get(), other_cq.get(), nullptr), EINVAL);
+  EXPECT_EQ(refused(own.get(), own.get(), other_srq.get()), EINVAL);
+  const Channel other_channel(verbs().create_comp_channel(other.context.get()));
+  const Cq cq(verbs().create_cq(device.context.get(), 1, nullptr, other_channel.get(), 0));
   EXPECT_EQ(cq, nullptr);
 }
 
-TEST_F(Limits, UsedObjectsStay) {
+TEST_F(Limits, DestroyOfObjectInUse_IsBusy) {
   Channel channel(verbs().create_comp_channel(device.context.get()));
   ASSERT_NE(channel, nullptr);
   Cq send_cq = create_cq(device, 16, channel.get());

@@ -52,7 +52,7 @@ class Ordering : public testing::Test {
     bool seen = false;
     bool completed = false;
     ibv_wc wc{};
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kCompletionTimeout;
     while (!completed && std::chrono::steady_clock::now() < deadline) {
       if (!seen && word(kFlag) == round) {
         seen = true;
@@ -76,7 +76,7 @@ class Ordering : public testing::Test {
   Endpoint b{device, {.access = kAllAccess | IBV_ACCESS_REMOTE_ATOMIC}};
 };
 
-TEST_F(Ordering, AFlagByPlainWriteIsCaught) {
+TEST_F(Ordering, FlagByPlainWrite_PrecedesData_WithAdaptiveRouting) {
   unsigned violations = 0;
   for (std::uint64_t round = 1; round <= kRounds; ++round) violations += is_flag_ahead_of_data(round) ? 1U : 0U;
   if (any_order) {
@@ -86,7 +86,7 @@ TEST_F(Ordering, AFlagByPlainWriteIsCaught) {
   }
 }
 
-TEST_F(Ordering, TheLastByteOfAMessageSaysNothing) {
+TEST_F(Ordering, LastByteOfMessage_PrecedesTheRest) {
   if (!any_order) GTEST_SKIP() << "of a device that keeps no order";
   unsigned violations = 0;
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
@@ -106,7 +106,7 @@ TEST_F(Ordering, TheLastByteOfAMessageSaysNothing) {
   EXPECT_GT(violations, 0U);
 }
 
-TEST_F(Ordering, ImmediateFindsEverythingBeforeItInPlace) {
+TEST_F(Ordering, Immediate_ArrivesAfterEarlierWrites) {
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     ASSERT_EQ(post_recv(b.qp(), {}), 0);
     write_data(round);
@@ -119,7 +119,7 @@ TEST_F(Ordering, ImmediateFindsEverythingBeforeItInPlace) {
   }
 }
 
-TEST_F(Ordering, SendFindsEverythingBeforeItInPlace) {
+TEST_F(Ordering, Send_ArrivesAfterEarlierWrites) {
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     ASSERT_EQ(post_recv(b.qp(), {target.sge(4096, 64)}), 0);
     write_data(round);
@@ -130,7 +130,7 @@ TEST_F(Ordering, SendFindsEverythingBeforeItInPlace) {
   }
 }
 
-TEST_F(Ordering, AtomicFindsEverythingBeforeItInPlace) {
+TEST_F(Ordering, Atomic_ExecutesAfterEarlierWrites) {
   std::memset(target.buffer.data() + kAtomic, 0, 8);
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     write_data(round);
@@ -143,14 +143,14 @@ TEST_F(Ordering, AtomicFindsEverythingBeforeItInPlace) {
     wr.wr.atomic = {target.address(kAtomic), 1, 0, target.mr->rkey};
     ibv_send_wr* bad = nullptr;
     ASSERT_EQ(ibv_post_send(a.qp(), &wr, &bad), 0);
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kCompletionTimeout;
     while (word(kAtomic) != round) ASSERT_LT(std::chrono::steady_clock::now(), deadline);
     ASSERT_TRUE(is_whole(round)) << round;
     ASSERT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
   }
 }
 
-TEST_F(Ordering, ReadFindsEverythingBeforeItInPlace) {
+TEST_F(Ordering, Read_ReturnsEarlierWrites) {
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     write_data(round);
     ASSERT_EQ(post(a.qp(), IBV_WR_RDMA_READ, {source.sge(4096, kDataBytes)}, to(0, IBV_SEND_SIGNALED)), 0);
@@ -159,10 +159,10 @@ TEST_F(Ordering, ReadFindsEverythingBeforeItInPlace) {
   }
 }
 
-TEST_F(Ordering, WhatNobodyAsksForStillComes) {
+TEST_F(Ordering, UnsignaledWrite_ArrivesEventually) {
   for (std::uint64_t round = 1; round <= 20; ++round) {
     write_data(round);
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kCompletionTimeout;
     while (!is_whole(round)) {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline);
       ASSERT_TRUE(!is_inline || stays_empty(b.recv_cq(), 0ms));  // any poll of the process will do
@@ -170,7 +170,7 @@ TEST_F(Ordering, WhatNobodyAsksForStillComes) {
   }
 }
 
-TEST_F(Ordering, ReturningFromPostSendSaysNothing) {
+TEST_F(Ordering, PostSendReturned_DataMayBeMissing) {
   if (!any_order || !is_inline) GTEST_SKIP() << "of a device that keeps no order and has no thread";
   unsigned missing = 0;
   for (std::uint64_t round = 1; round <= 20; ++round) {
@@ -180,7 +180,7 @@ TEST_F(Ordering, ReturningFromPostSendSaysNothing) {
   EXPECT_GT(missing, 0U);
 }
 
-TEST_F(Ordering, CompletionsKeepTheirOrder) {
+TEST_F(Ordering, Completions_KeepPostingOrder) {
   for (std::uint64_t i = 0; i < 500; ++i) {
     SendOptions options = to(0, i % 3 == 0 ? IBV_SEND_SIGNALED : 0);
     options.wr_id = i;
@@ -190,17 +190,17 @@ TEST_F(Ordering, CompletionsKeepTheirOrder) {
 }
 
 // Deregistering the target under a WRITE that is not complete: it fails, or it came before; no byte moves afterwards.
-TEST_F(Ordering, NothingIsPlacedAfterDeregistration) {
+TEST_F(Ordering, DeregisteredTarget_ReceivesNothing) {
   for (std::uint64_t round = 1; round <= 50; ++round) {
     Endpoint near(device);
     Endpoint far(device);
     connect(near, far);
-    auto lent = std::make_unique<Region>(device.pd.get(), kDataBytes);
-    GuardedBuffer& memory = lent->buffer;
+    auto region = std::make_unique<Region>(device.pd.get(), kDataBytes);
+    GuardedBuffer& memory = region->buffer;
     fill_pattern(source.bytes(0, kDataBytes), round);
-    const SendOptions options{.wr_id = round, .remote_addr = lent->address(), .rkey = lent->mr->rkey};
+    const SendOptions options{.wr_id = round, .remote_addr = region->address(), .rkey = region->mr->rkey};
     ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, kDataBytes)}, options), 0);
-    lent->mr.reset();
+    region->mr.reset();
     memory.poison();
     const ibv_wc wc = poll_one(near.send_cq());
     EXPECT_TRUE(wc.status == IBV_WC_SUCCESS || wc.status == IBV_WC_REM_ACCESS_ERR) << wc.status;
@@ -211,7 +211,7 @@ TEST_F(Ordering, NothingIsPlacedAfterDeregistration) {
 }
 
 // The same for the QP: when ibv_destroy_qp has returned, at either end, its WRITEs are over.
-TEST_F(Ordering, NothingIsPlacedAfterDestruction) {
+TEST_F(Ordering, DestroyedQp_WritesNothing) {
   for (std::uint64_t round = 1; round <= 50; ++round) {
     Endpoint near(device, {.timers = {.timeout = 1, .retry_count = 1}});
     Endpoint far(device);
@@ -233,7 +233,7 @@ TEST_F(Ordering, NothingIsPlacedAfterDestruction) {
 }
 
 // All that is not complete when the QP fails is told of, in order, signalled or not.
-TEST_F(Ordering, AnErrorFlushesWhatIsNotComplete) {
+TEST_F(Ordering, ErrorState_FlushesIncompleteWrites) {
   for (unsigned round = 0; round < 20; ++round) {
     Endpoint near(device);
     Endpoint far(device);
@@ -262,7 +262,7 @@ TEST_F(Ordering, AnErrorFlushesWhatIsNotComplete) {
 }
 
 // A WRITE that is refused does not take those before it along.
-TEST_F(Ordering, ARefusalSparesWhatWasSentBefore) {
+TEST_F(Ordering, RefusedWrite_DoesNotFailEarlierOnes) {
   for (std::uint64_t round = 1; round <= 20; ++round) {
     Endpoint near(device);
     Endpoint far(device);
@@ -282,7 +282,7 @@ TEST_F(Ordering, ARefusalSparesWhatWasSentBefore) {
   }
 }
 
-TEST_F(Ordering, ADeadPeerFailsTheOldestWrite) {
+TEST_F(Ordering, DeadPeer_FailsTheOldestWrite) {
   Endpoint near(device, {.timers = {.timeout = 8, .retry_count = 1}});
   Peer peer;
   near.connect(peer.address());

@@ -59,7 +59,7 @@ class TwoProcesses : public testing::TestWithParam<unsigned> {
 INSTANTIATE_TEST_SUITE_P(PeerOn, TwoProcesses, testing::Values(0U, 1U),
                          [](const auto& place) { return place.param == 0 ? "SameDevice" : "OtherDevice"; });
 
-TEST_P(TwoProcesses, SendsArriveWhole) {
+TEST_P(TwoProcesses, Send_OfAnySize_ArrivesWhole) {
   for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.fill(size);
@@ -78,7 +78,7 @@ TEST_P(TwoProcesses, SendsArriveWhole) {
   }
 }
 
-TEST_P(TwoProcesses, ReceivesFromThePeerArriveWhole) {
+TEST_P(TwoProcesses, SendFromPeer_ArrivesWhole) {
   for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.buffer.poison();
@@ -94,7 +94,7 @@ TEST_P(TwoProcesses, ReceivesFromThePeerArriveWhole) {
   }
 }
 
-TEST_P(TwoProcesses, WritesLandInThePeersMemory) {
+TEST_P(TwoProcesses, Write_ChangesExactlyThePeersTarget) {
   for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.fill(size + 1);
@@ -115,7 +115,7 @@ TEST_P(TwoProcesses, WritesLandInThePeersMemory) {
   }
 }
 
-TEST_P(TwoProcesses, ReadsFetchThePeersMemory) {
+TEST_P(TwoProcesses, Read_FetchesThePeersMemory) {
   for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.buffer.poison();
@@ -127,7 +127,7 @@ TEST_P(TwoProcesses, ReadsFetchThePeersMemory) {
   }
 }
 
-TEST_P(TwoProcesses, InlineAndListsCrossAsWell) {
+TEST_P(TwoProcesses, InlineDataAndSgeLists_ArriveWhole) {
   std::byte small[40];
   fill_pattern(small, 1);
   const ibv_sge sge{reinterpret_cast<std::uint64_t>(small), sizeof(small), 0};
@@ -147,7 +147,7 @@ TEST_P(TwoProcesses, InlineAndListsCrossAsWell) {
   EXPECT_EQ(peer.find_wrong_byte(100, 74097, 2), std::nullopt);
 }
 
-TEST_P(TwoProcesses, AWaitingSendIsServedByThePeersLaterReceive) {
+TEST_P(TwoProcesses, SendBeforeReceive_CompletesAfterThePost) {
   region.fill(3);
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 64)}), 0);
   EXPECT_TRUE(stays_empty(endpoint.send_cq(), 20ms));
@@ -157,7 +157,7 @@ TEST_P(TwoProcesses, AWaitingSendIsServedByThePeersLaterReceive) {
   EXPECT_EQ(peer.find_wrong_byte(0, 64, 3), std::nullopt);
 }
 
-TEST_P(TwoProcesses, BoundsAreCheckedAcrossProcesses) {
+TEST_P(TwoProcesses, WriteBeyondRegion_IsAccessError) {
   ASSERT_EQ(peer.post_recv(0, 64, 1), 0);
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 65)}, peer.target(1, kRegionBytes - 64)), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_REM_ACCESS_ERR);
@@ -165,7 +165,7 @@ TEST_P(TwoProcesses, BoundsAreCheckedAcrossProcesses) {
   EXPECT_TRUE(peer.untouched_outside(0, 0));
 }
 
-TEST_P(TwoProcesses, ATooSmallReceiveFailsBothEnds) {
+TEST_P(TwoProcesses, ReceiveTooSmall_FailsBothEnds) {
   ASSERT_EQ(peer.post_recv(0, 63, 1), 0);
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 64)}), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_REM_INV_REQ_ERR);
@@ -173,7 +173,7 @@ TEST_P(TwoProcesses, ATooSmallReceiveFailsBothEnds) {
 }
 
 // All that a device does for a stopped program goes on.
-TEST_P(TwoProcesses, AStoppedProgramsDeviceStillAnswers) {
+TEST_P(TwoProcesses, StoppedPeer_StillReceives) {
   if (is_cross_memory_forbidden()) GTEST_SKIP() << "where the program's own thread has to copy";
   region.fill(4);
   ASSERT_EQ(peer.post_recv(8192, 64, 8), 0);
@@ -187,7 +187,7 @@ TEST_P(TwoProcesses, AStoppedProgramsDeviceStillAnswers) {
   EXPECT_EQ(peer.find_wrong_byte(0, 4096, 4), std::nullopt);
 }
 
-TEST_P(TwoProcesses, AKilledPeerIsRetryExceeded) {
+TEST_P(TwoProcesses, KilledPeer_EndsInRetryExceeded) {
   ASSERT_EQ(post_recv(endpoint.qp(), part(0, 64), 50), 0);
   peer.kill();
   const auto start = Clock::now();
@@ -202,7 +202,7 @@ TEST_P(TwoProcesses, AKilledPeerIsRetryExceeded) {
   EXPECT_EQ(flushed.status, IBV_WC_WR_FLUSH_ERR);
 }
 
-TEST_P(TwoProcesses, AKilledPeerTakesNoEmptyMessageEither) {
+TEST_P(TwoProcesses, EmptyMessageToKilledPeer_EndsInRetryExceeded) {
   ASSERT_EQ(peer.post_recv(0, 64, 1), 0);
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 64)}, peer.target(1)), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
@@ -212,19 +212,19 @@ TEST_P(TwoProcesses, AKilledPeerTakesNoEmptyMessageEither) {
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
 }
 
-TEST_P(TwoProcesses, APeerThatLeftIsRetryExceeded) {
+TEST_P(TwoProcesses, PeerThatQuit_EndsInRetryExceeded) {
   peer.quit();
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 64)}), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
 }
 
-TEST_P(TwoProcesses, APeerThatExitedWithoutGoodbyeIsRetryExceeded) {
-  peer.run_away();
+TEST_P(TwoProcesses, PeerThatExitedWithoutCleanup_EndsInRetryExceeded) {
+  peer.exit_without_cleanup();
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_READ, {region.sge(0, 64)}, peer.target(1)), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
 }
 
-TEST_P(TwoProcesses, APeerKilledInMidTrafficStopsNobody) {
+TEST_P(TwoProcesses, PeerKilledDuringTraffic_DoesNotBlockTheDevice) {
   for (std::uint64_t i = 0; i < 64; ++i) ASSERT_EQ(post_recv(endpoint.qp(), {region.sge()}, i), 0);
   peer.stream({.remote_addr = region.address(), .rkey = region.mr->rkey});
   ibv_wc last{};
@@ -246,7 +246,7 @@ TEST_P(TwoProcesses, APeerKilledInMidTrafficStopsNobody) {
   ASSERT_EQ(last.status, IBV_WC_SUCCESS);
   peer.kill();
   const auto killed = Clock::now();
-  push(killed + kPatience);
+  push(killed + kCompletionTimeout);
   EXPECT_EQ(last.status, IBV_WC_RETRY_EXC_ERR) << verbs().wc_status_str(last.status);
   EXPECT_LE(Clock::now() - killed, kProcessTimeout);
   for (; completed < posted; ++completed) {
@@ -264,7 +264,7 @@ TEST_P(TwoProcesses, APeerKilledInMidTrafficStopsNobody) {
   EXPECT_EQ(next.find_wrong_byte(0, 4096, 6), std::nullopt);
 }
 
-TEST(Processes, ManyPeersAtOnce) {
+TEST(Processes, ManyPeersAtOnce_TransferCorrectly) {
   const Device device = open_device();
   const Region region(device.pd.get(), 6 * 8192);
   region.fill(1);
@@ -293,7 +293,7 @@ TEST(Processes, ManyPeersAtOnce) {
 // Two programs that poll without pause and their devices' threads share two cores: whoever waits must let the others
 // run. Told by the processor time of one exchange, which other programs on the machine do not change; a poller that
 // does not give way uses its whole time slice, several milliseconds, each time.
-TEST(Processes, PollingDoesNotStarveTheDevice) {
+TEST(Processes, BusyPolling_LeavesTimeForTheDevice) {
   Peer first({.cores = 2});
   Peer second({.cores = 2});
   first.connect(second.address());
@@ -309,7 +309,7 @@ TEST(Processes, PollingDoesNotStarveTheDevice) {
 }
 
 // What a program forks and ends (a shell command, a worker) is not the program.
-TEST(Processes, AForkedChildTakesNothingWithIt) {
+TEST(Processes, ForkedChildExit_DoesNotAffectTheParent) {
   const Device device = open_device();
   const Region region(device.pd.get(), 8192);
   Endpoint a(device);
@@ -339,7 +339,7 @@ TEST(Processes, AForkedChildTakesNothingWithIt) {
 }
 
 // A worker that was forked after its parent had opened devices opens some of its own.
-TEST(Processes, AForkedChildCanHaveItsOwnDevice) {
+TEST(Processes, ForkedChild_OpensItsOwnDevice) {
   const Device inherited = open_device();
   const pid_t child = fork();
   ASSERT_GE(child, 0);
@@ -366,7 +366,7 @@ TEST(Processes, AForkedChildCanHaveItsOwnDevice) {
 }
 
 // Whoever opens a device while others end gets one.
-TEST(Processes, DevicesOpenWhileOthersEnd) {
+TEST(Processes, OpenWhileOthersExit_Succeeds) {
   const Device inherited = open_device();
   std::fflush(nullptr);  // the children's exits would print it again
   std::vector<pid_t> children;
@@ -402,7 +402,7 @@ std::set<std::string> shared_memory_names() {
   return names;
 }
 
-TEST(Processes, KilledOnesLeaveNoGrowingHeap) {
+TEST(Processes, KilledProcesses_LeaveNoFiles) {
   const Device device = open_device();
   int round = 0;
   const auto kill_one_in_traffic = [&] {
@@ -432,7 +432,7 @@ TEST(Processes, KilledOnesLeaveNoGrowingHeap) {
 }
 
 // Where the system forbids to write to another process, its own device thread copies; a device without one cannot.
-TEST(CrossMemory, IsReplacedOrRefused) {
+TEST(CrossMemory, Forbidden_IsReplacedByCopier_OrRefused) {
   const Device device = open_device();
   const Region region(device.pd.get(), 1 << 20);
   region.fill(3);
@@ -461,12 +461,12 @@ class StoppedThread {
     EXPECT_EQ(ptrace(PTRACE_INTERRUPT, thread_, 0, 0), 0);
     EXPECT_EQ(waitpid(thread_, nullptr, __WALL), thread_);
   }
-  ~StoppedThread() { let_go(); }
+  ~StoppedThread() { release(); }
   StoppedThread(const StoppedThread&) = delete;
   StoppedThread& operator=(const StoppedThread&) = delete;
 
   bool is_held() const { return is_held_; }  // false: the system forbids it
-  void let_go() {
+  void release() {
     if (!std::exchange(is_held_, false)) return;
     EXPECT_EQ(ptrace(PTRACE_DETACH, thread_, 0, 0), 0);
   }
@@ -478,11 +478,11 @@ class StoppedThread {
 
 // A sender leaves bytes with the receiver's thread and dies: they may come before the receiver has its memory back, not
 // later. That thread stands still until the sender is dead and the receiver waits.
-TEST(CrossMemory, ADeadSendersCopyEndsBeforeDeregistration) {
+TEST(CrossMemory, CopyOfDeadSender_EndsBeforeDeregistration) {
   if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "of a receiver whose thread copies";
   constexpr std::size_t kBytes = 64 << 10;
   bool was_left_behind = false;
-  for (const auto end = Clock::now() + 4 * kPatience; !was_left_behind && Clock::now() < end;) {
+  for (const auto end = Clock::now() + 4 * kCompletionTimeout; !was_left_behind && Clock::now() < end;) {
     Peer receiver({.region_bytes = kBytes});
     Peer sender({.region_bytes = kBytes});
     receiver.connect(sender.address());
@@ -496,8 +496,8 @@ TEST(CrossMemory, ADeadSendersCopyEndsBeforeDeregistration) {
     std::this_thread::sleep_for(100ms);  // in which it leaves the bytes, or this tells nothing and is done again
     sender.kill();
     receiver.start_deregistering(0, kBytes, 5);
-    const bool is_early = receiver.answers_within(100ms);
-    copier.let_go();
+    const bool is_early = receiver.replies_within(100ms);
+    copier.release();
     was_left_behind = receiver.await_deregistered();
     EXPECT_FALSE(is_early && was_left_behind);  // it takes the thread
     std::this_thread::sleep_for(20ms);          // what is still to come does
@@ -507,7 +507,7 @@ TEST(CrossMemory, ADeadSendersCopyEndsBeforeDeregistration) {
 }
 
 // A receiver that stands still for longer than a copy by its own thread may take, and then goes on.
-TEST(CrossMemory, AStoppedReceiverTakesTheMessageLater) {
+TEST(CrossMemory, StoppedReceiver_GetsTheMessageLater) {
   if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "of a receiver whose thread copies";
   constexpr std::size_t kBytes = 3 << 20;
   const Device device = open_device();

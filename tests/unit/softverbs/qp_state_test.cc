@@ -43,7 +43,7 @@ class QpState : public testing::Test {
   Device device = open_device();
 };
 
-TEST_F(QpState, StartsInReset) {
+TEST_F(QpState, NewQp_IsInReset) {
   const Endpoint endpoint(device);
   EXPECT_EQ(endpoint.state(), IBV_QPS_RESET);
   EXPECT_EQ(endpoint.qp()->state, IBV_QPS_RESET);
@@ -52,7 +52,7 @@ TEST_F(QpState, StartsInReset) {
   EXPECT_LT(endpoint.qp()->qp_num, 1U << 24);
 }
 
-TEST_F(QpState, EveryPairOfStatesIsLegalOrRefused) {
+TEST_F(QpState, EveryPairOfStates_IsLegal_OrRefused) {
   constexpr ibv_qp_state kStates[] = {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR};
   // Rows: from; columns: to. RESET to ERR is as Linux has it, where the specification differs.
   constexpr bool kLegal[5][5] = {
@@ -77,7 +77,7 @@ TEST_F(QpState, EveryPairOfStatesIsLegalOrRefused) {
   }
 }
 
-TEST_F(QpState, EachRequiredAttributeIsRequired) {
+TEST_F(QpState, RequiredAttributeMissing_IsRefused) {
   const struct {
     ibv_qp_state from;
     ibv_qp_state to;
@@ -101,7 +101,7 @@ TEST_F(QpState, EachRequiredAttributeIsRequired) {
   }
 }
 
-TEST_F(QpState, AttributesOutOfPlaceAreRefused) {
+TEST_F(QpState, AttributeOfAnotherTransition_IsRefused) {
   Endpoint endpoint(device);
   EXPECT_EQ(modify(endpoint, endpoint.init_attr(), kInitMask | IBV_QP_DEST_QPN), EINVAL);
   EXPECT_EQ(modify(endpoint, endpoint.init_attr(), kInitMask | IBV_QP_QKEY), EINVAL);  // datagrams only
@@ -113,7 +113,7 @@ TEST_F(QpState, AttributesOutOfPlaceAreRefused) {
   EXPECT_EQ(modify(endpoint, endpoint.rts_attr(), IBV_QP_STATE | IBV_QP_TIMEOUT), EINVAL);
 }
 
-TEST_F(QpState, ValuesOutOfRangeAreRefused) {
+TEST_F(QpState, ValueOutOfRange_IsRefused) {
   Endpoint endpoint(device);
   ibv_qp_attr attr = endpoint.init_attr();
   attr.port_num = 0;
@@ -155,7 +155,7 @@ TEST_F(QpState, ValuesOutOfRangeAreRefused) {
   EXPECT_EQ(endpoint.state(), IBV_QPS_RTR);
 }
 
-TEST_F(QpState, InitCanBeRepeatedWithOtherValues) {
+TEST_F(QpState, InitToInit_ChangesValues) {
   Endpoint endpoint(device);
   endpoint.to_init();
   ibv_qp_attr attr{};
@@ -168,7 +168,7 @@ TEST_F(QpState, InitCanBeRepeatedWithOtherValues) {
   EXPECT_EQ(read.qp_state, IBV_QPS_INIT);
 }
 
-TEST_F(QpState, RtsTakesItsOptionalAttributes) {
+TEST_F(QpState, RtsToRts_TakesOptionalAttributes) {
   Endpoint endpoint(device);
   bring_to(endpoint, IBV_QPS_RTS);
   ibv_qp_attr attr{};
@@ -184,7 +184,7 @@ TEST_F(QpState, RtsTakesItsOptionalAttributes) {
   EXPECT_EQ(read.qp_access_flags, unsigned{IBV_ACCESS_REMOTE_WRITE});
 }
 
-TEST_F(QpState, ADrainedSendQueueHoldsItsWorkUntilItGoesOn) {
+TEST_F(QpState, PostInSqd_WaitsUntilRts) {
   const Region region(device.pd.get(), 64);
   Endpoint a(device);
   Endpoint b(device);
@@ -206,7 +206,7 @@ TEST_F(QpState, ADrainedSendQueueHoldsItsWorkUntilItGoesOn) {
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(QpState, TheEndOfDrainingIsReported) {
+TEST_F(QpState, SendQueueDrained_RaisesEvent) {
   Endpoint endpoint(device);
   bring_to(endpoint, IBV_QPS_RTS);
   ibv_qp_attr attr{};
@@ -216,7 +216,7 @@ TEST_F(QpState, TheEndOfDrainingIsReported) {
   EXPECT_EQ(expect_async_event(device.context.get(), IBV_EVENT_SQ_DRAINED).qp, endpoint.qp());
 }
 
-TEST_F(QpState, QueryReturnsWhatModifySet) {
+TEST_F(QpState, Query_ReturnsWhatModifySet) {
   Endpoint endpoint(device,
                     {.send_wr = 17, .recv_wr = 23, .timers = {.timeout = 15, .retry_count = 3, .rnr_retry = 5}});
   bring_to(endpoint, IBV_QPS_RTS);
@@ -256,7 +256,7 @@ TEST_F(QpState, QueryReturnsWhatModifySet) {
   EXPECT_EQ(init.cap.max_inline_data, endpoint.cap().max_inline_data);
 }
 
-TEST_F(QpState, WorkIsPostedOnlyWhereTheStateAllows) {
+TEST_F(QpState, Post_IsAccepted_OnlyInAllowedStates) {
   const Region region(device.pd.get(), 64);
   const struct {
     ibv_qp_state state;
@@ -279,7 +279,7 @@ TEST_F(QpState, WorkIsPostedOnlyWhereTheStateAllows) {
   }
 }
 
-TEST_F(QpState, AReceiveWorksBeforeItsSideMaySend) {
+TEST_F(QpState, ReceiverInRtr_ReceivesMessage) {
   const Region region(device.pd.get(), 64);
   Endpoint sender(device);
   Endpoint receiver(device);
@@ -292,7 +292,7 @@ TEST_F(QpState, AReceiveWorksBeforeItsSideMaySend) {
   EXPECT_EQ(poll_one(receiver.recv_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(QpState, ResetForgetsOutstandingWorkAndTheQpLivesAgain) {
+TEST_F(QpState, Reset_DiscardsOutstandingWork_AndQpIsReusable) {
   const Region region(device.pd.get(), 64);
   Endpoint a(device);
   Endpoint b(device);
@@ -309,7 +309,7 @@ TEST_F(QpState, ResetForgetsOutstandingWorkAndTheQpLivesAgain) {
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(QpState, AFailedQpLivesAgainThroughReset) {
+TEST_F(QpState, FailedQp_IsReusable_AfterReset) {
   const Region region(device.pd.get(), 64);
   Endpoint a(device);
   Endpoint b(device);
@@ -325,7 +325,7 @@ TEST_F(QpState, AFailedQpLivesAgainThroughReset) {
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(QpState, EceIsNotOffered) {
+TEST_F(QpState, Ece_IsNotSupported) {
   const Endpoint endpoint(device);
   ibv_ece ece{};
   EXPECT_EQ(verbs().query_ece(endpoint.qp(), &ece), EOPNOTSUPP);

@@ -6,15 +6,15 @@
 #include <string>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "ranks/failure.h"
 
 namespace verbatim::ranks {
 namespace {
 
-class Frames : public testing::Test {
+class FrameTest : public testing::Test {
  protected:
-  Frames() {
+  FrameTest() {
     int pair[2];
     EXPECT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair));
     ours_.reset(pair[0]);
@@ -29,9 +29,9 @@ class Frames : public testing::Test {
   FrameReader reader_;
 };
 
-TEST_F(Frames, ArriveWholeAndInOrder) {
+TEST_F(FrameTest, SeveralFrames_ArriveWholeAndInOrder) {
   ASSERT_TRUE(send_frame(ours_.get(), FrameKind::kGather, "first"));
-  ASSERT_TRUE(send_frame(ours_.get(), FrameKind::kBye, ""));
+  ASSERT_TRUE(send_frame(ours_.get(), FrameKind::kFinished, ""));
   ASSERT_EQ(FrameReader::State::kOpen, reader_.read(theirs_.get()));
   const auto first = reader_.next();
   ASSERT_TRUE(first.has_value());
@@ -39,11 +39,11 @@ TEST_F(Frames, ArriveWholeAndInOrder) {
   EXPECT_EQ("first", first->payload);
   const auto second = reader_.next();
   ASSERT_TRUE(second.has_value());
-  EXPECT_EQ(FrameKind::kBye, second->kind);
+  EXPECT_EQ(FrameKind::kFinished, second->kind);
   EXPECT_FALSE(reader_.next().has_value());
 }
 
-TEST_F(Frames, ArriveInPieces) {
+TEST_F(FrameTest, FrameByteByByte_ArrivesWhole) {
   ASSERT_TRUE(send_frame(ours_.get(), FrameKind::kFail, "text"));
   std::string bytes(100, '\0');
   const ssize_t n = ::recv(theirs_.get(), bytes.data(), bytes.size(), 0);
@@ -58,19 +58,19 @@ TEST_F(Frames, ArriveInPieces) {
   EXPECT_EQ("text", frame->payload);
 }
 
-TEST_F(Frames, AreRefusedWhenTheyAreNotOurs) {
+TEST_F(FrameTest, ForeignBytes_CloseConnection) {
   write("GET / HTTP/1.1\r\n\r\n");
   reader_.read(theirs_.get());
   EXPECT_FALSE(reader_.next().has_value());
   EXPECT_EQ(FrameReader::State::kClosed, reader_.read(theirs_.get()));
 }
 
-TEST_F(Frames, EndWithTheConnection) {
+TEST_F(FrameTest, PeerClosed_IsReportedAsClosed) {
   ours_.reset();
   EXPECT_EQ(FrameReader::State::kClosed, reader_.read(theirs_.get()));
 }
 
-TEST(Pack, IsUndoneByUnpack) {
+TEST(Pack, Unpack_RestoresParts) {
   const std::vector<std::string> parts{"", "one", std::string(3, '\0'), ""};
   EXPECT_EQ(parts, unpack(pack(parts)));
   EXPECT_TRUE(unpack("").empty());

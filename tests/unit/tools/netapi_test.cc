@@ -180,7 +180,7 @@ struct VersionNames {
 };
 TYPED_TEST_SUITE(EveryVersion, Versions, VersionNames);
 
-TYPED_TEST(EveryVersion, InitialisesOnceUpToV10AndEachTimeLater) {
+TYPED_TEST(EveryVersion, Init_IsCalledOnceUpToV10AndEachTimeFromV11) {
   constexpr bool kContexts = TestFixture::kTested >= 11;
   void* context = &context;
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.init(77, {3}, &context));
@@ -198,7 +198,7 @@ TYPED_TEST(EveryVersion, InitialisesOnceUpToV10AndEachTimeLater) {
   EXPECT_EQ(kContexts ? 3 : 2, calls.inits);
 }
 
-TYPED_TEST(EveryVersion, HandsLogLinesOn) {
+TYPED_TEST(EveryVersion, LogLine_ReachesCallback) {
   void* context = nullptr;
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.init(1, {}, &context));
   ASSERT_EQ(1U, this->lines_.size());
@@ -208,7 +208,7 @@ TYPED_TEST(EveryVersion, HandsLogLinesOn) {
   EXPECT_EQ(nccl::DebugLogLevel::kWarn, this->lines_[0].level);
 }
 
-TYPED_TEST(EveryVersion, FillsMissingPropertiesAsNcclDoes) {
+TYPED_TEST(EveryVersion, MissingProperties_AreFilledAsNcclDoes) {
   constexpr int kVersion = TestFixture::kTested;
   Properties got;
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.properties(2, &got));
@@ -232,7 +232,7 @@ TYPED_TEST(EveryVersion, FillsMissingPropertiesAsNcclDoes) {
   EXPECT_EQ(kVersion >= 12 ? 14 : -1, got.plane_id);
 }
 
-TYPED_TEST(EveryVersion, PassesConfigurationAndAnEmptyOffloadHandleToConnect) {
+TYPED_TEST(EveryVersion, Connect_PassesConfigurationAndOffloadHandle) {
   constexpr int kVersion = TestFixture::kTested;
   char handle[nccl::kNetHandleMaxBytes];
   void* comm = nullptr;
@@ -242,7 +242,7 @@ TYPED_TEST(EveryVersion, PassesConfigurationAndAnEmptyOffloadHandleToConnect) {
   EXPECT_EQ(kVersion >= 7, calls.offload_given);
 }
 
-TYPED_TEST(EveryVersion, RefusesSizesThatTheTableCannotExpress) {
+TYPED_TEST(EveryVersion, SizeBeyondTable_IsRejected) {
   constexpr int kVersion = TestFixture::kTested;
   const std::size_t too_large = kMaxBytesBeforeV9 + 1;
   void* request = nullptr;
@@ -264,7 +264,7 @@ TYPED_TEST(EveryVersion, RefusesSizesThatTheTableCannotExpress) {
             this->plugin_.reg_mr(nullptr, nullptr, beyond_int, 1, &mhandle));
 }
 
-TYPED_TEST(EveryVersion, PassesGroupsAndTheRequestOnEntry) {
+TYPED_TEST(EveryVersion, Irecv_PassesGroupAndRequestOnEntry) {
   std::size_t sizes[3] = {3, 0, 5};
   void* const optional = reinterpret_cast<void*>(nccl::kNetOptionalRecvCompletion);
   void* request = optional;
@@ -273,7 +273,7 @@ TYPED_TEST(EveryVersion, PassesGroupsAndTheRequestOnEntry) {
   EXPECT_EQ(optional, calls.request_on_entry);
 }
 
-TYPED_TEST(EveryVersion, AnswersForEmptySlots) {
+TYPED_TEST(EveryVersion, EmptySlot_ReturnsInvalidUsage) {
   int device = 0;
   void* mhandle = nullptr;
   EXPECT_FALSE(this->plugin_.has_reg_mr_dmabuf());
@@ -281,7 +281,7 @@ TYPED_TEST(EveryVersion, AnswersForEmptySlots) {
   EXPECT_EQ(nccl::Result::kInvalidUsage, this->plugin_.make_vdevice({0}, &device));
 }
 
-TYPED_TEST(EveryVersion, PassesAttributesFromV11) {
+TYPED_TEST(EveryVersion, NetAttributes_ArePassedFromV11) {
   NetAttr attributes{};
   attributes.op = 5;
   const bool has = TestFixture::kTested >= 11;
@@ -291,7 +291,7 @@ TYPED_TEST(EveryVersion, PassesAttributesFromV11) {
   EXPECT_EQ(has ? 5U : 0U, calls.size);
 }
 
-TEST(OpenPlugin, TakesTheNewestTableUnlessToldOtherwise) {
+TEST(OpenPlugin, NoVersionGiven_OpensNewestTable) {
   const char* const path = std::getenv("SOCKET_PLUGIN");
   ASSERT_NE(nullptr, path);
   const Opened newest = open_plugin(path);
@@ -303,7 +303,7 @@ TEST(OpenPlugin, TakesTheNewestTableUnlessToldOtherwise) {
   EXPECT_EQ(6, oldest.plugin->api_version());
 }
 
-TEST(OpenPlugin, SaysWhatIsMissing) {
+TEST(OpenPlugin, MissingFileOrTable_IsNamed) {
   const Opened no_table = open_plugin(std::getenv("SOCKET_PLUGIN"), 9);
   EXPECT_EQ(nullptr, no_table.plugin);
   EXPECT_NE(std::string::npos, no_table.error.find("ncclNetPlugin_v9")) << no_table.error;

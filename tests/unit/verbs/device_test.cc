@@ -14,7 +14,7 @@
 namespace verbatim {
 namespace {
 
-class Inventory : public testing::Test {
+class DeviceInventoryTest : public testing::Test {
  protected:
   Result<std::shared_ptr<DeviceInventory>> try_open() {
     return DeviceInventory::open(fake_.table, mlx5_, config_, root_.string());
@@ -51,7 +51,7 @@ class Inventory : public testing::Test {
   const Mlx5* mlx5_ = nullptr;
 };
 
-TEST_F(Inventory, EveryActivePortOfEveryDevice) {
+TEST_F(DeviceInventoryTest, SeveralDevices_ListsEveryActivePort) {
   fake_.add_device("mlx5_0").add_roce_port();
   FakeDevice& two_ports = fake_.add_device("mlx5_1");
   two_ports.add_infiniband_port();
@@ -83,7 +83,7 @@ TEST_F(Inventory, EveryActivePortOfEveryDevice) {
   EXPECT_EQ(inventory->ports()[2].port_num, 2);
 }
 
-TEST_F(Inventory, EverythingIsClosedWithTheLastOwner) {
+TEST_F(DeviceInventoryTest, LastOwnerGone_ClosesEverything) {
   fake_.add_device("mlx5_0").add_roce_port();
   fake_.add_device("mlx5_1").add_roce_port().attributes.state = IBV_PORT_DOWN;
   {
@@ -96,14 +96,14 @@ TEST_F(Inventory, EverythingIsClosedWithTheLastOwner) {
   EXPECT_EQ(fake_.live("pd"), 0);
 }
 
-TEST_F(Inventory, APortThatIsDownRenamesNoOther) {
+TEST_F(DeviceInventoryTest, PortDown_RenamesNoOther) {
   FakeDevice& device = fake_.add_device("mlx5_0");
   device.add_roce_port().attributes.state = IBV_PORT_DOWN;
   device.add_roce_port();
   EXPECT_EQ(names(*open()), "verbatim_mlx5_0_p2");
 }
 
-TEST_F(Inventory, PortsOfOneNicAreNumberedApart) {
+TEST_F(DeviceInventoryTest, FunctionsOfOneNic_HaveDistinctPortNumbers) {
   fake_.add_device("mlx5_0").add_roce_port();
   fake_.add_device("mlx5_1").add_roce_port();  // the second function of the same card: same GUID, port 1 again
   FakeDevice& other = fake_.add_device("mlx5_2");
@@ -115,7 +115,7 @@ TEST_F(Inventory, PortsOfOneNicAreNumberedApart) {
   EXPECT_EQ(inventory->ports()[2].topology_port, 1U);
 }
 
-TEST_F(Inventory, OrderIsPciPathThenNameThenPort) {
+TEST_F(DeviceInventoryTest, SeveralDevices_AreOrderedByPciNamePort) {
   for (const char* name : {"mlx5_10", "mlx5_2", "mlx5_0", "mlx5_1"}) fake_.add_device(name).add_roce_port();
   place(*fake_.devices()[2], "0000:9a:00.0");  // mlx5_0
   place(*fake_.devices()[3], "0000:0c:00.1");  // mlx5_1
@@ -125,7 +125,7 @@ TEST_F(Inventory, OrderIsPciPathThenNameThenPort) {
   EXPECT_TRUE(inventory->ports()[2].pci_path->ends_with("/devices/0000:0c:00.0"));
 }
 
-TEST_F(Inventory, TheFilterSelectsAndNumbersRails) {
+TEST_F(DeviceInventoryTest, HcaFilter_SelectsAndNumbersRails) {
   for (const char* name : {"mlx5_0", "mlx5_1", "bnxt_0"}) {
     FakeDevice& device = fake_.add_device(name);
     device.add_roce_port();
@@ -142,7 +142,7 @@ TEST_F(Inventory, TheFilterSelectsAndNumbersRails) {
   EXPECT_TRUE(log_.warnings().empty());
 }
 
-TEST_F(Inventory, AMalformedFilterIsRefusedByName) {
+TEST_F(DeviceInventoryTest, MalformedHcaFilter_IsRejectedWithVariableName) {
   fake_.add_device("mlx5_0").add_roce_port();
   config_.hca = {"mlx5_0:x", "NCCL_IB_HCA"};
   const auto opened = try_open();
@@ -152,7 +152,7 @@ TEST_F(Inventory, AMalformedFilterIsRefusedByName) {
             "NCCL_IB_HCA=mlx5_0:x is not a valid setting: allowed is [^][=]name[:port[:rail[:plane]]],...");
 }
 
-TEST_F(Inventory, OneWarningGivesTheReasonForEveryDevice) {
+TEST_F(DeviceInventoryTest, NoUsableDevice_OneWarningGivesEveryReason) {
   fake_.add_device("mlx5_0").add_roce_port().attributes.state = IBV_PORT_DOWN;
   fake_.add_device("mlx5_1").add_roce_port().attributes.state = IBV_PORT_DOWN;
   fake_.add_device("mlx5_2").add_infiniband_port().attributes.state = IBV_PORT_INIT;
@@ -173,7 +173,7 @@ TEST_F(Inventory, OneWarningGivesTheReasonForEveryDevice) {
   EXPECT_EQ(fake_.live("pd"), 0);
 }
 
-TEST_F(Inventory, ADeviceThatCannotBeOpenedIsSkippedWithErrno) {
+TEST_F(DeviceInventoryTest, DeviceOpenFails_IsSkippedWithErrno) {
   fake_.add_device("mlx5_0").add_roce_port();
   for (const auto& [verb, code, reason] :
        {std::tuple{"open_device", EACCES, "ibv_open_device failed: Permission denied"},
@@ -189,7 +189,7 @@ TEST_F(Inventory, ADeviceThatCannotBeOpenedIsSkippedWithErrno) {
 }
 
 // The others go on, with less bandwidth than the host has: nobody would notice.
-TEST_F(Inventory, ADeviceThatCannotBeOpenedIsAWarningThoughOthersCan) {
+TEST_F(DeviceInventoryTest, OneDeviceOpenFails_IsWarning) {
   fake_.add_device("mlx5_0").add_roce_port();
   FakeDevice& second = fake_.add_device("mlx5_1");
   std::snprintf(second.device.dev_name, sizeof second.device.dev_name, "uverbs1");
@@ -199,26 +199,26 @@ TEST_F(Inventory, ADeviceThatCannotBeOpenedIsAWarningThoughOthersCan) {
             "not used: mlx5_1: ibv_open_device failed: Permission denied (/dev/infiniband/uverbs1)");
 }
 
-TEST_F(Inventory, NoDeviceAtAll) {
+TEST_F(DeviceInventoryTest, NoDevice_IsError) {
   EXPECT_EQ(try_open().error().sys_errno, ENODEV);
   EXPECT_EQ(log_.only_warning().rfind("no RDMA: libibverbs sees no device.", 0), 0U) << log_.only_warning();
   EXPECT_EQ(fake_.live("list"), 0);
 }
 
-TEST_F(Inventory, NoDeviceList) {
+TEST_F(DeviceInventoryTest, DeviceListFails_IsError) {
   fake_.failures["get_device_list"] = ENOSYS;
   EXPECT_EQ(try_open().error().sys_errno, ENOSYS);
   EXPECT_NE(log_.only_warning().find("cannot list devices: Function not implemented"), std::string::npos);
 }
 
-TEST_F(Inventory, ForkSafetyComesFirstAndIsNotRequired) {
+TEST_F(DeviceInventoryTest, ForkInitFails_IsIgnored) {
   fake_.add_device("mlx5_0").add_roce_port();
   fake_.failures["fork_init"] = EINVAL;
   EXPECT_TRUE(open());
   EXPECT_EQ(fake_.calls("fork_init"), 1);
 }
 
-TEST_F(Inventory, AGidSettingThatFailsOnOneRailIsWarnedAbout) {
+TEST_F(DeviceInventoryTest, GidIndexMissingOnOneDevice_IsWarning) {
   fake_.add_device("mlx5_0").add_roce_port().gids.push_back(fake_gid("::ffff:10.0.0.9", IBV_GID_TYPE_ROCE_V2));
   fake_.add_device("mlx5_1").add_roce_port();
   config_.gid_index = {.everywhere = 1U, .variable = "NCCL_IB_GID_INDEX"};
@@ -228,7 +228,7 @@ TEST_F(Inventory, AGidSettingThatFailsOnOneRailIsWarnedAbout) {
   EXPECT_EQ(log_.only_warning(), "not used: mlx5_1:1: GID 1, set by NCCL_IB_GID_INDEX, is empty or does not exist");
 }
 
-TEST_F(Inventory, MemoryThatAPortReaches) {
+TEST_F(DeviceInventoryTest, DriverFeatures_DeterminePtrSupport) {
   for (const bool kernel_driver : {false, true}) {
     for (const bool peer_memory : {false, true}) {
       for (const int dmabuf_errno : {EOPNOTSUPP, EPROTONOSUPPORT, EBADF, EINVAL, 0}) {
@@ -248,7 +248,7 @@ TEST_F(Inventory, MemoryThatAPortReaches) {
   }
 }
 
-TEST_F(Inventory, WhyThereIsNoGpuMemoryIsSaidOnceForAllDevices) {
+TEST_F(DeviceInventoryTest, NoGpuMemory_ReasonIsLoggedOnce) {
   for (const char* name : {"mlx5_0", "mlx5_1"}) {
     FakeDevice& device = fake_.add_device(name);
     device.add_roce_port();
@@ -266,7 +266,7 @@ TEST_F(Inventory, WhyThereIsNoGpuMemoryIsSaidOnceForAllDevices) {
   EXPECT_EQ(log_.only_warning(), reason);
 }
 
-TEST_F(Inventory, NoDmaBufInTheLibrary) {
+TEST_F(DeviceInventoryTest, LibraryWithoutDmaBuf_HostMemoryOnly) {
   FakeDevice& device = fake_.add_device("mlx5_0");
   device.add_roce_port();
   device.dmabuf_errno = 0;
@@ -274,7 +274,7 @@ TEST_F(Inventory, NoDmaBufInTheLibrary) {
   EXPECT_EQ(open()->ports()[0].ptr_support, unsigned{kPtrHost});
 }
 
-TEST_F(Inventory, RelaxedOrderingFollowsSettingAndLibrary) {
+TEST_F(DeviceInventoryTest, RelaxedOrdering_FollowsSettingAndLibrary) {
   fake_.add_device("mlx5_0").add_roce_port();
   EXPECT_TRUE(open()->devices()[0]->relaxed_ordering());
   config_.relaxed_ordering = Switch::kOff;
@@ -289,7 +289,7 @@ TEST_F(Inventory, RelaxedOrderingFollowsSettingAndLibrary) {
   EXPECT_EQ(log_.only_warning().rfind("VERBATIM_RELAXED_ORDERING=1", 0), 0U) << log_.only_warning();
 }
 
-TEST_F(Inventory, AdaptiveRoutingBySetting) {
+TEST_F(DeviceInventoryTest, AdaptiveRoutingSetting_OverridesLinkLayer) {
   FakeDevice& device = fake_.add_device("mlx5_0");
   device.add_roce_port();
   device.add_infiniband_port();
@@ -299,7 +299,7 @@ TEST_F(Inventory, AdaptiveRoutingBySetting) {
   EXPECT_FALSE(open()->ports()[1].adaptive_routing);
 }
 
-TEST_F(Inventory, Mlx5AbsentNoAndYes) {
+TEST_F(DeviceInventoryTest, Mlx5Library_DeterminesIsMlx5) {
   fake_.add_device("mlx5_0").add_roce_port();
   EXPECT_FALSE(open()->devices()[0]->is_mlx5());
 
@@ -322,7 +322,7 @@ TEST_F(Inventory, Mlx5AbsentNoAndYes) {
   EXPECT_EQ(inventory->devices()[0]->mlx5_capabilities().flags, 5U);
 }
 
-TEST_F(Inventory, SpeedFromSysfsWhereTheAttributesCannotSay) {
+TEST_F(DeviceInventoryTest, SpeedMissingInAttributes_IsReadFromSysfs) {
   FakeDevice& device = fake_.add_device("mlx5_0");
   place(device, "0000:0c:00.0");
   device.add_roce_port().attributes.active_speed = 0;
@@ -332,7 +332,7 @@ TEST_F(Inventory, SpeedFromSysfsWhereTheAttributesCannotSay) {
   EXPECT_EQ(open()->ports()[0].speed_mbps, 800'000U);
 }
 
-TEST(PortSpeed, EveryRateAndWidth) {
+TEST(PortSpeed, EveryRateAndWidth_GivesMbps) {
   EXPECT_EQ(port_speed_mbps(1, 1), 2'500U);
   EXPECT_EQ(port_speed_mbps(2, 2), 20'000U);
   EXPECT_EQ(port_speed_mbps(4, 2), 40'000U);

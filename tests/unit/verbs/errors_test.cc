@@ -15,7 +15,7 @@ int destroy(ibv_pd*) {
   return g_answer;
 }
 
-TEST(CheckErrno, EveryConventionGivesTheErrno) {
+TEST(CheckErrno, EveryReturnConvention_GivesErrno) {
   EXPECT_TRUE(check_errno("verb", 0));
   EXPECT_EQ(check_errno("verb", ENODEV).error().sys_errno, ENODEV);
   EXPECT_EQ(check_errno("verb", -ENOMEM).error().sys_errno, ENOMEM);
@@ -25,14 +25,14 @@ TEST(CheckErrno, EveryConventionGivesTheErrno) {
   EXPECT_EQ(check_errno("verb", ENODEV).error().kind, ErrorKind::kSystem);
 }
 
-TEST(CheckCount, NegativeIsAnError) {
+TEST(CheckCount, NegativeCount_IsError) {
   ASSERT_TRUE(check_count("poll", 3));
   EXPECT_EQ(*check_count("poll", 3), 3U);
   EXPECT_EQ(*check_count("poll", 0), 0U);
   EXPECT_EQ(check_count("poll", -EINVAL).error().sys_errno, EINVAL);
 }
 
-TEST(Adopt, TheHandleEndsTheObject) {
+TEST(Adopt, HandleGone_DestroysObject) {
   ibv_pd pd = {};
   g_destroyed = g_answer = 0;
   {
@@ -44,14 +44,14 @@ TEST(Adopt, TheHandleEndsTheObject) {
   EXPECT_EQ(g_destroyed, 1);
 }
 
-TEST(Adopt, NullCarriesErrno) {
+TEST(Adopt, NullObject_GivesErrno) {
   errno = EMFILE;
   const Result<UniquePd> handle = adopt<ibv_pd>("ibv_alloc_pd", nullptr, destroy);
   ASSERT_FALSE(handle);
   EXPECT_EQ(handle.error().sys_errno, EMFILE);
 }
 
-TEST(Handles, AFailedDestroyIsLogged) {
+TEST(VerbsDeleter, DestroyFailsTwice_IsLogged) {
   const LogCapture log;
   ibv_device device = {};
   std::snprintf(device.name, sizeof device.name, "mlx5_0");
@@ -66,7 +66,7 @@ TEST(Handles, AFailedDestroyIsLogged) {
   EXPECT_EQ(g_destroyed, 2) << "tried once more";
 }
 
-TEST(Handles, ADestroyThatIsRefusedOnceIsTriedAgain) {
+TEST(VerbsDeleter, DestroyFailsOnce_IsRetried) {
   const LogCapture log;
   ibv_pd pd = {};
   g_destroyed = 0;

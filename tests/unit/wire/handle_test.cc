@@ -33,7 +33,7 @@ Handle example(bool ipv6) {
   return handle;
 }
 
-TEST(Handle, ComesBackWhole) {
+TEST(Handle, EveryField_RoundTrips) {
   for (const bool ipv6 : {false, true}) {
     const Handle handle = example(ipv6);
     HandleBytes bytes{};
@@ -51,7 +51,7 @@ TEST(Handle, ComesBackWhole) {
   }
 }
 
-TEST(Handle, ConnectTokenLeavesTheRestAlone) {
+TEST(Handle, ConnectToken_LeavesOtherFieldsUnchanged) {
   HandleBytes bytes{};
   encode_handle(example(true), bytes);
   EXPECT_EQ(load_connect_token(bytes), 0U);
@@ -64,7 +64,7 @@ TEST(Handle, ConnectTokenLeavesTheRestAlone) {
 }
 
 // Whoever listens can still be reached, and told.
-TEST(Handle, OfAnotherVersionIsReadAsFarAsTheAddress) {
+TEST(Handle, OtherVersion_IsReadUpToAddress) {
   HandleBytes bytes{};
   encode_handle(example(false), bytes);
   ++bytes[4];
@@ -77,7 +77,7 @@ TEST(Handle, OfAnotherVersionIsReadAsFarAsTheAddress) {
   EXPECT_EQ(std::memcmp(&decoded->address, &original.address, sizeof(sockaddr_in)), 0);
 }
 
-TEST(Handle, WhatIsNotOursIsRefused) {
+TEST(Handle, ForeignBytes_AreRejected) {
   HandleBytes bytes{};
   EXPECT_FALSE(decode_handle(bytes));
   encode_handle(example(false), bytes);

@@ -17,8 +17,8 @@ constexpr const char* kMemoryPart = "memory";  // under the library that counts 
 
 // Labels of callgrind's dumps: one of these, for a cell its bytes and group, and at last what to divide by.
 constexpr const char* kWholeCell = "whole";
-constexpr const char* kTestInVain = "test_in_vain";
-constexpr const char* kSendInVain = "send_in_vain";
+constexpr const char* kTestIncomplete = "test_incomplete";
+constexpr const char* kSendWithoutReceive = "send_without_receive";
 constexpr const char* kConnect = "connect";
 
 // Instructions, divided.

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "ranks/scratch.h"
+#include "ranks/scratch_directory.h"
 #include "verbatim-perf/child.h"
 #include "verbatim-perf/cost/cells.h"
 #include "verbatim-perf/cost/measure.h"
@@ -120,8 +120,8 @@ class Measurement {
         cell["instructions_by_call"][call] = take(call + which);
       }
     }
-    subject["instructions_test_in_vain"] = take(kTestInVain);
-    subject["instructions_send_in_vain"] = take(kSendInVain);
+    subject["instructions_test_in_vain"] = take(kTestIncomplete);
+    subject["instructions_send_in_vain"] = take(kSendWithoutReceive);
     subject["instructions_connect"] = take(kConnect);
   }
 

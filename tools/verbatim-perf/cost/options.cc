@@ -22,7 +22,7 @@ constexpr int kMostQps = 128;
 
 }  // namespace
 
-std::variant<CostOptions, ranks::Leave> parse_cost_options(int argc, const char* const* argv) {
+std::variant<CostOptions, ranks::EarlyExit> parse_cost_options(int argc, const char* const* argv) {
   CostOptions options;
   options.groups = {1, 4, 8};
   options.qps = {1, 2, 4};
@@ -63,7 +63,7 @@ std::variant<CostOptions, ranks::Leave> parse_cost_options(int argc, const char*
   if (leave) return *leave;
   options.instructions = !no_instructions;
   if (options.optional && options.api_version != 0 && options.api_version < netapi::kOldestWithOptionalReceives) {
-    return ranks::Leave{ranks::ExitStatus::kUsage, "--optional needs a table from v9 on\n"};
+    return ranks::EarlyExit{ranks::ExitStatus::kUsage, "--optional needs a table from v9 on\n"};
   }
   return options;
 }

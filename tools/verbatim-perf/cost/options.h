@@ -28,7 +28,7 @@ struct CostOptions {
 };
 
 // `argv[0]` is "cost".
-std::variant<CostOptions, Leave> parse_cost_options(int argc, const char* const* argv);
+std::variant<CostOptions, EarlyExit> parse_cost_options(int argc, const char* const* argv);
 
 // Measures and prints. Throws Failure.
 ExitStatus run_cost(const CostOptions& options);

@@ -54,13 +54,13 @@ Job::Job(const std::string& path, int api_version, const JobShape& shape, const 
       context = open(copy);
     }
     places_.push_back({plugins_.size() - 1, rank % devices, context});
-    learn_identity(rank);
+    read_identity(rank);
   }
 }
 
 Job::~Job() {
   if (api_version() >= kFirstWithContexts) {
-    for (const Place& place : places_) plugins_.front()->finalize(place.context);
+    for (const RankLocation& place : places_) plugins_.front()->finalize(place.context);
   }
 }
 
@@ -68,7 +68,7 @@ int Job::api_version() const {
   return plugins_.front()->api_version();
 }
 
-void Job::learn_identity(int rank) {
+void Job::read_identity(int rank) {
   alignas(8) std::array<unsigned char, nccl::kNetHandleMaxBytes> handle{};
   void* listen = nullptr;
   ranks::require(plugin(rank).listen(place(rank).context, place(rank).device, handle.data(), &listen), "listen");
@@ -94,7 +94,7 @@ void Job::ask(Attempt& attempt) {
   JobConnection& connection = *attempt.connection;
   if (connection.send != nullptr) return;
   announce(connection.from);
-  const Place& sender = place(connection.from);
+  const RankLocation& sender = place(connection.from);
   ranks::require(
       plugin(connection.from).connect(sender.context, sender.device, attempt.handle.data(), &connection.send),
       "connect");

@@ -50,7 +50,7 @@ class Job {
   void close();
 
  private:
-  struct Place {
+  struct RankLocation {
     std::size_t plugin = 0;
     int device = 0;
     void* context = nullptr;
@@ -61,15 +61,15 @@ class Job {
     void* listen = nullptr;
   };
 
-  const Place& place(int rank) const { return places_[static_cast<std::size_t>(rank)]; }
-  void learn_identity(int rank);
+  const RankLocation& place(int rank) const { return places_[static_cast<std::size_t>(rank)]; }
+  void read_identity(int rank);
   void announce(int rank);
   void ask(Attempt& attempt);
   bool advance(Attempt& attempt);
 
   const JobShape shape_;
   std::vector<std::unique_ptr<netapi::Plugin>> plugins_;
-  std::vector<Place> places_;
+  std::vector<RankLocation> places_;
   std::vector<std::string> identities_;
   std::vector<JobConnection> connections_;
 };

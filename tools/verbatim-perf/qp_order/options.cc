@@ -26,7 +26,7 @@ constexpr int kMostRounds = 1000;
 
 }  // namespace
 
-std::variant<QpOrderOptions, ranks::Leave> parse_qp_order_options(int argc, const char* const* argv) {
+std::variant<QpOrderOptions, ranks::EarlyExit> parse_qp_order_options(int argc, const char* const* argv) {
   QpOrderOptions options;
   options.orders = {"native", "pool", "gather", "ring"};
   std::string bytes = "128K";
@@ -66,10 +66,10 @@ std::variant<QpOrderOptions, ranks::Leave> parse_qp_order_options(int argc, cons
       throw ranks::Failure("--bytes: a message without bytes shows no order", ranks::ExitStatus::kUsage);
   } catch (const CLI::ParseError& leave) {
     const bool asked_for = app.exit(leave, out, err) == 0;
-    return ranks::Leave{asked_for ? ranks::ExitStatus::kOk : ranks::ExitStatus::kUsage,
-                        asked_for ? out.str() : err.str()};
+    return ranks::EarlyExit{asked_for ? ranks::ExitStatus::kOk : ranks::ExitStatus::kUsage,
+                            asked_for ? out.str() : err.str()};
   } catch (const ranks::Failure& refused) {
-    return ranks::Leave{refused.status, std::string(refused.what()) + "\n"};
+    return ranks::EarlyExit{refused.status, std::string(refused.what()) + "\n"};
   }
   options.rotate = !no_rotation;
   return options;

@@ -29,7 +29,7 @@ struct QpOrderOptions {
 };
 
 // `argv[0]` is "qp-order".
-std::variant<QpOrderOptions, ranks::Leave> parse_qp_order_options(int argc, const char* const* argv);
+std::variant<QpOrderOptions, ranks::EarlyExit> parse_qp_order_options(int argc, const char* const* argv);
 
 // Measures and prints. Throws Failure.
 ranks::ExitStatus run_qp_order(const QpOrderOptions& options);

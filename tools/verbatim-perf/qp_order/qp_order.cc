@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ranks/json.h"
-#include "ranks/scratch.h"
+#include "ranks/scratch_directory.h"
 #include "verbatim-perf/child.h"
 #include "verbatim-perf/qp_order/measure.h"
 #include "verbatim-perf/qp_order/options.h"

@@ -1,0 +1,73 @@
+// Makes RDMA writes that have arrived in GPU memory visible to the GPU: an RDMA READ of the buffer over a QP connected
+// to itself returns only after the writes before it. One per receive comm, made when device memory is first registered
+// on it, by whichever thread registers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/config.h"
+#include "base/mutex.h"
+#include "base/result.h"
+#include "net/transfer/endpoint.h"
+#include "net/transfer/memory.h"
+#include "net/transfer/request.h"
+#include "net/transfer/single_writer.h"
+
+namespace verbatim {
+
+class FlushQueue {
+ public:
+  // As many as receives can be outstanding: each may be followed by one flush.
+  static constexpr std::uint32_t kSlots = wire::kMaxInFlight;
+
+  // Creates the QPs, once; completions go to `endpoint`'s queues. Any thread.
+  Status prepare(Comm& comm, const Endpoint& endpoint, const Config& config);
+
+  bool prepared() const { return active_.load(std::memory_order_acquire) != nullptr; }
+
+  // Any thread.
+  bool uses(const ibv_qp& qp) const;
+
+  // Posts a READ of the byte at `data` on every device. nullptr when every slot is taken or `returned` is not 0.
+  Request* post(const void* data, const MemoryKeys& memory, int& returned);
+
+  // A READ has completed; `slot` comes from its work request.
+  void complete(std::uint32_t slot);
+
+  // Whether no READ is under way.
+  bool all_done() const;
+
+  // Flushes that are under way. Any thread.
+  std::uint32_t pending() const { return pending_; }
+
+  // Takes back a flush that is done.
+  void retire(Request& request);
+
+ private:
+  struct Slot : Request {
+    std::uint32_t reads_left = 0;
+  };
+
+  struct State {
+    ControlMemory read_buffer;  // where the byte goes; its value is of no interest
+    std::vector<UniqueQp> qps;
+    std::vector<Slot> slots;
+    std::vector<std::uint32_t> free_slots;
+  };
+
+  static Result<std::unique_ptr<State>> create(Comm& comm, const Endpoint& endpoint, const Config& config);
+
+  SingleWriter<std::uint32_t> pending_;
+  Mutex mutex_;  // serialises prepare
+  std::unique_ptr<State> state_;
+  std::atomic<State*> active_{nullptr};
+};
+
+// wr_id of a flush READ: marked so that a comm can tell it from its own work.
+constexpr std::uint64_t kFlushWorkBit = std::uint64_t{1} << 63;
+
+}  // namespace verbatim

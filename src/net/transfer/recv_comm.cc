@@ -1,0 +1,565 @@
+#include "net/transfer/recv_comm.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <numeric>
+#include <type_traits>
+#include <utility>
+
+#include "base/log.h"
+#include "net/context/context.h"
+#include "verbs/qp.h"
+
+namespace verbatim {
+namespace {
+
+constexpr std::uint32_t kCtsQueueDepth = 128;
+// Every so many CTS one is signalled, so that the queue learns what has left; a quarter of a shallow queue.
+constexpr std::uint32_t kCtsSignalInterval = 32;
+constexpr std::uint32_t kCtsInlineBytes = 2 * sizeof(wire::CtsEntry);
+
+constexpr std::uint32_t kFirstReceiveTarget = 32;
+// A receive for every group that can be in flight, and the batch that is being used up.
+constexpr std::uint32_t kMaxReceiveTarget = wire::kMaxInFlight + 16;
+
+// With arrival words nothing comes through the completion queue but failures and CTS: it is looked at this rarely.
+constexpr std::uint32_t kEmptyTestsPerPoll = 64;
+
+// wr_id: bits 0-15 queue, 16-31 what it is. Flushes carry kFlushWorkBit.
+constexpr std::uint64_t kReceiveWork = std::uint64_t{1} << 16;
+constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
+
+// Why arrivals on `ports` cannot be told by atomics; nullptr when they can.
+const char* why_no_atomics(std::span<const Port* const> ports, const wire::Hello& peer) {
+  if ((peer.capabilities & wire::kAtomicCompletion) == 0) return "the peer does not offer it";
+  for (const Port* port : ports) {
+    const ibv_atomic_cap atomics = port->device->attributes().atomic_cap;
+    if (atomics == IBV_ATOMIC_NONE || responder_reads(*port->device) == 0) return "the device has no atomics";
+    // One word takes the atomics of all QPs.
+    if (ports.size() > 1 && atomics != IBV_ATOMIC_GLOB) return "the devices' atomics do not see each other";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+EndpointSizes RecvComm::endpoint_sizes(const Config& config, std::span<const Port* const> ports,
+                                       const wire::Hello& peer) {
+  const bool atomic = config.completion == Completion::kAtomic && why_no_atomics(ports, peer) == nullptr;
+  EndpointSizes sizes;
+  sizes.qps = peer.qps.size();
+  sizes.caps.send_wr = kCtsQueueDepth;
+  sizes.caps.recv_wr = atomic ? 1 : kMaxReceiveTarget;  // not every device takes 0
+  sizes.caps.inline_bytes = kCtsInlineBytes;
+  sizes.extra_completions = FlushQueue::kSlots;
+  return sizes;
+}
+
+Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, Endpoint endpoint, const wire::Hello& peer) {
+  const std::span<const Port* const> ports = endpoint.ports();
+  bool atomic = context.config().completion == Completion::kAtomic;
+  if (const char* reason = atomic ? why_no_atomics(ports, peer) : nullptr; reason != nullptr) {
+    context.report_no_atomics(ports.front()->name, peer.host, reason);
+    atomic = false;
+  }
+  Result<ControlMemory> control =
+      ControlMemory::create(ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic),
+                            atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
+  if (!control) return control.error();
+  return std::unique_ptr<RecvComm>(new RecvComm(context, std::move(endpoint), std::move(*control), atomic));
+}
+
+RecvComm::RecvComm(Context& context, Endpoint endpoint, ControlMemory control, bool atomic)
+    : Comm(CommKind::kRecv, context, std::move(endpoint), std::move(control)),
+      entry_bytes_(wire::cts_entry_bytes(endpoint_.ports().size())),
+      wide_entries_(entry_bytes_ != sizeof(wire::CtsEntry)),
+      max_recvs_(context.max_recvs()) {
+  static_assert(kMaxReceiveTarget >= wire::kMaxInFlight + kReceiveBatch && kMaxReceiveTarget % kReceiveBatch == 0);
+  if (atomic) arrivals_ = record().arrival;
+  for (std::size_t i = 0; i + 1 < receive_chain_.size(); ++i) receive_chain_[i].next = &receive_chain_[i + 1];
+  for (RecvRequest& request : requests_) {
+    request.comm = this;
+    request.kind = atomic ? RequestKind::kRecvAtomic : RequestKind::kRecv;
+  }
+}
+
+Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
+  // Before RTR: from then on the sender may write.
+  for (const EndpointQp& end : endpoint_.qps()) queues_.push_back({end.qp.get(), 0});
+  for (const EndpointQp& end : endpoint_.qps()) max_receives_ = std::min(max_receives_, end.recv_wr);
+  max_receives_ -= max_receives_ % kReceiveBatch;
+  if (arrivals_ == nullptr) {
+    if (max_receives_ == 0) return Error{ErrorKind::kUsage, 0, "a device with too few receives to a QP"};
+    receive_target_ = std::min(kFirstReceiveTarget, max_receives_);
+    for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
+  }
+  if (error() != nullptr) return *error();
+  if (const Status connected = endpoint_.connect(remote, context_.config(), traffic_class); !connected)
+    return connected;
+  const EndpointQp& first = endpoint_.qps()[0];
+  ring_offset_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());
+  cts_qp_ = first.qp.get();
+  cts_depth_ = first.send_wr;
+  cts_inline_bytes_ = first.inline_bytes;
+  cts_signal_mask_ = std::bit_floor(std::clamp(first.send_wr / 4, 1U, kCtsSignalInterval)) - 1;
+  cts_work_.wr_id = kCtsWork;
+  cts_segment_.lkey = control_.lkey(first.device);
+  cts_work_.sg_list = &cts_segment_;
+  cts_work_.num_sge = 1;
+  cts_work_.opcode = IBV_WR_RDMA_WRITE;
+  cts_work_.wr.rdma.rkey = remote.devices[first.remote_device].control_rkey;
+  return {};
+}
+
+// Fills the QP up to the target, a batch at a time.
+void RecvComm::post_receives(std::size_t queue_index) {
+  RecvQueue& queue = queues_[queue_index];
+  while (queue.posted + kReceiveBatch <= receive_target_) {
+    for (ibv_recv_wr& work : receive_chain_) work.wr_id = kReceiveWork | queue_index;
+    ibv_recv_wr* refused = nullptr;
+    const int returned = ibv_post_recv(queue.qp, receive_chain_.data(), &refused);
+    if (returned != 0) return fail_post("ibv_post_recv", returned, queue_index);
+    queue.posted += kReceiveBatch;
+  }
+}
+
+// Finds out how many members may be posted: request slots, CTS work requests, receives on every QP. Whether a group of
+// this size is among them.
+[[gnu::noinline]] bool RecvComm::update_allowance(std::uint32_t group_size) {
+  // Nobody tests for what is silent: here alone its comm hears of what has happened to it.
+  if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) progress();
+  if (optional_posted_) check_signals(true);
+  if (error() != nullptr) return false;
+  constexpr std::uint32_t kReleaseThreshold = wire::kMaxInFlight / 2;
+  if (next_member_ - oldest_member_ + group_size > kReleaseThreshold) release_entries();
+  const auto groups_pending = static_cast<std::uint32_t>(groups_posted_ - groups_arrived_);
+  // A batch of the posted receives is being used up.
+  if (arrivals_ == nullptr && groups_pending + 2 * kReceiveBatch > receive_target_ && receive_target_ < max_receives_) {
+    receive_target_ = std::min(2 * receive_target_, max_receives_);
+    for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
+    if (error() != nullptr) return false;
+  }
+  const std::uint32_t max_groups = arrivals_ == nullptr ? receive_target_ - kReceiveBatch + 1 : wire::kMaxInFlight;
+  const std::uint32_t groups = std::min(cts_free(), max_groups - std::min(groups_pending, max_groups));
+  const std::uint32_t members = wire::kMaxInFlight - (next_member_ - oldest_member_);
+  members_allowed_ = std::min(groups, members);
+  // Of a group that is larger than what is left only its one CTS and its one arrival count.
+  if (members_allowed_ < group_size && groups != 0 && members >= group_size) members_allowed_ = group_size;
+  return members_allowed_ >= group_size;
+}
+
+// Members, from the oldest on, whose entries the sender is known to have used. Of silent groups only now and then
+// something is heard: the sender's word, or the arrival of a later group.
+std::uint32_t RecvComm::consumed_members() const {
+  const auto consumed = static_cast<std::uint32_t>(__atomic_load_n(&record().consumed, __ATOMIC_ACQUIRE));
+  std::uint32_t used = consumed - oldest_member_;
+  if (used > next_member_ - oldest_member_) used = 0;
+  if (optional_posted_) {
+    for (std::uint32_t member = oldest_member_; member != next_member_;) {
+      const RecvRequest& request = requests_[wire::ring_index(member)];
+      if (!request.optional_completion && request.state != RequestState::kPending)
+        used = std::max(used, member - oldest_member_);
+      member += request.group_size;
+    }
+  }
+  return used;
+}
+
+// Gives back the ring places of the groups at the old end that NCCL has taken back.
+void RecvComm::release_entries() {
+  const std::uint32_t first_unused = oldest_member_ + consumed_members();
+  while (oldest_member_ != next_member_) {
+    RecvRequest& oldest = requests_[wire::ring_index(oldest_member_)];
+    const bool optional_used =
+        oldest.state == RequestState::kDoneUnconfirmed && first_unused - oldest_member_ - 1 < wire::kMaxInFlight;
+    if (optional_used) oldest.state = RequestState::kFree;
+    if (oldest.state != RequestState::kFree) break;
+    oldest_member_ += oldest.group_size;
+  }
+}
+
+// What was allowed for a group of this size is not for so many groups.
+[[gnu::cold]] ErrorKind RecvComm::reject_buffer() noexcept {
+  members_allowed_ = 0;
+  return ErrorKind::kArgument;
+}
+
+[[gnu::cold]] ErrorKind RecvComm::reject_group_size(int n) const noexcept {
+  try {
+    VERBATIM_WARN("irecv of a group of %d on %s: 1 to %u (VERBATIM_MAX_RECVS) are possible", n,
+                  describe_path(0).c_str(), max_recvs_);
+  } catch (...) {
+    return ErrorKind::kSystem;
+  }
+  return ErrorKind::kArgument;
+}
+
+[[gnu::always_inline]] inline void RecvComm::write_entry(std::byte* entry_address, bool wide, std::uint32_t member,
+                                                         void* data, std::uint64_t bytes, int tag,
+                                                         std::uint8_t group_size, wire::CtsFlags flags,
+                                                         const MemoryKeys& memory) {
+  auto& head = *reinterpret_cast<wire::CtsHead*>(entry_address);
+  head.address = reinterpret_cast<std::uint64_t>(data);
+  head.size = bytes;
+  head.tag = static_cast<std::uint32_t>(tag);
+  head.group_size = group_size;
+  head.flags = flags;
+  if (!wide) {
+    auto& out = *reinterpret_cast<wire::CtsEntry*>(entry_address);
+    out.rkey = memory.rkey[0];
+    out.ready = member + 1;
+    return;
+  }
+  auto& out = *reinterpret_cast<wire::CtsWideEntry*>(entry_address);
+  std::copy(std::begin(memory.rkey), std::end(memory.rkey), std::begin(out.rkey));
+  out.ready = member + 1;
+}
+
+// Hands the group whose entries have been written at `place` to the sender.
+[[gnu::always_inline]] inline void RecvComm::post_group(const std::byte* entry_address, std::uint32_t group_size,
+                                                        bool optional_completion, void** out) {
+  const std::uint32_t first = next_member_;
+  const std::uint32_t index = wire::ring_index(first);
+  RecvRequest& request = requests_[index];
+  request.group_size = static_cast<std::uint8_t>(group_size);
+  request.first_member = first;
+  request.optional_completion = optional_completion;
+  request.state = optional_completion ? RequestState::kDone : RequestState::kPending;
+  next_member_ = first + group_size;
+  members_allowed_ -= group_size;
+  if (arrivals_ != nullptr) arrivals_[index] = 0;
+  *out = static_cast<Request*>(&request);
+
+  const auto bytes = static_cast<std::uint32_t>(group_size * entry_bytes_);
+  cts_segment_.addr = reinterpret_cast<std::uint64_t>(entry_address);
+  cts_segment_.length = bytes;
+  cts_work_.wr.rdma.remote_addr = cts_segment_.addr + ring_offset_;
+  cts_work_.send_flags = bytes <= cts_inline_bytes_ ? unsigned{IBV_SEND_INLINE} : 0U;
+  if ((++groups_posted_ & cts_signal_mask_) == 0) cts_work_.send_flags |= IBV_SEND_SIGNALED;
+  ibv_send_wr* refused;
+  const int returned = ibv_post_send(cts_qp_, &cts_work_, &refused);
+  if (returned != 0) {
+    // A silent one as well, whose test has to tell. Found without what the usual case would keep for it.
+    const auto members = static_cast<std::uint32_t>(cts_segment_.length / entry_bytes_);
+    requests_[wire::ring_index(next_member_ - members)].state = RequestState::kPending;
+    fail_post("ibv_post_send", returned, 0);
+  }
+}
+
+// The usual case, a receive alone, has a function of its own that fits into the registers.
+template <typename Size>
+ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                          void** out) noexcept {
+  if (n == 1 && handles[0] != nullptr && sizes[0] >= 0 && members_allowed_ != 0 && slow_path_flags() == 0 &&
+      (std::is_signed_v<Size> || *out != kOptionalCompletion)) {
+    return receive_single(data[0], static_cast<std::uint64_t>(sizes[0]), tags[0],
+                          *static_cast<const MemoryHandle*>(handles[0]), out);
+  }
+  return receive_group(n, data, sizes, tags, handles, out);
+}
+
+[[gnu::noinline]] ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory,
+                                                     void** out) noexcept {
+  *out = nullptr;
+  if (memory.device_memory && !flush_.prepared() && !can_flush()) return failure();
+  const std::uint32_t index = wire::ring_index(next_member_);
+  std::byte* const entry_address = entry(index);
+  posted_[index] = bytes;
+  ++counts_.groups[0];
+  write_entry(entry_address, wide_entries_, next_member_, data, bytes, tag, 1, wire::CtsFlags::kNone, memory);
+  post_group(entry_address, 1, false, out);
+  return ErrorKind::kNone;
+}
+
+template <typename Size>
+[[gnu::noinline]] ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, const int* tags,
+                                                    void* const* handles, void** out) noexcept {
+  bool optional_completion = false;
+  if constexpr (!std::is_signed_v<Size>) optional_completion = *out == kOptionalCompletion;
+  *out = nullptr;
+  const auto group_size = static_cast<std::uint32_t>(n);
+  if (group_size - 1 >= max_recvs_) return reject_group_size(n);
+  if ((members_allowed_ < group_size || slow_path_flags() != 0) && !update_allowance(group_size)) return failure();
+  const std::uint32_t first = next_member_;
+  const std::uint32_t index = wire::ring_index(first);
+  std::byte* const entry_address = entry(index);
+  const wire::CtsFlags flags = optional_completion ? wire::CtsFlags::kOptionalCompletion : wire::CtsFlags::kNone;
+  const bool flushes = flush_.prepared();
+  const bool wide = wide_entries_;
+  const std::size_t entry_bytes = entry_bytes_;
+  std::uint64_t* posted = &posted_[index];
+  std::byte* at = entry_address;
+  for (std::uint32_t i = 0; i < group_size; ++i, at += entry_bytes) {
+    const MemoryKeys* memory = static_cast<const MemoryHandle*>(handles[i]);
+    const Size size = sizes[i];
+    if (memory == nullptr) {
+      if (size != 0) return reject_buffer();
+      memory = &kNoMemory;
+    }
+    if (size < 0) return reject_buffer();
+    if (memory->device_memory && !flushes && !can_flush()) return failure();
+    posted[i] = static_cast<std::uint64_t>(size);
+    write_entry(at, wide, first + i, data[i], posted[i], tags[i], static_cast<std::uint8_t>(group_size), flags,
+                *memory);
+  }
+  ++counts_.groups[group_size - 1];
+  if (optional_completion) {
+    optional_posted_ = true;
+    ++groups_arrived_;
+    ++counts_.optional;
+    requests_[index].sizes = wire::SizeSource::kPosted;
+  }
+  post_group(entry_address, group_size, optional_completion, out);
+  return ErrorKind::kNone;
+}
+
+template ErrorKind RecvComm::irecv(int, void* const*, const int*, const int*, void* const*, void**) noexcept;
+template ErrorKind RecvComm::irecv(int, void* const*, const std::size_t*, const int*, void* const*, void**) noexcept;
+
+bool RecvComm::waits_for_peer() const {
+  return std::any_of(requests_.begin(), requests_.end(), [&](const RecvRequest& request) {
+    if (request.state != RequestState::kPending) return false;
+    return arrivals_ == nullptr || arrival(request) >> wire::kArrivalShift < wire::kArrivalComplete;
+  });
+}
+
+// A group that came in one part, for which no receives need be posted.
+[[gnu::always_inline]] inline bool RecvComm::complete_simple(const ibv_wc& completion) {
+  if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kReceiveWork) == 0) return false;
+  RecvQueue& queue = queues_[completion.wr_id & 0xffff];
+  const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
+  RecvRequest& request = requests_[immediate.entry];
+  if (queue.until_post == 1 || immediate.parts != 1 || request.parts_seen != 0 ||
+      request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
+    return false;
+  }
+  --queue.until_post;
+  finish(request, immediate, completion);
+  return true;
+}
+
+[[gnu::always_inline]] inline void RecvComm::finish(RecvRequest& request, const wire::Immediate& immediate,
+                                                    const ibv_wc& completion) {
+  request.sizes = immediate.sizes;
+  request.bytes_counted = completion.byte_len;
+  request.state = RequestState::kDone;
+  ++groups_arrived_;
+}
+
+void RecvComm::process_immediate(const ibv_wc& completion, std::size_t queue_index) {
+  RecvQueue& queue = queues_[queue_index];
+  if (--queue.until_post == 0) {
+    queue.until_post = kReceiveBatch;
+    queue.posted -= kReceiveBatch;
+    post_receives(queue_index);
+  }
+  const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
+  RecvRequest& request = requests_[immediate.entry];
+  if (request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
+    return fail_unexpected_immediate(queue_index);
+  }
+  if (immediate.parts == 1 && request.parts_seen == 0) return finish(request, immediate, completion);
+  // Bytes are counted only of a message alone.
+  if (immediate.sizes == wire::SizeSource::kByteCount || immediate.parts == 1)
+    return fail_unexpected_immediate(queue_index);
+  if (request.parts_seen == 0) request.sizes = wire::SizeSource::kPosted;
+  if (immediate.sizes != wire::SizeSource::kOtherPart) request.sizes = immediate.sizes;
+  if (++request.parts_seen < immediate.parts) return;
+  request.parts_seen = 0;
+  request.state = RequestState::kDone;
+  ++groups_arrived_;
+}
+
+void RecvComm::complete(const ibv_wc& completion) {
+  if (completion.status != IBV_WC_SUCCESS) return fail_receive(completion);
+  if ((completion.wr_id & kReceiveWork) != 0) return process_immediate(completion, completion.wr_id & 0xffff);
+  if ((completion.wr_id & kFlushWorkBit) != 0) {
+    return flush_.complete(static_cast<std::uint32_t>(completion.wr_id & 0xffff));
+  }
+  cts_sent_ += cts_signal_mask_ + 1;
+}
+
+[[gnu::cold]] void RecvComm::fail_receive(const ibv_wc& completion) {
+  if ((completion.wr_id & kFlushWorkBit) != 0) {
+    return fail_completion(completion, 0,
+                           {.operation_text = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true});
+  }
+  std::uint64_t bytes = 0;  // that are due
+  for (std::uint32_t member = oldest_member_; member != next_member_;) {
+    const RecvRequest& request = requests_[wire::ring_index(member)];
+    const std::uint64_t* const posted = &posted_[wire::ring_index(member)];
+    if (request.state == RequestState::kPending) bytes = std::accumulate(posted, posted + request.group_size, bytes);
+    member += request.group_size;
+  }
+  FailedWork work{.operation_text = "waiting for messages, none of which was due,", .bytes = std::nullopt};
+  if ((completion.wr_id & kReceiveWork) == 0) work.operation_text = "announcing a receive (CTS)";
+  if (bytes != 0) {
+    work.bytes = bytes;
+    work.operation_text = (completion.wr_id & kReceiveWork) != 0 ? "receiving" : "announcing receive buffers (CTS) of";
+  }
+  fail_completion(completion, completion.wr_id & 0xffff, work);
+}
+
+[[gnu::noinline]] void RecvComm::progress() {
+  const int polled = poll_first_cq();
+  for (int i = 0; i < polled; ++i) complete(completions_[i]);
+  if (slow_path_flags() != 0 || polled < 0) run_slow_path(polled);
+}
+
+[[gnu::noinline]] void RecvComm::run_slow_path(int polled) {
+  poll_other_cqs(polled, [this](const ibv_wc& completion) { complete(completion); });
+}
+
+[[gnu::cold]] void RecvComm::fail_unexpected_immediate(std::size_t queue) {
+  fail(ErrorKind::kRemote, "immediate", queue, diagnose_corrupt_peer,
+       [] { return std::string("the peer completed a receive that is not posted"); });
+}
+
+[[gnu::cold]] ErrorKind RecvComm::fail_size_mismatch(std::uint64_t bytes, std::uint64_t posted) noexcept {
+  fail(ErrorKind::kRemote, "completion record", 0, diagnose_corrupt_peer, [&] {
+    return "the peer reports " + std::to_string(bytes) + " bytes in a receive that holds " + std::to_string(posted);
+  });
+  return failure();
+}
+
+// Of several members a count of bytes tells nothing.
+[[gnu::cold]] ErrorKind RecvComm::fail_byte_count(std::uint32_t group_size) noexcept {
+  fail(ErrorKind::kRemote, "completion", 0, diagnose_corrupt_peer, [&] {
+    return "the peer completed a group of " + std::to_string(group_size) + " receives as if it were a message alone";
+  });
+  return failure();
+}
+
+ErrorKind RecvComm::test(Request& base, int* done, int* sizes) noexcept {
+  auto& request = static_cast<RecvRequest&>(base);
+  if (request.state != RequestState::kDone) return poll_and_test(request, done, sizes);
+  return retire(request, done, sizes);
+}
+
+// Usually there is nothing, or one completion of the plainest kind, which needs no other call.
+[[gnu::noinline]] ErrorKind RecvComm::poll_and_test(RecvRequest& request, int* done, int* sizes) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  const int polled = comm.poll_first_cq();
+  if (polled == 0 && comm.slow_path_flags() == 0) {
+    comm.tested_ = true;
+    *done = 0;
+    return ErrorKind::kNone;
+  }
+  const bool simple = polled == 1 && comm.complete_simple(comm.completions_[0]);
+  if (simple && request.state == RequestState::kDone) return retire(request, done, sizes);
+  return process_completions(request, done, sizes, simple ? 0 : polled);
+}
+
+[[gnu::noinline]] ErrorKind RecvComm::process_completions(RecvRequest& request, int* done, int* sizes,
+                                                          int polled) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  comm.tested_ = true;
+  for (int i = 0; i < polled; ++i) comm.complete(comm.completions_[i]);
+  if (comm.slow_path_flags() != 0 || polled < 0) comm.run_slow_path(polled);
+  if (request.state == RequestState::kDone) return retire(request, done, sizes);
+  *done = 0;
+  return comm.failure();
+}
+
+ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
+  auto& request = static_cast<RecvRequest&>(base);
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  if (request.state != RequestState::kDone) {
+    const std::uint64_t word = comm.arrival(request);
+    if (word >> wire::kArrivalShift < wire::kArrivalComplete) {
+      comm.tested_ = true;
+      if (++comm.empty_tests_ % kEmptyTestsPerPoll == 0 || comm.slow_path_flags() != 0) comm.progress();
+      *done = 0;
+      return comm.failure();
+    }
+    std::uint64_t posted = 0;
+    const std::uint32_t index = wire::ring_index(request.first_member);
+    for (std::uint32_t i = 0; i < request.group_size; ++i) posted += comm.posted_[index + i];
+    request.bytes_counted = word & wire::kArrivalBytesMask;
+    request.sizes = request.group_size == 1           ? wire::SizeSource::kByteCount
+                    : request.bytes_counted == posted ? wire::SizeSource::kPosted
+                                                      : wire::SizeSource::kRecord;
+    request.state = RequestState::kDone;
+    ++comm.groups_arrived_;
+  }
+  return retire(request, done, sizes);
+}
+
+// What has arrived is delivered whatever failed before; sizes that cannot be fail the comm.
+[[gnu::always_inline]] inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) noexcept {
+  *done = 1;
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  request.state = request.optional_completion ? RequestState::kDoneUnconfirmed : RequestState::kFree;
+  // In order, as NCCL takes receives back, this is all that release() would do.
+  if (request.first_member == comm.oldest_member_ && !request.optional_completion)
+    comm.oldest_member_ += request.group_size;
+  if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
+  const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
+  if (request.bytes_counted > posted) return comm.fail_size_mismatch(request.bytes_counted, posted);
+  comm.bytes_ += request.bytes_counted;
+  if (sizes != nullptr) *sizes = narrow(request.bytes_counted);
+  return ErrorKind::kNone;
+}
+
+[[gnu::noinline]] ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  const std::uint32_t index = wire::ring_index(request.first_member);
+  const std::uint64_t* const posted = &comm.posted_[index];
+  const std::uint32_t group_size = request.group_size;
+  if (request.sizes == wire::SizeSource::kByteCount) return comm.fail_byte_count(group_size);
+  int ignored_sizes[wire::kMaxGroup];
+  if (sizes == nullptr) sizes = ignored_sizes;
+  std::uint64_t bytes = 0;
+  if (request.sizes == wire::SizeSource::kRecord) {
+    const std::uint64_t* const recorded_sizes = &comm.record().size[index];
+    for (std::uint32_t i = 0; i < group_size; ++i) {
+      const std::uint64_t size =
+          __atomic_load_n(&recorded_sizes[i], __ATOMIC_RELAXED);  // the peer may write it any time
+      if (size > posted[i]) return comm.fail_size_mismatch(size, posted[i]);
+      bytes += size;
+      sizes[i] = narrow(size);
+    }
+  } else {  // those of the receive itself
+    for (std::uint32_t i = 0; i < group_size; ++i) {
+      bytes += posted[i];
+      sizes[i] = narrow(posted[i]);
+    }
+  }
+  if (!request.optional_completion) comm.bytes_ += bytes;
+  return ErrorKind::kNone;
+}
+
+wire::ConnectionStatus RecvComm::status() const {
+  wire::ConnectionStatus status{.members = next_member_, .flushes = flush_.pending(), .bytes = bytes_};
+  const std::uint64_t arrived = groups_arrived_;  // before: what is posted meanwhile is not taken for arrived
+  const std::uint64_t posted = groups_posted_;
+  status.outstanding = static_cast<std::uint32_t>(posted - std::min(posted, arrived));
+  if (optional_posted_) status.flags |= wire::ConnectionStatus::kOptionalReceives;
+  return status;
+}
+
+CompletedCounts RecvComm::completed_counts() const {
+  CompletedCounts completed_counts{transfer_counts().messages, bytes_, cts_sent_ != 0};
+  const std::uint32_t used = consumed_members();
+  for (std::uint32_t member = oldest_member_; member != next_member_;) {
+    const RecvRequest& request = requests_[wire::ring_index(member)];
+    const bool unconfirmed = request.optional_completion && member - oldest_member_ >= used;
+    if (unconfirmed || request.state == RequestState::kPending) completed_counts.messages -= request.group_size;
+    member += request.group_size;
+  }
+  completed_counts.peer_responded = completed_counts.peer_responded || completed_counts.messages != 0;
+  return completed_counts;
+}
+
+TransferCounts RecvComm::transfer_counts() const {
+  TransferCounts transfer_counts = counts_;
+  transfer_counts.bytes = bytes_;
+  for (std::size_t i = 0; i < transfer_counts.groups.size(); ++i)
+    transfer_counts.messages += transfer_counts.groups[i] * (i + 1);
+  return transfer_counts;
+}
+
+}  // namespace verbatim

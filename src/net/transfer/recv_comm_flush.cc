@@ -1,0 +1,80 @@
+// The receiving end's flushes: what arrived in GPU memory is made visible to the GPU.
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/log.h"
+#include "net/context/context.h"
+#include "net/transfer/recv_comm.h"
+
+namespace verbatim {
+
+Result<std::unique_ptr<MemoryHandle>> RecvComm::register_memory(const MrRequest& request) {
+  if (request.type != MemoryType::kHost) {
+    if (const Status prepared = flush_.prepare(*this, endpoint_, context_.config()); !prepared) {
+      if (!prepared.error().logged) VERBATIM_WARN("%s", describe_flush_failure(prepared.error()).c_str());
+      return prepared.error();
+    }
+  }
+  return Comm::register_memory(request);
+}
+
+std::string RecvComm::describe_flush_failure(const Error& error) const {
+  if (error.logged) return "no flushes of GPU memory: the line before says why. Path: " + describe_path(0);
+  PathFacts loop = endpoint_.path_facts(0, context_.host_name());
+  loop.remote = loop.local;
+  std::string why = verbatim::explain_setup_error(error, &loop, qp_usage(*endpoint_.ports().front()->device));
+  if (why.find(". Path: ") == std::string::npos) why += ". Path: " + describe_path(0);
+  return std::string(error.operation) + " for flushes of GPU memory failed with " + std::strerror(error.sys_errno) +
+         why;
+}
+
+// Registered through another comm (regIsGlobal): this one hears of device memory only now.
+[[gnu::cold]] bool RecvComm::can_flush() {
+  Status prepared = system_error("memory", ENOMEM);
+  try {
+    prepared = flush_.prepare(*this, endpoint_, context_.config());
+  } catch (...) {  // no memory
+  }
+  if (!prepared) fail(ErrorKind::kSystem, "irecv", [&] { return describe_flush_failure(prepared.error()); });
+  return bool{prepared};
+}
+
+Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
+  if (error() != nullptr || !memory.device_memory) return nullptr;
+  if (!flush_.prepared()) {
+    fail(ErrorKind::kArgument, "iflush", 0, diagnose_contradicting_calls,
+         [] { return std::string("iflush of GPU memory, but this connection has received into none"); });
+    return nullptr;
+  }
+  int returned = 0;
+  Request* request = flush_.post(data, memory, returned);
+  if (request == nullptr) {
+    if (returned != 0) {
+      fail_post("ibv_post_send", returned, 0);
+    } else {
+      fail(ErrorKind::kInternal, "iflush", 0, diagnose_contradicting_calls, [] {
+        return "iflush while " + std::to_string(FlushQueue::kSlots) +
+               " flushes are outstanding, as many as receives can be";
+      });
+    }
+  }
+  return request;
+}
+
+ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  if (request.state != RequestState::kDone) {
+    comm.progress();
+    if (request.state != RequestState::kDone) {
+      comm.tested_ = true;
+      *done = 0;
+      return comm.failure();
+    }
+  }
+  *done = 1;
+  comm.flush_.retire(request);
+  return ErrorKind::kNone;
+}
+
+}  // namespace verbatim

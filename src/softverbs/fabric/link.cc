@@ -1,0 +1,119 @@
+#include "softverbs/fabric/link.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "base/log.h"
+#include "softverbs/engine/qp.h"
+#include "softverbs/fabric/virtual_clock.h"
+
+namespace verbatim::softverbs {
+
+Status Link::start() {
+  {
+    VirtualClock& clock = registry_.clock();
+    SharedLockGuard lock(clock.lock, registry_.me());
+    clock.slots_end = std::max(clock.slots_end, registry_.slot() + 1);
+    for (LinkPort& port : clock.ports[registry_.slot()]) port = {registry_.me(), 0, clock.now_ps, clock.now_ps};
+  }
+  if (settings_.trace_file.empty()) return {};
+  trace_.reset(::open(settings_.trace_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR));
+  if (trace_) return {};
+  const int error = errno;
+  VERBATIM_WARN("SOFTVERBS_TRACE=%s cannot be written: %s", settings_.trace_file.c_str(), std::strerror(error));
+  return system_error("open", error);
+}
+
+void Link::add_backlog(std::uint32_t device) {
+  VirtualClock& clock = registry_.clock();
+  SharedLockGuard lock(clock.lock, registry_.me());
+  LinkPort& port = clock.ports[registry_.slot()][device];
+  if (port.backlog++ != 0) return;
+  port.free_ps = std::max(port.free_ps, clock.now_ps);
+  if (clock.grant_owner == 0) wake_port(clock, next_port(clock));
+}
+
+void Link::remove_backlog(std::uint32_t device) {
+  VirtualClock& clock = registry_.clock();
+  SharedLockGuard lock(clock.lock, registry_.me());
+  LinkPort& port = clock.ports[registry_.slot()][device];
+  if (--port.backlog == 0 && clock.grant_owner == 0) wake_port(clock, next_port(clock));
+}
+
+std::optional<std::uint32_t> Link::acquire_grant() {
+  VirtualClock& clock = registry_.clock();
+  SharedLockGuard lock(clock.lock, registry_.me());
+  if (clock.held != 0 || clock.grant_owner != 0) return std::nullopt;
+  const PortNumber next = next_port(clock);
+  if (next.slot != registry_.slot()) return std::nullopt;
+  clock.grant_owner = registry_.me();
+  return next.device;
+}
+
+void Link::finish_grant(std::uint32_t device, const Qp& qp, std::uint64_t bytes) {
+  constexpr std::uint64_t kBitsPerByte = 8;
+  constexpr std::uint64_t kPsPerNs = 1000;
+  VirtualClock& clock = registry_.clock();
+  SharedLockGuard lock(clock.lock, registry_.me());
+  LinkPort& port = clock.ports[registry_.slot()][device];
+  const std::uint64_t start = port.free_ps;
+  const std::uint64_t duration = bytes * kBitsPerByte * kPsPerNs / settings_.link_gbps;  // a Gb/s is a bit a ns
+  clock.now_ps = std::max(clock.now_ps, start);
+  port.free_ps = start + duration;
+  if (bytes != 0) {
+    // The target's port takes in one quantum at a time, at the same rate, in the order in which they were sent.
+    const Requester& requester = qp.requester;
+    LinkPort& target = clock.ports[requester.peer_slot][requester.peer_device];
+    target.received_ps = std::max(target.received_ps, start) + duration;
+    trace(device, qp, bytes, start, target.received_ps);
+  }
+  clock.grant_owner = 0;
+  wake_port(clock, next_port(clock));
+}
+
+void Link::return_grant() {
+  VirtualClock& clock = registry_.clock();
+  SharedLockGuard lock(clock.lock, registry_.me());
+  clock.grant_owner = 0;
+  wake_port(clock, next_port(clock));
+}
+
+void Link::trace(std::uint32_t device, const Qp& qp, std::uint64_t bytes, std::uint64_t start_ps,
+                 std::uint64_t arrival_ps) {
+  if (!trace_) return;
+  const Requester& requester = qp.requester;
+  const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
+  char line[256];
+  const int length = std::snprintf(
+      line, sizeof line,
+      "{\"ns\":%llu,\"port\":\"%d.%u\",\"qpn\":%u,\"to\":\"%d.%u\",\"to_qpn\":%u,\"bytes\":%llu,\"arrival_ns\":%llu}\n",
+      number(start_ps / 1000), ::getpid(), device, qp.qp_num, requester.peer_pid, requester.peer_device,
+      requester.dest_qpn, number(bytes), number(arrival_ps / 1000));
+  if (::write(trace_.get(), line, static_cast<std::size_t>(length)) == length) return;
+  VERBATIM_WARN("SOFTVERBS_TRACE=%s ends here: %s", settings_.trace_file.c_str(), std::strerror(errno));
+  trace_.reset();
+}
+
+std::uint32_t Link::changes() const {
+  return registry_.clock().wake_counters[registry_.slot()].load(std::memory_order_seq_cst);
+}
+
+void Link::wait(std::uint32_t seen) const {
+  VirtualClock& clock = registry_.clock();
+  if (wait_for_wake(clock.wake_counters[registry_.slot()], seen)) return;
+  // Nothing for long: whoever's turn it is may have died.
+  SharedLockGuard lock(clock.lock, registry_.me());
+  reap_dead_ports(clock, registry_);
+}
+
+std::uint32_t Link::releases() const {
+  return registry_.clock().releases.load(std::memory_order_relaxed);
+}
+
+}  // namespace verbatim::softverbs

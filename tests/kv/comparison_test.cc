@@ -1,0 +1,133 @@
+// Runs beside each other: over several networks, and with one family undisturbed, busy or killed.
+#include <algorithm>
+
+#include "kv_run.h"
+
+namespace verbatim::kv {
+namespace {
+
+std::vector<std::string> small_turns(const std::vector<std::string>& more) {
+  std::vector<std::string> arguments{"--requests", "24", "--tokens", "300", "--sigma", "0", "--scale", "40"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+TEST(CompareOption, TwoPlugins_PrintsMedians) {
+  const KvRun run =
+      run_kv(small_turns({"--compare", setting("KV_PLUGIN") + "," + setting("SOCKET_PLUGIN"), "--turns", "2"}));
+  EXPECT_EQ(kOk, run.status) << run.output;
+  EXPECT_NE(std::string::npos, run.output.find("medians of 2 turns without 8 requests of warm-up")) << run.output;
+  ASSERT_EQ(2U, run.report.size()) << run.output;
+  for (std::size_t i = 0; i < 2; ++i) {
+    const Json& entry = run.report[i];
+    EXPECT_EQ(setting(i == 0 ? "KV_PLUGIN" : "SOCKET_PLUGIN"), entry["over"].get<std::string>());
+    ASSERT_EQ(2U, entry["families"].size());
+    for (const Json& family : entry["families"]) {
+      EXPECT_EQ(2U, family["gb_s"].size());
+      EXPECT_LT(0, family["gb_s"][1]) << "nothing was timed";
+      EXPECT_LT(0, family["ratio"]);
+    }
+    EXPECT_EQ(0, entry["last_run"]["wrong"]);
+    EXPECT_EQ(8, entry["last_run"]["warmup"]);
+  }
+}
+
+TEST(CompareOption, OverNccl_ComparesNetworks) {
+  const KvRun run = run_kv(small_turns({"--mode", "nccl", "--nccl", setting("HOST_NCCL"), "--cuda",
+                                        setting("HOST_CUDA"), "--compare", "Verbatim,IB,Socket", "--turns", "1"}));
+  EXPECT_EQ(kOk, run.status) << run.output;
+  ASSERT_EQ(3U, run.report.size()) << run.output;
+  const char* const settings[] = {"NCCL_NET=Verbatim, NCCL_NET_PLUGIN=verbatim", "NCCL_NET=IB, NCCL_NET_PLUGIN=none",
+                                  "NCCL_NET=Socket, NCCL_NET_PLUGIN=none"};
+  for (std::size_t i = 0; i < 3; ++i) {
+    const std::string over = run.report[i]["last_run"]["over"];
+    EXPECT_NE(std::string::npos, over.find(settings[i])) << over;
+    EXPECT_LT(0, run.report[i]["families"][0]["gb_s"][0]);
+  }
+}
+
+TEST(CompareOption, FailingPlugin_EndsWithItsStatus) {
+  const KvRun missing = run_kv(small_turns({"--compare", "/does/not/exist.so", "--turns", "1"}));
+  EXPECT_EQ(kFailed, missing.status) << missing.output;
+  EXPECT_NE(std::string::npos, missing.output.find("/does/not/exist.so")) << missing.output;
+  const KvRun wrong = run_kv(small_turns({"--compare", setting("MUTATE"), "--turns", "1"}),
+                             {"MUTATE_PLUGIN=" + setting("KV_PLUGIN"), "MUTATE_MODE=flip-byte", "MUTATE_NTH=1"});
+  EXPECT_EQ(kWrong, wrong.status) << wrong.output;
+}
+
+TEST(Warmup, WarmupRequests_AreServedAndNotTimed) {
+  const KvRun run = run_kv(small_turns({"--warmup", "20"}));
+  EXPECT_EQ(kOk, run.status) << run.output;
+  for (const char* const name : {"kv", "lf"}) {
+    expect_plan(run, name);
+    const Json& family = run.family(name);
+    EXPECT_EQ(family["plan"]["messages"].get<int>() / 24 * 4, family["timed_messages"]);
+    EXPECT_LT(family["timed_ns"], family["elapsed_ns"]);
+  }
+}
+
+TEST(IdleFamily, Always_HasConnectionsAndNoRequests) {
+  const KvRun run = run_kv(small_turns({"--idle", "kv"}));
+  EXPECT_EQ(kOk, run.status) << run.output;
+  EXPECT_EQ(0, run.family("kv")["served"]);
+  EXPECT_EQ(0, run.family("kv")["sent_messages"]);
+  EXPECT_EQ(2, run.family("kv")["connections"]);
+  EXPECT_EQ(24, run.family("lf")["served"]);
+  expect_plan(run, "lf");
+}
+
+// How much slower a family gets is for a quiet machine to tell; here the ratios only must not be absurd. That KV
+// carries the same whatever becomes of LF holds anywhere, and the run itself is wrong when it does not.
+TEST(Isolation, LfKilled_KvIsUnaffected) {
+  const KvRun run = run_kv(small_turns({"--isolation", "--turns", "3"}));
+  EXPECT_EQ(kOk, run.status) << run.output;
+  ASSERT_EQ(3U, run.report["runs"].size()) << run.output;
+  const Json& alone = run.report["runs"][0]["last_run"];
+  EXPECT_EQ(0, alone["families"][0]["served"]);
+  for (const std::size_t i : {1U, 2U}) EXPECT_EQ(24, run.report["runs"][i]["last_run"]["families"][0]["served"]);
+  for (const Json& fresh : run.report["runs"][2]["lf_fresh_connections"]) EXPECT_LE(1, fresh);
+  EXPECT_TRUE(run.report["complaints"].empty()) << run.output;
+  EXPECT_LT(0, run.report["lf_p99_ratio"]);
+  EXPECT_GT(100, run.report["lf_p99_ratio"]) << run.output;
+  EXPECT_LT(0.02, run.report["kv_rate_ratio"]) << run.output;
+}
+
+// Each family waits for itself alone: one that stands still does not hold up the other's last request.
+TEST(Isolation, OneFamilyStalled_OtherFinishes) {
+  for (const std::string still : {"kv", "lf"}) {
+    const std::string other = still == "kv" ? "lf" : "kv";
+    const KvRun run = run_kv(small_turns({"--inject", "delay,delay-ms=6000,request=0,family=" + still}));
+    EXPECT_EQ(kOk, run.status) << run.output;
+    expect_plan(run, still);
+    expect_plan(run, other);
+    EXPECT_LE(6000, run.family(still)["latency_p99_ms"]);
+    EXPECT_GT(6000, run.family(other)["elapsed_ns"].get<double>() / 1e6) << run.output;
+  }
+}
+
+TEST(TurnsUsage, OfTurnsThatMakesNoSenseIsSaid) {
+  const std::vector<std::pair<std::string, Arguments>> wrong{
+      {"--compare names nothing", {"--compare", ","}},
+      {"no --root", {"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}},
+      {"needs two families", {"--isolation", "--lf", "none"}},
+      {"chooses --inject", {"--isolation", "--inject", "kill"}},
+      {"for --mode direct", {"--isolation", "--mode", "nccl"}},
+      {"leaves none of 24", {"--warmup", "24"}},
+      {"no family lf", {"--idle", "lf", "--lf", "none"}},
+      {"--tokens: not a number", {"--tokens", "nan"}},
+      {"--api: there are", {"--api", "3"}},
+      {"--blocks", {"--blocks", "-1"}},
+      {"/does/not/exist/report: cannot be written", {"--compare", "a.so", "--json", "/does/not/exist/report"}},
+  };
+  for (const auto& [text, more] : wrong) {
+    std::vector<std::string> arguments{"--requests", "24"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const KvRun run = run_kv(arguments);
+    EXPECT_EQ(kUsage, run.status) << run.output;
+    EXPECT_NE(std::string::npos, run.output.find(text)) << text << " in: " << run.output;
+    EXPECT_EQ(1, std::count(run.output.begin(), run.output.end(), '\n')) << run.output;
+  }
+}
+
+}  // namespace
+}  // namespace verbatim::kv

@@ -1,0 +1,298 @@
+// What a comm hears of the events of its devices. The device is softverbs', the events are the test's.
+#include "net/monitor/monitor.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "connected_comms.h"
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+// What the verbs below answer with: one test at a time.
+struct Events {
+  std::mutex mutex;
+  std::deque<ibv_async_event> waiting;
+  int error = EAGAIN;  // once none is waiting
+  int empty_reads = 0;
+  std::vector<ibv_qp*> qps_created;
+  decltype(&ibv_create_qp) create_qp = nullptr;
+  decltype(&ibv_query_qp) query_qp = nullptr;
+  std::atomic<bool> hangs{false};  // whoever asks for a QP's state
+  std::atomic<int> hanging{0};
+};
+Events* g_events = nullptr;
+
+int pop_event(ibv_context*, ibv_async_event* event) {
+  const std::lock_guard lock(g_events->mutex);
+  if (g_events->waiting.empty()) {
+    ++g_events->empty_reads;
+    errno = g_events->error;
+    return -1;
+  }
+  *event = g_events->waiting.front();
+  g_events->waiting.pop_front();
+  return 0;
+}
+
+void ignore_event(ibv_async_event*) {}
+
+ibv_qp* record_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
+  ibv_qp* const qp = g_events->create_qp(pd, wanted);
+  g_events->qps_created.push_back(qp);
+  return qp;
+}
+
+int query_qp_unless_hanging(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) {
+  if (g_events->hangs) {
+    ++g_events->hanging;
+    g_events->hangs.wait(true);
+  }
+  return g_events->query_qp(qp, attr, mask, init);
+}
+
+class MonitorTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(std::getenv("VERBATIM_VERBS_LIBRARY"));
+    ASSERT_TRUE(verbs);
+    verbs_ = **verbs;
+    events_.create_qp = verbs_.create_qp;
+    verbs_.create_qp = record_qp;
+    events_.query_qp = std::exchange(verbs_.query_qp, query_qp_unless_hanging);
+    verbs_.get_async_event = pop_event;
+    verbs_.ack_async_event = ignore_event;
+    g_events = &events_;
+    Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(verbs_, nullptr, Config(), "");
+    ASSERT_TRUE(inventory);
+    inventory_ = std::move(*inventory);
+    event_fd_ = UniqueFd(::eventfd(0, EFD_SEMAPHORE));
+    own_fd_ = std::exchange(device().context()->async_fd, event_fd_.get());
+    Result<std::unique_ptr<Monitor>> control = Monitor::start(inventory_->devices());
+    ASSERT_TRUE(control);
+    control_ = std::move(*control);
+    comm_ = make_comm();
+    ASSERT_NE(comm_, nullptr);
+  }
+
+  void TearDown() override {
+    if (watched_) control_->unwatch(*comm_);
+    control_.reset();
+    if (inventory_ != nullptr) device().context()->async_fd = own_fd_;
+  }
+
+  const Device& device() const { return *inventory_->devices()[0]; }
+
+  std::unique_ptr<RecvComm> make_comm() {
+    wire::Hello peer;
+    peer.qps.resize(2);
+    const std::vector<const Port*> ports{&inventory_->ports()[0]};
+    const Config& config = link_.context().config();
+    Result<Endpoint> endpoint = Endpoint::create(ports, RecvComm::endpoint_sizes(config, ports, peer), config);
+    EXPECT_TRUE(endpoint);
+    if (!endpoint) return nullptr;
+    Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(link_.context(), std::move(*endpoint), peer);
+    EXPECT_TRUE(comm);
+    int ends[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    peer_ends_.emplace_back(ends[1]);
+    if (comm) (*comm)->set_side_channel(UniqueFd(ends[0]));
+    return comm ? std::move(*comm) : nullptr;
+  }
+
+  void watch() {
+    ASSERT_TRUE(control_->watch(*comm_));
+    watched_ = true;
+  }
+
+  // Returns when the control thread has heard it and all before it.
+  void happen(const ibv_async_event& event) {
+    {
+      const std::lock_guard lock(events_.mutex);
+      events_.waiting.push_back(event);
+    }
+    wait_for_events();
+  }
+  void wait_for_events() {
+    const auto asked = [&] {
+      const std::lock_guard lock(events_.mutex);
+      return events_.empty_reads;
+    };
+    const int before = asked();
+    const std::uint64_t one = 1;
+    ASSERT_EQ(::write(event_fd_.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
+    const auto end = std::chrono::steady_clock::now() + ConnectedComms::kPatience;
+    // Twice: what came just before may have been found by a look that had begun.
+    while (asked() < before + 2 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    ASSERT_GE(asked(), before + 2);
+    std::uint64_t rung = 0;
+    ASSERT_EQ(::read(event_fd_.get(), &rung, sizeof rung), static_cast<ssize_t>(sizeof rung));
+  }
+
+  static ibv_async_event about(ibv_qp* qp, ibv_event_type type) {
+    ibv_async_event event{};
+    event.event_type = type;
+    event.element.qp = qp;
+    return event;
+  }
+  static ibv_async_event device_fatal() {
+    ibv_async_event event{};
+    event.event_type = IBV_EVENT_DEVICE_FATAL;
+    return event;
+  }
+  ibv_qp* own_qp(RecvComm& comm) const { return comm.endpoint().qps()[1].qp.get(); }
+
+  // Whether the comm learns, when it next looks, that its device failed it.
+  static bool has_failed(RecvComm& comm) {
+    comm.progress();
+    return comm.error() != nullptr && comm.error()->kind == ErrorKind::kSystem;
+  }
+
+  ConnectedComms link_;  // its context is the comms'
+  Verbs verbs_;
+  Events events_;
+  std::shared_ptr<DeviceInventory> inventory_;
+  UniqueFd event_fd_;
+  int own_fd_ = -1;
+  std::vector<UniqueFd> peer_ends_;
+  std::unique_ptr<RecvComm> comm_;
+  bool watched_ = false;
+  std::unique_ptr<Monitor> control_;
+};
+
+TEST_F(MonitorTest, DeviceFatal_FailsItsComms) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  EXPECT_FALSE(has_failed(*comm_));
+  ASSERT_NO_FATAL_FAILURE(happen(device_fatal()));
+  EXPECT_TRUE(has_failed(*comm_));
+}
+
+TEST_F(MonitorTest, DeviceFailedBefore_FailsCommWhenWatched) {
+  ASSERT_NO_FATAL_FAILURE(happen(device_fatal()));
+  ASSERT_NO_FATAL_FAILURE(watch());
+  EXPECT_TRUE(has_failed(*comm_));
+}
+
+TEST_F(MonitorTest, UnreadableEvents_CountAsDeviceFailure) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  const LogCapture log;
+  {
+    const std::lock_guard lock(events_.mutex);
+    events_.error = EIO;
+  }
+  const std::uint64_t one = 1;
+  ASSERT_EQ(::write(event_fd_.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
+  const auto end = std::chrono::steady_clock::now() + ConnectedComms::kPatience;
+  while (!has_failed(*comm_) && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  EXPECT_TRUE(has_failed(*comm_));
+  const std::unique_ptr<RecvComm> later = make_comm();
+  ASSERT_TRUE(control_->watch(*later));
+  EXPECT_TRUE(has_failed(*later));
+  control_->unwatch(*later);
+}
+
+TEST_F(MonitorTest, QpFatal_FailsOnlyItsComm) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  const std::unique_ptr<RecvComm> other = make_comm();
+  ASSERT_TRUE(control_->watch(*other));
+  ASSERT_NO_FATAL_FAILURE(happen(about(own_qp(*comm_), IBV_EVENT_QP_FATAL)));
+  EXPECT_TRUE(has_failed(*comm_));
+  EXPECT_FALSE(has_failed(*other));
+  control_->unwatch(*other);
+}
+
+TEST_F(MonitorTest, QpFailedBefore_FailsCommWhenWatched) {
+  const std::unique_ptr<RecvComm> other = make_comm();
+  ASSERT_NO_FATAL_FAILURE(happen(about(own_qp(*comm_), IBV_EVENT_QP_FATAL)));
+  comm_->abort();  // the state that the event speaks of
+  ASSERT_NO_FATAL_FAILURE(watch());
+  EXPECT_TRUE(has_failed(*comm_));
+  ASSERT_TRUE(control_->watch(*other));
+  EXPECT_FALSE(has_failed(*other));
+  control_->unwatch(*other);
+}
+
+TEST_F(MonitorTest, FlushQpFatal_FailsItsComm) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  std::vector<std::uint8_t> target(64);
+  const auto memory = link_.reg(*comm_, target, MemoryType::kCuda);
+  ASSERT_NE(memory, nullptr);
+  ibv_qp* const flush_qp = events_.qps_created.back();
+  ASSERT_NE(flush_qp, own_qp(*comm_));
+  ASSERT_NO_FATAL_FAILURE(happen(about(flush_qp, IBV_EVENT_QP_FATAL)));
+  EXPECT_TRUE(has_failed(*comm_));
+}
+
+TEST_F(MonitorTest, CqError_FailsItsComm) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  ibv_async_event event{};
+  event.event_type = IBV_EVENT_CQ_ERR;
+  event.element.cq = comm_->endpoint().cqs()[0].get();
+  ASSERT_NO_FATAL_FAILURE(happen(event));
+  EXPECT_TRUE(has_failed(*comm_));
+}
+
+TEST_F(MonitorTest, HarmlessEvent_FailsNothing) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  ibv_async_event event{};
+  event.event_type = IBV_EVENT_PORT_ERR;
+  event.element.port_num = 1;
+  ASSERT_NO_FATAL_FAILURE(happen(event));
+  ASSERT_NO_FATAL_FAILURE(happen(about(own_qp(*comm_), IBV_EVENT_COMM_EST)));
+  EXPECT_FALSE(has_failed(*comm_));
+}
+
+// A question of the peer is what has the control thread ask the device.
+TEST_F(MonitorTest, HangingDevice_DoesNotDelayOtherComms) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  const std::unique_ptr<RecvComm> other = make_comm();
+  events_.hangs = true;
+  const wire::Notice question = wire::Notice::status_query(7);
+  ASSERT_EQ(::write(peer_ends_[0].get(), question.bytes().data(), question.bytes().size()),
+            static_cast<ssize_t>(question.bytes().size()));
+  EXPECT_TRUE(ConnectedComms::eventually([&] { return events_.hanging != 0; }));
+  std::atomic<bool> other_is_over{false};
+  std::atomic<bool> own_is_over{false};
+  std::thread others_owner([&] {
+    EXPECT_TRUE(control_->watch(*other));
+    control_->unwatch(*other);
+    other_is_over = true;
+  });
+  std::thread owner([&] {
+    control_->unwatch(*comm_);
+    own_is_over = true;
+  });
+  EXPECT_TRUE(ConnectedComms::eventually([&] { return other_is_over.load(); }));
+  EXPECT_FALSE(own_is_over);  // its QPs are still being asked
+  events_.hangs = false;
+  events_.hangs.notify_all();
+  owner.join();
+  watched_ = false;
+  others_owner.join();
+  std::array<std::uint8_t, wire::kMaxNoticeBytes> answer{};
+  EXPECT_GT(::read(peer_ends_[0].get(), answer.data(), answer.size()), 0);
+}
+
+// A file is never ready, and epoll refuses it, as it refuses a socket beyond the user's limit.
+TEST_F(MonitorTest, UnwatchableComm_IsRejected) {
+  comm_->set_side_channel(UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)));
+  const LogCapture log;
+  const Status watched = control_->watch(*comm_);
+  ASSERT_FALSE(watched);
+  EXPECT_EQ(watched.error().sys_errno, EPERM);
+  EXPECT_NE(log.only_warning().find("epoll_ctl"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace verbatim

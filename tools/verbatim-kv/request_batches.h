@@ -1,0 +1,19 @@
+// Requests that go together when all ranks move at once: as many as may be in flight and as every rank has blocks for.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "verbatim-kv/layout.h"
+#include "verbatim-kv/options.h"
+#include "workload/kv/requests.h"
+
+namespace verbatim::kv {
+
+using RequestBatch = std::vector<const Request*>;
+
+// The same on every rank.
+std::vector<RequestBatch> make_batches(const Options& options, const std::vector<Request>& requests,
+                                       const Layout& layout);
+
+}  // namespace verbatim::kv
