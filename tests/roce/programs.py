@@ -63,7 +63,7 @@ def succeed(job):
 
 
 def expect_every_byte_right(output):
-    expect(re.search(r"^# CaseFailure elements +: 0 OK$", output, re.M), output)
+    expect(re.search(r"^# Wrong elements +: 0 OK$", output, re.M), output)
 
 
 def wait_until_listening(machine, port, limit=60):
