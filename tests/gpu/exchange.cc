@@ -12,18 +12,19 @@
 namespace verbatim::gpu {
 namespace {
 
-// No pattern is likely to hold it many times, and a word that was never written shows.
+// Fills the receive buffer before a call, so that elements that the call does not write are found. pattern() rarely
+// produces it.
 constexpr unsigned char kPoison = 0xa5;
-// Poisoned and compared behind a result.
+// Elements after the result that are filled with poison and must not change.
 constexpr std::size_t kGuardElements = 16384;
 constexpr unsigned kIterationsOfSeries = 65536;
-constexpr std::size_t kElementsWorthAThread = std::size_t{1} << 18U;
+constexpr std::size_t kMinElementsPerThread = std::size_t{1} << 18U;
 
-// Cuts [0, count) into one range a thread and sums what `work(first, last)` returns.
+// Splits [0, count) into one range per thread and returns the sum of `work(first, last)`.
 template <typename Work>
-std::uint64_t sum_over_ranges(std::size_t count, unsigned ranks_here, const Work& work) {
-  const std::size_t cores = std::max(1U, std::thread::hardware_concurrency() / ranks_here);
-  const std::size_t threads = std::clamp<std::size_t>(count / kElementsWorthAThread, 1, cores);
+std::uint64_t sum_over_ranges(std::size_t count, unsigned ranks_on_host, const Work& work) {
+  const std::size_t cores = std::max(1U, std::thread::hardware_concurrency() / ranks_on_host);
+  const std::size_t threads = std::clamp<std::size_t>(count / kMinElementsPerThread, 1, cores);
   std::vector<std::uint64_t> sums(threads);
   std::vector<std::jthread> running;
   for (std::size_t i = 1; i < threads; ++i) {
@@ -76,10 +77,10 @@ CheckResult Exchange::run(const Operation& operation, std::size_t count) {
   return verify(operation, count);
 }
 
-// New contents, never used before, in the send buffer; poison in the receive buffer and behind.
+// Fills the send buffer with contents of a new iteration, the receive buffer and the elements after it with poison.
 void Exchange::prepare(std::size_t count) {
   ++iteration_;
-  sum_over_ranges(count, plan_.ranks_here, [&](std::size_t first, std::size_t last) {
+  sum_over_ranges(count, plan_.ranks_on_host, [&](std::size_t first, std::size_t last) {
     for (std::size_t index = first; index < last; ++index) host_[index] = pattern(position_.rank, iteration_, index);
     return std::uint64_t{0};
   });
@@ -91,7 +92,7 @@ void Exchange::prepare(std::size_t count) {
 
 void Exchange::enqueue(const Operation& operation, std::size_t count) {
   const ncclResult_t result = operation.enqueue(Call{send_, receive_, count, position_, comm_, stream_});
-  if (result != ncclInProgress) check(result, operation.name);  // a communicator that does not block is still busy
+  if (result != ncclInProgress) check(result, operation.name);  // a nonblocking communicator is still working
 }
 
 bool Exchange::finished() const {
@@ -104,23 +105,23 @@ ncclResult_t Exchange::network_state() const {
   return state == ncclInProgress ? ncclSuccess : state;
 }
 
-// Asks for NCCL's verdict too: when the network fails its kernel never ends.
+// Also polls NCCL for asynchronous errors, because NCCL's kernel never ends when the network has failed.
 void Exchange::wait() {
-  while (!finished()) check(network_state(), "NCCL reports asynchronously");
+  while (!finished()) check(network_state(), "ncclCommGetAsyncError reports an error");
   check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
 }
 
-// Compares every element of the result, and that nothing was written behind it.
+// Compares every element of the result, and checks that nothing was written after it.
 CheckResult Exchange::verify(const Operation& operation, std::size_t count) {
   const std::size_t results = result_count(operation, count, position_.ranks);
-  const std::size_t behind = std::min(plan_.bytes / sizeof(Element), count + kGuardElements);
-  check(cudaMemcpy(host_, receive_, behind * sizeof(Element), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  const std::size_t end = std::min(plan_.bytes / sizeof(Element), count + kGuardElements);
+  check(cudaMemcpy(host_, receive_, end * sizeof(Element), cudaMemcpyDeviceToHost), "cudaMemcpy");
   if (plan_.mutate) host_[iteration_ % results] ^= Element{1} << (iteration_ % 32U);
   Element poison{};
   std::memset(&poison, kPoison, sizeof poison);
   CheckResult check_result;
   check_result.checked = results;
-  check_result.wrong = sum_over_ranges(results, plan_.ranks_here, [&](std::size_t first, std::size_t last) {
+  check_result.wrong = sum_over_ranges(results, plan_.ranks_on_host, [&](std::size_t first, std::size_t last) {
     std::uint64_t wrong = 0;
     for (std::size_t index = first; index < last; ++index) {
       wrong += host_[index] != operation.expected(position_, iteration_, index, count);
@@ -128,8 +129,8 @@ CheckResult Exchange::verify(const Operation& operation, std::size_t count) {
     return wrong;
   });
   if (plan_.mutate && check_result.wrong == 0) throw std::runtime_error("the flipped bit was not found");
-  check_result.wrong += static_cast<std::uint64_t>(
-      std::count_if(host_ + results, host_ + behind, [&](Element e) { return e != poison; }));
+  check_result.wrong +=
+      static_cast<std::uint64_t>(std::count_if(host_ + results, host_ + end, [&](Element e) { return e != poison; }));
   return check_result;
 }
 

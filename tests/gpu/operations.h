@@ -1,4 +1,4 @@
-// The operations that nccl_run can run and what each must deliver. A new operation is one more row in kOperations.
+// The operations that nccl_run can run and their expected results. A new operation is one more row in kOperations.
 #pragma once
 
 #include <nccl.h>
@@ -9,12 +9,12 @@
 
 namespace verbatim::gpu {
 
-// Elements are 32-bit words and sums wrap, so that every bit of a result is known whatever the order of additions.
+// Elements are 32-bit words and sums wrap, so that every bit of a result is known for any order of additions.
 using Element = std::uint32_t;
 constexpr ncclDataType_t kElementType = ncclUint32;
 
-// What `rank` contributes at `index` in `iteration`: a mix of all three, so that a word that arrives at a wrong place,
-// from a wrong rank or from an earlier iteration differs from the right one.
+// The element of `rank` at `index` in `iteration`: a hash of all three, so that an element at a wrong index, of a wrong
+// rank or of an earlier iteration differs from the expected one.
 constexpr Element pattern(int rank, unsigned iteration, std::size_t index) {
   std::uint64_t x = index + 0x9e3779b97f4a7c15U * (static_cast<std::uint64_t>(rank) + 1);
   x ^= static_cast<std::uint64_t>(iteration) << 40U;
@@ -40,8 +40,8 @@ struct Call {
 
 struct Operation {
   const char* name;
-  bool collective;  // to NCCL; otherwise it is made of sends and receives, which have no protocol to choose
-  bool count_is_multiple_of_ranks;  // the buffer is cut into one equal block a rank
+  bool collective;  // a collective of NCCL; otherwise sends and receives, for which NCCL chooses no protocol
+  bool count_is_multiple_of_ranks;  // the buffer is divided into one equal block per rank
   bool result_is_one_block;         // a rank receives one such block, at the start of its receive buffer
   ncclResult_t (*enqueue)(const Call& call);
   Element (*expected)(RankPosition position, unsigned iteration, std::size_t index, std::size_t count);
@@ -66,7 +66,7 @@ inline int previous_rank(RankPosition position) {
   return (position.rank + position.ranks - 1) % position.ranks;
 }
 
-// Each rank sends its buffer to the next one and receives that of the one before.
+// Each rank sends its buffer to the next rank and receives the buffer of the previous rank.
 inline ncclResult_t sendrecv(const Call& call) {
   const int next = next_rank(call.position);
   const int previous = previous_rank(call.position);
@@ -82,7 +82,7 @@ inline Element sendrecv_expected(RankPosition position, unsigned iteration, std:
   return pattern(previous_rank(position), iteration, index);
 }
 
-// The same without a group: rank 0 starts, and each other rank sends only once it has received.
+// The same without a group: rank 0 sends first, each other rank sends after it has received.
 inline ncclResult_t relay(const Call& call) {
   const auto send = [&] {
     return ncclSend(call.send, call.count, kElementType, next_rank(call.position), call.comm, call.stream);
@@ -95,13 +95,14 @@ inline ncclResult_t relay(const Call& call) {
   return call.position.rank == 0 ? receive() : send();
 }
 
-// Each rank's buffer in kPieces messages of uneven size, all of them and all that it receives in one group.
+// Like sendrecv, but the buffer is sent in kPieces messages of different sizes; all sends and receives are in one
+// group.
 constexpr std::size_t kPieces = 7;
 
 inline ncclResult_t grouped_sendrecv(const Call& call) {
   auto first_error = ncclGroupStart();
   for (std::size_t piece = 0; piece < kPieces && first_error == ncclSuccess; ++piece) {
-    // squares: each piece is longer than the one before
+    // squares: each piece is longer than the previous one
     const std::size_t from = call.count * piece * piece / (kPieces * kPieces);
     const std::size_t count = call.count * (piece + 1) * (piece + 1) / (kPieces * kPieces) - from;
     if (count == 0) continue;
@@ -125,7 +126,7 @@ inline Element all_gather_expected(RankPosition position, unsigned iteration, st
   return pattern(static_cast<int>(index / block), iteration, index % block);
 }
 
-// Of the sum of all send buffers, rank r receives block r.
+// Rank r receives block r of the sum of all send buffers.
 inline ncclResult_t reduce_scatter(const Call& call) {
   const std::size_t block = call.count / static_cast<std::size_t>(call.position.ranks);
   return ncclReduceScatter(call.send, call.receive, block, kElementType, ncclSum, call.comm, call.stream);
@@ -137,7 +138,7 @@ inline Element reduce_scatter_expected(RankPosition position, unsigned iteration
   return all_reduce_expected(position, iteration, block * static_cast<std::size_t>(position.rank) + index, count);
 }
 
-// From the last rank, so that the root is not where NCCL's bootstrap is.
+// The root is the last rank, because rank 0 hosts NCCL's bootstrap.
 inline ncclResult_t broadcast(const Call& call) {
   return ncclBroadcast(call.send, call.receive, call.count, kElementType, call.position.ranks - 1, call.comm,
                        call.stream);

@@ -1,4 +1,4 @@
-// What a rank and its parent tell each other: messages on a SOCK_SEQPACKET socket, one struct each.
+// Messages between a rank and its parent: one struct per message on a SOCK_SEQPACKET socket.
 #pragma once
 
 #include <nccl.h>
@@ -22,10 +22,10 @@ struct Report {
   Kind kind;
   std::uint32_t index;      // kRow: into kOperations, kScenario: into kScenarios
   std::uint64_t count;      // kRow: elements of the buffer
-  double cpu_microseconds;  // kRow: of NCCL's progress threads, a call
-  double microseconds;      // kRow: of one call, the mean of the timed ones; kScenario: of all of it
+  double cpu_microseconds;  // kRow: of NCCL's progress threads, per call
+  double microseconds;      // kRow: of one call, mean of the timed calls; kScenario: of the whole scenario
   double abort_seconds;     // kScenario: the longest ncclCommAbort
-  std::uint64_t wrong;      // kRow, kScenario: wrong elements over all checked calls
+  std::uint64_t wrong;      // kRow, kScenario: wrong elements of all checked calls
   std::uint64_t checked;    // kRow, kScenario: elements compared
   ncclUniqueId id;          // kId
   char text[256];           // kScenario, kError, kDone: one line
@@ -34,14 +34,14 @@ static_assert(std::is_trivially_copyable_v<Report>);
 
 Report make_report(Report::Kind kind, const std::string& text = {});
 
-// A rank's view of its parent.
+// A rank's connection to its parent.
 class Parent {
  public:
   explicit Parent(int socket) : socket_(socket) {}
 
   bool try_send(const Report& report);
   void send(const Report& report);
-  // Rank 0 makes the id (it hosts NCCL's bootstrap from then on); the others wait for it.
+  // Rank 0 creates the id (and hosts NCCL's bootstrap from then on); the other ranks wait for the id.
   ncclUniqueId exchange_id(int rank);
   // Returns when every rank has called it.
   void barrier();

@@ -19,10 +19,10 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr std::array kSizes = {std::size_t{8}, std::size_t{5000}, std::size_t{300000}, kBufferBytes};
-constexpr auto kJoinedInTime = 300ms;  // long enough for an operation to have got as far as it can without the others
-constexpr auto kUnderWayTime = 50ms;   // and for data to flow
-constexpr auto kErrorDeadline = 20s;   // for NCCL to report that a peer is gone
-constexpr double kAbortSeconds = 20;   // ncclCommAbort must return within this
+constexpr auto kBlockedTime = 300ms;  // enough for an operation to reach the point where it waits for the last rank
+constexpr auto kDataFlowTime = 50ms;  // enough for data to flow
+constexpr auto kErrorDeadline = 20s;  // until NCCL reports that a peer has ended
+constexpr double kAbortSeconds = 20;  // ncclCommAbort must return within this
 constexpr unsigned kRounds = 6;
 constexpr std::size_t kLongBytes = std::size_t{256} << 20U;
 constexpr unsigned kLongCalls = 32;
@@ -52,7 +52,7 @@ CheckResult run_at_all_sizes(Exchange& exchange, std::string_view name) {
   return check_result;
 }
 
-// Each exchange runs its own operation at the same time as the others.
+// One exchange and its operation, which runs at the same time as those of the other parts.
 struct Part {
   Exchange& exchange;
   const Operation& operation;
@@ -103,12 +103,12 @@ double abort_in_time(Exchange& exchange) {
   return seconds;
 }
 
-// NCCL connects a communicator's ranks in their first call, for the algorithm that this call needs.
+// NCCL connects ranks at the first call that needs a connection: this call makes those of the long operation.
 void connect_for_long_operation(Exchange& exchange, CheckResult& check_result) {
   check_result += exchange.run(operation_named("all_reduce"), kLongBytes / sizeof(Element));
 }
 
-// More than the network carries until it is interrupted, in fewer calls than CUDA and NCCL can queue.
+// Enqueues more data than the network carries before the interruption, with fewer calls than CUDA and NCCL can queue.
 void start_long_operation(Exchange& exchange) {
   const std::size_t count = kLongBytes / sizeof(Element);
   exchange.prepare(count);
@@ -119,7 +119,7 @@ void expect_unfinished(const Exchange& exchange) {
   if (exchange.finished()) throw std::runtime_error("the operation ended before it could be interrupted");
 }
 
-// Waits for NCCL to say that the network failed, which it must. The answer is for the reader.
+// Waits until NCCL reports a failed network; throws if it does not in time. Returns a note for the table.
 std::string await_network_error(const Exchange& exchange) {
   const auto start = Clock::now();
   while (exchange.network_state() == ncclSuccess) {
@@ -131,7 +131,7 @@ std::string await_network_error(const Exchange& exchange) {
          in_seconds(seconds_since(start));
 }
 
-// After an abort nothing is as before but the process: a new communicator must work.
+// After an abort a new communicator of the same process must work.
 CheckResult run_on_new_comm(ScenarioContext& context) {
   Exchange exchange = context.new_exchange();
   CheckResult check_result = run_at_all_sizes(exchange, "all_reduce");
@@ -175,10 +175,10 @@ Outcome split(ScenarioContext& context) {
   for (const bool share_resources : {false, true}) {
     Exchange parent = context.new_exchange();
     const int ranks = parent.position().ranks;
-    // all ranks in reverse order, then the even and the odd ones where that makes two of each
+    // all ranks in reverse order; then, with four ranks or more, the even and the odd ones
     Exchange reversed = context.exchange_on(split_comm(parent.comm(), 0, -context.rank(), share_resources));
     if (reversed.position().rank != ranks - 1 - context.rank())
-      throw std::runtime_error("the split is not in reverse order");
+      throw std::runtime_error("the split communicator is not in reverse order");
     outcome.check_result +=
         run_together({{parent, operation_named("all_reduce")}, {reversed, operation_named("reduce_scatter")}});
     if (ranks >= 4) {
@@ -206,7 +206,7 @@ Outcome recreate(ScenarioContext& context) {
   Outcome outcome;
   Footprint before{};
   for (unsigned round = 0; round < kRounds; ++round) {
-    // the first round also opens what CUDA and NCCL keep for the life of the process
+    // the first round also opens files and threads that CUDA and NCCL keep for the life of the process
     if (round == 1) before = footprint();
     Exchange exchange = context.new_exchange();
     outcome.check_result += run_at_all_sizes(exchange, round % 2 == 0 ? "all_reduce" : "grouped_sendrecv");
@@ -216,16 +216,16 @@ Outcome recreate(ScenarioContext& context) {
   const auto text = [](Footprint f) {
     return std::to_string(f.files) + " files, " + std::to_string(f.threads) + " threads";
   };
-  if (after != before) throw std::runtime_error("left behind: " + text(before) + " became " + text(after));
+  if (after != before) throw std::runtime_error("not released: " + text(before) + " became " + text(after));
   outcome.note = std::to_string(kRounds) + " times; " + text(after) + " after the first and the last";
   return outcome;
 }
 
-// The last rank has a communicator, and that is all.
+// The last rank creates the communicator and starts no operation on it.
 Outcome abort_connecting(ScenarioContext& context) {
   Outcome outcome;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // a call that waits for the last rank would not return, and nobody could abort
+  config.blocking = 0;  // a blocking call would wait for the last rank, and could not be aborted
   ncclComm_t comm = nullptr;
   const ncclUniqueId id = context.parent().exchange_id(context.rank());
   ncclResult_t state = ncclCommInitRankConfig(&comm, context.plan().ranks, id, context.rank(), &config);
@@ -235,9 +235,9 @@ Outcome abort_connecting(ScenarioContext& context) {
   if (!context.is_last_rank()) {
     exchange.prepare(1);
     exchange.enqueue(operation_named("all_reduce"), 1);
-    std::this_thread::sleep_for(kJoinedInTime);
+    std::this_thread::sleep_for(kBlockedTime);
     check(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError");
-    if (state != ncclInProgress) throw std::runtime_error("the ranks connected without the last one");
+    if (state != ncclInProgress) throw std::runtime_error("the operation did not wait for the last rank");
     outcome.abort_seconds = abort_in_time(exchange);
   }
   context.parent().barrier();
@@ -246,14 +246,14 @@ Outcome abort_connecting(ScenarioContext& context) {
   return outcome;
 }
 
-// The last rank joins in one operation and not in the next.
+// The last rank takes part in one operation and not in the next.
 Outcome abort_stuck(ScenarioContext& context) {
   Outcome outcome;
   Exchange exchange = context.new_exchange(Memory::kCuda, kLongBytes);
   connect_for_long_operation(exchange, outcome.check_result);
   if (!context.is_last_rank()) {
     start_long_operation(exchange);
-    std::this_thread::sleep_for(kJoinedInTime);
+    std::this_thread::sleep_for(kBlockedTime);
     expect_unfinished(exchange);
     outcome.abort_seconds = abort_in_time(exchange);
   }
@@ -268,7 +268,7 @@ Outcome abort_midway(ScenarioContext& context) {
   Exchange exchange = context.new_exchange(Memory::kCuda, kLongBytes);
   connect_for_long_operation(exchange, outcome.check_result);
   start_long_operation(exchange);
-  std::this_thread::sleep_for(kUnderWayTime);
+  std::this_thread::sleep_for(kDataFlowTime);
   expect_unfinished(exchange);
   if (!context.is_last_rank()) outcome.note = await_network_error(exchange);
   outcome.abort_seconds = abort_in_time(exchange);
@@ -283,7 +283,7 @@ Outcome peer_killed(ScenarioContext& context) {
     Exchange exchange = context.new_exchange(Memory::kCuda, kLongBytes);
     connect_for_long_operation(exchange, outcome.check_result);
     start_long_operation(exchange);
-    std::this_thread::sleep_for(kUnderWayTime);
+    std::this_thread::sleep_for(kDataFlowTime);
     expect_unfinished(exchange);
     if (context.is_last_rank()) {
       context.parent().send(make_report(Report::Kind::kAboutToBeKilled));
@@ -293,7 +293,7 @@ Outcome peer_killed(ScenarioContext& context) {
     outcome.abort_seconds = abort_in_time(exchange);
   }
   context.parent().barrier();
-  context.start_series(kPeerKilled);  // where the replacement starts
+  context.start_series(kPeerKilled);  // the same contents as the replacement has
   outcome.check_result += run_on_new_comm(context);
   return outcome;
 }

@@ -1,4 +1,4 @@
-"""The suite for one machine: every table over one rxe device, whose packets the kernel loops back."""
+"""The suite for one machine: every table over one rxe device. The kernel loops its packets back."""
 
 import re
 
@@ -17,9 +17,9 @@ from report import expect
 OPERATIONS = ("all_reduce", "all_gather", "alltoall", "sendrecv", "stream", "pingpong", "grouped")
 LARGEST = 16 * 2**20
 SETTINGS = {"VERBATIM_SOCKET_IFNAME": "lo", "VERBATIM_CLOSE_TIMEOUT_MS": "500"}
-# softverbs' own library lies beside the one that counts, which must find the installed one instead.
+# libcounted-verbs.so must load the installed libibverbs, not softverbs' library.
 SYSTEM_LIBRARIES = "/usr/lib/x86_64-linux-gnu:/usr/lib64:/lib/x86_64-linux-gnu"
-# Those need a fault or a limit of softverbs, or gigabytes, or compare times.
+# These cases need a fault or a limit of softverbs or gigabytes of memory, or compare times.
 EXCLUDED = "*LastAck*:*FullDevice*:*Sizes*:*Scale*:*PoolSetUp*"
 
 
@@ -28,16 +28,16 @@ def packets(machine):
 
 
 def check_device(report, machine, programs):
-    with report.case("device: the kernel's, by rdma-core's own library"):
+    with report.case("device: the kernel's device through rdma-core's own library"):
         output = succeed(machine.start(["ibv_devinfo", "-d", "rxe0"]))
         expect("PORT_ACTIVE" in output and re.search(rf"active_mtu:\s+{MTU} ", output), output)
         before = counters(machine, "rxe0")
         output = succeed(machine.start(programs.run_perf("stream", "-b", "1M", "-e", "1M", "-n", 2, "-w", 0, "--verbose")))
         expect("verbatim_rxe0" in output and "softverbs" not in output, output)
-        moved = changes(before, counters(machine, "rxe0"))
-        report.note(f"3 messages of 1 MiB: {moved}")
-        least = 3 * 2**20 // MTU
-        expect(moved["sent_pkts"] >= least, f"too few packets for 3 MiB and an MTU of {MTU}: {moved}")
+        changed = changes(before, counters(machine, "rxe0"))
+        report.note(f"3 messages of 1 MiB: {changed}")
+        min_packets = 3 * 2**20 // MTU
+        expect(changed["sent_pkts"] >= min_packets, f"too few packets for 3 MiB and an MTU of {MTU}: {changed}")
 
 
 def check_operations(report, machine, programs):
@@ -47,7 +47,7 @@ def check_operations(report, machine, programs):
             options = ("-b", 8, "-e", "512K", "-f", 16, "-n", 4, "-w", 1, "-c", 1, "--timeout", 200)
             output = succeed(machine.start(programs.run_perf(operation, *options)))
             expect_every_byte_right(output)
-            expect(packets(machine) - before > 256, "hardly a packet went through rxe0")
+            expect(packets(machine) - before > 256, "too few packets went through rxe0")
     with report.case("verbatim-perf: a flipped bit is found"):
         settings = {"MUTATE_PLUGIN": programs.plugin, "MUTATE_MODE": "flip-byte"}
         options = ("-b", "4K", "-e", "4K", "-n", 2, "-w", 0)
@@ -55,36 +55,36 @@ def check_operations(report, machine, programs):
         expect(job.status == 1 and "FAILED" in job.output(), f"exit status {job.status}\n{job.output()}")
 
 
-def expect_found(job, sign):
-    """A mutation was noticed by what compares the bytes, and by nothing else."""
+def expect_mutation_found(job, pattern):
+    """The comparison of bytes has found the mutation: exit status 1 and a line that matches."""
     status = job.wait()
-    expect(status == 1 and re.search(sign, job.output(), re.M), f"exit status {status}\n{job.output()}")
+    expect(status == 1 and re.search(pattern, job.output(), re.M), f"exit status {status}\n{job.output()}")
 
 
 def check_workloads(report, machine, programs):
-    """The direct modes of both tools: their own checks of bytes, and of the plugin's counters against the plan's."""
+    """The direct modes of both tools, with their own checks: bytes, and the plugin's counters compared with the plan."""
     wrong = r"^# Wrong bytes +: [1-9]"
     with report.case("verbatim-eplb: direct, every byte right"):
         before = packets(machine)
         output = succeed(machine.start(programs.run_eplb(), settings=SETTINGS))
         expect(re.search(r"^# Wrong bytes +: 0 OK$", output, re.M), output)
         expect(re.search(r"^# Plugin's counters +: equal$", output, re.M), output)
-        expect(packets(machine) - before > 100, "hardly a packet went through rxe0")
+        expect(packets(machine) - before > 100, "too few packets went through rxe0")
     with report.case("verbatim-eplb: a flipped bit is found"):
-        expect_found(machine.start(programs.run_eplb("--inject", "flip-byte"), settings=SETTINGS), wrong)
+        expect_mutation_found(machine.start(programs.run_eplb("--inject", "flip-byte"), settings=SETTINGS), wrong)
     with report.case("verbatim-kv: both families, every byte right"):
         before = packets(machine)
         output = succeed(machine.start(programs.run_kv(), settings=SETTINGS))
         expect(re.search(r"^# Wrong bytes : 0 OK$", output, re.M), output)
         for family in ("kv", "lf"):
-            expect(re.search(rf"^ +{family} +4 ", output, re.M), f"not the four requests of {family}:\n{output}")
-        expect(packets(machine) - before > 700, "hardly a packet went through rxe0")
+            expect(re.search(rf"^ +{family} +4 ", output, re.M), f"{family} does not have its four requests:\n{output}")
+        expect(packets(machine) - before > 700, "too few packets went through rxe0")
     with report.case("verbatim-kv: a flipped bit is found"):
         settings = {**SETTINGS, "MUTATE_PLUGIN": programs.plugin, "MUTATE_MODE": "flip-byte"}
-        expect_found(machine.start(programs.run_kv(plugin=programs.mutate), settings=settings), wrong)
+        expect_mutation_found(machine.start(programs.run_kv(plugin=programs.mutate), settings=settings), wrong)
 
 
-# The newest table whole, and of the others what differs between them.
+# All cases of the newest table; of the other tables only the cases of suite Tables.
 NEWEST_TABLE = "*/v12:Net/Tables.*"
 
 
@@ -94,9 +94,9 @@ def check_conformance(report, machine, programs, cases=NEWEST_TABLE):
     arguments += [f"--gtest_filter={cases}"]
     report_googletest(report, "conformance", machine.start(arguments, 1200, settings=SETTINGS))
     with report.case("conformance: over rxe0"):
-        moved = packets(machine) - before
-        report.note(f"{moved} packets")
-        expect(moved > 2 * LARGEST / MTU, f"only {moved} packets went through rxe0")
+        sent = packets(machine) - before
+        report.note(f"{sent} packets")
+        expect(sent > 2 * LARGEST / MTU, f"only {sent} packets went through rxe0")
 
 
 def check_conformance_of_all_tables(report, machine, programs):
@@ -115,10 +115,10 @@ def check_lifecycle(report, machine, programs):
     arguments += [f"--gtest_filter=*Rounds*/v8:*/v12:-{EXCLUDED}"]
     report_googletest(report, "lifecycle", machine.start(arguments, 1200, settings=settings))
     with report.case("lifecycle: over rxe0"):
-        expect(packets(machine) - before > 1000, "hardly a packet went through rxe0")
+        expect(packets(machine) - before > 1000, "too few packets went through rxe0")
 
 
-MINUTES = 4  # on two idle processors: said beside the time taken, and not enforced
+MINUTES = 4  # expected on two idle processors; printed next to the time taken, not enforced
 PARTS = {
     "device": check_device,
     "operations": check_operations,
@@ -128,7 +128,7 @@ PARTS = {
     "all-tables": check_conformance_of_all_tables,
     "bandwidth": bandwidth.compare,
 }
-FULL_PARTS = ("all-tables", "bandwidth")  # only when named, or with --full
+FULL_PARTS = ("all-tables", "bandwidth")  # run only with --part or --full
 
 
 def check(report, machines, programs, parts):

@@ -1,16 +1,17 @@
-// Two of these on two hosts make connection after connection and send messages over each, as NCCL would.
+// Two processes of this program on two hosts make one connection after the other and send messages over it, as NCCL
+// does.
 //
 //   roce-peer --plugin PATH --serve PORT      receives
 //   roce-peer --plugin PATH --call HOST:PORT  sends
 //     --rounds N        connections, one after the other (default 1); the plugin is initialized once
-//     --messages N      over each connection (default 8); 0: until an error ends it
-//     --bytes N         each (default 100000)
-//     --hold N          posts no more than N receives of a connection before there is the file
-//     --wait-for FILE   that file; without --hold, there must be it before the second connection is made
+//     --messages N      messages per connection (default 8); 0: until an error
+//     --bytes N         bytes per message (default 100000)
+//     --hold N          posts no more than N receives of a connection until the file exists
+//     --wait-for FILE   that file; without --hold, it must exist before the second connection is made
 //
-// Both ends close as soon as their own work is done, and that is all they do. Every byte is compared. Says what
-// happened, a line each; exit status 0, 1 for wrong data, 3 for a plugin's error, 4 for none within the deadline.
-// In the end it counts descriptors and threads: what it has more of than before it loaded the plugin is a leak.
+// Each end closes as soon as its own work is done. Every byte is compared. Prints one line per event. Exit status: 0, 1
+// for wrong data, 2 for a failure of this program, 3 for an error of the plugin, 4 for a timeout. At the end it counts
+// descriptors and threads: more of them than before the plugin was loaded is a leak.
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -40,10 +41,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kDeadline = std::chrono::seconds(60);  // for a connection, or one message
 constexpr auto kPollInterval = std::chrono::microseconds(200);
-constexpr std::size_t kWindow = 4;  // messages under way
+constexpr std::size_t kWindow = 4;  // outstanding messages
 
 struct ExitError : std::runtime_error {
-  ExitError(int with, const std::string& why) : std::runtime_error(why), status(with) {}
+  ExitError(int exit_status, const std::string& text) : std::runtime_error(text), status(exit_status) {}
   int status;
 };
 
@@ -79,11 +80,11 @@ void throw_on_error(nccl::Result result, const char* call) {
   throw ExitError(3, text);
 }
 
-// Polls until it answers true.
+// Calls poll() until it returns true.
 template <typename Poll>
 void wait_for(const char* what, const Poll& poll) {
   while (!poll()) {
-    if (Clock::now() > g_last_progress + kDeadline) throw ExitError(4, std::string("no end of ") + what);
+    if (Clock::now() > g_last_progress + kDeadline) throw ExitError(4, std::string("timeout: ") + what);
     std::this_thread::sleep_for(kPollInterval);
   }
   g_last_progress = Clock::now();
@@ -93,7 +94,7 @@ void fail_errno(const char* what) {
   throw ExitError(2, std::string(what) + ": " + std::strerror(errno));
 }
 
-// The way by which NCCL's bootstrap would carry the handle.
+// The TCP connection that carries the handle, in place of NCCL's bootstrap.
 verbatim::UniqueFd connect_bootstrap(const Options& options) {
   if (options.sends()) {
     const std::size_t colon = options.call.rfind(':');
@@ -105,7 +106,7 @@ verbatim::UniqueFd connect_bootstrap(const Options& options) {
       throw ExitError(2, "no such host: " + options.call);
     }
     verbatim::UniqueFd fd;
-    wait_for("meeting the peer", [&] {
+    wait_for("connecting to the peer process", [&] {
       fd.reset(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
       return ::connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0;
     });
@@ -134,7 +135,8 @@ class Peer {
     alignas(8) unsigned char handle[nccl::kNetHandleMaxBytes] = {};
     void* comm = nullptr;
     if (options_.sends()) {
-      if (recv(bootstrap, handle, sizeof handle, MSG_WAITALL) != sizeof handle) throw ExitError(2, "the peer is gone");
+      if (recv(bootstrap, handle, sizeof handle, MSG_WAITALL) != sizeof handle)
+        throw ExitError(2, "the peer process has disconnected");
       wait_for("connect", [&] {
         throw_on_error(net_.connect(context_, 0, handle, &comm), "connect");
         return comm != nullptr;
@@ -142,7 +144,8 @@ class Peer {
     } else {
       void* listen_comm = nullptr;
       throw_on_error(net_.listen(context_, 0, handle, &listen_comm), "listen");
-      if (send(bootstrap, handle, sizeof handle, MSG_NOSIGNAL) != sizeof handle) throw ExitError(2, "the peer is gone");
+      if (send(bootstrap, handle, sizeof handle, MSG_NOSIGNAL) != sizeof handle)
+        throw ExitError(2, "the peer process has disconnected");
       wait_for("accept", [&] {
         throw_on_error(net_.accept(listen_comm, &comm), "accept");
         return comm != nullptr;
@@ -169,7 +172,7 @@ class Peer {
         wait_for("isend", [&] { return post(comm, memory, mhandle, round, posted, requests); });
         ++posted;
       }
-      wait_for("a message", [&] {
+      wait_for("test of a message", [&] {
         int is_done = 0;
         int size = -1;
         throw_on_error(net_.test(requests[done % kWindow], &is_done, &size), "test");
@@ -188,7 +191,7 @@ class Peer {
 
   void await_file() {
     print_line("holds");
-    wait_for("waiting for a file", [&] { return std::filesystem::exists(options_.wait_for); });
+    wait_for("waiting for the file of --wait-for", [&] { return std::filesystem::exists(options_.wait_for); });
   }
 
   bool post(void* comm, std::vector<unsigned char>& memory, void* mhandle, std::uint64_t round, std::uint64_t message,
@@ -232,14 +235,14 @@ int run(const Options& options) {
     Peer peer(options, *opened.plugin, context);
     for (int round = 0; round < options.rounds; ++round) {
       if (round == 1 && options.hold == 0 && !options.wait_for.empty()) {
-        wait_for("waiting for a file", [&] { return std::filesystem::exists(options.wait_for); });
+        wait_for("waiting for the file of --wait-for", [&] { return std::filesystem::exists(options.wait_for); });
       }
       peer.run_round(bootstrap.get(), static_cast<std::uint64_t>(round));
       print_line("round " + std::to_string(round) + " done");
     }
-  } catch (const ExitError& ended) {
-    print_line(ended.what());
-    status = ended.status;
+  } catch (const ExitError& error) {
+    print_line(error.what());
+    status = error.status;
   }
   const auto start = Clock::now();
   throw_on_error(opened.plugin->finalize(context), "finalize");
@@ -268,12 +271,12 @@ int main(int argc, char** argv) {
   int status = 2;
   try {
     status = run(options);
-  } catch (const ExitError& ended) {
-    print_line(ended.what());
-    status = ended.status;
+  } catch (const ExitError& error) {
+    print_line(error.what());
+    status = error.status;
   }
   netapi::set_log_callback({});
-  // A thread that has been joined is listed for a moment still.
+  // A joined thread stays in /proc/self/task for a moment.
   for (int i = 0; i < 5000 && entries("/proc/self/task") > 1; ++i) std::this_thread::sleep_for(kPollInterval);
   std::printf("leaked: %zu descriptors, %zu threads\n", entries("/proc/self/fd") - descriptors,
               entries("/proc/self/task") - 1);

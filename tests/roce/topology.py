@@ -26,27 +26,27 @@ done
 
 
 class Link:
-    """A cable between two machines. A frame for which the other end has no room is lost: QEMU's own sockets would wait
-    for a machine that is frozen, and hold up the one that is not."""
+    """A cable between two machines. A frame that does not fit into the other end's buffer is lost: QEMU's own sockets would
+    wait for a frozen machine and stop the other one too."""
 
     def __init__(self):
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
-        self.ends = [pair[0] for pair in pairs]  # the machines'
-        self.ours = [pair[1] for pair in pairs]
+        self.ends = [pair[0] for pair in pairs]  # the ends that QEMU gets
+        self.relay_ends = [pair[1] for pair in pairs]
         self.closed = False
         threading.Thread(target=self.carry, daemon=True).start()
 
     def carry(self):
         poll = select.poll()
         others = {}
-        for number, end in enumerate(self.ours):
+        for number, end in enumerate(self.relay_ends):
             end.setblocking(False)
             poll.register(end, select.POLLIN)
-            others[end.fileno()] = (end, self.ours[1 - number])
+            others[end.fileno()] = (end, self.relay_ends[1 - number])
         while not self.closed:
             for number, _ in poll.poll(500):
                 source, target = others[number]
-                with contextlib.suppress(OSError):  # full, or its machine is gone
+                with contextlib.suppress(OSError):  # the buffer is full, or the machine has ended
                     for _ in range(64):
                         target.send(source.recv(1 << 16))
 
@@ -56,7 +56,7 @@ class Link:
 
 @contextlib.contextmanager
 def booted(count, kernel, directory):
-    """Gives the machines, with their devices; they go off in the end."""
+    """Yields the booted machines with their RDMA devices; powers them off at the end."""
     with contextlib.ExitStack() as cleanup:
         if count == "one":
             machines = [Machine("a", *kernel, directory, cpus=2, memory_mib=2048)]
@@ -76,7 +76,7 @@ def booted(count, kernel, directory):
         for number, machine in enumerate(machines, 1):
             job = machine.run(ONE if count == "one" else TWO.format(number=number))
             if job.status != 0:
-                raise machine.failure("no RDMA device:\n" + job.output())
+                raise machine.failure("creating the RDMA device failed:\n" + job.output())
         yield machines
         for machine in machines:
             if machine.is_running() and not machine.power_off():

@@ -1,5 +1,5 @@
-"""The suite for two machines, a and b, with two links between them. It judges results and recovery, never speed: on
-one emulated processor two polling programs starve each other."""
+"""The suite for two machines, a and b, with two links between them. It checks results and recovery, not speed: on one
+emulated processor two polling programs block each other."""
 
 import contextlib
 import re
@@ -9,14 +9,14 @@ from machine import LIMIT_S
 from programs import changes, counters, expect_every_byte_right, succeed, wait_until_listening
 from report import expect
 
-FIRST_PORT = 7000  # one for each meeting: the last one's rests for a minute
+FIRST_PORT = 7000  # each exchange uses a new port: a used one stays in TIME_WAIT for a minute
 DEVICES = ("rxe0", "rxe1")
-FAST_TIMEOUT = {"VERBATIM_TIMEOUT": "14"}  # 67 ms an attempt
+FAST_TIMEOUT = {"VERBATIM_TIMEOUT": "14"}  # 67 ms per attempt
 LOSSY = {**FAST_TIMEOUT, "VERBATIM_CLOSE_TIMEOUT_MS": "5000"}
 FIRST_RAIL = {"VERBATIM_HCA": "=rxe0"}
 SIDE_CHANNEL_ETH1 = {**FIRST_RAIL, **FAST_TIMEOUT, "VERBATIM_SOCKET_IFNAME": "=eth1"}  # the side channel survives the first link
-# Unlike the standard's, rxe's retry count of 7, the default, means for ever.
-# An attempt takes 1.1 s: on a busy host a machine that is well may not run for a few hundred milliseconds.
+# The retry count is set because rxe retries without end with 7, the default; by the standard 7 means seven retries.
+# An attempt takes 1.1 s, because on a busy host a working machine may not run for a few hundred milliseconds.
 FEW_RETRIES = {**SIDE_CHANNEL_ETH1, "VERBATIM_TIMEOUT": "18", "VERBATIM_RETRY_CNT": "3"}
 OUTAGE_S = 3
 KEEPALIVE_S = 8
@@ -42,20 +42,20 @@ class Pair:
         return {(machine.name, device): counters(machine, device) for machine in (self.a, self.b) for device in DEVICES}
 
     def perf(self, operation, *options, settings=None, settings_b=None, limit=LIMIT_S):
-        """Between the machines, every byte checked. Gives what rank 0 printed."""
+        """Runs verbatim-perf between the machines, with every byte checked. Returns the outputs of both ranks."""
         self.port += 1
         options = (*options, "--root", f"10.77.1.1:{self.port}", "--nranks", 2, "--token", 5, "--timeout", limit - 5)
         jobs = []
         for rank, machine in enumerate((self.a, self.b)):
-            mine = settings_b if rank == 1 and settings_b is not None else settings
+            own_settings = settings_b if rank == 1 and settings_b is not None else settings
             arguments = self.programs.run_perf(operation, *options, "--rank", rank)
-            jobs.append(machine.start(arguments, limit, settings=mine))
+            jobs.append(machine.start(arguments, limit, settings=own_settings))
         outputs = [succeed(job) for job in jobs]
         expect_every_byte_right(outputs[0])
         return outputs
 
     def peers(self, *options, settings=None, settings_a=None, settings_b=None, limit=LIMIT_S):
-        """Starts a receiver on b and a sender on a. Gives both jobs."""
+        """Starts a receiver on b and a sender on a. Returns both jobs."""
         self.port += 1
         arguments = [self.programs.peer, "--plugin", self.programs.plugin]
         receiver = self.b.start(
@@ -70,15 +70,15 @@ class Pair:
     def wait_for_output(self, text, *jobs):
         deadline = time.monotonic() + 120
         while not all(text in job.output() for job in jobs):
-            expect(time.monotonic() < deadline, f"no '{text}':\n" + "\n".join(job.output() for job in jobs))
+            expect(time.monotonic() < deadline, f"no output '{text}':\n" + "\n".join(job.output() for job in jobs))
             time.sleep(0.2)
 
     def expect_no_resources(self, machine):
-        """No queue pair, and no memory region, that a process had."""
+        """Checks that no queue pair and no memory region of a process exists."""
         for kind in ("qp", "mr"):
             output = succeed(machine.start(["rdma", "resource", "show", kind]))
-            left = [line for line in output.splitlines() if "pid" in line]
-            expect(not left, f"left on {machine.name}: {left}")
+            remaining = [line for line in output.splitlines() if "pid" in line]
+            expect(not remaining, f"not released on {machine.name}: {remaining}")
 
 
 def expect_no_leak(job):
@@ -86,25 +86,25 @@ def expect_no_leak(job):
 
 
 def expect_error(job, within):
-    """A plugin's error, in so many seconds after the last progress; gives them."""
+    """Checks that the program ended with an error of the plugin within so many seconds of its last progress; returns a note."""
     status = job.wait()
     output = job.output()
     found = re.search(r"^error: (\w+): (.*), ([\d.]+) s after the last progress$", output, re.M)
     expect(status == 3 and found, f"exit status {status} on {job.machine.name}:\n{output}")
-    expect(float(found[3]) <= within, f"only after {found[3]} s:\n{output}")
+    expect(float(found[3]) <= within, f"after {found[3]} s, later than {within} s:\n{output}")
     expect_no_leak(job)
-    return f"{job.machine.name}: {found[1]} says {found[2]} after {found[3]} s"
+    return f"{job.machine.name}: {found[1]} returned {found[2]} after {found[3]} s"
 
 
 def expect_log_line(job, text):
-    """One line of the plugin's log with this regular expression in it; gives the match."""
+    """Checks that exactly one line of the plugin's log matches the regular expression; returns the match."""
     found = [match for line in job.output().splitlines() if line.startswith("log: ") and (match := re.search(text, line))]
-    expect(len(found) == 1, f"{len(found)} lines of {job.machine.name} with: {text}\n{job.output()}")
+    expect(len(found) == 1, f"{len(found)} log lines of {job.machine.name} match, not one: {text}\n{job.output()}")
     return found[0]
 
 
 def both_nics(here, there):
-    """In a failure's line."""
+    """Regular expression for the path in a failure's log line."""
     end = r"{} rxe0:1 GID \d+ \S+ QP \d+"
     return rf"\. Next: .*\. Path: {end.format(here)} to {end.format(there)}, MTU \d+, "
 
@@ -121,10 +121,10 @@ LINK_IS_DOWN = r"rxe0:1: the link is down \(port error\); \d+ connections use it
 
 
 def expect_outage(job, least):
-    """A link that was down for so many seconds at the least, and came back."""
+    """Checks that the link was down for at least so many seconds and came back; returns a note."""
     expect_log_line(job, LINK_IS_DOWN)
     outage = expect_log_line(job, r"rxe0:1: the link is up again after ([\d.]+) s, outages so far: 1; \d+ connections use it")
-    expect(float(outage[1]) > least, f"only {outage[1]} s:\n{job.output()}")
+    expect(float(outage[1]) > least, f"an outage of {outage[1]} s, shorter than {least} s:\n{job.output()}")
     return f"{job.machine.name}: {outage[0]}"
 
 
@@ -135,12 +135,12 @@ def check_two_rails(pair):
             pair.perf(operation, "-b", 8, "-e", "128K", "-f", 16, "-n", 2, "-w", 1, "-c", 1, "--channels", 2)
             for where, counts in pair.counters().items():
                 moved = changes(before[where], counts)
-                expect(moved.get("sent_pkts", 0) > 50, f"hardly a packet from {where}: {moved}")
+                expect(moved.get("sent_pkts", 0) > 50, f"too few packets from {where}: {moved}")
 
 
 @contextlib.contextmanager
 def lossy_links(pair):
-    """Every link loses 1 % of the packets, and reorders, in both directions."""
+    """Every link loses 1 % of the packets and reorders packets, in both directions."""
     command = "for d in eth0 eth1; do tc qdisc {} dev $d root {}; done"
     pair.on_both(command.format("add", "netem delay 2ms reorder 75% 50% loss 1%"))
     yield
@@ -164,12 +164,12 @@ def check_loss(pair):
                 pair.report.note(shown.strip())
             lost = total.get("rcvd_seq_err", 0) + total.get("completer_retry_err", 0)
             recovered = total.get("duplicate_request", 0) + total.get("retry_rnr_exceeded_err", 0)
-            expect(lost > 0, f"no packet was missed: {total}")
+            expect(lost > 0, f"no packet was lost: {total}")
             expect(total.get("retry_exceeded_err", 0) == 0, f"not recovered: {total}, {recovered}")
 
 
 def check_closing(pair):
-    with pair.report.case(f"loss: closing {CLOSINGS} times in a row, no error on either side"), lossy_links(pair):
+    with pair.report.case(f"loss: {CLOSINGS} connections closed one after the other, no error on either side"), lossy_links(pair):
         options = ("--rounds", str(CLOSINGS), "--messages", "3", "--bytes", "20000")
         jobs = pair.peers(*options, settings={**LOSSY, **FIRST_RAIL})
         for job in jobs:
@@ -183,7 +183,7 @@ def check_closing(pair):
 
 
 def gids(machine, device="rxe0"):
-    """Index to GID, as the kernel writes it."""
+    """The GID table: GID, as the kernel writes it, to index."""
     path = f"/sys/class/infiniband/{device}/ports/1/gids"
     output = succeed(machine.start(f"cd {path} && grep . * 2>/dev/null | grep -v 0000:0000:0000:0000:0000:0000:0000:0000"))
     return {gid: int(index) for index, gid in re.findall(r"^(\d+):(\S+)$", output, re.M)}
@@ -201,7 +201,7 @@ def index_of(machine, gid):
 
 
 def received(machine, family):
-    """Packets of IP (4) or IPv6 (6) that the machine has received."""
+    """Number of IPv4 (family 4) or IPv6 (family 6) packets that the machine has received."""
     if family == 6:
         output = succeed(machine.start("grep Ip6InReceives /proc/net/snmp6"))
         return int(output.split()[1])
@@ -225,7 +225,7 @@ def check_gids(pair):
             packets = received(pair.b, family) - before
             pair.report.note(f"indices {indices}; {packets} packets of IPv{family} received")
             expect(packets > 512, f"only {packets} packets of IPv{family} for two messages of 256 KiB")
-    with pair.report.case("GIDs: other indices on the two hosts"):
+    with pair.report.case("GIDs: different indices on the two hosts"):
         succeed(pair.b.start("ip addr add 10.77.0.12/24 dev eth0"))
         indices = [index_of(pair.a, ipv4_gid("10.77.0.1")), index_of(pair.b, ipv4_gid("10.77.0.12"))]
         expect(indices[0] != indices[1], f"the same index: {indices}")
@@ -236,7 +236,7 @@ def check_gids(pair):
 
 
 def check_changed_address(pair):
-    with pair.report.case("an address that changes between two connections of a process"):
+    with pair.report.case("address changes between two connections of a process"):
         options = ("--rounds", "2", "--wait-for", "/run/changed")
         sender, receiver = pair.peers(*options, settings=SIDE_CHANNEL_ETH1)
         pair.wait_for_output("round 0 done", sender, receiver)
@@ -251,11 +251,11 @@ def check_changed_address(pair):
         finally:
             pair.b.run("ip addr del 10.77.0.99/24 dev eth0; ip addr add 10.77.0.2/24 dev eth0")
             pair.on_both("rm -f /run/changed")
-        pair.report.note(f"index {old} before, {new} afterwards")
+        pair.report.note(f"index {old} before, {new} after")
 
 
 def check_mtus(pair):
-    with pair.report.case("MTUs that differ"):
+    with pair.report.case("different MTUs"):
         succeed(pair.b.start("ip link set eth0 mtu 4500"))
         shown = [re.search(r"active_mtu:\s+(\d+)", output)[1] for output in pair.on_both("ibv_devinfo -d rxe0")]
         expect(shown[0] != shown[1], f"the same MTU: {shown}")
@@ -263,13 +263,13 @@ def check_mtus(pair):
         pair.perf("sendrecv", "-b", "64K", "-e", "64K", "-n", 1, "-w", 0, "-c", 1, settings=FIRST_RAIL)
         moved = changes(before, counters(pair.b, "rxe0"))
         pair.report.note(f"MTUs {shown}, b sent {moved['sent_pkts']} packets for two messages of 64 KiB")
-        expect(moved["sent_pkts"] > 128, f"more than the smaller MTU in a packet: {moved}")
+        expect(moved["sent_pkts"] > 128, f"packets larger than the smaller MTU: {moved}")
         succeed(pair.b.start("ip link set eth0 mtu 1500"))
 
 
 @contextlib.contextmanager
 def pulled(machine):
-    """The cable of its first NIC."""
+    """Disconnects the cable of the machine's first NIC."""
     machine.plug(0, False)
     try:
         yield
@@ -279,7 +279,7 @@ def pulled(machine):
 
 @contextlib.contextmanager
 def set_down(machine):
-    """Its first NIC. The kernel takes IPv6's address, and its GID, away with it."""
+    """Sets the machine's first NIC down. The kernel then removes its IPv6 address and GID."""
     number = "ab".index(machine.name) + 1
     succeed(machine.start("ip link set dev eth0 down"))
     try:
@@ -289,7 +289,7 @@ def set_down(machine):
 
 
 def check_link_loss(pair):
-    with pair.report.case(f"link loss: {OUTAGE_S} s are bridged by rxe, which with a retry count of 7 retries for ever"):
+    with pair.report.case(f"link loss: {OUTAGE_S} s break no connection: with a retry count of 7 rxe retries without end"):
         jobs = pair.peers("--messages", "150", settings={**SIDE_CHANNEL_ETH1, "VERBATIM_STALL_WARN_S": "1"})
         pair.wait_for_output("data flows", *jobs)
         before = counters(pair.a, "rxe0")
@@ -305,9 +305,9 @@ def check_link_loss(pair):
         ends = (both_nics("a", "b"), both_nics("b", "a"))
         said = [re.search(stalled + nics, job.output()) for job, nics in zip(jobs, ends)]
         expect(any(said), "no stall:\n" + "\n".join(job.output() for job in jobs))
-    with pair.report.case(f"link loss: both ends say so, and whose link it is, within {RETRY_DEADLINE_S} s"):
-        patient = {**FEW_RETRIES, "VERBATIM_TIMEOUT": "22"}  # else it may be the first to give up
-        jobs = pair.peers("--messages", "0", settings=FEW_RETRIES, settings_b=patient)
+    with pair.report.case(f"link loss: both ends report it and name the link within {RETRY_DEADLINE_S} s"):
+        long_timeout = {**FEW_RETRIES, "VERBATIM_TIMEOUT": "22"}  # otherwise b may fail before a
+        jobs = pair.peers("--messages", "0", settings=FEW_RETRIES, settings_b=long_timeout)
         pair.wait_for_output("data flows", *jobs)
         with pulled(pair.a):
             pair.report.note("\n".join([expect_error(job, RETRY_DEADLINE_S) for job in jobs]))
@@ -319,10 +319,10 @@ def check_link_loss(pair):
         expect_log_line(jobs[1], reported_by("a") + whose.replace(" here", " on a") + both_nics("b", "a"))
     with pair.report.case("link loss: a new connection works when the link is back"):
         pair.perf("sendrecv", "-b", "64K", "-e", "64K", "-n", 1, "-w", 0, "-c", 1, settings=FIRST_RAIL)
-    with pair.report.case("link set down: the kernel refuses what rxe sends, both ends say so"):
+    with pair.report.case("link set down: the kernel refuses the packets of rxe, both ends report it"):
         jobs = pair.peers("--messages", "0", settings=SIDE_CHANNEL_ETH1)
         pair.wait_for_output("data flows", *jobs)
-        # The sender's: it always has something to send. The receiver may have no CTS left to write.
+        # The sender's link, because the sender always has data to send. The receiver may have no CTS entry to write.
         with set_down(pair.a):
             pair.report.note("\n".join([expect_error(job, RETRY_DEADLINE_S) for job in jobs]))
             for machine in (pair.a, pair.b):
@@ -334,7 +334,7 @@ def check_link_loss(pair):
 
 
 def check_idle_link(pair):
-    with pair.report.case(f"link set down for {OUTAGE_S} s: an idle connection goes on, if its address stays"):
+    with pair.report.case(f"link set down for {OUTAGE_S} s: an idle connection continues if its address remains"):
         options = ("--messages", "40", "--hold", "20", "--wait-for", "/run/go-on")
         ipv6 = [f"fd77:0000:0000:0000:0000:0000:0000:000{number}" for number in (1, 2)]
         indices = [index_of(machine, gid) for machine, gid in zip((pair.a, pair.b), ipv6)]
@@ -362,7 +362,7 @@ def check_idle_link(pair):
 
 
 def check_frozen_host(pair):
-    with pair.report.case(f"frozen peer: the other end says so within {RETRY_DEADLINE_S} s, it itself when it goes on"):
+    with pair.report.case(f"frozen host: the other end reports it within {RETRY_DEADLINE_S} s, the host itself when it runs again"):
         sender, receiver = pair.peers("--messages", "0", settings=FEW_RETRIES)
         pair.wait_for_output("data flows", sender, receiver)
         pair.b.freeze()
@@ -375,10 +375,10 @@ def check_frozen_host(pair):
         pair.report.note(expect_error(receiver, 90))
         expect_log_line(receiver, r"the peer a \(pid \d+\) reported: |" + PEER_UNREACHABLE + both_nics("b", "a"))
         pair.expect_no_resources(pair.b)
-    with pair.report.case("frozen peer: with nothing outstanding, the keepalive says so"):
-        listens = {"VERBATIM_KEEPALIVE_S": str(KEEPALIVE_S)}
+    with pair.report.case("frozen host: with nothing outstanding, the keepalive reports it"):
+        keepalive = {"VERBATIM_KEEPALIVE_S": str(KEEPALIVE_S)}
         options = ("--messages", "0", "--hold", "20", "--wait-for", "/run/thawed")
-        sender, receiver = pair.peers(*options, settings=FEW_RETRIES, settings_a=listens)
+        sender, receiver = pair.peers(*options, settings=FEW_RETRIES, settings_a=keepalive)
         pair.wait_for_output("holds", receiver)
         pair.b.freeze()
         try:
@@ -396,7 +396,7 @@ def check_frozen_host(pair):
 
 
 def check_killed_peer(pair):
-    with pair.report.case("killed process: the other end says so"):
+    with pair.report.case("killed process: the other end reports it"):
         sender, receiver = pair.peers("--messages", "0", settings=FEW_RETRIES)
         pair.wait_for_output("data flows", sender, receiver)
         succeed(pair.b.start("pkill -KILL roce-peer"))
@@ -406,7 +406,7 @@ def check_killed_peer(pair):
         receiver.wait()
         for machine in (pair.a, pair.b):
             pair.expect_no_resources(machine)
-    with pair.report.case(f"killed host: the other end says so within {RETRY_DEADLINE_S} s"):
+    with pair.report.case(f"killed host: the other end reports it within {RETRY_DEADLINE_S} s"):
         sender, receiver = pair.peers("--messages", "0", settings=FEW_RETRIES)
         pair.wait_for_output("data flows", sender, receiver)
         pair.b.kill()
@@ -415,7 +415,7 @@ def check_killed_peer(pair):
         pair.expect_no_resources(pair.a)
 
 
-MINUTES = 6  # on two idle processors: said beside the time taken, and not enforced
+MINUTES = 6  # expected on two idle processors; printed next to the time taken, not enforced
 PARTS = {
     "rails": check_two_rails,
     "gids": check_gids,
