@@ -214,14 +214,12 @@ std::vector<Row> rows() {
         "The libmlx5 to open. The plugin works without libmlx5."},
        assign_path<&Config::mlx5_library>},
       {{"VERBATIM_HCA", "NCCL_IB_HCA", "`[^][=]name[:port[:rail[:plane]]],...`", "every active port",
-        "Devices and ports to use. A name selects all devices that start with it; after `=` only the device of exactly "
-        "this name; after `^` all devices except those listed."},
+        "Devices and ports to use: prefixes of names, or exact names after `=`. `^` before the list excludes them."},
        assign_text<&Config::hca>},
       number_row<&Config::max_recvs, 1, 8>("VERBATIM_MAX_RECVS", nullptr, "8",
                                            "Receives that NCCL may group into one irecv."),
       {{"VERBATIM_GID_INDEX", "NCCL_IB_GID_INDEX", "0 to 255, `auto` or -1, or `device=index,...`", "auto",
-        "Index into the GID table of a RoCE port. Automatic: RoCE v2 is preferred to v1, then IPv4 to global IPv6 to "
-        "link-local."},
+        "Index into the GID table (RoCE). Automatic: v2 before v1, then IPv4 before global IPv6 before link-local."},
        assign_gid_index},
       number_row<&Config::traffic_class, 0, 255, -1>(
           "VERBATIM_TC", "NCCL_IB_TC", "the communicator's, else 0",
@@ -243,14 +241,12 @@ std::vector<Row> rows() {
           "VERBATIM_AR_THRESHOLD", "NCCL_IB_AR_THRESHOLD", "8192",
           "With adaptive routing: a message of more bytes than this is large."),
       {{"VERBATIM_COMPLETION", nullptr, "`imm`, `atomic` or `auto`", "auto",
-        "How the sender signals a completed message: `imm` by an immediate, `atomic` by an atomic add to a word that "
-        "the receiver polls. `atomic` is used only if both ends set it and their devices support atomics. Automatic: "
-        "`imm`."},
+        "How the sender signals a completed message: by an immediate, or by an atomic on a word that the receiver "
+        "polls. `atomic` is used only if both ends set and support it. Automatic: `imm`."},
        assign_completion},
       {{"VERBATIM_QPS_PER_CONNECTION", "NCCL_IB_QPS_PER_CONNECTION",
         "1 to 128, or a range `1-8` (not for NCCL's variable)", "1",
-        "Queue pairs of a connection on each device. In a range, more announced connections give fewer queue pairs to "
-        "each."},
+        "Queue pairs of a connection on each device. With a range: fewer if NCCL announces more connections."},
        assign_qps_per_connection},
       {{"VERBATIM_QP_ORDER", nullptr, "`pool`, `gather`, `ring` or `native`", "pool",
         "Order of the queue pairs by number: see [QP order](#qp-order)."},
@@ -266,36 +262,32 @@ std::vector<Row> rows() {
         "File to which the plugin appends one line for each queue pair of each connection."},
        assign_path<&Config::qp_dump>},
       {{"VERBATIM_SPLIT_DATA_ON_QPS", "NCCL_IB_SPLIT_DATA_ON_QPS", "0, 1, or `auto` (also -1, -2)", "auto",
-        "Whether one message is split over the queue pairs of its connection. Automatic: only large messages are "
-        "split."},
+        "Whether a message is split over the queue pairs of its connection. Automatic: if it is large."},
        assign_switch<&Config::split_data_on_qps>},
       {{"VERBATIM_ECE", "NCCL_IB_ECE_ENABLE", "0 or 1", "1",
         "Exchange enhanced connection establishment (ECE) options if the device supports them."},
        assign_ece},
       {{"VERBATIM_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "`[^][=]name,...`", "InfiniBand, else Ethernet, else loopback",
-        "Interface of the TCP side channel. A name selects all interfaces that start with it; after `=` only the "
-        "interface of exactly this name; after `^` all interfaces except those listed."},
+        "Interface of the TCP side channel: prefixes of names, or exact names after `=`. `^` before the list excludes "
+        "them."},
        assign_text<&Config::socket_ifname>},
       {{"VERBATIM_SOCKET_FAMILY", "NCCL_SOCKET_FAMILY", "`AF_INET` or `AF_INET6`", "either, IPv4 first",
         "Address family of the TCP side channel."},
        assign_socket_family},
       number_row<&Config::connect_timeout_s, 1, kMaxConnectTimeoutS>(
-          "VERBATIM_CONNECT_TIMEOUT_S", nullptr, "60",
-          "Seconds after which a connection that is not established fails."),
+          "VERBATIM_CONNECT_TIMEOUT_S", nullptr, "60", "Seconds until a connection that is not established fails."),
       number_row<&Config::close_timeout_ms, 0, kMaxCloseTimeoutMs>(
           "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, "5000",
           "Milliseconds that the queue pairs of a closed connection are kept for a peer that has not closed yet."),
       number_row<&Config::keepalive_s, 0, kMaxMonitorTimeoutS>(
           "VERBATIM_KEEPALIVE_S", nullptr, "300",
-          "Seconds without any message from the peer process on the side channel after which a connection fails; 0: "
-          "never."),
+          "Seconds without a message from the peer process after which its connections fail; 0: never."),
       number_row<&Config::stall_warn_s, 0, kMaxMonitorTimeoutS>(
           "VERBATIM_STALL_WARN_S", nullptr, "30",
           "Seconds without progress, with operations outstanding, after which a warning reports the connection and the "
           "cause of the stall; 0: never."),
       number_row<&Config::stall_fail_s, 0, kMaxMonitorTimeoutS>(
-          "VERBATIM_STALL_FAIL_S", nullptr, "0",
-          "Seconds after which a connection without progress fails at both ends; 0: never."),
+          "VERBATIM_STALL_FAIL_S", nullptr, "0", "Seconds until a stalled connection fails at both ends; 0: never."),
       {{"VERBATIM_STATE_SOCKET", nullptr, "path", "none",
         "UNIX socket from which the state of all connections can be read as JSON. `%p` is replaced by the process ID, "
         "`%h` by the host name."},

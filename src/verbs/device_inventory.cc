@@ -3,8 +3,10 @@
 #include <endian.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "base/log.h"
@@ -284,46 +286,13 @@ Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verb
 }
 
 std::uint32_t port_speed_mbps(std::uint8_t active_speed, std::uint8_t active_width) {
-  std::uint32_t lanes = 0;
-  switch (active_width) {
-    case 1:
-      lanes = 1;
-      break;
-    case 2:
-      lanes = 4;
-      break;
-    case 4:
-      lanes = 8;
-      break;
-    case 8:
-      lanes = 12;
-      break;
-    case 16:
-      lanes = 2;
-      break;
-    default:
-      return 0;
-  }
-  switch (active_speed) {
-    case 1:
-      return lanes * 2'500;  // SDR
-    case 2:
-      return lanes * 5'000;  // DDR
-    case 4:
-      return lanes * 10'000;  // QDR
-    case 8:
-      return lanes * 10'000;  // FDR10
-    case 16:
-      return lanes * 14'000;  // FDR
-    case 32:
-      return lanes * 25'000;  // EDR
-    case 64:
-      return lanes * 50'000;  // HDR
-    case 128:
-      return lanes * 100'000;  // NDR; XDR does not fit the byte and is read from sysfs
-    default:
-      return 0;
-  }
+  // By the bit that is set in the code. SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR; XDR needs more than 8 bits, so its
+  // speed is read from sysfs.
+  constexpr std::uint32_t kLaneMbps[] = {2'500, 5'000, 10'000, 10'000, 14'000, 25'000, 50'000, 100'000};
+  constexpr std::uint32_t kLanes[] = {1, 4, 8, 12, 2};
+  if (!std::has_single_bit(active_speed) || !std::has_single_bit(active_width)) return 0;
+  const auto width = static_cast<std::size_t>(std::countr_zero(active_width));
+  return width < std::size(kLanes) ? kLanes[width] * kLaneMbps[std::countr_zero(active_speed)] : 0;
 }
 
 }  // namespace verbatim

@@ -101,15 +101,15 @@ TEST_P(Registrations, OverlappingRanges_AreIndependent) {
       targets.push_back(std::make_unique<Registration>(*this, link.recv_comm, target.data() + range.at, range.size));
     }
     std::shuffle(order.begin(), order.end(), random);
-    for (std::size_t gone = 0; gone < order.size(); ++gone) {
-      for (std::size_t i = gone; i < order.size(); ++i) {
+    for (std::size_t next = 0; next < order.size(); ++next) {
+      for (std::size_t i = next; i < order.size(); ++i) {
         const Range& range = kRanges[order[i]];
         const std::size_t size = std::min<std::size_t>(range.size, 60);
         send_between(link, source, range.at + range.size - size, sources[order[i]]->get(), target, range.at,
                      targets[order[i]]->get(), size);
       }
-      sources[order[gone]].reset();
-      targets[order[gone]].reset();
+      sources[order[next]].reset();
+      targets[order[next]].reset();
     }
   }
 }

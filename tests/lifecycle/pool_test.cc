@@ -71,13 +71,13 @@ TEST_P(Pool, ConnectsNotContinued_FinalizeDestroysQps) {
     void* const sender = communicator(4, 2);
     void* const receiver = communicator(4, 2);
     // A peer that never calls accept, one that has called it once, and an established connection.
-    Handle silent;
-    ASSERT_NE(listen({receiver, 0}, silent), nullptr);
+    Handle not_accepted;
+    ASSERT_NE(listen({receiver, 0}, not_accepted), nullptr);
     Handle half;
     void* const half_listen = listen({receiver, 0}, half);
     service().run([&] {
       void* comm = nullptr;
-      EXPECT_OK(net().connect(sender, 0, silent.bytes, &comm));
+      EXPECT_OK(net().connect(sender, 0, not_accepted.bytes, &comm));
       EXPECT_OK(net().connect(sender, 0, half.bytes, &comm));
       EXPECT_OK(net().accept(half_listen, &comm));
       EXPECT_EQ(comm, nullptr);

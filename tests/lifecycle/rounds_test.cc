@@ -74,13 +74,13 @@ TEST_P(Rounds, EverythingAbandoned_LeavesNothing) {
     ASSERT_NE(listen(end, unused), nullptr);
 
     // A connect whose peer never calls accept, and one whose peer has called it.
-    Handle silent;
+    Handle not_accepted;
     Handle half;
-    ASSERT_NE(listen(end, silent), nullptr);
+    ASSERT_NE(listen(end, not_accepted), nullptr);
     void* const half_listen = listen(end, half);
     ASSERT_NE(half_listen, nullptr);
     void* comm = nullptr;
-    ASSERT_OK(net().connect(context, 0, silent.bytes, &comm));
+    ASSERT_OK(net().connect(context, 0, not_accepted.bytes, &comm));
     const long qps = verbs_alive("qp");
     ASSERT_TRUE(eventually([&] {
       EXPECT_OK(net().connect(context, 0, half.bytes, &comm));

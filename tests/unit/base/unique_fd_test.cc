@@ -60,9 +60,9 @@ TEST(UniqueFd, ForeignDescriptor_StaysOpenInForkedChild) {
   close_fds_in_children();
   const int foreign = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   EXPECT_TRUE(in_child([&] { return is_open(foreign); }));
-  UniqueFd ours = open_one();
-  const int number = ours.get();
-  ours.reset();
+  UniqueFd closed = open_one();
+  const int number = closed.get();
+  closed.reset();
   // Now a descriptor that no UniqueFd owns has this number, in this process and below in a child of the child.
   ASSERT_EQ(::dup2(foreign, number), number);
   EXPECT_TRUE(in_child([&] { return is_open(number); }));

@@ -302,18 +302,18 @@ TEST_F(DeviceInventoryTest, Mlx5Library_DeterminesIsMlx5) {
   fake_.add_device("mlx5_0").add_roce_port();
   EXPECT_FALSE(open()->devices()[0]->is_mlx5());
 
-  Mlx5 answers;
-  mlx5_ = &answers;
-  answers.is_supported = [](ibv_device*) { return false; };
-  answers.query_device = [](ibv_context*, mlx5dv_context*) {
+  Mlx5 library;
+  mlx5_ = &library;
+  library.is_supported = [](ibv_device*) { return false; };
+  library.query_device = [](ibv_context*, mlx5dv_context*) {
     ADD_FAILURE() << "not an mlx5 device";
     return 0;
   };
   EXPECT_FALSE(open()->devices()[0]->is_mlx5());
 
-  answers.is_supported = [](ibv_device* device) { return std::string(device->name) == "mlx5_0"; };
-  answers.query_device = [](ibv_context*, mlx5dv_context* answer) {
-    answer->flags = 5;
+  library.is_supported = [](ibv_device* device) { return std::string(device->name) == "mlx5_0"; };
+  library.query_device = [](ibv_context*, mlx5dv_context* attributes) {
+    attributes->flags = 5;
     return 0;
   };
   const auto inventory = open();
