@@ -30,18 +30,6 @@ int address_rank(const ibv_gid& gid) {
   return ipv4_link_local ? 0 : 2;
 }
 
-int version_rank(RoceVersion version) {
-  switch (version) {
-    case RoceVersion::kV1:
-      return 0;
-    case RoceVersion::kUnknown:
-      return 1;
-    case RoceVersion::kV2:
-      return 2;
-  }
-  return 0;
-}
-
 RoceVersion version_of(std::uint32_t gid_type) {
   if (gid_type == IBV_GID_TYPE_ROCE_V2) return RoceVersion::kV2;
   return gid_type == IBV_GID_TYPE_ROCE_V1 ? RoceVersion::kV1 : RoceVersion::kUnknown;
@@ -77,7 +65,7 @@ std::optional<GidEntry> read_gid(const Verbs& verbs, ibv_context* context, std::
 
 std::optional<GidEntry> best_gid(std::span<const GidEntry> entries) {
   const auto rank = [](const GidEntry& entry) {
-    return std::make_tuple(version_rank(entry.version), address_rank(entry.gid), ~entry.index);
+    return std::make_tuple(entry.version, address_rank(entry.gid), ~entry.index);
   };
   const GidEntry* best = nullptr;
   for (const GidEntry& entry : entries) {

@@ -15,7 +15,8 @@
 
 namespace verbatim {
 
-enum class RoceVersion : std::uint8_t { kUnknown, kV1, kV2 };
+// In ascending order of preference.
+enum class RoceVersion : std::uint8_t { kV1, kUnknown, kV2 };
 
 struct GidEntry {
   unsigned index = 0;

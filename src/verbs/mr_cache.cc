@@ -94,15 +94,8 @@ std::string advice(const MrRequest& request, int sys_errno) {
 }  // namespace
 
 const char* memory_name(MemoryType type) {
-  switch (type) {
-    case MemoryType::kHost:
-      return "host memory";
-    case MemoryType::kCuda:
-      return "GPU memory";
-    case MemoryType::kDmaBuf:
-      return "a dma-buf";
-  }
-  return "memory";
+  constexpr const char* kNames[] = {"host memory", "GPU memory", "a dma-buf"};
+  return kNames[static_cast<std::size_t>(type)];
 }
 
 void MrReleaser::operator()(const MrEntry* entry) const {
