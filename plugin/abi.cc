@@ -15,7 +15,7 @@
 #include "net/transfer/send_comm.h"
 
 namespace __gnu_cxx {
-void __freeres();  // libsupc++; declared in none of its headers
+void __freeres();  // of libsupc++, which declares it in no header
 }
 
 namespace verbatim::abi {
@@ -40,21 +40,21 @@ nccl::Result to_nccl(const Error& error) {
   return abi::to_nccl(error.kind);
 }
 
-// The last line of defence: what throws here has run out of memory.
+// No exception may leave the plugin. The only expected exception is std::bad_alloc.
 template <typename Call>
 nccl::Result catch_exceptions(const char* name, Call&& call) noexcept {
   try {
     return call();
   } catch (const std::bad_alloc&) {
-    VERBATIM_WARN("%s failed: the process is out of memory", name);
+    VERBATIM_WARN("%s failed: out of memory", name);
     return nccl::Result::kSystemError;
   } catch (...) {
-    VERBATIM_WARN("%s failed with an exception of the C++ library", name);
+    VERBATIM_WARN("%s failed: unexpected C++ exception", name);
     return nccl::Result::kInternalError;
   }
 }
 
-// A request or the comm's error; neither means "call again".
+// A null request without an error is success too: NCCL calls again.
 nccl::Result request_result(const Comm& comm, const Request* request) {
   if (request != nullptr || comm.error() == nullptr) return nccl::Result::kSuccess;
   return to_nccl(*comm.error());
@@ -76,31 +76,33 @@ nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandl
 std::atomic<Context*> g_process_context{nullptr};
 Mutex g_process_context_mutex;
 
-// Set by exit(), which runs handlers before it runs the destructors of libraries; dlclose() runs only the destructor.
+// exit() runs its handlers, one of which sets g_process_exiting, before the destructors of libraries. dlclose() runs
+// only the destructor.
 std::atomic<bool> g_process_exiting{false};
 std::atomic<bool> g_unloading{false};
-std::atomic<pid_t> g_loading_pid{0};  // that loaded us: a forked child owns none of it
+std::atomic<pid_t> g_loading_pid{0};  // of the process that called init: a forked child must not close its contexts
 
 extern "C" int __cxa_atexit(void (*handler)(void*), void* argument, void* library);
 extern "C" void __cxa_finalize(void* library);
 
-// From here on the application's own handlers and destructors run, beside threads that may still use us: one of them
-// may unload the library, and must not take the code away under the others.
+// After this, handlers and destructors of the application run while its threads can still call the plugin. One of them
+// can call dlclose. RTLD_NODELETE keeps the plugin's code mapped for the other threads.
 void record_exit(void*) {
   if (g_unloading.load()) return;
   g_process_exiting.store(true);
-  Dl_info us{};
-  if (::dladdr(&g_process_exiting, &us) != 0) ::dlopen(us.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+  Dl_info plugin{};
+  if (::dladdr(&g_process_exiting, &plugin) != 0) ::dlopen(plugin.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
 void register_exit_handler() {
   if (g_loading_pid.exchange(::getpid()) == ::getpid()) return;
-  // As if it were another library's, so that it is not run with our own destructors but can be taken back by itself.
+  // &g_process_exiting takes the place of this library's __dso_handle: so dlclose() does not run the handler with the
+  // library's destructors, and __cxa_finalize(&g_process_exiting) can remove the handler alone.
   __cxa_atexit(record_exit, nullptr, &g_process_exiting);
 }
 
-// What the first init of a load does. NCCL has just complained of names and versions that it looked for and we have
-// not: so which it found is said at once.
+// Common to all init functions. The first init after loading logs the version of the table, because NCCL has just
+// logged the versions that it did not find in the plugin.
 void first_init(int version, nccl::DebugLogger logger) {
   set_logger(logger);
   register_exit_handler();
@@ -109,13 +111,13 @@ void first_init(int version, nccl::DebugLogger logger) {
   if (!has_begun.exchange(true)) VERBATIM_INFO("Verbatim %s loaded, net plugin API v%d", VERBATIM_VERSION, version);
 }
 
-// Up to v10 nothing ends the plugin but its unloading, which reaps what NCCL has abandoned; so it does with contexts
-// that a later version has left, because the control thread must not outlive our code. When the process exits with
-// comms open, threads may still be using them and nothing is touched.
+// Up to v10 there is no finalize: unloading the library closes the context of the process and what NCCL has left open.
+// It also closes contexts of later versions that were not finalized, because the monitor's thread must not run code
+// that is unloaded. When the process exits with open comms, other threads can still use them, so nothing is closed.
 __attribute__((destructor)) void close_process_context() {
   const bool exits = g_process_exiting.load();
   g_unloading.store(true);
-  __cxa_finalize(&g_process_exiting);  // the handler's code goes
+  __cxa_finalize(&g_process_exiting);  // removes the exit handler, whose code is about to be unloaded
   const pid_t owner = g_loading_pid.load();
   if (owner != 0 && owner != ::getpid()) return;
   Context* context = g_process_context.load();
@@ -127,8 +129,8 @@ __attribute__((destructor)) void close_process_context() {
     close_context(context);
   }
 #ifdef VERBATIM_OWNS_CXX_RUNTIME
-  // Our own copy of the C++ runtime keeps 72 KiB for exceptions without memory: each load of the plugin would leak
-  // them.
+  // The plugin's own copy of the C++ runtime reserves 72 KiB for exceptions when memory is exhausted. Without this call
+  // each load of the plugin would leak them.
   if (!exits) __gnu_cxx::__freeres();
 #endif
 }
@@ -187,12 +189,12 @@ nccl::Result devices(int* count) noexcept {
   });
 }
 
-nccl::Result device_properties(int index, DeviceProperties& view) noexcept {
+nccl::Result device_properties(int index, DeviceProperties& properties) noexcept {
   return catch_exceptions("getProperties", [&] {
     if (index < 0) return nccl::Result::kInvalidArgument;
     const Result<DeviceProperties> found = device(static_cast<std::size_t>(index));
     if (!found) return to_nccl(found.error());
-    view = *found;
+    properties = *found;
     return nccl::Result::kSuccess;
   });
 }
@@ -245,7 +247,7 @@ nccl::Result reg_mr(void* comm, void* data, std::size_t size, int type, void** m
 nccl::Result reg_mr_dmabuf(void* comm, void* data, std::size_t size, int type, std::uint64_t offset, int fd,
                            void** mhandle) noexcept {
   return catch_exceptions("regMrDmaBuf", [&] {
-    // The type is that of the memory behind the dma-buf: NCCL passes NCCL_PTR_CUDA, others NCCL_PTR_DMABUF.
+    // `type` is the type of the memory in the dma-buf: NCCL passes NCCL_PTR_CUDA, other callers pass NCCL_PTR_DMABUF.
     if (type != nccl::kPtrHost && type != nccl::kPtrCuda && type != nccl::kPtrDmaBuf) {
       return nccl::Result::kInvalidArgument;
     }
@@ -276,19 +278,19 @@ nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhan
   return catch_exceptions("iflush", [&] {
     RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
     *request = nullptr;
-    // One READ flushes all that arrived before it, whatever buffer it reads; NCCL's `sizes` may not even line up with
-    // `data` when some members have finished early.
+    // One READ from any buffer flushes all data that arrived before it. So it does not matter that NCCL's `sizes` can
+    // have another order than `data` when some members are done earlier than others.
     const MemoryHandle* memory = nullptr;
     const void* read_address = nullptr;
-    bool anything = false;
+    bool any_data = false;
     for (int i = 0; i < n; ++i) {
-      anything = anything || sizes[i] > 0;
+      any_data = any_data || sizes[i] > 0;
       const auto* handle = static_cast<const MemoryHandle*>(mhandles[i]);
       if (handle == nullptr || !handle->device_memory) continue;
       memory = handle;
       read_address = data[i];
     }
-    if (!anything || memory == nullptr) return nccl::Result::kSuccess;
+    if (!any_data || memory == nullptr) return nccl::Result::kSuccess;
     Request* made = comm.iflush(read_address, *memory);
     *request = made;
     return request_result(comm, made);

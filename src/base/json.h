@@ -1,4 +1,4 @@
-// The little JSON that we write.
+// Writes JSON strings and fields, for the state socket and the statistics file.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A file descriptor that closes itself; also, when asked for, in every child that the process forks.
+// UniqueFd closes its file descriptor when it is destroyed, and on request also in every child that the process forks.
 #pragma once
 
 #include <unistd.h>
@@ -11,19 +11,19 @@
 
 namespace verbatim {
 
-// From now on a child that the application forks closes its copies of all UniqueFds of this library at once. Else a
-// child that outlives this process would keep its connections open, and no peer would notice its death: FD_CLOEXEC
-// helps only where the child executes something. Nothing else of ours may be used in the child. A descriptor that is
-// opened in the very moment of the fork may stay open there; what is not ours is never closed.
+// After this call, a forked child closes its copies of all UniqueFds of this library at once. Otherwise a child that
+// lives longer than this process would keep its connections open, and peers would not notice that this process has
+// ended: FD_CLOEXEC helps only if the child calls exec. The child must not use the plugin. A descriptor that another
+// thread opens during fork() can stay open in the child. Descriptors of the application are never closed.
 void close_fds_in_children();
 
-// The descriptors of all UniqueFds: one bit for each, as nothing may be allocated between fork and exec.
+// The set of descriptors that are owned by UniqueFds: a bit set, because a forked child must not allocate memory.
 class OpenFds {
  public:
   static void add(int fd) {
     if (Word* const word = word_of(fd)) word->fetch_or(bit_of(fd), kOrder);
   }
-  // False: it is not ours any more, as in a child that has closed it.
+  // False: the descriptor is no longer in the set, because a forked child has closed it in close_all.
   static bool remove(int fd) {
     Word* const word = word_of(fd);
     return word == nullptr || (word->fetch_and(~bit_of(fd), kOrder) & bit_of(fd)) != 0;
@@ -33,7 +33,7 @@ class OpenFds {
  private:
   static constexpr std::memory_order kOrder = std::memory_order_relaxed;
   static constexpr unsigned kWordBits = 64;
-  static constexpr std::size_t kMaxFds = std::size_t{1} << 20;  // the system's own limit (fs.nr_open), unless raised
+  static constexpr std::size_t kMaxFds = std::size_t{1} << 20;  // the kernel's default limit (fs.nr_open)
 
   using Word = std::atomic<std::uint64_t>;
 

@@ -26,7 +26,8 @@ Result<unsigned> check_count(const char* operation, int returned) {
 }
 
 void log_destroy_failure(const char* object, const char* device, int returned) {
-  VERBATIM_WARN("cannot destroy a %s of %s, it leaks: %s", object, device, std::strerror(errno_of(returned)));
+  VERBATIM_WARN("cannot destroy a %s of %s: %s. The object is leaked", object, device,
+                std::strerror(errno_of(returned)));
 }
 
 }  // namespace verbatim

@@ -8,13 +8,14 @@
 namespace verbatim {
 namespace {
 
-// 0.64 ms: an NCCL receiver posts its work before the sender may use it, so a receiver-not-ready is rare and short.
+// 0.64 ms (table of the InfiniBand specification). The receiver posts receive work before the sender may send, so RNR
+// NAKs are rare.
 constexpr std::uint8_t kMinRnrTimer = 12;
 constexpr std::uint8_t kRnrRetryInfinite = 7;
 constexpr std::uint8_t kHopLimit = 255;
-// Reads are for flushes, atomics for completions; no device gains from more of them under way.
+// READs are used for flushes only, and atomics for completions only: more of them at a time bring no bandwidth.
 constexpr int kMaxOutstandingReads = 16;
-// Below this, asking for half as many inline bytes gains nothing.
+// When create_qp fails with this many inline bytes or fewer, the next attempt is without inline data.
 constexpr std::uint32_t kMinInlineBytes = 16;
 
 std::uint8_t outstanding_reads(int device_limit) {
@@ -29,7 +30,7 @@ bool is_ethernet(std::uint8_t link_layer) {
   return link_layer == IBV_LINK_LAYER_ETHERNET;
 }
 
-// InfiniBand switches forward by LID; only a router looks at the GRH.
+// Within an InfiniBand subnet, packets are forwarded by LID. Only routers between subnets need the GRH.
 bool needs_grh(const Port& port, const QpAddress& remote) {
   if (port.is_roce() || remote.lid == 0) return true;
   return port.gid.gid.global.subnet_prefix != remote.gid.global.subnet_prefix;
@@ -70,7 +71,7 @@ Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq
                   at_most(caps.send_wr, limits.max_qp_wr), at_most(caps.recv_wr, limits.max_qp_wr)};
     }
     if (inline_bytes == 0) return qp.error();
-    // No query tells the inline limit beforehand.
+    // Verbs cannot query the maximum of inline bytes, so it is found by trying.
     inline_bytes = inline_bytes > kMinInlineBytes ? inline_bytes / 2 : 0;
   }
 }

@@ -13,8 +13,8 @@
 namespace verbatim {
 namespace {
 
-// The versions that rdma-core's libibverbs gives these symbols. The plain name comes second, for libraries without
-// versions: of several versions it could be the oldest, with another structure layout.
+// Binds each symbol in the version of rdma-core's libibverbs. If the library has no such version, bind() uses the
+// default version; that is not tried first because it could be an older version with another structure layout.
 const char* bind_all(const DynamicLibrary& library, Verbs& verbs) {
   const char* missing = nullptr;
   const auto required = [&](const char* symbol, auto& function) {
@@ -69,19 +69,19 @@ Result<std::unique_ptr<const Verbs>> Verbs::load(const std::string& path) {
   const DynamicLibrary library =
       path.empty() ? DynamicLibrary::open({"libibverbs.so.1", "libibverbs.so"}) : DynamicLibrary::open({path.c_str()});
   if (!library) {
-    VERBATIM_WARN(
-        "no RDMA: cannot open libibverbs (%s). Install rdma-core, or name a library in VERBATIM_VERBS_LIBRARY",
-        library.load_error().c_str());
+    VERBATIM_WARN("no RDMA: cannot open libibverbs (%s). Next: install rdma-core, or set VERBATIM_VERBS_LIBRARY",
+                  library.load_error().c_str());
     return Error{ErrorKind::kUsage, ENOENT, "dlopen"};
   }
   auto table = std::make_unique<Verbs>();
   if (const char* missing = bind_all(library, *table); missing != nullptr) {
-    VERBATIM_WARN("no RDMA: %s has no %s, it is no libibverbs that can be used", library.name().c_str(), missing);
+    VERBATIM_WARN("no RDMA: %s has no symbol %s. Next: install rdma-core's libibverbs, or set VERBATIM_VERBS_LIBRARY",
+                  library.name().c_str(), missing);
     return Error{ErrorKind::kUsage, ENOENT, "dlsym"};
   }
-  Dl_info place{};
-  if (::dladdr(reinterpret_cast<const void*>(table->get_device_list), &place) != 0) {
-    VERBATIM_INFO("libibverbs is %s", place.dli_fname);
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(table->get_device_list), &info) != 0) {
+    VERBATIM_INFO("libibverbs is %s", info.dli_fname);
   }
   return std::unique_ptr<const Verbs>(std::move(table));
 }

@@ -1,7 +1,7 @@
-// libibverbs, opened at run time: a host without rdma-core gets a message instead of a plugin that does not load, and
-// VERBATIM_VERBS_LIBRARY can name another library. Only the verbs that are exported functions are here; those of the
-// data path (ibv_post_send, ibv_post_recv, ibv_poll_cq, ibv_req_notify_cq) are inline functions of rdma-core's header
-// that go through the context.
+// libibverbs, opened at run time: on a host without rdma-core the plugin loads and logs a warning, and
+// VERBATIM_VERBS_LIBRARY can select another library. This table has only the verbs that the library exports. The verbs
+// of the data path (ibv_post_send, ibv_post_recv, ibv_poll_cq, ibv_req_notify_cq) are inline functions in rdma-core's
+// header, which call through the context.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -14,7 +14,7 @@
 
 namespace verbatim {
 
-// The members are named as the verbs without "ibv_". Immutable once loaded; called from any thread.
+// Each function pointer is named like its verb without "ibv_". Immutable after load; any thread may call it.
 struct Verbs {
   // Devices and ports.
   decltype(&ibv_get_device_list) get_device_list = nullptr;
@@ -24,7 +24,7 @@ struct Verbs {
   decltype(&ibv_close_device) close_device = nullptr;
   decltype(&ibv_fork_init) fork_init = nullptr;
   decltype(&ibv_query_device) query_device = nullptr;
-  decltype(&ibv_query_port) query_port = nullptr;  // old layout: use port_attributes()
+  decltype(&ibv_query_port) query_port = nullptr;  // fills an older layout: use port_attributes()
   decltype(&ibv_query_gid) query_gid = nullptr;
   decltype(&_ibv_query_gid_ex) query_gid_ex = nullptr;  // optional
   decltype(&ibv_query_pkey) query_pkey = nullptr;
@@ -47,17 +47,18 @@ struct Verbs {
   decltype(&ibv_query_ece) query_ece = nullptr;  // optional
   decltype(&ibv_set_ece) set_ece = nullptr;      // optional
 
-  // Asynchronous events and words.
+  // Asynchronous events and names.
   decltype(&ibv_get_async_event) get_async_event = nullptr;
   decltype(&ibv_ack_async_event) ack_async_event = nullptr;
   decltype(&ibv_wc_status_str) wc_status_str = nullptr;
   decltype(&ibv_event_type_str) event_type_str = nullptr;
 
-  // The port's attributes in today's layout: from the driver where the context is extended, else by the old call.
+  // The port's attributes in the current layout: by the driver's extended query if the context has one, else by
+  // query_port.
   Result<ibv_port_attr> port_attributes(ibv_context* context, std::uint8_t port_num) const;
 
-  // Opens the library and fills the table: `path` when it is not empty, else libibverbs.so.1, then libibverbs.so. The
-  // library is never closed: drivers leave threads and fork handlers behind. Logs one warning when it fails.
+  // Opens `path` when it is not empty, else libibverbs.so.1, then libibverbs.so, and fills the table. The library is
+  // never closed, because drivers start threads and register fork handlers. A failure is logged as one warning.
   static Result<std::unique_ptr<const Verbs>> load(const std::string& path);
 };
 

@@ -14,9 +14,9 @@ namespace {
 
 constexpr auto kMoveTimeout = std::chrono::seconds(60);
 constexpr std::size_t kMembers = 8;
-constexpr std::size_t kGuardBytes = 64;  // behind each receive buffer, which nobody may touch
-constexpr std::size_t kSkewBytes = 64;   // buffers begin anywhere in a cache line
-constexpr std::size_t kStride = (kMostBytes + kGuardBytes + kSkewBytes + 4095) / 4096 * 4096;
+constexpr std::size_t kGuardBytes = 64;  // after each receive buffer; must not change
+constexpr std::size_t kSkewBytes = 64;   // buffers start at any offset in a cache line
+constexpr std::size_t kStride = (kMaxBytes + kGuardBytes + kSkewBytes + 4095) / 4096 * 4096;
 constexpr std::byte kUntouched{0xa5};
 constexpr std::uint64_t kMaxReports = 10;
 
@@ -50,7 +50,7 @@ void Traffic::run() {
     while (begun_ - oldest_ < kWindow && !plan_.is_over()) begin();
     if (oldest_ == begun_) return;
     moved_ = false;
-    // Now the receiver is ahead, now the sender.
+    // Random numbers of posts and sends, so that sometimes the receiver is ahead and sometimes the sender.
     for (std::uint64_t tries = plan_.draw(4); tries > 0 && post(); --tries) {
     }
     for (std::uint64_t tries = plan_.draw(2 * kMembers); tries > 0 && send(); --tries) {
@@ -65,8 +65,8 @@ void Traffic::run() {
       last_move = std::chrono::steady_clock::now();
     } else {
       if (std::chrono::steady_clock::now() - last_move > kMoveTimeout) {
-        throw Failure("nothing moves any more: " + std::to_string(oldest_) + " groups done, " +
-                      std::to_string(posted_) + " posted, " + std::to_string(sent_) + " sent");
+        throw Failure("no progress: " + std::to_string(oldest_) + " groups done, " + std::to_string(posted_) +
+                      " posted, " + std::to_string(sent_) + " sent");
       }
       sched_yield();
     }
@@ -80,9 +80,9 @@ void Traffic::begin() {
   at.group = plan_.next();
   for (std::size_t i = 0; i < at.group.members.size(); ++i) {
     const Member& member = at.group.members[i];
-    const std::size_t place = (slot * kMembers + i) * kStride;
-    at.sources.push_back(&source_[place + plan_.draw(kSkewBytes)]);
-    at.targets.push_back(&target_[place + plan_.draw(kSkewBytes)]);
+    const std::size_t offset = (slot * kMembers + i) * kStride;
+    at.sources.push_back(&source_[offset + plan_.draw(kSkewBytes)]);
+    at.targets.push_back(&target_[offset + plan_.draw(kSkewBytes)]);
     write_content(at.sources[i], member.bytes, member.number);
     std::fill_n(at.targets[i], member.capacity + kGuardBytes, kUntouched);
   }
@@ -93,18 +93,18 @@ bool Traffic::post() {
   if (posted_ == begun_) return false;
   GroupInFlight& at = flight(posted_);
   const std::vector<Member>& members = at.group.members;
-  std::array<void*, kMembers> places{};
+  std::array<void*, kMembers> data{};
   std::array<std::size_t, kMembers> sizes{};
   std::array<int, kMembers> tags{};
   std::array<void*, kMembers> handles{};
   for (std::size_t i = 0; i < members.size(); ++i) {
-    places[i] = at.targets[i];
+    data[i] = at.targets[i];
     sizes[i] = members[i].capacity;
     tags[i] = members[i].tag;
     handles[i] = target_handle_;
   }
   void* request = at.group.optional ? reinterpret_cast<void*>(nccl::kNetOptionalRecvCompletion) : nullptr;
-  require(plugin_.irecv(recv_comm_, static_cast<int>(members.size()), places.data(), sizes.data(), tags.data(),
+  require(plugin_.irecv(recv_comm_, static_cast<int>(members.size()), data.data(), sizes.data(), tags.data(),
                         handles.data(), &request),
           "irecv");
   if (request == nullptr) return false;
@@ -145,7 +145,7 @@ void Traffic::test_receive(GroupInFlight& at) {
   std::array<int, kMembers> sizes{};
   require(plugin_.test(at.receive, &done, sizes.data()), "test of a receive");
   if (done == 0) {
-    if (at.group.optional) throw Failure("a receive without completion is not done at once");
+    if (at.group.optional) throw Failure("a receive with optional completion is not done at once");
     return;
   }
   at.received = true;
@@ -154,7 +154,7 @@ void Traffic::test_receive(GroupInFlight& at) {
     const Member& member = at.group.members[i];
     if (static_cast<std::size_t>(sizes[i]) == member.bytes) continue;
     if (totals_.wrong_sizes++ >= kMaxReports) continue;
-    std::printf("message %llu has %zu bytes, and test says %d\n", static_cast<unsigned long long>(member.number),
+    std::printf("message %llu has %zu bytes, but test reports %d\n", static_cast<unsigned long long>(member.number),
                 member.bytes, sizes[i]);
   }
 }
@@ -174,17 +174,17 @@ void Traffic::test_sends(GroupInFlight& at) {
   }
 }
 
-// Looks at what a receive that is done has brought. Without a completion it may come later.
+// Checks the data of a receive that is done. With optional completion, the data can arrive later than that.
 void Traffic::verify_group(GroupInFlight& at) {
   if (at.group.optional && !is_intact(at, 0)) {
     const bool was_sent = at.sends.size() == 1 && at.sends_open == 0;
-    if (!was_sent) return;  // what has completed at the sender is there
+    if (!was_sent) return;  // when the send is done, the data must have arrived
   }
   at.verified = true;
   for (std::size_t i = 0; i < at.group.members.size(); ++i) {
     if (is_intact(at, i) || totals_.wrong_bytes++ >= kMaxReports) continue;
     const Member& member = at.group.members[i];
-    std::printf("message %llu of %zu bytes, member %zu of %zu, is not what was sent\n",
+    std::printf("message %llu of %zu bytes, member %zu of %zu, has wrong bytes\n",
                 static_cast<unsigned long long>(member.number), member.bytes, i, at.group.members.size());
   }
 }

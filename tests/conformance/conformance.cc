@@ -51,9 +51,9 @@ void ServiceThread::run(const std::function<void()>& call) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return call_ == nullptr; });
   call_ = &call;
-  const std::uint64_t mine = finished_ + 1;
+  const std::uint64_t finished_after_call = finished_ + 1;
   changed_.notify_all();
-  changed_.wait(lock, [this, mine] { return finished_ >= mine; });
+  changed_.wait(lock, [this, finished_after_call] { return finished_ >= finished_after_call; });
 }
 
 TestConnection::TestConnection(Conformance& test, void* send, void* recv)
@@ -233,14 +233,15 @@ void Conformance::exchange(TestConnection& link, const std::vector<Group>& group
     }
     std::vector<std::size_t> order = group.order;
     for (std::size_t i = order.size(); i < group.pieces.size(); ++i) order.push_back(i);
-    std::vector<bool> taken(members.size(), false);
+    std::vector<bool> matched(members.size(), false);
     std::vector<int> sizes(members.size(), -1);
     for (const std::size_t from : order) {
       const Piece& piece = group.pieces[from];
       std::size_t member = 0;
-      while (taken[member] || group.pieces[member].tag != piece.tag) ++member;
-      taken[member] = true;
-      ASSERT_LE(piece.size, group.pieces[member].capacity) << "an exchange that the contract forbids";
+      while (matched[member] || group.pieces[member].tag != piece.tag) ++member;
+      matched[member] = true;
+      ASSERT_LE(piece.size, group.pieces[member].capacity)
+          << "the net interface forbids a send larger than its receive";
       sizes[member] = static_cast<int>(piece.size);
       source.write(send_at, piece.size, seed);
       target.expect(member_at[member], piece.size, seed);

@@ -1,4 +1,4 @@
-// listen, connect, accept: never blocking, in either order, many at once, abandoned half-way.
+// listen, connect and accept: no call blocks; either order; many at a time; connections that are not completed.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,7 @@ namespace {
 
 class Connect : public Conformance {
  protected:
-  // One call that must not wait for anybody. The limit is far above a call's own work on a busy machine.
+  // `call` must not block. The limit is far above the duration of a call on a busy machine.
   template <typename Call>
   void expect_prompt(const Call& call) {
     const auto begin = Clock::now();
@@ -62,7 +62,7 @@ TEST_P(Connect, ConnectBeforeAccept_Connects) {
   exchange_one(link, 1000);
 }
 
-// NCCL's 128 bytes lie at any address, the same one for all calls of one connect.
+// NCCL can place its 128 bytes at any address. The address is the same in all calls of one connect.
 TEST_P(Connect, HandleAtOddAddress_Connects) {
   const End end{context(), 0};
   unsigned char bytes[nccl::kNetHandleMaxBytes + 2];
@@ -86,7 +86,7 @@ TEST_P(Connect, HandleAtOddAddress_Connects) {
   exchange_one(link, 1000);
 }
 
-// Several listens at once, connected in another order: each comm reaches the listen whose handle it was given.
+// Several listen comms, connected in another order: each connect must reach the listen comm of its handle.
 TEST_P(Connect, SeveralListens_EachConnectsItsPeer) {
   const End end{context(), 0};
   constexpr std::size_t kCount = 6;
@@ -116,7 +116,7 @@ TEST_P(Connect, SeveralListens_EachConnectsItsPeer) {
   for (void* const listen_comm : listens) close_listen(listen_comm);
   ASSERT_FALSE(HasFailure());
 
-  // All at once: a crossed pair of comms would show as crossed contents.
+  // Over all connections at the same time: two comms that are paired wrongly would receive each other's content.
   Memory source(kCount * 100);
   Memory target(kCount * 100);
   std::vector<Registration> mrs;
@@ -148,7 +148,8 @@ TEST_P(Connect, UnusedListenClosed_NextListenWorks) {
   exchange_one(link, 100);
 }
 
-// A connect whose listen is gone may fail or wait, but neither hang nor hand out a comm, and others go on.
+// A connect whose listen comm is closed may fail or remain incomplete. It must not block or return a comm, and other
+// connections must work.
 TEST_P(Connect, ListenClosedDuringConnect_GivesNoComm) {
   const End end{context(), 0};
   Handle handle;
@@ -168,7 +169,7 @@ TEST_P(Connect, ListenClosedDuringConnect_GivesNoComm) {
   }
   TestConnection link = this->link();
   exchange_one(link, 100);
-  take_warnings();  // it may say that the peer has gone
+  take_warnings();  // the plugin may log that the peer has closed
 }
 
 TEST_P(Connect, ConnectNotContinued_NextConnectionWorks) {
@@ -179,7 +180,7 @@ TEST_P(Connect, ConnectNotContinued_NextConnectionWorks) {
   void* send_comm = nullptr;
   for (int i = 0; i < 5; ++i) EXPECT_OK(net().connect(end.context, 0, handle.bytes, &send_comm));
   EXPECT_EQ(send_comm, nullptr) << "connected without an accept";
-  // Neither side goes on; finalize must take both away.
+  // Neither side calls connect or accept again. finalize must remove both.
   TestConnection link = this->link();
   exchange_one(link, 100);
   take_warnings();
@@ -193,7 +194,7 @@ TEST_P(Connect, ListenNotClosed_FinalizeClosesIt) {
   exchange_one(link, 100);
 }
 
-// An address where nobody listens: an error or "not yet", never a comm, never a wait.
+// No process listens at the address: connect must fail or remain incomplete, and must not block or return a comm.
 TEST_P(Connect, ConnectWithoutListener_GivesNoComm) {
   const End end{context(), 0};
   Handle handle;
@@ -232,7 +233,7 @@ TEST_P(Connect, ManyCommsOnOneContext_AllWork) {
     ASSERT_TRUE(links.back());
   }
   for (std::size_t i = 0; i < links.size(); ++i) exchange_one(links[i], 100 * i);
-  // Half of them go; the others stay.
+  // Half of the connections are closed; the others must still work.
   for (std::size_t i = 0; i < 12; ++i) {
     links[2 * i].close_send();
     links[2 * i].close_recv();

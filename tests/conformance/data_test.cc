@@ -1,4 +1,4 @@
-// Single messages: every byte, every size, nothing early, nothing twice.
+// Single messages: all bytes and sizes must be right, and no request may be done early or twice.
 #include <string>
 #include <thread>
 
@@ -13,7 +13,7 @@ constexpr std::size_t MiB = 1024 * KiB;
 class Data : public Conformance {};
 EVERY_VERSION(Data);
 
-// The sizes that are too heavy to repeat for every table.
+// Sizes that take too long to repeat for each table.
 class HeavyData : public Conformance {};
 ONE_VERSION(HeavyData, 12);
 
@@ -128,8 +128,8 @@ TEST_P(Data, TestWithoutSizes_Completes) {
   EXPECT_TRUE(target.intact());
 }
 
-// NCCL marks a receive whose completion nobody waits for by 1 in *request (v9 and later); a plugin that leaves it there
-// crashes NCCL. It may then be done at once, so the data is watched for instead.
+// NCCL marks a receive with optional completion by 1 in *request (v9 and later). The plugin must replace this value,
+// otherwise NCCL crashes. Such a receive can be done before its data arrives, so the test waits for the data.
 TEST_P(Data, OptionalReceiveCompletion_DataArrives) {
   TestConnection link = this->link();
   ASSERT_TRUE(link);
@@ -144,7 +144,7 @@ TEST_P(Data, OptionalReceiveCompletion_DataArrives) {
     const std::size_t at = i * kBytes;
     source.write(at, kBytes, i);
     target.expect(at, kBytes, i);
-    // Mixed with ordinary ones, as LL and SIMPLE operations share a comm.
+    // Mixed with receives without the mark, because NCCL's protocols LL and SIMPLE share a comm.
     Operation& recv = traffic.recv(link.recv_comm, {{target.data() + at, kBytes, 0, target_mr.get()}});
     if (version() >= 9 && i % 3 != 2) recv.preset = nccl::kNetOptionalRecvCompletion;
     traffic.send(link.send_comm, {source.data() + at, kBytes, 0, source_mr.get()});
@@ -179,7 +179,7 @@ TEST_P(Data, NoData_ReceiveIsNotDone) {
   EXPECT_TRUE(target.intact());
 }
 
-// The buffer of a done send belongs to the caller again: what is written there afterwards must not travel.
+// After a send is done, its buffer belongs to the caller again: bytes written there later must not be sent.
 TEST_P(Data, SendDone_BufferIsNotReadAgain) {
   TestConnection link = this->link();
   ASSERT_TRUE(link);
@@ -205,16 +205,16 @@ TEST_P(Data, SendDone_BufferIsNotReadAgain) {
 }
 
 TEST_P(Data, BothDirections_ArriveWhole) {
-  TestConnection there = link();
+  TestConnection forward = link();
   TestConnection back = link();
-  ASSERT_TRUE(there && back);
+  ASSERT_TRUE(forward && back);
   constexpr std::size_t kBytes = 20'000;
   Memory a(2 * kBytes * 8);  // first half sent, second half received
   Memory b(2 * kBytes * 8);
-  const Registration a_send(*this, there.send_comm, a.data(), a.size());
+  const Registration a_send(*this, forward.send_comm, a.data(), a.size());
   const Registration a_recv(*this, back.recv_comm, a.data(), a.size());
   const Registration b_send(*this, back.send_comm, b.data(), b.size());
-  const Registration b_recv(*this, there.recv_comm, b.data(), b.size());
+  const Registration b_recv(*this, forward.recv_comm, b.data(), b.size());
   Traffic traffic(net());
   for (std::size_t i = 0; i < 8; ++i) {
     const std::size_t out = i * kBytes;
@@ -223,9 +223,9 @@ TEST_P(Data, BothDirections_ArriveWhole) {
     b.expect(in, kBytes, i);
     b.write(out, kBytes, 100 + i);
     a.expect(in, kBytes, 100 + i);
-    traffic.send(there.send_comm, {a.data() + out, kBytes, 0, a_send.get()});
+    traffic.send(forward.send_comm, {a.data() + out, kBytes, 0, a_send.get()});
     traffic.send(back.send_comm, {b.data() + out, kBytes, 0, b_send.get()});
-    traffic.recv(there.recv_comm, {{b.data() + in, kBytes, 0, b_recv.get()}});
+    traffic.recv(forward.recv_comm, {{b.data() + in, kBytes, 0, b_recv.get()}});
     traffic.recv(back.recv_comm, {{a.data() + in, kBytes, 0, a_recv.get()}});
   }
   ASSERT_TRUE(traffic.run());
@@ -233,7 +233,7 @@ TEST_P(Data, BothDirections_ArriveWhole) {
   EXPECT_TRUE(b.intact());
 }
 
-// Two ranks in one process: each end of a link is driven by a progress thread of its own.
+// Two ranks in one process: each end of the connection has its own progress thread.
 TEST_P(Data, EndsOnTwoThreads_ArriveWhole) {
   TestConnection link = this->link();
   ASSERT_TRUE(link);

@@ -1,4 +1,4 @@
-// Grouped receives: n members told apart by their tags, complete as one.
+// Grouped receives: n members with tags in one request, which is done when all members are complete.
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -21,7 +21,7 @@ std::vector<std::size_t> in_order(std::size_t n) {
   return order;
 }
 
-// n members of about `size` bytes, each with a tag and a size of its own.
+// n members of about `size` bytes, with different tags and sizes.
 Group distinct(std::size_t n, std::size_t size) {
   Group group{{}, in_order(n)};
   for (std::size_t i = 0; i < n; ++i) group.pieces.push_back({size + i, size + i, static_cast<int>(1000 - 7 * i)});
@@ -102,7 +102,7 @@ TEST_P(Groups, LargeMembers_ArriveWhole) {
   exchange(link, {group, group}, {.send_offset = 1, .recv_offset = 5, .gap = 9});
 }
 
-// The same tags again in the next group: a send belongs to the oldest group that still misses it.
+// Consecutive groups have the same tags: a send matches the oldest group in which its tag is not matched yet.
 TEST_P(Groups, SameTagsInConsecutiveGroups_MatchOldestGroup) {
   TestConnection link = this->link();
   std::vector<Group> groups;
@@ -172,7 +172,7 @@ TEST_P(Groups, MemberMissing_GroupIsNotDone) {
   EXPECT_TRUE(target.intact());
 }
 
-// A tag that the oldest group does not have is "not yet", also when a younger group has it, and never an error.
+// A send whose tag is not in the oldest group gets a null request and no error, even if a later group has the tag.
 TEST_P(Groups, TagOfLaterGroup_IsNotAccepted) {
   TestConnection link = this->link();
   Memory source(200);
@@ -214,10 +214,10 @@ TEST_P(Groups, MoreThanMaxRecvs_IsRejected) {
                         &request),
             nccl::Result::kSuccess);
   EXPECT_EQ(request, nullptr);
-  take_warnings();  // it may say so
+  take_warnings();  // the plugin may log a warning
 }
 
-// Everything at once: group sizes, tags equal or not, orders, short and empty members, small and large.
+// Mixes group sizes, equal and different tags, orders, and short, empty, small and large members.
 TEST_P(MixedTraffic, RandomGroups_ArriveWhole) {
   TestConnection link = this->link();
   const std::size_t max = max_recvs();
@@ -237,7 +237,7 @@ TEST_P(MixedTraffic, RandomGroups_ArriveWhole) {
         const int tag = static_cast<int>(repeat_tags ? below(2) : 10 * m + below(10));
         group.pieces.push_back({size, size + (below(2) == 0 ? 0 : below(100)), tag});
       }
-      if (repeat_tags) {  // any of the sends may then meet any of the members
+      if (repeat_tags) {  // then each send can match each member
         for (Piece& piece : group.pieces) piece.capacity = 40'000;
       }
       std::shuffle(group.order.begin(), group.order.end(), random);

@@ -1,4 +1,4 @@
-// The order of things at the end: closing with requests under way, finalize with comms alive, and all over again.
+// Closing with outstanding requests, finalize with open comms, and repeated init and loading.
 #include <thread>
 
 #include "conformance.h"
@@ -31,7 +31,7 @@ TEST_P(Lifecycle, LoadedAgain_Works) {
   }
 }
 
-// NCCL aborts a communicator by closing its comms, whatever they still have under way.
+// NCCL aborts a communicator by closing its comms, even if requests are outstanding.
 TEST_P(Lifecycle, ClosedWithOutstandingRequests_NextConnectionWorks) {
   for (const bool sender_first : {true, false}) {
     TestConnection link = this->link();
@@ -47,9 +47,9 @@ TEST_P(Lifecycle, ClosedWithOutstandingRequests_NextConnectionWorks) {
     }
     ASSERT_TRUE(traffic.step());
     ASSERT_TRUE(traffic.step());
-    // No test from here on. Registrations go first, as NCCL has it.
-    { const Registration gone = std::move(source_mr); }
-    { const Registration gone = std::move(target_mr); }
+    // From here on no request is tested. NCCL deregisters before it closes.
+    { const Registration deregistered = std::move(source_mr); }
+    { const Registration deregistered = std::move(target_mr); }
     if (sender_first) link.close_send();
     link.close_recv();
     link.close_send();
@@ -59,7 +59,7 @@ TEST_P(Lifecycle, ClosedWithOutstandingRequests_NextConnectionWorks) {
   exchange_one(link, 1000);
 }
 
-// The sender's last message is done; that its peer closes at once must not undo it.
+// The receiver closes as soon as it has the last message. The sender's request must still complete without an error.
 TEST_P(Lifecycle, ReceiverClosesAfterData_SendCompletes) {
   for (int round = 0; round < repetitions(10); ++round) {
     TestConnection link = this->link();
@@ -107,7 +107,7 @@ TEST_P(Lifecycle, SenderClosesAfterSend_ReceiveCompletes) {
   }
 }
 
-// NCCL forgets comms when set-up fails; from v11 finalize takes them away, before that the end of the library.
+// NCCL leaves comms open when set-up fails. From v11 on finalize closes them, up to v10 the unloading of the library.
 TEST_P(Lifecycle, CommsNotClosed_FinalizeClosesThem) {
   for (int round = 0; round < 2; ++round) {
     void* const own = new_context();
@@ -130,7 +130,7 @@ TEST_P(Lifecycle, FinalizeOfNull_Succeeds) {
   exchange_one(link, 1000);
 }
 
-// Ranks of one process, each with its own links and threads, on one context.
+// Several ranks in one process, each with its own connection and thread, on one context.
 TEST_P(Lifecycle, ManyThreads_ExchangeData) {
   constexpr std::size_t kThreads = 4;
   std::vector<TestConnection> links;

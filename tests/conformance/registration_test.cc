@@ -1,4 +1,4 @@
-// regMr, deregMr, iflush: any range, any number of times, also while traffic runs on the same comm.
+// regMr, deregMr and iflush: any ranges, repeatedly, also during transfers on the same comm.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -11,7 +11,7 @@ namespace {
 
 class Registrations : public Conformance {
  protected:
-  // One message between given places under given handles.
+  // Sends one message from `from` in `source` to `to` in `target`, with these memory handles.
   void send_between(TestConnection& link, Memory& source, std::size_t from, void* source_mr, Memory& target,
                     std::size_t to, void* target_mr, std::size_t size) {
     source.write(from, size, ++seed_);
@@ -37,7 +37,7 @@ class Registrations : public Conformance {
     void* request = nullptr;
     ASSERT_OK(net().iflush(link.recv_comm, static_cast<int>(parts.size()), data.data(), sizes.data(), mhandles.data(),
                            &request));
-    if (request == nullptr) return;  // nothing to do
+    if (request == nullptr) return;  // no flush is necessary
     int done = 0;
     ASSERT_TRUE(eventually([&] {
       EXPECT_OK(net().test(request, &done, nullptr));
@@ -77,8 +77,8 @@ TEST_P(Registrations, SmallUnalignedRange_IsUsable) {
   }
 }
 
-// The same range again, a part of it, one that overlaps it, one around it: each registration holds until it is given
-// back, whatever happens to the others.
+// The same range again, a part of it, an overlapping and a larger range: each registration is valid until it is
+// deregistered, regardless of the others.
 TEST_P(Registrations, OverlappingRanges_AreIndependent) {
   TestConnection link = this->link();
   ASSERT_TRUE(link);
@@ -101,15 +101,15 @@ TEST_P(Registrations, OverlappingRanges_AreIndependent) {
       targets.push_back(std::make_unique<Registration>(*this, link.recv_comm, target.data() + range.at, range.size));
     }
     std::shuffle(order.begin(), order.end(), random);
-    for (std::size_t gone = 0; gone < order.size(); ++gone) {
-      for (std::size_t i = gone; i < order.size(); ++i) {
+    for (std::size_t next = 0; next < order.size(); ++next) {
+      for (std::size_t i = next; i < order.size(); ++i) {
         const Range& range = kRanges[order[i]];
         const std::size_t size = std::min<std::size_t>(range.size, 60);
         send_between(link, source, range.at + range.size - size, sources[order[i]]->get(), target, range.at,
                      targets[order[i]]->get(), size);
       }
-      sources[order[gone]].reset();
-      targets[order[gone]].reset();
+      sources[order[next]].reset();
+      targets[order[next]].reset();
     }
   }
 }
@@ -125,7 +125,7 @@ TEST_P(Registrations, SameMemoryOnManyComms_IsUsable) {
     mrs.push_back(std::make_unique<Registration>(*this, links.back().send_comm, source.data(), source.size()));
     mrs.push_back(std::make_unique<Registration>(*this, links.back().recv_comm, target.data(), target.size()));
   }
-  // The first two go first: the ranges must stay usable for the others.
+  // The first two are deregistered first. The others must still be usable.
   for (std::size_t first = 0; first < links.size(); ++first) {
     for (std::size_t i = first; i < links.size(); ++i) {
       send_between(links[i], source, 10 * i, mrs[2 * i]->get(), target, 100 * i, mrs[2 * i + 1]->get(), 3000);
@@ -137,7 +137,7 @@ TEST_P(Registrations, SameMemoryOnManyComms_IsUsable) {
   }
 }
 
-// A new buffer at the address of an old one: the old registration must not be found again.
+// A new buffer at the address of an old buffer: the old registration must not be used for it.
 TEST_P(Registrations, AddressReused_IsRegisteredAnew) {
   TestConnection link = this->link();
   ASSERT_TRUE(link);
@@ -177,7 +177,7 @@ TEST_P(Registrations, DmaBufWithoutFd_IsRejected) {
   take_warnings();
 }
 
-// NCCL registers user buffers from its service thread while its progress thread is busy on the same comm.
+// NCCL registers user buffers from its service thread while its progress thread uses the same comm.
 TEST_P(Registrations, RegistrationDuringTraffic_Works) {
   TestConnection link = this->link();
   ASSERT_TRUE(link);
@@ -233,7 +233,7 @@ TEST_P(Registrations, RegistrationDuringTraffic_Works) {
   EXPECT_TRUE(source.intact());
 }
 
-// Without a GPU: host memory that is registered as if it were a GPU's takes the same path through flush.
+// A test without a GPU: host memory that is registered as GPU memory uses the same code in iflush.
 TEST_P(Registrations, FlushAfterReceives_Completes) {
   TestConnection link = this->link();
   ASSERT_TRUE(link);
@@ -261,13 +261,13 @@ TEST_P(Registrations, FlushOfNothing_Succeeds) {
   const Registration mr(*this, link.recv_comm, target.data(), target.size(), nccl::kPtrCuda);
   flush(link, {{target.data(), 0, 0, mr.get()}});
   flush(link, std::vector<Part>(max_recvs(), {target.data(), 0, 0, mr.get()}));
-  // Host memory needs none, and asking for it is no error.
+  // Host memory needs no flush, but iflush for it is not an error.
   const Registration host_mr(*this, link.recv_comm, target.data(), target.size());
   flush(link, {{target.data(), 50, 0, host_mr.get()}});
   EXPECT_TRUE(target.intact());
 }
 
-// Flushes in flight beside receives, as many as NCCL has steps.
+// Outstanding flushes during receives, as many as NCCL has steps.
 TEST_P(Registrations, FlushesDuringTraffic_Complete) {
   TestConnection link = this->link();
   ASSERT_TRUE(link);

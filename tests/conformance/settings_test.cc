@@ -1,4 +1,4 @@
-// Settings that cannot be: one warning with variable, value and what is allowed, and a plugin that says no.
+// Invalid settings: init must fail, with one warning that has the variable, its value and the allowed values.
 #include <algorithm>
 #include <sstream>
 
@@ -81,7 +81,7 @@ TEST_P(EverySetting, OwnVariable_OverridesNcclAlias) {
 
 TEST_P(EverySetting, VerbsLibraryMissing_IsReported) {
   const auto lines = init_with("VERBATIM_VERBS_LIBRARY", "/nonexistent/libibverbs.so.1");
-  // Either call may be the one that says no.
+  // Either init or devices may fail.
   const bool no_devices = std::any_of(lines.begin(), lines.end(), [](const std::string& line) {
     return line.rfind("devices ", 0) == 0 && line != "devices success 0" && line.rfind("devices success", 0) != 0;
   });

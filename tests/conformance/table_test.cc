@@ -1,4 +1,4 @@
-// What a table says of itself and of its devices before any connection exists.
+// The table itself and the properties of its devices, most of them before a connection exists.
 #include "netapi/table.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ TEST_P(Tables, Name_IsVerbatim) {
   EXPECT_STREQ(net().name(), "Verbatim");
 }
 
-// Calls `check` with the table under its own type.
+// Calls `check` with the table in the type of its version.
 template <typename Check>
 void with_table(const netapi::Plugin& plugin, const Check& check) {
   const void* const table = plugin.table();
@@ -70,7 +70,7 @@ TEST_P(Tables, RequiredSlots_AreFilled) {
     if constexpr (requires { table.finalize; }) {
       EXPECT_NE(table.finalize, nullptr);
     }
-    // NICs are not fused: NCCL must not ask for it.
+    // The plugin does not fuse NICs, and makeVDevice must be null so that NCCL does not call it.
     if constexpr (requires { table.makeVDevice; }) {
       EXPECT_EQ(table.makeVDevice, nullptr);
     }
@@ -87,7 +87,7 @@ TEST_P(Tables, Devices_MatchVerbsDevices) {
     const std::string name = properties(device).name;
     EXPECT_EQ(name.rfind("verbatim_", 0), 0U) << name;
     EXPECT_TRUE(names.insert(name).second) << name << " twice";
-    // NCCL keys its topology by name, and its own transport uses those of verbs.
+    // NCCL identifies NICs by name, and its own transport uses the names of verbs.
     EXPECT_EQ(std::count(verbs.begin(), verbs.end(), name), 0) << name;
   }
 }
@@ -136,11 +136,11 @@ TEST_P(Tables, UnknownDevice_IsRejected) {
     EXPECT_NE(net().listen(context(), device, handle.bytes, &comm), nccl::Result::kSuccess) << device;
     EXPECT_EQ(comm, nullptr);
   }
-  take_warnings();  // it may say so
+  take_warnings();  // the plugin may log a warning
 }
 
-// NCCL's profiler callback follows its handle unchecked when an event starts, and NCCL passes no handle for the
-// connections of its own bootstrap.
+// At the start of an event, NCCL's profiler callback dereferences its handle without a check. NCCL passes a null handle
+// for the connections of its bootstrap.
 class Profiler : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Net, Profiler, ::testing::Range(10, 13), version_name);
 
@@ -184,7 +184,7 @@ void run_with_profiler(const Net& table) {
   void* send_comm = nullptr;
   void* recv_comm = nullptr;
   ASSERT_TRUE(eventually([&] {
-    // The place for a device handle is null on some of NCCL's paths.
+    // NCCL passes a null pointer for the device handle in some calls.
     if (send_comm == nullptr) {
       if constexpr (kContexts) {
         EXPECT_OK(table.connect(context, 0, handle.bytes, &send_comm, nullptr));
@@ -214,7 +214,7 @@ void run_with_profiler(const Net& table) {
     void* no_handle = nullptr;
     void* recv = nullptr;
     void* send = nullptr;
-    // Once without the array of handles, once with an empty place in it.
+    // First without an array of handles, then with a null handle in the array.
     ASSERT_TRUE(eventually([&] {
       EXPECT_OK(table.irecv(recv_comm, 1, &data, &size, &tag, &target_mr, round == 0 ? nullptr : &no_handle, &recv));
       return recv != nullptr;
@@ -223,7 +223,8 @@ void run_with_profiler(const Net& table) {
       EXPECT_OK(table.isend(send_comm, source.data() + at, 1000, 0, source_mr, nullptr, &send));
       if (send != nullptr) return true;
       int done = 0;
-      EXPECT_OK(table.test(recv, &done, nullptr));  // a device that has no thread works while both ends make progress
+      EXPECT_OK(
+          table.test(recv, &done, nullptr));  // the engine `inline` of softverbs works only inside calls of both ends
       EXPECT_EQ(done, 0);
       return false;
     }));
@@ -260,7 +261,7 @@ TEST_P(Profiler, NullHandle_CallbackIsNotCalled) {
   EXPECT_EQ(profiler_calls_without_handle, 0);
 }
 
-// What real NCCL puts into the sizes: 64 zeroed integers, of which it sums all.
+// NCCL passes 64 sizes that are 0 and adds up all of them, so test may write only those of the members.
 TEST_P(Tables, TestWithFullSizesArray_WritesOnlyMembers) {
   TestConnection link = this->link();
   ASSERT_TRUE(link);
@@ -291,7 +292,7 @@ TEST_P(Tables, TestWithFullSizesArray_WritesOnlyMembers) {
   ASSERT_TRUE(traffic.run());
 }
 
-// The old tables count bytes in an int, which can be negative: an error then, and nothing taken.
+// Up to v8 sizes are int and can be negative: then the call must fail without a request.
 class OldTables : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Net, OldTables, ::testing::Range(6, 9), version_name);
 
@@ -325,7 +326,7 @@ TEST_P(OldTables, NegativeSize_IsRejected) {
   with_table(net(),
              [&](const auto& table) { refuse_negative_sizes(table, link, memory, send_mr.get(), recv_mr.get()); });
   EXPECT_TRUE(memory.intact());
-  take_warnings();  // it may say so
+  take_warnings();  // the plugin may log a warning
 }
 
 }  // namespace

@@ -321,7 +321,7 @@ TEST_P(DestroyFails, EachObject_IsNamedOnce) {
     std::vector<std::string> expected;
     for (const std::string& name : destroyed.names) {
       expected.push_back("NET/Verbatim : cannot destroy a " + name +
-                         " of softverbs0, it leaks: Device or resource busy");
+                         " of softverbs0: Device or resource busy. The object is leaked");
     }
     long leaked = 0;
     for (; leaked < kEndless; ++leaked) {

@@ -1,4 +1,4 @@
-// Processes that return from main without a word to the plugin.
+// Roles that return from main without finalize.
 #include <unistd.h>
 
 #include <atomic>
@@ -15,12 +15,12 @@
 namespace conformance {
 namespace {
 
-// From here on the verbs library reports; exit() comes next, before any destructor of a library.
+// The verbs library starts to report in a handler of exit(), which runs before the destructors of all libraries.
 void report_from_exit_on() {
   std::atexit([] { report_verbs(STDOUT_FILENO); });
 }
 
-netapi::Plugin* g_left = nullptr;  // what unload_at_exit() unloads
+netapi::Plugin* g_loaded = nullptr;  // the handler of unload_at_exit() unloads it
 
 }  // namespace
 
@@ -63,7 +63,7 @@ int exit_idle(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   net.close_send(connection.send_comm);
   net.close_recv(connection.recv_comm);
   net.close_listen(connection.listen_comm);
-  // Both ends have closed: the control thread lets go of them.
+  // Both ends are closed, so the monitor destroys their objects.
   if (!eventually([] { return verbs_alive("qp") == 0 && verbs_alive("mr") == 0; })) return 1;
   report_from_exit_on();
   return 0;
@@ -71,8 +71,8 @@ int exit_idle(std::unique_ptr<netapi::Plugin> plugin, void* context) {
 
 void unload_at_exit() {
   std::atexit([] {
-    delete g_left;
-    std::this_thread::sleep_for(std::chrono::seconds(1));  // twice the parked QP's deadline
+    delete g_loaded;
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // twice the close timeout
   });
 }
 
@@ -80,7 +80,7 @@ int exit_with_pending_close(std::unique_ptr<netapi::Plugin> plugin, void* contex
   Connection connection;
   if (!connect_to_itself(*plugin, context, connection)) return 1;
   plugin->close_send(connection.send_comm);
-  g_left = plugin.release();
+  g_loaded = plugin.release();
   return 0;
 }
 

@@ -1,4 +1,4 @@
-// The options of run_program, and --connections N.
+// The main function: the options of run_program and --connections N.
 #include <cstdlib>
 #include <iostream>
 

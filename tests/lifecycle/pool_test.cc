@@ -1,4 +1,5 @@
-// QPs that are made beforehand: none may be left over, whoever abandons what, and they may not make set-up dearer.
+// QPs that are created in advance: none may remain after close and finalize, also when connections are abandoned, and
+// they must not make the set-up of connections slower.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@ class Pool : public Conformance {
  protected:
   ~Pool() override { unsetenv("VERBATIM_QP_ORDER"); }
 
-  // A context whose connections are announced.
+  // A context for which the numbers of peers and flows are announced (setNetAttr).
   void* communicator(int peers, int flows, std::uint32_t operation = kSendOperation) {
     void* const made = new_context();
     announce(made, peers, flows, operation);
@@ -38,7 +39,7 @@ class Pool : public Conformance {
 INSTANTIATE_TEST_SUITE_P(Net, Pool, ::testing::Values(11, 12), version_name);
 
 TEST_P(Pool, LastConnectionClosed_UnusedQpsAreDestroyed) {
-  finalize(context());  // the verbs library keeps what it opened first
+  finalize(context());  // the verbs library keeps descriptors of its first use
   const ProcessResources before = ProcessResources::take();
   void* const sender = communicator(4, 3);
   void* const receiver = communicator(4, 2);
@@ -69,20 +70,20 @@ TEST_P(Pool, ConnectsNotContinued_FinalizeDestroysQps) {
     setenv("VERBATIM_QP_ORDER", order, 1);
     void* const sender = communicator(4, 2);
     void* const receiver = communicator(4, 2);
-    // A peer that never accepts, one that has begun to, and a connection that stands.
-    Handle silent;
-    ASSERT_NE(listen({receiver, 0}, silent), nullptr);
+    // A peer that never calls accept, one that has called it once, and an established connection.
+    Handle not_accepted;
+    ASSERT_NE(listen({receiver, 0}, not_accepted), nullptr);
     Handle half;
     void* const half_listen = listen({receiver, 0}, half);
     service().run([&] {
       void* comm = nullptr;
-      EXPECT_OK(net().connect(sender, 0, silent.bytes, &comm));
+      EXPECT_OK(net().connect(sender, 0, not_accepted.bytes, &comm));
       EXPECT_OK(net().connect(sender, 0, half.bytes, &comm));
       EXPECT_OK(net().accept(half_listen, &comm));
       EXPECT_EQ(comm, nullptr);
     });
     TestConnection made = link({sender, 0}, {receiver, 0});
-    EXPECT_TRUE(made) << "who never comes holds nobody up";
+    EXPECT_TRUE(made) << "the incomplete connects must not delay it";
     made.send_comm = nullptr;
     made.recv_comm = nullptr;
     finalize(sender);
@@ -116,7 +117,7 @@ TEST_P(Pool, CollectiveAnnouncement_CreatesOnePeerPerBlock) {
   void* const sender = communicator(4, 3, kAllReduceOperation);
   void* const receiver = communicator(4, 3, kAllReduceOperation);
   TestConnection ring = link({sender, 0}, {receiver, 0});
-  EXPECT_EQ(verbs_alive("qp"), 3 + 3) << "as many peers as there are, not as NCCL says at most";
+  EXPECT_EQ(verbs_alive("qp"), 3 + 3) << "for one peer, not for the announced maximum";
   announce(sender, 4, 2, kSendOperation);
   announce(receiver, 4, 2, kSendOperation);
   TestConnection direct = link({sender, 0}, {receiver, 0});
@@ -139,7 +140,7 @@ TEST_P(Pool, QpRange_FollowsAnnouncedTraffic) {
   exchange_one(narrow, 1'000'000);
 }
 
-// Connections from one context to many.
+// The cost of many connections from one context to many contexts.
 class PoolSetUp : public Pool {
  protected:
   struct Cost {
@@ -151,7 +152,7 @@ class PoolSetUp : public Pool {
   static constexpr int kPeers = 20;
   static constexpr int kFlows = 50;
 
-  // Of the processor, which other programs do not use up.
+  // The processor time of this thread, which does not depend on other programs.
   static double thread_ms() {
     timespec now{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -209,7 +210,8 @@ ONE_VERSION(PoolSetUp, 12);
 
 TEST_P(PoolSetUp, ThousandConnections_CostAsMuchAsNative) {
   constexpr int kRounds = 4;
-  constexpr double kBusyMachine = 1.5;  // caches are still shared; the count of objects is what decides
+  constexpr double kBusyMachine =
+      1.5;  // a loose limit, because other programs use the caches; the counts of objects are exact
   Cost native{0, 0, 1e9};
   Cost pool{0, 0, 1e9};
   for (int round = 0; round < kRounds; ++round) {
@@ -227,7 +229,7 @@ TEST_P(PoolSetUp, ThousandConnections_CostAsMuchAsNative) {
   EXPECT_LE(pool.ms, kBusyMachine * native.ms);
 }
 
-// The device has room for 64 QPs: SOFTVERBS_MAX_QP, set by the build.
+// The device has at most 64 QPs (SOFTVERBS_MAX_QP in meson.build).
 class FullDevice : public Pool {};
 ONE_VERSION(FullDevice, 12);
 
@@ -240,7 +242,7 @@ TEST_P(FullDevice, QpLimitReached_UnusedQpsAreDestroyed) {
     EXPECT_EQ(verbs_alive("qp"), 16 + 16);
     std::vector<TestConnection> links;
     for (int i = 0; i < 31; ++i) links.push_back(link({plain, 0}, {plain, 0}));
-    EXPECT_EQ(verbs_alive("qp"), 64) << "as many as the native order would have";
+    EXPECT_EQ(verbs_alive("qp"), 64) << "the limit of the device; the native order would have as many";
     for (TestConnection& one : links) exchange_one(one, 1000);
     exchange_one(pooled, 1000);
   }
@@ -251,7 +253,7 @@ TEST_P(FullDevice, MoreAnnouncedThanQpLimit_BlockIsSmaller) {
   void* const sender = communicator(1000, 100);
   void* const receiver = communicator(1000, 100);
   TestConnection made = link({sender, 0}, {receiver, 0});
-  EXPECT_EQ(verbs_alive("qp"), 16 + 16) << "a quarter of the device each";
+  EXPECT_EQ(verbs_alive("qp"), 16 + 16) << "each block has a quarter of the device's QPs";
   exchange_one(made, 1000);
 }
 

@@ -22,13 +22,13 @@ std::size_t entries(const char* directory) {
 }
 
 VerbsCounters& counters() {
-  // Opened once and kept, as the plugin itself keeps it.
+  // Opened once and never closed, as by the plugin.
   static auto* const found = [] {
     void* library = dlopen(getenv("VERBATIM_VERBS_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
     return library == nullptr ? nullptr : static_cast<VerbsCounters*>(dlsym(library, verbatim::test::kCountersSymbol));
   }();
   if (found == nullptr) {
-    fprintf(stderr, "VERBATIM_VERBS_LIBRARY does not name the verbs library that counts\n");
+    fprintf(stderr, "VERBATIM_VERBS_LIBRARY is not the counting verbs library\n");
     std::exit(2);
   }
   return *found;

@@ -1,4 +1,4 @@
-// A thousand lives of a communicator leave a process as it was: descriptors, threads, heap and verbs objects counted.
+// Hundreds of rounds of init, connections and finalize must leave no descriptors, threads, heap or verbs objects.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -11,12 +11,12 @@
 namespace conformance {
 namespace {
 
-// For tables that grow once; an object lost in each round is more.
+// For tables that grow once. One lost object in each round would be more.
 constexpr std::size_t kHeapSlack = 8 << 10;
 
 class Rounds : public Conformance {
  protected:
-  // From init to finalize: up to v10 finalize is the end of the library.
+  // A round is from init to finalize; up to v10, which have no finalize, from loading to unloading the library.
   void* begin() {
     if (!loaded_) SetUp();
     loaded_ = true;
@@ -27,7 +27,8 @@ class Rounds : public Conformance {
     Conformance::TearDown();
     loaded_ = false;
   }
-  // Runs `round` often and takes stock when it has warmed up and at the end, verbs objects after every round.
+  // Runs `round` repeatedly. Compares the resources after the warm-up with those at the end, and checks after each
+  // round that no verbs object exists.
   void repeat(int rounds, const std::function<void(void* context)>& round) {
     constexpr int kWarmUp = 20;
     rounds /= options().shorten;
@@ -49,7 +50,7 @@ class Rounds : public Conformance {
   }
 
  private:
-  bool loaded_ = true;  // by the fixture's own SetUp
+  bool loaded_ = true;  // the fixture's SetUp has loaded the library
 };
 INSTANTIATE_TEST_SUITE_P(Net, Rounds, ::testing::Values(6, 8, 9, 10, 11, 12), version_name);
 
@@ -64,7 +65,7 @@ TEST_P(Rounds, InitAndFinalizeOnly_LeavesNothing) {
   repeat(300, [](void*) {});
 }
 
-// NCCL forgets what it was making when something fails.
+// NCCL leaves connections incomplete and comms open when its set-up fails.
 TEST_P(Rounds, EverythingAbandoned_LeavesNothing) {
   std::vector<unsigned char> memory(100'000);
   repeat(200, [&](void* context) {
@@ -72,14 +73,14 @@ TEST_P(Rounds, EverythingAbandoned_LeavesNothing) {
     Handle unused;
     ASSERT_NE(listen(end, unused), nullptr);
 
-    // A connect whose peer never accepts, and one whose peer has begun to.
-    Handle silent;
+    // A connect whose peer never calls accept, and one whose peer has called it.
+    Handle not_accepted;
     Handle half;
-    ASSERT_NE(listen(end, silent), nullptr);
+    ASSERT_NE(listen(end, not_accepted), nullptr);
     void* const half_listen = listen(end, half);
     ASSERT_NE(half_listen, nullptr);
     void* comm = nullptr;
-    ASSERT_OK(net().connect(context, 0, silent.bytes, &comm));
+    ASSERT_OK(net().connect(context, 0, not_accepted.bytes, &comm));
     const long qps = verbs_alive("qp");
     ASSERT_TRUE(eventually([&] {
       EXPECT_OK(net().connect(context, 0, half.bytes, &comm));
@@ -87,10 +88,10 @@ TEST_P(Rounds, EverythingAbandoned_LeavesNothing) {
       void* accepted = nullptr;
       EXPECT_OK(net().accept(half_listen, &accepted));
       EXPECT_EQ(accepted, nullptr);
-      return HasFailure() || verbs_alive("qp") == qps + 2;  // one of each end
+      return HasFailure() || verbs_alive("qp") == qps + 2;  // one QP of each end
     }));
 
-    // Comms with work under way, and registrations.
+    // Comms with outstanding requests, and registrations.
     TestConnection link = this->link(end, end);
     ASSERT_TRUE(link);
     void* mrs[3] = {};
@@ -109,7 +110,7 @@ TEST_P(Rounds, EverythingAbandoned_LeavesNothing) {
   });
 }
 
-// Given back after its comm: NCCL may, since the registration is not the comm's but its own.
+// NCCL may deregister memory after it has closed the comm of the registration.
 TEST_P(Rounds, DeregMrAfterClose_LeavesNothing) {
   std::vector<unsigned char> memory(100'000);
   repeat(100, [&](void* context) {
@@ -128,7 +129,7 @@ TEST_P(Rounds, DeregMrAfterClose_LeavesNothing) {
 class RoundsOfContexts : public Rounds {};
 INSTANTIATE_TEST_SUITE_P(Net, RoundsOfContexts, ::testing::Values(11, 12), version_name);
 
-// Several contexts of one process; the last that goes takes the process's own things with it.
+// Several contexts in one process: the objects of the process must be destroyed with the last context only.
 TEST_P(RoundsOfContexts, TwoContexts_LeaveNothing) {
   repeat(100, [&](void* first) {
     void* const second = new_context();
@@ -139,7 +140,7 @@ TEST_P(RoundsOfContexts, TwoContexts_LeaveNothing) {
     Handle handle;
     ASSERT_NE(listen({second, 0}, handle), nullptr);
     finalize(second);
-    EXPECT_NE(verbs_alive(), "") << "the first context is alive";
+    EXPECT_NE(verbs_alive(), "") << "the first context is still open";
     TestConnection link = this->link({first, 0}, {first, 0});
     exchange_one(link, 1000);
   });
@@ -147,7 +148,7 @@ TEST_P(RoundsOfContexts, TwoContexts_LeaveNothing) {
 
 class FailedInit : public Conformance {
  protected:
-  // Whether init failed as it must, with a warning.
+  // True when init has failed with a warning.
   bool fails() {
     void* context = nullptr;
     const nccl::Result result = net().init(1, {}, &context);
@@ -185,7 +186,7 @@ TEST_P(FailedInit, InvalidSetting_LeavesNothing) {
   exchange_one(link, 1000);
 }
 
-// Whatever init cannot open, it leaves nothing of what it had opened before.
+// init fails at each descriptor that it opens, one after the other, and must close all that it has opened before.
 TEST_P(FailedInit, OutOfDescriptors_LeavesNothing) {
   Conformance::finalize(context());
   if (version() < 11) {
@@ -194,7 +195,7 @@ TEST_P(FailedInit, OutOfDescriptors_LeavesNothing) {
   }
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  const ProcessResources census = ProcessResources::take();
+  const ProcessResources resources = ProcessResources::take();
   const int next = dup(STDIN_FILENO);
   ASSERT_GE(next, 0);
   close(next);
@@ -208,7 +209,7 @@ TEST_P(FailedInit, OutOfDescriptors_LeavesNothing) {
     if (!failed) break;
     ++failures;
     EXPECT_EQ(verbs_alive(), "") << limit.rlim_cur - static_cast<rlim_t>(next) << " descriptors were left";
-    EXPECT_TRUE(is_restored(census, kHeapSlack));
+    EXPECT_TRUE(is_restored(resources, kHeapSlack));
     ++limit.rlim_cur;
   }
   EXPECT_GE(failures, 3);

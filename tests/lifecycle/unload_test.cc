@@ -1,4 +1,4 @@
-// dlclose takes the library away, whatever was left open; exit with work under way touches none of it.
+// dlclose must unmap the library even if comms are open. exit with outstanding requests must not destroy any object.
 #include <dlfcn.h>
 
 #include <fstream>
@@ -20,7 +20,7 @@ bool is_mapped(const std::string& path) {
   return false;
 }
 
-// The fixture's service thread uses the library and outlives it.
+// The fixture's service thread has called the library and still runs when the library is unloaded.
 class Unload : public Conformance {
  protected:
   void unload() {
@@ -46,7 +46,7 @@ TEST_P(Unload, AfterTraffic_LibraryIsUnmapped) {
   }
 }
 
-// Without finalize, which older tables do not have; the later ones lose their contexts then, too.
+// Without finalize, also in the versions that have it.
 TEST_P(Unload, EverythingOpen_LibraryIsUnmapped) {
   std::vector<unsigned char> memory(4096);
   for (int round = 0; round < 10 && !HasFailure(); ++round) {
@@ -81,7 +81,7 @@ TEST_P(Unload, WithoutInit_LeavesNothing) {
   EXPECT_TRUE(is_restored(before, 4096));
 }
 
-// What the process destroys or modifies after main has returned it names in its output.
+// The process writes the objects that it modifies or destroys during exit to its output.
 TEST_P(Unload, ExitWithOutstandingRequests_DestroysNothing) {
   Process process("exit-busy", version());
   const Exit end = process.wait();
@@ -89,7 +89,7 @@ TEST_P(Unload, ExitWithOutstandingRequests_DestroysNothing) {
   EXPECT_EQ(end.output, "");
 }
 
-// A static object or handler of the application may be the last to hold NCCL.
+// A static object or an exit handler of the application can unload NCCL and with it the plugin.
 TEST_P(Unload, UnloadInExitHandler_ExitsCleanly) {
   Process process("exit-unload", version());
   EXPECT_EQ(process.wait().status, 0);
@@ -99,7 +99,7 @@ TEST_P(Unload, ExitAfterClose_DestroysOnlyProcessObjects) {
   Process process("exit-idle", version());
   const Exit end = process.wait();
   EXPECT_EQ(end.status, 0);
-  // Up to v10 the library ends what the process had; later contexts are the caller's to finalize.
+  // Up to v10 the library closes the context of the process. From v11 on the caller must finalize its contexts.
   EXPECT_EQ(end.output, version() >= 11 ? "" : "pd\ncontext\n");
 }
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "verbs/device.h"
+#include "verbs/device_inventory.h"
 #include "verbs/qp.h"
 
 namespace verbatim::bench {

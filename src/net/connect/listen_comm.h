@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/outgoing_message.h"
 #include "base/result.h"
 #include "base/socket.h"
 #include "net/connect/endpoint_pool.h"

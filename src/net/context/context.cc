@@ -16,6 +16,7 @@
 #include "base/socket_interface.h"
 #include "net/connect/qp_dump.h"
 #include "net/monitor/monitor.h"
+#include "verbs/device_inventory.h"
 #include "verbs/verbs.h"
 
 namespace verbatim {

@@ -34,7 +34,7 @@ void expect_refused(const char* variable, const char* value, const char* allowed
   const Result<Config> config = read({{variable, value}});
   ASSERT_FALSE(config) << variable << "=" << value;
   EXPECT_EQ(config.error().kind, ErrorKind::kUsage);
-  EXPECT_EQ(log.only_warning(), std::string(variable) + "=" + value + " is not a valid setting: allowed is " + allowed);
+  EXPECT_EQ(log.only_warning(), std::string(variable) + "=" + value + " is not valid. Next: set " + allowed);
 }
 
 TEST(Config, NothingSet_GivesDefaults) {
@@ -172,10 +172,10 @@ TEST(Config, MalformedValue_IsRejectedWithVariableName) {
   expect_refused("NCCL_IB_TC", "-2", "0 to 255, -1 for the default");
   expect_refused("VERBATIM_SL", "16", "0 to 15, -1 for the default");
   expect_refused("NCCL_IB_RETRY_CNT", "8", "0 to 7");
-  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "129", "1 to 128; ours also a range, `1-8`");
-  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "1-4", "1 to 128; ours also a range, `1-8`");
+  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "129", "1 to 128, or a range `1-8` (not for NCCL's variable)");
+  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "1-4", "1 to 128, or a range `1-8` (not for NCCL's variable)");
   for (const char* value : {"0", "4-1", "0-4", "1-129", "1-", "-4", "1-2-3", "1-x"}) {
-    expect_refused("VERBATIM_QPS_PER_CONNECTION", value, "1 to 128; ours also a range, `1-8`");
+    expect_refused("VERBATIM_QPS_PER_CONNECTION", value, "1 to 128, or a range `1-8` (not for NCCL's variable)");
   }
   expect_refused("VERBATIM_QP_ORDER", "Pool", "`pool`, `gather`, `ring` or `native`");
   for (const char* value : {"8", "8x", "x8", "0x4", "8x0", "8x4x2", "8X4", "65537x1", "1x4097"}) {
@@ -183,7 +183,7 @@ TEST(Config, MalformedValue_IsRejectedWithVariableName) {
   }
   expect_refused("VERBATIM_QP_GATHER_US", "2001", "0 to 2000");
   expect_refused("VERBATIM_ADAPTIVE_ROUTING", "yes", "0, 1, or `auto` (also -1, -2)");
-  expect_refused("NCCL_IB_PCI_RELAXED_ORDERING", "3", "0 off, 1 on, 2 on where the library can");
+  expect_refused("NCCL_IB_PCI_RELAXED_ORDERING", "3", "0 off, 1 on, 2 on if libibverbs supports it");
   expect_refused("VERBATIM_ECE", "2", "0 or 1");
   expect_refused("NCCL_SOCKET_FAMILY", "AF_INET4", "`AF_INET` or `AF_INET6`");
   for (const char* value : {"256", "-2", "x", "mlx5_0=", "=3", "mlx5_0=3,", "mlx5_0=3,4", "mlx5_0=3x"}) {
@@ -229,7 +229,7 @@ TEST(Variables, EveryRow_IsReadUnderNameAndAlias) {
   }
 }
 
-#ifdef README  // its path, where it has a variable list
+#ifdef README  // the path of README.md
 TEST(Variables, Readme_ContainsTheTable) {
   std::ifstream file(README);
   std::stringstream content;

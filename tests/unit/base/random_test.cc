@@ -9,7 +9,7 @@ namespace verbatim {
 namespace {
 
 TEST(FillRandom, Buffer_IsFilledDifferentlyEachTime) {
-  // Each byte must leave 0 at least once in 64 fills: by chance one of 1,000 stays with 2^-502.
+  // Each byte must differ from 0 at least once in 64 fills. A good generator fails this with probability 2^-502.
   std::vector<std::byte> seen(1000);
   std::vector<std::byte> bytes(1000);
   for (int round = 0; round < 64; ++round) {

@@ -11,13 +11,15 @@
 #include <thread>
 #include <utility>
 
+#include "base/outgoing_message.h"
+
 namespace {
 
-int g_accept_errno = 0;  // with which the next accept4 fails; 0: as the system has it
+int g_accept_errno = 0;  // the next accept4 fails with this errno; 0: accept4 calls the kernel
 
 }  // namespace
 
-// In place of libc's, for what no test can make the system say.
+// Replaces libc's accept4, for errors that a test cannot make the kernel return.
 extern "C" int accept4(int socket, sockaddr* address, socklen_t* bytes, int flags) {
   if (g_accept_errno == 0) return static_cast<int>(::syscall(SYS_accept4, socket, address, bytes, flags));
   errno = std::exchange(g_accept_errno, 0);
@@ -68,7 +70,7 @@ TEST(Socket, TransientAcceptError_IsNoError) {
   for (const int passing : {ECONNABORTED, EPERM}) {
     g_accept_errno = passing;
     const Result<std::optional<UniqueFd>> accepted = tcp_accept(*listener);
-    ASSERT_EQ(g_accept_errno, 0) << "nobody asked";
+    ASSERT_EQ(g_accept_errno, 0) << "accept4 was not called";
     ASSERT_TRUE(accepted) << std::strerror(passing);
     EXPECT_FALSE(accepted->has_value());
   }

@@ -18,10 +18,10 @@ UniqueFd open_one() {
   return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
 
-// What `seen` answers in a forked child.
-bool in_child(const std::function<bool()>& seen) {
+// The result of `check` in a forked child.
+bool in_child(const std::function<bool()>& check) {
   const pid_t child = ::fork();
-  if (child == 0) ::_exit(seen() ? 1 : 0);
+  if (child == 0) ::_exit(check() ? 1 : 0);
   int status = 0;
   EXPECT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status));
@@ -43,7 +43,7 @@ TEST(UniqueFd, Moved_ClosesOnceAtLastOwner) {
 
 TEST(UniqueFd, AfterCloseFdsInChildren_IsClosedInForkedChild) {
   const UniqueFd early = open_one();
-  static bool is_first = true;  // of the repetitions: what is asked for stays
+  static bool is_first = true;  // under --gtest_repeat, close_fds_in_children() is in effect from the second run on
   if (std::exchange(is_first, false)) {
     EXPECT_TRUE(in_child([&] { return is_open(early.get()); }));
   }
@@ -60,10 +60,10 @@ TEST(UniqueFd, ForeignDescriptor_StaysOpenInForkedChild) {
   close_fds_in_children();
   const int foreign = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   EXPECT_TRUE(in_child([&] { return is_open(foreign); }));
-  UniqueFd ours = open_one();
-  const int number = ours.get();
-  ours.reset();
-  // The number is another's now, here as in a child of our child.
+  UniqueFd closed = open_one();
+  const int number = closed.get();
+  closed.reset();
+  // Now a descriptor that no UniqueFd owns has this number, in this process and below in a child of the child.
   ASSERT_EQ(::dup2(foreign, number), number);
   EXPECT_TRUE(in_child([&] { return is_open(number); }));
   ::close(number);

@@ -287,8 +287,8 @@ TEST(FlushLine, RegMrFails_FailsConnection) {
     EXPECT_EQ(request, nullptr);
   });
   EXPECT_EQ(told,
-            (Lines{"softverbs0: ibv_reg_mr of 4096 bytes of host memory at 0x# failed: Bad address. Is it mapped, "
-                   "and may it be written? The application may have freed it",
+            (Lines{"softverbs0: ibv_reg_mr of 4096 bytes of host memory at 0x# failed: Bad address. Next: check "
+                   "that the application has not freed the memory and may write to it",
                    "no flushes of GPU memory: the line before says why. Path: " + kEnds}));
 }
 

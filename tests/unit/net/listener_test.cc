@@ -10,6 +10,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/outgoing_message.h"
 #include "base/socket.h"
 #include "support/log_capture.h"
 #include "wire/limits.h"

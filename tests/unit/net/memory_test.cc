@@ -106,9 +106,12 @@ TEST_F(MemoryTest, DmaBufAndPeerMemoryRefused_OneLineWithBothReasons) {
   const std::string line = log.only_warning();
   EXPECT_NE(line.find("of GPU memory"), std::string::npos) << line;
   EXPECT_NE(
-      line.find("Bad address. Is a peer-memory module (nvidia_peermem) loaded, and is this GPU memory? As a dma-buf "
-                "it was refused: Operation not supported. An IOMMU refuses"),
+      line.find("Bad address. Next: load a peer-memory module (nvidia_peermem) and check that this is GPU memory; "
+                "check whether an IOMMU prevents access"),
       std::string::npos)
+      << line;
+  EXPECT_NE(
+      line.find("boot with iommu=pt). Registration as a dma-buf failed: Operation not supported"), std::string::npos)
       << line;
 }
 

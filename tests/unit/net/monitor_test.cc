@@ -16,6 +16,7 @@
 
 #include "connected_comms.h"
 #include "support/log_capture.h"
+#include "verbs/device_inventory.h"
 
 namespace verbatim {
 namespace {

@@ -117,10 +117,10 @@ TEST(RegistrationFailureLine, DmaBufBehindIommu_GivesBothReasons) {
                               });
   EXPECT_EQ(
       told,
-      Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of GPU memory at 0x# failed: Bad address. Is a "
-            "peer-memory module (nvidia_peermem) loaded, and is this GPU memory? As a dma-buf it was refused: "
-            "Invalid argument. An IOMMU refuses GPU memory as well: 'dmesg | grep -i -e iommu -e dmar'; boot with "
-            "iommu=pt"});
+      Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of GPU memory at 0x# failed: Bad address. Next: load a "
+            "peer-memory module (nvidia_peermem) and check that this is GPU memory; check whether an IOMMU prevents "
+            "access to GPU memory ('dmesg | grep -i -e iommu -e dmar'; boot with iommu=pt). Registration as a dma-buf "
+            "failed: Invalid argument"});
 }
 
 // What the machine decides becomes a '#'.
@@ -144,9 +144,9 @@ TEST(RegistrationFailureLine, BeyondLockedMemoryLimit_NamesLimitAndSmallerSuccee
   ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
   EXPECT_EQ(without_limits(told[0]),
             "softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Cannot allocate memory. "
-            "RLIMIT_MEMLOCK is 512 KiB (hard #), # KiB are locked, the device takes 131072 registrations, 2 "
-            "registrations are alive: raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit "
-            "memlock=-1)");
+            "RLIMIT_MEMLOCK is exceeded. Next: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit "
+            "memlock=-1). RLIMIT_MEMLOCK is 512 KiB (hard #), # KiB are locked, the device supports 131072 "
+            "registrations, 2 registrations exist");
 }
 
 // Two registrations are the connection's own.
@@ -166,8 +166,9 @@ TEST(RegistrationFailureLine, BeyondDeviceMaxMr_NamesLimitAndFewerSucceed) {
   ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
   EXPECT_EQ(std::regex_replace(without_limits(told[0]), std::regex("MEMLOCK is [^(]*"), "MEMLOCK is # "),
             "softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Cannot allocate memory. "
-            "RLIMIT_MEMLOCK is # (hard #), # KiB are locked, the device takes 4 registrations, 4 registrations are "
-            "alive: the device has no more (max_mr); fewer or larger buffers need fewer");
+            "The device's maximum of registrations (max_mr) is reached. Next: use fewer or larger buffers. "
+            "RLIMIT_MEMLOCK is # (hard #), # KiB are locked, the device supports 4 registrations, 4 registrations "
+            "exist");
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 
 #include "support/child.h"
 #include "support/verbs_fixture.h"
-#include "verbs/device.h"
+#include "verbs/device_inventory.h"
 
 namespace verbatim::test {
 namespace {

@@ -8,11 +8,11 @@ namespace verbatim {
 namespace {
 
 int g_destroyed = 0;
-int g_answer = 0;
+int g_result = 0;
 
 int destroy(ibv_pd*) {
   ++g_destroyed;
-  return g_answer;
+  return g_result;
 }
 
 TEST(CheckErrno, EveryReturnConvention_GivesErrno) {
@@ -34,7 +34,7 @@ TEST(CheckCount, NegativeCount_IsError) {
 
 TEST(Adopt, HandleGone_DestroysObject) {
   ibv_pd pd = {};
-  g_destroyed = g_answer = 0;
+  g_destroyed = g_result = 0;
   {
     const Result<UniquePd> handle = adopt("ibv_alloc_pd", &pd, destroy);
     ASSERT_TRUE(handle);
@@ -59,11 +59,12 @@ TEST(VerbsDeleter, DestroyFailsTwice_IsLogged) {
   context.device = &device;
   ibv_pd pd = {};
   pd.context = &context;
-  g_answer = EBUSY;
+  g_result = EBUSY;
   g_destroyed = 0;
   { const UniquePd handle(&pd, VerbsDeleter<ibv_pd>{destroy}); }
-  EXPECT_EQ(log.only_warning(), "cannot destroy a protection domain of mlx5_0, it leaks: Device or resource busy");
-  EXPECT_EQ(g_destroyed, 2) << "tried once more";
+  EXPECT_EQ(log.only_warning(),
+            "cannot destroy a protection domain of mlx5_0: Device or resource busy. The object is leaked");
+  EXPECT_EQ(g_destroyed, 2) << "the deleter tries twice";
 }
 
 TEST(VerbsDeleter, DestroyFailsOnce_IsRetried) {

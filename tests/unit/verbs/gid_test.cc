@@ -101,7 +101,7 @@ TEST_F(ChooseGid, NoUsableEntry_IsError) {
   EXPECT_EQ(chosen.error().sys_errno, ENOENT);
 }
 
-// Between two connections of a process an address may go, come back elsewhere, or be joined by a better one.
+// Between two connections of a process, an address can be removed, move to another entry, or a better one can be added.
 TEST_F(ChooseGid, GidInSameEntry_IsKept) {
   const GidIndexSetting setting;
   port_.gids = {fake_gid("fe80::1", IBV_GID_TYPE_ROCE_V2), fake_gid("2001:db8::1", IBV_GID_TYPE_ROCE_V2)};
@@ -113,7 +113,7 @@ TEST_F(ChooseGid, GidInSameEntry_IsKept) {
 
   port_.gids.push_back(fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2));
   port_.attributes.gid_tbl_len = 3;
-  EXPECT_EQ(confirm()->index, 1U) << "a connection before used it";
+  EXPECT_EQ(confirm()->index, 1U) << "the entry of the connection before is kept";
   port_.gids[1] = std::nullopt;
   EXPECT_EQ(confirm()->index, 2U);
   port_.gids[1] = fake_gid("2001:db8::2", IBV_GID_TYPE_ROCE_V2);

@@ -39,17 +39,18 @@ TEST(VerbsLibrary, LibraryMissing_GivesOneWarning) {
   EXPECT_EQ(verbs.error().kind, ErrorKind::kUsage);
   EXPECT_EQ(log.only_warning(),
             "no RDMA: cannot open libibverbs (/nonexistent/libibverbs.so: cannot open shared object file: No such file "
-            "or directory). Install rdma-core, or name a library in VERBATIM_VERBS_LIBRARY");
+            "or directory). Next: install rdma-core, or set VERBATIM_VERBS_LIBRARY");
 }
 
 TEST(VerbsLibrary, RequiredVerbMissing_IsNamed) {
   const LogCapture log;
   ASSERT_FALSE(Verbs::load(FAKE_MLX5_NO));
   EXPECT_EQ(log.only_warning(), std::string("no RDMA: ") + FAKE_MLX5_NO +
-                                    " has no ibv_get_device_list, it is no libibverbs that can be used");
+                                    " has no symbol ibv_get_device_list. Next: install rdma-core's libibverbs, or set "
+                                    "VERBATIM_VERBS_LIBRARY");
 }
 
-// rdma-core's own: every symbol in its newest version.
+// Opens the rdma-core of this host: each symbol must be bound in its newest version.
 TEST(VerbsLibrary, RdmaCore_BindsNewestSymbolVersions) {
   const DynamicLibrary library = DynamicLibrary::open({"libibverbs.so.1"});
   if (!library) GTEST_SKIP() << "rdma-core is not installed";
@@ -102,7 +103,7 @@ TEST_P(PortAttributes, ExtendedOrOldContext_AttributesAreRead) {
   EXPECT_EQ(attributes->state, IBV_PORT_ACTIVE);
   EXPECT_EQ(attributes->link_layer, IBV_LINK_LAYER_ETHERNET);
   EXPECT_EQ(attributes->max_msg_sz, 1U << 30);
-  EXPECT_EQ(attributes->port_cap_flags2, GetParam() ? 0x1234 : 0);  // the old call does not know it
+  EXPECT_EQ(attributes->port_cap_flags2, GetParam() ? 0x1234 : 0);  // ibv_query_port's old layout has no such field
 
   EXPECT_EQ(fake.table.port_attributes(context, 2).error().sys_errno, EINVAL);
   fake.table.close_device(context);

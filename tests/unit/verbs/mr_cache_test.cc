@@ -91,7 +91,7 @@ TEST_F(MrCacheTest, OverlappingRanges_AreNotMerged) {
   const MrRef left = acquire(range(0, 4 * kPage));
   const MrRef right = acquire(range(2 * kPage, 4 * kPage));
   EXPECT_NE(left->mr, right->mr);
-  const MrRef across = acquire(range(kPage, 4 * kPage));  // covered by both together, by neither alone
+  const MrRef across = acquire(range(kPage, 4 * kPage));  // covered by both together, but not by one alone
   EXPECT_NE(across->mr, left->mr);
   EXPECT_NE(across->mr, right->mr);
   EXPECT_EQ(across->mr->length, 4 * kPage);
@@ -100,7 +100,7 @@ TEST_F(MrCacheTest, OverlappingRanges_AreNotMerged) {
 
 TEST_F(MrCacheTest, CoverStartingBeforeShorterRanges_IsFound) {
   const MrRef large = acquire(range(0, 100 * kPage));
-  // A shorter range with a later start, gone again.
+  // A shorter range with a later start, which is released at once.
   EXPECT_TRUE(cache_->release(acquire(range(200 * kPage, kPage))));
   const MrRef wide = acquire(range(50 * kPage, 100 * kPage));
   EXPECT_NE(wide->mr, large->mr);
@@ -185,9 +185,10 @@ TEST_F(MrCacheTest, DmaBufThroughOtherFd_IsReusedAtSameOffset) {
   const UniqueFd same(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
   const UniqueFd other = buffer();
   const MrRef first = acquire(dmabuf(0, 8 * kPage, fd.get(), 4 * kPage));
-  fd.reset();  // not kept
+  fd.reset();  // the cache needs the descriptor during acquire() only
   EXPECT_EQ(acquire(dmabuf(2 * kPage, kPage, same.get(), 6 * kPage))->mr, first->mr);
-  EXPECT_NE(acquire(dmabuf(2 * kPage, kPage, same.get(), 2 * kPage))->mr, first->mr);  // other bytes at this address
+  EXPECT_NE(acquire(dmabuf(2 * kPage, kPage, same.get(), 2 * kPage))->mr,
+            first->mr);  // the same address, other bytes of the buffer
   EXPECT_NE(acquire(dmabuf(0, 8 * kPage, other.get(), 4 * kPage))->mr, first->mr);
   EXPECT_NE(acquire(range(0, 8 * kPage, MemoryType::kCuda))->mr, first->mr);
 }
@@ -198,7 +199,7 @@ TEST_F(MrCacheTest, DmaBufRefusedByDevice_IsReported) {
   EXPECT_EQ(cache_->acquire(dmabuf(0, kPage, fd.get(), 0)).error().sys_errno, EOPNOTSUPP);
   EXPECT_EQ(log_.only_warning(),
             "mlx5_0: ibv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Operation not supported. "
-            "Needs Linux 5.12, a NIC driver that takes dma-bufs and the open GPU driver");
+            "Next: use Linux 5.12 or later, a NIC driver that supports dma-bufs and the open GPU driver");
   fake_.table.reg_dmabuf_mr = nullptr;
   EXPECT_EQ(cache_->acquire(dmabuf(0, kPage, fd.get(), 0)).error().sys_errno, EOPNOTSUPP);
 }
@@ -221,22 +222,21 @@ TEST_F(MrCacheTest, DeregMrFails_ReleaseReturnsError) {
   EXPECT_EQ(cache_->size(), 0U);
   EXPECT_TRUE(cache_->release({}));
   fake_.failures.clear();
-  EXPECT_EQ(fake_.table.dereg_mr(mr), 0);  // what the cache had to leave behind
+  EXPECT_EQ(fake_.table.dereg_mr(mr), 0);  // the MR that the cache could not deregister
 }
 
 TEST_F(MrCacheTest, UnreleasedRegistration_IsReportedAndFreed) {
   MrRef forgotten = acquire(range(0, kPage));
   cache_.reset();
   (void)forgotten.release();  // must not outlive the cache
-  EXPECT_EQ(
-      log_.only_warning(),
-      "mlx5_0 closes with 1 memory registrations that nobody released: 4096 bytes of host memory at 0x7f0000000000 "
-      "in use 1 times");
+  EXPECT_EQ(log_.only_warning(),
+            "mlx5_0 is closed with 1 memory registrations that were not released: 4096 bytes of host memory at "
+            "0x7f0000000000 in use 1 times");
   EXPECT_EQ(fake_.live("mr"), 0);
 }
 
 TEST_F(MrCacheTest, ConcurrentRegistration_HoldsNoLock) {
-  // Both threads are inside the driver at once, or the barrier never opens.
+  // The barrier opens only if both threads are in the driver at the same time.
   std::barrier inside(2);
   fake_.on_register = [&] { inside.arrive_and_wait(); };
   MrRef refs[2];
@@ -245,7 +245,7 @@ TEST_F(MrCacheTest, ConcurrentRegistration_HoldsNoLock) {
     std::jthread two([&] { refs[1] = acquire(range(0, 4 * kPage)); });
   }
   fake_.on_register = nullptr;
-  EXPECT_EQ(refs[0]->mr, refs[1]->mr);  // the loser has taken the winner's
+  EXPECT_EQ(refs[0]->mr, refs[1]->mr);  // both use the MR that was added to the cache first
   EXPECT_EQ(fake_.live("mr"), 1);
   EXPECT_EQ(cache_->size(), 1U);
   EXPECT_EQ(fake_.calls("dereg_mr"), 1);
@@ -278,7 +278,7 @@ TEST_F(MrCacheTest, ManyThreads_AcquireAndRelease) {
   EXPECT_EQ(fake_.live("mr"), 0);
 }
 
-// Against a model that looks at every live range.
+// Compares with a model that checks all registered ranges.
 TEST_F(MrCacheTest, RandomRanges_AreReusedExactlyWhenCovered) {
   std::mt19937 random(7);
   struct Held {

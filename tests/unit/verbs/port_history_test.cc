@@ -44,9 +44,9 @@ TEST(PortCounters, GrownCounters_AreListedMostRelevantFirst) {
 
 TEST(PortHistory, SeveralOutages_AreCountedSinceAGivenTime) {
   PortHistory history("");
-  EXPECT_EQ(history.link_up(1, kSecond), 0U) << "it was never down";
+  EXPECT_EQ(history.link_up(1, kSecond), 0U) << "the link was never down";
   EXPECT_TRUE(history.link_down(1, 10 * kSecond));
-  EXPECT_FALSE(history.link_down(1, 11 * kSecond)) << "it is already";
+  EXPECT_FALSE(history.link_down(1, 11 * kSecond)) << "the link is down already";
   EXPECT_EQ(history.link_up(1, 13 * kSecond), 3 * kSecond);
   EXPECT_TRUE(history.link_down(1, 20 * kSecond));
 

@@ -12,7 +12,7 @@ namespace {
 
 class QpTest : public testing::Test {
  protected:
-  // Opens the device with what the test has set up by then.
+  // Opens the device with the attributes that the test has set before.
   void open() {
     Result<std::unique_ptr<Device>> opened = Device::open(fake_.table, nullptr, &fake_device_.device, false);
     ASSERT_TRUE(opened);
@@ -70,13 +70,13 @@ TEST_F(QpTest, Create_UsesGivenCapsAndDestroys) {
     EXPECT_EQ(wanted.cap.max_send_sge, 2U);
     EXPECT_EQ(wanted.cap.max_recv_sge, 1U);
     EXPECT_EQ(wanted.sq_sig_all, 0);
-    EXPECT_EQ(qp.inline_bytes, 48U);  // though the device granted 64
+    EXPECT_EQ(qp.inline_bytes, 48U);  // as requested, although the device gave 64
     EXPECT_EQ(fake_.live("qp"), 1);
   }
   EXPECT_EQ(fake_.live("qp"), 0);
 }
 
-// One that is not destroyed still takes room.
+// A QP that could not be destroyed still counts.
 TEST_F(QpTest, LiveQps_AreCounted) {
   RcQp one = create();
   RcQp moved = create();
@@ -91,7 +91,7 @@ TEST_F(QpTest, LiveQps_AreCounted) {
   ibv_qp* const left = other.qp.get();
   const LogCapture log;
   other.qp.reset();
-  EXPECT_EQ(log.only_warning(), "cannot destroy a queue pair of mlx5_0, it leaks: Device or resource busy");
+  EXPECT_EQ(log.only_warning(), "cannot destroy a queue pair of mlx5_0: Device or resource busy. The object is leaked");
   EXPECT_EQ(device_->live_qps(), 1U);
   fake_.failures.clear();
   EXPECT_EQ(fake_.table.destroy_qp(left), 0);
@@ -106,7 +106,7 @@ TEST_F(QpTest, DepthsBeyondDevice_AreReduced) {
 
 TEST_F(QpTest, InlineBeyondDevice_IsHalvedUntilAccepted) {
   fake_device_.max_inline = 60;
-  EXPECT_EQ(create({.inline_bytes = 200}).inline_bytes, 60U);  // asked for 200, 100, then 50
+  EXPECT_EQ(create({.inline_bytes = 200}).inline_bytes, 60U);  // 200 and 100 fail; 50 succeeds, and the device gives 60
   EXPECT_EQ(fake_.created_qps().back().cap.max_inline_data, 50U);
   fake_device_.max_inline = 0;
   EXPECT_EQ(create({.inline_bytes = 200}).inline_bytes, 0U);

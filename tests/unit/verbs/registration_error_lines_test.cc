@@ -1,4 +1,4 @@
-// What is said of a registration that the device refuses: word for word, with the numbers that decide and the fix.
+// The log lines of registrations that fail: complete lines, with the cause, the next step and the limits.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -41,7 +41,7 @@ class RegistrationErrorLine : public testing::Test {
     return {.address = reinterpret_cast<void*>(kLineBase + offset), .bytes = bytes, .type = type};
   }
 
-  // The line with which the device refuses, and which leaves nothing behind.
+  // The line of a registration that fails with `code`. Also checks that the failure leaves nothing in the cache.
   std::string line(int code, MrRequest request) {
     const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
     const bool dmabuf = request.type == MemoryType::kDmaBuf;
@@ -57,18 +57,18 @@ class RegistrationErrorLine : public testing::Test {
       EXPECT_TRUE(refused.error().logged);
     }
     EXPECT_EQ(cache_->size(), before);
-    EXPECT_TRUE(cache_->acquire(request)) << "the next one is as good as any";
+    EXPECT_TRUE(cache_->acquire(request)) << "a registration after the failure must work";
     return log.only_warning();
   }
-  // The same when there is no memory, under a soft limit of 64 KiB. What the machine decides becomes a '#'.
+  // The line after ENOMEM, under a soft limit of 64 KiB. Numbers that depend on the machine are replaced by '#'.
   std::string line_without_memory(const MrRequest& request) {
     rlimit before = {};
     getrlimit(RLIMIT_MEMLOCK, &before);
     const rlimit limited = {std::min<rlim_t>(before.rlim_max, 64 * 1024), before.rlim_max};
     setrlimit(RLIMIT_MEMLOCK, &limited);
-    const std::string told = line(ENOMEM, request);
+    const std::string logged = line(ENOMEM, request);
     setrlimit(RLIMIT_MEMLOCK, &before);
-    return std::regex_replace(told, std::regex("\\(hard [^)]*\\), [0-9]+ KiB are locked"),
+    return std::regex_replace(logged, std::regex("\\(hard [^)]*\\), [0-9]+ KiB are locked"),
                               "(hard #), # KiB are locked");
   }
 
@@ -81,48 +81,48 @@ class RegistrationErrorLine : public testing::Test {
 
 TEST_F(RegistrationErrorLine, HostMemoryRefused_GivesReason) {
   EXPECT_EQ(line(EFAULT, range(MemoryType::kHost)),
-            "mlx5_0: ibv_reg_mr of 4096 bytes of host memory at 0x7f0000000000 failed: Bad address. Is it mapped, and "
-            "may it be written? The application may have freed it");
+            "mlx5_0: ibv_reg_mr of 4096 bytes of host memory at 0x7f0000000000 failed: Bad address. Next: check that "
+            "the application has not freed the memory and may write to it");
   EXPECT_EQ(line(EINVAL, range(MemoryType::kHost)),
-            "mlx5_0: ibv_reg_mr of 4096 bytes of host memory at 0x7f0000000000 failed: Invalid argument. Memory of a "
-            "device or a file may not be pinned");
+            "mlx5_0: ibv_reg_mr of 4096 bytes of host memory at 0x7f0000000000 failed: Invalid argument. Next: use "
+            "other memory; mappings of a device or a file cannot always be pinned");
 }
 
 TEST_F(RegistrationErrorLine, GpuMemoryRefused_GivesReason) {
   EXPECT_EQ(
       line(EFAULT, range(MemoryType::kCuda)),
-      "mlx5_0: ibv_reg_mr of 4096 bytes of GPU memory at 0x7f0000000000 failed: Bad address. Is a peer-memory "
-      "module (nvidia_peermem) loaded, and is this GPU memory? An IOMMU refuses GPU memory as well: 'dmesg | grep "
-      "-i -e iommu -e dmar'; boot with iommu=pt");
+      "mlx5_0: ibv_reg_mr of 4096 bytes of GPU memory at 0x7f0000000000 failed: Bad address. Next: load a "
+      "peer-memory module (nvidia_peermem) and check that this is GPU memory; check whether an IOMMU prevents access "
+      "to GPU memory ('dmesg | grep -i -e iommu -e dmar'; boot with iommu=pt)");
   EXPECT_EQ(line(EOPNOTSUPP, range(MemoryType::kCuda)),
-            "mlx5_0: ibv_reg_mr of 4096 bytes of GPU memory at 0x7f0000000000 failed: Operation not supported. Is a "
-            "peer-memory module (nvidia_peermem) loaded, and is this GPU memory?");
+            "mlx5_0: ibv_reg_mr of 4096 bytes of GPU memory at 0x7f0000000000 failed: Operation not supported. Next: "
+            "load a peer-memory module (nvidia_peermem) and check that this is GPU memory");
 }
 
 TEST_F(RegistrationErrorLine, DmaBufRefused_GivesReason) {
   EXPECT_EQ(line(EFAULT, range(MemoryType::kDmaBuf)),
-            "mlx5_0: ibv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Bad address. An IOMMU "
-            "refuses GPU memory as well: 'dmesg | grep -i -e iommu -e dmar'; boot with iommu=pt");
+            "mlx5_0: ibv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Bad address. Next: check "
+            "whether an IOMMU prevents access to GPU memory ('dmesg | grep -i -e iommu -e dmar'; boot with iommu=pt)");
   EXPECT_EQ(line(EOPNOTSUPP, range(MemoryType::kDmaBuf)),
             "mlx5_0: ibv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Operation not supported. "
-            "Needs Linux 5.12, a NIC driver that takes dma-bufs and the open GPU driver");
+            "Next: use Linux 5.12 or later, a NIC driver that supports dma-bufs and the open GPU driver");
 }
 
 TEST_F(RegistrationErrorLine, BeyondLockedMemoryLimit_NamesLimit) {
   EXPECT_EQ(
       line_without_memory(range(MemoryType::kHost, 64 * kLinePage)),
       "mlx5_0: ibv_reg_mr of 262144 bytes of host memory at 0x7f0000000000 failed: Cannot allocate memory. "
-      "RLIMIT_MEMLOCK is 64 KiB (hard #), # KiB are locked, 0 registrations are alive: raise the limit (ulimit -l "
-      "unlimited, LimitMEMLOCK=infinity, --ulimit memlock=-1)");
+      "RLIMIT_MEMLOCK is exceeded. Next: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit memlock=-1). "
+      "RLIMIT_MEMLOCK is 64 KiB (hard #), # KiB are locked, 0 registrations exist");
 }
 
-// What fits into the limit was refused for another reason.
+// The range is below the limit, so the failure has another cause.
 TEST_F(RegistrationErrorLine, WithinLockedMemoryLimit_SaysLimitIsNotTheCause) {
   EXPECT_EQ(
       line_without_memory(range(MemoryType::kHost, kLinePage)),
       "mlx5_0: ibv_reg_mr of 4096 bytes of host memory at 0x7f0000000000 failed: Cannot allocate memory. "
-      "RLIMIT_MEMLOCK is 64 KiB (hard #), # KiB are locked, 0 registrations are alive: the limit is not the cause, "
-      "the device or the system is out of memory or of regions");
+      "RLIMIT_MEMLOCK is not the cause. Next: free memory of the host or registrations of the device. RLIMIT_MEMLOCK "
+      "is 64 KiB (hard #), # KiB are locked, 0 registrations exist");
 }
 
 TEST_F(RegistrationErrorLine, BeyondMaxMr_NamesMaxMr) {
@@ -133,8 +133,8 @@ TEST_F(RegistrationErrorLine, BeyondMaxMr_NamesMaxMr) {
   EXPECT_EQ(
       line_without_memory(range(MemoryType::kHost, kLinePage, 8 * kLinePage)),
       "mlx5_0: ibv_reg_mr of 4096 bytes of host memory at 0x7f0000008000 failed: Cannot allocate memory. "
-      "RLIMIT_MEMLOCK is 64 KiB (hard #), # KiB are locked, the device takes 2 registrations, 2 registrations are "
-      "alive: the device has no more (max_mr); fewer or larger buffers need fewer");
+      "The device's maximum of registrations (max_mr) is reached. Next: use fewer or larger buffers. RLIMIT_MEMLOCK is "
+      "64 KiB (hard #), # KiB are locked, the device supports 2 registrations, 2 registrations exist");
 }
 
 TEST_F(RegistrationErrorLine, BeyondMaxMrSize_NamesMaxMrSize) {
@@ -142,8 +142,8 @@ TEST_F(RegistrationErrorLine, BeyondMaxMrSize_NamesMaxMrSize) {
   device_.attributes.max_mr_size = 4 * kLinePage;
   EXPECT_EQ(line_without_memory(range(MemoryType::kHost, 5 * kLinePage)),
             "mlx5_0: ibv_reg_mr of 20480 bytes of host memory at 0x7f0000000000 failed: Cannot allocate memory. "
-            "RLIMIT_MEMLOCK is 64 KiB (hard #), # KiB are locked, the device takes 100 registrations, 0 registrations "
-            "are alive: it takes 16384 bytes at a time (max_mr_size)");
+            "The device registers at most 16384 bytes at once (max_mr_size). Next: use smaller buffers. RLIMIT_MEMLOCK "
+            "is 64 KiB (hard #), # KiB are locked, the device supports 100 registrations, 0 registrations exist");
 }
 
 }  // namespace

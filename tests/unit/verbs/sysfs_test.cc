@@ -19,7 +19,7 @@ class Sysfs : public testing::Test {
 
   std::filesystem::path class_dir() const { return root_ / "sys/class/infiniband/mlx5_0"; }
 
-  // Links the device to a directory of this name and answers the PCI path.
+  // Links the device to a directory of this name and returns its PCI path.
   std::optional<std::string> pci_path(const std::string& name) const {
     const std::filesystem::path target = root_ / "sys/devices" / name;
     std::filesystem::create_directories(target);

@@ -27,7 +27,7 @@ TEST(Codec, ReadBeyondEnd_StaysIncomplete) {
   const std::vector<std::uint8_t> bytes = {1, 2, 3};
   Reader reader(bytes);
   EXPECT_EQ(reader.get<std::uint32_t>(), 0U);
-  EXPECT_EQ(reader.get<std::uint8_t>(), 0);  // though a byte is there: nothing after the gap can be trusted
+  EXPECT_EQ(reader.get<std::uint8_t>(), 0);  // although bytes remain: after a failed read all reads return 0
   EXPECT_FALSE(reader.complete());
 }
 

@@ -27,7 +27,7 @@ TEST(Immediate, EveryField_RoundTrips) {
 TEST(Immediate, ImmediateOfEarlierPass_IsDistinguished) {
   EXPECT_EQ(ring_pass(0), ring_pass(255));
   EXPECT_NE(ring_pass(255), ring_pass(256));
-  EXPECT_NE(ring_pass(0xffffffff), ring_pass(0));  // also where the member numbers wrap
+  EXPECT_NE(ring_pass(0xffffffff), ring_pass(0));  // also when the member numbers wrap
 }
 
 TEST(Ring, SequenceNumbersWrap_IndexAndPassContinue) {
@@ -37,12 +37,12 @@ TEST(Ring, SequenceNumbersWrap_IndexAndPassContinue) {
   for (std::uint32_t member = kLast - 2 * kMaxInFlight; member != 2 * kMaxInFlight; ++member) {
     EXPECT_EQ(ring_index(member + 1), (ring_index(member) + 1) % kMaxInFlight) << member;
     EXPECT_EQ(ring_index(member + kMaxInFlight), ring_index(member)) << member;
-    // Whoever lies at the same place a round later is another one, and what is in flight together is at most one
-    // round apart.
+    // The next member at the same ring entry has another pass. Members that are outstanding together are at most one
+    // pass apart.
     EXPECT_EQ(ring_pass(member + kMaxInFlight), (ring_pass(member) + 1) & kPassMask) << member;
     EXPECT_LE(ring_pass(member), kPassMask);
   }
-  // A group in which the numbers wrap lies in one piece: behind the last entry are as many as the others need.
+  // A group whose member numbers wrap uses consecutive entries: the ring has kMaxGroup - 1 more entries for it.
   EXPECT_EQ(ring_index(kLast) + kMaxGroup, kRingEntries);
 }
 
@@ -58,7 +58,7 @@ TEST(Arrival, AllParts_AddUpInAnyOrder) {
       for (std::uint32_t part = 0; part < parts; ++part) sum += addend(part);
       EXPECT_EQ(sum >> kArrivalShift, kArrivalComplete) << parts;
       EXPECT_EQ(sum & kArrivalBytesMask, bytes) << parts;
-      // Without any one of them it is not whole: not without the first, whose share differs, and not without another.
+      // Without any one part the arrival is not complete: neither without the first, which adds more, nor another.
       for (std::uint32_t missing = 0; missing < parts; ++missing) {
         EXPECT_LT((sum - addend(missing)) >> kArrivalShift, kArrivalComplete) << missing << " of " << parts;
       }
@@ -67,7 +67,7 @@ TEST(Arrival, AllParts_AddUpInAnyOrder) {
 }
 
 TEST(Arrival, LargestGroup_BytesDoNotOverflowIntoCount) {
-  // Of 1 TiB each, more than any registration holds.
+  // Members of 1 TiB each, which is more than any registration has.
   const std::uint64_t bytes = kMaxGroup * (std::uint64_t{1} << 40);
   EXPECT_LT(bytes, kArrivalBytesMask);
   const std::uint64_t word = encode_arrival(bytes, 0, 1);

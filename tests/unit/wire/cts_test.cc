@@ -13,7 +13,7 @@ TEST(Cts, EntryOfOneDevice_Is32Bytes) {
 
 TEST(Cts, EntryOfSeveralDevices_IsOneCacheLine) {
   for (std::size_t devices = 2; devices <= kMaxDevices; ++devices) EXPECT_EQ(cts_entry_bytes(devices), 64U);
-  EXPECT_EQ(offsetof(CtsWideEntry, rkey), sizeof(CtsHead));  // keys lie where they lie in the narrow entry
+  EXPECT_EQ(offsetof(CtsWideEntry, rkey), sizeof(CtsHead));  // the same offset as in CtsEntry
   EXPECT_EQ(offsetof(CtsWideEntry, ready) + sizeof(std::uint32_t), sizeof(CtsWideEntry));
 }
 
@@ -24,7 +24,7 @@ TEST(Cts, AnyGroup_StaysInsideRing) {
 }
 
 TEST(Cts, GroupsInFlight_ShareNoEntries) {
-  // Groups of every size in turn, as many as may be in flight: members at distance below kMaxInFlight.
+  // Groups of each size, with as many outstanding as allowed: less than kMaxInFlight members apart.
   for (std::uint32_t size = 1; size <= kMaxGroup; ++size) {
     for (std::uint32_t first = 0; first < 2 * kMaxInFlight; ++first) {
       const std::uint32_t next = first + size;

@@ -63,12 +63,12 @@ TEST(Handle, ConnectToken_LeavesOtherFieldsUnchanged) {
   EXPECT_EQ(decoded->listener.listen, 55U);
 }
 
-// Whoever listens can still be reached, and told.
+// So that connect can reach the listener and both ends log the version mismatch.
 TEST(Handle, OtherVersion_IsReadUpToAddress) {
   HandleBytes bytes{};
   encode_handle(example(false), bytes);
   ++bytes[4];
-  bytes[6] = 0;  // whatever it may mean there
+  bytes[6] = 0;  // the device count of this version; the other version can use the byte differently
   const Result<Handle> decoded = decode_handle(bytes);
   ASSERT_TRUE(decoded);
   EXPECT_EQ(decoded->version, kProtocolVersion + 1);

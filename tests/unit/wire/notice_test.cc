@@ -69,8 +69,8 @@ TEST(Notice, StatusQueryAndReply_RoundTrip) {
                               .flushes = 6,
                               .no_progress_ms = 31'000,
                               .bytes = std::uint64_t{1} << 40};
-  std::vector<std::uint8_t> answer = body_of(Notice::status_reply(view));
-  const std::optional<ConnectionStatus> decoded = decode_status_reply(answer);
+  std::vector<std::uint8_t> reply = body_of(Notice::status_reply(view));
+  const std::optional<ConnectionStatus> decoded = decode_status_reply(reply);
   ASSERT_TRUE(decoded);
   EXPECT_EQ(decoded->id, 17U);
   EXPECT_EQ(decoded->sends, 1);
@@ -81,11 +81,11 @@ TEST(Notice, StatusQueryAndReply_RoundTrip) {
   EXPECT_EQ(decoded->flushes, 6U);
   EXPECT_EQ(decoded->no_progress_ms, 31'000U);
   EXPECT_EQ(decoded->bytes, std::uint64_t{1} << 40);
-  for (std::size_t bytes = 0; bytes < answer.size(); ++bytes) {
-    EXPECT_FALSE(decode_status_reply(std::span(answer).first(bytes))) << bytes;
+  for (std::size_t bytes = 0; bytes < reply.size(); ++bytes) {
+    EXPECT_FALSE(decode_status_reply(std::span(reply).first(bytes))) << bytes;
   }
-  answer[4] = 2;  // neither sends nor receives
-  EXPECT_FALSE(decode_status_reply(answer));
+  reply[4] = 2;  // `sends` must be 0 or 1
+  EXPECT_FALSE(decode_status_reply(reply));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "verbs/device.h"
+#include "verbs/device_inventory.h"
 
 #include <gtest/gtest.h>
 
@@ -32,8 +32,8 @@ class DeviceInventoryTest : public testing::Test {
     return all;
   }
 
-  // Gives the device a place on PCI, e.g. "0000:0c:00.0".
-  void place(FakeDevice& device, const std::string& pci_address) const {
+  // Gives the device a PCI address, e.g. "0000:0c:00.0".
+  void set_pci_address(FakeDevice& device, const std::string& pci_address) const {
     const std::filesystem::path directory = root_ / "class" / device.device.name;
     std::filesystem::create_directories(directory);
     std::filesystem::create_directories(root_ / "devices" / pci_address);
@@ -117,8 +117,8 @@ TEST_F(DeviceInventoryTest, FunctionsOfOneNic_HaveDistinctPortNumbers) {
 
 TEST_F(DeviceInventoryTest, SeveralDevices_AreOrderedByPciNamePort) {
   for (const char* name : {"mlx5_10", "mlx5_2", "mlx5_0", "mlx5_1"}) fake_.add_device(name).add_roce_port();
-  place(*fake_.devices()[2], "0000:9a:00.0");  // mlx5_0
-  place(*fake_.devices()[3], "0000:0c:00.1");  // mlx5_1
+  set_pci_address(*fake_.devices()[2], "0000:9a:00.0");  // mlx5_0
+  set_pci_address(*fake_.devices()[3], "0000:0c:00.1");  // mlx5_1
   const auto inventory = open();
   EXPECT_EQ(names(*inventory), "verbatim_mlx5_2 verbatim_mlx5_10 verbatim_mlx5_1 verbatim_mlx5_0");
   ASSERT_TRUE(inventory->ports()[2].pci_path);
@@ -138,7 +138,7 @@ TEST_F(DeviceInventoryTest, HcaFilter_SelectsAndNumbersRails) {
   EXPECT_EQ(inventory->ports()[0].plane_id, 1);
   ASSERT_EQ(inventory->skipped().size(), 3U);
   EXPECT_EQ(inventory->skipped()[0].reason, "not selected by NCCL_IB_HCA=mlx5_0:2:4:1,mlx5_1:1");
-  EXPECT_EQ(fake_.calls("open_device"), 2);  // what is not selected is not opened
+  EXPECT_EQ(fake_.calls("open_device"), 2);  // devices that are not selected are not opened
   EXPECT_TRUE(log_.warnings().empty());
 }
 
@@ -148,8 +148,7 @@ TEST_F(DeviceInventoryTest, MalformedHcaFilter_IsRejectedWithVariableName) {
   const auto opened = try_open();
   ASSERT_FALSE(opened);
   EXPECT_EQ(opened.error().kind, ErrorKind::kUsage);
-  EXPECT_EQ(log_.only_warning(),
-            "NCCL_IB_HCA=mlx5_0:x is not a valid setting: allowed is [^][=]name[:port[:rail[:plane]]],...");
+  EXPECT_EQ(log_.only_warning(), "NCCL_IB_HCA=mlx5_0:x is not valid. Next: set [^][=]name[:port[:rail[:plane]]],...");
 }
 
 TEST_F(DeviceInventoryTest, NoUsableDevice_OneWarningGivesEveryReason) {
@@ -188,7 +187,7 @@ TEST_F(DeviceInventoryTest, DeviceOpenFails_IsSkippedWithErrno) {
   }
 }
 
-// The others go on, with less bandwidth than the host has: nobody would notice.
+// Without a warning, an operator would not notice the lost bandwidth, because the other devices work.
 TEST_F(DeviceInventoryTest, OneDeviceOpenFails_IsWarning) {
   fake_.add_device("mlx5_0").add_roce_port();
   FakeDevice& second = fake_.add_device("mlx5_1");
@@ -201,7 +200,7 @@ TEST_F(DeviceInventoryTest, OneDeviceOpenFails_IsWarning) {
 
 TEST_F(DeviceInventoryTest, NoDevice_IsError) {
   EXPECT_EQ(try_open().error().sys_errno, ENODEV);
-  EXPECT_EQ(log_.only_warning().rfind("no RDMA: libibverbs sees no device.", 0), 0U) << log_.only_warning();
+  EXPECT_EQ(log_.only_warning().rfind("no RDMA: libibverbs finds no device.", 0), 0U) << log_.only_warning();
   EXPECT_EQ(fake_.live("list"), 0);
 }
 
@@ -237,7 +236,7 @@ TEST_F(DeviceInventoryTest, DriverFeatures_DeterminePtrSupport) {
         FakeDevice& device = fake_.add_device("mlx5_0");
         device.add_roce_port();
         device.dmabuf_errno = dmabuf_errno;
-        if (kernel_driver) place(device, "0000:0c:00.0");
+        if (kernel_driver) set_pci_address(device, "0000:0c:00.0");
         if (peer_memory) load_peer_memory();
         const bool dmabuf = dmabuf_errno != EOPNOTSUPP && dmabuf_errno != EPROTONOSUPPORT;
         const unsigned expected =
@@ -252,11 +251,11 @@ TEST_F(DeviceInventoryTest, NoGpuMemory_ReasonIsLoggedOnce) {
   for (const char* name : {"mlx5_0", "mlx5_1"}) {
     FakeDevice& device = fake_.add_device(name);
     device.add_roce_port();
-    place(device, std::string("0000:0c:00.") + name[5]);
+    set_pci_address(device, std::string("0000:0c:00.") + name[5]);
   }
   const std::string reason =
-      "no GPU memory, data goes through the host's: mlx5_0:1, mlx5_1:1: no dma-buf (Operation not supported), no peer "
-      "memory (no module nvidia_peermem or nv_peer_mem)";
+      "GPU memory cannot be registered, so NCCL copies data through host memory. Next: load nvidia_peermem. mlx5_0:1, "
+      "mlx5_1:1: dma-buf: Operation not supported, peer memory: no module nvidia_peermem or nv_peer_mem";
   open();
   EXPECT_TRUE(log_.warnings().empty()) << "there is no GPU";
   const auto infos = log_.infos();
@@ -303,18 +302,18 @@ TEST_F(DeviceInventoryTest, Mlx5Library_DeterminesIsMlx5) {
   fake_.add_device("mlx5_0").add_roce_port();
   EXPECT_FALSE(open()->devices()[0]->is_mlx5());
 
-  Mlx5 answers;
-  mlx5_ = &answers;
-  answers.is_supported = [](ibv_device*) { return false; };
-  answers.query_device = [](ibv_context*, mlx5dv_context*) {
+  Mlx5 library;
+  mlx5_ = &library;
+  library.is_supported = [](ibv_device*) { return false; };
+  library.query_device = [](ibv_context*, mlx5dv_context*) {
     ADD_FAILURE() << "not an mlx5 device";
     return 0;
   };
   EXPECT_FALSE(open()->devices()[0]->is_mlx5());
 
-  answers.is_supported = [](ibv_device* device) { return std::string(device->name) == "mlx5_0"; };
-  answers.query_device = [](ibv_context*, mlx5dv_context* answer) {
-    answer->flags = 5;
+  library.is_supported = [](ibv_device* device) { return std::string(device->name) == "mlx5_0"; };
+  library.query_device = [](ibv_context*, mlx5dv_context* attributes) {
+    attributes->flags = 5;
     return 0;
   };
   const auto inventory = open();
@@ -324,7 +323,7 @@ TEST_F(DeviceInventoryTest, Mlx5Library_DeterminesIsMlx5) {
 
 TEST_F(DeviceInventoryTest, SpeedMissingInAttributes_IsReadFromSysfs) {
   FakeDevice& device = fake_.add_device("mlx5_0");
-  place(device, "0000:0c:00.0");
+  set_pci_address(device, "0000:0c:00.0");
   device.add_roce_port().attributes.active_speed = 0;
   EXPECT_EQ(open()->ports()[0].speed_mbps, 10'000U);
   std::filesystem::create_directories(root_ / "class/mlx5_0/ports/1");
