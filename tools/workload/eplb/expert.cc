@@ -114,7 +114,7 @@ const Preset& find_preset(const std::string& name) {
     if (preset.name == name) return preset;
     names += std::string(names.empty() ? "" : ", ") + preset.name;
   }
-  throw BadInput("no such preset: '" + name + "', there are " + names);
+  throw BadInput("unknown preset: '" + name + "'; known presets: " + names);
 }
 
 ExpertLayout parse_tensors(const std::string& text, std::size_t local_rows) {
