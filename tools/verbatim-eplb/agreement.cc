@@ -44,8 +44,8 @@ std::vector<ranks::Fact> facts(const Options& options, const Input& input) {
 
 }  // namespace
 
-void agree(ranks::CoordinatorConnection& link, const Options& options, const Input& input) {
-  ranks::agree(link, options.job.rank, facts(options, input));
+void agree(ranks::CoordinatorConnection& coordinator, const Options& options, const Input& input) {
+  ranks::agree(coordinator, options.job.rank, facts(options, input));
 }
 
 }  // namespace verbatim::eplb

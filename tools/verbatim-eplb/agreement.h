@@ -8,6 +8,6 @@
 namespace verbatim::eplb {
 
 // Throws Failure naming the first rank that disagrees with rank 0, and about what. Every rank must call it.
-void agree(ranks::CoordinatorConnection& link, const Options& options, const Input& input);
+void agree(ranks::CoordinatorConnection& coordinator, const Options& options, const Input& input);
 
 }  // namespace verbatim::eplb

@@ -27,7 +27,7 @@ ranks::ExitStatus run(const eplb::Options& options, int argc, char** argv) {
   }
   if (!options.compare.empty() && options.job.root.empty()) return eplb::run_compare(options, argc, argv);
   return ranks::run_job(options.job, argc, argv,
-                        [&options](ranks::CoordinatorConnection& link) { return eplb::make_rank(options, link); });
+                        [&options](ranks::CoordinatorConnection& coordinator) { return eplb::make_rank(options, coordinator); });
 }
 
 }  // namespace

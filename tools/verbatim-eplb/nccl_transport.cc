@@ -40,8 +40,8 @@ class GpuMemory final : public Memory {
 
 class NcclTransport final : public Transport {
  public:
-  NcclTransport(const Options& options, ranks::CoordinatorConnection& link)
-      : options_(options), link_(link), memory_(options.cuda, options.job.rank), nccl_(options.nccl) {
+  NcclTransport(const Options& options, ranks::CoordinatorConnection& coordinator)
+      : options_(options), coordinator_(coordinator), memory_(options.cuda, options.job.rank), nccl_(options.nccl) {
     const auto ranks = static_cast<std::size_t>(options.job.nranks);
     counters_.sent.resize(ranks);
     counters_.received.resize(ranks);
@@ -53,7 +53,7 @@ class NcclTransport final : public Transport {
   void connect(const std::set<std::pair<int, int>>&, const std::vector<ranks::Piece>&) override {
     Nccl::UniqueId id{};
     if (options_.job.rank == 0) id = nccl_.make_id();
-    id = link_.all_gather_values(id).front();
+    id = coordinator_.all_gather_values(id).front();
     comm_ = nccl_.init(options_.job.nranks, id, options_.job.rank);
   }
 
@@ -100,7 +100,7 @@ class NcclTransport final : public Transport {
   }
 
   const Options& options_;
-  ranks::CoordinatorConnection& link_;
+  ranks::CoordinatorConnection& coordinator_;
   GpuMemory memory_;
   const Nccl nccl_;
   Nccl::Comm comm_ = nullptr;
@@ -108,8 +108,8 @@ class NcclTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::CoordinatorConnection& link) {
-  return std::make_unique<NcclTransport>(options, link);
+std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::CoordinatorConnection& coordinator) {
+  return std::make_unique<NcclTransport>(options, coordinator);
 }
 
 }  // namespace verbatim::eplb

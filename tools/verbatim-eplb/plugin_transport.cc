@@ -49,9 +49,9 @@ struct Lane {
 
 class PluginTransport final : public Transport {
  public:
-  PluginTransport(const Options& options, ranks::CoordinatorConnection& link, Watchdog& watchdog)
+  PluginTransport(const Options& options, ranks::CoordinatorConnection& coordinator, Watchdog& watchdog)
       : options_(options),
-        link_(link),
+        coordinator_(coordinator),
         watchdog_(watchdog),
         plugin_(options.plugin, options.api_version, options.job.token),
         memory_(make_host_memory()) {
@@ -64,7 +64,7 @@ class PluginTransport final : public Transport {
     };
     // Both ends must cut an expert in the same way.
     Limits common{std::min(plugin_.max_recvs(), netapi::kMaxGroup), plugin_.max_p2p_bytes()};
-    for (const Limits& other : link.all_gather_values(common)) {
+    for (const Limits& other : coordinator.all_gather_values(common)) {
       common.group = std::min(common.group, other.group);
       common.bytes = std::min(common.bytes, other.bytes);
     }
@@ -82,7 +82,7 @@ class PluginTransport final : public Transport {
                          options_.job.rank);
     std::vector<ranks::Handle> own;
     service_.run([&] { own = connections_->listen(); });
-    std::vector<ranks::Handle> handles = ranks::exchange_handles(link_, flows, own);
+    std::vector<ranks::Handle> handles = ranks::exchange_handles(coordinator_, flows, own);
     service_.run([&] {
       connections_->establish(handles);
       connections_->register_memory(pieces);
@@ -250,7 +250,7 @@ class PluginTransport final : public Transport {
   }
 
   const Options& options_;
-  ranks::CoordinatorConnection& link_;
+  ranks::CoordinatorConnection& coordinator_;
   Watchdog& watchdog_;
   ranks::LoadedPlugin plugin_;
   const std::unique_ptr<Memory> memory_;
@@ -264,10 +264,10 @@ class PluginTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::CoordinatorConnection& link,
+std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::CoordinatorConnection& coordinator,
                                                  Watchdog& watchdog) {
   ranks::keep_plugin_log(options.job.rank, options.verbose);
-  return std::make_unique<PluginTransport>(options, link, watchdog);
+  return std::make_unique<PluginTransport>(options, coordinator, watchdog);
 }
 
 }  // namespace verbatim::eplb

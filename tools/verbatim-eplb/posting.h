@@ -47,7 +47,7 @@ class DryRun {
   void add(std::size_t layer_number, const LayerPlan& layer, const std::vector<CallGroup>& groups,
            const ExpertLayout& expert);
   // Throws Failure naming the first pair whose ends differ, and where. Every rank must call it.
-  void compare(ranks::CoordinatorConnection& link) const;
+  void compare(ranks::CoordinatorConnection& coordinator) const;
 
  private:
   const std::size_t ranks_;

@@ -54,28 +54,28 @@ void prepare_nccl(int rank) {
 
 class EplbRank final : public ranks::Rank {
  public:
-  EplbRank(const Options& options, ranks::CoordinatorConnection& link)
+  EplbRank(const Options& options, ranks::CoordinatorConnection& coordinator)
       : options_(options),
         rank_(static_cast<std::size_t>(options.job.rank)),
-        link_(link),
+        coordinator_(coordinator),
         counters_(options.job.token),
         input_(make_input(options)),
         watchdog_(options.watchdog_s,
-                  [&link](const std::string& pending) { link.fail(ExitStatus::kTimeout, pending); }),
+                  [&coordinator](const std::string& pending) { coordinator.fail(ExitStatus::kTimeout, pending); }),
         report_{options_, input_},
         bar_(options.job.rank == 0) {
     if (options.over == Over::kNccl) prepare_nccl(options.job.rank);
   }
 
   ExitStatus run() override {
-    agree(link_, options_, input_);
+    agree(coordinator_, options_, input_);
     try {
       plan();
     } catch (const BadInput& bad) {
       throw Failure(bad.what(), ExitStatus::kUsage);
     }
-    transport_ = options_.over == Over::kNccl ? make_nccl_transport(options_, link_)
-                                              : make_plugin_transport(options_, link_, watchdog_);
+    transport_ = options_.over == Over::kNccl ? make_nccl_transport(options_, coordinator_)
+                                              : make_plugin_transport(options_, coordinator_, watchdog_);
     const std::size_t in_use = transport_->memory().in_use();
     mover_.emplace(options_, input_, injection_, *transport_, watchdog_);
     transport_->connect(pairs(), mover_->pieces());
@@ -100,7 +100,7 @@ class EplbRank final : public ranks::Rank {
   void exchange_capabilities() {
     RankCapabilities own{{}, getpid()};
     gethostname(own.host, sizeof own.host - 1);
-    for (const RankCapabilities& other : link_.all_gather_values(own))
+    for (const RankCapabilities& other : coordinator_.all_gather_values(own))
       report_.processes.push_back({other.host, other.pid});
   }
 
@@ -122,7 +122,7 @@ class EplbRank final : public ranks::Rank {
       dry_run.add(layer.number, plans_[i], calls_[i], input_.expert);
       report_.layers.push_back(layer_row(i));
     }
-    dry_run.compare(link_);
+    dry_run.compare(coordinator_);
   }
 
   LayerRow layer_row(std::size_t index) const {
@@ -158,7 +158,7 @@ class EplbRank final : public ranks::Rank {
     const LayerWork work{index, input_.workload.layers[index], plans_[index], own_[index], calls_[index]};
     if (options_.check || iteration + index == 0) mover_->prepare(work, iteration);
     wait("before layer " + std::to_string(work.layer.number));
-    link_.barrier();
+    coordinator_.barrier();
     const std::uint64_t begin = monotonic_ns();
     mover_->run(work);
     Outcome outcome{monotonic_ns() - begin, 0, {}};
@@ -170,7 +170,7 @@ class EplbRank final : public ranks::Rank {
     LayerRow& row = report_.layers[index];
     std::uint64_t slowest_ns = 0;
     wait("after layer " + std::to_string(work.layer.number));
-    for (const Outcome& other : link_.all_gather_values(outcome)) {
+    for (const Outcome& other : coordinator_.all_gather_values(outcome)) {
       slowest_ns = std::max(slowest_ns, other.elapsed_ns);
       row.wrong += other.wrong;
       report_.wrong_bytes += other.wrong;
@@ -210,7 +210,7 @@ class EplbRank final : public ranks::Rank {
     mover_.reset();
     transport_.reset();  // unloads the plugin, so that its counters are written
     own.stats = compare_stats(counters_.text(), planned(true), planned(false));
-    for (const std::string& text : link_.all_gather(json_of(own).dump())) {
+    for (const std::string& text : coordinator_.all_gather(json_of(own).dump())) {
       report_.by_rank.push_back(summary_of(ranks::Json::parse(text)));
     }
     compare_with_plan();
@@ -266,7 +266,7 @@ class EplbRank final : public ranks::Rank {
 
   const Options options_;
   const std::size_t rank_;
-  ranks::CoordinatorConnection& link_;
+  ranks::CoordinatorConnection& coordinator_;
   const ranks::PluginCounters counters_;
   const Input input_;
   Watchdog watchdog_;
@@ -283,9 +283,9 @@ class EplbRank final : public ranks::Rank {
 
 }  // namespace
 
-std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& link) {
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
   try {
-    return std::make_unique<EplbRank>(options, link);
+    return std::make_unique<EplbRank>(options, coordinator);
   } catch (const BadInput& bad) {
     throw Failure(bad.what(), ExitStatus::kUsage);
   }

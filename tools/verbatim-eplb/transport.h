@@ -71,9 +71,9 @@ class Transport {
   Counters counters_;
 };
 
-std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::CoordinatorConnection& link,
+std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::CoordinatorConnection& coordinator,
                                                  Watchdog& watchdog);
 // Throws Failure saying what is missing where there is no GPU, CUDA or NCCL.
-std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::CoordinatorConnection& link);
+std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::CoordinatorConnection& coordinator);
 
 }  // namespace verbatim::eplb

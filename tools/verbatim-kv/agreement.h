@@ -10,6 +10,6 @@ namespace verbatim::kv {
 
 // Throws Failure naming the first rank that disagrees with rank 0, and about what. Every rank must call it. The shape
 // of the families' blocks is not looked at: ranks that connect to each other do that.
-void agree(ranks::CoordinatorConnection& link, const Options& options, const std::vector<Request>& requests);
+void agree(ranks::CoordinatorConnection& coordinator, const Options& options, const std::vector<Request>& requests);
 
 }  // namespace verbatim::kv

@@ -67,9 +67,9 @@ struct Part {
 
 class NcclRank final : public ranks::Rank {
  public:
-  NcclRank(const Options& options, ranks::CoordinatorConnection& link)
+  NcclRank(const Options& options, ranks::CoordinatorConnection& coordinator)
       : options_(options),
-        link_(link),
+        coordinator_(coordinator),
         requests_(make_requests(options_)),
         is_prefill_(options_.job.rank < options_.prefills),
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
@@ -82,7 +82,7 @@ class NcclRank final : public ranks::Rank {
         nccl_(options_.nccl) {}
 
   ExitStatus run() override {
-    agree(link_, options_, requests_);
+    agree(coordinator_, options_, requests_);
     make_sides();
     exchange_families();
     ranks::ProgressBar bar(options_.job.rank == 0);
@@ -114,7 +114,7 @@ class NcclRank final : public ranks::Rank {
           options_.requests.seed * 7919 + std::uint64_t{index_} * 4 + i + (is_prefill_ ? 2 : 0), options_.faults);
       Nccl::UniqueId id{};
       if (options_.job.rank == 0) id = nccl_.make_id();
-      id = link_.all_gather_values(id).front();
+      id = coordinator_.all_gather_values(id).front();
       side.comm = nccl_.init(options_.job.nranks, id, options_.job.rank);
       side.stream = gpu_.make_stream();
       side.staging = gpu_.allocate(staging_bytes(family.geometry));
@@ -148,7 +148,7 @@ class NcclRank final : public ranks::Rank {
       if (!is_prefill_ && side.faults.has(FaultKind::kGeometry)) ++introduced.geometry.block_tokens;
       put_family(writer, introduced, memory_.intervals());
     }
-    for (const std::string& bytes : link_.all_gather(writer.bytes())) {
+    for (const std::string& bytes : coordinator_.all_gather(writer.bytes())) {
       Reader reader(bytes);
       for (Side& side : sides_) {
         const FamilyDescription& peer = side.peers.emplace_back(get_family(reader));
@@ -167,7 +167,7 @@ class NcclRank final : public ranks::Rank {
       for (Side& side : sides_) prepare(side, batch);
       gpu_.upload(device_, host_, bytes_, slab_stream_);
     }
-    link_.barrier();
+    coordinator_.barrier();
     const std::uint64_t begin_ns = monotonic_ns();
     for (std::size_t i = 0; i < sides_.size(); ++i) post(sides_[i], parts[i]);
     std::vector<bool> done(sides_.size());
@@ -192,7 +192,7 @@ class NcclRank final : public ranks::Rank {
     for (Side& side : sides_) put_lists(side, batch, lists);
     std::vector<std::map<std::uint32_t, BlockList>> announced(sides_.size() *
                                                               static_cast<std::size_t>(options_.job.nranks));
-    const std::vector<std::string> all = link_.all_gather(lists.bytes());
+    const std::vector<std::string> all = coordinator_.all_gather(lists.bytes());
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       Reader reader(all[rank]);
       for (std::size_t i = 0; i < sides_.size(); ++i) {
@@ -234,7 +234,7 @@ class NcclRank final : public ranks::Rank {
         }
       }
     }
-    for (const std::string& bytes : link_.all_gather(refusals.bytes())) {
+    for (const std::string& bytes : coordinator_.all_gather(refusals.bytes())) {
       Reader reader(bytes);
       while (!reader.rest().empty()) {
         const auto i = reader.get<std::uint64_t>();
@@ -378,7 +378,7 @@ class NcclRank final : public ranks::Rank {
       }
     }
     std::map<std::pair<std::uint64_t, std::uint32_t>, Notification> received_notifications;
-    for (const std::string& bytes : link_.all_gather(writer.bytes())) {
+    for (const std::string& bytes : coordinator_.all_gather(writer.bytes())) {
       Reader reader(bytes);
       while (!reader.rest().empty()) {
         const auto i = reader.get<std::uint64_t>();
@@ -442,7 +442,7 @@ class NcclRank final : public ranks::Rank {
     for (FamilyReport& family : report.families) family.plan.messages = family.plan.requests;
     std::vector<const FamilyStats*> stats;
     for (const Side& side : sides_) stats.push_back(&side.stats);
-    report.add_all_ranks(link_, {.bytes = bytes_, .allocations = 1, .damage = memory_.damage()}, counters_, stats);
+    report.add_all_ranks(coordinator_, {.bytes = bytes_, .allocations = 1, .damage = memory_.damage()}, counters_, stats);
     if (options_.job.rank == 0) {
       print(stdout, report);
       if (!options_.json.empty()) write(report, options_.json);
@@ -479,7 +479,7 @@ class NcclRank final : public ranks::Rank {
   }
 
   const Options options_;
-  ranks::CoordinatorConnection& link_;
+  ranks::CoordinatorConnection& coordinator_;
   const std::vector<Request> requests_;
   const bool is_prefill_;
   const std::uint32_t index_;  // on its side
@@ -498,8 +498,8 @@ class NcclRank final : public ranks::Rank {
 
 }  // namespace
 
-std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::CoordinatorConnection& link) {
-  return std::make_unique<NcclRank>(options, link);
+std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
+  return std::make_unique<NcclRank>(options, coordinator);
 }
 
 }  // namespace verbatim::kv

@@ -10,6 +10,6 @@
 
 namespace verbatim::kv {
 
-std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::CoordinatorConnection& link);
+std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::CoordinatorConnection& coordinator);
 
 }  // namespace verbatim::kv

@@ -33,9 +33,9 @@ struct Agreement {
 
 class DirectRank final : public ranks::Rank {
  public:
-  DirectRank(const Options& options, ranks::CoordinatorConnection& link)
+  DirectRank(const Options& options, ranks::CoordinatorConnection& coordinator)
       : options_(options),
-        link_(link),
+        coordinator_(coordinator),
         requests_(make_requests(options_)),
         is_prefill_(options_.job.rank < options_.prefills),
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
@@ -45,7 +45,7 @@ class DirectRank final : public ranks::Rank {
   }
 
   ExitStatus run() override {
-    kv::agree(link_, options_, requests_);
+    kv::agree(coordinator_, options_, requests_);
     agree_on_plugin();
     make_families();
     device_ = static_cast<int>(index_ % plugin_->devices().size());
@@ -54,7 +54,7 @@ class DirectRank final : public ranks::Rank {
         RankContext{options_, *plugin_, *registrations_, memory_->intervals(), requests_, device_, index_, finished_});
     make_sides();
     transfer();
-    link_.barrier();
+    coordinator_.barrier();
     finish();
     report_own();
     if (options_.job.rank == 0) {
@@ -76,7 +76,7 @@ class DirectRank final : public ranks::Rank {
     report_.transport = std::string((*plugin_)->name()) + " (net plugin v" + std::to_string(own.api_version) + ", " +
                         options_.plugin + ")";
     report_.group = static_cast<std::size_t>(std::max(1, own.max_recvs));
-    for (const Agreement& other : link_.all_gather_values(own)) {
+    for (const Agreement& other : coordinator_.all_gather_values(own)) {
       if (other.api_version != own.api_version) {
         throw Failure("this rank's plugin speaks v" + std::to_string(own.api_version) + ", that of another v" +
                       std::to_string(other.api_version) + ": say --api");
@@ -96,7 +96,7 @@ class DirectRank final : public ranks::Rank {
   }
 
   void make_sides() {
-    auto channels = connect_channels(options_.job, link_, families_.size(), options_.prefills);
+    auto channels = connect_channels(options_.job, coordinator_, families_.size(), options_.prefills);
     for (std::size_t i = 0; i < families_.size(); ++i) {
       if (is_prefill_) {
         prefills_.push_back(std::make_unique<Prefill>(*context_, families_[i], std::move(channels[i])));
@@ -157,7 +157,7 @@ class DirectRank final : public ranks::Rank {
     std::vector<const FamilyStats*> stats;
     for (auto& side : prefills_) stats.push_back(&side->stats());
     for (auto& side : decodes_) stats.push_back(&side->stats());
-    report_.add_all_ranks(link_,
+    report_.add_all_ranks(coordinator_,
                           {.bytes = memory_bytes(),
                            .allocations = memory_->allocations(),
                            .registrations = memory_->intervals().all().size(),
@@ -173,7 +173,7 @@ class DirectRank final : public ranks::Rank {
   }
 
   const Options options_;
-  ranks::CoordinatorConnection& link_;
+  ranks::CoordinatorConnection& coordinator_;
   const std::vector<Request> requests_;
   const bool is_prefill_;
   const std::uint32_t index_;  // on its side
@@ -195,9 +195,9 @@ class DirectRank final : public ranks::Rank {
 
 }  // namespace
 
-std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& link) {
-  if (options.mode == Mode::kNccl) return make_nccl_rank(options, link);
-  return std::make_unique<DirectRank>(options, link);
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
+  if (options.mode == Mode::kNccl) return make_nccl_rank(options, coordinator);
+  return std::make_unique<DirectRank>(options, coordinator);
 }
 
 }  // namespace verbatim::kv

@@ -102,7 +102,7 @@ std::pair<JoinMessage, Channel> accept_from(const UniqueFd& listener, std::uint6
 
 }  // namespace
 
-std::vector<std::vector<Channel>> connect_channels(const ranks::Job& job, ranks::CoordinatorConnection& link,
+std::vector<std::vector<Channel>> connect_channels(const ranks::Job& job, ranks::CoordinatorConnection& coordinator,
                                                    std::size_t families, int prefills) {
   const bool is_prefill = job.rank < prefills;
   std::vector<UniqueFd> listeners;
@@ -116,7 +116,7 @@ std::vector<std::vector<Channel>> connect_channels(const ranks::Job& job, ranks:
     own[family] = *address;
     listeners.push_back(std::move(*listener));
   }
-  const std::vector<Addresses> all = link.all_gather_values(own);
+  const std::vector<Addresses> all = coordinator.all_gather_values(own);
 
   std::vector<std::vector<Channel>> channels(families);
   for (std::uint32_t family = 0; family < families; ++family) {

@@ -13,7 +13,7 @@ namespace verbatim::kv {
 
 // Channels by family, then by index of the peer on its side. All ranks call it at the same time; those below `prefills`
 // are the prefill ranks. Throws Failure.
-std::vector<std::vector<Channel>> connect_channels(const ranks::Job& job, ranks::CoordinatorConnection& link,
+std::vector<std::vector<Channel>> connect_channels(const ranks::Job& job, ranks::CoordinatorConnection& coordinator,
                                                    std::size_t families, int prefills);
 
 }  // namespace verbatim::kv

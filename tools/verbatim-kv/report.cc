@@ -96,7 +96,7 @@ Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests) {
   return plan;
 }
 
-void Report::add_all_ranks(ranks::CoordinatorConnection& link, const RankMemory& memory,
+void Report::add_all_ranks(ranks::CoordinatorConnection& coordinator, const RankMemory& memory,
                            const ranks::PluginCounters& counters, const std::vector<const FamilyStats*>& stats) {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
@@ -109,7 +109,7 @@ void Report::add_all_ranks(ranks::CoordinatorConnection& link, const RankMemory&
   own["plugin_counters"] = compare_plugin_counters(counters.text(), sent_bytes, received_bytes);
   own["families"] = ranks::Json::array();
   for (const FamilyStats* const family : stats) own["families"].push_back(to_json(*family));
-  for (const std::string& text : link.all_gather(own.dump())) {
+  for (const std::string& text : coordinator.all_gather(own.dump())) {
     const Json other = Json::parse(text);
     const auto counts = other.at("memory").get<std::vector<std::uint64_t>>();
     ranks.push_back(

@@ -48,7 +48,7 @@ struct Report {
   std::vector<RankMemory> ranks = {};
 
   // What this rank has counted, and what all others have: every rank calls it at the same time.
-  void add_all_ranks(ranks::CoordinatorConnection& link, const RankMemory& memory,
+  void add_all_ranks(ranks::CoordinatorConnection& coordinator, const RankMemory& memory,
                      const ranks::PluginCounters& counters, const std::vector<const FamilyStats*>& stats);
   std::uint64_t wrong() const;
   bool counters_differ() const;  // the plugin's from ours, where nothing went wrong on the way

@@ -9,8 +9,9 @@
 namespace verbatim::kv {
 
 class BlockPool {
- // Blocks below `reserved` are never given out. `fragmentation` goes from 0 (a request's blocks are one run where there
- // is a free run of that length) to 1 (no two of them are adjacent).
+ public:
+  // Blocks below `reserved` are never given out. `fragmentation` goes from 0 (a request's blocks are one run where
+  // there is a free run of that length) to 1 (no two of them are adjacent).
   BlockPool(std::size_t blocks, std::size_t reserved, double fragmentation, std::uint64_t seed);
 
   std::size_t free_blocks() const { return free_.size(); }

@@ -1,5 +1,6 @@
 // A family of cache blocks (KV, or the indexer's keys: LF) as one rank holds it, and the models with known families.
 // Families share nothing: each has its own layers, blocks, lengths and addresses.
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
