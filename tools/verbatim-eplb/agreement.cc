@@ -14,13 +14,13 @@ std::string list(const std::vector<int>& rows) {
   return text;
 }
 
-// Everything that must be the same, in an order that puts the plain causes first.
+// Everything that must be the same on all ranks. Facts that cause other differences come first.
 std::vector<ranks::Fact> facts(const Options& options, const Input& input) {
   std::vector<ranks::Fact> facts{
       {"number of ranks", std::to_string(options.job.nranks)},
       {"mode", mode_name(options.mode)},
       {"transport", options.over == Over::kNccl ? "nccl" : "plugin"},
-      {"operations a group", std::to_string(options.ops_per_group)},
+      {"operations per group", std::to_string(options.ops_per_group)},
       {"iterations", std::to_string(options.rounds())},
       {"chunk bytes", std::to_string(options.chunk_bytes)},
       {"check", options.check ? "full" : "off"},

@@ -1,4 +1,4 @@
-// Operations as NCCL's point-to-point calls, in GPU memory. NCCL and CUDA are opened at run time.
+// Runs operations as NCCL's point-to-point calls, in GPU memory. NCCL and CUDA are opened at run time.
 #include <sched.h>
 
 #include <cstdlib>
@@ -13,7 +13,7 @@ namespace {
 using ncclapi::Gpu;
 using ncclapi::Nccl;
 
-// A GPU's, with one stream of it.
+// The memory of one GPU, with one stream.
 class GpuMemory final : public Memory {
  public:
   GpuMemory(const std::string& library, int rank) : gpu_(library, rank), stream_(gpu_.make_stream()) {}
@@ -28,11 +28,11 @@ class GpuMemory final : public Memory {
   std::size_t in_use() const override { return gpu_.in_use(); }
 
   Gpu::Stream stream() const { return stream_; }
-  // Whether all that was queued is done.
+  // Whether all queued operations have completed.
   bool idle() const { return gpu_.idle(stream_); }
 
  private:
-  std::byte* take(std::size_t bytes) override { return gpu_.allocate(bytes); }
+  std::byte* do_allocate(std::size_t bytes) override { return gpu_.allocate(bytes); }
 
   Gpu gpu_;
   const Gpu::Stream stream_;
@@ -49,7 +49,7 @@ class NcclTransport final : public Transport {
 
   Memory& memory() override { return memory_; }
 
-  // NCCL connects a pair when it first has something to say.
+  // NCCL itself connects a pair when it has data for the first time.
   void connect(const std::set<std::pair<int, int>>&, const std::vector<ranks::Piece>&) override {
     Nccl::UniqueId id{};
     if (options_.job.rank == 0) id = nccl_.make_id();

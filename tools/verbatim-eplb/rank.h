@@ -1,4 +1,4 @@
-// One rank of a run.
+// One rank of a verbatim-eplb run.
 #pragma once
 
 #include <memory>

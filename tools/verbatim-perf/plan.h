@@ -39,7 +39,7 @@ struct Step {
   Reduction reduction = {};
 };
 
-// One direction of a connection. Steps start and complete in order.
+// One direction of a connection. Steps start in order and complete in order.
 struct Lane {
   std::size_t flow;  // index in Operation::flows()
   bool sends;
