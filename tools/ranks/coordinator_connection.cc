@@ -48,7 +48,7 @@ UniqueFd connect_to(const std::string& root, int timeout_s) {
     }
     ::poll(nullptr, 0, kRetryMs);
   } while (monotonic_ns() < deadline);
-  throw Failure("no coordinator accepts connections at " + root + ". Next: check --root and that rank 0 is running);
+  throw Failure("no coordinator accepts connections at " + root + ". Next: check --root and that rank 0 is running");
 }
 
 }  // namespace

@@ -13,13 +13,13 @@ enum class ExitStatus : int {
   kFailed = 3,   // the plugin, a rank or the system failed
   kTimeout = 4,  // --timeout passed
   // Runs that completed as they should, of tools that can leave out a part of their work:
-  kRefused = 5,    // some requests were rejected
+  kRejected = 5,    // some requests were rejected
   kRecompute = 6,  // some blocks could not be transferred and are listed for recomputation
 };
 
 // Whether the whole job ends as soon as one rank exits with `status`.
 constexpr bool is_failure(int status) {
-  return status >= static_cast<int>(ExitStatus::kUsage) && status != static_cast<int>(ExitStatus::kRefused) &&
+  return status >= static_cast<int>(ExitStatus::kUsage) && status != static_cast<int>(ExitStatus::kRejected) &&
          status != static_cast<int>(ExitStatus::kRecompute);
 }
 

@@ -13,3 +13,5 @@ namespace verbatim::kv {
 std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::CoordinatorConnection& coordinator);
 
 }  // namespace verbatim::kv
+// One rank of a run through NCCL (--mode nccl). The caches are on a GPU, and there is one communicator per family. Each
+// request is gathered, sent as one message and scattered.

@@ -67,7 +67,7 @@ class DirectRank final : public ranks::Rank {
  private:
   void agree_on_plugin() {
     if (options_.group > plugin_->max_recvs()) {
-      throw Failure("--group " + std::to_string(options_.group) + ": this plugin takes receives of up to " +
+      throw Failure("--group " + std::to_string(options_.group) + ": the plugin's maximum is " +
                         std::to_string(plugin_->max_recvs()),
                     ExitStatus::kUsage);
     }
@@ -78,14 +78,14 @@ class DirectRank final : public ranks::Rank {
     report_.group = static_cast<std::size_t>(std::max(1, own.max_recvs));
     for (const Agreement& other : coordinator_.all_gather_values(own)) {
       if (other.api_version != own.api_version) {
-        throw Failure("this rank's plugin speaks v" + std::to_string(own.api_version) + ", that of another v" +
-                      std::to_string(other.api_version) + ": say --api");
+        throw Failure("this rank's plugin has table version " + std::to_string(own.api_version) +
+                      ", another rank's plugin has " + std::to_string(other.api_version) + ". Next: set --api");
       }
       report_.group = std::min(report_.group, static_cast<std::size_t>(std::max(1, other.max_recvs)));
     }
   }
 
-  // Makes the families and gives them memory.
+  // Lays out the families and assigns their memory.
   void make_families() {
     Layout layout = lay_out(options_, requests_, is_prefill_);
     families_ = std::move(layout.families);
@@ -107,7 +107,7 @@ class DirectRank final : public ranks::Rank {
     }
   }
 
-  // Each family on a thread of its own.
+  // Runs each family on a thread of its own.
   void transfer() {
     std::vector<std::future<void>> running;
     for (std::size_t i = 0; i < families_.size(); ++i) {
@@ -121,7 +121,8 @@ class DirectRank final : public ranks::Rank {
         running[ended++].get();
         continue;
       }
-      for (std::size_t other = ended + 1; other < running.size(); ++other) {  // its failure must not wait for this one
+      for (std::size_t other = ended + 1; other < running.size();
+           ++other) {  // look for another ended one, whose failure must be reported at once
         if (running[other].wait_for(std::chrono::seconds(0)) == std::future_status::ready)
           std::swap(running[ended], running[other]);
       }
@@ -149,10 +150,10 @@ class DirectRank final : public ranks::Rank {
     registrations_->release();
     reg_mr_calls_ = registrations_->calls();
     plugin_->finalize();
-    plugin_.reset();  // unloaded, it has said all that it counts
+    plugin_.reset();  // unloads the plugin, which then writes its counters
   }
 
-  // Puts what all ranks have counted into the report.
+  // Adds the counters of all ranks to the report.
   void report_own() {
     std::vector<const FamilyStats*> stats;
     for (auto& side : prefills_) stats.push_back(&side->stats());
@@ -176,12 +177,12 @@ class DirectRank final : public ranks::Rank {
   ranks::CoordinatorConnection& coordinator_;
   const std::vector<Request> requests_;
   const bool is_prefill_;
-  const std::uint32_t index_;  // on its side
+  const std::uint32_t index_;  // among the prefill or the decode ranks
   const ranks::PluginCounters counters_;
   std::optional<ranks::LoadedPlugin> plugin_;
   int device_ = 0;
   std::vector<Family> families_;
-  std::vector<std::size_t> reserved_;  // blocks of each family for prefixes that are there
+  std::vector<std::size_t> reserved_;  // by family: blocks for prefixes that the decode side already has
   std::optional<CacheMemory> memory_;
   std::optional<Registrations> registrations_;
   std::uint64_t reg_mr_calls_ = 0;
@@ -190,7 +191,7 @@ class DirectRank final : public ranks::Rank {
   std::vector<std::unique_ptr<Prefill>> prefills_;
   std::vector<std::unique_ptr<Decode>> decodes_;
   Report report_{.options = options_};
-  std::vector<std::unique_ptr<ranks::Worker>> workers_;  // last: they use the others
+  std::vector<std::unique_ptr<ranks::Worker>> workers_;  // last member: the threads use the others
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// One rank of a job, from loading the plugin to unloading it.
+// One rank of a verbatim-kv job, from loading the plugin to unloading it.
 #pragma once
 
 #include <memory>

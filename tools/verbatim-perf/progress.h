@@ -40,7 +40,7 @@ class Progress {
   };
 
   // Called after a poll without progress. Ranks may outnumber the cores, so an idle rank gives up the CPU.
-  void rest() const;
+  void back_off() const;
   void run_lanes(std::uint64_t iterations, std::atomic<std::uint64_t>* finished);
   // Starts at most one step per call. A device may do the work of a request inside the call that posts it (rxe does),
   // and a rank that posts a whole window of sends at once would delay the peer's next receives.
