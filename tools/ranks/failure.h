@@ -13,7 +13,7 @@ enum class ExitStatus : int {
   kFailed = 3,   // the plugin, a rank or the system failed
   kTimeout = 4,  // --timeout passed
   // Runs that completed as they should, of tools that can leave out a part of their work:
-  kRejected = 5,    // some requests were rejected
+  kRejected = 5,   // some requests were rejected
   kRecompute = 6,  // some blocks could not be transferred and are listed for recomputation
 };
 

@@ -27,7 +27,7 @@ struct Job {
 };
 
 // The work of one rank. After a failure it is destroyed only when the other ranks were notified, so that they report
-// the failure and not the peer's orderly close.
+// the failure and not a graceful close of the peer.
 class Rank {
  public:
   Rank() = default;

@@ -21,7 +21,7 @@ std::vector<ranks::Fact> facts(const Options& options, const Input& input) {
       {"mode", mode_name(options.mode)},
       {"transport", options.over == Over::kNccl ? "nccl" : "plugin"},
       {"operations per group", std::to_string(options.ops_per_group)},
-      {"iterations", std::to_string(options.rounds())},
+      {"iterations", std::to_string(options.total_iterations())},
       {"chunk bytes", std::to_string(options.chunk_bytes)},
       {"check", options.check ? "full" : "off"},
       {"injection", std::to_string(static_cast<int>(options.inject))},
