@@ -1,6 +1,7 @@
 // One rank of a run through NCCL (--mode nccl). The caches are on a GPU, and there is one communicator per family. Each
 // request is gathered, sent as one message and scattered.
 #pragma once
+
 #include <memory>
 
 #include "ranks/coordinator_connection.h"
