@@ -45,19 +45,19 @@ TEST_F(TraceFile, ValidTrace_IsExecuted) {
 
 TEST_F(TraceFile, InvalidTrace_IsRejectedWithLocation) {
   expect_refused("{\"layer\": 4, \"old\": [0, 1, 2, 2], \"new\": [0, 3, 1, 2]}",
-                 "layer 4, new, row 1: expert 3 is held by no rank before");
-  expect_refused("{\"old\": [0, 1, 2, 2], \"new\": [0, 1, 2]}", "layer 0, new: 3 rows in place of 4");
-  expect_refused("{\"old\": [0, 1, 2], \"new\": [0, 1, 2]}", "3 rows do not divide by 2 ranks");
+                 "layer 4, new, row 1: expert 3 is in no old row of any rank");
+  expect_refused("{\"old\": [0, 1, 2, 2], \"new\": [0, 1, 2]}", "layer 0, new: 3 rows instead of 4");
+  expect_refused("{\"old\": [0, 1, 2], \"new\": [0, 1, 2]}", "3 rows are not divisible by 2 ranks");
   expect_refused("{\"old\": [0, -2, 2, 3], \"new\": [0, 1, 2, 3]}", "layer 0, old, row 1: expert -2");
   expect_refused("{\"old\": [0, 7, 2, 3], \"new\": [0, 1, 2, 3]}", "layer 0, old, row 1: expert 7 is not one of 0 to 3",
                  {"--logical", "4"});
-  expect_refused("{\"old\": [0, 1.5], \"new\": [0, 1]}", "line 1, old, row 1: not an expert: 1.5");
+  expect_refused("{\"old\": [0, 1.5], \"new\": [0, 1]}", "line 1, old, row 1: not an expert number: 1.5");
   expect_refused("{\"old\": [0, 1], \"new\": [0, 1]}\n{\"old\": [0, 1]", "line 2: not a JSON object");
-  expect_refused("{\"old\": [0, 1]}", "line 1: no list 'new'");
+  expect_refused("{\"old\": [0, 1]}", "line 1: there is no list 'new'");
   expect_refused("{\"old\": [0, 1], \"new\": [1, 0], \"bytes\": [5144, 5143]}",
-                 "line 1, row 1: 5143 bytes, an expert has 5144");
+                 "line 1, row 1: 5143 bytes instead of 5144");
   expect_refused("{\"old\": [0, 1], \"new\": [1, 0], \"bytes\": [5144]}", "line 1: 'bytes' is not a list of 2 sizes");
-  expect_refused("{\"old\": [0, 2147483647], \"new\": [0, 1]}", "line 1, old, row 1: not an expert: 2147483647");
+  expect_refused("{\"old\": [0, 2147483647], \"new\": [0, 1]}", "line 1, old, row 1: not an expert number: 2147483647");
   expect_refused("", "no layers");
 }
 
@@ -69,18 +69,18 @@ TEST(Input, InvalidOption_IsRejectedWithReason) {
     EXPECT_EQ(1, std::count(outcome.output.begin(), outcome.output.end(), '\n')) << outcome.output;
   };
   refused({"--policy", "trace=/does/not/exist"}, "/does/not/exist: cannot be read");
-  refused({"--policy", "none"}, "no such policy: 'none'");
-  refused({"--preset", "none"}, "no such preset: 'none'");
-  refused({"--ranks", "3", "--redundant", "1"}, "25 rows do not divide by 3 ranks");
-  refused({"--ranks", "4", "--redundant", "0", "--policy", "scale-up"}, "no rank is left to scale to");
-  refused({"--ranks", "4", "--tensors", "w:fp8:801:total"}, "tensor w: 801 bytes do not divide by 8 rows");
-  refused({"--ranks", "4", "--tensors", "w:fp32:6"}, "no whole number of fp32");
+  refused({"--policy", "none"}, "unknown policy: 'none'");
+  refused({"--preset", "none"}, "unknown preset: 'none'");
+  refused({"--ranks", "3", "--redundant", "1"}, "25 rows are not divisible by 3 ranks");
+  refused({"--ranks", "4", "--redundant", "0", "--policy", "scale-up"}, "no rank is left to add or remove");
+  refused({"--ranks", "4", "--tensors", "w:fp8:801:total"}, "tensor w: 801 bytes are not divisible by 8 rows");
+  refused({"--ranks", "4", "--tensors", "w:fp32:6"}, "not a multiple of the size of fp32");
   refused({"--mode", "per-tensor", "--ops-per-group", "5"},
-          "a group of 5 operations does not hold the 6 of one expert");
+          "a group of 5 operations cannot hold the 6 operations of one expert");
   refused({"--ops-per-group", "-1"}, "--ops-per-group");
-  refused({"--api", "5"}, "--api: there are 0 (the newest) and 6 to");
+  refused({"--api", "5"}, "--api must be 0 (the newest) or 6 to");
   refused({"--json", "/does/not/exist/report"}, "/does/not/exist/report: cannot be written");
-  refused({"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}, "no --root");
+  refused({"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}, "cannot be used with --root");
 }
 
 TEST(MissingLibrary, PluginOrCuda_IsNamed) {
@@ -89,7 +89,7 @@ TEST(MissingLibrary, PluginOrCuda_IsNamed) {
   EXPECT_TRUE(contains(plugin, "/does/not/exist.so")) << plugin.output;
   const Outcome cuda = run({"--over", "nccl", "--cuda", "/no/libcuda.so", "--ranks", "2"});
   EXPECT_EQ(kFailed, cuda.status) << cuda.output;
-  EXPECT_TRUE(contains(cuda, "missing here: /no/libcuda.so")) << cuda.output;
+  EXPECT_TRUE(contains(cuda, "cannot open the library: /no/libcuda.so")) << cuda.output;
 }
 
 // Two ranks, each with options of its own.
@@ -123,11 +123,11 @@ TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
     EXPECT_TRUE(contains(outcome, "rank 1 disagrees with rank 0 about the " + why)) << outcome.output;
   };
-  disagree({}, {"--mode", "direct"}, "mode: direct there, packed here");
-  disagree({}, {"--ops-per-group", "7"}, "operations a group: 7 there, 128 here");
-  disagree({}, {"--scale", "2"}, "tensor w13: fp8 of 2048 bytes there, fp8 of 4097 bytes here");
-  disagree({}, {"--redundant", "10"}, "number of rows: 34 there, 32 here");
-  disagree({}, {"--seed", "2"}, "seed: 2 there, 1 here");
+  disagree({}, {"--mode", "direct"}, "mode: direct instead of packed");
+  disagree({}, {"--ops-per-group", "7"}, "operations per group: 7 instead of 128");
+  disagree({}, {"--scale", "2"}, "tensor w13: fp8 of 2048 bytes instead of fp8 of 4097 bytes");
+  disagree({}, {"--redundant", "10"}, "number of rows: 34 instead of 32");
+  disagree({}, {"--seed", "2"}, "seed: 2 instead of 1");
   disagree({"--policy", "shuffle"}, {"--policy", "rotate"}, "layer 0, new rows, row ");
 }
 

@@ -24,7 +24,7 @@ TEST_P(InjectedFault, AnyModeAndFault_IsFound) {
   const Outcome outcome = run_over_plugin({"--mode", mode, "--inject", fault, "--policy", "hot", "--ranks", "4"});
   EXPECT_EQ(kWrong, outcome.status) << outcome.output;
   EXPECT_TRUE(contains(outcome, "first wrong byte: rank ")) << outcome.output;
-  EXPECT_TRUE(contains(outcome, "in place of")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "instead of")) << outcome.output;
   EXPECT_TRUE(contains(outcome, "FAILED")) << outcome.output;
 }
 
@@ -38,7 +38,7 @@ TEST(InjectOption, PostingOrder_IsFoundBeforeSending) {
   for (const char* mode : {"per-tensor", "packed", "batched", "direct"}) {
     const Outcome outcome = run_over_plugin({"--mode", mode, "--inject", "swap-order", "--ranks", "2"});
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
-    EXPECT_TRUE(contains(outcome, "do not post in the same order: one sends layer 0, group ")) << outcome.output;
+    EXPECT_TRUE(contains(outcome, "do not post in the same order: the sender posts layer 0, group ")) << outcome.output;
     EXPECT_FALSE(contains(outcome, "Wrong bytes")) << outcome.output;
   }
 }

@@ -140,16 +140,16 @@ TEST_F(JsonReport, PluginStats_AreCompared) {
 }
 
 TEST(CompareOption, TwoPlugins_PrintsMedians) {
-  const Outcome outcome = run({"--compare", setting("EPLB_PLUGIN") + "," + setting("EPLB_OTHER_PLUGIN"), "--turns", "2",
+  const Outcome outcome = run({"--compare", setting("EPLB_PLUGIN") + "," + setting("EPLB_OTHER_PLUGIN"), "--rounds", "2",
                                "--ranks", "2", "--timeout", "60"});
   EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
-  EXPECT_TRUE(contains(outcome, "medians of 2 turns")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "medians of 2 rounds")) << outcome.output;
   EXPECT_TRUE(contains(outcome, "libnccl-net-verbatim.so")) << outcome.output;
   EXPECT_TRUE(contains(outcome, "socket")) << outcome.output;
 }
 
 TEST(CompareOption, MissingPlugin_EndsWithItsError) {
-  const Outcome outcome = run({"--compare", "/does/not/exist.so", "--turns", "1", "--ranks", "2"});
+  const Outcome outcome = run({"--compare", "/does/not/exist.so", "--rounds", "1", "--ranks", "2"});
   EXPECT_EQ(kFailed, outcome.status) << outcome.output;
   EXPECT_TRUE(contains(outcome, "/does/not/exist.so")) << outcome.output;
 }

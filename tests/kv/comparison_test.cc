@@ -6,7 +6,7 @@
 namespace verbatim::kv {
 namespace {
 
-std::vector<std::string> small_turns(const std::vector<std::string>& more) {
+std::vector<std::string> small_rounds(const std::vector<std::string>& more) {
   std::vector<std::string> arguments{"--requests", "24", "--tokens", "300", "--sigma", "0", "--scale", "40"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
@@ -14,9 +14,9 @@ std::vector<std::string> small_turns(const std::vector<std::string>& more) {
 
 TEST(CompareOption, TwoPlugins_PrintsMedians) {
   const KvRun run =
-      run_kv(small_turns({"--compare", setting("KV_PLUGIN") + "," + setting("SOCKET_PLUGIN"), "--turns", "2"}));
+      run_kv(small_rounds({"--compare", setting("KV_PLUGIN") + "," + setting("SOCKET_PLUGIN"), "--rounds", "2"}));
   EXPECT_EQ(kOk, run.status) << run.output;
-  EXPECT_NE(std::string::npos, run.output.find("medians of 2 turns without 8 requests of warm-up")) << run.output;
+  EXPECT_NE(std::string::npos, run.output.find("medians of 2 rounds, each without 8 warm-up requests")) << run.output;
   ASSERT_EQ(2U, run.report.size()) << run.output;
   for (std::size_t i = 0; i < 2; ++i) {
     const Json& entry = run.report[i];
@@ -33,8 +33,8 @@ TEST(CompareOption, TwoPlugins_PrintsMedians) {
 }
 
 TEST(CompareOption, OverNccl_ComparesNetworks) {
-  const KvRun run = run_kv(small_turns({"--mode", "nccl", "--nccl", setting("HOST_NCCL"), "--cuda",
-                                        setting("HOST_CUDA"), "--compare", "Verbatim,IB,Socket", "--turns", "1"}));
+  const KvRun run = run_kv(small_rounds({"--mode", "nccl", "--nccl", setting("HOST_NCCL"), "--cuda",
+                                        setting("HOST_CUDA"), "--compare", "Verbatim,IB,Socket", "--rounds", "1"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   ASSERT_EQ(3U, run.report.size()) << run.output;
   const char* const settings[] = {"NCCL_NET=Verbatim, NCCL_NET_PLUGIN=verbatim", "NCCL_NET=IB, NCCL_NET_PLUGIN=none",
@@ -47,16 +47,16 @@ TEST(CompareOption, OverNccl_ComparesNetworks) {
 }
 
 TEST(CompareOption, FailingPlugin_EndsWithItsStatus) {
-  const KvRun missing = run_kv(small_turns({"--compare", "/does/not/exist.so", "--turns", "1"}));
+  const KvRun missing = run_kv(small_rounds({"--compare", "/does/not/exist.so", "--rounds", "1"}));
   EXPECT_EQ(kFailed, missing.status) << missing.output;
   EXPECT_NE(std::string::npos, missing.output.find("/does/not/exist.so")) << missing.output;
-  const KvRun wrong = run_kv(small_turns({"--compare", setting("MUTATE"), "--turns", "1"}),
+  const KvRun wrong = run_kv(small_rounds({"--compare", setting("MUTATE"), "--rounds", "1"}),
                              {"MUTATE_PLUGIN=" + setting("KV_PLUGIN"), "MUTATE_MODE=flip-byte", "MUTATE_NTH=1"});
   EXPECT_EQ(kWrong, wrong.status) << wrong.output;
 }
 
 TEST(Warmup, WarmupRequests_AreServedAndNotTimed) {
-  const KvRun run = run_kv(small_turns({"--warmup", "20"}));
+  const KvRun run = run_kv(small_rounds({"--warmup", "20"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   for (const char* const name : {"kv", "lf"}) {
     expect_plan(run, name);
@@ -67,7 +67,7 @@ TEST(Warmup, WarmupRequests_AreServedAndNotTimed) {
 }
 
 TEST(IdleFamily, Always_HasConnectionsAndNoRequests) {
-  const KvRun run = run_kv(small_turns({"--idle", "kv"}));
+  const KvRun run = run_kv(small_rounds({"--idle", "kv"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   EXPECT_EQ(0, run.family("kv")["served"]);
   EXPECT_EQ(0, run.family("kv")["sent_messages"]);
@@ -79,14 +79,14 @@ TEST(IdleFamily, Always_HasConnectionsAndNoRequests) {
 // How much slower a family gets is for a quiet machine to tell; here the ratios only must not be absurd. That KV
 // carries the same whatever becomes of LF holds anywhere, and the run itself is wrong when it does not.
 TEST(Isolation, LfKilled_KvIsUnaffected) {
-  const KvRun run = run_kv(small_turns({"--isolation", "--turns", "3"}));
+  const KvRun run = run_kv(small_rounds({"--isolation", "--rounds", "3"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   ASSERT_EQ(3U, run.report["runs"].size()) << run.output;
   const Json& alone = run.report["runs"][0]["last_run"];
   EXPECT_EQ(0, alone["families"][0]["served"]);
   for (const std::size_t i : {1U, 2U}) EXPECT_EQ(24, run.report["runs"][i]["last_run"]["families"][0]["served"]);
   for (const Json& fresh : run.report["runs"][2]["lf_fresh_connections"]) EXPECT_LE(1, fresh);
-  EXPECT_TRUE(run.report["complaints"].empty()) << run.output;
+  EXPECT_TRUE(run.report["errors"].empty()) << run.output;
   EXPECT_LT(0, run.report["lf_p99_ratio"]);
   EXPECT_GT(100, run.report["lf_p99_ratio"]) << run.output;
   EXPECT_LT(0.02, run.report["kv_rate_ratio"]) << run.output;
@@ -96,7 +96,7 @@ TEST(Isolation, LfKilled_KvIsUnaffected) {
 TEST(Isolation, OneFamilyStalled_OtherFinishes) {
   for (const std::string still : {"kv", "lf"}) {
     const std::string other = still == "kv" ? "lf" : "kv";
-    const KvRun run = run_kv(small_turns({"--inject", "delay,delay-ms=6000,request=0,family=" + still}));
+    const KvRun run = run_kv(small_rounds({"--inject", "delay,delay-ms=6000,request=0,family=" + still}));
     EXPECT_EQ(kOk, run.status) << run.output;
     expect_plan(run, still);
     expect_plan(run, other);
@@ -107,15 +107,15 @@ TEST(Isolation, OneFamilyStalled_OtherFinishes) {
 
 TEST(TurnsUsage, OfTurnsThatMakesNoSenseIsSaid) {
   const std::vector<std::pair<std::string, Arguments>> wrong{
-      {"--compare names nothing", {"--compare", ","}},
-      {"no --root", {"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}},
+      {"--compare needs at least one name", {"--compare", ","}},
+      {"cannot be used with --root", {"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}},
       {"needs two families", {"--isolation", "--lf", "none"}},
-      {"chooses --inject", {"--isolation", "--inject", "kill"}},
-      {"for --mode direct", {"--isolation", "--mode", "nccl"}},
-      {"leaves none of 24", {"--warmup", "24"}},
+      {"sets --inject", {"--isolation", "--inject", "kill"}},
+      {"needs --mode direct", {"--isolation", "--mode", "nccl"}},
+      {"leaves no request of 24", {"--warmup", "24"}},
       {"no family lf", {"--idle", "lf", "--lf", "none"}},
-      {"--tokens: not a number", {"--tokens", "nan"}},
-      {"--api: there are", {"--api", "3"}},
+      {"--tokens is not a number", {"--tokens", "nan"}},
+      {"--api must be", {"--api", "3"}},
       {"--blocks", {"--blocks", "-1"}},
       {"/does/not/exist/report: cannot be written", {"--compare", "a.so", "--json", "/does/not/exist/report"}},
   };

@@ -19,7 +19,7 @@ KvRun run_with(const std::vector<std::string>& faults, const std::vector<std::st
                                      "40",
                                      "--request-timeout-ms",
                                      "1500",
-                                     "--rung-timeout-ms",
+                                     "--stage-timeout-ms",
                                      "1500"};
   for (const std::string& fault : faults) arguments.insert(arguments.end(), {"--inject", fault});
   return run_kv(arguments, environment);
@@ -32,7 +32,7 @@ void expect_all_served(const KvRun& run, const std::string& name) {
   EXPECT_EQ(family["plan"]["bytes"], family["served_bytes"]) << run.output;
   EXPECT_EQ(0, family["wrong_bytes"]) << run.output;
   EXPECT_TRUE(family["recompute"].empty()) << run.output;
-  EXPECT_LT(family["longest_ladder_ms"], kBoundMs) << run.output;
+  EXPECT_LT(family["longest_fallback_ms"], kBoundMs) << run.output;
 }
 
 // A request of 500 tokens has 8 blocks, all of which are to be computed again.
@@ -45,7 +45,7 @@ void expect_one_lost(const KvRun& run, const std::string& name, std::uint32_t re
   EXPECT_EQ(0, family["recompute"][0]["first"]);
   EXPECT_EQ(8U, family["recompute"][0]["blocks"].size());
   EXPECT_EQ(0, family["wrong_bytes"]) << run.output;
-  EXPECT_LT(family["longest_ladder_ms"], kBoundMs) << run.output;
+  EXPECT_LT(family["longest_fallback_ms"], kBoundMs) << run.output;
 }
 
 TEST(Fallback, ConnectionKilledOnce_IsReplaced) {

@@ -85,7 +85,7 @@ void expect_plan(const KvRun& run, const std::string& name) {
   EXPECT_EQ(0, family["wrong_bytes"]) << run.output;
   EXPECT_EQ(0, family["crc_errors"]) << run.output;
   EXPECT_EQ(0, family["fresh_connections"]) << run.output;
-  EXPECT_TRUE(family["refused"].empty()) << run.output;
+  EXPECT_TRUE(family["rejected"].empty()) << run.output;
   EXPECT_TRUE(family["recompute"].empty()) << run.output;
 }
 

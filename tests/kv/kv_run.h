@@ -18,7 +18,7 @@ constexpr int kOk = 0;
 constexpr int kWrong = 1;
 constexpr int kUsage = 2;
 constexpr int kFailed = 3;
-constexpr int kRefused = 5;
+constexpr int kRejected = 5;
 constexpr int kRecompute = 6;
 
 struct KvRun {

@@ -20,7 +20,7 @@ TEST(Mutation, OneFlippedBit_IsFound) {
   for (const char* const nth : {"1", "20"}) {
     const KvRun run = run_mutated("flip-byte", nth);
     EXPECT_EQ(kWrong, run.status) << run.output;
-    EXPECT_NE(std::string::npos, run.output.find("in place of")) << run.output;
+    EXPECT_NE(std::string::npos, run.output.find("instead of")) << run.output;
     EXPECT_EQ(1, run.family("kv")["wrong_bytes"].get<int>() + run.family("lf")["wrong_bytes"].get<int>());
     EXPECT_EQ(1, run.family("kv")["crc_errors"].get<int>() + run.family("lf")["crc_errors"].get<int>());
   }

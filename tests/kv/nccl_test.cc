@@ -43,7 +43,7 @@ TEST(NcclMode, SameRequests_DeliverSameBytesAsDirectMode) {
 TEST(NcclMode, OneFlippedBit_IsFound) {
   const KvRun run = run_nccl({"--requests", "6"}, {"HOST_NCCL_FLIP=3"});
   EXPECT_EQ(kWrong, run.status) << run.output;
-  EXPECT_NE(std::string::npos, run.output.find("in place of")) << run.output;
+  EXPECT_NE(std::string::npos, run.output.find("instead of")) << run.output;
 }
 
 TEST(NcclMode, EveryInvalidRequest_IsRejectedAtBothSides) {
@@ -52,9 +52,9 @@ TEST(NcclMode, EveryInvalidRequest_IsRejectedAtBothSides) {
   std::vector<std::string> arguments{"--requests", "40"};
   for (const std::string& kind : kinds) arguments.insert(arguments.end(), {"--inject", kind});
   const KvRun run = run_nccl(arguments);
-  EXPECT_EQ(kRefused, run.status) << run.output;
+  EXPECT_EQ(kRejected, run.status) << run.output;
   std::set<std::pair<std::string, std::string>> found;
-  for (const Json& refused : run.family("kv")["refused"])
+  for (const Json& refused : run.family("kv")["rejected"])
     found.emplace(refused["kind"].get<std::string>(), refused["found_by"].get<std::string>());
   std::set<std::pair<std::string, std::string>> expected;
   for (const std::string& kind : kinds) {
@@ -62,7 +62,7 @@ TEST(NcclMode, EveryInvalidRequest_IsRejectedAtBothSides) {
     expected.insert({kind, "prefill"});
   }
   EXPECT_EQ(expected, found) << run.output;
-  EXPECT_EQ(2 * kinds.size(), run.family("kv")["refused"].size());
+  EXPECT_EQ(2 * kinds.size(), run.family("kv")["rejected"].size());
   EXPECT_EQ(40 - 2 * kinds.size(), run.family("kv")["sent_messages"]);
   expect_plan(run, "lf");
 }

@@ -16,7 +16,7 @@ struct Kind {
 
 const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all{{"wrong-family", 1, {"family 1", "family 0"}},
-                                     {"count-mismatch", 3, {"blocks in a list for"}},
+                                     {"count-mismatch", 3, {"blocks in the list instead of"}},
                                      {"length-mismatch", 4, {"147456", "73728"}},
                                      {"base-conflict", 5, {"147456", "73728", "0x"}},
                                      {"unregistered", 6, {"layer 1", "0x"}},
@@ -39,13 +39,13 @@ std::vector<std::string> all_kinds() {
 
 TEST(RequestRejection, EveryInvalidRequest_IsRejectedAtBothSides) {
   const KvRun run = run_kv(arguments_for("40", all_kinds()));
-  EXPECT_EQ(kRefused, run.status) << run.output;
+  EXPECT_EQ(kRejected, run.status) << run.output;
   const Json& kv = run.family("kv");
-  ASSERT_EQ(2 * kinds().size(), kv["refused"].size()) << run.output;
+  ASSERT_EQ(2 * kinds().size(), kv["rejected"].size()) << run.output;
   std::set<int> codes;
   for (const Kind& kind : kinds()) {
     std::set<std::string> sides;
-    for (const Json& refused : kv["refused"]) {
+    for (const Json& refused : kv["rejected"]) {
       if (refused["kind"] != kind.name) continue;
       sides.insert(refused["found_by"]);
       codes.insert(refused["code"].get<int>());
@@ -68,8 +68,8 @@ TEST(RequestRejection, InvalidRequestsOfOneFamily_DoNotAffectOther) {
   std::vector<std::string> faults;
   for (const Kind& kind : kinds()) faults.push_back(std::string(kind.name) + ",family=lf");
   const KvRun run = run_kv(arguments_for("40", faults));
-  EXPECT_EQ(kRefused, run.status) << run.output;
-  EXPECT_EQ(2 * kinds().size(), run.family("lf")["refused"].size()) << run.output;
+  EXPECT_EQ(kRejected, run.status) << run.output;
+  EXPECT_EQ(2 * kinds().size(), run.family("lf")["rejected"].size()) << run.output;
   expect_plan(run, "kv");
 }
 
@@ -78,9 +78,9 @@ TEST(RequestRejection, OnlyInvalidRequests_PostNothing) {
   std::vector<std::string> arguments = arguments_for("14", all_kinds());
   arguments.insert(arguments.end(), {"--lf", "none"});
   const KvRun run = run_kv(arguments);
-  EXPECT_EQ(kRefused, run.status) << run.output;
+  EXPECT_EQ(kRejected, run.status) << run.output;
   const Json& kv = run.family("kv");
-  EXPECT_EQ(14U, kv["refused"].size()) << run.output;
+  EXPECT_EQ(14U, kv["rejected"].size()) << run.output;
   EXPECT_EQ(0, kv["served"]);
   EXPECT_EQ(0, kv["sent_messages"]);
   EXPECT_EQ(0, kv["received_messages"]);
@@ -119,14 +119,14 @@ TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
         << outcome.output;
   };
   disagree({"--seed", "2"}, "requests, request 0: ");
-  disagree({"--requests", "5"}, "number of requests: 5 there, 64 here");
-  disagree({"--lf", "none"}, "families: kv there, kv lf here");
+  disagree({"--requests", "5"}, "number of requests: 5 instead of 64");
+  disagree({"--lf", "none"}, "families: kv instead of kv lf");
   disagree({"--inject", "kill"}, "injected faults: ");
 }
 
 TEST(CommandLine, InvalidOptions_AreRejectedWithReason) {
   const std::map<std::string, std::vector<std::string>> wrong{
-      {"no fault 'lightning'", {"--inject", "lightning"}},
+      {"unknown fault 'lightning'", {"--inject", "lightning"}},
       {"there is no request 99", {"--requests", "4", "--inject", "kill,request=99"}},
       {"no family lf", {"--lf", "none", "--inject", "kill,family=lf"}},
       {"too few requests", {"--requests", "1", "--inject", "unregistered"}},
@@ -135,7 +135,7 @@ TEST(CommandLine, InvalidOptions_AreRejectedWithReason) {
       {"cannot read", {"--request-file", "/does/not/exist"}},
       {"--prefill plus --decode", {"--procs", "5"}},
       {"gpt", {"--preset", "gpt"}},
-      {"receives of up to", {"--group", "32"}},
+      {"the plugin's maximum is", {"--group", "32"}},
   };
   for (const auto& [text, arguments] : wrong) {
     const KvRun run = run_kv(arguments);

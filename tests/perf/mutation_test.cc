@@ -38,7 +38,7 @@ TEST_P(MutatedOperation, FindsOneFlippedBit) {
   for (const int nth : {1, 3}) {
     const Outcome outcome = run_mutated("flip-byte", nth, several_messages());
     EXPECT_EQ(kWrong, outcome.status) << outcome.output;
-    EXPECT_NE(std::string::npos, outcome.output.find("in place of")) << outcome.output;
+    EXPECT_NE(std::string::npos, outcome.output.find("instead of")) << outcome.output;
     EXPECT_NE(std::string::npos, outcome.output.find("FAILED")) << outcome.output;
   }
 }

@@ -21,7 +21,7 @@
 namespace verbatim::ranks {
 namespace {
 
-// The command line without what is withheld.
+// The command line without the excluded options.
 std::vector<std::string> arguments_of_a_run(const ExcludedOptions& excluded, int argc, char** argv) {
   const auto has = [](const std::vector<std::string>& names, const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -38,18 +38,18 @@ std::vector<std::string> arguments_of_a_run(const ExcludedOptions& excluded, int
   return kept;
 }
 
-// "A,B,C"
+// Splits "A,B,C". Throws Failure for an empty list.
 std::vector<std::string> names_in(const std::string& list) {
   std::vector<std::string> all;
   std::istringstream in(list);
   for (std::string one; std::getline(in, one, ',');) {
     if (!one.empty()) all.push_back(one);
   }
-  if (all.empty()) throw Failure("--compare names nothing", ExitStatus::kUsage);
+  if (all.empty()) throw Failure("--compare needs at least one name", ExitStatus::kUsage);
   return all;
 }
 
-// What the run ended with.
+// Runs this program once. Returns its exit status; throws Failure, with its output, when it failed.
 ExitStatus run_once(std::vector<std::string> arguments, const Variant& variant, const Scratch& directory) {
   arguments.insert(arguments.end(), variant.arguments.begin(), variant.arguments.end());
   arguments.push_back("--json=" + (directory / "run.json").string());
@@ -61,7 +61,7 @@ ExitStatus run_once(std::vector<std::string> arguments, const Variant& variant, 
   const pid_t child = ::fork();
   if (child < 0) throw Failure("fork: " + std::string(std::strerror(errno)));
   if (child == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no run outlives the comparison
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // the run ends when the comparison's process ends
     if (::getppid() != parent) ::_exit(static_cast<int>(ExitStatus::kFailed));
     const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     ::dup2(out, STDOUT_FILENO);
@@ -87,8 +87,8 @@ Variant over_plugin(const std::string& path) {
   return {std::filesystem::path(path).filename(), {"--plugin=" + path}, {}};
 }
 
-// NCCL's own transports are told from a plugin's by name; the IB one must find softverbs' devices as InfiniBand ports
-// and as many QPs as Verbatim has.
+// NCCL selects its own transports and those of plugins by name. NCCL's IB transport must find softverbs' devices as
+// InfiniBand ports, and must use as many QPs per connection as Verbatim.
 Variant over_network(const std::string& name) {
   const bool own = name == "IB" || name == "Socket";
   std::string plugin = name;
@@ -101,16 +101,16 @@ Variant over_network(const std::string& name) {
   return variant;
 }
 
-RoundReports run_rounds(const std::vector<Variant>& variants, int turns, const ExcludedOptions& excluded, int argc,
+RoundReports run_rounds(const std::vector<Variant>& variants, int rounds, const ExcludedOptions& excluded, int argc,
                         char** argv) {
   const std::vector<std::string> arguments = arguments_of_a_run(excluded, argc, argv);
-  const Scratch directory("turns");
+  const Scratch directory("rounds");
   RoundReports reports{std::vector<std::vector<Json>>(variants.size())};
   ProgressBar bar(true);
-  for (int turn = 0; turn < turns; ++turn) {
+  for (int round = 0; round < rounds; ++round) {
     for (std::size_t i = 0; i < variants.size(); ++i) {
-      const double done = static_cast<double>(i) / static_cast<double>(variants.size()) + turn;
-      bar.draw(done / turns, "turn " + std::to_string(turn + 1) + ", " + variants[i].name);
+      const double done = static_cast<double>(i) / static_cast<double>(variants.size()) + round;
+      bar.draw(done / rounds, "round " + std::to_string(round + 1) + ", " + variants[i].name);
       reports.status = std::max(reports.status, run_once(arguments, variants[i], directory));
       reports.by_variant[i].push_back(Json::parse(std::ifstream((directory / "run.json").string())));
     }
@@ -119,21 +119,21 @@ RoundReports run_rounds(const std::vector<Variant>& variants, int turns, const E
   return reports;
 }
 
-Comparison run_comparison(const std::string& list, Variant (*over)(const std::string&), std::size_t warmup, int turns,
+Comparison run_comparison(const std::string& list, Variant (*over)(const std::string&), std::size_t warmup, int rounds,
                           int argc, char** argv) {
   Comparison all{names_in(list), {}, {}};
   for (const std::string& name : all.names) {
     all.variants.push_back(over(name));
     all.variants.back().arguments.push_back("--warmup=" + std::to_string(warmup));
   }
-  const ExcludedOptions excluded{{"--compare", "--turns", "--json", "--plugin", "--warmup"}, {}};
-  all.reports = run_rounds(all.variants, turns, excluded, argc, argv);
+  const ExcludedOptions excluded{{"--compare", "--rounds", "--json", "--plugin", "--warmup"}, {}};
+  all.reports = run_rounds(all.variants, rounds, excluded, argc, argv);
   return all;
 }
 
-std::vector<double> values_at(const std::vector<Json>& reports, const std::string& place) {
+std::vector<double> values_at(const std::vector<Json>& reports, const std::string& pointer) {
   std::vector<double> values;
-  for (const Json& report : reports) values.push_back(report.at(Json::json_pointer(place)));
+  for (const Json& report : reports) values.push_back(report.at(Json::json_pointer(pointer)));
   return values;
 }
 

@@ -13,7 +13,7 @@ namespace verbatim::ranks {
 namespace {
 
 constexpr int kTickMs = 50;
-// After an abort the ranks that have not hung up by now are left to the launcher, or to themselves.
+// How long after an abort serve() waits for the ranks to close their connections. The launcher kills ranks that remain.
 constexpr std::uint64_t kAbortGraceNs = 2 * kNanosecondsPerSecond;
 
 }  // namespace
@@ -33,8 +33,8 @@ ExitStatus Coordinator::serve(const std::function<std::optional<ProcessExit>()>&
     for (Peer& peer : peers_) serve_peer(peer);
     std::erase_if(peers_, [](const Peer& peer) { return !peer.socket && peer.rank < 0; });
     gather();
-    if (const auto death = tick(); death && (death->unexplained || status_ == ExitStatus::kOk)) {
-      give_up(ExitStatus::kFailed, death->text);
+    if (const auto exited = tick(); exited && (exited->unexplained || status_ == ExitStatus::kOk)) {
+      give_up(ExitStatus::kFailed, exited->text);
     }
     if (status_ == ExitStatus::kOk && monotonic_ns() > deadline_ns_) {
       give_up(ExitStatus::kTimeout, "not finished after " + std::to_string(timeout_s_) + " s (--timeout)");
@@ -70,7 +70,7 @@ void Coordinator::serve_peer(Peer& peer) {
   if (state == FrameReader::State::kOpen) return;
   peer.socket.reset();
   if (peer.rank >= 0 && !std::exchange(peer.done, true) && status_ == ExitStatus::kOk) {
-    give_up(ExitStatus::kFailed, "rank " + std::to_string(peer.rank) + " went away");
+    give_up(ExitStatus::kFailed, "rank " + std::to_string(peer.rank) + " closed its connection unexpectedly");
   }
 }
 
@@ -97,7 +97,7 @@ void Coordinator::handle_frame(Peer& peer, const Frame& frame) {
     default:
       peer.socket.reset();
       peer.done = true;
-      give_up(ExitStatus::kFailed, "rank " + std::to_string(peer.rank) + " talks nonsense");
+      give_up(ExitStatus::kFailed, "rank " + std::to_string(peer.rank) + " sent an invalid message");
   }
 }
 
@@ -107,32 +107,33 @@ void Coordinator::handle_hello(Peer& peer, const Frame& frame) {
   std::memcpy(&hello, frame.payload.data(), sizeof hello);
   if (hello.token != token_) return peer.socket.reset();
   const auto rank = static_cast<int>(hello.rank);
-  const bool taken =
+  const bool duplicate =
       std::any_of(peers_.begin(), peers_.end(), [rank](const Peer& other) { return other.rank == rank; });
-  if (hello.ranks != static_cast<std::uint32_t>(ranks_) || rank < 0 || rank >= ranks_ || taken) {
+  if (hello.ranks != static_cast<std::uint32_t>(ranks_) || rank < 0 || rank >= ranks_ || duplicate) {
     peer.socket.reset();
-    give_up(ExitStatus::kUsage, "a rank came that says it is " + std::to_string(hello.rank) + " of " +
-                                    std::to_string(hello.ranks) + (taken ? ", but that one is here already" : ""));
+    give_up(ExitStatus::kUsage, "a process announced itself as rank " + std::to_string(hello.rank) + " of " +
+                                    std::to_string(hello.ranks) +
+                                    (duplicate ? ", but that rank is already connected" : ""));
     return;
   }
   peer.rank = rank;
-  if (status_ != ExitStatus::kOk) send_abort(peer);  // too late
+  if (status_ != ExitStatus::kOk) send_abort(peer);  // the job has failed already
 }
 
 void Coordinator::gather() {
   std::vector<std::string> parts(static_cast<std::size_t>(ranks_));
-  int here = 0;
+  int received = 0;
   for (const Peer& peer : peers_) {
     if (peer.rank < 0 || !peer.part) continue;
     parts[static_cast<std::size_t>(peer.rank)] = *peer.part;
-    ++here;
+    ++received;
   }
-  if (here < ranks_) return;
+  if (received < ranks_) return;
   const std::string packed = pack(parts);
   for (Peer& peer : peers_) {
     if (peer.rank < 0) continue;
     peer.part.reset();
-    send_frame(peer.socket.get(), FrameKind::kGathered, packed);  // a failure shows as a closed socket
+    send_frame(peer.socket.get(), FrameKind::kGathered, packed);  // serve_peer() sees a failure as a closed socket
   }
 }
 
@@ -140,7 +141,8 @@ void Coordinator::give_up(ExitStatus status, const std::string& why) {
   print_error(why);
   if (status_ != ExitStatus::kOk) return;
   status_ = status;
-  // Rank 0 last: between hosts its process is this one, and ends when it hears it.
+  // Rank 0 last: in a job started with --root this code runs in rank 0's process, which exits when it receives the
+  // abort.
   for (const bool first_rank : {false, true}) {
     for (const Peer& peer : peers_) {
       if (peer.socket && (peer.rank == 0) == first_rank) send_abort(peer);
@@ -152,14 +154,14 @@ void Coordinator::send_abort(const Peer& peer) const {
   send_frame(peer.socket.get(), FrameKind::kAbort, {reinterpret_cast<const char*>(&status_), sizeof status_});
 }
 
-// Everybody who came is gone and, unless the job was given up, all have come and said bye.
+// After a failure: all ranks have closed their connections. Otherwise: all ranks have connected and finished.
 bool Coordinator::all_ranks_done() const {
-  int said_bye = 0;
+  int finished = 0;
   for (const Peer& peer : peers_) {
-    if (peer.rank >= 0 && peer.done) ++said_bye;
+    if (peer.rank >= 0 && peer.done) ++finished;
     if (status_ != ExitStatus::kOk && peer.socket) return false;
   }
-  return status_ != ExitStatus::kOk || said_bye == ranks_;
+  return status_ != ExitStatus::kOk || finished == ranks_;
 }
 
 }  // namespace verbatim::ranks

@@ -1,5 +1,5 @@
-// The meeting point of a job's ranks: gathers and hands out what they exchange, and when one fails tells all to stop.
-// Run by the launcher, or between hosts by a thread of rank 0.
+// The coordinator of a job: implements all-gather for the ranks, and makes all ranks exit when one of them fails. It
+// runs in the launcher, or with --root in a thread of rank 0.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +14,29 @@
 
 namespace verbatim::ranks {
 
-// The end of a rank's process, as its launcher sees it.
+// The end of a rank's process as the launcher sees it.
 struct ProcessExit {
   std::string text;
-  bool unexplained;  // the rank had no chance to say why
+  bool unexplained;  // ended by a signal, so the rank could not report a reason
 };
 
 class Coordinator {
  public:
-  // `listener` is a non-blocking listening socket. Whoever comes without the token is dropped.
+  // `listener` is a non-blocking listening socket. Connections that do not present `token` are closed.
   Coordinator(UniqueFd listener, int ranks, std::uint64_t token, int timeout_s);
 
-  // Serves until every rank has said bye, or one failed, died, or time was up and all were told. `tick` is called at
-  // least twenty times a second; a death that it reports ends the job. Says on stderr what went wrong, once for each
-  // rank that complains.
+  // Serves until every rank has finished, or until a rank failed or died or the timeout passed and all ranks were sent
+  // the abort. `tick` is called at least twenty times a second; a process exit that it returns ends the job. Prints to
+  // stderr what failed, once for each rank that reports a failure.
   ExitStatus serve(const std::function<std::optional<ProcessExit>()>& tick);
 
  private:
   struct Peer {
     UniqueFd socket;
     FrameReader reader = {};
-    int rank = -1;  // until the hello
+    int rank = -1;  // -1 until the hello was received
     bool done = false;
-    std::optional<std::string> part = {};  // of the all-gather under way
+    std::optional<std::string> part = {};  // received for the all-gather in progress
   };
 
   void accept_all();

@@ -48,7 +48,7 @@ UniqueFd connect_to(const std::string& root, int timeout_s) {
     }
     ::poll(nullptr, 0, kRetryMs);
   } while (monotonic_ns() < deadline);
-  throw Failure("nobody at " + root);
+  throw Failure("no coordinator accepts connections at " + root + ". Next: check --root and that rank 0 is running");
 }
 
 }  // namespace
@@ -73,9 +73,9 @@ CoordinatorConnection::~CoordinatorConnection() {
 std::vector<std::string> CoordinatorConnection::all_gather(const std::string& part) {
   send_frame(socket_.get(), FrameKind::kGather, part);  // a failure ends the process in listen()
   std::unique_lock lock(mutex_);
-  answered_.wait(lock, [this] { return answer_.has_value(); });
-  const std::string packed = std::move(*answer_);
-  answer_.reset();
+  part_arrived_.wait(lock, [this] { return gathered_.has_value(); });
+  const std::string packed = std::move(*gathered_);
+  gathered_.reset();
   return unpack(packed);
 }
 
@@ -91,7 +91,7 @@ void CoordinatorConnection::fail(ExitStatus status, const std::string& why) {
   std::string payload(reinterpret_cast<const char*>(&status), sizeof status);
   payload += why;
   if (send_frame(socket_.get(), FrameKind::kFail, payload)) std::this_thread::sleep_for(kAbortTimeout);
-  _exit(static_cast<int>(status));  // normally listen() has heard the abort by now and ended the process
+  _exit(static_cast<int>(status));  // normally listen() has received the abort and ended the process before
 }
 
 void CoordinatorConnection::listen() {
@@ -103,8 +103,8 @@ void CoordinatorConnection::listen() {
     while (const auto frame = reader.next()) {
       if (frame->kind == FrameKind::kGathered) {
         std::lock_guard lock(mutex_);
-        answer_ = frame->payload;
-        answered_.notify_one();
+        gathered_ = frame->payload;
+        part_arrived_.notify_one();
       } else if (frame->kind == FrameKind::kAbort) {
         auto status = ExitStatus::kFailed;
         if (frame->payload.size() == sizeof status) std::memcpy(&status, frame->payload.data(), sizeof status);
@@ -114,7 +114,7 @@ void CoordinatorConnection::listen() {
     if (state == FrameReader::State::kOpen) continue;
     std::lock_guard lock(mutex_);
     if (leaving_) return;
-    print_error("the meeting point of the ranks is gone");
+    print_error("the coordinator of the ranks closed the connection");
     _exit(static_cast<int>(ExitStatus::kFailed));
   }
 }

@@ -1,5 +1,5 @@
-// A rank's line to the meeting point. When the meeting point says stop, or is gone, the process ends at once, wherever
-// its other threads are: inside a plugin that hangs, for instance.
+// A rank's TCP connection to the coordinator. When the coordinator sends an abort or closes the connection, the process
+// exits at once, even when its other threads hang inside a plugin.
 #pragma once
 
 #include <condition_variable>
@@ -18,15 +18,15 @@ namespace verbatim::ranks {
 
 class CoordinatorConnection {
  public:
-  // Connects to HOST:PORT, trying again until `timeout_s` has passed. Throws Failure.
+  // `root` is HOST:PORT. Retries until `timeout_s` has passed, then throws Failure.
   CoordinatorConnection(const std::string& root, const Hello& hello, int timeout_s);
   CoordinatorConnection(const CoordinatorConnection&) = delete;
   CoordinatorConnection& operator=(const CoordinatorConnection&) = delete;
   ~CoordinatorConnection();
 
-  // Gives this rank's part and waits for those of all ranks, in their order.
+  // Sends this rank's part and waits for the parts of all ranks. Returns them in the order of the ranks.
   std::vector<std::string> all_gather(const std::string& part);
-  // The same for a plain value.
+  // The same for a trivially copyable value.
   template <typename T>
   std::vector<T> all_gather_values(const T& own) {
     std::vector<T> values;
@@ -35,8 +35,9 @@ class CoordinatorConnection {
   }
   void barrier() { all_gather({}); }
 
+  // Reports that this rank is done. After that the coordinator may close the connection.
   void finish();
-  // Tells the others why this rank gives up, and ends the process.
+  // Reports to the coordinator why this rank fails, and ends the process.
   [[noreturn]] void fail(ExitStatus status, const std::string& why);
 
  private:
@@ -44,10 +45,10 @@ class CoordinatorConnection {
 
   UniqueFd socket_;
   std::mutex mutex_;
-  std::condition_variable answered_;
-  std::optional<std::string> answer_;
+  std::condition_variable part_arrived_;
+  std::optional<std::string> gathered_;
   bool leaving_ = false;
-  std::thread listener_;  // last: uses the others
+  std::thread listener_;  // last member: the thread uses the others
 };
 
 }  // namespace verbatim::ranks

@@ -1,4 +1,4 @@
-// A directory for what the processes that a tool starts leave behind.
+// A temporary directory for the files of the processes that a tool starts.
 #pragma once
 
 #include <filesystem>
@@ -6,10 +6,10 @@
 
 namespace verbatim::ranks {
 
-// It goes with this object, and everything in it.
+// The destructor removes the directory with its files.
 class Scratch {
  public:
-  explicit Scratch(const std::string& name);  // a part of the directory's name. Throws Failure
+  explicit Scratch(const std::string& name);  // `name` becomes part of the path. Throws Failure
   ~Scratch();
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

@@ -1,5 +1,5 @@
-// A thread that runs one job after another: NCCL calls a plugin from a few long-lived threads, each with its share of
-// the functions, and so do we.
+// A thread that runs one job after another. NCCL calls a plugin from a few long-lived threads, each for certain
+// functions, and the tools do the same.
 #pragma once
 
 #include <condition_variable>
@@ -17,7 +17,7 @@ class Worker {
   explicit Worker(const char* name) : thread_([this, name] { serve(name); }) {}
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
-  // Finishes the jobs that were given.
+  // Finishes the queued jobs.
   ~Worker() {
     {
       std::lock_guard lock(mutex_);
@@ -47,7 +47,7 @@ class Worker {
   std::condition_variable wake_;
   std::deque<std::packaged_task<void()>> jobs_;
   bool stop_ = false;
-  std::thread thread_;  // last: starts when the others exist
+  std::thread thread_;  // last member: the thread uses the others
 };
 
 }  // namespace verbatim::ranks

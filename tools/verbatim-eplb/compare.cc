@@ -12,11 +12,11 @@ namespace verbatim::eplb {
 ranks::ExitStatus run_compare(const Options& options, int argc, char** argv) {
   using ranks::Json;
   const auto over = options.over == Over::kNccl ? ranks::over_network : ranks::over_plugin;
-  const auto [names, variants, reports] =
-      ranks::run_comparison(options.compare, over, static_cast<std::size_t>(options.warmup), options.turns, argc, argv);
+  const auto [names, variants, reports] = ranks::run_comparison(
+      options.compare, over, static_cast<std::size_t>(options.warmup), options.rounds, argc, argv);
   const auto first_us = ranks::values_at(reports.by_variant.front(), "/iteration_us");
-  std::printf("# %s, %s, %d ranks, medians of %d turns; last column: how many times as fast as it the first is\n",
-              mode_name(options.mode), options.policy.c_str(), options.job.size(), options.turns);
+  std::printf("# %s, %s, %d ranks, medians of %d rounds; ratio: time of the entry over time of the first\n",
+              mode_name(options.mode), options.policy.c_str(), options.job.size(), options.rounds);
   std::printf("%-28s %14s %14s %14s %10s %10s %8s\n", "# over", "all layers ms", "layer p50 us", "layer p99 us", "GB/s",
               "counters", "ratio");
   Json json = Json::array();

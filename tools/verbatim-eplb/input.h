@@ -1,4 +1,4 @@
-// From options to what moves: the expert, and the placements that a policy makes or a trace holds.
+// Makes the input of a run from the options: the expert layout, and placements from policies or a trace.
 #pragma once
 
 #include "verbatim-eplb/options.h"
@@ -11,7 +11,7 @@ struct Input {
   ExpertLayout expert;
   Workload workload;
 };
-// Throws BadInput with one line that names the place.
+// Throws BadInput with one line that names the option, the layer or the row.
 Input make_input(const Options& options);
 
 }  // namespace verbatim::eplb

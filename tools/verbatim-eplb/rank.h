@@ -1,4 +1,4 @@
-// One rank of a run.
+// One rank of a verbatim-eplb run.
 #pragma once
 
 #include <memory>
@@ -10,6 +10,6 @@
 namespace verbatim::eplb {
 
 // Rank 0 prints the table.
-std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& link);
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator);
 
 }  // namespace verbatim::eplb

@@ -7,7 +7,7 @@
 namespace verbatim::kv {
 namespace {
 
-// Sources that no request has.
+// A source number that no request has. Each family adds its own number.
 constexpr std::uint64_t kCanarySource = ~std::uint64_t{0} - 16;
 
 }  // namespace
@@ -54,7 +54,7 @@ std::uint64_t CacheMemory::damage() const {
   return bytes;
 }
 
-// Calls `visit` for every block of every layer and entry, in the order in which messages go.
+// Calls `visit` for every block of every layer and entry, in the order of the messages.
 template <typename Visit>
 void Contents::each(std::span<const std::uint32_t> blocks, Visit visit) const {
   const Geometry& geometry = family_.geometry;
@@ -104,7 +104,7 @@ std::uint64_t Contents::check_canaries(std::span<const std::uint32_t> blocks, st
   each(blocks, [&](const MessagePosition& place, const std::byte* at) {
     const std::uint32_t block = blocks[place.position];
     const auto found = workload::verify(canary(place.layer, place.entry, block), at, family_.block_len);
-    if (found.wrong > 0 && wrong == 0) where = "a block of nobody's was written: " + describe(place, block, found);
+    if (found.wrong > 0 && wrong == 0) where = "a free block was written: " + describe(place, block, found);
     wrong += found.wrong;
   });
   return wrong;
@@ -126,7 +126,7 @@ std::string Contents::describe(const MessagePosition& place, std::uint32_t block
                                const workload::Mismatch& found) const {
   char text[200];
   std::snprintf(text, sizeof text,
-                "family %s, layer %u, entry %u, block %u: %llu wrong bytes, first at byte %llu: %02x in place of %02x",
+                "family %s, layer %u, entry %u, block %u: %llu wrong bytes, first at byte %llu: %02x instead of %02x",
                 family_.geometry.name.c_str(), place.layer, place.entry, block,
                 static_cast<unsigned long long>(found.wrong), static_cast<unsigned long long>(found.first_offset),
                 found.got, found.expected);

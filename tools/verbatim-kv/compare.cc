@@ -26,11 +26,11 @@ std::string counters_of(const Json& report) {
 ExitStatus run_compare(const Options& options, int argc, char** argv) {
   const auto over = options.mode == Mode::kNccl ? ranks::over_network : ranks::over_plugin;
   const auto [names, variants, reports] =
-      ranks::run_comparison(options.compare, over, options.warmup, options.turns, argc, argv);
+      ranks::run_comparison(options.compare, over, options.warmup, options.rounds, argc, argv);
   std::printf(
-      "# %s, %d prefill and %d decode ranks, medians of %d turns without %zu requests of warm-up each; "
-      "last column: how many times as fast as it the first is\n",
-      options.preset.c_str(), options.prefills, options.decodes, options.turns, options.warmup);
+      "# %s, %d prefill and %d decode ranks, medians of %d rounds, each without %zu warm-up requests; "
+      "ratio: rate of the first entry over that of the entry\n",
+      options.preset.c_str(), options.prefills, options.decodes, options.rounds, options.warmup);
   std::printf("%-28s %8s %10s %12s %10s %10s %10s %8s\n", "# over", "family", "GB/s", "messages/s", "p50(ms)",
               "p99(ms)", "counters", "ratio");
   Json json = Json::array();

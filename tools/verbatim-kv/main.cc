@@ -11,8 +11,9 @@ namespace {
 ranks::ExitStatus run(const kv::Options& options, int argc, char** argv) {
   if (!options.compare.empty()) return kv::run_compare(options, argc, argv);
   if (options.isolation) return kv::run_isolation(options, argc, argv);
-  return ranks::run_job(options.job, argc, argv,
-                        [&options](ranks::CoordinatorConnection& link) { return kv::make_rank(options, link); });
+  return ranks::run_job(options.job, argc, argv, [&options](ranks::CoordinatorConnection& coordinator) {
+    return kv::make_rank(options, coordinator);
+  });
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// How a polling loop spends its turns: ranks may outnumber the cores, so who has nothing to do lets the others run.
+// Backs off in a polling loop without progress. Ranks may outnumber the cores, so an idle rank gives up the CPU: it
+// yields at first, then sleeps.
 #pragma once
 
 #include <sched.h>
@@ -10,16 +11,17 @@ namespace verbatim::kv {
 
 class PollBackoff {
  public:
-  void after_round(bool moved) {
+  void after_round(bool progressed) {
     ++rounds_;
-    idle_rounds_ = moved ? 0 : idle_rounds_ + 1;
+    idle_rounds_ = progressed ? 0 : idle_rounds_ + 1;
     if (idle_rounds_ > kYields) {
       usleep(kSleepUs);
     } else if (idle_rounds_ > 0) {
       sched_yield();
     }
   }
-  // The sockets are asked at every turn only while nothing else moves: each time is a system call.
+  // Polling a socket is a system call. While other work makes progress it is done only every kRoundsBetweenPolls
+  // rounds.
   bool should_poll_sockets() const { return idle_rounds_ > 0 || rounds_ % kRoundsBetweenPolls == 0; }
   bool is_idle() const { return idle_rounds_ > 0; }
 

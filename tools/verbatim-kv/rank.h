@@ -1,4 +1,4 @@
-// One rank of a job, from loading the plugin to unloading it.
+// One rank of a verbatim-kv job, from loading the plugin to unloading it.
 #pragma once
 
 #include <memory>
@@ -10,6 +10,6 @@
 namespace verbatim::kv {
 
 // Rank 0 prints the table.
-std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& link);
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator);
 
 }  // namespace verbatim::kv

@@ -1,5 +1,5 @@
-// What the families of one rank have in common: the run's settings and the plugin, all of it read only or safe to use
-// from several threads. Everything that changes belongs to one family.
+// What all families of one rank use: the run's settings and the plugin. All of it is read only or safe to use from
+// several threads. State that changes belongs to one family.
 #pragma once
 
 #include <atomic>
@@ -21,8 +21,8 @@ struct RankContext {
   const IntervalSet& memory;
   const std::vector<Request>& requests;
   int device;
-  std::uint32_t index;                   // of this rank on its side
-  std::atomic<std::uint64_t>& finished;  // requests of a family, for the progress bar
+  std::uint32_t index;                   // of this rank among the prefill or the decode ranks
+  std::atomic<std::uint64_t>& finished;  // requests finished in all families, for the progress bar
 };
 
 }  // namespace verbatim::kv

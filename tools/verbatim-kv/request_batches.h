@@ -1,4 +1,5 @@
-// Requests that go together when all ranks move at once: as many as may be in flight and as every rank has blocks for.
+// Groups requests into batches for --mode nccl, where all ranks transfer one batch at a time. A batch has at most the
+// requests that may be in flight, and every rank has blocks for all of them.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@ namespace verbatim::kv {
 
 using RequestBatch = std::vector<const Request*>;
 
-// The same on every rank.
+// Returns the same batches on every rank.
 std::vector<RequestBatch> make_batches(const Options& options, const std::vector<Request>& requests,
                                        const Layout& layout);
 

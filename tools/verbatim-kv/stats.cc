@@ -15,7 +15,7 @@ void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
-// Every plain counter of a rank, by the name that it has in the report.
+// Calls `visit` with every integer counter and its name in the report.
 template <typename Stats, typename Visit>
 void each_counter(Stats& stats, Visit visit) {
   visit("validation_ns", stats.validation_ns);
@@ -41,20 +41,20 @@ void each_counter(Stats& stats, Visit visit) {
 }  // namespace
 
 void FamilyStats::add_error(const std::string& what) {
-  if (complaints.size() < kMaxErrors) complaints.push_back(what);
+  if (errors.size() < kMaxErrors) errors.push_back(what);
 }
 
 void FamilyStats::add(const FamilyStats& other) {
-  std::vector<std::uint64_t> theirs;
-  each_counter(other, [&](const char*, std::uint64_t value) { theirs.push_back(value); });
-  auto value = theirs.begin();
+  std::vector<std::uint64_t> other_values;
+  each_counter(other, [&](const char*, std::uint64_t value) { other_values.push_back(value); });
+  auto value = other_values.begin();
   each_counter(*this, [&](const char*, std::uint64_t& own) { own += *value++; });
   for (const auto& [members, count] : other.groups) groups[members] += count;
   elapsed_ns = std::max(elapsed_ns, other.elapsed_ns);
   timed_ns = std::max(timed_ns, other.timed_ns);
   fallback_ns = std::max(fallback_ns, other.fallback_ns);
-  append(refused, other.refused);
-  append(complaints, other.complaints);
+  append(rejected, other.rejected);
+  append(errors, other.errors);
   append(latencies_ns, other.latencies_ns);
   append(lost, other.lost);
 }
@@ -67,19 +67,19 @@ Json to_json(const FamilyStats& stats) {
   json["fallback_ns"] = stats.fallback_ns;
   json["groups"] = Json::object();
   for (const auto& [members, count] : stats.groups) json["groups"][std::to_string(members)] = count;
-  json["refused"] = Json::array();
-  for (const RejectedRequest& refused : stats.refused) {
-    json["refused"].push_back({{"request", refused.request},
-                               {"found_by", refused.found_by},
-                               {"code", static_cast<int>(refused.code)},
-                               {"kind", rejection_name(refused.code)},
-                               {"text", refused.text}});
+  json["rejected"] = Json::array();
+  for (const RejectedRequest& rejected : stats.rejected) {
+    json["rejected"].push_back({{"request", rejected.request},
+                                {"found_by", rejected.found_by},
+                                {"code", static_cast<int>(rejected.code)},
+                                {"kind", rejection_name(rejected.code)},
+                                {"text", rejected.text}});
   }
   json["recompute"] = Json::array();
   for (const Lost& lost : stats.lost) {
     json["recompute"].push_back({{"request", lost.request}, {"first", lost.first}, {"blocks", lost.blocks}});
   }
-  json["complaints"] = stats.complaints;
+  json["errors"] = stats.errors;
   json["latencies_ns"] = stats.latencies_ns;
   return json;
 }
@@ -91,22 +91,22 @@ FamilyStats from_json(const Json& json) {
   stats.timed_ns = json.at("timed_ns");
   stats.fallback_ns = json.at("fallback_ns");
   for (const auto& [members, count] : json.at("groups").items()) stats.groups[std::stoull(members)] = count;
-  for (const Json& refused : json.at("refused")) {
-    stats.refused.push_back({refused.at("request"), refused.at("found_by"),
-                             static_cast<RejectionCode>(refused.at("code").get<int>()), refused.at("text")});
+  for (const Json& rejected : json.at("rejected")) {
+    stats.rejected.push_back({rejected.at("request"), rejected.at("found_by"),
+                              static_cast<RejectionCode>(rejected.at("code").get<int>()), rejected.at("text")});
   }
   for (const Json& lost : json.at("recompute")) {
     stats.lost.push_back({lost.at("request"), lost.at("first"), lost.at("blocks")});
   }
-  stats.complaints = json.at("complaints").get<std::vector<std::string>>();
+  stats.errors = json.at("errors").get<std::vector<std::string>>();
   stats.latencies_ns = json.at("latencies_ns").get<std::vector<std::uint64_t>>();
   return stats;
 }
 
 std::uint64_t percentile(std::vector<std::uint64_t> values, double percent) {
   if (values.empty()) return 0;
-  const double place = std::ceil(percent / 100 * static_cast<double>(values.size()));
-  const auto index = std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, place - 1)));
+  const double rank = std::ceil(percent / 100 * static_cast<double>(values.size()));
+  const auto index = std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, rank - 1)));
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(index), values.end());
   return values[index];
 }

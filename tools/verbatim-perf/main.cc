@@ -16,7 +16,8 @@ int main(int argc, char** argv) {
     return ranks::run_or_exit(perf::qp_order::parse_qp_order_options(argc - 1, argv + 1), perf::qp_order::run_qp_order);
   }
   return ranks::run_or_exit(perf::parse_options(argc, argv), [&](const perf::Options& options) {
-    return ranks::run_job(options.job, argc, argv,
-                          [&options](ranks::CoordinatorConnection& link) { return perf::make_rank(options, link); });
+    return ranks::run_job(options.job, argc, argv, [&options](ranks::CoordinatorConnection& coordinator) {
+      return perf::make_rank(options, coordinator);
+    });
   });
 }

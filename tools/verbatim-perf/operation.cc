@@ -8,7 +8,7 @@ namespace verbatim::perf {
 namespace {
 
 constexpr std::size_t kMinChannelBytes = 4096;
-constexpr std::size_t kRingChunkBytes = std::size_t{512} << 10;          // a step of NCCL's 4 MiB buffer of 8
+constexpr std::size_t kRingChunkBytes = std::size_t{512} << 10;          // NCCL's 4 MiB buffer has 8 steps
 constexpr std::size_t kPointToPointChunkBytes = std::size_t{128} << 10;  // NCCL_P2P_NET_CHUNKSIZE
 constexpr std::size_t kUnlimitedChunkBytes = std::size_t{1} << 40;
 

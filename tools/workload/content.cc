@@ -14,7 +14,7 @@ constexpr std::size_t kBlockBytes = 4096;
 constexpr std::uint64_t kWeyl = 0x9e3779b97f4a7c15;  // 2^64 / golden ratio: neighbours differ in half of their bits
 constexpr std::uint64_t kFloatMask = 0xffff;
 
-// The finaliser of splitmix64: a bijection, so equal words mean equal input.
+// The finaliser of splitmix64. It is a bijection: different inputs give different words.
 std::uint64_t mix(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
@@ -132,7 +132,7 @@ void Sum::produce(void* out, std::size_t bytes, std::uint64_t offset) const {
 }
 
 void add_elements(ElementType type, void* into, const void* left, const void* right, std::size_t bytes) {
-  switch (type) {  // two's complement: the unsigned sum wraps to the bits of the signed one
+  switch (type) {  // two's complement: the unsigned sum has the same bits as the signed one
     case ElementType::kInt8:
     case ElementType::kUint8:
       return add<std::uint8_t>(into, left, right, bytes);

@@ -1,5 +1,5 @@
-// What a buffer holds in a test: bytes that depend on who sent them, in which step, and at which offset, so that a
-// swapped, shifted, stale or skipped byte shows.
+// The content of test buffers. Each byte depends on the rank that sent it, on the step and on the offset, so that
+// verify() finds bytes that are swapped, shifted, stale or missing.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace verbatim::workload {
 
-// A pure function from offset to byte.
+// A function from an offset to a byte, without state. Safe to call from several threads.
 class Content {
  public:
   Content() = default;
@@ -37,8 +37,8 @@ enum class ElementType : std::uint8_t { kInt8, kUint8, kInt32, kUint32, kInt64, 
 std::size_t element_bytes(ElementType type);
 const char* element_name(ElementType type);
 
-// What one rank contributes to a sum. Integers are the bytes of a Pattern; floats are whole numbers below 2^16, so
-// that the sum of up to 256 of them is exact in any order. Offsets and sizes are whole elements.
+// What one rank contributes to a sum. Integers are the bytes of a Pattern. Floats are whole numbers below 2^16, so
+// that a sum of up to 256 of them is exact in any order. Offsets and sizes are multiples of the element size.
 class Elements final : public Content {
  public:
   Elements(ElementType type, std::uint64_t source, std::uint64_t step);
@@ -49,7 +49,8 @@ class Elements final : public Content {
   Pattern pattern_;
 };
 
-// The element-wise sum over sources 0 to `sources` - 1; integers wrap. Offsets and sizes are whole elements.
+// The element-wise sum over sources 0 to `sources` - 1. Integers wrap. Offsets and sizes are multiples of the element
+// size.
 class Sum final : public Content {
  public:
   Sum(ElementType type, std::uint64_t sources, std::uint64_t step);
@@ -60,7 +61,7 @@ class Sum final : public Content {
   std::vector<Elements> contributions_;
 };
 
-// into[i] = left[i] + right[i] over `bytes`, whole elements; `into` may be one of the others.
+// into[i] = left[i] + right[i]. `bytes` is a multiple of the element size. `into` may be `left` or `right`.
 void add_elements(ElementType type, void* into, const void* left, const void* right, std::size_t bytes);
 
 }  // namespace verbatim::workload

@@ -8,7 +8,7 @@ namespace verbatim::workload {
 namespace {
 
 constexpr std::size_t kGuard = GuardedBuffer::kGuardBytes;
-// Sources that no rank has, so that data which strays into a guard never looks like one.
+// Patterns of a source number that no rank has, so that transfer data in a guard never equals the guard's content.
 Pattern before_data() {
   return {~std::uint64_t{0}, 1};
 }
@@ -39,7 +39,7 @@ GuardedBuffer::~GuardedBuffer() {
 
 std::optional<GuardedBuffer::Damage> GuardedBuffer::damage() const {
   if (const Mismatch before = verify(before_data(), data_ - kGuard, kGuard); before.wrong > 0) {
-    // verify() names the byte farthest from the data: walk to the nearest one
+    // verify() gives the byte farthest from the data: search back from the data for the nearest one
     std::size_t good = 0;
     while (verify(before_data(), data_ - good - 1, 1, kGuard - good - 1).wrong == 0) ++good;
     return Damage{-static_cast<std::int64_t>(good) - 1, before.wrong};

@@ -1,4 +1,4 @@
-// Memory for a transfer with guards on both sides, to find writes that go beyond it.
+// Memory for a transfer, with guard bytes before and after the data that show writes outside of it.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace verbatim::workload {
 
-// The data starts at a page boundary plus `misalignment`; the guards touch it on both sides without a gap.
+// The data starts at a page boundary plus `misalignment`. The guards adjoin it on both sides without a gap.
 class GuardedBuffer {
  public:
   static constexpr std::size_t kGuardBytes = 4096;
@@ -24,15 +24,15 @@ class GuardedBuffer {
   std::size_t size() const { return bytes_; }
   std::size_t capacity() const { return capacity_; }
 
-  // Moves the end of the data, and with it the guard behind, to `bytes`, at most capacity(). Guards are fresh then;
-  // the data is undefined.
+  // Moves the end of the data to `bytes` (at most capacity()) and rewrites both guards. The data is undefined
+  // afterwards.
   void resize(std::size_t bytes);
 
   struct Damage {
     std::int64_t offset;  // of the damaged byte nearest to the data, relative to data(): negative, or size() and above
     std::uint64_t bytes;  // how many on that side
   };
-  // The first side that was written to, the one before the data first.
+  // Checks the guard before the data first, then the guard behind it. Returns the first damage found.
   std::optional<Damage> damage() const;
 
  private:

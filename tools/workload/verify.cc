@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::size_t kVerifyBlockBytes = 4096;
 
-// Adds what differs in one block to `found`; the block starts `start` bytes into the data.
+// Adds the mismatches of one block to `found`. The block starts `start` bytes into the data.
 void compare_block(const std::uint8_t* expected, const std::uint8_t* got, std::size_t bytes, std::uint64_t start,
                    std::size_t unit, Mismatch& found) {
   for (std::size_t at = 0; at < bytes; at += unit) {

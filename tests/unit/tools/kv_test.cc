@@ -228,7 +228,7 @@ TEST(FamilyStats, JsonRoundTrip_PreservesSums) {
   FamilyStats two = one;
   two.elapsed_ns = 7;
   two.groups = {{8, 1}, {1, 1}};
-  two.refused.push_back({9, "decode", RejectionCode::kUnregistered, "why"});
+  two.rejected.push_back({9, "decode", RejectionCode::kUnregistered, "why"});
   two.lost.push_back({4, 2, {7, 8}});
   FamilyStats sum = from_json(to_json(one));
   sum.add(from_json(to_json(two)));
@@ -236,8 +236,8 @@ TEST(FamilyStats, JsonRoundTrip_PreservesSums) {
   EXPECT_EQ(10U, sum.elapsed_ns);
   EXPECT_EQ(8U, sum.fallbacks[static_cast<int>(FallbackStage::kStaged)]);
   EXPECT_EQ((std::map<std::uint64_t, std::uint64_t>{{1, 1}, {8, 3}}), sum.groups);
-  ASSERT_EQ(1U, sum.refused.size());
-  EXPECT_EQ(RejectionCode::kUnregistered, sum.refused[0].code);
+  ASSERT_EQ(1U, sum.rejected.size());
+  EXPECT_EQ(RejectionCode::kUnregistered, sum.rejected[0].code);
   ASSERT_EQ(1U, sum.lost.size());
   EXPECT_EQ((std::vector<std::uint32_t>{7, 8}), sum.lost[0].blocks);
   EXPECT_EQ(2U, sum.latencies_ns.size());
@@ -257,8 +257,8 @@ TEST(KvReport, SeveralOutcomes_ExitStatusIsTheWorst) {
   Report report{.options = options};
   report.families.resize(2);
   EXPECT_EQ(ExitStatus::kOk, report.status());
-  report.families[1].stats.refused.push_back({1, "decode", RejectionCode::kUnregistered, ""});
-  EXPECT_EQ(ExitStatus::kRefused, report.status());
+  report.families[1].stats.rejected.push_back({1, "decode", RejectionCode::kUnregistered, ""});
+  EXPECT_EQ(ExitStatus::kRejected, report.status());
   report.families[0].stats.lost.push_back({1, 0, {1}});
   EXPECT_EQ(ExitStatus::kRecompute, report.status());
   report.ranks.push_back({.damage = 1});

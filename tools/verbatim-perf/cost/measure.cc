@@ -8,7 +8,7 @@
 #if __has_include(<valgrind/callgrind.h>)
 #include <valgrind/callgrind.h>
 #define VERBATIM_HAS_CALLGRIND 1
-#else  // measure_instructions() refuses
+#else  // measure_instructions() throws Failure
 #define CALLGRIND_TOGGLE_COLLECT
 #define CALLGRIND_DUMP_STATS_AT(text) static_cast<void>(text)
 #define VERBATIM_HAS_CALLGRIND 0
@@ -40,13 +40,14 @@ constexpr int kUnproductiveCalls = 1000;
 constexpr std::size_t kUnproductiveBytes = 4096;
 constexpr int kConnectsUnderCallgrind = 8;
 
-// Copying large messages is slow under callgrind and tells nothing about the plugin: at most so many bytes a step, and
-// at least so many groups, in which a plugin's batches (receives, signalled work) come out evenly.
+// Copying large messages is slow under callgrind and shows nothing about the plugin. A measurement transfers at most
+// kMostBytes bytes, but at least kFewestGroups groups, a multiple of the plugin's batch sizes (receives, signalled
+// work).
 constexpr std::size_t kMostBytes = std::size_t{4} << 20;
 constexpr int kFewestGroups = 32;
 constexpr int kBatches = kFewestGroups / GroupTransfer::kAhead;
 
-// Callgrind counts while `work` runs, and adds to what it has counted since the last dump.
+// Collects instructions while `work` runs. Callgrind adds them to what it has collected since the last dump.
 template <typename Work>
 void counted(Work work) {
   CALLGRIND_TOGGLE_COLLECT;
@@ -63,7 +64,7 @@ std::string cell_label(const std::string& what, std::size_t bytes, int group) {
   return what + " " + std::to_string(bytes) + " " + std::to_string(group);
 }
 
-// `visit(bytes, group)` for every cell that the plugin can do.
+// Calls `visit(bytes, group)` for every cell whose group size the plugin supports.
 template <typename Visit>
 void for_each_cell(const CostOptions& options, const PluginUnderTest& subject, Visit visit) {
   for (const std::size_t bytes : options.sizes) {
@@ -82,7 +83,7 @@ void finish(GroupTransfer& groups) {
 
 void measure_instructions(const CostOptions& options, PluginUnderTest& subject) {
   if (VERBATIM_HAS_CALLGRIND == 0)
-    throw ranks::Failure("built without valgrind/callgrind.h: install valgrind and build again");
+    throw ranks::Failure("built without valgrind/callgrind.h. Next: install valgrind and build again");
   const ConnectionPair ends = subject.connect();
   for_each_cell(options, subject, [&](std::size_t bytes, int group) {
     const std::size_t group_bytes = std::max<std::size_t>(bytes, 1) * static_cast<std::size_t>(group);
@@ -125,7 +126,7 @@ void measure_instructions(const CostOptions& options, PluginUnderTest& subject) 
   for (const ConnectionPair& connection : all) subject.close(connection);
 }
 
-// What softverbs has counted of this process. Plain data: it comes through a pipe.
+// The counters of softverbs for this process. Trivially copyable, because it is sent through a pipe.
 struct Reading {
   softverbs::WorkStats work;
   std::uint64_t doorbells = 0;
@@ -135,7 +136,7 @@ struct Reading {
 };
 static_assert(std::is_trivially_copyable_v<Reading>);
 
-// A process is one entry of the registry, so that another one, a forked child, looks at our segment.
+// A process cannot open its own segment as a second entry of the registry, so a forked child reads the counters.
 Reading read_counters() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw ranks::Failure("pipe2: " + std::string(std::strerror(errno)));
@@ -196,7 +197,7 @@ void measure_verbs(const CostOptions& options, PluginUnderTest& subject, Json& r
   subject.close(ends);
 }
 
-// Connections that have each carried a message, set up one after the other.
+// Creates connections one after the other and sends one message over each.
 std::vector<ConnectionPair> connect_and_use(const CostOptions& options, PluginUnderTest& subject) {
   std::vector<ConnectionPair> connections;
   for (int i = 0; i < options.connections; ++i) {
@@ -233,7 +234,7 @@ void measure_setup(const CostOptions& options, PluginUnderTest& subject, Json& r
 
 std::string object_of(const netapi::Plugin& plugin) {
   Dl_info found{};
-  if (::dladdr(plugin.table(), &found) == 0) throw ranks::Failure("the plugin's table lies in no object");
+  if (::dladdr(plugin.table(), &found) == 0) throw ranks::Failure("the plugin's table is in no loaded object");
   return found.dli_fname;
 }
 
@@ -245,7 +246,7 @@ ranks::ExitStatus measure(const CostOptions& options) {
   if (opened.plugin == nullptr) throw ranks::Failure(opened.error);
   const std::string object = object_of(*opened.plugin);
   if (options.optional && opened.plugin->api_version() < netapi::kOldestWithOptionalReceives)
-    throw ranks::Failure("--optional needs a table from v9 on", ranks::ExitStatus::kUsage);
+    throw ranks::Failure("--optional needs table version 9 or newer", ranks::ExitStatus::kUsage);
   Json result{{"name", opened.plugin->name()}, {"api_version", opened.plugin->api_version()}, {"object", object}};
   try {
     PluginUnderTest subject(std::move(opened.plugin));
@@ -259,7 +260,7 @@ ranks::ExitStatus measure(const CostOptions& options) {
     } else if (options.part == kMemoryPart) {
       measure_memory(options, subject, object, result);
     } else {
-      throw ranks::Failure("--part " + options.part + " is unknown", ranks::ExitStatus::kUsage);
+      throw ranks::Failure("unknown --part " + options.part, ranks::ExitStatus::kUsage);
     }
   } catch (const ranks::Failure& failure) {
     throw ranks::Failure(failure.what() + ranks::plugin_warnings(), failure.status);

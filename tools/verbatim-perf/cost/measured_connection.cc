@@ -15,7 +15,7 @@ namespace verbatim::perf::cost {
 namespace {
 
 constexpr auto kTimeout = std::chrono::seconds(60);
-constexpr int kMostTries = 1'000'000;  // of a call that answers "not yet"; under valgrind a clock would be too slow
+constexpr int kMaxAttempts = 1'000'000;  // of a call that is not ready; reading a clock is too slow under valgrind
 constexpr int kFirstTag = 100;
 
 }  // namespace
@@ -43,7 +43,7 @@ ConnectionPair PluginUnderTest::connect() {
   while (ends.send == nullptr || ends.recv == nullptr) {
     if (ends.send == nullptr) ranks::require(plugin_->connect(context_, 0, handle.data(), &ends.send), "connect");
     if (ends.recv == nullptr) ranks::require(plugin_->accept(listen, &ends.recv), "accept");
-    if (std::chrono::steady_clock::now() > end) throw ranks::Failure("a connection did not come about");
+    if (std::chrono::steady_clock::now() > end) throw ranks::Failure("a connection was not established within 60 s");
   }
   ranks::require(plugin_->close_listen(listen), "closeListen");
   return ends;
@@ -68,7 +68,7 @@ GroupTransfer::GroupTransfer(PluginUnderTest& subject, ConnectionPair ends, std:
   ranks::require(plugin_.reg_mr(ends_.send, source_.data(), source_.size(), nccl::kPtrHost, &source_handle_), "regMr");
   ranks::require(plugin_.reg_mr(ends_.recv, target_.data(), target_.size(), nccl::kPtrHost, &target_handle_), "regMr");
   for (std::size_t i = 0; i < group_; ++i) {
-    places_.push_back(target_.data() + i * bytes_);
+    buffers_.push_back(target_.data() + i * bytes_);
     tags_.push_back(kFirstTag + static_cast<int>(i));
     handles_.push_back(target_handle_);
   }
@@ -81,22 +81,22 @@ GroupTransfer::~GroupTransfer() {
 }
 
 void GroupTransfer::post_receive(Receive& receive) {
-  for (int tries = 0; receive.request == nullptr; ++tries) {
+  for (int attempt = 0; receive.request == nullptr; ++attempt) {
     if (optional_) receive.request = reinterpret_cast<void*>(nccl::kNetOptionalRecvCompletion);
-    ranks::require(plugin_.irecv(ends_.recv, static_cast<int>(group_), places_.data(), sizes_.data(), tags_.data(),
+    ranks::require(plugin_.irecv(ends_.recv, static_cast<int>(group_), buffers_.data(), sizes_.data(), tags_.data(),
                                  handles_.data(), &receive.request),
                    "irecv");
-    if (tries == kMostTries) throw ranks::Failure("irecv never takes a receive");
+    if (attempt == kMaxAttempts) throw ranks::Failure("irecv returned no request in all attempts");
   }
 }
 
 void GroupTransfer::send_group() {
   for (std::size_t i = 0; i < group_; ++i) {
     void* request = nullptr;
-    for (int tries = 0; request == nullptr; ++tries) {
+    for (int attempt = 0; request == nullptr; ++attempt) {
       ranks::require(plugin_.isend(ends_.send, source_.data() + i * bytes_, bytes_, tags_[i], source_handle_, &request),
                      "isend");
-      if (tries == kMostTries) throw ranks::Failure("isend never takes a message");
+      if (attempt == kMaxAttempts) throw ranks::Failure("isend returned no request in all attempts");
     }
     sends_.push_back(request);
   }
@@ -105,13 +105,14 @@ void GroupTransfer::send_group() {
 void GroupTransfer::finish(void* request) {
   int done = 0;
   std::array<int, netapi::kMaxGroup> sizes{};
-  for (int tries = 0; done == 0; ++tries) {
+  for (int attempt = 0; done == 0; ++attempt) {
     ranks::require(plugin_.test(request, &done, sizes.data()), "test");
-    if (tries == kMostTries) throw ranks::Failure("a request never finishes");
+    if (attempt == kMaxAttempts) throw ranks::Failure("a request did not complete in all attempts");
   }
 }
 
-// What has arrived must have come since then; RC brings the last byte last.
+// Changes the last byte of the target, so that wait_for_target() sees the next message arrive. RC writes the last byte
+// last.
 void GroupTransfer::invalidate_target() {
   if (bytes_ != 0) target_[bytes_ - 1] = ~source_[bytes_ - 1];
 }
@@ -119,8 +120,8 @@ void GroupTransfer::invalidate_target() {
 void GroupTransfer::wait_for_target() const {
   if (bytes_ == 0) return;
   const volatile std::byte& last = target_[bytes_ - 1];
-  for (int tries = 0; last != source_[bytes_ - 1]; ++tries) {
-    if (tries == kMostTries) throw ranks::Failure("the data of a receive without completion never arrives");
+  for (int attempt = 0; last != source_[bytes_ - 1]; ++attempt) {
+    if (attempt == kMaxAttempts) throw ranks::Failure("the data of a receive with optional completion did not arrive");
   }
 }
 
@@ -158,20 +159,20 @@ void GroupTransfer::test_incomplete(int times) {
   int done = 0;
   std::array<int, netapi::kMaxGroup> sizes{};
   for (int i = 0; i < times; ++i) ranks::require(plugin_.test(receives_[oldest_].request, &done, sizes.data()), "test");
-  if (done != 0) throw ranks::Failure("a receive is done that nothing was sent to");
+  if (done != 0) throw ranks::Failure("a receive completed, but no message was sent to it");
 }
 
 void GroupTransfer::send_without_receive(int times) {
   for (int i = 0; i < times; ++i) {
     void* request = nullptr;
     ranks::require(plugin_.isend(ends_.send, source_.data(), bytes_, tags_[0], source_handle_, &request), "isend");
-    if (request != nullptr) throw ranks::Failure("isend took a message that no receive waits for");
+    if (request != nullptr) throw ranks::Failure("isend returned a request, but no receive is posted");
   }
 }
 
 void GroupTransfer::check() const {
   if (std::memcmp(source_.data(), target_.data(), bytes_ * group_) != 0)
-    throw ranks::Failure("the data that arrived is wrong");
+    throw ranks::Failure("the received data is wrong");
 }
 
 }  // namespace verbatim::perf::cost

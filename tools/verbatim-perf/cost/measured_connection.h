@@ -1,4 +1,4 @@
-// Both ends of connections within this process, driven as NCCL's progress thread drives them.
+// Connections with both ends in this process, called as NCCL's progress thread does.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct ConnectionPair {
   void* recv = nullptr;
 };
 
-// A plugin and one context of it. Throws Failure where the plugin fails.
+// A plugin with one context. Used by one thread. Throws Failure when the plugin fails.
 class PluginUnderTest {
  public:
   explicit PluginUnderTest(std::unique_ptr<netapi::Plugin> plugin);
@@ -35,9 +35,9 @@ class PluginUnderTest {
   int max_recvs_ = 1;
 };
 
-// Groups of `group` messages of `bytes` each over one connection, `kAhead` receives always posted; with `optional`
-// those of one message without completion, so that their data is awaited in memory. Throws Failure when a call fails or
-// a byte is wrong.
+// Transfers groups of `group` messages of `bytes` each over one connection, with `kAhead` receives always posted. With
+// `optional`, receives of one message have optional completion, and the arrival of their data is seen in memory. Throws
+// Failure when a call fails or a byte is wrong.
 class GroupTransfer {
  public:
   static constexpr int kAhead = 8;
@@ -47,18 +47,19 @@ class GroupTransfer {
   GroupTransfer(const GroupTransfer&) = delete;
   GroupTransfer& operator=(const GroupTransfer&) = delete;
 
-  // One at a time: sent, tested until both sides are done, and the receive posted again.
+  // Transfers one group at a time: sends it, tests until both ends are complete, and posts the receive again.
   void run(int groups);
-  // The receives that are posted, as a step of their own: then `send`, `finish_sends`, `finish_receives` for as many.
+  // The steps of a batch of kAhead groups, to be measured separately, in this order.
   void post_receives();
   void send();
   void finish_sends();
   void finish_receives();
-  // Tests that find nothing, and sends that no receive waits for; with receives posted, or none.
+  // Calls of test without a completion (receives must be posted), and of isend without a matching receive (none
+  // posted).
   void test_incomplete(int times);
   void send_without_receive(int times);
 
-  // What was sent last lies in the receive buffers.
+  // Compares the receive buffers with what was sent last.
   void check() const;
 
  private:
@@ -81,7 +82,7 @@ class GroupTransfer {
   std::vector<std::byte> target_;
   void* source_handle_ = nullptr;
   void* target_handle_ = nullptr;
-  std::vector<void*> places_;
+  std::vector<void*> buffers_;
   std::vector<std::size_t> sizes_;
   std::vector<int> tags_;
   std::vector<void*> handles_;

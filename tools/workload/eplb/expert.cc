@@ -67,7 +67,7 @@ std::size_t type_bytes(const std::string& type) {
                                                          {"bf16", 2},  {"fp16", 2}, {"fp32", 4}, {"int32", 4},
                                                          {"int64", 8}, {"fp64", 8}};
   const auto found = kTypes.find(type);
-  if (found == kTypes.end()) throw BadInput("no such type of tensor: '" + type + "'");
+  if (found == kTypes.end()) throw BadInput("unknown tensor type: '" + type + "'");
   return found->second;
 }
 
@@ -114,7 +114,7 @@ const Preset& find_preset(const std::string& name) {
     if (preset.name == name) return preset;
     names += std::string(names.empty() ? "" : ", ") + preset.name;
   }
-  throw BadInput("no such preset: '" + name + "', there are " + names);
+  throw BadInput("unknown preset: '" + name + "'; known presets: " + names);
 }
 
 ExpertLayout parse_tensors(const std::string& text, std::size_t local_rows) {
@@ -127,14 +127,14 @@ ExpertLayout parse_tensors(const std::string& text, std::size_t local_rows) {
     std::size_t bytes = parse_count(fields[2], where);
     if (total) {
       if (bytes % local_rows != 0) {
-        throw BadInput("tensor " + fields[0] + ": " + std::to_string(bytes) + " bytes do not divide by " +
+        throw BadInput("tensor " + fields[0] + ": " + std::to_string(bytes) + " bytes are not divisible by " +
                        std::to_string(local_rows) + " rows");
       }
       bytes /= local_rows;
     }
     if (bytes % type_bytes(fields[1]) != 0) {
-      throw BadInput("tensor " + fields[0] + ": " + std::to_string(bytes) + " bytes an expert are no whole number of " +
-                     fields[1]);
+      throw BadInput("tensor " + fields[0] + ": " + std::to_string(bytes) +
+                     " bytes per expert are not a multiple of the size of " + fields[1]);
     }
     expert.tensors.push_back({fields[0], fields[1], bytes});
   }

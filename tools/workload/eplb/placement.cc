@@ -12,7 +12,7 @@ namespace {
 
 using Rows = std::vector<int>;
 
-// splitmix64; the standard library's distributions differ between implementations.
+// splitmix64, because the distributions of the standard library differ between implementations.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
@@ -24,7 +24,7 @@ class Random {
     return x ^ (x >> 31);
   }
   std::size_t below(std::size_t bound) { return static_cast<std::size_t>(next() % bound); }
-  // Nearly of the standard normal distribution: twelve uniform numbers.
+  // Approximates the standard normal distribution by the sum of twelve uniform numbers.
   double normal() {
     double sum = -6;
     for (int i = 0; i < 12; ++i) sum += static_cast<double>(next() >> 11) * 0x1p-53;
@@ -48,7 +48,7 @@ Rows one_of_each(std::size_t experts) {
   return rows;
 }
 
-// One row for each expert and random ones in the rest, in random order.
+// One row for each expert; the remaining rows hold random experts. The order is random.
 Rows random_placement(std::size_t experts, std::size_t rows, Random& random) {
   Rows placed = one_of_each(experts);
   while (placed.size() < rows) placed.push_back(static_cast<int>(random.below(experts)));
@@ -56,7 +56,7 @@ Rows random_placement(std::size_t experts, std::size_t rows, Random& random) {
   return placed;
 }
 
-// A load for each expert, in thousandths; a few experts get much of it.
+// A load for each expert, in thousandths. A few experts get much more than the others.
 std::vector<std::uint64_t> random_load(std::size_t experts, Random& random) {
   std::vector<std::uint64_t> load(experts);
   for (std::uint64_t& one : load)
@@ -70,7 +70,8 @@ void drift(std::vector<std::uint64_t>& load, Random& random) {
   }
 }
 
-// Each further row goes to the expert with the most load a row; then the heaviest row to the lightest rank with room.
+// Each additional row goes to the expert with the highest load per row. Then rows are placed in order of falling load,
+// each on the rank with the lowest sum that still has a free row.
 Rows balanced_placement(const std::vector<std::uint64_t>& load, std::size_t rows, std::size_t ranks) {
   using Weighed = std::pair<double, std::size_t>;
   std::vector<std::size_t> copies(load.size(), 1);
@@ -92,18 +93,18 @@ Rows balanced_placement(const std::vector<std::uint64_t>& load, std::size_t rows
   std::priority_queue<Weighed, std::vector<Weighed>, std::greater<>> lightest;
   for (std::size_t rank = 0; rank < ranks; ++rank) lightest.emplace(0.0, rank);
   const std::size_t local = rows / ranks;
-  std::vector<std::size_t> taken(ranks);
+  std::vector<std::size_t> used(ranks);
   Rows placed(rows, kEmptyRow);
   for (const auto& [weight, e] : physical) {
     const auto [sum, rank] = lightest.top();
     lightest.pop();
-    placed[rank * local + taken[rank]++] = static_cast<int>(e);
-    if (taken[rank] < local) lightest.emplace(sum - weight, rank);
+    placed[rank * local + used[rank]++] = static_cast<int>(e);
+    if (used[rank] < local) lightest.emplace(sum - weight, rank);
   }
   return placed;
 }
 
-// The same experts on each rank, those that it had in the rows where it had them.
+// Puts the experts of `after` on the same ranks, but an expert that a rank already held stays in the row where it was.
 Rows keep_rows(const Rows& before, const Rows& after, std::size_t ranks) {
   const std::size_t local = after.size() / ranks;
   Rows kept(after.size(), kEmptyRow);
@@ -127,7 +128,7 @@ Rows keep_rows(const Rows& before, const Rows& after, std::size_t ranks) {
   return kept;
 }
 
-// All experts on the first ranks, with an empty row here and there; nothing on the others.
+// All experts on the first `ranks_used` ranks, with some empty rows among them. All rows of the other ranks are empty.
 Rows placement_on(std::size_t ranks_used, const PolicyInput& input, std::size_t rows, Random& random) {
   const std::size_t used = rows / input.ranks * ranks_used;
   Rows placed = one_of_each(input.experts);
@@ -189,7 +190,7 @@ bool changes_ranks(Policy policy) {
 void check_rows(const Layer& layer, const char* which, const std::vector<int>& rows, const Workload& workload) {
   const std::string where = "layer " + std::to_string(layer.number) + ", " + which;
   if (rows.size() != workload.rows) {
-    throw BadInput(where + ": " + std::to_string(rows.size()) + " rows in place of " + std::to_string(workload.rows));
+    throw BadInput(where + ": " + std::to_string(rows.size()) + " rows instead of " + std::to_string(workload.rows));
   }
   for (std::size_t row = 0; row < rows.size(); ++row) {
     if (rows[row] < kEmptyRow || rows[row] >= static_cast<int>(workload.experts)) {
@@ -203,7 +204,7 @@ void check_rows(const Layer& layer, const char* which, const std::vector<int>& r
 
 void check(const Workload& workload) {
   if (workload.ranks == 0 || workload.rows == 0 || workload.rows % workload.ranks != 0) {
-    throw BadInput(std::to_string(workload.rows) + " rows do not divide by " + std::to_string(workload.ranks) +
+    throw BadInput(std::to_string(workload.rows) + " rows are not divisible by " + std::to_string(workload.ranks) +
                    " ranks");
   }
   std::vector<bool> held(workload.experts);
@@ -218,7 +219,7 @@ void check(const Workload& workload) {
       const int expert = layer.after[row];
       if (expert == kEmptyRow || held[static_cast<std::size_t>(expert)]) continue;
       throw BadInput("layer " + std::to_string(layer.number) + ", new, row " + std::to_string(row) + ": expert " +
-                     std::to_string(expert) + " is held by no rank before");
+                     std::to_string(expert) + " is in no old row of any rank");
     }
   }
 }
@@ -243,7 +244,7 @@ Workload make_workload(const PolicyInput& input) {
   if (changes_ranks(input.policy) && divide_up(input.experts, workload.local_rows()) >= input.ranks) {
     throw BadInput(std::to_string(input.experts) + " experts need all of " + std::to_string(input.ranks) +
                    " ranks with " + std::to_string(workload.local_rows()) +
-                   " rows: no rank is left to scale to, say more --redundant");
+                   " rows each, so no rank is left to add or remove. Next: raise --redundant");
   }
   for (std::size_t layer = 0; layer < input.layers; ++layer) {
     workload.layers.push_back(make_layer(input, layer, rows));

@@ -1,4 +1,5 @@
-// Which expert lies in which row before and after a rearrangement, layer by layer: made by a policy, or read.
+// Which expert is in which row before and after a rearrangement, for each layer. A placement is made by a policy or
+// read from a file.
 #pragma once
 
 #include <cstddef>
@@ -14,31 +15,31 @@ constexpr int kEmptyRow = -1;
 
 struct Layer {
   std::size_t number;
-  std::vector<int> before;  // expert by row, rank after rank; kEmptyRow: none
+  std::vector<int> before;  // expert in each row, rank after rank; kEmptyRow: none
   std::vector<int> after;
 };
 
 struct Workload {
   std::size_t ranks;
-  std::size_t experts;  // logical ones, numbered from 0
-  std::size_t rows;     // of all ranks
+  std::size_t experts;  // logical experts, numbered from 0
+  std::size_t rows;     // of all ranks together
   std::vector<Layer> layers;
 
   std::size_t local_rows() const { return rows / ranks; }
 };
 
-// Throws BadInput unless every layer has `rows` rows, each expert is in range, and every expert that is needed
-// afterwards is held by a rank before.
+// Throws BadInput unless the ranks divide the rows, every layer has `rows` rows, each expert is in range, and each
+// expert of the new placement is also in the old one.
 void check(const Workload& workload);
 
 enum class Policy : std::uint8_t {
   kIdentity,     // nothing moves
   kShuffle,      // two unrelated placements
   kRotate,       // every expert moves to the next rank
-  kHot,          // all redundant rows become copies of one expert
-  kGreedyDrift,  // balanced by load before and after the load has changed
-  kScaleUp,      // from as few ranks as can hold all experts to all
-  kScaleDown,    // the other way round
+  kHot,          // all redundant rows hold copies of the same expert
+  kGreedyDrift,  // balanced by load, before and after a change of the load
+  kScaleUp,      // from the fewest ranks that can hold all experts to all ranks
+  kScaleDown,    // from all ranks to the fewest
 };
 const std::vector<std::pair<std::string, Policy>>& policies();
 
@@ -50,10 +51,10 @@ struct PolicyInput {
   std::size_t layers;
   std::uint64_t seed;
 };
-// The same for the same input on every host. Throws BadInput when ranks do not divide the rows, or a policy that
-// changes the number of ranks finds too few rows.
+// Gives the same result for the same input on every machine. Throws BadInput when the ranks do not divide the rows, or
+// when a policy that changes the number of ranks has too few rows.
 Workload make_workload(const PolicyInput& input);
-// The fewest redundant rows from `at_least` up with which the policy works on these ranks.
+// The smallest number of redundant rows, not below `at_least`, with which the policy works on these ranks.
 std::size_t needed_redundant(Policy policy, std::size_t ranks, std::size_t experts, std::size_t at_least);
 
 }  // namespace verbatim::eplb

@@ -5,8 +5,8 @@
 namespace verbatim::eplb {
 namespace {
 
-// For each expert the first row that holds it on each rank, in the order of ranks: rows_[begin_[e]] up to
-// rows_[end_[e]]. Ranks are kept beside the rows: a division for each look-up would be most of the work.
+// For each expert, the first row that holds it on each rank, in the order of ranks: rows_[begin_[e]] up to
+// rows_[end_[e]]. Each entry stores its rank, because a division for each look-up would be most of the work.
 class Holders {
  public:
   Holders(const std::vector<int>& placement, const Workload& workload)
@@ -31,7 +31,7 @@ class Holders {
 
   struct Row {
     std::uint32_t rank;
-    std::uint32_t row;  // of the rank
+    std::uint32_t row;  // number within the rank
   };
   std::span<const Row> of(std::size_t expert) const {
     return {rows_.data() + begin_[expert], end_[expert] - begin_[expert]};
@@ -50,7 +50,7 @@ std::vector<Transfer> plan_transfers(const Workload& workload, const Layer& laye
   const Holders after(layer.after, workload);
   std::vector<Transfer> transfers;
   transfers.reserve(workload.rows);
-  std::vector<Holders::Row> lacking;  // one on each rank that needs the expert and does not hold it
+  std::vector<Holders::Row> lacking;  // the first row on each rank that needs the expert and does not hold it
   for (std::size_t e = 0; e < workload.experts; ++e) {
     lacking.clear();
     const std::span<const Holders::Row> holders = before.of(e);
@@ -91,14 +91,14 @@ std::optional<std::string> self_check(const Workload& workload, const Layer& lay
     const std::string what = "layer " + std::to_string(layer.number) + ", expert " + std::to_string(transfer.expert) +
                              " from rank " + std::to_string(transfer.source) + " to " +
                              std::to_string(transfer.destination);
-    if ((of(transfer.source, transfer.expert) & kHolds) == 0) return what + ": not held there";
-    if (of(transfer.destination, transfer.expert) != kNeeds) return what + ": not needed there, or a second time";
+    if ((of(transfer.source, transfer.expert) & kHolds) == 0) return what + ": the source does not hold it";
+    if (of(transfer.destination, transfer.expert) != kNeeds) return what + ": the destination does not need it, or gets it twice";
     of(transfer.destination, transfer.expert) |= kGets;
   }
   for (std::size_t rank = 0; rank < workload.ranks; ++rank) {
     for (std::size_t e = 0; e < workload.experts; ++e) {
       if (of(rank, e) != kNeeds) continue;
-      return "layer " + std::to_string(layer.number) + ": nobody sends expert " + std::to_string(e) + " to rank " +
+      return "layer " + std::to_string(layer.number) + ": no rank sends expert " + std::to_string(e) + " to rank " +
              std::to_string(rank);
     }
   }
@@ -110,8 +110,8 @@ RankPlan plan_of_rank(const Workload& workload, const Layer& layer, const std::v
   const std::size_t local = workload.local_rows();
   const std::size_t first = rank * local;
   constexpr std::uint32_t kNone = ~std::uint32_t{0};
-  std::vector<std::uint32_t> held(workload.experts, kNone);      // the first old row of each expert
-  std::vector<std::uint32_t> received(workload.experts, kNone);  // the row that each is received into
+  std::vector<std::uint32_t> held(workload.experts, kNone);      // by expert: the first old row of this rank
+  std::vector<std::uint32_t> received(workload.experts, kNone);  // by expert: the row that it is received into
   for (std::size_t row = local; row-- > 0;) {
     if (layer.before[first + row] != kEmptyRow) {
       held[static_cast<std::size_t>(layer.before[first + row])] = static_cast<std::uint32_t>(row);

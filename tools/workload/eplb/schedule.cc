@@ -6,12 +6,12 @@
 namespace verbatim::eplb {
 namespace {
 
-// How many transfers of a rank fit into a group.
+// How many transfers of one rank fit into a group.
 std::size_t transfers_in_group(std::size_t calls, std::size_t limit) {
   if (limit == 0) return ~std::size_t{0};
   if (limit < calls) {
-    throw BadInput("a group of " + std::to_string(limit) + " operations does not hold the " + std::to_string(calls) +
-                   " of one expert");
+    throw BadInput("a group of " + std::to_string(limit) + " operations cannot hold the " + std::to_string(calls) +
+                   " operations of one expert");
   }
   return limit / calls;
 }
@@ -32,7 +32,7 @@ void count_operations(Schedule& schedule, const std::vector<Transfer>& transfers
 
 Schedule schedule_groups(const std::vector<Transfer>& transfers, std::size_t ranks, std::size_t calls,
                          std::size_t limit) {
-  const std::size_t room = transfers_in_group(calls, limit);
+  const std::size_t capacity = transfers_in_group(calls, limit);
   struct Current {
     std::uint32_t group = 0;
     std::size_t used = 0;
@@ -43,8 +43,8 @@ Schedule schedule_groups(const std::vector<Transfer>& transfers, std::size_t ran
   for (const Transfer& transfer : transfers) {
     Current& source = current[transfer.source];
     Current& destination = current[transfer.destination];
-    // A rank's groups never go back, so the order within a pair is that of the transfers.
-    const auto next_of = [room](const Current& of) { return of.used < room ? of.group : of.group + 1; };
+    // The group numbers of a rank never fall, so the transfers of a pair of ranks keep their order.
+    const auto next_of = [capacity](const Current& of) { return of.used < capacity ? of.group : of.group + 1; };
     const std::uint32_t group = std::max(next_of(source), next_of(destination));
     for (Current* const end : {&source, &destination}) {
       if (end->group != group) *end = {group, 0};
@@ -59,12 +59,12 @@ Schedule schedule_groups(const std::vector<Transfer>& transfers, std::size_t ran
 
 Schedule schedule_batches(const std::vector<Transfer>& transfers, std::size_t ranks, std::size_t calls,
                           std::size_t limit) {
-  const std::size_t room = transfers_in_group(calls, limit);
+  const std::size_t capacity = transfers_in_group(calls, limit);
   constexpr std::uint32_t kNone = ~std::uint32_t{0};
   std::vector<std::uint32_t> batch_of_pair(ranks * ranks, kNone);
   std::vector<std::size_t> size_of_pair(ranks * ranks);
   std::vector<std::vector<bool>> busy;  // by batch and rank
-  std::vector<std::size_t> largest;     // by batch: transfers of one pair
+  std::vector<std::size_t> largest;     // by batch: the most transfers of one pair
   for (const Transfer& transfer : transfers) {
     const std::size_t pair = transfer.source * ranks + transfer.destination;
     if (batch_of_pair[pair] == kNone) {
@@ -83,13 +83,13 @@ Schedule schedule_batches(const std::vector<Transfer>& transfers, std::size_t ra
   Schedule schedule;
   for (const std::size_t size : largest) {
     first_group.push_back(schedule.groups);
-    schedule.groups += static_cast<std::uint32_t>((size - 1) / room + 1);
+    schedule.groups += static_cast<std::uint32_t>((size - 1) / capacity + 1);
   }
   std::fill(size_of_pair.begin(), size_of_pair.end(), std::size_t{0});
   for (const Transfer& transfer : transfers) {
     const std::size_t pair = transfer.source * ranks + transfer.destination;
     schedule.group_of.push_back(first_group[batch_of_pair[pair]] +
-                                static_cast<std::uint32_t>(size_of_pair[pair]++ / room));
+                                static_cast<std::uint32_t>(size_of_pair[pair]++ / capacity));
   }
   count_operations(schedule, transfers, ranks, calls);
   return schedule;

@@ -7,7 +7,7 @@ namespace verbatim::kv {
 namespace {
 
 constexpr std::uint32_t kPolynomial = 0xedb88320;
-constexpr std::size_t kSlices = 8;  // bytes taken at a time
+constexpr std::size_t kSlices = 8;  // bytes processed in one iteration: one 64-bit word
 using Tables = std::array<std::array<std::uint32_t, 256>, kSlices>;
 
 constexpr Tables make_tables() {

@@ -1,4 +1,4 @@
-// CRC-32 (that of Ethernet and zip), over data that comes in pieces.
+// CRC-32 (the polynomial of Ethernet and zip) of data that is added in parts.
 #pragma once
 
 #include <cstddef>

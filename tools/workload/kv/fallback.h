@@ -1,5 +1,5 @@
-// What is tried for a request, one after the other, when its transfer fails. Each rung has a deadline, so the whole
-// ladder ends in bounded time.
+// The stages that are tried in turn when the transfer of a request fails. Each stage has a deadline, so all of them
+// together end in bounded time.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 namespace verbatim::kv {
 
 enum class FallbackStage : std::uint8_t {
-  kDirect,     // over the connection that stands
-  kFresh,      // again, over a fresh one
-  kStaged,     // gathered, copied through the host's sockets, scattered
-  kRecompute,  // given up: its blocks are listed for recomputation
+  kDirect,     // over the established connection
+  kFresh,      // again, over a new connection
+  kStaged,     // gathered, copied through TCP sockets, scattered
+  kRecompute,  // not transferred: its blocks are listed for recomputation
 };
 constexpr int kFallbackStages = 4;
 
@@ -19,7 +19,7 @@ constexpr const char* stage_name(FallbackStage stage) {
   return kNames[static_cast<int>(stage)];
 }
 
-// The rung after `failed`. Without a connection (a fresh one could not be made) nothing that needs one is tried.
+// The stage after `failed`. `connection` is false when no new connection could be made; kFresh is skipped then.
 constexpr FallbackStage next_stage(FallbackStage failed, bool connection) {
   if (failed == FallbackStage::kDirect && connection) return FallbackStage::kFresh;
   if (failed == FallbackStage::kDirect || failed == FallbackStage::kFresh) return FallbackStage::kStaged;

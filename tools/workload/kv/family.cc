@@ -76,7 +76,7 @@ Model find_model(const std::string& name) {
     if (model.name == name) return model;
     known += (known.empty() ? "" : ", ") + model.name;
   }
-  throw std::invalid_argument("no preset '" + name + "'; there are " + known);
+  throw std::invalid_argument("unknown preset '" + name + "'; known presets: " + known);
 }
 
 std::vector<std::string> model_names() {

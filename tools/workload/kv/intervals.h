@@ -1,6 +1,5 @@
-// Memory that is registered, or is to be: address ranges in which overlapping and touching ones have become one. A
-// range is looked up whole, never by its beginning alone: two caches may begin at the same address and differ in
-// length.
+// Address ranges that are registered or will be. Overlapping and adjacent ranges are merged. A look-up needs the start
+// and the length, because two caches may start at the same address and differ in length.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +17,9 @@ struct Interval {
 
 class IntervalSet {
  public:
-  // Ranges that wrap around the address space are refused: false.
+  // Returns false for a range that wraps around the address space.
   bool add(std::uint64_t begin, std::uint64_t bytes);
-  // The index of the interval that holds all of [begin, begin + bytes).
+  // The index of the interval that contains all of [begin, begin + bytes).
   std::optional<std::size_t> find(std::uint64_t begin, std::uint64_t bytes) const;
 
   const std::vector<Interval>& all() const { return intervals_; }

@@ -10,7 +10,7 @@
 namespace verbatim::kv {
 namespace {
 
-void place(Request& request, std::size_t index, const RequestSettings& settings) {
+void assign_ranks(Request& request, std::size_t index, const RequestSettings& settings) {
   request.id = static_cast<std::uint32_t>(index);
   request.prefill = static_cast<std::uint32_t>(index % settings.prefills);
   request.engine = static_cast<std::uint32_t>(index / settings.prefills % settings.engines);
@@ -35,7 +35,7 @@ std::vector<Request> generate_requests(const RequestSettings& settings) {
     const double wanted = settings.sigma > 0 ? tokens(random) : settings.median_tokens;
     requests[i].tokens = static_cast<std::uint32_t>(std::clamp(std::round(wanted), 1.0, 1.0 * settings.max_tokens));
     requests[i].hit = settings.hit;
-    place(requests[i], i, settings);
+    assign_ranks(requests[i], i, settings);
   }
   return requests;
 }
@@ -50,19 +50,19 @@ std::vector<Request> read_requests(std::istream& in, const std::string& name, co
     std::int64_t tokens = 0;
     std::string rest;
     Request request{.hit = settings.hit};
-    const auto refuse = [&](const std::string& why) {
+    const auto reject = [&](const std::string& why) {
       throw std::invalid_argument(
           std::string(name).append(":").append(std::to_string(number)).append(": ").append(why));
     };
-    if (!(words >> tokens)) refuse("not 'TOKENS [HIT]': '" + line + "'");
+    if (!(words >> tokens)) reject("not 'TOKENS [HIT]': '" + line + "'");
     if (tokens < 1 || tokens > settings.max_tokens) {
-      refuse(std::to_string(tokens) + " tokens: 1 to " + std::to_string(settings.max_tokens) + " are possible");
+      reject(std::to_string(tokens) + " tokens; the range is 1 to " + std::to_string(settings.max_tokens));
     }
-    if (!(words >> std::ws).eof() && !(words >> request.hit)) refuse("not 'TOKENS [HIT]': '" + line + "'");
-    if (!(request.hit >= 0 && request.hit <= 1)) refuse("a prefix hit is a fraction from 0 to 1");
-    if (words.clear(), words >> rest) refuse("'" + rest + "' behind 'TOKENS [HIT]'");
+    if (!(words >> std::ws).eof() && !(words >> request.hit)) reject("not 'TOKENS [HIT]': '" + line + "'");
+    if (!(request.hit >= 0 && request.hit <= 1)) reject("the prefix hit must be a fraction from 0 to 1");
+    if (words.clear(), words >> rest) reject("'" + rest + "' follows 'TOKENS [HIT]'");
     request.tokens = static_cast<std::uint32_t>(tokens);
-    place(request, requests.size(), settings);
+    assign_ranks(request, requests.size(), settings);
     requests.push_back(request);
   }
   return requests;

@@ -17,7 +17,7 @@ __attribute__((format(printf, 2, 3))) Rejection reject(RejectionCode code, const
   return {code, text};
 }
 
-// Bytes of one layer; nothing when they do not fit in 64 bits.
+// Bytes of one layer; nothing when they overflow 64 bits.
 std::optional<std::uint64_t> layer_bytes(const Family& family) {
   std::uint64_t bytes = 0;
   if (__builtin_mul_overflow(std::uint64_t{family.geometry.entries}, std::uint64_t{family.num_blocks}, &bytes) ||
@@ -27,7 +27,7 @@ std::optional<std::uint64_t> layer_bytes(const Family& family) {
   return bytes;
 }
 
-// A list that begins where `family` does not: in nobody's memory, or with blocks of another length.
+// Rejects a list whose layers do not start at the family's addresses or whose blocks have another length.
 std::optional<Rejection> check_bases(const RegisteredFamily& side, const BlockList& list) {
   const Family& family = side.family;
   const char* const name = family.geometry.name.c_str();
@@ -39,12 +39,12 @@ std::optional<Rejection> check_bases(const RegisteredFamily& side, const BlockLi
     const std::uint64_t base = list.bases[layer];
     if (base == family.bases[layer]) continue;
     return reject(RejectionCode::kUnregistered,
-                  "layer %zu begins at 0x%" PRIx64 "; family %s is registered at 0x%" PRIx64 " there", layer, base,
+                  "layer %zu starts at 0x%" PRIx64 "; family %s has registered it at 0x%" PRIx64, layer, base,
                   name, family.bases[layer]);
   }
   if (list.block_len != family.block_len) {
     return reject(RejectionCode::kBaseConflict,
-                  "blocks of %" PRIu64 " bytes from 0x%" PRIx64 " on; family %s is registered there with %zu bytes",
+                  "blocks of %" PRIu64 " bytes at 0x%" PRIx64 "; family %s is registered there with blocks of %zu bytes",
                   list.block_len, list.bases.empty() ? 0 : list.bases[0], name, family.block_len);
   }
   return std::nullopt;
@@ -96,13 +96,13 @@ std::optional<Rejection> validate_family(const RegisteredFamily& side) {
                   family.geometry.layers, family.bases.size());
   }
   if (family.block_len != family.geometry.part_bytes() && family.block_len != family.geometry.prefill_bytes) {
-    return reject(RejectionCode::kGeometryMismatch, "family %s: blocks of %zu bytes; %zu or %zu are possible", name,
+    return reject(RejectionCode::kGeometryMismatch, "family %s: blocks of %zu bytes instead of %zu or %zu", name,
                   family.block_len, family.geometry.prefill_bytes, family.geometry.part_bytes());
   }
   for (std::size_t layer = 0; layer < family.bases.size(); ++layer) {
     if (side.memory.find(family.bases[layer], *bytes)) continue;
     return reject(RejectionCode::kUnregistered,
-                  "family %s, layer %zu: %" PRIu64 " bytes at 0x%" PRIx64 " lie in no registration", name, layer,
+                  "family %s, layer %zu: %" PRIu64 " bytes at 0x%" PRIx64 " are not within one registration", name, layer,
                   *bytes, family.bases[layer]);
   }
   return std::nullopt;
@@ -112,22 +112,22 @@ std::optional<Rejection> validate_list(const RegisteredFamily& side, const Block
   const Family& family = side.family;
   const char* const name = family.geometry.name.c_str();
   if (list.family != family.geometry.family) {
-    return reject(RejectionCode::kWrongFamily, "a handle of family %u for a transfer of family %u (%s)",
+    return reject(RejectionCode::kWrongFamily, "the handle is of family %u, the transfer of family %u (%s)",
                   static_cast<unsigned>(list.family), static_cast<unsigned>(family.geometry.family), name);
   }
   if (list.geometry_hash != side.geometry_hash) {
     return reject(RejectionCode::kGeometryMismatch,
-                  "a handle for geometry %016" PRIx64 "; that of family %s is %016" PRIx64, list.geometry_hash, name,
+                  "the handle is for geometry %016" PRIx64 "; family %s has %016" PRIx64, list.geometry_hash, name,
                   side.geometry_hash);
   }
   if (list.blocks.size() != count || count == 0) {
-    return reject(RejectionCode::kCountMismatch, "%zu blocks in a list for %zu", list.blocks.size(), count);
+    return reject(RejectionCode::kCountMismatch, "%zu blocks in the list instead of %zu", list.blocks.size(), count);
   }
   if (list.piece_bytes != family.geometry.part_bytes()) {
-    return reject(RejectionCode::kLengthMismatch, "messages of %" PRIu64 " bytes; those of family %s have %zu",
+    return reject(RejectionCode::kLengthMismatch, "messages of %" PRIu64 " bytes; family %s has messages of %zu bytes",
                   list.piece_bytes, name, family.geometry.part_bytes());
   }
-  if (auto refusal = check_bases(side, list)) return refusal;
+  if (auto rejection = check_bases(side, list)) return rejection;
   const auto beyond =
       std::find_if(list.blocks.begin(), list.blocks.end(), [&](auto block) { return block >= family.num_blocks; });
   if (beyond != list.blocks.end()) {

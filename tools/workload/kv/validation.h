@@ -1,5 +1,5 @@
-// Whether a transfer makes sense, asked at both ends before anything is posted. Each kind of nonsense has its own code
-// and one line with the values that do not go together. Linear in the number of blocks.
+// Checks the description of a transfer at both ends before anything is posted. Each kind of error has its own code and
+// one line of text with the values that disagree. Time is linear in the number of blocks.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ namespace verbatim::kv {
 
 enum class RejectionCode : std::uint8_t {
   kWrongFamily = 1,         // the handle is of another family
-  kGeometryMismatch,        // of the same family, but made for another shape
+  kGeometryMismatch,        // the handle is of the same family, but of another geometry
   kCountMismatch,           // the two lists, or a list and its request, differ in length
   kLengthMismatch,          // the pieces of the two lists differ in length
   kBaseConflict,            // an address that is registered with blocks of another length
-  kUnregistered,            // an address that nobody registered
-  kIndexOutOfRange,         // a block that the family does not have
-  kOverlappingDestination,  // a block that is written twice, or belongs to another request
+  kUnregistered,            // an address in no registration
+  kIndexOutOfRange,         // a block number that the family does not have
+  kOverlappingDestination,  // a block that is listed twice or belongs to another request
 };
 constexpr int kRejectionCodes = 8;
 
@@ -33,40 +33,40 @@ struct Rejection {
   std::string text;
 };
 
-// What a list of blocks says about itself.
+// A list of blocks with its own description of the family.
 struct BlockList {
-  FamilyId family = FamilyId::kKv;  // these two are the handle
+  FamilyId family = FamilyId::kKv;  // family and geometry_hash together are the handle
   std::uint64_t geometry_hash = 0;
-  std::uint64_t piece_bytes = 0;          // of each message
-  std::uint64_t block_len = 0;            // distance between two blocks
-  std::vector<std::uint64_t> bases = {};  // one a layer
+  std::uint64_t piece_bytes = 0;          // of one message
+  std::uint64_t block_len = 0;            // distance between the starts of two blocks
+  std::vector<std::uint64_t> bases = {};  // start address of each layer
   std::vector<std::uint32_t> blocks = {};
 };
 
-// A list of `blocks` of `family` with nothing wrong in it.
+// A valid list of `blocks` of `family`.
 BlockList make_list(const Family& family, std::vector<std::uint32_t> blocks);
 
-// A family as it is known at this end, own or the peer's as it introduced it, and the memory registered for it.
+// A family as this end knows it (its own, or the peer's from the peer's description), and the memory registered for it.
 struct RegisteredFamily {
   RegisteredFamily(const Family& known, const IntervalSet& registered)
       : family(known), memory(registered), geometry_hash(known.geometry.hash()) {}
   const Family& family;
   const IntervalSet& memory;
-  const std::uint64_t geometry_hash;  // of the family, which does not change
+  const std::uint64_t geometry_hash;  // computed once: the geometry does not change
 };
 
-// `family` itself: overflow, and layers outside of registered memory. Asked once, when it is introduced.
+// Checks `family` itself: overflow, and layers outside of registered memory. Called once, when the family is announced.
 std::optional<Rejection> validate_family(const RegisteredFamily& side);
-// One list against the family that it claims to be of; `count` blocks are expected.
+// Checks a list against the family that its handle names. `count` blocks are expected.
 std::optional<Rejection> validate_list(const RegisteredFamily& side, const BlockList& list, std::size_t count);
-// What two lists of one transfer must have in common.
+// Checks what two lists of one transfer must have in common.
 std::optional<Rejection> validate_pair(const BlockList& source, const BlockList& destination);
 
-// Which request each destination block belongs to.
+// Which request each destination block is reserved for.
 class BlockReservations {
  public:
   explicit BlockReservations(std::size_t blocks) : holders_(blocks) {}
-  // All of `blocks` for `request`, or none and why. An index beyond the end is kIndexOutOfRange.
+  // Reserves all of `blocks` for `request`, or none and returns why. An index beyond the end is kIndexOutOfRange.
   std::optional<Rejection> reserve(std::uint32_t request, std::span<const std::uint32_t> blocks);
   void release(std::span<const std::uint32_t> blocks);
 

@@ -53,9 +53,9 @@ TEST(ParseTensors, ValidAndMalformedText_IsReadOrRejectedByName) {
   ASSERT_EQ(2U, expert.tensors.size());
   EXPECT_EQ(100U, expert.tensors[0].bytes);
   EXPECT_EQ(20U, expert.tensors[1].bytes);
-  EXPECT_EQ("tensor w2: 721 bytes do not divide by 36 rows", refusal("w2:fp32:721:total"));
-  EXPECT_EQ("tensor w2: 6 bytes an expert are no whole number of fp32", refusal("w2:fp32:6"));
-  EXPECT_EQ("no such type of tensor: 'fp7'", refusal("w2:fp7:6"));
+  EXPECT_EQ("tensor w2: 721 bytes are not divisible by 36 rows", refusal("w2:fp32:721:total"));
+  EXPECT_EQ("tensor w2: 6 bytes per expert are not a multiple of the size of fp32", refusal("w2:fp32:6"));
+  EXPECT_EQ("unknown tensor type: 'fp7'", refusal("w2:fp7:6"));
   EXPECT_NE("", refusal("w2:fp8"));
   EXPECT_NE("", refusal("w2:fp8:many"));
   EXPECT_NE("", refusal(""));

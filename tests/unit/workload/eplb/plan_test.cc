@@ -106,11 +106,11 @@ std::string refusal(const Workload& workload) {
 
 TEST(CheckWorkload, InvalidWorkload_IsRejectedWithLocation) {
   EXPECT_EQ("", refusal(one_layer(2, 2, {0, 1}, {1, 0})));
-  EXPECT_EQ("5 rows do not divide by 2 ranks", refusal(one_layer(2, 5, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4})));
+  EXPECT_EQ("5 rows are not divisible by 2 ranks", refusal(one_layer(2, 5, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4})));
   EXPECT_EQ("layer 0, new, row 1: expert 2 is not one of 0 to 1", refusal(one_layer(2, 2, {0, 1}, {0, 2})));
   EXPECT_EQ("layer 0, old, row 0: expert -2 is not one of 0 to 1", refusal(one_layer(2, 2, {-2, 1}, {0, 1})));
-  EXPECT_EQ("layer 0, new, row 0: expert 1 is held by no rank before", refusal(one_layer(2, 2, {0, -1}, {1, 0})));
-  EXPECT_EQ("layer 0, new: 3 rows in place of 2", refusal(one_layer(2, 2, {0, 1}, {1, 0, 0})));
+  EXPECT_EQ("layer 0, new, row 0: expert 1 is in no old row of any rank", refusal(one_layer(2, 2, {0, -1}, {1, 0})));
+  EXPECT_EQ("layer 0, new: 3 rows instead of 2", refusal(one_layer(2, 2, {0, 1}, {1, 0, 0})));
 }
 
 class EveryPolicy : public testing::TestWithParam<std::pair<std::string, Policy>> {
