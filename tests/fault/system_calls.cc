@@ -39,7 +39,7 @@ bool comes_from_library(const void* caller) {
 
 // The errno with which a call from `caller` fails, else 0.
 int failure(const char* name, const void* caller) {
-  return comes_from_library(caller) ? failing_system_call().now(name) : 0;
+  return comes_from_library(caller) ? failing_system_call().next_error(name) : 0;
 }
 
 }  // namespace
