@@ -282,7 +282,7 @@ TEST_P(Peers, NetworkStalled_IsNamedAtBothEnds) {
   std::printf("%s\n", line.c_str());
   EXPECT_NE(line.find("posted and is not acknowledged"), std::string::npos);
   EXPECT_NE(line.find("(pid " + std::to_string(peer.pid())), std::string::npos);
-  ASSERT_NO_FATAL_FAILURE(await_ready(peer));  // the first byte of its own line
+  ASSERT_NO_FATAL_FAILURE(await_ready(peer));  // the first byte of the peer's warning
   EXPECT_OK(net().dereg_mr(recv_comm, mhandle_));
   EXPECT_OK(net().close_recv(recv_comm));
   EXPECT_OK(net().close_listen(listen_comm));
