@@ -1,3 +1,4 @@
+// Options and roles of `soak`; see soak.cc.
 #pragma once
 
 #include <string>

@@ -190,7 +190,7 @@ TEST_P(StoppedPeers, StoppedWhileConnecting_TimeOutAndAreNamed) {
                                              kConnectFailed + kNoAccept + kBusy};
   const std::string busy = kAcceptFailed + kNoReady + kBusy;
   const std::string given_up = kReported + kNoReady + kNextPeerLog + kPath;
-  // The notice of this process may not reach the peer before the connection is closed.
+  // The peer's last message may fail, because this process has already closed the connection.
   const std::vector<std::string> notified = {
       kReadyFailed + "TCP-END: " + kNoReady + ". Next: look at HOST (pid #) first: its log says more", given_up};
   const std::string keepalive_failed = kKeepaliveFailed + kNextPeerLog + kPath;
