@@ -17,7 +17,7 @@ namespace verbatim::test {
 namespace {
 
 // 16.8 ms per attempt, two attempts.
-constexpr Timers kTwoAttempts{.timeout = 12, .retry_count = 1};
+constexpr Timers kFewAttempts{.timeout = 12, .retry_count = 1};
 
 struct Call {
   const char* verb;
@@ -229,7 +229,7 @@ TEST_F(FaultCommand, LinkDownAndUp_TakeEffect) {
 
 TEST_F(FaultCommand, Clear_RemovesEveryFault) {
   with_faults("loss rate=1; fail verb=alloc_pd nth=2 count=all; unreachable; freeze", [] {
-    Pair pair(kTwoAttempts);
+    Pair pair(kFewAttempts);
     ASSERT_EQ(send_faults("clear", pair), 0);
     EXPECT_EQ(calls().front().run(pair), 0);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
@@ -264,10 +264,10 @@ TEST_F(FaultCommand, MalformedClause_IsNotSent) {
 
 TEST_F(FaultCommand, WithPid_AffectsThatProcessOnly) {
   with_faults("", [] {
-    Pair pair(kTwoAttempts);
+    Pair pair(kFewAttempts);
     Peer peer;  // its device thread applies the clauses; with the inline engine its next verb
     const bool inline_engine = std::string(std::getenv("SOFTVERBS_ENGINE")) == "inline";
-    Endpoint endpoint(pair.device, {.timers = kTwoAttempts});
+    Endpoint endpoint(pair.device, {.timers = kFewAttempts});
     endpoint.connect(peer.address());
     peer.connect(endpoint.address());
     EXPECT_EQ(send_faults("--wait 0.3 --pid " + std::to_string(peer.pid()) + " freeze", pair), inline_engine ? 1 : 0);
@@ -282,9 +282,9 @@ TEST_F(FaultCommand, WithPid_AffectsThatProcessOnly) {
 // Messages between these two processes are lost, in both directions; other messages are not.
 TEST_F(FaultCommand, UnreachablePids_AffectThatPairOnly) {
   with_faults("", [] {
-    Pair pair(kTwoAttempts);
+    Pair pair(kFewAttempts);
     Peer peer;
-    Endpoint endpoint(pair.device, {.timers = kTwoAttempts});
+    Endpoint endpoint(pair.device, {.timers = kFewAttempts});
     endpoint.connect(peer.address());
     peer.connect(endpoint.address());
     ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {}, peer.target(1)), 0);
