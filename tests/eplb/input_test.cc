@@ -1,4 +1,5 @@
-// Bad input ends before any communication, with one line that names the place; and what ends a run that hangs.
+// Invalid input ends verbatim-eplb before any communication, with one line that names the location. A watchdog ends a
+// run that hangs.
 #include <signal.h>
 #include <unistd.h>
 
@@ -22,10 +23,11 @@ class TraceFile : public testing::Test {
     arguments.insert(arguments.end(), {"--policy", "trace=" + file_, "--ranks", "2"});
     return run_over_plugin(arguments);
   }
-  void expect_refused(const std::string& text, const std::string& why, const std::vector<std::string>& arguments = {}) {
+  void expect_refused(const std::string& text, const std::string& reason,
+                      const std::vector<std::string>& arguments = {}) {
     const Outcome outcome = run_trace(text, arguments);
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
-    EXPECT_TRUE(contains(outcome, why)) << outcome.output;
+    EXPECT_TRUE(contains(outcome, reason)) << outcome.output;
     EXPECT_EQ(1, std::count(outcome.output.begin(), outcome.output.end(), '\n')) << outcome.output;
   }
 
@@ -62,25 +64,25 @@ TEST_F(TraceFile, InvalidTrace_IsRejectedWithLocation) {
 }
 
 TEST(Input, InvalidOption_IsRejectedWithReason) {
-  const auto refused = [](const std::vector<std::string>& arguments, const std::string& why) {
+  const auto expect_refused = [](const std::vector<std::string>& arguments, const std::string& reason) {
     const Outcome outcome = run_over_plugin(arguments);
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
-    EXPECT_TRUE(contains(outcome, why)) << outcome.output;
+    EXPECT_TRUE(contains(outcome, reason)) << outcome.output;
     EXPECT_EQ(1, std::count(outcome.output.begin(), outcome.output.end(), '\n')) << outcome.output;
   };
-  refused({"--policy", "trace=/does/not/exist"}, "/does/not/exist: cannot be read");
-  refused({"--policy", "none"}, "unknown policy: 'none'");
-  refused({"--preset", "none"}, "unknown preset: 'none'");
-  refused({"--ranks", "3", "--redundant", "1"}, "25 rows are not divisible by 3 ranks");
-  refused({"--ranks", "4", "--redundant", "0", "--policy", "scale-up"}, "no rank is left to add or remove");
-  refused({"--ranks", "4", "--tensors", "w:fp8:801:total"}, "tensor w: 801 bytes are not divisible by 8 rows");
-  refused({"--ranks", "4", "--tensors", "w:fp32:6"}, "not a multiple of the size of fp32");
-  refused({"--mode", "per-tensor", "--ops-per-group", "5"},
-          "a group of 5 operations cannot hold the 6 operations of one expert");
-  refused({"--ops-per-group", "-1"}, "--ops-per-group");
-  refused({"--api", "5"}, "--api must be 0 (the newest) or 6 to");
-  refused({"--json", "/does/not/exist/report"}, "/does/not/exist/report: cannot be written");
-  refused({"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}, "cannot be used with --root");
+  expect_refused({"--policy", "trace=/does/not/exist"}, "/does/not/exist: cannot be read");
+  expect_refused({"--policy", "none"}, "unknown policy: 'none'");
+  expect_refused({"--preset", "none"}, "unknown preset: 'none'");
+  expect_refused({"--ranks", "3", "--redundant", "1"}, "25 rows are not divisible by 3 ranks");
+  expect_refused({"--ranks", "4", "--redundant", "0", "--policy", "scale-up"}, "no rank is left to add or remove");
+  expect_refused({"--ranks", "4", "--tensors", "w:fp8:801:total"}, "tensor w: 801 bytes are not divisible by 8 rows");
+  expect_refused({"--ranks", "4", "--tensors", "w:fp32:6"}, "not a multiple of the size of fp32");
+  expect_refused({"--mode", "per-tensor", "--ops-per-group", "5"},
+                 "a group of 5 operations cannot hold the 6 operations of one expert");
+  expect_refused({"--ops-per-group", "-1"}, "--ops-per-group");
+  expect_refused({"--api", "5"}, "--api must be 0 (the newest) or 6 to");
+  expect_refused({"--json", "/does/not/exist/report"}, "/does/not/exist/report: cannot be written");
+  expect_refused({"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}, "cannot be used with --root");
 }
 
 TEST(MissingLibrary, PluginOrCuda_IsNamed) {
@@ -92,16 +94,16 @@ TEST(MissingLibrary, PluginOrCuda_IsNamed) {
   EXPECT_TRUE(contains(cuda, "cannot open the library: /no/libcuda.so")) << cuda.output;
 }
 
-// Two ranks, each with options of its own.
+// Runs two ranks with different options.
 Outcome run_two(const std::vector<std::string>& of_first, const std::vector<std::string>& of_second) {
   const std::vector<std::string> both{"--root",    "127.0.0.1:" + std::to_string(perf::free_port()),
                                       "--nranks",  "2",
                                       "--token",   "99",
                                       "--plugin",  setting("EPLB_PLUGIN"),
                                       "--timeout", "60"};
-  const auto arguments = [&both](const char* rank, const std::vector<std::string>& own) {
+  const auto arguments = [&both](const char* rank, const std::vector<std::string>& more) {
     std::vector<std::string> all = both;
-    all.insert(all.end(), own.begin(), own.end());
+    all.insert(all.end(), more.begin(), more.end());
     all.insert(all.end(), {"--rank", rank});
     return all;
   };
@@ -118,10 +120,10 @@ TEST(RankAgreement, EqualOptions_RunSucceeds) {
 
 TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
   const auto disagree = [](const std::vector<std::string>& of_first, const std::vector<std::string>& of_second,
-                           const std::string& why) {
+                           const std::string& reason) {
     const Outcome outcome = run_two(of_first, of_second);
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
-    EXPECT_TRUE(contains(outcome, "rank 1 disagrees with rank 0 about the " + why)) << outcome.output;
+    EXPECT_TRUE(contains(outcome, "rank 1 disagrees with rank 0 about the " + reason)) << outcome.output;
   };
   disagree({}, {"--mode", "direct"}, "mode: direct instead of packed");
   disagree({}, {"--ops-per-group", "7"}, "operations per group: 7 instead of 128");
@@ -137,12 +139,12 @@ TEST(Watchdog, StoppedRank_PendingOperationsAreListed) {
                             {}, "VERBATIM_EPLB");
   const std::string line = running.wait_for_line("# rank    1  pid ");
   ASSERT_FALSE(line.empty());
-  usleep(500'000);  // into the transfers
-  const pid_t victim = std::atoi(line.c_str() + line.find("pid") + 3);
-  ASSERT_GT(victim, 0);
-  ASSERT_EQ(0, ::kill(victim, SIGSTOP));
+  usleep(500'000);  // the ranks exchange data now
+  const pid_t stopped = std::atoi(line.c_str() + line.find("pid") + 3);
+  ASSERT_GT(stopped, 0);
+  ASSERT_EQ(0, ::kill(stopped, SIGSTOP));
   const Outcome outcome = running.finish();
-  ::kill(victim, SIGKILL);
+  ::kill(stopped, SIGKILL);
   EXPECT_EQ(kTimeout, outcome.status) << outcome.output;
 }
 

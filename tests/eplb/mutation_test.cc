@@ -1,4 +1,4 @@
-// What is done wrong on purpose must be found, by the tool's own check or by a plugin that spoils a message.
+// verbatim-eplb must detect injected faults and messages that a mutating plugin corrupts.
 #include <string>
 #include <tuple>
 #include <vector>
@@ -57,7 +57,8 @@ TEST_P(CorruptingPlugin, CorruptedMessage_IsFound) {
   std::string mode = GetParam();
   std::replace(mode.begin(), mode.end(), '_', '-');
   for (const std::string fault : {"flip-byte", "skip-tail", "overrun"}) {
-    // Packed experts lie one behind the other: the byte behind one is the next one's, which comes later or came before.
+    // In packed mode the byte after an expert belongs to the next expert, which may overwrite it. Overrun is not always
+    // detectable there.
     if (mode == "packed" && fault == "overrun") continue;
     const Outcome outcome =
         perf::PerfProcess({"--mode", mode, "--ranks", "2", "--plugin", setting("MUTATE"), "--timeout", "60"},
@@ -68,7 +69,7 @@ TEST_P(CorruptingPlugin, CorruptedMessage_IsFound) {
   }
 }
 
-// A plugin that says it has received fewer or more bytes.
+// A plugin that reports a wrong number of received bytes.
 TEST(CorruptingPluginSize, WrongSize_IsFound) {
   const Outcome outcome =
       perf::PerfProcess({"--mode", "direct", "--ranks", "2", "--plugin", setting("MUTATE"), "--timeout", "60"},

@@ -1,4 +1,5 @@
-// Every preset, policy, number of ranks and mode, in small: nothing may be wrong, and all counts are the plan's.
+// All presets, policies, rank counts and modes of verbatim-eplb at a small scale: every byte is correct, and all counts
+// match the plan.
 #include <unistd.h>
 
 #include <fstream>
@@ -96,7 +97,7 @@ TEST_F(JsonReport, PackedMode_SendBufferIsOneLayer) {
     EXPECT_EQ(layer, json["memory"]["new_rows_bytes"]);
     EXPECT_EQ(ranks * layer, json["memory"]["old_design_send_bytes"]);
     EXPECT_EQ((ranks + 2) * layer, json["memory"]["old_design_all_buffers_bytes"]);
-    // Guards are the tool's own: as much again as the rows of this size, and little beside real ones.
+    // The tool adds guards: at this scale about as many bytes as the rows, at full scale few in comparison.
     EXPECT_LT(json["memory"]["send_bytes"], json["memory"]["allocated_with_guards_bytes"]);
   }
 }
@@ -126,17 +127,17 @@ TEST_F(JsonReport, PacksAndGroupedReceives_AreCounted) {
   const std::uint64_t tensors = direct["tensors"].size();
   std::uint64_t grouped = 0;
   for (const Json& rank : direct["by_rank"]) grouped += rank["grouped_receives"].get<std::uint64_t>();
-  // A last receive of one member is none of several.
-  const std::uint64_t of_one = tensors / members + (tensors % members > 1 ? 1 : 0);
-  EXPECT_EQ(members == 1 ? 0 : experts * of_one, grouped);
+  // A last receive of only one member is not a grouped receive.
+  const std::uint64_t per_expert = tensors / members + (tensors % members > 1 ? 1 : 0);
+  EXPECT_EQ(members == 1 ? 0 : experts * per_expert, grouped);
 }
 
 TEST_F(JsonReport, PluginStats_AreCompared) {
   const Json json = report({"--policy", "all", "--ranks", "4", "--layers", "2", "--iters", "2"});
   std::ostringstream plugin;
   plugin << std::ifstream(setting("EPLB_PLUGIN"), std::ios::binary).rdbuf();
-  const bool told = plugin.str().find("VERBATIM_STATS") != std::string::npos;
-  for (const Json& rank : json["by_rank"]) EXPECT_EQ(told ? "equal" : "absent", rank["stats"]);
+  const bool has_stats = plugin.str().find("VERBATIM_STATS") != std::string::npos;
+  for (const Json& rank : json["by_rank"]) EXPECT_EQ(has_stats ? "equal" : "absent", rank["stats"]);
 }
 
 TEST(CompareOption, TwoPlugins_PrintsMedians) {

@@ -1,6 +1,6 @@
-// One whole life of the plugin in one process: loaded, initialised, two ends connected, every kind of traffic between
-// them, closed, finalized, unloaded. Whatever answers with an error on the way, the rest is what NCCL would still do:
-// close what there is.
+// One complete lifetime of the plugin in one process: it is loaded and initialised, two comms are connected, they
+// exchange every kind of message, and everything is closed, finalized and unloaded. After an error the comms that exist
+// are closed, as NCCL does.
 #pragma once
 
 #include <functional>
@@ -10,15 +10,15 @@
 namespace fault {
 
 struct LifetimeResult {
-  std::string failed;                 // the first call that answered with an error, and with which; empty: none
-  std::vector<std::string> warnings;  // that the plugin has logged
-  std::string state;                  // what VERBATIM_STATE_SOCKET gave, where that is set
-  std::string violation;              // a promise that was not kept: a hang, wrong bytes; empty: none
+  std::string failed;                 // the first call that returned an error, and the error; empty: none
+  std::vector<std::string> warnings;  // warnings that the plugin logged
+  std::string state;                  // text read from VERBATIM_STATE_SOCKET, when it is set
+  std::string violation;              // a broken guarantee: a hang or wrong bytes; empty: none
 };
 
 struct Hooks {
-  std::function<void()> loaded;    // the plugin is there, nothing of it has been called
-  std::function<void()> unloaded;  // it is gone
+  std::function<void()> loaded;    // called after the plugin was loaded, before any call into it
+  std::function<void()> unloaded;  // called after the plugin was unloaded
 };
 
 LifetimeResult run_lifetime(int version, const Hooks& hooks = {});

@@ -1,12 +1,12 @@
-// When a transfer fails: a fresh connection, then a staged copy, then a list of blocks to compute again, in bounded
-// time and without a notification for what failed. The other family does not notice.
+// Fallbacks after a failed transfer: first a fresh connection, then a staged copy, then a list of blocks to recompute.
+// Each stage takes bounded time, a failed transfer sends no notification, and the other family is not affected.
 #include "kv_run.h"
 
 namespace verbatim::kv {
 namespace {
 
 constexpr int kRequests = 24;
-constexpr double kBoundMs = 3 * 1500 + 20'000;  // three deadlines, and a machine with other things to do
+constexpr double kBoundMs = 3 * 1500 + 20'000;  // three timeouts, plus delays of a busy machine
 
 KvRun run_with(const std::vector<std::string>& faults, const std::vector<std::string>& environment = {}) {
   std::vector<std::string> arguments{"--requests",
@@ -35,8 +35,8 @@ void expect_all_served(const KvRun& run, const std::string& name) {
   EXPECT_LT(family["longest_fallback_ms"], kBoundMs) << run.output;
 }
 
-// A request of 500 tokens has 8 blocks, all of which are to be computed again.
-void expect_one_lost(const KvRun& run, const std::string& name, std::uint32_t request) {
+// Exactly this request must be recomputed: 500 tokens, 8 blocks.
+void expect_one_recomputed(const KvRun& run, const std::string& name, std::uint32_t request) {
   const Json& family = run.family(name);
   ASSERT_TRUE(family.contains("recompute")) << run.output;
   EXPECT_EQ(kRequests - 1, family["served"]) << run.output;
@@ -71,7 +71,7 @@ TEST(Fallback, ConnectionKilledTwice_UsesStagedCopy) {
 TEST(Fallback, StagedCopyFails_RequestIsRecomputed) {
   const KvRun run = run_with({"kill,family=lf,request=10,times=3"});
   EXPECT_EQ(kRecompute, run.status) << run.output;
-  expect_one_lost(run, "lf", 10);
+  expect_one_recomputed(run, "lf", 10);
   expect_plan(run, "kv");
 }
 
@@ -87,7 +87,7 @@ TEST(Fallback, NotificationLostOnce_IsResent) {
 TEST(Fallback, NotificationAlwaysLost_RequestIsRecomputed) {
   const KvRun run = run_with({"lost-notification,request=10,times=9"});
   EXPECT_EQ(kRecompute, run.status) << run.output;
-  expect_one_lost(run, "kv", 10);
+  expect_one_recomputed(run, "kv", 10);
   EXPECT_EQ(kRequests - 1, run.family("kv")["notifications"]);
   expect_all_served(run, "lf");
 }
@@ -99,7 +99,7 @@ TEST(Fallback, DelayedTransfer_UsesNoFallback) {
   expect_plan(run, "lf");
 }
 
-// No injection of ours: the device completes a WRITE with an error and both queue pairs are gone.
+// A fault of the device instead of the tool: it completes a WRITE with an error, and both queue pairs fail.
 TEST(Fallback, DeviceError_AllRequestsAreServed) {
   const KvRun run = run_with({}, {"SOFTVERBS_FAULTS=complete op=write_imm qp=any nth=20 status=REM_ACCESS_ERR"});
   EXPECT_EQ(kOk, run.status) << run.output;
@@ -107,7 +107,7 @@ TEST(Fallback, DeviceError_AllRequestsAreServed) {
   expect_all_served(run, "lf");
   const auto fresh = [&](const char* name) { return run.family(name)["fresh_connections"].get<int>(); };
   EXPECT_LE(1, fresh("kv") + fresh("lf")) << run.output;
-  EXPECT_TRUE(fresh("kv") == 0 || fresh("lf") == 0) << "one queue pair failed, and both families noticed\n"
+  EXPECT_TRUE(fresh("kv") == 0 || fresh("lf") == 0) << "one queue pair failed, but both families replaced connections\n"
                                                     << run.output;
 }
 

@@ -1,4 +1,4 @@
-// A plugin that spoils one message of a run: the run must end in red.
+// verbatim-kv must fail when the plugin corrupts one message of a run.
 #include "kv_run.h"
 
 namespace verbatim::kv {
@@ -36,7 +36,8 @@ TEST(Mutation, SwappedGroupMembers_AreFound) {
   EXPECT_EQ(kWrong, run.status) << run.output;
 }
 
-// The byte behind a block is the first of the next one, which is of this request, or of another, or of nobody.
+// The byte after a block is the first byte of the next block, which belongs to this request, to another one, or to
+// none.
 TEST(Mutation, WriteBeyondBlock_IsFound) {
   for (const char* const nth : {"1", "8", "20"}) {
     const KvRun run = run_mutated("overrun", nth);

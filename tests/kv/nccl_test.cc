@@ -1,5 +1,4 @@
-// Through NCCL's interface, with a stand-in for NCCL and CUDA that moves the bytes between processes: everything of
-// that mode but the GPU.
+// The NCCL mode of verbatim-kv without a GPU, with libraries for host memory in place of NCCL and CUDA.
 #include <set>
 
 #include "kv_run.h"
@@ -18,8 +17,8 @@ TEST(NcclMode, OneCommunicatorPerFamily_ServesAsPlanned) {
   EXPECT_EQ(kOk, run.status) << run.output;
   for (const char* const name : {"kv", "lf"}) {
     expect_plan(run, name);
-    EXPECT_EQ(40, run.family(name)["sent_messages"]) << "one piece a request";
-    EXPECT_EQ(2, run.family(name)["connections"]) << "one communicator a rank";
+    EXPECT_EQ(40, run.family(name)["sent_messages"]) << "one message per request";
+    EXPECT_EQ(2, run.family(name)["connections"]) << "one communicator per rank";
   }
 }
 
@@ -34,7 +33,7 @@ TEST(NcclMode, SeveralRanksWithTpRatio_ServeAsPlanned) {
 TEST(NcclMode, SameRequests_DeliverSameBytesAsDirectMode) {
   const KvRun nccl = run_nccl({"--requests", "12"});
   const KvRun direct = run_kv({"--requests", "12", "--tokens", "300", "--scale", "40"});
-  // The order in which the CRC takes the pieces is the same in both: layers, entries, blocks.
+  // Both modes add the data to the CRC in the same order: layers, entries, blocks.
   EXPECT_EQ(direct.family("kv")["crc_sum"], nccl.family("kv")["crc_sum"]) << nccl.output;
   EXPECT_EQ(direct.family("lf")["crc_sum"], nccl.family("lf")["crc_sum"]) << nccl.output;
   EXPECT_EQ(direct.family("kv")["sent_bytes"], nccl.family("kv")["sent_bytes"]);
@@ -54,8 +53,8 @@ TEST(NcclMode, EveryInvalidRequest_IsRejectedAtBothSides) {
   const KvRun run = run_nccl(arguments);
   EXPECT_EQ(kRejected, run.status) << run.output;
   std::set<std::pair<std::string, std::string>> found;
-  for (const Json& refused : run.family("kv")["rejected"])
-    found.emplace(refused["kind"].get<std::string>(), refused["found_by"].get<std::string>());
+  for (const Json& rejection : run.family("kv")["rejected"])
+    found.emplace(rejection["kind"].get<std::string>(), rejection["found_by"].get<std::string>());
   std::set<std::pair<std::string, std::string>> expected;
   for (const std::string& kind : kinds) {
     expected.insert({kind, "decode"});

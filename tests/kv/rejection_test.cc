@@ -1,5 +1,5 @@
-// Requests that make no sense: each kind is refused by the side that sees it first, with its own code and the values
-// that do not go together, before anything is posted; all others are served.
+// Invalid requests: the first side that can detect the error rejects the request, before any post, with the code of the
+// error and the values that do not match. All other requests are served.
 #include <map>
 #include <set>
 
@@ -11,7 +11,7 @@ namespace {
 struct Kind {
   const char* name;
   int code;
-  std::vector<std::string> values;  // in the text
+  std::vector<std::string> values;  // parts of the text
 };
 
 const std::vector<Kind>& kinds() {
@@ -73,7 +73,7 @@ TEST(RequestRejection, InvalidRequestsOfOneFamily_DoNotAffectOther) {
   expect_plan(run, "kv");
 }
 
-// Only invalid requests in the family, and no other family: the device is asked for nothing.
+// When all requests are invalid and there is no other family, the device gets no work request.
 TEST(RequestRejection, OnlyInvalidRequests_PostNothing) {
   std::vector<std::string> arguments = arguments_for("14", all_kinds());
   arguments.insert(arguments.end(), {"--lf", "none"});
@@ -99,9 +99,9 @@ TEST(RequestRejection, OtherGeometry_EndsRunBeforeStart) {
   EXPECT_NE(std::string::npos, run.output.find("geometry-mismatch: family kv: geometry ")) << run.output;
 }
 
-// Two ranks that were started apart, the second with options of its own.
+// Two ranks that were started separately, the second with other options.
 TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
-  const auto disagree = [](const std::vector<std::string>& of_second, const std::string& why) {
+  const auto disagree = [](const std::vector<std::string>& of_second, const std::string& reason) {
     const std::string root = "127.0.0.1:" + std::to_string(perf::free_port());
     const auto arguments = [&root](const char* rank, const std::vector<std::string>& more) {
       std::vector<std::string> all{"--root",    root,      "--nranks", "2",        "--rank",
@@ -115,7 +115,7 @@ TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
     second.finish();
     const perf::Outcome outcome = first.finish();
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
-    EXPECT_NE(std::string::npos, outcome.output.find("rank 1 disagrees with rank 0 about the " + why))
+    EXPECT_NE(std::string::npos, outcome.output.find("rank 1 disagrees with rank 0 about the " + reason))
         << outcome.output;
   };
   disagree({"--seed", "2"}, "requests, request 0: ");
@@ -125,7 +125,7 @@ TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
 }
 
 TEST(CommandLine, InvalidOptions_AreRejectedWithReason) {
-  const std::map<std::string, std::vector<std::string>> wrong{
+  const std::map<std::string, std::vector<std::string>> invalid{
       {"unknown fault 'lightning'", {"--inject", "lightning"}},
       {"there is no request 99", {"--requests", "4", "--inject", "kill,request=99"}},
       {"no family lf", {"--lf", "none", "--inject", "kill,family=lf"}},
@@ -137,7 +137,7 @@ TEST(CommandLine, InvalidOptions_AreRejectedWithReason) {
       {"gpt", {"--preset", "gpt"}},
       {"the plugin's maximum is", {"--group", "32"}},
   };
-  for (const auto& [text, arguments] : wrong) {
+  for (const auto& [text, arguments] : invalid) {
     const KvRun run = run_kv(arguments);
     EXPECT_EQ(kUsage, run.status) << run.output;
     EXPECT_NE(std::string::npos, run.output.find(text)) << text << " in: " << run.output;

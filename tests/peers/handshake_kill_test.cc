@@ -1,5 +1,5 @@
-// A peer process that is killed at every place of the handshake and of the first message, on either side: what the
-// survivor is told, that it goes on, and that nothing is left.
+// Kills a peer process at every kill point of the handshake and of the first message, on either side. Checks which
+// errors and warnings the surviving process gets, that it can still connect, and that nothing leaks.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -22,99 +22,98 @@ namespace {
 using nccl::Result;
 
 constexpr int kDeathVersion = 12;
-constexpr long kEndless = 500;  // more places than a life has
-
-// What a survivor says, with words for what differs from run to run.
-const std::string kHasEnded =
+constexpr long kMaxKillPoints = 500;  // more kill points than a peer has
+// Warnings of the surviving process; HOST, # and WHO replace what differs from run to run.
+const std::string kPeerEnded =
     "the peer HOST (pid #) has ended without closing a connection that we wait for: its process or host died, or was "
     "killed: the peer went first. Next: look at HOST (pid #) first: its log says why. ";
-const std::string kNothingCarried =
+const std::string kUnusedPath =
     "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
     "TC 0, SL 0, timeout 4.29 s, 7 retries (34.4 s in all), T old, carried 0 messages, 0 bytes";
 
 class PeerAtEveryStep : public SurvivingPeer {
  protected:
-  // Peers are killed at their first, second, ... place, until one gets through. `run` starts a peer with these words
-  // behind its role, and answers with what became of it.
-  void at_every_place(const std::function<Exit(void* own, const std::string& words)>& run) {
-    finalize(new_context());  // what the verbs library opens once
+  // Kills peers at their first, second, ... kill point, until a peer completes. `run` starts a peer with `words` after
+  // its role, and returns how the peer ended.
+  void at_every_kill_point(const std::function<Exit(void* context, const std::string& words)>& run) {
+    finalize(new_context());  // the verbs library opens some resources once per process
     long killed = 0;
-    while (killed < kEndless) {
-      bool through = false;
-      run_role_once([&](void* own) {
-        const Exit exit = run(own, " " + std::to_string(SIGKILL) + " " + std::to_string(killed + 1));
-        through = exit.status == 0;
-        EXPECT_TRUE(through || exit.status == 128 + SIGKILL) << exit.output;
-        EXPECT_NE(through, parse_kill_point(exit.output).has_value()) << exit.output;
+    while (killed < kMaxKillPoints) {
+      bool completed = false;
+      run_role_once([&](void* context) {
+        const Exit exit = run(context, " " + std::to_string(SIGKILL) + " " + std::to_string(killed + 1));
+        completed = exit.status == 0;
+        EXPECT_TRUE(completed || exit.status == 128 + SIGKILL) << exit.output;
+        EXPECT_NE(completed, parse_kill_point(exit.output).has_value()) << exit.output;
       });
-      if (HasFailure()) FAIL() << "at place " << killed + 1;
-      if (through) break;
+      if (HasFailure()) FAIL() << "at kill point " << killed + 1;
+      if (completed) break;
       ++killed;
     }
-    std::printf("killed at %ld places\n", killed);
+    std::printf("killed at %ld points\n", killed);
     EXPECT_GT(killed, 15);
-    EXPECT_LT(killed, kEndless);
+    EXPECT_LT(killed, kMaxKillPoints);
   }
 
-  // The only line, which names the peer by `name`; empty: there is none.
-  std::string the_line(const std::string& name) {
+  // The only warning, which must contain `name`; empty when there is no warning.
+  std::string only_line(const std::string& name) {
     const std::vector<std::string> lines = take_warnings();
     if (lines.empty()) return "";
     EXPECT_EQ(lines.size(), 1U) << lines[1];
     EXPECT_NE(lines[0].find(name), std::string::npos) << lines[0];
-    return fixed(lines[0]);
+    return normalize_line(lines[0]);
   }
-  // What a standing connection came to whose peer was killed: an error and its line. Once data may be under way the
-  // message may also have arrived.
+  // Checks the result of an established connection whose peer was killed: an error and its warning. After the first
+  // post the message may also have arrived.
   void check_killed(Result result, const KillPoint& last, pid_t peer) {
-    const std::string line = the_line("(pid " + std::to_string(peer) + ")");
+    const std::string line = only_line("(pid " + std::to_string(peer) + ")");
     if (last.posted > 0 && result == Result::kSuccess) {
       EXPECT_EQ(line, "");
     } else {
       EXPECT_EQ(result, Result::kRemoteError);
-      EXPECT_EQ(line, kHasEnded + kNothingCarried);
+      EXPECT_EQ(line, kPeerEnded + kUnusedPath);
     }
   }
 };
 ONE_VERSION(PeerAtEveryStep, kDeathVersion);
 
-// Without its whole hello it is a stranger, of whom nobody hears; the listen serves the next peer in any case.
+// A peer that was killed before it had sent its complete hello causes no warning. The listen comm serves the next peer
+// in every case.
 TEST_P(PeerAtEveryStep, KilledWhileConnecting_IsReported) {
-  Process sound("supplies", kDeathVersion);
-  at_every_place([&](void* own, const std::string& words) {
+  Process healthy("sends-to-each", kDeathVersion);
+  at_every_kill_point([&](void* context, const std::string& words) {
     Handle handle;
-    void* const listen_comm = listen(own, handle);
+    void* const listen_comm = listen(context, handle);
     Process peer("connects" + words, kDeathVersion);
     const pid_t pid = peer.pid();
     const std::string name = "(pid " + std::to_string(pid) + ", 127.0.0.1:";
     EXPECT_TRUE(peer.write(handle.bytes, sizeof handle.bytes));
-    Made made;
-    EXPECT_TRUE(eventually([&] { return (made = accept(listen_comm)) || has_changed_state(peer, WEXITED); }));
-    Result result = made.comm != nullptr ? exchange(made.comm, false) : Result::kSuccess;
+    Attempt attempt;
+    EXPECT_TRUE(eventually([&] { return (attempt = accept(listen_comm)) || has_changed_state(peer, WEXITED); }));
+    Result result = attempt.comm != nullptr ? exchange(attempt.comm, false) : Result::kSuccess;
     const Exit exit = peer.wait();
-    const KillPoint last =
-        parse_kill_point(exit.output).value_or(KillPoint{.sent = 2, .posted = 1, .place = "the end"});
-    SCOPED_TRACE("killed " + last.place + ": " + exit.output);
-    if (!made && last.sent > 0) {
-      EXPECT_TRUE(eventually([&] { return static_cast<bool>(made = accept(listen_comm)); }));
-      if (made.comm != nullptr) result = exchange(made.comm, false);
+    const KillPoint last = parse_kill_point(exit.output).value_or(KillPoint{.sent = 2, .posted = 1, .name = "the end"});
+    SCOPED_TRACE("killed " + last.name + ": " + exit.output);
+    if (!attempt && last.sent > 0) {
+      EXPECT_TRUE(eventually([&] { return static_cast<bool>(attempt = accept(listen_comm)); }));
+      if (attempt.comm != nullptr) result = exchange(attempt.comm, false);
     }
     if (last.sent == 0) {
-      EXPECT_FALSE(made);
-      EXPECT_EQ(the_line(name), "");
+      EXPECT_FALSE(attempt);
+      EXPECT_EQ(only_line(name), "");
     } else if (last.sent == 1) {
-      EXPECT_EQ(made.result, Result::kRemoteError);
-      EXPECT_EQ(the_line(name), kAcceptFailed + kWentFirst);
+      EXPECT_EQ(attempt.result, Result::kRemoteError);
+      EXPECT_EQ(only_line(name), kAcceptFailed + kClosedFirst);
     } else {
-      EXPECT_NE(made.comm, nullptr);
+      EXPECT_NE(attempt.comm, nullptr);
       check_killed(result, last, pid);
     }
-    EXPECT_TRUE(sound.write(handle.bytes, sizeof handle.bytes));
-    made = {};
-    EXPECT_TRUE(eventually([&] { return static_cast<bool>(made = accept(listen_comm)); }));
-    EXPECT_OK(made.result);
-    if (made.comm != nullptr) {
-      EXPECT_OK(exchange(made.comm, false));
+    EXPECT_TRUE(healthy.write(handle.bytes, sizeof handle.bytes));
+    attempt = {};
+    EXPECT_TRUE(eventually([&] { return static_cast<bool>(attempt = accept(listen_comm)); }));
+    EXPECT_OK(attempt.result);
+    if (attempt.comm != nullptr) {
+      EXPECT_OK(exchange(attempt.comm, false));
     }
     EXPECT_OK(net().close_listen(listen_comm));
     return exit;
@@ -122,28 +121,28 @@ TEST_P(PeerAtEveryStep, KilledWhileConnecting_IsReported) {
 }
 
 TEST_P(PeerAtEveryStep, KilledWhileAccepting_IsReported) {
-  at_every_place([&](void* own, const std::string& words) {
+  at_every_kill_point([&](void* context, const std::string& words) {
     Process peer("accepts" + words, kDeathVersion);
     const pid_t pid = peer.pid();
     Handle handle;
     EXPECT_TRUE(peer.read(handle.bytes, sizeof handle.bytes));
-    Made made;
-    EXPECT_TRUE(eventually([&] { return static_cast<bool>(made = connect(own, handle)); }));
-    const Result result = made.comm != nullptr ? exchange(made.comm, true) : Result::kSuccess;
+    Attempt attempt;
+    EXPECT_TRUE(eventually([&] { return static_cast<bool>(attempt = connect(context, handle)); }));
+    const Result result = attempt.comm != nullptr ? exchange(attempt.comm, true) : Result::kSuccess;
     const Exit exit = peer.wait();
-    const KillPoint last =
-        parse_kill_point(exit.output).value_or(KillPoint{.sent = 1, .posted = 1, .place = "the end"});
-    SCOPED_TRACE("killed " + last.place + ": " + exit.output);
+    const KillPoint last = parse_kill_point(exit.output).value_or(KillPoint{.sent = 1, .posted = 1, .name = "the end"});
+    SCOPED_TRACE("killed " + last.name + ": " + exit.output);
     if (last.sent == 0) {
-      EXPECT_EQ(made.result, Result::kRemoteError);
-      const std::string line = the_line(address_of(handle));
-      // Of an answer that has begun the rest is missing. Where this end was late, it has knocked again, in vain.
-      const bool begun = last.place.starts_with("in the middle of send");
+      EXPECT_EQ(attempt.result, Result::kRemoteError);
+      const std::string line = only_line(address_of(handle));
+      // The reply is incomplete when the peer was killed in the middle of it. Otherwise connect may have tried again,
+      // and was refused.
+      const bool has_begun = last.name.starts_with("in the middle of send");
       if (line != kConnectFailed + kRefused) {
-        EXPECT_EQ(line, kConnectFailed + (begun ? kWentFirst : kUnanswered));
+        EXPECT_EQ(line, kConnectFailed + (has_begun ? kClosedFirst : kEndedOrNotListening));
       }
     } else {
-      EXPECT_NE(made.comm, nullptr);
+      EXPECT_NE(attempt.comm, nullptr);
       check_killed(result, last, pid);
     }
     TestConnection again = link();
@@ -152,20 +151,21 @@ TEST_P(PeerAtEveryStep, KilledWhileAccepting_IsReported) {
   });
 }
 
-// No death, and told apart from one: the application closes its listen where all but its last step is done.
+// The application closes its listen comm before the last step of the handshake. The warning says that the peer gave up,
+// and not that it died.
 TEST_P(PeerAtEveryStep, ListenClosedBeforeEstablished_IsReportedAsAbort) {
   finalize(new_context());
-  run_role_once([&](void* own) {
+  run_role_once([&](void* context) {
     Handle handle;
-    void* const listen_comm = listen(own, handle);
-    Made made;
-    EXPECT_TRUE(eventually([&] { return (made = connect(own, handle)) || accept(listen_comm); }));
+    void* const listen_comm = listen(context, handle);
+    Attempt attempt;
+    EXPECT_TRUE(eventually([&] { return (attempt = connect(context, handle)) || accept(listen_comm); }));
     EXPECT_OK(net().close_listen(listen_comm));
-    ASSERT_NE(made.comm, nullptr);
-    EXPECT_EQ(exchange(made.comm, true), Result::kRemoteError);
+    ASSERT_NE(attempt.comm, nullptr);
+    EXPECT_EQ(exchange(attempt.comm, true), Result::kRemoteError);
     const std::string pid = "(pid " + std::to_string(::getpid()) + ")";
     const std::string expected = "the peer HOST (pid #) has given up a connection that we wait for: ";
-    EXPECT_EQ(the_line(pid).substr(0, expected.size()), expected);
+    EXPECT_EQ(only_line(pid).substr(0, expected.size()), expected);
   });
 }
 

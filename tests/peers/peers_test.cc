@@ -1,4 +1,5 @@
-// What the application of one process is told of the other's fate, by whom, and how soon.
+// Which errors and warnings a process gets when its peer process is killed, stopped, late, fails or closes, and how
+// soon.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -24,7 +25,7 @@ class Peers : public Conformance {
     Conformance::TearDown();
   }
 
-  // A connection to a peer that accepts, and memory on it, when the peer has done what its role does at once.
+  // Connects to a peer that accepts, registers memory, and waits until the peer reports that it is ready.
   void connect(Process& peer) {
     Handle handle;
     ASSERT_TRUE(peer.read(handle.bytes, sizeof handle.bytes)) << "no handle from the other process";
@@ -37,16 +38,16 @@ class Peers : public Conformance {
     });
     ASSERT_NE(comm_, nullptr);
     ASSERT_OK(net().reg_mr(comm_, memory_.data(), memory_.size(), nccl::kPtrHost, &mhandle_));
-    ASSERT_NO_FATAL_FAILURE(ready(peer));
+    ASSERT_NO_FATAL_FAILURE(await_ready(peer));
   }
-  static void ready(Process& peer) {
+  static void await_ready(Process& peer) {
     char byte = 0;
     ASSERT_TRUE(peer.read(&byte, 1));
   }
   nccl::Result isend(std::size_t bytes, int tag, void** request) {
     return net().isend(comm_, memory_.data(), bytes, tag, mhandle_, request);
   }
-  // Calls isend, that fits no receive, until it is an error.
+  // Calls isend until it returns an error. The message must match no receive.
   nccl::Result error_of_isend(std::size_t bytes, int tag) {
     nccl::Result result = nccl::Result::kSuccess;
     eventually([&] {
@@ -57,32 +58,33 @@ class Peers : public Conformance {
     });
     return result;
   }
-  // The same with a tag that no receive has.
+  // The same with a tag that matches no receive.
   nccl::Result send_until_error() { return error_of_isend(kBytes, kTag + 1); }
-  // The best of some tries counts: a busy machine takes its time now and then, what waits for something does each time.
-  // Nobody else tells before the test's own deadline: neither the keepalive nor the transport, that has 34 s to go.
-  void within_a_second(const char* what, const std::function<Clock::duration()>& one_try) {
-    constexpr int kTries = 5;
+  // Checks that the fastest of five attempts takes less than a second. A busy machine delays some attempts; a wait in
+  // the plugin would delay all. Neither the keepalive nor the transport (34 s) reports the failure before the test's
+  // deadline.
+  void within_a_second(const char* what, const std::function<Clock::duration()>& attempt) {
+    constexpr int kAttempts = 5;
     Clock::duration best = Clock::duration::max();
-    for (int i = 0; i < kTries && best >= 1s && !HasFatalFailure(); ++i) {
-      const Clock::duration took = one_try();
-      std::printf("%s: known after %.3f s\n", what, std::chrono::duration<double>(took).count());
+    for (int i = 0; i < kAttempts && best >= 1s && !HasFatalFailure(); ++i) {
+      const Clock::duration took = attempt();
+      std::printf("%s: detected after %.3f s\n", what, std::chrono::duration<double>(took).count());
       best = std::min(best, took);
     }
     EXPECT_LT(best, 1s);
   }
-  // From the death of this peer until the next call knows it.
-  Clock::duration miss(Process& peer) {
+  // Kills the peer. Returns the time from its death until a call returns the error.
+  Clock::duration detect_death(Process& peer) {
     peer.kill();
     EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
     const auto begin = Clock::now();
     EXPECT_EQ(send_until_error(), nccl::Result::kRemoteError);
-    const auto end = Clock::now();
+    const auto exit = Clock::now();
     expect_warning("has ended without closing");
     close();
-    return end - begin;
+    return exit - begin;
   }
-  // The first that is warned of while `call` is made again and again.
+  // Repeats `call` until the plugin logs a warning, and returns the warning.
   std::string warning_while(const std::function<void()>& call) {
     std::vector<std::string> lines;
     EXPECT_TRUE(eventually([&] {
@@ -103,16 +105,16 @@ class Peers : public Conformance {
     ASSERT_EQ(lines.size(), 1U);
     EXPECT_NE(lines[0].find(text), std::string::npos) << lines[0];
   }
-  void miss_one_with_a_worker(int version) {
+  void detect_death_with_worker(int version) {
     within_a_second("killed, with a worker", [&] {
-      Process peer("rests-with-worker", version);
+      Process peer("idles-with-worker", version);
       connect(peer);
       pid_t worker = 0;
       EXPECT_TRUE(peer.read(&worker, sizeof worker));
       EXPECT_GT(worker, 0);
-      const std::shared_ptr<void> end(nullptr,
-                                      [worker](void*) { EXPECT_TRUE(worker <= 0 || ::kill(worker, SIGKILL) == 0); });
-      return HasFailure() ? kDeadline : miss(peer);
+      const std::shared_ptr<void> kill_worker(
+          nullptr, [worker](void*) { EXPECT_TRUE(worker <= 0 || ::kill(worker, SIGKILL) == 0); });
+      return HasFailure() ? kDeadline : detect_death(peer);
     });
   }
   void close() {
@@ -128,25 +130,25 @@ ONE_VERSION(Peers, kVersion);
 
 TEST_P(Peers, PeerKilled_NextCallFails) {
   within_a_second("killed", [&] {
-    Process peer("rests", kVersion);
+    Process peer("idles", kVersion);
     connect(peer);
-    return HasFailure() ? kDeadline : miss(peer);
+    return HasFailure() ? kDeadline : detect_death(peer);
   });
 }
 
 TEST_P(Peers, PeerKilledWithForkedChild_NextCallFails) {
-  miss_one_with_a_worker(kVersion);
+  detect_death_with_worker(kVersion);
 }
 
-// Up to v10 the plugin begins by another way in.
+// Tables up to v10 have another init function.
 class PeersOfOlderTables : public Peers {};
 ONE_VERSION(PeersOfOlderTables, 10);
 
 TEST_P(PeersOfOlderTables, PeerKilledWithForkedChild_NextCallFails) {
-  miss_one_with_a_worker(10);
+  detect_death_with_worker(10);
 }
 
-// There is a receive for it, and nothing is outstanding: what is sent to the dead must not wait for the transport.
+// A receive was posted and nothing is outstanding: an isend to the dead peer must not wait for the transport's timeout.
 TEST_P(Peers, PeerKilledWithReceivePosted_SendFails) {
   within_a_second("killed, with a receive", [&] {
     Process peer("receives", kVersion);
@@ -161,7 +163,7 @@ TEST_P(Peers, PeerKilledWithReceivePosted_SendFails) {
       void* request = nullptr;
       result = isend(kBytes, kTag, &request);
       if (request == nullptr) return result != nccl::Result::kSuccess;
-      int done = 0;  // posted before the news came
+      int done = 0;  // the isend was posted before the death was detected
       return eventually([&] {
         result = net().test(request, &done, nullptr);
         return result != nccl::Result::kSuccess || done != 0;
@@ -177,7 +179,7 @@ TEST_P(Peers, PeerKilledWithReceivePosted_SendFails) {
 
 TEST_P(Peers, PeerStopped_KeepaliveFails) {
   setenv("VERBATIM_KEEPALIVE_S", "1", 1);
-  Process peer("rests", kVersion);
+  Process peer("idles", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
   ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
   EXPECT_EQ(send_until_error(), nccl::Result::kRemoteError);
@@ -185,7 +187,7 @@ TEST_P(Peers, PeerStopped_KeepaliveFails) {
   close();
 }
 
-// The peer's application fails by a mistake of ours: it learns what we say of it.
+// This process fails with a usage error. The peer reports the reason that this process sent.
 TEST_P(Peers, PeerFailed_ReasonIsReported) {
   within_a_second("failed", [&] {
     Process peer("receives", kVersion);
@@ -194,11 +196,11 @@ TEST_P(Peers, PeerFailed_ReasonIsReported) {
     const auto begin = Clock::now();
     EXPECT_EQ(error_of_isend(kBytes + 1, kTag), nccl::Result::kInvalidUsage);
     expect_warning("isend of 1001 bytes");
-    ready(peer);  // the first byte of its own line
+    await_ready(peer);  // the first byte of the peer's warning
     const Clock::duration took = Clock::now() - begin;
-    const Exit end = peer.wait();
-    EXPECT_EQ(end.status, kAnswered + static_cast<int>(nccl::Result::kRemoteError)) << end.output;
-    EXPECT_NE(end.output.find("reported: isend of 1001 bytes"), std::string::npos) << end.output;
+    const Exit exit = peer.wait();
+    EXPECT_EQ(exit.status, kFailedResult + static_cast<int>(nccl::Result::kRemoteError)) << exit.output;
+    EXPECT_NE(exit.output.find("reported: isend of 1001 bytes"), std::string::npos) << exit.output;
     close();
     return took;
   });
@@ -212,16 +214,16 @@ TEST_P(Peers, GracefulClose_IsNoError) {
   std::this_thread::sleep_for(1500ms);
   close();
   EXPECT_TRUE(peer.write("", 1));
-  const Exit end = peer.wait();
-  EXPECT_EQ(end.status, 0);
-  EXPECT_EQ(end.output, "");
+  const Exit exit = peer.wait();
+  EXPECT_EQ(exit.status, 0);
+  EXPECT_EQ(exit.output, "");
   EXPECT_TRUE(take_warnings().empty());
 }
 
 TEST_P(Peers, PeerIdle_IsNotReported) {
   setenv("VERBATIM_KEEPALIVE_S", "4", 1);
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
-  Process peer("rests", kVersion);
+  Process peer("idles", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
   std::this_thread::sleep_for(3s);
   EXPECT_TRUE(take_warnings().empty());
@@ -230,7 +232,7 @@ TEST_P(Peers, PeerIdle_IsNotReported) {
 
 TEST_P(Peers, PeerLate_IsNamed) {
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
-  Process peer("rests", kVersion);
+  Process peer("idles", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
   const std::string line = warning_while_sending();
   std::printf("%s\n", line.c_str());
@@ -242,7 +244,7 @@ TEST_P(Peers, PeerLate_IsNamed) {
 
 TEST_P(Peers, PeerStopped_IsReportedAsNotAnswering) {
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
-  Process peer("rests", kVersion);
+  Process peer("idles", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
   ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
   const std::string line = warning_while_sending();
@@ -251,7 +253,8 @@ TEST_P(Peers, PeerStopped_IsReportedAsNotAnswering) {
   close();
 }
 
-// The sender's messages get lost, and its transport has long to go: the receiver, that asks it, blames the network.
+// The sender's messages are lost, and its transport timeout is long. The receiver queries the sender, and both name the
+// network as the cause.
 TEST_P(Peers, NetworkStalled_IsNamedAtBothEnds) {
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Handle handle;
@@ -279,13 +282,13 @@ TEST_P(Peers, NetworkStalled_IsNamedAtBothEnds) {
   std::printf("%s\n", line.c_str());
   EXPECT_NE(line.find("posted and is not acknowledged"), std::string::npos);
   EXPECT_NE(line.find("(pid " + std::to_string(peer.pid())), std::string::npos);
-  ASSERT_NO_FATAL_FAILURE(ready(peer));  // the first byte of its own line
+  ASSERT_NO_FATAL_FAILURE(await_ready(peer));  // the first byte of the peer's warning
   EXPECT_OK(net().dereg_mr(recv_comm, mhandle_));
   EXPECT_OK(net().close_recv(recv_comm));
   EXPECT_OK(net().close_listen(listen_comm));
-  const Exit end = peer.wait();
-  EXPECT_EQ(end.status, kAnswered + static_cast<int>(nccl::Result::kRemoteError)) << end.output;
-  EXPECT_NE(end.output.find("posted and is not acknowledged"), std::string::npos) << end.output;
+  const Exit exit = peer.wait();
+  EXPECT_EQ(exit.status, kFailedResult + static_cast<int>(nccl::Result::kRemoteError)) << exit.output;
+  EXPECT_NE(exit.output.find("posted and is not acknowledged"), std::string::npos) << exit.output;
 }
 
 }  // namespace

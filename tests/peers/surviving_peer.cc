@@ -15,7 +15,7 @@ namespace conformance {
 
 using nccl::Result;
 
-std::string fixed(const std::string& line) {
+std::string normalize_line(const std::string& line) {
   std::string text = verbatim::normalized(line);
   for (const auto& [varying, word] :
        {std::pair{"^NET/Verbatim : ", ""},
@@ -49,7 +49,7 @@ Exchange::~Exchange() {
 }
 
 bool Exchange::step() {
-  if (over_) return true;
+  if (is_over_) return true;
   void* data = memory_.data();
   std::size_t size = kBytes;
   int tag = kTag;
@@ -66,39 +66,39 @@ bool Exchange::step() {
     EXPECT_EQ(moved, static_cast<int>(kBytes));
     EXPECT_TRUE(memory_.intact());
   }
-  return over_ = done != 0 || result_ != Result::kSuccess;
+  return is_over_ = done != 0 || result_ != Result::kSuccess;
 }
 
-SurvivingPeer::Made SurvivingPeer::accept(void* listen_comm) {
-  Made made;
-  made.result = net().accept(listen_comm, &made.comm);
-  return made;
+SurvivingPeer::Attempt SurvivingPeer::accept(void* listen_comm) {
+  Attempt attempt;
+  attempt.result = net().accept(listen_comm, &attempt.comm);
+  return attempt;
 }
 
-SurvivingPeer::Made SurvivingPeer::connect(void* own, Handle& handle) {
-  Made made;
-  made.result = net().connect(own, 0, handle.bytes, &made.comm);
-  return made;
+SurvivingPeer::Attempt SurvivingPeer::connect(void* context, Handle& handle) {
+  Attempt attempt;
+  attempt.result = net().connect(context, 0, handle.bytes, &attempt.comm);
+  return attempt;
 }
 
 Result SurvivingPeer::exchange(void* comm, bool sends) {
-  Exchange one(net(), comm, sends);
-  EXPECT_TRUE(eventually([&] { return one.step(); })) << "neither done nor failed";
-  return one.result();
+  Exchange exchange(net(), comm, sends);
+  EXPECT_TRUE(eventually([&] { return exchange.step(); })) << "the exchange neither completed nor failed";
+  return exchange.result();
 }
 
-void* SurvivingPeer::listen(void* own, Handle& handle) {
+void* SurvivingPeer::listen(void* context, Handle& handle) {
   void* listen_comm = nullptr;
-  EXPECT_OK(net().listen(own, 0, handle.bytes, &listen_comm));
+  EXPECT_OK(net().listen(context, 0, handle.bytes, &listen_comm));
   return listen_comm;
 }
 
-void SurvivingPeer::run_role_once(const std::function<void(void* own)>& live) {
+void SurvivingPeer::run_role_once(const std::function<void(void* context)>& body) {
   const ProcessResources before = ProcessResources::take();
-  void* const own = new_context();
+  void* const context = new_context();
   if (HasFailure()) return;
-  live(own);
-  finalize(own);
+  body(context);
+  finalize(context);
   EXPECT_EQ(verbs_alive(), "");
   EXPECT_TRUE(is_restored(before, std::size_t{1} << 30));
 }

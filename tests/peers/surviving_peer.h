@@ -1,4 +1,4 @@
-// What the tests share in which a peer ends in mid-handshake: the end that goes on.
+// Shared by the tests that kill or stop a peer during the handshake: the surviving end of the connection.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,28 +12,28 @@
 
 namespace conformance {
 
-// A line with words for what differs from run to run. How TCP says that the peer is gone depends on what was under way.
-std::string fixed(const std::string& line);
-
-// What it says of a handshake, so fixed.
+// Replaces the parts of a line that differ from run to run. TCP-END replaces the error of TCP, which depends on the
+// operation in progress.
+std::string normalize_line(const std::string& line);
+// The warnings about a failed handshake, normalized.
 inline const std::string kAcceptFailed =
     "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
 inline const std::string kConnectFailed = "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: ";
-inline const std::string kWentFirst = "TCP-END: the peer went first. Next: look at WHO first: its log says why";
+inline const std::string kClosedFirst = "TCP-END: the peer went first. Next: look at WHO first: its log says why";
 inline const std::string kRefused =
     "connect: Connection refused: its process has ended or listens no more, or a firewall is in between. Next: look at "
     "WHO first: its log says why";
-inline const std::string kUnanswered =
+inline const std::string kEndedOrNotListening =
     "TCP-END: the peer went first: its process has ended, or listens no more for this connection. Next: look at WHO "
     "first: its log says why";
 
-// Which a peer that listens is called by before it has introduced itself.
+// The address of a listening peer, which names it in warnings before it has sent its hello.
 std::string address_of(const Handle& handle);
 
-// WEXITED, WSTOPPED: without taking notice of it.
+// Whether the peer is in one of these states (WEXITED, WSTOPPED). Does not reap it.
 bool has_changed_state(const Process& peer, int states);
 
-// One message over a comm, and the end of the comm.
+// Sends or receives one message; the destructor closes the comm.
 class Exchange {
  public:
   Exchange(netapi::Plugin& net, void* comm, bool sends);
@@ -41,9 +41,9 @@ class Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  // Whether it is over.
+  // Makes one call; true when the message is complete or has failed.
   bool step();
-  // Of what is over: success with every byte right, or the error.
+  // The result after step() returned true.
   nccl::Result result() const { return result_; }
 
  private:
@@ -54,24 +54,24 @@ class Exchange {
   void* mhandle_ = nullptr;
   void* request_ = nullptr;
   nccl::Result result_ = nccl::Result::kSuccess;
-  bool over_ = false;
+  bool is_over_ = false;
 };
 
 class SurvivingPeer : public Conformance {
  protected:
-  // This end of a connection, or why there is none.
-  struct Made {
+  // The result of a connect or accept call; true when it failed or gave a comm.
+  struct Attempt {
     nccl::Result result = nccl::Result::kSuccess;
     void* comm = nullptr;
     explicit operator bool() const { return result != nccl::Result::kSuccess || comm != nullptr; }
   };
-  Made accept(void* listen_comm);
-  Made connect(void* own, Handle& handle);
+  Attempt accept(void* listen_comm);
+  Attempt connect(void* context, Handle& handle);
   nccl::Result exchange(void* comm, bool sends);
-  void* listen(void* own, Handle& handle);
+  void* listen(void* context, Handle& handle);
 
-  // One life, in which `live` uses its context; nothing may be left of it.
-  void run_role_once(const std::function<void(void* own)>& live);
+  // Creates a context, calls `body` with it and finalizes it; checks that nothing leaks.
+  void run_role_once(const std::function<void(void* context)>& body);
 };
 
 }  // namespace conformance

@@ -1,4 +1,4 @@
-// A plugin that spoils one message in a run: the run must end in red, whichever message and byte it is.
+// verbatim-perf must fail when the plugin corrupts one message of a run.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -22,7 +22,7 @@ TEST(Mutation, NoMutation_IsCorrect) {
 
 class MutatedOperation : public testing::TestWithParam<std::string> {
  protected:
-  // Four messages to each rank at least, so that there is a third one to spoil.
+  // At least four messages for each rank, so that there is a third one to corrupt.
   std::vector<std::string> several_messages() {
     std::vector<std::string> arguments{GetParam(), "-b", "40000", "-e", "40000", "--chunk", "4K"};
     if (GetParam() == "grouped") arguments.insert(arguments.end(), {"--group", "4"});
@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(Perf, MutatedOperation,
                                          "grouped"),
                          [](const auto& tested) { return tested.param; });
 
-TEST_P(MutatedOperation, FindsOneFlippedBit) {
+TEST_P(MutatedOperation, OneFlippedBit_IsFound) {
   for (const int nth : {1, 3}) {
     const Outcome outcome = run_mutated("flip-byte", nth, several_messages());
     EXPECT_EQ(kWrong, outcome.status) << outcome.output;
@@ -43,14 +43,14 @@ TEST_P(MutatedOperation, FindsOneFlippedBit) {
   }
 }
 
-TEST_P(MutatedOperation, FindsASkippedTail) {
+TEST_P(MutatedOperation, SkippedTail_IsFound) {
   for (const int nth : {1, 3}) {
     const Outcome outcome = run_mutated("skip-tail", nth, several_messages());
     EXPECT_EQ(kWrong, outcome.status) << outcome.output;
   }
 }
 
-TEST_P(MutatedOperation, FindsAWrongSize) {
+TEST_P(MutatedOperation, WrongSize_IsFound) {
   const Outcome outcome = run_mutated("wrong-size", 3, several_messages());
   EXPECT_EQ(kFailed, outcome.status) << outcome.output;
   EXPECT_NE(std::string::npos, outcome.output.find("test reported")) << outcome.output;

@@ -1,4 +1,5 @@
-// Every operation over the plugin that PERF_PLUGIN names, through every table that it exports.
+// Runs every operation of verbatim-perf over the plugin that PERF_PLUGIN names, with every table version that it
+// exports.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

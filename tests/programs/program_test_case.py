@@ -1,6 +1,6 @@
-"""Runs unmodified programs through tools/softverbs: alone, or as the two sides of a measurement.
+"""Runs unmodified programs through tools/softverbs: one process, or a server and a client.
 
-Each test file is called with LAUNCHER LIBRARY_DIRECTORY in front of unittest's own arguments.
+Each test file is called with LAUNCHER LIBRARY_DIRECTORY before unittest's own arguments.
 """
 
 import json
@@ -17,12 +17,12 @@ import unittest
 LAUNCHER, LIBRARY = (os.path.abspath(path) for path in sys.argv[1:3])
 BUILD = os.path.normpath(os.path.join(LIBRARY, "../../.."))
 NAMESPACE = f"programs-{os.getpid()}"
-TIMEOUT_S = 60  # for what takes less than a second on an idle machine
+TIMEOUT_S = 60  # on an idle machine the programs take less than a second
 ROCE = ("-x", "3")  # RoCE v2 with an IPv4 address, as perftest calls it
 
 
 class Finished:
-    """A program that has ended: its exit status, what it printed, and what it asked of its devices."""
+    """A program that has ended: its exit status, its output, and the counters of its devices."""
 
     def __init__(self, arguments, status, output, stats_file):
         self.arguments, self.status, self.output = arguments, status, output
@@ -36,19 +36,19 @@ class Finished:
 
 
 def free_port():
-    """Not one of those that the system gives to connections: some other program's would take it meanwhile."""
+    """A port outside the ephemeral range, from which the kernel could give it to another program before it is used."""
     while True:
         port = random.randrange(10000, 32000)
-        with socket.socket() as taken:
+        with socket.socket() as probe:
             try:
-                taken.bind(("", port))
+                probe.bind(("", port))
                 return port
             except OSError:
                 continue
 
 
 def is_listening(port):
-    """Without connecting: the programs serve one client each."""
+    """Reads /proc instead of connecting, because each program serves only one client."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(table, encoding="ascii") as lines:
@@ -103,7 +103,7 @@ class ProgramTest(unittest.TestCase):
         return self.finish(arguments, *self.start(arguments, settings))
 
     def run_pair(self, *arguments, **settings):
-        """The program as a server, and again as its client; both must succeed. Gives (server, client)."""
+        """Runs the program as a server and as its client; both must succeed. Returns (server, client)."""
         server, client = self.run_both(*arguments, **settings)
         self.assertEqual((server.status, client.status), (0, 0), f"{server}\n{client}")
         return server, client
@@ -119,7 +119,7 @@ class ProgramTest(unittest.TestCase):
         client = self.start(to_server, settings)
         finished = self.finish(to_server, *client)
         if finished.status != 0 and server[0].poll() is None:
-            time.sleep(0.5)  # it may be about to say why
+            time.sleep(0.5)  # the server may still print its error
             server[0].kill()
         return self.finish(arguments, *server), finished
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""rdma-core's own programs (Debian's ibverbs-utils), as they are installed."""
+"""The installed programs of rdma-core (Debian's package ibverbs-utils)."""
 
 import re
 
-from program import ProgramTest, main
+from program_test_case import ProgramTest, main
 
 BOTH_LAYERS = (("roce", ["-g", "3"]), ("ib", []))
 
@@ -47,8 +47,8 @@ class Pingpong(ProgramTest):
         for side in both:
             self.assertIn(f"{iterations * size * 2} bytes in ", side.output)
             self.assertRegex(side.output, rf"\n{iterations} iters in [\d.]+ seconds = [\d.]+ usec/iter")
-            self.assertNotIn("invalid data", side.output)  # what -c prints of a wrong byte
-            # Those over several QPs go on until both directions have had that many.
+            self.assertNotIn("invalid data", side.output)  # -c prints this for a wrong byte
+            # ibv_srq_pingpong uses several QPs and continues until both directions have that many messages.
             sends = side.stats["work_requests"]["send"]
             self.assertGreaterEqual(sends, iterations)
             self.assertTrue(sends == iterations or program == "ibv_srq_pingpong", sends)
@@ -72,7 +72,7 @@ class Pingpong(ProgramTest):
                     server, _ = self.run_pingpong("ibv_rc_pingpong", "-e", "-c", *address, **settings)
                     self.assertGreater(server.stats["calls"]["ibv_get_cq_event"], 0)
 
-    def test_all_symbols_bound_at_the_start(self):
+    def test_all_symbols_bound_at_start(self):
         for program in ("ibv_rc_pingpong", "ibv_srq_pingpong"):
             with self.subTest(program=program):
                 self.run_pingpong(program, "-c", "-g", "3", LD_BIND_NOW="1")
@@ -86,7 +86,7 @@ class Pingpong(ProgramTest):
             self.assertEqual(server.stats["calls"]["ibv_wr_complete"], 1000)
             self.assertNotIn("ibv_post_send", server.stats["calls"])
 
-    # Not with -e: the program ends when it finds nothing after an event, as may happen on any device.
+    # Without -e: the program ends when a poll after an event finds no completion, which can happen on any device.
     def test_rc_timestamps(self):
         server, client = self.run_pingpong("ibv_rc_pingpong", "-t", "-g", "3")
         for side in (server, client):
@@ -103,8 +103,8 @@ class Pingpong(ProgramTest):
                     self.assertGreater(server.stats["calls"]["ibv_post_srq_recv"], 0)
 
 
-class Refused(ProgramTest):
-    """What the device has not is refused at the call, and the program says which."""
+class Unsupported(ProgramTest):
+    """A call for an unsupported feature fails, and the program prints which feature it was."""
 
     def test_other_transports(self):
         for program, message in (

@@ -14,7 +14,7 @@ namespace {
 
 FakeVerbs* g_current = nullptr;
 
-// The context is at the end of a verbs_context, as libibverbs has it, whether it says so or not.
+// The ibv_context is the last member of a verbs_context, as in libibverbs, also when abi_compat does not announce it.
 struct FakeContext {
   FakeDevice* device = nullptr;
   verbs_context extended = {};
@@ -78,7 +78,7 @@ int query_port_full(ibv_context* context, std::uint8_t port_num, ibv_port_attr* 
   return 0;
 }
 
-// What the old call knew: everything up to `flags`.
+// The old call fills in only the fields before `flags`.
 int query_port(ibv_context* context, std::uint8_t port_num, _compat_ibv_port_attr* attributes) {
   return query_port_full(context, port_num, reinterpret_cast<ibv_port_attr*>(attributes),
                          offsetof(ibv_port_attr, flags));
@@ -193,7 +193,7 @@ ibv_mr* reg_mr_iova2(ibv_pd* pd, void* address, std::size_t bytes, std::uint64_t
 
 ibv_mr* reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t bytes, std::uint64_t iova, int fd, int access) {
   const int error = of(pd->context).device->dmabuf_errno;
-  const bool aligned = offset % 4096 == iova % 4096;  // the kernel demands it
+  const bool aligned = offset % 4096 == iova % 4096;  // the kernel requires this
   if (error != 0 || fd < 0 || !aligned) {
     errno = error != 0 ? error : fd < 0 ? EBADF : EINVAL;
     return nullptr;
@@ -222,11 +222,11 @@ int destroy_cq(ibv_cq* cq) {
   return destroy("destroy_cq", "cq", cq);
 }
 
-ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
+ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attributes) {
   static std::atomic<std::uint32_t> numbers{100};
-  FakeVerbs::current().record(*wanted);
+  FakeVerbs::current().record(*attributes);
   const FakeDevice& device = *of(pd->context).device;
-  if (wanted->cap.max_inline_data > device.max_inline) {
+  if (attributes->cap.max_inline_data > device.max_inline) {
     errno = EINVAL;
     return nullptr;
   }
@@ -240,13 +240,13 @@ ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
   if (qp == nullptr) return nullptr;
   qp->context = pd->context;
   qp->pd = pd;
-  qp->send_cq = wanted->send_cq;
-  qp->recv_cq = wanted->recv_cq;
+  qp->send_cq = attributes->send_cq;
+  qp->recv_cq = attributes->recv_cq;
   qp->qp_num = numbers.fetch_add(1);
   if (FakeVerbs& fake = FakeVerbs::current(); fake.qp_number) {
     qp->qp_num = fake.qp_number(static_cast<std::uint32_t>(fake.calls("create_qp")));
   }
-  wanted->cap.max_inline_data = device.max_inline;  // devices grant what they have
+  attributes->cap.max_inline_data = device.max_inline;  // a device reports its own maximum
   return qp;
 }
 
@@ -404,9 +404,9 @@ void FakeVerbs::record(Modification modification) {
   modifications_.push_back(modification);
 }
 
-void FakeVerbs::record(const ibv_qp_init_attr& wanted) {
+void FakeVerbs::record(const ibv_qp_init_attr& attributes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  created_qps_.push_back(wanted);
+  created_qps_.push_back(attributes);
 }
 
 std::vector<FakeVerbs::Registration> FakeVerbs::registrations() const {

@@ -13,7 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 [[noreturn]] void throw_errno(const std::string& what) {
-  throw std::runtime_error(what + ": " + std::strerror(errno));  // gtest turns it into a failure of the test
+  throw std::runtime_error(what + ": " + std::strerror(errno));  // gtest reports it as a failure of the test
 }
 
 template <typename T>
@@ -32,7 +32,7 @@ bool is_roce_v2(const ibv_gid_entry& entry) {
   return entry.gid_type == IBV_GID_TYPE_ROCE_V2;
 }
 
-// Fills in the first active port and its GID; false when there is none.
+// Fills in the first active port and its GID; false when no port is active.
 bool describe(Device& device) {
   check(verbs().query_device(device.context.get(), &device.attr), "ibv_query_device");
   for (std::uint8_t port = 1; port <= device.attr.phys_port_cnt; ++port) {
@@ -115,7 +115,7 @@ Endpoint::Endpoint(const Device& device, const EndpointOptions& options) : devic
   ibv_pd* const pd = options_.pd != nullptr ? options_.pd : device.pd.get();
   if (options_.send_ops) {
     ibv_qp_init_attr_ex extended{};
-    std::memcpy(&extended, &attr, sizeof attr);  // it begins alike
+    std::memcpy(&extended, &attr, sizeof attr);  // both structs begin with the same fields
     extended.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     extended.pd = pd;
     extended.send_ops_flags = *options_.send_ops;
@@ -128,7 +128,7 @@ Endpoint::Endpoint(const Device& device, const EndpointOptions& options) : devic
 }
 
 Address Endpoint::address() const {
-  const std::uint32_t some_psn = (qp_->qp_num * 2654435761U) & 0xFFFFFF;  // any 24 bits, unlike the peer's
+  const std::uint32_t some_psn = (qp_->qp_num * 2654435761U) & 0xFFFFFF;  // any 24 bits that differ from the peer's
   return {qp_->qp_num, options_.psn.value_or(some_psn), device_->port.lid,
           device_->is_roce() ? std::uint16_t{1} : std::uint16_t{0}, device_->gid};
 }
@@ -267,7 +267,7 @@ std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   while (found.size() < count) {
     ibv_wc wc;
-    std::memset(&wc, 0xA5, sizeof(wc));  // a field that the device owes us and does not write shows
+    std::memset(&wc, 0xA5, sizeof(wc));  // makes a field visible that the device should write and does not
     const int polled = ibv_poll_cq(cq, 1, &wc);
     if (polled == 1) {
       found.push_back(wc);
@@ -300,8 +300,8 @@ bool stays_empty(ibv_cq* cq, Milliseconds time) {
   do {
     ibv_wc wc{};
     if (ibv_poll_cq(cq, 1, &wc) != 0) return false;
-    timespec nap{0, 100'000};
-    nanosleep(&nap, nullptr);
+    timespec pause{0, 100'000};
+    nanosleep(&pause, nullptr);
   } while (Clock::now() < deadline);
   return true;
 }

@@ -62,7 +62,7 @@ struct Peer::Reply {
   ibv_wc wc;
 };
 
-// What the peer process holds.
+// The objects of the peer process; it serves one request at a time.
 class PeerService {
  public:
   explicit PeerService(const Peer::Options& options)
@@ -155,15 +155,16 @@ class PeerService {
         const std::size_t length = kind == IBV_WR_SEND ? 64 : region_.buffer.size();
         if (verbatim::test::post(endpoint.qp(), kind, {region_.sge(0, length)}, remote) != 0) return;
       }
-      if (!take(endpoint.send_cq(), outstanding)) return;
-      unsigned received = 1;
-      if (!take(endpoint.recv_cq(), received)) return;
-      if (received == 0 && verbatim::test::post_recv(endpoint.qp(), {region_.sge(0, 64)}) != 0) return;
+      if (!poll_once(endpoint.send_cq(), outstanding)) return;
+      unsigned awaited = 1;
+      if (!poll_once(endpoint.recv_cq(), awaited)) return;
+      if (awaited == 0 && verbatim::test::post_recv(endpoint.qp(), {region_.sge(0, 64)}) != 0) return;
     }
   }
 
-  // Takes what one look at the queue finds off `outstanding`; false when it has failed.
-  static bool take(ibv_cq* cq, unsigned& outstanding) {
+  // Polls once and subtracts a completion that was found from `outstanding`; false when the poll or the completion
+  // failed.
+  static bool poll_once(ibv_cq* cq, unsigned& outstanding) {
     ibv_wc wc{};
     const int polled = ibv_poll_cq(cq, 1, &wc);
     if (polled < 0 || (polled == 1 && wc.status != IBV_WC_SUCCESS)) return false;
@@ -195,7 +196,7 @@ class PeerService {
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
 };
 
-// Before the library starts threads: they inherit it.
+// Called before the library starts threads, because threads inherit the affinity.
 void run_on_first_cores(unsigned cores) {
   if (cores == 0) return;
   cpu_set_t set;
@@ -205,7 +206,7 @@ void run_on_first_cores(unsigned cores) {
 }
 
 int run_peer() {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a peer in the middle of a stream does not notice that the test is gone
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a peer that streams does not read its socket, so it would not see the test's end
   std::unique_ptr<PeerService> service;
   Peer::Request request{};
   while (recv(kPeerSocket, &request, sizeof(request), 0) == sizeof(request)) {
@@ -229,10 +230,10 @@ Peer::Peer(const Options& options) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) throw std::runtime_error("socketpair");
   socket_.reset(ends[0]);
-  const UniqueFd theirs(ends[1]);
+  const UniqueFd peer_end(ends[1]);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, theirs.get(), kPeerSocket);
+  posix_spawn_file_actions_adddup2(&actions, peer_end.get(), kPeerSocket);
   std::string argument(kPeerArgument);
   std::string name("verbs-peer");
   char* const argv[] = {name.data(), argument.data(), nullptr};
@@ -258,7 +259,7 @@ Peer::~Peer() {
 
 void Peer::send(const Request& request) {
   if (::send(socket_.get(), &request, sizeof(request), MSG_NOSIGNAL) != sizeof(request)) {
-    throw std::runtime_error("the peer process is gone");
+    throw std::runtime_error("the peer process has ended");
   }
 }
 
@@ -266,7 +267,7 @@ Peer::Reply Peer::await_reply() {
   Reply reply{};
   if (!readable(socket_.get(), 2 * kCompletionTimeout) ||
       recv(socket_.get(), &reply, sizeof(reply), 0) != sizeof(reply)) {
-    throw std::runtime_error("the peer process does not answer");
+    throw std::runtime_error("the peer process does not reply");
   }
   return reply;
 }

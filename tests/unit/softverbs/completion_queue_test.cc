@@ -1,4 +1,4 @@
-// When work completes, in which order, and who is woken.
+// Completion queues and channels: which work requests give completions, in which order, and which events they raise.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
@@ -72,7 +72,7 @@ TEST_F(CompletionQueue, PsnWrapAround_DoesNotFail) {
   Endpoint b(device);
   connect(a, b);
   source.fill(1);
-  for (std::uint64_t i = 0; i < 16; ++i) {  // one packet each, then several
+  for (std::uint64_t i = 0; i < 16; ++i) {  // first messages of one packet, then of several packets
     const std::size_t length = i < 12 ? 32 : source.buffer.size();
     ASSERT_EQ(post(a.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, length)}, to_target(i, IBV_SEND_SIGNALED)), 0);
     const ibv_wc wc = poll_one(a.send_cq());
@@ -114,7 +114,7 @@ TEST_F(CompletionQueue, OneCq_ServesManyQps) {
   EXPECT_EQ(by_qp[1], 1U);
 }
 
-// Resizing is a device's choice; one that offers it keeps what the queue holds, one that does not keeps the queue.
+// A device need not support resizing. If it does, the queue keeps its completions; if not, the queue is unchanged.
 TEST_F(CompletionQueue, Resize_KeepsTheContents) {
   const Cq cq = create_cq(device, 16);
   const int entries = cq->cqe;
@@ -123,13 +123,13 @@ TEST_F(CompletionQueue, Resize_KeepsTheContents) {
   connect(a, b);
   for (std::uint64_t i = 0; i < 10; ++i) ASSERT_EQ(write(a, i), 0);
   EXPECT_EQ(poll(cq.get(), 3).back().wr_id, 2U);
-  const int refused = verbs().resize_cq(cq.get(), 200);
+  const int error = verbs().resize_cq(cq.get(), 200);
   std::uint64_t posted = 10;
-  if (refused == 0) {
+  if (error == 0) {
     EXPECT_GE(cq->cqe, 200);
     for (; posted < 150; ++posted) ASSERT_EQ(write(a, posted), 0);
   } else {
-    EXPECT_EQ(refused, EOPNOTSUPP);
+    EXPECT_EQ(error, EOPNOTSUPP);
     EXPECT_EQ(cq->cqe, entries);
   }
   for (std::uint64_t i = 3; i < posted; ++i) ASSERT_EQ(poll_one(cq.get()).wr_id, i);
@@ -142,9 +142,9 @@ TEST_F(CompletionQueue, Overrun_RaisesCqError) {
   Endpoint b(device);
   connect(a, b);
   for (unsigned i = 0; i < entries + 2; ++i) {
-    if (write(a, i) != 0) break;  // the QP fails with its queue
+    if (write(a, i) != 0) break;  // the QP fails when its CQ overruns
   }
-  EXPECT_TRUE(stays_empty(b.recv_cq(), 5ms));  // a device that has no thread works while somebody polls
+  EXPECT_TRUE(stays_empty(b.recv_cq(), 5ms));  // a device without a thread works during polls
   std::optional<ibv_async_event> event = next_async_event(device.context.get());
   while (event && event->event_type != IBV_EVENT_CQ_ERR) event = next_async_event(device.context.get());  // QP events
   ASSERT_TRUE(event);
@@ -155,15 +155,15 @@ class CompletionChannel : public CompletionQueue {
  protected:
   void SetUp() override { connect(a, b); }
 
-  // The queue named by the next event, acknowledged; null when there is none.
+  // The CQ of the next completion event, which is acknowledged; null when there is no event.
   ibv_cq* next_event(Milliseconds timeout = kCompletionTimeout) {
     if (!readable(channel->fd, timeout)) return nullptr;
-    ibv_cq* woken = nullptr;
+    ibv_cq* event_cq = nullptr;
     void* context = nullptr;
-    EXPECT_EQ(verbs().get_cq_event(channel.get(), &woken, &context), 0);
+    EXPECT_EQ(verbs().get_cq_event(channel.get(), &event_cq, &context), 0);
     EXPECT_EQ(context, &tag);
-    verbs().ack_cq_events(woken, 1);
-    return woken;
+    verbs().ack_cq_events(event_cq, 1);
+    return event_cq;
   }
 
   static constexpr Milliseconds kBriefly{20};
@@ -184,7 +184,7 @@ TEST_F(CompletionChannel, ArmedCq_GivesOneEvent) {
   ASSERT_EQ(write(a, 2), 0);
   EXPECT_EQ(poll_one(cq.get()).wr_id, 1U);
   EXPECT_EQ(poll_one(cq.get()).wr_id, 2U);
-  EXPECT_EQ(next_event(kBriefly), nullptr);  // not armed again
+  EXPECT_EQ(next_event(kBriefly), nullptr);  // the CQ was not armed again
   ASSERT_EQ(ibv_req_notify_cq(cq.get(), 0), 0);
   ASSERT_EQ(write(a, 3), 0);
   EXPECT_EQ(next_event(), cq.get());

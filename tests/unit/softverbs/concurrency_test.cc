@@ -1,4 +1,4 @@
-// Many QPs and many threads: verbs may be called from anywhere at any time.
+// Many QPs and many threads: any thread may call any verb at any time.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -60,7 +60,7 @@ TEST_F(Concurrency, ThreadsWithOwnQps_TransferCorrectly) {
   constexpr std::uint64_t kThreads = 6;
   constexpr std::uint64_t kMessages = 300;
   std::vector<std::thread> threads;
-  std::atomic<std::uint64_t> right{0};
+  std::atomic<std::uint64_t> correct{0};
   for (std::uint64_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       const Region source(device.pd.get(), 8192);
@@ -76,12 +76,12 @@ TEST_F(Concurrency, ThreadsWithOwnQps_TransferCorrectly) {
         const ibv_wc received = poll_one(b.recv_cq());
         const ibv_wc sent = poll_one(a.send_cq());
         const bool whole = find_wrong_byte(target.bytes(0, size), t * kMessages + i) == std::nullopt;
-        if (received.wr_id == i && received.byte_len == size && sent.wr_id == i && whole) ++right;
+        if (received.wr_id == i && received.byte_len == size && sent.wr_id == i && whole) ++correct;
       }
     });
   }
   join_all(threads);
-  EXPECT_EQ(right, kThreads * kMessages);
+  EXPECT_EQ(correct, kThreads * kMessages);
 }
 
 TEST_F(Concurrency, ThreadsSharingOneQp_TransferCorrectly) {
@@ -109,7 +109,8 @@ TEST_F(Concurrency, ThreadsSharingOneQp_TransferCorrectly) {
         wr.wr.rdma.rkey = target.mr->rkey;
         ibv_send_wr* bad = nullptr;
         int result = 0;
-        while ((result = ibv_post_send(a.qp(), &wr, &bad)) == ENOMEM) sched_yield();  // full: the poller makes room
+        while ((result = ibv_post_send(a.qp(), &wr, &bad)) == ENOMEM)
+          sched_yield();  // the queue is full until the poller polls
         ASSERT_EQ(result, 0);
       }
     });
@@ -207,7 +208,7 @@ TEST_F(Concurrency, CreateAndDestroyDuringTraffic_DoNotDisturbIt) {
   join_all(threads);
 }
 
-// Work whose QP or region disappears while it is under way must not touch what comes after it.
+// After a QP or region was destroyed, outstanding work requests must not write to its memory any more.
 TEST_F(Concurrency, DestroyDuringTraffic_WritesNothingAfterwards) {
   constexpr std::size_t kBytes = 1U << 20;
   for (int round = 0; round < 60; ++round) {
@@ -234,10 +235,10 @@ TEST_F(Concurrency, DestroyDuringTraffic_WritesNothingAfterwards) {
         target.mr.reset();
         break;
     }
-    if (round % 3 == 0) continue;  // what has left the sender may still arrive
+    if (round % 3 == 0) continue;  // packets that were sent before the destroy may still arrive
     target.buffer.poison();
     std::this_thread::sleep_for(1ms);
-    EXPECT_EQ(target.buffer.untouched_outside(0, 0), "") << round;  // no byte after the call returned
+    EXPECT_EQ(target.buffer.untouched_outside(0, 0), "") << round;  // no byte changes after the call returned
   }
 }
 

@@ -1,4 +1,4 @@
-// Every operation moves exactly the bytes it was asked to, for every way in which two QPs can be connected.
+// Every operation transfers exactly the requested bytes, for each topology of two connected QPs.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kSizes[] = {0, 1, 63, 64, 65, 4095, 4096, 4097, (1U << 20) + 3};
 constexpr std::uint64_t kSeed = 0xDA7A;
 
-// How the two ends are placed.
+// Where the two ends of the connection are.
 struct Topology {
   const char* name;
   bool two_devices;
@@ -62,7 +62,7 @@ TEST(TestPattern, AnyDamage_IsDetected) {
   EXPECT_EQ(find_wrong_byte(buffer.bytes().subspan(100), kSeed, 100), std::nullopt);
   EXPECT_NE(find_wrong_byte(buffer.bytes(), kSeed + 1), std::nullopt);
   EXPECT_NE(find_wrong_byte(buffer.bytes().subspan(1), kSeed), std::nullopt);     // shifted by a byte
-  EXPECT_NE(find_wrong_byte(buffer.bytes().subspan(2048), kSeed), std::nullopt);  // or by a block
+  EXPECT_NE(find_wrong_byte(buffer.bytes().subspan(2048), kSeed), std::nullopt);  // shifted by a block
   buffer.bytes()[4095] ^= std::byte{1};
   EXPECT_EQ(find_wrong_byte(buffer.bytes(), kSeed), 4095U);
   fill_pattern(buffer.bytes(), kSeed);
@@ -76,7 +76,7 @@ TEST(TestPattern, AnyDamage_IsDetected) {
 TEST_P(DataTransfer, Send_OfAnySize_ArrivesWhole) {
   for (const std::size_t size : kSizes) {
     SCOPED_TRACE(size);
-    const Region source(near_pd(), size + 1, 1);  // a region of no bytes could not be registered
+    const Region source(near_pd(), size + 1, 1);  // a region of 0 bytes cannot be registered
     const Region target(far_pd(), size + 100, 3);
     source.fill(kSeed + size);
     ASSERT_EQ(post_recv(far().qp(), {target.sge(50, size + 1)}, 7), 0);
@@ -129,7 +129,7 @@ TEST_P(DataTransfer, Write_OfAnySize_ChangesExactlyItsTarget) {
     expect_pattern(target.bytes(77, size), kSeed + size);
     EXPECT_EQ(target.buffer.untouched_outside(77, size), "");
   }
-  EXPECT_TRUE(stays_empty(far().recv_cq(), 1ms));  // the target is told nothing
+  EXPECT_TRUE(stays_empty(far().recv_cq(), 1ms));  // the target gets no completion
 }
 
 TEST_P(DataTransfer, WriteWithImm_ConsumesOneReceive_WithoutUsingItsBuffer) {
@@ -187,7 +187,8 @@ TEST_P(DataTransfer, Read_FetchesExactlyItsRange) {
   }
 }
 
-TEST_P(DataTransfer, ZeroLength_IsNotCheckedAgainstAnyKey) {  // no R_Key check without bytes to move
+TEST_P(DataTransfer,
+       ZeroLength_IsNotCheckedAgainstAnyKey) {  // the R_Key is checked only when there are bytes to transfer
   ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {}, {.wr_id = 1, .remote_addr = 0, .rkey = 0xBADBAD}), 0);
   ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_READ, {}, {.wr_id = 2, .remote_addr = 0, .rkey = 0xBADBAD}), 0);
   EXPECT_EQ(sent().status, IBV_WC_SUCCESS);
@@ -214,7 +215,7 @@ TEST_P(DataTransfer, InlineBuffer_IsReusableAtOnce_AndNeedsNoKey) {
     EXPECT_EQ(sent().status, IBV_WC_SUCCESS);
     expect_pattern(target.bytes(64 * i, 1 + i), i);
   }
-  EXPECT_EQ(target.bytes(1, 1)[0], GuardedBuffer::kPoison);  // the byte after the one-byte write
+  EXPECT_EQ(target.bytes(1, 1)[0], GuardedBuffer::kPoison);  // the byte after the one-byte WRITE
 }
 
 TEST_P(DataTransfer, InlineSend_GathersItsSges) {
@@ -241,7 +242,7 @@ TEST_P(DataTransfer, SgeLists_GatherAndScatter) {
   const Region target(far_pd(), 40000, 3);
   source.fill(1);
   second.fill(2);
-  // 100 + 5000 + 1 + 6899 = 12000 bytes, into places of 1 + 7000 + 9000
+  // 100 + 5000 + 1 + 6899 = 12000 bytes into elements of 1 + 7000 + 9000 bytes
   ASSERT_EQ(post_recv(far().qp(), {target.sge(10, 1), target.sge(1000, 7000), target.sge(20000, 9000)}), 0);
   ASSERT_EQ(
       post(near.qp(), IBV_WR_SEND, {source.sge(300, 100), second.sge(), source.sge(0, 1), source.sge(9000, 6899)}), 0);
@@ -296,8 +297,8 @@ TEST_P(DataTransfer, Writes_ArriveBeforeTheFollowingSend) {
   }
   ASSERT_EQ(post(near.qp(), IBV_WR_SEND, {source.sge(0, 8)}), 0);
   EXPECT_EQ(received().status, IBV_WC_SUCCESS);
-  expect_pattern(target.buffer.bytes(), kSeed);  // all there by the time the receive completes
-  EXPECT_EQ(sent().opcode, IBV_WC_SEND);         // the unsignalled ones left nothing
+  expect_pattern(target.buffer.bytes(), kSeed);  // complete when the receive completes
+  EXPECT_EQ(sent().opcode, IBV_WC_SEND);         // the unsignaled WRITEs gave no completion
   EXPECT_TRUE(stays_empty(near.send_cq(), 1ms));
 }
 
@@ -362,17 +363,17 @@ class Atomics : public DataTransfer {
     std::memcpy(&value, region.buffer.data() + offset, sizeof(value));
     return value;
   }
-  void allow_atomics() {  // the fixture's QPs do not
+  void allow_atomics() {  // the QPs of the fixture are connected without this permission
     near.to_reset();
     if (&far() != &near) far().to_reset();
-    for (Endpoint* one : {&near, &far()}) {
-      if (one->state() == IBV_QPS_RTS) continue;  // the same QP once more
-      Endpoint& peer = one == &near ? far() : near;
-      ibv_qp_attr attr = one->init_attr();
+    for (Endpoint* end : {&near, &far()}) {
+      if (end->state() == IBV_QPS_RTS) continue;  // a QP that is connected to itself
+      Endpoint& peer = end == &near ? far() : near;
+      ibv_qp_attr attr = end->init_attr();
       attr.qp_access_flags |= IBV_ACCESS_REMOTE_ATOMIC;
-      ASSERT_EQ(verbs().modify_qp(one->qp(), &attr, kInitMask), 0);
-      one->to_rtr(peer.address());
-      one->to_rts();
+      ASSERT_EQ(verbs().modify_qp(end->qp(), &attr, kInitMask), 0);
+      end->to_rtr(peer.address());
+      end->to_rts();
     }
   }
   static constexpr int kAtomicAccess = kAllAccess | IBV_ACCESS_REMOTE_ATOMIC;
@@ -396,7 +397,7 @@ TEST_P(Atomics, FetchAndAdd_ReturnsTheOldValue) {
     EXPECT_EQ(wc.opcode, IBV_WC_FETCH_ADD);
     EXPECT_EQ(word(result, 0), start + 3 * i);
   }
-  EXPECT_EQ(word(target, 8), start + 60);  // wraps
+  EXPECT_EQ(word(target, 8), start + 60);  // wraps around
   EXPECT_EQ(target.buffer.untouched_outside(8, 8), "");
 }
 
@@ -427,12 +428,12 @@ TEST_P(Atomics, Result_MayBeScattered) {
                         std::vector<ibv_sge>{result.sge(28, 4), result.sge(0, 4)}),
             0);
   const ibv_wc wc = sent();
-  if (wc.status == IBV_WC_LOC_LEN_ERR || wc.status == IBV_WC_LOC_QP_OP_ERR) return;  // a device may want one element
+  if (wc.status == IBV_WC_LOC_LEN_ERR || wc.status == IBV_WC_LOC_QP_OP_ERR) return;  // a device may require one element
   EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
   EXPECT_EQ(std::memcmp(result.buffer.data() + 28, &start, 4), 0);
   EXPECT_EQ(std::memcmp(result.buffer.data(), reinterpret_cast<const std::byte*>(&start) + 4, 4), 0);
   for (const std::byte between : result.bytes(4, 24)) EXPECT_EQ(between, GuardedBuffer::kPoison);
-  EXPECT_EQ(result.buffer.untouched_outside(0, 32), "");  // nor behind the element of four bytes
+  EXPECT_EQ(result.buffer.untouched_outside(0, 32), "");  // nor after the element of four bytes
 }
 
 TEST_P(Atomics, MisalignedAddress_IsInvalidRequest) {

@@ -1,4 +1,4 @@
-// What a program learns about devices, ports, GIDs and P_Keys before it creates anything.
+// Queries of devices, ports, GIDs and P_Keys.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 
@@ -144,7 +144,7 @@ TEST_F(DeviceQuery, ExtendedQueryPort_WritesOnlyTheCallersSize) {
   ASSERT_NE(extended, nullptr);
   ibv_port_attr port;
   std::memset(&port, 0xA5, sizeof(port));
-  constexpr std::size_t kShort = offsetof(ibv_port_attr, port_cap_flags2);  // as an older header has it
+  constexpr std::size_t kShort = offsetof(ibv_port_attr, port_cap_flags2);  // size of the struct in an older header
   ASSERT_EQ(extended->query_port(context, device.port_num, &port, kShort), 0);
   EXPECT_EQ(port.gid_tbl_len, device.port.gid_tbl_len);
   EXPECT_EQ(port.port_cap_flags2, 0xA5A5);
@@ -204,7 +204,7 @@ TEST_F(DeviceQuery, GidIndexOutOfRange_IsRefused) {
   EXPECT_EQ(verbs().query_gid(context, device.port_num, device.port.gid_tbl_len, &gid), -1);
   EXPECT_EQ(verbs().query_gid(context, 99, 0, &gid), -1);
   ibv_gid_entry none[1];
-  EXPECT_LT(verbs().query_gid_table(context, none, 0, 0, sizeof(entry)), 0);  // fewer places than entries
+  EXPECT_LT(verbs().query_gid_table(context, none, 0, 0, sizeof(entry)), 0);  // the array is too small
 }
 
 TEST_F(DeviceQuery, InfiniBandGidZero_IsSubnetPrefixAndPortGuid) {
@@ -250,7 +250,7 @@ TEST_F(DeviceQuery, NewContext_HasNoEvent) {
   EXPECT_FALSE(readable(context->async_fd, Milliseconds{0}));
 }
 
-// A program that has devices and does nothing costs nothing: their threads sleep.
+// The threads of a device sleep while there is no work.
 TEST(Device, Idle_UsesNoProcessorTime) {
   const Device device = open_device();
   Endpoint a(device);
@@ -266,7 +266,7 @@ TEST(Device, Idle_UsesNoProcessorTime) {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
     return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
   };
-  std::this_thread::sleep_for(20ms);  // a thread looks for more work before it sleeps
+  std::this_thread::sleep_for(20ms);  // a thread polls for more work before it sleeps
   const auto before = used();
   std::this_thread::sleep_for(300ms);
   EXPECT_LT(used() - before, 10ms);

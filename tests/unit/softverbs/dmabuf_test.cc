@@ -1,5 +1,5 @@
-// Memory regions by descriptor. With SOFTVERBS_DMABUF=1 a memfd takes the part of an accelerator's dma-buf; nothing in
-// this process maps it, so all bytes pass through the descriptor.
+// Memory regions of dma-buf descriptors. With SOFTVERBS_DMABUF=1 a memfd is used in place of an accelerator's dma-buf.
+// This process does not map it, so all bytes pass through the descriptor.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -54,7 +54,7 @@ class Dmabuf : public testing::Test {
     EXPECT_EQ(pread(file.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
     return bytes;
   }
-  // The file holds what it did, but for `length` bytes from `offset` on, which are of another pattern.
+  // The file has its original contents, except `length` bytes from `offset` on, which have pattern `seed`.
   void expect_written(std::size_t offset, std::size_t length, std::uint64_t seed) {
     const std::vector<std::byte> bytes = read_file();
     const std::span<const std::byte> all(bytes);
@@ -130,7 +130,7 @@ TEST_F(Dmabuf, Atomic_ChangesTheFile) {
   EXPECT_EQ(after, before + 5);
 }
 
-TEST_F(Dmabuf, AccessBeyondThePart_IsRefused) {
+TEST_F(Dmabuf, AccessBeyondTheRegion_IsRefused) {
   const Mr mr = register_part(kOffset, kLength);
   ASSERT_NE(mr, nullptr);
   const Region local(device.pd.get(), 16);
@@ -158,7 +158,7 @@ TEST_F(Dmabuf, ClosedDescriptor_RegionStaysUsable) {
   expect_written(kOffset, 64, kDmabufSeed + 3);
 }
 
-// As NCCL flushes an accelerator's memory: a small READ after the last write, by a QP connected to itself.
+// NCCL flushes an accelerator's memory like this: a small READ after the last write, by a QP connected to itself.
 TEST_F(Dmabuf, WriteFromAnotherProcess_IsFlushed) {
   const Mr mr = register_part(kOffset, kLength);
   ASSERT_NE(mr, nullptr);

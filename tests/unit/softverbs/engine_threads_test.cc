@@ -1,4 +1,5 @@
-// SOFTVERBS_ENGINES: so many threads share the work of all QPs. What each has done is told by softverbs' own counters.
+// SOFTVERBS_ENGINES: this number of threads shares the work of all QPs. The counters of softverbs show what each thread
+// executed.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -18,11 +19,11 @@ using Clock = std::chrono::steady_clock;
 using Requests = std::vector<std::uint64_t>;
 
 constexpr std::size_t kPairs = 16;
-constexpr std::uint64_t kBatch = 4;  // requests of a QP under way
+constexpr std::uint64_t kBatch = 4;  // outstanding requests of a QP
 constexpr std::size_t kBytes = 64 << 10;
-constexpr auto kUntilAllServed = 30s;  // threads that the system need not run at once
+constexpr auto kTimeout = 30s;  // on a busy machine the kernel may run the threads late
 
-// What each engine thread of this process has executed so far, as `softverbs stats --json` says.
+// The number of requests that each engine thread of this process has executed, from `softverbs stats --json`.
 Requests engine_requests() {
   const std::string command =
       std::string(std::getenv("SOFTVERBS_CONTROL")) + " stats --json " + std::to_string(getpid());
@@ -41,7 +42,7 @@ Requests engine_requests() {
   return requests;
 }
 
-// WRITEs on all QPs of one process, in rounds.
+// Executes rounds of WRITEs on all QPs of one process.
 class Traffic {
  public:
   Traffic() {
@@ -65,14 +66,14 @@ class Traffic {
       for (std::uint64_t i = 0; i < kBatch; ++i) {
         const ibv_wc wc = poll_one(sender->send_cq(), 4 * kCompletionTimeout);
         ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
-        ASSERT_EQ(wc.wr_id, i);  // whichever threads served it
+        ASSERT_EQ(wc.wr_id, i);  // in posting order, although several threads execute the requests
       }
     }
     posted_ += kPairs * kBatch;
   }
 
   std::uint64_t posted() const { return posted_; }
-  void expect_all_there() const { EXPECT_EQ(find_wrong_byte(target_.buffer.bytes(), 1), std::nullopt); }
+  void expect_all_arrived() const { EXPECT_EQ(find_wrong_byte(target_.buffer.bytes(), 1), std::nullopt); }
 
  private:
   Device device_ = open_device();
@@ -87,26 +88,26 @@ std::uint64_t sum(const Requests& requests) {
   return std::accumulate(requests.begin(), requests.end(), std::uint64_t{0});
 }
 
-// A thread that has not begun yet is not among them.
-bool is_each_served(const Requests& requests, std::size_t engines) {
+// A thread that has not started yet is not in the list.
+bool has_each_executed(const Requests& requests, std::size_t engines) {
   return requests.size() == engines && std::count(requests.begin(), requests.end(), 0U) == 0;
 }
 
-TEST(EngineThreads, EachThread_ExecutesSome_AndTogetherAll) {
+TEST(EngineThreads, EveryThread_ExecutesRequests_AndTheSumMatches) {
   for (const std::size_t engines : {1U, 2U, 5U}) {
     check_in_child({{"SOFTVERBS_ENGINE", "thread"}, {"SOFTVERBS_ENGINES", std::to_string(engines)}}, [&] {
       Traffic traffic;
       Requests requests;
-      const auto end = Clock::now() + kUntilAllServed;
+      const auto end = Clock::now() + kTimeout;
       do {
         traffic.run_round();
         requests = engine_requests();
-      } while (!testing::Test::HasFailure() && !is_each_served(requests, engines) && Clock::now() < end);
-      EXPECT_TRUE(is_each_served(requests, engines)) << testing::PrintToString(requests);
-      // A turn is counted after its completions.
+      } while (!testing::Test::HasFailure() && !has_each_executed(requests, engines) && Clock::now() < end);
+      EXPECT_TRUE(has_each_executed(requests, engines)) << testing::PrintToString(requests);
+      // The counter is updated after the completions are written.
       while (sum(requests) < traffic.posted() && Clock::now() < end) requests = engine_requests();
       EXPECT_EQ(sum(requests), traffic.posted());
-      traffic.expect_all_there();
+      traffic.expect_all_arrived();
     });
   }
 }
@@ -116,11 +117,11 @@ TEST(EngineThreads, InlineEngine_HasNoThread) {
     Traffic traffic;
     traffic.run_round();
     EXPECT_EQ(engine_requests(), Requests{});
-    traffic.expect_all_there();
+    traffic.expect_all_arrived();
   });
 }
 
-// `count` WRITEs of the whole region, which the engine finds all at once.
+// Posts `count` WRITEs of the whole region in one list, so that the engine finds all of them at once.
 void post_writes(const Endpoint& sender, std::size_t count, const Region& source, const Region& target) {
   ibv_sge sge = source.sge();
   std::vector<ibv_send_wr> requests(count);
@@ -156,10 +157,10 @@ TEST(EngineThreads, CompetingQps_SendEqualBytes) {
     Endpoint short_receiver(device);
     connect(short_sender, short_receiver);
 
-    std::size_t long_meanwhile = kLongCount;
+    std::size_t long_between = kLongCount;
     bool is_short_last = true;
-    // Once more when this thread did not run in time, and the long ones were alone for most of theirs.
-    const auto end = Clock::now() + kUntilAllServed;
+    // Repeated when this thread was not scheduled between the two posts, and most long WRITEs ran without competition.
+    const auto end = Clock::now() + kTimeout;
     while (is_short_last && Clock::now() < end) {
       post_writes(long_sender, kLongCount, long_source, long_target);
       post_writes(short_sender, kShortCount, short_source, short_target);
@@ -168,13 +169,13 @@ TEST(EngineThreads, CompetingQps_SendEqualBytes) {
       const auto is_short = [&](const ibv_wc& wc) { return wc.qp_num == short_sender.qp()->qp_num; };
       const auto first = std::find_if(done.begin(), done.end(), is_short);
       const auto last = std::find_if(done.rbegin(), done.rend(), is_short).base();
-      long_meanwhile = static_cast<std::size_t>(last - first) - kShortCount;
+      long_between = static_cast<std::size_t>(last - first) - kShortCount;
       is_short_last = last == done.end();
     }
     ASSERT_FALSE(is_short_last);
-    // As many bytes, and one that was under way before and one that ended after.
-    EXPECT_LE(long_meanwhile, kShortCount * kShort / kLong + 2);
-    EXPECT_GE(long_meanwhile + 2, kShortCount * kShort / kLong);
+    // The same number of bytes, plus one long WRITE that was already executing and one that ended afterwards.
+    EXPECT_LE(long_between, kShortCount * kShort / kLong + 2);
+    EXPECT_GE(long_between + 2, kShortCount * kShort / kLong);
   });
 }
 

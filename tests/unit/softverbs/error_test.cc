@@ -1,4 +1,4 @@
-// What goes wrong is reported where, as what, in which order, and what it leaves alone.
+// Failures: which end reports them, with which status, in which order, and which QPs and memory they do not affect.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -11,8 +11,9 @@
 namespace verbatim::test {
 namespace {
 
-// 16.8 ms a try, two tries: a silent peer is given up after 34 ms at least, 0.14 s at most, and scheduling.
-constexpr Timers kQuick{.timeout = 12, .retry_count = 1};
+// 16.8 ms per attempt, two attempts: a peer that does not respond is given up after 34 ms to 0.14 s plus scheduling
+// delays.
+constexpr Timers kTwoAttempts{.timeout = 12, .retry_count = 1};
 
 constexpr Milliseconds kRetryDeadline = 3s;
 
@@ -24,19 +25,19 @@ class RequestFailure : public testing::Test {
     return {.wr_id = wr_id, .remote_addr = region.address(offset), .rkey = region.mr->rkey};
   }
 
-  // One request from a to b must fail like this at a; b's side is left to the caller.
+  // Posts one request from a to b and expects this failure at a. The caller checks b.
   void expect_failure(Endpoint& a, ibv_wc_status status, ibv_wr_opcode opcode, std::vector<ibv_sge> sges,
                       SendOptions options) {
     options.wr_id = 4711;
     ASSERT_EQ(post(a.qp(), opcode, std::move(sges), options), 0);
     const ibv_wc wc = poll_one(a.send_cq());
-    EXPECT_EQ(a.state(), IBV_QPS_ERR);  // as soon as the completion can be read
+    EXPECT_EQ(a.state(), IBV_QPS_ERR);  // the state changes before the completion can be polled
     EXPECT_EQ(wc.wr_id, 4711U);
     EXPECT_EQ(wc.status, status) << verbs().wc_status_str(wc.status);
     EXPECT_EQ(wc.qp_num, a.qp()->qp_num);
   }
 
-  // The same for an RDMA request that b refuses: b fails as well, and its program hears of it.
+  // The same for an RDMA request that b rejects: b fails as well, and an asynchronous event reports it.
   void expect_refused(ibv_wc_status status, ibv_event_type event_type, ibv_wr_opcode opcode, std::vector<ibv_sge> sges,
                       const SendOptions& options, const EndpointOptions& target_options = {}) {
     Endpoint a(device);
@@ -67,7 +68,7 @@ class RequestFailure : public testing::Test {
 
 class LocalKey : public RequestFailure {
  protected:
-  // A bad local element fails the request where it was posted and leaves the peer alone.
+  // An invalid local element fails the request at the requester and does not affect the peer.
   void expect_protection_error(ibv_wr_opcode opcode, std::vector<ibv_sge> sges) {
     Endpoint a(device);
     Endpoint b(device);
@@ -84,7 +85,7 @@ TEST_F(LocalKey, Unknown_IsProtectionError) {
   for (const ibv_wr_opcode opcode : {IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE_WITH_IMM}) {
     SCOPED_TRACE(opcode);
     expect_protection_error(opcode, {with_key(source.mr->lkey ^ 0x00555500)});
-    expect_protection_error(opcode, {with_key(source.mr->lkey ^ 1)});  // its variant part counts
+    expect_protection_error(opcode, {with_key(source.mr->lkey ^ 1)});  // only the variant part of the key differs
   }
 }
 
@@ -118,15 +119,16 @@ TEST_F(LocalKey, ReadIntoReadOnlyRegion_IsProtectionError) {
 TEST_F(LocalKey, AfterDeregistration_IsProtectionError) {
   std::uint32_t lkey = 0;
   {
-    const Mr gone = reg_mr(device.pd.get(), source.buffer.data(), 64);
-    lkey = gone->lkey;
+    const Mr deregistered = reg_mr(device.pd.get(), source.buffer.data(), 64);
+    lkey = deregistered->lkey;
   }
   expect_protection_error(IBV_WR_RDMA_WRITE, {with_key(lkey)});
 }
 
 class ReceiveBuffer : public RequestFailure {
  protected:
-  // A SEND into a bad receive fails both ends: `local` at b, `remote` at a; what else is posted is flushed.
+  // A SEND into an invalid receive fails both ends: with `local` at b, with `remote` at a. Other posted receives are
+  // flushed.
   void expect_bad_receive(std::vector<ibv_sge> receive, ibv_wc_status local, ibv_wc_status remote,
                           std::size_t length = 64) {
     Endpoint a(device);
@@ -207,7 +209,7 @@ TEST_F(RemoteKey, RangeBeyondRegion_IsAccessError) {
     expect_access_error(opcode, {source.sge(0, 16)}, options);
   }
   EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
-  EXPECT_EQ(source.buffer.untouched_outside(0, 0), "");  // nothing was read into it
+  EXPECT_EQ(source.buffer.untouched_outside(0, 0), "");  // no READ wrote into it
 }
 
 TEST_F(RemoteKey, RegionWithoutPermission_IsAccessError) {
@@ -239,8 +241,8 @@ TEST_F(RemoteKey, OfAnotherPd_IsAccessError) {
 TEST_F(RemoteKey, AfterDeregistration_IsAccessError) {
   SendOptions options = at(0, target);
   {
-    const Mr gone = reg_mr(device.pd.get(), target.buffer.data(), 64);
-    options.rkey = gone->rkey;
+    const Mr deregistered = reg_mr(device.pd.get(), target.buffer.data(), 64);
+    options.rkey = deregistered->rkey;
   }
   expect_access_error(IBV_WR_RDMA_WRITE, {source.sge(0, 16)}, options);
   EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
@@ -258,7 +260,7 @@ TEST_F(RemoteKey, QpWithoutPermission_IsInvalidRequest) {
 
 class ReceiverNotReady : public RequestFailure {};
 
-TEST_F(ReceiverNotReady, WithoutRetries_FailsAtOnce_AndNotThePeer) {
+TEST_F(ReceiverNotReady, WithoutRetries_FailsAtOnce_AndPeerStaysUsable) {
   for (const ibv_wr_opcode opcode : {IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM}) {
     Endpoint a(device, {.timers = {.rnr_retry = 0}});
     Endpoint b(device);
@@ -299,7 +301,7 @@ TEST_F(ReceiverNotReady, ReceivePostedInTime_Completes) {
 
 TEST_F(ReceiverNotReady, RetryCountSeven_RetriesForEver) {
   Endpoint a(device, {.timers = {.rnr_retry = 7}});
-  Endpoint b(device, {.timers = {.min_rnr_timer = 1}});  // 10 us: many more than seven tries
+  Endpoint b(device, {.timers = {.min_rnr_timer = 1}});  // 10 us: many more than seven attempts
   connect(a, b);
   for (std::uint64_t i = 0; i < 3; ++i) {
     ASSERT_EQ(post(a.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {source.sge(0, 16)}, at(i, target)), 0);
@@ -312,8 +314,8 @@ TEST_F(ReceiverNotReady, RetryCountSeven_RetriesForEver) {
   }
 }
 
-// Nothing is left to do for a QP that was destroyed, or given another state, while it waited.
-TEST_F(ReceiverNotReady, DestroyedWhileWaiting_UsesNoProcessorTime) {
+// A QP that was destroyed or reset while it waited for a retry causes no further work.
+TEST_F(ReceiverNotReady, DestroyedOrResetWhileWaiting_UsesNoProcessorTime) {
   const auto cpu_time = [] {
     timespec now{};
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -324,7 +326,7 @@ TEST_F(ReceiverNotReady, DestroyedWhileWaiting_UsesNoProcessorTime) {
     Endpoint a(device);
     connect(a, b);
     ASSERT_EQ(post(a.qp(), IBV_WR_SEND, {source.sge(0, 16)}), 0);
-    EXPECT_TRUE(stays_empty(a.send_cq(), 20ms));  // it waits now
+    EXPECT_TRUE(stays_empty(a.send_cq(), 20ms));  // now the QP waits for its RNR timer
     destroyed ? a.destroy() : a.to_reset();
     std::this_thread::sleep_for(150ms);
     const auto before = cpu_time();
@@ -361,7 +363,7 @@ class NoResponse : public RequestFailure {
 };
 
 TEST_F(NoResponse, PeerInInit_EndsInRetryExceeded) {
-  Endpoint a(device, {.timers = kQuick});
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
   a.connect(b.address());
   b.to_init();
@@ -390,30 +392,30 @@ TEST_F(NoResponse, TimeoutZero_WaitsForEver) {
 }
 
 TEST_F(NoResponse, UnknownQpNumber_EndsInRetryExceeded) {
-  Endpoint a(device, {.timers = kQuick});
-  Address nobody = a.address();
-  nobody.qp_num ^= 0x7F0F0F;
-  a.connect(nobody);
+  Endpoint a(device, {.timers = kTwoAttempts});
+  Address unknown = a.address();
+  unknown.qp_num ^= 0x7F0F0F;
+  a.connect(unknown);
   expect_retry_exceeded(a);
 }
 
 TEST_F(NoResponse, UnknownAddress_EndsInRetryExceeded) {
-  Endpoint a(device, {.timers = kQuick});
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
-  Address elsewhere = b.address();
-  elsewhere.lid = static_cast<std::uint16_t>(elsewhere.lid ^ 0x1F00);
-  elsewhere.gid.raw[14] = static_cast<std::uint8_t>(elsewhere.gid.raw[14] ^ 0xAA);
+  Address unknown = b.address();
+  unknown.lid = static_cast<std::uint16_t>(unknown.lid ^ 0x1F00);
+  unknown.gid.raw[14] = static_cast<std::uint8_t>(unknown.gid.raw[14] ^ 0xAA);
   a.to_init();
   b.connect(a.address());
-  ibv_qp_attr attr = a.rtr_attr(elsewhere);
-  if (verbs().modify_qp(a.qp(), &attr, kRtrMask) != 0) return;  // a device may find out here that there is no way
+  ibv_qp_attr attr = a.rtr_attr(unknown);
+  if (verbs().modify_qp(a.qp(), &attr, kRtrMask) != 0) return;  // a device may detect here that there is no route
   a.to_rts();
   expect_retry_exceeded(a);
 }
 
-// The first request is ahead of what the peer waits for: never executed, whatever is answered.
+// The first request has a later PSN than the peer expects: it is never executed, whatever the peer responds.
 TEST_F(NoResponse, PeerExpectsEarlierPsn_EndsInRetryExceeded) {
-  Endpoint a(device, {.timers = kQuick});
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
   a.connect(b.address());
   Address early = a.address();
@@ -424,7 +426,7 @@ TEST_F(NoResponse, PeerExpectsEarlierPsn_EndsInRetryExceeded) {
 }
 
 TEST_F(NoResponse, PeerDestroyed_EndsInRetryExceeded) {
-  Endpoint a(device, {.timers = kQuick});
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
   connect(a, b);
   b.destroy();
@@ -432,7 +434,7 @@ TEST_F(NoResponse, PeerDestroyed_EndsInRetryExceeded) {
 }
 
 TEST_F(NoResponse, PeerInErrorState_EndsInRetryExceeded) {
-  Endpoint a(device, {.timers = kQuick});
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
   connect(a, b);
   b.to_error();
@@ -440,7 +442,7 @@ TEST_F(NoResponse, PeerInErrorState_EndsInRetryExceeded) {
 }
 
 TEST_F(NoResponse, PeerReset_EndsInRetryExceeded) {
-  Endpoint a(device, {.timers = kQuick});
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
   connect(a, b);
   b.to_reset();
@@ -449,8 +451,8 @@ TEST_F(NoResponse, PeerReset_EndsInRetryExceeded) {
 
 TEST_F(RequestFailure, MessageBeyondPortLimit_IsLengthError) {
   const auto pieces = static_cast<std::size_t>(device.attr.max_sge);
-  const std::size_t piece_bytes = device.port.max_msg_sz / pieces + 4096;  // the same one in every element
-  if (piece_bytes > std::size_t{256} << 20) GTEST_SKIP() << "it would take too much memory to exceed";
+  const std::size_t piece_bytes = device.port.max_msg_sz / pieces + 4096;  // every element refers to the same bytes
+  if (piece_bytes > std::size_t{256} << 20) GTEST_SKIP() << "a message beyond the limit would need too much memory";
   void* const memory = mmap(nullptr, piece_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   {
@@ -467,7 +469,8 @@ TEST_F(RequestFailure, MessageBeyondPortLimit_IsLengthError) {
 
 class Flush : public RequestFailure {};
 
-// Success, silent success, failure, then everything behind it: in order, signalled or not, on both queues.
+// Signaled success, unsignaled success, a failure, then all later requests: they complete in order, also unsignaled
+// ones, on both queues.
 TEST_F(Flush, AfterFirstError_KeepsPostingOrder) {
   Endpoint a(device);
   Endpoint b(device);
@@ -498,10 +501,10 @@ TEST_F(Flush, AfterFirstError_KeepsPostingOrder) {
                   {3, IBV_WC_WR_FLUSH_ERR},
                   {4, IBV_WC_WR_FLUSH_ERR},
                   {5, IBV_WC_WR_FLUSH_ERR}};
-  for (const auto& one : expected) {
+  for (const auto& step : expected) {
     const ibv_wc wc = poll_one(a.send_cq());
-    EXPECT_EQ(wc.wr_id, one.wr_id);
-    EXPECT_EQ(wc.status, one.status) << one.wr_id;
+    EXPECT_EQ(wc.wr_id, step.wr_id);
+    EXPECT_EQ(wc.status, step.status) << step.wr_id;
     EXPECT_EQ(wc.qp_num, a.qp()->qp_num);
   }
   for (std::uint64_t i = 0; i < 3; ++i) {
@@ -523,7 +526,7 @@ TEST_F(Flush, ModifyToError_FlushesBothQueues) {
   Endpoint b(device);
   connect(a, b);
   for (std::uint64_t i = 0; i < 5; ++i) {
-    ASSERT_EQ(post(a.qp(), IBV_WR_SEND, {source.sge(0, 16)}, {.wr_id = i, .flags = 0}), 0);  // nobody receives
+    ASSERT_EQ(post(a.qp(), IBV_WR_SEND, {source.sge(0, 16)}, {.wr_id = i, .flags = 0}), 0);  // there is no receive
     ASSERT_EQ(post_recv(a.qp(), {spare.sge()}, 10 + i), 0);
   }
   a.to_error();
@@ -543,7 +546,7 @@ TEST_F(Flush, PostInErrorState_IsFlushed) {
   Endpoint b(device);
   connect(a, b);
   a.to_error();
-  for (std::uint64_t i = 0; i < 200; ++i) {  // more than the queues hold: polling makes room
+  for (std::uint64_t i = 0; i < 200; ++i) {  // more than the depth of the queues, which polling empties
     ASSERT_EQ(post(a.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, 16)}, at(i, target)), 0);
     ASSERT_EQ(post_recv(a.qp(), {spare.sge()}, i), 0);
     const ibv_wc sent = poll_one(a.send_cq());

@@ -1,4 +1,4 @@
-// Calls fail when a script says so, or because their device is dead; and scripts reach a process that runs.
+// Verbs that fail by a fault script or because of a fatal device error, and fault scripts sent to a running process.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,48 +16,51 @@
 namespace verbatim::test {
 namespace {
 
-// 16.8 ms a try, two tries.
-constexpr Timers kFewTries{.timeout = 12, .retry_count = 1};
+// 16.8 ms per attempt, two attempts.
+constexpr Timers kFewAttempts{.timeout = 12, .retry_count = 1};
 
 struct Call {
   const char* verb;
-  // Makes the call once and undoes it; 0 or the errno with which it failed.
-  std::function<int(Pair&)> make;
+  // Calls the verb once and destroys what it created; returns 0 or the errno.
+  std::function<int(Pair&)> run;
 };
 
 template <typename Object>
-int made(Object* object, int (*undo)(Object*)) {
+int result_of_create(Object* object, int (*destroy)(Object*)) {
   if (object == nullptr) return errno;
-  EXPECT_EQ(undo(object), 0);
+  EXPECT_EQ(destroy(object), 0);
   return 0;
 }
 
 const std::vector<Call>& calls() {
   static const std::vector<Call> all{
-      {"alloc_pd", [](Pair& p) { return made(verbs().alloc_pd(p.device.context.get()), verbs().dealloc_pd); }},
+      {"alloc_pd",
+       [](Pair& p) { return result_of_create(verbs().alloc_pd(p.device.context.get()), verbs().dealloc_pd); }},
       {"reg_mr",
        [](Pair& p) {
-         return made(verbs().reg_mr(p.device.pd.get(), p.source.buffer.data(), 8, IBV_ACCESS_LOCAL_WRITE),
-                     verbs().dereg_mr);
+         return result_of_create(verbs().reg_mr(p.device.pd.get(), p.source.buffer.data(), 8, IBV_ACCESS_LOCAL_WRITE),
+                                 verbs().dereg_mr);
        }},
       {"create_comp_channel",
-       [](Pair& p) { return made(verbs().create_comp_channel(p.device.context.get()), verbs().destroy_comp_channel); }},
+       [](Pair& p) {
+         return result_of_create(verbs().create_comp_channel(p.device.context.get()), verbs().destroy_comp_channel);
+       }},
       {"create_cq",
        [](Pair& p) {
-         return made(verbs().create_cq(p.device.context.get(), 1, nullptr, nullptr, 0), verbs().destroy_cq);
+         return result_of_create(verbs().create_cq(p.device.context.get(), 1, nullptr, nullptr, 0), verbs().destroy_cq);
        }},
       {"create_srq",
        [](Pair& p) {
          ibv_srq_init_attr attributes{};
          attributes.attr.max_wr = 1;
-         return made(verbs().create_srq(p.device.pd.get(), &attributes), verbs().destroy_srq);
+         return result_of_create(verbs().create_srq(p.device.pd.get(), &attributes), verbs().destroy_srq);
        }},
       {"create_qp",
        [](Pair& p) {
          ibv_qp_init_attr attributes{};
          attributes.send_cq = attributes.recv_cq = p.a.send_cq();
          attributes.qp_type = IBV_QPT_RC;
-         return made(verbs().create_qp(p.device.pd.get(), &attributes), verbs().destroy_qp);
+         return result_of_create(verbs().create_qp(p.device.pd.get(), &attributes), verbs().destroy_qp);
        }},
       {"modify_qp",
        [](Pair& p) {
@@ -104,17 +107,18 @@ const std::vector<Call>& calls() {
   return all;
 }
 
-// Makes the call so often; a letter for each: '.' it went well, 'x' it failed with that errno, '?' with another one.
+// Makes the call `times` times. One letter for each call: '.' success, 'x' failure with `error`, '?' failure with
+// another errno.
 std::string outcomes(const Call& call, Pair& pair, int times, int error) {
   std::string seen;
   for (int i = 0; i < times; ++i) {
-    const int result = call.make(pair);
+    const int result = call.run(pair);
     seen += result == 0 ? '.' : result == error ? 'x' : '?';
   }
   return seen;
 }
 
-// The pair itself takes up to eight calls of a verb.
+// Creating the pair uses up to eight calls of a verb, hence nth=10.
 TEST(CallFault, NthCallOfAVerb_Fails) {
   for (const Call& call : calls()) {
     with_faults(std::string("fail verb=") + call.verb + " nth=10 count=2 errno=EBUSY", [&call] {
@@ -160,7 +164,7 @@ TEST(CallFault, SameSeed_FailsTheSameCalls) {
   EXPECT_NE(pattern("fail verb=alloc_pd rate=0.3 errno=ENOMEM nth=2; seed=6"), first);
 }
 
-bool works_on_dead_device(const std::string& verb) {
+bool works_after_device_fatal(const std::string& verb) {
   return verb == "post_recv" || verb == "post_send" || verb == "poll_cq" || verb == "req_notify_cq";
 }
 
@@ -173,16 +177,17 @@ TEST(DeviceFatal, Calls_FailWithEio) {
     }
     EXPECT_EQ(next_async_event(pair.device.context.get())->event_type, IBV_EVENT_DEVICE_FATAL);
     for (const Call& call : calls()) {
-      EXPECT_EQ(call.make(pair), works_on_dead_device(call.verb) ? 0 : EIO) << call.verb;
+      EXPECT_EQ(call.run(pair), works_after_device_fatal(call.verb) ? 0 : EIO) << call.verb;
     }
     EXPECT_EQ(verbs().open_device(pair.device.context->device), nullptr);
     EXPECT_EQ(errno, EIO);
-  });  // destroying everything works
+  });  // the destroy verbs succeed; the fixture checks them
 }
 
-// ---- scripts for a process that runs ----
+// ---- fault scripts for a running process ----
 
-// Runs the control program as a user would; with the inline engine somebody must call verbs meanwhile.
+// Runs `softverbs-control fault` as a user would. Polls meanwhile, because with the inline engine a process applies the
+// script only during its verbs.
 int send_faults(const std::string& arguments, Pair& pair) {
   const char* control = std::getenv("SOFTVERBS_CONTROL");
   const std::string command = std::string(control) + " fault " + arguments + " >&2";
@@ -224,9 +229,9 @@ TEST_F(FaultCommand, LinkDownAndUp_TakeEffect) {
 
 TEST_F(FaultCommand, Clear_RemovesEveryFault) {
   with_faults("loss rate=1; fail verb=alloc_pd nth=2 count=all; unreachable; freeze", [] {
-    Pair pair(kFewTries);
+    Pair pair(kFewAttempts);
     ASSERT_EQ(send_faults("clear", pair), 0);
-    EXPECT_EQ(calls().front().make(pair), 0);
+    EXPECT_EQ(calls().front().run(pair), 0);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
   });
@@ -259,10 +264,10 @@ TEST_F(FaultCommand, MalformedClause_IsNotSent) {
 
 TEST_F(FaultCommand, WithPid_AffectsThatProcessOnly) {
   with_faults("", [] {
-    Pair pair(kFewTries);
-    Peer peer;  // its device thread takes the clauses, or its next verb
+    Pair pair(kFewAttempts);
+    Peer peer;  // its device thread applies the clauses; with the inline engine its next verb
     const bool inline_engine = std::string(std::getenv("SOFTVERBS_ENGINE")) == "inline";
-    Endpoint endpoint(pair.device, {.timers = kFewTries});
+    Endpoint endpoint(pair.device, {.timers = kFewAttempts});
     endpoint.connect(peer.address());
     peer.connect(endpoint.address());
     EXPECT_EQ(send_faults("--wait 0.3 --pid " + std::to_string(peer.pid()) + " freeze", pair), inline_engine ? 1 : 0);
@@ -274,12 +279,12 @@ TEST_F(FaultCommand, WithPid_AffectsThatProcessOnly) {
   });
 }
 
-// The two lose what they send to each other, and nothing else.
+// Messages between these two processes are lost, in both directions; other messages are not.
 TEST_F(FaultCommand, UnreachablePids_AffectThatPairOnly) {
   with_faults("", [] {
-    Pair pair(kFewTries);
+    Pair pair(kFewAttempts);
     Peer peer;
-    Endpoint endpoint(pair.device, {.timers = kFewTries});
+    Endpoint endpoint(pair.device, {.timers = kFewAttempts});
     endpoint.connect(peer.address());
     peer.connect(endpoint.address());
     ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {}, peer.target(1)), 0);

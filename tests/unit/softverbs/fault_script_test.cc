@@ -1,4 +1,4 @@
-// What the fault grammar takes, and that what it does not take is named.
+// The parser of fault scripts: accepted clauses and their values, and the error lines for malformed clauses.
 #include "softverbs/host/fault_script.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@ namespace {
 
 FaultScript accepted(std::string_view text) {
   std::variant<FaultScript, std::string> parsed = parse_faults(text);
-  if (const auto* refused = std::get_if<std::string>(&parsed)) ADD_FAILURE() << *refused;
+  if (const auto* error = std::get_if<std::string>(&parsed)) ADD_FAILURE() << *error;
   return parsed.index() == 0 ? std::get<FaultScript>(parsed) : FaultScript{};
 }
 
@@ -20,14 +20,14 @@ FaultClause clause(std::string_view text) {
   return script.empty() ? FaultClause{} : script.front();
 }
 
-// Refused in one line that names `culprit` and says `expected`.
-void expect_refused(std::string_view text, std::string_view culprit, std::string_view expected) {
+// The error is one line that starts with `bad_clause` and contains `expected`.
+void expect_refused(std::string_view text, std::string_view bad_clause, std::string_view expected) {
   SCOPED_TRACE(text);
   const std::variant<FaultScript, std::string> parsed = parse_faults(text);
   ASSERT_EQ(parsed.index(), 1U);
   const std::string& line = std::get<std::string>(parsed);
   EXPECT_EQ(line.find('\n'), std::string::npos);
-  EXPECT_TRUE(line.starts_with("\"" + std::string(culprit) + "\": ")) << line;
+  EXPECT_TRUE(line.starts_with("\"" + std::string(bad_clause) + "\": ")) << line;
   EXPECT_NE(line.find(expected), std::string::npos) << line;
 }
 
@@ -79,7 +79,7 @@ TEST(FaultScript, RateWithoutCount_AppliesToAllMessages) {
 TEST(FaultScript, MessageFaults_AreParsed) {
   EXPECT_EQ(clause("delay by=30ms jitter=5us").delay_ns, 30'000'000U);
   EXPECT_EQ(clause("delay by=30ms jitter=5us").jitter_ns, 5000U);
-  EXPECT_EQ(clause("delay by=2s").count, kWithoutEnd);  // a slow path stays slow
+  EXPECT_EQ(clause("delay by=2s").count, kWithoutEnd);  // delay applies to all messages by default
   EXPECT_EQ(clause("rnr times=all").times, kWithoutEnd);
   EXPECT_EQ(clause("complete status=REM_ACCESS_ERR vendor=0x51").status, IBV_WC_REM_ACCESS_ERR);
   EXPECT_EQ(clause("complete status=REM_ACCESS_ERR vendor=0x51").vendor_error, 0x51U);
@@ -162,7 +162,7 @@ TEST(FaultScript, MalformedClause_IsNamedInOneLine) {
   expect_refused("fail", "fail", "verb= is needed");
   expect_refused("fail verb=", "fail verb=", "modify_qp");
   expect_refused("fail verb=reg", "fail verb=reg", "modify_qp");
-  expect_refused("fail verb=ack_cq_events", "fail verb=ack_cq_events", "modify_qp");  // it returns nothing
+  expect_refused("fail verb=ack_cq_events", "fail verb=ack_cq_events", "modify_qp");  // this verb returns no value
   expect_refused("fail verb=reg_mr errno=EWHAT", "fail verb=reg_mr errno=EWHAT", "ENOMEM");
   expect_refused("registration max-bytes=1T", "registration max-bytes=1T", "K, M or G");
   expect_refused("clear all", "clear all", "clear takes nothing");

@@ -1,6 +1,6 @@
-// A program as the launcher starts it: finds libibverbs.so.1 by that name alone. Prints the devices' names, opens the
-// first one and, with an argument, keeps it until its input ends. At its very end it says whether its segment was still
-// there when its own exit handlers ran.
+// The program that launcher_test.py runs under the launcher. It opens libibverbs.so.1 by this name, prints the names of
+// the devices and opens the first one. With an argument it keeps the device open until its input ends. An exit handler
+// prints how many files of the namespace still exist.
 #include <dlfcn.h>
 #include <infiniband/verbs.h>
 

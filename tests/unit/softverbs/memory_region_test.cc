@@ -30,7 +30,7 @@ TEST_F(MemoryRegion, LiveRegions_HaveDistinctKeys) {
   std::set<std::uint32_t> rkeys;
   std::set<std::uint32_t> lkeys;
   for (int i = 0; i < 100; ++i) {
-    regions.push_back(reg_mr(device.pd.get(), bytes.data() + i, bytes.size() / 2));  // overlapping ones as well
+    regions.push_back(reg_mr(device.pd.get(), bytes.data() + i, bytes.size() / 2));  // regions may overlap
     rkeys.insert(regions.back()->rkey);
     lkeys.insert(regions.back()->lkey);
   }
@@ -43,7 +43,7 @@ TEST_F(MemoryRegion, KeyOfDeregisteredRegion_IsNotReusedAtOnce) {
   const std::uint32_t rkey = first->rkey;
   first.reset();
   const Mr second = reg_mr(device.pd.get(), bytes.data(), bytes.size());
-  EXPECT_NE(second->rkey, rkey);  // else a late access with the old key would pass
+  EXPECT_NE(second->rkey, rkey);  // otherwise a late access with the old key would succeed
 }
 
 TEST_F(MemoryRegion, RemoteWriteWithoutLocalWrite_IsRefused) {
@@ -52,7 +52,7 @@ TEST_F(MemoryRegion, RemoteWriteWithoutLocalWrite_IsRefused) {
     EXPECT_EQ(verbs().reg_mr(device.pd.get(), bytes.data(), bytes.size(), access), nullptr);
     EXPECT_EQ(errno, EINVAL);
   }
-  reg_mr(device.pd.get(), bytes.data(), bytes.size(), IBV_ACCESS_REMOTE_READ);  // needs nothing else
+  reg_mr(device.pd.get(), bytes.data(), bytes.size(), IBV_ACCESS_REMOTE_READ);  // needs no other permission
   reg_mr(device.pd.get(), bytes.data(), bytes.size(), 0);                       // local reads are always allowed
 }
 
@@ -60,7 +60,8 @@ TEST_F(MemoryRegion, UnknownAccessFlag_IsRefused_OptionalOneIsNot) {
   errno = 0;
   EXPECT_EQ(verbs().reg_mr(device.pd.get(), bytes.data(), bytes.size(), kAllAccess | (1 << 18)), nullptr);
   EXPECT_EQ(errno, EINVAL);
-  // The header routes flags of the optional range here, and a device ignores those that it does not know.
+  // For flags of the optional range the header calls ibv_reg_mr_iova2; a device ignores optional flags that it does not
+  // know.
   ibv_mr* const mr =
       verbs().reg_mr_iova2(device.pd.get(), bytes.data(), bytes.size(), reinterpret_cast<std::uintptr_t>(bytes.data()),
                            static_cast<unsigned>(kAllAccess) | IBV_ACCESS_RELAXED_ORDERING);
@@ -97,7 +98,7 @@ TEST_F(MemoryRegion, DeallocOfPdInUse_IsBusy) {
     const Srq srq = create_srq(pd.get());
     EXPECT_EQ(verbs().dealloc_pd(pd.get()), EBUSY);
   }
-  pd.reset();  // fails the test if it is still in use
+  pd.reset();  // the deleter fails the test when the PD is still in use
 }
 
 TEST_F(MemoryRegion, RepeatedRegistration_Succeeds) {
@@ -111,7 +112,7 @@ TEST_F(MemoryRegion, RepeatedRegistration_Succeeds) {
 TEST_F(MemoryRegion, DmabufWithoutSupport_IsRefused) {
   errno = 0;
   EXPECT_EQ(verbs().reg_dmabuf_mr(device.pd.get(), 0, bytes.size(), 0, -1, kAllAccess), nullptr);
-  EXPECT_TRUE(errno == EOPNOTSUPP || errno == EBADF) << errno;  // a device that has it finds the descriptor bad
+  EXPECT_TRUE(errno == EOPNOTSUPP || errno == EBADF) << errno;  // EBADF from a device that supports dma-bufs
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// libmlx5.so.1 beside softverbs: found under the names and versions that programs ask for, and says that no device is
-// one of its own. The path is MLX5_TEST_LIBRARY.
+// The libmlx5.so.1 of softverbs (path in MLX5_TEST_LIBRARY): it has the symbols and versions that programs request, and
+// supports no device.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <infiniband/mlx5dv.h>

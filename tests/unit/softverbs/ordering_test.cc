@@ -1,6 +1,6 @@
-// What orders the payloads of WRITEs, and what does not. Under SOFTVERBS_ORDERING=adaptive-routing the device takes
-// every liberty that the InfiniBand specification leaves it (volume 1, chapter 9.5), and a program that relies on more
-// is found out; by default it takes none.
+// Which operations order the payloads of WRITEs. With SOFTVERBS_ORDERING=adaptive-routing the device keeps only the
+// order that the InfiniBand specification guarantees (volume 1, chapter 9.5), so that programs that rely on more fail.
+// By default it keeps posting order.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -22,7 +22,7 @@ bool is_set(const char* name, std::string_view value) {
 class Ordering : public testing::Test {
  protected:
   static constexpr std::size_t kDataBytes = 1024;
-  static constexpr std::size_t kFlag = 2048;  // offset of a word of its own
+  static constexpr std::size_t kFlag = 2048;  // offset of a word after the data
   static constexpr std::size_t kAtomic = 2048 + 512;
   static constexpr unsigned kRounds = 300;
 
@@ -31,7 +31,7 @@ class Ordering : public testing::Test {
   SendOptions to(std::size_t offset, unsigned flags = 0) const {
     return {.flags = flags, .remote_addr = target.address(offset), .rkey = target.mr->rkey};
   }
-  // A WRITE of new contents, whose completion nobody asks for.
+  // Posts an unsignaled WRITE of the contents of this round.
   void write_data(std::uint64_t round) {
     fill_pattern(source.bytes(0, kDataBytes), round);
     ASSERT_EQ(post(a.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, kDataBytes)}, to(0)), 0);
@@ -42,8 +42,8 @@ class Ordering : public testing::Test {
   }
   void set_flag_source(std::uint64_t round) { std::memcpy(source.buffer.data() + kFlag, &round, sizeof round); }
 
-  // The deliberate mistake: announces the data with a plain WRITE behind it, and looks at the data when that is seen.
-  // True when the data was not whole then.
+  // A deliberate mistake: announces the data with a plain WRITE of a flag after it, and checks the data as soon as the
+  // flag is seen. True when the data was not complete then.
   bool is_flag_ahead_of_data(std::uint64_t round) {
     write_data(round);
     set_flag_source(round);
@@ -87,7 +87,7 @@ TEST_F(Ordering, FlagByPlainWrite_PrecedesData_WithAdaptiveRouting) {
 }
 
 TEST_F(Ordering, LastByteOfMessage_PrecedesTheRest) {
-  if (!any_order) GTEST_SKIP() << "of a device that keeps no order";
+  if (!any_order) GTEST_SKIP() << "needs adaptive routing";
   unsigned violations = 0;
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     fill_pattern(source.bytes(0, kDataBytes), round);
@@ -165,13 +165,13 @@ TEST_F(Ordering, UnsignaledWrite_ArrivesEventually) {
     const auto deadline = std::chrono::steady_clock::now() + kCompletionTimeout;
     while (!is_whole(round)) {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline);
-      ASSERT_TRUE(!is_inline || stays_empty(b.recv_cq(), 0ms));  // any poll of the process will do
+      ASSERT_TRUE(!is_inline || stays_empty(b.recv_cq(), 0ms));  // any poll of the process drives the inline engine
     }
   }
 }
 
 TEST_F(Ordering, PostSendReturned_DataMayBeMissing) {
-  if (!any_order || !is_inline) GTEST_SKIP() << "of a device that keeps no order and has no thread";
+  if (!any_order || !is_inline) GTEST_SKIP() << "needs adaptive routing and the inline engine";
   unsigned missing = 0;
   for (std::uint64_t round = 1; round <= 20; ++round) {
     write_data(round);
@@ -189,7 +189,8 @@ TEST_F(Ordering, Completions_KeepPostingOrder) {
   }
 }
 
-// Deregistering the target under a WRITE that is not complete: it fails, or it came before; no byte moves afterwards.
+// The target is deregistered while a WRITE is not complete. The WRITE fails or was executed before; no byte is written
+// after the deregistration.
 TEST_F(Ordering, DeregisteredTarget_ReceivesNothing) {
   for (std::uint64_t round = 1; round <= 50; ++round) {
     Endpoint near(device);
@@ -210,7 +211,7 @@ TEST_F(Ordering, DeregisteredTarget_ReceivesNothing) {
   }
 }
 
-// The same for the QP: when ibv_destroy_qp has returned, at either end, its WRITEs are over.
+// The same for the QP: after ibv_destroy_qp has returned, at either end, its WRITEs write no bytes.
 TEST_F(Ordering, DestroyedQp_WritesNothing) {
   for (std::uint64_t round = 1; round <= 50; ++round) {
     Endpoint near(device, {.timers = {.timeout = 1, .retry_count = 1}});
@@ -219,8 +220,8 @@ TEST_F(Ordering, DestroyedQp_WritesNothing) {
     write_data(round);
     const SendOptions options{.wr_id = round, .remote_addr = target.address(4096), .rkey = target.mr->rkey};
     ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, kDataBytes)}, options), 0);
-    Endpoint& gone = round % 2 == 0 ? near : far;
-    gone.destroy();
+    Endpoint& destroyed = round % 2 == 0 ? near : far;
+    destroyed.destroy();
     std::memset(target.buffer.data() + 4096, 0x5a, kDataBytes);
     if (round % 2 != 0) {
       const ibv_wc wc = poll_one(near.send_cq());
@@ -232,7 +233,7 @@ TEST_F(Ordering, DestroyedQp_WritesNothing) {
   }
 }
 
-// All that is not complete when the QP fails is told of, in order, signalled or not.
+// Every request that is not complete when the QP fails gets a completion, in order, also an unsignaled one.
 TEST_F(Ordering, ErrorState_FlushesIncompleteWrites) {
   for (unsigned round = 0; round < 20; ++round) {
     Endpoint near(device);
@@ -251,7 +252,7 @@ TEST_F(Ordering, ErrorState_FlushesIncompleteWrites) {
       if (ibv_poll_cq(near.send_cq(), 1, &wc) == 0) break;
       ASSERT_GE(wc.wr_id, next);
       ASSERT_LE(wc.wr_id, next + 1);
-      ASSERT_TRUE(wc.wr_id == next || wc.wr_id % 2 == 0) << "an unsignalled one that was flushed silently";
+      ASSERT_TRUE(wc.wr_id == next || wc.wr_id % 2 == 0) << "an unsignaled request was flushed without a completion";
       ASSERT_TRUE(!failed || wc.wr_id == next);
       failed = wc.status != IBV_WC_SUCCESS;
       ASSERT_TRUE(!failed || wc.status == IBV_WC_WR_FLUSH_ERR);
@@ -261,7 +262,7 @@ TEST_F(Ordering, ErrorState_FlushesIncompleteWrites) {
   }
 }
 
-// A WRITE that is refused does not take those before it along.
+// A WRITE that the peer rejects does not fail earlier WRITEs.
 TEST_F(Ordering, RefusedWrite_DoesNotFailEarlierOnes) {
   for (std::uint64_t round = 1; round <= 20; ++round) {
     Endpoint near(device);

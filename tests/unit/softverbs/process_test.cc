@@ -1,4 +1,4 @@
-// Two processes: the same bytes, the same errors, and nothing left behind by one that dies.
+// Transfers between processes: the same bytes and errors as within one process, and the effects of a process that dies.
 #include <gtest/gtest.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
@@ -18,7 +18,7 @@
 namespace verbatim::test {
 namespace {
 
-// As the test's environment says, by a filter or by a setting.
+// meson.build sets the variable for the tests in which a filter or a setting forbids cross-memory access.
 bool is_cross_memory_forbidden() {
   return std::getenv("SOFTVERBS_TEST_FORBIDDEN") != nullptr;
 }
@@ -34,11 +34,11 @@ constexpr std::size_t kProcessSizes[] = {0, 1, 63, 64, 65, 4095, 4096, 4097, (1U
 constexpr std::size_t kMargin = 512;
 constexpr std::size_t kRegionBytes = (1U << 20) + 3 + 2 * kMargin;
 
-// 16.8 ms a try, four tries: a dead peer is given up after 67 ms at least, 0.27 s at most, and scheduling.
+// 16.8 ms per attempt, four attempts: a dead peer is given up after 67 ms to 0.27 s plus scheduling delays.
 constexpr Timers kProcessTimers{.timeout = 12, .retry_count = 3};
 constexpr Milliseconds kProcessTimeout = 3s;
 
-// Peer on the same device and on the other one.
+// The parameter is the device of the peer: 0 the same device, 1 the other one.
 class TwoProcesses : public testing::TestWithParam<unsigned> {
  protected:
   void SetUp() override {
@@ -57,7 +57,7 @@ class TwoProcesses : public testing::TestWithParam<unsigned> {
 };
 
 INSTANTIATE_TEST_SUITE_P(PeerOn, TwoProcesses, testing::Values(0U, 1U),
-                         [](const auto& place) { return place.param == 0 ? "SameDevice" : "OtherDevice"; });
+                         [](const auto& device) { return device.param == 0 ? "SameDevice" : "OtherDevice"; });
 
 TEST_P(TwoProcesses, Send_OfAnySize_ArrivesWhole) {
   for (const std::size_t size : kProcessSizes) {
@@ -172,9 +172,9 @@ TEST_P(TwoProcesses, ReceiveTooSmall_FailsBothEnds) {
   EXPECT_EQ(peer.poll_received().status, IBV_WC_LOC_LEN_ERR);
 }
 
-// All that a device does for a stopped program goes on.
+// The device of a stopped program still executes requests.
 TEST_P(TwoProcesses, StoppedPeer_StillReceives) {
-  if (is_cross_memory_forbidden()) GTEST_SKIP() << "where the program's own thread has to copy";
+  if (is_cross_memory_forbidden()) GTEST_SKIP() << "without cross-memory access a thread of the program has to copy";
   region.fill(4);
   ASSERT_EQ(peer.post_recv(8192, 64, 8), 0);
   peer.stop();
@@ -207,7 +207,7 @@ TEST_P(TwoProcesses, EmptyMessageToKilledPeer_EndsInRetryExceeded) {
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 64)}, peer.target(1)), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
   peer.kill();
-  std::this_thread::sleep_for(10ms);  // a device may take a moment to find out
+  std::this_thread::sleep_for(10ms);  // a device may need some time to detect the death
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {}), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
 }
@@ -230,7 +230,7 @@ TEST_P(TwoProcesses, PeerKilledDuringTraffic_DoesNotBlockTheDevice) {
   ibv_wc last{};
   std::uint64_t posted = 0;
   std::uint64_t completed = 0;
-  const auto push = [&](Clock::time_point until) {  // keeps 16 large writes under way; stops at the first error
+  const auto push = [&](Clock::time_point until) {  // keeps 16 large WRITEs outstanding; stops at the first error
     while (Clock::now() < until && last.status == IBV_WC_SUCCESS) {
       for (; posted - completed < 16; ++posted) {
         if (post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 1 << 20)}, peer.target(posted)) != 0) return;
@@ -253,7 +253,7 @@ TEST_P(TwoProcesses, PeerKilledDuringTraffic_DoesNotBlockTheDevice) {
     ASSERT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_WR_FLUSH_ERR);
   }
 
-  // The device is as good as before, for itself and for the next peer.
+  // The device still works, with a new QP and a new peer.
   Peer next({.device = GetParam()});
   Endpoint again(device);
   again.connect(next.address());
@@ -290,9 +290,9 @@ TEST(Processes, ManyPeersAtOnce_TransferCorrectly) {
   }
 }
 
-// Two programs that poll without pause and their devices' threads share two cores: whoever waits must let the others
-// run. Told by the processor time of one exchange, which other programs on the machine do not change; a poller that
-// does not give way uses its whole time slice, several milliseconds, each time.
+// Two programs that poll without pause share two cores with the threads of their devices, so an empty poll must yield
+// the processor. The test measures the processor time of one exchange, which other programs on the machine do not
+// change. A poller that does not yield uses its whole time slice of several milliseconds each time.
 TEST(Processes, BusyPolling_LeavesTimeForTheDevice) {
   Peer first({.cores = 2});
   Peer second({.cores = 2});
@@ -308,7 +308,7 @@ TEST(Processes, BusyPolling_LeavesTimeForTheDevice) {
   second.await_echo();
 }
 
-// What a program forks and ends (a shell command, a worker) is not the program.
+// The exit of a forked child (a shell command, a worker) must not destroy the objects of the parent.
 TEST(Processes, ForkedChildExit_DoesNotAffectTheParent) {
   const Device device = open_device();
   const Region region(device.pd.get(), 8192);
@@ -320,7 +320,7 @@ TEST(Processes, ForkedChildExit_DoesNotAffectTheParent) {
   c.connect(peer.address());
   peer.connect(c.address());
   for (const bool clean : {false, true}) {
-    std::fflush(nullptr);  // the child's exit would print it again
+    std::fflush(nullptr);  // otherwise the child's exit would print the buffered output again
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) clean ? std::exit(0) : _exit(0);
@@ -338,7 +338,7 @@ TEST(Processes, ForkedChildExit_DoesNotAffectTheParent) {
   }
 }
 
-// A worker that was forked after its parent had opened devices opens some of its own.
+// A worker that was forked after its parent had opened a device opens a device itself.
 TEST(Processes, ForkedChild_OpensItsOwnDevice) {
   const Device inherited = open_device();
   const pid_t child = fork();
@@ -365,10 +365,10 @@ TEST(Processes, ForkedChild_OpensItsOwnDevice) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
-// Whoever opens a device while others end gets one.
+// Opening a device succeeds while other processes exit.
 TEST(Processes, OpenWhileOthersExit_Succeeds) {
   const Device inherited = open_device();
-  std::fflush(nullptr);  // the children's exits would print it again
+  std::fflush(nullptr);  // otherwise the children's exits would print the buffered output again
   std::vector<pid_t> children;
   for (int i = 0; i < 24; ++i) {
     const pid_t child = fork();
@@ -427,11 +427,12 @@ TEST(Processes, KilledProcesses_LeaveNoFiles) {
   for (int i = 0; i < 2; ++i) kill_one_in_traffic();
   const std::size_t before = shared_memory_names().size();
   for (int i = 0; i < 10; ++i) kill_one_in_traffic();
-  const Peer last;  // whoever comes next may clean up
+  const Peer last;  // removes the files of dead processes
   EXPECT_LE(shared_memory_names().size(), before + 1);
 }
 
-// Where the system forbids to write to another process, its own device thread copies; a device without one cannot.
+// When the system forbids writing to another process, the copier thread of that process copies. With the inline engine
+// there is no such thread, and the WRITE fails.
 TEST(CrossMemory, Forbidden_IsReplacedByCopier_OrRefused) {
   const Device device = open_device();
   const Region region(device.pd.get(), 1 << 20);
@@ -446,7 +447,7 @@ TEST(CrossMemory, Forbidden_IsReplacedByCopier_OrRefused) {
   EXPECT_EQ(peer.find_wrong_byte(0, 1 << 20, 3).has_value(), is_refused);
 }
 
-// The thread of that name in another process stands still, and the others go on.
+// Stops the thread with this name in another process; the other threads of that process run on.
 class StoppedThread {
  public:
   StoppedThread(int pid, std::string_view name) {
@@ -456,59 +457,60 @@ class StoppedThread {
       if (found == name) thread_ = std::stoi(task.path().filename());
     }
     if (thread_ == 0) throw std::runtime_error("no such thread");
-    is_held_ = ptrace(PTRACE_SEIZE, thread_, 0, 0) == 0;
-    if (!is_held_) return;
+    is_stopped_ = ptrace(PTRACE_SEIZE, thread_, 0, 0) == 0;
+    if (!is_stopped_) return;
     EXPECT_EQ(ptrace(PTRACE_INTERRUPT, thread_, 0, 0), 0);
     EXPECT_EQ(waitpid(thread_, nullptr, __WALL), thread_);
   }
-  ~StoppedThread() { release(); }
+  ~StoppedThread() { resume(); }
   StoppedThread(const StoppedThread&) = delete;
   StoppedThread& operator=(const StoppedThread&) = delete;
 
-  bool is_held() const { return is_held_; }  // false: the system forbids it
-  void release() {
-    if (!std::exchange(is_held_, false)) return;
+  bool is_stopped() const { return is_stopped_; }  // false: the system forbids ptrace
+  void resume() {
+    if (!std::exchange(is_stopped_, false)) return;
     EXPECT_EQ(ptrace(PTRACE_DETACH, thread_, 0, 0), 0);
   }
 
  private:
   pid_t thread_ = 0;
-  bool is_held_ = false;
+  bool is_stopped_ = false;
 };
 
-// A sender leaves bytes with the receiver's thread and dies: they may come before the receiver has its memory back, not
-// later. That thread stands still until the sender is dead and the receiver waits.
+// A sender passes bytes to the receiver's copier thread and dies. The bytes may be written before the receiver's
+// deregistration returns, but not later. The test stops the copier thread until the sender is dead and the receiver
+// waits.
 TEST(CrossMemory, CopyOfDeadSender_EndsBeforeDeregistration) {
-  if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "of a receiver whose thread copies";
+  if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "needs a copier thread in the receiver";
   constexpr std::size_t kBytes = 64 << 10;
-  bool was_left_behind = false;
-  for (const auto end = Clock::now() + 4 * kCompletionTimeout; !was_left_behind && Clock::now() < end;) {
+  bool was_written = false;
+  for (const auto end = Clock::now() + 4 * kCompletionTimeout; !was_written && Clock::now() < end;) {
     Peer receiver({.region_bytes = kBytes});
     Peer sender({.region_bytes = kBytes});
     receiver.connect(sender.address());
     sender.connect(receiver.address());
-    ASSERT_EQ(sender.post(IBV_WR_RDMA_WRITE, 0, 8, receiver.target(1)), 0);  // the thread runs from now on
+    ASSERT_EQ(sender.post(IBV_WR_RDMA_WRITE, 0, 8, receiver.target(1)), 0);  // starts the copier thread
     ASSERT_EQ(sender.poll_sent().status, IBV_WC_SUCCESS);
     sender.fill(0, kBytes, 5);
     StoppedThread copier(receiver.pid(), "softverbs-copy");
-    if (!copier.is_held()) GTEST_SKIP() << "ptrace is forbidden";
+    if (!copier.is_stopped()) GTEST_SKIP() << "ptrace is forbidden";
     ASSERT_EQ(sender.post(IBV_WR_RDMA_WRITE, 0, kBytes, receiver.target(2)), 0);
-    std::this_thread::sleep_for(100ms);  // in which it leaves the bytes, or this tells nothing and is done again
+    std::this_thread::sleep_for(100ms);  // the sender passes the bytes in this time; if not, the loop repeats
     sender.kill();
     receiver.start_deregistering(0, kBytes, 5);
     const bool is_early = receiver.replies_within(100ms);
-    copier.release();
-    was_left_behind = receiver.await_deregistered();
-    EXPECT_FALSE(is_early && was_left_behind);  // it takes the thread
-    std::this_thread::sleep_for(20ms);          // what is still to come does
+    copier.resume();
+    was_written = receiver.await_deregistered();
+    EXPECT_FALSE(is_early && was_written);  // deregistration waits for the copier thread
+    std::this_thread::sleep_for(20ms);      // time for a wrong late write
     ASSERT_TRUE(receiver.untouched_outside(0, 0));
   }
-  EXPECT_TRUE(was_left_behind);
+  EXPECT_TRUE(was_written);
 }
 
-// A receiver that stands still for longer than a copy by its own thread may take, and then goes on.
+// A receiver that is stopped for longer than the timeout of a copy by its thread, and then continues.
 TEST(CrossMemory, StoppedReceiver_GetsTheMessageLater) {
-  if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "of a receiver whose thread copies";
+  if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "needs a copier thread in the receiver";
   constexpr std::size_t kBytes = 3 << 20;
   const Device device = open_device();
   const Region region(device.pd.get(), kBytes);

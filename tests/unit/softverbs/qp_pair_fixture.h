@@ -1,4 +1,5 @@
-// Faults are read when a process opens its first device, so each case runs in a child with faults of its own.
+// Fixture for tests with faults. A process reads SOFTVERBS_FAULTS when it opens its first device, so each case runs in
+// a child process.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,11 +11,10 @@
 
 namespace verbatim::test {
 
-// Runs `body` in a child under SOFTVERBS_FAULTS=faults; its failures are failures of this test. What it says on stderr
-// is returned.
+// Runs `body` in a child with SOFTVERBS_FAULTS=faults; its failures are failures of this test. Returns its stderr.
 std::string with_faults(const std::string& faults, const std::function<void()>& body);
 
-// Time since it was made: what waited for a timer took at least so long, on however busy a machine.
+// Time since construction. Tests use only lower bounds, which hold on a busy machine too.
 class Stopwatch {
  public:
   std::chrono::nanoseconds elapsed() const { return std::chrono::steady_clock::now() - start_; }
@@ -23,12 +23,12 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// The time that `tries` unanswered attempts take.
-constexpr std::chrono::nanoseconds unanswered(const Timers& timers, unsigned tries) {
-  return std::chrono::nanoseconds(4096) * (1U << timers.timeout) * tries;
+// The duration of `attempts` attempts without a response.
+constexpr std::chrono::nanoseconds time_of_attempts(const Timers& timers, unsigned attempts) {
+  return std::chrono::nanoseconds(4096) * (1U << timers.timeout) * attempts;
 }
 
-// Two connected QPs of this process, with memory on either side.
+// Two connected QPs of this process, each with a memory region.
 struct Pair {
   explicit Pair(const Timers& timers = {}, std::size_t bytes = 4096)
       : source(device.pd.get(), bytes, 0, kAllAccess | IBV_ACCESS_REMOTE_ATOMIC),

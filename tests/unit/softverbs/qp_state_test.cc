@@ -1,4 +1,4 @@
-// The state machine of an RC QP: which steps are legal, which attributes each one needs and takes, what is remembered.
+// The state machine of an RC QP: legal transitions, the required and optional attributes of each, and ibv_query_qp.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -11,7 +11,7 @@ namespace {
 
 class QpState : public testing::Test {
  protected:
-  // Brings a fresh QP, connected to itself, to `state` by the legal way.
+  // Brings a new QP, connected to itself, to `state` by legal transitions.
   void bring_to(Endpoint& endpoint, ibv_qp_state state) {
     if (state == IBV_QPS_RESET) return;
     endpoint.to_init();
@@ -54,7 +54,7 @@ TEST_F(QpState, NewQp_IsInReset) {
 
 TEST_F(QpState, EveryPairOfStates_IsLegal_OrRefused) {
   constexpr ibv_qp_state kStates[] = {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR};
-  // Rows: from; columns: to. RESET to ERR is as Linux has it, where the specification differs.
+  // Rows: from; columns: to. RESET to ERR follows Linux; the specification differs.
   constexpr bool kLegal[5][5] = {
       // RESET INIT   RTR    RTS    ERR
       {true, true, false, false, false},  // RESET
@@ -92,12 +92,12 @@ TEST_F(QpState, RequiredAttributeMissing_IsRefused) {
     if (step.to == IBV_QPS_RTR) attr = endpoint.rtr_attr(endpoint.address());
     if (step.to == IBV_QPS_RTS) attr = endpoint.rts_attr();
     for (int bit = 0; bit < 26; ++bit) {
-      const int one = 1 << bit;
-      if ((step.mask & one) == 0 || one == IBV_QP_STATE) continue;
-      EXPECT_EQ(modify(endpoint, attr, step.mask & ~one), EINVAL) << "to " << step.to << " without bit " << bit;
+      const int attribute = 1 << bit;
+      if ((step.mask & attribute) == 0 || attribute == IBV_QP_STATE) continue;
+      EXPECT_EQ(modify(endpoint, attr, step.mask & ~attribute), EINVAL) << "to " << step.to << " without bit " << bit;
       EXPECT_EQ(endpoint.state(), step.from);
     }
-    EXPECT_EQ(modify(endpoint, attr, step.mask), 0);  // what was refused above has changed nothing
+    EXPECT_EQ(modify(endpoint, attr, step.mask), 0);  // the refused calls changed nothing
   }
 }
 
@@ -196,9 +196,9 @@ TEST_F(QpState, PostInSqd_WaitsUntilRts) {
   ASSERT_EQ(
       post(a.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 8)}, {.remote_addr = region.address(32), .rkey = region.mr->rkey}),
       0);
-  EXPECT_TRUE(stays_empty(a.send_cq()));  // taken, not begun
+  EXPECT_TRUE(stays_empty(a.send_cq()));  // accepted, but not started
   EXPECT_EQ(region.buffer.untouched_outside(0, 0), "");
-  ASSERT_EQ(post_recv(a.qp(), {region.sge(40, 8)}, 6), 0);  // its other half goes on
+  ASSERT_EQ(post_recv(a.qp(), {region.sge(40, 8)}, 6), 0);  // the receive queue still works
   ASSERT_EQ(post(b.qp(), IBV_WR_SEND, {region.sge(0, 8)}), 0);
   EXPECT_EQ(poll_one(a.recv_cq()).wr_id, 6U);
   attr.qp_state = IBV_QPS_RTS;
@@ -260,8 +260,8 @@ TEST_F(QpState, Post_IsAccepted_OnlyInAllowedStates) {
   const Region region(device.pd.get(), 64);
   const struct {
     ibv_qp_state state;
-    bool takes_receives;
-    bool takes_sends;
+    bool accepts_receives;
+    bool accepts_sends;
   } rows[] = {{IBV_QPS_RESET, false, false},
               {IBV_QPS_INIT, true, false},
               {IBV_QPS_RTR, true, false},
@@ -270,9 +270,9 @@ TEST_F(QpState, Post_IsAccepted_OnlyInAllowedStates) {
   for (const auto& row : rows) {
     Endpoint endpoint(device);
     bring_to(endpoint, row.state);
-    EXPECT_EQ(post_recv(endpoint.qp(), {region.sge()}), row.takes_receives ? 0 : EINVAL) << row.state;
-    EXPECT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 8)}), row.takes_sends ? 0 : EINVAL) << row.state;
-    if (row.state == IBV_QPS_ERR) {  // posting to a failed QP is allowed, and flushed
+    EXPECT_EQ(post_recv(endpoint.qp(), {region.sge()}), row.accepts_receives ? 0 : EINVAL) << row.state;
+    EXPECT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 8)}), row.accepts_sends ? 0 : EINVAL) << row.state;
+    if (row.state == IBV_QPS_ERR) {  // a QP in the error state accepts requests and flushes them
       EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_WR_FLUSH_ERR);
       EXPECT_EQ(poll_one(endpoint.recv_cq()).status, IBV_WC_WR_FLUSH_ERR);
     }

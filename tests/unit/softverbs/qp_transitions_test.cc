@@ -20,12 +20,12 @@ int attributes_for(ibv_qp_state to) {
   return to == IBV_QPS_INIT ? kInit : to == IBV_QPS_RTR ? kRtr : to == IBV_QPS_RTS ? kRts : int{IBV_QP_STATE};
 }
 
-// With the attributes that the way to `to` needs, or with none: whether there is such a way at all.
+// Whether there is a transition, with the attributes that it requires or with none.
 bool exists(ibv_qp_state from, ibv_qp_state to) {
   return is_transition_allowed(from, to, attributes_for(to)) || is_transition_allowed(from, to, IBV_QP_STATE);
 }
 
-TEST(QpTransitions, AllowedPairs_AreExactlyTheStandards) {
+TEST(QpTransitions, AllowedTransitions_MatchTheStandard) {
   const std::set<std::pair<ibv_qp_state, ibv_qp_state>> known{
       {IBV_QPS_RESET, IBV_QPS_INIT}, {IBV_QPS_INIT, IBV_QPS_INIT}, {IBV_QPS_INIT, IBV_QPS_RTR},
       {IBV_QPS_RTR, IBV_QPS_RTS},    {IBV_QPS_RTS, IBV_QPS_RTS},   {IBV_QPS_RTS, IBV_QPS_SQD},
@@ -61,7 +61,7 @@ TEST(QpTransitions, AttributeOfAnotherTransition_IsRefused) {
   EXPECT_FALSE(is_transition_allowed(IBV_QPS_RTS, IBV_QPS_ERR, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS));
 }
 
-// The standard's table, attribute by attribute: required, optional, or not allowed.
+// The table of the standard: each attribute is required, optional, or not allowed.
 TEST(QpTransitions, EveryAttribute_IsRequiredOptionalOrRefused) {
   constexpr int kLive =
       IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE | IBV_QP_MIN_RNR_TIMER;

@@ -1,4 +1,4 @@
-// Ports with a rate: who sends when is decided by a virtual clock, and by nothing that differs from run to run.
+// Ports with a rate: a virtual clock decides when each QP sends, so the trace is the same in every run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,8 +16,8 @@ namespace verbatim::test {
 namespace {
 
 constexpr std::uint64_t kQuantum = 16384;
-constexpr std::uint64_t kGbps = 64;               // whole nanoseconds
-constexpr std::size_t kBytes = 5 * kQuantum / 2;  // of each message: two quanta and a half
+constexpr std::uint64_t kGbps = 64;               // gives whole nanoseconds
+constexpr std::size_t kBytes = 5 * kQuantum / 2;  // size of each message: two and a half quanta
 constexpr std::uint32_t kQps = 4;
 
 struct TraceEntry {
@@ -35,7 +35,7 @@ bool is_by_arrival() {
   return arbitration != nullptr && std::string(arbitration) == "arrival";
 }
 
-void control(const char* subcommand) {
+void run_control(const char* subcommand) {
   ASSERT_EQ(std::system((std::string(std::getenv("SOFTVERBS_CONTROL")) + " " + subcommand).c_str()), 0) << subcommand;
 }
 
@@ -43,7 +43,7 @@ std::vector<TraceEntry> read_trace() {
   std::ifstream file(std::getenv("SOFTVERBS_TRACE"));
   std::vector<TraceEntry> all;
   for (std::string line; std::getline(file, line);) {
-    TraceEntry served{};
+    TraceEntry entry{};
     unsigned long long ns = 0;
     unsigned long long bytes = 0;
     unsigned long long arrival = 0;
@@ -52,31 +52,31 @@ std::vector<TraceEntry> read_trace() {
     const int fields = std::sscanf(
         line.c_str(),
         R"({"ns":%llu,"port":"%31[^"]","qpn":%u,"to":"%31[^"]","to_qpn":%u,"bytes":%llu,"arrival_ns":%llu})", &ns, port,
-        &served.qpn, to, &served.to_qpn, &bytes, &arrival);
+        &entry.qpn, to, &entry.to_qpn, &bytes, &arrival);
     EXPECT_EQ(fields, 7) << line;
-    served.ns = ns;
-    served.port = port;
-    served.to = to;
-    served.bytes = bytes;
-    served.arrival_ns = arrival;
-    all.push_back(served);
+    entry.ns = ns;
+    entry.port = port;
+    entry.to = to;
+    entry.bytes = bytes;
+    entry.arrival_ns = arrival;
+    all.push_back(entry);
   }
   return all;
 }
 
-// As long as it lives nothing is sent, and the trace is whole.
+// Holds the virtual clock during its lifetime: no message is sent, and the trace file is complete.
 class Hold {
  public:
-  Hold() { control("hold"); }
-  ~Hold() { control("release"); }
+  Hold() { run_control("hold"); }
+  ~Hold() { run_control("release"); }
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
 };
 
 class RatedLink : public testing::Test {
  protected:
-  // Both processes post one message on each QP while the clock is held: this one upwards by QP number, the other one
-  // downwards. The trace of what is sent after the release.
+  // Both processes post one message on each QP while the clock is held: this process in ascending order of QP numbers,
+  // the peer in descending order. Returns the trace of the messages that are sent after the release.
   std::vector<TraceEntry> run() {
     std::optional<Hold> hold(std::in_place);
     const std::size_t before = read_trace().size();
@@ -104,21 +104,21 @@ class RatedLink : public testing::Test {
       EXPECT_EQ(poll_one(endpoints[i]->send_cq()).status, IBV_WC_SUCCESS);
       EXPECT_EQ(peer.poll_sent(i).status, IBV_WC_SUCCESS);
     }
-    hold.emplace();  // a completion may be seen before its turn is over
+    hold.emplace();  // a completion can be polled before its quantum ends and is in the trace
     std::vector<TraceEntry> all = read_trace();
     all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(before));
     return all;
   }
 
-  bool is_mine(const TraceEntry& one) const { return one.port == std::to_string(getpid()) + ".0"; }
+  bool is_local(const TraceEntry& sent) const { return sent.port == std::to_string(getpid()) + ".0"; }
 
-  // What is the same in every run: relative times, and QPs by their place.
-  std::string plain(const std::vector<TraceEntry>& served) const {
+  // The trace with the values that are the same in every run: times and QP numbers relative to the first ones.
+  std::string normalized(const std::vector<TraceEntry>& entries) const {
     std::string text;
-    for (const TraceEntry& one : served) {
-      text += std::to_string(one.ns - served.front().ns) + (is_mine(one) ? " here " : " there ") +
-              std::to_string(one.qpn - (is_mine(one) ? first_qpn.first : first_qpn.second)) + " " +
-              std::to_string(one.bytes) + " " + std::to_string(one.arrival_ns - served.front().ns) + "\n";
+    for (const TraceEntry& sent : entries) {
+      text += std::to_string(sent.ns - entries.front().ns) + (is_local(sent) ? " local " : " remote ") +
+              std::to_string(sent.qpn - (is_local(sent) ? first_qpn.first : first_qpn.second)) + " " +
+              std::to_string(sent.bytes) + " " + std::to_string(sent.arrival_ns - entries.front().ns) + "\n";
     }
     return text;
   }
@@ -128,22 +128,22 @@ class RatedLink : public testing::Test {
 
 TEST_F(RatedLink, PostedWhileHeld_IsSent_InTheConfiguredOrder) {
   const std::vector<TraceEntry> all = run();
-  for (const bool mine : {true, false}) {
+  for (const bool local : {true, false}) {
     std::vector<TraceEntry> port;
     std::copy_if(all.begin(), all.end(), std::back_inserter(port),
-                 [&](const TraceEntry& one) { return is_mine(one) == mine; });
+                 [&](const TraceEntry& sent) { return is_local(sent) == local; });
     ASSERT_EQ(port.size(), 3 * kQps);
     std::uint64_t time = all.front().ns;
     for (std::uint32_t i = 0; i < port.size(); ++i) {
       SCOPED_TRACE(i);
-      // By number: a quantum of each QP, then the next of each. By arrival: each message as a whole.
-      const std::uint32_t turn = is_by_arrival() ? i / 3 : i % kQps;
+      // By QP number: one quantum of each QP, then the next quantum of each. By arrival: each message as a whole.
+      const std::uint32_t index = is_by_arrival() ? i / 3 : i % kQps;
       const std::uint32_t round = is_by_arrival() ? i % 3 : i / kQps;
-      const std::uint32_t place = is_by_arrival() && !mine ? kQps - 1 - turn : turn;
-      EXPECT_EQ(port[i].qpn, (mine ? first_qpn.first : first_qpn.second) + place);
+      const std::uint32_t position = is_by_arrival() && !local ? kQps - 1 - index : index;
+      EXPECT_EQ(port[i].qpn, (local ? first_qpn.first : first_qpn.second) + position);
       EXPECT_EQ(port[i].bytes, round == 2 ? kQuantum / 2 : kQuantum);
       EXPECT_EQ(port[i].ns, time) << "the port sends without a pause";
-      EXPECT_EQ(port[i].arrival_ns, time + port[i].bytes * 8 / kGbps) << "nobody else sends there";
+      EXPECT_EQ(port[i].arrival_ns, time + port[i].bytes * 8 / kGbps) << "no other port sends to this one";
       EXPECT_NE(port[i].to, port[i].port);
       time += port[i].bytes * 8 / kGbps;
     }
@@ -151,7 +151,7 @@ TEST_F(RatedLink, PostedWhileHeld_IsSent_InTheConfiguredOrder) {
 }
 
 TEST_F(RatedLink, SentButIncompleteRequest_DoesNotAffectArbitration) {
-  if (!is_by_arrival()) GTEST_SKIP() << "of service by arrival";
+  if (!is_by_arrival()) GTEST_SKIP() << "needs SOFTVERBS_ARBITRATION=arrival";
   const Device device = open_device();
   const Region source(device.pd.get(), kQuantum);
   const Region target(device.pd.get(), kQuantum);
@@ -172,12 +172,12 @@ TEST_F(RatedLink, SentButIncompleteRequest_DoesNotAffectArbitration) {
   for (std::uint32_t i = 0; i < 8; ++i) EXPECT_EQ(all[before + i].qpn, senders[i % 2].qp()->qp_num) << i;
 }
 
-// Steps end where a turn does: one whose answer was lost comes again in another turn.
+// A step ends with its quantum. A step whose response was lost is sent again in a later quantum.
 TEST_F(RatedLink, StepWithoutResponse_IsRepeated) {
   constexpr std::size_t kMessage = 5 * kQuantum / 8;
   constexpr std::uint64_t kMessages = 50;
   Pair pair({.timeout = 8, .retry_count = 7}, kMessage);
-  control("fault 'loss rate=0.1'");
+  run_control("fault 'loss rate=0.1'");
   for (std::uint64_t i = 1; i <= kMessages; ++i) {
     EXPECT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge()}, pair.to_target(i)), 0);
   }
@@ -186,13 +186,13 @@ TEST_F(RatedLink, StepWithoutResponse_IsRepeated) {
     EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
     EXPECT_EQ(wc.wr_id, i);
   }
-  control("fault clear");
+  run_control("fault clear");
 }
 
 TEST_F(RatedLink, SameRun_GivesTheSameTrace) {
-  const std::string first = plain(run());
+  const std::string first = normalized(run());
   EXPECT_FALSE(first.empty());
-  for (int again = 0; again < 3; ++again) EXPECT_EQ(plain(run()), first);
+  for (int again = 0; again < 3; ++again) EXPECT_EQ(normalized(run()), first);
 }
 
 }  // namespace

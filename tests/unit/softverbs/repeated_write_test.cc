@@ -1,5 +1,5 @@
-// A device may take a shorter way for the second WRITE of a connection than for the first one, and still checks all of
-// it: each case here begins with a WRITE that succeeds.
+// A device may use a fast path for the second WRITE of a connection. The fast path must make the same checks, so each
+// case here begins with a WRITE that succeeds.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -52,7 +52,7 @@ TEST_P(RepeatedWrite, SecondWrite_IsChecked_LikeTheFirst) {
     EXPECT_EQ(a.state(), IBV_QPS_RTS);
     return;
   }
-  EXPECT_EQ(find_wrong_byte(target.bytes(0, 8), 1), std::nullopt) << "it was executed";
+  EXPECT_EQ(find_wrong_byte(target.bytes(0, 8), 1), std::nullopt) << "the invalid WRITE was executed";
   EXPECT_EQ(target.buffer.untouched_outside(0, 8), "");
   EXPECT_EQ(a.state(), IBV_QPS_ERR);
 }
@@ -60,12 +60,12 @@ TEST_P(RepeatedWrite, SecondWrite_IsChecked_LikeTheFirst) {
 INSTANTIATE_TEST_SUITE_P(
     Of, RepeatedWrite,
     testing::Values(
-        Case{"Good", IBV_WC_SUCCESS, [](RepeatedWrite&) {}},
-        Case{"GoodOfAnySize", IBV_WC_SUCCESS, [](RepeatedWrite& test) { test.sge.length = 4093; }},
-        Case{"GoodInline", IBV_WC_SUCCESS,
+        Case{"Valid", IBV_WC_SUCCESS, [](RepeatedWrite&) {}},
+        Case{"ValidOfOddSize", IBV_WC_SUCCESS, [](RepeatedWrite& test) { test.sge.length = 4093; }},
+        Case{"ValidInline", IBV_WC_SUCCESS,
              [](RepeatedWrite& test) {
                test.flags |= IBV_SEND_INLINE;
-               test.sge.lkey = 0;  // is not looked at
+               test.sge.lkey = 0;  // not checked for inline data
              }},
         Case{"UnknownLocalKey", IBV_WC_LOC_PROT_ERR, [](RepeatedWrite& test) { test.sge.lkey ^= 0x100; }},
         Case{"RemoteKeyAsLocalKey", IBV_WC_LOC_PROT_ERR,
@@ -84,22 +84,22 @@ INSTANTIATE_TEST_SUITE_P(
                test.remote_addr = test.other_domain.address();
                test.rkey = test.other_domain.mr->rkey;
              }},
-        Case{"TargetNotLent", IBV_WC_REM_ACCESS_ERR,
+        Case{"TargetWithoutRemoteWrite", IBV_WC_REM_ACCESS_ERR,
              [](RepeatedWrite& test) {
                test.remote_addr = test.not_writable.address();
                test.rkey = test.not_writable.mr->rkey;
              }},
         Case{"TargetDeregistered", IBV_WC_REM_ACCESS_ERR, [](RepeatedWrite& test) { test.target.mr.reset(); }},
-        Case{"QpThatTakesNoWrites", IBV_WC_REM_INV_REQ_ERR,
+        Case{"QpWithoutRemoteWrite", IBV_WC_REM_INV_REQ_ERR,
              [](RepeatedWrite& test) {
                ibv_qp_attr attr{};
                attr.qp_state = IBV_QPS_RTS;
                attr.qp_access_flags = IBV_ACCESS_REMOTE_READ;
                ASSERT_EQ(verbs().modify_qp(test.b.qp(), &attr, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS), 0);
              }},
-        Case{"QpThatFailed", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.to_error(); }},
-        Case{"QpThatWasReset", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.to_reset(); }},
-        Case{"QpThatIsGone", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.destroy(); }},
+        Case{"QpInErrorState", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.to_error(); }},
+        Case{"ResetQp", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.to_reset(); }},
+        Case{"DestroyedQp", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.destroy(); }},
         Case{"QpOfAnotherConnection", IBV_WC_RETRY_EXC_ERR,
              [](RepeatedWrite& test) {
                test.b.to_reset();

@@ -1,4 +1,4 @@
-// What SOFTVERBS_* variables do, and that a malformed one is named and offers nothing.
+// The parser of SOFTVERBS_* variables: values and defaults; a malformed value is named on stderr and gives no settings.
 #include "softverbs/host/settings.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace verbatim::softverbs {
 namespace {
 
-// Each question has a process of its own. `check` gives the exit status.
+// Runs `check` in a child process, because a process reads its settings once. The return value is the exit status.
 test::ChildResult in_child(const char* name, const std::string& value,
                            const std::function<int(const Settings*)>& check) {
   return test::run_in_child({{name, value}}, [&] { return check(settings()); });
@@ -30,19 +30,19 @@ class SettingsParser : public testing::Test {
 
 void expect_refused(const char* name, const std::string& value) {
   SCOPED_TRACE(std::string(name) + "=" + value);
-  const test::ChildResult outcome =
+  const test::ChildResult result =
       in_child(name, value, [](const Settings* settings) { return settings == nullptr ? 0 : 1; });
-  EXPECT_EQ(outcome.status, 0);
-  EXPECT_NE(outcome.stderr_text.find(name), std::string::npos) << outcome.stderr_text;
-  EXPECT_EQ(std::count(outcome.stderr_text.begin(), outcome.stderr_text.end(), '\n'), 1) << outcome.stderr_text;
+  EXPECT_EQ(result.status, 0);
+  EXPECT_NE(result.stderr_text.find(name), std::string::npos) << result.stderr_text;
+  EXPECT_EQ(std::count(result.stderr_text.begin(), result.stderr_text.end(), '\n'), 1) << result.stderr_text;
 }
 
 void expect_accepted(const char* name, const std::string& value, const std::function<bool(const Settings&)>& check) {
   SCOPED_TRACE(std::string(name) + "=" + value);
-  const test::ChildResult outcome =
+  const test::ChildResult result =
       in_child(name, value, [&](const Settings* settings) { return settings != nullptr && check(*settings) ? 0 : 1; });
-  EXPECT_EQ(outcome.status, 0);
-  EXPECT_EQ(outcome.stderr_text, "");
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(result.stderr_text, "");
 }
 
 TEST_F(SettingsParser, UnsetVariables_GiveDefaults) {

@@ -1,4 +1,4 @@
-// What lies in /dev/shm belongs to one user: files that others could have made or could write are refused.
+// Files in /dev/shm belong to one user: files that other users may have created or can access are refused.
 #include "softverbs/host/shm_file.h"
 
 #include <fcntl.h>
@@ -48,8 +48,9 @@ TEST_F(ShmFile, FileOpenToOthers_IsRefused) {
 
 TEST_F(ShmFile, FileOfAnotherUser_IsRefused) {
   { ASSERT_TRUE(open_shm(name, OpenMode::kCreateNew)); }
-  constexpr uid_t kSomebody = 12345;
-  if (::chown(path().c_str(), kSomebody, static_cast<gid_t>(-1)) != 0) GTEST_SKIP() << "only root gives files away";
+  constexpr uid_t kOtherUser = 12345;
+  if (::chown(path().c_str(), kOtherUser, static_cast<gid_t>(-1)) != 0)
+    GTEST_SKIP() << "only root can change the owner of a file";
   const Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateOrOpen);
   ASSERT_FALSE(fd);
   EXPECT_EQ(fd.error().sys_errno, EACCES);

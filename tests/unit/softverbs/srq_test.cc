@@ -1,4 +1,4 @@
-// Shared receive queues: one pool of receives for many QPs, its low-water event, its end.
+// Shared receive queues: receives shared by several QPs, the limit event, and destruction.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -67,11 +67,11 @@ TEST_F(SharedReceiveQueue, WriteWithImm_ConsumesAReceive) {
 }
 
 TEST_F(SharedReceiveQueue, EmptyQueue_IsReceiverNotReady) {
-  Endpoint impatient(device, {.timers = {.rnr_retry = 0}});
+  Endpoint sender(device, {.timers = {.rnr_retry = 0}});
   Endpoint receiver(device, {.srq = srq.get()});
-  connect(impatient, receiver);
-  ASSERT_EQ(send(impatient), 0);
-  EXPECT_EQ(poll_one(impatient.send_cq()).status, IBV_WC_RNR_RETRY_EXC_ERR);
+  connect(sender, receiver);
+  ASSERT_EQ(send(sender), 0);
+  EXPECT_EQ(poll_one(sender.send_cq()).status, IBV_WC_RNR_RETRY_EXC_ERR);
 }
 
 TEST_F(SharedReceiveQueue, SendBeforePost_CompletesAfterThePost) {
@@ -93,11 +93,11 @@ TEST_F(SharedReceiveQueue, FullQueue_ReturnsBadRequest) {
   ibv_recv_wr* bad = nullptr;
   EXPECT_EQ(ibv_post_srq_recv(srq.get(), wrs.data(), &bad), ENOMEM);
   EXPECT_EQ(bad, &wrs[attr.max_wr]);
-  for (std::uint64_t i = 0; i < attr.max_wr; ++i) {  // those before it are there
+  for (std::uint64_t i = 0; i < attr.max_wr; ++i) {  // the receives before it were posted
     ASSERT_EQ(send(sender_a), 0);
     ASSERT_EQ(poll_one(cq.get()).wr_id, i);
   }
-  EXPECT_EQ(post_srq_recv(srq.get(), {target.sge()}), 0);  // and have made room
+  EXPECT_EQ(post_srq_recv(srq.get(), {target.sge()}), 0);  // their queue entries are free again
 }
 
 TEST_F(SharedReceiveQueue, TooManySges_AreRefused) {
@@ -154,7 +154,7 @@ TEST_F(SharedReceiveQueue, FailedQp_RaisesLastWqe_AndKeepsReceives) {
   ASSERT_EQ(post_srq_recv(srq.get(), {target.sge()}, 1), 0);
   receiver_a.to_error();
   EXPECT_EQ(expect_async_event(device.context.get(), IBV_EVENT_QP_LAST_WQE_REACHED).qp, receiver_a.qp());
-  EXPECT_TRUE(stays_empty(cq.get()));  // shared receives belong to nobody and are not flushed
+  EXPECT_TRUE(stays_empty(cq.get()));  // receives of an SRQ belong to no QP and are not flushed
   ASSERT_EQ(send(sender_b), 0);
   EXPECT_EQ(poll_one(cq.get()).wr_id, 1U);
 }

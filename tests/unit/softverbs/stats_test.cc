@@ -1,4 +1,4 @@
-// Counters as they lie in a segment, and what is made of them.
+// Reads the counters of a process from its segment, and converts them to JSON.
 #include "softverbs/host/stats.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ class Stats : public testing::Test {
 
   Segment& segment() { return *memory.as<Segment>(); }
 
-  // The entry `index`, in use.
+  // The entry `index`, marked as used.
   SharedQp& qp(std::uint32_t index, std::uint32_t qpn) {
     segment().counters.of(ObjectKind::kQp).table_end.store(index + 1);
     segment().qps[index].qpn.store(qpn);
@@ -81,7 +81,7 @@ TEST_F(Stats, Doorbells_CountPostingCalls) {
   EXPECT_EQ(stats.doorbells(), 15U);
   const std::string json = to_json(stats);
   EXPECT_NE(json.find("\"doorbells\": 15"), std::string::npos) << json;
-  EXPECT_NE(json.find("\"doorbells\": 7"), std::string::npos) << json;  // the QP's
+  EXPECT_NE(json.find("\"doorbells\": 7"), std::string::npos) << json;  // the sum of the QP
 }
 
 TEST_F(Stats, Json_ListsEveryEngineThread) {

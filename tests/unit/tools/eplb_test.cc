@@ -1,4 +1,4 @@
-// The parts of verbatim-eplb that need no ranks.
+// The parts of verbatim-eplb that run without rank processes.
 #include <gtest/gtest.h>
 
 #include <condition_variable>
@@ -53,33 +53,33 @@ TEST(PluginStatsCheck, TotalsAndBytesPerPeer_AreCompared) {
   EXPECT_NE("equal", compare_stats("{}", {}, {}));
 }
 
-// Waits for the alarm.
+// Records the text of a watchdog that fires; wait() blocks until then.
 class Alarm {
  public:
-  void ring(const std::string& text) {
+  void fire(const std::string& text) {
     const std::lock_guard lock(mutex_);
     text_ = text;
-    rung_.notify_one();
+    fired_.notify_one();
   }
   std::string wait() {
     std::unique_lock lock(mutex_);
-    rung_.wait_for(lock, std::chrono::seconds(60), [this] { return !text_.empty(); });
+    fired_.wait_for(lock, std::chrono::seconds(60), [this] { return !text_.empty(); });
     return text_;
   }
-  bool silent() {
+  bool has_not_fired() {
     const std::lock_guard lock(mutex_);
     return text_.empty();
   }
 
  private:
   std::mutex mutex_;
-  std::condition_variable rung_;
+  std::condition_variable fired_;
   std::string text_;
 };
 
 TEST(Watchdog, NoProgress_ListsPendingOperations) {
   Alarm alarm;
-  Watchdog watchdog(1, [&alarm](const std::string& text) { alarm.ring(text); });
+  Watchdog watchdog(1, [&alarm](const std::string& text) { alarm.fire(text); });
   watchdog.begin("layer 3", 3, [](std::size_t i) { return "operation " + std::to_string(i); });
   watchdog.done(1);
   EXPECT_EQ("layer 3: no progress for 1 s, 2 of 3 operations pending:\n  operation 0\n  operation 2", alarm.wait());
@@ -88,12 +88,12 @@ TEST(Watchdog, NoProgress_ListsPendingOperations) {
 TEST(Watchdog, NothingPending_DoesNotFire) {
   Alarm alarm;
   {
-    Watchdog watchdog(1, [&alarm](const std::string& text) { alarm.ring(text); });
+    Watchdog watchdog(1, [&alarm](const std::string& text) { alarm.fire(text); });
     watchdog.begin("layer 3", 1, [](std::size_t) { return "operation"; });
     watchdog.end();
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   }
-  EXPECT_TRUE(alarm.silent());
+  EXPECT_TRUE(alarm.has_not_fired());
 }
 
 TEST(WeightRows, EveryRow_HasGuardsOnBothSides) {
@@ -113,10 +113,10 @@ TEST(WeightRows, EveryRow_HasGuardsOnBothSides) {
   for (std::size_t t = 0; t < 3; ++t) {
     for (std::size_t row = 0; row < 3; ++row) {
       EXPECT_EQ(0U, compare(*memory, rows.at(t, row), expert.tensors[t].bytes, content, "").bytes);
-      for (std::byte* const beside : {rows.at(t, row) - 1, rows.at(t, row) + expert.tensors[t].bytes}) {
-        *beside ^= std::byte{1};
+      for (std::byte* const guard : {rows.at(t, row) - 1, rows.at(t, row) + expert.tensors[t].bytes}) {
+        *guard ^= std::byte{1};
         EXPECT_EQ(1U, rows.check_guards().bytes);
-        *beside ^= std::byte{1};
+        *guard ^= std::byte{1};
       }
     }
   }
@@ -131,14 +131,14 @@ TEST(CompareBytes, WrongByteBeyondFirstBlock_IsNamed) {
   std::byte* const data = memory->allocate(kBytes);
   const workload::Pattern content(3, 4);
   write(*memory, data, kBytes, content);
-  EXPECT_EQ(0U, compare(*memory, data, kBytes, content, "here").bytes);
+  EXPECT_EQ(0U, compare(*memory, data, kBytes, content, "buffer").bytes);
   data[kBytes - 1] ^= std::byte{1};
   data[(std::size_t{1} << 20) + 5] ^= std::byte{1};
-  const Damage damage = compare(*memory, data, kBytes, content, "here");
+  const Damage damage = compare(*memory, data, kBytes, content, "buffer");
   EXPECT_EQ(2U, damage.bytes);
-  EXPECT_EQ(0U, damage.first.find("here, offset 1048581: ")) << damage.first;
+  EXPECT_EQ(0U, damage.first.find("buffer, offset 1048581: ")) << damage.first;
   write_poison(*memory, data, kBytes, content);
-  EXPECT_EQ(kBytes, compare(*memory, data, kBytes, content, "here").bytes);
+  EXPECT_EQ(kBytes, compare(*memory, data, kBytes, content, "buffer").bytes);
 }
 
 class CallPlan : public testing::Test {
@@ -153,9 +153,9 @@ class CallPlan : public testing::Test {
     options_.mode = mode;
     const Layer& layer = input_.workload.layers[0];
     const LayerPlan plan = plan_layer(input_.workload, layer, input_.expert, options_);
-    const RankPlan own = plan_of_rank(input_.workload, layer, plan.transfers, 0);
+    const RankPlan rank_plan = plan_of_rank(input_.workload, layer, plan.transfers, 0);
     std::string text;
-    for (const CallGroup& group : calls_of_rank(plan, own, input_.expert, mode)) {
+    for (const CallGroup& group : calls_of_rank(plan, rank_plan, input_.expert, mode)) {
       text += std::to_string(group.number) + ":";
       for (const Call& call : group.calls) {
         text += std::string(call.sends ? " s" : " r") + std::to_string(plan.transfers[call.transfer].expert) +

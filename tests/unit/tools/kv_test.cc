@@ -1,4 +1,4 @@
-// The parts of verbatim-kv that need no other rank.
+// The parts of verbatim-kv that run without other ranks.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -22,7 +22,8 @@ namespace {
 Options parse(std::vector<const char*> arguments) {
   arguments.insert(arguments.begin(), {"verbatim-kv", "--plugin", "p.so"});
   const auto parsed = parse_options(static_cast<int>(arguments.size()), arguments.data());
-  if (const auto* const leave = std::get_if<ranks::EarlyExit>(&parsed)) throw std::invalid_argument(leave->text);
+  if (const auto* const early_exit = std::get_if<ranks::EarlyExit>(&parsed))
+    throw std::invalid_argument(early_exit->text);
   return std::get<Options>(parsed);
 }
 
@@ -62,8 +63,8 @@ TEST(FaultOption, InvalidListWithoutSide_IsTwoFaults) {
 }
 
 TEST(FaultOption, MalformedFault_IsRejected) {
-  for (const char* const text : {"", "frost", "kill,", "kill,family=xy", "kill,times=", "kill,times=-1", "kill,at=peer",
-                                 "kill,request=12345678901"}) {
+  for (const char* const text : {"", "unknown", "kill,", "kill,family=xy", "kill,times=", "kill,times=-1",
+                                 "kill,at=peer", "kill,request=12345678901"}) {
     EXPECT_THROW(parse_fault(text), std::invalid_argument) << text;
   }
 }
@@ -76,7 +77,7 @@ TEST(FaultOption, SeveralFaults_GetDistinctSuitableRequests) {
   assign_requests(faults, requests, 64, 64);
   std::set<std::uint32_t> ids;
   for (const Fault& fault : faults) EXPECT_TRUE(ids.insert(*fault.request).second);
-  EXPECT_LT(64U, requests[*faults[0].request].tokens) << "a list is spoiled only where there are two blocks";
+  EXPECT_LT(64U, requests[*faults[0].request].tokens) << "an invalid list needs a request of at least two blocks";
   EXPECT_LT(64U, requests[*faults[1].request].tokens);
   std::vector<Fault> many(3, {.kind = FaultKind::kInvalidList, .code = RejectionCode::kUnregistered});
   many.resize(4, many[0]);
@@ -91,15 +92,15 @@ TEST(FaultOption, EveryCorruptedList_IsRejectedWithItsCode) {
   for (int code = 1; code <= kRejectionCodes; ++code) {
     BlockList list = make_list(family, {4, 2, 7});
     corrupt_block(list, static_cast<RejectionCode>(code), family.num_blocks);
-    auto refusal = validate_list({family, memory}, list, 3);
-    if (!refusal) refusal = BlockReservations(10).reserve(1, list.blocks);
-    ASSERT_TRUE(refusal) << code;
-    EXPECT_STREQ(rejection_name(static_cast<RejectionCode>(code)), rejection_name(refusal->code)) << refusal->text;
+    auto rejection = validate_list({family, memory}, list, 3);
+    if (!rejection) rejection = BlockReservations(10).reserve(1, list.blocks);
+    ASSERT_TRUE(rejection) << code;
+    EXPECT_STREQ(rejection_name(static_cast<RejectionCode>(code)), rejection_name(rejection->code)) << rejection->text;
   }
 }
 
 TEST(CacheMemory, EveryAllocationKind_HasValidLayout) {
-  const auto lay = [](Allocations how) {
+  const auto allocate = [](Allocations how) {
     std::vector<Family> families{
         {.geometry = scaled(find_model("deepseek-mla-bf16").kv, 20), .num_blocks = 3, .block_len = 73'728},
         {.geometry = scaled(indexer_geometry(), 30), .num_blocks = 5, .block_len = 8'448}};
@@ -114,9 +115,9 @@ TEST(CacheMemory, EveryAllocationKind_HasValidLayout) {
     EXPECT_EQ(0U, memory.damage());
     return std::pair(memory.allocations(), layers);
   };
-  EXPECT_EQ(1U, lay(Allocations::kSlab).first);
-  EXPECT_EQ(2U, lay(Allocations::kFamily).first);
-  const auto [allocations, layers] = lay(Allocations::kLayer);
+  EXPECT_EQ(1U, allocate(Allocations::kSlab).first);
+  EXPECT_EQ(2U, allocate(Allocations::kFamily).first);
+  const auto [allocations, layers] = allocate(Allocations::kLayer);
   EXPECT_EQ(layers, allocations);
 }
 
@@ -158,7 +159,7 @@ TEST_F(BlockContentsTest, OtherRequestPositionOrPart_Differs) {
   EXPECT_LT(bytes * 9 / 10, wrong({7, 2, 4'096, blocks_}));
   EXPECT_LT(bytes * 9 / 10, wrong({7, 2, 0, swapped}));
   contents_.poison({7, 2, 0, blocks_});
-  EXPECT_EQ(bytes, wrong({7, 2, 0, blocks_})) << "every byte is made wrong";
+  EXPECT_EQ(bytes, wrong({7, 2, 0, blocks_})) << "poison changes every byte";
 }
 
 TEST_F(BlockContentsTest, OneFlippedCanaryBit_IsFound) {
@@ -179,11 +180,11 @@ TEST(Channel, ListAndFamilyDescription_RoundTrip) {
   put_family(writer, family, memory);
   writer.put_list(make_list(family, {1, 2}));
   Reader reader(writer.bytes());
-  const FamilyDescription introduction = get_family(reader);
-  EXPECT_EQ(family.geometry, introduction.family.geometry);
-  EXPECT_EQ(family.num_blocks, introduction.family.num_blocks);
-  EXPECT_EQ(family.bases, introduction.family.bases);
-  EXPECT_EQ(memory.all(), introduction.memory.all());
+  const FamilyDescription description = get_family(reader);
+  EXPECT_EQ(family.geometry, description.family.geometry);
+  EXPECT_EQ(family.num_blocks, description.family.num_blocks);
+  EXPECT_EQ(family.bases, description.family.bases);
+  EXPECT_EQ(memory.all(), description.memory.all());
   const BlockList list = reader.get_list();
   EXPECT_EQ((std::vector<std::uint32_t>{1, 2}), list.blocks);
   EXPECT_EQ(8'192U, list.block_len);
@@ -198,24 +199,24 @@ TEST(Channel, TruncatedBytes_AreRejected) {
     Reader reader(std::string_view(whole).substr(0, bytes));
     EXPECT_THROW(reader.get_list(), ranks::Failure) << bytes;
   }
-  const std::string huge(8, '\xff');  // a count that no message can hold
+  const std::string huge(8, '\xff');  // a length beyond any message
   EXPECT_THROW(Reader(huge).get_text(), ranks::Failure);
 }
 
 TEST(Channel, PeerClosed_FailsAfterLastMessage) {
   int ends[2];
   ASSERT_EQ(0, ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));
-  Channel one{UniqueFd(ends[0])};
+  Channel channel{UniqueFd(ends[0])};
   {
     const Channel other{UniqueFd(ends[1])};
     other.send(MessageKind::kDone, "abc");
   }
-  one.receive();
-  const auto message = one.next();
+  channel.receive();
+  const auto message = channel.next();
   ASSERT_TRUE(message);
   EXPECT_EQ(MessageKind::kDone, message->kind);
   EXPECT_EQ("abc", message->payload);
-  EXPECT_THROW(one.next(), ranks::Failure);
+  EXPECT_THROW(channel.next(), ranks::Failure);
 }
 
 TEST(FamilyStats, JsonRoundTrip_PreservesSums) {
@@ -280,14 +281,14 @@ TEST(RequestBatches, AllRequests_AreInOrderAndWithinCapacity) {
   const std::vector<Request> requests = make_requests(options);
   const Layout layout = lay_out(options, requests, true);
   std::uint32_t next = 0;
-  for (const RequestBatch& wave : make_batches(options, requests, layout)) {
-    EXPECT_GE(6U, wave.size());
-    std::size_t taken[2] = {};
-    for (const Request* const request : wave) {
+  for (const RequestBatch& batch : make_batches(options, requests, layout)) {
+    EXPECT_GE(6U, batch.size());
+    std::size_t blocks[2] = {};
+    for (const Request* const request : batch) {
       EXPECT_EQ(next++, request->id);
-      taken[request->prefill] += request->blocks(64);
+      blocks[request->prefill] += request->blocks(64);
     }
-    EXPECT_GE(layout.reports[0].blocks[0], std::max(taken[0], taken[1]));
+    EXPECT_GE(layout.reports[0].blocks[0], std::max(blocks[0], blocks[1]));
   }
   EXPECT_EQ(100U, next);
 }

@@ -1,3 +1,4 @@
+// netapi::Table on tables of every version that record their calls, and opening of plugins by path and version.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -13,7 +14,7 @@
 namespace netapi {
 namespace {
 
-// A table of every version that writes down how it was called.
+// The arguments of the calls of a recording table.
 struct Calls {
   int inits = 0;
   int finalizes = 0;
@@ -193,7 +194,7 @@ TYPED_TEST(EveryVersion, Init_IsCalledOnceUpToV10AndEachTimeFromV11) {
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.finalize(context));
   EXPECT_EQ(kContexts ? 2 : 0, calls.finalizes);
   EXPECT_EQ(context, calls.context);
-  // all users are gone: the next one initialises again
+  // After the last finalize, init calls the plugin again.
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.init(77, {3}, &context));
   EXPECT_EQ(kContexts ? 3 : 2, calls.inits);
 }
@@ -248,12 +249,12 @@ TYPED_TEST(EveryVersion, SizeBeyondTable_IsRejected) {
   void* request = nullptr;
   EXPECT_EQ(nccl::Result::kSuccess, this->plugin_.isend(nullptr, nullptr, kMaxBytesBeforeV9, 0, nullptr, &request));
   EXPECT_EQ(kMaxBytesBeforeV9, calls.size);
-  const nccl::Result verdict = kVersion >= 9 ? nccl::Result::kSuccess : nccl::Result::kInvalidArgument;
-  EXPECT_EQ(verdict, this->plugin_.isend(nullptr, nullptr, too_large, 0, nullptr, &request));
+  const nccl::Result expected = kVersion >= 9 ? nccl::Result::kSuccess : nccl::Result::kInvalidArgument;
+  EXPECT_EQ(expected, this->plugin_.isend(nullptr, nullptr, too_large, 0, nullptr, &request));
   EXPECT_EQ(kVersion >= 9 ? too_large : kMaxBytesBeforeV9, calls.size);
 
   std::size_t sizes[2] = {1, too_large};
-  EXPECT_EQ(verdict, this->plugin_.irecv(nullptr, 2, nullptr, sizes, nullptr, nullptr, &request));
+  EXPECT_EQ(expected, this->plugin_.irecv(nullptr, 2, nullptr, sizes, nullptr, nullptr, &request));
   EXPECT_EQ(kVersion >= 9 ? 2U : 0U, calls.sizes.size());
 
   void* mhandle = nullptr;

@@ -1,4 +1,4 @@
-// The plans of all ranks, held against each other and against the buffers they work on: no plugin.
+// Checks that the plans of all ranks match each other and stay within their buffers. Uses no plugin.
 #include "verbatim-perf/operation.h"
 
 #include <gtest/gtest.h>
@@ -97,7 +97,7 @@ TEST_P(OperationPlan, EveryFlow_SendsMatchReceives) {
     ASSERT_EQ(send->messages.size(), recv->messages.size());
     ASSERT_EQ(send->messages.size(), send->steps.size());
     ASSERT_EQ(recv->messages.size(), recv->steps.size() * recv->group);
-    // Within a group the order is free, the tag decides.
+    // Within a group the order does not matter; tags match sends to receives.
     for (std::size_t first = 0; first < recv->messages.size(); first += recv->group) {
       std::map<int, std::size_t> sent;
       for (std::size_t i = first; i < first + recv->group; ++i) sent[send->messages[i].tag] = send->messages[i].bytes;
@@ -130,7 +130,7 @@ TEST_P(OperationPlan, EveryMessage_StaysInsideBuffers) {
   }
 }
 
-// Every byte that is expected comes by a copy, a message or a reduction, and no message writes it twice.
+// Every expected byte is written by a copy, a message or a reduction, and no message writes it twice.
 TEST_P(OperationPlan, EveryExpectedByte_IsWrittenOnce) {
   for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
     std::vector<int> written(extents_[rank].recv_bytes), expected(extents_[rank].recv_bytes);
@@ -152,14 +152,14 @@ TEST_P(OperationPlan, EveryExpectedByte_IsWrittenOnce) {
       count(expected, piece.offset, piece.bytes);
     }
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      // all_reduce: the part that this rank finishes itself is reduced last and does not come again
+      // all_reduce: the part that this rank reduces last is final and is not received again
       const int final_writes = written[i] > 0 ? written[i] : reduced[i];
       ASSERT_EQ(expected[i], final_writes) << "rank " << rank << ", byte " << i;
     }
   }
 }
 
-// All ranks' plans carried out in turn over a network without limits end, however little each receives ahead.
+// Simulates the plans of all ranks over a network with unlimited buffers: every step of every plan must be reached.
 TEST_P(OperationPlan, AllRanksTogether_DoNotDeadlock) {
   struct Running {
     std::size_t started = 0;
@@ -167,8 +167,8 @@ TEST_P(OperationPlan, AllRanksTogether_DoNotDeadlock) {
   std::vector<std::vector<Running>> running(plans_.size());
   for (std::size_t rank = 0; rank < plans_.size(); ++rank) running[rank].resize(plans_[rank].lanes.size());
   std::map<std::size_t, std::size_t> sent;  // messages on each flow
-  for (bool moved = true; moved;) {
-    moved = false;
+  for (bool progressed = true; progressed;) {
+    progressed = false;
     for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
       for (std::size_t l = 0; l < plans_[rank].lanes.size(); ++l) {
         const Lane& lane = plans_[rank].lanes[l];
@@ -182,7 +182,7 @@ TEST_P(OperationPlan, AllRanksTogether_DoNotDeadlock) {
         if (!lane.sends && sent[lane.flow] < (at + 1) * lane.group) continue;
         if (lane.sends) ++sent[lane.flow];
         ++at;
-        moved = true;
+        progressed = true;
       }
     }
   }

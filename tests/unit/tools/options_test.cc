@@ -1,3 +1,4 @@
+// Command-line options of verbatim-perf: values, defaults, sizes, and the exit status for invalid options.
 #include "verbatim-perf/options.h"
 
 #include <gtest/gtest.h>
@@ -16,17 +17,17 @@ std::variant<Options, EarlyExit> parse(std::vector<const char*> arguments) {
 
 Options parsed(const std::vector<const char*>& arguments) {
   const auto result = parse(arguments);
-  const auto* const leave = std::get_if<EarlyExit>(&result);
-  EXPECT_EQ(nullptr, leave) << leave->text;
-  return leave == nullptr ? std::get<Options>(result) : Options{};
+  const auto* const early_exit = std::get_if<EarlyExit>(&result);
+  EXPECT_EQ(nullptr, early_exit) << early_exit->text;
+  return early_exit == nullptr ? std::get<Options>(result) : Options{};
 }
 
-ExitStatus refused(const std::vector<const char*>& arguments) {
+ExitStatus status_of_invalid(const std::vector<const char*>& arguments) {
   const auto result = parse(arguments);
-  const auto* const leave = std::get_if<EarlyExit>(&result);
-  if (leave == nullptr) return ExitStatus::kOk;
-  EXPECT_FALSE(leave->text.empty());
-  return leave->status;
+  const auto* const early_exit = std::get_if<EarlyExit>(&result);
+  if (early_exit == nullptr) return ExitStatus::kOk;
+  EXPECT_FALSE(early_exit->text.empty());
+  return early_exit->status;
 }
 
 TEST(ParseBytes, UnitInAnyCase_IsAccepted) {
@@ -55,7 +56,7 @@ TEST(MessageSizes, Factor_MultipliesUpToMaximum) {
   EXPECT_EQ((std::vector<std::size_t>{8, 24, 72}), message_sizes(options));
 }
 
-TEST(MessageSizes, FactorOne_StillRises) {
+TEST(MessageSizes, FactorOne_AddsOneByte) {
   Options options;
   options.min_bytes = 0;
   options.max_bytes = 4;
@@ -115,21 +116,21 @@ TEST(ParseOptions, RootRankAndNranks_AreAccepted) {
 }
 
 TEST(ParseOptions, InvalidOptions_AreRejected) {
-  EXPECT_EQ(ExitStatus::kUsage, refused({}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"reduce", "--plugin", "p.so"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-b", "x"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-b", "9", "-e", "8"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-n", "0"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-d", "double"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--procs", "0"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--rank", "0"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--root", "h:1"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"reduce", "--plugin", "p.so"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-b", "x"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-b", "9", "-e", "8"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-n", "0"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-d", "double"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--procs", "0"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--rank", "0"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--root", "h:1"}));
   EXPECT_EQ(ExitStatus::kUsage,
-            refused({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "2", "--nranks", "2"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "0", "--nranks",
-                                         "2", "--procs", "2"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"pingpong", "--plugin", "p.so", "--procs", "3"}));
+            status_of_invalid({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "2", "--nranks", "2"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "0",
+                                                   "--nranks", "2", "--procs", "2"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"pingpong", "--plugin", "p.so", "--procs", "3"}));
 }
 
 TEST(ParseOptions, Help_IsPrinted) {

@@ -1,3 +1,4 @@
+// The report of verbatim-perf: result table, sums, and the text of the progress line.
 #include "verbatim-perf/report.h"
 
 #include <gtest/gtest.h>

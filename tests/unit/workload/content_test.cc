@@ -1,3 +1,4 @@
+// Patterns, elements and their sums: the contents of test messages depend on source, step and offset.
 #include "workload/content.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Guard bytes around a buffer: alignment, and detection of any changed guard byte.
 #include "workload/guarded_buffer.h"
 
 #include <gtest/gtest.h>

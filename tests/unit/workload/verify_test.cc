@@ -1,3 +1,4 @@
+// Comparison of received bytes with the expected content: every kind of damage is found and counted.
 #include "workload/verify.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +10,7 @@
 namespace verbatim::workload {
 namespace {
 
-constexpr std::size_t kBytes = 10'007;  // several blocks and an odd tail
+constexpr std::size_t kBytes = 10'007;  // several blocks, and a size that is not a multiple of 8
 
 class Verify : public testing::Test {
  protected:

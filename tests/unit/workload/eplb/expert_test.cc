@@ -1,3 +1,4 @@
+// Expert layouts of verbatim-eplb: presets, tensors, scaling, and the parser of --tensors.
 #include "workload/eplb/expert.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +40,7 @@ TEST(Scaled, SmallTensor_KeepsWholeElements) {
   EXPECT_EQ(0U, smaller.tensors[2].bytes);
 }
 
-std::string refusal(const std::string& text) {
+std::string error_text(const std::string& text) {
   try {
     parse_tensors(text, 36);
   } catch (const BadInput& bad) {
@@ -53,12 +54,12 @@ TEST(ParseTensors, ValidAndMalformedText_IsReadOrRejectedByName) {
   ASSERT_EQ(2U, expert.tensors.size());
   EXPECT_EQ(100U, expert.tensors[0].bytes);
   EXPECT_EQ(20U, expert.tensors[1].bytes);
-  EXPECT_EQ("tensor w2: 721 bytes are not divisible by 36 rows", refusal("w2:fp32:721:total"));
-  EXPECT_EQ("tensor w2: 6 bytes per expert are not a multiple of the size of fp32", refusal("w2:fp32:6"));
-  EXPECT_EQ("unknown tensor type: 'fp7'", refusal("w2:fp7:6"));
-  EXPECT_NE("", refusal("w2:fp8"));
-  EXPECT_NE("", refusal("w2:fp8:many"));
-  EXPECT_NE("", refusal(""));
+  EXPECT_EQ("tensor w2: 721 bytes are not divisible by 36 rows", error_text("w2:fp32:721:total"));
+  EXPECT_EQ("tensor w2: 6 bytes per expert are not a multiple of the size of fp32", error_text("w2:fp32:6"));
+  EXPECT_EQ("unknown tensor type: 'fp7'", error_text("w2:fp7:6"));
+  EXPECT_NE("", error_text("w2:fp8"));
+  EXPECT_NE("", error_text("w2:fp8:many"));
+  EXPECT_NE("", error_text(""));
 }
 
 }  // namespace

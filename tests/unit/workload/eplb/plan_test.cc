@@ -1,3 +1,4 @@
+// Transfer plans of verbatim-eplb: sources, rows, groups, self-check, generated workloads, planning time.
 #include "workload/eplb/plan.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +24,7 @@ Workload one_layer(std::size_t ranks, std::size_t experts, std::vector<int> befo
   return workload;
 }
 
-std::vector<Triple> planned(const Workload& workload) {
+std::vector<Triple> triples_of(const Workload& workload) {
   std::vector<Triple> triples;
   for (const Transfer& transfer : plan_transfers(workload, workload.layers[0])) {
     triples.emplace_back(transfer.source, transfer.destination, transfer.expert);
@@ -32,24 +33,25 @@ std::vector<Triple> planned(const Workload& workload) {
 }
 
 TEST(PlanTransfers, SamePlacement_IsEmpty) {
-  EXPECT_TRUE(planned(one_layer(2, 4, {0, 1, 2, 3}, {0, 1, 2, 3})).empty());
-  EXPECT_TRUE(planned(one_layer(2, 4, {0, 1, 2, 3}, {1, 0, 3, 2})).empty());
+  EXPECT_TRUE(triples_of(one_layer(2, 4, {0, 1, 2, 3}, {0, 1, 2, 3})).empty());
+  EXPECT_TRUE(triples_of(one_layer(2, 4, {0, 1, 2, 3}, {1, 0, 3, 2})).empty());
 }
 
 TEST(PlanTransfers, SeveralHolders_ShareReceiversEqually) {
-  // Ranks 0 and 3 hold expert 0; 1, 2, 4, 5 and 6 need it: two each, and the fifth from rank 0.
+  // Ranks 0 and 3 hold expert 0; ranks 1, 2, 4, 5 and 6 need it. Each holder sends to two of them, and rank 0 to the
+  // fifth.
   const Workload workload = one_layer(7, 7, {0, 1, 2, 0, 4, 5, 6}, {0, 0, 0, 0, 0, 0, 0});
-  EXPECT_EQ((std::vector<Triple>{{0, 1, 0}, {0, 2, 0}, {0, 6, 0}, {3, 4, 0}, {3, 5, 0}}), planned(workload));
+  EXPECT_EQ((std::vector<Triple>{{0, 1, 0}, {0, 2, 0}, {0, 6, 0}, {3, 4, 0}, {3, 5, 0}}), triples_of(workload));
 }
 
 TEST(PlanTransfers, FewerReceiversThanHolders_UseFirstHolders) {
   const Workload workload = one_layer(5, 3, {0, 0, 0, 1, 2}, {0, 0, 0, 0, 0});
-  EXPECT_EQ((std::vector<Triple>{{0, 3, 0}, {1, 4, 0}}), planned(workload));
+  EXPECT_EQ((std::vector<Triple>{{0, 3, 0}, {1, 4, 0}}), triples_of(workload));
 }
 
 TEST(PlanTransfers, SeveralExperts_AreInExpertOrder) {
   const Workload workload = one_layer(2, 4, {3, 2, 1, 0}, {1, 0, 3, 2});
-  EXPECT_EQ((std::vector<Triple>{{1, 0, 0}, {1, 0, 1}, {0, 1, 2}, {0, 1, 3}}), planned(workload));
+  EXPECT_EQ((std::vector<Triple>{{1, 0, 0}, {1, 0, 1}, {0, 1, 2}, {0, 1, 3}}), triples_of(workload));
 }
 
 TEST(PlanTransfers, DuplicateRows_FirstRowIsUsed) {
@@ -95,7 +97,7 @@ TEST(RankPlan, SeveralReceivers_ExpertIsPackedOnce) {
   EXPECT_EQ(1U, plan.packs.size());
 }
 
-std::string refusal(const Workload& workload) {
+std::string error_text(const Workload& workload) {
   try {
     check(workload);
   } catch (const BadInput& bad) {
@@ -105,12 +107,12 @@ std::string refusal(const Workload& workload) {
 }
 
 TEST(CheckWorkload, InvalidWorkload_IsRejectedWithLocation) {
-  EXPECT_EQ("", refusal(one_layer(2, 2, {0, 1}, {1, 0})));
-  EXPECT_EQ("5 rows are not divisible by 2 ranks", refusal(one_layer(2, 5, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4})));
-  EXPECT_EQ("layer 0, new, row 1: expert 2 is not one of 0 to 1", refusal(one_layer(2, 2, {0, 1}, {0, 2})));
-  EXPECT_EQ("layer 0, old, row 0: expert -2 is not one of 0 to 1", refusal(one_layer(2, 2, {-2, 1}, {0, 1})));
-  EXPECT_EQ("layer 0, new, row 0: expert 1 is in no old row of any rank", refusal(one_layer(2, 2, {0, -1}, {1, 0})));
-  EXPECT_EQ("layer 0, new: 3 rows instead of 2", refusal(one_layer(2, 2, {0, 1}, {1, 0, 0})));
+  EXPECT_EQ("", error_text(one_layer(2, 2, {0, 1}, {1, 0})));
+  EXPECT_EQ("5 rows are not divisible by 2 ranks", error_text(one_layer(2, 5, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4})));
+  EXPECT_EQ("layer 0, new, row 1: expert 2 is not one of 0 to 1", error_text(one_layer(2, 2, {0, 1}, {0, 2})));
+  EXPECT_EQ("layer 0, old, row 0: expert -2 is not one of 0 to 1", error_text(one_layer(2, 2, {-2, 1}, {0, 1})));
+  EXPECT_EQ("layer 0, new, row 0: expert 1 is in no old row of any rank", error_text(one_layer(2, 2, {0, -1}, {1, 0})));
+  EXPECT_EQ("layer 0, new: 3 rows instead of 2", error_text(one_layer(2, 2, {0, 1}, {1, 0, 0})));
 }
 
 class EveryPolicy : public testing::TestWithParam<std::pair<std::string, Policy>> {
@@ -126,12 +128,12 @@ INSTANTIATE_TEST_SUITE_P(Eplb, EveryPolicy, testing::ValuesIn(policies()), [](co
   return name;
 });
 
-TEST_P(EveryPolicy, AnySeed_EveryNeedIsServedOnce) {
+TEST_P(EveryPolicy, AnySeed_PlanPassesSelfCheck) {
   for (const std::size_t ranks : {1U, 2U, 4U, 8U, 16U, 32U}) {
     if (ranks == 1 && GetParam().first.starts_with("scale")) continue;
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {
       const Workload tested = workload(ranks, seed);
-      ASSERT_EQ("", refusal(tested));
+      ASSERT_EQ("", error_text(tested));
       for (const Layer& layer : tested.layers) {
         const auto wrong = self_check(tested, layer, plan_transfers(tested, layer));
         EXPECT_FALSE(wrong.has_value()) << *wrong << " (" << ranks << " ranks, seed " << seed << ")";
@@ -149,16 +151,16 @@ TEST_P(EveryPolicy, Seed_DeterminesWorkload) {
 TEST(SelfCheck, WrongPlan_IsFound) {
   const Workload workload = one_layer(3, 3, {0, 1, 2}, {1, 2, 0});
   const Layer& layer = workload.layers[0];
-  const std::vector<Transfer> right = plan_transfers(workload, layer);
-  ASSERT_FALSE(self_check(workload, layer, right).has_value());
-  std::vector<Transfer> missing(right.begin() + 1, right.end());
+  const std::vector<Transfer> correct = plan_transfers(workload, layer);
+  ASSERT_FALSE(self_check(workload, layer, correct).has_value());
+  std::vector<Transfer> missing(correct.begin() + 1, correct.end());
   EXPECT_TRUE(self_check(workload, layer, missing).has_value());
-  std::vector<Transfer> twice = right;
-  twice.push_back(right[0]);
+  std::vector<Transfer> twice = correct;
+  twice.push_back(correct[0]);
   EXPECT_TRUE(self_check(workload, layer, twice).has_value());
-  std::vector<Transfer> elsewhere = right;
-  std::swap(elsewhere[0].source, elsewhere[0].destination);
-  EXPECT_TRUE(self_check(workload, layer, elsewhere).has_value());
+  std::vector<Transfer> swapped = correct;
+  std::swap(swapped[0].source, swapped[0].destination);
+  EXPECT_TRUE(self_check(workload, layer, swapped).has_value());
 }
 
 class Schedules : public testing::TestWithParam<bool> {
@@ -178,15 +180,15 @@ TEST_P(Schedules, AnyLimit_KeepsLimitAndOrder) {
       const Workload workload = make_workload({Policy::kShuffle, ranks, 60, 20, 1, 3});
       const std::vector<Transfer> transfers = plan_transfers(workload, workload.layers[0]);
       const std::size_t calls = 3;
-      const Schedule made = schedule(transfers, ranks, calls, limit);
-      ASSERT_EQ(transfers.size(), made.group_of.size());
+      const Schedule result = schedule(transfers, ranks, calls, limit);
+      ASSERT_EQ(transfers.size(), result.group_of.size());
       std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> operations;  // by group and rank
       std::map<std::pair<std::uint32_t, std::uint32_t>, std::set<std::uint32_t>> peers;
       std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> last;  // group by pair
       for (std::size_t i = 0; i < transfers.size(); ++i) {
         const Transfer& t = transfers[i];
-        const std::uint32_t group = made.group_of[i];
-        ASSERT_LT(group, made.groups);
+        const std::uint32_t group = result.group_of[i];
+        ASSERT_LT(group, result.groups);
         operations[{group, t.source}] += calls;
         operations[{group, t.destination}] += calls;
         peers[{group, t.source}].insert(t.destination);
@@ -195,10 +197,10 @@ TEST_P(Schedules, AnyLimit_KeepsLimitAndOrder) {
         EXPECT_LE(before->second, group);
         before->second = group;
       }
-      std::size_t most = 0;
-      for (const auto& [where, count] : operations) most = std::max(most, count);
-      EXPECT_EQ(most, made.largest_group);
-      EXPECT_LE(most, limit == 0 ? most : limit);
+      std::size_t largest = 0;
+      for (const auto& [where, count] : operations) largest = std::max(largest, count);
+      EXPECT_EQ(largest, result.largest_group);
+      EXPECT_LE(largest, limit == 0 ? largest : limit);
       if (!GetParam()) continue;
       for (const auto& [where, others] : peers) EXPECT_EQ(1U, others.size());
     }
@@ -210,7 +212,7 @@ TEST_P(Schedules, LimitBelowOneExpert_IsRejected) {
   EXPECT_THROW(schedule(transfers, 2, 4, 3), BadInput);
 }
 
-// Processor time of this thread: other work on the machine does not count.
+// Processor time of this thread, which other work on the machine does not change.
 double plan_ms(const Workload& workload) {
   timespec begin{};
   timespec end{};
@@ -239,8 +241,9 @@ TEST(PlanningTime, DeepSeekV3_IsBelowFiftyMilliseconds) {
   }
 }
 
-// Turn about, so that a machine that grows slower does so for both; the best of each, so that what interrupts does not
-// count. A machine that is busy all the time gets further rounds: what is not linear fails them all.
+// Measures both sizes alternately, so that a machine that slows down affects both, and takes the minimum of each, so
+// that interruptions do not count. On a busy machine further rounds follow; a plan that is not linear fails all of
+// them.
 TEST(PlanningTime, TwiceTheRows_TakesTwiceTheTime) {
   const Workload small = make_workload({Policy::kShuffle, 8, 256, 32, 58, 1});
   const Workload large = make_workload({Policy::kShuffle, 8, 512, 64, 58, 1});

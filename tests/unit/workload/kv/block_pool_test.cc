@@ -1,4 +1,4 @@
-// Blocks are given out once, and as scattered as asked.
+// The block pool: it gives each block to one request only, and fragments as configured.
 #include "workload/kv/block_pool.h"
 
 #include <gtest/gtest.h>
@@ -33,11 +33,11 @@ TEST(BlockPool, AnyFragmentation_GivesEachBlockOnce) {
 
 TEST(BlockPool, NoFragmentation_GivesOneContiguousRun) {
   BlockPool pool(1000, 0, 0, 7);
-  std::vector<std::vector<std::uint32_t>> taken;
-  for (int request = 0; request < 10; ++request) taken.push_back(pool.take(100));
-  for (const auto& blocks : taken) EXPECT_EQ(99U, neighbours(blocks));
-  pool.give_back(taken[3]);
-  pool.give_back(taken[4]);
+  std::vector<std::vector<std::uint32_t>> allocated;
+  for (int request = 0; request < 10; ++request) allocated.push_back(pool.take(100));
+  for (const auto& blocks : allocated) EXPECT_EQ(99U, neighbours(blocks));
+  pool.give_back(allocated[3]);
+  pool.give_back(allocated[4]);
   EXPECT_EQ(199U, neighbours(pool.take(200)));
 }
 

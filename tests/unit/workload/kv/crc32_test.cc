@@ -1,4 +1,4 @@
-// The check sum of a notification.
+// The CRC-32 of a notification.
 #include "workload/kv/crc32.h"
 
 #include <gtest/gtest.h>
@@ -19,10 +19,10 @@ TEST(Crc32, AnySplit_GivesSameValue) {
   for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 7);
   Crc32 whole;
   whole.add(text.data(), text.size());
-  for (std::size_t cut = 0; cut < 40; ++cut) {
+  for (std::size_t split = 0; split < 40; ++split) {
     Crc32 pieces;
-    pieces.add(text.data(), cut);
-    pieces.add(text.data() + cut, text.size() - cut);
+    pieces.add(text.data(), split);
+    pieces.add(text.data() + split, text.size() - split);
     EXPECT_EQ(whole.value(), pieces.value());
   }
   text[500] = static_cast<char>(text[500] ^ 1);

@@ -1,4 +1,4 @@
-// The sizes of known models, and what makes two geometries differ.
+// Families and geometries: sizes of known models, the split among tensor-parallel ranks, hashes and addresses.
 #include "workload/kv/family.h"
 
 #include <gtest/gtest.h>
@@ -32,8 +32,8 @@ TEST(Family, UnknownModel_IsRejectedWithKnownNames) {
   try {
     find_model("gpt");
     FAIL();
-  } catch (const std::invalid_argument& refused) {
-    EXPECT_NE(std::string::npos, std::string(refused.what()).find("deepseek-mla-fp8")) << refused.what();
+  } catch (const std::invalid_argument& error) {
+    EXPECT_NE(std::string::npos, std::string(error.what()).find("deepseek-mla-fp8")) << error.what();
   }
 }
 

@@ -1,4 +1,4 @@
-// What is registered, and what a look-up may find in it.
+// Sets of registered address intervals: merging and look-up.
 #include "workload/kv/intervals.h"
 
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@ using Intervals = std::vector<Interval>;
 TEST(Intervals, AdjacentIntervals_AreMerged) {
   IntervalSet set;
   for (std::uint64_t layer = 0; layer < 61; ++layer) {
-    EXPECT_TRUE(set.add(0x10000 + layer * 800, 700));        // one family
-    EXPECT_TRUE(set.add(0x10000 + layer * 800 + 700, 100));  // and the other, between its layers
+    EXPECT_TRUE(set.add(0x10000 + layer * 800, 700));        // a layer of the first family
+    EXPECT_TRUE(set.add(0x10000 + layer * 800 + 700, 100));  // a layer of the second family
   }
   EXPECT_EQ((Intervals{{0x10000, 0x10000 + 61 * 800}}), set.all());
 }

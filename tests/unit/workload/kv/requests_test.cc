@@ -1,4 +1,4 @@
-// The list of requests that every rank makes for itself.
+// The list of requests, which every rank generates from the same seed or reads from a file.
 #include "workload/kv/requests.h"
 
 #include <gtest/gtest.h>
@@ -30,21 +30,21 @@ TEST(Requests, SameSeed_GivesSameLognormalRequests) {
 }
 
 TEST(Requests, LargeSigma_StaysWithinLimit) {
-  RequestSettings cut = settings();
-  cut.sigma = 3;
-  cut.max_tokens = 2000;
-  for (const Request& request : generate_requests(cut)) {
+  RequestSettings limited = settings();
+  limited.sigma = 3;
+  limited.max_tokens = 2000;
+  for (const Request& request : generate_requests(limited)) {
     EXPECT_LE(1U, request.tokens);
     EXPECT_GE(2000U, request.tokens);
   }
 }
 
 TEST(Requests, ManyRequests_UseEveryRankPair) {
-  RequestSettings many = settings();
-  many.prefills = 2;
-  many.engines = 4;
+  RequestSettings two_by_four = settings();
+  two_by_four.prefills = 2;
+  two_by_four.engines = 4;
   std::set<std::pair<std::uint32_t, std::uint32_t>> pairs;
-  for (const Request& request : generate_requests(many)) pairs.insert({request.prefill, request.engine});
+  for (const Request& request : generate_requests(two_by_four)) pairs.insert({request.prefill, request.engine});
   EXPECT_EQ(8U, pairs.size());
 }
 
@@ -57,7 +57,7 @@ TEST(Requests, Blocks_RoundUpAndLastIsNoHit) {
 }
 
 TEST(Requests, File_IsRead) {
-  std::istringstream in("# tokens hit\n100\n\n  200 0.5  # half is there\n");
+  std::istringstream in("# tokens hit\n100\n\n  200 0.5  # half is a hit\n");
   const auto requests = read_requests(in, "list", settings());
   ASSERT_EQ(2U, requests.size());
   EXPECT_EQ(100U, requests[0].tokens);
@@ -73,8 +73,8 @@ TEST(Requests, MalformedLine_IsRejectedWithLineNumber) {
     try {
       read_requests(in, "list", settings());
       ADD_FAILURE() << line;
-    } catch (const std::invalid_argument& refused) {
-      EXPECT_EQ(0U, std::string(refused.what()).find("list:2: ")) << refused.what();
+    } catch (const std::invalid_argument& error) {
+      EXPECT_EQ(0U, std::string(error.what()).find("list:2: ")) << error.what();
     }
   }
 }

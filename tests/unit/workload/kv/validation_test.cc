@@ -1,4 +1,5 @@
-// Every kind of nonsense has its own code, and its text has the values that do not go together.
+// Validation of block lists: every kind of error has its own rejection code, and the text contains the values that do
+// not match.
 #include "workload/kv/validation.h"
 
 #include <gtest/gtest.h>
@@ -24,11 +25,11 @@ class Validation : public testing::Test {
     memory_.add(family_.bases[0], family_.bytes());
   }
 
-  void expect(RejectionCode code, const std::optional<Rejection>& refusal, const std::vector<std::string>& values) {
-    ASSERT_TRUE(refusal);
-    EXPECT_STREQ(rejection_name(code), rejection_name(refusal->code)) << refusal->text;
+  void expect(RejectionCode code, const std::optional<Rejection>& rejection, const std::vector<std::string>& values) {
+    ASSERT_TRUE(rejection);
+    EXPECT_STREQ(rejection_name(code), rejection_name(rejection->code)) << rejection->text;
     for (const std::string& value : values) {
-      EXPECT_NE(std::string::npos, refusal->text.find(value)) << value << " in: " << refusal->text;
+      EXPECT_NE(std::string::npos, rejection->text.find(value)) << value << " in: " << rejection->text;
     }
   }
   std::optional<Rejection> check(const BlockList& list, std::size_t count = 3) {
@@ -107,22 +108,24 @@ TEST_F(Validation, PairOfDifferentFamilies_IsRejected) {
 }
 
 TEST_F(Validation, BlockWrittenTwice_IsRejected) {
-  BlockReservations claims(512);
+  BlockReservations reservations(512);
   const std::vector<std::uint32_t> twice{4, 9, 4};
-  expect(RejectionCode::kOverlappingDestination, claims.reserve(1, twice), {"block 4", "position 0", "position 2"});
+  expect(RejectionCode::kOverlappingDestination, reservations.reserve(1, twice),
+         {"block 4", "position 0", "position 2"});
   const std::vector<std::uint32_t> once{4, 9};
-  EXPECT_FALSE(claims.reserve(7, once)) << "a refused list has claimed nothing";
+  EXPECT_FALSE(reservations.reserve(7, once)) << "a rejected list reserves nothing";
   const std::vector<std::uint32_t> others{3, 9};
-  expect(RejectionCode::kOverlappingDestination, claims.reserve(8, others), {"block 9", "position 1", "request 7"});
-  claims.release(once);
-  EXPECT_FALSE(claims.reserve(8, others));
+  expect(RejectionCode::kOverlappingDestination, reservations.reserve(8, others),
+         {"block 9", "position 1", "request 7"});
+  reservations.release(once);
+  EXPECT_FALSE(reservations.reserve(8, others));
   const std::vector<std::uint32_t> beyond{512};
-  expect(RejectionCode::kIndexOutOfRange, claims.reserve(9, beyond), {"512"});
+  expect(RejectionCode::kIndexOutOfRange, reservations.reserve(9, beyond), {"512"});
 }
 
 TEST_F(Validation, ManyBlocks_TakeLinearTime) {
   family_.num_blocks = 1 << 20;
-  BlockReservations claims(family_.num_blocks);
+  BlockReservations reservations(family_.num_blocks);
   const auto best_ns = [&](std::size_t count) {
     std::vector<std::uint32_t> blocks(count);
     std::iota(blocks.begin(), blocks.end(), 0U);
@@ -131,13 +134,13 @@ TEST_F(Validation, ManyBlocks_TakeLinearTime) {
     for (int i = 0; i < 20; ++i) {
       const std::uint64_t begin = monotonic_ns();
       EXPECT_FALSE(check(list, count));
-      EXPECT_FALSE(claims.reserve(1, list.blocks));
+      EXPECT_FALSE(reservations.reserve(1, list.blocks));
       best = std::min(best, monotonic_ns() - begin);
-      claims.release(list.blocks);
+      reservations.release(list.blocks);
     }
     return static_cast<double>(best);
   };
-  EXPECT_LT(best_ns(400'000) / best_ns(100'000), 4 * 2.5);  // a quadratic one would take 16 times as long
+  EXPECT_LT(best_ns(400'000) / best_ns(100'000), 4 * 2.5);  // quadratic time would be 16 times as long
 }
 
 TEST(NextFallback, EveryStage_LeadsToNext) {
