@@ -1,4 +1,4 @@
-// Files in /dev/shm that belong to this user alone, and their mappings.
+// Files in /dev/shm that only this user can access, and their mappings.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace verbatim::softverbs {
 
-// Owns a shared mapping.
+// Owns a shared mapping and unmaps it.
 class Mapping {
  public:
   Mapping() = default;
@@ -35,15 +35,15 @@ class Mapping {
 
 enum class OpenMode { kExisting, kCreateOrOpen, kCreateNew };
 
-// Fails with EACCES, and says so on stderr, when the file belongs to somebody else or is open to others.
+// EACCES, with a line on stderr, when the file belongs to another user or grants access to other users.
 Result<UniqueFd> open_shm(const std::string& name, OpenMode mode);
 
-// Whether memory lies under any of it yet.
+// Whether any page of the file has memory yet.
 bool is_backed(const UniqueFd& fd);
 
 Result<Mapping> map_shm(const UniqueFd& fd, std::size_t bytes);
 
-// Backs a range with memory now, as a page that cannot be had later is a SIGBUS.
+// Allocates the memory of a range now. A page that cannot be allocated at its first access would be a SIGBUS.
 Status back_with_memory(const UniqueFd& fd, std::size_t offset, std::size_t bytes);
 
 }  // namespace verbatim::softverbs
