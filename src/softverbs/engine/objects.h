@@ -1,5 +1,5 @@
-// The objects behind the handles that a program holds: what of them is private to this process. Each is allocated by
-// the verb that creates it and freed by the one that destroys it; `shared` is its other half in the segment.
+// The private part of the objects behind a program's handles. The verb that creates an object allocates it, and the
+// verb that destroys it frees it; `shared` points to its part in the segment.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -21,14 +21,13 @@ namespace verbatim::softverbs {
 
 class Process;
 
-// A pipe that is readable while events wait. The read end belongs to the program.
+// A pipe that is readable while events are pending. The program polls the read end.
 struct EventPipe {
   UniqueFd read_end;
   UniqueFd write_end;
 };
 
-// A handle that may be longer than its verb promised: the extended verbs give out the same object under the longer
-// type.
+// An object that is returned as Base by a verb and as the longer Extended by the extended verb.
 template <typename Base, typename Extended>
 struct Extensible : Base {
   alignas(Extended) std::byte rest[sizeof(Extended) - sizeof(Base)] = {};
@@ -43,7 +42,7 @@ struct Context : verbs_context {
   std::uint32_t index = 0;
   SharedContext* shared = nullptr;
   EventPipe pipe;
-  Mutex objects_mutex;  // the lists below, which only rare calls use
+  Mutex objects_mutex;  // guards the lists below, which only rare calls use
   std::vector<struct Cq*> cqs VERBATIM_GUARDED_BY(objects_mutex);
   std::vector<struct Qp*> qps VERBATIM_GUARDED_BY(objects_mutex);
   std::vector<struct Srq*> srqs VERBATIM_GUARDED_BY(objects_mutex);
@@ -55,7 +54,7 @@ struct Pd : ibv_pd {
 
 struct Mr : ibv_mr {
   std::uint32_t index = 0;
-  Mapping dmabuf;  // of a region that was registered by descriptor
+  Mapping dmabuf;  // of a region registered by descriptor
 };
 
 struct Channel : ibv_comp_channel {
@@ -70,7 +69,7 @@ struct Cq : Extensible<ibv_cq, ibv_cq_ex> {
   std::atomic<std::uint32_t> users{0};
   std::atomic<std::uint32_t> empty_polls{0};
   FutexMutex poll_mutex;
-  // Of an extended queue
+  // For extended queues
   bool is_single_threaded = false;
   ibv_wc current{};
   std::uint64_t current_timestamp_ns = 0;
@@ -85,7 +84,7 @@ struct ReceivePoster {
   std::uint32_t max_wr = 0;
   std::uint32_t max_sge = 0;
   std::size_t bytes = 0;
-  std::atomic<std::uint32_t> released{0};  // entries whose completion was read
+  std::atomic<std::uint32_t> released{0};  // entries whose completion the program has read
   FutexMutex mutex;
 };
 

@@ -30,7 +30,7 @@ void make_send_queue(SendQueue& queue, const ibv_qp_cap& cap) {
   queue.mask = static_cast<std::uint32_t>(count - 1);
 }
 
-// Everything posted and not completed is forgotten without a completion. With execution and shared->lock held.
+// Discards all posted requests without completions. The caller holds execution and shared->lock.
 void empty_queues(Qp& qp) {
   SharedQp& shared = *qp.shared;
   if (shared.open.active != 0 && qp.srq != nullptr) {
@@ -48,7 +48,7 @@ void reset_qp(Qp& qp) {
   FutexLock receives(qp.receives.mutex);
   {
     SharedLockGuard lock(qp.shared->lock, qp.process->me());
-    await_copies(*qp.process);  // the buffers of its receives are the program's again
+    await_copies(*qp.process);  // the buffers of its receives belong to the program again
     qp.shared->state.store(IBV_QPS_RESET, std::memory_order_seq_cst);
     empty_queues(qp);
   }
@@ -88,10 +88,10 @@ bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
   if (has(IBV_QP_TIMEOUT) && attr.timeout > 31) return false;
   if (has(IBV_QP_RETRY_CNT) && attr.retry_cnt > 7) return false;
   if (has(IBV_QP_RNR_RETRY) && attr.rnr_retry > 7) return false;
-  return !has(IBV_QP_ALT_PATH);  // path migration is not offered
+  return !has(IBV_QP_ALT_PATH);  // path migration is not supported
 }
 
-// Takes over the given attributes. With execution and shared->lock held.
+// Stores the given attributes. The caller holds execution and shared->lock.
 void apply(Qp& qp, ibv_qp_attr& kept, const ibv_qp_attr& given, int mask) {
   SharedQp& shared = *qp.shared;
   Requester& requester = qp.requester;
@@ -177,7 +177,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   qp->process = &process;
   qp->shared = &shared;
   qp->signal_all = wanted.sq_sig_all != 0;
-  // By index: a program that does the same again meets the same disorder, whatever its QP numbers are.
+  // Seeded by index: a program that repeats its steps gets the same order of payloads, whatever its QP numbers are.
   if (limits.adaptive_routing) qp->deferred.enable(std::uint64_t{limits.seed} << 32 | *index);
 
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
@@ -274,7 +274,7 @@ int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
       fail_own_qp(qp);
     } else {
       SharedLockGuard lock(qp.shared->lock, qp.process->me());
-      if (qp.current_state() != from) return EINVAL;  // a peer's error came first
+      if (qp.current_state() != from) return EINVAL;  // a peer has moved the QP to the error state meanwhile
       apply(qp, qp.attributes, given, mask);
       qp.shared->state.store(to, std::memory_order_seq_cst);
     }

@@ -1,4 +1,4 @@
-// A reliable connection: the object that the program holds, its send queue, and the steps of its life.
+// A reliable connection: the object behind the program's handle, its send queue, and the verbs that act on it.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -18,26 +18,26 @@
 
 namespace verbatim::softverbs {
 
-// Of SendRequest::flags, beside ibv_send_flags: its success is not told.
+// A bit of SendRequest::flags beside ibv_send_flags: the request does not complete when it succeeds.
 constexpr std::uint8_t kSuppressSuccess = 0x80;
 
-// A posted work request. Its SGEs or inline bytes lie beside, at the same index.
+// A posted work request. Its SGEs or inline bytes are in SendQueue at the same index.
 struct SendRequest {
   std::uint64_t wr_id;
   std::uint64_t remote_address;
   std::uint64_t length;
   std::uint64_t compare_add;
   std::uint64_t swap;
-  std::uint64_t arrival;  // the number of the request in its process, where that decides
+  std::uint64_t arrival;  // the number of the request in the order of posting in its process
   std::uint32_t rkey;
   std::uint32_t imm;
   std::uint32_t sge_count;
   std::uint8_t opcode;  // ibv_wr_opcode
-  std::uint8_t flags;   // ibv_send_flags
+  std::uint8_t flags;   // ibv_send_flags and kSuppressSuccess
 };
 
-// Posting threads write at `posted` under `mutex`; the engine sends and then completes, under Qp::execution; an entry
-// is free again when a completion at or behind it was read.
+// Posting threads write entries at `posted` under `mutex`. The engine sends and completes them under Qp::execution. An
+// entry is free when the program has read the completion of that request or of a later one.
 struct SendQueue {
   std::unique_ptr<SendRequest[]> requests;
   std::unique_ptr<ibv_sge[]> sges;
@@ -45,39 +45,39 @@ struct SendQueue {
   std::uint32_t mask = 0;
   FutexMutex mutex;
   std::atomic<std::uint32_t> posted{0};
-  std::atomic<std::uint32_t> sent{0};      // Requester::sent, for the engine's choice under a rate
-  std::atomic<std::uint32_t> executed{0};  // to be completed next
+  std::atomic<std::uint32_t> sent{0};      // copy of Requester::sent, which the engine reads without Qp::execution
+  std::atomic<std::uint32_t> executed{0};  // position of the next request to complete
   std::atomic<std::uint32_t> released{0};
 };
 
-// Where the requests go. Dropped at reset, at an error, and when the peer is found gone.
+// Where the requests go. Cleared at a reset, at an error, and when the peer process is dead.
 struct Route {
   std::shared_ptr<ProcessView> process;
   SharedQp* qp = nullptr;
   std::uint32_t index = 0;
-  std::uint64_t fast_path_bytes = 0;  // up to so many of a WRITE may take the quick way: see post_send.cc
+  std::uint64_t fast_path_bytes = 0;  // longest WRITE that may take the fast path of post_send.cc; 0: none
 };
 
-// The half of a QP that asks; under Qp::execution.
+// The requester half of a QP. Guarded by Qp::execution.
 struct Requester {
   Route route;
-  std::uint32_t sent = 0;        // to be sent next; ahead of SendQueue::executed while payloads of WRITEs may be late
-  std::uint64_t offset = 0;      // bytes done of the request at `sent`
-  std::uint32_t psn = 0;         // of the first packet of that request
-  std::uint64_t bytes_sent = 0;  // since RESET, acknowledged
-  std::uint64_t step_bytes = 0;  // the most of one step
-  std::uint64_t unacknowledged_bytes = 0;  // of a step that got no answer: it is repeated as it was
-  std::uint32_t peer_slot = 0;             // where the last of them went
+  std::uint32_t sent = 0;    // position of the next request to send; ahead of `executed` while payloads are deferred
+  std::uint64_t offset = 0;  // sent bytes of the request at `sent`
+  std::uint32_t psn = 0;     // of the first packet of that request
+  std::uint64_t bytes_sent = 0;            // since RESET, acknowledged
+  std::uint64_t step_bytes = 0;            // the most bytes of one step
+  std::uint64_t unacknowledged_bytes = 0;  // size of a step that got no response: its repetition has the same size
+  std::uint32_t peer_slot = 0;             // the peer of the last route
   std::uint32_t peer_device = 0;
   std::int32_t peer_pid = 0;
-  std::uint32_t deferred_psn = 0;  // what the peer expects once it has taken all that is late
+  std::uint32_t deferred_psn = 0;  // the PSN that the peer expects after all deferred WRITEs
   std::uint32_t retries_left = 0;
   std::uint32_t rnr_retries_left = 0;
-  std::uint64_t due_ns = 0;       // nothing is sent before
-  bool awaiting_timeout = false;  // an attempt got no answer
+  std::uint64_t due_ns = 0;       // nothing is sent before this time
+  bool awaiting_timeout = false;  // an attempt got no response
   std::uint64_t busy_since_ns = 0;
-  bool drain_event_pending = false;  // an SQ_DRAINED event is owed
-  std::unique_ptr<QpFaults> faults;  // made when faults are first asked about
+  bool drain_event_pending = false;  // SQ_DRAINED must be raised when the queue is drained
+  std::unique_ptr<QpFaults> faults;  // created when a fault is first evaluated
   // Attributes
   std::uint32_t timeout = 0;
   std::uint32_t retry_count = 0;
@@ -93,30 +93,30 @@ struct Requester {
 struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   Process* process = nullptr;
   std::uint32_t index = 0;
-  std::uint32_t ordinal = 0;  // this process has created so many QPs up to this one
+  std::uint32_t ordinal = 0;  // number of the QP in its process in the order of creation, from 1
   SharedQp* shared = nullptr;
   ibv_qp_cap cap{};
   bool signal_all = false;
 
   SendQueue sends;
-  std::uint64_t send_ops = 0;  // ibv_wr_* calls that it was made for, IBV_QP_EX_WITH_*
+  std::uint64_t send_ops = 0;  // IBV_QP_EX_WITH_*: the ibv_wr_* calls that the QP was created for
   WorkBatch batch;
   ReceivePoster receives;
-  ScheduleEntry schedule;  // the engine's
+  ScheduleEntry schedule;  // belongs to the engine
 
-  SharedLock execution;  // whoever runs the send queue or changes the state; taken before shared->lock
+  SharedLock execution;  // held while the send queue is executed or the state changes; taken before shared->lock
   Requester requester;
   DeferredPayloads deferred;
 
-  Mutex modify_mutex;                                          // one modify or query at a time
-  ibv_qp_attr attributes VERBATIM_GUARDED_BY(modify_mutex){};  // as set so far
+  Mutex modify_mutex;                                          // serializes modify and query
+  ibv_qp_attr attributes VERBATIM_GUARDED_BY(modify_mutex){};  // the values set so far
   std::uint32_t events_delivered = 0;                          // under ibv_qp::mutex
 
   ibv_qp_state current_state() const {
     return static_cast<ibv_qp_state>(shared->state.load(std::memory_order_acquire));
   }
 
-  // The program has read this completion: what it stood for may be posted again. Called under the CQ's poll_mutex.
+  // Frees the queue entries whose completion the program has read. The caller holds the CQ's poll_mutex.
   void release_entry(const Cqe& entry) {
     if ((entry.opcode & IBV_WC_RECV) == 0) {
       sends.released.store(entry.position + 1, std::memory_order_release);
@@ -128,7 +128,7 @@ struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   }
 };
 
-// What the verbs of these names do.
+// They implement the verbs of these names.
 Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted);
 Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted);
 int destroy_qp(Qp& qp);

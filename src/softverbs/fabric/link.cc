@@ -63,11 +63,11 @@ void Link::finish_grant(std::uint32_t device, const Qp& qp, std::uint64_t bytes)
   SharedLockGuard lock(clock.lock, registry_.me());
   LinkPort& port = clock.ports[registry_.slot()][device];
   const std::uint64_t start = port.free_ps;
-  const std::uint64_t duration = bytes * kBitsPerByte * kPsPerNs / settings_.link_gbps;  // a Gb/s is a bit a ns
+  const std::uint64_t duration = bytes * kBitsPerByte * kPsPerNs / settings_.link_gbps;  // 1 Gb/s is 1 bit/ns
   clock.now_ps = std::max(clock.now_ps, start);
   port.free_ps = start + duration;
   if (bytes != 0) {
-    // The target's port takes in one quantum at a time, at the same rate, in the order in which they were sent.
+    // The target's port receives one quantum at a time, at the same rate, in the order in which they were sent.
     const Requester& requester = qp.requester;
     LinkPort& target = clock.ports[requester.peer_slot][requester.peer_device];
     target.received_ps = std::max(target.received_ps, start) + duration;
@@ -96,7 +96,8 @@ void Link::trace(std::uint32_t device, const Qp& qp, std::uint64_t bytes, std::u
       number(start_ps / 1000), ::getpid(), device, qp.qp_num, requester.peer_pid, requester.peer_device,
       requester.dest_qpn, number(bytes), number(arrival_ps / 1000));
   if (::write(trace_.get(), line, static_cast<std::size_t>(length)) == length) return;
-  VERBATIM_WARN("SOFTVERBS_TRACE=%s ends here: %s", settings_.trace_file.c_str(), std::strerror(errno));
+  VERBATIM_WARN("SOFTVERBS_TRACE=%s cannot be written any more, the trace ends: %s", settings_.trace_file.c_str(),
+                std::strerror(errno));
   trace_.reset();
 }
 
@@ -107,7 +108,7 @@ std::uint32_t Link::changes() const {
 void Link::wait(std::uint32_t seen) const {
   VirtualClock& clock = registry_.clock();
   if (wait_for_wake(clock.wake_counters[registry_.slot()], seen)) return;
-  // Nothing for long: whoever's turn it is may have died.
+  // Nothing has happened for the whole timeout: the process that holds the grant may be dead.
   SharedLockGuard lock(clock.lock, registry_.me());
   reap_dead_ports(clock, registry_);
 }

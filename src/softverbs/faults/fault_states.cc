@@ -23,7 +23,7 @@ bool is_between_processes(const FaultClause& clause) {
   return clause.pids[0] != 0;
 }
 
-// A pair has no direction.
+// Applies in both directions.
 bool separates(const FaultClause& clause, std::uint32_t one, std::uint32_t other) {
   return (covers(clause.device, one) && covers(clause.peer_device, other)) ||
          (covers(clause.device, other) && covers(clause.peer_device, one));
@@ -62,7 +62,7 @@ bool FaultStates::is_unreachable(const Qp& qp, const ProcessView& peer, std::uin
   });
 }
 
-void FaultStates::take(const FaultClause& clause) {
+void FaultStates::add(const FaultClause& clause) {
   if (clause.at_ns == 0) {
     perform({clause, false});
   } else {
@@ -71,7 +71,7 @@ void FaultStates::take(const FaultClause& clause) {
 }
 
 void FaultStates::begin_at_once(const FaultClause& clause) {
-  if (clause.kind == FaultKind::kDeviceFatal) {  // it concerns other QPs, whose locks the caller may not wait for
+  if (clause.kind == FaultKind::kDeviceFatal) {  // fails other QPs, and the caller must not wait for their locks
     plan(monotonic_ns(), {clause, false});
   } else {
     perform({clause, false});
@@ -171,7 +171,7 @@ void FaultStates::set_link(std::uint32_t chosen, bool down) {
   for (std::uint32_t device = 0; device < process_.settings().devices; ++device) {
     SharedPort& port = process_.segment().ports[device];
     if (!covers(chosen, device) || (port.link_down.exchange(down ? 1 : 0) != 0) == down) continue;
-    update_ports();  // whoever is told finds it so
+    update_ports();  // before the event: a program that receives it may query the port
     raise_device_event(process_, device, down ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE);
   }
 }
@@ -186,7 +186,7 @@ void FaultStates::set_gid(const FaultClause& clause) {
   }
 }
 
-// Those that the clause names; all when it names none.
+// Removes the partitions that the clause names, all of them when it names none.
 void FaultStates::remove_partitions(const FaultClause& clause) {
   const bool all = clause.device == kAnyDevice && clause.peer_device == kAnyDevice && !is_between_processes(clause);
   std::erase_if(partitions_, [&](const FaultClause& partition) {
@@ -215,7 +215,7 @@ void FaultStates::update_ports() {
   active_.store(impaired || !partitions_.empty() || !actions_.empty(), std::memory_order_release);
 }
 
-// The program is told first; then its QPs are in the error state and what they hold is flushed.
+// The event is raised first. Then the QPs move to the error state and are flushed.
 void FaultStates::fail_device(std::uint32_t device) {
   {
     MutexLock lock(mutex_);

@@ -12,7 +12,8 @@
 namespace verbatim::softverbs {
 namespace {
 
-// splitmix64: a number for each (seed, QP, draw), so that what one QP meets does not depend on how threads interleave.
+// splitmix64. Each (seed, QP, draw) has its own number, so that the faults of one QP do not depend on the interleaving
+// of threads.
 std::uint64_t mixed(std::uint64_t value) {
   value += 0x9e37'79b9'7f4a'7c15;
   value = (value ^ (value >> 30)) * 0xbf58'476d'1ce4'e5b9;
@@ -20,7 +21,7 @@ std::uint64_t mixed(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// True for that share of all numbers.
+// True for this share of all numbers.
 bool is_below(std::uint64_t number, double rate) {
   return static_cast<double>(number >> 11) * 0x1p-53 < rate;
 }
@@ -43,7 +44,7 @@ bool is_about_calls(const FaultClause& clause) {
   return clause.kind == FaultKind::kRegistration || clause.kind == FaultKind::kFail;
 }
 
-// What `device` says of a clause about ports is where the fault is, not whose messages are counted.
+// In a clause about ports, `device` selects the port, not the messages that are counted.
 bool matches(const FaultClause& clause, const Qp& qp, std::uint8_t opcode) {
   if (is_about_calls(clause) || (clause.opcodes >> opcode & 1) == 0) return false;
   if (!is_about_messages(clause)) {
@@ -58,12 +59,12 @@ bool is_in_range(const FaultClause& clause, std::uint64_t seen) {
   return seen >= clause.nth && seen - clause.nth < clause.count;
 }
 
-// The chance that at least one of two things happens.
+// The probability of at least one of two independent events.
 double combined_rate(double first, double second) {
   return first + second - first * second;
 }
 
-// Takes one off, unless there is no end of them.
+// Decrements a limited count. False when nothing is left.
 bool decrement(std::uint64_t& left) {
   if (left == 0) return false;
   if (left != kWithoutEnd) --left;
@@ -83,7 +84,7 @@ void Faults::update_active() {
   g_faults.store(rules_.empty() && !states_.has_active() ? nullptr : this, std::memory_order_release);
 }
 
-void Faults::take(const FaultScript& script) {
+void Faults::add(const FaultScript& script) {
   for (const FaultClause& clause : script) {
     if (clause.kind == FaultKind::kSeed) {
       seed_.store(clause.seed, std::memory_order_relaxed);
@@ -98,7 +99,7 @@ void Faults::take(const FaultScript& script) {
       MutexLock lock(mutex_);
       rules_.push_back({clause});
     } else {
-      states_.take(clause);
+      states_.add(clause);
     }
   }
   update_active();
@@ -154,7 +155,7 @@ void Faults::apply(Qp& qp, const FaultClause& clause, MessageFaults& message) {
   }
 }
 
-// Each clause looks at a message once, when it is first sent.
+// Evaluates every clause once for each message, when its first packet is sent.
 QpFaults& Faults::evaluated(Qp& qp) {
   std::unique_ptr<QpFaults>& kept = qp.requester.faults;
   if (!kept) kept = std::make_unique<QpFaults>();
@@ -200,7 +201,7 @@ SendDecision Faults::decide_send(Qp& qp) {
   }
   if (message.status != IBV_WC_SUCCESS) return SendDecision::kFailed;
   if (now < message.arrival_ns) {
-    // Repetitions are sent meanwhile, and arrive later still.
+    // The requester would time out and repeat the packets, which would arrive even later.
     if (requester.timeout != 0 && message.arrival_ns - now > requester.timeout_ns()) return SendDecision::kLost;
     requester.due_ns = message.arrival_ns;
     return SendDecision::kLater;
@@ -263,7 +264,7 @@ void Faults::randomize_undefined(ibv_wc& completion) {
 }
 
 int Faults::refused_call(std::uint64_t call, std::uint32_t device) {
-  // What lets a program go in good order; its queues are flushed, and it may still look at them.
+  // A program may still destroy its objects, poll, and wait for events.
   constexpr std::uint64_t kAllowedOnFatalDevice =
       call_bit(Verb::kCloseDevice) | call_bit(Verb::kDeallocPd) | call_bit(Verb::kDeregMr) |
       call_bit(Verb::kDestroyCompChannel) | call_bit(Verb::kDestroyCq) | call_bit(Verb::kDestroySrq) |
@@ -298,7 +299,7 @@ int Faults::refused_registration(std::uint64_t bytes, std::uint64_t regions, std
 
 namespace {
 
-std::atomic<Faults*> g_all_faults{nullptr};  // also when none is at work
+std::atomic<Faults*> g_all_faults{nullptr};  // set also when no fault is active
 
 }  // namespace
 
@@ -316,16 +317,17 @@ int begin_call(Verb verb, ibv_context* handle) {
 }
 
 void start_faults(Process& process) {
-  g_faults.store(nullptr, std::memory_order_release);  // a forked child inherits its parent's
-  auto* const made = new Faults(process);              // never deleted: the device thread outlives static objects
-  // A parent's are kept, unused: a thread that the child does not have may have been in the middle of them.
+  g_faults.store(nullptr, std::memory_order_release);  // a forked child inherits its parent's pointer
+  auto* const created = new Faults(process);           // never deleted: the device thread outlives static objects
+  // Objects inherited from a parent are kept and not used: a thread of the parent may have held their locks at the
+  // fork.
   static std::vector<Faults*>& inherited = *new std::vector<Faults*>;
-  inherited.push_back(g_all_faults.exchange(made, std::memory_order_acq_rel));
-  made->take(process.settings().faults);
+  inherited.push_back(g_all_faults.exchange(created, std::memory_order_acq_rel));
+  created->add(process.settings().faults);
 }
 
 void add_faults(const FaultScript& script) {
-  if (Faults* all = g_all_faults.load(std::memory_order_acquire); all != nullptr) all->take(script);
+  if (Faults* all = g_all_faults.load(std::memory_order_acquire); all != nullptr) all->add(script);
 }
 
 }  // namespace verbatim::softverbs
