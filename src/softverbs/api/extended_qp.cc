@@ -49,7 +49,7 @@ void abort(ibv_qp_ex* handle) SOFTVERBS_HOLDS_LOCK {
   qp_of(handle).sends.mutex.unlock();
 }
 
-// The next free entry of the send queue; nullptr when there is none or the batch has failed.
+// Begins a request in the next free entry of the send queue. nullptr: the queue is full or the batch has failed.
 SendRequest* begin(ibv_qp_ex* handle, ibv_wr_opcode opcode, std::uint64_t operation) {
   Qp& qp = qp_of(handle);
   WorkBatch& batch = qp.batch;
@@ -67,7 +67,7 @@ SendRequest* begin(ibv_qp_ex* handle, ibv_wr_opcode opcode, std::uint64_t operat
   return &request;
 }
 
-// The request that a setter speaks of; nullptr when the batch has failed, as it has when none was begun.
+// The request that a setter changes. nullptr: the batch has failed, also because no request was begun.
 SendRequest* current(Qp& qp) {
   if (qp.batch.count == 0) fail(qp.batch, EINVAL);
   return qp.batch.error == 0 ? &qp.sends.requests[(qp.batch.next - 1) & qp.sends.mask] : nullptr;
@@ -149,7 +149,7 @@ void set_inline_data_list(ibv_qp_ex* handle, std::size_t count, const ibv_data_b
   SendRequest* const request = current(qp);
   if (request == nullptr) return;
   if (request->opcode == IBV_WR_RDMA_READ || request->opcode > IBV_WR_RDMA_READ) {
-    return fail(qp.batch, EINVAL);  // its data comes from the peer
+    return fail(qp.batch, EINVAL);  // the data of READs and atomics comes from the peer
   }
   const std::size_t slot = (qp.batch.next - 1) & qp.sends.mask;
   std::uint8_t* bytes = qp.sends.inline_bytes.get() + slot * qp.cap.max_inline_data;
@@ -167,7 +167,7 @@ void set_inline_data(ibv_qp_ex* handle, void* address, std::size_t length) {
   set_inline_data_list(handle, 1, &buffer);
 }
 
-// Of other kinds of QP, or not offered: the batch fails.
+// For operations of other QP types and operations that are not supported: the batch fails.
 template <typename... Arguments>
 void refuse(ibv_qp_ex* handle, Arguments...) {
   fail(qp_of(handle).batch, EOPNOTSUPP);
