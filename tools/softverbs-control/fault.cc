@@ -69,7 +69,7 @@ int run(ProcessDirectory& directory, const FaultOptions& options) {
                  "which applies them at its next verb\n",
                  target.pid(), target.program().c_str());
   }
-  std::printf("taken by %zu of %zu processes\n", count - targets.size(), count);
+  std::printf("applied by %zu of %zu processes\n", count - targets.size(), count);
   return targets.empty() ? 0 : 1;
 }
 
