@@ -13,11 +13,11 @@
 #include <memory>
 
 #include "softverbs/api/exports.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/receive_queue.h"
-#include "softverbs/faults/faults.h"
 #include "softverbs/host/device_attributes.h"
 
 // The headers define macros with these names; this file defines the functions.

@@ -9,10 +9,10 @@
 
 #include "softverbs/api/exports.h"
 #include "softverbs/api/extended_cq.h"
+#include "softverbs/api/extended_qp.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/process.h"
-#include "softverbs/engine/qp.h"
 #include "softverbs/engine/receive_queue.h"
-#include "softverbs/faults/faults.h"
 #include "softverbs/host/device_attributes.h"
 
 namespace verbatim::softverbs {

@@ -6,9 +6,9 @@
 #include <new>
 
 #include "softverbs/api/exports.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/process.h"
-#include "softverbs/faults/faults.h"
 
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova

@@ -10,11 +10,11 @@
 
 #include "base/clock.h"
 #include "softverbs/api/exports.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/receive_queue.h"
-#include "softverbs/faults/faults.h"
 
 namespace verbatim::softverbs {
 

@@ -5,10 +5,10 @@
 #include <ctime>
 
 #include "base/clock.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
-#include "softverbs/faults/faults.h"
 
 #define SOFTVERBS_HOLDS_LOCK VERBATIM_THREAD_ANNOTATION(no_thread_safety_analysis)
 

@@ -4,12 +4,18 @@
 #include <cerrno>
 #include <cstring>
 
-#include "softverbs/engine/qp.h"
+#include "softverbs/engine/call.h"
 
 #define SOFTVERBS_HOLDS_LOCK VERBATIM_THREAD_ANNOTATION(no_thread_safety_analysis)
 
 namespace verbatim::softverbs {
 namespace {
+
+// The operations (IBV_QP_EX_WITH_*) that a program may request for a QP.
+constexpr std::uint64_t kSupportedSendOps = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+                                            IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM |
+                                            IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
+                                            IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 
 Qp& qp_of(ibv_qp_ex* handle) {
   return *static_cast<Qp*>(&handle->qp_base);
@@ -173,8 +179,7 @@ void refuse(ibv_qp_ex* handle, Arguments...) {
   fail(qp_of(handle).batch, EOPNOTSUPP);
 }
 
-}  // namespace
-
+// Sets the QP's function pointers for the ibv_wr_* calls.
 void set_work_request_calls(Qp& qp, std::uint64_t send_ops) {
   qp.send_ops = send_ops;
   ibv_qp_ex& calls = qp.extended();
@@ -199,6 +204,28 @@ void set_work_request_calls(Qp& qp, std::uint64_t send_ops) {
   calls.wr_set_ud_addr = refuse;
   calls.wr_set_xrc_srqn = refuse;
   calls.wr_atomic_write = refuse;
+}
+
+}  // namespace
+
+Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted) {
+  constexpr std::uint32_t kSupported =
+      IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+  const auto has = [&](std::uint32_t bit) { return (wanted.comp_mask & bit) != 0; };
+  if ((wanted.comp_mask & ~kSupported) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  if (!has(IBV_QP_INIT_ATTR_PD) || wanted.pd->context != &context.verbs_context::context) {
+    return system_error("create_qp_ex", EINVAL);
+  }
+  if (has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && wanted.create_flags != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  const std::uint64_t send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ? wanted.send_ops_flags : 0;
+  if ((send_ops & ~kSupportedSendOps) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  ibv_qp_init_attr plain{wanted.qp_context, wanted.send_cq, wanted.recv_cq,   wanted.srq,
+                         wanted.cap,        wanted.qp_type, wanted.sq_sig_all};
+  Result<Qp*> qp = create_qp(context, wanted.pd, plain);
+  if (!qp) return qp;
+  wanted.cap = plain.cap;
+  if (has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)) set_work_request_calls(**qp, send_ops);
+  return qp;
 }
 
 }  // namespace verbatim::softverbs

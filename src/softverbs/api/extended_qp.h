@@ -4,26 +4,12 @@
 
 #include <infiniband/verbs.h>
 
-#include <cstdint>
+#include "base/result.h"
+#include "softverbs/engine/qp.h"
 
 namespace verbatim::softverbs {
 
-struct Qp;
-
-// The operations (IBV_QP_EX_WITH_*) that a program may request for a QP.
-constexpr std::uint64_t kSupportedSendOps = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
-                                            IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM |
-                                            IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
-                                            IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
-
-// The requests built since ibv_wr_start. Guarded by SendQueue::mutex, which is held until ibv_wr_complete or _abort.
-struct WorkBatch {
-  std::uint32_t next = 0;  // position in the send queue after the requests built so far
-  std::uint32_t count = 0;
-  int error = 0;  // the first error; a batch with an error is not posted
-};
-
-// Sets the QP's function pointers for the ibv_wr_* calls.
-void set_work_request_calls(Qp& qp, std::uint64_t send_ops);
+// Creates a QP. EOPNOTSUPP for attributes or operations that are not supported.
+Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted);
 
 }  // namespace verbatim::softverbs

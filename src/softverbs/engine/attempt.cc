@@ -117,7 +117,8 @@ bool is_unreachable(const Qp& qp, Faults* faults) {
   if (peer.impaired.load(std::memory_order_relaxed) != 0 && !is_port_open(peer, route.qp->device, qp.shared->device)) {
     return true;
   }
-  return faults != nullptr && faults->states().is_unreachable(qp, *route.process, route.qp->device);
+  return faults != nullptr &&
+         faults->states().is_unreachable(qp.shared->device, route.process->pid(), route.qp->device);
 }
 
 }  // namespace verbatim::softverbs

@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "base/clock.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/events.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"

@@ -274,7 +274,9 @@ void Engine::end_run(Qp& qp, Step step, std::uint64_t due_ns, std::uint64_t byte
   }
   if (link_ == nullptr) return;
   remove_from_backlog(qp);  // after make_ready: a port with more to send must not look idle in between
-  link_->finish_grant(qp.shared->device, qp, bytes_sent);
+  const Requester& requester = qp.requester;
+  link_->finish_grant(qp.shared->device, {qp.qp_num, requester.dest_qpn, requester.peer_slot, requester.peer_device,
+                                          requester.peer_pid, bytes_sent});
 }
 
 void Engine::remove(Qp& qp) {
@@ -369,7 +371,7 @@ void Engine::process_service_requests() {
   Segment& segment = process_->segment();
   if (segment.service_pending.load(std::memory_order_relaxed) == 0) return;
   segment.service_pending.store(0, std::memory_order_seq_cst);
-  start_copier_if_wanted(*process_);
+  start_copier_if_wanted(segment, process_->arena(), process_->segment_fd());
   process_->apply_fault_commands();
   for (std::uint32_t word = 0; word < kMaxQps / 64; ++word) {
     std::uint64_t bits = segment.failed_qps[word].exchange(0, std::memory_order_acq_rel);

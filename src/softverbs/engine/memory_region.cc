@@ -177,7 +177,7 @@ void deregister_memory(Mr& mr) {
     qp.execution.wait_for_holder();
     qp.shared->lock.wait_for_holder();
   });
-  await_copies(process);
+  await_copies(process.segment());
   LockedBytes::release(shared.address, mr.length);
   process.mr_table().release(mr.index);
   static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);

@@ -2,11 +2,11 @@
 #include <cerrno>
 #include <cstring>
 
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/requester.h"
-#include "softverbs/faults/faults.h"
 #include "softverbs/memory/copy.h"
 
 namespace verbatim::softverbs {

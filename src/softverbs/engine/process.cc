@@ -13,7 +13,9 @@
 #include <string>
 
 #include "base/log.h"
+#include "softverbs/engine/events.h"
 #include "softverbs/engine/qp.h"
+#include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
 #include "softverbs/host/device_attributes.h"
 
@@ -91,7 +93,7 @@ Result<Process*> Process::create() {
     if (Status opened = process->link_->start(); !opened) return opened.error();
   }
   if (Status started = process->engine_.start(*process); !started) return started.error();
-  start_faults(*process);
+  start_faults(segment, process->settings_, *process);
   return process.release();
 }
 
@@ -166,6 +168,22 @@ void count(Verb verb) {
   if (Process* process = Process::joined(); process != nullptr) {
     process->segment().counters.calls[static_cast<std::size_t>(verb)].add_shared(1);
   }
+}
+
+void Process::set_alarm(std::uint64_t due_ns) {
+  engine_.set_alarm(due_ns);
+}
+
+void Process::raise_device_event(std::uint32_t device, ibv_event_type type) {
+  softverbs::raise_device_event(*this, device, type);
+}
+
+void Process::fail_qps(std::uint32_t device) {
+  for_each_qp([&](Qp& qp) {
+    if (qp.shared->device != device) return;
+    SharedLockGuard lock(qp.shared->lock, me());
+    fail_qp(view(), me(), qp.index);
+  });
 }
 
 void Process::publish(std::uint32_t index, Qp* qp) {

@@ -11,6 +11,7 @@
 #include "base/result.h"
 #include "softverbs/engine/engine.h"
 #include "softverbs/fabric/link.h"
+#include "softverbs/faults/fault_states.h"
 #include "softverbs/host/arena.h"
 #include "softverbs/host/host_registry.h"
 #include "softverbs/host/process_view.h"
@@ -25,7 +26,7 @@ struct Cq;
 struct Qp;
 struct Srq;
 
-class Process {
+class Process final : private FaultActions {
  public:
   // Creates the process at the first call, and at the first call in a forked child.
   static Result<Process*> join();
@@ -89,6 +90,10 @@ class Process {
   __attribute__((destructor)) static void leave_at_exit();
   static void reset_in_child();
   void write_stats();
+
+  void set_alarm(std::uint64_t due_ns) override;
+  void raise_device_event(std::uint32_t device, ibv_event_type type) override;
+  void fail_qps(std::uint32_t device) override;
 
   const Settings settings_;
   const std::unique_ptr<HostRegistry> registry_;

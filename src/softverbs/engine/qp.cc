@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/qp_transitions.h"
 #include "softverbs/engine/receive_queue.h"
@@ -48,7 +49,7 @@ void reset_qp(Qp& qp) {
   FutexLock receives(qp.receives.mutex);
   {
     SharedLockGuard lock(qp.shared->lock, qp.process->me());
-    await_copies(*qp.process);  // the buffers of its receives belong to the program again
+    await_copies(qp.process->segment());  // the buffers of its receives belong to the program again
     qp.shared->state.store(IBV_QPS_RESET, std::memory_order_seq_cst);
     empty_queues(qp);
   }
@@ -203,26 +204,6 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   MutexLock lock(context.objects_mutex);
   context.qps.push_back(qp.get());
   return qp.release();
-}
-
-Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted) {
-  constexpr std::uint32_t kSupported =
-      IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS;
-  const auto has = [&](std::uint32_t bit) { return (wanted.comp_mask & bit) != 0; };
-  if ((wanted.comp_mask & ~kSupported) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
-  if (!has(IBV_QP_INIT_ATTR_PD) || wanted.pd->context != &context.verbs_context::context) {
-    return system_error("create_qp_ex", EINVAL);
-  }
-  if (has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && wanted.create_flags != 0) return system_error("create_qp_ex", EOPNOTSUPP);
-  const std::uint64_t send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ? wanted.send_ops_flags : 0;
-  if ((send_ops & ~kSupportedSendOps) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
-  ibv_qp_init_attr plain{wanted.qp_context, wanted.send_cq, wanted.recv_cq,   wanted.srq,
-                         wanted.cap,        wanted.qp_type, wanted.sq_sig_all};
-  Result<Qp*> qp = create_qp(context, wanted.pd, plain);
-  if (!qp) return qp;
-  wanted.cap = plain.cap;
-  if (has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)) set_work_request_calls(**qp, send_ops);
-  return qp;
 }
 
 int destroy_qp(Qp& qp) {

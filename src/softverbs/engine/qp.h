@@ -9,17 +9,14 @@
 
 #include "base/mutex.h"
 #include "base/result.h"
-#include "softverbs/api/extended_qp.h"
 #include "softverbs/engine/deferred_payloads.h"
 #include "softverbs/engine/engine.h"
 #include "softverbs/engine/objects.h"
 #include "softverbs/engine/process.h"
+#include "softverbs/engine/work_batch.h"
 #include "softverbs/faults/faults.h"
 
 namespace verbatim::softverbs {
-
-// A bit of SendRequest::flags beside ibv_send_flags: the request does not complete when it succeeds.
-constexpr std::uint8_t kSuppressSuccess = 0x80;
 
 // A posted work request. Its SGEs or inline bytes are in SendQueue at the same index.
 struct SendRequest {
@@ -128,9 +125,12 @@ struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   }
 };
 
+inline QpIdentity identity(const Qp& qp) {
+  return {qp.ordinal, qp.qp_num, qp.shared->device};
+}
+
 // They implement the verbs of these names.
 Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted);
-Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted);
 int destroy_qp(Qp& qp);
 int modify_qp(Qp& qp, const ibv_qp_attr& attributes, int mask);
 int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init);

@@ -5,8 +5,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/events.h"
-#include "softverbs/faults/faults.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -48,7 +48,10 @@ int post_receive(ReceivePoster& poster, const ibv_recv_wr& request, const Qp* qp
   if (posted - poster.released.load(std::memory_order_acquire) >= poster.max_wr) return ENOMEM;
   std::byte* to = poster.entries + (posted & poster.ring->mask) * entry_bytes(poster.max_sge);
   ReceiveEntry entry{request.wr_id, static_cast<std::uint16_t>(request.num_sge), 0, posted};
-  if (Faults* all = faults(); all != nullptr) entry.fault = all->receive_fault(qp);
+  if (Faults* all = faults(); all != nullptr) {
+    const QpIdentity owner = qp != nullptr ? identity(*qp) : QpIdentity{};
+    entry.fault = all->receive_fault(qp != nullptr ? &owner : nullptr);
+  }
   std::memcpy(to, &entry, sizeof entry);
   to += sizeof entry;
   for (int i = 0; i < request.num_sge; ++i) {

@@ -80,13 +80,35 @@ bool consumes_receive_entry(const Packets& packets) {
   return is_send ? packets.is_first() : packets.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && packets.is_last();
 }
 
+// The request at `sent`, for Faults.
+CurrentRequest current_request(Qp& qp) {
+  Requester& requester = qp.requester;
+  if (!requester.faults) requester.faults = std::make_unique<QpFaults>();
+  SendRequest& request = qp.sends.requests[requester.sent & qp.sends.mask];
+  const bool is_last_posted = qp.sends.posted.load(std::memory_order_acquire) == requester.sent + 1;
+  return {identity(qp),
+          *requester.faults,
+          requester.sent,
+          request.opcode,
+          request.flags,
+          is_last_posted,
+          requester.timeout != 0 ? requester.timeout_ns() : 0};
+}
+
+// The vendor error that a fault gives to the request at `position`, 0: none.
+std::uint32_t vendor_error(const Qp& qp, std::uint32_t position) {
+  const QpFaults* faults = qp.requester.faults.get();
+  const bool is_current = faults != nullptr && faults->is_evaluated && faults->position == position;
+  return is_current ? faults->message.vendor_error : 0;
+}
+
 // Decides about a step before it is sent. kDone: it may be sent. `local`: receives the sender's bytes.
 Attempt check_step(Qp& qp, const SendRequest& request, const Packets& packets, Spans& local) {
   if (const ibv_wc_status status = check_request(qp, request); status != IBV_WC_SUCCESS) return failed(status);
   if (!gather_local(qp, qp.requester.sent & qp.sends.mask, request, packets, local)) return failed(IBV_WC_LOC_PROT_ERR);
   Faults* const faults = softverbs::faults();
   if (faults == nullptr) return {};
-  switch (faults->decide_send(qp)) {
+  switch (faults->decide_send(current_request(qp), qp.requester.due_ns)) {
     case SendDecision::kSent:
       return {};
     case SendDecision::kLost:
@@ -94,7 +116,7 @@ Attempt check_step(Qp& qp, const SendRequest& request, const Packets& packets, S
     case SendDecision::kLater:
       return {Outcome::kLater};
     case SendDecision::kFailed:
-      return failed(faults->status(qp));
+      return failed(qp.requester.faults->message.status);
   }
   return {};
 }
@@ -108,7 +130,8 @@ Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
   if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
   Response response = Response::kNoResponse;
   if (route.qp->qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn && !is_unreachable(qp, faults)) {
-    const bool refused = faults != nullptr && consumes_receive_entry(packets) && faults->refuses_receive(qp);
+    const bool refused =
+        faults != nullptr && consumes_receive_entry(packets) && faults->refuses_receive(current_request(qp));
     response = refused ? Response::kReceiverNotReady : respond(*route.process, me, route.index, packets, local);
   }
   const bool is_acknowledged = response == Response::kAck || response == Response::kDuplicateAck;
@@ -120,7 +143,7 @@ Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
   Attempt result = attempt_of(response);
   result.rnr_timer = route.qp->min_rnr_timer;
   route.qp->lock.unlock(me);
-  if (faults != nullptr && faults->drops_response(qp, is_acknowledged && packets.is_last())) {
+  if (faults != nullptr && faults->drops_response(current_request(qp), is_acknowledged && packets.is_last())) {
     return {Outcome::kLost};
   }
   if (is_acknowledged) {
@@ -147,7 +170,7 @@ bool complete(Qp& qp, ibv_wc_status status) {
     entry.status = static_cast<std::uint8_t>(status);
     entry.opcode = static_cast<std::uint8_t>(completion_opcode(request.opcode));
     entry.byte_len = static_cast<std::uint32_t>(request.length);
-    if (Faults* faults = softverbs::faults(); faults != nullptr) entry.imm = faults->vendor_error(qp);
+    if (faults() != nullptr) entry.imm = vendor_error(qp, position);
     pushed = push_completion(qp.process->view(), qp.process->me(), qp.shared->send_cq, entry, false);
   }
   qp.sends.executed.store(position + 1, std::memory_order_release);

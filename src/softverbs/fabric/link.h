@@ -13,7 +13,15 @@
 
 namespace verbatim::softverbs {
 
-struct Qp;
+// What a QP has sent with one grant.
+struct SentQuantum {
+  std::uint32_t qpn;
+  std::uint32_t dest_qpn;
+  std::uint32_t peer_slot;
+  std::uint32_t peer_device;
+  std::int32_t peer_pid;
+  std::uint64_t bytes;  // 0: nothing was sent, and the fields of the peer are not used
+};
 
 // The ports of this process. Process owns it. Thread-safe.
 class Link {
@@ -30,8 +38,8 @@ class Link {
   // The device that may send now. nullopt while another process's port may, or the clock is held. The grant lasts until
   // finish_grant() or return_grant().
   std::optional<std::uint32_t> acquire_grant();
-  // Ends a grant that the QP used to send this number of bytes.
-  void finish_grant(std::uint32_t device, const Qp& qp, std::uint64_t bytes);
+  // Ends a grant that a QP has used.
+  void finish_grant(std::uint32_t device, const SentQuantum& quantum);
   // Ends a grant that was not used.
   void return_grant();
 
@@ -43,7 +51,7 @@ class Link {
   std::uint32_t releases() const;
 
  private:
-  void trace(std::uint32_t device, const Qp& qp, std::uint64_t bytes, std::uint64_t start_ps, std::uint64_t arrival_ps);
+  void trace(std::uint32_t device, const SentQuantum& quantum, std::uint64_t start_ps, std::uint64_t arrival_ps);
 
   HostRegistry& registry_;
   const Settings& settings_;

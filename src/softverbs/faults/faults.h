@@ -10,35 +10,11 @@
 
 #include "base/mutex.h"
 #include "softverbs/faults/fault_states.h"
+#include "softverbs/faults/message_faults.h"
 #include "softverbs/host/fault_script.h"
+#include "softverbs/host/settings.h"
 
 namespace verbatim::softverbs {
-
-class Process;
-struct Qp;
-
-// The faults that apply to one message.
-struct MessageFaults {
-  std::uint64_t requests_to_lose = 0;
-  std::uint64_t acks_to_lose = 0;
-  std::uint64_t refusals = 0;  // number of RNR NAKs
-  double request_loss_rate = 0;
-  double ack_loss_rate = 0;
-  std::uint64_t arrival_ns = 0;  // when the first packet arrives
-  ibv_wc_status status = IBV_WC_SUCCESS;
-  std::uint32_t vendor_error = 0;
-  bool drops_completion = false;
-};
-
-// Of one QP, guarded by Qp::execution.
-struct QpFaults {
-  bool is_evaluated = false;  // `message` applies to the request at `position` of the send queue
-  std::uint32_t position = 0;
-  MessageFaults message;
-  std::uint64_t random_count = 0;   // random numbers drawn so far
-  std::vector<std::uint64_t> seen;  // number of matching messages, by clause
-  std::uint64_t generation = 0;     // of the clauses that `seen` counts for
-};
 
 // Interval at which the requester of a frozen process checks whether it is still frozen.
 constexpr std::uint64_t kFrozenPollNs = 1'000'000;
@@ -47,28 +23,28 @@ constexpr std::uint64_t kFrozenPollNs = 1'000'000;
 enum class SendDecision {
   kSent,
   kLost,
-  kLater,   // see Requester::due_ns
-  kFailed,  // see Faults::status
+  kLater,   // at due_ns
+  kFailed,  // with MessageFaults::status
 };
 
-// Thread-safe. A caller that passes a QP holds its execution lock.
+// Created by start_faults. Thread-safe.
 class Faults {
  public:
-  explicit Faults(Process& process) : process_(process), states_(process, *this) {}
+  Faults(Segment& segment, const Settings& settings, FaultActions& actions)
+      : segment_(segment), states_(segment, settings.devices, actions, *this) {}
 
   // Adds clauses to those that are active.
   void add(const FaultScript& script);
 
   // ---- messages ----
-  SendDecision decide_send(Qp& qp);
-  ibv_wc_status status(const Qp& qp) const;
-  std::uint32_t vendor_error(const Qp& qp) const;  // of the message that completes now
+  // `due_ns`: set for kLater.
+  SendDecision decide_send(const CurrentRequest& request, std::uint64_t& due_ns);
   // Whether a message that consumes a receive gets an RNR NAK instead.
-  bool refuses_receive(Qp& qp);
+  bool refuses_receive(const CurrentRequest& request);
   // Whether the response to a step is lost. `acknowledges`: it acknowledges the whole message, not a part of it.
-  bool drops_response(Qp& qp, bool acknowledges);
+  bool drops_response(const CurrentRequest& request, bool acknowledges);
   // ReceiveEntry::fault of a receive that is being posted. `qp`: nullptr for a shared receive queue.
-  std::uint16_t receive_fault(const Qp* qp);
+  std::uint16_t receive_fault(const QpIdentity* qp);
   // Writes random values into the fields that the standard leaves undefined in a completion with an error.
   void randomize_undefined(ibv_wc& completion);
 
@@ -90,12 +66,12 @@ class Faults {
     std::uint64_t seen = 0;
   };
 
-  QpFaults& evaluated(Qp& qp);
-  std::uint64_t next_random(Qp& qp);
-  bool random_event(Qp& qp, double rate);
-  void apply(Qp& qp, const FaultClause& clause, MessageFaults& message);
+  MessageFaults& evaluated(const CurrentRequest& request);
+  std::uint64_t next_random(const CurrentRequest& request);
+  bool random_event(const CurrentRequest& request, double rate);
+  void apply(const CurrentRequest& request, const FaultClause& clause, MessageFaults& message);
 
-  Process& process_;
+  Segment& segment_;
   Mutex mutex_;
   std::vector<Rule> rules_ VERBATIM_GUARDED_BY(mutex_);
   std::uint64_t generation_ VERBATIM_GUARDED_BY(mutex_) = 0;  // incremented when the rules are cleared
@@ -112,18 +88,9 @@ inline Faults* faults() {
   return g_faults.load(std::memory_order_acquire);
 }
 
-// Every verb calls it first: counts the call and applies pending fault commands. Returns the errno with which the call
-// must fail, and sets errno to it; 0: the call proceeds.
-int begin_call(Verb verb, ibv_context* context);
-
-// The same for verbs of the data path, which are counted elsewhere.
-inline int begin_data_call(std::uint64_t call, std::uint32_t device) {
-  Faults* const all = faults();
-  return all == nullptr ? 0 : all->refused_call(call, device);
-}
-
-// Called when the process has joined: creates its Faults and adds the clauses of SOFTVERBS_FAULTS.
-void start_faults(Process& process);
+// Called when the process has joined: creates its Faults and adds the clauses of SOFTVERBS_FAULTS. The arguments must
+// live until the process ends.
+void start_faults(Segment& segment, const Settings& settings, FaultActions& actions);
 // Adds clauses while the process runs.
 void add_faults(const FaultScript& script);
 

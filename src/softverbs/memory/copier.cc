@@ -16,7 +16,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "softverbs/engine/process.h"
 #include "softverbs/host/doorbell.h"
 
 namespace verbatim::softverbs {
@@ -136,13 +135,13 @@ CopySlot& lock_slot(SharedCopier& shared, Incarnation me, std::uint32_t& index)
 
 }  // namespace
 
-void start_copier_if_wanted(Process& process) {
-  SharedCopier& shared = process.segment().copier;
+void start_copier_if_wanted(Segment& segment, Arena& arena, int segment_fd) {
+  SharedCopier& shared = segment.copier;
   if (shared.wanted.load(std::memory_order_acquire) == 0 || shared.ready.load(std::memory_order_relaxed) != 0) return;
   static Mutex mutex;
   MutexLock lock(mutex);
   if (shared.ready.load(std::memory_order_relaxed) != 0) return;
-  Result<std::uint64_t> buffers = process.arena().allocate(kCopySlots * kBufferBytes);
+  Result<std::uint64_t> buffers = arena.allocate(kCopySlots * kBufferBytes);
   if (!buffers) return;
   shared.buffers = *buffers;
   sigset_t all;
@@ -150,12 +149,12 @@ void start_copier_if_wanted(Process& process) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's threads handle its signals
   pthread_t thread;
-  auto* const argument = new CopierThread{&shared, process.segment_fd()};
+  auto* const argument = new CopierThread{&shared, segment_fd};
   const int error = pthread_create(&thread, nullptr, run_copier, argument);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (error != 0) {
     delete argument;
-    process.arena().release(shared.buffers, kCopySlots * kBufferBytes);
+    arena.release(shared.buffers, kCopySlots * kBufferBytes);
     return;
   }
   pthread_setname_np(thread, "softverbs-copy");
@@ -163,8 +162,8 @@ void start_copier_if_wanted(Process& process) {
   shared.ready.store(1, std::memory_order_release);
 }
 
-void await_copies(Process& process) {
-  SharedCopier& shared = process.segment().copier;
+void await_copies(Segment& segment) {
+  SharedCopier& shared = segment.copier;
   if (shared.ready.load(std::memory_order_acquire) == 0) return;
   for (CopySlot& slot : shared.slots) {
     for (;;) {

@@ -4,18 +4,17 @@
 // needs it.
 #pragma once
 
+#include "softverbs/host/arena.h"
 #include "softverbs/host/process_view.h"
 #include "softverbs/memory/copy.h"
 
 namespace verbatim::softverbs {
 
-class Process;
-
 // For the target: starts the thread if a peer has asked for it and it does not run yet.
-void start_copier_if_wanted(Process& process);
+void start_copier_if_wanted(Segment& segment, Arena& arena, int segment_fd);
 // For the target: returns when every copy requested before this call has ended. A sender that died may leave a
 // requested copy behind without holding a lock that would show it.
-void await_copies(Process& process);
+void await_copies(Segment& segment);
 
 // For the sender. False: the thread does not run yet; call again soon.
 bool is_copier_ready(const ProcessView& target);
