@@ -7,6 +7,7 @@
 
 #include "softverbs/engine/call.h"
 #include "softverbs/engine/events.h"
+#include "softverbs/engine/qp.h"
 
 namespace verbatim::softverbs {
 namespace {
