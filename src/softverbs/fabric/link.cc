@@ -88,9 +88,10 @@ void Link::trace(std::uint32_t device, const SentQuantum& quantum, std::uint64_t
   char line[256];
   const int length = std::snprintf(
       line, sizeof line,
-      "{\"ns\":%llu,\"port\":\"%d.%u\",\"qpn\":%u,\"to\":\"%d.%u\",\"to_qpn\":%u,\"bytes\":%llu,\"arrival_ns\":%llu}\n",
+      "{\"ns\":%llu,\"port\":\"%d.%u\",\"qpn\":%u,\"to\":\"%d.%u\",\"to_qpn\":%u,\"bytes\":%llu,\"arrival_ns\":%llu,"
+      "\"schema\":%u}\n",
       number(start_ps / 1000), ::getpid(), device, quantum.qpn, quantum.peer_pid, quantum.peer_device, quantum.dest_qpn,
-      number(quantum.bytes), number(arrival_ps / 1000));
+      number(quantum.bytes), number(arrival_ps / 1000), kTraceSchema);
   if (::write(trace_.get(), line, static_cast<std::size_t>(length)) == length) return;
   VERBATIM_WARN("SOFTVERBS_TRACE=%s cannot be written any more, the trace ends: %s", settings_.trace_file.c_str(),
                 std::strerror(errno));

@@ -13,6 +13,9 @@
 
 namespace verbatim::softverbs {
 
+// `schema` in each line of the trace: incremented when the meaning of a key changes or a key is removed.
+constexpr unsigned kTraceSchema = 1;
+
 // What a QP has sent with one grant.
 struct SentQuantum {
   std::uint32_t qpn;

@@ -162,6 +162,7 @@ const char* state_name(ibv_qp_state state) {
 
 std::string to_json(const ProcessStats& stats) {
   JsonObject object(0);
+  object.add("schema", kStatsSchema);
   object.add("pid", static_cast<std::uint64_t>(stats.pid));
   object.add_string("program", stats.program);
   JsonObject calls(1);

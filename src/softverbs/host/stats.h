@@ -69,6 +69,9 @@ QpStats read_qp_stats(const Segment& segment, std::uint32_t index);
 
 const char* state_name(ibv_qp_state state);
 
+// `schema` in the JSON: incremented when the meaning of a key changes or a key is removed.
+constexpr std::uint64_t kStatsSchema = 1;
+
 // One JSON object, indented by two spaces a level.
 std::string to_json(const ProcessStats& stats);
 
