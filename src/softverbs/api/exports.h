@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/result.h"
+#include "softverbs/engine/context.h"
 #include "softverbs/engine/objects.h"
 
 #define SOFTVERBS_EXPORT __attribute__((visibility("default")))

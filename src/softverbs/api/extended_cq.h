@@ -5,7 +5,8 @@
 #include <infiniband/verbs.h>
 
 #include "base/result.h"
-#include "softverbs/engine/objects.h"
+#include "softverbs/engine/context.h"
+#include "softverbs/engine/cq.h"
 
 namespace verbatim::softverbs {
 

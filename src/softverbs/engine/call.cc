@@ -2,7 +2,7 @@
 
 #include <cerrno>
 
-#include "softverbs/engine/objects.h"
+#include "softverbs/engine/context.h"
 #include "softverbs/engine/process.h"
 
 namespace verbatim::softverbs {

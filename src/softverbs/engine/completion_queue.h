@@ -6,7 +6,8 @@
 
 #include "base/clock.h"
 #include "base/result.h"
-#include "softverbs/engine/objects.h"
+#include "softverbs/engine/context.h"
+#include "softverbs/engine/cq.h"
 #include "softverbs/faults/faults.h"
 #include "softverbs/host/process_view.h"
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "base/result.h"
+#include "softverbs/engine/context.h"
 #include "softverbs/engine/objects.h"
 #include "softverbs/memory/copy.h"
 

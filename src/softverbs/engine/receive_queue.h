@@ -4,8 +4,10 @@
 #include <infiniband/verbs.h>
 
 #include "base/result.h"
-#include "softverbs/engine/objects.h"
+#include "softverbs/engine/context.h"
 #include "softverbs/engine/process.h"
+#include "softverbs/engine/receive_poster.h"
+#include "softverbs/engine/srq.h"
 #include "softverbs/host/process_view.h"
 
 namespace verbatim::softverbs {

@@ -12,10 +12,6 @@
 
 namespace verbatim::softverbs {
 
-Mapping::~Mapping() {
-  if (address_ != nullptr) ::munmap(address_, bytes_);
-}
-
 Result<UniqueFd> open_shm(const std::string& name, OpenMode mode) {
   int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
   if (mode != OpenMode::kExisting) flags |= O_CREAT;

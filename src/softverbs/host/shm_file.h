@@ -7,31 +7,9 @@
 
 #include "base/result.h"
 #include "base/unique_fd.h"
+#include "softverbs/host/mapping.h"
 
 namespace verbatim::softverbs {
-
-// Owns a shared mapping and unmaps it.
-class Mapping {
- public:
-  Mapping() = default;
-  Mapping(void* address, std::size_t bytes) : address_(address), bytes_(bytes) {}
-  Mapping(Mapping&& other) noexcept : address_(std::exchange(other.address_, nullptr)), bytes_(other.bytes_) {}
-  Mapping& operator=(Mapping&& other) noexcept {
-    std::swap(address_, other.address_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~Mapping();
-
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(address_);
-  }
-
- private:
-  void* address_ = nullptr;
-  std::size_t bytes_ = 0;
-};
 
 enum class OpenMode { kExisting, kCreateOrOpen, kCreateNew };
 

@@ -1,15 +1,12 @@
 // Copies bytes between this process and another with one copy and without the help of the other process.
 #pragma once
 
-#include <sys/uio.h>
-
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#include "softverbs/host/layout.h"
 #include "softverbs/host/process_view.h"
+#include "softverbs/memory/spans.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define VERBATIM_UNDER_TSAN 1
@@ -20,24 +17,6 @@
 #endif
 
 namespace verbatim::softverbs {
-
-// The memory of one step of a message in one process, in order.
-class Spans {
- public:
-  void add(std::uint64_t address, std::size_t bytes) {
-    if (bytes == 0) return;
-    items_[count_++] = {reinterpret_cast<void*>(address), bytes};
-    total_ += bytes;
-  }
-  iovec* items() { return items_.data(); }
-  std::size_t count() const { return count_; }
-  std::size_t total() const { return total_; }
-
- private:
-  std::array<iovec, kMaxSge> items_;
-  std::size_t count_ = 0;
-  std::size_t total_ = 0;
-};
 
 // Copies within this process. Small messages are copied in ascending order: programs poll for the last word of a
 // message, and hardware writes in this order.
