@@ -11,11 +11,11 @@
 namespace verbatim::bench {
 namespace {
 
-// A waiting side gives up its core after this many looks: the machine may have fewer cores than there are pollers.
+// A waiting thread yields its core after this many polls: the machine may have fewer cores than polling threads.
 constexpr unsigned kPollsBeforeYield = 200;
 constexpr std::uint64_t kTimeoutNs = 10 * kNanosecondsPerSecond;
 
-// Looks until `done` answers true; false when nothing has come for long.
+// Polls until done() returns true. False: timeout.
 template <typename Done>
 bool wait_until(Done done) {
   const std::uint64_t deadline = monotonic_ns() + kTimeoutNs;
@@ -123,7 +123,7 @@ Status Bandwidth::pass(CopyMethod method, std::size_t piece) {
 }
 
 Result<double> Bandwidth::measure(CopyMethod method, std::size_t piece, unsigned passes) {
-  sched_yield();  // begin with a whole time slice
+  sched_yield();  // begin with a full time slice
   const std::uint64_t start = monotonic_ns();
   for (unsigned i = 0; i < passes; ++i) {
     if (Status status = pass(method, piece); !status) return status.error();
@@ -135,7 +135,7 @@ Result<double> Bandwidth::measure(CopyMethod method, std::size_t piece, unsigned
 Result<bool> Bandwidth::is_copy_correct(CopyMethod method, std::size_t piece) {
   std::uint64_t state = monotonic_ns() | 1;
   for (std::size_t offset = 0; offset < Area::kWindowBytes; offset += sizeof(state)) {
-    state = state * 6364136223846793005 + 1442695040888963407;  // a different word at every place and in every run
+    state = state * 6364136223846793005 + 1442695040888963407;  // different words at every offset and in every run
     std::memcpy(area_.source + offset, &state, sizeof(state));
   }
   std::memset(area_.target, 0xA5, Area::kWindowBytes);
@@ -145,7 +145,7 @@ Result<bool> Bandwidth::is_copy_correct(CopyMethod method, std::size_t piece) {
 
 Result<double> verbs_ping_pong(Area& area, Endpoint& endpoint, Side side, std::uint64_t rounds) {
   const bool starts = side == Side::kPing;
-  std::atomic<std::uint64_t>& mine = starts ? area.pong : area.ping;
+  std::atomic<std::uint64_t>& incoming = starts ? area.pong : area.ping;
   std::atomic<std::uint64_t>& outgoing = area.outgoing[starts ? 0 : 1];
   const std::size_t from = offsetof(Area, outgoing) + (starts ? 0 : sizeof(outgoing));
   const std::size_t to = starts ? offsetof(Area, ping) : offsetof(Area, pong);
@@ -166,7 +166,7 @@ Result<double> verbs_ping_pong(Area& area, Endpoint& endpoint, Side side, std::u
   const std::uint64_t start = monotonic_ns();
   for (std::uint64_t round = 1; round <= rounds; ++round) {
     if (starts) write_round(round);
-    if (failure && !wait_until([&] { return mine.load(std::memory_order_acquire) == round; })) {
+    if (failure && !wait_until([&] { return incoming.load(std::memory_order_acquire) == round; })) {
       failure = timeout_error("8-byte RDMA WRITE");
     }
     if (failure && !starts) write_round(round);
@@ -177,13 +177,13 @@ Result<double> verbs_ping_pong(Area& area, Endpoint& endpoint, Side side, std::u
 
 double memory_ping_pong(Area& area, Side side, std::uint64_t rounds) {
   const bool starts = side == Side::kPing;
-  std::atomic<std::uint64_t>& mine = starts ? area.pong : area.ping;
-  std::atomic<std::uint64_t>& theirs = starts ? area.ping : area.pong;
+  std::atomic<std::uint64_t>& incoming = starts ? area.pong : area.ping;
+  std::atomic<std::uint64_t>& outgoing = starts ? area.ping : area.pong;
   const std::uint64_t start = monotonic_ns();
   for (std::uint64_t round = 1; round <= rounds; ++round) {
-    if (starts) theirs.store(round, std::memory_order_release);
-    if (!wait_until([&] { return mine.load(std::memory_order_acquire) == round; })) break;
-    if (!starts) theirs.store(round, std::memory_order_release);
+    if (starts) outgoing.store(round, std::memory_order_release);
+    if (!wait_until([&] { return incoming.load(std::memory_order_acquire) == round; })) break;
+    if (!starts) outgoing.store(round, std::memory_order_release);
   }
   return static_cast<double>(monotonic_ns() - start) / static_cast<double>(2 * rounds);
 }

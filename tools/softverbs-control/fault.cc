@@ -1,4 +1,4 @@
-// softverbs fault: makes something go wrong in the running processes.
+// softverbs fault: sends fault clauses to the running processes.
 #include <unistd.h>
 
 #include <cerrno>
@@ -27,11 +27,11 @@ std::string read_clauses(const std::string& given) {
   if (!given.starts_with('@')) return given;
   std::ifstream file(given.substr(1));
   std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) throw Failure("there is nothing to read in " + given.substr(1));
+  if (!file || !(text << file.rdbuf())) throw Failure(given.substr(1) + " cannot be read or is empty");
   return text.str();
 }
 
-// One sender at a time: each waits until its clauses were taken.
+// One sender at a time: retries until the sender before this one has ended.
 std::uint32_t send(ProcessDirectory& directory, const std::string& clauses, pid_t pid, std::uint64_t deadline_ns) {
   for (;;) {
     const Result<std::uint32_t> sequence = directory.registry().send_fault_command(clauses, pid);
@@ -65,11 +65,11 @@ int run(ProcessDirectory& directory, const FaultOptions& options) {
   }
   for (const TargetProcess& target : targets) {
     std::fprintf(stderr,
-                 "softverbs: process %d (%s) has not taken it: it is stopped, or has the inline engine, which takes it "
-                 "at its next verb\n",
+                 "softverbs: process %d (%s) has not applied the clauses: it is stopped, or it has the inline engine, "
+                 "which applies them at its next verb\n",
                  target.pid(), target.program().c_str());
   }
-  std::printf("taken by %zu of %zu processes\n", count - targets.size(), count);
+  std::printf("applied by %zu of %zu processes\n", count - targets.size(), count);
   return targets.empty() ? 0 : 1;
 }
 
@@ -77,14 +77,14 @@ int run(ProcessDirectory& directory, const FaultOptions& options) {
 
 Action declare_fault(CLI::App& arguments) {
   auto options = std::make_shared<FaultOptions>();
-  arguments.add_option("clauses", options->clauses, "as in SOFTVERBS_FAULTS, @FILE for those in a file")->required();
+  arguments.add_option("clauses", options->clauses, "as in SOFTVERBS_FAULTS; @FILE reads them from a file")->required();
   arguments.add_option("--pid", options->pid, "only this process");
-  arguments.add_option("--wait", options->wait_seconds, "seconds until everybody must have taken it")
+  arguments.add_option("--wait", options->wait_seconds, "seconds until all processes must have applied the clauses")
       ->capture_default_str();
   arguments.footer(
-      "The clauses are put to work beside those that are: \"clear\" undoes them all. Processes that start later do "
-      "not\n"
-      "have them. Times count from when a process takes its clauses. Examples:\n"
+      "Adds the clauses to those that are active; \"clear\" removes and undoes all of them. Processes that start "
+      "later\n"
+      "do not get the clauses. Times are relative to the moment when a process applies its clauses. Examples:\n"
       "  tools/softverbs fault 'link-down device=0 for=500ms'\n"
       "  tools/softverbs fault 'clear; loss rate=0.01'");
   return [options](ProcessDirectory& directory) { return run(directory, *options); };

@@ -1,5 +1,5 @@
-// softverbs-control: looks at the running softverbs processes of this user, and acts on them, through the memory that
-// they share; they take no part in it. tools/softverbs hands its subcommands to this program.
+// softverbs-control: the subcommands of tools/softverbs. Reads and changes the state of this user's running softverbs
+// processes through their shared memory.
 #include <CLI/CLI.hpp>
 #include <array>
 #include <cstdio>
@@ -12,15 +12,15 @@ namespace verbatim::control {
 namespace {
 
 constexpr std::array kSubcommands{
-    Subcommand{"fault", "makes something go wrong in the running processes", declare_fault},
+    Subcommand{"fault", "causes faults in the running processes", declare_fault},
     Subcommand{"hold", "stops the virtual clock of the ports with a rate", declare_hold},
-    Subcommand{"release", "starts it again", declare_release},
-    Subcommand{"stats", "what the running processes have asked of their devices", declare_stats},
+    Subcommand{"release", "starts the virtual clock again", declare_release},
+    Subcommand{"stats", "prints the counters of the running processes", declare_stats},
 };
 
 int run(int argc, char** argv) {
   CLI::App arguments(
-      "Looks at the running softverbs processes of this user, and acts on them. SOFTVERBS_NAMESPACE says which.",
+      "Reads or changes the state of this user's running softverbs processes with the same SOFTVERBS_NAMESPACE.",
       "tools/softverbs");
   arguments.require_subcommand(1);
   Action action;

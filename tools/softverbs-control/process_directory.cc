@@ -8,7 +8,7 @@
 namespace verbatim::softverbs {
 namespace {
 
-// The program's one Host, for those who wait for a shared lock.
+// The registry of the program's only ProcessDirectory, for waiters of a shared lock.
 HostRegistry* g_registry = nullptr;
 
 }  // namespace
@@ -35,7 +35,7 @@ std::string TargetProcess::program() const {
 
 ProcessDirectory::ProcessDirectory() {
   const softverbs::Settings* settings = softverbs::settings();
-  if (settings == nullptr) throw Failure("a SOFTVERBS_* variable is malformed");
+  if (settings == nullptr) throw Failure("a SOFTVERBS_* variable is malformed: see the line before this one");
   Result<std::unique_ptr<HostRegistry>> registry = HostRegistry::open(*settings);
   if (!registry) throw Failure("the registry in /dev/shm cannot be opened: " + to_string(registry.error()));
   registry_ = *std::move(registry);
@@ -52,7 +52,7 @@ std::vector<TargetProcess> ProcessDirectory::processes() const {
     Result<UniqueFd> fd = softverbs::open_shm(registry_->segment_name(process.incarnation), OpenMode::kExisting);
     if (!fd) continue;
     Result<Mapping> mapping = softverbs::map_shm(*fd, softverbs::kSegmentBytes);
-    // Without memory under it a segment's first pages may not be touched: its process is just starting.
+    // A segment without memory belongs to a process that is starting. An access would allocate its first pages.
     if (!mapping || !softverbs::is_backed(*fd) || mapping->as<Segment>()->incarnation != process.incarnation) continue;
     found.emplace_back(process, *std::move(mapping));
   }

@@ -1,5 +1,5 @@
-// The softverbs processes of this user in one namespace (SOFTVERBS_NAMESPACE), as a program sees them that holds no
-// device itself. It enters the registry as they do, so that it may take their shared locks.
+// The softverbs processes of this user in one namespace (SOFTVERBS_NAMESPACE). This program opens no device, but it
+// joins the registry as those processes do, so that it can take shared locks.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace verbatim::control {
 
-// A running process and its segment, which stays readable when the process ends.
+// A running process and its segment. The segment stays readable after the process has ended.
 class TargetProcess {
  public:
   TargetProcess(softverbs::RunningProcess process, softverbs::Mapping segment)
@@ -22,7 +22,7 @@ class TargetProcess {
   pid_t pid() const { return process_.pid; }
   softverbs::Incarnation incarnation() const { return process_.incarnation; }
   softverbs::Segment& segment() const { return *segment_.as<softverbs::Segment>(); }
-  std::string program() const;  // its name, "?" when it has just ended
+  std::string program() const;  // the program's name, "?" when the process has ended
 
  private:
   softverbs::RunningProcess process_;
@@ -40,9 +40,9 @@ class ProcessDirectory {
   softverbs::HostRegistry& registry() { return *registry_; }
   softverbs::Incarnation me() const { return registry_->me(); }
 
-  // In the order in which they joined. A process that is just starting or ending may be missing.
+  // In the order in which they joined. A process that is starting or ending may be missing.
   std::vector<TargetProcess> processes() const;
-  // Those with these pids, all when `pids` is empty. Throws Failure for a pid that is not there.
+  // The processes with these pids; all when `pids` is empty. Throws Failure for an unknown pid.
   std::vector<TargetProcess> processes(const std::vector<pid_t>& pids) const;
 
  private:

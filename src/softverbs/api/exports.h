@@ -5,13 +5,14 @@
 #include <new>
 
 #include "base/result.h"
+#include "softverbs/engine/context.h"
 #include "softverbs/engine/objects.h"
 
 #define SOFTVERBS_EXPORT __attribute__((visibility("default")))
 
 namespace verbatim::softverbs {
 
-// The verbs' convention for calls that make something: nullptr and errno.
+// Converts to the convention of verbs that create an object: the pointer, or nullptr and errno.
 template <typename T>
 T* pointer_or_errno(const Result<T*>& result) {
   if (result) return *result;
@@ -19,7 +20,7 @@ T* pointer_or_errno(const Result<T*>& result) {
   return nullptr;
 }
 
-// The same of a call that makes it. No exception may cross the C API.
+// The same for a call that creates the object. An exception must not cross the C API.
 template <typename Make>
 auto call_and_return_pointer(Make make) -> decltype(pointer_or_errno(make())) {
   try {
@@ -32,11 +33,11 @@ auto call_and_return_pointer(Make make) -> decltype(pointer_or_errno(make())) {
 
 Result<EventPipe> make_event_pipe();
 
-// Takes one byte from a pipe, waiting for it unless the program made the descriptor non-blocking. False with errno.
-// With the inline engine nobody else would do work that falls due meanwhile.
+// Reads one byte from a pipe; waits for it unless the program made the descriptor non-blocking. False: failed, see
+// errno. With the inline engine it also executes work that is due meanwhile, because no other thread would.
 bool await_event(int fd, Process& process);
 
-// The verbs that the header calls through verbs_context.
+// Sets the verbs that the header calls through verbs_context.
 void fill_extended_calls(Context& context);
 
 }  // namespace verbatim::softverbs

@@ -13,14 +13,14 @@
 #include <memory>
 
 #include "softverbs/api/exports.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/receive_queue.h"
-#include "softverbs/faults/faults.h"
 #include "softverbs/host/device_attributes.h"
 
-// The headers hide these names behind macros; here the functions themselves are defined.
+// The headers define macros with these names; this file defines the functions.
 #undef ibv_get_device_list
 #undef ibv_query_port
 
@@ -36,7 +36,7 @@ std::array<ibv_device, kMaxDevices>& devices() {
       device.transport_type = IBV_TRANSPORT_IB;
       std::snprintf(device.name, sizeof device.name, "softverbs%zu", index);
       std::snprintf(device.dev_name, sizeof device.dev_name, "uverbs%zu", index);
-      // No such files exist: there is no kernel device.
+      // These files do not exist, because there is no kernel device.
       std::snprintf(device.dev_path, sizeof device.dev_path, "/sys/class/infiniband_verbs/%s", device.dev_name);
       std::snprintf(device.ibdev_path, sizeof device.ibdev_path, "/sys/class/infiniband/%s", device.name);
     }
@@ -137,8 +137,8 @@ bool find_object(std::vector<Object*>& objects, const AsyncEntry& event, std::ui
   return false;
 }
 
-// False when the object of the event has been destroyed since. Counts the event as handed out, so that the object
-// stays until it is acknowledged.
+// Fills `result`, and counts the event as delivered, so that destroying its object waits for the acknowledgement.
+// False: the object has been destroyed already.
 bool deliver_event(Context& context, const AsyncEntry& event, ibv_async_event& result) {
   result.event_type = static_cast<ibv_event_type>(event.type);
   MutexLock lock(context.objects_mutex);
@@ -190,7 +190,7 @@ void acknowledge(pthread_mutex_t& mutex, pthread_cond_t& condition, std::uint32_
   pthread_mutex_unlock(&mutex);
 }
 
-// What a program forgot to destroy: peers must not reach it any more.
+// Resets the QPs that the program has not destroyed, so that peers cannot reach them any more.
 void reset_remaining_qps(Context& context) {
   std::vector<Qp*> left;
   {
@@ -255,7 +255,7 @@ SOFTVERBS_EXPORT int ibv_close_device(ibv_context* handle) {
   {
     SharedLockGuard lock(context.shared->lock, context.process->me());
     context.shared->is_open = 0;
-    context.shared->pipe_fd = -1;  // the number may mean another pipe soon
+    context.shared->pipe_fd = -1;  // the descriptor may soon belong to another file
   }
   context.process->context_table().release(context.index);
   pthread_mutex_destroy(&handle->mutex);
@@ -275,7 +275,7 @@ SOFTVERBS_EXPORT int ibv_query_device(ibv_context* context, ibv_device_attr* att
   return 0;
 }
 
-// For programs built before ibv_port_attr had port_cap_flags2.
+// For programs built with headers whose ibv_port_attr has no port_cap_flags2.
 SOFTVERBS_EXPORT int ibv_query_port(ibv_context* context, std::uint8_t port_number, _compat_ibv_port_attr* attributes) {
   return query_port(context, port_number, reinterpret_cast<ibv_port_attr*>(attributes),
                     offsetof(ibv_port_attr, port_cap_flags2));
@@ -287,7 +287,7 @@ SOFTVERBS_EXPORT int ibv_query_gid(ibv_context* context, std::uint8_t port_numbe
     errno = EINVAL;
     return -1;
   }
-  *gid = port_of(context).gids()[index].gid;  // zero in an empty slot
+  *gid = port_of(context).gids()[index].gid;  // zero in an empty entry
   return 0;
 }
 
@@ -315,7 +315,7 @@ SOFTVERBS_EXPORT ssize_t _ibv_query_gid_table(ibv_context* context, ibv_gid_entr
   return static_cast<ssize_t>(count);
 }
 
-// Of rdma-core's tools: 0 stands for IB and RoCE v1, 1 for RoCE v2.
+// Used by rdma-core's tools. The type is 0 for IB and RoCE v1, 1 for RoCE v2.
 SOFTVERBS_EXPORT int ibv_query_gid_type(ibv_context* context, std::uint8_t port_number, unsigned index,
                                         std::uint32_t* type) {
   if (port_number != kPortNumber || index >= kGidTableLength) {

@@ -1,4 +1,4 @@
-// The C API: the verbs that the header finds through verbs_context. Those that stay empty there are refused by it with
+// The C API: the verbs that the header calls through verbs_context. For entries that are nullptr the header returns
 // EOPNOTSUPP: memory windows, XRC, flows, work queues, device memory, counters, thread and parent domains.
 #include <infiniband/verbs.h>
 
@@ -9,10 +9,10 @@
 
 #include "softverbs/api/exports.h"
 #include "softverbs/api/extended_cq.h"
+#include "softverbs/api/extended_qp.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/process.h"
-#include "softverbs/engine/qp.h"
 #include "softverbs/engine/receive_queue.h"
-#include "softverbs/faults/faults.h"
 #include "softverbs/host/device_attributes.h"
 
 namespace verbatim::softverbs {
@@ -76,7 +76,7 @@ using namespace verbatim::softverbs;
 
 extern "C" {
 
-// A QP that was not made for the calls has none.
+// nullptr for a QP that was created without IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.
 SOFTVERBS_EXPORT ibv_qp_ex* ibv_qp_to_qp_ex(ibv_qp* handle) {
   ibv_qp_ex& extended = static_cast<Qp*>(handle)->extended();
   return extended.wr_start != nullptr ? &extended : nullptr;

@@ -1,4 +1,4 @@
-// The C API: protection domains and memory regions, and address handles, which reliable connections do not need.
+// The C API: protection domains and memory regions. Address handles are refused: reliable connections do not need them.
 #include <infiniband/verbs.h>
 
 #include <atomic>
@@ -6,9 +6,9 @@
 #include <new>
 
 #include "softverbs/api/exports.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/process.h"
-#include "softverbs/faults/faults.h"
 
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
@@ -133,7 +133,7 @@ SOFTVERBS_EXPORT int ibv_resolve_eth_l2_from_gid(ibv_context*, ibv_ah_attr*, std
   return EOPNOTSUPP;
 }
 
-// Child processes do not share a parent's registrations in any case.
+// A forked child does not share its parent's registrations in any case.
 SOFTVERBS_EXPORT int ibv_dontfork_range(void*, std::size_t) {
   return 0;
 }

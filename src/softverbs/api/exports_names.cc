@@ -1,4 +1,4 @@
-// The C API: names and conversions, sysfs, and what rdma-core's own programs and drivers ask for when they are loaded.
+// The C API: names and conversions, sysfs, and symbols that rdma-core's own programs and drivers need at load time.
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <unistd.h>
@@ -146,7 +146,7 @@ SOFTVERBS_EXPORT const char* ibv_event_type_str(ibv_event_type event) {
   return "unknown";
 }
 
-// Private to rdma-core; its newer releases have it.
+// Private to rdma-core; newer releases export it.
 SOFTVERBS_EXPORT const char* ibv_wr_opcode_str(ibv_wr_opcode opcode) {
   switch (opcode) {
     case IBV_WR_RDMA_WRITE:
@@ -203,7 +203,7 @@ SOFTVERBS_EXPORT const char* ibv_get_sysfs_path() {
   return "/sys";
 }
 
-// The length read without the line's end, or -1.
+// Returns the length without the newline, or -1.
 SOFTVERBS_EXPORT int ibv_read_sysfs_file(const char* directory, const char* file, char* buffer, std::size_t bytes) {
   char path[512];
   std::snprintf(path, sizeof path, "%s/%s", directory, file);
@@ -216,7 +216,7 @@ SOFTVERBS_EXPORT int ibv_read_sysfs_file(const char* directory, const char* file
   return static_cast<int>(length);
 }
 
-// Drivers of real devices register themselves when a program is linked with them. They find none to drive.
+// Drivers of hardware devices call these when a program is linked with them. softverbs has no device for them.
 SOFTVERBS_EXPORT void verbs_register_driver_34(const void*) {}
 SOFTVERBS_EXPORT void ibv_register_driver(const char*, void*) {}
 SOFTVERBS_EXPORT bool verbs_allow_disassociate_destroy = false;

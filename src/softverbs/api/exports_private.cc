@@ -1,5 +1,5 @@
-// What rdma-core's other libraries (drivers, librdmacm) link with and could call only with a kernel device in hand,
-// which none of them finds here. The loader wants the names; a call is refused.
+// Symbols that rdma-core's other libraries (drivers, librdmacm) link with. They call them only for a kernel device, and
+// softverbs has none. The symbols exist so that these libraries load; every call is refused.
 #include <infiniband/verbs.h>
 
 #include <cerrno>
@@ -7,7 +7,7 @@
 
 #include "softverbs/api/exports.h"
 
-// The arguments are not looked at, so they are not declared.
+// The functions ignore their arguments, so none are declared.
 #define SOFTVERBS_REFUSES(name) \
   SOFTVERBS_EXPORT int name() { \
     return EOPNOTSUPP;          \
@@ -91,7 +91,7 @@ SOFTVERBS_REFUSES(ibv_cmd_rereg_mr)
 SOFTVERBS_REFUSES(ibv_cmd_resize_cq)
 SOFTVERBS_REFUSES(ibv_read_ibdev_sysfs_file)
 
-// Verbs of releases after 44, which no header here declares: DMA handles, buffers and completion counters.
+// Verbs of rdma-core releases after 44, which our headers do not declare: DMA handles, buffers and completion counters.
 SOFTVERBS_REFUSES(_ibv_query_comp_cntr_caps)
 SOFTVERBS_REFUSES(ibv_dealloc_dmah)
 SOFTVERBS_REFUSES(ibv_destroy_comp_cntr)
@@ -119,7 +119,7 @@ SOFTVERBS_EXPORT void verbs_init_cq() {}
 SOFTVERBS_EXPORT void verbs_set_ops() {}
 SOFTVERBS_EXPORT void verbs_uninit_context() {}
 
-// Translations of what the kernel's connection manager says.
+// Conversions of structures of the kernel's connection manager.
 SOFTVERBS_EXPORT void ibv_copy_ah_attr_from_kern(ibv_ah_attr* to, const void*) {
   std::memset(to, 0, sizeof *to);
 }

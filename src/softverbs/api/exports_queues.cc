@@ -10,11 +10,11 @@
 
 #include "base/clock.h"
 #include "softverbs/api/exports.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/receive_queue.h"
-#include "softverbs/faults/faults.h"
 
 namespace verbatim::softverbs {
 
@@ -22,7 +22,7 @@ Result<EventPipe> make_event_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return verbatim::system_error("pipe2", errno);
   EventPipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
-  // A writer never waits; whether the reader does is the program's choice.
+  // Writing never blocks. The program chooses whether reading does.
   ::fcntl(ends[1], F_SETFL, O_NONBLOCK);
   return pipe;
 }
@@ -32,7 +32,8 @@ bool await_event(int fd, Process& process) {
   for (;;) {
     const bool blocks = (::fcntl(fd, F_GETFL) & O_NONBLOCK) == 0;
     if (blocks && !engine.is_threaded()) {
-      // A peer's error gives us work without a timer, and no signal: hence the millisecond.
+      // A peer that moves a QP to the error state creates work without a timer or a wake-up: look for it every
+      // millisecond.
       engine.progress();
       const std::uint64_t wait_ms = std::min<std::uint64_t>(engine.idle_ns() / kNanosecondsPerMillisecond, 1);
       pollfd readable{fd, POLLIN, 0};
@@ -41,9 +42,9 @@ bool await_event(int fd, Process& process) {
       if (ready == 0) continue;
     }
     char byte = 0;
-    const ssize_t taken = ::read(fd, &byte, 1);
-    if (taken == 1) return true;
-    if (taken == 0) errno = EBADF;
+    const ssize_t count = ::read(fd, &byte, 1);
+    if (count == 1) return true;
+    if (count == 0) errno = EBADF;
     return false;
   }
 }
@@ -62,7 +63,7 @@ Result<Channel*> create_channel(ibv_context* context) {
   return channel.release();
 }
 
-// An unread event of one of the channel's queues, oldest queue first.
+// Removes an unread event of one of the channel's CQs, of the oldest CQ first. nullptr: there is none.
 Cq* pop_cq_event(Context& context, const ibv_comp_channel* channel) {
   MutexLock lock(context.objects_mutex);
   for (Cq* cq : context.cqs) {
@@ -126,7 +127,7 @@ SOFTVERBS_EXPORT int ibv_get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, vo
   Context& context = context_of(channel->context);
   for (;;) {
     if (!await_event(channel->fd, *context.process)) return -1;
-    // A queue that was destroyed leaves its byte behind.
+    // The byte may belong to a CQ that was destroyed. Then wait for the next one.
     if (Cq* ready = pop_cq_event(context, channel); ready != nullptr) {
       *cq = ready;
       *cq_context = ready->cq_context;
@@ -183,7 +184,7 @@ SOFTVERBS_EXPORT int ibv_destroy_qp(ibv_qp* qp) {
   return destroy_qp(*static_cast<Qp*>(qp));
 }
 
-// Nothing is promised: a program that relies on the order of a WRITE's bytes is wrong on most devices.
+// Never in order: a program that relies on the order of a WRITE's bytes fails on most devices.
 SOFTVERBS_EXPORT int ibv_query_qp_data_in_order(ibv_qp*, ibv_wr_opcode, std::uint32_t) {
   count(Verb::kQueryQpDataInOrder);
   return 0;

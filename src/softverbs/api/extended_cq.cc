@@ -5,10 +5,10 @@
 #include <ctime>
 
 #include "base/clock.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
-#include "softverbs/faults/faults.h"
 
 #define SOFTVERBS_HOLDS_LOCK VERBATIM_THREAD_ANNOTATION(no_thread_safety_analysis)
 
@@ -23,7 +23,7 @@ Cq& cq_of(ibv_cq_ex* handle) {
   return *static_cast<Cq*>(ibv_cq_ex_to_cq(handle));
 }
 
-// Makes the next entry the current one. ENOENT: there is none. With poll_mutex held.
+// Makes the next entry the current one. ENOENT: the queue is empty. The caller holds poll_mutex.
 int step(Cq& cq) {
   SharedCq& shared = *cq.shared;
   const std::uint32_t tail = shared.tail.load(std::memory_order_seq_cst);
@@ -44,7 +44,8 @@ int step(Cq& cq) {
   return found ? 0 : ENOENT;
 }
 
-// A queue of one thread is locked for each step alone, so that the thread may destroy QPs between them.
+// Returns with poll_mutex held. For a single-threaded queue each step locks it separately, so that the thread may
+// destroy QPs between the steps.
 int start_poll(ibv_cq_ex* handle, ibv_poll_cq_attr* attributes) SOFTVERBS_HOLDS_LOCK {
   if (attributes != nullptr && attributes->comp_mask != 0) return EINVAL;
   Cq& cq = cq_of(handle);
@@ -111,9 +112,9 @@ std::uint64_t read_completion_wallclock_ns(ibv_cq_ex* cq) {
   return wall_ns - (monotonic_ns() - cq_of(cq).current_timestamp_ns);
 }
 
-// A field that was not asked for has no call, as on a device.
+// The calls of fields that the program did not request stay nullptr, as with hardware.
 void set_field_readers(ibv_cq_ex& calls, std::uint64_t fields) {
-  const auto offer = [fields](std::uint64_t field, auto& call, auto* function) {
+  const auto set_if_requested = [fields](std::uint64_t field, auto& call, auto* function) {
     if ((fields & field) != 0) call = function;
   };
   calls.start_poll = start_poll;
@@ -122,16 +123,16 @@ void set_field_readers(ibv_cq_ex& calls, std::uint64_t fields) {
   calls.read_opcode = read_opcode;
   calls.read_vendor_err = read_vendor_err;
   calls.read_wc_flags = read_wc_flags;
-  offer(IBV_WC_EX_WITH_BYTE_LEN, calls.read_byte_len, read_byte_len);
-  offer(IBV_WC_EX_WITH_IMM, calls.read_imm_data, read_imm_data);
-  offer(IBV_WC_EX_WITH_QP_NUM, calls.read_qp_num, read_qp_num);
-  offer(IBV_WC_EX_WITH_SRC_QP, calls.read_src_qp, read_src_qp);
-  offer(IBV_WC_EX_WITH_SLID, calls.read_slid, read_slid);
-  offer(IBV_WC_EX_WITH_SL, calls.read_sl, read_sl);
-  offer(IBV_WC_EX_WITH_DLID_PATH_BITS, calls.read_dlid_path_bits, read_dlid_path_bits);
-  offer(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, calls.read_completion_ts, read_completion_ts);
-  offer(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, calls.read_completion_wallclock_ns,
-        read_completion_wallclock_ns);
+  set_if_requested(IBV_WC_EX_WITH_BYTE_LEN, calls.read_byte_len, read_byte_len);
+  set_if_requested(IBV_WC_EX_WITH_IMM, calls.read_imm_data, read_imm_data);
+  set_if_requested(IBV_WC_EX_WITH_QP_NUM, calls.read_qp_num, read_qp_num);
+  set_if_requested(IBV_WC_EX_WITH_SRC_QP, calls.read_src_qp, read_src_qp);
+  set_if_requested(IBV_WC_EX_WITH_SLID, calls.read_slid, read_slid);
+  set_if_requested(IBV_WC_EX_WITH_SL, calls.read_sl, read_sl);
+  set_if_requested(IBV_WC_EX_WITH_DLID_PATH_BITS, calls.read_dlid_path_bits, read_dlid_path_bits);
+  set_if_requested(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, calls.read_completion_ts, read_completion_ts);
+  set_if_requested(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, calls.read_completion_wallclock_ns,
+                   read_completion_wallclock_ns);
 }
 
 }  // namespace

@@ -4,12 +4,18 @@
 #include <cerrno>
 #include <cstring>
 
-#include "softverbs/engine/qp.h"
+#include "softverbs/engine/call.h"
 
 #define SOFTVERBS_HOLDS_LOCK VERBATIM_THREAD_ANNOTATION(no_thread_safety_analysis)
 
 namespace verbatim::softverbs {
 namespace {
+
+// The operations (IBV_QP_EX_WITH_*) that a program may request for a QP.
+constexpr std::uint64_t kSupportedSendOps = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+                                            IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM |
+                                            IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
+                                            IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 
 Qp& qp_of(ibv_qp_ex* handle) {
   return *static_cast<Qp*>(&handle->qp_base);
@@ -49,7 +55,7 @@ void abort(ibv_qp_ex* handle) SOFTVERBS_HOLDS_LOCK {
   qp_of(handle).sends.mutex.unlock();
 }
 
-// The next free entry of the send queue; nullptr when there is none or the batch has failed.
+// Begins a request in the next free entry of the send queue. nullptr: the queue is full or the batch has failed.
 SendRequest* begin(ibv_qp_ex* handle, ibv_wr_opcode opcode, std::uint64_t operation) {
   Qp& qp = qp_of(handle);
   WorkBatch& batch = qp.batch;
@@ -67,7 +73,7 @@ SendRequest* begin(ibv_qp_ex* handle, ibv_wr_opcode opcode, std::uint64_t operat
   return &request;
 }
 
-// The request that a setter speaks of; nullptr when the batch has failed, as it has when none was begun.
+// The request that a setter changes. nullptr: the batch has failed, also because no request was begun.
 SendRequest* current(Qp& qp) {
   if (qp.batch.count == 0) fail(qp.batch, EINVAL);
   return qp.batch.error == 0 ? &qp.sends.requests[(qp.batch.next - 1) & qp.sends.mask] : nullptr;
@@ -149,7 +155,7 @@ void set_inline_data_list(ibv_qp_ex* handle, std::size_t count, const ibv_data_b
   SendRequest* const request = current(qp);
   if (request == nullptr) return;
   if (request->opcode == IBV_WR_RDMA_READ || request->opcode > IBV_WR_RDMA_READ) {
-    return fail(qp.batch, EINVAL);  // its data comes from the peer
+    return fail(qp.batch, EINVAL);  // the data of READs and atomics comes from the peer
   }
   const std::size_t slot = (qp.batch.next - 1) & qp.sends.mask;
   std::uint8_t* bytes = qp.sends.inline_bytes.get() + slot * qp.cap.max_inline_data;
@@ -167,14 +173,13 @@ void set_inline_data(ibv_qp_ex* handle, void* address, std::size_t length) {
   set_inline_data_list(handle, 1, &buffer);
 }
 
-// Of other kinds of QP, or not offered: the batch fails.
+// For operations of other QP types and operations that are not supported: the batch fails.
 template <typename... Arguments>
 void refuse(ibv_qp_ex* handle, Arguments...) {
   fail(qp_of(handle).batch, EOPNOTSUPP);
 }
 
-}  // namespace
-
+// Sets the QP's function pointers for the ibv_wr_* calls.
 void set_work_request_calls(Qp& qp, std::uint64_t send_ops) {
   qp.send_ops = send_ops;
   ibv_qp_ex& calls = qp.extended();
@@ -199,6 +204,28 @@ void set_work_request_calls(Qp& qp, std::uint64_t send_ops) {
   calls.wr_set_ud_addr = refuse;
   calls.wr_set_xrc_srqn = refuse;
   calls.wr_atomic_write = refuse;
+}
+
+}  // namespace
+
+Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted) {
+  constexpr std::uint32_t kSupported =
+      IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+  const auto has = [&](std::uint32_t bit) { return (wanted.comp_mask & bit) != 0; };
+  if ((wanted.comp_mask & ~kSupported) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  if (!has(IBV_QP_INIT_ATTR_PD) || wanted.pd->context != &context.verbs_context::context) {
+    return system_error("create_qp_ex", EINVAL);
+  }
+  if (has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && wanted.create_flags != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  const std::uint64_t send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ? wanted.send_ops_flags : 0;
+  if ((send_ops & ~kSupportedSendOps) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  ibv_qp_init_attr plain{wanted.qp_context, wanted.send_cq, wanted.recv_cq,   wanted.srq,
+                         wanted.cap,        wanted.qp_type, wanted.sq_sig_all};
+  Result<Qp*> qp = create_qp(context, wanted.pd, plain);
+  if (!qp) return qp;
+  wanted.cap = plain.cap;
+  if (has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)) set_work_request_calls(**qp, send_ops);
+  return qp;
 }
 
 }  // namespace verbatim::softverbs

@@ -1,4 +1,4 @@
-// libmlx5.so.1 beside softverbs' libibverbs: answers that no device here is an mlx5 device.
+// libmlx5.so.1 of softverbs: reports that none of the devices is an mlx5 device.
 #include <infiniband/mlx5dv.h>
 
 #include <cerrno>
@@ -81,7 +81,7 @@ SOFTVERBS_EXPORT int mlx5dv_devx_general_cmd(ibv_context*, const void*, size_t, 
   return EOPNOTSUPP;
 }
 
-// Of releases after 44: no header here declares them.
+// Functions of rdma-core releases after 44, which our headers do not declare.
 SOFTVERBS_EXPORT int mlx5dv_get_data_direct_sysfs_path(ibv_context*, char*, size_t) {
   return EOPNOTSUPP;
 }

@@ -11,7 +11,7 @@
 namespace verbatim::softverbs {
 namespace {
 
-// Whether the port that the QP sits on is the one that the path leads to.
+// Whether `device` of that process has the port that the path leads to.
 bool is_addressed(const ProcessView& process, std::uint32_t device, const ibv_ah_attr& path) {
   const SharedPort& port = process.segment().ports[device];
   if (path.is_global == 0) return port.ethernet == 0 && port.lid == path.dlid;
@@ -32,21 +32,21 @@ bool find_route(Qp& qp) {
   Route& route = requester.route;
   if (route.process && route.qp->qpn.load(std::memory_order_acquire) == requester.dest_qpn) return true;
   route = {};
-  const std::optional<QpLocation> place = qp.process->registry().find_qpn(requester.dest_qpn);
-  if (!place) return false;
-  std::shared_ptr<ProcessView> process = qp.process->find(*place);
+  const std::optional<QpLocation> location = qp.process->registry().find_qpn(requester.dest_qpn);
+  if (!location) return false;
+  std::shared_ptr<ProcessView> process = qp.process->find(*location);
   if (!process) return false;
-  SharedQp& target = process->segment().qps[place->index];
+  SharedQp& target = process->segment().qps[location->index];
   if (!is_addressed(*process, target.device, requester.path)) return false;
-  const bool is_near = process->is_own();
-  requester.peer_slot = place->slot;
+  const bool is_own = process->is_own();
+  requester.peer_slot = location->slot;
   requester.peer_device = target.device;
   requester.peer_pid = process->pid();
-  route = {std::move(process), &target, place->index, is_near ? fast_path_bytes(qp) : 0};
+  route = {std::move(process), &target, location->index, is_own ? fast_path_bytes(qp) : 0};
   return true;
 }
 
-// Whether the peer's memory can be written to now; what comes of it when it never can is told by the copy.
+// False while the peer's copier starts. Where the peer's memory is never accessible, the copy itself fails.
 bool is_memory_accessible(const Qp& qp) {
   ProcessView& process = *qp.requester.route.process;
   return process.copy_path(qp.process->settings()) != ProcessView::CopyPath::kThroughSegment ||
@@ -74,10 +74,10 @@ Attempt attempt_of(Response response) {
   return failed(IBV_WC_GENERAL_ERR);
 }
 
-bool gather_local(const Qp& qp, std::uint32_t slot, const SendRequest& request, const Packets& packets, Spans& places) {
+bool gather_local(const Qp& qp, std::uint32_t slot, const SendRequest& request, const Packets& packets, Spans& spans) {
   if ((request.flags & IBV_SEND_INLINE) != 0) {
     const std::uint8_t* bytes = &qp.sends.inline_bytes[std::size_t{slot} * qp.cap.max_inline_data];
-    places.add(reinterpret_cast<std::uintptr_t>(bytes) + packets.offset, packets.bytes);
+    spans.add(reinterpret_cast<std::uintptr_t>(bytes) + packets.offset, packets.bytes);
     return true;
   }
   const bool is_written = request.opcode == IBV_WR_RDMA_READ || is_atomic(request.opcode);
@@ -94,7 +94,7 @@ bool gather_local(const Qp& qp, std::uint32_t slot, const SendRequest& request, 
     const std::uint64_t begin = translate(qp.process->segment(), {KeyKind::kLocal, sges[i].lkey, qp.pd->handle, access},
                                           sges[i].addr + skip, bytes);
     if (begin == 0) return false;
-    places.add(begin, bytes);
+    spans.add(begin, bytes);
     skip = 0;
     left -= bytes;
   }
@@ -117,7 +117,8 @@ bool is_unreachable(const Qp& qp, Faults* faults) {
   if (peer.impaired.load(std::memory_order_relaxed) != 0 && !is_port_open(peer, route.qp->device, qp.shared->device)) {
     return true;
   }
-  return faults != nullptr && faults->states().is_unreachable(qp, *route.process, route.qp->device);
+  return faults != nullptr &&
+         faults->states().is_unreachable(qp.shared->device, route.process->pid(), route.qp->device);
 }
 
 }  // namespace verbatim::softverbs

@@ -1,5 +1,5 @@
-// What every attempt to bring something to the peer is made of: the sender's own bytes, the way to the peer, and what
-// came of it. Called with qp.execution held.
+// The parts of an attempt to send a step: the bytes of the sender, the route to the peer, the outcome. The caller holds
+// qp.execution.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -13,8 +13,8 @@
 
 namespace verbatim::softverbs {
 
-// The most bytes of one step. A message of 1 MiB is one system call while nobody else has something to send; a longer
-// one lets other QPs and destroyers in between.
+// The most bytes of one step. Large enough that a message of 1 MiB is one system call while no other QP has work. Steps
+// of a longer message let other QPs, and threads that destroy objects, run in between.
 constexpr std::uint64_t kStepBytes = 1U << 20;
 static_assert(kStepBytes % 4096 == 0, "a step holds whole packets of any MTU");
 
@@ -24,9 +24,9 @@ enum class Outcome {
   kProgress,  // this step is done, the message is not
   kDone,
   kNotReady,  // RNR NAK
-  kLost,      // no answer
-  kBusy,      // the receiving side is being changed or is stopped; the request was not sent
-  kLater,     // a fault holds it up until Requester::due_ns
+  kLost,      // no response
+  kBusy,      // the peer's QP is locked or its memory not accessible yet; nothing was sent
+  kLater,     // a fault delays it until Requester::due_ns
   kFailed,    // see status
 };
 
@@ -49,13 +49,13 @@ inline bool is_atomic(std::uint8_t opcode) {
   return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 
-// The sender's bytes of this step, checked against its own memory regions. False: not all of them may be used.
-bool gather_local(const Qp& qp, std::uint32_t slot, const SendRequest& request, const Packets& packets, Spans& places);
+// The sender's bytes of this step, checked against its memory regions. False: a region does not allow the access.
+bool gather_local(const Qp& qp, std::uint32_t slot, const SendRequest& request, const Packets& packets, Spans& spans);
 
-// kDone: the route leads to the peer, whose memory can be reached. kLost: nobody is there. kBusy: not yet.
+// kDone: the route is set and the peer's memory is accessible. kLost: no such peer. kBusy: not accessible yet.
 Outcome find_peer(Qp& qp);
 
-// Whether nothing passes between the two ports of the route.
+// Whether a fault keeps packets from passing between the two ports of the route.
 bool is_unreachable(const Qp& qp, Faults* faults);
 
 }  // namespace verbatim::softverbs

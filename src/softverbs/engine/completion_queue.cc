@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "base/clock.h"
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/events.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
@@ -13,8 +14,8 @@
 namespace verbatim::softverbs {
 namespace {
 
-// Programs poll without a pause. After so many empty polls in a row the core goes to whoever has work to do: with
-// fewer cores than polling threads, that is what the completion is waiting for.
+// Programs poll without a pause. After this many empty polls in a row the thread yields its core: with fewer cores than
+// polling threads, the thread that produces the completion needs it.
 constexpr std::uint32_t kEmptyPollsPerYield = 32;
 
 }  // namespace
@@ -28,7 +29,8 @@ void notify(const ProcessView& process, SharedCq& cq, bool failed, bool solicite
   if (cq.channel_fd < 0) return;
   cq.unread_events.fetch_add(1, std::memory_order_release);
   if (write_event_byte(process, cq.channel_fd)) return;
-  // Nobody was woken: the next completion tries again. The owner may have read the event at a byte of another queue.
+  // The program was not woken, so the queue is armed again and the next completion tries again. The owner may have read
+  // the event after a byte of another queue.
   std::uint32_t unread = cq.unread_events.load(std::memory_order_relaxed);
   while (unread != 0 && !cq.unread_events.compare_exchange_weak(unread, unread - 1)) {
   }
@@ -170,7 +172,7 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
 int req_notify_cq(ibv_cq* handle, int solicited_only) {
   if (const int error = begin_call(Verb::kReqNotifyCq, handle->context); error != 0) return error;
   Cq& cq = *static_cast<Cq*>(handle);
-  // Asking for any completion is not taken back by asking for solicited ones.
+  // A request for solicited completions does not cancel an earlier one for any completion.
   Armed armed = solicited_only != 0 ? Armed::kSolicited : Armed::kAny;
   if (armed == Armed::kSolicited && cq.shared->armed.load(std::memory_order_relaxed) == Armed::kAny)
     armed = Armed::kAny;

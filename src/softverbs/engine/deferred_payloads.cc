@@ -5,11 +5,11 @@
 namespace verbatim::softverbs {
 namespace {
 
-// Programs that poll for a word rely on one cache line at most: a message is cut between lines, never within.
+// Programs that poll for a word rely on one cache line at most: payloads are split between lines, never within one.
 constexpr std::uint64_t kLineBytes = 64;
 constexpr std::uint64_t kMaxPieces = 4;
 
-// Long enough for another process to run in between, short enough for every timeout.
+// Long enough for another process to run in between, and shorter than every timeout.
 constexpr std::uint64_t kMaxDeferNs = 100'000;
 constexpr std::uint32_t kMaxPolls = 4;
 
@@ -21,7 +21,7 @@ void DeferredPayloads::enable(std::uint64_t seed) {
   payloads_.reserve(kMaxPayloads + kMaxPieces);
 }
 
-// SplitMix64. The remainder favours small numbers by less than one in 2^50.
+// splitmix64. The remainder is biased towards small numbers by less than 2^-50.
 std::uint64_t DeferredPayloads::random_below(std::uint64_t limit) {
   state_ += 0x9e37'79b9'7f4a'7c15;
   std::uint64_t mixed = state_;
@@ -44,9 +44,9 @@ void DeferredPayloads::add(std::uint32_t position, std::uint64_t address, std::u
 
 DeferredPayload DeferredPayloads::take_random() {
   std::swap(payloads_[random_below(payloads_.size())], payloads_.back());
-  const DeferredPayload taken = payloads_.back();
+  const DeferredPayload payload = payloads_.back();
   payloads_.pop_back();
-  return taken;
+  return payload;
 }
 
 void DeferredPayloads::choose_deadline(std::uint64_t now_ns) {

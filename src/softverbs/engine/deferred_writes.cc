@@ -6,8 +6,8 @@
 namespace verbatim::softverbs {
 namespace {
 
-// Brings one late payload to memory; with the peer's lock held.
-Attempt place(const Qp& qp, const DeferredPayload& payload, Response& response) {
+// Places one deferred payload. The caller holds the lock of the peer's QP.
+Attempt place_one(const Qp& qp, const DeferredPayload& payload, Response& response) {
   const SendRequest& request = request_at(qp, payload.position);
   Packets packets{};
   packets.opcode = static_cast<ibv_wr_opcode>(request.opcode);
@@ -23,7 +23,8 @@ Attempt place(const Qp& qp, const DeferredPayload& payload, Response& response) 
   return attempt_of(response);
 }
 
-// Whether the peer still is where the late payloads found it. One that failed over what came behind them took them.
+// Whether the peer's QP is unchanged since it acknowledged the payloads. `may_have_failed`: a later request may have
+// moved it to the error state after it had acknowledged them.
 bool accepts_deferred(const Qp& qp, bool may_have_failed) {
   const SharedQp& peer = *qp.requester.route.qp;
   const std::uint32_t state = peer.state.load(std::memory_order_relaxed);
@@ -49,7 +50,7 @@ void place_some_deferred(Qp& qp) {
   while (!qp.deferred.empty() && qp.deferred.random_bool()) {
     const DeferredPayload payload = qp.deferred.take_random();
     Response response = Response::kAck;
-    if (place(qp, payload, response).outcome == Outcome::kDone) continue;
+    if (place_one(qp, payload, response).outcome == Outcome::kDone) continue;
     qp.deferred.put_back(payload);
     return;
   }
@@ -79,7 +80,7 @@ Attempt place_all_deferred(Qp& qp, bool may_have_failed, std::uint32_t& failing)
     const DeferredPayload payload = qp.deferred.take_random();
     if (result.outcome == Outcome::kFailed && static_cast<std::int32_t>(payload.position - failing) >= 0) continue;
     Response response = Response::kAck;
-    const Attempt placed = place(qp, payload, response);
+    const Attempt placed = place_one(qp, payload, response);
     if (placed.outcome == Outcome::kDone) continue;
     result = placed;
     failing = payload.position;

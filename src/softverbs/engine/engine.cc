@@ -24,14 +24,14 @@
 namespace verbatim::softverbs {
 namespace {
 
-// One QP's turn: so many bytes or requests, whichever ends first. Where others wait for theirs it is short: a QP of
-// long messages does not hold up one of short ones, and both get as many bytes, as from a NIC that serves them packet
-// by packet.
+// The limits of one QP's turn, in bytes and in requests. The limit in bytes is lower while other QPs wait: a QP with
+// long messages then does not delay one with short messages, and both get the same share of bytes, as on a NIC that
+// arbitrates by packet.
 constexpr std::uint64_t kQuantumBytes = kStepBytes;
 constexpr std::uint64_t kSharedQuantumBytes = 1U << 16;
 constexpr unsigned kQuantumRequests = 32;
 
-// How long an idle engine looks for work before it sleeps: about what waking it costs.
+// How long an idle engine thread polls before it sleeps: about the time that it takes to wake it.
 constexpr std::uint64_t kSpinNs = 20'000;
 
 // How long an ending process waits for its engine.
@@ -47,7 +47,7 @@ Status Engine::start(Process& process) {
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the program's
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's threads handle its signals
   int error = 0;
   unsigned started = 0;
   for (pthread_t thread; started < settings_.engines; ++started) {
@@ -58,7 +58,8 @@ Status Engine::start(Process& process) {
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (error == 0) return {};
-  VERBATIM_WARN("%u of %u device threads can be started: %s", started, settings_.engines, std::strerror(error));
+  VERBATIM_WARN("only %u of %u device threads can be started: %s. Next: lower SOFTVERBS_ENGINES", started,
+                settings_.engines, std::strerror(error));
   if (started != 0) return {};
   return system_error("pthread_create", error);
 }
@@ -66,7 +67,8 @@ Status Engine::start(Process& process) {
 void Engine::stop() {
   stopping_.store(true, std::memory_order_seq_cst);
   ring_doorbell(process_->segment());
-  // A step is over in well under a millisecond, unless this is called from a signal handler in the middle of one.
+  // A step takes well under a millisecond. It does not end if stop() runs in a signal handler that interrupted the
+  // step.
   for (const std::uint64_t end = monotonic_ns() + kStopNs; running_.load(std::memory_order_seq_cst) != 0;) {
     if (monotonic_ns() >= end) return;
     ::usleep(kStopPauseUs);
@@ -167,12 +169,12 @@ void Engine::make_ready(Qp& qp) {
   if (link_ != nullptr) link_->add_backlog(qp.shared->device);
 }
 
-// Of a QP that was ready, or ran.
+// Called for a QP that leaves the state kReady or kRunning.
 void Engine::remove_from_backlog(Qp& qp) {
   if (link_ != nullptr) link_->remove_backlog(qp.shared->device);
 }
 
-// Whom to serve next; the end: nobody now.
+// The QP to run next; ready_.end(): none now.
 std::deque<Qp*>::iterator Engine::choose() {
   if (link_ == nullptr) return ready_.begin();
   const std::optional<std::uint32_t> device = link_->acquire_grant();
@@ -181,7 +183,8 @@ std::deque<Qp*>::iterator Engine::choose() {
     releases_ = link_->releases();
     last_qpn_ = {};
   }
-  // Round robin by number, or the request first that was posted first; what has nothing to send takes no time.
+  // Lowest rank first: round robin by QP number, or the oldest request. A QP without a pending request needs no time on
+  // the link.
   const std::uint32_t last = last_qpn_[*device];
   const auto rank = [&](const Qp& qp) {
     if (!settings_.by_arrival) return std::uint64_t{qp.qp_num - last - 1};
@@ -211,7 +214,7 @@ Qp* Engine::next() {
       make_ready(*due);
     }
   }
-  // Also when what waited was taken out elsewhere: a time in the past keeps the thread from sleeping.
+  // Also after another thread has removed the entry: a due time in the past would keep the thread from sleeping.
   earliest_due_ns_.store(earliest_due(), std::memory_order_relaxed);
   if (ready_.empty() || !enter()) return nullptr;
   const auto chosen = choose();
@@ -250,7 +253,7 @@ void Engine::run(Qp& qp, EngineCounters* counters) {
   }
   if (counters != nullptr) counters->requests.add(requests);
   end_run(qp, step, due, bytes_sent);
-  leave();  // only now: what stop() waits for includes the trace
+  leave();  // after finish_grant: stop() must wait until the trace is written
 }
 
 void Engine::end_run(Qp& qp, Step step, std::uint64_t due_ns, std::uint64_t bytes_sent) {
@@ -270,8 +273,10 @@ void Engine::end_run(Qp& qp, Step step, std::uint64_t due_ns, std::uint64_t byte
     qp.schedule.schedule = Schedule::kIdle;
   }
   if (link_ == nullptr) return;
-  remove_from_backlog(qp);  // only now: a port that has more to send never looks as if it had not
-  link_->finish_grant(qp.shared->device, qp, bytes_sent);
+  remove_from_backlog(qp);  // after make_ready: a port with more to send must not look idle in between
+  const Requester& requester = qp.requester;
+  link_->finish_grant(qp.shared->device, {qp.qp_num, requester.dest_qpn, requester.peer_slot, requester.peer_device,
+                                          requester.peer_pid, bytes_sent});
 }
 
 void Engine::remove(Qp& qp) {
@@ -317,7 +322,7 @@ void Engine::remove_deferred_wait(Qp& qp) {
   if (!threaded_) deferred_wait_count_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Each QP whose payloads are late looks once whether it is time.
+// Each QP with deferred payloads checks once whether they are due.
 void Engine::make_deferred_ready() {
   MutexLock lock(mutex_);
   for (auto at = waiting_.lower_bound({kAtNextPoll, nullptr}); at != waiting_.end(); at = waiting_.erase(at)) {
@@ -366,7 +371,7 @@ void Engine::process_service_requests() {
   Segment& segment = process_->segment();
   if (segment.service_pending.load(std::memory_order_relaxed) == 0) return;
   segment.service_pending.store(0, std::memory_order_seq_cst);
-  start_copier_if_wanted(*process_);
+  start_copier_if_wanted(segment, process_->arena(), process_->segment_fd());
   process_->apply_fault_commands();
   for (std::uint32_t word = 0; word < kMaxQps / 64; ++word) {
     std::uint64_t bits = segment.failed_qps[word].exchange(0, std::memory_order_acq_rel);

@@ -1,6 +1,6 @@
-// Runs the send queues: round robin over the QPs that have work, each for a bounded number of bytes. The `thread`
-// engine does so in a thread of its own, as a device would; `inline` in whatever thread posts, and for work that has
-// to wait (receiver not ready, lost peer) in whatever thread polls.
+// Executes the send queues: round robin over the QPs that have work, a bounded number of bytes at a time. The `thread`
+// engine does so in threads of its own, as hardware would; `inline` in the thread that posts, and in a thread that
+// polls for work that has to wait (receiver not ready, no response).
 #pragma once
 
 #include <array>
@@ -22,57 +22,57 @@ struct EngineCounters;
 struct Qp;
 enum class Step;
 
-// What the engine knows of a QP; guarded by the engine's mutex, except that only its runner touches a kRunning one.
+// The engine's state of a QP. Guarded by the engine's mutex; only the thread that runs a kRunning QP ends that state.
 enum class Schedule : std::uint8_t { kIdle, kReady, kRunning, kRunningAgain, kWaiting, kWaitingDeferred };
 
 struct ScheduleEntry {
   Schedule schedule = Schedule::kIdle;
-  std::uint64_t due_ns = 0;  // when kWaiting or kLingering
+  std::uint64_t due_ns = 0;  // when kWaiting or kWaitingDeferred
 };
 
-// Thread-safe.
+// Owned by Process. Thread-safe.
 class Engine {
  public:
   Engine(const Settings& settings, Link* link) : threaded_(settings.threaded), settings_(settings), link_(link) {}
 
-  // Called once, before anything else. EAGAIN: a device thread cannot be had.
+  // Called once, before anything else. EAGAIN: no device thread can be started.
   Status start(Process& process);
-  // No QP is run any more, now or later; waits a bounded time for the one that is. For the end of the process.
+  // Runs no QP from now on. Waits a limited time for the QPs that run now. Called when the process ends.
   void stop();
 
   bool is_threaded() const { return threaded_; }
 
-  // The QP has new work. With the inline engine it is done on return, unless it has to wait.
+  // The QP has new work. The inline engine executes it before it returns, unless the work has to wait.
   void submit(Qp& qp);
-  // The same for a QP that may wait for a timer which no longer matters: its state has changed.
+  // The same, and ends a wait for a timer, which no longer applies because the QP's state has changed.
   void submit_now(Qp& qp);
-  // On return the engine does not run this QP and never will.
+  // When it returns, the engine does not run this QP and will not run it later.
   void remove(Qp& qp);
 
-  // Around whatever executes requests. False: none must be executed any more.
+  // Must enclose every execution of requests. False: the engine has stopped, and nothing may be executed.
   bool enter() {
     running_.fetch_add(1, std::memory_order_seq_cst);
-    if (!stopping_.load(std::memory_order_seq_cst)) return true;  // either we see it, or stop() sees that we run
+    if (!stopping_.load(std::memory_order_seq_cst)) return true;  // either we see stopping_, or stop() sees running_
     leave();
     return false;
   }
   void leave() { running_.fetch_sub(1, std::memory_order_seq_cst); }
 
-  // Called by every poll: with the inline engine it does what has become due.
+  // Called by every poll: the inline engine does the work that is due.
   void progress() {
     if (threaded_) return;
     if (earliest_due_ns_.load(std::memory_order_relaxed) != kNever || is_service_pending()) progress_inline();
   }
 
-  // From that time on, once, FaultStates::serve() is called; UINT64_MAX: not at all.
+  // Calls FaultStates::serve() once at or after that time; UINT64_MAX: never.
   void set_alarm(std::uint64_t due_ns);
 
-  // Nanoseconds until work of the inline engine becomes due; UINT64_MAX when there is none.
+  // Nanoseconds until work of the inline engine is due; UINT64_MAX: none.
   std::uint64_t idle_ns() const;
 
  private:
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
-  static constexpr std::uint64_t kAtNextPoll = kNever - 1;  // not a time: the inline engine's next look
+  static constexpr std::uint64_t kAtNextPoll = kNever - 1;  // not a time: due at the inline engine's next poll
 
   bool is_service_pending() const { return service_pending_->load(std::memory_order_relaxed) != 0; }
   static void* thread_main(void* engine);
@@ -86,7 +86,7 @@ class Engine {
   std::deque<Qp*>::iterator choose() VERBATIM_REQUIRES(mutex_);
   Qp* next();
   std::uint64_t next_quantum() const;
-  void run(Qp& qp, EngineCounters* counters);  // nullptr: in a thread of the program's
+  void run(Qp& qp, EngineCounters* counters);  // nullptr: in a thread of the program
   void end_run(Qp& qp, Step step, std::uint64_t due_ns, std::uint64_t bytes_sent);
   void process_service_requests();
   void remove_deferred_wait(Qp& qp) VERBATIM_REQUIRES(mutex_);
@@ -96,17 +96,17 @@ class Engine {
 
   const bool threaded_;
   const Settings& settings_;
-  Link* const link_;  // nullptr: no port has a rate
+  Link* const link_;  // nullptr: the ports have no rate
   Process* process_ = nullptr;
-  const std::atomic<std::uint32_t>* service_pending_ = nullptr;  // Segment's
+  const std::atomic<std::uint32_t>* service_pending_ = nullptr;  // the field of Segment
   std::atomic<std::uint64_t> earliest_due_ns_{kNever};
   std::atomic<std::uint64_t> alarm_ns_{kNever};
   std::atomic<std::uint32_t> ready_count_{0};
-  std::atomic<std::uint32_t> deferred_wait_count_{0};  // of the inline engine
+  std::atomic<std::uint32_t> deferred_wait_count_{0};  // QPs in kWaitingDeferred, with the inline engine
   std::atomic<std::uint32_t> running_{0};
   std::atomic<bool> stopping_{false};
   mutable Mutex mutex_;
-  // Of each port with a rate
+  // The QP that was granted last, for each port with a rate
   std::array<std::uint32_t, kMaxDevices> last_qpn_ VERBATIM_GUARDED_BY(mutex_){};
   std::uint32_t releases_ VERBATIM_GUARDED_BY(mutex_) = 0;
   std::deque<Qp*> ready_ VERBATIM_GUARDED_BY(mutex_);

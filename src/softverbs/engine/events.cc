@@ -20,19 +20,21 @@ bool write_event_byte(const ProcessView& process, int fd) {
   if (fd < 0) return false;
   const char byte = 0;
   if (process.is_own()) {
-    // A full pipe is readable already.
+    // A write to a full pipe fails, but the pipe is readable then.
     static_cast<void>(!::write(fd, &byte, 1));
     return true;
   }
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", process.pid(), fd);
-  // For reading as well: if the owner closes its end meanwhile, writing is no SIGPIPE.
+  // Opened for reading too: if the owner closes its end meanwhile, the write raises no SIGPIPE.
   const UniqueFd pipe(::open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC));
   if (!pipe) {
     static std::atomic<bool> is_reported{false};
     if (errno != ENOENT && !is_reported.exchange(true)) {
-      VERBATIM_WARN("process %d cannot be told of an event (%s): a program that sleeps may not wake up", process.pid(),
-                    std::strerror(errno));
+      VERBATIM_WARN(
+          "process %d cannot be notified of an event, it may not wake up: %s. Next: check the permissions of "
+          "/proc/%d/fd",
+          process.pid(), std::strerror(errno), process.pid());
     }
     return false;
   }

@@ -1,5 +1,5 @@
-// A mutex for the data path, where it is nearly always free: two instructions that matter, inlined. Who finds it taken
-// waits in the kernel.
+// A mutex for the data path, where it is nearly always free: lock and unlock are one inlined atomic operation each. A
+// contended lock waits in the kernel.
 #pragma once
 
 #include <linux/futex.h>
@@ -26,7 +26,7 @@ class VERBATIM_THREAD_ANNOTATION(capability("mutex")) FutexMutex {
  private:
   static constexpr std::uint32_t kFree = 0;
   static constexpr std::uint32_t kLocked = 1;
-  static constexpr std::uint32_t kContended = 2;  // taken, and somebody may sleep
+  static constexpr std::uint32_t kContended = 2;  // locked, and a thread may sleep
 
   __attribute__((noinline, cold)) void wait_and_lock() {
     while (word_.exchange(kContended, std::memory_order_acquire) != kFree) {

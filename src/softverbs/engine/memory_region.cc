@@ -24,8 +24,8 @@
 namespace verbatim::softverbs {
 namespace {
 
-// A key is the table index, which is never 0, above a byte that differs from use to use, from process to process, and
-// between lkey and rkey: a key that is stale or of the wrong sort is refused, not mistaken.
+// The high bits of a key are the table index + 1, which is never 0. The low byte differs between uses of the entry,
+// between processes, and between lkey and rkey, so that a stale key or a key of the wrong kind is refused.
 constexpr std::uint32_t kRemoteVariant = 0x80;
 
 constexpr unsigned kKnownAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
@@ -36,15 +36,16 @@ bool populate(std::uintptr_t page, bool writable) {
   return ::madvise(reinterpret_cast<void*>(page), kPageBytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0;
 }
 
-// EINVAL is both what a kernel before 5.14 says and what read-only memory gets: a page that is surely good tells them
-// apart.
+// Kernels before 5.14 do not know MADV_POPULATE_* and return EINVAL, as newer ones do for read-only memory. A page that
+// is known to be writable distinguishes the two cases.
 bool is_page_usable(std::uintptr_t page, bool writable) {
-  alignas(kPageBytes) static char good[kPageBytes];
-  static const bool can_ask = populate(reinterpret_cast<std::uintptr_t>(good), true);
-  return !can_ask || populate(page, writable);
+  alignas(kPageBytes) static char writable_page[kPageBytes];
+  static const bool is_supported = populate(reinterpret_cast<std::uintptr_t>(writable_page), true);
+  return !is_supported || populate(page, writable);
 }
 
-// A device pins pages at registration and fails when it cannot. We hold none, but refuse what could not be pinned.
+// Hardware pins pages at registration and fails when it cannot. softverbs pins none, but refuses memory that cannot be
+// pinned.
 bool is_mapped(std::uintptr_t address, std::size_t length, bool writable) {
   const std::uintptr_t first = address / kPageBytes * kPageBytes;
   const std::uintptr_t last = (address + length - 1) / kPageBytes * kPageBytes;
@@ -57,7 +58,7 @@ bool is_mapped(std::uintptr_t address, std::size_t length, bool writable) {
   return is_page_usable(first, writable) && is_page_usable(last, writable);
 }
 
-// What a device would have pinned, as the kernel counts it for RLIMIT_MEMLOCK: the pages of each region for itself.
+// What hardware would pin, counted as the kernel does for RLIMIT_MEMLOCK: the pages of each region separately.
 std::atomic<std::uint64_t> g_regions{0};
 std::atomic<std::uint64_t> g_locked_bytes{0};
 
@@ -142,7 +143,7 @@ Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, 
                             int fd, unsigned access) {
   if (!context.process->settings().dmabuf) return system_error("reg_dmabuf_mr", EOPNOTSUPP);
   if (::fcntl(fd, F_GETFD) < 0) return system_error("reg_dmabuf_mr", EBADF);
-  // A mapping may reach beyond the end, where a touch is a SIGBUS. dma-bufs tell their size by seeking, too.
+  // An access beyond the end of the file would be a SIGBUS. The size of a dma-buf is found by seeking, too.
   const off_t before = ::lseek(fd, 0, SEEK_CUR);
   const off_t size = ::lseek(fd, 0, SEEK_END);
   if (before >= 0) ::lseek(fd, before, SEEK_SET);
@@ -160,7 +161,7 @@ Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, 
       register_memory(context, pd, static_cast<std::byte*>(address) + (offset - first_page), length, iova, access);
   if (!mr) return mr;
   (*mr)->dmabuf = std::move(mapping);
-  (*mr)->addr = nullptr;  // the program has no address of it
+  (*mr)->addr = nullptr;  // the program has no address for this memory
   return mr;
 }
 
@@ -169,14 +170,14 @@ void deregister_memory(Mr& mr) {
   SharedMr& shared = process.segment().mrs[mr.index];
   shared.rkey.store(0, std::memory_order_seq_cst);
   shared.lkey.store(0, std::memory_order_seq_cst);
-  // Every access is made under the lock of the QP that sends from here or that receives here, and asks for the key
-  // after taking it: once each such lock was seen free, nobody is in the middle.
+  // Every access holds the lock of the QP that sends from this region or receives into it, and looks up the key after
+  // it has taken that lock. When each of these locks was free once, no access uses the old key.
   process.for_each_qp([&](Qp& qp) {
     if (qp.pd != mr.pd && (qp.srq == nullptr || qp.srq->pd != mr.pd)) return;
     qp.execution.wait_for_holder();
     qp.shared->lock.wait_for_holder();
   });
-  await_copies(process);
+  await_copies(process.segment());
   LockedBytes::release(shared.address, mr.length);
   process.mr_table().release(mr.index);
   static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);

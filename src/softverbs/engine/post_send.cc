@@ -1,12 +1,12 @@
-// ibv_post_send: into the send queue, or at once.
+// ibv_post_send: appends requests to the send queue, or executes a WRITE immediately on a fast path.
 #include <cerrno>
 #include <cstring>
 
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/requester.h"
-#include "softverbs/faults/faults.h"
 #include "softverbs/memory/copy.h"
 
 namespace verbatim::softverbs {
@@ -16,7 +16,7 @@ bool is_full(const Qp& qp, std::uint32_t posted) {
   return posted - qp.sends.released.load(std::memory_order_acquire) >= qp.cap.max_send_wr;
 }
 
-// 0 or the errno of one request; the entry at `posted` is then filled.
+// Fills the entry at `slot` from a request. Returns 0 or an errno.
 int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
   if (from.num_sge < 0 || static_cast<std::uint32_t>(from.num_sge) > qp.cap.max_send_sge) return EINVAL;
   const bool is_inline = (from.send_flags & IBV_SEND_INLINE) != 0;
@@ -69,7 +69,7 @@ int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
   return 0;
 }
 
-// Where the bytes come from; 0 when they may not be read.
+// The address of the source bytes; 0 when they may not be read.
 std::uint64_t source_of(const Qp& qp, const Segment& segment, const ibv_send_wr& request) {
   const ibv_sge& sge = *request.sg_list;
   if ((request.send_flags & IBV_SEND_INLINE) != 0) return sge.length <= qp.cap.max_inline_data ? sge.addr : 0;
@@ -78,11 +78,11 @@ std::uint64_t source_of(const Qp& qp, const Segment& segment, const ibv_send_wr&
 
 enum class FastPathResult {
   kDone,
-  kRefused,    // nothing was done
-  kQueueFull,  // done, but its completion had no room
+  kRefused,    // the request was not executed
+  kQueueFull,  // executed, but the CQ was full
 };
 
-// The receiver's half. False: not the next packets of an established connection, or not allowed.
+// The responder half. False: these are not the next packets of an established connection, or the access is not allowed.
 bool deliver(Qp& qp, SharedQp& peer, const Segment& segment, const ibv_send_wr& request, std::uint64_t source) {
   Requester& requester = qp.requester;
   const std::uint32_t bytes = request.sg_list->length;
@@ -118,7 +118,7 @@ bool complete(Qp& qp, const ibv_send_wr& request, std::uint32_t position, Incarn
   });
 }
 
-// With qp.execution held, and everything posted before executed: there is nothing that it would wait for.
+// The caller holds qp.execution. Refused unless everything posted before is executed.
 FastPathResult execute(Qp& qp, const ibv_send_wr& request, std::uint32_t position, Incarnation me) {
   Requester& requester = qp.requester;
   if (requester.sent != position || request.sg_list->length - std::uint64_t{1} >= requester.route.fast_path_bytes ||
@@ -126,7 +126,8 @@ FastPathResult execute(Qp& qp, const ibv_send_wr& request, std::uint32_t positio
     return FastPathResult::kRefused;
   }
   const Segment& segment = qp.process->segment();
-  if (faults() != nullptr) return FastPathResult::kRefused;  // which is also so while a port of this process is down
+  if (faults() != nullptr)
+    return FastPathResult::kRefused;  // faults() is set also while a port of this process is down
   const std::uint64_t source = source_of(qp, segment, request);
   SharedQp& peer = *requester.route.qp;
   if (source == 0 || !peer.lock.try_lock(me)) return FastPathResult::kRefused;
@@ -140,10 +141,9 @@ FastPathResult execute(Qp& qp, const ibv_send_wr& request, std::uint32_t positio
   return completed ? FastPathResult::kDone : FastPathResult::kQueueFull;
 }
 
-// The common case of a program that tests against itself: a WRITE of one piece, between two QPs of this process, about
-// which there is nothing to decide. It passes the same checks as any other request, in one go, and never enters the
-// send queue; where one of them does not simply hold, nothing is done, and the request takes the long way. For the
-// inline engine; there must be room in the send queue.
+// The fast path for a WRITE of one SGE between two QPs of this process. It passes the same checks as any other request
+// and does not enter the send queue. When one of the checks fails, nothing is done and the request takes the normal
+// path, which reports the error. Only for the inline engine, and only while the send queue has a free entry.
 bool write_fast(Qp& qp, const ibv_send_wr& request) VERBATIM_REQUIRES(qp.sends.mutex) {
   const std::uint32_t position = qp.sends.posted.load(std::memory_order_relaxed);
   if (request.opcode != IBV_WR_RDMA_WRITE || request.num_sge != 1 || is_full(qp, position)) return false;
@@ -155,7 +155,7 @@ bool write_fast(Qp& qp, const ibv_send_wr& request) VERBATIM_REQUIRES(qp.sends.m
   return result != FastPathResult::kRefused;
 }
 
-// A single request, in the quick way. False: nothing was done.
+// Posts a single request on the fast path. False: nothing was done.
 bool post_fast(Qp& qp, Engine& engine, const ibv_send_wr* request) {
   if (request == nullptr || request->next != nullptr || !engine.enter()) return false;
   bool done = false;

@@ -13,14 +13,16 @@
 #include <string>
 
 #include "base/log.h"
+#include "softverbs/engine/events.h"
 #include "softverbs/engine/qp.h"
+#include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
 #include "softverbs/host/device_attributes.h"
 
 namespace verbatim::softverbs {
 namespace {
 
-// Those that a program made and destroyed after so many are in the sums of the report, and not one by one.
+// The statistics list this many destroyed QPs one by one; later ones are in the sums only.
 constexpr std::size_t kRecordedQps = 4096;
 
 std::atomic<Process*> g_process{nullptr};
@@ -36,7 +38,7 @@ Result<std::shared_ptr<ProcessView>> map_view(const UniqueFd& fd, const HostRegi
 
 Result<UniqueFd> make_segment(const HostRegistry& registry) {
   const std::string name = registry.segment_name(registry.me());
-  ::shm_unlink(name.c_str());  // of a registry that somebody removed by hand
+  ::shm_unlink(name.c_str());  // a file may be left from a registry that was removed by hand
   Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateNew);
   if (!fd) return fd;
   if (::ftruncate(fd->get(), static_cast<off_t>(kSegmentBytes)) != 0) return system_error("ftruncate", errno);
@@ -84,14 +86,14 @@ Result<Process*> Process::create() {
   for (std::uint32_t device = 0; device < settings->devices; ++device) {
     fill_port(segment.ports[device], device, *settings);
   }
-  // With Yama, peers may read and write our memory only if we say so; without it this is refused and not needed.
+  // Yama requires this permission before peers may access our memory. Without Yama the call fails and is not needed.
   ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   std::unique_ptr<Process> process(new Process(*settings, *std::move(registry), *std::move(fd), *std::move(view)));
   if (process->link_) {
     if (Status opened = process->link_->start(); !opened) return opened.error();
   }
   if (Status started = process->engine_.start(*process); !started) return started.error();
-  start_faults(*process);
+  start_faults(segment, process->settings_, *process);
   return process.release();
 }
 
@@ -114,7 +116,8 @@ Process::Process(const Settings& settings, std::unique_ptr<HostRegistry> registr
 void Process::leave_at_exit() {
   Process* process = joined();
   if (process == nullptr || g_process_pid.load(std::memory_order_relaxed) != ::getpid()) return;
-  // What runs now holds locks that others take for a dead process's once it has left.
+  // A running step may hold shared locks. Once this process has left the registry, others would treat its locks as
+  // those of a dead process.
   process->engine_.stop();
   process->write_stats();
   process->segment().closed.store(1, std::memory_order_release);
@@ -144,7 +147,7 @@ void Process::record_counters(const Qp& qp) {
   }
 }
 
-// The parent's segment and engine are not the child's. What the child inherited of them is left alone.
+// Segment and engine belong to the parent. The child leaves the inherited objects alone and joins as a new process.
 void Process::reset_in_child() {
   g_process.store(nullptr, std::memory_order_release);
 }
@@ -156,7 +159,7 @@ void Process::apply_fault_commands() {
   if (const auto* script = std::get_if<FaultScript>(&parsed)) {
     add_faults(*script);
   } else {
-    VERBATIM_WARN("a fault script from outside is refused: %s", std::get<std::string>(parsed).c_str());
+    VERBATIM_WARN("a fault command of tools/softverbs is refused: %s", std::get<std::string>(parsed).c_str());
   }
   registry_->acknowledge_fault_command(command->sequence);
 }
@@ -165,6 +168,22 @@ void count(Verb verb) {
   if (Process* process = Process::joined(); process != nullptr) {
     process->segment().counters.calls[static_cast<std::size_t>(verb)].add_shared(1);
   }
+}
+
+void Process::set_alarm(std::uint64_t due_ns) {
+  engine_.set_alarm(due_ns);
+}
+
+void Process::raise_device_event(std::uint32_t device, ibv_event_type type) {
+  softverbs::raise_device_event(*this, device, type);
+}
+
+void Process::fail_qps(std::uint32_t device) {
+  for_each_qp([&](Qp& qp) {
+    if (qp.shared->device != device) return;
+    SharedLockGuard lock(qp.shared->lock, me());
+    fail_qp(view(), me(), qp.index);
+  });
 }
 
 void Process::publish(std::uint32_t index, Qp* qp) {

@@ -1,5 +1,5 @@
-// This process on the host: its entry in the registry, its segment with the tables in it, its engine, and the peers
-// that it has met. Made when the first device is opened; it lives until the process ends, as a real device would.
+// This process: its entry in the registry, its segment and the tables in it, its engine, and the peers that it has
+// mapped. Created when the first device is opened and kept until the process ends, as a hardware device would be.
 #pragma once
 
 #include <array>
@@ -11,6 +11,7 @@
 #include "base/result.h"
 #include "softverbs/engine/engine.h"
 #include "softverbs/fabric/link.h"
+#include "softverbs/faults/fault_states.h"
 #include "softverbs/host/arena.h"
 #include "softverbs/host/host_registry.h"
 #include "softverbs/host/process_view.h"
@@ -25,9 +26,9 @@ struct Cq;
 struct Qp;
 struct Srq;
 
-class Process {
+class Process final : private FaultActions {
  public:
-  // Joins on the first call, in a forked child again.
+  // Creates the process at the first call, and at the first call in a forked child.
   static Result<Process*> join();
   // nullptr before the first join().
   static Process* joined();
@@ -41,7 +42,7 @@ class Process {
   int segment_fd() const { return fd_.get(); }
   Arena& arena() { return arena_; }
   Engine& engine() { return engine_; }
-  // Numbers work requests as they are posted.
+  // The number of a work request in the order of posting.
   std::uint64_t next_arrival() { return arrivals_.fetch_add(1, std::memory_order_relaxed); }
 
   SharedTable& context_table() { return contexts_; }
@@ -50,17 +51,17 @@ class Process {
   SharedTable& srq_table() { return srqs_; }
   SharedTable& mr_table() { return mrs_; }
 
-  // This process's own objects by their index in the segment, nullptr when gone. The caller keeps the object alive by
-  // other means: the completion queue's lock, or the engine's hold on what it runs.
+  // A QP of this process by its table index; nullptr when it is destroyed. The caller must keep the QP alive by other
+  // means: the lock of its completion queue, or because the engine runs it.
   Qp* qp_at(std::uint32_t index) const { return qp_pointers_[index].load(std::memory_order_acquire); }
   void publish(std::uint32_t index, Qp* qp);
-  // Calls visit(Qp&) for a QP that may have gone; it cannot be destroyed meanwhile.
+  // Calls visit(Qp&) unless the QP is destroyed. The QP cannot be destroyed during the call.
   template <typename Visit>
   void with_qp(std::uint32_t index, Visit visit) {
     MutexLock lock(qps_mutex_);
     if (Qp* qp = qp_at(index); qp != nullptr) visit(*qp);
   }
-  // Calls visit(Qp&) for every live QP; none of them can be destroyed meanwhile.
+  // Calls visit(Qp&) for every QP. None of them can be destroyed during the calls.
   template <typename Visit>
   void for_each_qp(Visit visit) {
     MutexLock lock(qps_mutex_);
@@ -70,26 +71,29 @@ class Process {
     }
   }
 
-  // Counts the QPs that the process creates, from 1: unlike their numbers it is the same in every run.
+  // Numbers the QPs of the process in the order of creation, from 1. Unlike QP numbers, these repeat in every run.
   std::uint32_t next_qp_ordinal() { return qps_created_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
-  // Takes the fault script that tools/softverbs has left for this process, if there is a new one.
+  // Applies the fault command that tools/softverbs has sent to this process, if there is a new one.
   void apply_fault_commands();
-  // Keeps the counters of a QP that is about to go, for the report at the end.
+  // Keeps the counters of a QP that is being destroyed, for the statistics.
   void record_counters(const Qp& qp);
 
-  // The process that owns a QP; nullptr when it is gone.
+  // The process that owns a QP; nullptr when it has ended.
   std::shared_ptr<ProcessView> find(const QpLocation& location);
 
  private:
   Process(const Settings& settings, std::unique_ptr<HostRegistry> registry, UniqueFd fd,
           std::shared_ptr<ProcessView> view);
   static Result<Process*> create();
-  // After all that the program registered with atexit(), and the destructors of its objects: they may still use
-  // devices.
+  // Runs after the atexit() functions and the destructors of the program, which may still use devices.
   __attribute__((destructor)) static void leave_at_exit();
   static void reset_in_child();
   void write_stats();
+
+  void set_alarm(std::uint64_t due_ns) override;
+  void raise_device_event(std::uint32_t device, ibv_event_type type) override;
+  void fail_qps(std::uint32_t device) override;
 
   const Settings settings_;
   const std::unique_ptr<HostRegistry> registry_;
@@ -109,11 +113,11 @@ class Process {
   Mutex destroyed_qps_mutex_;
   std::vector<QpStats> destroyed_qps_ VERBATIM_GUARDED_BY(destroyed_qps_mutex_);
   std::atomic<std::uint64_t> arrivals_{0};
-  const std::unique_ptr<Link> link_;  // with SOFTVERBS_LINK_GBPS
+  const std::unique_ptr<Link> link_;  // nullptr without SOFTVERBS_LINK_GBPS
   Engine engine_;
 };
 
-// For the rare verbs: the program called it. Before the process has opened a device nothing is counted.
+// Counts a call of a rare verb. Calls before the process has opened a device are not counted.
 void count(Verb verb);
 
 }  // namespace verbatim::softverbs

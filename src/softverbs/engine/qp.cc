@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/qp_transitions.h"
 #include "softverbs/engine/receive_queue.h"
@@ -30,7 +31,7 @@ void make_send_queue(SendQueue& queue, const ibv_qp_cap& cap) {
   queue.mask = static_cast<std::uint32_t>(count - 1);
 }
 
-// Everything posted and not completed is forgotten without a completion. With execution and shared->lock held.
+// Discards all posted requests without completions. The caller holds execution and shared->lock.
 void empty_queues(Qp& qp) {
   SharedQp& shared = *qp.shared;
   if (shared.open.active != 0 && qp.srq != nullptr) {
@@ -48,7 +49,7 @@ void reset_qp(Qp& qp) {
   FutexLock receives(qp.receives.mutex);
   {
     SharedLockGuard lock(qp.shared->lock, qp.process->me());
-    await_copies(*qp.process);  // the buffers of its receives are the program's again
+    await_copies(qp.process->segment());  // the buffers of its receives belong to the program again
     qp.shared->state.store(IBV_QPS_RESET, std::memory_order_seq_cst);
     empty_queues(qp);
   }
@@ -88,10 +89,10 @@ bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
   if (has(IBV_QP_TIMEOUT) && attr.timeout > 31) return false;
   if (has(IBV_QP_RETRY_CNT) && attr.retry_cnt > 7) return false;
   if (has(IBV_QP_RNR_RETRY) && attr.rnr_retry > 7) return false;
-  return !has(IBV_QP_ALT_PATH);  // path migration is not offered
+  return !has(IBV_QP_ALT_PATH);  // path migration is not supported
 }
 
-// Takes over the given attributes. With execution and shared->lock held.
+// Stores the given attributes. The caller holds execution and shared->lock.
 void apply(Qp& qp, ibv_qp_attr& kept, const ibv_qp_attr& given, int mask) {
   SharedQp& shared = *qp.shared;
   Requester& requester = qp.requester;
@@ -177,7 +178,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   qp->process = &process;
   qp->shared = &shared;
   qp->signal_all = wanted.sq_sig_all != 0;
-  // By index: a program that does the same again meets the same disorder, whatever its QP numbers are.
+  // Seeded by index: a program that repeats its steps gets the same order of payloads, whatever its QP numbers are.
   if (limits.adaptive_routing) qp->deferred.enable(std::uint64_t{limits.seed} << 32 | *index);
 
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
@@ -203,26 +204,6 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   MutexLock lock(context.objects_mutex);
   context.qps.push_back(qp.get());
   return qp.release();
-}
-
-Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted) {
-  constexpr std::uint32_t kSupported =
-      IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS;
-  const auto has = [&](std::uint32_t bit) { return (wanted.comp_mask & bit) != 0; };
-  if ((wanted.comp_mask & ~kSupported) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
-  if (!has(IBV_QP_INIT_ATTR_PD) || wanted.pd->context != &context.verbs_context::context) {
-    return system_error("create_qp_ex", EINVAL);
-  }
-  if (has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && wanted.create_flags != 0) return system_error("create_qp_ex", EOPNOTSUPP);
-  const std::uint64_t send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ? wanted.send_ops_flags : 0;
-  if ((send_ops & ~kSupportedSendOps) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
-  ibv_qp_init_attr plain{wanted.qp_context, wanted.send_cq, wanted.recv_cq,   wanted.srq,
-                         wanted.cap,        wanted.qp_type, wanted.sq_sig_all};
-  Result<Qp*> qp = create_qp(context, wanted.pd, plain);
-  if (!qp) return qp;
-  wanted.cap = plain.cap;
-  if (has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)) set_work_request_calls(**qp, send_ops);
-  return qp;
 }
 
 int destroy_qp(Qp& qp) {
@@ -274,7 +255,7 @@ int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
       fail_own_qp(qp);
     } else {
       SharedLockGuard lock(qp.shared->lock, qp.process->me());
-      if (qp.current_state() != from) return EINVAL;  // a peer's error came first
+      if (qp.current_state() != from) return EINVAL;  // a peer has moved the QP to the error state meanwhile
       apply(qp, qp.attributes, given, mask);
       qp.shared->state.store(to, std::memory_order_seq_cst);
     }

@@ -38,9 +38,9 @@ constexpr std::array kTransitions{
 
 bool is_transition_allowed(ibv_qp_state from, ibv_qp_state to, int mask) {
   const int attributes = mask & ~IBV_QP_STATE;
-  // The specification lets a QP go from any state to the error state; Linux (its qp_state_table) does not from RESET.
+  // The specification allows the transition from any state to the error state; Linux (qp_state_table) not from RESET.
   if (from == IBV_QPS_RESET && to == IBV_QPS_ERR) return false;
-  // From any other state. Nothing but the current state may be given.
+  // Allowed from any other state. No attribute except the current state may be given.
   if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) return (attributes & ~IBV_QP_CUR_STATE) == 0;
   for (const Transition& transition : kTransitions) {
     if (transition.from != from || transition.to != to) continue;

@@ -1,13 +1,12 @@
-// The states of a reliable connection and the attributes that each step between them demands and allows: the tables of
-// the InfiniBand specification (modify QP, volume 1, 11.2.5.2), as ibv_modify_qp(3) restates them.
+// The state transitions of a reliable connection and the attributes that each requires and allows: the tables of the
+// InfiniBand specification (modify QP, volume 1, 11.2.5.2), as in ibv_modify_qp(3).
 #pragma once
 
 #include <infiniband/verbs.h>
 
 namespace verbatim::softverbs {
 
-// Whether `mask` may take a QP from one state to another: every required attribute is there, no other than the
-// optional ones beside them.
+// Whether `mask` allows this transition: it contains every required attribute, and besides them only optional ones.
 bool is_transition_allowed(ibv_qp_state from, ibv_qp_state to, int mask);
 
 }  // namespace verbatim::softverbs

@@ -5,8 +5,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "softverbs/engine/call.h"
 #include "softverbs/engine/events.h"
-#include "softverbs/faults/faults.h"
+#include "softverbs/engine/qp.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -46,18 +47,21 @@ int post_receive(ReceivePoster& poster, const ibv_recv_wr& request, const Qp* qp
   if (request.num_sge < 0 || static_cast<std::uint32_t>(request.num_sge) > poster.max_sge) return EINVAL;
   const std::uint32_t posted = poster.ring->posted.load(std::memory_order_relaxed);
   if (posted - poster.released.load(std::memory_order_acquire) >= poster.max_wr) return ENOMEM;
-  std::byte* place = poster.entries + (posted & poster.ring->mask) * entry_bytes(poster.max_sge);
+  std::byte* to = poster.entries + (posted & poster.ring->mask) * entry_bytes(poster.max_sge);
   ReceiveEntry entry{request.wr_id, static_cast<std::uint16_t>(request.num_sge), 0, posted};
-  if (Faults* all = faults(); all != nullptr) entry.fault = all->receive_fault(qp);
-  std::memcpy(place, &entry, sizeof entry);
-  place += sizeof entry;
+  if (Faults* all = faults(); all != nullptr) {
+    const QpIdentity owner = qp != nullptr ? identity(*qp) : QpIdentity{};
+    entry.fault = all->receive_fault(qp != nullptr ? &owner : nullptr);
+  }
+  std::memcpy(to, &entry, sizeof entry);
+  to += sizeof entry;
   for (int i = 0; i < request.num_sge; ++i) {
     const ibv_sge& from = request.sg_list[i];
     const SharedSge sge{from.addr, from.length, from.lkey};
-    std::memcpy(place, &sge, sizeof sge);
-    place += sizeof sge;
+    std::memcpy(to, &sge, sizeof sge);
+    to += sizeof sge;
   }
-  // With the QP's state, which is read next: either we see the error state, or its setter sees this entry.
+  // Sequentially consistent: either the caller then sees the error state, or the peer that sets it sees this entry.
   poster.ring->posted.store(posted + 1, std::memory_order_seq_cst);
   return 0;
 }
@@ -65,11 +69,10 @@ int post_receive(ReceivePoster& poster, const ibv_recv_wr& request, const Qp* qp
 bool consume_receive(Segment& segment, ReceiveRing& ring, OpenReceive& receive) {
   const std::uint32_t consumed = ring.consumed.load(std::memory_order_relaxed);
   if (ring.posted.load(std::memory_order_seq_cst) == consumed) return false;
-  const std::byte* place =
-      at_offset<std::byte>(segment, ring.ring) + (consumed & ring.mask) * entry_bytes(ring.max_sge);
-  std::memcpy(&receive.entry, place, sizeof receive.entry);
+  const std::byte* from = at_offset<std::byte>(segment, ring.ring) + (consumed & ring.mask) * entry_bytes(ring.max_sge);
+  std::memcpy(&receive.entry, from, sizeof receive.entry);
   receive.entry.sge_count = std::min(receive.entry.sge_count, static_cast<std::uint16_t>(kMaxSge));
-  std::memcpy(receive.sges, place + sizeof receive.entry, receive.entry.sge_count * sizeof(SharedSge));
+  std::memcpy(receive.sges, from + sizeof receive.entry, receive.entry.sge_count * sizeof(SharedSge));
   receive.filled = 0;
   receive.active = 1;
   ring.consumed.store(consumed + 1, std::memory_order_release);
@@ -135,7 +138,7 @@ int destroy_srq(Srq& srq) {
 }
 
 int modify_srq(Srq& srq, const ibv_srq_attr& attributes, int mask) {
-  if ((mask & ~IBV_SRQ_LIMIT) != 0) return EINVAL;  // device_cap_flags does not offer IBV_DEVICE_SRQ_RESIZE
+  if ((mask & ~IBV_SRQ_LIMIT) != 0) return EINVAL;  // device_cap_flags does not contain IBV_DEVICE_SRQ_RESIZE
   if (attributes.srq_limit > srq.poster.max_wr) return EINVAL;
   if ((mask & IBV_SRQ_LIMIT) == 0) return 0;
   SharedLockGuard lock(srq.shared->lock, srq.process->me());

@@ -15,7 +15,7 @@ namespace verbatim::softverbs {
 namespace {
 
 constexpr std::uint32_t kInfiniteRnrRetries = 7;
-constexpr std::uint64_t kNoTimeoutPollNs = kNanosecondsPerMillisecond;  // with timeout 0 nothing is ever given up
+constexpr std::uint64_t kNoTimeoutPollNs = kNanosecondsPerMillisecond;  // timeout 0 retries forever, at this interval
 constexpr std::uint64_t kBusyPauseNs = 50'000;
 
 // The RNR NAK timer field in units of 10 us (InfiniBand specification, volume 1, table 45).
@@ -66,7 +66,7 @@ Packets next_packets(const Qp& qp, const SendRequest& request) {
   return packets;
 }
 
-// Checks that need no peer: what the device itself refuses when it fetches the request.
+// Checks that need no peer, which hardware makes when it fetches the request.
 ibv_wc_status check_request(const Qp& qp, const SendRequest& request) {
   if (request.length > qp.process->settings().max_msg_bytes) return IBV_WC_LOC_LEN_ERR;
   if (is_atomic(request.opcode) && request.length != sizeof(std::uint64_t)) return IBV_WC_LOC_LEN_ERR;
@@ -80,13 +80,35 @@ bool consumes_receive_entry(const Packets& packets) {
   return is_send ? packets.is_first() : packets.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && packets.is_last();
 }
 
-// What becomes of a step before it leaves; kDone: it may. `local`: its bytes here.
+// The request at `sent`, for Faults.
+CurrentRequest current_request(Qp& qp) {
+  Requester& requester = qp.requester;
+  if (!requester.faults) requester.faults = std::make_unique<QpFaults>();
+  SendRequest& request = qp.sends.requests[requester.sent & qp.sends.mask];
+  const bool is_last_posted = qp.sends.posted.load(std::memory_order_acquire) == requester.sent + 1;
+  return {identity(qp),
+          *requester.faults,
+          requester.sent,
+          request.opcode,
+          request.flags,
+          is_last_posted,
+          requester.timeout != 0 ? requester.timeout_ns() : 0};
+}
+
+// The vendor error that a fault gives to the request at `position`, 0: none.
+std::uint32_t vendor_error(const Qp& qp, std::uint32_t position) {
+  const QpFaults* faults = qp.requester.faults.get();
+  const bool is_current = faults != nullptr && faults->is_evaluated && faults->position == position;
+  return is_current ? faults->message.vendor_error : 0;
+}
+
+// Decides about a step before it is sent. kDone: it may be sent. `local`: receives the sender's bytes.
 Attempt check_step(Qp& qp, const SendRequest& request, const Packets& packets, Spans& local) {
   if (const ibv_wc_status status = check_request(qp, request); status != IBV_WC_SUCCESS) return failed(status);
   if (!gather_local(qp, qp.requester.sent & qp.sends.mask, request, packets, local)) return failed(IBV_WC_LOC_PROT_ERR);
   Faults* const faults = softverbs::faults();
   if (faults == nullptr) return {};
-  switch (faults->decide_send(qp)) {
+  switch (faults->decide_send(current_request(qp), qp.requester.due_ns)) {
     case SendDecision::kSent:
       return {};
     case SendDecision::kLost:
@@ -94,12 +116,12 @@ Attempt check_step(Qp& qp, const SendRequest& request, const Packets& packets, S
     case SendDecision::kLater:
       return {Outcome::kLater};
     case SendDecision::kFailed:
-      return failed(faults->status(qp));
+      return failed(qp.requester.faults->message.status);
   }
   return {};
 }
 
-// One step of the request at `sent` to the peer, and its answer.
+// Sends one step of the request at `sent` and returns its outcome.
 Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
   Faults* const faults = softverbs::faults();
   if (const Outcome found = find_peer(qp); found != Outcome::kDone) return {found};
@@ -108,7 +130,8 @@ Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
   if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
   Response response = Response::kNoResponse;
   if (route.qp->qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn && !is_unreachable(qp, faults)) {
-    const bool refused = faults != nullptr && consumes_receive_entry(packets) && faults->refuses_receive(qp);
+    const bool refused =
+        faults != nullptr && consumes_receive_entry(packets) && faults->refuses_receive(current_request(qp));
     response = refused ? Response::kReceiverNotReady : respond(*route.process, me, route.index, packets, local);
   }
   const bool is_acknowledged = response == Response::kAck || response == Response::kDuplicateAck;
@@ -120,7 +143,7 @@ Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
   Attempt result = attempt_of(response);
   result.rnr_timer = route.qp->min_rnr_timer;
   route.qp->lock.unlock(me);
-  if (faults != nullptr && faults->drops_response(qp, is_acknowledged && packets.is_last())) {
+  if (faults != nullptr && faults->drops_response(current_request(qp), is_acknowledged && packets.is_last())) {
     return {Outcome::kLost};
   }
   if (is_acknowledged) {
@@ -130,7 +153,7 @@ Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
   return result;
 }
 
-// Leaves the request at `executed` behind, with a completion if one is wanted. False when the queue is full.
+// Ends the request at `executed`, with a completion if it is signaled or failed. False: the CQ is full.
 bool complete(Qp& qp, ibv_wc_status status) {
   const std::uint32_t position = qp.sends.executed.load(std::memory_order_relaxed);
   const SendRequest& request = request_at(qp, position);
@@ -147,7 +170,7 @@ bool complete(Qp& qp, ibv_wc_status status) {
     entry.status = static_cast<std::uint8_t>(status);
     entry.opcode = static_cast<std::uint8_t>(completion_opcode(request.opcode));
     entry.byte_len = static_cast<std::uint32_t>(request.length);
-    if (Faults* faults = softverbs::faults(); faults != nullptr) entry.imm = faults->vendor_error(qp);
+    if (faults() != nullptr) entry.imm = vendor_error(qp, position);
     pushed = push_completion(qp.process->view(), qp.process->me(), qp.shared->send_cq, entry, false);
   }
   qp.sends.executed.store(position + 1, std::memory_order_release);
@@ -179,8 +202,8 @@ void flush_sends(Qp& qp) {
   qp.requester.unacknowledged_bytes = 0;
 }
 
-// The request at `executed` fails. Whoever reads the completion finds the QP in the error state, and the flushed
-// requests behind it.
+// Fails the request at `executed`. A program that reads the completion finds the QP in the error state, and the flushed
+// requests after it.
 Step fail_request(Qp& qp, ibv_wc_status status) {
   const ProcessView& process = qp.process->view();
   const Incarnation me = qp.process->me();
@@ -206,7 +229,7 @@ Step on_lost(Requester& requester, std::uint64_t now) {
   return wait_until(requester, now + requester.timeout_ns());
 }
 
-// A lock that stays taken is a peer that was stopped in the middle: no answer, after the time that one may take.
+// A lock that stays held belongs to a peer that was stopped. After the timeout this counts as no response.
 Step on_busy(Requester& requester, std::uint64_t now) {
   if (requester.busy_since_ns == 0) requester.busy_since_ns = now;
   if (requester.timeout != 0 && now - requester.busy_since_ns > requester.timeout_ns()) {
@@ -217,7 +240,7 @@ Step on_busy(Requester& requester, std::uint64_t now) {
   return wait_until(requester, now + kBusyPauseNs);
 }
 
-// Ends all that was sent: in memory, and completed. The step to take when that cannot be done now.
+// Places and completes everything that was sent. Returns the step to take when that is not possible now.
 std::optional<Step> finish_deferred(Qp& qp, bool may_have_failed) {
   std::uint32_t end = qp.requester.sent;
   const Attempt result = place_all_deferred(qp, may_have_failed, end);
@@ -238,8 +261,9 @@ std::optional<Step> finish_deferred(Qp& qp, bool may_have_failed) {
   return std::nullopt;
 }
 
-// A step ends with the quantum, and with a packet. One that comes again ends where it did: the responder knows a
-// repetition by its last packet. Where dice are thrown for each step, its length must not depend on who else sends now.
+// A step ends at the end of the quantum, rounded up to a packet. A repeated step has the same end, because the
+// responder recognizes a repetition by its last packet. Where each step draws random numbers, its length must not
+// depend on which other QPs send now.
 std::uint64_t step_bytes(const Qp& qp, std::uint64_t quantum) {
   if (qp.requester.unacknowledged_bytes != 0) return qp.requester.unacknowledged_bytes;
   const bool uses_random = faults() != nullptr || qp.deferred.is_enabled();
@@ -247,8 +271,8 @@ std::uint64_t step_bytes(const Qp& qp, std::uint64_t quantum) {
   return std::min(kStepBytes, round_up(quantum, qp.requester.mtu_bytes));
 }
 
-// Before a request is sent that must find everything before it in memory. The payload of its own last packets may be
-// there first, once they are to be sent: until the immediate says so, nothing is promised of it either.
+// Called before a request that must find all earlier payloads in memory. The payload of a WRITE with immediate may be
+// placed with them: until the immediate arrives, its order is not defined either.
 std::optional<Step> finish_deferred_before(Qp& qp, const Packets& packets) {
   const bool is_repeated = qp.requester.unacknowledged_bytes != 0;
   if (packets.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && !is_repeated && qp.deferred.random_bool())
@@ -279,7 +303,7 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
   }
   const ibv_qp_state state = qp.current_state();
   if (state == IBV_QPS_ERR) {
-    fail_own_qp(qp);  // whoever brought it here may have died before the receives were flushed
+    fail_own_qp(qp);  // the peer that moved the QP to this state may have died before it flushed the receives
     return Step::kIdle;
   }
   const bool drains = state == IBV_QPS_SQD && requester.offset == 0;

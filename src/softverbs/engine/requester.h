@@ -1,5 +1,5 @@
-// The half of a connection that asks: executes posted work requests in order. One call does one bounded step of one
-// request; ordering, faults, arbitration and counters have their place in `transmit`, which every step passes.
+// The requester half of a connection: executes posted work requests in order. One call executes one bounded step of one
+// request. Every step passes through transmit(), where ordering, faults, arbitration and counters apply.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@ enum class Step {
   kIdle,          // nothing to do in this state
   kMore,          // call again soon
   kWait,          // call again at Requester::due_ns
-  kWaitDeferred,  // call again when there is more to send, or else at the end of LatePayloads; without a thread, at a
-                  // poll
+  kWaitDeferred,  // call again when there is more to send, or at the deadline of the deferred payloads; with the inline
+                  // engine at the next poll
 };
 
-// With qp.execution held. Subtracts the bytes that the step moved from `quantum`, down to 0.
+// Executes one step. The caller holds qp.execution. Subtracts the bytes of the step from `quantum`, down to 0.
 Step advance(Qp& qp, std::uint64_t& quantum);
 
-// Puts the QP into the error state from its own side and flushes both queues; with qp.execution held.
+// Moves the QP to the error state and flushes both queues. The caller holds qp.execution.
 void fail_own_qp(Qp& qp);
-// The same when a completion found no room, with the event that says so.
+// The same for a completion that found its CQ full, and raises IBV_EVENT_QP_FATAL.
 void fail_for_full_cq(Qp& qp);
 
 }  // namespace verbatim::softverbs

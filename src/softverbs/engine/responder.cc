@@ -17,14 +17,14 @@ bool carries_imm(ibv_wr_opcode opcode) {
   return opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 }
 
-// The error belongs to no receive request and is told by an event.
+// An error that belongs to no receive request is reported by an event.
 void fail_with_event(const ProcessView& process, Incarnation me, std::uint32_t qp_index, ibv_event_type event) {
   const bool entered = enter_error_state(process, qp_index);
   raise_qp_event(process, me, qp_index, event);
   finish_failure(process, me, qp_index, entered);
 }
 
-// Answers one step of a message for one QP.
+// Executes one step of a message for one QP. Lives for one call.
 class Responder {
  public:
   Responder(const ProcessView& process, Incarnation me, std::uint32_t index, const Packets& packets, Spans& local)
@@ -52,11 +52,11 @@ class Responder {
     return response;
   }
 
-  Response place() {
+  Response place_payload() {
     if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return Response::kInvalidRequest;
-    Spans places;
-    if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, places)) return Response::kAccessError;
-    switch (copy_to(process_, local_, places)) {
+    Spans spans;
+    if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, spans)) return Response::kAccessError;
+    switch (copy_to(process_, local_, spans)) {
       case CopyResult::kDone:
         return Response::kAck;
       case CopyResult::kProcessDead:
@@ -67,14 +67,14 @@ class Responder {
   }
 
  private:
-  // The step that was executed last, sent again because its answer was lost. A requester sends nothing further before
-  // it has the answer, so no older step comes again.
+  // A repetition of the step that was executed last, because its response was lost. A requester waits for the response
+  // before it sends the next step, so no older step is repeated.
   bool is_duplicate() const {
     return qp_.established != 0 && ((packets_.psn + packets_.count) & k24Bits) == qp_.expected_psn;
   }
 
-  // SEND and WRITE are acknowledged again and not executed again: the memory may be in use for something else by now.
-  // A READ is executed again. An atomic is answered with what it found the first time.
+  // A SEND or WRITE is acknowledged again but not executed again, because the program may use the memory for something
+  // else now. A READ is executed again. An atomic returns the value that it found the first time.
   Response respond_to_duplicate() {
     switch (packets_.opcode) {
       case IBV_WR_RDMA_READ:
@@ -89,7 +89,7 @@ class Responder {
     }
   }
 
-  // Every packet but the last is exactly one path MTU long: the two ends must agree on it.
+  // All packets except the last one have the size of the path MTU, so both ends must have the same path MTU.
   bool is_well_formed() const {
     return packets_.mtu_bytes == qp_.path_mtu_bytes ||
            packets_.message_bytes <= std::min(packets_.mtu_bytes, qp_.path_mtu_bytes);
@@ -117,16 +117,16 @@ class Responder {
     const bool is_begun = qp_.open.active != 0 && qp_.open.filled != 0;
     if (packets_.is_first() == is_begun) return refuse(Response::kInvalidRequest);
     if (packets_.is_first()) {
-      // A first step that could not be copied left its receive open.
-      if (qp_.open.active == 0 && !take()) return Response::kReceiverNotReady;
+      // A first step that could not be copied has left its receive open.
+      if (qp_.open.active == 0 && !consume()) return Response::kReceiverNotReady;
       if (is_to_fail()) return fail_receive_by_fault();
-      std::uint64_t room = 0;
-      for (std::uint32_t i = 0; i < qp_.open.entry.sge_count; ++i) room += qp_.open.sges[i].length;
-      if (room < packets_.message_bytes) return fail_receive(IBV_WC_LOC_LEN_ERR, Response::kInvalidRequest);
+      std::uint64_t capacity = 0;
+      for (std::uint32_t i = 0; i < qp_.open.entry.sge_count; ++i) capacity += qp_.open.sges[i].length;
+      if (capacity < packets_.message_bytes) return fail_receive(IBV_WC_LOC_LEN_ERR, Response::kInvalidRequest);
     }
-    Spans places;
-    if (!find_receive_spans(places)) return fail_receive(IBV_WC_LOC_PROT_ERR, Response::kOperationalError);
-    if (const CopyResult copied = copy_to(process_, local_, places); copied != CopyResult::kDone) {
+    Spans spans;
+    if (!find_receive_spans(spans)) return fail_receive(IBV_WC_LOC_PROT_ERR, Response::kOperationalError);
+    if (const CopyResult copied = copy_to(process_, local_, spans); copied != CopyResult::kDone) {
       return copied == CopyResult::kProcessDead ? Response::kNoResponse
                                                 : fail_receive(IBV_WC_LOC_PROT_ERR, Response::kOperationalError);
     }
@@ -138,13 +138,13 @@ class Responder {
     const bool consumes = packets_.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && packets_.is_last();
     if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return refuse(Response::kInvalidRequest);
     if (consumes && !has_receive()) return Response::kReceiverNotReady;
-    Spans places;
-    if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, places)) return refuse(Response::kAccessError);
+    Spans spans;
+    if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, spans)) return refuse(Response::kAccessError);
     if (packets_.is_deferred) return Response::kAck;
-    if (const Response moved = moved_or_refused(copy_to(process_, local_, places)); moved != Response::kAck)
+    if (const Response moved = moved_or_refused(copy_to(process_, local_, spans)); moved != Response::kAck)
       return moved;
     if (!consumes) return Response::kAck;
-    if (!take()) return Response::kReceiverNotReady;
+    if (!consume()) return Response::kReceiverNotReady;
     return is_to_fail() ? fail_receive_by_fault() : finish_receive(IBV_WC_RECV_RDMA_WITH_IMM);
   }
 
@@ -152,9 +152,9 @@ class Responder {
     if ((qp_.access & IBV_ACCESS_REMOTE_READ) == 0 || qp_.max_dest_rd_atomic == 0) {
       return refuse(Response::kInvalidRequest);
     }
-    Spans places;
-    if (!find_remote_spans(IBV_ACCESS_REMOTE_READ, places)) return refuse(Response::kAccessError);
-    return moved_or_refused(copy_from(process_, local_, places));
+    Spans spans;
+    if (!find_remote_spans(IBV_ACCESS_REMOTE_READ, spans)) return refuse(Response::kAccessError);
+    return moved_or_refused(copy_from(process_, local_, spans));
   }
 
   Response execute_atomic() {
@@ -185,19 +185,19 @@ class Responder {
 
   void return_word(std::uint64_t word) {
     const auto* bytes = reinterpret_cast<const std::byte*>(&word);
-    for (const iovec* place = local_.items(); place != local_.items() + local_.count(); ++place) {
-      std::memcpy(place->iov_base, bytes, place->iov_len);
-      bytes += place->iov_len;
+    for (const iovec* span = local_.items(); span != local_.items() + local_.count(); ++span) {
+      std::memcpy(span->iov_base, bytes, span->iov_len);
+      bytes += span->iov_len;
     }
   }
 
   Response move_word(CopyResult (*copy)(const ProcessView&, Spans&, Spans&), std::uint64_t& word,
                      std::uint64_t address) {
-    Spans here;
-    here.add(reinterpret_cast<std::uintptr_t>(&word), sizeof word);
-    Spans there;
-    there.add(address, sizeof word);
-    return moved_or_refused(copy(process_, here, there));
+    Spans local;
+    local.add(reinterpret_cast<std::uintptr_t>(&word), sizeof word);
+    Spans remote;
+    remote.add(address, sizeof word);
+    return moved_or_refused(copy(process_, local, remote));
   }
 
   Response moved_or_refused(CopyResult result) {
@@ -206,18 +206,18 @@ class Responder {
     return refuse(Response::kOperationalError);
   }
 
-  // An empty message names no memory, so its key is not looked at (C9-88).
-  bool find_remote_spans(std::uint32_t access, Spans& places) const {
+  // The key of an empty message is not checked, because the message accesses no memory (C9-88).
+  bool find_remote_spans(std::uint32_t access, Spans& spans) const {
     if (packets_.message_bytes == 0) return true;
     const Region region{KeyKind::kRemote, packets_.rkey, qp_.pd, access};
     const std::uint64_t begin = translate(segment_, region, packets_.remote_address, packets_.message_bytes);
     if (begin == 0) return false;
-    places.add(begin + packets_.offset, packets_.bytes);
+    spans.add(begin + packets_.offset, packets_.bytes);
     return true;
   }
 
-  // The part of the open receive's buffers that this step fills.
-  bool find_receive_spans(Spans& places) const {
+  // The part of the open receive's buffers for this step.
+  bool find_receive_spans(Spans& spans) const {
     std::uint64_t skip = packets_.offset;
     std::uint64_t left = packets_.bytes;
     const std::uint32_t pd = qp_.srq == kNoIndex ? qp_.pd : segment_.srqs[qp_.srq].pd;
@@ -231,7 +231,7 @@ class Responder {
       const Region region{KeyKind::kLocal, sge.lkey, pd, IBV_ACCESS_LOCAL_WRITE};
       const std::uint64_t begin = translate(segment_, region, sge.address + skip, bytes);
       if (begin == 0) return false;
-      places.add(begin, bytes);
+      spans.add(begin, bytes);
       skip = 0;
       left -= bytes;
     }
@@ -243,7 +243,7 @@ class Responder {
     return waiting_receives(ring) != 0;
   }
 
-  bool take() {
+  bool consume() {
     if (qp_.srq == kNoIndex) return consume_receive(segment_, qp_.receives, qp_.open);
     SharedSrq& srq = segment_.srqs[qp_.srq];
     SharedLockGuard lock(srq.lock, me_);
@@ -262,14 +262,14 @@ class Responder {
       entry.imm = packets_.imm;
       entry.wc_flags = IBV_WC_WITH_IMM;
     }
-    // In this order: if we die in between, the receive is flushed as well; it must not vanish.
+    // In this order: if this process dies in between, the owner flushes the receive too. It must not be lost.
     const bool pushed = qp_.open.entry.fault == kWithoutCompletion ||
                         push_completion(process_, me_, qp_.recv_cq, entry, packets_.solicited);
     qp_.open.active = 0;
     return pushed ? Response::kAck : fail_with_event(IBV_EVENT_QP_FATAL, Response::kOperationalError);
   }
 
-  // The error belongs to a receive request and is told by its completion.
+  // An error that belongs to a receive request is reported by its completion.
   Response fail_receive(ibv_wc_status status, Response response) {
     const bool entered = enter_error_state(process_, index_);
     push_completion(process_, me_, qp_.recv_cq, receive_entry(status, IBV_WC_RECV), true);
@@ -329,7 +329,7 @@ bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn
 
 Response place_payload(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
                        Spans& local) {
-  return Responder(process, me, qp_index, packets, local).place();
+  return Responder(process, me, qp_index, packets, local).place_payload();
 }
 
 void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp_index, Response response) {
@@ -363,7 +363,7 @@ void flush_receives(const ProcessView& process, Incarnation me, std::uint32_t qp
   entry.qpn = qp.qpn.load(std::memory_order_relaxed);
   entry.status = IBV_WC_WR_FLUSH_ERR;
   entry.opcode = IBV_WC_RECV;
-  // Receives of a shared queue stay there, except for one that this QP had begun to fill.
+  // Receives of a shared queue stay there, except one that this QP has consumed and not completed.
   while (qp.open.active != 0 || (qp.srq == kNoIndex && consume_receive(process.segment(), qp.receives, qp.open))) {
     entry.wr_id = qp.open.entry.wr_id;
     entry.position = qp.open.entry.position;

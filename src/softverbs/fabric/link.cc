@@ -10,7 +10,6 @@
 #include <cstring>
 
 #include "base/log.h"
-#include "softverbs/engine/qp.h"
 #include "softverbs/fabric/virtual_clock.h"
 
 namespace verbatim::softverbs {
@@ -56,22 +55,21 @@ std::optional<std::uint32_t> Link::acquire_grant() {
   return next.device;
 }
 
-void Link::finish_grant(std::uint32_t device, const Qp& qp, std::uint64_t bytes) {
+void Link::finish_grant(std::uint32_t device, const SentQuantum& quantum) {
   constexpr std::uint64_t kBitsPerByte = 8;
   constexpr std::uint64_t kPsPerNs = 1000;
   VirtualClock& clock = registry_.clock();
   SharedLockGuard lock(clock.lock, registry_.me());
   LinkPort& port = clock.ports[registry_.slot()][device];
   const std::uint64_t start = port.free_ps;
-  const std::uint64_t duration = bytes * kBitsPerByte * kPsPerNs / settings_.link_gbps;  // a Gb/s is a bit a ns
+  const std::uint64_t duration = quantum.bytes * kBitsPerByte * kPsPerNs / settings_.link_gbps;  // 1 Gb/s is 1 bit/ns
   clock.now_ps = std::max(clock.now_ps, start);
   port.free_ps = start + duration;
-  if (bytes != 0) {
-    // The target's port takes in one quantum at a time, at the same rate, in the order in which they were sent.
-    const Requester& requester = qp.requester;
-    LinkPort& target = clock.ports[requester.peer_slot][requester.peer_device];
+  if (quantum.bytes != 0) {
+    // The target's port receives one quantum at a time, at the same rate, in the order in which they were sent.
+    LinkPort& target = clock.ports[quantum.peer_slot][quantum.peer_device];
     target.received_ps = std::max(target.received_ps, start) + duration;
-    trace(device, qp, bytes, start, target.received_ps);
+    trace(device, quantum, start, target.received_ps);
   }
   clock.grant_owner = 0;
   wake_port(clock, next_port(clock));
@@ -84,19 +82,19 @@ void Link::return_grant() {
   wake_port(clock, next_port(clock));
 }
 
-void Link::trace(std::uint32_t device, const Qp& qp, std::uint64_t bytes, std::uint64_t start_ps,
-                 std::uint64_t arrival_ps) {
+void Link::trace(std::uint32_t device, const SentQuantum& quantum, std::uint64_t start_ps, std::uint64_t arrival_ps) {
   if (!trace_) return;
-  const Requester& requester = qp.requester;
   const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
   char line[256];
   const int length = std::snprintf(
       line, sizeof line,
-      "{\"ns\":%llu,\"port\":\"%d.%u\",\"qpn\":%u,\"to\":\"%d.%u\",\"to_qpn\":%u,\"bytes\":%llu,\"arrival_ns\":%llu}\n",
-      number(start_ps / 1000), ::getpid(), device, qp.qp_num, requester.peer_pid, requester.peer_device,
-      requester.dest_qpn, number(bytes), number(arrival_ps / 1000));
+      "{\"ns\":%llu,\"port\":\"%d.%u\",\"qpn\":%u,\"to\":\"%d.%u\",\"to_qpn\":%u,\"bytes\":%llu,\"arrival_ns\":%llu,"
+      "\"schema\":%u}\n",
+      number(start_ps / 1000), ::getpid(), device, quantum.qpn, quantum.peer_pid, quantum.peer_device, quantum.dest_qpn,
+      number(quantum.bytes), number(arrival_ps / 1000), kTraceSchema);
   if (::write(trace_.get(), line, static_cast<std::size_t>(length)) == length) return;
-  VERBATIM_WARN("SOFTVERBS_TRACE=%s ends here: %s", settings_.trace_file.c_str(), std::strerror(errno));
+  VERBATIM_WARN("SOFTVERBS_TRACE=%s cannot be written any more, the trace ends: %s", settings_.trace_file.c_str(),
+                std::strerror(errno));
   trace_.reset();
 }
 
@@ -107,7 +105,7 @@ std::uint32_t Link::changes() const {
 void Link::wait(std::uint32_t seen) const {
   VirtualClock& clock = registry_.clock();
   if (wait_for_wake(clock.wake_counters[registry_.slot()], seen)) return;
-  // Nothing for long: whoever's turn it is may have died.
+  // Nothing has happened for the whole timeout: the process that holds the grant may be dead.
   SharedLockGuard lock(clock.lock, registry_.me());
   reap_dead_ports(clock, registry_);
 }

@@ -1,7 +1,7 @@
-// SOFTVERBS_LINK_GBPS: ports with a rate. All ports of the host share one virtual clock, in the registry, and take
-// turns in its order: the port that is free first sends next, for one quantum, whoever's core runs first. So what was
-// posted while the clock was held (tools/softverbs hold) is sent in an order that depends on nothing but what was
-// posted; what is posted later is stamped with the time at which it arrives.
+// Ports with a rate (SOFTVERBS_LINK_GBPS). All ports of the host share one virtual clock, in the registry. It grants
+// quanta: the port that is free first in virtual time sends next, for one quantum, whatever the scheduler of the
+// machine does. Requests posted while the clock is held (tools/softverbs hold) are sent in an order that depends on
+// nothing but what was posted. Requests posted later enter at the virtual time at which they are posted.
 #pragma once
 
 #include <cstdint>
@@ -13,37 +13,48 @@
 
 namespace verbatim::softverbs {
 
-struct Qp;
+// `schema` in each line of the trace: incremented when the meaning of a key changes or a key is removed.
+constexpr unsigned kTraceSchema = 1;
 
-// The ports of this process. Thread-safe.
+// What a QP has sent with one grant.
+struct SentQuantum {
+  std::uint32_t qpn;
+  std::uint32_t dest_qpn;
+  std::uint32_t peer_slot;
+  std::uint32_t peer_device;
+  std::int32_t peer_pid;
+  std::uint64_t bytes;  // 0: nothing was sent, and the fields of the peer are not used
+};
+
+// The ports of this process. Process owns it. Thread-safe.
 class Link {
  public:
   Link(HostRegistry& registry, const Settings& settings) : registry_(registry), settings_(settings) {}
 
-  // Enters the ports, and opens the trace if one is wanted.
+  // Registers the ports, and opens the trace file if SOFTVERBS_TRACE names one.
   Status start();
 
-  // A QP of that device has something to send, or no longer.
+  // Counts the QPs of that device that have pending requests.
   void add_backlog(std::uint32_t device);
   void remove_backlog(std::uint32_t device);
 
-  // The device whose turn it is; nothing while it is another process's, or the clock is held. The turn lasts until
-  // end_turn().
+  // The device that may send now. nullopt while another process's port may, or the clock is held. The grant lasts until
+  // finish_grant() or return_grant().
   std::optional<std::uint32_t> acquire_grant();
-  // The QP has sent so many bytes.
-  void finish_grant(std::uint32_t device, const Qp& qp, std::uint64_t bytes);
-
+  // Ends a grant that a QP has used.
+  void finish_grant(std::uint32_t device, const SentQuantum& quantum);
+  // Ends a grant that was not used.
   void return_grant();
 
-  // Grows with every turn and every change from outside; wait() returns when it is no longer `seen`, or soon.
+  // A counter of wake-ups of this process's ports. wait() returns when it differs from `seen`, or after a timeout.
   std::uint32_t changes() const;
   void wait(std::uint32_t seen) const;
 
-  // Of the releases so far: every one begins a new round.
+  // Number of releases so far. After each of them, arbitration begins again with the lowest QP number.
   std::uint32_t releases() const;
 
  private:
-  void trace(std::uint32_t device, const Qp& qp, std::uint64_t bytes, std::uint64_t start_ps, std::uint64_t arrival_ps);
+  void trace(std::uint32_t device, const SentQuantum& quantum, std::uint64_t start_ps, std::uint64_t arrival_ps);
 
   HostRegistry& registry_;
   const Settings& settings_;

@@ -53,7 +53,7 @@ bool wait_for_wake(std::atomic<std::uint32_t>& wake_counter, std::uint32_t seen)
 
 void hold_clock(HostRegistry& registry) {
   VirtualClock& clock = registry.clock();
-  for (bool is_quiet = false; !is_quiet; ::sched_yield()) {  // a turn that was begun is over soon
+  for (bool is_quiet = false; !is_quiet; ::sched_yield()) {  // a grant that is in use ends soon
     SharedLockGuard lock(clock.lock, registry.me());
     clock.held = 1;
     reap_dead_ports(clock, registry);
@@ -61,7 +61,7 @@ void hold_clock(HostRegistry& registry) {
   }
 }
 
-// Everybody begins at the same time and at the front: nothing of what happened before shows in what follows.
+// All ports continue at the same virtual time, so that what happened before has no influence on the order.
 void release_clock(HostRegistry& registry) {
   VirtualClock& clock = registry.clock();
   SharedLockGuard lock(clock.lock, registry.me());

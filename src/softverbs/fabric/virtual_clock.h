@@ -1,4 +1,4 @@
-// The clock that all ports of the host share: who sends next, and what the control program does with it.
+// The virtual clock that all ports of the host share: selection of the next sender, and hold and release.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,19 @@ struct PortNumber {
   std::uint32_t device;
 };
 
-// All of these with clock.lock held.
+// The caller of these three holds clock.lock.
 
-// The port that is free first of those with something to send, the lower number of two; slot kNoIndex: there is none.
+// The port with pending requests that is free first; of two, the lower slot, then the lower device. Slot kNoIndex:
+// none.
 PortNumber next_port(const VirtualClock& clock);
 void wake_port(VirtualClock& clock, PortNumber port);
-// Takes the turn and the backlog of processes that are gone from them.
+// Removes the grant and the backlog of dead processes.
 void reap_dead_ports(VirtualClock& clock, const HostRegistry& registry);
 
-// Without it. False: not rung for some time.
+// The caller does not hold clock.lock. False: no wake-up before the timeout.
 bool wait_for_wake(std::atomic<std::uint32_t>& wake_counter, std::uint32_t seen);
 
-// For the control program. Both return when it is so.
+// For the control program. hold_clock returns when no port sends any more.
 void hold_clock(HostRegistry& registry);
 void release_clock(HostRegistry& registry);
 

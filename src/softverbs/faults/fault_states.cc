@@ -5,10 +5,6 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "softverbs/engine/events.h"
-#include "softverbs/engine/process.h"
-#include "softverbs/engine/qp.h"
-#include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
 #include "softverbs/host/device_attributes.h"
 
@@ -23,7 +19,7 @@ bool is_between_processes(const FaultClause& clause) {
   return clause.pids[0] != 0;
 }
 
-// A pair has no direction.
+// Applies in both directions.
 bool separates(const FaultClause& clause, std::uint32_t one, std::uint32_t other) {
   return (covers(clause.device, one) && covers(clause.peer_device, other)) ||
          (covers(clause.device, other) && covers(clause.peer_device, one));
@@ -47,14 +43,13 @@ bool is_port_open(const Segment& owner, std::uint32_t device, std::uint32_t from
 }
 
 bool FaultStates::is_frozen() const {
-  return process_.segment().frozen.load(std::memory_order_acquire) != 0;
+  return segment_.frozen.load(std::memory_order_acquire) != 0;
 }
 
-bool FaultStates::is_unreachable(const Qp& qp, const ProcessView& peer, std::uint32_t peer_device) {
-  const std::uint32_t device = qp.shared->device;
-  if (!is_port_open(process_.segment(), device, peer_device)) return true;
-  const auto me = static_cast<std::uint32_t>(process_.segment().pid);
-  const auto other = static_cast<std::uint32_t>(peer.pid());
+bool FaultStates::is_unreachable(std::uint32_t device, pid_t peer_pid, std::uint32_t peer_device) {
+  if (!is_port_open(segment_, device, peer_device)) return true;
+  const auto me = static_cast<std::uint32_t>(segment_.pid);
+  const auto other = static_cast<std::uint32_t>(peer_pid);
   MutexLock lock(mutex_);
   return std::any_of(partitions_.begin(), partitions_.end(), [&](const FaultClause& clause) {
     return is_between_processes(clause) && separates_processes(clause, me, other) &&
@@ -62,7 +57,7 @@ bool FaultStates::is_unreachable(const Qp& qp, const ProcessView& peer, std::uin
   });
 }
 
-void FaultStates::take(const FaultClause& clause) {
+void FaultStates::add(const FaultClause& clause) {
   if (clause.at_ns == 0) {
     perform({clause, false});
   } else {
@@ -71,7 +66,7 @@ void FaultStates::take(const FaultClause& clause) {
 }
 
 void FaultStates::begin_at_once(const FaultClause& clause) {
-  if (clause.kind == FaultKind::kDeviceFatal) {  // it concerns other QPs, whose locks the caller may not wait for
+  if (clause.kind == FaultKind::kDeviceFatal) {  // fails other QPs, and the caller must not wait for their locks
     plan(monotonic_ns(), {clause, false});
   } else {
     perform({clause, false});
@@ -87,7 +82,7 @@ void FaultStates::plan(std::uint64_t due_ns, const Action& action) {
     active_.store(true, std::memory_order_release);
   }
   faults_.update_active();
-  process_.engine().set_alarm(first);
+  engine_.set_alarm(first);
 }
 
 void FaultStates::serve() {
@@ -96,7 +91,7 @@ void FaultStates::serve() {
     {
       MutexLock lock(mutex_);
       if (actions_.empty() || actions_.begin()->first > monotonic_ns()) {
-        process_.engine().set_alarm(actions_.empty() ? kWithoutEnd : actions_.begin()->first);
+        engine_.set_alarm(actions_.empty() ? kWithoutEnd : actions_.begin()->first);
         return;
       }
       action = std::move(actions_.begin()->second);
@@ -108,7 +103,6 @@ void FaultStates::serve() {
 
 void FaultStates::perform(const Action& action) {
   const FaultClause& clause = action.clause;
-  Segment& segment = process_.segment();
   {
     MutexLock lock(mutex_);
     switch (clause.kind) {
@@ -129,10 +123,10 @@ void FaultStates::perform(const Action& action) {
         remove_partitions(clause);
         break;
       case FaultKind::kFreeze:
-        segment.frozen.store(action.ends ? 0 : 1, std::memory_order_release);
+        segment_.frozen.store(action.ends ? 0 : 1, std::memory_order_release);
         break;
       case FaultKind::kThaw:
-        segment.frozen.store(0, std::memory_order_release);
+        segment_.frozen.store(0, std::memory_order_release);
         break;
       case FaultKind::kGid:
         set_gid(clause);
@@ -143,7 +137,7 @@ void FaultStates::perform(const Action& action) {
     update_ports();
   }
   if (clause.kind == FaultKind::kDeviceFatal) {
-    for (std::uint32_t device = 0; device < process_.settings().devices; ++device) {
+    for (std::uint32_t device = 0; device < devices_; ++device) {
       if (covers(clause.device, device)) fail_device(device);
     }
   }
@@ -159,34 +153,34 @@ void FaultStates::clear() {
     MutexLock lock(mutex_);
     actions_.clear();
     partitions_.clear();
-    process_.segment().frozen.store(0, std::memory_order_release);
+    segment_.frozen.store(0, std::memory_order_release);
     set_link(kAnyDevice, false);
     update_ports();
   }
-  process_.engine().set_alarm(kWithoutEnd);
+  engine_.set_alarm(kWithoutEnd);
   faults_.update_active();
 }
 
 void FaultStates::set_link(std::uint32_t chosen, bool down) {
-  for (std::uint32_t device = 0; device < process_.settings().devices; ++device) {
-    SharedPort& port = process_.segment().ports[device];
+  for (std::uint32_t device = 0; device < devices_; ++device) {
+    SharedPort& port = segment_.ports[device];
     if (!covers(chosen, device) || (port.link_down.exchange(down ? 1 : 0) != 0) == down) continue;
-    update_ports();  // whoever is told finds it so
-    raise_device_event(process_, device, down ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE);
+    update_ports();  // before the event: a program that receives it may query the port
+    engine_.raise_device_event(device, down ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE);
   }
 }
 
 void FaultStates::set_gid(const FaultClause& clause) {
   if (clause.gid_index >= kGidTableLength) return;
-  for (std::uint32_t device = 0; device < process_.settings().devices; ++device) {
+  for (std::uint32_t device = 0; device < devices_; ++device) {
     if (!covers(clause.device, device)) continue;
     const SharedGid changed = clause.gid_valid ? SharedGid{clause.gid, clause.gid_type, 1} : SharedGid{};
-    change_gid(process_.segment().ports[device], clause.gid_index, changed);
-    raise_device_event(process_, device, IBV_EVENT_GID_CHANGE);
+    change_gid(segment_.ports[device], clause.gid_index, changed);
+    engine_.raise_device_event(device, IBV_EVENT_GID_CHANGE);
   }
 }
 
-// Those that the clause names; all when it names none.
+// Removes the partitions that the clause names, all of them when it names none.
 void FaultStates::remove_partitions(const FaultClause& clause) {
   const bool all = clause.device == kAnyDevice && clause.peer_device == kAnyDevice && !is_between_processes(clause);
   std::erase_if(partitions_, [&](const FaultClause& partition) {
@@ -196,10 +190,9 @@ void FaultStates::remove_partitions(const FaultClause& clause) {
 }
 
 void FaultStates::update_ports() {
-  Segment& segment = process_.segment();
-  bool impaired = segment.frozen.load(std::memory_order_relaxed) != 0;
+  bool impaired = segment_.frozen.load(std::memory_order_relaxed) != 0;
   for (std::uint32_t device = 0; device < kMaxDevices; ++device) {
-    SharedPort& port = segment.ports[device];
+    SharedPort& port = segment_.ports[device];
     std::uint32_t unreachable = 0;
     for (const FaultClause& partition : partitions_) {
       if (is_between_processes(partition)) continue;
@@ -211,23 +204,19 @@ void FaultStates::update_ports() {
     impaired = impaired || unreachable != 0 || port.link_down.load(std::memory_order_relaxed) != 0 ||
                port.fatal.load(std::memory_order_relaxed) != 0;
   }
-  segment.impaired.store(impaired ? 1 : 0, std::memory_order_release);
+  segment_.impaired.store(impaired ? 1 : 0, std::memory_order_release);
   active_.store(impaired || !partitions_.empty() || !actions_.empty(), std::memory_order_release);
 }
 
-// The program is told first; then its QPs are in the error state and what they hold is flushed.
+// The event is raised first. Then the QPs move to the error state and are flushed.
 void FaultStates::fail_device(std::uint32_t device) {
   {
     MutexLock lock(mutex_);
-    if (process_.segment().ports[device].fatal.exchange(1) != 0) return;
+    if (segment_.ports[device].fatal.exchange(1) != 0) return;
     update_ports();
-    raise_device_event(process_, device, IBV_EVENT_DEVICE_FATAL);
+    engine_.raise_device_event(device, IBV_EVENT_DEVICE_FATAL);
   }
-  process_.for_each_qp([&](Qp& qp) {
-    if (qp.shared->device != device) return;
-    SharedLockGuard lock(qp.shared->lock, process_.me());
-    fail_qp(process_.view(), process_.me(), qp.index);
-  });
+  engine_.fail_qps(device);
 }
 
 }  // namespace verbatim::softverbs

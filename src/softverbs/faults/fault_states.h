@@ -1,6 +1,9 @@
-// Faults that last: ports that are down, partitions, a fatal error, a frozen device, a changed GID table. They begin
-// when a clause says so and may end; programs hear of them by asynchronous events, peers see them in the segment.
+// Faults that last: ports that are down, partitions, a fatal error, a frozen process, a changed GID table. A clause
+// says when they begin and end. Programs receive asynchronous events; peers read the state in the segment.
 #pragma once
+
+#include <infiniband/verbs.h>
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
@@ -14,31 +17,43 @@
 namespace verbatim::softverbs {
 
 class Faults;
-class Process;
-class ProcessView;
-struct Qp;
 
-// Whether a port of `owner` takes and answers what another port, of device `from`, sends to it. Asked when
-// Segment::impaired says that a port may not.
+// What lasting faults need from the engine. Implemented by Process.
+class FaultActions {
+ public:
+  // FaultStates::serve() is called once at or after that time; UINT64_MAX: never.
+  virtual void set_alarm(std::uint64_t due_ns) = 0;
+  // Raises an event on every context that has the device open.
+  virtual void raise_device_event(std::uint32_t device, ibv_event_type type) = 0;
+  // Moves all QPs of the device to the error state.
+  virtual void fail_qps(std::uint32_t device) = 0;
+
+ protected:
+  ~FaultActions() = default;
+};
+
+// Whether port `device` of `owner` accepts packets from a port of device `from`. Needed only while Segment::impaired is
+// set.
 bool is_port_open(const Segment& owner, std::uint32_t device, std::uint32_t from);
 
-// Thread-safe.
+// Owned by Faults. Thread-safe.
 class FaultStates {
  public:
-  FaultStates(Process& process, Faults& faults) : process_(process), faults_(faults) {}
+  FaultStates(Segment& segment, std::uint32_t devices, FaultActions& actions, Faults& faults)
+      : segment_(segment), devices_(devices), engine_(actions), faults_(faults) {}
 
-  // Begins now, or at its time.
-  void take(const FaultClause& clause);
-  // The same from within the data path: what cannot be done there is left to the engine.
+  // Begins the fault now, or at the clause's time.
+  void add(const FaultClause& clause);
+  // Begins the fault now, called in the data path. Work that may wait for locks is left to the engine.
   void begin_at_once(const FaultClause& clause);
-  // Begins and ends what is due; called by the engine at its alarm.
+  // Begins and ends the faults that are due. The engine calls it at its alarm.
   void serve();
-  // Ends everything, except that a device that had a fatal error stays dead.
+  // Ends all faults except a device's fatal error.
   void clear();
 
   bool is_frozen() const;
-  // Whether nothing that the QP sends reaches that device of that process.
-  bool is_unreachable(const Qp& qp, const ProcessView& peer, std::uint32_t peer_device);
+  // Whether a fault of this process keeps packets of `device` from reaching that device of that process.
+  bool is_unreachable(std::uint32_t device, pid_t peer_pid, std::uint32_t peer_device);
   bool has_active() const { return active_.load(std::memory_order_acquire); }
 
  private:
@@ -54,9 +69,10 @@ class FaultStates {
   void remove_partitions(const FaultClause& clause) VERBATIM_REQUIRES(mutex_);
   void update_ports() VERBATIM_REQUIRES(mutex_);
   void fail_device(std::uint32_t device) VERBATIM_EXCLUDES(mutex_);
-  bool applies(const FaultClause& clause, std::uint32_t device) const;
 
-  Process& process_;
+  Segment& segment_;
+  const std::uint32_t devices_;
+  FaultActions& engine_;
   Faults& faults_;
   mutable Mutex mutex_;
   std::multimap<std::uint64_t, Action> actions_ VERBATIM_GUARDED_BY(mutex_);  // by time

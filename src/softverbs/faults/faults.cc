@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "softverbs/engine/qp.h"
 #include "softverbs/host/settings.h"
 
 namespace verbatim::softverbs {
 namespace {
 
-// splitmix64: a number for each (seed, QP, draw), so that what one QP meets does not depend on how threads interleave.
+// splitmix64. Each (seed, QP, draw) has its own number, so that the faults of one QP do not depend on the interleaving
+// of threads.
 std::uint64_t mixed(std::uint64_t value) {
   value += 0x9e37'79b9'7f4a'7c15;
   value = (value ^ (value >> 30)) * 0xbf58'476d'1ce4'e5b9;
@@ -20,19 +20,15 @@ std::uint64_t mixed(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// True for that share of all numbers.
+// True for this share of all numbers.
 bool is_below(std::uint64_t number, double rate) {
   return static_cast<double>(number >> 11) * 0x1p-53 < rate;
 }
 
-bool is_last_posted(const Qp& qp) {
-  return qp.sends.posted.load(std::memory_order_acquire) == qp.requester.sent + 1;
-}
-
-bool is_chosen(const FaultClause& clause, const Qp& qp) {
+bool is_chosen(const FaultClause& clause, const QpIdentity& qp) {
   if (clause.qp_choice == QpChoice::kOrdinal && clause.qp != qp.ordinal) return false;
-  if (clause.qp_choice == QpChoice::kNumber && clause.qp != qp.qp_num) return false;
-  return clause.device == kAnyDevice || clause.device == qp.shared->device;
+  if (clause.qp_choice == QpChoice::kNumber && clause.qp != qp.qpn) return false;
+  return clause.device == kAnyDevice || clause.device == qp.device;
 }
 
 bool is_about_messages(const FaultClause& clause) {
@@ -43,27 +39,27 @@ bool is_about_calls(const FaultClause& clause) {
   return clause.kind == FaultKind::kRegistration || clause.kind == FaultKind::kFail;
 }
 
-// What `device` says of a clause about ports is where the fault is, not whose messages are counted.
-bool matches(const FaultClause& clause, const Qp& qp, std::uint8_t opcode) {
-  if (is_about_calls(clause) || (clause.opcodes >> opcode & 1) == 0) return false;
+// In a clause about ports, `device` selects the port, not the messages that are counted.
+bool matches(const FaultClause& clause, const CurrentRequest& request) {
+  if (is_about_calls(clause) || (clause.opcodes >> request.opcode & 1) == 0) return false;
   if (!is_about_messages(clause)) {
     FaultClause anywhere = clause;
     anywhere.device = kAnyDevice;
-    return is_chosen(anywhere, qp);
+    return is_chosen(anywhere, request.qp);
   }
-  return is_chosen(clause, qp) && (!clause.only_last || is_last_posted(qp));
+  return is_chosen(clause, request.qp) && (!clause.only_last || request.is_last_posted);
 }
 
 bool is_in_range(const FaultClause& clause, std::uint64_t seen) {
   return seen >= clause.nth && seen - clause.nth < clause.count;
 }
 
-// The chance that at least one of two things happens.
+// The probability of at least one of two independent events.
 double combined_rate(double first, double second) {
   return first + second - first * second;
 }
 
-// Takes one off, unless there is no end of them.
+// Decrements a limited count. False when nothing is left.
 bool decrement(std::uint64_t& left) {
   if (left == 0) return false;
   if (left != kWithoutEnd) --left;
@@ -83,7 +79,7 @@ void Faults::update_active() {
   g_faults.store(rules_.empty() && !states_.has_active() ? nullptr : this, std::memory_order_release);
 }
 
-void Faults::take(const FaultScript& script) {
+void Faults::add(const FaultScript& script) {
   for (const FaultClause& clause : script) {
     if (clause.kind == FaultKind::kSeed) {
       seed_.store(clause.seed, std::memory_order_relaxed);
@@ -98,22 +94,22 @@ void Faults::take(const FaultScript& script) {
       MutexLock lock(mutex_);
       rules_.push_back({clause});
     } else {
-      states_.take(clause);
+      states_.add(clause);
     }
   }
   update_active();
 }
 
-std::uint64_t Faults::next_random(Qp& qp) {
-  const std::uint64_t stream = mixed(seed_.load(std::memory_order_relaxed)) + qp.ordinal;
-  return mixed(mixed(stream) + qp.requester.faults->random_count++);
+std::uint64_t Faults::next_random(const CurrentRequest& request) {
+  const std::uint64_t stream = mixed(seed_.load(std::memory_order_relaxed)) + request.qp.ordinal;
+  return mixed(mixed(stream) + request.faults.random_count++);
 }
 
-bool Faults::random_event(Qp& qp, double rate) {
-  return rate > 0 && is_below(next_random(qp), rate);
+bool Faults::random_event(const CurrentRequest& request, double rate) {
+  return rate > 0 && is_below(next_random(request), rate);
 }
 
-void Faults::apply(Qp& qp, const FaultClause& clause, MessageFaults& message) {
+void Faults::apply(const CurrentRequest& request, const FaultClause& clause, MessageFaults& message) {
   const bool by_chance = clause.rate > 0;
   switch (clause.kind) {
     case FaultKind::kDropRequest:
@@ -138,7 +134,7 @@ void Faults::apply(Qp& qp, const FaultClause& clause, MessageFaults& message) {
       add_times(message.refusals, clause.times);
       break;
     case FaultKind::kDelay: {
-      const std::uint64_t jitter = clause.jitter_ns == 0 ? 0 : next_random(qp) % clause.jitter_ns;
+      const std::uint64_t jitter = clause.jitter_ns == 0 ? 0 : next_random(request) % clause.jitter_ns;
       message.arrival_ns = std::max(message.arrival_ns, monotonic_ns()) + clause.delay_ns + jitter;
       break;
     }
@@ -154,17 +150,13 @@ void Faults::apply(Qp& qp, const FaultClause& clause, MessageFaults& message) {
   }
 }
 
-// Each clause looks at a message once, when it is first sent.
-QpFaults& Faults::evaluated(Qp& qp) {
-  std::unique_ptr<QpFaults>& kept = qp.requester.faults;
-  if (!kept) kept = std::make_unique<QpFaults>();
-  QpFaults& state = *kept;
-  const std::uint32_t position = qp.requester.sent;
-  if (state.is_evaluated && state.position == position) return state;
+// Evaluates every clause once for each message, when its first packet is sent.
+MessageFaults& Faults::evaluated(const CurrentRequest& request) {
+  QpFaults& state = request.faults;
+  if (state.is_evaluated && state.position == request.position) return state.message;
   state.is_evaluated = true;
-  state.position = position;
+  state.position = request.position;
   state.message = {};
-  SendRequest& request = qp.sends.requests[position & qp.sends.mask];
   std::vector<FaultClause> beginning;
   {
     MutexLock lock(mutex_);
@@ -175,11 +167,11 @@ QpFaults& Faults::evaluated(Qp& qp) {
     state.seen.resize(rules_.size());
     for (std::size_t index = 0; index < rules_.size(); ++index) {
       Rule& rule = rules_[index];
-      if (!matches(rule.clause, qp, request.opcode)) continue;
+      if (!matches(rule.clause, request)) continue;
       std::uint64_t& seen = rule.clause.qp_choice == QpChoice::kEach ? state.seen[index] : rule.seen;
       ++seen;
       if (is_about_messages(rule.clause)) {
-        if (is_in_range(rule.clause, seen)) apply(qp, rule.clause, state.message);
+        if (is_in_range(rule.clause, seen)) apply(request, rule.clause, state.message);
       } else if (rule.clause.after != 0 && seen == rule.clause.after + 1) {
         beginning.push_back(rule.clause);
       }
@@ -187,49 +179,37 @@ QpFaults& Faults::evaluated(Qp& qp) {
   }
   if (state.message.drops_completion) request.flags |= kSuppressSuccess;
   for (const FaultClause& clause : beginning) states_.begin_at_once(clause);
-  return state;
+  return state.message;
 }
 
-SendDecision Faults::decide_send(Qp& qp) {
-  MessageFaults& message = evaluated(qp).message;
-  Requester& requester = qp.requester;
+SendDecision Faults::decide_send(const CurrentRequest& request, std::uint64_t& due_ns) {
+  MessageFaults& message = evaluated(request);
   const std::uint64_t now = monotonic_ns();
   if (states_.is_frozen()) {
-    requester.due_ns = now + kFrozenPollNs;
+    due_ns = now + kFrozenPollNs;
     return SendDecision::kLater;
   }
   if (message.status != IBV_WC_SUCCESS) return SendDecision::kFailed;
   if (now < message.arrival_ns) {
-    // Repetitions are sent meanwhile, and arrive later still.
-    if (requester.timeout != 0 && message.arrival_ns - now > requester.timeout_ns()) return SendDecision::kLost;
-    requester.due_ns = message.arrival_ns;
+    // The requester would time out and repeat the packets, which would arrive even later.
+    if (request.timeout_ns != 0 && message.arrival_ns - now > request.timeout_ns) return SendDecision::kLost;
+    due_ns = message.arrival_ns;
     return SendDecision::kLater;
   }
-  return decrement(message.requests_to_lose) || random_event(qp, message.request_loss_rate) ? SendDecision::kLost
-                                                                                            : SendDecision::kSent;
+  return decrement(message.requests_to_lose) || random_event(request, message.request_loss_rate) ? SendDecision::kLost
+                                                                                                 : SendDecision::kSent;
 }
 
-ibv_wc_status Faults::status(const Qp& qp) const {
-  return qp.requester.faults->message.status;
+bool Faults::refuses_receive(const CurrentRequest& request) {
+  return decrement(evaluated(request).refusals);
 }
 
-std::uint32_t Faults::vendor_error(const Qp& qp) const {
-  const QpFaults* state = qp.requester.faults.get();
-  const bool is_current =
-      state != nullptr && state->is_evaluated && state->position == qp.sends.executed.load(std::memory_order_relaxed);
-  return is_current ? state->message.vendor_error : 0;
+bool Faults::drops_response(const CurrentRequest& request, bool acknowledges) {
+  MessageFaults& message = evaluated(request);
+  return (acknowledges && decrement(message.acks_to_lose)) || random_event(request, message.ack_loss_rate);
 }
 
-bool Faults::refuses_receive(Qp& qp) {
-  return decrement(evaluated(qp).message.refusals);
-}
-
-bool Faults::drops_response(Qp& qp, bool acknowledges) {
-  MessageFaults& message = evaluated(qp).message;
-  return (acknowledges && decrement(message.acks_to_lose)) || random_event(qp, message.ack_loss_rate);
-}
-
-std::uint16_t Faults::receive_fault(const Qp* qp) {
+std::uint16_t Faults::receive_fault(const QpIdentity* qp) {
   std::uint16_t fault = 0;
   MutexLock lock(mutex_);
   for (Rule& rule : rules_) {
@@ -263,13 +243,13 @@ void Faults::randomize_undefined(ibv_wc& completion) {
 }
 
 int Faults::refused_call(std::uint64_t call, std::uint32_t device) {
-  // What lets a program go in good order; its queues are flushed, and it may still look at them.
+  // A program may still destroy its objects, poll, and wait for events.
   constexpr std::uint64_t kAllowedOnFatalDevice =
       call_bit(Verb::kCloseDevice) | call_bit(Verb::kDeallocPd) | call_bit(Verb::kDeregMr) |
       call_bit(Verb::kDestroyCompChannel) | call_bit(Verb::kDestroyCq) | call_bit(Verb::kDestroySrq) |
       call_bit(Verb::kDestroyQp) | call_bit(Verb::kReqNotifyCq) | call_bit(Verb::kGetCqEvent) |
       call_bit(Verb::kGetAsyncEvent) | kPostSendCall | kPostRecvCall | kPostSrqRecvCall | kPollCqCall;
-  const bool is_fatal = process_.segment().ports[device].fatal.load(std::memory_order_acquire) != 0;
+  const bool is_fatal = segment_.ports[device].fatal.load(std::memory_order_acquire) != 0;
   if (is_fatal && (call & kAllowedOnFatalDevice) == 0) return EIO;
   int error = 0;
   MutexLock lock(mutex_);
@@ -298,34 +278,23 @@ int Faults::refused_registration(std::uint64_t bytes, std::uint64_t regions, std
 
 namespace {
 
-std::atomic<Faults*> g_all_faults{nullptr};  // also when none is at work
+std::atomic<Faults*> g_all_faults{nullptr};  // set also when no fault is active
 
 }  // namespace
 
-int begin_call(Verb verb, ibv_context* handle) {
-  count(verb);
-  const Context& context = context_of(handle);
-  if (context.process->segment().service_pending.load(std::memory_order_relaxed) != 0) {
-    context.process->engine().progress();
-  }
-  Faults* const all = faults();
-  if (all == nullptr) return 0;
-  const int error = all->refused_call(call_bit(verb), context.device);
-  if (error != 0) errno = error;
-  return error;
-}
-
-void start_faults(Process& process) {
-  g_faults.store(nullptr, std::memory_order_release);  // a forked child inherits its parent's
-  auto* const made = new Faults(process);              // never deleted: the device thread outlives static objects
-  // A parent's are kept, unused: a thread that the child does not have may have been in the middle of them.
+void start_faults(Segment& segment, const Settings& settings, FaultActions& actions) {
+  g_faults.store(nullptr, std::memory_order_release);  // a forked child inherits its parent's pointer
+  auto* const created =
+      new Faults(segment, settings, actions);  // never deleted: the device thread outlives static objects
+  // Objects inherited from a parent are kept and not used: a thread of the parent may have held their locks at the
+  // fork.
   static std::vector<Faults*>& inherited = *new std::vector<Faults*>;
-  inherited.push_back(g_all_faults.exchange(made, std::memory_order_acq_rel));
-  made->take(process.settings().faults);
+  inherited.push_back(g_all_faults.exchange(created, std::memory_order_acq_rel));
+  created->add(settings.faults);
 }
 
 void add_faults(const FaultScript& script) {
-  if (Faults* all = g_all_faults.load(std::memory_order_acquire); all != nullptr) all->take(script);
+  if (Faults* all = g_all_faults.load(std::memory_order_acquire); all != nullptr) all->add(script);
 }
 
 }  // namespace verbatim::softverbs

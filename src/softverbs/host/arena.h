@@ -1,4 +1,4 @@
-// Room for rings behind the tables of this process's segment: whole pages, zeroed, memory only under what is in use.
+// Allocates rings behind the tables of this process's segment: whole, zeroed pages. Only allocated ranges have memory.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ class Arena {
 
   const UniqueFd& fd_;
   Mutex mutex_;
-  std::map<std::uint64_t, std::size_t> free_ VERBATIM_GUARDED_BY(mutex_);  // offset to bytes, neighbours merged
+  std::map<std::uint64_t, std::size_t> free_ VERBATIM_GUARDED_BY(mutex_);  // offset to size; adjacent ranges are merged
 };
 
 }  // namespace verbatim::softverbs

@@ -1,6 +1,6 @@
-// What a process has asked of its devices, counted where it is done, in shared memory: so the control program reads it
-// without the process's help. Every counter has one owner at a time (a lock that its place holds anyway), and an add is
-// a load and a store; only the rare calls, which hold no common lock, pay for an atomic one.
+// Counters of verbs, work requests and objects. They lie in shared memory, so that the control program reads them
+// without the help of the counted process. Each data path counter is written under a lock that its caller holds anyway,
+// so an increment is a load and a store. Only rare calls, which hold no common lock, use an atomic increment.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -14,7 +14,7 @@ namespace verbatim::softverbs {
 
 class Counter {
  public:
-  // For the owner alone.
+  // The caller holds the lock that serializes the writers.
   void add(std::uint64_t amount) {
     value_.store(value_.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
   }
@@ -26,7 +26,7 @@ class Counter {
   std::atomic<std::uint64_t> value_;
 };
 
-// The verbs that are counted by process; those of the data path are counted where they work, by QP, CQ and SRQ.
+// Verbs that are counted per process. The data path's verbs are counted per QP, CQ and SRQ instead.
 #define SOFTVERBS_COUNTED_VERBS(X)               \
   X(kOpenDevice, open_device)                    \
   X(kCloseDevice, close_device)                  \
@@ -80,7 +80,7 @@ enum class Verb : std::uint32_t {
 #undef SOFTVERBS_VERB
 };
 
-// In the order of Verb, as programs write them.
+// Indexed by Verb. The names in the header.
 constexpr std::array kVerbNames{
 #define SOFTVERBS_VERB(constant, name) "ibv_" #name,
     SOFTVERBS_COUNTED_VERBS(SOFTVERBS_VERB)
@@ -97,7 +97,7 @@ constexpr std::array kObjectNames{"context", "pd", "mr", "comp_channel", "cq", "
 struct ObjectCounters {
   Counter created;
   Counter alive;
-  std::atomic<std::uint32_t> table_end;  // where there is a table: no entry from here on was ever used
+  std::atomic<std::uint32_t> table_end;  // for objects with a table: no entry at or above it was ever used
 
   void count_created() {
     created.add_shared(1);
@@ -106,7 +106,7 @@ struct ObjectCounters {
   void count_destroyed() { alive.add_shared(~std::uint64_t{0}); }
 };
 
-// Peers write to other lines of the same objects.
+// Counters with different writers are on different cache lines.
 constexpr std::size_t kCacheLineBytes = 64;
 
 // Written under SendQueue::mutex.
@@ -127,24 +127,24 @@ struct alignas(kCacheLineBytes) ReceiveCounters {
 struct QpCounters {
   SendCounters sends;
   ReceiveCounters receives;
-  alignas(kCacheLineBytes) Counter send_completions;  // each written under the lock of its CQ
+  alignas(kCacheLineBytes) Counter send_completions;  // this and the next: written under the lock of their CQ
   alignas(kCacheLineBytes) Counter receive_completions;
-  Counter modifies;  // these two under Qp::modify_mutex
+  Counter modifies;  // this and the next: written under Qp::modify_mutex
   Counter queries;
 };
 
 struct CqCounters {
-  alignas(kCacheLineBytes) Counter polls;  // that found something
-  Counter empty_polls;                     // a few are lost when several threads poll one queue at the same time
-  Counter completions;                     // found
+  alignas(kCacheLineBytes) Counter polls;  // polls that returned completions
+  Counter empty_polls;                     // may lose increments when several threads poll one CQ at the same time
+  Counter completions;                     // returned by polls
 };
 
-// Of one thread of the `thread` engine, which alone writes it.
+// Of one thread of the `thread` engine, the only writer.
 struct alignas(kCacheLineBytes) EngineCounters {
-  Counter requests;  // send requests that it executed
+  Counter requests;  // executed send requests
 };
 
-// What the objects that are gone have counted, and the rare calls.
+// Counters of the rare calls, and the sums of destroyed objects.
 struct ProcessCounters {
   std::array<Counter, kVerbNames.size()> calls;
   std::array<ObjectCounters, kObjectNames.size()> objects;
@@ -156,7 +156,7 @@ struct ProcessCounters {
   const ObjectCounters& of(ObjectKind kind) const { return objects[static_cast<std::size_t>(kind)]; }
 };
 
-// Both of a struct that holds counters and nothing else.
+// reset() and add_shared() work on structs that consist of counters only.
 template <typename Counters>
 void reset(Counters& counters) {
   auto* const all = reinterpret_cast<Counter*>(&counters);

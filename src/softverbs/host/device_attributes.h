@@ -1,4 +1,4 @@
-// What the devices say of themselves: attributes, port, GID table.
+// The attributes of the devices, of their ports and the GID tables, as the query verbs return them.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -20,16 +20,16 @@ constexpr std::uint32_t mtu_bytes(ibv_mtu mtu) {
 }
 ibv_mtu mtu_of(std::uint32_t bytes);
 
-// In network order. The same device has the same one in every process of the host.
+// In network order. A device has the same GUID in every process of the host.
 __be64 device_guid(std::uint32_t device);
 
-// RoCE: link-local and IPv4-mapped, each as v1 and v2, then empty slots. IB: one GID.
+// RoCE: the link-local and the IPv4-mapped address, each as v1 and v2; the other entries are empty. IB: one GID.
 void fill_port(SharedPort& port, std::uint32_t device, const Settings& settings);
-// One entry of the GID table; the caller is the only one who changes it.
+// Changes one entry of the GID table. Callers must not run concurrently.
 void change_gid(SharedPort& port, std::uint32_t index, const SharedGid& gid);
 
 ibv_device_attr device_attributes(std::uint32_t device, const Settings& settings);
-// Clock of timestamps: nanoseconds.
+// Timestamps are in nanoseconds.
 constexpr std::uint64_t kClockKhz = 1'000'000;
 ibv_device_attr_ex extended_device_attributes(std::uint32_t device, const Settings& settings);
 ibv_port_attr port_attributes(const SharedPort& port, const Settings& settings);

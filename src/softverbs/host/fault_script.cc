@@ -14,9 +14,9 @@ namespace verbatim::softverbs {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\r";
-constexpr std::uint64_t kNotGiven = 0;  // `count` was not given
+constexpr std::uint64_t kNotGiven = 0;  // the clause has no `count`
 
-// Takes off and returns what stands before the first separator.
+// Removes and returns the part before the first separator.
 std::string_view cut(std::string_view& text, std::string_view separators) {
   const std::size_t end = std::min(text.find_first_of(separators), text.size());
   const std::string_view head = text.substr(0, end);
@@ -170,7 +170,7 @@ constexpr std::array<Named<std::uint32_t>, 3> kGidTypes{{
 bool read_error(std::string_view text, int& value) {
   if (read_name<int>(text, kErrors, value)) return true;
   std::uint64_t number = 0;
-  if (!read_positive(text, number) || number > 4095) return false;  // the kernel's own bound
+  if (!read_positive(text, number) || number > 4095) return false;  // the kernel's MAX_ERRNO
   value = static_cast<int>(number);
   return true;
 }
@@ -182,13 +182,13 @@ constexpr std::array<Named<std::uint64_t>, 4> kDataCalls{{
     {"poll_cq", kPollCqCall},
 }};
 
-// They return nothing, or EOPNOTSUPP in any case.
+// Verbs that return nothing, or EOPNOTSUPP in every case.
 constexpr std::uint64_t kNeverFailing = call_bit(Verb::kAckCqEvents) | call_bit(Verb::kAckAsyncEvent) |
                                         call_bit(Verb::kQueryRtValuesEx) | call_bit(Verb::kQueryQpDataInOrder) |
                                         call_bit(Verb::kReregMr) | call_bit(Verb::kQueryEce) | call_bit(Verb::kSetEce) |
                                         call_bit(Verb::kCreateAh) | call_bit(Verb::kAttachMcast);
 
-// Variants of a verb go by its plain name: a program's source says ibv_reg_mr and the header calls ibv_reg_mr_iova2.
+// A plain name selects all variants: where a source calls ibv_reg_mr, the header calls ibv_reg_mr_iova2.
 bool read_verb(std::string_view text, std::uint64_t& calls) {
   constexpr std::string_view kPrefix = "ibv_";
   if (text.starts_with(kPrefix)) text.remove_prefix(kPrefix.size());
@@ -220,7 +220,7 @@ bool read_pids(std::string_view text, std::array<std::uint32_t, 2>& pids) {
   return read_number32(first, pids[0]) && read_number32(text, pids[1]) && pids[0] != 0 && pids[1] != 0;
 }
 
-// An IPv6 address, or an IPv4 one, which stands for ::ffff:a.b.c.d.
+// An IPv6 address, or an IPv4 address a.b.c.d, which is read as ::ffff:a.b.c.d.
 bool read_gid(std::string_view text, ibv_gid& gid) {
   const std::string address(text);
   if (::inet_pton(AF_INET6, address.c_str(), gid.raw) == 1) return true;
@@ -229,9 +229,9 @@ bool read_gid(std::string_view text, ibv_gid& gid) {
   return ::inet_pton(AF_INET, address.c_str(), &gid.raw[12]) == 1;
 }
 
-// ---- words ----
+// ---- keys ----
 
-// A word of a clause. `read` takes what stands behind '=', or nothing where there is no '='.
+// One `key` or `key=value` of a clause. `read` gets the text after '=', empty where there is no '='.
 struct Key {
   std::string_view name;
   std::string_view expected;
@@ -241,9 +241,9 @@ struct Key {
 constexpr std::string_view kNoValue = "no value";
 constexpr std::string_view kCountExpected = "a number from 1, or all";
 constexpr std::string_view kTimeExpected = "a time such as 500ms: ns, us, ms or s";
-constexpr std::string_view kSizeExpected = "a number of bytes, with K, M or G behind it if need be";
+constexpr std::string_view kSizeExpected = "a number of bytes, which may end in K, M or G";
 
-constexpr Key kOp{"op", "any of send, send_imm, write, write_imm, read, cmp_swap, fetch_add, with ',' between",
+constexpr Key kOp{"op", "any of send, send_imm, write, write_imm, read, cmp_swap, fetch_add, separated by ','",
                   [](std::string_view value, FaultClause& c) {
                     return read_operations(value, c.opcodes) && (c.opcodes & kReceiveBit) == 0;
                   }};
@@ -252,7 +252,7 @@ constexpr Key kOpOrRecv{"op", "recv, or any of send, send_imm, write, write_imm,
                           return read_operations(value, c.opcodes) &&
                                  ((c.opcodes & kReceiveBit) == 0 || c.opcodes == kReceiveBit);
                         }};
-constexpr Key kQp{"qp", "any, each, or the QP's place in the order of creation, from 1", read_qp};
+constexpr Key kQp{"qp", "any, each, or the QP's position in the order of creation, from 1", read_qp};
 constexpr Key kQpn{"qpn", "a QP number", [](std::string_view value, FaultClause& c) {
                      c.qp_choice = QpChoice::kNumber;
                      return read_number32(value, c.qp);
@@ -261,7 +261,7 @@ constexpr Key kDevice{"device", "the number of a device, from 0",
                       [](std::string_view value, FaultClause& c) { return read_number32(value, c.device); }};
 constexpr Key kPeer{"peer", "the number of a device, from 0",
                     [](std::string_view value, FaultClause& c) { return read_number32(value, c.peer_device); }};
-constexpr Key kPids{"pids", "two process numbers with ',' between",
+constexpr Key kPids{"pids", "two process numbers separated by ','",
                     [](std::string_view value, FaultClause& c) { return read_pids(value, c.pids); }};
 constexpr Key kLast{"last", kNoValue, [](std::string_view value, FaultClause& c) {
                       c.only_last = true;
@@ -280,7 +280,7 @@ constexpr Key kBy{"by", kTimeExpected,
 constexpr Key kJitter{"jitter", kTimeExpected,
                       [](std::string_view value, FaultClause& c) { return read_time(value, c.jitter_ns); }};
 constexpr Key kStatus{
-    "status", "an error of ibv_wc_status without its IBV_WC_, such as REM_ACCESS_ERR",
+    "status", "an error of ibv_wc_status without the prefix IBV_WC_, such as REM_ACCESS_ERR",
     [](std::string_view value, FaultClause& c) { return read_name<ibv_wc_status>(value, kStatuses, c.status); }};
 constexpr Key kVendor{"vendor", "a number",
                       [](std::string_view value, FaultClause& c) { return read_number32(value, c.vendor_error); }};
@@ -301,7 +301,7 @@ constexpr Key kType{"type", "ib, rocev1 or rocev2", [](std::string_view value, F
                     }};
 constexpr Key kVerb{"verb", "a verb's name, such as reg_mr or modify_qp",
                     [](std::string_view value, FaultClause& c) { return read_verb(value, c.calls); }};
-constexpr Key kErrno{"errno", "an errno by name, such as ENOMEM, or number",
+constexpr Key kErrno{"errno", "an errno by name, such as ENOMEM, or by number",
                      [](std::string_view value, FaultClause& c) { return read_error(value, c.error); }};
 constexpr Key kMaxBytes{"max-bytes", kSizeExpected,
                         [](std::string_view value, FaultClause& c) { return read_size(value, c.max_bytes); }};
@@ -318,8 +318,8 @@ struct Form {
   std::string_view name;
   FaultKind kind;
   std::span<const Key* const> keys;
-  std::string_view required;  // name of a key, or empty
-  std::uint64_t count = 1;    // by default
+  std::string_view required;  // name of a required key; empty: none
+  std::uint64_t count = 1;    // default of `count`
 };
 
 using Keys = std::span<const Key* const>;
@@ -377,7 +377,7 @@ std::string names(const Items& items, Name name) {
   return list.empty() ? "nothing" : list;
 }
 
-// Reads one word into the clause; what is wrong with it otherwise.
+// Reads one key into the clause. Returns the reason when it is malformed.
 std::optional<std::string> read_word(const Form& form, std::string_view word, FaultClause& clause) {
   const std::size_t equals = word.find('=');
   const std::string_view name = word.substr(0, equals);
@@ -405,8 +405,8 @@ std::variant<FaultClause, std::string> parse_clause(std::string_view text) {
   const std::string_view name = cut(rest, kBlanks);
   const auto* form = std::find_if(kForms.begin(), kForms.end(), [&](const Form& f) { return f.name == name; });
   if (form == kForms.end()) {
-    return refusal(text,
-                   "no such fault; there are " + names(kForms, [](const Form& f) { return f.name; }) + ", and seed=N");
+    return refusal(
+        text, "no such fault; the faults are " + names(kForms, [](const Form& f) { return f.name; }) + ", and seed=N");
   }
   clause.kind = form->kind;
   bool has_required = form->required.empty();

@@ -1,6 +1,6 @@
-// The text in which faults are asked for: clauses between ';' or line ends, '#' up to the end of a line is comment.
+// Parses fault scripts: clauses separated by ';' or line ends. '#' begins a comment that ends with the line. Example:
 //   drop-ack op=write_imm nth=2 times=3; link-down device=0 at=2s for=500ms; seed=7
-// README describes every clause. Here text becomes FaultClauses; what they do is in faults.h.
+// README.md describes every clause. This file turns text into FaultClauses; faults/ applies them.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -18,15 +18,16 @@ namespace verbatim::softverbs {
 
 enum class FaultKind : std::uint8_t {
   kSeed,
-  kClear,  // everything before is undone
-  // To messages
-  kDropAck,      // the responder has executed, the requester hears nothing
-  kDropRequest,  // the responder hears nothing
-  kLoss,         // both, by chance
+  kClear,  // removes and undoes all earlier clauses
+  // Faults of messages
+  kDropAck,      // the responder executes the request, the requester receives no acknowledgement
+  kDropRequest,  // the responder does not receive the request
+  kLoss,         // both of these, with a probability
   kDelay,
-  kRnr,             // the responder says that it has no receive
-  kComplete,        // not sent: completed with an error
-  kDropCompletion,  // done, and never completed
+  kRnr,             // the responder answers with an RNR NAK
+  kComplete,        // the request is not sent and completes with an error
+  kDropCompletion,  // the request is executed and never completes
+  // Faults of ports, of devices and of this process: they begin at some time and may end
   // To ports, devices and this process: they begin and may end
   kLinkDown,
   kLinkUp,
@@ -36,14 +37,14 @@ enum class FaultKind : std::uint8_t {
   kFreeze,
   kThaw,
   kGid,
-  // To calls
+  // Faults of calls
   kFail,
   kRegistration,
 };
 
 constexpr std::uint32_t kAnyDevice = ~0U;
 constexpr std::uint64_t kWithoutEnd = ~std::uint64_t{0};
-constexpr std::uint32_t kReceiveBit = 1U << 31;  // of FaultClause::opcodes: posted receives
+constexpr std::uint32_t kReceiveBit = 1U << 31;  // bit of FaultClause::opcodes for posted receives
 
 constexpr std::uint64_t call_bit(Verb verb) {
   return std::uint64_t{1} << static_cast<unsigned>(verb);
@@ -54,48 +55,48 @@ constexpr std::uint64_t kPostSrqRecvCall = std::uint64_t{1} << 61;
 constexpr std::uint64_t kPollCqCall = std::uint64_t{1} << 60;  // or ibv_start_poll
 static_assert(kVerbNames.size() <= 60);
 
-// Whose messages count together for `nth`.
+// The QPs whose messages are counted together for `nth`.
 enum class QpChoice : std::uint8_t {
-  kAny,      // all of the process
-  kEach,     // every QP for itself
-  kOrdinal,  // the QP that the process created as its `qp`-th
-  kNumber,   // the QP of that number
+  kAny,      // all QPs of the process
+  kEach,     // each QP separately
+  kOrdinal,  // the QP that the process created as number `qp`, from 1
+  kNumber,   // the QP with this QP number
 };
 
 struct FaultClause {
   FaultKind kind{};
-  std::string text;  // as it was written
+  std::string text;  // as in the script
 
-  // Which messages.
-  std::uint32_t opcodes = ~kReceiveBit;  // 1 << ibv_wr_opcode
+  // The messages that the clause matches.
+  std::uint32_t opcodes = ~kReceiveBit;  // bits 1 << ibv_wr_opcode
   QpChoice qp_choice = QpChoice::kAny;
   std::uint32_t qp = 0;
-  bool only_last = false;   // with nothing posted behind it
-  std::uint64_t nth = 1;    // the first of them,
-  std::uint64_t count = 1;  // and how many from there
+  bool only_last = false;   // only a message behind which nothing is posted
+  std::uint64_t nth = 1;    // the first affected message among those that match
+  std::uint64_t count = 1;  // number of affected messages
 
-  // What happens to them.
-  std::uint64_t times = 1;  // so often to each message
-  double rate = 0;          // instead of `times`: at each attempt with this probability
+  // The effect on each affected message.
+  std::uint64_t times = 1;  // number of attempts that the fault affects
+  double rate = 0;          // instead of `times`: probability at each attempt
   std::uint64_t delay_ns = 0;
-  std::uint64_t jitter_ns = 0;  // up to so much more, by chance
+  std::uint64_t jitter_ns = 0;  // random extra delay, below this value
   ibv_wc_status status = IBV_WC_SUCCESS;
   std::uint32_t vendor_error = 0;
 
-  // When a state begins: after so many of the messages above, or else at a time.
+  // The start of a lasting fault: after this number of matching messages, or at a time.
   std::uint64_t after = 0;
-  std::uint64_t at_ns = 0;             // from when the clause is taken
-  std::uint64_t for_ns = kWithoutEnd;  // how long it lasts
-  std::uint32_t device = kAnyDevice;   // also of the messages
+  std::uint64_t at_ns = 0;             // relative to the moment when the process applies the clause
+  std::uint64_t for_ns = kWithoutEnd;  // duration
+  std::uint32_t device = kAnyDevice;   // for faults of messages: the device of the matching messages
   std::uint32_t peer_device = kAnyDevice;
-  std::array<std::uint32_t, 2> pids{};  // 0: of any processes
+  std::array<std::uint32_t, 2> pids{};  // 0: any process
   std::uint32_t gid_index = 0;
   bool gid_valid = false;
   ibv_gid gid{};
   std::uint32_t gid_type = IBV_GID_TYPE_ROCE_V2;
 
-  // What is refused.
-  std::uint64_t calls = 0;  // call_bit()s
+  // The refused calls.
+  std::uint64_t calls = 0;  // call_bit() of each verb
   int error = 0;            // errno
   std::uint64_t max_bytes = kWithoutEnd;
   std::uint64_t max_regions = kWithoutEnd;
@@ -106,7 +107,7 @@ struct FaultClause {
 
 using FaultScript = std::vector<FaultClause>;
 
-// The clauses, or one line that names the offending one and says what is expected.
+// Returns the clauses, or one line that names the first malformed clause and the expected form.
 std::variant<FaultScript, std::string> parse_faults(std::string_view text);
 
 }  // namespace verbatim::softverbs

@@ -15,13 +15,13 @@
 namespace verbatim::softverbs {
 namespace {
 
-constexpr std::uint32_t kSenderLock = kMaxProcesses;  // the byte behind those of the processes
+constexpr std::uint32_t kSenderLock = kMaxProcesses;  // the byte after those of the slots
 
-constexpr std::uint32_t kFirstQpn = 0x100;  // 0 and 1 are the standard's management QPs
+constexpr std::uint32_t kFirstQpn = 0x100;  // 0 and 1 are reserved for management
 
-// Whether a process holds its slot: each has a record lock on one byte of the registry's file, which the kernel drops
-// when the process dies or runs another program, and which a forked child does not inherit. Unlike a pid it cannot
-// mean somebody else.
+// Each process holds a record lock on one byte of the registry's file, the byte of its slot. The kernel releases the
+// lock when the process dies or executes another program, and a forked child does not inherit it. Unlike a pid, the
+// lock cannot belong to a later process.
 bool is_slot_held(int fd, std::uint32_t slot) {
   struct flock lock {};
   lock.l_type = F_WRLCK;
@@ -40,7 +40,7 @@ bool set_slot_lock(int fd, std::uint32_t slot, short type) {
   return ::fcntl(fd, F_SETLK, &lock) == 0;
 }
 
-// Processes see each other's pids only within one PID namespace, so each has a registry of its own.
+// A pid is valid only within one PID namespace, so each PID namespace has a registry of its own.
 std::string registry_name(const Settings& settings) {
   struct stat space {};
   if (::stat("/proc/self/ns/pid", &space) != 0) space.st_ino = 0;
@@ -59,13 +59,15 @@ Status flock_retrying(int fd) {
 
 }  // namespace
 
-// The kernel lets go of it when its holder dies.
+// Holds mutex_ and the file's flock. The kernel releases the flock when the process dies.
 class VERBATIM_THREAD_ANNOTATION(scoped_lockable) HostRegistry::FileLock {
  public:
   explicit FileLock(HostRegistry& registry) VERBATIM_THREAD_ANNOTATION(acquire_capability(registry.mutex_))
       : registry_(registry) {
     registry_.mutex_.lock();
-    if (!flock_retrying(registry_.fd_.get())) VERBATIM_WARN("flock of the registry failed: %s", std::strerror(errno));
+    if (!flock_retrying(registry_.fd_.get())) {
+      VERBATIM_WARN("the registry cannot be locked: flock: %s", std::strerror(errno));
+    }
   }
   ~FileLock() VERBATIM_THREAD_ANNOTATION(release_capability()) {
     ::flock(registry_.fd_.get(), LOCK_UN);
@@ -86,13 +88,13 @@ Result<std::unique_ptr<HostRegistry>> HostRegistry::open(const Settings& setting
     if (Status locked = flock_retrying(fd->get()); !locked) return locked.error();
     struct stat info {};
     if (::fstat(fd->get(), &info) != 0) return system_error("fstat", errno);
-    if (info.st_nlink == 0) continue;  // the last process of its time was just leaving
+    if (info.st_nlink == 0) continue;  // another process has just removed the file: create a new one
     if (info.st_size == 0 && ::ftruncate(fd->get(), sizeof(Registry)) != 0) return system_error("ftruncate", errno);
     if (Status backed = back_with_memory(*fd, 0, sizeof(Registry)); !backed) return backed.error();
     Result<Mapping> mapping = map_shm(*fd, sizeof(Registry));
     if (!mapping) return mapping.error();
     std::unique_ptr<HostRegistry> registry(new HostRegistry(name, *std::move(fd), *std::move(mapping)));
-    // The lock is kept until this process is entered: an empty registry may be removed at any other time.
+    // The flock of this function is held until join() has added the process: an empty registry may be removed.
     if (Status joined = registry->join(); !joined) return joined.error();
     return registry;
   }
@@ -114,16 +116,17 @@ Status HostRegistry::join() {
     slot.incarnation.store(me_, std::memory_order_release);
     return {};
   }
-  VERBATIM_WARN("%u processes of this user hold devices already, no more can", kMaxProcesses);
+  VERBATIM_WARN("the device cannot be opened: %u processes of this user have devices open, which is the limit",
+                kMaxProcesses);
   return system_error("join", EUSERS);
 }
 
 void HostRegistry::free_slot(ProcessSlot& slot) {
-  const Incarnation gone = slot.incarnation.load(std::memory_order_relaxed);
-  if (is_linked()) ::shm_unlink(segment_name(gone).c_str());
+  const Incarnation owner = slot.incarnation.load(std::memory_order_relaxed);
+  if (is_linked()) ::shm_unlink(segment_name(owner).c_str());
   for (QpnEntry& entry : shared().qpns) {
     const std::uint64_t key = entry.key.load(std::memory_order_relaxed);
-    if (key != 0 && static_cast<Incarnation>(key) == gone) entry.key.store(0, std::memory_order_release);
+    if (key != 0 && static_cast<Incarnation>(key) == owner) entry.key.store(0, std::memory_order_release);
   }
   slot.incarnation.store(0, std::memory_order_release);
 }
@@ -132,7 +135,7 @@ void HostRegistry::reap_dead_processes() {
   for (std::uint32_t index = 0; index < kMaxProcesses; ++index) {
     ProcessSlot& slot = shared().slots[index];
     const Incarnation owner = slot.incarnation.load(std::memory_order_relaxed);
-    if (owner == 0 || owner == me_) continue;  // one's own lock never shows
+    if (owner == 0 || owner == me_) continue;  // F_GETLK does not report a lock of this process itself
     if (!is_slot_held(fd_.get(), index)) free_slot(slot);
   }
 }
@@ -205,7 +208,7 @@ std::optional<FaultCommand> HostRegistry::next_fault_command() const {
   for (;;) {
     const std::uint32_t sequence = faults.sequence.load(std::memory_order_acquire);
     if (sequence == shared().slots[slot_].faults_applied.load(std::memory_order_relaxed)) return std::nullopt;
-    if (sequence % 2 != 0) return std::nullopt;  // we are called again when it is whole
+    if (sequence % 2 != 0) return std::nullopt;  // the sender requests service again when the text is complete
     FaultCommand command{sequence, std::string(faults.text, std::min(faults.bytes, kMaxFaultBytes))};
     const pid_t pid = faults.pid.load(std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_acquire);
@@ -224,7 +227,7 @@ Result<std::uint32_t> HostRegistry::send_fault_command(std::string_view text, pi
   FileLock lock(*this);
   if (!set_slot_lock(fd_.get(), kSenderLock, F_WRLCK)) return system_error("send_fault_command", EBUSY);
   SharedFaults& faults = shared().faults;
-  // A sender that died in the middle has left an odd number.
+  // A sender that died while it wrote has left an odd number.
   const std::uint32_t before = faults.sequence.load(std::memory_order_relaxed) & ~1U;
   faults.sequence.store(before + 1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);

@@ -1,5 +1,6 @@
-// The one thing that all softverbs processes of a user share: who is there, and which process owns which QP number.
-// Held in /dev/shm while any of them runs; the last to leave removes it, and whoever joins buries the dead.
+// What all softverbs processes of a user share: the list of processes, and the owner of each QP number. The registry is
+// a file in /dev/shm while any of these processes runs. The last process removes it; each new process removes what dead
+// processes left.
 #pragma once
 
 #include <sys/types.h>
@@ -36,45 +37,46 @@ struct RunningProcess {
   pid_t pid;
 };
 
-// Thread-safe.
+// Thread-safe. Process owns one; softverbs-control opens one of its own.
 class HostRegistry {
  public:
-  // Enters this process. EUSERS: every slot belongs to a live process.
+  // Adds this process. EUSERS: every slot belongs to a running process.
   static Result<std::unique_ptr<HostRegistry>> open(const Settings& settings);
-  // Leaves, unless that has been done.
+  // Calls leave().
   ~HostRegistry();
   HostRegistry(const HostRegistry&) = delete;
   HostRegistry& operator=(const HostRegistry&) = delete;
 
-  // Frees slot and QP numbers, unlinks the segment, and the registry itself when nobody is left and its clock runs.
+  // Frees the slot and the QP numbers, unlinks the segment, and the registry too when no process is left and the clock
+  // is not held. Has no effect after the first call.
   void leave();
 
   Incarnation me() const { return me_; }
   std::uint32_t slot() const { return slot_; }
   std::string segment_name(Incarnation incarnation) const { return name_ + "." + std::to_string(incarnation); }
 
-  // ENOMEM: all numbers of the host are taken.
+  // ENOMEM: all QP numbers of the host are in use.
   Result<std::uint32_t> allocate_qpn(std::uint32_t index);
   void release_qpn(std::uint32_t qpn);
   std::optional<QpLocation> find_qpn(std::uint32_t qpn) const;
 
-  // A fault script that was sent to this process since it joined, and that it has not acknowledged.
+  // A fault script sent to this process that it has not acknowledged yet.
   std::optional<FaultCommand> next_fault_command() const;
   void acknowledge_fault_command(std::uint32_t sequence);
-  // The other side: leaves a script of at most kMaxFaultBytes for process `pid`, for all when 0; whoever shall
-  // take it must be called. EBUSY: another program sends until it ends.
+  // Stores a script of at most kMaxFaultBytes for process `pid`, for all processes when 0. The caller must then call
+  // request_service for them. EBUSY: another program has sent a script and has not ended yet.
   Result<std::uint32_t> send_fault_command(std::string_view text, pid_t pid);
   bool has_applied_fault_command(std::uint32_t slot, std::uint32_t sequence) const;
 
-  // Of the ports with a rate; see link.h.
+  // Shared by the ports with a rate; see link.h.
   VirtualClock& clock() const { return shared().clock; }
 
-  // 0: not registered.
+  // 0: that process is not registered.
   pid_t pid_of(std::uint32_t slot, Incarnation incarnation) const;
   bool is_alive(std::uint32_t slot, Incarnation incarnation) const;  // one system call
   bool is_alive(Incarnation incarnation) const;
 
-  // Those that run at the moment, in the order of their slots; this one is not among them.
+  // The running processes in the order of their slots, without this process.
   std::vector<RunningProcess> other_processes() const;
 
  private:
@@ -85,7 +87,7 @@ class HostRegistry {
 
   Registry& shared() const { return *mapping_.as<Registry>(); }
   Status join();
-  // False once somebody removed the file: its names may belong to another registry's processes by now.
+  // False once the file was removed: processes of another registry may use its names now.
   bool is_linked() const;
   void free_slot(ProcessSlot& slot) VERBATIM_REQUIRES(mutex_);
   void reap_dead_processes() VERBATIM_REQUIRES(mutex_);
@@ -94,10 +96,10 @@ class HostRegistry {
   const std::string name_;
   const UniqueFd fd_;
   const Mapping mapping_;
-  Incarnation me_ = 0;  // 0: not entered
+  Incarnation me_ = 0;  // 0: not joined
   std::uint32_t slot_ = 0;
   bool has_left_ VERBATIM_GUARDED_BY(mutex_) = false;
-  Mutex mutex_;  // flock() is one per open file: threads of one process need this beside it
+  Mutex mutex_;  // excludes threads of this process: flock() belongs to the open file, which they share
 };
 
 }  // namespace verbatim::softverbs

@@ -24,9 +24,9 @@ ProcessView::CopyPath ProcessView::copy_path(const Settings& settings) {
   CopyPath known = known_copy_path();
   if (known != CopyPath::kUnknown) return known;
   std::uint64_t word = 0;
-  const iovec here{&word, sizeof word};
-  const iovec there{reinterpret_cast<void*>(segment().probe_address), sizeof word};
-  const bool is_forbidden = settings.forbid_cross_memory || (::process_vm_readv(pid_, &here, 1, &there, 1, 0) < 0 &&
+  const iovec local{&word, sizeof word};
+  const iovec remote{reinterpret_cast<void*>(segment().probe_address), sizeof word};
+  const bool is_forbidden = settings.forbid_cross_memory || (::process_vm_readv(pid_, &local, 1, &remote, 1, 0) < 0 &&
                                                              (errno == EPERM || errno == ENOSYS));
   known = CopyPath::kDirect;
   if (is_forbidden)
@@ -36,11 +36,11 @@ ProcessView::CopyPath ProcessView::copy_path(const Settings& settings) {
   static std::atomic<bool> is_reported{false};
   if (known == CopyPath::kDirect || is_reported.exchange(true)) return known;
   VERBATIM_WARN(
-      "this system forbids process_vm_writev between processes (in a container, allow the ptrace group of "
-      "system calls: docker --cap-add SYS_PTRACE): %s",
-      known == CopyPath::kThroughSegment ? "a thread of the other process copies instead, which is slower"
-                                         : "SOFTVERBS_ENGINE=inline cannot do without, transfers to other "
-                                           "processes fail");
+      "%s: this system forbids process_vm_writev between processes. Next: allow the ptrace group of system calls "
+      "(in a container: docker --cap-add SYS_PTRACE)%s",
+      known == CopyPath::kThroughSegment ? "data is copied by a thread of the other process, which is slower"
+                                         : "transfers to other processes fail",
+      known == CopyPath::kThroughSegment ? "" : ", or set SOFTVERBS_ENGINE=thread in all processes");
   return known;
 }
 

@@ -1,4 +1,4 @@
-// A process as its peers see it: its mapped segment and what is needed to reach its memory.
+// A process as its peers see it: its mapped segment and the way to copy to and from its memory.
 #pragma once
 
 #include <sys/types.h>
@@ -12,7 +12,7 @@
 
 namespace verbatim::softverbs {
 
-// Thread-safe. Kept alive by whoever routes messages to it; the cache in Process holds it weakly.
+// Thread-safe. Shared by the routes that lead to the process; the cache in Process holds a weak reference.
 class ProcessView {
  public:
   ProcessView(Mapping mapping, const HostRegistry& registry, std::uint32_t slot, pid_t pid)
@@ -23,9 +23,9 @@ class ProcessView {
   pid_t pid() const { return pid_; }
   bool is_own() const { return incarnation() == registry_.me(); }
 
-  // Asks the kernel at most once a millisecond: no pid comes round to another process in less time than that.
+  // Asks the kernel at most once a millisecond: no pid is reused in less time than that.
   bool is_alive(std::uint64_t now_ns);
-  // How this process reaches that one's memory; found out when first asked.
+  // How this process copies to and from the memory of that process; copy_path() finds out at its first call.
   enum class CopyPath : std::uint8_t { kUnknown, kDirect, kThroughSegment, kNone };
   CopyPath copy_path(const Settings& settings);
   Incarnation own_incarnation() const { return registry_.me(); }

@@ -24,7 +24,7 @@ struct NumberSetting {
   std::uint32_t maximum;
 };
 
-constexpr std::uint32_t kMaxMsgBytes = 1U << 31;  // the InfiniBand limit of a message
+constexpr std::uint32_t kMaxMsgBytes = 1U << 31;  // the limit of the InfiniBand specification for one message
 
 constexpr std::array kNumbers{
     NumberSetting{"SOFTVERBS_DEVICES", &Settings::devices, 0, kMaxDevices},
@@ -64,8 +64,8 @@ bool read_number(const NumberSetting& setting, Settings& result) {
     result.*setting.member = value;
     return true;
   }
-  VERBATIM_WARN("%s=%s is refused: a number from %u to %u is expected, no device is offered", setting.name, text,
-                setting.minimum, setting.maximum);
+  VERBATIM_WARN("%s=%s is refused: the value must be a number from %u to %u. The program sees no device", setting.name,
+                text, setting.minimum, setting.maximum);
   return false;
 }
 
@@ -77,7 +77,8 @@ bool read_choice(const char* name, const char* when_true, const char* when_false
     value = view == when_true;
     return true;
   }
-  VERBATIM_WARN("%s=%s is refused: %s or %s is expected, no device is offered", name, text, when_true, when_false);
+  VERBATIM_WARN("%s=%s is refused: the value must be %s or %s. The program sees no device", name, text, when_true,
+                when_false);
   return false;
 }
 
@@ -85,28 +86,29 @@ bool is_one_of(const char* name, std::uint32_t value, std::initializer_list<std:
   if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return true;
   std::string list;
   for (const std::uint32_t number : allowed) list += (list.empty() ? "" : ", ") + std::to_string(number);
-  VERBATIM_WARN("%s=%u is refused: one of %s is expected, no device is offered", name, value, list.c_str());
+  VERBATIM_WARN("%s=%u is refused: the value must be one of %s. The program sees no device", name, value, list.c_str());
   return false;
 }
 
-// So that it holds whole packets of any MTU.
+// 4096 is the largest MTU: a multiple of it holds whole packets of any MTU.
 bool is_quantum_whole(std::uint32_t bytes) {
   if (bytes % 4096 == 0) return true;
-  VERBATIM_WARN("SOFTVERBS_QUANTUM=%u is refused: a multiple of 4096 is expected, no device is offered", bytes);
+  VERBATIM_WARN("SOFTVERBS_QUANTUM=%u is refused: the value must be a multiple of 4096. The program sees no device",
+                bytes);
   return false;
 }
 
-// A port whose program does not poll would hold up all others.
+// With the inline engine a port sends only while its program calls verbs. All other ports would wait for its grant.
 bool has_engine_for_link(const Settings& settings) {
   if (settings.link_gbps == 0 || settings.threaded) return true;
   VERBATIM_WARN(
-      "SOFTVERBS_LINK_GBPS=%u is refused with SOFTVERBS_ENGINE=inline: ports with a rate need a device thread, "
-      "no device is offered",
+      "SOFTVERBS_LINK_GBPS=%u is refused with SOFTVERBS_ENGINE=inline: ports with a rate need a device thread. "
+      "The program sees no device. Next: set SOFTVERBS_ENGINE=thread or unset SOFTVERBS_LINK_GBPS",
       settings.link_gbps);
   return false;
 }
 
-// It becomes part of a file name in /dev/shm.
+// The name becomes part of file names in /dev/shm.
 bool read_name_space(std::string& name) {
   const char* text = std::getenv("SOFTVERBS_NAMESPACE");
   if (text == nullptr || *text == '\0') return true;
@@ -116,12 +118,15 @@ bool read_name_space(std::string& name) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
   });
   if (plain && name.size() <= kMaxNameBytes) return true;
-  VERBATIM_WARN("SOFTVERBS_NAMESPACE=%s is refused: at most %zu letters, digits, '_' and '-' are expected", text,
-                kMaxNameBytes);
+  VERBATIM_WARN(
+      "SOFTVERBS_NAMESPACE=%s is refused: the value must be at most %zu letters, digits, '_' and '-'. The program sees "
+      "no "
+      "device",
+      text, kMaxNameBytes);
   return false;
 }
 
-// SOFTVERBS_FAULTS holds the clauses, or names the file that does: @FILE.
+// SOFTVERBS_FAULTS holds the clauses, or @FILE for a file with the clauses.
 bool read_faults(FaultScript& faults) {
   const char* seed = std::getenv("SOFTVERBS_SEED");
   const char* given = std::getenv("SOFTVERBS_FAULTS");
@@ -130,7 +135,7 @@ bool read_faults(FaultScript& faults) {
     std::ifstream file(text.substr(1));
     std::ostringstream contents;
     if (!file || !(contents << file.rdbuf())) {
-      VERBATIM_WARN("SOFTVERBS_FAULTS=%s is refused: there is nothing to read in that file, no device is offered",
+      VERBATIM_WARN("SOFTVERBS_FAULTS=%s is refused: the file cannot be read or is empty. The program sees no device",
                     given);
       return false;
     }
@@ -139,7 +144,7 @@ bool read_faults(FaultScript& faults) {
   if (seed != nullptr && *seed != '\0') text = "seed=" + std::string(seed) + "\n" + text;
   std::variant<FaultScript, std::string> parsed = parse_faults(text);
   if (const auto* refused = std::get_if<std::string>(&parsed)) {
-    VERBATIM_WARN("SOFTVERBS_FAULTS is refused, no device is offered: %s", refused->c_str());
+    VERBATIM_WARN("SOFTVERBS_FAULTS is refused: %s. The program sees no device", refused->c_str());
     return false;
   }
   faults = std::get<FaultScript>(std::move(parsed));

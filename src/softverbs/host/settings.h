@@ -1,4 +1,5 @@
-// Every SOFTVERBS_* variable, read once, when the program first asks for devices. README's table follows this file.
+// Every SOFTVERBS_* variable. The process reads them once, at its first ibv_get_device_list. The table in README.md
+// lists the same variables.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +21,12 @@ struct Settings {
   bool dmabuf = false;               // SOFTVERBS_DMABUF=1|0
   std::string name_space;
   std::string trace_file;  // SOFTVERBS_TRACE
-  std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced
-  FaultScript faults;      // SOFTVERBS_FAULTS, with SOFTVERBS_SEED in front
+  std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced by the pid
+  FaultScript faults;      // SOFTVERBS_FAULTS, preceded by SOFTVERBS_SEED as a seed clause
 
   std::uint32_t devices = 1;
   std::uint32_t engines = 1;    // threads
-  std::uint32_t link_gbps = 0;  // 0: as fast as it goes
+  std::uint32_t link_gbps = 0;  // 0: no limit
   std::uint32_t quantum_bytes = 16384;
   std::uint32_t seed = 0;
   std::uint32_t vendor_id = 0;
@@ -45,7 +46,7 @@ struct Settings {
   std::uint32_t max_pd = 16384;
 };
 
-// The process's settings; nullptr when a variable is malformed: the first call says so on stderr, in one line.
+// The settings of this process; nullptr when a variable is malformed. The first call then prints one line on stderr.
 const Settings* settings();
 
 }  // namespace verbatim::softverbs

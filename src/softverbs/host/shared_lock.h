@@ -1,6 +1,6 @@
-// A lock that lies in shared memory, between the processes of one host. It outlives its holder's death: the word names
-// the process that holds it, and whoever waits takes over from one that is gone. What it guards must therefore be
-// usable after a stop at any instruction.
+// A lock in shared memory, between the processes of one host. Its word names the holding process. When that process
+// dies, a waiting process takes the lock over. The guarded data must therefore be usable after a stop at any
+// instruction.
 #pragma once
 
 #include <sched.h>
@@ -12,10 +12,10 @@
 
 namespace verbatim::softverbs {
 
-// Numbers a process for the life of the registry; never used twice, 0 is nobody.
+// Identifies a process for the lifetime of the registry. Values are never reused; 0 means no process.
 using Incarnation = std::uint32_t;
 
-// Whether that process still runs. A system call; asked only by those who have waited long.
+// Whether that process still runs. A system call: only waiters that have waited long call it.
 bool is_alive(Incarnation incarnation);
 
 inline void relax_cpu() {
@@ -37,18 +37,18 @@ class VERBATIM_THREAD_ANNOTATION(capability("mutex")) SharedLock {
     if (!try_lock(me)) wait_and_lock(me, kForever);
   }
 
-  // Gives up after `yields` turns of the scheduler: a holder that was stopped must not stop us.
+  // Gives up after `yields` calls of sched_yield, so that a stopped holder does not stop the caller.
   bool lock_within(Incarnation me, unsigned yields) VERBATIM_THREAD_ANNOTATION(try_acquire_capability(true)) {
     return try_lock(me) || wait_and_lock(me, yields);
   }
 
-  // A process that has left while some thread of it still held the lock has lost it to whoever waited.
+  // If this process left the registry while the thread held the lock, a waiter may have taken it over already.
   void unlock(Incarnation me) VERBATIM_THREAD_ANNOTATION(release_capability()) {
     std::uint64_t word = word_.load(std::memory_order_relaxed);
     if (holder(word) == me) word_.compare_exchange_strong(word, word - me + kUnlockCount, std::memory_order_release);
   }
 
-  // Returns when whoever holds the lock now has let go of it once; later holders are not waited for.
+  // Returns when the current holder has released the lock once. Does not wait for later holders.
   void wait_for_holder() const {
     const std::uint64_t first = word_.load(std::memory_order_seq_cst);
     if (holder(first) == 0) return;
@@ -67,7 +67,7 @@ class VERBATIM_THREAD_ANNOTATION(capability("mutex")) SharedLock {
   static constexpr unsigned kSpinsPerLivenessCheck = 128;
   static constexpr unsigned kForever = ~0U;
 
-  // High half: counts the unlocks, so that a waiter tells one holder's turn from the next. Low half: the holder.
+  // High half: number of unlocks, so that a waiter distinguishes one hold from the next. Low half: the holder.
   static Incarnation holder(std::uint64_t word) { return static_cast<Incarnation>(word); }
   static constexpr std::uint64_t kUnlockCount = std::uint64_t{1} << 32;
 

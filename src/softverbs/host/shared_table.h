@@ -1,5 +1,5 @@
-// Hands out the indices of one table in this process's segment, and puts memory under the entries as they come into
-// use. A released index waits at the back of the queue, so that stale references meet an empty entry for a while.
+// Allocates the indices of one table in this process's segment, and backs the entries with memory at their first use.
+// A released index goes to the end of a queue, so that a stale reference finds an empty entry for some time.
 #pragma once
 
 #include <cerrno>
@@ -14,7 +14,7 @@
 
 namespace verbatim::softverbs {
 
-// Thread-safe.
+// Thread-safe. Process owns one for each table.
 class SharedTable {
  public:
   SharedTable(const UniqueFd& fd, std::size_t offset, std::size_t entry_bytes, std::uint32_t capacity,
@@ -30,7 +30,7 @@ class SharedTable {
       index = released_.front();
       released_.pop_front();
     } else {
-      if (Status backed = back(index); !backed) return backed.error();
+      if (Status backed = ensure_backing(index); !backed) return backed.error();
       ++next_;
       counters_.table_end.store(next_, std::memory_order_release);
     }
@@ -46,7 +46,7 @@ class SharedTable {
     counters_.count_destroyed();
   }
 
-  // No index at or above it was ever given out.
+  // No index at or above the result was ever allocated.
   std::uint32_t high_water() {
     MutexLock lock(mutex_);
     return next_;
@@ -55,7 +55,7 @@ class SharedTable {
  private:
   static constexpr std::size_t kReuseDelayEntries = 64;
 
-  Status back(std::uint32_t index) VERBATIM_REQUIRES(mutex_) {
+  Status ensure_backing(std::uint32_t index) VERBATIM_REQUIRES(mutex_) {
     const std::size_t end = offset_ + (index + 1) * entry_bytes_;
     if (end <= backed_end_) return {};
     const std::size_t begin = (offset_ + index * entry_bytes_) / kPageBytes * kPageBytes;

@@ -36,7 +36,7 @@ std::string program_of(pid_t pid) {
   return std::getline(file, name) ? name : "?";
 }
 
-// Writes one object; the lines of those within it are further in.
+// Formats one JSON object; nested objects have deeper indentation.
 class JsonObject {
  public:
   explicit JsonObject(std::size_t level) : level_(level) {}
@@ -52,7 +52,7 @@ class JsonObject {
   static std::string indent(std::size_t level) { return std::string(2 * level, ' '); }
 
  private:
-  // A program's name may hold anything.
+  // Other characters, which a program's name may contain, become '_'.
   static std::string quoted(const std::string& text) {
     std::string result = "\"";
     for (const char c : text) {
@@ -162,6 +162,7 @@ const char* state_name(ibv_qp_state state) {
 
 std::string to_json(const ProcessStats& stats) {
   JsonObject object(0);
+  object.add("schema", kStatsSchema);
   object.add("pid", static_cast<std::uint64_t>(stats.pid));
   object.add_string("program", stats.program);
   JsonObject calls(1);

@@ -16,13 +16,12 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "softverbs/engine/process.h"
 #include "softverbs/host/doorbell.h"
 
 namespace verbatim::softverbs {
 namespace {
 
-constexpr std::size_t kBufferBytes = 128 << 10;  // of each slot
+constexpr std::size_t kBufferBytes = 128 << 10;  // for each slot
 constexpr std::uint64_t kCopyTimeoutNs = kNanosecondsPerSecond / 2;
 constexpr timespec kLivenessInterval{0, 1'000'000};
 constexpr unsigned kYields = 50;
@@ -38,16 +37,17 @@ void sleep_while(std::atomic<Word>& word, Word value, const timespec* timeout) {
   ::syscall(SYS_futex, &word, FUTEX_WAIT, static_cast<std::uint32_t>(value), timeout, nullptr, 0);
 }
 
-// Between the buffer and the program's memory, through the file: memory that is gone is an error, and no signal.
+// Copies between the slot's buffer and the program's memory, by file I/O on the segment: for memory that is no longer
+// mapped the system call fails, and no SIGSEGV occurs.
 bool execute(const CopySlot& slot, int segment_fd, std::uint64_t buffer) {
-  iovec places[kMaxSge];
+  iovec items[kMaxSge];
   for (std::uint32_t i = 0; i < slot.count; ++i) {
-    places[i] = {reinterpret_cast<void*>(slot.spans[i].address), slot.spans[i].bytes};
+    items[i] = {reinterpret_cast<void*>(slot.spans[i].address), slot.spans[i].bytes};
   }
   const auto count = static_cast<int>(slot.count);
   const auto offset = static_cast<off_t>(buffer);
-  const ssize_t moved = slot.is_from_target != 0 ? ::pwritev(segment_fd, places, count, offset)
-                                                 : ::preadv(segment_fd, places, count, offset);
+  const ssize_t moved = slot.is_from_target != 0 ? ::pwritev(segment_fd, items, count, offset)
+                                                 : ::preadv(segment_fd, items, count, offset);
   return moved == static_cast<ssize_t>(slot.bytes);
 }
 
@@ -75,30 +75,30 @@ void* run_copier(void* argument) {
   return nullptr;
 }
 
-// Takes up to a buffer's worth of places off the front of a list.
-std::size_t take(Spans& spans, std::size_t& first, CopySlot& slot) {
+// Moves spans of at most a buffer's size in total from the front of the list to the slot.
+std::size_t fill_slot(Spans& spans, std::size_t& first, CopySlot& slot) {
   std::size_t bytes = 0;
   slot.count = 0;
   while (first < spans.count() && bytes < kBufferBytes) {
-    iovec& place = spans.items()[first];
-    const std::size_t piece = std::min(place.iov_len, kBufferBytes - bytes);
-    slot.spans[slot.count++] = {reinterpret_cast<std::uintptr_t>(place.iov_base), piece};
-    place.iov_base = static_cast<std::byte*>(place.iov_base) + piece;
-    place.iov_len -= piece;
+    iovec& span = spans.items()[first];
+    const std::size_t piece = std::min(span.iov_len, kBufferBytes - bytes);
+    slot.spans[slot.count++] = {reinterpret_cast<std::uintptr_t>(span.iov_base), piece};
+    span.iov_base = static_cast<std::byte*>(span.iov_base) + piece;
+    span.iov_len -= piece;
     bytes += piece;
-    if (place.iov_len == 0) ++first;
+    if (span.iov_len == 0) ++first;
   }
   return bytes;
 }
 
-// Between the sender's own places, from the front, and a buffer.
+// Copies between the sender's own spans, from the front of the list, and a buffer.
 void move_local(Spans& spans, std::size_t& first, std::byte* buffer, std::size_t bytes, CopyDirection direction) {
   while (bytes > 0) {
     iovec& span = spans.items()[first];
     const std::size_t piece = std::min(span.iov_len, bytes);
-    auto* const mine = static_cast<std::byte*>(span.iov_base);
-    direction == CopyDirection::kToTarget ? place(buffer, mine, piece) : place(mine, buffer, piece);
-    span.iov_base = mine + piece;
+    auto* const local = static_cast<std::byte*>(span.iov_base);
+    direction == CopyDirection::kToTarget ? copy_in_order(buffer, local, piece) : copy_in_order(local, buffer, piece);
+    span.iov_base = local + piece;
     span.iov_len -= piece;
     buffer += piece;
     bytes -= piece;
@@ -106,7 +106,7 @@ void move_local(Spans& spans, std::size_t& first, std::byte* buffer, std::size_t
   }
 }
 
-// False: it did not answer in time, or is gone, and will not touch the memory any more.
+// False: the target did not copy in time, or is dead, and will not use the buffer any more.
 bool await_copy(const ProcessView& target, CopySlot& slot) {
   const std::uint64_t end = monotonic_ns() + kCopyTimeoutNs;
   for (unsigned spin = 0;; ++spin) {
@@ -135,26 +135,26 @@ CopySlot& lock_slot(SharedCopier& shared, Incarnation me, std::uint32_t& index)
 
 }  // namespace
 
-void start_copier_if_wanted(Process& process) {
-  SharedCopier& shared = process.segment().copier;
+void start_copier_if_wanted(Segment& segment, Arena& arena, int segment_fd) {
+  SharedCopier& shared = segment.copier;
   if (shared.wanted.load(std::memory_order_acquire) == 0 || shared.ready.load(std::memory_order_relaxed) != 0) return;
   static Mutex mutex;
   MutexLock lock(mutex);
   if (shared.ready.load(std::memory_order_relaxed) != 0) return;
-  Result<std::uint64_t> buffers = process.arena().allocate(kCopySlots * kBufferBytes);
+  Result<std::uint64_t> buffers = arena.allocate(kCopySlots * kBufferBytes);
   if (!buffers) return;
   shared.buffers = *buffers;
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the program's
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's threads handle its signals
   pthread_t thread;
-  auto* const argument = new CopierThread{&shared, process.segment_fd()};
+  auto* const argument = new CopierThread{&shared, segment_fd};
   const int error = pthread_create(&thread, nullptr, run_copier, argument);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (error != 0) {
     delete argument;
-    process.arena().release(shared.buffers, kCopySlots * kBufferBytes);
+    arena.release(shared.buffers, kCopySlots * kBufferBytes);
     return;
   }
   pthread_setname_np(thread, "softverbs-copy");
@@ -162,14 +162,14 @@ void start_copier_if_wanted(Process& process) {
   shared.ready.store(1, std::memory_order_release);
 }
 
-void await_copies(Process& process) {
-  SharedCopier& shared = process.segment().copier;
+void await_copies(Segment& segment) {
+  SharedCopier& shared = segment.copier;
   if (shared.ready.load(std::memory_order_acquire) == 0) return;
   for (CopySlot& slot : shared.slots) {
     for (;;) {
       const CopyState state = slot.state.load(std::memory_order_seq_cst);
       if (state != CopyState::kFull && state != CopyState::kBusy) break;
-      shared.wake_counter.fetch_add(1, std::memory_order_seq_cst);  // the sender may not have come as far as that
+      shared.wake_counter.fetch_add(1, std::memory_order_seq_cst);  // the sender may have died before it did so
       wake(shared.wake_counter);
       sleep_while(slot.state, state, &kLivenessInterval);
     }
@@ -191,14 +191,14 @@ CopyResult copy_through_segment(const ProcessView& target, Incarnation me, CopyD
   std::size_t first_remote = 0;
   std::uint32_t index = 0;
   CopySlot& slot = lock_slot(shared, me, index);
-  // What a sender that died has left behind is finished first.
+  // A sender that died may have left a copy in this slot. Cancel it, or wait until it is done.
   CopyState left = CopyState::kFull;
   slot.state.compare_exchange_strong(left, CopyState::kFree);
   CopyResult result =
       slot.state.load() == CopyState::kBusy && !await_copy(target, slot) ? CopyResult::kProcessDead : CopyResult::kDone;
   auto* const buffer = at_offset<std::byte>(target.segment(), shared.buffers + index * kBufferBytes);
   for (std::size_t left_bytes = local.total(); result == CopyResult::kDone && left_bytes > 0;) {
-    slot.bytes = take(remote, first_remote, slot);
+    slot.bytes = fill_slot(remote, first_remote, slot);
     left_bytes -= slot.bytes;
     slot.is_from_target = direction == CopyDirection::kFromTarget ? 1 : 0;
     if (direction == CopyDirection::kToTarget) move_local(local, first_local, buffer, slot.bytes, direction);

@@ -10,17 +10,17 @@
 namespace verbatim::softverbs {
 
 #if defined(VERBATIM_UNDER_TSAN)
-// A device's accesses are not the program's: ThreadSanitizer must not see them, as memcpy it would.
-__attribute__((no_sanitize("thread"))) void place(std::byte* to, const std::byte* from, std::size_t bytes) {
+// ThreadSanitizer must not see a device's accesses, which are not the program's. It would see those of memcpy.
+__attribute__((no_sanitize("thread"))) void copy_in_order(std::byte* to, const std::byte* from, std::size_t bytes) {
   for (std::size_t done = 0; done < bytes; ++done) {
     *static_cast<volatile std::byte*>(to + done) = *static_cast<const volatile std::byte*>(from + done);
   }
 }
 #else
-// Programs poll for the last word of a small message, and devices place a message in ascending order; memcpy may not.
+// Programs poll for the last word of a small message, and hardware writes a message in ascending order. memcpy may not.
 constexpr std::size_t kOrderedBytes = 256;
 
-void place(std::byte* to, const std::byte* from, std::size_t bytes) {
+void copy_in_order(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > kOrderedBytes) {
     std::memmove(to, from, bytes);
     return;
@@ -38,7 +38,7 @@ void place(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 namespace {
 
-// Advances both lists by what was moved, piece by piece, until one ends.
+// Calls move(to, from, bytes) for each pair of contiguous pieces of both lists, until one list ends.
 template <typename Move>
 void walk(Spans& to, Spans& from, Move move) {
   iovec* source = from.items();
@@ -113,14 +113,14 @@ CopyResult copy_across_processes(VmCall call, const ProcessView& target, CopyDir
 CopyResult copy_to(const ProcessView& target, Spans& local, Spans& remote) {
   if (!target.is_own())
     return copy_across_processes(::process_vm_writev, target, CopyDirection::kToTarget, local, remote);
-  walk(remote, local, place);
+  walk(remote, local, copy_in_order);
   return CopyResult::kDone;
 }
 
 CopyResult copy_from(const ProcessView& target, Spans& local, Spans& remote) {
   if (!target.is_own())
     return copy_across_processes(::process_vm_readv, target, CopyDirection::kFromTarget, local, remote);
-  walk(local, remote, place);
+  walk(local, remote, copy_in_order);
   return CopyResult::kDone;
 }
 

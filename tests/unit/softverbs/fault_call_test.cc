@@ -224,7 +224,7 @@ TEST_F(FaultCommand, LinkDownAndUp_TakeEffect) {
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
   });
-  EXPECT_NE(stderr_text.find("taken by 1 of 1 processes"), std::string::npos) << stderr_text;
+  EXPECT_NE(stderr_text.find("applied by 1 of 1 processes"), std::string::npos) << stderr_text;
 }
 
 TEST_F(FaultCommand, Clear_RemovesEveryFault) {
