@@ -106,7 +106,7 @@ TEST(Isolation, OneFamilyStalled_OtherFinishes) {
 }
 
 TEST(ComparisonOptions, InvalidOptions_AreRejectedWithReason) {
-  const std::vector<std::pair<std::string, Arguments>> invalid{
+  const std::vector<std::pair<std::string, std::vector<std::string>>> invalid{
       {"--compare needs at least one name", {"--compare", ","}},
       {"cannot be used with --root", {"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}},
       {"needs two families", {"--isolation", "--lf", "none"}},
