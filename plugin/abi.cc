@@ -69,7 +69,7 @@ nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandl
   *mhandle = nullptr;
   Result<std::unique_ptr<MemoryHandle>> registered = as_comm(comm)->register_memory(request);
   if (!registered) return to_nccl(registered.error());
-  *mhandle = as_comm(comm)->context().registrations().add(std::move(*registered));
+  *mhandle = as_comm(comm)->settings().registrations->add(std::move(*registered));
   return nccl::Result::kSuccess;
 }
 
@@ -314,7 +314,7 @@ nccl::Result close_comm(void* opaque) noexcept {
   return catch_exceptions("close", [&] {
     if (opaque == nullptr) return nccl::Result::kSuccess;
     Comm& comm = *as_comm(opaque);
-    comm.context().close(comm);
+    static_cast<Context*>(comm.settings().owner)->close(comm);
     return nccl::Result::kSuccess;
   });
 }

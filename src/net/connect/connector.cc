@@ -70,7 +70,8 @@ Result<bool> Connector::take_endpoint() {
   if (!endpoint) return endpoint.error();
   if (!*endpoint) return false;
   reservation_.reset();
-  Result<std::unique_ptr<SendComm>> comm = SendComm::create(context_, std::move(**endpoint), handle_.device_count);
+  Result<std::unique_ptr<SendComm>> comm =
+      SendComm::create(context_.comm_settings(), std::move(**endpoint), handle_.device_count);
   if (!comm) return comm.error();
   comm_ = std::move(*comm);
   if (const Status begun = start_tcp_connect(); !begun) return begun.error();

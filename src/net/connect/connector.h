@@ -23,6 +23,8 @@
 
 namespace verbatim {
 
+class Context;
+
 class Connector {
  public:
   // Takes this connection's place among the QPs of the context: in the order of these calls. `attempt`: random.

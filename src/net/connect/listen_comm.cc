@@ -101,7 +101,7 @@ Result<std::optional<ListenComm::Handshake>> ListenComm::start_handshake(QueuedR
   if (!*endpoint) return std::optional<Handshake>();
   // Up to v10 only the connecting side is told the communicator's.
   const int traffic_class = context_.traffic_class() >= 0 ? context_.traffic_class() : peer.traffic_class;
-  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_, std::move(**endpoint), peer);
+  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_.comm_settings(), std::move(**endpoint), peer);
   if (!comm) return reject_with_error(queued.request, comm.error(), "");
   const Status connected = (*comm)->connect(peer, traffic_class);
   if (!connected) {

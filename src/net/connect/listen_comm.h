@@ -21,6 +21,8 @@
 
 namespace verbatim {
 
+class Context;
+
 class ListenComm {
  public:
   // Registers a fresh secret and fills `handle` for the peer. `ordinal` counts the listens of the context.

@@ -15,6 +15,7 @@
 #include "base/socket.h"
 #include "base/socket_interface.h"
 #include "net/connect/qp_dump.h"
+#include "net/context/stats.h"
 #include "net/monitor/monitor.h"
 #include "verbs/verbs.h"
 
@@ -188,7 +189,8 @@ Context::Context(Config config, int traffic_class, std::uint32_t ordinal, Proces
       ordinal_(ordinal),
       config_(std::move(config)),
       process_(process),
-      endpoints_(config_, process.pools) {}
+      endpoints_(config_, process.pools),
+      comm_settings_{config_, process.host_name, process.config.max_recvs, &registrations_, this} {}
 
 Context::~Context() {
   // What NCCL has abandoned: listens, attempts and comms.
@@ -201,11 +203,7 @@ Context::~Context() {
   }
   for (auto& [key, comm] : abandoned) close_or_abort(std::move(comm));
   if (!config_.stats_file.empty()) write_stats();
-  process_.monitor->drain(*this, aborted_.load() && !process_wide_);
-}
-
-unsigned Context::max_recvs() const {
-  return process_.config.max_recvs;
+  process_.monitor->drain(this, aborted_.load() && !process_wide_);
 }
 
 const std::string& Context::host_name() const {
@@ -233,10 +231,11 @@ wire::PeerIdentity Context::identity(const Port& port) const {
   return identity;
 }
 
-void Context::report_no_atomics(const std::string& device, const std::string& peer, const char* reason) {
+void Context::report_no_atomics(const Comm& comm) {
   if (no_atomics_reported_.exchange(true)) return;
-  VERBATIM_WARN("VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates tell what arrived",
-                device.c_str(), peer.c_str(), reason);
+  const Endpoint& endpoint = comm.endpoint();
+  VERBATIM_WARN("VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates signal arrivals",
+                endpoint.ports().front()->name.c_str(), endpoint.remote().host.c_str(), comm.atomics_refused());
 }
 
 std::shared_ptr<EndpointReservation> Context::reserve_send(const std::vector<const Port*>& ports, const PeerId& peer) {
@@ -335,9 +334,10 @@ Result<RecvComm*> Context::accept(ListenComm& listen) {
 template <typename C>
 Result<C*> Context::add_comm(std::unique_ptr<C> comm) {
   C* const made = comm.get();
+  if (made->atomics_refused() != nullptr) report_no_atomics(*made);
   decltype(comms_) added;  // so that nothing can fail once it is watched
   added.emplace(made, std::move(comm));
-  if (const Status watched = process_.monitor->watch(*made); !watched) return watched.error();
+  if (const Status watched = process_.monitor->watch(*made, this); !watched) return watched.error();
   const MutexLock lock(mutex_);
   comms_.merge(added);
   if (!config_.qp_dump.empty()) {

@@ -9,8 +9,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "net/context/context.h"
-#include "net/monitor/monitor.h"
 #include "verbs/errors.h"
 
 namespace verbatim {
@@ -37,8 +35,8 @@ ErrorKind error_kind_of(ibv_wc_status status) {
 
 }  // namespace
 
-Comm::Comm(CommKind kind, Context& context, Endpoint endpoint, ControlMemory control)
-    : context_(context),
+Comm::Comm(CommKind kind, const CommSettings& settings, Endpoint endpoint, ControlMemory control)
+    : settings_(settings),
       control_(std::move(control)),
       endpoint_(std::move(endpoint)),
       first_cq_(endpoint_.cqs().front().get()),
@@ -50,7 +48,7 @@ wire::Hello Comm::hello() const {
   wire::Hello hello;
   hello.control_address = reinterpret_cast<std::uint64_t>(peer_written_memory());
   hello.capabilities = capabilities();
-  hello.host = context_.host_name();
+  hello.host = settings_.host_name;
   hello.pid = static_cast<std::uint32_t>(::getpid());
   endpoint_.add_to_hello(hello);
   for (std::size_t i = 0; i < hello.devices.size(); ++i) hello.devices[i].control_rkey = control_.rkey(i);
@@ -173,7 +171,7 @@ void Comm::set_failure_reason(ErrorKind kind, std::string_view why) {
 
 void Comm::publish_failure() noexcept {
   failure_published_.store(true, std::memory_order_release);
-  if (monitor_ != nullptr) monitor_->wake();
+  if (observer_ != nullptr) observer_->comm_failed(*this);
 }
 
 void Comm::log_failure(std::string what) noexcept {
@@ -184,7 +182,7 @@ void Comm::log_failure(std::string what) noexcept {
   try {
     constexpr std::string_view kLocalWord = " here";  // which is elsewhere for who reads it there
     for (std::size_t at = 0; (at = failure_text_.find(kLocalWord, at)) != std::string::npos;) {
-      failure_text_.replace(at, kLocalWord.size(), " on " + context_.host_name());
+      failure_text_.replace(at, kLocalWord.size(), " on " + settings_.host_name);
     }
   } catch (...) {  // no memory: it says so to somebody who can guess
   }
@@ -204,7 +202,7 @@ void Comm::log_failure_without_memory() noexcept {
 }
 
 PathFacts Comm::facts(std::size_t qp) const {
-  PathFacts facts = endpoint_.path_facts(qp, context_.host_name());
+  PathFacts facts = endpoint_.path_facts(qp, settings_.host_name);
   facts.completed_counts = completed_counts();
   constexpr std::uint32_t kPeerEnded = static_cast<std::uint32_t>(CommSignal::kPeerClosed) |
                                        static_cast<std::uint32_t>(CommSignal::kPeerDisconnected) |
@@ -221,7 +219,7 @@ std::string Comm::explain_setup_error(const Error& error) const {
 }
 
 std::string Comm::describe_path(std::size_t qp) const {
-  return endpoint_.describe_path(qp, context_.host_name());
+  return endpoint_.describe_path(qp, settings_.host_name);
 }
 
 std::string Comm::describe_event() const {

@@ -16,8 +16,10 @@
 
 #include "base/result.h"
 #include "base/unique_fd.h"
-#include "net/context/stats.h"
 #include "net/diagnose/failure.h"
+#include "net/transfer/comm_observer.h"
+#include "net/transfer/comm_settings.h"
+#include "net/transfer/connection_stats.h"
 #include "net/transfer/endpoint.h"
 #include "net/transfer/memory.h"
 #include "net/transfer/request.h"
@@ -25,9 +27,6 @@
 #include "wire/notice.h"
 
 namespace verbatim {
-
-class Context;
-class Monitor;
 
 // What the control thread tells a comm: bits of its attention word.
 enum class CommSignal : std::uint32_t {
@@ -48,7 +47,7 @@ class Comm {
   Comm& operator=(const Comm&) = delete;
 
   CommKind kind() const { return kind_; }
-  Context& context() const { return context_; }
+  const CommSettings& settings() const { return settings_; }
   Endpoint& endpoint() { return endpoint_; }
   const Endpoint& endpoint() const { return endpoint_; }
 
@@ -75,8 +74,8 @@ class Comm {
   // The control thread alone, once, before the signal that is about it: why the connection ends.
   void set_failure_reason(ErrorKind kind, std::string_view why);
 
-  // Who is told of a failure, so that the peer hears of it: set before the data path runs.
-  void set_monitor(const Monitor* watcher) { monitor_ = watcher; }
+  // Set before the data path runs: the observer reports a failure to the peer.
+  void set_observer(CommObserver* observer) { observer_ = observer; }
   // How this end failed, nullptr while it has not. Any thread.
   const std::string* failure_text() const {
     return failure_published_.load(std::memory_order_acquire) ? &failure_text_ : nullptr;
@@ -130,11 +129,14 @@ class Comm {
   };
   std::uint32_t slow_path_flags() const { return slow_path_flags_.load(std::memory_order_relaxed); }
 
+  // Why the connection uses immediates although VERBATIM_COMPLETION=atomic is set; nullptr otherwise. After connect.
+  const char* atomics_refused() const { return atomics_refused_; }
+
   // The first error; every call answers with it from then on.
   const Error* error() const { return failure_ != ErrorKind::kNone ? &error_ : nullptr; }
 
  protected:
-  Comm(CommKind kind, Context& context, Endpoint endpoint, ControlMemory control);
+  Comm(CommKind kind, const CommSettings& settings, Endpoint endpoint, ControlMemory control);
 
   // Any thread. Of a receive comm, which has QPs of its own for flushes.
   virtual bool uses_for_flush(const ibv_qp&) const { return false; }
@@ -219,7 +221,8 @@ class Comm {
 
   // A member, not a local array: calls that find nothing then save no registers.
   ibv_wc completions_[kPollBatch];
-  Context& context_;
+  const CommSettings& settings_;
+  const char* atomics_refused_ = nullptr;
   ControlMemory control_;  // outlives the QPs through which the peer writes it
   Endpoint endpoint_;
 
@@ -248,7 +251,7 @@ class Comm {
   Error error_;
   std::string failure_text_;
   std::atomic<bool> failure_published_{false};  // the text stands
-  const Monitor* monitor_ = nullptr;
+  CommObserver* observer_ = nullptr;
   ErrorKind failure_reason_kind_ = ErrorKind::kRemote;
   std::unique_ptr<char[]> failure_reason_;  // a peer's text, and who said it: few connections ever need the room
   // The completion that failed, until it is reported.

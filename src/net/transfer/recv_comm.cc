@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/log.h"
-#include "net/context/context.h"
 #include "verbs/qp.h"
 
 namespace verbatim {
@@ -58,25 +57,26 @@ EndpointSizes RecvComm::endpoint_sizes(const Config& config, std::span<const Por
   return sizes;
 }
 
-Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, Endpoint endpoint, const wire::Hello& peer) {
+Result<std::unique_ptr<RecvComm>> RecvComm::create(const CommSettings& settings, Endpoint endpoint,
+                                                   const wire::Hello& peer) {
   const std::span<const Port* const> ports = endpoint.ports();
-  bool atomic = context.config().completion == Completion::kAtomic;
-  if (const char* reason = atomic ? why_no_atomics(ports, peer) : nullptr; reason != nullptr) {
-    context.report_no_atomics(ports.front()->name, peer.host, reason);
-    atomic = false;
-  }
+  const bool atomic_wanted = settings.config.completion == Completion::kAtomic;
+  const char* const refused = atomic_wanted ? why_no_atomics(ports, peer) : nullptr;
+  const bool atomic = atomic_wanted && refused == nullptr;
   Result<ControlMemory> control =
       ControlMemory::create(ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic),
                             atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
   if (!control) return control.error();
-  return std::unique_ptr<RecvComm>(new RecvComm(context, std::move(endpoint), std::move(*control), atomic));
+  std::unique_ptr<RecvComm> comm(new RecvComm(settings, std::move(endpoint), std::move(*control), atomic));
+  comm->atomics_refused_ = refused;
+  return comm;
 }
 
-RecvComm::RecvComm(Context& context, Endpoint endpoint, ControlMemory control, bool atomic)
-    : Comm(CommKind::kRecv, context, std::move(endpoint), std::move(control)),
+RecvComm::RecvComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, bool atomic)
+    : Comm(CommKind::kRecv, settings, std::move(endpoint), std::move(control)),
       entry_bytes_(wire::cts_entry_bytes(endpoint_.ports().size())),
       wide_entries_(entry_bytes_ != sizeof(wire::CtsEntry)),
-      max_recvs_(context.max_recvs()) {
+      max_recvs_(settings.max_recvs) {
   static_assert(kMaxReceiveTarget >= wire::kMaxInFlight + kReceiveBatch && kMaxReceiveTarget % kReceiveBatch == 0);
   if (atomic) arrivals_ = record().arrival;
   for (std::size_t i = 0; i + 1 < receive_chain_.size(); ++i) receive_chain_[i].next = &receive_chain_[i + 1];
@@ -97,8 +97,7 @@ Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
     for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
   }
   if (error() != nullptr) return *error();
-  if (const Status connected = endpoint_.connect(remote, context_.config(), traffic_class); !connected)
-    return connected;
+  if (const Status connected = endpoint_.connect(remote, settings_.config, traffic_class); !connected) return connected;
   const EndpointQp& first = endpoint_.qps()[0];
   ring_offset_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());
   cts_qp_ = first.qp.get();

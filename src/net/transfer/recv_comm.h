@@ -24,7 +24,8 @@ class RecvComm final : public Comm {
                                       const wire::Hello& peer);
 
   // An end for `peer`, which tells by atomics what arrives where it offers them and both ends can.
-  static Result<std::unique_ptr<RecvComm>> create(Context& context, Endpoint endpoint, const wire::Hello& peer);
+  static Result<std::unique_ptr<RecvComm>> create(const CommSettings& settings, Endpoint endpoint,
+                                                  const wire::Hello& peer);
 
   Status connect(const wire::Hello& remote, int traffic_class) override;
 
@@ -80,7 +81,7 @@ class RecvComm final : public Comm {
   std::uint32_t capabilities() const override { return arrivals_ != nullptr ? wire::kAtomicCompletion : 0U; }
   bool uses_for_flush(const ibv_qp& qp) const override { return flush_.uses(qp); }
 
-  RecvComm(Context& context, Endpoint endpoint, ControlMemory control, bool atomic);
+  RecvComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, bool atomic);
 
   std::byte* entry(std::uint32_t index) const { return control_.data() + index * entry_bytes_; }
   wire::CompletionRecord& record() const {

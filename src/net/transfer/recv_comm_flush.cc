@@ -4,14 +4,13 @@
 #include <string>
 
 #include "base/log.h"
-#include "net/context/context.h"
 #include "net/transfer/recv_comm.h"
 
 namespace verbatim {
 
 Result<std::unique_ptr<MemoryHandle>> RecvComm::register_memory(const MrRequest& request) {
   if (request.type != MemoryType::kHost) {
-    if (const Status prepared = flush_.prepare(*this, endpoint_, context_.config()); !prepared) {
+    if (const Status prepared = flush_.prepare(*this, endpoint_, settings_.config); !prepared) {
       if (!prepared.error().logged) VERBATIM_WARN("%s", describe_flush_failure(prepared.error()).c_str());
       return prepared.error();
     }
@@ -21,7 +20,7 @@ Result<std::unique_ptr<MemoryHandle>> RecvComm::register_memory(const MrRequest&
 
 std::string RecvComm::describe_flush_failure(const Error& error) const {
   if (error.logged) return "no flushes of GPU memory: the line before says why. Path: " + describe_path(0);
-  PathFacts loop = endpoint_.path_facts(0, context_.host_name());
+  PathFacts loop = endpoint_.path_facts(0, settings_.host_name);
   loop.remote = loop.local;
   std::string why = verbatim::explain_setup_error(error, &loop, qp_usage(*endpoint_.ports().front()->device));
   if (why.find(". Path: ") == std::string::npos) why += ". Path: " + describe_path(0);
@@ -33,7 +32,7 @@ std::string RecvComm::describe_flush_failure(const Error& error) const {
 [[gnu::cold]] bool RecvComm::can_flush() {
   Status prepared = system_error("memory", ENOMEM);
   try {
-    prepared = flush_.prepare(*this, endpoint_, context_.config());
+    prepared = flush_.prepare(*this, endpoint_, settings_.config);
   } catch (...) {  // no memory
   }
   if (!prepared) fail(ErrorKind::kSystem, "irecv", [&] { return describe_flush_failure(prepared.error()); });

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/log.h"
-#include "net/context/context.h"
 #include "verbs/qp.h"
 
 namespace verbatim {
@@ -36,15 +35,16 @@ EndpointSizes SendComm::endpoint_sizes(std::size_t devices, std::size_t qps_per_
   return sizes;
 }
 
-Result<std::unique_ptr<SendComm>> SendComm::create(Context& context, Endpoint endpoint, std::size_t remote_devices) {
+Result<std::unique_ptr<SendComm>> SendComm::create(const CommSettings& settings, Endpoint endpoint,
+                                                   std::size_t remote_devices) {
   Result<ControlMemory> control =
       ControlMemory::create(endpoint.ports(), wire::cts_ring_bytes(remote_devices) + sizeof(WriteSources));
   if (!control) return control.error();
-  return std::unique_ptr<SendComm>(new SendComm(context, std::move(endpoint), std::move(*control), remote_devices));
+  return std::unique_ptr<SendComm>(new SendComm(settings, std::move(endpoint), std::move(*control), remote_devices));
 }
 
-SendComm::SendComm(Context& context, Endpoint endpoint, ControlMemory control, std::size_t remote_devices)
-    : Comm(CommKind::kSend, context, std::move(endpoint), std::move(control)),
+SendComm::SendComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, std::size_t remote_devices)
+    : Comm(CommKind::kSend, settings, std::move(endpoint), std::move(control)),
       entry_bytes_(wire::cts_entry_bytes(remote_devices)),
       ready_offset_(entry_bytes_ - sizeof(std::uint32_t)) {
   for (std::uint32_t i = 0; i < kBatch; ++i) {
@@ -65,11 +65,11 @@ std::uint32_t SendComm::capabilities() const {
   const bool able = std::all_of(endpoint_.ports().begin(), endpoint_.ports().end(), [](const Port* port) {
     return port->device->attributes().atomic_cap != IBV_ATOMIC_NONE && initiator_reads(*port->device) != 0;
   });
-  return able && context_.config().completion == Completion::kAtomic ? wire::kAtomicCompletion : 0U;
+  return able && settings_.config.completion == Completion::kAtomic ? wire::kAtomicCompletion : 0U;
 }
 
 Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
-  const Config& config = context_.config();
+  const Config& config = settings_.config;
   if (wire::cts_entry_bytes(remote.devices.size()) != entry_bytes_) {
     return Error{ErrorKind::kRemote, EPROTO, "hello with another device count than the handle"};
   }
@@ -84,8 +84,7 @@ Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
   max_piece_bytes_ = endpoint_.max_message_bytes();
   atomic_ = (remote.capabilities & capabilities() & wire::kAtomicCompletion) != 0;
   if (config.completion == Completion::kAtomic && !atomic_) {
-    context_.report_no_atomics(endpoint_.ports().front()->name, remote.host,
-                               capabilities() == 0 ? "the device has no atomics" : "the peer does without");
+    atomics_refused_ = capabilities() == 0 ? "the device has no atomics" : "the peer does not use them";
   }
   adaptive_routing_ = std::any_of(endpoint_.ports().begin(), endpoint_.ports().end(),
                                   [](const Port* port) { return port->adaptive_routing; });

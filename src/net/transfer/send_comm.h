@@ -23,7 +23,8 @@ class SendComm final : public Comm {
   static EndpointSizes endpoint_sizes(std::size_t devices, std::size_t qps_per_device, const Config& config);
 
   // `remote_devices`: how many the listening side has, which fixes the layout of the ring.
-  static Result<std::unique_ptr<SendComm>> create(Context& context, Endpoint endpoint, std::size_t remote_devices);
+  static Result<std::unique_ptr<SendComm>> create(const CommSettings& settings, Endpoint endpoint,
+                                                  std::size_t remote_devices);
 
   // `remote` says whether arrivals are told by atomics.
   Status connect(const wire::Hello& remote, int traffic_class) override;
@@ -129,7 +130,7 @@ class SendComm final : public Comm {
   const void* peer_written_memory() const override { return control_.data(); }
   std::uint32_t capabilities() const override;
 
-  SendComm(Context& context, Endpoint endpoint, ControlMemory control, std::size_t remote_devices);
+  SendComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, std::size_t remote_devices);
 
   const wire::CtsHead& entry(std::uint32_t index) const {
     return *reinterpret_cast<const wire::CtsHead*>(control_.data() + index * entry_bytes_);
