@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "connected_comms.h"
+#include "net/context/stats.h"
 #include "support/log_capture.h"
 
 namespace verbatim {
