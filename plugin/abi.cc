@@ -54,6 +54,10 @@ nccl::Result catch_exceptions(const char* name, Call&& call) noexcept {
   }
 }
 
+Context& context_of(const ListenComm& listen) {
+  return *static_cast<Context*>(listen.settings().comm.owner);
+}
+
 // A request or the comm's error; neither means "call again".
 nccl::Result request_result(const Comm& comm, const Request* request) {
   if (request != nullptr || comm.error() == nullptr) return nccl::Result::kSuccess;
@@ -227,7 +231,7 @@ nccl::Result accept(void* listen_comm, void** recv_comm) noexcept {
   return catch_exceptions("accept", [&] {
     *recv_comm = nullptr;
     ListenComm& listen = *static_cast<ListenComm*>(listen_comm);
-    Result<RecvComm*> made = listen.context().accept(listen);
+    Result<RecvComm*> made = context_of(listen).accept(listen);
     if (!made) return to_nccl(made.error());
     *recv_comm = static_cast<Comm*>(*made);
     return nccl::Result::kSuccess;
@@ -323,7 +327,7 @@ nccl::Result close_listen(void* opaque) noexcept {
   return catch_exceptions("closeListen", [&] {
     if (opaque == nullptr) return nccl::Result::kSuccess;
     ListenComm& listen = *static_cast<ListenComm*>(opaque);
-    listen.context().close(listen);
+    context_of(listen).close(listen);
     return nccl::Result::kSuccess;
   });
 }

@@ -7,20 +7,37 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "net/context/context.h"
 #include "net/transfer/side_channel.h"
 
 namespace verbatim {
 
-Connector::Connector(Context& context, std::vector<const Port*> ports, const wire::Handle& handle, int traffic_class,
-                     std::uint64_t attempt)
-    : context_(context),
+namespace {
+
+// A place among the QPs of this communicator for a connection to `peer`.
+std::shared_ptr<EndpointReservation> reserve(const ConnectSettings& settings, const std::vector<const Port*>& ports,
+                                             const PeerId& peer) {
+  const Config& config = settings.comm.config;
+  const Traffic traffic = settings.endpoints.announced(QpSide::kSend);
+  const unsigned qps = choose_qps(config.qps_per_connection, traffic);
+  return settings.endpoints.reserve({.side = QpSide::kSend,
+                                     .ports = ports,
+                                     .sizes = SendComm::endpoint_sizes(ports.size(), qps, config),
+                                     .self = peer_id(settings.identity(*ports.front())),
+                                     .peer = peer,
+                                     .traffic = traffic});
+}
+
+}  // namespace
+
+Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle,
+                     int traffic_class, std::uint64_t attempt)
+    : settings_(settings),
       ports_(std::move(ports)),
       handle_(handle),
       traffic_class_(traffic_class),
       attempt_(attempt),
-      deadline_ns_(monotonic_ns() + context.config().connect_timeout_s * kNanosecondsPerSecond),
-      reservation_(context.reserve_send(ports_, peer_id(handle.listener))),
+      deadline_ns_(monotonic_ns() + settings.comm.config.connect_timeout_s * kNanosecondsPerSecond),
+      reservation_(reserve(settings, ports_, peer_id(handle.listener))),
       reply_(wire::kHeaderBytes) {}
 
 Result<std::unique_ptr<SendComm>> Connector::advance() {
@@ -66,12 +83,12 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
 }
 
 Result<bool> Connector::take_endpoint() {
-  Result<std::optional<Endpoint>> endpoint = context_.endpoints().take(*reservation_);
+  Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*reservation_);
   if (!endpoint) return endpoint.error();
   if (!*endpoint) return false;
   reservation_.reset();
   Result<std::unique_ptr<SendComm>> comm =
-      SendComm::create(context_.comm_settings(), std::move(**endpoint), handle_.device_count);
+      SendComm::create(settings_.comm, std::move(**endpoint), handle_.device_count);
   if (!comm) return comm.error();
   comm_ = std::move(*comm);
   if (const Status begun = start_tcp_connect(); !begun) return begun.error();
@@ -79,7 +96,7 @@ Result<bool> Connector::take_endpoint() {
 }
 
 Status Connector::start_tcp_connect() {
-  Result<UniqueFd> socket = tcp_connect(handle_.address, context_.local_address());
+  Result<UniqueFd> socket = tcp_connect(handle_.address, settings_.local_address);
   if (!socket) return socket.error();
   socket_ = std::move(*socket);
   connect_started_ns_ = monotonic_ns();
@@ -91,7 +108,7 @@ Result<bool> Connector::finish_tcp_connect() {
   if (!connected || !*connected) return connected;
   wire::Hello hello = comm_->hello();
   hello.secret = handle_.secret;
-  hello.identity = context_.identity(*ports_.front());
+  hello.identity = settings_.identity(*ports_.front());
   hello.traffic_class = static_cast<std::int16_t>(traffic_class_);
   hello.attempt = attempt_++;
   outgoing_ = OutgoingMessage(wire::encode_hello(wire::MessageType::kConnect, hello));
@@ -163,7 +180,7 @@ Error Connector::log_failure(const Error& error) const {
     explanation = explain_handshake_error(error, where, reply_received_ == 0);
   }
   VERBATIM_WARN("connecting %s of %s to the peer %s%sat %s failed: %s%s", ports_.front()->name.c_str(),
-                context_.host_name().c_str(), peer.c_str(), peer_known ? " " : "", address.c_str(),
+                settings_.comm.host_name.c_str(), peer.c_str(), peer_known ? " " : "", address.c_str(),
                 to_string(error).c_str(), explanation.c_str());
   return error;
 }
