@@ -20,18 +20,27 @@ enum class ErrorKind : int {
   kRemote = 6,    // the peer failed, went away, or the path to it did
 };
 
+// The steps of making a connection whose failures need advice of their own.
+enum class SetupStep : std::uint8_t {
+  kOther,
+  kCreateQueue,  // ibv_create_qp, ibv_create_cq
+  kModifyQp,     // ibv_modify_qp
+  kWaitForPeer,  // the time for the peer's next message is over
+};
+
 struct Error {
   ErrorKind kind = ErrorKind::kInternal;
   int sys_errno = 0;           // errno of the failed call, 0 when there was none
   const char* operation = "";  // static name of what failed, e.g. "ibv_create_qp"
-  bool logged = false;         // whoever met it had more to say than this: nobody else need say it
+  bool logged = false;         // a line with more than this has been logged already
+  SetupStep step = SetupStep::kOther;
 };
 
 // "ibv_create_qp: Cannot allocate memory", for messages.
 std::string to_string(const Error& error);
 
-inline Error system_error(const char* operation, int sys_errno) {
-  return {ErrorKind::kSystem, sys_errno, operation};
+inline Error system_error(const char* operation, int sys_errno, SetupStep step = SetupStep::kOther) {
+  return {ErrorKind::kSystem, sys_errno, operation, false, step};
 }
 
 template <typename T>

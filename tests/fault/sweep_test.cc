@@ -64,7 +64,8 @@ std::string join(const std::vector<std::string>& lines) {
 
 // Told at the end that only heard of it. Both ends are in this process.
 bool is_of_other_end(const std::string& line) {
-  for (const char* heard : {"the peer went first", "the peer refused the connection", " reported: "}) {
+  for (const char* heard : {"closed the connection first", "the peer failed first", "ended without closing",
+                            "aborted the connection", "the peer refused the connection", " reported: "}) {
     if (line.find(heard) != std::string::npos) return true;
   }
   return false;

@@ -78,7 +78,7 @@ class Peers : public Conformance {
     const auto begin = Clock::now();
     EXPECT_EQ(send_until_error(), nccl::Result::kRemoteError);
     const auto end = Clock::now();
-    expect_warning("has ended without closing");
+    expect_warning("ended without closing");
     close();
     return end - begin;
   }

@@ -19,13 +19,14 @@ std::string fixed(const std::string& line);
 inline const std::string kAcceptFailed =
     "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
 inline const std::string kConnectFailed = "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: ";
-inline const std::string kWentFirst = "TCP-END: the peer went first. Next: look at WHO first: its log says why";
+inline const std::string kWentFirst =
+    "TCP-END: the peer closed the connection first. Next: look at WHO first: its log says why";
 inline const std::string kRefused =
-    "connect: Connection refused: its process has ended or listens no more, or a firewall is in between. Next: look at "
-    "WHO first: its log says why";
+    "connect: Connection refused: its process has ended or does not listen any more, or a firewall blocks the "
+    "connection. Next: look at WHO first: its log says why";
 inline const std::string kUnanswered =
-    "TCP-END: the peer went first: its process has ended, or listens no more for this connection. Next: look at WHO "
-    "first: its log says why";
+    "TCP-END: the peer closed the connection first: its process has ended, or it does not listen for this connection "
+    "any more. Next: look at WHO first: its log says why";
 
 // Which a peer that listens is called by before it has introduced itself.
 std::string address_of(const Handle& handle);

@@ -72,7 +72,8 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
     }
     if (!*done) {
       if (monotonic_ns() < deadline_ns_) return std::unique_ptr<SendComm>();
-      return log_failure({ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept"});
+      return log_failure(
+          {ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept", false, SetupStep::kWaitForPeer});
     }
     if (state_ == State::kSendReady) {
       comm_->set_side_channel(std::move(socket_));
@@ -170,18 +171,22 @@ Error Connector::log_failure(const Error& error) const {
   const bool peer_known = comm_ != nullptr && !comm_->endpoint().remote().host.empty();
   const std::string peer = peer_known ? comm_->endpoint().peer_name() : "";
   const std::string& where = peer_known ? peer : address;
-  std::string explanation = comm_ != nullptr ? comm_->explain_setup_error(error)
-                                             : explain_setup_error(error, nullptr, qp_usage(*ports_.front()->device));
-  if (!reject_reason_.empty()) {
-    explanation = ": " + reject_reason_ + kNextStep +
-                  (handle_.version == wire::kProtocolVersion ? "look at " + where + " first: its log says more"
-                                                             : "run the same release on all hosts");
-  } else if (explanation.empty()) {
-    explanation = explain_handshake_error(error, where, reply_received_ == 0);
+  Failure failure;
+  if (comm_ != nullptr) {
+    failure = comm_->diagnose_setup(error);
+  } else {
+    failure.diagnosis = diagnose_setup(error, nullptr, qp_usage(*ports_.front()->device));
   }
-  VERBATIM_WARN("connecting %s of %s to the peer %s%sat %s failed: %s%s", ports_.front()->name.c_str(),
-                settings_.comm.host_name.c_str(), peer.c_str(), peer_known ? " " : "", address.c_str(),
-                to_string(error).c_str(), explanation.c_str());
+  if (!reject_reason_.empty()) {
+    failure.diagnosis = {reject_reason_, handle_.version == wire::kProtocolVersion
+                                             ? "look at " + where + " first: its log says more"
+                                             : "run the same release on all hosts"};
+  } else if (failure.diagnosis.why.empty()) {
+    failure.diagnosis = diagnose_handshake(error, where, reply_received_ == 0);
+  }
+  failure.what = "connecting " + ports_.front()->name + " of " + settings_.comm.host_name + " to the peer " + peer +
+                 (peer_known ? " " : "") + "at " + address + " failed: " + to_string(error);
+  VERBATIM_WARN("%s", log_line(failure).c_str());
   return error;
 }
 

@@ -82,10 +82,11 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
   for (auto handshake = handshakes_.begin(); handshake != handshakes_.end(); ++handshake) {
     Result<bool> established = advance(*handshake);
     if (established && !*established && monotonic_ns() >= handshake->deadline_ns) {
-      established = Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake"};
+      established = Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake", false,
+                          SetupStep::kWaitForPeer};
     }
     if (!established) {
-      log_failure(handshake->peer, established.error(), explain_handshake_error(established.error(), handshake->peer));
+      log_failure(handshake->peer, established.error(), {});
       send_notice(*handshake, wire::Notice::failed(established.error().kind, to_string(established.error())));
       handshakes_.erase(handshake);
       return established.error();
@@ -105,15 +106,15 @@ Result<std::optional<ListenComm::Handshake>> ListenComm::start_handshake(QueuedR
   Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*queued.reservation);
   if (!endpoint)
     return reject_with_error(queued.request, endpoint.error(),
-                             explain_setup_error(endpoint.error(), nullptr, qp_usage(*ports_.front()->device)));
+                             {"", diagnose_setup(endpoint.error(), nullptr, qp_usage(*ports_.front()->device))});
   if (!*endpoint) return std::optional<Handshake>();
   // Up to v10 only the connecting side is told the communicator's.
   const int traffic_class = settings_.traffic_class >= 0 ? settings_.traffic_class : peer.traffic_class;
   Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(settings_.comm, std::move(**endpoint), peer);
-  if (!comm) return reject_with_error(queued.request, comm.error(), "");
+  if (!comm) return reject_with_error(queued.request, comm.error(), {});
   const Status connected = (*comm)->connect(peer, traffic_class);
   if (!connected) {
-    return reject_with_error(queued.request, connected.error(), (*comm)->explain_setup_error(connected.error()));
+    return reject_with_error(queued.request, connected.error(), (*comm)->diagnose_setup(connected.error()));
   }
   Handshake handshake;
   handshake.deadline_ns = monotonic_ns() + settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond;
@@ -128,19 +129,20 @@ Result<std::optional<ListenComm::Handshake>> ListenComm::start_handshake(QueuedR
   return std::optional<Handshake>(std::move(handshake));
 }
 
-Error ListenComm::reject_with_error(const ConnectRequest& request, const Error& error,
-                                    const std::string& explanation) const {
+Error ListenComm::reject_with_error(const ConnectRequest& request, const Error& error, Failure failure) const {
   const std::string reason = to_string(error);
   const std::string peer = describe_peer(request);
-  if (!error.logged) log_failure(peer, error, explanation.empty() ? explain_handshake_error(error, peer) : explanation);
+  if (!error.logged) log_failure(peer, error, std::move(failure));
   // The peer is told in one go or not at all: it also sees the end of the file.
   static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(request.socket));
   return error;
 }
 
-void ListenComm::log_failure(const std::string& peer, const Error& error, const std::string& explanation) const {
-  VERBATIM_WARN("accepting a connection from %s on %s of %s failed: %s%s", peer.c_str(), ports_.front()->name.c_str(),
-                settings_.comm.host_name.c_str(), to_string(error).c_str(), explanation.c_str());
+void ListenComm::log_failure(const std::string& peer, const Error& error, Failure failure) const {
+  if (failure.diagnosis.why.empty()) failure.diagnosis = diagnose_handshake(error, peer);
+  failure.what = "accepting a connection from " + peer + " on " + ports_.front()->name + " of " +
+                 settings_.comm.host_name + " failed: " + to_string(error);
+  VERBATIM_WARN("%s", log_line(failure).c_str());
 }
 
 Result<bool> ListenComm::advance(Handshake& handshake) {

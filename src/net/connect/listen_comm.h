@@ -62,8 +62,9 @@ class ListenComm {
   std::shared_ptr<EndpointReservation> reserve(const wire::Hello& peer) const;
   // Connects QPs to the peer's and answers it; nothing while they are being made. Tells the peer why when that fails.
   Result<std::optional<Handshake>> start_handshake(QueuedRequest& queued);
-  Error reject_with_error(const ConnectRequest& request, const Error& error, const std::string& explanation) const;
-  void log_failure(const std::string& peer, const Error& error, const std::string& explanation) const;
+  Error reject_with_error(const ConnectRequest& request, const Error& error, Failure failure) const;
+  // `failure` has the diagnosis and path that are known.
+  void log_failure(const std::string& peer, const Error& error, Failure failure) const;
   // Whether the connection stands.
   static Result<bool> advance(Handshake& handshake);
   // For a peer that has its answer, and so a connection that stands on its side: why there is none.

@@ -73,7 +73,7 @@ TEST(PeerFailure, CloseWithOutstandingOperation_IsReportedAsAbort) {
   link.context().close(link.recv());
   ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(8, 8), nullptr); }));
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
-  EXPECT_NE(log.only_warning().find("has given up"), std::string::npos);
+  EXPECT_NE(log.only_warning().find("aborted the connection"), std::string::npos);
 }
 
 // One end of a connection whose other end is the test's: a socket, and what is said on it.
