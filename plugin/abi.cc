@@ -54,6 +54,10 @@ nccl::Result catch_exceptions(const char* name, Call&& call) noexcept {
   }
 }
 
+Context& context_of(const ListenComm& listen) {
+  return *static_cast<Context*>(listen.settings().comm.owner);
+}
+
 // A null request without an error is success too: NCCL calls again.
 nccl::Result request_result(const Comm& comm, const Request* request) {
   if (request != nullptr || comm.error() == nullptr) return nccl::Result::kSuccess;
@@ -69,7 +73,7 @@ nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandl
   *mhandle = nullptr;
   Result<std::unique_ptr<MemoryHandle>> registered = as_comm(comm)->register_memory(request);
   if (!registered) return to_nccl(registered.error());
-  *mhandle = as_comm(comm)->context().registrations().add(std::move(*registered));
+  *mhandle = as_comm(comm)->settings().registrations->add(std::move(*registered));
   return nccl::Result::kSuccess;
 }
 
@@ -229,7 +233,7 @@ nccl::Result accept(void* listen_comm, void** recv_comm) noexcept {
   return catch_exceptions("accept", [&] {
     *recv_comm = nullptr;
     ListenComm& listen = *static_cast<ListenComm*>(listen_comm);
-    Result<RecvComm*> made = listen.context().accept(listen);
+    Result<RecvComm*> made = context_of(listen).accept(listen);
     if (!made) return to_nccl(made.error());
     *recv_comm = static_cast<Comm*>(*made);
     return nccl::Result::kSuccess;
@@ -316,7 +320,7 @@ nccl::Result close_comm(void* opaque) noexcept {
   return catch_exceptions("close", [&] {
     if (opaque == nullptr) return nccl::Result::kSuccess;
     Comm& comm = *as_comm(opaque);
-    comm.context().close(comm);
+    static_cast<Context*>(comm.settings().owner)->close(comm);
     return nccl::Result::kSuccess;
   });
 }
@@ -325,7 +329,7 @@ nccl::Result close_listen(void* opaque) noexcept {
   return catch_exceptions("closeListen", [&] {
     if (opaque == nullptr) return nccl::Result::kSuccess;
     ListenComm& listen = *static_cast<ListenComm*>(opaque);
-    listen.context().close(listen);
+    context_of(listen).close(listen);
     return nccl::Result::kSuccess;
   });
 }

@@ -20,18 +20,27 @@ enum class ErrorKind : int {
   kRemote = 6,    // the peer or the network path to it failed, or the peer closed
 };
 
+// The steps of making a connection whose failures need advice of their own.
+enum class SetupStep : std::uint8_t {
+  kOther,
+  kCreateQueue,  // ibv_create_qp, ibv_create_cq
+  kModifyQp,     // ibv_modify_qp
+  kWaitForPeer,  // the time for the peer's next message is over
+};
+
 struct Error {
   ErrorKind kind = ErrorKind::kInternal;
   int sys_errno = 0;           // errno of the failed call, 0 when there was none
   const char* operation = "";  // static name of what failed, e.g. "ibv_create_qp"
   bool logged = false;         // true: already logged with more detail than an Error has, so callers must not log it
+  SetupStep step = SetupStep::kOther;
 };
 
 // "ibv_create_qp: Cannot allocate memory", for messages.
 std::string to_string(const Error& error);
 
-inline Error system_error(const char* operation, int sys_errno) {
-  return {ErrorKind::kSystem, sys_errno, operation};
+inline Error system_error(const char* operation, int sys_errno, SetupStep step = SetupStep::kOther) {
+  return {ErrorKind::kSystem, sys_errno, operation, false, step};
 }
 
 template <typename T>

@@ -15,9 +15,9 @@ int errno_of(int returned) {
 
 }  // namespace
 
-Status check_errno(const char* operation, int returned) {
+Status check_errno(const char* operation, int returned, SetupStep step) {
   if (returned == 0) return {};
-  return system_error(operation, errno_of(returned));
+  return system_error(operation, errno_of(returned), step);
 }
 
 Result<unsigned> check_count(const char* operation, int returned) {

@@ -37,7 +37,7 @@ bool needs_grh(const Port& port, const QpAddress& remote) {
 }
 
 Status modify(ibv_qp* qp, const Device& device, ibv_qp_attr attributes, int mask, const char* operation) {
-  return check_errno(operation, device.verbs().modify_qp(qp, &attributes, mask));
+  return check_errno(operation, device.verbs().modify_qp(qp, &attributes, mask), SetupStep::kModifyQp);
 }
 
 bool means_not_supported(const Error& error) {
@@ -63,7 +63,8 @@ Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq
     wanted.cap.max_recv_sge = at_most(caps.recv_sge, limits.max_sge);
     wanted.cap.max_inline_data = inline_bytes;
     Result<UniqueQp> qp =
-        adopt("ibv_create_qp", device.verbs().create_qp(device.pd(), &wanted), device.verbs().destroy_qp);
+        adopt("ibv_create_qp", device.verbs().create_qp(device.pd(), &wanted), device.verbs().destroy_qp,
+              SetupStep::kCreateQueue);
     if (qp) {
       qp->get_deleter().live_count = &device.live_qps();
       device.live_qps().fetch_add(1, std::memory_order_relaxed);

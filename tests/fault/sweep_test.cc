@@ -65,7 +65,8 @@ std::string join(const std::vector<std::string>& lines) {
 // Whether the line is from the end that did not fail itself but reports the failure of its peer. Both ends are in this
 // process.
 bool is_of_other_end(const std::string& line) {
-  for (const char* text : {"the peer went first", "the peer refused the connection", " reported: "}) {
+  for (const char* text : {"closed the connection first", "the peer failed first", "ended without closing",
+                            "aborted the connection", "the peer refused the connection", " reported: "}) {
     if (line.find(text) != std::string::npos) return true;
   }
   return false;

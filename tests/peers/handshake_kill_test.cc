@@ -25,8 +25,8 @@ constexpr int kDeathVersion = 12;
 constexpr long kMaxKillPoints = 500;  // more kill points than a peer has
 // Warnings of the surviving process; HOST, # and WHO replace what differs from run to run.
 const std::string kPeerEnded =
-    "the peer HOST (pid #) has ended without closing a connection that we wait for: its process or host died, or was "
-    "killed: the peer went first. Next: look at HOST (pid #) first: its log says why. ";
+    "the peer HOST (pid #) ended without closing a connection that has outstanding operations: its process was killed "
+    "or crashed, or its host failed. Next: look at HOST (pid #) first: its log says why. ";
 const std::string kUnusedPath =
     "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
     "TC 0, SL 0, timeout 4.29 s, 7 retries (34.4 s in all), T old, carried 0 messages, 0 bytes";
@@ -164,7 +164,7 @@ TEST_P(PeerAtEveryStep, ListenClosedBeforeEstablished_IsReportedAsAbort) {
     ASSERT_NE(attempt.comm, nullptr);
     EXPECT_EQ(exchange(attempt.comm, true), Result::kRemoteError);
     const std::string pid = "(pid " + std::to_string(::getpid()) + ")";
-    const std::string expected = "the peer HOST (pid #) has given up a connection that we wait for: ";
+    const std::string expected = "the peer HOST (pid #) aborted the connection: ";
     EXPECT_EQ(only_line(pid).substr(0, expected.size()), expected);
   });
 }

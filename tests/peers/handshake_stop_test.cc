@@ -45,7 +45,7 @@ const std::string kReadyFailed =
 const std::string kNoAccept = "waiting for the peer's accept: Connection timed out";
 const std::string kNoReady = "waiting for the peer to finish the handshake: Connection timed out";
 const std::string kBusy =
-    ": its application does nothing for this connection, or its host does not answer. Next: look at WHO first: its "
+    ": its application makes no calls for this connection, or its host does not answer. Next: look at WHO first: its "
     "process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer";
 const std::string kKeepaliveFailed =
     "nothing has been heard from the peer HOST (pid #) for 1.5 s (VERBATIM_KEEPALIVE_S): its host answers, the process "

@@ -80,7 +80,7 @@ class Peers : public Conformance {
     const auto begin = Clock::now();
     EXPECT_EQ(send_until_error(), nccl::Result::kRemoteError);
     const auto exit = Clock::now();
-    expect_warning("has ended without closing");
+    expect_warning("ended without closing");
     close();
     return exit - begin;
   }

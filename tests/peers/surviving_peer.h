@@ -19,13 +19,14 @@ std::string normalize_line(const std::string& line);
 inline const std::string kAcceptFailed =
     "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
 inline const std::string kConnectFailed = "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: ";
-inline const std::string kClosedFirst = "TCP-END: the peer went first. Next: look at WHO first: its log says why";
+inline const std::string kClosedFirst =
+    "TCP-END: the peer closed the connection first. Next: look at WHO first: its log says why";
 inline const std::string kRefused =
-    "connect: Connection refused: its process has ended or listens no more, or a firewall is in between. Next: look at "
-    "WHO first: its log says why";
+    "connect: Connection refused: its process has ended or does not listen any more, or a firewall blocks the "
+    "connection. Next: look at WHO first: its log says why";
 inline const std::string kEndedOrNotListening =
-    "TCP-END: the peer went first: its process has ended, or listens no more for this connection. Next: look at WHO "
-    "first: its log says why";
+    "TCP-END: the peer closed the connection first: its process has ended, or it does not listen for this connection "
+    "any more. Next: look at WHO first: its log says why";
 
 // The address of a listening peer, which names it in warnings before it has sent its hello.
 std::string address_of(const Handle& handle);

@@ -7,20 +7,37 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "net/context/context.h"
 #include "net/transfer/side_channel.h"
 
 namespace verbatim {
 
-Connector::Connector(Context& context, std::vector<const Port*> ports, const wire::Handle& handle, int traffic_class,
-                     std::uint64_t attempt)
-    : context_(context),
+namespace {
+
+// A place among the QPs of this communicator for a connection to `peer`.
+std::shared_ptr<EndpointReservation> reserve(const ConnectSettings& settings, const std::vector<const Port*>& ports,
+                                             const PeerId& peer) {
+  const Config& config = settings.comm.config;
+  const Traffic traffic = settings.endpoints.announced(QpSide::kSend);
+  const unsigned qps = choose_qps(config.qps_per_connection, traffic);
+  return settings.endpoints.reserve({.side = QpSide::kSend,
+                                     .ports = ports,
+                                     .sizes = SendComm::endpoint_sizes(ports.size(), qps, config),
+                                     .self = peer_id(settings.identity(*ports.front())),
+                                     .peer = peer,
+                                     .traffic = traffic});
+}
+
+}  // namespace
+
+Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle,
+                     int traffic_class, std::uint64_t attempt)
+    : settings_(settings),
       ports_(std::move(ports)),
       handle_(handle),
       traffic_class_(traffic_class),
       attempt_(attempt),
-      deadline_ns_(monotonic_ns() + context.config().connect_timeout_s * kNanosecondsPerSecond),
-      reservation_(context.reserve_send(ports_, peer_id(handle.listener))),
+      deadline_ns_(monotonic_ns() + settings.comm.config.connect_timeout_s * kNanosecondsPerSecond),
+      reservation_(reserve(settings, ports_, peer_id(handle.listener))),
       reply_(wire::kHeaderBytes) {}
 
 Result<std::unique_ptr<SendComm>> Connector::advance() {
@@ -55,7 +72,8 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
     }
     if (!*done) {
       if (monotonic_ns() < deadline_ns_) return std::unique_ptr<SendComm>();
-      return log_failure({ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept"});
+      return log_failure(
+          {ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept", false, SetupStep::kWaitForPeer});
     }
     if (state_ == State::kSendReady) {
       comm_->set_side_channel(std::move(socket_));
@@ -66,11 +84,12 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
 }
 
 Result<bool> Connector::take_endpoint() {
-  Result<std::optional<Endpoint>> endpoint = context_.endpoints().take(*reservation_);
+  Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*reservation_);
   if (!endpoint) return endpoint.error();
   if (!*endpoint) return false;
   reservation_.reset();
-  Result<std::unique_ptr<SendComm>> comm = SendComm::create(context_, std::move(**endpoint), handle_.device_count);
+  Result<std::unique_ptr<SendComm>> comm =
+      SendComm::create(settings_.comm, std::move(**endpoint), handle_.device_count);
   if (!comm) return comm.error();
   comm_ = std::move(*comm);
   if (const Status begun = start_tcp_connect(); !begun) return begun.error();
@@ -78,7 +97,7 @@ Result<bool> Connector::take_endpoint() {
 }
 
 Status Connector::start_tcp_connect() {
-  Result<UniqueFd> socket = tcp_connect(handle_.address, context_.local_address());
+  Result<UniqueFd> socket = tcp_connect(handle_.address, settings_.local_address);
   if (!socket) return socket.error();
   socket_ = std::move(*socket);
   connect_started_ns_ = monotonic_ns();
@@ -90,7 +109,7 @@ Result<bool> Connector::finish_tcp_connect() {
   if (!connected || !*connected) return connected;
   wire::Hello hello = comm_->hello();
   hello.secret = handle_.secret;
-  hello.identity = context_.identity(*ports_.front());
+  hello.identity = settings_.identity(*ports_.front());
   hello.traffic_class = static_cast<std::int16_t>(traffic_class_);
   hello.attempt = attempt_++;
   outgoing_ = OutgoingMessage(wire::encode_hello(wire::MessageType::kConnect, hello));
@@ -152,18 +171,22 @@ Error Connector::log_failure(const Error& error) const {
   const bool peer_known = comm_ != nullptr && !comm_->endpoint().remote().host.empty();
   const std::string peer = peer_known ? comm_->endpoint().peer_name() : "";
   const std::string& where = peer_known ? peer : address;
-  std::string explanation = comm_ != nullptr ? comm_->explain_setup_error(error)
-                                             : explain_setup_error(error, nullptr, qp_usage(*ports_.front()->device));
-  if (!reject_reason_.empty()) {
-    explanation = ": " + reject_reason_ + kNextStep +
-                  (handle_.version == wire::kProtocolVersion ? "look at " + where + " first: its log says more"
-                                                             : "run the same release on all hosts");
-  } else if (explanation.empty()) {
-    explanation = explain_handshake_error(error, where, reply_received_ == 0);
+  Failure failure;
+  if (comm_ != nullptr) {
+    failure = comm_->diagnose_setup(error);
+  } else {
+    failure.diagnosis = diagnose_setup(error, nullptr, qp_usage(*ports_.front()->device));
   }
-  VERBATIM_WARN("connecting %s of %s to the peer %s%sat %s failed: %s%s", ports_.front()->name.c_str(),
-                context_.host_name().c_str(), peer.c_str(), peer_known ? " " : "", address.c_str(),
-                to_string(error).c_str(), explanation.c_str());
+  if (!reject_reason_.empty()) {
+    failure.diagnosis = {reject_reason_, handle_.version == wire::kProtocolVersion
+                                             ? "look at " + where + " first: its log says more"
+                                             : "run the same release on all hosts"};
+  } else if (failure.diagnosis.why.empty()) {
+    failure.diagnosis = diagnose_handshake(error, where, reply_received_ == 0);
+  }
+  failure.what = "connecting " + ports_.front()->name + " of " + settings_.comm.host_name + " to the peer " + peer +
+                 (peer_known ? " " : "") + "at " + address + " failed: " + to_string(error);
+  VERBATIM_WARN("%s", log_line(failure).c_str());
   return error;
 }
 

@@ -18,6 +18,7 @@
 #include "base/result.h"
 #include "base/socket.h"
 #include "base/unique_fd.h"
+#include "net/connect/connect_settings.h"
 #include "net/connect/endpoint_pool.h"
 #include "net/transfer/send_comm.h"
 #include "wire/handle.h"
@@ -27,8 +28,8 @@ namespace verbatim {
 class Connector {
  public:
   // Takes this connection's place among the QPs of the context: in the order of these calls. `attempt`: random.
-  Connector(Context& context, std::vector<const Port*> ports, const wire::Handle& handle, int traffic_class,
-            std::uint64_t attempt);
+  Connector(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle,
+            int traffic_class, std::uint64_t attempt);
 
   // The comm when it stands, nullptr while it does not. An error is final and has been logged.
   Result<std::unique_ptr<SendComm>> advance();
@@ -49,7 +50,7 @@ class Connector {
   void read_failure_notice();
   Error log_failure(const Error& error) const;
 
-  Context& context_;
+  const ConnectSettings& settings_;
   const std::vector<const Port*> ports_;
   const wire::Handle handle_;
   const int traffic_class_;

@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "net/context/context.h"
 #include "net/transfer/side_channel.h"
 
 namespace verbatim {
@@ -23,22 +22,22 @@ std::string describe_peer(const ConnectRequest& request) {
 
 }  // namespace
 
-Result<std::unique_ptr<ListenComm>> ListenComm::create(Context& context, std::vector<const Port*> ports,
+Result<std::unique_ptr<ListenComm>> ListenComm::create(const ConnectSettings& settings, std::vector<const Port*> ports,
                                                        std::uint32_t ordinal, wire::Handle& handle) {
-  handle.listener = context.identity(*ports.front());
+  handle.listener = settings.identity(*ports.front());
   handle.listener.listen = ordinal;
   handle.device_count = static_cast<std::uint8_t>(ports.size());
   if (const Status filled = fill_random(std::as_writable_bytes(std::span(handle.secret))); !filled)
     return filled.error();
-  const Result<sockaddr_storage> address = context.listener().add(handle.secret);
+  const Result<sockaddr_storage> address = settings.listener.add(handle.secret);
   if (!address) {
     VERBATIM_WARN("listening on %s failed: %s: %s; VERBATIM_SOCKET_IFNAME chooses another interface",
-                  context.side_channel_name().c_str(), address.error().operation,
+                  settings.side_channel_name.c_str(), address.error().operation,
                   std::strerror(address.error().sys_errno));
     return address.error();
   }
   handle.address = *address;
-  return std::unique_ptr<ListenComm>(new ListenComm(context, std::move(ports), handle));
+  return std::unique_ptr<ListenComm>(new ListenComm(settings, std::move(ports), handle));
 }
 
 ListenComm::~ListenComm() {
@@ -47,18 +46,27 @@ ListenComm::~ListenComm() {
     for (const QueuedRequest& queued : queued_requests_) reject(queued.request);
   } catch (...) {  // no memory: they hear an end of file
   }
-  context_.listener().remove(handle_.secret);
+  settings_.listener.remove(handle_.secret);
+}
+
+std::shared_ptr<EndpointReservation> ListenComm::reserve(const wire::Hello& peer) const {
+  return settings_.endpoints.reserve({.side = QpSide::kRecv,
+                                      .ports = ports_,
+                                      .sizes = RecvComm::endpoint_sizes(settings_.comm.config, ports_, peer),
+                                      .self = peer_id(settings_.identity(*ports_.front())),
+                                      .peer = peer_id(peer.identity),
+                                      .traffic = settings_.endpoints.announced(QpSide::kRecv)});
 }
 
 Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
-  Result<std::vector<ConnectRequest>> requests = context_.listener().poll(handle_.secret);
+  Result<std::vector<ConnectRequest>> requests = settings_.listener.poll(handle_.secret);
   if (!requests) {
     VERBATIM_WARN("accepting connections at %s failed: %s", to_string(handle_.address).c_str(),
                   to_string(requests.error()).c_str());
     return requests.error();
   }
   for (ConnectRequest& request : *requests) {
-    std::shared_ptr<EndpointReservation> reservation = context_.reserve_recv(ports_, request.hello);
+    std::shared_ptr<EndpointReservation> reservation = reserve(request.hello);
     queued_requests_.push_back({std::move(request), std::move(reservation)});
   }
   for (auto queued = queued_requests_.begin(); queued != queued_requests_.end();) {
@@ -74,10 +82,11 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
   for (auto handshake = handshakes_.begin(); handshake != handshakes_.end(); ++handshake) {
     Result<bool> established = advance(*handshake);
     if (established && !*established && monotonic_ns() >= handshake->deadline_ns) {
-      established = Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake"};
+      established = Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake", false,
+                          SetupStep::kWaitForPeer};
     }
     if (!established) {
-      log_failure(handshake->peer, established.error(), explain_handshake_error(established.error(), handshake->peer));
+      log_failure(handshake->peer, established.error(), {});
       send_notice(*handshake, wire::Notice::failed(established.error().kind, to_string(established.error())));
       handshakes_.erase(handshake);
       return established.error();
@@ -94,21 +103,21 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
 
 Result<std::optional<ListenComm::Handshake>> ListenComm::start_handshake(QueuedRequest& queued) {
   const wire::Hello& peer = queued.request.hello;
-  Result<std::optional<Endpoint>> endpoint = context_.endpoints().take(*queued.reservation);
+  Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*queued.reservation);
   if (!endpoint)
     return reject_with_error(queued.request, endpoint.error(),
-                             explain_setup_error(endpoint.error(), nullptr, qp_usage(*ports_.front()->device)));
+                             {"", diagnose_setup(endpoint.error(), nullptr, qp_usage(*ports_.front()->device))});
   if (!*endpoint) return std::optional<Handshake>();
   // Up to v10 only the connecting side is told the communicator's.
-  const int traffic_class = context_.traffic_class() >= 0 ? context_.traffic_class() : peer.traffic_class;
-  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_, std::move(**endpoint), peer);
-  if (!comm) return reject_with_error(queued.request, comm.error(), "");
+  const int traffic_class = settings_.traffic_class >= 0 ? settings_.traffic_class : peer.traffic_class;
+  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(settings_.comm, std::move(**endpoint), peer);
+  if (!comm) return reject_with_error(queued.request, comm.error(), {});
   const Status connected = (*comm)->connect(peer, traffic_class);
   if (!connected) {
-    return reject_with_error(queued.request, connected.error(), (*comm)->explain_setup_error(connected.error()));
+    return reject_with_error(queued.request, connected.error(), (*comm)->diagnose_setup(connected.error()));
   }
   Handshake handshake;
-  handshake.deadline_ns = monotonic_ns() + context_.config().connect_timeout_s * kNanosecondsPerSecond;
+  handshake.deadline_ns = monotonic_ns() + settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond;
   wire::Hello hello = (*comm)->hello();
   hello.secret = handle_.secret;
   hello.identity = handle_.listener;
@@ -120,19 +129,20 @@ Result<std::optional<ListenComm::Handshake>> ListenComm::start_handshake(QueuedR
   return std::optional<Handshake>(std::move(handshake));
 }
 
-Error ListenComm::reject_with_error(const ConnectRequest& request, const Error& error,
-                                    const std::string& explanation) const {
+Error ListenComm::reject_with_error(const ConnectRequest& request, const Error& error, Failure failure) const {
   const std::string reason = to_string(error);
   const std::string peer = describe_peer(request);
-  if (!error.logged) log_failure(peer, error, explanation.empty() ? explain_handshake_error(error, peer) : explanation);
+  if (!error.logged) log_failure(peer, error, std::move(failure));
   // The peer is told in one go or not at all: it also sees the end of the file.
   static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(request.socket));
   return error;
 }
 
-void ListenComm::log_failure(const std::string& peer, const Error& error, const std::string& explanation) const {
-  VERBATIM_WARN("accepting a connection from %s on %s of %s failed: %s%s", peer.c_str(), ports_.front()->name.c_str(),
-                context_.host_name().c_str(), to_string(error).c_str(), explanation.c_str());
+void ListenComm::log_failure(const std::string& peer, const Error& error, Failure failure) const {
+  if (failure.diagnosis.why.empty()) failure.diagnosis = diagnose_handshake(error, peer);
+  failure.what = "accepting a connection from " + peer + " on " + ports_.front()->name + " of " +
+                 settings_.comm.host_name + " failed: " + to_string(error);
+  VERBATIM_WARN("%s", log_line(failure).c_str());
 }
 
 Result<bool> ListenComm::advance(Handshake& handshake) {

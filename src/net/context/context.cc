@@ -15,6 +15,7 @@
 #include "base/socket.h"
 #include "base/socket_interface.h"
 #include "net/connect/qp_dump.h"
+#include "net/context/stats.h"
 #include "net/monitor/monitor.h"
 #include "verbs/device_inventory.h"
 #include "verbs/verbs.h"
@@ -186,10 +187,17 @@ Result<DeviceProperties> device(std::size_t index) {
 Context::Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process)
     : rma_overwrites_(traffic_class),
       traffic_class_(traffic_class),
-      ordinal_(ordinal),
       config_(std::move(config)),
       process_(process),
-      endpoints_(config_, process.pools) {}
+      endpoints_(config_, process.pools),
+      comm_settings_{config_, process.host_name, process.config.max_recvs, &registrations_, this},
+      connect_settings_{comm_settings_,
+                        endpoints_,
+                        *process.listener,
+                        process.side_channel.address,
+                        to_string(process.side_channel),
+                        {.host_id = process.host_id, .process_id = process.process_id, .context = ordinal},
+                        traffic_class} {}
 
 Context::~Context() {
   // What NCCL has abandoned: listens, attempts and comms.
@@ -202,63 +210,14 @@ Context::~Context() {
   }
   for (auto& [key, comm] : abandoned) close_or_abort(std::move(comm));
   if (!config_.stats_file.empty()) write_stats();
-  process_.monitor->drain(*this, aborted_.load() && !process_wide_);
+  process_.monitor->drain(this, aborted_.load() && !process_wide_);
 }
 
-unsigned Context::max_recvs() const {
-  return process_.config.max_recvs;
-}
-
-const std::string& Context::host_name() const {
-  return process_.host_name;
-}
-
-const sockaddr_storage& Context::local_address() const {
-  return process_.side_channel.address;
-}
-
-Listener& Context::listener() {
-  return *process_.listener;
-}
-
-std::string Context::side_channel_name() const {
-  return to_string(process_.side_channel);
-}
-
-wire::PeerIdentity Context::identity(const Port& port) const {
-  wire::PeerIdentity identity;
-  identity.host_id = process_.host_id;
-  identity.process_id = process_.process_id;
-  identity.device_guid = port.guid;
-  identity.context = ordinal_;
-  return identity;
-}
-
-void Context::report_no_atomics(const std::string& device, const std::string& peer, const char* reason) {
+void Context::report_no_atomics(const Comm& comm) {
   if (no_atomics_reported_.exchange(true)) return;
-  VERBATIM_WARN("VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates tell what arrived",
-                device.c_str(), peer.c_str(), reason);
-}
-
-std::shared_ptr<EndpointReservation> Context::reserve_send(const std::vector<const Port*>& ports, const PeerId& peer) {
-  const Traffic traffic = endpoints_.announced(QpSide::kSend);
-  const unsigned qps = choose_qps(config_.qps_per_connection, traffic);
-  return endpoints_.reserve({.side = QpSide::kSend,
-                             .ports = ports,
-                             .sizes = SendComm::endpoint_sizes(ports.size(), qps, config_),
-                             .self = peer_id(identity(*ports.front())),
-                             .peer = peer,
-                             .traffic = traffic});
-}
-
-std::shared_ptr<EndpointReservation> Context::reserve_recv(const std::vector<const Port*>& ports,
-                                                           const wire::Hello& peer) {
-  return endpoints_.reserve({.side = QpSide::kRecv,
-                             .ports = ports,
-                             .sizes = RecvComm::endpoint_sizes(config_, ports, peer),
-                             .self = peer_id(identity(*ports.front())),
-                             .peer = peer_id(peer.identity),
-                             .traffic = endpoints_.announced(QpSide::kRecv)});
+  const Endpoint& endpoint = comm.endpoint();
+  VERBATIM_WARN("VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates signal arrivals",
+                endpoint.ports().front()->name.c_str(), endpoint.remote().host.c_str(), comm.atomics_refused());
 }
 
 Result<std::vector<const Port*>> Context::ports(std::size_t device) const {
@@ -273,7 +232,7 @@ Result<ListenComm*> Context::listen(std::size_t device, std::span<std::uint8_t, 
   const MutexLock lock(mutex_);
   wire::Handle handle;
   Result<std::unique_ptr<ListenComm>> listen =
-      ListenComm::create(*this, std::move(*listen_ports), listens_made_, handle);
+      ListenComm::create(connect_settings_, std::move(*listen_ports), listens_made_, handle);
   if (!listen) return listen.error();
   ++listens_made_;
   wire::encode_handle(handle, handle_bytes);
@@ -305,8 +264,9 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     const Result<std::uint64_t> fresh = random_id();
     if (!fresh) return fresh.error();
     token = *fresh;
-    std::unique_ptr<Connector> made = std::make_unique<Connector>(
-        *this, std::move(*connect_ports), *handle, traffic_class < 0 ? traffic_class_ : traffic_class, token);
+    std::unique_ptr<Connector> made =
+        std::make_unique<Connector>(connect_settings_, std::move(*connect_ports), *handle,
+                                    traffic_class < 0 ? traffic_class_ : traffic_class, token);
     connector = made.get();
     const MutexLock lock(mutex_);
     connectors_.emplace(token, std::move(made));
@@ -336,13 +296,14 @@ Result<RecvComm*> Context::accept(ListenComm& listen) {
 template <typename C>
 Result<C*> Context::add_comm(std::unique_ptr<C> comm) {
   C* const made = comm.get();
+  if (made->atomics_refused() != nullptr) report_no_atomics(*made);
   decltype(comms_) added;  // so that nothing can fail once it is watched
   added.emplace(made, std::move(comm));
-  if (const Status watched = process_.monitor->watch(*made); !watched) return watched.error();
+  if (const Status watched = process_.monitor->watch(*made, this); !watched) return watched.error();
   const MutexLock lock(mutex_);
   comms_.merge(added);
   if (!config_.qp_dump.empty()) {
-    dump_qps(config_.qp_dump, *made, peer_id(identity(*made->endpoint().ports().front())));
+    dump_qps(config_.qp_dump, *made, peer_id(connect_settings_.identity(*made->endpoint().ports().front())));
   }
   return made;
 }
@@ -389,11 +350,11 @@ void Context::write_stats() noexcept try {
     const MutexLock lock(mutex_);
     ended.swap(closed_stats_);
   }
-  const std::string path = stats_path(config_.stats_file, host_name());
+  const std::string path = stats_path(config_.stats_file, process_.host_name);
   const MutexLock lock(g_mutex);
   if (g_stats == nullptr) g_stats = new std::vector<ConnectionStats>;
   g_stats->insert(g_stats->end(), ended.begin(), ended.end());
-  if (const Status written = verbatim::write_stats(path, stats_json(host_name(), *g_stats)); !written) {
+  if (const Status written = verbatim::write_stats(path, stats_json(process_.host_name, *g_stats)); !written) {
     VERBATIM_WARN("writing %s (VERBATIM_STATS) failed: %s", path.c_str(), to_string(written.error()).c_str());
   }
 } catch (...) {

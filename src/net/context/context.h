@@ -5,8 +5,6 @@
 // last close_context. There is no static object with a destructor: NCCL may unload the library or exit at any time.
 #pragma once
 
-#include <sys/socket.h>
-
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -59,30 +57,18 @@ class Context {
   void set_process_wide() { process_wide_ = true; }
 
   const Config& config() const { return config_; }
-  int traffic_class() const { return traffic_class_; }
-  unsigned max_recvs() const;  // what getProperties has promised
-  const std::string& host_name() const;
-  // What NCCL holds through our comms; it may give it back after they are closed.
-  Registrations& registrations() { return registrations_; }
-  // Where our side of the side channel is, port 0.
-  const sockaddr_storage& local_address() const;
-  Listener& listener();                   // the process's
-  std::string side_channel_name() const;  // interface and address
-  wire::PeerIdentity identity(const Port& port) const;
-  // That a connection does without the atomics that were asked for: the first of them is told.
-  void report_no_atomics(const std::string& device, const std::string& peer, const char* reason);
+  const CommSettings& comm_settings() const { return comm_settings_; }
 
   // What NCCL says of the connections and the work that follow.
   void announce(const Announcement& announcement) { endpoints_.announce(announcement); }
   EndpointPool& endpoints() { return endpoints_; }
-  // A place among the QPs of this context for a connection to, or from, `peer`.
-  std::shared_ptr<EndpointReservation> reserve_send(const std::vector<const Port*>& ports, const PeerId& peer);
-  std::shared_ptr<EndpointReservation> reserve_recv(const std::vector<const Port*>& ports, const wire::Hello& peer);
 
  private:
   // Takes over a comm that stands: from here on it hears of events.
   template <typename C>
   Result<C*> add_comm(std::unique_ptr<C> comm) VERBATIM_EXCLUDES(mutex_);
+  // Logs for the first such comm that the connection does not use the atomics that were configured.
+  void report_no_atomics(const Comm& comm);
   void close_or_abort(std::unique_ptr<Comm> comm);
   void remember_stats(const Comm& comm) noexcept VERBATIM_EXCLUDES(mutex_);
   void write_stats() noexcept VERBATIM_EXCLUDES(mutex_);
@@ -93,7 +79,6 @@ class Context {
   // the communicator's traffic class for it to read, and nothing to us.
   [[maybe_unused]] std::int32_t rma_overwrites_;
   const int traffic_class_;
-  const std::uint32_t ordinal_;
   const Config config_;
   ProcessState& process_;
   bool process_wide_ = false;
@@ -102,6 +87,8 @@ class Context {
   std::atomic<bool> no_atomics_reported_{false};
   EndpointPool endpoints_;
   Registrations registrations_;  // end after the comms
+  const CommSettings comm_settings_;
+  const ConnectSettings connect_settings_;
   mutable Mutex mutex_;
   std::uint32_t listens_made_ VERBATIM_GUARDED_BY(mutex_) = 0;
   std::map<const void*, std::unique_ptr<ListenComm>> listens_ VERBATIM_GUARDED_BY(mutex_);

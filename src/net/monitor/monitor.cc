@@ -95,20 +95,21 @@ void Monitor::wake() const {
   while (::write(wake_.get(), &one, sizeof one) < 0 && errno == EINTR) continue;
 }
 
-Status Monitor::watch(Comm& comm) {
+Status Monitor::watch(Comm& comm, const void* owner) {
   bool may_have_failed = false;
-  if (Status begun = register_comm(comm, may_have_failed); !begun) return begun;
+  if (Status begun = register_comm(comm, owner, may_have_failed); !begun) return begun;
   // Asked without the lock. What fails from now on is known to be this comm's.
   if (may_have_failed && !comm.qps_usable()) comm.set_signal(IBV_EVENT_QP_FATAL);
   return {};
 }
 
-Status Monitor::register_comm(Comm& comm, bool& may_have_failed) {
+Status Monitor::register_comm(Comm& comm, const void* owner, bool& may_have_failed) {
   const MutexLock lock(mutex_);
-  closing_counts_.try_emplace(&comm.context(), 0);
+  closing_counts_.try_emplace(owner, 0);
   const int fd = comm.side_channel().get();
   Connection& connection = connections_[fd];
   connection.comm = &comm;
+  connection.owner = owner;
   if (Status added = add_to_epoll(epoll_, fd, static_cast<std::uint64_t>(fd)); !added) {
     connections_.erase(fd);
     VERBATIM_WARN("watching a connection failed: %s: %s%s", added.error().operation,
@@ -116,7 +117,7 @@ Status Monitor::register_comm(Comm& comm, bool& may_have_failed) {
                   added.error().sys_errno == ENOSPC ? " (fs.epoll.max_user_watches limits it)" : "");
     return added;
   }
-  comm.set_monitor(this);
+  comm.set_observer(this);
   if (connections_.size() == 1) {  // the beats begin, the first of them not at once: the connection is alive
     next_tick_ns_ = monotonic_ns() + settings_.keepalive_ns / kTicksPerTimeout;
     wake();
@@ -132,7 +133,7 @@ void Monitor::unwatch(Comm& comm) {
   const MutexLock lock(mutex_);
   while (queried_comm_ == &comm) closing_changed_.wait(mutex_);
   const int fd = comm.side_channel().get();
-  comm.set_monitor(nullptr);
+  comm.set_observer(nullptr);
   const auto found = connections_.find(fd);
   if (found == connections_.end()) return;
   send_failure_notice(found->second);
@@ -143,23 +144,23 @@ void Monitor::unwatch(Comm& comm) {
 void Monitor::close_gracefully(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) {
   {
     const MutexLock lock(mutex_);
-    ++closing_counts_.find(&comm->context())->second;
     Connection& connection = connections_.find(comm->side_channel().get())->second;
+    ++closing_counts_.find(connection.owner)->second;
     connection.deadline_ns = monotonic_ns() + timeout_ns;
     connection.closing = std::move(comm);
   }
   wake();
 }
 
-void Monitor::drain(const Context& context, bool at_once) {
+void Monitor::drain(const void* owner, bool at_once) {
   mutex_.lock();
   if (at_once) {
     for (auto& [fd, connection] : connections_) {
-      if (connection.closing != nullptr && &connection.closing->context() == &context) connection.deadline_ns = 0;
+      if (connection.closing != nullptr && connection.owner == owner) connection.deadline_ns = 0;
     }
     wake();
   }
-  if (const auto own = closing_counts_.find(&context); own != closing_counts_.end()) {
+  if (const auto own = closing_counts_.find(owner); own != closing_counts_.end()) {
     while (own->second != 0) closing_changed_.wait(mutex_);
     closing_counts_.erase(own);
   }
@@ -201,10 +202,9 @@ void Monitor::run() noexcept {
       if (!all_sent) timeout_ms = kSendRetryMs;
     }
     for (auto& [fd, connection] : finished) {
-      const Context* const context = &connection.closing->context();
       connection.closing.reset();
       const MutexLock lock(mutex_);
-      --closing_counts_.find(context)->second;
+      --closing_counts_.find(connection.owner)->second;
       closing_changed_.notify_all();
     }
   }

@@ -24,13 +24,13 @@
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "net/monitor/stall_detector.h"
+#include "net/transfer/comm_observer.h"
 #include "net/transfer/side_channel.h"
 #include "verbs/device.h"
 
 namespace verbatim {
 
 class Comm;
-class Context;
 class StateSocket;
 enum class CommSignal : std::uint32_t;
 
@@ -41,7 +41,7 @@ struct MonitorSettings {
   std::string host = {};
 };
 
-class Monitor {
+class Monitor final : public CommObserver {
  public:
   // `devices` must outlive the thread.
   static Result<std::unique_ptr<Monitor>> start(std::span<const std::unique_ptr<Device>> devices,
@@ -52,21 +52,23 @@ class Monitor {
   Monitor& operator=(const Monitor&) = delete;
 
   // From now on `comm` hears of its devices' and its peer's events, and of those of its devices that came before, until
-  // it is forgotten or parked. A failure has been logged, and nothing is watched then.
-  Status watch(Comm& comm) VERBATIM_EXCLUDES(mutex_);
+  // it is forgotten or parked. A failure has been logged, and nothing is watched then. `owner`: an opaque key for
+  // drain.
+  Status watch(Comm& comm, const void* owner) VERBATIM_EXCLUDES(mutex_);
   void unwatch(Comm& comm) VERBATIM_EXCLUDES(mutex_);
 
   // Takes over a watched comm that its owner has closed in peace: tells the peer, and keeps the QPs alive until it has
   // closed too, at the latest for `timeout_ns`. Returns at once.
   void close_gracefully(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) VERBATIM_EXCLUDES(mutex_);
 
-  // Returns when nothing of `context` is parked any more. `at_once`: without waiting for any peer.
-  void drain(const Context& context, bool at_once) VERBATIM_EXCLUDES(mutex_);
+  // Returns when no comm of `owner` is closing any more. `at_once`: without waiting for any peer.
+  void drain(const void* owner, bool at_once) VERBATIM_EXCLUDES(mutex_);
 
-  // A comm that is watched has failed. Any thread.
-  void wake() const;
+  void comm_failed(Comm&) noexcept override { wake(); }
 
  private:
+  void wake() const;
+
   // Who has been heard of just before a beat, and falls silent, is found at the last of as many from there: within the
   // time that is set. Beats are counted, not time, because a process that was stopped has heard nothing for that time
   // and yet may accuse nobody.
@@ -75,6 +77,7 @@ class Monitor {
 
   struct Connection {
     Comm* comm = nullptr;
+    const void* owner = nullptr;
     SideChannel channel;
     std::unique_ptr<Comm> closing;  // set once the owner has closed it
     std::uint64_t deadline_ns = 0;
@@ -97,7 +100,7 @@ class Monitor {
   Monitor(std::span<const std::unique_ptr<Device>> devices, const MonitorSettings& settings);
 
   // `may_have_failed`: a QP of nobody who was watched has failed before.
-  Status register_comm(Comm& comm, bool& may_have_failed) VERBATIM_EXCLUDES(mutex_);
+  Status register_comm(Comm& comm, const void* owner, bool& may_have_failed) VERBATIM_EXCLUDES(mutex_);
 
   // What allocates here must do without: nobody could be told that memory ran out.
   void run() noexcept;
@@ -146,8 +149,8 @@ class Monitor {
   mutable Mutex mutex_;
   std::condition_variable_any closing_changed_;  // something parked is gone, or asked_about_ is
   Connections connections_ VERBATIM_GUARDED_BY(mutex_);
-  std::map<const Context*, std::size_t> closing_counts_
-      VERBATIM_GUARDED_BY(mutex_);  // from a context's first watch to drain
+  std::map<const void*, std::size_t> closing_counts_
+      VERBATIM_GUARDED_BY(mutex_);  // from an owner's first watch to drain
   // A device may be slow to answer, or hang: only who forgets this comm waits for it then, and nobody else.
   const Comm* queried_comm_ VERBATIM_GUARDED_BY(mutex_) = nullptr;
   // What comms that are still being made must hear of once they are watched.

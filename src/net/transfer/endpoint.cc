@@ -42,7 +42,7 @@ Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
   }
   const Verbs& verbs = device.verbs();
   return adopt("ibv_create_cq", verbs.create_cq(device.context(), static_cast<int>(entries), nullptr, nullptr, 0),
-               verbs.destroy_cq);
+               verbs.destroy_cq, SetupStep::kCreateQueue);
 }
 
 Result<Port> refresh_port(const Port& known, const Config& config) {

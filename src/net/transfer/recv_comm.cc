@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/log.h"
-#include "net/context/context.h"
 #include "verbs/qp.h"
 
 namespace verbatim {
@@ -24,13 +23,6 @@ constexpr std::uint32_t kCtsInlineBytes = 2 * sizeof(wire::CtsEntry);
 constexpr std::uint32_t kFirstReceiveTarget = 32;
 // A receive for every group that can be in flight, and the batch that is being used up.
 constexpr std::uint32_t kMaxReceiveTarget = wire::kMaxInFlight + 16;
-
-// With arrival words nothing comes through the completion queue but failures and CTS: it is looked at this rarely.
-constexpr std::uint32_t kEmptyTestsPerPoll = 64;
-
-// wr_id: bits 0-15 queue, 16-31 what it is. Flushes carry kFlushWorkBit.
-constexpr std::uint64_t kReceiveWork = std::uint64_t{1} << 16;
-constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
 
 // Why arrivals on `ports` cannot be told by atomics; nullptr when they can.
 const char* why_no_atomics(std::span<const Port* const> ports, const wire::Hello& peer) {
@@ -58,25 +50,26 @@ EndpointSizes RecvComm::endpoint_sizes(const Config& config, std::span<const Por
   return sizes;
 }
 
-Result<std::unique_ptr<RecvComm>> RecvComm::create(Context& context, Endpoint endpoint, const wire::Hello& peer) {
+Result<std::unique_ptr<RecvComm>> RecvComm::create(const CommSettings& settings, Endpoint endpoint,
+                                                   const wire::Hello& peer) {
   const std::span<const Port* const> ports = endpoint.ports();
-  bool atomic = context.config().completion == Completion::kAtomic;
-  if (const char* reason = atomic ? why_no_atomics(ports, peer) : nullptr; reason != nullptr) {
-    context.report_no_atomics(ports.front()->name, peer.host, reason);
-    atomic = false;
-  }
+  const bool atomic_wanted = settings.config.completion == Completion::kAtomic;
+  const char* const refused = atomic_wanted ? why_no_atomics(ports, peer) : nullptr;
+  const bool atomic = atomic_wanted && refused == nullptr;
   Result<ControlMemory> control =
       ControlMemory::create(ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic),
                             atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
   if (!control) return control.error();
-  return std::unique_ptr<RecvComm>(new RecvComm(context, std::move(endpoint), std::move(*control), atomic));
+  std::unique_ptr<RecvComm> comm(new RecvComm(settings, std::move(endpoint), std::move(*control), atomic));
+  comm->atomics_refused_ = refused;
+  return comm;
 }
 
-RecvComm::RecvComm(Context& context, Endpoint endpoint, ControlMemory control, bool atomic)
-    : Comm(CommKind::kRecv, context, std::move(endpoint), std::move(control)),
+RecvComm::RecvComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, bool atomic)
+    : CommProgress(CommKind::kRecv, settings, std::move(endpoint), std::move(control)),
       entry_bytes_(wire::cts_entry_bytes(endpoint_.ports().size())),
       wide_entries_(entry_bytes_ != sizeof(wire::CtsEntry)),
-      max_recvs_(context.max_recvs()) {
+      max_recvs_(settings.max_recvs) {
   static_assert(kMaxReceiveTarget >= wire::kMaxInFlight + kReceiveBatch && kMaxReceiveTarget % kReceiveBatch == 0);
   if (atomic) arrivals_ = record().arrival;
   for (std::size_t i = 0; i + 1 < receive_chain_.size(); ++i) receive_chain_[i].next = &receive_chain_[i + 1];
@@ -97,8 +90,7 @@ Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
     for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
   }
   if (error() != nullptr) return *error();
-  if (const Status connected = endpoint_.connect(remote, context_.config(), traffic_class); !connected)
-    return connected;
+  if (const Status connected = endpoint_.connect(remote, settings_.config, traffic_class); !connected) return connected;
   const EndpointQp& first = endpoint_.qps()[0];
   ring_offset_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());
   cts_qp_ = first.qp.get();
@@ -264,7 +256,7 @@ ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int
 [[gnu::noinline]] ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory,
                                                      void** out) noexcept {
   *out = nullptr;
-  if (memory.device_memory && !flush_.prepared() && !can_flush()) return failure();
+  if (memory.device_memory && !flush_.prepared() && !can_flush()) return result();
   const std::uint32_t index = wire::ring_index(next_member_);
   std::byte* const entry_address = entry(index);
   posted_[index] = bytes;
@@ -282,7 +274,7 @@ template <typename Size>
   *out = nullptr;
   const auto group_size = static_cast<std::uint32_t>(n);
   if (group_size - 1 >= max_recvs_) return reject_group_size(n);
-  if ((members_allowed_ < group_size || slow_path_flags() != 0) && !update_allowance(group_size)) return failure();
+  if ((members_allowed_ < group_size || slow_path_flags() != 0) && !update_allowance(group_size)) return result();
   const std::uint32_t first = next_member_;
   const std::uint32_t index = wire::ring_index(first);
   std::byte* const entry_address = entry(index);
@@ -300,7 +292,7 @@ template <typename Size>
       memory = &kNoMemory;
     }
     if (size < 0) return reject_buffer();
-    if (memory->device_memory && !flushes && !can_flush()) return failure();
+    if (memory->device_memory && !flushes && !can_flush()) return result();
     posted[i] = static_cast<std::uint64_t>(size);
     write_entry(at, wide, first + i, data[i], posted[i], tags[i], static_cast<std::uint8_t>(group_size), flags,
                 *memory);
@@ -318,248 +310,5 @@ template <typename Size>
 
 template ErrorKind RecvComm::irecv(int, void* const*, const int*, const int*, void* const*, void**) noexcept;
 template ErrorKind RecvComm::irecv(int, void* const*, const std::size_t*, const int*, void* const*, void**) noexcept;
-
-bool RecvComm::waits_for_peer() const {
-  return std::any_of(requests_.begin(), requests_.end(), [&](const RecvRequest& request) {
-    if (request.state != RequestState::kPending) return false;
-    return arrivals_ == nullptr || arrival(request) >> wire::kArrivalShift < wire::kArrivalComplete;
-  });
-}
-
-// A group that came in one part, for which no receives need be posted.
-[[gnu::always_inline]] inline bool RecvComm::complete_simple(const ibv_wc& completion) {
-  if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kReceiveWork) == 0) return false;
-  RecvQueue& queue = queues_[completion.wr_id & 0xffff];
-  const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
-  RecvRequest& request = requests_[immediate.entry];
-  if (queue.until_post == 1 || immediate.parts != 1 || request.parts_seen != 0 ||
-      request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
-    return false;
-  }
-  --queue.until_post;
-  finish(request, immediate, completion);
-  return true;
-}
-
-[[gnu::always_inline]] inline void RecvComm::finish(RecvRequest& request, const wire::Immediate& immediate,
-                                                    const ibv_wc& completion) {
-  request.sizes = immediate.sizes;
-  request.bytes_counted = completion.byte_len;
-  request.state = RequestState::kDone;
-  ++groups_arrived_;
-}
-
-void RecvComm::process_immediate(const ibv_wc& completion, std::size_t queue_index) {
-  RecvQueue& queue = queues_[queue_index];
-  if (--queue.until_post == 0) {
-    queue.until_post = kReceiveBatch;
-    queue.posted -= kReceiveBatch;
-    post_receives(queue_index);
-  }
-  const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
-  RecvRequest& request = requests_[immediate.entry];
-  if (request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
-    return fail_unexpected_immediate(queue_index);
-  }
-  if (immediate.parts == 1 && request.parts_seen == 0) return finish(request, immediate, completion);
-  // Bytes are counted only of a message alone.
-  if (immediate.sizes == wire::SizeSource::kByteCount || immediate.parts == 1)
-    return fail_unexpected_immediate(queue_index);
-  if (request.parts_seen == 0) request.sizes = wire::SizeSource::kPosted;
-  if (immediate.sizes != wire::SizeSource::kOtherPart) request.sizes = immediate.sizes;
-  if (++request.parts_seen < immediate.parts) return;
-  request.parts_seen = 0;
-  request.state = RequestState::kDone;
-  ++groups_arrived_;
-}
-
-void RecvComm::complete(const ibv_wc& completion) {
-  if (completion.status != IBV_WC_SUCCESS) return fail_receive(completion);
-  if ((completion.wr_id & kReceiveWork) != 0) return process_immediate(completion, completion.wr_id & 0xffff);
-  if ((completion.wr_id & kFlushWorkBit) != 0) {
-    return flush_.complete(static_cast<std::uint32_t>(completion.wr_id & 0xffff));
-  }
-  cts_sent_ += cts_signal_mask_ + 1;
-}
-
-[[gnu::cold]] void RecvComm::fail_receive(const ibv_wc& completion) {
-  if ((completion.wr_id & kFlushWorkBit) != 0) {
-    return fail_completion(completion, 0,
-                           {.operation_text = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true});
-  }
-  std::uint64_t bytes = 0;  // that are due
-  for (std::uint32_t member = oldest_member_; member != next_member_;) {
-    const RecvRequest& request = requests_[wire::ring_index(member)];
-    const std::uint64_t* const posted = &posted_[wire::ring_index(member)];
-    if (request.state == RequestState::kPending) bytes = std::accumulate(posted, posted + request.group_size, bytes);
-    member += request.group_size;
-  }
-  FailedWork work{.operation_text = "waiting for messages, none of which was due,", .bytes = std::nullopt};
-  if ((completion.wr_id & kReceiveWork) == 0) work.operation_text = "announcing a receive (CTS)";
-  if (bytes != 0) {
-    work.bytes = bytes;
-    work.operation_text = (completion.wr_id & kReceiveWork) != 0 ? "receiving" : "announcing receive buffers (CTS) of";
-  }
-  fail_completion(completion, completion.wr_id & 0xffff, work);
-}
-
-[[gnu::noinline]] void RecvComm::progress() {
-  const int polled = poll_first_cq();
-  for (int i = 0; i < polled; ++i) complete(completions_[i]);
-  if (slow_path_flags() != 0 || polled < 0) run_slow_path(polled);
-}
-
-[[gnu::noinline]] void RecvComm::run_slow_path(int polled) {
-  poll_other_cqs(polled, [this](const ibv_wc& completion) { complete(completion); });
-}
-
-[[gnu::cold]] void RecvComm::fail_unexpected_immediate(std::size_t queue) {
-  fail(ErrorKind::kRemote, "immediate", queue, diagnose_corrupt_peer,
-       [] { return std::string("the peer completed a receive that is not posted"); });
-}
-
-[[gnu::cold]] ErrorKind RecvComm::fail_size_mismatch(std::uint64_t bytes, std::uint64_t posted) noexcept {
-  fail(ErrorKind::kRemote, "completion record", 0, diagnose_corrupt_peer, [&] {
-    return "the peer reports " + std::to_string(bytes) + " bytes in a receive that holds " + std::to_string(posted);
-  });
-  return failure();
-}
-
-// Of several members a count of bytes tells nothing.
-[[gnu::cold]] ErrorKind RecvComm::fail_byte_count(std::uint32_t group_size) noexcept {
-  fail(ErrorKind::kRemote, "completion", 0, diagnose_corrupt_peer, [&] {
-    return "the peer completed a group of " + std::to_string(group_size) + " receives as if it were a message alone";
-  });
-  return failure();
-}
-
-ErrorKind RecvComm::test(Request& base, int* done, int* sizes) noexcept {
-  auto& request = static_cast<RecvRequest&>(base);
-  if (request.state != RequestState::kDone) return poll_and_test(request, done, sizes);
-  return retire(request, done, sizes);
-}
-
-// Usually there is nothing, or one completion of the plainest kind, which needs no other call.
-[[gnu::noinline]] ErrorKind RecvComm::poll_and_test(RecvRequest& request, int* done, int* sizes) noexcept {
-  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-  const int polled = comm.poll_first_cq();
-  if (polled == 0 && comm.slow_path_flags() == 0) {
-    comm.tested_ = true;
-    *done = 0;
-    return ErrorKind::kNone;
-  }
-  const bool simple = polled == 1 && comm.complete_simple(comm.completions_[0]);
-  if (simple && request.state == RequestState::kDone) return retire(request, done, sizes);
-  return process_completions(request, done, sizes, simple ? 0 : polled);
-}
-
-[[gnu::noinline]] ErrorKind RecvComm::process_completions(RecvRequest& request, int* done, int* sizes,
-                                                          int polled) noexcept {
-  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-  comm.tested_ = true;
-  for (int i = 0; i < polled; ++i) comm.complete(comm.completions_[i]);
-  if (comm.slow_path_flags() != 0 || polled < 0) comm.run_slow_path(polled);
-  if (request.state == RequestState::kDone) return retire(request, done, sizes);
-  *done = 0;
-  return comm.failure();
-}
-
-ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
-  auto& request = static_cast<RecvRequest&>(base);
-  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-  if (request.state != RequestState::kDone) {
-    const std::uint64_t word = comm.arrival(request);
-    if (word >> wire::kArrivalShift < wire::kArrivalComplete) {
-      comm.tested_ = true;
-      if (++comm.empty_tests_ % kEmptyTestsPerPoll == 0 || comm.slow_path_flags() != 0) comm.progress();
-      *done = 0;
-      return comm.failure();
-    }
-    std::uint64_t posted = 0;
-    const std::uint32_t index = wire::ring_index(request.first_member);
-    for (std::uint32_t i = 0; i < request.group_size; ++i) posted += comm.posted_[index + i];
-    request.bytes_counted = word & wire::kArrivalBytesMask;
-    request.sizes = request.group_size == 1           ? wire::SizeSource::kByteCount
-                    : request.bytes_counted == posted ? wire::SizeSource::kPosted
-                                                      : wire::SizeSource::kRecord;
-    request.state = RequestState::kDone;
-    ++comm.groups_arrived_;
-  }
-  return retire(request, done, sizes);
-}
-
-// What has arrived is delivered whatever failed before; sizes that cannot be fail the comm.
-[[gnu::always_inline]] inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) noexcept {
-  *done = 1;
-  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-  request.state = request.optional_completion ? RequestState::kDoneUnconfirmed : RequestState::kFree;
-  // In order, as NCCL takes receives back, this is all that release() would do.
-  if (request.first_member == comm.oldest_member_ && !request.optional_completion)
-    comm.oldest_member_ += request.group_size;
-  if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
-  const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
-  if (request.bytes_counted > posted) return comm.fail_size_mismatch(request.bytes_counted, posted);
-  comm.bytes_ += request.bytes_counted;
-  if (sizes != nullptr) *sizes = narrow(request.bytes_counted);
-  return ErrorKind::kNone;
-}
-
-[[gnu::noinline]] ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
-  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-  const std::uint32_t index = wire::ring_index(request.first_member);
-  const std::uint64_t* const posted = &comm.posted_[index];
-  const std::uint32_t group_size = request.group_size;
-  if (request.sizes == wire::SizeSource::kByteCount) return comm.fail_byte_count(group_size);
-  int ignored_sizes[wire::kMaxGroup];
-  if (sizes == nullptr) sizes = ignored_sizes;
-  std::uint64_t bytes = 0;
-  if (request.sizes == wire::SizeSource::kRecord) {
-    const std::uint64_t* const recorded_sizes = &comm.record().size[index];
-    for (std::uint32_t i = 0; i < group_size; ++i) {
-      const std::uint64_t size =
-          __atomic_load_n(&recorded_sizes[i], __ATOMIC_RELAXED);  // the peer may write it any time
-      if (size > posted[i]) return comm.fail_size_mismatch(size, posted[i]);
-      bytes += size;
-      sizes[i] = narrow(size);
-    }
-  } else {  // those of the receive itself
-    for (std::uint32_t i = 0; i < group_size; ++i) {
-      bytes += posted[i];
-      sizes[i] = narrow(posted[i]);
-    }
-  }
-  if (!request.optional_completion) comm.bytes_ += bytes;
-  return ErrorKind::kNone;
-}
-
-wire::ConnectionStatus RecvComm::status() const {
-  wire::ConnectionStatus status{.members = next_member_, .flushes = flush_.pending(), .bytes = bytes_};
-  const std::uint64_t arrived = groups_arrived_;  // before: what is posted meanwhile is not taken for arrived
-  const std::uint64_t posted = groups_posted_;
-  status.outstanding = static_cast<std::uint32_t>(posted - std::min(posted, arrived));
-  if (optional_posted_) status.flags |= wire::ConnectionStatus::kOptionalReceives;
-  return status;
-}
-
-CompletedCounts RecvComm::completed_counts() const {
-  CompletedCounts completed_counts{transfer_counts().messages, bytes_, cts_sent_ != 0};
-  const std::uint32_t used = consumed_members();
-  for (std::uint32_t member = oldest_member_; member != next_member_;) {
-    const RecvRequest& request = requests_[wire::ring_index(member)];
-    const bool unconfirmed = request.optional_completion && member - oldest_member_ >= used;
-    if (unconfirmed || request.state == RequestState::kPending) completed_counts.messages -= request.group_size;
-    member += request.group_size;
-  }
-  completed_counts.peer_responded = completed_counts.peer_responded || completed_counts.messages != 0;
-  return completed_counts;
-}
-
-TransferCounts RecvComm::transfer_counts() const {
-  TransferCounts transfer_counts = counts_;
-  transfer_counts.bytes = bytes_;
-  for (std::size_t i = 0; i < transfer_counts.groups.size(); ++i)
-    transfer_counts.messages += transfer_counts.groups[i] * (i + 1);
-  return transfer_counts;
-}
 
 }  // namespace verbatim

@@ -10,21 +10,22 @@
 #include <string>
 #include <vector>
 
-#include "net/transfer/comm.h"
+#include "net/transfer/comm_progress.h"
 #include "net/transfer/flush_queue.h"
 #include "wire/completion.h"
 #include "wire/cts.h"
 
 namespace verbatim {
 
-class RecvComm final : public Comm {
+class RecvComm final : public CommProgress<RecvComm> {
  public:
   // What an end on `ports` for `peer`'s QPs needs of its endpoint.
   static EndpointSizes endpoint_sizes(const Config& config, std::span<const Port* const> ports,
                                       const wire::Hello& peer);
 
   // An end for `peer`, which tells by atomics what arrives where it offers them and both ends can.
-  static Result<std::unique_ptr<RecvComm>> create(Context& context, Endpoint endpoint, const wire::Hello& peer);
+  static Result<std::unique_ptr<RecvComm>> create(const CommSettings& settings, Endpoint endpoint,
+                                                  const wire::Hello& peer);
 
   Status connect(const wire::Hello& remote, int traffic_class) override;
 
@@ -55,9 +56,9 @@ class RecvComm final : public Comm {
   bool all_done() const override { return !waits_for_peer() && flush_.all_done(); }
   bool waits_for_peer() const override;
 
-  void progress();
-
  private:
+  friend class CommProgress<RecvComm>;
+
   // Receives are posted this many at a time.
   static constexpr std::uint32_t kReceiveBatch = 16;
 
@@ -80,7 +81,7 @@ class RecvComm final : public Comm {
   std::uint32_t capabilities() const override { return arrivals_ != nullptr ? wire::kAtomicCompletion : 0U; }
   bool uses_for_flush(const ibv_qp& qp) const override { return flush_.uses(qp); }
 
-  RecvComm(Context& context, Endpoint endpoint, ControlMemory control, bool atomic);
+  RecvComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, bool atomic);
 
   std::byte* entry(std::uint32_t index) const { return control_.data() + index * entry_bytes_; }
   wire::CompletionRecord& record() const {
@@ -90,7 +91,7 @@ class RecvComm final : public Comm {
   std::uint64_t arrival(const RecvRequest& request) const {
     return __atomic_load_n(&arrivals_[wire::ring_index(request.first_member)], __ATOMIC_ACQUIRE);
   }
-  std::string describe_flush_failure(const Error& error) const;
+  Failure flush_failure(const Error& error) const;
   bool can_flush();
   ErrorKind reject_group_size(int n) const noexcept;
   ErrorKind reject_buffer() noexcept;
@@ -111,14 +112,12 @@ class RecvComm final : public Comm {
   // CTS work requests that QP 0 still takes.
   std::uint32_t cts_free() const { return cts_depth_ - static_cast<std::uint32_t>(groups_posted_ - cts_sent_); }
   void post_receives(std::size_t queue);
-  // Takes in a completion if it is of the plainest kind.
+  // For CommProgress.
   bool complete_simple(const ibv_wc& completion);
   void complete(const ibv_wc& completion);
+  void resume_pending_post() {}
   void process_immediate(const ibv_wc& completion, std::size_t queue);
   void finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion);
-  static ErrorKind poll_and_test(RecvRequest& request, int* done, int* sizes) noexcept;
-  static ErrorKind process_completions(RecvRequest& request, int* done, int* sizes, int taken) noexcept;
-  void run_slow_path(int taken);
   static ErrorKind retire(RecvRequest& request, int* done, int* sizes) noexcept;
   static ErrorKind retire_group(RecvRequest& request, int* sizes) noexcept;
 
@@ -152,5 +151,11 @@ class RecvComm final : public Comm {
   std::array<std::uint64_t, wire::kRingEntries> posted_;
   FlushQueue flush_;
 };
+
+extern template class CommProgress<RecvComm>;
+
+// wr_id: bits 0-15 queue, 16-31 the kind of work. Flushes have kFlushWorkBit.
+constexpr std::uint64_t kReceiveWork = std::uint64_t{1} << 16;
+constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
 
 }  // namespace verbatim

@@ -4,39 +4,40 @@
 #include <string>
 
 #include "base/log.h"
-#include "net/context/context.h"
 #include "net/transfer/recv_comm.h"
 
 namespace verbatim {
 
 Result<std::unique_ptr<MemoryHandle>> RecvComm::register_memory(const MrRequest& request) {
   if (request.type != MemoryType::kHost) {
-    if (const Status prepared = flush_.prepare(*this, endpoint_, context_.config()); !prepared) {
-      if (!prepared.error().logged) VERBATIM_WARN("%s", describe_flush_failure(prepared.error()).c_str());
+    if (const Status prepared = flush_.prepare(*this, endpoint_, settings_.config); !prepared) {
+      if (!prepared.error().logged) VERBATIM_WARN("%s", log_line(flush_failure(prepared.error())).c_str());
       return prepared.error();
     }
   }
   return Comm::register_memory(request);
 }
 
-std::string RecvComm::describe_flush_failure(const Error& error) const {
-  if (error.logged) return "no flushes of GPU memory: the line before says why. Path: " + describe_path(0);
-  PathFacts loop = endpoint_.path_facts(0, context_.host_name());
+Failure RecvComm::flush_failure(const Error& error) const {
+  PathFacts path = endpoint_.path_facts(0, settings_.host_name);
+  path.age_ns = 0;  // the history of the connection is not the cause
+  path.counters.clear();
+  if (error.logged) return {"no flushes of GPU memory: the line before says why", {}, path};
+  PathFacts loop = path;
   loop.remote = loop.local;
-  std::string why = verbatim::explain_setup_error(error, &loop, qp_usage(*endpoint_.ports().front()->device));
-  if (why.find(". Path: ") == std::string::npos) why += ". Path: " + describe_path(0);
-  return std::string(error.operation) + " for flushes of GPU memory failed with " + std::strerror(error.sys_errno) +
-         why;
+  return {std::string(error.operation) + " for flushes of GPU memory failed with " + std::strerror(error.sys_errno),
+          verbatim::diagnose_setup(error, &loop, qp_usage(*endpoint_.ports().front()->device)),
+          error.step == SetupStep::kModifyQp ? loop : path};
 }
 
-// Registered through another comm (regIsGlobal): this one hears of device memory only now.
+// For memory that was registered through another comm (regIsGlobal): this comm did not know of GPU memory before.
 [[gnu::cold]] bool RecvComm::can_flush() {
   Status prepared = system_error("memory", ENOMEM);
   try {
-    prepared = flush_.prepare(*this, endpoint_, context_.config());
+    prepared = flush_.prepare(*this, endpoint_, settings_.config);
   } catch (...) {  // no memory
   }
-  if (!prepared) fail(ErrorKind::kSystem, "irecv", [&] { return describe_flush_failure(prepared.error()); });
+  if (!prepared) fail(ErrorKind::kSystem, "irecv", [&] { return flush_failure(prepared.error()); });
   return bool{prepared};
 }
 
@@ -69,7 +70,7 @@ ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
     if (request.state != RequestState::kDone) {
       comm.tested_ = true;
       *done = 0;
-      return comm.failure();
+      return comm.result();
     }
   }
   *done = 1;

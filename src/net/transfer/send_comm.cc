@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/log.h"
-#include "net/context/context.h"
 #include "verbs/qp.h"
 
 namespace verbatim {
@@ -36,15 +35,16 @@ EndpointSizes SendComm::endpoint_sizes(std::size_t devices, std::size_t qps_per_
   return sizes;
 }
 
-Result<std::unique_ptr<SendComm>> SendComm::create(Context& context, Endpoint endpoint, std::size_t remote_devices) {
+Result<std::unique_ptr<SendComm>> SendComm::create(const CommSettings& settings, Endpoint endpoint,
+                                                   std::size_t remote_devices) {
   Result<ControlMemory> control =
       ControlMemory::create(endpoint.ports(), wire::cts_ring_bytes(remote_devices) + sizeof(WriteSources));
   if (!control) return control.error();
-  return std::unique_ptr<SendComm>(new SendComm(context, std::move(endpoint), std::move(*control), remote_devices));
+  return std::unique_ptr<SendComm>(new SendComm(settings, std::move(endpoint), std::move(*control), remote_devices));
 }
 
-SendComm::SendComm(Context& context, Endpoint endpoint, ControlMemory control, std::size_t remote_devices)
-    : Comm(CommKind::kSend, context, std::move(endpoint), std::move(control)),
+SendComm::SendComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, std::size_t remote_devices)
+    : CommProgress(CommKind::kSend, settings, std::move(endpoint), std::move(control)),
       entry_bytes_(wire::cts_entry_bytes(remote_devices)),
       ready_offset_(entry_bytes_ - sizeof(std::uint32_t)) {
   for (std::uint32_t i = 0; i < kBatch; ++i) {
@@ -65,11 +65,11 @@ std::uint32_t SendComm::capabilities() const {
   const bool able = std::all_of(endpoint_.ports().begin(), endpoint_.ports().end(), [](const Port* port) {
     return port->device->attributes().atomic_cap != IBV_ATOMIC_NONE && initiator_reads(*port->device) != 0;
   });
-  return able && context_.config().completion == Completion::kAtomic ? wire::kAtomicCompletion : 0U;
+  return able && settings_.config.completion == Completion::kAtomic ? wire::kAtomicCompletion : 0U;
 }
 
 Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
-  const Config& config = context_.config();
+  const Config& config = settings_.config;
   if (wire::cts_entry_bytes(remote.devices.size()) != entry_bytes_) {
     return Error{ErrorKind::kRemote, EPROTO, "hello with another device count than the handle"};
   }
@@ -84,8 +84,7 @@ Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
   max_piece_bytes_ = endpoint_.max_message_bytes();
   atomic_ = (remote.capabilities & capabilities() & wire::kAtomicCompletion) != 0;
   if (config.completion == Completion::kAtomic && !atomic_) {
-    context_.report_no_atomics(endpoint_.ports().front()->name, remote.host,
-                               capabilities() == 0 ? "the device has no atomics" : "the peer does without");
+    atomics_refused_ = capabilities() == 0 ? "the device has no atomics" : "the peer does not use them";
   }
   adaptive_routing_ = std::any_of(endpoint_.ports().begin(), endpoint_.ports().end(),
                                   [](const Port* port) { return port->adaptive_routing; });
@@ -134,7 +133,7 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
 [[gnu::cold]] ErrorKind SendComm::no_matching_receive() noexcept {
   send_refused_ = true;
   check_signals(true);
-  return failure();
+  return result();
 }
 
 // A message alone: one WRITE that carries its immediate itself.
@@ -180,8 +179,8 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
 // The first member of a group, or what is no simple message, or a comm that something has happened to.
 [[gnu::noinline]] ErrorKind SendComm::begin_group(const void* data, std::size_t bytes, int tag,
                                                   const MemoryKeys& memory, void** request) noexcept {
-  if (slow_path_flags() != 0 && !can_send()) return failure();
-  if (!load_head_group(wire::ring_index(head()))) return failure();
+  if (slow_path_flags() != 0 && !can_send()) return result();
+  if (!load_head_group(wire::ring_index(head()))) return result();
   return send_member(data, bytes, tag, memory, request);
 }
 
@@ -197,7 +196,7 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
 // Messages in another order than the members, which NCCL's are not; or something has happened to the comm.
 [[gnu::noinline]] ErrorKind SendComm::send_out_of_order(const void* data, std::size_t bytes, int tag,
                                                         const MemoryKeys& memory, void** request) noexcept {
-  if (error() != nullptr) return failure();
+  if (error() != nullptr) return result();
   for (std::uint32_t open_members = group_.open_members; open_members != 0; open_members &= open_members - 1) {
     const auto member = static_cast<std::uint32_t>(std::countr_zero(open_members));
     if (entry(group_.index + member).tag != static_cast<std::uint32_t>(tag)) continue;
@@ -260,7 +259,7 @@ bool SendComm::load_head_group(std::uint32_t index) {
   const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(group_.entry_address);
   SendRequest& request = *group_.request;
   // Not free: a full round of requests that nobody has tested.
-  if (request.state != RequestState::kFree) return failure();
+  if (request.state != RequestState::kFree) return result();
   if (bytes > entry_head.size) return fail_size_mismatch(bytes, entry_head);
   request.state = RequestState::kPending;
   request.bytes = bytes;
@@ -395,7 +394,7 @@ bool SendComm::reports_consumed() {
     return "isend of " + std::to_string(bytes) + " bytes with tag " + std::to_string(entry_head.tag) +
            " is more than the peer's receive holds, " + std::to_string(entry_head.size) + " bytes";
   });
-  return failure();
+  return result();
 }
 
 void SendComm::store_sizes(std::uint32_t index, std::uint32_t group_size) const {
@@ -419,131 +418,6 @@ void SendComm::post(SendQueue& queue, std::uint32_t count, std::uint64_t wr_id) 
     work->send_flags = 0;
   }
   if (returned != 0) fail_post("ibv_post_send", returned, static_cast<std::size_t>(&queue - queues_.data()));
-}
-
-wire::ConnectionStatus SendComm::status() const {
-  wire::ConnectionStatus status{.sends = 1, .members = head(), .bytes = bytes_};
-  const std::span<const EndpointQp> ends = endpoint_.qps();
-  for (std::size_t i = 0; i < queues_.size(); ++i) status.outstanding += ends[i].send_wr - queues_[i].free;
-  const std::byte* const entry_address = control_.data() + wire::ring_index(status.members) * entry_bytes_;
-  if (ready(entry_address, status.members)) status.flags |= wire::ConnectionStatus::kCtsReady;
-  return status;
-}
-
-bool SendComm::all_done() const {
-  return std::none_of(requests_.begin(), requests_.end(),
-                      [](const SendRequest& request) { return request.state == RequestState::kPending; });
-}
-
-// A message alone.
-[[gnu::always_inline]] inline bool SendComm::complete_simple(const ibv_wc& completion) {
-  if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kSendSingle) == 0) return false;
-  ++queues_[completion.wr_id >> 16 & 0xffff].free;
-  requests_[completion.wr_id & 0xffff].state = RequestState::kDone;
-  return true;
-}
-
-void SendComm::complete(const ibv_wc& completion) {
-  if (complete_simple(completion)) return;
-  if (completion.status != IBV_WC_SUCCESS) return fail_send(completion);
-  queues_[completion.wr_id >> 16 & 0xffff].free += static_cast<std::uint32_t>(completion.wr_id >> 32 & 0xffff);
-  if ((completion.wr_id >> 48 & 1) == 0) return;
-  SendRequest* member = &requests_[completion.wr_id & 0xffff];
-  if (--member->parts_left != 0) return;
-  const SendRequest* const end = member + member->group_size;
-  do {
-    member->state = RequestState::kDone;
-  } while (++member != end);
-}
-
-ErrorKind SendComm::test(Request& base, int* done, int* sizes) noexcept {
-  auto& request = static_cast<SendRequest&>(base);
-  if (request.state != RequestState::kDone) return poll_and_test(request, done, sizes);
-  return retire(request, done, sizes);
-}
-
-inline ErrorKind SendComm::retire(SendRequest& request, int* done, int* sizes) noexcept {
-  *done = 1;
-  request.state = RequestState::kFree;
-  if (sizes != nullptr) *sizes = narrow(request.bytes);
-  return ErrorKind::kNone;
-}
-
-// Usually there is nothing, or one completion of the plainest kind, which needs no other call.
-[[gnu::noinline]] ErrorKind SendComm::poll_and_test(SendRequest& request, int* done, int* sizes) noexcept {
-  SendComm& comm = *static_cast<SendComm*>(request.comm);
-  const int polled = comm.poll_first_cq();
-  if (polled == 0 && comm.slow_path_flags() == 0) {
-    comm.tested_ = true;
-    *done = 0;
-    return ErrorKind::kNone;
-  }
-  const bool simple = polled == 1 && comm.complete_simple(comm.completions_[0]);
-  if (simple && request.state == RequestState::kDone) return retire(request, done, sizes);
-  return process_completions(request, done, sizes, simple ? 0 : polled);
-}
-
-[[gnu::noinline]] ErrorKind SendComm::process_completions(SendRequest& request, int* done, int* sizes,
-                                                          int polled) noexcept {
-  SendComm& comm = *static_cast<SendComm*>(request.comm);
-  comm.tested_ = true;
-  for (int i = 0; i < polled; ++i) comm.complete(comm.completions_[i]);
-  if (comm.slow_path_flags() != 0 || polled < 0) comm.run_slow_path(polled);
-  if (request.state == RequestState::kDone) return retire(request, done, sizes);
-  *done = 0;
-  return comm.failure();
-}
-
-[[gnu::noinline]] void SendComm::progress() {
-  const int polled = poll_first_cq();
-  for (int i = 0; i < polled; ++i) complete(completions_[i]);
-  if (slow_path_flags() != 0 || polled < 0) run_slow_path(polled);
-}
-
-[[gnu::noinline]] void SendComm::run_slow_path(int polled) {
-  poll_other_cqs(polled, [this](const ibv_wc& completion) { complete(completion); });
-  if (pending_post_.active && error() == nullptr) continue_pending_post();
-}
-
-CompletedCounts SendComm::completed_counts() const {
-  CompletedCounts completed_counts{head_, bytes_, head_ != 0 || ready(head_entry_, static_cast<std::uint32_t>(head_))};
-  // Members of a group that is not complete are in neither number yet.
-  const SendRequest* const unsent = &requests_[group_.index];
-  const SendRequest* const unsent_end = unsent + (group_.open_members != 0 ? group_.group_size : 0);
-  for (const SendRequest& request : requests_) {
-    if (request.state != RequestState::kPending || (&request >= unsent && &request < unsent_end)) continue;
-    --completed_counts.messages;
-    completed_counts.bytes -= request.bytes;
-  }
-  return completed_counts;
-}
-
-// Which of a group's it was is not told: one that is not registered, else a GPU's, else the first.
-[[gnu::cold]] RefusedBuffer SendComm::refused_buffer(const SendRequest* first, std::uint32_t members,
-                                                     const Device& device) {
-  RefusedBuffer found;
-  for (std::uint32_t i = 0; i < members; ++i) {
-    if (first[i].bytes == 0) continue;  // which needs no registration
-    RefusedBuffer buffer{reinterpret_cast<std::uintptr_t>(first[i].data), first[i].bytes, std::nullopt};
-    buffer.region = device.mr_cache().find(buffer.address, buffer.bytes);
-    if (!buffer.region) return buffer;
-    const bool gpu = buffer.region->type != MemoryType::kHost;
-    if (!found.region || (gpu && found.region->type == MemoryType::kHost)) found = buffer;
-  }
-  return found;
-}
-
-[[gnu::cold]] void SendComm::fail_send(const ibv_wc& completion) {
-  const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
-  const std::uint32_t members = (completion.wr_id & kSendSingle) != 0 ? 1 : requests_[index].group_size;
-  std::uint64_t bytes = 0;
-  for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
-  const std::size_t queue = completion.wr_id >> 16 & 0xffff;
-  FailedWork work{.operation_text = "sending", .bytes = bytes};
-  if (completion.status == IBV_WC_LOC_PROT_ERR) {
-    work.buffer = refused_buffer(&requests_[index], members, *endpoint_.ports()[queues_[queue].device]->device);
-  }
-  fail_completion(completion, queue, work);
 }
 
 }  // namespace verbatim

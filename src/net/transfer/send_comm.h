@@ -11,19 +11,20 @@
 #include <memory>
 #include <vector>
 
-#include "net/transfer/comm.h"
+#include "net/transfer/comm_progress.h"
 #include "wire/completion.h"
 #include "wire/cts.h"
 
 namespace verbatim {
 
-class SendComm final : public Comm {
+class SendComm final : public CommProgress<SendComm> {
  public:
   // What a comm on `devices` ports needs of its endpoint, with so many QPs on each.
   static EndpointSizes endpoint_sizes(std::size_t devices, std::size_t qps_per_device, const Config& config);
 
   // `remote_devices`: how many the listening side has, which fixes the layout of the ring.
-  static Result<std::unique_ptr<SendComm>> create(Context& context, Endpoint endpoint, std::size_t remote_devices);
+  static Result<std::unique_ptr<SendComm>> create(const CommSettings& settings, Endpoint endpoint,
+                                                  std::size_t remote_devices);
 
   // `remote` says whether arrivals are told by atomics.
   Status connect(const wire::Hello& remote, int traffic_class) override;
@@ -45,10 +46,9 @@ class SendComm final : public Comm {
   wire::ConnectionStatus status() const override;
   Activity take_activity() override { return {.send_refused = send_refused_.take(), .tested = tested_.take()}; }
 
-  // Drives the comm: completions, and what is left of a message that did not fit the send queues.
-  void progress();
-
  private:
+  friend class CommProgress<SendComm>;
+
   struct SendRequest : Request {
     std::uint8_t group_size = 0;   // of the group's first member
     std::uint32_t parts_left = 0;  // of the group's first member: QPs that have not finished
@@ -129,7 +129,7 @@ class SendComm final : public Comm {
   const void* peer_written_memory() const override { return control_.data(); }
   std::uint32_t capabilities() const override;
 
-  SendComm(Context& context, Endpoint endpoint, ControlMemory control, std::size_t remote_devices);
+  SendComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, std::size_t remote_devices);
 
   const wire::CtsHead& entry(std::uint32_t index) const {
     return *reinterpret_cast<const wire::CtsHead*>(control_.data() + index * entry_bytes_);
@@ -183,13 +183,13 @@ class SendComm final : public Comm {
   ErrorKind no_matching_receive() noexcept;
   void fail_send(const ibv_wc& completion);
   static RefusedBuffer refused_buffer(const SendRequest* first, std::uint32_t members, const Device& device);
-  static ErrorKind poll_and_test(SendRequest& request, int* done, int* sizes) noexcept;
-  static ErrorKind process_completions(SendRequest& request, int* done, int* sizes, int consumed) noexcept;
   static ErrorKind retire(SendRequest& request, int* done, int* sizes) noexcept;
-  // Takes in a completion if it is of the plainest kind.
+  // For CommProgress.
   bool complete_simple(const ibv_wc& completion);
   void complete(const ibv_wc& completion);
-  void run_slow_path(int consumed);
+  void resume_pending_post() {
+    if (pending_post_.active && error() == nullptr) continue_pending_post();
+  }
 
   bool can_post_stripes() const;
   void post_stripes(std::uint32_t member);
@@ -224,6 +224,8 @@ class SendComm final : public Comm {
   std::array<Work, kBatch> work_;
   std::array<SendRequest, wire::kRingEntries> requests_;
 };
+
+extern template class CommProgress<SendComm>;
 
 // wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32-47 work requests that are done
 // with it, 48 whether its part of the group is, 49 whether that is a message alone in one work request.

@@ -181,9 +181,9 @@ void SendComm::continue_pending_post() {
   }
   pending_post_.active = pending_post_.part < pending_post_.parts && error() == nullptr;
   if (pending_post_.active) {
-    set_slow_path_flag(kPostPending);
+    failure_state_.set_flag(kPostPending);
   } else {
-    clear_slow_path_flag(kPostPending);
+    failure_state_.clear_flag(kPostPending);
   }
 }
 

@@ -114,11 +114,10 @@ TEST(CallMismatchLine, SendLargerThanReceive_NamesBothRanks) {
     ASSERT_NE(ends.announce(64), nullptr);
     ends.send_until_failed(1024);
   });
-  EXPECT_EQ(told,
-            Lines{"isend of 1024 bytes with tag 0 is more than the peer's receive holds, 64 bytes: the ranks call "
-                  "different sizes. Next: compare count, type and environment (NCCL_ALGO, NCCL_PROTO, "
-                  "NCCL_BUFFSIZE...) of the ranks on HOST and HOST. " +
-                  kPath + "0 messages, 0 bytes"});
+  EXPECT_EQ(told, Lines{"isend of 1024 bytes with tag 0 is more than the peer's receive holds, 64 bytes: the ranks use "
+                        "different message sizes. Next: compare count, type and environment (NCCL_ALGO, NCCL_PROTO, "
+                        "NCCL_BUFFSIZE...) of the ranks on HOST and HOST. " +
+                        kPath + "0 messages, 0 bytes"});
 }
 
 // The other end is told what this one's operator is.
@@ -131,15 +130,15 @@ TEST(CallMismatchLine, SendLargerThanReceive_IsReportedAtPeer) {
   });
   ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
   EXPECT_EQ(told[1],
-            "the peer HOST (pid #) reported: isend of 1024 bytes with tag 0 is more than the peer's receive "
-            "holds, 64 bytes: the ranks call different sizes. Next: look at HOST (pid #) first: its log says "
-            "more. " +
+            "the peer HOST (pid #) reported: isend of 1024 bytes with tag 0 is more than the peer's receive holds, 64 "
+            "bytes: the ranks use different message sizes. Next: look at HOST (pid #) first: its log says more. " +
                 kPath + "0 messages, 0 bytes");
 }
 
 const std::string kCorrupt =
-    ": no sound peer of this version does that: another version of the plugin, or something wrote over its memory or "
-    "this one's. Next: compare the versions of the plugin on HOST and HOST, then the application's last changes. ";
+    ": no peer of this version does that: the versions of the plugin on HOST and HOST differ, or memory of the plugin "
+    "was overwritten. Next: compare the versions of the plugin on HOST and HOST, then check the application's last "
+    "changes. ";
 
 TEST(CallMismatchLine, LinkDown_IsReportedAtPeerWithHostName) {
   const Lines told = lines_of("link-down device=0 after=1 op=write_imm", [] {
@@ -151,7 +150,7 @@ TEST(CallMismatchLine, LinkDown_IsReportedAtPeerWithHostName) {
     ends.test_until_failed(receive);
   });
   ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
-  EXPECT_NE(told[0].find("the link of softverbs0:1 here is down"), std::string::npos) << told[0];
+  EXPECT_NE(told[0].find("the link of softverbs0:1 on HOST is down"), std::string::npos) << told[0];
   EXPECT_NE(told[1].find("reported: sending 64 bytes failed"), std::string::npos) << told[1];
   EXPECT_NE(told[1].find("the link of softverbs0:1 on HOST is down"), std::string::npos) << told[1];
 }
@@ -165,8 +164,7 @@ TEST(OptionalReceiveLine, UnreachablePeer_IsReportedAsNeverWorked) {
     ends.test_until_failed(nullptr);
   });
   ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
-  EXPECT_NE(told[0].find("): never worked: reachability, the two NICs cannot talk to each other"), std::string::npos)
-      << told[0];
+  EXPECT_NE(told[0].find("): never worked: the two NICs cannot reach each other"), std::string::npos) << told[0];
 }
 
 TEST(CorruptPeerLine, GroupSizeOutOfRange_IsReported) {
@@ -210,8 +208,8 @@ TEST(CorruptPeerLine, GroupCompletedAsSingleMessage_IsReported) {
 }
 
 const std::string kContradiction =
-    ": the application's own calls contradict each other, nothing is wrong with the path. Next: report this line and "
-    "the versions of NCCL (NCCL_DEBUG=VERSION) and of the plugin. ";
+    ": the calls of the application on HOST contradict each other, the path is not the cause. Next: report this line "
+    "and the versions of NCCL (NCCL_DEBUG=VERSION) and of the plugin. ";
 
 TEST(FlushLine, MemoryNeverReceivedInto_IsReported) {
   const Lines told = lines_of([](Ends& ends) {
@@ -249,11 +247,10 @@ TEST(FlushLine, CreateQpFails_IsReportedAndConnectionWorks) {
     EXPECT_EQ(ends.link.recv().error(), nullptr) << "the connection is as good as before";
     EXPECT_TRUE(ends.link.recv().register_memory(gpu)) << "there is room now";
   });
-  EXPECT_EQ(told, Lines{"ibv_create_qp for flushes of GPU memory failed with Cannot allocate memory: the device has no "
-                        "room for another connection (it takes 8192 queue pairs of all processes, this one holds 2), "
-                        "or no memory may be "
-                        "locked. Next: fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; "
-                        "'rdma resource show' counts what all processes hold. Path: " +
+  EXPECT_EQ(told, Lines{"ibv_create_qp for flushes of GPU memory failed with Cannot allocate memory: the QP limit of "
+                        "the device is reached (8192 queue pairs for all processes, this process holds 2), or the "
+                        "limit of locked memory. Next: fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l "
+                        "unlimited'; 'rdma resource show' counts what all processes hold. Path: " +
                         kEnds});
 }
 
@@ -301,16 +298,15 @@ TEST(AsyncEventLine, QpRequestError_IsReported) {
     ends.wait_for_device_event();
     ends.test_until_failed(nullptr);
   });
-  EXPECT_EQ(told,
-            Lines{"softverbs0 reported invalid request local work queue error (IBV_EVENT_QP_REQ_ERR): a request of the "
-                  "peer was invalid: access flags, MTU or length. Next: look at the line of HOST; compare versions and "
-                  "MTU on both hosts. " +
-                  kPath + "0 messages, 0 bytes"});
+  EXPECT_EQ(told, Lines{"softverbs0 on HOST reported invalid request local work queue error (IBV_EVENT_QP_REQ_ERR): a "
+                        "request from HOST is invalid: access flags, MTU or length. Next: look at the log of HOST; "
+                        "compare versions and MTU on HOST and HOST. " +
+                        kPath + "0 messages, 0 bytes"});
 }
 
 const std::string kDeviceFailed =
-    "this device or its driver failed, not the path to the peer. Next: 'dmesg | grep softverbs0'; take it out by "
-    "VERBATIM_HCA=^softverbs0 until it is well. ";
+    "softverbs0 on HOST or its driver failed, not the path to the peer. Next: 'dmesg | grep softverbs0' on HOST; "
+    "exclude it with VERBATIM_HCA=^softverbs0 until it works. ";
 
 // softverbs has no such fault; which event reaches which connection is control_test's.
 TEST(AsyncEventLine, QpCqOrDeviceError_IsReported) {
@@ -324,7 +320,7 @@ TEST(AsyncEventLine, QpCqOrDeviceError_IsReported) {
       ends.link.recv().set_signal(type);
       ends.test_until_failed(nullptr);
     });
-    EXPECT_EQ(told, Lines{"softverbs0 reported " + name + kDeviceFailed + kPath + "0 messages, 0 bytes"});
+    EXPECT_EQ(told, Lines{"softverbs0 on HOST reported " + name + kDeviceFailed + kPath + "0 messages, 0 bytes"});
   }
 }
 

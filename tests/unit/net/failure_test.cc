@@ -154,71 +154,72 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Golden{"RetryExceededAtOnce", completes("RETRY_EXC_ERR"),
                "sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor error "
-               "129): never worked: reachability, though packets of the peer arrive here: a path that is open one way "
-               "only, or a switch with a smaller MTU. Next: 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' on HOST, "
-               "then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096 HOST' on HOST. "},
+               "129): never worked: packets from HOST arrive, packets to it are lost: the path is open in one "
+               "direction only, or a switch has a smaller MTU. Next: 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' on "
+               "HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096 HOST' on HOST. "},
         Golden{
             "RetryExceededLater", completes("RETRY_EXC_ERR", 101),
             "sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor error "
-            "129): worked for T: loss, or a link flap or a dead host at the other end, longer than all retries. Next: "
-            "'dmesg | grep softverbs0' here, 'dmesg | grep softverbs0' on HOST; VERBATIM_TIMEOUT waits longer. ",
+            "129): worked for T: packets to HOST are lost, or its link or host is down, longer than all retries. Next: "
+            "'dmesg | grep softverbs0' on HOST, 'dmesg | grep softverbs0' on HOST; VERBATIM_TIMEOUT waits longer. ",
             200, "100 messages, 6400 bytes"},
         Golden{"CtsUnanswered", "unreachable device=0 peer=0",
                "announcing receive buffers (CTS) of 64 bytes failed with transport retry counter exceeded "
-               "(IBV_WC_RETRY_EXC_ERR 12, vendor error 0; 32 more flushed): never worked: reachability, the two NICs "
-               "cannot talk to each other: GID, subnet, VLAN, firewall or rail. Next: 'ib_write_bw -d softverbs0 -i 1 "
-               "-x 3 -m 4096' on HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096 HOST' on HOST. "},
+               "(IBV_WC_RETRY_EXC_ERR 12, vendor error 0; 32 more flushed): never worked: the two NICs cannot reach "
+               "each other: GID, subnet, VLAN, firewall or rail. Next: 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' "
+               "on HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096 HOST' on HOST. "},
         Golden{"LinkDown", "link-down device=0 after=8 op=write_imm",
                "sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor error "
-               "0): worked for T: the link of softverbs0:1 here is down, longer than all retries. Next: 'dmesg | grep "
-               "softverbs0' here, 'dmesg | grep softverbs0' on HOST; VERBATIM_TIMEOUT waits longer. ",
+               "0): worked for T: the link of softverbs0:1 on HOST is down, longer than all retries. Next: 'dmesg | "
+               "grep softverbs0' on HOST, 'dmesg | grep softverbs0' on HOST; VERBATIM_TIMEOUT waits longer. ",
                20, "8 messages, 512 bytes"},
         Golden{"LocalProtection", completes("LOC_PROT_ERR"),
                "sending 64 bytes failed with local protection error (IBV_WC_LOC_PROT_ERR 4, vendor error 129): the "
                "application's buffer was freed or unmapped while in use: 64 bytes of host memory at 0x# in a "
                "registration of # bytes at 0x#. Next: check that buffers outlive their operations. "},
         Golden{"LocalLength", completes("LOC_LEN_ERR"),
-               "sending 64 bytes failed with local length error (IBV_WC_LOC_LEN_ERR 1, vendor error 129): a message "
-               "longer than its receive, or than this device takes: MTU, or versions that differ. Next: compare "
-               "versions and MTU on both hosts. "},
+               "sending 64 bytes failed with local length error (IBV_WC_LOC_LEN_ERR 1, vendor error 129): a message is "
+               "longer than its receive, or than softverbs0 on HOST accepts: MTU or versions differ. Next: compare "
+               "versions and MTU on HOST and HOST. "},
         Golden{"RemoteInvalidRequest", completes("REM_INV_REQ_ERR"),
                "sending 64 bytes failed with remote invalid request error (IBV_WC_REM_INV_REQ_ERR 9, vendor error "
-               "129): the peer's NIC finds the request invalid: MTU that differs, access flags of its queue pair, or a "
-               "length. Next: compare versions and 'ibv_devinfo -v' (active_mtu, max_msg_sz) on both hosts; on HOST "
-               "look for an async event. "},
+               "129): the NIC of HOST finds the request invalid: the MTU differs, its queue pair forbids the access, "
+               "or the length is wrong. Next: compare versions and 'ibv_devinfo -v' (active_mtu, max_msg_sz) on both "
+               "hosts; on HOST look for an async event. "},
         Golden{"RemoteAccess", completes("REM_ACCESS_ERR"),
-               "sending 64 bytes failed with remote access error (IBV_WC_REM_ACCESS_ERR 10, vendor error 129): the "
-               "peer's NIC refuses the address or its key: the peer's application has freed or deregistered the buffer "
-               "that it announced, or has ended. Next: look at HOST first: its log says what failed there before. "},
+               "sending 64 bytes failed with remote access error (IBV_WC_REM_ACCESS_ERR 10, vendor error 129): the NIC "
+               "of HOST refuses the address or its key: the application on HOST has freed or deregistered the buffer "
+               "that it announced, or has ended. Next: look at HOST first: its log says what failed before. "},
         Golden{"RemoteOperation", completes("REM_OP_ERR"),
-               "sending 64 bytes failed with remote operation error (IBV_WC_REM_OP_ERR 11, vendor error 129): the "
-               "peer's NIC could not finish the request, for a reason of its own. Next: look at HOST first: its log "
-               "and 'dmesg | grep softverbs0' there. "},
+               "sending 64 bytes failed with remote operation error (IBV_WC_REM_OP_ERR 11, vendor error 129): the NIC "
+               "of HOST could not complete the request. Next: look at HOST first: its log and 'dmesg | grep "
+               "softverbs0' on HOST. "},
         Golden{"ReceiverNotReady", completes("RNR_RETRY_EXC_ERR"),
                "sending 64 bytes failed with RNR retry counter exceeded (IBV_WC_RNR_RETRY_EXC_ERR 13, vendor error "
-               "129): the peer had no receive posted, for longer than all retries. Next: look at HOST first: its "
-               "process may be stopped. "},
+               "129): HOST had no receive posted for longer than all retries. Next: look at HOST first: its process "
+               "may be stopped. "},
         Golden{"FlushAlone", completes("WR_FLUSH_ERR"),
-               "sending 64 bytes failed with Work Request Flushed Error (IBV_WC_WR_FLUSH_ERR 5, vendor error 129): a "
-               "consequence, not the cause: the queue pair was in the error state already, and nothing here says why. "
-               "Next: look for an earlier line of this host's log, then on HOST. "},
+               "sending 64 bytes failed with Work Request Flushed Error (IBV_WC_WR_FLUSH_ERR 5, vendor error 129): "
+               "this is a consequence: the queue pair was in the error state already, and HOST has no record of the "
+               "cause. Next: look for an earlier line in the log of HOST, then on HOST. "},
         Golden{"BadResponse", completes("BAD_RESP_ERR"),
-               "sending 64 bytes failed with bad response error (IBV_WC_BAD_RESP_ERR 7, vendor error 129): an answer "
-               "of the peer's NIC that fits no request: another connection's, or firmware. Next: compare firmware and "
-               "versions on both hosts; 'dmesg | grep softverbs0'. "},
+               "sending 64 bytes failed with bad response error (IBV_WC_BAD_RESP_ERR 7, vendor error 129): a response "
+               "of the NIC of HOST fits no request: it belongs to another connection, or the firmware is at fault. "
+               "Next: compare firmware and versions on both hosts; 'dmesg | grep softverbs0' on HOST. "},
         Golden{"Fatal", completes("FATAL_ERR"),
-               "sending 64 bytes failed with fatal error (IBV_WC_FATAL_ERR 19, vendor error 129): this device or its "
-               "driver failed, not the path to the peer. Next: 'dmesg | grep softverbs0'; take it out by "
-               "VERBATIM_HCA=^softverbs0 until it is well. "},
+               "sending 64 bytes failed with fatal error (IBV_WC_FATAL_ERR 19, vendor error 129): softverbs0 on HOST "
+               "or its driver failed, not the path to the peer. Next: 'dmesg | grep softverbs0' on HOST; exclude it "
+               "with VERBATIM_HCA=^softverbs0 until it works. "},
         Golden{"General", completes("GENERAL_ERR"),
-               "sending 64 bytes failed with general error (IBV_WC_GENERAL_ERR 21, vendor error 129): this device or "
-               "its driver refuses what worked before. Next: 'dmesg | grep softverbs0'. "},
+               "sending 64 bytes failed with general error (IBV_WC_GENERAL_ERR 21, vendor error 129): softverbs0 on "
+               "HOST or its driver refuses work that it accepted before. Next: 'dmesg | grep softverbs0' on HOST. "},
         Golden{"PostRefused", "fail verb=post_send nth=2 errno=ENOMEM",
-               "ibv_post_send failed with Cannot allocate memory: this device or its driver failed, not the path to "
-               "the peer. Next: 'dmesg | grep softverbs0'; take it out by VERBATIM_HCA=^softverbs0 until it is well. "},
+               "ibv_post_send failed with Cannot allocate memory: softverbs0 on HOST or its driver failed, not the "
+               "path to the peer. Next: 'dmesg | grep softverbs0' on HOST; exclude it with VERBATIM_HCA=^softverbs0 "
+               "until it works. "},
         Golden{"PollRefused", "fail verb=poll_cq nth=1 errno=EIO",
-               "ibv_poll_cq failed: this device or its driver failed, not the path to the peer. Next: 'dmesg | grep "
-               "softverbs0'; take it out by VERBATIM_HCA=^softverbs0 until it is well. "}),
+               "ibv_poll_cq failed: softverbs0 on HOST or its driver failed, not the path to the peer. Next: 'dmesg | "
+               "grep softverbs0' on HOST; exclude it with VERBATIM_HCA=^softverbs0 until it works. "}),
     [](const auto& test) { return std::string(test.param.name); });
 
 PathFacts example() {
@@ -235,50 +236,50 @@ PathFacts example() {
 }
 
 std::string cause(ibv_wc_status status, const PathFacts& facts) {
-  return diagnose(status, facts).cause;
+  return diagnose(status, facts).why;
 }
 
 TEST(Diagnosis, RetryExceededAfterLinkDown_NamesTheLink) {
   PathFacts facts = example();
   facts.link = {.downs = 2, .down = false, .changed_ns = 1, .outage_ns = 4 * kNanosecondsPerSecond};
   EXPECT_EQ(cause(IBV_WC_RETRY_EXC_ERR, facts),
-            "worked for 3 h 2 min: link flap: that of mlx5_0:1 here went down 2 times since, last for 4 s, longer than "
-            "all retries");
+            "worked for 3 h 2 min: the link of mlx5_0:1 on node1 has been down 2 times (link flap), the last time for "
+            "4 s, longer than all retries");
   facts.link = {.downs = 1, .down = true, .changed_ns = 1, .outage_ns = 90 * kNanosecondsPerSecond};
   EXPECT_EQ(cause(IBV_WC_RETRY_EXC_ERR, facts),
-            "worked for 3 h 2 min: the link of mlx5_0:1 here is down, for 1 min 30 s now, longer than all retries");
+            "worked for 3 h 2 min: the link of mlx5_0:1 on node1 is down, for 1 min 30 s now, longer than all retries");
 }
 
 TEST(Diagnosis, LocalQpOperationError_NamesLinkAndGid) {
   PathFacts facts = example();
-  const std::string refuses = "this device or its driver refuses what worked before";
+  const std::string refuses = "mlx5_0 on node1 or its driver refuses work that it accepted before";
   EXPECT_EQ(cause(IBV_WC_LOC_QP_OP_ERR, facts), refuses);
   facts.link = {.downs = 1, .down = false, .changed_ns = 1, .outage_ns = 4 * kNanosecondsPerSecond};
   EXPECT_EQ(cause(IBV_WC_LOC_QP_OP_ERR, facts),
-            refuses + "; link flap: that of mlx5_0:1 here went down once since, last for 4 s");
+            refuses + "; the link of mlx5_0:1 on node1 has been down once (link flap), the last time for 4 s");
   facts.gid_removed = true;
-  const std::string gone = "worked for 3 h 2 min: GID 3 of mlx5_0:1 here is no longer ::, ";
+  const std::string gone = "worked for 3 h 2 min: GID 3 of mlx5_0:1 on node1 is no longer ::, ";
   EXPECT_EQ(cause(IBV_WC_LOC_QP_OP_ERR, facts), gone + "and its driver does not retry");
   EXPECT_EQ(cause(IBV_WC_RETRY_EXC_ERR, facts), gone + "longer than all retries");
   facts.link.down = true;
   EXPECT_EQ(cause(IBV_WC_LOC_QP_OP_ERR, facts),
-            "worked for 3 h 2 min: the link of mlx5_0:1 here is down, for 4 s now, and its driver does not retry");
+            "worked for 3 h 2 min: the link of mlx5_0:1 on node1 is down, for 4 s now, and its driver does not retry");
 }
 
 TEST(Diagnosis, LinkDownAndPeerReport_LinkIsTheCause) {
   PathFacts facts = example();
   facts.peer_report = "the peer node2 reported: sending failed";
-  EXPECT_EQ(cause(IBV_WC_RETRY_EXC_ERR, facts), "the peer went first: the peer node2 reported: sending failed");
+  EXPECT_EQ(cause(IBV_WC_RETRY_EXC_ERR, facts), "the peer failed first: the peer node2 reported: sending failed");
   facts.link = {.downs = 1, .down = true, .changed_ns = 1, .outage_ns = 4 * kNanosecondsPerSecond};
   EXPECT_EQ(cause(IBV_WC_RETRY_EXC_ERR, facts),
-            "worked for 3 h 2 min: the link of mlx5_0:1 here is down, for 4 s now, longer than all retries");
+            "worked for 3 h 2 min: the link of mlx5_0:1 on node1 is down, for 4 s now, longer than all retries");
 }
 
 TEST(Diagnosis, PeerClosedFirst_IsTheCause) {
   PathFacts facts = example();
   facts.peer_disconnected = true;
   for (const ibv_wc_status status : {IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_REM_ACCESS_ERR}) {
-    EXPECT_EQ(cause(status, facts), "the peer went first: its process ended or has closed the connection");
+    EXPECT_EQ(cause(status, facts), "the process on node2 ended or closed the connection first");
   }
   EXPECT_EQ(cause(IBV_WC_LOC_PROT_ERR, facts).find("the peer"), std::string::npos) << "that is our own";
 }
@@ -287,7 +288,7 @@ TEST(Diagnosis, EveryStatus_HasNameReasonAndNextStep) {
   for (int status = IBV_WC_LOC_LEN_ERR; status <= IBV_WC_GENERAL_ERR; ++status) {
     const auto one = static_cast<ibv_wc_status>(status);
     EXPECT_TRUE(std::string_view(wc_status_name(one)).starts_with("IBV_WC_")) << status;
-    EXPECT_FALSE(diagnose(one, example()).cause.empty()) << status;
+    EXPECT_FALSE(diagnose(one, example()).why.empty()) << status;
     EXPECT_FALSE(diagnose(one, example()).next.empty()) << status;
   }
   EXPECT_STREQ(wc_status_name(IBV_WC_GENERAL_ERR), "IBV_WC_GENERAL_ERR");
@@ -298,27 +299,30 @@ TEST(Diagnosis, SetupError_HasReasonAndNextStep) {
   PathFacts facts = example();
   inet_pton(AF_INET6, "::ffff:10.1.3.5", facts.local.gid.raw);
   inet_pton(AF_INET6, "::ffff:10.1.4.7", facts.remote->gid.raw);
-  const auto explained = [&](int code) {
-    const std::string text = explain_setup_error(system_error("ibv_modify_qp to RTR", code), &facts);
-    return text.substr(0, text.find(". Path: "));
+  const auto diagnosed = [&](int code) {
+    return diagnose_setup(system_error("ibv_modify_qp to RTR", code, SetupStep::kModifyQp), &facts);
   };
-  EXPECT_EQ(
-      explained(ETIMEDOUT),
-      ": the peer's address does not resolve (route, ARP or ND): another rail, subnet or VLAN. Next: 'ip route get "
-      "10.1.4.7 from 10.1.3.5' and 'ip neigh show 10.1.4.7' on node1, then 'ib_write_bw -d mlx5_1 -i 2 -x 5 -m "
-      "1024' on node2, then 'ib_write_bw -d mlx5_0 -i 1 -x 3 -m 1024 node2' on node1");
-  EXPECT_TRUE(explained(ENETUNREACH).starts_with(": there is no route from this NIC's address to the peer's"));
-  EXPECT_EQ(
-      explained(ENODEV),
-      ": GID 3 of mlx5_0:1 is empty or its address has gone since it was read. Next: 'show_gids mlx5_0' lists what "
-      "is there; VERBATIM_GID_INDEX=auto chooses anew for each connection");
-  EXPECT_TRUE(explained(EINVAL).starts_with(": the device refuses an attribute: GID 3, an MTU"));
-  EXPECT_TRUE(explain_setup_error(system_error("connect", ETIMEDOUT), &facts).empty()) << "TCP says all itself";
-  EXPECT_EQ(explain_setup_error(system_error("ibv_create_qp", ENOMEM), nullptr, {.limit = 8192, .in_use = 17}),
-            ": the device has no room for another connection (it takes 8192 queue pairs of all processes, this one "
-            "holds 17), or no memory "
-            "may be locked. Next: fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma "
-            "resource show' counts what all processes hold");
+  const Diagnosis unresolved = diagnosed(ETIMEDOUT);
+  EXPECT_EQ(unresolved.why, "the peer's address does not resolve (route, ARP or ND): another rail, subnet or VLAN");
+  EXPECT_EQ(unresolved.next,
+            "'ip route get 10.1.4.7 from 10.1.3.5' and 'ip neigh show 10.1.4.7' on node1, then 'ib_write_bw -d mlx5_1 "
+            "-i 2 -x 5 -m 1024' on node2, then 'ib_write_bw -d mlx5_0 -i 1 -x 3 -m 1024 node2' on node1");
+  EXPECT_EQ(diagnosed(ENETUNREACH).why,
+            "there is no route from this NIC's address to the peer's: another rail or subnet");
+  EXPECT_EQ(diagnosed(ENETUNREACH).next, unresolved.next);
+  EXPECT_EQ(diagnosed(ENODEV).why, "GID 3 of mlx5_0:1 on node1 is empty or its address was removed after it was read");
+  EXPECT_EQ(diagnosed(ENODEV).next,
+            "'show_gids mlx5_0' lists the GIDs; VERBATIM_GID_INDEX=auto chooses anew for each connection");
+  EXPECT_TRUE(diagnosed(EINVAL).why.starts_with("the device refuses an attribute: GID 3, an MTU"));
+  EXPECT_TRUE(diagnose_setup(system_error("connect", ETIMEDOUT), &facts).why.empty()) << "TCP says all itself";
+  const Error no_memory = system_error("ibv_create_qp", ENOMEM, SetupStep::kCreateQueue);
+  const Diagnosis limit = diagnose_setup(no_memory, nullptr, {.limit = 8192, .in_use = 17});
+  EXPECT_EQ(limit.why,
+            "the QP limit of the device is reached (8192 queue pairs for all processes, this process holds 17), or "
+            "the limit of locked memory");
+  EXPECT_EQ(limit.next,
+            "fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma resource show' counts "
+            "what all processes hold");
 }
 
 // A tree like /sys/class/infiniband, in which softverbs' devices have counters from now on, as a kernel's driver keeps
@@ -398,29 +402,28 @@ TEST(FailureReport, SetupFails_NamesPathAndRemedy) {
 
 TEST(Diagnosis, LongHostNames_LineFitsNcclsLimit) {
   PathFacts facts = example();
-  EXPECT_EQ(
-      describe_failure("sending 8 bytes failed", {"why", "do"}, facts),
-      "sending 8 bytes failed: why. Next: do. Path: node1 mlx5_0:1 GID 3 :: QP 4711 to node2 mlx5_1:2 GID 5 :: QP "
-      "815, MTU 1024 (4096 here, 1024 there), TC 106, SL 0, timeout 4.29 s, 7 retries (34.4 s in all), 3 h 2 min "
-      "old, carried 1000 messages, 64000 bytes");
+  EXPECT_EQ(log_line({"sending 8 bytes failed", {"why", "do"}, facts}),
+            "sending 8 bytes failed: why. Next: do. Path: node1 mlx5_0:1 GID 3 :: QP 4711 to node2 mlx5_1:2 GID 5 :: "
+            "QP 815, MTU 1024 (local 4096, peer 1024), TC 106, SL 0, timeout 4.29 s, 7 retries (34.4 s in all), 3 h 2 "
+            "min old, carried 1000 messages, 64000 bytes");
   facts.counters = "local_ack_timeout_err +8";
   facts.local.host = facts.remote->host = std::string(40, 'h');
   facts.completed_counts.messages = 0;
-  const std::string line = describe_failure(std::string(150, 'x'), diagnose(IBV_WC_RETRY_EXC_ERR, facts), facts);
+  const std::string line = log_line({std::string(150, 'x'), diagnose(IBV_WC_RETRY_EXC_ERR, facts), facts});
   EXPECT_TRUE(line.ends_with("; since then local_ack_timeout_err +8"));
   EXPECT_LT(line.size(), 1000U) << "more does not fit into NCCL's line";
 }
 
 TEST(FailureReport, ReceiveFails_IsReportedAtBothEnds) {
   const Lines expected{
-      "sending 64 bytes failed with remote invalid request error (IBV_WC_REM_INV_REQ_ERR 9, vendor error 0): the "
-      "peer's NIC finds the request invalid: MTU that differs, access flags of its queue pair, or a length. "
-      "Next: compare versions and 'ibv_devinfo -v' (active_mtu, max_msg_sz) on both hosts; on HOST look for an "
-      "async event. " +
+      "sending 64 bytes failed with remote invalid request error (IBV_WC_REM_INV_REQ_ERR 9, vendor error 0): the NIC "
+      "of HOST finds the request invalid: the MTU differs, its queue pair forbids the access, or the length is wrong. "
+      "Next: compare versions and 'ibv_devinfo -v' (active_mtu, max_msg_sz) on both hosts; on HOST look for an async "
+      "event. " +
           kPath + "1 messages, 64 bytes",
-      "receiving 64 bytes failed with local length error (IBV_WC_LOC_LEN_ERR 1, vendor error 0; 30 more "
-      "flushed): a message longer than its receive, or than this device takes: MTU, or versions that differ. "
-      "Next: compare versions and MTU on both hosts. " +
+      "receiving 64 bytes failed with local length error (IBV_WC_LOC_LEN_ERR 1, vendor error 0; 30 more flushed): a "
+      "message is longer than its receive, or than softverbs0 on HOST accepts: MTU or versions differ. Next: compare "
+      "versions and MTU on HOST and HOST. " +
           kPath + "1 messages, 64 bytes"};
   EXPECT_EQ(warnings_under("complete op=recv nth=2 status=LOC_LEN_ERR vendor=129", 20), expected);
 }
@@ -429,9 +432,10 @@ TEST(FailureReport, ReceiveFails_IsReportedAtBothEnds) {
 TEST(FailureReport, DeviceFatal_IsNotReportedAsPathFailure) {
   const auto told = warnings_under("device-fatal device=0 after=1 op=write_imm", 20);
   ASSERT_FALSE(told.empty());
-  EXPECT_NE(told.back().find(": this device or its driver failed, not the path to the peer. Next: 'dmesg | grep "
-                             "softverbs0'; take it out by VERBATIM_HCA=^softverbs0 until it is well. Path: HOST"),
-            std::string::npos)
+  EXPECT_NE(
+      told.back().find(": softverbs0 on HOST or its driver failed, not the path to the peer. Next: 'dmesg | grep "
+                       "softverbs0' on HOST; exclude it with VERBATIM_HCA=^softverbs0 until it works. Path: HOST"),
+      std::string::npos)
       << told.back();
 }
 
@@ -447,13 +451,13 @@ TEST(FailureReport, ReceiveBufferDeregistered_IsReportedAtBothEnds) {
     EXPECT_TRUE(ConnectedComms::fails(stream.link().recv()));
   });
   const Lines expected{
-      "sending 64 bytes failed with remote access error (IBV_WC_REM_ACCESS_ERR 10, vendor error 0): the peer's "
-      "NIC refuses the address or its key: the peer's application has freed or deregistered the buffer that it "
-      "announced, or has ended. Next: look at HOST first: its log says what failed there before. " +
+      "sending 64 bytes failed with remote access error (IBV_WC_REM_ACCESS_ERR 10, vendor error 0): the NIC of HOST "
+      "refuses the address or its key: the application on HOST has freed or deregistered the buffer that it announced, "
+      "or has ended. Next: look at HOST first: its log says what failed before. " +
           kPath + "3 messages, 192 bytes",
-      "softverbs0 reported local access violation work queue error (IBV_EVENT_QP_ACCESS_ERR): a message of the "
-      "peer with a wrong key or range, or of another MTU, was refused here. Next: look at the line of HOST; "
-      "compare versions and MTU on both hosts. " +
+      "softverbs0 on HOST reported local access violation work queue error (IBV_EVENT_QP_ACCESS_ERR): softverbs0 on "
+      "HOST refused a message from HOST with a wrong key, range or MTU. Next: look at the log of HOST; compare "
+      "versions and MTU on HOST and HOST. " +
           kPath + "3 messages, 192 bytes"};
   EXPECT_EQ(told, expected);
 }
@@ -465,10 +469,12 @@ TEST(FailureReport, PeerClosed_IsNamedFirst) {
     stream.link().context().close(stream.link().send());
     EXPECT_TRUE(ConnectedComms::fails(stream.link().recv()));
   });
-  EXPECT_EQ(told,
-            Lines{"the peer HOST (pid #) has closed a connection that we wait for: it needs nothing more of us: the "
-                  "application's ends disagree. Next: look at HOST (pid #) first: its log says why. " +
-                  kPath + "3 messages, 192 bytes"});
+  EXPECT_EQ(
+      told,
+      Lines{
+          "the peer HOST (pid #) closed a connection that has outstanding operations: its application needs no more "
+          "data, the one on HOST does: their calls do not match. Next: look at HOST (pid #) first: its log says why. " +
+          kPath + "3 messages, 192 bytes"});
 }
 
 // Shorter than all retries together, which wait eight times 67 ms.
@@ -514,13 +520,12 @@ TEST(FailureReport, ErrorAndFlushedRequests_GiveOneLine) {
     EXPECT_TRUE(ConnectedComms::fails(stream.link().send()));
     for (int i = 0; i < 1000; ++i) stream.link().send().progress();
   });
-  EXPECT_EQ(
-      told,
-      Lines{"sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor error 0; "
-            "255 more flushed): never worked: reachability, though packets of the peer arrive here: a path that is "
-            "open one way only, or a switch with a smaller MTU. Next: 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' on "
-            "HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096 HOST' on HOST. " +
-            kPath + "0 messages, 0 bytes"});
+  EXPECT_EQ(told,
+            Lines{"sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor "
+                  "error 0; 255 more flushed): never worked: packets from HOST arrive, packets to it are lost: the "
+                  "path is open in one direction only, or a switch has a smaller MTU. Next: 'ib_write_bw -d softverbs0 "
+                  "-i 1 -x 3 -m 4096' on HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096 HOST' on HOST. " +
+                  kPath + "0 messages, 0 bytes"});
 }
 
 }  // namespace

@@ -85,11 +85,10 @@ TEST(HandshakeFailureLine, ConnectingPeerCloses_NamesPeer) {
     strangers.accept_until_failure();
   });
   ASSERT_EQ(told.size(), 1U);
-  EXPECT_EQ(
-      told[0],
-      "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: recv: "
-      "Connection reset by peer: the peer went first. Next: look at HOST (pid #, 127.0.0.1:#) first: its log says "
-      "why");
+  EXPECT_EQ(told[0],
+            "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: recv: "
+            "Connection reset by peer: the peer closed the connection first. Next: look at HOST (pid #, 127.0.0.1:#) "
+            "first: its log says why");
 }
 
 TEST(HandshakeFailureLine, ListeningPeerCloses_NamesPeer) {
@@ -162,16 +161,16 @@ TEST(HandshakeFailureLine, PeerProcessEnded_IsConnectionRefused) {
     strangers.connect_until_failure();
   });
   EXPECT_EQ(told,
-            Lines{kConnecting + "connect: Connection refused: its process has ended or listens no more, "
-                                "or a firewall is in between. Next: look at 127.0.0.1:# first: its log says why"});
+            Lines{kConnecting + "connect: Connection refused: its process has ended or does not listen any more, or a "
+                                "firewall blocks the connection. Next: look at 127.0.0.1:# first: its log says why"});
 }
 
 TEST(HandshakeFailureLine, PeerNeverAccepts_TimesOut) {
   const Lines told = lines_of([] { HandshakePair().connect_until_failure(); });
   EXPECT_EQ(told,
-            Lines{kConnecting + "waiting for the peer's accept: Connection timed out: its application does nothing for "
-                                "this connection, or its host does not answer. Next: look at 127.0.0.1:# first: its "
-                                "process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer"});
+            Lines{kConnecting + "waiting for the peer's accept: Connection timed out: its application makes no calls "
+                                "for this connection, or its host does not answer. Next: look at 127.0.0.1:# first: "
+                                "its process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer"});
 }
 
 TEST(HandshakeFailureLine, ConnectNotContinued_TimesOut) {
@@ -180,10 +179,11 @@ TEST(HandshakeFailureLine, ConnectNotContinued_TimesOut) {
     for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
     strangers.accept_until_failure();
   });
-  EXPECT_EQ(told, Lines{kAccepting + "waiting for the peer to finish the handshake: Connection timed out: its "
-                                     "application does nothing for this connection, or its host does not answer. Next: "
-                                     "look at HOST (pid #, 127.0.0.1:#) first: its process may be busy or stopped; "
-                                     "VERBATIM_CONNECT_TIMEOUT_S waits longer"});
+  EXPECT_EQ(told,
+            Lines{kAccepting +
+                  "waiting for the peer to finish the handshake: Connection timed out: its application makes no calls "
+                  "for this connection, or its host does not answer. Next: look at HOST (pid #, 127.0.0.1:#) first: "
+                  "its process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer"});
 }
 
 // What is no service of ours, at an address of its own.
@@ -288,9 +288,9 @@ TEST(HandshakeFailureLine, OtherServiceAnswersConnect_NamesVersions) {
     strangers.connect_until_failure();
   });
   EXPECT_EQ(told,
-            Lines{kConnecting + "message of another protocol: Protocol error: what came is of another service, or of "
-                                "another version of the plugin. Next: 'ss -tnp' there shows whose the port is; compare "
-                                "the versions of the plugin here and on 127.0.0.1:#"});
+            Lines{kConnecting + "message of another protocol: Protocol error: the message belongs to another service, "
+                                "or to another version of the plugin. Next: 'ss -tnp' on that host shows whose port it "
+                                "is; compare the versions of the plugin on this host and on 127.0.0.1:#"});
 }
 
 TEST(HandshakeFailureLine, OtherServiceContinuesHandshake_NamesVersions) {
@@ -305,9 +305,9 @@ TEST(HandshakeFailureLine, OtherServiceContinuesHandshake_NamesVersions) {
     strangers.accept_until_failure();
   });
   EXPECT_EQ(told,
-            Lines{kAccepting + "message of another protocol: Protocol error: what came is of another service, or of "
-                               "another version of the plugin. Next: 'ss -tnp' there shows whose the port is; compare "
-                               "the versions of the plugin here and on HOST (pid #, 127.0.0.1:#)"});
+            Lines{kAccepting + "message of another protocol: Protocol error: the message belongs to another service, "
+                               "or to another version of the plugin. Next: 'ss -tnp' on that host shows whose port it "
+                               "is; compare the versions of the plugin on this host and on HOST (pid #, 127.0.0.1:#)"});
 }
 
 TEST(HandshakeFailureLine, OtherRelease_SuggestsSameRelease) {

@@ -95,13 +95,14 @@ class MonitorPortTest : public ::testing::Test {
     const Config& config = link_.context().config();
     Result<Endpoint> endpoint = Endpoint::create(ports, RecvComm::endpoint_sizes(config, ports, peer), config);
     EXPECT_TRUE(endpoint);
-    Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(link_.context(), std::move(*endpoint), peer);
+    Result<std::unique_ptr<RecvComm>> comm =
+        RecvComm::create(link_.context().comm_settings(), std::move(*endpoint), peer);
     EXPECT_TRUE(comm);
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     peer_ends_.emplace_back(ends[1]);
     (*comm)->set_side_channel(UniqueFd(ends[0]));
-    EXPECT_TRUE(control_->watch(**comm));
+    EXPECT_TRUE(control_->watch(**comm, this));
     return comms_.emplace_back(std::move(*comm)).get();
   }
 

@@ -103,7 +103,8 @@ class MonitorTest : public ::testing::Test {
     Result<Endpoint> endpoint = Endpoint::create(ports, RecvComm::endpoint_sizes(config, ports, peer), config);
     EXPECT_TRUE(endpoint);
     if (!endpoint) return nullptr;
-    Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(link_.context(), std::move(*endpoint), peer);
+    Result<std::unique_ptr<RecvComm>> comm =
+        RecvComm::create(link_.context().comm_settings(), std::move(*endpoint), peer);
     EXPECT_TRUE(comm);
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
@@ -113,7 +114,7 @@ class MonitorTest : public ::testing::Test {
   }
 
   void watch() {
-    ASSERT_TRUE(control_->watch(*comm_));
+    ASSERT_TRUE(control_->watch(*comm_, this));
     watched_ = true;
   }
 
@@ -198,7 +199,7 @@ TEST_F(MonitorTest, UnreadableEvents_CountAsDeviceFailure) {
   while (!has_failed(*comm_) && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   EXPECT_TRUE(has_failed(*comm_));
   const std::unique_ptr<RecvComm> later = make_comm();
-  ASSERT_TRUE(control_->watch(*later));
+  ASSERT_TRUE(control_->watch(*later, this));
   EXPECT_TRUE(has_failed(*later));
   control_->unwatch(*later);
 }
@@ -206,7 +207,7 @@ TEST_F(MonitorTest, UnreadableEvents_CountAsDeviceFailure) {
 TEST_F(MonitorTest, QpFatal_FailsOnlyItsComm) {
   ASSERT_NO_FATAL_FAILURE(watch());
   const std::unique_ptr<RecvComm> other = make_comm();
-  ASSERT_TRUE(control_->watch(*other));
+  ASSERT_TRUE(control_->watch(*other, this));
   ASSERT_NO_FATAL_FAILURE(happen(about(own_qp(*comm_), IBV_EVENT_QP_FATAL)));
   EXPECT_TRUE(has_failed(*comm_));
   EXPECT_FALSE(has_failed(*other));
@@ -219,7 +220,7 @@ TEST_F(MonitorTest, QpFailedBefore_FailsCommWhenWatched) {
   comm_->abort();  // the state that the event speaks of
   ASSERT_NO_FATAL_FAILURE(watch());
   EXPECT_TRUE(has_failed(*comm_));
-  ASSERT_TRUE(control_->watch(*other));
+  ASSERT_TRUE(control_->watch(*other, this));
   EXPECT_FALSE(has_failed(*other));
   control_->unwatch(*other);
 }
@@ -266,7 +267,7 @@ TEST_F(MonitorTest, HangingDevice_DoesNotDelayOtherComms) {
   std::atomic<bool> other_is_over{false};
   std::atomic<bool> own_is_over{false};
   std::thread others_owner([&] {
-    EXPECT_TRUE(control_->watch(*other));
+    EXPECT_TRUE(control_->watch(*other, this));
     control_->unwatch(*other);
     other_is_over = true;
   });
@@ -289,7 +290,7 @@ TEST_F(MonitorTest, HangingDevice_DoesNotDelayOtherComms) {
 TEST_F(MonitorTest, UnwatchableComm_IsRejected) {
   comm_->set_side_channel(UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)));
   const LogCapture log;
-  const Status watched = control_->watch(*comm_);
+  const Status watched = control_->watch(*comm_, this);
   ASSERT_FALSE(watched);
   EXPECT_EQ(watched.error().sys_errno, EPERM);
   EXPECT_NE(log.only_warning().find("epoll_ctl"), std::string::npos);

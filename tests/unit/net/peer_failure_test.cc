@@ -73,7 +73,7 @@ TEST(PeerFailure, CloseWithOutstandingOperation_IsReportedAsAbort) {
   link.context().close(link.recv());
   ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(8, 8), nullptr); }));
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
-  EXPECT_NE(log.only_warning().find("has given up"), std::string::npos);
+  EXPECT_NE(log.only_warning().find("aborted the connection"), std::string::npos);
 }
 
 // One end of a connection whose other end is the test's: a socket, and what is said on it.
@@ -93,14 +93,15 @@ class Keepalive : public ::testing::Test {
     const Config& config = link_.context().config();
     Result<Endpoint> endpoint = Endpoint::create(ports, RecvComm::endpoint_sizes(config, ports, peer), config);
     ASSERT_TRUE(endpoint);
-    Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(link_.context(), std::move(*endpoint), peer);
+    Result<std::unique_ptr<RecvComm>> comm =
+        RecvComm::create(link_.context().comm_settings(), std::move(*endpoint), peer);
     ASSERT_TRUE(comm);
     comm_ = std::move(*comm);
     int ends[2];
     ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     comm_->set_side_channel(UniqueFd(ends[0]));
     peer_ = UniqueFd(ends[1]);
-    ASSERT_TRUE(control_->watch(*comm_));
+    ASSERT_TRUE(control_->watch(*comm_, this));
   }
   void TearDown() override {
     if (control_ != nullptr) control_->unwatch(*comm_);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "connected_comms.h"
+#include "net/context/stats.h"
 #include "support/log_capture.h"
 
 namespace verbatim {
@@ -77,7 +78,7 @@ TEST_F(StateSocketTest, ContextOpen_StateIsReadable) {
   std::string found;
   {
     ConnectedComms link;
-    found = stats_path(path, link.context().host_name());
+    found = stats_path(path, link.context().comm_settings().host_name);
     ASSERT_EQ(found.rfind(begin, 0), 0U);
     struct stat status {};
     ASSERT_EQ(::stat(found.c_str(), &status), 0);

@@ -1,0 +1,113 @@
+// Whether and why a comm has failed, and what the monitor has reported to it.
+//
+//   kWorking --record--> kRecorded --publish--> kPublished
+//      |                                           ^
+//      +--record_completion--> kCompletionHeld ----+ publish
+//
+//   kWorking         no error; the monitor may have set signals, which the data path reads at its next progress
+//   kRecorded        the comm has failed: error() is final; the log line is being written
+//   kCompletionHeld  the comm has failed with a completion. Completions polled after it are still examined: a flushed
+//                    work request may come before the one that is the cause, and the others are counted
+//   kPublished       the failure is logged; text() is set for the monitor, which sends it to the peer
+//
+// Owned by a comm. The thread of the data path records and publishes; any thread sets signals and reads text().
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "net/diagnose/failure.h"
+
+namespace verbatim {
+
+// What the monitor reports to a comm: bits of its flags.
+enum class CommSignal : std::uint32_t {
+  kPeerClosed = 0x1,        // gracefully
+  kPeerDisconnected = 0x2,  // the side channel ended without a close message
+  kDeviceFailed = 0x4,      // the local device, or a queue of this comm
+  kPeerFailed = 0x8,        // set_reason() was called before
+  kPeerAborted = 0x10,      // its application closed it with outstanding operations
+  kFailedByMonitor = 0x20,  // set_reason() was called before
+};
+
+class FailureState {
+ public:
+  // What a call of the data path must look at besides its own work: 0 in the usual case.
+  enum Flag : std::uint32_t {
+    kSignals = 0xff,       // CommSignal
+    kFailed = 0x100,       // error() is set
+    kPostPending = 0x200,  // a message waits for free entries of a send queue
+    kSeveralCqs = 0x400,   // the comm has more than one completion queue: set for its whole life
+  };
+  std::uint32_t flags() const { return flags_.load(std::memory_order_relaxed); }
+  void set_flag(Flag flag) { flags_.fetch_or(flag, std::memory_order_relaxed); }
+  void clear_flag(Flag flag) { flags_.fetch_and(~flag, std::memory_order_relaxed); }
+
+  // kNone until the comm has failed.
+  ErrorKind kind() const { return error_.kind; }
+  const Error* error() const { return kind() != ErrorKind::kNone ? &error_ : nullptr; }
+
+  // Any thread.
+  void set_signal(CommSignal signal) { flags_.fetch_or(static_cast<std::uint32_t>(signal), std::memory_order_release); }
+  void set_signal(ibv_event_type event) {
+    device_event_.store(event, std::memory_order_relaxed);
+    set_signal(CommSignal::kDeviceFailed);
+  }
+  // The event of the last kDeviceFailed.
+  ibv_event_type device_event() const { return device_event_.load(std::memory_order_relaxed); }
+  // Whether the monitor has set one of these.
+  template <typename... Signals>
+  bool has(Signals... signals) const {
+    return (flags_.load(std::memory_order_acquire) & (static_cast<std::uint32_t>(signals) | ...)) != 0;
+  }
+
+  // The monitor alone, once, before the signal that it belongs to. Without memory the text is missing.
+  void set_reason(ErrorKind kind, std::string_view why);
+  ErrorKind reason_kind() const { return reason_kind_; }
+  const char* reason() const { return reason_ != nullptr ? reason_.get() : "no memory to say why"; }
+
+  // False when the comm had failed before: the first error is kept.
+  bool record(ErrorKind kind, const char* operation) noexcept;
+
+  struct HeldCompletion {
+    ibv_wc completion;
+    std::size_t qp;
+    FailedWork work;
+    std::uint64_t flushed;  // work requests that were flushed besides it
+  };
+  // The same for a failed completion.
+  void record_completion(ErrorKind kind, const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept;
+  bool completion_held() const { return phase_.load(std::memory_order_relaxed) == Phase::kCompletionHeld; }
+  const HeldCompletion& held_completion() const { return held_; }
+
+  // `failure` has been logged, nullptr where there was no memory for it.
+  void publish(std::unique_ptr<Failure> failure, std::string text) noexcept;
+  // Any thread: what the peer is sent; nullptr until the failure is published. Empty without memory.
+  const std::string* text() const { return published() ? &text_ : nullptr; }
+  // The same with all fields.
+  const Failure* failure() const { return published() ? failure_.get() : nullptr; }
+
+ private:
+  enum class Phase : std::uint8_t { kWorking, kRecorded, kCompletionHeld, kPublished };
+
+  bool published() const { return phase_.load(std::memory_order_acquire) == Phase::kPublished; }
+
+  std::atomic<std::uint32_t> flags_{0};
+  Error error_ = {.kind = ErrorKind::kNone};
+  std::atomic<Phase> phase_{Phase::kWorking};
+  std::atomic<ibv_event_type> device_event_{IBV_EVENT_COMM_EST};
+  ErrorKind reason_kind_ = ErrorKind::kRemote;
+  std::unique_ptr<char[]> reason_;  // allocated only when needed: few connections ever have one
+  HeldCompletion held_ = {};
+  std::unique_ptr<Failure> failure_;
+  std::string text_;
+};
+
+}  // namespace verbatim
