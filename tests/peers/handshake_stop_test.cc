@@ -48,7 +48,7 @@ const std::string kBusy =
     ": its application makes no calls for this connection, or its host does not answer. Next: look at WHO first: its "
     "process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer";
 const std::string kKeepaliveFailed =
-    "nothing has been heard from the peer HOST (pid #) for 1.5 s (VERBATIM_KEEPALIVE_S): its host answers, the process "
+    "the peer HOST (pid #) has sent nothing for 1.5 s (VERBATIM_KEEPALIVE_S): its host answers, the process "
     "is stopped or hangs";
 const std::string kReported = "the peer HOST (pid #) reported: ";
 const std::string kNextPeerLog = ". Next: look at HOST (pid #) first: its log says more. ";

@@ -238,7 +238,7 @@ TEST_P(Peers, PeerLate_IsNamed) {
   std::printf("%s\n", line.c_str());
   EXPECT_NE(line.find("(pid " + std::to_string(peer.pid()) + ") is late: its application has not posted"),
             std::string::npos);
-  EXPECT_NE(line.find("there: 0 receives posted"), std::string::npos);
+  EXPECT_NE(line.find("peer: 0 receives posted"), std::string::npos);
   close();
 }
 
@@ -249,7 +249,7 @@ TEST_P(Peers, PeerStopped_IsReportedAsNotAnswering) {
   ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
   const std::string line = warning_while_sending();
   EXPECT_NE(line.find("does not answer"), std::string::npos) << line;
-  EXPECT_NE(line.find("there: no answer"), std::string::npos) << line;
+  EXPECT_NE(line.find("peer: no answer"), std::string::npos) << line;
   close();
 }
 

@@ -301,7 +301,7 @@ def check_link_loss(pair):
         pair.report.note(f"a: {changes(before, counters(pair.a, 'rxe0'))}")
         pair.report.note(expect_outage(jobs[1], OUTAGE_S - 1))
         expect("the link is" not in jobs[0].output(), f"the other end's link was up:\n{jobs[0].output()}")
-        stalled = r"stalled for [\d.]+ s: the network, or the device: .*; here: .*; there: .*"
+        stalled = r"stalled for [\d.]+ s: the network, or the device: .*; local: .*; peer: .*"
         ends = (both_nics("a", "b"), both_nics("b", "a"))
         said = [re.search(stalled + nics, job.output()) for job, nics in zip(jobs, ends)]
         expect(any(said), "no stall:\n" + "\n".join(job.output() for job in jobs))
@@ -387,7 +387,7 @@ def check_frozen_host(pair):
             pair.b.thaw()
         succeed(pair.b.start("touch /run/thawed"))
         pair.report.note(expect_error(receiver, 90))
-        silent = r"nothing has been heard from the peer b \(pid \d+\) for [\d.]+ s \(VERBATIM_KEEPALIVE_S\): "
+        silent = r"the peer b \(pid \d+\) has sent nothing for [\d.]+ s \(VERBATIM_KEEPALIVE_S\): "
         silent += "its host does not answer, it is down, frozen or cut off"
         expect_log_line(sender, "Verbatim : " + silent + both_nics("a", "b"))
         expect_log_line(receiver, r"the peer a \(pid \d+\) reported: " + silent + both_nics("b", "a"))

@@ -1,5 +1,6 @@
-// What the control thread hears of devices: what ends connections, and what their links and addresses go through.
-#include <sys/epoll.h>
+#include "net/monitor/device_events.h"
+
+#include <fcntl.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,13 +11,11 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "net/monitor/monitor.h"
 #include "net/transfer/comm.h"
 
 namespace verbatim {
 namespace {
 
-// Whether the event ends every connection of its device, or the one whose QP it names.
 bool ends_device(ibv_event_type type) {
   return type == IBV_EVENT_DEVICE_FATAL;
 }
@@ -35,64 +34,72 @@ bool names_port(ibv_event_type type) {
 
 }  // namespace
 
-void Monitor::read_device_events(std::size_t index) {
-  const Device& device = *devices_[index];
-  const Verbs& verbs = device.verbs();
+Status DeviceEvents::open() {
+  const int fd = device_.context()->async_fd;
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return system_error("fcntl", errno);
+  return poller_.add_one_shot(fd, PollSource::kDevice, index_);
+}
+
+void DeviceEvents::read() {
+  const Verbs& verbs = device_.verbs();
+  const int fd = device_.context()->async_fd;
   ibv_async_event event{};
-  while (verbs.get_async_event(device.context(), &event) == 0) {
-    {
-      const MutexLock lock(mutex_);
-      dispatch_event(event, index);
-    }
-    log_event(event, index);
+  while (verbs.get_async_event(device_.context(), &event) == 0) {
+    dispatch(event);
+    log(event);
     verbs.ack_async_event(&event);
   }
-  if (errno == EAGAIN || errno == EINTR) return;
-  // The device is gone, and its descriptor would wake us for ever.
-  const char* const name = device.name().c_str();
+  if (errno == EAGAIN || errno == EINTR) {
+    static_cast<void>(poller_.rearm(fd, PollSource::kDevice, index_));
+    return;
+  }
+  // Without rearm(): the descriptor of a device that was removed stays readable.
+  const char* const name = device_.name().c_str();
   const char* const why = std::strerror(errno);
   VERBATIM_WARN(
       "%s: the device is gone, no more events can be read: %s; its %zu connections fail. Next: 'dmesg | grep %s'", name,
-      why, count_connections(device, 0), name);
-  static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, device.context()->async_fd, nullptr));
-  const MutexLock lock(mutex_);
-  fail_device(index);
+      why, count_connections(0), name);
+  poller_.remove(fd);
+  const MutexLock lock(table_.mutex);
+  fail_device();
 }
 
-void Monitor::dispatch_event(const ibv_async_event& event, std::size_t device) {
-  if (ends_device(event.event_type)) return fail_device(device);
+void DeviceEvents::dispatch(const ibv_async_event& event) {
+  const MutexLock lock(table_.mutex);
+  if (ends_device(event.event_type)) return fail_device();
   if (!ends_qp(event.event_type) && !ends_cq(event.event_type)) return;
-  bool known = false;
-  for (const auto& [fd, connection] : connections_) {
+  bool found = false;
+  for (const auto& [fd, connection] : table_.connections) {
     Comm& comm = *connection.comm;
     if (!(ends_qp(event.event_type) ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
     comm.set_signal(event.event_type);
-    known = true;
+    found = true;
   }
-  if (!known) unowned_queue_failed_ = true;
+  if (!found) table_.earlier_failures[index_].unowned_queue = true;
 }
 
-void Monitor::fail_device(std::size_t index) {
-  device_failed_[index] = true;
-  for (const auto& [fd, connection] : connections_) {
-    if (connection.comm->uses(*devices_[index])) connection.comm->set_signal(IBV_EVENT_DEVICE_FATAL);
+void DeviceEvents::fail_device() {
+  table_.earlier_failures[index_].device = true;
+  for (const auto& [fd, connection] : table_.connections) {
+    if (connection.comm->uses(device_)) connection.comm->set_signal(IBV_EVENT_DEVICE_FATAL);
   }
 }
 
-std::size_t Monitor::count_connections(const Device& device, std::uint8_t port_num) {
-  const MutexLock lock(mutex_);
-  return static_cast<std::size_t>(std::count_if(connections_.begin(), connections_.end(), [&](const auto& entry) {
-    return entry.second.closing == nullptr && entry.second.comm->uses(device, port_num);
-  }));
+std::size_t DeviceEvents::count_connections(std::uint8_t port_num) {
+  const MutexLock lock(table_.mutex);
+  return static_cast<std::size_t>(
+      std::count_if(table_.connections.begin(), table_.connections.end(), [&](const auto& entry) {
+        return entry.second.closing == nullptr && entry.second.comm->uses(device_, port_num);
+      }));
 }
 
-void Monitor::log_event(const ibv_async_event& event, std::size_t index) {
-  const Device& device = *devices_[index];
-  const char* const name = device.name().c_str();
-  const char* const text = device.verbs().event_type_str(event.event_type);
+void DeviceEvents::log(const ibv_async_event& event) {
+  const char* const name = device_.name().c_str();
+  const char* const text = device_.verbs().event_type_str(event.event_type);
   if (event.event_type == IBV_EVENT_DEVICE_FATAL) {
     VERBATIM_WARN("%s: the device has failed (%s); its %zu connections fail. Next: 'dmesg | grep %s'", name, text,
-                  count_connections(device, 0), name);
+                  count_connections(0), name);
     return;
   }
   if (!names_port(event.event_type)) return VERBATIM_INFO("%s: %s", name, text);
@@ -100,44 +107,44 @@ void Monitor::log_event(const ibv_async_event& event, std::size_t index) {
   try {
     switch (event.event_type) {
       case IBV_EVENT_PORT_ERR:
-        return report_link_down(device, port_num);
+        return log_link_down(port_num);
       case IBV_EVENT_PORT_ACTIVE:
-        return report_link_up(device, port_num);
+        return log_link_up(port_num);
       case IBV_EVENT_GID_CHANGE:
-        return report_gids(device, port_num);
+        return log_gid_change(port_num);
       default:
         break;
     }
-  } catch (...) {  // no memory for more
+  } catch (...) {  // out of memory: the line without details follows
   }
   VERBATIM_INFO("%s:%u: %s", name, port_num, text);
 }
 
-void Monitor::report_link_down(const Device& device, std::uint8_t port_num) {
-  if (!device.history().link_down(port_num, monotonic_ns())) return;
-  const std::size_t users = count_connections(device, port_num);
+void DeviceEvents::log_link_down(std::uint8_t port_num) {
+  if (!device_.history().link_down(port_num, monotonic_ns())) return;
+  const std::size_t users = count_connections(port_num);
   VERBATIM_WARN(
-      "%s:%u: the link is down (port error); %zu connections use it and wait at most as long as their retries last%s",
-      device.name().c_str(), port_num, users, users != 0 ? " (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)" : "");
+      "%s:%u: the link is down (port error); %zu connections use it and wait until their retries are used up%s",
+      device_.name().c_str(), port_num, users, users != 0 ? " (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)" : "");
 }
 
-void Monitor::report_link_up(const Device& device, std::uint8_t port_num) {
+void DeviceEvents::log_link_up(std::uint8_t port_num) {
   const std::uint64_t now = monotonic_ns();
-  const std::uint64_t outage_ns = device.history().link_up(port_num, now);
-  if (outage_ns == 0) return VERBATIM_INFO("%s:%u: the link is up", device.name().c_str(), port_num);
+  const std::uint64_t outage_ns = device_.history().link_up(port_num, now);
+  if (outage_ns == 0) return VERBATIM_INFO("%s:%u: the link is up", device_.name().c_str(), port_num);
   VERBATIM_WARN("%s:%u: the link is up again after %s, outages so far: %u; %zu connections use it",
-                device.name().c_str(), port_num, to_duration(outage_ns).c_str(),
-                device.history().link_since(port_num, 0, now).downs, count_connections(device, port_num));
+                device_.name().c_str(), port_num, to_duration(outage_ns).c_str(),
+                device_.history().link_since(port_num, 0, now).downs, count_connections(port_num));
 }
 
-// Connections keep the address that they were made with.
-void Monitor::report_gids(const Device& device, std::uint8_t port_num) {
-  std::map<std::pair<std::uint32_t, std::string>, std::size_t> used;  // index and GID: by how many
+// A connection keeps the address that it was made with: a change matters only where it is that of a connection.
+void DeviceEvents::log_gid_change(std::uint8_t port_num) {
+  std::map<std::pair<std::uint32_t, std::string>, std::size_t> used;  // index and GID: number of connections
   {
-    const MutexLock lock(mutex_);
-    for (const auto& [fd, connection] : connections_) {
+    const MutexLock lock(table_.mutex);
+    for (const auto& [fd, connection] : table_.connections) {
       for (const Port* port : connection.comm->endpoint().ports()) {
-        if (port->device != &device || port->port_num != port_num || !port->is_roce()) continue;
+        if (port->device != &device_ || port->port_num != port_num || !port->is_roce()) continue;
         ++used[{port->gid.index, to_string(port->gid.gid)}];
       }
     }
@@ -147,20 +154,20 @@ void Monitor::report_gids(const Device& device, std::uint8_t port_num) {
   for (const auto& [entry, users] : used) {
     const auto& [index, gid] = entry;
     ibv_gid now{};
-    const int failed = device.verbs().query_gid(device.context(), port_num, static_cast<int>(index), &now);
+    const int failed = device_.verbs().query_gid(device_.context(), port_num, static_cast<int>(index), &now);
     const std::string found = failed == 0 ? to_string(now) : "unreadable";
     if (found == gid) continue;
     affected += users;
     change.assign("GID ").append(std::to_string(index)).append(" ").append(gid).append(" is now ").append(found);
   }
   if (affected == 0) {
-    return VERBATIM_INFO("%s:%u: the GID table has changed, no connection uses what did", device.name().c_str(),
+    return VERBATIM_INFO("%s:%u: the GID table has changed, no connection uses a changed entry", device_.name().c_str(),
                          port_num);
   }
   VERBATIM_WARN(
-      "%s:%u: %s (GID table change); %zu connections were made with the old one and may fail, new ones take "
-      "what is there",
-      device.name().c_str(), port_num, change.c_str(), affected);
+      "%s:%u: %s (GID table change); %zu connections were made with the old one and may fail, new connections "
+      "use the new table",
+      device_.name().c_str(), port_num, change.c_str(), affected);
 }
 
 }  // namespace verbatim

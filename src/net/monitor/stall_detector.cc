@@ -10,7 +10,7 @@ namespace {
 
 using wire::ConnectionStatus;
 
-// What an application did last so long ago it does no more.
+// What the application has not done for longer than this counts as not done.
 std::uint64_t recent_ns(const StallSettings& settings) {
   return 2 * settings.idle_period_ns();
 }
@@ -73,25 +73,26 @@ void describe_stall_cause(StallCause cause, const char* peer, std::span<char> te
       break;
     case StallCause::kMismatchedCalls:
       format =
-          "the applications differ: what this end and the peer %s want has not the same tag, or a message of a "
-          "group is missing";
+          "the calls of the applications differ: this end and the peer %s use different tags, or a message of a group "
+          "is "
+          "missing";
       break;
     case StallCause::kOwnApplication:
-      format = "this process is late: it does not ask whether what it exchanges with the peer %s is done";
+      format = "this process is late: its application does not test its requests for the peer %s";
       break;
     case StallCause::kNetwork:
       format = "the network, or the device: data between this end and the peer %s was posted and is not acknowledged";
       break;
     case StallCause::kCtsNotReceived:
       format =
-          "the network, or the device: a receive (CTS) between this end and the peer %s was announced and has not "
-          "come";
+          "the network, or the device: the CTS entry of a receive between this end and the peer %s was written and has "
+          "not arrived";
       break;
     case StallCause::kCompletionNotReceived:
-      format = "the device: all data of the peer %s was acknowledged, and its completion has not come";
+      format = "the device: all data of the peer %s was acknowledged, and the completion has not arrived";
       break;
     case StallCause::kFlushNotCompleted:
-      format = "this host's device: a flush of GPU memory does not end (data of the peer %s)";
+      format = "this host's device: a flush of GPU memory does not complete (data of the peer %s)";
       break;
     case StallCause::kPeerDoesNotReply:
       format = "the peer %s does not answer: its process is stopped or hangs, its host is down, or it is cut off";
@@ -104,7 +105,7 @@ void describe_stall_cause(StallCause cause, const char* peer, std::span<char> te
 }
 
 void describe_next_step(StallCause cause, const char* peer, const char* device, std::span<char> text) {
-  constexpr const char* kStack = "'gdb -p' or 'py-spy dump -p' shows what its application does instead";
+  constexpr const char* kStack = "'gdb -p' or 'py-spy dump -p' shows what its application does";
   switch (cause) {
     case StallCause::kNone:
       break;
@@ -120,16 +121,16 @@ void describe_next_step(StallCause cause, const char* peer, const char* device, 
       return;
     case StallCause::kNetwork:
     case StallCause::kCtsNotReceived:
-      std::snprintf(text.data(), text.size(), "'rdma statistic show' and 'dmesg | grep %s' here, the same at %s",
-                    device, peer);
+      std::snprintf(text.data(), text.size(),
+                    "'rdma statistic show' and 'dmesg | grep %s' on this host, the same at %s", device, peer);
       return;
     case StallCause::kCompletionNotReceived:
     case StallCause::kFlushNotCompleted:
       std::snprintf(text.data(), text.size(), "'dmesg | grep %s'", device);
       return;
     case StallCause::kPeerDoesNotReply:
-      std::snprintf(text.data(), text.size(), "look at %s first: 'ping' and 'ps' show whether it is there and runs",
-                    peer);
+      std::snprintf(text.data(), text.size(),
+                    "look at %s first: 'ping' and 'ps' show whether it can be reached and runs", peer);
       return;
   }
   std::snprintf(text.data(), text.size(), "nothing");
@@ -148,24 +149,25 @@ void describe_status(const ConnectionStatus& status, std::span<char> text) {
                             "%u messages (%llu bytes) sent, %u work requests not completed%s, isend %s, QPs in %s",
                             status.members, bytes, status.outstanding,
                             status.outstanding == 0 ? ""
-                            : tested                ? " and tested for"
-                                                    : " and not tested for",
+                            : tested                ? " and tested"
+                                                    : " and not tested",
                             (status.flags & ConnectionStatus::kSendRefused) == 0 ? "not called"
-                            : (status.flags & ConnectionStatus::kCtsReady) != 0  ? "called, no receive of its tag"
-                                                                                 : "called, no receive",
+                            : (status.flags & ConnectionStatus::kCtsReady) != 0  ? "called, no CTS entry with its tag"
+                                                                                 : "called, no CTS entry",
                             state_name(status.qp_state));
   } else {
     written = std::snprintf(text.data(), text.size(),
-                            "%u receives posted (%llu bytes came), %u not arrived%s, %u flushes, QPs in %s",
+                            "%u receives posted (%llu bytes received), %u not arrived%s, %u flushes, QPs in %s",
                             status.members, bytes, status.outstanding,
                             status.outstanding == 0 ? ""
-                            : tested                ? " and tested for"
-                                                    : " and not tested for",
+                            : tested                ? " and tested"
+                                                    : " and not tested",
                             status.flushes, state_name(status.qp_state));
   }
   if (status.no_progress_ms == 0 || written < 0 || static_cast<std::size_t>(written) >= text.size()) return;
   text = text.subspan(static_cast<std::size_t>(written));
-  std::snprintf(text.data(), text.size(), ", still for %.1f s", static_cast<double>(status.no_progress_ms) / 1000);
+  std::snprintf(text.data(), text.size(), ", no progress for %.1f s",
+                static_cast<double>(status.no_progress_ms) / 1000);
 }
 
 std::uint64_t StallSettings::first_deadline_ns() const {
@@ -185,7 +187,7 @@ std::uint64_t StallSettings::idle_period_ns() const {
 
 StallDetector::Action StallDetector::check(const StallSettings& settings, std::uint64_t now,
                                            const ConnectionStatus& status, bool send_refused, bool tested) {
-  // Time in which nobody looked, because this process was stopped, counts for nothing: its application stood as well.
+  // A long time without checks means that this process was stopped, its application too: that time is no stall.
   const std::uint64_t longest_gap = std::max(4 * settings.idle_period_ns(), kNanosecondsPerSecond);
   if (checked_ns_ != 0 && now - checked_ns_ > longest_gap) {
     last_progress_ns_ += now - checked_ns_;
@@ -223,15 +225,16 @@ StallDetector::Action StallDetector::check(const StallSettings& settings, std::u
     query_sent_ns_ = now;
     ++query_id_;
     peer_.reset();
-    return Action::kAsk;
+    return Action::kQuery;
   }
   if (!peer_ && now - query_sent_ns_ < kReplyTimeoutNs) return Action::kNone;
   query_sent_ns_ = 0;
-  // Of optional receives only the peer knows; that it does not say is no stall while nobody waits for it.
+  // Only the peer knows the state of optional receives. Without its reply they are no stall: the application does not
+  // wait for them.
   if (!peer_ && status.outstanding == 0 && status.flushes == 0 &&
       (local_status_.flags & ConnectionStatus::kSendRefused) == 0)
     return Action::kNone;
-  if (cause() == StallCause::kNone) {  // of optional receives the peer knows
+  if (cause() == StallCause::kNone) {  // the peer has sent for all optional receives
     confirmed_members_ = status.members;
     return Action::kNone;
   }

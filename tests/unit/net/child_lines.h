@@ -28,7 +28,7 @@ inline std::string normalized(std::string line) {
                                       {"pid [0-9]+", "pid #"},
                                       {"127\\.0\\.0\\.1:[0-9]+", "127.0.0.1:#"},
                                       {"[0-9.e+-]+ (s|ms) old", "T old"},
-                                      {"(stalled|still) for [0-9.]+ s", "$1 for T"},
+                                      {"(stalled|no progress) for [0-9.]+ s", "$1 for T"},
                                       {"worked for [0-9.e+-]+ (s|ms)", "worked for T"},
                                       {", for [0-9.e+-]+ (s|ms) now", ""}}) {
     line = std::regex_replace(line, std::regex(varying), word);

@@ -491,10 +491,9 @@ TEST(LinkEvents, LinkFlap_IsSurvivedAndReportedWithDuration) {
     stream.await_warnings(log, 2);
     const auto told = log.warnings();
     ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
-    EXPECT_EQ(
-        told[0],
-        "softverbs1:1: the link is down (port error); 2 connections use it and wait at most as long as their retries "
-        "last (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)");
+    EXPECT_EQ(told[0],
+              "softverbs1:1: the link is down (port error); 2 connections use it and wait until their retries "
+              "are used up (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)");
     EXPECT_EQ(std::regex_replace(told[1], std::regex("after [0-9.]+ (s|ms)"), "after T"),
               "softverbs1:1: the link is up again after T, outages so far: 1; 2 connections use it");
   });
@@ -509,7 +508,7 @@ TEST(LinkEvents, GidChange_IsReportedWithConnections) {
     stream.await_warnings(log, 1);
     EXPECT_EQ(log.only_warning(),
               "softverbs0:1: GID 3 ::ffff:10.77.0.1 is now ::ffff:10.0.0.9 (GID table change); 2 connections were made "
-              "with the old one and may fail, new ones take what is there");
+              "with the old one and may fail, new connections use the new table");
   });
 }
 

@@ -1,4 +1,4 @@
-// What a comm hears of the events of its devices. The device is softverbs', the events are the test's.
+// Which comms an event of a device concerns. The device is one of softverbs, the events are made by the test.
 #include "net/monitor/monitor.h"
 
 #include <fcntl.h>
@@ -21,29 +21,29 @@
 namespace verbatim {
 namespace {
 
-// What the verbs below answer with: one test at a time.
+// What the verbs below return: one test at a time.
 struct Events {
   std::mutex mutex;
-  std::deque<ibv_async_event> waiting;
-  int error = EAGAIN;  // once none is waiting
+  std::deque<ibv_async_event> pending;
+  int error = EAGAIN;  // when none is pending
   int empty_reads = 0;
   std::vector<ibv_qp*> qps_created;
   decltype(&ibv_create_qp) create_qp = nullptr;
   decltype(&ibv_query_qp) query_qp = nullptr;
-  std::atomic<bool> hangs{false};  // whoever asks for a QP's state
+  std::atomic<bool> hangs{false};  // query_qp
   std::atomic<int> hanging{0};
 };
 Events* g_events = nullptr;
 
 int pop_event(ibv_context*, ibv_async_event* event) {
   const std::lock_guard lock(g_events->mutex);
-  if (g_events->waiting.empty()) {
+  if (g_events->pending.empty()) {
     ++g_events->empty_reads;
     errno = g_events->error;
     return -1;
   }
-  *event = g_events->waiting.front();
-  g_events->waiting.pop_front();
+  *event = g_events->pending.front();
+  g_events->pending.pop_front();
   return 0;
 }
 
@@ -80,16 +80,16 @@ class MonitorTest : public ::testing::Test {
     inventory_ = std::move(*inventory);
     event_fd_ = UniqueFd(::eventfd(0, EFD_SEMAPHORE));
     own_fd_ = std::exchange(device().context()->async_fd, event_fd_.get());
-    Result<std::unique_ptr<Monitor>> control = Monitor::start(inventory_->devices());
-    ASSERT_TRUE(control);
-    control_ = std::move(*control);
+    Result<std::unique_ptr<Monitor>> monitor = Monitor::start(inventory_->devices());
+    ASSERT_TRUE(monitor);
+    monitor_ = std::move(*monitor);
     comm_ = make_comm();
     ASSERT_NE(comm_, nullptr);
   }
 
   void TearDown() override {
-    if (watched_) control_->unwatch(*comm_);
-    control_.reset();
+    if (watched_) monitor_->unwatch(*comm_);
+    monitor_.reset();
     if (inventory_ != nullptr) device().context()->async_fd = own_fd_;
   }
 
@@ -114,32 +114,32 @@ class MonitorTest : public ::testing::Test {
   }
 
   void watch() {
-    ASSERT_TRUE(control_->watch(*comm_, this));
+    ASSERT_TRUE(monitor_->watch(*comm_, this));
     watched_ = true;
   }
 
-  // Returns when the control thread has heard it and all before it.
-  void happen(const ibv_async_event& event) {
+  // Returns when the monitor has read this event and all earlier ones.
+  void raise(const ibv_async_event& event) {
     {
       const std::lock_guard lock(events_.mutex);
-      events_.waiting.push_back(event);
+      events_.pending.push_back(event);
     }
     wait_for_events();
   }
   void wait_for_events() {
-    const auto asked = [&] {
+    const auto empty_reads = [&] {
       const std::lock_guard lock(events_.mutex);
       return events_.empty_reads;
     };
-    const int before = asked();
+    const int before = empty_reads();
     const std::uint64_t one = 1;
     ASSERT_EQ(::write(event_fd_.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
     const auto end = std::chrono::steady_clock::now() + ConnectedComms::kPatience;
-    // Twice: what came just before may have been found by a look that had begun.
-    while (asked() < before + 2 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-    ASSERT_GE(asked(), before + 2);
-    std::uint64_t rung = 0;
-    ASSERT_EQ(::read(event_fd_.get(), &rung, sizeof rung), static_cast<ssize_t>(sizeof rung));
+    // Twice: the first empty read may have begun before the event was there.
+    while (empty_reads() < before + 2 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    ASSERT_GE(empty_reads(), before + 2);
+    std::uint64_t count = 0;
+    ASSERT_EQ(::read(event_fd_.get(), &count, sizeof count), static_cast<ssize_t>(sizeof count));
   }
 
   static ibv_async_event about(ibv_qp* qp, ibv_event_type type) {
@@ -155,13 +155,13 @@ class MonitorTest : public ::testing::Test {
   }
   ibv_qp* own_qp(RecvComm& comm) const { return comm.endpoint().qps()[1].qp.get(); }
 
-  // Whether the comm learns, when it next looks, that its device failed it.
+  // Whether the comm fails at its next progress because of its device.
   static bool has_failed(RecvComm& comm) {
     comm.progress();
     return comm.error() != nullptr && comm.error()->kind == ErrorKind::kSystem;
   }
 
-  ConnectedComms link_;  // its context is the comms'
+  ConnectedComms link_;  // its context provides the settings
   Verbs verbs_;
   Events events_;
   std::shared_ptr<DeviceInventory> inventory_;
@@ -170,18 +170,18 @@ class MonitorTest : public ::testing::Test {
   std::vector<UniqueFd> peer_ends_;
   std::unique_ptr<RecvComm> comm_;
   bool watched_ = false;
-  std::unique_ptr<Monitor> control_;
+  std::unique_ptr<Monitor> monitor_;
 };
 
 TEST_F(MonitorTest, DeviceFatal_FailsItsComms) {
   ASSERT_NO_FATAL_FAILURE(watch());
   EXPECT_FALSE(has_failed(*comm_));
-  ASSERT_NO_FATAL_FAILURE(happen(device_fatal()));
+  ASSERT_NO_FATAL_FAILURE(raise(device_fatal()));
   EXPECT_TRUE(has_failed(*comm_));
 }
 
 TEST_F(MonitorTest, DeviceFailedBefore_FailsCommWhenWatched) {
-  ASSERT_NO_FATAL_FAILURE(happen(device_fatal()));
+  ASSERT_NO_FATAL_FAILURE(raise(device_fatal()));
   ASSERT_NO_FATAL_FAILURE(watch());
   EXPECT_TRUE(has_failed(*comm_));
 }
@@ -199,30 +199,30 @@ TEST_F(MonitorTest, UnreadableEvents_CountAsDeviceFailure) {
   while (!has_failed(*comm_) && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   EXPECT_TRUE(has_failed(*comm_));
   const std::unique_ptr<RecvComm> later = make_comm();
-  ASSERT_TRUE(control_->watch(*later, this));
+  ASSERT_TRUE(monitor_->watch(*later, this));
   EXPECT_TRUE(has_failed(*later));
-  control_->unwatch(*later);
+  monitor_->unwatch(*later);
 }
 
 TEST_F(MonitorTest, QpFatal_FailsOnlyItsComm) {
   ASSERT_NO_FATAL_FAILURE(watch());
   const std::unique_ptr<RecvComm> other = make_comm();
-  ASSERT_TRUE(control_->watch(*other, this));
-  ASSERT_NO_FATAL_FAILURE(happen(about(own_qp(*comm_), IBV_EVENT_QP_FATAL)));
+  ASSERT_TRUE(monitor_->watch(*other, this));
+  ASSERT_NO_FATAL_FAILURE(raise(about(own_qp(*comm_), IBV_EVENT_QP_FATAL)));
   EXPECT_TRUE(has_failed(*comm_));
   EXPECT_FALSE(has_failed(*other));
-  control_->unwatch(*other);
+  monitor_->unwatch(*other);
 }
 
 TEST_F(MonitorTest, QpFailedBefore_FailsCommWhenWatched) {
   const std::unique_ptr<RecvComm> other = make_comm();
-  ASSERT_NO_FATAL_FAILURE(happen(about(own_qp(*comm_), IBV_EVENT_QP_FATAL)));
-  comm_->abort();  // the state that the event speaks of
+  ASSERT_NO_FATAL_FAILURE(raise(about(own_qp(*comm_), IBV_EVENT_QP_FATAL)));
+  comm_->abort();  // moves the QPs to the error state, as the event reports
   ASSERT_NO_FATAL_FAILURE(watch());
   EXPECT_TRUE(has_failed(*comm_));
-  ASSERT_TRUE(control_->watch(*other, this));
+  ASSERT_TRUE(monitor_->watch(*other, this));
   EXPECT_FALSE(has_failed(*other));
-  control_->unwatch(*other);
+  monitor_->unwatch(*other);
 }
 
 TEST_F(MonitorTest, FlushQpFatal_FailsItsComm) {
@@ -232,7 +232,7 @@ TEST_F(MonitorTest, FlushQpFatal_FailsItsComm) {
   ASSERT_NE(memory, nullptr);
   ibv_qp* const flush_qp = events_.qps_created.back();
   ASSERT_NE(flush_qp, own_qp(*comm_));
-  ASSERT_NO_FATAL_FAILURE(happen(about(flush_qp, IBV_EVENT_QP_FATAL)));
+  ASSERT_NO_FATAL_FAILURE(raise(about(flush_qp, IBV_EVENT_QP_FATAL)));
   EXPECT_TRUE(has_failed(*comm_));
 }
 
@@ -241,7 +241,7 @@ TEST_F(MonitorTest, CqError_FailsItsComm) {
   ibv_async_event event{};
   event.event_type = IBV_EVENT_CQ_ERR;
   event.element.cq = comm_->endpoint().cqs()[0].get();
-  ASSERT_NO_FATAL_FAILURE(happen(event));
+  ASSERT_NO_FATAL_FAILURE(raise(event));
   EXPECT_TRUE(has_failed(*comm_));
 }
 
@@ -250,33 +250,33 @@ TEST_F(MonitorTest, HarmlessEvent_FailsNothing) {
   ibv_async_event event{};
   event.event_type = IBV_EVENT_PORT_ERR;
   event.element.port_num = 1;
-  ASSERT_NO_FATAL_FAILURE(happen(event));
-  ASSERT_NO_FATAL_FAILURE(happen(about(own_qp(*comm_), IBV_EVENT_COMM_EST)));
+  ASSERT_NO_FATAL_FAILURE(raise(event));
+  ASSERT_NO_FATAL_FAILURE(raise(about(own_qp(*comm_), IBV_EVENT_COMM_EST)));
   EXPECT_FALSE(has_failed(*comm_));
 }
 
-// A question of the peer is what has the control thread ask the device.
+// A status query of the peer makes the monitor query the QPs.
 TEST_F(MonitorTest, HangingDevice_DoesNotDelayOtherComms) {
   ASSERT_NO_FATAL_FAILURE(watch());
   const std::unique_ptr<RecvComm> other = make_comm();
   events_.hangs = true;
-  const wire::Notice question = wire::Notice::status_query(7);
-  ASSERT_EQ(::write(peer_ends_[0].get(), question.bytes().data(), question.bytes().size()),
-            static_cast<ssize_t>(question.bytes().size()));
+  const wire::Notice query = wire::Notice::status_query(7);
+  ASSERT_EQ(::write(peer_ends_[0].get(), query.bytes().data(), query.bytes().size()),
+            static_cast<ssize_t>(query.bytes().size()));
   EXPECT_TRUE(ConnectedComms::eventually([&] { return events_.hanging != 0; }));
-  std::atomic<bool> other_is_over{false};
-  std::atomic<bool> own_is_over{false};
+  std::atomic<bool> other_done{false};
+  std::atomic<bool> own_done{false};
   std::thread others_owner([&] {
-    EXPECT_TRUE(control_->watch(*other, this));
-    control_->unwatch(*other);
-    other_is_over = true;
+    EXPECT_TRUE(monitor_->watch(*other, this));
+    monitor_->unwatch(*other);
+    other_done = true;
   });
   std::thread owner([&] {
-    control_->unwatch(*comm_);
-    own_is_over = true;
+    monitor_->unwatch(*comm_);
+    own_done = true;
   });
-  EXPECT_TRUE(ConnectedComms::eventually([&] { return other_is_over.load(); }));
-  EXPECT_FALSE(own_is_over);  // its QPs are still being asked
+  EXPECT_TRUE(ConnectedComms::eventually([&] { return other_done.load(); }));
+  EXPECT_FALSE(own_done);  // its QPs are still being queried
   events_.hangs = false;
   events_.hangs.notify_all();
   owner.join();
@@ -286,11 +286,11 @@ TEST_F(MonitorTest, HangingDevice_DoesNotDelayOtherComms) {
   EXPECT_GT(::read(peer_ends_[0].get(), answer.data(), answer.size()), 0);
 }
 
-// A file is never ready, and epoll refuses it, as it refuses a socket beyond the user's limit.
+// epoll rejects a file, as it rejects a socket beyond the limit of the user.
 TEST_F(MonitorTest, UnwatchableComm_IsRejected) {
   comm_->set_side_channel(UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)));
   const LogCapture log;
-  const Status watched = control_->watch(*comm_, this);
+  const Status watched = monitor_->watch(*comm_, this);
   ASSERT_FALSE(watched);
   EXPECT_EQ(watched.error().sys_errno, EPERM);
   EXPECT_NE(log.only_warning().find("epoll_ctl"), std::string::npos);
