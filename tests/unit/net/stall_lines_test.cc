@@ -345,11 +345,11 @@ TEST(StallLine, StallEnds_IsReported) {
     ends.send = ends.link.posted([&] { return ends.isend(); });
     ASSERT_TRUE(ends.link.wait(ends.receive));
     const auto recovery = [&] {
-      const std::vector<std::string> lines = log.infos();
-      const auto found = std::find_if(lines.begin(), lines.end(), [](const std::string& one) {
+      const std::vector<std::string> infos = log.infos();
+      const auto found = std::find_if(infos.begin(), infos.end(), [](const std::string& one) {
         return one.find("makes progress again") != std::string::npos;
       });
-      return found == lines.end() ? std::string() : *found;
+      return found == infos.end() ? std::string() : *found;
     };
     EXPECT_TRUE(ConnectedComms::eventually([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
