@@ -50,11 +50,8 @@ void DeviceEvents::read() {
     log(event);
     verbs.ack_async_event(&event);
   }
-  if (errno == EAGAIN || errno == EINTR) {
-    static_cast<void>(poller_.rearm(fd, PollSource::kDevice, index_));
-    return;
-  }
-  // Without rearm(): the descriptor of a device that was removed stays readable.
+  if ((errno == EAGAIN || errno == EINTR) && poller_.rearm(fd, PollSource::kDevice, index_)) return;
+  // The descriptor of a device that was removed stays readable: it is not polled any more.
   const char* const name = device_.name().c_str();
   const char* const why = std::strerror(errno);
   VERBATIM_WARN(

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::uint64_t kReaderTimeoutNs = 5 * kNanosecondsPerSecond;
 constexpr std::uint64_t kPauseNs = kNanosecondsPerSecond;
-constexpr std::uint64_t kSendRetryNs = 10 * kNanosecondsPerMillisecond;
+constexpr std::uint64_t kReplyRetryNs = 10 * kNanosecondsPerMillisecond;
 constexpr int kBacklog = 8;
 
 Result<sockaddr_un> unix_address(const std::string& path) {
@@ -161,7 +161,7 @@ std::uint64_t StateSocket::advance(ConnectionTable& table) noexcept {
       write_replies(table);
   }
   for (Reply& reply : replies_) {
-    if (reply.reader && !is_new(reply) && !send(reply, now)) next = std::min(next, now + kSendRetryNs);
+    if (reply.reader && !is_new(reply) && !send(reply, now)) next = std::min(next, now + kReplyRetryNs);
   }
   return next;
 }
