@@ -54,9 +54,8 @@ void DeviceEvents::read() {
   // The descriptor of a device that was removed stays readable: it is not polled any more.
   const char* const name = device_.name().c_str();
   const char* const why = std::strerror(errno);
-  VERBATIM_WARN(
-      "%s: the device is gone, no more events can be read: %s; its %zu connections fail. Next: 'dmesg | grep %s'", name,
-      why, count_connections(0), name);
+  VERBATIM_WARN("%s: no more events can be read from the device: %s; its %zu connections fail. Next: 'dmesg | grep %s'",
+                name, why, count_connections(0), name);
   poller_.remove(fd);
   const MutexLock lock(table_.mutex);
   fail_device();

@@ -1,6 +1,6 @@
 // Comms that their owner has closed and whose QPs stay alive until the peer has closed too:
 //
-//   watched --close--> closing --the peer's close, end of file or deadline--> being destroyed (DeviceCalls) --> gone
+//   watched --close_gracefully--> closing --peer's close, end of file or deadline--> being destroyed (DeviceCalls)
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
-// The monitor: the one thread that the plugin keeps in a process. It does what no call of NCCL does in time: it reads
-// the asynchronous events of devices, exchanges messages with the peers over the side channels, finds peers that send
-// nothing and connections that have stalled, and keeps closed connections alive until their peer has closed too. It
-// modifies no QP that a comm uses. A comm finds what concerns it in its signals.
+// The monitor: the one thread that the plugin keeps in a process, for the work that cannot wait for a call of NCCL. It
+// reads the asynchronous events of devices, exchanges messages with the peers over the side channels, finds peers that
+// send nothing and connections that have stalled, and keeps closed connections alive until their peer has closed too.
+// It modifies no QP that a comm uses. It reports to a comm by Comm::set_signal.
 //
 // This class is the loop: it waits in epoll for descriptors, wake-ups and the nearest deadline, calls the parts, and
 // owns the table of connections. The parts: DeviceEvents, PeerMessages, Keepalive, StallReports, GracefulCloses,
@@ -9,10 +9,10 @@
 //
 // A device that hangs in a verb stops only what belongs to it: the loop calls no verb. The parts leave the verbs that
 // may hang (get_async_event, query_gid, query_qp, destroying a comm) to DeviceCalls, which starts a thread for a device
-// when there are such calls and ends it after them. No verb is called under the table's mutex, so watch() waits for no
-// device. A status that needs QP states is sent without them when the device has not answered in MonitoredConnection::
-// kQpStateTimeoutNs. What waits for a device that hangs: its events, the destruction of its closed comms and drain() of
-// their owner, and unwatch() of a comm whose QPs it is being asked for.
+// when there are such calls and ends it after them. No verb is called under the table's mutex, so watch() waits at most
+// for the devices of its own comm. A status is sent without the QP states when query_qp has not returned within
+// MonitoredConnection::kQpStateTimeoutNs. Only this waits for a device that hangs: the reading of its events, the
+// destruction of its closed comms, drain() of their owner, and unwatch() of a comm while its QPs are queried.
 //
 // Started with the first device, joined before the process state ends: NCCL unloads the library after that.
 #pragma once

@@ -25,7 +25,7 @@ class Poller {
     return add(wake_.get(), PollSource::kWake);
   }
 
-  // Reports `fd` as long as it is readable; `id` tells descriptors of one source apart.
+  // Reports `fd` as long as it is readable; `id` distinguishes the descriptors of one source.
   Status add(int fd, PollSource source, std::uint32_t id = 0) const {
     return set(EPOLL_CTL_ADD, fd, EPOLLIN, source, id);
   }

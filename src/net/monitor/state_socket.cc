@@ -190,7 +190,7 @@ std::uint64_t StateSocket::state_known_ns(ConnectionTable& table, std::uint64_t 
   return known_ns;
 }
 
-// Whether the reply is over: sent, or given up.
+// False: the reader has not read all and its deadline is not over.
 bool StateSocket::send(Reply& reply, std::uint64_t now) noexcept {
   while (reply.sent < reply.text.size()) {
     const ssize_t count = ::send(reply.reader.get(), reply.text.data() + reply.sent, reply.text.size() - reply.sent,
