@@ -28,7 +28,7 @@ constexpr int kMostRounds = 1000;
 
 std::variant<QpOrderOptions, ranks::EarlyExit> parse_qp_order_options(int argc, const char* const* argv) {
   QpOrderOptions options;
-  options.orders = {"native", "pool", "gather", "ring"};
+  options.orders = {"native", "staggered"};
   std::string bytes = "128K";
   bool no_rotation = false;
   CLI::App app(kDescription, "verbatim-perf qp-order");
@@ -50,7 +50,7 @@ std::variant<QpOrderOptions, ranks::EarlyExit> parse_qp_order_options(int argc, 
   app.add_flag("--no-rotation", no_rotation, "every rank asks for its peers from rank 0 on, which NCCL does not");
   app.add_option("--orders", options.orders, "which of them")
       ->delimiter(',')
-      ->check(CLI::IsMember({"native", "pool", "gather", "ring"}))
+      ->check(CLI::IsMember({"native", "staggered"}))
       ->capture_default_str()
       ->type_name("ORDER,...");
   app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
