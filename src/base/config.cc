@@ -184,14 +184,9 @@ bool assign_qps_per_connection(Config& config, const SettingValue& given) {
 }
 
 bool assign_qp_order(Config& config, const SettingValue& given) {
-  constexpr std::pair<std::string_view, QpOrder> kOrders[] = {
-      {"pool", QpOrder::kPool}, {"gather", QpOrder::kGather}, {"ring", QpOrder::kRing}, {"native", QpOrder::kNative}};
-  for (const auto& [name, order] : kOrders) {
-    if (given.text != name) continue;
-    config.qp_order = order;
-    return true;
-  }
-  return false;
+  if (given.text != "staggered" && given.text != "native") return false;
+  config.qp_order = given.text == "native" ? QpOrder::kNative : QpOrder::kStaggered;
+  return true;
 }
 
 bool assign_qp_pool(Config& config, const SettingValue& given) {
@@ -248,16 +243,16 @@ std::vector<Row> rows() {
         "1 to 128, or a range `1-8` (not for NCCL's variable)", "1",
         "Queue pairs of a connection on each device. With a range: fewer if NCCL announces more connections."},
        assign_qps_per_connection},
-      {{"VERBATIM_QP_ORDER", nullptr, "`pool`, `gather`, `ring` or `native`", "pool",
+      {{"VERBATIM_QP_ORDER", nullptr, "`staggered` (replaces `pool`, `gather`, `ring`) or `native`", "staggered",
         "Order of the queue pairs by number: see [QP order](#qp-order)."},
        assign_qp_order},
       {{"VERBATIM_QP_POOL", nullptr, "`PxQ`: 1 to 65536 peers, 1 to 4096 queue pairs to each", "as NCCL announces",
-        "What the pool prepares for; before table version 11 NCCL announces nothing, and without this there is no "
-        "pool."},
+        "Connections whose queue pairs are created in advance. Before table version 11 NCCL announces none."},
        assign_qp_pool},
       number_row<&Config::qp_gather_us, 0, kMaxGatherUs>(
           "VERBATIM_QP_GATHER_US", nullptr, "300",
-          "With `gather` and `ring`: microseconds without a new connection after which those gathered are made."),
+          "Microseconds without a connection request after which a burst of requests ends and its queue pairs are "
+          "created."),
       {{"VERBATIM_QP_DUMP", nullptr, "path; `%p` is the process id", "none",
         "File to which the plugin appends one line for each queue pair of each connection."},
        assign_path<&Config::qp_dump>},

@@ -22,8 +22,8 @@ enum class Switch : std::uint8_t { kAuto, kOff, kOn };
 // polls.
 enum class Completion : std::uint8_t { kAuto, kImmediate, kAtomic };
 
-// How the QPs of a communicator are ordered by number: net/qp_planner.h.
-enum class QpOrder : std::uint8_t { kPool, kGather, kRing, kNative };
+// How the QPs of a communicator are ordered by number: net/connect/endpoint_pool.h.
+enum class QpOrder : std::uint8_t { kStaggered, kNative };
 
 struct QpRange {
   unsigned min = 1;
@@ -68,9 +68,9 @@ struct Config {
   std::uint64_t adaptive_routing_threshold = 8192;  // bytes
   Completion completion = Completion::kAuto;        // kAuto: kImmediate
   QpRange qps_per_connection;
-  QpOrder qp_order = QpOrder::kPool;
+  QpOrder qp_order = QpOrder::kStaggered;
   QpPoolSetting qp_pool;
-  unsigned qp_gather_us = 300;               // without a new connection until those gathered are made
+  unsigned qp_gather_us = 300;               // without a request, after which a burst of them ends
   std::string qp_dump;                       // file; empty: none
   Switch split_data_on_qps = Switch::kAuto;  // kAuto: by message size
   bool ece = true;

@@ -65,11 +65,10 @@ TEST_P(Pool, LastConnectionClosed_UnusedQpsAreDestroyed) {
 }
 
 TEST_P(Pool, ConnectsNotContinued_FinalizeDestroysQps) {
-  for (const char* order : {"pool", "gather", "ring"}) {
-    SCOPED_TRACE(order);
-    setenv("VERBATIM_QP_ORDER", order, 1);
-    void* const sender = communicator(4, 2);
-    void* const receiver = communicator(4, 2);
+  for (const bool announced : {true, false}) {
+    SCOPED_TRACE(announced);
+    void* const sender = announced ? communicator(4, 2) : new_context();
+    void* const receiver = announced ? communicator(4, 2) : new_context();
     // A peer that never calls accept, one that has called it once, and an established connection.
     Handle not_accepted;
     ASSERT_NE(listen({receiver, 0}, not_accepted), nullptr);
@@ -216,7 +215,7 @@ TEST_P(PoolSetUp, ThousandConnections_CostAsMuchAsNative) {
   Cost pool{0, 0, 1e9};
   for (int round = 0; round < kRounds; ++round) {
     const Cost without = set_up("native");
-    const Cost with = set_up("pool");
+    const Cost with = set_up("staggered");
     native = {without.qps, without.objects, std::min(native.ms, without.ms)};
     pool = {with.qps, with.objects, std::min(pool.ms, with.ms)};
   }

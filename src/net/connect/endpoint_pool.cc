@@ -1,6 +1,8 @@
 #include "net/connect/endpoint_pool.h"
 
 #include <algorithm>
+#include <numeric>
+#include <span>
 #include <utility>
 
 #include "base/clock.h"
@@ -9,13 +11,14 @@
 namespace verbatim {
 namespace {
 
-// One block of more would be made in one go while all else waits, and may stay unused.
+// The connections of a communicator wait while a block is created, and some of its QPs may stay unused.
 constexpr std::size_t kMaxBlockQps = 1024;
-// The others on a device want some, too.
+// The rest of the device is left to other communicators and processes.
 constexpr std::size_t kDeviceShareDivisor = 4;
+// A burst of requests ends this long after its first one, even if there are new requests all the time.
 constexpr std::uint64_t kMaxGatherNs = 2 * kNanosecondsPerMillisecond;
 constexpr std::uint64_t kNanosecondsPerMicrosecond = 1000;
-// Threads that announce; a communicator has two.
+// Announcing threads that are remembered. NCCL has two for a communicator.
 constexpr std::size_t kMaxAnnouncingThreads = 64;
 
 std::size_t share(int limit) {
@@ -25,12 +28,12 @@ std::size_t share(int limit) {
 }  // namespace
 
 std::size_t max_block_qps(std::span<const Port* const> ports) {
-  std::size_t most = kMaxBlockQps;
+  std::size_t max = kMaxBlockQps;
   for (const Port* port : ports) {
     const ibv_device_attr& limits = port->device->attributes();
-    most = std::min({most, share(limits.max_qp), share(limits.max_cq)});
+    max = std::min({max, share(limits.max_qp), share(limits.max_cq)});
   }
-  return most;
+  return max;
 }
 
 void EndpointPools::add(EndpointPool& pool) {
@@ -72,7 +75,7 @@ Traffic EndpointPool::announced(QpSide side) const {
   return side == QpSide::kSend ? announcement.send : announcement.recv;
 }
 
-// What to prepare for: as the user says, else as NCCL does.
+// VERBATIM_QP_POOL replaces the announcement of point-to-point connections.
 Traffic EndpointPool::expected_traffic(const EndpointRequest& request) const {
   if (config_.qp_pool.peers == 0 || request.traffic.collective) return request.traffic;
   const std::size_t qps = config_.qp_pool.qps * request.ports.size();
@@ -80,135 +83,157 @@ Traffic EndpointPool::expected_traffic(const EndpointRequest& request) const {
   return {.peers = config_.qp_pool.peers, .flows = static_cast<unsigned>(connections)};
 }
 
-EndpointPool::Partition& EndpointPool::partition_for(const EndpointRequest& request) {
-  for (const std::unique_ptr<Partition>& partition : partitions_) {
-    if (partition->side == request.side && partition->collective == request.traffic.collective &&
-        partition->ports == request.ports && partition->sizes == request.sizes) {
-      return *partition;
-    }
-  }
-  partitions_.push_back(
-      std::make_unique<Partition>(Partition{request.side, request.traffic.collective, request.ports, request.sizes}));
-  return *partitions_.back();
+// Empty when nothing is announced, or when not even one connection fits.
+BlockShape EndpointPool::announced_shape(const EndpointRequest& request) const {
+  const std::size_t qps_per_device = (request.sizes.qps + request.ports.size() - 1) / request.ports.size();
+  return choose_block_shape(expected_traffic(request), qps_per_device, max_block_qps(request.ports));
 }
 
-std::shared_ptr<EndpointReservation> EndpointPool::reserve(EndpointRequest request) {
-  auto reservation = std::make_shared<EndpointReservation>(std::move(request));
-  const EndpointRequest& wanted = reservation->request_;
+EndpointPool::Plan& EndpointPool::plan_for(const EndpointRequest& request) {
+  for (const std::unique_ptr<Plan>& plan : plans_) {
+    if (plan->side == request.side && plan->collective == request.traffic.collective && plan->ports == request.ports &&
+        plan->sizes == request.sizes) {
+      return *plan;
+    }
+  }
+  plans_.push_back(
+      std::make_unique<Plan>(Plan{request.side, request.traffic.collective, request.ports, request.sizes}));
+  return *plans_.back();
+}
+
+std::shared_ptr<EndpointReservation> EndpointPool::reserve(EndpointRequest wanted) {
+  auto reservation = std::make_shared<EndpointReservation>(std::move(wanted));
+  const EndpointRequest& request = reservation->request_;
   const MutexLock lock(mutex_);
-  Partition& partition = partition_for(wanted);
-  reservation->placement_ = {
-      .peer = wanted.peer, .collective = wanted.traffic.collective, .connection = partition.connections[wanted.peer]++};
-  // A connection to oneself stands in nobody's way: it takes no place in the rotation.
-  if (config_.qp_order == QpOrder::kNative || partition.native || wanted.peer == wanted.self) return reservation;
-  if (config_.qp_order == QpOrder::kPool) {
-    take_from_block(partition, *reservation);
+  Plan& plan = plan_for(request);
+  const std::uint32_t connection = plan.connections[request.peer]++;
+  reservation->placement_ = {.collective = request.traffic.collective, .connection = connection};
+  const Traffic traffic = expected_traffic(request);
+  const BlockShape shape = announced_shape(request);
+  // A connection of the communicator to itself does not use the NIC's port towards a peer: it gets no slot.
+  if (config_.qp_order == QpOrder::kNative || plan.native || request.peer == request.self ||
+      (traffic.known() && shape.peers == 0)) {
     return reservation;
   }
-  reservation->state_ = EndpointReservation::State::kGathered;
-  partition.gathered_last_ns = monotonic_ns();
-  if (partition.gathered.empty()) partition.gathered_first_ns = partition.gathered_last_ns;
-  partition.gathered.push_back(reservation);
-  const Traffic traffic = expected_traffic(wanted);
-  const bool complete = traffic.known() && partition.gathered.size() >= std::size_t{traffic.peers} * traffic.flows;
-  if (complete || partition.gathered_last_ns - partition.gathered_first_ns >= kMaxGatherNs) create_gathered(partition);
+  if (connection == 0) {
+    const bool same_process = request.peer.host == request.self.host && request.peer.process == request.self.process;
+    const bool rises = plan.last_peer ? *plan.last_peer < request.peer : request.peer < request.self;
+    plan.rotates = plan.rotates || !same_process || !rises;
+    plan.last_peer = request.peer;
+  }
+  reservation->state_ = EndpointReservation::State::kWaiting;
+  plan.last_request_ns = monotonic_ns();
+  if (plan.waiting.empty()) plan.first_request_ns = plan.last_request_ns;
+  plan.waiting.push_back(reservation);
+  const bool known_order = traffic.known() && (plan.rotates || shape.peers == 1);
+  const bool complete = traffic.known() && plan.waiting.size() >= std::size_t{traffic.peers} * traffic.flows;
+  if (known_order || complete || plan.last_request_ns - plan.first_request_ns >= kMaxGatherNs) end_burst(plan);
   return reservation;
 }
 
-void EndpointPool::take_from_block(Partition& partition, EndpointReservation& reservation) {
-  const EndpointRequest& request = reservation.request_;
-  const std::size_t qps_per_device = (request.sizes.qps + request.ports.size() - 1) / request.ports.size();
-  const BlockShape shape = choose_block_shape(expected_traffic(request), qps_per_device, max_block_qps(request.ports));
-  if (shape.peers == 0) return;
-  const QpPlacement placement = partition.planner.assign(request.peer, shape);
-  const QpPlanner::Layer& layer = partition.planner.layer(placement.layer);
-  if (placement.layer == partition.layers.size()) {
-    const std::vector<std::size_t> rows(layer.rows, layer.peers);
-    Result<std::vector<Endpoint>> made = Endpoint::create_rows(request.ports, request.sizes, config_, rows);
-    if (!made) return fall_back_to_native(partition, std::size_t{layer.rows} * layer.peers, made.error());
-    std::vector<std::optional<Endpoint>>& endpoints = partition.layers.emplace_back();
-    for (Endpoint& endpoint : *made) endpoints.emplace_back(std::move(endpoint));
-  }
-  std::optional<Endpoint>& made =
-      partition.layers[placement.layer][placement.layer_row * layer.peers + placement.column];
-  if (!made) return;  // the device was full, and it was given back
-  reservation.endpoint_ = std::exchange(made, std::nullopt);
-  reservation.state_ = EndpointReservation::State::kReady;
-  reservation.placement_.order = QpOrder::kPool;
-  reservation.placement_.block = placement.block;
-  reservation.placement_.row = placement.row;
-  reservation.placement_.column = placement.column;
-  reservation.placement_.peers = layer.peers;
-}
-
-void EndpointPool::create_gathered(Partition& partition) {
-  std::vector<std::shared_ptr<EndpointReservation>> reservations;
-  for (const std::weak_ptr<EndpointReservation>& waiting : std::exchange(partition.gathered, {})) {
+void EndpointPool::end_burst(Plan& plan) {
+  Reservations reservations;
+  for (const std::weak_ptr<EndpointReservation>& waiting : std::exchange(plan.waiting, {})) {
     if (std::shared_ptr<EndpointReservation> reservation = waiting.lock())
       reservations.push_back(std::move(reservation));
   }
   if (reservations.empty()) return;
-  std::vector<PeerId> peers;
-  for (const auto& reservation : reservations) peers.push_back(reservation->request_.peer);
-  const std::vector<GatheredPlacement> placements = config_.qp_order == QpOrder::kRing
-                                                        ? order_in_ring(peers, reservations.front()->request_.self)
-                                                        : order_gathered(peers);
-  std::vector<std::size_t> rows;
-  for (const GatheredPlacement& placement : placements) {
-    rows.resize(placement.row + 1);
-    ++rows.back();
+  const BlockShape announced = announced_shape(reservations.back()->request_);
+  if (announced.peers == 0 || !plan.rotates) {
+    std::stable_sort(reservations.begin(), reservations.end(), [](const auto& a, const auto& b) {
+      return precedes_in_ring(a->request_.self, a->request_.peer, b->request_.peer);
+    });
   }
-  Result<std::vector<Endpoint>> made = Endpoint::create_rows(partition.ports, partition.sizes, config_, rows);
+  plan.rotates = true;
+  const std::vector<QpSlot> slots = assign_slots(plan, reservations, announced);
+  for (std::size_t i = 0; i < reservations.size(); ++i) {
+    EndpointReservation& reservation = *reservations[i];
+    auto endpoint = plan.unused.extract({slots[i].block.number, slots[i].index()});
+    // Without an endpoint: the device was full, when the block was created or later.
+    reservation.state_ = endpoint ? EndpointReservation::State::kReady : EndpointReservation::State::kCreateAtTake;
+    if (!endpoint) continue;
+    reservation.endpoint_ = std::move(endpoint.mapped());
+    reservation.placement_.order = QpOrder::kStaggered;
+    reservation.placement_.block = slots[i].block.number;
+    reservation.placement_.peers = slots[i].block.shape.peers;
+    reservation.placement_.first_position = slots[i].first_position(plan.sizes.qps);
+  }
+}
+
+// Announced blocks are created whole, the block of a burst with the slots that were requested.
+std::vector<QpSlot> EndpointPool::assign_slots(Plan& plan, const Reservations& reservations,
+                                               const BlockShape& announced) {
+  QpPlanner burst_planner;
+  BlockShape burst;
+  std::map<PeerId, unsigned> flows;
+  for (const auto& reservation : reservations) burst.flows = std::max(burst.flows, ++flows[reservation->request_.peer]);
+  burst.peers = static_cast<unsigned>(flows.size());
+  const bool is_burst = announced.peers == 0;
+  std::uint32_t next_new = plan.blocks;
+  std::vector<QpSlot> slots;
+  std::vector<std::uint32_t> indexes;
+  for (const auto& reservation : reservations) {
+    slots.push_back((is_burst ? burst_planner : plan.planner)
+                        .assign(reservation->request_.peer, is_burst ? burst : announced, plan.blocks));
+    plan.blocks = std::max(plan.blocks, slots.back().block.number + 1);
+    indexes.push_back(slots.back().index());
+  }
+  for (const QpSlot& slot : slots) {
+    if (slot.block.number < next_new || plan.native) continue;
+    ++next_new;
+    if (!is_burst) {
+      indexes.resize(std::size_t{slot.block.shape.peers} * slot.block.shape.flows);
+      std::iota(indexes.begin(), indexes.end(), 0U);
+    }
+    create_block(plan, slot.block, std::move(indexes));
+  }
+  return slots;
+}
+
+void EndpointPool::create_block(Plan& plan, const QpBlock& block, std::vector<std::uint32_t> slots) {
+  std::sort(slots.begin(), slots.end());
+  std::vector<std::size_t> flows(block.shape.flows);
+  for (const std::uint32_t slot : slots) ++flows[slot / block.shape.peers];
+  Result<std::vector<Endpoint>> made = Endpoint::create_block(plan.ports, plan.sizes, config_, flows);
   if (!made) {
-    fall_back_to_native(partition, reservations.size(), made.error());
-    for (const auto& reservation : reservations) reservation->state_ = EndpointReservation::State::kCreateAtTake;
+    plan.native = true;
+    VERBATIM_INFO(
+        "%s: the QPs of %zu connections could not be created together: %s. Next: from here on they are created "
+        "one connection at a time",
+        plan.ports.front()->name.c_str(), slots.size(), to_string(made.error()).c_str());
     return;
   }
-  for (std::size_t i = 0; i < placements.size(); ++i) {
-    EndpointReservation& reservation = *reservations[placements[i].request_index];
-    reservation.endpoint_ = std::move((*made)[i]);
-    reservation.state_ = EndpointReservation::State::kReady;
-    reservation.placement_.order = config_.qp_order;
-    reservation.placement_.block = partition.burst_count;
-    reservation.placement_.row = placements[i].row;
-    reservation.placement_.column = placements[i].column;
-    reservation.placement_.peers = static_cast<std::uint32_t>(rows.front());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    plan.unused.emplace(std::pair(block.number, slots[i]), std::move((*made)[i]));
   }
-  ++partition.burst_count;
 }
 
-void EndpointPool::fall_back_to_native(Partition& partition, std::size_t endpoints, const Error& error) {
-  partition.native = true;
-  VERBATIM_INFO("%s: no room for %zu connections at once (%s): queue pairs are made one connection at a time from here",
-                partition.ports.front()->name.c_str(), endpoints, to_string(error).c_str());
-}
-
-void EndpointPool::create_due() {
+void EndpointPool::end_due_bursts() {
   const std::uint64_t now = monotonic_ns();
-  for (const std::unique_ptr<Partition>& partition : partitions_) {
-    if (partition->gathered.empty()) continue;
-    if (now - partition->gathered_last_ns >= config_.qp_gather_us * kNanosecondsPerMicrosecond ||
-        now - partition->gathered_first_ns >= kMaxGatherNs) {
-      create_gathered(*partition);
+  for (const std::unique_ptr<Plan>& plan : plans_) {
+    if (plan->waiting.empty()) continue;
+    if (now - plan->last_request_ns >= config_.qp_gather_us * kNanosecondsPerMicrosecond ||
+        now - plan->first_request_ns >= kMaxGatherNs) {
+      end_burst(*plan);
     }
   }
 }
 
 void EndpointPool::poll() {
-  if (config_.qp_order != QpOrder::kGather && config_.qp_order != QpOrder::kRing) return;
+  if (config_.qp_order == QpOrder::kNative) return;
   const MutexLock lock(mutex_);
-  create_due();
+  end_due_bursts();
 }
 
 Result<std::optional<Endpoint>> EndpointPool::take(EndpointReservation& reservation) {
   {
     const MutexLock lock(mutex_);
-    if (reservation.state_ == EndpointReservation::State::kGathered) create_due();
-    if (reservation.state_ == EndpointReservation::State::kGathered) return std::optional<Endpoint>();
+    if (reservation.state_ == EndpointReservation::State::kWaiting) end_due_bursts();
+    if (reservation.state_ == EndpointReservation::State::kWaiting) return std::optional<Endpoint>();
     if (reservation.state_ == EndpointReservation::State::kCreateAtTake) {
-      Partition& partition = partition_for(reservation.request_);
-      reservation.placement_.first_position = partition.native_qps;
-      partition.native_qps += static_cast<std::uint32_t>(reservation.request_.sizes.qps);
+      Plan& plan = plan_for(reservation.request_);
+      reservation.placement_.first_position = plan.native_qps;
+      plan.native_qps += static_cast<std::uint32_t>(reservation.request_.sizes.qps);
     }
   }
   if (reservation.state_ == EndpointReservation::State::kCreateAtTake) {
@@ -226,20 +251,16 @@ Result<std::optional<Endpoint>> EndpointPool::take(EndpointReservation& reservat
 bool EndpointPool::release_unused() {
   const MutexLock lock(mutex_);
   bool any = false;
-  for (const std::unique_ptr<Partition>& partition : partitions_) {
-    for (std::vector<std::optional<Endpoint>>& layer : partition->layers) {
-      for (std::optional<Endpoint>& endpoint : layer) {
-        any = any || endpoint.has_value();
-        endpoint.reset();
-      }
-    }
+  for (const std::unique_ptr<Plan>& plan : plans_) {
+    any = any || !plan->unused.empty();
+    plan->unused.clear();
   }
   return any;
 }
 
 void EndpointPool::reset_order() {
   const MutexLock lock(mutex_);
-  std::erase_if(partitions_, [](const std::unique_ptr<Partition>& partition) { return partition->gathered.empty(); });
+  std::erase_if(plans_, [](const std::unique_ptr<Plan>& plan) { return plan->waiting.empty(); });
 }
 
 }  // namespace verbatim

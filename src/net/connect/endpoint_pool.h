@@ -1,8 +1,26 @@
-// The endpoints that a communicator's connections will use, made in the order of net/qp_planner.h: beforehand and many
-// at once (pool), when a burst of connections has been gathered (gather, ring), or one by one (native). A connection
-// says at its first call what it will need, which fixes its place, and takes its endpoint when that is made. Nothing
-// here waits for a peer. An endpoint is used once: what is left over goes when the communicator has no connection any
-// more, or when somebody else finds the device full.
+// Creates the endpoints of a communicator's connections so that their QP numbers rise in an order that treats all peers
+// alike: a NIC that serves its send queues by QP number begins with the QPs that were created first.
+//
+// VERBATIM_QP_ORDER=native: each connection creates its QPs when it needs them.
+// VERBATIM_QP_ORDER=staggered:
+//   - Each connection has a slot (flow, peer): flow is the number of connections that its peer had before, peer is the
+//     index of the peer. QP j of a connection has the position (flow * QPs of a connection + j) * peers + peer: so the
+//     first QPs of all peers come before the second ones.
+//   - A block is a rectangle of slots. Its QPs are created at once, in the order of their positions.
+//   - If peers and flows are announced, the first request creates a block for all of them, and each request gets its
+//     slot at once. More peers or flows than announced begin another block.
+//   - If nothing is announced, requests wait until the burst ends: VERBATIM_QP_GATHER_US without a request, or 2 ms
+//   after
+//     its first one. The connections of a burst are a block.
+//   - Peers are indexed in the order of their first request where traffic is announced: NCCL announces, and it rotates
+//     (rank r begins with rank r + 1). A caller that does not rotate would begin with the same peer in every process.
+//     So a burst indexes the peers in ring order: by identity, from the process's own identity on. Announced requests
+//     do the same if the caller shows that it does not rotate: all peers are in this process (identities of different
+//     processes are random) and come by rising identity from below the own one. They wait for the end of the burst.
+//
+// Slots are counted separately for each side, kind of traffic, set of ports and sizes (a Plan). Nothing here waits for
+// a peer. An endpoint that no connection has taken is destroyed with the communicator's last connection, or when a
+// device of the process is full.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +29,7 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/config.h"
@@ -28,7 +47,7 @@ class EndpointPools {
  public:
   void add(EndpointPool& pool) VERBATIM_EXCLUDES(mutex_);
   void remove(EndpointPool& pool) VERBATIM_EXCLUDES(mutex_);
-  // Destroys all endpoints that wait to be used; whether there were any.
+  // Destroys all endpoints that no connection has taken. Returns whether there were any.
   bool release_unused() VERBATIM_EXCLUDES(mutex_);
 
  private:
@@ -38,7 +57,7 @@ class EndpointPools {
 
 enum class QpSide : std::uint8_t { kSend, kRecv };
 
-// What setNetAttr says of connections that follow, by direction.
+// What setNetAttr announces, by direction.
 struct Announcement {
   Traffic send;
   Traffic recv;
@@ -53,14 +72,14 @@ struct EndpointRequest {
   Traffic traffic;
 };
 
-// A connection's place. Dropped without a take, it leaves the place empty.
+// A connection's request and, once it has one, its endpoint. The slot of a reservation that is dropped stays unused.
 class EndpointReservation {
  public:
   explicit EndpointReservation(EndpointRequest request) : request_(std::move(request)) {}
 
  private:
   friend class EndpointPool;
-  enum class State : std::uint8_t { kCreateAtTake, kGathered, kReady };
+  enum class State : std::uint8_t { kCreateAtTake, kWaiting, kReady };
 
   const EndpointRequest request_;
   State state_ = State::kCreateAtTake;  // written under the pool's mutex
@@ -68,7 +87,7 @@ class EndpointReservation {
   std::optional<Endpoint> endpoint_;
 };
 
-// Of one Context. Any thread.
+// Owned by a Context. Any thread.
 class EndpointPool {
  public:
   EndpointPool(const Config& config, EndpointPools& all);
@@ -77,45 +96,53 @@ class EndpointPool {
   EndpointPool& operator=(const EndpointPool&) = delete;
 
   void announce(const Announcement& announcement) VERBATIM_EXCLUDES(announced_mutex_);
-  // What this thread has announced last, else any thread: NCCL's progress thread announces the work under way, its
-  // service thread the connection that it is about to ask for.
+  // The last announcement of this thread, else of any thread: NCCL's progress thread announces the work under way, its
+  // service thread the connection that it requests next.
   Traffic announced(QpSide side) const VERBATIM_EXCLUDES(announced_mutex_);
 
-  std::shared_ptr<EndpointReservation> reserve(EndpointRequest request) VERBATIM_EXCLUDES(mutex_);
-  // Once, until it answers an endpoint or an error: nothing while its burst is still being gathered, at most 2 ms.
-  Result<std::optional<Endpoint>> take(EndpointReservation& claim) VERBATIM_EXCLUDES(mutex_);
-  // Makes what has been gathered for long enough. From every connect and accept that waits, whosever connection it is.
+  std::shared_ptr<EndpointReservation> reserve(EndpointRequest wanted) VERBATIM_EXCLUDES(mutex_);
+  // To be called until it returns an endpoint or an error: nullopt while the reservation waits for the end of its
+  // burst, at most 2 ms.
+  Result<std::optional<Endpoint>> take(EndpointReservation& reservation) VERBATIM_EXCLUDES(mutex_);
+  // Creates the blocks of bursts that have ended. Every connect and accept that NCCL polls calls it.
   void poll() VERBATIM_EXCLUDES(mutex_);
 
   bool release_unused() VERBATIM_EXCLUDES(mutex_);
-  // No connection is left: the next ones begin a new order.
+  // The communicator has no connection any more: the next ones start with new blocks.
   void reset_order() VERBATIM_EXCLUDES(mutex_);
 
  private:
-  // Endpoints of one kind, which are ordered among themselves.
-  struct Partition {
+  // The slots of endpoints of one kind.
+  struct Plan {
     QpSide side;
     bool collective;
     std::vector<const Port*> ports;
     EndpointSizes sizes;
 
     std::map<PeerId, std::uint32_t> connections = {};
-    bool native = false;  // the device had no room
+    bool native = false;  // the device could not create a block
     std::uint32_t native_qps = 0;
-    QpPlanner planner = {};
-    std::vector<std::vector<std::optional<Endpoint>>> layers = {};  // of the planner, row by row
-    std::vector<std::weak_ptr<EndpointReservation>> gathered = {};
-    std::uint64_t gathered_first_ns = 0;
-    std::uint64_t gathered_last_ns = 0;
-    std::uint32_t burst_count = 0;
-  };
+    QpPlanner planner = {};  // of announced traffic
+    std::uint32_t blocks = 0;
+    std::map<std::pair<std::uint32_t, std::uint32_t>, Endpoint> unused = {};  // by block and index of the slot
 
-  Partition& partition_for(const EndpointRequest& request) VERBATIM_REQUIRES(mutex_);
-  void take_from_block(Partition& partition, EndpointReservation& claim) VERBATIM_REQUIRES(mutex_);
-  void create_gathered(Partition& partition) VERBATIM_REQUIRES(mutex_);
-  void create_due() VERBATIM_REQUIRES(mutex_);
+    std::vector<std::weak_ptr<EndpointReservation>> waiting = {};
+    std::uint64_t first_request_ns = 0;  // of those that wait
+    std::uint64_t last_request_ns = 0;
+    std::optional<PeerId> last_peer = {};
+    bool rotates = false;  // unknown until a request shows it or the first burst ends
+  };
+  using Reservations = std::vector<std::shared_ptr<EndpointReservation>>;
+
+  Plan& plan_for(const EndpointRequest& request) VERBATIM_REQUIRES(mutex_);
   Traffic expected_traffic(const EndpointRequest& request) const;
-  void fall_back_to_native(Partition& partition, std::size_t endpoints, const Error& error) VERBATIM_REQUIRES(mutex_);
+  BlockShape announced_shape(const EndpointRequest& request) const;
+  // Assigns slots to all reservations that wait, and creates the blocks that are missing.
+  void end_burst(Plan& plan) VERBATIM_REQUIRES(mutex_);
+  std::vector<QpSlot> assign_slots(Plan& plan, const Reservations& reservations, const BlockShape& announced)
+      VERBATIM_REQUIRES(mutex_);
+  void create_block(Plan& plan, const QpBlock& block, std::vector<std::uint32_t> slots) VERBATIM_REQUIRES(mutex_);
+  void end_due_bursts() VERBATIM_REQUIRES(mutex_);
 
   const Config& config_;
   EndpointPools& all_;
@@ -123,10 +150,10 @@ class EndpointPool {
   std::map<std::thread::id, Announcement> announced_ VERBATIM_GUARDED_BY(announced_mutex_);
   Announcement last_announced_ VERBATIM_GUARDED_BY(announced_mutex_);
   Mutex mutex_;
-  std::vector<std::unique_ptr<Partition>> partitions_ VERBATIM_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Plan>> plans_ VERBATIM_GUARDED_BY(mutex_);
 };
 
-// Queue pairs that one block of the pool may have.
+// Queue pairs that one block may have.
 std::size_t max_block_qps(std::span<const Port* const> ports);
 
 }  // namespace verbatim

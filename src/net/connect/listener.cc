@@ -18,11 +18,11 @@
 namespace verbatim {
 namespace {
 
-// A peer of ours sends its hello right after connecting.
+// A connector sends its hello right after the TCP connect.
 constexpr int kHelloTimeoutS = 3;
 constexpr std::uint64_t kHelloTimeoutNs = kHelloTimeoutS * kNanosecondsPerSecond;
-// Nobody may hold more than this many descriptors of ours by staying silent. Beyond them the first ones go, once they
-// have had time for the rest of a hello.
+// Connections without a complete hello hold at most this many descriptors. For a further connection the oldest is
+// closed, but not before it has had kMinPendingNs to send the rest of its hello.
 constexpr std::size_t kMaxPending = 128;
 constexpr std::uint64_t kMinPendingNs = 20 * kNanosecondsPerMillisecond;
 
@@ -54,12 +54,12 @@ Result<sockaddr_storage> Listener::add(const wire::Secret& secret) {
 
 void Listener::remove(const wire::Secret& secret) noexcept {
   const MutexLock lock(mutex_);
-  // Peers that have come for it are sent away now: nobody else may ever look.
+  // Requests for this listen are rejected now: no later poll returns them.
   try {
     read_pending();
     static_cast<void>(accept_pending());
     for (const ConnectRequest& request : listens_[secret].requests) reject(request);
-  } catch (...) {  // no memory: they hear an end of file
+  } catch (...) {  // no memory: the peers see only that the connection is closed
   }
   listens_.erase(secret);
   if (!listens_.empty()) return;
@@ -73,7 +73,8 @@ void reject(const ConnectRequest& request) {
 
 Result<std::vector<ConnectRequest>> Listener::poll(const wire::Secret& secret) {
   const MutexLock lock(mutex_);
-  // Those who are known first, so that a crowd at the door makes nobody lose a place; then who else has come.
+  // Serves existing connections before accepting new ones: many new connections must not displace a peer whose hello
+  // has already arrived.
   read_pending();
   if (const Status accepted = accept_pending(); !accepted) return accepted.error();
   const auto listen = listens_.find(secret);
@@ -90,7 +91,8 @@ void Listener::read_pending() {
   }
 }
 
-// What is beyond the limit waits in the system's queue. A flood that never ends is met a crowd at a time.
+// Connections beyond kMaxPending stay in the socket's backlog. The bound on the loop lets poll return even if
+// connections keep coming.
 Status Listener::accept_pending() {
   for (std::size_t i = 0; i < kMaxPending; ++i) {
     const std::uint64_t now = monotonic_ns();
@@ -110,7 +112,8 @@ Status Listener::accept_pending() {
   return {};
 }
 
-// What passes is said once, on the host that has too little: who waits outside hears nothing of why.
+// A shortage of descriptors or memory may pass, so it is no error of the listen. It is logged once, here, because the
+// peers in the backlog cannot see the cause.
 Status Listener::report_resource_shortage(const Error& error) {
   const int why = error.sys_errno;
   if (why != EMFILE && why != ENFILE && why != ENOBUFS && why != ENOMEM) return error;
@@ -120,12 +123,12 @@ Status Listener::report_resource_shortage(const Error& error) {
   const std::string limit =
       why == EMFILE ? "raise the limit of " + std::to_string(descriptors.rlim_cur) + " (ulimit -n, LimitNOFILE=)"
                     : "see what the host's memory and files (fs.file-max) are used for";
-  VERBATIM_WARN("connections to %s wait outside: accept: %s. Next: %s", to_string(address_).c_str(), std::strerror(why),
-                limit.c_str());
+  VERBATIM_WARN("connections to %s stay in the listen backlog: accept: %s. Next: %s", to_string(address_).c_str(),
+                std::strerror(why), limit.c_str());
   return {};
 }
 
-// Both logs have it, and here once: whoever comes again, or in hostile mood, does not fill it.
+// Both ends log the mismatch. This end does so once: further connections must not fill the log.
 void Listener::reject_version(const PendingConnection& pending) {
   const std::span<const std::uint8_t, wire::kHeaderBytes> header(pending.message.data(), wire::kHeaderBytes);
   const Result<sockaddr_storage> peer = remote_address(pending.socket);
@@ -134,9 +137,10 @@ void Listener::reject_version(const PendingConnection& pending) {
                 peer ? to_string(*peer).c_str() : "the peer", wire::protocol_version(header),
                 to_string(address_).c_str(), wire::kProtocolVersion);
   if (!std::exchange(version_mismatch_reported_, true)) {
-    VERBATIM_WARN("a connection is refused: %s. Next: run the same release on all hosts", text);
+    VERBATIM_WARN("a connection is rejected: %s. Next: run the same release on all hosts", text);
   }
-  // In the version that the peer understands: header and reject look the same in all.
+  // The reject has the peer's version number, so that the peer reads it: header and reject are the same in all
+  // versions.
   static_cast<void>(OutgoingMessage(wire::encode_reject(text, wire::protocol_version(header))).send(pending.socket));
 }
 

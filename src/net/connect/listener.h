@@ -1,6 +1,6 @@
-// The one TCP socket on which this process is reached, and what knocks there. Every listen of every communicator is a
-// secret; a connection that presents it, for the first time, is handed to its listen, anything else is dropped without
-// a sound on the wire. No thread of its own: whoever polls accept also serves the others.
+// The TCP socket of this process for connect requests. Each listen of each communicator has a secret. A hello with this
+// secret and a new attempt number is a connect request for the listen; any other connection is closed without a reply.
+// The listener has no thread: each poll of accept serves the connections of all listens.
 #pragma once
 
 #include <sys/socket.h>
@@ -19,41 +19,41 @@
 
 namespace verbatim {
 
-// A peer that has shown the right secret.
+// A peer whose hello has the secret of a listen.
 struct ConnectRequest {
   UniqueFd socket;
   wire::Hello hello;
 };
 
-// Tells the peer that nobody will accept it.
+// Sends the peer a reject: the listen is closed.
 void reject(const ConnectRequest& request);
 
 class Listener {
  public:
-  // Listens at `address`, whose port is 0, while there are listens, and at one port as long as it can be had.
+  // `address` has port 0. The socket is open while there are listens, and uses the same port each time if it is free.
   explicit Listener(const sockaddr_storage& address) : address_(address) {}
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Where peers are to knock.
+  // Returns the address for the peers' connects.
   Result<sockaddr_storage> add(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
-  // With the last one everybody who waits is sent away, and whoever comes later is refused.
+  // Rejects the connect requests for `secret`. The last removal also closes the pending connections and the socket.
   void remove(const wire::Secret& secret) noexcept VERBATIM_EXCLUDES(mutex_);
 
-  // Serves the socket and what has connected to it; answers the peers that have asked for `secret` since the last call.
+  // Accepts and reads connections; returns the connect requests for `secret` since the last call.
   Result<std::vector<ConnectRequest>> poll(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
 
  private:
-  // Connected, and not known yet.
+  // A TCP connection whose hello is not complete yet.
   struct PendingConnection {
     UniqueFd socket;
     std::uint64_t accepted_ns = 0;
-    std::vector<std::uint8_t> message;  // the header, then header and body
+    std::vector<std::uint8_t> message;  // sized for the header first, then for header and body
     std::size_t filled = 0;
   };
   struct Listen {
     std::vector<ConnectRequest> requests;
-    std::set<std::uint64_t> attempts;  // of all hellos so far
+    std::set<std::uint64_t> attempts;  // of all hellos so far, to detect a replay
   };
   enum class HelloState : std::uint8_t { kIncomplete, kClose, kComplete };
 
@@ -67,7 +67,7 @@ class Listener {
   Mutex mutex_;
   sockaddr_storage address_ VERBATIM_GUARDED_BY(mutex_);
   UniqueFd socket_ VERBATIM_GUARDED_BY(mutex_);
-  bool shortage_reported_ VERBATIM_GUARDED_BY(mutex_) = false;  // of descriptors or memory, and has said so
+  bool shortage_reported_ VERBATIM_GUARDED_BY(mutex_) = false;  // accept fails for lack of descriptors or memory
   bool version_mismatch_reported_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::list<PendingConnection> pending_ VERBATIM_GUARDED_BY(mutex_);
   std::map<wire::Secret, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);

@@ -22,26 +22,12 @@ std::string expand(std::string path) {
   return path;
 }
 
-const char* order_name(QpOrder order) {
-  switch (order) {
-    case QpOrder::kPool:
-      return "pool";
-    case QpOrder::kGather:
-      return "gather";
-    case QpOrder::kRing:
-      return "ring";
-    case QpOrder::kNative:
-      break;
-  }
-  return "native";
-}
-
 std::string lines(const Comm& comm, const PeerId& self) {
   const Endpoint& endpoint = comm.endpoint();
   const EndpointPlacement& placement = endpoint.placement();
-  const std::size_t qps = endpoint.qps().size();
+  const std::string peer = to_string(peer_id(endpoint.remote().identity));
   std::string text;
-  for (std::size_t i = 0; i < qps; ++i) {
+  for (std::size_t i = 0; i < endpoint.qps().size(); ++i) {
     const EndpointQp& end = endpoint.qps()[i];
     const Port& port = *endpoint.ports()[end.device];
     char line[640];
@@ -50,9 +36,9 @@ std::string lines(const Comm& comm, const PeerId& self) {
                   R"("connection":%u,"index":%zu,"qpn":%u,"block":%u,"peers":%u,"position":%u})"
                   "\n",
                   ::getpid(), port.name.c_str(), comm.kind() == CommKind::kSend ? "send" : "recv",
-                  placement.collective ? "collective" : "p2p", order_name(placement.order), to_string(self).c_str(),
-                  to_string(placement.peer).c_str(), placement.connection, i, end.qp->qp_num, placement.block,
-                  placement.peers, placement.position(qps, i));
+                  placement.collective ? "collective" : "p2p",
+                  placement.order == QpOrder::kNative ? "native" : "staggered", to_string(self).c_str(), peer.c_str(),
+                  placement.connection, i, end.qp->qp_num, placement.block, placement.peers, placement.position(i));
     text += line;
   }
   return text;
@@ -65,7 +51,8 @@ void dump_qps(const std::string& path, const Comm& comm, const PeerId& self) {
   const std::string file = expand(path);
   const UniqueFd out(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP));
   if (out && ::write(out.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
-  VERBATIM_WARN("VERBATIM_QP_DUMP=%s cannot be written: %s", file.c_str(), std::strerror(errno));
+  VERBATIM_WARN("VERBATIM_QP_DUMP: writing %s failed: %s. Next: choose a file that this process can write",
+                file.c_str(), std::strerror(errno));
 }
 
 }  // namespace verbatim

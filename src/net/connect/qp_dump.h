@@ -1,4 +1,4 @@
-// VERBATIM_QP_DUMP: a line of JSON for each QP of each connection that stands, so that anybody can check the order.
+// VERBATIM_QP_DUMP: a line of JSON for each QP of each established connection, so that the order can be checked.
 #pragma once
 
 #include <string>
@@ -8,7 +8,8 @@
 
 namespace verbatim {
 
-// Appends to `path`, in which %p stands for the process id; several processes may share a file. What fails is logged.
+// Appends the QPs of `comm` to `path`, in which %p stands for the process id. Several processes may share a file. Logs
+// a failure.
 void dump_qps(const std::string& path, const Comm& comm, const PeerId& self);
 
 }  // namespace verbatim

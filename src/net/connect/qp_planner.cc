@@ -2,25 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <tuple>
+#include <utility>
 
 namespace verbatim {
 namespace {
 
-// QPs that all connections of one announcement should have together: more of them only crowd the NIC's cache.
+// QPs of all announced connections together: a NIC caches the state of a limited number of QPs.
 constexpr std::size_t kTargetQps = 64;
-
-std::vector<GatheredPlacement> order_by_columns(std::span<const PeerId> requests,
-                                                const std::map<PeerId, std::uint32_t>& columns) {
-  std::map<PeerId, std::uint32_t> rows;
-  std::vector<GatheredPlacement> placements;
-  for (std::size_t i = 0; i < requests.size(); ++i)
-    placements.push_back({i, rows[requests[i]]++, columns.at(requests[i])});
-  std::stable_sort(placements.begin(), placements.end(), [](const GatheredPlacement& a, const GatheredPlacement& b) {
-    return std::tie(a.row, a.column) < std::tie(b.row, b.column);
-  });
-  return placements;
-}
 
 }  // namespace
 
@@ -36,6 +24,10 @@ std::string to_string(const PeerId& peer) {
   return text;
 }
 
+bool precedes_in_ring(const PeerId& self, const PeerId& a, const PeerId& b) {
+  return std::pair(a < self, a) < std::pair(b < self, b);
+}
+
 unsigned choose_qps(const QpRange& bounds, const Traffic& traffic) {
   if (!traffic.known()) return bounds.min;
   const std::size_t connections = std::size_t{traffic.peers} * traffic.flows;
@@ -46,55 +38,31 @@ BlockShape choose_block_shape(const Traffic& traffic, std::size_t qps, std::size
   const std::size_t max = max_qps / std::max<std::size_t>(qps, 1);
   if (!traffic.known() || max == 0) return {};
   const std::size_t peers = std::min<std::size_t>(traffic.collective ? 1 : traffic.peers, max);
-  const std::size_t connections = std::min<std::size_t>(traffic.flows, max / peers);
-  return {static_cast<unsigned>(peers), static_cast<unsigned>(connections)};
+  const std::size_t flows = std::min<std::size_t>(traffic.flows, max / peers);
+  return {static_cast<unsigned>(peers), static_cast<unsigned>(flows)};
 }
 
-QpPlacement QpPlanner::assign(const PeerId& id, const BlockShape& shape) {
-  const auto [known, is_new] = peers_.try_emplace(id);
-  Peer& peer = known->second;
-  if (is_new) {
-    if (blocks_.empty() || blocks_.back().seen == blocks_.back().peers) blocks_.push_back({.peers = shape.peers});
-    peer.block = static_cast<std::uint32_t>(blocks_.size() - 1);
-    peer.column = blocks_.back().seen++;
+const QpBlock* QpPlanner::find(std::uint32_t peer, std::uint32_t flow) const {
+  const auto found = std::find_if(blocks_.rbegin(), blocks_.rend(), [&](const QpBlock& block) {
+    return peer - block.first_peer < block.shape.peers && flow - block.first_flow < block.shape.flows;
+  });
+  return found != blocks_.rend() ? &*found : nullptr;
+}
+
+QpSlot QpPlanner::assign(const PeerId& id, const BlockShape& shape, std::uint32_t next_number) {
+  Peer& peer = peers_.try_emplace(id, Peer{.index = static_cast<std::uint32_t>(peers_.size())}).first->second;
+  const std::uint32_t flow = peer.flows++;
+  const QpBlock* block = find(peer.index, flow);
+  if (block == nullptr) {
+    QpBlock next{.number = next_number, .first_peer = peer.index, .first_flow = flow, .shape = shape};
+    if (flow != 0) {
+      const QpBlock& previous = *find(peer.index, flow - 1);
+      next.first_peer = previous.first_peer;
+      next.shape.peers = previous.shape.peers;
+    }
+    block = &blocks_.emplace_back(next);
   }
-  const std::uint32_t row = peer.connections++;
-  if (row >= blocks_[peer.block].rows) grow(peer.block, shape.connections);
-  const Block& block = blocks_[peer.block];
-  // The last layer that begins at or before the row: mostly the last one.
-  std::size_t layer = block.layers.size() - 1;
-  while (block.first_rows[layer] > row) --layer;
-  return {peer.block, block.layers[layer], row - block.first_rows[layer], row, peer.column};
-}
-
-void QpPlanner::grow(std::uint32_t index, unsigned rows) {
-  Block& block = blocks_[index];
-  block.layers.push_back(static_cast<std::uint32_t>(layers_.size()));
-  block.first_rows.push_back(block.rows);
-  block.rows += rows;
-  layers_.push_back({index, block.peers, rows});
-}
-
-void QpPlanner::clear() {
-  peers_.clear();
-  blocks_.clear();
-  layers_.clear();
-}
-
-std::vector<GatheredPlacement> order_gathered(std::span<const PeerId> requests) {
-  std::map<PeerId, std::uint32_t> columns;
-  for (const PeerId& peer : requests) columns.try_emplace(peer, static_cast<std::uint32_t>(columns.size()));
-  return order_by_columns(requests, columns);
-}
-
-std::vector<GatheredPlacement> order_in_ring(std::span<const PeerId> requests, const PeerId& self) {
-  std::vector<PeerId> ring(requests.begin(), requests.end());
-  std::sort(ring.begin(), ring.end());
-  ring.erase(std::unique(ring.begin(), ring.end()), ring.end());
-  std::rotate(ring.begin(), std::upper_bound(ring.begin(), ring.end(), self), ring.end());
-  std::map<PeerId, std::uint32_t> columns;
-  for (const PeerId& peer : ring) columns.emplace(peer, static_cast<std::uint32_t>(columns.size()));
-  return order_by_columns(requests, columns);
+  return {.block = *block, .peer = peer.index - block->first_peer, .flow = flow - block->first_flow};
 }
 
 }  // namespace verbatim

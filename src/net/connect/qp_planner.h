@@ -1,13 +1,11 @@
-// In which order the QPs of a communicator are made. A NIC that serves its send queues by QP number starts with the QPs
-// that were made first: so the first QPs of all peers come first, then the second ones, and every process begins with
-// another peer. Pure arithmetic: no verbs, no clock. Peers are known by who they are, never by rank.
+// Arithmetic of the QP order that net/connect/endpoint_pool.h describes: slots, blocks and the ring of identities. No
+// verbs and no clock. Peers are known by their identity, never by rank.
 #pragma once
 
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -16,7 +14,7 @@
 
 namespace verbatim {
 
-// One communicator of one process on one NIC, whichever of its listens: what shares a receiving port.
+// One communicator of one process on one NIC. All listens of it share the receiving port, so they count as one peer.
 struct PeerId {
   std::uint64_t host = 0;
   std::uint64_t process = 0;
@@ -30,91 +28,71 @@ PeerId peer_id(const wire::PeerIdentity& identity);
 // "host-process-device-context" in hexadecimal digits.
 std::string to_string(const PeerId& peer);
 
-// What is said of the connections that follow (setNetAttr, or VERBATIM_QP_POOL). 0: nothing is known.
+// The order of ring(self): the identities above `self` in rising order, then those below it in rising order.
+bool precedes_in_ring(const PeerId& self, const PeerId& a, const PeerId& b);
+
+// The connections that setNetAttr or VERBATIM_QP_POOL announces. 0: nothing is announced.
 struct Traffic {
   unsigned peers = 0;
-  unsigned flows = 0;       // connections to each of them
-  bool collective = false;  // of rings and trees, not of sends and receives
+  unsigned flows = 0;       // connections to each peer
+  bool collective = false;  // rings and trees; else sends and receives
 
   bool known() const { return peers != 0 && flows != 0; }
 };
 
-// QPs of a connection within the user's bounds: many peers and connections share what few may have alone.
+// QPs of a connection, within `bounds`: the more connections are announced, the fewer.
 unsigned choose_qps(const QpRange& bounds, const Traffic& traffic);
 
-// A block: the connections of `peers` peers, `connections` of each, whose QPs are made together.
+// How many slots a block has: `flows` connections to each of `peers` peers.
 struct BlockShape {
   unsigned peers = 0;
-  unsigned connections = 0;
+  unsigned flows = 0;
 
   bool operator==(const BlockShape&) const = default;
 };
 
-// The block for announced traffic of which each connection takes `qps`, within `most_qps`: rows first give way (they
-// come in a later block), then columns. Empty when not even one connection fits. Collective connections come in blocks
-// of one peer: NCCL announces four there even for a ring, which has one.
+// The block for announced traffic with `qps` QPs a connection and at most `max_qps` in the block: first the flows are
+// reduced, then the peers. Empty when not even one connection fits. Blocks of collective connections have one peer:
+// NCCL announces four peers even for a ring, where each direction has one.
 BlockShape choose_block_shape(const Traffic& traffic, std::size_t qps, std::size_t max_qps);
 
-// Where a connection belongs. QP j of it has the position (row * qps + j) * peers + column among those of its block.
-struct QpPlacement {
-  std::uint32_t block = 0;
-  std::uint32_t layer = 0;      // a block grows by layers of rows, each made in one go
-  std::uint32_t layer_row = 0;  // of the layer's rows
-  std::uint32_t row = 0;        // of the block's rows: how many connections this peer had before
-  std::uint32_t column = 0;     // how many other peers came before this one
+// A rectangle of slots.
+struct QpBlock {
+  std::uint32_t number = 0;
+  std::uint32_t first_peer = 0;
+  std::uint32_t first_flow = 0;
+  BlockShape shape;
 };
 
-// Gives out places in the order of the calls. Without ranks: NCCL asks for its peers in rotated order, each with all of
-// its connections, so a peer's column is the number of those seen before it.
+// The place of one connection. QP j of the q QPs of the connection has the position first_position(q) + j * peers.
+struct QpSlot {
+  QpBlock block;
+  std::uint32_t peer = 0;  // both are relative to the block
+  std::uint32_t flow = 0;
+
+  std::uint32_t index() const { return flow * block.shape.peers + peer; }
+  std::uint32_t first_position(std::size_t qps) const {
+    return flow * static_cast<std::uint32_t>(qps) * block.shape.peers + peer;
+  }
+};
+
+// Assigns slots in the order of the calls.
 class QpPlanner {
  public:
-  struct Layer {
-    std::uint32_t block;
-    unsigned peers;  // columns
-    unsigned rows;
-  };
-
-  // A peer beyond the columns of its block begins the next block, a connection beyond its rows the next layer, of this
-  // shape, which must not be empty.
-  QpPlacement assign(const PeerId& peer, const BlockShape& shape);
-
-  const Layer& layer(std::uint32_t index) const { return layers_[index]; }
-  std::size_t layers() const { return layers_.size(); }
-  // All peers are gone: what comes next starts anew.
-  void clear();
+  // The next slot of `peer`. Where no block has it, a block of `shape` (not empty) with `next_number` begins there; for
+  // a further flow of a known peer it has the same peers as the block of the flow before.
+  QpSlot assign(const PeerId& peer, const BlockShape& shape, std::uint32_t next_number);
 
  private:
-  struct Block {
-    unsigned peers = 0;
-    unsigned seen = 0;
-    unsigned rows = 0;  // of all layers
-    std::vector<std::uint32_t> layers = {};
-    std::vector<unsigned> first_rows = {};  // of each layer
-  };
   struct Peer {
-    std::uint32_t block = 0;
-    std::uint32_t column = 0;
-    std::uint32_t connections = 0;
+    std::uint32_t index = 0;
+    std::uint32_t flows = 0;  // that have a slot
   };
 
-  void grow(std::uint32_t block, unsigned rows);
+  const QpBlock* find(std::uint32_t peer, std::uint32_t flow) const;
 
   std::map<PeerId, Peer> peers_;
-  std::vector<Block> blocks_;
-  std::vector<Layer> layers_;
+  std::vector<QpBlock> blocks_;
 };
-
-// A connection that was gathered with others, and its place among them.
-struct GatheredPlacement {
-  std::size_t request_index = 0;  // index into what was gathered
-  std::uint32_t row = 0;
-  std::uint32_t column = 0;
-};
-
-// Orders what was gathered by row, then column. Columns follow the order of the requests.
-std::vector<GatheredPlacement> order_gathered(std::span<const PeerId> requests);
-
-// The same for callers that do not rotate: columns follow the ring of all identities, `self` included, from `self` on.
-std::vector<GatheredPlacement> order_in_ring(std::span<const PeerId> requests, const PeerId& self);
 
 }  // namespace verbatim

@@ -12,9 +12,9 @@
 namespace verbatim {
 namespace {
 
-// Also the granularity of LL128: a stripe or piece never cuts one of its lines.
+// The size of an LL128 line: no stripe or piece cuts a line.
 constexpr std::uint32_t kPieceAlignBytes = 128;
-// No more than this in one work request, so that a QP serves its neighbours in between.
+// Larger work requests are split, so that the NIC serves other QPs between the pieces.
 constexpr std::uint32_t kMaxPieceBytes = 1U << 30;
 
 std::uint32_t max_message_bytes(const Port& port) {
@@ -35,7 +35,7 @@ Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
   const int limit = device.attributes().max_cqe;
   if (entries > static_cast<std::size_t>(std::max(limit, 0))) {
     VERBATIM_WARN(
-        "%s: a connection needs a completion queue of %zu entries, the device allows %d: lower "
+        "%s: a connection needs a completion queue of %zu entries, but the device allows %d. Next: lower "
         "VERBATIM_QPS_PER_CONNECTION",
         port.name.c_str(), entries, limit);
     return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq", true};
@@ -52,8 +52,8 @@ Result<Port> refresh_port(const Port& known, const Config& config) {
   const Result<GidEntry> gid = confirm_gid(device.verbs(), device.context(), device.name().c_str(), known.port_num,
                                            *attributes, config.gid_index, known.gid);
   if (!gid) {
-    VERBATIM_WARN("%s: GID %u %s is gone, and there is no other to use", known.name.c_str(), known.gid.index,
-                  to_string(known.gid.gid).c_str());
+    VERBATIM_WARN("%s: GID %u %s does not exist any more, and the port has no other usable GID", known.name.c_str(),
+                  known.gid.index, to_string(known.gid.gid).c_str());
     return Error{gid.error().kind, gid.error().sys_errno, gid.error().operation, true};
   }
   Port port = known;
@@ -67,80 +67,76 @@ Result<Port> refresh_port(const Port& known, const Config& config) {
 
 Result<Endpoint> Endpoint::create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
                                   const Config& config) {
-  const std::size_t single_endpoint[] = {1};
-  Result<std::vector<Endpoint>> made = create_with_layout(ports, sizes, config, single_endpoint, CqLayout::kPerDevice);
+  const std::size_t one[] = {1};
+  Result<std::vector<Endpoint>> made = create_block(ports, sizes, config, one);
   if (!made) return made.error();
   return std::move(made->front());
 }
 
-Result<std::vector<Endpoint>> Endpoint::create_rows(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
-                                                    const Config& config, std::span<const std::size_t> rows) {
-  Result<std::vector<Endpoint>> made = create_with_layout(ports, sizes, config, rows, CqLayout::kPerDevice);
-  if (!made) return made;
-  // A device may give out numbers in any order: those that became free, or between other processes'. Then QPs change
-  // places, which takes their queues along.
-  const auto in_place = [&](std::vector<Endpoint>& endpoints, auto&& with_each) {
-    for (std::size_t device = 0; device < ports.size(); ++device) {
-      std::size_t first = 0;
-      std::vector<std::pair<Endpoint*, std::size_t>> places;
-      for (const std::size_t row : rows) {
-        for (std::size_t qp = device; qp < sizes.qps; qp += ports.size()) {
-          for (std::size_t i = 0; i < row; ++i) places.emplace_back(&endpoints[first + i], qp);
-        }
-        first += row;
-      }
-      with_each(places);
-    }
-  };
-  using Places = std::vector<std::pair<Endpoint*, std::size_t>>;
-  const auto number = [](const auto& place) { return place.first->qps_[place.second].qp->qp_num; };
-  bool in_order = true;
-  in_place(*made, [&](const Places& places) {
-    in_order = in_order && std::is_sorted(places.begin(), places.end(),
-                                          [&](const auto& a, const auto& b) { return number(a) < number(b); });
-  });
-  if (in_order) return made;
-  if (sizes.qps > ports.size()) {
-    made = std::vector<Endpoint>();  // before the new ones: a device near its limit has no room for both
-    made = create_with_layout(ports, sizes, config, rows, CqLayout::kPerQp);
-    if (!made) return made;
+Result<std::vector<Endpoint>> Endpoint::create_block(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                                     const Config& config, std::span<const std::size_t> flows) {
+  for (const CqLayout layout : {CqLayout::kPerDevice, CqLayout::kPerQp}) {
+    Result<std::optional<std::vector<Endpoint>>> made = try_create_block(ports, sizes, config, flows, layout);
+    if (!made) return made.error();
+    if (*made) return std::move(**made);
   }
-  in_place(*made, [&](const Places& places) {
-    std::vector<std::pair<EndpointQp, UniqueCq>> all;
-    for (const auto& [endpoint, qp] : places) {
-      all.emplace_back(std::move(endpoint->qps_[qp]), std::move(endpoint->cqs_[qp]));
-    }
-    std::sort(all.begin(), all.end(),
-              [](const auto& a, const auto& b) { return a.first.qp->qp_num < b.first.qp->qp_num; });
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const auto& [endpoint, qp] = places[i];
-      endpoint->cqs_[qp] = std::move(all[i].second);
-      endpoint->qps_[qp] = std::move(all[i].first);
-    }
-  });
-  return made;
+  return std::vector<Endpoint>();  // not reached: with kPerQp any QP can go to any endpoint
 }
 
-Result<std::vector<Endpoint>> Endpoint::create_with_layout(const std::vector<const Port*>& ports,
-                                                           const EndpointSizes& sizes, const Config& config,
-                                                           std::span<const std::size_t> rows, CqLayout layout) {
+// The QPs are created in the order of the block. A device may still give out numbers in another order (numbers that
+// became free, other processes): so the QPs are sorted by number, and then each endpoint gets those at its positions.
+Result<std::optional<std::vector<Endpoint>>> Endpoint::try_create_block(const std::vector<const Port*>& ports,
+                                                                        const EndpointSizes& sizes,
+                                                                        const Config& config,
+                                                                        std::span<const std::size_t> flows,
+                                                                        CqLayout layout) {
+  struct Position {
+    std::size_t endpoint;
+    std::size_t qp;
+  };
+  struct Created {
+    std::size_t endpoint;  // whose CQ the QP uses
+    UniqueCq cq;
+    EndpointQp qp;
+  };
+  const bool movable = layout == CqLayout::kPerQp || sizes.qps <= ports.size();  // each QP has a CQ of its own
   std::vector<Endpoint> endpoints;
-  for (const std::size_t row : rows) {
+  std::vector<std::vector<Position>> positions(ports.size());  // by device
+  std::vector<std::vector<Created>> created(ports.size());
+  for (const std::size_t count : flows) {
     const std::size_t first = endpoints.size();
-    for (std::size_t i = 0; i < row; ++i) {
-      Endpoint endpoint;
+    for (std::size_t i = 0; i < count; ++i) {
+      Endpoint& endpoint = endpoints.emplace_back(Endpoint());
       endpoint.ece_ = config.ece;
       if (const Status refreshed = endpoint.refresh_ports(ports, config); !refreshed) return refreshed.error();
       if (const Status made = endpoint.create_cqs(sizes, layout); !made) return made.error();
-      endpoints.push_back(std::move(endpoint));
+      endpoint.qps_.resize(sizes.qps);
     }
     for (std::size_t qp = 0; qp < sizes.qps; ++qp) {
       for (std::size_t i = first; i < endpoints.size(); ++i) {
-        if (const Status made = endpoints[i].create_qp(qp, sizes, config); !made) return made.error();
+        Result<EndpointQp> made = endpoints[i].create_qp(qp, sizes, config);
+        if (!made) return made.error();
+        const std::size_t device = made->device;
+        positions[device].push_back({i, qp});
+        created[device].push_back({i, movable ? std::move(endpoints[i].cqs_[qp]) : UniqueCq(), std::move(*made)});
       }
     }
   }
-  return endpoints;
+  for (std::size_t device = 0; device < ports.size(); ++device) {
+    std::sort(created[device].begin(), created[device].end(),
+              [](const Created& a, const Created& b) { return a.qp.qp->qp_num < b.qp.qp->qp_num; });
+    for (std::size_t i = 0; i < created[device].size(); ++i) {
+      const auto [endpoint, qp] = positions[device][i];
+      Created& next = created[device][i];
+      if (movable) {
+        endpoints[endpoint].cqs_[qp] = std::move(next.cq);
+      } else if (next.endpoint != endpoint) {
+        return std::optional<std::vector<Endpoint>>();
+      }
+      endpoints[endpoint].qps_[qp] = std::move(next.qp);
+    }
+  }
+  return std::optional(std::move(endpoints));
 }
 
 Status Endpoint::refresh_ports(const std::vector<const Port*>& ports, const Config& config) {
@@ -166,22 +162,20 @@ Status Endpoint::create_cqs(const EndpointSizes& sizes, CqLayout layout) {
   return {};
 }
 
-Status Endpoint::create_qp(std::size_t index, const EndpointSizes& sizes, const Config& config) {
+Result<EndpointQp> Endpoint::create_qp(std::size_t index, const EndpointSizes& sizes, const Config& config) const {
   const std::size_t device = index % ports_.size();
   const Port& port = *ports_[device];
   ibv_cq* cq = cqs_[index % cqs_.size()].get();
   Result<RcQp> created = create_rc_qp(*port.device, cq, cq, sizes.caps);
   if (!created) return created.error();
   if (const Status moved = to_init(created->qp.get(), port, config.pkey_index); !moved) return moved.error();
-  qps_.push_back({std::move(created->qp),
-                  created->inline_bytes,
-                  created->send_wr,
-                  created->recv_wr,
-                  static_cast<std::uint8_t>(device),
-                  0,
-                  true,
-                  {}});
-  return {};
+  EndpointQp made;
+  made.qp = std::move(created->qp);
+  made.inline_bytes = created->inline_bytes;
+  made.send_wr = created->send_wr;
+  made.recv_wr = created->recv_wr;
+  made.device = static_cast<std::uint8_t>(device);
+  return made;
 }
 
 void Endpoint::add_to_hello(wire::Hello& hello) const {
@@ -285,7 +279,8 @@ PathFacts Endpoint::path_facts(std::size_t qp, const std::string& host) const {
   constexpr std::size_t kMaxCounters = 6;
   const std::size_t device = qps_[qp].device;
   const Port& port = *ports_[device];
-  // First, for it takes a while: where the link is the cause, its event may come just after the failure.
+  // Reading the counters takes a while. It comes first, because the event of a link that went down may arrive just
+  // after the failure and is needed below.
   facts.counters = describe_changes(*counters_[device], port.device->history().counters(port.port_num), kMaxCounters);
   const std::uint64_t now = monotonic_ns();
   facts.timeout = timeout_;

@@ -1,15 +1,16 @@
-// One end of a connection as verbs see it: completion queues and the QPs, walked from creation to RTS by
-// the connector or acceptor. Owned by a comm; used by one thread at a time.
+// The verbs objects at one end of a connection: completion queues and QPs, from creation to RTS. Created by the
+// endpoint pool, connected by the connector or the listen comm, then owned by a comm. One thread at a time uses it.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/config.h"
 #include "base/result.h"
-#include "net/connect/qp_planner.h"
 #include "net/diagnose/failure.h"
 #include "verbs/device.h"
 #include "verbs/handles.h"
@@ -18,31 +19,25 @@
 
 namespace verbatim {
 
-// Depths of one QP; the completion queue follows from them.
+// Number and depths of the QPs. The sizes of the completion queues follow from them.
 struct EndpointSizes {
   std::size_t qps = 1;
   QpCaps caps;
-  std::uint32_t extra_completions = 0;  // of work that other QPs will send to the same queues, per device
+  std::uint32_t extra_completions = 0;  // per completion queue, for work of QPs that are not the endpoint's
 
   bool operator==(const EndpointSizes&) const = default;
 };
 
-// Where the QPs of an endpoint lie among those made in one order: net/qp_planner.h.
+// Position of the QPs in the order of net/connect/endpoint_pool.h, for VERBATIM_QP_DUMP.
 struct EndpointPlacement {
-  PeerId peer;
   bool collective = false;
   QpOrder order = QpOrder::kNative;
-  std::uint32_t block = 0;       // native: always 0
-  std::uint32_t connection = 0;  // of this peer, so far
-  std::uint32_t row = 0;
-  std::uint32_t column = 0;
-  std::uint32_t peers = 1;           // columns of the block
-  std::uint32_t first_position = 0;  // native: of QP 0, among all
+  std::uint32_t connection = 0;  // number of earlier connections to the same peer
+  std::uint32_t block = 0;
+  std::uint32_t peers = 1;           // of the block; native: 1
+  std::uint32_t first_position = 0;  // of QP 0, in the block; native: among all native QPs
 
-  std::uint32_t position(std::size_t qps, std::size_t qp) const {
-    if (order == QpOrder::kNative) return first_position + static_cast<std::uint32_t>(qp);
-    return static_cast<std::uint32_t>(row * qps + qp) * peers + column;
-  }
+  std::uint32_t position(std::size_t qp) const { return first_position + static_cast<std::uint32_t>(qp) * peers; }
 };
 
 struct EndpointQp {
@@ -52,29 +47,30 @@ struct EndpointQp {
   std::uint32_t recv_wr = 0;
   std::uint8_t device = 0;         // index into the endpoint's ports
   std::uint8_t remote_device = 0;  // index into the peer's devices
-  bool ece = true;                 // options may be told: none were refused
+  bool ece = true;                 // after connect: whether the device accepted the peer's options
   QpPath path;                     // after connect
 };
 
 class Endpoint {
  public:
-  // Creates the queues on `ports` (1 to 8, QPs dealt out in turn) and moves the QPs to INIT.
+  // Creates completion queues and QPs on `ports` (1 to 8; QP j on port j modulo their number). The QPs are in INIT.
   static Result<Endpoint> create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
                                  const Config& config);
 
-  // Creates as many endpoints as `rows` adds up to, in its order. On each device their QPs have rising numbers in this
-  // order: row by row, in a row the first QPs of all its endpoints, then the second ones.
-  static Result<std::vector<Endpoint>> create_rows(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
-                                                   const Config& config, std::span<const std::size_t> rows);
+  // Creates the endpoints of a block, flow by flow: `flows[f]` endpoints of flow f. On each device QP numbers rise in
+  // this order: all QPs of a flow before those of the next flow; in a flow QP j of all endpoints before QP j + 1.
+  static Result<std::vector<Endpoint>> create_block(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                                    const Config& config, std::span<const std::size_t> flows);
 
-  // Adds devices and QPs to what the peer is told.
+  // Adds devices and QPs to the hello for the peer.
   void add_to_hello(wire::Hello& hello) const;
 
-  // Moves the QPs to RTR and RTS towards the peer's. `traffic_class` as Config has it, -1: none.
+  // Connects the QPs to those of `remote`: RTR, then RTS. `traffic_class` applies unless the configuration sets one;
+  // -1: none.
   Status connect(const wire::Hello& remote, const Config& config, int traffic_class);
 
   std::span<const Port* const> ports() const { return ports_; }
-  // At least as many as ports, those at the same index being the port's.
+  // One for each port, or one for each QP and at least one for each port; the CQ at the index of a port belongs to it.
   std::span<const UniqueCq> cqs() const { return cqs_; }
   std::span<EndpointQp> qps() { return qps_; }
   std::span<const EndpointQp> qps() const { return qps_; }
@@ -82,47 +78,50 @@ class Endpoint {
   const EndpointPlacement& placement() const { return placement_; }
   void set_placement(const EndpointPlacement& placement) { placement_ = placement; }
 
-  // What the peer has told, after connect.
+  // The peer's hello, after connect.
   const wire::Hello& remote() const { return remote_; }
 
   // "HOST (pid 4711)", after connect.
   std::string peer_name() const;
 
-  // What one work request may carry, after connect: the smaller limit of both ends, a multiple of 128 where it can be.
+  // Limit of one work request, after connect: the smaller limit of both ends, rounded down to a multiple of 128 if it
+  // is more than 128.
   std::uint32_t max_message_bytes() const { return max_message_bytes_; }
 
-  // "node1 mlx5_0:1 GID 3 ::ffff:10.0.0.1 QP 4711 to node2 ...", for messages. `host` is this one.
+  // "node1 mlx5_0:1 GID 3 ::ffff:10.0.0.1 QP 4711 to node2 ...", for messages. `host` is the local host's name.
   std::string describe_path(std::size_t qp, const std::string& host) const;
 
-  // What both ends, the port's events and the kernel's counters say of a QP's connection now. Reads files.
+  // The current facts of a QP's connection: both ends, the port's events, the kernel's counters. Reads files.
   PathFacts path_facts(std::size_t qp, const std::string& host) const;
 
  private:
-  // A completion queue that all QPs of a device share, or one for each QP, which can then change places with another.
+  // The QPs of an endpoint on one device share a CQ, or each QP has a CQ.
   enum class CqLayout : std::uint8_t { kPerDevice, kPerQp };
 
   Endpoint() = default;
 
-  static Result<std::vector<Endpoint>> create_with_layout(const std::vector<const Port*>& ports,
-                                                          const EndpointSizes& sizes, const Config& config,
-                                                          std::span<const std::size_t> rows, CqLayout layout);
+  // nullopt: QPs that share a CQ would have to go to different endpoints for the numbers to rise.
+  static Result<std::optional<std::vector<Endpoint>>> try_create_block(const std::vector<const Port*>& ports,
+                                                                       const EndpointSizes& sizes, const Config& config,
+                                                                       std::span<const std::size_t> flows,
+                                                                       CqLayout layout);
   Status refresh_ports(const std::vector<const Port*>& ports, const Config& config);
   Status create_cqs(const EndpointSizes& sizes, CqLayout layout);
-  Status create_qp(std::size_t index, const EndpointSizes& sizes, const Config& config);
+  Result<EndpointQp> create_qp(std::size_t index, const EndpointSizes& sizes, const Config& config) const;
   PathFacts path(std::size_t qp, const std::string& host) const;
 
-  std::vector<Port> current_ports_;  // the ports as they are now: an address or MTU may have changed since init
+  std::vector<Port> current_ports_;  // copies that are up to date: GID and MTU may have changed since init
   std::vector<const Port*> ports_;
   std::vector<UniqueCq> cqs_;
   std::vector<EndpointQp> qps_;
   EndpointPlacement placement_;
-  bool ece_ = false;  // options are exchanged
+  bool ece_ = false;  // the configuration allows the exchange of ECE options
   wire::Hello remote_;
   std::uint32_t max_message_bytes_ = 0;
   unsigned timeout_ = 0;
   unsigned retry_count_ = 0;
   std::uint64_t connected_ns_ = 0;
-  std::vector<std::shared_ptr<const PortCounters>> counters_;  // of the ports, when it was connected
+  std::vector<std::shared_ptr<const PortCounters>> counters_;  // of the ports, at connect
 };
 
 inline QpUsage qp_usage(const Device& device) {

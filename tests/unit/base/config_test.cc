@@ -51,7 +51,7 @@ TEST(Config, NothingSet_GivesDefaults) {
   EXPECT_EQ(config.adaptive_routing_threshold, 8192U);
   EXPECT_EQ(config.qps_per_connection.min, 1U);
   EXPECT_EQ(config.qps_per_connection.max, 1U);
-  EXPECT_EQ(config.qp_order, QpOrder::kPool);
+  EXPECT_EQ(config.qp_order, QpOrder::kStaggered);
   EXPECT_EQ(config.qp_pool.peers, 0U);
   EXPECT_EQ(config.qp_gather_us, 300U);
   EXPECT_EQ(config.split_data_on_qps, Switch::kAuto);
@@ -125,11 +125,12 @@ TEST(Config, QpsPerConnection_AcceptsRangeOrNumber) {
 }
 
 TEST(Config, QpOrderVariables_SetTheirFields) {
-  const Config config = config_of({{"VERBATIM_QP_ORDER", "ring"},
+  const Config config = config_of({{"VERBATIM_QP_ORDER", "native"},
                                    {"VERBATIM_QP_POOL", "31x4"},
                                    {"VERBATIM_QP_GATHER_US", "0"},
                                    {"VERBATIM_QP_DUMP", "/tmp/%p"}});
-  EXPECT_EQ(config.qp_order, QpOrder::kRing);
+  EXPECT_EQ(config.qp_order, QpOrder::kNative);
+  EXPECT_EQ(config_of({{"VERBATIM_QP_ORDER", "staggered"}}).qp_order, QpOrder::kStaggered);
   EXPECT_EQ(config.qp_pool.peers, 31U);
   EXPECT_EQ(config.qp_pool.qps, 4U);
   EXPECT_EQ(config.qp_gather_us, 0U);
@@ -177,7 +178,9 @@ TEST(Config, MalformedValue_IsRejectedWithVariableName) {
   for (const char* value : {"0", "4-1", "0-4", "1-129", "1-", "-4", "1-2-3", "1-x"}) {
     expect_refused("VERBATIM_QPS_PER_CONNECTION", value, "1 to 128, or a range `1-8` (not for NCCL's variable)");
   }
-  expect_refused("VERBATIM_QP_ORDER", "Pool", "`pool`, `gather`, `ring` or `native`");
+  for (const char* value : {"Staggered", "pool", "gather", "ring"}) {
+    expect_refused("VERBATIM_QP_ORDER", value, "`staggered` (replaces `pool`, `gather`, `ring`) or `native`");
+  }
   for (const char* value : {"8", "8x", "x8", "0x4", "8x0", "8x4x2", "8X4", "65537x1", "1x4097"}) {
     expect_refused("VERBATIM_QP_POOL", value, "`PxQ`: 1 to 65536 peers, 1 to 4096 queue pairs to each");
   }

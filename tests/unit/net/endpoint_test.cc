@@ -69,15 +69,16 @@ class EndpointTest : public ::testing::Test {
   Config config_;
 };
 
-class EndpointRowsTest : public EndpointTest {
+class EndpointBlockTest : public EndpointTest {
  protected:
-  // Rows of three, three and one endpoints: on each device their QPs must lie in order, each with its own queue.
+  // Flows of three, three and one endpoints. On each device the QP numbers must rise in the order of the block, and
+  // each QP must use a CQ of its own endpoint.
   void expect_order(std::vector<const Port*> ports, std::size_t qps) {
-    const std::size_t rows[] = {3, 3, 1};
+    const std::size_t flows[] = {3, 3, 1};
     EndpointSizes sizes;
     sizes.qps = qps;
     sizes.caps = {.send_wr = 4, .recv_wr = 1};
-    Result<std::vector<Endpoint>> made = Endpoint::create_rows(ports, sizes, config_, rows);
+    Result<std::vector<Endpoint>> made = Endpoint::create_block(ports, sizes, config_, flows);
     ASSERT_TRUE(made);
     ASSERT_EQ(made->size(), 7U);
     for (std::size_t device = 0; device < ports.size(); ++device) {
@@ -102,18 +103,18 @@ class EndpointRowsTest : public EndpointTest {
         EXPECT_EQ(endpoint.cqs()[i]->context, ports[i]->device->context());
       }
     }
-    EXPECT_EQ(fake_.live("qp"), static_cast<int>(7 * qps)) << "what was made in vain is gone";
+    EXPECT_EQ(fake_.live("qp"), static_cast<int>(7 * qps)) << "QPs of a first attempt are destroyed";
   }
 };
 
-TEST_F(EndpointRowsTest, RisingQpNumbers_AreInRowOrder) {
+TEST_F(EndpointBlockTest, RisingQpNumbers_AreInBlockOrder) {
   expect_order({&ports_[0]}, 1);
   EXPECT_EQ(fake_.live("cq"), 0);
   expect_order({&ports_[0]}, 4);
   expect_order({&ports_[0], &ports_[1]}, 5);
 }
 
-TEST_F(EndpointRowsTest, AnyQpNumbers_AreSortedIntoRowOrder) {
+TEST_F(EndpointBlockTest, AnyQpNumbers_AreSortedIntoBlockOrder) {
   const auto falling = [](std::uint32_t made) { return 100000 - made; };
   const auto scattered = [](std::uint32_t made) { return made * 7919 % 10007 + 1; };
   for (const auto& number : {std::function<std::uint32_t(std::uint32_t)>(falling), {scattered}}) {
@@ -123,11 +124,20 @@ TEST_F(EndpointRowsTest, AnyQpNumbers_AreSortedIntoRowOrder) {
   }
 }
 
-TEST_F(EndpointRowsTest, FailedQp_LeavesNothingAllocated) {
+TEST_F(EndpointBlockTest, FailedQp_LeavesNothingAllocated) {
   fake_.failures["create_qp"] = ENOMEM;
-  const std::size_t rows[] = {2};
-  EXPECT_FALSE(Endpoint::create_rows({&ports_[0]}, {}, config_, rows));
+  const std::size_t flows[] = {2};
+  EXPECT_FALSE(Endpoint::create_block({&ports_[0]}, {}, config_, flows));
   EXPECT_EQ(fake_.live("cq"), 0);
+}
+
+// Only QPs that go to another endpoint need a CQ each.
+TEST_F(EndpointBlockTest, FallingQpNumbersOfOneEndpoint_ShareOneCq) {
+  fake_.qp_number = [](std::uint32_t made) { return 100000 - made; };
+  const Result<Endpoint> endpoint = create({&ports_[0]}, 4);
+  ASSERT_TRUE(endpoint);
+  EXPECT_EQ(endpoint->cqs().size(), 1U);
+  for (std::size_t i = 1; i < 4; ++i) EXPECT_GT(endpoint->qps()[i].qp->qp_num, endpoint->qps()[i - 1].qp->qp_num);
 }
 
 TEST_F(EndpointTest, Qps_AreDistributedOverPorts) {
@@ -190,24 +200,24 @@ TEST_F(EndpointTest, Ece_IsSentOnlyWhenBothEndsUseIt) {
   first_fake_.ece_errno = 0;
   wire::Hello peer = remote(1);
 
-  Result<Endpoint> telling = create({&ports_[0]}, 1);
+  Result<Endpoint> with_ece = create({&ports_[0]}, 1);
   wire::Hello hello;
-  telling->add_to_hello(hello);
+  with_ece->add_to_hello(hello);
   EXPECT_TRUE(hello.qps[0].has_ece);
 
-  // The peer told none: none are set, and none are told back.
-  ASSERT_TRUE(telling->connect(peer, config_, -1));
-  wire::Hello answer;
-  telling->add_to_hello(answer);
-  EXPECT_FALSE(answer.qps[0].has_ece);
+  // The peer's hello has no options: none are set, and the reply has none.
+  ASSERT_TRUE(with_ece->connect(peer, config_, -1));
+  wire::Hello reply;
+  with_ece->add_to_hello(reply);
+  EXPECT_FALSE(reply.qps[0].has_ece);
 
   config_.ece = false;
-  Result<Endpoint> silent = create({&ports_[0]}, 1);
-  wire::Hello nothing;
-  silent->add_to_hello(nothing);
-  EXPECT_FALSE(nothing.qps[0].has_ece);
+  Result<Endpoint> without_ece = create({&ports_[0]}, 1);
+  wire::Hello empty;
+  without_ece->add_to_hello(empty);
+  EXPECT_FALSE(empty.qps[0].has_ece);
   peer.qps[0].has_ece = true;
-  ASSERT_TRUE(silent->connect(peer, config_, -1));
+  ASSERT_TRUE(without_ece->connect(peer, config_, -1));
   EXPECT_FALSE(fake_.ece_set.has_value());
 }
 

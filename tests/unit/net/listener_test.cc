@@ -43,7 +43,7 @@ class ListenerTest : public ::testing::Test {
   void SetUp() override {
     rlimit descriptors{};
     ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &descriptors), 0);
-    descriptors.rlim_cur = descriptors.rlim_max;  // the crowds below hold both ends
+    descriptors.rlim_cur = descriptors.rlim_max;  // tests below hold both ends of many connections
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &descriptors), 0);
     listener_ = std::make_unique<Listener>(loopback());
     mine_.fill(1);
@@ -63,7 +63,7 @@ class ListenerTest : public ::testing::Test {
     EXPECT_TRUE(*OutgoingMessage(std::move(bytes)).send(socket));
   }
 
-  // Polls until `count` peers have been introduced, or patience ends.
+  // Polls until there are `count` connect requests, or until the timeout.
   std::vector<ConnectRequest> wait_for_requests(const wire::Secret& secret, std::size_t count) const {
     std::vector<ConnectRequest> all;
     const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
@@ -120,7 +120,7 @@ TEST_F(ListenerTest, TwoListens_EachGetsItsPeers) {
   const UniqueFd second = connect_tcp();
   send_bytes(first, wire::encode_hello(wire::MessageType::kConnect, hello_with(other)));
   send_bytes(second, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
-  EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);  // the poll of one listen serves the other
+  EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);  // a poll for one listen serves the other listen
   EXPECT_EQ(wait_for_requests(other, 1).size(), 1U);
   EXPECT_TRUE(wait_for_requests(mine_, 0).empty());
 }
@@ -128,37 +128,37 @@ TEST_F(ListenerTest, TwoListens_EachGetsItsPeers) {
 TEST_F(ListenerTest, InvalidConnections_AreClosedAndPeerIsServed) {
   wire::Secret wrong{};
   wrong.fill(9);
-  const UniqueFd liar = connect_tcp();
-  send_bytes(liar, wire::encode_hello(wire::MessageType::kConnect, hello_with(wrong)));
-  const UniqueFd babbler = connect_tcp();
-  send_bytes(babbler, std::vector<std::uint8_t>(100, 0x41));
-  const UniqueFd answerer = connect_tcp();
-  send_bytes(answerer, wire::encode_hello(wire::MessageType::kAccept, hello_with(mine_)));
-  const UniqueFd silent = connect_tcp();
+  const UniqueFd wrong_secret = connect_tcp();
+  send_bytes(wrong_secret, wire::encode_hello(wire::MessageType::kConnect, hello_with(wrong)));
+  const UniqueFd no_hello = connect_tcp();
+  send_bytes(no_hello, std::vector<std::uint8_t>(100, 0x41));
+  const UniqueFd wrong_type = connect_tcp();
+  send_bytes(wrong_type, wire::encode_hello(wire::MessageType::kAccept, hello_with(mine_)));
+  const UniqueFd no_bytes = connect_tcp();
   const UniqueFd peer = connect_tcp();
   send_bytes(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
 
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
-  EXPECT_TRUE(is_closed(liar));
-  EXPECT_TRUE(is_closed(babbler));
-  EXPECT_TRUE(is_closed(answerer));
+  EXPECT_TRUE(is_closed(wrong_secret));
+  EXPECT_TRUE(is_closed(no_hello));
+  EXPECT_TRUE(is_closed(wrong_type));
 }
 
 TEST_F(ListenerTest, ManyPeersAtOnce_AreAllServed) {
-  std::vector<UniqueFd> crowd;
+  std::vector<UniqueFd> peers;
   for (int i = 0; i < 700; ++i) {
-    crowd.push_back(connect_tcp());
-    send_bytes(crowd.back(), wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+    peers.push_back(connect_tcp());
+    send_bytes(peers.back(), wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
   }
-  EXPECT_EQ(wait_for_requests(mine_, crowd.size()).size(), crowd.size());
+  EXPECT_EQ(wait_for_requests(mine_, peers.size()).size(), peers.size());
 }
 
-// More than could be waited for, the silent ones' time for each crowd of them.
+// More incomplete hellos than could time out one after another within the test.
 TEST_F(ListenerTest, ManyIncompleteHellos_DoNotBlockPeer) {
   std::vector<UniqueFd> flood;
   for (int i = 0; i < 8 * 512; ++i) {
     flood.push_back(connect_tcp());
-    send_bytes(flood.back(), {0x41});  // those who say nothing at all the system keeps to itself
+    send_bytes(flood.back(), {0x41});  // the kernel does not pass on connections without a byte (TCP_DEFER_ACCEPT)
     EXPECT_TRUE(listener_->poll(mine_));
   }
   const UniqueFd peer = connect_tcp();
@@ -168,9 +168,9 @@ TEST_F(ListenerTest, ManyIncompleteHellos_DoNotBlockPeer) {
 }
 
 TEST_F(ListenerTest, IncompleteHello_IsClosedAfterTimeout) {
-  const UniqueFd stranger = connect_tcp();
-  send_bytes(stranger, {0x41});
-  EXPECT_TRUE(is_closed(stranger));
+  const UniqueFd incomplete = connect_tcp();
+  send_bytes(incomplete, {0x41});
+  EXPECT_TRUE(is_closed(incomplete));
 }
 
 TEST_F(ListenerTest, OtherProtocolVersion_IsRejectedWithReason) {
@@ -187,7 +187,7 @@ TEST_F(ListenerTest, OtherProtocolVersion_IsRejectedWithReason) {
     static_cast<void>(receive_into(peer, header, filled));
   }
   ASSERT_EQ(filled, header.size());
-  // It comes in the peer's own version: only so can the peer read it.
+  // The reject has the peer's version, so that the peer can read it.
   EXPECT_EQ(header[4], wire::kProtocolVersion + 1);
   --header[4];
   const auto decoded = wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(header));
@@ -200,7 +200,7 @@ TEST_F(ListenerTest, OtherProtocolVersion_IsRejectedWithReason) {
                           std::to_string(wire::kProtocolVersion + 1) + " of Verbatim, " + to_string(address_) +
                           " version " + std::to_string(wire::kProtocolVersion);
   EXPECT_EQ(wire::decode_reject(body), why);
-  EXPECT_EQ(log.only_warning(), "a connection is refused: " + why + ". Next: run the same release on all hosts");
+  EXPECT_EQ(log.only_warning(), "a connection is rejected: " + why + ". Next: run the same release on all hosts");
 }
 
 TEST_F(ListenerTest, ManyOfOtherProtocolVersion_GiveOneWarning) {
@@ -215,7 +215,7 @@ TEST_F(ListenerTest, ManyOfOtherProtocolVersion_GiveOneWarning) {
   EXPECT_EQ(log.warnings().size(), 1U);
 }
 
-// Recorded, and said again while the listen is still open.
+// The bytes of a hello are sent again while the listen is still open.
 TEST_F(ListenerTest, ReplayedHello_IsClosed) {
   const std::vector<std::uint8_t> hello = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
   const UniqueFd peer = connect_tcp();
@@ -239,7 +239,7 @@ TEST_F(ListenerTest, HelloForRemovedListen_IsClosed) {
   EXPECT_TRUE(is_closed(peer));
 }
 
-// Nobody would look any more.
+// No poll comes after the removal of the last listen.
 TEST_F(ListenerTest, LastListenRemoved_PendingConnectionsAreRejected) {
   const UniqueFd waiting = connect_tcp();
   send_bytes(waiting, {0x41});
@@ -250,11 +250,11 @@ TEST_F(ListenerTest, LastListenRemoved_PendingConnectionsAreRejected) {
   for (const UniqueFd* peer : {&waiting, &unseen}) {
     std::array<std::uint8_t, 4096> bytes{};
     std::size_t filled = 0;
-    Result<bool> heard = false;
+    Result<bool> received = false;
     const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
-    while (heard && std::chrono::steady_clock::now() < end) heard = receive_into(*peer, bytes, filled);
-    EXPECT_FALSE(heard);
-    EXPECT_EQ(filled != 0, peer == &unseen);  // who is known is told
+    while (received && std::chrono::steady_clock::now() < end) received = receive_into(*peer, bytes, filled);
+    EXPECT_FALSE(received);
+    EXPECT_EQ(filled != 0, peer == &unseen);  // only a complete hello gets a reject
   }
   Result<UniqueFd> late = tcp_connect(address_, {});
   Result<bool> connected = late ? tcp_connected(*late) : Result<bool>(late.error());
@@ -263,7 +263,7 @@ TEST_F(ListenerTest, LastListenRemoved_PendingConnectionsAreRejected) {
   EXPECT_EQ(connected.error().sys_errno, ECONNREFUSED);
 }
 
-// Connections of the first time still stand.
+// Connections of the first listen are still open.
 TEST_F(ListenerTest, ListenAddedAgain_UsesSamePort) {
   const UniqueFd first = connect_tcp();
   send_bytes(first, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
@@ -289,9 +289,10 @@ TEST_F(ListenerTest, OutOfDescriptors_IsReportedOnceAndRecovers) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(listener_->poll(mine_));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_EQ(log.only_warning(), "connections to " + to_string(address_) +
-                                    " wait outside: accept: Too many open files. Next: raise the limit of " +
-                                    std::to_string(none.rlim_cur) + " (ulimit -n, LimitNOFILE=)");
+  EXPECT_EQ(log.only_warning(),
+            "connections to " + to_string(address_) +
+                " stay in the listen backlog: accept: Too many open files. Next: raise the limit of " +
+                std::to_string(none.rlim_cur) + " (ulimit -n, LimitNOFILE=)");
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
 }
 
