@@ -283,10 +283,9 @@ TEST(FlushLine, RegMrFails_FailsConnection) {
     EXPECT_EQ(ends.link.recv().irecv<std::size_t>(1, &data, &bytes, &tag, &memory, &request), ErrorKind::kSystem);
     EXPECT_EQ(request, nullptr);
   });
-  EXPECT_EQ(told,
-            (Lines{"softverbs0: ibv_reg_mr of 4096 bytes of host memory at 0x# failed: Bad address. Next: check "
-                   "that the application has not freed the memory and may write to it",
-                   "no flushes of GPU memory: the line before says why. Path: " + kEnds}));
+  EXPECT_EQ(told, (Lines{"softverbs0: ibv_reg_mr of 4096 bytes of host memory at 0x# failed: Bad address. Next: check "
+                         "that the application has not freed the memory and may write to it",
+                         "no flushes of GPU memory: the line before says why. Path: " + kEnds}));
 }
 
 // ---- what a device reports of a queue that it has ended ----

@@ -88,8 +88,8 @@ TEST(RegistrationFailureLine, UnmappedHostMemory_IsReported) {
     ends.expect_data(**later);
   });
   EXPECT_EQ(told,
-            Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Bad address. Is it "
-                  "mapped, and may it be written? The application may have freed it"});
+            Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Bad address. Next: "
+                  "check that the application has not freed the memory and may write to it"});
 }
 
 TEST(RegistrationFailureLine, DmaBufRefused_FallsBackWithOneLine) {
