@@ -24,8 +24,26 @@ Notice Notice::without_body(MessageType type) {
   return Notice(type, 0);
 }
 
+namespace {
+
+// The part of `text` that fits: it ends with a statement where most of the text stays, else with a word.
+std::string_view cut_failure_text(std::string_view text) {
+  if (text.size() <= kMaxFailureText) return text;
+  // One more byte: an end of exactly this length fits.
+  const std::string_view fits = text.substr(0, kMaxFailureText + 1);
+  std::size_t end = 0;
+  for (const std::string_view separator : {". ", ": ", "; "}) {
+    const std::size_t at = fits.rfind(separator);
+    if (at != std::string_view::npos) end = std::max(end, at);
+  }
+  if (end < kMaxFailureText / 2) end = fits.rfind(' ');
+  return text.substr(0, std::min(end, kMaxFailureText));
+}
+
+}  // namespace
+
 Notice Notice::failed(ErrorKind kind, std::string_view text) {
-  text = text.substr(0, kMaxFailureText);
+  text = cut_failure_text(text);
   const auto number = static_cast<std::uint32_t>(kind);
   Notice notice(MessageType::kFailed, sizeof number + text.size());
   std::memcpy(notice.bytes_.data() + kHeaderBytes, &number, sizeof number);

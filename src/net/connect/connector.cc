@@ -116,7 +116,7 @@ Result<bool> Connector::finish_tcp_connect() {
   return true;
 }
 
-// A hello that came at once has been heard: who hangs up then means it.
+// A hello that was sent at once has been read: a peer that closes the connection then does it on purpose.
 bool Connector::should_retry(const Error& error) const {
   constexpr std::uint64_t kMaxHelloDelayNs = 10 * kNanosecondsPerMillisecond;
   const bool peer_closed = error.kind == ErrorKind::kRemote &&

@@ -1,12 +1,13 @@
-// One connect, from the first call to the finished send comm. Never blocks: each call to advance() goes as far as it
+// One connect, from the first call to the established send comm. Never blocks: each call to advance() goes as far as it
 // can.
 //
-//   kQps --made--> kTcp --connected--> kHello --sent--> kAnswer --received--> kReady --sent--> done
+//   kCreateQps --created--> kConnectTcp --connected--> kSendHello --sent--> kReceiveReply --received--> kSendReady
+//   --sent--> established
 //
-// The peer, which hears many, may count on a hello right after the connection. Where the application was away between
-// the two it may have been sent away as a stranger, and knocks again.
+// The peer closes a TCP connection on which no hello arrives in time. When the application did not call connect between
+// the TCP connection and the hello, that may have happened, and the connector connects again.
 //
-// Owned by its Context, found again by the token in NCCL's handle, polled by the thread that calls connect.
+// Owned by the communicator, found by the token in NCCL's handle, polled by the thread that calls connect.
 #pragma once
 
 #include <cstdint>
@@ -27,26 +28,26 @@ namespace verbatim {
 
 class Connector {
  public:
-  // Takes this connection's place among the QPs of the context: in the order of these calls. `attempt`: random.
+  // Reserves the place of this connection in the QP order of the communicator. `attempt`: a random number.
   Connector(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle,
             int traffic_class, std::uint64_t attempt);
 
-  // The comm when it stands, nullptr while it does not. An error is final and has been logged.
+  // The comm when it is established, nullptr before. An error is final and has been logged.
   Result<std::unique_ptr<SendComm>> advance();
 
  private:
   enum class State : std::uint8_t { kCreateQps, kConnectTcp, kSendHello, kReceiveReply, kSendReady };
 
-  // Each answers whether its state is over.
+  // The functions of the states return whether the state is complete.
   Result<bool> take_endpoint();
   Result<bool> finish_tcp_connect();
   Status start_tcp_connect();
-  // Whether the peer may have taken us for a stranger who stays silent: then it is worth another try.
+  // Whether the peer may have closed the connection because the hello was late.
   bool should_retry(const Error& error) const;
   Result<bool> send_message();
   Result<bool> receive_reply();
 
-  // What the peer has said to a connection that it takes to stand, where our last word does not reach it any more.
+  // After kReady could not be sent: the failure notice that the peer may have sent before it closed the connection.
   void read_failure_notice();
   Error log_failure(const Error& error) const;
 
@@ -57,7 +58,7 @@ class Connector {
   std::uint64_t attempt_;
   const std::uint64_t deadline_ns_;
   State state_ = State::kCreateQps;
-  std::shared_ptr<EndpointReservation> reservation_;  // until the QPs are ours
+  std::shared_ptr<EndpointReservation> reservation_;  // until the QPs are taken
   UniqueFd socket_;
   std::uint64_t connect_started_ns_ = 0;
   std::uint64_t hello_sent_ns_ = 0;

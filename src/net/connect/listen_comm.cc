@@ -44,7 +44,7 @@ ListenComm::~ListenComm() {
   for (const Handshake& handshake : handshakes_) send_notice(handshake, wire::Notice::failed(ErrorKind::kNone, ""));
   try {
     for (const QueuedRequest& queued : queued_requests_) reject(queued.request);
-  } catch (...) {  // no memory: they hear an end of file
+  } catch (...) {  // no memory: the peers see an end of file
   }
   settings_.listener.remove(handle_.secret);
 }
@@ -108,7 +108,7 @@ Result<std::optional<ListenComm::Handshake>> ListenComm::start_handshake(QueuedR
     return reject_with_error(queued.request, endpoint.error(),
                              {"", diagnose_setup(endpoint.error(), nullptr, qp_usage(*ports_.front()->device))});
   if (!*endpoint) return std::optional<Handshake>();
-  // Up to v10 only the connecting side is told the communicator's.
+  // Up to v10 NCCL passes the traffic class of the communicator only to connect.
   const int traffic_class = settings_.traffic_class >= 0 ? settings_.traffic_class : peer.traffic_class;
   Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(settings_.comm, std::move(**endpoint), peer);
   if (!comm) return reject_with_error(queued.request, comm.error(), {});
@@ -133,7 +133,7 @@ Error ListenComm::reject_with_error(const ConnectRequest& request, const Error& 
   const std::string reason = to_string(error);
   const std::string peer = describe_peer(request);
   if (!error.logged) log_failure(peer, error, std::move(failure));
-  // The peer is told in one go or not at all: it also sees the end of the file.
+  // Sent only if the socket accepts it at once; the peer sees the end of file in any case.
   static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(request.socket));
   return error;
 }

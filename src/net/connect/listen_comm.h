@@ -1,8 +1,8 @@
 // A listen, and the connections that are being made through it.
 //
-//   Arrival --QPs in RTS--> kAnswer --sent--> kReady --received--> done
+//   QueuedRequest --QPs in RTS--> kSendAccept --sent--> kReceiveReady --received--> established
 //
-// Owned by its Context, polled by the thread that calls accept.
+// Owned by the communicator, polled by the thread that calls accept.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ namespace verbatim {
 
 class ListenComm {
  public:
-  // Registers a fresh secret and fills `handle` for the peer. `ordinal` counts the listens of the context.
+  // Registers a new secret and fills `handle` for the peer. `ordinal` counts the listens of the communicator.
   static Result<std::unique_ptr<ListenComm>> create(const ConnectSettings& settings, std::vector<const Port*> ports,
                                                     std::uint32_t ordinal, wire::Handle& handle);
   ~ListenComm();
@@ -34,11 +34,11 @@ class ListenComm {
 
   const ConnectSettings& settings() const { return settings_; }
 
-  // The next comm that stands, nullptr while there is none. An error has been logged; the listen goes on.
+  // The next established comm, nullptr while there is none. An error has been logged; the listen stays usable.
   Result<std::unique_ptr<RecvComm>> accept();
 
  private:
-  // A peer that has introduced itself, and its place among the QPs of the context.
+  // A connect request, and the place of its connection in the QP order of the communicator.
   struct QueuedRequest {
     ConnectRequest request;
     std::shared_ptr<EndpointReservation> reservation;
@@ -49,7 +49,7 @@ class ListenComm {
     State state = State::kSendAccept;
     std::uint64_t deadline_ns = 0;
     UniqueFd socket;
-    std::string peer;  // and where it is, for messages
+    std::string peer;  // name and address, for messages
     std::unique_ptr<RecvComm> comm;
     OutgoingMessage accept_message;
     std::vector<std::uint8_t> ready_message;
@@ -61,20 +61,20 @@ class ListenComm {
 
   // A place among the QPs of this communicator for a connection from `peer`.
   std::shared_ptr<EndpointReservation> reserve(const wire::Hello& peer) const;
-  // Connects QPs to the peer's and answers it; nothing while they are being made. Tells the peer why when that fails.
+  // Connects QPs to those of the peer; nullopt while the QPs are not created yet. A failure is sent to the peer.
   Result<std::optional<Handshake>> start_handshake(QueuedRequest& queued);
   Error reject_with_error(const ConnectRequest& request, const Error& error, Failure failure) const;
   // `failure` has the diagnosis and path that are known.
   void log_failure(const std::string& peer, const Error& error, Failure failure) const;
-  // Whether the connection stands.
+  // Whether the connection is established.
   static Result<bool> advance(Handshake& handshake);
-  // For a peer that has its answer, and so a connection that stands on its side: why there is none.
+  // For a peer that was sent kAccept, for which the connection may be established already: why it is not.
   static void send_notice(const Handshake& handshake, const wire::Notice& notice) noexcept;
 
   const ConnectSettings& settings_;
   const std::vector<const Port*> ports_;
   const wire::Handle handle_;
-  std::list<QueuedRequest> queued_requests_;  // not begun yet
+  std::list<QueuedRequest> queued_requests_;  // their handshake has not begun
   std::list<Handshake> handshakes_;
 };
 

@@ -23,7 +23,7 @@
 namespace verbatim {
 
 struct ProcessState {
-  Config config;  // of the first init: decides the devices
+  Config config;  // of the first init: selects the devices
   std::unique_ptr<const Verbs> verbs;
   std::shared_ptr<DeviceInventory> inventory;
   SocketInterface side_channel;
@@ -34,16 +34,16 @@ struct ProcessState {
   std::set<Context*> contexts;       // open
   EndpointPools pools;               // of the contexts
   std::unique_ptr<Monitor> monitor;  // after the devices that it watches
-  std::optional<Listener> listener;  // from the beginning
+  std::optional<Listener> listener;  // set before the state is used
 };
 
 namespace {
 
 Mutex g_mutex;  // held while devices open and close: inits of several communicators come at once
 ProcessState* g_process VERBATIM_GUARDED_BY(g_mutex) = nullptr;
-std::set<std::string>* g_interned_names VERBATIM_GUARDED_BY(g_mutex) = nullptr;  // that NCCL has pointers to
+std::set<std::string>* g_interned_names VERBATIM_GUARDED_BY(g_mutex) = nullptr;  // NCCL keeps pointers to them
 
-// What connections have carried since the library was loaded, with VERBATIM_STATS: NCCL finalizes each communicator.
+// With VERBATIM_STATS: what connections have carried since the library was loaded, in all contexts.
 std::vector<ConnectionStats>* g_stats VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 
 const char* intern(const std::string& name) VERBATIM_REQUIRES(g_mutex) {
@@ -103,7 +103,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   Result<std::unique_ptr<Monitor>> monitor =
       Monitor::start(process->inventory->devices(), monitor_settings(config, process->host_name));
   if (!monitor) {
-    VERBATIM_WARN("starting the control thread failed: %s: %s", monitor.error().operation,
+    VERBATIM_WARN("starting the monitor thread failed: %s: %s", monitor.error().operation,
                   std::strerror(monitor.error().sys_errno));
     return monitor.error();
   }
@@ -122,7 +122,7 @@ Result<Context*> open_context(int traffic_class) {
   Result<Config> config = Config::from_environment();
   if (!config) return config.error();
   if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
-  std::unique_ptr<ProcessState> opened;  // the process's once nothing can fail any more
+  std::unique_ptr<ProcessState> opened;  // becomes g_process once nothing can fail any more
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) {
     Result<std::unique_ptr<ProcessState>> process = open_process(*config);
@@ -200,7 +200,7 @@ Context::Context(Config config, int traffic_class, std::uint32_t ordinal, Proces
                         traffic_class} {}
 
 Context::~Context() {
-  // What NCCL has abandoned: listens, attempts and comms.
+  // What NCCL has not closed: listens, attempts and comms.
   decltype(comms_) abandoned;
   {
     const MutexLock lock(mutex_);
@@ -252,7 +252,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
   }
   if (connector != nullptr) {
     endpoints_.poll();
-  } else {  // one more of a burst: whatever time has passed, it is not over
+  } else {  // no poll(): a new connect shows that the burst of connects continues
     if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
     Result<std::vector<const Port*>> connect_ports = ports(device);
     if (!connect_ports) return connect_ports.error();
@@ -276,7 +276,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
   if (comm && *comm == nullptr) return static_cast<SendComm*>(nullptr);
 
   wire::store_connect_token(handle_bytes, 0);
-  decltype(connectors_)::node_type finished;  // ended without the lock: the device may be slow to destroy QPs
+  decltype(connectors_)::node_type finished;  // destroyed without the lock: the device may be slow to destroy QPs
   {
     const MutexLock lock(mutex_);
     finished = connectors_.extract(token);
@@ -297,7 +297,7 @@ template <typename C>
 Result<C*> Context::add_comm(std::unique_ptr<C> comm) {
   C* const made = comm.get();
   if (made->atomics_refused() != nullptr) report_no_atomics(*made);
-  decltype(comms_) added;  // so that nothing can fail once it is watched
+  decltype(comms_) added;  // allocated here, so that nothing can fail once it is watched
   added.emplace(made, std::move(comm));
   if (const Status watched = process_.monitor->watch(*made, this); !watched) return watched.error();
   const MutexLock lock(mutex_);
@@ -334,7 +334,7 @@ void Context::reset_order_when_idle() {
   endpoints_.reset_order();
 }
 
-// Without memory for it the connection is missing in the file.
+// Without memory the connection is missing in the file.
 void Context::remember_stats(const Comm& comm) noexcept {
   try {
     const MutexLock lock(mutex_);

@@ -1,5 +1,5 @@
-// The transport as the plugin's tables see it: what the process shares, and one Context per communicator that owns all
-// that the communicator made.
+// The transport as the plugin's tables use it: the state of the process, and one Context per communicator, which owns
+// the listens, connection attempts and comms of the communicator.
 //
 // Process state (configuration of the first init, devices, the TCP listener) lives from the first open_context to the
 // last close_context. There is no static object with a destructor: NCCL may unload the library or exit at any time.
@@ -42,29 +42,31 @@ class Context {
   // `handle` is filled for the peer.
   Result<ListenComm*> listen(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle);
 
-  // The comm when it stands, nullptr while it does not: call again with the same `handle`, where the attempt keeps its
-  // place. `traffic_class` -1: the context's.
+  // The comm when it is established, nullptr before: call again with the same `handle`, which has the token of the
+  // attempt. `traffic_class` -1: that of the context.
   Result<SendComm*> connect(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle, int traffic_class);
 
   Result<RecvComm*> accept(ListenComm& listen);
 
   void close(ListenComm& listen);
-  // Answers at once. A comm with nothing outstanding is parked until the peer closes too; any other is aborted.
+  // Returns at once. A comm without outstanding operations goes to the monitor until the peer closes too; any other is
+  // aborted.
   void close(Comm& comm);
   bool idle() const;  // owns nothing
 
-  // This context serves all communicators of the process, as up to v10: what one aborts says nothing of the others.
+  // This context serves all communicators of the process, as up to v10: an aborted comm of one does not concern the
+  // others.
   void set_process_wide() { process_wide_ = true; }
 
   const Config& config() const { return config_; }
   const CommSettings& comm_settings() const { return comm_settings_; }
 
-  // What NCCL says of the connections and the work that follow.
+  // What NCCL announces of the connections and the work that follow.
   void announce(const Announcement& announcement) { endpoints_.announce(announcement); }
   EndpointPool& endpoints() { return endpoints_; }
 
  private:
-  // Takes over a comm that stands: from here on it hears of events.
+  // Takes over an established comm: from here on the monitor watches it.
   template <typename C>
   Result<C*> add_comm(std::unique_ptr<C> comm) VERBATIM_EXCLUDES(mutex_);
   // Logs for the first such comm that the connection does not use the atomics that were configured.
@@ -75,14 +77,14 @@ class Context {
   void reset_order_when_idle() VERBATIM_EXCLUDES(mutex_);
   Result<std::vector<const Port*>> ports(std::size_t device) const;
 
-  // NCCL's RMA proxy takes a net plugin's context for its own and writes the first four bytes (2.29 to 2.30): they are
-  // the communicator's traffic class for it to read, and nothing to us.
+  // NCCL's RMA proxy (2.29 to 2.30) treats the context of a net plugin as its own: it reads and writes a traffic class
+  // in the first four bytes. The plugin does not use them.
   [[maybe_unused]] std::int32_t rma_overwrites_;
   const int traffic_class_;
   const Config config_;
   ProcessState& process_;
   bool process_wide_ = false;
-  // The communicator gave up a comm with work outstanding: it is being aborted, and its peers need nothing more of it.
+  // A comm was closed with outstanding operations: NCCL aborts the communicator, whose peers wait for nothing more.
   std::atomic<bool> aborted_{false};
   std::atomic<bool> no_atomics_reported_{false};
   EndpointPool endpoints_;
@@ -97,17 +99,17 @@ class Context {
   std::vector<ConnectionStats> closed_stats_ VERBATIM_GUARDED_BY(mutex_);  // only with VERBATIM_STATS
 };
 
-// Reads the configuration and, the first time, opens the devices. What fails has been logged.
+// Reads the configuration and, the first time, opens the devices. An error has been logged.
 Result<Context*> open_context(int traffic_class);
 
-// Ends everything that the context owns, and the process state with the last one.
+// Destroys the context with everything that it owns, and the process state with the last context.
 void close_context(Context* context);
-// The library is being unloaded: all of them, and what NCCL may keep pointers to until then.
+// For the unloading of the library: closes all contexts, and frees the names that NCCL may point to until then.
 void close_all_contexts();
 
 // The devices, while any context is open: kUsage otherwise.
 Result<std::size_t> device_count();
-// What NCCL is told of one: a copy, because the last context may end while a thread still reads it.
+// The properties of one for NCCL: a copy, because the last context may end while a thread still reads it.
 struct DeviceProperties {
   const char* name;      // valid until the library is unloaded
   const char* pci_path;  // the same, or nullptr

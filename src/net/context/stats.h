@@ -1,5 +1,5 @@
-// VERBATIM_STATS: what every connection has carried, written as JSON when a context ends. Says what NCCL really asks
-// for, and lets a program prove whose transport carried its bytes.
+// VERBATIM_STATS: what every connection has carried, written as JSON when a context ends. It shows which calls NCCL
+// makes, and proves to a program that this plugin has carried its bytes.
 #pragma once
 
 #include <span>
@@ -16,7 +16,7 @@ std::string stats_json(const std::string& host, std::span<const ConnectionStats>
 // `path` with %p replaced by the process's ID and %h by the host's name.
 std::string stats_path(const std::string& path, const std::string& host);
 
-// In one step: a reader sees the file of before or all of the new one.
+// Atomically: a reader sees either the old file or the complete new one.
 Status write_stats(const std::string& path, const std::string& json);
 
 }  // namespace verbatim

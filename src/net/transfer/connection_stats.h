@@ -12,14 +12,14 @@ namespace verbatim {
 
 struct TransferCounts {
   std::uint64_t messages = 0;  // members of groups count each
-  std::uint64_t bytes = 0;     // of payload; of optional receives the receiver never hears how many
+  std::uint64_t bytes = 0;     // of payload; the receiver does not learn those of optional receives
   std::array<std::uint64_t, wire::kMaxGroup> groups{};  // receives by their number of members, from 1
   std::uint64_t optional = 0;                           // receives done without a completion
 };
 
 struct ConnectionStats {
   bool sends = false;
-  bool atomic = false;  // arrivals were told by atomics
+  bool atomic = false;  // atomics signalled arrivals
   std::string device;
   std::string peer_host;
   std::uint64_t peer_process = 0;  // random, the same for all connections with one process

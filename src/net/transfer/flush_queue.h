@@ -1,6 +1,6 @@
 // Makes RDMA writes that have arrived in GPU memory visible to the GPU: an RDMA READ of the buffer over a QP connected
-// to itself returns only after the writes before it. One per receive comm, made when device memory is first registered
-// on it, by whichever thread registers.
+// to itself completes only after the writes before it. Owned by a receive comm; the thread that first registers device
+// memory on the comm creates the QPs.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ namespace verbatim {
 
 class FlushQueue {
  public:
-  // As many as receives can be outstanding: each may be followed by one flush.
+  // As many as receives can be outstanding, because NCCL flushes after a receive.
   static constexpr std::uint32_t kSlots = wire::kMaxInFlight;
 
   // Creates the QPs, once; completions go to `endpoint`'s queues. Any thread.
@@ -32,19 +32,20 @@ class FlushQueue {
   // Any thread.
   bool uses(const ibv_qp& qp) const;
 
-  // Posts a READ of the byte at `data` on every device. nullptr when every slot is taken or `returned` is not 0.
+  // Posts a READ of the byte at `data` on every device. nullptr when no slot is free, or when posting failed: then
+  // `returned` is not 0.
   Request* post(const void* data, const MemoryKeys& memory, int& returned);
 
   // A READ has completed; `slot` comes from its work request.
   void complete(std::uint32_t slot);
 
-  // Whether no READ is under way.
+  // Whether no READ is outstanding.
   bool all_done() const;
 
-  // Flushes that are under way. Any thread.
+  // Outstanding flushes. Any thread.
   std::uint32_t pending() const { return pending_; }
 
-  // Takes back a flush that is done.
+  // Frees a flush that is done.
   void retire(Request& request);
 
  private:
@@ -53,7 +54,7 @@ class FlushQueue {
   };
 
   struct State {
-    ControlMemory read_buffer;  // where the byte goes; its value is of no interest
+    ControlMemory read_buffer;  // target of the READs; its content is not used
     std::vector<UniqueQp> qps;
     std::vector<Slot> slots;
     std::vector<std::uint32_t> free_slots;
@@ -67,7 +68,7 @@ class FlushQueue {
   std::atomic<State*> active_{nullptr};
 };
 
-// wr_id of a flush READ: marked so that a comm can tell it from its own work.
+// In the wr_id of a flush READ: distinguishes it from the comm's own work in the same completion queue.
 constexpr std::uint64_t kFlushWorkBit = std::uint64_t{1} << 63;
 
 }  // namespace verbatim

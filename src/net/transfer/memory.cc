@@ -13,8 +13,8 @@ namespace verbatim {
 
 namespace {
 
-// A dma-buf that the device refuses may still be reached as peer memory, at the address that it has anyway. But no
-// memory to lock is none for that way either, and a file that is none is the caller's.
+// Whether memory whose dma-buf the device refuses may be registered as peer memory at its address. Not when locked
+// memory has run out, which fails there too, and not when the caller's descriptor is invalid.
 bool can_use_peer_memory(int dmabuf_errno) {
   return dmabuf_errno != ENOMEM && dmabuf_errno != EBADF;
 }
@@ -33,7 +33,7 @@ Result<MrRef> acquire(const Device& device, const MrRequest& request) {
   reference = device.mr_cache().acquire(peer);
   if (reference && device.is_first_fallback()) {
     VERBATIM_WARN(
-        "%s: %s of GPU memory failed: %s; it is registered as peer memory at the same address, which is as good",
+        "%s: %s of GPU memory failed: %s; it is registered as peer memory at the same address, which works as well",
         device.name().c_str(), refusal.operation, std::strerror(refusal.sys_errno));
   }
   return reference;

@@ -1,5 +1,5 @@
-// A registration as NCCL holds it: the keys of the buffer on every device of the comm, ready to be copied into work
-// requests.
+// Registered memory: the registrations that NCCL holds, with the keys of the buffer on every device of the comm, and
+// the memory of the comms themselves.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace verbatim {
 struct MemoryKeys {
   std::uint32_t lkey[wire::kMaxDevices] = {};
   std::uint32_t rkey[wire::kMaxDevices] = {};
-  bool device_memory = false;  // a GPU's: the CPU cannot see what arrived, iflush makes it visible
+  bool device_memory = false;  // memory of a GPU, which sees arrived data only after iflush
 };
 
 // For zero bytes NCCL need not have a registration.
@@ -31,16 +31,16 @@ class Registrations;
 
 struct MemoryHandle : MemoryKeys {
   std::vector<MrRef> references;
-  Registrations* owner = nullptr;  // null for memory of our own
+  Registrations* owner = nullptr;  // null for a comm's own memory
   std::list<std::unique_ptr<MemoryHandle>>::iterator position;
 };
 
-// The registrations that NCCL holds through one context. NCCL abandons some when an operation fails; they end with the
-// context. Any thread.
+// The registrations that NCCL holds through one communicator. NCCL does not deregister all of them when an operation
+// fails; the rest end with this object. Any thread.
 class Registrations {
  public:
   MemoryHandle* add(std::unique_ptr<MemoryHandle> handle) VERBATIM_EXCLUDES(mutex_);
-  // `handle` is one that some Registrations keeps: the comm that it came from may be closed already.
+  // The comm through which `handle` was registered may be closed already.
   static void release(MemoryHandle* handle);
 
  private:

@@ -16,7 +16,7 @@ namespace verbatim {
 namespace {
 
 constexpr std::uint32_t kCtsQueueDepth = 128;
-// Every so many CTS one is signalled, so that the queue learns what has left; a quarter of a shallow queue.
+// One in so many CTS is signalled, which frees the send queue; a quarter of the depth where the queue is shallow.
 constexpr std::uint32_t kCtsSignalInterval = 32;
 constexpr std::uint32_t kCtsInlineBytes = 2 * sizeof(wire::CtsEntry);
 
@@ -24,14 +24,14 @@ constexpr std::uint32_t kFirstReceiveTarget = 32;
 // A receive for every group that can be in flight, and the batch that is being used up.
 constexpr std::uint32_t kMaxReceiveTarget = wire::kMaxInFlight + 16;
 
-// Why arrivals on `ports` cannot be told by atomics; nullptr when they can.
+// Why arrivals on `ports` cannot be signalled by atomics; nullptr when they can.
 const char* why_no_atomics(std::span<const Port* const> ports, const wire::Hello& peer) {
   if ((peer.capabilities & wire::kAtomicCompletion) == 0) return "the peer does not offer it";
   for (const Port* port : ports) {
     const ibv_atomic_cap atomics = port->device->attributes().atomic_cap;
     if (atomics == IBV_ATOMIC_NONE || responder_reads(*port->device) == 0) return "the device has no atomics";
-    // One word takes the atomics of all QPs.
-    if (ports.size() > 1 && atomics != IBV_ATOMIC_GLOB) return "the devices' atomics do not see each other";
+    // The atomics of all QPs go to one word.
+    if (ports.size() > 1 && atomics != IBV_ATOMIC_GLOB) return "atomics of different devices are not coherent";
   }
   return nullptr;
 }
@@ -118,17 +118,17 @@ void RecvComm::post_receives(std::size_t queue_index) {
   }
 }
 
-// Finds out how many members may be posted: request slots, CTS work requests, receives on every QP. Whether a group of
-// this size is among them.
+// Computes how many members may be posted: the limits are requests, CTS work requests and receives on every QP. Returns
+// whether a group of this size may.
 [[gnu::noinline]] bool RecvComm::update_allowance(std::uint32_t group_size) {
-  // Nobody tests for what is silent: here alone its comm hears of what has happened to it.
+  // Optional receives are not tested: for them only this function polls and reads signals.
   if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) progress();
   if (optional_posted_) check_signals(true);
   if (error() != nullptr) return false;
   constexpr std::uint32_t kReleaseThreshold = wire::kMaxInFlight / 2;
   if (next_member_ - oldest_member_ + group_size > kReleaseThreshold) release_entries();
   const auto groups_pending = static_cast<std::uint32_t>(groups_posted_ - groups_arrived_);
-  // A batch of the posted receives is being used up.
+  // Twice the batch: one batch of the posted receives is in use and is posted again only as a whole.
   if (arrivals_ == nullptr && groups_pending + 2 * kReceiveBatch > receive_target_ && receive_target_ < max_receives_) {
     receive_target_ = std::min(2 * receive_target_, max_receives_);
     for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
@@ -138,13 +138,13 @@ void RecvComm::post_receives(std::size_t queue_index) {
   const std::uint32_t groups = std::min(cts_free(), max_groups - std::min(groups_pending, max_groups));
   const std::uint32_t members = wire::kMaxInFlight - (next_member_ - oldest_member_);
   members_allowed_ = std::min(groups, members);
-  // Of a group that is larger than what is left only its one CTS and its one arrival count.
+  // A group needs only one CTS and one receive, whatever its size.
   if (members_allowed_ < group_size && groups != 0 && members >= group_size) members_allowed_ = group_size;
   return members_allowed_ >= group_size;
 }
 
-// Members, from the oldest on, whose entries the sender is known to have used. Of silent groups only now and then
-// something is heard: the sender's word, or the arrival of a later group.
+// Members, from the oldest on, whose entries the sender is known to have used. For optional receives the sender reports
+// this only now and then; the arrival of a later group implies it too.
 std::uint32_t RecvComm::consumed_members() const {
   const auto consumed = static_cast<std::uint32_t>(__atomic_load_n(&record().consumed, __ATOMIC_ACQUIRE));
   std::uint32_t used = consumed - oldest_member_;
@@ -160,7 +160,7 @@ std::uint32_t RecvComm::consumed_members() const {
   return used;
 }
 
-// Gives back the ring places of the groups at the old end that NCCL has taken back.
+// Frees the ring entries of the oldest groups that were reported done.
 void RecvComm::release_entries() {
   const std::uint32_t first_unused = oldest_member_ + consumed_members();
   while (oldest_member_ != next_member_) {
@@ -173,7 +173,7 @@ void RecvComm::release_entries() {
   }
 }
 
-// What was allowed for a group of this size is not for so many groups.
+// members_allowed_ may have been raised for this group alone: it does not hold for several small ones.
 [[gnu::cold]] ErrorKind RecvComm::reject_buffer() noexcept {
   members_allowed_ = 0;
   return ErrorKind::kArgument;
@@ -210,7 +210,7 @@ void RecvComm::release_entries() {
   out.ready = member + 1;
 }
 
-// Hands the group whose entries have been written at `place` to the sender.
+// Posts the CTS of the group whose entries have been written at `entry_address`.
 [[gnu::always_inline]] inline void RecvComm::post_group(const std::byte* entry_address, std::uint32_t group_size,
                                                         bool optional_completion, void** out) {
   const std::uint32_t first = next_member_;
@@ -234,14 +234,15 @@ void RecvComm::release_entries() {
   ibv_send_wr* refused;
   const int returned = ibv_post_send(cts_qp_, &cts_work_, &refused);
   if (returned != 0) {
-    // A silent one as well, whose test has to tell. Found without what the usual case would keep for it.
+    // Pending even when optional, so that its test returns the error. The request is computed again here: keeping it
+    // would cost the usual case a register.
     const auto members = static_cast<std::uint32_t>(cts_segment_.length / entry_bytes_);
     requests_[wire::ring_index(next_member_ - members)].state = RequestState::kPending;
     fail_post("ibv_post_send", returned, 0);
   }
 }
 
-// The usual case, a receive alone, has a function of its own that fits into the registers.
+// The usual case, one receive that is no group, has a function of its own, whose values fit into the registers.
 template <typename Size>
 ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
                           void** out) noexcept {

@@ -1,5 +1,7 @@
 // The receiving end of a connection. irecv writes CTS entries into the sender's ring; an immediate or an arrival word
-// tells when a group has arrived; iflush makes what arrived in GPU memory visible to the GPU.
+// signals that a group has arrived; iflush makes data that arrived in GPU memory visible to the GPU.
+//
+// recv_comm.cc has the set-up and irecv, recv_comm_completions.cc test and completions, recv_comm_flush.cc flushes.
 #pragma once
 
 #include <array>
@@ -19,32 +21,32 @@ namespace verbatim {
 
 class RecvComm final : public CommProgress<RecvComm> {
  public:
-  // What an end on `ports` for `peer`'s QPs needs of its endpoint.
+  // The endpoint that a receive comm on `ports` needs for the QPs of `peer`.
   static EndpointSizes endpoint_sizes(const Config& config, std::span<const Port* const> ports,
                                       const wire::Hello& peer);
 
-  // An end for `peer`, which tells by atomics what arrives where it offers them and both ends can.
+  // Arrivals are signalled by atomics where they are configured and both ends support them.
   static Result<std::unique_ptr<RecvComm>> create(const CommSettings& settings, Endpoint endpoint,
                                                   const wire::Hello& peer);
 
   Status connect(const wire::Hello& remote, int traffic_class) override;
 
-  // Device memory needs a way to be flushed, which is made here, off the data path.
+  // For device memory this also creates the flush QPs, off the data path.
   Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request) override;
 
   // Posts a receive of `n` members, 1 to VERBATIM_MAX_RECVS. The arguments are NCCL's own: Size is int up to v8 and
-  // size_t after; `handles` are MemoryHandle, or null for zero bytes. With size_t, `*request` may come in as
-  // kOptionalCompletion: then the receive is done at once, and `test` reports the posted sizes. `*request` stays
-  // nullptr for "not yet, call again".
+  // size_t after; `handles` are MemoryHandle, or null for zero bytes. With size_t, `*request` may be
+  // kOptionalCompletion: then the receive is done at once, and `test` reports the posted sizes. `*request` becomes
+  // nullptr when the receive cannot be posted yet: call again.
   template <typename Size>
   ErrorKind irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
                   void** request) noexcept;
 
-  // Makes what arrived in `data` visible to the GPU. nullptr with no error(): there is nothing to do.
+  // Makes what arrived in `data` visible to the GPU. nullptr without error(): nothing needs to be flushed.
   Request* iflush(const void* data, const MemoryKeys& memory);
 
-  // Whether `request`, one of ours, is done; if so it is ours again, and `sizes` (which may be nullptr) has the bytes
-  // of every member. By kind: kRecv, kRecvAtomic, kFlush.
+  // Whether `request` is done; if so it is free again, and `sizes` (which may be nullptr) has the bytes of every
+  // member. For the kinds kRecv, kRecvAtomic, kFlush.
   static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
   static ErrorKind test_atomic(Request& request, int* done, int* sizes) noexcept;
   static ErrorKind test_flush(Request& request, int* done) noexcept;
@@ -73,7 +75,7 @@ class RecvComm final : public CommProgress<RecvComm> {
 
   struct RecvQueue {
     ibv_qp* qp = nullptr;
-    std::uint32_t posted = 0;  // receive work requests that wait for an immediate, but for those used up since
+    std::uint32_t posted = 0;                  // receive work requests, counted in whole batches
     std::uint32_t until_post = kReceiveBatch;  // immediates until the next batch is posted
   };
 
@@ -87,7 +89,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   wire::CompletionRecord& record() const {
     return *reinterpret_cast<wire::CompletionRecord*>(control_.data() + entry_bytes_ * wire::kRingEntries);
   }
-  // The arrival word of a group; what its senders wrote before it is read after it.
+  // The arrival word of a group. Acquire: data that was written before it is read after it.
   std::uint64_t arrival(const RecvRequest& request) const {
     return __atomic_load_n(&arrivals_[wire::ring_index(request.first_member)], __ATOMIC_ACQUIRE);
   }
@@ -109,7 +111,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   static void write_entry(std::byte* entry_address, bool wide, std::uint32_t member, void* data, std::uint64_t bytes,
                           int tag, std::uint8_t group_size, wire::CtsFlags flags, const MemoryKeys& memory);
   void post_group(const std::byte* entry_address, std::uint32_t group_size, bool optional_completion, void** out);
-  // CTS work requests that QP 0 still takes.
+  // CTS work requests that QP 0 still accepts.
   std::uint32_t cts_free() const { return cts_depth_ - static_cast<std::uint32_t>(groups_posted_ - cts_sent_); }
   void post_receives(std::size_t queue);
   // For CommProgress.
@@ -125,19 +127,19 @@ class RecvComm final : public CommProgress<RecvComm> {
   const bool wide_entries_;  // of several devices
   const std::uint32_t max_recvs_;
   SingleWriter<std::uint32_t> next_member_;
-  std::uint32_t oldest_member_ = 0;    // first member of the oldest group whose place in the ring is taken
-  std::uint32_t members_allowed_ = 0;  // that may be posted before make_room() looks at what there is room for
+  std::uint32_t oldest_member_ = 0;    // first member of the oldest group that occupies ring entries
+  std::uint32_t members_allowed_ = 0;  // that may be posted before update_allowance() computes anew
   SingleWriter<std::uint64_t> groups_posted_;
-  SingleWriter<std::uint64_t> groups_arrived_;  // silent ones: when posted
-  std::uint64_t cts_sent_ = 0;                  // CTS that are known to have left
-  std::uint32_t cts_depth_ = 0;                 // that QP 0 takes
+  SingleWriter<std::uint64_t> groups_arrived_;  // optional ones count when posted
+  std::uint64_t cts_sent_ = 0;                  // CTS that are known to have been sent
+  std::uint32_t cts_depth_ = 0;                 // that QP 0 accepts
   std::uint32_t cts_signal_mask_ = 0;           // those whose number has none of these bits are signalled
   std::uint32_t empty_tests_ = 0;
-  TransferCounts counts_;  // but for messages, which the groups count, and bytes
+  TransferCounts counts_;  // without messages, which follow from groups, and bytes
   SingleWriter<std::uint64_t> bytes_;
   SingleWriter<bool> optional_posted_;  // ever
   std::uint64_t* arrivals_ = nullptr;   // arrival words, nullptr with immediates
-  std::uint64_t ring_offset_ = 0;       // from our copy of the CTS ring to the sender's
+  std::uint64_t ring_offset_ = 0;       // from the local copy of the CTS ring to the sender's
   std::uint32_t cts_inline_bytes_ = 0;
   std::uint32_t receive_target_ = 0;                                 // receive work requests to keep posted on every QP
   std::uint32_t max_receives_ = wire::kMaxInFlight + kReceiveBatch;  // that every QP can hold
@@ -147,7 +149,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   std::vector<RecvQueue> queues_;
   std::array<ibv_recv_wr, kReceiveBatch> receive_chain_ = {};  // formatted once, posted with one doorbell
   std::array<RecvRequest, wire::kMaxInFlight> requests_;
-  // Bytes of the buffers by ring entry: the entries themselves lie where the peer may write.
+  // Bytes of the buffers by ring entry: the peer may overwrite the entries themselves.
   std::array<std::uint64_t, wire::kRingEntries> posted_;
   FlushQueue flush_;
 };

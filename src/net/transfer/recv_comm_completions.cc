@@ -23,7 +23,7 @@ bool RecvComm::waits_for_peer() const {
   });
 }
 
-// A group that came in one part, for which no receives need be posted.
+// A group that arrived in one part, after which no receives need to be posted.
 [[gnu::always_inline]] inline bool RecvComm::complete_simple(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kReceiveWork) == 0) return false;
   RecvQueue& queue = queues_[completion.wr_id & 0xffff];
@@ -59,7 +59,7 @@ void RecvComm::process_immediate(const ibv_wc& completion, std::size_t queue_ind
     return fail_unexpected_immediate(queue_index);
   }
   if (immediate.parts == 1 && request.parts_seen == 0) return finish(request, immediate, completion);
-  // Bytes are counted only of a message alone.
+  // Only a single message in one part is sized by its byte count.
   if (immediate.sizes == wire::SizeSource::kByteCount || immediate.parts == 1)
     return fail_unexpected_immediate(queue_index);
   if (request.parts_seen == 0) request.sizes = wire::SizeSource::kPosted;
@@ -84,14 +84,14 @@ void RecvComm::complete(const ibv_wc& completion) {
     return fail_completion(completion, 0,
                            {.operation_text = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true});
   }
-  std::uint64_t bytes = 0;  // that are due
+  std::uint64_t bytes = 0;  // of outstanding receives
   for (std::uint32_t member = oldest_member_; member != next_member_;) {
     const RecvRequest& request = requests_[wire::ring_index(member)];
     const std::uint64_t* const posted = &posted_[wire::ring_index(member)];
     if (request.state == RequestState::kPending) bytes = std::accumulate(posted, posted + request.group_size, bytes);
     member += request.group_size;
   }
-  FailedWork work{.operation_text = "waiting for messages, none of which was due,", .bytes = std::nullopt};
+  FailedWork work{.operation_text = "waiting for messages, with no receive outstanding,", .bytes = std::nullopt};
   if ((completion.wr_id & kReceiveWork) == 0) work.operation_text = "announcing a receive (CTS)";
   if (bytes != 0) {
     work.bytes = bytes;
@@ -112,11 +112,10 @@ void RecvComm::complete(const ibv_wc& completion) {
   return result();
 }
 
-// Of several members a count of bytes tells nothing.
+// A byte count does not give the sizes of several members.
 [[gnu::cold]] ErrorKind RecvComm::fail_byte_count(std::uint32_t group_size) noexcept {
-  fail(ErrorKind::kRemote, "completion", 0, diagnose_corrupt_peer, [&] {
-    return "the peer completed a group of " + std::to_string(group_size) + " receives as if it were a message alone";
-  });
+  fail(ErrorKind::kRemote, "completion", 0, diagnose_corrupt_peer,
+       [&] { return "the peer completed a group of " + std::to_string(group_size) + " receives as a single message"; });
   return result();
 }
 
@@ -148,12 +147,12 @@ ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
   return retire(request, done, sizes);
 }
 
-// What has arrived is delivered whatever failed before; sizes that cannot be fail the comm.
+// What has arrived is reported even if the comm has failed since; impossible sizes fail it.
 [[gnu::always_inline]] inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) noexcept {
   *done = 1;
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   request.state = request.optional_completion ? RequestState::kDoneUnconfirmed : RequestState::kFree;
-  // In order, as NCCL takes receives back, this is all that release() would do.
+  // NCCL tests receives in order: then this is all that release_entries() would do.
   if (request.first_member == comm.oldest_member_ && !request.optional_completion)
     comm.oldest_member_ += request.group_size;
   if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
@@ -182,7 +181,7 @@ ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
       bytes += size;
       sizes[i] = narrow(size);
     }
-  } else {  // those of the receive itself
+  } else {  // the posted sizes
     for (std::uint32_t i = 0; i < group_size; ++i) {
       bytes += posted[i];
       sizes[i] = narrow(posted[i]);
@@ -194,7 +193,7 @@ ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
 
 wire::ConnectionStatus RecvComm::status() const {
   wire::ConnectionStatus status{.members = next_member_, .flushes = flush_.pending(), .bytes = bytes_};
-  const std::uint64_t arrived = groups_arrived_;  // before: what is posted meanwhile is not taken for arrived
+  const std::uint64_t arrived = groups_arrived_;  // read first, so that it is never above `posted`
   const std::uint64_t posted = groups_posted_;
   status.outstanding = static_cast<std::uint32_t>(posted - std::min(posted, arrived));
   if (optional_posted_) status.flags |= wire::ConnectionStatus::kOptionalReceives;

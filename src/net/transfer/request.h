@@ -1,5 +1,5 @@
-// What isend, irecv and iflush hand to NCCL and test takes back. Requests live in arrays of their comm and are found by
-// index; the state is all that test must read of one that has finished.
+// A request: isend, irecv and iflush return it, test frees it when it is done. Requests live in arrays of their comm
+// and are found by index. Test reads only the state of one that is done.
 #pragma once
 
 #include <climits>
@@ -10,9 +10,9 @@ namespace verbatim {
 
 class Comm;
 
-// kRecvAtomic: a receive whose arrival is polled in memory.
+// kRecvAtomic: a receive whose arrival an atomic signals in memory.
 enum class RequestKind : std::uint8_t { kSend, kRecv, kRecvAtomic, kFlush };
-// kSilent: taken back by NCCL, but whether its CTS entry has been used is not known yet.
+// kDoneUnconfirmed: reported done to NCCL, but the sender may not have used its CTS entry yet.
 enum class RequestState : std::uint8_t { kFree, kPending, kDone, kDoneUnconfirmed };
 
 struct Request {
@@ -24,7 +24,7 @@ struct Request {
 // NCCL_NET_OPTIONAL_RECV_COMPLETION: what `*request` may hold when irecv is called.
 inline void* const kOptionalCompletion = reinterpret_cast<void*>(std::uintptr_t{1});
 
-// A size as the ABI's test reports it; INT_MAX for all that do not fit.
+// A size as the ABI's test reports it; INT_MAX when it does not fit.
 inline int narrow(std::uint64_t size) {
   return size > INT_MAX ? INT_MAX : static_cast<int>(size);
 }

@@ -14,13 +14,14 @@
 namespace verbatim {
 namespace {
 
-// Enough for all requests of a connection as single small messages; longer ones wait for room.
+// Enough for all requests of a connection as single small messages; larger ones wait for free entries.
 constexpr std::uint32_t kSendQueueDepth = wire::kMaxInFlight;
 constexpr std::uint32_t kSizeRecordInlineBytes = sizeof(std::uint64_t) * wire::kMaxGroup;  // a size record
-// Below this a second QP costs more work requests and completions than its bandwidth gives back. Measured on softverbs
-// with four engine threads (README): level at 128 KiB, 1.4 times as fast at 256 KiB.
+// Below this a second QP costs more in work requests and completions than it gains in bandwidth. Measured on softverbs
+// with four engine threads (README): equal at 128 KiB, 1.4 times as fast at 256 KiB.
 constexpr std::uint64_t kStripeThresholdBytes = 256 << 10;
-// The receiver can have a ring of silent groups outstanding: far fewer go by before it hears of them.
+// Groups with optional completion between two reports of used CTS entries: few, compared with the ring's entries, so
+// that the receiver never waits for a report.
 constexpr std::uint32_t kConsumedReportInterval = 8;
 
 }  // namespace
@@ -28,9 +29,9 @@ constexpr std::uint32_t kConsumedReportInterval = 8;
 EndpointSizes SendComm::endpoint_sizes(std::size_t devices, std::size_t qps_per_device, const Config& config) {
   EndpointSizes sizes;
   sizes.qps = std::min(qps_per_device * devices, wire::kMaxQps);
-  // An atomic behind each message is a second work request.
+  // The atomic after each message is a second work request.
   sizes.caps.send_wr = (config.completion == Completion::kAtomic ? 2 : 1) * kSendQueueDepth;
-  sizes.caps.recv_wr = 1;  // nothing is received here, but not every device takes 0
+  sizes.caps.recv_wr = 1;  // nothing is received, but some devices refuse 0
   sizes.caps.inline_bytes = kSizeRecordInlineBytes;
   return sizes;
 }
@@ -113,7 +114,7 @@ std::uint32_t SendComm::remote_key(std::uint32_t index, std::size_t remote_devic
   return reinterpret_cast<const std::uint32_t*>(keys)[remote_device];
 }
 
-// The steps of isend are functions of their own so that the shortest, "not yet", saves no registers.
+// The steps of isend are functions of their own so that the shortest, a refused isend, saves no registers.
 ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
                           void** request) noexcept {
   *request = nullptr;
@@ -136,7 +137,7 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
   return result();
 }
 
-// A message alone: one WRITE that carries its immediate itself.
+// A single message: one WRITE with immediate.
 [[gnu::noinline]] ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag,
                                                   const MemoryKeys& memory, void** out) noexcept {
   const std::byte* const entry_address = head_entry_;
@@ -176,7 +177,7 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
   return ErrorKind::kNone;
 }
 
-// The first member of a group, or what is no simple message, or a comm that something has happened to.
+// The first member of a group, a message that is not simple, or a comm with flags set.
 [[gnu::noinline]] ErrorKind SendComm::begin_group(const void* data, std::size_t bytes, int tag,
                                                   const MemoryKeys& memory, void** request) noexcept {
   if (slow_path_flags() != 0 && !can_send()) return result();
@@ -193,7 +194,7 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
   return add_member(group_.open_members & (group_.open_members - 1), data, bytes, memory, request);
 }
 
-// Messages in another order than the members, which NCCL's are not; or something has happened to the comm.
+// Messages in another order than the members, which NCCL does not do; or a comm with flags set.
 [[gnu::noinline]] ErrorKind SendComm::send_out_of_order(const void* data, std::size_t bytes, int tag,
                                                         const MemoryKeys& memory, void** request) noexcept {
   if (error() != nullptr) return result();
@@ -213,20 +214,20 @@ inline void SendComm::select_member(std::uint32_t member) {
   group_.work = &work_[member];
 }
 
-// Something asks for attention: whether the comm is sound and no message waits for room any more.
+// With flags set: whether the comm works and no message waits for free entries of a send queue.
 [[gnu::cold]] bool SendComm::can_send() {
   if (pending_post_.active) progress();
-  // What would be posted now could never be acknowledged.
+  // A message that is posted now would never be acknowledged.
   if (is_peer_or_device_dead()) check_signals(true);
   return error() == nullptr && !pending_post_.active && !is_peer_or_device_dead();
 }
 
-// Whether all CTS entries of the group at the head are there; if so `group_` holds it.
+// Whether all CTS entries of the group at the head have arrived; if so `group_` holds it.
 bool SendComm::load_head_group(std::uint32_t index) {
   const std::byte* const entries = control_.data() + index * entry_bytes_;
   const wire::CtsHead& first = entry(index);
   std::uint32_t group_size = first.group_size;
-  asm("" : "+r"(group_size));  // read once, and no more: the peer may write it any time
+  asm("" : "+r"(group_size));  // read only once, because the peer may change it at any time
   if (group_size - 1 >= wire::kMaxGroup) return fail_invalid_cts();
   const std::byte* entry_address = entries;
   const std::uint32_t end = head() + group_size;
@@ -252,13 +253,13 @@ bool SendComm::load_head_group(std::uint32_t index) {
   return true;
 }
 
-// Takes in the message of the member that `group_` points at, and formats its WRITE; the last one rings the doorbell.
+// Accepts the message of the member that `group_` points at, and formats its WRITE; the last member posts the group.
 [[gnu::always_inline]] inline ErrorKind SendComm::add_member(std::uint32_t still_open, const void* data,
                                                              std::size_t bytes, const MemoryKeys& memory,
                                                              void** out) noexcept {
   const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(group_.entry_address);
   SendRequest& request = *group_.request;
-  // Not free: a full round of requests that nobody has tested.
+  // Not free: the request of one ring pass ago has not been tested yet.
   if (request.state != RequestState::kFree) return result();
   if (bytes > entry_head.size) return fail_size_mismatch(bytes, entry_head);
   request.state = RequestState::kPending;
@@ -282,7 +283,7 @@ bool SendComm::load_head_group(std::uint32_t index) {
   return ErrorKind::kNone;
 }
 
-// Sends the head group, which is complete: the common case, one doorbell on one QP, or the long way.
+// Sends the head group, which is complete: in the common case with one doorbell on one QP.
 [[gnu::noinline]] ErrorKind SendComm::post_group() noexcept {
   const std::uint32_t used = next_queue_;
   SendQueue& queue = queues_[used];
@@ -307,7 +308,7 @@ bool SendComm::load_head_group(std::uint32_t index) {
   return ErrorKind::kNone;
 }
 
-// Formats what tells the receiver of the head group behind its `count` WRITEs: how many work requests it is then.
+// Formats the completion signal after the `count` WRITEs of the head group; returns the number of work requests.
 inline std::uint32_t SendComm::append_completion(SendQueue& queue, std::uint32_t count, std::uint32_t member,
                                                  bool full) {
   const std::uint32_t index = group_.index;
@@ -318,7 +319,8 @@ inline std::uint32_t SendComm::append_completion(SendQueue& queue, std::uint32_t
     if (!full && group_.group_size > 1) format_size_record(count++, queue, index, group_.group_size);
     format_arrival_atomic(count++, queue, index, wire::encode_arrival(group_.bytes, 0, 1));
   } else {
-    // The last WRITE carries the immediate itself, unless sizes have to be told first or its data may come later.
+    // The last WRITE carries the immediate, unless sizes must be written before it, or adaptive routing may deliver the
+    // immediate before the data.
     if (!full) {
       format_size_record(count++, queue, index, group_.group_size);
     } else if (separates_completion(group_.bytes)) {
@@ -401,8 +403,8 @@ void SendComm::store_sizes(std::uint32_t index, std::uint32_t group_size) const 
   for (std::uint32_t i = 0; i < group_size; ++i) write_sources().size[index + i] = requests_[index + i].bytes;
 }
 
-// Rings the doorbell for the first `count` of work_, of which the last is signalled, and leaves those that may not be
-// a WRITE of one segment, the last two, as such.
+// Posts the first `count` of work_, the last one signalled. Afterwards the last two, which alone may have been
+// something else, are WRITEs of one segment again.
 void SendComm::post(SendQueue& queue, std::uint32_t count, std::uint64_t wr_id) {
   ibv_send_wr& last = work_[count - 1].request;
   ibv_send_wr* const next = std::exchange(last.next, nullptr);

@@ -1,8 +1,9 @@
-// The sending end of a connection. The receiver writes CTS entries into our ring; isend gives its message to the first
-// member of the head group that carries its tag; when the group is complete its data goes out as RDMA WRITEs, and
-// behind them what tells the receiver that it has arrived (wire/completion.h).
+// The sending end of a connection. The receiver writes CTS entries into the ring of the sender; isend assigns its
+// message to the first member of the group at the head of the ring that has the same tag. When every member has its
+// message, the data is posted as RDMA WRITEs, followed by a completion signal for the receiver (wire/completion.h).
 //
-// send_comm.cc has the common case, one doorbell on one QP; send_pieces.cc what is striped, cut, or waits for room.
+// send_comm.cc has the set-up and the common case, one doorbell on one QP; send_comm_striping.cc groups that are
+// striped, cut, or wait for free send queue entries; send_comm_completions.cc test and completions.
 #pragma once
 
 #include <array>
@@ -19,20 +20,21 @@ namespace verbatim {
 
 class SendComm final : public CommProgress<SendComm> {
  public:
-  // What a comm on `devices` ports needs of its endpoint, with so many QPs on each.
+  // The endpoint that a send comm needs: so many ports, and so many QPs on each.
   static EndpointSizes endpoint_sizes(std::size_t devices, std::size_t qps_per_device, const Config& config);
 
-  // `remote_devices`: how many the listening side has, which fixes the layout of the ring.
+  // `remote_devices`: of the listening side; it determines the layout of the ring.
   static Result<std::unique_ptr<SendComm>> create(const CommSettings& settings, Endpoint endpoint,
                                                   std::size_t remote_devices);
 
-  // `remote` says whether arrivals are told by atomics.
+  // `remote` says whether atomics signal arrivals.
   Status connect(const wire::Hello& remote, int traffic_class) override;
 
-  // Sends `bytes` at `data` to the next receive with `tag`. `*request` stays nullptr for "not yet, call again".
+  // Sends `bytes` at `data` to the next receive with `tag`. `*request` becomes nullptr when
+  // there is no such receive yet: call again.
   ErrorKind isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory, void** request) noexcept;
 
-  // Whether `request`, one of ours, is done; if so it is ours again and `*sizes` (which may be nullptr) its bytes.
+  // Whether `request` is done; if so it is free again and `*sizes` (which may be nullptr) has its bytes.
   static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
 
   TransferCounts transfer_counts() const override {
@@ -40,7 +42,7 @@ class SendComm final : public CommProgress<SendComm> {
   }
   CompletedCounts completed_counts() const override;
   bool all_done() const override;
-  // A send that is under way needs only its acknowledgement.
+  // An outstanding send needs only its acknowledgement.
   bool waits_for_peer() const override { return false; }
 
   wire::ConnectionStatus status() const override;
@@ -63,52 +65,53 @@ class SendComm final : public CommProgress<SendComm> {
     const MemoryKeys* memory = nullptr;  // of the head group's member
   };
 
-  // Where the data of a member lies.
+  // The data of a member.
   struct Source {
     std::uint64_t data;
     const MemoryKeys* memory;
   };
 
-  // What the data path needs of a QP, side by side.
+  // What the data path needs of a QP, in one place.
   struct SendQueue {
     ibv_qp* qp = nullptr;
-    SingleWriter<std::uint32_t> free;  // work requests that it still takes
+    SingleWriter<std::uint32_t> free;  // work requests that it still accepts
     std::uint32_t record_rkey = 0;     // of the peer's completion record
     std::uint32_t inline_bytes = 0;
     std::uint8_t device = 0;
     std::uint8_t remote_device = 0;
-    std::uint64_t single_wr_id = 0;  // of a message alone, but for its ring index
+    std::uint64_t single_wr_id = 0;  // of a single message, without its ring index
   };
 
-  // The head group from the moment when all of its CTS entries are there. Each member's WRITE is formatted as its
-  // message comes, for the usual case that the whole group leaves over one QP, a work request a member.
+  // The head group, once all of its CTS entries have arrived. The WRITE of each member is formatted when isend is
+  // called for it, for the usual case that the whole group is posted on one QP with one work request for each member.
   struct HeadGroup {
-    std::uint32_t open_members = 0;  // bit i: member i waits for its message; 0: no group has been looked at
-    bool out_of_order = false;       // messages come in another order than the members
-    bool empty = false;              // some are of zero bytes
+    std::uint32_t open_members = 0;  // bit i: member i has no message yet; 0: no group is loaded
+    bool out_of_order = false;       // isend is called in another order than that of the members
+    bool empty = false;              // some members have zero bytes
     bool optional_completion = false;
     std::uint8_t device = 0;                   // of the QP that will carry the group
     const std::byte* entry_address = nullptr;  // the lowest open member's CTS entry,
     SendRequest* request = nullptr;            // request
     Work* work = nullptr;                      // and work request
-    std::uint64_t bytes = 0;                   // that have come,
-    std::uint64_t buffer_bytes = 0;            // and that fit into the buffers for them
+    std::uint64_t bytes = 0;                   // of the messages so far,
+    std::uint64_t buffer_bytes = 0;            // and of the buffers for them
     std::size_t key_offset = 0;                // from an entry to the key for the QP
-    std::uint64_t wr_id = 0;                   // of work requests that are reported only if they fail
+    std::uint64_t wr_id = 0;                   // of work requests without a completion, unless they fail
     std::uint32_t group_size = 0;
     std::uint32_t index = 0;  // ring index of the first member
   };
 
-  // A group that takes more: stripes, pieces, or more room than its QP has. It waits here for room, one at a time.
+  // A group that needs stripes, pieces, or more free work requests than its QP has. It is posted as entries become
+  // free; there is at most one such group.
   struct PendingPost {
     bool active = false;
     bool optional_completion = false;
-    bool writes_size_record = false;  // by a record, on the first part
+    bool writes_size_record = false;  // with the first part
     std::uint32_t first_member = 0;   // number of the group's first member
     std::uint32_t group_size = 0;
     std::uint32_t parts = 1;
     std::uint32_t first_queue = 0;
-    std::uint32_t part = 0;  // where we are: part, member, bytes of the member's stripe already posted
+    std::uint32_t part = 0;  // posted so far: part, member, bytes of the member's stripe
     std::uint32_t member = 0;
     std::uint64_t stripe_done = 0;
     std::uint64_t part_bytes = 0;
@@ -116,11 +119,11 @@ class SendComm final : public CommProgress<SendComm> {
     std::array<Source, wire::kMaxGroup> sources;
   };
 
-  // What our control memory has behind the CTS ring: sources of what the receiver is told.
+  // Follows the CTS ring in the control memory: sources of what is written to the receiver.
   struct WriteSources {
     std::uint64_t size[wire::kRingEntries];
     std::uint64_t consumed;
-    std::uint64_t atomic_result;  // where the old values of arrival words go; nobody reads them
+    std::uint64_t atomic_result;  // target for the old values of arrival words; not used
   };
 
   // Work requests posted with one doorbell.
@@ -136,7 +139,7 @@ class SendComm final : public CommProgress<SendComm> {
   }
   bool ready(const std::byte* entry, std::uint32_t member) const {
     const auto* word = reinterpret_cast<const std::uint32_t*>(entry + ready_offset_);
-    // Pairs with the device's write of the entry: what lies before `ready` is read after it.
+    // Acquire, against the device's write of the entry: the fields before `ready` are read after it.
     return __atomic_load_n(word, __ATOMIC_ACQUIRE) == member + 1;
   }
   std::uint32_t remote_key(std::uint32_t index, std::size_t remote_device) const;
@@ -175,7 +178,7 @@ class SendComm final : public CommProgress<SendComm> {
   bool separates_completion(std::uint64_t bytes) const {
     return adaptive_routing_ && bytes > adaptive_routing_threshold_;
   }
-  // Whether a silent group is the one in so many that tells how far we are.
+  // Whether to report the used CTS entries to the receiver with this optional group: once in so many.
   bool reports_consumed();
   bool can_send();
   bool fail_invalid_cts();
@@ -202,24 +205,24 @@ class SendComm final : public CommProgress<SendComm> {
   const std::size_t entry_bytes_;
   const std::size_t ready_offset_;
   const std::byte* head_entry_ = nullptr;  // the head group's first CTS entry
-  SingleWriter<std::uint64_t> head_;       // and its number: as many messages have been sent
+  SingleWriter<std::uint64_t> head_;       // its number, which is also the number of messages sent
   std::uint32_t next_queue_ = 0;
   SingleWriter<std::uint64_t> bytes_;
-  SingleWriter<bool> send_refused_;       // an isend was, for want of a receive
-  std::uint64_t single_limit_bytes_ = 0;  // messages alone below this take one work request
+  SingleWriter<bool> send_refused_;       // an isend found no receive
+  std::uint64_t single_limit_bytes_ = 0;  // single messages below this take one work request
   HeadGroup group_;
   std::uint32_t queue_count_ = 0;
   std::uint32_t max_piece_bytes_ = 0;
-  std::uint32_t unreported_optional_groups_ = 0;  // silent groups since the receiver was told how far we are
+  std::uint32_t unreported_optional_groups_ = 0;  // since the last report of used CTS entries
   bool atomic_ = false;
   bool adaptive_routing_ = false;
   std::uint64_t adaptive_routing_threshold_ = 0;
   std::uint64_t stripe_threshold_ = 0;    // groups of at least this many bytes go over all QPs
-  std::uint64_t simple_limit_bytes_ = 0;  // smaller ones go over one QP, a work request a member
+  std::uint64_t simple_limit_bytes_ = 0;  // smaller ones go over one QP, one work request for each member
   std::uint64_t record_address_ = 0;      // the peer's completion record
   std::vector<SendQueue> queues_;
   PendingPost pending_post_;
-  ibv_send_wr single_ = {};  // a message alone, formatted once
+  ibv_send_wr single_ = {};  // a single message, formatted once
   ibv_sge single_segment_ = {};
   std::array<Work, kBatch> work_;
   std::array<SendRequest, wire::kRingEntries> requests_;
@@ -227,8 +230,8 @@ class SendComm final : public CommProgress<SendComm> {
 
 extern template class CommProgress<SendComm>;
 
-// wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32-47 work requests that are done
-// with it, 48 whether its part of the group is, 49 whether that is a message alone in one work request.
+// wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32-47 work requests that complete
+// with it, 48 whether it completes its part of the group, 49 whether it is a single message in one work request.
 constexpr std::uint64_t encode_send_work(std::uint32_t index, std::uint32_t queue, std::uint32_t count,
                                          bool part_done) {
   return index | std::uint64_t{queue} << 16 | std::uint64_t{count} << 32 | std::uint64_t{part_done} << 48;

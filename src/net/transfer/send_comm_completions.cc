@@ -21,7 +21,7 @@ bool SendComm::all_done() const {
                       [](const SendRequest& request) { return request.state == RequestState::kPending; });
 }
 
-// A message alone.
+// A single message.
 [[gnu::always_inline]] inline bool SendComm::complete_simple(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kSendSingle) == 0) return false;
   ++queues_[completion.wr_id >> 16 & 0xffff].free;
@@ -55,7 +55,7 @@ inline ErrorKind SendComm::retire(SendRequest& request, int* done, int* sizes) n
 
 CompletedCounts SendComm::completed_counts() const {
   CompletedCounts completed_counts{head_, bytes_, head_ != 0 || ready(head_entry_, static_cast<std::uint32_t>(head_))};
-  // Members of a group that is not complete are in neither number yet.
+  // Members of a group that has not been posted are in neither number.
   const SendRequest* const unsent = &requests_[group_.index];
   const SendRequest* const unsent_end = unsent + (group_.open_members != 0 ? group_.group_size : 0);
   for (const SendRequest& request : requests_) {
@@ -66,12 +66,13 @@ CompletedCounts SendComm::completed_counts() const {
   return completed_counts;
 }
 
-// Which of a group's it was is not told: one that is not registered, else a GPU's, else the first.
+// The completion does not say which buffer of a group was refused. The first that is not registered, else the first of
+// a GPU, else the first.
 [[gnu::cold]] RefusedBuffer SendComm::refused_buffer(const SendRequest* first, std::uint32_t members,
                                                      const Device& device) {
   RefusedBuffer found;
   for (std::uint32_t i = 0; i < members; ++i) {
-    if (first[i].bytes == 0) continue;  // which needs no registration
+    if (first[i].bytes == 0) continue;  // needs no registration
     RefusedBuffer buffer{reinterpret_cast<std::uintptr_t>(first[i].data), first[i].bytes, std::nullopt};
     buffer.region = device.mr_cache().find(buffer.address, buffer.bytes);
     if (!buffer.region) return buffer;

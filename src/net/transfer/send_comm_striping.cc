@@ -1,5 +1,6 @@
-// Groups that do not leave with one doorbell on one QP: a message alone is striped over all QPs of the connection; the
-// long way also stripes groups, cuts what one work request cannot carry, and waits until the send queues have room.
+// Groups that are not posted with one doorbell on one QP. A single message is striped over all QPs of the connection at
+// once where that is possible; a pending post also stripes groups, cuts messages that are too long for one work
+// request, and waits until the send queues have free entries.
 #include <arpa/inet.h>
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 namespace verbatim {
 namespace {
 
-constexpr std::uint64_t kStripeAlignBytes = 128;  // LL128 writes lines of this size, which must arrive whole
+constexpr std::uint64_t kStripeAlignBytes = 128;  // LL128 writes lines of this size, which a stripe must not cut
 
 std::uint64_t stripe_bytes(std::uint64_t bytes, std::uint32_t parts) {
   const std::uint64_t even = (bytes + parts - 1) / parts;
@@ -18,14 +19,14 @@ std::uint64_t stripe_bytes(std::uint64_t bytes, std::uint32_t parts) {
 
 }  // namespace
 
-// Takes over the head group.
+// Makes the head group the pending post.
 void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t group_size) {
   const std::uint32_t index = wire::ring_index(first_member);
   const bool full = group_.bytes == group_.buffer_bytes;
   pending_post_ = {};
   pending_post_.active = true;
   pending_post_.optional_completion = group_.optional_completion;
-  // An arrival word tells the bytes of one member by itself.
+  // For one member the arrival word has the size.
   pending_post_.writes_size_record = !full && !pending_post_.optional_completion && !(atomic_ && group_size == 1);
   if (pending_post_.writes_size_record) store_sizes(index, group_size);
   pending_post_.first_member = first_member;
@@ -39,17 +40,17 @@ void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t grou
   continue_pending_post();
 }
 
-// Whether the head group is a message alone that every QP takes its stripe of by one work request, now.
+// Whether the head group is a single message of which every QP can accept its stripe now, in one work request.
 bool SendComm::can_post_stripes() const {
-  constexpr std::uint32_t kMaxWorkPerStripe = 2;  // the stripe and what may have to follow it
+  constexpr std::uint32_t kMaxWorkPerStripe = 2;  // the stripe, and a completion signal of its own
   return group_.group_size == 1 && group_.bytes >= stripe_threshold_ && group_.bytes <= max_piece_bytes_ &&
          !group_.optional_completion && !atomic_ &&
          std::all_of(queues_.begin(), queues_.end(),
                      [](const SendQueue& queue) { return queue.free >= kMaxWorkPerStripe; });
 }
 
-// The short way of a striped message: each stripe carries its immediate itself, unless its sizes have to be told first
-// or its data may come later.
+// Each stripe carries its immediate, unless sizes must be written before it, or adaptive routing may deliver the
+// immediate before the data.
 void SendComm::post_stripes(std::uint32_t member) {
   const std::uint32_t index = wire::ring_index(member);
   const bool full = group_.bytes == group_.buffer_bytes;
@@ -129,7 +130,7 @@ bool SendComm::next_completion_work(const SendQueue& queue, std::uint32_t at) {
   const std::uint32_t index = wire::ring_index(pending_post_.first_member);
   const bool writes_size_record = pending_post_.writes_size_record && pending_post_.part == 0;
   if (pending_post_.optional_completion) {
-    // Once the last part leaves, the CTS entries are needed no more; to say so costs no more than to say nothing.
+    // After the last part the CTS entries are used: the signalled WRITE reports that to the receiver at no extra cost.
     if (pending_post_.part + 1 == pending_post_.parts) {
       format_consumed_write(at, queue);
     } else {
@@ -161,15 +162,15 @@ void SendComm::continue_pending_post() {
   while (pending_post_.part < pending_post_.parts) {
     const std::uint32_t queue_index = (pending_post_.first_queue + pending_post_.part) % queue_count_;
     SendQueue& queue = queues_[queue_index];
-    const std::uint32_t room = std::min<std::uint32_t>(kBatch, queue.free);
+    const std::uint32_t free = std::min<std::uint32_t>(kBatch, queue.free);
     std::uint32_t count = 0;
     bool part_done = false;
-    while (count < room && !part_done) {
-      work_[count].request.wr_id = encode_send_work(index, queue_index, 0, false);  // reported only if it fails
+    while (count < free && !part_done) {
+      work_[count].request.wr_id = encode_send_work(index, queue_index, 0, false);  // no completion unless it fails
       if (!next_piece(queue, count)) part_done = next_completion_work(queue, count);
       ++count;
     }
-    if (count == 0) break;  // no room: progress() comes back when completions have made some
+    if (count == 0) break;  // progress() continues when completions have freed entries
     post(queue, count, encode_send_work(index, queue_index, count, part_done));
     if (error() != nullptr) break;
     if (part_done) {

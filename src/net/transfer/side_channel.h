@@ -1,5 +1,5 @@
-// One end of a side channel as the control thread keeps it: messages are cut out of what the socket brings, and what it
-// does not take at once waits. Nothing here allocates or blocks.
+// The state of one end of a side channel: a message that has arrived in part, and bytes that the socket has not
+// accepted yet. Owned by the monitor for each connection. Nothing here allocates or blocks.
 #pragma once
 
 #include <array>
@@ -21,13 +21,13 @@ class SideChannel {
     std::span<std::uint8_t> body;  // valid until the next receive
   };
 
-  // The next message, nullopt when it has not come as a whole. An error: the end of the file, or no messages of ours.
+  // The next message, nullopt when it has not arrived completely. Errors: end of file, or EPROTO for bytes that are no
+  // message.
   Result<std::optional<Message>> receive(const UniqueFd& socket);
 
-  // False when there is no room for it: the peer has not been reading for long.
+  // False when the buffer is full: the peer has not read for a long time.
   bool send(const UniqueFd& socket, const wire::Notice& notice);
-  // Pushes what waits; true when nothing waits any more. What a peer that is gone should have heard has no need to
-  // wait.
+  // Sends what is buffered; true when the buffer is empty. A broken connection empties it too.
   bool flush(const UniqueFd& socket);
 
  private:

@@ -1,5 +1,5 @@
-// A number that one thread, the data path's, changes and others may look at. As cheap as a plain one: an addition is a
-// load and a store, no locked instruction.
+// A number that one thread, that of the data path, changes and others may read. An addition is a load and a store,
+// without a locked instruction, so it costs no more than a plain number.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ class SingleWriter {
     return value;
   }
 
-  // Of a mark that the data path sets and an onlooker takes back: whether it was set.
+  // Reads and clears; any thread.
   T take() { return value_.exchange(T{}, std::memory_order_relaxed); }
 
  private:

@@ -203,7 +203,7 @@ TEST(CorruptPeerLine, GroupCompletedAsSingleMessage_IsReported) {
     ends.write_as_sender(64, {});
     ends.test_until_failed(receive);
   });
-  EXPECT_EQ(told, Lines{"the peer completed a group of 3 receives as if it were a message alone" + kCorrupt + kPath +
+  EXPECT_EQ(told, Lines{"the peer completed a group of 3 receives as a single message" + kCorrupt + kPath +
                         "3 messages, 0 bytes"});
 }
 

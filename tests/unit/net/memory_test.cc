@@ -92,7 +92,7 @@ TEST_F(MemoryTest, DmaBufRefused_FallsBackToPeerMemory) {
   EXPECT_EQ(
       log.only_warning(),
       "mlx5_1: ibv_reg_dmabuf_mr of GPU memory failed: Operation not supported; it is registered as peer memory at "
-      "the same address, which is as good");
+      "the same address, which works as well");
 }
 
 TEST_F(MemoryTest, DmaBufAndPeerMemoryRefused_OneLineWithBothReasons) {

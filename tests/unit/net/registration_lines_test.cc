@@ -102,7 +102,7 @@ TEST(RegistrationFailureLine, DmaBufRefused_FallsBackWithOneLine) {
     }
   });
   EXPECT_EQ(told, Lines{"softverbs0: ibv_reg_dmabuf_mr of GPU memory failed: Operation not supported; it is registered "
-                        "as peer memory at the same address, which is as good"});
+                        "as peer memory at the same address, which works as well"});
 }
 
 TEST(RegistrationFailureLine, DmaBufBehindIommu_GivesBothReasons) {

@@ -41,6 +41,20 @@ TEST(Notice, Failure_RoundTripsAndLongTextIsTruncated) {
   EXPECT_EQ(decode_failure(body)->text, std::string(kMaxFailureText, 'x'));
 }
 
+TEST(Notice, LongFailure_EndsWithStatementOrWord) {
+  const auto sent = [](const std::string& text) {
+    std::vector<std::uint8_t> body = body_of(Notice::failed(ErrorKind::kRemote, text));
+    return std::string(decode_failure(body)->text);
+  };
+  const std::string what(kMaxFailureText - 10, 'x');
+  EXPECT_EQ(sent(what + ": because of this and that"), what);
+  EXPECT_EQ(sent(what + " because of this and that"), what + " because");
+  EXPECT_EQ(sent("a: " + what + " because of"), "a: " + what);
+  const std::string exact(kMaxFailureText, 'x');
+  EXPECT_EQ(sent(exact), exact);
+  EXPECT_EQ(sent(exact + ": more"), exact);
+}
+
 TEST(Notice, FailureWithControlCharacters_IsMadePrintable) {
   std::vector<std::uint8_t> body = body_of(Notice::failed(ErrorKind::kRemote, "a\n\x1b[2J\xff%s"));
   EXPECT_EQ(decode_failure(body)->text, "a??[2J?%s");
