@@ -42,7 +42,7 @@ inline Lines warnings_of(const std::string& told) {
   std::istringstream text(told);
   for (std::string line; std::getline(text, line);) {
     constexpr std::string_view kMark = "verbatim: ";
-    // What the control thread says of a device or port comes at its own time.
+    // The monitor may log events of a device or port at any time.
     static const std::regex of_event(std::string(kMark) + "softverbs[0-9](:[0-9]|: the device ).*");
     if (line.starts_with(kMark) && !std::regex_match(line, of_event))
       lines.push_back(normalized(line.substr(kMark.size())));
