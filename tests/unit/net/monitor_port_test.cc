@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "connected_comms.h"
+#include "hang.h"
 #include "net/monitor/monitor.h"
 #include "state_reader.h"
 #include "support/fake_verbs.h"
@@ -26,44 +26,6 @@
 
 namespace verbatim {
 namespace {
-
-// One verb of one device that does not return until the test ends the hang. If the test itself waits for it, it returns
-// after kPatience, and has expired.
-class Hang {
- public:
-  void begin(const std::string& verb, const ibv_context* context) {
-    const std::lock_guard lock(mutex_);
-    verb_ = verb;
-    context_ = context;
-  }
-  void end() {
-    const std::lock_guard lock(mutex_);
-    context_ = nullptr;
-    ended_.notify_all();
-  }
-  void enter(const char* verb, const ibv_context* context) {
-    std::unique_lock lock(mutex_);
-    if (context_ != context || verb_ != verb) return;
-    entered_ = true;
-    if (!ended_.wait_for(lock, ConnectedComms::kPatience, [&] { return context_ == nullptr; })) expired_ = true;
-  }
-  bool entered() const {
-    const std::lock_guard lock(mutex_);
-    return entered_;
-  }
-  bool expired() const {
-    const std::lock_guard lock(mutex_);
-    return expired_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::condition_variable ended_;
-  std::string verb_;
-  const ibv_context* context_ = nullptr;
-  bool entered_ = false;
-  bool expired_ = false;
-};
 
 // What the verbs below use: one test at a time.
 struct PortEvents {
