@@ -83,7 +83,7 @@ TEST_F(LinkOrder, WithoutRotation_OneSenderPerReceiver) {
   const Json ring = of(report, "staggered");
   EXPECT_EQ(ring["connections"], of(report, "native")["connections"]);
   EXPECT_EQ(ring["bytes"], of(report, "native")["bytes"]);
-  // On a very busy machine a burst can end early. Then each part of it has its own ring order.
+  // On a very busy machine the burst can end early. Then later requests keep the order of the calls.
   if (ring["exact"] == ring["qps"]) {
     EXPECT_EQ(ring["senders"], 1);
     EXPECT_LE(ring["first_max"].get<double>(), 6);

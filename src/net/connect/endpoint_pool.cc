@@ -160,7 +160,7 @@ void EndpointPool::end_burst(Plan& plan) {
   }
 }
 
-// Announced blocks are created whole, the block of a burst with the slots that were requested.
+// Of an announced block all slots are created, of the block of a burst those that are requested.
 std::vector<QpSlot> EndpointPool::assign_slots(Plan& plan, const Reservations& reservations,
                                                const BlockShape& announced) {
   QpPlanner burst_planner;
@@ -185,7 +185,7 @@ std::vector<QpSlot> EndpointPool::assign_slots(Plan& plan, const Reservations& r
       indexes.resize(std::size_t{slot.block.shape.peers} * slot.block.shape.flows);
       std::iota(indexes.begin(), indexes.end(), 0U);
     }
-    create_block(plan, slot.block, std::move(indexes));
+    create_block(plan, slot.block, indexes);
   }
   return slots;
 }

@@ -3,24 +3,22 @@
 //
 // VERBATIM_QP_ORDER=native: each connection creates its QPs when it needs them.
 // VERBATIM_QP_ORDER=staggered:
-//   - Each connection has a slot (flow, peer): flow is the number of connections that its peer had before, peer is the
-//     index of the peer. QP j of a connection has the position (flow * QPs of a connection + j) * peers + peer: so the
-//     first QPs of all peers come before the second ones.
+//   - Each connection has a slot (flow, peer): flow is the number of earlier connections to the same peer, peer is the
+//     index of the peer. QP j of the q QPs of a connection has the position (flow * q + j) * peers + peer: the first
+//     QPs of all peers come before the second ones.
 //   - A block is a rectangle of slots. Its QPs are created at once, in the order of their positions.
 //   - If peers and flows are announced, the first request creates a block for all of them, and each request gets its
 //     slot at once. More peers or flows than announced begin another block.
-//   - If nothing is announced, requests wait until the burst ends: VERBATIM_QP_GATHER_US without a request, or 2 ms
-//   after
-//     its first one. The connections of a burst are a block.
-//   - Peers are indexed in the order of their first request where traffic is announced: NCCL announces, and it rotates
-//     (rank r begins with rank r + 1). A caller that does not rotate would begin with the same peer in every process.
-//     So a burst indexes the peers in ring order: by identity, from the process's own identity on. Announced requests
-//     do the same if the caller shows that it does not rotate: all peers are in this process (identities of different
-//     processes are random) and come by rising identity from below the own one. They wait for the end of the burst.
+//   - If nothing is announced, requests wait for the end of their burst: VERBATIM_QP_GATHER_US without a request, or
+//     2 ms since the first one. The connections of a burst are a block.
+//   - Announced peers are indexed in the order of their first requests: NCCL announces, and it rotates its peers (rank
+//     r begins with rank r + 1). If a caller did not rotate, all ranks would begin with the same peer. So the peers of
+//     a burst are indexed in ring order: by identity, from the identity of this communicator on. Announced peers are,
+//     too, if the requests show that the caller does not rotate: all peers are in this process (between processes
+//     identities are random) and their identities rise from below the own one. Such requests wait like a burst.
 //
-// Slots are counted separately for each side, kind of traffic, set of ports and sizes (a Plan). Nothing here waits for
-// a peer. An endpoint that no connection has taken is destroyed with the communicator's last connection, or when a
-// device of the process is full.
+// Slots are counted separately for each side, kind of traffic, set of ports and sizes (Plan). Nothing here waits for a
+// peer. Unused endpoints are destroyed with the communicator's last connection, or when a device is full.
 #pragma once
 
 #include <cstdint>

@@ -69,6 +69,27 @@ class EndpointPoolTest : public ::testing::Test {
     return local;
   }
 
+  // Reservations of `flows` connections to each of the peers.
+  std::vector<Reservation> reserve(const std::vector<EndpointRequest>& peers, int flows) {
+    std::vector<Reservation> reservations;
+    for (const EndpointRequest& peer : peers) {
+      for (int k = 0; k < flows; ++k) reservations.push_back(pool_->reserve(peer));
+    }
+    return reservations;
+  }
+
+  // The QP with position p has the number of the QP with position 0, plus p.
+  void expect_positions(const std::vector<Reservation>& reservations, const std::vector<std::uint32_t>& positions) {
+    std::vector<Endpoint> made;
+    for (const Reservation& reservation : reservations) made.push_back(take(reservation));
+    ASSERT_EQ(made.size(), positions.size());
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      EXPECT_EQ(made[i].placement().order, QpOrder::kStaggered);
+      EXPECT_EQ(made[i].placement().position(0), positions[i]);
+      EXPECT_EQ(made[i].qps()[0].qp->qp_num - positions[i], made[0].qps()[0].qp->qp_num - positions[0]);
+    }
+  }
+
   // Polls until the reservation has its endpoint.
   Endpoint take(const Reservation& reservation) { return take(*pool_, reservation); }
   static Endpoint take(EndpointPool& pool, const Reservation& reservation) {
@@ -104,8 +125,7 @@ std::uint32_t number(const Endpoint& endpoint, std::size_t qp = 0) {
 }
 
 TEST_F(EndpointPoolTest, Reservation_FixesPositionAtFirstCall) {
-  std::vector<Reservation> reservations;
-  for (const std::uint64_t process : {7U, 7U, 3U, 3U}) reservations.push_back(pool_->reserve(request(process)));
+  const std::vector<Reservation> reservations = reserve({request(7), request(3)}, 2);
   EXPECT_EQ(fake_.live("qp"), 8) << "4 peers, 2 connections each";
   const Endpoint last = take(reservations[3]);
   const Endpoint second = take(reservations[1]);
@@ -196,8 +216,7 @@ TEST_F(EndpointPoolTest, Block_StaysWithinShareOfDevice) {
   EXPECT_EQ(max_block_qps(std::vector<const Port*>{&ports_[0]}), 5U);
   const Endpoint one = take(pool_->reserve(request(7)));
   EXPECT_EQ(fake_.live("qp"), 4) << "one flow of four peers";
-  EndpointRequest wide = request(8, 6);
-  const Endpoint native = take(pool_->reserve(wide));
+  const Endpoint native = take(pool_->reserve(request(8, 6)));
   EXPECT_EQ(native.placement().order, QpOrder::kNative) << "not even one connection";
 }
 
@@ -257,65 +276,34 @@ TEST_F(EndpointPoolTest, Announcement_IsPerThread) {
 
 // The caller is rank 2 of ranks with the identities 10, 20, 25, 30 and 40.
 TEST_F(EndpointPoolTest, RotatedPeersOfProcess_KeepOrderOfRequests) {
-  std::vector<Reservation> reservations;
-  for (const std::uint32_t context : {30U, 40U, 10U, 20U}) {
-    for (int k = 0; k < 2; ++k) {
-      reservations.push_back(pool_->reserve(in_process(context)));
-      EXPECT_TRUE(is_ready(reservations.back())) << "a caller that rotates does not wait";
-    }
-  }
-  std::uint32_t peer_index = 0;
+  const std::vector<Reservation> reservations =
+      reserve({in_process(30), in_process(40), in_process(10), in_process(20)}, 2);
+  EXPECT_EQ(fake_.live("qp"), 8);
+  expect_positions(reservations, {0, 4, 1, 5, 2, 6, 3, 7});
   pool_->reset_order();
-  for (const std::uint32_t context : {30U, 40U, 10U, 20U}) {
-    EXPECT_EQ(take(pool_->reserve(in_process(context))).placement().position(0), peer_index++);
-  }
+  EXPECT_TRUE(is_ready(pool_->reserve(in_process(30)))) << "no request waits";
 }
 
 TEST_F(EndpointPoolTest, PeersOfProcessNotRotated_AreInRingOrder) {
-  std::vector<Reservation> reservations;
-  for (const std::uint32_t context : {10U, 20U, 30U, 40U}) {
-    for (int k = 0; k < 2; ++k) {
-      EXPECT_EQ(fake_.live("qp"), 0) << "its order is not known yet";
-      reservations.push_back(pool_->reserve(in_process(context)));
-    }
-  }
-  EXPECT_EQ(fake_.live("qp"), 8) << "the eighth was the last that is announced";
-  const std::uint32_t indexes[] = {2, 3, 0, 1};
-  std::vector<Endpoint> made;
-  for (const Reservation& reservation : reservations) made.push_back(take(reservation));
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    EXPECT_EQ(made[i].placement().position(0), i % 2 * 4 + indexes[i / 2]);
-    EXPECT_EQ(number(made[i]), number(made[4]) + made[i].placement().position(0));
-  }
+  std::vector<Reservation> reservations = reserve({in_process(10), in_process(20), in_process(30), in_process(40)}, 1);
+  EXPECT_EQ(fake_.live("qp"), 0) << "more requests are announced";
+  for (const std::uint32_t context : {10U, 20U, 30U, 40U}) reservations.push_back(pool_->reserve(in_process(context)));
+  EXPECT_EQ(fake_.live("qp"), 8) << "the eighth request was the last that is announced";
+  expect_positions(reservations, {2, 3, 0, 1, 6, 7, 4, 5});
 }
 
-TEST_F(EndpointPoolTest, FlowByFlowNotRotated_IsInRingOrder) {
-  std::vector<Reservation> reservations;
-  for (int k = 0; k < 2; ++k) {
-    for (const std::uint32_t context : {10U, 20U, 30U, 40U})
-      reservations.push_back(pool_->reserve(in_process(context)));
-  }
-  const std::uint32_t indexes[] = {2, 3, 0, 1};
-  for (std::size_t i = 0; i < reservations.size(); ++i) {
-    EXPECT_EQ(take(reservations[i]).placement().position(0), i / 4 * 4 + indexes[i % 4]);
-  }
-}
-
-TEST_F(EndpointPoolTest, OrderBecomesKnown_WaitingReservationsAreReady) {
-  const Reservation first = pool_->reserve(in_process(10));
-  const Reservation second = pool_->reserve(in_process(40));
+TEST_F(EndpointPoolTest, RequestShowsRotation_WaitingReservationsAreReady) {
+  std::vector<Reservation> reservations = reserve({in_process(10), in_process(40)}, 1);
   EXPECT_EQ(fake_.live("qp"), 0);
-  const Reservation third = pool_->reserve(in_process(20));  // not rising: neither rank order nor its rotation
+  reservations.push_back(pool_->reserve(in_process(20)));
   EXPECT_EQ(fake_.live("qp"), 8);
-  EXPECT_EQ(take(first).placement().position(0), 0U);
-  EXPECT_EQ(take(second).placement().position(0), 1U);
-  EXPECT_EQ(take(third).placement().position(0), 2U);
+  expect_positions(reservations, {0, 1, 2});
 }
 
 TEST_F(EndpointPoolTest, NoFurtherPeer_WaitingReservationIsReadyAfterBurst) {
-  const Reservation first = pool_->reserve(in_process(10));
-  EXPECT_EQ(take(first).placement().position(0), 0U);
-  EXPECT_EQ(take(pool_->reserve(in_process(30))).placement().position(0), 1U) << "slots do not change later";
+  const Endpoint first = take(pool_->reserve(in_process(10)));
+  EXPECT_EQ(first.placement().position(0), 0U);
+  EXPECT_EQ(take(pool_->reserve(in_process(30))).placement().position(0), 1U) << "an assigned slot does not change";
 }
 
 class EndpointPoolBurstTest : public EndpointPoolTest {
@@ -338,28 +326,17 @@ TEST_F(EndpointPoolBurstTest, EndOfBurst_CreatesAllQps) {
 }
 
 TEST_F(EndpointPoolBurstTest, SeveralPeers_AreInRingOrderAfterSelf) {
-  std::vector<Reservation> reservations;
-  for (const std::uint64_t process : {200U, 10U, 100U, 20U}) {
-    for (int k = 0; k < 2; ++k) reservations.push_back(pool_->reserve(unannounced(process)));
-  }
   // After 99 come 100, 200, 10 and 20.
-  const std::uint32_t indexes[] = {1, 2, 0, 3};
-  std::vector<Endpoint> made;
-  for (const Reservation& reservation : reservations) made.push_back(take(reservation));
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    EXPECT_EQ(made[i].placement().position(0), i % 2 * 4 + indexes[i / 2]);
-    EXPECT_EQ(number(made[i]), number(made[4]) + made[i].placement().position(0));
-  }
+  expect_positions(reserve({unannounced(200), unannounced(10), unannounced(100), unannounced(20)}, 2),
+                   {1, 5, 2, 6, 0, 4, 3, 7});
 }
 
 TEST_F(EndpointPoolBurstTest, PeersWithDifferentFlows_OnlyRequestedQpsAreCreated) {
-  std::vector<Reservation> reservations;
-  for (const std::uint64_t process : {5U, 5U, 9U, 9U, 9U}) reservations.push_back(pool_->reserve(unannounced(process)));
   std::vector<Endpoint> made;
-  for (const Reservation& reservation : reservations) made.push_back(take(reservation));
-  EXPECT_EQ(fake_.live("qp"), 5);
-  const std::uint32_t positions[] = {0, 2, 1, 3, 5};
-  const std::uint32_t numbers[] = {0, 2, 1, 3, 4};
+  for (const auto& one : reserve({unannounced(5), unannounced(9), unannounced(9)}, 2)) made.push_back(take(one));
+  EXPECT_EQ(fake_.live("qp"), 6);
+  const std::uint32_t positions[] = {0, 2, 1, 3, 5, 7};
+  const std::uint32_t numbers[] = {0, 2, 1, 3, 4, 5};
   for (std::size_t i = 0; i < made.size(); ++i) {
     EXPECT_EQ(made[i].placement().position(0), positions[i]);
     EXPECT_EQ(number(made[i]), number(made[0]) + numbers[i]);
