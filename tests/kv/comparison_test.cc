@@ -50,7 +50,7 @@ TEST(CompareOption, FailingPlugin_EndsWithItsStatus) {
   const KvRun missing = run_kv(small_rounds({"--compare", "/does/not/exist.so", "--rounds", "1"}));
   EXPECT_EQ(kFailed, missing.status) << missing.output;
   EXPECT_NE(std::string::npos, missing.output.find("/does/not/exist.so")) << missing.output;
-  const KvRun corrupted = run_kv(small_turns({"--compare", setting("MUTATE"), "--rounds", "1"}),
+  const KvRun corrupted = run_kv(small_rounds({"--compare", setting("MUTATE"), "--rounds", "1"}),
                                  {"MUTATE_PLUGIN=" + setting("KV_PLUGIN"), "MUTATE_MODE=flip-byte", "MUTATE_NTH=1"});
   EXPECT_EQ(kWrong, corrupted.status) << corrupted.output;
 }
@@ -96,7 +96,7 @@ TEST(Isolation, LfKilled_KvIsUnaffected) {
 TEST(Isolation, OneFamilyStalled_OtherFinishes) {
   for (const std::string stalled : {"kv", "lf"}) {
     const std::string other = stalled == "kv" ? "lf" : "kv";
-    const KvRun run = run_kv(small_turns({"--inject", "delay,delay-ms=6000,request=0,family=" + stalled}));
+    const KvRun run = run_kv(small_rounds({"--inject", "delay,delay-ms=6000,request=0,family=" + stalled}));
     EXPECT_EQ(kOk, run.status) << run.output;
     expect_plan(run, stalled);
     expect_plan(run, other);
