@@ -12,8 +12,7 @@ namespace verbatim {
 // For verbs that return an object, or NULL with errno: ibv_open_device, ibv_alloc_pd, ibv_reg_mr, ibv_create_cq,
 // ibv_create_qp. The handle owns the object and destroys it with `destroy`.
 template <typename T>
-Result<VerbsHandle<T>> adopt(const char* operation, T* object, int (*destroy)(T*),
-                             SetupStep step = SetupStep::kOther) {
+Result<VerbsHandle<T>> adopt(const char* operation, T* object, int (*destroy)(T*), SetupStep step = SetupStep::kOther) {
   if (object == nullptr) return system_error(operation, errno, step);
   return VerbsHandle<T>(object, VerbsDeleter<T>{destroy});
 }

@@ -62,9 +62,8 @@ Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq
     wanted.cap.max_send_sge = at_most(caps.send_sge, limits.max_sge);
     wanted.cap.max_recv_sge = at_most(caps.recv_sge, limits.max_sge);
     wanted.cap.max_inline_data = inline_bytes;
-    Result<UniqueQp> qp =
-        adopt("ibv_create_qp", device.verbs().create_qp(device.pd(), &wanted), device.verbs().destroy_qp,
-              SetupStep::kCreateQueue);
+    Result<UniqueQp> qp = adopt("ibv_create_qp", device.verbs().create_qp(device.pd(), &wanted),
+                                device.verbs().destroy_qp, SetupStep::kCreateQueue);
     if (qp) {
       qp->get_deleter().live_count = &device.live_qps();
       device.live_qps().fetch_add(1, std::memory_order_relaxed);

@@ -82,7 +82,8 @@ TEST(Input, InvalidOption_IsRejectedWithReason) {
   expect_refused({"--ops-per-group", "-1"}, "--ops-per-group");
   expect_refused({"--api", "5"}, "--api must be 0 (the newest) or 6 to");
   expect_refused({"--json", "/does/not/exist/report"}, "/does/not/exist/report: cannot be written");
-  expect_refused({"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"}, "cannot be used with --root");
+  expect_refused({"--compare", "a.so", "--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"},
+                 "cannot be used with --root");
 }
 
 TEST(MissingLibrary, PluginOrCuda_IsNamed) {

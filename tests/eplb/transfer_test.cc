@@ -141,8 +141,8 @@ TEST_F(JsonReport, PluginStats_AreCompared) {
 }
 
 TEST(CompareOption, TwoPlugins_PrintsMedians) {
-  const Outcome outcome = run({"--compare", setting("EPLB_PLUGIN") + "," + setting("EPLB_OTHER_PLUGIN"), "--rounds", "2",
-                               "--ranks", "2", "--timeout", "60"});
+  const Outcome outcome = run({"--compare", setting("EPLB_PLUGIN") + "," + setting("EPLB_OTHER_PLUGIN"), "--rounds",
+                               "2", "--ranks", "2", "--timeout", "60"});
   EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
   EXPECT_TRUE(contains(outcome, "medians of 2 rounds")) << outcome.output;
   EXPECT_TRUE(contains(outcome, "libnccl-net-verbatim.so")) << outcome.output;

@@ -66,7 +66,7 @@ std::string join(const std::vector<std::string>& lines) {
 // process.
 bool is_of_other_end(const std::string& line) {
   for (const char* text : {"closed the connection first", "the peer failed first", "ended without closing",
-                            "aborted the connection", "the peer refused the connection", " reported: "}) {
+                           "aborted the connection", "the peer refused the connection", " reported: "}) {
     if (line.find(text) != std::string::npos) return true;
   }
   return false;

@@ -34,7 +34,7 @@ TEST(CompareOption, TwoPlugins_PrintsMedians) {
 
 TEST(CompareOption, OverNccl_ComparesNetworks) {
   const KvRun run = run_kv(small_rounds({"--mode", "nccl", "--nccl", setting("HOST_NCCL"), "--cuda",
-                                        setting("HOST_CUDA"), "--compare", "Verbatim,IB,Socket", "--rounds", "1"}));
+                                         setting("HOST_CUDA"), "--compare", "Verbatim,IB,Socket", "--rounds", "1"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   ASSERT_EQ(3U, run.report.size()) << run.output;
   const char* const settings[] = {"NCCL_NET=Verbatim, NCCL_NET_PLUGIN=verbatim", "NCCL_NET=IB, NCCL_NET_PLUGIN=none",

@@ -132,7 +132,8 @@ TEST(BetweenHosts, RankKilled_EndsOtherRank) {
   ASSERT_EQ(0, kill(killed, SIGKILL));
   const Outcome outcome = root.finish();
   EXPECT_EQ(kFailed, outcome.status) << outcome.output;
-  EXPECT_TRUE(contains(outcome, "rank 1 closed its connection unexpectedly") || contains(outcome, "plugin")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "rank 1 closed its connection unexpectedly") || contains(outcome, "plugin"))
+      << outcome.output;
 }
 
 }  // namespace

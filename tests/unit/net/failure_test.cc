@@ -1,5 +1,5 @@
-// What a connection that failed says of itself, over softverbs' faults: one line to a cause, word for word. Each case
-// runs in a child, because a process reads its faults once.
+// What is reported of a connection that fails because of faults of softverbs: the fields of the failure, and in one
+// table whole log lines. Each case runs in a child process, because a process reads its faults once.
 #include "net/diagnose/failure.h"
 
 #include <arpa/inet.h>
@@ -41,14 +41,14 @@ class Stream {
     const RecvBuffer buffer{target_.data(), source_.size(), 0, recv_memory_.get()};
     return link_.irecv({&buffer, 1});
   }
-  // Below Link, for which a comm that fails has no request: what the device refused is told by the request's test.
+  // Without the checks of ConnectedComms::isend: a comm that fails here still returns a request.
   Request* post() {
     void* request = nullptr;
     link_.send().isend(source_.data(), source_.size(), 0, *send_memory_, &request);
     return static_cast<Request*>(request);
   }
 
-  // So many messages, until one end fails.
+  // Sends this many messages, or until one end fails.
   void exchange(unsigned messages) {
     for (unsigned i = 0; i < messages && !link_.failed(); ++i) {
       Request* receive = until([&] { return announce(); });
@@ -67,7 +67,7 @@ class Stream {
     }));
   }
 
-  // Until the receiving end has been told of its device's event.
+  // Until the monitor has reported the event of the device to the receiving end.
   void wait_for_device_event() {
     EXPECT_TRUE(link_.eventually([&] {
       std::this_thread::yield();
@@ -90,13 +90,13 @@ class Stream {
 
   ConnectedComms link_;
   std::vector<std::uint8_t> source_ = pattern(64, 1);
-  // Pages of its own, which its registration alone covers.
+  // Large enough for pages that no other registration covers.
   std::vector<std::uint8_t> target_ = std::vector<std::uint8_t>(std::size_t{1} << 20);
   std::unique_ptr<MemoryHandle> send_memory_;
   std::unique_ptr<MemoryHandle> recv_memory_;
 };
 
-// The warnings of a stream to which `act` does its worst under these faults.
+// The warnings of a stream under these faults.
 Lines warnings_under(const std::string& faults, const std::function<void(Stream&)>& act) {
   return warnings_of(test::check_in_child(with_faults(faults), [&] {
     Stream stream;
@@ -104,7 +104,7 @@ Lines warnings_under(const std::string& faults, const std::function<void(Stream&
   }));
 }
 
-// The same of up to so many messages, that must fail.
+// The same for up to this many messages; the stream must fail.
 Lines warnings_under(const std::string& faults, unsigned messages) {
   return warnings_under(faults, [messages](Stream& stream) {
     stream.exchange(messages);
@@ -112,7 +112,7 @@ Lines warnings_under(const std::string& faults, unsigned messages) {
   });
 }
 
-// The warnings of a connection that is not made.
+// The warnings of a connection that cannot be established.
 Lines connect_warnings_under(const std::string& faults) {
   return warnings_of(test::check_in_child(with_faults(faults), [] {
     Result<Context*> context = open_context(-1);
@@ -130,7 +130,7 @@ struct Golden {
   const char* name;
   std::string faults;
   std::string line;       // as far as the path
-  unsigned messages = 1;  // that are tried
+  unsigned messages = 1;  // to send
   std::string carried = "0 messages, 0 bytes";
 };
 
@@ -177,23 +177,10 @@ INSTANTIATE_TEST_SUITE_P(
                "sending 64 bytes failed with local protection error (IBV_WC_LOC_PROT_ERR 4, vendor error 129): the "
                "application's buffer was freed or unmapped while in use: 64 bytes of host memory at 0x# in a "
                "registration of # bytes at 0x#. Next: check that buffers outlive their operations. "},
-        Golden{"LocalLength", completes("LOC_LEN_ERR"),
-               "sending 64 bytes failed with local length error (IBV_WC_LOC_LEN_ERR 1, vendor error 129): a message is "
-               "longer than its receive, or than softverbs0 on HOST accepts: MTU or versions differ. Next: compare "
-               "versions and MTU on HOST and HOST. "},
-        Golden{"RemoteInvalidRequest", completes("REM_INV_REQ_ERR"),
-               "sending 64 bytes failed with remote invalid request error (IBV_WC_REM_INV_REQ_ERR 9, vendor error "
-               "129): the NIC of HOST finds the request invalid: the MTU differs, its queue pair forbids the access, "
-               "or the length is wrong. Next: compare versions and 'ibv_devinfo -v' (active_mtu, max_msg_sz) on both "
-               "hosts; on HOST look for an async event. "},
         Golden{"RemoteAccess", completes("REM_ACCESS_ERR"),
                "sending 64 bytes failed with remote access error (IBV_WC_REM_ACCESS_ERR 10, vendor error 129): the NIC "
                "of HOST refuses the address or its key: the application on HOST has freed or deregistered the buffer "
                "that it announced, or has ended. Next: look at HOST first: its log says what failed before. "},
-        Golden{"RemoteOperation", completes("REM_OP_ERR"),
-               "sending 64 bytes failed with remote operation error (IBV_WC_REM_OP_ERR 11, vendor error 129): the NIC "
-               "of HOST could not complete the request. Next: look at HOST first: its log and 'dmesg | grep "
-               "softverbs0' on HOST. "},
         Golden{"ReceiverNotReady", completes("RNR_RETRY_EXC_ERR"),
                "sending 64 bytes failed with RNR retry counter exceeded (IBV_WC_RNR_RETRY_EXC_ERR 13, vendor error "
                "129): HOST had no receive posted for longer than all retries. Next: look at HOST first: its process "
@@ -202,17 +189,10 @@ INSTANTIATE_TEST_SUITE_P(
                "sending 64 bytes failed with Work Request Flushed Error (IBV_WC_WR_FLUSH_ERR 5, vendor error 129): "
                "this is a consequence: the queue pair was in the error state already, and HOST has no record of the "
                "cause. Next: look for an earlier line in the log of HOST, then on HOST. "},
-        Golden{"BadResponse", completes("BAD_RESP_ERR"),
-               "sending 64 bytes failed with bad response error (IBV_WC_BAD_RESP_ERR 7, vendor error 129): a response "
-               "of the NIC of HOST fits no request: it belongs to another connection, or the firmware is at fault. "
-               "Next: compare firmware and versions on both hosts; 'dmesg | grep softverbs0' on HOST. "},
         Golden{"Fatal", completes("FATAL_ERR"),
                "sending 64 bytes failed with fatal error (IBV_WC_FATAL_ERR 19, vendor error 129): softverbs0 on HOST "
                "or its driver failed, not the path to the peer. Next: 'dmesg | grep softverbs0' on HOST; exclude it "
                "with VERBATIM_HCA=^softverbs0 until it works. "},
-        Golden{"General", completes("GENERAL_ERR"),
-               "sending 64 bytes failed with general error (IBV_WC_GENERAL_ERR 21, vendor error 129): softverbs0 on "
-               "HOST or its driver refuses work that it accepted before. Next: 'dmesg | grep softverbs0' on HOST. "},
         Golden{"PostRefused", "fail verb=post_send nth=2 errno=ENOMEM",
                "ibv_post_send failed with Cannot allocate memory: softverbs0 on HOST or its driver failed, not the "
                "path to the peer. Next: 'dmesg | grep softverbs0' on HOST; exclude it with VERBATIM_HCA=^softverbs0 "
@@ -221,6 +201,45 @@ INSTANTIATE_TEST_SUITE_P(
                "ibv_poll_cq failed: softverbs0 on HOST or its driver failed, not the path to the peer. Next: 'dmesg | "
                "grep softverbs0' on HOST; exclude it with VERBATIM_HCA=^softverbs0 until it works. "}),
     [](const auto& test) { return std::string(test.param.name); });
+
+TEST(CompletionStatus, OtherStatus_GivesExpectedFields) {
+  struct Expected {
+    const char* status;
+    ErrorKind kind;
+    const char* text;
+    const char* why;
+    const char* next;
+  };
+  const Expected table[] = {
+      {"LOC_LEN_ERR", ErrorKind::kSystem, "local length error (IBV_WC_LOC_LEN_ERR 1",
+       "a message is longer than its receive, or than softverbs0 on HOST accepts: MTU or versions differ",
+       "compare versions and MTU on HOST and HOST"},
+      {"REM_INV_REQ_ERR", ErrorKind::kRemote, "remote invalid request error (IBV_WC_REM_INV_REQ_ERR 9",
+       "the NIC of HOST finds the request invalid: the MTU differs, its queue pair forbids the access, or the length "
+       "is "
+       "wrong",
+       "compare versions and 'ibv_devinfo -v' (active_mtu, max_msg_sz) on both hosts; on HOST look for an async event"},
+      {"REM_OP_ERR", ErrorKind::kRemote, "remote operation error (IBV_WC_REM_OP_ERR 11",
+       "the NIC of HOST could not complete the request",
+       "look at HOST first: its log and 'dmesg | grep softverbs0' on HOST"},
+      {"BAD_RESP_ERR", ErrorKind::kRemote, "bad response error (IBV_WC_BAD_RESP_ERR 7",
+       "a response of the NIC of HOST fits no request: it belongs to another connection, or the firmware is at fault",
+       "compare firmware and versions on both hosts; 'dmesg | grep softverbs0' on HOST"},
+      {"GENERAL_ERR", ErrorKind::kSystem, "general error (IBV_WC_GENERAL_ERR 21",
+       "softverbs0 on HOST or its driver refuses work that it accepted before", "'dmesg | grep softverbs0' on HOST"},
+  };
+  for (const Expected& expected : table) {
+    const Lines lines = warnings_under(completes(expected.status), [&](Stream& stream) {
+      stream.exchange(1);
+      expect_failure(stream.link().send(),
+                     {.kind = expected.kind,
+                      .what = "sending 64 bytes failed with " + std::string(expected.text) + ", vendor error 129)",
+                      .why = expected.why,
+                      .next = expected.next});
+    });
+    EXPECT_EQ(lines.size(), 1U) << expected.status;
+  }
+}
 
 PathFacts example() {
   PathFacts facts;
@@ -415,33 +434,50 @@ TEST(Diagnosis, LongHostNames_LineFitsNcclsLimit) {
 }
 
 TEST(FailureReport, ReceiveFails_IsReportedAtBothEnds) {
-  const Lines expected{
-      "sending 64 bytes failed with remote invalid request error (IBV_WC_REM_INV_REQ_ERR 9, vendor error 0): the NIC "
-      "of HOST finds the request invalid: the MTU differs, its queue pair forbids the access, or the length is wrong. "
-      "Next: compare versions and 'ibv_devinfo -v' (active_mtu, max_msg_sz) on both hosts; on HOST look for an async "
-      "event. " +
-          kPath + "1 messages, 64 bytes",
-      "receiving 64 bytes failed with local length error (IBV_WC_LOC_LEN_ERR 1, vendor error 0; 30 more flushed): a "
-      "message is longer than its receive, or than softverbs0 on HOST accepts: MTU or versions differ. Next: compare "
-      "versions and MTU on HOST and HOST. " +
-          kPath + "1 messages, 64 bytes"};
-  EXPECT_EQ(warnings_under("complete op=recv nth=2 status=LOC_LEN_ERR vendor=129", 20), expected);
+  const Lines lines = warnings_under("complete op=recv nth=2 status=LOC_LEN_ERR vendor=129", [](Stream& stream) {
+    stream.exchange(20);
+    expect_failure(
+        stream.link().send(),
+        {.kind = ErrorKind::kRemote,
+         .what = "sending 64 bytes failed with remote invalid request error (IBV_WC_REM_INV_REQ_ERR 9, vendor error 0)",
+         .why = "the NIC of HOST finds the request invalid: the MTU differs, its queue pair forbids the access, or the "
+                "length is wrong",
+         .next = "compare versions and 'ibv_devinfo -v' (active_mtu, max_msg_sz) on both hosts; on HOST look for an "
+                 "async event",
+         .messages = 1,
+         .bytes = 64});
+    expect_failure(stream.link().recv(), {.kind = ErrorKind::kSystem,
+                                          .what = "receiving 64 bytes failed with local length error "
+                                                  "(IBV_WC_LOC_LEN_ERR 1, vendor error 0; 30 more flushed)",
+                                          .why = "a message is longer than its receive, or than softverbs0 on HOST "
+                                                 "accepts: MTU or versions differ",
+                                          .next = "compare versions and MTU on HOST and HOST",
+                                          .messages = 1,
+                                          .bytes = 64});
+  });
+  EXPECT_EQ(lines.size(), 2U);
 }
 
-// By its event or by what it flushed, whichever is seen first.
+// The device event or a flushed work request may be seen first.
 TEST(FailureReport, DeviceFatal_IsNotReportedAsPathFailure) {
-  const auto told = warnings_under("device-fatal device=0 after=1 op=write_imm", 20);
-  ASSERT_FALSE(told.empty());
-  EXPECT_NE(
-      told.back().find(": softverbs0 on HOST or its driver failed, not the path to the peer. Next: 'dmesg | grep "
-                       "softverbs0' on HOST; exclude it with VERBATIM_HCA=^softverbs0 until it works. Path: HOST"),
-      std::string::npos)
-      << told.back();
+  const Lines lines = warnings_under("device-fatal device=0 after=1 op=write_imm", [](Stream& stream) {
+    stream.exchange(20);
+    ASSERT_TRUE(stream.link().failed());
+    const Comm& send = stream.link().send();
+    const Comm& recv = stream.link().recv();
+    const Failure* const failure = send.failure() != nullptr ? send.failure() : recv.failure();
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(normalized(failure->diagnosis.why), "softverbs0 on HOST or its driver failed, not the path to the peer");
+    EXPECT_EQ(normalized(failure->diagnosis.next),
+              "'dmesg | grep softverbs0' on HOST; exclude it with VERBATIM_HCA=^softverbs0 until it works");
+    EXPECT_TRUE(failure->path);
+  });
+  EXPECT_FALSE(lines.empty());
 }
 
-// The receiver's application has given its buffer back too early.
+// The application of the receiver deregisters its buffer before the data arrives.
 TEST(FailureReport, ReceiveBufferDeregistered_IsReportedAtBothEnds) {
-  const auto told = warnings_under("seed=1", [](Stream& stream) {
+  const Lines lines = warnings_under("seed=1", [](Stream& stream) {
     stream.exchange(3);
     ASSERT_NE(stream.announce(), nullptr);
     stream.deregister_target();
@@ -449,32 +485,42 @@ TEST(FailureReport, ReceiveBufferDeregistered_IsReportedAtBothEnds) {
     EXPECT_TRUE(ConnectedComms::fails(stream.link().send()));
     stream.wait_for_device_event();
     EXPECT_TRUE(ConnectedComms::fails(stream.link().recv()));
+    expect_failure(
+        stream.link().send(),
+        {.kind = ErrorKind::kRemote,
+         .what = "sending 64 bytes failed with remote access error (IBV_WC_REM_ACCESS_ERR 10, vendor error 0)",
+         .why = "the NIC of HOST refuses the address or its key: the application on HOST has freed or "
+                "deregistered the buffer that it announced, or has ended",
+         .next = "look at HOST first: its log says what failed before",
+         .messages = 3,
+         .bytes = 192});
+    expect_failure(stream.link().recv(),
+                   {.kind = ErrorKind::kRemote,
+                    .what = "softverbs0 on HOST reported local access violation work queue error "
+                            "(IBV_EVENT_QP_ACCESS_ERR)",
+                    .why = "softverbs0 on HOST refused a message from HOST with a wrong key, range or MTU",
+                    .next = "look at the log of HOST; compare versions and MTU on HOST and HOST",
+                    .messages = 3,
+                    .bytes = 192});
   });
-  const Lines expected{
-      "sending 64 bytes failed with remote access error (IBV_WC_REM_ACCESS_ERR 10, vendor error 0): the NIC of HOST "
-      "refuses the address or its key: the application on HOST has freed or deregistered the buffer that it announced, "
-      "or has ended. Next: look at HOST first: its log says what failed before. " +
-          kPath + "3 messages, 192 bytes",
-      "softverbs0 on HOST reported local access violation work queue error (IBV_EVENT_QP_ACCESS_ERR): softverbs0 on "
-      "HOST refused a message from HOST with a wrong key, range or MTU. Next: look at the log of HOST; compare "
-      "versions and MTU on HOST and HOST. " +
-          kPath + "3 messages, 192 bytes"};
-  EXPECT_EQ(told, expected);
+  EXPECT_EQ(lines.size(), 2U);
 }
 
-TEST(FailureReport, PeerClosed_IsNamedFirst) {
-  const auto told = warnings_under("seed=1", [](Stream& stream) {
+TEST(FailureReport, PeerClosed_IsNamed) {
+  const Lines lines = warnings_under("seed=1", [](Stream& stream) {
     stream.exchange(3);
     ASSERT_NE(stream.announce(), nullptr);
     stream.link().context().close(stream.link().send());
     EXPECT_TRUE(ConnectedComms::fails(stream.link().recv()));
+    expect_failure(stream.link().recv(),
+                   {.kind = ErrorKind::kRemote,
+                    .what = "the peer HOST (pid #) closed a connection that has outstanding operations",
+                    .why = "its application needs no more data, the one on HOST does: their calls do not match",
+                    .next = "look at HOST (pid #) first: its log says why",
+                    .messages = 3,
+                    .bytes = 192});
   });
-  EXPECT_EQ(
-      told,
-      Lines{
-          "the peer HOST (pid #) closed a connection that has outstanding operations: its application needs no more "
-          "data, the one on HOST does: their calls do not match. Next: look at HOST (pid #) first: its log says why. " +
-          kPath + "3 messages, 192 bytes"});
+  EXPECT_EQ(lines.size(), 1U);
 }
 
 // Shorter than all retries together, which wait eight times 67 ms.
@@ -513,18 +559,21 @@ TEST(LinkEvents, GidChange_IsReportedWithConnections) {
 }
 
 TEST(FailureReport, ErrorAndFlushedRequests_GiveOneLine) {
-  const auto told = warnings_under("drop-ack op=write_imm nth=1 times=all", [](Stream& stream) {
+  const Lines lines = warnings_under("drop-ack op=write_imm nth=1 times=all", [](Stream& stream) {
     for (unsigned i = 0; i < wire::kMaxInFlight; ++i) ASSERT_NE(stream.announce(), nullptr) << i;
     for (unsigned i = 0; i < wire::kMaxInFlight; ++i) ASSERT_NE(stream.post(), nullptr) << i;
     EXPECT_TRUE(ConnectedComms::fails(stream.link().send()));
     for (int i = 0; i < 1000; ++i) stream.link().send().progress();
+    expect_failure(stream.link().send(),
+                   {.kind = ErrorKind::kRemote,
+                    .what = "sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, "
+                            "vendor error 0; 255 more flushed)",
+                    .why = "never worked: packets from HOST arrive, packets to it are lost: the path is open in one "
+                           "direction only, or a switch has a smaller MTU",
+                    .next = "'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' on HOST, then 'ib_write_bw -d softverbs0 -i "
+                            "1 -x 3 -m 4096 HOST' on HOST"});
   });
-  EXPECT_EQ(told,
-            Lines{"sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor "
-                  "error 0; 255 more flushed): never worked: packets from HOST arrive, packets to it are lost: the "
-                  "path is open in one direction only, or a switch has a smaller MTU. Next: 'ib_write_bw -d softverbs0 "
-                  "-i 1 -x 3 -m 4096' on HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096 HOST' on HOST. " +
-                  kPath + "0 messages, 0 bytes"});
+  EXPECT_EQ(lines.size(), 1U);
 }
 
 }  // namespace

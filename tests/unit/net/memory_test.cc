@@ -110,8 +110,8 @@ TEST_F(MemoryTest, DmaBufAndPeerMemoryRefused_OneLineWithBothReasons) {
                 "check whether an IOMMU prevents access"),
       std::string::npos)
       << line;
-  EXPECT_NE(
-      line.find("boot with iommu=pt). Registration as a dma-buf failed: Operation not supported"), std::string::npos)
+  EXPECT_NE(line.find("boot with iommu=pt). Registration as a dma-buf failed: Operation not supported"),
+            std::string::npos)
       << line;
 }
 

@@ -92,7 +92,8 @@ std::optional<std::string> self_check(const Workload& workload, const Layer& lay
                              " from rank " + std::to_string(transfer.source) + " to " +
                              std::to_string(transfer.destination);
     if ((of(transfer.source, transfer.expert) & kHolds) == 0) return what + ": the source does not hold it";
-    if (of(transfer.destination, transfer.expert) != kNeeds) return what + ": the destination does not need it, or gets it twice";
+    if (of(transfer.destination, transfer.expert) != kNeeds)
+      return what + ": the destination does not need it, or gets it twice";
     of(transfer.destination, transfer.expert) |= kGets;
   }
   for (std::size_t rank = 0; rank < workload.ranks; ++rank) {

@@ -39,12 +39,13 @@ std::optional<Rejection> check_bases(const RegisteredFamily& side, const BlockLi
     const std::uint64_t base = list.bases[layer];
     if (base == family.bases[layer]) continue;
     return reject(RejectionCode::kUnregistered,
-                  "layer %zu starts at 0x%" PRIx64 "; family %s has registered it at 0x%" PRIx64, layer, base,
-                  name, family.bases[layer]);
+                  "layer %zu starts at 0x%" PRIx64 "; family %s has registered it at 0x%" PRIx64, layer, base, name,
+                  family.bases[layer]);
   }
   if (list.block_len != family.block_len) {
     return reject(RejectionCode::kBaseConflict,
-                  "blocks of %" PRIu64 " bytes at 0x%" PRIx64 "; family %s is registered there with blocks of %zu bytes",
+                  "blocks of %" PRIu64 " bytes at 0x%" PRIx64
+                  "; family %s is registered there with blocks of %zu bytes",
                   list.block_len, list.bases.empty() ? 0 : list.bases[0], name, family.block_len);
   }
   return std::nullopt;
@@ -102,8 +103,8 @@ std::optional<Rejection> validate_family(const RegisteredFamily& side) {
   for (std::size_t layer = 0; layer < family.bases.size(); ++layer) {
     if (side.memory.find(family.bases[layer], *bytes)) continue;
     return reject(RejectionCode::kUnregistered,
-                  "family %s, layer %zu: %" PRIu64 " bytes at 0x%" PRIx64 " are not within one registration", name, layer,
-                  *bytes, family.bases[layer]);
+                  "family %s, layer %zu: %" PRIu64 " bytes at 0x%" PRIx64 " are not within one registration", name,
+                  layer, *bytes, family.bases[layer]);
   }
   return std::nullopt;
 }
