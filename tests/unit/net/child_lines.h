@@ -40,9 +40,9 @@ inline std::string normalized(std::string line) {
 }
 
 // The warnings that a child has written, normalized.
-inline Lines warnings_of(const std::string& told) {
+inline Lines warnings_of(const std::string& warnings) {
   Lines lines;
-  std::istringstream text(told);
+  std::istringstream text(warnings);
   for (std::string line; std::getline(text, line);) {
     constexpr std::string_view kMark = "verbatim: ";
     // The monitor may log events of a device or port at any time.

@@ -264,7 +264,7 @@ TEST(Flush, TooManyOutstanding_IsReported) {
 
 // The flush QP is created when GPU memory is first registered: the third of this connection.
 TEST(Flush, CreateQpFails_IsReportedAndConnectionWorks) {
-  const Lines told = lines_of("fail verb=create_qp nth=3 errno=ENOMEM", [] {
+  const Lines warnings = lines_of("fail verb=create_qp nth=3 errno=ENOMEM", [] {
     Ends ends;
     const MrRequest gpu{.address = ends.target.data(), .bytes = ends.target.size(), .type = MemoryType::kCuda};
     const auto refused = ends.link.recv().register_memory(gpu);
@@ -273,21 +273,22 @@ TEST(Flush, CreateQpFails_IsReportedAndConnectionWorks) {
     EXPECT_EQ(ends.link.recv().error(), nullptr) << "the connection still works";
     EXPECT_TRUE(ends.link.recv().register_memory(gpu)) << "the limit is no longer reached";
   });
-  EXPECT_EQ(told, Lines{"ibv_create_qp for flushes of GPU memory failed with Cannot allocate memory: the QP limit of "
-                        "the device is reached (8192 queue pairs for all processes, this process holds 2), or the "
-                        "limit of locked memory. Next: fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l "
-                        "unlimited'; 'rdma resource show' counts what all processes hold. Path: " +
-                        kEnds});
+  EXPECT_EQ(warnings,
+            Lines{"ibv_create_qp for flushes of GPU memory failed with Cannot allocate memory: the QP limit of "
+                  "the device is reached (8192 queue pairs for all processes, this process holds 2), or the "
+                  "limit of locked memory. Next: fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l "
+                  "unlimited'; 'rdma resource show' counts what all processes hold. Path: " +
+                  kEnds});
 }
 
 // Six calls have connected both ends. The flush QP is connected to itself.
 TEST(Flush, ModifyQpFails_IsReported) {
-  const Lines told = lines_of("fail verb=modify_qp nth=8 errno=EINVAL", [] {
+  const Lines warnings = lines_of("fail verb=modify_qp nth=8 errno=EINVAL", [] {
     Ends ends(MemoryType::kHost, 1);
     EXPECT_FALSE(ends.link.recv().register_memory(
         {.address = ends.target.data(), .bytes = ends.target.size(), .type = MemoryType::kCuda}));
   });
-  EXPECT_EQ(told,
+  EXPECT_EQ(warnings,
             Lines{"ibv_modify_qp to RTR for flushes of GPU memory failed with Invalid argument: the device refuses an "
                   "attribute: GID 3, an MTU above the port's, or VERBATIM_SL, VERBATIM_TC or VERBATIM_PKEY out of its "
                   "range. Next: 'show_gids softverbs1' and 'ibv_devinfo -v -d softverbs1' on both hosts. Path: HOST "
@@ -298,7 +299,7 @@ TEST(Flush, ModifyQpFails_IsReported) {
 // The memory is registered through another connection: irecv is the first call with GPU memory on this one. The fifth
 // registration, after control memory and buffers of both ends, is the target of flush READs.
 TEST(Flush, RegMrFails_FailsConnection) {
-  const Lines told = lines_of("fail verb=reg_mr nth=5 errno=EFAULT", [] {
+  const Lines warnings = lines_of("fail verb=reg_mr nth=5 errno=EFAULT", [] {
     Ends ends;
     ends.recv_memory->device_memory = true;
     void* data = ends.target.data();
@@ -309,9 +310,10 @@ TEST(Flush, RegMrFails_FailsConnection) {
     EXPECT_EQ(ends.link.recv().irecv<std::size_t>(1, &data, &bytes, &tag, &memory, &request), ErrorKind::kSystem);
     EXPECT_EQ(request, nullptr);
   });
-  EXPECT_EQ(told, (Lines{"softverbs0: ibv_reg_mr of 4096 bytes of host memory at 0x# failed: Bad address. Next: check "
-                         "that the application has not freed the memory and may write to it",
-                         "no flushes of GPU memory: the line before says why. Path: " + kEnds}));
+  EXPECT_EQ(warnings,
+            (Lines{"softverbs0: ibv_reg_mr of 4096 bytes of host memory at 0x# failed: Bad address. Next: check "
+                   "that the application has not freed the memory and may write to it",
+                   "no flushes of GPU memory: the line before says why. Path: " + kEnds}));
 }
 
 // ---- events of a device that ended a queue

@@ -377,7 +377,7 @@ class KernelCounters {
 TEST(FailureReport, ChangedKernelCounters_AreNamed) {
   const ScratchDirectory scratch;
   const KernelCounters counters(scratch.path());
-  const Lines told = warnings_of(test::check_in_child(with_faults(completes("RETRY_EXC_ERR", 3)), [&] {
+  const Lines warnings = warnings_of(test::check_in_child(with_faults(completes("RETRY_EXC_ERR", 3)), [&] {
     ASSERT_NO_FATAL_FAILURE(counters.take_place());
     for (const char* port : {"softverbs0/ports/1/", "softverbs0/ports/2/", "softverbs1/ports/1/"}) {
       for (const char* name : {"local_ack_timeout_err", "out_of_sequence", "packet_seq_err", "rx_write_requests"}) {
@@ -398,25 +398,26 @@ TEST(FailureReport, ChangedKernelCounters_AreNamed) {
     stream.exchange(1);
     EXPECT_TRUE(stream.link().failed());
   }));
-  ASSERT_EQ(told.size(), 1U);
-  EXPECT_TRUE(told[0].starts_with("sending 64 bytes failed with transport retry counter exceeded")) << told[0];
-  EXPECT_TRUE(told[0].ends_with(", carried 2 messages, 128 bytes; since then local_ack_timeout_err +8, link_downed +2"))
-      << told[0];
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_TRUE(warnings[0].starts_with("sending 64 bytes failed with transport retry counter exceeded")) << warnings[0];
+  EXPECT_TRUE(
+      warnings[0].ends_with(", carried 2 messages, 128 bytes; since then local_ack_timeout_err +8, link_downed +2"))
+      << warnings[0];
 }
 
 // Both ends' QPs have gone to INIT before: the third call is the one to RTR of the accepting side.
 TEST(FailureReport, SetupFails_NamesPathAndRemedy) {
-  const Lines told = connect_warnings_under("fail verb=modify_qp nth=3 errno=ETIMEDOUT");
-  ASSERT_FALSE(told.empty());
-  EXPECT_NE(
-      told[0].find("failed: ibv_modify_qp to RTR: Connection timed out: the peer's address does not resolve (route, "
-                   "ARP or ND): another rail, subnet or VLAN. Next: 'ip route get 10.77.0.1 from 10.77.0.1' and "
-                   "'ip neigh show 10.77.0.1' on HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' on HOST"),
-      std::string::npos)
-      << told[0];
-  EXPECT_NE(told[0].find("Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 "),
+  const Lines warnings = connect_warnings_under("fail verb=modify_qp nth=3 errno=ETIMEDOUT");
+  ASSERT_FALSE(warnings.empty());
+  EXPECT_NE(warnings[0].find(
+                "failed: ibv_modify_qp to RTR: Connection timed out: the peer's address does not resolve (route, "
+                "ARP or ND): another rail, subnet or VLAN. Next: 'ip route get 10.77.0.1 from 10.77.0.1' and "
+                "'ip neigh show 10.77.0.1' on HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' on HOST"),
             std::string::npos)
-      << told[0];
+      << warnings[0];
+  EXPECT_NE(warnings[0].find("Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 "),
+            std::string::npos)
+      << warnings[0];
 }
 
 TEST(Diagnosis, LongHostNames_LineFitsNcclsLimit) {
@@ -535,12 +536,12 @@ TEST(LinkEvents, LinkFlap_IsSurvivedAndReportedWithDuration) {
     EXPECT_FALSE(stream.link().failed());
     EXPECT_EQ(stream.link().send().completed_counts().messages, 20U);
     stream.await_warnings(log, 2);
-    const auto told = log.warnings();
-    ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
-    EXPECT_EQ(told[0],
+    const auto warnings = log.warnings();
+    ASSERT_EQ(warnings.size(), 2U) << testing::PrintToString(warnings);
+    EXPECT_EQ(warnings[0],
               "softverbs1:1: the link is down (port error); 2 connections use it and wait until their retries "
               "are used up (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)");
-    EXPECT_EQ(std::regex_replace(told[1], std::regex("after [0-9.]+ (s|ms)"), "after T"),
+    EXPECT_EQ(std::regex_replace(warnings[1], std::regex("after [0-9.]+ (s|ms)"), "after T"),
               "softverbs1:1: the link is up again after T, outages so far: 1; 2 connections use it");
   });
 }

@@ -1,5 +1,5 @@
-// Registrations that the device refuses, through a connection and over softverbs' faults: what is said, that the next
-// one succeeds, and that nothing stays behind.
+// Registrations that the device refuses, through a connection and with faults of softverbs: the log line, that the next
+// one succeeds, and that nothing leaks.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t kBytes = std::size_t{1} << 20;
 
-// A connection of which the receiving end has memory that is also a file, as a GPU's is.
+// A connection whose receiving end has memory with a file descriptor, as a dma-buf of a GPU has.
 struct RegistrationEnds {
   RegistrationEnds() {
     link.connect();
@@ -39,7 +39,7 @@ struct RegistrationEnds {
     if (type == MemoryType::kDmaBuf) request.dmabuf = {.fd = file.get(), .offset = 0};
     return link.recv().register_memory(request);
   }
-  // A message into memory that is registered so arrives.
+  // Sends a message into this memory and compares the data.
   void expect_data(MemoryHandle& target) {
     std::vector<std::uint8_t> source = pattern(5000, 7);
     const auto source_memory = link.reg(link.send(), source);
@@ -58,7 +58,7 @@ struct RegistrationEnds {
   void* memory = nullptr;
 };
 
-// The lines of a child whose device has lost nothing when it ends.
+// The warnings of a child; also expects that no object of the device is left when it ends.
 Lines lines_of(const std::string& faults, const std::function<void(RegistrationEnds&)>& act,
                const test::Variables& more = {}) {
   const std::string stats = testing::TempDir() + "registrations-" + std::to_string(::getpid());
@@ -79,7 +79,7 @@ Lines lines_of(const std::string& faults, const std::function<void(RegistrationE
 }
 
 TEST(RegistrationFailureLine, UnmappedHostMemory_IsReported) {
-  const Lines told = lines_of("fail verb=reg_mr_iova2 errno=EFAULT", [](RegistrationEnds& ends) {
+  const Lines warnings = lines_of("fail verb=reg_mr_iova2 errno=EFAULT", [](RegistrationEnds& ends) {
     const auto refused = ends.reg(MemoryType::kHost);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().sys_errno, EFAULT);
@@ -87,13 +87,13 @@ TEST(RegistrationFailureLine, UnmappedHostMemory_IsReported) {
     ASSERT_TRUE(later);
     ends.expect_data(**later);
   });
-  EXPECT_EQ(told,
+  EXPECT_EQ(warnings,
             Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Bad address. Next: "
                   "check that the application has not freed the memory and may write to it"});
 }
 
 TEST(RegistrationFailureLine, DmaBufRefused_FallsBackWithOneLine) {
-  const Lines told = lines_of("fail verb=reg_dmabuf_mr nth=3 count=2 errno=EOPNOTSUPP", [](RegistrationEnds& ends) {
+  const Lines warnings = lines_of("fail verb=reg_dmabuf_mr nth=3 count=2 errno=EOPNOTSUPP", [](RegistrationEnds& ends) {
     for (int i = 0; i < 3; ++i) {
       const auto one = ends.reg(MemoryType::kDmaBuf);
       ASSERT_TRUE(one) << i;
@@ -101,22 +101,23 @@ TEST(RegistrationFailureLine, DmaBufRefused_FallsBackWithOneLine) {
       ends.expect_data(**one);
     }
   });
-  EXPECT_EQ(told, Lines{"softverbs0: ibv_reg_dmabuf_mr of GPU memory failed: Operation not supported; it is registered "
-                        "as peer memory at the same address, which works as well"});
+  EXPECT_EQ(warnings,
+            Lines{"softverbs0: ibv_reg_dmabuf_mr of GPU memory failed: Operation not supported; it is registered "
+                  "as peer memory at the same address, which works as well"});
 }
 
 TEST(RegistrationFailureLine, DmaBufBehindIommu_GivesBothReasons) {
-  const Lines told = lines_of("fail verb=reg_dmabuf_mr nth=3 errno=EINVAL; fail verb=reg_mr_iova2 errno=EFAULT",
-                              [](RegistrationEnds& ends) {
-                                const auto refused = ends.reg(MemoryType::kDmaBuf);
-                                ASSERT_FALSE(refused);
-                                EXPECT_EQ(refused.error().sys_errno, EFAULT);
-                                const auto later = ends.reg(MemoryType::kDmaBuf);
-                                ASSERT_TRUE(later);
-                                ends.expect_data(**later);
-                              });
+  const Lines warnings = lines_of("fail verb=reg_dmabuf_mr nth=3 errno=EINVAL; fail verb=reg_mr_iova2 errno=EFAULT",
+                                  [](RegistrationEnds& ends) {
+                                    const auto refused = ends.reg(MemoryType::kDmaBuf);
+                                    ASSERT_FALSE(refused);
+                                    EXPECT_EQ(refused.error().sys_errno, EFAULT);
+                                    const auto later = ends.reg(MemoryType::kDmaBuf);
+                                    ASSERT_TRUE(later);
+                                    ends.expect_data(**later);
+                                  });
   EXPECT_EQ(
-      told,
+      warnings,
       Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of GPU memory at 0x# failed: Bad address. Next: load a "
             "peer-memory module (nvidia_peermem) and check that this is GPU memory; check whether an IOMMU prevents "
             "access to GPU memory ('dmesg | grep -i -e iommu -e dmar'; boot with iommu=pt). Registration as a dma-buf "
@@ -129,7 +130,7 @@ std::string without_limits(const std::string& line) {
 }
 
 TEST(RegistrationFailureLine, BeyondLockedMemoryLimit_NamesLimitAndSmallerSucceeds) {
-  const Lines told = lines_of("registration max-bytes=512K", [](RegistrationEnds& ends) {
+  const Lines warnings = lines_of("registration max-bytes=512K", [](RegistrationEnds& ends) {
     rlimit limit = {};
     getrlimit(RLIMIT_MEMLOCK, &limit);
     limit.rlim_cur = 512 * 1024;
@@ -141,8 +142,8 @@ TEST(RegistrationFailureLine, BeyondLockedMemoryLimit_NamesLimitAndSmallerSuccee
     ASSERT_TRUE(smaller);
     ends.expect_data(**smaller);
   });
-  ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
-  EXPECT_EQ(without_limits(told[0]),
+  ASSERT_EQ(warnings.size(), 1U) << testing::PrintToString(warnings);
+  EXPECT_EQ(without_limits(warnings[0]),
             "softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Cannot allocate memory. "
             "RLIMIT_MEMLOCK is exceeded. Next: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit "
             "memlock=-1). RLIMIT_MEMLOCK is 512 KiB (hard #), # KiB are locked, the device supports 131072 "
@@ -151,20 +152,20 @@ TEST(RegistrationFailureLine, BeyondLockedMemoryLimit_NamesLimitAndSmallerSuccee
 
 // Two registrations are the connection's own.
 TEST(RegistrationFailureLine, BeyondDeviceMaxMr_NamesLimitAndFewerSucceed) {
-  const Lines told = lines_of("seed=1",
-                              [](RegistrationEnds& ends) {
-                                std::vector<std::unique_ptr<MemoryHandle>> held;
-                                for (std::size_t i = 1; i <= 2; ++i)
-                                  held.push_back(*ends.reg(MemoryType::kHost, 4096 * i));
-                                const auto refused = ends.reg(MemoryType::kHost);
-                                ASSERT_FALSE(refused);
-                                EXPECT_EQ(refused.error().sys_errno, ENOMEM);
-                                held.pop_back();
-                                EXPECT_TRUE(ends.reg(MemoryType::kHost));
-                              },
-                              {{"SOFTVERBS_MAX_MR", "4"}});
-  ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
-  EXPECT_EQ(std::regex_replace(without_limits(told[0]), std::regex("MEMLOCK is [^(]*"), "MEMLOCK is # "),
+  const Lines warnings = lines_of("seed=1",
+                                  [](RegistrationEnds& ends) {
+                                    std::vector<std::unique_ptr<MemoryHandle>> held;
+                                    for (std::size_t i = 1; i <= 2; ++i)
+                                      held.push_back(*ends.reg(MemoryType::kHost, 4096 * i));
+                                    const auto refused = ends.reg(MemoryType::kHost);
+                                    ASSERT_FALSE(refused);
+                                    EXPECT_EQ(refused.error().sys_errno, ENOMEM);
+                                    held.pop_back();
+                                    EXPECT_TRUE(ends.reg(MemoryType::kHost));
+                                  },
+                                  {{"SOFTVERBS_MAX_MR", "4"}});
+  ASSERT_EQ(warnings.size(), 1U) << testing::PrintToString(warnings);
+  EXPECT_EQ(std::regex_replace(without_limits(warnings[0]), std::regex("MEMLOCK is [^(]*"), "MEMLOCK is # "),
             "softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Cannot allocate memory. "
             "The device's maximum of registrations (max_mr) is reached. Next: use fewer or larger buffers. "
             "RLIMIT_MEMLOCK is # (hard #), # KiB are locked, the device supports 4 registrations, 4 registrations "
