@@ -183,7 +183,8 @@ TEST_P(Peers, PeerStopped_KeepaliveFails) {
   ASSERT_NO_FATAL_FAILURE(connect(peer));
   ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
   EXPECT_EQ(send_until_error(), nccl::Result::kRemoteError);
-  expect_warning("(pid " + std::to_string(peer.pid()) + ") for 0.8 s (VERBATIM_KEEPALIVE_S): its host answers");
+  expect_warning("(pid " + std::to_string(peer.pid()) +
+                 ") has sent nothing for 0.8 s (VERBATIM_KEEPALIVE_S): its host answers");
   close();
 }
 
