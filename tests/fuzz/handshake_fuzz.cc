@@ -93,8 +93,8 @@ wire::Hello hello_of(fuzz::Input& input, const wire::Secret& secret) {
 struct PeerMessage {
   std::vector<std::uint8_t> bytes;
   std::size_t piece = 0;
-  bool sends_ready = false;  // the kReady message that ends a handshake follows
-  bool keeps_open = false;   // keeps the socket open until the plugin has processed the message
+  bool sends_ready = false;  // sends kReady, which ends a handshake, after `bytes`
+  bool keeps_open = false;   // keeps the socket open while the plugin is called 50 more times
   bool has_secret = true;    // the message contains the secret
 };
 
@@ -119,8 +119,8 @@ PeerMessage make_message(fuzz::Input& input, wire::MessageType type, const wire:
   return message;
 }
 
-// Sends the message in pieces and calls `poll` after each. Errors are ignored, because the plugin may have closed the
-// socket.
+// Sends the message, and kReady after it if `sends_ready` is set, in pieces. Calls `poll` after each piece. Errors are
+// ignored, because the plugin may have closed the socket.
 template <typename Poll>
 void send_message(const UniqueFd& socket, const PeerMessage& message, Poll poll) {
   std::vector<std::uint8_t> all = message.bytes;
@@ -137,7 +137,7 @@ void send_message(const UniqueFd& socket, const PeerMessage& message, Poll poll)
 UniqueFd tcp_socket() {
   UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   require(!!socket, "socket succeeds");
-  // Closes with a reset, so that no ports remain in TIME_WAIT.
+  // A close of this socket sends a reset, so that no port remains in TIME_WAIT.
   const linger none{.l_onoff = 1, .l_linger = 0};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
   return socket;
@@ -222,7 +222,7 @@ void test_connect(Context& context, fuzz::Input& input) {
     send_message(socket, message, connect);
     for (int i = 0; message.keeps_open && i < 50; ++i) connect();
   }
-  listener.reset();  // ends connects that try again
+  listener.reset();  // a connector that retries its TCP connection is refused from here on
   await("connect ends", connect);
   require(send == nullptr || message.has_secret, "connect succeeds only with a reply that contains the secret");
   if (send != nullptr) {

@@ -1,4 +1,4 @@
-// Roles that return from main without finalize.
+// Roles (see roles.h) whose processes exit without a call of finalize.
 #include <unistd.h>
 
 #include <atomic>
@@ -15,7 +15,8 @@
 namespace conformance {
 namespace {
 
-// The verbs library starts to report in a handler of exit(), which runs before the destructors of all libraries.
+// Registers a handler of exit(). From this handler on, the counting verbs library writes the name of each object that
+// is modified or destroyed to standard output. The handler runs before the destructors of all libraries.
 void report_from_exit_on() {
   std::atexit([] { report_verbs(STDOUT_FILENO); });
 }
@@ -63,7 +64,8 @@ int exit_idle(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   net.close_send(connection.send_comm);
   net.close_recv(connection.recv_comm);
   net.close_listen(connection.listen_comm);
-  // Both ends are closed, so the monitor destroys their objects.
+  // Both ends are closed, so the monitor destroys their QPs and MRs. This waits for it, so that it does not happen
+  // during exit.
   if (!eventually([] { return verbs_alive("qp") == 0 && verbs_alive("mr") == 0; })) return 1;
   report_from_exit_on();
   return 0;
@@ -72,7 +74,9 @@ int exit_idle(std::unique_ptr<netapi::Plugin> plugin, void* context) {
 void unload_at_exit() {
   std::atexit([] {
     delete g_loaded;
-    std::this_thread::sleep_for(std::chrono::seconds(1));  // twice the close timeout
+    // Longer than VERBATIM_CLOSE_TIMEOUT_MS (500 in meson.build): if the monitor's thread still ran, it would run
+    // unmapped code during this time and the process would crash.
+    std::this_thread::sleep_for(std::chrono::seconds(1));
   });
 }
 

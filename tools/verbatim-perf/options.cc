@@ -21,19 +21,22 @@ const std::map<std::string, OperationKind> kOperations{
 constexpr ElementType kTypes[] = {ElementType::kInt8,  ElementType::kUint8,  ElementType::kInt32, ElementType::kUint32,
                                   ElementType::kInt64, ElementType::kUint64, ElementType::kFloat};
 
-static_assert(ranks::kMaxRanks <= 256, "sums of floats are exact only for up to 256 ranks");
+static_assert(ranks::kMaxRanks <= 256, "sums of floats are exact only for up to 256 ranks, see workload/content.h");
 
 constexpr const char* kDescription =
-    "nccl-tests for NCCL net plugins, without GPUs: calls a plugin as NCCL's core does and checks every byte.\n\n"
+    "nccl-tests for NCCL net plugins, without GPUs: verbatim-perf calls a plugin as NCCL's core does. It verifies\n"
+    "all bytes of the checked iterations (see --check).\n\n"
     "Operations:\n"
-    "  all_reduce  ring: reduce-scatter, then all-gather, sums\n"
+    "  all_reduce  sum over all ranks, in a ring: first reduce-scatter, then all-gather\n"
     "  all_gather  ring\n"
     "  alltoall    every rank to every other\n"
     "  sendrecv    to the next rank, from the previous one\n"
     "  stream      rank 0 to rank 1, one way\n"
     "  pingpong    between ranks 0 and 1; the time is half a round trip\n"
-    "  grouped     rank 0 to rank 1, several messages with permuted tags into one grouped receive\n"
-    "  cost        instructions, verbs calls and memory of a message; see cost --help\n\n"
+    "  grouped     rank 0 to rank 1, several messages with permuted tags into one grouped receive\n\n"
+    "Subcommands (must be the first argument):\n"
+    "  cost        instructions, verbs calls and memory of a message; see verbatim-perf cost --help\n"
+    "  qp-order    effect of the order of the queue pairs; see verbatim-perf qp-order --help\n\n"
     "Exit status: 0 all correct, 1 wrong data, 2 wrong usage, 3 a plugin, rank or system failure, 4 timeout.";
 
 template <typename Map>
@@ -101,17 +104,18 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
   app.add_option("--channels", options.channels, "connections for each pair of peers and direction")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  size_option("--chunk", options.chunk_bytes,
-              "size of the largest message; default: 512K for the rings, 128K for alltoall and sendrecv, unlimited for "
-              "the others");
+  size_option(
+      "--chunk", options.chunk_bytes,
+      "bytes of the largest single message; a larger transfer is cut into several messages; default: 512K for the "
+      "rings, 128K for alltoall and sendrecv, unlimited for the others");
   app.add_option("--depth", options.depth, "receives posted ahead on a connection")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
   app.add_option("--group", options.group,
                  "grouped: members of a grouped receive; default: the plugin's maximum, at most 8")
       ->check(CLI::Range(1, netapi::kMaxGroup));
-  size_option("-b,--minbytes", options.min_bytes, "smallest size, default 8");
-  size_option("-e,--maxbytes", options.max_bytes, "largest size, default 8M");
+  size_option("-b,--minbytes", options.min_bytes, "smallest number of bytes of an operation (column size), default 8");
+  size_option("-e,--maxbytes", options.max_bytes, "largest number of bytes of an operation, default 8M");
   app.add_option("-f,--stepfactor", options.factor, "factor from one size to the next")
       ->check(CLI::Range(1.0, 1e6))
       ->capture_default_str();
@@ -126,7 +130,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
                  "checked iterations of each size, in addition to the last timed one; 0: no checks")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
-  app.add_option("-d,--datatype", type, keys_of(types))
+  app.add_option("-d,--datatype", type, "type of the elements: " + keys_of(types))
       ->check(CLI::IsMember(types))
       ->capture_default_str()
       ->type_name("TYPE");

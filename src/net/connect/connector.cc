@@ -116,7 +116,8 @@ Result<bool> Connector::finish_tcp_connect() {
   return true;
 }
 
-// A hello that was sent at once has been read: a peer that closes the connection then does it on purpose.
+// A hello that was sent within kMaxHelloDelayNs was not late, so the peer closed the connection for another reason and
+// would do so again.
 bool Connector::should_retry(const Error& error) const {
   constexpr std::uint64_t kMaxHelloDelayNs = 10 * kNanosecondsPerMillisecond;
   const bool peer_closed = error.kind == ErrorKind::kRemote &&

@@ -4,10 +4,11 @@
 //   kCreateQps --created--> kConnectTcp --connected--> kSendHello --sent--> kReceiveReply --received--> kSendReady
 //   --sent--> established
 //
-// The peer closes a TCP connection on which no hello arrives in time. When the application did not call connect between
-// the TCP connection and the hello, that may have happened, and the connector connects again.
+// The peer closes a TCP connection on which no hello arrives in time. If the application calls connect too rarely, the
+// hello is late. When the peer has closed the connection without a reply after a late hello, the connector goes back to
+// kConnectTcp (should_retry).
 //
-// Owned by the communicator, found by the token in NCCL's handle, polled by the thread that calls connect.
+// Owned by the context, found by the token in NCCL's handle, polled by the thread that calls connect.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +29,12 @@ namespace verbatim {
 
 class Connector {
  public:
-  // Reserves the place of this connection in the QP order of the communicator. `attempt`: a random number.
+  // Reserves the place of this connection in the QP order of the communicator. `attempt`: a random number, the attempt
+  // number of the first hello; each further hello has the next number.
   Connector(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle,
             int traffic_class, std::uint64_t attempt);
 
-  // The comm when it is established, nullptr before. An error is final and has been logged.
+  // Returns the comm when it is established, nullptr before. An error is final and has been logged.
   Result<std::unique_ptr<SendComm>> advance();
 
  private:
@@ -42,12 +44,13 @@ class Connector {
   Result<bool> take_endpoint();
   Result<bool> finish_tcp_connect();
   Status start_tcp_connect();
-  // Whether the peer may have closed the connection because the hello was late.
+  // Whether `error` may come from a peer that has closed the connection because the hello was late.
   bool should_retry(const Error& error) const;
   Result<bool> send_message();
   Result<bool> receive_reply();
 
-  // After kReady could not be sent: the failure notice that the peer may have sent before it closed the connection.
+  // Called when kReady could not be sent. Reads the failure notice that the peer may have sent before it closed the
+  // connection, and stores its text in reject_reason_.
   void read_failure_notice();
   Error log_failure(const Error& error) const;
 
@@ -66,7 +69,7 @@ class Connector {
   std::vector<std::uint8_t> reply_;
   std::size_t reply_received_ = 0;
   std::unique_ptr<SendComm> comm_;
-  std::string reject_reason_;  // the peer's reason
+  std::string reject_reason_;  // why the peer ended the handshake, if the peer has sent it
 };
 
 }  // namespace verbatim

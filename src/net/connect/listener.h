@@ -1,6 +1,7 @@
 // The TCP socket of this process for connect requests. Each listen of each communicator has a secret. A hello with this
-// secret and a new attempt number is a connect request for the listen; any other connection is closed without a reply.
-// The listener has no thread: each poll of accept serves the connections of all listens.
+// secret and a new attempt number is a connect request for the listen. A connection with another protocol version gets
+// a reject; any other connection is closed without a reply. The listener has no thread: each call of accept serves the
+// connections of all listens.
 #pragma once
 
 #include <sys/socket.h>
@@ -25,7 +26,7 @@ struct ConnectRequest {
   wire::Hello hello;
 };
 
-// Sends the peer a reject: the listen is closed.
+// Sends the peer a reject with the reason that the listen was closed.
 void reject(const ConnectRequest& request);
 
 class Listener {
@@ -37,10 +38,12 @@ class Listener {
 
   // Returns the address for the peers' connects.
   Result<sockaddr_storage> add(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
-  // Rejects the connect requests for `secret`. The last removal also closes the pending connections and the socket.
+  // Rejects the connect requests for `secret`. When no listen is left, also closes the pending connections and the
+  // socket.
   void remove(const wire::Secret& secret) noexcept VERBATIM_EXCLUDES(mutex_);
 
-  // Accepts and reads connections; returns the connect requests for `secret` since the last call.
+  // Accepts connections and reads hellos, for all listens. Returns the connect requests for `secret` since the last
+  // call.
   Result<std::vector<ConnectRequest>> poll(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
 
  private:
@@ -48,7 +51,7 @@ class Listener {
   struct PendingConnection {
     UniqueFd socket;
     std::uint64_t accepted_ns = 0;
-    std::vector<std::uint8_t> message;  // sized for the header first, then for header and body
+    std::vector<std::uint8_t> message;  // has the size of the header first, later of header and body
     std::size_t filled = 0;
   };
   struct Listen {

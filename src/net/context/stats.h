@@ -1,5 +1,6 @@
-// VERBATIM_STATS: what every connection has carried, written as JSON when a context ends. It shows which calls NCCL
-// makes, and proves to a program that this plugin has carried its bytes.
+// VERBATIM_STATS: a JSON file with the messages and bytes of connections. Each context that ends rewrites the file,
+// with the connections of all contexts of the process that have ended. The file shows which receives NCCL posts, and
+// that the bytes of an application went through this plugin.
 #pragma once
 
 #include <span>
@@ -16,7 +17,7 @@ std::string stats_json(const std::string& host, std::span<const ConnectionStats>
 // `path` with %p replaced by the process's ID and %h by the host's name.
 std::string stats_path(const std::string& path, const std::string& host);
 
-// Atomically: a reader sees either the old file or the complete new one.
+// Replaces the file atomically: a reader sees either the old file or the complete new one.
 Status write_stats(const std::string& path, const std::string& json);
 
 }  // namespace verbatim

@@ -1,5 +1,5 @@
-// The failure of a connection as data, and its two renderings: the line of the local log, which stands alone, and the
-// text that the peer is sent. No code reads these texts.
+// The failure of a connection as data, and the two texts that are made of it: the line in the local log, which can be
+// understood without any other line, and the text that is sent to the peer. No code makes a decision from these texts.
 #pragma once
 
 #include <optional>
@@ -19,13 +19,14 @@ struct Failure {
   const char* operation = "";  // static name, as in Error
 };
 
-// Begins the advice in a log line; the lines of the monitor use it too.
+// The text between the failure and the advice in a log line. The stall reports of the monitor use the same text.
 inline constexpr const char* kNextStep = ". Next: ";
 
-// "what: why. Next: next. Path: ...". The most important first, because NCCL cuts long lines.
+// "what: why. Next: next. Path: ...". The most important part is first, because NCCL cuts long lines. A part that is
+// empty is left out.
 std::string log_line(const Failure& failure);
 
-// "what: why": advice and path are for the operator of this host.
+// "what: why". Advice and path are not sent, because they are for the operator of this host.
 std::string peer_text(const Failure& failure);
 
 }  // namespace verbatim

@@ -13,13 +13,15 @@
 
 namespace verbatim {
 
-// Owned by the monitor; all functions are called under the table's mutex: advance() by the monitoring thread,
-// count_destroyed() by a thread of DeviceCalls, the others by the threads that close.
+// Owned by the monitor. All functions are called under the table's mutex. The monitoring thread calls advance(), a
+// thread of DeviceCalls calls count_destroyed(), the thread that establishes a comm calls add_owner(), and the threads
+// that close comms or end a context call the others.
 class GracefulCloses {
  public:
   explicit GracefulCloses(const Poller& poller) : poller_(poller) {}
 
-  // Before the first close of `owner`: the closes themselves then do not allocate.
+  // Must be called before the first close of `owner`. Allocates the counter of this owner, so that begin() allocates
+  // nothing.
   void add_owner(const void* owner) { counts_.try_emplace(owner, 0); }
   void begin(ConnectionTable& table, std::unique_ptr<Comm> comm, std::uint64_t timeout_ns)
       VERBATIM_REQUIRES(table.mutex);
@@ -28,13 +30,14 @@ class GracefulCloses {
   // The closes of `owner` do not wait for the peer any longer.
   static void expire(ConnectionTable& table, const void* owner) VERBATIM_REQUIRES(table.mutex);
 
-  // Sends close messages; moves connections whose close is over from the table to their DeviceCalls.
+  // Sends close messages. When both ends have closed or the deadline has passed, moves a connection from the table to
+  // its DeviceCalls, which destroys the comm. While a request for its QP state is open, the connection stays.
   void advance(ConnectionTable& table, std::uint64_t now) VERBATIM_REQUIRES(table.mutex);
   void count_destroyed(const void* owner) { --counts_.find(owner)->second; }
 
  private:
   const Poller& poller_;
-  std::map<const void*, std::size_t> counts_;  // closing or being destroyed, by owner
+  std::map<const void*, std::size_t> counts_;  // of each owner: comms closing or being destroyed
 };
 
 }  // namespace verbatim

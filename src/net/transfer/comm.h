@@ -1,8 +1,9 @@
 // What a send comm and a receive comm share: their end of the connection, the side channel, and how they fail.
 //
 // Threads: isend, irecv, iflush and test of one comm come from one thread at a time (NCCL's progress thread). At the
-// same time another thread may register memory, which uses only `ports`, the locked caches of the devices and, on a
-// receive comm, the locked creation of its flush QPs. The monitor reads and sets what is marked "any thread".
+// same time another thread may register memory, which uses only the endpoint's ports, the locked caches of the devices
+// and, on a receive comm, the locked creation of its flush QPs. Also at the same time, the monitor may call what is
+// marked "any thread", read what does not change after connect, and query QP states.
 #pragma once
 
 #include <cstdint>
@@ -40,13 +41,15 @@ class Comm {
   Endpoint& endpoint() { return endpoint_; }
   const Endpoint& endpoint() const { return endpoint_; }
 
-  // Moves the QPs to RTS towards `remote` and keeps what the data path needs of it.
+  // Connects the QPs to those of `remote` (RTR, then RTS) and keeps the fields of `remote` that the data path needs.
   virtual Status connect(const wire::Hello& remote, int traffic_class) = 0;
 
-  // This end as the peer is sent it; the caller adds secret and identity.
+  // The hello of this end. The caller adds the secret, the identity and, in a connect request, the traffic class and
+  // the attempt number.
   wire::Hello hello() const;
 
-  // A failure of connect(), or of what came before, as far as this comm knows: why, next step and path.
+  // The failure of connect(), or of an earlier step of the handshake: diagnosis and, if a QP could not be modified,
+  // path. The caller sets `what`.
   Failure diagnose_setup(const Error& error) const;
 
   // Both ends of a QP's connection, for messages.
@@ -55,28 +58,29 @@ class Comm {
   void set_side_channel(UniqueFd socket) { side_channel_ = std::move(socket); }
   const UniqueFd& side_channel() const { return side_channel_; }
 
-  // Set before the data path runs: the observer sends a failure to the peer.
+  // Called before the data path runs. The observer sends the failure of this comm to the peer.
   void set_observer(CommObserver* observer) { observer_ = observer; }
 
   // ---- failure
 
-  // The first error; every call returns it from then on.
+  // The first error; nullptr while the comm has not failed.
   const Error* error() const { return failure_state_.error(); }
-  // Any thread: how this end failed, nullptr while it has not, or without memory; and the text for the peer.
+  // Any thread: the published failure, and the text for the peer (see FailureState).
   const Failure* failure() const { return failure_state_.failure(); }
   const std::string* failure_text() const { return failure_state_.text(); }
 
-  // Any thread: the data path sees it at its next progress.
+  // Any thread. The data path processes the signal in a later call.
   void set_signal(CommSignal signal) { failure_state_.set_signal(signal); }
-  // An event that ended the device, or a queue of this comm.
+  // An event after which the device, or a QP or CQ of this comm, cannot be used.
   void set_signal(ibv_event_type event) { failure_state_.set_signal(event); }
-  // The monitor alone, once, before the signal that it belongs to: why the connection ends.
+  // Why the connection ends. Only the monitor calls it, at most once, before the signal kPeerFailed or
+  // kFailedByMonitor.
   void set_failure_reason(ErrorKind kind, std::string_view why) { failure_state_.set_reason(kind, why); }
 
   using enum FailureState::Flag;
   std::uint32_t slow_path_flags() const { return failure_state_.flags(); }
 
-  // Stops all work at once: the buffers are the caller's again.
+  // Moves the QPs to ERR, so that outstanding work requests end. Errors are only logged.
   void abort();
 
   // ---- for the monitor and for statistics
@@ -84,30 +88,32 @@ class Comm {
   bool uses(const Device& device, std::uint8_t port_num = 0) const;  // 0: any port
   bool uses(const ibv_qp& qp) const;
   bool uses(const ibv_cq& cq) const;
-  // That of a QP in error, else of the first that is not in RTS. Queries the device, which may be slow.
+  // ERR if a QP is in ERR, else the state of the first QP that is not in RTS, else RTS. IBV_QPS_UNKNOWN if a query
+  // fails. Queries the device, which may be slow or hang.
   ibv_qp_state qp_state() const;
-  // Whether no QP is in the error state, by that query.
+  // Whether qp_state() is neither ERR nor unknown.
   bool qps_usable() const;
 
-  // Whether every request has finished: then the QPs may outlive the call that closes the comm. Optional receives have
-  // finished, though their data may still be on its way: only the application knows whether it has arrived.
+  // Whether every request is done: then the QPs may outlive the call that closes the comm. Optional receives are done
+  // when they are posted, although their data may arrive later: only the application knows whether it has arrived.
   virtual bool all_done() const = 0;
-  // Whether an outstanding operation needs more of the peer than an acknowledgement.
+  // Whether an outstanding operation waits for a message of the peer, not only for an acknowledgement by its NIC.
   virtual bool waits_for_peer() const = 0;
-  // What the connection has carried; not while the data path runs.
+  // Messages and bytes of the connection. Not to be called while the data path runs.
   virtual TransferCounts transfer_counts() const = 0;
-  // The part of it that is known to be complete.
+  // The messages and bytes that are known to be complete.
   virtual CompletedCounts completed_counts() const = 0;
   ConnectionStats stats() const;
-  // Why the connection uses immediates although VERBATIM_COMPLETION=atomic is set; nullptr otherwise. After connect.
+  // Why the connection uses immediates although VERBATIM_COMPLETION=atomic is set; nullptr otherwise. Valid after
+  // connect.
   const char* atomics_refused() const { return atomics_refused_; }
 
-  // Any thread: this end now, without qp_state and what only the monitor measures.
+  // Any thread: the current status of this end, without the fields that the monitor sets (MonitoredConnection::status).
   virtual wire::ConnectionStatus status() const = 0;
-  // What the application has done since the last call. The monitor alone.
+  // The calls of the application since the last take_activity(). Only the monitor calls it.
   struct Activity {
-    bool send_refused = false;  // called isend and found no receive
-    bool tested = false;        // tested a request that was not done
+    bool send_refused = false;  // an isend found no receive
+    bool tested = false;        // a test found its request not done
   };
   virtual Activity take_activity() = 0;
 
@@ -125,7 +131,7 @@ class Comm {
   // wire::Capability bits of the hello.
   virtual std::uint32_t capabilities() const = 0;
 
-  // kNone until the comm has failed: what a call of the data path returns.
+  // The kind of the first error, kNone while the comm has not failed. Calls of the data path return it.
   ErrorKind result() const { return failure_state_.kind(); }
 
   // Logs and keeps the first error of the comm; later ones follow from it and are dropped. `describe` returns a
@@ -134,7 +140,7 @@ class Comm {
   void fail(ErrorKind kind, const char* operation, Describe describe) noexcept {
     if (failure_state_.record(kind, operation)) publish_from(describe);
   }
-  // The same with the diagnosis and the facts of a QP's connection. `describe` returns what failed.
+  // The same, and adds the diagnosis and the facts of a QP's connection. `describe` returns the text `what`.
   template <typename Describe>
   void fail(ErrorKind kind, const char* operation, std::size_t qp, Diagnosis (*diagnose)(const PathFacts&),
             Describe describe) noexcept {
@@ -143,8 +149,8 @@ class Comm {
       return Failure{describe(), diagnose(path), path};
     });
   }
-  // The same for a failed completion. It is logged once all completions have been polled: flushed ones are counted, and
-  // a cause replaces its consequence.
+  // The same for a failed completion. It is logged when all completions have been polled, because a flushed work
+  // request may come before the one that is the cause (FailureState::record_completion).
   void fail_completion(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept;
   void fail_post(const char* operation, int returned, std::size_t qp) noexcept;
   void fail_poll() noexcept;
@@ -152,12 +158,12 @@ class Comm {
 
   PathFacts facts(std::size_t qp) const;
 
-  // Call it only after the completion queues were found empty: what the peer did before it ended counts first.
+  // To be called only after a poll that emptied the CQs: completions from before the peer ended are processed first.
   // `waits_for_message`: the caller needs a message of the peer.
   void check_signals(bool waits_for_message) {
     if ((slow_path_flags() & kSignals) != 0) process_signals(waits_for_message);
   }
-  // Whether the peer or the device is known to accept nothing any more.
+  // Whether any signal except kPeerClosed is set: then no further message is posted.
   bool is_peer_or_device_dead() const {
     return (slow_path_flags() & kSignals & ~static_cast<std::uint32_t>(CommSignal::kPeerClosed)) != 0;
   }
@@ -165,7 +171,7 @@ class Comm {
   // Completions polled at a time.
   static constexpr int kPollBatch = 8;
 
-  SingleWriter<bool> tested_;  // a request that was not done was tested
+  SingleWriter<bool> tested_;  // a test found its request not done
 
   // A member, not a local array: calls that find nothing then save no registers.
   ibv_wc completions_[kPollBatch];
@@ -198,7 +204,7 @@ class Comm {
   UniqueFd side_channel_;
 };
 
-// The registrable ends of connections, from NCCL's void*.
+// Converts the void* by which NCCL knows a send or recv comm.
 inline Comm* as_comm(void* comm) {
   return static_cast<Comm*>(comm);
 }

@@ -1,4 +1,4 @@
-// How a comm reports to the code that watches it. Implemented by the monitor; the connection core does not know it.
+// How a comm reports its failure. The monitor implements CommObserver, so net/transfer needs no include of net/monitor.
 #pragma once
 
 namespace verbatim {
@@ -7,7 +7,8 @@ class Comm;
 
 class CommObserver {
  public:
-  // `comm` has failed: comm.error() and comm.failure_text() are set. Any thread; must not call back into the comm.
+  // `comm` has failed: comm.error() and comm.failure_text() are set. Called once for a comm, by the thread of its data
+  // path. The implementation may call only those functions of the comm that are marked "any thread".
   virtual void comm_failed(Comm& comm) noexcept = 0;
 
  protected:

@@ -1,6 +1,10 @@
-// What both ends do in test and progress: poll, complete, look at the flags. A template, so that the data path has no
-// virtual call. `Derived` has, for its request type: complete(completion), complete_simple(completion), which completes
-// it only if it is of the most frequent kind, retire(request, done, sizes), and resume_pending_post().
+// What send and recv comms do in test and progress: poll the CQs, process the completions, test the slow path flags. A
+// template, so that the data path has no virtual call. `Derived` defines
+//   complete(completion)           processes any completion
+//   complete_simple(completion)    processes a completion of the most frequent kind and returns true; any other
+//                                  completion is left alone, and the result is false
+//   retire(request, done, sizes)   frees a request that is done and reports its sizes
+//   resume_pending_post()          continues a post that waits for free send work requests
 #pragma once
 
 #include "net/transfer/comm.h"
@@ -10,7 +14,7 @@ namespace verbatim {
 template <typename Derived>
 class CommProgress : public Comm {
  public:
-  // Polls once, and does what completions and flags ask for.
+  // Polls the first CQ and processes its completions. If a slow path flag is set, run_slow_path() does the rest.
   [[gnu::noinline]] void progress() {
     const int polled = poll_first_cq();
     for (int i = 0; i < polled; ++i) derived().complete(completions_[i]);
@@ -20,20 +24,21 @@ class CommProgress : public Comm {
  protected:
   using Comm::Comm;
 
-  // Whether `request` is done; if so it is free again and `*sizes` (which may be nullptr) has its bytes.
+  // Sets `*done` to whether `request` is done. A request that is done is freed, and its sizes are stored in `sizes`
+  // (may be nullptr).
   template <typename R>
   [[gnu::always_inline]] static inline ErrorKind test_request(R& request, int* done, int* sizes) noexcept {
     if (request.state != RequestState::kDone) return poll_and_test(request, done, sizes);
     return Derived::retire(request, done, sizes);
   }
 
-  // Completions in completions_ from the first completion queue: how many, negative when polling failed.
+  // Stores completions of the first CQ in completions_. Returns their number, negative when polling failed.
   int poll_first_cq() { return ibv_poll_cq(first_cq_, kPollBatch, completions_); }
 
  private:
   Derived& derived() { return static_cast<Derived&>(*this); }
 
-  // Usually there is nothing, or one completion of the most frequent kind, which needs no other call.
+  // Short for the two frequent results of a poll: no completion, or one completion of the most frequent kind.
   template <typename R>
   [[gnu::noinline]] static ErrorKind poll_and_test(R& request, int* done, int* sizes) noexcept {
     Derived& comm = *static_cast<Derived*>(request.comm);
@@ -59,7 +64,8 @@ class CommProgress : public Comm {
     return comm.result();
   }
 
-  // After a poll of the first queue that found `polled`: the other queues, failures, signals, a pending message.
+  // `polled` is the result of poll_first_cq(). Polls the other CQs, logs a failed completion, processes signals, and
+  // continues a pending post.
   [[gnu::noinline]] void run_slow_path(int polled) {
     bool all_polled = polled < kPollBatch;
     bool poll_failed = polled < 0;
@@ -73,7 +79,7 @@ class CommProgress : public Comm {
     if (failure_state_.completion_held()) {
       for (const UniqueCq& cq : endpoint_.cqs()) {
         int count = 0;
-        // No more than the queue can hold: a peer that keeps sending must not keep this call from returning.
+        // At most as many completions as the CQ can hold, so that this call returns even if the peer keeps sending.
         for (int left = cq.get()->cqe; left > 0 && (count = ibv_poll_cq(cq.get(), kPollBatch, completions_)) > 0;
              left -= count) {
           for (int i = 0; i < count; ++i) derived().complete(completions_[i]);

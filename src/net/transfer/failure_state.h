@@ -29,21 +29,21 @@ namespace verbatim {
 
 // What the monitor reports to a comm: bits of its flags.
 enum class CommSignal : std::uint32_t {
-  kPeerClosed = 0x1,        // gracefully
+  kPeerClosed = 0x1,        // the peer closed the connection gracefully
   kPeerDisconnected = 0x2,  // the side channel ended without a close message
-  kDeviceFailed = 0x4,      // the local device, or a queue of this comm
-  kPeerFailed = 0x8,        // set_reason() was called before
-  kPeerAborted = 0x10,      // its application closed it with outstanding operations
-  kFailedByMonitor = 0x20,  // set_reason() was called before
+  kDeviceFailed = 0x4,      // an event of the local device, or of a QP or CQ of this comm; device_event() is set
+  kPeerFailed = 0x8,        // the peer has sent a failure notice; set_reason() was called before
+  kPeerAborted = 0x10,      // the peer's application closed the comm with outstanding operations
+  kFailedByMonitor = 0x20,  // the monitor ends the connection; set_reason() was called before
 };
 
 class FailureState {
  public:
-  // What a call of the data path must look at besides its own work: 0 in the usual case.
+  // The slow path flags. A call of the data path that finds one of them set takes the slow path.
   enum Flag : std::uint32_t {
     kSignals = 0xff,       // CommSignal
     kFailed = 0x100,       // error() is set
-    kPostPending = 0x200,  // a message waits for free entries of a send queue
+    kPostPending = 0x200,  // a group waits for free entries of a send queue
     kSeveralCqs = 0x400,   // the comm has more than one completion queue: set for its whole life
   };
   std::uint32_t flags() const { return flags_.load(std::memory_order_relaxed); }
@@ -68,30 +68,32 @@ class FailureState {
     return (flags_.load(std::memory_order_acquire) & (static_cast<std::uint32_t>(signals) | ...)) != 0;
   }
 
-  // The monitor alone, once, before the signal that it belongs to. Without memory the text is missing.
+  // Why the connection ends. Only the monitor calls it, at most once, and sets kPeerFailed or kFailedByMonitor after
+  // it. If there is no memory for the text, reason() says so.
   void set_reason(ErrorKind kind, std::string_view why);
   ErrorKind reason_kind() const { return reason_kind_; }
   const char* reason() const { return reason_ != nullptr ? reason_.get() : "no memory to say why"; }
 
-  // False when the comm had failed before: the first error is kept.
+  // Returns false, and changes nothing, when the comm had failed before: the first error is kept.
   bool record(ErrorKind kind, const char* operation) noexcept;
 
   struct HeldCompletion {
     ibv_wc completion;
     std::size_t qp;
     FailedWork work;
-    std::uint64_t flushed;  // work requests that were flushed besides it
+    std::uint64_t flushed;  // number of other failed completions with IBV_WC_WR_FLUSH_ERR
   };
-  // The same for a failed completion.
+  // Records a failed completion. While one is held, a flushed completion is replaced by the first completion with
+  // another error, and further flushed completions are counted.
   void record_completion(ErrorKind kind, const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept;
   bool completion_held() const { return phase_.load(std::memory_order_relaxed) == Phase::kCompletionHeld; }
   const HeldCompletion& held_completion() const { return held_; }
 
-  // `failure` has been logged, nullptr where there was no memory for it.
+  // Called when the failure has been logged. `failure` is nullptr and `text` empty if there was no memory for them.
   void publish(std::unique_ptr<Failure> failure, std::string text) noexcept;
-  // Any thread: what the peer is sent; nullptr until the failure is published. Empty without memory.
+  // Any thread: the text for the peer. nullptr until the failure is published; empty if there was no memory for it.
   const std::string* text() const { return published() ? &text_ : nullptr; }
-  // The same with all fields.
+  // Any thread: the published failure. nullptr until it is published, or if there was no memory for it.
   const Failure* failure() const { return published() ? failure_.get() : nullptr; }
 
  private:

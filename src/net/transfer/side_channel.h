@@ -1,5 +1,6 @@
 // The state of one end of a side channel: a message that has arrived in part, and bytes that the socket has not
-// accepted yet. Owned by the monitor for each connection. Nothing here allocates or blocks.
+// accepted yet. The monitor has one for each connection; the connector and the listen comm make a temporary one for a
+// failure notice. Nothing here allocates or blocks.
 #pragma once
 
 #include <array>
@@ -21,13 +22,15 @@ class SideChannel {
     std::span<std::uint8_t> body;  // valid until the next receive
   };
 
-  // The next message, nullopt when it has not arrived completely. Errors: end of file, or EPROTO for bytes that are no
-  // message.
+  // Returns the next message, nullopt when it has not arrived completely. Errors: end of file or another error of the
+  // socket, and EPROTO when the header is invalid or announces a body longer than any notice.
   Result<std::optional<Message>> receive(const UniqueFd& socket);
 
-  // False when the buffer is full: the peer has not read for a long time.
+  // Returns false, and drops the notice, when the buffer has too little free space: the peer has not read for a long
+  // time.
   bool send(const UniqueFd& socket, const wire::Notice& notice);
-  // Sends what is buffered; true when the buffer is empty. A broken connection empties it too.
+  // Sends the buffered bytes. Returns true when the buffer is empty. If the connection is broken, the buffered bytes
+  // are dropped.
   bool flush(const UniqueFd& socket);
 
  private:

@@ -69,7 +69,8 @@ int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
   return 0;
 }
 
-// The address of the source bytes; 0 when they may not be read.
+// The address of the source bytes. 0 when the lkey does not allow the access, or when inline data is longer than
+// max_inline_data.
 std::uint64_t source_of(const Qp& qp, const Segment& segment, const ibv_send_wr& request) {
   const ibv_sge& sge = *request.sg_list;
   if ((request.send_flags & IBV_SEND_INLINE) != 0) return sge.length <= qp.cap.max_inline_data ? sge.addr : 0;
@@ -79,10 +80,12 @@ std::uint64_t source_of(const Qp& qp, const Segment& segment, const ibv_send_wr&
 enum class FastPathResult {
   kDone,
   kRefused,    // the request was not executed
-  kQueueFull,  // executed, but the CQ was full
+  kQueueFull,  // the request was executed, but the CQ had no free entry for its completion
 };
 
-// The responder half. False: these are not the next packets of an established connection, or the access is not allowed.
+// What the responder does for a WRITE on the fast path. Returns false, and changes nothing, when the peer QP is not in
+// RTS, is not connected to this QP or expects another PSN, when it has executed no packet since RESET, when the path
+// MTUs differ, or when the rkey or the access flags do not allow the WRITE.
 bool deliver(Qp& qp, SharedQp& peer, const Segment& segment, const ibv_send_wr& request, std::uint64_t source) {
   Requester& requester = qp.requester;
   const std::uint32_t bytes = request.sg_list->length;
@@ -118,9 +121,11 @@ bool complete(Qp& qp, const ibv_send_wr& request, std::uint32_t position, Incarn
   });
 }
 
-// The caller holds qp.execution. Refused unless everything posted before is executed.
+// The caller holds qp.execution. Returns kRefused, and changes nothing, when an earlier request is still to be sent or
+// any other check fails.
 FastPathResult execute(Qp& qp, const ibv_send_wr& request, std::uint32_t position, Incarnation me) {
   Requester& requester = qp.requester;
+  // The check of the length also refuses length 0, which wraps around.
   if (requester.sent != position || request.sg_list->length - std::uint64_t{1} >= requester.route.fast_path_bytes ||
       qp.current_state() != IBV_QPS_RTS) {
     return FastPathResult::kRefused;
@@ -141,9 +146,10 @@ FastPathResult execute(Qp& qp, const ibv_send_wr& request, std::uint32_t positio
   return completed ? FastPathResult::kDone : FastPathResult::kQueueFull;
 }
 
-// The fast path for a WRITE of one SGE between two QPs of this process. It passes the same checks as any other request
-// and does not enter the send queue. When one of the checks fails, nothing is done and the request takes the normal
-// path, which reports the error. Only for the inline engine, and only while the send queue has a free entry.
+// The fast path executes a WRITE of one SGE between two QPs of this process without filling an entry of the send queue.
+// The WRITE passes the same checks as any other request. When a check fails, nothing is done and the request takes the
+// normal path, which reports the error. The WRITE occupies a position in the send queue until the position is released,
+// so it needs a free entry. The fast path is used with the inline engine only.
 bool write_fast(Qp& qp, const ibv_send_wr& request) VERBATIM_REQUIRES(qp.sends.mutex) {
   const std::uint32_t position = qp.sends.posted.load(std::memory_order_relaxed);
   if (request.opcode != IBV_WR_RDMA_WRITE || request.num_sge != 1 || is_full(qp, position)) return false;
@@ -155,7 +161,7 @@ bool write_fast(Qp& qp, const ibv_send_wr& request) VERBATIM_REQUIRES(qp.sends.m
   return result != FastPathResult::kRefused;
 }
 
-// Posts a single request on the fast path. False: nothing was done.
+// Posts a single request on the fast path. Returns false when nothing was done.
 bool post_fast(Qp& qp, Engine& engine, const ibv_send_wr* request) {
   if (request == nullptr || request->next != nullptr || !engine.enter()) return false;
   bool done = false;

@@ -1,5 +1,6 @@
 // usage: write_loop COUNT
 // Posts COUNT 8-byte WRITEs between two QPs of this process, one at a time, and polls each completion.
+// instructions_test.py counts its instructions.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
