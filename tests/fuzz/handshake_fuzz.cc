@@ -2,6 +2,7 @@
 // connect. A message starts as a valid hello. The input then changes fields, bytes and the type, truncates the message,
 // and splits it into pieces. In every case accept and connect must end, no peer may connect without the secret, and the
 // same listen comm must still serve a correct peer.
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -192,6 +193,8 @@ void test_connect(Context& context, fuzz::Input& input) {
   local.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   require(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&local), sizeof local) == 0, "bind succeeds");
   require(::listen(listener.get(), 1) == 0, "listen succeeds");
+  // connect may wait for other connect requests before it opens its TCP connection.
+  require(::fcntl(listener.get(), F_SETFL, O_NONBLOCK) == 0, "the listener can be non-blocking");
   const Result<sockaddr_storage> address = local_address(listener);
   require(!!address, "the listener has an address");
   wire::Handle handle;
