@@ -14,7 +14,7 @@ namespace {
 // Signals come by TCP, data by RDMA: data that the peer sent before it ended may still arrive for this long.
 constexpr std::uint64_t kArrivalGraceNs = 200 * kNanosecondsPerMillisecond;
 // A flushed work request is a consequence: the device's event that names the cause may come this much later.
-constexpr std::uint64_t kEventWaitNs = 50 * kNanosecondsPerMillisecond;
+constexpr std::uint64_t kEventWaitNs = 200 * kNanosecondsPerMillisecond;
 constexpr unsigned kEventPollIntervalUs = 1000;
 
 // Whether the cause of a failed completion is on this host or beyond.
