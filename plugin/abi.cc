@@ -9,13 +9,13 @@
 #include <new>
 #include <utility>
 
-#include "base/fd.h"
 #include "base/log.h"
-#include "net/recv_comm.h"
-#include "net/send_comm.h"
+#include "base/unique_fd.h"
+#include "net/transfer/recv_comm.h"
+#include "net/transfer/send_comm.h"
 
 namespace __gnu_cxx {
-void __freeres();  // libsupc++; declared in none of its headers
+void __freeres();  // of libsupc++, which declares it in no header
 }
 
 namespace verbatim::abi {
@@ -40,22 +40,26 @@ nccl::Result to_nccl(const Error& error) {
   return abi::to_nccl(error.kind);
 }
 
-// The last line of defence: what throws here has run out of memory.
+// No exception may leave the plugin. The only expected exception is std::bad_alloc.
 template <typename Call>
-nccl::Result guarded(const char* name, Call&& call) noexcept {
+nccl::Result catch_exceptions(const char* name, Call&& call) noexcept {
   try {
     return call();
   } catch (const std::bad_alloc&) {
-    VERBATIM_WARN("%s failed: the process is out of memory", name);
+    VERBATIM_WARN("%s failed: out of memory", name);
     return nccl::Result::kSystemError;
   } catch (...) {
-    VERBATIM_WARN("%s failed with an exception of the C++ library", name);
+    VERBATIM_WARN("%s failed: unexpected C++ exception", name);
     return nccl::Result::kInternalError;
   }
 }
 
-// A request or the comm's error; neither means "call again".
-nccl::Result answer(const Comm& comm, const Request* request) {
+Context& context_of(const ListenComm& listen) {
+  return *static_cast<Context*>(listen.settings().comm.owner);
+}
+
+// A null request without an error is success too: NCCL calls again.
+nccl::Result request_result(const Comm& comm, const Request* request) {
   if (request != nullptr || comm.error() == nullptr) return nccl::Result::kSuccess;
   return to_nccl(*comm.error());
 }
@@ -69,54 +73,56 @@ nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandl
   *mhandle = nullptr;
   Result<std::unique_ptr<MemoryHandle>> registered = as_comm(comm)->register_memory(request);
   if (!registered) return to_nccl(registered.error());
-  *mhandle = as_comm(comm)->context().registrations().keep(std::move(*registered));
+  *mhandle = as_comm(comm)->settings().registrations->add(std::move(*registered));
   return nccl::Result::kSuccess;
 }
 
 std::atomic<Context*> g_process_context{nullptr};
 Mutex g_process_context_mutex;
 
-// Set by exit(), which runs handlers before it runs the destructors of libraries; dlclose() runs only the destructor.
-std::atomic<bool> g_process_exits{false};
-std::atomic<bool> g_unloads{false};
-std::atomic<pid_t> g_process{0};  // that loaded us: a forked child owns none of it
+// exit() runs its handlers, one of which sets g_process_exiting, before the destructors of libraries. dlclose() runs
+// only the destructor.
+std::atomic<bool> g_process_exiting{false};
+std::atomic<bool> g_unloading{false};
+std::atomic<pid_t> g_loading_pid{0};  // of the process that called init: a forked child must not close its contexts
 
 extern "C" int __cxa_atexit(void (*handler)(void*), void* argument, void* library);
 extern "C" void __cxa_finalize(void* library);
 
-// From here on the application's own handlers and destructors run, beside threads that may still use us: one of them
-// may unload the library, and must not take the code away under the others.
-void note_exit(void*) {
-  if (g_unloads.load()) return;
-  g_process_exits.store(true);
-  Dl_info us{};
-  if (::dladdr(&g_process_exits, &us) != 0) ::dlopen(us.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+// After this, handlers and destructors of the application run while its threads can still call the plugin. One of them
+// can call dlclose. RTLD_NODELETE keeps the plugin's code mapped for the other threads.
+void record_exit(void*) {
+  if (g_unloading.load()) return;
+  g_process_exiting.store(true);
+  Dl_info plugin{};
+  if (::dladdr(&g_process_exiting, &plugin) != 0) ::dlopen(plugin.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
-void watch_for_exit() {
-  if (g_process.exchange(::getpid()) == ::getpid()) return;
-  // As if it were another library's, so that it is not run with our own destructors but can be taken back by itself.
-  __cxa_atexit(note_exit, nullptr, &g_process_exits);
+void register_exit_handler() {
+  if (g_loading_pid.exchange(::getpid()) == ::getpid()) return;
+  // &g_process_exiting takes the place of this library's __dso_handle: so dlclose() does not run the handler with the
+  // library's destructors, and __cxa_finalize(&g_process_exiting) can remove the handler alone.
+  __cxa_atexit(record_exit, nullptr, &g_process_exiting);
 }
 
-// What the first init of a load does. NCCL has just complained of names and versions that it looked for and we have
-// not: so which it found is said at once.
-void begin(int version, nccl::DebugLogger logger) {
+// Common to all init functions. The first init after loading logs the version of the table, because NCCL has just
+// logged the versions that it did not find in the plugin.
+void first_init(int version, nccl::DebugLogger logger) {
   set_logger(logger);
-  watch_for_exit();
+  register_exit_handler();
   close_fds_in_children();
   static std::atomic<bool> has_begun{false};
   if (!has_begun.exchange(true)) VERBATIM_INFO("Verbatim %s loaded, net plugin API v%d", VERBATIM_VERSION, version);
 }
 
-// Up to v10 nothing ends the plugin but its unloading, which reaps what NCCL has abandoned; so it does with contexts
-// that a later version has left, because the control thread must not outlive our code. When the process exits with
-// comms open, threads may still be using them and nothing is touched.
+// Up to v10 there is no finalize: unloading the library closes the context of the process and what NCCL has left open.
+// It also closes contexts of later versions that were not finalized, because the monitor's thread must not run code
+// that is unloaded. When the process exits with open comms, other threads can still use them, so nothing is closed.
 __attribute__((destructor)) void close_process_context() {
-  const bool exits = g_process_exits.load();
-  g_unloads.store(true);
-  __cxa_finalize(&g_process_exits);  // the handler's code goes
-  const pid_t owner = g_process.load();
+  const bool exits = g_process_exiting.load();
+  g_unloading.store(true);
+  __cxa_finalize(&g_process_exiting);  // removes the exit handler, whose code is about to be unloaded
+  const pid_t owner = g_loading_pid.load();
   if (owner != 0 && owner != ::getpid()) return;
   Context* context = g_process_context.load();
   if (!exits) {
@@ -127,8 +133,8 @@ __attribute__((destructor)) void close_process_context() {
     close_context(context);
   }
 #ifdef VERBATIM_OWNS_CXX_RUNTIME
-  // Our own copy of the C++ runtime keeps 72 KiB for exceptions without memory: each load of the plugin would leak
-  // them.
+  // The plugin's own copy of the C++ runtime reserves 72 KiB for exceptions when memory is exhausted. Without this call
+  // each load of the plugin would leak them.
   if (!exits) __gnu_cxx::__freeres();
 #endif
 }
@@ -136,9 +142,9 @@ __attribute__((destructor)) void close_process_context() {
 }  // namespace
 
 nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLogger logger) noexcept {
-  return guarded("init", [&] {
+  return catch_exceptions("init", [&] {
     *context = nullptr;
-    begin(version, logger);
+    first_init(version, logger);
     Result<Context*> opened = open_context(traffic_class);
     if (!opened) return to_nccl(opened.error());
     *context = *opened;
@@ -147,20 +153,20 @@ nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLog
 }
 
 nccl::Result finalize(void* context) noexcept {
-  return guarded("finalize", [&] {
+  return catch_exceptions("finalize", [&] {
     if (context != nullptr) close_context(static_cast<Context*>(context));
     return nccl::Result::kSuccess;
   });
 }
 
 nccl::Result init_process(int version, nccl::DebugLogger logger) noexcept {
-  return guarded("init", [&] {
-    begin(version, logger);
+  return catch_exceptions("init", [&] {
+    first_init(version, logger);
     const MutexLock lock(g_process_context_mutex);
     if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
     Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined);
     if (!opened) return to_nccl(opened.error());
-    (*opened)->serve_process();
+    (*opened)->set_process_wide();
     g_process_context.store(*opened);
     return nccl::Result::kSuccess;
   });
@@ -171,7 +177,7 @@ void* process_context() noexcept {
 }
 
 nccl::Result announce(void* context, const Announcement& announcement) noexcept {
-  return guarded("setNetAttr", [&] {
+  return catch_exceptions("setNetAttr", [&] {
     if (context == nullptr) return nccl::Result::kInvalidUsage;
     static_cast<Context*>(context)->announce(announcement);
     return nccl::Result::kSuccess;
@@ -179,7 +185,7 @@ nccl::Result announce(void* context, const Announcement& announcement) noexcept 
 }
 
 nccl::Result devices(int* count) noexcept {
-  return guarded("devices", [&] {
+  return catch_exceptions("devices", [&] {
     const Result<std::size_t> devices = device_count();
     if (!devices) return to_nccl(devices.error());
     *count = static_cast<int>(*devices);
@@ -187,18 +193,18 @@ nccl::Result devices(int* count) noexcept {
   });
 }
 
-nccl::Result device_view(int index, DeviceView& view) noexcept {
-  return guarded("getProperties", [&] {
+nccl::Result device_properties(int index, DeviceProperties& properties) noexcept {
+  return catch_exceptions("getProperties", [&] {
     if (index < 0) return nccl::Result::kInvalidArgument;
-    const Result<DeviceView> found = device(static_cast<std::size_t>(index));
+    const Result<DeviceProperties> found = device(static_cast<std::size_t>(index));
     if (!found) return to_nccl(found.error());
-    view = *found;
+    properties = *found;
     return nccl::Result::kSuccess;
   });
 }
 
 nccl::Result listen(void* context, int device, void* handle, void** listen_comm) noexcept {
-  return guarded("listen", [&] {
+  return catch_exceptions("listen", [&] {
     *listen_comm = nullptr;
     if (context == nullptr) return nccl::Result::kInvalidUsage;
     if (device < 0) return nccl::Result::kInvalidArgument;
@@ -211,7 +217,7 @@ nccl::Result listen(void* context, int device, void* handle, void** listen_comm)
 }
 
 nccl::Result connect(void* context, int device, int traffic_class, void* handle, void** send_comm) noexcept {
-  return guarded("connect", [&] {
+  return catch_exceptions("connect", [&] {
     *send_comm = nullptr;
     if (context == nullptr) return nccl::Result::kInvalidUsage;
     if (device < 0) return nccl::Result::kInvalidArgument;
@@ -224,10 +230,10 @@ nccl::Result connect(void* context, int device, int traffic_class, void* handle,
 }
 
 nccl::Result accept(void* listen_comm, void** recv_comm) noexcept {
-  return guarded("accept", [&] {
+  return catch_exceptions("accept", [&] {
     *recv_comm = nullptr;
     ListenComm& listen = *static_cast<ListenComm*>(listen_comm);
-    Result<RecvComm*> made = listen.context().accept(listen);
+    Result<RecvComm*> made = context_of(listen).accept(listen);
     if (!made) return to_nccl(made.error());
     *recv_comm = static_cast<Comm*>(*made);
     return nccl::Result::kSuccess;
@@ -235,7 +241,7 @@ nccl::Result accept(void* listen_comm, void** recv_comm) noexcept {
 }
 
 nccl::Result reg_mr(void* comm, void* data, std::size_t size, int type, void** mhandle) noexcept {
-  return guarded("regMr", [&] {
+  return catch_exceptions("regMr", [&] {
     if (type != nccl::kPtrHost && type != nccl::kPtrCuda) return nccl::Result::kInvalidArgument;
     const MemoryType memory = type == nccl::kPtrHost ? MemoryType::kHost : MemoryType::kCuda;
     return register_memory(comm, {.address = data, .bytes = size, .type = memory}, mhandle);
@@ -244,8 +250,8 @@ nccl::Result reg_mr(void* comm, void* data, std::size_t size, int type, void** m
 
 nccl::Result reg_mr_dmabuf(void* comm, void* data, std::size_t size, int type, std::uint64_t offset, int fd,
                            void** mhandle) noexcept {
-  return guarded("regMrDmaBuf", [&] {
-    // The type is that of the memory behind the dma-buf: NCCL passes NCCL_PTR_CUDA, others NCCL_PTR_DMABUF.
+  return catch_exceptions("regMrDmaBuf", [&] {
+    // `type` is the type of the memory in the dma-buf: NCCL passes NCCL_PTR_CUDA, other callers pass NCCL_PTR_DMABUF.
     if (type != nccl::kPtrHost && type != nccl::kPtrCuda && type != nccl::kPtrDmaBuf) {
       return nccl::Result::kInvalidArgument;
     }
@@ -256,7 +262,7 @@ nccl::Result reg_mr_dmabuf(void* comm, void* data, std::size_t size, int type, s
 }
 
 nccl::Result dereg_mr(void*, void* mhandle) noexcept {
-  return guarded("deregMr", [&] {
+  return catch_exceptions("deregMr", [&] {
     if (mhandle != nullptr) Registrations::release(static_cast<MemoryHandle*>(mhandle));
     return nccl::Result::kSuccess;
   });
@@ -273,25 +279,25 @@ nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void*
 }
 
 nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhandles, void** request) noexcept {
-  return guarded("iflush", [&] {
+  return catch_exceptions("iflush", [&] {
     RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
     *request = nullptr;
-    // One READ flushes all that arrived before it, whatever buffer it reads; NCCL's `sizes` may not even line up with
-    // `data` when some members have finished early.
+    // One READ from any buffer flushes all data that arrived before it. So it does not matter that NCCL's `sizes` can
+    // have another order than `data` when some members are done earlier than others.
     const MemoryHandle* memory = nullptr;
-    const void* place = nullptr;
-    bool anything = false;
+    const void* read_address = nullptr;
+    bool any_data = false;
     for (int i = 0; i < n; ++i) {
-      anything = anything || sizes[i] > 0;
+      any_data = any_data || sizes[i] > 0;
       const auto* handle = static_cast<const MemoryHandle*>(mhandles[i]);
       if (handle == nullptr || !handle->device_memory) continue;
       memory = handle;
-      place = data[i];
+      read_address = data[i];
     }
-    if (!anything || memory == nullptr) return nccl::Result::kSuccess;
-    Request* made = comm.iflush(place, *memory);
+    if (!any_data || memory == nullptr) return nccl::Result::kSuccess;
+    Request* made = comm.iflush(read_address, *memory);
     *request = made;
-    return answer(comm, made);
+    return request_result(comm, made);
   });
 }
 
@@ -311,19 +317,19 @@ nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
 }
 
 nccl::Result close_comm(void* opaque) noexcept {
-  return guarded("close", [&] {
+  return catch_exceptions("close", [&] {
     if (opaque == nullptr) return nccl::Result::kSuccess;
     Comm& comm = *as_comm(opaque);
-    comm.context().close(comm);
+    static_cast<Context*>(comm.settings().owner)->close(comm);
     return nccl::Result::kSuccess;
   });
 }
 
 nccl::Result close_listen(void* opaque) noexcept {
-  return guarded("closeListen", [&] {
+  return catch_exceptions("closeListen", [&] {
     if (opaque == nullptr) return nccl::Result::kSuccess;
     ListenComm& listen = *static_cast<ListenComm*>(opaque);
-    listen.context().close(listen);
+    context_of(listen).close(listen);
     return nccl::Result::kSuccess;
   });
 }

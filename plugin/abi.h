@@ -1,5 +1,5 @@
-// The skin between NCCL's C tables and the transport: void* to objects, Error to ncclResult_t, no exception through.
-// Everything here is version-neutral; net_vN.cc only spells out the signatures of its version.
+// The layer between NCCL's tables and the transport: converts void* to objects and Error to ncclResult_t, and lets no
+// exception out. All versions share it; net_vN.cc has only what differs in its version.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "nccl/types.h"
-#include "net/net.h"
-#include "net/recv_comm.h"
+#include "net/context/context.h"
+#include "net/transfer/recv_comm.h"
 
 namespace verbatim::abi {
 
@@ -25,12 +25,12 @@ static_assert(to_nccl(ErrorKind::kRemote) == nccl::Result::kRemoteError);
 
 constexpr const char* kName = "Verbatim";
 
-// v11 and later: a context per communicator. `traffic_class`: kNetTrafficClassUndefined or the communicator's.
+// v11 and later: one context for each communicator. `traffic_class`: the communicator's or kNetTrafficClassUndefined.
 nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLogger logger) noexcept;
 // finalize(nullptr) does nothing.
 nccl::Result finalize(void* context) noexcept;
 
-// v10 and earlier: one context for the process, ended when the library is unloaded.
+// v10 and earlier: one context for the process, closed when the library is unloaded.
 nccl::Result init_process(int version, nccl::DebugLogger logger) noexcept;
 template <int kVersion>
 nccl::Result init_process(nccl::DebugLogger logger) noexcept {
@@ -38,11 +38,11 @@ nccl::Result init_process(nccl::DebugLogger logger) noexcept {
 }
 void* process_context() noexcept;
 
-// setNetAttr. Hints only: never an error.
+// setNetAttr. The attributes are hints.
 nccl::Result announce(void* context, const Announcement& announcement) noexcept;
 
 nccl::Result devices(int* count) noexcept;
-nccl::Result device_view(int device, DeviceView& view) noexcept;
+nccl::Result device_properties(int device, DeviceProperties& properties) noexcept;
 nccl::Result listen(void* context, int device, void* handle, void** listen_comm) noexcept;
 nccl::Result connect(void* context, int device, int traffic_class, void* handle, void** send_comm) noexcept;
 nccl::Result accept(void* listen_comm, void** recv_comm) noexcept;
@@ -56,7 +56,7 @@ nccl::Result test(void* request, int* done, int* sizes) noexcept;
 nccl::Result close_comm(void* comm) noexcept;
 nccl::Result close_listen(void* listen_comm) noexcept;
 
-// A size that the ABI passes as int (to v8) or size_t. False: negative.
+// Converts a size that the interface passes as int (up to v8) or size_t. False: it is negative.
 inline bool widen(int size, std::size_t& wide) {
   wide = static_cast<std::size_t>(size);
   return size >= 0;
@@ -66,32 +66,32 @@ inline bool widen(std::size_t size, std::size_t& wide) {
   return true;
 }
 
-// The signatures that several versions share, and what each group of them brought.
+// The functions below have signatures that several versions share.
 
-// v6 and v7: registrations of int bytes.
+// v6 and v7: the size of a registration is int.
 inline nccl::Result reg_mr_int(void* comm, void* data, int size, int type, void** mhandle) noexcept {
   std::size_t wide = 0;
   return widen(size, wide) ? reg_mr(comm, data, wide, type, mhandle) : nccl::Result::kInvalidArgument;
 }
 
-// v6 to v8: messages of int bytes.
+// v6 to v8: the size of a message is int.
 inline nccl::Result isend_int(void* send_comm, void* data, int size, int tag, void* mhandle, void** request) noexcept {
   std::size_t wide = 0;
   return widen(size, wide) ? isend(send_comm, data, wide, tag, mhandle, request) : nccl::Result::kInvalidArgument;
 }
 
-// v7 on: a device handle, which a host plugin leaves alone.
+// From v7 on: a handle for device offload, which this plugin does not set.
 inline nccl::Result accept_offload(void* listen_comm, void** recv_comm, nccl::NetDeviceHandle**) noexcept {
   return accept(listen_comm, recv_comm);
 }
 
-// v10 on: profiler handles. Nothing is reported to the profiler.
+// From v10 on: profiler handles, which this plugin does not use.
 inline nccl::Result isend_profiled(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void*,
                                    void** request) noexcept {
   return isend(send_comm, data, size, tag, mhandle, request);
 }
 
-// `sizes` are int up to v8, size_t after. NCCL's arrays are read where they lie.
+// `sizes` are int up to v8, size_t from v9 on. NCCL's arrays are not copied.
 template <typename Size>
 nccl::Result irecv(void* recv_comm, int n, void** data, Size* sizes, int* tags, void** mhandles,
                    void** request) noexcept {
@@ -103,29 +103,29 @@ inline nccl::Result irecv_profiled(void* recv_comm, int n, void** data, std::siz
   return irecv(recv_comm, n, data, sizes, tags, mhandles, request);
 }
 
-// What every version's properties have.
+// The properties that all versions have.
 template <typename Properties>
-void fill_properties(const DeviceView& view, Properties& properties) {
+void fill_properties(const DeviceProperties& source, Properties& properties) {
   properties = {};
-  properties.name = const_cast<char*>(view.name);
-  properties.pciPath = const_cast<char*>(view.pci_path);
-  properties.guid = view.guid;
-  properties.ptrSupport = static_cast<int>(view.ptr_support);
-  properties.speed = static_cast<int>(std::min<std::uint32_t>(view.speed_mbps, INT_MAX));
-  properties.port = static_cast<int>(view.topology_port);
-  properties.latency = 0;  // NCCL adds its own
-  properties.maxComms = view.max_qps;
-  properties.maxRecvs = static_cast<int>(view.max_recvs);
+  properties.name = const_cast<char*>(source.name);
+  properties.pciPath = const_cast<char*>(source.pci_path);
+  properties.guid = source.guid;
+  properties.ptrSupport = static_cast<int>(source.ptr_support);
+  properties.speed = static_cast<int>(std::min<std::uint32_t>(source.speed_mbps, INT_MAX));
+  properties.port = static_cast<int>(source.topology_port);
+  properties.latency = 0;  // NCCL adds its own estimate
+  properties.maxComms = source.max_qps;
+  properties.maxRecvs = static_cast<int>(source.max_recvs);
 }
 
-// Since v7.
+// From v7 on.
 template <typename Properties>
 void fill_offload(Properties& properties) {
   properties.netDeviceType = nccl::NetDeviceType::kHost;
   properties.netDeviceVersion = nccl::kNetDeviceInvalidVersion;
 }
 
-// Since v9: what a device that consists of itself alone says.
+// From v9 on: the limits, and the virtual device of a physical device, which consists of this device only.
 template <typename Properties>
 void fill_limits(int device, Properties& properties) {
   properties.regIsGlobal = 1;
@@ -136,7 +136,7 @@ void fill_limits(int device, Properties& properties) {
   properties.maxCollBytes = nccl::kMaxNetSizeBytes;
 }
 
-// Since v11. What the ranges say at most; NCCL puts -1 where it says nothing.
+// From v11 on. Uses the upper ends of the ranges; -1 means that NCCL does not know the number.
 template <typename CommAttr>
 Traffic traffic_of(const CommAttr& attributes, std::uint32_t operations) {
   Traffic traffic;

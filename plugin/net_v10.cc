@@ -11,9 +11,9 @@ nccl::Result init_v10(nccl::DebugLogger logger, nccl::ProfilerCallback) noexcept
 }
 
 nccl::Result get_properties_v10(int device, nccl::v10::NetProperties* properties) noexcept {
-  DeviceView view{};
-  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
-  fill_properties(view, *properties);
+  DeviceProperties source{};
+  if (const nccl::Result found = device_properties(device, source); found != nccl::Result::kSuccess) return found;
+  fill_properties(source, *properties);
   fill_offload(*properties);
   fill_limits(device, *properties);
   return nccl::Result::kSuccess;

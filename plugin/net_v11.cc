@@ -1,4 +1,4 @@
-// NCCL's net table, version 11: v10 with a context per communicator.
+// NCCL's net table, version 11: v10 with a context for each communicator.
 #include "nccl/net_v11.h"
 
 #include "abi.h"
@@ -12,9 +12,9 @@ nccl::Result init_v11(void** context, std::uint64_t, nccl::v11::NetCommConfig* c
 }
 
 nccl::Result get_properties_v11(int device, nccl::v11::NetProperties* properties) noexcept {
-  DeviceView view{};
-  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
-  fill_properties(view, *properties);
+  DeviceProperties source{};
+  if (const nccl::Result found = device_properties(device, source); found != nccl::Result::kSuccess) return found;
+  fill_properties(source, *properties);
   fill_offload(*properties);
   fill_limits(device, *properties);
   properties->maxMultiRequestSize = 1;

@@ -1,4 +1,4 @@
-// NCCL's net table, version 12: v11 with eight members per virtual device, rails and planes.
+// NCCL's net table, version 12: v11 with up to eight devices in a virtual device, rails and planes.
 #include "nccl/net_v12.h"
 
 #include "abi.h"
@@ -12,14 +12,14 @@ nccl::Result init_v12(void** context, std::uint64_t, nccl::v12::NetCommConfig* c
 }
 
 nccl::Result get_properties_v12(int device, nccl::v12::NetProperties* properties) noexcept {
-  DeviceView view{};
-  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
-  fill_properties(view, *properties);
+  DeviceProperties source{};
+  if (const nccl::Result found = device_properties(device, source); found != nccl::Result::kSuccess) return found;
+  fill_properties(source, *properties);
   fill_offload(*properties);
   fill_limits(device, *properties);
   properties->maxMultiRequestSize = 1;
-  properties->railId = static_cast<std::int16_t>(view.rail_id);
-  properties->planeId = static_cast<std::int16_t>(view.plane_id);
+  properties->railId = static_cast<std::int16_t>(source.rail_id);
+  properties->planeId = static_cast<std::int16_t>(source.plane_id);
   return nccl::Result::kSuccess;
 }
 

@@ -1,4 +1,4 @@
-// NCCL's net table, version 6: the oldest that is still loaded: no device handles, sizes are int.
+// NCCL's net table, version 6, the oldest that this plugin supports: no device handles, sizes are int.
 #include "nccl/net_v6.h"
 
 #include "abi.h"
@@ -7,9 +7,9 @@ namespace verbatim::abi {
 namespace {
 
 nccl::Result get_properties_v6(int device, nccl::v6::NetProperties* properties) noexcept {
-  DeviceView view{};
-  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
-  fill_properties(view, *properties);
+  DeviceProperties source{};
+  if (const nccl::Result found = device_properties(device, source); found != nccl::Result::kSuccess) return found;
+  fill_properties(source, *properties);
   return nccl::Result::kSuccess;
 }
 

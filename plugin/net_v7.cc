@@ -1,4 +1,4 @@
-// NCCL's net table, version 7: v6 and device handles, which a host plugin leaves alone.
+// NCCL's net table, version 7: v6 with handles for device offload, which this plugin does not set.
 #include "nccl/net_v7.h"
 
 #include "abi.h"
@@ -7,9 +7,9 @@ namespace verbatim::abi {
 namespace {
 
 nccl::Result get_properties_v7(int device, nccl::v7::NetProperties* properties) noexcept {
-  DeviceView view{};
-  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
-  fill_properties(view, *properties);
+  DeviceProperties source{};
+  if (const nccl::Result found = device_properties(device, source); found != nccl::Result::kSuccess) return found;
+  fill_properties(source, *properties);
   fill_offload(*properties);
   return nccl::Result::kSuccess;
 }

@@ -1,4 +1,4 @@
-// NCCL's net table, version 8: v7 with a registration's size as size_t.
+// NCCL's net table, version 8: v7 with size_t for the size of a registration.
 #include "nccl/net_v8.h"
 
 #include "abi.h"
@@ -7,9 +7,9 @@ namespace verbatim::abi {
 namespace {
 
 nccl::Result get_properties_v8(int device, nccl::v8::NetProperties* properties) noexcept {
-  DeviceView view{};
-  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
-  fill_properties(view, *properties);
+  DeviceProperties source{};
+  if (const nccl::Result found = device_properties(device, source); found != nccl::Result::kSuccess) return found;
+  fill_properties(source, *properties);
   fill_offload(*properties);
   properties->regIsGlobal = 1;
   return nccl::Result::kSuccess;

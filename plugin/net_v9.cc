@@ -1,4 +1,4 @@
-// NCCL's net table, version 9: v8 with message sizes as size_t, virtual devices and limits.
+// NCCL's net table, version 9: v8 with size_t for the sizes of messages, virtual devices and limits.
 #include "nccl/net_v9.h"
 
 #include "abi.h"
@@ -7,9 +7,9 @@ namespace verbatim::abi {
 namespace {
 
 nccl::Result get_properties_v9(int device, nccl::v9::NetProperties* properties) noexcept {
-  DeviceView view{};
-  if (const nccl::Result found = device_view(device, view); found != nccl::Result::kSuccess) return found;
-  fill_properties(view, *properties);
+  DeviceProperties source{};
+  if (const nccl::Result found = device_properties(device, source); found != nccl::Result::kSuccess) return found;
+  fill_properties(source, *properties);
   fill_offload(*properties);
   fill_limits(device, *properties);
   return nccl::Result::kSuccess;

@@ -11,14 +11,14 @@ namespace nccl::v6 {
 
 struct NetProperties {
   char* name;          // unique
-  char* pciPath;       // real path below /sys, may be null
+  char* pciPath;       // real path in /sys, can be null
   std::uint64_t guid;  // of the NIC
   int ptrSupport;      // bits of PointerType
   int speed;           // Mbit/s
-  int port;            // physical port, tells apart ports of one NIC
+  int port;            // physical port, different for each port of one NIC
   float latency;       // us
-  int maxComms;        // how many comms the device can carry
-  int maxRecvs;        // largest n of a grouped receive
+  int maxComms;        // maximum number of comms on the device
+  int maxRecvs;        // maximum number of members of a grouped receive
 };
 static_assert(sizeof(NetProperties) == 48 && alignof(NetProperties) == 8);
 static_assert(offsetof(NetProperties, name) == 0);

@@ -9,7 +9,7 @@
 
 namespace nccl::v9 {
 
-// A device made of several: the indices of its members.
+// A virtual device: the indices of the devices of which it consists.
 struct NetVDeviceProps {
   int ndevs;
   int devs[4];
@@ -20,16 +20,16 @@ static_assert(offsetof(NetVDeviceProps, devs) == 4);
 
 struct NetProperties {
   char* name;          // unique
-  char* pciPath;       // real path below /sys, may be null
+  char* pciPath;       // real path in /sys, can be null
   std::uint64_t guid;  // of the NIC
   int ptrSupport;      // bits of PointerType
-  int regIsGlobal;     // a registration holds for every comm of the device
+  int regIsGlobal;     // a registration can be used by all comms of the device
   int forceFlush;      // NCCL must call iflush after every receive into device memory
   int speed;           // Mbit/s
-  int port;            // physical port, tells apart ports of one NIC
+  int port;            // physical port, different for each port of one NIC
   float latency;       // us
-  int maxComms;        // how many comms the device can carry
-  int maxRecvs;        // largest n of a grouped receive
+  int maxComms;        // maximum number of comms on the device
+  int maxRecvs;        // maximum number of members of a grouped receive
   NetDeviceType netDeviceType;
   int netDeviceVersion;
   NetVDeviceProps vProps;

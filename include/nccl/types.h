@@ -1,5 +1,5 @@
-// What all versions of NCCL's net plugin interface share: results, logging, pointer types, the offload handle.
-// Restated from its documentation; nothing of ours.
+// The part of NCCL's net plugin interface that all versions share: results, logging, pointer types, the offload handle.
+// Restated from NCCL's documentation; it has no addition by this project.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ enum class Result : int {
   kInvalidArgument = 4,
   kInvalidUsage = 5,
   kRemoteError = 6,
-  kInProgress = 7,  // never an answer of a net plugin
+  kInProgress = 7,  // a net plugin never returns it
   kTimeout = 8,
 };
 static_assert(sizeof(Result) == 4 && alignof(Result) == 4);
@@ -31,22 +31,22 @@ enum DebugLogSubsystem : unsigned long {
   kLogReg = 0x2000,
 };
 
-// For a warning `file` is __FILE__; `format` is printf's. Lines are cut at 1,024 bytes.
+// For a warning, `file` is __FILE__. `format` is a printf format. NCCL truncates lines to 1,024 bytes.
 using DebugLogger = void (*)(DebugLogLevel level, unsigned long flags, const char* file, int line, const char* format,
                              ...);
 using ProfilerCallback = Result (*)(void** event_handle, int type, void* profiler_handle, std::int64_t plugin_id,
                                     void* extra);
 
-// Bits of NetProperties::ptrSupport; one of them is the `type` of a registration.
+// Bits of NetProperties::ptrSupport. The `type` of a registration is one of them.
 enum PointerType : int { kPtrHost = 0x1, kPtrCuda = 0x2, kPtrDmaBuf = 0x4 };
 
 enum class NetDeviceType : int { kHost = 0, kUnpack = 1 };
 static_assert(sizeof(NetDeviceType) == 4);
 
-constexpr std::size_t kNetHandleMaxBytes = 128;                 // what listen fills and connect gets
-constexpr int kNetMaxRequests = 32;                             // a comm serves this many, times maxRecvs, at once
+constexpr std::size_t kNetHandleMaxBytes = 128;                 // size of the handle of listen and connect
+constexpr int kNetMaxRequests = 32;                             // a comm has up to 32 * maxRecvs outstanding requests
 constexpr std::size_t kMaxNetSizeBytes = std::size_t{1} << 40;  // largest legal maxP2pBytes
-constexpr int kNetDeviceInvalidVersion = 0;                     // netDeviceVersion of a plugin that offloads nothing
+constexpr int kNetDeviceInvalidVersion = 0;                     // netDeviceVersion of a plugin without device offload
 constexpr int kNetTrafficClassUndefined = -1;
 constexpr std::int16_t kNetIdUndefined = -1;  // railId, planeId
 
@@ -55,10 +55,10 @@ constexpr std::int16_t kNetIdUndefined = -1;  // railId, planeId
 constexpr std::uint32_t kNetCollectiveOperations = 0x081f;
 constexpr std::uint32_t kNetPointToPointOperations = 0x77e0;
 
-// Stands in `*request` when irecv is called for a receive whose completion nobody needs (v9 and later: LL, LL128).
+// The value of `*request` in a call of irecv for an optional completion (v9 and later, for the protocols LL and LL128).
 constexpr std::uintptr_t kNetOptionalRecvCompletion = 0x1;
 
-// The device-offload handle of connect and accept, unused by host plugins. One type from v7 on.
+// The device-offload handle of connect and accept (v7 and later). Plugins without device offload do not use it.
 struct NetDeviceHandle {
   NetDeviceType netDeviceType;
   int netDeviceVersion;

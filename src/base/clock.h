@@ -1,4 +1,4 @@
-// Monotonic time for deadlines, in nanoseconds.
+// Monotonic time in nanoseconds, for deadlines and durations.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The settings of the plugin, read from the environment once, at init. Every variable is one row of one table: its
-// name, NCCL's variable of the same meaning, the values allowed, default and help. README's list is
+// The settings of the plugin, read from the environment at init. config.cc has one table with a row for each variable:
+// name, NCCL's variable of the same meaning, allowed values, default, help. A test compares the list in README.md with
 // variables_markdown().
 #pragma once
 
@@ -18,15 +18,16 @@ namespace verbatim {
 
 enum class Switch : std::uint8_t { kAuto, kOff, kOn };
 
-// How a receiver hears that data has arrived: by an immediate, or by an atomic on a word that it polls.
+// How the sender signals that a message is complete: by an immediate, or by an atomic on a word that the receiver
+// polls.
 enum class Completion : std::uint8_t { kAuto, kImmediate, kAtomic };
 
-// How the QPs of a communicator are ordered by number: net/qp_planner.h.
-enum class QpOrder : std::uint8_t { kPool, kGather, kRing, kNative };
+// How the QPs of a communicator are ordered by number: net/connect/endpoint_pool.h.
+enum class QpOrder : std::uint8_t { kStaggered, kNative };
 
 struct QpRange {
-  unsigned least = 1;
-  unsigned most = 1;
+  unsigned min = 1;
+  unsigned max = 1;
 };
 
 // VERBATIM_QP_POOL: peers, and QPs to each. 0: as announced.
@@ -35,14 +36,14 @@ struct QpPoolSetting {
   unsigned qps = 0;
 };
 
-// A text whose inner syntax its user parses (HCA filter, interface list). `variable` is the one that was set, ours or
-// NCCL's, so that a later message can name it; "" when neither was.
+// A text that is parsed elsewhere (HCA filter, interface list). `variable` is the variable that was set, VERBATIM_* or
+// NCCL's, for messages of that parser; "" when none was set.
 struct TextSetting {
   std::string value;
   const char* variable = "";
 };
 
-// VERBATIM_GID_INDEX: one index for all devices, or one per named device; anything not named is chosen automatically.
+// VERBATIM_GID_INDEX: one index for all devices, or one for each named device. For all others, gid.h chooses.
 struct GidIndexSetting {
   std::optional<unsigned> everywhere = {};
   std::vector<std::pair<std::string, unsigned>> per_device = {};
@@ -62,33 +63,33 @@ struct Config {
   std::uint16_t pkey_index = 0;
   std::uint8_t timeout = 20;  // 4.096 us * 2^timeout
   std::uint8_t retry_count = 7;
-  Switch relaxed_ordering = Switch::kAuto;          // kOn fails where libibverbs cannot, kAuto does without
+  Switch relaxed_ordering = Switch::kAuto;          // libibverbs without support: kOn is an error, kAuto means off
   Switch adaptive_routing = Switch::kAuto;          // kAuto: on for InfiniBand, off for RoCE
   std::uint64_t adaptive_routing_threshold = 8192;  // bytes
   Completion completion = Completion::kAuto;        // kAuto: kImmediate
   QpRange qps_per_connection;
-  QpOrder qp_order = QpOrder::kPool;
+  QpOrder qp_order = QpOrder::kStaggered;
   QpPoolSetting qp_pool;
-  unsigned qp_gather_us = 300;               // without a new connection until those gathered are made
+  unsigned qp_gather_us = 300;               // without a request, after which a burst of them ends
   std::string qp_dump;                       // file; empty: none
   Switch split_data_on_qps = Switch::kAuto;  // kAuto: by message size
   bool ece = true;
   TextSetting socket_ifname;  // syntax: base/socket_interface.h
   int socket_family = 0;      // AF_UNSPEC, AF_INET or AF_INET6
   unsigned connect_timeout_s = 60;
-  unsigned keepalive_s = 300;        // half of the time after which PyTorch's watchdog ends a process; 0: never
+  unsigned keepalive_s = 300;        // half the timeout of PyTorch's watchdog; 0: never
   unsigned stall_warn_s = 30;        // 0: never
   unsigned stall_fail_s = 0;         // 0: never
   std::string state_socket;          // path; empty: none; %p and %h as in stats_file
-  std::string stats_file;            // empty: none; %p stands for the process, %h for the host
+  std::string stats_file;            // path; empty: none; %p: process ID, %h: host name
   unsigned close_timeout_ms = 5000;  // more than one retransmission at the default timeout
 
-  // Reads all variables; ours wins over NCCL's, an empty string counts as unset. A value that is malformed or out of
-  // range is logged (variable, value, what is allowed) and answered with ErrorKind::kUsage. The only getenv of the
-  // plugin.
+  // Reads all variables. VERBATIM_* takes precedence over NCCL's variable; an empty string counts as not set. A value
+  // that is malformed or out of range is logged, and the result is ErrorKind::kUsage. The plugin calls getenv nowhere
+  // else.
   static Result<Config> from_environment();
 
-  // The same from any source; `lookup` answers nullptr for "not set".
+  // The same with another source of values: `lookup` returns nullptr for a variable that is not set.
   static Result<Config> from(const std::function<const char*(const char*)>& lookup);
 };
 
@@ -96,15 +97,14 @@ struct Config {
 struct Variable {
   const char* name;
   const char* alias;          // NCCL's variable, nullptr when there is none
-  std::string allowed;        // type and range in words, as warnings and README give it
-  const char* default_value;  // as README gives it
+  std::string allowed;        // type and range, for warnings and README
+  const char* default_value;  // for README
   const char* help;
 };
 
-// The rows in README's order.
 std::vector<Variable> variables();
 
-// The table as README shows it: a header row, a rule and one row a variable, each ended by a newline.
+// The table in README.md: a header row, a separator row and one row for each variable, each with a newline at its end.
 std::string variables_markdown();
 
 }  // namespace verbatim

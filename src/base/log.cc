@@ -7,7 +7,7 @@
 namespace verbatim {
 namespace {
 
-// NCCL's own line buffer holds 1,024 bytes; a longer line would be cut there anyway.
+// NCCL's logger truncates a line to 1,024 bytes.
 constexpr std::size_t kMaxLineBytes = 1024;
 
 void write_to_stderr(LogLevel level, const char*, int, const char* text) {
@@ -28,7 +28,7 @@ void log_line(LogLevel level, const char* file, int line, const char* format, ..
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  // Values of settings and words of peers are quoted: none of them may end the line.
+  // The text can contain values of settings and text from a peer. A control character there must not split the line.
   for (char* c = text; *c != '\0'; ++c) {
     if (static_cast<unsigned char>(*c) < ' ' || *c == '\x7f') *c = '?';
   }

@@ -1,4 +1,5 @@
-// A mutex that clang's thread-safety analysis understands (-Wthread-safety). Elsewhere the annotations vanish.
+// A mutex with annotations for clang's thread-safety analysis (-Wthread-safety). Other compilers ignore the
+// annotations.
 #pragma once
 
 #include <mutex>

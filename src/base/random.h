@@ -1,4 +1,4 @@
-// Unpredictable bytes, for secrets that a peer must present.
+// Random bytes for the secrets in NCCL's handles and for process identities.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace verbatim {
 
-// Fills all of `bytes` from the kernel's generator.
+// Fills `bytes` from getrandom. A failure is logged.
 Status fill_random(std::span<std::byte> bytes);
 
 }  // namespace verbatim

@@ -1,5 +1,5 @@
-// Result<T>: how every fallible call of ours answers. An Error is a small value that travels up in silence; whoever
-// decides that it is final logs it, once.
+// Result<T>: the return type of every call that can fail. An Error is a small value that callers pass upwards without
+// logging it. The function that decides that the error is final logs it, once.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,37 @@
 
 namespace verbatim {
 
-// Numbered like ncclResult_t (plugin/abi checks it), so that the data path hands one to NCCL as it is.
+// The numbers are those of ncclResult_t (plugin/abi.h checks this), so the plugin returns them to NCCL unchanged.
 enum class ErrorKind : int {
   kNone = 0,
-  kSystem = 2,    // a system or verbs call of this host failed; sys_errno says how
-  kInternal = 3,  // a promise of ours is broken
-  kArgument = 4,  // the caller passed something that the contract forbids
-  kUsage = 5,     // a setting or a use that cannot work here
-  kRemote = 6,    // the peer failed, went away, or the path to it did
+  kSystem = 2,    // a system call or verb failed on this host; see sys_errno
+  kInternal = 3,  // a defect of the plugin
+  kArgument = 4,  // the caller passed an argument that the interface forbids
+  kUsage = 5,     // a setting or a call that cannot work on this host or in this state
+  kRemote = 6,    // the peer or the network path to it failed, or the peer closed
+};
+
+// The steps of making a connection whose failures need advice of their own.
+enum class SetupStep : std::uint8_t {
+  kOther,
+  kCreateQueue,  // ibv_create_qp, ibv_create_cq
+  kModifyQp,     // ibv_modify_qp
+  kWaitForPeer,  // the time for the peer's next message is over
 };
 
 struct Error {
   ErrorKind kind = ErrorKind::kInternal;
   int sys_errno = 0;           // errno of the failed call, 0 when there was none
   const char* operation = "";  // static name of what failed, e.g. "ibv_create_qp"
-  bool logged = false;         // whoever met it had more to say than this: nobody else need say it
+  bool logged = false;         // true: already logged with more detail than an Error has, so callers must not log it
+  SetupStep step = SetupStep::kOther;
 };
 
 // "ibv_create_qp: Cannot allocate memory", for messages.
 std::string to_string(const Error& error);
 
-inline Error system_error(const char* operation, int sys_errno) {
-  return {ErrorKind::kSystem, sys_errno, operation};
+inline Error system_error(const char* operation, int sys_errno, SetupStep step = SetupStep::kOther) {
+  return {ErrorKind::kSystem, sys_errno, operation, false, step};
 }
 
 template <typename T>

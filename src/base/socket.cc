@@ -12,7 +12,7 @@
 namespace verbatim {
 namespace {
 
-// A thousand peers may knock at once when a large job starts; the system cuts this to its own maximum.
+// When a large job starts, thousands of peers connect at once. The kernel reduces this value to net.core.somaxconn.
 constexpr int kListenBacklog = 16384;
 
 bool would_block(int error) {
@@ -37,14 +37,14 @@ Result<UniqueFd> tcp_socket(sa_family_t family) {
   return socket;
 }
 
-void send_without_delay(const UniqueFd& socket) {
+void set_no_delay(const UniqueFd& socket) {
   const int on = 1;
-  // Only a matter of latency: a refusal is no reason to fail.
+  // Without TCP_NODELAY only the latency is worse, so a failure is ignored.
   static_cast<void>(::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
 }
 
-// A link-local address is told together with the other host's number for the link; ours may be another.
-void use_scope_of(const sockaddr_storage& local, sockaddr_storage& remote) {
+// A link-local address from a peer has the scope ID of the peer's host. On this host the same link can have another ID.
+void copy_scope_id(const sockaddr_storage& local, sockaddr_storage& remote) {
   if (remote.ss_family != AF_INET6) return;
   auto& v6 = reinterpret_cast<sockaddr_in6&>(remote);
   if (IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr))
@@ -91,8 +91,8 @@ void set_port(sockaddr_storage& address, in_port_t port) {
 Result<UniqueFd> tcp_listen(const sockaddr_storage& address) {
   Result<UniqueFd> socket = tcp_socket(address.ss_family);
   if (!socket) return socket;
-  const int again = 1;  // also beside connections that came to an earlier listener of this port
-  if (::setsockopt(socket->get(), SOL_SOCKET, SO_REUSEADDR, &again, sizeof again) != 0) {
+  const int on = 1;  // allows bind() while connections of an earlier listener on this port still exist
+  if (::setsockopt(socket->get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0) {
     return system_error("setsockopt", errno);
   }
   if (::bind(socket->get(), as_sockaddr(address), address_bytes(address)) != 0) return system_error("bind", errno);
@@ -100,7 +100,7 @@ Result<UniqueFd> tcp_listen(const sockaddr_storage& address) {
   return socket;
 }
 
-void keep_silent_out(const UniqueFd& listener, int seconds) {
+void set_defer_accept(const UniqueFd& listener, int seconds) {
   static_cast<void>(::setsockopt(listener.get(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds));
 }
 
@@ -115,13 +115,13 @@ Result<sockaddr_storage> remote_address(const UniqueFd& socket) {
 Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener) {
   UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (socket) {
-    send_without_delay(socket);
+    set_no_delay(socket);
     return std::optional<UniqueFd>(std::move(socket));
   }
   switch (errno) {
     case EAGAIN:
     case EINTR:
-    // The connection died while it waited, or the network has something to say of it: the next may be sound.
+    // accept() reports errors of a queued connection that has failed already (man 2 accept). The next can be usable.
     case ECONNABORTED:
     case ENETDOWN:
     case EPROTO:
@@ -142,16 +142,17 @@ Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener) {
 Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_storage& local) {
   Result<UniqueFd> socket = tcp_socket(remote.ss_family);
   if (!socket) return socket;
-  send_without_delay(*socket);
+  set_no_delay(*socket);
   sockaddr_storage to = remote;
   if (local.ss_family == remote.ss_family) {
     sockaddr_storage from = local;
-    use_scope_of(from, to);
+    copy_scope_id(from, to);
     set_port(from, 0);
-    // The port is chosen by connect(), which knows the other end: a bind() alone fails as soon as connections that have
-    // lately been closed hold every port of this address. Where the option is unknown that is how it is.
-    const int later = 1;
-    ::setsockopt(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &later, sizeof later);
+    // With this option connect() chooses the port. Otherwise bind() would choose it, without knowing the remote
+    // address, and would fail when connections in TIME_WAIT use all ports of this address. Kernels without the option
+    // do that.
+    const int on = 1;
+    ::setsockopt(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
     if (::bind(socket->get(), as_sockaddr(from), address_bytes(from)) != 0) return system_error("bind", errno);
   }
   if (::connect(socket->get(), as_sockaddr(to), address_bytes(to)) != 0 && errno != EINPROGRESS && errno != EINTR) {
@@ -161,8 +162,8 @@ Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_stor
 }
 
 Result<bool> tcp_connected(const UniqueFd& socket) {
-  pollfd watch{socket.get(), POLLOUT, 0};
-  const int ready = ::poll(&watch, 1, 0);
+  pollfd writable{socket.get(), POLLOUT, 0};
+  const int ready = ::poll(&writable, 1, 0);
   if (ready < 0 && errno != EINTR) return system_error("poll", errno);
   if (ready <= 0) return false;
   int error = 0;
@@ -172,11 +173,11 @@ Result<bool> tcp_connected(const UniqueFd& socket) {
   return true;
 }
 
-Result<bool> OutgoingMessage::send(const UniqueFd& socket) {
-  while (sent_ < bytes_.size()) {
-    const ssize_t count = ::send(socket.get(), bytes_.data() + sent_, bytes_.size() - sent_, MSG_NOSIGNAL);
+Result<bool> send_from(const UniqueFd& socket, std::span<const std::uint8_t> buffer, std::size_t& sent) {
+  while (sent < buffer.size()) {
+    const ssize_t count = ::send(socket.get(), buffer.data() + sent, buffer.size() - sent, MSG_NOSIGNAL);
     if (count >= 0) {
-      sent_ += static_cast<std::size_t>(count);
+      sent += static_cast<std::size_t>(count);
     } else if (would_block(errno)) {
       return false;
     } else if (errno != EINTR) {

@@ -49,7 +49,7 @@ const sockaddr_in6& as_ipv6(const SocketInterface& candidate) {
   return reinterpret_cast<const sockaddr_in6&>(candidate.address);
 }
 
-// 0 is best.
+// A lower rank is preferred.
 int address_rank(const SocketInterface& candidate) {
   if (candidate.address.ss_family == AF_INET) return 0;
   return IN6_IS_ADDR_LINKLOCAL(&as_ipv6(candidate).sin6_addr) ? 2 : 1;
@@ -69,7 +69,7 @@ std::optional<SocketInterface> choose(std::span<const SocketInterface> interface
   return *best;
 }
 
-// Without a list, in this order.
+// Tried in this order when no list is set.
 constexpr const char* kDefaultLists[] = {"ib", "^docker,lo,virbr", "docker,virbr", "lo"};
 
 }  // namespace
@@ -85,11 +85,11 @@ Result<std::vector<SocketInterface>> list_socket_interfaces() {
     if ((entry->ifa_flags & kUsable) != kUsable) continue;
     const int family = entry->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    SocketInterface one;
-    one.name = entry->ifa_name;
-    one.address_bytes = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    std::memcpy(&one.address, entry->ifa_addr, one.address_bytes);
-    found.push_back(one);
+    SocketInterface usable;
+    usable.name = entry->ifa_name;
+    usable.address_bytes = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&usable.address, entry->ifa_addr, usable.address_bytes);
+    found.push_back(usable);
   }
   return found;
 }

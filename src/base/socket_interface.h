@@ -1,8 +1,7 @@
-// Which local address the TCP side channel listens on and connects from: NCCL_SOCKET_IFNAME's rules.
-// A list `a,b` selects the interfaces whose names start with a or b, `=a,b` those with exactly these names, and a
-// leading
-// `^` turns either into an exclusion. Without a list: interfaces that start with "ib", else any that is neither
-// loopback nor a container or VM bridge (docker, virbr), else those bridges, else loopback.
+// Chooses the local address from which the TCP side channel listens and connects, by the rules of NCCL_SOCKET_IFNAME.
+// A list `a,b` selects the interfaces whose names start with a or b, `=a,b` those with exactly these names; `^` before
+// the list excludes these interfaces and selects all others. Without a list: interfaces that start with "ib", else any
+// that is neither loopback nor a container or VM bridge (docker, virbr), else those bridges, else loopback.
 #pragma once
 
 #include <netinet/in.h>
@@ -19,7 +18,7 @@
 
 namespace verbatim {
 
-// One address of one running interface. The port of `address` is 0; a link-local IPv6 address carries its scope id.
+// One address of one running interface. The port of `address` is 0. A link-local IPv6 address has its scope ID.
 struct SocketInterface {
   std::string name;
   sockaddr_storage address = {};
@@ -29,15 +28,15 @@ struct SocketInterface {
 // Every IPv4 and IPv6 address of the interfaces that are up and running, in the kernel's order.
 Result<std::vector<SocketInterface>> list_socket_interfaces();
 
-// The address to use, nullopt when none fits. Pure. Among the addresses of the chosen interface: IPv4, then global
-// IPv6, then link-local. `family` is AF_UNSPEC, AF_INET or AF_INET6.
+// The address to use, nullopt when no interface matches. A pure function. Of the addresses of the first matching
+// interface, IPv4 is preferred, then global IPv6, then link-local. `family` is AF_UNSPEC, AF_INET or AF_INET6.
 std::optional<SocketInterface> choose_socket_interface(std::span<const SocketInterface> interfaces,
                                                        std::string_view ifname_list, int family);
 
-// Both of the above under `config`; logs when nothing fits and says what there was. Sends nothing.
+// Lists the interfaces and chooses by `config`. A failure is logged with the running interfaces.
 Result<SocketInterface> choose_socket_interface(const Config& config);
 
-// "eth0 10.0.0.1", "eth0 fe80::1%2": for messages.
+// "eth0 10.0.0.1", "eth0 fe80::1%2": for log lines.
 std::string to_string(const SocketInterface& socket_interface);
 
 }  // namespace verbatim

@@ -10,11 +10,11 @@ DynamicLibrary DynamicLibrary::open(std::initializer_list<const char*> names) {
     library.handle_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library.handle_ != nullptr) {
       library.name_ = name;
-      library.why_.clear();
+      library.load_error_.clear();
       return library;
     }
     const char* reason = dlerror();
-    library.why_ += (library.why_.empty() ? "" : "; ") + std::string(reason != nullptr ? reason : name);
+    library.load_error_ += (library.load_error_.empty() ? "" : "; ") + std::string(reason != nullptr ? reason : name);
   }
   return library;
 }

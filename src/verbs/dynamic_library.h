@@ -1,5 +1,5 @@
-// A shared library opened at run time and never closed: rdma-core's libraries leave threads, fork handlers and provider
-// tables behind.
+// A shared library that is opened at run time and never closed, because rdma-core's libraries start threads and
+// register fork handlers.
 #pragma once
 
 #include <initializer_list>
@@ -9,14 +9,14 @@ namespace verbatim {
 
 class DynamicLibrary {
  public:
-  // Opens the first of `names` that can be opened, with its symbols kept to itself.
+  // Opens the first of `names` that can be opened, with RTLD_LOCAL.
   static DynamicLibrary open(std::initializer_list<const char*> names);
 
   explicit operator bool() const { return handle_ != nullptr; }
-  const std::string& name() const { return name_; }  // the one that was opened
-  const std::string& why() const { return why_; }    // the loader's words, when none was
+  const std::string& name() const { return name_; }              // of the library that was opened
+  const std::string& load_error() const { return load_error_; }  // dlerror()'s texts if none could be opened
 
-  // The symbol of this version, else the library's default one. False, and `function` untouched, when it has neither.
+  // Binds `symbol` of `version`, else its default version. False, and `function` unchanged, if the library has neither.
   template <typename Function>
   bool bind(const char* symbol, const char* version, Function& function) const {
     void* address = find(symbol, version);
@@ -30,7 +30,7 @@ class DynamicLibrary {
 
   void* handle_ = nullptr;
   std::string name_;
-  std::string why_;
+  std::string load_error_;
 };
 
 }  // namespace verbatim

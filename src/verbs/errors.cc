@@ -15,9 +15,9 @@ int errno_of(int returned) {
 
 }  // namespace
 
-Status check_errno(const char* operation, int returned) {
+Status check_errno(const char* operation, int returned, SetupStep step) {
   if (returned == 0) return {};
-  return system_error(operation, errno_of(returned));
+  return system_error(operation, errno_of(returned), step);
 }
 
 Result<unsigned> check_count(const char* operation, int returned) {
@@ -26,7 +26,8 @@ Result<unsigned> check_count(const char* operation, int returned) {
 }
 
 void log_destroy_failure(const char* object, const char* device, int returned) {
-  VERBATIM_WARN("cannot destroy a %s of %s, it leaks: %s", object, device, std::strerror(errno_of(returned)));
+  VERBATIM_WARN("cannot destroy a %s of %s: %s. The object is leaked", object, device,
+                std::strerror(errno_of(returned)));
 }
 
 }  // namespace verbatim

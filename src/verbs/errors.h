@@ -1,4 +1,4 @@
-// The three return conventions of verbs, turned into Result here and nowhere else.
+// Converts the three return conventions of verbs to Result.
 #pragma once
 
 #include <cerrno>
@@ -9,19 +9,19 @@
 
 namespace verbatim {
 
-// Object or NULL with errno: ibv_open_device, ibv_alloc_pd, ibv_reg_mr, ibv_create_cq, ibv_create_qp. The handle owns
-// the object and ends it with `destroy`.
+// For verbs that return an object, or NULL with errno: ibv_open_device, ibv_alloc_pd, ibv_reg_mr, ibv_create_cq,
+// ibv_create_qp. The handle owns the object and destroys it with `destroy`.
 template <typename T>
-Result<VerbsHandle<T>> adopt(const char* operation, T* object, int (*destroy)(T*)) {
-  if (object == nullptr) return system_error(operation, errno);
+Result<VerbsHandle<T>> adopt(const char* operation, T* object, int (*destroy)(T*), SetupStep step = SetupStep::kOther) {
+  if (object == nullptr) return system_error(operation, errno, step);
   return VerbsHandle<T>(object, VerbsDeleter<T>{destroy});
 }
 
-// 0, a positive errno, or (older calls and drivers) -1 with errno or a negative errno: ibv_modify_qp, ibv_query_*,
-// ibv_dereg_mr, ibv_destroy_*, ibv_post_send.
-Status check_errno(const char* operation, int returned);
+// For verbs that return 0 or a positive errno, or (older verbs and drivers) -1 with errno or a negative errno:
+// ibv_modify_qp, ibv_query_*, ibv_dereg_mr, ibv_destroy_*, ibv_post_send.
+Status check_errno(const char* operation, int returned, SetupStep step = SetupStep::kOther);
 
-// A count, or a negative value: ibv_poll_cq.
+// For verbs that return a count, or a negative value on failure: ibv_poll_cq.
 Result<unsigned> check_count(const char* operation, int returned);
 
 }  // namespace verbatim

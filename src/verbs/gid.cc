@@ -20,7 +20,7 @@ bool is_empty(const ibv_gid& gid) {
   return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](std::uint8_t byte) { return byte == 0; });
 }
 
-// Higher is better. A link-local address of either family does not pass a router.
+// A higher rank is preferred. Routers do not forward link-local addresses, of IPv4 or of IPv6.
 int address_rank(const ibv_gid& gid) {
   in6_addr address;
   std::memcpy(&address, gid.raw, sizeof address);
@@ -30,24 +30,12 @@ int address_rank(const ibv_gid& gid) {
   return ipv4_link_local ? 0 : 2;
 }
 
-int version_rank(RoceVersion version) {
-  switch (version) {
-    case RoceVersion::kV1:
-      return 0;
-    case RoceVersion::kUnknown:
-      return 1;
-    case RoceVersion::kV2:
-      return 2;
-  }
-  return 0;
-}
-
 RoceVersion version_of(std::uint32_t gid_type) {
   if (gid_type == IBV_GID_TYPE_ROCE_V2) return RoceVersion::kV2;
   return gid_type == IBV_GID_TYPE_ROCE_V1 ? RoceVersion::kV1 : RoceVersion::kUnknown;
 }
 
-// What the kernel says about a slot, for libraries that cannot.
+// The RoCE version of a table entry from sysfs, for a libibverbs without ibv_query_gid_ex.
 RoceVersion version_from_sysfs(const ibv_context* context, unsigned port_num, unsigned index) {
   std::ifstream file(std::string(context->device->ibdev_path) + "/ports/" + std::to_string(port_num) +
                      "/gid_attrs/types/" + std::to_string(index));
@@ -56,7 +44,7 @@ RoceVersion version_from_sysfs(const ibv_context* context, unsigned port_num, un
   return type.find("v2") != std::string::npos ? RoceVersion::kV2 : RoceVersion::kV1;
 }
 
-// nullopt: unreadable or empty.
+// nullopt: the entry cannot be read or is empty.
 std::optional<GidEntry> read_gid(const Verbs& verbs, ibv_context* context, std::uint8_t port_num, unsigned index) {
   if (verbs.query_gid_ex != nullptr) {
     ibv_gid_entry entry = {};
@@ -77,7 +65,7 @@ std::optional<GidEntry> read_gid(const Verbs& verbs, ibv_context* context, std::
 
 std::optional<GidEntry> best_gid(std::span<const GidEntry> entries) {
   const auto rank = [](const GidEntry& entry) {
-    return std::make_tuple(version_rank(entry.version), address_rank(entry.gid), ~entry.index);
+    return std::make_tuple(entry.version, address_rank(entry.gid), ~entry.index);
   };
   const GidEntry* best = nullptr;
   for (const GidEntry& entry : entries) {
@@ -101,7 +89,7 @@ Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char
   if (port.link_layer != IBV_LINK_LAYER_ETHERNET) {
     return read_gid(verbs, context, port_num, 0).value_or(GidEntry{});
   }
-  // An address handle names its GID by 8 bits (ibv_global_route::sgid_index).
+  // An address handle has 8 bits for the GID index (ibv_global_route::sgid_index).
   const auto table_entries = static_cast<unsigned>(std::clamp(port.gid_tbl_len, 0, kMaxGidEntries));
   if (const std::optional<unsigned> index = setting.for_device(device)) {
     const auto named = *index < table_entries ? read_gid(verbs, context, port_num, *index) : std::nullopt;

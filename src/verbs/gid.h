@@ -1,4 +1,4 @@
-// Which entry of a port's GID table a connection uses.
+// Chooses the entry of a port's GID table that connections use.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -11,11 +11,12 @@
 
 #include "base/config.h"
 #include "base/result.h"
-#include "verbs/library.h"
+#include "verbs/verbs.h"
 
 namespace verbatim {
 
-enum class RoceVersion : std::uint8_t { kUnknown, kV1, kV2 };
+// In ascending order of preference.
+enum class RoceVersion : std::uint8_t { kV1, kUnknown, kV2 };
 
 struct GidEntry {
   unsigned index = 0;
@@ -23,25 +24,27 @@ struct GidEntry {
   RoceVersion version = RoceVersion::kUnknown;
 };
 
-// The entry that most likely reaches a peer: v2 over v1, IPv4-mapped over global IPv6 over link-local, then the lowest
-// index; empty (all-zero) entries never. Pure. nullopt when nothing is usable.
+// The entry from which a peer is most likely reachable: RoCE v2 before v1, then IPv4-mapped before global IPv6 before
+// link-local, then the lowest index. Empty (all-zero) entries are ignored; nullopt when all are empty. A pure function.
 std::optional<GidEntry> best_gid(std::span<const GidEntry> entries);
 
-// The readable, non-empty entries of a RoCE port. A slot that cannot be read is skipped: tables have holes.
+// The non-empty entries of a RoCE port. An entry that cannot be read is skipped, because tables can have gaps.
 std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
                                      unsigned table_entries);
 
-// The entry for this port, nothing logged. On RoCE the index that `setting` names for `device` (kUsage, ENODATA when
-// that entry is empty or cannot be read), else best_gid of the table (kUsage, ENOENT when nothing is usable). On
-// InfiniBand always index 0, whatever is set, as NCCL does: LIDs address there and the GID serves across subnets only.
+// The entry for this port; logs nothing. RoCE: the index that `setting` has for `device` (error kUsage with ENODATA
+// when that entry is empty or cannot be read), else best_gid of the table (error kUsage with ENOENT when there is
+// none). InfiniBand: always index 0, as in NCCL, because LIDs are the addresses and GIDs are needed between subnets
+// only.
 Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                             const ibv_port_attr& port, const GidIndexSetting& setting);
 
-// `known` as long as its entry still holds that GID, else choose_gid anew: addresses change while a process runs.
+// Returns `known` if the table still has this GID at its index, else calls choose_gid again: the addresses of a host
+// can change while the process runs.
 Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                              const ibv_port_attr& port, const GidIndexSetting& setting, const GidEntry& known);
 
-// "::ffff:10.0.0.1", "fe80::1": for messages.
+// "::ffff:10.0.0.1", "fe80::1": for log lines.
 std::string to_string(const ibv_gid& gid);
 
 }  // namespace verbatim

@@ -1,5 +1,5 @@
-// Owning handles of verbs objects: unique_ptr with the library's own destroy function, so that nothing here moves or
-// destroys by hand. Declare them in dependency order: context, pd, mr and cq, qp.
+// Owning handles of verbs objects: unique_ptr with the destroy function of libibverbs. Declare them in dependency
+// order: context, pd, mr and cq, qp.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -10,7 +10,7 @@
 
 namespace verbatim {
 
-// Logs the failure of a destroy call: the object leaks then, and usually something still uses it (EBUSY).
+// Logs that a destroy call has failed. The object is leaked; usually another object still uses it (EBUSY).
 void log_destroy_failure(const char* object, const char* device, int returned);
 
 inline const char* device_name(const ibv_context* context) {
@@ -38,7 +38,7 @@ inline constexpr const char* kVerbsObjectName<ibv_cq> = "completion queue";
 template <>
 inline constexpr const char* kVerbsObjectName<ibv_qp> = "queue pair";
 
-// A refusal may pass (EBUSY while an event of the object is being told, EINTR): it is asked once more.
+// Tries twice, because a failure can be temporary: EBUSY while an event of the object is not acknowledged, or EINTR.
 template <typename T>
 int destroy_verbs_object(int (*destroy)(T*), T* object) noexcept {
   return destroy(object) == 0 ? 0 : destroy(object);
@@ -55,17 +55,17 @@ struct VerbsDeleter {
   }
 };
 
-// Of a queue pair: also counts it out, where create_rc_qp has counted it in.
+// For a QP, also decrements the device's count of QPs, which create_rc_qp has incremented.
 template <>
 struct VerbsDeleter<ibv_qp> {
   int (*destroy)(ibv_qp*) = nullptr;
-  std::atomic<std::size_t>* alive = nullptr;
+  std::atomic<std::size_t>* live_count = nullptr;
 
   void operator()(ibv_qp* qp) const noexcept {
     if (const int returned = destroy_verbs_object(destroy, qp); returned != 0) {
       return log_destroy_failure(kVerbsObjectName<ibv_qp>, device_of(qp), returned);
     }
-    if (alive != nullptr) alive->fetch_sub(1, std::memory_order_relaxed);
+    if (live_count != nullptr) live_count->fetch_sub(1, std::memory_order_relaxed);
   }
 };
 

@@ -7,17 +7,17 @@
 namespace verbatim {
 namespace {
 
-constexpr int kHighestPort = 255;           // verbs' port numbers are bytes
-constexpr int kHighestRailOrPlane = 32767;  // NCCL's v12 properties hold int16_t
+constexpr int kMaxPort = 255;           // port numbers of verbs are uint8_t
+constexpr int kMaxRailOrPlane = 32767;  // railId and planeId of NCCL's v12 properties are int16_t
 
 std::string_view take_until(std::string_view& text, char separator) {
   const std::size_t end = std::min(text.find(separator), text.size());
-  const std::string_view taken = text.substr(0, end);
+  const std::string_view front = text.substr(0, end);
   text.remove_prefix(std::min(end + 1, text.size()));
-  return taken;
+  return front;
 }
 
-// An empty field leaves `number` as it is.
+// An empty field leaves `number` unchanged.
 bool parse_field(std::string_view field, int low, int high, int& number) {
   if (field.empty()) return true;
   int value = 0;
@@ -45,9 +45,9 @@ Result<HcaFilter> HcaFilter::parse(std::string_view text) {
     if (item.empty()) continue;
     Entry entry;
     entry.name = take_until(item, ':');
-    const bool numbers = parse_field(take_until(item, ':'), 1, kHighestPort, entry.port) &&
-                         parse_field(take_until(item, ':'), 0, kHighestRailOrPlane, entry.rail_id) &&
-                         parse_field(take_until(item, ':'), 0, kHighestRailOrPlane, entry.plane_id);
+    const bool numbers = parse_field(take_until(item, ':'), 1, kMaxPort, entry.port) &&
+                         parse_field(take_until(item, ':'), 0, kMaxRailOrPlane, entry.rail_id) &&
+                         parse_field(take_until(item, ':'), 0, kMaxRailOrPlane, entry.plane_id);
     if (entry.name.empty() || !numbers || !item.empty()) return malformed;
     filter.entries_.push_back(std::move(entry));
   }

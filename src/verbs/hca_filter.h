@@ -1,7 +1,8 @@
-// VERBATIM_HCA (NCCL_IB_HCA): which ports are used, and their rail and plane.
+// Parses VERBATIM_HCA (NCCL_IB_HCA), which selects ports and sets their rail and plane.
 //   [^][=]name[:port[:rail[:plane]]],...
-// A name selects every device whose name starts with it, after `=` the device of exactly this name; no port means every
-// port. `^` in front uses everything but what the list selects. An empty port or rail stands for "any" and "unset".
+// A name selects every device whose name starts with it; after `=`, only the device of exactly this name. Without a
+// port number all ports of the device are selected. After `^` all ports are used except those in the list. An empty
+// port field means any port, an empty rail field means no rail.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +22,13 @@ struct HcaMatch {
 
 class HcaFilter {
  public:
-  // Malformed (a port that is no number, too many fields, no name): ErrorKind::kUsage, and nothing is logged.
+  // Malformed text (a port that is not a number, too many fields, no name) is ErrorKind::kUsage; nothing is logged.
   static Result<HcaFilter> parse(std::string_view text);
 
-  // The first entry that matches decides. An empty filter selects everything.
+  // The first matching entry decides. An empty filter selects all ports.
   HcaMatch match(std::string_view device, std::uint8_t port_num) const;
 
-  // Whether any port of the device can be selected: others need not be opened.
+  // False: no port of the device can be selected, so the device need not be opened.
   bool may_select(std::string_view device) const;
 
  private:

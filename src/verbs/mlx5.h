@@ -1,4 +1,4 @@
-// libmlx5 (mlx5dv), opened at run time and always optional: it tells mlx5 devices from others and what they can do.
+// libmlx5 (mlx5dv), opened at run time and optional: identifies mlx5 devices and queries their capabilities.
 #pragma once
 
 #include <infiniband/mlx5dv.h>
@@ -13,18 +13,18 @@ namespace verbatim {
 
 struct Mlx5Capabilities {
   std::uint64_t flags = 0;         // MLX5DV_CONTEXT_FLAGS_*
-  std::uint8_t num_lag_ports = 0;  // 0: no LAG, or not known
+  std::uint8_t num_lag_ports = 0;  // 0: no LAG, or unknown
 };
 
 struct Mlx5 {
   decltype(&mlx5dv_is_supported) is_supported = nullptr;
   decltype(&mlx5dv_query_device) query_device = nullptr;
 
-  // Asks the driver of an mlx5 device.
+  // `context` must be of an mlx5 device (is_supported).
   Result<Mlx5Capabilities> capabilities(ibv_context* context) const;
 
-  // Opens `path` when it is not empty, else libmlx5.so.1, then libmlx5.so. nullopt when there is none, which is no
-  // error unless a path was asked for: then one warning is logged. Never closed.
+  // Opens `path` when it is not empty, else libmlx5.so.1, then libmlx5.so; never closes it. nullopt when it cannot be
+  // opened or is too old. Only a `path` that cannot be opened is logged as a warning.
   static std::optional<Mlx5> load(const std::string& path);
 };
 

@@ -28,7 +28,7 @@ std::string limit_text(rlim_t limit) {
   return limit == RLIM_INFINITY ? "unlimited" : std::to_string(limit / 1024) + " KiB";
 }
 
-// What the kernel counts against RLIMIT_MEMLOCK: memory locked, and pinned by drivers.
+// The memory that the kernel counts against RLIMIT_MEMLOCK: locked by mlock, and pinned by drivers.
 std::uint64_t locked_kib() {
   std::uint64_t sum = 0;
   std::ifstream status("/proc/self/status");
@@ -38,49 +38,54 @@ std::uint64_t locked_kib() {
   return sum;
 }
 
-std::string lock_advice(const Verbs& verbs, const ibv_pd* pd, std::size_t bytes, std::size_t live) {
+// After ENOMEM: cause, next step and the limits.
+std::string memlock_advice(const Verbs& verbs, const ibv_pd* pd, std::size_t bytes, std::size_t live) {
   ibv_device_attr device = {};
   const bool known = verbs.query_device(pd->context, &device) == 0;
   rlimit memlock = {};
   getrlimit(RLIMIT_MEMLOCK, &memlock);
   const std::uint64_t locked = locked_kib();
-  std::string text = ". RLIMIT_MEMLOCK is " + limit_text(memlock.rlim_cur) + " (hard " + limit_text(memlock.rlim_max) +
-                     "), " + std::to_string(locked) + " KiB are locked";
-  if (known && device.max_mr > 0) text += ", the device takes " + std::to_string(device.max_mr) + " registrations";
-  text += ", " + std::to_string(live) + " registrations are alive: ";
+  std::string limits = ". RLIMIT_MEMLOCK is " + limit_text(memlock.rlim_cur) + " (hard " +
+                       limit_text(memlock.rlim_max) + "), " + std::to_string(locked) + " KiB are locked";
+  if (known && device.max_mr > 0) limits += ", the device supports " + std::to_string(device.max_mr) + " registrations";
+  limits += ", " + std::to_string(live) + " registrations exist";
   if (known && device.max_mr > 0 && live >= static_cast<std::size_t>(device.max_mr)) {
-    return text + "the device has no more (max_mr); fewer or larger buffers need fewer";
+    return ". The device's maximum of registrations (max_mr) is reached. Next: use fewer or larger buffers" + limits;
   }
   if (known && device.max_mr_size != 0 && bytes > device.max_mr_size) {
-    return text + "it takes " + std::to_string(device.max_mr_size) + " bytes at a time (max_mr_size)";
+    return ". The device registers at most " + std::to_string(device.max_mr_size) +
+           " bytes at once (max_mr_size). Next: use smaller buffers" + limits;
   }
   if (memlock.rlim_cur != RLIM_INFINITY && locked * 1024 + bytes > memlock.rlim_cur) {
-    return text + "raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit memlock=-1)";
+    return ". RLIMIT_MEMLOCK is exceeded. Next: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity, "
+           "--ulimit memlock=-1)" +
+           limits;
   }
-  return text + "the limit is not the cause, the device or the system is out of memory or of regions";
+  return ". RLIMIT_MEMLOCK is not the cause. Next: free memory of the host or registrations of the device" + limits;
 }
 
-// The next step for an operator, checked before it is given.
+// The next step for an operator, by the type of the memory and the errno.
 std::string advice(const MrRequest& request, int sys_errno) {
   constexpr const char* kIommu =
-      " An IOMMU refuses GPU memory as well: 'dmesg | grep -i -e iommu -e dmar'; boot with iommu=pt";
+      "check whether an IOMMU prevents access to GPU memory ('dmesg | grep -i -e iommu -e dmar'; boot with iommu=pt)";
   switch (request.type) {
     case MemoryType::kHost:
-      if (sys_errno == EFAULT) return ". Is it mapped, and may it be written? The application may have freed it";
-      if (sys_errno == EINVAL) return ". Memory of a device or a file may not be pinned";
+      if (sys_errno == EFAULT) return ". Next: check that the application has not freed the memory and may write to it";
+      if (sys_errno == EINVAL)
+        return ". Next: use other memory; mappings of a device or a file cannot always be pinned";
       return "";
     case MemoryType::kCuda: {
-      std::string text = ". Is a peer-memory module (nvidia_peermem) loaded, and is this GPU memory?";
+      std::string text = ". Next: load a peer-memory module (nvidia_peermem) and check that this is GPU memory";
+      if (sys_errno == EFAULT || sys_errno == EINVAL) text.append("; ").append(kIommu);
       if (request.dmabuf_errno != 0) {
-        text += std::string(" As a dma-buf it was refused: ") + std::strerror(request.dmabuf_errno) + ".";
+        text.append(". Registration as a dma-buf failed: ").append(std::strerror(request.dmabuf_errno));
       }
-      if (sys_errno == EFAULT || sys_errno == EINVAL) text += kIommu;
       return text;
     }
     case MemoryType::kDmaBuf:
       if (sys_errno == EOPNOTSUPP)
-        return ". Needs Linux 5.12, a NIC driver that takes dma-bufs and the open GPU driver";
-      if (sys_errno == EFAULT || sys_errno == EINVAL) return std::string(".") + kIommu;
+        return ". Next: use Linux 5.12 or later, a NIC driver that supports dma-bufs and the open GPU driver";
+      if (sys_errno == EFAULT || sys_errno == EINVAL) return std::string(". Next: ") + kIommu;
       return "";
   }
   return "";
@@ -89,15 +94,8 @@ std::string advice(const MrRequest& request, int sys_errno) {
 }  // namespace
 
 const char* memory_name(MemoryType type) {
-  switch (type) {
-    case MemoryType::kHost:
-      return "host memory";
-    case MemoryType::kCuda:
-      return "GPU memory";
-    case MemoryType::kDmaBuf:
-      return "a dma-buf";
-  }
-  return "memory";
+  constexpr const char* kNames[] = {"host memory", "GPU memory", "a dma-buf"};
+  return kNames[static_cast<std::size_t>(type)];
 }
 
 void MrReleaser::operator()(const MrEntry* entry) const {
@@ -120,10 +118,10 @@ MrCache::~MrCache() {
   const std::size_t live = size();
   if (live == 0) return;
   try {
-    VERBATIM_WARN("%s closes with %zu memory registrations that nobody released: %s", device_, live,
+    VERBATIM_WARN("%s is closed with %zu memory registrations that were not released: %s", device_, live,
                   describe_some().c_str());
-  } catch (...) {  // no memory
-    VERBATIM_WARN("%s closes with %zu memory registrations that nobody released", device_, live);
+  } catch (...) {  // std::bad_alloc
+    VERBATIM_WARN("%s is closed with %zu memory registrations that were not released", device_, live);
   }
 }
 
@@ -141,7 +139,7 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
   const std::uintptr_t start = address - in_page;
   const std::size_t bytes = (in_page + request.bytes + page_bytes_ - 1) & ~(page_bytes_ - 1);
 
-  Class key{request.type, request.ordering, 0, 0, 0};
+  RegistrationKind key{request.type, request.ordering, 0, 0, 0};
   std::uint64_t dmabuf_offset = 0;
   if (request.type == MemoryType::kDmaBuf) {
     const std::uint64_t offset_in_page = request.dmabuf.offset & (page_bytes_ - 1);
@@ -149,8 +147,8 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
     struct stat buffer = {};
     if (fstat(request.dmabuf.fd, &buffer) != 0) {
       const int error = errno;
-      if (request.silent_for == nullptr || !request.silent_for(error)) {
-        VERBATIM_WARN("%s: fstat of file %d, which is to be a dma-buf, failed: %s", device_, request.dmabuf.fd,
+      if (request.suppress_log_for == nullptr || !request.suppress_log_for(error)) {
+        VERBATIM_WARN("%s: fstat of dma-buf file descriptor %d failed: %s", device_, request.dmabuf.fd,
                       std::strerror(error));
       }
       return system_error("fstat of a dma-buf", error);
@@ -158,7 +156,7 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
     dmabuf_offset = request.dmabuf.offset - offset_in_page;
     key.buffer_device = buffer.st_dev;
     key.buffer_inode = buffer.st_ino;
-    key.buffer_place = start - dmabuf_offset;
+    key.buffer_base = start - dmabuf_offset;
   }
 
   {
@@ -174,27 +172,29 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
   fresh->rkey = fresh->mr->rkey;
   fresh->bytes = bytes;
   fresh->references = 1;
-  // Another thread may have registered a cover meanwhile. Then that one serves, and `fresh` ends after the lock.
+  // Another thread can have registered the range in the meantime. Then its registration is used, and `fresh` is
+  // deregistered after the lock is released.
   const MutexLock lock(mutex_);
   if (Slot* slot = find_cover(key, start, bytes)) return MrRef(slot, MrReleaser{this});
   const auto ranges = ranges_.try_emplace(key).first;
-  ranges->second.longest = std::max(ranges->second.longest, bytes);
-  const auto place = ranges->second.by_start.emplace(start, std::move(fresh));
-  place->second->ranges = ranges;
-  place->second->place = place;
+  ranges->second.max_bytes = std::max(ranges->second.max_bytes, bytes);
+  const auto position = ranges->second.by_start.emplace(start, std::move(fresh));
+  position->second->ranges = ranges;
+  position->second->position = position;
   ++size_;
-  return MrRef(place->second.get(), MrReleaser{this});
+  return MrRef(position->second.get(), MrReleaser{this});
 }
 
-// Answers with a reference taken.
-MrCache::Slot* MrCache::find_cover(const Class& key, std::uintptr_t start, std::size_t bytes) {
+// Increments the reference count of the slot that it returns.
+MrCache::Slot* MrCache::find_cover(const RegistrationKind& key, std::uintptr_t start, std::size_t bytes) {
   const auto ranges = ranges_.find(key);
   if (ranges == ranges_.end()) return nullptr;
   auto& by_start = ranges->second.by_start;
   const std::uintptr_t end = start + bytes;
   for (auto candidate = by_start.upper_bound(start); candidate != by_start.begin();) {
     --candidate;
-    if (end - candidate->first > ranges->second.longest) return nullptr;  // nor does anything further down reach `end`
+    // Ranges with a lower start cannot reach `end` either.
+    if (end - candidate->first > ranges->second.max_bytes) return nullptr;
     Slot& slot = *candidate->second;
     if (candidate->first + slot.bytes >= end) {
       ++slot.references;
@@ -225,11 +225,12 @@ Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_
   Result<UniqueMr> mr = registered();
   if (mr) return mr;
   const Error& error = mr.error();
-  if (request.silent_for != nullptr && request.silent_for(error.sys_errno)) return mr;
+  if (request.suppress_log_for != nullptr && request.suppress_log_for(error.sys_errno)) return mr;
   VERBATIM_WARN(
       "%s: %s of %zu bytes of %s at 0x%" PRIxPTR " failed: %s%s", device_, error.operation, bytes,
       memory_name(request.type), start, std::strerror(error.sys_errno),
-      (error.sys_errno == ENOMEM ? lock_advice(verbs_, pd_, bytes, size()) : advice(request, error.sys_errno)).c_str());
+      (error.sys_errno == ENOMEM ? memlock_advice(verbs_, pd_, bytes, size()) : advice(request, error.sys_errno))
+          .c_str());
   return Error{error.kind, error.sys_errno, error.operation, true};
 }
 
@@ -242,10 +243,10 @@ Status MrCache::drop(const MrEntry* entry) {
   std::unique_ptr<Slot> last;  // deregistered outside the lock
   {
     const MutexLock lock(mutex_);
-    const auto place = static_cast<const Slot*>(entry)->place;
-    if (--place->second->references > 0) return {};
-    last = std::move(place->second);
-    last->ranges->second.by_start.erase(place);
+    const auto position = static_cast<const Slot*>(entry)->position;
+    if (--position->second->references > 0) return {};
+    last = std::move(position->second);
+    last->ranges->second.by_start.erase(position);
     if (last->ranges->second.by_start.empty()) ranges_.erase(last->ranges);
     --size_;
   }
@@ -265,18 +266,18 @@ std::optional<MrRegion> MrCache::find(std::uintptr_t address, std::size_t bytes)
 }
 
 std::string MrCache::describe_some() const {
-  constexpr std::size_t kMost = 3;
+  constexpr std::size_t kMaxDescribed = 3;
   const MutexLock lock(mutex_);
   std::string text;
-  std::size_t told = 0;
+  std::size_t described = 0;
   for (const auto& [kind, ranges] : ranges_) {
     for (const auto& [start, slot] : ranges.by_start) {
-      if (told == kMost) return text + ", ...";
+      if (described == kMaxDescribed) return text + ", ...";
       char region[96];
-      std::snprintf(region, sizeof region, "%s%zu bytes of %s at 0x%zx in use %zu times", told == 0 ? "" : ", ",
+      std::snprintf(region, sizeof region, "%s%zu bytes of %s at 0x%zx in use %zu times", described == 0 ? "" : ", ",
                     slot->bytes, memory_name(kind.type), static_cast<std::size_t>(start), slot->references);
       text += region;
-      ++told;
+      ++described;
     }
   }
   return text;

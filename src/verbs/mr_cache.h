@@ -1,5 +1,5 @@
-// Memory registrations of one protection domain, shared by every communicator of the process: NCCL registers the same
-// buffer once per connection and channel.
+// Memory registrations of one protection domain, shared by all communicators of the process, because NCCL registers the
+// same buffer for each connection and channel.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -14,18 +14,18 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "verbs/handles.h"
-#include "verbs/library.h"
+#include "verbs/verbs.h"
 
 namespace verbatim {
 
 enum class MemoryType : std::uint8_t { kHost, kCuda, kDmaBuf };
 
-// kStrict is for what the CPU polls or must see in order (CTS rings, completion records): never relaxed ordering.
-// kAtomic: strict, and peers may use atomics on it; only where the device has them.
+// kRelaxed: relaxed ordering if the device does it. kStrict: never relaxed ordering, for memory that the CPU polls or
+// must read in order (CTS rings, completion records). kAtomic: kStrict with remote atomics, for devices that have them.
 enum class MrOrdering : std::uint8_t { kRelaxed, kStrict, kAtomic };
 
-// Any byte of a dma-buf. The fd is used during acquire() only. dma-bufs consist of whole pages: `offset` is where the
-// address lies in it, or where the page of the address starts; only these two can be meant, and both are understood.
+// The position of an address in a dma-buf. The fd is used during acquire() only. `offset` is either the offset of the
+// address, or the offset of the start of its page. Both work, because a dma-buf consists of whole pages.
 struct DmaBuf {
   int fd = -1;
   std::uint64_t offset = 0;
@@ -36,19 +36,19 @@ struct MrRequest {
   std::size_t bytes = 0;
   MemoryType type = MemoryType::kHost;
   MrOrdering ordering = MrOrdering::kRelaxed;
-  DmaBuf dmabuf = {};                           // for kDmaBuf
-  bool (*silent_for)(int sys_errno) = nullptr;  // refusals for which the caller has another way: not logged
-  int dmabuf_errno = 0;                         // kCuda: why this is no dma-buf
+  DmaBuf dmabuf = {};                                 // for kDmaBuf
+  bool (*suppress_log_for)(int sys_errno) = nullptr;  // errors after which the caller tries something else: not logged
+  int dmabuf_errno = 0;                               // kCuda: the error of a registration as dma-buf before, or 0
 };
 
-// What a work request and a peer need. Remote addresses are the caller's virtual addresses (iova = address).
+// A registration and its keys. Remote addresses are virtual addresses of this process (iova = address).
 struct MrEntry {
   UniqueMr mr;
   std::uint32_t lkey = 0;
   std::uint32_t rkey = 0;
 };
 
-// A registration as messages show it.
+// The range of a registration, for log lines.
 struct MrRegion {
   MemoryType type = MemoryType::kHost;
   std::uintptr_t start = 0;
@@ -64,62 +64,64 @@ struct MrReleaser {
   void operator()(const MrEntry* entry) const;
 };
 
-// One reference to a registration: ref->lkey, ref->rkey, ref->mr. Dropping it releases it. Must not outlive the cache.
+// One reference to a registration: ref->lkey, ref->rkey, ref->mr. Its destructor releases the reference. It must not
+// outlive the cache.
 using MrRef = std::unique_ptr<const MrEntry, MrReleaser>;
 
+// Owned by a Device. Any thread may call it.
 class MrCache {
  public:
-  // `relaxed_ordering`: ask for IBV_ACCESS_RELAXED_ORDERING (needs verbs.reg_mr_iova2). `device` is for messages.
+  // `relaxed_ordering`: use IBV_ACCESS_RELAXED_ORDERING (needs verbs.reg_mr_iova2). `device` is for log lines.
   MrCache(const Verbs& verbs, ibv_pd* pd, const char* device, bool relaxed_ordering);
   ~MrCache();
   MrCache(const MrCache&) = delete;
   MrCache& operator=(const MrCache&) = delete;
 
-  // A registration that covers [address, address + bytes), page-aligned: one that exists, of the same type, ordering
-  // and (for a dma-buf) the same buffer at the same place, or a new one. Overlapping ranges are never merged. Zero
-  // bytes answer keys of a page of our own, since no byte of the caller's memory may be touched. From any thread; no
-  // lock is held while the driver registers. Failure is logged with what limits it and the remedy.
+  // A reference to a registration of whole pages that covers [address, address + bytes): an existing one of the same
+  // type and ordering (and for a dma-buf of the same buffer and offset), or a new one. Overlapping ranges are not
+  // merged. For zero bytes it returns the keys of a page of the cache, because a peer must not access any byte of the
+  // caller's memory. No lock is held while the driver registers. A failure is logged with its cause and the next step.
   Result<MrRef> acquire(const MrRequest& request) VERBATIM_EXCLUDES(mutex_);
 
-  // Drops `ref` and answers what deregistration said, when it was the last reference.
+  // Releases `ref`. If it was the last reference, the result is that of ibv_dereg_mr.
   Status release(MrRef ref) VERBATIM_EXCLUDES(mutex_);
 
-  // A registration that covers [address, address + bytes), whatever its kind: for messages.
+  // Any registration that covers [address, address + bytes), for log lines.
   std::optional<MrRegion> find(std::uintptr_t address, std::size_t bytes) const VERBATIM_EXCLUDES(mutex_);
 
-  // Live registrations.
+  // The number of registrations.
   std::size_t size() const VERBATIM_EXCLUDES(mutex_);
 
  private:
-  // Registrations that may stand for each other.
-  struct Class {
+  // Registrations of equal kind can be used instead of each other where they cover the range.
+  struct RegistrationKind {
     MemoryType type;
     MrOrdering ordering;
     std::uint64_t buffer_device;  // identity of the dma-buf (fstat), 0 for other memory
     std::uint64_t buffer_inode;
-    std::uint64_t buffer_place;  // virtual address of the dma-buf's byte 0
-    auto operator<=>(const Class&) const = default;
+    std::uint64_t buffer_base;  // virtual address of the dma-buf's byte 0
+    auto operator<=>(const RegistrationKind&) const = default;
   };
 
   struct Slot;
 
-  // Disjointness is not promised, so the map is ordered by start and searched downwards from the last start that fits;
-  // `longest` ends the search.
+  // Ranges can overlap, so find_cover searches from the last range that starts at or before the address, towards lower
+  // addresses. `max_bytes`, the size of the largest range, limits this search.
   struct Ranges {
     std::multimap<std::uintptr_t, std::unique_ptr<Slot>> by_start;
-    std::size_t longest = 0;
+    std::size_t max_bytes = 0;
   };
 
   struct Slot : MrEntry {
     std::size_t bytes = 0;
     std::size_t references = 0;
-    std::map<Class, Ranges>::iterator ranges;
-    std::multimap<std::uintptr_t, std::unique_ptr<Slot>>::iterator place;
+    std::map<RegistrationKind, Ranges>::iterator ranges;
+    std::multimap<std::uintptr_t, std::unique_ptr<Slot>>::iterator position;
   };
 
   friend struct MrReleaser;
 
-  Slot* find_cover(const Class& key, std::uintptr_t start, std::size_t bytes) VERBATIM_REQUIRES(mutex_);
+  Slot* find_cover(const RegistrationKind& key, std::uintptr_t start, std::size_t bytes) VERBATIM_REQUIRES(mutex_);
   Result<UniqueMr> register_range(const MrRequest& request, std::uintptr_t start, std::size_t bytes,
                                   std::uint64_t dmabuf_offset) const;
   Status drop(const MrEntry* entry) VERBATIM_EXCLUDES(mutex_);
@@ -130,9 +132,9 @@ class MrCache {
   const char* const device_;
   const bool relaxed_ordering_;
   const std::size_t page_bytes_;
-  const std::unique_ptr<std::byte, void (*)(void*)> zero_byte_page_;  // stands in for zero-byte registrations
+  const std::unique_ptr<std::byte, void (*)(void*)> zero_byte_page_;  // registered for requests of zero bytes
   mutable Mutex mutex_;
-  std::map<Class, Ranges> ranges_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<RegistrationKind, Ranges> ranges_ VERBATIM_GUARDED_BY(mutex_);
   std::size_t size_ VERBATIM_GUARDED_BY(mutex_) = 0;
 };
 

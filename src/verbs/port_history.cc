@@ -15,34 +15,34 @@
 namespace verbatim {
 namespace {
 
-// Beyond this a counter file holds no number.
+// Enough for a 64-bit number and a newline.
 constexpr std::size_t kMaxValueBytes = 64;
 constexpr std::uint64_t kRecentNs = kNanosecondsPerSecond;
 
-// Counters that speak of failures, the most telling first. All others follow by name.
-constexpr std::array<std::string_view, 16> kTelling = {"local_ack_timeout_err",
-                                                       "retry_exceeded_err",
-                                                       "link_downed",
-                                                       "packet_seq_err",
-                                                       "out_of_sequence",
-                                                       "implied_nak_seq_err",
-                                                       "rnr_nak_retry_err",
-                                                       "retry_rnr_exceeded_err",
-                                                       "out_of_buffer",
-                                                       "req_remote_access_errors",
-                                                       "resp_remote_access_errors",
-                                                       "resp_local_length_error",
-                                                       "np_cnp_sent",
-                                                       "rp_cnp_handled",
-                                                       "port_rcv_errors",
-                                                       "port_xmit_discards"};
+// Counters that indicate failures, in the order in which describe_changes lists them. All others follow by name.
+constexpr std::array<std::string_view, 16> kRelevantCounters = {"local_ack_timeout_err",
+                                                                "retry_exceeded_err",
+                                                                "link_downed",
+                                                                "packet_seq_err",
+                                                                "out_of_sequence",
+                                                                "implied_nak_seq_err",
+                                                                "rnr_nak_retry_err",
+                                                                "retry_rnr_exceeded_err",
+                                                                "out_of_buffer",
+                                                                "req_remote_access_errors",
+                                                                "resp_remote_access_errors",
+                                                                "resp_local_length_error",
+                                                                "np_cnp_sent",
+                                                                "rp_cnp_handled",
+                                                                "port_rcv_errors",
+                                                                "port_xmit_discards"};
 
-// What grows with the load alone.
+// True for counters that grow with the amount of traffic even if nothing fails.
 bool is_traffic(std::string_view name) {
   for (const std::string_view part : {"lifespan", "_data", "_packets", "_pkts", "_bytes", "_requests", "_wait",
                                       "rdma_sends", "rdma_recvs", "ack_deferred", "active_"}) {
     if (name.find(part) == std::string_view::npos) continue;
-    // Congestion marks and repetitions are counted in packets and requests, and are no mere traffic.
+    // Counters of congestion marks, duplicates, drops and errors have such names too, but they indicate problems.
     return name.find("ecn") == std::string_view::npos && name.find("discard") == std::string_view::npos &&
            name.find("duplicate") == std::string_view::npos && name.find("drop") == std::string_view::npos &&
            name.find("err") == std::string_view::npos;
@@ -66,7 +66,8 @@ void read_directory(const std::string& path, PortCounters& counters) {
 }
 
 std::size_t rank(const std::string& name) {
-  return static_cast<std::size_t>(std::find(kTelling.begin(), kTelling.end(), name) - kTelling.begin());
+  return static_cast<std::size_t>(std::find(kRelevantCounters.begin(), kRelevantCounters.end(), name) -
+                                  kRelevantCounters.begin());
 }
 
 }  // namespace
@@ -80,7 +81,7 @@ PortCounters read_port_counters(const std::string& sysfs_path, std::uint8_t port
   return counters;
 }
 
-std::string describe_changes(const PortCounters& before, const PortCounters& now, std::size_t most) {
+std::string describe_changes(const PortCounters& before, const PortCounters& now, std::size_t max) {
   std::vector<std::pair<std::string, std::uint64_t>> changes;
   for (const auto& [name, value] : now) {
     const auto known = before.find(name);
@@ -89,10 +90,10 @@ std::string describe_changes(const PortCounters& before, const PortCounters& now
   std::stable_sort(changes.begin(), changes.end(),
                    [](const auto& a, const auto& b) { return rank(a.first) < rank(b.first); });
   std::string text;
-  for (std::size_t i = 0; i < std::min(changes.size(), most); ++i) {
+  for (std::size_t i = 0; i < std::min(changes.size(), max); ++i) {
     text.append(i == 0 ? "" : ", ").append(changes[i].first).append(" +").append(std::to_string(changes[i].second));
   }
-  if (changes.size() > most) text.append(" and ").append(std::to_string(changes.size() - most)).append(" more");
+  if (changes.size() > max) text.append(" and ").append(std::to_string(changes.size() - max)).append(" more");
   return text;
 }
 
@@ -126,7 +127,7 @@ LinkRecord PortHistory::link_since(std::uint8_t port_num, std::uint64_t since_ns
     const Outage& outage = port.outages[i];
     if (outage.end_ns == 0 || outage.end_ns >= since_ns) ++record.downs;
   }
-  if (since_ns == 0) record.downs = port.downs;  // more than are kept
+  if (since_ns == 0) record.downs = port.downs;  // outages that are no longer kept count too
   if (record.downs == 0) return record;
   record.changed_ns = record.down ? last.begin_ns : last.end_ns;
   record.outage_ns = (record.down ? now_ns : last.end_ns) - last.begin_ns;

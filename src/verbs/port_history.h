@@ -1,5 +1,5 @@
-// What happened to a device's ports while it was open: how often and for how long their links were down, and what the
-// kernel counted. A connection that fails compares with what was when it was made.
+// The history of a device's ports while the device is open: link outages and the kernel's counters. The failure line of
+// a connection reports what has changed since the connection was established.
 #pragma once
 
 #include <cstdint>
@@ -11,45 +11,45 @@
 
 namespace verbatim {
 
-// Counters of one port by name, without those of mere traffic.
+// Counters of one port by name, without those that only count traffic.
 using PortCounters = std::map<std::string, std::uint64_t>;
 
-// hw_counters and counters of the port; empty where the kernel has none. `sysfs_path` is /sys/class/infiniband/mlx5_0.
+// The files of hw_counters and counters of the port; empty if there are none. `sysfs_path` is
+// /sys/class/infiniband/mlx5_0.
 PortCounters read_port_counters(const std::string& sysfs_path, std::uint8_t port_num);
 
-// "local_ack_timeout_err +8, out_of_sequence +1": what has grown, the most telling first, at most so many.
-std::string describe_changes(const PortCounters& before, const PortCounters& now, std::size_t most);
+// "local_ack_timeout_err +8, out_of_sequence +1": up to `max` counters that have grown, those of failures first.
+std::string describe_changes(const PortCounters& before, const PortCounters& now, std::size_t max);
 
-// Of one port's link, since a moment.
+// The outages of one port's link since a point in time.
 struct LinkRecord {
-  unsigned downs = 0;            // how often it went down
-  bool down = false;             // it still is
-  std::uint64_t changed_ns = 0;  // when it last went down, or came back; 0: never
-  std::uint64_t outage_ns = 0;   // how long it was down that time, or has been so far
+  unsigned downs = 0;            // number of outages
+  bool down = false;             // the link is down now
+  std::uint64_t changed_ns = 0;  // when the link last went down or came up; 0: never
+  std::uint64_t outage_ns = 0;   // duration of the last outage, until now if the link is still down
 };
 
-// Any thread. Owned by a Device.
+// Owned by a Device. Any thread may call it.
 class PortHistory {
  public:
   explicit PortHistory(std::string sysfs_path) : sysfs_path_(std::move(sysfs_path)) {}
 
-  // The link went down; whether it was up until now.
+  // Records that the link went down. False: it was down already.
   bool link_down(std::uint8_t port_num, std::uint64_t now_ns) VERBATIM_EXCLUDES(mutex_);
-  // It came back; how long it was down, 0 when that is not known.
+  // Records that the link came up. Returns how long it was down in ns, 0 if that is unknown.
   std::uint64_t link_up(std::uint8_t port_num, std::uint64_t now_ns) VERBATIM_EXCLUDES(mutex_);
   LinkRecord link_since(std::uint8_t port_num, std::uint64_t since_ns, std::uint64_t now_ns) const
       VERBATIM_EXCLUDES(mutex_);
 
-  // The counters, not older than a second: many connections are made at a time.
+  // Counters that are at most one second old. They are cached, because many connections are established at a time.
   std::shared_ptr<const PortCounters> recent_counters(std::uint8_t port_num) VERBATIM_EXCLUDES(mutex_);
   PortCounters counters(std::uint8_t port_num) const { return read_port_counters(sysfs_path_, port_num); }
 
  private:
-  // The last outages are kept: a longer history is what the log is for.
-  static constexpr std::size_t kOutages = 16;
+  static constexpr std::size_t kOutages = 16;  // outages that are kept for each port; the log has all
   struct Outage {
     std::uint64_t begin_ns = 0;
-    std::uint64_t end_ns = 0;  // 0: not over
+    std::uint64_t end_ns = 0;  // 0: the link is still down
   };
   struct PortRecord {
     Outage outages[kOutages];

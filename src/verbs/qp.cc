@@ -8,17 +8,18 @@
 namespace verbatim {
 namespace {
 
-// 0.64 ms: an NCCL receiver posts its work before the sender may use it, so a receiver-not-ready is rare and short.
+// 0.64 ms (table of the InfiniBand specification). The receiver posts receive work before the sender may send, so RNR
+// NAKs are rare.
 constexpr std::uint8_t kMinRnrTimer = 12;
-constexpr std::uint8_t kRnrRetryForever = 7;
+constexpr std::uint8_t kRnrRetryInfinite = 7;
 constexpr std::uint8_t kHopLimit = 255;
-// Reads are for flushes, atomics for completions; no device gains from more of them under way.
-constexpr int kMostOutstandingReads = 16;
-// Below this, asking for half as many inline bytes gains nothing.
-constexpr std::uint32_t kLeastInlineBytes = 16;
+// READs are used for flushes only, and atomics for completions only: more of them at a time bring no bandwidth.
+constexpr int kMaxOutstandingReads = 16;
+// When create_qp fails with this many inline bytes or fewer, the next attempt is without inline data.
+constexpr std::uint32_t kMinInlineBytes = 16;
 
 std::uint8_t outstanding_reads(int device_limit) {
-  return static_cast<std::uint8_t>(std::clamp(device_limit, 0, kMostOutstandingReads));
+  return static_cast<std::uint8_t>(std::clamp(device_limit, 0, kMaxOutstandingReads));
 }
 
 std::uint32_t at_most(std::uint32_t wanted, int device_limit) {
@@ -29,14 +30,14 @@ bool is_ethernet(std::uint8_t link_layer) {
   return link_layer == IBV_LINK_LAYER_ETHERNET;
 }
 
-// InfiniBand switches forward by LID; only a router looks at the GRH.
+// Within an InfiniBand subnet, packets are forwarded by LID. Only routers between subnets need the GRH.
 bool needs_grh(const Port& port, const QpAddress& remote) {
   if (port.is_roce() || remote.lid == 0) return true;
   return port.gid.gid.global.subnet_prefix != remote.gid.global.subnet_prefix;
 }
 
 Status modify(ibv_qp* qp, const Device& device, ibv_qp_attr attributes, int mask, const char* operation) {
-  return check_errno(operation, device.verbs().modify_qp(qp, &attributes, mask));
+  return check_errno(operation, device.verbs().modify_qp(qp, &attributes, mask), SetupStep::kModifyQp);
 }
 
 bool means_not_supported(const Error& error) {
@@ -61,17 +62,17 @@ Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq
     wanted.cap.max_send_sge = at_most(caps.send_sge, limits.max_sge);
     wanted.cap.max_recv_sge = at_most(caps.recv_sge, limits.max_sge);
     wanted.cap.max_inline_data = inline_bytes;
-    Result<UniqueQp> qp =
-        adopt("ibv_create_qp", device.verbs().create_qp(device.pd(), &wanted), device.verbs().destroy_qp);
+    Result<UniqueQp> qp = adopt("ibv_create_qp", device.verbs().create_qp(device.pd(), &wanted),
+                                device.verbs().destroy_qp, SetupStep::kCreateQueue);
     if (qp) {
-      qp->get_deleter().alive = &device.qps_alive();
-      device.qps_alive().fetch_add(1, std::memory_order_relaxed);
+      qp->get_deleter().live_count = &device.live_qps();
+      device.live_qps().fetch_add(1, std::memory_order_relaxed);
       return RcQp{*std::move(qp), std::min(caps.inline_bytes, wanted.cap.max_inline_data),
                   at_most(caps.send_wr, limits.max_qp_wr), at_most(caps.recv_wr, limits.max_qp_wr)};
     }
     if (inline_bytes == 0) return qp.error();
-    // No query tells the inline limit beforehand.
-    inline_bytes = inline_bytes > kLeastInlineBytes ? inline_bytes / 2 : 0;
+    // Verbs cannot query the maximum of inline bytes, so it is found by trying.
+    inline_bytes = inline_bytes > kMinInlineBytes ? inline_bytes / 2 : 0;
   }
 }
 
@@ -126,7 +127,7 @@ Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t r
   attributes.qp_state = IBV_QPS_RTS;
   attributes.timeout = timeout;
   attributes.retry_cnt = retry_count;
-  attributes.rnr_retry = kRnrRetryForever;
+  attributes.rnr_retry = kRnrRetryInfinite;
   attributes.sq_psn = 0;
   attributes.max_rd_atomic = std::min(initiator_reads(*port.device), peer_reads);
   return modify(

@@ -1,5 +1,5 @@
-// Reliable connected queue pairs: creation and the walk INIT -> RTR -> RTS. Nothing here logs: an Error carries the
-// verb and its errno, and the caller knows the peer.
+// Reliable connected QPs: creation and the transitions INIT -> RTR -> RTS. These functions do not log: an Error has the
+// verb and its errno, and the caller adds the peer.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -13,7 +13,7 @@
 
 namespace verbatim {
 
-// Where a QP is reached: what each side tells the other.
+// The address of a QP, exchanged in the handshake.
 struct QpAddress {
   std::uint32_t qp_num = 0;
   std::uint16_t lid = 0;
@@ -26,7 +26,7 @@ QpAddress qp_address(const Port& port, const ibv_qp* qp);
 struct QpCaps {
   std::uint32_t send_wr = 1;
   std::uint32_t recv_wr = 0;
-  std::uint32_t inline_bytes = 0;  // wanted; a device that refuses gets the QP without
+  std::uint32_t inline_bytes = 0;  // as many as the device supports, up to this
   std::uint32_t send_sge = 1;
   std::uint32_t recv_sge = 1;
 
@@ -35,41 +35,42 @@ struct QpCaps {
 
 struct RcQp {
   UniqueQp qp;
-  std::uint32_t inline_bytes = 0;  // what the device granted, at most what was asked for
-  std::uint32_t send_wr = 0;       // likewise
+  std::uint32_t inline_bytes = 0;  // the device's value, but not more than requested
+  std::uint32_t send_wr = 0;
   std::uint32_t recv_wr = 0;
 };
 
-// Depths beyond the device's limits are cut to them. The QP is in RESET.
+// Creates a QP in state RESET. Sizes above the device's limits are reduced to the limits.
 Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq, const QpCaps& caps);
 
-// What a path needs beside the peer's address; both ends must agree on the MTU.
+// The attributes of the path besides the peer's address. Both ends must use the same MTU.
 struct QpPath {
   ibv_mtu mtu = IBV_MTU_1024;
   std::uint8_t traffic_class = 0;  // of the GRH: DSCP and ECN on RoCE
   std::uint8_t service_level = 0;
 };
 
-// RESET -> INIT: from here receives may be posted. Peers may write and read, and use atomics where the device has them.
+// RESET -> INIT: from INIT on, receives can be posted. Allows remote writes and reads, and remote atomics if the device
+// has them.
 Status to_init(ibv_qp* qp, const Port& port, std::uint16_t pkey_index);
 
-// READs and atomics at a time that a QP of the device answers, and how many it may have under way itself.
+// The number of READs and atomics that a QP of the device can have outstanding, as responder and as initiator.
 std::uint8_t responder_reads(const Device& device);
 std::uint8_t initiator_reads(const Device& device);
 
-// INIT -> RTR. sys_errno tells why a peer is out of reach (ETIMEDOUT, ENETUNREACH: no route or neighbour; EINVAL,
-// ENODEV: GID index).
+// INIT -> RTR. sys_errno gives the cause of a failure (ETIMEDOUT, ENETUNREACH: no route or neighbour; EINVAL, ENODEV:
+// GID index).
 Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path);
 
-// RTR -> RTS. `timeout` is 4.096 us * 2^timeout; `peer_reads` is what the other end answers at a time.
+// RTR -> RTS. The acknowledgement timeout is 4.096 us * 2^timeout; `peer_reads` is the peer's responder_reads.
 Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count, std::uint8_t peer_reads);
 
-// Any state -> ERR: outstanding work is flushed.
+// Any state -> ERR: outstanding work requests complete with a flush error.
 Status to_error(ibv_qp* qp, const Device& device);
 
-// Enhanced connection establishment options; nullopt where library or device has none.
+// Enhanced connection establishment (ECE) options; nullopt if libibverbs or the device does not support them.
 Result<std::optional<ibv_ece>> query_ece(ibv_qp* qp, const Device& device);
-// Before INIT -> RTR. false where library or device has none.
+// To be called before INIT -> RTR. False if libibverbs or the device does not support ECE.
 Result<bool> set_ece(ibv_qp* qp, const Device& device, const ibv_ece& ece);
 
 }  // namespace verbatim

@@ -12,7 +12,7 @@
 namespace verbatim {
 namespace {
 
-// "0000:0c:00.1"; domains of VMD controllers have five digits.
+// "0000:0c:00.1". The domain of a VMD controller can have five digits.
 bool is_pci_address(std::string_view name) {
   constexpr std::string_view kShape = "0000:00:00.0";
   if (name.size() > kShape.size()) name.remove_prefix(name.size() - kShape.size());

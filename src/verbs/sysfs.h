@@ -1,5 +1,5 @@
-// What only the kernel's files tell about a device: where it sits, and what loaded modules allow. A device of a library
-// that has no kernel driver has none of these files, which is no error.
+// Facts about a device from files of the kernel: its PCI path, the speed of its ports, and modules for GPU memory. A
+// device without a kernel driver (softverbs) has no such files, which is no error.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@ namespace verbatim {
 // `sysfs_path` is the device's directory, /sys/class/infiniband/mlx5_0.
 bool sysfs_exists(const std::string& sysfs_path);
 
-// The real path of the PCI device, "/sys/devices/pci0000:00/0000:00:01.0/0000:0c:00.0". The digits of its function and
-// device number are zeroed, as NCCL does it: ports and virtual functions of one card are one NIC to its topology.
-// nullopt when there is no such file or the device is not on PCI.
+// The real path of the PCI device, "/sys/devices/pci0000:00/0000:00:01.0/0000:0c:00.0". The digits of its device and
+// function number are replaced by zeros, as in NCCL, whose topology has one NIC for all ports and virtual functions of
+// a card. nullopt when the file does not exist or the device is not a PCI device.
 std::optional<std::string> sysfs_pci_path(const std::string& sysfs_path);
 
-// The "rate" file: it knows speeds that ibv_port_attr cannot express.
+// The speed in the file "rate", which can have speeds that ibv_port_attr cannot express.
 std::optional<std::uint32_t> sysfs_port_speed_mbps(const std::string& sysfs_path, std::uint8_t port_num);
 
-// Whether a kernel module that lets NICs pin GPU memory is loaded; `root` goes in front of /sys and /proc.
+// Whether a kernel module is loaded that allows NICs to pin GPU memory. `root` is put before /sys and /proc.
 bool peer_memory_loaded(const std::string& root);
 
 }  // namespace verbatim

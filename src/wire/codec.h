@@ -1,5 +1,5 @@
-// Writes and reads little-endian fields of messages whose length is only known at the end. A Reader that runs out of
-// bytes says so once, at the end: every later read yields zero.
+// Writer and Reader of messages with little-endian fields. After a read beyond the end of the message, a Reader returns
+// zeros, and complete() is false: callers check it once, after the last field.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace verbatim::wire {
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields are copied as they lie in memory");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields are copied in the byte order of memory");
 
 class Writer {
  public:
@@ -22,7 +22,7 @@ class Writer {
     static_assert(std::is_trivially_copyable_v<T>);
     append(&value, sizeof value);
   }
-  // At most 255 bytes of `text`, behind their count.
+  // A byte with the length, then the text, which is cut to 255 bytes.
   void put_text(const std::string& text) {
     const auto count = static_cast<std::uint8_t>(text.size() < 255 ? text.size() : 255);
     put(count);
@@ -55,7 +55,7 @@ class Reader {
     if (const std::uint8_t* raw = consume(sizeof value)) std::memcpy(&value, raw, sizeof value);
     return value;
   }
-  // Printable, whatever was sent: it goes into log lines.
+  // Replaces characters that are not printable by '?', because the text is from a peer and goes into log lines.
   std::string get_text() {
     const std::size_t count = get<std::uint8_t>();
     const std::uint8_t* raw = consume(count);
@@ -67,12 +67,12 @@ class Reader {
     return text;
   }
   void skip(std::size_t count) { consume(count); }
-  bool complete() const { return !short_; }
+  bool complete() const { return !truncated_; }
 
  private:
   const std::uint8_t* consume(std::size_t count) {
-    if (short_ || bytes_.size() - position_ < count) {
-      short_ = true;
+    if (truncated_ || bytes_.size() - position_ < count) {
+      truncated_ = true;
       return nullptr;
     }
     const std::uint8_t* raw = bytes_.data() + position_;
@@ -82,7 +82,7 @@ class Reader {
 
   std::span<const std::uint8_t> bytes_;
   std::size_t position_ = 0;
-  bool short_ = false;
+  bool truncated_ = false;
 };
 
 }  // namespace verbatim::wire

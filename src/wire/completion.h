@@ -1,8 +1,10 @@
-// How a receiver learns that a group has arrived. Each QP that carried a part of it says so behind its data, and when
-// that word cannot tell the sizes, a record of them is written into the receiver's memory before it.
-//   imm:     an RDMA WRITE_WITH_IMM, which takes a posted receive
-//   atomic:  a fetch-and-add to the group's arrival word, which the receiver polls
-//   silent:  nothing (CtsFlags::kSilent), but every so often the number of members that were taken
+// The completion signal of a group. Each QP that carries a part of the group sends a signal after its data. If the
+// signal cannot hold the sizes of the members, the sender first writes them into the CompletionRecord, in the
+// receiver's memory.
+//   immediate:  an RDMA WRITE_WITH_IMM, which consumes a posted receive
+//   atomic:     a fetch-and-add to the group's arrival word, which the receiver polls
+//   none:       for a group with CtsFlags::kOptionalCompletion; the sender only updates CompletionRecord::consumed from
+//               time to time
 #pragma once
 
 #include <cstddef>
@@ -15,17 +17,17 @@ namespace verbatim::wire {
 
 // Where the receiver finds the sizes of the members.
 enum class SizeSource : std::uint8_t {
-  kByteCount = 0,  // a message alone: the bytes that its completion counts
-  kRecord = 1,     // the record ring, written together with this immediate
-  kPosted = 2,     // every member filled its buffer
-  kElsewhere = 3,  // another part says
+  kByteCount = 0,  // byte_len of the work completion: the group has one member, sent as one part
+  kRecord = 1,     // CompletionRecord::size, written before this immediate
+  kPosted = 2,     // each member has the size of its buffer
+  kOtherPart = 3,  // the immediate of another part has the size source
 };
 
 struct Immediate {
   std::uint32_t entry = 0;  // ring index of the group's first member
   SizeSource sizes = SizeSource::kByteCount;
-  std::uint32_t parts = 1;  // immediates that make up the group, 1 to kMaxQps
-  std::uint32_t pass = 0;   // low bits of how often the ring has been gone round: tells a stray from the expected
+  std::uint32_t parts = 1;  // number of immediates of the group, 1 to kMaxQps
+  std::uint32_t pass = 0;   // ring_pass of the first member: detects an immediate of another pass of the ring
 };
 
 constexpr std::uint32_t kPassBits = 15;
@@ -35,7 +37,7 @@ constexpr std::uint32_t ring_pass(std::uint32_t member) {
   return (member / kMaxInFlight) & kPassMask;
 }
 
-// bits 0-7 entry, 8-9 size source, 10-16 parts - 1, 17-31 pass
+// Bits 0-7: entry, 8-9: size source, 10-16: parts - 1, 17-31: pass.
 constexpr std::uint32_t encode_immediate(const Immediate& immediate) {
   return immediate.entry | static_cast<std::uint32_t>(immediate.sizes) << 8 | (immediate.parts - 1) << 10 |
          immediate.pass << 17;
@@ -45,21 +47,22 @@ constexpr Immediate decode_immediate(std::uint32_t bits) {
 }
 static_assert(kMaxInFlight == 1U << 8 && kMaxQps == 1U << 7);
 
-// The arrival word of a group, 0 when its CTS leaves: every part adds its bytes and a share of kWholeArrival; the first
-// part's share makes up for the others', so that the receiver need not know beforehand how many parts there are.
+// The arrival word of a group is 0 when the receiver writes its CTS. Each part adds its number of bytes (low 48 bits)
+// and a count (high 16 bits). Part 0 adds kArrivalComplete - (parts - 1), each other part adds 1: the sum is
+// kArrivalComplete for any number of parts, so the receiver need not know this number.
 constexpr unsigned kArrivalShift = 48;
 constexpr std::uint64_t kArrivalBytesMask = (std::uint64_t{1} << kArrivalShift) - 1;
-constexpr std::uint64_t kWholeArrival = kMaxQps;
+constexpr std::uint64_t kArrivalComplete = kMaxQps;
 
 constexpr std::uint64_t encode_arrival(std::uint64_t bytes, std::uint32_t part, std::uint32_t parts) {
-  return (part == 0 ? kWholeArrival - (parts - 1) : 1) << kArrivalShift | bytes;
+  return (part == 0 ? kArrivalComplete - (parts - 1) : 1) << kArrivalShift | bytes;
 }
 
-// What the sender writes in the receiver's memory. A group's sizes lie at its members' ring entries, its arrival word
-// at the first of them.
+// The receiver's memory into which the sender writes. `size` has one entry for each member of a group; the arrival word
+// of a group is that of its first member.
 struct CompletionRecord {
-  std::uint64_t size[kRingEntries];  // bytes that each member really got
-  std::uint64_t taken;               // members whose CTS entries were used, told with silent groups
+  std::uint64_t size[kRingEntries];  // bytes received by each member
+  std::uint64_t consumed;            // number of CTS entries that the sender has used; for optional completions only
   std::uint64_t arrival[kMaxInFlight];
 };
 

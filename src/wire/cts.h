@@ -1,11 +1,12 @@
-// Clear to send: what a receiver writes into its sender's ring, one entry a member of a grouped receive.
+// CTS (clear to send) entries: the receiver writes one entry for each member of a group into the sender's ring.
 //
 //   sender's memory:  [ entry 0 | entry 1 | ... | entry 255 | 7 more ]
 //
-// Members are numbered from 0 for the life of the connection; a group whose first member has number s lies at entry
-// s mod 256 and the entries behind it, so that it never wraps: that is what the last 7 are for. An entry is valid when
-// its `ready` equals its member's number + 1, so no entry is ever cleared. Entries are 32 bytes for one device and 64
-// for more, never across a cache line, and `ready` is their last word: one PCIe write brings it with or after the rest.
+// Members are numbered from 0 over the lifetime of the connection. A group whose first member has number s uses entry
+// s mod 256 and the entries after it. With the 7 additional entries a group never wraps around. An entry is valid when
+// `ready` is the member's number + 1, so entries need not be cleared. An entry has 32 bytes for one device and 64 bytes
+// for more, so it never crosses a cache line. `ready` is its last word: within a cache line, a PCIe write makes it
+// visible not before the other words.
 #pragma once
 
 #include <cstddef>
@@ -23,20 +24,21 @@ constexpr std::uint32_t ring_index(std::uint32_t member) {
   return member & kRingMask;
 }
 
-// kSilent: the receiver looks at the data itself and wants to hear of no completion.
-enum class CtsFlags : std::uint8_t { kNone = 0, kSilent = 1 };
+// kOptionalCompletion: NCCL has called irecv with kNetOptionalRecvCompletion, because its kernels see the arrival in
+// the data itself. The sender sends no completion signal.
+enum class CtsFlags : std::uint8_t { kNone = 0, kOptionalCompletion = 1 };
 
 struct CtsHead {
   std::uint64_t address;  // of the receive buffer
-  std::uint64_t size;     // bytes that fit there
+  std::uint64_t size;     // of the receive buffer, in bytes
   std::uint32_t tag;
-  std::uint8_t group_size;  // members of this group, the same in each of them
-  CtsFlags flags;           // likewise
+  std::uint8_t group_size;  // number of members of the group, equal in all its entries
+  CtsFlags flags;           // equal in all entries of the group
   std::uint8_t reserved[2];
 };
 static_assert(sizeof(CtsHead) == 24);
 
-// An entry for receivers with one device.
+// The entry of a receiver with one device.
 struct CtsEntry {
   CtsHead head;
   std::uint32_t rkey;
@@ -44,7 +46,7 @@ struct CtsEntry {
 };
 static_assert(sizeof(CtsEntry) == 32);
 
-// An entry for receivers with 2 to 8 devices.
+// The entry of a receiver with 2 to 8 devices.
 struct CtsWideEntry {
   CtsHead head;
   std::uint32_t rkey[kMaxDevices];

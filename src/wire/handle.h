@@ -1,5 +1,5 @@
-// The 128 bytes that listen fills and NCCL carries to the peer's connect: where to knock, the secret to show, and who
-// lives there.
+// The 128-byte handle that listen fills and NCCL passes to the peer's connect: address, secret and identity of the
+// listen comm.
 #pragma once
 
 #include <sys/socket.h>
@@ -18,31 +18,31 @@ constexpr std::size_t kHandleBytes = 128;
 
 using Secret = std::array<std::uint8_t, 16>;
 
-// Who a peer is, as far as a transport can know without ranks. Equal host and process: the same process.
+// Identifies a peer, because the net interface does not pass ranks. Equal host_id and process_id mean the same process.
 struct PeerIdentity {
-  std::uint64_t host_id = 0;      // of the boot of a host
-  std::uint64_t process_id = 0;   // random, one per load of the plugin
+  std::uint64_t host_id = 0;      // of the host since its last boot
+  std::uint64_t process_id = 0;   // random number, one for each load of the plugin
   std::uint64_t device_guid = 0;  // of the first device
-  std::uint32_t context = 0;      // which init of that process
-  std::uint32_t listen = 0;       // which listen of that context
+  std::uint32_t context = 0;      // number of the context in its process
+  std::uint32_t listen = 0;       // number of the listen comm in its context
 };
 
 struct Handle {
-  std::uint16_t version = kProtocolVersion;  // of who listens
+  std::uint16_t version = kProtocolVersion;  // of the listening side
   sockaddr_storage address{};                // IPv4 or IPv6, with its port
   Secret secret{};
   PeerIdentity listener;
-  std::uint8_t device_count = 1;  // 1 to kMaxDevices: the layout of CTS entries follows from it
+  std::uint8_t device_count = 1;  // of the listening side, 1 to kMaxDevices; determines the layout of CTS entries
 };
 
 void encode_handle(const Handle& handle, std::span<std::uint8_t, kHandleBytes> bytes);
 
-// kArgument when the bytes are no handle of ours. Of another protocol version: as well as it can be read, so that both
-// ends are told when they meet; nothing before the address may move.
+// kArgument when the bytes are not a handle of this plugin. A handle of another protocol version is decoded too, so
+// that connect reaches the listener and both ends log the versions. All versions must keep the offsets of the fields.
 Result<Handle> decode_handle(std::span<const std::uint8_t, kHandleBytes> bytes);
 
-// NCCL passes the same 128 bytes to every retry of one connect, so the connecting side keeps its place there: a token
-// that encode_handle sets to 0.
+// NCCL passes the same 128 bytes to each retry of one connect. The connecting side stores a token there to find its
+// connector again. encode_handle sets the token to 0.
 std::uint64_t load_connect_token(std::span<const std::uint8_t, kHandleBytes> bytes);
 void store_connect_token(std::span<std::uint8_t, kHandleBytes> bytes, std::uint64_t token);
 

@@ -74,7 +74,7 @@ HelloQp get_qp(Reader& reader) {
   return qp;
 }
 
-bool plausible(const Hello& hello) {
+bool is_valid(const Hello& hello) {
   if (hello.traffic_class < -1 || hello.traffic_class > 255) return false;
   for (const HelloDevice& device : hello.devices) {
     if (device.max_message_bytes == 0 || device.mtu == 0 || device.mtu > kMaxMtu) return false;
@@ -168,7 +168,7 @@ Result<Hello> decode_hello(std::span<const std::uint8_t> body) {
   const std::size_t qps = reader.get<std::uint8_t>();
   if (qps == 0 || qps > kMaxQps) return Error{ErrorKind::kArgument, 0, "hello with impossible QPs"};
   for (std::size_t i = 0; i < qps; ++i) hello.qps.push_back(get_qp(reader));
-  if (!reader.complete() || !plausible(hello)) return Error{ErrorKind::kArgument, 0, "damaged hello"};
+  if (!reader.complete() || !is_valid(hello)) return Error{ErrorKind::kArgument, 0, "damaged hello"};
   return hello;
 }
 

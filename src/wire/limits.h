@@ -1,4 +1,4 @@
-// What both ends of a connection agree on without saying so.
+// Constants that are the same at both ends of a connection.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,6 @@ constexpr std::uint16_t kProtocolVersion = 4;
 constexpr std::size_t kMaxDevices = 8;       // devices of one fused NIC: NCCL's limit in v12
 constexpr std::size_t kMaxQps = 128;         // of one connection, over all devices
 constexpr std::uint32_t kMaxGroup = 8;       // members of a grouped receive
-constexpr std::uint32_t kMaxInFlight = 256;  // members that wait on one connection: NCCL's 32 requests x kMaxGroup
+constexpr std::uint32_t kMaxInFlight = 256;  // outstanding members of one connection: NCCL's 32 requests x kMaxGroup
 
 }  // namespace verbatim::wire

@@ -24,8 +24,26 @@ Notice Notice::without_body(MessageType type) {
   return Notice(type, 0);
 }
 
+namespace {
+
+// The part of `text` that fits: it ends with a statement where most of the text stays, else with a word.
+std::string_view cut_failure_text(std::string_view text) {
+  if (text.size() <= kMaxFailureText) return text;
+  // One more byte: an end of exactly this length fits.
+  const std::string_view fits = text.substr(0, kMaxFailureText + 1);
+  std::size_t end = 0;
+  for (const std::string_view separator : {". ", ": ", "; "}) {
+    const std::size_t at = fits.rfind(separator);
+    if (at != std::string_view::npos) end = std::max(end, at);
+  }
+  if (end < kMaxFailureText / 2) end = fits.rfind(' ');
+  return text.substr(0, std::min(end, kMaxFailureText));
+}
+
+}  // namespace
+
 Notice Notice::failed(ErrorKind kind, std::string_view text) {
-  text = text.substr(0, kMaxFailureText);
+  text = cut_failure_text(text);
   const auto number = static_cast<std::uint32_t>(kind);
   Notice notice(MessageType::kFailed, sizeof number + text.size());
   std::memcpy(notice.bytes_.data() + kHeaderBytes, &number, sizeof number);
@@ -33,15 +51,15 @@ Notice Notice::failed(ErrorKind kind, std::string_view text) {
   return notice;
 }
 
-Notice Notice::ask(std::uint32_t id) {
-  return with_body(MessageType::kAsk, id);
+Notice Notice::status_query(std::uint32_t id) {
+  return with_body(MessageType::kStatusQuery, id);
 }
 
-Notice Notice::view(const View& view) {
-  return with_body(MessageType::kView, view);
+Notice Notice::status_reply(const ConnectionStatus& status_reply) {
+  return with_body(MessageType::kStatusReply, status_reply);
 }
 
-std::optional<Failed> decode_failed(std::span<std::uint8_t> body) {
+std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body) {
   Reader reader(body);
   const auto number = reader.get<std::uint32_t>();
   if (!reader.complete() || number > static_cast<std::uint32_t>(ErrorKind::kRemote)) return std::nullopt;
@@ -49,22 +67,22 @@ std::optional<Failed> decode_failed(std::span<std::uint8_t> body) {
   for (std::uint8_t& c : text) {
     if (c < ' ' || c > '~') c = '?';
   }
-  return Failed{static_cast<ErrorKind>(number),
-                std::string_view(reinterpret_cast<const char*>(text.data()), text.size())};
+  return FailureNotice{static_cast<ErrorKind>(number),
+                       std::string_view(reinterpret_cast<const char*>(text.data()), text.size())};
 }
 
-std::optional<std::uint32_t> decode_ask(std::span<const std::uint8_t> body) {
+std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body) {
   Reader reader(body);
   const auto id = reader.get<std::uint32_t>();
   if (!reader.complete()) return std::nullopt;
   return id;
 }
 
-std::optional<View> decode_view(std::span<const std::uint8_t> body) {
+std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body) {
   Reader reader(body);
-  const auto view = reader.get<View>();
-  if (!reader.complete() || view.sends > 1) return std::nullopt;
-  return view;
+  const auto status_reply = reader.get<ConnectionStatus>();
+  if (!reader.complete() || status_reply.sends > 1) return std::nullopt;
+  return status_reply;
 }
 
 }  // namespace verbatim::wire

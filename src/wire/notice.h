@@ -1,11 +1,12 @@
-// What the two ends of a standing connection tell each other over the side channel, after the handshake's kReady:
+// The messages on the side channel of an established connection, after the handshake's kReady:
 //
-//   kBye     closed in peace
-//   kFailed  this end has failed, and its first error; or its owner has given it up with work outstanding
-//   kPing    are you there?             kPong  yes
-//   kAsk     how does it look to you?   kView  like this
+//   kClose        graceful close
+//   kFailed       this end has failed: its first error; or its application closed it with outstanding operations
+//   kPing         keepalive; the answer is kPong
+//   kStatusQuery  asks for the peer's view of the connection; the answer is kStatusReply
 //
-// A notice has the handshake's header and a small body. Nothing here allocates: the control thread speaks it.
+// A notice has the handshake's header and a small body. Nothing here allocates, because the monitor has to send it when
+// memory has run out.
 #pragma once
 
 #include <array>
@@ -28,10 +29,11 @@ class Notice {
   std::span<const std::uint8_t> bytes() const { return std::span(bytes_).first(size_); }
 
   static Notice without_body(MessageType type);
-  // `kind` as ErrorKind has it; kNone: given up. A longer text is cut.
+  // `kind` kNone: closed with outstanding operations. A text above kMaxFailureText is cut at the end of a statement or
+  // of a word.
   static Notice failed(ErrorKind kind, std::string_view text);
-  static Notice ask(std::uint32_t id);
-  static Notice view(const struct View& view);
+  static Notice status_query(std::uint32_t id);
+  static Notice status_reply(const struct ConnectionStatus& status_reply);
 
  private:
   explicit Notice(MessageType type, std::size_t body_bytes);
@@ -43,35 +45,36 @@ class Notice {
 };
 
 // The first error of the other end.
-struct Failed {
+struct FailureNotice {
   ErrorKind kind = ErrorKind::kNone;
-  std::string_view text;  // in the message; printable
+  std::string_view text;  // points into the message; printable
 };
 
 // One end of a connection as it sees itself.
-struct View {
+struct ConnectionStatus {
   enum Flag : std::uint16_t {
-    kWaits = 0x1,     // sender: its application calls isend and is refused
-    kCtsReady = 0x2,  // sender: there is a CTS for the next message
-    kPolls = 0x4,     // its application has asked lately whether something is done
+    kSendRefused = 0x1,  // sender: its application calls isend and finds no receive
+    kCtsReady = 0x2,     // sender: there is a CTS entry for the next message
+    kTested = 0x4,       // its application has recently tested a request that was not done
     kFailed = 0x8,
-    kOptional = 0x10,  // receiver: some receives end without a word of the sender
+    kOptionalReceives = 0x10,  // receiver: it has posted receives with optional completion
   };
-  std::uint32_t id = 0;  // of the question
+  std::uint32_t id = 0;  // of the query
   std::uint8_t sends = 0;
-  std::uint8_t qp_state = 0;  // enum ibv_qp_state: of the QP that is worst off
+  std::uint8_t qp_state = 0;  // enum ibv_qp_state: of a QP in error, else of the first not in RTS
   std::uint16_t flags = 0;
-  std::uint32_t members = 0;      // messages sent, or receives posted, so far: of equal numbers the same are meant
-  std::uint32_t outstanding = 0;  // work requests not completed, or receives that have not arrived
-  std::uint32_t flushes = 0;      // outstanding
-  std::uint32_t still_ms = 0;     // since something moved; 0 where nobody looks
-  std::uint64_t bytes = 0;        // moved so far
+  std::uint32_t members =
+      0;  // messages sent, or receives posted, so far: equal numbers at both ends mean the same message
+  std::uint32_t outstanding = 0;     // work requests not completed, or receives that have not arrived
+  std::uint32_t flushes = 0;         // outstanding
+  std::uint32_t no_progress_ms = 0;  // since the last progress; 0 where it is not watched
+  std::uint64_t bytes = 0;           // transferred so far
 };
-static_assert(sizeof(View) == 32);
+static_assert(sizeof(ConnectionStatus) == 32);
 
-// Where a body is too short or has impossible fields: nullopt. A failure's text is made printable in place.
-std::optional<Failed> decode_failed(std::span<std::uint8_t> body);
-std::optional<std::uint32_t> decode_ask(std::span<const std::uint8_t> body);
-std::optional<View> decode_view(std::span<const std::uint8_t> body);
+// nullopt when a body is too short or has impossible fields. The text of a failure is made printable in place.
+std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body);
+std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body);
+std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body);
 
 }  // namespace verbatim::wire

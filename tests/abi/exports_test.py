@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What the plugin shows to the process that loads it, and what it asks of it.
+"""Checks the dynamic symbols and the needed libraries of the plugin.
 
 Usage: exports_test.py PLUGIN EXPORTS_MAP
 
-The defined dynamic symbols are exactly those of EXPORTS_MAP, one data object per table version; nothing of the C++
-runtime is defined or left undefined, no symbol is unique in the process (that would pin the library), and only the C
-library is needed.
+The defined dynamic symbols must be exactly those of EXPORTS_MAP: one data object for each table version. No symbol of
+the C++ runtime may be defined or undefined. No symbol may have the binding UNIQUE, because dlclose() cannot unload such
+a library. Only the C library may be needed.
 """
 
 import re
@@ -15,7 +15,7 @@ import unittest
 
 VERSIONS = range(6, 13)
 ALLOWED_NEEDED = re.compile(r"^(libc|libm|libdl|libpthread)\.so\.\d+$|^ld-linux[^/]*\.so\.\d+$")
-# Mangled C++ names, and what libstdc++, libgcc and their unwinder call themselves.
+# Mangled C++ names, and the prefixes of libstdc++, libgcc and their unwinder.
 CXX_RUNTIME = re.compile(r"^(_Z|__cxa_(?!finalize$|atexit$|thread_atexit_impl$)|__gxx_|_Unwind_|__gcc_|__emutls_)")
 
 plugin = ""
@@ -30,7 +30,7 @@ def readelf(*options):
 
 
 def dynamic_symbols():
-    """(name, type, binding, section index) of every entry of .dynsym, names without their version."""
+    """(name, type, binding, section index) of each entry of .dynsym; names without version."""
     symbols = []
     for line in readelf("--dyn-syms"):
         fields = line.split()
@@ -56,7 +56,7 @@ class Exports(unittest.TestCase):
         for name, kind, binding, _ in defined:
             self.assertEqual((kind, binding), ("OBJECT", "GLOBAL"), name)
 
-    def test_nothing_of_the_runtime_is_asked_for(self):
+    def test_no_symbol_of_the_cxx_runtime_is_undefined(self):
         undefined = [name for name, _, _, section in dynamic_symbols() if section == "UND"]
         self.assertIn("dlopen", undefined)  # libibverbs is opened at run time
         self.assertEqual([name for name in undefined if CXX_RUNTIME.match(name)], [])

@@ -1,7 +1,7 @@
-// include/nccl against NCCL's own plugin headers: every table slot by slot, every structure field by field.
-// Built only with -Dnccl_headers=DIR, the directory that holds NCCL's net.h and net_v6.h to net_v12.h.
+// Compares include/nccl with NCCL's own plugin headers: all slots of the tables and all fields of the structures.
+// Built only with -Dnccl_headers=DIR, the directory with NCCL's net.h and net_v6.h to net_v12.h.
 #include <gtest/gtest.h>
-// NCCL's headers are C: this order and these guards are theirs.
+// NCCL's headers are C headers and need these two before them.
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -19,8 +19,9 @@
 
 namespace {
 
-// Whether a type of NCCL's and a type of ours stand for the same thing. Equal types do; named types where it is said so
-// below (and there their layouts are compared too); pointers, arrays and functions do when all their parts do.
+// Whether a type of NCCL and a type of include/nccl correspond. Equal types correspond; structures and enums that are
+// listed below with CORRESPONDS, if size and alignment are equal; pointers, arrays and functions, if all their parts
+// correspond.
 template <typename Theirs, typename Ours>
 constexpr bool kCorresponds = std::is_same_v<Theirs, Ours>;
 template <typename Theirs, typename Ours>
@@ -62,7 +63,7 @@ CORRESPONDS(ncclNetCommAttr_v12_t, nccl::v12::NetCommAttr);
 CORRESPONDS(ncclNetAttr_v11_t, nccl::v11::NetAttr);
 CORRESPONDS(ncclNetAttr_v12_t, nccl::v12::NetAttr);
 
-// The judge judged: what must not correspond, does not.
+// Tests of kCorresponds itself.
 static_assert(kCorresponds<ncclResult_t (*)(void*, size_t), nccl::Result (*)(void*, std::size_t)>);
 static_assert(!kCorresponds<ncclResult_t (*)(void*, size_t), nccl::Result (*)(void*, int)>);
 static_assert(!kCorresponds<ncclResult_t (*)(void*, int), nccl::Result (*)(void*)>);
@@ -75,7 +76,7 @@ static_assert(!kCorresponds<ncclNetProperties_v11_t*, nccl::v12::NetProperties*>
   EXPECT_EQ(sizeof(theirs::field), sizeof(ours::field)) << #theirs << "::" << #field;     \
   EXPECT_TRUE((kCorresponds<decltype(theirs::field), decltype(ours::field)>)) << #theirs << "::" << #field;
 
-// `list` names the fields in order; a table with a slot that its list misses has another size.
+// `list` has all fields in order. If a slot were missing in the list of a table, the size would differ.
 #define COUNT(theirs, ours, field) +1
 #define TABLE(list, theirs, ours)                     \
   list(FIELD, theirs, ours);                          \
@@ -86,7 +87,7 @@ static_assert(!kCorresponds<ncclNetProperties_v11_t*, nccl::v12::NetProperties*>
   EXPECT_EQ(sizeof(theirs), sizeof(ours)) << #theirs; \
   EXPECT_EQ(alignof(theirs), alignof(ours)) << #theirs
 
-// clang-format takes these lists for code, and never twice in the same way.
+// clang-format would format these lists as code, each time differently.
 // clang-format off
 #define TABLE_V6(X, t, o) \
   X(t, o, name) X(t, o, init) X(t, o, devices) X(t, o, getProperties) X(t, o, listen) X(t, o, connect) \
@@ -115,15 +116,15 @@ static_assert(!kCorresponds<ncclNetProperties_v11_t*, nccl::v12::NetProperties*>
   X(t, o, netDeviceType) X(t, o, netDeviceVersion) X(t, o, handle) X(t, o, size) X(t, o, needsProxyProgress)
 // clang-format on
 
-TEST(NcclHeaders, SharedTypes) {
+TEST(NcclHeaders, SharedTypes_MatchNccl) {
   STRUCTURE(DEVICE_HANDLE, ncclNetDeviceHandle_v7_t, nccl::NetDeviceHandle);
   EXPECT_TRUE((kCorresponds<ncclDebugLogger_t, nccl::DebugLogger>));
   EXPECT_TRUE((kCorresponds<ncclProfilerCallback_t, nccl::ProfilerCallback>));
-  // Every version has the same device handle, so that one type of ours serves all.
+  // include/nccl has one device handle type for all versions, so the types of NCCL's versions must be equal.
   EXPECT_TRUE((std::is_same_v<ncclNetDeviceHandle_v7_t, ncclNetDeviceHandle_v12_t>));
 }
 
-TEST(NcclHeaders, Constants) {
+TEST(NcclHeaders, Constants_MatchNccl) {
   EXPECT_EQ(NCCL_NET_HANDLE_MAXSIZE, nccl::kNetHandleMaxBytes);
   EXPECT_EQ(NCCL_NET_MAX_REQUESTS, nccl::kNetMaxRequests);
   EXPECT_EQ(std::size_t{NCCL_MAX_NET_SIZE_BYTES}, nccl::kMaxNetSizeBytes);
@@ -157,35 +158,35 @@ TEST(NcclHeaders, Constants) {
   EXPECT_EQ(NCCL_REG, static_cast<int>(nccl::kLogReg));
 }
 
-TEST(NcclHeaders, V6) {
+TEST(NcclHeaders, V6_MatchesNccl) {
   STRUCTURE(PROPERTIES_V6, ncclNetProperties_v6_t, nccl::v6::NetProperties);
   TABLE(TABLE_V6, ncclNet_v6_t, nccl::v6::Net);
 }
 
-TEST(NcclHeaders, V7) {
+TEST(NcclHeaders, V7_MatchesNccl) {
   STRUCTURE(PROPERTIES_V7, ncclNetProperties_v7_t, nccl::v7::NetProperties);
   TABLE(TABLE_V7, ncclNet_v7_t, nccl::v7::Net);
 }
 
-TEST(NcclHeaders, V8) {
+TEST(NcclHeaders, V8_MatchesNccl) {
   STRUCTURE(PROPERTIES_V8, ncclNetProperties_v8_t, nccl::v8::NetProperties);
   TABLE(TABLE_V7, ncclNet_v8_t, nccl::v8::Net);
 }
 
-TEST(NcclHeaders, V9) {
+TEST(NcclHeaders, V9_MatchesNccl) {
   STRUCTURE(VDEVICE, ncclNetVDeviceProps_v9_t, nccl::v9::NetVDeviceProps);
   STRUCTURE(PROPERTIES_V9, ncclNetProperties_v9_t, nccl::v9::NetProperties);
   TABLE(TABLE_V9, ncclNet_v9_t, nccl::v9::Net);
 }
 
-TEST(NcclHeaders, V10) {
+TEST(NcclHeaders, V10_MatchesNccl) {
   STRUCTURE(VDEVICE, ncclNetVDeviceProps_v10_t, nccl::v10::NetVDeviceProps);
   STRUCTURE(CONFIG, ncclNetCommConfig_v10_t, nccl::v10::NetCommConfig);
   STRUCTURE(PROPERTIES_V9, ncclNetProperties_v10_t, nccl::v10::NetProperties);
   TABLE(TABLE_V9, ncclNet_v10_t, nccl::v10::Net);
 }
 
-TEST(NcclHeaders, V11) {
+TEST(NcclHeaders, V11_MatchesNccl) {
   STRUCTURE(VDEVICE, ncclNetVDeviceProps_v11_t, nccl::v11::NetVDeviceProps);
   STRUCTURE(CONFIG, ncclNetCommConfig_v11_t, nccl::v11::NetCommConfig);
   STRUCTURE(COMM_ATTR, ncclNetCommAttr_v11_t, nccl::v11::NetCommAttr);
@@ -194,7 +195,7 @@ TEST(NcclHeaders, V11) {
   TABLE(TABLE_V11, ncclNet_v11_t, nccl::v11::Net);
 }
 
-TEST(NcclHeaders, V12) {
+TEST(NcclHeaders, V12_MatchesNccl) {
   STRUCTURE(VDEVICE, ncclNetVDeviceProps_v12_t, nccl::v12::NetVDeviceProps);
   STRUCTURE(CONFIG, ncclNetCommConfig_v12_t, nccl::v12::NetCommConfig);
   STRUCTURE(COMM_ATTR, ncclNetCommAttr_v12_t, nccl::v12::NetCommAttr);

@@ -1,7 +1,7 @@
-// A verbs library in front of softverbs that alters what it passes on, as ALTERED_VERBS says:
-//   plain-signal  each fetch-and-add is posted as a plain WRITE of its addend: the signal of a transport that relies on
-//                 WRITEs coming to memory in order
-//   no-atomics    devices say that they have no atomics
+// A verbs library that passes calls on to softverbs and alters them. The variable ALTERED_VERBS selects how:
+//   plain-signal  replaces each fetch-and-add by a WRITE of its addend: the signal of a transport that relies on the
+//                 order of WRITEs
+//   no-atomics    devices report that they have no atomics
 #include <dlfcn.h>
 #include <infiniband/verbs.h>
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-// Softverbs' function of this name: it comes next because we are linked with it.
+// The function of softverbs with this name: the next library in the search order, because this one is linked with it.
 template <typename Function>
 Function next(const char* symbol) {
   return reinterpret_cast<Function>(dlvsym(RTLD_NEXT, symbol, "IBVERBS_1.1"));

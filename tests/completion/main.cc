@@ -1,5 +1,5 @@
-// completion: many messages over connections within one process, each of which must arrive as it was sent, with the
-// totals of the plugin (VERBATIM_STATS) equal to the program's own.
+// The program `completion` sends many messages over connections within one process. All bytes and sizes must be right,
+// and the totals in the plugin's statistics (VERBATIM_STATS) must equal those of the program.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -28,14 +28,14 @@ struct Options {
   std::string plugin;
   int api = 0;
   PlanOptions plan;
-  std::uint64_t members = 8;      // of a group at most, if the plugin takes as many
-  std::uint64_t connections = 1;  // one after the other, each with a share of the messages
-  // When set, each end has a context of its own, with this VERBATIM_COMPLETION.
+  std::uint64_t members = 8;      // maximum of a group; the plugin's maxRecvs can be lower
+  std::uint64_t connections = 1;  // one after the other; the messages are divided among them
+  // When set, each end has its own context with this VERBATIM_COMPLETION.
   std::string send_completion;
   std::string recv_completion;
-  std::string expect_completion;       // imm or atomic: what all connections agree on
-  std::uint64_t expect_fallbacks = 0;  // lines that say that atomics are not used
-  bool expect_wrong = false;           // some bytes must be wrong: the exit status is 0 only then
+  std::string expect_completion;       // imm or atomic: the mode that all connections must use
+  std::uint64_t expect_fallbacks = 0;  // number of warnings that atomics are not used
+  bool expect_wrong = false;           // the exit status is 0 only if bytes of messages are wrong
 };
 
 Options parse(int argc, char** argv) {
@@ -72,12 +72,12 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
-// Counts the lines that say that atomics are not used; other warnings are failures.
+// Counts the warnings that atomics are not used, and all others, which are failures.
 struct Warnings {
   std::uint64_t fallbacks = 0;
   std::uint64_t others = 0;
 
-  void take(const netapi::LogLine& line) {
+  void count(const netapi::LogLine& line) {
     if (line.level != nccl::DebugLogLevel::kWarn) return;
     std::printf("warning: %s\n", line.text.c_str());
     ++(line.text.find("VERBATIM_COMPLETION=atomic is not used") != std::string::npos ? fallbacks : others);
@@ -112,7 +112,7 @@ void run_connection(netapi::Plugin& plugin, const Contexts& contexts, const Plan
   while (send == nullptr || recv == nullptr) {
     if (send == nullptr) require(plugin.connect(contexts.send, 0, handle.data(), &send), "connect");
     if (recv == nullptr) require(plugin.accept(listen, &recv), "accept");
-    if (std::chrono::steady_clock::now() > end) throw Failure("a connection did not come about");
+    if (std::chrono::steady_clock::now() > end) throw Failure("a connection was not established in time");
   }
   require(plugin.close_listen(listen), "closeListen");
   Traffic(plugin, send, recv, plan, totals).run();
@@ -126,7 +126,7 @@ void expect(const char* what, const Json& found, const Json& wanted) {
 
 void check_stats(const std::string& path, const Options& options, const Totals& totals) {
   std::ifstream file(path);
-  if (!file) throw Failure("the plugin left no " + path);
+  if (!file) throw Failure("the plugin has not written " + path);
   const Json stats = Json::parse(file);
   const Json& send = stats["totals"]["send"];
   const Json& recv = stats["totals"]["recv"];
@@ -138,7 +138,8 @@ void check_stats(const std::string& path, const Options& options, const Totals& 
   expect("the sum of bytes received", recv["bytes"], totals.received_bytes);
   expect("the count of optional receives", recv["optional"], totals.optional);
   expect("the histogram of members", recv["receives_by_members"], totals.groups);
-  if (stats["connections"].size() != 2 * options.connections) throw Failure("VERBATIM_STATS misses a connection");
+  if (stats["connections"].size() != 2 * options.connections)
+    throw Failure("VERBATIM_STATS has the wrong number of connections");
   for (const Json& connection : stats["connections"]) {
     if (options.expect_completion.empty()) break;
     expect("the completion mode", connection["completion"], options.expect_completion);
@@ -149,7 +150,7 @@ int run(const Options& options) {
   const std::string stats_path = "/tmp/verbatim-completion-" + std::to_string(::getpid()) + ".json";
   ::setenv("VERBATIM_STATS", stats_path.c_str(), 1);
   Warnings warnings;
-  netapi::set_log_callback([&warnings](const netapi::LogLine& line) { warnings.take(line); });
+  netapi::set_log_callback([&warnings](const netapi::LogLine& line) { warnings.count(line); });
   netapi::Opened opened = netapi::open_plugin(options.plugin, options.api);
   if (opened.plugin == nullptr) throw Failure(opened.error);
   netapi::Plugin& plugin = *opened.plugin;
@@ -169,11 +170,11 @@ int run(const Options& options) {
     }
   } catch (const Failure& failure) {
     if (!options.expect_wrong) throw;
-    std::printf("%s\n", failure.what());  // the plugin itself may see that a size is wrong
+    std::printf("%s\n", failure.what());  // the plugin can detect a wrong size itself
   }
   if (contexts.recv != contexts.send) require(plugin.finalize(contexts.recv), "finalize");
   require(plugin.finalize(contexts.send), "finalize");
-  opened.plugin.reset();  // up to v10 this is the end
+  opened.plugin.reset();  // up to v10, unloading closes the context and writes the statistics
   netapi::set_log_callback({});
 
   std::printf("%llu messages, %llu bytes, %llu optional; wrong: the bytes of %llu, the sizes of %llu\n",
@@ -187,7 +188,7 @@ int run(const Options& options) {
   }
   if (totals.messages != options.plan.messages) throw Failure("not all messages were sent");
   if (totals.wrong_bytes + totals.wrong_sizes != 0) throw Failure("messages were wrong");
-  if (warnings.others != 0) throw Failure("the plugin warned");
+  if (warnings.others != 0) throw Failure("the plugin logged unexpected warnings");
   expect("the count of lines about atomics", warnings.fallbacks, options.expect_fallbacks);
   check_stats(stats_path, options, totals);
   ::unlink(stats_path.c_str());

@@ -22,7 +22,7 @@ Plan::Plan(const PlanOptions& options)
     : options_(options),
       number_(options.first_number),
       end_(options.first_number + options.messages),
-      dice_(options.seed) {}
+      random_(options.seed) {}
 
 Group Plan::next() {
   Group group;
@@ -35,13 +35,13 @@ Group Plan::next() {
     member.tag = first_tag + static_cast<int>(i);
     if (group.optional) member.bytes = member.capacity;
   }
-  // Which tag lies where, and which is sent when, are two different things.
+  // Permutes the tags of the members; the order of the sends is permuted independently below.
   for (std::size_t i = group.members.size(); i > 1; --i) {
     std::swap(group.members[i - 1].tag, group.members[draw(i)].tag);
   }
   group.send_order.resize(group.members.size());
   std::iota(group.send_order.begin(), group.send_order.end(), std::size_t{0});
-  if (draw(2) == 0) std::shuffle(group.send_order.begin(), group.send_order.end(), dice_);
+  if (draw(2) == 0) std::shuffle(group.send_order.begin(), group.send_order.end(), random_);
   return group;
 }
 
@@ -49,7 +49,7 @@ Member Plan::next_member() {
   Member member;
   member.number = number_++;
   if (draw(options_.large_every) == 0) {
-    member.capacity = kMediumBytes + draw(kMostBytes - kMediumBytes + 1);
+    member.capacity = kMediumBytes + draw(kMaxBytes - kMediumBytes + 1);
   } else if (draw(32) != 0) {
     member.capacity = 1 + draw(draw(8) == 0 ? kMediumBytes : kSmallBytes);
   }

@@ -14,11 +14,11 @@ namespace {
 
 constexpr auto kMoveTimeout = std::chrono::seconds(60);
 constexpr std::size_t kMembers = 8;
-constexpr std::size_t kGuardBytes = 64;  // behind each receive buffer, which nobody may touch
-constexpr std::size_t kSkewBytes = 64;   // buffers begin anywhere in a cache line
-constexpr std::size_t kStride = (kMostBytes + kGuardBytes + kSkewBytes + 4095) / 4096 * 4096;
+constexpr std::size_t kGuardBytes = 64;  // after each receive buffer; must not change
+constexpr std::size_t kSkewBytes = 64;   // buffers start at any offset in a cache line
+constexpr std::size_t kStride = (kMaxBytes + kGuardBytes + kSkewBytes + 4095) / 4096 * 4096;
 constexpr std::byte kUntouched{0xa5};
-constexpr std::uint64_t kMostComplaints = 10;
+constexpr std::uint64_t kMaxReports = 10;
 
 }  // namespace
 
@@ -50,7 +50,7 @@ void Traffic::run() {
     while (begun_ - oldest_ < kWindow && !plan_.is_over()) begin();
     if (oldest_ == begun_) return;
     moved_ = false;
-    // Now the receiver is ahead, now the sender.
+    // Random numbers of posts and sends, so that sometimes the receiver is ahead and sometimes the sender.
     for (std::uint64_t tries = plan_.draw(4); tries > 0 && post(); --tries) {
     }
     for (std::uint64_t tries = plan_.draw(2 * kMembers); tries > 0 && send(); --tries) {
@@ -58,14 +58,15 @@ void Traffic::run() {
     const std::uint64_t in_flight = begun_ - oldest_;
     const std::uint64_t first = plan_.draw(in_flight);
     for (std::uint64_t i = 0; i < in_flight; ++i) test(flight(oldest_ + (first + i) % in_flight));
-    for (; oldest_ < begun_ && flight(oldest_).landed && oldest_ < sent_ && flight(oldest_).sends_open == 0; ++oldest_)
+    for (; oldest_ < begun_ && flight(oldest_).verified && oldest_ < sent_ && flight(oldest_).sends_open == 0;
+         ++oldest_)
       moved_ = true;
     if (moved_) {
       last_move = std::chrono::steady_clock::now();
     } else {
       if (std::chrono::steady_clock::now() - last_move > kMoveTimeout) {
-        throw Failure("nothing moves any more: " + std::to_string(oldest_) + " groups done, " +
-                      std::to_string(posted_) + " posted, " + std::to_string(sent_) + " sent");
+        throw Failure("no progress: " + std::to_string(oldest_) + " groups done, " + std::to_string(posted_) +
+                      " posted, " + std::to_string(sent_) + " sent");
       }
       sched_yield();
     }
@@ -74,14 +75,14 @@ void Traffic::run() {
 
 void Traffic::begin() {
   const std::size_t slot = begun_ % kWindow;
-  Flight& at = flight(begun_++);
+  GroupInFlight& at = flight(begun_++);
   at = {};
   at.group = plan_.next();
   for (std::size_t i = 0; i < at.group.members.size(); ++i) {
     const Member& member = at.group.members[i];
-    const std::size_t place = (slot * kMembers + i) * kStride;
-    at.sources.push_back(&source_[place + plan_.draw(kSkewBytes)]);
-    at.targets.push_back(&target_[place + plan_.draw(kSkewBytes)]);
+    const std::size_t offset = (slot * kMembers + i) * kStride;
+    at.sources.push_back(&source_[offset + plan_.draw(kSkewBytes)]);
+    at.targets.push_back(&target_[offset + plan_.draw(kSkewBytes)]);
     write_content(at.sources[i], member.bytes, member.number);
     std::fill_n(at.targets[i], member.capacity + kGuardBytes, kUntouched);
   }
@@ -90,20 +91,20 @@ void Traffic::begin() {
 
 bool Traffic::post() {
   if (posted_ == begun_) return false;
-  Flight& at = flight(posted_);
+  GroupInFlight& at = flight(posted_);
   const std::vector<Member>& members = at.group.members;
-  std::array<void*, kMembers> places{};
+  std::array<void*, kMembers> data{};
   std::array<std::size_t, kMembers> sizes{};
   std::array<int, kMembers> tags{};
   std::array<void*, kMembers> handles{};
   for (std::size_t i = 0; i < members.size(); ++i) {
-    places[i] = at.targets[i];
+    data[i] = at.targets[i];
     sizes[i] = members[i].capacity;
     tags[i] = members[i].tag;
     handles[i] = target_handle_;
   }
   void* request = at.group.optional ? reinterpret_cast<void*>(nccl::kNetOptionalRecvCompletion) : nullptr;
-  require(plugin_.irecv(recv_comm_, static_cast<int>(members.size()), places.data(), sizes.data(), tags.data(),
+  require(plugin_.irecv(recv_comm_, static_cast<int>(members.size()), data.data(), sizes.data(), tags.data(),
                         handles.data(), &request),
           "irecv");
   if (request == nullptr) return false;
@@ -118,7 +119,7 @@ bool Traffic::post() {
 
 bool Traffic::send() {
   if (sent_ == begun_) return false;
-  Flight& at = flight(sent_);
+  GroupInFlight& at = flight(sent_);
   const std::size_t i = at.group.send_order[at.sends.size()];
   const Member& member = at.group.members[i];
   void* request = nullptr;
@@ -133,18 +134,18 @@ bool Traffic::send() {
   return true;
 }
 
-void Traffic::test(Flight& at) {
+void Traffic::test(GroupInFlight& at) {
   if (at.posted && !at.received) test_receive(at);
   test_sends(at);
-  if (at.received && !at.landed) land(at);
+  if (at.received && !at.verified) verify_group(at);
 }
 
-void Traffic::test_receive(Flight& at) {
+void Traffic::test_receive(GroupInFlight& at) {
   int done = 0;
   std::array<int, kMembers> sizes{};
   require(plugin_.test(at.receive, &done, sizes.data()), "test of a receive");
   if (done == 0) {
-    if (at.group.optional) throw Failure("a receive without completion is not done at once");
+    if (at.group.optional) throw Failure("a receive with optional completion is not done at once");
     return;
   }
   at.received = true;
@@ -152,13 +153,13 @@ void Traffic::test_receive(Flight& at) {
   for (std::size_t i = 0; i < at.group.members.size(); ++i) {
     const Member& member = at.group.members[i];
     if (static_cast<std::size_t>(sizes[i]) == member.bytes) continue;
-    if (totals_.wrong_sizes++ >= kMostComplaints) continue;
-    std::printf("message %llu has %zu bytes, and test says %d\n", static_cast<unsigned long long>(member.number),
+    if (totals_.wrong_sizes++ >= kMaxReports) continue;
+    std::printf("message %llu has %zu bytes, but test reports %d\n", static_cast<unsigned long long>(member.number),
                 member.bytes, sizes[i]);
   }
 }
 
-void Traffic::test_sends(Flight& at) {
+void Traffic::test_sends(GroupInFlight& at) {
   for (std::size_t i = 0; i < at.sends.size(); ++i) {
     if (at.sends[i] == nullptr) continue;
     int done = 0;
@@ -173,22 +174,22 @@ void Traffic::test_sends(Flight& at) {
   }
 }
 
-// Looks at what a receive that is done has brought. Without a completion it may come later.
-void Traffic::land(Flight& at) {
+// Checks the data of a receive that is done. With optional completion, the data can arrive later than that.
+void Traffic::verify_group(GroupInFlight& at) {
   if (at.group.optional && !is_intact(at, 0)) {
     const bool was_sent = at.sends.size() == 1 && at.sends_open == 0;
-    if (!was_sent) return;  // what has completed at the sender is there
+    if (!was_sent) return;  // when the send is done, the data must have arrived
   }
-  at.landed = true;
+  at.verified = true;
   for (std::size_t i = 0; i < at.group.members.size(); ++i) {
-    if (is_intact(at, i) || totals_.wrong_bytes++ >= kMostComplaints) continue;
+    if (is_intact(at, i) || totals_.wrong_bytes++ >= kMaxReports) continue;
     const Member& member = at.group.members[i];
-    std::printf("message %llu of %zu bytes, member %zu of %zu, is not what was sent\n",
+    std::printf("message %llu of %zu bytes, member %zu of %zu, has wrong bytes\n",
                 static_cast<unsigned long long>(member.number), member.bytes, i, at.group.members.size());
   }
 }
 
-bool Traffic::is_intact(const Flight& at, std::size_t i) const {
+bool Traffic::is_intact(const GroupInFlight& at, std::size_t i) const {
   const Member& member = at.group.members[i];
   const std::byte* const target = at.targets[i];
   const auto untouched = [](std::byte value) { return value == kUntouched; };

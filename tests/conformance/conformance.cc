@@ -51,29 +51,30 @@ void ServiceThread::run(const std::function<void()>& call) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return call_ == nullptr; });
   call_ = &call;
-  const std::uint64_t mine = finished_ + 1;
+  const std::uint64_t finished_after_call = finished_ + 1;
   changed_.notify_all();
-  changed_.wait(lock, [this, mine] { return finished_ >= mine; });
+  changed_.wait(lock, [this, finished_after_call] { return finished_ >= finished_after_call; });
 }
 
-Link::Link(Conformance& test, void* send, void* recv) : send_comm(send), recv_comm(recv), test_(&test) {}
+TestConnection::TestConnection(Conformance& test, void* send, void* recv)
+    : send_comm(send), recv_comm(recv), test_(&test) {}
 
-Link::Link(Link&& other) noexcept
+TestConnection::TestConnection(TestConnection&& other) noexcept
     : send_comm(std::exchange(other.send_comm, nullptr)),
       recv_comm(std::exchange(other.recv_comm, nullptr)),
       test_(other.test_) {}
 
-Link::~Link() {
+TestConnection::~TestConnection() {
   close_send();
   close_recv();
 }
 
-void Link::close_send() {
+void TestConnection::close_send() {
   if (send_comm == nullptr) return;
   test_->service().run([&] { EXPECT_OK(test_->net().close_send(std::exchange(send_comm, nullptr))); });
 }
 
-void Link::close_recv() {
+void TestConnection::close_recv() {
   if (recv_comm == nullptr) return;
   test_->service().run([&] { EXPECT_OK(test_->net().close_recv(std::exchange(recv_comm, nullptr))); });
 }
@@ -157,8 +158,8 @@ void* Conformance::listen(End end, Handle& handle) {
   return listen_comm;
 }
 
-Link Conformance::connect(void* listen_comm, End sender, Handle& handle) {
-  Link link(*this, nullptr, nullptr);
+TestConnection Conformance::connect(void* listen_comm, End sender, Handle& handle) {
+  TestConnection link(*this, nullptr, nullptr);
   bool failed = false;
   service_.run([&] {
     eventually([&] {
@@ -179,21 +180,21 @@ Link Conformance::connect(void* listen_comm, End sender, Handle& handle) {
   return link;
 }
 
-Link Conformance::link(End sender, End receiver) {
+TestConnection Conformance::link(End sender, End receiver) {
   Handle handle;
   void* const listen_comm = listen(receiver, handle);
   if (listen_comm == nullptr) return {*this, nullptr, nullptr};
-  Link link = connect(listen_comm, sender, handle);
+  TestConnection link = connect(listen_comm, sender, handle);
   service_.run([&] { EXPECT_OK(net().close_listen(listen_comm)); });
   return link;
 }
 
-Link Conformance::link() {
+TestConnection Conformance::link() {
   const End end{context(), 0};
   return link(end, end);
 }
 
-void Conformance::exchange(Link& link, const std::vector<Group>& groups, const Layout& layout) {
+void Conformance::exchange(TestConnection& link, const std::vector<Group>& groups, const Layout& layout) {
   ASSERT_TRUE(link);
   std::size_t send_bytes = layout.gap;
   std::size_t recv_bytes = layout.gap;
@@ -232,14 +233,15 @@ void Conformance::exchange(Link& link, const std::vector<Group>& groups, const L
     }
     std::vector<std::size_t> order = group.order;
     for (std::size_t i = order.size(); i < group.pieces.size(); ++i) order.push_back(i);
-    std::vector<bool> taken(members.size(), false);
+    std::vector<bool> matched(members.size(), false);
     std::vector<int> sizes(members.size(), -1);
     for (const std::size_t from : order) {
       const Piece& piece = group.pieces[from];
       std::size_t member = 0;
-      while (taken[member] || group.pieces[member].tag != piece.tag) ++member;
-      taken[member] = true;
-      ASSERT_LE(piece.size, group.pieces[member].capacity) << "an exchange that the contract forbids";
+      while (matched[member] || group.pieces[member].tag != piece.tag) ++member;
+      matched[member] = true;
+      ASSERT_LE(piece.size, group.pieces[member].capacity)
+          << "the net interface forbids a send larger than its receive";
       sizes[member] = static_cast<int>(piece.size);
       source.write(send_at, piece.size, seed);
       target.expect(member_at[member], piece.size, seed);

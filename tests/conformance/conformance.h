@@ -1,5 +1,5 @@
-// The fixture of the suite: one plugin, loaded by path, driven through one of its tables with the threads that NCCL
-// has: a service thread for listen, connect, accept, registration and close, a progress thread (the test's own) for
+// The fixture of the suite: loads one plugin by path and calls one of its tables from the same threads as NCCL: a
+// service thread for listen, connect, accept, registration and close, and a progress thread (the test's thread) for
 // data.
 #pragma once
 
@@ -24,15 +24,15 @@ namespace conformance {
 
 struct Options {
   std::string plugin;                           // path of the library under test
-  std::size_t largest = std::size_t{64} << 20;  // message, in bytes
-  std::chrono::microseconds pause{0};           // when nothing has moved
-  int shorten = 1;                              // repetitions are divided by this
+  std::size_t largest = std::size_t{64} << 20;  // bytes of the largest message
+  std::chrono::microseconds pause{0};           // sleep when there was no progress
+  int shorten = 1;                              // divides the number of repetitions
 };
 Options& options();
-// Of so many times that a test does something, those that --shorten leaves.
+// `count` divided by --shorten, at least 1.
 int repetitions(int count);
 
-// Runs calls one after the other on a thread of its own.
+// A thread that runs calls one after the other.
 class ServiceThread {
  public:
   ServiceThread();
@@ -40,16 +40,16 @@ class ServiceThread {
   ServiceThread(const ServiceThread&) = delete;
   ServiceThread& operator=(const ServiceThread&) = delete;
 
-  // Returns when the call has returned. Any thread.
+  // Returns when the call has returned. Any thread may call it.
   void run(const std::function<void()>& call);
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   const std::function<void()>* call_ = nullptr;
-  std::uint64_t finished_ = 0;  // calls so far
+  std::uint64_t finished_ = 0;  // number of finished calls
   bool stop_ = false;
-  std::thread thread_;  // last: starts when all else is there
+  std::thread thread_;  // last, because the thread uses the other members
 };
 
 struct End {
@@ -63,15 +63,15 @@ struct Handle {
 
 class Conformance;
 
-// A connection: its sending and its receiving end, closed with it.
-class Link {
+// A connection: its send comm and receive comm. The destructor closes both.
+class TestConnection {
  public:
-  Link(Conformance& test, void* send_comm, void* recv_comm);
-  ~Link();
-  Link(Link&& other) noexcept;
-  Link(const Link&) = delete;
-  Link& operator=(const Link&) = delete;
-  Link& operator=(Link&&) = delete;
+  TestConnection(Conformance& test, void* send_comm, void* recv_comm);
+  ~TestConnection();
+  TestConnection(TestConnection&& other) noexcept;
+  TestConnection(const TestConnection&) = delete;
+  TestConnection& operator=(const TestConnection&) = delete;
+  TestConnection& operator=(TestConnection&&) = delete;
 
   explicit operator bool() const { return send_comm != nullptr && recv_comm != nullptr; }
   void close_send();
@@ -84,7 +84,7 @@ class Link {
   Conformance* test_;
 };
 
-// A registration on one comm, given back with it. Must not outlive the comm.
+// A registration on one comm. The destructor deregisters it. It must not outlive the comm.
 class Registration {
  public:
   Registration(Conformance& test, void* comm, void* data, std::size_t size, int type = nccl::kPtrHost);
@@ -102,24 +102,24 @@ class Registration {
   void* mhandle_ = nullptr;
 };
 
-// One send and the member that receives it. Where a group has equal tags, sends match members in the order of both.
+// One send and the member that receives it. Sends and members with equal tags match in their order.
 struct Piece {
   std::size_t size;
   std::size_t capacity;
   int tag;
 };
-// What one irecv posts; `order` is the order of the sends (empty: that of the pieces).
+// The members of one irecv. `order` is the order of the sends (empty: the order of the pieces).
 struct Group {
   std::vector<Piece> pieces;
   std::vector<std::size_t> order;
 };
 struct Layout {
-  std::size_t send_offset = 0;  // of the buffers from a page boundary
+  std::size_t send_offset = 0;  // offset of the buffers from a page boundary
   std::size_t recv_offset = 0;
-  std::size_t gap = 64;              // poisoned bytes between neighbours
-  Clock::duration receiver_delay{};  // how long the sends are there before the first receive
-  Clock::duration sender_delay{};    // and the other way round
-  int recv_type = nccl::kPtrHost;    // of the registration
+  std::size_t gap = 64;              // poisoned bytes between buffers
+  Clock::duration receiver_delay{};  // from the first call of isend to the first irecv
+  Clock::duration sender_delay{};    // from the first call of irecv to the first isend
+  int recv_type = nccl::kPtrHost;    // memory type of the receiver's registration
 };
 
 class Conformance : public ::testing::TestWithParam<int> {
@@ -128,29 +128,29 @@ class Conformance : public ::testing::TestWithParam<int> {
   netapi::Plugin& net() { return *plugin_; }
   ServiceThread& service() { return service_; }
 
-  // A context as init made it (null up to v10), finalized at the end of the test.
+  // The first context (null up to v10), created if necessary. TearDown finalizes it.
   void* context();
-  // One more.
+  // Another context.
   void* new_context();
   void finalize(void* context);
-  void forget_contexts() { contexts_.clear(); }  // finalized by the test itself
+  void forget_contexts() { contexts_.clear(); }  // for tests that finalize their contexts
   int device_count();
   netapi::Properties properties(int device);
   std::size_t max_recvs();
 
   void* listen(End end, Handle& handle);
-  // Null when there was an error or no answer in time.
-  Link connect(void* listen_comm, End sender, Handle& handle);
-  Link link(End sender, End receiver);
-  Link link();  // on device 0 of the test's context
+  // Null comms after an error or when the deadline has passed.
+  TestConnection connect(void* listen_comm, End sender, Handle& handle);
+  TestConnection link(End sender, End receiver);
+  TestConnection link();  // both ends on device 0 of context()
 
-  // Sends all groups over the link and checks sizes and every byte on both sides.
-  void exchange(Link& link, const std::vector<Group>& groups, const Layout& layout = {});
-  void exchange_one(Link& link, std::size_t size, const Layout& layout = {}) {
+  // Sends all groups over the link, and checks the sizes and all bytes at both ends.
+  void exchange(TestConnection& link, const std::vector<Group>& groups, const Layout& layout = {});
+  void exchange_one(TestConnection& link, std::size_t size, const Layout& layout = {}) {
     exchange(link, {{{{size, size, 0}}, {}}}, layout);
   }
 
-  // Lines that the plugin has logged as warnings so far. A test that expects some takes them.
+  // Returns and removes the warnings that the plugin has logged. TearDown fails the test if any are left.
   std::vector<std::string> take_warnings();
 
  protected:
@@ -168,10 +168,10 @@ class Conformance : public ::testing::TestWithParam<int> {
   std::vector<void*> contexts_;
 };
 
-// When nothing has moved: lets others run, or sleeps (--pause).
+// Called when there was no progress: yields the processor, or sleeps (--pause).
 void rest();
 
-// Calls `poll` until it answers true or the time is over.
+// Calls `poll` until it returns true. False when the time limit has passed.
 bool eventually(const std::function<bool()>& poll, Clock::duration limit = kDeadline);
 
 std::string version_name(const ::testing::TestParamInfo<int>& info);
@@ -186,6 +186,6 @@ std::string version_name(const ::testing::TestParamInfo<int>& info);
 }  // namespace conformance
 
 namespace nccl {
-// How GoogleTest prints a result.
+// GoogleTest prints a Result with this function.
 void PrintTo(Result result, std::ostream* stream);
 }  // namespace nccl

@@ -1,4 +1,4 @@
-// listen, connect, accept: never blocking, in either order, many at once, abandoned half-way.
+// listen, connect and accept: no call blocks; either order; many at a time; connections that are not completed.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,7 @@ namespace {
 
 class Connect : public Conformance {
  protected:
-  // One call that must not wait for anybody. The limit is far above a call's own work on a busy machine.
+  // `call` must not block. The limit is far above the duration of a call on a busy machine.
   template <typename Call>
   void expect_prompt(const Call& call) {
     const auto begin = Clock::now();
@@ -23,7 +23,7 @@ class Connect : public Conformance {
 };
 EVERY_VERSION(Connect);
 
-TEST_P(Connect, AcceptFirst) {
+TEST_P(Connect, AcceptBeforeConnect_Connects) {
   const End end{context(), 0};
   Handle handle;
   void* const listen_comm = listen(end, handle);
@@ -33,17 +33,17 @@ TEST_P(Connect, AcceptFirst) {
     expect_prompt([&] { return net().accept(listen_comm, &recv_comm); });
     EXPECT_EQ(recv_comm, nullptr);
   }
-  Link link = connect(listen_comm, end, handle);
+  TestConnection link = connect(listen_comm, end, handle);
   close_listen(listen_comm);
   exchange_one(link, 1000);
 }
 
-TEST_P(Connect, ConnectFirst) {
+TEST_P(Connect, ConnectBeforeAccept_Connects) {
   const End end{context(), 0};
   Handle handle;
   void* const listen_comm = listen(end, handle);
   ASSERT_NE(listen_comm, nullptr);
-  Link link(*this, nullptr, nullptr);
+  TestConnection link(*this, nullptr, nullptr);
   for (int i = 0; i < 20 && link.send_comm == nullptr; ++i) {
     expect_prompt([&] { return net().connect(end.context, 0, handle.bytes, &link.send_comm); });
   }
@@ -62,15 +62,15 @@ TEST_P(Connect, ConnectFirst) {
   exchange_one(link, 1000);
 }
 
-// NCCL's 128 bytes lie at any address, the same one for all calls of one connect.
-TEST_P(Connect, HandleAtAnOddAddress) {
+// NCCL can place its 128 bytes at any address. The address is the same in all calls of one connect.
+TEST_P(Connect, HandleAtOddAddress_Connects) {
   const End end{context(), 0};
   unsigned char bytes[nccl::kNetHandleMaxBytes + 2];
   std::memset(bytes, 0x77, sizeof bytes);
   void* listen_comm = nullptr;
   ASSERT_OK(net().listen(end.context, 0, bytes + 1, &listen_comm));
   ASSERT_NE(listen_comm, nullptr);
-  Link link(*this, nullptr, nullptr);
+  TestConnection link(*this, nullptr, nullptr);
   EXPECT_TRUE(eventually([&] {
     if (link.recv_comm == nullptr) {
       EXPECT_OK(net().accept(listen_comm, &link.recv_comm));
@@ -86,8 +86,8 @@ TEST_P(Connect, HandleAtAnOddAddress) {
   exchange_one(link, 1000);
 }
 
-// Several listens at once, connected in another order: each comm reaches the listen whose handle it was given.
-TEST_P(Connect, SeveralListensAtOnce) {
+// Several listen comms, connected in another order: each connect must reach the listen comm of its handle.
+TEST_P(Connect, SeveralListens_EachConnectsItsPeer) {
   const End end{context(), 0};
   constexpr std::size_t kCount = 6;
   std::vector<Handle> handles(kCount);
@@ -111,12 +111,12 @@ TEST_P(Connect, SeveralListensAtOnce) {
              std::count(sends.begin(), sends.end(), nullptr) + std::count(recvs.begin(), recvs.end(), nullptr) == 0;
     }));
   });
-  std::vector<Link> links;
+  std::vector<TestConnection> links;
   for (std::size_t i = 0; i < kCount; ++i) links.emplace_back(*this, sends[i], recvs[i]);
   for (void* const listen_comm : listens) close_listen(listen_comm);
   ASSERT_FALSE(HasFailure());
 
-  // All at once: a crossed pair of comms would show as crossed contents.
+  // Over all connections at the same time: two comms that are paired wrongly would receive each other's content.
   Memory source(kCount * 100);
   Memory target(kCount * 100);
   std::vector<Registration> mrs;
@@ -133,7 +133,7 @@ TEST_P(Connect, SeveralListensAtOnce) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Connect, ListenClosedUnused) {
+TEST_P(Connect, UnusedListenClosed_NextListenWorks) {
   const End end{context(), 0};
   for (int i = 0; i < 3; ++i) {
     Handle handle;
@@ -144,12 +144,13 @@ TEST_P(Connect, ListenClosedUnused) {
     EXPECT_EQ(recv_comm, nullptr);
     close_listen(listen_comm);
   }
-  Link link = this->link();
+  TestConnection link = this->link();
   exchange_one(link, 100);
 }
 
-// A connect whose listen is gone may fail or wait, but neither hang nor hand out a comm, and others go on.
-TEST_P(Connect, ListenClosedUnderAConnect) {
+// A connect whose listen comm is closed may fail or remain incomplete. It must not block or return a comm, and other
+// connections must work.
+TEST_P(Connect, ListenClosedDuringConnect_GivesNoComm) {
   const End end{context(), 0};
   Handle handle;
   void* const listen_comm = listen(end, handle);
@@ -166,12 +167,12 @@ TEST_P(Connect, ListenClosedUnderAConnect) {
     EXPECT_EQ(send_comm, nullptr);
     if (result != nccl::Result::kSuccess) break;
   }
-  Link link = this->link();
+  TestConnection link = this->link();
   exchange_one(link, 100);
-  take_warnings();  // it may say that the peer has gone
+  take_warnings();  // the plugin may log that the peer has closed
 }
 
-TEST_P(Connect, AbandonedHalfWay) {
+TEST_P(Connect, ConnectNotContinued_NextConnectionWorks) {
   const End end{context(), 0};
   Handle handle;
   void* const listen_comm = listen(end, handle);
@@ -179,22 +180,22 @@ TEST_P(Connect, AbandonedHalfWay) {
   void* send_comm = nullptr;
   for (int i = 0; i < 5; ++i) EXPECT_OK(net().connect(end.context, 0, handle.bytes, &send_comm));
   EXPECT_EQ(send_comm, nullptr) << "connected without an accept";
-  // Neither side goes on; finalize must take both away.
-  Link link = this->link();
+  // Neither side calls connect or accept again. finalize must remove both.
+  TestConnection link = this->link();
   exchange_one(link, 100);
   take_warnings();
 }
 
-TEST_P(Connect, ListenLeftToFinalize) {
+TEST_P(Connect, ListenNotClosed_FinalizeClosesIt) {
   const End end{context(), 0};
   Handle handle;
   ASSERT_NE(listen(end, handle), nullptr);
-  Link link = this->link();
+  TestConnection link = this->link();
   exchange_one(link, 100);
 }
 
-// An address where nobody listens: an error or "not yet", never a comm, never a wait.
-TEST_P(Connect, NobodyThere) {
+// No process listens at the address: connect must fail or remain incomplete, and must not block or return a comm.
+TEST_P(Connect, ConnectWithoutListener_GivesNoComm) {
   const End end{context(), 0};
   Handle handle;
   void* const listen_comm = listen(end, handle);
@@ -212,7 +213,7 @@ TEST_P(Connect, NobodyThere) {
   take_warnings();
 }
 
-TEST_P(Connect, GarbageForAHandle) {
+TEST_P(Connect, InvalidHandle_IsRejected) {
   const void* const unused = context();
   (void)unused;
   for (const int byte : {0x00, 0x5a, 0xff}) {
@@ -225,14 +226,14 @@ TEST_P(Connect, GarbageForAHandle) {
   take_warnings();
 }
 
-TEST_P(Connect, ManyCommsOnOneContext) {
-  std::vector<Link> links;
+TEST_P(Connect, ManyCommsOnOneContext_AllWork) {
+  std::vector<TestConnection> links;
   for (int i = 0; i < 24; ++i) {
     links.push_back(link());
     ASSERT_TRUE(links.back());
   }
   for (std::size_t i = 0; i < links.size(); ++i) exchange_one(links[i], 100 * i);
-  // Half of them go; the others stay.
+  // Half of the connections are closed; the others must still work.
   for (std::size_t i = 0; i < 12; ++i) {
     links[2 * i].close_send();
     links[2 * i].close_recv();
@@ -240,18 +241,18 @@ TEST_P(Connect, ManyCommsOnOneContext) {
   for (std::size_t i = 0; i < 12; ++i) exchange_one(links[2 * i + 1], 5000);
 }
 
-TEST_P(Connect, EveryPairOfDevices) {
+TEST_P(Connect, EveryPairOfDevices_Connects) {
   const int count = std::min(device_count(), 3);
   for (int from = 0; from < count; ++from) {
     for (int to = 0; to < count; ++to) {
       SCOPED_TRACE(std::to_string(from) + " to " + std::to_string(to));
-      Link link = this->link({context(), from}, {context(), to});
+      TestConnection link = this->link({context(), from}, {context(), to});
       exchange(link, {{{{3000, 3000, 0}}, {}}, {{{0, 10, 1}}, {}}, {{{70'000, 80'000, 2}}, {}}});
     }
   }
 }
 
-TEST_P(Connect, EndsInDifferentContexts) {
+TEST_P(Connect, EndsInDifferentContexts_Connect) {
   if (version() < 11) GTEST_SKIP() << "one context for all";
   void* const a = new_context();
   void* const b = new_context();
@@ -259,13 +260,13 @@ TEST_P(Connect, EndsInDifferentContexts) {
   EXPECT_NE(a, b);
   EXPECT_NE(b, c);
   {
-    Link ab = link({a, 0}, {b, 0});
-    Link ca = link({c, 0}, {a, 0});
+    TestConnection ab = link({a, 0}, {b, 0});
+    TestConnection ca = link({c, 0}, {a, 0});
     exchange_one(ab, 1000);
     exchange_one(ca, 1000);
   }
   finalize(b);
-  Link ca = link({c, 0}, {a, 0});
+  TestConnection ca = link({c, 0}, {a, 0});
   exchange_one(ca, 1000);
 }
 

@@ -1,4 +1,4 @@
-// Single messages: every byte, every size, nothing early, nothing twice.
+// Single messages: all bytes and sizes must be right, and no request may be done early or twice.
 #include <string>
 #include <thread>
 
@@ -13,7 +13,7 @@ constexpr std::size_t MiB = 1024 * KiB;
 class Data : public Conformance {};
 EVERY_VERSION(Data);
 
-// The sizes that are too heavy to repeat for every table.
+// Sizes that take too long to repeat for each table.
 class HeavyData : public Conformance {};
 ONE_VERSION(HeavyData, 12);
 
@@ -21,8 +21,8 @@ Group single(std::size_t size, std::size_t capacity, int tag = 0) {
   return {{{size, capacity, tag}}, {}};
 }
 
-TEST_P(Data, SizesAroundTheBoundaries) {
-  Link link = this->link();
+TEST_P(Data, BoundarySizes_ArriveWhole) {
+  TestConnection link = this->link();
   for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{65},
                                  std::size_t{4095}, std::size_t{4096}, std::size_t{4097}, 128 * KiB, MiB}) {
     SCOPED_TRACE(size);
@@ -30,16 +30,16 @@ TEST_P(Data, SizesAroundTheBoundaries) {
   }
 }
 
-TEST_P(HeavyData, SizesOfRealTraffic) {
-  Link link = this->link();
+TEST_P(HeavyData, LargestSizes_ArriveWhole) {
+  TestConnection link = this->link();
   const std::size_t largest = options().largest;
   exchange_one(link, largest / 16 - 1);
   exchange_one(link, largest);
   exchange_one(link, largest + 1, {.send_offset = 3, .recv_offset = 61});
 }
 
-TEST_P(HeavyData, ManyLargeOnesInFlight) {
-  Link link = this->link();
+TEST_P(HeavyData, ManyLargeMessages_ArriveWhole) {
+  TestConnection link = this->link();
   std::vector<Group> groups;
   for (int i = 0; i < repetitions(24); ++i) {
     const auto nth = static_cast<std::size_t>(i);
@@ -48,8 +48,8 @@ TEST_P(HeavyData, ManyLargeOnesInFlight) {
   exchange(link, groups);
 }
 
-TEST_P(Data, SendsShorterThanTheReceive) {
-  Link link = this->link();
+TEST_P(Data, SendShorterThanReceive_ReportsSentSize) {
+  TestConnection link = this->link();
   std::vector<Group> groups;
   for (const std::size_t capacity : {std::size_t{1}, std::size_t{64}, std::size_t{4097}, 256 * KiB}) {
     for (const std::size_t size : {std::size_t{0}, std::size_t{1}, capacity / 2, capacity - 1}) {
@@ -59,21 +59,21 @@ TEST_P(Data, SendsShorterThanTheReceive) {
   exchange(link, groups);
 }
 
-TEST_P(Data, ManyZeroByteMessages) {
-  Link link = this->link();
+TEST_P(Data, ManyEmptyMessages_Arrive) {
+  TestConnection link = this->link();
   exchange(link, std::vector<Group>(100, single(0, 0)));
   exchange(link, std::vector<Group>(100, single(0, 4 * KiB)));
 }
 
-TEST_P(Data, EmptyMessagesBetweenFullOnes) {
-  Link link = this->link();
+TEST_P(Data, EmptyAndFullMessages_Arrive) {
+  TestConnection link = this->link();
   std::vector<Group> groups;
   for (std::size_t i = 0; i < 60; ++i) groups.push_back(single(i % 3 == 0 ? 700 + i : 0, 1000));
   exchange(link, groups);
 }
 
-TEST_P(Data, UnalignedAddressesOnBothSides) {
-  Link link = this->link();
+TEST_P(Data, UnalignedAddresses_ArriveWhole) {
+  TestConnection link = this->link();
   for (const std::size_t send_offset : {std::size_t{1}, std::size_t{7}, std::size_t{4095}}) {
     for (const std::size_t recv_offset : {std::size_t{0}, std::size_t{3}, std::size_t{63}}) {
       SCOPED_TRACE(std::to_string(send_offset) + " " + std::to_string(recv_offset));
@@ -83,37 +83,37 @@ TEST_P(Data, UnalignedAddressesOnBothSides) {
   }
 }
 
-TEST_P(Data, MessagesSideBySideDoNotTouchEachOther) {
-  Link link = this->link();
+TEST_P(Data, AdjacentBuffers_AreNotOverwritten) {
+  TestConnection link = this->link();
   std::vector<Group> groups;
   for (std::size_t i = 0; i < 64; ++i) groups.push_back(single(1 + i, 1 + i));
   exchange(link, groups, {.gap = 0});
 }
 
-TEST_P(Data, MessagesArriveInPostingOrder) {
-  Link link = this->link();
+TEST_P(Data, EqualTags_ArriveInPostingOrder) {
+  TestConnection link = this->link();
   exchange(link, std::vector<Group>(500, single(48, 48)));
 }
 
-TEST_P(Data, TagsOfEveryValue) {
-  Link link = this->link();
+TEST_P(Data, AnyTagValue_Matches) {
+  TestConnection link = this->link();
   std::vector<Group> groups;
   for (const int tag : {0, 1, 255, 65'536, 0x7fff'ffff, -1, -0x7fff'ffff - 1}) groups.push_back(single(100, 100, tag));
   exchange(link, groups);
 }
 
-TEST_P(Data, LateReceiver) {
-  Link link = this->link();
+TEST_P(Data, ReceivePostedLate_ArrivesWhole) {
+  TestConnection link = this->link();
   exchange(link, {single(100, 200), single(70'000, 70'000), single(0, 10)}, {.receiver_delay = kQuiet});
 }
 
-TEST_P(Data, LateSender) {
-  Link link = this->link();
+TEST_P(Data, SendPostedLate_ArrivesWhole) {
+  TestConnection link = this->link();
   exchange(link, {single(100, 200), single(70'000, 70'000), single(0, 10)}, {.sender_delay = kQuiet});
 }
 
-TEST_P(Data, TestWithoutSizes) {
-  Link link = this->link();
+TEST_P(Data, TestWithoutSizes_Completes) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory source(300);
   Memory target(300);
@@ -128,10 +128,10 @@ TEST_P(Data, TestWithoutSizes) {
   EXPECT_TRUE(target.intact());
 }
 
-// NCCL marks a receive whose completion nobody waits for by 1 in *request (v9 and later); a plugin that leaves it there
-// crashes NCCL. It may then be done at once, so the data is watched for instead.
-TEST_P(Data, OptionalReceiveCompletion) {
-  Link link = this->link();
+// NCCL marks a receive with optional completion by 1 in *request (v9 and later). The plugin must replace this value,
+// otherwise NCCL crashes. Such a receive can be done before its data arrives, so the test waits for the data.
+TEST_P(Data, OptionalReceiveCompletion_DataArrives) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kBytes = 1024;
   constexpr std::size_t kMessages = 64;
@@ -144,7 +144,7 @@ TEST_P(Data, OptionalReceiveCompletion) {
     const std::size_t at = i * kBytes;
     source.write(at, kBytes, i);
     target.expect(at, kBytes, i);
-    // Mixed with ordinary ones, as LL and SIMPLE operations share a comm.
+    // Mixed with receives without the mark, because NCCL's protocols LL and SIMPLE share a comm.
     Operation& recv = traffic.recv(link.recv_comm, {{target.data() + at, kBytes, 0, target_mr.get()}});
     if (version() >= 9 && i % 3 != 2) recv.preset = nccl::kNetOptionalRecvCompletion;
     traffic.send(link.send_comm, {source.data() + at, kBytes, 0, source_mr.get()});
@@ -154,8 +154,8 @@ TEST_P(Data, OptionalReceiveCompletion) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Data, ReceiveIsNotDoneBeforeItsData) {
-  Link link = this->link();
+TEST_P(Data, NoData_ReceiveIsNotDone) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory source(64);
   Memory target(128);
@@ -179,9 +179,9 @@ TEST_P(Data, ReceiveIsNotDoneBeforeItsData) {
   EXPECT_TRUE(target.intact());
 }
 
-// The buffer of a done send belongs to the caller again: what is written there afterwards must not travel.
-TEST_P(Data, DoneSendsNoLongerReadTheirBuffer) {
-  Link link = this->link();
+// After a send is done, its buffer belongs to the caller again: bytes written there later must not be sent.
+TEST_P(Data, SendDone_BufferIsNotReadAgain) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kBytes = 32 * KiB;
   Memory source(kBytes);
@@ -204,17 +204,17 @@ TEST_P(Data, DoneSendsNoLongerReadTheirBuffer) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Data, BothDirectionsAtOnce) {
-  Link there = link();
-  Link back = link();
-  ASSERT_TRUE(there && back);
+TEST_P(Data, BothDirections_ArriveWhole) {
+  TestConnection forward = link();
+  TestConnection back = link();
+  ASSERT_TRUE(forward && back);
   constexpr std::size_t kBytes = 20'000;
   Memory a(2 * kBytes * 8);  // first half sent, second half received
   Memory b(2 * kBytes * 8);
-  const Registration a_send(*this, there.send_comm, a.data(), a.size());
+  const Registration a_send(*this, forward.send_comm, a.data(), a.size());
   const Registration a_recv(*this, back.recv_comm, a.data(), a.size());
   const Registration b_send(*this, back.send_comm, b.data(), b.size());
-  const Registration b_recv(*this, there.recv_comm, b.data(), b.size());
+  const Registration b_recv(*this, forward.recv_comm, b.data(), b.size());
   Traffic traffic(net());
   for (std::size_t i = 0; i < 8; ++i) {
     const std::size_t out = i * kBytes;
@@ -223,9 +223,9 @@ TEST_P(Data, BothDirectionsAtOnce) {
     b.expect(in, kBytes, i);
     b.write(out, kBytes, 100 + i);
     a.expect(in, kBytes, 100 + i);
-    traffic.send(there.send_comm, {a.data() + out, kBytes, 0, a_send.get()});
+    traffic.send(forward.send_comm, {a.data() + out, kBytes, 0, a_send.get()});
     traffic.send(back.send_comm, {b.data() + out, kBytes, 0, b_send.get()});
-    traffic.recv(there.recv_comm, {{b.data() + in, kBytes, 0, b_recv.get()}});
+    traffic.recv(forward.recv_comm, {{b.data() + in, kBytes, 0, b_recv.get()}});
     traffic.recv(back.recv_comm, {{a.data() + in, kBytes, 0, a_recv.get()}});
   }
   ASSERT_TRUE(traffic.run());
@@ -233,9 +233,9 @@ TEST_P(Data, BothDirectionsAtOnce) {
   EXPECT_TRUE(b.intact());
 }
 
-// Two ranks in one process: each end of a link is driven by a progress thread of its own.
-TEST_P(Data, EndsOnTwoThreads) {
-  Link link = this->link();
+// Two ranks in one process: each end of the connection has its own progress thread.
+TEST_P(Data, EndsOnTwoThreads_ArriveWhole) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kBytes = 3000;
   constexpr std::size_t kMessages = 400;

@@ -1,4 +1,4 @@
-// Grouped receives: n members told apart by their tags, complete as one.
+// Grouped receives: n members with tags in one request, which is done when all members are complete.
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -21,15 +21,15 @@ std::vector<std::size_t> in_order(std::size_t n) {
   return order;
 }
 
-// n members of about `size` bytes, each with a tag and a size of its own.
+// n members of about `size` bytes, with different tags and sizes.
 Group distinct(std::size_t n, std::size_t size) {
   Group group{{}, in_order(n)};
   for (std::size_t i = 0; i < n; ++i) group.pieces.push_back({size + i, size + i, static_cast<int>(1000 - 7 * i)});
   return group;
 }
 
-TEST_P(Groups, EveryOrderOfUpToFourTags) {
-  Link link = this->link();
+TEST_P(Groups, UpToFourTagsInEveryOrder_Match) {
+  TestConnection link = this->link();
   for (std::size_t n = 1; n <= std::min<std::size_t>(4, max_recvs()); ++n) {
     std::vector<Group> groups;
     Group group = distinct(n, 500);
@@ -40,8 +40,8 @@ TEST_P(Groups, EveryOrderOfUpToFourTags) {
   }
 }
 
-TEST_P(Groups, LargerGroupsInRandomOrder) {
-  Link link = this->link();
+TEST_P(Groups, LargerGroupsInRandomOrder_Match) {
+  TestConnection link = this->link();
   std::mt19937 random(7);
   std::vector<Group> groups;
   for (std::size_t n = 5; n <= max_recvs(); ++n) {
@@ -54,8 +54,8 @@ TEST_P(Groups, LargerGroupsInRandomOrder) {
   exchange(link, groups);
 }
 
-TEST_P(Groups, MembersOfEqualSize) {
-  Link link = this->link();
+TEST_P(Groups, MembersOfEqualSize_Match) {
+  TestConnection link = this->link();
   Group group{{}, {}};
   for (std::size_t i = 0; i < max_recvs(); ++i) group.pieces.push_back({4096, 4096, static_cast<int>(i)});
   group.order = in_order(group.pieces.size());
@@ -63,8 +63,8 @@ TEST_P(Groups, MembersOfEqualSize) {
   exchange(link, std::vector<Group>(10, group), {.gap = 0});
 }
 
-TEST_P(Groups, EqualTagsMatchInPostingOrder) {
-  Link link = this->link();
+TEST_P(Groups, EqualTags_MatchInPostingOrder) {
+  TestConnection link = this->link();
   const std::size_t n = max_recvs();
   Group all_equal{{}, {}};
   Group some_equal{{}, {}};
@@ -78,8 +78,8 @@ TEST_P(Groups, EqualTagsMatchInPostingOrder) {
   exchange(link, {all_equal, some_equal, reversed, all_equal, reversed});
 }
 
-TEST_P(Groups, EmptyAndShortMembers) {
-  Link link = this->link();
+TEST_P(Groups, EmptyAndShortMembers_ReportSentSizes) {
+  TestConnection link = this->link();
   const std::size_t n = max_recvs();
   std::vector<Group> groups;
   for (std::size_t full = 0; full <= n; ++full) {
@@ -95,16 +95,16 @@ TEST_P(Groups, EmptyAndShortMembers) {
   exchange(link, groups);
 }
 
-TEST_P(Groups, LargeMembers) {
-  Link link = this->link();
+TEST_P(Groups, LargeMembers_ArriveWhole) {
+  TestConnection link = this->link();
   Group group = distinct(max_recvs(), 150'000);
   std::reverse(group.order.begin(), group.order.end());
   exchange(link, {group, group}, {.send_offset = 1, .recv_offset = 5, .gap = 9});
 }
 
-// The same tags again in the next group: a send belongs to the oldest group that still misses it.
-TEST_P(Groups, SameTagsInConsecutiveGroups) {
-  Link link = this->link();
+// Consecutive groups have the same tags: a send matches the oldest group in which its tag is not matched yet.
+TEST_P(Groups, SameTagsInConsecutiveGroups_MatchOldestGroup) {
+  TestConnection link = this->link();
   std::vector<Group> groups;
   for (std::size_t round = 0; round < 40; ++round) {
     groups.push_back(distinct(max_recvs(), 100 + round));
@@ -115,8 +115,8 @@ TEST_P(Groups, SameTagsInConsecutiveGroups) {
   exchange(link, groups);
 }
 
-TEST_P(Groups, MemberRegistrationsOfTheirOwn) {
-  Link link = this->link();
+TEST_P(Groups, SeparateRegistrations_ArriveWhole) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   const std::size_t n = max_recvs();
   constexpr std::size_t kBytes = 5000;
@@ -146,8 +146,8 @@ TEST_P(Groups, MemberRegistrationsOfTheirOwn) {
   for (Memory& target : targets) EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Groups, NotDoneBeforeTheLastMember) {
-  Link link = this->link();
+TEST_P(Groups, MemberMissing_GroupIsNotDone) {
+  TestConnection link = this->link();
   const std::size_t n = max_recvs();
   if (n < 2) GTEST_SKIP() << "maxRecvs is 1";
   Memory source(100 * n);
@@ -172,9 +172,9 @@ TEST_P(Groups, NotDoneBeforeTheLastMember) {
   EXPECT_TRUE(target.intact());
 }
 
-// A tag that the oldest group does not have is "not yet", also when a younger group has it, and never an error.
-TEST_P(Groups, TagOfAYoungerGroupWaits) {
-  Link link = this->link();
+// A send whose tag is not in the oldest group gets a null request and no error, even if a later group has the tag.
+TEST_P(Groups, TagOfLaterGroup_IsNotAccepted) {
+  TestConnection link = this->link();
   Memory source(200);
   Memory target(200);
   const Registration source_mr(*this, link.send_comm, source.data(), source.size());
@@ -200,8 +200,8 @@ TEST_P(Groups, TagOfAYoungerGroupWaits) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Groups, MoreThanMaxRecvsIsRefused) {
-  Link link = this->link();
+TEST_P(Groups, MoreThanMaxRecvs_IsRejected) {
+  TestConnection link = this->link();
   const std::size_t n = max_recvs() + 1;
   Memory target(n);
   const Registration mr(*this, link.recv_comm, target.data(), target.size());
@@ -214,12 +214,12 @@ TEST_P(Groups, MoreThanMaxRecvsIsRefused) {
                         &request),
             nccl::Result::kSuccess);
   EXPECT_EQ(request, nullptr);
-  take_warnings();  // it may say so
+  take_warnings();  // the plugin may log a warning
 }
 
-// Everything at once: group sizes, tags equal or not, orders, short and empty members, small and large.
-TEST_P(MixedTraffic, RandomGroups) {
-  Link link = this->link();
+// Mixes group sizes, equal and different tags, orders, and short, empty, small and large members.
+TEST_P(MixedTraffic, RandomGroups_ArriveWhole) {
+  TestConnection link = this->link();
   const std::size_t max = max_recvs();
   std::mt19937 random(static_cast<std::uint32_t>(100 + version()));
   const auto below = [&](std::size_t limit) {
@@ -237,7 +237,7 @@ TEST_P(MixedTraffic, RandomGroups) {
         const int tag = static_cast<int>(repeat_tags ? below(2) : 10 * m + below(10));
         group.pieces.push_back({size, size + (below(2) == 0 ? 0 : below(100)), tag});
       }
-      if (repeat_tags) {  // any of the sends may then meet any of the members
+      if (repeat_tags) {  // then each send can match each member
         for (Piece& piece : group.pieces) piece.capacity = 40'000;
       }
       std::shuffle(group.order.begin(), group.order.end(), random);

@@ -1,4 +1,4 @@
-// The order of things at the end: closing with requests under way, finalize with comms alive, and all over again.
+// Closing with outstanding requests, finalize with open comms, and repeated init and loading.
 #include <thread>
 
 #include "conformance.h"
@@ -9,21 +9,21 @@ namespace {
 class Lifecycle : public Conformance {};
 EVERY_VERSION(Lifecycle);
 
-TEST_P(Lifecycle, InitAndFinalizeRepeated) {
+TEST_P(Lifecycle, InitAndFinalizeRepeated_Works) {
   for (int round = 0; round < 6; ++round) {
     void* const own = new_context();
     {
-      Link link = this->link({own, 0}, {own, 0});
+      TestConnection link = this->link({own, 0}, {own, 0});
       exchange_one(link, 10'000);
     }
     finalize(own);
   }
 }
 
-TEST_P(Lifecycle, LoadedAgain) {
+TEST_P(Lifecycle, LoadedAgain_Works) {
   for (int round = 0; round < 4; ++round) {
     {
-      Link link = this->link();
+      TestConnection link = this->link();
       exchange_one(link, 1000);
     }
     TearDown();
@@ -31,10 +31,10 @@ TEST_P(Lifecycle, LoadedAgain) {
   }
 }
 
-// NCCL aborts a communicator by closing its comms, whatever they still have under way.
-TEST_P(Lifecycle, ClosedWithRequestsOutstanding) {
+// NCCL aborts a communicator by closing its comms, even if requests are outstanding.
+TEST_P(Lifecycle, ClosedWithOutstandingRequests_NextConnectionWorks) {
   for (const bool sender_first : {true, false}) {
-    Link link = this->link();
+    TestConnection link = this->link();
     ASSERT_TRUE(link);
     Memory source(100'000);
     Memory target(100'000);
@@ -47,22 +47,22 @@ TEST_P(Lifecycle, ClosedWithRequestsOutstanding) {
     }
     ASSERT_TRUE(traffic.step());
     ASSERT_TRUE(traffic.step());
-    // No test from here on. Registrations go first, as NCCL has it.
-    { const Registration gone = std::move(source_mr); }
-    { const Registration gone = std::move(target_mr); }
+    // From here on no request is tested. NCCL deregisters before it closes.
+    { const Registration deregistered = std::move(source_mr); }
+    { const Registration deregistered = std::move(target_mr); }
     if (sender_first) link.close_send();
     link.close_recv();
     link.close_send();
     take_warnings();
   }
-  Link link = this->link();
+  TestConnection link = this->link();
   exchange_one(link, 1000);
 }
 
-// The sender's last message is done; that its peer closes at once must not undo it.
-TEST_P(Lifecycle, ReceiverClosesRightAfterItsData) {
+// The receiver closes as soon as it has the last message. The sender's request must still complete without an error.
+TEST_P(Lifecycle, ReceiverClosesAfterData_SendCompletes) {
   for (int round = 0; round < repetitions(10); ++round) {
-    Link link = this->link();
+    TestConnection link = this->link();
     ASSERT_TRUE(link);
     Memory source(5000);
     Memory target(5000);
@@ -84,9 +84,9 @@ TEST_P(Lifecycle, ReceiverClosesRightAfterItsData) {
   }
 }
 
-TEST_P(Lifecycle, SenderClosesRightAfterItsSend) {
+TEST_P(Lifecycle, SenderClosesAfterSend_ReceiveCompletes) {
   for (int round = 0; round < repetitions(10); ++round) {
-    Link link = this->link();
+    TestConnection link = this->link();
     ASSERT_TRUE(link);
     Memory source(5000);
     Memory target(5000);
@@ -107,13 +107,13 @@ TEST_P(Lifecycle, SenderClosesRightAfterItsSend) {
   }
 }
 
-// NCCL forgets comms when set-up fails; from v11 finalize takes them away, before that the end of the library.
-TEST_P(Lifecycle, CommsLeftToFinalize) {
+// NCCL leaves comms open when set-up fails. From v11 on finalize closes them, up to v10 the unloading of the library.
+TEST_P(Lifecycle, CommsNotClosed_FinalizeClosesThem) {
   for (int round = 0; round < 2; ++round) {
     void* const own = new_context();
     Handle unused;
     EXPECT_NE(listen({own, 0}, unused), nullptr);
-    Link link = this->link({own, 0}, {own, 0});
+    TestConnection link = this->link({own, 0}, {own, 0});
     exchange_one(link, 1000);
     link.send_comm = nullptr;
     link.recv_comm = nullptr;
@@ -122,18 +122,18 @@ TEST_P(Lifecycle, CommsLeftToFinalize) {
   }
 }
 
-TEST_P(Lifecycle, FinalizeOfNothing) {
+TEST_P(Lifecycle, FinalizeOfNull_Succeeds) {
   if (version() < 11) GTEST_SKIP() << "no finalize in this version";
   context();
   EXPECT_OK(net().finalize(nullptr));
-  Link link = this->link();
+  TestConnection link = this->link();
   exchange_one(link, 1000);
 }
 
-// Ranks of one process, each with its own links and threads, on one context.
-TEST_P(Lifecycle, ManyThreads) {
+// Several ranks in one process, each with its own connection and thread, on one context.
+TEST_P(Lifecycle, ManyThreads_ExchangeData) {
   constexpr std::size_t kThreads = 4;
-  std::vector<Link> links;
+  std::vector<TestConnection> links;
   for (std::size_t i = 0; i < kThreads; ++i) {
     links.push_back(link());
     ASSERT_TRUE(links.back());
@@ -149,7 +149,7 @@ TEST_P(Lifecycle, ManyThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST_P(Lifecycle, ManyThreadsConnect) {
+TEST_P(Lifecycle, ManyThreads_Connect) {
   const End end{context(), 0};
   constexpr int kThreads = 4;
   std::vector<std::thread> threads;

@@ -1,4 +1,4 @@
-// conformance --plugin PATH [GoogleTest's options]: the suite. The other options are those of run_program.
+// conformance --plugin PATH [GoogleTest's options] runs the suite. process.h describes the other options.
 #include "process.h"
 
 int main(int argc, char** argv) {

@@ -56,7 +56,7 @@ void Memory::expect(std::size_t at, std::size_t size, std::uint64_t seed) {
 }
 
 bool Memory::arrived(std::size_t at, std::size_t size) const {
-  // Volatile: the device writes behind the compiler's back.
+  // Volatile, because the device writes the memory and the compiler cannot know this.
   const volatile unsigned char* const is = actual_.data() + start_ + at;
   const unsigned char* const should = image_.data() + start_ + at;
   for (std::size_t i = 0; i < size; ++i) {

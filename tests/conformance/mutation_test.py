@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The suite must turn red when one byte of what a plugin delivers is wrong.
+"""Checks that the suite finds each kind of wrong data that a plugin could deliver.
 
 Usage: mutation_test.py CONFORMANCE PLUGIN MUTATE_PLUGIN MODE [VERSION...]
 
-Runs the data tests over the mutating wrapper: with MODE none they must pass, with any other MODE fail, by their own
-checks and not by a crash, a hang or a refusal to start.
+Runs the data tests with a wrapper that alters messages. With MODE none the tests must pass. With any other MODE they
+must fail by their own checks, and not by a crash, a timeout or a failed start.
 """
 
 import os
@@ -13,11 +13,11 @@ import subprocess
 import sys
 
 conformance, plugin, mutate, mode, *versions = sys.argv[1:]
-# Without the one that watches memory for data that arrives unannounced: it waits long for what never comes.
+# Without OptionalReceiveCompletion: it would wait until its deadline for data that never arrives.
 suites = "Net/Data.*{0}:Net/Groups.*{0}:Net/MixedTraffic.*{0}:-*OptionalReceiveCompletion*"
-# What the output must say, and how large a part of the tests must turn red: the wrapper spoils one message a test, so
-# that each test which could see it must.
-complaint, least_red = {
+# A pattern that must be in the output, and the fraction of the tests that must fail. The wrapper alters one message in
+# each test, so each test that checks this property must fail.
+error, min_failing = {
     "none": (r"\[  PASSED  \]", 0),
     "flip-byte": (r"wrong bytes in a buffer", 0.8),
     "swap-members": (r"wrong bytes in a buffer", 0.18),
@@ -40,7 +40,7 @@ for version in versions or ["12"]:
     tests = int(ran.group(1)) if ran else 0
     red = len(re.findall(r"^\[  FAILED  \] .*\(\d+ ms\)$", run.stdout, flags=re.M))
     print(f"v{version} {mode}: exit {run.returncode}, {red} of {tests} tests red", flush=True)
-    as_it_must = run.returncode == (0 if mode == "none" else 1) and tests >= 20 and red >= least_red * tests
-    if not as_it_must or not re.search(complaint, run.stdout):
+    fails_as_expected = run.returncode == (0 if mode == "none" else 1) and tests >= 20 and red >= min_failing * tests
+    if not fails_as_expected or not re.search(error, run.stdout):
         print(run.stdout[-6000:], run.stderr[-2000:], sep="\n")
-        sys.exit(f"v{version}: with MUTATE_MODE={mode} the suite did not answer as it must")
+        sys.exit(f"v{version}: unexpected result of the suite with MUTATE_MODE={mode}")

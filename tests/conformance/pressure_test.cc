@@ -1,4 +1,5 @@
-// More than fits: as many requests in flight as the contract promises, and beyond them a null request, never an error.
+// As many outstanding requests as NCCL's interface requires must be accepted. Further calls must return a null request
+// and no error.
 #include "conformance.h"
 
 namespace conformance {
@@ -8,16 +9,18 @@ class Pressure : public Conformance {
  protected:
   static constexpr std::size_t kBytes = 40;
 
-  // As many single messages as one comm must hold at once.
-  std::size_t promised() { return max_recvs() * std::size_t{nccl::kNetMaxRequests}; }
+  // The number of outstanding messages that one comm must accept.
+  std::size_t required_messages() { return max_recvs() * std::size_t{nccl::kNetMaxRequests}; }
 
-  void post_recvs(Traffic& traffic, Link& link, Memory& target, void* mhandle, std::size_t from, std::size_t to) {
+  void post_recvs(Traffic& traffic, TestConnection& link, Memory& target, void* mhandle, std::size_t from,
+                  std::size_t to) {
     for (std::size_t i = from; i < to; ++i) {
       target.expect(i * kBytes, kBytes, i);
       traffic.recv(link.recv_comm, {{target.data() + i * kBytes, kBytes, 0, mhandle}});
     }
   }
-  void post_sends(Traffic& traffic, Link& link, Memory& source, void* mhandle, std::size_t from, std::size_t to) {
+  void post_sends(Traffic& traffic, TestConnection& link, Memory& source, void* mhandle, std::size_t from,
+                  std::size_t to) {
     for (std::size_t i = from; i < to; ++i) {
       source.write(i * kBytes, kBytes, i);
       traffic.send(link.send_comm, {source.data() + i * kBytes, kBytes, 0, mhandle});
@@ -26,19 +29,19 @@ class Pressure : public Conformance {
 };
 EVERY_VERSION(Pressure);
 
-TEST_P(Pressure, PromisedReceivesAreTaken) {
-  Link link = this->link();
-  const std::size_t count = promised();
+TEST_P(Pressure, MaxReceives_AreAccepted) {
+  TestConnection link = this->link();
+  const std::size_t count = required_messages();
   Memory source(count * kBytes);
   Memory target(count * kBytes);
   const Registration source_mr(*this, link.send_comm, source.data(), source.size());
   const Registration target_mr(*this, link.recv_comm, target.data(), target.size());
   Traffic recvs(net());
   post_recvs(recvs, link, target, target_mr.get(), 0, count);
-  std::size_t taken = 0;
-  // Nothing is sent yet, so that all of them are outstanding at once.
-  eventually([&] { return !recvs.step() || (taken = recvs.posted()) == count; }, 3s);
-  EXPECT_EQ(taken, count);
+  std::size_t accepted = 0;
+  // There are no sends yet, so all receives are outstanding at the same time.
+  eventually([&] { return !recvs.step() || (accepted = recvs.posted()) == count; }, 3s);
+  EXPECT_EQ(accepted, count);
   Traffic sends(net());
   post_sends(sends, link, source, source_mr.get(), 0, count);
   ASSERT_TRUE(eventually([&] { return !recvs.step() || !sends.step() || recvs.open() + sends.open() == 0; }));
@@ -46,10 +49,10 @@ TEST_P(Pressure, PromisedReceivesAreTaken) {
   EXPECT_TRUE(target.intact());
 }
 
-// All sends are taken before one of them is asked for: none may need a test to become possible.
-TEST_P(Pressure, PromisedSendsAreTaken) {
-  Link link = this->link();
-  const std::size_t count = promised();
+// All sends must be accepted before the first is tested: isend must not depend on calls of test.
+TEST_P(Pressure, MaxSends_AreAccepted) {
+  TestConnection link = this->link();
+  const std::size_t count = required_messages();
   Memory source(count * kBytes);
   Memory target(count * kBytes);
   const Registration source_mr(*this, link.send_comm, source.data(), source.size());
@@ -79,8 +82,8 @@ TEST_P(Pressure, PromisedSendsAreTaken) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Pressure, PromisedGroupsAreTaken) {
-  Link link = this->link();
+TEST_P(Pressure, MaxGroups_AreAccepted) {
+  TestConnection link = this->link();
   const std::size_t n = max_recvs();
   const std::size_t groups = nccl::kNetMaxRequests;
   Memory source(groups * n * kBytes);
@@ -107,24 +110,24 @@ TEST_P(Pressure, PromisedGroupsAreTaken) {
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Pressure, FarBeyondTheLimitWithALateSender) {
-  Link link = this->link();
-  const std::size_t count = 3 * promised();
+TEST_P(Pressure, ReceivesBeyondLimitSenderLate_AllComplete) {
+  TestConnection link = this->link();
+  const std::size_t count = 3 * required_messages();
   Memory source(count * kBytes);
   Memory target(count * kBytes);
   const Registration source_mr(*this, link.send_comm, source.data(), source.size());
   const Registration target_mr(*this, link.recv_comm, target.data(), target.size());
   Traffic traffic(net());
   post_recvs(traffic, link, target, target_mr.get(), 0, count);
-  ASSERT_TRUE(traffic.run_for(kQuiet));  // irecv is refused again and again here
+  ASSERT_TRUE(traffic.run_for(kQuiet));  // irecv returns null requests here
   post_sends(traffic, link, source, source_mr.get(), 0, count);
   ASSERT_TRUE(traffic.run());
   EXPECT_TRUE(target.intact());
 }
 
-TEST_P(Pressure, FarBeyondTheLimitWithALateReceiver) {
-  Link link = this->link();
-  const std::size_t count = 3 * promised();
+TEST_P(Pressure, SendsBeyondLimitReceiverLate_AllComplete) {
+  TestConnection link = this->link();
+  const std::size_t count = 3 * required_messages();
   Memory source(count * kBytes);
   Memory target(count * kBytes);
   const Registration source_mr(*this, link.send_comm, source.data(), source.size());
@@ -132,7 +135,7 @@ TEST_P(Pressure, FarBeyondTheLimitWithALateReceiver) {
   Traffic sends(net());
   post_sends(sends, link, source, source_mr.get(), 0, count);
   ASSERT_TRUE(sends.run_for(kQuiet));
-  EXPECT_EQ(sends.posted(), 0U) << "a send was taken without a receive";
+  EXPECT_EQ(sends.posted(), 0U) << "a send was accepted without a receive";
   Traffic recvs(net());
   post_recvs(recvs, link, target, target_mr.get(), 0, count);
   ASSERT_TRUE(eventually([&] { return !recvs.step() || !sends.step() || recvs.open() + sends.open() == 0; }));
@@ -140,10 +143,10 @@ TEST_P(Pressure, FarBeyondTheLimitWithALateReceiver) {
   EXPECT_TRUE(target.intact());
 }
 
-// A receiver that stops asking must not lose, nor break, what the sender goes on sending.
-TEST_P(Pressure, ReceiverThatDoesNotPollForAWhile) {
-  Link link = this->link();
-  const std::size_t count = promised();
+// The receiver does not test its requests for a while. No data that arrives in this time may be lost.
+TEST_P(Pressure, ReceiverNotPolling_LosesNothing) {
+  TestConnection link = this->link();
+  const std::size_t count = required_messages();
   Memory source(count * kBytes);
   Memory target(count * kBytes);
   const Registration source_mr(*this, link.send_comm, source.data(), source.size());

@@ -124,7 +124,8 @@ Exit Process::wait(Clock::duration limit) {
   return result;
 }
 
-int run_program(int argc, char** argv, const std::function<void(const std::string& option, const char* value)>& take) {
+int run_program(int argc, char** argv,
+                const std::function<void(const std::string& option, const char* value)>& handle_option) {
   ::testing::InitGoogleTest(&argc, argv);
   std::string role;
   int api = 0;
@@ -143,12 +144,12 @@ int run_program(int argc, char** argv, const std::function<void(const std::strin
       options().shorten = std::max(1, std::atoi(value));
     } else if (option == "--pause") {
       options().pause = std::chrono::microseconds(std::atoi(value));
-    } else if (take) {
-      take(option, value);
+    } else if (handle_option) {
+      handle_option(option, value);
     }
   }
   if (options().plugin.empty()) {
-    std::cerr << argv[0] << ": --plugin PATH is needed\n";
+    std::cerr << argv[0] << ": --plugin PATH is missing\n";
     return 2;
   }
   if (!role.empty()) return run_role(role, api);

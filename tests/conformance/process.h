@@ -1,4 +1,4 @@
-// Tests that need another process run this same program in a role: its standard input and output are pipes to the test.
+// Tests that need another process start this program again in a role. Its standard input and output are pipes.
 #pragma once
 
 #include <sys/types.h>
@@ -8,27 +8,27 @@
 #include <utility>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "traffic.h"
 
 namespace conformance {
 
-// What a role leaves behind. Signals count as 128 + their number, a missed deadline as -1.
+// The end of a role's process. `status` is 128 + n after signal n, and -1 after a missed deadline.
 struct Exit {
   int status;
-  std::string output;  // what was not read before
+  std::string output;  // output that the test has not read before
 };
 
 class Process {
  public:
-  // Starts `role` over table `api` with these variables added to the environment ("" unsets one).
+  // Starts `role` with table version `api` and adds these variables to the environment ("" removes a variable).
   Process(const std::string& role, int api, const std::vector<std::pair<std::string, std::string>>& environment = {});
-  ~Process();  // kills it if it still runs
+  ~Process();  // kills the process if it still runs
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
   bool write(const void* data, std::size_t size);
-  bool read(void* data, std::size_t size);  // all of it, or false at the deadline or end of file
+  bool read(void* data, std::size_t size);  // reads all bytes; false at the deadline or end of file
   void kill();
   pid_t pid() const { return pid_; }
   Exit wait(Clock::duration limit = kDeadline);
@@ -39,13 +39,14 @@ class Process {
   verbatim::UniqueFd from_;
 };
 
-// The other process's main, of each program its own: its exit status.
+// The main function of a role; each test program defines it. Returns the exit status.
 int run_role(const std::string& role, int api);
 
-// A program's main: PROGRAM --plugin PATH [GoogleTest's options] runs the suite, PROGRAM --plugin PATH --role ROLE
-// --api N the role. Where a machine is slow: --largest BYTES of a message, --shorten N divides repetitions, --pause
-// MICROSECONDS sleeps when nothing has moved. `take` is given each option beside these with its value.
+// The main function of a test program. PROGRAM --plugin PATH [GoogleTest's options] runs the suite; PROGRAM --plugin
+// PATH --role ROLE --api N runs the role. For slow machines: --largest BYTES limits the size of messages, --shorten N
+// divides the repetitions, --pause MICROSECONDS sleeps when there was no progress. `handle_option` is called for each
+// other option.
 int run_program(int argc, char** argv,
-                const std::function<void(const std::string& option, const char* value)>& take = {});
+                const std::function<void(const std::string& option, const char* value)>& handle_option = {});
 
 }  // namespace conformance

@@ -1,4 +1,4 @@
-// Two processes of one host, one of them perhaps dying.
+// Connections between two processes of one host; in some tests one of them is killed.
 #include "process.h"
 
 #include "conformance.h"
@@ -26,9 +26,9 @@ class Processes : public Conformance {
 };
 EVERY_VERSION(Processes);
 
-TEST_P(Processes, MessagesBetweenTwo) {
+TEST_P(Processes, MessagesBetweenTwoProcesses_ArriveWhole) {
   Process peer("receiver", version());
-  const Link link(*this, connect_to(peer), nullptr);
+  const TestConnection link(*this, connect_to(peer), nullptr);
   ASSERT_NE(link.send_comm, nullptr);
   std::size_t total = 0;
   for (std::size_t i = 0; i < kMessages; ++i) total += message_bytes(i);
@@ -46,22 +46,22 @@ TEST_P(Processes, MessagesBetweenTwo) {
   EXPECT_EQ(end.status, 0) << end.output;
 }
 
-// The table versions are skins of one transport: they understand each other.
-TEST_P(Processes, PeerWithAnotherTable) {
+// All table versions have the same transport, so their peers can use different versions.
+TEST_P(Processes, PeerWithOtherTableVersion_Connects) {
   Process peer("receiver", version() == 12 ? 6 : version() + 1);
-  const Link link(*this, connect_to(peer), nullptr);
+  const TestConnection link(*this, connect_to(peer), nullptr);
   ASSERT_NE(link.send_comm, nullptr);
   Memory source(1);
   const Registration mr(*this, link.send_comm, source.data(), source.size());
 }
 
-TEST_P(Processes, PeerKilledWhileItIsOwedAMessage) {
-  // 67 ms an attempt instead of 4 s.
+TEST_P(Processes, PeerKilledBeforeSend_IsRemoteError) {
+  // An acknowledgement timeout of 67 ms instead of 4 s.
   setenv("VERBATIM_TIMEOUT", "14", 1);
   context();
   unsetenv("VERBATIM_TIMEOUT");
   Process peer("idle", version());
-  const Link link(*this, connect_to(peer), nullptr);
+  const TestConnection link(*this, connect_to(peer), nullptr);
   ASSERT_NE(link.send_comm, nullptr);
   Memory source(1000);
   const Registration mr(*this, link.send_comm, source.data(), source.size());
@@ -72,7 +72,7 @@ TEST_P(Processes, PeerKilledWhileItIsOwedAMessage) {
   ASSERT_TRUE(peer.read(&ready, 1));
   peer.kill();
   EXPECT_EQ(peer.wait().status, 128 + 9);
-  // The send may fail at once or later; success it must not have, nor wait for ever.
+  // The send must fail: in isend, or in a later test. It must not succeed and not remain outstanding.
   nccl::Result result = nccl::Result::kSuccess;
   void* request = nullptr;
   int done = 0;
@@ -80,13 +80,13 @@ TEST_P(Processes, PeerKilledWhileItIsOwedAMessage) {
     result = request == nullptr ? net().isend(link.send_comm, source.data(), 1000, 0, mr.get(), &request)
                                 : net().test(request, &done, nullptr);
     return result != nccl::Result::kSuccess || done != 0;
-  })) << (request == nullptr ? "refused for ever" : "neither done nor failed");
+  })) << (request == nullptr ? "isend returns null requests" : "neither done nor failed");
   EXPECT_EQ(result, nccl::Result::kRemoteError);
   EXPECT_EQ(done, 0);
-  take_warnings();  // it says why
+  take_warnings();  // the failure is logged
 }
 
-TEST_P(Processes, ExitWithEverythingOpen) {
+TEST_P(Processes, ExitWithEverythingOpen_ExitsCleanly) {
   Process peer("leave", version());
   const Exit end = peer.wait();
   EXPECT_EQ(end.status, 0) << end.output;

@@ -1,4 +1,4 @@
-// regMr, deregMr, iflush: any range, any number of times, also while traffic runs on the same comm.
+// regMr, deregMr and iflush: any ranges, repeatedly, also during transfers on the same comm.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -11,9 +11,9 @@ namespace {
 
 class Registrations : public Conformance {
  protected:
-  // One message between given places under given handles.
-  void send_between(Link& link, Memory& source, std::size_t from, void* source_mr, Memory& target, std::size_t to,
-                    void* target_mr, std::size_t size) {
+  // Sends one message from `from` in `source` to `to` in `target`, with these memory handles.
+  void send_between(TestConnection& link, Memory& source, std::size_t from, void* source_mr, Memory& target,
+                    std::size_t to, void* target_mr, std::size_t size) {
     source.write(from, size, ++seed_);
     target.expect(to, size, seed_);
     Traffic traffic(net());
@@ -25,7 +25,7 @@ class Registrations : public Conformance {
     EXPECT_TRUE(target.intact());
   }
 
-  void flush(Link& link, std::vector<Part> parts) {
+  void flush(TestConnection& link, std::vector<Part> parts) {
     std::vector<void*> data;
     std::vector<int> sizes;
     std::vector<void*> mhandles;
@@ -37,7 +37,7 @@ class Registrations : public Conformance {
     void* request = nullptr;
     ASSERT_OK(net().iflush(link.recv_comm, static_cast<int>(parts.size()), data.data(), sizes.data(), mhandles.data(),
                            &request));
-    if (request == nullptr) return;  // nothing to do
+    if (request == nullptr) return;  // no flush is necessary
     int done = 0;
     ASSERT_TRUE(eventually([&] {
       EXPECT_OK(net().test(request, &done, nullptr));
@@ -50,8 +50,8 @@ class Registrations : public Conformance {
 };
 EVERY_VERSION(Registrations);
 
-TEST_P(Registrations, PartsOfARegisteredRegion) {
-  Link link = this->link();
+TEST_P(Registrations, PartOfRegisteredRange_IsUsable) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory source(200'000, 5);
   Memory target(200'000, 9);
@@ -63,8 +63,8 @@ TEST_P(Registrations, PartsOfARegisteredRegion) {
   send_between(link, source, 0, source_mr.get(), target, 0, target_mr.get(), 200'000);
 }
 
-TEST_P(Registrations, SmallAndUnalignedRanges) {
-  Link link = this->link();
+TEST_P(Registrations, SmallUnalignedRange_IsUsable) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   for (const std::size_t offset : {std::size_t{0}, std::size_t{1}, std::size_t{4095}}) {
     for (const std::size_t size : {std::size_t{1}, std::size_t{2}, std::size_t{4096}, std::size_t{4098}}) {
@@ -77,10 +77,10 @@ TEST_P(Registrations, SmallAndUnalignedRanges) {
   }
 }
 
-// The same range again, a part of it, one that overlaps it, one around it: each registration holds until it is given
-// back, whatever happens to the others.
-TEST_P(Registrations, OverlappingAndRepeated) {
-  Link link = this->link();
+// The same range again, a part of it, an overlapping and a larger range: each registration is valid until it is
+// deregistered, regardless of the others.
+TEST_P(Registrations, OverlappingRanges_AreIndependent) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   struct Range {
     std::size_t at;
@@ -101,23 +101,23 @@ TEST_P(Registrations, OverlappingAndRepeated) {
       targets.push_back(std::make_unique<Registration>(*this, link.recv_comm, target.data() + range.at, range.size));
     }
     std::shuffle(order.begin(), order.end(), random);
-    for (std::size_t gone = 0; gone < order.size(); ++gone) {
-      for (std::size_t i = gone; i < order.size(); ++i) {
+    for (std::size_t next = 0; next < order.size(); ++next) {
+      for (std::size_t i = next; i < order.size(); ++i) {
         const Range& range = kRanges[order[i]];
         const std::size_t size = std::min<std::size_t>(range.size, 60);
         send_between(link, source, range.at + range.size - size, sources[order[i]]->get(), target, range.at,
                      targets[order[i]]->get(), size);
       }
-      sources[order[gone]].reset();
-      targets[order[gone]].reset();
+      sources[order[next]].reset();
+      targets[order[next]].reset();
     }
   }
 }
 
-TEST_P(Registrations, SameMemoryOnManyComms) {
+TEST_P(Registrations, SameMemoryOnManyComms_IsUsable) {
   Memory source(10'000);
   Memory target(10'000);
-  std::vector<Link> links;
+  std::vector<TestConnection> links;
   std::vector<std::unique_ptr<Registration>> mrs;
   for (int i = 0; i < 4; ++i) {
     links.push_back(link());
@@ -125,7 +125,7 @@ TEST_P(Registrations, SameMemoryOnManyComms) {
     mrs.push_back(std::make_unique<Registration>(*this, links.back().send_comm, source.data(), source.size()));
     mrs.push_back(std::make_unique<Registration>(*this, links.back().recv_comm, target.data(), target.size()));
   }
-  // The first two go first: the ranges must stay usable for the others.
+  // The first two are deregistered first. The others must still be usable.
   for (std::size_t first = 0; first < links.size(); ++first) {
     for (std::size_t i = first; i < links.size(); ++i) {
       send_between(links[i], source, 10 * i, mrs[2 * i]->get(), target, 100 * i, mrs[2 * i + 1]->get(), 3000);
@@ -137,9 +137,9 @@ TEST_P(Registrations, SameMemoryOnManyComms) {
   }
 }
 
-// A new buffer at the address of an old one: the old registration must not be found again.
-TEST_P(Registrations, AddressReused) {
-  Link link = this->link();
+// A new buffer at the address of an old buffer: the old registration must not be used for it.
+TEST_P(Registrations, AddressReused_IsRegisteredAnew) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   for (int i = 0; i < repetitions(50); ++i) {
     Memory source(30'000 + static_cast<std::size_t>(i) * 100);
@@ -150,8 +150,8 @@ TEST_P(Registrations, AddressReused) {
   }
 }
 
-TEST_P(Registrations, UnknownPointerTypeIsRefused) {
-  Link link = this->link();
+TEST_P(Registrations, UnknownPointerType_IsRejected) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory memory(100);
   for (const int type : {0, 3, 8, -1}) {
@@ -163,8 +163,8 @@ TEST_P(Registrations, UnknownPointerTypeIsRefused) {
   take_warnings();
 }
 
-TEST_P(Registrations, DmaBufWithoutAFileIsRefused) {
-  Link link = this->link();
+TEST_P(Registrations, DmaBufWithoutFd_IsRejected) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   if (!net().has_reg_mr_dmabuf()) GTEST_SKIP() << "no regMrDmaBuf";
   Memory memory(100);
@@ -177,9 +177,9 @@ TEST_P(Registrations, DmaBufWithoutAFileIsRefused) {
   take_warnings();
 }
 
-// NCCL registers user buffers from its service thread while its progress thread is busy on the same comm.
-TEST_P(Registrations, WhileTrafficRuns) {
-  Link link = this->link();
+// NCCL registers user buffers from its service thread while its progress thread uses the same comm.
+TEST_P(Registrations, RegistrationDuringTraffic_Works) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kArena = 256 * 1024;
   Memory source(kArena);
@@ -233,9 +233,9 @@ TEST_P(Registrations, WhileTrafficRuns) {
   EXPECT_TRUE(source.intact());
 }
 
-// Without a GPU: host memory that is registered as if it were a GPU's takes the same path through flush.
-TEST_P(Registrations, FlushAfterReceives) {
-  Link link = this->link();
+// A test without a GPU: host memory that is registered as GPU memory uses the same code in iflush.
+TEST_P(Registrations, FlushAfterReceives_Completes) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   const std::size_t n = max_recvs();
   Memory source(8192);
@@ -254,22 +254,22 @@ TEST_P(Registrations, FlushAfterReceives) {
   }
 }
 
-TEST_P(Registrations, FlushOfNothing) {
-  Link link = this->link();
+TEST_P(Registrations, FlushOfNothing_Succeeds) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory target(100);
   const Registration mr(*this, link.recv_comm, target.data(), target.size(), nccl::kPtrCuda);
   flush(link, {{target.data(), 0, 0, mr.get()}});
   flush(link, std::vector<Part>(max_recvs(), {target.data(), 0, 0, mr.get()}));
-  // Host memory needs none, and asking for it is no error.
+  // Host memory needs no flush, but iflush for it is not an error.
   const Registration host_mr(*this, link.recv_comm, target.data(), target.size());
   flush(link, {{target.data(), 50, 0, host_mr.get()}});
   EXPECT_TRUE(target.intact());
 }
 
-// Flushes in flight beside receives, as many as NCCL has steps.
-TEST_P(Registrations, FlushesBesideTraffic) {
-  Link link = this->link();
+// Outstanding flushes during receives, as many as NCCL has steps.
+TEST_P(Registrations, FlushesDuringTraffic_Complete) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kBytes = 2000;
   constexpr std::size_t kMessages = 100;

@@ -16,7 +16,7 @@
 namespace conformance {
 namespace {
 
-// GoogleTest's assertions outside a test count here.
+// GoogleTest counts the failures of assertions outside of tests in its ad hoc result.
 bool failed() {
   return ::testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed();
 }
@@ -74,14 +74,14 @@ void idle(netapi::Plugin& net, void* context) {
   Traffic traffic(net);
   const Operation& first = traffic.recv(recv_comm, {{target.data(), 1000, 0, mhandle}});
   traffic.recv(recv_comm, {{target.data() + 1000, 1000, 0, mhandle}});
-  // The second receive was announced right behind the first: once that has its data, both are known to the peer.
+  // The CTS entry of the second receive was sent directly after the first: when the first is done, the peer has both.
   EXPECT_TRUE(eventually([&] { return !traffic.step() || first.done; }));
   traffic.run_for(200ms);
   EXPECT_EQ(write(STDOUT_FILENO, "r", 1), 1);
   traffic.run_for(kDeadline);
 }
 
-// A process that ends as programs do that forget to clean up: nothing may crash or hang then.
+// A process that exits without closing or finalizing. It must not crash or hang.
 void leave(netapi::Plugin& net, void* context) {
   Handle handle;
   void* listen_comm = nullptr;
@@ -98,7 +98,8 @@ void leave(netapi::Plugin& net, void* context) {
     return failed() || (send_comm != nullptr && recv_comm != nullptr);
   }));
   if (recv_comm == nullptr) return;
-  static auto* const memory = new Memory(100'000);  // outlives main, as does what follows
+  static auto* const memory =
+      new Memory(100'000);  // never deleted, because the thread below uses it after main returns
   void* mhandle = nullptr;
   EXPECT_OK(net.reg_mr(recv_comm, memory->data(), memory->size(), nccl::kPtrHost, &mhandle));
   static auto* const traffic = new Traffic(net);

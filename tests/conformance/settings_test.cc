@@ -1,4 +1,4 @@
-// Settings that cannot be: one warning with variable, value and what is allowed, and a plugin that says no.
+// Invalid settings: init must fail, with one warning that has the variable, its value and the allowed values.
 #include <algorithm>
 #include <sstream>
 
@@ -48,7 +48,7 @@ class Settings : public Conformance {
 };
 EVERY_VERSION(Settings);
 
-TEST_P(Settings, MaxRecvsOutOfRange) {
+TEST_P(Settings, MaxRecvsOutOfRange_IsRejected) {
   expect_refused("VERBATIM_MAX_RECVS", "0", {"1", "8"});
   expect_refused("VERBATIM_MAX_RECVS", "9", {"1", "8"});
 }
@@ -56,7 +56,7 @@ TEST_P(Settings, MaxRecvsOutOfRange) {
 class EverySetting : public Settings {};
 ONE_VERSION(EverySetting, 12);
 
-TEST_P(EverySetting, MalformedValues) {
+TEST_P(EverySetting, MalformedValue_IsRejected) {
   expect_refused("VERBATIM_MAX_RECVS", "four", {"1", "8"});
   expect_refused("VERBATIM_MAX_RECVS", "4x", {"1", "8"});
   expect_refused("VERBATIM_MAX_RECVS", "-1", {"1", "8"});
@@ -71,7 +71,7 @@ TEST_P(EverySetting, MalformedValues) {
   expect_refused("VERBATIM_MAX_RECVS", "18446744073709551617", {"1", "8"});
 }
 
-TEST_P(EverySetting, OursWinsOverNccls) {
+TEST_P(EverySetting, OwnVariable_OverridesNcclAlias) {
   const auto lines = init_with("VERBATIM_QPS_PER_CONNECTION", "2");
   EXPECT_TRUE(succeeded(lines)) << joined(lines);
   Process process("init", version(), {{"VERBATIM_QPS_PER_CONNECTION", "2"}, {"NCCL_IB_QPS_PER_CONNECTION", "0"}});
@@ -79,9 +79,9 @@ TEST_P(EverySetting, OursWinsOverNccls) {
   EXPECT_NE(end.output.find("init success"), std::string::npos) << end.output;
 }
 
-TEST_P(EverySetting, NoVerbsLibrary) {
+TEST_P(EverySetting, VerbsLibraryMissing_IsReported) {
   const auto lines = init_with("VERBATIM_VERBS_LIBRARY", "/nonexistent/libibverbs.so.1");
-  // Either call may be the one that says no.
+  // Either init or devices may fail.
   const bool no_devices = std::any_of(lines.begin(), lines.end(), [](const std::string& line) {
     return line.rfind("devices ", 0) == 0 && line != "devices success 0" && line.rfind("devices success", 0) != 0;
   });
@@ -89,7 +89,7 @@ TEST_P(EverySetting, NoVerbsLibrary) {
   EXPECT_NE(joined(lines).find("/nonexistent/libibverbs.so.1"), std::string::npos) << joined(lines);
 }
 
-TEST_P(EverySetting, NoDeviceLeft) {
+TEST_P(EverySetting, NoDeviceSelected_IsReported) {
   const auto lines = init_with("VERBATIM_HCA", "=no_such_device");
   const bool devices_failed = std::any_of(lines.begin(), lines.end(), [](const std::string& line) {
     return line.rfind("devices ", 0) == 0 && line.rfind("devices success", 0) != 0;
@@ -99,7 +99,7 @@ TEST_P(EverySetting, NoDeviceLeft) {
   EXPECT_NE(joined(lines).find("VERBATIM_HCA"), std::string::npos) << joined(lines);
 }
 
-TEST_P(EverySetting, HcaSelects) {
+TEST_P(EverySetting, HcaFilter_SelectsDevices) {
   const std::string all = "devices success " + std::to_string(device_count());
   EXPECT_NE(joined(init_with("VERBATIM_HCA", "")).find(all), std::string::npos);
   const std::string first = properties(0).name.substr(std::string("verbatim_").size());

@@ -1,4 +1,4 @@
-// What a table says of itself and of its devices before any connection exists.
+// The table itself and the properties of its devices, most of them before a connection exists.
 #include "netapi/table.h"
 
 #include <algorithm>
@@ -22,11 +22,11 @@ unsigned long setting(const char* name, unsigned long otherwise) {
   return value == nullptr ? otherwise : std::strtoul(value, nullptr, 10);
 }
 
-TEST_P(Tables, Name) {
+TEST_P(Tables, Name_IsVerbatim) {
   EXPECT_STREQ(net().name(), "Verbatim");
 }
 
-// Calls `check` with the table under its own type.
+// Calls `check` with the table in the type of its version.
 template <typename Check>
 void with_table(const netapi::Plugin& plugin, const Check& check) {
   const void* const table = plugin.table();
@@ -50,7 +50,7 @@ void with_table(const netapi::Plugin& plugin, const Check& check) {
   }
 }
 
-TEST_P(Tables, SlotsThatNcclCallsUncheckedAreThere) {
+TEST_P(Tables, RequiredSlots_AreFilled) {
   with_table(net(), [](const auto& table) {
     EXPECT_NE(table.init, nullptr);
     EXPECT_NE(table.devices, nullptr);
@@ -70,14 +70,14 @@ TEST_P(Tables, SlotsThatNcclCallsUncheckedAreThere) {
     if constexpr (requires { table.finalize; }) {
       EXPECT_NE(table.finalize, nullptr);
     }
-    // NICs are not fused: NCCL must not ask for it.
+    // The plugin does not fuse NICs, and makeVDevice must be null so that NCCL does not call it.
     if constexpr (requires { table.makeVDevice; }) {
       EXPECT_EQ(table.makeVDevice, nullptr);
     }
   });
 }
 
-TEST_P(Tables, DevicesAreThoseOfVerbs) {
+TEST_P(Tables, Devices_MatchVerbsDevices) {
   const std::vector<std::string> verbs = verbs_device_names();
   ASSERT_FALSE(verbs.empty());
   EXPECT_EQ(static_cast<std::size_t>(device_count()), verbs.size());
@@ -87,12 +87,12 @@ TEST_P(Tables, DevicesAreThoseOfVerbs) {
     const std::string name = properties(device).name;
     EXPECT_EQ(name.rfind("verbatim_", 0), 0U) << name;
     EXPECT_TRUE(names.insert(name).second) << name << " twice";
-    // NCCL keys its topology by name, and its own transport uses those of verbs.
+    // NCCL identifies NICs by name, and its own transport uses the names of verbs.
     EXPECT_EQ(std::count(verbs.begin(), verbs.end(), name), 0) << name;
   }
 }
 
-TEST_P(Tables, Properties) {
+TEST_P(Tables, Properties_AreInRange) {
   for (int device = 0; device < device_count(); ++device) {
     const netapi::Properties is = properties(device);
     SCOPED_TRACE(is.name);
@@ -117,17 +117,17 @@ TEST_P(Tables, Properties) {
   }
 }
 
-TEST_P(Tables, PropertiesStayTheSame) {
+TEST_P(Tables, PropertiesAfterConnect_AreUnchanged) {
   std::vector<std::string> before;
   for (int device = 0; device < device_count(); ++device) before.push_back(properties(device).name);
-  const Link link = this->link();
+  const TestConnection link = this->link();
   for (int device = 0; device < device_count(); ++device) {
     EXPECT_EQ(properties(device).name, before[static_cast<std::size_t>(device)]);
     EXPECT_EQ(properties(device).guid, properties(device).guid);
   }
 }
 
-TEST_P(Tables, NoSuchDevice) {
+TEST_P(Tables, UnknownDevice_IsRejected) {
   netapi::Properties unused;
   for (const int device : {-1, device_count(), 1 << 30}) {
     EXPECT_NE(net().properties(device, &unused), nccl::Result::kSuccess) << device;
@@ -136,11 +136,11 @@ TEST_P(Tables, NoSuchDevice) {
     EXPECT_NE(net().listen(context(), device, handle.bytes, &comm), nccl::Result::kSuccess) << device;
     EXPECT_EQ(comm, nullptr);
   }
-  take_warnings();  // it may say so
+  take_warnings();  // the plugin may log a warning
 }
 
-// NCCL's profiler callback follows its handle unchecked when an event starts, and NCCL passes no handle for the
-// connections of its own bootstrap.
+// At the start of an event, NCCL's profiler callback dereferences its handle without a check. NCCL passes a null handle
+// for the connections of its bootstrap.
 class Profiler : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Net, Profiler, ::testing::Range(10, 13), version_name);
 
@@ -184,7 +184,7 @@ void run_with_profiler(const Net& table) {
   void* send_comm = nullptr;
   void* recv_comm = nullptr;
   ASSERT_TRUE(eventually([&] {
-    // The place for a device handle is null on some of NCCL's paths.
+    // NCCL passes a null pointer for the device handle in some calls.
     if (send_comm == nullptr) {
       if constexpr (kContexts) {
         EXPECT_OK(table.connect(context, 0, handle.bytes, &send_comm, nullptr));
@@ -214,7 +214,7 @@ void run_with_profiler(const Net& table) {
     void* no_handle = nullptr;
     void* recv = nullptr;
     void* send = nullptr;
-    // Once without the array of handles, once with an empty place in it.
+    // First without an array of handles, then with a null handle in the array.
     ASSERT_TRUE(eventually([&] {
       EXPECT_OK(table.irecv(recv_comm, 1, &data, &size, &tag, &target_mr, round == 0 ? nullptr : &no_handle, &recv));
       return recv != nullptr;
@@ -223,7 +223,8 @@ void run_with_profiler(const Net& table) {
       EXPECT_OK(table.isend(send_comm, source.data() + at, 1000, 0, source_mr, nullptr, &send));
       if (send != nullptr) return true;
       int done = 0;
-      EXPECT_OK(table.test(recv, &done, nullptr));  // a device that has no thread works while both ends make progress
+      EXPECT_OK(
+          table.test(recv, &done, nullptr));  // the engine `inline` of softverbs works only inside calls of both ends
       EXPECT_EQ(done, 0);
       return false;
     }));
@@ -246,7 +247,7 @@ void run_with_profiler(const Net& table) {
   }
 }
 
-TEST_P(Profiler, IsNeverCalledWithoutAHandle) {
+TEST_P(Profiler, NullHandle_CallbackIsNotCalled) {
   profiler_calls_without_handle = 0;
   with_table(net(), [](const auto& table) {
     using Net = std::remove_cvref_t<decltype(table)>;
@@ -260,9 +261,9 @@ TEST_P(Profiler, IsNeverCalledWithoutAHandle) {
   EXPECT_EQ(profiler_calls_without_handle, 0);
 }
 
-// What real NCCL puts into the sizes: 64 zeroed integers, of which it sums all.
-TEST_P(Tables, SizesOfNcclsOwnArrays) {
-  Link link = this->link();
+// NCCL passes 64 sizes that are 0 and adds up all of them, so test may write only those of the members.
+TEST_P(Tables, TestWithFullSizesArray_WritesOnlyMembers) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory source(10);
   Memory target(10);
@@ -291,12 +292,12 @@ TEST_P(Tables, SizesOfNcclsOwnArrays) {
   ASSERT_TRUE(traffic.run());
 }
 
-// The old tables count bytes in an int, which can be negative: an error then, and nothing taken.
+// Up to v8 sizes are int and can be negative: then the call must fail without a request.
 class OldTables : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Net, OldTables, ::testing::Range(6, 9), version_name);
 
 template <typename Net>
-void refuse_negative_sizes(const Net& table, const Link& link, Memory& memory, void* send_mr, void* recv_mr) {
+void refuse_negative_sizes(const Net& table, const TestConnection& link, Memory& memory, void* send_mr, void* recv_mr) {
   if constexpr (!requires { table.makeVDevice; }) {
     void* request = nullptr;
     EXPECT_NE(table.isend(link.send_comm, memory.data(), -1, 0, send_mr, &request), nccl::Result::kSuccess);
@@ -316,8 +317,8 @@ void refuse_negative_sizes(const Net& table, const Link& link, Memory& memory, v
   }
 }
 
-TEST_P(OldTables, NegativeSizesAreRefused) {
-  Link link = this->link();
+TEST_P(OldTables, NegativeSize_IsRejected) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory memory(100);
   const Registration send_mr(*this, link.send_comm, memory.data(), memory.size());
@@ -325,7 +326,7 @@ TEST_P(OldTables, NegativeSizesAreRefused) {
   with_table(net(),
              [&](const auto& table) { refuse_negative_sizes(table, link, memory, send_mr.get(), recv_mr.get()); });
   EXPECT_TRUE(memory.intact());
-  take_warnings();  // it may say so
+  take_warnings();  // the plugin may log a warning
 }
 
 }  // namespace

@@ -13,8 +13,8 @@ namespace conformance {
 namespace {
 
 constexpr int kUntouched = -0x5a5a5a5b;
-constexpr std::size_t kGuardInts = 8;  // behind the sizes that test may write
-// A stale pointer, as NCCL's request slots hold it when they are reused.
+constexpr std::size_t kGuardInts = 8;  // after the sizes that test may write
+// A stale pointer, because NCCL does not clear its request slots before it uses them again.
 constexpr std::uintptr_t kStaleRequest = 0xdead'beef'0000'0100;
 
 std::string describe(const Operation& operation) {
@@ -49,7 +49,7 @@ bool Traffic::post(Operation& operation) {
     const Part& part = operation.parts.front();
     result = plugin_.isend(operation.comm, part.data, part.size, part.tag, part.mhandle, &request);
   } else {
-    // The arrays are gone after the call, as NCCL's are.
+    // The arrays are valid during the call only, as NCCL's arrays.
     std::array<void*, netapi::kMaxGroup> data{};
     std::array<std::size_t, netapi::kMaxGroup> sizes{};
     std::array<int, netapi::kMaxGroup> tags{};
@@ -101,14 +101,14 @@ bool Traffic::test(Operation& operation) {
   const auto guards = sizes.begin() + static_cast<std::ptrdiff_t>(count);
   operation.sizes.assign(sizes.begin(), guards);
   if (std::any_of(guards, sizes.end(), [](int size) { return size != kUntouched; })) {
-    ADD_FAILURE() << describe(operation) << ": test wrote behind the sizes of its " << count << " members";
+    ADD_FAILURE() << describe(operation) << ": test wrote after the sizes of its " << count << " members";
     return false;
   }
   return true;
 }
 
 bool Traffic::step() {
-  std::vector<void*> blocked;  // comms whose next operation was refused in this pass
+  std::vector<void*> blocked;  // comms whose next operation got a null request in this pass
   moved_ = false;
   for (Operation* const operation : open_) {
     if (operation->posted) {

@@ -1,4 +1,4 @@
-// Sends and receives through the C ABI, polled as NCCL's progress thread polls them, with a deadline instead of a hang.
+// Sends and receives through NCCL's table, polled like by NCCL's progress thread, but with a deadline.
 #pragma once
 
 #include <chrono>
@@ -14,13 +14,13 @@ namespace conformance {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kDeadline = 20s;  // for what must happen: far beyond what a busy machine needs
-constexpr auto kQuiet = 20ms;    // for what must not happen
+constexpr auto kDeadline = 20s;  // for events that must happen; far longer than a busy machine needs
+constexpr auto kQuiet = 20ms;    // the time in which an event must not happen
 
 // One send, or one member of a receive.
 struct Part {
   void* data;
-  std::size_t size;  // of a receive: its capacity
+  std::size_t size;  // for a receive: size of the buffer
   int tag;
   void* mhandle;
 };
@@ -29,34 +29,33 @@ struct Operation {
   bool is_send = false;
   void* comm = nullptr;
   std::vector<Part> parts;
-  std::uintptr_t preset = 0;  // what *request holds on entry
-  bool wants_sizes = true;    // false: test is called with a null pointer for them
+  std::uintptr_t preset = 0;  // value of *request before the call
+  bool wants_sizes = true;    // false: test is called with a null pointer for the sizes
   void* request = nullptr;
   bool posted = false;
   bool done = false;
-  int refusals = 0;        // how often it was answered by a null request
-  std::vector<int> sizes;  // as test reported them, one for each part
+  int refusals = 0;        // number of calls that returned a null request
+  std::vector<int> sizes;  // from test, one for each part
 };
 
-// Operations on one comm are posted in the order in which they were added, each retried until the plugin takes it.
+// Posts the operations of each comm in the order in which they were added. Each is retried until the plugin accepts it.
 class Traffic {
  public:
   explicit Traffic(netapi::Plugin& plugin) : plugin_(plugin) {}
 
-  // References stay valid for the life of this object.
+  // The references are valid as long as this object.
   Operation& send(void* comm, Part part);
   Operation& recv(void* comm, std::vector<Part> parts);
 
-  // Polls until all is done. Failures, a missed deadline among them, are reported to GoogleTest; then the answer is
-  // false.
+  // Polls until all operations are done. False: a call failed or the deadline passed, which is a GoogleTest failure.
   bool run(Clock::duration limit = kDeadline);
-  // Polls for a while; nothing need be done at the end.
+  // Polls for this time. Operations may be left open.
   bool run_for(Clock::duration time);
-  // One pass over what is open.
+  // One pass over all open operations.
   bool step();
 
   std::size_t open() const { return open_.size(); }
-  // How many the plugin has taken so far, the done ones included.
+  // The number of operations that the plugin has accepted, including those that are done.
   std::size_t posted() const { return posted_; }
 
  private:
@@ -65,9 +64,9 @@ class Traffic {
 
   netapi::Plugin& plugin_;
   std::vector<std::unique_ptr<Operation>> operations_;
-  std::vector<Operation*> open_;  // not done yet, in the order of their addition
+  std::vector<Operation*> open_;  // operations that are not done, in the order of their addition
   std::size_t posted_ = 0;
-  bool moved_ = false;  // something was posted or done in this pass
+  bool moved_ = false;  // an operation was posted or done in this pass
 };
 
 }  // namespace conformance

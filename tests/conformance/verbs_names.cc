@@ -18,7 +18,7 @@ Function* find(void* library, const char* name) {
 std::vector<std::string> verbs_device_names() {
   std::vector<std::string> names;
   const char* const chosen = std::getenv("VERBATIM_VERBS_LIBRARY");
-  // Never closed: verbs libraries do not support it.
+  // Never closed, because verbs libraries do not support unloading.
   void* const library = dlopen(chosen != nullptr ? chosen : "libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return names;
   auto* const get_list = find<decltype(ibv_get_device_list)>(library, "ibv_get_device_list");

@@ -1,4 +1,4 @@
-// The names that verbs gives to the devices here, straight from the library that the plugin opens.
+// The names of the devices, read with verbs from the library that the plugin opens.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What is done wrong on purpose must be found, by the tool's own check or by a plugin that spoils a message.
+// verbatim-eplb must detect injected faults and messages that a mutating plugin corrupts.
 #include <string>
 #include <tuple>
 #include <vector>
@@ -8,8 +8,8 @@
 namespace verbatim::eplb {
 namespace {
 
-class Injected : public testing::TestWithParam<std::tuple<const char*, const char*>> {};
-INSTANTIATE_TEST_SUITE_P(Eplb, Injected,
+class InjectedFault : public testing::TestWithParam<std::tuple<const char*, const char*>> {};
+INSTANTIATE_TEST_SUITE_P(Eplb, InjectedFault,
                          testing::Combine(testing::Values("per-tensor", "packed", "direct"),
                                           testing::Values("flip-byte", "wrong-slot", "swap-receives", "drop-duplicate",
                                                           "write-guard")),
@@ -19,45 +19,46 @@ INSTANTIATE_TEST_SUITE_P(Eplb, Injected,
                            return name;
                          });
 
-TEST_P(Injected, IsFound) {
+TEST_P(InjectedFault, AnyModeAndFault_IsFound) {
   const auto& [mode, fault] = GetParam();
   const Outcome outcome = run_over_plugin({"--mode", mode, "--inject", fault, "--policy", "hot", "--ranks", "4"});
   EXPECT_EQ(kWrong, outcome.status) << outcome.output;
   EXPECT_TRUE(contains(outcome, "first wrong byte: rank ")) << outcome.output;
-  EXPECT_TRUE(contains(outcome, "in place of")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "instead of")) << outcome.output;
   EXPECT_TRUE(contains(outcome, "FAILED")) << outcome.output;
 }
 
-TEST(Injection, OfTheOrderOfTypesIsFound) {
+TEST(InjectOption, DtypeOrder_IsFound) {
   const Outcome outcome = run_over_plugin({"--mode", "packed", "--inject", "dtype-order", "--ranks", "2"});
   EXPECT_EQ(kWrong, outcome.status) << outcome.output;
   EXPECT_TRUE(contains(outcome, "first wrong byte")) << outcome.output;
 }
 
-TEST(Injection, OfTheOrderOfPostingIsFoundBeforeAnythingIsSent) {
+TEST(InjectOption, PostingOrder_IsFoundBeforeSending) {
   for (const char* mode : {"per-tensor", "packed", "batched", "direct"}) {
     const Outcome outcome = run_over_plugin({"--mode", mode, "--inject", "swap-order", "--ranks", "2"});
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
-    EXPECT_TRUE(contains(outcome, "do not post in the same order: one sends layer 0, group ")) << outcome.output;
+    EXPECT_TRUE(contains(outcome, "do not post in the same order: the sender posts layer 0, group ")) << outcome.output;
     EXPECT_FALSE(contains(outcome, "Wrong bytes")) << outcome.output;
   }
 }
 
-TEST(Injection, WithoutAPlaceIsRefused) {
+TEST(InjectOption, NotApplicable_IsRejected) {
   EXPECT_EQ(kUsage, run_over_plugin({"--policy", "identity", "--inject", "flip-byte", "--ranks", "2"}).status);
   EXPECT_EQ(kUsage, run_over_plugin({"--mode", "direct", "--inject", "dtype-order", "--ranks", "2"}).status);
   EXPECT_EQ(kUsage, run_over_plugin({"--check", "off", "--inject", "flip-byte", "--ranks", "2"}).status);
 }
 
-class Spoiled : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Eplb, Spoiled, testing::Values("per_tensor", "packed", "direct"),
+class CorruptingPlugin : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Eplb, CorruptingPlugin, testing::Values("per_tensor", "packed", "direct"),
                          [](const auto& tested) { return std::string(tested.param); });
 
-TEST_P(Spoiled, MessagesOfThePluginAreFound) {
+TEST_P(CorruptingPlugin, CorruptedMessage_IsFound) {
   std::string mode = GetParam();
   std::replace(mode.begin(), mode.end(), '_', '-');
   for (const std::string fault : {"flip-byte", "skip-tail", "overrun"}) {
-    // Packed experts lie one behind the other: the byte behind one is the next one's, which comes later or came before.
+    // In packed mode the byte after an expert belongs to the next expert, which may overwrite it. Overrun is not always
+    // detectable there.
     if (mode == "packed" && fault == "overrun") continue;
     const Outcome outcome =
         perf::PerfProcess({"--mode", mode, "--ranks", "2", "--plugin", setting("MUTATE"), "--timeout", "60"},
@@ -68,8 +69,8 @@ TEST_P(Spoiled, MessagesOfThePluginAreFound) {
   }
 }
 
-// A plugin that says it has received fewer or more bytes.
-TEST(SpoiledSize, IsFound) {
+// A plugin that reports a wrong number of received bytes.
+TEST(CorruptingPluginSize, WrongSize_IsFound) {
   const Outcome outcome =
       perf::PerfProcess({"--mode", "direct", "--ranks", "2", "--plugin", setting("MUTATE"), "--timeout", "60"},
                         {"MUTATE_PLUGIN=" + setting("EPLB_PLUGIN"), "MUTATE_MODE=wrong-size", "MUTATE_NTH=2"},

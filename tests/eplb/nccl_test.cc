@@ -1,4 +1,4 @@
-// The modes over NCCL's calls, with an NCCL and a CUDA of host memory in place of the real ones.
+// The modes of verbatim-eplb that use NCCL's calls, with libraries for host memory in place of NCCL and CUDA.
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ INSTANTIATE_TEST_SUITE_P(Eplb, EveryNcclMode, testing::Values("per-tensor", "pac
                            return name;
                          });
 
-TEST_P(EveryNcclMode, IsCorrect) {
+TEST_P(EveryNcclMode, AnyRankCountAndLimit_IsCorrect) {
   for (const char* ranks : {"2", "4", "8"}) {
     for (const char* limit : {"0", "12"}) {
       const Outcome outcome = run_over_nccl(
@@ -37,14 +37,14 @@ TEST_P(EveryNcclMode, IsCorrect) {
   }
 }
 
-TEST_P(EveryNcclMode, FindsWhatIsDoneWrong) {
+TEST_P(EveryNcclMode, InjectedFault_IsFound) {
   for (const char* fault : {"flip-byte", "wrong-slot", "swap-receives", "drop-duplicate", "write-guard"}) {
     const Outcome outcome = run_over_nccl({"--mode", GetParam(), "--policy", "hot", "--ranks", "4", "--inject", fault});
     EXPECT_EQ(kWrong, outcome.status) << fault << outcome.output;
   }
 }
 
-TEST(Memory, IsOneLayerToSendFromAndOneToReceiveInto) {
+TEST(MemoryUse, OverNccl_IsOneSendAndOneReceiveLayer) {
   const std::string file = testing::TempDir() + "eplb-nccl-" + std::to_string(::getpid()) + ".json";
   const Outcome outcome = run_over_nccl({"--ranks", "2", "--json", file});
   const auto json = nlohmann::json::parse(std::ifstream(file), nullptr, false);
@@ -53,10 +53,11 @@ TEST(Memory, IsOneLayerToSendFromAndOneToReceiveInto) {
   const std::size_t layer = json["expert_bytes"].get<std::size_t>() * 16;
   EXPECT_EQ(layer, json["memory"]["send_bytes"]);
   EXPECT_EQ(layer, json["memory"]["recv_bytes"]);
-  EXPECT_EQ(json["memory"]["allocated_with_guards_bytes"], json["memory"]["in_use_bytes"]) << "nothing beside them";
+  EXPECT_EQ(json["memory"]["allocated_with_guards_bytes"], json["memory"]["in_use_bytes"])
+      << "no other buffer is allocated";
 }
 
-TEST(Direct, NeedsAPlugin) {
+TEST(DirectMode, OverNccl_IsRejected) {
   EXPECT_EQ(kUsage, run_over_nccl({"--mode", "direct"}).status);
 }
 

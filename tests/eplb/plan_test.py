@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compares the plans that verbatim-eplb makes with a plain statement of the rules, slow and obvious: plan_test.py PROGRAM."""
+"""usage: plan_test.py PROGRAM
+Compares the plans of verbatim-eplb with those of a simple, slow implementation of the same rules."""
 
 import json
 import subprocess
@@ -10,10 +11,10 @@ POLICIES = "identity shuffle rotate hot greedy-drift scale-up scale-down".split(
 program = ""
 
 
-def made_by_tool(*arguments):
-    """The lines of --plan-only."""
-    answer = subprocess.run([program, "--plan-only", *map(str, arguments)], check=True, capture_output=True, text=True)
-    return [json.loads(line) for line in answer.stdout.splitlines()]
+def tool_plan(*arguments):
+    """The parsed lines of --plan-only."""
+    result = subprocess.run([program, "--plan-only", *map(str, arguments)], check=True, capture_output=True, text=True)
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def rows_of(rank, rows, ranks):
@@ -22,7 +23,7 @@ def rows_of(rank, rows, ranks):
 
 
 def expected_transfers(old, new, ranks):
-    """[source, destination, expert, first row there, first row here], in the order of posting."""
+    """[source, destination, expert, first row at the source, first row at the destination], in posting order."""
     before = [rows_of(rank, old, ranks) for rank in range(ranks)]
     after = [rows_of(rank, new, ranks) for rank in range(ranks)]
     transfers = []
@@ -40,25 +41,25 @@ def expected_transfers(old, new, ranks):
 
 
 def expected_rows(old, new, ranks):
-    """What becomes of each row."""
-    fates = []
+    """How each new row is filled."""
+    fills = []
     for rank in range(ranks):
         before, after = rows_of(rank, old, ranks), rows_of(rank, new, ranks)
         for row, expert in enumerate(after):
             if expert in (-1, before[row]):
-                fates.append("keep")
+                fills.append("keep")
             elif expert in before:
-                fates.append(["copy", before.index(expert)])
+                fills.append(["copy", before.index(expert)])
             elif after.index(expert) == row:
-                fates.append("receive")
+                fills.append("receive")
             else:
-                fates.append(["duplicate", after.index(expert)])
-    return fates
+                fills.append(["duplicate", after.index(expert)])
+    return fills
 
 
 class Plan(unittest.TestCase):
     def compare(self, *arguments):
-        layers = made_by_tool(*arguments)
+        layers = tool_plan(*arguments)
         self.assertTrue(layers)
         for layer in layers:
             ranks, old, new = layer["ranks"], layer["old"], layer["new"]
@@ -81,29 +82,29 @@ class Plan(unittest.TestCase):
                 with self.subTest(policy=policy, ranks=ranks):
                     self.compare("--preset", "dsv3-fp8", "--policy", policy, "--ranks", ranks, "--layers", 2)
 
-    def test_policies_move_what_their_names_say(self):
+    def test_policies_move_the_expected_experts(self):
         def moved(policy):
-            return sum(len(layer["transfers"]) for layer in made_by_tool("--policy", policy, "--ranks", 4))
+            return sum(len(layer["transfers"]) for layer in tool_plan("--policy", policy, "--ranks", 4))
 
         self.assertEqual(moved("identity"), 0)
         self.assertGreater(moved("shuffle"), 0)
         self.assertLess(moved("greedy-drift"), moved("shuffle"))
-        for layer in made_by_tool("--policy", "rotate", "--ranks", 4):
+        for layer in tool_plan("--policy", "rotate", "--ranks", 4):
             local = len(layer["old"]) // 4
             self.assertEqual(layer["new"], layer["old"][-local:] + layer["old"][:-local])
-        for layer in made_by_tool("--policy", "hot", "--ranks", 4):
+        for layer in tool_plan("--policy", "hot", "--ranks", 4):
             self.assertGreaterEqual(max(layer["new"].count(expert) for expert in layer["new"]), 9)
-        for layer in made_by_tool("--policy", "scale-up", "--ranks", 4):
+        for layer in tool_plan("--policy", "scale-up", "--ranks", 4):
             self.assertEqual(set(layer["old"][-len(layer["old"]) // 4:]), {-1})
             self.assertNotEqual(set(layer["new"][-len(layer["new"]) // 4:]), {-1})
-        for layer in made_by_tool("--policy", "scale-down", "--ranks", 4):
+        for layer in tool_plan("--policy", "scale-down", "--ranks", 4):
             self.assertEqual(set(layer["new"][-len(layer["new"]) // 4:]), {-1})
 
     def test_groups_are_bounded_at_both_ends(self):
         for mode in ("per-tensor", "packed", "batched", "batched-per-tensor"):
             calls = 4 if "per-tensor" in mode else 1
             for limit in (4, 9, 40):
-                for layer in made_by_tool("--preset", "dsv3-fp8", "--policy", "shuffle", "--ranks", 8, "--layers", 2,
+                for layer in tool_plan("--preset", "dsv3-fp8", "--policy", "shuffle", "--ranks", 8, "--layers", 2,
                                           "--mode", mode, "--ops-per-group", limit):
                     operations, peers = {}, {}
                     for source, destination, _, _, _, group in layer["transfers"]:

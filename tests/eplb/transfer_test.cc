@@ -1,4 +1,5 @@
-// Every preset, policy, number of ranks and mode, in small: nothing may be wrong, and all counts are the plan's.
+// All presets, policies, rank counts and modes of verbatim-eplb at a small scale: every byte is correct, and all counts
+// match the plan.
 #include <unistd.h>
 
 #include <fstream>
@@ -35,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(Eplb, EveryMode,
                            return name;
                          });
 
-TEST_P(EveryMode, IsCorrectForAllPresetsAndPolicies) {
+TEST_P(EveryMode, AllPresetsAndPolicies_AreCorrect) {
   int seed = 1;
   for (const Scaled& scaled : kPresets) {
     for (const char* ranks : {"2", "4", "8"}) {
@@ -46,37 +47,37 @@ TEST_P(EveryMode, IsCorrectForAllPresetsAndPolicies) {
   }
 }
 
-TEST_P(EveryMode, IsCorrectInSmallGroupsWithDelaysAndShortWindows) {
+TEST_P(EveryMode, SmallGroupsAndDelays_AreCorrect) {
   expect_correct(run_over_plugin({"--mode", GetParam(), "--policy", "hot,shuffle", "--ranks", "4", "--ops-per-group",
                                   "6", "--delay", "3", "--depth", "1", "--chunk", "1K", "--iters", "2"}));
 }
 
-TEST_P(EveryMode, IsCorrectWithOneRank) {
+TEST_P(EveryMode, OneRank_IsCorrect) {
   expect_correct(run_over_plugin({"--mode", GetParam(), "--policy", "shuffle", "--ranks", "1"}));
 }
 
-TEST(Seeds, DoNotMatter) {
+TEST(Seeds, DifferentSeeds_AreCorrect) {
   for (int seed = 100; seed < 110; ++seed) {
     expect_correct(run_over_plugin({"--mode", seed % 2 == 0 ? "packed" : "direct", "--policy", "all", "--ranks", "4",
                                     "--layers", "10", "--seed", std::to_string(seed)}));
   }
 }
 
-TEST(Groups, OfAStarDoNotHang) {
+TEST(StarGroups, HotPolicy_DoesNotDeadlock) {
   expect_correct(run_over_plugin({"--mode", "per-tensor", "--policy", "hot", "--ranks", "4", "--ops-per-group", "6",
                                   "--layers", "5", "--iters", "20"}));
 }
 
-TEST(Tables, AreAllTaken) {
+TEST(Tables, EveryTableVersion_IsCorrect) {
   for (int version = netapi::kOldestVersion; version <= netapi::kNewestVersion; ++version) {
     if (netapi::open_plugin(setting("EPLB_PLUGIN"), version).plugin == nullptr) continue;
     expect_correct(run_over_plugin({"--mode", "direct", "--ranks", "2", "--api", std::to_string(version)}));
   }
 }
 
-class Report : public testing::Test {
+class JsonReport : public testing::Test {
  protected:
-  ~Report() override { ::unlink(file_.c_str()); }
+  ~JsonReport() override { ::unlink(file_.c_str()); }
 
   Json report(std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), {"--json", file_});
@@ -87,7 +88,7 @@ class Report : public testing::Test {
   const std::string file_ = testing::TempDir() + "eplb-" + std::to_string(::getpid()) + ".json";
 };
 
-TEST_F(Report, HoldsOneLayerSizedSendBufferAtAnyNumberOfRanks) {
+TEST_F(JsonReport, PackedMode_SendBufferIsOneLayer) {
   for (const std::size_t ranks : {2U, 8U}) {
     const Json json = report({"--preset", "dsv3-fp8", "--scale", "65536", "--layers", "1", "--ranks",
                               std::to_string(ranks), "--policy", "shuffle"});
@@ -96,19 +97,19 @@ TEST_F(Report, HoldsOneLayerSizedSendBufferAtAnyNumberOfRanks) {
     EXPECT_EQ(layer, json["memory"]["new_rows_bytes"]);
     EXPECT_EQ(ranks * layer, json["memory"]["old_design_send_bytes"]);
     EXPECT_EQ((ranks + 2) * layer, json["memory"]["old_design_all_buffers_bytes"]);
-    // Guards are the tool's own: as much again as the rows of this size, and little beside real ones.
+    // The tool adds guards: at this scale about as many bytes as the rows, at full scale few in comparison.
     EXPECT_LT(json["memory"]["send_bytes"], json["memory"]["allocated_with_guards_bytes"]);
   }
 }
 
-TEST_F(Report, HoldsNoBufferBesideTheNewRowsWhenDirect) {
+TEST_F(JsonReport, DirectMode_HasNoExtraBuffer) {
   const Json json = report({"--mode", "direct", "--ranks", "4"});
   EXPECT_EQ(0, json["memory"]["send_bytes"]);
   EXPECT_EQ(0, json["memory"]["recv_bytes"]);
   EXPECT_EQ(json["memory"]["weights_bytes"], json["memory"]["new_rows_bytes"]);
 }
 
-TEST_F(Report, CountsEachPackOnceAndGroupedReceivesForEachExpert) {
+TEST_F(JsonReport, PacksAndGroupedReceives_AreCounted) {
   const Json packed = report({"--mode", "packed", "--policy", "hot", "--ranks", "4"});
   std::uint64_t experts = 0;
   std::uint64_t planned = 0;
@@ -126,30 +127,30 @@ TEST_F(Report, CountsEachPackOnceAndGroupedReceivesForEachExpert) {
   const std::uint64_t tensors = direct["tensors"].size();
   std::uint64_t grouped = 0;
   for (const Json& rank : direct["by_rank"]) grouped += rank["grouped_receives"].get<std::uint64_t>();
-  // A last receive of one member is none of several.
-  const std::uint64_t of_one = tensors / members + (tensors % members > 1 ? 1 : 0);
-  EXPECT_EQ(members == 1 ? 0 : experts * of_one, grouped);
+  // A last receive of only one member is not a grouped receive.
+  const std::uint64_t per_expert = tensors / members + (tensors % members > 1 ? 1 : 0);
+  EXPECT_EQ(members == 1 ? 0 : experts * per_expert, grouped);
 }
 
-TEST_F(Report, CountsThePluginsOwnBytesWhenItTellsThem) {
+TEST_F(JsonReport, PluginStats_AreCompared) {
   const Json json = report({"--policy", "all", "--ranks", "4", "--layers", "2", "--iters", "2"});
   std::ostringstream plugin;
   plugin << std::ifstream(setting("EPLB_PLUGIN"), std::ios::binary).rdbuf();
-  const bool told = plugin.str().find("VERBATIM_STATS") != std::string::npos;
-  for (const Json& rank : json["by_rank"]) EXPECT_EQ(told ? "equal" : "absent", rank["stats"]);
+  const bool has_stats = plugin.str().find("VERBATIM_STATS") != std::string::npos;
+  for (const Json& rank : json["by_rank"]) EXPECT_EQ(has_stats ? "equal" : "absent", rank["stats"]);
 }
 
-TEST(Compare, PrintsTheMediansOfTurns) {
-  const Outcome outcome = run({"--compare", setting("EPLB_PLUGIN") + "," + setting("EPLB_OTHER_PLUGIN"), "--turns", "2",
-                               "--ranks", "2", "--timeout", "60"});
+TEST(CompareOption, TwoPlugins_PrintsMedians) {
+  const Outcome outcome = run({"--compare", setting("EPLB_PLUGIN") + "," + setting("EPLB_OTHER_PLUGIN"), "--rounds",
+                               "2", "--ranks", "2", "--timeout", "60"});
   EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
-  EXPECT_TRUE(contains(outcome, "medians of 2 turns")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "medians of 2 rounds")) << outcome.output;
   EXPECT_TRUE(contains(outcome, "libnccl-net-verbatim.so")) << outcome.output;
   EXPECT_TRUE(contains(outcome, "socket")) << outcome.output;
 }
 
-TEST(Compare, EndsWithWhatFails) {
-  const Outcome outcome = run({"--compare", "/does/not/exist.so", "--turns", "1", "--ranks", "2"});
+TEST(CompareOption, MissingPlugin_EndsWithItsError) {
+  const Outcome outcome = run({"--compare", "/does/not/exist.so", "--rounds", "1", "--ranks", "2"});
   EXPECT_EQ(kFailed, outcome.status) << outcome.output;
   EXPECT_TRUE(contains(outcome, "/does/not/exist.so")) << outcome.output;
 }

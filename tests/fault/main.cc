@@ -1,3 +1,4 @@
+// main of `sweep`; the program has no roles.
 #include <iostream>
 
 #include "process.h"

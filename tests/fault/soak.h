@@ -1,3 +1,4 @@
+// Options and roles of `soak`; see soak.cc.
 #pragma once
 
 #include <string>
@@ -11,7 +12,7 @@ struct SoakOptions {
 };
 SoakOptions& soak_options();
 
-// "send-SEED" and "recv-SEED": one end of a connection.
+// Runs the role "send-SEED" or "recv-SEED": one end of a connection.
 int soak_role(const std::string& role, int api);
 
 }  // namespace fault

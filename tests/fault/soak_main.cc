@@ -1,3 +1,4 @@
+// main of `soak`: reads its options.
 #include <cstdlib>
 
 #include "process.h"

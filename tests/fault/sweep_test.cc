@@ -1,6 +1,6 @@
-// Nothing leaks, whatever fails: for every call that the plugin makes in one life, of verbs, of the system and for
-// memory, one life in which exactly that call fails. Each ends with success or with an error that one line explains,
-// and without a trace; then another life works.
+// Failure sweep: for every call of a verb, a system call or an allocation in one lifetime of the plugin, a lifetime in
+// which exactly this call fails. Each such lifetime must end with success, or with an error that one log line explains;
+// it must leak nothing, and the next lifetime must work.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "conformance.h"
-#include "life.h"
-#include "lifecycle/census.h"
+#include "lifecycle/process_resources.h"
+#include "plugin_lifetime.h"
 #include "support/fail_nth.h"
 #include "support/scratch_directory.h"
 #include "system_calls.h"
@@ -31,20 +31,20 @@
 namespace fault {
 namespace {
 
-using conformance::Census;
-using conformance::is_back;
+using conformance::is_restored;
+using conformance::ProcessResources;
 using conformance::verbs_alive;
 using verbatim::test::FailNth;
 
-// More calls of one function than a life makes: a sweep that comes here counts something else.
-constexpr long kEndless = 20'000;
-// For what the C library keeps of names, streams and threads.
+// Upper limit for the calls of one function in a lifetime; a sweep that reaches it does not end.
+constexpr long kMaxCalls = 20'000;
+// Memory that the C library may keep for names, streams and threads.
 constexpr std::size_t kHeapSlack = 64 << 10;
 
 struct Call {
   const char* name;
   std::vector<int> errors;
-  // What a warning may say instead of its name.
+  // A text that a warning may contain in place of the function's name.
   const char* named = nullptr;
 };
 
@@ -62,101 +62,103 @@ std::string join(const std::vector<std::string>& lines) {
   return text;
 }
 
-// Told at the end that only heard of it. Both ends are in this process.
+// Whether the line is from the end that did not fail itself but reports the failure of its peer. Both ends are in this
+// process.
 bool is_of_other_end(const std::string& line) {
-  for (const char* heard : {"the peer went first", "the peer refused the connection", " reported: "}) {
-    if (line.find(heard) != std::string::npos) return true;
+  for (const char* text : {"closed the connection first", "the peer failed first", "ended without closing",
+                           "aborted the connection", "the peer refused the connection", " reported: "}) {
+    if (line.find(text) != std::string::npos) return true;
   }
   return false;
 }
 
-// An error is told in one line that names the call, and in one where the other end hears of it. When a lost message is
-// all that there was, each end has but heard of it.
-void expect_one_line(const Outcome& outcome, const Call& call, const std::string& said) {
-  const auto heard = std::count_if(outcome.warnings.begin(), outcome.warnings.end(), is_of_other_end);
-  const auto own = static_cast<std::ptrdiff_t>(outcome.warnings.size()) - heard;
+// An error is logged in one line that names the call, and in at most one line at the other end. When the only effect
+// was a lost message, both ends report their peer.
+void expect_one_line(const LifetimeResult& outcome, const Call& call, const std::string& log) {
+  const auto from_peer = std::count_if(outcome.warnings.begin(), outcome.warnings.end(), is_of_other_end);
+  const auto own = static_cast<std::ptrdiff_t>(outcome.warnings.size()) - from_peer;
   if (outcome.failed.empty()) {
-    EXPECT_LE(outcome.warnings.size(), 1U) << said;
+    EXPECT_LE(outcome.warnings.size(), 1U) << log;
     return;
   }
   const bool is_message = call.named != nullptr && call.named == std::string_view("the peer");
-  EXPECT_TRUE(own == 1 || (own == 0 && is_message)) << said;
-  EXPECT_LE(heard, own == 1 ? 1 : 2) << said;
-  EXPECT_TRUE(names(outcome.warnings, call)) << said;
+  EXPECT_TRUE(own == 1 || (own == 0 && is_message)) << log;
+  EXPECT_LE(from_peer, own == 1 ? 1 : 2) << log;
+  EXPECT_TRUE(names(outcome.warnings, call)) << log;
 }
 
 bool signals_are_blocked() {
-  sigset_t now;
-  pthread_sigmask(SIG_SETMASK, nullptr, &now);
-  return sigismember(&now, SIGTERM) == 1;
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  return sigismember(&blocked, SIGTERM) == 1;
 }
 
-class Sweep : public ::testing::TestWithParam<int> {
+class FailureSweep : public ::testing::TestWithParam<int> {
  protected:
   void sweep(FailNth& fail, const std::vector<Call>& calls) {
-    const Outcome first = live(GetParam());
-    ASSERT_EQ(first.failed + first.broken, "") << join(first.warnings);
+    const LifetimeResult first = run_lifetime(GetParam());
+    ASSERT_EQ(first.failed + first.violation, "") << join(first.warnings);
     ASSERT_EQ(verbs_alive(), "");
-    live(GetParam());
-    const Census before = Census::take();
+    run_lifetime(GetParam());
+    const ProcessResources before = ProcessResources::take();
     long all = 0;
     long errors = 0;
     for (const Call& call : calls) {
       for (const int error : call.errors) {
         long runs = 0;
         long failed = 0;
-        while (one(fail, call, error, runs + 1, failed)) ASSERT_LT(++runs, kEndless) << call.name;
+        while (run_with_failure(fail, call, error, runs + 1, failed)) ASSERT_LT(++runs, kMaxCalls) << call.name;
         std::printf("%s with %s: %ld runs, %ld with an error\n", call.name, strerrorname_np(error), runs, failed);
-        EXPECT_TRUE(runs > 0 || !each_is_made_) << call.name;
+        EXPECT_TRUE(runs > 0 || !expect_each_call_) << call.name;
         all += runs;
         errors += failed;
       }
     }
-    std::printf("v%d: %ld calls failed, one a run: %ld runs answered with an error, %ld went on\n", GetParam(), all,
+    std::printf("v%d: %ld runs with one failed call each: %ld returned an error, %ld succeeded\n", GetParam(), all,
                 errors, all - errors);
     EXPECT_GT(all, 0);
-    EXPECT_TRUE(is_back(before, kHeapSlack));
+    EXPECT_TRUE(is_restored(before, kHeapSlack));
   }
-  // What lies about after a life in which this call failed, and should not.
+  // Names of files that remain after a lifetime in which this call failed, and should not.
   virtual std::string files_left(const Call&) { return ""; }
 
-  bool each_is_made_ = false;  // every call that is listed is made in a life
+  bool expect_each_call_ = false;  // whether every listed function must be called in a lifetime
 
  private:
-  // The life in which the `nth` of these calls fails: false when there are not as many.
-  bool one(FailNth& fail, const Call& call, int error, long nth, long& failed) {
+  // Runs the lifetime in which the `nth` of these calls fails; false when there are fewer calls.
+  bool run_with_failure(FailNth& fail, const Call& call, int error, long nth, long& failed) {
     SCOPED_TRACE(std::string(call.name) + " number " + std::to_string(nth) + " with " + strerrorname_np(error));
-    const Census before = Census::take();
-    const Outcome outcome = live(GetParam(), {.loaded =
-                                                  [&] {
-                                                    watch_library(conformance::options().plugin);
-                                                    fail.arm(call.name, nth, error);
-                                                  },
-                                              .unloaded =
-                                                  [&] {
-                                                    fail.disarm();
-                                                    watch_nothing();
-                                                  }});
-    const std::string said = outcome.failed + join(outcome.warnings);
-    EXPECT_EQ(outcome.broken, "") << said;
-    EXPECT_EQ(verbs_alive(), "") << said;
-    EXPECT_EQ(files_left(call), "") << said;
-    EXPECT_TRUE(is_back(before, std::size_t{1} << 30)) << said;
+    const ProcessResources before = ProcessResources::take();
+    const LifetimeResult outcome = run_lifetime(GetParam(), {.loaded =
+                                                                 [&] {
+                                                                   watch_library(conformance::options().plugin);
+                                                                   fail.arm(call.name, nth, error);
+                                                                 },
+                                                             .unloaded =
+                                                                 [&] {
+                                                                   fail.disarm();
+                                                                   watch_nothing();
+                                                                 }});
+    const std::string log = outcome.failed + join(outcome.warnings);
+    EXPECT_EQ(outcome.violation, "") << log;
+    EXPECT_EQ(verbs_alive(), "") << log;
+    EXPECT_EQ(files_left(call), "") << log;
+    EXPECT_TRUE(is_restored(before, std::size_t{1} << 30)) << log;
     EXPECT_FALSE(signals_are_blocked());
-    expect_one_line(outcome, call, said);
+    expect_one_line(outcome, call, log);
     if (!fail.has_failed()) {
-      EXPECT_EQ(said, "") << "though nothing failed";
+      EXPECT_EQ(log, "") << "although no call failed";
       return false;
     }
     if (!outcome.failed.empty()) ++failed;
-    const Outcome after = live(GetParam());
-    EXPECT_EQ(after.failed + after.broken + join(after.warnings), "") << "in the life after: " << said;
+    const LifetimeResult after = run_lifetime(GetParam());
+    EXPECT_EQ(after.failed + after.violation + join(after.warnings), "") << "in the next lifetime: " << log;
     return true;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Net, Sweep, ::testing::Range(6, 13), conformance::version_name);
+INSTANTIATE_TEST_SUITE_P(Net, FailureSweep, ::testing::Range(6, 13), conformance::version_name);
 
-TEST_P(Sweep, Verbs) {
+TEST_P(FailureSweep, EachVerbFails_NothingLeaks) {
   sweep(conformance::failing_verb(), {
                                          {"ibv_get_device_list", {ENOSYS}, "list devices"},
                                          {"ibv_open_device", {ENODEV}},
@@ -188,13 +190,13 @@ TEST_P(Sweep, Verbs) {
                                      });
 }
 
-TEST_P(Sweep, SystemCalls) {
+TEST_P(FailureSweep, EachSystemCallFails_NothingLeaks) {
   sweep(failing_system_call(), {
                                    {"socket", {EMFILE}},
                                    {"bind", {EADDRINUSE}},
                                    {"listen", {EADDRINUSE}},
                                    {"connect", {ECONNREFUSED, ENETUNREACH}},
-                                   {"connect", {EINTR}, "the peer"},  // and never connects
+                                   {"connect", {EINTR}, "the peer"},  // the connection is never established
                                    {"accept4", {EMFILE, EINTR, ECONNABORTED, EBADF}, "accept"},
                                    {"getsockname", {ENOBUFS}},
                                    {"getpeername", {ENOTCONN}},
@@ -227,38 +229,40 @@ TEST_P(Sweep, SystemCalls) {
                                });
 }
 
-// With all that is written for those who ask for it, and with the counters that a kernel's driver keeps.
-class SweepWithFiles : public Sweep {
+// The same with all optional output files, and with the counter files of a kernel driver.
+class FailureSweepWithFiles : public FailureSweep {
  protected:
   void SetUp() override {
     for (const auto& [variable, file] : kFiles) setenv(variable, (scratch_.path() / file).c_str(), 1);
     const std::filesystem::path counters = scratch_.path() / "ports/1/hw_counters";
     std::filesystem::create_directories(counters);
     std::ofstream(counters / "out_of_sequence") << "7\n";
-    name_directory_of_device(scratch_.path());
-    each_is_made_ = true;
+    set_device_directory(scratch_.path());
+    expect_each_call_ = true;
   }
   void TearDown() override {
     for (const auto& [variable, file] : kFiles) unsetenv(variable);
-    name_directory_of_device("");
+    set_device_directory("");
   }
   std::string files_left(const Call& call) override {
-    std::string left;
+    std::string remaining;
     for (const auto& entry : std::filesystem::directory_iterator(scratch_.path())) {
       const std::string name = entry.path().filename();
       const bool is_socket = name == "state" && call.name != std::string_view("unlink");
-      if (is_socket || (name != "state" && name != "stats" && name != "qps" && name != "ports")) left += name + " ";
+      if (is_socket || (name != "state" && name != "stats" && name != "qps" && name != "ports"))
+        remaining += name + " ";
     }
-    return left;
+    return remaining;
   }
 
  private:
   static constexpr std::array kFiles = {std::pair("VERBATIM_STATE_SOCKET", "state"),
                                         std::pair("VERBATIM_STATS", "stats"), std::pair("VERBATIM_QP_DUMP", "qps")};
 
-  // softverbs has no such files, and its list of devices is this process's to change.
-  static void name_directory_of_device(const std::filesystem::path& directory) {
-    void* const library = dlopen(getenv("VERBATIM_VERBS_LIBRARY"), RTLD_NOW | RTLD_LOCAL);  // never closed, see census
+  // softverbs has no counter files. Its device list is in this process, so the test can change the path of the device.
+  static void set_device_directory(const std::filesystem::path& directory) {
+    void* const library =
+        dlopen(getenv("VERBATIM_VERBS_LIBRARY"), RTLD_NOW | RTLD_LOCAL);  // never closed: the counters must stay
     ASSERT_NE(library, nullptr);
     const auto get_list = reinterpret_cast<ibv_device** (*)(int*)>(dlsym(library, "ibv_get_device_list"));
     const auto free_list = reinterpret_cast<void (*)(ibv_device**)>(dlsym(library, "ibv_free_device_list"));
@@ -272,10 +276,10 @@ class SweepWithFiles : public Sweep {
 
   const verbatim::ScratchDirectory scratch_;
 };
-ONE_VERSION(SweepWithFiles, 12);
+ONE_VERSION(FailureSweepWithFiles, 12);
 
-TEST_P(SweepWithFiles, SystemCalls) {
-  EXPECT_NE(live(GetParam()).state.find("\"connections\""), std::string::npos);
+TEST_P(FailureSweepWithFiles, EachSystemCallFails_NothingLeaks) {
+  EXPECT_NE(run_lifetime(GetParam()).state.find("\"connections\""), std::string::npos);
   sweep(failing_system_call(), {
                                    {"socket", {EMFILE}},
                                    {"fchmod", {EPERM}},
@@ -296,58 +300,59 @@ TEST_P(SweepWithFiles, SystemCalls) {
                                });
 }
 
-// What cannot be destroyed, nor a moment later, leaks, and with it what it uses: each is named once, all else goes, and
-// the next life is like any.
-class DestroyedInVain : public ::testing::TestWithParam<int> {};
-ONE_VERSION(DestroyedInVain, 12);
+// An object whose destroy verb fails twice leaks, together with the objects that it uses. Each leaked object is named
+// once, all other objects are destroyed, and the next lifetime works.
+class DestroyFails : public ::testing::TestWithParam<int> {};
+ONE_VERSION(DestroyFails, 12);
 
-TEST_P(DestroyedInVain, IsNamedOnce) {
-  struct Destroyed {
+TEST_P(DestroyFails, EachObject_IsNamedOnce) {
+  struct DestroyCase {
     const char* call;
-    std::vector<std::string> leaks;  // as the verbs library's counters name it, and as the warning does
-    std::vector<std::string> names;
+    std::vector<std::string> leaks;  // kinds of the leaked objects, as in kVerbsObjectNames
+    std::vector<std::string> names;  // the same, as in the warnings
   };
   const std::string pd = "protection domain";
   const std::string cq = "completion queue";
-  const std::vector<Destroyed> all = {{"ibv_destroy_qp", {"qp", "cq", "pd"}, {"queue pair", cq, pd}},
-                                      {"ibv_destroy_cq", {"cq"}, {cq}},
-                                      {"ibv_dereg_mr", {"mr", "pd"}, {"memory region", pd}},
-                                      {"ibv_dealloc_pd", {"pd"}, {pd}},
-                                      {"ibv_close_device", {"context"}, {"context"}}};
+  const std::vector<DestroyCase> all = {{"ibv_destroy_qp", {"qp", "cq", "pd"}, {"queue pair", cq, pd}},
+                                        {"ibv_destroy_cq", {"cq"}, {cq}},
+                                        {"ibv_dereg_mr", {"mr", "pd"}, {"memory region", pd}},
+                                        {"ibv_dealloc_pd", {"pd"}, {pd}},
+                                        {"ibv_close_device", {"context"}, {"context"}}};
   FailNth& fail = conformance::failing_verb();
-  const Outcome first = live(GetParam());
-  ASSERT_EQ(first.failed + first.broken + join(first.warnings), "");
-  for (const Destroyed& destroyed : all) {
+  const LifetimeResult first = run_lifetime(GetParam());
+  ASSERT_EQ(first.failed + first.violation + join(first.warnings), "");
+  for (const DestroyCase& tested : all) {
     std::vector<std::string> expected;
-    for (const std::string& name : destroyed.names) {
+    for (const std::string& name : tested.names) {
       expected.push_back("NET/Verbatim : cannot destroy a " + name +
-                         " of softverbs0, it leaks: Device or resource busy");
+                         " of softverbs0: Device or resource busy. The object is leaked");
     }
     long leaked = 0;
-    for (; leaked < kEndless; ++leaked) {
-      SCOPED_TRACE(std::string(destroyed.call) + " number " + std::to_string(leaked + 1) + " and the next");
+    for (; leaked < kMaxCalls; ++leaked) {
+      SCOPED_TRACE(std::string(tested.call) + " number " + std::to_string(leaked + 1) + " and the next");
       std::map<std::string, long> alive;
       for (const char* kind : {"context", "pd", "mr", "cq", "qp"}) alive[kind] = verbs_alive(kind);
-      const Census before = Census::take();
-      const Outcome outcome = live(GetParam(), {.loaded = [&] { fail.arm(destroyed.call, leaked + 1, EBUSY, 2); },
-                                                .unloaded = [&] { fail.disarm(); }});
+      const ProcessResources before = ProcessResources::take();
+      const LifetimeResult outcome = run_lifetime(
+          GetParam(),
+          {.loaded = [&] { fail.arm(tested.call, leaked + 1, EBUSY, 2); }, .unloaded = [&] { fail.disarm(); }});
       if (!fail.has_failed()) break;
-      EXPECT_EQ(outcome.failed + outcome.broken, "");
+      EXPECT_EQ(outcome.failed + outcome.violation, "");
       EXPECT_EQ(outcome.warnings, expected);
-      for (const std::string& kind : destroyed.leaks) ++alive[kind];
+      for (const std::string& kind : tested.leaks) ++alive[kind];
       for (const auto& [kind, count] : alive) EXPECT_EQ(verbs_alive(kind), count) << kind;
-      if (destroyed.leaks.front() != "context") {
-        EXPECT_TRUE(is_back(before, kHeapSlack));
+      if (tested.leaks.front() != "context") {
+        EXPECT_TRUE(is_restored(before, kHeapSlack));
       }
-      const Outcome after = live(GetParam());
-      EXPECT_EQ(after.failed + after.broken + join(after.warnings), "") << "in the life after";
+      const LifetimeResult after = run_lifetime(GetParam());
+      EXPECT_EQ(after.failed + after.violation + join(after.warnings), "") << "in the next lifetime";
     }
-    std::printf("%s: %ld\n", destroyed.call, leaked);
+    std::printf("%s: %ld\n", tested.call, leaked);
     EXPECT_GT(leaked, 0);
   }
 }
 
-TEST_P(Sweep, Memory) {
+TEST_P(FailureSweep, EachAllocationFails_NothingLeaks) {
   sweep(failing_system_call(), {{"malloc", {ENOMEM}, "memory"}, {"aligned_alloc", {ENOMEM}, "memory"}});
 }
 

@@ -33,13 +33,13 @@ std::atomic<std::uintptr_t> g_begin{0};
 std::atomic<std::uintptr_t> g_end{0};
 
 bool comes_from_library(const void* caller) {
-  const auto place = reinterpret_cast<std::uintptr_t>(caller);
-  return place >= g_begin && place < g_end;
+  const auto address = reinterpret_cast<std::uintptr_t>(caller);
+  return address >= g_begin && address < g_end;
 }
 
-// The errno with which a call from `caller` fails, else 0.
-int failure(const char* name, const void* caller) {
-  return comes_from_library(caller) ? failing_system_call().now(name) : 0;
+// The errno with which a call from `caller` must fail; 0 when it must not fail.
+int injected_error(const char* name, const void* caller) {
+  return comes_from_library(caller) ? failing_system_call().next_error(name) : 0;
 }
 
 }  // namespace
@@ -57,12 +57,12 @@ void watch_library(const std::string& path) {
   } search{path};
   dl_iterate_phdr(
       [](dl_phdr_info* info, std::size_t, void* argument) {
-        auto& wanted = *static_cast<Search*>(argument);
-        if (wanted.path != info->dlpi_name) return 0;
+        auto& found = *static_cast<Search*>(argument);
+        if (found.path != info->dlpi_name) return 0;
         for (int i = 0; i < info->dlpi_phnum; ++i) {
           if (info->dlpi_phdr[i].p_type != PT_LOAD || (info->dlpi_phdr[i].p_flags & PF_X) == 0) continue;
-          wanted.begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
-          wanted.end = wanted.begin + info->dlpi_phdr[i].p_memsz;
+          found.begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+          found.end = found.begin + info->dlpi_phdr[i].p_memsz;
         }
         return 1;
       },
@@ -78,13 +78,14 @@ void watch_nothing() {
 
 }  // namespace fault
 
-// Declared under names of our own, since the C library's headers declare them with other specifiers. The next function
-// is found before main: a plugin that is being unloaded waits for its thread and holds the loader's lock meanwhile.
+// Each function is defined under another C++ name, because the headers of the C library declare it with other
+// specifiers. The next function is resolved before main: a plugin that is being unloaded holds the loader's lock while
+// it waits for its thread, so a dlsym in that thread would block.
 #define INTERPOSE(result, symbol, failed, parameters, arguments)                                                   \
   static result(*next_##symbol) parameters = nullptr;                                                              \
   extern "C" __attribute__((visibility("default"))) result interposed_##symbol parameters __asm__(#symbol);        \
   result interposed_##symbol parameters {                                                                          \
-    if (const int error = fault::failure(#symbol, __builtin_return_address(0)); error != 0) {                      \
+    if (const int error = fault::injected_error(#symbol, __builtin_return_address(0)); error != 0) {               \
       errno = error;                                                                                               \
       return failed;                                                                                               \
     }                                                                                                              \
@@ -113,7 +114,8 @@ INTERPOSE(ssize_t, read, -1, (int fd, void* data, std::size_t bytes), (fd, data,
 INTERPOSE(ssize_t, write, -1, (int fd, const void* data, std::size_t bytes), (fd, data, bytes))
 INTERPOSE(int, epoll_create1, -1, (int flags), (flags))
 INTERPOSE(int, epoll_ctl, -1, (int epoll, int operation, int fd, epoll_event* event), (epoll, operation, fd, event))
-INTERPOSE(int, epoll_wait, -1, (int epoll, epoll_event* events, int most, int timeout), (epoll, events, most, timeout))
+INTERPOSE(int, epoll_wait, -1, (int epoll, epoll_event* events, int max_events, int timeout),
+          (epoll, events, max_events, timeout))
 INTERPOSE(int, eventfd, -1, (unsigned initial, int flags), (initial, flags))
 INTERPOSE(int, getifaddrs, -1, (ifaddrs * *list), (list))
 INTERPOSE(int, gethostname, -1, (char* name, std::size_t bytes), (name, bytes))
@@ -137,18 +139,18 @@ INTERPOSE(int, pthread_create, error,
           (pthread_t * thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument),
           (thread, attributes, run, argument))
 
-// Their last argument is there or not; passing on what is not there harms nobody.
+// The last argument is optional; passing on an argument that the caller did not pass is harmless.
 INTERPOSE(int, fcntl64, -1, (int fd, int command, void* argument), (fd, command, argument))
 INTERPOSE(int, open64, -1, (const char* path, int flags, unsigned mode), (path, flags, mode))
 INTERPOSE(int, open, -1, (const char* path, int flags, unsigned mode), (path, flags, mode))
 INTERPOSE(int, ioctl, -1, (int fd, unsigned long request, void* argument), (fd, request, argument))
 
 #ifndef FAULT_SANITIZED
-// What new takes memory from. A sanitizer has an allocator of its own.
+// operator new allocates with malloc. A sanitizer replaces the allocator.
 extern "C" void* __libc_malloc(std::size_t bytes);
 extern "C" __attribute__((visibility("default"))) void* interposed_malloc(std::size_t bytes) __asm__("malloc");
 void* interposed_malloc(std::size_t bytes) {
-  if (fault::failure("malloc", __builtin_return_address(0)) != 0) {
+  if (fault::injected_error("malloc", __builtin_return_address(0)) != 0) {
     errno = ENOMEM;
     return nullptr;
   }

@@ -1,5 +1,5 @@
-// The system calls and library functions that the plugin makes, each of which can be told to fail. This program defines
-// them itself, so that the plugin finds these before the C library's; what others call goes straight through.
+// Makes chosen system calls and library functions of the plugin fail. The test program defines these functions itself,
+// so that the plugin finds them before the C library's. Calls from other libraries are passed on unchanged.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@ namespace fault {
 
 verbatim::test::FailNth& failing_system_call();
 
-// From now on calls out of the loaded library of this path count.
+// From now on the calls from the loaded library with this path are counted, and can fail.
 void watch_library(const std::string& path);
 void watch_nothing();
 

@@ -1,7 +1,7 @@
-// A corrupted peer: both ends of a connection in this process, over softverbs, and an input that says what is sent and
-// received and what the other end writes meanwhile where it may write: CTS entries, sizes, arrival words, immediates.
-// Either all goes well or a comm fails; nothing is reported that cannot be, and no work request names memory of ours
-// that is not its own.
+// Fuzzes the data path against a corrupted peer: both ends of a connection are in this process, over softverbs. The
+// input chooses what is sent and received, and what the peer writes into memory that it may access: CTS entries, sizes,
+// arrival words, immediates. The comms must work or fail. They must not report impossible sizes, and no work request
+// may access local memory outside its buffers.
 #include <arpa/inet.h>
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 
 #include "base/log.h"
 #include "fuzz.h"
-#include "net/net.h"
-#include "net/recv_comm.h"
-#include "net/send_comm.h"
+#include "net/context/context.h"
+#include "net/transfer/recv_comm.h"
+#include "net/transfer/send_comm.h"
 #include "wire/completion.h"
 #include "wire/cts.h"
 
@@ -26,53 +26,55 @@ using fuzz::require;
 
 constexpr std::size_t kBufferBytes = 16 << 10;
 constexpr int kMaxSteps = 100;
-constexpr int kMaxImmediates = 8;  // fewer than receives are posted
+constexpr int kMaxImmediates = 8;  // fewer than the posted receives
 alignas(4096) std::array<std::byte, kBufferBytes> g_source;
 alignas(4096) std::array<std::byte, kBufferBytes> g_target;
 
-// Where the local side of a work request may lie, and where the receiver's record is.
+// A range of memory: one that work requests may access locally, or the receiver's completion record.
 struct Range {
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
-  bool holds(std::uint64_t address, std::uint64_t length) const {
+  bool contains(std::uint64_t address, std::uint64_t length) const {
     return address >= begin && length <= bytes && address - begin <= bytes - length;
   }
 };
-std::vector<Range> g_own;
+std::vector<Range> g_local_ranges;
 Range g_record;
 std::uint32_t g_record_key = 0;
 decltype(ibv_context_ops::post_send) g_post_send = nullptr;
 
-int check_and_post(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** refused) {
-  for (const ibv_send_wr* work = first; work != nullptr; work = work->next) {
-    for (int i = 0; i < work->num_sge; ++i) {
-      const ibv_sge& segment = work->sg_list[i];
+int check_and_post(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) {
+  for (const ibv_send_wr* request = first; request != nullptr; request = request->next) {
+    for (int i = 0; i < request->num_sge; ++i) {
+      const ibv_sge& segment = request->sg_list[i];
       require(segment.length == 0 ||
-                  std::any_of(g_own.begin(), g_own.end(),
-                              [&](const Range& range) { return range.holds(segment.addr, segment.length); }),
-              "a work request reads or writes memory of its own");
+                  std::any_of(g_local_ranges.begin(), g_local_ranges.end(),
+                              [&](const Range& range) { return range.contains(segment.addr, segment.length); }),
+              "a work request accesses only its own local memory");
     }
-    if (work->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
-      require(g_record.holds(work->wr.atomic.remote_addr, sizeof(std::uint64_t)), "an atomic meets an arrival word");
-    } else if (work->wr.rdma.rkey == g_record_key) {
+    if (request->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+      require(g_record.contains(request->wr.atomic.remote_addr, sizeof(std::uint64_t)),
+              "an atomic addresses an arrival word");
+    } else if (request->wr.rdma.rkey == g_record_key) {
       std::uint64_t bytes = 0;
-      for (int i = 0; i < work->num_sge; ++i) bytes += work->sg_list[i].length;
-      require(g_record.holds(work->wr.rdma.remote_addr, bytes), "a completion record is written within its bounds");
+      for (int i = 0; i < request->num_sge; ++i) bytes += request->sg_list[i].length;
+      require(g_record.contains(request->wr.rdma.remote_addr, bytes),
+              "a write to the completion record stays within its bounds");
     }
   }
-  return g_post_send(qp, first, refused);
+  return g_post_send(qp, first, bad);
 }
 
-Context* open(const char* completion) {
+Context* open_with(const char* completion) {
   ::setenv("VERBATIM_COMPLETION", completion, 1);
   Result<Context*> context = open_context(-1);
-  require(!!context, "a context opens");
+  require(!!context, "open_context succeeds");
   return *context;
 }
 
-struct Open {
+struct PendingRequest {
   Request* request;
-  std::vector<std::uint64_t> room;  // of a receive's members
+  std::vector<std::uint64_t> capacities;  // of the members of a receive
 };
 
 class Connection {
@@ -80,19 +82,19 @@ class Connection {
   explicit Connection(Context& context) : context_(context) {
     std::array<std::uint8_t, wire::kHandleBytes> handle{};
     Result<ListenComm*> listen = context.listen(0, handle);
-    require(!!listen, "a listen opens");
+    require(!!listen, "listen succeeds");
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (send_ == nullptr || recv_ == nullptr) {
-      require(std::chrono::steady_clock::now() < end, "both ends connect");
+      require(std::chrono::steady_clock::now() < end, "both ends connect within 60 s");
       if (send_ == nullptr) {
-        Result<SendComm*> made = context.connect(0, handle, -1);
-        require(!!made, "connect works");
-        send_ = *made;
+        Result<SendComm*> comm = context.connect(0, handle, -1);
+        require(!!comm, "connect succeeds");
+        send_ = *comm;
       }
       if (recv_ == nullptr) {
-        Result<RecvComm*> made = context.accept(**listen);
-        require(!!made, "accept works");
-        recv_ = *made;
+        Result<RecvComm*> comm = context.accept(**listen);
+        require(!!comm, "accept succeeds");
+        recv_ = *comm;
       }
     }
     context.close(**listen);
@@ -106,9 +108,9 @@ class Connection {
     g_record = {receiver.control_address, record_bytes};
     g_record_key = receiver.devices[0].control_rkey;
     constexpr std::size_t kShadowBytes = (wire::kRingEntries + 2) * sizeof(std::uint64_t);
-    g_own = {{reinterpret_cast<std::uint64_t>(g_source.data()), g_source.size()},
-             {send_->hello().control_address + ring_bytes, kShadowBytes},
-             {receiver.control_address - ring_bytes, ring_bytes}};
+    g_local_ranges = {{reinterpret_cast<std::uint64_t>(g_source.data()), g_source.size()},
+                      {send_->hello().control_address + ring_bytes, kShadowBytes},
+                      {receiver.control_address - ring_bytes, ring_bytes}};
     ibv_context_ops& operations = send_->endpoint().ports()[0]->device->context()->ops;
     if (operations.post_send != check_and_post) g_post_send = std::exchange(operations.post_send, check_and_post);
   }
@@ -120,30 +122,30 @@ class Connection {
   Connection& operator=(const Connection&) = delete;
 
   void run(fuzz::Input input) {
-    for (int step = 0; step < kMaxSteps && !input.rest().empty() && sound(); ++step) take_step(input);
+    for (int step = 0; step < kMaxSteps && !input.rest().empty() && has_no_error(); ++step) run_step(input);
     for (int i = 0; i < 3; ++i) test_all();
   }
 
  private:
   static std::unique_ptr<MemoryHandle> registered(Comm& comm, std::array<std::byte, kBufferBytes>& buffer) {
     auto handle = comm.register_memory({.address = buffer.data(), .bytes = buffer.size()});
-    require(!!handle, "memory is registered");
+    require(!!handle, "memory registration succeeds");
     return std::move(*handle);
   }
-  bool sound() const { return send_->error() == nullptr && recv_->error() == nullptr; }
+  bool has_no_error() const { return send_->error() == nullptr && recv_->error() == nullptr; }
 
-  void take_step(fuzz::Input& input) {
-    const auto what = input.get<std::uint8_t>();
-    switch (what % 8) {
+  void run_step(fuzz::Input& input) {
+    const auto operation = input.get<std::uint8_t>();
+    switch (operation % 8) {
       case 0:
       case 1:
-        receive(1 + (what >> 3) % wire::kMaxGroup, input);
+        receive(1 + (operation >> 3) % wire::kMaxGroup, input);
         break;
       case 2:
       case 3: {
         const std::size_t bytes = input.get<std::uint16_t>() % kBufferBytes;
         void* request = nullptr;
-        send_->isend(g_source.data(), bytes, what >> 6, *source_, &request);
+        send_->isend(g_source.data(), bytes, operation >> 6, *source_, &request);
         if (request != nullptr) sends_.push_back({static_cast<Request*>(request), {}});
         break;
       }
@@ -154,7 +156,7 @@ class Connection {
         write_record(input);
         break;
       case 6:
-        immediate(input.get<std::uint32_t>(), what >> 3);
+        post_immediate(input.get<std::uint32_t>(), operation >> 3);
         break;
       default:
         test_all();
@@ -181,7 +183,7 @@ class Connection {
     receives_.push_back({static_cast<Request*>(request), {sizes.begin(), sizes.begin() + static_cast<long>(count)}});
   }
 
-  // What the receiver's end could write into the sender's ring.
+  // Writes an entry into the sender's CTS ring, as the receiver's end could.
   void write_entry(fuzz::Input& input) {
     const std::size_t index = input.get<std::uint8_t>();
     wire::CtsEntry entry;
@@ -198,7 +200,7 @@ class Connection {
     std::memcpy(ring_ + index * sizeof entry, &entry, sizeof entry);
   }
 
-  // What the sender's end could write into the receiver's record.
+  // Writes a word into the receiver's completion record, as the sender's end could.
   void write_record(fuzz::Input& input) {
     const std::size_t words = g_record.bytes / sizeof(std::uint64_t);
     const std::size_t word = input.get<std::uint16_t>() % words;
@@ -206,45 +208,45 @@ class Connection {
     std::memcpy(record_ + word * sizeof value, &value, sizeof value);
   }
 
-  void immediate(std::uint32_t bits, int plausible) {
+  void post_immediate(std::uint32_t bits, int plausible) {
     if (++immediates_ > kMaxImmediates) return;
-    if ((plausible & 1) != 0) {  // for a group that may be there
-      wire::Immediate told = wire::decode_immediate(bits);
-      told.entry %= 16;
-      told.pass = 0;
-      if ((plausible & 2) != 0) told.parts = 1;
-      bits = wire::encode_immediate(told);
+    if ((plausible & 1) != 0) {  // for a group that may be posted
+      wire::Immediate decoded = wire::decode_immediate(bits);
+      decoded.entry %= 16;
+      decoded.pass = 0;
+      if ((plausible & 2) != 0) decoded.parts = 1;
+      bits = wire::encode_immediate(decoded);
     }
     ibv_send_wr work = {};
     work.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     work.imm_data = htonl(bits);
     work.wr.rdma.remote_addr = g_record.begin;
     work.wr.rdma.rkey = g_record_key;
-    ibv_send_wr* refused = nullptr;
-    if ((recv_->hello().capabilities & wire::kAtomicCompletion) != 0) return;  // nobody waits for one
-    ibv_post_send(send_->endpoint().qps()[0].qp.get(), &work, &refused);
+    ibv_send_wr* bad = nullptr;
+    if ((recv_->hello().capabilities & wire::kAtomicCompletion) != 0) return;  // no receive is posted for it
+    ibv_post_send(send_->endpoint().qps()[0].qp.get(), &work, &bad);
   }
 
   void test_all() {
-    std::erase_if(sends_, [](const Open& open) {
+    std::erase_if(sends_, [](const PendingRequest& pending) {
       int done = 0;
       int bytes = -1;
-      const ErrorKind result = SendComm::test(*open.request, &done, &bytes);
-      require(done == 0 || static_cast<std::size_t>(bytes) < kBufferBytes, "a send is done with its size");
+      const ErrorKind result = SendComm::test(*pending.request, &done, &bytes);
+      require(done == 0 || static_cast<std::size_t>(bytes) < kBufferBytes, "a completed send reports a possible size");
       return done != 0 || result != ErrorKind::kNone;
     });
-    std::erase_if(receives_, [](const Open& open) {
+    std::erase_if(receives_, [](const PendingRequest& pending) {
       int done = 0;
       std::array<int, wire::kMaxGroup + 1> sizes;
       sizes.fill(-1);
-      const bool atomic = open.request->kind == RequestKind::kRecvAtomic;
-      const ErrorKind result = atomic ? RecvComm::test_atomic(*open.request, &done, sizes.data())
-                                      : RecvComm::test(*open.request, &done, sizes.data());
-      for (std::size_t i = 0; i < open.room.size() && done != 0 && result == ErrorKind::kNone; ++i) {
-        require(sizes[i] >= 0 && static_cast<std::uint64_t>(sizes[i]) <= open.room[i],
-                "a receive is done with no more than its room");
+      const bool atomic = pending.request->kind == RequestKind::kRecvAtomic;
+      const ErrorKind result = atomic ? RecvComm::test_atomic(*pending.request, &done, sizes.data())
+                                      : RecvComm::test(*pending.request, &done, sizes.data());
+      for (std::size_t i = 0; i < pending.capacities.size() && done != 0 && result == ErrorKind::kNone; ++i) {
+        require(sizes[i] >= 0 && static_cast<std::uint64_t>(sizes[i]) <= pending.capacities[i],
+                "a completed receive reports at most its capacity");
       }
-      require(sizes[open.room.size()] == -1, "only the sizes of the members are written");
+      require(sizes[pending.capacities.size()] == -1, "test writes only the sizes of the members");
       return done != 0 || result != ErrorKind::kNone;
     });
   }
@@ -256,15 +258,15 @@ class Connection {
   std::unique_ptr<MemoryHandle> target_;
   std::byte* ring_ = nullptr;
   std::byte* record_ = nullptr;
-  std::vector<Open> sends_;
-  std::vector<Open> receives_;
+  std::vector<PendingRequest> sends_;
+  std::vector<PendingRequest> receives_;
   int immediates_ = 0;
 };
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static Context* const contexts[] = {open("imm"), open("atomic")};
+  static Context* const contexts[] = {open_with("imm"), open_with("atomic")};
   set_log_sink([](LogLevel, const char*, int, const char* text) {
     require(std::strchr(text, '\n') == nullptr, "a warning is one line");
   });

@@ -1,4 +1,5 @@
-// What the fuzzers share. Each gives libFuzzer its one function; without libFuzzer a main of ours replays the corpus.
+// Shared by the fuzzers. Each defines LLVMFuzzerTestOneInput; without libFuzzer the main in replay.cc runs it on the
+// corpus.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +13,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace fuzz {
 
-// A promise that no input may break.
-inline void require(bool kept, const char* promise) {
-  if (kept) return;
-  std::fprintf(stderr, "broken: %s\n", promise);
+// Ends the process when an invariant, which must hold for every input, is violated.
+inline void require(bool holds, const char* invariant) {
+  if (holds) return;
+  std::fprintf(stderr, "invariant violated: %s\n", invariant);
   std::abort();
 }
 
-// Takes an input apart from its front; zeros where it has ended.
+// Reads values from the front of an input; zeros after its end.
 class Input {
  public:
   explicit Input(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
@@ -31,11 +32,11 @@ class Input {
     std::memcpy(&value, raw.data(), raw.size());
     return value;
   }
-  // At most `count` bytes.
+  // The next `count` bytes, or fewer at the end of the input.
   std::span<const std::uint8_t> take(std::size_t count) {
-    const std::span<const std::uint8_t> taken = bytes_.first(count < bytes_.size() ? count : bytes_.size());
-    bytes_ = bytes_.subspan(taken.size());
-    return taken;
+    const std::span<const std::uint8_t> front = bytes_.first(count < bytes_.size() ? count : bytes_.size());
+    bytes_ = bytes_.subspan(front.size());
+    return front;
   }
   std::span<const std::uint8_t> rest() const { return bytes_; }
 

@@ -1,7 +1,8 @@
-// A hostile peer in the handshake, over softverbs and TCP: what a stranger says to a listen, and what somebody answers
-// to a connect. It starts from a hello that would do, with fields of the input's own that may well be decoded, spoiled
-// bytes, another type, a lost end, in pieces. Whatever it was, the call comes to an end, nobody connects without the
-// secret, and the right peer is served by the same listen.
+// Fuzzes the handshake with a hostile peer, over softverbs and TCP: connect requests to a listen comm, and replies to a
+// connect. A message starts as a valid hello. The input then changes fields, bytes and the type, truncates the message,
+// and splits it into pieces. In every case accept and connect must end, no peer may connect without the secret, and the
+// same listen comm must still serve a correct peer.
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -12,13 +13,13 @@
 #include <string>
 #include <vector>
 
-#include "base/fd.h"
 #include "base/log.h"
 #include "base/socket.h"
+#include "base/unique_fd.h"
 #include "fuzz.h"
-#include "net/net.h"
-#include "net/recv_comm.h"
-#include "net/send_comm.h"
+#include "net/context/context.h"
+#include "net/transfer/recv_comm.h"
+#include "net/transfer/send_comm.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"
 
@@ -30,9 +31,9 @@ using fuzz::require;
 using HandleBytes = std::array<std::uint8_t, wire::kHandleBytes>;
 
 template <typename Poll>
-void await(const char* promise, Poll poll) {
+void await(const char* invariant, Poll poll) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(50);
-  while (!poll()) require(std::chrono::steady_clock::now() < end, promise);
+  while (!poll()) require(std::chrono::steady_clock::now() < end, invariant);
 }
 
 std::string text(fuzz::Input& input) {
@@ -40,7 +41,7 @@ std::string text(fuzz::Input& input) {
   return {bytes.begin(), bytes.end()};
 }
 
-wire::HelloDevice sound_device() {
+wire::HelloDevice valid_device() {
   wire::HelloDevice device;
   device.gid = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 1};
   device.max_message_bytes = 1 << 30;
@@ -57,10 +58,10 @@ wire::Hello hello_of(fuzz::Input& input, const wire::Secret& secret) {
   wire::Hello hello;
   hello.secret = secret;
   hello.host = "fuzz";
-  hello.devices = {sound_device()};
+  hello.devices = {valid_device()};
   hello.qps = {{.number = 1}};
   const auto fields = input.get<std::uint8_t>();
-  if ((fields & 1) != 0) hello.devices.resize(input.get<std::uint8_t>() % (wire::kMaxDevices + 2), sound_device());
+  if ((fields & 1) != 0) hello.devices.resize(input.get<std::uint8_t>() % (wire::kMaxDevices + 2), valid_device());
   if ((fields & 2) != 0) hello.qps.resize(input.get<std::uint8_t>() % (wire::kMaxQps + 2));
   for (wire::HelloQp& qp : hello.qps) {
     if ((fields & 4) == 0) break;
@@ -89,44 +90,45 @@ wire::Hello hello_of(fuzz::Input& input, const wire::Secret& secret) {
   return hello;
 }
 
-// What is said, and how.
-struct Speech {
+// The bytes that the peer sends, and how it sends them.
+struct PeerMessage {
   std::vector<std::uint8_t> bytes;
   std::size_t piece = 0;
-  bool confirms = false;  // the kReady that ends a handshake follows
-  bool stays = false;     // until the other end has made up its mind
-  bool is_right = true;   // the secret was shown
+  bool sends_ready = false;  // sends kReady, which ends a handshake, after `bytes`
+  bool keeps_open = false;   // keeps the socket open while the plugin is called 50 more times
+  bool has_secret = true;    // the message contains the secret
 };
 
-Speech speech_of(fuzz::Input& input, wire::MessageType type, const wire::Secret& secret) {
-  Speech speech;
-  const auto manner = input.get<std::uint8_t>();
-  speech.confirms = (manner & 1) != 0;
-  speech.stays = (manner & 2) != 0;
-  if ((manner & 4) != 0) type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 12);
-  wire::Secret shown = secret;
-  if ((manner & 8) != 0) shown[input.get<std::uint8_t>() % shown.size()] ^= 1;
-  speech.bytes = type == wire::MessageType::kReject ? wire::encode_reject(text(input))
-                                                    : wire::encode_hello(type, hello_of(input, shown));
-  for (int i = manner >> 4 & 3; i > 0; --i) {
-    speech.bytes[input.get<std::uint16_t>() % speech.bytes.size()] = input.get<std::uint8_t>();
+PeerMessage make_message(fuzz::Input& input, wire::MessageType type, const wire::Secret& secret) {
+  PeerMessage message;
+  const auto flags = input.get<std::uint8_t>();
+  message.sends_ready = (flags & 1) != 0;
+  message.keeps_open = (flags & 2) != 0;
+  if ((flags & 4) != 0) type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 12);
+  wire::Secret sent_secret = secret;
+  if ((flags & 8) != 0) sent_secret[input.get<std::uint8_t>() % sent_secret.size()] ^= 1;
+  message.bytes = type == wire::MessageType::kReject ? wire::encode_reject(text(input))
+                                                     : wire::encode_hello(type, hello_of(input, sent_secret));
+  for (int i = flags >> 4 & 3; i > 0; --i) {
+    message.bytes[input.get<std::uint16_t>() % message.bytes.size()] = input.get<std::uint8_t>();
   }
-  if ((manner & 64) != 0) speech.bytes.resize(input.get<std::uint16_t>() % (speech.bytes.size() + 1));
-  speech.piece = (manner & 128) != 0 ? 1 + input.get<std::uint8_t>() : speech.bytes.size();
-  const auto shown_at = speech.bytes.begin() + wire::kHeaderBytes;
-  speech.is_right =
-      speech.bytes.size() >= wire::kHeaderBytes + secret.size() && std::equal(secret.begin(), secret.end(), shown_at);
-  return speech;
+  if ((flags & 64) != 0) message.bytes.resize(input.get<std::uint16_t>() % (message.bytes.size() + 1));
+  message.piece = (flags & 128) != 0 ? 1 + input.get<std::uint8_t>() : message.bytes.size();
+  const auto secret_begin = message.bytes.begin() + wire::kHeaderBytes;
+  message.has_secret = message.bytes.size() >= wire::kHeaderBytes + secret.size() &&
+                       std::equal(secret.begin(), secret.end(), secret_begin);
+  return message;
 }
 
-// Says it, piece by piece; `poll` is called after each. Whoever listens may have hung up.
+// Sends the message, and kReady after it if `sends_ready` is set, in pieces. Calls `poll` after each piece. Errors are
+// ignored, because the plugin may have closed the socket.
 template <typename Poll>
-void say(const UniqueFd& socket, const Speech& speech, Poll poll) {
-  std::vector<std::uint8_t> all = speech.bytes;
+void send_message(const UniqueFd& socket, const PeerMessage& message, Poll poll) {
+  std::vector<std::uint8_t> all = message.bytes;
   const std::vector<std::uint8_t> ready = wire::encode_ready();
-  if (speech.confirms) all.insert(all.end(), ready.begin(), ready.end());
+  if (message.sends_ready) all.insert(all.end(), ready.begin(), ready.end());
   for (std::size_t at = 0; at < all.size();) {
-    const std::size_t count = std::min(std::max<std::size_t>(speech.piece, 1), all.size() - at);
+    const std::size_t count = std::min(std::max<std::size_t>(message.piece, 1), all.size() - at);
     static_cast<void>(::send(socket.get(), all.data() + at, count, MSG_NOSIGNAL));
     at += count;
     poll();
@@ -135,70 +137,73 @@ void say(const UniqueFd& socket, const Speech& speech, Poll poll) {
 
 UniqueFd tcp_socket() {
   UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  require(!!socket, "a socket");
-  // Hundreds of ports in TIME_WAIT serve nobody.
+  require(!!socket, "socket succeeds");
+  // A close of this socket sends a reset, so that no port remains in TIME_WAIT.
   const linger none{.l_onoff = 1, .l_linger = 0};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
   return socket;
 }
 
-void knock(Context& context, fuzz::Input& input) {
+void test_accept(Context& context, fuzz::Input& input) {
   HandleBytes bytes{};
   Result<ListenComm*> listen = context.listen(0, bytes);
-  require(!!listen, "a listen opens");
+  require(!!listen, "listen succeeds");
   const Result<wire::Handle> handle = wire::decode_handle(bytes);
-  require(!!handle, "a handle is one");
-  const Speech speech = speech_of(input, wire::MessageType::kConnect, handle->secret);
-  std::vector<RecvComm*> made;
-  bool refused = false;
+  require(!!handle, "the handle can be decoded");
+  const PeerMessage message = make_message(input, wire::MessageType::kConnect, handle->secret);
+  std::vector<RecvComm*> accepted;
+  bool failed = false;
   const auto accept = [&] {
     const Result<RecvComm*> comm = context.accept(**listen);
-    if (!comm) refused = true;
-    if (comm && *comm != nullptr) made.push_back(*comm);
-    return refused || !made.empty();
+    if (!comm) failed = true;
+    if (comm && *comm != nullptr) accepted.push_back(*comm);
+    return failed || !accepted.empty();
   };
   {
-    UniqueFd stranger = tcp_socket();
-    require(::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&handle->address), sizeof(sockaddr_in)) == 0,
-            "everybody may knock");
-    say(stranger, speech, accept);
-    for (int i = 0; speech.stays && i < 50; ++i) accept();
+    UniqueFd client = tcp_socket();
+    require(::connect(client.get(), reinterpret_cast<const sockaddr*>(&handle->address), sizeof(sockaddr_in)) == 0,
+            "a TCP connect to the listener succeeds");
+    send_message(client, message, accept);
+    for (int i = 0; message.keeps_open && i < 50; ++i) accept();
   }
   for (int i = 0; i < 50; ++i) accept();
-  require(speech.is_right || (made.empty() && !refused), "a stranger is no peer");
+  require(message.has_secret || (accepted.empty() && !failed),
+          "a message without the secret gives no comm and no error");
   SendComm* send = nullptr;
-  const std::size_t before = made.size();
-  require(before <= 1, "one knock, one connection");
-  await("the right peer is served", [&] {
+  const std::size_t before = accepted.size();
+  require(before <= 1, "one connect request gives at most one comm");
+  await("a correct peer is accepted", [&] {
     if (send == nullptr) {
       const Result<SendComm*> comm = context.connect(0, bytes, -1);
-      require(!!comm, "the right peer connects");
+      require(!!comm, "a correct peer connects");
       send = *comm;
     }
     accept();
-    return send != nullptr && made.size() > before;
+    return send != nullptr && accepted.size() > before;
   });
   context.close(*send);
-  for (RecvComm* comm : made) context.close(*comm);
+  for (RecvComm* comm : accepted) context.close(*comm);
   context.close(**listen);
 }
 
-void answer(Context& context, fuzz::Input& input) {
-  UniqueFd door = tcp_socket();
-  sockaddr_in here{};
-  here.sin_family = AF_INET;
-  here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  require(::bind(door.get(), reinterpret_cast<const sockaddr*>(&here), sizeof here) == 0, "a port");
-  require(::listen(door.get(), 1) == 0, "a door");
-  const Result<sockaddr_storage> address = local_address(door);
-  require(!!address, "an address");
+void test_connect(Context& context, fuzz::Input& input) {
+  UniqueFd listener = tcp_socket();
+  sockaddr_in local{};
+  local.sin_family = AF_INET;
+  local.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  require(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&local), sizeof local) == 0, "bind succeeds");
+  require(::listen(listener.get(), 1) == 0, "listen succeeds");
+  // connect may wait for other connect requests before it opens its TCP connection.
+  require(::fcntl(listener.get(), F_SETFL, O_NONBLOCK) == 0, "the listener can be non-blocking");
+  const Result<sockaddr_storage> address = local_address(listener);
+  require(!!address, "the listener has an address");
   wire::Handle handle;
   handle.address = *address;
   handle.secret.fill(0x5e);
   handle.device_count = static_cast<std::uint8_t>(1 + input.get<std::uint8_t>() % wire::kMaxDevices);
   HandleBytes bytes{};
   wire::encode_handle(handle, bytes);
-  const Speech speech = speech_of(input, wire::MessageType::kAccept, handle.secret);
+  const PeerMessage message = make_message(input, wire::MessageType::kAccept, handle.secret);
 
   SendComm* send = nullptr;
   bool failed = false;
@@ -211,18 +216,18 @@ void answer(Context& context, fuzz::Input& input) {
   };
   connect();
   {
-    UniqueFd host;
-    await("a connect knocks", [&] {
+    UniqueFd socket;
+    await("connect opens a TCP connection", [&] {
       if (connect()) return true;
-      host = UniqueFd(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      return static_cast<bool>(host);
+      socket = UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      return static_cast<bool>(socket);
     });
-    say(host, speech, connect);
-    for (int i = 0; speech.stays && i < 50; ++i) connect();
+    send_message(socket, message, connect);
+    for (int i = 0; message.keeps_open && i < 50; ++i) connect();
   }
-  door.reset();  // who was slow to speak knocks again
-  await("a connect comes to an end", connect);
-  require(send == nullptr || speech.is_right, "nobody else is the peer");
+  listener.reset();  // a connector that retries its TCP connection is refused from here on
+  await("connect ends", connect);
+  require(send == nullptr || message.has_secret, "connect succeeds only with a reply that contains the secret");
   if (send != nullptr) {
     send->progress();
     context.close(*send);
@@ -234,17 +239,17 @@ void answer(Context& context, fuzz::Input& input) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static Context* const context = [] {
     Result<Context*> opened = open_context(-1);
-    require(!!opened, "a context opens");
+    require(!!opened, "open_context succeeds");
     return *opened;
   }();
   set_log_sink([](LogLevel, const char*, int, const char* line) {
-    for (const char* at = line; *at != '\0'; ++at) require(*at >= ' ' && *at <= '~', "a line can be printed");
+    for (const char* at = line; *at != '\0'; ++at) require(*at >= ' ' && *at <= '~', "a log line is printable");
   });
   fuzz::Input input({data, size});
   if (input.get<std::uint8_t>() % 2 == 0) {
-    knock(*context, input);
+    test_accept(*context, input);
   } else {
-    answer(*context, input);
+    test_connect(*context, input);
   }
   return 0;
 }

@@ -1,4 +1,4 @@
-// Where there is no libFuzzer: each input of the command line once.
+// main for compilers without libFuzzer: runs each input file of the command line once.
 #include <fstream>
 #include <iterator>
 #include <string_view>
@@ -12,11 +12,11 @@ int main(int argc, char** argv) {
     if (std::string_view(argv[i]).starts_with("-")) continue;  // libFuzzer's options
     std::ifstream file(argv[i], std::ios::binary);
     const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-    fuzz::require(file.is_open() && !bytes.empty(), "an input can be read");
+    fuzz::require(file.is_open() && !bytes.empty(), "an input file is readable and not empty");
     LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
     ++inputs;
   }
-  fuzz::require(inputs > 0, "there is an input");
+  fuzz::require(inputs > 0, "the command line names an input file");
   std::printf("%d inputs\n", inputs);
   return 0;
 }

@@ -1,4 +1,4 @@
-// What people write: every setting of the plugin in turn, the devices among them, and softverbs' fault scripts.
+// Fuzzes the parsers of user input: settings of the plugin, HCA filters, and fault scripts of softverbs.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -6,7 +6,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "fuzz.h"
-#include "softverbs/fault_script.h"
+#include "softverbs/host/fault_script.h"
 #include "verbs/hca_filter.h"
 
 namespace {
@@ -35,8 +35,8 @@ void read_settings(const char* variable, const std::string& value) {
   ::setenv(variable, value.c_str(), 1);
   const verbatim::Result<verbatim::Config> config = verbatim::Config::from_environment();
   ::unsetenv(variable);
-  require(config ? g_warnings == 0 : g_warnings == 1, "a setting is taken, or refused in one line");
-  if (config) require(config->max_recvs >= 1 && config->max_recvs <= 8, "a setting keeps to its range");
+  require(config ? g_warnings == 0 : g_warnings == 1, "a setting is accepted, or refused with one warning");
+  if (config) require(config->max_recvs >= 1 && config->max_recvs <= 8, "an accepted setting is within its range");
 }
 
 }  // namespace
@@ -52,8 +52,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (data[0] % 3 == 0) {
     const auto script = verbatim::softverbs::parse_faults(text);
     if (script.index() == 1) {
-      const std::string& why = std::get<std::string>(script);
-      require(!why.empty() && why.find('\n') == std::string::npos, "a refusal of faults is one line");
+      const std::string& error = std::get<std::string>(script);
+      require(!error.empty() && error.find('\n') == std::string::npos, "an error in a fault script is one line");
     }
     return 0;
   }

@@ -1,4 +1,4 @@
-// Everything that is decoded from a socket or from NCCL's handle. The first byte of an input says what the rest is.
+// Fuzzes the decoders of data from sockets and of NCCL's handle. The first byte of an input selects the decoder.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "fuzz.h"
-#include "net/side_channel.h"
+#include "net/transfer/side_channel.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"
 #include "wire/limits.h"
@@ -29,8 +29,8 @@ void decode_handle(std::span<const std::uint8_t> input) {
   std::array<std::uint8_t, wire::kHandleBytes> bytes{};
   wire::encode_handle({}, bytes);
   constexpr std::size_t kMagicAndVersion = 6;
-  const bool ours = !input.empty() && (input[0] & 1) != 0;
-  const std::size_t from = ours ? kMagicAndVersion : 0;
+  const bool keeps_magic = !input.empty() && (input[0] & 1) != 0;
+  const std::size_t from = keeps_magic ? kMagicAndVersion : 0;
   std::copy_n(input.begin(), std::min(input.size(), bytes.size() - from), bytes.begin() + from);
   const verbatim::Result<wire::Handle> handle = wire::decode_handle(bytes);
   if (!handle) return;
@@ -39,7 +39,8 @@ void decode_handle(std::span<const std::uint8_t> input) {
   std::array<std::uint8_t, wire::kHandleBytes> again{};
   wire::encode_handle(*handle, again);
   const verbatim::Result<wire::Handle> same = wire::decode_handle(again);
-  require(same && same->secret == handle->secret && same->device_count == handle->device_count, "a handle goes round");
+  require(same && same->secret == handle->secret && same->device_count == handle->device_count,
+          "a decoded handle can be encoded and decoded again");
 }
 
 void decode_hello(std::span<const std::uint8_t> body) {
@@ -47,29 +48,32 @@ void decode_hello(std::span<const std::uint8_t> body) {
   if (!hello) return;
   require(!hello->devices.empty() && hello->devices.size() <= wire::kMaxDevices, "a hello has 1 to 8 devices");
   require(!hello->qps.empty() && hello->qps.size() <= wire::kMaxQps, "a hello has 1 to 128 QPs");
-  require(hello->traffic_class >= -1 && hello->traffic_class <= 255, "a traffic class is a byte, or none");
-  require(printable(hello->host), "a host's name can be logged");
+  require(hello->traffic_class >= -1 && hello->traffic_class <= 255, "a traffic class is a byte or -1");
+  require(printable(hello->host), "a host name is printable");
   for (const wire::HelloDevice& device : hello->devices) {
-    require(device.mtu >= 1 && device.mtu <= 5 && device.max_message_bytes > 0, "a device can send");
-    require(printable(device.name), "a device's name can be logged");
+    require(device.mtu >= 1 && device.mtu <= 5 && device.max_message_bytes > 0,
+            "a device has a valid MTU and message size");
+    require(printable(device.name), "a device name is printable");
   }
   for (const wire::HelloQp& qp : hello->qps) require(qp.device < hello->devices.size(), "a QP's device exists");
   const std::vector<std::uint8_t> again = wire::encode_hello(wire::MessageType::kConnect, *hello);
-  require(again.size() <= wire::kHeaderBytes + wire::kMaxBodyBytes, "a hello fits");
-  require(!!wire::decode_hello(std::span(again).subspan(wire::kHeaderBytes)), "a hello goes round");
+  require(again.size() <= wire::kHeaderBytes + wire::kMaxBodyBytes, "an encoded hello fits a message");
+  require(!!wire::decode_hello(std::span(again).subspan(wire::kHeaderBytes)),
+          "a decoded hello can be encoded and decoded again");
 }
 
 void decode_notices(std::span<const std::uint8_t> body) {
-  std::vector<std::uint8_t> own(body.begin(), body.end());
-  if (const auto failed = wire::decode_failed(own)) {
-    require(failed->kind <= verbatim::ErrorKind::kRemote, "an error is of a kind of ours");
-    require(printable(failed->text), "a peer's error can be logged");
+  std::vector<std::uint8_t> copy(body.begin(), body.end());
+  if (const auto failed = wire::decode_failure(copy)) {
+    require(failed->kind <= verbatim::ErrorKind::kRemote, "an error kind is known");
+    require(printable(failed->text), "a peer's error text is printable");
   }
-  static_cast<void>(wire::decode_ask(body));
-  if (const auto view = wire::decode_view(body)) require(view->sends <= 1, "an end sends or receives");
+  static_cast<void>(wire::decode_status_query(body));
+  if (const auto status = wire::decode_status_reply(body))
+    require(status->sends <= 1, "an end is a sender or a receiver");
 }
 
-// Messages in the pieces that a socket may bring.
+// Receives messages that arrive in pieces, as a socket may deliver them.
 void receive_all(std::span<const std::uint8_t> stream) {
   int ends[2];
   require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0, "socketpair");
@@ -82,7 +86,7 @@ void receive_all(std::span<const std::uint8_t> stream) {
       const auto message = channel.receive(reader);
       if (!message) return false;
       if (!*message) return true;
-      require((*message)->body.size() <= wire::kMaxNoticeBody, "a notice is small");
+      require((*message)->body.size() <= wire::kMaxNoticeBody, "a notice is within its size limit");
       decode_notices((*message)->body);
     }
   };
@@ -92,10 +96,10 @@ void receive_all(std::span<const std::uint8_t> stream) {
     if (!receive()) return;
   }
   writer.reset();
-  require(!receive(), "the end of the file is heard");
+  require(!receive(), "the end of the file is reported");
 }
 
-// With a header of ours in front of each.
+// Receives message bodies from the input, each with a valid header.
 void receive_messages(std::span<const std::uint8_t> bodies) {
   fuzz::Input input(bodies);
   std::vector<std::uint8_t> stream;
@@ -106,7 +110,7 @@ void receive_messages(std::span<const std::uint8_t> bodies) {
     wire::put_header(header, type, static_cast<std::uint32_t>(body.size()));
     for (const std::span<const std::uint8_t> part : {std::span<const std::uint8_t>(header), body}) {
       for (const std::uint8_t byte : part) {
-        if (stream.size() % 65 == 0) stream.push_back(63);  // the length of a piece
+        if (stream.size() % 65 == 0) stream.push_back(63);  // selects a piece of 64 bytes
         stream.push_back(byte);
       }
     }
@@ -126,14 +130,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 1:
       if (input.size() >= wire::kHeaderBytes) {
         const auto header = wire::decode_header(input.first<wire::kHeaderBytes>());
-        require(!header || header->body_bytes <= wire::kMaxBodyBytes, "a message has an end");
+        require(!header || header->body_bytes <= wire::kMaxBodyBytes, "a message length is limited");
       }
       break;
     case 2:
       decode_hello(input);
       break;
     case 3:
-      require(printable(wire::decode_reject(input)), "a peer's reason can be logged");
+      require(printable(wire::decode_reject(input)), "a peer's reason is printable");
       break;
     case 4:
       decode_notices(input);

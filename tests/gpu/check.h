@@ -1,4 +1,4 @@
-// An unsuccessful call of CUDA or NCCL ends the rank, which tells its parent what failed.
+// Errors of CUDA and NCCL as exceptions: they end the rank, which reports their text to its parent.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,24 +1,24 @@
-# Reads nccl_run's tables of several turns, one file a turn and network, named .../TURN-NETWORK/table.txt. Prints the
-# median time and bandwidth of each network, and the medians over the turns of the ratios within one turn.
+# Reads nccl_run's tables of several rounds, one file per round and network, named .../ROUND-NETWORK/table.txt. Prints the
+# median time and bandwidth of each network, and the medians over the rounds of the ratios within one round.
 
-function median(values, n,    i, j, kept) {
+function median(values, n,    i, j, value) {
   for (i = 2; i <= n; i++) {
-    kept = values[i]
-    for (j = i - 1; j >= 1 && values[j] > kept; j--) values[j + 1] = values[j]
-    values[j + 1] = kept
+    value = values[i]
+    for (j = i - 1; j >= 1 && values[j] > value; j--) values[j + 1] = values[j]
+    values[j + 1] = value
   }
   return n % 2 ? values[(n + 1) / 2] : (values[n / 2] + values[n / 2 + 1]) / 2
 }
 
 FNR == 1 {
   count = split(FILENAME, path, "/")
-  split(path[count - 1], turn_and_network, "-")
-  turn = turn_and_network[1]
-  network = turn_and_network[2]
-  if (turn > turns) turns = turn
+  split(path[count - 1], round_and_network, "-")
+  round = round_and_network[1]
+  network = round_and_network[2]
+  if (round > rounds) rounds = round
 }
 
-# "# NAME" heads an operation's table
+# An operation's table starts with a line "# NAME".
 /^# [a-z_]+$/ { operation = $2 }
 
 NF == 8 && $3 == "uint32" {
@@ -27,25 +27,25 @@ NF == 8 && $3 == "uint32" {
     seen[row] = 1
     rows[++row_count] = row
   }
-  time[row, turn, network] = $4
-  bandwidth[row, turn, network] = $6
-  cpu[row, turn, network] = $8
+  time[row, round, network] = $4
+  bandwidth[row, round, network] = $6
+  cpu[row, round, network] = $8
 }
 
-function median_of(table, row, network,    turn, values, n) {
+function median_of(table, row, network,    round, values, n) {
   n = 0
-  for (turn = 1; turn <= turns; turn++) values[++n] = table[row, turn, network]
+  for (round = 1; round <= rounds; round++) values[++n] = table[row, round, network]
   return median(values, n)
 }
 
-function median_ratio(row, other,    turn, values, n) {
+function median_ratio(row, other,    round, values, n) {
   n = 0
-  for (turn = 1; turn <= turns; turn++) values[++n] = time[row, turn, other] / time[row, turn, "Verbatim"]
+  for (round = 1; round <= rounds; round++) values[++n] = time[row, round, other] / time[row, round, "Verbatim"]
   return median(values, n)
 }
 
 END {
-  printf "# medians of %d turns: us, bus bandwidth in GB/s; last two columns: how many times as fast as ... Verbatim is\n", turns
+  printf "# medians of %d rounds: us, bus bandwidth in GB/s; last two columns: speed of Verbatim relative to that network\n", rounds
   printf "%-12s %12s %19s %19s %19s %8s %8s\n", "# operation", "bytes", "Verbatim", "IB", "Socket", "IB", "Socket"
   for (i = 1; i <= row_count; i++) {
     row = rows[i]
@@ -55,7 +55,7 @@ END {
     for (j = 1; j <= 3; j++) printf " %10.1f %8.2f", median_of(time, row, networks[j]), median_of(bandwidth, row, networks[j])
     printf " %8.2f %8.2f\n", median_ratio(row, "IB"), median_ratio(row, "Socket")
   }
-  print "\n# CPU time of NCCL's progress threads, all ranks, in s a GB of the operation's size; from 512 KiB"
+  print "\n# CPU time of NCCL's progress threads, all ranks, in s per GB of the operation's size; from 512 KiB"
   printf "%-12s %12s %10s %10s %10s\n", "# operation", "bytes", "Verbatim", "IB", "Socket"
   for (i = 1; i <= row_count; i++) {
     row = rows[i]

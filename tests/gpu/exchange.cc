@@ -12,18 +12,19 @@
 namespace verbatim::gpu {
 namespace {
 
-// No pattern is likely to hold it many times, and a word that was never written shows.
+// Fills the receive buffer before a call, so that elements that the call does not write are found. pattern() rarely
+// produces it.
 constexpr unsigned char kPoison = 0xa5;
-// Poisoned and compared behind a result.
+// Elements after the result that are filled with poison and must not change.
 constexpr std::size_t kGuardElements = 16384;
 constexpr unsigned kIterationsOfSeries = 65536;
-constexpr std::size_t kElementsWorthAThread = std::size_t{1} << 18U;
+constexpr std::size_t kMinElementsPerThread = std::size_t{1} << 18U;
 
-// Cuts [0, count) into one range a thread and sums what `work(first, last)` returns.
+// Splits [0, count) into one range per thread and returns the sum of `work(first, last)`.
 template <typename Work>
-std::uint64_t sum_over_ranges(std::size_t count, unsigned ranks_here, const Work& work) {
-  const std::size_t cores = std::max(1U, std::thread::hardware_concurrency() / ranks_here);
-  const std::size_t threads = std::clamp<std::size_t>(count / kElementsWorthAThread, 1, cores);
+std::uint64_t sum_over_ranges(std::size_t count, unsigned ranks_on_host, const Work& work) {
+  const std::size_t cores = std::max(1U, std::thread::hardware_concurrency() / ranks_on_host);
+  const std::size_t threads = std::clamp<std::size_t>(count / kMinElementsPerThread, 1, cores);
   std::vector<std::uint64_t> sums(threads);
   std::vector<std::jthread> running;
   for (std::size_t i = 1; i < threads; ++i) {
@@ -57,8 +58,8 @@ std::size_t usable_count(const Operation& operation, std::size_t bytes, int rank
 
 Exchange::Exchange(ncclComm_t comm, const BufferPlan& plan)
     : comm_(comm), plan_(plan), iteration_(plan.series * kIterationsOfSeries) {
-  check(ncclCommUserRank(comm, &place_.rank), "ncclCommUserRank");
-  check(ncclCommCount(comm, &place_.ranks), "ncclCommCount");
+  check(ncclCommUserRank(comm, &position_.rank), "ncclCommUserRank");
+  check(ncclCommCount(comm, &position_.ranks), "ncclCommCount");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   send_ = allocate(plan);
   receive_ = allocate(plan);
@@ -69,18 +70,18 @@ Exchange::Exchange(ncclComm_t comm, const BufferPlan& plan)
   }
 }
 
-Verdict Exchange::run(const Operation& operation, std::size_t count) {
+CheckResult Exchange::run(const Operation& operation, std::size_t count) {
   prepare(count);
   enqueue(operation, count);
   wait();
   return verify(operation, count);
 }
 
-// New contents, never used before, in the send buffer; poison in the receive buffer and behind.
+// Fills the send buffer with contents of a new iteration, the receive buffer and the elements after it with poison.
 void Exchange::prepare(std::size_t count) {
   ++iteration_;
-  sum_over_ranges(count, plan_.ranks_here, [&](std::size_t first, std::size_t last) {
-    for (std::size_t index = first; index < last; ++index) host_[index] = pattern(place_.rank, iteration_, index);
+  sum_over_ranges(count, plan_.ranks_on_host, [&](std::size_t first, std::size_t last) {
+    for (std::size_t index = first; index < last; ++index) host_[index] = pattern(position_.rank, iteration_, index);
     return std::uint64_t{0};
   });
   check(cudaMemcpy(send_, host_, count * sizeof(Element), cudaMemcpyHostToDevice), "cudaMemcpy");
@@ -90,8 +91,8 @@ void Exchange::prepare(std::size_t count) {
 }
 
 void Exchange::enqueue(const Operation& operation, std::size_t count) {
-  const ncclResult_t result = operation.enqueue(Call{send_, receive_, count, place_, comm_, stream_});
-  if (result != ncclInProgress) check(result, operation.name);  // a communicator that does not block is still busy
+  const ncclResult_t result = operation.enqueue(Call{send_, receive_, count, position_, comm_, stream_});
+  if (result != ncclInProgress) check(result, operation.name);  // a nonblocking communicator is still working
 }
 
 bool Exchange::finished() const {
@@ -104,33 +105,33 @@ ncclResult_t Exchange::network_state() const {
   return state == ncclInProgress ? ncclSuccess : state;
 }
 
-// Asks for NCCL's verdict too: when the network fails its kernel never ends.
+// Also polls NCCL for asynchronous errors, because NCCL's kernel never ends when the network has failed.
 void Exchange::wait() {
-  while (!finished()) check(network_state(), "NCCL reports asynchronously");
+  while (!finished()) check(network_state(), "ncclCommGetAsyncError reports an error");
   check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
 }
 
-// Compares every element of the result, and that nothing was written behind it.
-Verdict Exchange::verify(const Operation& operation, std::size_t count) {
-  const std::size_t results = result_count(operation, count, place_.ranks);
-  const std::size_t behind = std::min(plan_.bytes / sizeof(Element), count + kGuardElements);
-  check(cudaMemcpy(host_, receive_, behind * sizeof(Element), cudaMemcpyDeviceToHost), "cudaMemcpy");
+// Compares every element of the result, and checks that nothing was written after it.
+CheckResult Exchange::verify(const Operation& operation, std::size_t count) {
+  const std::size_t results = result_count(operation, count, position_.ranks);
+  const std::size_t end = std::min(plan_.bytes / sizeof(Element), count + kGuardElements);
+  check(cudaMemcpy(host_, receive_, end * sizeof(Element), cudaMemcpyDeviceToHost), "cudaMemcpy");
   if (plan_.mutate) host_[iteration_ % results] ^= Element{1} << (iteration_ % 32U);
   Element poison{};
   std::memset(&poison, kPoison, sizeof poison);
-  Verdict verdict;
-  verdict.checked = results;
-  verdict.wrong = sum_over_ranges(results, plan_.ranks_here, [&](std::size_t first, std::size_t last) {
+  CheckResult check_result;
+  check_result.checked = results;
+  check_result.wrong = sum_over_ranges(results, plan_.ranks_on_host, [&](std::size_t first, std::size_t last) {
     std::uint64_t wrong = 0;
     for (std::size_t index = first; index < last; ++index) {
-      wrong += host_[index] != operation.expected(place_, iteration_, index, count);
+      wrong += host_[index] != operation.expected(position_, iteration_, index, count);
     }
     return wrong;
   });
-  if (plan_.mutate && verdict.wrong == 0) throw std::runtime_error("the flipped bit was not found");
-  verdict.wrong += static_cast<std::uint64_t>(
-      std::count_if(host_ + results, host_ + behind, [&](Element e) { return e != poison; }));
-  return verdict;
+  if (plan_.mutate && check_result.wrong == 0) throw std::runtime_error("the flipped bit was not found");
+  check_result.wrong +=
+      static_cast<std::uint64_t>(std::count_if(host_ + results, host_ + end, [&](Element e) { return e != poison; }));
+  return check_result;
 }
 
 void Exchange::free_buffers() {

@@ -1,6 +1,6 @@
-// A communicator with the stream and the buffers to run operations on it and to check every element of their results.
-// Nothing is freed in a destructor: after an error CUDA may wait for ever for a kernel that waits for the network, and
-// the process is about to end anyway.
+// A communicator with a stream and buffers: runs operations and checks every element of their results. Used by the
+// rank's main thread. No destructor frees anything: after an error CUDA may wait without end for a kernel that waits
+// for the network, and the process ends anyway.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,11 +13,11 @@
 
 namespace verbatim::gpu {
 
-struct Verdict {
+struct CheckResult {
   std::uint64_t checked = 0;
   std::uint64_t wrong = 0;
 
-  Verdict& operator+=(const Verdict& other) {
+  CheckResult& operator+=(const CheckResult& other) {
     checked += other.checked;
     wrong += other.wrong;
     return *this;
@@ -30,45 +30,45 @@ enum class Memory {
 };
 
 struct BufferPlan {
-  std::size_t bytes = 0;    // of each of the two buffers
-  unsigned series = 0;      // contents of different series differ; equal on all ranks
-  unsigned ranks_here = 1;  // ranks that share this machine's cores
-  bool mutate = false;      // flip one bit of every result before it is compared: the comparison must find each
+  std::size_t bytes = 0;       // of each of the two buffers
+  unsigned series = 0;         // equal on all ranks; different series have different contents
+  unsigned ranks_on_host = 1;  // ranks that share this host's cores
+  bool mutate = false;         // flip one bit of every result before the comparison, which must find each
   Memory memory = Memory::kCuda;
 };
 
 class Exchange {
  public:
-  // Takes over `comm`.
+  // Owns `comm` from here on: close() or abort() ends it.
   Exchange(ncclComm_t comm, const BufferPlan& plan);
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  // One checked call. `count` is that of the buffers, see Call.
-  Verdict run(const Operation& operation, std::size_t count);
+  // Runs and checks one call. `count` is the number of elements of each buffer, see Call.
+  CheckResult run(const Operation& operation, std::size_t count);
 
-  // Its four steps. Between prepare and verify the operation may be enqueued several times.
+  // The four steps of run(). Between prepare and verify the operation may be enqueued several times.
   void prepare(std::size_t count);
   void enqueue(const Operation& operation, std::size_t count);
   void wait();
-  Verdict verify(const Operation& operation, std::size_t count);
+  CheckResult verify(const Operation& operation, std::size_t count);
 
-  // Whether what was enqueued has been done, well or not; and what NCCL says of the network.
+  // Whether the enqueued operations have ended, with or without an error; and NCCL's asynchronous error.
   bool finished() const;
   ncclResult_t network_state() const;
 
-  // Each ends this object; `abort` returns the seconds that ncclCommAbort took.
+  // Call one of the two, once, as the last call. `abort` returns the seconds that ncclCommAbort took.
   void close();
   double abort();
 
   ncclComm_t comm() const { return comm_; }
-  Place place() const { return place_; }
+  RankPosition position() const { return position_; }
 
  private:
   void free_buffers();
 
   ncclComm_t comm_;
-  Place place_{};
+  RankPosition position_{};
   const BufferPlan plan_;
   unsigned iteration_;
   cudaStream_t stream_ = nullptr;

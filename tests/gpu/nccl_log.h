@@ -1,4 +1,4 @@
-// What NCCL's own log says of a run: which transport and which protocols it used.
+// Reads from NCCL's own log which transport and which protocols a run used.
 #pragma once
 
 #include <map>
@@ -9,9 +9,9 @@ namespace verbatim::gpu {
 struct NcclLog {
   bool chose_network = false;                 // "Using network NET"
   bool used_network = false;                  // "via NET/NET/", at least once
-  std::string plugin;                         // "Verbatim (v11)", empty when none was loaded
-  std::string channels;                       // how many channels the first communicator had
-  std::map<std::string, unsigned> protocols;  // calls of collectives by protocol, where the log tells
+  std::string plugin;                         // "Verbatim (v11)", empty when no plugin was loaded
+  std::string channels;                       // number of channels of the first communicator
+  std::map<std::string, unsigned> protocols;  // calls of collectives by protocol, where the log has them
 };
 
 NcclLog read_nccl_log(const std::string& path, const std::string& network);

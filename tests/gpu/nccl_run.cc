@@ -1,6 +1,6 @@
-// Runs NCCL operations between ranks of one host, each made to look like a host of its own (NCCL_HOSTID), so that all
-// traffic takes the network transport. The parent starts the ranks, gathers their rows, prints one table, and reads in
-// NCCL's own log that the transport asked for carried them.
+// Runs NCCL operations between ranks of one host. Each rank has its own NCCL_HOSTID, so that all traffic takes the
+// network transport. The parent starts the ranks, collects their rows, prints one table, and checks in NCCL's own log
+// that the requested transport carried them.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -36,9 +36,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kSocketOfRank = 3;  // the descriptor on which a rank finds its parent
+constexpr int kSocketOfRank = 3;  // a rank's descriptor for its parent
 constexpr int kUsageStatus = 2;
-constexpr int kWrongStatus = 3;  // all ran, but not every element was right
+constexpr int kWrongStatus = 3;  // all operations ran, some elements were wrong
 
 struct Options {
   Plan plan;
@@ -58,11 +58,11 @@ void print_usage() {
   std::printf("\nscenarios:\n");
   for (const Scenario& scenario : kScenarios) std::printf("  %-19s %s\n", scenario.name, scenario.summary);
   std::printf(
-      "\nSizes take K, M and G; NAME all stands for all. Defaults: 2 ranks, all operations and no scenario, 8 to 256M\n"
+      "\nSizes take K, M and G; NAME can be all. Defaults: 2 ranks, all operations and no scenario, 8 to 256M\n"
       "by 2, 10 timed calls (a quarter of them above 16M).\n"
-      "--proto NAME  LL, LL128 or Simple (NCCL_PROTO): NCCL's log must say that every collective used it.\n"
-      "--mutate 1    flips one bit of each result before it is compared, to show that this is found.\n"
-      "Exit status: 0 all right, %d wrong elements, 1 any other failure.\n",
+      "--proto NAME  LL, LL128 or Simple (NCCL_PROTO): NCCL's log must show that every collective used it.\n"
+      "--mutate 1    flips one bit of each result before the comparison, which must find it.\n"
+      "Exit status: 0 success, %d wrong elements, 1 any other failure.\n",
       kWrongStatus);
 }
 
@@ -149,9 +149,9 @@ std::optional<Options> parse_options(int argc, char** argv) {
   }
   if (!chosen) options.plan.operations = *parse_names(kOperations, "all");
   const Plan& plan = options.plan;
-  const bool sane = plan.ranks >= 2 && plan.factor >= 2 && plan.iterations >= 1 &&
-                    plan.first_bytes >= sizeof(Element) && plan.first_bytes <= plan.last_bytes;
-  return sane ? std::optional(options) : std::nullopt;
+  const bool valid = plan.ranks >= 2 && plan.factor >= 2 && plan.iterations >= 1 &&
+                     plan.first_bytes >= sizeof(Element) && plan.first_bytes <= plan.last_bytes;
+  return valid ? std::optional(options) : std::nullopt;
 }
 
 struct Child {
@@ -166,9 +166,9 @@ std::string log_path(const Options& options, int rank) {
   return options.log_directory + "/nccl.rank" + std::to_string(rank) + ".log";
 }
 
-// Only what concerns identity, transport and log is set here; every other variable of NCCL passes from the caller.
+// Sets the variables for identity, transport and log; the caller's other NCCL variables apply unchanged.
 void set_rank_environment(const Options& options, int rank) {
-  setenv("NCCL_SET_THREAD_NAME", "1", 1);  // the progress threads are found by theirs
+  setenv("NCCL_SET_THREAD_NAME", "1", 1);  // rank.cc finds progress threads by name
   setenv("NCCL_HOSTID", ("verbatim-rank-" + std::to_string(rank)).c_str(), 1);
   setenv("NCCL_NET", options.net.c_str(), 1);
   setenv("NCCL_NET_PLUGIN", options.net == "Verbatim" ? "verbatim" : "none", 1);
@@ -176,9 +176,9 @@ void set_rank_environment(const Options& options, int rank) {
   setenv("NCCL_DEBUG_FILE", log_path(options, rank).c_str(), 1);
   if (!options.protocol.empty()) {
     setenv("NCCL_PROTO", options.protocol.c_str(), 1);
-    setenv("NCCL_DEBUG_SUBSYS", "INIT,NET,TUNING", 0);  // a line a call that says which one it used
+    setenv("NCCL_DEBUG_SUBSYS", "INIT,NET,TUNING", 0);  // one line per call with its protocol
   }
-  // NCCL 2.30 and later refuse two ranks on one GPU without it; earlier ones do not know it.
+  // NCCL 2.30 and later refuse two ranks on one GPU without it; earlier versions ignore it.
   setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
 }
 
@@ -215,22 +215,22 @@ std::optional<Child> start_rank(const Options& options, int rank, char** argv, b
   return child;
 }
 
-// The ranks as the parent sees them.
+// The parent's view of the ranks: their processes, sockets and rows.
 class Ranks {
  public:
   Ranks(const Options& options, char** argv) : options_(options), argv_(argv) {}
 
   bool start();
-  // Serves the ranks until all are done. False when one failed or the deadline passed.
+  // Receives the ranks' messages until all ranks are done. False: a rank failed, or the deadline passed.
   bool serve();
-  // Waits for them to end, after a kill when they were not served to the end. False when one did not end well.
+  // Waits for the ends of the ranks; kills them first unless `served`. False: a rank did not exit with status 0.
   bool reap(bool served);
 
   void print_descriptions() const;
   const Table& table() const { return table_; }
 
  private:
-  bool take_report(std::size_t rank);
+  bool handle_report(std::size_t rank);
   bool send_to(std::size_t rank, const Report& report);
   bool pass_barrier();
   bool replace(std::size_t rank);
@@ -272,7 +272,7 @@ bool Ranks::pass_barrier() {
   return true;
 }
 
-// Rank `rank` kills itself; another process takes its place.
+// Rank `rank` kills itself; a new process replaces it.
 bool Ranks::replace(std::size_t rank) {
   Child& child = children_[rank];
   int status = 0;
@@ -287,13 +287,13 @@ bool Ranks::replace(std::size_t rank) {
   return true;
 }
 
-// Takes in one message of rank `rank`. False when the rank failed or left early.
-bool Ranks::take_report(std::size_t rank) {
+// Handles one message of rank `rank`. False: the rank failed or ended early.
+bool Ranks::handle_report(std::size_t rank) {
   Child& child = children_[rank];
   Report report{};
   const ssize_t received = recv(child.socket, &report, sizeof report, 0);
   if (received != static_cast<ssize_t>(sizeof report)) {
-    std::printf("rank %zu ended without a word\n", rank);
+    std::printf("rank %zu ended without a report\n", rank);
     return false;
   }
   switch (report.kind) {
@@ -309,7 +309,7 @@ bool Ranks::take_report(std::size_t rank) {
     case Report::Kind::kScenario:
       rows_[rank].push_back(report);
       return true;
-    case Report::Kind::kDying:
+    case Report::Kind::kAboutToBeKilled:
       return replace(rank);
     case Report::Kind::kDone:
       child.done = true;
@@ -336,7 +336,7 @@ bool Ranks::serve() {
       return false;
     }
     for (std::size_t rank = 0; rank < children_.size(); ++rank) {
-      if (waiting[rank].revents != 0 && !take_report(rank)) return false;
+      if (waiting[rank].revents != 0 && !handle_report(rank)) return false;
     }
     table_.print_complete_rows(rows_);
   }
@@ -344,7 +344,7 @@ bool Ranks::serve() {
 }
 
 bool Ranks::reap(bool served) {
-  bool ended_well = served;
+  bool all_exited = served;
   for (const Child& child : children_) {
     if (child.pid < 0) continue;
     if (!served) kill(child.pid, SIGKILL);
@@ -353,10 +353,10 @@ bool Ranks::reap(bool served) {
     if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL) {
       std::printf("process %d: %s\n", static_cast<int>(child.pid), strsignal(WTERMSIG(status)));
     }
-    ended_well = ended_well && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    all_exited = all_exited && WIFEXITED(status) && WEXITSTATUS(status) == 0;
     close(child.socket);
   }
-  return ended_well;
+  return all_exited;
 }
 
 void Ranks::print_descriptions() const {
@@ -375,7 +375,7 @@ bool uses_protocol(const NcclLog& log, const Plan& plan, std::string protocol) {
   return log.protocols.size() == 1 && log.protocols.count(protocol) == 1;
 }
 
-// NCCL says in its log which transport it chose and, for each channel, which one carries it.
+// NCCL's log names the chosen transport and, for each channel, the transport that carries it.
 bool logs_agree(const Options& options) {
   bool agree = true;
   NcclLog first;
@@ -383,14 +383,14 @@ bool logs_agree(const Options& options) {
     const std::string path = log_path(options, rank);
     const NcclLog log = read_nccl_log(path, options.net);
     if (!log.chose_network || !log.used_network) {
-      std::printf("rank %d: %s does not say \"%s %s\"\n", rank, path.c_str(),
+      std::printf("rank %d: %s does not contain \"%s %s\"\n", rank, path.c_str(),
                   log.chose_network ? "via" : "Using network", options.net.c_str());
       agree = false;
     }
-    // only rank 0 logs what NCCL chose for all
+    // only rank 0 logs the protocols, which NCCL chooses for all ranks
     if (rank == 0) first = log;
     if (rank == 0 && !options.protocol.empty() && !uses_protocol(log, options.plan, options.protocol)) {
-      std::printf("rank %d: %s does not say that all collectives used %s:", rank, path.c_str(),
+      std::printf("rank %d: %s does not show that all collectives used %s:", rank, path.c_str(),
                   options.protocol.c_str());
       for (const auto& [protocol, calls] : log.protocols) std::printf(" %s %u", protocol.c_str(), calls);
       std::printf("\n");
@@ -409,15 +409,15 @@ bool logs_agree(const Options& options) {
 int run_parent(const Options& options, char** argv) {
   Ranks ranks(options, argv);
   const bool served = ranks.start() && ranks.serve();
-  const bool ended_well = ranks.reap(served);
+  const bool all_exited = ranks.reap(served);
   if (!served) return 1;
   ranks.print_descriptions();
-  if (!ended_well) std::printf("a rank crashed after its last result\n");
+  if (!all_exited) std::printf("a rank crashed after its last result\n");
   const bool agree = logs_agree(options);
   const Table& table = ranks.table();
   std::printf("# elements compared: %llu, wrong: %llu\n", static_cast<unsigned long long>(table.checked()),
               static_cast<unsigned long long>(table.wrong()));
-  if (!ended_well || !agree || table.printed() == 0) return 1;
+  if (!all_exited || !agree || table.printed() == 0) return 1;
   return table.wrong() == 0 ? 0 : kWrongStatus;
 }
 

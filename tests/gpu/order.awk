@@ -1,6 +1,6 @@
-# Where the QPs of point-to-point connections lie by number, against the formula: QP k to the peer with rotation r at
-# k * P + r. Input: "rank PID RANK" lines, then the lines of VERBATIM_QP_DUMP by rising QP number. Prints a row a rank;
-# exit status 1 when a QP is elsewhere, or there are no two QPs to a peer.
+# Compares the positions of the QPs of point-to-point connections, sorted by QP number, with the formula: QP k to the peer
+# with rotation r has the position k * P + r. Input: "rank PID RANK" lines, then the lines of VERBATIM_QP_DUMP by rising QP
+# number. Prints a row per rank. Exit status 1: a QP has another position, or there are fewer than two QPs to a peer.
 
 function field(key, text) {
   if (!match($0, "\"" key "\":\"?[^,\"}]+")) return ""
@@ -19,14 +19,14 @@ field("side") == "send" && field("traffic") == "p2p" {
   pid = field("pid")
   rank_of[field("self")] = rank_of_pid[pid]
   me = rank_of_pid[pid]
-  place = count[me]++
-  peer[me, place] = field("peer")
-  connection[me, place] = field("connection")
-  qp_index[me, place] = field("index")
+  ordinal = count[me]++
+  peer[me, ordinal] = field("peer")
+  connection[me, ordinal] = field("connection")
+  qp_index[me, ordinal] = field("index")
   if (field("index") + 1 > width) width = field("index") + 1
   if (field("connection") + 1 > connections) connections = field("connection") + 1
-  columns[me, place] = field("peers")
-  position[me, place] = field("position")
+  columns[me, ordinal] = field("peers")
+  position[me, ordinal] = field("position")
   order[field("order")]++
 }
 
@@ -38,15 +38,15 @@ END {
   wrong = q < 2 || ranks < 4
   for (me = 0; me < ranks; me++) {
     exact = 0
-    for (place = 0; place < count[me]; place++) {
-      rotation = (rank_of[peer[me, place]] - me - 1 + ranks) % ranks
-      k = connection[me, place] * width + qp_index[me, place]
-      if (place == k * (ranks - 1) + rotation && position[me, place] == k * columns[me, place] + rotation) exact++
+    for (ordinal = 0; ordinal < count[me]; ordinal++) {
+      rotation = (rank_of[peer[me, ordinal]] - me - 1 + ranks) % ranks
+      k = connection[me, ordinal] * width + qp_index[me, ordinal]
+      if (ordinal == k * (ranks - 1) + rotation && position[me, ordinal] == k * columns[me, ordinal] + rotation) exact++
     }
     printf "  %4d %6d %6d %8d\n", me, count[me], exact, columns[me, 0]
     if (exact != count[me] || count[me] != (ranks - 1) * q) wrong = 1
   }
-  if (q < 2) print "# one QP from rank to rank: nothing to see"
+  if (q < 2) print "# one QP from rank to rank: the check needs at least two"
   print wrong ? "# NOT in order" : "# all in order"
   exit wrong
 }

@@ -21,19 +21,20 @@ bool Parent::try_send(const Report& report) {
 }
 
 void Parent::send(const Report& report) {
-  if (!try_send(report)) throw std::runtime_error("the parent has gone");
+  if (!try_send(report)) throw std::runtime_error("the parent has ended");
 }
 
 Report Parent::receive(Report::Kind kind) {
   Report report{};
   if (recv(socket_, &report, sizeof report, 0) != static_cast<ssize_t>(sizeof report)) {
-    throw std::runtime_error("the parent has gone");
+    throw std::runtime_error("the parent has ended");
   }
-  if (report.kind != kind) throw std::runtime_error("the ranks do not do the same things");
+  if (report.kind != kind)
+    throw std::runtime_error("the parent sent another kind of message: the ranks run different steps");
   return report;
 }
 
-ncclUniqueId Parent::agree_on_id(int rank) {
+ncclUniqueId Parent::exchange_id(int rank) {
   if (rank != 0) return receive(Report::Kind::kId).id;
   Report report = make_report(Report::Kind::kId);
   check(ncclGetUniqueId(&report.id), "ncclGetUniqueId");

@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Calls checked one by one before the timed ones, which they also warm up.
+// Calls that are checked one by one before the timed calls; they are also the warm-up.
 constexpr unsigned kCheckedCalls = 2;
 // Above this size a quarter of the timed calls is enough.
 constexpr std::size_t kLongCallBytes = std::size_t{16} << 20U;
@@ -29,15 +29,15 @@ double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-// CPU time of NCCL's progress threads of this process so far, which call isend, irecv and test; they poll without pause
-// while anything is under way.
+// CPU time so far of this process's NCCL progress threads, which call isend, irecv and test. They poll without a pause
+// while an operation is outstanding.
 double progress_cpu_microseconds() {
   double microseconds = 0;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name;
     std::getline(std::ifstream(task.path() / "comm"), name);
     if (name.find("Progress") == std::string::npos) continue;
-    // The clock of a thread by its number, as the C library makes it for pthread_getcpuclockid().
+    // The CPU clock of a thread by its thread ID, computed as pthread_getcpuclockid() of the C library does.
     const int thread = std::stoi(task.path().filename());
     const auto clock = static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3U) | 6U);
     timespec ran{};
@@ -49,8 +49,8 @@ double progress_cpu_microseconds() {
 
 Report run_size(Exchange& exchange, const Plan& plan, std::size_t operation_index, std::size_t count) {
   const Operation& operation = kOperations[operation_index];
-  Verdict verdict;
-  for (unsigned checked = 0; checked < kCheckedCalls; ++checked) verdict += exchange.run(operation, count);
+  CheckResult check_result;
+  for (unsigned checked = 0; checked < kCheckedCalls; ++checked) check_result += exchange.run(operation, count);
 
   const bool is_long = count * sizeof(Element) > kLongCallBytes;
   const unsigned iterations = is_long ? std::max(1U, plan.iterations / 4) : plan.iterations;
@@ -62,21 +62,21 @@ Report run_size(Exchange& exchange, const Plan& plan, std::size_t operation_inde
   Report row = make_report(Report::Kind::kRow);
   row.microseconds = microseconds_since(start) / iterations;
   row.cpu_microseconds = (progress_cpu_microseconds() - cpu_before) / iterations;
-  verdict += exchange.verify(operation, count);
+  check_result += exchange.verify(operation, count);
 
   row.index = static_cast<std::uint32_t>(operation_index);
   row.count = count;
-  row.checked = verdict.checked;
-  row.wrong = verdict.wrong;
+  row.checked = check_result.checked;
+  row.wrong = check_result.wrong;
   return row;
 }
 
 void run_sizes(const Plan& plan, int rank, Parent& parent) {
   ncclComm_t comm = nullptr;
-  check(ncclCommInitRank(&comm, plan.ranks, parent.agree_on_id(rank), rank), "ncclCommInitRank");
+  check(ncclCommInitRank(&comm, plan.ranks, parent.exchange_id(rank), rank), "ncclCommInitRank");
   BufferPlan buffers;
   buffers.bytes = plan.last_bytes;
-  buffers.ranks_here = static_cast<unsigned>(plan.ranks);
+  buffers.ranks_on_host = static_cast<unsigned>(plan.ranks);
   buffers.mutate = plan.mutate;
   Exchange exchange(comm, buffers);
   for (const std::size_t operation : plan.operations) {
@@ -90,20 +90,20 @@ void run_sizes(const Plan& plan, int rank, Parent& parent) {
 }
 
 void run_scenarios(const Plan& plan, int rank, Parent& parent) {
-  Stage stage(plan, rank, parent);
-  // The rank that replaces a killed one goes on where that one stopped.
+  ScenarioContext context(plan, rank, parent);
+  // A replacement starts with the scenario in which the rank was killed.
   auto next = plan.scenarios.begin();
   if (plan.replacement) next = std::find(next, plan.scenarios.end(), kPeerKilled);
   for (; next != plan.scenarios.end(); ++next) {
-    stage.start_series(*next);
+    context.start_series(*next);
     const auto start = Clock::now();
-    const Outcome outcome = kScenarios[*next].play(stage);
+    const Outcome outcome = kScenarios[*next].run(context);
     Report row = make_report(Report::Kind::kScenario, outcome.note);
     row.index = static_cast<std::uint32_t>(*next);
     row.microseconds = microseconds_since(start);
     row.abort_seconds = outcome.abort_seconds;
-    row.checked = outcome.verdict.checked;
-    row.wrong = outcome.verdict.wrong;
+    row.checked = outcome.check_result.checked;
+    row.wrong = outcome.check_result.wrong;
     parent.send(row);
   }
 }

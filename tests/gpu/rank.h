@@ -14,11 +14,11 @@ struct Plan {
   std::size_t last_bytes = std::size_t{256} << 20U;
   std::size_t factor = 2;
   unsigned iterations = 10;
-  bool mutate = false;       // flip one bit of every result before it is compared: the comparison must find each
-  bool replacement = false;  // this rank stands in for one that was killed in the scenario peer_killed
+  bool mutate = false;       // flip one bit of every result before the comparison, which must find each
+  bool replacement = false;  // this process replaces the rank that was killed in the scenario peer_killed
 };
 
-// Runs the plan as rank `rank`, talking to the parent over `socket`. Returns the process's exit status.
+// Runs the plan as rank `rank`; `socket` connects to the parent. Returns the process's exit status.
 int run_rank(const Plan& plan, int rank, int socket);
 
 }  // namespace verbatim::gpu

@@ -19,10 +19,10 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr std::array kSizes = {std::size_t{8}, std::size_t{5000}, std::size_t{300000}, kBufferBytes};
-constexpr auto kJoinedInTime = 300ms;  // long enough for an operation to have got as far as it can without the others
-constexpr auto kUnderWayTime = 50ms;   // and for data to flow
-constexpr auto kErrorDeadline = 20s;   // for NCCL to report that a peer is gone
-constexpr double kAbortSeconds = 20;   // ncclCommAbort must return within this
+constexpr auto kBlockedTime = 300ms;  // enough for an operation to reach the point where it waits for the last rank
+constexpr auto kDataFlowTime = 50ms;  // enough for data to flow
+constexpr auto kErrorDeadline = 20s;  // until NCCL reports that a peer has ended
+constexpr double kAbortSeconds = 20;  // ncclCommAbort must return within this
 constexpr unsigned kRounds = 6;
 constexpr std::size_t kLongBytes = std::size_t{256} << 20U;
 constexpr unsigned kLongCalls = 32;
@@ -42,36 +42,36 @@ const Operation& operation_named(std::string_view name) {
                        [&](const Operation& operation) { return operation.name == name; });
 }
 
-Verdict run_at_all_sizes(Exchange& exchange, std::string_view name) {
+CheckResult run_at_all_sizes(Exchange& exchange, std::string_view name) {
   const Operation& operation = operation_named(name);
-  Verdict verdict;
+  CheckResult check_result;
   for (const std::size_t bytes : kSizes) {
-    const std::size_t count = usable_count(operation, bytes, exchange.place().ranks);
-    if (count != 0) verdict += exchange.run(operation, count);
+    const std::size_t count = usable_count(operation, bytes, exchange.position().ranks);
+    if (count != 0) check_result += exchange.run(operation, count);
   }
-  return verdict;
+  return check_result;
 }
 
-// Each exchange runs its own operation at the same time as the others.
+// One exchange and its operation, which runs at the same time as those of the other parts.
 struct Part {
   Exchange& exchange;
   const Operation& operation;
 };
 
-Verdict run_together(const std::vector<Part>& parts) {
-  Verdict verdict;
+CheckResult run_together(const std::vector<Part>& parts) {
+  CheckResult check_result;
   for (const std::size_t bytes : kSizes) {
     const auto count = [&](const Part& part) {
-      return usable_count(part.operation, bytes, part.exchange.place().ranks);
+      return usable_count(part.operation, bytes, part.exchange.position().ranks);
     };
     for (const Part& part : parts) part.exchange.prepare(count(part));
     for (unsigned round = 0; round < kRounds; ++round) {
       for (const Part& part : parts) part.exchange.enqueue(part.operation, count(part));
     }
     for (const Part& part : parts) part.exchange.wait();
-    for (const Part& part : parts) verdict += part.exchange.verify(part.operation, count(part));
+    for (const Part& part : parts) check_result += part.exchange.verify(part.operation, count(part));
   }
-  return verdict;
+  return check_result;
 }
 
 ncclComm_t split_comm(ncclComm_t parent, int color, int key, bool share_resources) {
@@ -103,12 +103,12 @@ double abort_in_time(Exchange& exchange) {
   return seconds;
 }
 
-// NCCL connects a communicator's ranks in their first call, for the algorithm that this call needs.
-void connect_for_long_operation(Exchange& exchange, Verdict& verdict) {
-  verdict += exchange.run(operation_named("all_reduce"), kLongBytes / sizeof(Element));
+// NCCL connects ranks at the first call that needs a connection: this call makes those of the long operation.
+void connect_for_long_operation(Exchange& exchange, CheckResult& check_result) {
+  check_result += exchange.run(operation_named("all_reduce"), kLongBytes / sizeof(Element));
 }
 
-// More than the network carries until it is interrupted, in fewer calls than CUDA and NCCL can queue.
+// Enqueues more data than the network carries before the interruption, with fewer calls than CUDA and NCCL can queue.
 void start_long_operation(Exchange& exchange) {
   const std::size_t count = kLongBytes / sizeof(Element);
   exchange.prepare(count);
@@ -119,7 +119,7 @@ void expect_unfinished(const Exchange& exchange) {
   if (exchange.finished()) throw std::runtime_error("the operation ended before it could be interrupted");
 }
 
-// Waits for NCCL to say that the network failed, which it must. The answer is for the reader.
+// Waits until NCCL reports a failed network; throws if it does not in time. Returns a note for the table.
 std::string await_network_error(const Exchange& exchange) {
   const auto start = Clock::now();
   while (exchange.network_state() == ncclSuccess) {
@@ -131,24 +131,24 @@ std::string await_network_error(const Exchange& exchange) {
          in_seconds(seconds_since(start));
 }
 
-// After an abort nothing is as before but the process: a new communicator must work.
-Verdict run_on_new_comm(Stage& stage) {
-  Exchange exchange = stage.new_exchange();
-  Verdict verdict = run_at_all_sizes(exchange, "all_reduce");
-  verdict += run_at_all_sizes(exchange, "sendrecv");
+// After an abort a new communicator of the same process must work.
+CheckResult run_on_new_comm(ScenarioContext& context) {
+  Exchange exchange = context.new_exchange();
+  CheckResult check_result = run_at_all_sizes(exchange, "all_reduce");
+  check_result += run_at_all_sizes(exchange, "sendrecv");
   exchange.close();
-  return verdict;
+  return check_result;
 }
 
 }  // namespace
 
-ncclComm_t Stage::new_comm() {
+ncclComm_t ScenarioContext::new_comm() {
   ncclComm_t comm = nullptr;
-  check(ncclCommInitRank(&comm, plan_.ranks, parent_.agree_on_id(rank_), rank_), "ncclCommInitRank");
+  check(ncclCommInitRank(&comm, plan_.ranks, parent_.exchange_id(rank_), rank_), "ncclCommInitRank");
   return comm;
 }
 
-Exchange Stage::exchange_on(ncclComm_t comm, Memory memory, std::size_t bytes) {
+Exchange ScenarioContext::exchange_on(ncclComm_t comm, Memory memory, std::size_t bytes) {
   BufferPlan buffers;
   buffers.bytes = bytes;
   buffers.series = ++series_;
@@ -158,142 +158,143 @@ Exchange Stage::exchange_on(ncclComm_t comm, Memory memory, std::size_t bytes) {
   return Exchange(comm, buffers);
 }
 
-Outcome two_communicators(Stage& stage) {
-  Exchange first = stage.new_exchange();
-  Exchange second = stage.new_exchange();
+Outcome two_communicators(ScenarioContext& context) {
+  Exchange first = context.new_exchange();
+  Exchange second = context.new_exchange();
   Outcome outcome;
-  outcome.verdict += run_together({{first, operation_named("all_reduce")}, {second, operation_named("sendrecv")}});
-  outcome.verdict += run_together({{first, operation_named("alltoall")}, {second, operation_named("all_gather")}});
+  outcome.check_result += run_together({{first, operation_named("all_reduce")}, {second, operation_named("sendrecv")}});
+  outcome.check_result += run_together({{first, operation_named("alltoall")}, {second, operation_named("all_gather")}});
   second.close();
-  outcome.verdict += run_at_all_sizes(first, "all_reduce");
+  outcome.check_result += run_at_all_sizes(first, "all_reduce");
   first.close();
   return outcome;
 }
 
-Outcome split(Stage& stage) {
+Outcome split(ScenarioContext& context) {
   Outcome outcome;
   for (const bool share_resources : {false, true}) {
-    Exchange parent = stage.new_exchange();
-    const int ranks = parent.place().ranks;
-    // all ranks in reverse order, then the even and the odd ones where that makes two of each
-    Exchange reversed = stage.exchange_on(split_comm(parent.comm(), 0, -stage.rank(), share_resources));
-    if (reversed.place().rank != ranks - 1 - stage.rank())
-      throw std::runtime_error("the split is not in reverse order");
-    outcome.verdict +=
+    Exchange parent = context.new_exchange();
+    const int ranks = parent.position().ranks;
+    // all ranks in reverse order; then, with four ranks or more, the even and the odd ones
+    Exchange reversed = context.exchange_on(split_comm(parent.comm(), 0, -context.rank(), share_resources));
+    if (reversed.position().rank != ranks - 1 - context.rank())
+      throw std::runtime_error("the split communicator is not in reverse order");
+    outcome.check_result +=
         run_together({{parent, operation_named("all_reduce")}, {reversed, operation_named("reduce_scatter")}});
     if (ranks >= 4) {
-      Exchange half = stage.exchange_on(split_comm(parent.comm(), stage.rank() % 2, 0, share_resources));
-      outcome.verdict += run_together({{half, operation_named("sendrecv")}, {reversed, operation_named("alltoall")}});
+      Exchange half = context.exchange_on(split_comm(parent.comm(), context.rank() % 2, 0, share_resources));
+      outcome.check_result +=
+          run_together({{half, operation_named("sendrecv")}, {reversed, operation_named("alltoall")}});
       half.close();
     }
     parent.close();
-    outcome.verdict += run_at_all_sizes(reversed, "sendrecv");
+    outcome.check_result += run_at_all_sizes(reversed, "sendrecv");
     reversed.close();
   }
   return outcome;
 }
 
-Outcome registered_buffers(Stage& stage) {
+Outcome registered_buffers(ScenarioContext& context) {
   Outcome outcome;
-  Exchange exchange = stage.new_exchange(Memory::kRegistered);
-  for (const Operation& operation : kOperations) outcome.verdict += run_at_all_sizes(exchange, operation.name);
+  Exchange exchange = context.new_exchange(Memory::kRegistered);
+  for (const Operation& operation : kOperations) outcome.check_result += run_at_all_sizes(exchange, operation.name);
   exchange.close();
   return outcome;
 }
 
-Outcome recreate(Stage& stage) {
+Outcome recreate(ScenarioContext& context) {
   Outcome outcome;
   Footprint before{};
   for (unsigned round = 0; round < kRounds; ++round) {
-    // the first round also opens what CUDA and NCCL keep for the life of the process
+    // the first round also opens files and threads that CUDA and NCCL keep for the life of the process
     if (round == 1) before = footprint();
-    Exchange exchange = stage.new_exchange();
-    outcome.verdict += run_at_all_sizes(exchange, round % 2 == 0 ? "all_reduce" : "grouped_sendrecv");
+    Exchange exchange = context.new_exchange();
+    outcome.check_result += run_at_all_sizes(exchange, round % 2 == 0 ? "all_reduce" : "grouped_sendrecv");
     exchange.close();
   }
   const Footprint after = footprint();
   const auto text = [](Footprint f) {
     return std::to_string(f.files) + " files, " + std::to_string(f.threads) + " threads";
   };
-  if (after != before) throw std::runtime_error("left behind: " + text(before) + " became " + text(after));
+  if (after != before) throw std::runtime_error("not released: " + text(before) + " became " + text(after));
   outcome.note = std::to_string(kRounds) + " times; " + text(after) + " after the first and the last";
   return outcome;
 }
 
-// The last rank has a communicator, and that is all.
-Outcome abort_connecting(Stage& stage) {
+// The last rank creates the communicator and starts no operation on it.
+Outcome abort_connecting(ScenarioContext& context) {
   Outcome outcome;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // a call that waits for the last rank would not return, and nobody could abort
+  config.blocking = 0;  // a blocking call would wait for the last rank, and could not be aborted
   ncclComm_t comm = nullptr;
-  const ncclUniqueId id = stage.parent().agree_on_id(stage.rank());
-  ncclResult_t state = ncclCommInitRankConfig(&comm, stage.plan().ranks, id, stage.rank(), &config);
+  const ncclUniqueId id = context.parent().exchange_id(context.rank());
+  ncclResult_t state = ncclCommInitRankConfig(&comm, context.plan().ranks, id, context.rank(), &config);
   while (state == ncclInProgress) check(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError");
   check(state, "ncclCommInitRankConfig");
-  Exchange exchange = stage.exchange_on(comm);
-  if (!stage.is_last_rank()) {
+  Exchange exchange = context.exchange_on(comm);
+  if (!context.is_last_rank()) {
     exchange.prepare(1);
     exchange.enqueue(operation_named("all_reduce"), 1);
-    std::this_thread::sleep_for(kJoinedInTime);
+    std::this_thread::sleep_for(kBlockedTime);
     check(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError");
-    if (state != ncclInProgress) throw std::runtime_error("the ranks connected without the last one");
+    if (state != ncclInProgress) throw std::runtime_error("the operation did not wait for the last rank");
     outcome.abort_seconds = abort_in_time(exchange);
   }
-  stage.parent().barrier();
-  if (stage.is_last_rank()) outcome.abort_seconds = abort_in_time(exchange);
-  outcome.verdict += run_on_new_comm(stage);
+  context.parent().barrier();
+  if (context.is_last_rank()) outcome.abort_seconds = abort_in_time(exchange);
+  outcome.check_result += run_on_new_comm(context);
   return outcome;
 }
 
-// The last rank joins in one operation and not in the next.
-Outcome abort_stuck(Stage& stage) {
+// The last rank takes part in one operation and not in the next.
+Outcome abort_stuck(ScenarioContext& context) {
   Outcome outcome;
-  Exchange exchange = stage.new_exchange(Memory::kCuda, kLongBytes);
-  connect_for_long_operation(exchange, outcome.verdict);
-  if (!stage.is_last_rank()) {
+  Exchange exchange = context.new_exchange(Memory::kCuda, kLongBytes);
+  connect_for_long_operation(exchange, outcome.check_result);
+  if (!context.is_last_rank()) {
     start_long_operation(exchange);
-    std::this_thread::sleep_for(kJoinedInTime);
+    std::this_thread::sleep_for(kBlockedTime);
     expect_unfinished(exchange);
     outcome.abort_seconds = abort_in_time(exchange);
   }
-  stage.parent().barrier();
-  if (stage.is_last_rank()) outcome.abort_seconds = abort_in_time(exchange);
-  outcome.verdict += run_on_new_comm(stage);
+  context.parent().barrier();
+  if (context.is_last_rank()) outcome.abort_seconds = abort_in_time(exchange);
+  outcome.check_result += run_on_new_comm(context);
   return outcome;
 }
 
-Outcome abort_midway(Stage& stage) {
+Outcome abort_midway(ScenarioContext& context) {
   Outcome outcome;
-  Exchange exchange = stage.new_exchange(Memory::kCuda, kLongBytes);
-  connect_for_long_operation(exchange, outcome.verdict);
+  Exchange exchange = context.new_exchange(Memory::kCuda, kLongBytes);
+  connect_for_long_operation(exchange, outcome.check_result);
   start_long_operation(exchange);
-  std::this_thread::sleep_for(kUnderWayTime);
+  std::this_thread::sleep_for(kDataFlowTime);
   expect_unfinished(exchange);
-  if (!stage.is_last_rank()) outcome.note = await_network_error(exchange);
+  if (!context.is_last_rank()) outcome.note = await_network_error(exchange);
   outcome.abort_seconds = abort_in_time(exchange);
-  stage.parent().barrier();
-  outcome.verdict += run_on_new_comm(stage);
+  context.parent().barrier();
+  outcome.check_result += run_on_new_comm(context);
   return outcome;
 }
 
-Outcome peer_killed(Stage& stage) {
+Outcome peer_killed(ScenarioContext& context) {
   Outcome outcome;
-  if (!stage.plan().replacement) {
-    Exchange exchange = stage.new_exchange(Memory::kCuda, kLongBytes);
-    connect_for_long_operation(exchange, outcome.verdict);
+  if (!context.plan().replacement) {
+    Exchange exchange = context.new_exchange(Memory::kCuda, kLongBytes);
+    connect_for_long_operation(exchange, outcome.check_result);
     start_long_operation(exchange);
-    std::this_thread::sleep_for(kUnderWayTime);
+    std::this_thread::sleep_for(kDataFlowTime);
     expect_unfinished(exchange);
-    if (stage.is_last_rank()) {
-      stage.parent().send(make_report(Report::Kind::kDying));
+    if (context.is_last_rank()) {
+      context.parent().send(make_report(Report::Kind::kAboutToBeKilled));
       raise(SIGKILL);
     }
     outcome.note = await_network_error(exchange);
     outcome.abort_seconds = abort_in_time(exchange);
   }
-  stage.parent().barrier();
-  stage.start_series(kPeerKilled);  // where the replacement starts
-  outcome.verdict += run_on_new_comm(stage);
+  context.parent().barrier();
+  context.start_series(kPeerKilled);  // the same contents as the replacement has
+  outcome.check_result += run_on_new_comm(context);
   return outcome;
 }
 

@@ -1,4 +1,4 @@
-// The rows of all ranks, printed as they become complete.
+// Prints the rows of all ranks as they become complete.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@ namespace verbatim::gpu {
 
 class Table {
  public:
-  // Takes each rank's rows so far. Prints a row once every rank has sent it: the slowest rank's time, the wrong
-  // elements of all.
+  // `rows_of_rank`: the rows of each rank so far. Prints a row when every rank has sent it: the slowest rank's time,
+  // the sum of wrong elements.
   void print_complete_rows(const std::vector<std::vector<Report>>& rows_of_rank);
 
   std::size_t printed() const { return printed_; }

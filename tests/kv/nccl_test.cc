@@ -1,5 +1,4 @@
-// Through NCCL's interface, with a stand-in for NCCL and CUDA that moves the bytes between processes: everything of
-// that mode but the GPU.
+// The NCCL mode of verbatim-kv without a GPU, with libraries for host memory in place of NCCL and CUDA.
 #include <set>
 
 #include "kv_run.h"
@@ -13,17 +12,17 @@ KvRun run_nccl(std::vector<std::string> arguments, std::vector<std::string> envi
   return run_kv(std::move(arguments), std::move(environment));
 }
 
-TEST(Nccl, OneCommunicatorAFamilyServesAsPlanned) {
+TEST(NcclMode, OneCommunicatorPerFamily_ServesAsPlanned) {
   const KvRun run = run_nccl({"--requests", "40"});
   EXPECT_EQ(kOk, run.status) << run.output;
   for (const char* const name : {"kv", "lf"}) {
     expect_plan(run, name);
-    EXPECT_EQ(40, run.family(name)["sent_messages"]) << "one piece a request";
-    EXPECT_EQ(2, run.family(name)["connections"]) << "one communicator a rank";
+    EXPECT_EQ(40, run.family(name)["sent_messages"]) << "one message per request";
+    EXPECT_EQ(2, run.family(name)["connections"]) << "one communicator per rank";
   }
 }
 
-TEST(Nccl, BetweenSeveralRanksWithTpRatio) {
+TEST(NcclMode, SeveralRanksWithTpRatio_ServeAsPlanned) {
   const KvRun run = run_nccl({"--requests", "20", "--prefill", "2", "--decode", "4", "--tp-ratio", "2", "--preset",
                               "llama-70b-tp1", "--lf", "indexer", "--hit", "0.3", "--concurrency", "3"});
   EXPECT_EQ(kOk, run.status) << run.output;
@@ -31,43 +30,43 @@ TEST(Nccl, BetweenSeveralRanksWithTpRatio) {
   expect_plan(run, "lf");
 }
 
-TEST(Nccl, DeliversWhatTheDirectModeDelivers) {
+TEST(NcclMode, SameRequests_DeliverSameBytesAsDirectMode) {
   const KvRun nccl = run_nccl({"--requests", "12"});
   const KvRun direct = run_kv({"--requests", "12", "--tokens", "300", "--scale", "40"});
-  // The order in which the CRC takes the pieces is the same in both: layers, entries, blocks.
+  // Both modes add the data to the CRC in the same order: layers, entries, blocks.
   EXPECT_EQ(direct.family("kv")["crc_sum"], nccl.family("kv")["crc_sum"]) << nccl.output;
   EXPECT_EQ(direct.family("lf")["crc_sum"], nccl.family("lf")["crc_sum"]) << nccl.output;
   EXPECT_EQ(direct.family("kv")["sent_bytes"], nccl.family("kv")["sent_bytes"]);
 }
 
-TEST(Nccl, FindsOneFlippedBit) {
+TEST(NcclMode, OneFlippedBit_IsFound) {
   const KvRun run = run_nccl({"--requests", "6"}, {"HOST_NCCL_FLIP=3"});
   EXPECT_EQ(kWrong, run.status) << run.output;
-  EXPECT_NE(std::string::npos, run.output.find("in place of")) << run.output;
+  EXPECT_NE(std::string::npos, run.output.find("instead of")) << run.output;
 }
 
-TEST(Nccl, RefusesEveryKindOfInvalidRequestAtBothSides) {
+TEST(NcclMode, EveryInvalidRequest_IsRejectedAtBothSides) {
   const std::vector<std::string> kinds{"wrong-family", "count-mismatch",     "length-mismatch",        "base-conflict",
                                        "unregistered", "index-out-of-range", "overlapping-destination"};
   std::vector<std::string> arguments{"--requests", "40"};
   for (const std::string& kind : kinds) arguments.insert(arguments.end(), {"--inject", kind});
   const KvRun run = run_nccl(arguments);
-  EXPECT_EQ(kRefused, run.status) << run.output;
+  EXPECT_EQ(kRejected, run.status) << run.output;
   std::set<std::pair<std::string, std::string>> found;
-  for (const Json& refused : run.family("kv")["refused"])
-    found.emplace(refused["kind"].get<std::string>(), refused["found_by"].get<std::string>());
+  for (const Json& rejection : run.family("kv")["rejected"])
+    found.emplace(rejection["kind"].get<std::string>(), rejection["found_by"].get<std::string>());
   std::set<std::pair<std::string, std::string>> expected;
   for (const std::string& kind : kinds) {
     expected.insert({kind, "decode"});
     expected.insert({kind, "prefill"});
   }
   EXPECT_EQ(expected, found) << run.output;
-  EXPECT_EQ(2 * kinds.size(), run.family("kv")["refused"].size());
+  EXPECT_EQ(2 * kinds.size(), run.family("kv")["rejected"].size());
   EXPECT_EQ(40 - 2 * kinds.size(), run.family("kv")["sent_messages"]);
   expect_plan(run, "lf");
 }
 
-TEST(Nccl, WhatIsMissingIsNamed) {
+TEST(NcclMode, MissingLibrary_IsNamed) {
   const KvRun run = run_kv({"--mode", "nccl", "--nccl", "/no/libnccl.so", "--cuda", setting("HOST_CUDA")});
   EXPECT_EQ(kFailed, run.status) << run.output;
   EXPECT_NE(std::string::npos, run.output.find("/no/libnccl.so")) << run.output;

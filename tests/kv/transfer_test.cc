@@ -1,5 +1,5 @@
-// Caches go from prefill to decode ranks: all presets and shapes, byte by byte, with the messages that the plan says
-// and nothing shared between the families.
+// Transfers of caches from prefill to decode ranks, for all presets and shapes: every byte is correct, the messages
+// match the plan, and the families share no connection.
 #include <fstream>
 #include <numeric>
 
@@ -33,11 +33,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{"DeepSeek", {"--preset", "deepseek-mla-bf16", "--fragmentation", "0"}},
                     Shape{"DeepSeekFp8Ratio2", {"--preset", "deepseek-mla-fp8", "--tp-ratio", "2", "--decode", "2"}},
                     Shape{"TwoByTwo", {"--prefill", "2", "--decode", "2", "--allocations", "family"}},
-                    Shape{"EachLayerItsOwnMemory", {"--allocations", "layer"}},
+                    Shape{"AllocationPerLayer", {"--allocations", "layer"}},
                     Shape{"OneAtATime", {"--concurrency", "1", "--depth", "1", "--group", "1"}}),
     [](const auto& tested) { return tested.param.name; });
 
-TEST_P(EveryShape, IsServedAsPlanned) {
+TEST_P(EveryShape, AnyShape_IsServedAsPlanned) {
   const KvRun run = run_kv(small(GetParam().arguments));
   EXPECT_EQ(kOk, run.status) << run.output;
   for (const Json& family : run.report["families"]) expect_plan(run, family["name"]);
@@ -48,21 +48,21 @@ class EveryTable : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Kv, EveryTable, testing::Values("6", "8", "10", "11"),
                          [](const auto& tested) { return std::string("v") + tested.param; });
 
-TEST_P(EveryTable, OfThePluginServes) {
+TEST_P(EveryTable, AnyTableVersion_Serves) {
   const KvRun run = run_kv(small({"--api", GetParam()}));
   EXPECT_EQ(kOk, run.status) << run.output;
   expect_plan(run, "kv");
   expect_plan(run, "lf");
 }
 
-TEST(Transfer, OverAPluginWhoseRegistrationsAreOfOneComm) {
+TEST(Transfer, PluginWithoutGlobalRegistration_Serves) {
   const KvRun run = run_kv(small({"--plugin", setting("SOCKET_PLUGIN")}));
   EXPECT_EQ(kOk, run.status) << run.output;
   expect_plan(run, "kv");
   expect_plan(run, "lf");
 }
 
-TEST(Transfer, OfThousandsOfSmallRequests) {
+TEST(Transfer, ThousandsOfSmallRequests_AreServed) {
   const KvRun run = run_kv({"--preset", "llama-70b-tp8", "--lf", "indexer", "--scale", "80", "--requests", "5500",
                             "--tokens", "16", "--sigma", "0", "--concurrency", "32"});
   EXPECT_EQ(kOk, run.status) << run.output;
@@ -72,7 +72,7 @@ TEST(Transfer, OfThousandsOfSmallRequests) {
   EXPECT_LE(10'000, run.family("kv")["served"].get<int>() + run.family("lf")["served"].get<int>());
 }
 
-TEST(Transfer, IsWhatThePluginItselfHasCounted) {
+TEST(Transfer, PluginCounters_AreEqual) {
   const KvRun run = run_kv(small({"--prefill", "2", "--decode", "2"}));
   EXPECT_EQ(kOk, run.status) << run.output;
   for (const Json& rank : run.report["ranks"]) {
@@ -81,7 +81,7 @@ TEST(Transfer, IsWhatThePluginItselfHasCounted) {
   }
 }
 
-TEST(Transfer, LeavesOutWhatThePrefixHas) {
+TEST(Transfer, PrefixHits_AreNotSent) {
   const ScratchDirectory scratch;
   const std::string list = scratch.path() / "requests";
   std::ofstream(list) << "640\n640 0.5\n640 1\n64 1\n";
@@ -94,7 +94,7 @@ TEST(Transfer, LeavesOutWhatThePrefixHas) {
   EXPECT_EQ(17 * 8'448, run.family("lf")["sent_bytes"]);
 }
 
-TEST(Transfer, GroupsReceivesAsFarAsAllowed) {
+TEST(Transfer, GroupLimit_DeterminesGroupedReceives) {
   const ScratchDirectory scratch;
   const std::string list = scratch.path() / "requests";
   std::ofstream(list) << "1280\n";  // 20 blocks
@@ -104,8 +104,8 @@ TEST(Transfer, GroupsReceivesAsFarAsAllowed) {
   EXPECT_EQ((Json{{"3", 6}, {"2", 1}}), three.family("kv")["groups"]) << three.output;
 }
 
-// The sum of the CRCs of all requests' data says whether two runs delivered the same.
-TEST(TwoFamilies, DoNotChangeEachOthersResults) {
+// Two runs delivered the same data when the sums of the CRCs of all requests are equal.
+TEST(TwoFamilies, EitherOrder_GivesSameResults) {
   const KvRun alone = run_kv(small({"--lf", "none"}));
   const KvRun after = run_kv(small({}));
   const KvRun before = run_kv(small({"--lf-first"}));
@@ -120,8 +120,8 @@ TEST(TwoFamilies, DoNotChangeEachOthersResults) {
   EXPECT_EQ(after.family("lf")["crc_sum"], before.family("lf")["crc_sum"]);
 }
 
-// Each of the queue pairs that carried data carried that of one family, to the byte.
-TEST(TwoFamilies, ShareNoQueuePair) {
+// The bytes of each queue pair that carried data are exactly the bytes of one family.
+TEST(TwoFamilies, EachFamily_HasItsOwnQueuePairs) {
   const KvRun run = run_kv(small({}));
   EXPECT_EQ(kOk, run.status) << run.output;
   ASSERT_EQ(2U, run.devices.size()) << run.output;
@@ -129,8 +129,9 @@ TEST(TwoFamilies, ShareNoQueuePair) {
   EXPECT_EQ(expected, run.bytes_of_queue_pairs());
 }
 
-// What the device was asked to register for the caches: nothing more for 61 layers of two families than for one.
-TEST(TwoFamilies, AreRegisteredOncePerAllocation) {
+// The registrations of the caches in the device depend only on the number of allocations: 61 layers of two families
+// need no more than one layer.
+TEST(TwoFamilies, EachAllocation_IsRegisteredOnce) {
   const auto registered = [](const Arguments& more) {
     Arguments arguments{"--requests", "1", "--tokens", "64", "--sigma", "0"};
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -139,15 +140,16 @@ TEST(TwoFamilies, AreRegisteredOncePerAllocation) {
     std::uint64_t calls = 0;
     for (const Json& device : run.devices) {
       const Json& mr = device["objects"]["mr"];
-      EXPECT_EQ(0, mr["alive"]) << "left behind";
+      EXPECT_EQ(0, mr["alive"]) << "a region was not deregistered";
       calls += mr["created"].get<std::uint64_t>();
     }
-    std::uint64_t wanted = 0;
+    std::uint64_t cache_registrations = 0;
     for (const Json& rank : run.report["ranks"]) {
       EXPECT_EQ(rank["allocations"], rank["reg_mr_calls"]);
-      wanted += rank["reg_mr_calls"].get<std::uint64_t>();
+      cache_registrations += rank["reg_mr_calls"].get<std::uint64_t>();
     }
-    return calls - wanted;  // the connections' own, the same for each run with as many families
+    return calls -
+           cache_registrations;  // registrations of the connections: equal for runs with the same number of families
   };
   const std::uint64_t others = registered({"--scale", "61", "--allocations", "slab"});
   EXPECT_EQ(others, registered({"--scale", "1", "--allocations", "slab"}));

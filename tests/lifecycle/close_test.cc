@@ -1,4 +1,5 @@
-// Closing: at once, in peace without hurting the peer's last message, and never waiting longer than it may.
+// Closing: close returns at once, a graceful close does not harm the peer's last message, and no wait is longer than
+// its deadline.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -6,9 +7,9 @@
 #include <iostream>
 #include <string>
 
-#include "census.h"
 #include "conformance.h"
 #include "process.h"
+#include "process_resources.h"
 #include "roles.h"
 
 namespace conformance {
@@ -30,55 +31,55 @@ Clock::duration time_of(Call&& call) {
 class Closing : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Net, Closing, ::testing::Values(8, 12), version_name);
 
-// The process tells the sender of a message whose acknowledgement got lost, after its receiver has closed.
+// The exit status of role "close-at-once": the acknowledgement of a message is lost and its receiver closes.
 int status_with(int version, const char* fault, const char* close_timeout_ms) {
   Process process("close-at-once", version,
                   {{"SOFTVERBS_FAULTS", fault},
                    {"VERBATIM_CLOSE_TIMEOUT_MS", close_timeout_ms},
-                   {"VERBATIM_TIMEOUT", "17"},  // 0.5 s, in which the receiver has closed
+                   {"VERBATIM_TIMEOUT", "17"},  // 0.5 s: longer than the receiver needs to close
                    {"VERBATIM_RETRY_CNT", "2"}});
   const Exit end = process.wait();
   if (end.status != 0) std::cout << end.output;
   return end.status;
 }
 
-TEST_P(Closing, LastAcknowledgementLost) {
+TEST_P(Closing, LastAckLost_SenderCompletes) {
   EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1", "10000"), 0);
   EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1 times=2", "10000"), 0);
 }
 
-// What parking is for: a receiver that is gone cannot acknowledge again.
-TEST_P(Closing, LastAcknowledgementLostWithoutParking) {
+// Why a closed comm keeps its QPs: if they are destroyed, the receiver cannot acknowledge the retransmission.
+TEST_P(Closing, LastAckLostWithoutDelayedDestroy_SenderFails) {
   EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1", "0"), kSenderFailed);
 }
 
-// A closed end may stay parked for ten minutes: what comes earlier does not come from the deadline.
-class PatientClosing : public Closing {
+// With a close timeout of ten minutes, no QP is destroyed in these tests because of the timeout.
+class ClosingWithLongTimeout : public Closing {
  protected:
   void SetUp() override {
-    const std::string usual = getenv("VERBATIM_CLOSE_TIMEOUT_MS");
+    const std::string before = getenv("VERBATIM_CLOSE_TIMEOUT_MS");
     setenv("VERBATIM_CLOSE_TIMEOUT_MS", "600000", 1);
     Closing::SetUp();
     context();
-    setenv("VERBATIM_CLOSE_TIMEOUT_MS", usual.c_str(), 1);
+    setenv("VERBATIM_CLOSE_TIMEOUT_MS", before.c_str(), 1);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Net, PatientClosing, ::testing::Values(8, 12), version_name);
+INSTANTIATE_TEST_SUITE_P(Net, ClosingWithLongTimeout, ::testing::Values(8, 12), version_name);
 
-TEST_P(PatientClosing, InPeaceThePeerStillFindsAQp) {
-  Link link = this->link();
+TEST_P(ClosingWithLongTimeout, GracefulClose_QpLivesUntilPeerCloses) {
+  TestConnection link = this->link();
   exchange_one(link, 1000);
   ASSERT_EQ(verbs_alive("qp"), 2);
   const Clock::duration took = time_of([&] { link.close_recv(); });
   EXPECT_LT(took, kDeadline);
-  EXPECT_EQ(verbs_alive("qp"), 2) << "parked";
+  EXPECT_EQ(verbs_alive("qp"), 2) << "the closed end keeps its QP until the peer closes";
   link.close_send();
   std::printf("closeRecv took %.3f ms\n", std::chrono::duration<double, std::milli>(took).count());
   EXPECT_TRUE(eventually([] { return verbs_alive("qp") == 0; }));
 }
 
-TEST_P(Closing, APeerThatStaysOpenIsWaitedForUntilTheDeadline) {
-  Link link = this->link();
+TEST_P(Closing, PeerStaysOpen_QpLivesUntilDeadline) {
+  TestConnection link = this->link();
   exchange_one(link, 1000);
   const auto start = Clock::now();
   link.close_send();
@@ -86,9 +87,9 @@ TEST_P(Closing, APeerThatStaysOpenIsWaitedForUntilTheDeadline) {
   EXPECT_GE(Clock::now() - start, close_timeout());
 }
 
-// What is outstanding must no longer touch the caller's buffers.
-TEST_P(PatientClosing, WithWorkUnderWayItIsGoneAtOnce) {
-  Link link = this->link();
+// After close, outstanding operations must not access the caller's buffers any more.
+TEST_P(ClosingWithLongTimeout, OutstandingOperations_QpIsDestroyedAtOnce) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   Memory target(1000);
   {
@@ -106,10 +107,10 @@ TEST_P(PatientClosing, WithWorkUnderWayItIsGoneAtOnce) {
 class ClosingContexts : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Net, ClosingContexts, ::testing::Values(11, 12), version_name);
 
-TEST_P(ClosingContexts, FinalizeWaitsForTheDeadlineOfWhatIsParked) {
+TEST_P(ClosingContexts, ClosedConnectionWaiting_FinalizeWaitsForDeadline) {
   void* const first = new_context();
   void* const second = new_context();
-  Link link = this->link({first, 0}, {second, 0});
+  TestConnection link = this->link({first, 0}, {second, 0});
   exchange_one(link, 1000);
   const Clock::duration waited = time_of([&] {
     link.close_recv();
@@ -120,9 +121,10 @@ TEST_P(ClosingContexts, FinalizeWaitsForTheDeadlineOfWhatIsParked) {
   EXPECT_EQ(verbs_alive("qp"), 1);
 }
 
-// A connect that is finalized under its peer's accept, and a listen under its peer's connect: the peer is told.
-TEST_P(ClosingContexts, HalfWay) {
-  for (const bool connecting_goes : {true, false}) {
+// The context of the connecting side is finalized during its peer's accept, or that of the listening side during its
+// peer's connect.
+TEST_P(ClosingContexts, FinalizeDuringConnect_PeerGetsError) {
+  for (const bool finalizes_connecting : {true, false}) {
     void* const listening = new_context();
     void* const connecting = new_context();
     Handle handle;
@@ -137,17 +139,17 @@ TEST_P(ClosingContexts, HalfWay) {
     }));
     ASSERT_EQ(send_comm, nullptr);
     ASSERT_EQ(recv_comm, nullptr);
-    finalize(connecting_goes ? connecting : listening);
-    // The listening side had answered: its peer may have a comm first, and learn from that.
+    finalize(finalizes_connecting ? connecting : listening);
+    // The listening side has sent its hello already: connect may return a comm first, and then isend must fail.
     EXPECT_TRUE(eventually([&] {
       void* request = nullptr;
-      const nccl::Result result = connecting_goes        ? net().accept(listen_comm, &recv_comm)
+      const nccl::Result result = finalizes_connecting   ? net().accept(listen_comm, &recv_comm)
                                   : send_comm == nullptr ? net().connect(connecting, 0, handle.bytes, &send_comm)
                                                          : net().isend(send_comm, nullptr, 0, 0, nullptr, &request);
       return result == nccl::Result::kRemoteError;
     }));
     EXPECT_FALSE(take_warnings().empty());
-    finalize(connecting_goes ? listening : connecting);
+    finalize(finalizes_connecting ? listening : connecting);
     EXPECT_EQ(verbs_alive("qp"), 0);
   }
 }

@@ -1,23 +1,23 @@
-// What NCCL does at the same time from its threads. Every test here also runs under ThreadSanitizer.
+// Calls that NCCL's threads make at the same time. All tests of this file also run under ThreadSanitizer.
 #include <atomic>
 #include <thread>
 
-#include "census.h"
 #include "conformance.h"
+#include "process_resources.h"
 
 namespace conformance {
 namespace {
 
 class Concurrency : public Conformance {
  protected:
-  // Runs each of the calls on a thread of its own.
+  // Runs each call on its own thread.
   static void together(const std::vector<std::function<void()>>& calls) {
     std::vector<std::thread> threads;
     for (const auto& call : calls) threads.emplace_back(call);
     for (std::thread& thread : threads) thread.join();
   }
 
-  // A connection within `context`, made on the calling thread; false when it did not come about.
+  // Establishes a connection within `context` on the calling thread. False when that fails.
   bool connect_here(void* context, void*& send_comm, void*& recv_comm) {
     Handle handle;
     void* listen_comm = nullptr;
@@ -38,7 +38,7 @@ class Concurrency : public Conformance {
     return send_comm != nullptr && recv_comm != nullptr;
   }
 
-  // One message over both ends, sent and received on the calling thread.
+  // Sends and receives one message on the calling thread.
   void exchange_here(void* send_comm, void* recv_comm, std::size_t size, std::uint64_t seed) {
     Memory source(size);
     Memory target(size);
@@ -58,10 +58,10 @@ class Concurrency : public Conformance {
 };
 INSTANTIATE_TEST_SUITE_P(Net, Concurrency, ::testing::Values(8, 12), version_name);
 
-// The service thread registers user buffers, device memory among them, while the progress threads move data over the
-// same comms: one thread an end.
-TEST_P(Concurrency, RegistrationDuringTraffic) {
-  Link link = this->link();
+// The service thread registers user buffers, also device memory, while the progress threads use the same comms. Each
+// end has its own progress thread.
+TEST_P(Concurrency, RegistrationDuringTraffic_Works) {
+  TestConnection link = this->link();
   ASSERT_TRUE(link);
   constexpr std::size_t kBytes = 20'000;
   constexpr int kMessages = 60;
@@ -105,8 +105,8 @@ TEST_P(Concurrency, RegistrationDuringTraffic) {
   EXPECT_TRUE(target.intact());
 }
 
-// Comms come, carry data and go on several threads of one context, while another asks for the device's properties.
-TEST_P(Concurrency, CommsOfManyThreads) {
+// Several threads of one context create, use and close comms, while another thread queries the device's properties.
+TEST_P(Concurrency, CommsOfManyThreads_Work) {
   void* const own = context();
   std::atomic<int> running = 3;
   std::vector<std::function<void()>> calls;
@@ -135,15 +135,15 @@ TEST_P(Concurrency, CommsOfManyThreads) {
   together(calls);
 }
 
-// The two ends of one connection, opened by two threads as by two processes, and one end closed while the other is
-// still at work.
-TEST_P(Concurrency, ClosedByOneWhileOthersWork) {
+// One thread establishes connections and closes their ends in both orders, while another thread of the same context
+// exchanges data.
+TEST_P(Concurrency, CloseDuringTrafficOfOthers_Works) {
   void* const own = context();
-  Link busy = this->link();
+  TestConnection busy = this->link();
   ASSERT_TRUE(busy);
-  std::atomic<bool> over = false;
+  std::atomic<bool> is_over = false;
   together({[&] {
-              for (std::uint64_t i = 0; !over && !HasFailure(); ++i) {
+              for (std::uint64_t i = 0; !is_over && !HasFailure(); ++i) {
                 exchange_here(busy.send_comm, busy.recv_comm, 5000, i);
               }
             },
@@ -155,15 +155,16 @@ TEST_P(Concurrency, ClosedByOneWhileOthersWork) {
                 EXPECT_OK(round % 2 == 0 ? net().close_send(send_comm) : net().close_recv(recv_comm));
                 EXPECT_OK(round % 2 == 0 ? net().close_recv(recv_comm) : net().close_send(send_comm));
               }
-              over = true;
+              is_over = true;
             }});
 }
 
 class ConcurrentContexts : public Concurrency {};
 INSTANTIATE_TEST_SUITE_P(Net, ConcurrentContexts, ::testing::Values(11, 12), version_name);
 
-// Communicators that begin and end on several threads: the process's own things come and go with the first and last.
-TEST_P(ConcurrentContexts, BeginAndEnd) {
+// Several threads init and finalize contexts. The objects of the process are created with the first context and
+// destroyed with the last.
+TEST_P(ConcurrentContexts, InitAndFinalizeOnManyThreads_Work) {
   std::vector<std::function<void()>> calls;
   for (std::uint64_t thread = 0; thread < 4; ++thread) {
     calls.emplace_back([&, thread] {
@@ -190,11 +191,11 @@ TEST_P(ConcurrentContexts, BeginAndEnd) {
   EXPECT_EQ(verbs_alive(), "");
 }
 
-// Before the first init and after the last finalize there is nothing to ask, and no harm in asking.
-TEST_P(ConcurrentContexts, AskedAtAnyTime) {
-  std::atomic<bool> over = false;
+// Before the first init and after the last finalize, queries must return kInvalidUsage.
+TEST_P(ConcurrentContexts, DevicesBeforeInitOrAfterFinalize_IsInvalidUsage) {
+  std::atomic<bool> is_over = false;
   together({[&] {
-              while (!over) {
+              while (!is_over) {
                 int count = -1;
                 const nccl::Result result = net().devices(&count);
                 EXPECT_TRUE(result == nccl::Result::kInvalidUsage || count > 0);
@@ -202,7 +203,7 @@ TEST_P(ConcurrentContexts, AskedAtAnyTime) {
               }
             },
             [&] {
-              while (!over) {
+              while (!is_over) {
                 netapi::Properties properties;
                 const nccl::Result result = net().properties(0, &properties);
                 EXPECT_TRUE(result == nccl::Result::kInvalidUsage || !properties.name.empty());
@@ -214,7 +215,7 @@ TEST_P(ConcurrentContexts, AskedAtAnyTime) {
                 EXPECT_OK(net().init(1, {}, &own));
                 EXPECT_OK(net().finalize(own));
               }
-              over = true;
+              is_over = true;
             }});
 }
 

@@ -1,4 +1,4 @@
-// Processes that return from main without a word to the plugin.
+// Roles (see roles.h) whose processes exit without a call of finalize.
 #include <unistd.h>
 
 #include <atomic>
@@ -8,19 +8,20 @@
 #include <memory>
 #include <thread>
 
-#include "census.h"
 #include "conformance.h"
+#include "process_resources.h"
 #include "roles.h"
 
 namespace conformance {
 namespace {
 
-// From here on the verbs library reports; exit() comes next, before any destructor of a library.
+// Registers a handler of exit(). From this handler on, the counting verbs library writes the name of each object that
+// is modified or destroyed to standard output. The handler runs before the destructors of all libraries.
 void report_from_exit_on() {
   std::atexit([] { report_verbs(STDOUT_FILENO); });
 }
 
-netapi::Plugin* g_left = nullptr;  // what unload_at_exit() unloads
+netapi::Plugin* g_loaded = nullptr;  // the handler of unload_at_exit() unloads it
 
 }  // namespace
 
@@ -35,7 +36,7 @@ bool connect_to_itself(netapi::Plugin& net, void* context, Connection& made) {
   return over && !failed;
 }
 
-int leave_busy(std::unique_ptr<netapi::Plugin> plugin, void* context) {
+int exit_busy(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   static netapi::Plugin& net = *plugin.release();  // stays loaded
   Connection connection;
   if (!connect_to_itself(net, context, connection)) return 1;
@@ -56,14 +57,15 @@ int leave_busy(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   return 0;
 }
 
-int leave_idle(std::unique_ptr<netapi::Plugin> plugin, void* context) {
+int exit_idle(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   static netapi::Plugin& net = *plugin.release();
   Connection connection;
   if (!connect_to_itself(net, context, connection)) return 1;
   net.close_send(connection.send_comm);
   net.close_recv(connection.recv_comm);
   net.close_listen(connection.listen_comm);
-  // Both ends have closed: the control thread lets go of them.
+  // Both ends are closed, so the monitor destroys their QPs and MRs. This waits for it, so that it does not happen
+  // during exit.
   if (!eventually([] { return verbs_alive("qp") == 0 && verbs_alive("mr") == 0; })) return 1;
   report_from_exit_on();
   return 0;
@@ -71,16 +73,18 @@ int leave_idle(std::unique_ptr<netapi::Plugin> plugin, void* context) {
 
 void unload_at_exit() {
   std::atexit([] {
-    delete g_left;
-    std::this_thread::sleep_for(std::chrono::seconds(1));  // twice the parked QP's deadline
+    delete g_loaded;
+    // Longer than VERBATIM_CLOSE_TIMEOUT_MS (500 in meson.build): if the monitor's thread still ran, it would run
+    // unmapped code during this time and the process would crash.
+    std::this_thread::sleep_for(std::chrono::seconds(1));
   });
 }
 
-int leave_parked(std::unique_ptr<netapi::Plugin> plugin, void* context) {
+int exit_with_pending_close(std::unique_ptr<netapi::Plugin> plugin, void* context) {
   Connection connection;
   if (!connect_to_itself(*plugin, context, connection)) return 1;
   plugin->close_send(connection.send_comm);
-  g_left = plugin.release();
+  g_loaded = plugin.release();
   return 0;
 }
 

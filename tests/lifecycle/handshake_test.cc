@@ -1,24 +1,25 @@
-// How often the two ends of a new connection wait for each other: counted by a relay between them.
+// The number of round trips until a connection is established, counted by a relay on the side channel.
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <span>
 #include <vector>
 
-#include "base/fd.h"
 #include "base/socket.h"
+#include "base/unique_fd.h"
 #include "conformance.h"
 #include "wire/handle.h"
 
 namespace conformance {
 namespace {
 
-// Forwards one TCP connection, and counts its flights: what goes one way before anything comes back.
+// Forwards one TCP connection and counts its flights. A flight is all data in one direction until data goes in the
+// other direction.
 class Relay {
  public:
   explicit Relay(const sockaddr_storage& to) : to_(to) {
     sockaddr_storage any_port = to;
-    reinterpret_cast<sockaddr_in&>(any_port).sin_port = 0;  // in IPv6's structure it lies at the same place
+    reinterpret_cast<sockaddr_in&>(any_port).sin_port = 0;  // sin6_port has the same offset
     auto listener = verbatim::tcp_listen(any_port);
     EXPECT_TRUE(listener);
     if (listener) listener_ = std::move(*listener);
@@ -37,12 +38,12 @@ class Relay {
       server_ = std::move(*server);
       ASSERT_TRUE(eventually([&] { return *verbatim::tcp_connected(server_); }));
     }
-    forward(client_, server_, Direction::kThere);
-    forward(server_, client_, Direction::kBack);
+    forward(client_, server_, Direction::kToServer);
+    forward(server_, client_, Direction::kToClient);
   }
 
  private:
-  enum class Direction { kNone, kThere, kBack };
+  enum class Direction { kNone, kToServer, kToClient };
 
   void forward(const verbatim::UniqueFd& from, const verbatim::UniqueFd& to, Direction direction) {
     char bytes[65536];
@@ -64,7 +65,7 @@ class Relay {
 class Handshake : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Net, Handshake, ::testing::Values(8, 12), version_name);
 
-TEST_P(Handshake, OneAndAHalfRoundTrips) {
+TEST_P(Handshake, NewConnection_TakesOneAndAHalfRoundTrips) {
   namespace wire = verbatim::wire;
   const End end{context(), 0};
   Handle handle;
@@ -73,7 +74,7 @@ TEST_P(Handshake, OneAndAHalfRoundTrips) {
   const std::span<std::uint8_t, wire::kHandleBytes> bytes(handle.bytes);
   auto decoded = wire::decode_handle(bytes);
   ASSERT_TRUE(decoded);
-  Link link(*this, nullptr, nullptr);
+  TestConnection link(*this, nullptr, nullptr);
   {
     Relay relay(decoded->address);
     decoded->address = relay.address();
@@ -92,10 +93,10 @@ TEST_P(Handshake, OneAndAHalfRoundTrips) {
       relay.step();
       return HasFailure() || link;
     }));
-    EXPECT_EQ(until_connected, 2) << "there and back";
-    EXPECT_EQ(until_accepted, 3) << "and there again";
+    EXPECT_EQ(until_connected, 2) << "kConnect and kAccept";
+    EXPECT_EQ(until_accepted, 3) << "kConnect, kAccept and kReady";
     exchange_one(link, 1000);
-    EXPECT_EQ(relay.flights(), 3) << "nothing but the end goes over the side channel";
+    EXPECT_EQ(relay.flights(), 3) << "the side channel carries no data";
   }
   EXPECT_OK(net().close_listen(listen_comm));
 }

@@ -1,4 +1,4 @@
-// The options of run_program, and --connections N.
+// The main function: the options of run_program and --connections N.
 #include <cstdlib>
 #include <iostream>
 
@@ -25,9 +25,9 @@ int run_role(const std::string& role, int api) {
     std::cerr << "no plugin " << opened.error << "\n";
     return 2;
   }
-  if (role == "exit-busy") return leave_busy(std::move(opened.plugin), context);
-  if (role == "exit-unload") return leave_parked(std::move(opened.plugin), context);
-  if (role == "exit-idle") return leave_idle(std::move(opened.plugin), context);
+  if (role == "exit-busy") return exit_busy(std::move(opened.plugin), context);
+  if (role == "exit-unload") return exit_with_pending_close(std::move(opened.plugin), context);
+  if (role == "exit-idle") return exit_idle(std::move(opened.plugin), context);
   if (role == "close-at-once") return close_at_once(*opened.plugin, context);
   if (role.starts_with("receivers-")) return receive_many(*opened.plugin, context, std::stoul(role.substr(10)));
   std::cerr << "no role " << role << "\n";

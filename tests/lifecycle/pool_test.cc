@@ -1,4 +1,5 @@
-// QPs that are made beforehand: none may be left over, whoever abandons what, and they may not make set-up dearer.
+// QPs that are created in advance: none may remain after close and finalize, also when connections are abandoned, and
+// they must not make the set-up of connections slower.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,8 +8,8 @@
 #include <ctime>
 #include <vector>
 
-#include "census.h"
 #include "conformance.h"
+#include "process_resources.h"
 
 namespace conformance {
 namespace {
@@ -20,7 +21,7 @@ class Pool : public Conformance {
  protected:
   ~Pool() override { unsetenv("VERBATIM_QP_ORDER"); }
 
-  // A context whose connections are announced.
+  // A context for which the numbers of peers and flows are announced (setNetAttr).
   void* communicator(int peers, int flows, std::uint32_t operation = kSendOperation) {
     void* const made = new_context();
     announce(made, peers, flows, operation);
@@ -37,52 +38,51 @@ class Pool : public Conformance {
 };
 INSTANTIATE_TEST_SUITE_P(Net, Pool, ::testing::Values(11, 12), version_name);
 
-TEST_P(Pool, WhatNobodyUsedGoesWithTheLastConnection) {
-  finalize(context());  // the verbs library keeps what it opened first
-  const Census before = Census::take();
+TEST_P(Pool, LastConnectionClosed_UnusedQpsAreDestroyed) {
+  finalize(context());  // the verbs library keeps descriptors of its first use
+  const ProcessResources before = ProcessResources::take();
   void* const sender = communicator(4, 3);
   void* const receiver = communicator(4, 2);
   {
-    Link first = link({sender, 0}, {receiver, 0});
+    TestConnection first = link({sender, 0}, {receiver, 0});
     EXPECT_EQ(verbs_alive("qp"), 4 * 3 + 4 * 2);
     {
-      Link second = link({sender, 0}, {receiver, 0});
+      TestConnection second = link({sender, 0}, {receiver, 0});
       EXPECT_EQ(verbs_alive("qp"), 4 * 3 + 4 * 2);
       exchange_one(second, 100'000);
     }
     exchange_one(first, 100'000);
   }
   EXPECT_TRUE(eventually([] { return verbs_alive("qp") == 0; })) << verbs_alive();
-  Link again = link({sender, 0}, {receiver, 0});
+  TestConnection again = link({sender, 0}, {receiver, 0});
   exchange_one(again, 100'000);
   again.close_send();
   again.close_recv();
   finalize(sender);
   finalize(receiver);
   EXPECT_EQ(verbs_alive(), "");
-  EXPECT_TRUE(is_back(before, 1 << 20));
+  EXPECT_TRUE(is_restored(before, 1 << 20));
 }
 
-TEST_P(Pool, WhatIsAbandonedHalfWayGoesWithTheContext) {
-  for (const char* order : {"pool", "gather", "ring"}) {
-    SCOPED_TRACE(order);
-    setenv("VERBATIM_QP_ORDER", order, 1);
-    void* const sender = communicator(4, 2);
-    void* const receiver = communicator(4, 2);
-    // A peer that never accepts, one that has begun to, and a connection that stands.
-    Handle silent;
-    ASSERT_NE(listen({receiver, 0}, silent), nullptr);
+TEST_P(Pool, ConnectsNotContinued_FinalizeDestroysQps) {
+  for (const bool announced : {true, false}) {
+    SCOPED_TRACE(announced);
+    void* const sender = announced ? communicator(4, 2) : new_context();
+    void* const receiver = announced ? communicator(4, 2) : new_context();
+    // A peer that never calls accept, one that has called it once, and an established connection.
+    Handle not_accepted;
+    ASSERT_NE(listen({receiver, 0}, not_accepted), nullptr);
     Handle half;
     void* const half_listen = listen({receiver, 0}, half);
     service().run([&] {
       void* comm = nullptr;
-      EXPECT_OK(net().connect(sender, 0, silent.bytes, &comm));
+      EXPECT_OK(net().connect(sender, 0, not_accepted.bytes, &comm));
       EXPECT_OK(net().connect(sender, 0, half.bytes, &comm));
       EXPECT_OK(net().accept(half_listen, &comm));
       EXPECT_EQ(comm, nullptr);
     });
-    Link made = link({sender, 0}, {receiver, 0});
-    EXPECT_TRUE(made) << "who never comes holds nobody up";
+    TestConnection made = link({sender, 0}, {receiver, 0});
+    EXPECT_TRUE(made) << "the incomplete connects must not delay it";
     made.send_comm = nullptr;
     made.recv_comm = nullptr;
     finalize(sender);
@@ -92,18 +92,18 @@ TEST_P(Pool, WhatIsAbandonedHalfWayGoesWithTheContext) {
   }
 }
 
-TEST_P(Pool, CommunicatorsOnOneDeviceHaveTheirOwn) {
+TEST_P(Pool, SeveralCommunicators_HaveSeparateBlocks) {
   std::vector<void*> contexts;
   for (int i = 0; i < 4; ++i) contexts.push_back(communicator(3, 2));
   {
-    std::vector<Link> links;
+    std::vector<TestConnection> links;
     for (int k = 0; k < 2; ++k) {
       for (int i = 0; i < 4; ++i)
         links.push_back(
             link({contexts[static_cast<std::size_t>(i)], 0}, {contexts[static_cast<std::size_t>((i + 1) % 4)], 0}));
     }
     EXPECT_EQ(verbs_alive("qp"), 4 * (3 * 2 + 3 * 2));
-    for (Link& one : links) exchange_one(one, 10'000);
+    for (TestConnection& one : links) exchange_one(one, 10'000);
   }
   while (!contexts.empty()) {
     finalize(contexts.back());
@@ -112,34 +112,34 @@ TEST_P(Pool, CommunicatorsOnOneDeviceHaveTheirOwn) {
   EXPECT_EQ(verbs_alive(), "");
 }
 
-TEST_P(Pool, CollectiveConnectionsComeOneByPeer) {
+TEST_P(Pool, CollectiveAnnouncement_CreatesOnePeerPerBlock) {
   void* const sender = communicator(4, 3, kAllReduceOperation);
   void* const receiver = communicator(4, 3, kAllReduceOperation);
-  Link ring = link({sender, 0}, {receiver, 0});
-  EXPECT_EQ(verbs_alive("qp"), 3 + 3) << "as many peers as there are, not as NCCL says at most";
+  TestConnection ring = link({sender, 0}, {receiver, 0});
+  EXPECT_EQ(verbs_alive("qp"), 3 + 3) << "for one peer, not for the announced maximum";
   announce(sender, 4, 2, kSendOperation);
   announce(receiver, 4, 2, kSendOperation);
-  Link direct = link({sender, 0}, {receiver, 0});
+  TestConnection direct = link({sender, 0}, {receiver, 0});
   EXPECT_EQ(verbs_alive("qp"), 3 + 3 + 4 * 2 + 4 * 2);
   exchange_one(ring, 10'000);
   exchange_one(direct, 10'000);
 }
 
-TEST_P(Pool, NumberOfQpsFollowsTheTraffic) {
+TEST_P(Pool, QpRange_FollowsAnnouncedTraffic) {
   setenv("VERBATIM_QPS_PER_CONNECTION", "1-8", 1);
   void* const few = communicator(1, 1);
   void* const many = communicator(64, 1);
   unsetenv("VERBATIM_QPS_PER_CONNECTION");
   void* const receiver = new_context();
-  Link wide = link({few, 0}, {receiver, 0});
+  TestConnection wide = link({few, 0}, {receiver, 0});
   EXPECT_EQ(verbs_alive("qp"), 8 + 8);
-  Link narrow = link({many, 0}, {receiver, 0});
+  TestConnection narrow = link({many, 0}, {receiver, 0});
   EXPECT_EQ(verbs_alive("qp"), 8 + 8 + 64 + 1);
   exchange_one(wide, 1'000'000);
   exchange_one(narrow, 1'000'000);
 }
 
-// Connections from one context to many.
+// The cost of many connections from one context to many contexts.
 class PoolSetUp : public Pool {
  protected:
   struct Cost {
@@ -151,7 +151,7 @@ class PoolSetUp : public Pool {
   static constexpr int kPeers = 20;
   static constexpr int kFlows = 50;
 
-  // Of the processor, which other programs do not use up.
+  // The processor time of this thread, which does not depend on other programs.
   static double thread_ms() {
     timespec now{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -207,14 +207,15 @@ class PoolSetUp : public Pool {
 };
 ONE_VERSION(PoolSetUp, 12);
 
-TEST_P(PoolSetUp, AThousandConnectionsCostNoMore) {
+TEST_P(PoolSetUp, ThousandConnections_CostAsMuchAsNative) {
   constexpr int kRounds = 4;
-  constexpr double kBusyMachine = 1.5;  // caches are still shared; the count of objects is what decides
+  constexpr double kBusyMachine =
+      1.5;  // a loose limit, because other programs use the caches; the counts of objects are exact
   Cost native{0, 0, 1e9};
   Cost pool{0, 0, 1e9};
   for (int round = 0; round < kRounds; ++round) {
     const Cost without = set_up("native");
-    const Cost with = set_up("pool");
+    const Cost with = set_up("staggered");
     native = {without.qps, without.objects, std::min(native.ms, without.ms)};
     pool = {with.qps, with.objects, std::min(pool.ms, with.ms)};
   }
@@ -227,31 +228,31 @@ TEST_P(PoolSetUp, AThousandConnectionsCostNoMore) {
   EXPECT_LE(pool.ms, kBusyMachine * native.ms);
 }
 
-// The device has room for 64 QPs: SOFTVERBS_MAX_QP, set by the build.
+// The device has at most 64 QPs (SOFTVERBS_MAX_QP in meson.build).
 class FullDevice : public Pool {};
 ONE_VERSION(FullDevice, 12);
 
-TEST_P(FullDevice, WhatWaitsGivesWay) {
+TEST_P(FullDevice, QpLimitReached_UnusedQpsAreDestroyed) {
   void* const sender = communicator(4, 4);
   void* const receiver = communicator(4, 4);
   void* const plain = new_context();
   {
-    Link pooled = link({sender, 0}, {receiver, 0});
+    TestConnection pooled = link({sender, 0}, {receiver, 0});
     EXPECT_EQ(verbs_alive("qp"), 16 + 16);
-    std::vector<Link> links;
+    std::vector<TestConnection> links;
     for (int i = 0; i < 31; ++i) links.push_back(link({plain, 0}, {plain, 0}));
-    EXPECT_EQ(verbs_alive("qp"), 64) << "as many as the native order would have";
-    for (Link& one : links) exchange_one(one, 1000);
+    EXPECT_EQ(verbs_alive("qp"), 64) << "the limit of the device; the native order would have as many";
+    for (TestConnection& one : links) exchange_one(one, 1000);
     exchange_one(pooled, 1000);
   }
   EXPECT_TRUE(eventually([] { return verbs_alive("qp") == 0; })) << verbs_alive();
 }
 
-TEST_P(FullDevice, MoreAnnouncedThanThereIs) {
+TEST_P(FullDevice, MoreAnnouncedThanQpLimit_BlockIsSmaller) {
   void* const sender = communicator(1000, 100);
   void* const receiver = communicator(1000, 100);
-  Link made = link({sender, 0}, {receiver, 0});
-  EXPECT_EQ(verbs_alive("qp"), 16 + 16) << "a quarter of the device each";
+  TestConnection made = link({sender, 0}, {receiver, 0});
+  EXPECT_EQ(verbs_alive("qp"), 16 + 16) << "each block has a quarter of the device's QPs";
   exchange_one(made, 1000);
 }
 

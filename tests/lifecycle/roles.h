@@ -1,4 +1,4 @@
-// What this program does as the other process of a test. Each answers the exit status.
+// The roles of this program as the other process of a test. Each function returns the exit status.
 #pragma once
 
 #include <cstddef>
@@ -18,24 +18,25 @@ struct Connection {
 };
 bool connect_to_itself(netapi::Plugin& net, void* context, Connection& made);
 
-// "exit-busy" leaves comms and registrations open, requests outstanding and a thread polling them; "exit-idle" has
-// closed what it had, only finalize is missing. What the verbs library is asked from exit on goes to standard output.
-int leave_busy(std::unique_ptr<netapi::Plugin> plugin, void* context);
-int leave_idle(std::unique_ptr<netapi::Plugin> plugin, void* context);
+// "exit-busy" exits with open comms and registrations, outstanding requests and a thread that polls them. "exit-idle"
+// closes everything but does not call finalize. During exit, the verbs library writes destroyed objects to standard
+// output.
+int exit_busy(std::unique_ptr<netapi::Plugin> plugin, void* context);
+int exit_idle(std::unique_ptr<netapi::Plugin> plugin, void* context);
 
-// "exit-unload" has closed one end of a connection, whose QP waits for the other, and unloads the plugin in a handler
-// of exit() that it registered before it loaded it. It exits with 0 when nothing is pulled away under the control
-// thread.
+// "exit-unload" closes one end of a connection, whose QP the monitor keeps for the other end, and unloads the plugin in
+// a handler of exit() that is registered before the plugin is loaded. It crashes if the code of the monitor's thread is
+// unmapped while the thread runs; otherwise its status is 0.
 void unload_at_exit();
-int leave_parked(std::unique_ptr<netapi::Plugin> plugin, void* context);
+int exit_with_pending_close(std::unique_ptr<netapi::Plugin> plugin, void* context);
 
-// "close-at-once" sends itself a message and closes the receiver while the sender still waits for the acknowledgement;
-// 10 when the sender is told of an error.
+// "close-at-once" sends a message to itself and closes the receiver before the sender has the acknowledgement. The
+// status is 10 when the send fails.
 int close_at_once(netapi::Plugin& net, void* context);
 
-// "receivers-N" writes N handles, accepts and receives one message each, closes, and writes a Report.
+// "receivers-N" writes N handles, accepts N connections, receives one message from each, closes, and writes a Report.
 int receive_many(netapi::Plugin& net, void* context, std::size_t count);
-// N of --connections.
+// The value of --connections.
 std::size_t& connections();
 
 }  // namespace conformance

@@ -1,22 +1,22 @@
-// A thousand lives of a communicator leave a process as it was: descriptors, threads, heap and verbs objects counted.
+// Hundreds of rounds of init, connections and finalize must leave no descriptors, threads, heap or verbs objects.
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 
-#include "census.h"
 #include "conformance.h"
+#include "process_resources.h"
 
 namespace conformance {
 namespace {
 
-// For tables that grow once; an object lost in each round is more.
+// For tables that grow once. One lost object in each round would be more.
 constexpr std::size_t kHeapSlack = 8 << 10;
 
 class Rounds : public Conformance {
  protected:
-  // From init to finalize: up to v10 finalize is the end of the library.
+  // A round is from init to finalize; up to v10, which have no finalize, from loading to unloading the library.
   void* begin() {
     if (!loaded_) SetUp();
     loaded_ = true;
@@ -27,14 +27,15 @@ class Rounds : public Conformance {
     Conformance::TearDown();
     loaded_ = false;
   }
-  // Runs `round` often and takes stock when it has warmed up and at the end, verbs objects after every round.
+  // Runs `round` repeatedly. Compares the resources after the warm-up with those at the end, and checks after each
+  // round that no verbs object exists.
   void repeat(int rounds, const std::function<void(void* context)>& round) {
     constexpr int kWarmUp = 20;
     rounds /= options().shorten;
-    Census before;
+    ProcessResources before;
     const auto start = Clock::now();
     for (int i = 0; i < kWarmUp + rounds && !HasFailure(); ++i) {
-      if (i == kWarmUp) before = Census::take();
+      if (i == kWarmUp) before = ProcessResources::take();
       const long made = verbs_made();
       void* const context = begin();
       round(context);
@@ -42,44 +43,44 @@ class Rounds : public Conformance {
       EXPECT_GT(verbs_made(), made);
       EXPECT_EQ(verbs_alive(), "") << "in round " << i;
     }
-    EXPECT_TRUE(is_back(before, kHeapSlack));
-    std::printf("heap: %zu before, %zu now\n", before.heap, Census::take().heap);
+    EXPECT_TRUE(is_restored(before, kHeapSlack));
+    std::printf("heap: %zu before, %zu now\n", before.heap, ProcessResources::take().heap);
     const std::chrono::duration<double, std::milli> took = Clock::now() - start;
     std::printf("%d rounds, %.2f ms each\n", kWarmUp + rounds, took.count() / (kWarmUp + rounds));
   }
 
  private:
-  bool loaded_ = true;  // by the fixture's own SetUp
+  bool loaded_ = true;  // the fixture's SetUp has loaded the library
 };
 INSTANTIATE_TEST_SUITE_P(Net, Rounds, ::testing::Values(6, 8, 9, 10, 11, 12), version_name);
 
-TEST_P(Rounds, InOrder) {
+TEST_P(Rounds, ConnectExchangeClose_LeavesNothing) {
   repeat(1000, [&](void* context) {
-    Link link = this->link({context, 0}, {context, 0});
+    TestConnection link = this->link({context, 0}, {context, 0});
     exchange_one(link, 10'000);
   });
 }
 
-TEST_P(Rounds, Nothing) {
+TEST_P(Rounds, InitAndFinalizeOnly_LeavesNothing) {
   repeat(300, [](void*) {});
 }
 
-// NCCL forgets what it was making when something fails.
-TEST_P(Rounds, Abandoned) {
+// NCCL leaves connections incomplete and comms open when its set-up fails.
+TEST_P(Rounds, EverythingAbandoned_LeavesNothing) {
   std::vector<unsigned char> memory(100'000);
   repeat(200, [&](void* context) {
     const End end{context, 0};
     Handle unused;
     ASSERT_NE(listen(end, unused), nullptr);
 
-    // A connect whose peer never accepts, and one whose peer has begun to.
-    Handle silent;
+    // A connect whose peer never calls accept, and one whose peer has called it.
+    Handle not_accepted;
     Handle half;
-    ASSERT_NE(listen(end, silent), nullptr);
+    ASSERT_NE(listen(end, not_accepted), nullptr);
     void* const half_listen = listen(end, half);
     ASSERT_NE(half_listen, nullptr);
     void* comm = nullptr;
-    ASSERT_OK(net().connect(context, 0, silent.bytes, &comm));
+    ASSERT_OK(net().connect(context, 0, not_accepted.bytes, &comm));
     const long qps = verbs_alive("qp");
     ASSERT_TRUE(eventually([&] {
       EXPECT_OK(net().connect(context, 0, half.bytes, &comm));
@@ -87,11 +88,11 @@ TEST_P(Rounds, Abandoned) {
       void* accepted = nullptr;
       EXPECT_OK(net().accept(half_listen, &accepted));
       EXPECT_EQ(accepted, nullptr);
-      return HasFailure() || verbs_alive("qp") == qps + 2;  // one of each end
+      return HasFailure() || verbs_alive("qp") == qps + 2;  // one QP of each end
     }));
 
-    // Comms with work under way, and registrations.
-    Link link = this->link(end, end);
+    // Comms with outstanding requests, and registrations.
+    TestConnection link = this->link(end, end);
     ASSERT_TRUE(link);
     void* mrs[3] = {};
     EXPECT_OK(net().reg_mr(link.send_comm, memory.data(), memory.size(), nccl::kPtrHost, &mrs[0]));
@@ -109,11 +110,11 @@ TEST_P(Rounds, Abandoned) {
   });
 }
 
-// Given back after its comm: NCCL may, since the registration is not the comm's but its own.
-TEST_P(Rounds, RegistrationsOutliveTheirComm) {
+// NCCL may deregister memory after it has closed the comm of the registration.
+TEST_P(Rounds, DeregMrAfterClose_LeavesNothing) {
   std::vector<unsigned char> memory(100'000);
   repeat(100, [&](void* context) {
-    Link link = this->link({context, 0}, {context, 0});
+    TestConnection link = this->link({context, 0}, {context, 0});
     ASSERT_TRUE(link);
     void* const send_comm = link.send_comm;
     void* mhandle = nullptr;
@@ -128,26 +129,26 @@ TEST_P(Rounds, RegistrationsOutliveTheirComm) {
 class RoundsOfContexts : public Rounds {};
 INSTANTIATE_TEST_SUITE_P(Net, RoundsOfContexts, ::testing::Values(11, 12), version_name);
 
-// Several contexts of one process; the last that goes takes the process's own things with it.
-TEST_P(RoundsOfContexts, SideBySide) {
+// Several contexts in one process: the objects of the process must be destroyed with the last context only.
+TEST_P(RoundsOfContexts, TwoContexts_LeaveNothing) {
   repeat(100, [&](void* first) {
     void* const second = new_context();
-    Link across = this->link({first, 0}, {second, 0});
+    TestConnection across = this->link({first, 0}, {second, 0});
     exchange_one(across, 1000);
     across.close_send();
     across.close_recv();
     Handle handle;
     ASSERT_NE(listen({second, 0}, handle), nullptr);
     finalize(second);
-    EXPECT_NE(verbs_alive(), "") << "the first context is alive";
-    Link link = this->link({first, 0}, {first, 0});
+    EXPECT_NE(verbs_alive(), "") << "the first context is still open";
+    TestConnection link = this->link({first, 0}, {first, 0});
     exchange_one(link, 1000);
   });
 }
 
 class FailedInit : public Conformance {
  protected:
-  // Whether init failed as it must, with a warning.
+  // True when init has failed with a warning.
   bool fails() {
     void* context = nullptr;
     const nccl::Result result = net().init(1, {}, &context);
@@ -162,15 +163,15 @@ class FailedInit : public Conformance {
 };
 INSTANTIATE_TEST_SUITE_P(Net, FailedInit, ::testing::Values(8, 12), version_name);
 
-TEST_P(FailedInit, BySettings) {
+TEST_P(FailedInit, InvalidSetting_LeavesNothing) {
   const std::pair<const char*, const char*> settings[] = {{"VERBATIM_MAX_RECVS", "many"},
                                                           {"VERBATIM_HCA", "=nothing"},
                                                           {"VERBATIM_HCA", "[["},
                                                           {"VERBATIM_GID_INDEX", "250"},
                                                           {"VERBATIM_SOCKET_IFNAME", "=nothing"}};
-  Census before;
+  ProcessResources before;
   for (int round = 0; round < 20 + 100 / options().shorten && !HasFailure(); ++round) {
-    if (round == 20) before = Census::take();
+    if (round == 20) before = ProcessResources::take();
     for (const auto& [name, value] : settings) {
       const char* const was = getenv(name);
       const std::string kept = was != nullptr ? was : "";
@@ -180,13 +181,13 @@ TEST_P(FailedInit, BySettings) {
       EXPECT_EQ(verbs_alive(), "") << name;
     }
   }
-  EXPECT_TRUE(is_back(before, kHeapSlack));
-  Link link = this->link();
+  EXPECT_TRUE(is_restored(before, kHeapSlack));
+  TestConnection link = this->link();
   exchange_one(link, 1000);
 }
 
-// Whatever init cannot open, it leaves nothing of what it had opened before.
-TEST_P(FailedInit, OutOfDescriptors) {
+// init fails at each descriptor that it opens, one after the other, and must close all that it has opened before.
+TEST_P(FailedInit, OutOfDescriptors_LeavesNothing) {
   Conformance::finalize(context());
   if (version() < 11) {
     TearDown();
@@ -194,7 +195,7 @@ TEST_P(FailedInit, OutOfDescriptors) {
   }
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  const Census census = Census::take();
+  const ProcessResources resources = ProcessResources::take();
   const int next = dup(STDIN_FILENO);
   ASSERT_GE(next, 0);
   close(next);
@@ -208,7 +209,7 @@ TEST_P(FailedInit, OutOfDescriptors) {
     if (!failed) break;
     ++failures;
     EXPECT_EQ(verbs_alive(), "") << limit.rlim_cur - static_cast<rlim_t>(next) << " descriptors were left";
-    EXPECT_TRUE(is_back(census, kHeapSlack));
+    EXPECT_TRUE(is_restored(resources, kHeapSlack));
     ++limit.rlim_cur;
   }
   EXPECT_GE(failures, 3);

@@ -1,5 +1,6 @@
-// Very many connections between two processes: one listening socket, one descriptor an end, nothing left, and the time
-// of each phase. With other counts: meson test -C build -v lifecycle-scale --test-args="--connections 4000"
+// Many connections between two processes need one listening socket and one descriptor for each end, and leave no
+// resources. Prints the time of each phase. For another number of connections:
+// meson test -C build -v lifecycle-scale --test-args="--connections 4000"
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -13,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "census.h"
 #include "conformance.h"
 #include "process.h"
+#include "process_resources.h"
 #include "roles.h"
 
 namespace conformance {
@@ -31,11 +32,11 @@ struct Phases {
   double finalize_ms = 0;
 };
 
-// What one process tells of itself.
+// The results of one process.
 struct Report {
   Phases phases;
-  std::size_t fds_added = 0;  // by the connections, over what the process had after init
-  std::size_t listening = 0;  // sockets
+  std::size_t fds_added = 0;  // descriptors that the process did not have after init
+  std::size_t listening = 0;  // number of listening sockets
 };
 
 class Stopwatch {
@@ -61,8 +62,8 @@ void allow_descriptors(std::size_t count) {
 std::size_t listening_sockets() {
   std::set<std::string> own;
   for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    const std::string target = std::filesystem::read_symlink(fd.path(), gone).string();
+    std::error_code ignored;  // the descriptor of the iteration itself can be closed already
+    const std::string target = std::filesystem::read_symlink(fd.path(), ignored).string();
     if (target.rfind("socket:[", 0) == 0) own.insert(target.substr(8, target.size() - 9));
   }
   std::size_t count = 0;
@@ -78,13 +79,13 @@ std::size_t listening_sockets() {
   return count;
 }
 
-// One end of all connections.
+// The ends of all connections in one process.
 class Ends {
  public:
   Ends(netapi::Plugin& net, void* context, std::size_t count, bool sends)
       : net_(net), context_(context), sends_(sends), handles_(count), comms_(count), messages_(count) {
     allow_descriptors(count);
-    before_ = Census::take();
+    before_ = ProcessResources::take();
   }
 
   void listen() {
@@ -105,12 +106,12 @@ class Ends {
       return comms_[i] != nullptr;
     }));
     report_.phases.connect_ms = stopwatch_.lap_ms();
-    report_.fds_added = Census::take().fds - before_.fds;
+    report_.fds_added = ProcessResources::take().fds - before_.fds;
     report_.listening = listening_sockets();
     for (void* listen : listens_) EXPECT_OK(net_.close_listen(listen));
   }
 
-  // The first message of each connection, its number in it.
+  // Sends or receives one message on each connection, which has the number of the connection.
   void exchange() {
     std::vector<void*> mhandles(comms_.size());
     for (std::size_t i = 0; i < comms_.size(); ++i) {
@@ -153,7 +154,7 @@ class Ends {
   const Report& report() const { return report_; }
 
  private:
-  // Polls every connection until `step` has answered true for all.
+  // Calls `step` for each connection. True when all calls return true.
   static bool all_pass(std::size_t count, const std::function<bool(std::size_t)>& step) {
     bool all = true;
     for (std::size_t i = 0; i < count && !::testing::Test::HasFailure(); ++i) all = step(i) && all;
@@ -179,56 +180,56 @@ class Ends {
   std::vector<void*> listens_;
   std::vector<void*> comms_;
   std::vector<std::size_t> messages_;
-  Census before_;
+  ProcessResources before_;
   Stopwatch stopwatch_;
   Report report_;
 };
 
-void print(const char* what, double ours, double theirs) {
-  std::printf("  %-18s %10.1f %10.1f\n", what, ours, theirs);
+void print(const char* what, double sender_ms, double receiver_ms) {
+  std::printf("  %-18s %10.1f %10.1f\n", what, sender_ms, receiver_ms);
 }
 
 class Scale : public Conformance {};
 ONE_VERSION(Scale, 12);
 
-TEST_P(Scale, ManyConnectionsBetweenTwoProcesses) {
+TEST_P(Scale, ManyConnections_UseOneDescriptorEach) {
   const std::size_t count = connections();
   const auto start = Clock::now();
   Process peer("receivers-" + std::to_string(count), version());
-  finalize(context());  // the verbs library keeps what it opened first
-  const Census before = Census::take();
+  finalize(context());  // the verbs library keeps descriptors of its first use
+  const ProcessResources before = ProcessResources::take();
   Ends ends(net(), new_context(), count, true);
   for (Handle& handle : ends.handles()) ASSERT_TRUE(peer.read(handle.bytes, sizeof handle.bytes));
   ASSERT_NO_FATAL_FAILURE(ends.establish());
   ASSERT_NO_FATAL_FAILURE(ends.exchange());
-  // The peer closes when it has all messages, at about the same time.
+  // The peer closes at about the same time, when it has all messages.
   ends.close();
   ends.finalize();
   forget_contexts();
-  Report theirs;
-  ASSERT_TRUE(peer.read(&theirs, sizeof theirs));
+  Report receiver;
+  ASSERT_TRUE(peer.read(&receiver, sizeof receiver));
   const Exit end = peer.wait();
   EXPECT_EQ(end.status, 0) << end.output;
 
-  const Report& ours = ends.report();
+  const Report& sender = ends.report();
   std::printf("%zu connections between two processes, ms\n  %-18s %10s %10s\n", count, "", "sender", "receiver");
-  print("listen", ours.phases.listen_ms, theirs.phases.listen_ms);
-  print("connect, accept", ours.phases.connect_ms, theirs.phases.connect_ms);
-  print("first message", ours.phases.message_ms, theirs.phases.message_ms);
-  print("close", ours.phases.close_ms, theirs.phases.close_ms);
-  print("finalize", ours.phases.finalize_ms, theirs.phases.finalize_ms);
-  EXPECT_EQ(ours.fds_added, count);
-  EXPECT_EQ(theirs.fds_added, count + 1) << "one listening socket, and one an end";
-  EXPECT_EQ(ours.listening, 0U);
-  EXPECT_EQ(theirs.listening, 1U);
+  print("listen", sender.phases.listen_ms, receiver.phases.listen_ms);
+  print("connect, accept", sender.phases.connect_ms, receiver.phases.connect_ms);
+  print("first message", sender.phases.message_ms, receiver.phases.message_ms);
+  print("close", sender.phases.close_ms, receiver.phases.close_ms);
+  print("finalize", sender.phases.finalize_ms, receiver.phases.finalize_ms);
+  EXPECT_EQ(sender.fds_added, count);
+  EXPECT_EQ(receiver.fds_added, count + 1) << "one listening socket, and one socket for each connection";
+  EXPECT_EQ(sender.listening, 0U);
+  EXPECT_EQ(receiver.listening, 1U);
   EXPECT_LT(Clock::now() - start, kPhaseLimit);
-  EXPECT_TRUE(is_back(before, 4 << 20));
+  EXPECT_TRUE(is_restored(before, 4 << 20));
 }
 
 }  // namespace
 
 int receive_many(netapi::Plugin& net, void* context, std::size_t count) {
-  const Census before = Census::take();
+  const ProcessResources before = ProcessResources::take();
   Report report;
   {
     Ends ends(net, context, count, false);
@@ -242,7 +243,7 @@ int receive_many(netapi::Plugin& net, void* context, std::size_t count) {
     ends.finalize();
     report = ends.report();
   }
-  EXPECT_LT(Census::take().fds, before.fds) << "init's own are gone, too";
+  EXPECT_LT(ProcessResources::take().fds, before.fds) << "finalize must close the descriptors of init too";
   if (write(STDOUT_FILENO, &report, sizeof report) != static_cast<ssize_t>(sizeof report)) return 1;
   return ::testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed() ? 1 : 0;
 }

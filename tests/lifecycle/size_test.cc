@@ -1,4 +1,4 @@
-// Messages around the limits of 32-bit counters, byte by byte.
+// Messages with sizes around 2 GiB and 4 GiB, whose bytes are all compared.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <random>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "conformance.h"
 #include "support/available_memory.h"
 
@@ -16,11 +16,11 @@ namespace {
 
 constexpr std::size_t kGiB = std::size_t{1} << 30;
 constexpr std::size_t kPage = 4096;
-// One window of random bytes, seen again and again in the source's address range. Its length is a prime number of
-// pages, so that what lands at a wrong place by a power of two, or a piece, has the wrong content.
+// The source buffer maps one window of random bytes repeatedly. The window has a prime number of pages, so that data at
+// an address that is wrong by a power of two has the wrong content.
 constexpr std::size_t kWindowBytes = 4099 * kPage;
 constexpr std::size_t kLargest = 5 * kGiB;
-constexpr std::size_t kTailBytes = 1 << 20;  // behind each message, must stay as it was
+constexpr std::size_t kTailBytes = 1 << 20;  // after each message; must not change
 constexpr unsigned char kPoison = 0xa7;
 
 class Mapping {
@@ -43,7 +43,7 @@ class Mapping {
   unsigned char* data_;
 };
 
-// Made once for all versions: the pages of so much memory take longer to come than the data.
+// Created once for all versions, because allocating the pages takes longer than sending the data.
 class Buffers {
  public:
   static Buffers& get() {
@@ -53,7 +53,7 @@ class Buffers {
 
   const Mapping source{(kLargest / kWindowBytes + 2) * kWindowBytes};
   const Mapping target{kLargest + kTailBytes};
-  std::size_t shift = 1;  // of the next message in the window
+  std::size_t shift = 1;  // position of the next message in the window
 
  private:
   Buffers() {
@@ -74,7 +74,7 @@ class Buffers {
 
 class Sizes : public Conformance {
  protected:
-  // Sends each size once, from a different place of the window each time: what an earlier message left is wrong.
+  // Sends each size once, each time from another position in the window, so that data of an earlier message is wrong.
   void send_all(const std::vector<std::size_t>& sizes) {
     static const bool enough = verbatim::test::available_memory() > kLargest + kGiB;
     if (!enough) GTEST_SKIP() << "less than 6 GiB of memory are available";
@@ -82,7 +82,7 @@ class Sizes : public Conformance {
     const Mapping& source = buffers.source;
     const Mapping& target = buffers.target;
     std::size_t& shift = buffers.shift;
-    Link link = this->link();
+    TestConnection link = this->link();
     ASSERT_TRUE(link);
     const Registration source_mr(*this, link.send_comm, source.data(), source.size());
     const Registration target_mr(*this, link.recv_comm, target.data(), target.size());
@@ -94,12 +94,12 @@ class Sizes : public Conformance {
       const Operation& recv = traffic.recv(link.recv_comm, {{target.data(), size, 7, target_mr.get()}});
       const Operation& send = traffic.send(link.send_comm, {source.data() + shift, size, 7, source_mr.get()});
       ASSERT_TRUE(traffic.run(100s));
-      const std::vector<int> told = {static_cast<int>(std::min<std::size_t>(size, INT_MAX))};
-      EXPECT_EQ(recv.sizes, told);
-      EXPECT_EQ(send.sizes, told);
+      const std::vector<int> expected = {static_cast<int>(std::min<std::size_t>(size, INT_MAX))};
+      EXPECT_EQ(recv.sizes, expected);
+      EXPECT_EQ(send.sizes, expected);
       ASSERT_EQ(first_difference(target.data(), source.data() + shift, size), size) << "the first wrong byte";
       for (std::size_t i = 0; i < kTailBytes; ++i)
-        ASSERT_EQ(target.data()[size + i], kPoison) << i << " behind the end";
+        ASSERT_EQ(target.data()[size + i], kPoison) << i << " bytes after the end";
     }
   }
 
@@ -116,7 +116,7 @@ class Sizes : public Conformance {
 };
 INSTANTIATE_TEST_SUITE_P(Net, Sizes, ::testing::Values(9, 10, 11, 12), version_name);
 
-TEST_P(Sizes, AroundTwoAndFourGibibytes) {
+TEST_P(Sizes, AroundTwoAndFourGibibytes_ArriveWhole) {
   send_all({2 * kGiB - 1, 2 * kGiB, 4 * kGiB - 1, 4 * kGiB, 4 * kGiB + 1, 5 * kGiB});
 }
 

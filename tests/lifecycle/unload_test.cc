@@ -1,12 +1,12 @@
-// dlclose takes the library away, whatever was left open; exit with work under way touches none of it.
+// dlclose must unmap the library even if comms are open. exit with outstanding requests must not destroy any object.
 #include <dlfcn.h>
 
 #include <fstream>
 #include <string>
 
-#include "census.h"
 #include "conformance.h"
 #include "process.h"
+#include "process_resources.h"
 
 namespace conformance {
 namespace {
@@ -20,7 +20,7 @@ bool is_mapped(const std::string& path) {
   return false;
 }
 
-// The fixture's service thread uses the library and outlives it.
+// The fixture's service thread has called the library and still runs when the library is unloaded.
 class Unload : public Conformance {
  protected:
   void unload() {
@@ -35,10 +35,10 @@ class Unload : public Conformance {
 };
 EVERY_VERSION(Unload);
 
-TEST_P(Unload, TenTimesWithTraffic) {
+TEST_P(Unload, AfterTraffic_LibraryIsUnmapped) {
   for (int round = 0; round < 10 && !HasFailure(); ++round) {
     {
-      Link link = this->link();
+      TestConnection link = this->link();
       exchange_one(link, 300'000);
     }
     unload();
@@ -46,8 +46,8 @@ TEST_P(Unload, TenTimesWithTraffic) {
   }
 }
 
-// Without finalize, which older tables do not have; the later ones lose their contexts then, too.
-TEST_P(Unload, WithEverythingLeftOpen) {
+// Without finalize, also in the versions that have it.
+TEST_P(Unload, EverythingOpen_LibraryIsUnmapped) {
   std::vector<unsigned char> memory(4096);
   for (int round = 0; round < 10 && !HasFailure(); ++round) {
     void* context = nullptr;
@@ -57,7 +57,7 @@ TEST_P(Unload, WithEverythingLeftOpen) {
     ASSERT_NE(listen(end, handle), nullptr);
     void* half = nullptr;
     EXPECT_OK(net().connect(context, 0, handle.bytes, &half));
-    Link link = this->link(end, end);
+    TestConnection link = this->link(end, end);
     exchange_one(link, 1000);
     void* mhandle = nullptr;
     EXPECT_OK(net().reg_mr(link.recv_comm, memory.data(), memory.size(), nccl::kPtrHost, &mhandle));
@@ -71,35 +71,35 @@ TEST_P(Unload, WithEverythingLeftOpen) {
   }
 }
 
-TEST_P(Unload, NeverInitialised) {
-  Census before;
+TEST_P(Unload, WithoutInit_LeavesNothing) {
+  ProcessResources before;
   for (int round = 0; round < 60 && !HasFailure(); ++round) {
-    if (round == 10) before = Census::take();
+    if (round == 10) before = ProcessResources::take();
     unload();
     SetUp();
   }
-  EXPECT_TRUE(is_back(before, 4096));
+  EXPECT_TRUE(is_restored(before, 4096));
 }
 
-// What the process destroys or modifies after main has returned it names in its output.
-TEST_P(Unload, ExitWithWorkUnderWay) {
+// The process writes the objects that it modifies or destroys during exit to its output.
+TEST_P(Unload, ExitWithOutstandingRequests_DestroysNothing) {
   Process process("exit-busy", version());
   const Exit end = process.wait();
   EXPECT_EQ(end.status, 0);
   EXPECT_EQ(end.output, "");
 }
 
-// A static object or handler of the application may be the last to hold NCCL.
-TEST_P(Unload, UnloadedByAHandlerOfExit) {
+// A static object or an exit handler of the application can unload NCCL and with it the plugin.
+TEST_P(Unload, UnloadInExitHandler_ExitsCleanly) {
   Process process("exit-unload", version());
   EXPECT_EQ(process.wait().status, 0);
 }
 
-TEST_P(Unload, ExitWithAllClosed) {
+TEST_P(Unload, ExitAfterClose_DestroysOnlyProcessObjects) {
   Process process("exit-idle", version());
   const Exit end = process.wait();
   EXPECT_EQ(end.status, 0);
-  // Up to v10 the library ends what the process had; later contexts are the caller's to finalize.
+  // Up to v10 the library closes the context of the process. From v11 on the caller must finalize its contexts.
   EXPECT_EQ(end.output, version() >= 11 ? "" : "pd\ncontext\n");
 }
 

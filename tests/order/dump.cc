@@ -27,13 +27,13 @@ std::vector<DumpedQp> by_number(const std::vector<DumpedQp>& dump, const std::st
 std::map<std::string, int> ranks_of(const Job& job, int ranks) {
   std::map<std::string, int> by_identity;
   for (int rank = 0; rank < ranks; ++rank) by_identity[job.identity(rank)] = rank;
-  EXPECT_EQ(by_identity.size(), static_cast<std::size_t>(ranks)) << "two ranks look alike";
+  EXPECT_EQ(by_identity.size(), static_cast<std::size_t>(ranks)) << "two ranks have the same identity";
   return by_identity;
 }
 
 std::string plugin_path() {
   const char* const path = std::getenv("PLUGIN");
-  EXPECT_NE(path, nullptr) << "PLUGIN names the plugin under test";
+  EXPECT_NE(path, nullptr) << "PLUGIN must name the plugin under test";
   return path != nullptr ? path : "";
 }
 

@@ -1,17 +1,17 @@
-// VERBATIM_QP_DUMP as a test turns it on and reads it.
+// Sets VERBATIM_QP_DUMP for a test and reads the file.
 #pragma once
 
 #include <map>
 #include <string>
 #include <vector>
 
-#include "ranks/scratch.h"
+#include "ranks/scratch_directory.h"
 #include "verbatim-perf/qp_order/figures.h"
 #include "verbatim-perf/qp_order/job.h"
 
 namespace verbatim::perf::qp_order {
 
-// Environment variables until the end of the test.
+// Environment variables that are removed at the end of the test.
 class Variables {
  public:
   Variables() = default;
@@ -24,7 +24,7 @@ class Variables {
   std::vector<std::string> names_;
 };
 
-// From its making on, contexts that are opened write what they connect.
+// While it exists, new contexts write their QPs to a file.
 class Dump {
  public:
   explicit Dump(Variables& variables) { variables.set("VERBATIM_QP_DUMP", path()); }
@@ -37,7 +37,7 @@ class Dump {
   ranks::Scratch scratch_{"order-test"};
 };
 
-// Of one side of one rank, by rising QP number.
+// The QPs of one side of one rank, by rising QP number.
 std::vector<DumpedQp> by_number(const std::vector<DumpedQp>& dump, const std::string& side, const std::string& self);
 
 std::map<std::string, int> ranks_of(const Job& job, int ranks);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares verbatim-model with a simulation that keeps every quantum as an object of its own, and with known figures."""
+"""Compares verbatim-model with a simulation quantum by quantum, and with known figures."""
 
 import collections
 import json
@@ -56,7 +56,7 @@ def simulate(n, q, quanta, which):
     queues = [[[to, quanta] for to, _ in in_models_order(me, n, q)[which]] for me in range(n)]
     turns = [0] * n
     ports = [collections.deque() for _ in range(n)]
-    first, taken, at_end = {}, collections.Counter(), {}
+    first, received, at_end = {}, collections.Counter(), {}
     deepest = senders = slot = 0
     left = n * (n - 1) * q * quanta
     while left:
@@ -78,11 +78,11 @@ def simulate(n, q, quanta, which):
                 me = port.popleft()
                 left -= 1
                 first.setdefault((me, to), slot)
-                taken[me, to] += 1
-                if taken[me, to] == q * quanta:
+                received[me, to] += 1
+                if received[me, to] == q * quanta:
                     ended.add(me)
         for me in ended - at_end.keys():
-            shares = [taken[me, to] for to in range(n) if to != me]
+            shares = [received[me, to] for to in range(n) if to != me]
             at_end[me] = sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
         slot += 1
     inversions = 0

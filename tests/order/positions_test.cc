@@ -1,5 +1,5 @@
-// Where every QP lies by number: connection k of a rank to the peer with rotation r at k * P + r, through the tables
-// that announce (v11, v12) and, by VERBATIM_QP_POOL, through those that do not.
+// The position of every QP by number: QP k of a rank to the peer with rotation r is at k * P + r. Tables v11 and v12
+// announce peers and flows, for v10 VERBATIM_QP_POOL does.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -28,7 +28,7 @@ class Positions : public testing::TestWithParam<std::tuple<int, int>> {
     }
   }
 
-  // Connects all ranks. `announced`: peers, as setNetAttr and VERBATIM_QP_POOL have it.
+  // Connects all ranks. `announced`: peers in setNetAttr or VERBATIM_QP_POOL.
   void connect(const std::string& order, Width width, int announced) {
     variables_.set("VERBATIM_QP_ORDER", order);
     variables_.set("VERBATIM_QPS_PER_CONNECTION", std::to_string(width.qps));
@@ -42,7 +42,7 @@ class Positions : public testing::TestWithParam<std::tuple<int, int>> {
     job.close();
   }
 
-  // QPs of senders that are not where they belong.
+  // Number of the senders' QPs that are not at their position.
   std::size_t misplaced(Width width, int peers) {
     std::size_t wrong = 0;
     std::size_t all = 0;
@@ -61,14 +61,14 @@ class Positions : public testing::TestWithParam<std::tuple<int, int>> {
                            qp.peers == static_cast<std::uint32_t>(peers) && qp.block == 0;
         wrong += right ? 0 : 1;
       }
-      EXPECT_EQ(seen.size(), qps.size()) << "a connection is there twice";
+      EXPECT_EQ(seen.size(), qps.size()) << "two QPs of one connection have the same index";
     }
     const int wanted = ranks() * (ranks() - 1) * width.flows * width.qps;
     EXPECT_EQ(all, static_cast<std::size_t>(wanted));
     return wrong;
   }
 
-  // The receiving side has an order of its own: peers as they have come.
+  // Receivers have no rotation to check: there the positions follow the arrival of the connect requests.
   void expect_receivers_in_order() {
     for (const auto& [self, me] : by_identity_) {
       const std::vector<DumpedQp> qps = by_number(dump_, "recv", self);
@@ -90,22 +90,22 @@ INSTANTIATE_TEST_SUITE_P(Net, Positions,
                                   std::to_string(std::get<1>(test.param)) + "_ranks";
                          });
 
-TEST_P(Positions, AllAreExact) {
+TEST_P(Positions, StaggeredOrder_EveryPositionIsExact) {
   for (const Width width : kWidths) {
     SCOPED_TRACE(testing::Message() << width.flows << " connections of " << width.qps << " QPs");
-    connect("pool", width, ranks() - 1);
+    connect("staggered", width, ranks() - 1);
     EXPECT_EQ(misplaced(width, ranks() - 1), 0U);
     expect_receivers_in_order();
   }
 }
 
-TEST_P(Positions, AlsoWhereTheCallerCountsItself) {  // as NCCL does
-  connect("pool", {2, 1}, ranks());
+TEST_P(Positions, CallerCountsItself_EveryPositionIsExact) {  // NCCL does
+  connect("staggered", {2, 1}, ranks());
   EXPECT_EQ(misplaced({2, 1}, ranks()), 0U);
 }
 
-TEST_P(Positions, NotInTheNativeOrder) {
-  if (ranks() < 4) GTEST_SKIP() << "one peer is first in any order";
+TEST_P(Positions, NativeOrder_PositionsDiffer) {
+  if (ranks() < 4) GTEST_SKIP() << "with one peer all orders are the same";
   connect("native", {2, 1}, ranks() - 1);
   EXPECT_GT(misplaced({2, 1}, ranks() - 1), 0U);
 }

@@ -5,25 +5,25 @@
 #include <sstream>
 
 #include "conformance.h"
+#include "kill_points.h"
 #include "netapi/log.h"
-#include "places.h"
 #include "process.h"
 #include "roles.h"
 
 namespace conformance {
 namespace {
 
-constexpr auto kLongest = 60s;  // also for one that is stopped meanwhile
+constexpr auto kTimeout = 60s;  // longer than a peer is stopped
 
 bool ok(nccl::Result result) {
   return result == nccl::Result::kSuccess;
 }
 
 int status_of(nccl::Result result) {
-  return ok(result) ? 0 : kAnswered + static_cast<int>(result);
+  return ok(result) ? 0 : kFailedResult + static_cast<int>(result);
 }
 
-// One message, and the end of the comm.
+// Sends or receives one message, then closes the comm.
 int exchange_one(netapi::Plugin& net, void* comm, bool sends) {
   Memory memory(kBytes);
   sends ? memory.write(0, kBytes, kSeed) : memory.expect(0, kBytes, kSeed);
@@ -35,7 +35,7 @@ int exchange_one(netapi::Plugin& net, void* comm, bool sends) {
   void* request = nullptr;
   int done = 0;
   nccl::Result result = nccl::Result::kSuccess;
-  const bool over = eventually(
+  const bool settled = eventually(
       [&] {
         if (request != nullptr) {
           result = net.test(request, &done, nullptr);
@@ -46,24 +46,24 @@ int exchange_one(netapi::Plugin& net, void* comm, bool sends) {
         }
         return !ok(result) || done != 0;
       },
-      kLongest);
-  live_on();
+      kTimeout);
+  stop_counting();
   const bool intact = done == 0 || memory.intact();
   if (!ok(net.dereg_mr(comm, mhandle)) || !ok(sends ? net.close_send(comm) : net.close_recv(comm))) return 2;
-  return over && intact ? status_of(result) : 1;
+  return settled && intact ? status_of(result) : 1;
 }
 
 bool read_handle(Handle& handle) {
   return read(STDIN_FILENO, handle.bytes, sizeof handle.bytes) == static_cast<ssize_t>(sizeof handle.bytes);
 }
 
-int end_on_the_way(netapi::Plugin& net, void* context, const std::string& role) {
+int connect_and_signal(netapi::Plugin& net, void* context, const std::string& role) {
   std::istringstream words(role);
   std::string side;
   int signal = 0;
-  std::string place;
+  std::string point;
   words >> side >> signal >> std::ws;
-  std::getline(words, place);
+  std::getline(words, point);
   const bool connects = side == "connects";
   Handle handle;
   void* listen_comm = nullptr;
@@ -73,21 +73,21 @@ int end_on_the_way(netapi::Plugin& net, void* context, const std::string& role) 
     if (!ok(net.listen(context, 0, handle.bytes, &listen_comm))) return 2;
     static_cast<void>(!write(STDOUT_FILENO, handle.bytes, sizeof handle.bytes));
   }
-  end_at(signal, std::atol(place.c_str()), place);
+  signal_at(signal, std::atol(point.c_str()), point);
   void* comm = nullptr;
   nccl::Result result = nccl::Result::kSuccess;
-  const bool over = eventually(
+  const bool settled = eventually(
       [&] {
         result = connects ? net.connect(context, 0, handle.bytes, &comm) : net.accept(listen_comm, &comm);
         return !ok(result) || comm != nullptr;
       },
-      kLongest);
-  const int status = comm != nullptr ? exchange_one(net, comm, connects) : over ? status_of(result) : 1;
-  live_on();
+      kTimeout);
+  const int status = comm != nullptr ? exchange_one(net, comm, connects) : settled ? status_of(result) : 1;
+  stop_counting();
   return connects || ok(net.close_listen(listen_comm)) ? status : 2;
 }
 
-int supply(netapi::Plugin& net, void* context) {
+int send_to_each(netapi::Plugin& net, void* context) {
   for (Handle handle; read_handle(handle);) {
     void* comm = nullptr;
     eventually([&] { return !ok(net.connect(context, 0, handle.bytes, &comm)) || comm != nullptr; });
@@ -106,7 +106,7 @@ int run_role(const std::string& role, int api) {
   void* context = nullptr;
   if (opened.plugin == nullptr || !ok(opened.plugin->init(1, {}, &context))) return 2;
   netapi::Plugin& net = *opened.plugin;
-  const int status = role == "supplies" ? supply(net, context) : end_on_the_way(net, context, role);
+  const int status = role == "sends-to-each" ? send_to_each(net, context) : connect_and_signal(net, context, role);
   return ok(net.finalize(context)) ? status : 2;
 }
 

@@ -1,6 +1,7 @@
-// Peer processes that are stopped, one in each state of the handshake, all at once: no call of the survivor waits for
-// them, whoever is sound gets through, each is given up after VERBATIM_CONNECT_TIMEOUT_S or VERBATIM_KEEPALIVE_S and
-// named; and once they run again, each is told.
+// Stops peer processes, one in each state of the handshake, all at the same time. No call of the surviving process
+// blocks, and a healthy peer can connect. Each stopped peer is given up after VERBATIM_CONNECT_TIMEOUT_S or
+// VERBATIM_KEEPALIVE_S, with a warning that names it. When the peers run again, each of them gets an error with a
+// warning.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -14,10 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "places.h"
+#include "kill_points.h"
 #include "process.h"
 #include "roles.h"
-#include "survivor.h"
+#include "surviving_peer.h"
 
 namespace conformance {
 namespace {
@@ -25,13 +26,14 @@ namespace {
 using nccl::Result;
 
 constexpr int kStopVersion = 12;
-constexpr int kStatus = kAnswered + static_cast<int>(Result::kRemoteError);
+constexpr int kStatus = kFailedResult + static_cast<int>(Result::kRemoteError);
 
-// A place, what the survivor's end comes to there and says, and what the peer says when it runs again: one of these.
+// Where a peer is stopped, the result and warning of the surviving process, and the possible warnings of the peer after
+// it runs again.
 struct Stop {
-  const char* place;
+  const char* point;
   Result result;
-  std::string line;  // empty: none
+  std::string line;  // empty: no warning
   std::vector<std::string> peer_lines;
 };
 
@@ -43,60 +45,61 @@ const std::string kReadyFailed =
 const std::string kNoAccept = "waiting for the peer's accept: Connection timed out";
 const std::string kNoReady = "waiting for the peer to finish the handshake: Connection timed out";
 const std::string kBusy =
-    ": its application does nothing for this connection, or its host does not answer. Next: look at WHO first: its "
+    ": its application makes no calls for this connection, or its host does not answer. Next: look at WHO first: its "
     "process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer";
-const std::string kSilent =
-    "nothing has been heard from the peer HOST (pid #) for 1.5 s (VERBATIM_KEEPALIVE_S): its host answers, the process "
+const std::string kKeepaliveFailed =
+    "the peer HOST (pid #) has sent nothing for 1.5 s (VERBATIM_KEEPALIVE_S): its host answers, the process "
     "is stopped or hangs";
 const std::string kReported = "the peer HOST (pid #) reported: ";
-const std::string kLookThere = ". Next: look at HOST (pid #) first: its log says more. ";
+const std::string kNextPeerLog = ". Next: look at HOST (pid #) first: its log says more. ";
 
 struct Stopped {
   Stopped(const std::string& side, const Stop& what)
-      : stop(what), peer(side + " " + std::to_string(SIGSTOP) + " " + what.place, kStopVersion) {}
+      : stop(what), peer(side + " " + std::to_string(SIGSTOP) + " " + what.point, kStopVersion) {}
 
   const Stop& stop;
   Process peer;
 };
 
-// A line that names the peer by its process, whatever follows.
+// Whether the line contains the peer's process ID.
 bool names(const std::string& line, const Process& peer) {
   const std::string pid = "(pid " + std::to_string(peer.pid());
   return line.find(pid + ")") != std::string::npos || line.find(pid + ",") != std::string::npos;
 }
 
-class StoppedPeers : public Survivor {
+class StoppedPeers : public SurvivingPeer {
  protected:
   void SetUp() override {
     setenv("VERBATIM_CONNECT_TIMEOUT_S", "3", 1);
     setenv("VERBATIM_KEEPALIVE_S", "2", 1);
-    Survivor::SetUp();
-    finalize(new_context());  // what the verbs library opens once
+    SurvivingPeer::SetUp();
+    finalize(new_context());  // the verbs library opens some resources once per process
   }
   void TearDown() override {
     for (const char* name : {"VERBATIM_CONNECT_TIMEOUT_S", "VERBATIM_KEEPALIVE_S"}) unsetenv(name);
-    Survivor::TearDown();
+    SurvivingPeer::TearDown();
   }
 
-  // The first of the lines that is the peer's, or nothing.
-  static std::string take_line(std::vector<std::string>& lines, const std::function<bool(const std::string&)>& is_its) {
-    const auto found = std::find_if(lines.begin(), lines.end(), is_its);
+  // Removes and returns the first line about the peer; empty when there is none.
+  static std::string take_line(std::vector<std::string>& lines,
+                               const std::function<bool(const std::string&)>& is_about_peer) {
+    const auto found = std::find_if(lines.begin(), lines.end(), is_about_peer);
     if (found == lines.end()) return "";
-    const std::string line = fixed(*found);
+    const std::string line = normalize_line(*found);
     lines.erase(found);
     return line;
   }
-  // Lets the peer go on: it is told, says so in one line, and ends in good order.
-  static void go_on(Stopped& one) {
-    ASSERT_TRUE(has_become(one.peer, WSTOPPED));
+  // Resumes the peer. It must get an error, log one warning, and exit normally.
+  static void resume(Stopped& one) {
+    ASSERT_TRUE(has_changed_state(one.peer, WSTOPPED));
     ASSERT_EQ(::kill(one.peer.pid(), SIGCONT), 0);
     const Exit exit = one.peer.wait();
     EXPECT_EQ(exit.status, one.stop.peer_lines.empty() ? 0 : kStatus) << exit.output;
-    EXPECT_EQ(reached(exit.output).value_or(Reached{}).place, one.stop.place);
+    EXPECT_EQ(parse_kill_point(exit.output).value_or(KillPoint{}).name, one.stop.point);
     std::vector<std::string> lines;
     std::istringstream text(exit.output);
     for (std::string line; std::getline(text, line);) {
-      if (line.find("Verbatim") != std::string::npos) lines.push_back(fixed(line));
+      if (line.find("Verbatim") != std::string::npos) lines.push_back(normalize_line(line));
     }
     ASSERT_EQ(lines.size(), one.stop.peer_lines.empty() ? 0U : 1U) << exit.output;
     if (lines.empty()) return;
@@ -106,11 +109,11 @@ class StoppedPeers : public Survivor {
 };
 ONE_VERSION(StoppedPeers, kStopVersion);
 
-TEST_P(StoppedPeers, WhereTheyAccept) {
+TEST_P(StoppedPeers, StoppedWhileAccepting_TimeOutAndAreNamed) {
   const std::string busy = kConnectFailed + kNoAccept + kBusy;
-  const std::vector<std::string> too_late = {kAcceptFailed + kWentFirst};
-  const std::string silent = kSilent + kLookThere + kPath;
-  const std::vector<std::string> accused = {kReported + kSilent + kLookThere + kPath};
+  const std::vector<std::string> too_late = {kAcceptFailed + kClosedFirst};
+  const std::string keepalive_failed = kKeepaliveFailed + kNextPeerLog + kPath;
+  const std::vector<std::string> reported_back = {kReported + kKeepaliveFailed + kNextPeerLog + kPath};
   const std::vector<Stop> stops = {
       {"at the start", Result::kRemoteError, busy, too_late},
       {"after accept4 1", Result::kRemoteError, busy, too_late},
@@ -118,123 +121,124 @@ TEST_P(StoppedPeers, WhereTheyAccept) {
       {"before ibv_modify_qp 2", Result::kRemoteError, busy, too_late},
       {"before send 1", Result::kRemoteError, busy, too_late},
       {"in the middle of send 1", Result::kRemoteError, busy, too_late},
-      {"after send 1", Result::kRemoteError, silent, accused},
-      {"after recv 3", Result::kRemoteError, silent, accused},
-      {"before ibv_post_send 1", Result::kRemoteError, silent, accused},
-      {"after ibv_post_send 1", Result::kSuccess, "", {}},  // the devices need nobody any more
+      {"after send 1", Result::kRemoteError, keepalive_failed, reported_back},
+      {"after recv 3", Result::kRemoteError, keepalive_failed, reported_back},
+      {"before ibv_post_send 1", Result::kRemoteError, keepalive_failed, reported_back},
+      {"after ibv_post_send 1", Result::kSuccess, "", {}},  // the devices complete the message without the process
   };
-  struct Mine {
+  struct LocalEnd {
     Handle handle;
-    Made made;
+    Attempt attempt;
     std::unique_ptr<Exchange> exchange;
     bool stopped = false;
-    bool not_yet = false;  // was the answer while it was stopped
-    bool over = false;
+    bool was_pending = false;  // a call returned "not yet" while the peer was stopped
+    bool settled = false;
   };
   std::list<Stopped> peers;
   for (const Stop& stop : stops) peers.emplace_back("accepts", stop);
-  std::vector<Mine> ends(stops.size());
+  std::vector<LocalEnd> ends(stops.size());
   auto end = ends.begin();
   for (Stopped& one : peers) {
     Handle& handle = (end++)->handle;
     ASSERT_TRUE(one.peer.read(handle.bytes, sizeof handle.bytes));
   }
-  one_life([&](void* own) {
+  run_role_once([&](void* context) {
     EXPECT_TRUE(eventually([&] {
       bool all = true;
       auto peer = peers.begin();
-      for (Mine& mine : ends) {
+      for (LocalEnd& local : ends) {
         Stopped& one = *peer++;
-        if (mine.over) continue;
-        if (!mine.stopped) mine.stopped = has_become(one.peer, WSTOPPED);
-        if (mine.made.comm == nullptr) {
-          mine.made = connect(own, mine.handle);
-          mine.over = mine.made.result != Result::kSuccess;
-          if (mine.made.comm != nullptr) mine.exchange = std::make_unique<Exchange>(net(), mine.made.comm, true);
+        if (local.settled) continue;
+        if (!local.stopped) local.stopped = has_changed_state(one.peer, WSTOPPED);
+        if (local.attempt.comm == nullptr) {
+          local.attempt = connect(context, local.handle);
+          local.settled = local.attempt.result != Result::kSuccess;
+          if (local.attempt.comm != nullptr)
+            local.exchange = std::make_unique<Exchange>(net(), local.attempt.comm, true);
         } else {
-          mine.over = mine.exchange->step();
-          mine.made.result = mine.exchange->result();
+          local.settled = local.exchange->step();
+          local.attempt.result = local.exchange->result();
         }
-        mine.not_yet = mine.not_yet || (mine.stopped && !mine.over);
-        all = all && mine.over;
+        local.was_pending = local.was_pending || (local.stopped && !local.settled);
+        all = all && local.settled;
       }
       return all;
     }));
-    for (Mine& mine : ends) mine.exchange.reset();
+    for (LocalEnd& local : ends) local.exchange.reset();
   });
   std::vector<std::string> lines = take_warnings();
   end = ends.begin();
   for (Stopped& one : peers) {
-    SCOPED_TRACE(one.stop.place);
-    const Mine& mine = *end++;
-    EXPECT_EQ(mine.made.result, one.stop.result);
-    EXPECT_TRUE(mine.not_yet || one.stop.result == Result::kSuccess);
-    // Before it has introduced itself the peer has but an address.
-    const auto is_its = [&](const std::string& line) {
-      return mine.made.comm != nullptr ? names(line, one.peer)
-                                       : line.find(address_of(mine.handle)) != std::string::npos;
+    SCOPED_TRACE(one.stop.point);
+    const LocalEnd& local = *end++;
+    EXPECT_EQ(local.attempt.result, one.stop.result);
+    EXPECT_TRUE(local.was_pending || one.stop.result == Result::kSuccess);
+    // Before the peer has sent its hello, only its address is known.
+    const auto is_about_peer = [&](const std::string& line) {
+      return local.attempt.comm != nullptr ? names(line, one.peer)
+                                           : line.find(address_of(local.handle)) != std::string::npos;
     };
-    EXPECT_EQ(take_line(lines, is_its), one.stop.line);
-    go_on(one);
+    EXPECT_EQ(take_line(lines, is_about_peer), one.stop.line);
+    resume(one);
   }
   EXPECT_TRUE(lines.empty()) << lines[0];
 }
 
-// All of them at one listen, where a sound peer gets through meanwhile.
-TEST_P(StoppedPeers, WhereTheyConnect) {
-  const std::vector<std::string> too_late = {kConnectFailed + kUnanswered, kConnectFailed + kRefused,
+// All peers connect to one listen comm, and a healthy peer connects at the same time.
+TEST_P(StoppedPeers, StoppedWhileConnecting_TimeOutAndAreNamed) {
+  const std::vector<std::string> too_late = {kConnectFailed + kEndedOrNotListening, kConnectFailed + kRefused,
                                              kConnectFailed + kNoAccept + kBusy};
   const std::string busy = kAcceptFailed + kNoReady + kBusy;
-  const std::string given_up = kReported + kNoReady + kLookThere + kPath;
-  // Its last word may not reach us any more.
-  const std::vector<std::string> told = {
+  const std::string given_up = kReported + kNoReady + kNextPeerLog + kPath;
+  // The peer's last message may fail, because this process has already closed the connection.
+  const std::vector<std::string> notified = {
       kReadyFailed + "TCP-END: " + kNoReady + ". Next: look at HOST (pid #) first: its log says more", given_up};
-  const std::string silent = kSilent + kLookThere + kPath;
-  const std::vector<std::string> accused = {kReported + kSilent + kLookThere + kPath};
+  const std::string keepalive_failed = kKeepaliveFailed + kNextPeerLog + kPath;
+  const std::vector<std::string> reported_back = {kReported + kKeepaliveFailed + kNextPeerLog + kPath};
   const std::vector<Stop> stops = {
       {"after connect 1", Result::kSuccess, "", too_late},
       {"before send 1", Result::kSuccess, "", too_late},
       {"in the middle of send 1", Result::kSuccess, "", too_late},
-      {"after send 1", Result::kRemoteError, busy, told},
-      {"before ibv_modify_qp 2", Result::kRemoteError, busy, told},
-      {"before send 2", Result::kRemoteError, busy, told},
+      {"after send 1", Result::kRemoteError, busy, notified},
+      {"before ibv_modify_qp 2", Result::kRemoteError, busy, notified},
+      {"before send 2", Result::kRemoteError, busy, notified},
       {"in the middle of send 2", Result::kRemoteError, busy, {given_up}},
-      {"after send 2", Result::kRemoteError, silent, accused},
-      {"before ibv_post_send 1", Result::kRemoteError, silent, accused},
+      {"after send 2", Result::kRemoteError, keepalive_failed, reported_back},
+      {"before ibv_post_send 1", Result::kRemoteError, keepalive_failed, reported_back},
   };
-  const std::size_t to_refuse = 4;
-  const std::size_t to_stand = 3;  // with the sound one
-  Process sound("supplies", kStopVersion);
+  const std::size_t expected_failures = 4;
+  const std::size_t expected_comms = 3;  // including the healthy peer's
+  Process healthy("sends-to-each", kStopVersion);
   std::list<Stopped> peers;
   for (const Stop& stop : stops) peers.emplace_back("connects", stop);
-  one_life([&](void* own) {
+  run_role_once([&](void* context) {
     Handle handle;
-    void* const listen_comm = listen(own, handle);
+    void* const listen_comm = listen(context, handle);
     for (Stopped& one : peers) EXPECT_TRUE(one.peer.write(handle.bytes, sizeof handle.bytes));
-    EXPECT_TRUE(sound.write(handle.bytes, sizeof handle.bytes));
-    std::size_t refused = 0;
+    EXPECT_TRUE(healthy.write(handle.bytes, sizeof handle.bytes));
+    std::size_t failures = 0;
     bool all_stopped = false;
-    bool not_yet = false;
+    bool was_pending = false;
     std::list<Exchange> exchanges;
     EXPECT_TRUE(eventually([&] {
-      const Made made = accept(listen_comm);
-      if (made.result != Result::kSuccess) {
-        EXPECT_EQ(made.result, Result::kRemoteError);
-        ++refused;
+      const Attempt attempt = accept(listen_comm);
+      if (attempt.result != Result::kSuccess) {
+        EXPECT_EQ(attempt.result, Result::kRemoteError);
+        ++failures;
       }
-      if (made.comm != nullptr) exchanges.emplace_back(net(), made.comm, false);
-      bool over = refused == to_refuse && exchanges.size() == to_stand;
-      for (Exchange& one : exchanges) over = one.step() && over;
+      if (attempt.comm != nullptr) exchanges.emplace_back(net(), attempt.comm, false);
+      bool settled = failures == expected_failures && exchanges.size() == expected_comms;
+      for (Exchange& one : exchanges) settled = one.step() && settled;
       if (!all_stopped) {
-        all_stopped =
-            std::all_of(peers.begin(), peers.end(), [](const Stopped& one) { return has_become(one.peer, WSTOPPED); });
+        all_stopped = std::all_of(peers.begin(), peers.end(),
+                                  [](const Stopped& one) { return has_changed_state(one.peer, WSTOPPED); });
       } else {
-        not_yet = not_yet || (refused == 0 && !made);
+        was_pending = was_pending || (failures == 0 && !attempt);
       }
-      return over;
+      return settled;
     }));
-    EXPECT_TRUE(not_yet);
-    EXPECT_EQ(refused, to_refuse);
+    EXPECT_TRUE(was_pending);
+    EXPECT_EQ(failures, expected_failures);
     EXPECT_EQ(std::count_if(exchanges.begin(), exchanges.end(),
                             [](const Exchange& one) { return one.result() == Result::kSuccess; }),
               1);
@@ -243,9 +247,9 @@ TEST_P(StoppedPeers, WhereTheyConnect) {
   });
   std::vector<std::string> lines = take_warnings();
   for (Stopped& one : peers) {
-    SCOPED_TRACE(one.stop.place);
+    SCOPED_TRACE(one.stop.point);
     EXPECT_EQ(take_line(lines, [&](const std::string& line) { return names(line, one.peer); }), one.stop.line);
-    go_on(one);
+    resume(one);
   }
   EXPECT_TRUE(lines.empty()) << lines[0];
 }

@@ -1,3 +1,4 @@
+// main of `peers` and of `handshake_ends`.
 #include "process.h"
 
 int main(int argc, char** argv) {

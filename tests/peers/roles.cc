@@ -15,11 +15,12 @@ bool ok(nccl::Result result) {
   return result == nccl::Result::kSuccess;
 }
 
-void say_ready() {
+void report_ready() {
   static_cast<void>(!write(STDOUT_FILENO, "r", 1));
 }
 
-// A worker as applications fork them, that neither executes anything nor ends with its parent. Its process ID goes out.
+// Forks a worker as applications do: it does not exec, and it does not end with its parent. Writes its process ID to
+// standard output.
 void fork_worker() {
   const pid_t worker = ::fork();
   if (worker == 0) {
@@ -49,7 +50,7 @@ void* connect_one(netapi::Plugin& net, void* context) {
   return send_comm;
 }
 
-// The status with which the role ends.
+// Tests the request until it is done or fails; returns the exit status of the role.
 int wait_for(netapi::Plugin& net, void* request) {
   nccl::Result result = nccl::Result::kSuccess;
   int done = 0;
@@ -59,7 +60,7 @@ int wait_for(netapi::Plugin& net, void* request) {
         return !ok(result) || done != 0;
       },
       60s);
-  if (!ok(result)) return kAnswered + static_cast<int>(result);
+  if (!ok(result)) return kFailedResult + static_cast<int>(result);
   return done != 0 ? 0 : 1;
 }
 
@@ -79,9 +80,9 @@ int run_role(const std::string& role, int api) {
   void* mhandle = nullptr;
   if (!ok(net.reg_mr(comm, memory.data(), memory.size(), nccl::kPtrHost, &mhandle))) return 2;
   int status = 0;
-  if (role == "rests" || role == "rests-with-worker") {
-    say_ready();
-    if (role != "rests") fork_worker();
+  if (role == "idles" || role == "idles-with-worker") {
+    report_ready();
+    if (role != "idles") fork_worker();
     while (true) pause();
   } else if (role == "receives") {
     void* data = memory.data();
@@ -89,7 +90,7 @@ int run_role(const std::string& role, int api) {
     int tag = kTag;
     void* request = nullptr;
     if (!ok(net.irecv(comm, 1, &data, &size, &tag, &mhandle, &request)) || request == nullptr) return 2;
-    say_ready();
+    report_ready();
     status = wait_for(net, request);
   } else if (role == "sends") {
     void* request = nullptr;
@@ -101,7 +102,7 @@ int run_role(const std::string& role, int api) {
   net.dereg_mr(comm, mhandle);
   role == "sends" ? net.close_send(comm) : net.close_recv(comm);
   if (role == "closes") {
-    say_ready();
+    report_ready();
     char byte = 0;
     static_cast<void>(!read(STDIN_FILENO, &byte, 1));
   }

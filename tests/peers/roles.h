@@ -1,4 +1,4 @@
-// What this program does as the other process of a test. Warnings of the plugin go to standard output.
+// The roles of this program as the peer process of a test. Warnings of the plugin go to standard output.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,17 @@ namespace conformance {
 constexpr std::size_t kBytes = 1000;
 constexpr int kTag = 7;
 
-// Exit statuses of a role whose comm has failed: the plugin's answer and this.
-constexpr int kAnswered = 100;
+// When a comm of the role fails, the exit status is this plus the result of the plugin.
+constexpr int kFailedResult = 100;
 
-// "rests" accepts a connection, writes 'r' and does nothing. "receives" posts a receive and tests it until it is done
-// or fails. "closes" accepts, closes in peace, writes 'r' and waits for a byte. "sends" reads a handle, connects, and
-// sends one message, testing it until it is done or fails.
+// Roles of `peers`: "idles" accepts a connection, writes 'r' and does nothing. "idles-with-worker" also forks a worker
+// and writes its process ID. "receives" posts a receive and tests it until it is done or fails. "closes" accepts,
+// closes gracefully, writes 'r' and waits for a byte. "sends" reads a handle, connects, sends one message and tests it
+// until it is done or fails.
 //
-// Of the program that ends peers in the handshake: "accepts SIGNAL PLACE" and "connects SIGNAL PLACE" make a
-// connection, receive or send one message and close, and on the way send themselves the signal at this place: a number
-// or a name (places.h). "supplies" reads handles until there are no more, connects to each and sends it one message.
-constexpr std::uint64_t kSeed = 3;  // of such a message's content
+// Roles of `handshake_ends`: "accepts SIGNAL POINT" and "connects SIGNAL POINT" establish a connection, receive or send
+// one message and close. They send themselves the signal at this kill point, which is a number or a name
+// (kill_points.h). "sends-to-each" reads handles until the end of its input, connects to each and sends it one message.
+constexpr std::uint64_t kSeed = 3;  // seed of the contents of these messages
 
 }  // namespace conformance

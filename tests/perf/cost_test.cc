@@ -1,5 +1,5 @@
-// The meter of a message's cost: it measures what is there, again and again the same, and holds Verbatim to its
-// figures.
+// verbatim-perf cost: it counts calls, memory and instructions per message, gives the same result in each run, and
+// Verbatim stays within its limits.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr double kReceiveBatch = 16;  // Verbatim posts receives so many at a time
+constexpr double kReceiveBatch = 16;  // number of receives that Verbatim posts in one call
 constexpr double kBytesPerConnection = 48 * 1024;
 
 class Cost : public testing::Test {
@@ -40,14 +40,14 @@ class Cost : public testing::Test {
   const std::string file_ = testing::TempDir() + "cost-" + std::to_string(::getpid()) + ".json";
 };
 
-TEST_F(Cost, CountsTheVerbsOfAMessage) {
+TEST_F(Cost, OneMessage_VerbCallsAreCounted) {
   const Json subjects = measure({"--plugin", setting("PERF_PLUGIN"), "--no-instructions", "--sizes", "0,4K", "--groups",
                                  "1,8", "--qps", "1", "--messages", "64", "--connections", "0"});
   ASSERT_EQ(1U, subjects.size());
   ASSERT_EQ(4U, subjects[0]["cells"].size());
   for (const Json& cell : subjects[0]["cells"]) {
     const double group = cell["group"];
-    // One CTS and one chain of WRITEs a group, the latter with one completion at each end.
+    // Each group has one CTS and one chain of WRITEs; the chain has one completion at each end.
     EXPECT_DOUBLE_EQ(2 / group, cell["post_send"]) << cell;
     EXPECT_DOUBLE_EQ(1 / group, cell["recv_requests"]) << cell;
     EXPECT_DOUBLE_EQ(1 / group / kReceiveBatch, cell["post_recv"]) << cell;
@@ -58,8 +58,8 @@ TEST_F(Cost, CountsTheVerbsOfAMessage) {
   EXPECT_DOUBLE_EQ(2, subjects[0]["cells"][0]["send_requests"]);
 }
 
-// What a small message alone may cost in steady state, both ends together, whatever the mode of completion.
-TEST_F(Cost, ASmallMessageKeepsToTheLimitsOfItsMode) {
+// Limits for one small message in steady state, both ends together, for each mode of completion.
+TEST_F(Cost, SmallMessage_StaysWithinLimitsOfItsMode) {
   struct Mode {
     const char* completion;
     bool optional;
@@ -68,7 +68,7 @@ TEST_F(Cost, ASmallMessageKeepsToTheLimitsOfItsMode) {
     double recv_requests;
     double completions;
   };
-  constexpr double kAcknowledged = 8;  // every so many receives without completion one is heard of
+  constexpr double kAcknowledged = 8;  // one of this many receives with optional completion is signaled
   for (const Mode& mode : {Mode{"imm", false, 2, 1 / kReceiveBatch, 1, 2 + 1 / kReceiveBatch},
                            Mode{"atomic", false, 3, 0, 0, 1 + 1 / kReceiveBatch},
                            Mode{"imm", true, 2 + 1 / kAcknowledged, 0, 0, 1 + 1 / kAcknowledged},
@@ -110,12 +110,12 @@ TEST_F(Cost, ASmallMessageKeepsToTheLimitsOfItsMode) {
   }
 }
 
-TEST_F(Cost, CountsTheMemoryOfAConnection) {
+TEST_F(Cost, OneConnection_MemoryIsCounted) {
   const Json subjects = measure({"--plugin", setting("PERF_PLUGIN"), "--no-instructions", "--sizes", "8", "--groups",
                                  "1", "--qps", "1", "--messages", "1", "--connections", "300"});
   ASSERT_EQ(1U, subjects.size());
   const Json& subject = subjects[0];
-  // Both rings of the connection at least: 263 entries of 32 bytes each.
+  // At least both rings of the connection, with 263 entries of 32 bytes each.
   EXPECT_LT(2 * 263 * 32, subject["bytes_per_connection"]);
   EXPECT_GT(kBytesPerConnection, subject["bytes_per_connection"]);
   EXPECT_DOUBLE_EQ(2, subject["objects_per_connection"]["qp"]);
@@ -123,8 +123,8 @@ TEST_F(Cost, CountsTheMemoryOfAConnection) {
   EXPECT_LT(0, subject["connections_per_s"]);
 }
 
-TEST_F(Cost, CountsInstructionsTheSameEachTime) {
-  if (!has_valgrind()) GTEST_SKIP() << "no valgrind here";
+TEST_F(Cost, RepeatedRun_CountsSameInstructions) {
+  if (!has_valgrind()) GTEST_SKIP() << "valgrind is not installed";
   const std::vector<std::string> arguments{
       "--plugin", setting("PERF_PLUGIN"), "--plugin", setting("MUTATE"), "--sizes", "8", "--groups", "1,8", "--qps",
       "1,2",      "--messages",           "32",       "--connections",   "0"};
@@ -138,11 +138,11 @@ TEST_F(Cost, CountsInstructionsTheSameEachTime) {
       EXPECT_LT(10, sum) << cell;
       EXPECT_LT(100, cell["instructions"]["verbs"]) << cell;
     }
-    EXPECT_LT(5, subject["instructions_test_in_vain"]["plugin"]);
-    EXPECT_LT(5, subject["instructions_send_in_vain"]["plugin"]);
+    EXPECT_LT(5, subject["instructions_test_incomplete"]["plugin"]);
+    EXPECT_LT(5, subject["instructions_send_without_receive"]["plugin"]);
   }
-  EXPECT_LT(100, subjects[0]["instructions_connect"]["plugin"]);  // that of the wrapper is Verbatim's own
-  // What wraps Verbatim's table is measured as itself.
+  EXPECT_LT(100, subjects[0]["instructions_connect"]["plugin"]);  // the wrapper uses Verbatim's connect unchanged
+  // The wrapper's own instructions are measured too.
   const auto plugin_share = [](const Json& subject) {
     return subject["cells"][0]["instructions"]["plugin"].get<double>();
   };
@@ -150,14 +150,14 @@ TEST_F(Cost, CountsInstructionsTheSameEachTime) {
   const Json again = measure(arguments);
   ASSERT_EQ(subjects.size(), again.size());
   for (std::size_t i = 0; i < subjects.size(); ++i) {
-    // Verbatim alone; of a wrapper the C library's locks and containers are a part.
+    // Within one instruction, for both plugins.
     EXPECT_NEAR(plugin_share(subjects[i]), plugin_share(again[i]), 1) << i;
   }
 }
 
-// A third of what NCCL's own transport takes (README).
-TEST_F(Cost, AMessageKeepsToItsInstructions) {
-  if (!has_valgrind()) GTEST_SKIP() << "no valgrind here";
+// The limits are a third of the instructions of NCCL's own transport (see README).
+TEST_F(Cost, OneMessage_StaysWithinInstructionLimit) {
+  if (!has_valgrind()) GTEST_SKIP() << "valgrind is not installed";
   const Json subjects = measure(
       {"--plugin", setting("PERF_PLUGIN"), "--sizes", "128K", "--groups", "1,8", "--qps", "1", "--connections", "0"});
   ASSERT_EQ(1U, subjects.size());
@@ -165,12 +165,12 @@ TEST_F(Cost, AMessageKeepsToItsInstructions) {
   ASSERT_EQ(2U, subject["cells"].size());
   EXPECT_GE(410, subject["cells"][0]["instructions"]["plugin"]) << subject["cells"][0];
   EXPECT_GE(210, subject["cells"][1]["instructions"]["plugin"]) << subject["cells"][1];
-  EXPECT_GE(36, subject["instructions_test_in_vain"]["plugin"]);
-  EXPECT_GE(25, subject["instructions_send_in_vain"]["plugin"]);
+  EXPECT_GE(36, subject["instructions_test_incomplete"]["plugin"]);
+  EXPECT_GE(25, subject["instructions_send_without_receive"]["plugin"]);
   for (const Json& cell : subject["cells"]) EXPECT_GE(20, cell["instructions"]["libc"]) << cell;
 }
 
-TEST_F(Cost, OfNoPluginIsRefused) {
+TEST_F(Cost, MissingPlugin_IsRejected) {
   EXPECT_EQ(kUsage, run({"cost", "--sizes", "8"}).status);
   EXPECT_EQ(kUsage, run({"cost", "--plugin", setting("PERF_PLUGIN"), "--sizes", "eight"}).status);
   EXPECT_EQ(kUsage, run({"cost", "--plugin", setting("PERF_PLUGIN"), "--api", "8", "--optional"}).status);

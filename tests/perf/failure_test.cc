@@ -1,4 +1,4 @@
-// How verbatim-perf ends when something goes wrong around it: soon, with the right status, and saying why.
+// verbatim-perf after failures: it ends soon, with the correct status and a line with the reason.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "perf_run.h"
 
 namespace verbatim::perf {
@@ -22,7 +22,7 @@ std::vector<std::string> endless(const std::string& timeout) {
           "8",        "-n",       "1000000000",           "--timeout", timeout};
 }
 
-// The pid that the table's head gives for a rank.
+// The pid of a rank, from the header of the table.
 pid_t pid_of(PerfProcess& running, int rank) {
   const std::string line = running.wait_for_line("# rank    " + std::to_string(rank));
   const std::size_t at = line.find("pid");
@@ -33,33 +33,33 @@ bool contains(const Outcome& outcome, const std::string& text) {
   return outcome.output.find(text) != std::string::npos;
 }
 
-TEST(Failure, OfThePluginToLoadIsSaid) {
+TEST(PerfFailure, MissingPlugin_IsNamed) {
   const Outcome outcome = run({"sendrecv", "--plugin", "/does/not/exist.so"});
   EXPECT_EQ(kFailed, outcome.status);
   EXPECT_TRUE(contains(outcome, "/does/not/exist.so")) << outcome.output;
 }
 
-TEST(Failure, OfTheCommandLineIsSaid) {
+TEST(PerfFailure, InvalidOption_IsNamed) {
   const Outcome outcome = run({"sendrecv", "--plugin", "p.so", "-b", "many"});
   EXPECT_EQ(kUsage, outcome.status);
   EXPECT_TRUE(contains(outcome, "many")) << outcome.output;
 }
 
-TEST(Failure, OfARankEndsTheJob) {
+TEST(PerfFailure, RankKilled_EndsJob) {
   PerfProcess running(endless("60"));
-  const pid_t victim = pid_of(running, 2);
-  ASSERT_GT(victim, 0);
+  const pid_t killed = pid_of(running, 2);
+  ASSERT_GT(killed, 0);
   ASSERT_FALSE(running.wait_for_line("#wrong").empty());
   const std::uint64_t begin = monotonic_ns();
-  ASSERT_EQ(0, kill(victim, SIGKILL));
+  ASSERT_EQ(0, kill(killed, SIGKILL));
   const Outcome outcome = running.finish();
   EXPECT_EQ(kFailed, outcome.status) << outcome.output;
   EXPECT_TRUE(contains(outcome, "rank 2")) << outcome.output;
   EXPECT_LT(monotonic_ns() - begin, 15 * kNanosecondsPerSecond);
-  EXPECT_NE(0, kill(victim, 0)) << "the rank is still there";
+  EXPECT_NE(0, kill(killed, 0)) << "the process of the rank still exists";
 }
 
-TEST(Failure, ToFinishInTimeEndsTheJobAlsoWhenARankHangs) {
+TEST(PerfFailure, RankHangs_TimeoutEndsJob) {
   PerfProcess running(endless("2"));
   const pid_t hanging = pid_of(running, 1);
   ASSERT_GT(hanging, 0);
@@ -67,7 +67,7 @@ TEST(Failure, ToFinishInTimeEndsTheJobAlsoWhenARankHangs) {
   const Outcome outcome = running.finish();
   EXPECT_EQ(kTimeout, outcome.status) << outcome.output;
   EXPECT_TRUE(contains(outcome, "--timeout")) << outcome.output;
-  EXPECT_NE(0, kill(hanging, 0)) << "the rank is still there";
+  EXPECT_NE(0, kill(hanging, 0)) << "the process of the rank still exists";
 }
 
 std::vector<std::string> rank_between_hosts(std::uint16_t port, int rank, const std::string& iterations) {
@@ -92,8 +92,8 @@ std::vector<std::string> rank_between_hosts(std::uint16_t port, int rank, const 
           "30"};
 }
 
-// Sends bytes that are not ours to the meeting point, once it listens.
-void disturb(std::uint16_t port) {
+// Waits until the coordinator listens, and sends bytes of another protocol to it.
+void send_noise(std::uint16_t port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -107,32 +107,33 @@ void disturb(std::uint16_t port) {
     }
     usleep(10'000);
   }
-  FAIL() << "nobody listens at port " << port;
+  FAIL() << "no process listens at port " << port;
 }
 
-TEST(BetweenHosts, RanksMeetAtTheRootInAnyOrderAndStrangersDoNotDisturb) {
+TEST(BetweenHosts, ForeignConnection_IsIgnored) {
   const std::uint16_t port = free_port();
   PerfProcess first(rank_between_hosts(port, 0, "2"));
-  disturb(port);
+  send_noise(port);
   PerfProcess second(rank_between_hosts(port, 1, "2"));
-  const Outcome one = first.finish();
-  const Outcome two = second.finish();
-  EXPECT_EQ(0, one.status) << one.output;
-  EXPECT_EQ(0, two.status) << two.output;
-  EXPECT_TRUE(contains(one, "0 OK")) << one.output;
+  const Outcome first_outcome = first.finish();
+  const Outcome second_outcome = second.finish();
+  EXPECT_EQ(0, first_outcome.status) << first_outcome.output;
+  EXPECT_EQ(0, second_outcome.status) << second_outcome.output;
+  EXPECT_TRUE(contains(first_outcome, "0 OK")) << first_outcome.output;
 }
 
-TEST(BetweenHosts, TheEndOfOneRankEndsTheOther) {
+TEST(BetweenHosts, RankKilled_EndsOtherRank) {
   const std::uint16_t port = free_port();
   PerfProcess root(rank_between_hosts(port, 0, "1000000000"));
   const PerfProcess other(rank_between_hosts(port, 1, "1000000000"));
-  const pid_t victim = pid_of(root, 1);
-  ASSERT_GT(victim, 0);
+  const pid_t killed = pid_of(root, 1);
+  ASSERT_GT(killed, 0);
   ASSERT_FALSE(root.wait_for_line("#wrong").empty());
-  ASSERT_EQ(0, kill(victim, SIGKILL));
+  ASSERT_EQ(0, kill(killed, SIGKILL));
   const Outcome outcome = root.finish();
   EXPECT_EQ(kFailed, outcome.status) << outcome.output;
-  EXPECT_TRUE(contains(outcome, "rank 1 went away") || contains(outcome, "plugin")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "rank 1 closed its connection unexpectedly") || contains(outcome, "plugin"))
+      << outcome.output;
 }
 
 }  // namespace

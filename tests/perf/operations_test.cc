@@ -1,4 +1,5 @@
-// Every operation over the plugin that PERF_PLUGIN names, through every table that it exports.
+// Runs every operation of verbatim-perf over the plugin that PERF_PLUGIN names, with every table version that it
+// exports.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -38,12 +39,12 @@ class EveryOperation : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Perf, EveryOperation, testing::ValuesIn(kOperations),
                          [](const auto& tested) { return std::string(tested.param); });
 
-TEST_P(EveryOperation, IsCorrectFromNothingToSeveralChunks) {
+TEST_P(EveryOperation, ZeroToSeveralChunks_IsCorrect) {
   expect_correct(
       {GetParam(), "-b", "0", "-e", "200K", "-f", "40", "-n", "2", "-w", "1", "--chunk", "24K", "--channels", "2"});
 }
 
-TEST_P(EveryOperation, IsCorrectInElementsOfOneByte) {
+TEST_P(EveryOperation, OneByteElements_AreCorrect) {
   expect_correct({GetParam(), "-b", "1", "-e", "9999", "-f", "9999", "-n", "3", "-w", "0", "-d", "uint8"});
 }
 
@@ -51,21 +52,21 @@ class EveryTable : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Perf, EveryTable, testing::Range(netapi::kOldestVersion, netapi::kNewestVersion + 1),
                          [](const auto& tested) { return "v" + std::to_string(tested.param); });
 
-TEST_P(EveryTable, CarriesCollectivesAndGroups) {
+TEST_P(EveryTable, CollectivesAndGroups_AreCorrect) {
   if (!exports(GetParam())) GTEST_SKIP() << "not exported";
   const std::string version = std::to_string(GetParam());
   expect_correct({"all_reduce", "--api", version, "-b", "20000", "-e", "20000", "-n", "2", "-w", "0"});
   expect_correct({"grouped", "--api", version, "-b", "20000", "-e", "20000", "-n", "2", "-w", "0"});
 }
 
-TEST(Ranks, MayBeManyOrOne) {
+TEST(RankCount, OneOrMany_IsCorrect) {
   for (const char* ranks : {"1", "3", "4"}) {
     expect_correct({"all_reduce", "--procs", ranks, "-b", "1000", "-e", "50000", "-f", "50", "-n", "2", "-w", "1"});
     expect_correct({"sendrecv", "--procs", ranks, "-b", "1000", "-e", "50000", "-f", "50", "-n", "2", "-w", "1"});
   }
 }
 
-TEST(Json, HoldsWhatTheTableShows) {
+TEST(JsonReport, OneRun_HasRowsOfTheTable) {
   const std::string path = testing::TempDir() + "perf_" + std::to_string(getpid()) + ".json";
   expect_correct({"all_gather", "-b", "1K", "-e", "4K", "-n", "3", "-w", "0", "--json", path});
   const auto json = nlohmann::json::parse(std::ifstream(path));

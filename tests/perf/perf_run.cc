@@ -69,7 +69,7 @@ std::uint16_t free_port() {
   constexpr unsigned kFirst = 12'000;
   constexpr unsigned kPorts = 16'000;
   static unsigned next = static_cast<unsigned>(::getpid()) * 31;
-  for (unsigned tries = 0; tries < kPorts; ++tries) {
+  for (unsigned attempt = 0; attempt < kPorts; ++attempt) {
     const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;

@@ -1,5 +1,4 @@
-// Runs a tool, verbatim-perf unless another is named, as a user does: as a process, with arguments and environment,
-// looking at what comes out.
+// Runs a tool (default: verbatim-perf) as a process with arguments and environment, and collects its output.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +18,7 @@ constexpr int kFailed = 3;
 constexpr int kTimeout = 4;
 
 struct Outcome {
-  int status = -1;     // exit status; -1 when it was ended by a signal
+  int status = -1;     // exit status; -1 when a signal ended the process
   std::string output;  // stdout and stderr
 };
 
@@ -34,7 +33,7 @@ class PerfProcess {
   PerfProcess& operator=(const PerfProcess&) = delete;
   ~PerfProcess();
 
-  // Reads until a line contains `text`; answers that line, empty at the end of output.
+  // Reads until a line contains `text`, and returns this line; empty at the end of the output.
   std::string wait_for_line(const std::string& text);
   Outcome finish();
 
@@ -51,8 +50,8 @@ inline Outcome run(const std::vector<std::string>& arguments, const PerfProcess:
 // The value of an environment variable that the build sets for this test; fails the test when it is missing.
 std::string setting(const char* name);
 
-// That was free a moment ago, below the ports that connections of other programs get by themselves: nobody takes it
-// before the rank does.
+// A port that was free when this function checked it. It is below the ephemeral range, so that the kernel does not give
+// it to another connection before the rank uses it.
 std::uint16_t free_port();
 
 }  // namespace verbatim::perf

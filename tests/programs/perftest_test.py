@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""perftest (Debian's package), as it is installed: what it prints, what it counts, and what it asked of its devices."""
+"""The installed perftest programs (Debian's package): checks their output and the counters of their devices."""
 
 import re
 
-from program import ROCE, ProgramTest, main
+from program_test_case import ROCE, ProgramTest, main
 
 ITERATIONS = 200
-PINGPONGS = 20  # each waits for the other side to run, which on a busy machine takes a turn of the scheduler
-# perftest uses inline data and ibv_wr_* only with devices that it knows by their part number: this is one.
+PINGPONGS = 20  # each waits until the other process runs; on a busy machine that takes a time slice of the scheduler
+# perftest uses inline data and ibv_wr_* only on devices whose part number it knows. This is such a number.
 KNOWN_PART = {"SOFTVERBS_VENDOR_PART_ID": "4119"}
 ALL_SIZES = [2**power for power in range(1, 24)]
 
@@ -20,7 +20,7 @@ OPCODES = {
 
 
 def rows(output):
-    """The lines of numbers under the table's head."""
+    """The numbers in each line below the header of the table."""
     table = output[output.index("#bytes") :].splitlines()[1:]
     return [[float(word) for word in line.split()] for line in table if re.match(r"\s*\d", line)]
 
@@ -66,9 +66,9 @@ class Perftest(ProgramTest):
                 self.assertLessEqual(least, typical, side)
                 self.assertLessEqual(typical, most, side)
             else:
-                self.assertGreater(row[4], 0, side)  # million messages a second; MB/s may be rounded to none
+                self.assertGreater(row[4], 0, side)  # million messages per second; MB/s may be rounded to 0
 
-    # Every message is one work request, and nothing else is posted.
+    # Every message is one work request, and there are no other send work requests.
     def check_work(self, side, opcode, expected):
         requests = {name: count for name, count in side.stats["work_requests"].items() if name != "recv"}
         self.assertEqual(requests[opcode], expected, side)
@@ -103,7 +103,7 @@ class Engines(Perftest):
             with self.subTest(program=program):
                 self.measure(program, SOFTVERBS_ENGINE="inline")
 
-    def test_all_symbols_bound_at_the_start(self):
+    def test_all_symbols_bound_at_start(self):
         for program in self.PROGRAMS:
             with self.subTest(program=program):
                 self.measure(program, LD_BIND_NOW="1")
@@ -119,7 +119,8 @@ class AllSizes(Perftest):
     def test_ib_read_bw(self):
         self.measure("ib_read_bw", "-a", sizes=ALL_SIZES, iterations=10)
 
-    # Not with -a: for each size they measure the processor's clock, which takes longer than the test.
+    # Without -a: the latency programs calibrate against the processor's clock for each size, which takes longer than
+    # the measurement.
     def test_latencies(self):
         for program in ("ib_write_lat", "ib_send_lat"):
             for size in (4096, 1 << 20):
@@ -139,8 +140,8 @@ class Options(Perftest):
             with self.subTest(program=program):
                 self.measure(program, "-b")
 
-    # Not ib_send_lat: with one channel for both of its queues it takes the event of the answer for that of its own
-    # completion, which it then does not find when the answer came first. ib_write_* has no events.
+    # Without ib_send_lat: it uses one channel for both of its CQs, so it can take the event of the received response
+    # for the event of its own send completion, and then finds no send completion. ib_write_* does not support events.
     def test_events(self):
         for program in ("ib_read_bw", "ib_read_lat", "ib_send_bw", "ib_atomic_bw", "ib_atomic_lat"):
             for engine in ("thread", "inline"):
@@ -154,7 +155,7 @@ class Options(Perftest):
                 _, client = self.measure(program, "-I", "64", "-s", "48", sizes=[48], **KNOWN_PART)
                 self.assertEqual(client.stats["inline_bytes"], client.stats["bytes"])
 
-    def test_the_two_post_interfaces(self):
+    def test_both_post_interfaces(self):
         for program in ("ib_write_bw", "ib_send_bw", "ib_atomic_bw"):
             with self.subTest(program=program):
                 self.measure(program, posts="ibv_wr_complete", **KNOWN_PART)
@@ -177,7 +178,7 @@ class Options(Perftest):
         self.measure("ib_send_bw", "-m", "256", "-s", "100000", sizes=[100000])
 
     def test_limits_are_enforced(self):
-        for settings, options, said in (
+        for settings, options, message in (
             ({"SOFTVERBS_MAX_QP": "2"}, ["-q", "3"], "QP"),
             ({"SOFTVERBS_MAX_MR": "0"}, [], "MR"),
             ({"SOFTVERBS_MAX_INLINE": "16", **KNOWN_PART}, ["-I", "64", "-s", "32"], "QP"),
@@ -185,7 +186,7 @@ class Options(Perftest):
             with self.subTest(settings=settings):
                 for side in self.run_both("ib_write_bw", "-d", "softverbs0", *ROCE, *options, **settings):
                     self.assertEqual(side.status, 1, side)
-                    self.assertRegex(side.output, rf"(?i)(couldn't|unable to|failed to) .*\b{said}\b")
+                    self.assertRegex(side.output, rf"(?i)(couldn't|unable to|failed to) .*\b{message}\b")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""rdma-core's own programs (Debian's ibverbs-utils), as they are installed."""
+"""The installed programs of rdma-core (Debian's package ibverbs-utils)."""
 
 import re
 
-from program import ProgramTest, main
+from program_test_case import ProgramTest, main
 
 BOTH_LAYERS = (("roce", ["-g", "3"]), ("ib", []))
 
@@ -42,13 +42,13 @@ class Listing(ProgramTest):
 
 
 class Pingpong(ProgramTest):
-    def play(self, program, *arguments, size=4096, iterations=1000, **settings):
+    def run_pingpong(self, program, *arguments, size=4096, iterations=1000, **settings):
         both = self.run_pair(program, "-s", str(size), "-n", str(iterations), *arguments, **settings)
         for side in both:
             self.assertIn(f"{iterations * size * 2} bytes in ", side.output)
             self.assertRegex(side.output, rf"\n{iterations} iters in [\d.]+ seconds = [\d.]+ usec/iter")
-            self.assertNotIn("invalid data", side.output)  # what -c prints of a wrong byte
-            # Those over several QPs go on until both directions have had that many.
+            self.assertNotIn("invalid data", side.output)  # -c prints this for a wrong byte
+            # ibv_srq_pingpong uses several QPs and continues until both directions have that many messages.
             sends = side.stats["work_requests"]["send"]
             self.assertGreaterEqual(sends, iterations)
             self.assertTrue(sends == iterations or program == "ibv_srq_pingpong", sends)
@@ -62,33 +62,33 @@ class Pingpong(ProgramTest):
             for engine in ("thread", "inline"):
                 with self.subTest(layer=layer, engine=engine):
                     settings = {"SOFTVERBS_LINK_LAYER": layer, "SOFTVERBS_ENGINE": engine}
-                    self.play("ibv_rc_pingpong", "-c", *address, **settings)
+                    self.run_pingpong("ibv_rc_pingpong", "-c", *address, **settings)
 
     def test_rc_with_events(self):
         for layer, address in BOTH_LAYERS:
             for engine in ("thread", "inline"):
                 with self.subTest(layer=layer, engine=engine):
                     settings = {"SOFTVERBS_LINK_LAYER": layer, "SOFTVERBS_ENGINE": engine}
-                    server, _ = self.play("ibv_rc_pingpong", "-e", "-c", *address, **settings)
+                    server, _ = self.run_pingpong("ibv_rc_pingpong", "-e", "-c", *address, **settings)
                     self.assertGreater(server.stats["calls"]["ibv_get_cq_event"], 0)
 
-    def test_all_symbols_bound_at_the_start(self):
+    def test_all_symbols_bound_at_start(self):
         for program in ("ibv_rc_pingpong", "ibv_srq_pingpong"):
             with self.subTest(program=program):
-                self.play(program, "-c", "-g", "3", LD_BIND_NOW="1")
+                self.run_pingpong(program, "-c", "-g", "3", LD_BIND_NOW="1")
 
     def test_rc_large_messages(self):
-        self.play("ibv_rc_pingpong", "-c", "-g", "3", "-m", "4096", size=3_000_001, iterations=50)
+        self.run_pingpong("ibv_rc_pingpong", "-c", "-g", "3", "-m", "4096", size=3_000_001, iterations=50)
 
     def test_rc_new_post_interface(self):
         for extra in ([], ["-e"]):
-            server, _ = self.play("ibv_rc_pingpong", "-N", "-c", "-g", "3", *extra)
+            server, _ = self.run_pingpong("ibv_rc_pingpong", "-N", "-c", "-g", "3", *extra)
             self.assertEqual(server.stats["calls"]["ibv_wr_complete"], 1000)
             self.assertNotIn("ibv_post_send", server.stats["calls"])
 
-    # Not with -e: the program ends when it finds nothing after an event, as may happen on any device.
+    # Without -e: the program ends when a poll after an event finds no completion, which can happen on any device.
     def test_rc_timestamps(self):
-        server, client = self.play("ibv_rc_pingpong", "-t", "-g", "3")
+        server, client = self.run_pingpong("ibv_rc_pingpong", "-t", "-g", "3")
         for side in (server, client):
             found = re.search(r"Average receive completion clock cycles = ([\d.]+)", side.output)
             self.assertGreater(float(found.group(1)), 0)
@@ -98,16 +98,16 @@ class Pingpong(ProgramTest):
             for extra in ([], ["-e"]):
                 with self.subTest(layer=layer, extra=extra):
                     settings = {"SOFTVERBS_LINK_LAYER": layer}
-                    server, _ = self.play("ibv_srq_pingpong", "-c", *extra, *address, **settings)
+                    server, _ = self.run_pingpong("ibv_srq_pingpong", "-c", *extra, *address, **settings)
                     self.assertEqual(server.stats["objects"]["srq"]["created"], 1)
                     self.assertGreater(server.stats["calls"]["ibv_post_srq_recv"], 0)
 
 
-class Refused(ProgramTest):
-    """What the device has not is refused at the call, and the program says which."""
+class Unsupported(ProgramTest):
+    """A call for an unsupported feature fails, and the program prints which feature it was."""
 
     def test_other_transports(self):
-        for program, said in (
+        for program, message in (
             ("ibv_uc_pingpong", "Couldn't create QP"),
             ("ibv_ud_pingpong", "Couldn't create QP"),
             ("ibv_xsrq_pingpong", "Open the XRC Domain"),
@@ -115,7 +115,7 @@ class Refused(ProgramTest):
             result = self.run_alone(program, "-g", "3")
             self.assertNotEqual(result.status, 0, result)
             self.assertGreater(result.status, 0, "ended by a signal")
-            self.assertIn(said, result.output, result)
+            self.assertIn(message, result.output, result)
 
     def test_on_demand_paging_and_device_memory(self):
         for option in ("-o", "-j"):

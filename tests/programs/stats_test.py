@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What tools/softverbs stats and SOFTVERBS_STATS say, against what a program is known to have done."""
+"""Compares the output of tools/softverbs stats and SOFTVERBS_STATS with the known work of a program."""
 
 import json
 import os
 import subprocess
 import time
 
-from program import BUILD, LAUNCHER, NAMESPACE, PATIENCE_S, ROCE, ProgramTest, free_port, main
+from program_test_case import BUILD, LAUNCHER, NAMESPACE, TIMEOUT_S, ROCE, ProgramTest, free_port, main
 
 
 def stats(*arguments):
@@ -15,13 +15,13 @@ def stats(*arguments):
         env={**os.environ, "SOFTVERBS_BUILD_DIR": BUILD},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
 
-class AtTheEnd(ProgramTest):
-    def test_both_sides_of_a_measurement(self):
+class AtExit(ProgramTest):
+    def test_server_and_client_counts_match(self):
         server, client = self.run_pair("ib_send_bw", "-d", "softverbs0", *ROCE, "-n", "300", "-q", "2", "-s", "1000", "-Q", "1")
         self.assertEqual(client.stats["program"], "ib_send_bw")
         self.assertNotEqual(client.stats["pid"], server.stats["pid"])
@@ -43,12 +43,12 @@ class AtTheEnd(ProgramTest):
             [qp["qpn"] for qp in client.stats["qps"]], [qp["dest_qpn"] for qp in server.stats["qps"]]
         )
 
-    def test_a_program_that_leaves_objects_behind_is_told_from_one_that_does_not(self):
-        tidy = self.run_alone("ibv_devinfo", "-v")
-        self.assertEqual({count["alive"] for count in tidy.stats["objects"].values()}, {0})
-        self.assertEqual(tidy.stats["objects"]["context"]["created"], 1)
+    def test_objects_left_alive_are_counted(self):
+        finished = self.run_alone("ibv_devinfo", "-v")
+        self.assertEqual({count["alive"] for count in finished.stats["objects"].values()}, {0})
+        self.assertEqual(finished.stats["objects"]["context"]["created"], 1)
 
-    def test_the_files_place_is_the_users(self):
+    def test_file_name_is_taken_from_setting(self):
         pattern = os.path.join(self.directory.name, "of-%p.json")
         self.run_alone("ibv_devinfo", SOFTVERBS_STATS=pattern)
         (name,) = [name for name in os.listdir(self.directory.name) if name.startswith("of-")]
@@ -59,10 +59,10 @@ class AtTheEnd(ProgramTest):
         self.assertIn("SOFTVERBS_STATS=/nowhere/file cannot be written", result.output)
 
 
-class WhileItRuns(ProgramTest):
-    def running(self, count):
-        """The JSON of so many processes, when they have got as far as their QPs."""
-        deadline = time.monotonic() + PATIENCE_S
+class WhileRunning(ProgramTest):
+    def await_processes(self, count):
+        """Waits until `count` processes have QPs; returns their JSON."""
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             result = stats("--json")
             self.assertEqual(result.returncode, 0, result.stderr)
@@ -72,16 +72,16 @@ class WhileItRuns(ProgramTest):
             time.sleep(0.05)
         self.fail(f"no {count} processes with QPs: {result.stdout}")
 
-    def test_nobody(self):
+    def test_no_process_gives_empty_list(self):
         self.assertEqual(json.loads(stats("--json").stdout), [])
         self.assertEqual(len(stats().stdout.splitlines()), 1)
 
-    def test_a_waiting_server(self):
-        # ibv_rc_pingpong makes its QP and posts its receives before it waits for its client.
+    def test_waiting_server_is_listed(self):
+        # ibv_rc_pingpong creates its QP and posts its receives before it waits for its client.
         arguments = ["ibv_rc_pingpong", "-g", "3", "-r", "77", "-p", str(free_port())]
         self.start(arguments, {})
         child, _ = self.start([*arguments[:-1], str(free_port())], {})
-        processes = self.running(2)
+        processes = self.await_processes(2)
         for process in processes:
             self.assertEqual(process["program"], "ibv_rc_pingpong"[:15])
             self.assertEqual(process["work_requests"]["recv"], 77)
@@ -96,7 +96,7 @@ class WhileItRuns(ProgramTest):
         only = stats("--json", str(child.pid))
         self.assertEqual([process["pid"] for process in json.loads(only.stdout)], [child.pid])
 
-    def test_a_process_that_is_not_there_is_named(self):
+    def test_unknown_process_is_named(self):
         result = stats("1")
         self.assertEqual(result.returncode, 1)
         self.assertIn("process 1 holds no softverbs device", result.stderr)

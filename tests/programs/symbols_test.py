@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every name that rdma-core's libraries and programs want of libibverbs and libmlx5 is in ours, under their version."""
+"""Every symbol of libibverbs and libmlx5 that rdma-core's libraries and programs import is in softverbs' libraries, with
+the same version."""
 
 import glob
 import os
@@ -7,17 +8,17 @@ import re
 import shutil
 import subprocess
 
-from program import LIBRARY, ProgramTest, main
+from program_test_case import LIBRARY, ProgramTest, main
 
-# The programs' own link line and the libraries behind it, and the drivers that the same packages bring.
+# The programs, the libraries that they link, and the drivers in the same packages.
 PROGRAMS = [f"ib_{kind}_{what}" for kind in ("write", "read", "send", "atomic") for what in ("bw", "lat")]
 PROGRAMS += ["ibv_rc_pingpong", "ibv_srq_pingpong", "ibv_devices", "ibv_devinfo"]
 LIBRARIES = ["libefa.so.1", "librdmacm.so.1", "libmlx5.so.1", "libmlx4.so.1"]
 
-# Of libibverbs 44 under IBVERBS_1.0: the interface before 2006, with other structures.
+# The symbols of libibverbs 44 with version IBVERBS_1.0 are the interface before 2006, which has other structures.
 OLDEST = "IBVERBS_1.0"
 
-# What releases after 44 have added.
+# Symbols that releases after 44 added.
 NEWER = {
     "IBVERBS_1.15": ["ibv_alloc_dmah", "ibv_dealloc_dmah", "ibv_reg_mr_ex"],
     "IBVERBS_1.16": ["ibv_dm_export_dmabuf_fd", "ibv_query_port_speed"],
@@ -39,12 +40,11 @@ NEWER = {
 
 
 def symbols(path, kind):
-    """As (name, version). A version of its own is marked @@ where it is the default."""
+    """A set of (name, version). nm prints @@ before a default version, @ before any other."""
     shown = subprocess.run(["nm", "-D", kind, path], capture_output=True, text=True, check=True).stdout
     return set(re.findall(r"^\s*(?:[0-9a-f]+ )?\s*\w (\w+)@@?(\S+)$", shown, re.M))
 
-
-# Whether it fails the tests that something of the above is not installed (option `programs`).
+# Whether a missing program or library fails the test instead of skipping it (option `programs`).
 ALL_REQUIRED = os.environ.get("PROGRAMS_REQUIRED") == "1"
 
 
@@ -59,42 +59,42 @@ class Symbols(ProgramTest):
         self.verbs = symbols(os.path.join(LIBRARY, "libibverbs.so.1"), "--defined-only")
         self.mlx5 = symbols(os.path.join(LIBRARY, "libmlx5.so.1"), "--defined-only")
 
-    def there(self, path, name):
+    def require_installed(self, path, name):
         if path is None:
             (self.fail if ALL_REQUIRED else self.skipTest)(f"{name} is not installed")
         return path
 
-    def expect_all_there(self, wanted, ours):
+    def expect_all_present(self, wanted, ours):
         self.assertTrue(wanted)
         self.assertEqual(sorted(wanted - ours), [])
 
-    def test_what_the_libraries_want(self):
+    def test_library_symbols_present(self):
         for library in LIBRARIES:
             with self.subTest(library=library):
-                path = self.there(installed(library), library)
+                path = self.require_installed(installed(library), library)
                 wanted = {s for s in symbols(path, "--undefined-only") if s[1].startswith("IBVERBS")}
-                self.expect_all_there(wanted, self.verbs)
+                self.expect_all_present(wanted, self.verbs)
 
-    def test_what_the_programs_want(self):
+    def test_program_symbols_present(self):
         for program in PROGRAMS:
             with self.subTest(program=program):
-                path = self.there(shutil.which(program), program)
+                path = self.require_installed(shutil.which(program), program)
                 wanted = symbols(path, "--undefined-only")
-                self.expect_all_there({s for s in wanted if s[1].startswith("IBVERBS")}, self.verbs)
+                self.expect_all_present({s for s in wanted if s[1].startswith("IBVERBS")}, self.verbs)
                 mlx5 = {s for s in wanted if s[1].startswith("MLX5")}
                 self.assertEqual(sorted(mlx5 - self.mlx5), [])
 
-    def test_the_whole_of_the_installed_library(self):
-        path = self.there(installed("libibverbs.so.1"), "libibverbs.so.1")
+    def test_all_symbols_of_installed_library_present(self):
+        path = self.require_installed(installed("libibverbs.so.1"), "libibverbs.so.1")
         ours = {name for name, _ in self.verbs}
         for name, version in symbols(path, "--defined-only"):
             with self.subTest(symbol=f"{name}@{version}"):
-                there = name in ours if version == OLDEST else (name, version) in self.verbs
-                self.assertTrue(there, "missing")
+                present = name in ours if version == OLDEST else (name, version) in self.verbs
+                self.assertTrue(present, "missing")
 
-    def test_newer_releases(self):
+    def test_symbols_of_newer_releases_present(self):
         for version, names in NEWER.items():
-            self.expect_all_there({(name, version) for name in names}, self.verbs)
+            self.expect_all_present({(name, version) for name in names}, self.verbs)
 
 
 if __name__ == "__main__":

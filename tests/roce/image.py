@@ -1,7 +1,7 @@
-"""The virtual machine's kernel and initramfs, made once and cached.
+"""The virtual machine's kernel and initramfs, built once and cached.
 
-The kernel is the distribution's stock one, unpacked and not installed. The initramfs holds busybox, the modules, and
-guest_init, which mounts the host's file system: all other programs come from there.
+The kernel is the distribution's stock kernel; it is unpacked and not installed. The initramfs holds busybox, the modules and
+guest_init, which mounts the host's file system. All other programs come from that file system.
 """
 
 import lzma
@@ -30,7 +30,7 @@ MODULES = (
     "9pnet_virtio",
     "9p",
     "overlay",
-    "crc32_generic",  # rxe looks the checksum up by name; a missing one is no dependency that depmod could see
+    "crc32_generic",  # rxe finds the checksum by name, so that depmod does not see the dependency
     "crc32c_generic",
     "dummy",
     "sch_netem",
@@ -40,18 +40,18 @@ MODULES = (
 
 
 class Missing(Exception):
-    """What this machine lacks to run virtual machines, in words for its user."""
+    """This machine lacks a program or package that virtual machines need. The text is for the user."""
 
 
 def search_path():
-    """Where programs are: an ordinary user's PATH lacks the places of depmod and tc."""
+    """PATH plus the directories of depmod and tc, which an ordinary user's PATH lacks."""
     return os.pathsep.join([os.environ.get("PATH", "/usr/bin:/bin"), "/usr/sbin", "/sbin", "/usr/local/sbin"])
 
 
 def program(name):
     path = shutil.which(name, path=search_path())
     if path is None:
-        raise Missing(f"no {name} here (Debian package {PROGRAMS.get(name, name)}; tools/setup --tests installs it)")
+        raise Missing(f"{name} is not installed (Debian package {PROGRAMS.get(name, name)}; tools/setup --tests installs it)")
     return path
 
 
@@ -59,11 +59,11 @@ def require_programs():
     for name in PROGRAMS:
         program(name)
     if not os.path.isdir("/etc/libibverbs.d"):
-        raise Missing("no providers of rdma-core here (Debian package ibverbs-providers; tools/setup --tests installs it)")
+        raise Missing("rdma-core's providers are not installed (Debian package ibverbs-providers; tools/setup --tests installs them)")
 
 
 def run(*arguments, **options):
-    """Gives the standard output."""
+    """Returns the standard output. Raises Missing when the program fails."""
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, **options)
     if done.returncode != 0:
         raise Missing(f"{' '.join(arguments)}: exit status {done.returncode}\n{done.stderr.strip()}")
@@ -71,7 +71,7 @@ def run(*arguments, **options):
 
 
 def kernel_packages():
-    """The packages with the kernel and its modules that apt offers for this distribution, newest first."""
+    """The packages with the kernel and its modules that apt has for this distribution, newest first."""
     program("apt-get")
     for meta in META_PACKAGES:
         found, pending = [], [meta]
@@ -83,30 +83,30 @@ def kernel_packages():
                     pending.append(name)
         if found:
             return found
-    raise Missing(f"apt knows none of the kernel packages {', '.join(META_PACKAGES)} (apt-get update makes its lists)")
+    raise Missing(f"apt has none of the kernel packages {', '.join(META_PACKAGES)} (apt-get update fetches its lists)")
 
 
 def unpack_kernel(directory):
-    """Downloads the kernel and lays it out below the directory. Gives its version."""
+    """Downloads the kernel and unpacks it below the directory. Returns its version."""
     packages = kernel_packages()
-    # As root, apt would download as its own user, who may not write here.
+    # When root runs apt, apt downloads as its own user, which may not write to this directory.
     try:
         run("apt-get", "-o", "APT::Sandbox::User=root", "download", "-q", *packages, cwd=directory)
     except Missing as missing:
-        why = str(missing).splitlines()[-1]
-        raise Missing(f"apt-get cannot download the kernel, {' '.join(packages)}: {why}") from None
+        reason = str(missing).splitlines()[-1]
+        raise Missing(f"apt-get cannot download the kernel, {' '.join(packages)}: {reason}") from None
     for name in sorted(os.listdir(directory)):
         if name.endswith(".deb"):
             run("dpkg-deb", "-x", name, "tree", cwd=directory)
             os.unlink(os.path.join(directory, name))
     versions = [name[8:] for name in os.listdir(os.path.join(directory, "tree/boot")) if name.startswith("vmlinuz-")]
     if len(versions) != 1:
-        raise Missing(f"{' '.join(packages)} hold the kernels {versions}, not one")
+        raise Missing(f"{' '.join(packages)} contain the kernels {versions}, exactly one was expected")
     return versions[0]
 
 
 def module_files(tree, version):
-    """The modules' files in the order in which they load."""
+    """The modules' files in load order."""
     run(program("depmod"), "-b", tree, version)
     order = []
     for module in MODULES:
@@ -159,14 +159,14 @@ def is_newer(path, than):
 
 
 def prepare(cache):
-    """Gives the paths of the kernel and the initramfs in the directory, and makes them when they are not there."""
+    """Returns the paths of the kernel and the initramfs in the directory `cache`; builds them when they are missing or old."""
     require_programs()
     kernel, initramfs = os.path.join(cache, "vmlinuz"), os.path.join(cache, "initramfs")
     sources = [os.path.join(HERE, "guest_init"), os.path.abspath(__file__)]
     if os.path.exists(kernel) and is_newer(initramfs, sources):
         return kernel, initramfs
     os.makedirs(cache, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="making-") as directory:
+    with tempfile.TemporaryDirectory(dir=cache, prefix="building-") as directory:
         version = unpack_kernel(directory)
         tree = os.path.join(directory, "tree")
         if os.path.isdir(os.path.join(tree, "usr/lib/modules")) and not os.path.exists(os.path.join(tree, "lib")):

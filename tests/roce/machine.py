@@ -1,7 +1,7 @@
-"""A virtual machine of ours: QEMU without acceleration, told what to run over a serial port.
+"""A virtual machine: QEMU without acceleration, which receives its commands over a serial port.
 
-Files cross in a directory that host and guest share (in the guest: /run/roce). Everything has a deadline, and no QEMU
-outlives this process, however it ends.
+Host and guest exchange files in a shared directory (in the guest: /run/roce). Every wait has a deadline, and QEMU is killed
+when this process ends, whatever the reason.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from image import program
 SHARE = "/run/roce"
 BOOT_S = 400  # 10 s on an idle machine
 POWER_OFF_S = 120
-LIMIT_S = 240  # of a command: a few seconds on an idle machine
-NUDGE_S = 5  # a command that has not begun by then is told again: guests have missed a line of their serial port
-GRACE_S = 60  # between a job's own deadline, kept by timeout(1) in the guest, and the end of the machine
+LIMIT_S = 240  # for a command, which takes a few seconds on an idle machine
+RESEND_S = 5  # until a command that has not started is sent again: guests sometimes lose a line of their serial port
+EXTRA_S = 60  # between a job's own deadline, which timeout(1) enforces in the guest, and the failure of the machine
 PR_SET_PDEATHSIG = 1
 
 
 class Failure(Exception):
-    """A machine that did not do what it was told in time; says so with the end of its console."""
+    """A machine did not execute a command in time. The text ends with the last lines of its console."""
 
 
 def die_with_parent():
@@ -55,25 +55,25 @@ class Job:
 
     def output(self):
         if not os.path.exists(self.output_path):
-            return ""  # it has not begun
+            return ""  # the job has not started
         with open(self.output_path, encoding="utf-8", errors="replace") as file:
             return file.read()
 
     def wait(self, on_output=None):
-        """Gives the exit status; 124 when the time was over. on_output gets the output's bytes as they come."""
-        deadline = self.started + self.limit + GRACE_S
-        at = 0
+        """Returns the exit status; 124 after a timeout. on_output is called with new bytes of the output."""
+        deadline = self.started + self.limit + EXTRA_S
+        offset = 0
         while True:
-            patience = 0.1 if on_output else NUDGE_S
-            ended = self.machine.ended(self, max(0, min(patience, deadline - time.monotonic())))
+            timeout = 0.1 if on_output else RESEND_S
+            ended = self.machine.ended(self, max(0, min(timeout, deadline - time.monotonic())))
             if not ended:
-                self.machine.tell_again()
+                self.machine.resend_commands()
             if on_output and os.path.exists(self.output_path):
                 with open(self.output_path, "rb") as file:
-                    file.seek(at)
-                    news = file.read()
-                    at += len(news)
-                    on_output(news)
+                    file.seek(offset)
+                    new_bytes = file.read()
+                    offset += len(new_bytes)
+                    on_output(new_bytes)
             if ended:
                 return self.status
             if time.monotonic() >= deadline:
@@ -81,7 +81,7 @@ class Job:
 
 
 class Machine:
-    """Not for several threads. `wires` are sockets, one a network interface: the other end is the other machine's."""
+    """Used by one thread. `wires` are sockets, one per network interface; topology.Link connects them to the other machine."""
 
     def __init__(self, name, kernel, initramfs, directory, cpus=1, memory_mib=1024, wires=()):
         self.name = name
@@ -91,16 +91,16 @@ class Machine:
         self.console_path = os.path.join(directory, name + ".console")
         self.monitor_path = os.path.join(directory, name + ".monitor")
         self.jobs = 0
-        self.processor_in_all = 0.0
+        self.last_processor_s = 0.0
         self.lines = queue.Queue()
         self.running = {}
         nics = []
         for number, wire in enumerate(wires):
             nics += ["-netdev", f"socket,id=net{number},fd={wire.fileno()}"]
             nics += ["-device", f"virtio-net-pci,netdev=net{number},mac={self.mac(number)}"]
-        # qemu64 and not max, whose five levels of page tables halve the speed of everything, and whose PCLMUL, which the
-        # kernel prefers for rxe's checksums, that of those. norandmaps: a program that lies where it lay before starts
-        # in a fifth of the time, since its translation is still there.
+        # CPU model qemu64, not max: max has five levels of page tables, which halve the speed of everything, and PCLMUL,
+        # which the kernel prefers for rxe's checksums and which halves their speed. norandmaps: a program that is loaded
+        # at the same address again starts in a fifth of the time, because QEMU still has its translation.
         self.process = subprocess.Popen(
             [
                 program("qemu-system-x86_64"),
@@ -151,27 +151,27 @@ class Machine:
             if line == ["ready"]:
                 return
 
-    def next_line(self, patience):
-        """What the guest says next, None when it says nothing in time."""
+    def next_line(self, timeout):
+        """The guest's next line as a list of words, None after the timeout."""
         try:
-            line = self.lines.get(timeout=max(0.001, patience))
+            line = self.lines.get(timeout=max(0.001, timeout))
         except queue.Empty:
             return None
         if line is None:
             self.lines.put(None)
-            raise self.failure("ended by itself")
+            raise self.failure("QEMU ended unexpectedly")
         return line
 
-    def tell(self, line):
+    def send_line(self, line):
         try:
             self.process.stdin.write(line.encode("ascii") + b"\n")
         except BrokenPipeError:
-            raise self.failure("ended by itself") from None
+            raise self.failure("QEMU ended unexpectedly") from None
 
-    def tell_again(self):
+    def resend_commands(self):
         for number, job in self.running.items():
             if not os.path.exists(job.pid_path):
-                self.tell(f"\nrun {number}")  # on a line of its own, whatever has come of it before
+                self.send_line(f"\nrun {number}")  # starts with a line feed: part of the first attempt may have arrived
 
     def start(self, arguments, limit=LIMIT_S, settings=None, directory="/"):
         """Starts a program with its arguments (a list), or a shell command (a string)."""
@@ -190,7 +190,7 @@ class Machine:
         with open(os.path.join(self.share, f"{job.number}.sh"), "w", encoding="utf-8") as script:
             script.write("\n".join(lines) + "\n")
         self.running[job.number] = job
-        self.tell(f"run {job.number}")
+        self.send_line(f"run {job.number}")
         return job
 
     def run(self, arguments, limit=LIMIT_S, **options):
@@ -198,9 +198,9 @@ class Machine:
         job.wait()
         return job
 
-    def ended(self, job, patience):
-        """Whether the job has ended, for which it waits so many seconds."""
-        deadline = time.monotonic() + patience
+    def ended(self, job, timeout):
+        """Waits up to `timeout` seconds for the end of the job; returns whether it has ended."""
+        deadline = time.monotonic() + timeout
         while job.status is None:
             line = self.next_line(deadline - time.monotonic())
             if line is None:
@@ -226,17 +226,17 @@ class Machine:
         return self.process.poll() is None
 
     def processor_s(self):
-        """Seconds of the host's processors that this machine has taken so far; the host may be slow, or busy."""
+        """Processor time of the host that this machine has used so far, in seconds."""
         try:
             with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
-            return self.processor_in_all
-        self.processor_in_all = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return self.processor_in_all
+            return self.last_processor_s
+        self.last_processor_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return self.last_processor_s
 
-    def held_up_s(self):
-        """Seconds that its processors, together, have been ready to run while the host ran something else."""
+    def runnable_wait_s(self):
+        """Sum over its threads of the seconds in which they were runnable while the host ran something else."""
         waited = 0
         for path in glob.glob(f"/proc/{self.process.pid}/task/*/schedstat"):
             with contextlib.suppress(OSError, ValueError, IndexError), open(path, encoding="ascii") as file:
@@ -244,21 +244,21 @@ class Machine:
         return waited / 1e9
 
     def plug(self, number, is_in):
-        """The cable of one network interface: what a pulled one sends is lost, and its driver knows."""
+        """Connects or disconnects the cable of a network interface. Without cable its packets are lost, and its driver reports that."""
         with socket.socket(socket.AF_UNIX) as monitor:
             monitor.settimeout(LIMIT_S)
             monitor.connect(self.monitor_path)
             with monitor.makefile("rw", encoding="utf-8") as stream:
-                stream.readline()  # its greeting
+                stream.readline()  # QEMU's greeting
                 link = {"name": f"net{number}", "up": is_in}
                 for command, arguments in (("qmp_capabilities", {}), ("set_link", link)):
                     stream.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
                     stream.flush()
-                    answer = json.loads(stream.readline())
-                    while "event" in answer:
-                        answer = json.loads(stream.readline())
-                    if "return" not in answer:
-                        raise self.failure(f"{command}: {answer}")
+                    reply = json.loads(stream.readline())
+                    while "event" in reply:
+                        reply = json.loads(stream.readline())
+                    if "return" not in reply:
+                        raise self.failure(f"{command}: {reply}")
 
     def freeze(self):
         os.kill(self.process.pid, signal.SIGSTOP)
@@ -272,9 +272,9 @@ class Machine:
         self.process.wait()
 
     def power_off(self):
-        """Gives whether it went off by itself; it is gone in any case."""
+        """Powers the guest off; kills QEMU if that fails. Returns whether the guest powered off."""
         try:
-            self.tell("off")
+            self.send_line("off")
             self.process.wait(POWER_OFF_S)
             return True
         except (Failure, subprocess.TimeoutExpired):

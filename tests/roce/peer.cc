@@ -1,16 +1,17 @@
-// Two of these on two hosts make connection after connection and send messages over each, as NCCL would.
+// Two processes of this program on two hosts make one connection after the other and send messages over it, as NCCL
+// does.
 //
 //   roce-peer --plugin PATH --serve PORT      receives
 //   roce-peer --plugin PATH --call HOST:PORT  sends
 //     --rounds N        connections, one after the other (default 1); the plugin is initialized once
-//     --messages N      over each connection (default 8); 0: until an error ends it
-//     --bytes N         each (default 100000)
-//     --hold N          posts no more than N receives of a connection before there is the file
-//     --wait-for FILE   that file; without --hold, there must be it before the second connection is made
+//     --messages N      messages per connection (default 8); 0: until an error
+//     --bytes N         bytes per message (default 100000)
+//     --hold N          posts no more than N receives of a connection until the file exists
+//     --wait-for FILE   that file; without --hold, it must exist before the second connection is made
 //
-// Both ends close as soon as their own work is done, and that is all they do. Every byte is compared. Says what
-// happened, a line each; exit status 0, 1 for wrong data, 3 for a plugin's error, 4 for none within the deadline.
-// In the end it counts descriptors and threads: what it has more of than before it loaded the plugin is a leak.
+// Each end closes as soon as its own work is done. Every byte is compared. Prints one line per event. Exit status: 0, 1
+// for wrong data, 2 for a failure of this program, 3 for an error of the plugin, 4 for a timeout. At the end it counts
+// descriptors and threads: more of them than before the plugin was loaded is a leak.
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -29,21 +30,21 @@
 #include <thread>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "netapi/log.h"
 #include "netapi/plugin.h"
-#include "traffic/content.h"
-#include "traffic/verify.h"
+#include "workload/content.h"
+#include "workload/verify.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kDeadline = std::chrono::seconds(60);  // for a connection, or one message
-constexpr auto kRest = std::chrono::microseconds(200);
-constexpr std::size_t kWindow = 4;  // messages under way
+constexpr auto kPollInterval = std::chrono::microseconds(200);
+constexpr std::size_t kWindow = 4;  // outstanding messages
 
-struct Ended : std::runtime_error {
-  Ended(int with, const std::string& why) : std::runtime_error(why), status(with) {}
+struct ExitError : std::runtime_error {
+  ExitError(int exit_status, const std::string& text) : std::runtime_error(text), status(exit_status) {}
   int status;
 };
 
@@ -63,38 +64,38 @@ std::size_t entries(const char* directory) {
   return count;
 }
 
-void say(const std::string& text) {
+void print_line(const std::string& text) {
   std::printf("%s\n", text.c_str());
   std::fflush(stdout);
 }
 
 Clock::time_point g_last_progress = Clock::now();
 
-void ok(nccl::Result result, const char* call) {
+void throw_on_error(nccl::Result result, const char* call) {
   if (result == nccl::Result::kSuccess) return;
   const std::chrono::duration<double> since = Clock::now() - g_last_progress;
   char text[200];
   std::snprintf(text, sizeof text, "error: %s: %s, %.2f s after the last progress", call, netapi::result_name(result),
                 since.count());
-  throw Ended(3, text);
+  throw ExitError(3, text);
 }
 
-// Polls until it answers true.
+// Calls poll() until it returns true.
 template <typename Poll>
 void wait_for(const char* what, const Poll& poll) {
   while (!poll()) {
-    if (Clock::now() > g_last_progress + kDeadline) throw Ended(4, std::string("no end of ") + what);
-    std::this_thread::sleep_for(kRest);
+    if (Clock::now() > g_last_progress + kDeadline) throw ExitError(4, std::string("timeout: ") + what);
+    std::this_thread::sleep_for(kPollInterval);
   }
   g_last_progress = Clock::now();
 }
 
 void fail_errno(const char* what) {
-  throw Ended(2, std::string(what) + ": " + std::strerror(errno));
+  throw ExitError(2, std::string(what) + ": " + std::strerror(errno));
 }
 
-// The way by which NCCL's bootstrap would carry the handle.
-verbatim::UniqueFd meet(const Options& options) {
+// The TCP connection that carries the handle, in place of NCCL's bootstrap.
+verbatim::UniqueFd connect_bootstrap(const Options& options) {
   if (options.sends()) {
     const std::size_t colon = options.call.rfind(':');
     addrinfo* found = nullptr;
@@ -102,10 +103,10 @@ verbatim::UniqueFd meet(const Options& options) {
     wanted.ai_socktype = SOCK_STREAM;
     if (getaddrinfo(options.call.substr(0, colon).c_str(), options.call.substr(colon + 1).c_str(), &wanted, &found) !=
         0) {
-      throw Ended(2, "no such host: " + options.call);
+      throw ExitError(2, "no such host: " + options.call);
     }
     verbatim::UniqueFd fd;
-    wait_for("meeting the peer", [&] {
+    wait_for("connecting to the peer process", [&] {
       fd.reset(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
       return ::connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0;
     });
@@ -134,30 +135,32 @@ class Peer {
     alignas(8) unsigned char handle[nccl::kNetHandleMaxBytes] = {};
     void* comm = nullptr;
     if (options_.sends()) {
-      if (recv(bootstrap, handle, sizeof handle, MSG_WAITALL) != sizeof handle) throw Ended(2, "the peer is gone");
+      if (recv(bootstrap, handle, sizeof handle, MSG_WAITALL) != sizeof handle)
+        throw ExitError(2, "the peer process has disconnected");
       wait_for("connect", [&] {
-        ok(net_.connect(context_, 0, handle, &comm), "connect");
+        throw_on_error(net_.connect(context_, 0, handle, &comm), "connect");
         return comm != nullptr;
       });
     } else {
       void* listen_comm = nullptr;
-      ok(net_.listen(context_, 0, handle, &listen_comm), "listen");
-      if (send(bootstrap, handle, sizeof handle, MSG_NOSIGNAL) != sizeof handle) throw Ended(2, "the peer is gone");
+      throw_on_error(net_.listen(context_, 0, handle, &listen_comm), "listen");
+      if (send(bootstrap, handle, sizeof handle, MSG_NOSIGNAL) != sizeof handle)
+        throw ExitError(2, "the peer process has disconnected");
       wait_for("accept", [&] {
-        ok(net_.accept(listen_comm, &comm), "accept");
+        throw_on_error(net_.accept(listen_comm, &comm), "accept");
         return comm != nullptr;
       });
-      ok(net_.close_listen(listen_comm), "closeListen");
+      throw_on_error(net_.close_listen(listen_comm), "closeListen");
     }
     exchange(comm, round);
-    ok(options_.sends() ? net_.close_send(comm) : net_.close_recv(comm), "close");
+    throw_on_error(options_.sends() ? net_.close_send(comm) : net_.close_recv(comm), "close");
   }
 
  private:
   void exchange(void* comm, std::uint64_t round) {
     std::vector<unsigned char> memory(kWindow * options_.bytes);
     void* mhandle = nullptr;
-    ok(net_.reg_mr(comm, memory.data(), memory.size(), nccl::kPtrHost, &mhandle), "regMr");
+    throw_on_error(net_.reg_mr(comm, memory.data(), memory.size(), nccl::kPtrHost, &mhandle), "regMr");
     void* requests[kWindow] = {};
     std::uint64_t posted = 0;
     std::uint64_t done = 0;
@@ -169,16 +172,16 @@ class Peer {
         wait_for("isend", [&] { return post(comm, memory, mhandle, round, posted, requests); });
         ++posted;
       }
-      wait_for("a message", [&] {
+      wait_for("test of a message", [&] {
         int is_done = 0;
         int size = -1;
-        ok(net_.test(requests[done % kWindow], &is_done, &size), "test");
+        throw_on_error(net_.test(requests[done % kWindow], &is_done, &size), "test");
         return is_done != 0;
       });
       if (!options_.sends()) check(memory, round, done);
-      if (++done == 1) say("data flows");
+      if (++done == 1) print_line("data flows");
     }
-    ok(net_.dereg_mr(comm, mhandle), "deregMr");
+    throw_on_error(net_.dereg_mr(comm, mhandle), "deregMr");
   }
 
   bool may_post(std::uint64_t posted, std::uint64_t done) const {
@@ -187,8 +190,8 @@ class Peer {
   }
 
   void await_file() {
-    say("holds");
-    wait_for("waiting for a file", [&] { return std::filesystem::exists(options_.wait_for); });
+    print_line("holds");
+    wait_for("waiting for the file of --wait-for", [&] { return std::filesystem::exists(options_.wait_for); });
   }
 
   bool post(void* comm, std::vector<unsigned char>& memory, void* mhandle, std::uint64_t round, std::uint64_t message,
@@ -197,12 +200,12 @@ class Peer {
     void*& request = requests[message % kWindow];
     request = nullptr;
     if (options_.sends()) {
-      verbatim::traffic::Pattern(round, message).produce(data, options_.bytes, 0);
-      ok(net_.isend(comm, data, options_.bytes, 0, mhandle, &request), "isend");
+      verbatim::workload::Pattern(round, message).produce(data, options_.bytes, 0);
+      throw_on_error(net_.isend(comm, data, options_.bytes, 0, mhandle, &request), "isend");
     } else {
       std::size_t size = options_.bytes;
       int tag = 0;
-      ok(net_.irecv(comm, 1, &data, &size, &tag, &mhandle, &request), "irecv");
+      throw_on_error(net_.irecv(comm, 1, &data, &size, &tag, &mhandle, &request), "irecv");
     }
     return request != nullptr;
   }
@@ -210,9 +213,9 @@ class Peer {
   void check(const std::vector<unsigned char>& memory, std::uint64_t round, std::uint64_t message) {
     const unsigned char* const data = memory.data() + message % kWindow * options_.bytes;
     std::vector<unsigned char> expected(options_.bytes);
-    verbatim::traffic::Pattern(round, message).produce(expected.data(), expected.size(), 0);
+    verbatim::workload::Pattern(round, message).produce(expected.data(), expected.size(), 0);
     if (!std::equal(expected.begin(), expected.end(), data)) {
-      throw Ended(1, "wrong data in message " + std::to_string(message) + " of round " + std::to_string(round));
+      throw ExitError(1, "wrong data in message " + std::to_string(message) + " of round " + std::to_string(round));
     }
   }
 
@@ -223,26 +226,26 @@ class Peer {
 
 int run(const Options& options) {
   netapi::Opened opened = netapi::open_plugin(options.plugin);
-  if (opened.plugin == nullptr) throw Ended(2, opened.error);
+  if (opened.plugin == nullptr) throw ExitError(2, opened.error);
   void* context = nullptr;
-  ok(opened.plugin->init(1, {}, &context), "init");
-  const verbatim::UniqueFd bootstrap = meet(options);
+  throw_on_error(opened.plugin->init(1, {}, &context), "init");
+  const verbatim::UniqueFd bootstrap = connect_bootstrap(options);
   int status = 0;
   try {
     Peer peer(options, *opened.plugin, context);
     for (int round = 0; round < options.rounds; ++round) {
       if (round == 1 && options.hold == 0 && !options.wait_for.empty()) {
-        wait_for("waiting for a file", [&] { return std::filesystem::exists(options.wait_for); });
+        wait_for("waiting for the file of --wait-for", [&] { return std::filesystem::exists(options.wait_for); });
       }
       peer.run_round(bootstrap.get(), static_cast<std::uint64_t>(round));
-      say("round " + std::to_string(round) + " done");
+      print_line("round " + std::to_string(round) + " done");
     }
-  } catch (const Ended& ended) {
-    say(ended.what());
-    status = ended.status;
+  } catch (const ExitError& error) {
+    print_line(error.what());
+    status = error.status;
   }
   const auto start = Clock::now();
-  ok(opened.plugin->finalize(context), "finalize");
+  throw_on_error(opened.plugin->finalize(context), "finalize");
   const std::chrono::duration<double> took = Clock::now() - start;
   std::printf("finalize took %.2f s\n", took.count());
   return status;
@@ -262,19 +265,19 @@ int main(int argc, char** argv) {
   if (given.contains("--messages")) options.messages = std::stoul(given["--messages"]);
   if (given.contains("--hold")) options.hold = std::stoul(given["--hold"]);
   if (given.contains("--bytes")) options.bytes = std::stoul(given["--bytes"]);
-  netapi::set_log_callback([](const netapi::LogLine& line) { say("log: " + line.text); });
+  netapi::set_log_callback([](const netapi::LogLine& line) { print_line("log: " + line.text); });
 
   const std::size_t descriptors = entries("/proc/self/fd");
   int status = 2;
   try {
     status = run(options);
-  } catch (const Ended& ended) {
-    say(ended.what());
-    status = ended.status;
+  } catch (const ExitError& error) {
+    print_line(error.what());
+    status = error.status;
   }
   netapi::set_log_callback({});
-  // A thread that has been joined is listed for a moment still.
-  for (int i = 0; i < 5000 && entries("/proc/self/task") > 1; ++i) std::this_thread::sleep_for(kRest);
+  // A joined thread stays in /proc/self/task for a moment.
+  for (int i = 0; i < 5000 && entries("/proc/self/task") > 1; ++i) std::this_thread::sleep_for(kPollInterval);
   std::printf("leaked: %zu descriptors, %zu threads\n", entries("/proc/self/fd") - descriptors,
               entries("/proc/self/task") - 1);
   return status;

@@ -1,15 +1,15 @@
-"""The programs that the suites run in a machine, and what their output says."""
+"""The programs that the suites run in a machine, and checks of their output."""
 
 import os
 import re
 
 from machine import Failure
-from report import Wrong, expect
+from report import CaseFailure, expect
 
 COUNTERS = "/sys/class/infiniband/{device}/ports/1/hw_counters"
-# Whoever polls without a pause takes a processor from the kernel's thread that moves the packets.
+# A program that polls without a pause takes the processor from the kernel's thread that processes the packets.
 PAUSE = ["--pause", "100"]
-YIELDING = ["nice", "-n", "19"]  # for a program that has no such option
+LOW_PRIORITY = ["nice", "-n", "19"]  # for programs without the option --pause
 
 
 class Programs:
@@ -25,27 +25,27 @@ class Programs:
         self.counted_verbs = os.path.join(build, "tests/support/counted_verbs/libcounted-verbs.so")
 
     def require(self):
-        absent = [path for path in vars(self).values() if not os.path.exists(path)]
-        if absent:
-            raise Failure(f"not built: {', '.join(absent)}")
+        missing = [path for path in vars(self).values() if not os.path.exists(path)]
+        if missing:
+            raise Failure(f"not built: {', '.join(missing)}")
 
     def run_eplb(self, *options):
         options = ("--mode", "direct", "--preset", "tiny-mixed", "--ranks", 2, "--layers", 3, "--timeout", 200, *options)
-        return [*YIELDING, self.eplb, "--plugin", self.plugin, *map(str, options)]
+        return [*LOW_PRIORITY, self.eplb, "--plugin", self.plugin, *map(str, options)]
 
     def run_kv(self, *options, plugin=None):
         options = ("--ranks", 2, "--requests", 4, "--tokens", 256, "--scale", 60, "--timeout", 200, *options)
-        options += ("--request-timeout-ms", 100000, "--rung-timeout-ms", 100000)
-        return [*YIELDING, self.kv, "--plugin", plugin or self.plugin, *map(str, options)]
+        options += ("--request-timeout-ms", 100000, "--stage-timeout-ms", 100000)
+        return [*LOW_PRIORITY, self.kv, "--plugin", plugin or self.plugin, *map(str, options)]
 
     def run_perf(self, operation, *options, plugin=None):
         return [self.perf, operation, "--plugin", plugin or self.plugin, *PAUSE, *map(str, options)]
 
 
 def counters(machine, device):
-    """What the kernel has counted on a device so far: its own name for a thing to how often."""
+    """The kernel's hardware counters of a device: name to value."""
     job = machine.run(f"cd {COUNTERS.format(device=device)} && grep . *")
-    expect(job.status == 0, f"no counters of {device} on {machine.name}: {job.output()}")
+    expect(job.status == 0, f"reading the counters of {device} failed on {machine.name}: {job.output()}")
     return {name: int(value) for name, value in re.findall(r"^(\w+):(\d+)$", job.output(), re.M)}
 
 
@@ -54,11 +54,11 @@ def changes(before, after):
 
 
 def succeed(job):
-    """Waits; gives the output of a command that must not fail."""
+    """Waits for the end of a command that must not fail; returns its output."""
     status = job.wait()
     if status != 0:
         meaning = f"did not end within {job.limit} s" if status in (124, 137) else f"exit status {status}"
-        raise Wrong(f"on {job.machine.name}: {meaning}\n{job.output()}")
+        raise CaseFailure(f"on {job.machine.name}: {meaning}\n{job.output()}")
     return job.output()
 
 
@@ -69,11 +69,11 @@ def expect_every_byte_right(output):
 def wait_until_listening(machine, port, limit=60):
     condition = f"grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
     job = machine.run(f"for i in $(seq {limit * 10}); do {condition} && exit 0; sleep 0.1; done; exit 1", limit + 5)
-    expect(job.status == 0, f"nobody listens at port {port} of {machine.name}")
+    expect(job.status == 0, f"no process listens at port {port} of {machine.name}")
 
 
 def report_googletest(report, title, job):
-    """Each of the program's cases becomes one of ours; so does an end that the cases do not explain."""
+    """Reports each case of a GoogleTest program, and as one more case whether the program ran to its end."""
     job.wait()
     output = job.output()
     failures = 0

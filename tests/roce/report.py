@@ -7,13 +7,13 @@ import traceback
 from machine import Failure
 
 
-class Wrong(Exception):
-    """A test case that failed, in words."""
+class CaseFailure(Exception):
+    """A test case failed. The text gives the reason."""
 
 
 def expect(condition, message):
     if not condition:
-        raise Wrong(message)
+        raise CaseFailure(message)
 
 
 class Report:
@@ -35,29 +35,29 @@ class Report:
 
     @contextlib.contextmanager
     def case(self, name):
-        """What its body raises makes it a failure. A machine that does not answer ends the suite."""
+        """An exception of the body fails the case. A failure of the machine also ends the suite."""
         started = time.monotonic()
         try:
             yield
-        except Wrong as wrong:
-            self.result(False, name, wrong)
+        except CaseFailure as failure:
+            self.result(False, name, failure)
         except Failure as failure:
             self.result(False, name, failure)
             raise
-        except Exception:  # of the suite itself: the cases after this one may still work
+        except Exception:  # an error of the suite itself: later cases may still pass
             self.result(False, name, traceback.format_exc())
         else:
             self.result(True, f"{name} ({time.monotonic() - started:.1f} s)")
 
     @contextlib.contextmanager
     def timed(self, part, machines):
-        """Notes how long its body took, and how long the host's processors worked for the machines meanwhile."""
+        """Prints the time of the body and the processor time of the machines."""
         started, before = time.monotonic(), [machine.processor_s() for machine in machines]
         try:
             yield
         finally:
             worked = sum(machine.processor_s() for machine in machines) - sum(before)
-            self.note(f"{part}: {time.monotonic() - started:.0f} s, {worked:.0f} s of a processor")
+            self.note(f"{part}: {time.monotonic() - started:.0f} s, {worked:.0f} s of processor time")
 
     def end(self):
         print(f"1..{self.count}", flush=True)

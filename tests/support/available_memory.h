@@ -1,4 +1,4 @@
-// For tests that touch gibibytes.
+// Available memory of the machine, for tests that need gibibytes.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace verbatim::test {
 
-// Bytes that the kernel would give without swapping; 0 when it does not say.
+// Bytes that can be allocated without swapping; 0 when the kernel does not report MemAvailable.
 inline std::size_t available_memory() {
   std::ifstream lines("/proc/meminfo");
   for (std::string name, rest; lines >> name && std::getline(lines, rest);) {

@@ -10,16 +10,16 @@
 #include <exception>
 #include <stdexcept>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 
 namespace verbatim::test {
 
-ChildEnd run_in_child(const Variables& variables, const std::function<int()>& body) {
+ChildResult run_in_child(const Variables& variables, const std::function<int()>& body) {
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("pipe");
   const UniqueFd read_end(ends[0]);
   UniqueFd write_end(ends[1]);
-  std::fflush(nullptr);  // or the child would print it again
+  std::fflush(nullptr);  // otherwise the child would print the buffered output again
   const pid_t child = fork();
   if (child < 0) throw std::runtime_error("fork");
   if (child == 0) {
@@ -33,18 +33,18 @@ ChildEnd run_in_child(const Variables& variables, const std::function<int()>& bo
     }
   }
   write_end.reset();
-  ChildEnd end;
+  ChildResult result;
   std::array<char, 512> text{};
   for (ssize_t length = 0; (length = read(read_end.get(), text.data(), text.size())) > 0;) {
-    end.told.append(text.data(), static_cast<std::size_t>(length));
+    result.stderr_text.append(text.data(), static_cast<std::size_t>(length));
   }
   int status = 0;
-  if (waitpid(child, &status, 0) == child && WIFEXITED(status)) end.status = WEXITSTATUS(status);
-  return end;
+  if (waitpid(child, &status, 0) == child && WIFEXITED(status)) result.status = WEXITSTATUS(status);
+  return result;
 }
 
 std::string check_in_child(const Variables& variables, const std::function<void()>& body) {
-  const ChildEnd end = run_in_child(variables, [&]() -> int {
+  const ChildResult result = run_in_child(variables, [&]() -> int {
     try {
       body();
     } catch (const std::exception& failure) {
@@ -53,8 +53,8 @@ std::string check_in_child(const Variables& variables, const std::function<void(
     std::fflush(nullptr);
     std::exit(testing::Test::HasFailure() ? EXIT_FAILURE : EXIT_SUCCESS);
   });
-  EXPECT_EQ(end.status, EXIT_SUCCESS) << "with " << testing::PrintToString(variables) << "\n" << end.told;
-  return end.told;
+  EXPECT_EQ(result.status, EXIT_SUCCESS) << "with " << testing::PrintToString(variables) << "\n" << result.stderr_text;
+  return result.stderr_text;
 }
 
 }  // namespace verbatim::test

@@ -1,4 +1,4 @@
-// What a process reads only once, such as its variables, is tested in a child of its own.
+// Runs test code in a forked child, for state that a process reads only once, such as environment variables.
 #pragma once
 
 #include <functional>
@@ -10,17 +10,17 @@ namespace verbatim::test {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-struct ChildEnd {
-  int status = -1;   // with which it exited; -1 when it ended in another way
-  std::string told;  // on stderr
+struct ChildResult {
+  int status = -1;  // exit status; -1 when the child did not exit by itself
+  std::string stderr_text;
 };
 
-// Runs `body` in a forked child, with these variables on top of the environment. What it returns is the exit status; an
-// exception that leaves it is told on stderr, and the status is 99.
-ChildEnd run_in_child(const Variables& variables, const std::function<int()>& body);
+// Runs `body` in a forked child with these variables added to the environment. The return value of `body` is the exit
+// status. An exception that leaves `body` is printed on stderr, and the status is 99.
+ChildResult run_in_child(const Variables& variables, const std::function<int()>& body);
 
-// The same for a body that checks: its failures, and an exception, are failures of this test. The child ends as
-// programs do. What it says on stderr is returned.
+// The same for a body with gtest checks: failed checks and exceptions in the child are failures of this test. The child
+// ends with std::exit, so its exit handlers run. Returns the child's stderr.
 std::string check_in_child(const Variables& variables, const std::function<void()>& body);
 
 }  // namespace verbatim::test

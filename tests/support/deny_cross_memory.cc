@@ -1,5 +1,6 @@
 // usage: deny_cross_memory COMMAND [ARGUMENT...]
-// Runs COMMAND where the system forbids processes to reach into each other's memory, as containers do.
+// Runs COMMAND under a seccomp filter that makes process_vm_readv and process_vm_writev fail with EPERM, as in
+// containers.
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

@@ -1,5 +1,5 @@
-// "The Nth call of this name fails", and so many after it: what stands between the plugin and what it calls asks `now`
-// in each call.
+// Makes the Nth call of a given name fail, and optionally calls after it. Libraries between the plugin and the
+// functions that it calls ask next_error() in each call.
 #pragma once
 
 #include <atomic>
@@ -14,24 +14,25 @@ class FailNth {
     disarm();
     error_ = error;
     times_ = times;
-    left_ = nth;
+    remaining_ = nth;
     call_ = call;
   }
   void disarm() { call_ = nullptr; }
-  // Since arm().
-  bool has_failed() const { return left_ <= 0; }
+  // Whether a call has failed since arm().
+  bool has_failed() const { return remaining_ <= 0; }
 
-  // The errno with which this call fails, else 0. Any thread.
-  int now(const char* name) {
+  // Counts this call. Returns the errno with which it must fail; 0 when it must not fail. May be called from any
+  // thread.
+  int next_error(const char* name) {
     const char* const wanted = call_;
     if (wanted == nullptr || std::strcmp(wanted, name) != 0) return 0;
-    const long left = --left_;
-    return left <= 0 && left > -times_ ? error_.load() : 0;
+    const long remaining = --remaining_;
+    return remaining <= 0 && remaining > -times_ ? error_.load() : 0;
   }
 
  private:
   std::atomic<const char*> call_{nullptr};
-  std::atomic<long> left_{0};
+  std::atomic<long> remaining_{0};
   std::atomic<long> times_{1};
   std::atomic<int> error_{0};
 };

@@ -14,7 +14,7 @@ namespace {
 
 FakeVerbs* g_current = nullptr;
 
-// The context is at the end of a verbs_context, as libibverbs has it, whether it says so or not.
+// The ibv_context is the last member of a verbs_context, as in libibverbs, also when abi_compat does not announce it.
 struct FakeContext {
   FakeDevice* device = nullptr;
   verbs_context extended = {};
@@ -26,7 +26,7 @@ FakeContext& of(ibv_context* context) {
   return *reinterpret_cast<FakeContext*>(bytes);
 }
 
-int answer(const char* verb) {
+int injected_errno(const char* verb) {
   return FakeVerbs::current().fails(verb) ? errno : 0;
 }
 
@@ -44,7 +44,7 @@ T* create(const char* verb, const char* object) {
 
 template <typename T>
 int destroy(const char* verb, const char* object, T* instance) {
-  if (const int error = answer(verb)) return error;
+  if (const int error = injected_errno(verb)) return error;
   FakeVerbs::current().count(object, -1);
   delete instance;
   return 0;
@@ -70,7 +70,7 @@ const char* get_device_name(ibv_device* device) {
 }
 
 int query_port_full(ibv_context* context, std::uint8_t port_num, ibv_port_attr* attributes, std::size_t bytes) {
-  if (const int error = answer("query_port")) return error;
+  if (const int error = injected_errno("query_port")) return error;
   const FakePort* port = port_of(context, port_num);
   if (port == nullptr) return EINVAL;
   if (port->query_errno != 0) return port->query_errno;
@@ -78,7 +78,7 @@ int query_port_full(ibv_context* context, std::uint8_t port_num, ibv_port_attr* 
   return 0;
 }
 
-// What the old call knew: everything up to `flags`.
+// The old call fills in only the fields before `flags`.
 int query_port(ibv_context* context, std::uint8_t port_num, _compat_ibv_port_attr* attributes) {
   return query_port_full(context, port_num, reinterpret_cast<ibv_port_attr*>(attributes),
                          offsetof(ibv_port_attr, flags));
@@ -108,11 +108,11 @@ int close_device(ibv_context* context) {
 }
 
 int fork_init() {
-  return answer("fork_init");
+  return injected_errno("fork_init");
 }
 
 int query_device(ibv_context* context, ibv_device_attr* attributes) {
-  if (const int error = answer("query_device")) return error;
+  if (const int error = injected_errno("query_device")) return error;
   *attributes = of(context).device->attributes;
   attributes->phys_port_cnt = static_cast<std::uint8_t>(of(context).device->ports.size());
   return 0;
@@ -136,7 +136,7 @@ int query_gid(ibv_context* context, std::uint8_t port_num, int index, ibv_gid* g
 
 int query_gid_ex(ibv_context* context, std::uint32_t port_num, std::uint32_t index, ibv_gid_entry* entry, std::uint32_t,
                  std::size_t) {
-  if (const int error = answer("query_gid_ex")) return error;
+  if (const int error = injected_errno("query_gid_ex")) return error;
   const auto* slot = slot_of(context, port_num, index);
   if (slot == nullptr || !slot->has_value()) return ENODATA;
   *entry = **slot;
@@ -145,7 +145,7 @@ int query_gid_ex(ibv_context* context, std::uint32_t port_num, std::uint32_t ind
 
 int query_pkey(ibv_context*, std::uint8_t, int, __be16* pkey) {
   *pkey = htobe16(0xffff);
-  return answer("query_pkey");
+  return injected_errno("query_pkey");
 }
 
 ibv_pd* alloc_pd(ibv_context* context) {
@@ -193,7 +193,7 @@ ibv_mr* reg_mr_iova2(ibv_pd* pd, void* address, std::size_t bytes, std::uint64_t
 
 ibv_mr* reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t bytes, std::uint64_t iova, int fd, int access) {
   const int error = of(pd->context).device->dmabuf_errno;
-  const bool aligned = offset % 4096 == iova % 4096;  // the kernel demands it
+  const bool aligned = offset % 4096 == iova % 4096;  // the kernel requires this
   if (error != 0 || fd < 0 || !aligned) {
     errno = error != 0 ? error : fd < 0 ? EBADF : EINVAL;
     return nullptr;
@@ -222,11 +222,11 @@ int destroy_cq(ibv_cq* cq) {
   return destroy("destroy_cq", "cq", cq);
 }
 
-ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
+ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attributes) {
   static std::atomic<std::uint32_t> numbers{100};
-  FakeVerbs::current().record(*wanted);
+  FakeVerbs::current().record(*attributes);
   const FakeDevice& device = *of(pd->context).device;
-  if (wanted->cap.max_inline_data > device.max_inline) {
+  if (attributes->cap.max_inline_data > device.max_inline) {
     errno = EINVAL;
     return nullptr;
   }
@@ -240,18 +240,18 @@ ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wanted) {
   if (qp == nullptr) return nullptr;
   qp->context = pd->context;
   qp->pd = pd;
-  qp->send_cq = wanted->send_cq;
-  qp->recv_cq = wanted->recv_cq;
+  qp->send_cq = attributes->send_cq;
+  qp->recv_cq = attributes->recv_cq;
   qp->qp_num = numbers.fetch_add(1);
   if (FakeVerbs& fake = FakeVerbs::current(); fake.qp_number) {
     qp->qp_num = fake.qp_number(static_cast<std::uint32_t>(fake.calls("create_qp")));
   }
-  wanted->cap.max_inline_data = device.max_inline;  // devices grant what they have
+  attributes->cap.max_inline_data = device.max_inline;  // a device reports its own maximum
   return qp;
 }
 
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
-  if (const int error = answer("modify_qp")) return error;
+  if (const int error = injected_errno("modify_qp")) return error;
   if ((mask & IBV_QP_STATE) != 0) qp->state = attributes->qp_state;
   FakeVerbs::current().record(FakeVerbs::Modification{*attributes, mask});
   return 0;
@@ -259,7 +259,7 @@ int modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
 
 int query_qp(ibv_qp* qp, ibv_qp_attr* attributes, int, ibv_qp_init_attr*) {
   attributes->qp_state = qp->state;
-  return answer("query_qp");
+  return injected_errno("query_qp");
 }
 
 int destroy_qp(ibv_qp* qp) {
@@ -404,9 +404,9 @@ void FakeVerbs::record(Modification modification) {
   modifications_.push_back(modification);
 }
 
-void FakeVerbs::record(const ibv_qp_init_attr& wanted) {
+void FakeVerbs::record(const ibv_qp_init_attr& attributes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  created_qps_.push_back(wanted);
+  created_qps_.push_back(attributes);
 }
 
 std::vector<FakeVerbs::Registration> FakeVerbs::registrations() const {

@@ -1,6 +1,6 @@
-// The control verbs in memory, for unit tests: devices that a test describes, failures that it asks for, and a record
-// of what was registered and set. It moves no data (softverbs does). One instance at a time; the verbs may be called
-// from any thread, but devices and failures are set up before.
+// The control verbs in memory, for unit tests: devices that the test describes, failures that it requests, and a record
+// of registrations, QP creations and modifications. It transfers no data (softverbs does). Only one instance exists at
+// a time. The verbs may be called from any thread; devices and failures must be set up before.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "verbs/library.h"
+#include "verbs/verbs.h"
 
 namespace verbatim {
 
@@ -37,9 +37,9 @@ struct FakeDevice {
   ibv_device_attr attributes = {};
   std::vector<FakePort> ports;
   bool extended = true;           // whether its context is a verbs_context with query_port
-  int dmabuf_errno = EOPNOTSUPP;  // what reg_dmabuf_mr answers; 0: it registers any fd but -1, which is EBADF
+  int dmabuf_errno = EOPNOTSUPP;  // error of reg_dmabuf_mr; 0: any fd is registered, except -1, which is EBADF
   std::uint32_t max_inline = 64;
-  int ece_errno = EOPNOTSUPP;  // of query_ece and set_ece
+  int ece_errno = EOPNOTSUPP;  // error of query_ece and set_ece
 };
 
 ibv_gid_entry fake_gid(const std::string& ipv6, unsigned type);  // IBV_GID_TYPE_*
@@ -56,21 +56,21 @@ class FakeVerbs {
   // The function table; optional verbs may be set to nullptr by the test.
   Verbs table;
 
-  // Verb without "ibv_" -> errno with which every call of it fails.
+  // Name of a verb without "ibv_" -> errno with which every call of this verb fails.
   std::map<std::string, int> failures;
 
-  // What create_qp fails with, 0: it does not. Unset: as `failures` says.
+  // Returns the errno with which create_qp fails; 0 when it does not fail. Unset: only `failures` decides.
   std::function<int()> on_create_qp;
 
-  // The number of a new QP from the count of those made before. Unset: rising.
+  // Returns the number of a new QP, given how many create_qp calls there were. Unset: increasing numbers.
   std::function<std::uint32_t(std::uint32_t)> qp_number;
 
-  // Called by reg_mr, reg_mr_iova2 and reg_dmabuf_mr before they answer.
+  // Called at the start of reg_mr, reg_mr_iova2 and reg_dmabuf_mr.
   std::function<void()> on_register;
 
   struct Registration {
     std::string verb;
-    std::uintptr_t address = 0;  // of a dma-buf: the iova
+    std::uintptr_t address = 0;  // for a dma-buf: the iova
     std::size_t bytes = 0;
     unsigned access = 0;
     int fd = -1;
@@ -84,20 +84,20 @@ class FakeVerbs {
     int mask;
   };
   std::vector<Modification> modifications() const;
-  std::vector<ibv_qp_init_attr> created_qps() const;  // as asked for, refused ones included
+  std::vector<ibv_qp_init_attr> created_qps() const;  // the arguments of every create_qp call, also of failed ones
   std::optional<ibv_ece> ece_set;
 
-  // Objects that are alive, by name: "context", "pd", "mr", "cq", "qp".
+  // Number of objects that exist, by kind: "context", "pd", "mr", "cq", "qp", "list".
   int live(const std::string& object) const;
   int calls(const std::string& verb) const;
 
-  // For the verbs themselves.
+  // Called by the fake verbs themselves.
   std::vector<std::unique_ptr<FakeDevice>>& devices() { return devices_; }
-  bool fails(const char* verb);  // counts the call; sets errno when it is to fail
+  bool fails(const char* verb);  // counts the call; sets errno when it must fail
   void count(const char* object, int change);
   void record(Registration registration);
   void record(Modification modification);
-  void record(const ibv_qp_init_attr& wanted);
+  void record(const ibv_qp_init_attr& attributes);
   static FakeVerbs& current();
 
  private:

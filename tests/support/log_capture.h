@@ -1,4 +1,4 @@
-// Collects the lines that are logged while it lives, from any thread.
+// Collects the lines that any thread logs during the lifetime of a LogCapture.
 #pragma once
 
 #include <mutex>
@@ -13,7 +13,7 @@ class LogCapture {
  public:
   LogCapture() {
     lines().clear();
-    set_log_sink(take);
+    set_log_sink(add_line);
   }
   ~LogCapture() { set_log_sink(nullptr); }
   LogCapture(const LogCapture&) = delete;
@@ -22,7 +22,7 @@ class LogCapture {
   std::vector<std::string> warnings() const { return of(LogLevel::kWarn); }
   std::vector<std::string> infos() const { return of(LogLevel::kInfo); }
 
-  // The only warning; a text that says so when there were none or several.
+  // The warning when there is exactly one; otherwise a text with the number of warnings.
   std::string only_warning() const {
     const std::vector<std::string> all = warnings();
     return all.size() == 1 ? all.front() : std::to_string(all.size()) + " warnings";
@@ -42,7 +42,7 @@ class LogCapture {
     static std::vector<Line> instance;
     return instance;
   }
-  static void take(LogLevel level, const char*, int, const char* text) {
+  static void add_line(LogLevel level, const char*, int, const char* text) {
     const std::lock_guard<std::mutex> lock(mutex());
     lines().push_back({level, text});
   }

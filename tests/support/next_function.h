@@ -1,5 +1,5 @@
-// For a program that defines a function of the C library itself, so that the plugin finds that one first: the function
-// that it stands before.
+// For a test program that defines a function of the C library itself, so that the plugin calls the program's version:
+// finds the original function.
 #pragma once
 
 #include <dlfcn.h>
@@ -8,7 +8,7 @@
 
 namespace verbatim::test {
 
-// A sanitizer has its own in between, which must see what is real.
+// A sanitizer has an interceptor for the function, which must see the calls that are forwarded.
 template <typename Function>
 Function next_function(const char* name) {
   const std::string intercepted = std::string("__interceptor_") + name;

@@ -1,4 +1,4 @@
-// A directory of the running test's own, removed with everything in it.
+// A directory for the running test. The destructor removes it with its contents.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,11 +20,11 @@ class ScratchDirectory {
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  // Several builds may run their tests side by side.
+  // The pid makes the name unique when several builds run their tests at the same time.
   static std::string name() {
     std::string name =
         "verbatim-" + std::to_string(getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::replace(name.begin(), name.end(), '/', '-');  // of a test with a parameter
+    std::replace(name.begin(), name.end(), '/', '-');  // names of parameterized tests contain a slash
     return name;
   }
 

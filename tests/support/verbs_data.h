@@ -1,4 +1,5 @@
-// Bytes that give a wrong placement away: contents depend on a seed and on the position, guards surround every buffer.
+// Test data that makes a misplaced byte detectable: contents depend on a seed and on the position, and guard bytes
+// surround every buffer.
 #pragma once
 
 #include <cstddef>
@@ -10,18 +11,18 @@
 
 namespace verbatim::test {
 
-// The byte that belongs at `position` of pattern `seed`. Has no short period in either.
+// The byte at `position` of pattern `seed`. It has no short period in either argument.
 std::byte pattern_byte(std::uint64_t seed, std::uint64_t position);
 
-// Writes pattern `seed` into `bytes`, whose first byte is position `start`.
+// Writes pattern `seed` into `bytes`; the first byte has position `start`.
 void fill_pattern(std::span<std::byte> bytes, std::uint64_t seed, std::uint64_t start = 0);
 
-// Index of the first byte that is not pattern `seed`.
+// Index of the first byte that differs from pattern `seed`.
 std::optional<std::size_t> find_wrong_byte(std::span<const std::byte> bytes, std::uint64_t seed,
                                            std::uint64_t start = 0);
 
-// A payload of `size` bytes at `misalign` bytes after a page boundary, with a poisoned guard of at least a page on both
-// sides and a payload poisoned likewise until it is filled.
+// A payload of `size` bytes that starts `misalign` bytes after a page boundary, with a guard of at least one page on
+// both sides. Guards and payload are filled with kPoison at first.
 class GuardedBuffer {
  public:
   static constexpr std::byte kPoison{0xA5};
@@ -34,8 +35,8 @@ class GuardedBuffer {
   std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(data()); }
   void poison() const;
 
-  // Empty when every guard byte, and every payload byte outside [offset, offset + length), still is poison; else a
-  // line that names the first one that is not.
+  // Checks that every guard byte, and every payload byte outside [offset, offset + length), is still kPoison. Returns
+  // an empty string, or a line that names the first changed byte.
   std::string untouched_outside(std::size_t offset, std::size_t length) const;
 
  private:

@@ -12,27 +12,27 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-[[noreturn]] void give_up(const std::string& what) {
-  throw std::runtime_error(what + ": " + std::strerror(errno));  // gtest turns it into a failure of the test
+[[noreturn]] void throw_errno(const std::string& what) {
+  throw std::runtime_error(what + ": " + std::strerror(errno));  // gtest reports it as a failure of the test
 }
 
 template <typename T>
 T owned(typename T::pointer object, const char* verb) {
-  if (object == nullptr) give_up(verb);
+  if (object == nullptr) throw_errno(verb);
   return T(object);
 }
 
 void check(int result, const char* verb) {
   if (result == 0) return;
   errno = result;
-  give_up(verb);
+  throw_errno(verb);
 }
 
 bool is_roce_v2(const ibv_gid_entry& entry) {
   return entry.gid_type == IBV_GID_TYPE_ROCE_V2;
 }
 
-// Fills in the first active port and its GID; false when there is none.
+// Fills in the first active port and its GID; false when no port is active.
 bool describe(Device& device) {
   check(verbs().query_device(device.context.get(), &device.attr), "ibv_query_device");
   for (std::uint8_t port = 1; port <= device.attr.phys_port_cnt; ++port) {
@@ -63,7 +63,7 @@ void expect_destroyed(int result, const char* what) {
 Device open_device(unsigned ordinal) {
   int count = 0;
   ibv_device** const list = verbs().get_device_list(&count);
-  if (list == nullptr) give_up("ibv_get_device_list");
+  if (list == nullptr) throw_errno("ibv_get_device_list");
   const std::unique_ptr<ibv_device*, void (*)(ibv_device**)> list_owner(list, verbs().free_device_list);
   for (int i = 0; i < count; ++i) {
     Device device;
@@ -115,7 +115,7 @@ Endpoint::Endpoint(const Device& device, const EndpointOptions& options) : devic
   ibv_pd* const pd = options_.pd != nullptr ? options_.pd : device.pd.get();
   if (options_.send_ops) {
     ibv_qp_init_attr_ex extended{};
-    std::memcpy(&extended, &attr, sizeof attr);  // it begins alike
+    std::memcpy(&extended, &attr, sizeof attr);  // both structs begin with the same fields
     extended.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     extended.pd = pd;
     extended.send_ops_flags = *options_.send_ops;
@@ -128,7 +128,7 @@ Endpoint::Endpoint(const Device& device, const EndpointOptions& options) : devic
 }
 
 Address Endpoint::address() const {
-  const std::uint32_t some_psn = (qp_->qp_num * 2654435761U) & 0xFFFFFF;  // any 24 bits, unlike the peer's
+  const std::uint32_t some_psn = (qp_->qp_num * 2654435761U) & 0xFFFFFF;  // any 24 bits that differ from the peer's
   return {qp_->qp_num, options_.psn.value_or(some_psn), device_->port.lid,
           device_->is_roce() ? std::uint16_t{1} : std::uint16_t{0}, device_->gid};
 }
@@ -262,12 +262,12 @@ int post_srq_recv(ibv_srq* srq, std::vector<ibv_sge> sges, std::uint64_t wr_id) 
                       wr_id);
 }
 
-std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds patience) {
+std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds timeout) {
   std::vector<ibv_wc> found;
-  const auto deadline = Clock::now() + patience;
+  const auto deadline = Clock::now() + timeout;
   while (found.size() < count) {
     ibv_wc wc;
-    std::memset(&wc, 0xA5, sizeof(wc));  // a field that the device owes us and does not write shows
+    std::memset(&wc, 0xA5, sizeof(wc));  // makes a field visible that the device should write and does not
     const int polled = ibv_poll_cq(cq, 1, &wc);
     if (polled == 1) {
       found.push_back(wc);
@@ -278,7 +278,7 @@ std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds patience) {
       break;
     }
     if (Clock::now() > deadline) {
-      ADD_FAILURE() << "only " << found.size() << " of " << count << " completions in " << patience.count() << " ms";
+      ADD_FAILURE() << "only " << found.size() << " of " << count << " completions in " << timeout.count() << " ms";
       break;
     }
     sched_yield();
@@ -286,8 +286,8 @@ std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds patience) {
   return found;
 }
 
-ibv_wc poll_one(ibv_cq* cq, Milliseconds patience) {
-  const std::vector<ibv_wc> found = poll(cq, 1, patience);
+ibv_wc poll_one(ibv_cq* cq, Milliseconds timeout) {
+  const std::vector<ibv_wc> found = poll(cq, 1, timeout);
   if (!found.empty()) return found.front();
   ibv_wc none{};
   none.wr_id = kNoWr;
@@ -300,19 +300,19 @@ bool stays_empty(ibv_cq* cq, Milliseconds time) {
   do {
     ibv_wc wc{};
     if (ibv_poll_cq(cq, 1, &wc) != 0) return false;
-    timespec nap{0, 100'000};
-    nanosleep(&nap, nullptr);
+    timespec pause{0, 100'000};
+    nanosleep(&pause, nullptr);
   } while (Clock::now() < deadline);
   return true;
 }
 
-bool readable(int fd, Milliseconds patience) {
+bool readable(int fd, Milliseconds timeout) {
   pollfd poller{fd, POLLIN, 0};
-  return ::poll(&poller, 1, static_cast<int>(patience.count())) == 1;
+  return ::poll(&poller, 1, static_cast<int>(timeout.count())) == 1;
 }
 
-std::optional<ibv_async_event> next_async_event(ibv_context* context, Milliseconds patience) {
-  while (readable(context->async_fd, patience)) {
+std::optional<ibv_async_event> next_async_event(ibv_context* context, Milliseconds timeout) {
+  while (readable(context->async_fd, timeout)) {
     ibv_async_event event{};
     check(verbs().get_async_event(context, &event) == 0 ? 0 : errno, "ibv_get_async_event");
     verbs().ack_async_event(&event);

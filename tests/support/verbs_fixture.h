@@ -1,6 +1,6 @@
-// What tests of a verbs device are made of: owned objects, an RC endpoint in three calls, work requests in one.
-// A step that a test relies on (opening, creating, connecting) records a test failure and throws when it fails, so that
-// the test ends there.
+// Building blocks for tests of a verbs device: owned objects, an RC endpoint that connects in three calls, functions
+// that post one work request. When a set-up step (opening, creating, connecting) fails, it throws; gtest then ends the
+// test with a failure.
 #pragma once
 
 #include <chrono>
@@ -37,7 +37,7 @@ using Qp = std::unique_ptr<ibv_qp, Destroy<ibv_qp, &VerbsLibrary::destroy_qp>>;
 
 constexpr int kAllAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
-// An open device with its first active port, and the address that others reach it by.
+// An open device with its first active port and the GID of this port.
 struct Device {
   Context context;
   ibv_device_attr attr{};
@@ -50,7 +50,7 @@ struct Device {
   bool is_roce() const { return port.link_layer == IBV_LINK_LAYER_ETHERNET; }
 };
 
-// The `ordinal`-th device that has an active port. Its GID: the first one, on RoCE the first of RoCE v2.
+// The `ordinal`-th device that has an active port, with the first GID of the port; on RoCE the first RoCE v2 GID.
 Device open_device(unsigned ordinal = 0);
 
 Pd alloc_pd(const Device& device);
@@ -58,7 +58,7 @@ Mr reg_mr(ibv_pd* pd, void* address, std::size_t length, int access = kAllAccess
 Cq create_cq(const Device& device, unsigned cqe = 256, ibv_comp_channel* channel = nullptr, void* cq_context = nullptr);
 Srq create_srq(ibv_pd* pd, unsigned max_wr = 16, unsigned max_sge = 4);
 
-// A guarded buffer whose payload, exactly, is one memory region.
+// A guarded buffer; exactly its payload is registered as one memory region.
 struct Region {
   Region(ibv_pd* pd, std::size_t size, std::size_t misalign = 0, int access = kAllAccess)
       : buffer(size, misalign), mr(reg_mr(pd, buffer.data(), size, access)) {}
@@ -77,7 +77,7 @@ struct Region {
   Mr mr;
 };
 
-// Where a peer finds a QP. Plain bytes: it travels between processes.
+// The address of a QP for its peer. Trivially copyable, because it is sent between processes.
 struct Address {
   std::uint32_t qp_num;
   std::uint32_t psn;
@@ -86,12 +86,13 @@ struct Address {
   ibv_gid gid;
 };
 
-// Reliability settings of one QP, in the units of ibv_qp_attr. The defaults wait 0.5 s for a silent peer.
+// Reliability settings of one QP, in the units of ibv_qp_attr. With the defaults a peer that does not respond is given
+// up after 0.5 s.
 struct Timers {
-  std::uint8_t timeout = 14;        // 4.096 us * 2^14 = 67 ms a try
-  std::uint8_t retry_count = 7;     // tries after the first
-  std::uint8_t rnr_retry = 7;       // 7: for ever
-  std::uint8_t min_rnr_timer = 12;  // 0.64 ms, told to the peer
+  std::uint8_t timeout = 14;        // 4.096 us * 2^14 = 67 ms per attempt
+  std::uint8_t retry_count = 7;     // attempts after the first one
+  std::uint8_t rnr_retry = 7;       // 7: no limit
+  std::uint8_t min_rnr_timer = 12;  // 0.64 ms; the peer waits this long after an RNR NAK
 };
 
 struct EndpointOptions {
@@ -103,18 +104,19 @@ struct EndpointOptions {
   bool signal_all = false;
   int access = kAllAccess;
   Timers timers{};
-  std::optional<std::uint32_t> psn = std::nullopt;  // first sequence number sent; of some value when not given
-  ibv_pd* pd = nullptr;                             // the device's own when null, as with the CQs
+  std::optional<std::uint32_t> psn = std::nullopt;  // first PSN sent; derived from the QP number when not given
+  ibv_pd* pd = nullptr;                             // null: the device's PD; for CQs, own ones
   ibv_cq* send_cq = nullptr;
   ibv_cq* recv_cq = nullptr;
   ibv_srq* srq = nullptr;
-  std::optional<std::uint64_t> send_ops = std::nullopt;  // made by ibv_create_qp_ex for these ibv_wr_* calls
+  // When given, ibv_create_qp_ex creates the QP with these send operations.
+  std::optional<std::uint64_t> send_ops = std::nullopt;
 };
 
-// What ibv_create_qp_ex does; nullptr and EOPNOTSUPP on a device without it.
+// The same as ibv_create_qp_ex; nullptr and EOPNOTSUPP on a device without extended QPs.
 ibv_qp* create_qp_ex(ibv_context* context, ibv_qp_init_attr_ex& attr);
 
-// One RC QP, with a CQ for each direction unless it was given some.
+// One RC QP, with its own CQ for each direction unless the options name one.
 class Endpoint {
  public:
   explicit Endpoint(const Device& device, const EndpointOptions& options = {});
@@ -135,7 +137,7 @@ class Endpoint {
   void connect(const Address& peer);
   void destroy() { qp_.reset(); }
 
-  // The attributes and masks of the three steps, for tests that vary them.
+  // The attributes of the three state transitions, for tests that change them.
   ibv_qp_attr init_attr() const;
   ibv_qp_attr rtr_attr(const Address& peer) const;
   ibv_qp_attr rts_attr() const;
@@ -171,22 +173,22 @@ int post(ibv_qp* qp, ibv_wr_opcode opcode, std::vector<ibv_sge> sges, const Send
 int post_recv(ibv_qp* qp, std::vector<ibv_sge> sges, std::uint64_t wr_id = 0);
 int post_srq_recv(ibv_srq* srq, std::vector<ibv_sge> sges, std::uint64_t wr_id = 0);
 
-constexpr Milliseconds kPatience = 5s;  // no completion that is due takes longer, on however busy a machine
+constexpr Milliseconds kCompletionTimeout = 5s;  // long enough for any expected completion, also on a busy machine
 
-// Polls for `count` completions; a test failure and fewer of them when they do not come.
-std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds patience = kPatience);
-// One completion; with a wr_id of kNoWr when there is none.
-ibv_wc poll_one(ibv_cq* cq, Milliseconds patience = kPatience);
+// Polls for `count` completions. When they do not arrive in time: a test failure, and fewer completions.
+std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds timeout = kCompletionTimeout);
+// Polls for one completion. When none arrives in time: a test failure, and a wr_id of kNoWr.
+ibv_wc poll_one(ibv_cq* cq, Milliseconds timeout = kCompletionTimeout);
 constexpr std::uint64_t kNoWr = ~std::uint64_t{0};
-// True when the queue is empty and stays so for `time`.
+// True when the CQ is empty and stays empty for `time`.
 bool stays_empty(ibv_cq* cq, Milliseconds time = 5ms);
 
-// The next asynchronous event, acknowledged at once; IBV_EVENT_COMM_EST is skipped, as it may come or not.
-std::optional<ibv_async_event> next_async_event(ibv_context* context, Milliseconds patience = kPatience);
-// A test failure unless that is the next one; gives what it is about.
+// The next asynchronous event, already acknowledged. Skips IBV_EVENT_COMM_EST, which a device need not raise.
+std::optional<ibv_async_event> next_async_event(ibv_context* context, Milliseconds timeout = kCompletionTimeout);
+// A test failure unless the next asynchronous event has this type. Returns the object that it names.
 decltype(ibv_async_event::element) expect_async_event(ibv_context* context, ibv_event_type type);
 
 // True when `fd` becomes readable in time.
-bool readable(int fd, Milliseconds patience);
+bool readable(int fd, Milliseconds timeout);
 
 }  // namespace verbatim::test

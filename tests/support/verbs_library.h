@@ -1,12 +1,12 @@
-// The verbs library under test: opened by path at run time, so that the same tests judge any libibverbs and never link
-// one. The path is VERBS_TEST_LIBRARY.
+// The verbs library under test. It is opened at run time by the path in VERBS_TEST_LIBRARY, so that the same tests can
+// check any libibverbs without linking one.
 #pragma once
 
 #include <infiniband/verbs.h>
 
 namespace verbatim::test {
 
-// name, symbol version that programs built against rdma-core ask for
+// name, symbol version that programs built against rdma-core request
 #define VERBATIM_TEST_VERBS(X)           \
   X(get_device_list, "IBVERBS_1.1")      \
   X(free_device_list, "IBVERBS_1.1")     \
@@ -61,10 +61,11 @@ struct VerbsLibrary {
   decltype(&_ibv_query_gid_table) query_gid_table = nullptr;
 };
 
-// Opened on first use and kept; a missing library or symbol ends the program with one line that says which.
+// Opened on first use and never closed. A missing library or symbol ends the program with one line that names it.
 const VerbsLibrary& verbs();
 
-// What the header's ibv_query_port() does, without its link-time fallback: the extended entry, EOPNOTSUPP without one.
+// The same as the header's ibv_query_port() without its link-time fallback: calls the extended entry of the context;
+// EOPNOTSUPP without one.
 int query_port(ibv_context* context, unsigned port_num, ibv_port_attr* attr);
 
 }  // namespace verbatim::test

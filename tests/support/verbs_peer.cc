@@ -23,7 +23,7 @@ constexpr int kPeerSocket = 3;
 
 }  // namespace
 
-enum class PeerOrder : std::uint32_t {
+enum class PeerCommand : std::uint32_t {
   kOpen,
   kAddress,
   kConnect,
@@ -39,11 +39,11 @@ enum class PeerOrder : std::uint32_t {
   kStream,
   kEcho,
   kPing,
-  kRunAway,
+  kExitWithoutCleanup,
 };
 
 struct Peer::Request {
-  PeerOrder order{};
+  PeerCommand command{};
   std::uint32_t qp = 0;
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
@@ -62,7 +62,7 @@ struct Peer::Reply {
   ibv_wc wc;
 };
 
-// What the peer process holds.
+// The objects of the peer process; it serves one request at a time.
 class PeerService {
  public:
   explicit PeerService(const Peer::Options& options)
@@ -78,56 +78,56 @@ class PeerService {
       if (request.length == 0) return {};
       return {region_.sge(request.offset, request.length)};
     };
-    switch (request.order) {
-      case PeerOrder::kOpen:
+    switch (request.command) {
+      case PeerCommand::kOpen:
         reply.number = region_.address();
         reply.rkey = region_.mr->rkey;
         break;
-      case PeerOrder::kAddress:
+      case PeerCommand::kAddress:
         reply.address = endpoint.address();
         break;
-      case PeerOrder::kConnect:
+      case PeerCommand::kConnect:
         endpoint.connect(request.address);
         break;
-      case PeerOrder::kPoison:
+      case PeerCommand::kPoison:
         region_.buffer.poison();
         break;
-      case PeerOrder::kFill:
+      case PeerCommand::kFill:
         fill_pattern(range(), request.number);
         break;
-      case PeerOrder::kFindWrongByte: {
+      case PeerCommand::kFindWrongByte: {
         const auto wrong = verbatim::test::find_wrong_byte(range(), request.number);
         reply.result = wrong.has_value();
         reply.number = wrong.value_or(0);
         break;
       }
-      case PeerOrder::kUntouchedOutside:
+      case PeerCommand::kUntouchedOutside:
         reply.result = region_.buffer.untouched_outside(request.offset, request.length).empty();
         break;
-      case PeerOrder::kPostRecv:
+      case PeerCommand::kPostRecv:
         reply.result = verbatim::test::post_recv(endpoint.qp(), sges(), request.number);
         break;
-      case PeerOrder::kPost:
+      case PeerCommand::kPost:
         reply.result = verbatim::test::post(endpoint.qp(), request.opcode, sges(), request.send);
         break;
-      case PeerOrder::kPollSent:
+      case PeerCommand::kPollSent:
         reply.wc = poll_one(endpoint.send_cq());
         break;
-      case PeerOrder::kPollReceived:
+      case PeerCommand::kPollReceived:
         reply.wc = poll_one(endpoint.recv_cq());
         break;
-      case PeerOrder::kDeregister:
+      case PeerCommand::kDeregister:
         region_.mr.reset();
         reply.result = !verbatim::test::find_wrong_byte(range(), request.number);
         region_.buffer.poison();
         break;
-      case PeerOrder::kStream:
+      case PeerCommand::kStream:
         stream(endpoint, request.send);
         break;
-      case PeerOrder::kEcho:
+      case PeerCommand::kEcho:
         reply.result = exchange(endpoint, request.number, false);
         break;
-      case PeerOrder::kPing: {
+      case PeerCommand::kPing: {
         timespec start{};
         timespec end{};
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &start);
@@ -137,7 +137,7 @@ class PeerService {
         reply.number = static_cast<std::uint64_t>(used) / request.number;
         break;
       }
-      case PeerOrder::kRunAway:
+      case PeerCommand::kExitWithoutCleanup:
         std::exit(EXIT_SUCCESS);
     }
     return reply;
@@ -155,15 +155,16 @@ class PeerService {
         const std::size_t length = kind == IBV_WR_SEND ? 64 : region_.buffer.size();
         if (verbatim::test::post(endpoint.qp(), kind, {region_.sge(0, length)}, remote) != 0) return;
       }
-      if (!take(endpoint.send_cq(), outstanding)) return;
-      unsigned received = 1;
-      if (!take(endpoint.recv_cq(), received)) return;
-      if (received == 0 && verbatim::test::post_recv(endpoint.qp(), {region_.sge(0, 64)}) != 0) return;
+      if (!poll_once(endpoint.send_cq(), outstanding)) return;
+      unsigned awaited = 1;
+      if (!poll_once(endpoint.recv_cq(), awaited)) return;
+      if (awaited == 0 && verbatim::test::post_recv(endpoint.qp(), {region_.sge(0, 64)}) != 0) return;
     }
   }
 
-  // Takes what one look at the queue finds off `outstanding`; false when it has failed.
-  static bool take(ibv_cq* cq, unsigned& outstanding) {
+  // Polls once and subtracts a completion that was found from `outstanding`; false when the poll or the completion
+  // failed.
+  static bool poll_once(ibv_cq* cq, unsigned& outstanding) {
     ibv_wc wc{};
     const int polled = ibv_poll_cq(cq, 1, &wc);
     if (polled < 0 || (polled == 1 && wc.status != IBV_WC_SUCCESS)) return false;
@@ -195,7 +196,7 @@ class PeerService {
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
 };
 
-// Before the library starts threads: they inherit it.
+// Called before the library starts threads, because threads inherit the affinity.
 void run_on_first_cores(unsigned cores) {
   if (cores == 0) return;
   cpu_set_t set;
@@ -205,7 +206,7 @@ void run_on_first_cores(unsigned cores) {
 }
 
 int run_peer() {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a peer in the middle of a stream does not notice that the test is gone
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a peer that streams does not read its socket, so it would not see the test's end
   std::unique_ptr<PeerService> service;
   Peer::Request request{};
   while (recv(kPeerSocket, &request, sizeof(request), 0) == sizeof(request)) {
@@ -229,10 +230,10 @@ Peer::Peer(const Options& options) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) throw std::runtime_error("socketpair");
   socket_.reset(ends[0]);
-  const UniqueFd theirs(ends[1]);
+  const UniqueFd peer_end(ends[1]);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, theirs.get(), kPeerSocket);
+  posix_spawn_file_actions_adddup2(&actions, peer_end.get(), kPeerSocket);
   std::string argument(kPeerArgument);
   std::string name("verbs-peer");
   char* const argv[] = {name.data(), argument.data(), nullptr};
@@ -240,15 +241,15 @@ Peer::Peer(const Options& options) {
   posix_spawn_file_actions_destroy(&actions);
   if (result != 0) throw std::runtime_error("posix_spawn");
   Request request{};
-  request.order = PeerOrder::kOpen;
+  request.command = PeerCommand::kOpen;
   request.options = options;
-  const Reply reply = ask(request);
+  const Reply reply = request_reply(request);
   region_ = reply.number;
   rkey_ = reply.rkey;
   for (std::uint32_t qp = 0; qp < options.qps; ++qp) {
-    request.order = PeerOrder::kAddress;
+    request.command = PeerCommand::kAddress;
     request.qp = qp;
-    addresses_.push_back(ask(request).address);
+    addresses_.push_back(request_reply(request).address);
   }
 }
 
@@ -258,73 +259,77 @@ Peer::~Peer() {
 
 void Peer::send(const Request& request) {
   if (::send(socket_.get(), &request, sizeof(request), MSG_NOSIGNAL) != sizeof(request)) {
-    throw std::runtime_error("the peer process is gone");
+    throw std::runtime_error("the peer process has ended");
   }
 }
 
 Peer::Reply Peer::await_reply() {
   Reply reply{};
-  if (!readable(socket_.get(), 2 * kPatience) || recv(socket_.get(), &reply, sizeof(reply), 0) != sizeof(reply)) {
-    throw std::runtime_error("the peer process does not answer");
+  if (!readable(socket_.get(), 2 * kCompletionTimeout) ||
+      recv(socket_.get(), &reply, sizeof(reply), 0) != sizeof(reply)) {
+    throw std::runtime_error("the peer process does not reply");
   }
   return reply;
 }
 
-Peer::Reply Peer::ask(const Request& request) {
+Peer::Reply Peer::request_reply(const Request& request) {
   send(request);
   return await_reply();
 }
 
 void Peer::connect(const Address& remote, std::uint32_t qp) {
-  ask({.order = PeerOrder::kConnect, .qp = qp, .address = remote});
+  request_reply({.command = PeerCommand::kConnect, .qp = qp, .address = remote});
 }
 void Peer::poison() {
-  ask({.order = PeerOrder::kPoison});
+  request_reply({.command = PeerCommand::kPoison});
 }
 void Peer::fill(std::size_t offset, std::size_t length, std::uint64_t seed) {
-  ask({.order = PeerOrder::kFill, .offset = offset, .length = length, .number = seed});
+  request_reply({.command = PeerCommand::kFill, .offset = offset, .length = length, .number = seed});
 }
 std::optional<std::size_t> Peer::find_wrong_byte(std::size_t offset, std::size_t length, std::uint64_t seed) {
-  const Reply reply = ask({.order = PeerOrder::kFindWrongByte, .offset = offset, .length = length, .number = seed});
+  const Reply reply =
+      request_reply({.command = PeerCommand::kFindWrongByte, .offset = offset, .length = length, .number = seed});
   if (reply.result == 0) return std::nullopt;
   return reply.number;
 }
 bool Peer::untouched_outside(std::size_t offset, std::size_t length) {
-  return ask({.order = PeerOrder::kUntouchedOutside, .offset = offset, .length = length}).result != 0;
+  return request_reply({.command = PeerCommand::kUntouchedOutside, .offset = offset, .length = length}).result != 0;
 }
 int Peer::post_recv(std::size_t offset, std::size_t length, std::uint64_t wr_id, std::uint32_t qp) {
-  return ask({.order = PeerOrder::kPostRecv, .qp = qp, .offset = offset, .length = length, .number = wr_id}).result;
+  return request_reply(
+             {.command = PeerCommand::kPostRecv, .qp = qp, .offset = offset, .length = length, .number = wr_id})
+      .result;
 }
 int Peer::post(ibv_wr_opcode opcode, std::size_t offset, std::size_t length, const SendOptions& options,
                std::uint32_t qp) {
-  return ask({.order = PeerOrder::kPost,
-              .qp = qp,
-              .offset = offset,
-              .length = length,
-              .opcode = opcode,
-              .send = options})
+  return request_reply({.command = PeerCommand::kPost,
+                        .qp = qp,
+                        .offset = offset,
+                        .length = length,
+                        .opcode = opcode,
+                        .send = options})
       .result;
 }
 ibv_wc Peer::poll_sent(std::uint32_t qp) {
-  return ask({.order = PeerOrder::kPollSent, .qp = qp}).wc;
+  return request_reply({.command = PeerCommand::kPollSent, .qp = qp}).wc;
 }
 ibv_wc Peer::poll_received(std::uint32_t qp) {
-  return ask({.order = PeerOrder::kPollReceived, .qp = qp}).wc;
+  return request_reply({.command = PeerCommand::kPollReceived, .qp = qp}).wc;
 }
 void Peer::start_deregistering(std::size_t offset, std::size_t length, std::uint64_t seed) {
-  send({.order = PeerOrder::kDeregister, .offset = offset, .length = length, .number = seed});
+  send({.command = PeerCommand::kDeregister, .offset = offset, .length = length, .number = seed});
 }
-bool Peer::answers_within(Milliseconds patience) {
-  return readable(socket_.get(), patience);
+bool Peer::replies_within(Milliseconds timeout) {
+  return readable(socket_.get(), timeout);
 }
 bool Peer::await_deregistered() {
   return await_reply().result != 0;
 }
 void Peer::stream(const SendOptions& remote, std::uint32_t qp) {
-  send({.order = PeerOrder::kStream, .qp = qp, .send = remote});
+  send({.command = PeerCommand::kStream, .qp = qp, .send = remote});
 }
 void Peer::start_echo(std::uint32_t count) {
-  send({.order = PeerOrder::kEcho, .number = count});
+  send({.command = PeerCommand::kEcho, .number = count});
 }
 void Peer::await_echo() {
   EXPECT_EQ(await_reply().result, 0);
@@ -348,7 +353,7 @@ void Peer::kill() {
 }
 
 std::chrono::nanoseconds Peer::ping(std::uint32_t count) {
-  const Reply reply = ask({.order = PeerOrder::kPing, .number = count});
+  const Reply reply = request_reply({.command = PeerCommand::kPing, .number = count});
   EXPECT_EQ(reply.result, 0);
   return std::chrono::nanoseconds(reply.number);
 }
@@ -364,8 +369,8 @@ void Peer::resume() {
   ::kill(pid_, SIGCONT);
 }
 
-void Peer::run_away() {
-  send({.order = PeerOrder::kRunAway});
+void Peer::exit_without_cleanup() {
+  send({.command = PeerCommand::kExitWithoutCleanup});
   reap();
 }
 

@@ -1,19 +1,20 @@
-// The other side of a connection, in a process of its own: the test program, run again with kPeerArgument. It owns one
-// device, one region and some QPs, and does what the test asks over a socket. It ends with the test, or when killed.
+// The other end of a connection, in a separate process: the test program, started again with kPeerArgument. It owns one
+// device, one region and some QPs, and executes the requests that the test sends over a socket. It ends with the test,
+// or when it is killed.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "support/verbs_fixture.h"
 
 namespace verbatim::test {
 
 constexpr const char* kPeerArgument = "--verbs-peer";
 
-int run_peer();  // the peer's main
+int run_peer();  // main function of the peer process
 
 class Peer {
  public:
@@ -21,12 +22,12 @@ class Peer {
     unsigned device = 0;
     std::uint32_t qps = 1;
     std::size_t region_bytes = 1 << 16;
-    unsigned cores = 0;  // runs on the first so many only; 0: on all
+    unsigned cores = 0;  // number of cores that the process may use; 0: all
   };
 
   explicit Peer(const Options& options);
   Peer() : Peer(Options{}) {}
-  ~Peer();  // ends it in good order unless it is gone already
+  ~Peer();  // quit(), unless the process has already ended
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
 
@@ -43,33 +44,34 @@ class Peer {
   std::optional<std::size_t> find_wrong_byte(std::size_t offset, std::size_t length, std::uint64_t seed);
   bool untouched_outside(std::size_t offset, std::size_t length);
 
-  // On its QP `qp`, with a local buffer inside its region.
+  // These post on QP `qp` of the peer, with a local buffer inside its region.
   int post_recv(std::size_t offset, std::size_t length, std::uint64_t wr_id, std::uint32_t qp = 0);
   int post(ibv_wr_opcode opcode, std::size_t offset, std::size_t length, const SendOptions& options,
            std::uint32_t qp = 0);
   ibv_wc poll_sent(std::uint32_t qp = 0);
   ibv_wc poll_received(std::uint32_t qp = 0);
 
-  // Deregisters its region, looks whether these bytes hold the pattern, and poisons the region; `await_deregistered`
-  // gives what it saw.
+  // Starts to deregister the peer's region. The peer then checks whether these bytes hold the pattern, and poisons the
+  // region. `await_deregistered` returns the result of this check.
   void start_deregistering(std::size_t offset, std::size_t length, std::uint64_t seed);
-  bool answers_within(Milliseconds patience);
+  bool replies_within(Milliseconds timeout);
   bool await_deregistered();
 
-  // Every kind of traffic without pause, with up to a region to write, read and receive, until it is killed or an
-  // operation fails. Answers nothing more.
+  // The peer sends WRITEs, READs and SENDs of up to a whole region and receives, without pause, until it is killed or
+  // an operation fails. It replies to no further request.
   void stream(const SendOptions& remote, std::uint32_t qp = 0);
-  // `count` zero-length immediates there and back on QP 0, both ends polling without sleep or yield. One peer starts
-  // and is asked for the processor time of its process for one exchange, another one echoes.
+  // Two peers exchange `count` zero-length WRITEs with immediate on QP 0 in each direction; both poll without sleep or
+  // yield. One peer echoes; `ping` makes the other one start and returns the processor time that its process used per
+  // exchange.
   void start_echo(std::uint32_t count);
   void await_echo();
   std::chrono::nanoseconds ping(std::uint32_t count);
 
-  void stop();      // SIGSTOP; returns when it has stopped
-  void resume();    // SIGCONT
-  void kill();      // SIGKILL; returns when it is gone
-  void quit();      // destroys its objects and exits; returns when it is gone
-  void run_away();  // exits without destroying anything; returns when it is gone
+  void stop();                  // SIGSTOP; returns when the process has stopped
+  void resume();                // SIGCONT
+  void kill();                  // SIGKILL; returns when the process has ended
+  void quit();                  // destroys its objects and exits; returns when the process has ended
+  void exit_without_cleanup();  // exits without destroying its objects; returns when the process has ended
   int pid() const { return pid_; }
 
  private:
@@ -78,7 +80,7 @@ class Peer {
   friend class PeerService;
   friend int run_peer();
 
-  Reply ask(const Request& request);
+  Reply request_reply(const Request& request);
   void send(const Request& request);
   Reply await_reply();
   void reap();

@@ -38,19 +38,19 @@ Gpu::Gpu(const std::string& library, int rank) : cuda_(library) {
   check(cuda_.init(0), "cuInit");
   int gpus = 0;
   check(cuda_.count(&gpus), "cuDeviceGetCount");
-  if (gpus == 0) throw ranks::Failure("missing here: a GPU");
+  if (gpus == 0) throw ranks::Failure("this machine has no GPU");
   check(cuda_.get(&device_, rank % gpus), "cuDeviceGet");
   char name[96] = {};
   check(cuda_.get_name(name, sizeof name - 1, device_), "cuDeviceGetName");
   name_ = "GPU " + std::to_string(rank % gpus) + " of " + std::to_string(gpus) + " (" + name + ")";
-  void* context = nullptr;  // the primary one, which NCCL finds through the CUDA runtime
+  void* context = nullptr;  // the primary context, which NCCL's CUDA runtime uses too
   check(cuda_.retain(&context, device_), "cuDevicePrimaryCtxRetain");
   check(cuda_.set_current(context), "cuCtxSetCurrent");
 }
 
 Gpu::~Gpu() {
   for (const Stream stream : streams_) cuda_.destroy_stream(stream);
-  for (const Pointer data : taken_) cuda_.free(data);
+  for (const Pointer data : allocated_) cuda_.free(data);
   cuda_.release(device_);
 }
 
@@ -64,7 +64,7 @@ std::size_t Gpu::in_use() const {
 std::byte* Gpu::allocate(std::size_t bytes) {
   Pointer data = 0;
   check(cuda_.allocate(&data, bytes == 0 ? 1 : bytes), "cuMemAlloc");
-  taken_.push_back(data);
+  allocated_.push_back(data);
   return reinterpret_cast<std::byte*>(data);
 }
 

@@ -1,4 +1,4 @@
-// A GPU's memory and streams, through CUDA's driver library.
+// Memory and streams of a GPU, through CUDA's driver library, which is opened at run time.
 #pragma once
 
 #include <cstddef>
@@ -9,36 +9,36 @@
 
 namespace verbatim::ncclapi {
 
-// Addresses are the device's: nothing here may be dereferenced. Failures throw ranks::Failure.
+// Pointers are device addresses; the host must not dereference them. Failures throw ranks::Failure. Used by one thread.
 class Gpu {
  public:
-  using Stream = void*;  // a cudaStream_t, ordered with no other
+  using Stream = void*;  // a cudaStream_t that is not ordered with any other stream
 
-  Gpu(const std::string& library, int rank);  // GPU `rank` modulo their number
+  Gpu(const std::string& library, int rank);  // selects GPU `rank` modulo the number of GPUs
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
   ~Gpu();
 
   std::string describe() const { return name_; }
-  // Of all who use the GPU.
+  // Bytes of GPU memory that all processes together use.
   std::size_t in_use() const;
 
-  std::byte* allocate(std::size_t bytes);  // for as long as this lives
-  Stream make_stream();                    // the same
+  std::byte* allocate(std::size_t bytes);  // freed by the destructor
+  Stream make_stream();                    // destroyed by the destructor
 
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream);
-  // From and to the host, behind what is queued; done when they return.
+  // Copies between host and GPU. They run after the operations queued in `stream`, and the call waits for the end.
   void upload(std::byte* to, const void* from, std::size_t bytes, Stream stream);
   void download(void* to, const std::byte* from, std::size_t bytes, Stream stream);
   void synchronize(Stream stream);
-  // Whether all that was queued is done.
+  // Whether all operations queued in `stream` have completed.
   bool idle(Stream stream) const;
 
  private:
   using Result = int;  // CUresult
   using Pointer = unsigned long long;
 
-  // CUDA's driver interface as its manual states it; all of these have kept their form since CUDA 4.
+  // CUDA's driver interface as its manual defines it. These signatures have not changed since CUDA 4.
   struct Functions {
     explicit Functions(const std::string& library);
     SharedLibrary from;
@@ -67,7 +67,7 @@ class Gpu {
   const Functions cuda_;
   int device_ = 0;
   std::string name_;
-  std::vector<Pointer> taken_;
+  std::vector<Pointer> allocated_;
   std::vector<Stream> streams_;
 };
 

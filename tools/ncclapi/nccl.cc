@@ -64,7 +64,7 @@ void Nccl::recv(std::byte* data, std::size_t bytes, int peer, Comm comm, Gpu::St
 void Nccl::check_async(Comm comm) const {
   Result error = kNcclSuccess;
   check(nccl_.async_error(comm, &error), "ncclCommGetAsyncError");
-  if (error != kInProgress) check(error, "NCCL, while data was under way");
+  if (error != kInProgress) check(error, "asynchronous error of the communicator");
 }
 
 void Nccl::check(Result result, const char* what) const {

@@ -1,4 +1,4 @@
-// NCCL's point-to-point calls, from its library opened at run time.
+// NCCL's point-to-point calls. NCCL's library is opened at run time.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace verbatim::ncclapi {
 
-// Failures throw ranks::Failure.
+// Failures throw ranks::Failure. Used by one thread.
 class Nccl {
  public:
   struct UniqueId {
@@ -27,12 +27,12 @@ class Nccl {
   void group_end() const;
   void send(const std::byte* data, std::size_t bytes, int peer, Comm comm, Gpu::Stream stream) const;
   void recv(std::byte* data, std::size_t bytes, int peer, Comm comm, Gpu::Stream stream) const;
-  // Throws when something went wrong since.
+  // Throws when the communicator has had an asynchronous error.
   void check_async(Comm comm) const;
 
  private:
   using Result = int;
-  // NCCL's public interface as its manual states it.
+  // NCCL's public interface as its manual defines it.
   struct Functions {
     explicit Functions(const std::string& library);
     SharedLibrary from;

@@ -1,4 +1,5 @@
-// A library opened at run time, so that a tool builds and starts where it is missing, and says so.
+// A library that is opened at run time, so that a tool can be built and started where the library is missing. The tool
+// reports a missing library only when it is needed.
 #pragma once
 
 #include <dlfcn.h>
@@ -9,12 +10,12 @@
 
 namespace verbatim::ncclapi {
 
-// Never closed: GPU libraries do not bear it.
+// The library is never closed: GPU libraries do not support being unloaded.
 class SharedLibrary {
  public:
   explicit SharedLibrary(const std::string& name)
       : name_(name), library_(dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
-    if (library_ == nullptr) throw ranks::Failure(std::string("missing here: ") + dlerror());
+    if (library_ == nullptr) throw ranks::Failure(std::string("cannot open the library: ") + dlerror());
   }
 
   template <typename Function>

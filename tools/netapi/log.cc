@@ -9,7 +9,7 @@
 namespace netapi {
 namespace {
 
-constexpr std::size_t kMaxLineBytes = 1024;  // NCCL cuts here too
+constexpr std::size_t kMaxLineBytes = 1024;  // NCCL cuts lines at the same length
 
 struct Receiver {
   verbatim::Mutex mutex;

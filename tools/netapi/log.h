@@ -1,4 +1,5 @@
-// The logger that plugins are given. NCCL's logger has no argument of its own, so there is one receiver a process.
+// The logger that is passed to plugins. NCCL's logger type has no context argument, so there is one callback per
+// process.
 #pragma once
 
 #include <functional>
@@ -11,18 +12,18 @@ namespace netapi {
 struct LogLine {
   nccl::DebugLogLevel level;
   unsigned long subsystems;  // bits of nccl::DebugLogSubsystem
-  std::string file;          // as the plugin gave it, may be empty
+  std::string file;          // as the plugin passed it; may be empty
   int line;
   std::string text;
 };
 
-// Called from any thread of the plugin, one line at a time; must not call set_log_callback.
+// Called from any thread of the plugin, for one line at a time. It must not call set_log_callback.
 using LogCallback = std::function<void(const LogLine&)>;
 
-// Replaces the receiver of every plugin's lines; an empty one drops them.
+// Sets the callback for the lines of all plugins. An empty callback drops the lines.
 void set_log_callback(LogCallback callback);
 
-// An nccl::DebugLogger.
+// The nccl::DebugLogger that is passed to the plugin's init.
 __attribute__((format(printf, 5, 6))) void log_line_of_plugin(nccl::DebugLogLevel level, unsigned long flags,
                                                               const char* file, int line, const char* format, ...);
 

@@ -21,7 +21,7 @@ std::unique_ptr<Plugin> open_table(Library& library) {
   return std::make_unique<Table<kVersion>>(std::move(library), static_cast<const typename Abi<kVersion>::Net*>(symbol));
 }
 
-// The wanted version, or the newest from kVersion down when 0 is wanted.
+// Opens table version `wanted`, or the newest exported version from kVersion down when `wanted` is 0.
 template <int kVersion>
 std::unique_ptr<Plugin> open_newest(Library& library, int wanted) {
   if (wanted == 0 || wanted == kVersion) {
@@ -38,7 +38,7 @@ std::unique_ptr<Plugin> open_newest(Library& library, int wanted) {
 
 Opened open_plugin(const std::string& path, int version) {
   if (version != 0 && (version < kOldestVersion || version > kNewestVersion)) {
-    return {nullptr, "no such net plugin version: " + std::to_string(version) + ", known are " +
+    return {nullptr, "unknown net plugin version: " + std::to_string(version) + "; known versions: " +
                          std::to_string(kOldestVersion) + " to " + std::to_string(kNewestVersion)};
   }
   Library library(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL));

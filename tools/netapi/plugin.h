@@ -1,5 +1,5 @@
-// Any NCCL net plugin, whatever table version it exports, behind one interface: that of the newest version, with the
-// gaps of older ones filled as NCCL itself fills them. For tools and tests that stand in NCCL's place.
+// One interface to any NCCL net plugin, whatever table version it exports. It has the shape of the newest version; what
+// older tables lack is filled in as NCCL fills it in. Used by the tools and tests that call a plugin without NCCL.
 #pragma once
 
 #include <array>
@@ -16,11 +16,11 @@ namespace netapi {
 
 constexpr int kOldestVersion = 6;
 constexpr int kNewestVersion = 12;
-constexpr int kOldestWithOptionalReceives = 9;  // nccl::kNetOptionalRecvCompletion; before, *request is never read
+constexpr int kOldestWithOptionalReceives = 9;  // nccl::kNetOptionalRecvCompletion; before v9 *request is not an input
 
-// Largest n that NCCL ever passes to irecv, iflush and test.
+// The largest n that NCCL passes to irecv, iflush and test.
 constexpr int kMaxGroup = 64;
-// What NCCL lets through to a table of v8 or older: larger isends and irecvs it refuses itself.
+// The size limits that NCCL applies with a table of v8 or older. NCCL itself rejects larger isends and irecvs.
 constexpr std::size_t kMaxBytesBeforeV9 = std::size_t{1} << 30;
 constexpr std::size_t kMaxCollBytesBeforeV9 = std::size_t{512} << 20;
 
@@ -46,16 +46,16 @@ struct Properties {
   std::size_t max_p2p_bytes = 0;        // below v9: kMaxBytesBeforeV9
   std::size_t max_coll_bytes = 0;       // below v9: kMaxCollBytesBeforeV9
   int max_multi_request_size = 1;       // below v11: 1
-  int rail_id = nccl::kNetIdUndefined;  // below v12: undefined, and so the plane
+  int rail_id = nccl::kNetIdUndefined;  // below v12: rail and plane are undefined
   int plane_id = nccl::kNetIdUndefined;
 };
 
 using NetAttr = nccl::v12::NetAttr;
 
-// One loaded plugin and one of its tables; the destructor unloads it, so every comm and context must be gone by then.
-// Answers are the plugin's own, with one exception: what NCCL's adaptation to an old table would refuse (sizes that the
-// table cannot express) is refused here with kInvalidArgument, and an optional slot that is empty answers
-// kInvalidUsage. Thread safety is that of the plugin: init and finalize must not run at the same time.
+// A loaded plugin and one of its tables. The destructor unloads the plugin, so all comms and contexts must be closed
+// and finalized before. Results are the plugin's own, with two exceptions: sizes that an old table cannot express
+// return kInvalidArgument, as in NCCL, and a function that the table does not have returns kInvalidUsage. Thread safety
+// is that of the plugin. init and finalize must not run at the same time.
 class Plugin {
  public:
   Plugin() = default;
@@ -65,13 +65,13 @@ class Plugin {
 
   virtual int api_version() const = 0;
   virtual const char* name() const = 0;
-  // The table itself, an nccl::vN::Net, for callers that test what this class hides.
+  // The table itself, an nccl::vN::Net, for tests of details that this class hides.
   virtual const void* table() const = 0;
 
-  // From v11 each call makes a context. Up to v10 the first call initialises the plugin, the next ones only count,
+  // From v11 on each call creates a context. Up to v10 the first call initialises the plugin, later calls only count,
   // and the context is null.
   virtual nccl::Result init(std::uint64_t comm_id, const CommConfig& config, void** context) = 0;
-  virtual nccl::Result finalize(void* context) = 0;  // up to v10 only counts down
+  virtual nccl::Result finalize(void* context) = 0;  // up to v10 only decrements the count
   virtual nccl::Result devices(int* count) = 0;
   virtual nccl::Result properties(int device, Properties* properties) = 0;
   virtual nccl::Result make_vdevice(const std::vector<int>& members, int* device) = 0;
@@ -79,8 +79,8 @@ class Plugin {
   virtual bool has_reg_mr_dmabuf() const = 0;
   virtual bool has_set_net_attr() const = 0;
 
-  // `handle` is nccl::kNetHandleMaxBytes long and must stay the same memory over all calls of one connect. Only v10
-  // passes the configuration here; from v11 it went into the context.
+  // `handle` is nccl::kNetHandleMaxBytes long and must be the same memory in all calls of one connect. Only v10 passes
+  // `config` here; from v11 on it is part of the context.
   virtual nccl::Result listen(void* context, int device, void* handle, void** listen_comm) = 0;
   virtual nccl::Result connect(void* context, int device, void* handle, void** send_comm,
                                const CommConfig& config = {}) = 0;
@@ -95,7 +95,7 @@ class Plugin {
   virtual nccl::Result dereg_mr(void* comm, void* mhandle) = 0;
 
   virtual nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void** request) = 0;
-  // `*request` goes to the plugin as it is on entry, nccl::kNetOptionalRecvCompletion included.
+  // `*request` is passed to the plugin unchanged, including nccl::kNetOptionalRecvCompletion.
   virtual nccl::Result irecv(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles,
                              void** request) = 0;
   virtual nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhandles, void** request) = 0;
@@ -103,11 +103,11 @@ class Plugin {
 };
 
 struct Opened {
-  std::unique_ptr<Plugin> plugin;  // null when it could not be opened
-  std::string error;               // then, why
+  std::unique_ptr<Plugin> plugin;  // null on failure
+  std::string error;               // the reason of the failure
 };
 
-// `path` goes to dlopen as it is. Version 0 takes the newest table that the plugin exports.
+// `path` is passed to dlopen unchanged. Version 0 selects the newest table that the plugin exports.
 Opened open_plugin(const std::string& path, int version = 0);
 
 }  // namespace netapi

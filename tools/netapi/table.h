@@ -1,4 +1,4 @@
-// One table version behind the neutral interface. Everything that differs between the versions is in this file.
+// Implements the Plugin interface for each table version. All differences between the versions are in this file.
 #pragma once
 
 #include <dlfcn.h>
@@ -278,7 +278,7 @@ class Table final : public Plugin {
   R test(void* request, int* done, int* sizes) override { return net_->test(request, done, sizes); }
 
  private:
-  Library library_;  // first: unloaded last
+  Library library_;  // first member: destroyed, and so unloaded, last
   const Net* net_;
   int users_ = 0;  // up to v10: inits not yet finalized
 };

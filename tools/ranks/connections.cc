@@ -32,7 +32,7 @@ std::vector<Handle> Connections::listen() {
     if (connections_[i].sends) continue;
     Handle& handle = handles.emplace_back();
     require(plugin_.listen(context_, connections_[i].device, handle.data(), &listens_[i]), "listen");
-    if (listens_[i] == nullptr) throw Failure("listen answered success without a comm");
+    if (listens_[i] == nullptr) throw Failure("listen returned success but no comm");
   }
   return handles;
 }
@@ -93,17 +93,19 @@ const Connection& Connections::find(std::size_t flow, bool sends) const {
   throw Failure("no connection for flow " + std::to_string(flow));
 }
 
-std::vector<Handle> exchange_handles(Link& link, const std::vector<Flow>& flows, const std::vector<Handle>& own) {
+std::vector<Handle> exchange_handles(CoordinatorConnection& coordinator, const std::vector<Flow>& flows,
+                                     const std::vector<Handle>& own) {
   std::string bytes;
   for (const Handle& handle : own) bytes.append(handle.data(), handle.size());
-  const std::vector<std::string> all = link.all_gather(bytes);
-  std::vector<std::size_t> taken(all.size());
+  const std::vector<std::string> all = coordinator.all_gather(bytes);
+  std::vector<std::size_t> consumed(all.size());
   std::vector<Handle> handles(flows.size());
   for (std::size_t i = 0; i < flows.size(); ++i) {
     const auto from = static_cast<std::size_t>(flows[i].destination);
-    if (all[from].size() < taken[from] + sizeof(Handle)) throw Failure("the ranks differ in their options");
-    std::memcpy(handles[i].data(), all[from].data() + taken[from], sizeof(Handle));
-    taken[from] += sizeof(Handle);
+    if (all[from].size() < consumed[from] + sizeof(Handle))
+      throw Failure("the ranks have different options: the number of connections differs");
+    std::memcpy(handles[i].data(), all[from].data() + consumed[from], sizeof(Handle));
+    consumed[from] += sizeof(Handle);
   }
   return handles;
 }

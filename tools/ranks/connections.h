@@ -1,4 +1,5 @@
-// The connections of one rank: made, registered and closed from the service thread, as NCCL's service thread does.
+// The connections of one rank. The service thread establishes, registers and closes them, as NCCL's proxy service
+// thread does.
 #pragma once
 
 #include <array>
@@ -8,7 +9,7 @@
 
 #include "nccl/types.h"
 #include "netapi/plugin.h"
-#include "ranks/link.h"
+#include "ranks/coordinator_connection.h"
 
 namespace verbatim::ranks {
 
@@ -19,7 +20,7 @@ struct Flow {
   int channel;
 };
 
-// A piece of memory that a rank sends from or receives into.
+// A range of memory that a rank sends from or receives into.
 struct Piece {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
@@ -31,22 +32,24 @@ struct Connection {
   bool sends = false;
   int device = 0;
   void* comm = nullptr;
-  std::vector<void*> mhandles = {};  // of register_memory()'s pieces; null for an empty one
+  std::vector<void*> mhandles = {};  // one for each range of register_memory(); null for an empty range
 
   std::string to_string() const;  // "send to rank 3, channel 0"
 };
 
-// What the rank that receives over a connection tells the one that sends.
+// The handle of a listen comm, which the receiving rank passes to the sending rank.
 using Handle = std::array<char, nccl::kNetHandleMaxBytes>;
 
 class Connections {
  public:
-  // A connection for each end of `flows` that is at `rank`; channels go round the plugin's `devices`.
+  // Creates one connection for each end of `flows` at `rank`. Channels are assigned to `devices` round robin.
   Connections(netapi::Plugin& plugin, void* context, int devices, const std::vector<Flow>& flows, int rank);
 
-  // All four run on the service thread. listen() answers with the handles of the incoming flows in their order.
+  // The next four functions run on the service thread. listen() returns the handles of the incoming flows in their
+  // order.
   std::vector<Handle> listen();
-  // Polls every connect and accept until all stand. `handles` has one for each flow, in the order of `flows`.
+  // Polls connect and accept until all connections are established. `handles` has one for each flow, in the order of
+  // `flows`.
   void establish(std::vector<Handle>& handles);
   void register_memory(const std::vector<Piece>& memory);
   void close();
@@ -60,10 +63,11 @@ class Connections {
   netapi::Plugin& plugin_;
   void* const context_;
   std::vector<Connection> connections_;
-  std::vector<void*> listens_;  // of the receiving connections, by the same index
+  std::vector<void*> listens_;  // the listen comms; same index as connections_, null for a sending connection
 };
 
-// One handle for each flow, of those that every rank's listen() answered with.
-std::vector<Handle> exchange_handles(Link& link, const std::vector<Flow>& flows, const std::vector<Handle>& own);
+// Gathers the handles that listen() returned on every rank and returns one for each flow.
+std::vector<Handle> exchange_handles(CoordinatorConnection& coordinator, const std::vector<Flow>& flows,
+                                     const std::vector<Handle>& own);
 
 }  // namespace verbatim::ranks

@@ -5,7 +5,7 @@
 
 namespace verbatim::ranks {
 
-void complain(const std::string& what) {
+void print_error(const std::string& what) {
   std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, what.c_str());
 }
 

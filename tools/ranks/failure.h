@@ -1,4 +1,4 @@
-// How a tool that runs ranks ends: its exit statuses, and the exception that carries one up to main.
+// How a tool that runs ranks exits: the exit statuses, and the exception that carries a status up to main.
 #pragma once
 
 #include <stdexcept>
@@ -8,18 +8,18 @@ namespace verbatim::ranks {
 
 enum class ExitStatus : int {
   kOk = 0,
-  kWrong = 1,    // the traffic ran, and some of the data was wrong
-  kUsage = 2,    // the command line, or an input that it names, makes no sense
+  kWrong = 1,    // the run completed, but some data was wrong
+  kUsage = 2,    // the command line, or a file that it names, is invalid
   kFailed = 3,   // the plugin, a rank or the system failed
   kTimeout = 4,  // --timeout passed
-  // How a run may end that went as it should, of tools that can decline a part of their work:
-  kRefused = 5,    // some of it made no sense
-  kRecompute = 6,  // some of it failed, and is named
+  // Runs that completed as they should, of tools that can leave out a part of their work:
+  kRejected = 5,   // some requests were rejected
+  kRecompute = 6,  // some blocks could not be transferred and are listed for recomputation
 };
 
-// What ends a job as soon as one rank leaves with it.
+// Whether the whole job ends as soon as one rank exits with `status`.
 constexpr bool is_failure(int status) {
-  return status >= static_cast<int>(ExitStatus::kUsage) && status != static_cast<int>(ExitStatus::kRefused) &&
+  return status >= static_cast<int>(ExitStatus::kUsage) && status != static_cast<int>(ExitStatus::kRejected) &&
          status != static_cast<int>(ExitStatus::kRecompute);
 }
 
@@ -29,7 +29,7 @@ struct Failure : std::runtime_error {
   ExitStatus status;
 };
 
-// A line on stderr that begins with the program's name.
-void complain(const std::string& what);
+// Prints a line on stderr that begins with the program's name.
+void print_error(const std::string& what);
 
 }  // namespace verbatim::ranks

@@ -1,4 +1,5 @@
-// What ranks and their meeting point say to each other over TCP: a fixed header and a payload. Same-endian hosts only.
+// The messages between ranks and their coordinator over TCP: a fixed header and a payload. All machines must have the
+// same byte order.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +16,12 @@
 namespace verbatim::ranks {
 
 enum class FrameKind : std::uint32_t {
-  kHello = 1,  // rank to hub, first: a Hello
-  kGather,     // rank to hub: this rank's part of an all-gather
-  kGathered,   // hub to rank: the parts of all ranks, packed
-  kFail,       // rank to hub: an ExitStatus and why this rank gives up
-  kAbort,      // hub to rank: an ExitStatus to leave with, now
-  kBye,        // rank to hub: done
+  kHello = 1,  // rank to coordinator, first frame: a Hello
+  kGather,     // rank to coordinator: this rank's part of an all-gather
+  kGathered,   // coordinator to rank: the parts of all ranks, packed
+  kFail,       // rank to coordinator: an ExitStatus and why this rank fails
+  kAbort,      // coordinator to rank: exit at once with this ExitStatus
+  kFinished,   // rank to coordinator: the rank is done
 };
 
 struct Hello {
@@ -34,15 +35,16 @@ struct Frame {
   std::string payload;
 };
 
-// Waits until all is with the system; false when the connection is gone or takes nothing for ten seconds.
+// Waits until the kernel has accepted all bytes. Returns false when the connection is closed or the kernel accepts
+// nothing for ten seconds.
 bool send_frame(int socket, FrameKind kind, std::string_view payload);
 
-// Takes bytes as they come and gives back whole frames.
+// Collects received bytes and returns complete frames.
 class FrameReader {
  public:
   enum class State : std::uint8_t { kOpen, kClosed };
 
-  // Reads what there is, without waiting. Closed: end of file, an error, or bytes that are not ours.
+  // Reads all available bytes without waiting. kClosed: end of file, an error, or an invalid frame header.
   State read(int socket);
   std::optional<Frame> next();
 
@@ -51,7 +53,7 @@ class FrameReader {
   bool broken_ = false;
 };
 
-// A plain value as a payload.
+// Converts a trivially copyable value to and from a payload.
 template <typename T>
 std::string to_bytes(const T& value) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -60,7 +62,7 @@ std::string to_bytes(const T& value) {
 template <typename T>
 T from_bytes(const std::string& bytes) {
   T value{};
-  if (bytes.size() != sizeof value) throw Failure("the ranks are not of the same build");
+  if (bytes.size() != sizeof value) throw Failure("the ranks run different builds of this program");
   std::memcpy(&value, bytes.data(), sizeof value);
   return value;
 }

@@ -4,46 +4,47 @@
 #include <optional>
 #include <thread>
 
-#include "ranks/hub.h"
+#include "ranks/coordinator.h"
 #include "ranks/launcher.h"
 #include "ranks/plugin_log.h"
 
 namespace verbatim::ranks {
 namespace {
 
-// Between hosts: the hub of rank 0, in a thread. The job's end is heard through the link.
-class OwnHub {
+// With --root: the coordinator in a thread of rank 0. Rank 0 learns the end of the job through its
+// CoordinatorConnection.
+class CoordinatorThread {
  public:
-  explicit OwnHub(const Job& job)
-      : hub_(listen_for_ranks(port_of(job.root)), job.nranks, job.token, job.timeout_s),
-        thread_([this] { hub_.serve([] { return std::nullopt; }); }) {}
-  ~OwnHub() { thread_.join(); }
-  OwnHub(const OwnHub&) = delete;
-  OwnHub& operator=(const OwnHub&) = delete;
+  explicit CoordinatorThread(const Job& job)
+      : coordinator_(listen_for_ranks(port_of(job.root)), job.nranks, job.token, job.timeout_s),
+        thread_([this] { coordinator_.serve([] { return std::nullopt; }); }) {}
+  ~CoordinatorThread() { thread_.join(); }
+  CoordinatorThread(const CoordinatorThread&) = delete;
+  CoordinatorThread& operator=(const CoordinatorThread&) = delete;
 
  private:
-  Hub hub_;
+  Coordinator coordinator_;
   std::thread thread_;
 };
 
 ExitStatus run_rank(const Job& job, const MakeRank& make) {
-  std::optional<OwnHub> hub;
-  if (job.rank == 0 && !job.child) hub.emplace(job);
+  std::optional<CoordinatorThread> coordinator_thread;
+  if (job.rank == 0 && !job.child) coordinator_thread.emplace(job);
   const Hello hello{job.token, static_cast<std::uint32_t>(job.rank), static_cast<std::uint32_t>(job.nranks)};
-  Link link(job.root, hello, job.timeout_s);
-  std::unique_ptr<Rank> rank;  // outlives the handlers
+  CoordinatorConnection connection(job.root, hello, job.timeout_s);
+  std::unique_ptr<Rank> rank;  // declared here so that it is still alive in the catch blocks
   try {
-    rank = make(link);
+    rank = make(connection);
     const ExitStatus status = rank->run();
     rank.reset();
-    link.bye();
+    connection.finish();
     return status;
   } catch (const Failure& failure) {
-    link.fail(failure.status, failure.what() + plugin_warnings());
+    connection.fail(failure.status, failure.what() + plugin_warnings());
   } catch (const std::bad_alloc&) {
-    link.fail(ExitStatus::kFailed, "not enough memory");
+    connection.fail(ExitStatus::kFailed, "not enough memory");
   } catch (const std::exception& failure) {
-    link.fail(ExitStatus::kFailed, failure.what() + plugin_warnings());
+    connection.fail(ExitStatus::kFailed, failure.what() + plugin_warnings());
   }
 }
 

@@ -1,4 +1,5 @@
-// Which rank of which job a process is, and how a job comes about: all its ranks started here, or one on each host.
+// Which rank of which job a process is, and how a job starts: the launcher starts all ranks on this machine, or --root
+// joins ranks that were started separately.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "ranks/coordinator_connection.h"
 #include "ranks/failure.h"
-#include "ranks/link.h"
 
 namespace verbatim::ranks {
 
@@ -15,18 +16,18 @@ constexpr int kMaxRanks = 256;
 
 struct Job {
   int procs = 2;
-  std::string root;         // HOST:PORT where rank 0 meets the others; empty: we start all ranks here
+  std::string root;         // HOST:PORT of the coordinator; empty: this process is the launcher
   int rank = 0;             // with root
   int nranks = 0;           // with root
-  std::uint64_t token = 0;  // with root: tells the ranks of one job from strangers
-  bool child = false;       // with root: rank of a launcher, which does the meeting itself
+  std::uint64_t token = 0;  // with root: a connection without it is not from a rank of this job
+  bool child = false;       // with root: started by a launcher, which runs the coordinator
   int timeout_s = 300;
 
   int size() const { return root.empty() ? procs : nranks; }
 };
 
-// What runs as one rank. Destroyed after the others were told of its failure, so that a plugin's good-bye to its peers
-// does not come first.
+// The work of one rank. After a failure it is destroyed only when the other ranks were notified, so that they report
+// the failure and not a graceful close of the peer.
 class Rank {
  public:
   Rank() = default;
@@ -34,13 +35,13 @@ class Rank {
   Rank& operator=(const Rank&) = delete;
   virtual ~Rank() = default;
 
-  // Failure is what went wrong here; with another status than kOk all is told by what was printed.
+  // Throws Failure for what fails. Before it returns another status than kOk it has printed the reason.
   virtual ExitStatus run() = 0;
 };
-using MakeRank = std::function<std::unique_ptr<Rank>(Link&)>;
+using MakeRank = std::function<std::unique_ptr<Rank>(CoordinatorConnection&)>;
 
-// Starts `job.procs` copies of this program with the arguments `argv`, each with the options of Job that make it a
-// rank, and meets them; or, in such a copy or with --root, runs the rank that `make` makes.
+// In the launcher: starts `job.procs` copies of this program with the arguments `argv` and the options that make each
+// of them a rank, and runs the coordinator. In such a copy or with --root: runs the rank that `make` creates.
 ExitStatus run_job(const Job& job, int argc, char** argv, const MakeRank& make);
 
 }  // namespace verbatim::ranks

@@ -1,4 +1,4 @@
-// The parts of a JSON report that are not one tool's own.
+// The parts of a JSON report that several tools have in common.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,7 +11,9 @@ namespace verbatim::ranks {
 using Json = nlohmann::ordered_json;
 
 Json json_of(const netapi::Properties& device);
-// Throws Failure, of wrong usage, when there is no place for such a file: before the work, not behind it.
+// Throws Failure (kUsage) when write_json() cannot write `path`: it is a directory or a read-only file, or it does not
+// exist and no file can be created in its directory. The tools call this before the run, so that they do not find out
+// only when they have results to write.
 void check_writable(const std::string& path);
 // Throws Failure when the file cannot be written.
 void write_json(const Json& json, const std::string& path);

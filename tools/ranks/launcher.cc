@@ -18,15 +18,15 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/socket.h"
-#include "ranks/hub.h"
+#include "ranks/coordinator.h"
 
 namespace verbatim::ranks {
 namespace {
 
-// Ranks that were told to stop do so at once, and the hub has waited for them; others may still have to unload and
-// write a report.
+// After an abort ranks exit at once, and the coordinator has already waited for them. After a normal end ranks may
+// still have to unload the plugin and to write a report.
 constexpr std::uint64_t kKillAfterAbortNs = kNanosecondsPerSecond / 2;
-constexpr std::uint64_t kKillAfterByeNs = 30 * kNanosecondsPerSecond;
+constexpr std::uint64_t kKillAfterFinishNs = 30 * kNanosecondsPerSecond;
 constexpr int kReapMs = 20;
 
 // The children of one job.
@@ -50,7 +50,7 @@ class Children {
     const pid_t pid = fork();
     if (pid < 0) throw Failure(std::string("fork: ") + std::strerror(errno));
     if (pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives its launcher
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // the rank ends when its launcher ends
       if (getppid() != parent) _exit(static_cast<int>(ExitStatus::kFailed));
       execv("/proc/self/exe", argv.data());
       _exit(static_cast<int>(ExitStatus::kFailed));
@@ -58,8 +58,8 @@ class Children {
     children_[static_cast<std::size_t>(rank)].pid = pid;
   }
 
-  // A rank that has ended badly since the last call.
-  std::optional<Death> reap() {
+  // Returns a rank that ended by a signal or with a failure since the last call.
+  std::optional<ProcessExit> reap() {
     for (std::size_t rank = 0; rank < children_.size(); ++rank) {
       Child& child = children_[rank];
       int status = 0;
@@ -67,13 +67,13 @@ class Children {
       child.pid = 0;
       child.status = status;
       if (WIFSIGNALED(status)) {
-        return Death{"rank " + std::to_string(rank) + " was ended by signal " + std::to_string(WTERMSIG(status)) +
-                         " (" + strsignal(WTERMSIG(status)) + ")",
-                     true};
+        return ProcessExit{"rank " + std::to_string(rank) + " was killed by signal " +
+                               std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")",
+                           true};
       }
       if (is_failure(WEXITSTATUS(status))) {
-        return Death{"rank " + std::to_string(rank) + " left with status " + std::to_string(WEXITSTATUS(status)),
-                     false};
+        return ProcessExit{
+            "rank " + std::to_string(rank) + " exited with status " + std::to_string(WEXITSTATUS(status)), false};
       }
     }
     return std::nullopt;
@@ -86,7 +86,7 @@ class Children {
     return false;
   }
 
-  // The worst of what ranks ended with by themselves.
+  // The highest exit status of the ranks.
   ExitStatus status() const {
     int worst = 0;
     for (const Child& child : children_) {
@@ -135,26 +135,27 @@ ExitStatus launch(const Job& job, int argc, char** argv) {
   const auto address = local_address(listener);
   std::uint64_t token = 0;
   if (!address || !fill_random(std::as_writable_bytes(std::span(&token, 1))))
-    throw Failure("no socket or no random number");
+    throw Failure("cannot get the address of the listening socket, or a random number");
 
   Children children(job.procs);
   for (int rank = 0; rank < job.procs; ++rank) {
-    std::vector<std::string> own(argv, argv + argc);
-    own.insert(own.end(), {"--root=" + to_string(*address), "--rank=" + std::to_string(rank),
-                           "--nranks=" + std::to_string(job.procs), "--token=" + std::to_string(token), "--child"});
-    children.start(rank, own);
+    std::vector<std::string> arguments(argv, argv + argc);
+    arguments.insert(arguments.end(),
+                     {"--root=" + to_string(*address), "--rank=" + std::to_string(rank),
+                      "--nranks=" + std::to_string(job.procs), "--token=" + std::to_string(token), "--child"});
+    children.start(rank, arguments);
   }
 
-  Hub hub(std::move(listener), job.procs, token, job.timeout_s);
-  const ExitStatus met = hub.serve([&children] { return children.reap(); });
-  const std::uint64_t kill_at = monotonic_ns() + (met == ExitStatus::kOk ? kKillAfterByeNs : kKillAfterAbortNs);
+  Coordinator coordinator(std::move(listener), job.procs, token, job.timeout_s);
+  const ExitStatus served = coordinator.serve([&children] { return children.reap(); });
+  const std::uint64_t kill_at = monotonic_ns() + (served == ExitStatus::kOk ? kKillAfterFinishNs : kKillAfterAbortNs);
   while (children.running() && monotonic_ns() < kill_at) {
-    if (const auto death = children.reap(); death && death->unspoken) {
-      complain(death->text);
+    if (const auto exited = children.reap(); exited && exited->unexplained) {
+      print_error(exited->text);
     }
     ::poll(nullptr, 0, kReapMs);
   }
-  if (met != ExitStatus::kOk) return met;
+  if (served != ExitStatus::kOk) return served;
   return children.running() ? ExitStatus::kFailed : children.status();
 }
 

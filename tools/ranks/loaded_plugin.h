@@ -1,4 +1,4 @@
-// A net plugin and one communicator's context in it.
+// A loaded net plugin and the context of one communicator in it.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,12 @@
 
 namespace verbatim::ranks {
 
-// Throws Failure naming what failed when `result` is not success.
+// Throws Failure with `what` and the result's name unless `result` is success.
 void require(nccl::Result result, const std::string& what);
 
 class LoadedPlugin {
  public:
-  // Version 0 takes the newest table that the plugin has. Throws Failure.
+  // Version 0 selects the newest table that the plugin exports. Throws Failure.
   LoadedPlugin(const std::string& path, int api_version, std::uint64_t comm_id);
   void finalize() { require(plugin_->finalize(context_), "finalize"); }
 
@@ -24,7 +24,7 @@ class LoadedPlugin {
   netapi::Plugin* operator->() const { return plugin_.get(); }
   void* context() const { return context_; }
   const std::vector<netapi::Properties>& devices() const { return devices_; }  // at least one
-  // The smallest of all devices.
+  // The smallest value of all devices.
   int max_recvs() const;
   std::size_t max_p2p_bytes() const;
 

@@ -14,17 +14,17 @@ constexpr std::size_t kMaxBytes = std::size_t{1} << 40;
 }  // namespace
 
 void add_job_options(CLI::App& app, Job& job) {
-  app.add_option("--procs,--ranks", job.procs, "ranks to start on this host")
+  app.add_option("--procs,--ranks", job.procs, "number of ranks to start on this machine")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
-  app.add_option("--root", job.root, "between hosts: where rank 0 listens and the others find it")
+  app.add_option("--root", job.root, "for several machines: the address where rank 0 runs the coordinator")
       ->type_name("HOST:PORT");
-  app.add_option("--rank", job.rank, "with --root: this rank")->check(CLI::Range(0, kMaxRanks - 1));
-  app.add_option("--nranks", job.nranks, "with --root: number of ranks")->check(CLI::Range(1, kMaxRanks));
-  app.add_option("--timeout", job.timeout_s, "seconds after which all ranks are stopped")
+  app.add_option("--rank", job.rank, "with --root: the number of this rank")->check(CLI::Range(0, kMaxRanks - 1));
+  app.add_option("--nranks", job.nranks, "with --root: the number of ranks")->check(CLI::Range(1, kMaxRanks));
+  app.add_option("--timeout", job.timeout_s, "the seconds after which all ranks are stopped")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--token", job.token, "with --root: a number that all ranks of the job share");
+  app.add_option("--token", job.token, "with --root: a number that is the same for all ranks of the job");
   app.add_flag("--child", job.child)->group("");
 }
 
@@ -35,8 +35,10 @@ void check_job(const CLI::App& app, const Job& job) {
     if (app.count("--token") > 0) throw Failure("--token needs --root", ExitStatus::kUsage);
     if (has_rank || has_nranks) throw Failure("--rank and --nranks need --root", ExitStatus::kUsage);
   } else if (app.count("--procs") > 0 && !job.child) {
-    throw Failure("--procs starts ranks on this host, --root is for ranks that were started elsewhere: not both",
-                  ExitStatus::kUsage);
+    throw Failure(
+        "--procs and --root exclude each other: --procs starts ranks on this machine, --root joins ranks that are "
+        "started separately",
+        ExitStatus::kUsage);
   } else if (!has_rank || !has_nranks) {
     throw Failure("--root needs --rank and --nranks", ExitStatus::kUsage);
   } else if (job.rank >= job.nranks) {
@@ -44,7 +46,7 @@ void check_job(const CLI::App& app, const Job& job) {
   }
 }
 
-std::optional<Leave> parse(CLI::App& app, int argc, const char* const* argv, const std::function<void()>& check) {
+std::optional<EarlyExit> parse(CLI::App& app, int argc, const char* const* argv, const std::function<void()>& check) {
   std::ostringstream out;
   std::ostringstream err;
   app.failure_message([](const CLI::App*, const CLI::Error& wrong) { return std::string(wrong.what()) + "\n"; });
@@ -53,24 +55,24 @@ std::optional<Leave> parse(CLI::App& app, int argc, const char* const* argv, con
     check();
   } catch (const CLI::ParseError& leave) {
     const bool asked_for = app.exit(leave, out, err) == 0;
-    return Leave{asked_for ? ExitStatus::kOk : ExitStatus::kUsage, asked_for ? out.str() : err.str()};
-  } catch (const Failure& refused) {
-    return Leave{refused.status, std::string(refused.what()) + "\n"};
+    return EarlyExit{asked_for ? ExitStatus::kOk : ExitStatus::kUsage, asked_for ? out.str() : err.str()};
+  } catch (const Failure& failure) {
+    return EarlyExit{failure.status, std::string(failure.what()) + "\n"};
   }
   return std::nullopt;
 }
 
 std::size_t parse_bytes(const std::string& text) {
-  const auto refuse = [&text] {
+  const auto not_a_size = [&text] {
     return Failure("not a size: '" + text + "' (examples: 8, 64K, 1.5M, 2G)", ExitStatus::kUsage);
   };
-  if (text.empty() || (std::isdigit(static_cast<unsigned char>(text[0])) == 0 && text[0] != '.')) throw refuse();
+  if (text.empty() || (std::isdigit(static_cast<unsigned char>(text[0])) == 0 && text[0] != '.')) throw not_a_size();
   double number = 0;
   std::size_t end = 0;
   try {
     number = std::stod(text, &end);
   } catch (const std::exception&) {
-    throw refuse();
+    throw not_a_size();
   }
   static const std::map<std::string, double> kUnits{
       {"", 1}, {"K", 1024}, {"M", 1024.0 * 1024}, {"G", 1024.0 * 1024 * 1024}};
@@ -79,9 +81,9 @@ std::size_t parse_bytes(const std::string& text) {
   if (unit.size() > 1 && unit.ends_with("IB")) unit.resize(unit.size() - 2);
   if (unit.ends_with("B")) unit.resize(unit.size() - 1);
   const auto known = kUnits.find(unit);
-  if (known == kUnits.end()) throw refuse();
+  if (known == kUnits.end()) throw not_a_size();
   const double bytes = number * known->second;
-  if (!(bytes <= static_cast<double>(kMaxBytes)) || std::floor(bytes) != bytes) throw refuse();
+  if (!(bytes <= static_cast<double>(kMaxBytes)) || std::floor(bytes) != bytes) throw not_a_size();
   return static_cast<std::size_t>(bytes);
 }
 
@@ -91,8 +93,8 @@ void add_size_option(CLI::App& app, const std::string& names, std::size_t& into,
          [&into](const std::string& text) {
            try {
              into = parse_bytes(text);
-           } catch (const Failure& refused) {
-             throw CLI::ValidationError(refused.what());
+           } catch (const Failure& failure) {
+             throw CLI::ValidationError(failure.what());
            }
          },
          help)

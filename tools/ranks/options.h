@@ -1,4 +1,4 @@
-// The part of a command line that every tool which runs ranks has.
+// The command-line options that all tools that run ranks have in common.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -15,38 +15,38 @@
 
 namespace verbatim::ranks {
 
-// In place of options: print `text` and leave (help, version, a wrong command line).
-struct Leave {
+// Returned instead of options: print `text` and exit (help, version, or a wrong command line).
+struct EarlyExit {
   ExitStatus status;
   std::string text;
 };
 
 // Adds --procs (or --ranks), --root, --rank, --nranks, --timeout, --token.
 void add_job_options(CLI::App& app, Job& job);
-// Throws Failure when those of a parsed command line contradict each other.
+// Throws Failure when the job options of a parsed command line contradict each other.
 void check_job(const CLI::App& app, const Job& job);
 
-// Parses, then runs `check`, which may throw Failure; nothing when all went well.
-std::optional<Leave> parse(CLI::App& app, int argc, const char* const* argv, const std::function<void()>& check);
+// Parses, then runs `check`, which may throw Failure. Returns nothing on success.
+std::optional<EarlyExit> parse(CLI::App& app, int argc, const char* const* argv, const std::function<void()>& check);
 
-// "8", "64K", "1.5M", "2G" (powers of 1,024, also with a trailing B or iB). Throws Failure.
+// Parses "8", "64K", "1.5M", "2G" (powers of 1,024; a trailing B or iB is allowed). Throws Failure.
 std::size_t parse_bytes(const std::string& text);
 void add_size_option(CLI::App& app, const std::string& names, std::size_t& into, const std::string& help);
 
-// What main() does: `run` for options that were read, else what there is to say; the status to leave with.
+// The body of main(): calls `run` with the parsed options, or prints what EarlyExit contains. Returns the exit status.
 template <typename Options, typename Run>
-int run_or_leave(const std::variant<Options, Leave>& parsed, const Run& run) {
-  if (const auto* const leave = std::get_if<Leave>(&parsed)) {
+int run_or_exit(const std::variant<Options, EarlyExit>& parsed, const Run& run) {
+  if (const auto* const leave = std::get_if<EarlyExit>(&parsed)) {
     std::fputs(leave->text.c_str(), leave->status == ExitStatus::kOk ? stdout : stderr);
     return static_cast<int>(leave->status);
   }
   try {
     return static_cast<int>(run(std::get<Options>(parsed)));
   } catch (const Failure& failure) {
-    complain(failure.what());
+    print_error(failure.what());
     return static_cast<int>(failure.status);
   } catch (const std::exception& failure) {
-    complain(failure.what());
+    print_error(failure.what());
     return static_cast<int>(ExitStatus::kFailed);
   }
 }

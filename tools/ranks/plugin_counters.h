@@ -1,4 +1,4 @@
-// What Verbatim itself counts (VERBATIM_STATS), for who wants to compare it with what was asked of the plugin.
+// The counters of Verbatim itself (VERBATIM_STATS), to be compared with what the tool asked of the plugin.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@ namespace verbatim::ranks {
 
 class PluginCounters {
  public:
-  // Has the plugin write its counters to a file of this process, or to where VERBATIM_STATS says already. Before the
-  // plugin is loaded.
+  // Call before the plugin is loaded. Sets VERBATIM_STATS to a file of this process, unless it is set already; then
+  // that file is read.
   explicit PluginCounters(std::uint64_t token);
   PluginCounters(const PluginCounters&) = delete;
   PluginCounters& operator=(const PluginCounters&) = delete;
   ~PluginCounters();
 
-  // What was written once the plugin is unloaded; nothing where another plugin, or none, carried the bytes.
+  // Call after the plugin was unloaded. Returns what it wrote, or nothing when Verbatim was not the plugin.
   std::optional<std::string> text() const;
 
  private:

@@ -9,16 +9,16 @@
 namespace verbatim::ranks {
 namespace {
 
-constexpr std::size_t kKept = 10;
+constexpr std::size_t kStoredWarnings = 10;
 
-struct Kept {
+struct StoredLines {
   Mutex mutex;
   std::deque<std::string> warnings VERBATIM_GUARDED_BY(mutex);
 };
 
 // Never destroyed: a plugin may log while the process exits.
-Kept& kept() {
-  static Kept& only = *new Kept;
+StoredLines& stored() {
+  static StoredLines& only = *new StoredLines;
   return only;
 }
 
@@ -30,16 +30,16 @@ void keep_plugin_log(int rank, bool print) {
       std::fprintf(stderr, "rank %d plugin %s: %s\n", rank, netapi::log_level_name(line.level), line.text.c_str());
     }
     if (line.level != nccl::DebugLogLevel::kWarn) return;
-    MutexLock lock(kept().mutex);
-    kept().warnings.push_back(line.text);
-    if (kept().warnings.size() > kKept) kept().warnings.pop_front();
+    MutexLock lock(stored().mutex);
+    stored().warnings.push_back(line.text);
+    if (stored().warnings.size() > kStoredWarnings) stored().warnings.pop_front();
   });
 }
 
 std::string plugin_warnings() {
-  MutexLock lock(kept().mutex);
+  MutexLock lock(stored().mutex);
   std::string text;
-  for (const std::string& warning : kept().warnings) text += "\n  plugin: " + warning;
+  for (const std::string& warning : stored().warnings) text += "\n  plugin: " + warning;
   return text;
 }
 

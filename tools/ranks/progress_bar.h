@@ -1,4 +1,4 @@
-// A line on stderr that tells how far a long run is; nothing when stderr is no terminal.
+// A progress line on stderr for long runs. Prints nothing when stderr is not a terminal.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // Redraws when the run has lasted some seconds and the last drawing is not fresh. `done` is from 0 to 1.
+  // Draws the bar when the run has lasted two seconds and the last drawing is older than 100 ms. `done` is from 0 to 1.
   void draw(double done, const std::string& what);
-  // Before anything else is printed.
+  // Removes the bar. Call it before anything else is printed.
   void clear();
 
  private:
@@ -25,7 +25,7 @@ class ProgressBar {
   bool visible_ = false;
 };
 
-// The bar's text: 30 cells, percent, seconds so far and to go.
+// The bar's text: 30 cells, the percentage, and the elapsed and the remaining seconds.
 std::string progress_text(double done, double seconds, const std::string& what);
 
 }  // namespace verbatim::ranks

@@ -7,7 +7,7 @@
 namespace verbatim::bench {
 namespace {
 
-// 67 ms and seven retries: a peer that died ends the benchmark within a second.
+// 67 ms and seven retries: the benchmark ends within a second after its peer process has died.
 constexpr std::uint8_t kTimeout = 14;
 constexpr std::uint8_t kRetryCount = 7;
 

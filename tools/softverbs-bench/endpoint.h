@@ -1,17 +1,17 @@
-// One RC QP on the first device, able to write into and be written in one area of memory. Each of the benchmark's two
-// processes has one; one thread uses it.
+// One RC QP on the first device, which writes into the memory area of the other process. Both processes of the
+// benchmark have one for each engine thread; one thread uses it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 
-#include "verbs/device.h"
+#include "verbs/device_inventory.h"
 #include "verbs/qp.h"
 
 namespace verbatim::bench {
 
-// Where the other process's area and QP are. Plain bytes: sent over a socket.
+// The area and QP of one process, sent to the other over a socket as plain bytes.
 struct RemoteArea {
   QpAddress qp;
   std::uint64_t address = 0;
@@ -26,16 +26,16 @@ class Endpoint {
   RemoteArea local() const;
   Status connect(const RemoteArea& remote);
 
-  // Writes [offset, offset + bytes) of this area to `remote_offset` of the other one. `inlined` takes the bytes with
-  // the request.
+  // Writes [offset, offset + bytes) of this area to `remote_offset` of the other one. `inlined`: with inline data if it
+  // fits.
   Status write(std::size_t offset, std::size_t remote_offset, std::size_t bytes, bool signalled, bool inlined);
 
-  // Completions found now, 0 or 1. Fails when a write has failed.
+  // Polls once and returns the number of completions, 0 or 1. Fails when a write has failed.
   Result<unsigned> poll();
 
   const char* device_name() const { return port_->name.c_str(); }
 
-  static constexpr unsigned kDepth = 64;  // writes that may be outstanding
+  static constexpr unsigned kDepth = 64;  // the most outstanding writes
 
  private:
   Endpoint() = default;

@@ -1,8 +1,8 @@
-// softverbs-bench: how much of the machine's own copy speed RDMA WRITEs between two processes reach.
+// softverbs-bench: compares the speed of RDMA WRITEs between two processes with the machine's own copy speed.
 //
-// The program parts into two before it opens anything: this side measures, the other one lends its memory and answers
-// ping-pongs. Rounds of all movers are interleaved and the best of each counts, because other programs share the
-// machine.
+// The program forks before it opens anything: the parent measures, the child provides its memory and answers
+// ping-pongs. The rounds of all copy methods are interleaved and the best of each counts, because other programs may
+// use the machine.
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "softverbs-bench/measure.h"
 
 namespace verbatim::bench {
@@ -36,13 +36,13 @@ struct Options {
   std::uint64_t latency_rounds = 500;
 };
 
-// A ratio below the floor is measured up to this many times as long before it counts: the best of all rounds can only
-// come nearer to what the machine does when it is left alone.
+// A ratio below the floor is measured for up to this many times the rounds before it counts: the best of more rounds is
+// nearer to the speed of an idle machine.
 constexpr unsigned kMoreRounds = 4;
 
-constexpr std::uint64_t kRateMessages = 8192;  // a round, on each QP
+constexpr std::uint64_t kRateMessages = 8192;  // per round and QP
 
-enum class Order : std::uint32_t { kVerbsPingPong, kMemoryPingPong };
+enum class Command : std::uint32_t { kVerbsPingPong, kMemoryPingPong };
 
 int report(const Error& error) {
   std::fprintf(stderr, "softverbs-bench: %s failed: %s\n", error.operation, std::strerror(error.sys_errno));
@@ -58,35 +58,36 @@ bool receive_from(int socket, T& value) {
   return recv(socket, &value, sizeof(value), 0) == sizeof(value);
 }
 
-// Opens one endpoint an engine on the area, and connects each with its like at the other end of the socket.
-Result<std::vector<Endpoint>> meet(Area& area, int socket, const Options& options) {
-  const auto parted = [] { return Error{ErrorKind::kRemote, errno, "meeting the other process"}; };
+// Opens one endpoint per engine thread on the area, and connects each with the endpoint of the same index in the other
+// process.
+Result<std::vector<Endpoint>> connect_endpoints(Area& area, int socket, const Options& options) {
+  const auto connection_lost = [] { return Error{ErrorKind::kRemote, errno, "exchanging addresses"}; };
   std::vector<Endpoint> endpoints;
   for (unsigned i = 0; i < options.engines; ++i) {
     auto endpoint = Endpoint::open(reinterpret_cast<std::byte*>(&area), sizeof(area));
     if (!endpoint) return endpoint.error();
     RemoteArea remote;
-    if (!send_to(socket, endpoint->local()) || !receive_from(socket, remote)) return parted();
+    if (!send_to(socket, endpoint->local()) || !receive_from(socket, remote)) return connection_lost();
     if (Status status = endpoint->connect(remote); !status) return status.error();
     bool ready = true;
-    if (!send_to(socket, ready) || !receive_from(socket, ready)) return parted();
+    if (!send_to(socket, ready) || !receive_from(socket, ready)) return connection_lost();
     endpoints.push_back(*std::move(endpoint));
   }
   return endpoints;
 }
 
-int lend(Area& area, int socket, const Options& options) {
+int run_peer(Area& area, int socket, const Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  auto endpoints = meet(area, socket, options);
+  auto endpoints = connect_endpoints(area, socket, options);
   if (!endpoints) return report(endpoints.error());
-  Order order{};
-  while (receive_from(socket, order)) {
-    if (order == Order::kMemoryPingPong) {
+  Command command{};
+  while (receive_from(socket, command)) {
+    if (command == Command::kMemoryPingPong) {
       memory_ping_pong(area, Side::kPong, options.latency_rounds);
     } else if (auto result = verbs_ping_pong(area, endpoints->front(), Side::kPong, options.latency_rounds); !result) {
       return report(result.error());
     }
-    if (!send_to(socket, order)) break;
+    if (!send_to(socket, command)) break;
   }
   return EXIT_SUCCESS;
 }
@@ -97,25 +98,27 @@ std::string size_text(std::size_t bytes) {
   return std::to_string(bytes) + " B";
 }
 
-// Prints one line; false when the ratio is below the floor or a byte came out wrong.
+// Prints one line. False: the ratio is below the floor, or a copy was wrong.
 Result<bool> compare_bandwidth(Bandwidth& bandwidth, std::size_t size, const Options& options) {
-  constexpr std::array kMovers{Mover::kMemcpy, Mover::kProcessVm, Mover::kVerbs};
-  for (const Mover mover : kMovers) {  // also the first touch of pages and mappings
-    const auto right = bandwidth.moves_right(mover, size);
-    if (!right) return right.error();
-    if (!*right) {
+  constexpr std::array kMethods{CopyMethod::kMemcpy, CopyMethod::kProcessVm, CopyMethod::kVerbs};
+  for (const CopyMethod method : kMethods) {  // also the first access to pages and mappings
+    const auto correct = bandwidth.is_copy_correct(method, size);
+    if (!correct) return correct.error();
+    if (!*correct) {
       std::printf("%10s  wrong bytes\n", size_text(size).c_str());
       return false;
     }
   }
-  std::array<double, kMovers.size()> best{};
+  std::array<double, kMethods.size()> best{};
   const auto ratio_so_far = [&] { return best[2] / best[1]; };
   for (unsigned round = 0; round < kMoreRounds * options.rounds; ++round) {
     if (round >= options.rounds && ratio_so_far() >= options.min_ratio) break;
-    const unsigned passes = options.passes << (round % 4);  // short: undisturbed; long: little weight on the start
-    for (std::size_t place = 0; place < kMovers.size(); ++place) {
-      const std::size_t i = (place + round) % kMovers.size();  // nobody always runs on what is left of a time slice
-      const auto rate = bandwidth.measure(kMovers[i], size, passes);
+    // Short rounds are less likely to be interrupted; in long ones the start has less weight.
+    const unsigned passes = options.passes << (round % 4);
+    for (std::size_t position = 0; position < kMethods.size(); ++position) {
+      // The order rotates, so that no method always runs at the end of a time slice.
+      const std::size_t i = (position + round) % kMethods.size();
+      const auto rate = bandwidth.measure(kMethods[i], size, passes);
       if (!rate) return rate.error();
       best[i] = std::max(best[i], *rate);
     }
@@ -128,16 +131,16 @@ Result<bool> compare_bandwidth(Bandwidth& bandwidth, std::size_t size, const Opt
   return ratio >= options.min_ratio;
 }
 
-Result<double> best_latency(Area& area, int socket, const Options& options, Order order, Endpoint* endpoint) {
+Result<double> best_latency(Area& area, int socket, const Options& options, Command command, Endpoint* endpoint) {
   double best = 0;
   for (unsigned round = 0; round < options.rounds; ++round) {
     area.ping = 0;
     area.pong = 0;
-    if (!send_to(socket, order)) return Error{ErrorKind::kRemote, errno, "the other process"};
-    Result<double> time = order == Order::kMemoryPingPong
+    if (!send_to(socket, command)) return Error{ErrorKind::kRemote, errno, "the other process"};
+    Result<double> time = command == Command::kMemoryPingPong
                               ? Result<double>(memory_ping_pong(area, Side::kPing, options.latency_rounds))
                               : verbs_ping_pong(area, *endpoint, Side::kPing, options.latency_rounds);
-    Order done{};
+    Command done{};
     if (!time) return time;
     if (!receive_from(socket, done)) return Error{ErrorKind::kRemote, errno, "the other process"};
     best = round == 0 ? *time : std::min(best, *time);
@@ -146,7 +149,7 @@ Result<double> best_latency(Area& area, int socket, const Options& options, Orde
 }
 
 int measure(Area& area, int socket, pid_t peer, const Options& options) {
-  auto endpoints = meet(area, socket, options);
+  auto endpoints = connect_endpoints(area, socket, options);
   if (!endpoints) return report(endpoints.error());
   Endpoint& first = endpoints->front();
   std::printf(
@@ -164,9 +167,9 @@ int measure(Area& area, int socket, pid_t peer, const Options& options) {
     good = good && *result;
   }
   if (!options.no_latency) {
-    const auto memory = best_latency(area, socket, options, Order::kMemoryPingPong, nullptr);
+    const auto memory = best_latency(area, socket, options, Command::kMemoryPingPong, nullptr);
     if (!memory) return report(memory.error());
-    const auto verbs = best_latency(area, socket, options, Order::kVerbsPingPong, &first);
+    const auto verbs = best_latency(area, socket, options, Command::kVerbsPingPong, &first);
     if (!verbs) return report(verbs.error());
     double rate = 0;
     for (unsigned round = 0; round < options.rounds; ++round) {
@@ -190,11 +193,11 @@ int run(const Options& options) {
     return report(system_error("socketpair", errno));
   UniqueFd ours(ends[0]);
   UniqueFd theirs(ends[1]);
-  const pid_t peer = fork();  // nothing is open yet: neither side inherits a device or a thread
+  const pid_t peer = fork();  // before a device is open, so that the child inherits no device and no thread
   if (peer < 0) return report(system_error("fork", errno));
   if (peer == 0) {
     ours.reset();
-    return lend(area, theirs.get(), options);
+    return run_peer(area, theirs.get(), options);
   }
   theirs.reset();
   const int result = measure(area, ours.get(), peer, options);
@@ -214,26 +217,27 @@ int main(int argc, char** argv) {
   verbatim::bench::Options options;
   CLI::App app{
       "Compares RDMA WRITEs between two processes with process_vm_writev and memcpy over the same memory.\n"
-      "Takes the library that VERBATIM_VERBS_LIBRARY names and its first device."};
-  app.add_option("--size", options.sizes, "bytes of a WRITE, with K or M; may be repeated [64K 128K 1M 4M]")
+      "Uses the first device of the library that VERBATIM_VERBS_LIBRARY names."};
+  app.add_option("--size", options.sizes,
+                 "bytes of a WRITE, in K or M if so suffixed; may be repeated [64K 128K 1M 4M]")
       ->transform(CLI::AsSizeValue(false))
       ->check([](const std::string& text) {
         const std::size_t size = std::strtoull(text.c_str(), nullptr, 10);
-        return size >= 4096 && Area::kWindowBytes % size == 0 ? "" : "a power of two from 4K to 8M is expected";
+        return size >= 4096 && Area::kWindowBytes % size == 0 ? "" : "the size must be a power of two from 4K to 8M";
       });
-  app.add_option("--rounds", options.rounds, "rounds of each mover, the best counts")
+  app.add_option("--rounds", options.rounds, "rounds of each copy method; the best one counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--passes", options.passes,
-                 "times that the shortest round moves the 8 MiB window; the longest one, eight times as often")
+                 "copies of the 8 MiB window in the shortest round; the longest round has eight times as many")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  app.add_option("--engines", options.engines, "threads of the device, and QPs that take turns")
+  app.add_option("--engines", options.engines, "device threads, and QPs that are used in turn")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  app.add_option("--min-ratio", options.min_ratio, "fail when WRITE/vm_writev is below this at any size")
+  app.add_option("--min-ratio", options.min_ratio, "fail when WRITE/vm_writev is below this value at any size")
       ->check(CLI::Range(0.0, 10.0));
-  app.add_flag("--no-latency", options.no_latency, "leave out the 8-byte ping-pong");
+  app.add_flag("--no-latency", options.no_latency, "do not measure 8-byte messages");
   CLI11_PARSE(app, argc, argv);
   if (options.engines != 1) setenv("SOFTVERBS_ENGINES", std::to_string(options.engines).c_str(), 1);
   return verbatim::bench::run(options);

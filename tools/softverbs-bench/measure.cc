@@ -11,23 +11,23 @@
 namespace verbatim::bench {
 namespace {
 
-// A waiting side gives up its core after this many looks: the machine may have fewer cores than there are pollers.
-constexpr unsigned kLooksBeforeYield = 200;
-constexpr std::uint64_t kStuckNs = 10 * kNanosecondsPerSecond;
+// A waiting thread yields its core after this many polls: the machine may have fewer cores than polling threads.
+constexpr unsigned kPollsBeforeYield = 200;
+constexpr std::uint64_t kTimeoutNs = 10 * kNanosecondsPerSecond;
 
-// Looks until `done` answers true; false when nothing has come for long.
+// Polls until done() returns true. False: timeout.
 template <typename Done>
 bool wait_until(Done done) {
-  const std::uint64_t deadline = monotonic_ns() + kStuckNs;
-  for (unsigned looks = 1; !done(); ++looks) {
-    if (looks % kLooksBeforeYield != 0) continue;
+  const std::uint64_t deadline = monotonic_ns() + kTimeoutNs;
+  for (unsigned polls = 1; !done(); ++polls) {
+    if (polls % kPollsBeforeYield != 0) continue;
     if (monotonic_ns() > deadline) return false;
     sched_yield();
   }
   return true;
 }
 
-Error stuck(const char* what) {
+Error timeout_error(const char* what) {
   return {ErrorKind::kRemote, ETIMEDOUT, what};
 }
 
@@ -57,7 +57,7 @@ Status Bandwidth::write_window(std::size_t piece) {
     }
     return all == 0 && offset == Area::kWindowBytes;
   });
-  if (!finished) return stuck("RDMA WRITE");
+  if (!finished) return timeout_error("RDMA WRITE");
   return failure;
 }
 
@@ -85,12 +85,12 @@ Result<double> message_rate(std::vector<Endpoint>& endpoints, std::uint64_t coun
       }
       outstanding[i] += kSignalEvery;
       if (!failure) return failure.error();
-      if (!drain(i, Endpoint::kDepth - kSignalEvery)) return stuck("8-byte RDMA WRITE");
+      if (!drain(i, Endpoint::kDepth - kSignalEvery)) return timeout_error("8-byte RDMA WRITE");
     }
     posted += kSignalEvery;
   }
   for (std::size_t i = 0; i < endpoints.size(); ++i) {
-    if (!drain(i, 0)) return stuck("8-byte RDMA WRITE");
+    if (!drain(i, 0)) return timeout_error("8-byte RDMA WRITE");
   }
   if (!failure) return failure.error();
   const double seconds = static_cast<double>(monotonic_ns() - start) / static_cast<double>(kNanosecondsPerSecond);
@@ -107,13 +107,13 @@ Status Bandwidth::process_vm_window(std::size_t piece) {
   return {};
 }
 
-Status Bandwidth::pass(Mover mover, std::size_t piece) {
-  switch (mover) {
-    case Mover::kProcessVm:
+Status Bandwidth::pass(CopyMethod method, std::size_t piece) {
+  switch (method) {
+    case CopyMethod::kProcessVm:
       return process_vm_window(piece);
-    case Mover::kVerbs:
+    case CopyMethod::kVerbs:
       return write_window(piece);
-    case Mover::kMemcpy:
+    case CopyMethod::kMemcpy:
       for (std::size_t offset = 0; offset < Area::kWindowBytes; offset += piece) {
         std::memcpy(area_.target + offset, area_.source + offset, piece);
       }
@@ -122,36 +122,36 @@ Status Bandwidth::pass(Mover mover, std::size_t piece) {
   return {};
 }
 
-Result<double> Bandwidth::measure(Mover mover, std::size_t piece, unsigned passes) {
-  sched_yield();  // begin with a whole time slice
+Result<double> Bandwidth::measure(CopyMethod method, std::size_t piece, unsigned passes) {
+  sched_yield();  // begin with a full time slice
   const std::uint64_t start = monotonic_ns();
   for (unsigned i = 0; i < passes; ++i) {
-    if (Status status = pass(mover, piece); !status) return status.error();
+    if (Status status = pass(method, piece); !status) return status.error();
   }
   const double seconds = static_cast<double>(monotonic_ns() - start) / static_cast<double>(kNanosecondsPerSecond);
   return static_cast<double>(Area::kWindowBytes) * passes / seconds;
 }
 
-Result<bool> Bandwidth::moves_right(Mover mover, std::size_t piece) {
+Result<bool> Bandwidth::is_copy_correct(CopyMethod method, std::size_t piece) {
   std::uint64_t state = monotonic_ns() | 1;
   for (std::size_t offset = 0; offset < Area::kWindowBytes; offset += sizeof(state)) {
-    state = state * 6364136223846793005 + 1442695040888963407;  // a different word at every place and in every run
+    state = state * 6364136223846793005 + 1442695040888963407;  // different words at every offset and in every run
     std::memcpy(area_.source + offset, &state, sizeof(state));
   }
   std::memset(area_.target, 0xA5, Area::kWindowBytes);
-  if (Status status = pass(mover, piece); !status) return status.error();
+  if (Status status = pass(method, piece); !status) return status.error();
   return std::memcmp(area_.source, area_.target, Area::kWindowBytes) == 0;
 }
 
 Result<double> verbs_ping_pong(Area& area, Endpoint& endpoint, Side side, std::uint64_t rounds) {
   const bool starts = side == Side::kPing;
-  std::atomic<std::uint64_t>& mine = starts ? area.pong : area.ping;
+  std::atomic<std::uint64_t>& incoming = starts ? area.pong : area.ping;
   std::atomic<std::uint64_t>& outgoing = area.outgoing[starts ? 0 : 1];
   const std::size_t from = offsetof(Area, outgoing) + (starts ? 0 : sizeof(outgoing));
   const std::size_t to = starts ? offsetof(Area, ping) : offsetof(Area, pong);
   constexpr std::uint64_t kSignalEvery = Endpoint::kDepth / 2;
   Status failure;
-  const auto say = [&](std::uint64_t round) {
+  const auto write_round = [&](std::uint64_t round) {
     outgoing.store(round, std::memory_order_relaxed);
     const bool signalled = round % kSignalEvery == 0 || round == rounds;
     failure = endpoint.write(from, to, sizeof(round), signalled, true);
@@ -161,15 +161,15 @@ Result<double> verbs_ping_pong(Area& area, Endpoint& endpoint, Side side, std::u
       if (!found) failure = found.error();
       return !found || *found == 1;
     });
-    if (!finished) failure = stuck("8-byte RDMA WRITE");
+    if (!finished) failure = timeout_error("8-byte RDMA WRITE");
   };
   const std::uint64_t start = monotonic_ns();
   for (std::uint64_t round = 1; round <= rounds; ++round) {
-    if (starts) say(round);
-    if (failure && !wait_until([&] { return mine.load(std::memory_order_acquire) == round; })) {
-      failure = stuck("8-byte RDMA WRITE");
+    if (starts) write_round(round);
+    if (failure && !wait_until([&] { return incoming.load(std::memory_order_acquire) == round; })) {
+      failure = timeout_error("8-byte RDMA WRITE");
     }
-    if (failure && !starts) say(round);
+    if (failure && !starts) write_round(round);
     if (!failure) return failure.error();
   }
   return static_cast<double>(monotonic_ns() - start) / static_cast<double>(2 * rounds);
@@ -177,13 +177,13 @@ Result<double> verbs_ping_pong(Area& area, Endpoint& endpoint, Side side, std::u
 
 double memory_ping_pong(Area& area, Side side, std::uint64_t rounds) {
   const bool starts = side == Side::kPing;
-  std::atomic<std::uint64_t>& mine = starts ? area.pong : area.ping;
-  std::atomic<std::uint64_t>& theirs = starts ? area.ping : area.pong;
+  std::atomic<std::uint64_t>& incoming = starts ? area.pong : area.ping;
+  std::atomic<std::uint64_t>& outgoing = starts ? area.ping : area.pong;
   const std::uint64_t start = monotonic_ns();
   for (std::uint64_t round = 1; round <= rounds; ++round) {
-    if (starts) theirs.store(round, std::memory_order_release);
-    if (!wait_until([&] { return mine.load(std::memory_order_acquire) == round; })) break;
-    if (!starts) theirs.store(round, std::memory_order_release);
+    if (starts) outgoing.store(round, std::memory_order_release);
+    if (!wait_until([&] { return incoming.load(std::memory_order_acquire) == round; })) break;
+    if (!starts) outgoing.store(round, std::memory_order_release);
   }
   return static_cast<double>(monotonic_ns() - start) / static_cast<double>(2 * rounds);
 }

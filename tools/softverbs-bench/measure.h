@@ -1,5 +1,5 @@
-// What is compared: RDMA WRITEs between two processes, the bare system call that can do the same, and memcpy, all over
-// the same pages; and an 8-byte WRITE there and back beside the same with plain stores.
+// The measurements: bandwidth of RDMA WRITEs between two processes, of process_vm_writev and of memcpy, over the same
+// pages; latency of an 8-byte ping-pong with WRITEs and with plain stores to shared memory.
 #pragma once
 
 #include <sys/types.h>
@@ -13,33 +13,33 @@
 
 namespace verbatim::bench {
 
-// Shared by both processes, which map it before they part. The flags of the ping-pongs lie on cache lines of their own.
+// Mapped before the fork and shared by both processes. The words of the ping-pongs lie on separate cache lines.
 struct Area {
-  static constexpr std::size_t kWindowBytes = std::size_t{8} << 20;  // more than the inner caches hold
+  static constexpr std::size_t kWindowBytes = std::size_t{8} << 20;  // larger than L1 and L2
 
   alignas(4096) std::byte source[kWindowBytes];
   alignas(4096) std::byte target[kWindowBytes];
-  alignas(64) std::atomic<std::uint64_t> outgoing[2];  // by side: what it writes from
+  alignas(64) std::atomic<std::uint64_t> outgoing[2];  // the source of each side's WRITEs
   alignas(64) std::atomic<std::uint64_t> ping;
   alignas(64) std::atomic<std::uint64_t> pong;
 };
 
-enum class Mover : std::uint8_t { kMemcpy, kProcessVm, kVerbs };
+enum class CopyMethod : std::uint8_t { kMemcpy, kProcessVm, kVerbs };
 
-// Moves the window once, in pieces of `piece` bytes. Returns when the last byte is there.
+// Copies the window in pieces of `piece` bytes. One pass ends when the last byte has arrived.
 class Bandwidth {
  public:
-  // WRITEs go round the endpoints.
+  // WRITEs use the endpoints in turn.
   Bandwidth(Area& area, std::vector<Endpoint>& endpoints, pid_t peer)
       : area_(area), endpoints_(endpoints), peer_(peer) {}
 
   // Bytes per second over `passes` of the window.
-  Result<double> measure(Mover mover, std::size_t piece, unsigned passes);
-  // Moves a window of new contents and compares every byte.
-  Result<bool> moves_right(Mover mover, std::size_t piece);
+  Result<double> measure(CopyMethod method, std::size_t piece, unsigned passes);
+  // Copies a window of random contents and compares every byte.
+  Result<bool> is_copy_correct(CopyMethod method, std::size_t piece);
 
  private:
-  Status pass(Mover mover, std::size_t piece);
+  Status pass(CopyMethod method, std::size_t piece);
   Status write_window(std::size_t piece);
   Status process_vm_window(std::size_t piece);
 
@@ -48,12 +48,12 @@ class Bandwidth {
   pid_t peer_;
 };
 
-// 8-byte WRITEs a second, as many under way as the send queues hold.
+// 8-byte WRITEs per second, with as many outstanding as the send queues hold.
 Result<double> message_rate(std::vector<Endpoint>& endpoints, std::uint64_t count);
 
 enum class Side : std::uint8_t { kPing, kPong };
 
-// Each side of `rounds` exchanges of 8 bytes. Nanoseconds one way at the side that starts.
+// Both sides call it for `rounds` exchanges of 8 bytes. The kPing side returns the one-way latency in nanoseconds.
 Result<double> verbs_ping_pong(Area& area, Endpoint& endpoint, Side side, std::uint64_t rounds);
 double memory_ping_pong(Area& area, Side side, std::uint64_t rounds);
 

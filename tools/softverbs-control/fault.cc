@@ -1,4 +1,4 @@
-// softverbs fault: makes something go wrong in the running processes.
+// softverbs fault: sends fault clauses to the running processes.
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,8 +9,8 @@
 
 #include "base/clock.h"
 #include "softverbs-control/subcommand.h"
-#include "softverbs/doorbell.h"
-#include "softverbs/fault_script.h"
+#include "softverbs/host/doorbell.h"
+#include "softverbs/host/fault_script.h"
 
 namespace verbatim::control {
 namespace {
@@ -27,14 +27,14 @@ std::string read_clauses(const std::string& given) {
   if (!given.starts_with('@')) return given;
   std::ifstream file(given.substr(1));
   std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) throw Failure("there is nothing to read in " + given.substr(1));
+  if (!file || !(text << file.rdbuf())) throw Failure(given.substr(1) + " cannot be read or is empty");
   return text.str();
 }
 
-// One sender at a time: each waits until its clauses were taken.
-std::uint32_t send(Host& host, const std::string& clauses, pid_t pid, std::uint64_t deadline_ns) {
+// One sender at a time: retries until the sender before this one has ended.
+std::uint32_t send(ProcessDirectory& directory, const std::string& clauses, pid_t pid, std::uint64_t deadline_ns) {
   for (;;) {
-    const Result<std::uint32_t> sequence = host.registry().send_fault_command(clauses, pid);
+    const Result<std::uint32_t> sequence = directory.registry().send_fault_command(clauses, pid);
     if (sequence) return *sequence;
     if (sequence.error().sys_errno != EBUSY || monotonic_ns() >= deadline_ns) {
       throw Failure("the clauses cannot be sent: " + to_string(sequence.error()));
@@ -43,32 +43,33 @@ std::uint32_t send(Host& host, const std::string& clauses, pid_t pid, std::uint6
   }
 }
 
-int run(Host& host, const FaultOptions& options) {
+int run(ProcessDirectory& directory, const FaultOptions& options) {
   const std::string clauses = read_clauses(options.clauses);
   const std::variant<softverbs::FaultScript, std::string> parsed = softverbs::parse_faults(clauses);
   if (const auto* refused = std::get_if<std::string>(&parsed)) throw Failure(*refused);
   const std::uint64_t deadline_ns = monotonic_ns() + static_cast<std::uint64_t>(options.wait_seconds * 1e9);
-  std::vector<Target> targets = host.processes(options.pid != 0 ? std::vector{options.pid} : std::vector<pid_t>{});
+  std::vector<TargetProcess> targets =
+      directory.processes(options.pid != 0 ? std::vector{options.pid} : std::vector<pid_t>{});
   if (targets.empty()) throw Failure("no process holds a softverbs device in this namespace");
-  const std::uint32_t sequence = send(host, clauses, options.pid, deadline_ns);
-  for (const Target& target : targets) softverbs::call_attention(target.segment());
-  const auto has_answered = [&](const Target& target) {
-    return host.registry().has_taken_fault_command(target.slot(), sequence) ||
-           !host.registry().is_alive(target.slot(), target.incarnation());
+  const std::uint32_t sequence = send(directory, clauses, options.pid, deadline_ns);
+  for (const TargetProcess& target : targets) softverbs::request_service(target.segment());
+  const auto has_applied = [&](const TargetProcess& target) {
+    return directory.registry().has_applied_fault_command(target.slot(), sequence) ||
+           !directory.registry().is_alive(target.slot(), target.incarnation());
   };
   const std::size_t count = targets.size();
   for (;;) {
-    std::erase_if(targets, has_answered);
+    std::erase_if(targets, has_applied);
     if (targets.empty() || monotonic_ns() >= deadline_ns) break;
     ::usleep(kPauseUs);
   }
-  for (const Target& target : targets) {
+  for (const TargetProcess& target : targets) {
     std::fprintf(stderr,
-                 "softverbs: process %d (%s) has not taken it: it is stopped, or has the inline engine, which takes it "
-                 "at its next verb\n",
+                 "softverbs: process %d (%s) has not applied the clauses: it is stopped, or it has the inline engine, "
+                 "which applies them at its next verb\n",
                  target.pid(), target.program().c_str());
   }
-  std::printf("taken by %zu of %zu processes\n", count - targets.size(), count);
+  std::printf("applied by %zu of %zu processes\n", count - targets.size(), count);
   return targets.empty() ? 0 : 1;
 }
 
@@ -76,17 +77,17 @@ int run(Host& host, const FaultOptions& options) {
 
 Action declare_fault(CLI::App& arguments) {
   auto options = std::make_shared<FaultOptions>();
-  arguments.add_option("clauses", options->clauses, "as in SOFTVERBS_FAULTS, @FILE for those in a file")->required();
+  arguments.add_option("clauses", options->clauses, "as in SOFTVERBS_FAULTS; @FILE reads them from a file")->required();
   arguments.add_option("--pid", options->pid, "only this process");
-  arguments.add_option("--wait", options->wait_seconds, "seconds until everybody must have taken it")
+  arguments.add_option("--wait", options->wait_seconds, "seconds until all processes must have applied the clauses")
       ->capture_default_str();
   arguments.footer(
-      "The clauses are put to work beside those that are: \"clear\" undoes them all. Processes that start later do "
-      "not\n"
-      "have them. Times count from when a process takes its clauses. Examples:\n"
+      "Adds the clauses to those that are active; \"clear\" removes and undoes all of them. Processes that start "
+      "later\n"
+      "do not get the clauses. Times are relative to the moment when a process applies its clauses. Examples:\n"
       "  tools/softverbs fault 'link-down device=0 for=500ms'\n"
       "  tools/softverbs fault 'clear; loss rate=0.01'");
-  return [options](Host& host) { return run(host, *options); };
+  return [options](ProcessDirectory& directory) { return run(directory, *options); };
 }
 
 }  // namespace verbatim::control

@@ -1,26 +1,26 @@
-// softverbs-control: looks at the running softverbs processes of this user, and acts on them, through the memory that
-// they share; they take no part in it. tools/softverbs hands its subcommands to this program.
+// softverbs-control: the subcommands of tools/softverbs. Reads and changes the state of this user's running softverbs
+// processes through their shared memory.
 #include <CLI/CLI.hpp>
 #include <array>
 #include <cstdio>
 #include <exception>
 
-#include "softverbs-control/host.h"
+#include "softverbs-control/process_directory.h"
 #include "softverbs-control/subcommand.h"
 
 namespace verbatim::control {
 namespace {
 
 constexpr std::array kSubcommands{
-    Subcommand{"fault", "makes something go wrong in the running processes", declare_fault},
+    Subcommand{"fault", "causes faults in the running processes", declare_fault},
     Subcommand{"hold", "stops the virtual clock of the ports with a rate", declare_hold},
-    Subcommand{"release", "starts it again", declare_release},
-    Subcommand{"stats", "what the running processes have asked of their devices", declare_stats},
+    Subcommand{"release", "starts the virtual clock again", declare_release},
+    Subcommand{"stats", "prints the counters of the running processes", declare_stats},
 };
 
 int run(int argc, char** argv) {
   CLI::App arguments(
-      "Looks at the running softverbs processes of this user, and acts on them. SOFTVERBS_NAMESPACE says which.",
+      "Reads or changes the state of this user's running softverbs processes with the same SOFTVERBS_NAMESPACE.",
       "tools/softverbs");
   arguments.require_subcommand(1);
   Action action;
@@ -29,8 +29,8 @@ int run(int argc, char** argv) {
     own->callback([&action, declared = subcommand.declare(*own)] { action = declared; });
   }
   CLI11_PARSE(arguments, argc, argv);
-  Host host;
-  return action(host);
+  ProcessDirectory directory;
+  return action(directory);
 }
 
 }  // namespace

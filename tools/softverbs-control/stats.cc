@@ -1,5 +1,5 @@
-// softverbs stats: what the running processes have asked of their devices.
-#include "softverbs/stats.h"
+// softverbs stats: prints the counters of the running processes.
+#include "softverbs/host/stats.h"
 
 #include <cinttypes>
 #include <cstdio>
@@ -38,7 +38,7 @@ void print_qp(const QpStats& qp) {
               qp.work.completions);
 }
 
-// Objects as made and still alive: "2/1".
+// Objects are printed as created/alive: "2/1".
 void print_table(const std::vector<ProcessStats>& all, bool with_qps) {
   std::printf("%8s  %-22s %10s %11s %10s %10s %14s %12s %11s %12s %12s %9s %9s %9s\n", "PID", "PROGRAM", "CALLS",
               "DOORBELLS", "SENDS", "RECVS", "BYTES", "INLINE", "COMPLETIONS", "POLLS", "EMPTY", "QPS", "CQS", "MRS");
@@ -58,9 +58,10 @@ void print_table(const std::vector<ProcessStats>& all, bool with_qps) {
   }
 }
 
-int show(Host& host, const StatsOptions& options) {
+int show(ProcessDirectory& directory, const StatsOptions& options) {
   std::vector<ProcessStats> all;
-  for (const Target& target : host.processes(options.pids)) all.push_back(softverbs::read_stats(target.segment()));
+  for (const TargetProcess& target : directory.processes(options.pids))
+    all.push_back(softverbs::read_stats(target.segment()));
   if (options.json) {
     print_json(all);
   } else {
@@ -74,13 +75,13 @@ int show(Host& host, const StatsOptions& options) {
 Action declare_stats(CLI::App& arguments) {
   auto options = std::make_shared<StatsOptions>();
   arguments.add_option("pid", options->pids, "only these processes");
-  arguments.add_flag("--json", options->json, "everything, as a JSON list of processes; else one line each");
-  arguments.add_flag("--qps", options->qps, "a line for each QP as well");
+  arguments.add_flag("--json", options->json, "all counters as a JSON list of processes, instead of one line each");
+  arguments.add_flag("--qps", options->qps, "also a line for each QP");
   arguments.footer(
-      "Objects are shown as made/still alive. The counters lie in shared memory: reading them does not disturb "
-      "anybody.\n"
-      "SOFTVERBS_STATS=FILE makes a process write the same JSON when it ends, %p in FILE being its pid.");
-  return [options](Host& host) { return show(host, *options); };
+      "Objects are printed as created/alive. The counters lie in shared memory: reading them does not delay the "
+      "processes.\n"
+      "With SOFTVERBS_STATS=FILE a process writes the same JSON when it ends; %p in FILE is replaced by its pid.");
+  return [options](ProcessDirectory& directory) { return show(directory, *options); };
 }
 
 }  // namespace verbatim::control

@@ -1,22 +1,22 @@
-// What a subcommand of tools/softverbs is: a name, a line of help, and a function that declares its arguments. Each
-// lives in a file of its own; main.cc has the table of all of them.
+// A subcommand of tools/softverbs: a name, a line of help, and a function that declares its arguments. Each subcommand
+// has a file of its own, except hold and release, which share clock.cc. main.cc has the table of them.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <stdexcept>
 
-#include "softverbs-control/host.h"
+#include "softverbs-control/process_directory.h"
 
 namespace verbatim::control {
 
-// Ends the program with a line on stderr and exit status 1.
+// main() prints it to stderr and exits with status 1.
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Runs after the arguments have been read. Throws Failure; the result is the exit status.
-using Action = std::function<int(Host& host)>;
+// Called after the arguments are parsed. Returns the exit status; may throw Failure.
+using Action = std::function<int(ProcessDirectory& directory)>;
 
 struct Subcommand {
   const char* name;

@@ -14,14 +14,14 @@ std::string list(const std::vector<int>& rows) {
   return text;
 }
 
-// Everything that must be the same, in an order that puts the plain causes first.
+// Everything that must be the same on all ranks. Facts that cause other differences come first.
 std::vector<ranks::Fact> facts(const Options& options, const Input& input) {
   std::vector<ranks::Fact> facts{
       {"number of ranks", std::to_string(options.job.nranks)},
       {"mode", mode_name(options.mode)},
       {"transport", options.over == Over::kNccl ? "nccl" : "plugin"},
-      {"operations a group", std::to_string(options.ops_per_group)},
-      {"iterations", std::to_string(options.rounds())},
+      {"operations per group", std::to_string(options.ops_per_group)},
+      {"iterations", std::to_string(options.total_iterations())},
       {"chunk bytes", std::to_string(options.chunk_bytes)},
       {"check", options.check ? "full" : "off"},
       {"injection", std::to_string(static_cast<int>(options.inject))},
@@ -44,8 +44,8 @@ std::vector<ranks::Fact> facts(const Options& options, const Input& input) {
 
 }  // namespace
 
-void agree(ranks::Link& link, const Options& options, const Input& input) {
-  ranks::agree(link, options.job.rank, facts(options, input));
+void agree(ranks::CoordinatorConnection& coordinator, const Options& options, const Input& input) {
+  ranks::agree(coordinator, options.job.rank, facts(options, input));
 }
 
 }  // namespace verbatim::eplb

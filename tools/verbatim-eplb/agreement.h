@@ -1,13 +1,13 @@
-// Whether all ranks are about to do the same.
+// Checks that all ranks of verbatim-eplb run with the same settings and input.
 #pragma once
 
-#include "ranks/link.h"
+#include "ranks/coordinator_connection.h"
 #include "verbatim-eplb/input.h"
 #include "verbatim-eplb/options.h"
 
 namespace verbatim::eplb {
 
-// Throws Failure naming the first rank that disagrees with rank 0, and about what. Every rank must call it.
-void agree(ranks::Link& link, const Options& options, const Input& input);
+// Throws Failure that names the first rank that differs from rank 0 and in what. Every rank must call it.
+void agree(ranks::CoordinatorConnection& coordinator, const Options& options, const Input& input);
 
 }  // namespace verbatim::eplb

@@ -4,28 +4,28 @@
 #include <string>
 #include <vector>
 
+#include "ranks/comparison.h"
 #include "ranks/json.h"
-#include "ranks/turns.h"
 
 namespace verbatim::eplb {
 
 ranks::ExitStatus run_compare(const Options& options, int argc, char** argv) {
   using ranks::Json;
   const auto over = options.over == Over::kNccl ? ranks::over_network : ranks::over_plugin;
-  const auto [names, variants, reports] =
-      ranks::run_comparison(options.compare, over, static_cast<std::size_t>(options.warmup), options.turns, argc, argv);
-  const auto first_us = ranks::figures(reports.by_variant.front(), "/iteration_us");
-  std::printf("# %s, %s, %d ranks, medians of %d turns; last column: how many times as fast as it the first is\n",
-              mode_name(options.mode), options.policy.c_str(), options.job.size(), options.turns);
+  const auto [names, variants, reports] = ranks::run_comparison(
+      options.compare, over, static_cast<std::size_t>(options.warmup), options.rounds, argc, argv);
+  const auto first_us = ranks::values_at(reports.by_variant.front(), "/iteration_us");
+  std::printf("# %s, %s, %d ranks, medians of %d rounds; ratio: time of the entry over time of the first\n",
+              mode_name(options.mode), options.policy.c_str(), options.job.size(), options.rounds);
   std::printf("%-28s %14s %14s %14s %10s %10s %8s\n", "# over", "all layers ms", "layer p50 us", "layer p99 us", "GB/s",
               "counters", "ratio");
   Json json = Json::array();
   for (std::size_t i = 0; i < variants.size(); ++i) {
     const std::vector<Json>& runs = reports.by_variant[i];
-    const auto iteration_us = ranks::figures(runs, "/iteration_us");
-    const auto p50_us = ranks::figures(runs, "/layer_time_us/p50");
-    const auto p99_us = ranks::figures(runs, "/layer_time_us/p99");
-    const auto gb_s = ranks::figures(runs, "/gb_s");
+    const auto iteration_us = ranks::values_at(runs, "/iteration_us");
+    const auto p50_us = ranks::values_at(runs, "/layer_time_us/p50");
+    const auto p99_us = ranks::values_at(runs, "/layer_time_us/p99");
+    const auto gb_s = ranks::values_at(runs, "/gb_s");
     const double ratio = ranks::median_ratio(iteration_us, first_us);
     std::printf("%-28s %14.2f %14.1f %14.1f %10.3f %10s %8.2f\n", variants[i].name.c_str(),
                 ranks::median(iteration_us) / 1000, ranks::median(p50_us), ranks::median(p99_us), ranks::median(gb_s),

@@ -1,4 +1,4 @@
-// The same plan over one network after the other, turn by turn, and the medians.
+// Runs the same plan over several networks or plugins in rounds and prints the medians.
 #pragma once
 
 #include "ranks/failure.h"
@@ -6,7 +6,8 @@
 
 namespace verbatim::eplb {
 
-// Runs this program with the arguments `argv` once for each turn and entry of --compare. Stops at the first that fails.
+// Runs this program with the arguments `argv` once for each round and entry of --compare. Throws Failure at the first
+// run that fails.
 ranks::ExitStatus run_compare(const Options& options, int argc, char** argv);
 
 }  // namespace verbatim::eplb

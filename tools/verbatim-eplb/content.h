@@ -1,10 +1,10 @@
-// What lies in the rows: bytes that depend on the expert, never on where it lies.
+// The content of rows. It depends on the expert and not on the row that holds it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "traffic/content.h"
+#include "workload/content.h"
 
 namespace verbatim::eplb {
 
@@ -12,12 +12,12 @@ class Contents {
  public:
   explicit Contents(std::uint64_t seed) : seed_(seed) {}
 
-  // In each iteration others, so that nothing stale passes.
-  traffic::Pattern expert(std::uint64_t iteration, std::size_t layer, std::size_t expert, std::size_t tensor) const {
+  // Differs in each iteration, so that stale data is found.
+  workload::Pattern expert(std::uint64_t iteration, std::size_t layer, std::size_t expert, std::size_t tensor) const {
     return {seed_ + (iteration << 32), (std::uint64_t{layer} << 40) | (std::uint64_t{expert} << 8) | tensor};
   }
-  // Of rows without an expert, and of rows that nothing goes into.
-  traffic::Pattern poison(std::size_t row, std::size_t tensor) const {
+  // The content of rows without an expert, and of rows that are not written.
+  workload::Pattern poison(std::size_t row, std::size_t tensor) const {
     return {~seed_, (std::uint64_t{row} << 8) | tensor};
   }
 

@@ -35,10 +35,10 @@ class HostMemory final : public Memory {
     std::size_t bytes;
   };
 
-  std::byte* take(std::size_t bytes) override {
+  std::byte* do_allocate(std::size_t bytes) override {
     const std::size_t mapped = bytes == 0 ? 1 : bytes;
     void* const data = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) throw ranks::Failure("no memory for " + std::to_string(bytes) + " bytes");
+    if (data == MAP_FAILED) throw ranks::Failure("not enough memory for " + std::to_string(bytes) + " bytes");
     mappings_.push_back({data, mapped});
     return static_cast<std::byte*>(data);
   }

@@ -7,7 +7,7 @@
 namespace verbatim::eplb {
 namespace {
 
-// Two receives of whole experts, or of the first tensor, that come from one peer in one group.
+// The first two receives in one group that come from the same peer, each of a whole expert or of its first tensor.
 std::pair<Call*, Call*> two_receives(std::vector<CallGroup>& groups, const LayerPlan& plan) {
   for (CallGroup& group : groups) {
     for (std::size_t i = 0; i < group.calls.size(); ++i) {
@@ -66,7 +66,7 @@ Injection place_injection(const Options& options, const Input& input, const std:
       }
     }
   }
-  throw BadInput("--inject: this plan, expert and mode have no place for it");
+  throw BadInput("--inject: the error has no effect with this plan, expert and mode");
 }
 
 void swap_order(std::vector<CallGroup>& groups, const LayerPlan& plan) {

@@ -1,4 +1,4 @@
-// What is done wrong on purpose, and where: the first place, in the order of layers and ranks, at which it shows.
+// The error that --inject introduces, and the first place, in the order of layers and ranks, where it has an effect.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +21,12 @@ struct Injection {
   }
 };
 
-// Throws BadInput when the plan has no place for it.
+// Throws BadInput when the plan has no place where the error has an effect.
 Injection place_injection(const Options& options, const Input& input, const std::vector<LayerPlan>& plans);
 
-// The first two receives from one peer in one group, exchanged.
+// Exchanges the first two receives that come from the same peer in one group.
 void swap_order(std::vector<CallGroup>& groups, const LayerPlan& plan);
-// A row with another expert than `row` on this rank before, or `row` itself when there is none.
+// A row of this rank that held another expert than `row` before, or `row` itself when there is none.
 std::uint32_t other_row(const Workload& workload, const Layer& layer, std::size_t rank, std::uint32_t row);
 
 }  // namespace verbatim::eplb

@@ -11,23 +11,24 @@ namespace verbatim::eplb {
 namespace {
 
 constexpr const char* kTrace = "trace=";
-// Tables are indexed by expert.
+// Bounds the tables that are indexed by expert number.
 constexpr int kMostExperts = 1'000'000;
 
 std::vector<int> rows_of(const nlohmann::json& line, const char* key, const std::string& where) {
-  if (!line.contains(key) || !line[key].is_array()) throw BadInput(where + ": no list '" + key + "'");
+  if (!line.contains(key) || !line[key].is_array()) throw BadInput(where + ": there is no list '" + key + "'");
   std::vector<int> rows;
   for (const nlohmann::json& row : line[key]) {
     const bool fits = row.is_number_integer() && row >= -kMostExperts && row < kMostExperts;
     if (!fits) {
-      throw BadInput(where + ", " + key + ", row " + std::to_string(rows.size()) + ": not an expert: " + row.dump());
+      throw BadInput(where + ", " + key + ", row " + std::to_string(rows.size()) +
+                     ": not an expert number: " + row.dump());
     }
     rows.push_back(row.get<int>());
   }
   return rows;
 }
 
-// A trace may say how many bytes each row has, so that one recorded for another expert is not taken for this one.
+// A trace may contain the bytes of each row, so that a trace recorded for another expert is rejected.
 void check_sizes(const nlohmann::json& line, std::size_t expert_bytes, const std::string& where) {
   if (!line.contains("bytes")) return;
   const std::size_t rows = line["old"].size();
@@ -37,7 +38,7 @@ void check_sizes(const nlohmann::json& line, std::size_t expert_bytes, const std
   std::size_t row = 0;
   for (const nlohmann::json& bytes : line["bytes"]) {
     if (!bytes.is_number_unsigned() || bytes != expert_bytes) {
-      throw BadInput(where + ", row " + std::to_string(row) + ": " + bytes.dump() + " bytes, an expert has " +
+      throw BadInput(where + ", row " + std::to_string(row) + ": " + bytes.dump() + " bytes instead of " +
                      std::to_string(expert_bytes));
     }
     ++row;
@@ -80,7 +81,7 @@ Policy find_policy(const std::string& name) {
     if (known == name) return policy;
     names += known + ", ";
   }
-  throw BadInput("no such policy: '" + name + "', there are " + names + "all, trace=FILE");
+  throw BadInput("unknown policy: '" + name + "'; known policies: " + names + "all, trace=FILE");
 }
 
 std::vector<Policy> find_policies(const std::string& list) {
@@ -91,7 +92,7 @@ std::vector<Policy> find_policies(const std::string& list) {
   }
   std::istringstream names(list);
   for (std::string name; std::getline(names, name, ',');) found.push_back(find_policy(name));
-  if (found.empty()) throw BadInput("--policy names none");
+  if (found.empty()) throw BadInput("--policy needs at least one name");
   return found;
 }
 
@@ -110,7 +111,7 @@ Input make_input(const Options& options) {
   Input input;
   if (traced) {
     const std::string path = options.policy.substr(std::string(kTrace).size());
-    // The rows are known once the trace is read; a first look gives their number.
+    // The size of an expert may depend on the number of rows (":total"), so the trace is first read for that number.
     const std::size_t rows = read_trace(path, 0).layers.front().before.size();
     input.expert = expert_of(rows / ranks);
     Trace trace = read_trace(path, input.expert.bytes());

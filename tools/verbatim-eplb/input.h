@@ -1,9 +1,9 @@
-// From options to what moves: the expert, and the placements that a policy makes or a trace holds.
+// Makes the input of a run from the options: the expert layout, and placements from policies or a trace.
 #pragma once
 
-#include "traffic/eplb/expert.h"
-#include "traffic/eplb/placement.h"
 #include "verbatim-eplb/options.h"
+#include "workload/eplb/expert.h"
+#include "workload/eplb/placement.h"
 
 namespace verbatim::eplb {
 
@@ -11,7 +11,7 @@ struct Input {
   ExpertLayout expert;
   Workload workload;
 };
-// Throws BadInput with one line that names the place.
+// Throws BadInput with one line that names the option, the layer or the row.
 Input make_input(const Options& options);
 
 }  // namespace verbatim::eplb

@@ -17,7 +17,7 @@ ranks::ExitStatus run(const eplb::Options& options, int argc, char** argv) {
       eplb::print_plan(stdout, options);
       return ranks::ExitStatus::kOk;
     }
-    // What is wrong with the input is said once, before there is any rank.
+    // Checks the input in the launcher, so that an error is printed once and not by every rank.
     if (options.job.root.empty()) {
       const eplb::Input input = eplb::make_input(options);
       static_cast<void>(eplb::place_injection(options, input, eplb::plan_layers(options, input)));
@@ -26,13 +26,14 @@ ranks::ExitStatus run(const eplb::Options& options, int argc, char** argv) {
     throw ranks::Failure(bad.what(), ranks::ExitStatus::kUsage);
   }
   if (!options.compare.empty() && options.job.root.empty()) return eplb::run_compare(options, argc, argv);
-  return ranks::run_job(options.job, argc, argv,
-                        [&options](ranks::Link& link) { return eplb::make_rank(options, link); });
+  return ranks::run_job(options.job, argc, argv, [&options](ranks::CoordinatorConnection& coordinator) {
+    return eplb::make_rank(options, coordinator);
+  });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ranks::run_or_leave(eplb::parse_options(argc, argv),
-                             [&](const eplb::Options& options) { return run(options, argc, argv); });
+  return ranks::run_or_exit(eplb::parse_options(argc, argv),
+                            [&](const eplb::Options& options) { return run(options, argc, argv); });
 }

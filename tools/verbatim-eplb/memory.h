@@ -1,4 +1,4 @@
-// The memory that experts lie in: the host's, or a GPU's. Copies are queued in order and done when finish() returns.
+// The memory that holds the experts: host memory or GPU memory. Copies run in order and are complete after finish().
 #pragma once
 
 #include <cstddef>
@@ -16,25 +16,25 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
   virtual ~Memory() = default;
 
-  // Lives as long as this object. Throws Failure.
+  // The memory is freed by the destructor. Throws Failure.
   std::byte* allocate(std::size_t bytes) {
     allocated_ += bytes;
-    return take(bytes);
+    return do_allocate(bytes);
   }
-  // All that was allocated so far.
+  // The sum of all allocations.
   std::size_t allocated() const { return allocated_; }
 
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
-  virtual void upload(std::byte* to, const void* from, std::size_t bytes) = 0;    // from the host; returns when done
-  virtual void download(void* to, const std::byte* from, std::size_t bytes) = 0;  // the same
+  virtual void upload(std::byte* to, const void* from, std::size_t bytes) = 0;    // from the host; waits for the end
+  virtual void download(void* to, const std::byte* from, std::size_t bytes) = 0;  // to the host; waits for the end
   virtual void finish() = 0;
 
   virtual std::string describe() const = 0;
-  // What the system says this process (or, on a GPU, everybody) had in use at most, or has in use.
+  // Host memory: the process's peak resident set. GPU memory: the bytes that all processes use now.
   virtual std::size_t in_use() const = 0;
 
  private:
-  virtual std::byte* take(std::size_t bytes) = 0;
+  virtual std::byte* do_allocate(std::size_t bytes) = 0;
 
   std::size_t allocated_ = 0;
 };

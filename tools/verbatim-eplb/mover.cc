@@ -23,13 +23,13 @@ Mover::Mover(const Options& options, const Input& input, const Injection& inject
   buffers_.weights = weights_.piece().bytes - weights_.guard_bytes();
   buffers_.new_rows = new_rows_.piece().bytes - new_rows_.guard_bytes();
   if (!is_packed(options.mode)) return;
-  const auto take = [&](std::optional<PackedBuffer>& buffer, const char* name) {
+  const auto emplace_buffer = [&](std::optional<PackedBuffer>& buffer, const char* name) {
     const std::size_t before = memory_.allocated();
     buffer.emplace(memory_, name, input.expert.bytes(), local_rows_);
     return memory_.allocated() - before - 2 * kGuardBytes;
   };
-  buffers_.send = take(send_, "send buffer");
-  buffers_.recv = take(recv_, "receive buffer");
+  buffers_.send = emplace_buffer(send_, "send buffer");
+  buffers_.recv = emplace_buffer(recv_, "receive buffer");
 }
 
 std::vector<ranks::Piece> Mover::pieces() const {
@@ -38,8 +38,8 @@ std::vector<ranks::Piece> Mover::pieces() const {
   return pieces;
 }
 
-traffic::Pattern Mover::content(const LayerWork& work, std::uint64_t iteration, int expert, std::size_t row,
-                                std::size_t tensor) const {
+workload::Pattern Mover::content(const LayerWork& work, std::uint64_t iteration, int expert, std::size_t row,
+                                 std::size_t tensor) const {
   if (expert == kEmptyRow) return contents_.poison(row, tensor);
   return contents_.expert(iteration, work.index, static_cast<std::size_t>(expert), tensor);
 }
@@ -49,13 +49,13 @@ void Mover::prepare(const LayerWork& work, std::uint64_t iteration) {
   const std::vector<Tensor>& tensors = input_.expert.tensors;
   for (std::size_t row = 0; row < local_rows_; ++row) {
     const Fill how = work.own.rows[row].how;
-    const bool comes = how == Fill::kReceive || how == Fill::kCopy;
+    const bool is_written = how == Fill::kReceive || how == Fill::kCopy;
     for (std::size_t t = 0; t < tensors.size(); ++t) {
       write(memory_, weights_.at(t, row), tensors[t].bytes,
             content(work, iteration, work.layer.before[first + row], row, t));
-      const traffic::Pattern after =
-          content(work, iteration, comes ? work.layer.after[first + row] : kEmptyRow, row, t);
-      if (comes) {
+      const workload::Pattern after =
+          content(work, iteration, is_written ? work.layer.after[first + row] : kEmptyRow, row, t);
+      if (is_written) {
         write_poison(memory_, new_rows_.at(t, row), tensors[t].bytes, after);
       } else {
         write(memory_, new_rows_.at(t, row), tensors[t].bytes, after);
@@ -77,14 +77,15 @@ std::vector<Part> Mover::parts_of_rows(const Rows& rows, PieceIndex piece, std::
   return parts;
 }
 
-// Receives go to running slots of the receive buffer, or into the new rows themselves.
+// Receive number i goes into slot i of the receive buffer, or without that buffer directly into the new rows.
 std::vector<Operation> Mover::address(const LayerWork& work) const {
-  std::vector<std::uint32_t> place(work.plan.transfers.size());  // of a received transfer: its slot or row
+  std::vector<std::uint32_t> slot_or_row(work.plan.transfers.size());  // by transfer that is received
   for (std::uint32_t i = 0; i < work.own.receives.size(); ++i) {
     const std::uint32_t transfer = work.own.receives[i];
-    place[transfer] = send_ ? i : work.plan.transfers[transfer].destination_row;
+    slot_or_row[transfer] = send_ ? i : work.plan.transfers[transfer].destination_row;
   }
-  if (injects(Inject::kSwapReceives, work)) std::swap(place[work.own.receives[0]], place[work.own.receives[1]]);
+  if (injects(Inject::kSwapReceives, work))
+    std::swap(slot_or_row[work.own.receives[0]], slot_or_row[work.own.receives[1]]);
   std::vector<Operation> operations;
   for (const CallGroup& group : work.groups) {
     for (const Call& call : group.calls) {
@@ -94,7 +95,7 @@ std::vector<Operation> Mover::address(const LayerWork& work) const {
                           transfer.expert,
                           call.tensor == kAllTensors ? 0 : call.tensor,
                           {}};
-      std::uint32_t row = call.sends ? transfer.source_row : place[call.transfer];
+      std::uint32_t row = call.sends ? transfer.source_row : slot_or_row[call.transfer];
       if (call.sends && call.transfer == work.own.sends.front() && injects(Inject::kWrongSlot, work)) {
         row = other_row(input_.workload, work.layer, static_cast<std::size_t>(options_.job.rank), row);
       }
@@ -127,7 +128,7 @@ void Mover::run(const LayerWork& work) {
   if (injects(Inject::kWriteGuard, work)) weights_.damage_guard(0, local_rows_ - 1);
 }
 
-// Once for each expert, however many need it.
+// Packs each expert once, however many ranks need it.
 void Mover::pack(const LayerWork& work) {
   for (const std::uint32_t index : work.own.packs) {
     const Transfer& transfer = work.plan.transfers[index];
@@ -210,36 +211,36 @@ void Mover::flip(std::byte* at) {
   memory_.upload(at, &byte, 1);
 }
 
-// A row that is empty afterwards still has what was in it.
+// A row that is empty afterwards keeps its old content.
 Damage Mover::check(const LayerWork& work, std::uint64_t iteration) {
   const std::size_t first = static_cast<std::size_t>(options_.job.rank) * local_rows_;
-  const std::string here =
+  const std::string location =
       "rank " + std::to_string(options_.job.rank) + ", layer " + std::to_string(work.layer.number) + ", ";
   Damage damage;
   for (std::size_t row = 0; row < local_rows_; ++row) {
     const Fill how = work.own.rows[row].how;
-    const bool comes = how == Fill::kReceive || how == Fill::kCopy;
+    const bool is_written = how == Fill::kReceive || how == Fill::kCopy;
     const int before = work.layer.before[first + row];
     const int after = work.layer.after[first + row];
     for (std::size_t t = 0; t < offsets_.size(); ++t) {
       const Tensor& tensor = input_.expert.tensors[t];
-      const auto place = [&](const Rows& rows, int expert) {
-        return here + rows.name() + ", row " + std::to_string(row) + ", expert " + std::to_string(expert) +
+      const auto slot_or_row = [&](const Rows& rows, int expert) {
+        return location + rows.name() + ", row " + std::to_string(row) + ", expert " + std::to_string(expert) +
                ", tensor " + tensor.name;
       };
-      const int holds = after == kEmptyRow ? before : after;
-      damage.add(compare(memory_, weights_.at(t, row), tensor.bytes, content(work, iteration, holds, row, t),
-                         place(weights_, holds)));
-      const int passed = comes ? after : kEmptyRow;
-      damage.add(compare(memory_, new_rows_.at(t, row), tensor.bytes, content(work, iteration, passed, row, t),
-                         place(new_rows_, passed)));
+      const int held = after == kEmptyRow ? before : after;
+      damage.add(compare(memory_, weights_.at(t, row), tensor.bytes, content(work, iteration, held, row, t),
+                         slot_or_row(weights_, held)));
+      const int in_new_rows = is_written ? after : kEmptyRow;
+      damage.add(compare(memory_, new_rows_.at(t, row), tensor.bytes, content(work, iteration, in_new_rows, row, t),
+                         slot_or_row(new_rows_, in_new_rows)));
     }
   }
   Damage guards = weights_.check_guards();
   guards.add(new_rows_.check_guards());
   if (send_) guards.add(send_->check_guards());
   if (recv_) guards.add(recv_->check_guards());
-  if (guards.bytes > 0) guards.first = here + guards.first;
+  if (guards.bytes > 0) guards.first = location + guards.first;
   damage.add(guards);
   return damage;
 }

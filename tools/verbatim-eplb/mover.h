@@ -1,5 +1,5 @@
-// The rearrangement of one rank's experts, layer after layer: the memory, the calls with their addresses, packing,
-// unpacking, and the check of every byte.
+// Rearranges one rank's experts, layer by layer: owns the memory, adds addresses to the calls, packs and unpacks, and
+// checks every byte.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace verbatim::eplb {
 
-// A layer as one rank carries it out.
+// What one rank needs to rearrange one layer.
 struct LayerWork {
   std::size_t index;
   const Layer& layer;
@@ -30,18 +30,18 @@ class Mover {
   Mover(const Options& options, const Input& input, const Injection& injection, Transport& transport,
         Watchdog& watchdog);
 
-  // What to register, in the order of Part::piece.
+  // The memory to register. Part::piece is an index into this list.
   std::vector<ranks::Piece> pieces() const;
 
-  // The old experts, poison and guards, as they are before a layer.
+  // Writes the old experts, poison and guards, as they must be before a layer.
   void prepare(const LayerWork& work, std::uint64_t iteration);
-  // Packs, carries out the calls, unpacks, and moves new rows to their places.
+  // Packs, runs the calls, unpacks, and copies new rows to their final place.
   void run(const LayerWork& work);
-  // Everything that prepare() and run() may have left wrong.
+  // Compares all memory with what it must contain after prepare() and run().
   Damage check(const LayerWork& work, std::uint64_t iteration);
 
   std::uint64_t packs() const { return packs_; }
-  // What the memory gave out for each, without guards.
+  // Bytes allocated for each buffer, without guards.
   struct Buffers {
     std::size_t weights = 0;
     std::size_t new_rows = 0;
@@ -65,9 +65,9 @@ class Mover {
   void move_from_buffer(const LayerWork& work);
   void copy_row(const Rows& to, std::size_t to_row, const Rows& from, std::size_t from_row);
   void flip(std::byte* at);
-  // The content of `placement`'s row, as expected in `rows`; poison for an empty one.
-  traffic::Pattern content(const LayerWork& work, std::uint64_t iteration, int expert, std::size_t row,
-                           std::size_t tensor) const;
+  // The content of `row` when it holds `expert`; poison for kEmptyRow.
+  workload::Pattern content(const LayerWork& work, std::uint64_t iteration, int expert, std::size_t row,
+                            std::size_t tensor) const;
 
   const Options& options_;
   const Input& input_;

@@ -1,4 +1,4 @@
-// Operations as NCCL's point-to-point calls, in GPU memory. NCCL and CUDA are opened at run time.
+// Runs operations as NCCL's point-to-point calls, in GPU memory. NCCL and CUDA are opened at run time.
 #include <sched.h>
 
 #include <cstdlib>
@@ -13,7 +13,7 @@ namespace {
 using ncclapi::Gpu;
 using ncclapi::Nccl;
 
-// A GPU's, with one stream of it.
+// The memory of one GPU, with one stream.
 class GpuMemory final : public Memory {
  public:
   GpuMemory(const std::string& library, int rank) : gpu_(library, rank), stream_(gpu_.make_stream()) {}
@@ -28,11 +28,11 @@ class GpuMemory final : public Memory {
   std::size_t in_use() const override { return gpu_.in_use(); }
 
   Gpu::Stream stream() const { return stream_; }
-  // Whether all that was queued is done.
+  // Whether all queued operations have completed.
   bool idle() const { return gpu_.idle(stream_); }
 
  private:
-  std::byte* take(std::size_t bytes) override { return gpu_.allocate(bytes); }
+  std::byte* do_allocate(std::size_t bytes) override { return gpu_.allocate(bytes); }
 
   Gpu gpu_;
   const Gpu::Stream stream_;
@@ -40,8 +40,8 @@ class GpuMemory final : public Memory {
 
 class NcclTransport final : public Transport {
  public:
-  NcclTransport(const Options& options, ranks::Link& link)
-      : options_(options), link_(link), memory_(options.cuda, options.job.rank), nccl_(options.nccl) {
+  NcclTransport(const Options& options, ranks::CoordinatorConnection& coordinator)
+      : options_(options), coordinator_(coordinator), memory_(options.cuda, options.job.rank), nccl_(options.nccl) {
     const auto ranks = static_cast<std::size_t>(options.job.nranks);
     counters_.sent.resize(ranks);
     counters_.received.resize(ranks);
@@ -49,11 +49,11 @@ class NcclTransport final : public Transport {
 
   Memory& memory() override { return memory_; }
 
-  // NCCL connects a pair when it first has something to say.
+  // NCCL itself connects a pair when it has data for the first time.
   void connect(const std::set<std::pair<int, int>>&, const std::vector<ranks::Piece>&) override {
     Nccl::UniqueId id{};
     if (options_.job.rank == 0) id = nccl_.make_id();
-    id = link_.all_gather_values(id).front();
+    id = coordinator_.all_gather_values(id).front();
     comm_ = nccl_.init(options_.job.nranks, id, options_.job.rank);
   }
 
@@ -100,7 +100,7 @@ class NcclTransport final : public Transport {
   }
 
   const Options& options_;
-  ranks::Link& link_;
+  ranks::CoordinatorConnection& coordinator_;
   GpuMemory memory_;
   const Nccl nccl_;
   Nccl::Comm comm_ = nullptr;
@@ -108,8 +108,8 @@ class NcclTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::Link& link) {
-  return std::make_unique<NcclTransport>(options, link);
+std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::CoordinatorConnection& coordinator) {
+  return std::make_unique<NcclTransport>(options, coordinator);
 }
 
 }  // namespace verbatim::eplb

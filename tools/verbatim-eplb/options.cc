@@ -5,7 +5,7 @@
 
 #include "netapi/plugin.h"
 #include "ranks/json.h"
-#include "traffic/eplb/placement.h"
+#include "workload/eplb/placement.h"
 
 namespace verbatim::eplb {
 namespace {
@@ -37,18 +37,19 @@ constexpr const char* kDescription =
     "byte.\n\n"
     "Modes:\n"
     "  per-tensor          a send and a receive for each tensor, all sends first, experts ascending\n"
-    "  packed              each expert packed once into one layer-sized buffer, one send for each that needs it\n"
-    "  batched             packed, with one peer a rank at a time\n"
-    "  batched-per-tensor  per-tensor, with one peer a rank at a time\n"
-    "  direct              one grouped receive for each expert, its tensors as members, straight into the new rows;\n"
-    "                      over a plugin only\n\n"
-    "Policies: identity, shuffle, rotate, hot, greedy-drift, scale-up, scale-down, trace=FILE. A trace has a line of\n"
+    "  packed              each expert packed once into a buffer of one layer's size, one send to each rank that needs "
+    "it\n"
+    "  batched             as packed, but each rank has one peer at a time\n"
+    "  batched-per-tensor  as per-tensor, but each rank has one peer at a time\n"
+    "  direct              one grouped receive for each expert, with its tensors as members, into the new rows;\n"
+    "                      only with --over plugin\n\n"
+    "Policies: identity, shuffle, rotate, hot, greedy-drift, scale-up, scale-down, trace=FILE. A trace has one line "
+    "of\n"
     "JSON for each layer: {\"layer\": 0, \"old\": [expert of each row, rank after rank; -1: empty], \"new\": [...]}\n\n"
     "Presets: dsv3-fp8, dsv3-bf16, dsv3-nvfp4 (DeepSeek-V3: 256 experts and 32 redundant rows, 58 layers), "
     "tiny-mixed.\n\n"
     "Exit status: 0 all correct, 1 wrong data, 2 wrong usage or input, 3 a plugin, NCCL, rank or system failure, 4 "
-    "time "
-    "is up.";
+    "timeout.";
 
 template <typename Map>
 std::string keys_of(const Map& map) {
@@ -58,23 +59,23 @@ std::string keys_of(const Map& map) {
 }
 
 void check_consistency(const Options& options) {
-  const auto refuse = [](const std::string& why) { return Failure(why, ExitStatus::kUsage); };
+  const auto usage_error = [](const std::string& why) { return Failure(why, ExitStatus::kUsage); };
   if (!options.json.empty() && !options.job.child) ranks::check_writable(options.json);
   if (options.api_version != 0 && options.api_version < netapi::kOldestVersion) {
-    throw refuse("--api: there are 0 (the newest) and " + std::to_string(netapi::kOldestVersion) + " to " +
-                 std::to_string(netapi::kNewestVersion));
+    throw usage_error("--api must be 0 (the newest) or " + std::to_string(netapi::kOldestVersion) + " to " +
+                      std::to_string(netapi::kNewestVersion));
   }
   if (!options.compare.empty() && !options.job.root.empty() && !options.job.child) {
-    throw refuse("--compare starts its own ranks: no --root");
+    throw usage_error("--compare starts its own ranks and cannot be used with --root");
   }
   if (options.plan_only) return;
   if (options.over == Over::kNccl && options.mode == Mode::kDirect) {
-    throw refuse("--mode direct is for --over plugin: NCCL has no grouped receive of its own");
+    throw usage_error("--mode direct needs --over plugin: NCCL's interface has no grouped receive");
   }
   if (options.over == Over::kPlugin && options.plugin.empty() && options.compare.empty()) {
-    throw refuse("--over plugin needs --plugin");
+    throw usage_error("--over plugin needs --plugin");
   }
-  if (!options.check && options.inject != Inject::kNothing) throw refuse("--inject needs --check full");
+  if (!options.check && options.inject != Inject::kNothing) throw usage_error("--inject needs --check full");
 }
 
 }  // namespace
@@ -86,76 +87,84 @@ const char* mode_name(Mode mode) {
   return "?";
 }
 
-std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* argv) {
+std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app(kDescription, "verbatim-eplb");
   std::string mode = mode_name(options.mode);
   std::string over = "plugin";
   std::string check = "full";
   std::string inject = "none";
-  app.add_option("--preset", options.preset, "the expert, how many there are, and the layers")->capture_default_str();
+  app.add_option("--preset", options.preset, "layout and number of experts, and number of layers")
+      ->capture_default_str();
   app.add_option("--tensors", options.tensors,
-                 "an expert's tensors in place of the preset's; with :total, of all "
-                 "experts of a rank")
+                 "the tensors of an expert, instead of the preset's; with :total the bytes "
+                 "of all experts of a rank")
       ->type_name("NAME:TYPE:BYTES[:total],...");
-  app.add_option("--logical", options.experts, "experts in place of the preset's")->check(CLI::Range(1, 1'000'000));
-  auto* const redundant =
-      app.add_option(
-             "--redundant", options.redundant,
-             "rows beyond one for each expert; default: the preset's, and as many more as ranks and policy need")
-          ->check(CLI::Range(0, 1'000'000));
-  app.add_option("--layers", options.layers, "layers in place of the preset's")->check(CLI::Range(1, 10'000));
-  app.add_option("--scale", options.scale, "divides every tensor's size")->check(CLI::Range(1, 1 << 30));
+  app.add_option("--logical", options.experts, "number of experts, instead of the preset's")
+      ->check(CLI::Range(1, 1'000'000));
+  auto* const redundant = app.add_option("--redundant", options.redundant,
+                                         "rows in addition to one for each expert; default: the preset's, or more if "
+                                         "the ranks and the policy need more")
+                              ->check(CLI::Range(0, 1'000'000));
+  app.add_option("--layers", options.layers, "number of layers, instead of the preset's")->check(CLI::Range(1, 10'000));
+  app.add_option("--scale", options.scale, "divides the size of every tensor")->check(CLI::Range(1, 1 << 30));
   app.add_option("--policy", options.policy,
-                 "how experts are placed before and after; of several, or all, the layers of one\n"
-                 "after the other")
+                 "how experts are placed before and after; with several, or all, the layers of each policy\n"
+                 "follow those of the one before")
       ->capture_default_str()
       ->type_name("NAME,...|all|trace=FILE");
-  app.add_option("--seed", options.seed, "of placements and contents")->capture_default_str();
+  app.add_option("--seed", options.seed, "seed of placements and contents")->capture_default_str();
   app.add_option("--mode", mode, keys_of(kModes))->check(CLI::IsMember(kModes))->capture_default_str();
-  app.add_option("--over", over, "a net plugin's table without NCCL, in host memory; or NCCL, in GPU memory")
+  app.add_option("--over", over, "plugin: a net plugin's table without NCCL, in host memory; nccl: NCCL, in GPU memory")
       ->check(CLI::IsMember(kOver))
       ->capture_default_str();
-  app.add_option("--plugin", options.plugin, "over plugin: a path or name for dlopen")->type_name("PATH");
-  app.add_option("--api", options.api_version, "over plugin: table version; 0 takes the newest that there is")
+  app.add_option("--plugin", options.plugin, "over plugin: path or name of the plugin, passed to dlopen")
+      ->type_name("PATH");
+  app.add_option("--api", options.api_version,
+                 "over plugin: table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
-  app.add_option("--nccl", options.nccl, "over nccl: the library, for dlopen")->capture_default_str();
-  app.add_option("--cuda", options.cuda, "over nccl: CUDA's driver library, for dlopen")->capture_default_str();
-  app.add_option("--ops-per-group", options.ops_per_group,
-                 "sends and receives that a rank has in one group at most, the same at both ends; 0: a group a layer")
+  app.add_option("--nccl", options.nccl, "over nccl: NCCL's library, passed to dlopen")->capture_default_str();
+  app.add_option("--cuda", options.cuda, "over nccl: CUDA's driver library, passed to dlopen")->capture_default_str();
+  app.add_option(
+         "--ops-per-group", options.ops_per_group,
+         "maximum number of sends and receives of a rank in one group, the same at both ends; 0: one group per layer")
       ->check(CLI::Range(0, 1'000'000'000))
       ->capture_default_str();
-  ranks::add_size_option(app, "--chunk", options.chunk_bytes,
-                         "over plugin, but direct: largest message, default 128K as NCCL's; 0: as large as it goes");
-  app.add_option("--depth", options.depth, "over plugin: receives posted ahead on a connection")
+  ranks::add_size_option(
+      app, "--chunk", options.chunk_bytes,
+      "over plugin, except direct: size of the largest message, default 128K as in NCCL; 0: the plugin's maximum");
+  app.add_option("--depth", options.depth, "over plugin: receives posted ahead per connection")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
-  app.add_option("--iters", options.iterations, "times that all layers are rearranged")
+  app.add_option("--iters", options.iterations, "how often all layers are rearranged")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   auto* const warmup =
-      app.add_option("--warmup", options.warmup, "the same before, checked but not timed; default 0, with --compare 1")
+      app.add_option("--warmup", options.warmup,
+                     "iterations before the timed ones, checked but not timed; default 0, with --compare 1")
           ->check(CLI::Range(0, 1'000'000));
-  app.add_option("--check", check, "full: every byte after every layer; off: nothing, for timing")
+  app.add_option("--check", check, "full: check every byte after every layer; off: no checks, for timing")
       ->check(CLI::IsMember({"full", "off"}))
       ->capture_default_str();
-  app.add_option("--inject", inject, "do this wrong, to see it found: " + keys_of(kInjections))
+  app.add_option("--inject", inject, "introduce this error, which the run must detect: " + keys_of(kInjections))
       ->check(CLI::IsMember(kInjections));
-  app.add_option("--delay", options.delay_ms, "each rank waits up to so many ms, at random, before each group")
+  app.add_option("--delay", options.delay_ms, "maximum of a random delay in ms of each rank before each group")
       ->check(CLI::Range(0, 10'000));
   app.add_option("--watchdog", options.watchdog_s,
-                 "seconds without progress after which pending operations are listed "
-                 "and all ends")
+                 "seconds without progress after which the pending operations are printed "
+                 "and the run ends")
       ->check(CLI::Range(1, 100'000))
       ->capture_default_str();
-  app.add_flag("--plan-only", options.plan_only, "print each layer's plan, a line of JSON each, and move nothing");
-  app.add_option(
-         "--compare", options.compare,
-         "run over each in turn and print the medians: over nccl its networks (Verbatim,IB,Socket), over plugin "
-         "paths of plugins")
+  app.add_flag("--plan-only", options.plan_only, "print the plan of each layer as a line of JSON, and move nothing");
+  app.add_option("--compare", options.compare,
+                 "run over each entry in turn and print the medians: with --over nccl networks (Verbatim,IB,Socket), "
+                 "with --over "
+                 "plugin paths of plugins")
       ->type_name("LIST");
-  app.add_option("--turns", options.turns, "with --compare: turns")->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
+  app.add_option("--rounds", options.rounds, "with --compare: number of rounds")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--json", options.json, "write all results as JSON to this file")->type_name("FILE");
   app.add_flag("--verbose", options.verbose, "print the plugin's log lines");
   ranks::add_job_options(app, options.job);
 

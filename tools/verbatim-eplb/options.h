@@ -1,4 +1,4 @@
-// The command line: what moves, between whom, over what.
+// The command line of verbatim-eplb.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@
 namespace verbatim::eplb {
 
 enum class Mode : std::uint8_t {
-  kPerTensor,         // a call for each tensor, from the row and into the row: vLLM's PyNccl communicator
-  kPacked,            // each expert packed once, one call for each expert
-  kBatched,           // the same with one peer a rank at a time
-  kBatchedPerTensor,  // per tensor with one peer a rank at a time
+  kPerTensor,         // a call for each tensor, directly from and into the rows, as in vLLM's PyNccl communicator
+  kPacked,            // each expert is packed once, one call for each expert
+  kBatched,           // as kPacked, but each rank has one peer at a time
+  kBatchedPerTensor,  // as kPerTensor, but each rank has one peer at a time
   kDirect,            // over the plugin's table: one grouped receive for each expert
 };
 const char* mode_name(Mode mode);
@@ -28,16 +28,16 @@ inline bool is_batched(Mode mode) {
 
 enum class Over : std::uint8_t { kPlugin, kNccl };
 
-// What is done wrong on purpose: the run must find it.
+// The error to introduce; the run must detect it.
 enum class Inject : std::uint8_t {
   kNothing,
-  kFlipByte,       // a byte of a slot, or of a received row, changes
-  kDtypeOrder,     // unpacked as if tensors of one type lay together
-  kWrongSlot,      // an expert is sent from the row beside its own
-  kSwapReceives,   // two receives exchange their places
-  kDropDuplicate,  // a duplicate is not filled
-  kWriteGuard,     // a byte behind a row is written
-  kSwapOrder,      // two receives from one peer are posted in the wrong order
+  kFlipByte,       // one bit of a slot, or of a received row, changes
+  kDtypeOrder,     // unpacks as if tensors of one type were adjacent
+  kWrongSlot,      // sends an expert from another expert's row
+  kSwapReceives,   // exchanges the destinations of two receives
+  kDropDuplicate,  // does not fill a duplicate
+  kWriteGuard,     // writes a byte behind a row
+  kSwapOrder,      // posts two receives from one peer in the wrong order
 };
 
 struct Options {
@@ -45,7 +45,7 @@ struct Options {
 
   std::string preset = "tiny-mixed";
   std::string policy = "shuffle";  // or trace=FILE
-  std::string tensors;             // in place of the preset's
+  std::string tensors;             // instead of the preset's
   std::size_t experts = 0;         // 0: the preset's
   std::size_t redundant = 0;
   bool has_redundant = false;
@@ -63,7 +63,7 @@ struct Options {
   std::size_t chunk_bytes = std::size_t{128} << 10;
   int depth = 8;
   int iterations = 1;
-  int warmup = 0;  // iterations before those that are timed
+  int warmup = 0;  // iterations before the timed ones
   bool check = true;
   Inject inject = Inject::kNothing;
   int delay_ms = 0;
@@ -71,12 +71,12 @@ struct Options {
 
   bool plan_only = false;
   std::string compare;
-  int turns = 5;
+  int rounds = 5;
   std::string json;
   bool verbose = false;
 
-  int rounds() const { return warmup + iterations; }
+  int total_iterations() const { return warmup + iterations; }
 };
-std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* argv);
+std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv);
 
 }  // namespace verbatim::eplb

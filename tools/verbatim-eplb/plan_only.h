@@ -1,4 +1,4 @@
-// The plan in print, for other programs to read.
+// Prints the plan as JSON, for other programs.
 #pragma once
 
 #include <cstdio>
@@ -7,8 +7,8 @@
 
 namespace verbatim::eplb {
 
-// A line of JSON for each layer: old and new rows, transfers as [source, destination, expert, row there, row here,
-// group], and what becomes of each row. Throws BadInput.
+// Prints a line of JSON for each layer: old and new rows, transfers as [source, destination, expert, source row,
+// destination row, group], and how each row is filled. Throws BadInput.
 void print_plan(std::FILE* out, const Options& options);
 
 }  // namespace verbatim::eplb

@@ -1,5 +1,5 @@
-// Operations over a net plugin's table, in host memory, driven as NCCL's progress thread drives it: whatever can be
-// posted is, whatever is oldest on a connection is tested, again and again.
+// Runs operations over a net plugin's table, in host memory, as NCCL's progress thread does: it posts what can be
+// posted and tests the oldest request of each connection, in a loop.
 #include <sched.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include "ranks/failure.h"
 #include "ranks/loaded_plugin.h"
 #include "ranks/plugin_log.h"
-#include "ranks/worker.h"
+#include "ranks/worker_thread.h"
 #include "verbatim-eplb/transport.h"
 
 namespace verbatim::eplb {
@@ -21,7 +21,7 @@ using ranks::Connection;
 using ranks::Failure;
 using ranks::require;
 
-// Stands in *request of isend before the call: NCCL does not clear the slot, so the plugin must write it.
+// The value of *request before isend. NCCL does not clear the variable, so the plugin must write it.
 char unwritten_request;
 
 struct Message {
@@ -32,7 +32,8 @@ struct Message {
   std::size_t operation;
 };
 
-// One direction of a connection with the messages of a group. A step is a send, or a receive of one or more messages.
+// One direction of a connection, with the messages of a group. A step is one send, or one receive of one or more
+// messages.
 struct Lane {
   const Connection* connection = nullptr;
   std::vector<Message> messages = {};
@@ -44,14 +45,14 @@ struct Lane {
   std::vector<Step> steps = {};
   std::size_t started = 0;
   std::size_t completed = 0;
-  std::vector<void*> requests = {};  // of steps completed to started - 1, by step modulo their number
+  std::vector<void*> requests = {};  // of the steps from `completed` to `started` - 1; index: step modulo their number
 };
 
 class PluginTransport final : public Transport {
  public:
-  PluginTransport(const Options& options, ranks::Link& link, Watchdog& watchdog)
+  PluginTransport(const Options& options, ranks::CoordinatorConnection& coordinator, Watchdog& watchdog)
       : options_(options),
-        link_(link),
+        coordinator_(coordinator),
         watchdog_(watchdog),
         plugin_(options.plugin, options.api_version, options.job.token),
         memory_(make_host_memory()) {
@@ -62,9 +63,9 @@ class PluginTransport final : public Transport {
       int group;
       std::size_t bytes;
     };
-    // Both ends must cut an expert in the same way.
+    // Both ends must divide an expert into the same messages.
     Limits common{std::min(plugin_.max_recvs(), netapi::kMaxGroup), plugin_.max_p2p_bytes()};
-    for (const Limits& other : link.all_gather_values(common)) {
+    for (const Limits& other : coordinator.all_gather_values(common)) {
       common.group = std::min(common.group, other.group);
       common.bytes = std::min(common.bytes, other.bytes);
     }
@@ -82,7 +83,7 @@ class PluginTransport final : public Transport {
                          options_.job.rank);
     std::vector<ranks::Handle> own;
     service_.run([&] { own = connections_->listen(); });
-    std::vector<ranks::Handle> handles = ranks::exchange_handles(link_, flows, own);
+    std::vector<ranks::Handle> handles = ranks::exchange_handles(coordinator_, flows, own);
     service_.run([&] {
       connections_->establish(handles);
       connections_->register_memory(pieces);
@@ -108,15 +109,15 @@ class PluginTransport final : public Transport {
     }
     for (;;) {
       bool all = true;
-      bool moved = false;
+      bool progressed = false;
       for (Lane& lane : lanes_) {
         if (lane.steps.empty()) continue;
-        moved = start_steps(lane) || moved;
-        moved = complete_steps(lane, operations) || moved;
+        progressed = start_steps(lane) || progressed;
+        progressed = complete_steps(lane, operations) || progressed;
         all = all && lane.completed == lane.steps.size();
       }
       if (all) return;
-      if (moved) {
+      if (progressed) {
         watchdog_.progress();
       } else {
         sched_yield();
@@ -146,8 +147,8 @@ class PluginTransport final : public Transport {
  private:
   Lane& lane(bool sends, int peer) { return lanes_[2 * static_cast<std::size_t>(peer) + (sends ? 1 : 0)]; }
 
-  // Parts become messages of chunk_bytes_ at most; a receive takes up to group_ of one operation's at once. An empty
-  // part is an empty message. Tags tell the members of one receive from each other.
+  // Divides parts into messages of at most chunk_bytes_. A receive has up to group_ messages of one operation. An empty
+  // part is one empty message. The tag is the member's index in its receive.
   void add(const Operation& operation, std::size_t index) {
     Lane& on = lane(operation.sends, operation.peer);
     if (on.connection == nullptr) throw Failure("no connection to " + operation.to_string());
@@ -171,15 +172,15 @@ class PluginTransport final : public Transport {
   bool start_steps(Lane& lane) {
     const bool sends = lane.connection->sends;
     const std::size_t window = sends ? lane.requests.size() : static_cast<std::size_t>(options_.depth);
-    bool moved = false;
+    bool progressed = false;
     while (lane.started < lane.steps.size() && lane.started - lane.completed < window) {
       void*& request = lane.requests[lane.started % lane.requests.size()];
       const Lane::Step& step = lane.steps[lane.started];
       if (sends ? !start_send(lane, step, request) : !start_receive(lane, step, request)) break;
       ++lane.started;
-      moved = true;
+      progressed = true;
     }
-    return moved;
+    return progressed;
   }
 
   bool start_send(const Lane& lane, const Lane::Step& step, void*& request) {
@@ -189,7 +190,7 @@ class PluginTransport final : public Transport {
     require(plugin_->isend(connection.comm, message.part->data + message.offset, message.bytes, message.tag,
                            connection.mhandles[message.part->piece], &request),
             "isend (" + connection.to_string() + ")");
-    if (request == &unwritten_request) throw Failure("isend answered success without writing *request");
+    if (request == &unwritten_request) throw Failure("isend returned success without writing *request");
     return request != nullptr;
   }
 
@@ -213,7 +214,7 @@ class PluginTransport final : public Transport {
   }
 
   bool complete_steps(Lane& lane, std::span<const Operation> operations) {
-    bool moved = false;
+    bool progressed = false;
     while (lane.completed < lane.started) {
       const Lane::Step& step = lane.steps[lane.completed];
       int done = 0;
@@ -224,9 +225,9 @@ class PluginTransport final : public Transport {
       if (done == 0) break;
       complete(lane, step, sizes, operations);
       ++lane.completed;
-      moved = true;
+      progressed = true;
     }
-    return moved;
+    return progressed;
   }
 
   void complete(const Lane& lane, const Lane::Step& step, const int* sizes, std::span<const Operation> operations) {
@@ -237,7 +238,7 @@ class PluginTransport final : public Transport {
       const Message& message = lane.messages[step.first + static_cast<std::size_t>(i)];
       const auto expected = static_cast<int>(std::min<std::size_t>(message.bytes, INT_MAX));
       if (!sends && sizes[i] != expected) {
-        throw Failure("test reported " + std::to_string(sizes[i]) + " bytes in place of " + std::to_string(expected) +
+        throw Failure("test reported " + std::to_string(sizes[i]) + " bytes instead of " + std::to_string(expected) +
                       " for member " + std::to_string(i) + " of " + operations[operation].to_string());
       }
       (sends ? counters_.sent : counters_.received)[peer] += message.bytes;
@@ -250,7 +251,7 @@ class PluginTransport final : public Transport {
   }
 
   const Options& options_;
-  ranks::Link& link_;
+  ranks::CoordinatorConnection& coordinator_;
   Watchdog& watchdog_;
   ranks::LoadedPlugin plugin_;
   const std::unique_ptr<Memory> memory_;
@@ -264,9 +265,10 @@ class PluginTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::Link& link, Watchdog& watchdog) {
+std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::CoordinatorConnection& coordinator,
+                                                 Watchdog& watchdog) {
   ranks::keep_plugin_log(options.job.rank, options.verbose);
-  return std::make_unique<PluginTransport>(options, link, watchdog);
+  return std::make_unique<PluginTransport>(options, coordinator, watchdog);
 }
 
 }  // namespace verbatim::eplb

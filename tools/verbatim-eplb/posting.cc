@@ -21,7 +21,7 @@ std::string first_line_from(const std::string& text, std::size_t at) {
   return at >= text.size() ? "nothing" : text.substr(at, text.find('\n', at) - at);
 }
 
-// Where two lists of lines differ first, as the beginning of a line.
+// The start of the first line in which two texts differ.
 std::size_t first_difference(const std::string& one, const std::string& other) {
   const auto end = std::min(one.size(), other.size());
   std::size_t at = 0;
@@ -103,28 +103,28 @@ void DryRun::add(std::size_t layer_number, const LayerPlan& layer, const std::ve
   }
 }
 
-void DryRun::compare(ranks::Link& link) const {
+void DryRun::compare(ranks::CoordinatorConnection& coordinator) const {
   std::vector<std::string> digests;
   for (const auto* lists : {&sends_, &receives_}) {
     for (const std::string& list : *lists) digests.push_back(ranks::to_bytes(digest(list)));
   }
   std::vector<std::vector<std::string>> all;
-  for (const std::string& packed : link.all_gather(ranks::pack(digests))) all.push_back(ranks::unpack(packed));
+  for (const std::string& packed : coordinator.all_gather(ranks::pack(digests))) all.push_back(ranks::unpack(packed));
   for (std::size_t source = 0; source < ranks_; ++source) {
     for (std::size_t destination = 0; destination < ranks_; ++destination) {
       if (all[source].size() != 2 * ranks_ || all[destination].size() != 2 * ranks_) {
-        throw Failure("the ranks differ in their number of ranks", ExitStatus::kUsage);
+        throw Failure("the ranks have different numbers of ranks", ExitStatus::kUsage);
       }
       if (all[source][destination] == all[destination][ranks_ + source]) continue;
-      // All ranks see the same digests, and so take part in the second exchange together.
-      const auto lists = link.all_gather(rank_ == source        ? sends_[destination]
-                                         : rank_ == destination ? receives_[source]
-                                                                : std::string());
-      if (rank_ != 0) link.barrier();  // one says it for all, and this ends with the job
+      // All ranks see the same digests, so all of them take part in the second exchange.
+      const auto lists = coordinator.all_gather(rank_ == source        ? sends_[destination]
+                                                : rank_ == destination ? receives_[source]
+                                                                       : std::string());
+      if (rank_ != 0) coordinator.barrier();  // rank 0 reports it and aborts the job, which ends this process
       const std::size_t at = first_difference(lists[source], lists[destination]);
       throw Failure("ranks " + std::to_string(source) + " and " + std::to_string(destination) +
-                        " do not post in the same order: one sends " + first_line_from(lists[source], at) +
-                        "; the other receives " + first_line_from(lists[destination], at),
+                        " do not post in the same order: the sender posts " + first_line_from(lists[source], at) +
+                        "; the receiver posts " + first_line_from(lists[destination], at),
                     ExitStatus::kUsage);
     }
   }

@@ -29,12 +29,12 @@ namespace {
 using ranks::ExitStatus;
 using ranks::Failure;
 
-struct Introduction {
+struct RankCapabilities {
   char host[64];
   int pid;
 };
 
-// What ranks tell each other after each layer.
+// What the ranks exchange after each layer.
 struct Outcome {
   std::uint64_t elapsed_ns;
   std::uint64_t wrong;
@@ -45,8 +45,8 @@ double milliseconds(std::uint64_t ns) {
   return static_cast<double>(ns) / 1e6;
 }
 
-// Each rank a host of its own, so that NCCL takes the network between them; and small tensors as bytes alone, without
-// the flags of the LL protocol, so that what the network carries is what the plan says.
+// Each rank gets its own host id, so that NCCL uses the network between ranks. Small tensors are sent without the flags
+// of the LL protocol, so that the bytes on the network are those of the plan.
 void prepare_nccl(int rank) {
   ::setenv("NCCL_HOSTID", ("verbatim-eplb-" + std::to_string(rank)).c_str(), 0);
   ::setenv("NCCL_P2P_LL_THRESHOLD", "0", 0);
@@ -54,56 +54,58 @@ void prepare_nccl(int rank) {
 
 class EplbRank final : public ranks::Rank {
  public:
-  EplbRank(const Options& options, ranks::Link& link)
+  EplbRank(const Options& options, ranks::CoordinatorConnection& coordinator)
       : options_(options),
         rank_(static_cast<std::size_t>(options.job.rank)),
-        link_(link),
+        coordinator_(coordinator),
         counters_(options.job.token),
         input_(make_input(options)),
         watchdog_(options.watchdog_s,
-                  [&link](const std::string& pending) { link.fail(ExitStatus::kTimeout, pending); }),
+                  [&coordinator](const std::string& pending) { coordinator.fail(ExitStatus::kTimeout, pending); }),
         report_{options_, input_},
         bar_(options.job.rank == 0) {
     if (options.over == Over::kNccl) prepare_nccl(options.job.rank);
   }
 
   ExitStatus run() override {
-    agree(link_, options_, input_);
+    agree(coordinator_, options_, input_);
     try {
       plan();
     } catch (const BadInput& bad) {
       throw Failure(bad.what(), ExitStatus::kUsage);
     }
-    transport_ = options_.over == Over::kNccl ? make_nccl_transport(options_, link_)
-                                              : make_plugin_transport(options_, link_, watchdog_);
+    transport_ = options_.over == Over::kNccl ? make_nccl_transport(options_, coordinator_)
+                                              : make_plugin_transport(options_, coordinator_, watchdog_);
     const std::size_t in_use = transport_->memory().in_use();
     mover_.emplace(options_, input_, injection_, *transport_, watchdog_);
     transport_->connect(pairs(), mover_->pieces());
     report_.transport = transport_->describe();
-    introduce();
+    exchange_capabilities();
     if (is_first()) print_head(stdout, report_);
-    for (std::uint64_t iteration = 0; iteration < static_cast<std::uint64_t>(options_.rounds()); ++iteration) {
+    for (std::uint64_t iteration = 0; iteration < static_cast<std::uint64_t>(options_.total_iterations());
+         ++iteration) {
       for (std::size_t layer = 0; layer < plans_.size(); ++layer) rearrange(layer, iteration);
     }
     bar_.clear();
     finish(in_use);
-    if (!is_first()) return ExitStatus::kOk;  // rank 0 knows
+    if (!is_first()) return ExitStatus::kOk;  // rank 0 reports the result
     print_table(stdout, report_);
-    if (!report_.first_wrong.empty()) ranks::complain("first wrong byte: " + report_.first_wrong);
+    if (!report_.first_wrong.empty()) ranks::print_error("first wrong byte: " + report_.first_wrong);
     if (!options_.json.empty()) write_report(report_, options_.json);
-    return report_.wrong_bytes == 0 && report_.complaints.empty() ? ExitStatus::kOk : ExitStatus::kWrong;
+    return report_.wrong_bytes == 0 && report_.errors.empty() ? ExitStatus::kOk : ExitStatus::kWrong;
   }
 
  private:
   bool is_first() const { return rank_ == 0; }
 
-  void introduce() {
-    Introduction own{{}, getpid()};
+  void exchange_capabilities() {
+    RankCapabilities own{{}, getpid()};
     gethostname(own.host, sizeof own.host - 1);
-    for (const Introduction& other : link_.all_gather_values(own)) report_.processes.push_back({other.host, other.pid});
+    for (const RankCapabilities& other : coordinator_.all_gather_values(own))
+      report_.processes.push_back({other.host, other.pid});
   }
 
-  // All layers, as in a serving process before the first transfer, and the dry run of what will be posted.
+  // Plans all layers before the first transfer, as a serving process does, and compares what the ranks will post.
   void plan() {
     const std::uint64_t begin = monotonic_ns();
     plans_ = plan_layers(options_, input_);
@@ -121,7 +123,7 @@ class EplbRank final : public ranks::Rank {
       dry_run.add(layer.number, plans_[i], calls_[i], input_.expert);
       report_.layers.push_back(layer_row(i));
     }
-    dry_run.compare(link_);
+    dry_run.compare(coordinator_);
   }
 
   LayerRow layer_row(std::size_t index) const {
@@ -157,7 +159,7 @@ class EplbRank final : public ranks::Rank {
     const LayerWork work{index, input_.workload.layers[index], plans_[index], own_[index], calls_[index]};
     if (options_.check || iteration + index == 0) mover_->prepare(work, iteration);
     wait("before layer " + std::to_string(work.layer.number));
-    link_.barrier();
+    coordinator_.barrier();
     const std::uint64_t begin = monotonic_ns();
     mover_->run(work);
     Outcome outcome{monotonic_ns() - begin, 0, {}};
@@ -169,7 +171,7 @@ class EplbRank final : public ranks::Rank {
     LayerRow& row = report_.layers[index];
     std::uint64_t slowest_ns = 0;
     wait("after layer " + std::to_string(work.layer.number));
-    for (const Outcome& other : link_.all_gather_values(outcome)) {
+    for (const Outcome& other : coordinator_.all_gather_values(outcome)) {
       slowest_ns = std::max(slowest_ns, other.elapsed_ns);
       row.wrong += other.wrong;
       report_.wrong_bytes += other.wrong;
@@ -180,12 +182,13 @@ class EplbRank final : public ranks::Rank {
       row.times_us.push_back(static_cast<double>(slowest_ns) / 1000);
     }
     const auto done = static_cast<double>(iteration * plans_.size() + index + 1);
-    bar_.draw(done / (static_cast<double>(plans_.size()) * options_.rounds()), "layer " + std::to_string(row.layer));
+    bar_.draw(done / (static_cast<double>(plans_.size()) * options_.total_iterations()),
+              "layer " + std::to_string(row.layer));
   }
 
-  // Until the others are as far, what stands still is one of them.
+  // Waits for the other ranks are watched too, so that a rank that hangs elsewhere is noticed.
   void wait(const std::string& where) {
-    watchdog_.begin("rank " + std::to_string(rank_) + ", waiting for the others " + where, 0, {});
+    watchdog_.begin("rank " + std::to_string(rank_) + ", waiting for the other ranks " + where, 0, {});
   }
 
   void finish(std::size_t in_use_before) {
@@ -207,9 +210,9 @@ class EplbRank final : public ranks::Rank {
     own.in_use_bytes = in_use > in_use_before ? in_use - in_use_before : 0;
     transport_->close();
     mover_.reset();
-    transport_.reset();  // unloads the plugin, so that its counters are written
+    transport_.reset();  // unloads the plugin, which then writes its counters
     own.stats = compare_stats(counters_.text(), planned(true), planned(false));
-    for (const std::string& text : link_.all_gather(json_of(own).dump())) {
+    for (const std::string& text : coordinator_.all_gather(json_of(own).dump())) {
       report_.by_rank.push_back(summary_of(ranks::Json::parse(text)));
     }
     compare_with_plan();
@@ -217,9 +220,9 @@ class EplbRank final : public ranks::Rank {
 
   std::vector<std::uint64_t> planned(bool sends) const { return planned(rank_, sends); }
 
-  // Bytes to or from each rank over all iterations, those of the warm-up too.
+  // Bytes to or from each rank over all iterations, including the warm-up.
   std::vector<std::uint64_t> planned(std::size_t rank, bool sends) const {
-    const std::uint64_t each = input_.expert.bytes() * static_cast<std::uint64_t>(options_.rounds());
+    const std::uint64_t each = input_.expert.bytes() * static_cast<std::uint64_t>(options_.total_iterations());
     std::vector<std::uint64_t> bytes(input_.workload.ranks);
     for (const LayerPlan& plan : plans_) {
       for (const Transfer& transfer : plan.transfers) {
@@ -233,17 +236,17 @@ class EplbRank final : public ranks::Rank {
   void compare_with_plan() {
     const bool whole = is_packed(options_.mode) || options_.mode == Mode::kDirect;
     const std::uint64_t calls = whole ? 1 : input_.expert.tensors.size();
-    const auto rounds = static_cast<std::uint64_t>(options_.rounds());
+    const auto iterations = static_cast<std::uint64_t>(options_.total_iterations());
     std::uint64_t operations = 0;
     std::uint64_t packs = 0;
     for (std::size_t rank = 0; rank < report_.by_rank.size(); ++rank) {
       const RankSummary& summary = report_.by_rank[rank];
-      const std::string who = "rank " + std::to_string(rank);
+      const std::string rank_text = "rank " + std::to_string(rank);
       if (summary.sent != planned(rank, true) || summary.received != planned(rank, false)) {
-        report_.complaints.push_back(who + " moved other amounts between pairs than the plan has");
+        report_.errors.push_back(rank_text + " sent or received other amounts than planned");
       }
       if (summary.stats != "equal" && summary.stats != "absent") {
-        report_.complaints.push_back(who + ", plugin's counters: " + summary.stats);
+        report_.errors.push_back(rank_text + ", counters of the plugin: " + summary.stats);
       }
       operations += summary.operations;
       packs += summary.packs;
@@ -251,21 +254,21 @@ class EplbRank final : public ranks::Rank {
     std::uint64_t planned_operations = 0;
     std::uint64_t planned_packs = 0;
     for (const LayerRow& row : report_.layers) {
-      planned_operations += 2 * row.experts * calls * rounds;
-      planned_packs += row.packs * rounds;
+      planned_operations += 2 * row.experts * calls * iterations;
+      planned_packs += row.packs * iterations;
     }
     if (operations != planned_operations) {
-      report_.complaints.push_back(std::to_string(operations) + " operations in place of " +
-                                   std::to_string(planned_operations));
+      report_.errors.push_back(std::to_string(operations) + " operations instead of " +
+                               std::to_string(planned_operations));
     }
     if (packs != planned_packs) {
-      report_.complaints.push_back(std::to_string(packs) + " packs in place of " + std::to_string(planned_packs));
+      report_.errors.push_back(std::to_string(packs) + " packs instead of " + std::to_string(planned_packs));
     }
   }
 
   const Options options_;
   const std::size_t rank_;
-  ranks::Link& link_;
+  ranks::CoordinatorConnection& coordinator_;
   const ranks::PluginCounters counters_;
   const Input input_;
   Watchdog watchdog_;
@@ -277,14 +280,14 @@ class EplbRank final : public ranks::Rank {
   Report report_;
   ranks::ProgressBar bar_;
   std::unique_ptr<Transport> transport_;
-  std::optional<Mover> mover_;  // after the transport: its memory
+  std::optional<Mover> mover_;  // declared after the transport, whose memory it uses
 };
 
 }  // namespace
 
-std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::Link& link) {
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
   try {
-    return std::make_unique<EplbRank>(options, link);
+    return std::make_unique<EplbRank>(options, coordinator);
   } catch (const BadInput& bad) {
     throw Failure(bad.what(), ExitStatus::kUsage);
   }

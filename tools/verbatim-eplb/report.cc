@@ -11,7 +11,7 @@ namespace {
 using ranks::Json;
 
 constexpr std::size_t kMostLines = 64;
-// "1.4769 GiB", in the largest unit that leaves a whole number.
+// Formats as "1.4769 GiB", in the largest unit in which the value is at least 1.
 std::string amount(std::uint64_t bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);
@@ -28,7 +28,7 @@ std::vector<double> all_times(const Report& report) {
   return times;
 }
 
-// Of one iteration: the sum over layers of their median times.
+// The time of one iteration: the sum of the median times of the layers.
 double total_us(const Report& report) {
   return std::accumulate(report.layers.begin(), report.layers.end(), 0.0,
                          [](double sum, const LayerRow& row) { return sum + percentile(row.times_us, 0.5); });
@@ -39,7 +39,7 @@ std::uint64_t total_bytes(const Report& report) {
                          [](std::uint64_t sum, const LayerRow& row) { return sum + row.bytes; });
 }
 
-// Bytes a nanosecond, that is GB/s.
+// The rate in GB/s.
 double rate(std::uint64_t bytes, double us) {
   return us > 0 ? static_cast<double>(bytes) / us / 1000 : 0;
 }
@@ -52,8 +52,8 @@ std::size_t largest(const std::vector<RankSummary>& summaries, Member member) {
 }
 
 struct OldDesign {
-  std::size_t send_bytes;  // a layer for each rank
-  std::size_t all_bytes;   // and one to receive into, and the new rows
+  std::size_t send_bytes;  // one layer for each rank
+  std::size_t all_bytes;   // in addition a receive buffer of one layer, and the new rows
 };
 OldDesign old_design(const Report& report) {
   const std::size_t layer = report.input.workload.local_rows() * report.input.expert.bytes();
@@ -166,7 +166,7 @@ void print_head(std::FILE* out, const Report& report) {
                workload.local_rows(), workload.experts, report.input.expert.bytes(),
                report.input.expert.tensors.size());
   if (options.scale > 1) std::fprintf(out, ", scaled down by %zu", options.scale);
-  std::fprintf(out, "\n# %zu layers, %d iteration(s), at most %zu operations a group%s, seed %llu\n",
+  std::fprintf(out, "\n# %zu layers, %d iteration(s), at most %zu operations per group%s, seed %llu\n",
                workload.layers.size(), options.iterations, options.ops_per_group,
                options.ops_per_group == 0 ? " (no limit)" : "", static_cast<unsigned long long>(options.seed));
   for (std::size_t rank = 0; rank < report.processes.size(); ++rank) {
@@ -177,12 +177,12 @@ void print_head(std::FILE* out, const Report& report) {
 }
 
 void print_table(std::FILE* out, const Report& report) {
-  std::fprintf(out, "#\n# %6s %8s %13s %13s %6s %7s %8s %11s %11s %9s\n", "layer", "experts", "bytes", "most a rank",
-               "packs", "groups", "ops max", "time(us)", "GB/s a rank", "#wrong");
+  std::fprintf(out, "#\n# %6s %8s %13s %13s %6s %7s %8s %11s %11s %9s\n", "layer", "experts", "bytes", "max per rank",
+               "packs", "groups", "ops max", "time(us)", "GB/s/rank", "#wrong");
   std::size_t lines = 0;
   for (const LayerRow& row : report.layers) {
     if (lines++ == kMostLines) {
-      std::fprintf(out, "# and %zu layers more\n", report.layers.size() - kMostLines);
+      std::fprintf(out, "# and %zu more layers\n", report.layers.size() - kMostLines);
       break;
     }
     const double us = percentile(row.times_us, 0.5);
@@ -195,24 +195,23 @@ void print_table(std::FILE* out, const Report& report) {
   const OldDesign old = old_design(report);
   std::fprintf(out, "# Layer time          : p50 %.1f, p99 %.1f, max %.1f us; all layers %.1f ms\n",
                percentile(times, 0.5), percentile(times, 0.99), percentile(times, 1), total_us(report) / 1000);
-  std::fprintf(out, "# Moved               : %s an iteration, %.3f GB/s over all ranks, Jain's index of pairs %.3f\n",
+  std::fprintf(out, "# Moved               : %s per iteration, %.3f GB/s over all ranks, Jain's index of pairs %.3f\n",
                amount(total_bytes(report)).c_str(), rate(total_bytes(report), total_us(report)),
                jain(pair_bytes(report)));
   std::fprintf(out, "# Planning            : %.2f ms for all layers on the slowest rank\n", planning_ms(report));
-  std::fprintf(out, "# Send buffer         : %s a rank, measured; old design %s\n",
+  std::fprintf(out, "# Send buffer         : %s per rank, measured; old design %s\n",
                amount(largest(report.by_rank, &RankSummary::send_bytes)).c_str(), amount(old.send_bytes).c_str());
   const std::size_t buffers = largest(report.by_rank, &RankSummary::send_bytes) +
                               largest(report.by_rank, &RankSummary::recv_bytes) +
                               largest(report.by_rank, &RankSummary::new_rows_bytes);
-  std::fprintf(out, "# All buffers         : %s a rank beside weights of %s, measured; old design %s\n",
+  std::fprintf(out, "# All buffers         : %s per rank in addition to %s of weights, measured; old design %s\n",
                amount(buffers).c_str(), amount(largest(report.by_rank, &RankSummary::weights_bytes)).c_str(),
                amount(old.all_bytes).c_str());
-  std::fprintf(out,
-               "# Weights and buffers : %s a rank, guards included; the system counts %s more in use than before\n",
+  std::fprintf(out, "# Weights and buffers : %s per rank, guards included; memory in use has grown by %s\n",
                amount(largest(report.by_rank, &RankSummary::allocated_bytes)).c_str(),
                amount(largest(report.by_rank, &RankSummary::in_use_bytes)).c_str());
   std::fprintf(out, "# Plugin's counters   : %s\n", report.by_rank.front().stats.c_str());
-  for (const std::string& complaint : report.complaints) std::fprintf(out, "# %s\n", complaint.c_str());
+  for (const std::string& error_text : report.errors) std::fprintf(out, "# %s\n", error_text.c_str());
   if (!report.options.check) {
     std::fprintf(out, "# Wrong bytes         : not checked\n");
   } else {
@@ -250,7 +249,7 @@ void write_report(const Report& report, const std::string& path) {
             {"jain", jain(pair_bytes(report))},
             {"planning_ms", planning_ms(report)},
             {"memory", memory_of(report)},
-            {"complaints", report.complaints},
+            {"errors", report.errors},
             {"wrong_bytes", options.check ? Json(report.wrong_bytes) : Json()},
             {"first_wrong", report.first_wrong}};
   for (const Tensor& tensor : report.input.expert.tensors) {

@@ -1,4 +1,4 @@
-// What a run found out, and its printed forms: a table on stdout and JSON in a file.
+// The results of a run, and their output formats: a table on stdout and JSON in a file.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ namespace verbatim::eplb {
 
 struct LayerRow {
   std::size_t layer = 0;
-  std::size_t experts = 0;       // transfers
+  std::size_t experts = 0;       // number of transfers
   std::uint64_t bytes = 0;       // of all transfers
-  std::uint64_t most_bytes = 0;  // that one rank receives
+  std::uint64_t most_bytes = 0;  // received by the rank that receives most
   std::size_t packs = 0;
   std::size_t groups = 0;
   std::size_t largest_group = 0;
@@ -25,7 +25,7 @@ struct LayerRow {
   std::uint64_t wrong = 0;            // bytes, over all iterations
 };
 
-// What every rank tells rank 0 at the end.
+// What every rank sends to rank 0 at the end.
 struct RankSummary {
   std::vector<std::uint64_t> sent;      // to each rank, over all iterations
   std::vector<std::uint64_t> received;  // from each rank
@@ -34,13 +34,13 @@ struct RankSummary {
   std::uint64_t grouped_receives = 0;
   std::uint64_t packs = 0;
   double planning_ms = 0;
-  std::size_t weights_bytes = 0;  // without guards, as allocated
+  std::size_t weights_bytes = 0;  // as allocated, without guards
   std::size_t send_bytes = 0;
   std::size_t recv_bytes = 0;
   std::size_t new_rows_bytes = 0;
-  std::size_t allocated_bytes = 0;  // all of the tool's, with guards
-  std::size_t in_use_bytes = 0;     // what the system says beyond what was in use before
-  std::string stats;                // "equal", "absent", or what differs
+  std::size_t allocated_bytes = 0;  // by this tool, with guards
+  std::size_t in_use_bytes = 0;     // increase of Memory::in_use() during the run
+  std::string stats;                // of compare_stats(): "equal", "absent", or the difference
 };
 ranks::Json json_of(const RankSummary& summary);
 RankSummary summary_of(const ranks::Json& json);
@@ -59,12 +59,12 @@ struct Report {
   std::vector<RankSummary> by_rank = {};
   std::uint64_t wrong_bytes = 0;
   std::string first_wrong = {};
-  std::vector<std::string> complaints = {};  // counts that differ from the plan
+  std::vector<std::string> errors = {};  // counts that differ from the plan
 };
 
-// The smallest value that at least `part` of the values do not exceed; 0 of none.
+// The smallest value that is not below the given part of the values; 0 for an empty list.
 double percentile(std::vector<double> values, double part);
-// Jain's index of fairness: 1 when all are equal, 1/n when one has all.
+// Jain's index of fairness: 1 when all values are equal, 1/n when only one is not 0.
 double jain(const std::vector<std::uint64_t>& values);
 
 void print_head(std::FILE* out, const Report& report);

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "traffic/verify.h"
+#include "workload/verify.h"
 
 namespace verbatim::eplb {
 namespace {
@@ -12,9 +12,9 @@ namespace {
 constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
 constexpr std::size_t kAlignment = 64;
 
-using traffic::Content;
+using workload::Content;
 
-// Block by block through the host.
+// Calls `act` for each block; contents pass through host memory in blocks, because they may be larger.
 template <typename Act>
 void in_blocks(std::size_t bytes, const Act& act) {
   std::vector<std::byte> block(std::min(bytes, kBlockBytes));
@@ -29,14 +29,14 @@ std::size_t round_up(std::size_t value, std::size_t to) {
 
 void write(Memory& memory, std::byte* to, std::size_t bytes, const Content& content) {
   in_blocks(bytes, [&](std::byte* block, std::size_t at, std::size_t size) {
-    traffic::fill(content, block, size, at);
+    workload::fill(content, block, size, at);
     memory.upload(to + at, block, size);
   });
 }
 
 void write_poison(Memory& memory, std::byte* to, std::size_t bytes, const Content& content) {
   in_blocks(bytes, [&](std::byte* block, std::size_t at, std::size_t size) {
-    traffic::poison(content, block, size, at);
+    workload::poison(content, block, size, at);
     memory.upload(to + at, block, size);
   });
 }
@@ -46,10 +46,10 @@ Damage compare(Memory& memory, const std::byte* from, std::size_t bytes, const C
   Damage damage;
   in_blocks(bytes, [&](std::byte* block, std::size_t at, std::size_t size) {
     memory.download(block, from + at, size);
-    const traffic::Mismatch found = traffic::verify(content, block, size, at);
+    const workload::Mismatch found = workload::verify(content, block, size, at);
     if (found.wrong > 0 && damage.bytes == 0) {
       char text[96];
-      std::snprintf(text, sizeof text, ", offset %zu: %02x in place of %02x",
+      std::snprintf(text, sizeof text, ", offset %zu: %02x instead of %02x",
                     at + static_cast<std::size_t>(found.first_offset), found.got, found.expected);
       damage.first = what + text;
     }
@@ -58,7 +58,7 @@ Damage compare(Memory& memory, const std::byte* from, std::size_t bytes, const C
   return damage;
 }
 
-traffic::Pattern guard_content(std::uint64_t place) {
+workload::Pattern guard_content(std::uint64_t place) {
   return {0x6775617264, place};
 }
 
@@ -73,7 +73,7 @@ Rows::Rows(Memory& memory, std::string name, const ExpertLayout& expert, std::si
   base_ = memory_.allocate(bytes_);
 }
 
-// One before the first row of each tensor, one from the end of each row to the next.
+// There is a guard before the first row of each tensor, and one from the end of each row to the start of the next.
 void Rows::for_each_guard(
     const std::function<void(std::size_t offset, std::size_t bytes, const std::string& what)>& act) const {
   for (std::size_t t = 0; t < regions_.size(); ++t) {
@@ -130,7 +130,7 @@ void PackedBuffer::write_guards() {
 Damage PackedBuffer::check_guards() const {
   Damage damage = compare(memory_, base_, kGuardBytes, guard_content(0), name_ + ", guard before");
   damage.add(
-      compare(memory_, base_ + kGuardBytes + data_bytes(), kGuardBytes, guard_content(1), name_ + ", guard behind"));
+      compare(memory_, base_ + kGuardBytes + data_bytes(), kGuardBytes, guard_content(1), name_ + ", guard after"));
   return damage;
 }
 

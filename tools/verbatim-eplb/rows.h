@@ -1,5 +1,5 @@
-// Rows of experts in memory, tensor by tensor as a framework has them, with guards between the rows; and a packed
-// buffer, one expert behind the other, with guards at its ends. Filled and checked byte by byte.
+// The rows of experts in memory, tensor by tensor as in a framework, with guards between the rows; and a packed buffer
+// of whole experts with guards at its ends.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "ranks/connections.h"
-#include "traffic/content.h"
-#include "traffic/eplb/expert.h"
 #include "verbatim-eplb/memory.h"
+#include "workload/content.h"
+#include "workload/eplb/expert.h"
 
 namespace verbatim::eplb {
 
-// The first wrong byte of a check, and how many there are.
+// The number of wrong bytes found by a check, and a description of the first.
 struct Damage {
   std::uint64_t bytes = 0;
   std::string first;
@@ -28,15 +28,15 @@ struct Damage {
 
 constexpr std::size_t kGuardBytes = 64;
 
-// Writes content, or finds what differs from it, in any kind of memory; `what` names the place.
-void write(Memory& memory, std::byte* to, std::size_t bytes, const traffic::Content& content);
-// So that every byte differs from the content.
-void write_poison(Memory& memory, std::byte* to, std::size_t bytes, const traffic::Content& content);
-Damage compare(Memory& memory, const std::byte* at, std::size_t bytes, const traffic::Content& content,
+// Write content to any kind of memory, or find what differs from it. `what` names the place in the description.
+void write(Memory& memory, std::byte* to, std::size_t bytes, const workload::Content& content);
+// Writes bytes that all differ from the content.
+void write_poison(Memory& memory, std::byte* to, std::size_t bytes, const workload::Content& content);
+Damage compare(Memory& memory, const std::byte* at, std::size_t bytes, const workload::Content& content,
                const std::string& what);
 
-// What is in memory that nothing may touch.
-traffic::Pattern guard_content(std::uint64_t place);
+// The content of a guard. It depends on the guard's place.
+workload::Pattern guard_content(std::uint64_t place);
 
 class Rows {
  public:
@@ -52,12 +52,12 @@ class Rows {
 
   void write_guards();
   Damage check_guards() const;
-  // One byte of the guard behind a row is changed.
+  // Changes one byte of the guard behind a row.
   void damage_guard(std::size_t tensor, std::size_t row);
 
  private:
-  struct Region {       // of one tensor
-    std::size_t begin;  // of row 0
+  struct Region {       // the rows of one tensor
+    std::size_t begin;  // offset of row 0
     std::size_t stride;
   };
   void for_each_guard(

@@ -8,8 +8,8 @@
 namespace verbatim::eplb {
 namespace {
 
-// Bytes by peer, without those that got none, rising. The plugin names peers in its own way, so only the amounts can be
-// compared.
+// Bytes by peer in ascending order, without zeros. The plugin's names of peers are not ranks, so only the amounts can
+// be compared.
 std::vector<std::uint64_t> amounts(std::vector<std::uint64_t> bytes) {
   std::erase(bytes, std::uint64_t{0});
   std::sort(bytes.begin(), bytes.end());
@@ -20,7 +20,7 @@ std::vector<std::uint64_t> amounts(const nlohmann::json& connections, const std:
   std::map<std::string, std::uint64_t> by_peer;
   for (const nlohmann::json& connection : connections) {
     if (connection.at("direction") == direction) {
-      // Processes of one host have its name in common.
+      // Processes of one machine have the same peer name.
       const std::string peer = connection.at("peer").dump() + connection.value("peer_process", std::string());
       by_peer[peer] += connection.at("bytes").get<std::uint64_t>();
     }

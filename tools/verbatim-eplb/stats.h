@@ -1,4 +1,4 @@
-// What Verbatim itself says it carried, against the plan: the proof that the bytes went through the plugin.
+// Compares Verbatim's own counters with the plan, which proves that the bytes went through the plugin.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace verbatim::eplb {
 
-// With the text of ranks::PluginCounters: "equal", "absent", or what differs.
+// `text` is that of ranks::PluginCounters. Returns "equal", "absent", or the difference.
 std::string compare_stats(const std::optional<std::string>& text, const std::vector<std::uint64_t>& sent,
                           const std::vector<std::uint64_t>& received);
 

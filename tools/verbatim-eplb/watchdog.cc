@@ -30,34 +30,34 @@ void Watchdog::begin(std::string what, std::size_t operations, Name name) {
   what_ = std::move(what);
   name_ = std::move(name);
   done_.assign(operations, false);
-  moved_ns_ = monotonic_ns();
+  progress_ns_ = monotonic_ns();
 }
 
 void Watchdog::done(std::size_t operation) {
   const std::lock_guard lock(mutex_);
   done_[operation] = true;
-  moved_ns_ = monotonic_ns();
+  progress_ns_ = monotonic_ns();
 }
 
 void Watchdog::progress() {
   const std::lock_guard lock(mutex_);
-  moved_ns_ = monotonic_ns();
+  progress_ns_ = monotonic_ns();
 }
 
 void Watchdog::end() {
   const std::lock_guard lock(mutex_);
-  moved_ns_ = 0;
+  progress_ns_ = 0;
 }
 
 void Watchdog::watch() {
   std::unique_lock lock(mutex_);
   while (!stop_wanted_.wait_for(lock, kInterval, [this] { return stop_; })) {
     const std::uint64_t limit_ns = static_cast<std::uint64_t>(limit_s_) * kNanosecondsPerSecond;
-    if (moved_ns_ == 0 || monotonic_ns() - moved_ns_ < limit_ns) continue;
-    const std::string text = pending();
-    moved_ns_ = 0;
+    if (progress_ns_ == 0 || monotonic_ns() - progress_ns_ < limit_ns) continue;
+    const std::string report = pending();
+    progress_ns_ = 0;
     lock.unlock();
-    alarm_(text);
+    alarm_(report);
     lock.lock();
   }
 }
@@ -70,9 +70,9 @@ std::string Watchdog::pending() const {
     if (count++ < kListed) list += "\n  " + name_(i);
   }
   if (count > kListed) list += "\n  and " + std::to_string(count - kListed) + " more";
-  std::string stands = what_ + ": no progress for " + std::to_string(limit_s_) + " s";
-  if (done_.empty()) return stands;
-  return stands + ", " + std::to_string(count) + " of " + std::to_string(done_.size()) + " operations pending:" + list;
+  std::string text = what_ + ": no progress for " + std::to_string(limit_s_) + " s";
+  if (done_.empty()) return text;
+  return text + ", " + std::to_string(count) + " of " + std::to_string(done_.size()) + " operations pending:" + list;
 }
 
 }  // namespace verbatim::eplb

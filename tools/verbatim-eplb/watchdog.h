@@ -1,4 +1,4 @@
-// Notices that operations stand still, and says which.
+// Detects that operations make no progress, and lists the pending ones.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,7 @@ class Watchdog {
  public:
   using Alarm = std::function<void(const std::string& pending)>;
 
-  // After `limit_s` seconds without progress `alarm` is called, once, from a thread of its own.
+  // When there was no progress for `limit_s` seconds, calls `alarm` once, from a thread of its own.
   Watchdog(int limit_s, Alarm alarm);
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -23,11 +23,11 @@ class Watchdog {
 
   using Name = std::function<std::string(std::size_t operation)>;
 
-  // `what` names the group; `name` its operations, may be called until the next begin() or end().
+  // `what` names the group. `name` gives the text of an operation; it may be called until the next begin() or end().
   void begin(std::string what, std::size_t operations, Name name);
   void done(std::size_t operation);
   void progress();
-  void end();  // nothing is pending
+  void end();  // no operation is pending
 
  private:
   void watch();
@@ -41,8 +41,8 @@ class Watchdog {
   std::string what_;
   Name name_;
   std::vector<bool> done_;
-  std::uint64_t moved_ns_ = 0;  // 0: nothing to watch
-  std::thread thread_;          // last: uses the others
+  std::uint64_t progress_ns_ = 0;  // time of the last progress; 0: not watching
+  std::thread thread_;             // last member: the thread uses the others
 };
 
 }  // namespace verbatim::eplb

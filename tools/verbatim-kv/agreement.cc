@@ -37,8 +37,8 @@ std::string list(const std::vector<Request>& requests) {
 
 }  // namespace
 
-void agree(ranks::Link& link, const Options& options, const std::vector<Request>& requests) {
-  ranks::agree(link, options.job.rank,
+void agree(ranks::CoordinatorConnection& coordinator, const Options& options, const std::vector<Request>& requests) {
+  ranks::agree(coordinator, options.job.rank,
                {{"mode", options.mode == Mode::kNccl ? "nccl" : "direct"},
                 {"prefill ranks", std::to_string(options.prefills)},
                 {"decode ranks", std::to_string(options.decodes)},

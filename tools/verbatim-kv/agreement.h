@@ -1,15 +1,15 @@
-// Whether all ranks are about to serve the same requests.
+// Checks that all ranks of verbatim-kv run with the same settings and requests.
 #pragma once
 
 #include <vector>
 
-#include "ranks/link.h"
+#include "ranks/coordinator_connection.h"
 #include "verbatim-kv/options.h"
 
 namespace verbatim::kv {
 
-// Throws Failure naming the first rank that disagrees with rank 0, and about what. Every rank must call it. The shape
-// of the families' blocks is not looked at: ranks that connect to each other do that.
-void agree(ranks::Link& link, const Options& options, const std::vector<Request>& requests);
+// Throws Failure that names the first rank that differs from rank 0 and in what. Every rank must call it. The geometry
+// of the families is not compared here: ranks that connect to each other compare it.
+void agree(ranks::CoordinatorConnection& coordinator, const Options& options, const std::vector<Request>& requests);
 
 }  // namespace verbatim::kv

@@ -2,12 +2,12 @@
 
 #include <cstdio>
 
-#include "traffic/verify.h"
+#include "workload/verify.h"
 
 namespace verbatim::kv {
 namespace {
 
-// Sources that no request has.
+// A source number that no request has. Each family adds its own number.
 constexpr std::uint64_t kCanarySource = ~std::uint64_t{0} - 16;
 
 }  // namespace
@@ -22,7 +22,7 @@ CacheMemory::CacheMemory(std::vector<Family>& families, Allocations allocations)
   }
   std::uint64_t next = 0;
   const auto allocate = [&](std::size_t bytes) {
-    buffers_.push_back(std::make_unique<traffic::GuardedBuffer>(bytes));
+    buffers_.push_back(std::make_unique<workload::GuardedBuffer>(bytes));
     next = reinterpret_cast<std::uint64_t>(buffers_.back()->data());
   };
   const auto place_layer = [&](Family& family) {
@@ -54,27 +54,27 @@ std::uint64_t CacheMemory::damage() const {
   return bytes;
 }
 
-// Calls `visit` for every block of every layer and entry, in the order in which messages go.
+// Calls `visit` for every block of every layer and entry, in the order of the messages.
 template <typename Visit>
 void Contents::each(std::span<const std::uint32_t> blocks, Visit visit) const {
   const Geometry& geometry = family_.geometry;
   for (std::uint32_t layer = 0; layer < geometry.layers; ++layer) {
     for (std::uint32_t entry = 0; entry < geometry.entries; ++entry) {
       for (std::uint32_t position = 0; position < blocks.size(); ++position) {
-        visit(Place{layer, entry, position},
+        visit(MessagePosition{layer, entry, position},
               reinterpret_cast<std::byte*>(family_.address(layer, entry, blocks[position])));
       }
     }
   }
 }
 
-traffic::Pattern Contents::canary(std::uint32_t layer, std::uint32_t entry, std::uint32_t block) const {
+workload::Pattern Contents::canary(std::uint32_t layer, std::uint32_t entry, std::uint32_t block) const {
   const Geometry& geometry = family_.geometry;
   return {kCanarySource + static_cast<std::uint64_t>(geometry.family),
           (std::uint64_t{layer} * geometry.entries + entry) * family_.num_blocks + block};
 }
 
-traffic::Pattern Contents::content(const Share& share, const Place& place) const {
+workload::Pattern Contents::content(const BlockShare& share, const MessagePosition& place) const {
   const Geometry& geometry = family_.geometry;
   const std::uint64_t plane = std::uint64_t{place.layer} * geometry.entries + place.entry;
   return {std::uint64_t{share.request} * 2 + static_cast<std::uint64_t>(geometry.family),
@@ -82,38 +82,38 @@ traffic::Pattern Contents::content(const Share& share, const Place& place) const
 }
 
 void Contents::set_canaries(std::span<const std::uint32_t> blocks) const {
-  each(blocks, [&](const Place& place, std::byte* at) {
-    traffic::fill(canary(place.layer, place.entry, blocks[place.position]), at, family_.block_len);
+  each(blocks, [&](const MessagePosition& place, std::byte* at) {
+    workload::fill(canary(place.layer, place.entry, blocks[place.position]), at, family_.block_len);
   });
 }
 
-void Contents::fill(const Share& share) const {
-  each(share.blocks, [&](const Place& place, std::byte* at) {
-    traffic::fill(content(share, place), at, family_.block_len, share.part_offset);
+void Contents::fill(const BlockShare& share) const {
+  each(share.blocks, [&](const MessagePosition& place, std::byte* at) {
+    workload::fill(content(share, place), at, family_.block_len, share.part_offset);
   });
 }
 
-void Contents::poison(const Share& share) const {
-  each(share.blocks, [&](const Place& place, std::byte* at) {
-    traffic::poison(content(share, place), at, family_.block_len, share.part_offset);
+void Contents::poison(const BlockShare& share) const {
+  each(share.blocks, [&](const MessagePosition& place, std::byte* at) {
+    workload::poison(content(share, place), at, family_.block_len, share.part_offset);
   });
 }
 
 std::uint64_t Contents::check_canaries(std::span<const std::uint32_t> blocks, std::string& where) const {
   std::uint64_t wrong = 0;
-  each(blocks, [&](const Place& place, const std::byte* at) {
+  each(blocks, [&](const MessagePosition& place, const std::byte* at) {
     const std::uint32_t block = blocks[place.position];
-    const auto found = traffic::verify(canary(place.layer, place.entry, block), at, family_.block_len);
-    if (found.wrong > 0 && wrong == 0) where = "a block of nobody's was written: " + describe(place, block, found);
+    const auto found = workload::verify(canary(place.layer, place.entry, block), at, family_.block_len);
+    if (found.wrong > 0 && wrong == 0) where = "a free block was written: " + describe(place, block, found);
     wrong += found.wrong;
   });
   return wrong;
 }
 
-std::uint64_t Contents::check(const Share& share, std::string& where) const {
+std::uint64_t Contents::check(const BlockShare& share, std::string& where) const {
   std::uint64_t wrong = 0;
-  each(share.blocks, [&](const Place& place, const std::byte* at) {
-    const auto found = traffic::verify(content(share, place), at, family_.block_len, share.part_offset);
+  each(share.blocks, [&](const MessagePosition& place, const std::byte* at) {
+    const auto found = workload::verify(content(share, place), at, family_.block_len, share.part_offset);
     if (found.wrong > 0 && wrong == 0) {
       where = "request " + std::to_string(share.request) + ": " + describe(place, share.blocks[place.position], found);
     }
@@ -122,10 +122,11 @@ std::uint64_t Contents::check(const Share& share, std::string& where) const {
   return wrong;
 }
 
-std::string Contents::describe(const Place& place, std::uint32_t block, const traffic::Mismatch& found) const {
+std::string Contents::describe(const MessagePosition& place, std::uint32_t block,
+                               const workload::Mismatch& found) const {
   char text[200];
   std::snprintf(text, sizeof text,
-                "family %s, layer %u, entry %u, block %u: %llu wrong bytes, first at byte %llu: %02x in place of %02x",
+                "family %s, layer %u, entry %u, block %u: %llu wrong bytes, first at byte %llu: %02x instead of %02x",
                 family_.geometry.name.c_str(), place.layer, place.entry, block,
                 static_cast<unsigned long long>(found.wrong), static_cast<unsigned long long>(found.first_offset),
                 found.got, found.expected);

@@ -6,7 +6,7 @@ namespace verbatim::kv {
 namespace {
 
 ranks::Failure malformed() {
-  return ranks::Failure("malformed message between prefill and decode side");
+  return ranks::Failure("malformed message between the prefill and the decode side");
 }
 
 }  // namespace
@@ -37,13 +37,13 @@ std::size_t Reader::count(std::size_t size) {
   return count;
 }
 
-void Reader::take(void* into, std::size_t bytes) {
+void Reader::read(void* into, std::size_t bytes) {
   if (rest_.size() < bytes) throw malformed();
   if (bytes > 0) std::memcpy(into, rest_.data(), bytes);
   rest_.remove_prefix(bytes);
 }
 
-void put_introduction(Writer& writer, const Family& family, const IntervalSet& memory) {
+void put_family(Writer& writer, const Family& family, const IntervalSet& memory) {
   const Geometry& geometry = family.geometry;
   writer.put(geometry.family).put_text(geometry.name).put_text(geometry.dtype);
   for (const std::uint32_t number :
@@ -54,9 +54,9 @@ void put_introduction(Writer& writer, const Family& family, const IntervalSet& m
   writer.put_all(family.bases).put_all(memory.all());
 }
 
-Introduction get_introduction(Reader& reader) {
-  Introduction introduction;
-  Family& family = introduction.family;
+FamilyDescription get_family(Reader& reader) {
+  FamilyDescription description;
+  Family& family = description.family;
   Geometry& geometry = family.geometry;
   geometry.family = reader.get<FamilyId>();
   geometry.name = reader.get_text();
@@ -71,14 +71,14 @@ Introduction get_introduction(Reader& reader) {
   family.block_len = reader.get<std::size_t>();
   family.bases = reader.get_all<std::uint64_t>();
   for (const Interval& interval : reader.get_all<Interval>()) {
-    introduction.memory.add(interval.begin, interval.end - interval.begin);
+    description.memory.add(interval.begin, interval.end - interval.begin);
   }
-  return introduction;
+  return description;
 }
 
 void Channel::send(MessageKind kind, std::string_view payload) const {
   if (!ranks::send_frame(socket_.get(), static_cast<ranks::FrameKind>(kind), payload)) {
-    throw ranks::Failure("the peer of a transfer is gone");
+    throw ranks::Failure("the peer closed its control connection");
   }
 }
 
@@ -89,7 +89,7 @@ void Channel::receive() {
 std::optional<Channel::Message> Channel::next() {
   auto frame = reader_.next();
   if (frame) return Message{static_cast<MessageKind>(frame->kind), std::move(frame->payload)};
-  if (closed_) throw ranks::Failure("the peer of a transfer is gone");
+  if (closed_) throw ranks::Failure("the peer closed its control connection");
   return std::nullopt;
 }
 

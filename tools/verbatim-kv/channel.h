@@ -1,4 +1,5 @@
-// What the two ends of a family's connection say to each other besides the data, over a TCP socket of the family's own.
+// The control messages between the two ends of a family's connection. They use one TCP socket per family and pair of
+// ranks.
 #pragma once
 
 #include <array>
@@ -10,49 +11,49 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "nccl/types.h"
 #include "ranks/failure.h"
 #include "ranks/frame.h"
-#include "traffic/kv/ladder.h"
-#include "traffic/kv/validation.h"
+#include "workload/kv/fallback.h"
+#include "workload/kv/validation.h"
 
 namespace verbatim::kv {
 
-// NCCL's tags are not negative: tags count on modulo 2^31.
+// NCCL's tags are not negative, so tags are counted modulo 2^31.
 constexpr std::uint32_t kTagMask = 0x7fffffff;
 
-// D: sent by the decode side, P: by the prefill side.
+// D: sent by the decode side. P: sent by the prefill side.
 enum class MessageKind : std::uint32_t {
-  kJoin = 64,  // D: who connects
-  kOpen,       // D: a listening handle for generation N of the connection, and the decode side's family
-  kOpened,     // P: connected, and the prefill side's family
-  kMismatch,   // P: the families do not fit
+  kJoin = 64,  // D: first message, which identifies the rank
+  kOpen,       // D: the listen handle for generation N of the connection, and the decode side's family
+  kOpened,     // P: connected; with the prefill side's family
+  kMismatch,   // P: the families have different geometries
   kAnnounce,   // D: a request's destination blocks
-  kAccept,     // P: its source blocks; data follows
-  kRefuse,     // either: code and text
-  kStaged,     // P: a piece of a staged copy
-  kNotify,     // P: all data of a request has left, and was acknowledged
-  kFailed,     // either: this generation of the connection is gone
-  kDone,       // D: the request needs nothing more
-  kBye,        // D: no more requests
+  kAccept,     // P: the request's source blocks; the data follows
+  kReject,     // both: a request is rejected; code and text
+  kStaged,     // P: a part of a staged copy
+  kNotify,     // P: all data of a request was sent and acknowledged
+  kFailed,     // both: this generation of the connection failed
+  kDone,       // D: the request has ended; its source blocks may be freed
+  kFinished,   // D: no more requests
 };
 
-struct Join {
+struct JoinMessage {
   std::uint64_t token;
   std::uint32_t family;
   std::uint32_t decode;
 };
 
-// Which try of which request something is about.
-struct Try {
+// Identifies an attempt to transfer a request.
+struct Attempt {
   std::uint32_t request;
   std::uint32_t attempt;  // 0 for the first
-  bool operator==(const Try&) const = default;
+  bool operator==(const Attempt&) const = default;
 };
 
 struct Notification {
-  Try which;
+  Attempt which;
   FamilyId family;
   std::uint64_t blocks;
   std::uint64_t bytes;
@@ -85,25 +86,25 @@ class Writer {
   std::string bytes_;
 };
 
-// Throws Failure when the bytes end early.
+// Reads what Writer wrote. Throws Failure when the bytes end early.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
   template <typename T>
   T get() {
     T value{};
-    take(&value, sizeof value);
+    read(&value, sizeof value);
     return value;
   }
   template <typename T>
   std::vector<T> get_all() {
     std::vector<T> values(count(sizeof(T)));
-    take(values.data(), values.size() * sizeof(T));
+    read(values.data(), values.size() * sizeof(T));
     return values;
   }
   std::string get_text() {
     std::string text(count(1), '\0');
-    take(text.data(), text.size());
+    read(text.data(), text.size());
     return text;
   }
   BlockList get_list();
@@ -111,19 +112,20 @@ class Reader {
 
  private:
   std::size_t count(std::size_t size);
-  void take(void* into, std::size_t bytes);
+  void read(void* into, std::size_t bytes);
 
   std::string_view rest_;
 };
 
-// A family with the memory registered for it, as one end introduces it to the other.
-struct Introduction {
+// A family and the memory registered for it, as one end describes it to the other.
+struct FamilyDescription {
   Family family;
   IntervalSet memory;
 };
-void put_introduction(Writer& writer, const Family& family, const IntervalSet& memory);
-Introduction get_introduction(Reader& reader);
+void put_family(Writer& writer, const Family& family, const IntervalSet& memory);
+FamilyDescription get_family(Reader& reader);
 
+// A TCP connection with framed messages. Used by the family's thread only.
 class Channel {
  public:
   struct Message {
@@ -134,9 +136,11 @@ class Channel {
   Channel() = default;
   explicit Channel(UniqueFd socket) : socket_(std::move(socket)) {}
 
-  // Throws Failure when the peer is gone.
+  // Throws Failure when the peer has closed the connection.
   void send(MessageKind kind, std::string_view payload) const;
+  // Reads what has arrived, without waiting.
   void receive();
+  // The next complete message. Throws Failure when there is none and the peer has closed the connection.
   std::optional<Message> next();
 
  private:

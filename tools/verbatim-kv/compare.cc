@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "ranks/turns.h"
+#include "ranks/comparison.h"
 
 namespace verbatim::kv {
 namespace {
@@ -26,11 +26,11 @@ std::string counters_of(const Json& report) {
 ExitStatus run_compare(const Options& options, int argc, char** argv) {
   const auto over = options.mode == Mode::kNccl ? ranks::over_network : ranks::over_plugin;
   const auto [names, variants, reports] =
-      ranks::run_comparison(options.compare, over, options.warmup, options.turns, argc, argv);
+      ranks::run_comparison(options.compare, over, options.warmup, options.rounds, argc, argv);
   std::printf(
-      "# %s, %d prefill and %d decode ranks, medians of %d turns without %zu requests of warm-up each; "
-      "last column: how many times as fast as it the first is\n",
-      options.preset.c_str(), options.prefills, options.decodes, options.turns, options.warmup);
+      "# %s, %d prefill and %d decode ranks, medians of %d rounds, each without %zu warm-up requests; "
+      "ratio: rate of the first entry over that of the entry\n",
+      options.preset.c_str(), options.prefills, options.decodes, options.rounds, options.warmup);
   std::printf("%-28s %8s %10s %12s %10s %10s %10s %8s\n", "# over", "family", "GB/s", "messages/s", "p50(ms)",
               "p99(ms)", "counters", "ratio");
   Json json = Json::array();
@@ -40,11 +40,11 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
     for (std::size_t family = 0; family < options.geometries.size(); ++family) {
       const std::string& name = options.geometries[family].name;
       const std::string place = "/families/" + std::to_string(family) + "/";
-      const auto gb_s = ranks::figures(runs, place + "gb_s");
-      const auto messages_per_s = ranks::figures(runs, place + "messages_per_s");
-      const auto p50_ms = ranks::figures(runs, place + "latency_p50_ms");
-      const auto p99_ms = ranks::figures(runs, place + "latency_p99_ms");
-      const double ratio = ranks::median_ratio(ranks::figures(reports.by_variant.front(), place + "gb_s"), gb_s);
+      const auto gb_s = ranks::values_at(runs, place + "gb_s");
+      const auto messages_per_s = ranks::values_at(runs, place + "messages_per_s");
+      const auto p50_ms = ranks::values_at(runs, place + "latency_p50_ms");
+      const auto p99_ms = ranks::values_at(runs, place + "latency_p99_ms");
+      const double ratio = ranks::median_ratio(ranks::values_at(reports.by_variant.front(), place + "gb_s"), gb_s);
       std::printf("%-28s %8s %10.3f %12.0f %10.3f %10.3f %10s %8.2f\n", variants[i].name.c_str(), name.c_str(),
                   ranks::median(gb_s), ranks::median(messages_per_s), ranks::median(p50_ms), ranks::median(p99_ms),
                   counters_of(runs.back()).c_str(), ratio);

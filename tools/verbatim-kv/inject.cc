@@ -8,19 +8,20 @@
 namespace verbatim::kv {
 namespace {
 
-constexpr std::uint64_t kFarAway = std::uint64_t{1} << 46;  // from any memory of this process
+constexpr std::uint64_t kFarAway = std::uint64_t{1}
+                                   << 46;  // added to an address: outside of all memory of this process
 
 std::uint32_t parse_number(const std::string& text, const std::string& value) {
   if (value.empty() || value.size() > 9 || value.find_first_not_of("0123456789") != std::string::npos) {
-    throw std::invalid_argument("--inject " + text + ": '" + value + "' is no number");
+    throw std::invalid_argument("--inject " + text + ": '" + value + "' is not a number");
   }
   return static_cast<std::uint32_t>(std::stoul(value));
 }
 
 Fault fault_of(const std::string& text, const std::string& kind) {
-  for (int code = 1; code <= kRefusalCodes; ++code) {
-    const auto named = static_cast<RefusalCode>(code);
-    if (named != RefusalCode::kGeometryMismatch && kind == refusal_name(named)) {
+  for (int code = 1; code <= kRejectionCodes; ++code) {
+    const auto named = static_cast<RejectionCode>(code);
+    if (named != RejectionCode::kGeometryMismatch && kind == rejection_name(named)) {
       return {.kind = FaultKind::kInvalidList, .code = named};
     }
   }
@@ -29,11 +30,11 @@ Fault fault_of(const std::string& text, const std::string& kind) {
   if (kind == "lost-notification") return {.kind = FaultKind::kLostNotification};
   if (kind == "delay") return {.kind = FaultKind::kDelay};
   std::string known;
-  for (int code = 1; code <= kRefusalCodes; ++code) {
-    const auto named = static_cast<RefusalCode>(code);
-    if (named != RefusalCode::kGeometryMismatch) known.append(refusal_name(named)).append(", ");
+  for (int code = 1; code <= kRejectionCodes; ++code) {
+    const auto named = static_cast<RejectionCode>(code);
+    if (named != RejectionCode::kGeometryMismatch) known.append(rejection_name(named)).append(", ");
   }
-  throw std::invalid_argument("--inject " + text + ": no fault '" + kind + "'; there are " + known +
+  throw std::invalid_argument("--inject " + text + ": unknown fault '" + kind + "'; known faults: " + known +
                               "geometry, kill, lost-notification, delay");
 }
 
@@ -62,7 +63,7 @@ std::vector<Fault> parse_fault(const std::string& text) {
       at = value;
     } else {
       throw std::invalid_argument(
-          std::string("--inject ").append(text).append(": '").append(word).append("' is not understood"));
+          std::string("--inject ").append(text).append(": '").append(word).append("' is not a valid setting"));
     }
   }
   fault.in_flight = at == "peer";
@@ -77,56 +78,56 @@ std::vector<Fault> parse_fault(const std::string& text) {
 
 void assign_requests(std::vector<Fault>& faults, const std::vector<Request>& requests, std::uint32_t kv_block_tokens,
                      std::uint32_t lf_block_tokens) {
-  std::set<std::uint32_t> taken;
+  std::set<std::uint32_t> used;
   for (const Fault& fault : faults) {
     if (!fault.request) continue;
     if (*fault.request >= requests.size()) {
       throw std::invalid_argument("--inject: there is no request " + std::to_string(*fault.request));
     }
-    taken.insert(*fault.request);
+    used.insert(*fault.request);
   }
   for (std::size_t i = 0; i < faults.size(); ++i) {
     Fault& fault = faults[i];
     if (fault.request || fault.kind == FaultKind::kGeometry) continue;
     const std::uint32_t block_tokens = fault.family == FamilyId::kKv ? kv_block_tokens : lf_block_tokens;
-    const auto suits = [&](const Request& request) {
-      return !taken.contains(request.id) && (fault.kind != FaultKind::kInvalidList ||
-                                             request.blocks(block_tokens) - request.hit_blocks(block_tokens) > 1);
+    const auto is_suitable = [&](const Request& request) {
+      return !used.contains(request.id) && (fault.kind != FaultKind::kInvalidList ||
+                                            request.blocks(block_tokens) - request.hit_blocks(block_tokens) > 1);
     };
     const std::size_t wanted = (i + 1) * requests.size() / (faults.size() + 1);
     for (std::size_t step = 0; step < requests.size() && !fault.request; ++step) {
       const Request& request = requests[(wanted + step) % requests.size()];
-      if (suits(request)) fault.request = request.id;
+      if (is_suitable(request)) fault.request = request.id;
     }
-    if (!fault.request) throw std::invalid_argument("--inject: too few requests (of two blocks or more)");
-    taken.insert(*fault.request);
+    if (!fault.request) throw std::invalid_argument("--inject: there are too few requests (with at least two blocks)");
+    used.insert(*fault.request);
   }
 }
 
-void spoil(BlockList& list, RefusalCode code, std::size_t num_blocks) {
+void corrupt_block(BlockList& list, RejectionCode code, std::size_t num_blocks) {
   switch (code) {
-    case RefusalCode::kWrongFamily:
+    case RejectionCode::kWrongFamily:
       list.family = list.family == FamilyId::kKv ? FamilyId::kLf : FamilyId::kKv;
       return;
-    case RefusalCode::kGeometryMismatch:
+    case RejectionCode::kGeometryMismatch:
       ++list.geometry_hash;
       return;
-    case RefusalCode::kCountMismatch:
+    case RejectionCode::kCountMismatch:
       list.blocks.pop_back();
       return;
-    case RefusalCode::kLengthMismatch:
+    case RejectionCode::kLengthMismatch:
       list.piece_bytes *= 2;
       return;
-    case RefusalCode::kBaseConflict:
+    case RejectionCode::kBaseConflict:
       list.block_len *= 2;
       return;
-    case RefusalCode::kUnregistered:
+    case RejectionCode::kUnregistered:
       list.bases.back() ^= kFarAway;
       return;
-    case RefusalCode::kIndexOutOfRange:
+    case RejectionCode::kIndexOutOfRange:
       list.blocks.back() = static_cast<std::uint32_t>(num_blocks);
       return;
-    case RefusalCode::kOverlappingDestination:
+    case RejectionCode::kOverlappingDestination:
       list.blocks.back() = list.blocks.front();
       return;
   }

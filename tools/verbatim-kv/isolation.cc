@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "ranks/turns.h"
+#include "ranks/comparison.h"
 
 namespace verbatim::kv {
 namespace {
@@ -18,7 +18,7 @@ const Json& family_of(const Json& report, const char* name) {
   for (const Json& family : report.at("families")) {
     if (family.at("name") == name) return family;
   }
-  throw Failure(std::string("no family ") + name + " in a report");
+  throw Failure(std::string("there is no family ") + name + " in a report");
 }
 
 std::vector<double> values_of(const std::vector<Json>& reports, const char* family, const char* what) {
@@ -27,15 +27,15 @@ std::vector<double> values_of(const std::vector<Json>& reports, const char* fami
   return values;
 }
 
-// What KV did in one run and not in the other, as a line of complaint; nothing else than times may differ.
+// Lists the counters of KV that differ between two runs. Only times may differ.
 std::vector<std::string> differences(const Json& one, const Json& other) {
   std::vector<std::string> found;
   for (const char* const what :
        {"served", "served_bytes", "sent_messages", "sent_bytes", "received_messages", "received_bytes", "notifications",
         "connections", "crc_sum", "fresh_connections", "staged_copies", "recomputes"}) {
     if (one.at(what) == other.at(what)) continue;
-    found.push_back(std::string("KV's ") + what + ": " + one.at(what).dump() + ", with LF killed " +
-                    other.at(what).dump());
+    found.push_back(std::string("KV's ") + what + ": " + one.at(what).dump() +
+                    "; with LF killed: " + other.at(what).dump());
   }
   return found;
 }
@@ -50,16 +50,16 @@ ExitStatus run_isolation(const Options& options, int argc, char** argv) {
       {kRunNames[kAlone], {warmup, "--idle=kv"}},
       {kRunNames[kBoth], {warmup}},
       {kRunNames[kKilled], {warmup, "--inject=kill,family=lf,request=" + middle}}};
-  const ranks::TurnReports reports =
-      ranks::run_turns(variants, options.turns, {{"--turns", "--json", "--warmup"}, {"--isolation"}}, argc, argv);
+  const ranks::RoundReports reports =
+      ranks::run_rounds(variants, options.rounds, {{"--rounds", "--json", "--warmup"}, {"--isolation"}}, argc, argv);
   const auto& alone = reports.by_variant[kAlone];
   const auto& both = reports.by_variant[kBoth];
   const auto& killed = reports.by_variant[kKilled];
 
-  std::printf("# %s, %zu requests, medians of %d turns without %zu requests of warm-up each\n", options.preset.c_str(),
-              requests, options.turns, options.warmup);
+  std::printf("# %s, %zu requests, medians of %d rounds, each without %zu warm-up requests\n", options.preset.c_str(),
+              requests, options.rounds, options.warmup);
   std::printf("%-18s %10s %10s %12s %12s %10s\n", "#", "KV GB/s", "LF GB/s", "LF p50(ms)", "LF p99(ms)", "LF fresh");
-  Json json{{"turns", options.turns}, {"runs", Json::array()}};
+  Json json{{"rounds", options.rounds}, {"runs", Json::array()}};
   for (std::size_t i = 0; i < variants.size(); ++i) {
     Json run{{"name", kRunNames[i]},
              {"kv_gb_s", values_of(reports.by_variant[i], "kv", "gb_s")},
@@ -76,20 +76,20 @@ ExitStatus run_isolation(const Options& options, int argc, char** argv) {
   const double tail =
       ranks::median_ratio(values_of(both, "lf", "latency_p99_ms"), values_of(alone, "lf", "latency_p99_ms"));
   const double rate = ranks::median_ratio(values_of(killed, "kv", "gb_s"), values_of(both, "kv", "gb_s"));
-  std::printf("# LF's p99 beside a busy KV, times that beside an idle one : %.2f (at most 3 is wanted)\n", tail);
-  std::printf("# KV's GB/s with LF killed, times that without            : %.2f (0.95 or more is wanted)\n", rate);
+  std::printf("# LF's p99 with a busy KV, over that with an idle KV : %.2f (should be at most 3)\n", tail);
+  std::printf("# KV's GB/s with LF killed, over that without       : %.2f (should be at least 0.95)\n", rate);
   json["lf_p99_ratio"] = tail;
   json["kv_rate_ratio"] = rate;
 
-  std::vector<std::string> complaints;
-  for (std::size_t turn = 0; turn < both.size() && complaints.empty(); ++turn) {
-    complaints = differences(family_of(both[turn], "kv"), family_of(killed[turn], "kv"));
-    if (family_of(killed[turn], "lf").at("fresh_connections") == 0) complaints.emplace_back("LF was not killed");
+  std::vector<std::string> errors;
+  for (std::size_t round = 0; round < both.size() && errors.empty(); ++round) {
+    errors = differences(family_of(both[round], "kv"), family_of(killed[round], "kv"));
+    if (family_of(killed[round], "lf").at("fresh_connections") == 0) errors.emplace_back("LF was not killed");
   }
-  for (const std::string& complaint : complaints) std::printf("# %s\n", complaint.c_str());
-  json["complaints"] = complaints;
+  for (const std::string& error_text : errors) std::printf("# %s\n", error_text.c_str());
+  json["errors"] = errors;
   if (!options.json.empty()) ranks::write_json(json, options.json);
-  return complaints.empty() ? reports.status : ExitStatus::kWrong;
+  return errors.empty() ? reports.status : ExitStatus::kWrong;
 }
 
 }  // namespace verbatim::kv

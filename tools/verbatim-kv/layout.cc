@@ -7,6 +7,7 @@
 namespace verbatim::kv {
 namespace {
 
+// The number of blocks over what the requests in flight need on average.
 constexpr double kSpareBlocks = 1.5;
 
 }  // namespace

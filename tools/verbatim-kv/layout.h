@@ -1,24 +1,24 @@
-// How many blocks of which family each rank of a run has.
+// The number of blocks of each family on each rank.
 #pragma once
 
 #include <cstddef>
 #include <vector>
 
-#include "traffic/kv/requests.h"
 #include "verbatim-kv/options.h"
 #include "verbatim-kv/report.h"
+#include "workload/kv/requests.h"
 
 namespace verbatim::kv {
 
 struct Layout {
-  std::vector<Family> families = {};       // of this rank, without addresses yet
-  std::vector<std::size_t> reserved = {};  // blocks of each for prefixes that the decode side has
+  std::vector<Family> families = {};       // of this rank, without addresses
+  std::vector<std::size_t> reserved = {};  // by family: blocks for prefixes that the decode side already has
   std::vector<FamilyReport> reports = {};
-  std::size_t longest_blocks = 0;  // of a request
+  std::size_t longest_blocks = 0;  // blocks of the longest request
 };
 
-// Enough for the requests in flight, and half again, or what --blocks says. Throws Failure when one request would not
-// find room.
+// Gives each family 1.5 times the blocks that the requests in flight need, or --blocks. Throws Failure when a request
+// needs more blocks than there are.
 Layout lay_out(const Options& options, const std::vector<Request>& requests, bool is_prefill);
 
 }  // namespace verbatim::kv

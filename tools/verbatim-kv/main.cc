@@ -11,13 +11,14 @@ namespace {
 ranks::ExitStatus run(const kv::Options& options, int argc, char** argv) {
   if (!options.compare.empty()) return kv::run_compare(options, argc, argv);
   if (options.isolation) return kv::run_isolation(options, argc, argv);
-  return ranks::run_job(options.job, argc, argv,
-                        [&options](ranks::Link& link) { return kv::make_rank(options, link); });
+  return ranks::run_job(options.job, argc, argv, [&options](ranks::CoordinatorConnection& coordinator) {
+    return kv::make_rank(options, coordinator);
+  });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ranks::run_or_leave(kv::parse_options(argc, argv),
-                             [&](const kv::Options& options) { return run(options, argc, argv); });
+  return ranks::run_or_exit(kv::parse_options(argc, argv),
+                            [&](const kv::Options& options) { return run(options, argc, argv); });
 }

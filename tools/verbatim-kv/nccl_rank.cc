@@ -16,11 +16,11 @@
 #include "ncclapi/nccl.h"
 #include "ranks/plugin_counters.h"
 #include "ranks/progress_bar.h"
-#include "traffic/kv/block_pool.h"
-#include "traffic/kv/crc.h"
 #include "verbatim-kv/agreement.h"
 #include "verbatim-kv/channel.h"
-#include "verbatim-kv/waves.h"
+#include "verbatim-kv/request_batches.h"
+#include "workload/kv/block_pool.h"
+#include "workload/kv/crc32.h"
 
 namespace verbatim::kv {
 namespace {
@@ -28,14 +28,14 @@ namespace {
 using ncclapi::Gpu;
 using ncclapi::Nccl;
 
-constexpr std::size_t kGuard = traffic::GuardedBuffer::kGuardBytes;
+constexpr std::size_t kGuard = workload::GuardedBuffer::kGuardBytes;
 
 std::string environment(const char* name) {
   const char* const value = std::getenv(name);
   return value == nullptr ? std::string(name) + " unset" : std::string(name) + "=" + value;
 }
 
-// Everything of one family on this rank; nothing of it is another family's.
+// The state of one family on this rank. Families share nothing.
 struct Side {
   Side(const Family& own, std::size_t reserved, double fragmentation, std::uint64_t seed, const std::vector<Fault>& all)
       : family(own),
@@ -50,46 +50,46 @@ struct Side {
   Nccl::Comm comm = nullptr;
   Gpu::Stream stream = nullptr;
   std::byte* staging = nullptr;
-  std::vector<Introduction> peers = {};                             // by rank
-  std::map<std::uint32_t, std::vector<std::uint32_t>> blocks = {};  // of the wave's requests
+  std::vector<FamilyDescription> peers = {};                        // by rank
+  std::map<std::uint32_t, std::vector<std::uint32_t>> blocks = {};  // of the batch's requests, by request
   FamilyStats stats = {};
 };
 
-// A part of a request that goes from one rank to another.
+// One rank's part of a request, which is one NCCL message.
 struct Part {
   const Request* request;
   int peer;
   std::uint32_t decode;  // index of the decode rank
   BlockList source;
   BlockList destination;
-  std::size_t staged_at = 0;  // in the staging buffer
+  std::size_t staged_at = 0;  // offset in the staging buffer
 };
 
 class NcclRank final : public ranks::Rank {
  public:
-  NcclRank(const Options& options, ranks::Link& link)
+  NcclRank(const Options& options, ranks::CoordinatorConnection& coordinator)
       : options_(options),
-        link_(link),
+        coordinator_(coordinator),
         requests_(make_requests(options_)),
         is_prefill_(options_.job.rank < options_.prefills),
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
         counters_(options_.job.token),
         layout_(lay_out(options_, requests_, is_prefill_)),
         memory_(layout_.families, Allocations::kSlab),
-        waves_(make_waves(options_, requests_, layout_)),
+        batches_(make_batches(options_, requests_, layout_)),
         gpu_(options_.cuda, options_.job.rank),
         slab_stream_(gpu_.make_stream()),
         nccl_(options_.nccl) {}
 
   ExitStatus run() override {
-    agree(link_, options_, requests_);
+    agree(coordinator_, options_, requests_);
     make_sides();
-    introduce();
+    exchange_families();
     ranks::ProgressBar bar(options_.job.rank == 0);
     std::size_t done = 0;
-    for (const Wave& wave : waves_) {
-      run_wave(wave);
-      done += wave.size();
+    for (const RequestBatch& batch : batches_) {
+      run_batch(batch);
+      done += batch.size();
       bar.draw(static_cast<double>(done) / static_cast<double>(requests_.size()),
                std::to_string(done) + " of " + std::to_string(requests_.size()) + " requests");
     }
@@ -100,7 +100,7 @@ class NcclRank final : public ranks::Rank {
 
  private:
   void make_sides() {
-    // Ranks of one host that are to go through the network, also where they share a GPU.
+    // Different host ids make NCCL use the network between ranks of one machine, even on the same GPU.
     ::setenv("NCCL_HOSTID", ("verbatim-kv-" + std::to_string(options_.job.rank)).c_str(), 0);
     const Interval slab = memory_.intervals().all().front();
     host_ = reinterpret_cast<std::byte*>(slab.begin) - kGuard;
@@ -114,7 +114,7 @@ class NcclRank final : public ranks::Rank {
           options_.requests.seed * 7919 + std::uint64_t{index_} * 4 + i + (is_prefill_ ? 2 : 0), options_.faults);
       Nccl::UniqueId id{};
       if (options_.job.rank == 0) id = nccl_.make_id();
-      id = link_.all_gather_values(id).front();
+      id = coordinator_.all_gather_values(id).front();
       side.comm = nccl_.init(options_.job.nranks, id, options_.job.rank);
       side.stream = gpu_.make_stream();
       side.staging = gpu_.allocate(staging_bytes(family.geometry));
@@ -126,12 +126,12 @@ class NcclRank final : public ranks::Rank {
     if (options_.check) gpu_.upload(device_, host_, bytes_, slab_stream_);
   }
 
-  // What the largest wave gathers or scatters here.
+  // The staging bytes that the largest batch needs on this rank.
   std::size_t staging_bytes(const Geometry& geometry) const {
     std::size_t most = 0;
-    for (const Wave& wave : waves_) {
+    for (const RequestBatch& batch : batches_) {
       std::size_t blocks = 0;
-      for (const Request* const request : wave) {
+      for (const Request* const request : batch) {
         if (!is_own(*request)) continue;
         blocks += request->blocks(geometry.block_tokens) - request->hit_blocks(geometry.block_tokens);
       }
@@ -140,34 +140,34 @@ class NcclRank final : public ranks::Rank {
     return most * geometry.layers * geometry.entries * geometry.part_bytes() * (is_prefill_ ? geometry.tp_ratio : 1);
   }
 
-  // Everybody's families, and whether they fit.
-  void introduce() {
+  // Exchanges the families of all ranks and checks that their geometries are equal.
+  void exchange_families() {
     Writer writer;
     for (const Side& side : sides_) {
-      Family introduced = side.family;
-      if (!is_prefill_ && side.faults.has(FaultKind::kGeometry)) ++introduced.geometry.block_tokens;
-      put_introduction(writer, introduced, memory_.intervals());
+      Family described = side.family;
+      if (!is_prefill_ && side.faults.has(FaultKind::kGeometry)) ++described.geometry.block_tokens;
+      put_family(writer, described, memory_.intervals());
     }
-    for (const std::string& bytes : link_.all_gather(writer.bytes())) {
+    for (const std::string& bytes : coordinator_.all_gather(writer.bytes())) {
       Reader reader(bytes);
       for (Side& side : sides_) {
-        const Introduction& peer = side.peers.emplace_back(get_introduction(reader));
+        const FamilyDescription& peer = side.peers.emplace_back(get_family(reader));
         if (peer.family.geometry.hash() != side.family.geometry.hash()) {
-          throw Failure(std::string(refusal_name(RefusalCode::kGeometryMismatch)) + ": family " +
+          throw Failure(std::string(rejection_name(RejectionCode::kGeometryMismatch)) + ": family " +
                         side.family.geometry.name + " of rank " + std::to_string(side.peers.size() - 1));
         }
-        if (const auto refusal = validate_family({peer.family, peer.memory})) throw Failure(refusal->text);
+        if (const auto rejection = validate_family({peer.family, peer.memory})) throw Failure(rejection->text);
       }
     }
   }
 
-  void run_wave(const Wave& wave) {
-    std::vector<std::vector<Part>> parts = agree_on(wave);
+  void run_batch(const RequestBatch& batch) {
+    std::vector<std::vector<Part>> parts = agree_on(batch);
     if (options_.check) {
-      for (Side& side : sides_) prepare(side, wave);
+      for (Side& side : sides_) prepare(side, batch);
       gpu_.upload(device_, host_, bytes_, slab_stream_);
     }
-    link_.barrier();
+    coordinator_.barrier();
     const std::uint64_t begin_ns = monotonic_ns();
     for (std::size_t i = 0; i < sides_.size(); ++i) post(sides_[i], parts[i]);
     std::vector<bool> done(sides_.size());
@@ -177,22 +177,23 @@ class NcclRank final : public ranks::Rank {
         nccl_.check_async(sides_[i].comm);
         if (!gpu_.idle(sides_[i].stream)) continue;
         done[i] = true;
-        count(sides_[i], parts[i], monotonic_ns() - begin_ns, options_.is_timed(*wave.front()));
+        count(sides_[i], parts[i], monotonic_ns() - begin_ns, options_.is_timed(*batch.front()));
       }
       sched_yield();
     }
     if (options_.check) gpu_.download(host_, device_, bytes_, slab_stream_);
     notify(parts);
-    for (std::size_t i = 0; i < sides_.size(); ++i) finish(sides_[i], wave, parts[i]);
+    for (std::size_t i = 0; i < sides_.size(); ++i) finish(sides_[i], batch, parts[i]);
   }
 
-  // Block lists of both sides to both sides, then what each thinks of them. What is left goes; nothing was posted yet.
-  std::vector<std::vector<Part>> agree_on(const Wave& wave) {
+  // Exchanges the block lists of all ranks, then the rejections. Returns the parts that no side has rejected; only
+  // these are posted.
+  std::vector<std::vector<Part>> agree_on(const RequestBatch& batch) {
     Writer lists;
-    for (Side& side : sides_) put_lists(side, wave, lists);
+    for (Side& side : sides_) put_lists(side, batch, lists);
     std::vector<std::map<std::uint32_t, BlockList>> announced(sides_.size() *
                                                               static_cast<std::size_t>(options_.job.nranks));
-    const std::vector<std::string> all = link_.all_gather(lists.bytes());
+    const std::vector<std::string> all = coordinator_.all_gather(lists.bytes());
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       Reader reader(all[rank]);
       for (std::size_t i = 0; i < sides_.size(); ++i) {
@@ -203,10 +204,10 @@ class NcclRank final : public ranks::Rank {
       }
     }
     std::vector<std::vector<Part>> parts(sides_.size());
-    Writer refusals;
+    Writer rejections;
     for (std::size_t i = 0; i < sides_.size(); ++i) {
-      std::map<std::uint32_t, Claims> claims;  // of each decode rank's blocks
-      for (const Request* const request : wave) {
+      std::map<std::uint32_t, BlockReservations> reservations;  // by decode rank
+      for (const Request* const request : batch) {
         if (!is_own(*request)) continue;
         for (std::uint32_t share = 0; share < options_.tp_ratio; ++share) {
           const std::uint32_t decode = request->engine * options_.tp_ratio + share;
@@ -219,22 +220,22 @@ class NcclRank final : public ranks::Rank {
           };
           const BlockList* const source = list_of(static_cast<int>(request->prefill));
           const BlockList* const destination = list_of(decode_rank);
-          if (source == nullptr || destination == nullptr) continue;  // refused by the side that it is of
+          if (source == nullptr || destination == nullptr) continue;  // the owner of the list has rejected it
           Part part{request, is_prefill_ ? decode_rank : static_cast<int>(request->prefill), decode, *source,
                     *destination};
           const auto& peer = sides_[i].peers[static_cast<std::size_t>(decode_rank)];
-          auto& claim = claims.try_emplace(decode, peer.family.num_blocks).first->second;
-          if (const auto refusal = validate(sides_[i], part, claim)) {
-            sides_[i].stats.refused.push_back(
-                {request->id, is_prefill_ ? "prefill" : "decode", refusal->code, refusal->text});
-            refusals.put(std::uint64_t{i}).put(request->id).put(decode);
+          auto& reservation = reservations.try_emplace(decode, peer.family.num_blocks).first->second;
+          if (const auto rejection = validate(sides_[i], part, reservation)) {
+            sides_[i].stats.rejected.push_back(
+                {request->id, is_prefill_ ? "prefill" : "decode", rejection->code, rejection->text});
+            rejections.put(std::uint64_t{i}).put(request->id).put(decode);
           } else {
             parts[i].push_back(std::move(part));
           }
         }
       }
     }
-    for (const std::string& bytes : link_.all_gather(refusals.bytes())) {
+    for (const std::string& bytes : coordinator_.all_gather(rejections.bytes())) {
       Reader reader(bytes);
       while (!reader.rest().empty()) {
         const auto i = reader.get<std::uint64_t>();
@@ -246,54 +247,55 @@ class NcclRank final : public ranks::Rank {
     return parts;
   }
 
-  void put_lists(Side& side, const Wave& wave, Writer& writer) {
+  void put_lists(Side& side, const RequestBatch& batch, Writer& writer) {
     const std::uint32_t tokens = side.family.geometry.block_tokens;
     std::vector<std::pair<std::uint32_t, BlockList>> lists;
     side.blocks.clear();
-    for (const Request* const request : wave) {
+    for (const Request* const request : batch) {
       if (!is_own(*request)) continue;
       const std::size_t count = request->blocks(tokens) - request->hit_blocks(tokens);
       auto& blocks = side.blocks[request->id] = side.pool.take(count);
       BlockList list = make_list(side.family, blocks);
       const Fault* const fault = is_prefill_ ? nullptr : side.faults.find(FaultKind::kInvalidList, request->id, 0);
-      if (fault != nullptr && !fault->in_flight) spoil(list, fault->code, side.family.num_blocks);
+      if (fault != nullptr && !fault->in_flight) corrupt_block(list, fault->code, side.family.num_blocks);
       const std::uint64_t begin = monotonic_ns();
-      auto refusal = validate_list({side.family, memory_.intervals()}, list, count);
-      if (!refusal && !is_prefill_) refusal = Claims(side.family.num_blocks).claim(request->id, list.blocks);
+      auto rejection = validate_list({side.family, memory_.intervals()}, list, count);
+      if (!rejection && !is_prefill_)
+        rejection = BlockReservations(side.family.num_blocks).reserve(request->id, list.blocks);
       side.stats.validation_ns += monotonic_ns() - begin;
       ++side.stats.validations;
-      if (refusal) {
-        side.stats.refused.push_back({request->id, "decode", refusal->code, refusal->text});
+      if (rejection) {
+        side.stats.rejected.push_back({request->id, "decode", rejection->code, rejection->text});
         continue;
       }
-      if (fault != nullptr && fault->in_flight) spoil(list, fault->code, side.family.num_blocks);
+      if (fault != nullptr && fault->in_flight) corrupt_block(list, fault->code, side.family.num_blocks);
       lists.emplace_back(request->id, std::move(list));
     }
     writer.put(std::uint64_t{lists.size()});
     for (const auto& [id, list] : lists) writer.put(id).put_list(list);
   }
 
-  // The peer's list, at both ends; this end has looked at its own.
-  std::optional<Refusal> validate(Side& side, const Part& part, Claims& claims) {
+  // Validates the peer's list; each rank has validated its own list in put_lists().
+  std::optional<Rejection> validate(Side& side, const Part& part, BlockReservations& reservations) {
     const std::uint64_t begin = monotonic_ns();
-    const Introduction& peer = side.peers[static_cast<std::size_t>(part.peer)];
+    const FamilyDescription& peer = side.peers[static_cast<std::size_t>(part.peer)];
     const std::size_t count = side.blocks.at(part.request->id).size();
-    std::optional<Refusal> refusal;
+    std::optional<Rejection> rejection;
     if (is_prefill_) {
-      refusal = validate_list({peer.family, peer.memory}, part.destination, count);
-      if (!refusal) refusal = claims.claim(part.request->id, part.destination.blocks);
+      rejection = validate_list({peer.family, peer.memory}, part.destination, count);
+      if (!rejection) rejection = reservations.reserve(part.request->id, part.destination.blocks);
     } else {
-      refusal = validate_list({peer.family, peer.memory}, part.source, count);
+      rejection = validate_list({peer.family, peer.memory}, part.source, count);
     }
-    if (!refusal && is_prefill_) refusal = validate_pair(part.source, part.destination);
+    if (!rejection && is_prefill_) rejection = validate_pair(part.source, part.destination);
     side.stats.validation_ns += monotonic_ns() - begin;
     ++side.stats.validations;
-    return refusal;
+    return rejection;
   }
 
-  // What is to be sent, or the opposite of what is to come.
-  void prepare(Side& side, const Wave& wave) const {
-    for (const Request* const request : wave) {
+  // Fills the source blocks, or poisons the destination blocks.
+  void prepare(Side& side, const RequestBatch& batch) const {
+    for (const Request* const request : batch) {
       if (!is_own(*request)) continue;
       if (is_prefill_) {
         side.contents.fill(share_of(side, *request));
@@ -325,7 +327,7 @@ class NcclRank final : public ranks::Rank {
     for (const Part& part : parts) copy(side, part);
   }
 
-  // Between the part's blocks and the staging buffer.
+  // Copies between the part's blocks and the staging buffer.
   void copy(Side& side, const Part& part) {
     const Geometry& geometry = side.family.geometry;
     const std::size_t piece = geometry.part_bytes();
@@ -361,7 +363,8 @@ class NcclRank final : public ranks::Rank {
     }
   }
 
-  // The prefill side's word for each part, after its data has left; the decode side believes only both together.
+  // Sends a notification for each part whose data was sent. The decode side counts a part as served only with its data
+  // and its notification.
   void notify(const std::vector<std::vector<Part>>& parts) {
     Writer writer;
     for (std::size_t i = 0; is_prefill_ && i < sides_.size(); ++i) {
@@ -376,23 +379,24 @@ class NcclRank final : public ranks::Rank {
         ++sides_[i].stats.notifications;
       }
     }
-    std::map<std::pair<std::uint64_t, std::uint32_t>, Notification> heard;
-    for (const std::string& bytes : link_.all_gather(writer.bytes())) {
+    std::map<std::pair<std::uint64_t, std::uint32_t>, Notification> received_notifications;
+    for (const std::string& bytes : coordinator_.all_gather(writer.bytes())) {
       Reader reader(bytes);
       while (!reader.rest().empty()) {
         const auto i = reader.get<std::uint64_t>();
         const auto decode = reader.get<std::uint32_t>();
         const auto notification = reader.get<Notification>();
-        if (!is_prefill_ && decode == index_) heard[{i, notification.which.request}] = notification;
+        if (!is_prefill_ && decode == index_) received_notifications[{i, notification.which.request}] = notification;
       }
     }
     for (std::size_t i = 0; !is_prefill_ && i < sides_.size(); ++i) {
       FamilyStats& stats = sides_[i].stats;
       for (const Part& part : parts[i]) {
         const std::uint64_t bytes = bytes_of(sides_[i].family.geometry, part);
-        const auto found = heard.find({i, part.request->id});
-        if (found == heard.end() || found->second.bytes != bytes || found->second.blocks != part.source.blocks.size()) {
-          throw Failure("request " + std::to_string(part.request->id) + ": no notification, or a wrong one");
+        const auto found = received_notifications.find({i, part.request->id});
+        if (found == received_notifications.end() || found->second.bytes != bytes ||
+            found->second.blocks != part.source.blocks.size()) {
+          throw Failure("request " + std::to_string(part.request->id) + ": the notification is missing or wrong");
         }
         ++stats.served;
         stats.served_bytes += bytes;
@@ -403,12 +407,12 @@ class NcclRank final : public ranks::Rank {
     }
   }
 
-  // Every byte of the family, then the blocks are nobody's again.
-  void finish(Side& side, const Wave& wave, const std::vector<Part>& parts) {
+  // Checks the requests of the batch, frees their blocks, and checks the canaries of all blocks.
+  void finish(Side& side, const RequestBatch& batch, const std::vector<Part>& parts) {
     const auto served = [&](std::uint32_t id) {
       return std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return part.request->id == id; });
     };
-    for (const Request* const request : wave) {
+    for (const Request* const request : batch) {
       if (!is_own(*request)) continue;
       const std::vector<std::uint32_t>& blocks = side.blocks.at(request->id);
       if (options_.check) {
@@ -416,7 +420,7 @@ class NcclRank final : public ranks::Rank {
           std::string where;
           const std::uint64_t wrong = side.contents.check(share_of(side, *request), where);
           side.stats.wrong_bytes += wrong;
-          if (wrong > 0) side.stats.complain(where);
+          if (wrong > 0) side.stats.add_error(where);
         }
         side.contents.set_canaries(blocks);
       }
@@ -428,7 +432,7 @@ class NcclRank final : public ranks::Rank {
     std::string where;
     const std::uint64_t wrong = side.contents.check_canaries(all, where);
     side.stats.wrong_bytes += wrong;
-    if (wrong > 0) side.stats.complain(where);
+    if (wrong > 0) side.stats.add_error(where);
   }
 
   ExitStatus report() {
@@ -440,7 +444,8 @@ class NcclRank final : public ranks::Rank {
     for (FamilyReport& family : report.families) family.plan.messages = family.plan.requests;
     std::vector<const FamilyStats*> stats;
     for (const Side& side : sides_) stats.push_back(&side.stats);
-    report.add_all_ranks(link_, {.bytes = bytes_, .allocations = 1, .damage = memory_.damage()}, counters_, stats);
+    report.add_all_ranks(coordinator_, {.bytes = bytes_, .allocations = 1, .damage = memory_.damage()}, counters_,
+                         stats);
     if (options_.job.rank == 0) {
       print(stdout, report);
       if (!options_.json.empty()) write(report, options_.json);
@@ -451,7 +456,7 @@ class NcclRank final : public ranks::Rank {
   bool is_own(const Request& request) const {
     return is_prefill_ ? request.prefill == index_ : request.engine == index_ / options_.tp_ratio;
   }
-  Share share_of(const Side& side, const Request& request) const {
+  BlockShare share_of(const Side& side, const Request& request) const {
     const Geometry& geometry = side.family.geometry;
     return {request.id, request.hit_blocks(geometry.block_tokens),
             is_prefill_ ? 0 : geometry.part_offset(index_ % geometry.tp_ratio), side.blocks.at(request.id)};
@@ -462,7 +467,7 @@ class NcclRank final : public ranks::Rank {
   std::byte* piece_of(const Side& side, const Part& part, std::size_t message) const {
     const Geometry& geometry = side.family.geometry;
     const auto& blocks = is_prefill_ ? part.source.blocks : part.destination.blocks;
-    const Place place = place_of(geometry, blocks.size(), message);
+    const MessagePosition place = position_of(geometry, blocks.size(), message);
     const std::size_t offset = is_prefill_ ? geometry.part_offset(part.decode % geometry.tp_ratio) : 0;
     return reinterpret_cast<std::byte*>(side.family.address(place.layer, place.entry, blocks[place.position]) + offset);
   }
@@ -477,16 +482,16 @@ class NcclRank final : public ranks::Rank {
   }
 
   const Options options_;
-  ranks::Link& link_;
+  ranks::CoordinatorConnection& coordinator_;
   const std::vector<Request> requests_;
   const bool is_prefill_;
-  const std::uint32_t index_;  // on its side
+  const std::uint32_t index_;  // among the prefill or the decode ranks
   const ranks::PluginCounters counters_;
   Layout layout_;
-  CacheMemory memory_;  // what the GPU's slab holds before and after each wave, guards included
-  const std::vector<Wave> waves_;
+  CacheMemory memory_;  // the host copy of the GPU's slab before and after each batch, guards included
+  const std::vector<RequestBatch> batches_;
   Gpu gpu_;
-  const Gpu::Stream slab_stream_;  // of no family: for the slab as a whole, while theirs are idle
+  const Gpu::Stream slab_stream_;  // copies the whole slab while the streams of the families are idle
   const Nccl nccl_;
   std::byte* host_ = nullptr;
   std::size_t bytes_ = 0;
@@ -496,8 +501,8 @@ class NcclRank final : public ranks::Rank {
 
 }  // namespace
 
-std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::Link& link) {
-  return std::make_unique<NcclRank>(options, link);
+std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
+  return std::make_unique<NcclRank>(options, coordinator);
 }
 
 }  // namespace verbatim::kv

@@ -1,15 +1,15 @@
-// One rank of a run through NCCL: the caches on a GPU, one communicator a family, each request gathered, sent in one
-// piece and scattered.
+// One rank of a run through NCCL (--mode nccl). The caches are on a GPU, and there is one communicator per family. Each
+// request is gathered, sent as one message and scattered.
 #pragma once
 
 #include <memory>
 
+#include "ranks/coordinator_connection.h"
 #include "ranks/job.h"
-#include "ranks/link.h"
 #include "verbatim-kv/options.h"
 
 namespace verbatim::kv {
 
-std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::Link& link);
+std::unique_ptr<ranks::Rank> make_nccl_rank(const Options& options, ranks::CoordinatorConnection& coordinator);
 
 }  // namespace verbatim::kv

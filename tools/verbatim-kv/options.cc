@@ -20,22 +20,22 @@ const std::map<std::string, Allocations> kAllocations{
 constexpr const char* kDescription =
     "Moves KV caches from prefill to decode ranks over an NCCL net plugin, without GPUs, as a disaggregated server "
     "does:\n"
-    "paged blocks, each sent from where it lies to where it belongs, many requests in flight, and the indexer's key "
+    "paged blocks, each sent directly into its destination block, many requests in flight, and the indexer's key "
     "cache\n"
     "as a second family (LF) that shares no connection and no state with the first. Every request is validated at "
     "both\n"
     "ends before anything is posted, and every byte is checked.\n\n"
-    "Exit status: 0 all served and correct, 1 wrong data, 2 wrong usage, 3 a plugin, rank or system failure, 4 time "
-    "is\n"
-    "up, 5 requests were refused as invalid, 6 blocks were left to be computed again.";
+    "Exit status: 0 all served and correct, 1 wrong data, 2 wrong usage, 3 a plugin, rank or system failure, 4 "
+    "timeout,\n"
+    "5 invalid requests were rejected, 6 blocks must be recomputed.";
 
-Failure usage(const std::string& what) {
+Failure usage_error(const std::string& what) {
   return Failure(what, ExitStatus::kUsage);
 }
 
 constexpr std::size_t kMaxBlocks = 100'000'000;
 
-struct Texts {
+struct OptionTexts {
   std::string mode = "direct";
   std::string idle = "none";
   std::string lf = "auto";
@@ -46,32 +46,33 @@ struct Texts {
 
 void check_isolation(const Options& options, const std::vector<std::string>& faults) {
   if (options.mode == Mode::kNccl)
-    throw usage("--isolation is for --mode direct: over NCCL the families take steps together");
-  if (!options.compare.empty()) throw usage("--isolation and --compare: not both");
-  if (!faults.empty() || options.idle) throw usage("--isolation chooses --inject and --idle itself");
+    throw usage_error("--isolation needs --mode direct: over NCCL the families do not run independently");
+  if (!options.compare.empty()) throw usage_error("--isolation and --compare exclude each other");
+  if (!faults.empty() || options.idle) throw usage_error("--isolation sets --inject and --idle itself");
 }
 
-// Which requests are only to warm up: where runs are compared, one for each place in flight and each connection.
+// Sets the number of warm-up requests. When variants are compared, the default covers each request in flight and each
+// connection.
 void choose_warmup(Options& options, std::size_t requests, bool given) {
   for (const auto& [name, value] :
        {std::pair("--tokens", options.requests.median_tokens), std::pair("--sigma", options.requests.sigma),
         std::pair("--hit", options.requests.hit), std::pair("--fragmentation", options.fragmentation)}) {
-    if (!std::isfinite(value)) throw usage(std::string(name) + ": not a number");
+    if (!std::isfinite(value)) throw usage_error(std::string(name) + " is not a number");
   }
   if (options.api_version != 0 && options.api_version < netapi::kOldestVersion) {
-    throw usage("--api: there are 0 (the newest) and " + std::to_string(netapi::kOldestVersion) + " to " +
-                std::to_string(netapi::kNewestVersion));
+    throw usage_error("--api must be 0 (the newest) or " + std::to_string(netapi::kOldestVersion) + " to " +
+                      std::to_string(netapi::kNewestVersion));
   }
   if (!options.json.empty() && !options.job.child) ranks::check_writable(options.json);
-  const bool takes_turns = options.isolation || !options.compare.empty();
-  if (!given && takes_turns) {
+  const bool compares_variants = options.isolation || !options.compare.empty();
+  if (!given && compares_variants) {
     const auto prefills = static_cast<std::size_t>(options.prefills);
     const std::size_t wanted = std::max(options.concurrency, prefills) * static_cast<std::size_t>(options.engines());
     options.warmup = std::min(wanted, requests / 2);
   }
   if (options.warmup >= requests) {
-    throw usage("--warmup " + std::to_string(options.warmup) + " leaves none of " + std::to_string(requests) +
-                " requests to be timed");
+    throw usage_error("--warmup " + std::to_string(options.warmup) + " leaves no request of " +
+                      std::to_string(requests) + " to be timed");
   }
 }
 
@@ -80,30 +81,31 @@ struct Given {
   bool warmup;
 };
 
-// What follows from the options together.
-void finish(Options& options, const Given& given, const Texts& texts) {
+// Checks the options against each other and sets those that follow from others.
+void finish(Options& options, const Given& given, const OptionTexts& texts) {
   options.mode = texts.mode == "nccl" ? Mode::kNccl : Mode::kDirect;
-  const bool takes_turns = options.isolation || !options.compare.empty();
-  if (takes_turns && !options.job.root.empty())
-    throw usage("--compare and --isolation start their own ranks: no --root");
+  const bool compares_variants = options.isolation || !options.compare.empty();
+  if (compares_variants && !options.job.root.empty())
+    throw usage_error("--compare and --isolation start their own ranks and cannot be used with --root");
   if (options.mode == Mode::kDirect && options.plugin.empty() && options.compare.empty()) {
-    throw usage("--plugin is required");
+    throw usage_error("--plugin is required");
   }
   if (options.isolation) check_isolation(options, texts.faults);
   if (options.mode == Mode::kNccl && options.allocations != Allocations::kSlab) {
-    throw usage("--mode nccl: the cache is one slab");
+    throw usage_error("--mode nccl needs --allocations slab");
   }
   const std::string& lf = texts.lf;
   if (options.decodes % static_cast<int>(options.tp_ratio) != 0) {
-    throw usage("--decode must be a multiple of --tp-ratio");
+    throw usage_error("--decode must be a multiple of --tp-ratio");
   }
   const int ranks = options.prefills + options.decodes;
-  if (ranks > ranks::kMaxRanks) throw usage("more than " + std::to_string(ranks::kMaxRanks) + " ranks");
+  if (ranks > ranks::kMaxRanks) throw usage_error("more than " + std::to_string(ranks::kMaxRanks) + " ranks");
   if (options.job.root.empty()) {
-    if (given.procs && options.job.procs != ranks) throw usage("--procs is --prefill plus --decode, or left out");
+    if (given.procs && options.job.procs != ranks)
+      throw usage_error("--procs must be --prefill plus --decode, or not given");
     options.job.procs = ranks;
   } else if (options.job.nranks != ranks) {
-    throw usage("--nranks is not --prefill plus --decode");
+    throw usage_error("--nranks must be --prefill plus --decode");
   }
   try {
     options.geometries.push_back(shared_by(scaled(find_model(options.preset).kv, options.scale), options.tp_ratio));
@@ -112,17 +114,17 @@ void finish(Options& options, const Given& given, const Texts& texts) {
       options.geometries.push_back(shared_by(scaled(indexer_geometry(), options.scale), options.tp_ratio));
     }
     const bool has_lf = options.geometries.size() > 1;
-    if (options.idle == FamilyId::kLf && !has_lf) throw usage("--idle lf: there is no family lf in this run");
-    if (options.idle && options.mode == Mode::kNccl) throw usage("--idle is for --mode direct");
-    if (options.isolation && !has_lf) throw usage("--isolation needs two families: see --lf");
+    if (options.idle == FamilyId::kLf && !has_lf) throw usage_error("--idle lf: there is no family lf in this run");
+    if (options.idle && options.mode == Mode::kNccl) throw usage_error("--idle needs --mode direct");
+    if (options.isolation && !has_lf) throw usage_error("--isolation needs two families: see --lf");
     for (const std::string& text : texts.faults) {
       for (const Fault& fault : parse_fault(text)) {
         if (static_cast<std::size_t>(fault.family) >= options.geometries.size()) {
-          throw usage("--inject " + text + ": there is no family lf in this run");
+          throw usage_error("--inject " + text + ": there is no family lf in this run");
         }
         if (options.mode == Mode::kNccl && fault.kind != FaultKind::kInvalidList &&
             fault.kind != FaultKind::kGeometry) {
-          throw usage("--inject " + text + ": NCCL has no connection that could be replaced");
+          throw usage_error("--inject " + text + ": not possible over NCCL, whose connections cannot be replaced");
         }
         options.faults.push_back(fault);
       }
@@ -132,116 +134,122 @@ void finish(Options& options, const Given& given, const Texts& texts) {
                     options.geometries.back().block_tokens);
     choose_warmup(options, requests.size(), given.warmup);
     if (texts.lf_first) std::reverse(options.geometries.begin(), options.geometries.end());
-    static_cast<void>(lay_out(options, requests, true));  // says what finds no room
-  } catch (const std::invalid_argument& refused) {
-    throw usage(refused.what());
+    static_cast<void>(lay_out(options, requests, true));  // throws Failure when --blocks is too small
+  } catch (const std::invalid_argument& invalid) {
+    throw usage_error(invalid.what());
   }
 }
 
 }  // namespace
 
-std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* argv) {
+std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv) {
   Options options;
   options.requests = {.count = 64, .median_tokens = 2048, .sigma = 0.8, .max_tokens = 131'072, .seed = 1};
   CLI::App app(kDescription, "verbatim-kv");
-  Texts texts;
+  OptionTexts texts;
   const CLI::Range fraction(0.0, 1.0);
 
-  app.add_option("--mode", texts.mode, "direct: over the plugin's table, block by block; nccl: through NCCL, on GPUs")
+  app.add_option("--mode", texts.mode,
+                 "direct: over the plugin's table, one message per block; nccl: through NCCL, on GPUs")
       ->check(CLI::IsMember({"direct", "nccl"}))
       ->capture_default_str();
-  app.add_option("--plugin", options.plugin, "direct: the net plugin, a path or name for dlopen")->type_name("PATH");
-  app.add_option("--nccl", options.nccl, "nccl: NCCL's library, which finds its plugin by itself")
+  app.add_option("--plugin", options.plugin, "direct: path or name of the net plugin, passed to dlopen")
+      ->type_name("PATH");
+  app.add_option("--nccl", options.nccl, "nccl: NCCL's library, which loads its plugin itself")
       ->type_name("PATH")
       ->capture_default_str();
   app.add_option("--cuda", options.cuda, "nccl: CUDA's driver library")->type_name("PATH")->capture_default_str();
-  app.add_option("--api", options.api_version, "table version; 0 takes the newest that the plugin has")
+  app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
   ranks::add_job_options(app, options.job);
-  app.add_option("--preset", options.preset, "whose caches")
-      ->check(CLI::IsMember(model_names()))
-      ->capture_default_str();
+  app.add_option("--preset", options.preset, "the model")->check(CLI::IsMember(model_names()))->capture_default_str();
   app.add_option("--lf", texts.lf, "the second family; auto: the indexer's keys, for the deepseek presets")
       ->check(CLI::IsMember({"auto", "indexer", "none"}))
       ->capture_default_str();
-  app.add_flag("--lf-first", texts.lf_first, "lays out, registers and connects the second family before the first");
-  app.add_option("--scale", options.scale, "with 1/N of the model's layers; messages keep their size")
+  app.add_flag("--lf-first", texts.lf_first, "place, register and connect the second family before the first");
+  app.add_option("--scale", options.scale, "use 1/N of the model's layers; messages keep their size")
       ->check(CLI::Range(1U, 1000U))
       ->capture_default_str();
-  app.add_option("--prefill", options.prefills, "prefill ranks: they come first")
+  app.add_option("--prefill", options.prefills, "number of prefill ranks; they have the lowest rank numbers")
       ->check(CLI::Range(1, ranks::kMaxRanks))
       ->capture_default_str();
-  app.add_option("--decode", options.decodes, "decode ranks")
+  app.add_option("--decode", options.decodes, "number of decode ranks")
       ->check(CLI::Range(1, ranks::kMaxRanks))
       ->capture_default_str();
-  app.add_option("--tp-ratio", options.tp_ratio, "decode ranks that share what one prefill rank holds")
+  app.add_option("--tp-ratio", options.tp_ratio, "number of decode ranks that share one prefill rank's KV heads")
       ->check(CLI::IsMember({1U, 2U, 4U}))
       ->capture_default_str();
-  app.add_option("--requests", options.requests.count, "how many")
+  app.add_option("--requests", options.requests.count, "number of requests")
       ->check(CLI::Range(std::size_t{1}, std::size_t{10'000'000}))
       ->capture_default_str();
   app.add_option("--tokens", options.requests.median_tokens, "median length of a prompt")
       ->check(CLI::Range(1.0, 1e7))
       ->capture_default_str();
-  app.add_option("--sigma", options.requests.sigma, "of the logarithm of the lengths; 0: all the same")
+  app.add_option("--sigma", options.requests.sigma,
+                 "standard deviation of the logarithm of the lengths; 0: all lengths equal")
       ->check(CLI::Range(0.0, 4.0))
       ->capture_default_str();
-  app.add_option("--max-tokens", options.requests.max_tokens, "longer prompts are cut")
+  app.add_option("--max-tokens", options.requests.max_tokens, "maximum length of a prompt; longer ones are cut")
       ->check(CLI::Range(1U, 10'000'000U))
       ->capture_default_str();
-  app.add_option("--request-file", options.request_file, "one request a line in place of these: TOKENS [HIT]")
+  app.add_option("--request-file", options.request_file, "read the requests from this file, one per line: TOKENS [HIT]")
       ->type_name("FILE");
-  app.add_option("--hit", options.requests.hit, "fraction of each prompt that the decode side has already")
+  app.add_option("--hit", options.requests.hit, "fraction of each prompt that the decode side already has")
       ->check(fraction)
       ->capture_default_str();
-  app.add_option("--fragmentation", options.fragmentation, "of blocks: 0 runs as long as can be, 1 no two neighbours")
+  app.add_option("--fragmentation", options.fragmentation,
+                 "of blocks: 0: runs as long as possible, 1: no two adjacent blocks")
       ->check(fraction)
       ->capture_default_str();
-  app.add_option("--concurrency", options.concurrency, "requests that a decode rank has in flight")
+  app.add_option("--concurrency", options.concurrency, "number of requests in flight per decode rank")
       ->check(CLI::Range(std::size_t{1}, std::size_t{4096}))
       ->capture_default_str();
-  app.add_option("--blocks", options.blocks, "of each family and rank; default: what can be in flight, and half again")
+  app.add_option("--blocks", options.blocks,
+                 "blocks per family and rank; default: 1.5 times what the requests in flight need")
       ->check(CLI::Range(std::size_t{0}, kMaxBlocks));
-  app.add_option("--allocations", texts.allocations, "memory of a rank: one slab, one piece a family, or one a layer")
+  app.add_option("--allocations", texts.allocations,
+                 "memory of a rank: one slab, one allocation per family, or one per layer")
       ->check(CLI::IsMember(kAllocations))
       ->capture_default_str();
-  app.add_option("--depth", options.depth, "receives posted ahead on a connection")
+  app.add_option("--depth", options.depth, "receives posted ahead per connection")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
-  app.add_option("--group", options.group, "members of a receive at most; default: what the plugin allows")
+  app.add_option("--group", options.group,
+                 "maximum number of members of a receive; default: the plugin's maximum, at most 8")
       ->check(CLI::Range(1, netapi::kMaxGroup));
-  app.add_option("--seed", options.requests.seed, "of lengths and block tables")->capture_default_str();
-  app.add_flag("!--no-check", options.check, "neither fills nor checks contents: for timing");
+  app.add_option("--seed", options.requests.seed, "seed of lengths and block tables")->capture_default_str();
+  app.add_flag("!--no-check", options.check, "do not fill and check contents: for timing");
   app.add_option("--request-timeout-ms", options.request_timeout_ms,
-                 "without progress, a request's transfer has failed")
+                 "a transfer without progress for this time has failed")
       ->check(CLI::Range(1U, 3'600'000U))
       ->capture_default_str();
-  app.add_option("--rung-timeout-ms", options.rung_timeout_ms, "for a fresh connection, and for a staged copy")
+  app.add_option("--stage-timeout-ms", options.stage_timeout_ms, "timeout of a new connection, and of a staged copy")
       ->check(CLI::Range(1U, 3'600'000U))
       ->capture_default_str();
-  app.add_option("--inject", texts.faults,
-                 "a fault: KIND[,family=kv|lf][,request=N][,times=N][,delay-ms=N][,at=local|peer]; kinds: kill,\n"
-                 "lost-notification, delay, geometry, wrong-family, count-mismatch, length-mismatch, base-conflict,\n"
-                 "unregistered, index-out-of-range, overlapping-destination; may be given again")
+  app.add_option(
+         "--inject", texts.faults,
+         "introduce a fault: KIND[,family=kv|lf][,request=N][,times=N][,delay-ms=N][,at=local|peer]; kinds: kill,\n"
+         "lost-notification, delay, geometry, wrong-family, count-mismatch, length-mismatch, base-conflict,\n"
+         "unregistered, index-out-of-range, overlapping-destination; may be repeated")
       ->type_name("FAULT");
-  app.add_option("--idle", texts.idle, "direct: a family that has memory and connections, and no requests")
+  app.add_option("--idle", texts.idle, "direct: a family with memory and connections, but without requests")
       ->check(CLI::IsMember({"none", "kv", "lf"}))
       ->capture_default_str();
   auto* const warmup =
       app.add_option("--warmup", options.warmup,
-                     "requests, of the first, that are served and checked before the others and not timed;\n"
-                     "default 0, with --compare and --isolation one for each that may be in flight, or half");
+                     "number of first requests that are served and checked before the others, but not timed;\n"
+                     "default 0; with --compare and --isolation the number of requests in flight, or half of all");
   app.add_option("--compare", options.compare,
-                 "run over each in turn and print the medians: with --mode nccl its networks (Verbatim,IB,Socket), "
-                 "else paths of plugins")
+                 "run over each entry in turn and print the medians: with --mode nccl networks (Verbatim,IB,Socket), "
+                 "otherwise paths of plugins")
       ->type_name("LIST");
   app.add_flag("--isolation", options.isolation,
-               "run in turn LF beside an idle KV, both, and both with LF's connection killed; print what each family\n"
-               "notices of the other");
-  app.add_option("--turns", options.turns, "with --compare and --isolation: turns")
+               "run in rounds LF with an idle KV, both, and both with LF's connection killed; print how the families\n"
+               "affect each other");
+  app.add_option("--rounds", options.rounds, "with --compare and --isolation: number of rounds")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
+  app.add_option("--json", options.json, "write all results as JSON to this file")->type_name("FILE");
   app.add_flag("--verbose", options.verbose, "print the plugin's log lines");
 
   const auto leave = ranks::parse(app, argc, argv, [&] {
@@ -259,13 +267,13 @@ std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* a
 std::vector<Request> make_requests(const Options& options) {
   if (options.request_file.empty()) return generate_requests(options.requests);
   std::ifstream file(options.request_file);
-  if (!file) throw usage("cannot read " + options.request_file);
+  if (!file) throw usage_error("cannot read " + options.request_file);
   try {
     auto requests = read_requests(file, options.request_file, options.requests);
-    if (requests.empty()) throw usage(options.request_file + ": no requests");
+    if (requests.empty()) throw usage_error(options.request_file + ": no requests");
     return requests;
-  } catch (const std::invalid_argument& refused) {
-    throw usage(refused.what());
+  } catch (const std::invalid_argument& invalid) {
+    throw usage_error(invalid.what());
   }
 }
 

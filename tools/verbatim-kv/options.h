@@ -1,4 +1,4 @@
-// The command line: which model's caches, between how many ranks, which requests, and what is to go wrong.
+// The command line of verbatim-kv: the model, the ranks, the requests and the faults to inject.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "ranks/options.h"
-#include "traffic/kv/family.h"
-#include "traffic/kv/requests.h"
 #include "verbatim-kv/cache.h"
 #include "verbatim-kv/inject.h"
+#include "workload/kv/family.h"
+#include "workload/kv/requests.h"
 
 namespace verbatim::kv {
 
 using ranks::ExitStatus;
 using ranks::Failure;
 
-// Over the plugin's table, or through NCCL with each request gathered.
+// kDirect: over the plugin's table, one message per block. kNccl: through NCCL, one message per request.
 enum class Mode : std::uint8_t { kDirect, kNccl };
 
 struct Options {
@@ -27,7 +27,7 @@ struct Options {
   std::string nccl = "libnccl.so.2";
   std::string cuda = "libcuda.so.1";
   std::string plugin;
-  int api_version = 0;  // 0: the newest that the plugin has
+  int api_version = 0;  // 0: the newest table that the plugin exports
   ranks::Job job;
 
   std::string preset = "deepseek-mla-bf16";
@@ -35,26 +35,26 @@ struct Options {
   int prefills = 1;
   int decodes = 1;
   std::uint32_t tp_ratio = 1;
-  std::vector<Geometry> geometries;  // of KV and, where wanted, LF
+  std::vector<Geometry> geometries;  // of KV and, if enabled, LF
 
   RequestSettings requests;
-  std::size_t warmup = 0;  // of the requests: served before the others, and not timed
+  std::size_t warmup = 0;  // number of first requests that are served before the others and not timed
   std::string request_file;
   std::size_t concurrency = 8;
-  std::size_t blocks = 0;  // of each family and rank; 0: as many as the requests in flight can need, and half again
+  std::size_t blocks = 0;  // per family and rank; 0: 1.5 times what the requests in flight need
   double fragmentation = 0.5;
   Allocations allocations = Allocations::kSlab;
-  int depth = 32;  // grouped receives posted ahead on a connection
-  int group = 0;   // members of a receive; 0: what the plugin has
+  int depth = 32;  // grouped receives posted ahead per connection
+  int group = 0;   // members of a receive; 0: the plugin's maximum, at most 8
   bool check = true;
-  std::uint32_t request_timeout_ms = 10'000;  // without progress
-  std::uint32_t rung_timeout_ms = 10'000;     // to make a fresh connection, and for a staged copy without progress
+  std::uint32_t request_timeout_ms = 10'000;  // a request without progress for this time has failed
+  std::uint32_t stage_timeout_ms = 10'000;    // for a new connection, and for a staged copy without progress
   std::vector<Fault> faults;
-  std::optional<FamilyId> idle;  // has memory and connections, and no requests
+  std::optional<FamilyId> idle;  // this family has memory and connections, but no requests
 
   std::string compare;
   bool isolation = false;
-  int turns = 5;
+  int rounds = 5;
   std::string json;
   bool verbose = false;
 
@@ -62,9 +62,9 @@ struct Options {
   bool is_timed(const Request& request) const { return request.id >= warmup; }
 };
 
-std::variant<Options, ranks::Leave> parse_options(int argc, const char* const* argv);
+std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv);
 
-// The requests that the options ask for. Throws Failure.
+// Makes the requests from the options. Throws Failure.
 std::vector<Request> make_requests(const Options& options);
 
 }  // namespace verbatim::kv

@@ -12,9 +12,9 @@ std::string compare_plugin_counters(const std::optional<std::string>& text, std:
   try {
     const ranks::Json totals = ranks::Json::parse(*text).at("totals");
     for (const auto& [direction, counted] : {std::pair("send", sent_bytes), std::pair("recv", received_bytes)}) {
-      const auto plugins = totals.at(direction).at("bytes").get<std::uint64_t>();
-      if (plugins == counted) continue;
-      return std::string(direction) + ": the plugin counted " + std::to_string(plugins) + " bytes, this rank " +
+      const auto plugin_bytes = totals.at(direction).at("bytes").get<std::uint64_t>();
+      if (plugin_bytes == counted) continue;
+      return std::string(direction) + ": the plugin counted " + std::to_string(plugin_bytes) + " bytes, this rank " +
              std::to_string(counted);
     }
   } catch (const ranks::Json::exception& malformed) {

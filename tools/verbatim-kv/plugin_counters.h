@@ -1,4 +1,4 @@
-// What Verbatim itself says it carried, against what this rank has counted: the proof that the bytes went through it.
+// Compares Verbatim's own counters with those of this rank, which proves that the bytes went through the plugin.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace verbatim::kv {
 
-// With the text of ranks::PluginCounters: "equal", "absent", or what differs.
+// `text` is that of ranks::PluginCounters. Returns "equal", "absent", or the difference.
 std::string compare_plugin_counters(const std::optional<std::string>& text, std::uint64_t sent_bytes,
                                     std::uint64_t received_bytes);
 

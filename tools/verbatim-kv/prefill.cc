@@ -6,68 +6,68 @@
 
 #include "base/clock.h"
 #include "netapi/log.h"
-#include "traffic/kv/crc.h"
-#include "verbatim-kv/idle.h"
+#include "verbatim-kv/poll_backoff.h"
+#include "workload/kv/crc32.h"
 
 namespace verbatim::kv {
 namespace {
 
-constexpr std::size_t kMaxSends = 256;                        // outstanding on a connection; the plugin may take fewer
-constexpr std::size_t kStagedBytes = std::size_t{256} << 10;  // of a staged copy at a time
+constexpr std::size_t kMaxSends = 256;  // outstanding isends per connection; the plugin may accept fewer
+constexpr std::size_t kStagedBytes = std::size_t{256} << 10;  // maximum bytes of a kStaged message
 
 }  // namespace
 
-Prefill::Prefill(const World& world, const Family& family, std::vector<Channel> channels)
-    : world_(world),
+Prefill::Prefill(const RankContext& context, const Family& family, std::vector<Channel> channels)
+    : context_(context),
       family_(family),
-      own_(family, world.memory),
+      own_(family, context.memory),
       contents_(family_),
-      faults_(world.options.faults, family.geometry.family),
+      faults_(context.options.faults, family.geometry.family),
       part_bytes_(family.geometry.part_bytes()),
-      pool_(family.num_blocks, 0, world.options.fragmentation,
-            world.options.requests.seed * 7919 + std::uint64_t{world.index} * 2 +
+      pool_(family.num_blocks, 0, context.options.fragmentation,
+            context.options.requests.seed * 7919 + std::uint64_t{context.index} * 2 +
                 static_cast<std::uint64_t>(family.geometry.family)) {
   for (const std::uint64_t base : family_.bases) {
-    intervals_.push_back(world_.memory.find(base, family_.layer_bytes()).value());
+    intervals_.push_back(context_.memory.find(base, family_.layer_bytes()).value());
   }
   lanes_.resize(channels.size());
   for (std::size_t i = 0; i < channels.size(); ++i) {
     lanes_[i].decode = static_cast<std::uint32_t>(i);
     lanes_[i].channel = std::move(channels[i]);
   }
-  if (!world_.options.check) return;
+  if (!context_.options.check) return;
   std::vector<std::uint32_t> all(family_.num_blocks);
   std::iota(all.begin(), all.end(), 0U);
   contents_.set_canaries(all);
 }
 
 void Prefill::run() {
-  Idle idle;
-  const auto all_left = [this] {
-    return std::all_of(lanes_.begin(), lanes_.end(), [](auto& lane) { return lane.bye; });
+  PollBackoff backoff;
+  const auto all_finished = [this] {
+    return std::all_of(lanes_.begin(), lanes_.end(), [](auto& lane) { return lane.finished; });
   };
-  while (!all_left()) {
-    bool moved = false;
+  while (!all_finished()) {
+    bool progressed = false;
     for (Lane& lane : lanes_) {
-      if (idle.time_to_listen()) moved = take_messages(lane) || moved;
-      moved = poll_connect(lane) || moved;
-      moved = post(lane) || moved;
-      moved = complete(lane) || moved;
-      moved = copy_staged(lane) || moved;
+      if (backoff.should_poll_sockets()) progressed = handle_messages(lane) || progressed;
+      progressed = poll_connect(lane) || progressed;
+      progressed = post(lane) || progressed;
+      progressed = complete(lane) || progressed;
+      progressed = copy_staged(lane) || progressed;
     }
-    moved = retry_waiting() || moved;
-    idle.turn(moved);
+    progressed = retry_waiting() || progressed;
+    backoff.after_round(progressed);
   }
 }
 
-bool Prefill::take_messages(Lane& lane) {
-  bool moved = false;
-  if (lane.bye) return moved;
+bool Prefill::handle_messages(Lane& lane) {
+  bool progressed = false;
+  if (lane.finished) return progressed;
   lane.channel.receive();
-  while (!lane.bye) {
+  while (!lane.finished) {
     const auto message = lane.channel.next();
     if (!message) break;
-    moved = true;
+    progressed = true;
     Reader reader(message->payload);
     switch (message->kind) {
       case MessageKind::kOpen:
@@ -75,19 +75,19 @@ bool Prefill::take_messages(Lane& lane) {
         break;
       case MessageKind::kAnnounce: {
         Announced announced{};
-        announced.which = reader.get<Try>();
+        announced.which = reader.get<Attempt>();
         announced.generation = reader.get<std::uint32_t>();
         announced.staged = reader.get<bool>();
         announced.list = reader.get_list();
-        if (!answer(lane, announced)) waiting_.emplace_back(&lane, std::move(announced));
+        if (!handle_announcement(lane, announced)) waiting_.emplace_back(&lane, std::move(announced));
         break;
       }
-      case MessageKind::kRefuse: {
-        const auto which = reader.get<Try>();
-        const auto code = reader.get<RefusalCode>();
-        stats_.complain("the decode side refused request " + std::to_string(which.request) + ": " + refusal_name(code) +
-                        ": " + reader.get_text());
-        forget(lane, which.request);
+      case MessageKind::kReject: {
+        const auto which = reader.get<Attempt>();
+        const auto code = reader.get<RejectionCode>();
+        stats_.add_error("the decode side rejected request " + std::to_string(which.request) + ": " +
+                         rejection_name(code) + ": " + reader.get_text());
+        remove_outgoing(lane, which.request);
         break;
       }
       case MessageKind::kFailed:
@@ -96,35 +96,35 @@ bool Prefill::take_messages(Lane& lane) {
       case MessageKind::kDone:
         finish_part(lane, reader.get<std::uint32_t>());
         break;
-      case MessageKind::kBye:
-        lane.bye = true;
+      case MessageKind::kFinished:
+        lane.finished = true;
         break;
       default:
-        throw Failure("the decode side talks nonsense");
+        throw Failure("the decode side sent an unknown message");
     }
   }
-  return moved;
+  return progressed;
 }
 
-// A new generation of the connection; what was under way over the old one will be announced again.
+// Starts a new generation of the connection. Requests that were in transfer over the old one will be announced again.
 void Prefill::open(Lane& lane, Reader reader) {
   drop_connection(lane);
   lane.generation = reader.get<std::uint32_t>();
   lane.handle = reader.get<std::array<char, nccl::kNetHandleMaxBytes>>();
-  lane.peer = get_introduction(reader);
-  lane.peers.emplace(lane.peer.family, lane.peer.memory);
-  if (lane.generation == 0) lane.claims = std::make_unique<Claims>(lane.peer.family.num_blocks);
-  const std::uint64_t own = own_.geometry_hash;
-  const std::uint64_t peers = lane.peers->geometry_hash;
+  lane.peer = get_family(reader);
+  lane.peer_family.emplace(lane.peer.family, lane.peer.memory);
+  if (lane.generation == 0) lane.reservations = std::make_unique<BlockReservations>(lane.peer.family.num_blocks);
+  const std::uint64_t own_hash = own_.geometry_hash;
+  const std::uint64_t peer_hash = lane.peer_family->geometry_hash;
   std::string mismatch;
-  if (own != peers) {
+  if (own_hash != peer_hash) {
     char text[200];
     std::snprintf(text, sizeof text, "family %s: geometry %016llx on prefill rank %u, %016llx on decode rank %u",
-                  family_.geometry.name.c_str(), static_cast<unsigned long long>(own), world_.index,
-                  static_cast<unsigned long long>(peers), lane.decode);
+                  family_.geometry.name.c_str(), static_cast<unsigned long long>(own_hash), context_.index,
+                  static_cast<unsigned long long>(peer_hash), lane.decode);
     mismatch = text;
-  } else if (const auto refusal = validate_family(*lane.peers)) {
-    mismatch = refusal->text;
+  } else if (const auto rejection = validate_family(*lane.peer_family)) {
+    mismatch = rejection->text;
   }
   if (mismatch.empty()) {
     lane.connecting = true;
@@ -136,7 +136,7 @@ void Prefill::open(Lane& lane, Reader reader) {
 bool Prefill::poll_connect(Lane& lane) {
   if (!lane.connecting) return false;
   const nccl::Result result =
-      world_.plugin->connect(world_.plugin.context(), world_.device, lane.handle.data(), &lane.comm);
+      context_.plugin->connect(context_.plugin.context(), context_.device, lane.handle.data(), &lane.comm);
   if (result != nccl::Result::kSuccess) {
     lane.comm = nullptr;
     fail(lane, std::string("connect: ") + netapi::result_name(result));
@@ -144,40 +144,40 @@ bool Prefill::poll_connect(Lane& lane) {
   }
   if (lane.comm == nullptr) return false;
   lane.connecting = false;
-  lane.mhandles = world_.registrations.attach(lane.comm);
+  lane.mhandles = context_.registrations.attach(lane.comm);
   ++stats_.connections;
   Writer writer;
   writer.put(lane.generation);
-  put_introduction(writer, family_, world_.memory);
+  put_family(writer, family_, context_.memory);
   lane.channel.send(MessageKind::kOpened, writer.bytes());
   return true;
 }
 
 bool Prefill::retry_waiting() {
-  bool moved = false;
+  bool progressed = false;
   for (std::size_t count = waiting_.size(); count > 0; --count) {
     auto [lane, announced] = std::move(waiting_.front());
     waiting_.pop_front();
-    if (answer(*lane, announced)) {
-      moved = true;
+    if (handle_announcement(*lane, announced)) {
+      progressed = true;
     } else {
       waiting_.emplace_back(lane, std::move(announced));
     }
   }
-  return moved;
+  return progressed;
 }
 
-// False when there are no source blocks for it now.
-bool Prefill::answer(Lane& lane, const Announced& announced) {
-  if (!announced.staged && announced.generation != lane.generation) return true;  // it will come again
+// Accepts or rejects an announced request. Returns false when there are not enough free source blocks now.
+bool Prefill::handle_announcement(Lane& lane, const Announced& announced) {
+  if (!announced.staged && announced.generation != lane.generation) return true;  // will be announced again
   const Request& request = request_of(announced.which.request);
-  forget(lane, request.id);  // an earlier try
+  remove_outgoing(lane, request.id);  // an earlier attempt
   Source& source = sources_[request.id];
-  if (source.blocks.empty() && !provide(request, source)) return false;
+  if (source.blocks.empty() && !allocate_source(request, source)) return false;
 
   const BlockList own = make_list(family_, source.blocks);
-  if (const auto refusal = validate(lane, announced, own)) {
-    refuse(lane, announced.which, *refusal);
+  if (const auto rejection = validate(lane, announced, own)) {
+    reject(lane, announced.which, *rejection);
     return true;
   }
   Outgoing& outgoing = lane.outgoing.emplace_back(Outgoing{.which = announced.which, .staged = announced.staged});
@@ -186,130 +186,130 @@ bool Prefill::answer(Lane& lane, const Announced& announced) {
   outgoing.total = source.blocks.size() * family_.geometry.layers * family_.geometry.entries;
   outgoing.first_tag = lane.next_tag;
   lane.next_tag = static_cast<std::uint32_t>((lane.next_tag + outgoing.total) & kTagMask);
-  const Try& which = announced.which;
+  const Attempt& which = announced.which;
   if (faults_.find(FaultKind::kKill, which.request, which.attempt) != nullptr) outgoing.kill_at = outgoing.total / 2;
   if (const Fault* delay = faults_.find(FaultKind::kDelay, which.request, which.attempt)) {
     outgoing.not_before_ns = monotonic_ns() + delay->delay_ms * kNanosecondsPerMillisecond;
   }
-  if (world_.options.check) outgoing.crc = crc_of(lane, outgoing);
+  if (context_.options.check) outgoing.crc = crc_of(lane, outgoing);
   Writer writer;
   writer.put(which).put(lane.generation).put(outgoing.first_tag).put_list(own);
   lane.channel.send(MessageKind::kAccept, writer.bytes());
   return true;
 }
 
-std::optional<Refusal> Prefill::validate(Lane& lane, const Announced& announced, const BlockList& own) {
+std::optional<Rejection> Prefill::validate(Lane& lane, const Announced& announced, const BlockList& own) {
   const std::uint64_t begin = monotonic_ns();
   const std::size_t count = own.blocks.size();
-  auto refusal = validate_list(own_, own, count);
-  if (!refusal) refusal = validate_list(*lane.peers, announced.list, count);
-  if (!refusal) refusal = validate_pair(own, announced.list);
-  if (!refusal) refusal = lane.claims->claim(announced.which.request, announced.list.blocks);
+  auto rejection = validate_list(own_, own, count);
+  if (!rejection) rejection = validate_list(*lane.peer_family, announced.list, count);
+  if (!rejection) rejection = validate_pair(own, announced.list);
+  if (!rejection) rejection = lane.reservations->reserve(announced.which.request, announced.list.blocks);
   stats_.validation_ns += monotonic_ns() - begin;
   ++stats_.validations;
-  return refusal;
+  return rejection;
 }
 
-void Prefill::refuse(Lane& lane, const Try& which, const Refusal& refusal) {
-  stats_.refused.push_back({which.request, "prefill", refusal.code, refusal.text});
+void Prefill::reject(Lane& lane, const Attempt& which, const Rejection& rejection) {
+  stats_.rejected.push_back({which.request, "prefill", rejection.code, rejection.text});
   Writer writer;
-  writer.put(which).put(refusal.code).put_text(refusal.text);
-  lane.channel.send(MessageKind::kRefuse, writer.bytes());
+  writer.put(which).put(rejection.code).put_text(rejection.text);
+  lane.channel.send(MessageKind::kReject, writer.bytes());
 }
 
-// Blocks for the request and what belongs in them, as if its prompt had just been computed.
-bool Prefill::provide(const Request& request, Source& source) {
+// Allocates source blocks for the request and fills them, as if its prompt had just been computed.
+bool Prefill::allocate_source(const Request& request, Source& source) {
   const std::uint32_t tokens = family_.geometry.block_tokens;
   const std::size_t hits = request.hit_blocks(tokens);
   source.blocks = pool_.take(request.blocks(tokens) - hits);
   if (source.blocks.empty()) return false;
-  if (world_.options.check) contents_.fill({request.id, hits, 0, source.blocks});
+  if (context_.options.check) contents_.fill({request.id, hits, 0, source.blocks});
   return true;
 }
 
-// No message of the request is sent any more over this lane.
-void Prefill::forget(Lane& lane, std::uint32_t request) {
+// Removes the request from the lane, so that no more messages of it are sent.
+void Prefill::remove_outgoing(Lane& lane, std::uint32_t request) {
   const auto old = std::find_if(lane.outgoing.begin(), lane.outgoing.end(),
                                 [&](const Outgoing& outgoing) { return outgoing.which.request == request; });
   if (old == lane.outgoing.end()) return;
   if (old->posted > old->completed && !old->staged) {
-    throw Failure("request " + std::to_string(request) + " came again while it was being sent");
+    throw Failure("request " + std::to_string(request) + " was announced again while its data was in transfer");
   }
-  lane.claims->release(old->destination);
+  lane.reservations->release(old->destination);
   lane.outgoing.erase(old);
 }
 
 void Prefill::finish_part(Lane& lane, std::uint32_t id) {
-  forget(lane, request_of(id).id);
+  remove_outgoing(lane, request_of(id).id);
   Source& source = sources_[id];
   if (++source.parts_done < family_.geometry.tp_ratio) return;
-  if (world_.options.check) contents_.set_canaries(source.blocks);
+  if (context_.options.check) contents_.set_canaries(source.blocks);
   pool_.give_back(source.blocks);
   sources_.erase(id);
-  world_.finished.fetch_add(1, std::memory_order_relaxed);
+  context_.finished.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool Prefill::post(Lane& lane) {
   if (lane.comm == nullptr) return false;
-  bool moved = false;
+  bool progressed = false;
   for (Outgoing& outgoing : lane.outgoing) {
     if (outgoing.staged || outgoing.posted == outgoing.total) continue;
-    if (outgoing.not_before_ns > 0 && monotonic_ns() < outgoing.not_before_ns) return moved;
+    if (outgoing.not_before_ns > 0 && monotonic_ns() < outgoing.not_before_ns) return progressed;
     while (outgoing.posted < outgoing.total) {
       if (outgoing.posted == outgoing.kill_at) {
         fail(lane, "killed in the middle of request " + std::to_string(outgoing.which.request) + " (--inject)");
         return true;
       }
-      if (lane.sent.size() == kMaxSends) return moved;
+      if (lane.sent.size() == kMaxSends) return progressed;
       const std::size_t layer = outgoing.posted / outgoing.source.size() / family_.geometry.entries;
       const auto tag = static_cast<int>((outgoing.first_tag + outgoing.posted) & kTagMask);
       void* request = nullptr;
-      const nccl::Result result = world_.plugin->isend(lane.comm, piece(lane, outgoing, outgoing.posted), part_bytes_,
-                                                       tag, lane.mhandles[intervals_[layer]], &request);
+      const nccl::Result result = context_.plugin->isend(lane.comm, piece(lane, outgoing, outgoing.posted), part_bytes_,
+                                                         tag, lane.mhandles[intervals_[layer]], &request);
       if (result != nccl::Result::kSuccess) {
         fail(lane, std::string("isend: ") + netapi::result_name(result));
         return true;
       }
-      if (request == nullptr) return moved;
+      if (request == nullptr) return progressed;
       lane.sent.push_back({request, &outgoing});
       ++outgoing.posted;
       ++stats_.sent_messages;
       stats_.sent_bytes += part_bytes_;
-      moved = true;
+      progressed = true;
     }
   }
-  return moved;
+  return progressed;
 }
 
 bool Prefill::complete(Lane& lane) {
-  bool moved = false;
+  bool progressed = false;
   while (!lane.sent.empty()) {
     int done = 0;
     int size = 0;
-    const nccl::Result result = world_.plugin->test(lane.sent.front().request, &done, &size);
+    const nccl::Result result = context_.plugin->test(lane.sent.front().request, &done, &size);
     if (result != nccl::Result::kSuccess) {
       fail(lane, std::string("test of a send: ") + netapi::result_name(result));
       return true;
     }
     if (done == 0) break;
-    moved = true;
+    progressed = true;
     Outgoing& outgoing = *lane.sent.front().owner;
     lane.sent.pop_front();
     if (++outgoing.completed == outgoing.total) {
       notify(lane, outgoing);
-      forget(lane, outgoing.which.request);
+      remove_outgoing(lane, outgoing.which.request);
     }
   }
-  return moved;
+  return progressed;
 }
 
-// The next piece of the first staged copy, out of the blocks one after the other.
+// Sends the next part of the first staged copy; blocks are copied in the order of messages.
 bool Prefill::copy_staged(Lane& lane) {
   const auto found = std::find_if(lane.outgoing.begin(), lane.outgoing.end(), [](auto& o) { return o.staged; });
   if (found == lane.outgoing.end()) return false;
   Outgoing& outgoing = *found;
-  if (outgoing.posted >= outgoing.kill_at) {  // as if the sockets, too, took nothing any more
-    forget(lane, outgoing.which.request);
+  if (outgoing.posted >= outgoing.kill_at) {  // the injected kill stops the staged copy too
+    remove_outgoing(lane, outgoing.which.request);
     return true;
   }
   Writer writer;
@@ -322,7 +322,7 @@ bool Prefill::copy_staged(Lane& lane) {
   lane.channel.send(MessageKind::kStaged, bytes);
   if (outgoing.posted < outgoing.total) return true;
   notify(lane, outgoing);
-  forget(lane, outgoing.which.request);
+  remove_outgoing(lane, outgoing.which.request);
   return true;
 }
 
@@ -337,8 +337,8 @@ void Prefill::notify(Lane& lane, const Outgoing& outgoing) {
 void Prefill::drop_connection(Lane& lane) {
   lane.connecting = false;
   if (lane.comm != nullptr) {
-    world_.registrations.detach(lane.comm, lane.mhandles);
-    world_.plugin->close_send(lane.comm);  // may well complain: it is given up because something failed
+    context_.registrations.detach(lane.comm, lane.mhandles);
+    context_.plugin->close_send(lane.comm);  // the result is ignored: the connection has failed already
     lane.comm = nullptr;
   }
   lane.sent.clear();
@@ -347,14 +347,14 @@ void Prefill::drop_connection(Lane& lane) {
       ++outgoing;
       continue;
     }
-    lane.claims->release(outgoing->destination);
+    lane.reservations->release(outgoing->destination);
     outgoing = lane.outgoing.erase(outgoing);
   }
 }
 
 void Prefill::fail(Lane& lane, const std::string& why) {
-  stats_.complain("prefill rank " + std::to_string(world_.index) + ", connection to decode rank " +
-                  std::to_string(lane.decode) + ": " + why);
+  stats_.add_error("prefill rank " + std::to_string(context_.index) + ", connection to decode rank " +
+                   std::to_string(lane.decode) + ": " + why);
   drop_connection(lane);
   Writer writer;
   writer.put(lane.generation).put_text(why);
@@ -362,10 +362,11 @@ void Prefill::fail(Lane& lane, const std::string& why) {
 }
 
 const Request& Prefill::request_of(std::uint32_t id) const {
-  if (id >= world_.requests.size() || world_.requests[id].prefill != world_.index) {
-    throw Failure("request " + std::to_string(id) + " is not of prefill rank " + std::to_string(world_.index));
+  if (id >= context_.requests.size() || context_.requests[id].prefill != context_.index) {
+    throw Failure("request " + std::to_string(id) + " does not belong to prefill rank " +
+                  std::to_string(context_.index));
   }
-  return world_.requests[id];
+  return context_.requests[id];
 }
 
 std::size_t Prefill::part_offset(const Lane& lane) const {
@@ -373,7 +374,7 @@ std::size_t Prefill::part_offset(const Lane& lane) const {
 }
 
 std::byte* Prefill::piece(const Lane& lane, const Outgoing& outgoing, std::size_t message) const {
-  const Place place = place_of(family_.geometry, outgoing.source.size(), message);
+  const MessagePosition place = position_of(family_.geometry, outgoing.source.size(), message);
   return reinterpret_cast<std::byte*>(family_.address(place.layer, place.entry, outgoing.source[place.position]) +
                                       part_offset(lane));
 }
@@ -387,7 +388,7 @@ std::uint32_t Prefill::crc_of(const Lane& lane, const Outgoing& outgoing) const 
 }
 
 void Prefill::check() {
-  if (!world_.options.check) return;
+  if (!context_.options.check) return;
   std::vector<std::uint32_t> free;
   for (std::uint32_t block = 0; block < family_.num_blocks; ++block) {
     if (pool_.is_free(block)) free.push_back(block);
@@ -395,7 +396,7 @@ void Prefill::check() {
   std::string where;
   const std::uint64_t wrong = contents_.check_canaries(free, where);
   stats_.wrong_bytes += wrong;
-  if (wrong > 0) stats_.complain("prefill rank " + std::to_string(world_.index) + ": " + where);
+  if (wrong > 0) stats_.add_error("prefill rank " + std::to_string(context_.index) + ": " + where);
 }
 
 void Prefill::close() {

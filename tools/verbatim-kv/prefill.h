@@ -1,5 +1,5 @@
-// The prefill side of one family on one rank: holds the source blocks, and sends each request's to the decode ranks
-// that announce where they want them. Runs on a thread of its own; other families have theirs.
+// The prefill side of one family on one rank. It holds the source blocks and sends each request's blocks to the decode
+// ranks that announce their destination. It runs on a thread of its own; it shares nothing with other families.
 #pragma once
 
 #include <array>
@@ -10,48 +10,48 @@
 #include <optional>
 #include <vector>
 
-#include "traffic/kv/block_pool.h"
 #include "verbatim-kv/channel.h"
+#include "verbatim-kv/rank_context.h"
 #include "verbatim-kv/stats.h"
-#include "verbatim-kv/world.h"
+#include "workload/kv/block_pool.h"
 
 namespace verbatim::kv {
 
 class Prefill {
  public:
-  // `channels`: one to each decode rank, in their order.
-  Prefill(const World& world, const Family& family, std::vector<Channel> channels);
+  // `channels` has one for each decode rank.
+  Prefill(const RankContext& context, const Family& family, std::vector<Channel> channels);
 
-  // Until every decode rank has said bye. Throws Failure.
+  // Returns when every decode rank has sent kFinished. Throws Failure.
   void run();
-  // After run(): canaries, then the connections.
+  // Called after run(): check() verifies the canaries of free blocks, close() closes the connections.
   void check();
   void close();
   FamilyStats& stats() { return stats_; }
 
  private:
-  // What this rank holds of a request, until all decode ranks that share it are done.
+  // The source blocks of a request, held until all decode ranks that share the request are done.
   struct Source {
     std::vector<std::uint32_t> blocks = {};
     std::uint32_t parts_done = 0;
   };
   struct Announced {
-    Try which;
+    Attempt which;
     std::uint32_t generation;
     bool staged;
     BlockList list;
   };
-  // One accepted try of a request.
+  // An accepted attempt of a request.
   struct Outgoing {
-    Try which;
+    Attempt which;
     bool staged = false;
     std::vector<std::uint32_t> source = {};
     std::vector<std::uint32_t> destination = {};
-    std::size_t total = 0;  // messages
+    std::size_t total = 0;  // number of messages
     std::uint32_t first_tag = 0;
     std::size_t posted = 0;
     std::size_t completed = 0;
-    std::size_t kill_at = ~std::size_t{0};  // messages after which the connection goes away
+    std::size_t kill_at = ~std::size_t{0};  // number of messages after which the injected kill closes the connection
     std::uint64_t not_before_ns = 0;
     std::uint32_t crc = 0;
   };
@@ -68,24 +68,24 @@ class Prefill {
     bool connecting = false;
     void* comm = nullptr;
     std::vector<void*> mhandles = {};
-    Introduction peer = {};
-    std::optional<Registered> peers = {};  // of `peer`
-    std::unique_ptr<Claims> claims = nullptr;
-    std::list<Outgoing> outgoing = {};  // in the order in which both ends go
+    FamilyDescription peer = {};
+    std::optional<RegisteredFamily> peer_family = {};  // refers to `peer`
+    std::unique_ptr<BlockReservations> reservations = nullptr;
+    std::list<Outgoing> outgoing = {};  // in the order in which both ends post
     std::deque<Sent> sent = {};
     std::uint32_t next_tag = 0;
-    bool bye = false;
+    bool finished = false;  // the decode rank has no more requests
   };
 
-  bool take_messages(Lane& lane);
+  bool handle_messages(Lane& lane);
   void open(Lane& lane, Reader reader);
   bool poll_connect(Lane& lane);
   bool retry_waiting();
-  bool answer(Lane& lane, const Announced& announced);
-  std::optional<Refusal> validate(Lane& lane, const Announced& announced, const BlockList& own);
-  void refuse(Lane& lane, const Try& which, const Refusal& refusal);
-  bool provide(const Request& request, Source& source);
-  void forget(Lane& lane, std::uint32_t request);
+  bool handle_announcement(Lane& lane, const Announced& announced);
+  std::optional<Rejection> validate(Lane& lane, const Announced& announced, const BlockList& own);
+  void reject(Lane& lane, const Attempt& which, const Rejection& rejection);
+  bool allocate_source(const Request& request, Source& source);
+  void remove_outgoing(Lane& lane, std::uint32_t request);
   void finish_part(Lane& lane, std::uint32_t request);
   bool post(Lane& lane);
   bool complete(Lane& lane);
@@ -99,17 +99,17 @@ class Prefill {
   std::byte* piece(const Lane& lane, const Outgoing& outgoing, std::size_t message) const;
   std::uint32_t crc_of(const Lane& lane, const Outgoing& outgoing) const;
 
-  const World& world_;
+  const RankContext& context_;
   const Family& family_;
-  const Registered own_;
+  const RegisteredFamily own_;
   const Contents contents_;
   const Faults faults_;
   const std::size_t part_bytes_;
-  std::vector<std::size_t> intervals_;  // of each layer
+  std::vector<std::size_t> intervals_;  // by layer: index of its registration
   BlockPool pool_;
   std::vector<Lane> lanes_;
   std::map<std::uint32_t, Source> sources_;
-  std::deque<std::pair<Lane*, Announced>> waiting_;  // for source blocks
+  std::deque<std::pair<Lane*, Announced>> waiting_;  // announcements without free source blocks
   FamilyStats stats_;
 };
 

@@ -11,7 +11,7 @@
 #include "ranks/plugin_counters.h"
 #include "ranks/plugin_log.h"
 #include "ranks/progress_bar.h"
-#include "ranks/worker.h"
+#include "ranks/worker_thread.h"
 #include "verbatim-kv/agreement.h"
 #include "verbatim-kv/decode.h"
 #include "verbatim-kv/layout.h"
@@ -33,9 +33,9 @@ struct Agreement {
 
 class DirectRank final : public ranks::Rank {
  public:
-  DirectRank(const Options& options, ranks::Link& link)
+  DirectRank(const Options& options, ranks::CoordinatorConnection& coordinator)
       : options_(options),
-        link_(link),
+        coordinator_(coordinator),
         requests_(make_requests(options_)),
         is_prefill_(options_.job.rank < options_.prefills),
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
@@ -45,16 +45,16 @@ class DirectRank final : public ranks::Rank {
   }
 
   ExitStatus run() override {
-    kv::agree(link_, options_, requests_);
+    kv::agree(coordinator_, options_, requests_);
     agree_on_plugin();
     make_families();
     device_ = static_cast<int>(index_ % plugin_->devices().size());
     registrations_.emplace(*plugin_, device_, memory_->intervals());
-    world_.emplace(
-        World{options_, *plugin_, *registrations_, memory_->intervals(), requests_, device_, index_, finished_});
+    context_.emplace(
+        RankContext{options_, *plugin_, *registrations_, memory_->intervals(), requests_, device_, index_, finished_});
     make_sides();
     transfer();
-    link_.barrier();
+    coordinator_.barrier();
     finish();
     report_own();
     if (options_.job.rank == 0) {
@@ -67,7 +67,7 @@ class DirectRank final : public ranks::Rank {
  private:
   void agree_on_plugin() {
     if (options_.group > plugin_->max_recvs()) {
-      throw Failure("--group " + std::to_string(options_.group) + ": this plugin takes receives of up to " +
+      throw Failure("--group " + std::to_string(options_.group) + ": the plugin's maximum is " +
                         std::to_string(plugin_->max_recvs()),
                     ExitStatus::kUsage);
     }
@@ -76,16 +76,16 @@ class DirectRank final : public ranks::Rank {
     report_.transport = std::string((*plugin_)->name()) + " (net plugin v" + std::to_string(own.api_version) + ", " +
                         options_.plugin + ")";
     report_.group = static_cast<std::size_t>(std::max(1, own.max_recvs));
-    for (const Agreement& other : link_.all_gather_values(own)) {
+    for (const Agreement& other : coordinator_.all_gather_values(own)) {
       if (other.api_version != own.api_version) {
-        throw Failure("this rank's plugin speaks v" + std::to_string(own.api_version) + ", that of another v" +
-                      std::to_string(other.api_version) + ": say --api");
+        throw Failure("this rank's plugin has table version " + std::to_string(own.api_version) +
+                      ", another rank's plugin has " + std::to_string(other.api_version) + ". Next: set --api");
       }
       report_.group = std::min(report_.group, static_cast<std::size_t>(std::max(1, other.max_recvs)));
     }
   }
 
-  // Makes the families and gives them memory.
+  // Lays out the families and assigns their memory.
   void make_families() {
     Layout layout = lay_out(options_, requests_, is_prefill_);
     families_ = std::move(layout.families);
@@ -96,18 +96,18 @@ class DirectRank final : public ranks::Rank {
   }
 
   void make_sides() {
-    auto channels = meet(options_.job, link_, families_.size(), options_.prefills);
+    auto channels = connect_channels(options_.job, coordinator_, families_.size(), options_.prefills);
     for (std::size_t i = 0; i < families_.size(); ++i) {
       if (is_prefill_) {
-        prefills_.push_back(std::make_unique<Prefill>(*world_, families_[i], std::move(channels[i])));
+        prefills_.push_back(std::make_unique<Prefill>(*context_, families_[i], std::move(channels[i])));
       } else {
         decodes_.push_back(
-            std::make_unique<Decode>(*world_, families_[i], std::move(channels[i]), reserved_[i], report_.group));
+            std::make_unique<Decode>(*context_, families_[i], std::move(channels[i]), reserved_[i], report_.group));
       }
     }
   }
 
-  // Each family on a thread of its own.
+  // Runs each family on a thread of its own.
   void transfer() {
     std::vector<std::future<void>> running;
     for (std::size_t i = 0; i < families_.size(); ++i) {
@@ -121,7 +121,8 @@ class DirectRank final : public ranks::Rank {
         running[ended++].get();
         continue;
       }
-      for (std::size_t other = ended + 1; other < running.size(); ++other) {  // its failure must not wait for this one
+      for (std::size_t other = ended + 1; other < running.size();
+           ++other) {  // look for another ended one, whose failure must be reported at once
         if (running[other].wait_for(std::chrono::seconds(0)) == std::future_status::ready)
           std::swap(running[ended], running[other]);
       }
@@ -149,15 +150,15 @@ class DirectRank final : public ranks::Rank {
     registrations_->release();
     reg_mr_calls_ = registrations_->calls();
     plugin_->finalize();
-    plugin_.reset();  // unloaded, it has said all that it counts
+    plugin_.reset();  // unloads the plugin, which then writes its counters
   }
 
-  // Puts what all ranks have counted into the report.
+  // Adds the counters of all ranks to the report.
   void report_own() {
     std::vector<const FamilyStats*> stats;
     for (auto& side : prefills_) stats.push_back(&side->stats());
     for (auto& side : decodes_) stats.push_back(&side->stats());
-    report_.add_all_ranks(link_,
+    report_.add_all_ranks(coordinator_,
                           {.bytes = memory_bytes(),
                            .allocations = memory_->allocations(),
                            .registrations = memory_->intervals().all().size(),
@@ -173,31 +174,31 @@ class DirectRank final : public ranks::Rank {
   }
 
   const Options options_;
-  ranks::Link& link_;
+  ranks::CoordinatorConnection& coordinator_;
   const std::vector<Request> requests_;
   const bool is_prefill_;
-  const std::uint32_t index_;  // on its side
+  const std::uint32_t index_;  // among the prefill or the decode ranks
   const ranks::PluginCounters counters_;
   std::optional<ranks::LoadedPlugin> plugin_;
   int device_ = 0;
   std::vector<Family> families_;
-  std::vector<std::size_t> reserved_;  // blocks of each family for prefixes that are there
+  std::vector<std::size_t> reserved_;  // by family: blocks for prefixes that the decode side already has
   std::optional<CacheMemory> memory_;
   std::optional<Registrations> registrations_;
   std::uint64_t reg_mr_calls_ = 0;
   std::atomic<std::uint64_t> finished_{0};
-  std::optional<World> world_;
+  std::optional<RankContext> context_;
   std::vector<std::unique_ptr<Prefill>> prefills_;
   std::vector<std::unique_ptr<Decode>> decodes_;
   Report report_{.options = options_};
-  std::vector<std::unique_ptr<ranks::Worker>> workers_;  // last: they use the others
+  std::vector<std::unique_ptr<ranks::Worker>> workers_;  // last member: the threads use the others
 };
 
 }  // namespace
 
-std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::Link& link) {
-  if (options.mode == Mode::kNccl) return make_nccl_rank(options, link);
-  return std::make_unique<DirectRank>(options, link);
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
+  if (options.mode == Mode::kNccl) return make_nccl_rank(options, coordinator);
+  return std::make_unique<DirectRank>(options, coordinator);
 }
 
 }  // namespace verbatim::kv

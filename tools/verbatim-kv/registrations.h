@@ -1,5 +1,5 @@
-// The cache memory of a rank as the plugin knows it: each interval registered once for both families and all their
-// connections, where the plugin's registrations are good on every comm, and once a comm where they are not.
+// The registrations of a rank's cache memory. If the plugin's registrations are valid for all comms, each interval is
+// registered once for both families and all connections, otherwise once for each comm.
 #pragma once
 
 #include <array>
@@ -9,24 +9,24 @@
 
 #include "nccl/types.h"
 #include "ranks/loaded_plugin.h"
-#include "traffic/kv/intervals.h"
+#include "workload/kv/intervals.h"
 
 namespace verbatim::kv {
 
 class Registrations {
  public:
-  // `device`: that of all this rank's connections. The registrations that all share are made through a connection of
-  // this rank to itself, which carries nothing: no family's connection may take them with it when it fails.
+  // `device` is that of all connections of this rank. Shared registrations are made on a connection of this rank to
+  // itself that carries no data, so that they do not end when a family's connection fails.
   Registrations(ranks::LoadedPlugin& plugin, int device, const IntervalSet& memory);
 
-  // One handle for each interval, for use on `comm`. From any thread. Throws Failure.
+  // Returns one handle for each interval, for use on `comm`. May be called from any thread. Throws Failure.
   std::vector<void*> attach(void* comm);
-  // Before `comm` is closed.
+  // Must be called before `comm` is closed.
   void detach(void* comm, const std::vector<void*>& mhandles);
-  // When all comms are closed.
+  // Must be called when all other comms are closed.
   void release();
 
-  std::size_t calls() const { return calls_; }  // of regMr
+  std::size_t calls() const { return calls_; }  // number of regMr calls
   bool shared() const { return shared_; }
 
  private:
@@ -40,7 +40,7 @@ class Registrations {
   std::array<char, nccl::kNetHandleMaxBytes> handle_{};
   void* send_comm_ = nullptr;
   void* recv_comm_ = nullptr;
-  std::vector<void*> mhandles_;  // when shared
+  std::vector<void*> mhandles_;  // only when shared
   std::atomic<std::size_t> calls_{0};
 };
 

@@ -23,13 +23,13 @@ namespace {
 using ranks::Failure;
 
 constexpr std::size_t kMaxFamilies = 2;
-constexpr std::uint64_t kPatienceNs = 60 * kNanosecondsPerSecond;
-constexpr int kNapMs = 1;
+constexpr std::uint64_t kTimeoutNs = 60 * kNanosecondsPerSecond;
+constexpr int kSleepMs = 1;
 
 using Addresses = std::array<sockaddr_storage, kMaxFamilies>;
 
-// This host's address on the way to the meeting point of the ranks, with port 0. A datagram socket that is connected
-// sends nothing, but knows its way.
+// The address of this machine on the route to the coordinator, with port 0. Connecting a datagram socket sends nothing,
+// but selects the local address.
 sockaddr_storage address_towards(const std::string& root) {
   const std::size_t colon = root.rfind(':');
   std::string host = root.substr(0, colon);
@@ -46,7 +46,7 @@ sockaddr_storage address_towards(const std::string& root) {
   socklen_t bytes = sizeof local;
   if (::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0 ||
       ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &bytes) != 0) {
-    throw Failure("no way to " + root + ": " + std::strerror(errno));
+    throw Failure("no route to " + root + ": " + std::strerror(errno));
   }
   auto& port = local.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(local).sin6_port
                                            : reinterpret_cast<sockaddr_in&>(local).sin_port;
@@ -56,15 +56,15 @@ sockaddr_storage address_towards(const std::string& root) {
 
 template <typename Attempt>
 auto retry(const std::string& what, Attempt attempt) {
-  const std::uint64_t deadline = monotonic_ns() + kPatienceNs;
+  const std::uint64_t deadline = monotonic_ns() + kTimeoutNs;
   for (;;) {
     if (auto done = attempt()) return std::move(*done);
-    if (monotonic_ns() > deadline) throw Failure(what + ": not in time");
-    ::poll(nullptr, 0, kNapMs);
+    if (monotonic_ns() > deadline) throw Failure(what + ": timeout");
+    ::poll(nullptr, 0, kSleepMs);
   }
 }
 
-Channel connect_to(const sockaddr_storage& address, const Join& join) {
+Channel connect_to(const sockaddr_storage& address, const JoinMessage& join) {
   auto started = tcp_connect(address, {});
   if (!started)
     throw Failure("connecting to a prefill rank at " + to_string(address) + ": " +
@@ -80,18 +80,18 @@ Channel connect_to(const sockaddr_storage& address, const Join& join) {
   return channel;
 }
 
-// The next decode rank of `family`; whoever comes without the token is dropped.
-std::pair<Join, Channel> accept_from(const UniqueFd& listener, std::uint64_t token, std::uint32_t family) {
-  return retry("waiting for decode ranks", [&]() -> std::optional<std::pair<Join, Channel>> {
+// Waits for the next decode rank of `family`. Connections without the token are closed.
+std::pair<JoinMessage, Channel> accept_from(const UniqueFd& listener, std::uint64_t token, std::uint32_t family) {
+  return retry("waiting for decode ranks", [&]() -> std::optional<std::pair<JoinMessage, Channel>> {
     auto accepted = tcp_accept(listener);
     if (!accepted || !accepted->has_value()) return std::nullopt;
     Channel channel(std::move(**accepted));
     try {
-      const auto message = retry("a decode rank's first word", [&] {
+      const auto message = retry("the first message of a decode rank", [&] {
         channel.receive();
         return channel.next();
       });
-      const auto join = Reader(message.payload).get<Join>();
+      const auto join = Reader(message.payload).get<JoinMessage>();
       if (message.kind != MessageKind::kJoin || join.token != token || join.family != family) return std::nullopt;
       return std::pair(join, std::move(channel));
     } catch (const Failure&) {
@@ -102,7 +102,8 @@ std::pair<Join, Channel> accept_from(const UniqueFd& listener, std::uint64_t tok
 
 }  // namespace
 
-std::vector<std::vector<Channel>> meet(const ranks::Job& job, ranks::Link& link, std::size_t families, int prefills) {
+std::vector<std::vector<Channel>> connect_channels(const ranks::Job& job, ranks::CoordinatorConnection& coordinator,
+                                                   std::size_t families, int prefills) {
   const bool is_prefill = job.rank < prefills;
   std::vector<UniqueFd> listeners;
   Addresses own{};
@@ -111,11 +112,11 @@ std::vector<std::vector<Channel>> meet(const ranks::Job& job, ranks::Link& link,
     if (!listener)
       throw Failure(std::string("listening for decode ranks: ") + std::strerror(listener.error().sys_errno));
     const auto address = local_address(*listener);
-    if (!address) throw Failure("listening for decode ranks: no address");
+    if (!address) throw Failure("listening for decode ranks: cannot get the socket's address");
     own[family] = *address;
     listeners.push_back(std::move(*listener));
   }
-  const std::vector<Addresses> all = link.all_gather_values(own);
+  const std::vector<Addresses> all = coordinator.all_gather_values(own);
 
   std::vector<std::vector<Channel>> channels(families);
   for (std::uint32_t family = 0; family < families; ++family) {
@@ -124,11 +125,11 @@ std::vector<std::vector<Channel>> meet(const ranks::Job& job, ranks::Link& link,
       channels[family].resize(decodes);
       for (std::size_t count = 0; count < decodes; ++count) {
         auto [join, channel] = accept_from(listeners[family], job.token, family);
-        if (join.decode >= decodes) throw Failure("a decode rank that is none came");
+        if (join.decode >= decodes) throw Failure("a decode rank announced an invalid index");
         channels[family][join.decode] = std::move(channel);
       }
     } else {
-      const Join join{job.token, family, static_cast<std::uint32_t>(job.rank - prefills)};
+      const JoinMessage join{job.token, family, static_cast<std::uint32_t>(job.rank - prefills)};
       for (int prefill = 0; prefill < prefills; ++prefill) {
         channels[family].push_back(connect_to(all[static_cast<std::size_t>(prefill)][family], join));
       }

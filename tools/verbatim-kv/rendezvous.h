@@ -1,18 +1,19 @@
-// How the two sides of each family find each other: the prefill ranks listen, one socket a family, the decode ranks
-// connect to every one of them.
+// Connects the control channels of the two sides: prefill ranks listen on one socket per family, and decode ranks
+// connect to all of them.
 #pragma once
 
 #include <cstddef>
 #include <vector>
 
+#include "ranks/coordinator_connection.h"
 #include "ranks/job.h"
-#include "ranks/link.h"
 #include "verbatim-kv/channel.h"
 
 namespace verbatim::kv {
 
-// Channels by family, then by index of the peer on its side. All ranks call it at the same time; those below `prefills`
-// are the prefill ranks. Throws Failure.
-std::vector<std::vector<Channel>> meet(const ranks::Job& job, ranks::Link& link, std::size_t families, int prefills);
+// Returns the channels by family, then by index of the peer on its side. All ranks call it at the same time; the ranks
+// below `prefills` are the prefill ranks. Throws Failure.
+std::vector<std::vector<Channel>> connect_channels(const ranks::Job& job, ranks::CoordinatorConnection& coordinator,
+                                                   std::size_t families, int prefills);
 
 }  // namespace verbatim::kv

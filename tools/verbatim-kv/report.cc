@@ -20,7 +20,7 @@ double messages_per_s(const FamilyStats& stats) {
   return 1e9 * static_cast<double>(stats.timed_messages) / static_cast<double>(stats.timed_ns);
 }
 
-// Validation at both ends and on all ranks, of the time that the transfers took.
+// The time of validation at both ends on all ranks, in percent of the time of the transfers.
 double validation_percent(const FamilyStats& stats) {
   if (stats.elapsed_ns == 0) return 0;
   return 100.0 * static_cast<double>(stats.validation_ns) / static_cast<double>(stats.elapsed_ns);
@@ -42,8 +42,8 @@ const char* allocations_name(Allocations allocations) {
   return "?";
 }
 
-std::uint64_t fallbacks(const FamilyStats& stats, Rung rung) {
-  return stats.fallbacks[static_cast<int>(rung)];
+std::uint64_t fallbacks(const FamilyStats& stats, FallbackStage stage) {
+  return stats.fallbacks[static_cast<int>(stage)];
 }
 
 void print_row(std::FILE* out, const FamilyReport& family) {
@@ -53,9 +53,9 @@ void print_row(std::FILE* out, const FamilyReport& family) {
                family.geometry.name.c_str(), number(stats.served), family.geometry.part_bytes(),
                number(stats.received_messages), number(stats.received_bytes), gb_per_s(stats),
                ms(percentile(stats.latencies_ns, 50)), ms(percentile(stats.latencies_ns, 99)),
-               validation_percent(stats), number(stats.refused.size()), number(fallbacks(stats, Rung::kFresh)),
-               number(fallbacks(stats, Rung::kStaged)), number(fallbacks(stats, Rung::kRecompute)),
-               number(stats.wrong_bytes));
+               validation_percent(stats), number(stats.rejected.size()),
+               number(fallbacks(stats, FallbackStage::kFresh)), number(fallbacks(stats, FallbackStage::kStaged)),
+               number(fallbacks(stats, FallbackStage::kRecompute)), number(stats.wrong_bytes));
 }
 
 Json json_of(const FamilyReport& family) {
@@ -76,7 +76,7 @@ Json json_of(const FamilyReport& family) {
       {"latency_p50_ms", ms(percentile(stats.latencies_ns, 50))},
       {"latency_p99_ms", ms(percentile(stats.latencies_ns, 99))},
       {"validation_percent", validation_percent(stats)},
-      {"longest_ladder_ms", ms(stats.ladder_ns)}};
+      {"longest_fallback_ms", ms(stats.fallback_ns)}};
   Json counted = to_json(stats);
   counted.erase("latencies_ns");
   json.update(counted);
@@ -96,8 +96,8 @@ Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests) {
   return plan;
 }
 
-void Report::add_all_ranks(ranks::Link& link, const RankMemory& memory, const ranks::PluginCounters& counters,
-                           const std::vector<const FamilyStats*>& stats) {
+void Report::add_all_ranks(ranks::CoordinatorConnection& coordinator, const RankMemory& memory,
+                           const ranks::PluginCounters& counters, const std::vector<const FamilyStats*>& stats) {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
   for (const FamilyStats* const family : stats) {
@@ -109,7 +109,7 @@ void Report::add_all_ranks(ranks::Link& link, const RankMemory& memory, const ra
   own["plugin_counters"] = compare_plugin_counters(counters.text(), sent_bytes, received_bytes);
   own["families"] = ranks::Json::array();
   for (const FamilyStats* const family : stats) own["families"].push_back(to_json(*family));
-  for (const std::string& text : link.all_gather(own.dump())) {
+  for (const std::string& text : coordinator.all_gather(own.dump())) {
     const Json other = Json::parse(text);
     const auto counts = other.at("memory").get<std::vector<std::uint64_t>>();
     ranks.push_back(
@@ -125,7 +125,7 @@ std::uint64_t Report::wrong() const {
   return wrong;
 }
 
-// What was under way when a connection was given up may or may not have been counted.
+// After a failed connection the counters may differ, because messages in transfer may or may not have been counted.
 bool Report::counters_differ() const {
   const auto fell_back = [](const FamilyReport& family) {
     return std::any_of(std::begin(family.stats.fallbacks), std::end(family.stats.fallbacks),
@@ -143,7 +143,7 @@ ExitStatus Report::status() const {
     return std::any_of(families.begin(), families.end(), [&](const FamilyReport& family) { return has(family.stats); });
   };
   if (any([](const FamilyStats& stats) { return !stats.lost.empty(); })) return ExitStatus::kRecompute;
-  if (any([](const FamilyStats& stats) { return !stats.refused.empty(); })) return ExitStatus::kRefused;
+  if (any([](const FamilyStats& stats) { return !stats.rejected.empty(); })) return ExitStatus::kRejected;
   return ExitStatus::kOk;
 }
 
@@ -153,10 +153,9 @@ void print(std::FILE* out, const Report& report) {
   std::fprintf(out, "# %s with 1/%u of its layers; %d prefill and %d decode ranks, TP ratio %u\n",
                options.preset.c_str(), options.scale, options.prefills, options.decodes, options.tp_ratio);
   std::fprintf(
-      out, "# requests of up to %llu blocks, %zu in flight a decode rank; fragmentation %g; receives of up to %zu\n",
+      out, "# requests of up to %llu blocks, %zu in flight per decode rank; fragmentation %g; receives of up to %zu\n",
       static_cast<unsigned long long>(report.longest_blocks), options.concurrency, options.fragmentation, report.group);
-  if (options.warmup > 0)
-    std::fprintf(out, "# the first %zu requests are served before the clock runs\n", options.warmup);
+  if (options.warmup > 0) std::fprintf(out, "# the first %zu requests are warm-up and not timed\n", options.warmup);
   std::uint64_t bytes = 0;
   std::uint64_t allocations = 0;
   std::uint64_t registrations = 0;
@@ -169,7 +168,7 @@ void print(std::FILE* out, const Report& report) {
                static_cast<double>(bytes) / kMiB, static_cast<unsigned long long>(allocations),
                allocations_name(options.allocations), static_cast<unsigned long long>(registrations));
   std::fprintf(out, "#\n# %6s %10s %9s %12s %16s %8s %9s %9s %8s %8s %6s %6s %6s %8s\n", "family", "requests",
-               "block(B)", "messages", "bytes", "GB/s", "p50(ms)", "p99(ms)", "valid(%)", "refused", "fresh", "staged",
+               "block(B)", "messages", "bytes", "GB/s", "p50(ms)", "p99(ms)", "valid(%)", "rejected", "fresh", "staged",
                "recomp", "#wrong");
   for (const FamilyReport& family : report.families) print_row(out, family);
   for (const FamilyReport& family : report.families) {
@@ -182,22 +181,22 @@ void print(std::FILE* out, const Report& report) {
   }
   for (const FamilyReport& family : report.families) {
     const char* const name = family.geometry.name.c_str();
-    for (const Refused& refused : family.stats.refused) {
-      std::fprintf(out, "# %s request %u refused by the %s side: %s: %s\n", name, refused.request,
-                   refused.found_by.c_str(), refusal_name(refused.code), refused.text.c_str());
+    for (const RejectedRequest& rejected : family.stats.rejected) {
+      std::fprintf(out, "# %s request %u rejected by the %s side: %s: %s\n", name, rejected.request,
+                   rejected.found_by.c_str(), rejection_name(rejected.code), rejected.text.c_str());
     }
     for (const Lost& lost : family.stats.lost) {
-      std::fprintf(out, "# %s request %u: %zu blocks from block %llu on to be computed again\n", name, lost.request,
+      std::fprintf(out, "# %s request %u: %zu blocks from block %llu on must be recomputed\n", name, lost.request,
                    lost.blocks.size(), static_cast<unsigned long long>(lost.first));
     }
-    for (const std::string& complaint : family.stats.complaints) {
-      std::fprintf(out, "# %s: %s\n", name, complaint.c_str());
+    for (const std::string& error_text : family.stats.errors) {
+      std::fprintf(out, "# %s: %s\n", name, error_text.c_str());
     }
   }
   for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
     const std::string& counters = report.ranks[rank].plugin_counters;
     if (counters == "absent") continue;
-    std::fprintf(out, "# rank %zu, bytes by the plugin's own counters: %s\n", rank, counters.c_str());
+    std::fprintf(out, "# rank %zu, bytes in the plugin's own counters: %s\n", rank, counters.c_str());
   }
   std::fprintf(out, "# Wrong bytes : %s\n",
                !options.check ? "not checked"

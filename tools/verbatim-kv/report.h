@@ -1,4 +1,4 @@
-// What a run has shown: one row a family, printed as a table and written as JSON.
+// The results of a run, one row per family, printed as a table and written as JSON.
 #pragma once
 
 #include <cstddef>
@@ -7,51 +7,51 @@
 #include <string>
 #include <vector>
 
-#include "ranks/link.h"
+#include "ranks/coordinator_connection.h"
 #include "ranks/plugin_counters.h"
 #include "verbatim-kv/options.h"
 #include "verbatim-kv/stats.h"
 
 namespace verbatim::kv {
 
-// What must cross the network if nothing goes wrong.
+// What must be transferred if nothing fails.
 struct Plan {
   std::uint64_t messages = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t requests = 0;  // as decode ranks count them: each one that shares a request counts for itself
+  std::uint64_t requests = 0;  // a request that several decode ranks share is counted for each of them
 };
 Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests);
 
-// A rank's memory as the plugin knows it.
+// A rank's memory and its registrations.
 struct RankMemory {
   std::uint64_t bytes = 0;
-  std::uint64_t allocations = 0;     // disjoint ones
-  std::uint64_t registrations = 0;   // that the rank wants: one an allocation
-  std::uint64_t reg_mr_calls = 0;    // more where the plugin's registrations are good for one comm only
-  std::uint64_t damage = 0;          // bytes written outside
-  std::string plugin_counters = {};  // compare_plugin_counters()'s answer
+  std::uint64_t allocations = 0;     // disjoint ranges
+  std::uint64_t registrations = 0;   // needed by the rank: one per allocation
+  std::uint64_t reg_mr_calls = 0;    // higher when the plugin's registrations are valid for one comm only
+  std::uint64_t damage = 0;          // bytes written outside of the allocations
+  std::string plugin_counters = {};  // result of compare_plugin_counters()
 };
 
 struct FamilyReport {
   Geometry geometry;
-  std::uint64_t blocks[2] = {};  // of a prefill and of a decode rank
+  std::uint64_t blocks[2] = {};  // of a prefill rank and of a decode rank
   Plan plan;
   FamilyStats stats;
 };
 
 struct Report {
   const Options& options;
-  std::string transport = {};  // "Verbatim (net plugin v12, PATH)", "NCCL 2.28.3"
+  std::string transport = {};  // for example "Verbatim (net plugin v12, PATH)" or "NCCL 2.28.3"
   std::size_t group = 1;
   std::uint64_t longest_blocks = 0;
   std::vector<FamilyReport> families = {};
   std::vector<RankMemory> ranks = {};
 
-  // What this rank has counted, and what all others have: every rank calls it at the same time.
-  void add_all_ranks(ranks::Link& link, const RankMemory& memory, const ranks::PluginCounters& counters,
-                     const std::vector<const FamilyStats*>& stats);
+  // Adds the counters of all ranks. Every rank must call it at the same time.
+  void add_all_ranks(ranks::CoordinatorConnection& coordinator, const RankMemory& memory,
+                     const ranks::PluginCounters& counters, const std::vector<const FamilyStats*>& stats);
   std::uint64_t wrong() const;
-  bool counters_differ() const;  // the plugin's from ours, where nothing went wrong on the way
+  bool counters_differ() const;  // the plugin's counters from this tool's, in a run without failed connections
   ExitStatus status() const;
 };
 

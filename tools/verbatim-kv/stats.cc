@@ -8,14 +8,14 @@ namespace {
 
 using ranks::Json;
 
-constexpr std::size_t kComplaints = 5;
+constexpr std::size_t kMaxErrors = 5;
 
 template <typename T>
 void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
-// Every plain counter of a rank, by the name that it has in the report.
+// Calls `visit` with every integer counter and its name in the report.
 template <typename Stats, typename Visit>
 void each_counter(Stats& stats, Visit visit) {
   visit("validation_ns", stats.validation_ns);
@@ -33,28 +33,28 @@ void each_counter(Stats& stats, Visit visit) {
   visit("timed_bytes", stats.timed_bytes);
   visit("crc_errors", stats.crc_errors);
   visit("crc_sum", stats.crc_sum);
-  visit("fresh_connections", stats.fallbacks[static_cast<int>(Rung::kFresh)]);
-  visit("staged_copies", stats.fallbacks[static_cast<int>(Rung::kStaged)]);
-  visit("recomputes", stats.fallbacks[static_cast<int>(Rung::kRecompute)]);
+  visit("fresh_connections", stats.fallbacks[static_cast<int>(FallbackStage::kFresh)]);
+  visit("staged_copies", stats.fallbacks[static_cast<int>(FallbackStage::kStaged)]);
+  visit("recomputes", stats.fallbacks[static_cast<int>(FallbackStage::kRecompute)]);
 }
 
 }  // namespace
 
-void FamilyStats::complain(const std::string& what) {
-  if (complaints.size() < kComplaints) complaints.push_back(what);
+void FamilyStats::add_error(const std::string& what) {
+  if (errors.size() < kMaxErrors) errors.push_back(what);
 }
 
 void FamilyStats::add(const FamilyStats& other) {
-  std::vector<std::uint64_t> theirs;
-  each_counter(other, [&](const char*, std::uint64_t value) { theirs.push_back(value); });
-  auto value = theirs.begin();
+  std::vector<std::uint64_t> other_values;
+  each_counter(other, [&](const char*, std::uint64_t value) { other_values.push_back(value); });
+  auto value = other_values.begin();
   each_counter(*this, [&](const char*, std::uint64_t& own) { own += *value++; });
   for (const auto& [members, count] : other.groups) groups[members] += count;
   elapsed_ns = std::max(elapsed_ns, other.elapsed_ns);
   timed_ns = std::max(timed_ns, other.timed_ns);
-  ladder_ns = std::max(ladder_ns, other.ladder_ns);
-  append(refused, other.refused);
-  append(complaints, other.complaints);
+  fallback_ns = std::max(fallback_ns, other.fallback_ns);
+  append(rejected, other.rejected);
+  append(errors, other.errors);
   append(latencies_ns, other.latencies_ns);
   append(lost, other.lost);
 }
@@ -64,22 +64,22 @@ Json to_json(const FamilyStats& stats) {
   each_counter(stats, [&](const char* name, std::uint64_t value) { json[name] = value; });
   json["elapsed_ns"] = stats.elapsed_ns;
   json["timed_ns"] = stats.timed_ns;
-  json["ladder_ns"] = stats.ladder_ns;
+  json["fallback_ns"] = stats.fallback_ns;
   json["groups"] = Json::object();
   for (const auto& [members, count] : stats.groups) json["groups"][std::to_string(members)] = count;
-  json["refused"] = Json::array();
-  for (const Refused& refused : stats.refused) {
-    json["refused"].push_back({{"request", refused.request},
-                               {"found_by", refused.found_by},
-                               {"code", static_cast<int>(refused.code)},
-                               {"kind", refusal_name(refused.code)},
-                               {"text", refused.text}});
+  json["rejected"] = Json::array();
+  for (const RejectedRequest& rejected : stats.rejected) {
+    json["rejected"].push_back({{"request", rejected.request},
+                                {"found_by", rejected.found_by},
+                                {"code", static_cast<int>(rejected.code)},
+                                {"kind", rejection_name(rejected.code)},
+                                {"text", rejected.text}});
   }
   json["recompute"] = Json::array();
   for (const Lost& lost : stats.lost) {
     json["recompute"].push_back({{"request", lost.request}, {"first", lost.first}, {"blocks", lost.blocks}});
   }
-  json["complaints"] = stats.complaints;
+  json["errors"] = stats.errors;
   json["latencies_ns"] = stats.latencies_ns;
   return json;
 }
@@ -89,24 +89,24 @@ FamilyStats from_json(const Json& json) {
   each_counter(stats, [&](const char* name, std::uint64_t& value) { value = json.at(name); });
   stats.elapsed_ns = json.at("elapsed_ns");
   stats.timed_ns = json.at("timed_ns");
-  stats.ladder_ns = json.at("ladder_ns");
+  stats.fallback_ns = json.at("fallback_ns");
   for (const auto& [members, count] : json.at("groups").items()) stats.groups[std::stoull(members)] = count;
-  for (const Json& refused : json.at("refused")) {
-    stats.refused.push_back({refused.at("request"), refused.at("found_by"),
-                             static_cast<RefusalCode>(refused.at("code").get<int>()), refused.at("text")});
+  for (const Json& rejected : json.at("rejected")) {
+    stats.rejected.push_back({rejected.at("request"), rejected.at("found_by"),
+                              static_cast<RejectionCode>(rejected.at("code").get<int>()), rejected.at("text")});
   }
   for (const Json& lost : json.at("recompute")) {
     stats.lost.push_back({lost.at("request"), lost.at("first"), lost.at("blocks")});
   }
-  stats.complaints = json.at("complaints").get<std::vector<std::string>>();
+  stats.errors = json.at("errors").get<std::vector<std::string>>();
   stats.latencies_ns = json.at("latencies_ns").get<std::vector<std::uint64_t>>();
   return stats;
 }
 
 std::uint64_t percentile(std::vector<std::uint64_t> values, double percent) {
   if (values.empty()) return 0;
-  const double place = std::ceil(percent / 100 * static_cast<double>(values.size()));
-  const auto index = std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, place - 1)));
+  const double rank = std::ceil(percent / 100 * static_cast<double>(values.size()));
+  const auto index = std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, rank - 1)));
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(index), values.end());
   return values[index];
 }

@@ -1,4 +1,4 @@
-// What one rank has counted of one family, and what all ranks have together.
+// The counters of one family on one rank, and their sums over all ranks.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 #include <vector>
 
 #include "ranks/json.h"
-#include "traffic/kv/ladder.h"
-#include "traffic/kv/validation.h"
+#include "workload/kv/fallback.h"
+#include "workload/kv/validation.h"
 
 namespace verbatim::kv {
 
-struct Refused {
+struct RejectedRequest {
   std::uint32_t request;
   std::string found_by;  // "decode" or "prefill"
-  RefusalCode code;
+  RejectionCode code;
   std::string text;
 };
 
-// Blocks of a request whose content never came, in the order of the request from block `first` on.
+// Blocks of a request that were not transferred, in the order of the request from block `first` on.
 struct Lost {
   std::uint32_t request;
   std::uint64_t first;
@@ -27,44 +27,44 @@ struct Lost {
 };
 
 struct FamilyStats {
-  // Of both sides.
+  // Of both sides:
   std::uint64_t validation_ns = 0;
   std::uint64_t validations = 0;
   std::uint64_t wrong_bytes = 0;
-  std::vector<Refused> refused = {};
+  std::vector<RejectedRequest> rejected = {};
   std::uint64_t connections = 0;
-  std::vector<std::string> complaints = {};  // the first few wrong places and failures, in words
-  // Of the prefill side.
+  std::vector<std::string> errors = {};  // descriptions of the first few mismatches and failures
+  // Of the prefill side:
   std::uint64_t sent_messages = 0;
   std::uint64_t sent_bytes = 0;
   std::uint64_t notifications = 0;
-  // Of the decode side.
+  // Of the decode side:
   std::uint64_t received_messages = 0;
   std::uint64_t received_bytes = 0;
-  std::uint64_t served_bytes = 0;                      // without those of tries that failed
-  std::map<std::uint64_t, std::uint64_t> groups = {};  // members of a receive -> receives
+  std::uint64_t served_bytes = 0;                      // without those of failed attempts
+  std::map<std::uint64_t, std::uint64_t> groups = {};  // number of receives by number of members
   std::uint64_t elapsed_ns = 0;                        // from the first announcement to the end of the last request
-  std::uint64_t timed_ns = 0;                          // the same of what is no warm-up,
-  std::uint64_t timed_messages = 0;                    // and what came of it
+  std::uint64_t timed_ns = 0;                          // the same without the warm-up
+  std::uint64_t timed_messages = 0;                    // without the warm-up
   std::uint64_t timed_bytes = 0;
   std::uint64_t served = 0;
-  std::uint64_t fallbacks[kRungs] = {};  // requests that came to the rung
+  std::uint64_t fallbacks[kFallbackStages] = {};  // requests that reached each stage
   std::uint64_t crc_errors = 0;
-  std::uint64_t crc_sum = 0;    // of all served requests' data: the same for every run of the same requests
-  std::uint64_t ladder_ns = 0;  // the longest time from a request's first failure to its end
-  std::vector<std::uint64_t> latencies_ns = {};  // without the warm-up's
+  std::uint64_t crc_sum = 0;      // sum of the CRCs of all served requests: equal in all runs of the same requests
+  std::uint64_t fallback_ns = 0;  // the longest time from a request's first failure to its end
+  std::vector<std::uint64_t> latencies_ns = {};  // without the warm-up
   std::vector<Lost> lost = {};
 
-  void complain(const std::string& what);
-  // Counts and lists add up, times: the longest.
+  void add_error(const std::string& what);
+  // Adds counts and appends lists; of times it keeps the longest.
   void add(const FamilyStats& other);
 };
 
 ranks::Json to_json(const FamilyStats& stats);
-// Of a rank's own to_json().
+// Parses what to_json() made on another rank.
 FamilyStats from_json(const ranks::Json& json);
 
-// The value below which `percent` of the values lie; 0 of none.
+// The value below which `percent` of the values lie; 0 for an empty list.
 std::uint64_t percentile(std::vector<std::uint64_t> values, double percent);
 
 }  // namespace verbatim::kv

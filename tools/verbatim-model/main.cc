@@ -1,4 +1,4 @@
-// verbatim-model: what an order of QPs would buy between many PEs, if NICs served their send queues by QP number.
+// verbatim-model: the effect of QP orders between many PEs, if NICs serve their send queues by QP number.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -11,17 +11,16 @@ namespace {
 using namespace verbatim::model;
 
 constexpr const char* kDescription =
-    "A model of a dense all-to-all: each PE serves its QPs round robin by number, a quantum a slot, each receiving "
-    "port\n"
-    "takes in a quantum a slot, all start together. How many PEs send to one at the same time, how deep queues get, "
-    "and\n"
-    "when a peer has its first quantum, for four orders of the QPs: all of a peer in a row or the first of all peers "
-    "before\n"
-    "the second, from PE 0 on or from the PE behind oneself. That NICs serve by QP number is the premise, not a "
-    "finding:\n"
-    "verbatim-perf qp-order tests it.";
-constexpr unsigned kMostQps = 128;
-constexpr unsigned kMostQuanta = 4096;
+    "Models a dense all-to-all: each PE serves its QPs round robin by number, one quantum a slot; each receiving port\n"
+    "receives one quantum a slot; all PEs start together. Prints how many PEs send to one PE at the same time, how "
+    "deep\n"
+    "the queues get, and when a peer has its first quantum, for four orders of the QPs: all QPs of a peer in a row, "
+    "or\n"
+    "the first QPs of all peers before the second ones; starting with PE 0, or with the PE after the own one. That "
+    "NICs\n"
+    "serve by QP number is a premise, not a result: verbatim-perf qp-order tests it.";
+constexpr unsigned kMaxQps = 128;
+constexpr unsigned kMaxQuanta = 4096;
 
 }  // namespace
 
@@ -33,15 +32,15 @@ int main(int argc, char** argv) {
   CLI::App app(kDescription, "verbatim-model");
   app.add_option("--pes", pes, "processing elements")
       ->delimiter(',')
-      ->check(CLI::Range(2U, kMostPes))
+      ->check(CLI::Range(2U, kMaxPes))
       ->capture_default_str()
       ->type_name("N,...");
   app.add_option("--qps", qps, "QPs to each other PE")
       ->delimiter(',')
-      ->check(CLI::Range(1U, kMostQps))
+      ->check(CLI::Range(1U, kMaxQps))
       ->capture_default_str()
       ->type_name("N,...");
-  app.add_option("--quanta", quanta, "quanta on each QP")->check(CLI::Range(1U, kMostQuanta))->capture_default_str();
+  app.add_option("--quanta", quanta, "quanta on each QP")->check(CLI::Range(1U, kMaxQuanta))->capture_default_str();
   app.add_flag("--json", as_json, "print one JSON array instead of a table");
   CLI11_PARSE(app, argc, argv);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();

@@ -6,16 +6,16 @@
 namespace verbatim::model {
 namespace {
 
-// First in, first out, of senders.
+// The queue of a receiving port: the senders of the quanta, in order of arrival.
 class Port {
  public:
-  void push(std::uint16_t sender) { waiting_.push_back(sender); }
-  bool empty() const { return head_ == waiting_.size(); }
-  std::size_t size() const { return waiting_.size() - head_; }
+  void push(std::uint16_t sender) { queue_.push_back(sender); }
+  bool empty() const { return head_ == queue_.size(); }
+  std::size_t size() const { return queue_.size() - head_; }
   std::uint16_t pop() {
-    const std::uint16_t sender = waiting_[head_++];
-    if (2 * head_ > waiting_.size() + kSlack) {
-      waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(head_));
+    const std::uint16_t sender = queue_[head_++];
+    if (2 * head_ > queue_.size() + kSlack) {
+      queue_.erase(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(head_));
       head_ = 0;
     }
     return sender;
@@ -23,14 +23,15 @@ class Port {
 
  private:
   static constexpr std::size_t kSlack = 64;
-  std::vector<std::uint16_t> waiting_;
+  std::vector<std::uint16_t> queue_;
   std::size_t head_ = 0;
 };
 
-// Quanta taken in, by sender and by how far behind it its receiver is: in most slots that distance is the same for all.
-class Taken {
+// Received quanta by sender and distance from sender to receiver. In most slots the distance is the same for all
+// senders, so the entries that a slot changes are close together in memory.
+class ReceivedQuanta {
  public:
-  explicit Taken(unsigned pes) : pes_(pes), quanta_(std::size_t{pes} * pes, 0) {}
+  explicit ReceivedQuanta(unsigned pes) : pes_(pes), quanta_(std::size_t{pes} * pes, 0) {}
   std::uint32_t& operator()(unsigned from, unsigned to) {
     const unsigned distance = to >= from ? to - from : to + pes_ - from;
     return quanta_[std::size_t{distance} * pes_ + from];
@@ -41,19 +42,19 @@ class Taken {
   std::vector<std::uint32_t> quanta_;
 };
 
-double jain(Taken& taken, const Shape& shape, unsigned pe) {
+double jain(ReceivedQuanta& received, const Shape& shape, unsigned pe) {
   double sum = 0;
   double squares = 0;
   for (unsigned to = 0; to < shape.pes; ++to) {
-    const double share = to != pe ? taken(pe, to) : 0;
+    const double share = to != pe ? received(pe, to) : 0;
     sum += share;
     squares += share * share;
   }
   return sum * sum / (static_cast<double>(shape.pes - 1) * squares);
 }
 
-// Of all PEs. Peers in a row: QP k of a peer lies behind the lower ones of all peers that come later. Not rotated:
-// every row begins with the PEs below oneself, which belong behind the others.
+// The sum over all PEs. Not interleaved: QP k of a peer comes before the lower QPs of all later peers. Not rotated: the
+// PEs below the own one come first, but belong after the others.
 std::uint64_t inversions(const Shape& shape, const Order& order) {
   const std::uint64_t others = shape.pes - 1;
   const std::uint64_t pairs_of_peers = others * (others - 1) / 2;
@@ -67,12 +68,12 @@ std::uint64_t inversions(const Shape& shape, const Order& order) {
 
 Figures simulate(const Shape& shape, const Order& order) {
   const unsigned n = shape.pes;
-  const std::uint64_t slots = std::uint64_t{n - 1} * shape.qps * shape.quanta;  // in which a PE sends
+  const std::uint64_t slots = std::uint64_t{n - 1} * shape.qps * shape.quanta;  // in which each PE sends
   const std::uint64_t total = slots * n;
   const std::uint64_t all_of_peer = std::uint64_t{shape.qps} * shape.quanta;
   std::vector<Port> ports(n);
-  Taken taken(n);
-  std::vector<bool> finished(n, false);  // one peer of this sender has everything
+  ReceivedQuanta received(n);
+  std::vector<bool> finished(n, false);  // one peer of this sender has all its quanta
   std::vector<unsigned> arrivals(n);
   Figures figures;
   double first_sum = 0;
@@ -96,7 +97,7 @@ Figures simulate(const Shape& shape, const Order& order) {
       if (port.empty()) continue;
       const std::uint16_t from = port.pop();
       ++got;
-      const std::uint32_t now = ++taken(from, to);
+      const std::uint32_t now = ++received(from, to);
       if (now == 1) {
         first_sum += static_cast<double>(slot);
         figures.first_max = std::max(figures.first_max, slot);
@@ -107,7 +108,7 @@ Figures simulate(const Shape& shape, const Order& order) {
       }
     }
     for (const unsigned from : first_finished) {
-      figures.jain = std::min(figures.jain, jain(taken, shape, from));
+      figures.jain = std::min(figures.jain, jain(received, shape, from));
     }
   }
   figures.efficiency = static_cast<double>(slots) / static_cast<double>(slot);

@@ -1,6 +1,6 @@
-// A dense all-to-all in slots: every PE has q QPs to each other one, with the same number of quanta on each; a sender
-// serves its QPs round robin by number, one quantum a slot; a receiving port takes in one quantum a slot, first come,
-// first served. All start together.
+// A dense all-to-all in slots of time: every PE has q QPs to each other PE, with the same number of quanta on each. A
+// sender serves its QPs round robin by number, one quantum a slot. A receiving port receives one quantum a slot, in
+// order of arrival. All PEs start together.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace verbatim::model {
 
-constexpr unsigned kMostPes = 4096;
+constexpr unsigned kMaxPes = 4096;
 
 // Order of a PE's QPs by number.
 struct Order {
   const char* name;
-  bool interleaved;  // the first QPs of all peers, then the second ones; else all of a peer in a row
-  bool rotated;      // from the PE behind oneself on; else from PE 0 on
+  bool interleaved;  // the first QPs of all peers, then the second ones; else all QPs of a peer in a row
+  bool rotated;      // starts with the PE after the own one; else with PE 0
 };
 constexpr Order kOrders[] = {
     {"peer-major", false, false},
@@ -31,13 +31,13 @@ struct Shape {
 
 // Times are in slots, from 0.
 struct Figures {
-  double efficiency = 0;    // of the receiving ports, until all have everything
-  std::size_t deepest = 0;  // quanta that wait at one port
-  double first_mean = 0;    // until a receiver has its first quantum of a sender
+  double efficiency = 0;    // of the receiving ports, until all quanta are received
+  std::size_t deepest = 0;  // maximum number of quanta queued at one port
+  double first_mean = 0;    // time until a receiver has its first quantum of a sender
   std::uint64_t first_max = 0;
-  unsigned senders = 0;          // to one receiver in one slot
-  double jain = 1;               // the least of all senders, of quanta when the first of its peers has everything
-  std::uint64_t inversions = 0;  // pairs of one PE's QPs that lie otherwise than interleaved and rotated
+  unsigned senders = 0;          // maximum number of senders to one receiver in one slot
+  double jain = 1;               // minimum over the senders of Jain's index when the first peer has all its quanta
+  std::uint64_t inversions = 0;  // pairs of QPs of one PE in the other order than interleaved and rotated
 };
 
 Figures simulate(const Shape& shape, const Order& order);

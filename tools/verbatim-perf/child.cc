@@ -41,7 +41,7 @@ void run_process(const std::vector<std::string>& arguments, const std::vector<st
   std::ifstream file(log);
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
-    throw ranks::Failure("cannot start " + arguments[0] + ": install it, or measure without it (--help)");
+    throw ranks::Failure("cannot start " + arguments[0] + ". Next: install it, or measure without it (--help)");
   }
   throw ranks::Failure("a measuring process failed:\n" + text);
 }

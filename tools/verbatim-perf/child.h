@@ -1,4 +1,4 @@
-// Measuring processes: started with variables of their own, waited for, and what they leave.
+// Runs a measuring process with environment variables of its own and waits for its end.
 #pragma once
 
 #include <filesystem>
@@ -7,8 +7,8 @@
 
 namespace verbatim::perf {
 
-// Runs `arguments` with these variables added and waits for the end; the output goes to `log`. Throws Failure with it
-// when the process fails.
+// Runs `arguments` with `variables` ("NAME=value") added to the environment and waits for the end. The output goes to
+// `log`. Throws Failure, with the output, when the process fails.
 void run_process(const std::vector<std::string>& arguments, const std::vector<std::string>& variables,
                  const std::filesystem::path& log);
 

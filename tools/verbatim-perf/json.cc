@@ -12,7 +12,7 @@ Json json_of(const Report& report) {
   const bool checked = options.check_iterations > 0;
   Json json{{"operation", operation_name(options.operation)},
             {"plugin", {{"path", options.plugin}, {"name", report.plugin_name}, {"api_version", report.api_version}}},
-            {"type", traffic::element_name(options.type)},
+            {"type", workload::element_name(options.type)},
             {"channels", options.channels},
             {"chunk_bytes", report.chunk_bytes},
             {"depth", options.depth},

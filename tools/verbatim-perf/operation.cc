@@ -8,7 +8,7 @@ namespace verbatim::perf {
 namespace {
 
 constexpr std::size_t kMinChannelBytes = 4096;
-constexpr std::size_t kRingChunkBytes = std::size_t{512} << 10;          // a step of NCCL's 4 MiB buffer of 8
+constexpr std::size_t kRingChunkBytes = std::size_t{512} << 10;          // NCCL's 4 MiB buffer has 8 steps
 constexpr std::size_t kPointToPointChunkBytes = std::size_t{128} << 10;  // NCCL_P2P_NET_CHUNKSIZE
 constexpr std::size_t kUnlimitedChunkBytes = std::size_t{1} << 40;
 
@@ -18,8 +18,8 @@ std::size_t divide_up(std::size_t value, std::size_t by) {
 
 }  // namespace
 
-std::unique_ptr<traffic::Content> Operation::contribution(int rank, std::uint64_t step) const {
-  return std::make_unique<traffic::Elements>(shape_.type, static_cast<std::uint64_t>(rank), step);
+std::unique_ptr<workload::Content> Operation::contribution(int rank, std::uint64_t step) const {
+  return std::make_unique<workload::Elements>(shape_.type, static_cast<std::uint64_t>(rank), step);
 }
 
 Range part_of(Range whole, std::size_t parts, std::size_t index, std::size_t unit) {

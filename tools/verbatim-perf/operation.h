@@ -1,5 +1,5 @@
-// The operations, as seen by one rank: their connections, their plan for a given size, and what they must result in.
-// Pure computations: no plugin, no memory.
+// The operations as one rank runs them: their connections, their plan for a given size, and their expected result.
+// These are pure computations without a plugin or memory.
 #pragma once
 
 #include <cstddef>
@@ -7,36 +7,36 @@
 #include <memory>
 #include <vector>
 
-#include "traffic/content.h"
 #include "verbatim-perf/options.h"
 #include "verbatim-perf/plan.h"
+#include "workload/content.h"
 
 namespace verbatim::perf {
 
-// Who asks, and how messages are cut.
+// The rank for which a plan is made, and how messages are divided.
 struct Shape {
   int rank;
   int ranks;
   int channels;
-  traffic::ElementType type;
-  std::size_t chunk_bytes;  // of elements, above 0
+  workload::ElementType type;
+  std::size_t chunk_bytes;  // whole elements, above 0
   std::size_t depth;        // receives posted ahead
   std::size_t group;        // members of a grouped receive
 };
 
-// A size as the operation can carry it: nccl-tests rounds down to whole elements for every rank.
+// A size rounded as nccl-tests does: down to whole elements for every rank.
 struct Extent {
-  std::size_t bytes;  // the size column
-  std::size_t count;  // the count column
+  std::size_t bytes;  // the size column of the table
+  std::size_t count;  // the count column of the table
   std::size_t send_bytes;
   std::size_t recv_bytes;
 };
 
-// A piece of the receive buffer and what it must hold afterwards.
+// A range of the receive buffer and its expected content.
 struct Expected {
   std::size_t offset;
   std::size_t bytes;
-  std::unique_ptr<traffic::Content> content;
+  std::unique_ptr<workload::Content> content;
   std::uint64_t content_offset;
 };
 
@@ -47,24 +47,24 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
   virtual ~Operation() = default;
 
-  // Every connection of the job, the same list on every rank.
+  // All connections of the job. The list is the same on every rank.
   virtual std::vector<Flow> flows() const = 0;
   virtual Extent extent(std::size_t bytes) const = 0;
   virtual Plan plan(const Extent& extent) const = 0;
-  // The send buffer of a rank holds traffic::Elements(type, rank, step).
+  // The send buffer of a rank contains workload::Elements(type, rank, step).
   virtual std::vector<Expected> expected(const Extent& extent, std::uint64_t step) const = 0;
 
   virtual std::size_t staging_bytes() const { return 0; }
   // Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
   virtual double bus_factor() const { return 1; }
-  // Time of the operation over time of an iteration.
+  // The time to report, as a factor of the time of one iteration.
   virtual double time_factor() const { return 1; }
-  // Whether iterations may overlap: a stream is one.
+  // Whether iterations may overlap, as in a continuous stream of messages.
   virtual bool overlaps() const { return false; }
 
  protected:
-  std::size_t element() const { return traffic::element_bytes(shape_.type); }
-  std::unique_ptr<traffic::Content> contribution(int rank, std::uint64_t step) const;
+  std::size_t element() const { return workload::element_bytes(shape_.type); }
+  std::unique_ptr<workload::Content> contribution(int rank, std::uint64_t step) const;
 
   const Shape shape_;
 };
@@ -72,17 +72,17 @@ class Operation {
 std::size_t default_chunk_bytes(OperationKind kind);
 std::unique_ptr<Operation> make_operation(OperationKind kind, const Shape& shape);
 
-// A run of bytes.
+// A range of bytes in a buffer.
 struct Range {
   std::size_t offset;
   std::size_t bytes;
 };
-// Part `index` of `parts` nearly equal parts, each of whole units; trailing ones may be empty.
+// Part `index` of `parts` nearly equal parts. Each part is a multiple of `unit`; the last parts may be empty.
 Range part_of(Range whole, std::size_t parts, std::size_t index, std::size_t unit);
-// The share of a channel; channels that would get less than 4 KiB get nothing while others carry it, and have no
-// messages at all: false.
+// The share of one channel. A message is divided among only so many channels that each gets at least 4 KiB; returns
+// false for a channel that gets no share and has no messages.
 bool share_of_channel(Range whole, int channels, int channel, std::size_t unit, Range& share);
-// How many chunks a run takes, at least 1: an empty run is one empty message.
+// The number of chunks of a range, at least 1: an empty range is one empty message.
 std::size_t chunks_in(std::size_t bytes, std::size_t chunk);
 Range chunk_of(Range whole, std::size_t chunk, std::size_t index);
 

@@ -1,5 +1,5 @@
-// Where each operation is made. ring.cc: all_reduce, all_gather; point_to_point.cc: alltoall, sendrecv; pair.cc:
-// stream, pingpong, grouped.
+// The factory functions of the operations. ring.cc: all_reduce, all_gather; point_to_point.cc: alltoall, sendrecv;
+// pair.cc: stream, pingpong, grouped.
 #pragma once
 
 #include <memory>

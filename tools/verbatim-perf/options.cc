@@ -9,7 +9,7 @@
 namespace verbatim::perf {
 namespace {
 
-using traffic::ElementType;
+using workload::ElementType;
 
 const std::map<std::string, OperationKind> kOperations{
     {"all_reduce", OperationKind::kAllReduce}, {"all_gather", OperationKind::kAllGather},
@@ -21,20 +21,23 @@ const std::map<std::string, OperationKind> kOperations{
 constexpr ElementType kTypes[] = {ElementType::kInt8,  ElementType::kUint8,  ElementType::kInt32, ElementType::kUint32,
                                   ElementType::kInt64, ElementType::kUint64, ElementType::kFloat};
 
-static_assert(ranks::kMaxRanks <= 256, "beyond it, sums of floats are no longer exact");
+static_assert(ranks::kMaxRanks <= 256, "sums of floats are exact only for up to 256 ranks, see workload/content.h");
 
 constexpr const char* kDescription =
-    "nccl-tests for NCCL net plugins, without GPUs: drives a plugin as NCCL's core does and checks every byte.\n\n"
+    "nccl-tests for NCCL net plugins, without GPUs: verbatim-perf calls a plugin as NCCL's core does. It verifies\n"
+    "all bytes of the checked iterations (see --check).\n\n"
     "Operations:\n"
-    "  all_reduce  ring: reduce-scatter, then all-gather, sums\n"
+    "  all_reduce  sum over all ranks, in a ring: first reduce-scatter, then all-gather\n"
     "  all_gather  ring\n"
     "  alltoall    every rank to every other\n"
     "  sendrecv    to the next rank, from the previous one\n"
     "  stream      rank 0 to rank 1, one way\n"
     "  pingpong    between ranks 0 and 1; the time is half a round trip\n"
-    "  grouped     rank 0 to rank 1, several messages with permuted tags into one grouped receive\n"
-    "  cost        instructions, verbs calls and memory of a message; has a --help of its own\n\n"
-    "Exit status: 0 all correct, 1 wrong data, 2 wrong usage, 3 a plugin, rank or system failure, 4 time is up.";
+    "  grouped     rank 0 to rank 1, several messages with permuted tags into one grouped receive\n\n"
+    "Subcommands (must be the first argument):\n"
+    "  cost        instructions, verbs calls and memory of a message; see verbatim-perf cost --help\n"
+    "  qp-order    effect of the order of the queue pairs; see verbatim-perf qp-order --help\n\n"
+    "Exit status: 0 all correct, 1 wrong data, 2 wrong usage, 3 a plugin, rank or system failure, 4 timeout.";
 
 template <typename Map>
 std::string keys_of(const Map& map) {
@@ -45,7 +48,7 @@ std::string keys_of(const Map& map) {
 
 std::map<std::string, ElementType> types_by_name() {
   std::map<std::string, ElementType> types;
-  for (const ElementType type : kTypes) types[traffic::element_name(type)] = type;
+  for (const ElementType type : kTypes) types[workload::element_name(type)] = type;
   return types;
 }
 
@@ -54,7 +57,7 @@ void check_consistency(const Options& options) {
   const bool pair = options.operation == OperationKind::kStream || options.operation == OperationKind::kPingPong ||
                     options.operation == OperationKind::kGrouped;
   if (pair && options.job.size() != 2) {
-    throw Failure(std::string(operation_name(options.operation)) + " runs between 2 ranks", ExitStatus::kUsage);
+    throw Failure(std::string(operation_name(options.operation)) + " needs exactly 2 ranks", ExitStatus::kUsage);
   }
 }
 
@@ -78,7 +81,7 @@ std::vector<std::size_t> message_sizes(const Options& options) {
   return sizes;
 }
 
-std::variant<Options, Leave> parse_options(int argc, const char* const* argv) {
+std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app(kDescription, "verbatim-perf");
   const std::map<std::string, ElementType> types = types_by_name();
@@ -87,49 +90,53 @@ std::variant<Options, Leave> parse_options(int argc, const char* const* argv) {
   };
 
   std::string operation;
-  std::string type = traffic::element_name(options.type);
+  std::string type = workload::element_name(options.type);
   app.add_option("operation", operation, "one of the operations above")
       ->required()
       ->type_name("OP")
       ->check(CLI::IsMember(kOperations));
-  app.add_option("--plugin", options.plugin, "the net plugin, a path or name for dlopen")
+  app.add_option("--plugin", options.plugin, "path or name of the net plugin, passed to dlopen")
       ->required()
       ->type_name("PATH");
-  app.add_option("--api", options.api_version, "table version; 0 takes the newest that the plugin has")
+  app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
   ranks::add_job_options(app, options.job);
-  app.add_option("--channels", options.channels, "connections per pair of peers and direction")
+  app.add_option("--channels", options.channels, "connections for each pair of peers and direction")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  size_option("--chunk", options.chunk_bytes,
-              "largest message; default: 512K for the rings, 128K for alltoall and sendrecv, unlimited for the others");
+  size_option(
+      "--chunk", options.chunk_bytes,
+      "bytes of the largest single message; a larger transfer is cut into several messages; default: 512K for the "
+      "rings, 128K for alltoall and sendrecv, unlimited for the others");
   app.add_option("--depth", options.depth, "receives posted ahead on a connection")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
-  app.add_option("--group", options.group, "grouped: members of a receive; default: what the plugin allows, at most 8")
+  app.add_option("--group", options.group,
+                 "grouped: members of a grouped receive; default: the plugin's maximum, at most 8")
       ->check(CLI::Range(1, netapi::kMaxGroup));
-  size_option("-b,--minbytes", options.min_bytes, "smallest size, default 8");
-  size_option("-e,--maxbytes", options.max_bytes, "largest size, default 8M");
-  app.add_option("-f,--stepfactor", options.factor, "each size is this times the one before")
+  size_option("-b,--minbytes", options.min_bytes, "smallest number of bytes of an operation (column size), default 8");
+  size_option("-e,--maxbytes", options.max_bytes, "largest number of bytes of an operation, default 8M");
+  app.add_option("-f,--stepfactor", options.factor, "factor from one size to the next")
       ->check(CLI::Range(1.0, 1e6))
       ->capture_default_str();
-  size_option("-i,--stepbytes", options.step_bytes, "each size is this more than the one before, in place of -f");
+  size_option("-i,--stepbytes", options.step_bytes, "difference from one size to the next; replaces -f");
   app.add_option("-n,--iters", options.iterations, "timed iterations of each size")
       ->check(CLI::Range(1, 1'000'000'000))
       ->capture_default_str();
-  app.add_option("-w,--warmup_iters", options.warmup_iterations, "iterations before the timed ones")
+  app.add_option("-w,--warmup_iters", options.warmup_iterations, "iterations before the timed ones, not timed")
       ->check(CLI::Range(0, 1'000'000'000))
       ->capture_default_str();
   app.add_option("-c,--check", options.check_iterations,
-                 "checked iterations of each size, besides the last timed one; 0 checks nothing")
+                 "checked iterations of each size, in addition to the last timed one; 0: no checks")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
-  app.add_option("-d,--datatype", type, keys_of(types))
+  app.add_option("-d,--datatype", type, "type of the elements: " + keys_of(types))
       ->check(CLI::IsMember(types))
       ->capture_default_str()
       ->type_name("TYPE");
-  app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
-  app.add_option("--pause", options.pause_us, "microseconds that a rank sleeps when nothing has moved; 0 only yields")
+  app.add_option("--json", options.json, "write all results as JSON to this file")->type_name("FILE");
+  app.add_option("--pause", options.pause_us,
+                 "microseconds that a rank sleeps after a poll without progress; 0: it only yields")
       ->check(CLI::Range(0, 10'000))
       ->capture_default_str();
   app.add_flag("--verbose", options.verbose, "print the plugin's log lines");

@@ -1,4 +1,4 @@
-// The command line: what to run, over which plugin, between whom.
+// The command line of verbatim-perf: the operation, the plugin and the ranks.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "ranks/options.h"
-#include "traffic/content.h"
+#include "workload/content.h"
 
 namespace verbatim::perf {
 
+using ranks::EarlyExit;
 using ranks::ExitStatus;
 using ranks::Failure;
-using ranks::Leave;
 
 enum class OperationKind : std::uint8_t {
   kAllReduce,
@@ -30,32 +30,32 @@ const char* operation_name(OperationKind kind);
 struct Options {
   OperationKind operation = OperationKind::kAllReduce;
   std::string plugin;
-  int api_version = 0;  // 0: the newest that the plugin has
+  int api_version = 0;  // 0: the newest table that the plugin exports
 
   ranks::Job job;
 
   int channels = 1;
   std::size_t chunk_bytes = 0;  // 0: the operation's default
   int depth = 8;                // receives posted ahead per connection
-  int group = 0;                // members of a grouped receive; 0: as many as the plugin has, at most 8
+  int group = 0;                // members of a grouped receive; 0: the plugin's maximum, at most 8
 
   std::size_t min_bytes = 8;
   std::size_t max_bytes = std::size_t{8} << 20;
   double factor = 2;
-  std::size_t step_bytes = 0;  // when > 0, added instead of multiplying by factor
+  std::size_t step_bytes = 0;  // if above 0, added to a size instead of multiplying by factor
   int iterations = 20;
   int warmup_iterations = 5;
   int check_iterations = 1;
-  traffic::ElementType type = traffic::ElementType::kUint32;
+  workload::ElementType type = workload::ElementType::kUint32;
 
   std::string json;
-  int pause_us = 0;  // that a rank sleeps when nothing has moved; 0: it only yields
+  int pause_us = 0;  // how long a rank sleeps after a poll without progress; 0: it calls sched_yield
   bool verbose = false;
 };
 
-std::variant<Options, Leave> parse_options(int argc, const char* const* argv);
+std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv);
 
-// Every message size that the options ask for, rising.
+// The message sizes of the run, in ascending order.
 std::vector<std::size_t> message_sizes(const Options& options);
 
 }  // namespace verbatim::perf

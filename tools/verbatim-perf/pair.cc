@@ -26,7 +26,7 @@ class Pair : public Operation {
     return all;
   }
 
-  // Chunks of a share on one lane, each waiting for its counterpart on lane `after_lane` if that is not -1.
+  // Adds the chunks of a share to one lane. If `after_lane` is not -1, chunk i waits for chunk i of that lane.
   Lane lane(std::size_t flow, bool sends, Range share, int tag, int after_lane = -1) const {
     Lane lane{.flow = flow, .sends = sends, .window = shape_.depth};
     for (std::size_t index = 0; index < chunks_in(share.bytes, shape_.chunk_bytes); ++index) {
@@ -63,7 +63,7 @@ class Stream final : public Pair {
   }
 };
 
-// Rank 0 sends, rank 1 answers with as much of its own when the whole has come.
+// Rank 0 sends; rank 1 sends the same number of bytes back when it has received all of them.
 class PingPong final : public Pair {
  public:
   using Pair::Pair;
@@ -96,8 +96,8 @@ class PingPong final : public Pair {
   }
 };
 
-// Every iteration is one grouped receive per channel and chunk. The sender walks through the members in another order
-// than the receiver, and in a different one for each chunk.
+// Each iteration is one grouped receive per channel and chunk. The sender sends the members in another order than the
+// receiver lists them, and in a different order for each chunk.
 class Grouped final : public Pair {
  public:
   using Pair::Pair;
@@ -144,7 +144,7 @@ class Grouped final : public Pair {
     return lane;
   }
 
-  // The receiver's order is 0, 1, 2, …; the sender starts at the last member and leaps.
+  // The receiver lists the members in the order 0, 1, 2, ... The sender's order starts from the reverse.
   std::vector<std::size_t> permutation(std::size_t n, std::size_t index) const {
     std::vector<std::size_t> order(n);
     std::iota(order.begin(), order.end(), std::size_t{0});

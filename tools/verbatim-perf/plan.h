@@ -1,5 +1,6 @@
-// What one rank does in one iteration of an operation, written down before the clock starts: which messages go over
-// which connection in which order, and what each has to wait for. Made by operations, carried out by progress.
+// What one rank does in one iteration of an operation, computed before the time measurement starts: which messages go
+// over which connection in which order, and what each of them must wait for. Operations make plans; Progress executes
+// them.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +20,12 @@ constexpr std::size_t kBuffers = 3;
 struct Message {
   Buffer buffer;
   std::size_t offset;    // in the buffer
-  std::size_t bytes;     // that travel
-  std::size_t capacity;  // that a receive posts; NCCL posts the slot, not what will come
+  std::size_t bytes;     // bytes that are sent
+  std::size_t capacity;  // bytes of the posted receive; NCCL posts the size of the buffer slot, not of the message
   int tag;
 };
 
-// What a completed receive still has to do: recv[offset] = staging + send[offset], over the bytes of its message.
+// Work after a completed receive: recv[offset] = staging + send[offset], over the bytes of its message.
 struct Reduction {
   bool wanted = false;
   std::size_t offset = 0;
@@ -32,23 +33,23 @@ struct Reduction {
 
 // One isend, or one irecv of `Lane::group` messages.
 struct Step {
-  // Starts only when lane `after_lane` has completed `after_count` steps of this iteration; -1: at once.
+  // The step starts only after lane `after_lane` has completed `after_count` steps of this iteration; -1: at once.
   int after_lane = -1;
   std::uint64_t after_count = 0;
   Reduction reduction = {};
 };
 
-// One direction of a connection. Steps start and complete in order.
+// One direction of a connection. Steps start in order and complete in order.
 struct Lane {
   std::size_t flow;  // index in Operation::flows()
   bool sends;
-  std::size_t group = 1;               // messages of a step; 1 on a sending lane
-  std::size_t window = 1;              // steps under way at most
-  std::vector<Message> messages = {};  // group of them for each step
+  std::size_t group = 1;               // messages per step; 1 on a sending lane
+  std::size_t window = 1;              // maximum number of started steps that are not complete
+  std::vector<Message> messages = {};  // `group` messages for each step
   std::vector<Step> steps = {};
 };
 
-// From the send to the receive buffer, before anything else.
+// A copy from the send buffer to the receive buffer before the first step.
 struct LocalCopy {
   std::size_t from;
   std::size_t to;

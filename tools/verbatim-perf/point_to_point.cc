@@ -6,7 +6,7 @@
 namespace verbatim::perf {
 namespace {
 
-// Both lanes of one channel to one peer, chunk by chunk.
+// Adds one lane's messages for its share, one chunk per step.
 void add_chunks(Lane& lane, Buffer buffer, Range share, std::size_t chunk_bytes, int tag) {
   const std::size_t chunks = chunks_in(share.bytes, chunk_bytes);
   for (std::size_t index = 0; index < chunks; ++index) {
@@ -20,7 +20,7 @@ class AllToAll final : public Operation {
  public:
   using Operation::Operation;
 
-  // The peers of a rank come in the order in which NCCL's core visits them: nearest first.
+  // The peers of a rank come in the order in which NCCL's core visits them: smallest distance first.
   std::vector<Flow> flows() const override {
     std::vector<Flow> flows;
     for (int distance = 1; distance < shape_.ranks; ++distance) {
@@ -80,7 +80,7 @@ class AllToAll final : public Operation {
  private:
   int peer(int rank, int distance) const { return (rank + distance) % shape_.ranks; }
 
-  // Of a distance and channel, that of rank 0: see flows().
+  // The index in flows() of the flow from rank 0 for a distance and channel.
   std::size_t index_of_first_flow(int distance, int channel) const {
     const std::size_t before = static_cast<std::size_t>(distance - 1) * static_cast<std::size_t>(shape_.channels) +
                                static_cast<std::size_t>(channel);

@@ -18,7 +18,7 @@ using ranks::require;
 
 namespace {
 
-// Stands in *request of isend before the call: NCCL does not clear the slot, so the plugin must write it.
+// The value of *request before isend. NCCL does not clear the variable, so the plugin must write it.
 char unwritten_request;
 
 }  // namespace
@@ -54,11 +54,11 @@ void Progress::run_lanes(std::uint64_t iterations, std::atomic<std::uint64_t>* f
   std::uint64_t reported = 0;
   for (;;) {
     bool all = true;
-    bool moved = false;
+    bool progressed = false;
     std::uint64_t slowest = iterations;
     for (RunningLane& running : lanes_) {
-      moved = start_step(running) || moved;
-      moved = complete_steps(running) || moved;
+      progressed = start_step(running) || progressed;
+      progressed = complete_steps(running) || progressed;
       all = all && running.completed == running.total;
       slowest = std::min(slowest, running.completed / running.lane->steps.size());
     }
@@ -67,11 +67,11 @@ void Progress::run_lanes(std::uint64_t iterations, std::atomic<std::uint64_t>* f
       reported = slowest;
     }
     if (all) return;
-    if (!moved) rest();
+    if (!progressed) back_off();
   }
 }
 
-void Progress::rest() const {
+void Progress::back_off() const {
   if (pause_us_ == 0) {
     sched_yield();
   } else {
@@ -89,7 +89,7 @@ bool Progress::start_step(RunningLane& running) {
   return true;
 }
 
-// A dependency counts within the iteration, on top of all steps of the iterations before it.
+// `after_count` counts steps within the iteration; the steps of all earlier iterations are added to it.
 bool Progress::may_start(const RunningLane& running, const Step& step) const {
   if (step.after_lane < 0) return true;
   const RunningLane& other = lanes_[static_cast<std::size_t>(step.after_lane)];
@@ -107,7 +107,7 @@ bool Progress::start(RunningLane& running, std::uint64_t step) {
     require(plugin_.isend(connection.comm, address(first->buffer, first->offset), first->bytes, first->tag,
                           connection.mhandles[static_cast<std::size_t>(first->buffer)], &request),
             "isend (" + connection.to_string() + ")");
-    if (request == &unwritten_request) throw Failure("isend answered success without writing *request");
+    if (request == &unwritten_request) throw Failure("isend returned success without writing *request");
     return request != nullptr;
   }
   void* data[netapi::kMaxGroup];
@@ -127,7 +127,7 @@ bool Progress::start(RunningLane& running, std::uint64_t step) {
 }
 
 bool Progress::complete_steps(RunningLane& running) {
-  bool moved = false;
+  bool progressed = false;
   while (running.completed < running.started) {
     int done = 0;
     int sizes[netapi::kMaxGroup];
@@ -137,9 +137,9 @@ bool Progress::complete_steps(RunningLane& running) {
     if (done == 0) break;
     complete(running, running.completed, sizes);
     ++running.completed;
-    moved = true;
+    progressed = true;
   }
-  return moved;
+  return progressed;
 }
 
 void Progress::complete(const RunningLane& running, std::uint64_t step, const int* sizes) {
@@ -148,14 +148,14 @@ void Progress::complete(const RunningLane& running, std::uint64_t step, const in
   const Message* const first = &lane.messages[index * lane.group];
   for (std::size_t i = 0; i < lane.group; ++i) {
     const auto expected = static_cast<int>(std::min<std::size_t>(first[i].bytes, INT_MAX));
-    if (sizes[i] == expected || (lane.sends && sizes[i] == -1)) continue;  // nobody reads the size of a send
-    throw Failure("test reported " + std::to_string(sizes[i]) + " bytes in place of " + std::to_string(expected) +
+    if (sizes[i] == expected || (lane.sends && sizes[i] == -1)) continue;  // NCCL does not read the size of a send
+    throw Failure("test reported " + std::to_string(sizes[i]) + " bytes instead of " + std::to_string(expected) +
                   " for message " + std::to_string(i) + " of " + std::to_string(lane.group) + " (" +
                   running.connection->to_string() + ", step " + std::to_string(step) + ")");
   }
   if (const Reduction& reduction = lane.steps[index].reduction; reduction.wanted) {
-    traffic::add_elements(type_, address(Buffer::kRecv, reduction.offset), address(first->buffer, first->offset),
-                          address(Buffer::kSend, reduction.offset), first->bytes);
+    workload::add_elements(type_, address(Buffer::kRecv, reduction.offset), address(first->buffer, first->offset),
+                           address(Buffer::kSend, reduction.offset), first->bytes);
   }
 }
 

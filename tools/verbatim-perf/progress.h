@@ -1,5 +1,5 @@
-// Carries out plans on the progress thread, as NCCL's progress thread does: posts what may be posted, tests what is
-// oldest on each connection, again and again, and never blocks.
+// Executes plans on the progress thread, as NCCL's progress thread does: it posts steps whose dependencies are met and
+// tests the oldest request of each connection, in a loop, and never blocks.
 #pragma once
 
 #include <atomic>
@@ -9,22 +9,23 @@
 
 #include "netapi/plugin.h"
 #include "ranks/connections.h"
-#include "traffic/content.h"
 #include "verbatim-perf/plan.h"
+#include "workload/content.h"
 
 namespace verbatim::perf {
 
 class Progress {
  public:
   Progress(netapi::Plugin& plugin, const ranks::Connections& connections, std::vector<ranks::Piece> memory,
-           traffic::ElementType type, int pause_us)
+           workload::ElementType type, int pause_us)
       : plugin_(plugin), connections_(connections), memory_(std::move(memory)), type_(type), pause_us_(pause_us) {}
 
-  // Takes a plan in; run() may then be called any number of times.
+  // Stores a plan. run() may then be called any number of times.
   void prepare(const Plan& plan);
 
-  // Iterations one after the other: the next starts when all of the last one is complete on this rank. With `overlap`
-  // each lane goes on as far as its window and dependencies let it. `finished` counts iterations as they end.
+  // Runs the iterations one after the other: the next one starts when the previous one is complete on this rank. With
+  // `overlap` each lane advances as far as its window and its dependencies allow. `finished` counts completed
+  // iterations.
   void run(std::uint64_t iterations, bool overlap, std::atomic<std::uint64_t>& finished);
 
  private:
@@ -34,15 +35,15 @@ class Progress {
     std::uint64_t total = 0;  // steps of this run
     std::uint64_t started = 0;
     std::uint64_t completed = 0;
-    std::uint64_t base = 0;            // steps of the iterations before the one that `started` is in
-    std::vector<void*> requests = {};  // of steps completed to started - 1, by step modulo window
+    std::uint64_t base = 0;            // number of the first step of the iteration that `started` is in
+    std::vector<void*> requests = {};  // of the steps from `completed` to `started` - 1; index: step modulo window
   };
 
-  // When nothing has moved: ranks may outnumber the cores, and who has nothing to do lets the others run.
-  void rest() const;
+  // Called after a poll without progress. Ranks may outnumber the cores, so an idle rank gives up the CPU.
+  void back_off() const;
   void run_lanes(std::uint64_t iterations, std::atomic<std::uint64_t>* finished);
-  // One a turn: a device may do a request's work within the call that posts it (rxe does), and whoever then posts a
-  // whole window of sends in a row keeps the peer waiting for its next receives.
+  // Starts at most one step per call. A device may do the work of a request inside the call that posts it (rxe does),
+  // and a rank that posts a whole window of sends at once would delay the peer's next receives.
   bool start_step(RunningLane& running);
   bool may_start(const RunningLane& running, const Step& step) const;
   bool start(RunningLane& running, std::uint64_t step);
@@ -53,7 +54,7 @@ class Progress {
   netapi::Plugin& plugin_;
   const ranks::Connections& connections_;
   const std::vector<ranks::Piece> memory_;  // by Buffer
-  const traffic::ElementType type_;
+  const workload::ElementType type_;
   const int pause_us_;
   Plan plan_;
   std::vector<RunningLane> lanes_;

@@ -18,28 +18,28 @@
 #include "base/clock.h"
 #include "netapi/plugin.h"
 #include "ranks/connections.h"
-#include "ranks/link.h"
+#include "ranks/coordinator_connection.h"
 #include "ranks/loaded_plugin.h"
 #include "ranks/plugin_log.h"
 #include "ranks/progress_bar.h"
-#include "ranks/worker.h"
-#include "traffic/guarded_buffer.h"
+#include "ranks/worker_thread.h"
 #include "verbatim-perf/operation.h"
 #include "verbatim-perf/progress.h"
 #include "verbatim-perf/report.h"
+#include "workload/guarded_buffer.h"
 
 namespace verbatim::perf {
 namespace {
 
-using traffic::GuardedBuffer;
+using workload::GuardedBuffer;
 
 constexpr int kDefaultGroup = 8;
 constexpr std::size_t kMaxElementBytes = 8;
-constexpr int kComplaints = 3;  // wrong places that a rank describes; the table counts all
+constexpr int kMaxErrors = 3;  // mismatches that a rank prints; the table counts all
 constexpr std::chrono::milliseconds kBarInterval{100};
 
-// What ranks tell each other before they connect.
-struct Introduction {
+// What the ranks exchange before they connect.
+struct RankCapabilities {
   char host[64];
   int pid;
   int api_version;
@@ -47,7 +47,7 @@ struct Introduction {
   std::size_t max_p2p_bytes;
 };
 
-// What ranks tell each other after each size.
+// What the ranks exchange after each size.
 struct Outcome {
   std::uint64_t elapsed_ns;
   std::uint64_t wrong;
@@ -55,11 +55,11 @@ struct Outcome {
 
 class PerfRank final : public ranks::Rank {
  public:
-  PerfRank(const Options& options, ranks::Link& link)
-      : options_(options), link_(link), plugin_(options.plugin, options.api_version, options.job.token) {}
+  PerfRank(const Options& options, ranks::CoordinatorConnection& coordinator)
+      : options_(options), coordinator_(coordinator), plugin_(options.plugin, options.api_version, options.job.token) {}
 
   ExitStatus run() override {
-    introduce();
+    exchange_capabilities();
     connect();
     if (is_first()) print_header(stdout, report_);
     for (const std::size_t bytes : sizes_) measure(bytes);
@@ -75,9 +75,9 @@ class PerfRank final : public ranks::Rank {
  private:
   bool is_first() const { return options_.job.rank == 0; }
 
-  // Agrees with the other ranks on what all of their plugins can do.
-  void introduce() {
-    Introduction own{};
+  // Exchanges with the other ranks what each plugin supports, and uses the smallest values.
+  void exchange_capabilities() {
+    RankCapabilities own{};
     gethostname(own.host, sizeof own.host - 1);
     own.pid = getpid();
     own.api_version = plugin_->api_version();
@@ -85,17 +85,17 @@ class PerfRank final : public ranks::Rank {
     own.max_p2p_bytes = plugin_.max_p2p_bytes();
     if (options_.group > 0) own.max_recvs = options_.group;
 
-    Introduction common = own;
+    RankCapabilities common = own;
     report_ = {.options = options_,
                .plugin_name = plugin_->name(),
                .api_version = plugin_->api_version(),
                .devices = plugin_.devices(),
                .ranks = {},
                .rows = {}};
-    for (const Introduction& other : link_.all_gather_values(own)) {
+    for (const RankCapabilities& other : coordinator_.all_gather_values(own)) {
       if (other.api_version != own.api_version) {
-        throw Failure("this rank's plugin speaks v" + std::to_string(own.api_version) + ", that of another v" +
-                      std::to_string(other.api_version) + ": say --api");
+        throw Failure("this rank's plugin has table version " + std::to_string(own.api_version) +
+                      ", another rank's plugin has " + std::to_string(other.api_version) + ". Next: set --api");
       }
       report_.ranks.push_back({other.host, other.pid});
       common.max_recvs = std::min(common.max_recvs, other.max_recvs);
@@ -112,7 +112,7 @@ class PerfRank final : public ranks::Rank {
                                                      .group = report_.group});
   }
 
-  // No larger than the largest size, or staging would need as much memory as the largest possible chunk.
+  // A chunk is at most as large as the largest message; otherwise the staging buffer would be needlessly large.
   std::size_t chunk_bytes(std::size_t max_p2p_bytes) const {
     const std::size_t wanted =
         options_.chunk_bytes > 0 ? options_.chunk_bytes : default_chunk_bytes(options_.operation);
@@ -133,7 +133,7 @@ class PerfRank final : public ranks::Rank {
                          options_.job.rank);
     std::vector<ranks::Handle> own;
     service_.run([&] { own = connections_->listen(); });
-    std::vector<ranks::Handle> handles = ranks::exchange_handles(link_, flows, own);
+    std::vector<ranks::Handle> handles = ranks::exchange_handles(coordinator_, flows, own);
     service_.run([&] {
       connections_->establish(handles);
       connections_->register_memory(memory);
@@ -151,8 +151,8 @@ class PerfRank final : public ranks::Rank {
       own.wrong += check(extent);
     }
     fill(extent);
-    link_.barrier();
-    iterate(options_.warmup_iterations, bytes);  // also brings the ranks into step
+    coordinator_.barrier();
+    iterate(options_.warmup_iterations, bytes);  // also synchronises the ranks
     const std::uint64_t begin = monotonic_ns();
     iterate(options_.iterations, bytes);
     own.elapsed_ns = monotonic_ns() - begin;
@@ -163,7 +163,7 @@ class PerfRank final : public ranks::Rank {
   void add_row(const Extent& extent, const Outcome& own) {
     std::uint64_t slowest_ns = 1;
     Row row{.bytes = extent.bytes, .count = extent.count};
-    for (const Outcome& outcome : link_.all_gather_values(own)) {
+    for (const Outcome& outcome : coordinator_.all_gather_values(own)) {
       slowest_ns = std::max(slowest_ns, outcome.elapsed_ns);
       row.wrong += outcome.wrong;
     }
@@ -176,52 +176,53 @@ class PerfRank final : public ranks::Rank {
     if (is_first()) print_row(stdout, report_, row);
   }
 
-  // New content for a new step, and the complement of what is to come where it is to come.
+  // Writes new content to the send buffer, and the complement of the expected content to the receive buffer.
   void fill(const Extent& extent) {
     ++step_;
     if (options_.check_iterations == 0 && step_ > 1) return;
     buffer(Buffer::kSend).resize(extent.send_bytes);
     buffer(Buffer::kRecv).resize(extent.recv_bytes);
-    traffic::fill(own_content(), buffer(Buffer::kSend).data(), extent.send_bytes);
+    workload::fill(own_content(), buffer(Buffer::kSend).data(), extent.send_bytes);
     for (const Expected& expected : operation_->expected(extent, step_)) {
-      traffic::poison(*expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
-                      expected.content_offset);
+      workload::poison(*expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
+                       expected.content_offset);
     }
   }
 
-  // Elements (or, in guards, bytes) that are wrong on this rank.
+  // Returns the number of wrong elements on this rank; in guards, of wrong bytes.
   std::uint64_t check(const Extent& extent) {
-    const std::size_t unit = traffic::element_bytes(options_.type);
+    const std::size_t unit = workload::element_bytes(options_.type);
     std::uint64_t wrong = 0;
     for (const Expected& expected : operation_->expected(extent, step_)) {
-      const traffic::Mismatch found = traffic::verify(*expected.content, buffer(Buffer::kRecv).data() + expected.offset,
-                                                      expected.bytes, expected.content_offset, unit);
+      const workload::Mismatch found =
+          workload::verify(*expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
+                           expected.content_offset, unit);
       wrong += describe("receive", expected.offset, found);
     }
     wrong +=
-        describe("send", 0, traffic::verify(own_content(), buffer(Buffer::kSend).data(), extent.send_bytes, 0, unit));
+        describe("send", 0, workload::verify(own_content(), buffer(Buffer::kSend).data(), extent.send_bytes, 0, unit));
     for (const auto& guarded : buffers_) {
       const auto damage = guarded->damage();
       if (!damage) continue;
       wrong += damage->bytes;
-      complain("wrote outside of a buffer of " + std::to_string(guarded->size()) + " bytes, at offset " +
-               std::to_string(damage->offset));
+      add_error("wrote outside of a buffer of " + std::to_string(guarded->size()) + " bytes, at offset " +
+                std::to_string(damage->offset));
     }
     return wrong;
   }
 
-  std::uint64_t describe(const char* which, std::size_t offset, const traffic::Mismatch& found) {
+  std::uint64_t describe(const char* which, std::size_t offset, const workload::Mismatch& found) {
     if (found.wrong == 0) return 0;
     char text[160];
     std::snprintf(text, sizeof text,
-                  "%" PRIu64 " wrong elements in the %s buffer, first at byte %zu: %02x in place of %02x", found.wrong,
+                  "%" PRIu64 " wrong elements in the %s buffer, first at byte %zu: %02x instead of %02x", found.wrong,
                   which, offset + static_cast<std::size_t>(found.first_offset), found.got, found.expected);
-    complain(text);
+    add_error(text);
     return found.wrong;
   }
 
-  void complain(const std::string& what) {
-    if (complaints_++ >= kComplaints) return;
+  void add_error(const std::string& what) {
+    if (errors_++ >= kMaxErrors) return;
     bar_.clear();
     std::fprintf(stderr, "verbatim-perf: rank %d, iteration %" PRIu64 ": %s\n", options_.job.rank, step_, what.c_str());
   }
@@ -238,13 +239,13 @@ class PerfRank final : public ranks::Rank {
     done.get();
   }
 
-  traffic::Elements own_content() const {
+  workload::Elements own_content() const {
     return {options_.type, static_cast<std::uint64_t>(options_.job.rank), step_};
   }
   GuardedBuffer& buffer(Buffer which) { return *buffers_[static_cast<std::size_t>(which)]; }
 
   const Options options_;
-  ranks::Link& link_;
+  ranks::CoordinatorConnection& coordinator_;
   ranks::LoadedPlugin plugin_;
   const std::vector<std::size_t> sizes_ = message_sizes(options_);
   std::unique_ptr<Operation> operation_;
@@ -254,16 +255,16 @@ class PerfRank final : public ranks::Rank {
   ranks::ProgressBar bar_{options_.job.rank == 0};
   Report report_;
   std::uint64_t step_ = 0;
-  int complaints_ = 0;
+  int errors_ = 0;
   ranks::Worker service_{"service"};
   ranks::Worker progress_thread_{"progress"};
 };
 
 }  // namespace
 
-std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::Link& link) {
+std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
   ranks::keep_plugin_log(options.job.rank, options.verbose);
-  return std::make_unique<PerfRank>(options, link);
+  return std::make_unique<PerfRank>(options, coordinator);
 }
 
 }  // namespace verbatim::perf

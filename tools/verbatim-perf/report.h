@@ -1,4 +1,4 @@
-// What a job found out, and its two printed forms: nccl-tests' table on stdout and JSON in a file.
+// The results of a job, and their two output formats: nccl-tests' table on stdout and JSON in a file.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Collectives over a ring. A channel's share is cut into one part per rank; in every round each rank passes one part on
-// to the next rank, chunk after chunk, and a chunk leaves as soon as it has come.
+// Collectives over a ring. The share of a channel is cut into one part per rank. In every round each rank sends one
+// part to the next rank, chunk by chunk, and forwards a chunk as soon as it has received it.
 #include <algorithm>
 
 #include "verbatim-perf/operations.h"
@@ -24,7 +24,7 @@ class Ring : public Operation {
   std::size_t ranks() const { return static_cast<std::size_t>(shape_.ranks); }
   std::size_t rank() const { return static_cast<std::size_t>(shape_.rank); }
   std::size_t previous() const { return (rank() + ranks() - 1) % ranks(); }
-  // The rank that is `back` places before this one.
+  // The rank that is `back` positions before this one in the ring.
   std::size_t before(std::size_t back) const { return (rank() + 2 * ranks() - back) % ranks(); }
 
   // The two lanes of a channel, the sending one first.
@@ -54,7 +54,7 @@ class AllReduce final : public Ring {
 
   std::vector<Expected> expected(const Extent& extent, std::uint64_t step) const override {
     std::vector<Expected> all;
-    all.push_back({0, extent.bytes, std::make_unique<traffic::Sum>(shape_.type, ranks(), step), 0});
+    all.push_back({0, extent.bytes, std::make_unique<workload::Sum>(shape_.type, ranks(), step), 0});
     return all;
   }
 
@@ -74,8 +74,9 @@ class AllReduce final : public Ring {
   }
 
  private:
-  // Rounds 0 to n-2 reduce and scatter: in round s, part rank-s goes out and part rank-s-1 comes in and is summed.
-  // Rounds n-1 to 2n-3 gather the sums: part rank+1-s' goes out and part rank-s' comes in, s' counted from 0.
+  // Rounds 0 to n-2 reduce and scatter: in round s this rank sends part rank-s, and receives and sums part rank-s-1.
+  // Rounds n-1 to 2n-3 gather the sums: with s' counted from 0, this rank sends part rank+1-s' and receives part
+  // rank-s'.
   void fill_lanes(Plan& plan, int channel, Range share) const {
     const std::size_t send_lane = plan.lanes.size() - 2;
     const std::size_t recv_lane = plan.lanes.size() - 1;
@@ -94,7 +95,7 @@ class AllReduce final : public Ring {
     }
   }
 
-  // What a round sends came in the round before; the first round sends this rank's own data.
+  // A round sends what the round before received. Round 0 sends this rank's own data.
   void add_send(Lane& lane, int recv_lane, Range out, std::size_t round, std::size_t chunk, std::size_t chunks) const {
     lane.messages.push_back(
         {round == 0 ? Buffer::kSend : Buffer::kRecv, out.offset, out.bytes, out.bytes, tag_of_send()});
@@ -105,9 +106,9 @@ class AllReduce final : public Ring {
     }
   }
 
-  // A partial sum comes into a staging slot as large as a chunk. A final sum comes to its place, from where this rank
-  // has sent the partial sum of the same part in round `round - (n-1)`: that send must be over. (Round 0 sent from
-  // elsewhere.)
+  // A partial sum is received into a staging slot of one chunk. A final sum is received into the receive buffer, where
+  // this rank has sent the partial sum of the same part from in round `round - (n-1)`: that send must be complete.
+  // Round 0 sent from the send buffer, so it need not be.
   void add_recv(Lane& lane, int send_lane, Range in, int channel, std::size_t round, std::size_t chunk,
                 std::size_t chunks) const {
     const std::size_t reduce_rounds = ranks() - 1;
@@ -144,7 +145,7 @@ class AllGather final : public Ring {
     return all;
   }
 
-  // In round s the contribution of rank-s goes out and that of rank-s-1 comes in.
+  // In round s this rank sends the contribution of rank-s and receives that of rank-s-1.
   Plan plan(const Extent& extent) const override {
     Plan plan;
     plan.copies.push_back({0, rank() * extent.send_bytes, extent.send_bytes});

@@ -27,7 +27,7 @@ void print_header(std::FILE* out, const Report& report) {
   for (std::size_t i = 0; i < report.ranks.size(); ++i) {
     std::fprintf(out, "# rank %4zu  pid %7d on %s\n", i, report.ranks[i].pid, report.ranks[i].host.c_str());
   }
-  std::fprintf(out, "# %d iterations, %d warm-up, %d checked; %d channel(s), receives %d ahead", options.iterations,
+  std::fprintf(out, "# %d iterations, %d warm-up, %d checked; %d channel(s), %d receives ahead", options.iterations,
                options.warmup_iterations, options.check_iterations, options.channels, options.depth);
   if (options.operation == OperationKind::kGrouped) std::fprintf(out, ", groups of %zu", report.group);
   std::fprintf(out, "\n#\n# %10s %12s %8s %11s %11s %11s %8s\n", "size(B)", "count", "type", "time(us)", "algbw(GB/s)",
@@ -38,7 +38,7 @@ void print_header(std::FILE* out, const Report& report) {
 void print_row(std::FILE* out, const Report& report, const Row& row) {
   const std::string wrong = report.options.check_iterations == 0 ? "N/A" : std::to_string(row.wrong);
   std::fprintf(out, "%12zu %12zu %8s %11.2f %11.3f %11.3f %8s\n", row.bytes, row.count,
-               traffic::element_name(report.options.type), row.time_us, row.algbw, row.busbw, wrong.c_str());
+               workload::element_name(report.options.type), row.time_us, row.algbw, row.busbw, wrong.c_str());
   std::fflush(out);
 }
 

@@ -1,6 +1,6 @@
-// What a verbs library between the plugin and softverbs has counted: the objects that are alive; and which of its calls
-// fails. The library is given to the plugin as VERBATIM_VERBS_LIBRARY; a test finds the counters by the symbol
-// kCountersSymbol.
+// Counters of the verbs library that is placed between the plugin and softverbs: it counts the verbs objects that are
+// alive and makes chosen calls fail. The plugin opens the library by VERBATIM_VERBS_LIBRARY. A test finds the counters
+// by the symbol kCountersSymbol.
 #pragma once
 
 #include <array>
@@ -17,14 +17,14 @@ constexpr std::array<const char*, 6> kVerbsObjectNames = {"context", "pd", "mr",
 struct VerbsCounters {
   std::array<std::atomic<long>, kVerbsObjectNames.size()> alive{};
   std::array<std::atomic<long>, kVerbsObjectNames.size()> made{};
-  // When it is a descriptor, each object that is destroyed is named there in a line of its own, and each QP that is
-  // moved as "modify".
+  // When not -1: the library writes a line to this descriptor for each destroyed object (the name of its kind) and for
+  // each ibv_modify_qp ("modify").
   std::atomic<int> report_fd{-1};
-  // How many QPs were given a path to their peer with each traffic class.
+  // Number of ibv_modify_qp calls that set the path to the peer, by traffic class.
   std::array<std::atomic<long>, 256> paths{};
-  // Of every verb that the plugin uses, by its name.
+  // Makes calls fail, for every verb that the plugin uses; selected by the name of the verb.
   FailNth fail;
-  // Called with the name of a verb before each, by the thread that calls the verb.
+  // Called with the verb's name before each verb, on the thread that calls the verb.
   std::atomic<void (*)(const char* verb)> before{nullptr};
 };
 

@@ -1,5 +1,5 @@
-// The part of CUDA's driver interface that the tools use, with host memory as the GPU's: what they do over NCCL can be
-// run where there is no GPU. A stream has done everything by the time it is asked.
+// The part of CUDA's driver interface that the tools use, with host memory in place of GPU memory. With it the NCCL
+// mode of the tools can run without a GPU. Every operation of a stream is complete when its call returns.
 #include <cstdlib>
 #include <cstring>
 
@@ -9,7 +9,7 @@ using CUresult = int;
 using CUdeviceptr = unsigned long long;
 
 constexpr std::size_t kMemoryBytes = std::size_t{1} << 33;
-static std::size_t taken_bytes;
+static std::size_t allocated_bytes;
 
 static void* memory_at(CUdeviceptr address) {
   return reinterpret_cast<void*>(address);
@@ -31,7 +31,7 @@ CUresult cuDeviceGetName(char* name, int bytes, int) {
   return 0;
 }
 CUresult cuDevicePrimaryCtxRetain(void** context, int) {
-  *context = &taken_bytes;
+  *context = &allocated_bytes;
   return 0;
 }
 CUresult cuDevicePrimaryCtxRelease(int) {
@@ -41,7 +41,7 @@ CUresult cuCtxSetCurrent(void*) {
   return 0;
 }
 CUresult cuMemAlloc_v2(CUdeviceptr* data, std::size_t bytes) {
-  taken_bytes += bytes;
+  allocated_bytes += bytes;
   *data = reinterpret_cast<CUdeviceptr>(std::malloc(bytes));
   return *data == 0 ? 2 : 0;
 }
@@ -62,7 +62,7 @@ CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t bytes, voi
   return 0;
 }
 CUresult cuStreamCreate(void** stream, unsigned) {
-  *stream = &taken_bytes;
+  *stream = &allocated_bytes;
   return 0;
 }
 CUresult cuStreamDestroy_v2(void*) {
@@ -76,7 +76,7 @@ CUresult cuStreamQuery(void*) {
 }
 CUresult cuMemGetInfo_v2(std::size_t* available, std::size_t* total) {
   *total = kMemoryBytes;
-  *available = kMemoryBytes - taken_bytes;
+  *available = kMemoryBytes - allocated_bytes;
   return 0;
 }
 CUresult cuGetErrorName(CUresult, const char** name) {

@@ -1,7 +1,8 @@
-// The part of NCCL's interface that the tools use, between processes of one host over sockets. Sends and receives
-// of a pair match in their order; a receive that is not as long as its send fails, as does a send to nobody.
+// The part of NCCL's interface that the tools use, between processes of one host over sockets. The sends and receives
+// of a pair of ranks match in posting order. A receive whose length differs from its send fails, and so does a transfer
+// to a rank without a connection.
 //
-//   HOST_NCCL_FLIP=N  one bit of what the N-th receive of the process delivers is wrong (from 1)
+//   HOST_NCCL_FLIP=N  flips one bit in the data of the process's N-th receive, counted from 1
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -17,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "base/fd.h"
 #include "base/random.h"
+#include "base/unique_fd.h"
 
 namespace {
 
@@ -34,10 +35,10 @@ struct UniqueId {
 };
 
 struct Message {
-  std::string header;  // the length, as the sender has it
+  std::string header;  // length of the data as the sender announces it
   char* data;
   std::size_t bytes;
-  std::size_t done = 0;  // of header and data
+  std::size_t done = 0;  // bytes of header and data that were transferred
 };
 
 struct Peer {
@@ -56,7 +57,7 @@ struct Group {
   std::vector<Comm*> comms;
 };
 Group group;
-int received;  // of all comms
+int received;  // receives of all comms so far
 
 sockaddr_un address_of(const UniqueId& id, int rank, socklen_t& length) {
   sockaddr_un address{};
@@ -67,8 +68,8 @@ sockaddr_un address_of(const UniqueId& id, int rank, socklen_t& length) {
   return address;
 }
 
-// Every rank connects to those below it and accepts those above.
-bool meet(Comm& comm, const UniqueId& id) {
+// Each rank connects to all lower ranks and accepts connections from all higher ranks.
+bool connect_peers(Comm& comm, const UniqueId& id) {
   socklen_t length = 0;
   const sockaddr_un own = address_of(id, comm.rank, length);
   const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -93,8 +94,9 @@ bool meet(Comm& comm, const UniqueId& id) {
   return true;
 }
 
-// Moves what goes without waiting: 1 something moved, 0 nothing, -1 failed.
-int move_on(int socket, Message& message, bool sends) {
+// Transfers as many bytes as possible without blocking. Returns 1 when it transferred bytes, 0 when none, -1 on
+// failure.
+int transfer(int socket, Message& message, bool sends) {
   const std::size_t head = message.header.size();
   int moved = 0;
   while (message.done < head + message.bytes) {
@@ -114,7 +116,7 @@ int move_on(int socket, Message& message, bool sends) {
   return 1;
 }
 
-void spoil_if_wanted(const Message& message) {
+void corrupt_if_requested(const Message& message) {
   const char* const nth = std::getenv("HOST_NCCL_FLIP");
   if (nth == nullptr || ++received != std::atoi(nth)) return;
   message.data[message.bytes / 2] = static_cast<char>(message.data[message.bytes / 2] ^ 4);
@@ -128,12 +130,12 @@ int run(Comm& comm) {
       for (std::deque<Message>* const queue : {&peer.sends, &peer.receives}) {
         if (queue->empty()) continue;
         if (!peer.socket) return kInvalidUsage;
-        const int result = move_on(peer.socket.get(), queue->front(), queue == &peer.sends);
+        const int result = transfer(peer.socket.get(), queue->front(), queue == &peer.sends);
         if (result < 0) return kSystemError;
         moved = moved || result > 0;
         const Message& first = queue->front();
         if (first.done == first.header.size() + first.bytes) {
-          if (queue == &peer.receives) spoil_if_wanted(first);
+          if (queue == &peer.receives) corrupt_if_requested(first);
           queue->pop_front();
         }
         all = all && queue->empty();
@@ -170,11 +172,11 @@ int ncclGetUniqueId(UniqueId* id) {
   return kSuccess;
 }
 int ncclCommInitRank(void** comm, int ranks, UniqueId id, int rank) {
-  auto* const made = new Comm;
-  made->peers.resize(static_cast<std::size_t>(ranks));
-  made->rank = rank;
-  *comm = made;
-  return meet(*made, id) ? kSuccess : kSystemError;
+  auto* const created = new Comm;
+  created->peers.resize(static_cast<std::size_t>(ranks));
+  created->rank = rank;
+  *comm = created;
+  return connect_peers(*created, id) ? kSuccess : kSystemError;
 }
 int ncclCommDestroy(void* comm) {
   delete static_cast<Comm*>(comm);

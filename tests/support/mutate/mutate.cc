@@ -1,16 +1,18 @@
-// A net plugin that spoils what another one delivers: it shows that a check of bytes turns red.
+// A net plugin that corrupts the data that another plugin delivers. Tests use it to show that a check of bytes fails.
 //
-//   MUTATE_PLUGIN  path of the plugin that does the work; its tables are taken over slot by slot
-//   MUTATE_MODE    none             nothing is changed (the control: whatever drives it must stay green)
-//                  flip-byte        one byte in the middle of a received member has one bit flipped
-//                  swap-members     two members of a grouped receive, equal in size, get each other's data
-//                  skip-tail        the last bytes of a received member stay what they were before
-//                  overrun          the byte behind a received member is changed
-//                  wrong-size       a receive reports one byte less than arrived (one more than nothing)
-//                  wrong-send-size  a send reports one byte less than it sent (one more than nothing)
-//   MUTATE_NTH     which of the messages that the mode can spoil is spoiled, counted from 1 (default 1); only that one
+//   MUTATE_PLUGIN  path of the plugin that transfers the data; its tables are copied, with isend, irecv and test
+// replaced
+//   MUTATE_MODE    none             changes nothing (control run: the test that uses this plugin must pass)
+//                  flip-byte        flips one bit of the byte in the middle of a received member
+//                  swap-members     exchanges the data of two members of a grouped receive that have equal sizes
+//                  skip-tail        restores the old contents of the last bytes of a received member
+//                  overrun          changes the byte after a received member
+//                  wrong-size       a receive reports one byte less than arrived (1 when 0 bytes arrived)
+//                  wrong-send-size  a send reports one byte less than it sent (1 when it sent 0 bytes)
+//   MUTATE_NTH     which of the messages that the mode can change is changed, counted from 1 (default 1); only this one
 //
-// The change happens when `test` reports a request as done, in the memory that was given to irecv. One count a process.
+// The change happens when `test` reports a request as done, in the memory that was passed to irecv. Messages are
+// counted per process.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -78,7 +80,7 @@ Mode parse_mode(std::string_view name) {
 
 struct Member {
   unsigned char* data;
-  std::vector<unsigned char> before;  // what the memory held when it was posted (skip-tail only)
+  std::vector<unsigned char> before;  // contents of the memory before the receive was posted (skip-tail only)
 };
 
 struct Pending {
@@ -86,8 +88,8 @@ struct Pending {
   std::vector<Member> members;
 };
 
-// Everything between a post and its completion. Requests of one comm come from one thread at a time, those of several
-// comms do not.
+// The requests between post and completion, and which of them is changed. Different comms can be used by different
+// threads at the same time, hence the mutex.
 class Mutation {
  public:
   Mutation() {
@@ -106,9 +108,9 @@ class Mutation {
     pending_[request] = {.is_send = true, .members = {}};
   }
 
-  // What a receive is about, taken before it is posted: the data may be there when irecv returns.
+  // Describes a receive. Called before irecv, because the data may already be there when irecv returns.
   template <typename Size>
-  Pending about_to_receive(std::span<void* const> data, const Size* capacities) const {
+  Pending prepare_receive(std::span<void* const> data, const Size* capacities) const {
     Pending pending{.is_send = false, .members = {}};
     if (mode_ == Mode::kNone) return pending;
     for (std::size_t i = 0; i < data.size(); ++i) {
@@ -130,14 +132,14 @@ class Mutation {
     verbatim::MutexLock lock(mutex_);
     const auto found = pending_.find(request);
     if (found == pending_.end()) return;
-    if (countdown_ > 0 && can_spoil(found->second, sizes) && --countdown_ == 0) spoil(found->second, sizes);
+    if (countdown_ > 0 && can_corrupt(found->second, sizes) && --countdown_ == 0) corrupt(found->second, sizes);
     pending_.erase(found);
   }
 
  private:
   using Pair = std::pair<std::size_t, std::size_t>;
 
-  // Two members whose exchange shows, {0, 0} when there are none.
+  // Two members of equal size and different data; {0, 0} when there are none.
   static Pair exchangeable(const Pending& pending, const int* sizes) {
     for (std::size_t i = 0; i < pending.members.size(); ++i) {
       for (std::size_t j = i + 1; j < pending.members.size(); ++j) {
@@ -156,14 +158,14 @@ class Mutation {
     return i;
   }
 
-  bool can_spoil(const Pending& pending, const int* sizes) const {
+  bool can_corrupt(const Pending& pending, const int* sizes) const {
     if (pending.is_send != (mode_ == Mode::kWrongSendSize)) return false;
     if (mode_ == Mode::kWrongSize || mode_ == Mode::kWrongSendSize) return true;
     if (mode_ == Mode::kSwapMembers) return exchangeable(pending, sizes) != Pair{0, 0};
     return first_nonempty(pending, sizes) < pending.members.size();
   }
 
-  void spoil(Pending& pending, int* sizes) const {
+  void corrupt(Pending& pending, int* sizes) const {
     if (mode_ == Mode::kWrongSize || mode_ == Mode::kWrongSendSize) {
       sizes[0] += sizes[0] > 0 ? -1 : 1;
       return;
@@ -198,7 +200,7 @@ Mutation& mutation() {
   return only;
 }
 
-// The table that does the work, one for each version.
+// The table of the wrapped plugin, one for each version.
 template <typename Net>
 Net inner{};
 
@@ -219,7 +221,7 @@ struct Irecv;
 template <typename Net, typename Size, typename... Rest>
 struct Irecv<Net, Result (*)(void*, int, void**, Size*, int*, void**, Rest...)> {
   static Result call(void* comm, int n, void** data, Size* sizes, int* tags, void** mhandles, Rest... rest) {
-    Pending pending = mutation().about_to_receive(std::span(data, static_cast<std::size_t>(n)), sizes);
+    Pending pending = mutation().prepare_receive(std::span(data, static_cast<std::size_t>(n)), sizes);
     const Result result = inner<Net>.irecv(comm, n, data, sizes, tags, mhandles, rest...);
     void* const request = *std::get<sizeof...(Rest) - 1>(std::tuple(rest...));
     if (result == Result::kSuccess && request != nullptr) mutation().posted(request, std::move(pending));
@@ -229,27 +231,27 @@ struct Irecv<Net, Result (*)(void*, int, void**, Size*, int*, void**, Rest...)> 
 
 template <typename Net>
 Result test_request(void* request, int* done, int* sizes) {
-  constexpr std::size_t kMaxGroup = 64;  // NCCL's own arrays are this long
-  int own[kMaxGroup] = {};
-  int* const reported = sizes != nullptr ? sizes : own;
+  constexpr std::size_t kMaxGroup = 64;  // size of NCCL's own arrays
+  int local_sizes[kMaxGroup] = {};
+  int* const reported = sizes != nullptr ? sizes : local_sizes;
   const Result result = inner<Net>.test(request, done, reported);
   if (result == Result::kSuccess && *done != 0) mutation().completed(request, reported);
   return result;
 }
 
 template <typename Slot>
-struct Refuse;
+struct Reject;
 template <typename... Arguments>
-struct Refuse<Result (*)(Arguments...)> {
+struct Reject<Result (*)(Arguments...)> {
   static Result call(Arguments... /*arguments*/) { return Result::kInvalidUsage; }
 };
 
 template <typename Net>
-void take_over(void* library, const char* symbol, Net& table) {
+void wrap_table(void* library, const char* symbol, Net& table) {
   void* const found = library == nullptr ? nullptr : dlsym(library, symbol);
   if (found == nullptr || !mutation().valid()) {
     table.name = "Mutate";
-    table.init = &Refuse<decltype(Net::init)>::call;
+    table.init = &Reject<decltype(Net::init)>::call;
     return;
   }
   inner<Net> = *static_cast<const Net*>(found);
@@ -266,13 +268,13 @@ __attribute__((constructor)) void load() {
   if (path != nullptr) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) std::fprintf(stderr, "mutate: MUTATE_PLUGIN: %s\n", path == nullptr ? "not set" : dlerror());
   if (!mutation().valid()) std::fprintf(stderr, "mutate: MUTATE_MODE or MUTATE_NTH is not set to a known value\n");
-  take_over(library, "ncclNetPlugin_v6", ncclNetPlugin_v6);
-  take_over(library, "ncclNetPlugin_v7", ncclNetPlugin_v7);
-  take_over(library, "ncclNetPlugin_v8", ncclNetPlugin_v8);
-  take_over(library, "ncclNetPlugin_v9", ncclNetPlugin_v9);
-  take_over(library, "ncclNetPlugin_v10", ncclNetPlugin_v10);
-  take_over(library, "ncclNetPlugin_v11", ncclNetPlugin_v11);
-  take_over(library, "ncclNetPlugin_v12", ncclNetPlugin_v12);
+  wrap_table(library, "ncclNetPlugin_v6", ncclNetPlugin_v6);
+  wrap_table(library, "ncclNetPlugin_v7", ncclNetPlugin_v7);
+  wrap_table(library, "ncclNetPlugin_v8", ncclNetPlugin_v8);
+  wrap_table(library, "ncclNetPlugin_v9", ncclNetPlugin_v9);
+  wrap_table(library, "ncclNetPlugin_v10", ncclNetPlugin_v10);
+  wrap_table(library, "ncclNetPlugin_v11", ncclNetPlugin_v11);
+  wrap_table(library, "ncclNetPlugin_v12", ncclNetPlugin_v12);
 }
 
 __attribute__((destructor)) void unload() {

@@ -1,5 +1,5 @@
-// A net plugin over TCP sockets of one host, the simplest thing that keeps the contract: what the tools are tested
-// with where no RDMA device is at hand, and proof that they work with any plugin. Exports v6 and v12.
+// A minimal net plugin over TCP sockets of one host. The tools are tested with it where there is no RDMA device, which
+// also shows that they work with any plugin. Exports v6 and v12.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "nccl/net_v12.h"
 #include "nccl/net_v6.h"
 
@@ -23,7 +23,7 @@ using nccl::Result;
 using verbatim::UniqueFd;
 
 constexpr std::size_t kMaxRecvs = 8;
-constexpr std::size_t kMaxQueued = 8;  // steps; small, so that callers meet back-pressure
+constexpr std::size_t kMaxQueued = 8;  // requests; small, so that isend and irecv often return no request
 
 char device_name[] = "socket0";
 
@@ -34,7 +34,7 @@ struct Header {
 
 struct Member {
   char* data;
-  std::size_t capacity;  // of a send: its size
+  std::size_t capacity;  // for a send: its size
   int tag;
   std::size_t bytes = 0;
   bool matched = false;
@@ -52,10 +52,10 @@ struct Comm {
 
   UniqueFd socket;
   const bool sends;
-  std::deque<Request*> queue = {};  // not yet complete, in order; freed by test
+  std::deque<Request*> queue = {};  // incomplete requests in posting order; test frees them
   Header header = {};
   std::size_t header_bytes = 0;
-  Member* member = nullptr;  // whose payload is on its way
+  Member* member = nullptr;  // the member whose payload is being transferred
   std::size_t payload_bytes = 0;
 };
 
@@ -71,7 +71,7 @@ Result warn(const char* what) {
 
 enum class Moved : std::uint8_t { kAll, kSome, kFailed };
 
-// Calls `move` until `bytes` are done or the socket has no more to give or take.
+// Calls `move` until `bytes` are transferred or the socket would block.
 template <typename Move>
 Moved move_bytes(const Move& move, std::size_t& done, std::size_t bytes) {
   while (done < bytes) {
@@ -94,7 +94,7 @@ Moved move_part(Comm& comm, void* data, std::size_t& done, std::size_t bytes) {
   return move_bytes([&](std::size_t from, std::size_t n) { return ::recv(fd, at + from, n, 0); }, done, bytes);
 }
 
-// The member that the header is about; null when nobody waits for it.
+// The member that matches the header; null when no member does.
 Member* match(Comm& comm, Request& request) {
   if (comm.sends) return &request.members[0];
   for (Member& member : request.members) {
@@ -110,7 +110,7 @@ Result progress(Comm& comm) {
     Moved moved = move_part(comm, &comm.header, comm.header_bytes, sizeof comm.header);
     if (moved == Moved::kAll) {
       if (comm.member == nullptr) comm.member = match(comm, request);
-      if (comm.member == nullptr) return warn("a message that nobody waits for");
+      if (comm.member == nullptr) return warn("a message without a matching receive");
       comm.member->matched = true;
       moved = move_part(comm, comm.member->data, comm.payload_bytes, comm.header.bytes);
     }
@@ -166,7 +166,7 @@ void* make_comm(UniqueFd fd, bool sends) {
   return new Comm(std::move(fd), sends);
 }
 
-// Loopback connects at once, into the listener's backlog; while it has not, sending answers EAGAIN.
+// On loopback connect completes at once, into the listener's backlog. Before that, send returns EAGAIN.
 Result connect(int /*device*/, void* handle, void** send_comm) {
   sockaddr_in address{};
   std::memcpy(&address, handle, sizeof address);

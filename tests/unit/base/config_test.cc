@@ -34,10 +34,10 @@ void expect_refused(const char* variable, const char* value, const char* allowed
   const Result<Config> config = read({{variable, value}});
   ASSERT_FALSE(config) << variable << "=" << value;
   EXPECT_EQ(config.error().kind, ErrorKind::kUsage);
-  EXPECT_EQ(log.only_warning(), std::string(variable) + "=" + value + " is not a valid setting: allowed is " + allowed);
+  EXPECT_EQ(log.only_warning(), std::string(variable) + "=" + value + " is not valid. Next: set " + allowed);
 }
 
-TEST(Config, NothingSetGivesTheDefaults) {
+TEST(Config, NothingSet_GivesDefaults) {
   const Config config = config_of({});
   EXPECT_EQ(config.max_recvs, 8U);
   EXPECT_EQ(config.gid_index.for_device("mlx5_0"), std::nullopt);
@@ -49,9 +49,9 @@ TEST(Config, NothingSetGivesTheDefaults) {
   EXPECT_EQ(config.relaxed_ordering, Switch::kAuto);
   EXPECT_EQ(config.adaptive_routing, Switch::kAuto);
   EXPECT_EQ(config.adaptive_routing_threshold, 8192U);
-  EXPECT_EQ(config.qps_per_connection.least, 1U);
-  EXPECT_EQ(config.qps_per_connection.most, 1U);
-  EXPECT_EQ(config.qp_order, QpOrder::kPool);
+  EXPECT_EQ(config.qps_per_connection.min, 1U);
+  EXPECT_EQ(config.qps_per_connection.max, 1U);
+  EXPECT_EQ(config.qp_order, QpOrder::kStaggered);
   EXPECT_EQ(config.qp_pool.peers, 0U);
   EXPECT_EQ(config.qp_gather_us, 300U);
   EXPECT_EQ(config.split_data_on_qps, Switch::kAuto);
@@ -63,7 +63,7 @@ TEST(Config, NothingSetGivesTheDefaults) {
   EXPECT_TRUE(config.hca.value.empty() && config.socket_ifname.value.empty());
 }
 
-TEST(Config, EveryVariableReachesItsMember) {
+TEST(Config, EveryVariable_SetsItsField) {
   const Config config = config_of({{"VERBATIM_VERBS_LIBRARY", "/opt/v.so"},
                                    {"VERBATIM_MLX5_LIBRARY", "/opt/m.so"},
                                    {"VERBATIM_HCA", "^=mlx5_1:2"},
@@ -98,8 +98,8 @@ TEST(Config, EveryVariableReachesItsMember) {
   EXPECT_EQ(config.relaxed_ordering, Switch::kOff);
   EXPECT_EQ(config.adaptive_routing, Switch::kOn);
   EXPECT_EQ(config.adaptive_routing_threshold, 65536U);
-  EXPECT_EQ(config.qps_per_connection.least, 4U);
-  EXPECT_EQ(config.qps_per_connection.most, 4U);
+  EXPECT_EQ(config.qps_per_connection.min, 4U);
+  EXPECT_EQ(config.qps_per_connection.max, 4U);
   EXPECT_EQ(config.split_data_on_qps, Switch::kOff);
   EXPECT_FALSE(config.ece);
   EXPECT_EQ(config.socket_ifname.value, "=eth0");
@@ -108,39 +108,40 @@ TEST(Config, EveryVariableReachesItsMember) {
   EXPECT_EQ(config.close_timeout_ms, 7U);
 }
 
-TEST(Config, NcclsVariableIsReadWhenOursIsUnset) {
+TEST(Config, NcclAlias_IsReadWhenOursIsUnset) {
   EXPECT_EQ(config_of({{"NCCL_IB_TC", "106"}}).traffic_class, 106);
   EXPECT_EQ(config_of({{"NCCL_IB_TC", "106"}, {"VERBATIM_TC", "8"}}).traffic_class, 8);
   EXPECT_EQ(config_of({{"NCCL_IB_TC", "106"}, {"VERBATIM_TC", ""}}).traffic_class, 106);
   EXPECT_STREQ(config_of({{"NCCL_IB_HCA", "mlx5"}}).hca.variable, "NCCL_IB_HCA");
 }
 
-TEST(Config, QpsPerConnectionMayBeARange) {
+TEST(Config, QpsPerConnection_AcceptsRangeOrNumber) {
   const QpRange range = config_of({{"VERBATIM_QPS_PER_CONNECTION", "2-16"}}).qps_per_connection;
-  EXPECT_EQ(range.least, 2U);
-  EXPECT_EQ(range.most, 16U);
+  EXPECT_EQ(range.min, 2U);
+  EXPECT_EQ(range.max, 16U);
   const QpRange fixed = config_of({{"NCCL_IB_QPS_PER_CONNECTION", "4"}}).qps_per_connection;
-  EXPECT_EQ(fixed.least, 4U);
-  EXPECT_EQ(fixed.most, 4U);
+  EXPECT_EQ(fixed.min, 4U);
+  EXPECT_EQ(fixed.max, 4U);
 }
 
-TEST(Config, OrderOfTheQps) {
-  const Config config = config_of({{"VERBATIM_QP_ORDER", "ring"},
+TEST(Config, QpOrderVariables_SetTheirFields) {
+  const Config config = config_of({{"VERBATIM_QP_ORDER", "native"},
                                    {"VERBATIM_QP_POOL", "31x4"},
                                    {"VERBATIM_QP_GATHER_US", "0"},
                                    {"VERBATIM_QP_DUMP", "/tmp/%p"}});
-  EXPECT_EQ(config.qp_order, QpOrder::kRing);
+  EXPECT_EQ(config.qp_order, QpOrder::kNative);
+  EXPECT_EQ(config_of({{"VERBATIM_QP_ORDER", "staggered"}}).qp_order, QpOrder::kStaggered);
   EXPECT_EQ(config.qp_pool.peers, 31U);
   EXPECT_EQ(config.qp_pool.qps, 4U);
   EXPECT_EQ(config.qp_gather_us, 0U);
   EXPECT_EQ(config.qp_dump, "/tmp/%p");
 }
 
-TEST(Config, OursHidesAMalformedAlias) {
+TEST(Config, MalformedAlias_IsIgnoredWhenOursIsSet) {
   EXPECT_EQ(config_of({{"NCCL_IB_TIMEOUT", "99"}, {"VERBATIM_TIMEOUT", "14"}}).timeout, 14);
 }
 
-TEST(Config, NcclsWordsForTheDefaultAreTaken) {
+TEST(Config, NcclValuesForDefault_GiveDefaults) {
   EXPECT_EQ(config_of({{"NCCL_IB_TC", "-1"}}).traffic_class, std::nullopt);
   EXPECT_EQ(config_of({{"NCCL_IB_SL", "-1"}}).service_level, std::nullopt);
   EXPECT_EQ(config_of({{"NCCL_IB_GID_INDEX", "-1"}}).gid_index.for_device("x"), std::nullopt);
@@ -150,11 +151,11 @@ TEST(Config, NcclsWordsForTheDefaultAreTaken) {
   EXPECT_EQ(config_of({{"NCCL_IB_PCI_RELAXED_ORDERING", "1"}}).relaxed_ordering, Switch::kOn);
 }
 
-TEST(Config, NumbersMayBeHexadecimal) {
+TEST(Config, HexadecimalNumber_IsAccepted) {
   EXPECT_EQ(config_of({{"VERBATIM_TC", "0x6a"}}).traffic_class, 106);
 }
 
-TEST(Config, GidIndexPerDevice) {
+TEST(Config, GidIndexList_AppliesPerDevice) {
   const GidIndexSetting setting = config_of({{"VERBATIM_GID_INDEX", "mlx5_0=3,mlx5_1=5,mlx5_2=auto"}}).gid_index;
   EXPECT_EQ(setting.for_device("mlx5_0"), 3U);
   EXPECT_EQ(setting.for_device("mlx5_1"), 5U);
@@ -162,7 +163,7 @@ TEST(Config, GidIndexPerDevice) {
   EXPECT_EQ(setting.for_device("mlx5_10"), std::nullopt);
 }
 
-TEST(Config, AMalformedValueIsRefusedByName) {
+TEST(Config, MalformedValue_IsRejectedWithVariableName) {
   expect_refused("VERBATIM_MAX_RECVS", "0", "1 to 8");
   expect_refused("VERBATIM_MAX_RECVS", "9", "1 to 8");
   expect_refused("VERBATIM_MAX_RECVS", "8x", "1 to 8");
@@ -172,18 +173,20 @@ TEST(Config, AMalformedValueIsRefusedByName) {
   expect_refused("NCCL_IB_TC", "-2", "0 to 255, -1 for the default");
   expect_refused("VERBATIM_SL", "16", "0 to 15, -1 for the default");
   expect_refused("NCCL_IB_RETRY_CNT", "8", "0 to 7");
-  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "129", "1 to 128; ours also a range, `1-8`");
-  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "1-4", "1 to 128; ours also a range, `1-8`");
+  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "129", "1 to 128, or a range `1-8` (not for NCCL's variable)");
+  expect_refused("NCCL_IB_QPS_PER_CONNECTION", "1-4", "1 to 128, or a range `1-8` (not for NCCL's variable)");
   for (const char* value : {"0", "4-1", "0-4", "1-129", "1-", "-4", "1-2-3", "1-x"}) {
-    expect_refused("VERBATIM_QPS_PER_CONNECTION", value, "1 to 128; ours also a range, `1-8`");
+    expect_refused("VERBATIM_QPS_PER_CONNECTION", value, "1 to 128, or a range `1-8` (not for NCCL's variable)");
   }
-  expect_refused("VERBATIM_QP_ORDER", "Pool", "`pool`, `gather`, `ring` or `native`");
+  for (const char* value : {"Staggered", "pool", "gather", "ring"}) {
+    expect_refused("VERBATIM_QP_ORDER", value, "`staggered` (replaces `pool`, `gather`, `ring`) or `native`");
+  }
   for (const char* value : {"8", "8x", "x8", "0x4", "8x0", "8x4x2", "8X4", "65537x1", "1x4097"}) {
     expect_refused("VERBATIM_QP_POOL", value, "`PxQ`: 1 to 65536 peers, 1 to 4096 queue pairs to each");
   }
   expect_refused("VERBATIM_QP_GATHER_US", "2001", "0 to 2000");
   expect_refused("VERBATIM_ADAPTIVE_ROUTING", "yes", "0, 1, or `auto` (also -1, -2)");
-  expect_refused("NCCL_IB_PCI_RELAXED_ORDERING", "3", "0 off, 1 on, 2 on where the library can");
+  expect_refused("NCCL_IB_PCI_RELAXED_ORDERING", "3", "0 off, 1 on, 2 on if libibverbs supports it");
   expect_refused("VERBATIM_ECE", "2", "0 or 1");
   expect_refused("NCCL_SOCKET_FAMILY", "AF_INET4", "`AF_INET` or `AF_INET6`");
   for (const char* value : {"256", "-2", "x", "mlx5_0=", "=3", "mlx5_0=3,", "mlx5_0=3,4", "mlx5_0=3x"}) {
@@ -191,13 +194,13 @@ TEST(Config, AMalformedValueIsRefusedByName) {
   }
 }
 
-TEST(Config, OneWarningForSeveralMalformedValues) {
+TEST(Config, SeveralMalformedValues_GiveOneWarning) {
   const LogCapture log;
   EXPECT_FALSE(read({{"VERBATIM_TC", "x"}, {"VERBATIM_SL", "y"}}));
   EXPECT_EQ(log.warnings().size(), 1U);
 }
 
-TEST(Config, TheEnvironmentIsRead) {
+TEST(Config, Environment_IsRead) {
   setenv("VERBATIM_MAX_RECVS", "2", 1);
   const Result<Config> config = Config::from_environment();
   unsetenv("VERBATIM_MAX_RECVS");
@@ -205,7 +208,7 @@ TEST(Config, TheEnvironmentIsRead) {
   EXPECT_EQ(config->max_recvs, 2U);
 }
 
-TEST(Variables, NamesAreUniqueAndNamedByLayer) {
+TEST(Variables, Names_AreUniqueAndPrefixed) {
   std::set<std::string> names;
   for (const Variable& variable : variables()) {
     EXPECT_TRUE(names.insert(variable.name).second) << variable.name;
@@ -217,7 +220,7 @@ TEST(Variables, NamesAreUniqueAndNamedByLayer) {
   }
 }
 
-TEST(Variables, EveryRowIsReadUnderItsNames) {
+TEST(Variables, EveryRow_IsReadUnderNameAndAlias) {
   std::set<std::string> asked;
   ASSERT_TRUE(Config::from([&](const char* name) -> const char* {
     asked.insert(name);
@@ -229,8 +232,8 @@ TEST(Variables, EveryRowIsReadUnderItsNames) {
   }
 }
 
-#ifdef README  // its path, where it has a variable list
-TEST(Variables, ReadmeShowsTheTable) {
+#ifdef README  // the path of README.md
+TEST(Variables, Readme_ContainsTheTable) {
   std::ifstream file(README);
   std::stringstream content;
   content << file.rdbuf();

@@ -7,7 +7,7 @@
 namespace verbatim {
 namespace {
 
-TEST(Log, LinesReachTheSinkFormatted) {
+TEST(Log, Line_ReachesSinkFormatted) {
   const LogCapture log;
   VERBATIM_WARN("device %s has %d ports", "mlx5_0", 2);
   VERBATIM_INFO("fine");
@@ -15,13 +15,13 @@ TEST(Log, LinesReachTheSinkFormatted) {
   EXPECT_EQ(log.infos(), std::vector<std::string>{"fine"});
 }
 
-TEST(Log, ALongLineIsCutAndEnded) {
+TEST(Log, LongLine_IsTruncated) {
   const LogCapture log;
   VERBATIM_WARN("%s", std::string(5000, 'x').c_str());
   EXPECT_EQ(log.only_warning(), std::string(1023, 'x'));
 }
 
-TEST(Log, WithoutASinkOnlyWarningsGoToStderr) {
+TEST(Log, WithoutSink_OnlyWarningsGoToStderr) {
   set_log_sink(nullptr);
   testing::internal::CaptureStderr();
   VERBATIM_INFO("quiet");

@@ -8,8 +8,8 @@
 namespace verbatim {
 namespace {
 
-TEST(FillRandom, FillsEveryByteAndDiffersEachTime) {
-  // Each byte must leave 0 at least once in 64 fills: by chance one of 1,000 stays with 2^-502.
+TEST(FillRandom, Buffer_IsFilledDifferentlyEachTime) {
+  // Each byte must differ from 0 at least once in 64 fills. A good generator fails this with probability 2^-502.
   std::vector<std::byte> seen(1000);
   std::vector<std::byte> bytes(1000);
   for (int round = 0; round < 64; ++round) {
@@ -21,7 +21,7 @@ TEST(FillRandom, FillsEveryByteAndDiffersEachTime) {
   for (const std::byte byte : seen) EXPECT_NE(byte, std::byte{0});
 }
 
-TEST(FillRandom, LeavesTheNeighboursAlone) {
+TEST(FillRandom, Span_LeavesNeighbouringBytesUnchanged) {
   std::array<std::byte, 48> bytes{};
   ASSERT_TRUE(fill_random(std::span(bytes).subspan(16, 16)));
   for (std::size_t i = 0; i < 16; ++i) {
@@ -30,7 +30,7 @@ TEST(FillRandom, LeavesTheNeighboursAlone) {
   }
 }
 
-TEST(FillRandom, NothingToFill) {
+TEST(FillRandom, EmptySpan_Succeeds) {
   EXPECT_TRUE(fill_random({}));
 }
 

@@ -40,26 +40,26 @@ std::string chosen(const std::vector<SocketInterface>& interfaces, std::string_v
   return found ? to_string(*found) : "none";
 }
 
-TEST(SocketInterface, APrefixSelects) {
+TEST(SocketInterface, Prefix_SelectsFirstMatch) {
   EXPECT_EQ(chosen(host(), "eth1"), "eth1 10.1.0.2");
   EXPECT_EQ(chosen(host(), "eth10"), "eth10 10.10.0.2");
   EXPECT_EQ(chosen(host(), "wlan,eth"), "eth0 10.0.0.2");
   EXPECT_EQ(chosen(host(), "wlan"), "none");
 }
 
-TEST(SocketInterface, ExactlyThisName) {
+TEST(SocketInterface, ExactName_SelectsOnlyThatInterface) {
   EXPECT_EQ(chosen(host(), "=eth1"), "eth1 10.1.0.2");
   EXPECT_EQ(chosen(host(), "=eth"), "none");
   EXPECT_EQ(chosen(host(), "=wlan0,eth10"), "eth10 10.10.0.2");
 }
 
-TEST(SocketInterface, AllButThese) {
+TEST(SocketInterface, ExclusionList_SelectsOtherInterface) {
   EXPECT_EQ(chosen(host(), "^lo,docker,virbr,eth0"), "eth1 10.1.0.2");
   EXPECT_EQ(chosen(host(), "^=lo,docker0,virbr0,eth0,eth1"), "eth10 10.10.0.2");
   EXPECT_EQ(chosen(host(), "^lo,docker,virbr,eth,bond"), "none");
 }
 
-TEST(SocketInterface, WithoutAListLoopbackAndBridgesComeLast) {
+TEST(SocketInterface, WithoutList_LoopbackAndBridgesComeLast) {
   EXPECT_EQ(chosen(host(), ""), "eth0 10.0.0.2");
   EXPECT_EQ(chosen({ipv4("lo", "127.0.0.1"), ipv4("docker0", "172.17.0.1")}, ""), "docker0 172.17.0.1");
   EXPECT_EQ(chosen({ipv4("lo", "127.0.0.1")}, ""), "lo 127.0.0.1");
@@ -67,13 +67,13 @@ TEST(SocketInterface, WithoutAListLoopbackAndBridgesComeLast) {
   EXPECT_EQ(chosen({}, ""), "none");
 }
 
-TEST(SocketInterface, TheFamilyDecidesAmongAddresses) {
+TEST(SocketInterface, AddressFamily_SelectsAmongAddresses) {
   EXPECT_EQ(chosen(host(), "eth0", AF_INET6), "eth0 2001:db8::2");
   EXPECT_EQ(chosen(host(), "eth0", AF_INET), "eth0 10.0.0.2");
   EXPECT_EQ(chosen(host(), "eth1", AF_INET6), "none");
 }
 
-TEST(SocketInterface, LinkLocalKeepsItsScope) {
+TEST(SocketInterface, LinkLocalAddress_KeepsScope) {
   const auto found = choose_socket_interface(host(), "bond0", AF_UNSPEC);
   ASSERT_TRUE(found);
   EXPECT_EQ(to_string(*found), "bond0 fe80::7%7");
@@ -81,7 +81,7 @@ TEST(SocketInterface, LinkLocalKeepsItsScope) {
   EXPECT_EQ(found->address_bytes, sizeof(sockaddr_in6));
 }
 
-TEST(SocketInterface, ThisHostHasLoopback) {
+TEST(SocketInterface, LoopbackOfThisHost_IsFound) {
   Config config;
   config.socket_ifname = {"=lo", "VERBATIM_SOCKET_IFNAME"};
   config.socket_family = AF_INET;
@@ -90,7 +90,7 @@ TEST(SocketInterface, ThisHostHasLoopback) {
   EXPECT_EQ(to_string(*found), "lo 127.0.0.1");
 }
 
-TEST(SocketInterface, AListThatFitsNothingIsNamed) {
+TEST(SocketInterface, ListWithoutMatch_IsRejectedWithVariableName) {
   const LogCapture log;
   Config config;
   config.socket_ifname = {"=nosuch0", "NCCL_SOCKET_IFNAME"};

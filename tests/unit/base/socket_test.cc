@@ -11,13 +11,15 @@
 #include <thread>
 #include <utility>
 
+#include "base/outgoing_message.h"
+
 namespace {
 
-int g_accept_errno = 0;  // with which the next accept4 fails; 0: as the system has it
+int g_accept_errno = 0;  // the next accept4 fails with this errno; 0: accept4 calls the kernel
 
 }  // namespace
 
-// In place of libc's, for what no test can make the system say.
+// Replaces libc's accept4, for errors that a test cannot make the kernel return.
 extern "C" int accept4(int socket, sockaddr* address, socklen_t* bytes, int flags) {
   if (g_accept_errno == 0) return static_cast<int>(::syscall(SYS_accept4, socket, address, bytes, flags));
   errno = std::exchange(g_accept_errno, 0);
@@ -54,7 +56,7 @@ Pair connected_pair() {
   }
 }
 
-TEST(Socket, NobodyWaitingIsNoError) {
+TEST(Socket, AcceptWithoutConnection_IsNoError) {
   Result<UniqueFd> listener = tcp_listen(ipv4("127.0.0.1", 0));
   ASSERT_TRUE(listener);
   const Result<std::optional<UniqueFd>> accepted = tcp_accept(*listener);
@@ -62,13 +64,13 @@ TEST(Socket, NobodyWaitingIsNoError) {
   EXPECT_FALSE(accepted->has_value());
 }
 
-TEST(Socket, WhatPassesIsNoErrorOfTheListener) {
+TEST(Socket, TransientAcceptError_IsNoError) {
   Result<UniqueFd> listener = tcp_listen(ipv4("127.0.0.1", 0));
   ASSERT_TRUE(listener);
   for (const int passing : {ECONNABORTED, EPERM}) {
     g_accept_errno = passing;
     const Result<std::optional<UniqueFd>> accepted = tcp_accept(*listener);
-    ASSERT_EQ(g_accept_errno, 0) << "nobody asked";
+    ASSERT_EQ(g_accept_errno, 0) << "accept4 was not called";
     ASSERT_TRUE(accepted) << std::strerror(passing);
     EXPECT_FALSE(accepted->has_value());
   }
@@ -80,12 +82,12 @@ TEST(Socket, WhatPassesIsNoErrorOfTheListener) {
   }
 }
 
-TEST(Socket, BothEndsKnowEachOther) {
+TEST(Socket, ConnectedPair_HasMatchingAddresses) {
   const Pair pair = connected_pair();
   EXPECT_EQ(to_string(*local_address(pair.client)), to_string(*remote_address(pair.server)));
 }
 
-TEST(Socket, MoreThanTheSocketTakesIsSentInPieces) {
+TEST(Socket, MessageLargerThanSocketBuffer_IsSentInParts) {
   const Pair pair = connected_pair();
   std::vector<std::uint8_t> bytes(8 << 20);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(i * 2654435761U >> 13);
@@ -108,7 +110,7 @@ TEST(Socket, MoreThanTheSocketTakesIsSentInPieces) {
   EXPECT_EQ(received, bytes);
 }
 
-TEST(Socket, EndOfFileIsARemoteError) {
+TEST(Socket, EndOfFile_IsRemoteError) {
   Pair pair = connected_pair();
   pair.client.reset();
   std::array<std::uint8_t, 4> buffer{};
@@ -119,7 +121,7 @@ TEST(Socket, EndOfFileIsARemoteError) {
   EXPECT_EQ(received.error().kind, ErrorKind::kRemote);
 }
 
-TEST(Socket, NobodyListeningIsARemoteError) {
+TEST(Socket, ConnectWithoutListener_IsRemoteError) {
   Result<UniqueFd> listener = tcp_listen(ipv4("127.0.0.1", 0));
   ASSERT_TRUE(listener);
   const sockaddr_storage address = *local_address(*listener);
@@ -138,7 +140,7 @@ TEST(Socket, NobodyListeningIsARemoteError) {
   EXPECT_EQ(error.sys_errno, ECONNREFUSED);
 }
 
-TEST(Socket, AddressesReadAsPeopleWriteThem) {
+TEST(Socket, Address_IsFormattedAsUsual) {
   EXPECT_EQ(to_string(ipv4("10.0.0.1", 4711)), "10.0.0.1:4711");
   sockaddr_storage address{};
   auto& v6 = reinterpret_cast<sockaddr_in6&>(address);

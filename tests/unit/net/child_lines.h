@@ -1,9 +1,11 @@
-// The lines of a child process over softverbs' faults, ready to be compared word for word.
+// Failures and log lines of a child process with faults of softverbs, in a form that can be compared.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <climits>
+#include <cstdint>
 #include <regex>
 #include <sstream>
 #include <string>
@@ -11,13 +13,14 @@
 #include <utility>
 #include <vector>
 
+#include "net/transfer/comm.h"
 #include "support/child.h"
 
 namespace verbatim {
 
 using Lines = std::vector<std::string>;
 
-// What differs from run to run becomes a word.
+// Replaces what differs from run to run.
 inline std::string normalized(std::string line) {
   char host[HOST_NAME_MAX + 1] = {};
   ::gethostname(host, sizeof host - 1);
@@ -28,7 +31,7 @@ inline std::string normalized(std::string line) {
                                       {"pid [0-9]+", "pid #"},
                                       {"127\\.0\\.0\\.1:[0-9]+", "127.0.0.1:#"},
                                       {"[0-9.e+-]+ (s|ms) old", "T old"},
-                                      {"(stalled|still) for [0-9.]+ s", "$1 for T"},
+                                      {"(stalled|no progress) for [0-9.]+ s", "$1 for T"},
                                       {"worked for [0-9.e+-]+ (s|ms)", "worked for T"},
                                       {", for [0-9.e+-]+ (s|ms) now", ""}}) {
     line = std::regex_replace(line, std::regex(varying), word);
@@ -37,12 +40,12 @@ inline std::string normalized(std::string line) {
 }
 
 // The warnings that a child has written, normalized.
-inline Lines warnings_of(const std::string& told) {
+inline Lines warnings_of(const std::string& warnings) {
   Lines lines;
-  std::istringstream text(told);
+  std::istringstream text(warnings);
   for (std::string line; std::getline(text, line);) {
     constexpr std::string_view kMark = "verbatim: ";
-    // What the control thread says of a device or port comes at its own time.
+    // The monitor may log events of a device or port at any time.
     static const std::regex of_event(std::string(kMark) + "softverbs[0-9](:[0-9]|: the device ).*");
     if (line.starts_with(kMark) && !std::regex_match(line, of_event))
       lines.push_back(normalized(line.substr(kMark.size())));
@@ -60,5 +63,28 @@ inline const std::string kEnds =
     "HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, TC 0, "
     "SL 0";
 inline const std::string kPath = "Path: " + kEnds + ", timeout 1.05 ms, 2 retries (3.15 ms in all), T old, carried ";
+
+struct ExpectedFailure {
+  ErrorKind kind;
+  std::string what;
+  std::string why;
+  std::string next;
+  std::uint64_t messages = 0;  // completed
+  std::uint64_t bytes = 0;
+};
+
+// The fields of a failure between the first ports of both ends, normalized.
+inline void expect_failure(const Comm& comm, const ExpectedFailure& expected) {
+  const Failure* const failure = comm.failure();
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, expected.kind);
+  EXPECT_EQ(normalized(failure->what), expected.what);
+  EXPECT_EQ(normalized(failure->diagnosis.why), expected.why);
+  EXPECT_EQ(normalized(failure->diagnosis.next), expected.next);
+  ASSERT_TRUE(failure->path);
+  EXPECT_EQ(normalized(describe_path(*failure->path)), kEnds);
+  EXPECT_EQ(failure->path->completed_counts.messages, expected.messages);
+  EXPECT_EQ(failure->path->completed_counts.bytes, expected.bytes);
+}
 
 }  // namespace verbatim

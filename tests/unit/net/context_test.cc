@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "link.h"
+#include "connected_comms.h"
 
 namespace verbatim {
 namespace {
@@ -34,15 +34,15 @@ class ContextTest : public ::testing::Test {
     EXPECT_TRUE(other);
     std::chrono::steady_clock::time_point begin;
     {
-      Link link;
+      ConnectedComms link;
       link.connect();
-      if (serves_process) link.context().serve_process();
+      if (serves_process) link.context().set_process_wide();
       std::array<std::uint8_t, wire::kHandleBytes> handle{};
       Result<ListenComm*> listen = (*other)->listen(0, handle);
       EXPECT_TRUE(listen);
       SendComm* send = nullptr;
       RecvComm* recv = nullptr;
-      const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+      const auto end = std::chrono::steady_clock::now() + ConnectedComms::kPatience;
       while ((send == nullptr || recv == nullptr) && std::chrono::steady_clock::now() < end) {
         if (send == nullptr) {
           const Result<SendComm*> connected = link.context().connect(0, handle, -1);
@@ -67,7 +67,7 @@ class ContextTest : public ::testing::Test {
   }
 
   // Calls isend, for which nothing was announced, until the comm fails or `limit` is over.
-  static bool starves_to_an_error(Link& link, std::chrono::milliseconds limit) {
+  static bool isend_fails_within(ConnectedComms& link, std::chrono::milliseconds limit) {
     Buffers buffers(link, 8);
     const auto end = std::chrono::steady_clock::now() + limit;
     while (link.send().error() == nullptr && std::chrono::steady_clock::now() < end) {
@@ -77,8 +77,8 @@ class ContextTest : public ::testing::Test {
   }
 };
 
-TEST_F(ContextTest, TheCommunicatorsTrafficClassReachesBothEndsAndNoServiceLevel) {
-  Link link(104);
+TEST_F(ContextTest, TrafficClassOfCommunicator_ReachesBothEnds) {
+  ConnectedComms link(104);
   ASSERT_NO_FATAL_FAILURE(link.connect());
   for (Comm* comm : {static_cast<Comm*>(&link.send()), static_cast<Comm*>(&link.recv())}) {
     const ibv_qp_attr qp = attributes(*comm);
@@ -88,38 +88,38 @@ TEST_F(ContextTest, TheCommunicatorsTrafficClassReachesBothEndsAndNoServiceLevel
   }
 }
 
-TEST_F(ContextTest, TheConnectingSidesTrafficClassReachesBothEnds) {
-  Link link;  // up to v10 only connect is told
+TEST_F(ContextTest, TrafficClassOfConnect_ReachesBothEnds) {
+  ConnectedComms link;  // up to v10 only connect is told
   ASSERT_NO_FATAL_FAILURE(link.connect(0, 0, 96));
   EXPECT_EQ(attributes(link.send()).ah_attr.grh.traffic_class, 96);
   EXPECT_EQ(attributes(link.recv()).ah_attr.grh.traffic_class, 96);
 }
 
-TEST_F(ContextTest, TheUsersTrafficClassWins) {
+TEST_F(ContextTest, TrafficClassOfUser_OverridesCommunicator) {
   ::setenv("VERBATIM_TC", "32", 1);
   ::setenv("VERBATIM_SL", "3", 1);
-  Link link(104);
+  ConnectedComms link(104);
   ASSERT_NO_FATAL_FAILURE(link.connect());
   EXPECT_EQ(attributes(link.send()).ah_attr.grh.traffic_class, 32);
   EXPECT_EQ(attributes(link.recv()).ah_attr.grh.traffic_class, 32);
   EXPECT_EQ(attributes(link.send()).ah_attr.sl, 3);
 }
 
-TEST_F(ContextTest, ATrafficClassThatIsNoneIsRefused) {
+TEST_F(ContextTest, TrafficClassOutOfRange_IsRejected) {
   const Result<Context*> refused = open_context(256);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().kind, ErrorKind::kUsage);
 }
 
-TEST_F(ContextTest, AConnectThatNobodyAcceptsEndsAtItsDeadline) {
+TEST_F(ContextTest, ConnectWithoutAccept_TimesOut) {
   ::setenv("VERBATIM_CONNECT_TIMEOUT_S", "1", 1);
-  Link link;
+  ConnectedComms link;
   std::array<std::uint8_t, wire::kHandleBytes> handle{};
   Result<ListenComm*> listen = link.context().listen(0, handle);
   ASSERT_TRUE(listen);
   const auto begin = std::chrono::steady_clock::now();
   Result<SendComm*> comm = link.context().connect(0, handle, -1);
-  while (comm && std::chrono::steady_clock::now() < begin + Link::kPatience) {
+  while (comm && std::chrono::steady_clock::now() < begin + ConnectedComms::kPatience) {
     ASSERT_EQ(*comm, nullptr);
     comm = link.context().connect(0, handle, -1);
   }
@@ -129,11 +129,11 @@ TEST_F(ContextTest, AConnectThatNobodyAcceptsEndsAtItsDeadline) {
   EXPECT_EQ(wire::load_connect_token(handle), 0U);  // the handle can be tried again
 }
 
-TEST_F(ContextTest, ClosedEndsWaitForEachOtherAndNotForTheDeadline) {
+TEST_F(ContextTest, BothEndsClosed_FinalizeDoesNotWaitForDeadline) {
   ::setenv("VERBATIM_CLOSE_TIMEOUT_MS", "60000", 1);
   const auto begin = std::chrono::steady_clock::now();
   {
-    Link link;
+    ConnectedComms link;
     ASSERT_NO_FATAL_FAILURE(link.connect());
     link.context().close(link.recv());
     link.context().close(link.send());
@@ -141,13 +141,13 @@ TEST_F(ContextTest, ClosedEndsWaitForEachOtherAndNotForTheDeadline) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
-TEST_F(ContextTest, AnEndWhosePeerStaysOpenIsGoneAfterTheDeadline) {
+TEST_F(ContextTest, CloseWhilePeerStaysOpen_EndsAtDeadline) {
   ::setenv("VERBATIM_CLOSE_TIMEOUT_MS", "300", 1);
   Result<Context*> other = open_context(-1);
   ASSERT_TRUE(other);
   const auto begin = std::chrono::steady_clock::now();
   {
-    Link link;
+    ConnectedComms link;
     ASSERT_NO_FATAL_FAILURE(link.connect());
     link.context().close(link.recv());
     EXPECT_FALSE(link.context().idle());  // the sender is still there
@@ -156,17 +156,17 @@ TEST_F(ContextTest, AnEndWhosePeerStaysOpenIsGoneAfterTheDeadline) {
   close_context(*other);
 }
 
-TEST_F(ContextTest, ASenderWhoseReceiverHasClosedIsTold) {
-  Link link;
+TEST_F(ContextTest, ReceiverClosed_SenderFailsWithRemoteError) {
+  ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
-  EXPECT_FALSE(starves_to_an_error(link, std::chrono::milliseconds(300)));  // a late receiver is no error
+  EXPECT_FALSE(isend_fails_within(link, std::chrono::milliseconds(300)));  // a late receiver is no error
   link.context().close(link.recv());
-  ASSERT_TRUE(starves_to_an_error(link, std::chrono::seconds(5)));
+  ASSERT_TRUE(isend_fails_within(link, std::chrono::seconds(5)));
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
 }
 
-TEST_F(ContextTest, AReceiverWhoseSenderHasClosedIsTold) {
-  Link link;
+TEST_F(ContextTest, SenderClosed_ReceiverFailsWithRemoteError) {
+  ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
   Buffers buffers(link, 8);
   ASSERT_NE(link.posted([&] { return buffers.irecv(8); }), nullptr);
@@ -175,14 +175,14 @@ TEST_F(ContextTest, AReceiverWhoseSenderHasClosedIsTold) {
   EXPECT_EQ(link.recv().error()->kind, ErrorKind::kRemote);
 }
 
-TEST_F(ContextTest, WhatArrivedBeforeThePeerClosedIsDelivered) {
-  Link link;
+TEST_F(ContextTest, MessageBeforePeerClosed_IsDelivered) {
+  ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
   Buffers buffers(link, pattern(5000, 1));
   Request* receive = link.posted([&] { return buffers.irecv(5000); });
   Request* send = link.posted([&] { return buffers.isend(5000); });
   ASSERT_TRUE(link.wait(send));
-  link.taken_back(send);
+  link.is_completed(send);
   link.context().close(link.send());
   EXPECT_TRUE(link.eventually([&] {
     link.recv().progress();
@@ -194,10 +194,10 @@ TEST_F(ContextTest, WhatArrivedBeforeThePeerClosedIsDelivered) {
 
 // More messages than one look at the completion queue takes in, and a receiver that was away for longer than what is
 // under way may take.
-TEST_F(ContextTest, AllThatArrivedBeforeThePeerClosedIsDelivered) {
+TEST_F(ContextTest, ManyMessagesBeforePeerClosed_AreDelivered) {
   constexpr std::size_t kMessages = 40;
   constexpr std::size_t kBytes = 8;
-  Link link;
+  ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
   Buffers buffers(link, pattern(kBytes, 1));
   std::vector<Request*> receives;
@@ -215,7 +215,7 @@ TEST_F(ContextTest, AllThatArrivedBeforeThePeerClosedIsDelivered) {
   for (Request* send : sends) {
     while (send->state != RequestState::kDone && std::chrono::steady_clock::now() < end) link.send().progress();
     ASSERT_EQ(send->state, RequestState::kDone);
-    link.taken_back(send);
+    link.is_completed(send);
   }
   link.context().close(link.send());
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -231,26 +231,26 @@ TEST_F(ContextTest, AllThatArrivedBeforeThePeerClosedIsDelivered) {
   EXPECT_EQ(link.recv().error(), nullptr);
 }
 
-TEST_F(ContextTest, AnEndWithWorkOutstandingIsAbortedAtOnce) {
+TEST_F(ContextTest, CloseWithOutstandingOperation_AbortsAtOnce) {
   ::setenv("VERBATIM_CLOSE_TIMEOUT_MS", "60000", 1);
   const auto begin = std::chrono::steady_clock::now();
   {
-    Link link;
+    ConnectedComms link;
     ASSERT_NO_FATAL_FAILURE(link.connect());
     Buffers buffers(link, 8);
     ASSERT_NE(link.posted([&] { return buffers.irecv(8); }), nullptr);
-    EXPECT_FALSE(link.recv().quiet());
+    EXPECT_FALSE(link.recv().all_done());
     link.context().close(link.recv());
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
-TEST_F(ContextTest, AnAbortedCommunicatorWaitsForNoPeer) {
+TEST_F(ContextTest, AbortedComm_FinalizeDoesNotWait) {
   ::setenv("VERBATIM_CLOSE_TIMEOUT_MS", "60000", 1);
   EXPECT_LT(end_with_a_comm_aborted(false), std::chrono::seconds(20));
 }
 
-TEST_F(ContextTest, WithOneContextForAllCommunicatorsThePeersOfTheOthersAreWaitedFor) {
+TEST_F(ContextTest, AbortedCommInProcessContext_OtherPeersAreWaitedFor) {
   ::setenv("VERBATIM_CLOSE_TIMEOUT_MS", "1000", 1);
   EXPECT_GE(end_with_a_comm_aborted(true), std::chrono::milliseconds(1000));
 }

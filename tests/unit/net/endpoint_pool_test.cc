@@ -1,4 +1,4 @@
-#include "net/endpoint_pool.h"
+#include "net/connect/endpoint_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace verbatim {
 namespace {
 
-using Claim = std::shared_ptr<EndpointClaim>;
+using Reservation = std::shared_ptr<EndpointReservation>;
 
 constexpr auto kPoolTimeout = std::chrono::seconds(20);
 
@@ -44,22 +44,58 @@ class EndpointPoolTest : public ::testing::Test {
 
   static PeerId peer(std::uint64_t process) { return {1, process, 1, 0}; }
 
-  EndpointWish wish(std::uint64_t process, std::size_t qps = 1) const {
-    EndpointWish wish;
-    wish.ports = {&ports_[0]};
-    wish.sizes.qps = qps;
-    wish.self = peer(kSelf);
-    wish.peer = peer(process);
-    wish.traffic = {.peers = 4, .flows = 2};
-    return wish;
+  EndpointRequest request(std::uint64_t process, std::size_t qps = 1) const {
+    EndpointRequest request;
+    request.ports = {&ports_[0]};
+    request.sizes.qps = qps;
+    request.self = peer(kSelf);
+    request.peer = peer(process);
+    request.traffic = {.peers = 4, .flows = 2};
+    return request;
   }
 
-  // The endpoint of a claim that need not be waited for.
-  Endpoint take(const Claim& claim) { return take(*pool_, claim); }
-  static Endpoint take(EndpointPool& pool, const Claim& claim) {
+  // The same, with nothing announced.
+  EndpointRequest unannounced(std::uint64_t process, std::size_t qps = 1) const {
+    EndpointRequest unknown = request(process, qps);
+    unknown.traffic = {};
+    return unknown;
+  }
+
+  // From communicator 25 of a process to communicator `context` of the same process.
+  EndpointRequest in_process(std::uint32_t context) const {
+    EndpointRequest local = request(kSelf);
+    local.self.context = 25;
+    local.peer.context = context;
+    return local;
+  }
+
+  // Reservations of `flows` connections to each of the peers.
+  std::vector<Reservation> reserve(const std::vector<EndpointRequest>& peers, int flows) {
+    std::vector<Reservation> reservations;
+    for (const EndpointRequest& peer : peers) {
+      for (int k = 0; k < flows; ++k) reservations.push_back(pool_->reserve(peer));
+    }
+    return reservations;
+  }
+
+  // The QP with position p has the number of the QP with position 0, plus p.
+  void expect_positions(const std::vector<Reservation>& reservations, const std::vector<std::uint32_t>& positions) {
+    std::vector<Endpoint> made;
+    for (const Reservation& reservation : reservations) made.push_back(take(reservation));
+    ASSERT_EQ(made.size(), positions.size());
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      EXPECT_EQ(made[i].placement().order, QpOrder::kStaggered);
+      EXPECT_EQ(made[i].placement().position(0), positions[i]);
+      EXPECT_EQ(made[i].qps()[0].qp->qp_num - positions[i], made[0].qps()[0].qp->qp_num - positions[0]);
+    }
+  }
+
+  // Polls until the reservation has its endpoint.
+  Endpoint take(const Reservation& reservation) { return take(*pool_, reservation); }
+  static Endpoint take(EndpointPool& pool, const Reservation& reservation) {
     const auto end = std::chrono::steady_clock::now() + kPoolTimeout;
     while (true) {
-      Result<std::optional<Endpoint>> endpoint = pool.take(*claim);
+      Result<std::optional<Endpoint>> endpoint = pool.take(*reservation);
       if (!endpoint) {
         ADD_FAILURE() << to_string(endpoint.error());
         std::abort();
@@ -68,8 +104,8 @@ class EndpointPoolTest : public ::testing::Test {
       if (std::chrono::steady_clock::now() > end) std::abort();
     }
   }
-  bool is_ready(const Claim& claim) {
-    Result<std::optional<Endpoint>> endpoint = pool_->take(*claim);
+  bool is_ready(const Reservation& reservation) {
+    Result<std::optional<Endpoint>> endpoint = pool_->take(*reservation);
     EXPECT_TRUE(endpoint);
     return endpoint && endpoint->has_value();
   }
@@ -88,161 +124,149 @@ std::uint32_t number(const Endpoint& endpoint, std::size_t qp = 0) {
   return endpoint.qps()[qp].qp->qp_num;
 }
 
-TEST_F(EndpointPoolTest, APlaceIsFixedByTheFirstCallAndNotByTheTake) {
-  std::vector<Claim> claims;
-  for (const std::uint64_t process : {7U, 7U, 3U, 3U}) claims.push_back(pool_->claim(wish(process)));
+TEST_F(EndpointPoolTest, Reservation_FixesPositionAtFirstCall) {
+  const std::vector<Reservation> reservations = reserve({request(7), request(3)}, 2);
   EXPECT_EQ(fake_.live("qp"), 8) << "4 peers, 2 connections each";
-  const Endpoint last = take(claims[3]);
-  const Endpoint second = take(claims[1]);
-  const Endpoint third = take(claims[2]);
-  const Endpoint first = take(claims[0]);
-  EXPECT_EQ(number(third), number(first) + 1) << "the first of the next peer";
+  const Endpoint last = take(reservations[3]);
+  const Endpoint second = take(reservations[1]);
+  const Endpoint third = take(reservations[2]);
+  const Endpoint first = take(reservations[0]);
+  EXPECT_EQ(number(third), number(first) + 1) << "the first flow of the second peer";
   EXPECT_EQ(number(second), number(first) + 4);
   EXPECT_EQ(number(last), number(first) + 5);
-  EXPECT_EQ(last.place().order, QpOrder::kPool);
-  EXPECT_EQ(last.place().position(1, 0), 5U);
+  EXPECT_EQ(last.placement().order, QpOrder::kStaggered);
+  EXPECT_EQ(last.placement().position(0), 5U);
   EXPECT_EQ(fake_.live("qp"), 8);
 }
 
-TEST_F(EndpointPoolTest, NativeMakesThemAsTheyAreTaken) {
+TEST_F(EndpointPoolTest, NativeOrder_CreatesQpsWhenTaken) {
   config_.qp_order = QpOrder::kNative;
   make_pool();
-  const Claim first = pool_->claim(wish(7));
-  const Claim second = pool_->claim(wish(3));
+  const Reservation first = pool_->reserve(request(7));
+  const Reservation second = pool_->reserve(request(3));
   EXPECT_EQ(fake_.live("qp"), 0);
   const Endpoint later = take(second);
   const Endpoint earlier = take(first);
   EXPECT_LT(number(later), number(earlier));
-  EXPECT_EQ(later.place().position(1, 0), 0U);
-  EXPECT_EQ(earlier.place().position(1, 0), 1U);
+  EXPECT_EQ(later.placement().position(0), 0U);
+  EXPECT_EQ(earlier.placement().position(0), 1U);
 }
 
-TEST_F(EndpointPoolTest, WithoutAnyWordOfWhatComesThereIsNoPool) {
-  EndpointWish unknown = wish(7);
-  unknown.traffic = {};
-  const Endpoint endpoint = take(pool_->claim(unknown));
-  EXPECT_EQ(fake_.live("qp"), 1);
-  EXPECT_EQ(endpoint.place().order, QpOrder::kNative);
-}
-
-TEST_F(EndpointPoolTest, TheUserSaysWhatComesWhereNobodyElseDoes) {
+TEST_F(EndpointPoolTest, QpPoolSetting_ReplacesAnnouncement) {
   config_.qp_pool = {.peers = 3, .qps = 4};
   make_pool();
-  EndpointWish unknown = wish(7, 2);
-  unknown.traffic = {};
-  take(pool_->claim(unknown));
-  EXPECT_EQ(fake_.live("qp"), 3 * 4 - 2) << "two connections of two QPs to each of three, one gone";
+  take(pool_->reserve(unannounced(7, 2)));
+  EXPECT_EQ(fake_.live("qp"), 3 * 4 - 2) << "two connections of two QPs to each of three peers, one destroyed";
 }
 
-TEST_F(EndpointPoolTest, AConnectionToOneselfTakesNoPlace) {
-  const Endpoint first = take(pool_->claim(wish(7)));
-  const Endpoint own = take(pool_->claim(wish(kSelf)));
-  const Endpoint second = take(pool_->claim(wish(3)));
-  EXPECT_EQ(own.place().order, QpOrder::kNative);
-  EXPECT_EQ(second.place().position(1, 0), 1U);
+TEST_F(EndpointPoolTest, ConnectionToSelf_TakesNoPosition) {
+  const Endpoint first = take(pool_->reserve(request(7)));
+  const Endpoint own = take(pool_->reserve(request(kSelf)));
+  const Endpoint second = take(pool_->reserve(request(3)));
+  EXPECT_EQ(own.placement().order, QpOrder::kNative);
+  EXPECT_EQ(second.placement().position(0), 1U);
 }
 
-TEST_F(EndpointPoolTest, WhoNeverComesHoldsNobodyUp) {
-  pool_->claim(wish(7)).reset();  // its connect failed
-  const Endpoint second = take(pool_->claim(wish(3)));
-  EXPECT_EQ(second.place().position(1, 0), 1U);
-  const Endpoint again = take(pool_->claim(wish(7)));
-  EXPECT_EQ(again.place().position(1, 0), 4U) << "its first place has been used";
+TEST_F(EndpointPoolTest, ReleasedReservation_DelaysNoOther) {
+  pool_->reserve(request(7)).reset();  // its connect failed
+  const Endpoint second = take(pool_->reserve(request(3)));
+  EXPECT_EQ(second.placement().position(0), 1U);
+  const Endpoint again = take(pool_->reserve(request(7)));
+  EXPECT_EQ(again.placement().position(0), 4U) << "a slot is assigned once";
   EXPECT_EQ(fake_.live("qp"), 7);
 }
 
-TEST_F(EndpointPoolTest, MorePeersAndConnectionsThanAnnounced) {
+TEST_F(EndpointPoolTest, MorePeersThanAnnounced_ContinueInFurtherBlocks) {
   std::vector<Endpoint> all;
   for (std::uint64_t process = 0; process < 130; ++process) {
     if (process == kSelf) continue;
-    for (int k = 0; k < 3; ++k) all.push_back(take(pool_->claim(wish(process))));
+    for (int k = 0; k < 3; ++k) all.push_back(take(pool_->reserve(request(process))));
   }
   for (std::size_t i = 0; i < all.size(); ++i) {
-    EXPECT_EQ(all[i].place().order, QpOrder::kPool);
-    EXPECT_EQ(all[i].place().block, i / 12);
-    EXPECT_EQ(all[i].place().position(1, 0), i % 3 * 4 + i / 3 % 4);
+    const std::size_t flow = i % 3;  // two of them are announced: the third has a block of its own
+    EXPECT_EQ(all[i].placement().order, QpOrder::kStaggered);
+    EXPECT_EQ(all[i].placement().block, i / 12 * 2 + flow / 2);
+    EXPECT_EQ(all[i].placement().position(0), flow % 2 * 4 + i / 3 % 4);
   }
   EXPECT_LT(fake_.live("qp"), static_cast<int>(all.size()) * 2);
 }
 
-TEST_F(EndpointPoolTest, CollectivesSidesAndDevicesHaveTheirOwn) {
-  EndpointWish collective = wish(7);
+TEST_F(EndpointPoolTest, CollectiveSideAndDevice_HaveSeparateBlocks) {
+  EndpointRequest collective = request(7);
   collective.traffic = {.peers = 4, .flows = 3, .collective = true};
-  EndpointWish recv = wish(7);
+  EndpointRequest recv = request(7);
   recv.side = QpSide::kRecv;
-  EndpointWish other_device = wish(7);
+  EndpointRequest other_device = request(7);
   other_device.ports = {&ports_[1]};
-  const Endpoint first = take(pool_->claim(wish(5)));
+  const Endpoint first = take(pool_->reserve(request(5)));
   std::vector<Endpoint> others;
-  for (const EndpointWish& one : {collective, recv, other_device}) {
-    others.push_back(take(pool_->claim(one)));
-    EXPECT_EQ(others.back().place().position(1, 0), 0U);
+  for (const EndpointRequest& one : {collective, recv, other_device}) {
+    others.push_back(take(pool_->reserve(one)));
+    EXPECT_EQ(others.back().placement().position(0), 0U);
   }
-  EXPECT_TRUE(others[0].place().collective);
-  const Endpoint second = take(pool_->claim(wish(6)));
+  EXPECT_TRUE(others[0].placement().collective);
+  const Endpoint second = take(pool_->reserve(request(6)));
   EXPECT_EQ(number(second), number(first) + 1);
 }
 
-TEST_F(EndpointPoolTest, ABlockStaysWithinAShareOfTheDevice) {
+TEST_F(EndpointPoolTest, Block_StaysWithinShareOfDevice) {
   fake_.devices()[0]->attributes.max_qp = 20;
   devices_[0] = *Device::open(fake_.table, nullptr, &fake_.devices()[0]->device, false);
   ports_[0].device = devices_[0].get();
-  EXPECT_EQ(most_block_qps(std::vector<const Port*>{&ports_[0]}), 5U);
-  const Endpoint one = take(pool_->claim(wish(7)));
-  EXPECT_EQ(fake_.live("qp"), 4) << "one row of four";
-  EndpointWish wide = wish(8, 6);
-  const Endpoint native = take(pool_->claim(wide));
-  EXPECT_EQ(native.place().order, QpOrder::kNative) << "not even one connection";
+  EXPECT_EQ(max_block_qps(std::vector<const Port*>{&ports_[0]}), 5U);
+  const Endpoint one = take(pool_->reserve(request(7)));
+  EXPECT_EQ(fake_.live("qp"), 4) << "one flow of four peers";
+  const Endpoint native = take(pool_->reserve(request(8, 6)));
+  EXPECT_EQ(native.placement().order, QpOrder::kNative) << "not even one connection";
 }
 
-TEST_F(EndpointPoolTest, ADeviceWithoutRoomIsServedNatively) {
+TEST_F(EndpointPoolTest, DeviceAtQpLimit_FallsBackToNativeOrder) {
   const LogCapture log;
   int left = 5;
   fake_.qp_number = [&](std::uint32_t made) {
     if (--left == 0) fake_.failures["create_qp"] = ENOMEM;
     return made;
   };
-  const Claim claim = pool_->claim(wish(7));
-  EXPECT_EQ(fake_.live("qp"), 0) << "half a block is no block";
+  const Reservation reservation = pool_->reserve(request(7));
+  EXPECT_EQ(fake_.live("qp"), 0) << "an incomplete block is destroyed";
   EXPECT_EQ(fake_.live("cq"), 0);
   fake_.failures.clear();
   left = 100;
-  EXPECT_EQ(take(claim).place().order, QpOrder::kNative);
-  EXPECT_EQ(take(pool_->claim(wish(8))).place().order, QpOrder::kNative);
+  EXPECT_EQ(take(reservation).placement().order, QpOrder::kNative);
+  EXPECT_EQ(take(pool_->reserve(request(8))).placement().order, QpOrder::kNative);
   EXPECT_TRUE(log.warnings().empty());
 }
 
-TEST_F(EndpointPoolTest, WhatWaitsGivesWayToWhoNeedsIt) {
+TEST_F(EndpointPoolTest, UnusedBlock_IsFreedAtQpLimit) {
   EndpointPool other(config_, pools_);
-  const Endpoint used = take(pool_->claim(wish(7)));
+  const Endpoint used = take(pool_->reserve(request(7)));
   EXPECT_EQ(fake_.live("qp"), 8);
-  int allowed = 0;  // the device is full as long as more than this many are alive
+  int allowed = 0;  // create_qp fails while more QPs than this exist
   fake_.qp_number = [](std::uint32_t made) { return made; };
   fake_.on_create_qp = [&] { return fake_.live("qp") > allowed ? ENOMEM : 0; };
   allowed = 7;
-  EndpointWish unknown = wish(3);
-  unknown.traffic = {};
-  const Endpoint made = take(other, other.claim(unknown));
-  EXPECT_EQ(fake_.live("qp"), 2) << "all that waited is gone, what is used is not";
+  const Endpoint made = take(other, other.reserve(unannounced(3)));
+  EXPECT_EQ(fake_.live("qp"), 2) << "unused QPs are destroyed, others are not";
   fake_.on_create_qp = {};
-  const Endpoint next = take(pool_->claim(wish(8)));
-  EXPECT_EQ(next.place().order, QpOrder::kNative) << "its place is empty";
+  const Endpoint next = take(pool_->reserve(request(8)));
+  EXPECT_EQ(next.placement().order, QpOrder::kNative) << "the endpoint of its slot was destroyed";
 }
 
-TEST_F(EndpointPoolTest, BeginsAnewWhenAllAreGone) {
-  take(pool_->claim(wish(7)));
-  take(pool_->claim(wish(3)));
+TEST_F(EndpointPoolTest, ResetOrder_StartsNewBlock) {
+  take(pool_->reserve(request(7)));
+  take(pool_->reserve(request(3)));
   EXPECT_GT(fake_.live("qp"), 0);
-  pool_->forget();
+  pool_->reset_order();
   EXPECT_EQ(fake_.live("qp"), 0);
-  EXPECT_EQ(take(pool_->claim(wish(3))).place().position(1, 0), 0U);
+  EXPECT_EQ(take(pool_->reserve(request(3))).placement().position(0), 0U);
 }
 
-TEST_F(EndpointPoolTest, WhatAThreadHasAnnouncedIsItsOwn) {
-  const Announcement mine{.send = {.peers = 2, .flows = 3}, .recv = {.peers = 4, .flows = 5, .collective = true}};
-  pool_->announce(mine);
+TEST_F(EndpointPoolTest, Announcement_IsPerThread) {
+  const Announcement first{.send = {.peers = 2, .flows = 3}, .recv = {.peers = 4, .flows = 5, .collective = true}};
+  pool_->announce(first);
   std::thread([&] {
-    EXPECT_EQ(pool_->announced(QpSide::kSend).peers, 2U) << "nothing of its own: what was said last";
+    EXPECT_EQ(pool_->announced(QpSide::kSend).peers, 2U)
+        << "the thread has announced nothing: the last announcement counts";
     pool_->announce({.send = {.peers = 6, .flows = 7}, .recv = {}});
     EXPECT_EQ(pool_->announced(QpSide::kSend).peers, 6U);
   }).join();
@@ -250,83 +274,110 @@ TEST_F(EndpointPoolTest, WhatAThreadHasAnnouncedIsItsOwn) {
   EXPECT_TRUE(pool_->announced(QpSide::kRecv).collective);
 }
 
-class Gathering : public EndpointPoolTest {
+// The caller is rank 2 of ranks with the identities 10, 20, 25, 30 and 40.
+TEST_F(EndpointPoolTest, RotatedPeersOfProcess_KeepOrderOfRequests) {
+  const std::vector<Reservation> reservations =
+      reserve({in_process(30), in_process(40), in_process(10), in_process(20)}, 2);
+  EXPECT_EQ(fake_.live("qp"), 8);
+  expect_positions(reservations, {0, 4, 1, 5, 2, 6, 3, 7});
+  pool_->reset_order();
+  EXPECT_TRUE(is_ready(pool_->reserve(in_process(30)))) << "no request waits";
+}
+
+TEST_F(EndpointPoolTest, PeersOfProcessNotRotated_AreInRingOrder) {
+  std::vector<Reservation> reservations = reserve({in_process(10), in_process(20), in_process(30), in_process(40)}, 1);
+  EXPECT_EQ(fake_.live("qp"), 0) << "more requests are announced";
+  for (const std::uint32_t context : {10U, 20U, 30U, 40U}) reservations.push_back(pool_->reserve(in_process(context)));
+  EXPECT_EQ(fake_.live("qp"), 8) << "the eighth request was the last that is announced";
+  expect_positions(reservations, {2, 3, 0, 1, 6, 7, 4, 5});
+}
+
+TEST_F(EndpointPoolTest, RequestShowsRotation_WaitingReservationsAreReady) {
+  std::vector<Reservation> reservations = reserve({in_process(10), in_process(40)}, 1);
+  EXPECT_EQ(fake_.live("qp"), 0);
+  reservations.push_back(pool_->reserve(in_process(20)));
+  EXPECT_EQ(fake_.live("qp"), 8);
+  expect_positions(reservations, {0, 1, 2});
+}
+
+TEST_F(EndpointPoolTest, NoFurtherPeer_WaitingReservationIsReadyAfterBurst) {
+  const Endpoint first = take(pool_->reserve(in_process(10)));
+  EXPECT_EQ(first.placement().position(0), 0U);
+  EXPECT_EQ(take(pool_->reserve(in_process(30))).placement().position(0), 1U) << "an assigned slot does not change";
+}
+
+class EndpointPoolBurstTest : public EndpointPoolTest {
  protected:
   void SetUp() override {
-    config_.qp_order = QpOrder::kGather;
     config_.qp_gather_us = 2000;
     EndpointPoolTest::SetUp();
   }
 };
 
-TEST_F(Gathering, AllThatWereAnnouncedAreMadeAtOnce) {
-  std::vector<Claim> claims;
-  for (const std::uint64_t process : {5U, 5U, 9U, 9U, 2U, 2U, 4U, 4U}) claims.push_back(pool_->claim(wish(process)));
-  EXPECT_EQ(fake_.live("qp"), 8) << "the eighth was the last";
+TEST_F(EndpointPoolBurstTest, EndOfBurst_CreatesAllQps) {
+  const auto start = std::chrono::steady_clock::now();
+  const Reservation first = pool_->reserve(unannounced(5));
+  const Reservation second = pool_->reserve(unannounced(9));
+  const Endpoint made = take(second);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::microseconds(2000));
+  EXPECT_TRUE(is_ready(first)) << "one poll ends the burst for all";
+  EXPECT_EQ(made.placement().order, QpOrder::kStaggered);
+  EXPECT_EQ(made.placement().peers, 2U);
+}
+
+TEST_F(EndpointPoolBurstTest, SeveralPeers_AreInRingOrderAfterSelf) {
+  // After 99 come 100, 200, 10 and 20.
+  expect_positions(reserve({unannounced(200), unannounced(10), unannounced(100), unannounced(20)}, 2),
+                   {1, 5, 2, 6, 0, 4, 3, 7});
+}
+
+TEST_F(EndpointPoolBurstTest, PeersWithDifferentFlows_OnlyRequestedQpsAreCreated) {
   std::vector<Endpoint> made;
-  for (const Claim& claim : claims) made.push_back(take(claim));
-  for (std::size_t i = 0; i < 8; ++i) {
-    EXPECT_EQ(made[i].place().position(1, 0), i % 2 * 4 + i / 2);
-    EXPECT_EQ(number(made[i]), number(made[0]) + i % 2 * 4 + i / 2);
+  for (const auto& one : reserve({unannounced(5), unannounced(9), unannounced(9)}, 2)) made.push_back(take(one));
+  EXPECT_EQ(fake_.live("qp"), 6);
+  const std::uint32_t positions[] = {0, 2, 1, 3, 5, 7};
+  const std::uint32_t numbers[] = {0, 2, 1, 3, 4, 5};
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    EXPECT_EQ(made[i].placement().position(0), positions[i]);
+    EXPECT_EQ(number(made[i]), number(made[0]) + numbers[i]);
   }
 }
 
-TEST_F(Gathering, WhoeverPollsMakesWhatHasWaitedLongEnough) {
-  const auto start = std::chrono::steady_clock::now();
-  const Claim first = pool_->claim(wish(5));
-  const Claim second = pool_->claim(wish(9));
-  const Endpoint made = take(second);
-  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::microseconds(2000));
-  EXPECT_TRUE(is_ready(first)) << "the other need not be asked again";
-  EXPECT_EQ(made.place().peers, 2U);
+TEST_F(EndpointPoolBurstTest, NextBurst_IsNextBlock) {
+  EXPECT_EQ(take(pool_->reserve(unannounced(5))).placement().block, 0U);
+  const Endpoint next = take(pool_->reserve(unannounced(5)));
+  EXPECT_EQ(next.placement().block, 1U);
+  EXPECT_EQ(next.placement().connection, 1U);
+  EXPECT_EQ(take(pool_->reserve(request(5))).placement().block, 2U) << "announced by now";
 }
 
-TEST_F(Gathering, WhoHasGoneIsNotWaitedForNorMade) {
-  Claim gone = pool_->claim(wish(5));
-  const Claim stays = pool_->claim(wish(9));
-  gone.reset();
-  EXPECT_EQ(take(stays).place().position(1, 0), 0U);
+TEST_F(EndpointPoolBurstTest, ReleasedReservation_IsNotCreated) {
+  Reservation released = pool_->reserve(unannounced(5));
+  const Reservation kept = pool_->reserve(unannounced(9));
+  released.reset();
+  EXPECT_EQ(take(kept).placement().position(0), 0U);
   EXPECT_EQ(fake_.live("qp"), 0);
 }
 
-TEST_F(Gathering, LongestIsTwoMillisecondsHoweverManyCome) {
-  config_.qp_gather_us = 2000;
-  make_pool();
+TEST_F(EndpointPoolBurstTest, ContinuousReservations_WaitAtMostTwoMilliseconds) {
   const auto start = std::chrono::steady_clock::now();
-  std::vector<Claim> claims;
-  EndpointWish many = wish(0);
-  many.traffic = {.peers = 1000000, .flows = 1};
+  std::vector<Reservation> reservations;
   while (fake_.live("qp") == 0 && std::chrono::steady_clock::now() - start < kPoolTimeout) {
-    many.peer = peer(claims.size() + 1000);
-    claims.push_back(pool_->claim(many));
+    reservations.push_back(pool_->reserve(unannounced(reservations.size() + 1000)));
     pool_->poll();
   }
-  EXPECT_GT(fake_.live("qp"), 0) << "a stream of new ones must not keep the first waiting";
+  EXPECT_GT(fake_.live("qp"), 0) << "new requests must not delay the first ones for ever";
 }
 
-TEST_F(Gathering, AFullDeviceMakesThemOneByOne) {
+TEST_F(EndpointPoolBurstTest, DeviceAtQpLimit_FallsBackToNativeOrder) {
   const LogCapture log;
-  const Claim claim = pool_->claim(wish(5));
+  const Reservation reservation = pool_->reserve(unannounced(5));
   fake_.failures["create_qp"] = ENOMEM;
   std::this_thread::sleep_for(std::chrono::milliseconds(3));
   pool_->poll();
   fake_.failures.clear();
-  EXPECT_EQ(take(claim).place().order, QpOrder::kNative);
+  EXPECT_EQ(take(reservation).placement().order, QpOrder::kNative);
   EXPECT_TRUE(log.warnings().empty());
-}
-
-TEST_F(Gathering, RingStartsBehindOneself) {
-  config_.qp_order = QpOrder::kRing;
-  make_pool();
-  std::vector<Claim> claims;
-  for (const std::uint64_t process : {200U, 10U, 100U, 20U}) {
-    for (int k = 0; k < 2; ++k) claims.push_back(pool_->claim(wish(process)));
-  }
-  // Behind 99 come 100, 200, 10 and 20.
-  const std::uint32_t columns[] = {1, 2, 0, 3};
-  for (std::size_t i = 0; i < claims.size(); ++i) {
-    EXPECT_EQ(take(claims[i]).place().position(1, 0), i % 2 * 4 + columns[i / 2]);
-  }
 }
 
 }  // namespace

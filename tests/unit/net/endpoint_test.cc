@@ -1,4 +1,4 @@
-#include "net/endpoint.h"
+#include "net/transfer/endpoint.h"
 
 #include <gtest/gtest.h>
 
@@ -69,15 +69,16 @@ class EndpointTest : public ::testing::Test {
   Config config_;
 };
 
-class EndpointRows : public EndpointTest {
+class EndpointBlockTest : public EndpointTest {
  protected:
-  // Rows of three, three and one endpoints: on each device their QPs must lie in order, each with its own queue.
+  // Flows of three, three and one endpoints. On each device the QP numbers must rise in the order of the block, and
+  // each QP must use a CQ of its own endpoint.
   void expect_order(std::vector<const Port*> ports, std::size_t qps) {
-    const std::size_t rows[] = {3, 3, 1};
+    const std::size_t flows[] = {3, 3, 1};
     EndpointSizes sizes;
     sizes.qps = qps;
     sizes.caps = {.send_wr = 4, .recv_wr = 1};
-    Result<std::vector<Endpoint>> made = Endpoint::create_rows(ports, sizes, config_, rows);
+    Result<std::vector<Endpoint>> made = Endpoint::create_block(ports, sizes, config_, flows);
     ASSERT_TRUE(made);
     ASSERT_EQ(made->size(), 7U);
     for (std::size_t device = 0; device < ports.size(); ++device) {
@@ -102,18 +103,18 @@ class EndpointRows : public EndpointTest {
         EXPECT_EQ(endpoint.cqs()[i]->context, ports[i]->device->context());
       }
     }
-    EXPECT_EQ(fake_.live("qp"), static_cast<int>(7 * qps)) << "what was made in vain is gone";
+    EXPECT_EQ(fake_.live("qp"), static_cast<int>(7 * qps)) << "QPs of a first attempt are destroyed";
   }
 };
 
-TEST_F(EndpointRows, InOrderOfCreationWhereNumbersRise) {
+TEST_F(EndpointBlockTest, RisingQpNumbers_AreInBlockOrder) {
   expect_order({&ports_[0]}, 1);
   EXPECT_EQ(fake_.live("cq"), 0);
   expect_order({&ports_[0]}, 4);
   expect_order({&ports_[0], &ports_[1]}, 5);
 }
 
-TEST_F(EndpointRows, InOrderWhateverNumbersTheDeviceGives) {
+TEST_F(EndpointBlockTest, AnyQpNumbers_AreSortedIntoBlockOrder) {
   const auto falling = [](std::uint32_t made) { return 100000 - made; };
   const auto scattered = [](std::uint32_t made) { return made * 7919 % 10007 + 1; };
   for (const auto& number : {std::function<std::uint32_t(std::uint32_t)>(falling), {scattered}}) {
@@ -123,14 +124,23 @@ TEST_F(EndpointRows, InOrderWhateverNumbersTheDeviceGives) {
   }
 }
 
-TEST_F(EndpointRows, NothingStaysWhenOneFails) {
+TEST_F(EndpointBlockTest, FailedQp_LeavesNothingAllocated) {
   fake_.failures["create_qp"] = ENOMEM;
-  const std::size_t rows[] = {2};
-  EXPECT_FALSE(Endpoint::create_rows({&ports_[0]}, {}, config_, rows));
+  const std::size_t flows[] = {2};
+  EXPECT_FALSE(Endpoint::create_block({&ports_[0]}, {}, config_, flows));
   EXPECT_EQ(fake_.live("cq"), 0);
 }
 
-TEST_F(EndpointTest, QpsAreDealtOutOverThePorts) {
+// Only QPs that go to another endpoint need a CQ each.
+TEST_F(EndpointBlockTest, FallingQpNumbersOfOneEndpoint_ShareOneCq) {
+  fake_.qp_number = [](std::uint32_t made) { return 100000 - made; };
+  const Result<Endpoint> endpoint = create({&ports_[0]}, 4);
+  ASSERT_TRUE(endpoint);
+  EXPECT_EQ(endpoint->cqs().size(), 1U);
+  for (std::size_t i = 1; i < 4; ++i) EXPECT_GT(endpoint->qps()[i].qp->qp_num, endpoint->qps()[i - 1].qp->qp_num);
+}
+
+TEST_F(EndpointTest, Qps_AreDistributedOverPorts) {
   Result<Endpoint> endpoint = create({&ports_[0], &ports_[1]}, 5);
   ASSERT_TRUE(endpoint);
   EXPECT_EQ(endpoint->cqs().size(), 2U);
@@ -138,13 +148,13 @@ TEST_F(EndpointTest, QpsAreDealtOutOverThePorts) {
   for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(endpoint->qps()[i].device, i % 2);
   EXPECT_EQ(moved_to(IBV_QPS_INIT).size(), 5U);
   wire::Hello hello;
-  endpoint->describe(hello);
+  endpoint->add_to_hello(hello);
   EXPECT_EQ(hello.devices.size(), 2U);
   EXPECT_EQ(hello.qps.size(), 5U);
   EXPECT_FALSE(hello.qps[0].has_ece);
 }
 
-TEST_F(EndpointTest, TheSmallerMtuAndMessageLimitOfBothEndsHold) {
+TEST_F(EndpointTest, DifferentMtuAndMessageLimit_SmallerIsUsed) {
   Result<Endpoint> endpoint = create({&ports_[0]}, 2);
   ASSERT_TRUE(endpoint);
   ASSERT_TRUE(endpoint->connect(remote(2), config_, 104));
@@ -159,14 +169,14 @@ TEST_F(EndpointTest, TheSmallerMtuAndMessageLimitOfBothEndsHold) {
   EXPECT_NE(endpoint->describe_path(0, "node1").find("node2 mlx5_7"), std::string::npos);
 }
 
-TEST_F(EndpointTest, AnotherNumberOfQpsIsNoPartner) {
+TEST_F(EndpointTest, DifferentQpCount_IsRejected) {
   Result<Endpoint> endpoint = create({&ports_[0]}, 2);
   ASSERT_TRUE(endpoint);
   EXPECT_EQ(endpoint->connect(remote(3), config_, -1).error().kind, ErrorKind::kRemote);
   EXPECT_TRUE(moved_to(IBV_QPS_RTR).empty());
 }
 
-TEST_F(EndpointTest, ACompletionQueueBeyondTheDeviceIsRefusedWithTheRemedy) {
+TEST_F(EndpointTest, CqBeyondDeviceLimit_IsRejectedWithRemedy) {
   first_fake_.attributes.max_cqe = 500;
   devices_[0] = *Device::open(fake_.table, nullptr, &first_fake_.device, false);
   ports_[0].device = devices_[0].get();
@@ -176,7 +186,7 @@ TEST_F(EndpointTest, ACompletionQueueBeyondTheDeviceIsRefusedWithTheRemedy) {
   EXPECT_NE(log.only_warning().find("VERBATIM_QPS_PER_CONNECTION"), std::string::npos);
 }
 
-TEST_F(EndpointTest, WhatTheDeviceGrantsIsKnown) {
+TEST_F(EndpointTest, GrantedQueueDepths_AreReported) {
   first_fake_.attributes.max_qp_wr = 40;
   devices_[0] = *Device::open(fake_.table, nullptr, &first_fake_.device, false);
   ports_[0].device = devices_[0].get();
@@ -186,32 +196,32 @@ TEST_F(EndpointTest, WhatTheDeviceGrantsIsKnown) {
   EXPECT_EQ(endpoint->qps()[0].recv_wr, 16U);
 }
 
-TEST_F(EndpointTest, OptionsAreToldOnlyWhereTheyHold) {
+TEST_F(EndpointTest, Ece_IsSentOnlyWhenBothEndsUseIt) {
   first_fake_.ece_errno = 0;
   wire::Hello peer = remote(1);
 
-  Result<Endpoint> telling = create({&ports_[0]}, 1);
+  Result<Endpoint> with_ece = create({&ports_[0]}, 1);
   wire::Hello hello;
-  telling->describe(hello);
+  with_ece->add_to_hello(hello);
   EXPECT_TRUE(hello.qps[0].has_ece);
 
-  // The peer told none: none are set, and none are told back.
-  ASSERT_TRUE(telling->connect(peer, config_, -1));
-  wire::Hello answer;
-  telling->describe(answer);
-  EXPECT_FALSE(answer.qps[0].has_ece);
+  // The peer's hello has no options: none are set, and the reply has none.
+  ASSERT_TRUE(with_ece->connect(peer, config_, -1));
+  wire::Hello reply;
+  with_ece->add_to_hello(reply);
+  EXPECT_FALSE(reply.qps[0].has_ece);
 
   config_.ece = false;
-  Result<Endpoint> silent = create({&ports_[0]}, 1);
-  wire::Hello nothing;
-  silent->describe(nothing);
-  EXPECT_FALSE(nothing.qps[0].has_ece);
+  Result<Endpoint> without_ece = create({&ports_[0]}, 1);
+  wire::Hello empty;
+  without_ece->add_to_hello(empty);
+  EXPECT_FALSE(empty.qps[0].has_ece);
   peer.qps[0].has_ece = true;
-  ASSERT_TRUE(silent->connect(peer, config_, -1));
+  ASSERT_TRUE(without_ece->connect(peer, config_, -1));
   EXPECT_FALSE(fake_.ece_set.has_value());
 }
 
-TEST_F(EndpointTest, AFailureLeavesNothingBehind) {
+TEST_F(EndpointTest, FailedVerb_LeavesNothingAllocated) {
   for (const char* verb : {"create_cq", "create_qp", "modify_qp"}) {
     fake_.failures = {{verb, ENOMEM}};
     EXPECT_FALSE(create({&ports_[0], &ports_[1]}, 4)) << verb;

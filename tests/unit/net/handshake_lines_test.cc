@@ -1,5 +1,5 @@
-// The lines of connections that do not come about: refused, left, not answered, answered by somebody else. Word for
-// word, each in a child of its own.
+// The log lines of connections that cannot be established: the peer rejects them, closes them, does not answer, or is
+// another service. Each case runs in a child process.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/wait.h>
@@ -14,10 +14,11 @@
 #include <thread>
 #include <utility>
 
-#include "base/fd.h"
+#include "base/outgoing_message.h"
 #include "base/socket.h"
+#include "base/unique_fd.h"
 #include "child_lines.h"
-#include "link.h"
+#include "connected_comms.h"
 #include "support/child.h"
 #include "wire/handle.h"
 
@@ -33,9 +34,9 @@ Lines lines_of(const std::function<void()>& body, const std::string& faults = "s
   return warnings_of(test::check_in_child(variables, body));
 }
 
-// Two contexts of this process, between which a handshake does not end as it should.
-struct Strangers {
-  Strangers() {
+// Two contexts of this process, between which a handshake fails.
+struct HandshakePair {
+  HandshakePair() {
     for (Context*& context : contexts) {
       Result<Context*> opened = open_context(-1);
       EXPECT_TRUE(opened);
@@ -45,7 +46,7 @@ struct Strangers {
     EXPECT_TRUE(listening);
     if (listening) listen = *listening;
   }
-  ~Strangers() {
+  ~HandshakePair() {
     for (Context* context : contexts) {
       if (context != nullptr) close_context(context);
     }
@@ -54,11 +55,11 @@ struct Strangers {
   Result<SendComm*> connect() { return contexts[1]->connect(0, handle, -1); }
   Result<RecvComm*> accept() { return contexts[0]->accept(*listen); }
   // Calls one side until it fails.
-  void connect_in_vain() {
-    EXPECT_TRUE(Link::eventually([&] { return !connect(); }));
+  void connect_until_failure() {
+    EXPECT_TRUE(ConnectedComms::eventually([&] { return !connect(); }));
   }
-  void accept_in_vain() {
-    EXPECT_TRUE(Link::eventually([&] { return !accept(); }));
+  void accept_until_failure() {
+    EXPECT_TRUE(ConnectedComms::eventually([&] { return !accept(); }));
   }
 
   std::array<Context*, 2> contexts{};
@@ -74,56 +75,55 @@ void for_a_while(const std::function<void()>& call) {
   }
 }
 
-TEST(AHandshake, ThatTheConnectingEndLeavesNamesIt) {
-  const Lines told = lines_of([] {
-    Strangers strangers;
-    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
-    // Has answered then, and waits for the peer.
-    for_a_while([&] { ASSERT_TRUE(strangers.accept()); });
-    strangers.end(1);
-    strangers.accept_in_vain();
+TEST(HandshakeFailureLine, ConnectingPeerCloses_NamesPeer) {
+  const Lines warnings = lines_of([] {
+    HandshakePair pair;
+    for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+    // After this the listening side has sent its reply and waits for the peer.
+    for_a_while([&] { ASSERT_TRUE(pair.accept()); });
+    pair.end(1);
+    pair.accept_until_failure();
   });
-  ASSERT_EQ(told.size(), 1U);
-  EXPECT_EQ(
-      told[0],
-      "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: recv: "
-      "Connection reset by peer: the peer went first. Next: look at HOST (pid #, 127.0.0.1:#) first: its log says "
-      "why");
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_EQ(warnings[0],
+            "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: recv: "
+            "Connection reset by peer: the peer closed the connection first. Next: look at HOST (pid #, 127.0.0.1:#) "
+            "first: its log says why");
 }
 
-TEST(AHandshake, ThatTheListeningEndLeavesNamesIt) {
-  const Lines told = lines_of([] {
-    Strangers strangers;
-    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+TEST(HandshakeFailureLine, ListeningPeerCloses_NamesPeer) {
+  const Lines warnings = lines_of([] {
+    HandshakePair pair;
+    for_a_while([&] { ASSERT_TRUE(pair.connect()); });
     HandleBytes handle{};
-    Result<ListenComm*> other = strangers.contexts[1]->listen(0, handle);  // serves the socket from here on
+    Result<ListenComm*> other = pair.contexts[1]->listen(0, handle);  // serves the socket from here on
     ASSERT_TRUE(other);
-    strangers.end(0);
-    EXPECT_TRUE(Link::eventually([&] {
-      EXPECT_TRUE(strangers.contexts[1]->accept(**other));
-      return !strangers.connect();
+    pair.end(0);
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      EXPECT_TRUE(pair.contexts[1]->accept(**other));
+      return !pair.connect();
     }));
   });
-  ASSERT_EQ(told.size(), 1U);
+  ASSERT_EQ(warnings.size(), 1U);
   EXPECT_EQ(
-      told[0],
+      warnings[0],
       "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
       "its application has closed its listen. Next: look at 127.0.0.1:# first: its log says more");
 }
 
-TEST(AHandshake, ThatThePeerRefusesSaysWhy) {
-  const Lines told = lines_of(
+TEST(HandshakeFailureLine, PeerRejects_GivesItsReason) {
+  const Lines warnings = lines_of(
       [] {
-        Strangers strangers;
-        EXPECT_TRUE(Link::eventually([&] {
-          static_cast<void>(strangers.accept());
-          return !strangers.connect();
+        HandshakePair pair;
+        EXPECT_TRUE(ConnectedComms::eventually([&] {
+          static_cast<void>(pair.accept());
+          return !pair.connect();
         }));
       },
       "fail verb=modify_qp nth=3 errno=ETIMEDOUT");
-  ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
+  ASSERT_EQ(warnings.size(), 2U) << testing::PrintToString(warnings);
   EXPECT_EQ(
-      told[1],
+      warnings[1],
       "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
       "ibv_modify_qp to RTR: Connection timed out. Next: look at 127.0.0.1:# first: its log says more");
 }
@@ -133,7 +133,7 @@ const std::string kAccepting =
     "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
 
 // The handle of a process that has ended since.
-HandleBytes left_behind() {
+HandleBytes handle_of_ended_process() {
   int ends[2];
   EXPECT_EQ(::pipe(ends), 0);
   const pid_t child = ::fork();
@@ -153,39 +153,40 @@ HandleBytes left_behind() {
   return handle;
 }
 
-TEST(AHandshake, WithAProcessThatHasEndedIsRefused) {
-  const Lines told = lines_of([] {
-    const HandleBytes handle = left_behind();
-    Strangers strangers;
-    strangers.handle = handle;
-    strangers.connect_in_vain();
+TEST(HandshakeFailureLine, PeerProcessEnded_IsConnectionRefused) {
+  const Lines warnings = lines_of([] {
+    const HandleBytes handle = handle_of_ended_process();
+    HandshakePair pair;
+    pair.handle = handle;
+    pair.connect_until_failure();
   });
-  EXPECT_EQ(told,
-            Lines{kConnecting + "connect: Connection refused: its process has ended or listens no more, "
-                                "or a firewall is in between. Next: look at 127.0.0.1:# first: its log says why"});
+  EXPECT_EQ(warnings,
+            Lines{kConnecting + "connect: Connection refused: its process has ended or does not listen any more, or a "
+                                "firewall blocks the connection. Next: look at 127.0.0.1:# first: its log says why"});
 }
 
-TEST(AHandshake, ThatNobodyAcceptsTimesOut) {
-  const Lines told = lines_of([] { Strangers().connect_in_vain(); });
-  EXPECT_EQ(told,
-            Lines{kConnecting + "waiting for the peer's accept: Connection timed out: its application does nothing for "
-                                "this connection, or its host does not answer. Next: look at 127.0.0.1:# first: its "
-                                "process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer"});
+TEST(HandshakeFailureLine, PeerNeverAccepts_TimesOut) {
+  const Lines warnings = lines_of([] { HandshakePair().connect_until_failure(); });
+  EXPECT_EQ(warnings,
+            Lines{kConnecting + "waiting for the peer's accept: Connection timed out: its application makes no calls "
+                                "for this connection, or its host does not answer. Next: look at 127.0.0.1:# first: "
+                                "its process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer"});
 }
 
-TEST(AHandshake, ThatTheConnectingEndForgetsTimesOut) {
-  const Lines told = lines_of([] {
-    Strangers strangers;
-    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
-    strangers.accept_in_vain();
+TEST(HandshakeFailureLine, ConnectNotContinued_TimesOut) {
+  const Lines warnings = lines_of([] {
+    HandshakePair pair;
+    for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+    pair.accept_until_failure();
   });
-  EXPECT_EQ(told, Lines{kAccepting + "waiting for the peer to finish the handshake: Connection timed out: its "
-                                     "application does nothing for this connection, or its host does not answer. Next: "
-                                     "look at HOST (pid #, 127.0.0.1:#) first: its process may be busy or stopped; "
-                                     "VERBATIM_CONNECT_TIMEOUT_S waits longer"});
+  EXPECT_EQ(warnings,
+            Lines{kAccepting +
+                  "waiting for the peer to finish the handshake: Connection timed out: its application makes no calls "
+                  "for this connection, or its host does not answer. Next: look at HOST (pid #, 127.0.0.1:#) first: "
+                  "its process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer"});
 }
 
-// What is no service of ours, at an address of its own.
+// Another service, at an address of its own.
 class Service {
  public:
   Service() {
@@ -198,7 +199,7 @@ class Service {
     if (listening) listener_ = std::move(*listening);
   }
 
-  // The handle of `real`, as if it were here.
+  // A copy of the handle `real` with the address of this service.
   HandleBytes in_place_of(const HandleBytes& real) const {
     Result<wire::Handle> handle = wire::decode_handle(real);
     EXPECT_TRUE(handle);
@@ -209,12 +210,12 @@ class Service {
     return here;
   }
 
-  // From now on one connection waits at most: that of the socket here.
+  // From now on the listen backlog holds one connection: that of the returned socket.
   UniqueFd fill() const {
     EXPECT_EQ(::listen(listener_.get(), 0), 0);
     Result<UniqueFd> socket = tcp_connect(*local_address(listener_), {});
     EXPECT_TRUE(socket);
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       const Result<bool> connected = tcp_connected(*socket);
       return connected && *connected;
     }));
@@ -222,29 +223,29 @@ class Service {
   }
 
   UniqueFd next() const {
-    UniqueFd guest;
-    EXPECT_TRUE(Link::eventually([&] {
+    UniqueFd client;
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       Result<std::optional<UniqueFd>> accepted = tcp_accept(listener_);
       EXPECT_TRUE(accepted);
-      if (accepted && *accepted) guest = std::move(**accepted);
-      return guest.get() >= 0;
+      if (accepted && *accepted) client = std::move(**accepted);
+      return client.get() >= 0;
     }));
-    return guest;
+    return client;
   }
 
-  // Passes the first message of `guest` on to whom it was for.
-  UniqueFd introduce(const UniqueFd& guest) const {
+  // Forwards the first message of `client` to the real listener.
+  UniqueFd forward_hello(const UniqueFd& client) const {
     std::vector<std::uint8_t> message(wire::kHeaderBytes);
     std::size_t filled = 0;
-    receive(guest, message, filled);
+    receive(client, message, filled);
     const auto header =
         wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(message.data(), wire::kHeaderBytes));
     EXPECT_TRUE(header);
     message.resize(wire::kHeaderBytes + header->body_bytes);
-    receive(guest, message, filled);
+    receive(client, message, filled);
     Result<UniqueFd> socket = tcp_connect(real_, {});
     EXPECT_TRUE(socket);
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       const Result<bool> connected = tcp_connected(*socket);
       return connected && *connected;
     }));
@@ -254,7 +255,7 @@ class Service {
 
   static void send(const UniqueFd& to, std::vector<std::uint8_t> bytes) {
     OutgoingMessage message(std::move(bytes));
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       const Result<bool> sent = message.send(to);
       return !sent || *sent;
     }));
@@ -265,7 +266,7 @@ class Service {
 
  private:
   static void receive(const UniqueFd& from, std::span<std::uint8_t> bytes, std::size_t& filled) {
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       const Result<bool> all = receive_into(from, bytes, filled);
       EXPECT_TRUE(all);
       return !all || *all;
@@ -276,71 +277,73 @@ class Service {
   mutable sockaddr_storage real_{};
 };
 
-TEST(AHandshake, ThatAnotherServiceAnswersNamesTheVersions) {
-  const Lines told = lines_of([] {
-    Strangers strangers;
+TEST(HandshakeFailureLine, OtherServiceAnswersConnect_NamesVersions) {
+  const Lines warnings = lines_of([] {
+    HandshakePair pair;
     const Service service;
-    strangers.handle = service.in_place_of(strangers.handle);
-    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
-    const UniqueFd guest = service.next();
-    Service::send(guest, "HTTP/1.1 400 Bad Request\r\n\r\n");
-    strangers.connect_in_vain();
+    pair.handle = service.in_place_of(pair.handle);
+    for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+    const UniqueFd client = service.next();
+    Service::send(client, "HTTP/1.1 400 Bad Request\r\n\r\n");
+    pair.connect_until_failure();
   });
-  EXPECT_EQ(told,
-            Lines{kConnecting + "message of another protocol: Protocol error: what came is of another service, or of "
-                                "another version of the plugin. Next: 'ss -tnp' there shows whose the port is; compare "
-                                "the versions of the plugin here and on 127.0.0.1:#"});
+  EXPECT_EQ(warnings,
+            Lines{kConnecting + "message of another protocol: Protocol error: the message belongs to another service, "
+                                "or to another version of the plugin. Next: 'ss -tnp' on that host shows whose port it "
+                                "is; compare the versions of the plugin on this host and on 127.0.0.1:#"});
 }
 
-TEST(AHandshake, ThatAnotherServiceContinuesNamesTheVersions) {
-  const Lines told = lines_of([] {
-    Strangers strangers;
+TEST(HandshakeFailureLine, OtherServiceContinuesHandshake_NamesVersions) {
+  const Lines warnings = lines_of([] {
+    HandshakePair pair;
     const Service service;
-    strangers.handle = service.in_place_of(strangers.handle);
-    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
-    const UniqueFd guest = service.next();
-    const UniqueFd there = service.introduce(guest);
+    pair.handle = service.in_place_of(pair.handle);
+    for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+    const UniqueFd client = service.next();
+    const UniqueFd there = service.forward_hello(client);
     Service::send(there, "GET / HTTP/1.1\r\n\r\n");
-    strangers.accept_in_vain();
+    pair.accept_until_failure();
   });
-  EXPECT_EQ(told,
-            Lines{kAccepting + "message of another protocol: Protocol error: what came is of another service, or of "
-                               "another version of the plugin. Next: 'ss -tnp' there shows whose the port is; compare "
-                               "the versions of the plugin here and on HOST (pid #, 127.0.0.1:#)"});
+  EXPECT_EQ(warnings,
+            Lines{kAccepting + "message of another protocol: Protocol error: the message belongs to another service, "
+                               "or to another version of the plugin. Next: 'ss -tnp' on that host shows whose port it "
+                               "is; compare the versions of the plugin on this host and on HOST (pid #, 127.0.0.1:#)"});
 }
 
-TEST(AHandshake, BetweenReleasesSaysToRunOne) {
-  const Lines told = lines_of([] {
-    Strangers strangers;
+TEST(HandshakeFailureLine, OtherRelease_SuggestsSameRelease) {
+  const Lines warnings = lines_of([] {
+    HandshakePair pair;
     const Service service;
-    strangers.handle = service.in_place_of(strangers.handle);
-    ++strangers.handle[4];  // the version
-    for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+    pair.handle = service.in_place_of(pair.handle);
+    ++pair.handle[4];  // the version
+    for_a_while([&] { ASSERT_TRUE(pair.connect()); });
     Service::send(service.next(), wire::encode_reject("this end speaks another one"));
-    strangers.connect_in_vain();
+    pair.connect_until_failure();
   });
-  EXPECT_EQ(told, Lines{kConnecting + "the peer refused the connection: this end speaks another one. Next: run the "
-                                      "same release on all hosts"});
+  EXPECT_EQ(warnings, Lines{kConnecting + "the peer refused the connection: this end speaks another one. Next: run the "
+                                          "same release on all hosts"});
 }
 
-// The system holds the connection back, so that the hello comes long after it, when the peer has hung up.
-TEST(AHandshake, ThatCameLateIsTriedAgain) {
-  const Lines told = lines_of(
+// The connection stays in the listen backlog, so that the hello is sent long after the connect, when the peer has
+// closed it.
+TEST(HandshakeFailureLine, HelloAfterPeerTimeout_IsRetried) {
+  const Lines warnings = lines_of(
       [] {
-        Strangers strangers;
+        HandshakePair pair;
         const Service service;
-        strangers.handle = service.in_place_of(strangers.handle);
+        pair.handle = service.in_place_of(pair.handle);
         const UniqueFd filler = service.fill();
-        for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
-        service.next();  // the filler: there is room from here on
+        for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+        service.next();  // the filler: the backlog has a free entry from here on
         service.next();
-        for_a_while([&] { ASSERT_TRUE(strangers.connect()); });
+        for_a_while([&] { ASSERT_TRUE(pair.connect()); });
         Service::send(service.next(), wire::encode_reject("no"));
-        strangers.connect_in_vain();
+        pair.connect_until_failure();
       },
       "seed=1", "60");
-  EXPECT_EQ(told, Lines{kConnecting + "the peer refused the connection: no. Next: look at 127.0.0.1:# first: its log "
-                                      "says more"});
+  EXPECT_EQ(warnings,
+            Lines{kConnecting + "the peer refused the connection: no. Next: look at 127.0.0.1:# first: its log "
+                                "says more"});
 }
 
 }  // namespace

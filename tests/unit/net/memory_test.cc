@@ -1,11 +1,11 @@
-#include "net/memory.h"
+#include "net/transfer/memory.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
 #include <cerrno>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "support/fake_verbs.h"
 #include "support/log_capture.h"
 
@@ -34,7 +34,7 @@ class MemoryTest : public ::testing::Test {
   std::vector<std::byte> buffer_ = std::vector<std::byte>(10000);
 };
 
-TEST_F(MemoryTest, EveryDeviceGetsItsKeys) {
+TEST_F(MemoryTest, TwoDevices_EachHasItsKeys) {
   {
     const auto handle = register_memory(both_, {.address = buffer_.data(), .bytes = buffer_.size()});
     ASSERT_TRUE(handle);
@@ -48,7 +48,7 @@ TEST_F(MemoryTest, EveryDeviceGetsItsKeys) {
   EXPECT_EQ(fake_.live("mr"), 0);
 }
 
-TEST_F(MemoryTest, OnAllDevicesOrOnNone) {
+TEST_F(MemoryTest, OneDeviceRefuses_NoneIsRegistered) {
   const LogCapture log;
   const auto first = register_memory({both_.data(), 1}, {.address = buffer_.data(), .bytes = buffer_.size()});
   ASSERT_TRUE(first);
@@ -58,7 +58,7 @@ TEST_F(MemoryTest, OnAllDevicesOrOnNone) {
   EXPECT_EQ(fake_.live("mr"), 1);
 }
 
-TEST_F(MemoryTest, OnlyDeviceMemoryWithBytesNeedsFlushing) {
+TEST_F(MemoryTest, EmptyDeviceMemory_NeedsNoFlush) {
   const auto device =
       register_memory(both_, {.address = buffer_.data(), .bytes = buffer_.size(), .type = MemoryType::kCuda});
   ASSERT_TRUE(device);
@@ -68,7 +68,7 @@ TEST_F(MemoryTest, OnlyDeviceMemoryWithBytesNeedsFlushing) {
   EXPECT_FALSE((*empty)->device_memory);
 }
 
-TEST_F(MemoryTest, ADmaBufThatIsRefusedBecomesPeerMemoryAtTheSameAddress) {
+TEST_F(MemoryTest, DmaBufRefused_FallsBackToPeerMemory) {
   const LogCapture log;
   const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
   fake_.devices()[0]->dmabuf_errno = 0;
@@ -92,10 +92,10 @@ TEST_F(MemoryTest, ADmaBufThatIsRefusedBecomesPeerMemoryAtTheSameAddress) {
   EXPECT_EQ(
       log.only_warning(),
       "mlx5_1: ibv_reg_dmabuf_mr of GPU memory failed: Operation not supported; it is registered as peer memory at "
-      "the same address, which is as good");
+      "the same address, which works as well");
 }
 
-TEST_F(MemoryTest, NeitherDmaBufNorPeerMemoryIsOneLineWithBothReasons) {
+TEST_F(MemoryTest, DmaBufAndPeerMemoryRefused_OneLineWithBothReasons) {
   const LogCapture log;
   const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
   fake_.devices()[0]->dmabuf_errno = EOPNOTSUPP;
@@ -106,13 +106,16 @@ TEST_F(MemoryTest, NeitherDmaBufNorPeerMemoryIsOneLineWithBothReasons) {
   const std::string line = log.only_warning();
   EXPECT_NE(line.find("of GPU memory"), std::string::npos) << line;
   EXPECT_NE(
-      line.find("Bad address. Is a peer-memory module (nvidia_peermem) loaded, and is this GPU memory? As a dma-buf "
-                "it was refused: Operation not supported. An IOMMU refuses"),
+      line.find("Bad address. Next: load a peer-memory module (nvidia_peermem) and check that this is GPU memory; "
+                "check whether an IOMMU prevents access"),
       std::string::npos)
+      << line;
+  EXPECT_NE(line.find("boot with iommu=pt). Registration as a dma-buf failed: Operation not supported"),
+            std::string::npos)
       << line;
 }
 
-TEST_F(MemoryTest, ADmaBufThatPeerMemoryCannotReplaceIsAskedForOnceAndToldOnce) {
+TEST_F(MemoryTest, DmaBufOutOfMemory_IsTriedOnceAndReportedOnce) {
   const LogCapture log;
   const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
   fake_.devices()[0]->dmabuf_errno = 0;
@@ -130,7 +133,7 @@ TEST_F(MemoryTest, ADmaBufThatPeerMemoryCannotReplaceIsAskedForOnceAndToldOnce) 
   EXPECT_NE(line.find("RLIMIT_MEMLOCK is"), std::string::npos) << line;
 }
 
-TEST_F(MemoryTest, ControlMemoryIsZeroedPagesOfItsOwn) {
+TEST_F(MemoryTest, ControlMemory_IsZeroedAndPageAligned) {
   {
     const Result<ControlMemory> control = ControlMemory::create(both_, 5000);
     ASSERT_TRUE(control);

@@ -1,5 +1,5 @@
-// Registrations that the device refuses, through a connection and over softverbs' faults: what is said, that the next
-// one succeeds, and that nothing stays behind.
+// Registrations that the device refuses, through a connection and with faults of softverbs: the log line, that the next
+// one succeeds, and that nothing leaks.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -12,9 +12,9 @@
 #include <iterator>
 #include <string>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "child_lines.h"
-#include "link.h"
+#include "connected_comms.h"
 #include "support/child.h"
 
 namespace verbatim {
@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t kBytes = std::size_t{1} << 20;
 
-// A connection of which the receiving end has memory that is also a file, as a GPU's is.
+// A connection whose receiving end has memory with a file descriptor, as a dma-buf of a GPU has.
 struct RegistrationEnds {
   RegistrationEnds() {
     link.connect();
@@ -39,7 +39,7 @@ struct RegistrationEnds {
     if (type == MemoryType::kDmaBuf) request.dmabuf = {.fd = file.get(), .offset = 0};
     return link.recv().register_memory(request);
   }
-  // A message into memory that is registered so arrives.
+  // Sends a message into this memory and compares the data.
   void expect_data(MemoryHandle& target) {
     std::vector<std::uint8_t> source = pattern(5000, 7);
     const auto source_memory = link.reg(link.send(), source);
@@ -48,17 +48,17 @@ struct RegistrationEnds {
     Request* const send = link.posted([&] { return link.isend(source.data(), source.size(), 0, *source_memory); });
     ASSERT_TRUE(link.wait(receive));
     ASSERT_TRUE(link.wait(send));
-    link.taken_back(receive);
-    link.taken_back(send);
+    link.is_completed(receive);
+    link.is_completed(send);
     EXPECT_EQ(std::memcmp(memory, source.data(), source.size()), 0);
   }
 
-  Link link;
+  ConnectedComms link;
   UniqueFd file{::memfd_create("gpu", MFD_CLOEXEC)};
   void* memory = nullptr;
 };
 
-// The lines of a child whose device has lost nothing when it ends.
+// The warnings of a child; also expects that no object of the device is left when it ends.
 Lines lines_of(const std::string& faults, const std::function<void(RegistrationEnds&)>& act,
                const test::Variables& more = {}) {
   const std::string stats = testing::TempDir() + "registrations-" + std::to_string(::getpid());
@@ -78,8 +78,8 @@ Lines lines_of(const std::string& faults, const std::function<void(RegistrationE
   return lines;
 }
 
-TEST(ARegistration, OfHostMemoryThatIsGoneSaysSo) {
-  const Lines told = lines_of("fail verb=reg_mr_iova2 errno=EFAULT", [](RegistrationEnds& ends) {
+TEST(RegistrationFailureLine, UnmappedHostMemory_IsReported) {
+  const Lines warnings = lines_of("fail verb=reg_mr_iova2 errno=EFAULT", [](RegistrationEnds& ends) {
     const auto refused = ends.reg(MemoryType::kHost);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().sys_errno, EFAULT);
@@ -87,13 +87,13 @@ TEST(ARegistration, OfHostMemoryThatIsGoneSaysSo) {
     ASSERT_TRUE(later);
     ends.expect_data(**later);
   });
-  EXPECT_EQ(told,
-            Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Bad address. Is it "
-                  "mapped, and may it be written? The application may have freed it"});
+  EXPECT_EQ(warnings,
+            Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Bad address. Next: "
+                  "check that the application has not freed the memory and may write to it"});
 }
 
-TEST(ARegistration, OfADmaBufThatIsRefusedFallsBackOnceWithItsReason) {
-  const Lines told = lines_of("fail verb=reg_dmabuf_mr nth=3 count=2 errno=EOPNOTSUPP", [](RegistrationEnds& ends) {
+TEST(RegistrationFailureLine, DmaBufRefused_FallsBackWithOneLine) {
+  const Lines warnings = lines_of("fail verb=reg_dmabuf_mr nth=3 count=2 errno=EOPNOTSUPP", [](RegistrationEnds& ends) {
     for (int i = 0; i < 3; ++i) {
       const auto one = ends.reg(MemoryType::kDmaBuf);
       ASSERT_TRUE(one) << i;
@@ -101,26 +101,27 @@ TEST(ARegistration, OfADmaBufThatIsRefusedFallsBackOnceWithItsReason) {
       ends.expect_data(**one);
     }
   });
-  EXPECT_EQ(told, Lines{"softverbs0: ibv_reg_dmabuf_mr of GPU memory failed: Operation not supported; it is registered "
-                        "as peer memory at the same address, which is as good"});
+  EXPECT_EQ(warnings,
+            Lines{"softverbs0: ibv_reg_dmabuf_mr of GPU memory failed: Operation not supported; it is registered "
+                  "as peer memory at the same address, which works as well"});
 }
 
-TEST(ARegistration, OfADmaBufBehindAnIommuGivesBothReasons) {
-  const Lines told = lines_of("fail verb=reg_dmabuf_mr nth=3 errno=EINVAL; fail verb=reg_mr_iova2 errno=EFAULT",
-                              [](RegistrationEnds& ends) {
-                                const auto refused = ends.reg(MemoryType::kDmaBuf);
-                                ASSERT_FALSE(refused);
-                                EXPECT_EQ(refused.error().sys_errno, EFAULT);
-                                const auto later = ends.reg(MemoryType::kDmaBuf);
-                                ASSERT_TRUE(later);
-                                ends.expect_data(**later);
-                              });
+TEST(RegistrationFailureLine, DmaBufBehindIommu_GivesBothReasons) {
+  const Lines warnings = lines_of("fail verb=reg_dmabuf_mr nth=3 errno=EINVAL; fail verb=reg_mr_iova2 errno=EFAULT",
+                                  [](RegistrationEnds& ends) {
+                                    const auto refused = ends.reg(MemoryType::kDmaBuf);
+                                    ASSERT_FALSE(refused);
+                                    EXPECT_EQ(refused.error().sys_errno, EFAULT);
+                                    const auto later = ends.reg(MemoryType::kDmaBuf);
+                                    ASSERT_TRUE(later);
+                                    ends.expect_data(**later);
+                                  });
   EXPECT_EQ(
-      told,
-      Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of GPU memory at 0x# failed: Bad address. Is a "
-            "peer-memory module (nvidia_peermem) loaded, and is this GPU memory? As a dma-buf it was refused: "
-            "Invalid argument. An IOMMU refuses GPU memory as well: 'dmesg | grep -i -e iommu -e dmar'; boot with "
-            "iommu=pt"});
+      warnings,
+      Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of GPU memory at 0x# failed: Bad address. Next: load a "
+            "peer-memory module (nvidia_peermem) and check that this is GPU memory; check whether an IOMMU prevents "
+            "access to GPU memory ('dmesg | grep -i -e iommu -e dmar'; boot with iommu=pt). Registration as a dma-buf "
+            "failed: Invalid argument"});
 }
 
 // What the machine decides becomes a '#'.
@@ -128,8 +129,8 @@ std::string without_limits(const std::string& line) {
   return std::regex_replace(line, std::regex("\\(hard [^)]*\\), [0-9]+ KiB are locked"), "(hard #), # KiB are locked");
 }
 
-TEST(ARegistration, BeyondTheLimitOfLockedMemoryNamesItAndSmallerOnesFit) {
-  const Lines told = lines_of("registration max-bytes=512K", [](RegistrationEnds& ends) {
+TEST(RegistrationFailureLine, BeyondLockedMemoryLimit_NamesLimitAndSmallerSucceeds) {
+  const Lines warnings = lines_of("registration max-bytes=512K", [](RegistrationEnds& ends) {
     rlimit limit = {};
     getrlimit(RLIMIT_MEMLOCK, &limit);
     limit.rlim_cur = 512 * 1024;
@@ -141,33 +142,34 @@ TEST(ARegistration, BeyondTheLimitOfLockedMemoryNamesItAndSmallerOnesFit) {
     ASSERT_TRUE(smaller);
     ends.expect_data(**smaller);
   });
-  ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
-  EXPECT_EQ(without_limits(told[0]),
+  ASSERT_EQ(warnings.size(), 1U) << testing::PrintToString(warnings);
+  EXPECT_EQ(without_limits(warnings[0]),
             "softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Cannot allocate memory. "
-            "RLIMIT_MEMLOCK is 512 KiB (hard #), # KiB are locked, the device takes 131072 registrations, 2 "
-            "registrations are alive: raise the limit (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit "
-            "memlock=-1)");
+            "RLIMIT_MEMLOCK is exceeded. Next: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit "
+            "memlock=-1). RLIMIT_MEMLOCK is 512 KiB (hard #), # KiB are locked, the device supports 131072 "
+            "registrations, 2 registrations exist");
 }
 
 // Two registrations are the connection's own.
-TEST(ARegistration, BeyondTheNumberThatTheDeviceTakesNamesItAndOneOfLessFits) {
-  const Lines told = lines_of("seed=1",
-                              [](RegistrationEnds& ends) {
-                                std::vector<std::unique_ptr<MemoryHandle>> held;
-                                for (std::size_t i = 1; i <= 2; ++i)
-                                  held.push_back(*ends.reg(MemoryType::kHost, 4096 * i));
-                                const auto refused = ends.reg(MemoryType::kHost);
-                                ASSERT_FALSE(refused);
-                                EXPECT_EQ(refused.error().sys_errno, ENOMEM);
-                                held.pop_back();
-                                EXPECT_TRUE(ends.reg(MemoryType::kHost));
-                              },
-                              {{"SOFTVERBS_MAX_MR", "4"}});
-  ASSERT_EQ(told.size(), 1U) << testing::PrintToString(told);
-  EXPECT_EQ(std::regex_replace(without_limits(told[0]), std::regex("MEMLOCK is [^(]*"), "MEMLOCK is # "),
+TEST(RegistrationFailureLine, BeyondDeviceMaxMr_NamesLimitAndFewerSucceed) {
+  const Lines warnings = lines_of("seed=1",
+                                  [](RegistrationEnds& ends) {
+                                    std::vector<std::unique_ptr<MemoryHandle>> held;
+                                    for (std::size_t i = 1; i <= 2; ++i)
+                                      held.push_back(*ends.reg(MemoryType::kHost, 4096 * i));
+                                    const auto refused = ends.reg(MemoryType::kHost);
+                                    ASSERT_FALSE(refused);
+                                    EXPECT_EQ(refused.error().sys_errno, ENOMEM);
+                                    held.pop_back();
+                                    EXPECT_TRUE(ends.reg(MemoryType::kHost));
+                                  },
+                                  {{"SOFTVERBS_MAX_MR", "4"}});
+  ASSERT_EQ(warnings.size(), 1U) << testing::PrintToString(warnings);
+  EXPECT_EQ(std::regex_replace(without_limits(warnings[0]), std::regex("MEMLOCK is [^(]*"), "MEMLOCK is # "),
             "softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Cannot allocate memory. "
-            "RLIMIT_MEMLOCK is # (hard #), # KiB are locked, the device takes 4 registrations, 4 registrations are "
-            "alive: the device has no more (max_mr); fewer or larger buffers need fewer");
+            "The device's maximum of registrations (max_mr) is reached. Next: use fewer or larger buffers. "
+            "RLIMIT_MEMLOCK is # (hard #), # KiB are locked, the device supports 4 registrations, 4 registrations "
+            "exist");
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-// What is said of a connection that stands still: one line at each end that waits, word for word, for everything that a
-// stall can be blamed on. Connections over softverbs, whose faults hold up what is to be held up; each in a child of
-// its own.
+// The whole line of each end that waits, for each cause of a stall. The connections are over softverbs, whose faults
+// delay or drop messages; each runs in a child process of its own.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -16,7 +15,7 @@
 #include <thread>
 
 #include "child_lines.h"
-#include "link.h"
+#include "connected_comms.h"
 #include "support/child.h"
 #include "support/log_capture.h"
 
@@ -25,12 +24,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What an application did last is "lately" for a quarter of VERBATIM_STALL_WARN_S. Where the system gave this thread no
-// turn for so long, the report is rightly another one, and the case is tried again.
+// What an application does counts as recent for a quarter of VERBATIM_STALL_WARN_S. When the system has not scheduled
+// the test's thread for so long, another report is correct, and the case is repeated.
 constexpr const char* kWarnSeconds = "2";
-constexpr auto kLongestRest = std::chrono::milliseconds(300);
-constexpr int kMostTries = 20;
-constexpr std::string_view kRested = "no turn";
+constexpr auto kLongestPause = std::chrono::milliseconds(300);
+constexpr int kMaxTries = 20;
+constexpr std::string_view kNotScheduled = "not scheduled";
 
 // A connection with 64 bytes at each end.
 struct StallEnds {
@@ -44,7 +43,7 @@ struct StallEnds {
     return link.irecv({&buffer, 1});
   }
   Request* isend(int tag = 0) { return link.isend(source.data(), source.size(), tag, *source_memory); }
-  // Both, without waiting for either.
+  // Posts both, without waiting for them.
   void post() {
     receive = irecv();
     send = link.posted([&] { return isend(); });
@@ -58,7 +57,7 @@ struct StallEnds {
     RecvComm::test_flush(*flush, &done);
   }
 
-  Link link;
+  ConnectedComms link;
   std::vector<std::uint8_t> source = std::vector<std::uint8_t>(64);
   std::vector<std::uint8_t> target = std::vector<std::uint8_t>(64);
   std::unique_ptr<MemoryHandle> source_memory;
@@ -68,28 +67,29 @@ struct StallEnds {
   Request* flush = nullptr;
 };
 
-// Drives a connection in a child until it has warned so often, and writes that on stderr.
-void drive_until_told(const LogCapture& log, std::size_t lines, const std::function<void()>& drive) {
+// Drives a connection in a child until so many warnings are logged, and writes them to stderr.
+void drive_until_warning(const LogCapture& log, std::size_t lines, const std::function<void()>& drive) {
   Clock::duration longest{};
   Clock::time_point last = Clock::now();
-  EXPECT_TRUE(Link::eventually([&] {
+  EXPECT_TRUE(ConnectedComms::eventually([&] {
     drive();
     const Clock::time_point now = Clock::now();
     longest = std::max(longest, now - std::exchange(last, now));
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return log.warnings().size() >= lines;
   }));
-  if (longest > kLongestRest) std::fprintf(stderr, "%.*s\n", static_cast<int>(kRested.size()), kRested.data());
+  if (longest > kLongestPause)
+    std::fprintf(stderr, "%.*s\n", static_cast<int>(kNotScheduled.size()), kNotScheduled.data());
   for (const std::string& line : log.warnings()) std::fprintf(stderr, "verbatim: %s\n", line.c_str());
 }
 
-// The lines that a child writes in which nothing rested, in alphabetical order: the two ends look in no order.
+// The lines of a child that was scheduled in time, in alphabetical order: the order of the two ends varies.
 Lines lines_of(test::Variables variables, const std::function<void()>& body) {
-  variables.emplace_back("VERBATIM_TIMEOUT", "31");  // for hours: what is held up is not given up
+  variables.emplace_back("VERBATIM_TIMEOUT", "31");  // hours: what a fault delays does not time out
   for (int tries = 1;; ++tries) {
-    const std::string told = test::check_in_child(variables, body);
-    if (tries < kMostTries && !testing::Test::HasFailure() && told.find(kRested) != std::string::npos) continue;
-    Lines lines = warnings_of(told);
+    const std::string output = test::check_in_child(variables, body);
+    if (tries < kMaxTries && !testing::Test::HasFailure() && output.find(kNotScheduled) != std::string::npos) continue;
+    Lines lines = warnings_of(output);
     std::sort(lines.begin(), lines.end());
     return lines;
   }
@@ -114,47 +114,48 @@ Lines stalled(const Case& one) {
     StallEnds ends(one.type);
     one.begin(ends);
     const LogCapture log;
-    drive_until_told(log, one.lines, [&] { one.drive(ends); });
+    drive_until_warning(log, one.lines, [&] { one.drive(ends); });
   });
 }
 
 const std::string kPeer = "the peer HOST (pid #)";
 
-std::string line(const std::string& blame, const std::string& here, const std::string& there, const std::string& next) {
-  return "stalled for T: " + blame + "; here: " + here + "; there: " + there + ". Next: " + next + ". Path: " + kEnds;
+std::string line(const std::string& cause, const std::string& local, const std::string& peer, const std::string& next) {
+  return "stalled for T: " + cause + "; local: " + local + "; peer: " + peer + ". Next: " + next + ". Path: " + kEnds;
 }
 
-const std::string kStack = " first: 'gdb -p' or 'py-spy dump -p' shows what its application does instead";
+const std::string kStack = " first: 'gdb -p' or 'py-spy dump -p' shows what its application does";
 const std::string kPeerFirst = "look at HOST (pid #)" + kStack;
 const std::string kCompare = "compare the calls of this process and of HOST (pid #): order, tags, groups";
-const std::string kBothHosts = "'rdma statistic show' and 'dmesg | grep softverbs0' here, the same at HOST (pid #)";
+const std::string kBothHosts =
+    "'rdma statistic show' and 'dmesg | grep softverbs0' on this host, the same at HOST (pid #)";
 const std::string kKernelLog = "'dmesg | grep softverbs0'";
 
 constexpr const char* kNotSent = "0 messages (0 bytes) sent, 0 work requests not completed, isend ";
-const std::string kOnePosted = "1 receives posted (0 bytes came), 1 not arrived and tested for, 0 flushes, QPs in RTS";
+const std::string kOnePosted = "1 receives posted (0 bytes received), 1 not arrived and tested, 0 flushes, QPs in RTS";
 const std::string kAllSent = "1 messages (64 bytes) sent, 0 work requests not completed, isend not called, QPs in RTS";
 const std::string kUnderWay =
-    "1 messages (64 bytes) sent, 1 work requests not completed and tested for, isend not called, QPs in RTS";
-const std::string kStill = ", still for T";
+    "1 messages (64 bytes) sent, 1 work requests not completed and tested, isend not called, QPs in RTS";
+const std::string kNoProgress = ", no progress for T";
 
-TEST(AStall, OfAReceiverThatIsLate) {
+TEST(StallLine, ReceiveNotPosted_NamesReceiver) {
   EXPECT_EQ(stalled({.drive = [](StallEnds& ends) { ends.isend(); }}),
             Lines{line(kPeer + " is late: its application has not posted the receive",
-                       kNotSent + ("called, no receive, QPs in RTS" + kStill),
-                       "0 receives posted (0 bytes came), 0 not arrived, 0 flushes, QPs in RTS", kPeerFirst)});
+                       kNotSent + ("called, no CTS entry, QPs in RTS" + kNoProgress),
+                       "0 receives posted (0 bytes received), 0 not arrived, 0 flushes, QPs in RTS", kPeerFirst)});
 }
 
-TEST(AStall, OfASenderThatIsLate) {
+TEST(StallLine, SendNotPosted_NamesSender) {
   EXPECT_EQ(stalled({.begin = [](StallEnds& ends) { ends.receive = ends.irecv(); },
                      .drive = [](StallEnds& ends) { ends.test_receive(); }}),
-            Lines{line(kPeer + " is late: its application has not sent", kOnePosted + kStill,
+            Lines{line(kPeer + " is late: its application has not sent", kOnePosted + kNoProgress,
                        kNotSent + std::string("not called, QPs in RTS"), kPeerFirst)});
 }
 
-TEST(AStall, OfApplicationsThatDiffer) {
-  const std::string differ = "the applications differ: what this end and " + kPeer +
-                             " want has not the same tag, or a message of a group is missing";
-  const std::string sender = kNotSent + ("called, no receive of its tag, QPs in RTS" + kStill);
+TEST(StallLine, TagsDiffer_NamesBothApplications) {
+  const std::string differ = "the calls of the applications differ: this end and " + kPeer +
+                             " use different tags, or a message of a group is missing";
+  const std::string sender = kNotSent + ("called, no CTS entry with its tag, QPs in RTS" + kNoProgress);
   EXPECT_EQ(stalled({.begin = [](StallEnds& ends) { ends.receive = ends.irecv(1); },
                      .drive =
                          [](StallEnds& ends) {
@@ -162,20 +163,20 @@ TEST(AStall, OfApplicationsThatDiffer) {
                            ends.test_receive();
                          },
                      .lines = 2}),
-            (Lines{line(differ, sender, kOnePosted + kStill, kCompare),
-                   line(differ, kOnePosted + kStill, sender, kCompare)}));
+            (Lines{line(differ, sender, kOnePosted + kNoProgress, kCompare),
+                   line(differ, kOnePosted + kNoProgress, sender, kCompare)}));
 }
 
-TEST(AStall, OfAnApplicationThatDoesNotTest) {
-  EXPECT_EQ(
-      stalled({.begin = [](StallEnds& ends) { ends.post(); },
-               .drive = [](StallEnds& ends) { ends.link.send().progress(); }}),
-      Lines{line("this process is late: it does not ask whether what it exchanges with " + kPeer + " is done",
-                 "1 receives posted (0 bytes came), 1 not arrived and not tested for, 0 flushes, QPs in RTS" + kStill,
-                 kAllSent, "look at this process" + kStack)});
+TEST(StallLine, TestNotCalled_NamesThisProcess) {
+  EXPECT_EQ(stalled({.begin = [](StallEnds& ends) { ends.post(); },
+                     .drive = [](StallEnds& ends) { ends.link.send().progress(); }}),
+            Lines{line("this process is late: its application does not test its requests for " + kPeer,
+                       "1 receives posted (0 bytes received), 1 not arrived and not tested, 0 flushes, QPs in RTS" +
+                           kNoProgress,
+                       kAllSent, "look at this process" + kStack)});
 }
 
-TEST(AStall, OfTheNetworkUnderData) {
+TEST(StallLine, DataNotAcknowledged_NamesNetwork) {
   const std::string network =
       "the network, or the device: data between this end and " + kPeer + " was posted and is not acknowledged";
   EXPECT_EQ(stalled({.faults = "delay op=write_imm by=1000s",
@@ -187,14 +188,14 @@ TEST(AStall, OfTheNetworkUnderData) {
                            ends.test_receive();
                          },
                      .lines = 2}),
-            (Lines{line(network, kUnderWay + kStill, kOnePosted + kStill, kBothHosts),
-                   line(network, kOnePosted + kStill, kUnderWay + kStill, kBothHosts)}));
+            (Lines{line(network, kUnderWay + kNoProgress, kOnePosted + kNoProgress, kBothHosts),
+                   line(network, kOnePosted + kNoProgress, kUnderWay + kNoProgress, kBothHosts)}));
 }
 
-TEST(AStall, OfTheNetworkUnderAnnouncements) {
-  const std::string network =
-      "the network, or the device: a receive (CTS) between this end and " + kPeer + " was announced and has not come";
-  const std::string sender = kNotSent + ("called, no receive, QPs in RTS" + kStill);
+TEST(StallLine, CtsNotArrived_NamesNetwork) {
+  const std::string network = "the network, or the device: the CTS entry of a receive between this end and " + kPeer +
+                              " was written and has not arrived";
+  const std::string sender = kNotSent + ("called, no CTS entry, QPs in RTS" + kNoProgress);
   EXPECT_EQ(stalled({.faults = "delay op=write by=1000s",
                      .begin = [](StallEnds& ends) { ends.receive = ends.irecv(); },
                      .drive =
@@ -203,11 +204,11 @@ TEST(AStall, OfTheNetworkUnderAnnouncements) {
                            ends.test_receive();
                          },
                      .lines = 2}),
-            (Lines{line(network, sender, kOnePosted + kStill, kBothHosts),
-                   line(network, kOnePosted + kStill, sender, kBothHosts)}));
+            (Lines{line(network, sender, kOnePosted + kNoProgress, kBothHosts),
+                   line(network, kOnePosted + kNoProgress, sender, kBothHosts)}));
 }
 
-TEST(AStall, OfADeviceThatForgetsACompletion) {
+TEST(StallLine, CompletionLost_NamesDevice) {
   EXPECT_EQ(stalled({.faults = "drop-completion op=recv",
                      .begin = [](StallEnds& ends) { ends.post(); },
                      .drive =
@@ -215,29 +216,29 @@ TEST(AStall, OfADeviceThatForgetsACompletion) {
                            ends.link.send().progress();
                            ends.test_receive();
                          }}),
-            Lines{line("the device: all data of " + kPeer + " was acknowledged, and its completion has not come",
-                       kOnePosted + kStill, kAllSent, kKernelLog)});
+            Lines{line("the device: all data of " + kPeer + " was acknowledged, and the completion has not arrived",
+                       kOnePosted + kNoProgress, kAllSent, kKernelLog)});
 }
 
-TEST(AStall, OfADeviceThatDoesNotFlush) {
+TEST(StallLine, FlushNotCompleted_NamesDevice) {
   EXPECT_EQ(stalled({.faults = "delay op=read by=1000s",
                      .begin =
                          [](StallEnds& ends) {
                            ends.post();
                            ASSERT_TRUE(ends.link.wait(ends.receive));
-                           ends.link.taken_back(ends.receive);
+                           ends.link.is_completed(ends.receive);
                            ASSERT_TRUE(ends.link.wait(ends.send));
                            ends.flush = ends.link.recv().iflush(ends.target.data(), *ends.target_memory);
                            ASSERT_NE(ends.flush, nullptr);
                          },
                      .drive = [](StallEnds& ends) { ends.test_flush(); },
                      .type = MemoryType::kCuda}),
-            Lines{line("this host's device: a flush of GPU memory does not end (data of " + kPeer + ")",
-                       "1 receives posted (64 bytes came), 0 not arrived, 1 flushes, QPs in RTS" + kStill, kAllSent,
-                       kKernelLog)});
+            Lines{line("this host's device: a flush of GPU memory does not complete (data of " + kPeer + ")",
+                       "1 receives posted (64 bytes received), 0 not arrived, 1 flushes, QPs in RTS" + kNoProgress,
+                       kAllSent, kKernelLog)});
 }
 
-// A process that was stopped once it had connected. Its other end is this one's.
+// A peer process that is stopped after it has connected.
 class StoppedPeer {
  public:
   StoppedPeer() {
@@ -245,7 +246,7 @@ class StoppedPeer {
     EXPECT_EQ(::pipe(words_), 0);
     pid_ = ::fork();
     if (pid_ == 0) ::_exit(connect_and_wait());
-    ::close(words_[1]);  // or nobody hears when it ends
+    ::close(words_[1]);  // else read() does not return when the child ends
   }
   ~StoppedPeer() {
     ::kill(pid_, SIGKILL);
@@ -260,7 +261,7 @@ class StoppedPeer {
     EXPECT_TRUE(listen);
     EXPECT_EQ(::write(handles_[1], handle.data(), handle.size()), static_cast<ssize_t>(handle.size()));
     RecvComm* accepted = nullptr;
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       Result<RecvComm*> comm = context.accept(**listen);
       EXPECT_TRUE(comm);
       accepted = comm ? *comm : nullptr;
@@ -285,7 +286,7 @@ class StoppedPeer {
     const Result<Context*> context = open_context(-1);
     Handle handle{};
     if (!context || ::read(handles_[0], handle.data(), handle.size()) != static_cast<ssize_t>(handle.size())) return 1;
-    const bool connected = Link::eventually([&] {
+    const bool connected = ConnectedComms::eventually([&] {
       const Result<SendComm*> comm = (*context)->connect(0, handle, -1);
       return comm && *comm != nullptr;
     });
@@ -298,7 +299,7 @@ class StoppedPeer {
   pid_t pid_ = -1;
 };
 
-void wait_in_vain(Context& context, StoppedPeer& peer) {
+void wait_without_progress(Context& context, StoppedPeer& peer) {
   RecvComm* const comm = peer.accept(context);
   ASSERT_NE(comm, nullptr);
   std::vector<std::uint8_t> target(64);
@@ -314,72 +315,72 @@ void wait_in_vain(Context& context, StoppedPeer& peer) {
   ASSERT_NE(request, nullptr);
   ASSERT_NO_FATAL_FAILURE(peer.stop());
   const LogCapture log;
-  drive_until_told(log, 1, [&] {
+  drive_until_warning(log, 1, [&] {
     int done = 0;
     RecvComm::test(*static_cast<Request*>(request), &done, nullptr);
   });
 }
 
-TEST(AStall, OfAPeerThatDoesNotAnswer) {
-  const Lines told = lines_of(warning("seed=1"), [] {
+TEST(StallLine, PeerStopped_IsReportedAsNotAnswering) {
+  const Lines lines = lines_of(warning("seed=1"), [] {
     StoppedPeer peer;
     const Result<Context*> context = open_context(-1);
     ASSERT_TRUE(context);
-    wait_in_vain(**context, peer);
+    wait_without_progress(**context, peer);
     close_context(*context);
   });
-  EXPECT_EQ(told, Lines{line(kPeer + " does not answer: its process is stopped or hangs, its host is down, or it is "
-                                     "cut off",
-                             kOnePosted + kStill, "no answer",
-                             "look at HOST (pid #) first: 'ping' and 'ps' show whether it is there and runs")});
+  EXPECT_EQ(lines, Lines{line(kPeer + " does not answer: its process is stopped or hangs, its host is down, or it is "
+                                      "cut off",
+                              kOnePosted + kNoProgress, "no answer",
+                              "look at HOST (pid #) first: 'ping' and 'ps' show whether it can be reached and runs")});
 }
 
-// For whoever reads the log at that level; a warning is one of what is wrong.
-TEST(AStall, ThatEndsSaysSo) {
-  const Lines told = lines_of(warning("seed=1"), [] {
+// At level INFO: a warning is only for what is wrong.
+TEST(StallLine, StallEnds_IsReported) {
+  const Lines lines = lines_of(warning("seed=1"), [] {
     StallEnds ends(MemoryType::kHost);
     ends.receive = ends.irecv();
     const LogCapture log;
-    drive_until_told(log, 1, [&] { ends.test_receive(); });
+    drive_until_warning(log, 1, [&] { ends.test_receive(); });
     ends.send = ends.link.posted([&] { return ends.isend(); });
     ASSERT_TRUE(ends.link.wait(ends.receive));
-    const auto moves = [&] {
-      const std::vector<std::string> lines = log.infos();
-      const auto found = std::find_if(lines.begin(), lines.end(), [](const std::string& one) {
-        return one.find("moves again") != std::string::npos;
+    const auto recovery = [&] {
+      const std::vector<std::string> infos = log.infos();
+      const auto found = std::find_if(infos.begin(), infos.end(), [](const std::string& one) {
+        return one.find("makes progress again") != std::string::npos;
       });
-      return found == lines.end() ? std::string() : *found;
+      return found == infos.end() ? std::string() : *found;
     };
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      return !moves().empty();
+      return !recovery().empty();
     }));
-    std::fprintf(stderr, "verbatim: %s\n", moves().c_str());
+    std::fprintf(stderr, "verbatim: %s\n", recovery().c_str());
     EXPECT_EQ(log.warnings().size(), 1U);
   });
-  ASSERT_EQ(told.size(), 2U) << testing::PrintToString(told);
-  EXPECT_EQ(std::regex_replace(told[1], std::regex("after [0-9.]+ s"), "after T"),
-            "the connection with " + kPeer + " moves again, after T");
+  ASSERT_EQ(lines.size(), 2U) << testing::PrintToString(lines);
+  EXPECT_EQ(std::regex_replace(lines[1], std::regex("after [0-9.]+ s"), "after T"),
+            "the connection with " + kPeer + " makes progress again, after T");
 }
 
-// With VERBATIM_STALL_FAIL_S it ends at both ends, and each says what the end that gave up has found.
-TEST(AStall, ThatLastsTooLongEndsAtBothEnds) {
+// With VERBATIM_STALL_FAIL_S both ends fail with the cause that one end has found.
+TEST(StallLine, StallBeyondFailTime_FailsBothEnds) {
   test::Variables variables = with_faults("seed=1");
   variables.emplace_back("VERBATIM_STALL_WARN_S", "0");
   variables.emplace_back("VERBATIM_STALL_FAIL_S", kWarnSeconds);
-  const Lines told = lines_of(variables, [] {
+  const Lines lines = lines_of(variables, [] {
     StallEnds ends(MemoryType::kHost);
     ends.receive = ends.irecv();
     const LogCapture log;
-    drive_until_told(log, 2, [&] {
+    drive_until_warning(log, 2, [&] {
       ends.test_receive();
-      if (ends.link.recv().error() != nullptr) ends.isend();  // its application looks again after all
+      if (ends.link.recv().error() != nullptr) ends.isend();  // the sender reads its signals when it is called
     });
   });
   const std::string why = "stalled for T (VERBATIM_STALL_FAIL_S): " + kPeer + " is late: its application has not sent";
   const std::string next = ". Next: look at HOST (pid #) first: its log says more. Path: " + kEnds +
                            ", timeout 2 h 26 min, 2 retries (7 h 19 min in all), T old, carried 0 messages, 0 bytes";
-  EXPECT_EQ(told, (Lines{why + next, kPeer + " reported: " + why + next}));
+  EXPECT_EQ(lines, (Lines{why + next, kPeer + " reported: " + why + next}));
 }
 
 }  // namespace

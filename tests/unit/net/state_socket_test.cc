@@ -1,4 +1,4 @@
-// VERBATIM_STATE_SOCKET: what whoever reads it is told, and when.
+// VERBATIM_STATE_SOCKET: what a program that connects to the socket reads.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -12,39 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "link.h"
+#include "connected_comms.h"
+#include "net/context/stats.h"
+#include "state_reader.h"
 #include "support/log_capture.h"
 
 namespace verbatim {
 namespace {
-
-sockaddr_un address_of(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  path.copy(address.sun_path, sizeof address.sun_path - 1);
-  return address;
-}
-
-UniqueFd connect_to(const std::string& path) {
-  UniqueFd reader(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const sockaddr_un address = address_of(path);
-  EXPECT_EQ(::connect(reader.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  return reader;
-}
-
-std::string read_all(const UniqueFd& reader) {
-  std::string text;
-  char some[4096];
-  while (const ssize_t count = ::read(reader.get(), some, sizeof some)) {
-    if (count < 0) return "no answer";
-    text.append(some, static_cast<std::size_t>(count));
-  }
-  return text;
-}
-
-std::string read_state(const std::string& path) {
-  return read_all(connect_to(path));
-}
 
 class StateSocketTest : public ::testing::Test {
  protected:
@@ -53,7 +27,7 @@ class StateSocketTest : public ::testing::Test {
   const std::string path_ = testing::TempDir() + "state-" + std::to_string(::getpid());
 };
 
-// While it lives the process is given no more descriptors.
+// While an object of this class lives, the process gets no new descriptors.
 class Shortage {
  public:
   Shortage() {
@@ -70,14 +44,14 @@ class Shortage {
   rlimit before_{};
 };
 
-TEST_F(StateSocketTest, CanBeReadWhileItLasts) {
+TEST_F(StateSocketTest, ContextOpen_StateIsReadable) {
   const std::string path = testing::TempDir() + "state-%p-%h";
   const std::string begin = testing::TempDir() + "state-" + std::to_string(::getpid()) + "-";
   ::setenv("VERBATIM_STATE_SOCKET", path.c_str(), 1);
   std::string found;
   {
-    Link link;
-    found = stats_path(path, link.context().host_name());
+    ConnectedComms link;
+    found = stats_path(path, link.context().comm_settings().host_name);
     ASSERT_EQ(found.rfind(begin, 0), 0U);
     struct stat status {};
     ASSERT_EQ(::stat(found.c_str(), &status), 0);
@@ -88,7 +62,7 @@ TEST_F(StateSocketTest, CanBeReadWhileItLasts) {
     ASSERT_NE(buffers.irecv(8), nullptr);
     const std::string state = read_state(found);
     std::printf("%s", state.c_str());
-    for (const char* part : {"\"version\":1", "\"direction\":\"send\"", "\"direction\":\"recv\"",
+    for (const char* part : {"\"schema\":2", "\"direction\":\"send\"", "\"direction\":\"recv\"",
                              "\"messages\":1,\"bytes\":0,\"outstanding\":1", "\"state\":\"open\",\"error\":null",
                              "\"qp_state\":\"RTS\""}) {
       EXPECT_NE(state.find(part), std::string::npos) << part;
@@ -100,8 +74,8 @@ TEST_F(StateSocketTest, CanBeReadWhileItLasts) {
   EXPECT_NE(::access(found.c_str(), F_OK), 0);
 }
 
-// A process that was killed has left its socket; one that lives keeps its own.
-TEST_F(StateSocketTest, OfADeadProcessIsReplacedAndThatOfALivingOneIsNot) {
+// A process that was killed leaves its socket file behind.
+TEST_F(StateSocketTest, SocketOfDeadProcess_IsReplacedAndOfLiveOneIsKept) {
   const sockaddr_un address = address_of(path_);
   UniqueFd holder(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::bind(holder.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
@@ -109,37 +83,37 @@ TEST_F(StateSocketTest, OfADeadProcessIsReplacedAndThatOfALivingOneIsNot) {
   ::setenv("VERBATIM_STATE_SOCKET", path_.c_str(), 1);
   {
     const LogCapture log;
-    const Link link;
+    const ConnectedComms link;
     EXPECT_NE(log.only_warning().find("VERBATIM_STATE_SOCKET"), std::string::npos);
   }
   EXPECT_EQ(::access(path_.c_str(), F_OK), 0);
   holder.reset();
   {
-    const Link link;
-    EXPECT_NE(read_state(path_).find("\"version\":1"), std::string::npos);
+    const ConnectedComms link;
+    EXPECT_NE(read_state(path_).find("\"schema\":2"), std::string::npos);
   }
   EXPECT_NE(::access(path_.c_str(), F_OK), 0);
 }
 
-TEST_F(StateSocketTest, OutlivesALackOfDescriptors) {
+TEST_F(StateSocketTest, OutOfDescriptors_RecoversLater) {
   ::setenv("VERBATIM_STATE_SOCKET", path_.c_str(), 1);
   const LogCapture log;
-  const Link link;
+  const ConnectedComms link;
   UniqueFd reader;
   {
     reader = UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const Shortage shortage;
     const sockaddr_un address = address_of(path_);
     ASSERT_EQ(::connect(reader.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    const std::string told =
+    const std::string line =
         "the state cannot be read at " + path_ + " (VERBATIM_STATE_SOCKET) for the moment: Too many open files";
-    EXPECT_TRUE(Link::eventually([&] {
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
       const std::vector<std::string> infos = log.infos();
-      return std::find(infos.begin(), infos.end(), told) != infos.end();
+      return std::find(infos.begin(), infos.end(), line) != infos.end();
     }));
   }
-  EXPECT_NE(read_all(reader).find("\"version\":1"), std::string::npos);  // the one who has waited
-  EXPECT_NE(read_state(path_).find("\"version\":1"), std::string::npos);
+  EXPECT_NE(read_all(reader).find("\"schema\":2"), std::string::npos);  // it waited in the listen backlog
+  EXPECT_NE(read_state(path_).find("\"schema\":2"), std::string::npos);
   EXPECT_TRUE(log.warnings().empty());
 }
 

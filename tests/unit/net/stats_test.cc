@@ -1,4 +1,4 @@
-#include "net/stats.h"
+#include "net/context/stats.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "link.h"
+#include "connected_comms.h"
 #include "support/scratch_directory.h"
 
 namespace verbatim {
@@ -20,28 +20,28 @@ std::string read(const std::string& path) {
   return text.str();
 }
 
-TEST(Stats, PathsNameProcessAndHost) {
+TEST(Stats, PathPlaceholders_AreReplaced) {
   EXPECT_EQ(stats_path("/tmp/x.json", "h"), "/tmp/x.json");
   EXPECT_EQ(stats_path("%h-%p-%q%", "h"), "h-" + std::to_string(::getpid()) + "-%q%");
 }
 
-TEST(Stats, WhatNoPeerMaySayStaysJson) {
+TEST(Stats, PeerTextWithControlCharacters_IsEscaped) {
   ConnectionStats stats;
   stats.peer_host = "a\"b\\c\n\x01";
   EXPECT_NE(stats_json("h", {&stats, 1}).find("\"peer\":\"a\\\"b\\\\c\","), std::string::npos);
 }
 
-TEST(Stats, AFileThatCannotBeWrittenIsAnError) {
+TEST(Stats, UnwritableFile_IsError) {
   EXPECT_FALSE(write_stats("/nonexistent/directory/stats.json", "{}"));
 }
 
 // When messages have gone over a connection and the context ends / expect the file to say what they were.
-TEST(Stats, TheFileTellsWhatEachEndCarried) {
+TEST(Stats, ContextClosed_FileHasTotalsOfBothEnds) {
   const ScratchDirectory directory;
   const std::string path = (directory.path() / "stats.json").string();
   ::setenv("VERBATIM_STATS", path.c_str(), 1);
   {
-    Link link;
+    ConnectedComms link;
     ASSERT_NO_FATAL_FAILURE(link.connect());
     Buffers ends(link, pattern(1000, 1));
     for (const std::size_t members : {1UL, 3UL, 1UL}) {
@@ -57,10 +57,10 @@ TEST(Stats, TheFileTellsWhatEachEndCarried) {
       }
       for (Request* send : sends) {
         ASSERT_TRUE(link.wait(send));
-        link.taken_back(send);
+        link.is_completed(send);
       }
       ASSERT_TRUE(link.wait(receive));
-      link.taken_back(receive);
+      link.is_completed(receive);
     }
   }
   ::unsetenv("VERBATIM_STATS");

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "link.h"
+#include "connected_comms.h"
 #include "support/available_memory.h"
 
 namespace verbatim {
@@ -24,7 +24,7 @@ class TransferTest : public ::testing::Test {
   }
 
   // One message of `bytes` into a buffer of `capacity`, checked with the guards around it.
-  static void exchange(Link& link, std::size_t bytes, std::size_t capacity, std::uint64_t seed) {
+  static void exchange(ConnectedComms& link, std::size_t bytes, std::size_t capacity, std::uint64_t seed) {
     constexpr std::size_t kGuardBytes = 64;
     std::vector<std::uint8_t> source = pattern(bytes + 1, seed);
     std::vector<std::uint8_t> target(capacity + 2 * kGuardBytes, 0xee);
@@ -35,15 +35,15 @@ class TransferTest : public ::testing::Test {
     Request* send = link.posted([&] { return link.isend(source.data(), bytes, 7, *send_memory); });
     ASSERT_TRUE(link.wait(send));
     ASSERT_TRUE(link.wait(receive));
-    EXPECT_EQ(link.taken_back(receive)[0], static_cast<int>(bytes));
-    EXPECT_EQ(link.taken_back(send)[0], static_cast<int>(bytes));
+    EXPECT_EQ(link.is_completed(receive)[0], static_cast<int>(bytes));
+    EXPECT_EQ(link.is_completed(send)[0], static_cast<int>(bytes));
     EXPECT_EQ(std::memcmp(target.data() + kGuardBytes, source.data(), bytes), 0);
     for (std::size_t i = 0; i < kGuardBytes; ++i) ASSERT_EQ(target[i], 0xee) << i;
     for (std::size_t i = kGuardBytes + bytes; i < target.size(); ++i) ASSERT_EQ(target[i], 0xee) << i;
   }
 };
 
-TEST_F(TransferTest, EverySizeArrivesOnEveryNumberOfQps) {
+TEST_F(TransferTest, EverySizeAndQpCount_ArrivesWhole) {
   for (const char* qps : {"1", "2", "3", "8"}) {
     for (const char* split : {"0", "1"}) {
       for (const char* adaptive : {"0", "1", "atomic"}) {
@@ -53,7 +53,7 @@ TEST_F(TransferTest, EverySizeArrivesOnEveryNumberOfQps) {
         ::setenv("VERBATIM_QPS_PER_CONNECTION", qps, 1);
         ::setenv("VERBATIM_SPLIT_DATA_ON_QPS", split, 1);
         ::setenv("VERBATIM_ADAPTIVE_ROUTING", adaptive, 1);
-        Link link;
+        ConnectedComms link;
         ASSERT_NO_FATAL_FAILURE(link.connect());
         std::uint64_t seed = 0;
         for (const std::size_t bytes : {0UL, 1UL, 127UL, 128UL, 129UL, 8192UL, 8193UL, 300001UL}) {
@@ -68,7 +68,7 @@ TEST_F(TransferTest, EverySizeArrivesOnEveryNumberOfQps) {
 
 // Beyond what 32 bits count. The source is one window of memory seen many times over, whose size divides no piece, so
 // that a piece at a wrong place is seen.
-TEST_F(TransferTest, MoreThanFourGibibytesArriveWhole) {
+TEST_F(TransferTest, MessageAboveFourGibibytes_ArrivesWhole) {
   const char* engine = ::getenv("SOFTVERBS_ENGINE");
   if (engine == nullptr || std::string_view(engine) != "inline")
     GTEST_SKIP() << "once is enough: with the inline engine";
@@ -92,7 +92,7 @@ TEST_F(TransferTest, MoreThanFourGibibytesArriveWhole) {
   const std::vector<std::uint8_t> content = pattern(kWindowBytes, 5);
   std::memcpy(source, content.data(), kWindowBytes);
   {
-    Link link;
+    ConnectedComms link;
     ASSERT_NO_FATAL_FAILURE(link.connect());
     const auto send_memory = link.send().register_memory({.address = source, .bytes = kWindows * kWindowBytes});
     const auto recv_memory = link.recv().register_memory({.address = target, .bytes = kBytes});
@@ -103,8 +103,8 @@ TEST_F(TransferTest, MoreThanFourGibibytesArriveWhole) {
     Request* send = link.posted([&] { return link.isend(source, kBytes - 1, 0, **send_memory); });
     ASSERT_TRUE(link.wait(send));
     ASSERT_TRUE(link.wait(receive));
-    EXPECT_EQ(link.taken_back(receive)[0], INT_MAX);  // all that the interface can say
-    EXPECT_EQ(link.taken_back(send)[0], INT_MAX);
+    EXPECT_EQ(link.is_completed(receive)[0], INT_MAX);  // all that the interface can say
+    EXPECT_EQ(link.is_completed(send)[0], INT_MAX);
   }
   for (std::size_t at = 0; at < kBytes - 1; at += kWindowBytes) {
     ASSERT_EQ(std::memcmp(target + at, content.data(), std::min(kWindowBytes, kBytes - 1 - at)), 0) << at;
@@ -114,14 +114,14 @@ TEST_F(TransferTest, MoreThanFourGibibytesArriveWhole) {
   ::munmap(target, kBytes);
 }
 
-TEST_F(TransferTest, TheRingGoesRoundManyTimes) {
-  Link link;
+TEST_F(TransferTest, ManyRingPasses_ArriveWhole) {
+  ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
   for (std::uint64_t i = 0; i < 3 * wire::kMaxInFlight; ++i) ASSERT_NO_FATAL_FAILURE(exchange(link, i % 97, 100, i));
 }
 
-TEST_F(TransferTest, AsManyReceivesAsPromisedAndNoMore) {
-  Link link;
+TEST_F(TransferTest, ReceivesBeyondMaxInFlight_AreNotAccepted) {
+  ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
   Buffers<std::uint64_t> ends(link, wire::kMaxInFlight + 1);
   std::vector<Request*> receives;
@@ -142,14 +142,14 @@ TEST_F(TransferTest, AsManyReceivesAsPromisedAndNoMore) {
     ASSERT_TRUE(link.wait(receives[i]));
     ASSERT_TRUE(link.wait(sends[i]));
     EXPECT_EQ(ends.target[i], 1000 + i);
-    link.taken_back(receives[i]);
-    link.taken_back(sends[i]);
+    link.is_completed(receives[i]);
+    link.is_completed(sends[i]);
   }
   EXPECT_NE(link.irecv({&one_more, 1}), nullptr);
 }
 
-TEST_F(TransferTest, GroupsTakeTheirMembersByTag) {
-  Link link;
+TEST_F(TransferTest, GroupMembers_MatchByTag) {
+  ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
   Buffers<std::uint32_t> ends(link, 1 << 16);
   std::uint32_t round = 0;
@@ -174,9 +174,9 @@ TEST_F(TransferTest, GroupsTakeTheirMembersByTag) {
       ASSERT_TRUE(link.wait(receive));
       for (Request* send : sends) {
         ASSERT_TRUE(link.wait(send));
-        link.taken_back(send);
+        link.is_completed(send);
       }
-      const auto sizes = link.taken_back(receive);
+      const auto sizes = link.is_completed(receive);
       for (std::uint32_t member = 0; member < size; ++member) {
         const bool empty = member % 3 == 2;
         EXPECT_EQ(sizes[member], empty ? 0 : static_cast<int>(4 * (1 + member % 8)));
@@ -187,13 +187,13 @@ TEST_F(TransferTest, GroupsTakeTheirMembersByTag) {
 }
 
 // A receive whose completion NCCL does not want is done at once, and its data comes all the same.
-TEST_F(TransferTest, OptionalReceivesAreDoneAtOnce) {
+TEST_F(TransferTest, OptionalReceives_CompleteAtOnce) {
   for (const char* completion : {"imm", "atomic"}) {
     for (const char* qps : {"1", "4"}) {
       ::setenv("VERBATIM_COMPLETION", completion, 1);
       ::setenv("VERBATIM_QPS_PER_CONNECTION", qps, 1);
       ::setenv("VERBATIM_SPLIT_DATA_ON_QPS", "1", 1);
-      Link link;
+      ConnectedComms link;
       ASSERT_NO_FATAL_FAILURE(link.connect());
       Buffers<std::uint64_t> buffers(link, 1);
       for (std::uint64_t i = 1; i <= 5 * wire::kMaxInFlight; ++i) {
@@ -203,16 +203,16 @@ TEST_F(TransferTest, OptionalReceivesAreDoneAtOnce) {
         ASSERT_NE(receive, nullptr) << i;
         if (optional) {
           ASSERT_EQ(receive->state, RequestState::kDone);
-          EXPECT_EQ(link.taken_back(receive)[0], 8);
+          EXPECT_EQ(link.is_completed(receive)[0], 8);
         }
         buffers.source[0] = i;
         Request* send = link.posted([&] { return buffers.isend(8, 7); });
         ASSERT_NE(send, nullptr) << i;
         ASSERT_TRUE(link.wait(send));
-        link.taken_back(send);
+        link.is_completed(send);
         if (!optional) {
           ASSERT_TRUE(link.wait(receive)) << i;
-          EXPECT_EQ(link.taken_back(receive)[0], 8);
+          EXPECT_EQ(link.is_completed(receive)[0], 8);
         }
         link.eventually([&] { return __atomic_load_n(buffers.target.data(), __ATOMIC_ACQUIRE) == i; });
         ASSERT_EQ(buffers.target[0], i);
@@ -223,12 +223,12 @@ TEST_F(TransferTest, OptionalReceivesAreDoneAtOnce) {
 }
 
 // A caller that posts optional receives as long as it may: no more than a ring of them without a word of the sender.
-TEST_F(TransferTest, OptionalReceivesDoNotOverrunTheSender) {
-  Link link;
+TEST_F(TransferTest, OptionalReceivesWithoutSender_StopAtFullRing) {
+  ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
   Buffers buffers(link, 8);
   std::uint32_t posted = 0;
-  const auto end = std::chrono::steady_clock::now() + Link::kPatience;
+  const auto end = std::chrono::steady_clock::now() + ConnectedComms::kPatience;
   // A full ring needs the completions of CTS WRITEs; one more would come soon.
   for (int idle = 0; idle < 1000 && std::chrono::steady_clock::now() < end;) {
     Request* receive = buffers.irecv(8, 0, true);
@@ -237,15 +237,15 @@ TEST_F(TransferTest, OptionalReceivesDoNotOverrunTheSender) {
       idle += posted < wire::kMaxInFlight ? 0 : 1;
       continue;
     }
-    link.taken_back(receive);
+    link.is_completed(receive);
     ASSERT_LE(++posted, wire::kMaxInFlight);
   }
   EXPECT_EQ(posted, wire::kMaxInFlight);
   EXPECT_EQ(link.recv().error(), nullptr);
 }
 
-TEST_F(TransferTest, ASendThatDoesNotFitIsAnErrorThatStays) {
-  Link link;
+TEST_F(TransferTest, SendLargerThanReceive_FailsPermanently) {
+  ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
   Buffers buffers(link, 100);
   ASSERT_NE(link.posted([&] { return buffers.irecv(50); }), nullptr);
@@ -254,8 +254,8 @@ TEST_F(TransferTest, ASendThatDoesNotFitIsAnErrorThatStays) {
   EXPECT_EQ(buffers.isend(50), nullptr);
 }
 
-TEST_F(TransferTest, AWrongRemoteKeyFailsBothEnds) {
-  Link link;
+TEST_F(TransferTest, WrongRemoteKey_FailsBothEnds) {
+  ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
   Buffers buffers(link, 100);
   buffers.recv_memory->rkey[0] ^= 0x00ffff00;
@@ -267,8 +267,8 @@ TEST_F(TransferTest, AWrongRemoteKeyFailsBothEnds) {
   EXPECT_NE(receive->state, RequestState::kDone);
 }
 
-TEST_F(TransferTest, FlushesOfDeviceMemoryComplete) {
-  Link link;
+TEST_F(TransferTest, DeviceMemoryFlushes_Complete) {
+  ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
   std::vector<std::uint8_t> target(100);
   const auto host = link.reg(link.recv(), target);

@@ -1,4 +1,4 @@
-// Many QPs and many threads: verbs may be called from anywhere at any time.
+// Many QPs and many threads: any thread may call any verb at any time.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -19,7 +19,7 @@ void join_all(std::vector<std::thread>& threads) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST_F(Concurrency, HundredsOfQpsKeepTheirTrafficApart) {
+TEST_F(Concurrency, HundredsOfQps_TransferWithoutMixing) {
   constexpr std::size_t kPairs = 256;
   constexpr std::size_t kBytes = 512;
   const Region source(device.pd.get(), kPairs * kBytes);
@@ -56,11 +56,11 @@ TEST_F(Concurrency, HundredsOfQpsKeepTheirTrafficApart) {
   EXPECT_EQ(find_wrong_byte(target.buffer.bytes(), 1), std::nullopt);
 }
 
-TEST_F(Concurrency, ThreadsWithTheirOwnQps) {
+TEST_F(Concurrency, ThreadsWithOwnQps_TransferCorrectly) {
   constexpr std::uint64_t kThreads = 6;
   constexpr std::uint64_t kMessages = 300;
   std::vector<std::thread> threads;
-  std::atomic<std::uint64_t> right{0};
+  std::atomic<std::uint64_t> correct{0};
   for (std::uint64_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       const Region source(device.pd.get(), 8192);
@@ -76,15 +76,15 @@ TEST_F(Concurrency, ThreadsWithTheirOwnQps) {
         const ibv_wc received = poll_one(b.recv_cq());
         const ibv_wc sent = poll_one(a.send_cq());
         const bool whole = find_wrong_byte(target.bytes(0, size), t * kMessages + i) == std::nullopt;
-        if (received.wr_id == i && received.byte_len == size && sent.wr_id == i && whole) ++right;
+        if (received.wr_id == i && received.byte_len == size && sent.wr_id == i && whole) ++correct;
       }
     });
   }
   join_all(threads);
-  EXPECT_EQ(right, kThreads * kMessages);
+  EXPECT_EQ(correct, kThreads * kMessages);
 }
 
-TEST_F(Concurrency, ThreadsShareOneQp) {
+TEST_F(Concurrency, ThreadsSharingOneQp_TransferCorrectly) {
   constexpr std::uint64_t kThreads = 4;
   constexpr std::uint64_t kMessages = 500;
   const Cq cq = create_cq(device, kThreads * kMessages);
@@ -109,14 +109,15 @@ TEST_F(Concurrency, ThreadsShareOneQp) {
         wr.wr.rdma.rkey = target.mr->rkey;
         ibv_send_wr* bad = nullptr;
         int result = 0;
-        while ((result = ibv_post_send(a.qp(), &wr, &bad)) == ENOMEM) sched_yield();  // full: the poller makes room
+        while ((result = ibv_post_send(a.qp(), &wr, &bad)) == ENOMEM)
+          sched_yield();  // the queue is full until the poller polls
         ASSERT_EQ(result, 0);
       }
     });
   }
   std::set<std::uint64_t> completed;
   std::vector<std::uint64_t> last(kThreads, 0);
-  for (const ibv_wc& wc : poll(cq.get(), kThreads * kMessages, 4 * kPatience)) {
+  for (const ibv_wc& wc : poll(cq.get(), kThreads * kMessages, 4 * kCompletionTimeout)) {
     EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
     EXPECT_GE(wc.wr_id, last[wc.wr_id % kThreads]);  // one thread's requests keep their order
     last[wc.wr_id % kThreads] = wc.wr_id;
@@ -127,7 +128,7 @@ TEST_F(Concurrency, ThreadsShareOneQp) {
   EXPECT_EQ(find_wrong_byte(target.buffer.bytes(), 2), std::nullopt);
 }
 
-TEST_F(Concurrency, ThreadsShareOneCompletionQueue) {
+TEST_F(Concurrency, ThreadsSharingOneCq_GetEachCompletionOnce) {
   constexpr std::uint64_t kPairs = 4;
   constexpr std::uint64_t kMessages = 400;
   const Cq cq = create_cq(device, kPairs * 64);
@@ -143,7 +144,7 @@ TEST_F(Concurrency, ThreadsShareOneCompletionQueue) {
   std::vector<std::thread> threads;
   for (std::uint64_t t = 0; t < 2; ++t) {  // two pollers
     threads.emplace_back([&] {
-      const auto deadline = std::chrono::steady_clock::now() + 4 * kPatience;
+      const auto deadline = std::chrono::steady_clock::now() + 4 * kCompletionTimeout;
       while (completed + failed < kPairs * kMessages && std::chrono::steady_clock::now() < deadline) {
         ibv_wc wc{};
         const int polled = ibv_poll_cq(cq.get(), 1, &wc);
@@ -175,7 +176,7 @@ TEST_F(Concurrency, ThreadsShareOneCompletionQueue) {
   EXPECT_EQ(failed, 0U);
 }
 
-TEST_F(Concurrency, ObjectsComeAndGoUnderTraffic) {
+TEST_F(Concurrency, CreateAndDestroyDuringTraffic_DoNotDisturbIt) {
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
   for (int t = 0; t < 2; ++t) {
@@ -207,8 +208,8 @@ TEST_F(Concurrency, ObjectsComeAndGoUnderTraffic) {
   join_all(threads);
 }
 
-// Work whose QP or region disappears while it is under way must not touch what comes after it.
-TEST_F(Concurrency, DestroyingUnderTrafficIsClean) {
+// After a QP or region was destroyed, outstanding work requests must not write to its memory any more.
+TEST_F(Concurrency, DestroyDuringTraffic_WritesNothingAfterwards) {
   constexpr std::size_t kBytes = 1U << 20;
   for (int round = 0; round < 60; ++round) {
     const Region source(device.pd.get(), kBytes);
@@ -234,10 +235,10 @@ TEST_F(Concurrency, DestroyingUnderTrafficIsClean) {
         target.mr.reset();
         break;
     }
-    if (round % 3 == 0) continue;  // what has left the sender may still arrive
+    if (round % 3 == 0) continue;  // packets that were sent before the destroy may still arrive
     target.buffer.poison();
     std::this_thread::sleep_for(1ms);
-    EXPECT_EQ(target.buffer.untouched_outside(0, 0), "") << round;  // no byte after the call returned
+    EXPECT_EQ(target.buffer.untouched_outside(0, 0), "") << round;  // no byte changes after the call returned
   }
 }
 

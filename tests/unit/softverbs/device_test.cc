@@ -1,4 +1,4 @@
-// What a program learns about devices, ports, GIDs and P_Keys before it creates anything.
+// Queries of devices, ports, GIDs and P_Keys.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ class DeviceQuery : public testing::Test {
   ibv_context* context = device.context.get();
 };
 
-TEST(DeviceList, NamesAndGuidsAreUnique) {
+TEST(DeviceList, NamesAndGuids_AreUnique) {
   int count = -1;
   ibv_device** const list = verbs().get_device_list(&count);
   ASSERT_NE(list, nullptr);
@@ -43,7 +43,7 @@ TEST(DeviceList, NamesAndGuidsAreUnique) {
   verbs().free_device_list(list);
 }
 
-TEST(DeviceList, CountIsOptionalAndListsAreIndependent) {
+TEST(DeviceList, CountIsOptional_AndListsAreIndependent) {
   ibv_device** const first = verbs().get_device_list(nullptr);
   ibv_device** const second = verbs().get_device_list(nullptr);
   ASSERT_NE(first, nullptr);
@@ -54,7 +54,7 @@ TEST(DeviceList, CountIsOptionalAndListsAreIndependent) {
   verbs().free_device_list(second);
 }
 
-TEST(DeviceList, AnOpenDeviceOutlivesTheList) {
+TEST(DeviceList, OpenDevice_OutlivesTheList) {
   ibv_device** const list = verbs().get_device_list(nullptr);
   ASSERT_NE(list, nullptr);
   const std::string name = verbs().get_device_name(list[0]);
@@ -65,14 +65,14 @@ TEST(DeviceList, AnOpenDeviceOutlivesTheList) {
   EXPECT_EQ(verbs().close_device(context), 0);
 }
 
-TEST(DeviceList, OneDeviceOpensTwice) {
+TEST(DeviceList, OneDevice_OpensTwice) {
   const Device first = open_device();
   const Device second = open_device();
   EXPECT_NE(first.context, second.context);
   EXPECT_EQ(first.attr.node_guid, second.attr.node_guid);
 }
 
-TEST(Library, NamesWhatItReports) {
+TEST(VerbsLibrary, StatusAndEventNames_AreDistinct) {
   std::set<std::string> names;
   for (int status = IBV_WC_SUCCESS; status <= IBV_WC_GENERAL_ERR; ++status) {
     const char* const name = verbs().wc_status_str(static_cast<ibv_wc_status>(status));
@@ -86,7 +86,7 @@ TEST(Library, NamesWhatItReports) {
   EXPECT_STRNE(verbs().node_type_str(IBV_NODE_CA), verbs().node_type_str(IBV_NODE_SWITCH));
 }
 
-TEST_F(DeviceQuery, AttributesAreUsable) {
+TEST_F(DeviceQuery, Attributes_AreUsable) {
   const ibv_device_attr& attr = device.attr;
   EXPECT_EQ(attr.node_guid, verbs().get_device_guid(context->device));
   EXPECT_NE(attr.sys_image_guid, 0U);
@@ -111,7 +111,7 @@ TEST_F(DeviceQuery, AttributesAreUsable) {
   EXPECT_GE(context->async_fd, 0);
 }
 
-TEST_F(DeviceQuery, PortIsActive) {
+TEST_F(DeviceQuery, Port_IsActive) {
   const ibv_port_attr& port = device.port;
   EXPECT_EQ(port.state, IBV_PORT_ACTIVE);
   EXPECT_EQ(port.phys_state, 5);  // LinkUp
@@ -133,24 +133,24 @@ TEST_F(DeviceQuery, PortIsActive) {
   }
 }
 
-TEST_F(DeviceQuery, UnknownPortsAreRefused) {
+TEST_F(DeviceQuery, UnknownPort_IsRefused) {
   ibv_port_attr port{};
   EXPECT_EQ(query_port(context, 0, &port), EINVAL);
   EXPECT_EQ(query_port(context, device.attr.phys_port_cnt + 1U, &port), EINVAL);
 }
 
-TEST_F(DeviceQuery, TheExtendedEntryKeepsToTheCallersSize) {
+TEST_F(DeviceQuery, ExtendedQueryPort_WritesOnlyTheCallersSize) {
   verbs_context* const extended = verbs_get_ctx_op(context, query_port);
   ASSERT_NE(extended, nullptr);
   ibv_port_attr port;
   std::memset(&port, 0xA5, sizeof(port));
-  constexpr std::size_t kShort = offsetof(ibv_port_attr, port_cap_flags2);  // as an older header has it
+  constexpr std::size_t kShort = offsetof(ibv_port_attr, port_cap_flags2);  // size of the struct in an older header
   ASSERT_EQ(extended->query_port(context, device.port_num, &port, kShort), 0);
   EXPECT_EQ(port.gid_tbl_len, device.port.gid_tbl_len);
   EXPECT_EQ(port.port_cap_flags2, 0xA5A5);
 }
 
-TEST_F(DeviceQuery, TheOldEntryAnswersTheSame) {
+TEST_F(DeviceQuery, OldQueryPort_ReturnsTheSame) {
   struct {
     ibv_port_attr attr;
     std::byte guard[64];
@@ -164,7 +164,7 @@ TEST_F(DeviceQuery, TheOldEntryAnswersTheSame) {
   for (const std::byte byte : old.guard) EXPECT_EQ(byte, std::byte{0xA5});
 }
 
-TEST_F(DeviceQuery, GidTableHasOneVoice) {
+TEST_F(DeviceQuery, GidQueries_AgreeWithEachOther) {
   std::vector<ibv_gid_entry> entries(1024);
   const ssize_t count = verbs().query_gid_table(context, entries.data(), entries.size(), 0, sizeof(ibv_gid_entry));
   ASSERT_GE(count, 1);
@@ -194,7 +194,7 @@ TEST_F(DeviceQuery, GidTableHasOneVoice) {
   EXPECT_EQ(filled, entries.size());
 }
 
-TEST_F(DeviceQuery, GidQueriesRefuseWhatIsNotThere) {
+TEST_F(DeviceQuery, GidIndexOutOfRange_IsRefused) {
   ibv_gid_entry entry{};
   ibv_gid gid{};
   const auto beyond = static_cast<std::uint32_t>(device.port.gid_tbl_len);
@@ -204,10 +204,10 @@ TEST_F(DeviceQuery, GidQueriesRefuseWhatIsNotThere) {
   EXPECT_EQ(verbs().query_gid(context, device.port_num, device.port.gid_tbl_len, &gid), -1);
   EXPECT_EQ(verbs().query_gid(context, 99, 0, &gid), -1);
   ibv_gid_entry none[1];
-  EXPECT_LT(verbs().query_gid_table(context, none, 0, 0, sizeof(entry)), 0);  // fewer places than entries
+  EXPECT_LT(verbs().query_gid_table(context, none, 0, 0, sizeof(entry)), 0);  // the array is too small
 }
 
-TEST_F(DeviceQuery, InfiniBandGidZeroIsTheSubnetPrefixAndThePortGuid) {
+TEST_F(DeviceQuery, InfiniBandGidZero_IsSubnetPrefixAndPortGuid) {
   if (device.is_roce()) GTEST_SKIP() << "a RoCE port";
   ibv_gid gid{};
   ASSERT_EQ(verbs().query_gid(context, device.port_num, 0, &gid), 0);
@@ -215,7 +215,7 @@ TEST_F(DeviceQuery, InfiniBandGidZeroIsTheSubnetPrefixAndThePortGuid) {
   EXPECT_NE(gid.global.interface_id, 0U);
 }
 
-TEST_F(DeviceQuery, RoceHasAnIpv4MappedVersion2Gid) {
+TEST_F(DeviceQuery, RocePort_HasAnIpv4RoceV2Gid) {
   if (!device.is_roce()) GTEST_SKIP() << "an InfiniBand port";
   std::vector<ibv_gid_entry> entries(1024);
   const ssize_t count = verbs().query_gid_table(context, entries.data(), entries.size(), 0, sizeof(ibv_gid_entry));
@@ -228,7 +228,7 @@ TEST_F(DeviceQuery, RoceHasAnIpv4MappedVersion2Gid) {
   EXPECT_TRUE(found);
 }
 
-TEST_F(DeviceQuery, DevicesHaveAddressesOfTheirOwn) {
+TEST_F(DeviceQuery, Devices_HaveDistinctAddresses) {
   const Device second = open_device(1);
   EXPECT_NE(std::memcmp(&device.gid, &second.gid, sizeof(ibv_gid)), 0);
   if (!device.is_roce()) {
@@ -236,7 +236,7 @@ TEST_F(DeviceQuery, DevicesHaveAddressesOfTheirOwn) {
   }
 }
 
-TEST_F(DeviceQuery, PkeyTableStartsWithTheDefaultPartition) {
+TEST_F(DeviceQuery, PkeyTable_StartsWithTheDefaultPartition) {
   __be16 pkey = 0;
   ASSERT_EQ(verbs().query_pkey(context, device.port_num, 0, &pkey), 0);
   EXPECT_EQ(pkey, 0xFFFF);
@@ -246,12 +246,12 @@ TEST_F(DeviceQuery, PkeyTableStartsWithTheDefaultPartition) {
   EXPECT_EQ(verbs().query_pkey(context, 99, 0, &pkey), -1);
 }
 
-TEST_F(DeviceQuery, NoEventWaitsOnANewContext) {
+TEST_F(DeviceQuery, NewContext_HasNoEvent) {
   EXPECT_FALSE(readable(context->async_fd, Milliseconds{0}));
 }
 
-// A program that has devices and does nothing costs nothing: their threads sleep.
-TEST(Device, IdlesWithoutProcessorTime) {
+// The threads of a device sleep while there is no work.
+TEST(Device, Idle_UsesNoProcessorTime) {
   const Device device = open_device();
   Endpoint a(device);
   Endpoint b(device);
@@ -266,7 +266,7 @@ TEST(Device, IdlesWithoutProcessorTime) {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
     return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
   };
-  std::this_thread::sleep_for(20ms);  // a thread looks for more work before it sleeps
+  std::this_thread::sleep_for(20ms);  // a thread polls for more work before it sleeps
   const auto before = used();
   std::this_thread::sleep_for(300ms);
   EXPECT_LT(used() - before, 10ms);

@@ -1,5 +1,5 @@
-// Memory regions by descriptor. With SOFTVERBS_DMABUF=1 a memfd takes the part of an accelerator's dma-buf; nothing in
-// this process maps it, so all bytes pass through the descriptor.
+// Memory regions of dma-buf descriptors. With SOFTVERBS_DMABUF=1 a memfd is used in place of an accelerator's dma-buf.
+// This process does not map it, so all bytes pass through the descriptor.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include <cstring>
 #include <string>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "support/verbs_peer.h"
 
 namespace verbatim::test {
@@ -54,7 +54,7 @@ class Dmabuf : public testing::Test {
     EXPECT_EQ(pread(file.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
     return bytes;
   }
-  // The file holds what it did, but for `length` bytes from `offset` on, which are of another pattern.
+  // The file has its original contents, except `length` bytes from `offset` on, which have pattern `seed`.
   void expect_written(std::size_t offset, std::size_t length, std::uint64_t seed) {
     const std::vector<std::byte> bytes = read_file();
     const std::span<const std::byte> all(bytes);
@@ -69,7 +69,7 @@ class Dmabuf : public testing::Test {
   std::vector<std::byte> contents;
 };
 
-TEST_F(Dmabuf, IsWrittenAndRead) {
+TEST_F(Dmabuf, WriteAndRead_ReachTheFile) {
   const Mr mr = register_part(kOffset, kLength);
   ASSERT_NE(mr, nullptr);
   EXPECT_EQ(mr->length, kLength);
@@ -86,7 +86,7 @@ TEST_F(Dmabuf, IsWrittenAndRead) {
   expect_written(kOffset + 100, 5000, kDmabufSeed + 1);
 }
 
-TEST_F(Dmabuf, IsASourceAndAReceiveBuffer) {
+TEST_F(Dmabuf, SendAndReceive_UseTheFile) {
   const Mr mr = register_part(kOffset, kLength);
   ASSERT_NE(mr, nullptr);
   const Region local(device.pd.get(), 1000);
@@ -104,7 +104,7 @@ TEST_F(Dmabuf, IsASourceAndAReceiveBuffer) {
   expect_written(kOffset, 1000, kDmabufSeed + 2);
 }
 
-TEST_F(Dmabuf, TakesAtomics) {
+TEST_F(Dmabuf, Atomic_ChangesTheFile) {
   EndpointOptions options;
   options.access = kAccess;
   const Mr mr = register_part(0, 4096);
@@ -130,7 +130,7 @@ TEST_F(Dmabuf, TakesAtomics) {
   EXPECT_EQ(after, before + 5);
 }
 
-TEST_F(Dmabuf, BoundsAreThoseOfThePart) {
+TEST_F(Dmabuf, AccessBeyondTheRegion_IsRefused) {
   const Mr mr = register_part(kOffset, kLength);
   ASSERT_NE(mr, nullptr);
   const Region local(device.pd.get(), 16);
@@ -143,7 +143,7 @@ TEST_F(Dmabuf, BoundsAreThoseOfThePart) {
   expect_written(kOffset, 0, 0);
 }
 
-TEST_F(Dmabuf, OutlivesTheDescriptor) {
+TEST_F(Dmabuf, ClosedDescriptor_RegionStaysUsable) {
   const Mr mr = [&] {
     const UniqueFd copy(dup(file.get()));
     return Mr(try_register(kOffset, kLength, copy.get()));
@@ -158,8 +158,8 @@ TEST_F(Dmabuf, OutlivesTheDescriptor) {
   expect_written(kOffset, 64, kDmabufSeed + 3);
 }
 
-// As NCCL flushes an accelerator's memory: a small READ after the last write, by a QP connected to itself.
-TEST_F(Dmabuf, IsReachedByAnotherProcessAndFlushed) {
+// NCCL flushes an accelerator's memory like this: a small READ after the last write, by a QP connected to itself.
+TEST_F(Dmabuf, WriteFromAnotherProcess_IsFlushed) {
   const Mr mr = register_part(kOffset, kLength);
   ASSERT_NE(mr, nullptr);
   Endpoint endpoint(device);
@@ -180,7 +180,7 @@ TEST_F(Dmabuf, IsReachedByAnotherProcessAndFlushed) {
   EXPECT_EQ(peer.find_wrong_byte(4096, 3000, kDmabufSeed + 4), std::nullopt);
 }
 
-TEST_F(Dmabuf, WhatCannotBeMappedIsRefused) {
+TEST_F(Dmabuf, UnmappableDescriptor_IsRefused) {
   EXPECT_EQ(try_register(0, 4096, -1), nullptr);
   EXPECT_EQ(errno, EBADF);
   EXPECT_EQ(try_register(0, kFileBytes + 1, file.get()), nullptr);

@@ -1,4 +1,4 @@
-// What goes wrong is reported where, as what, in which order, and what it leaves alone.
+// Failures: which end reports them, with which status, in which order, and which QPs and memory they do not affect.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -11,12 +11,13 @@
 namespace verbatim::test {
 namespace {
 
-// 16.8 ms a try, two tries: a silent peer is given up after 34 ms at least, 0.14 s at most, and scheduling.
-constexpr Timers kQuick{.timeout = 12, .retry_count = 1};
+// 16.8 ms per attempt, two attempts: a peer that does not respond is given up after 34 ms to 0.14 s plus scheduling
+// delays.
+constexpr Timers kTwoAttempts{.timeout = 12, .retry_count = 1};
 
-constexpr Milliseconds kGivenUp = 3s;
+constexpr Milliseconds kRetryDeadline = 3s;
 
-class Failure : public testing::Test {
+class RequestFailure : public testing::Test {
  protected:
   using Clock = std::chrono::steady_clock;
 
@@ -24,19 +25,19 @@ class Failure : public testing::Test {
     return {.wr_id = wr_id, .remote_addr = region.address(offset), .rkey = region.mr->rkey};
   }
 
-  // One request from a to b must fail like this at a; b's side is left to the caller.
+  // Posts one request from a to b and expects this failure at a. The caller checks b.
   void expect_failure(Endpoint& a, ibv_wc_status status, ibv_wr_opcode opcode, std::vector<ibv_sge> sges,
                       SendOptions options) {
     options.wr_id = 4711;
     ASSERT_EQ(post(a.qp(), opcode, std::move(sges), options), 0);
     const ibv_wc wc = poll_one(a.send_cq());
-    EXPECT_EQ(a.state(), IBV_QPS_ERR);  // as soon as the completion can be read
+    EXPECT_EQ(a.state(), IBV_QPS_ERR);  // the state changes before the completion can be polled
     EXPECT_EQ(wc.wr_id, 4711U);
     EXPECT_EQ(wc.status, status) << verbs().wc_status_str(wc.status);
     EXPECT_EQ(wc.qp_num, a.qp()->qp_num);
   }
 
-  // The same for an RDMA request that b refuses: b fails as well, and its program hears of it.
+  // The same for an RDMA request that b rejects: b fails as well, and an asynchronous event reports it.
   void expect_refused(ibv_wc_status status, ibv_event_type event_type, ibv_wr_opcode opcode, std::vector<ibv_sge> sges,
                       const SendOptions& options, const EndpointOptions& target_options = {}) {
     Endpoint a(device);
@@ -65,9 +66,9 @@ class Failure : public testing::Test {
   Region spare{device.pd.get(), 64};
 };
 
-class LocalKey : public Failure {
+class LocalKey : public RequestFailure {
  protected:
-  // A bad local element fails the request where it was posted and leaves the peer alone.
+  // An invalid local element fails the request at the requester and does not affect the peer.
   void expect_protection_error(ibv_wr_opcode opcode, std::vector<ibv_sge> sges) {
     Endpoint a(device);
     Endpoint b(device);
@@ -80,15 +81,15 @@ class LocalKey : public Failure {
   ibv_sge with_key(std::uint32_t lkey) { return {source.address(), 16, lkey}; }
 };
 
-TEST_F(LocalKey, Unknown) {
+TEST_F(LocalKey, Unknown_IsProtectionError) {
   for (const ibv_wr_opcode opcode : {IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE_WITH_IMM}) {
     SCOPED_TRACE(opcode);
     expect_protection_error(opcode, {with_key(source.mr->lkey ^ 0x00555500)});
-    expect_protection_error(opcode, {with_key(source.mr->lkey ^ 1)});  // its variant part counts
+    expect_protection_error(opcode, {with_key(source.mr->lkey ^ 1)});  // only the variant part of the key differs
   }
 }
 
-TEST_F(LocalKey, RangeOneByteTooFar) {
+TEST_F(LocalKey, RangeBeyondRegion_IsProtectionError) {
   for (const ibv_wr_opcode opcode : {IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ}) {
     SCOPED_TRACE(opcode);
     expect_protection_error(opcode, {{source.address() + 1, 4096, source.mr->lkey}});
@@ -98,35 +99,36 @@ TEST_F(LocalKey, RangeOneByteTooFar) {
   }
 }
 
-TEST_F(LocalKey, InTheSecondElement) {
+TEST_F(LocalKey, UnknownInSecondSge_IsProtectionError) {
   expect_protection_error(IBV_WR_SEND, {source.sge(0, 16), with_key(0x12345678)});
 }
 
-TEST_F(LocalKey, OfAnotherProtectionDomain) {
+TEST_F(LocalKey, OfAnotherPd_IsProtectionError) {
   const Pd other = alloc_pd(device);
-  const Region foreign(other.get(), 64);
-  expect_protection_error(IBV_WR_RDMA_WRITE, {foreign.sge()});
-  expect_protection_error(IBV_WR_SEND, {foreign.sge()});
+  const Region other_domain(other.get(), 64);
+  expect_protection_error(IBV_WR_RDMA_WRITE, {other_domain.sge()});
+  expect_protection_error(IBV_WR_SEND, {other_domain.sge()});
 }
 
-TEST_F(LocalKey, ReadIntoWhatMayOnlyBeRead) {
+TEST_F(LocalKey, ReadIntoReadOnlyRegion_IsProtectionError) {
   const Region read_only(device.pd.get(), 64, 0, IBV_ACCESS_REMOTE_READ);
   expect_protection_error(IBV_WR_RDMA_READ, {read_only.sge()});
   EXPECT_EQ(read_only.buffer.untouched_outside(0, 0), "");
 }
 
-TEST_F(LocalKey, AfterDeregistration) {
+TEST_F(LocalKey, AfterDeregistration_IsProtectionError) {
   std::uint32_t lkey = 0;
   {
-    const Mr gone = reg_mr(device.pd.get(), source.buffer.data(), 64);
-    lkey = gone->lkey;
+    const Mr deregistered = reg_mr(device.pd.get(), source.buffer.data(), 64);
+    lkey = deregistered->lkey;
   }
   expect_protection_error(IBV_WR_RDMA_WRITE, {with_key(lkey)});
 }
 
-class ReceiveBuffer : public Failure {
+class ReceiveBuffer : public RequestFailure {
  protected:
-  // A SEND into a bad receive fails both ends: `local` at b, `remote` at a; what else is posted is flushed.
+  // A SEND into an invalid receive fails both ends: with `local` at b, with `remote` at a. Other posted receives are
+  // flushed.
   void expect_bad_receive(std::vector<ibv_sge> receive, ibv_wc_status local, ibv_wc_status remote,
                           std::size_t length = 64) {
     Endpoint a(device);
@@ -146,43 +148,43 @@ class ReceiveBuffer : public Failure {
   }
 };
 
-TEST_F(ReceiveBuffer, UnknownKey) {
+TEST_F(ReceiveBuffer, UnknownKey_FailsBothEnds) {
   expect_bad_receive({{target.address(), 64, 0x12345678}}, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
 }
 
-TEST_F(ReceiveBuffer, RangeOneByteTooFar) {
+TEST_F(ReceiveBuffer, RangeBeyondRegion_FailsBothEnds) {
   expect_bad_receive({{target.address() + 4096 - 63, 64, target.mr->lkey}}, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
   EXPECT_EQ(target.buffer.untouched_outside(4096 - 63, 63), "");
 }
 
-TEST_F(ReceiveBuffer, WithoutLocalWrite) {
+TEST_F(ReceiveBuffer, WithoutLocalWrite_FailsBothEnds) {
   const Region read_only(device.pd.get(), 64, 0, IBV_ACCESS_REMOTE_READ);
   expect_bad_receive({read_only.sge()}, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
   EXPECT_EQ(read_only.buffer.untouched_outside(0, 0), "");
 }
 
-TEST_F(ReceiveBuffer, OfAnotherProtectionDomain) {
+TEST_F(ReceiveBuffer, OfAnotherPd_FailsBothEnds) {
   const Pd other = alloc_pd(device);
-  const Region foreign(other.get(), 64);
-  expect_bad_receive({foreign.sge()}, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
+  const Region other_domain(other.get(), 64);
+  expect_bad_receive({other_domain.sge()}, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
 }
 
-TEST_F(ReceiveBuffer, OneByteTooSmall) {
+TEST_F(ReceiveBuffer, OneByteTooSmall_FailsBothEnds) {
   expect_bad_receive({target.sge(100, 63)}, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
   EXPECT_EQ(target.buffer.untouched_outside(100, 63), "");
 }
 
-TEST_F(ReceiveBuffer, ListOneByteTooSmall) {
+TEST_F(ReceiveBuffer, SgeListTooSmall_FailsBothEnds) {
   expect_bad_receive({target.sge(0, 10), target.sge(100, 53)}, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
 }
 
-TEST_F(ReceiveBuffer, NoneAtAllForALongMessage) {
+TEST_F(ReceiveBuffer, NoSgeForALongMessage_FailsBothEnds) {
   expect_bad_receive({}, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR, 4096);
 }
 
-class RemoteKey : public Failure {};
+class RemoteKey : public RequestFailure {};
 
-TEST_F(RemoteKey, Unknown) {
+TEST_F(RemoteKey, Unknown_IsAccessError) {
   for (const ibv_wr_opcode opcode : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE_WITH_IMM}) {
     SCOPED_TRACE(opcode);
     SendOptions options = at(0, target);
@@ -195,7 +197,7 @@ TEST_F(RemoteKey, Unknown) {
   EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
 }
 
-TEST_F(RemoteKey, RangeOneByteTooFar) {
+TEST_F(RemoteKey, RangeBeyondRegion_IsAccessError) {
   for (const ibv_wr_opcode opcode : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ}) {
     SCOPED_TRACE(opcode);
     expect_access_error(opcode, {source.sge()}, at(0, target, 1));
@@ -207,10 +209,10 @@ TEST_F(RemoteKey, RangeOneByteTooFar) {
     expect_access_error(opcode, {source.sge(0, 16)}, options);
   }
   EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
-  EXPECT_EQ(source.buffer.untouched_outside(0, 0), "");  // nothing was read into it
+  EXPECT_EQ(source.buffer.untouched_outside(0, 0), "");  // no READ wrote into it
 }
 
-TEST_F(RemoteKey, RegionWithoutThePermission) {
+TEST_F(RemoteKey, RegionWithoutPermission_IsAccessError) {
   const Region local(device.pd.get(), 64, 0, IBV_ACCESS_LOCAL_WRITE);
   const Region readable(device.pd.get(), 64, 0, IBV_ACCESS_REMOTE_READ);
   const Region writable(device.pd.get(), 64, 0, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
@@ -228,25 +230,25 @@ TEST_F(RemoteKey, RegionWithoutThePermission) {
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(RemoteKey, OfAnotherProtectionDomainThanTheTargetsQp) {
+TEST_F(RemoteKey, OfAnotherPd_IsAccessError) {
   const Pd other = alloc_pd(device);
-  const Region foreign(other.get(), 64);
-  expect_access_error(IBV_WR_RDMA_WRITE, {source.sge(0, 16)}, at(0, foreign));
-  expect_access_error(IBV_WR_RDMA_READ, {source.sge(0, 16)}, at(0, foreign));
-  EXPECT_EQ(foreign.buffer.untouched_outside(0, 0), "");
+  const Region other_domain(other.get(), 64);
+  expect_access_error(IBV_WR_RDMA_WRITE, {source.sge(0, 16)}, at(0, other_domain));
+  expect_access_error(IBV_WR_RDMA_READ, {source.sge(0, 16)}, at(0, other_domain));
+  EXPECT_EQ(other_domain.buffer.untouched_outside(0, 0), "");
 }
 
-TEST_F(RemoteKey, AfterDeregistration) {
+TEST_F(RemoteKey, AfterDeregistration_IsAccessError) {
   SendOptions options = at(0, target);
   {
-    const Mr gone = reg_mr(device.pd.get(), target.buffer.data(), 64);
-    options.rkey = gone->rkey;
+    const Mr deregistered = reg_mr(device.pd.get(), target.buffer.data(), 64);
+    options.rkey = deregistered->rkey;
   }
   expect_access_error(IBV_WR_RDMA_WRITE, {source.sge(0, 16)}, options);
   EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
 }
 
-TEST_F(RemoteKey, QpWithoutThePermission) {
+TEST_F(RemoteKey, QpWithoutPermission_IsInvalidRequest) {
   const EndpointOptions no_write{.access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ};
   const EndpointOptions no_read{.access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
   expect_refused(IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR, IBV_WR_RDMA_WRITE, {source.sge(0, 16)}, at(0, target),
@@ -256,9 +258,9 @@ TEST_F(RemoteKey, QpWithoutThePermission) {
   EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
 }
 
-class NotReady : public Failure {};
+class ReceiverNotReady : public RequestFailure {};
 
-TEST_F(NotReady, WithoutRetriesFailsAtOnceAndSparesThePeer) {
+TEST_F(ReceiverNotReady, WithoutRetries_FailsAtOnce_AndPeerStaysUsable) {
   for (const ibv_wr_opcode opcode : {IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM}) {
     Endpoint a(device, {.timers = {.rnr_retry = 0}});
     Endpoint b(device);
@@ -274,17 +276,17 @@ TEST_F(NotReady, WithoutRetriesFailsAtOnceAndSparesThePeer) {
   }
 }
 
-TEST_F(NotReady, RetriesWaitAsLongAsThePeerAsked) {
+TEST_F(ReceiverNotReady, Retries_WaitForThePeersRnrTimer) {
   Endpoint a(device, {.timers = {.rnr_retry = 2}});
   Endpoint b(device, {.timers = {.min_rnr_timer = 20}});  // 10.24 ms
   connect(a, b);
   const auto start = Clock::now();
   expect_failure(a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, {source.sge(0, 16)}, {});
   EXPECT_GE(Clock::now() - start, 20ms);
-  EXPECT_LE(Clock::now() - start, kGivenUp);
+  EXPECT_LE(Clock::now() - start, kRetryDeadline);
 }
 
-TEST_F(NotReady, AReceiveInTimeIsInTime) {
+TEST_F(ReceiverNotReady, ReceivePostedInTime_Completes) {
   Endpoint a(device, {.timers = {.rnr_retry = 6}});
   Endpoint b(device, {.timers = {.min_rnr_timer = 26}});  // 81.92 ms
   connect(a, b);
@@ -297,9 +299,9 @@ TEST_F(NotReady, AReceiveInTimeIsInTime) {
   EXPECT_EQ(find_wrong_byte(target.bytes(0, 64), 5), std::nullopt);
 }
 
-TEST_F(NotReady, SevenIsForEver) {
+TEST_F(ReceiverNotReady, RetryCountSeven_RetriesForEver) {
   Endpoint a(device, {.timers = {.rnr_retry = 7}});
-  Endpoint b(device, {.timers = {.min_rnr_timer = 1}});  // 10 us: many more than seven tries
+  Endpoint b(device, {.timers = {.min_rnr_timer = 1}});  // 10 us: many more than seven attempts
   connect(a, b);
   for (std::uint64_t i = 0; i < 3; ++i) {
     ASSERT_EQ(post(a.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {source.sge(0, 16)}, at(i, target)), 0);
@@ -312,8 +314,8 @@ TEST_F(NotReady, SevenIsForEver) {
   }
 }
 
-// Nothing is left to do for a QP that was destroyed, or given another state, while it waited.
-TEST_F(NotReady, WhatWaitedAndIsGoneCostsNothing) {
+// A QP that was destroyed or reset while it waited for a retry causes no further work.
+TEST_F(ReceiverNotReady, DestroyedOrResetWhileWaiting_UsesNoProcessorTime) {
   const auto cpu_time = [] {
     timespec now{};
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -324,7 +326,7 @@ TEST_F(NotReady, WhatWaitedAndIsGoneCostsNothing) {
     Endpoint a(device);
     connect(a, b);
     ASSERT_EQ(post(a.qp(), IBV_WR_SEND, {source.sge(0, 16)}), 0);
-    EXPECT_TRUE(stays_empty(a.send_cq(), 20ms));  // it waits now
+    EXPECT_TRUE(stays_empty(a.send_cq(), 20ms));  // now the QP waits for its RNR timer
     destroyed ? a.destroy() : a.to_reset();
     std::this_thread::sleep_for(150ms);
     const auto before = cpu_time();
@@ -334,7 +336,7 @@ TEST_F(NotReady, WhatWaitedAndIsGoneCostsNothing) {
   }
 }
 
-TEST_F(NotReady, WhatFollowsWaitsItsTurn) {
+TEST_F(ReceiverNotReady, LaterRequests_DoNotOvertake) {
   Endpoint a(device);
   Endpoint b(device);
   connect(a, b);
@@ -349,27 +351,27 @@ TEST_F(NotReady, WhatFollowsWaitsItsTurn) {
   EXPECT_EQ(find_wrong_byte(target.bytes(0, 64), 6), std::nullopt);
 }
 
-class Silence : public Failure {
+class NoResponse : public RequestFailure {
  protected:
-  void expect_given_up(Endpoint& a) {
+  void expect_retry_exceeded(Endpoint& a) {
     const auto start = Clock::now();
     expect_failure(a, IBV_WC_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE, {source.sge(0, 16)}, at(0, target));
     EXPECT_GE(Clock::now() - start, 33ms);
-    EXPECT_LE(Clock::now() - start, kGivenUp);
+    EXPECT_LE(Clock::now() - start, kRetryDeadline);
     EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
   }
 };
 
-TEST_F(Silence, PeerNotYetReadyToReceive) {
-  Endpoint a(device, {.timers = kQuick});
+TEST_F(NoResponse, PeerInInit_EndsInRetryExceeded) {
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
   a.connect(b.address());
   b.to_init();
-  expect_given_up(a);
+  expect_retry_exceeded(a);
   EXPECT_EQ(b.state(), IBV_QPS_INIT);
 }
 
-TEST_F(Silence, PeerReadyInTime) {
+TEST_F(NoResponse, PeerConnectedInTime_Completes) {
   Endpoint a(device);
   Endpoint b(device);
   a.connect(b.address());
@@ -379,7 +381,7 @@ TEST_F(Silence, PeerReadyInTime) {
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(Silence, TimeoutZeroWaitsForEver) {
+TEST_F(NoResponse, TimeoutZero_WaitsForEver) {
   Endpoint a(device, {.timers = {.timeout = 0, .retry_count = 1}});
   Endpoint b(device);
   a.connect(b.address());
@@ -389,31 +391,31 @@ TEST_F(Silence, TimeoutZeroWaitsForEver) {
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_WR_FLUSH_ERR);
 }
 
-TEST_F(Silence, NobodyHasThatNumber) {
-  Endpoint a(device, {.timers = kQuick});
-  Address nobody = a.address();
-  nobody.qp_num ^= 0x7F0F0F;
-  a.connect(nobody);
-  expect_given_up(a);
+TEST_F(NoResponse, UnknownQpNumber_EndsInRetryExceeded) {
+  Endpoint a(device, {.timers = kTwoAttempts});
+  Address unknown = a.address();
+  unknown.qp_num ^= 0x7F0F0F;
+  a.connect(unknown);
+  expect_retry_exceeded(a);
 }
 
-TEST_F(Silence, NobodyHasThatAddress) {
-  Endpoint a(device, {.timers = kQuick});
+TEST_F(NoResponse, UnknownAddress_EndsInRetryExceeded) {
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
-  Address elsewhere = b.address();
-  elsewhere.lid = static_cast<std::uint16_t>(elsewhere.lid ^ 0x1F00);
-  elsewhere.gid.raw[14] = static_cast<std::uint8_t>(elsewhere.gid.raw[14] ^ 0xAA);
+  Address unknown = b.address();
+  unknown.lid = static_cast<std::uint16_t>(unknown.lid ^ 0x1F00);
+  unknown.gid.raw[14] = static_cast<std::uint8_t>(unknown.gid.raw[14] ^ 0xAA);
   a.to_init();
   b.connect(a.address());
-  ibv_qp_attr attr = a.rtr_attr(elsewhere);
-  if (verbs().modify_qp(a.qp(), &attr, kRtrMask) != 0) return;  // a device may find out here that there is no way
+  ibv_qp_attr attr = a.rtr_attr(unknown);
+  if (verbs().modify_qp(a.qp(), &attr, kRtrMask) != 0) return;  // a device may detect here that there is no route
   a.to_rts();
-  expect_given_up(a);
+  expect_retry_exceeded(a);
 }
 
-// The first request is ahead of what the peer waits for: never executed, whatever is answered.
-TEST_F(Silence, PeerExpectsAnEarlierSequenceNumber) {
-  Endpoint a(device, {.timers = kQuick});
+// The first request has a later PSN than the peer expects: it is never executed, whatever the peer responds.
+TEST_F(NoResponse, PeerExpectsEarlierPsn_EndsInRetryExceeded) {
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
   a.connect(b.address());
   Address early = a.address();
@@ -423,34 +425,34 @@ TEST_F(Silence, PeerExpectsAnEarlierSequenceNumber) {
   EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
 }
 
-TEST_F(Silence, PeerDestroyed) {
-  Endpoint a(device, {.timers = kQuick});
+TEST_F(NoResponse, PeerDestroyed_EndsInRetryExceeded) {
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
   connect(a, b);
   b.destroy();
-  expect_given_up(a);
+  expect_retry_exceeded(a);
 }
 
-TEST_F(Silence, PeerFailed) {
-  Endpoint a(device, {.timers = kQuick});
+TEST_F(NoResponse, PeerInErrorState_EndsInRetryExceeded) {
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
   connect(a, b);
   b.to_error();
-  expect_given_up(a);
+  expect_retry_exceeded(a);
 }
 
-TEST_F(Silence, PeerReset) {
-  Endpoint a(device, {.timers = kQuick});
+TEST_F(NoResponse, PeerReset_EndsInRetryExceeded) {
+  Endpoint a(device, {.timers = kTwoAttempts});
   Endpoint b(device);
   connect(a, b);
   b.to_reset();
-  expect_given_up(a);
+  expect_retry_exceeded(a);
 }
 
-TEST_F(Failure, AMessageBeyondThePortsLimit) {
+TEST_F(RequestFailure, MessageBeyondPortLimit_IsLengthError) {
   const auto pieces = static_cast<std::size_t>(device.attr.max_sge);
-  const std::size_t piece_bytes = device.port.max_msg_sz / pieces + 4096;  // the same one in every element
-  if (piece_bytes > std::size_t{256} << 20) GTEST_SKIP() << "it would take too much memory to exceed";
+  const std::size_t piece_bytes = device.port.max_msg_sz / pieces + 4096;  // every element refers to the same bytes
+  if (piece_bytes > std::size_t{256} << 20) GTEST_SKIP() << "a message beyond the limit would need too much memory";
   void* const memory = mmap(nullptr, piece_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   {
@@ -465,10 +467,11 @@ TEST_F(Failure, AMessageBeyondThePortsLimit) {
   munmap(memory, piece_bytes);
 }
 
-class Flush : public Failure {};
+class Flush : public RequestFailure {};
 
-// Success, silent success, failure, then everything behind it: in order, signalled or not, on both queues.
-TEST_F(Flush, FollowsTheFirstErrorInOrder) {
+// Signaled success, unsignaled success, a failure, then all later requests: they complete in order, also unsignaled
+// ones, on both queues.
+TEST_F(Flush, AfterFirstError_KeepsPostingOrder) {
   Endpoint a(device);
   Endpoint b(device);
   connect(a, b);
@@ -498,10 +501,10 @@ TEST_F(Flush, FollowsTheFirstErrorInOrder) {
                   {3, IBV_WC_WR_FLUSH_ERR},
                   {4, IBV_WC_WR_FLUSH_ERR},
                   {5, IBV_WC_WR_FLUSH_ERR}};
-  for (const auto& one : expected) {
+  for (const auto& step : expected) {
     const ibv_wc wc = poll_one(a.send_cq());
-    EXPECT_EQ(wc.wr_id, one.wr_id);
-    EXPECT_EQ(wc.status, one.status) << one.wr_id;
+    EXPECT_EQ(wc.wr_id, step.wr_id);
+    EXPECT_EQ(wc.status, step.status) << step.wr_id;
     EXPECT_EQ(wc.qp_num, a.qp()->qp_num);
   }
   for (std::uint64_t i = 0; i < 3; ++i) {
@@ -518,12 +521,12 @@ TEST_F(Flush, FollowsTheFirstErrorInOrder) {
   for (const std::byte byte : target.bytes(64 * 2, 64 * 4)) ASSERT_EQ(byte, GuardedBuffer::kPoison);
 }
 
-TEST_F(Flush, OnTheWayToTheErrorState) {
+TEST_F(Flush, ModifyToError_FlushesBothQueues) {
   Endpoint a(device);
   Endpoint b(device);
   connect(a, b);
   for (std::uint64_t i = 0; i < 5; ++i) {
-    ASSERT_EQ(post(a.qp(), IBV_WR_SEND, {source.sge(0, 16)}, {.wr_id = i, .flags = 0}), 0);  // nobody receives
+    ASSERT_EQ(post(a.qp(), IBV_WR_SEND, {source.sge(0, 16)}, {.wr_id = i, .flags = 0}), 0);  // there is no receive
     ASSERT_EQ(post_recv(a.qp(), {spare.sge()}, 10 + i), 0);
   }
   a.to_error();
@@ -538,12 +541,12 @@ TEST_F(Flush, OnTheWayToTheErrorState) {
   EXPECT_EQ(b.state(), IBV_QPS_RTS);
 }
 
-TEST_F(Flush, WhatIsPostedLaterIsFlushedToo) {
+TEST_F(Flush, PostInErrorState_IsFlushed) {
   Endpoint a(device);
   Endpoint b(device);
   connect(a, b);
   a.to_error();
-  for (std::uint64_t i = 0; i < 200; ++i) {  // more than the queues hold: polling makes room
+  for (std::uint64_t i = 0; i < 200; ++i) {  // more than the depth of the queues, which polling empties
     ASSERT_EQ(post(a.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, 16)}, at(i, target)), 0);
     ASSERT_EQ(post_recv(a.qp(), {spare.sge()}, i), 0);
     const ibv_wc sent = poll_one(a.send_cq());
@@ -554,7 +557,7 @@ TEST_F(Flush, WhatIsPostedLaterIsFlushedToo) {
   EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
 }
 
-TEST_F(Flush, OthersAreNotDisturbed) {
+TEST_F(Flush, OtherQps_AreNotAffected) {
   Endpoint a(device);
   Endpoint b(device);
   Endpoint c(device);

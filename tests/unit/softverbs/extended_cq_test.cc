@@ -1,4 +1,4 @@
-// Extended completion queues, extended queries, and what of the extended verbs is refused.
+// Extended completion queues, extended queries, and the refusal of unsupported extended verbs.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -23,7 +23,7 @@ std::uint64_t now_ns(clockid_t clock) {
   return nanoseconds(now);
 }
 
-// A call that makes something makes nothing, and says why.
+// A create call returns null and sets errno to `error`.
 template <typename Call>
 void expect_refused(Call call, int error) {
   errno = 0;
@@ -33,7 +33,7 @@ void expect_refused(Call call, int error) {
 
 class ExtendedCq : public testing::Test {
  protected:
-  static ibv_cq_init_attr_ex wanted(std::uint64_t fields, std::uint32_t mask = 0, std::uint32_t flags = 0) {
+  static ibv_cq_init_attr_ex attributes(std::uint64_t fields, std::uint32_t mask = 0, std::uint32_t flags = 0) {
     ibv_cq_init_attr_ex attr{};
     attr.cqe = 16;
     attr.wc_flags = fields;
@@ -44,15 +44,15 @@ class ExtendedCq : public testing::Test {
 
   ibv_cq_ex* try_create(ibv_cq_init_attr_ex attr) { return ibv_create_cq_ex(device.context.get(), &attr); }
 
-  // Owned by `owner`.
+  // `owner` owns the CQ.
   ibv_cq_ex* create(std::uint64_t fields, std::uint32_t flags = 0) {
-    ibv_cq_ex* const cq = try_create(wanted(fields, flags != 0 ? IBV_CQ_INIT_ATTR_MASK_FLAGS : 0, flags));
+    ibv_cq_ex* const cq = try_create(attributes(fields, flags != 0 ? IBV_CQ_INIT_ATTR_MASK_FLAGS : 0, flags));
     if (cq == nullptr) throw std::runtime_error("ibv_create_cq_ex failed");
     owner.reset(ibv_cq_ex_to_cq(cq));
     return cq;
   }
 
-  // Sends `count` messages with immediate data from an endpoint to itself; all completions go to the queue.
+  // Sends `count` messages with immediate data from an endpoint to itself; all completions go to the CQ of `owner`.
   void send(int count) {
     EndpointOptions options;
     options.send_cq = options.recv_cq = owner.get();
@@ -66,22 +66,22 @@ class ExtendedCq : public testing::Test {
     }
   }
 
-  // ibv_start_poll, for as long as nothing is there.
+  // Repeats ibv_start_poll while the CQ is empty.
   int start(ibv_cq_ex* cq) {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
+    const auto end = std::chrono::steady_clock::now() + kCompletionTimeout;
     ibv_poll_cq_attr attr{};
     int result = ENOENT;
     while (result == ENOENT && std::chrono::steady_clock::now() < end) result = ibv_start_poll(cq, &attr);
     return result;
   }
 
-  // A batch for each of the next `count` completions. `look` is called in it.
-  template <typename Look>
-  void read_each(ibv_cq_ex* cq, int count, Look look) {
+  // Starts and ends a poll for each of the next `count` completions, and calls `check` in between.
+  template <typename Check>
+  void read_each(ibv_cq_ex* cq, int count, Check check) {
     for (int entry = 0; entry < count; ++entry) {
       SCOPED_TRACE(entry);
       ASSERT_EQ(start(cq), 0);
-      look();
+      check();
       ibv_end_poll(cq);
     }
   }
@@ -92,7 +92,7 @@ class ExtendedCq : public testing::Test {
   std::optional<Endpoint> endpoint;
 };
 
-TEST_F(ExtendedCq, GivesEveryFieldOfAReceive) {
+TEST_F(ExtendedCq, Receive_HasEveryField) {
   ibv_cq_ex* const cq = create(IBV_WC_STANDARD_FLAGS);
   send(1);
   bool was_received = false;
@@ -118,12 +118,12 @@ TEST_F(ExtendedCq, GivesEveryFieldOfAReceive) {
   EXPECT_TRUE(was_received);
 }
 
-TEST_F(ExtendedCq, ABatchEndsWhereNothingIsLeft) {
+TEST_F(ExtendedCq, BatchWithoutFurtherEntries_Ends) {
   for (const std::uint32_t flags : {std::uint32_t{0}, std::uint32_t{IBV_CREATE_CQ_ATTR_SINGLE_THREADED}}) {
     ibv_cq_ex* const cq = create(0, flags);
     ibv_poll_cq_attr attr{};
     EXPECT_EQ(ibv_start_poll(cq, &attr), ENOENT);
-    EXPECT_EQ(ibv_start_poll(cq, &attr), ENOENT) << "a poll that found nothing needs no end";
+    EXPECT_EQ(ibv_start_poll(cq, &attr), ENOENT) << "an empty poll needs no ibv_end_poll";
     send(3);
     int found = 0;
     while (found < 6) {
@@ -140,15 +140,15 @@ TEST_F(ExtendedCq, ABatchEndsWhereNothingIsLeft) {
   }
 }
 
-TEST_F(ExtendedCq, ThePlainPollReadsItToo) {
+TEST_F(ExtendedCq, PlainPoll_ReadsEntries) {
   create(IBV_WC_STANDARD_FLAGS);
   send(1);
   EXPECT_EQ(poll(owner.get(), 2).size(), 2U);
 }
 
-TEST_F(ExtendedCq, EntriesAreFreeAgainWhenTheyWereRead) {
+TEST_F(ExtendedCq, ReadEntries_AreReusable) {
   ibv_cq_ex* const cq = create(0);
-  for (int round = 0; round < 20; ++round) {  // 16 entries, 4 used a round
+  for (int round = 0; round < 20; ++round) {  // 16 entries, of which each round uses 4
     SCOPED_TRACE(round);
     send(2);
     read_each(cq, 4, [&] { EXPECT_EQ(cq->status, IBV_WC_SUCCESS); });
@@ -157,7 +157,7 @@ TEST_F(ExtendedCq, EntriesAreFreeAgainWhenTheyWereRead) {
   }
 }
 
-TEST_F(ExtendedCq, TimestampsAreTheClocks) {
+TEST_F(ExtendedCq, Timestamps_FollowTheClocks) {
   ibv_cq_ex* const cq = create(kTimestamp | kWallclock);
   const std::uint64_t before = now_ns(CLOCK_MONOTONIC);
   const std::uint64_t wall_before = now_ns(CLOCK_REALTIME);
@@ -178,22 +178,22 @@ TEST_F(ExtendedCq, TimestampsAreTheClocks) {
   EXPECT_GE(nanoseconds(values.raw_clock), last);
 }
 
-TEST_F(ExtendedCq, WhatNoReliableConnectionHasIsRefused) {
+TEST_F(ExtendedCq, UnsupportedField_IsRefused) {
   const auto expect_no_cq = [&](const ibv_cq_init_attr_ex& attr, int error) {
     expect_refused([&] { return try_create(attr); }, error);
   };
   for (const std::uint64_t field : {IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_TM_INFO}) {
     SCOPED_TRACE(field);
-    expect_no_cq(wanted(field), EOPNOTSUPP);
+    expect_no_cq(attributes(field), EOPNOTSUPP);
   }
-  expect_no_cq(wanted(0, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN), EOPNOTSUPP);
-  expect_no_cq(wanted(0, IBV_CQ_INIT_ATTR_MASK_PD), EOPNOTSUPP);
-  ibv_cq_init_attr_ex attr = wanted(0);
+  expect_no_cq(attributes(0, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN), EOPNOTSUPP);
+  expect_no_cq(attributes(0, IBV_CQ_INIT_ATTR_MASK_PD), EOPNOTSUPP);
+  ibv_cq_init_attr_ex attr = attributes(0);
   attr.comp_vector = static_cast<std::uint32_t>(device.context->num_comp_vectors);
   expect_no_cq(attr, EINVAL);
 }
 
-TEST_F(ExtendedCq, TheExtendedDeviceQueryBeginsWithThePlainOne) {
+TEST_F(ExtendedCq, ExtendedDeviceQuery_BeginsWithThePlainOne) {
   verbs_context* const extended = verbs_get_ctx_op(device.context.get(), query_device_ex);
   ASSERT_NE(extended, nullptr);
   ibv_device_attr_ex attr{};
@@ -203,7 +203,7 @@ TEST_F(ExtendedCq, TheExtendedDeviceQueryBeginsWithThePlainOne) {
   EXPECT_NE(attr.hca_core_clock, 0U);
   EXPECT_EQ(attr.completion_timestamp_mask, ~std::uint64_t{0});
   EXPECT_EQ(attr.odp_caps.general_caps, 0U);
-  // A program built against a smaller struct gets no more than that.
+  // For a program that was built against a smaller struct, only that many bytes are written.
   ibv_device_attr_ex small{};
   small.hca_core_clock = 1;
   ASSERT_EQ(extended->query_device_ex(device.context.get(), nullptr, &small, sizeof(ibv_device_attr) + 4), 0);
@@ -213,7 +213,7 @@ TEST_F(ExtendedCq, TheExtendedDeviceQueryBeginsWithThePlainOne) {
   EXPECT_EQ(extended->query_device_ex(device.context.get(), &input, &attr, sizeof attr), EINVAL);
 }
 
-TEST_F(ExtendedCq, ExtendedSharedReceiveQueuesAreBasicOnes) {
+TEST_F(ExtendedCq, ExtendedSrq_IsBasicOnly) {
   verbs_context* const extended = verbs_get_ctx_op(device.context.get(), create_srq_ex);
   ASSERT_NE(extended, nullptr);
   ibv_srq_init_attr_ex attr{};
@@ -230,7 +230,7 @@ TEST_F(ExtendedCq, ExtendedSharedReceiveQueuesAreBasicOnes) {
   }
 }
 
-TEST_F(ExtendedCq, TheOtherExtendedVerbsAreRefused) {
+TEST_F(ExtendedCq, OtherExtendedVerbs_AreRefused) {
   ibv_context* const context = device.context.get();
   ibv_pd* const pd = device.pd.get();
   expect_refused([&] { return ibv_alloc_mw(pd, IBV_MW_TYPE_1); }, EOPNOTSUPP);
@@ -246,7 +246,7 @@ TEST_F(ExtendedCq, TheOtherExtendedVerbsAreRefused) {
   ibv_xrcd_init_attr xrcd{};
   errno = 0;
   EXPECT_EQ(ibv_open_xrcd(context, &xrcd), nullptr);
-  EXPECT_TRUE(errno == EOPNOTSUPP || errno == ENOSYS) << errno;  // the header's own choice
+  EXPECT_TRUE(errno == EOPNOTSUPP || errno == ENOSYS) << errno;  // the header's inline function chooses one of them
   ibv_sge sge = region.sge();
   EXPECT_EQ(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1), EOPNOTSUPP);
 }

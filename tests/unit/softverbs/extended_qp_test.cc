@@ -1,4 +1,5 @@
-// The ibv_wr_* interface: every operation of a reliable connection, and batches that are posted whole or not at all.
+// The ibv_wr_* interface: every operation of a reliable connection, and batches, of which either all or no requests are
+// posted.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -52,13 +53,13 @@ class ExtendedQp : public testing::Test {
   ibv_qp_ex* wr = nullptr;
 };
 
-TEST_F(ExtendedQp, IsTheSameObject) {
+TEST_F(ExtendedQp, Handle_IsTheSameObject) {
   ASSERT_NE(wr, nullptr);
   EXPECT_EQ(&wr->qp_base, near.qp());
-  EXPECT_EQ(verbs().qp_to_qp_ex(Endpoint(device).qp()), nullptr) << "made without send operations";
+  EXPECT_EQ(verbs().qp_to_qp_ex(Endpoint(device).qp()), nullptr) << "created without send operations";
 }
 
-TEST_F(ExtendedQp, Writes) {
+TEST_F(ExtendedQp, RdmaWrites_MoveData) {
   ASSERT_EQ(post_recv(far.qp(), {}), 0);
   ibv_wr_start(wr);
   begin(1);
@@ -79,7 +80,7 @@ TEST_F(ExtendedQp, Writes) {
   EXPECT_EQ(find_wrong_byte(target.bytes(1510, 2000), kExtendedSeed + 1, 1510), std::nullopt);
 }
 
-TEST_F(ExtendedQp, Sends) {
+TEST_F(ExtendedQp, Sends_MoveData) {
   ASSERT_EQ(post_recv(far.qp(), {target.sge(0, 100)}, 11), 0);
   ASSERT_EQ(post_recv(far.qp(), {target.sge(100, 100)}, 12), 0);
   ibv_wr_start(wr);
@@ -101,7 +102,7 @@ TEST_F(ExtendedQp, Sends) {
   EXPECT_EQ(find_wrong_byte(target.bytes(0, 150), kExtendedSeed), std::nullopt);
 }
 
-TEST_F(ExtendedQp, ReadsAndAtomics) {
+TEST_F(ExtendedQp, ReadsAndAtomics_ReturnValues) {
   std::uint64_t word = 40;
   std::memcpy(target.buffer.data(), &word, sizeof word);
   ibv_wr_start(wr);
@@ -125,7 +126,7 @@ TEST_F(ExtendedQp, ReadsAndAtomics) {
   EXPECT_EQ(results[2], 7U);
 }
 
-TEST_F(ExtendedQp, InlineDataIsTakenAtTheCall) {
+TEST_F(ExtendedQp, InlineData_IsCopied_AtTheCall) {
   char text[] = "inline data";
   char more[] = "and more";
   ibv_wr_start(wr);
@@ -145,7 +146,7 @@ TEST_F(ExtendedQp, InlineDataIsTakenAtTheCall) {
   EXPECT_EQ(std::memcmp(target.buffer.data() + 100, "and inline", 10), 0);
 }
 
-TEST_F(ExtendedQp, NothingHappensBeforeTheEndNorAfterAnAbort) {
+TEST_F(ExtendedQp, BeforeCompleteOrAfterAbort_NothingIsSent) {
   ibv_wr_start(wr);
   begin(1);
   ibv_wr_rdma_write(wr, target.mr->rkey, target.address());
@@ -154,32 +155,32 @@ TEST_F(ExtendedQp, NothingHappensBeforeTheEndNorAfterAnAbort) {
   ibv_wr_abort(wr);
   EXPECT_TRUE(stays_empty(near.send_cq()));
   EXPECT_EQ(find_wrong_byte(target.bytes(0, 100), kExtendedSeed + 1), std::nullopt);
-  // And the plain interface goes on where the batch was.
+  // After the abort, ibv_post_send can be used on the same QP.
   ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, 100)},
                  {.wr_id = 2, .remote_addr = target.address(), .rkey = target.mr->rkey}),
             0);
   completed(IBV_WC_RDMA_WRITE, 2);
 }
 
-TEST_F(ExtendedQp, ABatchThatDoesNotFitIsNotPosted) {
-  const std::uint32_t room = near.cap().max_send_wr;
-  for (const std::uint32_t count : {room + 1, room}) {
+TEST_F(ExtendedQp, BatchLargerThanQueue_IsNotPosted) {
+  const std::uint32_t depth = near.cap().max_send_wr;
+  for (const std::uint32_t count : {depth + 1, depth}) {
     ibv_wr_start(wr);
     for (std::uint32_t i = 0; i < count; ++i) {
       begin(i);
       ibv_wr_rdma_write(wr, target.mr->rkey, target.address());
       ibv_wr_set_sge(wr, source.mr->lkey, source.address(), 8);
     }
-    EXPECT_EQ(ibv_wr_complete(wr), count > room ? ENOMEM : 0);
-    if (count > room) {
+    EXPECT_EQ(ibv_wr_complete(wr), count > depth ? ENOMEM : 0);
+    if (count > depth) {
       EXPECT_TRUE(stays_empty(near.send_cq()));
     } else {
-      EXPECT_EQ(poll(near.send_cq(), room).size(), room);
+      EXPECT_EQ(poll(near.send_cq(), depth).size(), depth);
     }
   }
 }
 
-TEST_F(ExtendedQp, MistakesFailTheWholeBatch) {
+TEST_F(ExtendedQp, InvalidCall_FailsTheWholeBatch) {
   const auto fails_with = [&](int error, auto build) {
     ibv_wr_start(wr);
     begin(1);
@@ -200,35 +201,35 @@ TEST_F(ExtendedQp, MistakesFailTheWholeBatch) {
   EXPECT_EQ(near.state(), IBV_QPS_RTS);
 }
 
-TEST_F(ExtendedQp, ASetterWithoutARequestIsAMistake) {
+TEST_F(ExtendedQp, SetterWithoutRequest_FailsTheBatch) {
   ibv_wr_start(wr);
   ibv_wr_set_sge(wr, source.mr->lkey, source.address(), 8);
   EXPECT_EQ(ibv_wr_complete(wr), EINVAL);
 }
 
-TEST_F(ExtendedQp, OnlyTheOperationsThatWereAskedFor) {
+TEST_F(ExtendedQp, OperationNotRequested_IsRefused) {
   EndpointOptions few = options();
   few.send_ops = IBV_QP_EX_WITH_SEND;
   Endpoint endpoint(device, few);
   connect(endpoint, endpoint);
-  ibv_qp_ex* const own = verbs().qp_to_qp_ex(endpoint.qp());
-  ASSERT_NE(own, nullptr);
-  ibv_wr_start(own);
-  ibv_wr_rdma_write(own, target.mr->rkey, target.address());
-  EXPECT_EQ(ibv_wr_complete(own), EOPNOTSUPP);
+  ibv_qp_ex* const extended = verbs().qp_to_qp_ex(endpoint.qp());
+  ASSERT_NE(extended, nullptr);
+  ibv_wr_start(extended);
+  ibv_wr_rdma_write(extended, target.mr->rkey, target.address());
+  EXPECT_EQ(ibv_wr_complete(extended), EOPNOTSUPP);
 }
 
-TEST_F(ExtendedQp, InAStateThatTakesNoWork) {
+TEST_F(ExtendedQp, PostInInit_IsRefused) {
   Endpoint endpoint(device, options());
   endpoint.to_init();
-  ibv_qp_ex* const own = verbs().qp_to_qp_ex(endpoint.qp());
-  ibv_wr_start(own);
-  ibv_wr_send(own);
-  EXPECT_EQ(ibv_wr_complete(own), EINVAL);
+  ibv_qp_ex* const extended = verbs().qp_to_qp_ex(endpoint.qp());
+  ibv_wr_start(extended);
+  ibv_wr_send(extended);
+  EXPECT_EQ(ibv_wr_complete(extended), EINVAL);
 }
 
-TEST_F(ExtendedQp, WhatIsNotOfferedIsRefused) {
-  const auto refused = [&](auto change) {
+TEST_F(ExtendedQp, UnsupportedAttribute_IsRefused) {
+  const auto create_error = [&](auto change) {
     ibv_qp_init_attr_ex attr{};
     attr.send_cq = near.send_cq();
     attr.recv_cq = near.recv_cq();
@@ -243,18 +244,18 @@ TEST_F(ExtendedQp, WhatIsNotOfferedIsRefused) {
     return qp ? 0 : errno;
   };
   using Attr = ibv_qp_init_attr_ex;
-  EXPECT_EQ(refused([](Attr&) {}), 0);
-  EXPECT_EQ(refused([](Attr& a) { a.send_ops_flags |= IBV_QP_EX_WITH_BIND_MW; }), EOPNOTSUPP);
-  EXPECT_EQ(refused([](Attr& a) { a.send_ops_flags |= IBV_QP_EX_WITH_TSO; }), EOPNOTSUPP);
-  EXPECT_EQ(refused([](Attr& a) { a.comp_mask |= IBV_QP_INIT_ATTR_XRCD; }), EOPNOTSUPP);
-  EXPECT_EQ(refused([](Attr& a) { a.comp_mask |= IBV_QP_INIT_ATTR_RX_HASH; }), EOPNOTSUPP);
-  EXPECT_EQ(refused([](Attr& a) { a.qp_type = IBV_QPT_UD; }), EOPNOTSUPP);
-  EXPECT_EQ(refused([](Attr& a) {
+  EXPECT_EQ(create_error([](Attr&) {}), 0);
+  EXPECT_EQ(create_error([](Attr& a) { a.send_ops_flags |= IBV_QP_EX_WITH_BIND_MW; }), EOPNOTSUPP);
+  EXPECT_EQ(create_error([](Attr& a) { a.send_ops_flags |= IBV_QP_EX_WITH_TSO; }), EOPNOTSUPP);
+  EXPECT_EQ(create_error([](Attr& a) { a.comp_mask |= IBV_QP_INIT_ATTR_XRCD; }), EOPNOTSUPP);
+  EXPECT_EQ(create_error([](Attr& a) { a.comp_mask |= IBV_QP_INIT_ATTR_RX_HASH; }), EOPNOTSUPP);
+  EXPECT_EQ(create_error([](Attr& a) { a.qp_type = IBV_QPT_UD; }), EOPNOTSUPP);
+  EXPECT_EQ(create_error([](Attr& a) {
               a.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
               a.create_flags = IBV_QP_CREATE_SCATTER_FCS;
             }),
             EOPNOTSUPP);
-  EXPECT_EQ(refused([](Attr& a) { a.comp_mask &= ~std::uint32_t{IBV_QP_INIT_ATTR_PD}; }), EINVAL);
+  EXPECT_EQ(create_error([](Attr& a) { a.comp_mask &= ~std::uint32_t{IBV_QP_INIT_ATTR_PD}; }), EINVAL);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Calls fail when a script says so, or because their device is dead; and scripts reach a process that runs.
+// Verbs that fail by a fault script or because of a fatal device error, and fault scripts sent to a running process.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,54 +10,57 @@
 #include <functional>
 #include <thread>
 
-#include "fault_fixture.h"
+#include "qp_pair_fixture.h"
 #include "support/verbs_peer.h"
 
 namespace verbatim::test {
 namespace {
 
-// 16.8 ms a try, two tries.
-constexpr Timers kFewTries{.timeout = 12, .retry_count = 1};
+// 16.8 ms per attempt, two attempts.
+constexpr Timers kFewAttempts{.timeout = 12, .retry_count = 1};
 
 struct Call {
   const char* verb;
-  // Makes the call once and undoes it; 0 or the errno with which it failed.
-  std::function<int(Pair&)> make;
+  // Calls the verb once and destroys what it created; returns 0 or the errno.
+  std::function<int(Pair&)> run;
 };
 
 template <typename Object>
-int made(Object* object, int (*undo)(Object*)) {
+int result_of_create(Object* object, int (*destroy)(Object*)) {
   if (object == nullptr) return errno;
-  EXPECT_EQ(undo(object), 0);
+  EXPECT_EQ(destroy(object), 0);
   return 0;
 }
 
 const std::vector<Call>& calls() {
   static const std::vector<Call> all{
-      {"alloc_pd", [](Pair& p) { return made(verbs().alloc_pd(p.device.context.get()), verbs().dealloc_pd); }},
+      {"alloc_pd",
+       [](Pair& p) { return result_of_create(verbs().alloc_pd(p.device.context.get()), verbs().dealloc_pd); }},
       {"reg_mr",
        [](Pair& p) {
-         return made(verbs().reg_mr(p.device.pd.get(), p.source.buffer.data(), 8, IBV_ACCESS_LOCAL_WRITE),
-                     verbs().dereg_mr);
+         return result_of_create(verbs().reg_mr(p.device.pd.get(), p.source.buffer.data(), 8, IBV_ACCESS_LOCAL_WRITE),
+                                 verbs().dereg_mr);
        }},
       {"create_comp_channel",
-       [](Pair& p) { return made(verbs().create_comp_channel(p.device.context.get()), verbs().destroy_comp_channel); }},
+       [](Pair& p) {
+         return result_of_create(verbs().create_comp_channel(p.device.context.get()), verbs().destroy_comp_channel);
+       }},
       {"create_cq",
        [](Pair& p) {
-         return made(verbs().create_cq(p.device.context.get(), 1, nullptr, nullptr, 0), verbs().destroy_cq);
+         return result_of_create(verbs().create_cq(p.device.context.get(), 1, nullptr, nullptr, 0), verbs().destroy_cq);
        }},
       {"create_srq",
        [](Pair& p) {
          ibv_srq_init_attr attributes{};
          attributes.attr.max_wr = 1;
-         return made(verbs().create_srq(p.device.pd.get(), &attributes), verbs().destroy_srq);
+         return result_of_create(verbs().create_srq(p.device.pd.get(), &attributes), verbs().destroy_srq);
        }},
       {"create_qp",
        [](Pair& p) {
          ibv_qp_init_attr attributes{};
          attributes.send_cq = attributes.recv_cq = p.a.send_cq();
          attributes.qp_type = IBV_QPT_RC;
-         return made(verbs().create_qp(p.device.pd.get(), &attributes), verbs().destroy_qp);
+         return result_of_create(verbs().create_qp(p.device.pd.get(), &attributes), verbs().destroy_qp);
        }},
       {"modify_qp",
        [](Pair& p) {
@@ -104,18 +107,19 @@ const std::vector<Call>& calls() {
   return all;
 }
 
-// Makes the call so often; a letter for each: '.' it went well, 'x' it failed with that errno, '?' with another one.
+// Makes the call `times` times. One letter for each call: '.' success, 'x' failure with `error`, '?' failure with
+// another errno.
 std::string outcomes(const Call& call, Pair& pair, int times, int error) {
   std::string seen;
   for (int i = 0; i < times; ++i) {
-    const int result = call.make(pair);
+    const int result = call.run(pair);
     seen += result == 0 ? '.' : result == error ? 'x' : '?';
   }
   return seen;
 }
 
-// The pair itself takes up to eight calls of a verb.
-TEST(Fail, TheNthCallOfAVerb) {
+// Creating the pair uses up to eight calls of a verb, hence nth=10.
+TEST(CallFault, NthCallOfAVerb_Fails) {
   for (const Call& call : calls()) {
     with_faults(std::string("fail verb=") + call.verb + " nth=10 count=2 errno=EBUSY", [&call] {
       SCOPED_TRACE(call.verb);
@@ -129,7 +133,7 @@ TEST(Fail, TheNthCallOfAVerb) {
   }
 }
 
-TEST(Fail, OpeningADevice) {
+TEST(CallFault, OpenDevice_Fails) {
   with_faults("fail verb=ibv_open_device errno=ENODEV nth=2", [] {
     const Device first = open_device();
     EXPECT_EQ(verbs().open_device(first.context->device), nullptr);
@@ -139,14 +143,14 @@ TEST(Fail, OpeningADevice) {
   });
 }
 
-TEST(Fail, OfOneDevice) {
+TEST(CallFault, OfOneDevice_DoesNotAffectOthers) {
   with_faults("fail verb=alloc_pd device=1 count=all errno=EPERM", [] {
     EXPECT_NO_THROW(open_device(0));
     EXPECT_THROW(open_device(1), std::runtime_error);
   });
 }
 
-TEST(Fail, ByChanceAndTheSameForTheSameSeed) {
+TEST(CallFault, SameSeed_FailsTheSameCalls) {
   const auto pattern = [](const std::string& faults) {
     return with_faults(faults, [] {
       Pair pair;
@@ -160,11 +164,11 @@ TEST(Fail, ByChanceAndTheSameForTheSameSeed) {
   EXPECT_NE(pattern("fail verb=alloc_pd rate=0.3 errno=ENOMEM nth=2; seed=6"), first);
 }
 
-bool works_on_dead_device(const std::string& verb) {
+bool works_after_device_fatal(const std::string& verb) {
   return verb == "post_recv" || verb == "post_send" || verb == "poll_cq" || verb == "req_notify_cq";
 }
 
-TEST(DeviceFatal, CallsFailUntilTheProgramGoes) {
+TEST(DeviceFatal, Calls_FailWithEio) {
   with_faults("device-fatal after=1", [] {
     Pair pair;
     for (int i = 0; i < 2; ++i) {
@@ -173,16 +177,17 @@ TEST(DeviceFatal, CallsFailUntilTheProgramGoes) {
     }
     EXPECT_EQ(next_async_event(pair.device.context.get())->event_type, IBV_EVENT_DEVICE_FATAL);
     for (const Call& call : calls()) {
-      EXPECT_EQ(call.make(pair), works_on_dead_device(call.verb) ? 0 : EIO) << call.verb;
+      EXPECT_EQ(call.run(pair), works_after_device_fatal(call.verb) ? 0 : EIO) << call.verb;
     }
     EXPECT_EQ(verbs().open_device(pair.device.context->device), nullptr);
     EXPECT_EQ(errno, EIO);
-  });  // destroying everything works
+  });  // the destroy verbs succeed; the fixture checks them
 }
 
-// ---- scripts for a process that runs ----
+// ---- fault scripts for a running process ----
 
-// Runs the control program as a user would; with the inline engine somebody must call verbs meanwhile.
+// Runs `softverbs-control fault` as a user would. Polls meanwhile, because with the inline engine a process applies the
+// script only during its verbs.
 int send_faults(const std::string& arguments, Pair& pair) {
   const char* control = std::getenv("SOFTVERBS_CONTROL");
   const std::string command = std::string(control) + " fault " + arguments + " >&2";
@@ -197,15 +202,15 @@ int send_faults(const std::string& arguments, Pair& pair) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-class Command : public testing::Test {
+class FaultCommand : public testing::Test {
  protected:
   void SetUp() override {
     if (std::getenv("SOFTVERBS_CONTROL") == nullptr) GTEST_SKIP() << "tools are not built";
   }
 };
 
-TEST_F(Command, ALinkGoesDownAndUp) {
-  const std::string told = with_faults("", [] {
+TEST_F(FaultCommand, LinkDownAndUp_TakeEffect) {
+  const std::string stderr_text = with_faults("", [] {
     Pair pair({.timeout = 16, .retry_count = 7});
     ASSERT_EQ(send_faults("'link-down device=0'", pair), 0);
     expect_async_event(pair.device.context.get(), IBV_EVENT_PORT_ERR);
@@ -219,20 +224,20 @@ TEST_F(Command, ALinkGoesDownAndUp) {
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
   });
-  EXPECT_NE(told.find("taken by 1 of 1 processes"), std::string::npos) << told;
+  EXPECT_NE(stderr_text.find("applied by 1 of 1 processes"), std::string::npos) << stderr_text;
 }
 
-TEST_F(Command, ClearUndoesEverything) {
+TEST_F(FaultCommand, Clear_RemovesEveryFault) {
   with_faults("loss rate=1; fail verb=alloc_pd nth=2 count=all; unreachable; freeze", [] {
-    Pair pair(kFewTries);
+    Pair pair(kFewAttempts);
     ASSERT_EQ(send_faults("clear", pair), 0);
-    EXPECT_EQ(calls().front().make(pair), 0);
+    EXPECT_EQ(calls().front().run(pair), 0);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
   });
 }
 
-TEST_F(Command, AfterClearMessagesAreCountedAnew) {
+TEST_F(FaultCommand, Clear_RestartsMessageCounts) {
   with_faults("complete qp=each nth=2 status=REM_ACCESS_ERR", [] {
     Pair pair;
     const auto write = [&] {
@@ -246,23 +251,23 @@ TEST_F(Command, AfterClearMessagesAreCountedAnew) {
   });
 }
 
-TEST_F(Command, WhatIsMalformedReachesNobody) {
-  const std::string told = with_faults("", [] {
+TEST_F(FaultCommand, MalformedClause_IsNotSent) {
+  const std::string stderr_text = with_faults("", [] {
     Pair pair;
     EXPECT_EQ(send_faults("'link-down; explode'", pair), 1);
     ibv_port_attr attributes{};
     ASSERT_EQ(query_port(pair.device.context.get(), 1, &attributes), 0);
     EXPECT_EQ(attributes.state, IBV_PORT_ACTIVE);
   });
-  EXPECT_NE(told.find("\"explode\": no such fault"), std::string::npos) << told;
+  EXPECT_NE(stderr_text.find("\"explode\": no such fault"), std::string::npos) << stderr_text;
 }
 
-TEST_F(Command, ForOneProcess) {
+TEST_F(FaultCommand, WithPid_AffectsThatProcessOnly) {
   with_faults("", [] {
-    Pair pair(kFewTries);
-    Peer peer;  // its device thread takes the clauses, or its next verb
+    Pair pair(kFewAttempts);
+    Peer peer;  // its device thread applies the clauses; with the inline engine its next verb
     const bool inline_engine = std::string(std::getenv("SOFTVERBS_ENGINE")) == "inline";
-    Endpoint endpoint(pair.device, {.timers = kFewTries});
+    Endpoint endpoint(pair.device, {.timers = kFewAttempts});
     endpoint.connect(peer.address());
     peer.connect(endpoint.address());
     EXPECT_EQ(send_faults("--wait 0.3 --pid " + std::to_string(peer.pid()) + " freeze", pair), inline_engine ? 1 : 0);
@@ -274,12 +279,12 @@ TEST_F(Command, ForOneProcess) {
   });
 }
 
-// The two lose what they send to each other, and nothing else.
-TEST_F(Command, APairOfProcesses) {
+// Messages between these two processes are lost, in both directions; other messages are not.
+TEST_F(FaultCommand, UnreachablePids_AffectThatPairOnly) {
   with_faults("", [] {
-    Pair pair(kFewTries);
+    Pair pair(kFewAttempts);
     Peer peer;
-    Endpoint endpoint(pair.device, {.timers = kFewTries});
+    Endpoint endpoint(pair.device, {.timers = kFewAttempts});
     endpoint.connect(peer.address());
     peer.connect(endpoint.address());
     ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {}, peer.target(1)), 0);

@@ -1,20 +1,21 @@
-// Messages and their answers get lost: what was executed is not executed twice, and what the program sees of it.
+// Faults of messages: lost, delayed and refused messages and responses, and completions that fail or are missing. No
+// message is executed twice.
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "fault_fixture.h"
+#include "qp_pair_fixture.h"
 #include "support/verbs_peer.h"
 
 namespace verbatim::test {
 namespace {
 
-// 16.8 ms a try, eight tries.
+// 16.8 ms per attempt, eight attempts.
 constexpr Timers kTimers{.timeout = 12, .retry_count = 7};
-// The same, two tries.
+// The same with two attempts.
 constexpr Timers kOneRetry{.timeout = 12, .retry_count = 1};
 
-// 0.27 s a try: what takes less has not waited, on however busy a machine.
+// 0.27 s per attempt: a message that takes less time did not wait for a timeout, also on a busy machine.
 constexpr Timers kSlow{.timeout = 16, .retry_count = 1};
 
 constexpr ibv_wr_opcode kKinds[] = {IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
@@ -46,7 +47,7 @@ void set_word(const Region& region, std::uint64_t word) {
   std::memcpy(region.buffer.data(), &word, sizeof(word));
 }
 
-TEST(DropAck, TheRetryIsAnsweredAndNotExecutedAgain) {
+TEST(DropAck, Retry_IsAcknowledged_AndNotExecutedAgain) {
   with_faults("drop-ack count=all times=2", [] {
     for (const ibv_wr_opcode kind : kKinds) {
       SCOPED_TRACE(kind);
@@ -59,7 +60,7 @@ TEST(DropAck, TheRetryIsAnsweredAndNotExecutedAgain) {
       const ibv_wc sent = poll_one(pair.a.send_cq());
       EXPECT_EQ(sent.wr_id, 5U);
       EXPECT_EQ(sent.status, IBV_WC_SUCCESS);
-      EXPECT_GE(stopwatch.elapsed(), unanswered(kTimers, 2));
+      EXPECT_GE(stopwatch.elapsed(), time_of_attempts(kTimers, 2));
       if (consumes_receive(kind)) {
         EXPECT_EQ(poll_one(pair.b.recv_cq()).wr_id, 1U);
       }
@@ -72,8 +73,8 @@ TEST(DropAck, TheRetryIsAnsweredAndNotExecutedAgain) {
   });
 }
 
-// By the time that the retry comes, the receiver has put something else in the place.
-TEST(DropAck, TheRetryOfAWriteLeavesTheMemoryAlone) {
+// The receiver changes the memory before the retry arrives.
+TEST(DropAck, RetryOfWriteWithImm_DoesNotWriteAgain) {
   with_faults("drop-ack op=write_imm", [] {
     Pair pair(kTimers);
     pair.source.fill(1);
@@ -83,34 +84,34 @@ TEST(DropAck, TheRetryOfAWriteLeavesTheMemoryAlone) {
     EXPECT_EQ(poll_one(pair.b.recv_cq()).opcode, IBV_WC_RECV_RDMA_WITH_IMM);
     pair.target.fill(9);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
-    EXPECT_GE(stopwatch.elapsed(), unanswered(kTimers, 1));
+    EXPECT_GE(stopwatch.elapsed(), time_of_attempts(kTimers, 1));
     EXPECT_EQ(find_wrong_byte(pair.target.buffer.bytes(), 9), std::nullopt);
   });
 }
 
-// The same without a completion that says so, also where payloads are late.
-TEST(DropAck, TheRetryOfAPlainWriteLeavesTheMemoryAlone) {
+// The same without a completion at the receiver. With adaptive routing the payload may be placed later.
+TEST(DropAck, RetryOfPlainWrite_DoesNotWriteAgain) {
   with_faults("drop-ack op=write", [] {
     Pair pair(kTimers);
     pair.source.fill(1);
     const Stopwatch stopwatch;
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge()}, pair.to_target()), 0);
-    while (find_wrong_byte(pair.target.buffer.bytes(), 1)) ASSERT_LT(stopwatch.elapsed(), kPatience);
+    while (find_wrong_byte(pair.target.buffer.bytes(), 1)) ASSERT_LT(stopwatch.elapsed(), kCompletionTimeout);
     pair.target.fill(9);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
-    EXPECT_GE(stopwatch.elapsed(), unanswered(kTimers, 1));
+    EXPECT_GE(stopwatch.elapsed(), time_of_attempts(kTimers, 1));
     EXPECT_EQ(find_wrong_byte(pair.target.buffer.bytes(), 9), std::nullopt);
   });
 }
 
-TEST(DropAck, ARetriedAtomicAnswersWhatItFoundTheFirstTime) {
+TEST(DropAck, RetriedAtomic_ReturnsTheFirstResult) {
   with_faults("drop-ack op=fetch_add,cmp_swap count=all times=3", [] {
     Pair pair(kTimers);
     set_word(pair.target, 40);
     const Stopwatch stopwatch;
     ASSERT_EQ(post_atomic(pair, IBV_WR_ATOMIC_FETCH_AND_ADD, 2, 0), 0);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
-    EXPECT_GE(stopwatch.elapsed(), unanswered(kTimers, 3));
+    EXPECT_GE(stopwatch.elapsed(), time_of_attempts(kTimers, 3));
     EXPECT_EQ(word_of(pair.source), 40U);
     EXPECT_EQ(word_of(pair.target), 42U);
     ASSERT_EQ(post_atomic(pair, IBV_WR_ATOMIC_CMP_AND_SWP, 42, 7), 0);
@@ -120,7 +121,7 @@ TEST(DropAck, ARetriedAtomicAnswersWhatItFoundTheFirstTime) {
   });
 }
 
-TEST(DropAck, OfAMessageOfManySteps) {
+TEST(DropAck, MessageOfManySteps_Completes) {
   constexpr std::size_t kBytes = (3U << 20) + 5;
   with_faults("drop-ack qp=each", [] {
     for (const ibv_wr_opcode kind : {IBV_WR_SEND, IBV_WR_RDMA_WRITE}) {
@@ -130,15 +131,15 @@ TEST(DropAck, OfAMessageOfManySteps) {
       const Stopwatch stopwatch;
       ASSERT_EQ(post(pair.a.qp(), kind, {pair.source.sge()}, pair.to_target()), 0);
       EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
-      EXPECT_GE(stopwatch.elapsed(), unanswered(kTimers, 1));
+      EXPECT_GE(stopwatch.elapsed(), time_of_attempts(kTimers, 1));
       EXPECT_EQ(find_wrong_byte(pair.target.buffer.bytes(), 3), std::nullopt);
       ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge()}, pair.to_target()), 0);
-      EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);  // the two still agree on the sequence
+      EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);  // both ends still expect the same PSN
     }
   });
 }
 
-TEST(DropAck, MoreOftenThanThereAreTriesIsRetryExceeded) {
+TEST(DropAck, EveryAttempt_EndsInRetryExceeded) {
   with_faults("drop-ack times=all", [] {
     Pair pair(kOneRetry);
     ASSERT_EQ(post_recv(pair.b.qp(), {pair.target.sge()}, 1), 0);
@@ -150,10 +151,10 @@ TEST(DropAck, MoreOftenThanThereAreTriesIsRetryExceeded) {
   });
 }
 
-// The receiver has its data and goes: whether the sender hears of success depends on how soon.
-TEST(DropAck, AReceiverThatLeavesBeforeTheRetryIsAnError) {
+// The receiver has its data and destroys its QP before the retry arrives, so the sender gets no success.
+TEST(DropAck, ReceiverDestroyedBeforeRetry_EndsInRetryExceeded) {
   with_faults("drop-ack op=write_imm last", [] {
-    Pair pair({.timeout = 17, .retry_count = 0});  // 0.54 s to go
+    Pair pair({.timeout = 17, .retry_count = 0});  // 0.54 s until the retry would be sent
     ASSERT_EQ(post_recv(pair.b.qp(), {}, 1), 0);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {pair.source.sge()}, pair.to_target()), 0);
     EXPECT_EQ(poll_one(pair.b.recv_cq()).status, IBV_WC_SUCCESS);
@@ -162,7 +163,7 @@ TEST(DropAck, AReceiverThatLeavesBeforeTheRetryIsAnError) {
   });
 }
 
-TEST(DropAck, BetweenProcesses) {
+TEST(DropAck, BetweenProcesses_MessageArrivesOnce) {
   with_faults("drop-ack op=write_imm", [] {
     const Device device = open_device();
     const Region region(device.pd.get(), 4096, 7);
@@ -175,30 +176,31 @@ TEST(DropAck, BetweenProcesses) {
     for (const std::uint64_t wr_id : {1U, 2U}) ASSERT_EQ(peer.post_recv(0, 0, wr_id), 0);
     const Stopwatch stopwatch;
     ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {region.sge()}, peer.target(1)), 0);
-    EXPECT_EQ(peer.poll_received().wr_id, 1U);  // the peer has it, whatever the sender knows
+    EXPECT_EQ(peer.poll_received().wr_id, 1U);  // the peer has the message before the sender gets its completion
     EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
-    EXPECT_GE(stopwatch.elapsed(), unanswered(kTimers, 1));
+    EXPECT_GE(stopwatch.elapsed(), time_of_attempts(kTimers, 1));
     ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {region.sge()}, peer.target(2)), 0);
-    EXPECT_EQ(peer.poll_received().wr_id, 2U);  // and only once
+    EXPECT_EQ(peer.poll_received().wr_id, 2U);  // the first message arrived only once
     EXPECT_EQ(poll_one(endpoint.send_cq()).wr_id, 2U);
     EXPECT_EQ(peer.find_wrong_byte(0, 4096, 4), std::nullopt);
   });
 }
 
-// Which of `count` messages of one QP, posted one by one, waited for a timeout.
+// Posts one message of each kind, one after the other. 'x' for each message that waited for a timeout, '.' for the
+// others.
 std::string delayed(Pair& pair, std::initializer_list<ibv_wr_opcode> kinds) {
-  std::string which;
+  std::string result;
   for (const ibv_wr_opcode kind : kinds) {
     EXPECT_EQ(post_recv(pair.b.qp(), {}), 0);
     const Stopwatch stopwatch;
     EXPECT_EQ(post(pair.a.qp(), kind, {}, pair.to_target()), 0);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
-    which += stopwatch.elapsed() >= unanswered(kSlow, 1) ? 'x' : '.';
+    result += stopwatch.elapsed() >= time_of_attempts(kSlow, 1) ? 'x' : '.';
   }
-  return which;
+  return result;
 }
 
-TEST(Choice, NthAndCountOfAKind) {
+TEST(FaultSelection, NthAndCount_SelectByOpcode) {
   with_faults("drop-request op=write,send nth=2 count=2", [] {
     Pair pair(kSlow);
     EXPECT_EQ(delayed(pair, {IBV_WR_RDMA_WRITE, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM,
@@ -207,7 +209,7 @@ TEST(Choice, NthAndCountOfAKind) {
   });
 }
 
-TEST(Choice, OfOneQp) {
+TEST(FaultSelection, QpByOrdinal_IsSelected) {
   const auto body = [] {
     Pair first(kSlow);
     Pair second(kSlow);
@@ -218,7 +220,7 @@ TEST(Choice, OfOneQp) {
   with_faults("drop-ack nth=4", body);
 }
 
-TEST(Choice, OfEveryQp) {
+TEST(FaultSelection, EachQp_IsCountedSeparately) {
   with_faults("drop-ack qp=each nth=2", [] {
     Pair first(kSlow);
     Pair second(kSlow);
@@ -227,20 +229,20 @@ TEST(Choice, OfEveryQp) {
   });
 }
 
-TEST(DropRequest, TheReceiverHearsOfItAfterTheTimeout) {
+TEST(DropRequest, LostRequest_ArrivesAfterTheTimeout) {
   with_faults("drop-request op=send times=2", [] {
     Pair pair(kTimers);
     ASSERT_EQ(post_recv(pair.b.qp(), {pair.target.sge()}), 0);
     const Stopwatch stopwatch;
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_SEND, {pair.source.sge()}), 0);
     EXPECT_EQ(poll_one(pair.b.recv_cq()).status, IBV_WC_SUCCESS);
-    EXPECT_GE(stopwatch.elapsed(), unanswered(kTimers, 2));
+    EXPECT_GE(stopwatch.elapsed(), time_of_attempts(kTimers, 2));
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
   });
 }
 
-TEST(Loss, TheSameSeedLosesTheSame) {
-  // How many messages each of some QPs gets through before the first that is lost.
+TEST(Loss, SameSeed_LosesTheSameMessages) {
+  // For each of six QPs: the number of messages that complete before the first lost one.
   const auto lost_after = [](const std::string& faults) {
     return with_faults(faults, [] {
       for (int qp = 0; qp < 6; ++qp) {
@@ -261,7 +263,7 @@ TEST(Loss, TheSameSeedLosesTheSame) {
   EXPECT_EQ(first.find("1000"), std::string::npos) << first;
 }
 
-TEST(Loss, WithEnoughTriesEverythingArrivesOnce) {
+TEST(Loss, EnoughRetries_DeliverEveryMessageOnce) {
   with_faults("loss rate=0.2", [] {
     constexpr std::uint64_t kMessages = 60;
     Pair pair({.timeout = 8, .retry_count = 7, .min_rnr_timer = 1});
@@ -271,7 +273,7 @@ TEST(Loss, WithEnoughTriesEverythingArrivesOnce) {
       const Stopwatch stopwatch;
       ASSERT_EQ(post(pair.a.qp(), IBV_WR_SEND, {pair.source.sge()}, {.wr_id = i}), 0);
       EXPECT_EQ(poll_one(pair.a.send_cq()).wr_id, i);
-      if (stopwatch.elapsed() >= unanswered({.timeout = 8}, 1)) ++retried;
+      if (stopwatch.elapsed() >= time_of_attempts({.timeout = 8}, 1)) ++retried;
       EXPECT_EQ(poll_one(pair.b.recv_cq()).wr_id, i);
     }
     EXPECT_TRUE(stays_empty(pair.b.recv_cq()));
@@ -279,7 +281,7 @@ TEST(Loss, WithEnoughTriesEverythingArrivesOnce) {
   });
 }
 
-TEST(Delay, AMessageArrivesSoMuchLater) {
+TEST(Delay, Message_ArrivesLater) {
   with_faults("delay by=30ms op=send", [] {
     Pair pair({.timeout = 14, .retry_count = 0});
     ASSERT_EQ(post_recv(pair.b.qp(), {pair.target.sge()}), 0);
@@ -291,8 +293,8 @@ TEST(Delay, AMessageArrivesSoMuchLater) {
   });
 }
 
-// The second of two on one QP is held up from when the first was sent.
-TEST(Delay, MessagesOfOneQpWaitOneAfterTheOther) {
+// On one QP the delay of each message begins when the previous message was sent.
+TEST(Delay, MessagesOfOneQp_AreDelayedInSequence) {
   with_faults("delay by=30ms", [] {
     Pair pair({.timeout = 14, .retry_count = 0});
     const Stopwatch stopwatch;
@@ -306,7 +308,7 @@ TEST(Delay, MessagesOfOneQpWaitOneAfterTheOther) {
   });
 }
 
-TEST(Delay, BeyondAllTriesIsRetryExceeded) {
+TEST(Delay, LongerThanAllRetries_EndsInRetryExceeded) {
   with_faults("delay by=10s", [] {
     Pair pair(kOneRetry);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
@@ -314,8 +316,8 @@ TEST(Delay, BeyondAllTriesIsRetryExceeded) {
   });
 }
 
-// Between one try and all of them: tries are used up, and the answer comes.
-TEST(Delay, BeyondOneTryIsNoError) {
+// The delay is longer than one attempt and shorter than all of them: some attempts time out, then the response arrives.
+TEST(Delay, LongerThanOneAttempt_Completes) {
   with_faults("delay by=40ms jitter=10ms", [] {
     Pair pair(kTimers);
     const Stopwatch stopwatch;
@@ -325,10 +327,10 @@ TEST(Delay, BeyondOneTryIsNoError) {
   });
 }
 
-// 40.96 ms a refusal.
+// 40.96 ms per RNR NAK.
 constexpr std::uint8_t kLongRnrTimer = 24;
 
-TEST(Rnr, AsManyRefusalsAsAsked) {
+TEST(Rnr, ConfiguredRefusals_DelayTheMessage) {
   with_faults("rnr op=send,write_imm times=3 count=2", [] {
     for (const ibv_wr_opcode kind : {IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM}) {
       Pair pair({.rnr_retry = 3, .min_rnr_timer = kLongRnrTimer});
@@ -342,19 +344,19 @@ TEST(Rnr, AsManyRefusalsAsAsked) {
   });
 }
 
-TEST(Rnr, AStormIsRnrRetryExceeded) {
+TEST(Rnr, EndlessRefusals_EndInRnrRetryExceeded) {
   with_faults("rnr count=all times=all", [] {
     Pair pair({.rnr_retry = 2, .min_rnr_timer = 1});
     ASSERT_EQ(post_recv(pair.b.qp(), {pair.target.sge()}), 0);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge()}, pair.to_target()), 0);
-    EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);  // takes no receive
+    EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);  // a WRITE consumes no receive
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_SEND, {pair.source.sge()}), 0);
     EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_RNR_RETRY_EXC_ERR);
     EXPECT_EQ(pair.b.state(), IBV_QPS_RTS);
   });
 }
 
-TEST(Complete, TheNthRequestFailsAndTheRestIsFlushed) {
+TEST(Complete, NthRequest_Fails_AndTheRestIsFlushed) {
   with_faults("complete nth=2 status=REM_ACCESS_ERR vendor=0x51", [] {
     Pair pair(kTimers);
     pair.source.fill(1);
@@ -371,7 +373,7 @@ TEST(Complete, TheNthRequestFailsAndTheRestIsFlushed) {
     EXPECT_EQ(sent[2].wr_id, 3U);
     EXPECT_EQ(sent[2].status, IBV_WC_WR_FLUSH_ERR);
     EXPECT_EQ(sent[2].vendor_err, 0U);
-    // What the standard leaves undefined is not what it would be by chance of the implementation.
+    // Fields that the standard leaves undefined hold no plausible values, so that a program cannot rely on them.
     for (const ibv_wc& wc : {sent[1], sent[2]}) {
       EXPECT_NE(wc.opcode, IBV_WC_RDMA_WRITE);
       EXPECT_NE(wc.byte_len, 8U);
@@ -383,7 +385,7 @@ TEST(Complete, TheNthRequestFailsAndTheRestIsFlushed) {
   });
 }
 
-TEST(Complete, AWriteThatIsNotSentLeavesTheMemoryAlone) {
+TEST(Complete, FailedWrite_DoesNotChangeMemory) {
   with_faults("complete op=write_imm qp=each status=REM_ACCESS_ERR", [] {
     for (unsigned round = 0; round < 20; ++round) {
       Pair pair(kTimers);
@@ -399,7 +401,7 @@ TEST(Complete, AWriteThatIsNotSentLeavesTheMemoryAlone) {
   });
 }
 
-TEST(Complete, WithAnyError) {
+TEST(Complete, AnyErrorStatus_IsReported) {
   const std::pair<const char*, ibv_wc_status> statuses[] = {
       {"LOC_LEN_ERR", IBV_WC_LOC_LEN_ERR},     {"LOC_QP_OP_ERR", IBV_WC_LOC_QP_OP_ERR},
       {"REM_OP_ERR", IBV_WC_REM_OP_ERR},       {"GENERAL_ERR", IBV_WC_GENERAL_ERR},
@@ -416,7 +418,7 @@ TEST(Complete, WithAnyError) {
   }
 }
 
-TEST(Complete, AReceive) {
+TEST(Complete, NthReceive_Fails_AndSenderFails) {
   for (const ibv_wr_opcode kind : {IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM}) {
     with_faults("complete op=recv nth=2 status=LOC_LEN_ERR", [kind] {
       Pair pair(kTimers);
@@ -435,8 +437,8 @@ TEST(Complete, AReceive) {
   }
 }
 
-// Whoever counts completions misses one; the queue does not fill up by it, and what follows completes.
-TEST(DropCompletion, OfAReceive) {
+// The completion is missing, but its queue entry is free again, and later receives complete.
+TEST(DropCompletion, Receive_DataArrives_CompletionDoesNot) {
   for (const ibv_wr_opcode kind : {IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM}) {
     with_faults("drop-completion op=recv nth=2", [kind] {
       Pair pair(kTimers);
@@ -446,7 +448,7 @@ TEST(DropCompletion, OfAReceive) {
         pair.target.fill(2);
         ASSERT_EQ(post(pair.a.qp(), kind, {pair.source.sge()}, pair.to_target()), 0);
         EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
-        EXPECT_EQ(find_wrong_byte(pair.target.bytes(0, 4096), 1, 0), std::nullopt) << "it did arrive";
+        EXPECT_EQ(find_wrong_byte(pair.target.bytes(0, 4096), 1, 0), std::nullopt) << "the data must arrive";
       }
       const std::vector<ibv_wc> received = poll(pair.b.recv_cq(), 2);
       ASSERT_EQ(received.size(), 2U);
@@ -458,7 +460,7 @@ TEST(DropCompletion, OfAReceive) {
   }
 }
 
-TEST(DropCompletion, OfASend) {
+TEST(DropCompletion, Send_CompletionIsMissing) {
   for (const ibv_wr_opcode kind : kKinds) {
     SCOPED_TRACE(kind);
     with_faults("drop-completion nth=1 count=2", [kind] {
@@ -475,7 +477,7 @@ TEST(DropCompletion, OfASend) {
   }
 }
 
-TEST(DropCompletion, AnErrorIsToldNevertheless) {
+TEST(DropCompletion, ErrorCompletion_IsStillReported) {
   with_faults("drop-completion; complete nth=1 status=REM_OP_ERR", [] {
     Pair pair(kTimers);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge()}, pair.to_target(1)), 0);

@@ -1,5 +1,5 @@
-// What the fault grammar takes, and that what it does not take is named.
-#include "softverbs/fault_script.h"
+// The parser of fault scripts: accepted clauses and their values, and the error lines for malformed clauses.
+#include "softverbs/host/fault_script.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 FaultScript accepted(std::string_view text) {
   std::variant<FaultScript, std::string> parsed = parse_faults(text);
-  if (const auto* refused = std::get_if<std::string>(&parsed)) ADD_FAILURE() << *refused;
+  if (const auto* error = std::get_if<std::string>(&parsed)) ADD_FAILURE() << *error;
   return parsed.index() == 0 ? std::get<FaultScript>(parsed) : FaultScript{};
 }
 
@@ -20,18 +20,18 @@ FaultClause clause(std::string_view text) {
   return script.empty() ? FaultClause{} : script.front();
 }
 
-// Refused in one line that names `culprit` and says `expected`.
-void expect_refused(std::string_view text, std::string_view culprit, std::string_view expected) {
+// The error is one line that starts with `bad_clause` and contains `expected`.
+void expect_refused(std::string_view text, std::string_view bad_clause, std::string_view expected) {
   SCOPED_TRACE(text);
   const std::variant<FaultScript, std::string> parsed = parse_faults(text);
   ASSERT_EQ(parsed.index(), 1U);
   const std::string& line = std::get<std::string>(parsed);
   EXPECT_EQ(line.find('\n'), std::string::npos);
-  EXPECT_TRUE(line.starts_with("\"" + std::string(culprit) + "\": ")) << line;
+  EXPECT_TRUE(line.starts_with("\"" + std::string(bad_clause) + "\": ")) << line;
   EXPECT_NE(line.find(expected), std::string::npos) << line;
 }
 
-TEST(FaultScript, ClausesCommentsAndBlanks) {
+TEST(FaultScript, CommentsAndBlanks_AreSkipped) {
   EXPECT_TRUE(accepted("").empty());
   EXPECT_TRUE(accepted(" \n\t;; \n# nothing\n").empty());
   const FaultScript script = accepted("drop-ack nth=2 ;drop-request  op=send # why\n\n loss rate=0.5\r\n#drop-ack");
@@ -42,7 +42,7 @@ TEST(FaultScript, ClausesCommentsAndBlanks) {
   EXPECT_EQ(script[2].kind, FaultKind::kLoss);
 }
 
-TEST(FaultScript, ByDefaultTheFirstMessageOfAnyKindOnce) {
+TEST(FaultScript, ClauseWithoutKeys_SelectsFirstMessageOnce) {
   const FaultClause plain = clause("drop-ack");
   EXPECT_EQ(plain.opcodes, ~kReceiveBit);
   EXPECT_EQ(plain.qp_choice, QpChoice::kAny);
@@ -54,7 +54,7 @@ TEST(FaultScript, ByDefaultTheFirstMessageOfAnyKindOnce) {
   EXPECT_EQ(plain.rate, 0);
 }
 
-TEST(FaultScript, WhichMessages) {
+TEST(FaultScript, SelectionKeys_AreParsed) {
   EXPECT_EQ(clause("drop-ack op=write_imm,fetch_add").opcodes,
             1U << IBV_WR_RDMA_WRITE_WITH_IMM | 1U << IBV_WR_ATOMIC_FETCH_AND_ADD);
   EXPECT_EQ(clause("drop-ack qp=each").qp_choice, QpChoice::kEach);
@@ -69,17 +69,17 @@ TEST(FaultScript, WhichMessages) {
   EXPECT_EQ(clause("drop-ack times=4").times, 4U);
 }
 
-TEST(FaultScript, ARateIsOfAllMessagesUnlessCounted) {
+TEST(FaultScript, RateWithoutCount_AppliesToAllMessages) {
   EXPECT_EQ(clause("loss rate=0.25").rate, 0.25);
   EXPECT_EQ(clause("loss rate=0.25").count, kWithoutEnd);
   EXPECT_EQ(clause("loss rate=1 count=3").count, 3U);
   EXPECT_EQ(clause("loss count=3 rate=1").count, 3U);
 }
 
-TEST(FaultScript, WhatHappensToMessages) {
+TEST(FaultScript, MessageFaults_AreParsed) {
   EXPECT_EQ(clause("delay by=30ms jitter=5us").delay_ns, 30'000'000U);
   EXPECT_EQ(clause("delay by=30ms jitter=5us").jitter_ns, 5000U);
-  EXPECT_EQ(clause("delay by=2s").count, kWithoutEnd);  // a slow path stays slow
+  EXPECT_EQ(clause("delay by=2s").count, kWithoutEnd);  // delay applies to all messages by default
   EXPECT_EQ(clause("rnr times=all").times, kWithoutEnd);
   EXPECT_EQ(clause("complete status=REM_ACCESS_ERR vendor=0x51").status, IBV_WC_REM_ACCESS_ERR);
   EXPECT_EQ(clause("complete status=REM_ACCESS_ERR vendor=0x51").vendor_error, 0x51U);
@@ -89,7 +89,7 @@ TEST(FaultScript, WhatHappensToMessages) {
   EXPECT_EQ(clause("drop-completion nth=3").opcodes & kReceiveBit, 0U);
 }
 
-TEST(FaultScript, WhatHappensToPorts) {
+TEST(FaultScript, PortFaults_AreParsed) {
   const FaultClause down = clause("link-down device=1 at=2s for=500ms");
   EXPECT_EQ(down.device, 1U);
   EXPECT_EQ(down.at_ns, 2'000'000'000U);
@@ -108,7 +108,7 @@ TEST(FaultScript, WhatHappensToPorts) {
   EXPECT_FALSE(clause("gid address=none").gid_valid);
 }
 
-TEST(FaultScript, WhichCallsFail) {
+TEST(FaultScript, CallFaults_AreParsed) {
   EXPECT_EQ(clause("fail verb=modify_qp errno=EINVAL").calls, call_bit(Verb::kModifyQp));
   EXPECT_EQ(clause("fail verb=modify_qp errno=EINVAL").error, EINVAL);
   EXPECT_EQ(clause("fail verb=ibv_reg_mr errno=12").error, 12);
@@ -121,12 +121,12 @@ TEST(FaultScript, WhichCallsFail) {
   EXPECT_EQ(clause("registration max-regions=0").max_regions, 0U);
 }
 
-TEST(FaultScript, Seed) {
+TEST(FaultScript, Seed_IsParsed) {
   EXPECT_EQ(clause("seed=42").kind, FaultKind::kSeed);
   EXPECT_EQ(clause("seed=42").seed, 42U);
 }
 
-TEST(FaultScript, WhatIsMalformedIsNamed) {
+TEST(FaultScript, MalformedClause_IsNamedInOneLine) {
   expect_refused("drop-ack; explode; loss rate=1", "explode", "drop-ack");
   expect_refused("drop-ack colour=red", "drop-ack colour=red", "not colour");
   expect_refused("drop-ack nth=0", "drop-ack nth=0", "nth takes a number from 1");
@@ -162,7 +162,7 @@ TEST(FaultScript, WhatIsMalformedIsNamed) {
   expect_refused("fail", "fail", "verb= is needed");
   expect_refused("fail verb=", "fail verb=", "modify_qp");
   expect_refused("fail verb=reg", "fail verb=reg", "modify_qp");
-  expect_refused("fail verb=ack_cq_events", "fail verb=ack_cq_events", "modify_qp");  // it returns nothing
+  expect_refused("fail verb=ack_cq_events", "fail verb=ack_cq_events", "modify_qp");  // this verb returns no value
   expect_refused("fail verb=reg_mr errno=EWHAT", "fail verb=reg_mr errno=EWHAT", "ENOMEM");
   expect_refused("registration max-bytes=1T", "registration max-bytes=1T", "K, M or G");
   expect_refused("clear all", "clear all", "clear takes nothing");

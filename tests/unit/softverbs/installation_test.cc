@@ -1,5 +1,5 @@
-// softverbs' own side: what its variables change, how it refuses them, and how it is installed. Variables are read once
-// a process, so each case looks from a process of its own; this one never opens the library.
+// The variables of softverbs, their refusal when malformed, and the installed file names. A process reads the variables
+// once, so each case runs in a child process; the parent never opens the library.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 
 #include "support/child.h"
 #include "support/verbs_fixture.h"
-#include "verbs/device.h"
+#include "verbs/device_inventory.h"
 
 namespace verbatim::test {
 namespace {
@@ -30,23 +30,23 @@ int devices_with(const std::string& variable, const std::string& value) {
   return run_in_child({{variable, value}}, device_count).status;
 }
 
-// 0 when `check` holds of the first device under this one variable.
+// 0 when `check` is true for the first device with this variable set.
 int first_device_with(const std::string& variable, const std::string& value,
                       const std::function<bool(const Device&)>& check) {
-  const ChildEnd seen =
+  const ChildResult result =
       run_in_child({{"SOFTVERBS_DEVICES", "1"}, {variable, value}}, [&] { return check(open_device()) ? 0 : 1; });
-  EXPECT_EQ(seen.told, "");
-  return seen.status;
+  EXPECT_EQ(result.stderr_text, "");
+  return result.status;
 }
 
-TEST(Settings, NumberOfDevices) {
+TEST(Settings, DeviceCount_IsListed) {
   EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", "0"), 0);
   EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", "1"), 1);
   EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", "16"), 16);
-  EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", ""), 1);  // as if it were not set
+  EXPECT_EQ(devices_with("SOFTVERBS_DEVICES", ""), 1);  // the same as unset
 }
 
-TEST(Settings, WhatIsMalformedIsNamedAndOffersNoDevice) {
+TEST(Settings, MalformedValue_IsNamed_AndNoDeviceIsListed) {
   const std::pair<const char*, const char*> cases[] = {
       {"SOFTVERBS_DEVICES", "17"},      {"SOFTVERBS_DEVICES", "-1"},      {"SOFTVERBS_DEVICES", "two"},
       {"SOFTVERBS_DEVICES", "1x"},      {"SOFTVERBS_DEVICES", " 1"},      {"SOFTVERBS_DEVICES", "99999999999999999999"},
@@ -55,20 +55,21 @@ TEST(Settings, WhatIsMalformedIsNamedAndOffersNoDevice) {
       {"SOFTVERBS_MAX_SGE", "1000000"},
   };
   for (const auto& [name, value] : cases) {
-    const ChildEnd seen = run_in_child({{name, value}}, [] { return device_count() + device_count(); });
-    EXPECT_EQ(seen.status, 0) << name << "=" << value;
-    EXPECT_NE(seen.told.find(std::string(name) + "=" + value), std::string::npos) << seen.told;
-    EXPECT_EQ(std::count(seen.told.begin(), seen.told.end(), '\n'), 1) << seen.told;  // said once
+    const ChildResult result = run_in_child({{name, value}}, [] { return device_count() + device_count(); });
+    EXPECT_EQ(result.status, 0) << name << "=" << value;
+    EXPECT_NE(result.stderr_text.find(std::string(name) + "=" + value), std::string::npos) << result.stderr_text;
+    EXPECT_EQ(std::count(result.stderr_text.begin(), result.stderr_text.end(), '\n'), 1)
+        << result.stderr_text;  // printed once
   }
 }
 
-TEST(Settings, LinkLayer) {
+TEST(Settings, LinkLayer_IsReported) {
   EXPECT_EQ(first_device_with("SOFTVERBS_LINK_LAYER", "ib", [](const Device& device) { return !device.is_roce(); }), 0);
   EXPECT_EQ(first_device_with("SOFTVERBS_LINK_LAYER", "roce", [](const Device& device) { return device.is_roce(); }),
             0);
 }
 
-TEST(Settings, WhatThePortSays) {
+TEST(Settings, PortAttributes_AreReported) {
   EXPECT_EQ(first_device_with("SOFTVERBS_MTU", "1024",
                               [](const Device& device) { return device.port.active_mtu == IBV_MTU_1024; }),
             0);
@@ -86,7 +87,7 @@ TEST(Settings, WhatThePortSays) {
   }
 }
 
-TEST(Settings, LimitsAreSaidAndHeld) {
+TEST(Settings, Limits_AreReported_AndEnforced) {
   EXPECT_EQ(first_device_with("SOFTVERBS_MAX_QP_WR", "77",
                               [](const Device& device) {
                                 const Endpoint fits(device, {.send_wr = 77, .recv_wr = 77});
@@ -120,8 +121,8 @@ TEST(Settings, LimitsAreSaidAndHeld) {
             0);
 }
 
-// One more object than there may be is refused, and the place of one that went away can be taken again.
-TEST(Settings, CountsAreHeld) {
+// Creating one object more than the limit fails; after one was destroyed it succeeds.
+TEST(Settings, ObjectLimits_AreEnforced) {
   EXPECT_EQ(first_device_with("SOFTVERBS_MAX_QP", "3",
                               [](const Device& device) {
                                 std::vector<std::unique_ptr<Endpoint>> qps;
@@ -150,8 +151,9 @@ TEST(Settings, CountsAreHeld) {
             0);
 }
 
-// NCCL opens libibverbs.so before libibverbs.so.1, and libmlx5 likewise: the system's copy must not win either way.
-TEST(Installation, BothNamesOfBothLibrariesLieTogether) {
+// NCCL opens libibverbs.so before libibverbs.so.1, and libmlx5.so before libmlx5.so.1. Both names must lead to
+// softverbs' library and not to the system's.
+TEST(Installation, BothLibraries_HaveBothNames) {
   const std::filesystem::path directory = std::filesystem::path(std::getenv("VERBS_TEST_LIBRARY")).parent_path();
   for (const std::string name : {"libibverbs.so", "libmlx5.so"}) {
     ASSERT_TRUE(std::filesystem::exists(directory / name)) << name;
@@ -159,9 +161,9 @@ TEST(Installation, BothNamesOfBothLibrariesLieTogether) {
   }
 }
 
-TEST(Installation, NoDeviceIsAnMlx5Device) {
+TEST(Installation, AnyDevice_IsNotAnMlx5Device) {
   const std::filesystem::path directory = std::filesystem::path(std::getenv("VERBS_TEST_LIBRARY")).parent_path();
-  const ChildEnd seen = run_in_child({}, [&] {
+  const ChildResult result = run_in_child({}, [&] {
     void* const mlx5 = dlopen((directory / "libmlx5.so.1").c_str(), RTLD_NOW | RTLD_LOCAL);
     if (mlx5 == nullptr) return 1;
     using IsSupported = bool (*)(ibv_device*);
@@ -172,7 +174,7 @@ TEST(Installation, NoDeviceIsAnMlx5Device) {
     }
     return is_supported(open_device().context->device) ? 3 : 0;
   });
-  EXPECT_EQ(seen.status, 0) << seen.told;
+  EXPECT_EQ(result.status, 0) << result.stderr_text;
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""usage: instructions_test.py WRITE_LOOP MOST
+"""usage: instructions_test.py WRITE_LOOP MAXIMUM
 
-Counts the instructions of one 8-byte WRITE between QPs of one process, ibv_post_send and ibv_poll_cq with all that the
-device does in them: the difference between two runs under callgrind, divided by how many more WRITEs the second has.
-Fails above MOST. Exits with 77 (skipped) where there is no valgrind.
+Counts the instructions of one 8-byte WRITE between QPs of one process: ibv_post_send and ibv_poll_cq, including the work
+of the device in them. The result is the difference between two runs under callgrind, divided by the difference of their
+WRITE counts. Fails when it is above MAXIMUM. Exits with 77 (skipped) when valgrind is not installed.
 """
 
 import re
@@ -29,13 +29,13 @@ def instructions(program, count):
 
 
 def main():
-    program, most = sys.argv[1], int(sys.argv[2])
+    program, maximum = sys.argv[1], int(sys.argv[2])
     if shutil.which("valgrind") is None:
-        print("skipped: there is no valgrind")
+        print("skipped: valgrind is not installed")
         sys.exit(77)
     each = (instructions(program, MANY) - instructions(program, FEW)) / (MANY - FEW)
-    print(f"{each:.0f} instructions for one 8-byte WRITE, {most} are allowed")
-    if not 50 < each <= most:
+    print(f"{each:.0f} instructions for one 8-byte WRITE, the maximum is {maximum}")
+    if not 50 < each <= maximum:
         sys.exit(1)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/softverbs finds the library and passes its options on; processes that end leave nothing in /dev/shm.
+"""tools/softverbs finds the library and passes its options on; no files remain in /dev/shm after processes have ended.
 
 usage: launcher_test.py LAUNCHER LIBRARY_DIRECTORY DEVICE_NAMES_PROGRAM
 """
@@ -27,7 +27,7 @@ def launch(*arguments, **more):
     )
 
 
-def files_left():
+def remaining_files():
     return [name for name in os.listdir("/dev/shm") if NAMESPACE in name]
 
 
@@ -53,11 +53,11 @@ class Launcher(unittest.TestCase):
         ):
             self.assertIn(line, shown)
 
-    def test_the_programs_own_arguments_stay_its_own(self):
+    def test_arguments_of_the_program_are_passed_on(self):
         self.assertEqual(launch("--", "echo", "--devices", "2  3").stdout, "--devices 2  3\n")
         self.assertEqual(launch("sh", "-c", "exit 7").returncode, 7)
 
-    def test_mistakes_are_named(self):
+    def test_wrong_arguments_are_named(self):
         for arguments, named in (
             (["--unknown", "true"], "--unknown"),
             (["--devices"], "--devices"),
@@ -69,16 +69,16 @@ class Launcher(unittest.TestCase):
             self.assertIn(named, result.stderr)
         self.assertIn("usage:", launch("--help").stdout)
 
-    def test_a_subcommands_name_after_dashes_is_a_program(self):
+    def test_subcommand_name_after_dashes_is_a_program(self):
         self.assertNotEqual(launch("--", "stats").returncode, 0)
         self.assertIn("stats", launch("--", "stats").stderr)
 
-    def test_a_subcommand_without_its_program_is_explained(self):
+    def test_subcommand_without_its_program_names_directory(self):
         result = launch("stats", SOFTVERBS_BUILD_DIR="/nowhere")
         self.assertEqual(result.returncode, 2)
         self.assertIn("/nowhere", result.stderr)
 
-    def test_a_malformed_setting_is_named(self):
+    def test_malformed_setting_is_named(self):
         result = launch("--engine", "steam", PROGRAM)
         self.assertEqual(result.returncode, 4)
         self.assertIn("SOFTVERBS_ENGINE=steam", result.stderr)
@@ -92,11 +92,11 @@ class Launcher(unittest.TestCase):
             self.assertIn(name, result.stdout)
 
 
-class Leaving(unittest.TestCase):
-    def test_after_the_programs_own_exit_handlers(self):
+class Exit(unittest.TestCase):
+    def test_files_are_removed_after_exit_handlers(self):
         result = launch(PROGRAM)
         self.assertIn("files at exit: 2", result.stdout)  # the registry and the segment
-        self.assertEqual(files_left(), [])
+        self.assertEqual(remaining_files(), [])
 
     def start(self):
         child = subprocess.Popen(
@@ -106,21 +106,21 @@ class Leaving(unittest.TestCase):
             pass
         return child
 
-    def test_the_last_one_removes_what_the_dead_left(self):
+    def test_last_process_removes_files_of_dead_ones(self):
         killed, last = self.start(), self.start()
-        self.assertEqual(len(files_left()), 3)
+        self.assertEqual(len(remaining_files()), 3)
         killed.send_signal(signal.SIGKILL)
         killed.wait(timeout=60)
         last.communicate(timeout=60)
         killed.communicate(timeout=60)
         self.assertEqual(last.returncode, 0)
-        self.assertEqual(files_left(), [])
+        self.assertEqual(remaining_files(), [])
 
-    def test_a_device_that_cannot_be_opened_leaves_nothing(self):
-        # A segment takes a large file: with a small limit of file sizes it cannot be made.
+    def test_failed_open_leaves_no_files(self):
+        # A segment is a large file; a small limit of the file size makes its creation fail.
         result = launch("sh", "-c", f"trap '' XFSZ; ulimit -f 4096; exec '{PROGRAM}'")
         self.assertEqual(result.returncode, 5, result.stderr)
-        self.assertEqual(files_left(), [])
+        self.assertEqual(remaining_files(), [])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// What the device promised is there, what goes beyond it is refused at the call, and used objects stay.
+// Limits: what the device reports can be used, calls beyond the limits fail, and objects in use cannot be destroyed.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -10,7 +10,7 @@ namespace {
 
 class Limits : public testing::Test {
  protected:
-  // errno of creating a QP with these capabilities, 0 when it worked.
+  // errno of creating a QP with these capabilities; 0 on success.
   int create(const ibv_qp_cap& cap) {
     const Cq cq = create_cq(device, 1);
     ibv_qp_init_attr attr{};
@@ -35,7 +35,7 @@ class Limits : public testing::Test {
   Region target{device.pd.get(), 4096};
 };
 
-TEST_F(Limits, QpCapabilities) {
+TEST_F(Limits, QpCapabilityBeyondLimit_IsRefused) {
   EXPECT_EQ(create({1, 1, 1, 1, 0}), 0);
   EXPECT_EQ(create({max_wr, max_wr, 1, 1, 0}), 0);
   EXPECT_EQ(create({1, 1, max_sge, max_sge, 0}), 0);
@@ -46,8 +46,8 @@ TEST_F(Limits, QpCapabilities) {
   EXPECT_EQ(create({1, 1, 1, 1, 1U << 24}), EINVAL);
 }
 
-// A transport that the device does not have is refused as such, not half-made.
-TEST_F(Limits, TransportsThatTheDeviceHasOrRefuses) {
+// A QP type is either created with this type or create_error with an errno for unsupported types.
+TEST_F(Limits, OtherTransport_IsCreated_OrRefused) {
   for (const ibv_qp_type type : {IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_RAW_PACKET, IBV_QPT_XRC_SEND}) {
     const Cq cq = create_cq(device, 1);
     ibv_qp_init_attr attr{};
@@ -64,34 +64,34 @@ TEST_F(Limits, TransportsThatTheDeviceHasOrRefuses) {
   }
 }
 
-TEST_F(Limits, CompletionQueueArguments) {
-  const auto refused = [&](int cqe, int vector) {
+TEST_F(Limits, InvalidCqArgument_IsRefused) {
+  const auto create_error = [&](int cqe, int vector) {
     errno = 0;
     const Cq cq(verbs().create_cq(device.context.get(), cqe, nullptr, nullptr, vector));
     return cq ? 0 : errno;
   };
-  EXPECT_EQ(refused(1, 0), 0);
-  EXPECT_EQ(refused(1, device.context->num_comp_vectors - 1), 0);
-  EXPECT_EQ(refused(0, 0), EINVAL);
-  EXPECT_EQ(refused(-1, 0), EINVAL);
-  EXPECT_EQ(refused(device.attr.max_cqe + 1, 0), EINVAL);
-  EXPECT_EQ(refused(1, device.context->num_comp_vectors), EINVAL);
-  EXPECT_EQ(refused(1, -1), EINVAL);
+  EXPECT_EQ(create_error(1, 0), 0);
+  EXPECT_EQ(create_error(1, device.context->num_comp_vectors - 1), 0);
+  EXPECT_EQ(create_error(0, 0), EINVAL);
+  EXPECT_EQ(create_error(-1, 0), EINVAL);
+  EXPECT_EQ(create_error(device.attr.max_cqe + 1, 0), EINVAL);
+  EXPECT_EQ(create_error(1, device.context->num_comp_vectors), EINVAL);
+  EXPECT_EQ(create_error(1, -1), EINVAL);
   const Cq cq = create_cq(device, 100);
   EXPECT_GE(cq->cqe, 100);
   EXPECT_NE(verbs().resize_cq(cq.get(), device.attr.max_cqe + 1), 0);
 }
 
-TEST_F(Limits, ElementsOfARequest) {
+TEST_F(Limits, TooManySges_AreRefused) {
   Endpoint a(device, {.send_sge = 2, .recv_sge = 2});
   Endpoint b(device);
   connect(a, b);
   EXPECT_EQ(post(a.qp(), IBV_WR_SEND, std::vector<ibv_sge>(a.cap().max_send_sge + 1, source.sge(0, 1))), EINVAL);
   EXPECT_EQ(post_recv(a.qp(), std::vector<ibv_sge>(a.cap().max_recv_sge + 1, source.sge(0, 1))), EINVAL);
-  EXPECT_EQ(a.state(), IBV_QPS_RTS);  // refused at the call: nothing has happened to the QP
+  EXPECT_EQ(a.state(), IBV_QPS_RTS);  // the call failed and did not change the QP
 }
 
-TEST_F(Limits, InlineBytesOfARequest) {
+TEST_F(Limits, TooManyInlineBytes_AreRefused) {
   Endpoint a(device, {.inline_bytes = 32});
   Endpoint b(device);
   connect(a, b);
@@ -101,21 +101,21 @@ TEST_F(Limits, InlineBytesOfARequest) {
   const SendOptions options{
       .flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED, .remote_addr = target.address(), .rkey = target.mr->rkey};
   EXPECT_NE(post(a.qp(), IBV_WR_RDMA_WRITE, {large.sge()}, options), 0);
-  EXPECT_NE(post(a.qp(), IBV_WR_RDMA_READ, {large.sge(0, 8)}, options), 0);  // nothing to send inline
+  EXPECT_NE(post(a.qp(), IBV_WR_RDMA_READ, {large.sge(0, 8)}, options), 0);  // a READ sends no inline data
   ASSERT_LE(limit, target.buffer.size());
   EXPECT_EQ(post(a.qp(), IBV_WR_RDMA_WRITE, {large.sge(0, limit)}, options), 0);
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(Limits, UnknownOperationsAreRefused) {
+TEST_F(Limits, UnknownOpcode_IsRefused) {
   Endpoint a(device);
   Endpoint b(device);
   connect(a, b);
   EXPECT_EQ(post(a.qp(), static_cast<ibv_wr_opcode>(15), {source.sge(0, 1)}), EINVAL);
 }
 
-// A send queue that cannot drain: its first request waits for a receive that is not there.
-TEST_F(Limits, AFullSendQueueNamesTheRequestAndKeepsThoseBefore) {
+// The send queue stays full, because its first request waits for a receive.
+TEST_F(Limits, FullSendQueue_ReturnsBadRequest_AndKeepsEarlierOnes) {
   Endpoint a(device, {.send_wr = 8});
   Endpoint b(device, {.recv_wr = 512});
   connect(a, b);
@@ -143,13 +143,13 @@ TEST_F(Limits, AFullSendQueueNamesTheRequestAndKeepsThoseBefore) {
     ASSERT_EQ(wc.wr_id, i);
     ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
   }
-  EXPECT_TRUE(stays_empty(a.send_cq()));  // the refused ones were not sent
+  EXPECT_TRUE(stays_empty(a.send_cq()));  // the requests that did not fit were not sent
   ASSERT_EQ(post_recv(b.qp(), {target.sge()}), 0);
   EXPECT_EQ(post(a.qp(), IBV_WR_SEND, {sge}), 0);
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(Limits, AFullReceiveQueueNamesTheRequestAndKeepsThoseBefore) {
+TEST_F(Limits, FullReceiveQueue_ReturnsBadRequest_AndKeepsEarlierOnes) {
   Endpoint a(device, {.send_wr = 512});
   Endpoint b(device, {.recv_wr = 8});
   connect(a, b);
@@ -170,7 +170,7 @@ TEST_F(Limits, AFullReceiveQueueNamesTheRequestAndKeepsThoseBefore) {
   EXPECT_EQ(post_recv(b.qp(), {sge}), 0);
 }
 
-TEST_F(Limits, AListStopsAtItsFirstBadRequest) {
+TEST_F(Limits, ListWithBadRequest_StopsAtIt) {
   Endpoint a(device);
   Endpoint b(device);
   connect(a, b);
@@ -199,12 +199,12 @@ TEST_F(Limits, AListStopsAtItsFirstBadRequest) {
   EXPECT_EQ(target.buffer.untouched_outside(0, 100), "");
 }
 
-TEST_F(Limits, QueuesOfAnotherContextAreRefused) {
+TEST_F(Limits, QueueOfAnotherContext_IsRefused) {
   const Device other = open_device();
   const Cq own = create_cq(device);
-  const Cq foreign = create_cq(other);
-  const Srq foreign_srq = create_srq(other.pd.get());
-  const auto refused = [&](ibv_cq* send_cq, ibv_cq* recv_cq, ibv_srq* srq) {
+  const Cq other_cq = create_cq(other);
+  const Srq other_srq = create_srq(other.pd.get());
+  const auto create_error = [&](ibv_cq* send_cq, ibv_cq* recv_cq, ibv_srq* srq) {
     ibv_qp_init_attr attr{};
     attr.send_cq = send_cq;
     attr.recv_cq = recv_cq;
@@ -215,16 +215,16 @@ TEST_F(Limits, QueuesOfAnotherContextAreRefused) {
     const Qp qp(verbs().create_qp(device.pd.get(), &attr));
     return qp ? 0 : errno;
   };
-  EXPECT_EQ(refused(own.get(), own.get(), nullptr), 0);
-  EXPECT_EQ(refused(foreign.get(), own.get(), nullptr), EINVAL);
-  EXPECT_EQ(refused(own.get(), foreign.get(), nullptr), EINVAL);
-  EXPECT_EQ(refused(own.get(), own.get(), foreign_srq.get()), EINVAL);
-  const Channel foreign_channel(verbs().create_comp_channel(other.context.get()));
-  const Cq cq(verbs().create_cq(device.context.get(), 1, nullptr, foreign_channel.get(), 0));
+  EXPECT_EQ(create_error(own.get(), own.get(), nullptr), 0);
+  EXPECT_EQ(create_error(other_cq.get(), own.get(), nullptr), EINVAL);
+  EXPECT_EQ(create_error(own.get(), other_cq.get(), nullptr), EINVAL);
+  EXPECT_EQ(create_error(own.get(), own.get(), other_srq.get()), EINVAL);
+  const Channel other_channel(verbs().create_comp_channel(other.context.get()));
+  const Cq cq(verbs().create_cq(device.context.get(), 1, nullptr, other_channel.get(), 0));
   EXPECT_EQ(cq, nullptr);
 }
 
-TEST_F(Limits, UsedObjectsStay) {
+TEST_F(Limits, DestroyOfObjectInUse_IsBusy) {
   Channel channel(verbs().create_comp_channel(device.context.get()));
   ASSERT_NE(channel, nullptr);
   Cq send_cq = create_cq(device, 16, channel.get());
@@ -235,7 +235,7 @@ TEST_F(Limits, UsedObjectsStay) {
     EXPECT_EQ(verbs().destroy_cq(send_cq.get()), EBUSY);
     EXPECT_EQ(verbs().destroy_cq(recv_cq.get()), EBUSY);
   }
-  send_cq.reset();  // each fails the test if it is still in use
+  send_cq.reset();  // the deleters fail the test when a CQ is still in use
   recv_cq.reset();
   channel.reset();
 }

@@ -1,18 +1,18 @@
-// The suite's own main: the same program is the peer process of its tests.
+// main of the softverbs test programs: with kPeerArgument the program is the peer process of a test.
 #include <gtest/gtest.h>
 
 #include <string_view>
 
 #include "support/verbs_peer.h"
 
-// A forked child of the suite opens a device, whose thread ThreadSanitizer would not let it start.
+// A forked child opens a device, which starts a thread. ThreadSanitizer does not allow that by default.
 extern "C" const char* __tsan_default_options() {
   return "die_after_fork=0";
 }
 
 namespace {
 
-// The suite starts processes, so it does what such a program must do before any other verb.
+// The tests fork, so ibv_fork_init is called before any other verb.
 class ForkSafety : public testing::Environment {
   void SetUp() override { EXPECT_EQ(verbatim::test::verbs().fork_init(), 0); }
 };

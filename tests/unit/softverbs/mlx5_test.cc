@@ -1,5 +1,5 @@
-// libmlx5.so.1 beside softverbs: found under the names and versions that programs ask for, and says that no device is
-// one of its own. The path is MLX5_TEST_LIBRARY.
+// The libmlx5.so.1 of softverbs (path in MLX5_TEST_LIBRARY): it has the symbols and versions that programs request, and
+// supports no device.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <infiniband/mlx5dv.h>
@@ -9,7 +9,7 @@
 
 namespace {
 
-class Mlx5 : public testing::Test {
+class Mlx5Library : public testing::Test {
  protected:
   void SetUp() override {
     const char* const path = std::getenv("MLX5_TEST_LIBRARY");
@@ -28,14 +28,14 @@ class Mlx5 : public testing::Test {
   void* library = nullptr;
 };
 
-TEST_F(Mlx5, NoDeviceIsOne) {
+TEST_F(Mlx5Library, AnyDevice_IsNotSupported) {
   auto* const is_supported = find<decltype(mlx5dv_is_supported)>("mlx5dv_is_supported", "MLX5_1.8");
   ASSERT_NE(is_supported, nullptr);
   ibv_device device{};
   EXPECT_FALSE(is_supported(&device));
 }
 
-TEST_F(Mlx5, WhatNeedsOneIsRefused) {
+TEST_F(Mlx5Library, CallThatNeedsMlx5Device_IsRefused) {
   auto* const open_device = find<decltype(mlx5dv_open_device)>("mlx5dv_open_device", "MLX5_1.7");
   ASSERT_NE(open_device, nullptr);
   ibv_device device{};
@@ -49,7 +49,7 @@ TEST_F(Mlx5, WhatNeedsOneIsRefused) {
   EXPECT_EQ(init_obj(&object, 0), EOPNOTSUPP);
 }
 
-TEST_F(Mlx5, NamesHaveTheirVersions) {
+TEST_F(Mlx5Library, Symbols_HaveTheirVersions) {
   const struct {
     const char* name;
     const char* version;

@@ -1,6 +1,6 @@
-// What orders the payloads of WRITEs, and what does not. Under SOFTVERBS_ORDERING=adaptive-routing the device takes
-// every liberty that the InfiniBand specification leaves it (volume 1, chapter 9.5), and a program that relies on more
-// is found out; by default it takes none.
+// Which operations order the payloads of WRITEs. With SOFTVERBS_ORDERING=adaptive-routing the device keeps only the
+// order that the InfiniBand specification guarantees (volume 1, chapter 9.5), so that programs that rely on more fail.
+// By default it keeps posting order.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -22,7 +22,7 @@ bool is_set(const char* name, std::string_view value) {
 class Ordering : public testing::Test {
  protected:
   static constexpr std::size_t kDataBytes = 1024;
-  static constexpr std::size_t kFlag = 2048;  // offset of a word of its own
+  static constexpr std::size_t kFlag = 2048;  // offset of a word after the data
   static constexpr std::size_t kAtomic = 2048 + 512;
   static constexpr unsigned kRounds = 300;
 
@@ -31,7 +31,7 @@ class Ordering : public testing::Test {
   SendOptions to(std::size_t offset, unsigned flags = 0) const {
     return {.flags = flags, .remote_addr = target.address(offset), .rkey = target.mr->rkey};
   }
-  // A WRITE of new contents, whose completion nobody asks for.
+  // Posts an unsignaled WRITE of the contents of this round.
   void write_data(std::uint64_t round) {
     fill_pattern(source.bytes(0, kDataBytes), round);
     ASSERT_EQ(post(a.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, kDataBytes)}, to(0)), 0);
@@ -42,8 +42,8 @@ class Ordering : public testing::Test {
   }
   void set_flag_source(std::uint64_t round) { std::memcpy(source.buffer.data() + kFlag, &round, sizeof round); }
 
-  // The deliberate mistake: announces the data with a plain WRITE behind it, and looks at the data when that is seen.
-  // True when the data was not whole then.
+  // A deliberate mistake: announces the data with a plain WRITE of a flag after it, and checks the data as soon as the
+  // flag is seen. True when the data was not complete then.
   bool is_flag_ahead_of_data(std::uint64_t round) {
     write_data(round);
     set_flag_source(round);
@@ -52,7 +52,7 @@ class Ordering : public testing::Test {
     bool seen = false;
     bool completed = false;
     ibv_wc wc{};
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kCompletionTimeout;
     while (!completed && std::chrono::steady_clock::now() < deadline) {
       if (!seen && word(kFlag) == round) {
         seen = true;
@@ -76,7 +76,7 @@ class Ordering : public testing::Test {
   Endpoint b{device, {.access = kAllAccess | IBV_ACCESS_REMOTE_ATOMIC}};
 };
 
-TEST_F(Ordering, AFlagByPlainWriteIsCaught) {
+TEST_F(Ordering, FlagByPlainWrite_PrecedesData_WithAdaptiveRouting) {
   unsigned violations = 0;
   for (std::uint64_t round = 1; round <= kRounds; ++round) violations += is_flag_ahead_of_data(round) ? 1U : 0U;
   if (any_order) {
@@ -86,8 +86,8 @@ TEST_F(Ordering, AFlagByPlainWriteIsCaught) {
   }
 }
 
-TEST_F(Ordering, TheLastByteOfAMessageSaysNothing) {
-  if (!any_order) GTEST_SKIP() << "of a device that keeps no order";
+TEST_F(Ordering, LastByteOfMessage_PrecedesTheRest) {
+  if (!any_order) GTEST_SKIP() << "needs adaptive routing";
   unsigned violations = 0;
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     fill_pattern(source.bytes(0, kDataBytes), round);
@@ -106,7 +106,7 @@ TEST_F(Ordering, TheLastByteOfAMessageSaysNothing) {
   EXPECT_GT(violations, 0U);
 }
 
-TEST_F(Ordering, ImmediateFindsEverythingBeforeItInPlace) {
+TEST_F(Ordering, Immediate_ArrivesAfterEarlierWrites) {
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     ASSERT_EQ(post_recv(b.qp(), {}), 0);
     write_data(round);
@@ -119,7 +119,7 @@ TEST_F(Ordering, ImmediateFindsEverythingBeforeItInPlace) {
   }
 }
 
-TEST_F(Ordering, SendFindsEverythingBeforeItInPlace) {
+TEST_F(Ordering, Send_ArrivesAfterEarlierWrites) {
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     ASSERT_EQ(post_recv(b.qp(), {target.sge(4096, 64)}), 0);
     write_data(round);
@@ -130,7 +130,7 @@ TEST_F(Ordering, SendFindsEverythingBeforeItInPlace) {
   }
 }
 
-TEST_F(Ordering, AtomicFindsEverythingBeforeItInPlace) {
+TEST_F(Ordering, Atomic_ExecutesAfterEarlierWrites) {
   std::memset(target.buffer.data() + kAtomic, 0, 8);
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     write_data(round);
@@ -143,14 +143,14 @@ TEST_F(Ordering, AtomicFindsEverythingBeforeItInPlace) {
     wr.wr.atomic = {target.address(kAtomic), 1, 0, target.mr->rkey};
     ibv_send_wr* bad = nullptr;
     ASSERT_EQ(ibv_post_send(a.qp(), &wr, &bad), 0);
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kCompletionTimeout;
     while (word(kAtomic) != round) ASSERT_LT(std::chrono::steady_clock::now(), deadline);
     ASSERT_TRUE(is_whole(round)) << round;
     ASSERT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
   }
 }
 
-TEST_F(Ordering, ReadFindsEverythingBeforeItInPlace) {
+TEST_F(Ordering, Read_ReturnsEarlierWrites) {
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     write_data(round);
     ASSERT_EQ(post(a.qp(), IBV_WR_RDMA_READ, {source.sge(4096, kDataBytes)}, to(0, IBV_SEND_SIGNALED)), 0);
@@ -159,19 +159,19 @@ TEST_F(Ordering, ReadFindsEverythingBeforeItInPlace) {
   }
 }
 
-TEST_F(Ordering, WhatNobodyAsksForStillComes) {
+TEST_F(Ordering, UnsignaledWrite_ArrivesEventually) {
   for (std::uint64_t round = 1; round <= 20; ++round) {
     write_data(round);
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kCompletionTimeout;
     while (!is_whole(round)) {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline);
-      ASSERT_TRUE(!is_inline || stays_empty(b.recv_cq(), 0ms));  // any poll of the process will do
+      ASSERT_TRUE(!is_inline || stays_empty(b.recv_cq(), 0ms));  // any poll of the process drives the inline engine
     }
   }
 }
 
-TEST_F(Ordering, ReturningFromPostSendSaysNothing) {
-  if (!any_order || !is_inline) GTEST_SKIP() << "of a device that keeps no order and has no thread";
+TEST_F(Ordering, PostSendReturned_DataMayBeMissing) {
+  if (!any_order || !is_inline) GTEST_SKIP() << "needs adaptive routing and the inline engine";
   unsigned missing = 0;
   for (std::uint64_t round = 1; round <= 20; ++round) {
     write_data(round);
@@ -180,7 +180,7 @@ TEST_F(Ordering, ReturningFromPostSendSaysNothing) {
   EXPECT_GT(missing, 0U);
 }
 
-TEST_F(Ordering, CompletionsKeepTheirOrder) {
+TEST_F(Ordering, Completions_KeepPostingOrder) {
   for (std::uint64_t i = 0; i < 500; ++i) {
     SendOptions options = to(0, i % 3 == 0 ? IBV_SEND_SIGNALED : 0);
     options.wr_id = i;
@@ -189,18 +189,19 @@ TEST_F(Ordering, CompletionsKeepTheirOrder) {
   }
 }
 
-// Deregistering the target under a WRITE that is not complete: it fails, or it came before; no byte moves afterwards.
-TEST_F(Ordering, NothingIsPlacedAfterDeregistration) {
+// The target is deregistered while a WRITE is not complete. The WRITE fails or was executed before; no byte is written
+// after the deregistration.
+TEST_F(Ordering, DeregisteredTarget_ReceivesNothing) {
   for (std::uint64_t round = 1; round <= 50; ++round) {
     Endpoint near(device);
     Endpoint far(device);
     connect(near, far);
-    auto lent = std::make_unique<Region>(device.pd.get(), kDataBytes);
-    GuardedBuffer& memory = lent->buffer;
+    auto region = std::make_unique<Region>(device.pd.get(), kDataBytes);
+    GuardedBuffer& memory = region->buffer;
     fill_pattern(source.bytes(0, kDataBytes), round);
-    const SendOptions options{.wr_id = round, .remote_addr = lent->address(), .rkey = lent->mr->rkey};
+    const SendOptions options{.wr_id = round, .remote_addr = region->address(), .rkey = region->mr->rkey};
     ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, kDataBytes)}, options), 0);
-    lent->mr.reset();
+    region->mr.reset();
     memory.poison();
     const ibv_wc wc = poll_one(near.send_cq());
     EXPECT_TRUE(wc.status == IBV_WC_SUCCESS || wc.status == IBV_WC_REM_ACCESS_ERR) << wc.status;
@@ -210,8 +211,8 @@ TEST_F(Ordering, NothingIsPlacedAfterDeregistration) {
   }
 }
 
-// The same for the QP: when ibv_destroy_qp has returned, at either end, its WRITEs are over.
-TEST_F(Ordering, NothingIsPlacedAfterDestruction) {
+// The same for the QP: after ibv_destroy_qp has returned, at either end, its WRITEs write no bytes.
+TEST_F(Ordering, DestroyedQp_WritesNothing) {
   for (std::uint64_t round = 1; round <= 50; ++round) {
     Endpoint near(device, {.timers = {.timeout = 1, .retry_count = 1}});
     Endpoint far(device);
@@ -219,8 +220,8 @@ TEST_F(Ordering, NothingIsPlacedAfterDestruction) {
     write_data(round);
     const SendOptions options{.wr_id = round, .remote_addr = target.address(4096), .rkey = target.mr->rkey};
     ASSERT_EQ(post(near.qp(), IBV_WR_RDMA_WRITE, {source.sge(0, kDataBytes)}, options), 0);
-    Endpoint& gone = round % 2 == 0 ? near : far;
-    gone.destroy();
+    Endpoint& destroyed = round % 2 == 0 ? near : far;
+    destroyed.destroy();
     std::memset(target.buffer.data() + 4096, 0x5a, kDataBytes);
     if (round % 2 != 0) {
       const ibv_wc wc = poll_one(near.send_cq());
@@ -232,8 +233,8 @@ TEST_F(Ordering, NothingIsPlacedAfterDestruction) {
   }
 }
 
-// All that is not complete when the QP fails is told of, in order, signalled or not.
-TEST_F(Ordering, AnErrorFlushesWhatIsNotComplete) {
+// Every request that is not complete when the QP fails gets a completion, in order, also an unsignaled one.
+TEST_F(Ordering, ErrorState_FlushesIncompleteWrites) {
   for (unsigned round = 0; round < 20; ++round) {
     Endpoint near(device);
     Endpoint far(device);
@@ -251,7 +252,7 @@ TEST_F(Ordering, AnErrorFlushesWhatIsNotComplete) {
       if (ibv_poll_cq(near.send_cq(), 1, &wc) == 0) break;
       ASSERT_GE(wc.wr_id, next);
       ASSERT_LE(wc.wr_id, next + 1);
-      ASSERT_TRUE(wc.wr_id == next || wc.wr_id % 2 == 0) << "an unsignalled one that was flushed silently";
+      ASSERT_TRUE(wc.wr_id == next || wc.wr_id % 2 == 0) << "an unsignaled request was flushed without a completion";
       ASSERT_TRUE(!failed || wc.wr_id == next);
       failed = wc.status != IBV_WC_SUCCESS;
       ASSERT_TRUE(!failed || wc.status == IBV_WC_WR_FLUSH_ERR);
@@ -261,8 +262,8 @@ TEST_F(Ordering, AnErrorFlushesWhatIsNotComplete) {
   }
 }
 
-// A WRITE that is refused does not take those before it along.
-TEST_F(Ordering, ARefusalSparesWhatWasSentBefore) {
+// A WRITE that the peer rejects does not fail earlier WRITEs.
+TEST_F(Ordering, RefusedWrite_DoesNotFailEarlierOnes) {
   for (std::uint64_t round = 1; round <= 20; ++round) {
     Endpoint near(device);
     Endpoint far(device);
@@ -282,7 +283,7 @@ TEST_F(Ordering, ARefusalSparesWhatWasSentBefore) {
   }
 }
 
-TEST_F(Ordering, ADeadPeerFailsTheOldestWrite) {
+TEST_F(Ordering, DeadPeer_FailsTheOldestWrite) {
   Endpoint near(device, {.timers = {.timeout = 8, .retry_count = 1}});
   Peer peer;
   near.connect(peer.address());

@@ -1,4 +1,4 @@
-// Two processes: the same bytes, the same errors, and nothing left behind by one that dies.
+// Transfers between processes: the same bytes and errors as within one process, and the effects of a process that dies.
 #include <gtest/gtest.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
@@ -18,7 +18,7 @@
 namespace verbatim::test {
 namespace {
 
-// As the test's environment says, by a filter or by a setting.
+// meson.build sets the variable for the tests in which a filter or a setting forbids cross-memory access.
 bool is_cross_memory_forbidden() {
   return std::getenv("SOFTVERBS_TEST_FORBIDDEN") != nullptr;
 }
@@ -34,11 +34,11 @@ constexpr std::size_t kProcessSizes[] = {0, 1, 63, 64, 65, 4095, 4096, 4097, (1U
 constexpr std::size_t kMargin = 512;
 constexpr std::size_t kRegionBytes = (1U << 20) + 3 + 2 * kMargin;
 
-// 16.8 ms a try, four tries: a dead peer is given up after 67 ms at least, 0.27 s at most, and scheduling.
+// 16.8 ms per attempt, four attempts: a dead peer is given up after 67 ms to 0.27 s plus scheduling delays.
 constexpr Timers kProcessTimers{.timeout = 12, .retry_count = 3};
 constexpr Milliseconds kProcessTimeout = 3s;
 
-// Peer on the same device and on the other one.
+// The parameter is the device of the peer: 0 the same device, 1 the other one.
 class TwoProcesses : public testing::TestWithParam<unsigned> {
  protected:
   void SetUp() override {
@@ -57,9 +57,9 @@ class TwoProcesses : public testing::TestWithParam<unsigned> {
 };
 
 INSTANTIATE_TEST_SUITE_P(PeerOn, TwoProcesses, testing::Values(0U, 1U),
-                         [](const auto& place) { return place.param == 0 ? "SameDevice" : "OtherDevice"; });
+                         [](const auto& device) { return device.param == 0 ? "SameDevice" : "OtherDevice"; });
 
-TEST_P(TwoProcesses, SendsArriveWhole) {
+TEST_P(TwoProcesses, Send_OfAnySize_ArrivesWhole) {
   for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.fill(size);
@@ -78,7 +78,7 @@ TEST_P(TwoProcesses, SendsArriveWhole) {
   }
 }
 
-TEST_P(TwoProcesses, ReceivesFromThePeerArriveWhole) {
+TEST_P(TwoProcesses, SendFromPeer_ArrivesWhole) {
   for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.buffer.poison();
@@ -94,7 +94,7 @@ TEST_P(TwoProcesses, ReceivesFromThePeerArriveWhole) {
   }
 }
 
-TEST_P(TwoProcesses, WritesLandInThePeersMemory) {
+TEST_P(TwoProcesses, Write_ChangesExactlyThePeersTarget) {
   for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.fill(size + 1);
@@ -115,7 +115,7 @@ TEST_P(TwoProcesses, WritesLandInThePeersMemory) {
   }
 }
 
-TEST_P(TwoProcesses, ReadsFetchThePeersMemory) {
+TEST_P(TwoProcesses, Read_FetchesThePeersMemory) {
   for (const std::size_t size : kProcessSizes) {
     SCOPED_TRACE(size);
     region.buffer.poison();
@@ -127,7 +127,7 @@ TEST_P(TwoProcesses, ReadsFetchThePeersMemory) {
   }
 }
 
-TEST_P(TwoProcesses, InlineAndListsCrossAsWell) {
+TEST_P(TwoProcesses, InlineDataAndSgeLists_ArriveWhole) {
   std::byte small[40];
   fill_pattern(small, 1);
   const ibv_sge sge{reinterpret_cast<std::uint64_t>(small), sizeof(small), 0};
@@ -147,7 +147,7 @@ TEST_P(TwoProcesses, InlineAndListsCrossAsWell) {
   EXPECT_EQ(peer.find_wrong_byte(100, 74097, 2), std::nullopt);
 }
 
-TEST_P(TwoProcesses, AWaitingSendIsServedByThePeersLaterReceive) {
+TEST_P(TwoProcesses, SendBeforeReceive_CompletesAfterThePost) {
   region.fill(3);
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 64)}), 0);
   EXPECT_TRUE(stays_empty(endpoint.send_cq(), 20ms));
@@ -157,7 +157,7 @@ TEST_P(TwoProcesses, AWaitingSendIsServedByThePeersLaterReceive) {
   EXPECT_EQ(peer.find_wrong_byte(0, 64, 3), std::nullopt);
 }
 
-TEST_P(TwoProcesses, BoundsAreCheckedAcrossProcesses) {
+TEST_P(TwoProcesses, WriteBeyondRegion_IsAccessError) {
   ASSERT_EQ(peer.post_recv(0, 64, 1), 0);
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 65)}, peer.target(1, kRegionBytes - 64)), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_REM_ACCESS_ERR);
@@ -165,16 +165,16 @@ TEST_P(TwoProcesses, BoundsAreCheckedAcrossProcesses) {
   EXPECT_TRUE(peer.untouched_outside(0, 0));
 }
 
-TEST_P(TwoProcesses, ATooSmallReceiveFailsBothEnds) {
+TEST_P(TwoProcesses, ReceiveTooSmall_FailsBothEnds) {
   ASSERT_EQ(peer.post_recv(0, 63, 1), 0);
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 64)}), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_REM_INV_REQ_ERR);
   EXPECT_EQ(peer.poll_received().status, IBV_WC_LOC_LEN_ERR);
 }
 
-// All that a device does for a stopped program goes on.
-TEST_P(TwoProcesses, AStoppedProgramsDeviceStillAnswers) {
-  if (is_cross_memory_forbidden()) GTEST_SKIP() << "where the program's own thread has to copy";
+// The device of a stopped program still executes requests.
+TEST_P(TwoProcesses, StoppedPeer_StillReceives) {
+  if (is_cross_memory_forbidden()) GTEST_SKIP() << "without cross-memory access a thread of the program has to copy";
   region.fill(4);
   ASSERT_EQ(peer.post_recv(8192, 64, 8), 0);
   peer.stop();
@@ -187,7 +187,7 @@ TEST_P(TwoProcesses, AStoppedProgramsDeviceStillAnswers) {
   EXPECT_EQ(peer.find_wrong_byte(0, 4096, 4), std::nullopt);
 }
 
-TEST_P(TwoProcesses, AKilledPeerIsRetryExceeded) {
+TEST_P(TwoProcesses, KilledPeer_EndsInRetryExceeded) {
   ASSERT_EQ(post_recv(endpoint.qp(), part(0, 64), 50), 0);
   peer.kill();
   const auto start = Clock::now();
@@ -202,35 +202,35 @@ TEST_P(TwoProcesses, AKilledPeerIsRetryExceeded) {
   EXPECT_EQ(flushed.status, IBV_WC_WR_FLUSH_ERR);
 }
 
-TEST_P(TwoProcesses, AKilledPeerTakesNoEmptyMessageEither) {
+TEST_P(TwoProcesses, EmptyMessageToKilledPeer_EndsInRetryExceeded) {
   ASSERT_EQ(peer.post_recv(0, 64, 1), 0);
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 64)}, peer.target(1)), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
   peer.kill();
-  std::this_thread::sleep_for(10ms);  // a device may take a moment to find out
+  std::this_thread::sleep_for(10ms);  // a device may need some time to detect the death
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {}), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
 }
 
-TEST_P(TwoProcesses, APeerThatLeftIsRetryExceeded) {
+TEST_P(TwoProcesses, PeerThatQuit_EndsInRetryExceeded) {
   peer.quit();
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 64)}), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
 }
 
-TEST_P(TwoProcesses, APeerThatExitedWithoutGoodbyeIsRetryExceeded) {
-  peer.run_away();
+TEST_P(TwoProcesses, PeerThatExitedWithoutCleanup_EndsInRetryExceeded) {
+  peer.exit_without_cleanup();
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_READ, {region.sge(0, 64)}, peer.target(1)), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
 }
 
-TEST_P(TwoProcesses, APeerKilledInMidTrafficStopsNobody) {
+TEST_P(TwoProcesses, PeerKilledDuringTraffic_DoesNotBlockTheDevice) {
   for (std::uint64_t i = 0; i < 64; ++i) ASSERT_EQ(post_recv(endpoint.qp(), {region.sge()}, i), 0);
   peer.stream({.remote_addr = region.address(), .rkey = region.mr->rkey});
   ibv_wc last{};
   std::uint64_t posted = 0;
   std::uint64_t completed = 0;
-  const auto push = [&](Clock::time_point until) {  // keeps 16 large writes under way; stops at the first error
+  const auto push = [&](Clock::time_point until) {  // keeps 16 large WRITEs outstanding; stops at the first error
     while (Clock::now() < until && last.status == IBV_WC_SUCCESS) {
       for (; posted - completed < 16; ++posted) {
         if (post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 1 << 20)}, peer.target(posted)) != 0) return;
@@ -246,14 +246,14 @@ TEST_P(TwoProcesses, APeerKilledInMidTrafficStopsNobody) {
   ASSERT_EQ(last.status, IBV_WC_SUCCESS);
   peer.kill();
   const auto killed = Clock::now();
-  push(killed + kPatience);
+  push(killed + kCompletionTimeout);
   EXPECT_EQ(last.status, IBV_WC_RETRY_EXC_ERR) << verbs().wc_status_str(last.status);
   EXPECT_LE(Clock::now() - killed, kProcessTimeout);
   for (; completed < posted; ++completed) {
     ASSERT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_WR_FLUSH_ERR);
   }
 
-  // The device is as good as before, for itself and for the next peer.
+  // The device still works, with a new QP and a new peer.
   Peer next({.device = GetParam()});
   Endpoint again(device);
   again.connect(next.address());
@@ -264,7 +264,7 @@ TEST_P(TwoProcesses, APeerKilledInMidTrafficStopsNobody) {
   EXPECT_EQ(next.find_wrong_byte(0, 4096, 6), std::nullopt);
 }
 
-TEST(Processes, ManyPeersAtOnce) {
+TEST(Processes, ManyPeersAtOnce_TransferCorrectly) {
   const Device device = open_device();
   const Region region(device.pd.get(), 6 * 8192);
   region.fill(1);
@@ -290,10 +290,10 @@ TEST(Processes, ManyPeersAtOnce) {
   }
 }
 
-// Two programs that poll without pause and their devices' threads share two cores: whoever waits must let the others
-// run. Told by the processor time of one exchange, which other programs on the machine do not change; a poller that
-// does not give way uses its whole time slice, several milliseconds, each time.
-TEST(Processes, PollingDoesNotStarveTheDevice) {
+// Two programs that poll without pause share two cores with the threads of their devices, so an empty poll must yield
+// the processor. The test measures the processor time of one exchange, which other programs on the machine do not
+// change. A poller that does not yield uses its whole time slice of several milliseconds each time.
+TEST(Processes, BusyPolling_LeavesTimeForTheDevice) {
   Peer first({.cores = 2});
   Peer second({.cores = 2});
   first.connect(second.address());
@@ -308,8 +308,8 @@ TEST(Processes, PollingDoesNotStarveTheDevice) {
   second.await_echo();
 }
 
-// What a program forks and ends (a shell command, a worker) is not the program.
-TEST(Processes, AForkedChildTakesNothingWithIt) {
+// The exit of a forked child (a shell command, a worker) must not destroy the objects of the parent.
+TEST(Processes, ForkedChildExit_DoesNotAffectTheParent) {
   const Device device = open_device();
   const Region region(device.pd.get(), 8192);
   Endpoint a(device);
@@ -320,7 +320,7 @@ TEST(Processes, AForkedChildTakesNothingWithIt) {
   c.connect(peer.address());
   peer.connect(c.address());
   for (const bool clean : {false, true}) {
-    std::fflush(nullptr);  // the child's exit would print it again
+    std::fflush(nullptr);  // otherwise the child's exit would print the buffered output again
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) clean ? std::exit(0) : _exit(0);
@@ -338,8 +338,8 @@ TEST(Processes, AForkedChildTakesNothingWithIt) {
   }
 }
 
-// A worker that was forked after its parent had opened devices opens some of its own.
-TEST(Processes, AForkedChildCanHaveItsOwnDevice) {
+// A worker that was forked after its parent had opened a device opens a device itself.
+TEST(Processes, ForkedChild_OpensItsOwnDevice) {
   const Device inherited = open_device();
   const pid_t child = fork();
   ASSERT_GE(child, 0);
@@ -365,10 +365,10 @@ TEST(Processes, AForkedChildCanHaveItsOwnDevice) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
-// Whoever opens a device while others end gets one.
-TEST(Processes, DevicesOpenWhileOthersEnd) {
+// Opening a device succeeds while other processes exit.
+TEST(Processes, OpenWhileOthersExit_Succeeds) {
   const Device inherited = open_device();
-  std::fflush(nullptr);  // the children's exits would print it again
+  std::fflush(nullptr);  // otherwise the children's exits would print the buffered output again
   std::vector<pid_t> children;
   for (int i = 0; i < 24; ++i) {
     const pid_t child = fork();
@@ -402,7 +402,7 @@ std::set<std::string> shared_memory_names() {
   return names;
 }
 
-TEST(Processes, KilledOnesLeaveNoGrowingHeap) {
+TEST(Processes, KilledProcesses_LeaveNoFiles) {
   const Device device = open_device();
   int round = 0;
   const auto kill_one_in_traffic = [&] {
@@ -427,12 +427,13 @@ TEST(Processes, KilledOnesLeaveNoGrowingHeap) {
   for (int i = 0; i < 2; ++i) kill_one_in_traffic();
   const std::size_t before = shared_memory_names().size();
   for (int i = 0; i < 10; ++i) kill_one_in_traffic();
-  const Peer last;  // whoever comes next may clean up
+  const Peer last;  // removes the files of dead processes
   EXPECT_LE(shared_memory_names().size(), before + 1);
 }
 
-// Where the system forbids to write to another process, its own device thread copies; a device without one cannot.
-TEST(CrossMemory, IsReplacedOrRefused) {
+// When the system forbids writing to another process, the copier thread of that process copies. With the inline engine
+// there is no such thread, and the WRITE fails.
+TEST(CrossMemory, Forbidden_IsReplacedByCopier_OrRefused) {
   const Device device = open_device();
   const Region region(device.pd.get(), 1 << 20);
   region.fill(3);
@@ -446,7 +447,7 @@ TEST(CrossMemory, IsReplacedOrRefused) {
   EXPECT_EQ(peer.find_wrong_byte(0, 1 << 20, 3).has_value(), is_refused);
 }
 
-// The thread of that name in another process stands still, and the others go on.
+// Stops the thread with this name in another process; the other threads of that process run on.
 class StoppedThread {
  public:
   StoppedThread(int pid, std::string_view name) {
@@ -456,59 +457,60 @@ class StoppedThread {
       if (found == name) thread_ = std::stoi(task.path().filename());
     }
     if (thread_ == 0) throw std::runtime_error("no such thread");
-    is_held_ = ptrace(PTRACE_SEIZE, thread_, 0, 0) == 0;
-    if (!is_held_) return;
+    is_stopped_ = ptrace(PTRACE_SEIZE, thread_, 0, 0) == 0;
+    if (!is_stopped_) return;
     EXPECT_EQ(ptrace(PTRACE_INTERRUPT, thread_, 0, 0), 0);
     EXPECT_EQ(waitpid(thread_, nullptr, __WALL), thread_);
   }
-  ~StoppedThread() { let_go(); }
+  ~StoppedThread() { resume(); }
   StoppedThread(const StoppedThread&) = delete;
   StoppedThread& operator=(const StoppedThread&) = delete;
 
-  bool is_held() const { return is_held_; }  // false: the system forbids it
-  void let_go() {
-    if (!std::exchange(is_held_, false)) return;
+  bool is_stopped() const { return is_stopped_; }  // false: the system forbids ptrace
+  void resume() {
+    if (!std::exchange(is_stopped_, false)) return;
     EXPECT_EQ(ptrace(PTRACE_DETACH, thread_, 0, 0), 0);
   }
 
  private:
   pid_t thread_ = 0;
-  bool is_held_ = false;
+  bool is_stopped_ = false;
 };
 
-// A sender leaves bytes with the receiver's thread and dies: they may come before the receiver has its memory back, not
-// later. That thread stands still until the sender is dead and the receiver waits.
-TEST(CrossMemory, ADeadSendersCopyEndsBeforeDeregistration) {
-  if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "of a receiver whose thread copies";
+// A sender passes bytes to the receiver's copier thread and dies. The bytes may be written before the receiver's
+// deregistration returns, but not later. The test stops the copier thread until the sender is dead and the receiver
+// waits.
+TEST(CrossMemory, CopyOfDeadSender_EndsBeforeDeregistration) {
+  if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "needs a copier thread in the receiver";
   constexpr std::size_t kBytes = 64 << 10;
-  bool was_left_behind = false;
-  for (const auto end = Clock::now() + 4 * kPatience; !was_left_behind && Clock::now() < end;) {
+  bool was_written = false;
+  for (const auto end = Clock::now() + 4 * kCompletionTimeout; !was_written && Clock::now() < end;) {
     Peer receiver({.region_bytes = kBytes});
     Peer sender({.region_bytes = kBytes});
     receiver.connect(sender.address());
     sender.connect(receiver.address());
-    ASSERT_EQ(sender.post(IBV_WR_RDMA_WRITE, 0, 8, receiver.target(1)), 0);  // the thread runs from now on
+    ASSERT_EQ(sender.post(IBV_WR_RDMA_WRITE, 0, 8, receiver.target(1)), 0);  // starts the copier thread
     ASSERT_EQ(sender.poll_sent().status, IBV_WC_SUCCESS);
     sender.fill(0, kBytes, 5);
     StoppedThread copier(receiver.pid(), "softverbs-copy");
-    if (!copier.is_held()) GTEST_SKIP() << "ptrace is forbidden";
+    if (!copier.is_stopped()) GTEST_SKIP() << "ptrace is forbidden";
     ASSERT_EQ(sender.post(IBV_WR_RDMA_WRITE, 0, kBytes, receiver.target(2)), 0);
-    std::this_thread::sleep_for(100ms);  // in which it leaves the bytes, or this tells nothing and is done again
+    std::this_thread::sleep_for(100ms);  // the sender passes the bytes in this time; if not, the loop repeats
     sender.kill();
     receiver.start_deregistering(0, kBytes, 5);
-    const bool is_early = receiver.answers_within(100ms);
-    copier.let_go();
-    was_left_behind = receiver.await_deregistered();
-    EXPECT_FALSE(is_early && was_left_behind);  // it takes the thread
-    std::this_thread::sleep_for(20ms);          // what is still to come does
+    const bool is_early = receiver.replies_within(100ms);
+    copier.resume();
+    was_written = receiver.await_deregistered();
+    EXPECT_FALSE(is_early && was_written);  // deregistration waits for the copier thread
+    std::this_thread::sleep_for(20ms);      // time for a wrong late write
     ASSERT_TRUE(receiver.untouched_outside(0, 0));
   }
-  EXPECT_TRUE(was_left_behind);
+  EXPECT_TRUE(was_written);
 }
 
-// A receiver that stands still for longer than a copy by its own thread may take, and then goes on.
-TEST(CrossMemory, AStoppedReceiverTakesTheMessageLater) {
-  if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "of a receiver whose thread copies";
+// A receiver that is stopped for longer than the timeout of a copy by its thread, and then continues.
+TEST(CrossMemory, StoppedReceiver_GetsTheMessageLater) {
+  if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "needs a copier thread in the receiver";
   constexpr std::size_t kBytes = 3 << 20;
   const Device device = open_device();
   const Region region(device.pd.get(), kBytes);

@@ -1,4 +1,4 @@
-// The state machine of an RC QP: which steps are legal, which attributes each one needs and takes, what is remembered.
+// The state machine of an RC QP: legal transitions, the required and optional attributes of each, and ibv_query_qp.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -11,7 +11,7 @@ namespace {
 
 class QpState : public testing::Test {
  protected:
-  // Brings a fresh QP, connected to itself, to `state` by the legal way.
+  // Brings a new QP, connected to itself, to `state` by legal transitions.
   void bring_to(Endpoint& endpoint, ibv_qp_state state) {
     if (state == IBV_QPS_RESET) return;
     endpoint.to_init();
@@ -43,7 +43,7 @@ class QpState : public testing::Test {
   Device device = open_device();
 };
 
-TEST_F(QpState, StartsInReset) {
+TEST_F(QpState, NewQp_IsInReset) {
   const Endpoint endpoint(device);
   EXPECT_EQ(endpoint.state(), IBV_QPS_RESET);
   EXPECT_EQ(endpoint.qp()->state, IBV_QPS_RESET);
@@ -52,9 +52,9 @@ TEST_F(QpState, StartsInReset) {
   EXPECT_LT(endpoint.qp()->qp_num, 1U << 24);
 }
 
-TEST_F(QpState, EveryPairOfStatesIsLegalOrRefused) {
+TEST_F(QpState, EveryPairOfStates_IsLegal_OrRefused) {
   constexpr ibv_qp_state kStates[] = {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR};
-  // Rows: from; columns: to. RESET to ERR is as Linux has it, where the specification differs.
+  // Rows: from; columns: to. RESET to ERR follows Linux; the specification differs.
   constexpr bool kLegal[5][5] = {
       // RESET INIT   RTR    RTS    ERR
       {true, true, false, false, false},  // RESET
@@ -77,7 +77,7 @@ TEST_F(QpState, EveryPairOfStatesIsLegalOrRefused) {
   }
 }
 
-TEST_F(QpState, EachRequiredAttributeIsRequired) {
+TEST_F(QpState, RequiredAttributeMissing_IsRefused) {
   const struct {
     ibv_qp_state from;
     ibv_qp_state to;
@@ -92,16 +92,16 @@ TEST_F(QpState, EachRequiredAttributeIsRequired) {
     if (step.to == IBV_QPS_RTR) attr = endpoint.rtr_attr(endpoint.address());
     if (step.to == IBV_QPS_RTS) attr = endpoint.rts_attr();
     for (int bit = 0; bit < 26; ++bit) {
-      const int one = 1 << bit;
-      if ((step.mask & one) == 0 || one == IBV_QP_STATE) continue;
-      EXPECT_EQ(modify(endpoint, attr, step.mask & ~one), EINVAL) << "to " << step.to << " without bit " << bit;
+      const int attribute = 1 << bit;
+      if ((step.mask & attribute) == 0 || attribute == IBV_QP_STATE) continue;
+      EXPECT_EQ(modify(endpoint, attr, step.mask & ~attribute), EINVAL) << "to " << step.to << " without bit " << bit;
       EXPECT_EQ(endpoint.state(), step.from);
     }
-    EXPECT_EQ(modify(endpoint, attr, step.mask), 0);  // what was refused above has changed nothing
+    EXPECT_EQ(modify(endpoint, attr, step.mask), 0);  // the refused calls changed nothing
   }
 }
 
-TEST_F(QpState, AttributesOutOfPlaceAreRefused) {
+TEST_F(QpState, AttributeOfAnotherTransition_IsRefused) {
   Endpoint endpoint(device);
   EXPECT_EQ(modify(endpoint, endpoint.init_attr(), kInitMask | IBV_QP_DEST_QPN), EINVAL);
   EXPECT_EQ(modify(endpoint, endpoint.init_attr(), kInitMask | IBV_QP_QKEY), EINVAL);  // datagrams only
@@ -113,7 +113,7 @@ TEST_F(QpState, AttributesOutOfPlaceAreRefused) {
   EXPECT_EQ(modify(endpoint, endpoint.rts_attr(), IBV_QP_STATE | IBV_QP_TIMEOUT), EINVAL);
 }
 
-TEST_F(QpState, ValuesOutOfRangeAreRefused) {
+TEST_F(QpState, ValueOutOfRange_IsRefused) {
   Endpoint endpoint(device);
   ibv_qp_attr attr = endpoint.init_attr();
   attr.port_num = 0;
@@ -155,7 +155,7 @@ TEST_F(QpState, ValuesOutOfRangeAreRefused) {
   EXPECT_EQ(endpoint.state(), IBV_QPS_RTR);
 }
 
-TEST_F(QpState, InitCanBeRepeatedWithOtherValues) {
+TEST_F(QpState, InitToInit_ChangesValues) {
   Endpoint endpoint(device);
   endpoint.to_init();
   ibv_qp_attr attr{};
@@ -168,7 +168,7 @@ TEST_F(QpState, InitCanBeRepeatedWithOtherValues) {
   EXPECT_EQ(read.qp_state, IBV_QPS_INIT);
 }
 
-TEST_F(QpState, RtsTakesItsOptionalAttributes) {
+TEST_F(QpState, RtsToRts_TakesOptionalAttributes) {
   Endpoint endpoint(device);
   bring_to(endpoint, IBV_QPS_RTS);
   ibv_qp_attr attr{};
@@ -184,7 +184,7 @@ TEST_F(QpState, RtsTakesItsOptionalAttributes) {
   EXPECT_EQ(read.qp_access_flags, unsigned{IBV_ACCESS_REMOTE_WRITE});
 }
 
-TEST_F(QpState, ADrainedSendQueueHoldsItsWorkUntilItGoesOn) {
+TEST_F(QpState, PostInSqd_WaitsUntilRts) {
   const Region region(device.pd.get(), 64);
   Endpoint a(device);
   Endpoint b(device);
@@ -196,9 +196,9 @@ TEST_F(QpState, ADrainedSendQueueHoldsItsWorkUntilItGoesOn) {
   ASSERT_EQ(
       post(a.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 8)}, {.remote_addr = region.address(32), .rkey = region.mr->rkey}),
       0);
-  EXPECT_TRUE(stays_empty(a.send_cq()));  // taken, not begun
+  EXPECT_TRUE(stays_empty(a.send_cq()));  // accepted, but not started
   EXPECT_EQ(region.buffer.untouched_outside(0, 0), "");
-  ASSERT_EQ(post_recv(a.qp(), {region.sge(40, 8)}, 6), 0);  // its other half goes on
+  ASSERT_EQ(post_recv(a.qp(), {region.sge(40, 8)}, 6), 0);  // the receive queue still works
   ASSERT_EQ(post(b.qp(), IBV_WR_SEND, {region.sge(0, 8)}), 0);
   EXPECT_EQ(poll_one(a.recv_cq()).wr_id, 6U);
   attr.qp_state = IBV_QPS_RTS;
@@ -206,7 +206,7 @@ TEST_F(QpState, ADrainedSendQueueHoldsItsWorkUntilItGoesOn) {
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(QpState, TheEndOfDrainingIsReported) {
+TEST_F(QpState, SendQueueDrained_RaisesEvent) {
   Endpoint endpoint(device);
   bring_to(endpoint, IBV_QPS_RTS);
   ibv_qp_attr attr{};
@@ -216,7 +216,7 @@ TEST_F(QpState, TheEndOfDrainingIsReported) {
   EXPECT_EQ(expect_async_event(device.context.get(), IBV_EVENT_SQ_DRAINED).qp, endpoint.qp());
 }
 
-TEST_F(QpState, QueryReturnsWhatModifySet) {
+TEST_F(QpState, Query_ReturnsWhatModifySet) {
   Endpoint endpoint(device,
                     {.send_wr = 17, .recv_wr = 23, .timers = {.timeout = 15, .retry_count = 3, .rnr_retry = 5}});
   bring_to(endpoint, IBV_QPS_RTS);
@@ -256,12 +256,12 @@ TEST_F(QpState, QueryReturnsWhatModifySet) {
   EXPECT_EQ(init.cap.max_inline_data, endpoint.cap().max_inline_data);
 }
 
-TEST_F(QpState, WorkIsPostedOnlyWhereTheStateAllows) {
+TEST_F(QpState, Post_IsAccepted_OnlyInAllowedStates) {
   const Region region(device.pd.get(), 64);
   const struct {
     ibv_qp_state state;
-    bool takes_receives;
-    bool takes_sends;
+    bool accepts_receives;
+    bool accepts_sends;
   } rows[] = {{IBV_QPS_RESET, false, false},
               {IBV_QPS_INIT, true, false},
               {IBV_QPS_RTR, true, false},
@@ -270,16 +270,16 @@ TEST_F(QpState, WorkIsPostedOnlyWhereTheStateAllows) {
   for (const auto& row : rows) {
     Endpoint endpoint(device);
     bring_to(endpoint, row.state);
-    EXPECT_EQ(post_recv(endpoint.qp(), {region.sge()}), row.takes_receives ? 0 : EINVAL) << row.state;
-    EXPECT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 8)}), row.takes_sends ? 0 : EINVAL) << row.state;
-    if (row.state == IBV_QPS_ERR) {  // posting to a failed QP is allowed, and flushed
+    EXPECT_EQ(post_recv(endpoint.qp(), {region.sge()}), row.accepts_receives ? 0 : EINVAL) << row.state;
+    EXPECT_EQ(post(endpoint.qp(), IBV_WR_SEND, {region.sge(0, 8)}), row.accepts_sends ? 0 : EINVAL) << row.state;
+    if (row.state == IBV_QPS_ERR) {  // a QP in the error state accepts requests and flushes them
       EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_WR_FLUSH_ERR);
       EXPECT_EQ(poll_one(endpoint.recv_cq()).status, IBV_WC_WR_FLUSH_ERR);
     }
   }
 }
 
-TEST_F(QpState, AReceiveWorksBeforeItsSideMaySend) {
+TEST_F(QpState, ReceiverInRtr_ReceivesMessage) {
   const Region region(device.pd.get(), 64);
   Endpoint sender(device);
   Endpoint receiver(device);
@@ -292,7 +292,7 @@ TEST_F(QpState, AReceiveWorksBeforeItsSideMaySend) {
   EXPECT_EQ(poll_one(receiver.recv_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(QpState, ResetForgetsOutstandingWorkAndTheQpLivesAgain) {
+TEST_F(QpState, Reset_DiscardsOutstandingWork_AndQpIsReusable) {
   const Region region(device.pd.get(), 64);
   Endpoint a(device);
   Endpoint b(device);
@@ -309,7 +309,7 @@ TEST_F(QpState, ResetForgetsOutstandingWorkAndTheQpLivesAgain) {
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(QpState, AFailedQpLivesAgainThroughReset) {
+TEST_F(QpState, FailedQp_IsReusable_AfterReset) {
   const Region region(device.pd.get(), 64);
   Endpoint a(device);
   Endpoint b(device);
@@ -325,7 +325,7 @@ TEST_F(QpState, AFailedQpLivesAgainThroughReset) {
   EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
 }
 
-TEST_F(QpState, EceIsNotOffered) {
+TEST_F(QpState, Ece_IsNotSupported) {
   const Endpoint endpoint(device);
   ibv_ece ece{};
   EXPECT_EQ(verbs().query_ece(endpoint.qp(), &ece), EOPNOTSUPP);

@@ -1,5 +1,5 @@
-// A device may take a shorter way for the second WRITE of a connection than for the first one, and still checks all of
-// it: each case here begins with a WRITE that succeeds.
+// A device may use a fast path for the second WRITE of a connection. The fast path must make the same checks, so each
+// case here begins with a WRITE that succeeds.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -13,7 +13,7 @@ namespace {
 struct Case {
   const char* name;
   ibv_wc_status status;
-  std::function<void(class RepeatedWrite&)> spoil;
+  std::function<void(class RepeatedWrite&)> break_request;
 };
 
 class RepeatedWrite : public testing::TestWithParam<Case> {
@@ -27,8 +27,8 @@ class RepeatedWrite : public testing::TestWithParam<Case> {
   const Device device = open_device();
   const Pd other_pd = alloc_pd(device);
   const Region source{device.pd.get(), 4096};
-  const Region unlent{device.pd.get(), 4096, 0, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ};
-  const Region foreign{other_pd.get(), 4096};
+  const Region not_writable{device.pd.get(), 4096, 0, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ};
+  const Region other_domain{other_pd.get(), 4096};
   Region target{device.pd.get(), 4096};
   Endpoint a{device};
   Endpoint b{device};
@@ -38,12 +38,12 @@ class RepeatedWrite : public testing::TestWithParam<Case> {
   std::uint32_t rkey = target.mr->rkey;
 };
 
-TEST_P(RepeatedWrite, IsChecked) {
+TEST_P(RepeatedWrite, SecondWrite_IsChecked_LikeTheFirst) {
   source.fill(1);
   ASSERT_EQ(write(), 0);
   ASSERT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
   source.fill(2);
-  GetParam().spoil(*this);
+  GetParam().break_request(*this);
   ASSERT_EQ(write(), 0);
   EXPECT_EQ(poll_one(a.send_cq()).status, GetParam().status);
   if (GetParam().status == IBV_WC_SUCCESS) {
@@ -52,7 +52,7 @@ TEST_P(RepeatedWrite, IsChecked) {
     EXPECT_EQ(a.state(), IBV_QPS_RTS);
     return;
   }
-  EXPECT_EQ(find_wrong_byte(target.bytes(0, 8), 1), std::nullopt) << "it was executed";
+  EXPECT_EQ(find_wrong_byte(target.bytes(0, 8), 1), std::nullopt) << "the invalid WRITE was executed";
   EXPECT_EQ(target.buffer.untouched_outside(0, 8), "");
   EXPECT_EQ(a.state(), IBV_QPS_ERR);
 }
@@ -60,12 +60,12 @@ TEST_P(RepeatedWrite, IsChecked) {
 INSTANTIATE_TEST_SUITE_P(
     Of, RepeatedWrite,
     testing::Values(
-        Case{"Good", IBV_WC_SUCCESS, [](RepeatedWrite&) {}},
-        Case{"GoodOfAnySize", IBV_WC_SUCCESS, [](RepeatedWrite& test) { test.sge.length = 4093; }},
-        Case{"GoodInline", IBV_WC_SUCCESS,
+        Case{"Valid", IBV_WC_SUCCESS, [](RepeatedWrite&) {}},
+        Case{"ValidOfOddSize", IBV_WC_SUCCESS, [](RepeatedWrite& test) { test.sge.length = 4093; }},
+        Case{"ValidInline", IBV_WC_SUCCESS,
              [](RepeatedWrite& test) {
                test.flags |= IBV_SEND_INLINE;
-               test.sge.lkey = 0;  // is not looked at
+               test.sge.lkey = 0;  // not checked for inline data
              }},
         Case{"UnknownLocalKey", IBV_WC_LOC_PROT_ERR, [](RepeatedWrite& test) { test.sge.lkey ^= 0x100; }},
         Case{"RemoteKeyAsLocalKey", IBV_WC_LOC_PROT_ERR,
@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"BeyondTheSource", IBV_WC_LOC_PROT_ERR, [](RepeatedWrite& test) { test.sge.addr += 4089; }},
         Case{"BeforeTheSource", IBV_WC_LOC_PROT_ERR, [](RepeatedWrite& test) { test.sge.addr -= 1; }},
         Case{"SourceOfAnotherDomain", IBV_WC_LOC_PROT_ERR,
-             [](RepeatedWrite& test) { test.sge = test.foreign.sge(0, 8); }},
+             [](RepeatedWrite& test) { test.sge = test.other_domain.sge(0, 8); }},
         Case{"UnknownRemoteKey", IBV_WC_REM_ACCESS_ERR, [](RepeatedWrite& test) { test.rkey ^= 0x100; }},
         Case{"LocalKeyAsRemoteKey", IBV_WC_REM_ACCESS_ERR,
              [](RepeatedWrite& test) { test.rkey = test.target.mr->lkey; }},
@@ -81,25 +81,25 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"BeforeTheTarget", IBV_WC_REM_ACCESS_ERR, [](RepeatedWrite& test) { test.remote_addr -= 1; }},
         Case{"TargetOfAnotherDomain", IBV_WC_REM_ACCESS_ERR,
              [](RepeatedWrite& test) {
-               test.remote_addr = test.foreign.address();
-               test.rkey = test.foreign.mr->rkey;
+               test.remote_addr = test.other_domain.address();
+               test.rkey = test.other_domain.mr->rkey;
              }},
-        Case{"TargetNotLent", IBV_WC_REM_ACCESS_ERR,
+        Case{"TargetWithoutRemoteWrite", IBV_WC_REM_ACCESS_ERR,
              [](RepeatedWrite& test) {
-               test.remote_addr = test.unlent.address();
-               test.rkey = test.unlent.mr->rkey;
+               test.remote_addr = test.not_writable.address();
+               test.rkey = test.not_writable.mr->rkey;
              }},
         Case{"TargetDeregistered", IBV_WC_REM_ACCESS_ERR, [](RepeatedWrite& test) { test.target.mr.reset(); }},
-        Case{"QpThatTakesNoWrites", IBV_WC_REM_INV_REQ_ERR,
+        Case{"QpWithoutRemoteWrite", IBV_WC_REM_INV_REQ_ERR,
              [](RepeatedWrite& test) {
                ibv_qp_attr attr{};
                attr.qp_state = IBV_QPS_RTS;
                attr.qp_access_flags = IBV_ACCESS_REMOTE_READ;
                ASSERT_EQ(verbs().modify_qp(test.b.qp(), &attr, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS), 0);
              }},
-        Case{"QpThatFailed", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.to_error(); }},
-        Case{"QpThatWasReset", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.to_reset(); }},
-        Case{"QpThatIsGone", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.destroy(); }},
+        Case{"QpInErrorState", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.to_error(); }},
+        Case{"ResetQp", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.to_reset(); }},
+        Case{"DestroyedQp", IBV_WC_RETRY_EXC_ERR, [](RepeatedWrite& test) { test.b.destroy(); }},
         Case{"QpOfAnotherConnection", IBV_WC_RETRY_EXC_ERR,
              [](RepeatedWrite& test) {
                test.b.to_reset();

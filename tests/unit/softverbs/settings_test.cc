@@ -1,5 +1,5 @@
-// What SOFTVERBS_* variables do, and that a malformed one is named and offers nothing.
-#include "softverbs/settings.h"
+// The parser of SOFTVERBS_* variables: values and defaults; a malformed value is named on stderr and gives no settings.
+#include "softverbs/host/settings.h"
 
 #include <gtest/gtest.h>
 
@@ -13,12 +13,13 @@
 namespace verbatim::softverbs {
 namespace {
 
-// Each question has a process of its own. `check` gives the exit status.
-test::ChildEnd in_child(const char* name, const std::string& value, const std::function<int(const Settings*)>& check) {
+// Runs `check` in a child process, because a process reads its settings once. The return value is the exit status.
+test::ChildResult in_child(const char* name, const std::string& value,
+                           const std::function<int(const Settings*)>& check) {
   return test::run_in_child({{name, value}}, [&] { return check(settings()); });
 }
 
-class Softverbs : public testing::Test {
+class SettingsParser : public testing::Test {
  protected:
   void SetUp() override {
     for (const char* name : {"SOFTVERBS_DEVICES", "SOFTVERBS_ENGINE", "SOFTVERBS_LINK_LAYER", "SOFTVERBS_NAMESPACE"}) {
@@ -29,28 +30,28 @@ class Softverbs : public testing::Test {
 
 void expect_refused(const char* name, const std::string& value) {
   SCOPED_TRACE(std::string(name) + "=" + value);
-  const test::ChildEnd outcome =
+  const test::ChildResult result =
       in_child(name, value, [](const Settings* settings) { return settings == nullptr ? 0 : 1; });
-  EXPECT_EQ(outcome.status, 0);
-  EXPECT_NE(outcome.told.find(name), std::string::npos) << outcome.told;
-  EXPECT_EQ(std::count(outcome.told.begin(), outcome.told.end(), '\n'), 1) << outcome.told;
+  EXPECT_EQ(result.status, 0);
+  EXPECT_NE(result.stderr_text.find(name), std::string::npos) << result.stderr_text;
+  EXPECT_EQ(std::count(result.stderr_text.begin(), result.stderr_text.end(), '\n'), 1) << result.stderr_text;
 }
 
 void expect_accepted(const char* name, const std::string& value, const std::function<bool(const Settings&)>& check) {
   SCOPED_TRACE(std::string(name) + "=" + value);
-  const test::ChildEnd outcome =
+  const test::ChildResult result =
       in_child(name, value, [&](const Settings* settings) { return settings != nullptr && check(*settings) ? 0 : 1; });
-  EXPECT_EQ(outcome.status, 0);
-  EXPECT_EQ(outcome.told, "");
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(result.stderr_text, "");
 }
 
-TEST_F(Softverbs, TheDefaultsHoldWhereNothingIsSaid) {
+TEST_F(SettingsParser, UnsetVariables_GiveDefaults) {
   expect_accepted("SOFTVERBS_DEVICES", "", [](const Settings& s) {
     return s.devices == 1 && s.threaded && s.ethernet && s.mtu_bytes == 4096 && s.name_space.empty();
   });
 }
 
-TEST_F(Softverbs, ValuesAreTaken) {
+TEST_F(SettingsParser, ValidValues_AreAccepted) {
   expect_accepted("SOFTVERBS_DEVICES", "0", [](const Settings& s) { return s.devices == 0; });
   expect_accepted("SOFTVERBS_DEVICES", "16", [](const Settings& s) { return s.devices == 16; });
   expect_accepted("SOFTVERBS_ENGINE", "inline", [](const Settings& s) { return !s.threaded; });
@@ -67,7 +68,7 @@ TEST_F(Softverbs, ValuesAreTaken) {
   expect_accepted("SOFTVERBS_NAMESPACE", "Job_1-a", [](const Settings& s) { return s.name_space == "Job_1-a"; });
 }
 
-TEST_F(Softverbs, MalformedNumbersAreRefused) {
+TEST_F(SettingsParser, MalformedNumber_IsRefused) {
   for (const char* value : {"17", "-1", "+1", " 1", "1 ", "0x1", "1.5", "two", "99999999999999999999"}) {
     expect_refused("SOFTVERBS_DEVICES", value);
   }
@@ -80,18 +81,18 @@ TEST_F(Softverbs, MalformedNumbersAreRefused) {
   expect_refused("SOFTVERBS_SPEED_GBPS", "99");
 }
 
-TEST_F(Softverbs, UnknownChoicesAreRefused) {
+TEST_F(SettingsParser, UnknownChoice_IsRefused) {
   expect_refused("SOFTVERBS_ENGINE", "Thread");
   expect_refused("SOFTVERBS_LINK_LAYER", "iwarp");
 }
 
-TEST_F(Softverbs, ANamespaceIsAPlainWord) {
+TEST_F(SettingsParser, NamespaceWithOtherCharacters_IsRefused) {
   for (const std::string& value : {std::string("a/b"), std::string(".."), std::string("a b"), std::string(65, 'x')}) {
     expect_refused("SOFTVERBS_NAMESPACE", value);
   }
 }
 
-TEST_F(Softverbs, OrderRateAndThreads) {
+TEST_F(SettingsParser, OrderingRateAndThreads_AreParsed) {
   expect_accepted("SOFTVERBS_ORDERING", "adaptive-routing", [](const Settings& all) { return all.adaptive_routing; });
   expect_accepted("SOFTVERBS_ORDERING", "in-order", [](const Settings& all) { return !all.adaptive_routing; });
   expect_refused("SOFTVERBS_ORDERING", "random");

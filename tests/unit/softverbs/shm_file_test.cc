@@ -1,5 +1,5 @@
-// What lies in /dev/shm belongs to one user: files that others could have made or could write are refused.
-#include "softverbs/shm_file.h"
+// Files in /dev/shm belong to one user: files that other users may have created or can access are refused.
+#include "softverbs/host/shm_file.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ class ShmFile : public testing::Test {
   const std::string name = "/softverbs-shm-test-" + std::to_string(::getpid());
 };
 
-TEST_F(ShmFile, IsForItsOwnerAlone) {
+TEST_F(ShmFile, NewFile_IsAccessibleToItsOwnerOnly) {
   const mode_t before = ::umask(0);
   const Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateNew);
   ::umask(before);
@@ -34,7 +34,7 @@ TEST_F(ShmFile, IsForItsOwnerAlone) {
   EXPECT_FALSE(open_shm(name, OpenMode::kCreateNew));
 }
 
-TEST_F(ShmFile, OneThatOthersMayOpenIsRefused) {
+TEST_F(ShmFile, FileOpenToOthers_IsRefused) {
   for (const mode_t mode : {0640U, 0620U, 0604U, 0602U, 0666U}) {
     { ASSERT_TRUE(open_shm(name, OpenMode::kCreateOrOpen)); }
     ASSERT_EQ(::chmod(path().c_str(), mode), 0);
@@ -46,16 +46,17 @@ TEST_F(ShmFile, OneThatOthersMayOpenIsRefused) {
   }
 }
 
-TEST_F(ShmFile, OneOfAnotherUserIsRefused) {
+TEST_F(ShmFile, FileOfAnotherUser_IsRefused) {
   { ASSERT_TRUE(open_shm(name, OpenMode::kCreateNew)); }
-  constexpr uid_t kSomebody = 12345;
-  if (::chown(path().c_str(), kSomebody, static_cast<gid_t>(-1)) != 0) GTEST_SKIP() << "only root gives files away";
+  constexpr uid_t kOtherUser = 12345;
+  if (::chown(path().c_str(), kOtherUser, static_cast<gid_t>(-1)) != 0)
+    GTEST_SKIP() << "only root can change the owner of a file";
   const Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateOrOpen);
   ASSERT_FALSE(fd);
   EXPECT_EQ(fd.error().sys_errno, EACCES);
 }
 
-TEST_F(ShmFile, ALinkIsRefused) {
+TEST_F(ShmFile, SymbolicLink_IsRefused) {
   ASSERT_EQ(::symlink("/etc/hostname", path().c_str()), 0);
   EXPECT_FALSE(open_shm(name, OpenMode::kExisting));
   EXPECT_FALSE(open_shm(name, OpenMode::kCreateOrOpen));

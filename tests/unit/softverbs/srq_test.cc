@@ -1,4 +1,4 @@
-// Shared receive queues: one pool of receives for many QPs, its low-water event, its end.
+// Shared receive queues: receives shared by several QPs, the limit event, and destruction.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -8,7 +8,7 @@
 namespace verbatim::test {
 namespace {
 
-class SharedReceives : public testing::Test {
+class SharedReceiveQueue : public testing::Test {
  protected:
   void SetUp() override {
     connect(sender_a, receiver_a);
@@ -40,7 +40,7 @@ class SharedReceives : public testing::Test {
   Endpoint receiver_b{device, {.recv_cq = cq.get(), .srq = srq.get()}};
 };
 
-TEST_F(SharedReceives, ServeTheirQpsInPostingOrder) {
+TEST_F(SharedReceiveQueue, Receives_AreConsumedInPostingOrder) {
   source.fill(1);
   for (std::uint64_t i = 0; i < 8; ++i) ASSERT_EQ(post_srq_recv(srq.get(), {target.sge(64 * i, 64)}, i), 0);
   for (std::uint64_t i = 0; i < 8; ++i) {
@@ -55,7 +55,7 @@ TEST_F(SharedReceives, ServeTheirQpsInPostingOrder) {
   }
 }
 
-TEST_F(SharedReceives, ImmediatesConsumeThemToo) {
+TEST_F(SharedReceiveQueue, WriteWithImm_ConsumesAReceive) {
   ASSERT_EQ(post_srq_recv(srq.get(), {}, 3), 0);
   ASSERT_EQ(post(sender_b.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {source.sge(0, 100)},
                  {.remote_addr = target.address(), .rkey = target.mr->rkey, .imm = 7}),
@@ -66,22 +66,22 @@ TEST_F(SharedReceives, ImmediatesConsumeThemToo) {
   EXPECT_EQ(wc.qp_num, receiver_b.qp()->qp_num);
 }
 
-TEST_F(SharedReceives, AnEmptyQueueIsReceiverNotReady) {
-  Endpoint impatient(device, {.timers = {.rnr_retry = 0}});
+TEST_F(SharedReceiveQueue, EmptyQueue_IsReceiverNotReady) {
+  Endpoint sender(device, {.timers = {.rnr_retry = 0}});
   Endpoint receiver(device, {.srq = srq.get()});
-  connect(impatient, receiver);
-  ASSERT_EQ(send(impatient), 0);
-  EXPECT_EQ(poll_one(impatient.send_cq()).status, IBV_WC_RNR_RETRY_EXC_ERR);
+  connect(sender, receiver);
+  ASSERT_EQ(send(sender), 0);
+  EXPECT_EQ(poll_one(sender.send_cq()).status, IBV_WC_RNR_RETRY_EXC_ERR);
 }
 
-TEST_F(SharedReceives, AWaitingSenderIsServedByALaterPost) {
+TEST_F(SharedReceiveQueue, SendBeforePost_CompletesAfterThePost) {
   ASSERT_EQ(send(sender_a), 0);
   EXPECT_TRUE(stays_empty(cq.get()));
   ASSERT_EQ(post_srq_recv(srq.get(), {target.sge()}, 4), 0);
   EXPECT_EQ(poll_one(cq.get()).wr_id, 4U);
 }
 
-TEST_F(SharedReceives, AFullQueueRefusesAndNamesTheRequest) {
+TEST_F(SharedReceiveQueue, FullQueue_ReturnsBadRequest) {
   ibv_srq_attr attr{};
   ASSERT_EQ(verbs().query_srq(srq.get(), &attr), 0);
   ASSERT_GE(attr.max_wr, 16U);
@@ -93,24 +93,24 @@ TEST_F(SharedReceives, AFullQueueRefusesAndNamesTheRequest) {
   ibv_recv_wr* bad = nullptr;
   EXPECT_EQ(ibv_post_srq_recv(srq.get(), wrs.data(), &bad), ENOMEM);
   EXPECT_EQ(bad, &wrs[attr.max_wr]);
-  for (std::uint64_t i = 0; i < attr.max_wr; ++i) {  // those before it are there
+  for (std::uint64_t i = 0; i < attr.max_wr; ++i) {  // the receives before it were posted
     ASSERT_EQ(send(sender_a), 0);
     ASSERT_EQ(poll_one(cq.get()).wr_id, i);
   }
-  EXPECT_EQ(post_srq_recv(srq.get(), {target.sge()}), 0);  // and have made room
+  EXPECT_EQ(post_srq_recv(srq.get(), {target.sge()}), 0);  // their queue entries are free again
 }
 
-TEST_F(SharedReceives, TooManyElementsAreRefused) {
+TEST_F(SharedReceiveQueue, TooManySges_AreRefused) {
   ibv_srq_attr attr{};
   ASSERT_EQ(verbs().query_srq(srq.get(), &attr), 0);
   EXPECT_EQ(post_srq_recv(srq.get(), std::vector<ibv_sge>(attr.max_sge + 1, target.sge(0, 1))), EINVAL);
 }
 
-TEST_F(SharedReceives, AQpWithASharedQueueHasNoneOfItsOwn) {
+TEST_F(SharedReceiveQueue, PostRecvOnQpWithSrq_IsRefused) {
   EXPECT_EQ(post_recv(receiver_a.qp(), {target.sge()}), EINVAL);
 }
 
-TEST_F(SharedReceives, BuffersBelongToTheQueuesDomainAndNotToTheQps) {
+TEST_F(SharedReceiveQueue, Buffers_AreCheckedAgainstTheSrqsPd) {
   const Pd other = alloc_pd(device);
   Endpoint sender(device);
   Endpoint receiver(device, {.pd = other.get(), .srq = srq.get()});
@@ -118,15 +118,15 @@ TEST_F(SharedReceives, BuffersBelongToTheQueuesDomainAndNotToTheQps) {
   ASSERT_EQ(post_srq_recv(srq.get(), {target.sge()}, 1), 0);
   ASSERT_EQ(send(sender), 0);
   EXPECT_EQ(poll_one(receiver.recv_cq()).status, IBV_WC_SUCCESS);
-  const Region foreign(other.get(), 64);
-  ASSERT_EQ(post_srq_recv(srq.get(), {foreign.sge()}, 2), 0);
+  const Region other_domain(other.get(), 64);
+  ASSERT_EQ(post_srq_recv(srq.get(), {other_domain.sge()}, 2), 0);
   ASSERT_EQ(send(sender), 0);
   EXPECT_EQ(poll_one(receiver.recv_cq()).status, IBV_WC_LOC_PROT_ERR);
   EXPECT_EQ(poll_one(sender.send_cq()).status, IBV_WC_REM_OP_ERR);
-  EXPECT_EQ(foreign.buffer.untouched_outside(0, 0), "");
+  EXPECT_EQ(other_domain.buffer.untouched_outside(0, 0), "");
 }
 
-TEST_F(SharedReceives, TheLimitIsReportedOnce) {
+TEST_F(SharedReceiveQueue, LimitReached_IsReportedOnce) {
   for (std::uint64_t i = 0; i < 6; ++i) ASSERT_EQ(post_srq_recv(srq.get(), {target.sge()}, i), 0);
   ASSERT_EQ(set_limit(4), 0);
   EXPECT_EQ(limit(), 4U);
@@ -143,23 +143,23 @@ TEST_F(SharedReceives, TheLimitIsReportedOnce) {
   EXPECT_FALSE(next_async_event(device.context.get(), 20ms));
 }
 
-TEST_F(SharedReceives, ALimitBeyondTheQueueIsRefused) {
+TEST_F(SharedReceiveQueue, LimitBeyondMaxWr_IsRefused) {
   ibv_srq_attr attr{};
   ASSERT_EQ(verbs().query_srq(srq.get(), &attr), 0);
   EXPECT_EQ(set_limit(attr.max_wr + 1), EINVAL);
   EXPECT_EQ(limit(), 0U);
 }
 
-TEST_F(SharedReceives, AFailedQpReportsItsLastReceiveAndLeavesTheRest) {
+TEST_F(SharedReceiveQueue, FailedQp_RaisesLastWqe_AndKeepsReceives) {
   ASSERT_EQ(post_srq_recv(srq.get(), {target.sge()}, 1), 0);
   receiver_a.to_error();
   EXPECT_EQ(expect_async_event(device.context.get(), IBV_EVENT_QP_LAST_WQE_REACHED).qp, receiver_a.qp());
-  EXPECT_TRUE(stays_empty(cq.get()));  // shared receives belong to nobody and are not flushed
+  EXPECT_TRUE(stays_empty(cq.get()));  // receives of an SRQ belong to no QP and are not flushed
   ASSERT_EQ(send(sender_b), 0);
   EXPECT_EQ(poll_one(cq.get()).wr_id, 1U);
 }
 
-TEST_F(SharedReceives, TheQueueOutlivesItsQpsAndNotTheOtherWayRound) {
+TEST_F(SharedReceiveQueue, DestroyWithQps_IsBusy) {
   EXPECT_EQ(verbs().destroy_srq(srq.get()), EBUSY);
   receiver_a.destroy();
   EXPECT_EQ(verbs().destroy_srq(srq.get()), EBUSY);
@@ -167,7 +167,7 @@ TEST_F(SharedReceives, TheQueueOutlivesItsQpsAndNotTheOtherWayRound) {
   srq.reset();
 }
 
-TEST_F(SharedReceives, LimitsOfTheDeviceHold) {
+TEST_F(SharedReceiveQueue, SizeBeyondDeviceLimit_IsRefused) {
   ibv_srq_init_attr attr{};
   attr.attr.max_wr = static_cast<std::uint32_t>(device.attr.max_srq_wr) + 1;
   attr.attr.max_sge = 1;

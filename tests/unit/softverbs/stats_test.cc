@@ -1,11 +1,11 @@
-// Counters as they lie in a segment, and what is made of them.
-#include "softverbs/stats.h"
+// Reads the counters of a process from its segment, and converts them to JSON.
+#include "softverbs/host/stats.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "softverbs/shm_file.h"
+#include "softverbs/host/shm_file.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -19,7 +19,7 @@ class Stats : public testing::Test {
 
   Segment& segment() { return *memory.as<Segment>(); }
 
-  // The entry `index`, in use.
+  // The entry `index`, marked as used.
   SharedQp& qp(std::uint32_t index, std::uint32_t qpn) {
     segment().counters.of(ObjectKind::kQp).table_end.store(index + 1);
     segment().qps[index].qpn.store(qpn);
@@ -31,21 +31,21 @@ class Stats : public testing::Test {
       sizeof(Segment)};
 };
 
-TEST_F(Stats, OfAQuietProcess) {
+TEST_F(Stats, IdleProcess_HasZeroCounts) {
   const ProcessStats stats = read_stats(segment());
   EXPECT_EQ(stats.pid, getpid());
   EXPECT_EQ(stats.total_calls(), 0U);
   EXPECT_TRUE(stats.qps.empty());
 }
 
-TEST_F(Stats, SumsWhatLivesAndWhatIsGone) {
+TEST_F(Stats, Sum_IncludesLiveAndDestroyedQps) {
   QpCounters& counters = qp(3, 0x123).counters;
   counters.sends.posts.add(2);
   counters.sends.requests[IBV_WR_RDMA_READ].add(5);
   counters.sends.bytes.add(100);
   counters.send_completions.add(4);
   counters.receive_completions.add(3);
-  add_shared(segment().counters.gone_qps, counters);
+  add_shared(segment().counters.destroyed_qps, counters);
   counters.sends.posts.add(1);
   const ProcessStats stats = read_stats(segment());
   EXPECT_EQ(stats.work.posts, 5U);
@@ -59,7 +59,7 @@ TEST_F(Stats, SumsWhatLivesAndWhatIsGone) {
   EXPECT_EQ(read_stats(segment()).work.posts, 2U);
 }
 
-TEST_F(Stats, EntriesOutOfUseDoNotCount) {
+TEST_F(Stats, UnusedEntries_AreNotCounted) {
   qp(0, 0).counters.sends.posts.add(1);
   segment().counters.of(ObjectKind::kCq).table_end.store(2);
   segment().cqs[0].counters.polls.add(7);
@@ -71,20 +71,20 @@ TEST_F(Stats, EntriesOutOfUseDoNotCount) {
   EXPECT_EQ(stats.empty_polls, 2U);
 }
 
-TEST_F(Stats, DoorbellsAreTheCallsThatPost) {
+TEST_F(Stats, Doorbells_CountPostingCalls) {
   QpCounters& counters = qp(0, 1).counters;
   counters.sends.posts.add(1);
   counters.sends.completes.add(2);
   counters.receives.posts.add(4);
-  segment().counters.gone_srqs.posts.add(8);
+  segment().counters.destroyed_srqs.posts.add(8);
   const ProcessStats stats = read_stats(segment());
   EXPECT_EQ(stats.doorbells(), 15U);
   const std::string json = to_json(stats);
   EXPECT_NE(json.find("\"doorbells\": 15"), std::string::npos) << json;
-  EXPECT_NE(json.find("\"doorbells\": 7"), std::string::npos) << json;  // the QP's
+  EXPECT_NE(json.find("\"doorbells\": 7"), std::string::npos) << json;  // the sum of the QP
 }
 
-TEST_F(Stats, EveryEngineThreadIsTold) {
+TEST_F(Stats, Json_ListsEveryEngineThread) {
   EXPECT_NE(to_json(read_stats(segment())).find("\"engine_requests\": []"), std::string::npos);
   segment().engines[0].requests.add(4);
   segment().engines[2].requests.add(6);
@@ -93,7 +93,7 @@ TEST_F(Stats, EveryEngineThreadIsTold) {
   EXPECT_NE(json.find("\"engine_requests\": [4, 0, 6]"), std::string::npos) << json;
 }
 
-TEST_F(Stats, NamesGoByTheirVerbs) {
+TEST_F(Stats, VerbNames_MatchTheVerbs) {
   EXPECT_STREQ(kVerbNames[static_cast<std::size_t>(Verb::kOpenDevice)], "ibv_open_device");
   EXPECT_STREQ(kVerbNames[static_cast<std::size_t>(Verb::kAckAsyncEvent)], "ibv_ack_async_event");
   EXPECT_STREQ(kSendOpcodeNames[IBV_WR_RDMA_READ], "rdma_read");
@@ -102,7 +102,7 @@ TEST_F(Stats, NamesGoByTheirVerbs) {
   EXPECT_STREQ(state_name(IBV_QPS_UNKNOWN), "?");
 }
 
-TEST_F(Stats, FileNamesHoldThePid) {
+TEST_F(Stats, FileName_ContainsThePid) {
   EXPECT_EQ(stats_file_name("a", 12), "a");
   EXPECT_EQ(stats_file_name("%p-%p.json", 12), "12-12.json");
   EXPECT_EQ(stats_file_name("100%", 12), "100%");

@@ -1,4 +1,6 @@
-// Posts 8-byte WRITEs between two QPs of this process, one at a time, and polls each completion: as often as told.
+// usage: write_loop COUNT
+// Posts COUNT 8-byte WRITEs between two QPs of this process, one at a time, and polls each completion.
+// instructions_test.py counts its instructions.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

@@ -1,4 +1,4 @@
-// The parts of verbatim-eplb that need no ranks.
+// The parts of verbatim-eplb that run without rank processes.
 #include <gtest/gtest.h>
 
 #include <condition_variable>
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "ranks/failure.h"
-#include "traffic/content.h"
 #include "verbatim-eplb/injection.h"
 #include "verbatim-eplb/memory.h"
 #include "verbatim-eplb/posting.h"
@@ -16,11 +15,12 @@
 #include "verbatim-eplb/rows.h"
 #include "verbatim-eplb/stats.h"
 #include "verbatim-eplb/watchdog.h"
+#include "workload/content.h"
 
 namespace verbatim::eplb {
 namespace {
 
-TEST(Percentile, IsOneOfTheValues) {
+TEST(Percentile, AnyShare_IsOneOfTheValues) {
   EXPECT_EQ(0, percentile({}, 0.5));
   EXPECT_EQ(7, percentile({7}, 0.99));
   EXPECT_EQ(2, percentile({3, 1, 2}, 0.5));
@@ -28,7 +28,7 @@ TEST(Percentile, IsOneOfTheValues) {
   EXPECT_EQ(1, percentile({3, 1, 2}, 0));
 }
 
-TEST(Jain, IsOneForEqualSharesAndFallsWithTheirNumberForOne) {
+TEST(JainIndex, EqualShares_AreOneAndSingleShareIsOneOverN) {
   EXPECT_DOUBLE_EQ(1, jain({}));
   EXPECT_DOUBLE_EQ(1, jain({5, 5, 5}));
   EXPECT_DOUBLE_EQ(0.25, jain({8, 0, 0, 0}));
@@ -43,7 +43,7 @@ std::string stats(std::uint64_t sent, std::uint64_t received) {
           {"direction": "recv", "peer": "host", "peer_process": "b", "messages": 1, "bytes": 7}]})";
 }
 
-TEST(Stats, AreEqualWhenTotalsAndAmountsByPeerAre) {
+TEST(PluginStatsCheck, TotalsAndBytesPerPeer_AreCompared) {
   EXPECT_EQ("equal", compare_stats(stats(45, 7), {0, 40, 5}, {7, 0, 0}));
   EXPECT_EQ("send: the plugin counted 45 bytes, the plan has 46", compare_stats(stats(45, 7), {41, 5}, {7}));
   EXPECT_EQ("send: by peer the plugin counted 5, 40 bytes, the plan has 15, 30",
@@ -53,57 +53,57 @@ TEST(Stats, AreEqualWhenTotalsAndAmountsByPeerAre) {
   EXPECT_NE("equal", compare_stats("{}", {}, {}));
 }
 
-// Waits for the alarm.
+// Records the text of a watchdog that fires; wait() blocks until then.
 class Alarm {
  public:
-  void ring(const std::string& text) {
+  void fire(const std::string& text) {
     const std::lock_guard lock(mutex_);
     text_ = text;
-    rung_.notify_one();
+    fired_.notify_one();
   }
   std::string wait() {
     std::unique_lock lock(mutex_);
-    rung_.wait_for(lock, std::chrono::seconds(60), [this] { return !text_.empty(); });
+    fired_.wait_for(lock, std::chrono::seconds(60), [this] { return !text_.empty(); });
     return text_;
   }
-  bool silent() {
+  bool has_not_fired() {
     const std::lock_guard lock(mutex_);
     return text_.empty();
   }
 
  private:
   std::mutex mutex_;
-  std::condition_variable rung_;
+  std::condition_variable fired_;
   std::string text_;
 };
 
-TEST(Watchdog, ListsWhatIsNotDone) {
+TEST(Watchdog, NoProgress_ListsPendingOperations) {
   Alarm alarm;
-  Watchdog watchdog(1, [&alarm](const std::string& text) { alarm.ring(text); });
+  Watchdog watchdog(1, [&alarm](const std::string& text) { alarm.fire(text); });
   watchdog.begin("layer 3", 3, [](std::size_t i) { return "operation " + std::to_string(i); });
   watchdog.done(1);
   EXPECT_EQ("layer 3: no progress for 1 s, 2 of 3 operations pending:\n  operation 0\n  operation 2", alarm.wait());
 }
 
-TEST(Watchdog, IsSilentWhenNothingIsPending) {
+TEST(Watchdog, NothingPending_DoesNotFire) {
   Alarm alarm;
   {
-    Watchdog watchdog(1, [&alarm](const std::string& text) { alarm.ring(text); });
+    Watchdog watchdog(1, [&alarm](const std::string& text) { alarm.fire(text); });
     watchdog.begin("layer 3", 1, [](std::size_t) { return "operation"; });
     watchdog.end();
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   }
-  EXPECT_TRUE(alarm.silent());
+  EXPECT_TRUE(alarm.has_not_fired());
 }
 
-TEST(Rows, HaveGuardsAroundEachRow) {
+TEST(WeightRows, EveryRow_HasGuardsOnBothSides) {
   const auto memory = make_host_memory();
   const ExpertLayout expert{{{"a", "fp8", 65}, {"b", "fp32", 4}, {"none", "fp8", 0}}};
   Rows rows(*memory, "weights", expert, 3);
   EXPECT_EQ(3U * 69, rows.piece().bytes - rows.guard_bytes());
   EXPECT_EQ(rows.piece().bytes, memory->allocated());
   rows.write_guards();
-  const traffic::Pattern content(1, 2);
+  const workload::Pattern content(1, 2);
   for (std::size_t t = 0; t < 3; ++t) {
     for (std::size_t row = 0; row < 3; ++row) {
       write(*memory, rows.at(t, row), expert.tensors[t].bytes, content);
@@ -113,10 +113,10 @@ TEST(Rows, HaveGuardsAroundEachRow) {
   for (std::size_t t = 0; t < 3; ++t) {
     for (std::size_t row = 0; row < 3; ++row) {
       EXPECT_EQ(0U, compare(*memory, rows.at(t, row), expert.tensors[t].bytes, content, "").bytes);
-      for (std::byte* const beside : {rows.at(t, row) - 1, rows.at(t, row) + expert.tensors[t].bytes}) {
-        *beside ^= std::byte{1};
+      for (std::byte* const guard : {rows.at(t, row) - 1, rows.at(t, row) + expert.tensors[t].bytes}) {
+        *guard ^= std::byte{1};
         EXPECT_EQ(1U, rows.check_guards().bytes);
-        *beside ^= std::byte{1};
+        *guard ^= std::byte{1};
       }
     }
   }
@@ -125,25 +125,25 @@ TEST(Rows, HaveGuardsAroundEachRow) {
   EXPECT_EQ(0U, rows.check_guards().first.find("weights, tensor b, guard after row 2, offset 0: "));
 }
 
-TEST(Compare, NamesTheFirstWrongByteAlsoBehindTheFirstBlock) {
+TEST(CompareBytes, WrongByteBeyondFirstBlock_IsNamed) {
   const auto memory = make_host_memory();
   constexpr std::size_t kBytes = (std::size_t{2} << 20) + 7;
   std::byte* const data = memory->allocate(kBytes);
-  const traffic::Pattern content(3, 4);
+  const workload::Pattern content(3, 4);
   write(*memory, data, kBytes, content);
-  EXPECT_EQ(0U, compare(*memory, data, kBytes, content, "here").bytes);
+  EXPECT_EQ(0U, compare(*memory, data, kBytes, content, "buffer").bytes);
   data[kBytes - 1] ^= std::byte{1};
   data[(std::size_t{1} << 20) + 5] ^= std::byte{1};
-  const Damage damage = compare(*memory, data, kBytes, content, "here");
+  const Damage damage = compare(*memory, data, kBytes, content, "buffer");
   EXPECT_EQ(2U, damage.bytes);
-  EXPECT_EQ(0U, damage.first.find("here, offset 1048581: ")) << damage.first;
+  EXPECT_EQ(0U, damage.first.find("buffer, offset 1048581: ")) << damage.first;
   write_poison(*memory, data, kBytes, content);
-  EXPECT_EQ(kBytes, compare(*memory, data, kBytes, content, "here").bytes);
+  EXPECT_EQ(kBytes, compare(*memory, data, kBytes, content, "buffer").bytes);
 }
 
-class Calls : public testing::Test {
+class CallPlan : public testing::Test {
  protected:
-  Calls() {
+  CallPlan() {
     options_.ops_per_group = 0;
     input_.expert = {{{"a", "fp8", 3}, {"b", "fp8", 4}}};
     input_.workload = {2, 4, 4, {{0, {0, 1, 2, 3}, {2, 3, 0, 1}}}};
@@ -153,9 +153,9 @@ class Calls : public testing::Test {
     options_.mode = mode;
     const Layer& layer = input_.workload.layers[0];
     const LayerPlan plan = plan_layer(input_.workload, layer, input_.expert, options_);
-    const RankPlan own = plan_of_rank(input_.workload, layer, plan.transfers, 0);
+    const RankPlan rank_plan = plan_of_rank(input_.workload, layer, plan.transfers, 0);
     std::string text;
-    for (const CallGroup& group : calls_of_rank(plan, own, input_.expert, mode)) {
+    for (const CallGroup& group : calls_of_rank(plan, rank_plan, input_.expert, mode)) {
       text += std::to_string(group.number) + ":";
       for (const Call& call : group.calls) {
         text += std::string(call.sends ? " s" : " r") + std::to_string(plan.transfers[call.transfer].expert) +
@@ -170,20 +170,20 @@ class Calls : public testing::Test {
   Input input_;
 };
 
-TEST_F(Calls, ComeSendsFirstExpertsAndTensorsRising) {
+TEST_F(CallPlan, WithoutLimit_SendsComeFirstInExpertOrder) {
   EXPECT_EQ("0: s0.0 s0.1 s1.0 s1.1 r2.0 r2.1 r3.0 r3.1; ", calls(Mode::kPerTensor));
   EXPECT_EQ("0: s0 s1 r2 r3; ", calls(Mode::kPacked));
   EXPECT_EQ("0: s0 s1 r2 r3; ", calls(Mode::kDirect));
 }
 
-TEST_F(Calls, AreCutAtTheBound) {
+TEST_F(CallPlan, OperationLimit_SplitsGroups) {
   options_.ops_per_group = 2;
   EXPECT_EQ("0: s0 s1; 1: r2 r3; ", calls(Mode::kPacked));
   options_.ops_per_group = 5;
   EXPECT_EQ("0: s0.0 s0.1 s1.0 s1.1; 1: r2.0 r2.1 r3.0 r3.1; ", calls(Mode::kPerTensor));
 }
 
-TEST_F(Calls, HaveOneDirectionAtATimeInBatches) {
+TEST_F(CallPlan, BatchedMode_HasOneDirectionPerGroup) {
   EXPECT_EQ("0: s0 s1; 1: r2 r3; ", calls(Mode::kBatched));
   options_.ops_per_group = 1;
   EXPECT_EQ("0: s0; 1: s1; 2: r2; 3: r3; ", calls(Mode::kBatched));

@@ -1,3 +1,4 @@
+// netapi::Table on tables of every version that record their calls, and opening of plugins by path and version.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -13,7 +14,7 @@
 namespace netapi {
 namespace {
 
-// A table of every version that writes down how it was called.
+// The arguments of the calls of a recording table.
 struct Calls {
   int inits = 0;
   int finalizes = 0;
@@ -180,7 +181,7 @@ struct VersionNames {
 };
 TYPED_TEST_SUITE(EveryVersion, Versions, VersionNames);
 
-TYPED_TEST(EveryVersion, InitialisesOnceUpToV10AndEachTimeLater) {
+TYPED_TEST(EveryVersion, Init_IsCalledOnceUpToV10AndEachTimeFromV11) {
   constexpr bool kContexts = TestFixture::kTested >= 11;
   void* context = &context;
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.init(77, {3}, &context));
@@ -193,12 +194,12 @@ TYPED_TEST(EveryVersion, InitialisesOnceUpToV10AndEachTimeLater) {
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.finalize(context));
   EXPECT_EQ(kContexts ? 2 : 0, calls.finalizes);
   EXPECT_EQ(context, calls.context);
-  // all users are gone: the next one initialises again
+  // After the last finalize, init calls the plugin again.
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.init(77, {3}, &context));
   EXPECT_EQ(kContexts ? 3 : 2, calls.inits);
 }
 
-TYPED_TEST(EveryVersion, HandsLogLinesOn) {
+TYPED_TEST(EveryVersion, LogLine_ReachesCallback) {
   void* context = nullptr;
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.init(1, {}, &context));
   ASSERT_EQ(1U, this->lines_.size());
@@ -208,7 +209,7 @@ TYPED_TEST(EveryVersion, HandsLogLinesOn) {
   EXPECT_EQ(nccl::DebugLogLevel::kWarn, this->lines_[0].level);
 }
 
-TYPED_TEST(EveryVersion, FillsMissingPropertiesAsNcclDoes) {
+TYPED_TEST(EveryVersion, MissingProperties_AreFilledAsNcclDoes) {
   constexpr int kVersion = TestFixture::kTested;
   Properties got;
   ASSERT_EQ(nccl::Result::kSuccess, this->plugin_.properties(2, &got));
@@ -232,7 +233,7 @@ TYPED_TEST(EveryVersion, FillsMissingPropertiesAsNcclDoes) {
   EXPECT_EQ(kVersion >= 12 ? 14 : -1, got.plane_id);
 }
 
-TYPED_TEST(EveryVersion, PassesConfigurationAndAnEmptyOffloadHandleToConnect) {
+TYPED_TEST(EveryVersion, Connect_PassesConfigurationAndOffloadHandle) {
   constexpr int kVersion = TestFixture::kTested;
   char handle[nccl::kNetHandleMaxBytes];
   void* comm = nullptr;
@@ -242,18 +243,18 @@ TYPED_TEST(EveryVersion, PassesConfigurationAndAnEmptyOffloadHandleToConnect) {
   EXPECT_EQ(kVersion >= 7, calls.offload_given);
 }
 
-TYPED_TEST(EveryVersion, RefusesSizesThatTheTableCannotExpress) {
+TYPED_TEST(EveryVersion, SizeBeyondTable_IsRejected) {
   constexpr int kVersion = TestFixture::kTested;
   const std::size_t too_large = kMaxBytesBeforeV9 + 1;
   void* request = nullptr;
   EXPECT_EQ(nccl::Result::kSuccess, this->plugin_.isend(nullptr, nullptr, kMaxBytesBeforeV9, 0, nullptr, &request));
   EXPECT_EQ(kMaxBytesBeforeV9, calls.size);
-  const nccl::Result verdict = kVersion >= 9 ? nccl::Result::kSuccess : nccl::Result::kInvalidArgument;
-  EXPECT_EQ(verdict, this->plugin_.isend(nullptr, nullptr, too_large, 0, nullptr, &request));
+  const nccl::Result expected = kVersion >= 9 ? nccl::Result::kSuccess : nccl::Result::kInvalidArgument;
+  EXPECT_EQ(expected, this->plugin_.isend(nullptr, nullptr, too_large, 0, nullptr, &request));
   EXPECT_EQ(kVersion >= 9 ? too_large : kMaxBytesBeforeV9, calls.size);
 
   std::size_t sizes[2] = {1, too_large};
-  EXPECT_EQ(verdict, this->plugin_.irecv(nullptr, 2, nullptr, sizes, nullptr, nullptr, &request));
+  EXPECT_EQ(expected, this->plugin_.irecv(nullptr, 2, nullptr, sizes, nullptr, nullptr, &request));
   EXPECT_EQ(kVersion >= 9 ? 2U : 0U, calls.sizes.size());
 
   void* mhandle = nullptr;
@@ -264,7 +265,7 @@ TYPED_TEST(EveryVersion, RefusesSizesThatTheTableCannotExpress) {
             this->plugin_.reg_mr(nullptr, nullptr, beyond_int, 1, &mhandle));
 }
 
-TYPED_TEST(EveryVersion, PassesGroupsAndTheRequestOnEntry) {
+TYPED_TEST(EveryVersion, Irecv_PassesGroupAndRequestOnEntry) {
   std::size_t sizes[3] = {3, 0, 5};
   void* const optional = reinterpret_cast<void*>(nccl::kNetOptionalRecvCompletion);
   void* request = optional;
@@ -273,7 +274,7 @@ TYPED_TEST(EveryVersion, PassesGroupsAndTheRequestOnEntry) {
   EXPECT_EQ(optional, calls.request_on_entry);
 }
 
-TYPED_TEST(EveryVersion, AnswersForEmptySlots) {
+TYPED_TEST(EveryVersion, EmptySlot_ReturnsInvalidUsage) {
   int device = 0;
   void* mhandle = nullptr;
   EXPECT_FALSE(this->plugin_.has_reg_mr_dmabuf());
@@ -281,7 +282,7 @@ TYPED_TEST(EveryVersion, AnswersForEmptySlots) {
   EXPECT_EQ(nccl::Result::kInvalidUsage, this->plugin_.make_vdevice({0}, &device));
 }
 
-TYPED_TEST(EveryVersion, PassesAttributesFromV11) {
+TYPED_TEST(EveryVersion, NetAttributes_ArePassedFromV11) {
   NetAttr attributes{};
   attributes.op = 5;
   const bool has = TestFixture::kTested >= 11;
@@ -291,7 +292,7 @@ TYPED_TEST(EveryVersion, PassesAttributesFromV11) {
   EXPECT_EQ(has ? 5U : 0U, calls.size);
 }
 
-TEST(OpenPlugin, TakesTheNewestTableUnlessToldOtherwise) {
+TEST(OpenPlugin, NoVersionGiven_OpensNewestTable) {
   const char* const path = std::getenv("SOCKET_PLUGIN");
   ASSERT_NE(nullptr, path);
   const Opened newest = open_plugin(path);
@@ -303,7 +304,7 @@ TEST(OpenPlugin, TakesTheNewestTableUnlessToldOtherwise) {
   EXPECT_EQ(6, oldest.plugin->api_version());
 }
 
-TEST(OpenPlugin, SaysWhatIsMissing) {
+TEST(OpenPlugin, MissingFileOrTable_IsNamed) {
   const Opened no_table = open_plugin(std::getenv("SOCKET_PLUGIN"), 9);
   EXPECT_EQ(nullptr, no_table.plugin);
   EXPECT_NE(std::string::npos, no_table.error.find("ncclNetPlugin_v9")) << no_table.error;

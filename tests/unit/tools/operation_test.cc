@@ -1,4 +1,4 @@
-// The plans of all ranks, held against each other and against the buffers they work on: no plugin.
+// Checks that the plans of all ranks match each other and stay within their buffers. Uses no plugin.
 #include "verbatim-perf/operation.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ struct Case {
   int ranks;
   int channels;
   std::size_t bytes;
-  traffic::ElementType type = traffic::ElementType::kUint32;
+  workload::ElementType type = workload::ElementType::kUint32;
 };
 
 std::vector<Case> cases() {
@@ -36,17 +36,17 @@ std::vector<Case> cases() {
       for (const std::size_t bytes : {0UL, 4UL, 100UL, 40'004UL, 123'456UL}) all.push_back({kind, 2, channels, bytes});
     }
   }
-  all.push_back({OperationKind::kAllReduce, 4, 2, 99'999, traffic::ElementType::kUint8});
-  all.push_back({OperationKind::kAllReduce, 4, 2, 99'999, traffic::ElementType::kUint64});
+  all.push_back({OperationKind::kAllReduce, 4, 2, 99'999, workload::ElementType::kUint8});
+  all.push_back({OperationKind::kAllReduce, 4, 2, 99'999, workload::ElementType::kUint64});
   return all;
 }
 
 constexpr std::size_t kDepth = 4;
 constexpr std::size_t kChunkBytes = 8'000;
 
-class Plans : public testing::TestWithParam<Case> {
+class OperationPlan : public testing::TestWithParam<Case> {
  protected:
-  Plans() {
+  OperationPlan() {
     for (int rank = 0; rank < GetParam().ranks; ++rank) {
       operations_.push_back(make_operation(GetParam().kind, {.rank = rank,
                                                              .ranks = GetParam().ranks,
@@ -74,7 +74,7 @@ class Plans : public testing::TestWithParam<Case> {
   std::vector<Flow> flows_;
 };
 
-TEST_P(Plans, AgreeOnFlowsAndExtents) {
+TEST_P(OperationPlan, AllRanks_AgreeOnFlowsAndExtents) {
   for (std::size_t rank = 1; rank < operations_.size(); ++rank) {
     const std::vector<Flow> flows = operations_[rank]->flows();
     ASSERT_EQ(flows_.size(), flows.size());
@@ -88,7 +88,7 @@ TEST_P(Plans, AgreeOnFlowsAndExtents) {
   EXPECT_LE(extents_[0].bytes, GetParam().bytes);
 }
 
-TEST_P(Plans, SendOnEveryFlowWhatTheOtherEndReceives) {
+TEST_P(OperationPlan, EveryFlow_SendsMatchReceives) {
   for (std::size_t flow = 0; flow < flows_.size(); ++flow) {
     const Lane* const send = lane(flows_[flow].source, flow, true);
     const Lane* const recv = lane(flows_[flow].destination, flow, false);
@@ -97,7 +97,7 @@ TEST_P(Plans, SendOnEveryFlowWhatTheOtherEndReceives) {
     ASSERT_EQ(send->messages.size(), recv->messages.size());
     ASSERT_EQ(send->messages.size(), send->steps.size());
     ASSERT_EQ(recv->messages.size(), recv->steps.size() * recv->group);
-    // Within a group the order is free, the tag decides.
+    // Within a group the order does not matter; tags match sends to receives.
     for (std::size_t first = 0; first < recv->messages.size(); first += recv->group) {
       std::map<int, std::size_t> sent;
       for (std::size_t i = first; i < first + recv->group; ++i) sent[send->messages[i].tag] = send->messages[i].bytes;
@@ -113,7 +113,7 @@ TEST_P(Plans, SendOnEveryFlowWhatTheOtherEndReceives) {
   }
 }
 
-TEST_P(Plans, StayInsideTheBuffers) {
+TEST_P(OperationPlan, EveryMessage_StaysInsideBuffers) {
   for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
     const std::size_t bytes[kBuffers] = {extents_[rank].send_bytes, extents_[rank].recv_bytes,
                                          operations_[rank]->staging_bytes()};
@@ -130,8 +130,8 @@ TEST_P(Plans, StayInsideTheBuffers) {
   }
 }
 
-// Every byte that is expected comes by a copy, a message or a reduction, and no message writes it twice.
-TEST_P(Plans, WriteEveryExpectedByteOnce) {
+// Every expected byte is written by a copy, a message or a reduction, and no message writes it twice.
+TEST_P(OperationPlan, EveryExpectedByte_IsWrittenOnce) {
   for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
     std::vector<int> written(extents_[rank].recv_bytes), expected(extents_[rank].recv_bytes);
     const auto count = [](std::vector<int>& in, std::size_t offset, std::size_t bytes) {
@@ -152,23 +152,23 @@ TEST_P(Plans, WriteEveryExpectedByteOnce) {
       count(expected, piece.offset, piece.bytes);
     }
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      // all_reduce: the part that this rank finishes itself is reduced last and does not come again
+      // all_reduce: the part that this rank reduces last is final and is not received again
       const int final_writes = written[i] > 0 ? written[i] : reduced[i];
       ASSERT_EQ(expected[i], final_writes) << "rank " << rank << ", byte " << i;
     }
   }
 }
 
-// All ranks' plans carried out in turn over a network without limits end, however little each receives ahead.
-TEST_P(Plans, DoNotDeadlock) {
+// Simulates the plans of all ranks over a network with unlimited buffers: every step of every plan must be reached.
+TEST_P(OperationPlan, AllRanksTogether_DoNotDeadlock) {
   struct Running {
     std::size_t started = 0;
   };
   std::vector<std::vector<Running>> running(plans_.size());
   for (std::size_t rank = 0; rank < plans_.size(); ++rank) running[rank].resize(plans_[rank].lanes.size());
   std::map<std::size_t, std::size_t> sent;  // messages on each flow
-  for (bool moved = true; moved;) {
-    moved = false;
+  for (bool progressed = true; progressed;) {
+    progressed = false;
     for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
       for (std::size_t l = 0; l < plans_[rank].lanes.size(); ++l) {
         const Lane& lane = plans_[rank].lanes[l];
@@ -182,7 +182,7 @@ TEST_P(Plans, DoNotDeadlock) {
         if (!lane.sends && sent[lane.flow] < (at + 1) * lane.group) continue;
         if (lane.sends) ++sent[lane.flow];
         ++at;
-        moved = true;
+        progressed = true;
       }
     }
   }
@@ -193,13 +193,13 @@ TEST_P(Plans, DoNotDeadlock) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Operations, Plans, testing::ValuesIn(cases()), [](const auto& tested) {
+INSTANTIATE_TEST_SUITE_P(Operations, OperationPlan, testing::ValuesIn(cases()), [](const auto& tested) {
   const Case& c = tested.param;
   return std::string(operation_name(c.kind)) + "_" + std::to_string(c.ranks) + "ranks_" + std::to_string(c.channels) +
-         "channels_" + std::to_string(c.bytes) + "bytes_" + traffic::element_name(c.type);
+         "channels_" + std::to_string(c.bytes) + "bytes_" + workload::element_name(c.type);
 });
 
-TEST(PartOf, CoversTheWholeInUnits) {
+TEST(PartOf, AllParts_CoverTheWholeInUnits) {
   for (const std::size_t bytes : {0UL, 4UL, 8UL, 100UL, 4'000UL}) {
     for (const std::size_t parts : {1UL, 3UL, 7UL}) {
       std::size_t at = 10;

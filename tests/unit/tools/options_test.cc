@@ -1,3 +1,4 @@
+// Command-line options of verbatim-perf: values, defaults, sizes, and the exit status for invalid options.
 #include "verbatim-perf/options.h"
 
 #include <gtest/gtest.h>
@@ -9,27 +10,27 @@
 namespace verbatim::perf {
 namespace {
 
-std::variant<Options, Leave> parse(std::vector<const char*> arguments) {
+std::variant<Options, EarlyExit> parse(std::vector<const char*> arguments) {
   arguments.insert(arguments.begin(), "verbatim-perf");
   return parse_options(static_cast<int>(arguments.size()), arguments.data());
 }
 
 Options parsed(const std::vector<const char*>& arguments) {
   const auto result = parse(arguments);
-  const auto* const leave = std::get_if<Leave>(&result);
-  EXPECT_EQ(nullptr, leave) << leave->text;
-  return leave == nullptr ? std::get<Options>(result) : Options{};
+  const auto* const early_exit = std::get_if<EarlyExit>(&result);
+  EXPECT_EQ(nullptr, early_exit) << early_exit->text;
+  return early_exit == nullptr ? std::get<Options>(result) : Options{};
 }
 
-ExitStatus refused(const std::vector<const char*>& arguments) {
+ExitStatus status_of_invalid(const std::vector<const char*>& arguments) {
   const auto result = parse(arguments);
-  const auto* const leave = std::get_if<Leave>(&result);
-  if (leave == nullptr) return ExitStatus::kOk;
-  EXPECT_FALSE(leave->text.empty());
-  return leave->status;
+  const auto* const early_exit = std::get_if<EarlyExit>(&result);
+  if (early_exit == nullptr) return ExitStatus::kOk;
+  EXPECT_FALSE(early_exit->text.empty());
+  return early_exit->status;
 }
 
-TEST(ParseBytes, KnowsUnitsInAnyCase) {
+TEST(ParseBytes, UnitInAnyCase_IsAccepted) {
   EXPECT_EQ(0U, ranks::parse_bytes("0"));
   EXPECT_EQ(8U, ranks::parse_bytes("8"));
   EXPECT_EQ(8U, ranks::parse_bytes("8B"));
@@ -41,13 +42,13 @@ TEST(ParseBytes, KnowsUnitsInAnyCase) {
   EXPECT_EQ(std::size_t{5} << 30, ranks::parse_bytes("5G"));
 }
 
-TEST(ParseBytes, RefusesWhatIsNoSize) {
+TEST(ParseBytes, MalformedSize_IsRejected) {
   for (const char* text : {"", "K", "-1", "8Q", "8 K", "1e99", "0.3", "1.0001K", "nan", "inf", "8KK", "99999999G"}) {
     EXPECT_THROW(ranks::parse_bytes(text), Failure) << text;
   }
 }
 
-TEST(MessageSizes, MultiplyByTheFactorUpToTheMaximum) {
+TEST(MessageSizes, Factor_MultipliesUpToMaximum) {
   Options options;
   options.min_bytes = 8;
   options.max_bytes = 100;
@@ -55,7 +56,7 @@ TEST(MessageSizes, MultiplyByTheFactorUpToTheMaximum) {
   EXPECT_EQ((std::vector<std::size_t>{8, 24, 72}), message_sizes(options));
 }
 
-TEST(MessageSizes, AlwaysRise) {
+TEST(MessageSizes, FactorOne_AddsOneByte) {
   Options options;
   options.min_bytes = 0;
   options.max_bytes = 4;
@@ -63,7 +64,7 @@ TEST(MessageSizes, AlwaysRise) {
   EXPECT_EQ((std::vector<std::size_t>{0, 1, 2, 3, 4}), message_sizes(options));
 }
 
-TEST(MessageSizes, AddTheStepWhenThereIsOne) {
+TEST(MessageSizes, Step_AddsUpToMaximum) {
   Options options;
   options.min_bytes = 10;
   options.max_bytes = 31;
@@ -71,7 +72,7 @@ TEST(MessageSizes, AddTheStepWhenThereIsOne) {
   EXPECT_EQ((std::vector<std::size_t>{10, 20, 30}), message_sizes(options));
 }
 
-TEST(ParseOptions, UnderstandsNcclTestsOptions) {
+TEST(ParseOptions, NcclTestsOptions_AreAccepted) {
   const Options options = parsed({"alltoall", "--plugin", "p.so", "-b", "1K", "-e", "1M", "-f", "4", "-n", "7", "-w",
                                   "3", "-c", "2", "-d", "float", "--procs", "5"});
   EXPECT_EQ(OperationKind::kAllToAll, options.operation);
@@ -82,11 +83,11 @@ TEST(ParseOptions, UnderstandsNcclTestsOptions) {
   EXPECT_EQ(7, options.iterations);
   EXPECT_EQ(3, options.warmup_iterations);
   EXPECT_EQ(2, options.check_iterations);
-  EXPECT_EQ(traffic::ElementType::kFloat, options.type);
+  EXPECT_EQ(workload::ElementType::kFloat, options.type);
   EXPECT_EQ(5, options.job.procs);
 }
 
-TEST(ParseOptions, UnderstandsLongNames) {
+TEST(ParseOptions, LongNames_AreAccepted) {
   const Options options = parsed({"stream", "--plugin=p.so", "--minbytes=1", "--maxbytes=2", "--stepbytes=1",
                                   "--iters=9", "--warmup_iters=0", "--check=0", "--api=8", "--channels=4",
                                   "--chunk=128K", "--depth=16", "--json=f.json", "--timeout=5"});
@@ -101,42 +102,42 @@ TEST(ParseOptions, UnderstandsLongNames) {
   EXPECT_EQ(5, options.job.timeout_s);
 }
 
-TEST(ParseOptions, KnowsEveryOperation) {
+TEST(ParseOptions, EveryOperation_IsAccepted) {
   for (const char* name : {"all_reduce", "all_gather", "alltoall", "sendrecv", "stream", "pingpong", "grouped"}) {
     EXPECT_STREQ(name, operation_name(parsed({name, "--plugin", "p.so"}).operation));
   }
 }
 
-TEST(ParseOptions, TakesARankOfAJobBetweenHosts) {
+TEST(ParseOptions, RootRankAndNranks_AreAccepted) {
   const Options options = parsed({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "1", "--nranks", "3"});
   EXPECT_EQ("h:1", options.job.root);
   EXPECT_EQ(1, options.job.rank);
   EXPECT_EQ(3, options.job.nranks);
 }
 
-TEST(ParseOptions, RefusesNonsense) {
-  EXPECT_EQ(ExitStatus::kUsage, refused({}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"reduce", "--plugin", "p.so"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-b", "x"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-b", "9", "-e", "8"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-n", "0"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "-d", "double"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--procs", "0"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--rank", "0"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--root", "h:1"}));
+TEST(ParseOptions, InvalidOptions_AreRejected) {
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"reduce", "--plugin", "p.so"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-b", "x"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-b", "9", "-e", "8"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-n", "0"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-d", "double"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--procs", "0"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--rank", "0"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--root", "h:1"}));
   EXPECT_EQ(ExitStatus::kUsage,
-            refused({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "2", "--nranks", "2"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "0", "--nranks",
-                                         "2", "--procs", "2"}));
-  EXPECT_EQ(ExitStatus::kUsage, refused({"pingpong", "--plugin", "p.so", "--procs", "3"}));
+            status_of_invalid({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "2", "--nranks", "2"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank", "0",
+                                                   "--nranks", "2", "--procs", "2"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"pingpong", "--plugin", "p.so", "--procs", "3"}));
 }
 
-TEST(ParseOptions, PrintsHelp) {
+TEST(ParseOptions, Help_IsPrinted) {
   const auto result = parse({"--help"});
-  ASSERT_TRUE(std::holds_alternative<Leave>(result));
-  EXPECT_EQ(ExitStatus::kOk, std::get<Leave>(result).status);
-  EXPECT_NE(std::string::npos, std::get<Leave>(result).text.find("all_reduce"));
+  ASSERT_TRUE(std::holds_alternative<EarlyExit>(result));
+  EXPECT_EQ(ExitStatus::kOk, std::get<EarlyExit>(result).status);
+  EXPECT_NE(std::string::npos, std::get<EarlyExit>(result).text.find("all_reduce"));
 }
 
 }  // namespace

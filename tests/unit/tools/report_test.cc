@@ -1,3 +1,4 @@
+// The report of verbatim-perf: result table, sums, and the text of the progress line.
 #include "verbatim-perf/report.h"
 
 #include <gtest/gtest.h>
@@ -26,13 +27,13 @@ Report two_rows() {
   return report;
 }
 
-TEST(Report, SumsWrongAndAveragesBusBandwidth) {
+TEST(PerfReport, SeveralRows_SumWrongAndAverageBandwidth) {
   EXPECT_EQ(5U, two_rows().wrong());
   EXPECT_EQ(3.0, two_rows().average_busbw());
   EXPECT_EQ(0.0, Report{}.average_busbw());
 }
 
-TEST(Table, HasNcclTestsColumns) {
+TEST(ResultTable, Header_HasNcclTestsColumns) {
   const Report report = two_rows();
   const std::string header = printed([&](std::FILE* out) { print_header(out, report); });
   std::size_t at = 0;
@@ -45,7 +46,7 @@ TEST(Table, HasNcclTestsColumns) {
   EXPECT_EQ("          16            4   uint32        2.50       3.000       4.000        5\n", row);
 }
 
-TEST(Table, EndsWithTheVerdictAndTheAverage) {
+TEST(ResultTable, Footer_HasWrongCountAndAverage) {
   Report report = two_rows();
   const auto footer = [&report] { return printed([&](std::FILE* out) { print_footer(out, report); }); };
   EXPECT_EQ("# Wrong elements    : 5 FAILED\n# Avg bus bandwidth : 3 GB/s\n", footer());
@@ -55,7 +56,7 @@ TEST(Table, EndsWithTheVerdictAndTheAverage) {
   EXPECT_NE(std::string::npos, footer().find("not checked"));
 }
 
-TEST(ProgressText, TellsPartTimeAndRest) {
+TEST(ProgressText, AnyShare_ShowsBarTimeAndRemainder) {
   EXPECT_EQ("[###############...............]  50 %  10 s, 10 s to go  8 B", ranks::progress_text(0.5, 10, "8 B"));
   EXPECT_EQ("[..............................]   0 %  3 s  8 B", ranks::progress_text(0, 3, "8 B"));
   EXPECT_EQ("[##############################] 100 %  3 s, 0 s to go  8 B", ranks::progress_text(1.2, 3, "8 B"));

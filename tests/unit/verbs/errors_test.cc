@@ -8,14 +8,14 @@ namespace verbatim {
 namespace {
 
 int g_destroyed = 0;
-int g_answer = 0;
+int g_result = 0;
 
 int destroy(ibv_pd*) {
   ++g_destroyed;
-  return g_answer;
+  return g_result;
 }
 
-TEST(CheckErrno, EveryConventionGivesTheErrno) {
+TEST(CheckErrno, EveryReturnConvention_GivesErrno) {
   EXPECT_TRUE(check_errno("verb", 0));
   EXPECT_EQ(check_errno("verb", ENODEV).error().sys_errno, ENODEV);
   EXPECT_EQ(check_errno("verb", -ENOMEM).error().sys_errno, ENOMEM);
@@ -25,16 +25,16 @@ TEST(CheckErrno, EveryConventionGivesTheErrno) {
   EXPECT_EQ(check_errno("verb", ENODEV).error().kind, ErrorKind::kSystem);
 }
 
-TEST(CheckCount, NegativeIsAnError) {
+TEST(CheckCount, NegativeCount_IsError) {
   ASSERT_TRUE(check_count("poll", 3));
   EXPECT_EQ(*check_count("poll", 3), 3U);
   EXPECT_EQ(*check_count("poll", 0), 0U);
   EXPECT_EQ(check_count("poll", -EINVAL).error().sys_errno, EINVAL);
 }
 
-TEST(Adopt, TheHandleEndsTheObject) {
+TEST(Adopt, HandleGone_DestroysObject) {
   ibv_pd pd = {};
-  g_destroyed = g_answer = 0;
+  g_destroyed = g_result = 0;
   {
     const Result<UniquePd> handle = adopt("ibv_alloc_pd", &pd, destroy);
     ASSERT_TRUE(handle);
@@ -44,14 +44,14 @@ TEST(Adopt, TheHandleEndsTheObject) {
   EXPECT_EQ(g_destroyed, 1);
 }
 
-TEST(Adopt, NullCarriesErrno) {
+TEST(Adopt, NullObject_GivesErrno) {
   errno = EMFILE;
   const Result<UniquePd> handle = adopt<ibv_pd>("ibv_alloc_pd", nullptr, destroy);
   ASSERT_FALSE(handle);
   EXPECT_EQ(handle.error().sys_errno, EMFILE);
 }
 
-TEST(Handles, AFailedDestroyIsLogged) {
+TEST(VerbsDeleter, DestroyFailsTwice_IsLogged) {
   const LogCapture log;
   ibv_device device = {};
   std::snprintf(device.name, sizeof device.name, "mlx5_0");
@@ -59,14 +59,15 @@ TEST(Handles, AFailedDestroyIsLogged) {
   context.device = &device;
   ibv_pd pd = {};
   pd.context = &context;
-  g_answer = EBUSY;
+  g_result = EBUSY;
   g_destroyed = 0;
   { const UniquePd handle(&pd, VerbsDeleter<ibv_pd>{destroy}); }
-  EXPECT_EQ(log.only_warning(), "cannot destroy a protection domain of mlx5_0, it leaks: Device or resource busy");
-  EXPECT_EQ(g_destroyed, 2) << "tried once more";
+  EXPECT_EQ(log.only_warning(),
+            "cannot destroy a protection domain of mlx5_0: Device or resource busy. The object is leaked");
+  EXPECT_EQ(g_destroyed, 2) << "the deleter tries twice";
 }
 
-TEST(Handles, ADestroyThatIsRefusedOnceIsTriedAgain) {
+TEST(VerbsDeleter, DestroyFailsOnce_IsRetried) {
   const LogCapture log;
   ibv_pd pd = {};
   g_destroyed = 0;

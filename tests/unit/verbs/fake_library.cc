@@ -1,5 +1,5 @@
-// Shared libraries for the tests of opening ones: FAKE_VERBS has every required function of libibverbs without symbol
-// versions and none of the optional ones, FAKE_MLX5 is a libmlx5 that answers FAKE_MLX5_SUPPORTED.
+// Shared libraries for the tests that open libraries. FAKE_VERBS: all required functions of libibverbs without symbol
+// versions, and no optional ones. FAKE_MLX5_SUPPORTED: a libmlx5 whose mlx5dv_is_supported returns this value.
 extern "C" {
 #ifdef FAKE_VERBS
 #define FAKE(name) \

@@ -28,38 +28,38 @@ int best(std::initializer_list<Slot> slots) {
   return chosen ? static_cast<int>(chosen->index) : -1;
 }
 
-TEST(BestGid, TheUsualMlx5Table) {
+TEST(BestGid, UsualMlx5Table_PrefersIpv4RoceV2) {
   EXPECT_EQ(best({{0, "fe80::1", kV1}, {1, "fe80::1", kV2}, {2, "::ffff:10.0.0.1", kV1}, {3, "::ffff:10.0.0.1", kV2}}),
             3);
 }
 
-TEST(BestGid, VersionTwoComesFirst) {
+TEST(BestGid, BothVersions_PrefersRoceV2) {
   EXPECT_EQ(best({{0, "::ffff:10.0.0.1", kV1}, {1, "fe80::1", kV2}}), 1);
   EXPECT_EQ(best({{0, "::ffff:10.0.0.1", kV1}, {1, "::ffff:10.0.0.1", RoceVersion::kUnknown}}), 1);
 }
 
-TEST(BestGid, OnlyIpv6) {
+TEST(BestGid, OnlyIpv6_PrefersGlobalAddress) {
   EXPECT_EQ(best({{0, "fe80::1", kV1}, {1, "fe80::1", kV2}, {2, "2001:db8::1", kV1}, {3, "2001:db8::1", kV2}}), 3);
   EXPECT_EQ(best({{4, "fd00::1", kV2}, {5, "fe80::1", kV2}}), 4);
 }
 
-TEST(BestGid, OnlyLinkLocal) {
+TEST(BestGid, OnlyLinkLocal_IsUsed) {
   EXPECT_EQ(best({{0, "fe80::1", kV1}, {1, "fe80::1", kV2}}), 1);
 }
-TEST(BestGid, OnlyVersionOne) {
+TEST(BestGid, OnlyRoceV1_IsUsed) {
   EXPECT_EQ(best({{0, "fe80::1", kV1}, {2, "::ffff:10.0.0.1", kV1}}), 2);
 }
 
-TEST(BestGid, AnIpv4AddressThatIsLinkLocalDoesNotPassARouterEither) {
+TEST(BestGid, LinkLocalIpv4_IsLessPreferred) {
   EXPECT_EQ(best({{1, "::ffff:169.254.3.4", kV2}, {3, "2001:db8::1", kV2}}), 3);
 }
 
-TEST(BestGid, EqualsGoToTheLowestIndex) {
+TEST(BestGid, EqualEntries_LowestIndexIsUsed) {
   EXPECT_EQ(best({{3, "::ffff:10.0.0.1", kV2}, {5, "::ffff:10.0.0.2", kV2}}), 3);
   EXPECT_EQ(best({{5, "::ffff:10.0.0.2", kV2}, {3, "::ffff:10.0.0.1", kV2}}), 3);
 }
 
-TEST(BestGid, EmptyEntriesAreNotUsed) {
+TEST(BestGid, EmptyEntries_AreNotUsed) {
   EXPECT_EQ(best({{0, "::", kV2}, {1, "fe80::1", kV1}}), 1);
   EXPECT_EQ(best({{0, "::", kV2}}), -1);
   EXPECT_EQ(best({}), -1);
@@ -82,7 +82,7 @@ class ChooseGid : public testing::Test {
   ibv_context* context_ = nullptr;
 };
 
-TEST_F(ChooseGid, HolesAreSkipped) {
+TEST_F(ChooseGid, EmptyEntries_AreSkipped) {
   port_.gids = {std::nullopt, fake_gid("::", IBV_GID_TYPE_ROCE_V2), fake_gid("fe80::1", IBV_GID_TYPE_ROCE_V2),
                 std::nullopt, fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2)};
   port_.attributes.gid_tbl_len = 8;
@@ -93,7 +93,7 @@ TEST_F(ChooseGid, HolesAreSkipped) {
   EXPECT_EQ(chosen->version, kV2);
 }
 
-TEST_F(ChooseGid, NothingUsable) {
+TEST_F(ChooseGid, NoUsableEntry_IsError) {
   port_.gids = {std::nullopt, fake_gid("::", IBV_GID_TYPE_ROCE_V2)};
   const Result<GidEntry> chosen = choose();
   ASSERT_FALSE(chosen);
@@ -101,8 +101,8 @@ TEST_F(ChooseGid, NothingUsable) {
   EXPECT_EQ(chosen.error().sys_errno, ENOENT);
 }
 
-// Between two connections of a process an address may go, come back elsewhere, or be joined by a better one.
-TEST_F(ChooseGid, ConfirmedWhileItsEntryHoldsIt) {
+// Between two connections of a process, an address can be removed, move to another entry, or a better one can be added.
+TEST_F(ChooseGid, GidInSameEntry_IsKept) {
   const GidIndexSetting setting;
   port_.gids = {fake_gid("fe80::1", IBV_GID_TYPE_ROCE_V2), fake_gid("2001:db8::1", IBV_GID_TYPE_ROCE_V2)};
   const GidEntry known = *choose();
@@ -113,7 +113,7 @@ TEST_F(ChooseGid, ConfirmedWhileItsEntryHoldsIt) {
 
   port_.gids.push_back(fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2));
   port_.attributes.gid_tbl_len = 3;
-  EXPECT_EQ(confirm()->index, 1U) << "a connection before used it";
+  EXPECT_EQ(confirm()->index, 1U) << "the entry of the connection before is kept";
   port_.gids[1] = std::nullopt;
   EXPECT_EQ(confirm()->index, 2U);
   port_.gids[1] = fake_gid("2001:db8::2", IBV_GID_TYPE_ROCE_V2);
@@ -123,14 +123,14 @@ TEST_F(ChooseGid, ConfirmedWhileItsEntryHoldsIt) {
   EXPECT_EQ(confirm().error().sys_errno, ENOENT);
 }
 
-TEST_F(ChooseGid, TheSettingDecides) {
+TEST_F(ChooseGid, GidIndexSetting_IsUsed) {
   port_.gids = {fake_gid("fe80::1", IBV_GID_TYPE_ROCE_V1), fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2)};
   EXPECT_EQ(choose({.everywhere = 0U})->index, 0U);
   EXPECT_EQ(choose({.per_device = {{"mlx5_0", 0}}})->index, 0U);
   EXPECT_EQ(choose({.per_device = {{"mlx5_1", 0}}})->index, 1U);
 }
 
-TEST_F(ChooseGid, ASettingThatNamesNothingFails) {
+TEST_F(ChooseGid, GidIndexSettingOfEmptyEntry_IsError) {
   port_.gids = {std::nullopt, fake_gid("::", IBV_GID_TYPE_ROCE_V2)};
   for (const unsigned index : {0U, 1U, 3U, 200U}) {
     const Result<GidEntry> chosen = choose({.everywhere = index});
@@ -139,7 +139,7 @@ TEST_F(ChooseGid, ASettingThatNamesNothingFails) {
   }
 }
 
-TEST_F(ChooseGid, InfinibandUsesIndexZeroWhateverIsSet) {
+TEST_F(ChooseGid, Infiniband_UsesIndexZero) {
   port_.attributes.link_layer = IBV_LINK_LAYER_INFINIBAND;
   port_.gids = {fake_gid("fe80::9", IBV_GID_TYPE_IB)};
   EXPECT_EQ(to_string(choose({.everywhere = 3U})->gid), "fe80::9");
@@ -147,7 +147,7 @@ TEST_F(ChooseGid, InfinibandUsesIndexZeroWhateverIsSet) {
   EXPECT_EQ(choose()->index, 0U);
 }
 
-TEST_F(ChooseGid, WithoutQueryGidExTheKernelTellsTheVersion) {
+TEST_F(ChooseGid, WithoutQueryGidEx_VersionIsReadFromSysfs) {
   const ScratchDirectory scratch;
   const std::filesystem::path sysfs = scratch.path();
   std::filesystem::create_directories(sysfs / "ports/1/gid_attrs/types");

@@ -1,5 +1,3 @@
-#include "verbs/library.h"
-
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -8,11 +6,12 @@
 #include "support/fake_verbs.h"
 #include "support/log_capture.h"
 #include "verbs/dynamic_library.h"
+#include "verbs/verbs.h"
 
 namespace verbatim {
 namespace {
 
-TEST(Library, ANamedLibraryIsOpened) {
+TEST(VerbsLibrary, NamedLibrary_IsOpened) {
   const LogCapture log;
   const Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(FAKE_VERBS);
   ASSERT_TRUE(verbs);
@@ -23,7 +22,7 @@ TEST(Library, ANamedLibraryIsOpened) {
   EXPECT_TRUE(log.warnings().empty());
 }
 
-TEST(Library, OptionalVerbsMayBeAbsent) {
+TEST(VerbsLibrary, OptionalVerbMissing_IsNull) {
   const Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(FAKE_VERBS);
   ASSERT_TRUE(verbs);
   EXPECT_EQ((*verbs)->query_gid_ex, nullptr);
@@ -33,25 +32,26 @@ TEST(Library, OptionalVerbsMayBeAbsent) {
   EXPECT_EQ((*verbs)->set_ece, nullptr);
 }
 
-TEST(Library, AbsentIsOneClearLine) {
+TEST(VerbsLibrary, LibraryMissing_GivesOneWarning) {
   const LogCapture log;
   const Result<std::unique_ptr<const Verbs>> verbs = Verbs::load("/nonexistent/libibverbs.so");
   ASSERT_FALSE(verbs);
   EXPECT_EQ(verbs.error().kind, ErrorKind::kUsage);
   EXPECT_EQ(log.only_warning(),
             "no RDMA: cannot open libibverbs (/nonexistent/libibverbs.so: cannot open shared object file: No such file "
-            "or directory). Install rdma-core, or name a library in VERBATIM_VERBS_LIBRARY");
+            "or directory). Next: install rdma-core, or set VERBATIM_VERBS_LIBRARY");
 }
 
-TEST(Library, AMissingVerbIsNamed) {
+TEST(VerbsLibrary, RequiredVerbMissing_IsNamed) {
   const LogCapture log;
   ASSERT_FALSE(Verbs::load(FAKE_MLX5_NO));
   EXPECT_EQ(log.only_warning(), std::string("no RDMA: ") + FAKE_MLX5_NO +
-                                    " has no ibv_get_device_list, it is no libibverbs that can be used");
+                                    " has no symbol ibv_get_device_list. Next: install rdma-core's libibverbs, or set "
+                                    "VERBATIM_VERBS_LIBRARY");
 }
 
-// rdma-core's own: every symbol in its newest version.
-TEST(Library, RdmaCore) {
+// Opens the rdma-core of this host: each symbol must be bound in its newest version.
+TEST(VerbsLibrary, RdmaCore_BindsNewestSymbolVersions) {
   const DynamicLibrary library = DynamicLibrary::open({"libibverbs.so.1"});
   if (!library) GTEST_SKIP() << "rdma-core is not installed";
   const Result<std::unique_ptr<const Verbs>> verbs = Verbs::load("");
@@ -64,21 +64,21 @@ TEST(Library, RdmaCore) {
   dlclose(handle);
 }
 
-TEST(DynamicLibrary, TheFirstThatOpensServes) {
+TEST(DynamicLibrary, SeveralNames_FirstThatOpensIsUsed) {
   const DynamicLibrary library = DynamicLibrary::open({"/nonexistent/a.so", FAKE_VERBS});
   ASSERT_TRUE(library);
   EXPECT_EQ(library.name(), FAKE_VERBS);
-  EXPECT_TRUE(library.why().empty());
+  EXPECT_TRUE(library.load_error().empty());
 }
 
-TEST(DynamicLibrary, WhyNoneOpened) {
+TEST(DynamicLibrary, NoneOpens_GivesEveryReason) {
   const DynamicLibrary library = DynamicLibrary::open({"/nonexistent/a.so", "/nonexistent/b.so"});
   ASSERT_FALSE(library);
-  EXPECT_NE(library.why().find("/nonexistent/a.so: cannot open"), std::string::npos);
-  EXPECT_NE(library.why().find("; /nonexistent/b.so: cannot open"), std::string::npos);
+  EXPECT_NE(library.load_error().find("/nonexistent/a.so: cannot open"), std::string::npos);
+  EXPECT_NE(library.load_error().find("; /nonexistent/b.so: cannot open"), std::string::npos);
 }
 
-TEST(DynamicLibrary, AnAbsentSymbolLeavesTheFunctionAlone) {
+TEST(DynamicLibrary, MissingSymbol_LeavesFunctionUnchanged) {
   const DynamicLibrary library = DynamicLibrary::open({FAKE_VERBS});
   ASSERT_TRUE(library);
   int (*function)() = nullptr;
@@ -90,7 +90,7 @@ TEST(DynamicLibrary, AnAbsentSymbolLeavesTheFunctionAlone) {
 
 class PortAttributes : public testing::TestWithParam<bool> {};
 
-TEST_P(PortAttributes, FromExtendedAndOldContexts) {
+TEST_P(PortAttributes, ExtendedOrOldContext_AttributesAreRead) {
   FakeVerbs fake;
   FakeDevice& device = fake.add_device("mlx5_0");
   device.extended = GetParam();
@@ -103,7 +103,7 @@ TEST_P(PortAttributes, FromExtendedAndOldContexts) {
   EXPECT_EQ(attributes->state, IBV_PORT_ACTIVE);
   EXPECT_EQ(attributes->link_layer, IBV_LINK_LAYER_ETHERNET);
   EXPECT_EQ(attributes->max_msg_sz, 1U << 30);
-  EXPECT_EQ(attributes->port_cap_flags2, GetParam() ? 0x1234 : 0);  // the old call does not know it
+  EXPECT_EQ(attributes->port_cap_flags2, GetParam() ? 0x1234 : 0);  // ibv_query_port's old layout has no such field
 
   EXPECT_EQ(fake.table.port_attributes(context, 2).error().sys_errno, EINVAL);
   fake.table.close_device(context);

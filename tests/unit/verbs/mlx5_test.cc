@@ -9,38 +9,37 @@
 namespace verbatim {
 namespace {
 
-TEST(Mlx5, ANamedLibraryThatAnswersNo) {
+TEST(Mlx5, NamedLibraryAnswersNo_IsNotSupported) {
   const std::optional<Mlx5> mlx5 = Mlx5::load(FAKE_MLX5_NO);
   ASSERT_TRUE(mlx5);
   EXPECT_FALSE(mlx5->is_supported(nullptr));
 }
 
-TEST(Mlx5, ANamedLibraryThatAnswersYes) {
+TEST(Mlx5, NamedLibraryAnswersYes_IsSupported) {
   const std::optional<Mlx5> mlx5 = Mlx5::load(FAKE_MLX5_YES);
   ASSERT_TRUE(mlx5);
   EXPECT_TRUE(mlx5->is_supported(nullptr));
 }
 
-TEST(Mlx5, AnAbsentLibraryThatWasNamedIsWarnedAboutOnce) {
+TEST(Mlx5, NamedLibraryMissing_GivesOneWarning) {
   const LogCapture log;
   EXPECT_FALSE(Mlx5::load("/nonexistent/libmlx5.so"));
-  EXPECT_EQ(log.only_warning().rfind("VERBATIM_MLX5_LIBRARY cannot be opened, going on without: /nonexistent", 0), 0U)
-      << log.only_warning();
+  EXPECT_EQ(log.only_warning().rfind("cannot open VERBATIM_MLX5_LIBRARY: /nonexistent", 0), 0U) << log.only_warning();
 }
 
-TEST(Mlx5, ALibraryWithoutItsFunctionsIsNone) {
+TEST(Mlx5, LibraryWithoutFunctions_IsNotUsed) {
   const LogCapture log;
   EXPECT_FALSE(Mlx5::load(FAKE_VERBS));
   EXPECT_TRUE(log.warnings().empty());
   EXPECT_EQ(log.infos().size(), 1U);
 }
 
-TEST(Mlx5, Capabilities) {
+TEST(Mlx5, QueryDevice_ReturnsCapabilities) {
   Mlx5 mlx5;
-  mlx5.query_device = [](ibv_context*, mlx5dv_context* answer) {
-    EXPECT_NE(answer->comp_mask & MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS, 0U);
-    answer->flags = MLX5DV_CONTEXT_FLAGS_CQE_V1;
-    answer->num_lag_ports = 2;
+  mlx5.query_device = [](ibv_context*, mlx5dv_context* attributes) {
+    EXPECT_NE(attributes->comp_mask & MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS, 0U);
+    attributes->flags = MLX5DV_CONTEXT_FLAGS_CQE_V1;
+    attributes->num_lag_ports = 2;
     return 0;
   };
   const Result<Mlx5Capabilities> capabilities = mlx5.capabilities(nullptr);
@@ -49,11 +48,11 @@ TEST(Mlx5, Capabilities) {
   EXPECT_EQ(capabilities->num_lag_ports, 2);
 }
 
-TEST(Mlx5, WhatTheDriverDoesNotKnowIsNotBelieved) {
+TEST(Mlx5, FieldNotInCompMask_IsIgnored) {
   Mlx5 mlx5;
-  mlx5.query_device = [](ibv_context*, mlx5dv_context* answer) {
-    answer->comp_mask = 0;
-    answer->num_lag_ports = 9;
+  mlx5.query_device = [](ibv_context*, mlx5dv_context* attributes) {
+    attributes->comp_mask = 0;
+    attributes->num_lag_ports = 9;
     return 0;
   };
   EXPECT_EQ(mlx5.capabilities(nullptr)->num_lag_ports, 0);

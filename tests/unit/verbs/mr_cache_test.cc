@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "support/fake_verbs.h"
 #include "support/log_capture.h"
 
@@ -20,16 +20,16 @@ namespace {
 constexpr std::uintptr_t kPage = 4096;
 constexpr std::uintptr_t kBase = 0x7f0000000000;
 
-class Cache : public testing::Test {
+class MrCacheTest : public testing::Test {
  protected:
-  Cache() {
+  MrCacheTest() {
     device_.add_roce_port();
     device_.dmabuf_errno = 0;
     context_ = fake_.table.open_device(&device_.device);
     pd_ = fake_.table.alloc_pd(context_);
     cache_.emplace(fake_.table, pd_, "mlx5_0", true);
   }
-  ~Cache() override {
+  ~MrCacheTest() override {
     cache_.reset();
     EXPECT_EQ(fake_.live("mr"), 0);
     fake_.table.dealloc_pd(pd_);
@@ -60,7 +60,7 @@ class Cache : public testing::Test {
   std::optional<MrCache> cache_;
 };
 
-TEST_F(Cache, RangesAreRoundedToPages) {
+TEST_F(MrCacheTest, Range_IsRoundedToPages) {
   const MrRef ref = acquire(range(100, 5000));
   ASSERT_EQ(fake_.registrations().size(), 1U);
   const FakeVerbs::Registration made = fake_.registrations()[0];
@@ -71,7 +71,7 @@ TEST_F(Cache, RangesAreRoundedToPages) {
   EXPECT_NE(ref->lkey, ref->rkey);
 }
 
-TEST_F(Cache, ACoverIsReusedAndLivesUntilItsLastReference) {
+TEST_F(MrCacheTest, CoveringRegistration_IsReusedUntilLastReference) {
   MrRef whole = acquire(range(0, 8 * kPage));
   MrRef again = acquire(range(0, 8 * kPage));
   MrRef part = acquire(range(3 * kPage + 5, 100));
@@ -87,20 +87,20 @@ TEST_F(Cache, ACoverIsReusedAndLivesUntilItsLastReference) {
   EXPECT_EQ(fake_.calls("reg_mr_iova2"), 1);
 }
 
-TEST_F(Cache, OverlappingRangesAreNotMerged) {
+TEST_F(MrCacheTest, OverlappingRanges_AreNotMerged) {
   const MrRef left = acquire(range(0, 4 * kPage));
   const MrRef right = acquire(range(2 * kPage, 4 * kPage));
   EXPECT_NE(left->mr, right->mr);
-  const MrRef across = acquire(range(kPage, 4 * kPage));  // covered by both together, by neither alone
+  const MrRef across = acquire(range(kPage, 4 * kPage));  // covered by both together, but not by one alone
   EXPECT_NE(across->mr, left->mr);
   EXPECT_NE(across->mr, right->mr);
   EXPECT_EQ(across->mr->length, 4 * kPage);
   EXPECT_EQ(cache_->size(), 3U);
 }
 
-TEST_F(Cache, ACoverBehindShorterRangesIsFound) {
+TEST_F(MrCacheTest, CoverStartingBeforeShorterRanges_IsFound) {
   const MrRef large = acquire(range(0, 100 * kPage));
-  // A shorter range with a later start, gone again.
+  // A shorter range with a later start, which is released at once.
   EXPECT_TRUE(cache_->release(acquire(range(200 * kPage, kPage))));
   const MrRef wide = acquire(range(50 * kPage, 100 * kPage));
   EXPECT_NE(wide->mr, large->mr);
@@ -108,7 +108,7 @@ TEST_F(Cache, ACoverBehindShorterRangesIsFound) {
   EXPECT_EQ(acquire(range(40 * kPage, 20 * kPage))->mr, large->mr);
 }
 
-TEST_F(Cache, OnlyTheSameTypeAndOrderingStandForEachOther) {
+TEST_F(MrCacheTest, OtherTypeOrOrdering_IsNotShared) {
   const MrRef host = acquire(range(0, kPage));
   const MrRef cuda = acquire(range(0, kPage, MemoryType::kCuda));
   MrRequest strict = range(0, kPage);
@@ -119,7 +119,7 @@ TEST_F(Cache, OnlyTheSameTypeAndOrderingStandForEachOther) {
   EXPECT_EQ(cache_->size(), 3U);
 }
 
-TEST_F(Cache, RelaxedOrderingIsAskedForWhereItMay) {
+TEST_F(MrCacheTest, RelaxedOrdering_IsRequestedWhereAllowed) {
   constexpr unsigned kPlain = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   const MrRef relaxed = acquire(range(0, kPage));
   EXPECT_EQ(fake_.registrations().back().verb, "reg_mr_iova2");
@@ -136,7 +136,7 @@ TEST_F(Cache, RelaxedOrderingIsAskedForWhereItMay) {
   EXPECT_EQ(fake_.registrations().back().verb, "reg_mr");
 }
 
-TEST_F(Cache, ZeroBytesTouchNoMemoryOfTheCaller) {
+TEST_F(MrCacheTest, ZeroBytes_RegistersOwnPage) {
   const MrRef null = acquire({});
   const MrRef odd = acquire(range(123, 0));
   EXPECT_EQ(null->mr, odd->mr);
@@ -146,7 +146,7 @@ TEST_F(Cache, ZeroBytesTouchNoMemoryOfTheCaller) {
   EXPECT_EQ(fake_.registrations()[0].bytes, kPage);
 }
 
-TEST_F(Cache, ARangeBeyondTheAddressSpaceIsRefused) {
+TEST_F(MrCacheTest, RangeBeyondAddressSpace_IsRejected) {
   for (const MrRequest& request :
        {range(0, SIZE_MAX), MrRequest{.address = reinterpret_cast<void*>(UINTPTR_MAX - 10), .bytes = 5}}) {
     const Result<MrRef> ref = cache_->acquire(request);
@@ -156,7 +156,7 @@ TEST_F(Cache, ARangeBeyondTheAddressSpaceIsRefused) {
   EXPECT_TRUE(fake_.registrations().empty());
 }
 
-TEST_F(Cache, DmaBufAtAnyOffset) {
+TEST_F(MrCacheTest, DmaBufAtAnyOffset_IsRoundedToPages) {
   const UniqueFd fd = buffer();
   const MrRef ref = acquire(dmabuf(5 * kPage + 100, 3000, fd.get(), 2 * kPage + 100));
   const FakeVerbs::Registration made = fake_.registrations().back();
@@ -167,43 +167,44 @@ TEST_F(Cache, DmaBufAtAnyOffset) {
   EXPECT_EQ(made.fd, fd.get());
 }
 
-TEST_F(Cache, DmaBufOffsetOfThePage) {
+TEST_F(MrCacheTest, DmaBufWithPageOffset_IsAccepted) {
   const UniqueFd fd = buffer();
   const MrRef ref = acquire(dmabuf(100, 3000, fd.get(), 0));
   EXPECT_EQ(fake_.registrations().back().address, kBase);
   EXPECT_EQ(fake_.registrations().back().offset, 0U);
 }
 
-TEST_F(Cache, DmaBufOffsetThatCannotBeMeant) {
+TEST_F(MrCacheTest, DmaBufWithImpossibleOffset_IsRejected) {
   const UniqueFd fd = buffer();
   EXPECT_EQ(cache_->acquire(dmabuf(100, 3000, fd.get(), 101)).error().kind, ErrorKind::kArgument);
   EXPECT_EQ(cache_->acquire(dmabuf(0, 3000, -1, 0)).error().sys_errno, EBADF);
 }
 
-TEST_F(Cache, ADmaBufIsReusedThroughAnyOfItsFdsAtTheSamePlaceOnly) {
+TEST_F(MrCacheTest, DmaBufThroughOtherFd_IsReusedAtSameOffset) {
   UniqueFd fd = buffer();
   const UniqueFd same(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
   const UniqueFd other = buffer();
   const MrRef first = acquire(dmabuf(0, 8 * kPage, fd.get(), 4 * kPage));
-  fd.reset();  // not kept
+  fd.reset();  // the cache needs the descriptor during acquire() only
   EXPECT_EQ(acquire(dmabuf(2 * kPage, kPage, same.get(), 6 * kPage))->mr, first->mr);
-  EXPECT_NE(acquire(dmabuf(2 * kPage, kPage, same.get(), 2 * kPage))->mr, first->mr);  // other bytes at this address
+  EXPECT_NE(acquire(dmabuf(2 * kPage, kPage, same.get(), 2 * kPage))->mr,
+            first->mr);  // the same address, other bytes of the buffer
   EXPECT_NE(acquire(dmabuf(0, 8 * kPage, other.get(), 4 * kPage))->mr, first->mr);
   EXPECT_NE(acquire(range(0, 8 * kPage, MemoryType::kCuda))->mr, first->mr);
 }
 
-TEST_F(Cache, DmaBufRegistrationThatTheDeviceRefuses) {
+TEST_F(MrCacheTest, DmaBufRefusedByDevice_IsReported) {
   const UniqueFd fd = buffer();
   device_.dmabuf_errno = EOPNOTSUPP;
   EXPECT_EQ(cache_->acquire(dmabuf(0, kPage, fd.get(), 0)).error().sys_errno, EOPNOTSUPP);
   EXPECT_EQ(log_.only_warning(),
             "mlx5_0: ibv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Operation not supported. "
-            "Needs Linux 5.12, a NIC driver that takes dma-bufs and the open GPU driver");
+            "Next: use Linux 5.12 or later, a NIC driver that supports dma-bufs and the open GPU driver");
   fake_.table.reg_dmabuf_mr = nullptr;
   EXPECT_EQ(cache_->acquire(dmabuf(0, kPage, fd.get(), 0)).error().sys_errno, EOPNOTSUPP);
 }
 
-TEST_F(Cache, AFailureLeavesNothingBehind) {
+TEST_F(MrCacheTest, FailedRegistration_LeavesNothing) {
   fake_.failures["reg_mr_iova2"] = ENOMEM;
   EXPECT_FALSE(cache_->acquire(range(0, kPage)));
   EXPECT_EQ(cache_->size(), 0U);
@@ -211,7 +212,7 @@ TEST_F(Cache, AFailureLeavesNothingBehind) {
   acquire(range(0, kPage));
 }
 
-TEST_F(Cache, ReleaseAnswersWhatDeregistrationSaid) {
+TEST_F(MrCacheTest, DeregMrFails_ReleaseReturnsError) {
   MrRef ref = acquire(range(0, kPage));
   ibv_mr* mr = ref->mr.get();
   fake_.failures["dereg_mr"] = EBUSY;
@@ -221,22 +222,21 @@ TEST_F(Cache, ReleaseAnswersWhatDeregistrationSaid) {
   EXPECT_EQ(cache_->size(), 0U);
   EXPECT_TRUE(cache_->release({}));
   fake_.failures.clear();
-  EXPECT_EQ(fake_.table.dereg_mr(mr), 0);  // what the cache had to leave behind
+  EXPECT_EQ(fake_.table.dereg_mr(mr), 0);  // the MR that the cache could not deregister
 }
 
-TEST_F(Cache, WhatNobodyReleasedIsReportedAndEnded) {
+TEST_F(MrCacheTest, UnreleasedRegistration_IsReportedAndFreed) {
   MrRef forgotten = acquire(range(0, kPage));
   cache_.reset();
   (void)forgotten.release();  // must not outlive the cache
-  EXPECT_EQ(
-      log_.only_warning(),
-      "mlx5_0 closes with 1 memory registrations that nobody released: 4096 bytes of host memory at 0x7f0000000000 "
-      "in use 1 times");
+  EXPECT_EQ(log_.only_warning(),
+            "mlx5_0 is closed with 1 memory registrations that were not released: 4096 bytes of host memory at "
+            "0x7f0000000000 in use 1 times");
   EXPECT_EQ(fake_.live("mr"), 0);
 }
 
-TEST_F(Cache, NoLockIsHeldWhileTheDriverRegisters) {
-  // Both threads are inside the driver at once, or the barrier never opens.
+TEST_F(MrCacheTest, ConcurrentRegistration_HoldsNoLock) {
+  // The barrier opens only if both threads are in the driver at the same time.
   std::barrier inside(2);
   fake_.on_register = [&] { inside.arrive_and_wait(); };
   MrRef refs[2];
@@ -245,13 +245,13 @@ TEST_F(Cache, NoLockIsHeldWhileTheDriverRegisters) {
     std::jthread two([&] { refs[1] = acquire(range(0, 4 * kPage)); });
   }
   fake_.on_register = nullptr;
-  EXPECT_EQ(refs[0]->mr, refs[1]->mr);  // the loser has taken the winner's
+  EXPECT_EQ(refs[0]->mr, refs[1]->mr);  // both use the MR that was added to the cache first
   EXPECT_EQ(fake_.live("mr"), 1);
   EXPECT_EQ(cache_->size(), 1U);
   EXPECT_EQ(fake_.calls("dereg_mr"), 1);
 }
 
-TEST_F(Cache, ManyThreadsAcquireAndRelease) {
+TEST_F(MrCacheTest, ManyThreads_AcquireAndRelease) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 2000;
   std::atomic<int> uncovered{0};
@@ -278,8 +278,8 @@ TEST_F(Cache, ManyThreadsAcquireAndRelease) {
   EXPECT_EQ(fake_.live("mr"), 0);
 }
 
-// Against a model that looks at every live range.
-TEST_F(Cache, ReusesExactlyWhenALiveRangeCovers) {
+// Compares with a model that checks all registered ranges.
+TEST_F(MrCacheTest, RandomRanges_AreReusedExactlyWhenCovered) {
   std::mt19937 random(7);
   struct Held {
     MrRef ref;

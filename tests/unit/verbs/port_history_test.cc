@@ -18,7 +18,7 @@ void write_counter(const std::string& directory, const std::string& name, const 
   std::ofstream(directory + "/" + name) << value << "\n";
 }
 
-TEST(PortCounters, AreReadFromBothDirectoriesButNotThoseOfTraffic) {
+TEST(PortCounters, BothDirectories_AreReadWithoutTrafficCounters) {
   const ScratchDirectory scratch;
   const std::string port = scratch.path().string() + "/ports/1";
   write_counter(port + "/hw_counters", "local_ack_timeout_err", "12");
@@ -34,7 +34,7 @@ TEST(PortCounters, AreReadFromBothDirectoriesButNotThoseOfTraffic) {
   EXPECT_TRUE(read_port_counters("", 1).empty());
 }
 
-TEST(PortCounters, ThatHaveGrownAreToldTheMostTellingFirst) {
+TEST(PortCounters, GrownCounters_AreListedMostRelevantFirst) {
   const PortCounters before{{"a", 1}, {"out_of_sequence", 3}, {"local_ack_timeout_err", 0}, {"z", 9}};
   EXPECT_EQ(describe_changes(before, before, 6), "");
   const PortCounters now{{"a", 2}, {"out_of_sequence", 4}, {"local_ack_timeout_err", 8}, {"z", 8}, {"new", 1}};
@@ -42,11 +42,11 @@ TEST(PortCounters, ThatHaveGrownAreToldTheMostTellingFirst) {
   EXPECT_EQ(describe_changes(before, now, 2), "local_ack_timeout_err +8, out_of_sequence +1 and 1 more");
 }
 
-TEST(PortHistory, CountsOutagesSinceAMoment) {
+TEST(PortHistory, SeveralOutages_AreCountedSinceAGivenTime) {
   PortHistory history("");
-  EXPECT_EQ(history.link_up(1, kSecond), 0U) << "it was never down";
+  EXPECT_EQ(history.link_up(1, kSecond), 0U) << "the link was never down";
   EXPECT_TRUE(history.link_down(1, 10 * kSecond));
-  EXPECT_FALSE(history.link_down(1, 11 * kSecond)) << "it is already";
+  EXPECT_FALSE(history.link_down(1, 11 * kSecond)) << "the link is down already";
   EXPECT_EQ(history.link_up(1, 13 * kSecond), 3 * kSecond);
   EXPECT_TRUE(history.link_down(1, 20 * kSecond));
 
@@ -62,7 +62,7 @@ TEST(PortHistory, CountsOutagesSinceAMoment) {
   EXPECT_EQ(history.link_since(2, 0, 50 * kSecond).downs, 0U) << "another port";
 }
 
-TEST(PortHistory, KeepsTheLastOutagesOfMany) {
+TEST(PortHistory, ManyOutages_LastAreKept) {
   PortHistory history("");
   for (std::uint64_t i = 1; i <= 100; ++i) {
     EXPECT_TRUE(history.link_down(1, i * kSecond));
@@ -72,7 +72,7 @@ TEST(PortHistory, KeepsTheLastOutagesOfMany) {
   EXPECT_EQ(history.link_since(1, 0, 200 * kSecond).outage_ns, 1U);
 }
 
-TEST(PortHistory, ASnapshotServesAllConnectionsOfAMoment) {
+TEST(PortHistory, RecentCounters_SnapshotIsKept) {
   const ScratchDirectory scratch;
   write_counter(scratch.path().string() + "/ports/1/hw_counters", "packet_seq_err", "1");
   PortHistory history(scratch.path());

@@ -10,9 +10,9 @@
 namespace verbatim {
 namespace {
 
-class Qp : public testing::Test {
+class QpTest : public testing::Test {
  protected:
-  // Opens the device with what the test has set up by then.
+  // Opens the device with the attributes that the test has set before.
   void open() {
     Result<std::unique_ptr<Device>> opened = Device::open(fake_.table, nullptr, &fake_device_.device, false);
     ASSERT_TRUE(opened);
@@ -59,7 +59,7 @@ const QpAddress kRoceRemote{
 const QpAddress kInfinibandRemote{
     .qp_num = 78, .lid = 18, .link_layer = IBV_LINK_LAYER_INFINIBAND, .gid = fake_gid("fe80::2", 0).gid};
 
-TEST_F(Qp, IsCreatedAsAskedAndDestroyed) {
+TEST_F(QpTest, Create_UsesGivenCapsAndDestroys) {
   {
     const RcQp qp = create({.send_wr = 64, .recv_wr = 32, .inline_bytes = 48, .send_sge = 2, .recv_sge = 1});
     const ibv_qp_init_attr wanted = fake_.created_qps().back();
@@ -70,49 +70,49 @@ TEST_F(Qp, IsCreatedAsAskedAndDestroyed) {
     EXPECT_EQ(wanted.cap.max_send_sge, 2U);
     EXPECT_EQ(wanted.cap.max_recv_sge, 1U);
     EXPECT_EQ(wanted.sq_sig_all, 0);
-    EXPECT_EQ(qp.inline_bytes, 48U);  // though the device granted 64
+    EXPECT_EQ(qp.inline_bytes, 48U);  // as requested, although the device gave 64
     EXPECT_EQ(fake_.live("qp"), 1);
   }
   EXPECT_EQ(fake_.live("qp"), 0);
 }
 
-// One that is not destroyed still takes room.
-TEST_F(Qp, IsCountedWhileItIsThere) {
+// A QP that could not be destroyed still counts.
+TEST_F(QpTest, LiveQps_AreCounted) {
   RcQp one = create();
   RcQp moved = create();
   RcQp other = std::move(moved);
-  EXPECT_EQ(device_->qps_alive(), 2U);
+  EXPECT_EQ(device_->live_qps(), 2U);
   one.qp.reset();
-  EXPECT_EQ(device_->qps_alive(), 1U);
+  EXPECT_EQ(device_->live_qps(), 1U);
   fake_.failures["create_qp"] = ENOMEM;
   EXPECT_FALSE(create_rc_qp(*device_, &cq_, &cq_, {}));
-  EXPECT_EQ(device_->qps_alive(), 1U);
+  EXPECT_EQ(device_->live_qps(), 1U);
   fake_.failures = {{"destroy_qp", EBUSY}};
   ibv_qp* const left = other.qp.get();
   const LogCapture log;
   other.qp.reset();
-  EXPECT_EQ(log.only_warning(), "cannot destroy a queue pair of mlx5_0, it leaks: Device or resource busy");
-  EXPECT_EQ(device_->qps_alive(), 1U);
+  EXPECT_EQ(log.only_warning(), "cannot destroy a queue pair of mlx5_0: Device or resource busy. The object is leaked");
+  EXPECT_EQ(device_->live_qps(), 1U);
   fake_.failures.clear();
   EXPECT_EQ(fake_.table.destroy_qp(left), 0);
 }
 
-TEST_F(Qp, DepthsAreCutToTheDevice) {
+TEST_F(QpTest, DepthsBeyondDevice_AreReduced) {
   create({.send_wr = 5000, .recv_wr = 5000, .send_sge = 30});
   EXPECT_EQ(fake_.created_qps().back().cap.max_send_wr, 1024U);
   EXPECT_EQ(fake_.created_qps().back().cap.max_recv_wr, 1024U);
   EXPECT_EQ(fake_.created_qps().back().cap.max_send_sge, 4U);
 }
 
-TEST_F(Qp, InlineShrinksUntilTheDeviceTakesIt) {
+TEST_F(QpTest, InlineBeyondDevice_IsHalvedUntilAccepted) {
   fake_device_.max_inline = 60;
-  EXPECT_EQ(create({.inline_bytes = 200}).inline_bytes, 60U);  // asked for 200, 100, then 50
+  EXPECT_EQ(create({.inline_bytes = 200}).inline_bytes, 60U);  // 200 and 100 fail; 50 succeeds, and the device gives 60
   EXPECT_EQ(fake_.created_qps().back().cap.max_inline_data, 50U);
   fake_device_.max_inline = 0;
   EXPECT_EQ(create({.inline_bytes = 200}).inline_bytes, 0U);
 }
 
-TEST_F(Qp, ARefusedQpCarriesErrno) {
+TEST_F(QpTest, CreateQpFails_GivesErrno) {
   open();
   fake_.failures["create_qp"] = ENOMEM;
   const Result<RcQp> qp = create_rc_qp(*device_, &cq_, &cq_, {.inline_bytes = 64});
@@ -121,7 +121,7 @@ TEST_F(Qp, ARefusedQpCarriesErrno) {
   EXPECT_STREQ(qp.error().operation, "ibv_create_qp");
 }
 
-TEST_F(Qp, ToInit) {
+TEST_F(QpTest, ToInit_SetsAttributes) {
   const RcQp qp = create();
   ASSERT_TRUE(to_init(qp.qp.get(), port_, 5));
   EXPECT_EQ(last().qp_state, IBV_QPS_INIT);
@@ -132,14 +132,14 @@ TEST_F(Qp, ToInit) {
   EXPECT_EQ(last_mask(), IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
-TEST_F(Qp, NoAtomicsWhereTheDeviceHasNone) {
+TEST_F(QpTest, DeviceWithoutAtomics_GetsNoAtomicAccess) {
   fake_device_.attributes.atomic_cap = IBV_ATOMIC_NONE;
   const RcQp qp = create();
   ASSERT_TRUE(to_init(qp.qp.get(), port_, 0));
   EXPECT_EQ(last().qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC, 0U);
 }
 
-TEST_F(Qp, ToRtrOnRoce) {
+TEST_F(QpTest, ToRtrOnRoce_SetsGlobalAddress) {
   const RcQp qp = create();
   ASSERT_TRUE(to_rtr(qp.qp.get(), port_, kRoceRemote, {.mtu = IBV_MTU_4096, .traffic_class = 106, .service_level = 3}));
   const ibv_qp_attr set = last();
@@ -160,7 +160,7 @@ TEST_F(Qp, ToRtrOnRoce) {
                              IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
-TEST_F(Qp, ToRtrOnInfinibandGoesByLid) {
+TEST_F(QpTest, ToRtrOnInfiniband_UsesLid) {
   port_ = infiniband_port();
   const RcQp qp = create();
   ASSERT_TRUE(to_rtr(qp.qp.get(), port_, kInfinibandRemote, {.service_level = 2}));
@@ -169,7 +169,7 @@ TEST_F(Qp, ToRtrOnInfinibandGoesByLid) {
   EXPECT_EQ(last().ah_attr.sl, 2);
 }
 
-TEST_F(Qp, ToRtrAcrossInfinibandSubnetsCarriesTheGid) {
+TEST_F(QpTest, ToRtrAcrossSubnets_UsesGid) {
   port_ = infiniband_port();
   const RcQp qp = create();
   QpAddress remote = kInfinibandRemote;
@@ -179,7 +179,7 @@ TEST_F(Qp, ToRtrAcrossInfinibandSubnetsCarriesTheGid) {
   EXPECT_EQ(to_string(last().ah_attr.grh.dgid), "fec0:0:0:7::2");
 }
 
-TEST_F(Qp, EndsOfDifferentLinkLayersCannotMeet) {
+TEST_F(QpTest, ToRtrBetweenLinkLayers_IsRejected) {
   const RcQp qp = create();
   const Status status = to_rtr(qp.qp.get(), port_, kInfinibandRemote, {});
   ASSERT_FALSE(status);
@@ -187,7 +187,7 @@ TEST_F(Qp, EndsOfDifferentLinkLayersCannotMeet) {
   EXPECT_TRUE(fake_.modifications().empty());
 }
 
-TEST_F(Qp, ToRtrKeepsTheErrno) {
+TEST_F(QpTest, ToRtrFails_GivesErrno) {
   const RcQp qp = create();
   for (const int code : {ETIMEDOUT, ENETUNREACH, ENODEV, EINVAL}) {
     fake_.failures["modify_qp"] = code;
@@ -198,7 +198,7 @@ TEST_F(Qp, ToRtrKeepsTheErrno) {
   }
 }
 
-TEST_F(Qp, ToRts) {
+TEST_F(QpTest, ToRts_SetsAttributes) {
   const RcQp qp = create();
   ASSERT_TRUE(to_rts(qp.qp.get(), port_, 14, 6, 16));
   EXPECT_EQ(last().qp_state, IBV_QPS_RTS);
@@ -211,7 +211,7 @@ TEST_F(Qp, ToRts) {
                              IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
-TEST_F(Qp, ReadsUnderWayAreCutToTheDevice) {
+TEST_F(QpTest, OutstandingReadsBeyondDevice_AreReduced) {
   fake_device_.attributes.max_qp_rd_atom = 4;
   fake_device_.attributes.max_qp_init_rd_atom = 128;
   const RcQp qp = create();
@@ -221,14 +221,14 @@ TEST_F(Qp, ReadsUnderWayAreCutToTheDevice) {
   EXPECT_EQ(last().max_rd_atomic, 16);
 }
 
-TEST_F(Qp, ToError) {
+TEST_F(QpTest, ToError_SetsState) {
   const RcQp qp = create();
   ASSERT_TRUE(to_error(qp.qp.get(), *device_));
   EXPECT_EQ(last().qp_state, IBV_QPS_ERR);
   EXPECT_EQ(last_mask(), IBV_QP_STATE);
 }
 
-TEST_F(Qp, Address) {
+TEST_F(QpTest, Address_HasQpNumberLidAndGid) {
   port_ = infiniband_port();
   const RcQp qp = create();
   const QpAddress address = qp_address(port_, qp.qp.get());
@@ -238,7 +238,7 @@ TEST_F(Qp, Address) {
   EXPECT_EQ(to_string(address.gid), "fe80::1");
 }
 
-TEST_F(Qp, EceWhereTheDeviceHasIt) {
+TEST_F(QpTest, EceSupported_IsQueriedAndSet) {
   fake_device_.ece_errno = 0;
   const RcQp qp = create();
   const Result<std::optional<ibv_ece>> ece = query_ece(qp.qp.get(), *device_);
@@ -251,7 +251,7 @@ TEST_F(Qp, EceWhereTheDeviceHasIt) {
   EXPECT_EQ(fake_.ece_set->options, 7U);
 }
 
-TEST_F(Qp, NoEceIsNoError) {
+TEST_F(QpTest, EceUnsupported_IsNoError) {
   const RcQp qp = create();
   for (const int code : {EOPNOTSUPP, EPROTONOSUPPORT, ENOSYS}) {
     fake_device_.ece_errno = code;
@@ -267,7 +267,7 @@ TEST_F(Qp, NoEceIsNoError) {
   EXPECT_EQ(set_ece(qp.qp.get(), *device_, {}).error().sys_errno, EIO);
 }
 
-TEST_F(Qp, NoEceInTheLibrary) {
+TEST_F(QpTest, LibraryWithoutEce_IsNoError) {
   fake_.table.query_ece = nullptr;
   fake_.table.set_ece = nullptr;
   const RcQp qp = create();

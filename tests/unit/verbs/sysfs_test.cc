@@ -19,7 +19,7 @@ class Sysfs : public testing::Test {
 
   std::filesystem::path class_dir() const { return root_ / "sys/class/infiniband/mlx5_0"; }
 
-  // Links the device to a directory of this name and answers the PCI path.
+  // Links the device to a directory of this name and returns its PCI path.
   std::optional<std::string> pci_path(const std::string& name) const {
     const std::filesystem::path target = root_ / "sys/devices" / name;
     std::filesystem::create_directories(target);
@@ -41,27 +41,27 @@ class Sysfs : public testing::Test {
   const std::filesystem::path root_ = scratch_.path();
 };
 
-TEST_F(Sysfs, PortsAndVirtualFunctionsOfACardSharePciPath) {
+TEST_F(Sysfs, FunctionsOfOneCard_ShareOnePciPath) {
   EXPECT_EQ(pci_path("pci0000:00/0000:0c:00.0"), device("pci0000:00/0000:0c:00.0"));
   EXPECT_EQ(pci_path("pci0000:00/0000:0c:00.1"), device("pci0000:00/0000:0c:00.0"));
   EXPECT_EQ(pci_path("pci0000:00/0000:0c:02.5"), device("pci0000:00/0000:0c:00.0"));
   EXPECT_EQ(pci_path("pci0000:00/10001:e1:00.1"), device("pci0000:00/10001:e1:00.0"));
 }
 
-TEST_F(Sysfs, OtherDevicesHaveNoPciPath) {
+TEST_F(Sysfs, NonPciDevice_HasNoPciPath) {
   EXPECT_EQ(pci_path("virtual/net/eth0"), std::nullopt);
   EXPECT_EQ(pci_path("0"), std::nullopt);
   EXPECT_EQ(sysfs_pci_path("/nonexistent/mlx5_0"), std::nullopt);
   EXPECT_EQ(sysfs_pci_path(""), std::nullopt);
 }
 
-TEST_F(Sysfs, Exists) {
+TEST_F(Sysfs, Exists_IsTrueForPresentPath) {
   EXPECT_TRUE(sysfs_exists(class_dir()));
   EXPECT_FALSE(sysfs_exists(class_dir() / "no"));
   EXPECT_FALSE(sysfs_exists(""));
 }
 
-TEST_F(Sysfs, Rate) {
+TEST_F(Sysfs, RateFile_GivesSpeed) {
   EXPECT_EQ(sysfs_port_speed_mbps(class_dir(), 1), std::nullopt);
   touch("sys/class/infiniband/mlx5_0/ports/1/rate", "800 Gb/sec (4X XDR)\n");
   touch("sys/class/infiniband/mlx5_0/ports/2/rate", "2.5 Gb/sec (1X SDR)\n");
@@ -71,7 +71,7 @@ TEST_F(Sysfs, Rate) {
   EXPECT_EQ(sysfs_port_speed_mbps(class_dir(), 3), std::nullopt);
 }
 
-TEST_F(Sysfs, PeerMemoryByAnyOfItsSigns) {
+TEST_F(Sysfs, PeerMemoryModule_IsDetectedByAnyPath) {
   EXPECT_FALSE(peer_memory_loaded(root_));
   for (const char* sign : {"sys/kernel/mm/memory_peers/nv_mem/version", "sys/kernel/mm/memory_peers/nv_mem_nc/version",
                            "sys/module/nvidia_peermem/refcnt", "sys/module/nv_peer_mem/refcnt"}) {

@@ -5,7 +5,7 @@
 namespace verbatim::wire {
 namespace {
 
-TEST(Codec, FieldsComeBackInOrder) {
+TEST(Codec, Fields_RoundTripInOrder) {
   Writer writer;
   writer.put(std::uint8_t{7});
   writer.put(std::uint64_t{0x0123456789abcdef});
@@ -23,22 +23,22 @@ TEST(Codec, FieldsComeBackInOrder) {
   EXPECT_TRUE(reader.complete());
 }
 
-TEST(Codec, ReaderThatRunsOutStaysIncomplete) {
+TEST(Codec, ReadBeyondEnd_StaysIncomplete) {
   const std::vector<std::uint8_t> bytes = {1, 2, 3};
   Reader reader(bytes);
   EXPECT_EQ(reader.get<std::uint32_t>(), 0U);
-  EXPECT_EQ(reader.get<std::uint8_t>(), 0);  // though a byte is there: nothing after the gap can be trusted
+  EXPECT_EQ(reader.get<std::uint8_t>(), 0);  // although bytes remain: after a failed read all reads return 0
   EXPECT_FALSE(reader.complete());
 }
 
-TEST(Codec, TextLongerThanItsMessageIsRefused) {
+TEST(Codec, TextLongerThanMessage_IsRejected) {
   const std::vector<std::uint8_t> bytes = {200, 'a', 'b'};
   Reader reader(bytes);
   EXPECT_EQ(reader.get_text(), "");
   EXPECT_FALSE(reader.complete());
 }
 
-TEST(Codec, TextIsCutAt255Bytes) {
+TEST(Codec, LongText_IsTruncatedAt255Bytes) {
   Writer writer;
   writer.put_text(std::string(300, 'x'));
   EXPECT_EQ(std::move(writer).take().size(), 256U);

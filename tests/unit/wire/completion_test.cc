@@ -7,10 +7,10 @@
 namespace verbatim::wire {
 namespace {
 
-TEST(Immediate, EveryFieldSurvives) {
+TEST(Immediate, EveryField_RoundTrips) {
   for (const std::uint32_t entry : {0U, 1U, 255U}) {
     for (const SizeSource sizes :
-         {SizeSource::kByteCount, SizeSource::kRecord, SizeSource::kPosted, SizeSource::kElsewhere}) {
+         {SizeSource::kByteCount, SizeSource::kRecord, SizeSource::kPosted, SizeSource::kOtherPart}) {
       for (const std::uint32_t parts : {1U, 2U, 127U, 128U}) {
         for (const std::uint32_t pass : {0U, 1U, kPassMask}) {
           const Immediate decoded = decode_immediate(encode_immediate({entry, sizes, parts, pass}));
@@ -24,29 +24,29 @@ TEST(Immediate, EveryFieldSurvives) {
   }
 }
 
-TEST(Immediate, AStrayOfThePassBeforeIsTold) {
+TEST(Immediate, ImmediateOfEarlierPass_IsDistinguished) {
   EXPECT_EQ(ring_pass(0), ring_pass(255));
   EXPECT_NE(ring_pass(255), ring_pass(256));
-  EXPECT_NE(ring_pass(0xffffffff), ring_pass(0));  // also where the member numbers wrap
+  EXPECT_NE(ring_pass(0xffffffff), ring_pass(0));  // also when the member numbers wrap
 }
 
-TEST(Ring, GoesOnWhereMemberNumbersWrap) {
+TEST(Ring, SequenceNumbersWrap_IndexAndPassContinue) {
   constexpr std::uint32_t kLast = 0xffffffff;
   EXPECT_EQ(ring_index(kLast), kMaxInFlight - 1);
   EXPECT_EQ(ring_index(kLast + 1), 0U);
   for (std::uint32_t member = kLast - 2 * kMaxInFlight; member != 2 * kMaxInFlight; ++member) {
     EXPECT_EQ(ring_index(member + 1), (ring_index(member) + 1) % kMaxInFlight) << member;
     EXPECT_EQ(ring_index(member + kMaxInFlight), ring_index(member)) << member;
-    // Whoever lies at the same place a round later is another one, and what is in flight together is at most one
-    // round apart.
+    // The next member at the same ring entry has another pass. Members that are outstanding together are at most one
+    // pass apart.
     EXPECT_EQ(ring_pass(member + kMaxInFlight), (ring_pass(member) + 1) & kPassMask) << member;
     EXPECT_LE(ring_pass(member), kPassMask);
   }
-  // A group in which the numbers wrap lies in one piece: behind the last entry are as many as the others need.
+  // A group whose member numbers wrap uses consecutive entries: the ring has kMaxGroup - 1 more entries for it.
   EXPECT_EQ(ring_index(kLast) + kMaxGroup, kRingEntries);
 }
 
-TEST(Arrival, AllPartsTogetherAreWholeInAnyOrder) {
+TEST(Arrival, AllParts_AddUpInAnyOrder) {
   for (const std::uint64_t bytes :
        {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{300} << 10, std::uint64_t{1} << 40}) {
     for (std::uint32_t parts = 1; parts <= kMaxQps; ++parts) {
@@ -56,26 +56,26 @@ TEST(Arrival, AllPartsTogetherAreWholeInAnyOrder) {
       };
       std::uint64_t sum = 0;
       for (std::uint32_t part = 0; part < parts; ++part) sum += addend(part);
-      EXPECT_EQ(sum >> kArrivalShift, kWholeArrival) << parts;
+      EXPECT_EQ(sum >> kArrivalShift, kArrivalComplete) << parts;
       EXPECT_EQ(sum & kArrivalBytesMask, bytes) << parts;
-      // Without any one of them it is not whole: not without the first, whose share differs, and not without another.
+      // Without any one part the arrival is not complete: neither without the first, which adds more, nor another.
       for (std::uint32_t missing = 0; missing < parts; ++missing) {
-        EXPECT_LT((sum - addend(missing)) >> kArrivalShift, kWholeArrival) << missing << " of " << parts;
+        EXPECT_LT((sum - addend(missing)) >> kArrivalShift, kArrivalComplete) << missing << " of " << parts;
       }
     }
   }
 }
 
-TEST(Arrival, TheLargestGroupKeepsOutOfTheCount) {
-  // Of 1 TiB each, more than any registration holds.
+TEST(Arrival, LargestGroup_BytesDoNotOverflowIntoCount) {
+  // Members of 1 TiB each, which is more than any registration has.
   const std::uint64_t bytes = kMaxGroup * (std::uint64_t{1} << 40);
   EXPECT_LT(bytes, kArrivalBytesMask);
   const std::uint64_t word = encode_arrival(bytes, 0, 1);
-  EXPECT_EQ(word >> kArrivalShift, kWholeArrival);
+  EXPECT_EQ(word >> kArrivalShift, kArrivalComplete);
   EXPECT_EQ(word & kArrivalBytesMask, bytes);
 }
 
-TEST(CompletionRecord, ArrivalWordsLieWhereAtomicsMay) {
+TEST(CompletionRecord, ArrivalWords_AreAlignedForAtomics) {
   EXPECT_EQ(offsetof(CompletionRecord, arrival) % sizeof(std::uint64_t), 0U);
   EXPECT_LT(completion_record_bytes(false), completion_record_bytes(true));
   EXPECT_EQ(completion_record_bytes(false), offsetof(CompletionRecord, arrival));

@@ -5,26 +5,26 @@
 namespace verbatim::wire {
 namespace {
 
-TEST(Cts, EntriesOfOneDeviceTake32Bytes) {
+TEST(Cts, EntryOfOneDevice_Is32Bytes) {
   EXPECT_EQ(cts_entry_bytes(1), 32U);
   EXPECT_EQ(offsetof(CtsEntry, rkey), sizeof(CtsHead));
   EXPECT_EQ(offsetof(CtsEntry, ready) + sizeof(std::uint32_t), sizeof(CtsEntry));
 }
 
-TEST(Cts, EntriesOfMoreDevicesFillOneCacheLine) {
+TEST(Cts, EntryOfSeveralDevices_IsOneCacheLine) {
   for (std::size_t devices = 2; devices <= kMaxDevices; ++devices) EXPECT_EQ(cts_entry_bytes(devices), 64U);
-  EXPECT_EQ(offsetof(CtsWideEntry, rkey), sizeof(CtsHead));  // keys lie where they lie in the narrow entry
+  EXPECT_EQ(offsetof(CtsWideEntry, rkey), sizeof(CtsHead));  // the same offset as in CtsEntry
   EXPECT_EQ(offsetof(CtsWideEntry, ready) + sizeof(std::uint32_t), sizeof(CtsWideEntry));
 }
 
-TEST(Cts, AGroupNeverLeavesTheRing) {
+TEST(Cts, AnyGroup_StaysInsideRing) {
   for (std::uint32_t member = 0; member < 3 * kMaxInFlight; ++member) {
     EXPECT_LE(ring_index(member) + kMaxGroup, kRingEntries);
   }
 }
 
-TEST(Cts, GroupsInFlightNeverShareEntries) {
-  // Groups of every size in turn, as many as may be in flight: members at distance below kMaxInFlight.
+TEST(Cts, GroupsInFlight_ShareNoEntries) {
+  // Groups of each size, with as many outstanding as allowed: less than kMaxInFlight members apart.
   for (std::uint32_t size = 1; size <= kMaxGroup; ++size) {
     for (std::uint32_t first = 0; first < 2 * kMaxInFlight; ++first) {
       const std::uint32_t next = first + size;

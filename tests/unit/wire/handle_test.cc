@@ -33,7 +33,7 @@ Handle example(bool ipv6) {
   return handle;
 }
 
-TEST(Handle, ComesBackWhole) {
+TEST(Handle, EveryField_RoundTrips) {
   for (const bool ipv6 : {false, true}) {
     const Handle handle = example(ipv6);
     HandleBytes bytes{};
@@ -51,7 +51,7 @@ TEST(Handle, ComesBackWhole) {
   }
 }
 
-TEST(Handle, ConnectTokenLeavesTheRestAlone) {
+TEST(Handle, ConnectToken_LeavesOtherFieldsUnchanged) {
   HandleBytes bytes{};
   encode_handle(example(true), bytes);
   EXPECT_EQ(load_connect_token(bytes), 0U);
@@ -63,12 +63,12 @@ TEST(Handle, ConnectTokenLeavesTheRestAlone) {
   EXPECT_EQ(decoded->listener.listen, 55U);
 }
 
-// Whoever listens can still be reached, and told.
-TEST(Handle, OfAnotherVersionIsReadAsFarAsTheAddress) {
+// So that connect can reach the listener and both ends log the version mismatch.
+TEST(Handle, OtherVersion_IsReadUpToAddress) {
   HandleBytes bytes{};
   encode_handle(example(false), bytes);
   ++bytes[4];
-  bytes[6] = 0;  // whatever it may mean there
+  bytes[6] = 0;  // the device count of this version; the other version can use the byte differently
   const Result<Handle> decoded = decode_handle(bytes);
   ASSERT_TRUE(decoded);
   EXPECT_EQ(decoded->version, kProtocolVersion + 1);
@@ -77,7 +77,7 @@ TEST(Handle, OfAnotherVersionIsReadAsFarAsTheAddress) {
   EXPECT_EQ(std::memcmp(&decoded->address, &original.address, sizeof(sockaddr_in)), 0);
 }
 
-TEST(Handle, WhatIsNotOursIsRefused) {
+TEST(Handle, ForeignBytes_AreRejected) {
   HandleBytes bytes{};
   EXPECT_FALSE(decode_handle(bytes));
   encode_handle(example(false), bytes);

@@ -49,7 +49,7 @@ std::span<const std::uint8_t> body_of(const std::vector<std::uint8_t>& message) 
   return std::span(message).subspan(kHeaderBytes);
 }
 
-TEST(Handshake, HelloComesBackWhole) {
+TEST(Hello, EveryField_RoundTrips) {
   for (const auto& [devices, qps] : {std::pair<std::size_t, std::size_t>{1, 1}, {2, 4}, {kMaxDevices, kMaxQps}}) {
     const Hello hello = example(devices, qps);
     const std::vector<std::uint8_t> message = encode_hello(MessageType::kAccept, hello);
@@ -82,7 +82,7 @@ TEST(Handshake, HelloComesBackWhole) {
   }
 }
 
-TEST(Handshake, LongestHelloFitsItsLimit) {
+TEST(Hello, LongestHello_FitsLimit) {
   Hello hello = example(kMaxDevices, kMaxQps);
   hello.host = std::string(255, 'h');
   for (HelloDevice& device : hello.devices) device.name = std::string(255, 'd');
@@ -90,14 +90,14 @@ TEST(Handshake, LongestHelloFitsItsLimit) {
   EXPECT_LE(encode_hello(MessageType::kConnect, hello).size() - kHeaderBytes, kMaxBodyBytes);
 }
 
-TEST(Handshake, EveryTruncationIsRefused) {
+TEST(Hello, TruncatedHello_IsRejected) {
   const std::vector<std::uint8_t> message = encode_hello(MessageType::kConnect, example(2, 3));
   for (std::size_t bytes = 0; bytes < message.size() - kHeaderBytes; ++bytes) {
     EXPECT_FALSE(decode_hello(body_of(message).first(bytes))) << bytes;
   }
 }
 
-TEST(Handshake, ImpossibleFieldsAreRefused) {
+TEST(Hello, ImpossibleFields_AreRejected) {
   const auto refused = [](auto change) {
     Hello hello = example(2, 2);
     change(hello);
@@ -116,7 +116,7 @@ TEST(Handshake, ImpossibleFieldsAreRefused) {
   EXPECT_TRUE(refused([](Hello& hello) { hello.devices[1].mtu = 0; }));
 }
 
-TEST(Handshake, HeadersOfOthersAreRefused) {
+TEST(Hello, ForeignHeader_IsRejected) {
   std::vector<std::uint8_t> message = encode_ready();
   ASSERT_EQ(message.size(), kHeaderBytes);
   EXPECT_EQ(decode_header(header_of(message))->type, MessageType::kReady);
@@ -133,7 +133,7 @@ TEST(Handshake, HeadersOfOthersAreRefused) {
   EXPECT_FALSE(decode_header(header_of(std::vector<std::uint8_t>(http.begin(), http.end()))));
 }
 
-TEST(Handshake, RejectSaysWhy) {
+TEST(Hello, Reject_RoundTripsReason) {
   const std::vector<std::uint8_t> message = encode_reject("ibv_create_qp: Cannot allocate memory");
   EXPECT_EQ(decode_header(header_of(message))->type, MessageType::kReject);
   EXPECT_EQ(decode_reject(body_of(message)), "ibv_create_qp: Cannot allocate memory");

@@ -20,8 +20,8 @@ std::vector<std::uint8_t> body_of(const Notice& notice) {
   return {notice.bytes().begin() + kHeaderBytes, notice.bytes().end()};
 }
 
-TEST(Notice, WithoutABodyIsAHeader) {
-  for (const MessageType type : {MessageType::kBye, MessageType::kPing, MessageType::kPong}) {
+TEST(Notice, WithoutBody_IsHeaderOnly) {
+  for (const MessageType type : {MessageType::kClose, MessageType::kPing, MessageType::kPong}) {
     const Notice notice = Notice::without_body(type);
     EXPECT_EQ(header_of(notice).type, type);
     EXPECT_EQ(header_of(notice).body_bytes, 0U);
@@ -29,63 +29,77 @@ TEST(Notice, WithoutABodyIsAHeader) {
   }
 }
 
-TEST(Notice, AFailureComesBackAndIsCutWhereItIsTooLong) {
+TEST(Notice, Failure_RoundTripsAndLongTextIsTruncated) {
   std::vector<std::uint8_t> body = body_of(Notice::failed(ErrorKind::kSystem, "ibv_post_send failed"));
-  EXPECT_EQ(decode_failed(body)->kind, ErrorKind::kSystem);
-  EXPECT_EQ(decode_failed(body)->text, "ibv_post_send failed");
+  EXPECT_EQ(decode_failure(body)->kind, ErrorKind::kSystem);
+  EXPECT_EQ(decode_failure(body)->text, "ibv_post_send failed");
 
   const Notice longest = Notice::failed(ErrorKind::kRemote, std::string(10'000, 'x'));
   EXPECT_EQ(header_of(longest).type, MessageType::kFailed);
   EXPECT_EQ(longest.bytes().size(), kMaxNoticeBytes);
   body = body_of(longest);
-  EXPECT_EQ(decode_failed(body)->text, std::string(kMaxFailureText, 'x'));
+  EXPECT_EQ(decode_failure(body)->text, std::string(kMaxFailureText, 'x'));
 }
 
-TEST(Notice, AFailureIsPrintableWhateverThePeerWrote) {
+TEST(Notice, LongFailure_EndsWithStatementOrWord) {
+  const auto sent = [](const std::string& text) {
+    std::vector<std::uint8_t> body = body_of(Notice::failed(ErrorKind::kRemote, text));
+    return std::string(decode_failure(body)->text);
+  };
+  const std::string what(kMaxFailureText - 10, 'x');
+  EXPECT_EQ(sent(what + ": because of this and that"), what);
+  EXPECT_EQ(sent(what + " because of this and that"), what + " because");
+  EXPECT_EQ(sent("a: " + what + " because of"), "a: " + what);
+  const std::string exact(kMaxFailureText, 'x');
+  EXPECT_EQ(sent(exact), exact);
+  EXPECT_EQ(sent(exact + ": more"), exact);
+}
+
+TEST(Notice, FailureWithControlCharacters_IsMadePrintable) {
   std::vector<std::uint8_t> body = body_of(Notice::failed(ErrorKind::kRemote, "a\n\x1b[2J\xff%s"));
-  EXPECT_EQ(decode_failed(body)->text, "a??[2J?%s");
+  EXPECT_EQ(decode_failure(body)->text, "a??[2J?%s");
 }
 
-TEST(Notice, AnImpossibleFailureIsRefused) {
+TEST(Notice, MalformedFailure_IsRejected) {
   std::vector<std::uint8_t> body = body_of(Notice::failed(ErrorKind::kRemote, ""));
-  EXPECT_TRUE(decode_failed(body));
+  EXPECT_TRUE(decode_failure(body));
   body[0] = 7;
-  EXPECT_FALSE(decode_failed(body));
+  EXPECT_FALSE(decode_failure(body));
   body.resize(3);
-  EXPECT_FALSE(decode_failed(body));
+  EXPECT_FALSE(decode_failure(body));
 }
 
-TEST(Notice, AQuestionAndItsAnswerComeBack) {
-  const std::vector<std::uint8_t> question = body_of(Notice::ask(17));
-  EXPECT_EQ(decode_ask(question), 17U);
-  EXPECT_FALSE(decode_ask(std::span(question).first(3)));
+TEST(Notice, StatusQueryAndReply_RoundTrip) {
+  const std::vector<std::uint8_t> question = body_of(Notice::status_query(17));
+  EXPECT_EQ(decode_status_query(question), 17U);
+  EXPECT_FALSE(decode_status_query(std::span(question).first(3)));
 
-  const View view{.id = 17,
-                  .sends = 1,
-                  .qp_state = 3,
-                  .flags = View::kWaits | View::kPolls,
-                  .members = 0xffffffff,
-                  .outstanding = 5,
-                  .flushes = 6,
-                  .still_ms = 31'000,
-                  .bytes = std::uint64_t{1} << 40};
-  std::vector<std::uint8_t> answer = body_of(Notice::view(view));
-  const std::optional<View> decoded = decode_view(answer);
+  const ConnectionStatus view{.id = 17,
+                              .sends = 1,
+                              .qp_state = 3,
+                              .flags = ConnectionStatus::kSendRefused | ConnectionStatus::kTested,
+                              .members = 0xffffffff,
+                              .outstanding = 5,
+                              .flushes = 6,
+                              .no_progress_ms = 31'000,
+                              .bytes = std::uint64_t{1} << 40};
+  std::vector<std::uint8_t> reply = body_of(Notice::status_reply(view));
+  const std::optional<ConnectionStatus> decoded = decode_status_reply(reply);
   ASSERT_TRUE(decoded);
   EXPECT_EQ(decoded->id, 17U);
   EXPECT_EQ(decoded->sends, 1);
   EXPECT_EQ(decoded->qp_state, 3);
-  EXPECT_EQ(decoded->flags, View::kWaits | View::kPolls);
+  EXPECT_EQ(decoded->flags, ConnectionStatus::kSendRefused | ConnectionStatus::kTested);
   EXPECT_EQ(decoded->members, 0xffffffffU);
   EXPECT_EQ(decoded->outstanding, 5U);
   EXPECT_EQ(decoded->flushes, 6U);
-  EXPECT_EQ(decoded->still_ms, 31'000U);
+  EXPECT_EQ(decoded->no_progress_ms, 31'000U);
   EXPECT_EQ(decoded->bytes, std::uint64_t{1} << 40);
-  for (std::size_t bytes = 0; bytes < answer.size(); ++bytes) {
-    EXPECT_FALSE(decode_view(std::span(answer).first(bytes))) << bytes;
+  for (std::size_t bytes = 0; bytes < reply.size(); ++bytes) {
+    EXPECT_FALSE(decode_status_reply(std::span(reply).first(bytes))) << bytes;
   }
-  answer[4] = 2;  // neither sends nor receives
-  EXPECT_FALSE(decode_view(answer));
+  reply[4] = 2;  // `sends` must be 0 or 1
+  EXPECT_FALSE(decode_status_reply(reply));
 }
 
 }  // namespace

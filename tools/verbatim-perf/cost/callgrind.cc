@@ -1,6 +1,6 @@
-// Callgrind's output format 1 (valgrind.org/docs/manual/cl-format.html): cost lines belong to the object that the last
-// `ob=` named; the line behind a `calls=` is the inclusive cost of a call into the object that `cob=` named before it,
-// or of one within the object.
+// Reads callgrind's output format 1 (valgrind.org/docs/manual/cl-format.html). Cost lines belong to the object named by
+// the last `ob=`. The line after `calls=` is the inclusive cost of a call into the object named by the preceding
+// `cob=`, or into the same object when there is no `cob=`.
 #include <filesystem>
 #include <fstream>
 #include <string_view>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kTriggerLine = "desc: Trigger: Client Request: ";
 
-// Names are written once, as "(3) name", and stand as "(3)" from then on.
+// A name is defined once, as "(3) name", and referred to as "(3)" afterwards.
 class Names {
  public:
   const std::string& resolve(std::string_view text) {
@@ -36,7 +36,7 @@ bool is_cost_line(std::string_view line) {
   return (first >= '0' && first <= '9') || first == '+' || first == '-' || first == '*';
 }
 
-// "position cost": the cost of the one event that is counted, Ir.
+// Parses "position cost". The only counted event is Ir (instructions).
 double cost_of(std::string_view line, const std::string& file) {
   const std::size_t space = line.find(' ');
   try {
@@ -55,7 +55,7 @@ Object object_named(const std::string& path, const std::filesystem::path& plugin
   return std::filesystem::weakly_canonical(path) == plugin ? Object::kPlugin : Object::kOther;
 }
 
-// The costs of one dump as its lines come.
+// Adds up the costs of one dump while its lines are read.
 class Dump {
  public:
   explicit Dump(std::filesystem::path plugin) : plugin_(std::move(plugin)) {}
@@ -99,7 +99,7 @@ class Dump {
 };
 
 ranks::Failure without_divisor(const std::string& file, const std::string& label) {
-  return ranks::Failure(file + ": a label without a divisor: " + label);
+  return ranks::Failure(file + ": the label has no divisor: " + label);
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ std::map<std::string, Instructions> read_dumps(const std::string& prefix, const 
     Dump dump(plugin);
     for (std::string line; std::getline(file, line);) dump.read(line, path);
     const std::string& label = dump.label();
-    if (label.empty()) continue;  // callgrind's own at the end
+    if (label.empty()) continue;  // the dump that callgrind writes at exit
     const std::size_t space = label.rfind(' ');
     if (space == std::string::npos) throw without_divisor(path, label);
     const double divisor = std::stod(label.substr(space + 1));

@@ -1,4 +1,4 @@
-// The figures of one subject, as its measuring processes leave them and the report reads them.
+// The names of the measured parts and of callgrind's dumps, and the instruction counts that are read from the dumps.
 #pragma once
 
 #include <cstdint>
@@ -10,26 +10,26 @@ namespace verbatim::perf::cost {
 
 using Json = nlohmann::ordered_json;
 
-// What is measured of a subject, each part in a process of its own.
+// The parts of a measurement. Each part runs in a process of its own.
 constexpr const char* kInstructionsPart = "instructions";  // under callgrind
 constexpr const char* kVerbsPart = "verbs";
-constexpr const char* kMemoryPart = "memory";  // under the library that counts allocations
+constexpr const char* kMemoryPart = "memory";  // with the library that counts allocations preloaded
 
-// Labels of callgrind's dumps: one of these, for a cell its bytes and group, and at last what to divide by.
+// Labels of callgrind's dumps. A label is followed by the bytes and the group for a cell, and by the divisor.
 constexpr const char* kWholeCell = "whole";
-constexpr const char* kTestInVain = "test_in_vain";
-constexpr const char* kSendInVain = "send_in_vain";
+constexpr const char* kTestIncomplete = "test_incomplete";
+constexpr const char* kSendWithoutReceive = "send_without_receive";
 constexpr const char* kConnect = "connect";
 
-// Instructions, divided.
+// Instruction counts after the division.
 struct Instructions {
   double plugin = 0;  // of the plugin's own object
-  double libc = 0;    // of the C library and what it calls, on behalf of the plugin
+  double libc = 0;    // of the C library and its callees, when called from the plugin
   double verbs = 0;   // of softverbs' own object
 };
 
-// Every dump `prefix`.1, `prefix`.2, ... by its label without the divisor; those with the same are added up.
-// `plugin_object`: the plugin's file as the loader names it. Throws Failure when a file is not what callgrind writes.
+// Reads the dumps `prefix`.1, `prefix`.2, ... Returns the sums by label without the divisor. `plugin_object` is the
+// plugin's path as the dynamic loader reports it. Throws Failure when a file is not in callgrind's format.
 std::map<std::string, Instructions> read_dumps(const std::string& prefix, const std::string& plugin_object);
 
 }  // namespace verbatim::perf::cost

@@ -1,4 +1,4 @@
-// Starts the measuring processes, puts their figures together, prints and writes them.
+// Starts the measuring processes, collects their results, prints and writes them.
 #include <unistd.h>
 
 #include <cstdio>
@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "ranks/scratch.h"
+#include "ranks/scratch_directory.h"
 #include "verbatim-perf/child.h"
 #include "verbatim-perf/cost/cells.h"
 #include "verbatim-perf/cost/measure.h"
@@ -38,7 +38,7 @@ Json json_of(const Instructions& instructions) {
   return {{"plugin", instructions.plugin}, {"libc", instructions.libc}, {"verbs", instructions.verbs}};
 }
 
-// One plugin with one number of QPs.
+// The measurement of one plugin with one number of QPs.
 class Measurement {
  public:
   Measurement(const CostOptions& options, const std::string& plugin, int qps)
@@ -78,14 +78,14 @@ class Measurement {
     return read_json(result);
   }
 
-  // Where the build puts it, or where it is installed.
+  // Looks in the build directory, then in the installation directory.
   static std::string counting_allocator() {
-    const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
-    for (const fs::path& place :
-         {here / "cost" / kCountingAllocator, here / ".." / VERBATIM_LIBDIR / kCountingAllocator}) {
-      if (fs::exists(place)) return fs::canonical(place).string();
+    const fs::path directory = fs::read_symlink("/proc/self/exe").parent_path();
+    for (const fs::path& candidate :
+         {directory / "cost" / kCountingAllocator, directory / ".." / VERBATIM_LIBDIR / kCountingAllocator}) {
+      if (fs::exists(candidate)) return fs::canonical(candidate).string();
     }
-    throw ranks::Failure(std::string(kCountingAllocator) + " is not beside " + here.string());
+    throw ranks::Failure(std::string(kCountingAllocator) + " was not found next to " + directory.string());
   }
 
   Json per_message(const Json& counted) const {
@@ -108,21 +108,21 @@ class Measurement {
     const Json counted = run_part(kInstructionsPart, {"valgrind", "--tool=callgrind", "--collect-atstart=no",
                                                       "--callgrind-out-file=" + dumps_prefix});
     const std::map<std::string, Instructions> dumps = read_dumps(dumps_prefix, counted["object"].get<std::string>());
-    const auto take = [&](const std::string& label) {
+    const auto figures_of = [&](const std::string& label) {
       const auto found = dumps.find(label);
-      if (found == dumps.end()) throw ranks::Failure("callgrind left no figures for '" + label + "'");
+      if (found == dumps.end()) throw ranks::Failure("callgrind wrote no figures for '" + label + "'");
       return json_of(found->second);
     };
     for (Json& cell : subject["cells"]) {
       const std::string which = " " + cell["bytes"].dump() + " " + cell["group"].dump();
-      cell["instructions"] = take(kWholeCell + which);
+      cell["instructions"] = figures_of(kWholeCell + which);
       for (const char* call : {"irecv", "isend", "test_send", "test_recv"}) {
-        cell["instructions_by_call"][call] = take(call + which);
+        cell["instructions_by_call"][call] = figures_of(call + which);
       }
     }
-    subject["instructions_test_in_vain"] = take(kTestInVain);
-    subject["instructions_send_in_vain"] = take(kSendInVain);
-    subject["instructions_connect"] = take(kConnect);
+    subject["instructions_test_incomplete"] = figures_of(kTestIncomplete);
+    subject["instructions_send_without_receive"] = figures_of(kSendWithoutReceive);
+    subject["instructions_connect"] = figures_of(kConnect);
   }
 
   void add_connections(Json& subject, const Json& verbs) const {
@@ -148,10 +148,10 @@ double number(const Json& object, const char* key) {
 }
 
 void print_subject(const Json& subject) {
-  std::printf("# %s (net plugin v%d, %s), %d QP(s) a connection%s; figures per message, both ends together\n",
+  std::printf("# %s (net plugin v%d, %s), %d QP(s) per connection%s; figures per message, both ends together\n",
               subject["name"].get<std::string>().c_str(), subject["api_version"].get<int>(),
               subject["plugin"].get<std::string>().c_str(), subject["qps"].get<int>(),
-              subject["optional"].get<bool>() ? ", receives alone without completion" : "");
+              subject["optional"].get<bool>() ? ", single receives with optional completion" : "");
   const bool instructions = subject.contains("instructions_connect");
   std::printf("# %8s %6s", "size(B)", "group");
   if (instructions) std::printf(" %8s %7s %7s %7s %7s %7s", "plugin", "irecv", "isend", "tests", "libc", "verbs");
@@ -172,17 +172,21 @@ void print_subject(const Json& subject) {
   }
   if (instructions) {
     std::printf(
-        "# instructions of the plugin, libc: an unsuccessful test %.1f, %.1f; a refused isend %.1f, %.1f; a "
+        "# instructions of the plugin, libc: a test without completion %.1f, %.1f; an isend without receive %.1f, "
+        "%.1f; a "
         "connection %.0f, %.0f\n",
-        number(subject["instructions_test_in_vain"], "plugin"), number(subject["instructions_test_in_vain"], "libc"),
-        number(subject["instructions_send_in_vain"], "plugin"), number(subject["instructions_send_in_vain"], "libc"),
-        number(subject["instructions_connect"], "plugin"), number(subject["instructions_connect"], "libc"));
+        number(subject["instructions_test_incomplete"], "plugin"),
+        number(subject["instructions_test_incomplete"], "libc"),
+        number(subject["instructions_send_without_receive"], "plugin"),
+        number(subject["instructions_send_without_receive"], "libc"), number(subject["instructions_connect"], "plugin"),
+        number(subject["instructions_connect"], "libc"));
   }
   if (subject.contains("connections")) {
     const Json& objects = subject["objects_per_connection"];
-    std::printf("# %d connections: %.0f bytes each of the plugin, %.1f QP, %.1f CQ, %.1f MR each; %.0f a second\n",
-                subject["connections"].get<int>(), number(subject, "bytes_per_connection"), number(objects, "qp"),
-                number(objects, "cq"), number(objects, "mr"), number(subject, "connections_per_s"));
+    std::printf(
+        "# %d connections: each %.0f bytes of the plugin, %.1f QP, %.1f CQ, %.1f MR; %.0f connections per second\n",
+        subject["connections"].get<int>(), number(subject, "bytes_per_connection"), number(objects, "qp"),
+        number(objects, "cq"), number(objects, "mr"), number(subject, "connections_per_s"));
   }
   std::printf("\n");
   std::fflush(stdout);

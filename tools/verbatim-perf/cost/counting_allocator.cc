@@ -1,5 +1,5 @@
-// Preloaded into a measuring process: passes every allocation on, and keeps account of those that one object asked for,
-// known by the return address. Allocations from before allocations_watch() are nobody's.
+// Preloaded into a measuring process. Forwards every allocation to the C library and counts the bytes of those that one
+// object requests, recognised by the return address. Allocations made before allocations_watch() are not counted.
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <new>
 
-// The C library's own, behind the names that this file takes over.
+// The C library's own functions, under the names that remain accessible when this file defines malloc and the others.
 extern "C" {
 void* __libc_malloc(std::size_t bytes);
 void* __libc_calloc(std::size_t count, std::size_t bytes);
@@ -26,7 +26,7 @@ std::atomic<std::uintptr_t> g_begin{0};
 std::atomic<std::uintptr_t> g_end{0};
 std::atomic<std::int64_t> g_bytes{0};
 
-// The watched object's allocations by address, open addressing. Zero pages until used.
+// The watched object's allocations by address; hash table with open addressing. The pages are zero until they are used.
 struct Entry {
   std::uintptr_t address;
   std::size_t bytes;
@@ -47,7 +47,7 @@ class Lock {
   Lock& operator=(const Lock&) = delete;
 };
 
-std::size_t place_of(std::uintptr_t address) {
+std::size_t slot_of(std::uintptr_t address) {
   return (address * 0x9e3779b97f4a7c15U >> 32) % kEntries;
 }
 
@@ -59,12 +59,12 @@ void* account(void* memory, std::size_t bytes, const void* caller) {
   }
   const auto address = reinterpret_cast<std::uintptr_t>(memory);
   const Lock lock;
-  std::size_t place = place_of(address);
-  for (std::size_t tries = 0; g_entries[place].address > kDeleted; ++tries) {
+  std::size_t slot = slot_of(address);
+  for (std::size_t tries = 0; g_entries[slot].address > kDeleted; ++tries) {
     if (tries == kEntries) std::abort();
-    place = (place + 1) % kEntries;
+    slot = (slot + 1) % kEntries;
   }
-  g_entries[place] = {address, bytes};
+  g_entries[slot] = {address, bytes};
   g_bytes.fetch_add(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
   return memory;
 }
@@ -73,14 +73,14 @@ void forget(const void* memory) {
   if (memory == nullptr || g_end.load(std::memory_order_relaxed) == 0) return;
   const auto address = reinterpret_cast<std::uintptr_t>(memory);
   const Lock lock;
-  std::size_t place = place_of(address);
-  for (std::size_t tries = 0; tries < kEntries && g_entries[place].address != 0; ++tries) {
-    if (g_entries[place].address == address) {
-      g_bytes.fetch_sub(static_cast<std::int64_t>(g_entries[place].bytes), std::memory_order_relaxed);
-      g_entries[place].address = kDeleted;
+  std::size_t slot = slot_of(address);
+  for (std::size_t tries = 0; tries < kEntries && g_entries[slot].address != 0; ++tries) {
+    if (g_entries[slot].address == address) {
+      g_bytes.fetch_sub(static_cast<std::int64_t>(g_entries[slot].bytes), std::memory_order_relaxed);
+      g_entries[slot].address = kDeleted;
       return;
     }
-    place = (place + 1) % kEntries;
+    slot = (slot + 1) % kEntries;
   }
 }
 
@@ -111,7 +111,7 @@ void* calloc(std::size_t count, std::size_t bytes) {
   return account(__libc_calloc(count, bytes), count * bytes, CALLER);
 }
 void* realloc(void* old, std::size_t bytes) {
-  forget(old);  // first: once it is free, another thread may get it
+  forget(old);  // before the realloc: another thread may get the freed address at once
   return account(__libc_realloc(old, bytes), bytes, CALLER);
 }
 void* memalign(std::size_t alignment, std::size_t bytes) {
@@ -143,7 +143,7 @@ int munmap(void* memory, std::size_t bytes) noexcept {
 
 }  // extern "C"
 
-// Without these what a shared C++ runtime allocates for an object would be the runtime's.
+// Without these, allocations that a shared C++ runtime makes for an object would count as the runtime's.
 void* operator new(std::size_t bytes) {
   return account(require(__libc_malloc(bytes == 0 ? 1 : bytes)), bytes, CALLER);
 }

@@ -8,7 +8,7 @@
 #if __has_include(<valgrind/callgrind.h>)
 #include <valgrind/callgrind.h>
 #define VERBATIM_HAS_CALLGRIND 1
-#else  // measure_instructions() refuses
+#else  // measure_instructions() throws Failure
 #define CALLGRIND_TOGGLE_COLLECT
 #define CALLGRIND_DUMP_STATS_AT(text) static_cast<void>(text)
 #define VERBATIM_HAS_CALLGRIND 0
@@ -25,28 +25,29 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/unique_fd.h"
 #include "ranks/plugin_log.h"
-#include "softverbs-control/host.h"
-#include "softverbs/stats.h"
+#include "softverbs-control/process_directory.h"
+#include "softverbs/host/stats.h"
 #include "verbatim-perf/cost/allocations.h"
 #include "verbatim-perf/cost/cells.h"
-#include "verbatim-perf/cost/ends.h"
+#include "verbatim-perf/cost/measured_connection.h"
 
 namespace verbatim::perf::cost {
 namespace {
 
-constexpr int kVainCalls = 1000;
-constexpr std::size_t kVainBytes = 4096;
+constexpr int kUnproductiveCalls = 1000;
+constexpr std::size_t kUnproductiveBytes = 4096;
 constexpr int kConnectsUnderCallgrind = 8;
 
-// Copying large messages is slow under callgrind and tells nothing about the plugin: at most so many bytes a step, and
-// at least so many groups, in which a plugin's batches (receives, signalled work) come out evenly.
+// Copying large messages is slow under callgrind and shows nothing about the plugin. A measurement transfers at most
+// kMostBytes bytes, but at least kFewestGroups groups, a multiple of the plugin's batch sizes (receives, signalled
+// work).
 constexpr std::size_t kMostBytes = std::size_t{4} << 20;
 constexpr int kFewestGroups = 32;
-constexpr int kBatches = kFewestGroups / Groups::kAhead;
+constexpr int kBatches = kFewestGroups / GroupTransfer::kAhead;
 
-// Callgrind counts while `work` runs, and adds to what it has counted since the last dump.
+// Collects instructions while `work` runs. Callgrind adds them to what it has collected since the last dump.
 template <typename Work>
 void counted(Work work) {
   CALLGRIND_TOGGLE_COLLECT;
@@ -63,9 +64,9 @@ std::string cell_label(const std::string& what, std::size_t bytes, int group) {
   return what + " " + std::to_string(bytes) + " " + std::to_string(group);
 }
 
-// `visit(bytes, group)` for every cell that the plugin can do.
+// Calls `visit(bytes, group)` for every cell whose group size the plugin supports.
 template <typename Visit>
-void for_each_cell(const CostOptions& options, const Subject& subject, Visit visit) {
+void for_each_cell(const CostOptions& options, const PluginUnderTest& subject, Visit visit) {
   for (const std::size_t bytes : options.sizes) {
     for (const int group : options.groups) {
       if (group <= subject.max_recvs()) visit(bytes, group);
@@ -73,22 +74,22 @@ void for_each_cell(const CostOptions& options, const Subject& subject, Visit vis
   }
 }
 
-void finish(Groups& groups) {
+void finish(GroupTransfer& groups) {
   groups.send();
   groups.finish_sends();
   groups.finish_receives();
   groups.check();
 }
 
-void measure_instructions(const CostOptions& options, Subject& subject) {
+void measure_instructions(const CostOptions& options, PluginUnderTest& subject) {
   if (VERBATIM_HAS_CALLGRIND == 0)
-    throw ranks::Failure("built without valgrind/callgrind.h: install valgrind and build again");
-  const Ends ends = subject.connect();
+    throw ranks::Failure("built without valgrind/callgrind.h. Next: install valgrind and build again");
+  const ConnectionPair ends = subject.connect();
   for_each_cell(options, subject, [&](std::size_t bytes, int group) {
     const std::size_t group_bytes = std::max<std::size_t>(bytes, 1) * static_cast<std::size_t>(group);
     const int fitting = static_cast<int>(std::min<std::size_t>(kMostBytes / group_bytes, INT_MAX));
     const int count = std::min(options.messages, std::max(kFewestGroups, fitting));
-    Groups groups(subject, ends, bytes, group, options.optional);
+    GroupTransfer groups(subject, ends, bytes, group, options.optional);
     groups.post_receives();
     groups.run(kFewestGroups);
     counted([&] { groups.run(count); });
@@ -96,12 +97,12 @@ void measure_instructions(const CostOptions& options, Subject& subject) {
     finish(groups);
     struct Call {
       const char* name;
-      void (Groups::*work)();
+      void (GroupTransfer::*work)();
     };
-    constexpr Call kCalls[] = {{"irecv", &Groups::post_receives},
-                               {"isend", &Groups::send},
-                               {"test_send", &Groups::finish_sends},
-                               {"test_recv", &Groups::finish_receives}};
+    constexpr Call kCalls[] = {{"irecv", &GroupTransfer::post_receives},
+                               {"isend", &GroupTransfer::send},
+                               {"test_send", &GroupTransfer::finish_sends},
+                               {"test_recv", &GroupTransfer::finish_receives}};
     for (int batch = 0; batch < kBatches; ++batch) {
       for (const Call& call : kCalls) {
         counted([&] { (groups.*call.work)(); });
@@ -109,23 +110,23 @@ void measure_instructions(const CostOptions& options, Subject& subject) {
       }
     }
   });
-  Groups groups(subject, ends, kVainBytes, 1);
-  groups.send_in_vain(1);
-  counted([&] { groups.send_in_vain(kVainCalls); });
-  dump(kSendInVain, kVainCalls);
+  GroupTransfer groups(subject, ends, kUnproductiveBytes, 1);
+  groups.send_without_receive(1);
+  counted([&] { groups.send_without_receive(kUnproductiveCalls); });
+  dump(kSendWithoutReceive, kUnproductiveCalls);
   groups.post_receives();
-  groups.test_in_vain(1);
-  counted([&] { groups.test_in_vain(kVainCalls); });
-  dump(kTestInVain, kVainCalls);
+  groups.test_incomplete(1);
+  counted([&] { groups.test_incomplete(kUnproductiveCalls); });
+  dump(kTestIncomplete, kUnproductiveCalls);
   finish(groups);
   subject.close(ends);
-  std::vector<Ends> all;
+  std::vector<ConnectionPair> all;
   for (int i = 0; i < kConnectsUnderCallgrind; ++i) counted([&] { all.push_back(subject.connect()); });
   dump(kConnect, kConnectsUnderCallgrind);
-  for (const Ends& connection : all) subject.close(connection);
+  for (const ConnectionPair& connection : all) subject.close(connection);
 }
 
-// What softverbs has counted of this process. Plain data: it comes through a pipe.
+// The counters of softverbs for this process. Trivially copyable, because it is sent through a pipe.
 struct Reading {
   softverbs::WorkStats work;
   std::uint64_t doorbells = 0;
@@ -135,7 +136,7 @@ struct Reading {
 };
 static_assert(std::is_trivially_copyable_v<Reading>);
 
-// A process is one entry of the registry, so that another one, a forked child, looks at our segment.
+// A process cannot open its own segment as a second entry of the registry, so a forked child reads the counters.
 Reading read_counters() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw ranks::Failure("pipe2: " + std::string(std::strerror(errno)));
@@ -147,8 +148,8 @@ Reading read_counters() {
   if (child == 0) {
     bool written = false;
     try {
-      const control::Host host;
-      const softverbs::ProcessStats stats = softverbs::read_stats(host.processes({me}).front().segment());
+      const control::ProcessDirectory directory;
+      const softverbs::ProcessStats stats = softverbs::read_stats(directory.processes({me}).front().segment());
       const Reading reading{stats.work, stats.doorbells(), stats.polls, stats.empty_polls, stats.objects};
       written = ::write(to.get(), &reading, sizeof reading) == static_cast<ssize_t>(sizeof reading);
     } catch (const std::exception& failure) {
@@ -164,10 +165,10 @@ Reading read_counters() {
   return reading;
 }
 
-void measure_verbs(const CostOptions& options, Subject& subject, Json& result) {
-  const Ends ends = subject.connect();
+void measure_verbs(const CostOptions& options, PluginUnderTest& subject, Json& result) {
+  const ConnectionPair ends = subject.connect();
   for_each_cell(options, subject, [&](std::size_t bytes, int group) {
-    Groups groups(subject, ends, bytes, group, options.optional);
+    GroupTransfer groups(subject, ends, bytes, group, options.optional);
     groups.post_receives();
     groups.run(options.messages);
     const Reading before = read_counters();
@@ -196,30 +197,30 @@ void measure_verbs(const CostOptions& options, Subject& subject, Json& result) {
   subject.close(ends);
 }
 
-// Connections that have each carried a message, set up one after the other.
-std::vector<Ends> connect_and_use(const CostOptions& options, Subject& subject) {
-  std::vector<Ends> connections;
+// Creates connections one after the other and sends one message over each.
+std::vector<ConnectionPair> connect_and_use(const CostOptions& options, PluginUnderTest& subject) {
+  std::vector<ConnectionPair> connections;
   for (int i = 0; i < options.connections; ++i) {
     connections.push_back(subject.connect());
-    Groups groups(subject, connections.back(), 8, 1);
+    GroupTransfer groups(subject, connections.back(), 8, 1);
     groups.post_receives();
     finish(groups);
   }
   return connections;
 }
 
-void measure_memory(const CostOptions& options, Subject& subject, const std::string& object, Json& result) {
+void measure_memory(const CostOptions& options, PluginUnderTest& subject, const std::string& object, Json& result) {
   const Allocations allocations(object);
-  const std::vector<Ends> connections = connect_and_use(options, subject);
+  const std::vector<ConnectionPair> connections = connect_and_use(options, subject);
   result["plugin_bytes"] = allocations.bytes();
-  for (const Ends& connection : connections) subject.close(connection);
+  for (const ConnectionPair& connection : connections) subject.close(connection);
 }
 
-void measure_setup(const CostOptions& options, Subject& subject, Json& result) {
+void measure_setup(const CostOptions& options, PluginUnderTest& subject, Json& result) {
   using Clock = std::chrono::steady_clock;
   const Reading before = read_counters();
   const auto started = Clock::now();
-  std::vector<Ends> connections;
+  std::vector<ConnectionPair> connections;
   for (int i = 0; i < options.connections; ++i) connections.push_back(subject.connect());
   result["setup_s"] = std::chrono::duration<double>(Clock::now() - started).count();
   const Reading after = read_counters();
@@ -228,12 +229,12 @@ void measure_setup(const CostOptions& options, Subject& subject, Json& result) {
     objects[softverbs::kObjectNames[i]] = after.objects[i].created - before.objects[i].created;
   }
   result["objects"] = objects;
-  for (const Ends& connection : connections) subject.close(connection);
+  for (const ConnectionPair& connection : connections) subject.close(connection);
 }
 
 std::string object_of(const netapi::Plugin& plugin) {
   Dl_info found{};
-  if (::dladdr(plugin.table(), &found) == 0) throw ranks::Failure("the plugin's table lies in no object");
+  if (::dladdr(plugin.table(), &found) == 0) throw ranks::Failure("the plugin's table is in no loaded object");
   return found.dli_fname;
 }
 
@@ -245,10 +246,10 @@ ranks::ExitStatus measure(const CostOptions& options) {
   if (opened.plugin == nullptr) throw ranks::Failure(opened.error);
   const std::string object = object_of(*opened.plugin);
   if (options.optional && opened.plugin->api_version() < netapi::kOldestWithOptionalReceives)
-    throw ranks::Failure("--optional needs a table from v9 on", ranks::ExitStatus::kUsage);
+    throw ranks::Failure("--optional needs table version 9 or newer", ranks::ExitStatus::kUsage);
   Json result{{"name", opened.plugin->name()}, {"api_version", opened.plugin->api_version()}, {"object", object}};
   try {
-    Subject subject(std::move(opened.plugin));
+    PluginUnderTest subject(std::move(opened.plugin));
     result["max_recvs"] = subject.max_recvs();
     if (options.part == kInstructionsPart) {
       measure_instructions(options, subject);
@@ -259,7 +260,7 @@ ranks::ExitStatus measure(const CostOptions& options) {
     } else if (options.part == kMemoryPart) {
       measure_memory(options, subject, object, result);
     } else {
-      throw ranks::Failure("--part " + options.part + " is unknown", ranks::ExitStatus::kUsage);
+      throw ranks::Failure("unknown --part " + options.part, ranks::ExitStatus::kUsage);
     }
   } catch (const ranks::Failure& failure) {
     throw ranks::Failure(failure.what() + ranks::plugin_warnings(), failure.status);

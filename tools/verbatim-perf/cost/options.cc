@@ -8,13 +8,16 @@ namespace verbatim::perf::cost {
 namespace {
 
 constexpr const char* kDescription =
-    "What one message costs the CPU: drives both ends of a connection in one process over softverbs' inline engine, "
+    "Measures the CPU cost of one message: calls both ends of a connection in one process over softverbs' inline "
+    "engine, "
     "one\n"
     "group at a time with eight receives posted ahead, and counts instructions by object (callgrind), verbs calls, "
     "work\n"
-    "requests and completions, then the memory and the set-up of many connections. Plugins are set up alike: the QPs "
+    "requests and completions, then the memory and the set-up of many connections. All plugins get the same settings: "
+    "the QPs "
     "of\n"
-    "a connection by VERBATIM_ and NCCL_IB_QPS_PER_CONNECTION. Run it under tools/softverbs, or through tools/cost.";
+    "a connection through VERBATIM_ and NCCL_IB_QPS_PER_CONNECTION. Run it under tools/softverbs, or through "
+    "tools/cost.";
 
 constexpr int kMostMessages = 1'000'000;
 constexpr int kMostConnections = 4000;
@@ -22,38 +25,42 @@ constexpr int kMostQps = 128;
 
 }  // namespace
 
-std::variant<CostOptions, ranks::Leave> parse_cost_options(int argc, const char* const* argv) {
+std::variant<CostOptions, ranks::EarlyExit> parse_cost_options(int argc, const char* const* argv) {
   CostOptions options;
   options.groups = {1, 4, 8};
   options.qps = {1, 2, 4};
   std::vector<std::string> sizes{"0", "8", "4K", "128K", "1M"};
   bool no_instructions = false;
   CLI::App app(kDescription, "verbatim-perf cost");
-  app.add_option("--plugin", options.plugins, "a net plugin, a path or name for dlopen; may be given again")
+  app.add_option("--plugin", options.plugins, "path or name of a net plugin, passed to dlopen; may be repeated")
       ->required()
       ->type_name("PATH");
-  app.add_option("--api", options.api_version, "table version; 0 takes the newest that the plugin has")
+  app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
-  app.add_option("--sizes", sizes, "bytes of a message")->delimiter(',')->capture_default_str()->type_name("SIZE,...");
-  app.add_option("--groups", options.groups, "members of a grouped receive")
+  app.add_option("--sizes", sizes, "message sizes in bytes")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->type_name("SIZE,...");
+  app.add_option("--groups", options.groups, "numbers of members of a grouped receive")
       ->delimiter(',')
       ->check(CLI::Range(1, netapi::kMaxGroup))
       ->capture_default_str()
       ->type_name("N,...");
-  app.add_option("--qps", options.qps, "QPs of a connection")
+  app.add_option("--qps", options.qps, "numbers of QPs per connection")
       ->delimiter(',')
       ->check(CLI::Range(1, kMostQps))
       ->capture_default_str()
       ->type_name("N,...");
-  app.add_option("--messages", options.messages, "groups that each cell measures, after as many to warm up")
+  app.add_option("--messages", options.messages, "groups measured in each cell, after the same number for warm-up")
       ->check(CLI::Range(1, kMostMessages))
       ->capture_default_str();
-  app.add_option("--connections", options.connections, "connections for memory and set-up time; 0 leaves them out")
+  app.add_option("--connections", options.connections, "connections for memory and set-up time; 0: not measured")
       ->check(CLI::Range(0, kMostConnections))
       ->capture_default_str();
-  app.add_flag("--no-instructions", no_instructions, "without valgrind: only verbs, memory and set-up");
-  app.add_flag("--optional", options.optional, "receives of one member without completion, as NCCL's LL protocols ask");
-  app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
+  app.add_flag("--no-instructions", no_instructions, "do not run valgrind: only verbs calls, memory and set-up");
+  app.add_flag("--optional", options.optional,
+               "receives of one member with optional completion, as in NCCL's LL protocols");
+  app.add_option("--json", options.json, "write all results as JSON to this file")->type_name("FILE");
   app.add_flag("--verbose", options.verbose, "print the plugins' log lines");
   app.add_option("--part", options.part)->group("");
   app.add_option("--result", options.result)->group("");
@@ -63,7 +70,7 @@ std::variant<CostOptions, ranks::Leave> parse_cost_options(int argc, const char*
   if (leave) return *leave;
   options.instructions = !no_instructions;
   if (options.optional && options.api_version != 0 && options.api_version < netapi::kOldestWithOptionalReceives) {
-    return ranks::Leave{ranks::ExitStatus::kUsage, "--optional needs a table from v9 on\n"};
+    return ranks::EarlyExit{ranks::ExitStatus::kUsage, "--optional needs table version 9 or newer\n"};
   }
   return options;
 }

@@ -1,4 +1,4 @@
-// `verbatim-perf cost`: what a message costs the CPU, whatever plugin carries it.
+// The options of `verbatim-perf cost`, which measures the CPU cost of a message with any net plugin.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +12,23 @@ namespace verbatim::perf::cost {
 
 struct CostOptions {
   std::vector<std::string> plugins;
-  int api_version = 0;  // 0: the newest that the plugin has
+  int api_version = 0;  // 0: the newest table that the plugin exports
   std::vector<std::size_t> sizes;
   std::vector<int> groups;  // members of a grouped receive; 1: single receives
   std::vector<int> qps;     // per connection
   int messages = 256;       // groups measured in a cell
   int connections = 1000;   // for memory and set-up; 0: not measured
   bool instructions = true;
-  bool optional = false;  // receives alone are posted as those whose completion nobody waits for
+  bool optional = false;  // single receives have optional completion
   std::string json;
   bool verbose = false;
 
-  std::string part;    // set in a child process: what it measures, of one plugin with one number of QPs
-  std::string result;  // the file that it leaves
+  std::string part;    // only in a measuring process: the part that it measures
+  std::string result;  // only in a measuring process: the file that it writes
 };
 
 // `argv[0]` is "cost".
-std::variant<CostOptions, Leave> parse_cost_options(int argc, const char* const* argv);
+std::variant<CostOptions, EarlyExit> parse_cost_options(int argc, const char* const* argv);
 
 // Measures and prints. Throws Failure.
 ExitStatus run_cost(const CostOptions& options);

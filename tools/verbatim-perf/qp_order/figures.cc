@@ -51,7 +51,7 @@ double jain_index(const std::map<int, double>& shares) {
   return squares > 0 ? sum * sum / (static_cast<double>(shares.size()) * squares) : 1;
 }
 
-// Of one sender, when the first of its peers has everything.
+// Jain's index of one sender when the first of its peers has all its bytes.
 double jain_at_first_end(const std::vector<Service>& services, int from) {
   std::map<int, std::uint64_t> ends;
   for (const Service& service : services) {
@@ -69,9 +69,9 @@ double jain_at_first_end(const std::vector<Service>& services, int from) {
   return jain_index(shares);
 }
 
-// The most services to one receiver of different senders whose times of sending overlap.
-int most_senders(const std::vector<Service>& services, double unit) {
-  int most = 0;
+// The maximum number of different senders to one receiver whose services begin within one unit of time.
+int max_senders(const std::vector<Service>& services, double unit) {
+  int max = 0;
   std::map<int, std::vector<const Service*>> by_receiver;
   for (const Service& service : services) by_receiver[service.to].push_back(&service);
   for (auto& [to, all] : by_receiver) {
@@ -81,10 +81,10 @@ int most_senders(const std::vector<Service>& services, double unit) {
       for (std::size_t j = i; j-- > 0 && static_cast<double>(all[i]->begin - all[j]->begin) < unit;) {
         if (std::find(senders.begin(), senders.end(), all[j]->from) == senders.end()) senders.push_back(all[j]->from);
       }
-      most = std::max(most, static_cast<int>(senders.size()));
+      max = std::max(max, static_cast<int>(senders.size()));
     }
   }
-  return most;
+  return max;
 }
 
 }  // namespace
@@ -116,7 +116,7 @@ Placement place_by_number(const std::vector<DumpedQp>& dump, const std::map<std:
   Placement placement;
   for (auto& [me, qps] : by_rank) {
     std::sort(qps.begin(), qps.end(), [](const DumpedQp* a, const DumpedQp* b) { return a->qpn < b->qpn; });
-    // Where each belongs: by connection and index, then round the ring from oneself on.
+    // The key of each QP: connection, index, then the rotation of the peer.
     std::vector<std::tuple<std::uint32_t, std::uint32_t, int>> wanted;
     for (const DumpedQp* qp : qps) {
       wanted.emplace_back(qp->connection, qp->index, (ranks.at(qp->peer) - me - 1 + n) % n);
@@ -138,7 +138,7 @@ OrderFigures figures_of(const std::vector<Service>& services, double unit) {
   OrderFigures figures;
   if (services.empty()) return figures;
   std::uint64_t start = services.front().begin;
-  std::map<std::pair<int, int>, std::uint64_t> first;  // when a receiver began to take in of a sender
+  std::map<std::pair<int, int>, std::uint64_t> first;  // arrival of the first service of a sender at a receiver
   for (const Service& service : services) {
     start = std::min(start, service.begin);
     const auto [known, is_new] = first.try_emplace({service.from, service.to}, service.arrival);
@@ -152,7 +152,7 @@ OrderFigures figures_of(const std::vector<Service>& services, double unit) {
   std::map<int, bool> senders;
   for (const Service& service : services) senders[service.from] = true;
   for (const auto& [from, sends] : senders) figures.jain = std::min(figures.jain, jain_at_first_end(services, from));
-  figures.senders = most_senders(services, unit);
+  figures.senders = max_senders(services, unit);
   return figures;
 }
 

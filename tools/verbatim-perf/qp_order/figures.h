@@ -1,4 +1,4 @@
-// The figures of an order, from what was written down: the plugin's VERBATIM_QP_DUMP, and who was served when.
+// Computes the figures of an order from the plugin's VERBATIM_QP_DUMP and from the times at which messages were served.
 #pragma once
 
 #include <cstdint>
@@ -22,34 +22,35 @@ struct DumpedQp {
   std::uint32_t peers = 0;
   std::uint32_t position = 0;
 };
-// Throws Failure when the file is not such a dump.
+// Throws Failure when the file is not a dump.
 std::vector<DumpedQp> read_dump(const std::string& path);
 
-// Where the send QPs lie by number, against where rotation and interleaving put them.
+// Compares the send QPs, sorted by number, with the interleaved and rotated order.
 struct Placement {
   std::size_t qps = 0;
-  std::size_t exact = 0;       // at their place
+  std::size_t exact = 0;       // at their position
   std::size_t inversions = 0;  // pairs in the wrong order
 };
 // `ranks` by identity.
 Placement place_by_number(const std::vector<DumpedQp>& dump, const std::map<std::string, int>& ranks);
 
-// Something of a sender has been served: by its port (softverbs' clock), or as seen by its completion.
+// A port has served a quantum of a sender (softverbs' clock), or a whole message was completed.
 struct Service {
   int from = 0;
   int to = 0;
-  std::uint64_t begin = 0;    // when the sender began with it
-  std::uint64_t arrival = 0;  // when its last byte was in
+  std::uint64_t begin = 0;    // time at which the sender started
+  std::uint64_t arrival = 0;  // time at which the last byte arrived
   std::uint64_t bytes = 0;
 };
 
 struct OrderFigures {
-  double first_max = 0;  // until a receiver had the first of a sender, from the first service of all
+  double first_max = 0;  // time from the first service of all until a receiver had the first service of a sender
   double first_mean = 0;
-  double jain = 1;  // the least of all senders, when the first of its peers has everything
-  int senders = 0;  // to one receiver at the same time
+  double jain = 1;  // minimum over the senders of Jain's index of bytes when the first peer has all its bytes
+  int senders = 0;  // maximum number of senders to one receiver at the same time
 };
-// `unit` of time. Services of one quantum each; those of a message of which only the end is known overlap all before.
+// `unit`: of time. With the clock each service is one quantum. Without it only the end of each message is known; all
+// begin at the same time.
 OrderFigures figures_of(const std::vector<Service>& services, double unit);
 
 // Spearman's rank correlation; equal values share their ranks. 0 when either has no order.

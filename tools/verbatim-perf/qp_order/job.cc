@@ -19,12 +19,12 @@ constexpr std::uint32_t kSendOperation = 0x40;
 
 std::string identity_of(std::span<const unsigned char, nccl::kNetHandleMaxBytes> handle) {
   const Result<wire::Handle> decoded = wire::decode_handle(handle);
-  if (!decoded) return {};  // another plugin's
-  const wire::PeerIdentity& who = decoded->listener;
+  if (!decoded) return {};  // the handle of another plugin
+  const wire::PeerIdentity& identity = decoded->listener;
   char text[80];
-  std::snprintf(text, sizeof text, "%llx-%llx-%llx-%x", static_cast<unsigned long long>(who.host_id),
-                static_cast<unsigned long long>(who.process_id), static_cast<unsigned long long>(who.device_guid),
-                who.context);
+  std::snprintf(text, sizeof text, "%llx-%llx-%llx-%x", static_cast<unsigned long long>(identity.host_id),
+                static_cast<unsigned long long>(identity.process_id),
+                static_cast<unsigned long long>(identity.device_guid), identity.context);
   return text;
 }
 
@@ -43,7 +43,7 @@ Job::Job(const std::string& path, int api_version, const JobShape& shape, const 
   void* context = open(path);
   int devices = 0;
   ranks::require(plugins_.front()->devices(&devices), "devices");
-  if (devices == 0) throw ranks::Failure("the plugin has no device; run under tools/softverbs");
+  if (devices == 0) throw ranks::Failure("the plugin has no device. Next: run under tools/softverbs");
   for (int rank = 0; rank < shape.ranks; ++rank) {
     const bool more = rank != 0 && (this->api_version() >= kFirstWithContexts || rank % devices == 0);
     if (more && this->api_version() >= kFirstWithContexts) {
@@ -53,14 +53,14 @@ Job::Job(const std::string& path, int api_version, const JobShape& shape, const 
       std::filesystem::copy_file(path, copy, std::filesystem::copy_options::overwrite_existing);
       context = open(copy);
     }
-    places_.push_back({plugins_.size() - 1, rank % devices, context});
-    learn_identity(rank);
+    locations_.push_back({plugins_.size() - 1, rank % devices, context});
+    read_identity(rank);
   }
 }
 
 Job::~Job() {
   if (api_version() >= kFirstWithContexts) {
-    for (const Place& place : places_) plugins_.front()->finalize(place.context);
+    for (const RankLocation& location : locations_) plugins_.front()->finalize(location.context);
   }
 }
 
@@ -68,10 +68,10 @@ int Job::api_version() const {
   return plugins_.front()->api_version();
 }
 
-void Job::learn_identity(int rank) {
+void Job::read_identity(int rank) {
   alignas(8) std::array<unsigned char, nccl::kNetHandleMaxBytes> handle{};
   void* listen = nullptr;
-  ranks::require(plugin(rank).listen(place(rank).context, place(rank).device, handle.data(), &listen), "listen");
+  ranks::require(plugin(rank).listen(location(rank).context, location(rank).device, handle.data(), &listen), "listen");
   identities_[static_cast<std::size_t>(rank)] = identity_of(handle);
   ranks::require(plugin(rank).close_listen(listen), "closeListen");
 }
@@ -87,14 +87,14 @@ void Job::announce(int rank) {
       .minFlowsPerPeer = 1};
   attributes.recvCommAttr = attributes.sendCommAttr;
   attributes.op = kSendOperation;
-  ranks::require(net.set_net_attr(place(rank).context, attributes), "setNetAttr");
+  ranks::require(net.set_net_attr(location(rank).context, attributes), "setNetAttr");
 }
 
-void Job::ask(Attempt& attempt) {
+void Job::request(Attempt& attempt) {
   JobConnection& connection = *attempt.connection;
   if (connection.send != nullptr) return;
   announce(connection.from);
-  const Place& sender = place(connection.from);
+  const RankLocation& sender = location(connection.from);
   ranks::require(
       plugin(connection.from).connect(sender.context, sender.device, attempt.handle.data(), &connection.send),
       "connect");
@@ -102,7 +102,7 @@ void Job::ask(Attempt& attempt) {
 
 bool Job::advance(Attempt& attempt) {
   JobConnection& connection = *attempt.connection;
-  ask(attempt);
+  request(attempt);
   if (connection.recv == nullptr) {
     announce(connection.to);
     ranks::require(plugin(connection.to).accept(attempt.listen, &connection.recv), "accept");
@@ -124,10 +124,10 @@ void Job::connect() {
     Attempt& attempt = attempts[i];
     attempt.connection = &connections_[i];
     const int to = connections_[i].to;
-    ranks::require(plugin(to).listen(place(to).context, place(to).device, attempt.handle.data(), &attempt.listen),
+    ranks::require(plugin(to).listen(location(to).context, location(to).device, attempt.handle.data(), &attempt.listen),
                    "listen");
   }
-  for (Attempt& attempt : attempts) ask(attempt);
+  for (Attempt& attempt : attempts) request(attempt);
   const auto end = std::chrono::steady_clock::now() + kJobTimeout;
   for (bool all = false; !all;) {
     all = true;
@@ -140,7 +140,8 @@ void Job::connect() {
       ranks::require(plugin(attempt.connection->to).close_listen(std::exchange(attempt.listen, nullptr)),
                      "closeListen");
     }
-    if (!all && std::chrono::steady_clock::now() > end) throw ranks::Failure("a connection did not come about");
+    if (!all && std::chrono::steady_clock::now() > end)
+      throw ranks::Failure("a connection was not established in time");
   }
 }
 

@@ -1,5 +1,6 @@
-// Ranks within this process, every one on a device of its own as far as there are enough, and the connections between
-// them: asked for as NCCL asks, each rank for its peers in turn with all connections of one in a row.
+// Ranks within this process, each on a device of its own as far as there are enough devices, and the connections
+// between them. They are requested as NCCL does: each rank requests its peers in turn, all connections to one peer in a
+// row.
 #pragma once
 
 #include <array>
@@ -16,8 +17,8 @@ struct JobShape {
   int ranks = 2;
   int flows = 1;
   bool rotate = true;
-  bool only_from_first = false;  // connections from rank 0 alone
-  // From table version 11 on setNetAttr says what comes: so many peers, -1: as many as there are. 0: nothing.
+  bool only_from_first = false;  // only rank 0 has connections to others
+  // Peers that setNetAttr announces, from table version 11 on. -1: the number of other ranks; 0: no announcement.
   int announced_peers = -1;
 };
 
@@ -31,26 +32,26 @@ struct JobConnection {
 
 class Job {
  public:
-  // Up to table version 10 a process has one context: copies of the plugin in `scratch` make up for devices that are
-  // too few. Throws Failure, as all do.
+  // Up to table version 10 a loaded plugin has one context. If there are more ranks than devices, further ranks load
+  // copies of the plugin, which are stored in `scratch`. Throws Failure, like all functions here.
   Job(const std::string& plugin, int api_version, const JobShape& shape, const std::string& scratch);
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
   int api_version() const;
-  // Table and process of a rank.
-  netapi::Plugin& plugin(int rank) { return *plugins_[place(rank).plugin]; }
-  // Who the rank is to its peers, as VERBATIM_QP_DUMP shows it.
+  // The table of the rank's copy of the plugin.
+  netapi::Plugin& plugin(int rank) { return *plugins_[location(rank).plugin]; }
+  // The rank's identity as VERBATIM_QP_DUMP writes it.
   const std::string& identity(int rank) const { return identities_[static_cast<std::size_t>(rank)]; }
-  int device(int rank) const { return place(rank).device; }
+  int device(int rank) const { return location(rank).device; }
 
   void connect();
   std::vector<JobConnection>& connections() { return connections_; }
   void close();
 
  private:
-  struct Place {
+  struct RankLocation {
     std::size_t plugin = 0;
     int device = 0;
     void* context = nullptr;
@@ -61,15 +62,15 @@ class Job {
     void* listen = nullptr;
   };
 
-  const Place& place(int rank) const { return places_[static_cast<std::size_t>(rank)]; }
-  void learn_identity(int rank);
+  const RankLocation& location(int rank) const { return locations_[static_cast<std::size_t>(rank)]; }
+  void read_identity(int rank);
   void announce(int rank);
-  void ask(Attempt& attempt);
+  void request(Attempt& attempt);
   bool advance(Attempt& attempt);
 
   const JobShape shape_;
   std::vector<std::unique_ptr<netapi::Plugin>> plugins_;
-  std::vector<Place> places_;
+  std::vector<RankLocation> locations_;
   std::vector<std::string> identities_;
   std::vector<JobConnection> connections_;
 };

@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 using ranks::Json;
 
-constexpr auto kTurnTimeout = std::chrono::seconds(120);
+constexpr auto kRunTimeout = std::chrono::seconds(120);
 constexpr double kNsPerUs = 1000;
 constexpr double kBitsPerByte = 8;
 constexpr std::uint64_t kDefaultQuantum = 16384;
@@ -35,16 +35,16 @@ const char* variable(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// softverbs' virtual clock, where its ports have a rate and leave a trace.
+// softverbs' virtual clock. It exists if the ports have a rate and write a trace.
 class VirtualClock {
  public:
   explicit VirtualClock(const fs::path& scratch) : scratch_(scratch) {
     if (variable("SOFTVERBS_LINK_GBPS") == nullptr || variable("SOFTVERBS_TRACE") == nullptr) return;
     gbps_ = std::stod(variable("SOFTVERBS_LINK_GBPS"));  // 0: no rate
     trace_ = variable("SOFTVERBS_TRACE");
-    const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
+    const fs::path directory = fs::read_symlink("/proc/self/exe").parent_path();
     const char* const given = variable("SOFTVERBS_CONTROL");
-    control_ = given != nullptr ? fs::path(given) : here / ".." / "softverbs-control" / "softverbs-control";
+    control_ = given != nullptr ? fs::path(given) : directory / ".." / "softverbs-control" / "softverbs-control";
   }
   explicit operator bool() const { return gbps_ > 0; }
 
@@ -97,8 +97,8 @@ class Messages {
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
 
-  // What is served of one message on each connection, sent in this order, in the clock's time or in real time. The
-  // unit of time is set. Throws Failure when a byte is wrong.
+  // Sends one message on each connection, in this order, and returns what was served when: in the clock's time, else in
+  // real time. Throws Failure when a byte is wrong.
   std::vector<Service> run(const std::vector<std::size_t>& order, VirtualClock& clock,
                            const std::map<std::uint32_t, std::size_t>& by_qpn) {
     const std::size_t before = clock ? clock.lines() : 0;
@@ -106,7 +106,7 @@ class Messages {
     for (std::size_t i = 0; i < ends_.size(); ++i) receive(i);
     std::size_t from = before;
     if (clock) {
-      // Each of these receives has put one quantum on its port: when all have, every sender may send.
+      // Each receive sends one quantum, its CTS entry. When the trace has all of them, every sender can send.
       wait([&] { return clock.lines() >= before + ends_.size(); });
       clock.hold();
       from = clock.lines();
@@ -117,10 +117,10 @@ class Messages {
     wait([&] { return finish(); });
     std::vector<Service> services;
     if (clock) {
-      clock.hold();  // a completion may be seen before the trace of it
+      clock.hold();  // a completion can be polled before the trace has its quantum
       for (const Quantum& quantum : clock.since(from)) {
         const auto found = by_qpn.find(quantum.qpn);
-        if (found == by_qpn.end()) continue;  // a receiver's
+        if (found == by_qpn.end()) continue;  // the QP of a receiver
         const JobConnection& connection = job_.connections()[found->second];
         services.push_back({connection.from, connection.to, quantum.ns, quantum.arrival_ns, quantum.bytes});
         services_by_connection_.emplace_back(found->second);
@@ -139,7 +139,7 @@ class Messages {
     return services;
   }
 
-  // When the message of each connection was first served.
+  // The time at which the message of each connection was first served.
   std::vector<double> first_service(const std::vector<Service>& services) {
     std::vector<double> first(ends_.size(), -1);
     const std::vector<std::size_t> connections = std::exchange(services_by_connection_, {});
@@ -169,7 +169,7 @@ class Messages {
 
   template <typename Done>
   static void wait(Done done) {
-    const auto end = std::chrono::steady_clock::now() + kTurnTimeout;
+    const auto end = std::chrono::steady_clock::now() + kRunTimeout;
     while (!done()) {
       if (std::chrono::steady_clock::now() > end)
         throw ranks::Failure("messages did not arrive", ranks::ExitStatus::kTimeout);
@@ -202,7 +202,7 @@ class Messages {
     });
   }
 
-  // One pass over all that is under way; whether nothing is any more.
+  // Tests every outstanding request once. Returns whether all are done.
   bool finish() {
     bool all = true;
     for (std::size_t i = 0; i < ends_.size(); ++i) {
@@ -252,11 +252,11 @@ Json premise(const QpOrderOptions& options, Job& job, Messages& messages, Virtua
   for (const auto& [qpn, connection] : by_qpn) numbers[connection] = qpn;
   std::vector<std::size_t> order(job.connections().size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::mt19937 chance(options.seed);
+  std::mt19937 random(options.seed);
   double with_number = 0;
   double with_doorbell = 0;
   for (int round = 0; round < options.rounds; ++round) {
-    std::shuffle(order.begin(), order.end(), chance);
+    std::shuffle(order.begin(), order.end(), random);
     std::vector<double> doorbells(order.size());
     for (std::size_t i = 0; i < order.size(); ++i) doorbells[order[i]] = static_cast<double>(i);
     const std::vector<double> service = messages.first_service(messages.run(order, clock, by_qpn));

@@ -1,4 +1,4 @@
-// What the measuring processes of `verbatim-perf qp-order` do, and the settings that they run with.
+// The measurement that a child process of `verbatim-perf qp-order` makes.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace verbatim::perf::qp_order {
 
 constexpr const char* kPremisePart = "premise";
 
-// In a child: measures `options.part` and writes `options.result`. Throws Failure.
+// Measures `options.part` and writes the file `options.result`. Throws Failure.
 ranks::ExitStatus measure(const QpOrderOptions& options);
 
 }  // namespace verbatim::perf::qp_order

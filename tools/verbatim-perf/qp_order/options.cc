@@ -10,25 +10,28 @@ namespace verbatim::perf::qp_order {
 namespace {
 
 constexpr const char* kDescription =
-    "What the order of the queue pairs buys on the device at hand. First the premise: does the device serve its send\n"
-    "queues by QP number at all? Then an all-to-all between ranks in this process, with each VERBATIM_QP_ORDER: "
-    "whether\n"
-    "the QPs lie where they should, when each peer gets its first byte, how evenly peers are served until the first "
-    "one\n"
-    "has all, and how many send to one receiver at the same time. With softverbs' virtual clock (SOFTVERBS_LINK_GBPS)\n"
-    "everything is posted while the clock is held and read from its trace: figures repeat to the byte. On any other\n"
-    "device times are those of completions, as one thread sees them.";
+    "Measures the effect of the order of the queue pairs on the device in use. First it tests the premise: does the\n"
+    "device serve its send queues by QP number? Then it runs an all-to-all between ranks in this process for each\n"
+    "VERBATIM_QP_ORDER and prints how many QPs are at the right position, when each peer gets its first byte, how "
+    "evenly\n"
+    "peers are served until the first peer has all its bytes, and how many ranks send to one receiver at the same "
+    "time.\n"
+    "With softverbs' virtual clock (SOFTVERBS_LINK_GBPS) everything is posted while the clock is stopped, and the "
+    "times\n"
+    "come from its trace: the figures are the same in each run. On any other device the times are those of "
+    "completions\n"
+    "polled by one thread.";
 
-constexpr int kMostRanks = 64;
-constexpr int kMostFlows = 64;
-constexpr int kMostQps = 128;
-constexpr int kMostRounds = 1000;
+constexpr int kMaxRanks = 64;
+constexpr int kMaxFlows = 64;
+constexpr int kMaxQps = 128;
+constexpr int kMaxRounds = 1000;
 
 }  // namespace
 
-std::variant<QpOrderOptions, ranks::Leave> parse_qp_order_options(int argc, const char* const* argv) {
+std::variant<QpOrderOptions, ranks::EarlyExit> parse_qp_order_options(int argc, const char* const* argv) {
   QpOrderOptions options;
-  options.orders = {"native", "pool", "gather", "ring"};
+  options.orders = {"native", "staggered"};
   std::string bytes = "128K";
   bool no_rotation = false;
   CLI::App app(kDescription, "verbatim-perf qp-order");
@@ -36,21 +39,21 @@ std::variant<QpOrderOptions, ranks::Leave> parse_qp_order_options(int argc, cons
   app.add_option("--api", options.api_version, "table version; 0 takes the newest that the plugin has")
       ->check(CLI::Range(0, netapi::kNewestVersion));
   app.add_option("--ranks", options.ranks, "ranks, each on the next device")
-      ->check(CLI::Range(2, kMostRanks))
+      ->check(CLI::Range(2, kMaxRanks))
       ->capture_default_str();
-  app.add_option("--flows", options.flows, "connections from each rank to each other one")
-      ->check(CLI::Range(1, kMostFlows))
+  app.add_option("--flows", options.flows, "connections from each rank to each other rank")
+      ->check(CLI::Range(1, kMaxFlows))
       ->capture_default_str();
-  app.add_option("--qps", options.qps, "QPs of a connection")->check(CLI::Range(1, kMostQps))->capture_default_str();
+  app.add_option("--qps", options.qps, "QPs of a connection")->check(CLI::Range(1, kMaxQps))->capture_default_str();
   app.add_option("--bytes", bytes, "bytes of the message on each connection")->capture_default_str()->type_name("SIZE");
-  app.add_option("--rounds", options.rounds, "of the test of the premise")
-      ->check(CLI::Range(1, kMostRounds))
+  app.add_option("--rounds", options.rounds, "rounds of the test of the premise")
+      ->check(CLI::Range(1, kMaxRounds))
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "of what is left to chance")->capture_default_str();
-  app.add_flag("--no-rotation", no_rotation, "every rank asks for its peers from rank 0 on, which NCCL does not");
-  app.add_option("--orders", options.orders, "which of them")
+  app.add_option("--seed", options.seed, "seed of the random order of doorbells")->capture_default_str();
+  app.add_flag("--no-rotation", no_rotation, "every rank requests its peers from rank 0 on (NCCL does not)");
+  app.add_option("--orders", options.orders, "the orders to measure")
       ->delimiter(',')
-      ->check(CLI::IsMember({"native", "pool", "gather", "ring"}))
+      ->check(CLI::IsMember({"native", "staggered"}))
       ->capture_default_str()
       ->type_name("ORDER,...");
   app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
@@ -62,14 +65,12 @@ std::variant<QpOrderOptions, ranks::Leave> parse_qp_order_options(int argc, cons
   try {
     app.parse(argc, argv);
     options.bytes = ranks::parse_bytes(bytes);
-    if (options.bytes == 0)
-      throw ranks::Failure("--bytes: a message without bytes shows no order", ranks::ExitStatus::kUsage);
-  } catch (const CLI::ParseError& leave) {
-    const bool asked_for = app.exit(leave, out, err) == 0;
-    return ranks::Leave{asked_for ? ranks::ExitStatus::kOk : ranks::ExitStatus::kUsage,
-                        asked_for ? out.str() : err.str()};
+    if (options.bytes == 0) throw ranks::Failure("--bytes must not be 0", ranks::ExitStatus::kUsage);
+  } catch (const CLI::ParseError& error) {
+    const bool help = app.exit(error, out, err) == 0;
+    return ranks::EarlyExit{help ? ranks::ExitStatus::kOk : ranks::ExitStatus::kUsage, help ? out.str() : err.str()};
   } catch (const ranks::Failure& refused) {
-    return ranks::Leave{refused.status, std::string(refused.what()) + "\n"};
+    return ranks::EarlyExit{refused.status, std::string(refused.what()) + "\n"};
   }
   options.rotate = !no_rotation;
   return options;

@@ -1,4 +1,4 @@
-// Starts the measuring processes, one an order, and prints what they found.
+// Starts a child process for the premise and for each order, and prints their results.
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ranks/json.h"
-#include "ranks/scratch.h"
+#include "ranks/scratch_directory.h"
 #include "verbatim-perf/child.h"
 #include "verbatim-perf/qp_order/measure.h"
 #include "verbatim-perf/qp_order/options.h"
@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using ranks::Json;
 
-// A correlation of at least this counts as being served in that order.
+// With at least this correlation the device counts as serving in that order.
 constexpr double kClear = 0.9;
 
 bool has_rate() {
@@ -54,7 +54,7 @@ Json run_part(const QpOrderOptions& options, const std::string& part, const rank
       "VERBATIM_QP_DUMP=" + (scratch / (part + ".dump")).string(),
       "VERBATIM_QP_POOL=" + text(options.ranks - 1) + "x" + text(options.flows * options.qps),
       "VERBATIM_QPS_PER_CONNECTION=" + text(qps),
-      std::string("VERBATIM_SPLIT_DATA_ON_QPS=") + (qps > 1 ? "1" : "0"),  // all QPs have something to send
+      std::string("VERBATIM_SPLIT_DATA_ON_QPS=") + (qps > 1 ? "1" : "0"),  // so that all QPs send
   };
   if (std::getenv("SOFTVERBS_NAMESPACE") == nullptr) {
     variables.push_back("SOFTVERBS_NAMESPACE=qp-order-" + text(::getpid()));
@@ -76,21 +76,22 @@ void print_premise(const Json& premise) {
   if (number >= kClear && number > doorbell) {
     std::printf("served by QP number\n");
   } else {
-    std::printf("this device does not serve by QP number, and no order of them promises anything here\n");
+    std::printf("this device does not serve by QP number: no order has an effect\n");
   }
 }
 
 void print_table(const QpOrderOptions& options, const Json& rows) {
   const bool clocked = rows.front()["virtual_clock"];
-  std::printf("# %d ranks, %d connections from each to each other one, %d QPs each, %zu bytes on each connection%s\n",
+  std::printf("# %d ranks, %d connections from each to each other rank, %d QPs each, %zu bytes on each connection%s\n",
               options.ranks, options.flows, options.qps, options.bytes,
-              options.rotate ? "" : ", peers asked for from rank 0 on");
-  std::printf("# first: until a peer has its first %s of a sender, in %s; jain: of bytes when a first peer has all\n",
-              clocked ? "quantum" : "message", clocked ? "slots of one quantum" : "us");
-  std::printf("# %-8s %7s %10s %10s %10s %8s %8s %12s %14s\n", "order", "exact%", "inversions", "first max",
+              options.rotate ? "" : ", peers requested from rank 0 on");
+  std::printf(
+      "# first: time until a peer has its first %s of a sender, in %s; jain: of bytes when the first peer has all\n",
+      clocked ? "quantum" : "message", clocked ? "slots of one quantum" : "us");
+  std::printf("# %-10s %7s %10s %10s %10s %8s %8s %12s %14s\n", "order", "exact%", "inversions", "first max",
               "first mean", "jain", "senders", "connections", "bytes");
   for (const Json& row : rows) {
-    std::printf("  %-8s %7.1f %10zu %10.2f %10.2f %8.3f %8s %12zu %14zu\n", row["order"].get<std::string>().c_str(),
+    std::printf("  %-10s %7.1f %10zu %10.2f %10.2f %8.3f %8s %12zu %14zu\n", row["order"].get<std::string>().c_str(),
                 100.0 * row["exact"].get<double>() / std::max(row["qps"].get<double>(), 1.0),
                 row["inversions"].get<std::size_t>(), row["first_max"].get<double>(), row["first_mean"].get<double>(),
                 row["jain"].get<double>(), row["senders"].is_null() ? "-" : row["senders"].dump().c_str(),

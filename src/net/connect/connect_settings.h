@@ -1,0 +1,33 @@
+// What a connector and a listen comm need of the communicator and of the process. The context makes one; it outlives
+// all that it is given to.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <string>
+
+#include "net/connect/endpoint_pool.h"
+#include "net/connect/listener.h"
+#include "net/transfer/comm_settings.h"
+#include "verbs/device.h"
+#include "wire/handshake.h"
+
+namespace verbatim {
+
+struct ConnectSettings {
+  const CommSettings& comm;
+  EndpointPool& endpoints;                // of this communicator
+  Listener& listener;                     // of the process
+  const sockaddr_storage& local_address;  // of side channels, port 0
+  const std::string side_channel_name;    // interface and address, for messages
+  const wire::PeerIdentity process;       // identity of the process and the communicator, without a device
+  const int traffic_class;                // of the communicator, -1: none
+
+  wire::PeerIdentity identity(const Port& port) const {
+    wire::PeerIdentity identity = process;
+    identity.device_guid = port.guid;
+    return identity;
+  }
+};
+
+}  // namespace verbatim

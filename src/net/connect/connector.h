@@ -1,0 +1,75 @@
+// One connect, from the first call to the established send comm. Never blocks: each call to advance() goes as far as it
+// can.
+//
+//   kCreateQps --created--> kConnectTcp --connected--> kSendHello --sent--> kReceiveReply --received--> kSendReady
+//   --sent--> established
+//
+// The peer closes a TCP connection on which no hello arrives in time. If the application calls connect too rarely, the
+// hello is late. When the peer has closed the connection without a reply after a late hello, the connector goes back to
+// kConnectTcp (should_retry).
+//
+// Owned by the context, found by the token in NCCL's handle, polled by the thread that calls connect.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/outgoing_message.h"
+#include "base/result.h"
+#include "base/socket.h"
+#include "base/unique_fd.h"
+#include "net/connect/connect_settings.h"
+#include "net/connect/endpoint_pool.h"
+#include "net/transfer/send_comm.h"
+#include "wire/handle.h"
+
+namespace verbatim {
+
+class Connector {
+ public:
+  // Reserves the place of this connection in the QP order of the communicator. `attempt`: a random number, the attempt
+  // number of the first hello; each further hello has the next number.
+  Connector(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle,
+            int traffic_class, std::uint64_t attempt);
+
+  // Returns the comm when it is established, nullptr before. An error is final and has been logged.
+  Result<std::unique_ptr<SendComm>> advance();
+
+ private:
+  enum class State : std::uint8_t { kCreateQps, kConnectTcp, kSendHello, kReceiveReply, kSendReady };
+
+  // The functions of the states return whether the state is complete.
+  Result<bool> take_endpoint();
+  Result<bool> finish_tcp_connect();
+  Status start_tcp_connect();
+  // Whether `error` may come from a peer that has closed the connection because the hello was late.
+  bool should_retry(const Error& error) const;
+  Result<bool> send_message();
+  Result<bool> receive_reply();
+
+  // Called when kReady could not be sent. Reads the failure notice that the peer may have sent before it closed the
+  // connection, and stores its text in reject_reason_.
+  void read_failure_notice();
+  Error log_failure(const Error& error) const;
+
+  const ConnectSettings& settings_;
+  const std::vector<const Port*> ports_;
+  const wire::Handle handle_;
+  const int traffic_class_;
+  std::uint64_t attempt_;
+  const std::uint64_t deadline_ns_;
+  State state_ = State::kCreateQps;
+  std::shared_ptr<EndpointReservation> reservation_;  // until the QPs are taken
+  UniqueFd socket_;
+  std::uint64_t connect_started_ns_ = 0;
+  std::uint64_t hello_sent_ns_ = 0;
+  OutgoingMessage outgoing_;
+  std::vector<std::uint8_t> reply_;
+  std::size_t reply_received_ = 0;
+  std::unique_ptr<SendComm> comm_;
+  std::string reject_reason_;  // why the peer ended the handshake, if the peer has sent it
+};
+
+}  // namespace verbatim

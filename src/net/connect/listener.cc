@@ -1,0 +1,174 @@
+#include "net/connect/listener.h"
+
+#include <sys/resource.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/outgoing_message.h"
+#include "base/socket.h"
+#include "wire/limits.h"
+
+namespace verbatim {
+namespace {
+
+// A connector sends its hello right after the TCP connect.
+constexpr int kHelloTimeoutS = 3;
+constexpr std::uint64_t kHelloTimeoutNs = kHelloTimeoutS * kNanosecondsPerSecond;
+// Connections without a complete hello hold at most this many descriptors. For a further connection the oldest is
+// closed, but not before it has had kMinPendingNs to send the rest of its hello.
+constexpr std::size_t kMaxPending = 128;
+constexpr std::uint64_t kMinPendingNs = 20 * kNanosecondsPerMillisecond;
+
+}  // namespace
+
+Status Listener::open() {
+  Result<UniqueFd> socket = tcp_listen(address_);
+  if (!socket && socket.error().sys_errno == EADDRINUSE) {  // another process has the port by now
+    set_port(address_, 0);
+    socket = tcp_listen(address_);
+  }
+  if (!socket) return socket.error();
+  set_defer_accept(*socket, kHelloTimeoutS);
+  const Result<sockaddr_storage> bound = local_address(*socket);
+  if (!bound) return bound.error();
+  address_ = *bound;
+  socket_ = std::move(*socket);
+  return {};
+}
+
+Result<sockaddr_storage> Listener::add(const wire::Secret& secret) {
+  const MutexLock lock(mutex_);
+  if (!socket_) {
+    if (const Status opened = open(); !opened) return opened.error();
+  }
+  listens_.try_emplace(secret);
+  return address_;
+}
+
+void Listener::remove(const wire::Secret& secret) noexcept {
+  const MutexLock lock(mutex_);
+  // Requests for this listen are rejected now: no later poll returns them.
+  try {
+    read_pending();
+    static_cast<void>(accept_pending());
+    for (const ConnectRequest& request : listens_[secret].requests) reject(request);
+  } catch (...) {  // no memory: the peers see only that the connection is closed
+  }
+  listens_.erase(secret);
+  if (!listens_.empty()) return;
+  pending_.clear();
+  socket_.reset();
+}
+
+void reject(const ConnectRequest& request) {
+  static_cast<void>(OutgoingMessage(wire::encode_reject("its application has closed its listen")).send(request.socket));
+}
+
+Result<std::vector<ConnectRequest>> Listener::poll(const wire::Secret& secret) {
+  const MutexLock lock(mutex_);
+  // Serves existing connections before accepting new ones: many new connections must not displace a peer whose hello
+  // has already arrived.
+  read_pending();
+  if (const Status accepted = accept_pending(); !accepted) return accepted.error();
+  const auto listen = listens_.find(secret);
+  if (listen == listens_.end()) return std::vector<ConnectRequest>();
+  return std::exchange(listen->second.requests, {});
+}
+
+void Listener::read_pending() {
+  const std::uint64_t now = monotonic_ns();
+  for (auto pending = pending_.begin(); pending != pending_.end();) {
+    const HelloState hello_state = read_hello(*pending);
+    const bool stays = hello_state == HelloState::kIncomplete && now < pending->accepted_ns + kHelloTimeoutNs;
+    pending = stays ? std::next(pending) : pending_.erase(pending);
+  }
+}
+
+// Connections beyond kMaxPending stay in the socket's backlog. The bound on the loop lets poll return even if
+// connections keep coming.
+Status Listener::accept_pending() {
+  for (std::size_t i = 0; i < kMaxPending; ++i) {
+    const std::uint64_t now = monotonic_ns();
+    const bool full = pending_.size() == kMaxPending;
+    if (full && now < pending_.front().accepted_ns + kMinPendingNs) return {};
+    Result<std::optional<UniqueFd>> accepted = tcp_accept(socket_);
+    if (!accepted) return report_resource_shortage(accepted.error());
+    if (!accepted->has_value()) return {};
+    shortage_reported_ = false;
+    if (full) pending_.pop_front();
+    PendingConnection& pending = pending_.emplace_back();
+    pending.socket = std::move(**accepted);
+    pending.accepted_ns = now;
+    pending.message.resize(wire::kHeaderBytes);
+    if (read_hello(pending) != HelloState::kIncomplete) pending_.pop_back();
+  }
+  return {};
+}
+
+// A shortage of descriptors or memory may pass, so it is no error of the listen. It is logged once, here, because the
+// peers in the backlog cannot see the cause.
+Status Listener::report_resource_shortage(const Error& error) {
+  const int why = error.sys_errno;
+  if (why != EMFILE && why != ENFILE && why != ENOBUFS && why != ENOMEM) return error;
+  if (std::exchange(shortage_reported_, true)) return {};
+  rlimit descriptors{};
+  ::getrlimit(RLIMIT_NOFILE, &descriptors);
+  const std::string limit =
+      why == EMFILE ? "raise the limit of " + std::to_string(descriptors.rlim_cur) + " (ulimit -n, LimitNOFILE=)"
+                    : "see what the host's memory and files (fs.file-max) are used for";
+  VERBATIM_WARN("connections to %s stay in the listen backlog: accept: %s. Next: %s", to_string(address_).c_str(),
+                std::strerror(why), limit.c_str());
+  return {};
+}
+
+// Both ends log the mismatch. This end does so once: further connections must not fill the log.
+void Listener::reject_version(const PendingConnection& pending) {
+  const std::span<const std::uint8_t, wire::kHeaderBytes> header(pending.message.data(), wire::kHeaderBytes);
+  const Result<sockaddr_storage> peer = remote_address(pending.socket);
+  char text[256];
+  std::snprintf(text, sizeof text, "%s speaks protocol version %u of Verbatim, %s version %u",
+                peer ? to_string(*peer).c_str() : "the peer", wire::protocol_version(header),
+                to_string(address_).c_str(), wire::kProtocolVersion);
+  if (!std::exchange(version_mismatch_reported_, true)) {
+    VERBATIM_WARN("a connection is rejected: %s. Next: run the same release on all hosts", text);
+  }
+  // The reject has the peer's version number, so that the peer reads it: header and reject are the same in all
+  // versions.
+  static_cast<void>(OutgoingMessage(wire::encode_reject(text, wire::protocol_version(header))).send(pending.socket));
+}
+
+Listener::HelloState Listener::read_hello(PendingConnection& pending) {
+  while (true) {
+    const Result<bool> all = receive_into(pending.socket, pending.message, pending.filled);
+    if (!all) return HelloState::kClose;
+    if (!*all) return HelloState::kIncomplete;
+    const Result<wire::Header> header = wire::decode_header(
+        std::span<const std::uint8_t, wire::kHeaderBytes>(pending.message.data(), wire::kHeaderBytes));
+    if (!header) {
+      if (header.error().kind == ErrorKind::kUsage) reject_version(pending);
+      return HelloState::kClose;
+    }
+    const std::size_t message_bytes = wire::kHeaderBytes + header->body_bytes;
+    if (pending.filled < message_bytes) {
+      pending.message.resize(message_bytes);
+      continue;
+    }
+    if (header->type != wire::MessageType::kConnect) return HelloState::kClose;
+    Result<wire::Hello> hello = wire::decode_hello(std::span(pending.message).subspan(wire::kHeaderBytes));
+    if (!hello) return HelloState::kClose;
+    const auto listen = listens_.find(hello->secret);
+    if (listen == listens_.end()) return HelloState::kClose;
+    if (!listen->second.attempts.insert(hello->attempt).second) return HelloState::kClose;  // a replay
+    listen->second.requests.push_back({std::move(pending.socket), std::move(*hello)});
+    return HelloState::kComplete;
+  }
+}
+
+}  // namespace verbatim

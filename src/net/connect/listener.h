@@ -1,0 +1,79 @@
+// The TCP socket of this process for connect requests. Each listen of each communicator has a secret. A hello with this
+// secret and a new attempt number is a connect request for the listen. A connection with another protocol version gets
+// a reject; any other connection is closed without a reply. The listener has no thread: each call of accept serves the
+// connections of all listens.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/result.h"
+#include "base/unique_fd.h"
+#include "wire/handshake.h"
+
+namespace verbatim {
+
+// A peer whose hello has the secret of a listen.
+struct ConnectRequest {
+  UniqueFd socket;
+  wire::Hello hello;
+};
+
+// Sends the peer a reject with the reason that the listen was closed.
+void reject(const ConnectRequest& request);
+
+class Listener {
+ public:
+  // `address` has port 0. The socket is open while there are listens, and uses the same port each time if it is free.
+  explicit Listener(const sockaddr_storage& address) : address_(address) {}
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  // Returns the address for the peers' connects.
+  Result<sockaddr_storage> add(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+  // Rejects the connect requests for `secret`. When no listen is left, also closes the pending connections and the
+  // socket.
+  void remove(const wire::Secret& secret) noexcept VERBATIM_EXCLUDES(mutex_);
+
+  // Accepts connections and reads hellos, for all listens. Returns the connect requests for `secret` since the last
+  // call.
+  Result<std::vector<ConnectRequest>> poll(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+
+ private:
+  // A TCP connection whose hello is not complete yet.
+  struct PendingConnection {
+    UniqueFd socket;
+    std::uint64_t accepted_ns = 0;
+    std::vector<std::uint8_t> message;  // has the size of the header first, later of header and body
+    std::size_t filled = 0;
+  };
+  struct Listen {
+    std::vector<ConnectRequest> requests;
+    std::set<std::uint64_t> attempts;  // of all hellos so far, to detect a replay
+  };
+  enum class HelloState : std::uint8_t { kIncomplete, kClose, kComplete };
+
+  Status open() VERBATIM_REQUIRES(mutex_);
+  void read_pending() VERBATIM_REQUIRES(mutex_);
+  Status accept_pending() VERBATIM_REQUIRES(mutex_);
+  HelloState read_hello(PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
+  Status report_resource_shortage(const Error& error) VERBATIM_REQUIRES(mutex_);
+  void reject_version(const PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
+
+  Mutex mutex_;
+  sockaddr_storage address_ VERBATIM_GUARDED_BY(mutex_);
+  UniqueFd socket_ VERBATIM_GUARDED_BY(mutex_);
+  bool shortage_reported_ VERBATIM_GUARDED_BY(mutex_) = false;  // accept fails for lack of descriptors or memory
+  bool version_mismatch_reported_ VERBATIM_GUARDED_BY(mutex_) = false;
+  std::list<PendingConnection> pending_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<wire::Secret, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);
+};
+
+}  // namespace verbatim

@@ -1,0 +1,380 @@
+#include "net/context/context.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "base/socket.h"
+#include "base/socket_interface.h"
+#include "net/connect/qp_dump.h"
+#include "net/context/stats.h"
+#include "net/monitor/monitor.h"
+#include "verbs/device_inventory.h"
+#include "verbs/verbs.h"
+
+namespace verbatim {
+
+struct ProcessState {
+  Config config;  // of the first init: selects the devices
+  std::unique_ptr<const Verbs> verbs;
+  std::shared_ptr<DeviceInventory> inventory;
+  SocketInterface side_channel;
+  std::string host_name;
+  std::uint64_t host_id = 0;
+  std::uint64_t process_id = 0;
+  std::uint32_t contexts_made = 0;
+  std::set<Context*> contexts;       // open
+  EndpointPools pools;               // of the contexts
+  std::unique_ptr<Monitor> monitor;  // after the devices that it watches
+  std::optional<Listener> listener;  // set before the state is used
+};
+
+namespace {
+
+Mutex g_mutex;  // held while devices open and close: inits of several communicators come at once
+ProcessState* g_process VERBATIM_GUARDED_BY(g_mutex) = nullptr;
+std::set<std::string>* g_interned_names VERBATIM_GUARDED_BY(g_mutex) = nullptr;  // NCCL keeps pointers to them
+
+// With VERBATIM_STATS: what connections have carried since the library was loaded, in all contexts.
+std::vector<ConnectionStats>* g_stats VERBATIM_GUARDED_BY(g_mutex) = nullptr;
+
+const char* intern(const std::string& name) VERBATIM_REQUIRES(g_mutex) {
+  if (g_interned_names == nullptr) g_interned_names = new std::set<std::string>;
+  return g_interned_names->insert(name).first->c_str();
+}
+
+std::string read_host_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
+}
+
+// Equal for all processes of one boot of one host, different everywhere else.
+std::uint64_t read_host_id(const std::string& host_name) {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const char c : boot_id + host_name) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3;
+  return hash;
+}
+
+// The communicator's traffic class becomes the GRH's byte of that name; -1 is none.
+Status check_traffic_class(int traffic_class) {
+  if (traffic_class >= -1 && traffic_class <= UINT8_MAX) return {};
+  VERBATIM_WARN("trafficClass %d of the communicator is out of range: 0 to 255, or -1 for none", traffic_class);
+  return Error{ErrorKind::kUsage, 0, "trafficClass"};
+}
+
+Result<std::uint64_t> random_id() {
+  std::uint64_t id = 0;
+  if (const Status filled = fill_random(std::as_writable_bytes(std::span(&id, 1))); !filled) return filled.error();
+  return id | 1;  // never 0, which means "none"
+}
+
+MonitorSettings monitor_settings(const Config& config, const std::string& host_name) {
+  return {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
+          .stalls = {.warn_ns = config.stall_warn_s * kNanosecondsPerSecond,
+                     .fail_ns = config.stall_fail_s * kNanosecondsPerSecond},
+          .state_socket = stats_path(config.state_socket, host_name),
+          .host = host_name};
+}
+
+Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
+  auto process = std::make_unique<ProcessState>();
+  process->config = config;
+  Result<SocketInterface> side_channel = choose_socket_interface(config);
+  if (!side_channel) return side_channel.error();
+  process->side_channel = *side_channel;
+  process->listener.emplace(process->side_channel.address);
+  Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(config.verbs_library);
+  if (!verbs) return verbs.error();
+  process->verbs = std::move(*verbs);
+  Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(*process->verbs, config);
+  if (!inventory) return inventory.error();
+  process->inventory = std::move(*inventory);
+  process->host_name = read_host_name();
+  Result<std::unique_ptr<Monitor>> monitor =
+      Monitor::start(process->inventory->devices(), monitor_settings(config, process->host_name));
+  if (!monitor) {
+    VERBATIM_WARN("starting the monitor thread failed: %s: %s", monitor.error().operation,
+                  std::strerror(monitor.error().sys_errno));
+    return monitor.error();
+  }
+  process->monitor = std::move(*monitor);
+  process->host_id = read_host_id(process->host_name);
+  const Result<std::uint64_t> process_id = random_id();
+  if (!process_id) return process_id.error();
+  process->process_id = *process_id;
+  VERBATIM_INFO("side channel on %s", to_string(process->side_channel).c_str());
+  return process;
+}
+
+}  // namespace
+
+Result<Context*> open_context(int traffic_class) {
+  Result<Config> config = Config::from_environment();
+  if (!config) return config.error();
+  if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
+  std::unique_ptr<ProcessState> opened;  // becomes g_process once nothing can fail any more
+  const MutexLock lock(g_mutex);
+  if (g_process == nullptr) {
+    Result<std::unique_ptr<ProcessState>> process = open_process(*config);
+    if (!process) return process.error();
+    opened = std::move(*process);
+  }
+  ProcessState& process = opened != nullptr ? *opened : *g_process;
+  auto* context = new Context(std::move(*config), traffic_class, process.contexts_made++, process);
+  process.contexts.insert(context);
+  if (opened != nullptr) g_process = opened.release();
+  return context;
+}
+
+void close_context(Context* context) {
+  delete context;
+  const MutexLock lock(g_mutex);
+  g_process->contexts.erase(context);
+  if (g_process->contexts.empty()) {
+    delete g_process;
+    g_process = nullptr;
+  }
+}
+
+void close_all_contexts() {
+  while (true) {
+    Context* any = nullptr;
+    {
+      const MutexLock lock(g_mutex);
+      if (g_process != nullptr) any = *g_process->contexts.begin();
+    }
+    if (any == nullptr) break;
+    close_context(any);
+  }
+  const MutexLock lock(g_mutex);
+  delete std::exchange(g_interned_names, nullptr);
+  delete std::exchange(g_stats, nullptr);
+}
+
+Result<std::size_t> device_count() {
+  const MutexLock lock(g_mutex);
+  if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "devices before init"};
+  return g_process->inventory->ports().size();
+}
+
+Result<DeviceProperties> device(std::size_t index) {
+  const MutexLock lock(g_mutex);
+  if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "getProperties before init"};
+  if (index >= g_process->inventory->ports().size()) return Error{ErrorKind::kArgument, 0, "no such device"};
+  const Port& port = g_process->inventory->ports()[index];
+  return DeviceProperties{.name = intern(port.name),
+                          .pci_path = port.pci_path ? intern(*port.pci_path) : nullptr,
+                          .guid = port.guid,
+                          .ptr_support = port.ptr_support,
+                          .speed_mbps = port.speed_mbps,
+                          .topology_port = port.topology_port,
+                          .max_qps = port.device->attributes().max_qp,
+                          .max_recvs = g_process->config.max_recvs,
+                          .rail_id = port.rail_id,
+                          .plane_id = port.plane_id};
+}
+
+Context::Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process)
+    : rma_overwrites_(traffic_class),
+      traffic_class_(traffic_class),
+      config_(std::move(config)),
+      process_(process),
+      endpoints_(config_, process.pools),
+      comm_settings_{config_, process.host_name, process.config.max_recvs, &registrations_, this},
+      connect_settings_{comm_settings_,
+                        endpoints_,
+                        *process.listener,
+                        process.side_channel.address,
+                        to_string(process.side_channel),
+                        {.host_id = process.host_id, .process_id = process.process_id, .context = ordinal},
+                        traffic_class} {}
+
+Context::~Context() {
+  // What NCCL has not closed: listens, attempts and comms.
+  decltype(comms_) abandoned;
+  {
+    const MutexLock lock(mutex_);
+    connectors_.clear();
+    listens_.clear();
+    abandoned.swap(comms_);
+  }
+  for (auto& [key, comm] : abandoned) close_or_abort(std::move(comm));
+  if (!config_.stats_file.empty()) write_stats();
+  process_.monitor->drain(this, aborted_.load() && !process_wide_);
+}
+
+void Context::report_no_atomics(const Comm& comm) {
+  if (no_atomics_reported_.exchange(true)) return;
+  const Endpoint& endpoint = comm.endpoint();
+  VERBATIM_WARN("VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates signal arrivals",
+                endpoint.ports().front()->name.c_str(), endpoint.remote().host.c_str(), comm.atomics_refused());
+}
+
+Result<std::vector<const Port*>> Context::ports(std::size_t device) const {
+  const std::span<const Port> all = process_.inventory->ports();
+  if (device >= all.size()) return Error{ErrorKind::kArgument, 0, "no such device"};
+  return std::vector<const Port*>{&all[device]};
+}
+
+Result<ListenComm*> Context::listen(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle_bytes) {
+  Result<std::vector<const Port*>> listen_ports = ports(device);
+  if (!listen_ports) return listen_ports.error();
+  const MutexLock lock(mutex_);
+  wire::Handle handle;
+  Result<std::unique_ptr<ListenComm>> listen =
+      ListenComm::create(connect_settings_, std::move(*listen_ports), listens_made_, handle);
+  if (!listen) return listen.error();
+  ++listens_made_;
+  wire::encode_handle(handle, handle_bytes);
+  ListenComm* made = listen->get();
+  listens_.emplace(made, std::move(*listen));
+  return made;
+}
+
+Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle_bytes,
+                                   int traffic_class) {
+  Connector* connector = nullptr;
+  std::uint64_t token = wire::load_connect_token(handle_bytes);
+  {
+    const MutexLock lock(mutex_);
+    const auto known = connectors_.find(token);
+    if (known != connectors_.end()) connector = known->second.get();
+  }
+  if (connector != nullptr) {
+    endpoints_.poll();
+  } else {  // no poll(): a new connect shows that the burst of connects continues
+    if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
+    Result<std::vector<const Port*>> connect_ports = ports(device);
+    if (!connect_ports) return connect_ports.error();
+    const Result<wire::Handle> handle = wire::decode_handle(handle_bytes);
+    if (!handle) {
+      VERBATIM_WARN("connect was given a %s", handle.error().operation);
+      return handle.error();
+    }
+    const Result<std::uint64_t> fresh = random_id();
+    if (!fresh) return fresh.error();
+    token = *fresh;
+    std::unique_ptr<Connector> made =
+        std::make_unique<Connector>(connect_settings_, std::move(*connect_ports), *handle,
+                                    traffic_class < 0 ? traffic_class_ : traffic_class, token);
+    connector = made.get();
+    const MutexLock lock(mutex_);
+    connectors_.emplace(token, std::move(made));
+  }
+  wire::store_connect_token(handle_bytes, token);
+  Result<std::unique_ptr<SendComm>> comm = connector->advance();
+  if (comm && *comm == nullptr) return static_cast<SendComm*>(nullptr);
+
+  wire::store_connect_token(handle_bytes, 0);
+  decltype(connectors_)::node_type finished;  // destroyed without the lock: the device may be slow to destroy QPs
+  {
+    const MutexLock lock(mutex_);
+    finished = connectors_.extract(token);
+  }
+  if (!comm) return comm.error();
+  return add_comm(std::move(*comm));
+}
+
+Result<RecvComm*> Context::accept(ListenComm& listen) {
+  endpoints_.poll();
+  Result<std::unique_ptr<RecvComm>> comm = listen.accept();
+  if (!comm) return comm.error();
+  if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
+  return add_comm(std::move(*comm));
+}
+
+template <typename C>
+Result<C*> Context::add_comm(std::unique_ptr<C> comm) {
+  C* const made = comm.get();
+  if (made->atomics_refused() != nullptr) report_no_atomics(*made);
+  decltype(comms_) added;  // allocated here, so that nothing can fail once it is watched
+  added.emplace(made, std::move(comm));
+  if (const Status watched = process_.monitor->watch(*made, this); !watched) return watched.error();
+  const MutexLock lock(mutex_);
+  comms_.merge(added);
+  if (!config_.qp_dump.empty()) {
+    dump_qps(config_.qp_dump, *made, peer_id(connect_settings_.identity(*made->endpoint().ports().front())));
+  }
+  return made;
+}
+
+void Context::close(ListenComm& listen) {
+  decltype(listens_)::node_type closing;
+  const MutexLock lock(mutex_);
+  closing = listens_.extract(&listen);
+}
+
+void Context::close(Comm& comm) {
+  std::unique_ptr<Comm> closing;
+  {
+    const MutexLock lock(mutex_);
+    auto node = comms_.extract(&comm);
+    if (node.empty()) return;  // closed already
+    closing = std::move(node.mapped());
+  }
+  close_or_abort(std::move(closing));
+  reset_order_when_idle();
+}
+
+void Context::reset_order_when_idle() {
+  {
+    const MutexLock lock(mutex_);
+    if (!connectors_.empty() || !comms_.empty()) return;
+  }
+  endpoints_.reset_order();
+}
+
+// Without memory the connection is missing in the file.
+void Context::remember_stats(const Comm& comm) noexcept {
+  try {
+    const MutexLock lock(mutex_);
+    closed_stats_.push_back(comm.stats());
+  } catch (...) {
+    VERBATIM_WARN("no memory to remember what a connection has carried (VERBATIM_STATS)");
+  }
+}
+
+void Context::write_stats() noexcept try {
+  std::vector<ConnectionStats> ended;
+  {
+    const MutexLock lock(mutex_);
+    ended.swap(closed_stats_);
+  }
+  const std::string path = stats_path(config_.stats_file, process_.host_name);
+  const MutexLock lock(g_mutex);
+  if (g_stats == nullptr) g_stats = new std::vector<ConnectionStats>;
+  g_stats->insert(g_stats->end(), ended.begin(), ended.end());
+  if (const Status written = verbatim::write_stats(path, stats_json(process_.host_name, *g_stats)); !written) {
+    VERBATIM_WARN("writing %s (VERBATIM_STATS) failed: %s", path.c_str(), to_string(written.error()).c_str());
+  }
+} catch (...) {
+  VERBATIM_WARN("no memory to write %s (VERBATIM_STATS)", config_.stats_file.c_str());
+}
+
+void Context::close_or_abort(std::unique_ptr<Comm> comm) {
+  if (!config_.stats_file.empty()) remember_stats(*comm);
+  if (comm->error() == nullptr && comm->all_done()) {
+    process_.monitor->close_gracefully(std::move(comm), config_.close_timeout_ms * kNanosecondsPerMillisecond);
+    return;
+  }
+  aborted_.store(true);
+  process_.monitor->unwatch(*comm);
+  comm->abort();
+}
+
+bool Context::idle() const {
+  const MutexLock lock(mutex_);
+  return listens_.empty() && connectors_.empty() && comms_.empty();
+}
+
+}  // namespace verbatim

@@ -1,0 +1,127 @@
+// The transport as the plugin's tables use it: the state of the process, and one Context per communicator, which owns
+// the listens, connection attempts and comms of the communicator.
+//
+// Process state (configuration of the first init, devices, the TCP listener) lives from the first open_context to the
+// last close_context. There is no static object with a destructor: NCCL may unload the library or exit at any time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "base/mutex.h"
+#include "base/result.h"
+#include "net/connect/connector.h"
+#include "net/connect/endpoint_pool.h"
+#include "net/connect/listen_comm.h"
+#include "net/connect/listener.h"
+#include "net/transfer/comm.h"
+#include "verbs/device.h"
+#include "wire/handle.h"
+
+namespace verbatim {
+
+class Monitor;
+struct ProcessState;
+
+// One init of NCCL: from v11 on one per communicator, before that one per process. Any thread.
+class Context {
+ public:
+  Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  // `handle` is filled for the peer.
+  Result<ListenComm*> listen(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle);
+
+  // The comm when it is established, nullptr before: call again with the same `handle`, which has the token of the
+  // attempt. `traffic_class` -1: that of the context.
+  Result<SendComm*> connect(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle, int traffic_class);
+
+  Result<RecvComm*> accept(ListenComm& listen);
+
+  void close(ListenComm& listen);
+  // Returns at once. A comm without outstanding operations goes to the monitor until the peer closes too; any other is
+  // aborted.
+  void close(Comm& comm);
+  bool idle() const;  // owns nothing
+
+  // This context serves all communicators of the process, as up to v10: an aborted comm of one does not concern the
+  // others.
+  void set_process_wide() { process_wide_ = true; }
+
+  const Config& config() const { return config_; }
+  const CommSettings& comm_settings() const { return comm_settings_; }
+
+  // What NCCL announces of the connections and the work that follow.
+  void announce(const Announcement& announcement) { endpoints_.announce(announcement); }
+  EndpointPool& endpoints() { return endpoints_; }
+
+ private:
+  // Takes over an established comm: from here on the monitor watches it.
+  template <typename C>
+  Result<C*> add_comm(std::unique_ptr<C> comm) VERBATIM_EXCLUDES(mutex_);
+  // Logs for the first such comm that the connection does not use the atomics that were configured.
+  void report_no_atomics(const Comm& comm);
+  void close_or_abort(std::unique_ptr<Comm> comm);
+  void remember_stats(const Comm& comm) noexcept VERBATIM_EXCLUDES(mutex_);
+  void write_stats() noexcept VERBATIM_EXCLUDES(mutex_);
+  void reset_order_when_idle() VERBATIM_EXCLUDES(mutex_);
+  Result<std::vector<const Port*>> ports(std::size_t device) const;
+
+  // NCCL's RMA proxy (2.29 to 2.30) treats the context of a net plugin as its own: it reads and writes a traffic class
+  // in the first four bytes. The plugin does not use them.
+  [[maybe_unused]] std::int32_t rma_overwrites_;
+  const int traffic_class_;
+  const Config config_;
+  ProcessState& process_;
+  bool process_wide_ = false;
+  // A comm was closed with outstanding operations: NCCL aborts the communicator, whose peers wait for nothing more.
+  std::atomic<bool> aborted_{false};
+  std::atomic<bool> no_atomics_reported_{false};
+  EndpointPool endpoints_;
+  Registrations registrations_;  // end after the comms
+  const CommSettings comm_settings_;
+  const ConnectSettings connect_settings_;
+  mutable Mutex mutex_;
+  std::uint32_t listens_made_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  std::map<const void*, std::unique_ptr<ListenComm>> listens_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, std::unique_ptr<Connector>> connectors_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<const void*, std::unique_ptr<Comm>> comms_ VERBATIM_GUARDED_BY(mutex_);
+  std::vector<ConnectionStats> closed_stats_ VERBATIM_GUARDED_BY(mutex_);  // only with VERBATIM_STATS
+};
+
+// Reads the configuration and, the first time, opens the devices. An error has been logged.
+Result<Context*> open_context(int traffic_class);
+
+// Destroys the context with everything that it owns, and the process state with the last context.
+void close_context(Context* context);
+// For the unloading of the library: closes all contexts, and frees the names that NCCL may point to until then.
+void close_all_contexts();
+
+// The devices, while any context is open: kUsage otherwise.
+Result<std::size_t> device_count();
+// The properties of one for NCCL: a copy, because the last context may end while a thread still reads it.
+struct DeviceProperties {
+  const char* name;      // valid until the library is unloaded
+  const char* pci_path;  // the same, or nullptr
+  std::uint64_t guid;
+  unsigned ptr_support;
+  std::uint32_t speed_mbps;
+  std::uint32_t topology_port;
+  int max_qps;
+  unsigned max_recvs;
+  int rail_id;
+  int plane_id;
+};
+Result<DeviceProperties> device(std::size_t index);
+
+}  // namespace verbatim

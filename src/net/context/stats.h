@@ -1,0 +1,23 @@
+// VERBATIM_STATS: a JSON file with the messages and bytes of connections. Each context that ends rewrites the file,
+// with the connections of all contexts of the process that have ended. The file shows which receives NCCL posts, and
+// that the bytes of an application went through this plugin.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "base/result.h"
+#include "net/transfer/connection_stats.h"
+
+namespace verbatim {
+
+// {"version":1,"host":..,"pid":..,"totals":{"send":{..},"recv":{..}},"connections":[..]}
+std::string stats_json(const std::string& host, std::span<const ConnectionStats> connections);
+
+// `path` with %p replaced by the process's ID and %h by the host's name.
+std::string stats_path(const std::string& path, const std::string& host);
+
+// Replaces the file atomically: a reader sees either the old file or the complete new one.
+Status write_stats(const std::string& path, const std::string& json);
+
+}  // namespace verbatim

@@ -1,0 +1,62 @@
+// Why a connection failed, as far as this end can know, and what to do next. Pure functions of what is known. The texts
+// name hosts and devices, so that they mean the same at both ends of the connection.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/result.h"
+#include "net/diagnose/path_facts.h"
+
+namespace verbatim {
+
+struct Diagnosis {
+  std::string why;   // empty: what failed says it
+  std::string next;  // what to do or run; empty: nothing is known
+};
+
+// What a failed completion means.
+Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts);
+// What an event that ends a queue pair, a completion queue or a device means.
+Diagnosis diagnose(ibv_event_type type, const PathFacts& facts);
+
+// The same for failures that neither a completion nor an event reports.
+Diagnosis diagnose_size_mismatch(const PathFacts& facts);        // the applications of both ends use different sizes
+Diagnosis diagnose_corrupt_peer(const PathFacts& facts);         // the peer did what no peer of this version does
+Diagnosis diagnose_contradicting_calls(const PathFacts& facts);  // this application did what the interface forbids
+
+// The limit of queue pairs of a device, for all processes, 0 when not known; and how many this process holds on it.
+struct QpUsage {
+  int limit = 0;
+  std::size_t in_use = 0;
+};
+
+// A connection, or the queue pair of its flushes, that could not be made. `facts` may be nullptr. Empty when the error
+// says all.
+Diagnosis diagnose_setup(const Error& error, const PathFacts* facts, const QpUsage& usage = {});
+
+// A handshake that ended because of `peer`, "node2 (pid 4711)". `no_reply`: nothing was received from it.
+Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool no_reply = false);
+
+// The work of a failed completion, from the comm's own records: the completion itself does not say.
+struct FailedWork {
+  const char* operation_text = "";     // "sending"
+  std::optional<std::uint64_t> bytes;  // of payload
+  bool loopback = false;               // from the device to itself
+  std::optional<RefusedBuffer> buffer = std::nullopt;
+};
+
+// "sending 64 bytes failed with transport retry counter exceeded (IBV_WC_RETRY_EXC_ERR 12, vendor error 129)".
+// `flushed`: work requests that were flushed after it. `status_text` is the library's.
+std::string describe_completion(const ibv_wc& completion, const char* status_text, const FailedWork& work,
+                                std::uint64_t flushed);
+
+// "IBV_WC_RETRY_EXC_ERR"
+const char* wc_status_name(ibv_wc_status status);
+const char* event_name(ibv_event_type type);
+
+}  // namespace verbatim

@@ -1,0 +1,85 @@
+// The connections that the monitor watches. Each part of the monitor keeps its state of a connection here.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/result.h"
+#include "net/monitor/stall_detector.h"
+#include "net/transfer/side_channel.h"
+
+namespace verbatim {
+
+class Comm;
+class DeviceCalls;
+
+// Everything here is used under the table's mutex. No function that holds it calls a verb that may hang.
+struct MonitoredConnection {
+  // Half of the time that a peer waits for a status reply.
+  static constexpr std::uint64_t kQpStateTimeoutNs = StallDetector::kReplyTimeoutNs / 2;
+
+  // This end's status; the QP state is IBV_QPS_UNKNOWN while the device is being asked for it.
+  wire::ConnectionStatus status(std::uint64_t now) const;
+  // Whether it is too early to give up waiting for the QP states.
+  bool awaits_qp_state(std::uint64_t now) const { return qp_state_requested && now < qp_state_deadline_ns; }
+  // Sends this end's error to the peer; of a comm that has not failed: that its owner closed it with work outstanding.
+  void send_failure_notice();
+  // Ends the connection at both ends for a reason that the monitor has found.
+  void fail(ErrorKind kind, const char* why);
+
+  Comm* comm = nullptr;
+  const void* owner = nullptr;
+  SideChannel channel;
+  bool peer_closed = false;        // nothing more is read from the side channel
+  bool failure_exchanged = false;  // a failure notice was sent or received
+
+  // Graceful close.
+  std::unique_ptr<Comm> closing;  // `comm`, once its owner has closed it
+  std::uint64_t close_deadline_ns = 0;
+  bool close_sent = false;
+
+  // Keepalive.
+  bool received_since_tick = true;
+  unsigned missed_ticks = 0;
+
+  StallDetector stall_detector;
+  std::optional<std::uint32_t> unanswered_query;  // id of the peer's status query
+
+  // The states of the QPs. DeviceCalls reads them; until it has, the entry stays in the table.
+  DeviceCalls* device_calls = nullptr;
+  MonitoredConnection* next_request = nullptr;
+  bool qp_state_requested = false;
+  std::uint64_t qp_state_deadline_ns = 0;
+  ibv_qp_state qp_state = IBV_QPS_UNKNOWN;  // as last read
+};
+
+// "HOST (pid 4711)"; does not allocate.
+struct PeerName {
+  explicit PeerName(const Comm& comm);
+  char text[96];
+};
+
+struct ConnectionTable {
+  // By the descriptor of the side channel.
+  using Connections = std::map<int, MonitoredConnection>;
+  // What a comm must learn that is watched after a failure. One for each device.
+  struct EarlierFailures {
+    bool device = false;
+    bool unowned_queue = false;  // a QP or CQ of the device, of no watched comm
+  };
+
+  mutable Mutex mutex;
+  std::condition_variable_any changed;  // QP states were read, or a closed comm was destroyed
+  Connections connections VERBATIM_GUARDED_BY(mutex);
+  std::vector<EarlierFailures> earlier_failures VERBATIM_GUARDED_BY(mutex);
+  bool stall_check_due VERBATIM_GUARDED_BY(mutex) = false;  // a status reply has come, or QP states were read
+};
+
+}  // namespace verbatim

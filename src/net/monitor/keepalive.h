@@ -1,0 +1,38 @@
+// VERBATIM_KEEPALIVE_S: pings all peers, and fails connections whose peer sends nothing.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "net/monitor/connection_table.h"
+
+namespace verbatim {
+
+// Owned by the monitor. Ticks are the monitoring thread's; restart() comes from the thread that calls watch(). Both
+// under the table's mutex.
+class Keepalive {
+ public:
+  // `timeout_ns` 0: no pings.
+  explicit Keepalive(std::uint64_t timeout_ns) : timeout_ns_(timeout_ns) {}
+
+  // For the first connection of the table: its first tick is a whole period away.
+  void restart(std::uint64_t now) {
+    next_tick_ns_ = timeout_ns_ == 0 ? std::numeric_limits<std::uint64_t>::max() : now + period_ns();
+  }
+  void tick(ConnectionTable& table, std::uint64_t now) VERBATIM_REQUIRES(table.mutex);
+  std::uint64_t next_tick_ns() const { return next_tick_ns_; }
+
+ private:
+  // A peer whose last message came just before a tick fails at the last of kMissedTicks ticks from there: within the
+  // timeout. Ticks are counted, not time: a process that was itself stopped reads no messages for longer than the
+  // timeout, and its peers are alive.
+  static constexpr unsigned kTicksPerTimeout = 4;
+  static constexpr unsigned kMissedTicks = kTicksPerTimeout - 1;
+
+  std::uint64_t period_ns() const { return timeout_ns_ / kTicksPerTimeout; }
+
+  const std::uint64_t timeout_ns_;
+  std::uint64_t next_tick_ns_ = 0;
+};
+
+}  // namespace verbatim

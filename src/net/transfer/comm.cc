@@ -1,0 +1,96 @@
+#include "net/transfer/comm.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/log.h"
+#include "verbs/errors.h"
+
+namespace verbatim {
+Comm::Comm(CommKind kind, const CommSettings& settings, Endpoint endpoint, ControlMemory control)
+    : settings_(settings),
+      control_(std::move(control)),
+      endpoint_(std::move(endpoint)),
+      first_cq_(endpoint_.cqs().front().get()),
+      kind_(kind) {
+  if (endpoint_.cqs().size() > 1) failure_state_.set_flag(kSeveralCqs);
+}
+
+wire::Hello Comm::hello() const {
+  wire::Hello hello;
+  hello.control_address = reinterpret_cast<std::uint64_t>(peer_written_memory());
+  hello.capabilities = capabilities();
+  hello.host = settings_.host_name;
+  hello.pid = static_cast<std::uint32_t>(::getpid());
+  endpoint_.add_to_hello(hello);
+  for (std::size_t i = 0; i < hello.devices.size(); ++i) hello.devices[i].control_rkey = control_.rkey(i);
+  return hello;
+}
+
+Result<std::unique_ptr<MemoryHandle>> Comm::register_memory(const MrRequest& request) {
+  return verbatim::register_memory(endpoint_.ports(), request);
+}
+
+ConnectionStats Comm::stats() const {
+  ConnectionStats stats;
+  stats.sends = kind_ == CommKind::kSend;
+  stats.atomic = (capabilities() & endpoint_.remote().capabilities & wire::kAtomicCompletion) != 0;
+  stats.device = endpoint_.ports().front()->name;
+  stats.peer_host = endpoint_.remote().host;
+  stats.peer_process = endpoint_.remote().identity.process_id;
+  stats.qps = endpoint_.qps().size();
+  stats.transfer_counts = transfer_counts();
+  return stats;
+}
+
+bool Comm::uses(const Device& device, std::uint8_t port_num) const {
+  return std::any_of(endpoint_.ports().begin(), endpoint_.ports().end(), [&](const Port* port) {
+    return port->device == &device && (port_num == 0 || port->port_num == port_num);
+  });
+}
+
+bool Comm::uses(const ibv_qp& qp) const {
+  return std::any_of(endpoint_.qps().begin(), endpoint_.qps().end(),
+                     [&](const EndpointQp& end) { return end.qp.get() == &qp; }) ||
+         uses_for_flush(qp);
+}
+
+bool Comm::uses(const ibv_cq& cq) const {
+  return std::any_of(endpoint_.cqs().begin(), endpoint_.cqs().end(),
+                     [&](const UniqueCq& own) { return own.get() == &cq; });
+}
+
+ibv_qp_state Comm::qp_state() const {
+  ibv_qp_state found = IBV_QPS_RTS;
+  for (const EndpointQp& end : endpoint_.qps()) {
+    ibv_qp_attr now{};
+    ibv_qp_init_attr made{};
+    const Verbs& verbs = endpoint_.ports()[end.device]->device->verbs();
+    if (verbs.query_qp(end.qp.get(), &now, IBV_QP_STATE, &made) != 0) return IBV_QPS_UNKNOWN;
+    if (now.qp_state == IBV_QPS_ERR) return now.qp_state;
+    if (found == IBV_QPS_RTS) found = now.qp_state;
+  }
+  return found;
+}
+
+bool Comm::qps_usable() const {
+  const ibv_qp_state state = qp_state();
+  return state != IBV_QPS_ERR && state != IBV_QPS_UNKNOWN;
+}
+
+void Comm::abort() {
+  for (const EndpointQp& end : endpoint_.qps()) {
+    if (const Status stopped = to_error(end.qp.get(), *endpoint_.ports()[end.device]->device); !stopped) {
+      VERBATIM_INFO("%s to ERR failed with %s", stopped.error().operation, std::strerror(stopped.error().sys_errno));
+    }
+  }
+}
+
+std::string Comm::describe_path(std::size_t qp) const {
+  return endpoint_.describe_path(qp, settings_.host_name);
+}
+
+}  // namespace verbatim

@@ -1,0 +1,212 @@
+// What a send comm and a receive comm share: their end of the connection, the side channel, and how they fail.
+//
+// Threads: isend, irecv, iflush and test of one comm come from one thread at a time (NCCL's progress thread). At the
+// same time another thread may register memory, which uses only the endpoint's ports, the locked caches of the devices
+// and, on a receive comm, the locked creation of its flush QPs. Also at the same time, the monitor may call what is
+// marked "any thread", read what does not change after connect, and query QP states.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/result.h"
+#include "base/unique_fd.h"
+#include "net/diagnose/failure.h"
+#include "net/transfer/comm_observer.h"
+#include "net/transfer/comm_settings.h"
+#include "net/transfer/connection_stats.h"
+#include "net/transfer/endpoint.h"
+#include "net/transfer/failure_state.h"
+#include "net/transfer/memory.h"
+#include "net/transfer/request.h"
+#include "net/transfer/single_writer.h"
+#include "wire/notice.h"
+
+namespace verbatim {
+
+enum class CommKind : std::uint8_t { kSend, kRecv };
+
+class Comm {
+ public:
+  virtual ~Comm() = default;
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  CommKind kind() const { return kind_; }
+  const CommSettings& settings() const { return settings_; }
+  Endpoint& endpoint() { return endpoint_; }
+  const Endpoint& endpoint() const { return endpoint_; }
+
+  // Connects the QPs to those of `remote` (RTR, then RTS) and keeps the fields of `remote` that the data path needs.
+  virtual Status connect(const wire::Hello& remote, int traffic_class) = 0;
+
+  // The hello of this end. The caller adds the secret, the identity and, in a connect request, the traffic class and
+  // the attempt number.
+  wire::Hello hello() const;
+
+  // The failure of connect(), or of an earlier step of the handshake: diagnosis and, if a QP could not be modified,
+  // path. The caller sets `what`.
+  Failure diagnose_setup(const Error& error) const;
+
+  // Both ends of a QP's connection, for messages.
+  std::string describe_path(std::size_t qp) const;
+
+  void set_side_channel(UniqueFd socket) { side_channel_ = std::move(socket); }
+  const UniqueFd& side_channel() const { return side_channel_; }
+
+  // Called before the data path runs. The observer sends the failure of this comm to the peer.
+  void set_observer(CommObserver* observer) { observer_ = observer; }
+
+  // ---- failure
+
+  // The first error; nullptr while the comm has not failed.
+  const Error* error() const { return failure_state_.error(); }
+  // Any thread: the published failure, and the text for the peer (see FailureState).
+  const Failure* failure() const { return failure_state_.failure(); }
+  const std::string* failure_text() const { return failure_state_.text(); }
+
+  // Any thread. The data path processes the signal in a later call.
+  void set_signal(CommSignal signal) { failure_state_.set_signal(signal); }
+  // An event after which the device, or a QP or CQ of this comm, cannot be used.
+  void set_signal(ibv_event_type event) { failure_state_.set_signal(event); }
+  // Why the connection ends. Only the monitor calls it, at most once, before the signal kPeerFailed or
+  // kFailedByMonitor.
+  void set_failure_reason(ErrorKind kind, std::string_view why) { failure_state_.set_reason(kind, why); }
+
+  using enum FailureState::Flag;
+  std::uint32_t slow_path_flags() const { return failure_state_.flags(); }
+
+  // Moves the QPs to ERR, so that outstanding work requests end. Errors are only logged.
+  void abort();
+
+  // ---- for the monitor and for statistics
+
+  bool uses(const Device& device, std::uint8_t port_num = 0) const;  // 0: any port
+  bool uses(const ibv_qp& qp) const;
+  bool uses(const ibv_cq& cq) const;
+  // ERR if a QP is in ERR, else the state of the first QP that is not in RTS, else RTS. IBV_QPS_UNKNOWN if a query
+  // fails. Queries the device, which may be slow or hang.
+  ibv_qp_state qp_state() const;
+  // Whether qp_state() is neither ERR nor unknown.
+  bool qps_usable() const;
+
+  // Whether every request is done: then the QPs may outlive the call that closes the comm. Optional receives are done
+  // when they are posted, although their data may arrive later: only the application knows whether it has arrived.
+  virtual bool all_done() const = 0;
+  // Whether an outstanding operation waits for a message of the peer, not only for an acknowledgement by its NIC.
+  virtual bool waits_for_peer() const = 0;
+  // Messages and bytes of the connection. Not to be called while the data path runs.
+  virtual TransferCounts transfer_counts() const = 0;
+  // The messages and bytes that are known to be complete.
+  virtual CompletedCounts completed_counts() const = 0;
+  ConnectionStats stats() const;
+  // Why the connection uses immediates although VERBATIM_COMPLETION=atomic is set; nullptr otherwise. Valid after
+  // connect.
+  const char* atomics_refused() const { return atomics_refused_; }
+
+  // Any thread: the current status of this end, without the fields that the monitor sets (MonitoredConnection::status).
+  virtual wire::ConnectionStatus status() const = 0;
+  // The calls of the application since the last take_activity(). Only the monitor calls it.
+  struct Activity {
+    bool send_refused = false;  // an isend found no receive
+    bool tested = false;        // a test found its request not done
+  };
+  virtual Activity take_activity() = 0;
+
+  // Any thread.
+  virtual Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request);
+
+ protected:
+  Comm(CommKind kind, const CommSettings& settings, Endpoint endpoint, ControlMemory control);
+
+  // Any thread. A receive comm has QPs of its own for flushes.
+  virtual bool uses_for_flush(const ibv_qp&) const { return false; }
+
+  // The part of the control memory that the peer writes: the CTS ring or the completion record.
+  virtual const void* peer_written_memory() const = 0;
+  // wire::Capability bits of the hello.
+  virtual std::uint32_t capabilities() const = 0;
+
+  // The kind of the first error, kNone while the comm has not failed. Calls of the data path return it.
+  ErrorKind result() const { return failure_state_.kind(); }
+
+  // Logs and keeps the first error of the comm; later ones follow from it and are dropped. `describe` returns a
+  // Failure.
+  template <typename Describe>
+  void fail(ErrorKind kind, const char* operation, Describe describe) noexcept {
+    if (failure_state_.record(kind, operation)) publish_from(describe);
+  }
+  // The same, and adds the diagnosis and the facts of a QP's connection. `describe` returns the text `what`.
+  template <typename Describe>
+  void fail(ErrorKind kind, const char* operation, std::size_t qp, Diagnosis (*diagnose)(const PathFacts&),
+            Describe describe) noexcept {
+    fail(kind, operation, [&] {
+      const PathFacts path = facts(qp);
+      return Failure{describe(), diagnose(path), path};
+    });
+  }
+  // The same for a failed completion. It is logged when all completions have been polled, because a flushed work
+  // request may come before the one that is the cause (FailureState::record_completion).
+  void fail_completion(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept;
+  void fail_post(const char* operation, int returned, std::size_t qp) noexcept;
+  void fail_poll() noexcept;
+  void log_held_completion() noexcept;
+
+  PathFacts facts(std::size_t qp) const;
+
+  // To be called only after a poll that emptied the CQs: completions from before the peer ended are processed first.
+  // `waits_for_message`: the caller needs a message of the peer.
+  void check_signals(bool waits_for_message) {
+    if ((slow_path_flags() & kSignals) != 0) process_signals(waits_for_message);
+  }
+  // Whether any signal except kPeerClosed is set: then no further message is posted.
+  bool is_peer_or_device_dead() const {
+    return (slow_path_flags() & kSignals & ~static_cast<std::uint32_t>(CommSignal::kPeerClosed)) != 0;
+  }
+
+  // Completions polled at a time.
+  static constexpr int kPollBatch = 8;
+
+  SingleWriter<bool> tested_;  // a test found its request not done
+
+  // A member, not a local array: calls that find nothing then save no registers.
+  ibv_wc completions_[kPollBatch];
+  const CommSettings& settings_;
+  const char* atomics_refused_ = nullptr;
+  ControlMemory control_;  // outlives the QPs through which the peer writes it
+  Endpoint endpoint_;
+  ibv_cq* const first_cq_;
+  FailureState failure_state_;
+
+ private:
+  void process_signals(bool waits_for_message) noexcept;
+  template <typename Describe>
+  void publish_from(Describe describe) noexcept {
+    try {
+      publish(std::make_unique<Failure>(describe()));
+    } catch (...) {
+      publish_without_memory();
+    }
+  }
+  void publish(std::unique_ptr<Failure> failure);
+  void publish_without_memory() noexcept;
+  Failure peer_ended() const;
+  Failure device_event() const;
+  bool wait_for_device_event() const;
+
+  const CommKind kind_;
+  std::uint64_t peer_end_detected_ns_ = 0;
+  CommObserver* observer_ = nullptr;
+  UniqueFd side_channel_;
+};
+
+// Converts the void* by which NCCL knows a send or recv comm.
+inline Comm* as_comm(void* comm) {
+  return static_cast<Comm*>(comm);
+}
+
+}  // namespace verbatim

@@ -1,0 +1,164 @@
+// How a comm fails: what is recorded, logged and passed to the observer. Nothing here runs while all is well.
+#include <unistd.h>
+
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "net/transfer/comm.h"
+#include "verbs/errors.h"
+
+namespace verbatim {
+namespace {
+
+// Signals come by TCP, data by RDMA: data that the peer sent before it ended may still arrive for this long.
+constexpr std::uint64_t kArrivalGraceNs = 200 * kNanosecondsPerMillisecond;
+// A flushed work request is a consequence: the device's event that names the cause may come this much later.
+constexpr std::uint64_t kEventWaitNs = 200 * kNanosecondsPerMillisecond;
+constexpr unsigned kEventPollIntervalUs = 1000;
+
+// Whether the cause of a failed completion is on this host or beyond.
+ErrorKind error_kind_of(ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_LOC_LEN_ERR:
+    case IBV_WC_LOC_QP_OP_ERR:
+    case IBV_WC_LOC_PROT_ERR:
+    case IBV_WC_LOC_ACCESS_ERR:
+    case IBV_WC_FATAL_ERR:
+    case IBV_WC_GENERAL_ERR:
+      return ErrorKind::kSystem;
+    default:
+      return ErrorKind::kRemote;
+  }
+}
+
+}  // namespace
+
+[[gnu::cold]] void Comm::process_signals(bool waits_for_message) noexcept {
+  if (failure_state_.has(CommSignal::kDeviceFailed)) {
+    return fail(ErrorKind::kSystem, "device", [&] { return device_event(); });
+  }
+  const bool failed_by_monitor = failure_state_.has(CommSignal::kFailedByMonitor);
+  const bool has_reason = failed_by_monitor || failure_state_.has(CommSignal::kPeerFailed);
+  const bool disconnected = failure_state_.has(CommSignal::kPeerAborted, CommSignal::kPeerDisconnected);
+  // After a graceful close an outstanding send may still be acknowledged; without one it never is. An outstanding
+  // receive, or its flush, waits for data only.
+  const bool nothing_pending = disconnected && kind_ == CommKind::kSend ? all_done() : !waits_for_peer();
+  if (!waits_for_message && !has_reason && nothing_pending) return;
+  const std::uint64_t now = monotonic_ns();
+  if (peer_end_detected_ns_ == 0) peer_end_detected_ns_ = now;
+  if (!failed_by_monitor && now - peer_end_detected_ns_ < kArrivalGraceNs) return;
+  const ErrorKind kind = has_reason ? failure_state_.reason_kind() : ErrorKind::kRemote;
+  fail(kind, "peer", [&] { return peer_ended(); });
+}
+
+Failure Comm::peer_ended() const {
+  const PathFacts path = facts(0);
+  const std::string peer = endpoint_.peer_name();
+  if (failure_state_.has(CommSignal::kFailedByMonitor, CommSignal::kPeerFailed)) {
+    const bool local =
+        failure_state_.has(CommSignal::kFailedByMonitor) && failure_state_.reason_kind() == ErrorKind::kSystem;
+    const std::string next =
+        local ? "look at this process and its device" : "look at " + peer + " first: its log says more";
+    return {failure_state_.reason(), {"", next}, path};
+  }
+  const std::string next = "look at " + peer + " first: its log says why";
+  if (failure_state_.has(CommSignal::kPeerAborted)) {
+    return {"the peer " + peer + " aborted the connection",
+            {"its application closed it with outstanding operations", next},
+            path};
+  }
+  if (failure_state_.has(CommSignal::kPeerDisconnected)) {
+    return {"the peer " + peer + " ended without closing a connection that has outstanding operations",
+            {"its process was killed or crashed, or its host failed", next},
+            path};
+  }
+  return {"the peer " + peer + " closed a connection that has outstanding operations",
+          {"its application needs no more data, the one on " + settings_.host_name + " does: their calls do not match",
+           next},
+          path};
+}
+
+Failure Comm::device_event() const {
+  const ibv_event_type event = failure_state_.device_event();
+  const PathFacts path = facts(0);
+  const Verbs& verbs = endpoint_.ports().front()->device->verbs();
+  return {path.local.device + " on " + path.local.host + " reported " + verbs.event_type_str(event) + " (" +
+              event_name(event) + ")",
+          diagnose(event, path), path};
+}
+
+void Comm::publish(std::unique_ptr<Failure> failure) {
+  failure->kind = result();
+  failure->operation = error()->operation;
+  std::string text = peer_text(*failure);
+  VERBATIM_WARN("%s", log_line(*failure).c_str());
+  failure_state_.publish(std::move(failure), std::move(text));
+  if (observer_ != nullptr) observer_->comm_failed(*this);
+}
+
+void Comm::publish_without_memory() noexcept {
+  VERBATIM_WARN("a connection failed, and there is no memory to say how");
+  failure_state_.publish(nullptr, {});
+  if (observer_ != nullptr) observer_->comm_failed(*this);
+}
+
+[[gnu::cold]] void Comm::fail_poll() noexcept {
+  fail(ErrorKind::kSystem, "ibv_poll_cq", [&] {
+    const PathFacts path = facts(0);
+    return Failure{"ibv_poll_cq failed", diagnose(IBV_EVENT_CQ_ERR, path), path};
+  });
+}
+
+[[gnu::cold]] void Comm::fail_post(const char* operation, int returned, std::size_t qp) noexcept {
+  fail(ErrorKind::kSystem, operation, [&] {
+    const Status status = check_errno(operation, returned);
+    const PathFacts path = facts(qp);
+    return Failure{std::string(operation) + " failed with " + std::strerror(status.error().sys_errno),
+                   diagnose(IBV_EVENT_QP_FATAL, path), path};
+  });
+}
+
+[[gnu::cold]] void Comm::fail_completion(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept {
+  failure_state_.record_completion(error_kind_of(completion.status), completion, qp, work);
+}
+
+bool Comm::wait_for_device_event() const {
+  const std::uint64_t end = monotonic_ns() + kEventWaitNs;
+  while ((slow_path_flags() & kSignals) == 0 && monotonic_ns() < end) ::usleep(kEventPollIntervalUs);
+  return failure_state_.has(CommSignal::kDeviceFailed);
+}
+
+[[gnu::cold]] void Comm::log_held_completion() noexcept {
+  publish_from([&] {
+    const auto& [completion, qp, work, flushed] = failure_state_.held_completion();
+    if (completion.status == IBV_WC_WR_FLUSH_ERR && wait_for_device_event()) return device_event();
+    PathFacts path = facts(qp);
+    path.buffer = work.buffer;
+    if (work.loopback) {
+      path.local.qp = completion.qp_num;
+      path.remote = path.local;
+    }
+    const Verbs& verbs = endpoint_.ports()[endpoint_.qps()[qp].device]->device->verbs();
+    return Failure{describe_completion(completion, verbs.wc_status_str(completion.status), work, flushed),
+                   diagnose(completion.status, path), path};
+  });
+}
+
+PathFacts Comm::facts(std::size_t qp) const {
+  PathFacts facts = endpoint_.path_facts(qp, settings_.host_name);
+  facts.completed_counts = completed_counts();
+  facts.peer_disconnected =
+      failure_state_.has(CommSignal::kPeerClosed, CommSignal::kPeerDisconnected, CommSignal::kPeerAborted);
+  if (failure_state_.has(CommSignal::kPeerFailed)) facts.peer_report = failure_state_.reason();
+  return facts;
+}
+
+Failure Comm::diagnose_setup(const Error& error) const {
+  const PathFacts path = facts(0);
+  Failure failure{"", verbatim::diagnose_setup(error, &path)};
+  if (error.step == SetupStep::kModifyQp) failure.path = path;
+  return failure;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,20 @@
+// What a comm needs to know of its surroundings. The context makes one for all of its comms; it outlives them.
+#pragma once
+
+#include <string>
+
+#include "base/config.h"
+
+namespace verbatim {
+
+class Registrations;
+
+struct CommSettings {
+  const Config& config;
+  const std::string& host_name;
+  unsigned max_recvs = 1;                  // members of a grouped receive, as announced to NCCL
+  Registrations* registrations = nullptr;  // keeps what NCCL registers through these comms
+  void* owner = nullptr;                   // opaque: the plugin finds by it the context of a comm
+};
+
+}  // namespace verbatim

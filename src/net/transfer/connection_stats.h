@@ -1,0 +1,30 @@
+// What one end of a connection has carried over its life.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "wire/limits.h"
+
+namespace verbatim {
+
+struct TransferCounts {
+  std::uint64_t messages = 0;  // members of groups count each
+  std::uint64_t bytes = 0;     // of payload; the receiver does not learn those of optional receives
+  std::array<std::uint64_t, wire::kMaxGroup> groups{};  // receives by their number of members, from 1
+  std::uint64_t optional = 0;                           // receives done without a completion
+};
+
+struct ConnectionStats {
+  bool sends = false;
+  bool atomic = false;  // atomics signalled arrivals
+  std::string device;
+  std::string peer_host;
+  std::uint64_t peer_process = 0;  // random, the same for all connections with one process
+  std::size_t qps = 0;
+  TransferCounts transfer_counts;
+};
+
+}  // namespace verbatim

@@ -1,0 +1,307 @@
+#include "net/transfer/endpoint.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "verbs/errors.h"
+
+namespace verbatim {
+namespace {
+
+// The size of an LL128 line: no stripe or piece cuts a line.
+constexpr std::uint32_t kPieceAlignBytes = 128;
+// Larger work requests are split, so that the NIC serves other QPs between the pieces.
+constexpr std::uint32_t kMaxPieceBytes = 1U << 30;
+
+std::uint32_t max_message_bytes(const Port& port) {
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(port.max_msg_bytes, kMaxPieceBytes));
+}
+
+QpAddress address_of(const wire::HelloDevice& device, const wire::HelloQp& qp) {
+  QpAddress address;
+  address.qp_num = qp.number;
+  address.lid = device.lid;
+  address.link_layer = device.link_layer;
+  std::memcpy(address.gid.raw, device.gid.data(), sizeof address.gid.raw);
+  return address;
+}
+
+Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
+  const Device& device = *port.device;
+  const int limit = device.attributes().max_cqe;
+  if (entries > static_cast<std::size_t>(std::max(limit, 0))) {
+    VERBATIM_WARN(
+        "%s: a connection needs a completion queue of %zu entries, but the device allows %d. Next: lower "
+        "VERBATIM_QPS_PER_CONNECTION",
+        port.name.c_str(), entries, limit);
+    return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq", true};
+  }
+  const Verbs& verbs = device.verbs();
+  return adopt("ibv_create_cq", verbs.create_cq(device.context(), static_cast<int>(entries), nullptr, nullptr, 0),
+               verbs.destroy_cq, SetupStep::kCreateQueue);
+}
+
+Result<Port> refresh_port(const Port& known, const Config& config) {
+  const Device& device = *known.device;
+  const Result<ibv_port_attr> attributes = device.verbs().port_attributes(device.context(), known.port_num);
+  if (!attributes) return attributes.error();
+  const Result<GidEntry> gid = confirm_gid(device.verbs(), device.context(), device.name().c_str(), known.port_num,
+                                           *attributes, config.gid_index, known.gid);
+  if (!gid) {
+    VERBATIM_WARN("%s: GID %u %s does not exist any more, and the port has no other usable GID", known.name.c_str(),
+                  known.gid.index, to_string(known.gid.gid).c_str());
+    return Error{gid.error().kind, gid.error().sys_errno, gid.error().operation, true};
+  }
+  Port port = known;
+  port.gid = *gid;
+  port.lid = attributes->lid;
+  port.active_mtu = attributes->active_mtu;
+  return port;
+}
+
+}  // namespace
+
+Result<Endpoint> Endpoint::create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                  const Config& config) {
+  const std::size_t one[] = {1};
+  Result<std::vector<Endpoint>> made = create_block(ports, sizes, config, one);
+  if (!made) return made.error();
+  return std::move(made->front());
+}
+
+Result<std::vector<Endpoint>> Endpoint::create_block(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                                     const Config& config, std::span<const std::size_t> flows) {
+  for (const CqLayout layout : {CqLayout::kPerDevice, CqLayout::kPerQp}) {
+    Result<std::optional<std::vector<Endpoint>>> made = try_create_block(ports, sizes, config, flows, layout);
+    if (!made) return made.error();
+    if (*made) return std::move(**made);
+  }
+  return std::vector<Endpoint>();  // not reached: with kPerQp any QP can go to any endpoint
+}
+
+// The QPs are created in the order of the block. A device may still give out numbers in another order (numbers that
+// became free, other processes): so the QPs are sorted by number, and then each endpoint gets those at its positions.
+Result<std::optional<std::vector<Endpoint>>> Endpoint::try_create_block(const std::vector<const Port*>& ports,
+                                                                        const EndpointSizes& sizes,
+                                                                        const Config& config,
+                                                                        std::span<const std::size_t> flows,
+                                                                        CqLayout layout) {
+  struct Position {
+    std::size_t endpoint;
+    std::size_t qp;
+  };
+  struct Created {
+    std::size_t endpoint;  // whose CQ the QP uses
+    UniqueCq cq;
+    EndpointQp qp;
+  };
+  const bool movable = layout == CqLayout::kPerQp || sizes.qps <= ports.size();  // each QP has a CQ of its own
+  std::vector<Endpoint> endpoints;
+  std::vector<std::vector<Position>> positions(ports.size());  // by device
+  std::vector<std::vector<Created>> created(ports.size());
+  for (const std::size_t count : flows) {
+    const std::size_t first = endpoints.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      Endpoint& endpoint = endpoints.emplace_back(Endpoint());
+      endpoint.ece_ = config.ece;
+      if (const Status refreshed = endpoint.refresh_ports(ports, config); !refreshed) return refreshed.error();
+      if (const Status made = endpoint.create_cqs(sizes, layout); !made) return made.error();
+      endpoint.qps_.resize(sizes.qps);
+    }
+    for (std::size_t qp = 0; qp < sizes.qps; ++qp) {
+      for (std::size_t i = first; i < endpoints.size(); ++i) {
+        Result<EndpointQp> made = endpoints[i].create_qp(qp, sizes, config);
+        if (!made) return made.error();
+        const std::size_t device = made->device;
+        positions[device].push_back({i, qp});
+        created[device].push_back({i, movable ? std::move(endpoints[i].cqs_[qp]) : UniqueCq(), std::move(*made)});
+      }
+    }
+  }
+  for (std::size_t device = 0; device < ports.size(); ++device) {
+    std::sort(created[device].begin(), created[device].end(),
+              [](const Created& a, const Created& b) { return a.qp.qp->qp_num < b.qp.qp->qp_num; });
+    for (std::size_t i = 0; i < created[device].size(); ++i) {
+      const auto [endpoint, qp] = positions[device][i];
+      Created& next = created[device][i];
+      if (movable) {
+        endpoints[endpoint].cqs_[qp] = std::move(next.cq);
+      } else if (next.endpoint != endpoint) {
+        return std::optional<std::vector<Endpoint>>();
+      }
+      endpoints[endpoint].qps_[qp] = std::move(next.qp);
+    }
+  }
+  return std::optional(std::move(endpoints));
+}
+
+Status Endpoint::refresh_ports(const std::vector<const Port*>& ports, const Config& config) {
+  current_ports_.reserve(ports.size());
+  for (const Port* port : ports) {
+    Result<Port> current = refresh_port(*port, config);
+    if (!current) return current.error();
+    ports_.push_back(&current_ports_.emplace_back(std::move(*current)));
+  }
+  return {};
+}
+
+Status Endpoint::create_cqs(const EndpointSizes& sizes, CqLayout layout) {
+  const std::size_t devices = ports_.size();
+  const std::size_t sharing = layout == CqLayout::kPerQp ? 1 : (sizes.qps + devices - 1) / devices;
+  const std::size_t work = sharing * (std::size_t{sizes.caps.send_wr} + sizes.caps.recv_wr);
+  const std::size_t cqs = layout == CqLayout::kPerQp ? std::max(sizes.qps, devices) : devices;
+  for (std::size_t i = 0; i < cqs; ++i) {
+    Result<UniqueCq> cq = create_cq(*ports_[i % devices], work + sizes.extra_completions);
+    if (!cq) return cq.error();
+    cqs_.push_back(std::move(*cq));
+  }
+  return {};
+}
+
+Result<EndpointQp> Endpoint::create_qp(std::size_t index, const EndpointSizes& sizes, const Config& config) const {
+  const std::size_t device = index % ports_.size();
+  const Port& port = *ports_[device];
+  ibv_cq* cq = cqs_[index % cqs_.size()].get();
+  Result<RcQp> created = create_rc_qp(*port.device, cq, cq, sizes.caps);
+  if (!created) return created.error();
+  if (const Status moved = to_init(created->qp.get(), port, config.pkey_index); !moved) return moved.error();
+  EndpointQp made;
+  made.qp = std::move(created->qp);
+  made.inline_bytes = created->inline_bytes;
+  made.send_wr = created->send_wr;
+  made.recv_wr = created->recv_wr;
+  made.device = static_cast<std::uint8_t>(device);
+  return made;
+}
+
+void Endpoint::add_to_hello(wire::Hello& hello) const {
+  for (const Port* port : ports_) {
+    wire::HelloDevice device;
+    device.guid = port->guid;
+    std::memcpy(device.gid.data(), port->gid.gid.raw, device.gid.size());
+    device.max_message_bytes = verbatim::max_message_bytes(*port);
+    device.lid = port->lid;
+    device.link_layer = port->link_layer;
+    device.mtu = static_cast<std::uint8_t>(port->active_mtu);
+    device.port = port->port_num;
+    device.gid_index = static_cast<std::uint8_t>(port->gid.index);
+    device.responder_reads = responder_reads(*port->device);
+    device.name = port->device->name();
+    hello.devices.push_back(std::move(device));
+  }
+  for (const EndpointQp& end : qps_) {
+    wire::HelloQp qp;
+    qp.number = end.qp->qp_num;
+    qp.device = end.device;
+    if (ece_ && end.ece) {
+      const Result<std::optional<ibv_ece>> ece = query_ece(end.qp.get(), *ports_[end.device]->device);
+      qp.has_ece = ece && *ece;
+      if (qp.has_ece) qp.ece = {(*ece)->vendor_id, (*ece)->options, (*ece)->comp_mask};
+    }
+    hello.qps.push_back(qp);
+  }
+}
+
+Status Endpoint::connect(const wire::Hello& remote, const Config& config, int traffic_class) {
+  if (remote.qps.size() != qps_.size()) return Error{ErrorKind::kRemote, EPROTO, "hello with another number of QPs"};
+  remote_ = remote;
+  max_message_bytes_ = kMaxPieceBytes;
+  for (std::size_t i = 0; i < qps_.size(); ++i) {
+    EndpointQp& end = qps_[i];
+    const wire::HelloQp& peer_qp = remote.qps[i];
+    const wire::HelloDevice& peer = remote.devices[peer_qp.device];
+    const Port& port = *ports_[end.device];
+    end.remote_device = peer_qp.device;
+    max_message_bytes_ = std::min({max_message_bytes_, verbatim::max_message_bytes(port), peer.max_message_bytes});
+    end.ece = false;
+    if (ece_ && peer_qp.has_ece) {
+      const Result<bool> set = set_ece(end.qp.get(), *port.device, {peer_qp.ece[0], peer_qp.ece[1], peer_qp.ece[2]});
+      if (!set) return set.error();
+      end.ece = *set;
+    }
+    QpPath& path = end.path;
+    path.mtu = static_cast<ibv_mtu>(std::min<int>(port.active_mtu, peer.mtu));
+    path.traffic_class =
+        config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
+    path.service_level = config.service_level.value_or(0);
+    if (const Status moved = to_rtr(end.qp.get(), port, address_of(peer, peer_qp), path); !moved) return moved;
+    if (const Status moved = to_rts(end.qp.get(), port, config.timeout, config.retry_count, peer.responder_reads);
+        !moved)
+      return moved;
+  }
+  if (max_message_bytes_ > kPieceAlignBytes) max_message_bytes_ -= max_message_bytes_ % kPieceAlignBytes;
+  timeout_ = config.timeout;
+  retry_count_ = config.retry_count;
+  for (const Port* port : ports_) counters_.push_back(port->device->history().recent_counters(port->port_num));
+  connected_ns_ = monotonic_ns();
+  return {};
+}
+
+std::string Endpoint::peer_name() const {
+  return remote_.host + " (pid " + std::to_string(remote_.pid) + ")";
+}
+
+PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {
+  const EndpointQp& end = qps_[qp];
+  const Port& port = *ports_[end.device];
+  PathFacts facts;
+  facts.local.host = host;
+  facts.local.device = port.device->name();
+  facts.local.port = port.port_num;
+  facts.local.gid_index = port.gid.index;
+  facts.local.gid = port.gid.gid;
+  facts.local.qp = end.qp->qp_num;
+  facts.local.mtu = port.active_mtu;
+  facts.roce = port.is_roce();
+  facts.mtu = end.path.mtu;
+  facts.traffic_class = end.path.traffic_class;
+  facts.service_level = end.path.service_level;
+  if (remote_.qps.size() <= qp) return facts;
+  const wire::HelloDevice& peer = remote_.devices[end.remote_device];
+  PathEnd& remote = facts.remote.emplace();
+  remote.host = remote_.host;
+  remote.device = peer.name;
+  remote.port = peer.port;
+  remote.gid_index = peer.gid_index;
+  std::memcpy(remote.gid.raw, peer.gid.data(), sizeof remote.gid.raw);
+  remote.qp = remote_.qps[qp].number;
+  remote.mtu = static_cast<ibv_mtu>(peer.mtu);
+  return facts;
+}
+
+PathFacts Endpoint::path_facts(std::size_t qp, const std::string& host) const {
+  PathFacts facts = path(qp, host);
+  if (connected_ns_ == 0) return facts;
+  constexpr std::size_t kMaxCounters = 6;
+  const std::size_t device = qps_[qp].device;
+  const Port& port = *ports_[device];
+  // Reading the counters takes a while. It comes first, because the event of a link that went down may arrive just
+  // after the failure and is needed below.
+  facts.counters = describe_changes(*counters_[device], port.device->history().counters(port.port_num), kMaxCounters);
+  const std::uint64_t now = monotonic_ns();
+  facts.timeout = timeout_;
+  facts.retries = retry_count_;
+  facts.age_ns = now - connected_ns_;
+  facts.link = port.device->history().link_since(port.port_num, connected_ns_, now);
+  if (const auto attributes = port.device->verbs().port_attributes(port.device->context(), port.port_num)) {
+    facts.port_state = attributes->state;
+  } else {
+    facts.port_errno = attributes.error().sys_errno;
+  }
+  ibv_gid gid{};
+  facts.gid_removed = port.is_roce() &&
+                      port.device->verbs().query_gid(port.device->context(), port.port_num,
+                                                     static_cast<int>(facts.local.gid_index), &gid) == 0 &&
+                      std::memcmp(gid.raw, facts.local.gid.raw, sizeof gid.raw) != 0;
+  return facts;
+}
+
+std::string Endpoint::describe_path(std::size_t qp, const std::string& host) const {
+  return verbatim::describe_path(path(qp, host));
+}
+
+}  // namespace verbatim

@@ -1,0 +1,131 @@
+// The verbs objects at one end of a connection: completion queues and QPs, from creation to RTS. Created by the
+// endpoint pool, connected by the connector or the listen comm, then owned by a comm. One thread at a time uses it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "base/result.h"
+#include "net/diagnose/failure.h"
+#include "verbs/device.h"
+#include "verbs/handles.h"
+#include "verbs/qp.h"
+#include "wire/handshake.h"
+
+namespace verbatim {
+
+// Number and depths of the QPs. The sizes of the completion queues follow from them.
+struct EndpointSizes {
+  std::size_t qps = 1;
+  QpCaps caps;
+  std::uint32_t extra_completions = 0;  // per completion queue, for work of QPs that are not the endpoint's
+
+  bool operator==(const EndpointSizes&) const = default;
+};
+
+// Position of the QPs in the order of net/connect/endpoint_pool.h, for VERBATIM_QP_DUMP.
+struct EndpointPlacement {
+  bool collective = false;
+  QpOrder order = QpOrder::kNative;
+  std::uint32_t connection = 0;  // number of earlier connections to the same peer
+  std::uint32_t block = 0;
+  std::uint32_t peers = 1;           // of the block; native: 1
+  std::uint32_t first_position = 0;  // of QP 0, in the block; native: among all native QPs
+
+  std::uint32_t position(std::size_t qp) const { return first_position + static_cast<std::uint32_t>(qp) * peers; }
+};
+
+struct EndpointQp {
+  UniqueQp qp;
+  std::uint32_t inline_bytes = 0;
+  std::uint32_t send_wr = 0;  // depths that the device granted
+  std::uint32_t recv_wr = 0;
+  std::uint8_t device = 0;         // index into the endpoint's ports
+  std::uint8_t remote_device = 0;  // index into the peer's devices
+  bool ece = true;                 // after connect: whether the device accepted the peer's options
+  QpPath path;                     // after connect
+};
+
+class Endpoint {
+ public:
+  // Creates completion queues and QPs on `ports` (1 to 8; QP j on port j modulo their number). The QPs are in INIT.
+  static Result<Endpoint> create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                 const Config& config);
+
+  // Creates the endpoints of a block, flow by flow: `flows[f]` endpoints of flow f. On each device QP numbers rise in
+  // this order: all QPs of a flow before those of the next flow; in a flow QP j of all endpoints before QP j + 1.
+  static Result<std::vector<Endpoint>> create_block(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
+                                                    const Config& config, std::span<const std::size_t> flows);
+
+  // Adds devices and QPs to the hello for the peer.
+  void add_to_hello(wire::Hello& hello) const;
+
+  // Connects the QPs to those of `remote`: RTR, then RTS. `traffic_class` applies unless the configuration sets one;
+  // -1: none.
+  Status connect(const wire::Hello& remote, const Config& config, int traffic_class);
+
+  std::span<const Port* const> ports() const { return ports_; }
+  // One for each port, or one for each QP and at least one for each port; the CQ at the index of a port belongs to it.
+  std::span<const UniqueCq> cqs() const { return cqs_; }
+  std::span<EndpointQp> qps() { return qps_; }
+  std::span<const EndpointQp> qps() const { return qps_; }
+
+  const EndpointPlacement& placement() const { return placement_; }
+  void set_placement(const EndpointPlacement& placement) { placement_ = placement; }
+
+  // The peer's hello, after connect.
+  const wire::Hello& remote() const { return remote_; }
+
+  // "HOST (pid 4711)", after connect.
+  std::string peer_name() const;
+
+  // Limit of one work request, after connect: the smaller limit of both ends, rounded down to a multiple of 128 if it
+  // is more than 128.
+  std::uint32_t max_message_bytes() const { return max_message_bytes_; }
+
+  // "node1 mlx5_0:1 GID 3 ::ffff:10.0.0.1 QP 4711 to node2 ...", for messages. `host` is the local host's name.
+  std::string describe_path(std::size_t qp, const std::string& host) const;
+
+  // The current facts of a QP's connection: both ends, the port's events, the kernel's counters. Reads files.
+  PathFacts path_facts(std::size_t qp, const std::string& host) const;
+
+ private:
+  // The QPs of an endpoint on one device share a CQ, or each QP has a CQ.
+  enum class CqLayout : std::uint8_t { kPerDevice, kPerQp };
+
+  Endpoint() = default;
+
+  // nullopt: QPs that share a CQ would have to go to different endpoints for the numbers to rise.
+  static Result<std::optional<std::vector<Endpoint>>> try_create_block(const std::vector<const Port*>& ports,
+                                                                       const EndpointSizes& sizes, const Config& config,
+                                                                       std::span<const std::size_t> flows,
+                                                                       CqLayout layout);
+  Status refresh_ports(const std::vector<const Port*>& ports, const Config& config);
+  Status create_cqs(const EndpointSizes& sizes, CqLayout layout);
+  Result<EndpointQp> create_qp(std::size_t index, const EndpointSizes& sizes, const Config& config) const;
+  PathFacts path(std::size_t qp, const std::string& host) const;
+
+  std::vector<Port> current_ports_;  // copies that are up to date: GID and MTU may have changed since init
+  std::vector<const Port*> ports_;
+  std::vector<UniqueCq> cqs_;
+  std::vector<EndpointQp> qps_;
+  EndpointPlacement placement_;
+  bool ece_ = false;  // the configuration allows the exchange of ECE options
+  wire::Hello remote_;
+  std::uint32_t max_message_bytes_ = 0;
+  unsigned timeout_ = 0;
+  unsigned retry_count_ = 0;
+  std::uint64_t connected_ns_ = 0;
+  std::vector<std::shared_ptr<const PortCounters>> counters_;  // of the ports, at connect
+};
+
+inline QpUsage qp_usage(const Device& device) {
+  return {.limit = device.attributes().max_qp, .in_use = device.live_qps().load(std::memory_order_relaxed)};
+}
+
+}  // namespace verbatim

@@ -1,0 +1,115 @@
+// Whether and why a comm has failed, and what the monitor has reported to it.
+//
+//   kWorking --record--> kRecorded --publish--> kPublished
+//      |                                           ^
+//      +--record_completion--> kCompletionHeld ----+ publish
+//
+//   kWorking         no error; the monitor may have set signals, which the data path reads at its next progress
+//   kRecorded        the comm has failed: error() is final; the log line is being written
+//   kCompletionHeld  the comm has failed with a completion. Completions polled after it are still examined: a flushed
+//                    work request may come before the one that is the cause, and the others are counted
+//   kPublished       the failure is logged; text() is set for the monitor, which sends it to the peer
+//
+// Owned by a comm. The thread of the data path records and publishes; any thread sets signals and reads text().
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "net/diagnose/failure.h"
+
+namespace verbatim {
+
+// What the monitor reports to a comm: bits of its flags.
+enum class CommSignal : std::uint32_t {
+  kPeerClosed = 0x1,        // the peer closed the connection gracefully
+  kPeerDisconnected = 0x2,  // the side channel ended without a close message
+  kDeviceFailed = 0x4,      // an event of the local device, or of a QP or CQ of this comm; device_event() is set
+  kPeerFailed = 0x8,        // the peer has sent a failure notice; set_reason() was called before
+  kPeerAborted = 0x10,      // the peer's application closed the comm with outstanding operations
+  kFailedByMonitor = 0x20,  // the monitor ends the connection; set_reason() was called before
+};
+
+class FailureState {
+ public:
+  // The slow path flags. A call of the data path that finds one of them set takes the slow path.
+  enum Flag : std::uint32_t {
+    kSignals = 0xff,       // CommSignal
+    kFailed = 0x100,       // error() is set
+    kPostPending = 0x200,  // a group waits for free entries of a send queue
+    kSeveralCqs = 0x400,   // the comm has more than one completion queue: set for its whole life
+  };
+  std::uint32_t flags() const { return flags_.load(std::memory_order_relaxed); }
+  void set_flag(Flag flag) { flags_.fetch_or(flag, std::memory_order_relaxed); }
+  void clear_flag(Flag flag) { flags_.fetch_and(~flag, std::memory_order_relaxed); }
+
+  // kNone until the comm has failed.
+  ErrorKind kind() const { return error_.kind; }
+  const Error* error() const { return kind() != ErrorKind::kNone ? &error_ : nullptr; }
+
+  // Any thread.
+  void set_signal(CommSignal signal) { flags_.fetch_or(static_cast<std::uint32_t>(signal), std::memory_order_release); }
+  void set_signal(ibv_event_type event) {
+    device_event_.store(event, std::memory_order_relaxed);
+    set_signal(CommSignal::kDeviceFailed);
+  }
+  // The event of the last kDeviceFailed.
+  ibv_event_type device_event() const { return device_event_.load(std::memory_order_relaxed); }
+  // Whether the monitor has set one of these.
+  template <typename... Signals>
+  bool has(Signals... signals) const {
+    return (flags_.load(std::memory_order_acquire) & (static_cast<std::uint32_t>(signals) | ...)) != 0;
+  }
+
+  // Why the connection ends. Only the monitor calls it, at most once, and sets kPeerFailed or kFailedByMonitor after
+  // it. If there is no memory for the text, reason() says so.
+  void set_reason(ErrorKind kind, std::string_view why);
+  ErrorKind reason_kind() const { return reason_kind_; }
+  const char* reason() const { return reason_ != nullptr ? reason_.get() : "no memory to say why"; }
+
+  // Returns false, and changes nothing, when the comm had failed before: the first error is kept.
+  bool record(ErrorKind kind, const char* operation) noexcept;
+
+  struct HeldCompletion {
+    ibv_wc completion;
+    std::size_t qp;
+    FailedWork work;
+    std::uint64_t flushed;  // number of other failed completions with IBV_WC_WR_FLUSH_ERR
+  };
+  // Records a failed completion. While one is held, a flushed completion is replaced by the first completion with
+  // another error, and further flushed completions are counted.
+  void record_completion(ErrorKind kind, const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept;
+  bool completion_held() const { return phase_.load(std::memory_order_relaxed) == Phase::kCompletionHeld; }
+  const HeldCompletion& held_completion() const { return held_; }
+
+  // Called when the failure has been logged. `failure` is nullptr and `text` empty if there was no memory for them.
+  void publish(std::unique_ptr<Failure> failure, std::string text) noexcept;
+  // Any thread: the text for the peer. nullptr until the failure is published; empty if there was no memory for it.
+  const std::string* text() const { return published() ? &text_ : nullptr; }
+  // Any thread: the published failure. nullptr until it is published, or if there was no memory for it.
+  const Failure* failure() const { return published() ? failure_.get() : nullptr; }
+
+ private:
+  enum class Phase : std::uint8_t { kWorking, kRecorded, kCompletionHeld, kPublished };
+
+  bool published() const { return phase_.load(std::memory_order_acquire) == Phase::kPublished; }
+
+  std::atomic<std::uint32_t> flags_{0};
+  Error error_ = {.kind = ErrorKind::kNone};
+  std::atomic<Phase> phase_{Phase::kWorking};
+  std::atomic<ibv_event_type> device_event_{IBV_EVENT_COMM_EST};
+  ErrorKind reason_kind_ = ErrorKind::kRemote;
+  std::unique_ptr<char[]> reason_;  // allocated only when needed: few connections ever have one
+  HeldCompletion held_ = {};
+  std::unique_ptr<Failure> failure_;
+  std::string text_;
+};
+
+}  // namespace verbatim

@@ -1,0 +1,111 @@
+#include "net/transfer/flush_queue.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "verbs/errors.h"
+#include "verbs/qp.h"
+
+namespace verbatim {
+
+Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const Endpoint& endpoint,
+                                                              const Config& config) {
+  auto state = std::make_unique<State>();
+  Result<ControlMemory> read_buffer = ControlMemory::create(endpoint.ports(), sizeof(std::uint64_t));
+  if (!read_buffer) return read_buffer.error();
+  state->read_buffer = std::move(*read_buffer);
+  for (std::size_t i = 0; i < endpoint.ports().size(); ++i) {
+    const Port& port = *endpoint.ports()[i];
+    ibv_cq* cq = endpoint.cqs()[i].get();
+    Result<RcQp> created = create_rc_qp(*port.device, cq, cq, {.send_wr = kSlots, .recv_wr = 1});
+    if (!created) return created.error();
+    ibv_qp* qp = created->qp.get();
+    if (const Status moved = to_init(qp, port, config.pkey_index); !moved) return moved.error();
+    const QpPath path{.mtu = port.active_mtu,
+                      .traffic_class = config.traffic_class.value_or(0),
+                      .service_level = config.service_level.value_or(0)};
+    if (const Status moved = to_rtr(qp, port, qp_address(port, qp), path); !moved) return moved.error();
+    if (const Status moved = to_rts(qp, port, config.timeout, config.retry_count, responder_reads(*port.device));
+        !moved)
+      return moved.error();
+    state->qps.push_back(std::move(created->qp));
+  }
+  state->slots.resize(kSlots);
+  for (Slot& slot : state->slots) {
+    slot.comm = &comm;
+    slot.kind = RequestKind::kFlush;
+  }
+  state->free_slots.resize(kSlots);
+  std::iota(state->free_slots.rbegin(), state->free_slots.rend(), 0U);
+  return state;
+}
+
+Status FlushQueue::prepare(Comm& comm, const Endpoint& endpoint, const Config& config) {
+  if (prepared()) return {};
+  const MutexLock lock(mutex_);
+  if (prepared()) return {};
+  Result<std::unique_ptr<State>> state = create(comm, endpoint, config);
+  if (!state) return state.error();
+  state_ = std::move(*state);
+  active_.store(state_.get(), std::memory_order_release);
+  return {};
+}
+
+bool FlushQueue::uses(const ibv_qp& qp) const {
+  const State* state = active_.load(std::memory_order_acquire);
+  return state != nullptr &&
+         std::any_of(state->qps.begin(), state->qps.end(), [&](const UniqueQp& own) { return own.get() == &qp; });
+}
+
+Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& returned) {
+  State& state = *active_.load(std::memory_order_acquire);
+  returned = 0;
+  if (state.free_slots.empty()) return nullptr;
+  const std::uint32_t index = state.free_slots.back();
+  Slot& slot = state.slots[index];
+  slot.state = RequestState::kPending;
+  slot.reads_left = 0;
+  ++pending_;
+  for (std::size_t i = 0; i < state.qps.size(); ++i) {
+    ibv_sge segment = {reinterpret_cast<std::uint64_t>(state.read_buffer.data()), 1, state.read_buffer.lkey(i)};
+    ibv_send_wr work = {};
+    work.wr_id = kFlushWorkBit | index;
+    work.sg_list = &segment;
+    work.num_sge = 1;
+    work.opcode = IBV_WR_RDMA_READ;
+    work.send_flags = IBV_SEND_SIGNALED;
+    work.wr.rdma.remote_addr = reinterpret_cast<std::uint64_t>(data);
+    work.wr.rdma.rkey = memory.rkey[i];
+    ibv_send_wr* refused = nullptr;
+    returned = ibv_post_send(state.qps[i].get(), &work, &refused);
+    if (returned != 0) {
+      if (slot.reads_left == 0) pending_ -= 1;
+      return nullptr;
+    }
+    ++slot.reads_left;
+  }
+  state.free_slots.pop_back();
+  return &slot;
+}
+
+void FlushQueue::complete(std::uint32_t slot_index) {
+  Slot& slot = active_.load(std::memory_order_acquire)->slots[slot_index];
+  if (--slot.reads_left != 0) return;
+  slot.state = RequestState::kDone;
+  pending_ -= 1;
+}
+
+bool FlushQueue::all_done() const {
+  const State* state = active_.load(std::memory_order_acquire);
+  return state == nullptr || std::none_of(state->slots.begin(), state->slots.end(),
+                                          [](const Slot& slot) { return slot.state == RequestState::kPending; });
+}
+
+void FlushQueue::retire(Request& request) {
+  State& state = *active_.load(std::memory_order_acquire);
+  request.state = RequestState::kFree;
+  state.free_slots.push_back(static_cast<std::uint32_t>(static_cast<Slot*>(&request) - state.slots.data()));
+}
+
+}  // namespace verbatim

@@ -1,0 +1,74 @@
+// Makes RDMA writes that have arrived in GPU memory visible to the GPU: an RDMA READ of the buffer over a QP connected
+// to itself completes only after the writes before it. Owned by a receive comm; the thread that first registers device
+// memory on the comm creates the QPs.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/config.h"
+#include "base/mutex.h"
+#include "base/result.h"
+#include "net/transfer/endpoint.h"
+#include "net/transfer/memory.h"
+#include "net/transfer/request.h"
+#include "net/transfer/single_writer.h"
+
+namespace verbatim {
+
+class FlushQueue {
+ public:
+  // As many as receives can be outstanding, because NCCL flushes after a receive.
+  static constexpr std::uint32_t kSlots = wire::kMaxInFlight;
+
+  // Creates the QPs, once; completions go to `endpoint`'s queues. Any thread.
+  Status prepare(Comm& comm, const Endpoint& endpoint, const Config& config);
+
+  bool prepared() const { return active_.load(std::memory_order_acquire) != nullptr; }
+
+  // Any thread.
+  bool uses(const ibv_qp& qp) const;
+
+  // Posts a READ of the byte at `data` on every device. nullptr when no slot is free, or when posting failed: then
+  // `returned` is not 0.
+  Request* post(const void* data, const MemoryKeys& memory, int& returned);
+
+  // A READ has completed; `slot` comes from its work request.
+  void complete(std::uint32_t slot);
+
+  // Whether no READ is outstanding.
+  bool all_done() const;
+
+  // Outstanding flushes. Any thread.
+  std::uint32_t pending() const { return pending_; }
+
+  // Frees a flush that is done.
+  void retire(Request& request);
+
+ private:
+  struct Slot : Request {
+    std::uint32_t reads_left = 0;
+  };
+
+  struct State {
+    ControlMemory read_buffer;  // target of the READs; its content is not used
+    std::vector<UniqueQp> qps;
+    std::vector<Slot> slots;
+    std::vector<std::uint32_t> free_slots;
+  };
+
+  static Result<std::unique_ptr<State>> create(Comm& comm, const Endpoint& endpoint, const Config& config);
+
+  SingleWriter<std::uint32_t> pending_;
+  Mutex mutex_;  // serialises prepare
+  std::unique_ptr<State> state_;
+  std::atomic<State*> active_{nullptr};
+};
+
+// In the wr_id of a flush READ: distinguishes it from the comm's own work in the same completion queue.
+constexpr std::uint64_t kFlushWorkBit = std::uint64_t{1} << 63;
+
+}  // namespace verbatim

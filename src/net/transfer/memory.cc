@@ -1,0 +1,90 @@
+#include "net/transfer/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/log.h"
+
+namespace verbatim {
+
+namespace {
+
+// Whether memory whose dma-buf the device refuses may be registered as peer memory at its address. Not when locked
+// memory has run out, which fails there too, and not when the caller's descriptor is invalid.
+bool can_use_peer_memory(int dmabuf_errno) {
+  return dmabuf_errno != ENOMEM && dmabuf_errno != EBADF;
+}
+
+Result<MrRef> acquire(const Device& device, const MrRequest& request) {
+  if (request.type != MemoryType::kDmaBuf) return device.mr_cache().acquire(request);
+  MrRequest first = request;
+  first.suppress_log_for = can_use_peer_memory;
+  Result<MrRef> reference = device.mr_cache().acquire(first);
+  if (reference || reference.error().kind != ErrorKind::kSystem) return reference;
+  const Error refusal = reference.error();
+  if (!can_use_peer_memory(refusal.sys_errno)) return reference;
+  MrRequest peer = request;
+  peer.type = MemoryType::kCuda;
+  peer.dmabuf_errno = refusal.sys_errno;
+  reference = device.mr_cache().acquire(peer);
+  if (reference && device.is_first_fallback()) {
+    VERBATIM_WARN(
+        "%s: %s of GPU memory failed: %s; it is registered as peer memory at the same address, which works as well",
+        device.name().c_str(), refusal.operation, std::strerror(refusal.sys_errno));
+  }
+  return reference;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MemoryHandle>> register_memory(std::span<const Port* const> ports, const MrRequest& request) {
+  auto handle = std::make_unique<MemoryHandle>();
+  handle->device_memory = request.type != MemoryType::kHost && request.bytes != 0;
+  for (std::size_t i = 0; i < ports.size(); ++i) {
+    Result<MrRef> reference = acquire(*ports[i]->device, request);
+    if (!reference) return reference.error();
+    handle->lkey[i] = (*reference)->lkey;
+    handle->rkey[i] = (*reference)->rkey;
+    handle->references.push_back(std::move(*reference));
+  }
+  return handle;
+}
+
+MemoryHandle* Registrations::add(std::unique_ptr<MemoryHandle> handle) {
+  MemoryHandle* added = handle.get();
+  added->owner = this;
+  const MutexLock lock(mutex_);
+  added->position = handles_.insert(handles_.end(), std::move(handle));
+  return added;
+}
+
+void Registrations::release(MemoryHandle* handle) {
+  Registrations& owner = *handle->owner;
+  std::list<std::unique_ptr<MemoryHandle>> last;  // deregistered outside the lock
+  const MutexLock lock(owner.mutex_);
+  last.splice(last.end(), owner.handles_, handle->position);
+}
+
+void ControlMemory::Unmap::operator()(std::byte* pages) const {
+  ::munmap(pages, bytes);
+}
+
+Result<ControlMemory> ControlMemory::create(std::span<const Port* const> ports, std::size_t bytes,
+                                            MrOrdering ordering) {
+  // Pages of its own: a registration pins whole pages, and fork copies them.
+  void* pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) return system_error("mmap", errno);
+  ControlMemory memory;
+  memory.pages_ = {static_cast<std::byte*>(pages), Unmap{bytes}};
+  Result<std::unique_ptr<MemoryHandle>> handle =
+      register_memory(ports, {.address = pages, .bytes = bytes, .ordering = ordering});
+  if (!handle) return handle.error();
+  memory.handle_ = std::move(*handle);
+  return memory;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,315 @@
+#include "net/transfer/recv_comm.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <numeric>
+#include <type_traits>
+#include <utility>
+
+#include "base/log.h"
+#include "verbs/qp.h"
+
+namespace verbatim {
+namespace {
+
+constexpr std::uint32_t kCtsQueueDepth = 128;
+// One in so many CTS is signalled, which frees the send queue; a quarter of the depth where the queue is shallow.
+constexpr std::uint32_t kCtsSignalInterval = 32;
+constexpr std::uint32_t kCtsInlineBytes = 2 * sizeof(wire::CtsEntry);
+
+constexpr std::uint32_t kFirstReceiveTarget = 32;
+// A receive for every group that can be in flight, and the batch that is being used up.
+constexpr std::uint32_t kMaxReceiveTarget = wire::kMaxInFlight + 16;
+
+// Why arrivals on `ports` cannot be signalled by atomics; nullptr when they can.
+const char* why_no_atomics(std::span<const Port* const> ports, const wire::Hello& peer) {
+  if ((peer.capabilities & wire::kAtomicCompletion) == 0) return "the peer does not offer it";
+  for (const Port* port : ports) {
+    const ibv_atomic_cap atomics = port->device->attributes().atomic_cap;
+    if (atomics == IBV_ATOMIC_NONE || responder_reads(*port->device) == 0) return "the device has no atomics";
+    // The atomics of all QPs go to one word.
+    if (ports.size() > 1 && atomics != IBV_ATOMIC_GLOB) return "atomics of different devices are not coherent";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+EndpointSizes RecvComm::endpoint_sizes(const Config& config, std::span<const Port* const> ports,
+                                       const wire::Hello& peer) {
+  const bool atomic = config.completion == Completion::kAtomic && why_no_atomics(ports, peer) == nullptr;
+  EndpointSizes sizes;
+  sizes.qps = peer.qps.size();
+  sizes.caps.send_wr = kCtsQueueDepth;
+  sizes.caps.recv_wr = atomic ? 1 : kMaxReceiveTarget;  // not every device takes 0
+  sizes.caps.inline_bytes = kCtsInlineBytes;
+  sizes.extra_completions = FlushQueue::kSlots;
+  return sizes;
+}
+
+Result<std::unique_ptr<RecvComm>> RecvComm::create(const CommSettings& settings, Endpoint endpoint,
+                                                   const wire::Hello& peer) {
+  const std::span<const Port* const> ports = endpoint.ports();
+  const bool atomic_wanted = settings.config.completion == Completion::kAtomic;
+  const char* const refused = atomic_wanted ? why_no_atomics(ports, peer) : nullptr;
+  const bool atomic = atomic_wanted && refused == nullptr;
+  Result<ControlMemory> control =
+      ControlMemory::create(ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic),
+                            atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
+  if (!control) return control.error();
+  std::unique_ptr<RecvComm> comm(new RecvComm(settings, std::move(endpoint), std::move(*control), atomic));
+  comm->atomics_refused_ = refused;
+  return comm;
+}
+
+RecvComm::RecvComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, bool atomic)
+    : CommProgress(CommKind::kRecv, settings, std::move(endpoint), std::move(control)),
+      entry_bytes_(wire::cts_entry_bytes(endpoint_.ports().size())),
+      wide_entries_(entry_bytes_ != sizeof(wire::CtsEntry)),
+      max_recvs_(settings.max_recvs) {
+  static_assert(kMaxReceiveTarget >= wire::kMaxInFlight + kReceiveBatch && kMaxReceiveTarget % kReceiveBatch == 0);
+  if (atomic) arrivals_ = record().arrival;
+  for (std::size_t i = 0; i + 1 < receive_chain_.size(); ++i) receive_chain_[i].next = &receive_chain_[i + 1];
+  for (RecvRequest& request : requests_) {
+    request.comm = this;
+    request.kind = atomic ? RequestKind::kRecvAtomic : RequestKind::kRecv;
+  }
+}
+
+Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
+  // Before RTR: from then on the sender may write.
+  for (const EndpointQp& end : endpoint_.qps()) queues_.push_back({end.qp.get(), 0});
+  for (const EndpointQp& end : endpoint_.qps()) max_receives_ = std::min(max_receives_, end.recv_wr);
+  max_receives_ -= max_receives_ % kReceiveBatch;
+  if (arrivals_ == nullptr) {
+    if (max_receives_ == 0) return Error{ErrorKind::kUsage, 0, "a device with too few receives to a QP"};
+    receive_target_ = std::min(kFirstReceiveTarget, max_receives_);
+    for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
+  }
+  if (error() != nullptr) return *error();
+  if (const Status connected = endpoint_.connect(remote, settings_.config, traffic_class); !connected) return connected;
+  const EndpointQp& first = endpoint_.qps()[0];
+  ring_offset_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());
+  cts_qp_ = first.qp.get();
+  cts_depth_ = first.send_wr;
+  cts_inline_bytes_ = first.inline_bytes;
+  cts_signal_mask_ = std::bit_floor(std::clamp(first.send_wr / 4, 1U, kCtsSignalInterval)) - 1;
+  cts_work_.wr_id = kCtsWork;
+  cts_segment_.lkey = control_.lkey(first.device);
+  cts_work_.sg_list = &cts_segment_;
+  cts_work_.num_sge = 1;
+  cts_work_.opcode = IBV_WR_RDMA_WRITE;
+  cts_work_.wr.rdma.rkey = remote.devices[first.remote_device].control_rkey;
+  return {};
+}
+
+// Fills the QP up to the target, a batch at a time.
+void RecvComm::post_receives(std::size_t queue_index) {
+  RecvQueue& queue = queues_[queue_index];
+  while (queue.posted + kReceiveBatch <= receive_target_) {
+    for (ibv_recv_wr& work : receive_chain_) work.wr_id = kReceiveWork | queue_index;
+    ibv_recv_wr* refused = nullptr;
+    const int returned = ibv_post_recv(queue.qp, receive_chain_.data(), &refused);
+    if (returned != 0) return fail_post("ibv_post_recv", returned, queue_index);
+    queue.posted += kReceiveBatch;
+  }
+}
+
+// Computes how many members may be posted: the limits are requests, CTS work requests and receives on every QP. Returns
+// whether a group of this size may.
+[[gnu::noinline]] bool RecvComm::update_allowance(std::uint32_t group_size) {
+  // Optional receives are not tested: for them only this function polls and reads signals.
+  if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) progress();
+  if (optional_posted_) check_signals(true);
+  if (error() != nullptr) return false;
+  constexpr std::uint32_t kReleaseThreshold = wire::kMaxInFlight / 2;
+  if (next_member_ - oldest_member_ + group_size > kReleaseThreshold) release_entries();
+  const auto groups_pending = static_cast<std::uint32_t>(groups_posted_ - groups_arrived_);
+  // Twice the batch: one batch of the posted receives is in use and is posted again only as a whole.
+  if (arrivals_ == nullptr && groups_pending + 2 * kReceiveBatch > receive_target_ && receive_target_ < max_receives_) {
+    receive_target_ = std::min(2 * receive_target_, max_receives_);
+    for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
+    if (error() != nullptr) return false;
+  }
+  const std::uint32_t max_groups = arrivals_ == nullptr ? receive_target_ - kReceiveBatch + 1 : wire::kMaxInFlight;
+  const std::uint32_t groups = std::min(cts_free(), max_groups - std::min(groups_pending, max_groups));
+  const std::uint32_t members = wire::kMaxInFlight - (next_member_ - oldest_member_);
+  members_allowed_ = std::min(groups, members);
+  // A group needs only one CTS and one receive, whatever its size.
+  if (members_allowed_ < group_size && groups != 0 && members >= group_size) members_allowed_ = group_size;
+  return members_allowed_ >= group_size;
+}
+
+// Members, from the oldest on, whose entries the sender is known to have used. For optional receives the sender reports
+// this only now and then; the arrival of a later group implies it too.
+std::uint32_t RecvComm::consumed_members() const {
+  const auto consumed = static_cast<std::uint32_t>(__atomic_load_n(&record().consumed, __ATOMIC_ACQUIRE));
+  std::uint32_t used = consumed - oldest_member_;
+  if (used > next_member_ - oldest_member_) used = 0;
+  if (optional_posted_) {
+    for (std::uint32_t member = oldest_member_; member != next_member_;) {
+      const RecvRequest& request = requests_[wire::ring_index(member)];
+      if (!request.optional_completion && request.state != RequestState::kPending)
+        used = std::max(used, member - oldest_member_);
+      member += request.group_size;
+    }
+  }
+  return used;
+}
+
+// Frees the ring entries of the oldest groups that were reported done.
+void RecvComm::release_entries() {
+  const std::uint32_t first_unused = oldest_member_ + consumed_members();
+  while (oldest_member_ != next_member_) {
+    RecvRequest& oldest = requests_[wire::ring_index(oldest_member_)];
+    const bool optional_used =
+        oldest.state == RequestState::kDoneUnconfirmed && first_unused - oldest_member_ - 1 < wire::kMaxInFlight;
+    if (optional_used) oldest.state = RequestState::kFree;
+    if (oldest.state != RequestState::kFree) break;
+    oldest_member_ += oldest.group_size;
+  }
+}
+
+// members_allowed_ may have been raised for this group alone: it does not hold for several small ones.
+[[gnu::cold]] ErrorKind RecvComm::reject_buffer() noexcept {
+  members_allowed_ = 0;
+  return ErrorKind::kArgument;
+}
+
+[[gnu::cold]] ErrorKind RecvComm::reject_group_size(int n) const noexcept {
+  try {
+    VERBATIM_WARN("irecv of a group of %d on %s: 1 to %u (VERBATIM_MAX_RECVS) are possible", n,
+                  describe_path(0).c_str(), max_recvs_);
+  } catch (...) {
+    return ErrorKind::kSystem;
+  }
+  return ErrorKind::kArgument;
+}
+
+[[gnu::always_inline]] inline void RecvComm::write_entry(std::byte* entry_address, bool wide, std::uint32_t member,
+                                                         void* data, std::uint64_t bytes, int tag,
+                                                         std::uint8_t group_size, wire::CtsFlags flags,
+                                                         const MemoryKeys& memory) {
+  auto& head = *reinterpret_cast<wire::CtsHead*>(entry_address);
+  head.address = reinterpret_cast<std::uint64_t>(data);
+  head.size = bytes;
+  head.tag = static_cast<std::uint32_t>(tag);
+  head.group_size = group_size;
+  head.flags = flags;
+  if (!wide) {
+    auto& out = *reinterpret_cast<wire::CtsEntry*>(entry_address);
+    out.rkey = memory.rkey[0];
+    out.ready = member + 1;
+    return;
+  }
+  auto& out = *reinterpret_cast<wire::CtsWideEntry*>(entry_address);
+  std::copy(std::begin(memory.rkey), std::end(memory.rkey), std::begin(out.rkey));
+  out.ready = member + 1;
+}
+
+// Posts the CTS of the group whose entries have been written at `entry_address`.
+[[gnu::always_inline]] inline void RecvComm::post_group(const std::byte* entry_address, std::uint32_t group_size,
+                                                        bool optional_completion, void** out) {
+  const std::uint32_t first = next_member_;
+  const std::uint32_t index = wire::ring_index(first);
+  RecvRequest& request = requests_[index];
+  request.group_size = static_cast<std::uint8_t>(group_size);
+  request.first_member = first;
+  request.optional_completion = optional_completion;
+  request.state = optional_completion ? RequestState::kDone : RequestState::kPending;
+  next_member_ = first + group_size;
+  members_allowed_ -= group_size;
+  if (arrivals_ != nullptr) arrivals_[index] = 0;
+  *out = static_cast<Request*>(&request);
+
+  const auto bytes = static_cast<std::uint32_t>(group_size * entry_bytes_);
+  cts_segment_.addr = reinterpret_cast<std::uint64_t>(entry_address);
+  cts_segment_.length = bytes;
+  cts_work_.wr.rdma.remote_addr = cts_segment_.addr + ring_offset_;
+  cts_work_.send_flags = bytes <= cts_inline_bytes_ ? unsigned{IBV_SEND_INLINE} : 0U;
+  if ((++groups_posted_ & cts_signal_mask_) == 0) cts_work_.send_flags |= IBV_SEND_SIGNALED;
+  ibv_send_wr* refused;
+  const int returned = ibv_post_send(cts_qp_, &cts_work_, &refused);
+  if (returned != 0) {
+    // Pending even when optional, so that its test returns the error. The request is computed again here: keeping it
+    // would cost the usual case a register.
+    const auto members = static_cast<std::uint32_t>(cts_segment_.length / entry_bytes_);
+    requests_[wire::ring_index(next_member_ - members)].state = RequestState::kPending;
+    fail_post("ibv_post_send", returned, 0);
+  }
+}
+
+// The usual case, one receive that is no group, has a function of its own, whose values fit into the registers.
+template <typename Size>
+ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                          void** out) noexcept {
+  if (n == 1 && handles[0] != nullptr && sizes[0] >= 0 && members_allowed_ != 0 && slow_path_flags() == 0 &&
+      (std::is_signed_v<Size> || *out != kOptionalCompletion)) {
+    return receive_single(data[0], static_cast<std::uint64_t>(sizes[0]), tags[0],
+                          *static_cast<const MemoryHandle*>(handles[0]), out);
+  }
+  return receive_group(n, data, sizes, tags, handles, out);
+}
+
+[[gnu::noinline]] ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory,
+                                                     void** out) noexcept {
+  *out = nullptr;
+  if (memory.device_memory && !flush_.prepared() && !can_flush()) return result();
+  const std::uint32_t index = wire::ring_index(next_member_);
+  std::byte* const entry_address = entry(index);
+  posted_[index] = bytes;
+  ++counts_.groups[0];
+  write_entry(entry_address, wide_entries_, next_member_, data, bytes, tag, 1, wire::CtsFlags::kNone, memory);
+  post_group(entry_address, 1, false, out);
+  return ErrorKind::kNone;
+}
+
+template <typename Size>
+[[gnu::noinline]] ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, const int* tags,
+                                                    void* const* handles, void** out) noexcept {
+  bool optional_completion = false;
+  if constexpr (!std::is_signed_v<Size>) optional_completion = *out == kOptionalCompletion;
+  *out = nullptr;
+  const auto group_size = static_cast<std::uint32_t>(n);
+  if (group_size - 1 >= max_recvs_) return reject_group_size(n);
+  if ((members_allowed_ < group_size || slow_path_flags() != 0) && !update_allowance(group_size)) return result();
+  const std::uint32_t first = next_member_;
+  const std::uint32_t index = wire::ring_index(first);
+  std::byte* const entry_address = entry(index);
+  const wire::CtsFlags flags = optional_completion ? wire::CtsFlags::kOptionalCompletion : wire::CtsFlags::kNone;
+  const bool flushes = flush_.prepared();
+  const bool wide = wide_entries_;
+  const std::size_t entry_bytes = entry_bytes_;
+  std::uint64_t* posted = &posted_[index];
+  std::byte* at = entry_address;
+  for (std::uint32_t i = 0; i < group_size; ++i, at += entry_bytes) {
+    const MemoryKeys* memory = static_cast<const MemoryHandle*>(handles[i]);
+    const Size size = sizes[i];
+    if (memory == nullptr) {
+      if (size != 0) return reject_buffer();
+      memory = &kNoMemory;
+    }
+    if (size < 0) return reject_buffer();
+    if (memory->device_memory && !flushes && !can_flush()) return result();
+    posted[i] = static_cast<std::uint64_t>(size);
+    write_entry(at, wide, first + i, data[i], posted[i], tags[i], static_cast<std::uint8_t>(group_size), flags,
+                *memory);
+  }
+  ++counts_.groups[group_size - 1];
+  if (optional_completion) {
+    optional_posted_ = true;
+    ++groups_arrived_;
+    ++counts_.optional;
+    requests_[index].sizes = wire::SizeSource::kPosted;
+  }
+  post_group(entry_address, group_size, optional_completion, out);
+  return ErrorKind::kNone;
+}
+
+template ErrorKind RecvComm::irecv(int, void* const*, const int*, const int*, void* const*, void**) noexcept;
+template ErrorKind RecvComm::irecv(int, void* const*, const std::size_t*, const int*, void* const*, void**) noexcept;
+
+}  // namespace verbatim

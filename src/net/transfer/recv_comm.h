@@ -1,0 +1,163 @@
+// The receiving end of a connection. irecv writes CTS entries into the sender's ring; an immediate or an arrival word
+// signals that a group has arrived; iflush makes data that arrived in GPU memory visible to the GPU.
+//
+// recv_comm.cc has the set-up and irecv, recv_comm_completions.cc test and completions, recv_comm_flush.cc flushes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "net/transfer/comm_progress.h"
+#include "net/transfer/flush_queue.h"
+#include "wire/completion.h"
+#include "wire/cts.h"
+
+namespace verbatim {
+
+class RecvComm final : public CommProgress<RecvComm> {
+ public:
+  // The endpoint that a receive comm on `ports` needs for the QPs of `peer`.
+  static EndpointSizes endpoint_sizes(const Config& config, std::span<const Port* const> ports,
+                                      const wire::Hello& peer);
+
+  // Arrivals are signalled by atomics where they are configured and both ends support them.
+  static Result<std::unique_ptr<RecvComm>> create(const CommSettings& settings, Endpoint endpoint,
+                                                  const wire::Hello& peer);
+
+  Status connect(const wire::Hello& remote, int traffic_class) override;
+
+  // For device memory this also creates the flush QPs, off the data path.
+  Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request) override;
+
+  // Posts a receive of `n` members, 1 to VERBATIM_MAX_RECVS. The arguments are NCCL's own: Size is int up to v8 and
+  // size_t after; `handles` are MemoryHandle, or null for zero bytes. With size_t, `*request` may be
+  // kOptionalCompletion: then the receive is done at once, and `test` reports the posted sizes. `*request` becomes
+  // nullptr when the receive cannot be posted yet: call again.
+  template <typename Size>
+  ErrorKind irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                  void** request) noexcept;
+
+  // Makes what arrived in `data` visible to the GPU. nullptr without error(): nothing needs to be flushed.
+  Request* iflush(const void* data, const MemoryKeys& memory);
+
+  // Whether `request` is done; if so it is free again, and `sizes` (which may be nullptr) has the bytes of every
+  // member. For the kinds kRecv, kRecvAtomic, kFlush.
+  static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
+  static ErrorKind test_atomic(Request& request, int* done, int* sizes) noexcept;
+  static ErrorKind test_flush(Request& request, int* done) noexcept;
+
+  TransferCounts transfer_counts() const override;
+  wire::ConnectionStatus status() const override;
+  Activity take_activity() override { return {.send_refused = false, .tested = tested_.take()}; }
+  CompletedCounts completed_counts() const override;
+  bool all_done() const override { return !waits_for_peer() && flush_.all_done(); }
+  bool waits_for_peer() const override;
+
+ private:
+  friend class CommProgress<RecvComm>;
+
+  // Receives are posted this many at a time.
+  static constexpr std::uint32_t kReceiveBatch = 16;
+
+  struct RecvRequest : Request {
+    std::uint8_t group_size = 0;
+    wire::SizeSource sizes = wire::SizeSource::kPosted;
+    bool optional_completion = false;
+    std::uint16_t parts_seen = 0;
+    std::uint32_t first_member = 0;
+    std::uint64_t bytes_counted = 0;
+  };
+
+  struct RecvQueue {
+    ibv_qp* qp = nullptr;
+    std::uint32_t posted = 0;                  // receive work requests, counted in whole batches
+    std::uint32_t until_post = kReceiveBatch;  // immediates until the next batch is posted
+  };
+
+  const void* peer_written_memory() const override { return &record(); }
+  std::uint32_t capabilities() const override { return arrivals_ != nullptr ? wire::kAtomicCompletion : 0U; }
+  bool uses_for_flush(const ibv_qp& qp) const override { return flush_.uses(qp); }
+
+  RecvComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, bool atomic);
+
+  std::byte* entry(std::uint32_t index) const { return control_.data() + index * entry_bytes_; }
+  wire::CompletionRecord& record() const {
+    return *reinterpret_cast<wire::CompletionRecord*>(control_.data() + entry_bytes_ * wire::kRingEntries);
+  }
+  // The arrival word of a group. Acquire: data that was written before it is read after it.
+  std::uint64_t arrival(const RecvRequest& request) const {
+    return __atomic_load_n(&arrivals_[wire::ring_index(request.first_member)], __ATOMIC_ACQUIRE);
+  }
+  Failure flush_failure(const Error& error) const;
+  bool can_flush();
+  ErrorKind reject_group_size(int n) const noexcept;
+  ErrorKind reject_buffer() noexcept;
+  void fail_unexpected_immediate(std::size_t queue);
+  ErrorKind fail_size_mismatch(std::uint64_t bytes, std::uint64_t posted) noexcept;
+  ErrorKind fail_byte_count(std::uint32_t group_size) noexcept;
+  void fail_receive(const ibv_wc& completion);
+  bool update_allowance(std::uint32_t group_size);
+  std::uint32_t consumed_members() const;
+  void release_entries();
+  ErrorKind receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
+  template <typename Size>
+  ErrorKind receive_group(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                          void** out) noexcept;
+  static void write_entry(std::byte* entry_address, bool wide, std::uint32_t member, void* data, std::uint64_t bytes,
+                          int tag, std::uint8_t group_size, wire::CtsFlags flags, const MemoryKeys& memory);
+  void post_group(const std::byte* entry_address, std::uint32_t group_size, bool optional_completion, void** out);
+  // CTS work requests that QP 0 still accepts.
+  std::uint32_t cts_free() const { return cts_depth_ - static_cast<std::uint32_t>(groups_posted_ - cts_sent_); }
+  void post_receives(std::size_t queue);
+  // For CommProgress.
+  bool complete_simple(const ibv_wc& completion);
+  void complete(const ibv_wc& completion);
+  void resume_pending_post() {}
+  void process_immediate(const ibv_wc& completion, std::size_t queue);
+  void finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion);
+  static ErrorKind retire(RecvRequest& request, int* done, int* sizes) noexcept;
+  static ErrorKind retire_group(RecvRequest& request, int* sizes) noexcept;
+
+  const std::size_t entry_bytes_;
+  const bool wide_entries_;  // of several devices
+  const std::uint32_t max_recvs_;
+  SingleWriter<std::uint32_t> next_member_;
+  std::uint32_t oldest_member_ = 0;    // first member of the oldest group that occupies ring entries
+  std::uint32_t members_allowed_ = 0;  // that may be posted before update_allowance() computes anew
+  SingleWriter<std::uint64_t> groups_posted_;
+  SingleWriter<std::uint64_t> groups_arrived_;  // optional ones count when posted
+  std::uint64_t cts_sent_ = 0;                  // CTS that are known to have been sent
+  std::uint32_t cts_depth_ = 0;                 // that QP 0 accepts
+  std::uint32_t cts_signal_mask_ = 0;           // those whose number has none of these bits are signalled
+  std::uint32_t empty_tests_ = 0;
+  TransferCounts counts_;  // without messages, which follow from groups, and bytes
+  SingleWriter<std::uint64_t> bytes_;
+  SingleWriter<bool> optional_posted_;  // ever
+  std::uint64_t* arrivals_ = nullptr;   // arrival words, nullptr with immediates
+  std::uint64_t ring_offset_ = 0;       // from the local copy of the CTS ring to the sender's
+  std::uint32_t cts_inline_bytes_ = 0;
+  std::uint32_t receive_target_ = 0;                                 // receive work requests to keep posted on every QP
+  std::uint32_t max_receives_ = wire::kMaxInFlight + kReceiveBatch;  // that every QP can hold
+  ibv_qp* cts_qp_ = nullptr;
+  ibv_send_wr cts_work_ = {};
+  ibv_sge cts_segment_ = {};
+  std::vector<RecvQueue> queues_;
+  std::array<ibv_recv_wr, kReceiveBatch> receive_chain_ = {};  // formatted once, posted with one doorbell
+  std::array<RecvRequest, wire::kMaxInFlight> requests_;
+  // Bytes of the buffers by ring entry: the peer may overwrite the entries themselves.
+  std::array<std::uint64_t, wire::kRingEntries> posted_;
+  FlushQueue flush_;
+};
+
+extern template class CommProgress<RecvComm>;
+
+// wr_id: bits 0-15 queue, 16-31 the kind of work. Flushes have kFlushWorkBit.
+constexpr std::uint64_t kReceiveWork = std::uint64_t{1} << 16;
+constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
+
+}  // namespace verbatim

@@ -1,0 +1,224 @@
+// The receiving end's completions: which receives have arrived, what test reports of them, and what has failed.
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "net/transfer/recv_comm.h"
+
+namespace verbatim {
+namespace {
+
+// With arrival words only failures and CTS come through the completion queue: tests poll it this rarely.
+constexpr std::uint32_t kEmptyTestsPerPoll = 64;
+
+}  // namespace
+
+template class CommProgress<RecvComm>;
+
+bool RecvComm::waits_for_peer() const {
+  return std::any_of(requests_.begin(), requests_.end(), [&](const RecvRequest& request) {
+    if (request.state != RequestState::kPending) return false;
+    return arrivals_ == nullptr || arrival(request) >> wire::kArrivalShift < wire::kArrivalComplete;
+  });
+}
+
+// A group that arrived in one part, after which no receives need to be posted.
+[[gnu::always_inline]] inline bool RecvComm::complete_simple(const ibv_wc& completion) {
+  if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kReceiveWork) == 0) return false;
+  RecvQueue& queue = queues_[completion.wr_id & 0xffff];
+  const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
+  RecvRequest& request = requests_[immediate.entry];
+  if (queue.until_post == 1 || immediate.parts != 1 || request.parts_seen != 0 ||
+      request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
+    return false;
+  }
+  --queue.until_post;
+  finish(request, immediate, completion);
+  return true;
+}
+
+[[gnu::always_inline]] inline void RecvComm::finish(RecvRequest& request, const wire::Immediate& immediate,
+                                                    const ibv_wc& completion) {
+  request.sizes = immediate.sizes;
+  request.bytes_counted = completion.byte_len;
+  request.state = RequestState::kDone;
+  ++groups_arrived_;
+}
+
+void RecvComm::process_immediate(const ibv_wc& completion, std::size_t queue_index) {
+  RecvQueue& queue = queues_[queue_index];
+  if (--queue.until_post == 0) {
+    queue.until_post = kReceiveBatch;
+    queue.posted -= kReceiveBatch;
+    post_receives(queue_index);
+  }
+  const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
+  RecvRequest& request = requests_[immediate.entry];
+  if (request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
+    return fail_unexpected_immediate(queue_index);
+  }
+  if (immediate.parts == 1 && request.parts_seen == 0) return finish(request, immediate, completion);
+  // Only a single message in one part is sized by its byte count.
+  if (immediate.sizes == wire::SizeSource::kByteCount || immediate.parts == 1)
+    return fail_unexpected_immediate(queue_index);
+  if (request.parts_seen == 0) request.sizes = wire::SizeSource::kPosted;
+  if (immediate.sizes != wire::SizeSource::kOtherPart) request.sizes = immediate.sizes;
+  if (++request.parts_seen < immediate.parts) return;
+  request.parts_seen = 0;
+  request.state = RequestState::kDone;
+  ++groups_arrived_;
+}
+
+void RecvComm::complete(const ibv_wc& completion) {
+  if (completion.status != IBV_WC_SUCCESS) return fail_receive(completion);
+  if ((completion.wr_id & kReceiveWork) != 0) return process_immediate(completion, completion.wr_id & 0xffff);
+  if ((completion.wr_id & kFlushWorkBit) != 0) {
+    return flush_.complete(static_cast<std::uint32_t>(completion.wr_id & 0xffff));
+  }
+  cts_sent_ += cts_signal_mask_ + 1;
+}
+
+[[gnu::cold]] void RecvComm::fail_receive(const ibv_wc& completion) {
+  if ((completion.wr_id & kFlushWorkBit) != 0) {
+    return fail_completion(completion, 0,
+                           {.operation_text = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true});
+  }
+  std::uint64_t bytes = 0;  // of outstanding receives
+  for (std::uint32_t member = oldest_member_; member != next_member_;) {
+    const RecvRequest& request = requests_[wire::ring_index(member)];
+    const std::uint64_t* const posted = &posted_[wire::ring_index(member)];
+    if (request.state == RequestState::kPending) bytes = std::accumulate(posted, posted + request.group_size, bytes);
+    member += request.group_size;
+  }
+  FailedWork work{.operation_text = "waiting for messages, with no receive outstanding,", .bytes = std::nullopt};
+  if ((completion.wr_id & kReceiveWork) == 0) work.operation_text = "announcing a receive (CTS)";
+  if (bytes != 0) {
+    work.bytes = bytes;
+    work.operation_text = (completion.wr_id & kReceiveWork) != 0 ? "receiving" : "announcing receive buffers (CTS) of";
+  }
+  fail_completion(completion, completion.wr_id & 0xffff, work);
+}
+
+[[gnu::cold]] void RecvComm::fail_unexpected_immediate(std::size_t queue) {
+  fail(ErrorKind::kRemote, "immediate", queue, diagnose_corrupt_peer,
+       [] { return std::string("the peer completed a receive that is not posted"); });
+}
+
+[[gnu::cold]] ErrorKind RecvComm::fail_size_mismatch(std::uint64_t bytes, std::uint64_t posted) noexcept {
+  fail(ErrorKind::kRemote, "completion record", 0, diagnose_corrupt_peer, [&] {
+    return "the peer reports " + std::to_string(bytes) + " bytes in a receive that holds " + std::to_string(posted);
+  });
+  return result();
+}
+
+// A byte count does not give the sizes of several members.
+[[gnu::cold]] ErrorKind RecvComm::fail_byte_count(std::uint32_t group_size) noexcept {
+  fail(ErrorKind::kRemote, "completion", 0, diagnose_corrupt_peer,
+       [&] { return "the peer completed a group of " + std::to_string(group_size) + " receives as a single message"; });
+  return result();
+}
+
+ErrorKind RecvComm::test(Request& base, int* done, int* sizes) noexcept {
+  return test_request(static_cast<RecvRequest&>(base), done, sizes);
+}
+
+ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
+  auto& request = static_cast<RecvRequest&>(base);
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  if (request.state != RequestState::kDone) {
+    const std::uint64_t word = comm.arrival(request);
+    if (word >> wire::kArrivalShift < wire::kArrivalComplete) {
+      comm.tested_ = true;
+      if (++comm.empty_tests_ % kEmptyTestsPerPoll == 0 || comm.slow_path_flags() != 0) comm.progress();
+      *done = 0;
+      return comm.result();
+    }
+    std::uint64_t posted = 0;
+    const std::uint32_t index = wire::ring_index(request.first_member);
+    for (std::uint32_t i = 0; i < request.group_size; ++i) posted += comm.posted_[index + i];
+    request.bytes_counted = word & wire::kArrivalBytesMask;
+    request.sizes = request.group_size == 1           ? wire::SizeSource::kByteCount
+                    : request.bytes_counted == posted ? wire::SizeSource::kPosted
+                                                      : wire::SizeSource::kRecord;
+    request.state = RequestState::kDone;
+    ++comm.groups_arrived_;
+  }
+  return retire(request, done, sizes);
+}
+
+// What has arrived is reported even if the comm has failed since; impossible sizes fail it.
+[[gnu::always_inline]] inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) noexcept {
+  *done = 1;
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  request.state = request.optional_completion ? RequestState::kDoneUnconfirmed : RequestState::kFree;
+  // NCCL tests receives in order: then this is all that release_entries() would do.
+  if (request.first_member == comm.oldest_member_ && !request.optional_completion)
+    comm.oldest_member_ += request.group_size;
+  if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
+  const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
+  if (request.bytes_counted > posted) return comm.fail_size_mismatch(request.bytes_counted, posted);
+  comm.bytes_ += request.bytes_counted;
+  if (sizes != nullptr) *sizes = narrow(request.bytes_counted);
+  return ErrorKind::kNone;
+}
+
+[[gnu::noinline]] ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  const std::uint32_t index = wire::ring_index(request.first_member);
+  const std::uint64_t* const posted = &comm.posted_[index];
+  const std::uint32_t group_size = request.group_size;
+  if (request.sizes == wire::SizeSource::kByteCount) return comm.fail_byte_count(group_size);
+  int ignored_sizes[wire::kMaxGroup];
+  if (sizes == nullptr) sizes = ignored_sizes;
+  std::uint64_t bytes = 0;
+  if (request.sizes == wire::SizeSource::kRecord) {
+    const std::uint64_t* const recorded_sizes = &comm.record().size[index];
+    for (std::uint32_t i = 0; i < group_size; ++i) {
+      const std::uint64_t size =
+          __atomic_load_n(&recorded_sizes[i], __ATOMIC_RELAXED);  // the peer may write it any time
+      if (size > posted[i]) return comm.fail_size_mismatch(size, posted[i]);
+      bytes += size;
+      sizes[i] = narrow(size);
+    }
+  } else {  // the posted sizes
+    for (std::uint32_t i = 0; i < group_size; ++i) {
+      bytes += posted[i];
+      sizes[i] = narrow(posted[i]);
+    }
+  }
+  if (!request.optional_completion) comm.bytes_ += bytes;
+  return ErrorKind::kNone;
+}
+
+wire::ConnectionStatus RecvComm::status() const {
+  wire::ConnectionStatus status{.members = next_member_, .flushes = flush_.pending(), .bytes = bytes_};
+  const std::uint64_t arrived = groups_arrived_;  // read first, so that it is never above `posted`
+  const std::uint64_t posted = groups_posted_;
+  status.outstanding = static_cast<std::uint32_t>(posted - std::min(posted, arrived));
+  if (optional_posted_) status.flags |= wire::ConnectionStatus::kOptionalReceives;
+  return status;
+}
+
+CompletedCounts RecvComm::completed_counts() const {
+  CompletedCounts completed_counts{transfer_counts().messages, bytes_, cts_sent_ != 0};
+  const std::uint32_t used = consumed_members();
+  for (std::uint32_t member = oldest_member_; member != next_member_;) {
+    const RecvRequest& request = requests_[wire::ring_index(member)];
+    const bool unconfirmed = request.optional_completion && member - oldest_member_ >= used;
+    if (unconfirmed || request.state == RequestState::kPending) completed_counts.messages -= request.group_size;
+    member += request.group_size;
+  }
+  completed_counts.peer_responded = completed_counts.peer_responded || completed_counts.messages != 0;
+  return completed_counts;
+}
+
+TransferCounts RecvComm::transfer_counts() const {
+  TransferCounts transfer_counts = counts_;
+  transfer_counts.bytes = bytes_;
+  for (std::size_t i = 0; i < transfer_counts.groups.size(); ++i)
+    transfer_counts.messages += transfer_counts.groups[i] * (i + 1);
+  return transfer_counts;
+}
+
+}  // namespace verbatim

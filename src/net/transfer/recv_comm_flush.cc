@@ -1,0 +1,81 @@
+// The receiving end's flushes: what arrived in GPU memory is made visible to the GPU.
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/log.h"
+#include "net/transfer/recv_comm.h"
+
+namespace verbatim {
+
+Result<std::unique_ptr<MemoryHandle>> RecvComm::register_memory(const MrRequest& request) {
+  if (request.type != MemoryType::kHost) {
+    if (const Status prepared = flush_.prepare(*this, endpoint_, settings_.config); !prepared) {
+      if (!prepared.error().logged) VERBATIM_WARN("%s", log_line(flush_failure(prepared.error())).c_str());
+      return prepared.error();
+    }
+  }
+  return Comm::register_memory(request);
+}
+
+Failure RecvComm::flush_failure(const Error& error) const {
+  PathFacts path = endpoint_.path_facts(0, settings_.host_name);
+  path.age_ns = 0;  // the history of the connection is not the cause
+  path.counters.clear();
+  if (error.logged) return {"no flushes of GPU memory: the line before says why", {}, path};
+  PathFacts loop = path;
+  loop.remote = loop.local;
+  return {std::string(error.operation) + " for flushes of GPU memory failed with " + std::strerror(error.sys_errno),
+          verbatim::diagnose_setup(error, &loop, qp_usage(*endpoint_.ports().front()->device)),
+          error.step == SetupStep::kModifyQp ? loop : path};
+}
+
+// For memory that was registered through another comm (regIsGlobal): this comm did not know of GPU memory before.
+[[gnu::cold]] bool RecvComm::can_flush() {
+  Status prepared = system_error("memory", ENOMEM);
+  try {
+    prepared = flush_.prepare(*this, endpoint_, settings_.config);
+  } catch (...) {  // no memory
+  }
+  if (!prepared) fail(ErrorKind::kSystem, "irecv", [&] { return flush_failure(prepared.error()); });
+  return bool{prepared};
+}
+
+Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
+  if (error() != nullptr || !memory.device_memory) return nullptr;
+  if (!flush_.prepared()) {
+    fail(ErrorKind::kArgument, "iflush", 0, diagnose_contradicting_calls,
+         [] { return std::string("iflush of GPU memory, but this connection has received into none"); });
+    return nullptr;
+  }
+  int returned = 0;
+  Request* request = flush_.post(data, memory, returned);
+  if (request == nullptr) {
+    if (returned != 0) {
+      fail_post("ibv_post_send", returned, 0);
+    } else {
+      fail(ErrorKind::kInternal, "iflush", 0, diagnose_contradicting_calls, [] {
+        return "iflush while " + std::to_string(FlushQueue::kSlots) +
+               " flushes are outstanding, as many as receives can be";
+      });
+    }
+  }
+  return request;
+}
+
+ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  if (request.state != RequestState::kDone) {
+    comm.progress();
+    if (request.state != RequestState::kDone) {
+      comm.tested_ = true;
+      *done = 0;
+      return comm.result();
+    }
+  }
+  *done = 1;
+  comm.flush_.retire(request);
+  return ErrorKind::kNone;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,32 @@
+// A request: isend, irecv and iflush return it, test frees it when it is done. Requests live in arrays of their comm
+// and are found by index. Test reads only the state of one that is done.
+#pragma once
+
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+
+namespace verbatim {
+
+class Comm;
+
+// kRecvAtomic: a receive whose arrival an atomic signals in memory.
+enum class RequestKind : std::uint8_t { kSend, kRecv, kRecvAtomic, kFlush };
+// kDoneUnconfirmed: reported done to NCCL, but the sender may not have used its CTS entry yet.
+enum class RequestState : std::uint8_t { kFree, kPending, kDone, kDoneUnconfirmed };
+
+struct Request {
+  Comm* comm = nullptr;
+  RequestKind kind = RequestKind::kSend;
+  RequestState state = RequestState::kFree;
+};
+
+// NCCL_NET_OPTIONAL_RECV_COMPLETION: what `*request` may hold when irecv is called.
+inline void* const kOptionalCompletion = reinterpret_cast<void*>(std::uintptr_t{1});
+
+// A size as the ABI's test reports it; INT_MAX when it does not fit.
+inline int narrow(std::uint64_t size) {
+  return size > INT_MAX ? INT_MAX : static_cast<int>(size);
+}
+
+}  // namespace verbatim

@@ -1,0 +1,241 @@
+// The sending end of a connection. The receiver writes CTS entries into the ring of the sender; isend assigns its
+// message to the first member of the group at the head of the ring that has the same tag. When every member has its
+// message, the data is posted as RDMA WRITEs, followed by a completion signal for the receiver (wire/completion.h).
+//
+// send_comm.cc has the set-up and the common case, one doorbell on one QP; send_comm_striping.cc groups that are
+// striped, cut, or wait for free send queue entries; send_comm_completions.cc test and completions.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "net/transfer/comm_progress.h"
+#include "wire/completion.h"
+#include "wire/cts.h"
+
+namespace verbatim {
+
+class SendComm final : public CommProgress<SendComm> {
+ public:
+  // The endpoint that a send comm needs: so many ports, and so many QPs on each.
+  static EndpointSizes endpoint_sizes(std::size_t devices, std::size_t qps_per_device, const Config& config);
+
+  // `remote_devices`: of the listening side; it determines the layout of the ring.
+  static Result<std::unique_ptr<SendComm>> create(const CommSettings& settings, Endpoint endpoint,
+                                                  std::size_t remote_devices);
+
+  // `remote` says whether atomics signal arrivals.
+  Status connect(const wire::Hello& remote, int traffic_class) override;
+
+  // Sends `bytes` at `data` to the next receive with `tag`. `*request` becomes nullptr when
+  // there is no such receive yet: call again.
+  ErrorKind isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory, void** request) noexcept;
+
+  // Whether `request` is done; if so it is free again and `*sizes` (which may be nullptr) has its bytes.
+  static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
+
+  TransferCounts transfer_counts() const override {
+    return {.messages = head_, .bytes = bytes_, .groups = {}, .optional = 0};
+  }
+  CompletedCounts completed_counts() const override;
+  bool all_done() const override;
+  // An outstanding send needs only its acknowledgement.
+  bool waits_for_peer() const override { return false; }
+
+  wire::ConnectionStatus status() const override;
+  Activity take_activity() override { return {.send_refused = send_refused_.take(), .tested = tested_.take()}; }
+
+ private:
+  friend class CommProgress<SendComm>;
+
+  struct SendRequest : Request {
+    std::uint8_t group_size = 0;   // of the group's first member
+    std::uint32_t parts_left = 0;  // of the group's first member: QPs that have not finished
+    std::uint64_t bytes = 0;
+    const void* data = nullptr;
+  };
+
+  // A work request with its segment, formatted once. Between doorbells all are linked WRITEs of one segment.
+  struct Work {
+    ibv_send_wr request = {};
+    ibv_sge segment = {};
+    const MemoryKeys* memory = nullptr;  // of the head group's member
+  };
+
+  // The data of a member.
+  struct Source {
+    std::uint64_t data;
+    const MemoryKeys* memory;
+  };
+
+  // What the data path needs of a QP, in one place.
+  struct SendQueue {
+    ibv_qp* qp = nullptr;
+    SingleWriter<std::uint32_t> free;  // work requests that it still accepts
+    std::uint32_t record_rkey = 0;     // of the peer's completion record
+    std::uint32_t inline_bytes = 0;
+    std::uint8_t device = 0;
+    std::uint8_t remote_device = 0;
+    std::uint64_t single_wr_id = 0;  // of a single message, without its ring index
+  };
+
+  // The head group, once all of its CTS entries have arrived. The WRITE of each member is formatted when isend is
+  // called for it, for the usual case that the whole group is posted on one QP with one work request for each member.
+  struct HeadGroup {
+    std::uint32_t open_members = 0;  // bit i: member i has no message yet; 0: no group is loaded
+    bool out_of_order = false;       // isend is called in another order than that of the members
+    bool empty = false;              // some members have zero bytes
+    bool optional_completion = false;
+    std::uint8_t device = 0;                   // of the QP that will carry the group
+    const std::byte* entry_address = nullptr;  // the lowest open member's CTS entry,
+    SendRequest* request = nullptr;            // request
+    Work* work = nullptr;                      // and work request
+    std::uint64_t bytes = 0;                   // of the messages so far,
+    std::uint64_t buffer_bytes = 0;            // and of the buffers for them
+    std::size_t key_offset = 0;                // from an entry to the key for the QP
+    std::uint64_t wr_id = 0;                   // of work requests without a completion, unless they fail
+    std::uint32_t group_size = 0;
+    std::uint32_t index = 0;  // ring index of the first member
+  };
+
+  // A group that needs stripes, pieces, or more free work requests than its QP has. It is posted as entries become
+  // free; there is at most one such group.
+  struct PendingPost {
+    bool active = false;
+    bool optional_completion = false;
+    bool writes_size_record = false;  // with the first part
+    std::uint32_t first_member = 0;   // number of the group's first member
+    std::uint32_t group_size = 0;
+    std::uint32_t parts = 1;
+    std::uint32_t first_queue = 0;
+    std::uint32_t part = 0;  // posted so far: part, member, bytes of the member's stripe
+    std::uint32_t member = 0;
+    std::uint64_t stripe_done = 0;
+    std::uint64_t part_bytes = 0;
+    bool record_written = false;  // the sizes have been formatted
+    std::array<Source, wire::kMaxGroup> sources;
+  };
+
+  // Follows the CTS ring in the control memory: sources of what is written to the receiver.
+  struct WriteSources {
+    std::uint64_t size[wire::kRingEntries];
+    std::uint64_t consumed;
+    std::uint64_t atomic_result;  // target for the old values of arrival words; not used
+  };
+
+  // Work requests posted with one doorbell.
+  static constexpr std::uint32_t kBatch = 16;
+
+  const void* peer_written_memory() const override { return control_.data(); }
+  std::uint32_t capabilities() const override;
+
+  SendComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, std::size_t remote_devices);
+
+  const wire::CtsHead& entry(std::uint32_t index) const {
+    return *reinterpret_cast<const wire::CtsHead*>(control_.data() + index * entry_bytes_);
+  }
+  bool ready(const std::byte* entry, std::uint32_t member) const {
+    const auto* word = reinterpret_cast<const std::uint32_t*>(entry + ready_offset_);
+    // Acquire, against the device's write of the entry: the fields before `ready` are read after it.
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == member + 1;
+  }
+  std::uint32_t remote_key(std::uint32_t index, std::size_t remote_device) const;
+  WriteSources& write_sources() const {
+    return *reinterpret_cast<WriteSources*>(control_.data() + entry_bytes_ * wire::kRingEntries);
+  }
+
+  ErrorKind send_single(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
+  ErrorKind begin_group(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                        void** request) noexcept;
+  ErrorKind send_member(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                        void** request) noexcept;
+  ErrorKind send_out_of_order(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                              void** request) noexcept;
+  ErrorKind add_member(std::uint32_t still_open, const void* data, std::size_t bytes, const MemoryKeys& memory,
+                       void** out) noexcept;
+  void select_member(std::uint32_t member);
+  bool load_head_group(std::uint32_t index);
+  void set_head(std::uint64_t member) {
+    head_ = member;
+    head_entry_ = control_.data() + wire::ring_index(static_cast<std::uint32_t>(member)) * entry_bytes_;
+  }
+  std::uint32_t head() const { return static_cast<std::uint32_t>(head_); }
+  ErrorKind post_group() noexcept;
+  std::uint32_t append_completion(SendQueue& queue, std::uint32_t count, std::uint32_t member, bool full);
+  void post(SendQueue& queue, std::uint32_t count, std::uint64_t wr_id);
+
+  // The work requests that can close a part of a group; `work_[at]` takes each.
+  void format_size_record(std::uint32_t at, const SendQueue& queue, std::uint32_t index, std::uint32_t group_size);
+  void format_empty_write(std::uint32_t at, const SendQueue& queue);
+  void format_consumed_write(std::uint32_t at, const SendQueue& queue);
+  void format_arrival_atomic(std::uint32_t at, const SendQueue& queue, std::uint32_t index, std::uint64_t addend);
+  void set_immediate(std::uint32_t at, const wire::Immediate& immediate);
+
+  void store_sizes(std::uint32_t index, std::uint32_t group_size) const;
+  bool separates_completion(std::uint64_t bytes) const {
+    return adaptive_routing_ && bytes > adaptive_routing_threshold_;
+  }
+  // Whether to report the used CTS entries to the receiver with this optional group: once in so many.
+  bool reports_consumed();
+  bool can_send();
+  bool fail_invalid_cts();
+  ErrorKind fail_size_mismatch(std::size_t bytes, const wire::CtsHead& entry_head) noexcept;
+  ErrorKind no_matching_receive() noexcept;
+  void fail_send(const ibv_wc& completion);
+  static RefusedBuffer refused_buffer(const SendRequest* first, std::uint32_t members, const Device& device);
+  static ErrorKind retire(SendRequest& request, int* done, int* sizes) noexcept;
+  // For CommProgress.
+  bool complete_simple(const ibv_wc& completion);
+  void complete(const ibv_wc& completion);
+  void resume_pending_post() {
+    if (pending_post_.active && error() == nullptr) continue_pending_post();
+  }
+
+  bool can_post_stripes() const;
+  void post_stripes(std::uint32_t member);
+  void start_pending_post(std::uint32_t first_member, std::uint32_t group_size);
+  void continue_pending_post();
+  bool next_piece(const SendQueue& queue, std::uint32_t at);
+  bool next_completion_work(const SendQueue& queue, std::uint32_t at);
+  std::uint64_t stripe_begin(std::uint64_t bytes, std::uint32_t part) const;
+
+  const std::size_t entry_bytes_;
+  const std::size_t ready_offset_;
+  const std::byte* head_entry_ = nullptr;  // the head group's first CTS entry
+  SingleWriter<std::uint64_t> head_;       // its number, which is also the number of messages sent
+  std::uint32_t next_queue_ = 0;
+  SingleWriter<std::uint64_t> bytes_;
+  SingleWriter<bool> send_refused_;       // an isend found no receive
+  std::uint64_t single_limit_bytes_ = 0;  // single messages below this take one work request
+  HeadGroup group_;
+  std::uint32_t queue_count_ = 0;
+  std::uint32_t max_piece_bytes_ = 0;
+  std::uint32_t unreported_optional_groups_ = 0;  // since the last report of used CTS entries
+  bool atomic_ = false;
+  bool adaptive_routing_ = false;
+  std::uint64_t adaptive_routing_threshold_ = 0;
+  std::uint64_t stripe_threshold_ = 0;    // groups of at least this many bytes go over all QPs
+  std::uint64_t simple_limit_bytes_ = 0;  // smaller ones go over one QP, one work request for each member
+  std::uint64_t record_address_ = 0;      // the peer's completion record
+  std::vector<SendQueue> queues_;
+  PendingPost pending_post_;
+  ibv_send_wr single_ = {};  // a single message, formatted once
+  ibv_sge single_segment_ = {};
+  std::array<Work, kBatch> work_;
+  std::array<SendRequest, wire::kRingEntries> requests_;
+};
+
+extern template class CommProgress<SendComm>;
+
+// wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32-47 work requests that complete
+// with it, 48 whether it completes its part of the group, 49 whether it is a single message in one work request.
+constexpr std::uint64_t encode_send_work(std::uint32_t index, std::uint32_t queue, std::uint32_t count,
+                                         bool part_done) {
+  return index | std::uint64_t{queue} << 16 | std::uint64_t{count} << 32 | std::uint64_t{part_done} << 48;
+}
+constexpr std::uint64_t kSendSingle = std::uint64_t{1} << 49;
+
+}  // namespace verbatim

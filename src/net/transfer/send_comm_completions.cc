@@ -1,0 +1,98 @@
+// The sending end's completions: which sends are done, what test reports of them, and what has failed.
+#include <algorithm>
+
+#include "net/transfer/send_comm.h"
+
+namespace verbatim {
+
+template class CommProgress<SendComm>;
+
+wire::ConnectionStatus SendComm::status() const {
+  wire::ConnectionStatus status{.sends = 1, .members = head(), .bytes = bytes_};
+  const std::span<const EndpointQp> ends = endpoint_.qps();
+  for (std::size_t i = 0; i < queues_.size(); ++i) status.outstanding += ends[i].send_wr - queues_[i].free;
+  const std::byte* const entry_address = control_.data() + wire::ring_index(status.members) * entry_bytes_;
+  if (ready(entry_address, status.members)) status.flags |= wire::ConnectionStatus::kCtsReady;
+  return status;
+}
+
+bool SendComm::all_done() const {
+  return std::none_of(requests_.begin(), requests_.end(),
+                      [](const SendRequest& request) { return request.state == RequestState::kPending; });
+}
+
+// A single message.
+[[gnu::always_inline]] inline bool SendComm::complete_simple(const ibv_wc& completion) {
+  if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kSendSingle) == 0) return false;
+  ++queues_[completion.wr_id >> 16 & 0xffff].free;
+  requests_[completion.wr_id & 0xffff].state = RequestState::kDone;
+  return true;
+}
+
+void SendComm::complete(const ibv_wc& completion) {
+  if (complete_simple(completion)) return;
+  if (completion.status != IBV_WC_SUCCESS) return fail_send(completion);
+  queues_[completion.wr_id >> 16 & 0xffff].free += static_cast<std::uint32_t>(completion.wr_id >> 32 & 0xffff);
+  if ((completion.wr_id >> 48 & 1) == 0) return;
+  SendRequest* member = &requests_[completion.wr_id & 0xffff];
+  if (--member->parts_left != 0) return;
+  const SendRequest* const end = member + member->group_size;
+  do {
+    member->state = RequestState::kDone;
+  } while (++member != end);
+}
+
+ErrorKind SendComm::test(Request& base, int* done, int* sizes) noexcept {
+  return test_request(static_cast<SendRequest&>(base), done, sizes);
+}
+
+inline ErrorKind SendComm::retire(SendRequest& request, int* done, int* sizes) noexcept {
+  *done = 1;
+  request.state = RequestState::kFree;
+  if (sizes != nullptr) *sizes = narrow(request.bytes);
+  return ErrorKind::kNone;
+}
+
+CompletedCounts SendComm::completed_counts() const {
+  CompletedCounts completed_counts{head_, bytes_, head_ != 0 || ready(head_entry_, static_cast<std::uint32_t>(head_))};
+  // Members of a group that has not been posted are in neither number.
+  const SendRequest* const unsent = &requests_[group_.index];
+  const SendRequest* const unsent_end = unsent + (group_.open_members != 0 ? group_.group_size : 0);
+  for (const SendRequest& request : requests_) {
+    if (request.state != RequestState::kPending || (&request >= unsent && &request < unsent_end)) continue;
+    --completed_counts.messages;
+    completed_counts.bytes -= request.bytes;
+  }
+  return completed_counts;
+}
+
+// The completion does not say which buffer of a group was refused. The first that is not registered, else the first of
+// a GPU, else the first.
+[[gnu::cold]] RefusedBuffer SendComm::refused_buffer(const SendRequest* first, std::uint32_t members,
+                                                     const Device& device) {
+  RefusedBuffer found;
+  for (std::uint32_t i = 0; i < members; ++i) {
+    if (first[i].bytes == 0) continue;  // needs no registration
+    RefusedBuffer buffer{reinterpret_cast<std::uintptr_t>(first[i].data), first[i].bytes, std::nullopt};
+    buffer.region = device.mr_cache().find(buffer.address, buffer.bytes);
+    if (!buffer.region) return buffer;
+    const bool gpu = buffer.region->type != MemoryType::kHost;
+    if (!found.region || (gpu && found.region->type == MemoryType::kHost)) found = buffer;
+  }
+  return found;
+}
+
+[[gnu::cold]] void SendComm::fail_send(const ibv_wc& completion) {
+  const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
+  const std::uint32_t members = (completion.wr_id & kSendSingle) != 0 ? 1 : requests_[index].group_size;
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
+  const std::size_t queue = completion.wr_id >> 16 & 0xffff;
+  FailedWork work{.operation_text = "sending", .bytes = bytes};
+  if (completion.status == IBV_WC_LOC_PROT_ERR) {
+    work.buffer = refused_buffer(&requests_[index], members, *endpoint_.ports()[queues_[queue].device]->device);
+  }
+  fail_completion(completion, queue, work);
+}
+
+}  // namespace verbatim

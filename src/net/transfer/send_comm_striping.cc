@@ -1,0 +1,191 @@
+// Groups that are not posted with one doorbell on one QP. A single message is striped over all QPs of the connection at
+// once where that is possible; a pending post also stripes groups, cuts messages that are too long for one work
+// request, and waits until the send queues have free entries.
+#include <arpa/inet.h>
+
+#include <algorithm>
+
+#include "net/transfer/send_comm.h"
+
+namespace verbatim {
+namespace {
+
+constexpr std::uint64_t kStripeAlignBytes = 128;  // LL128 writes lines of this size, which a stripe must not cut
+
+std::uint64_t stripe_bytes(std::uint64_t bytes, std::uint32_t parts) {
+  const std::uint64_t even = (bytes + parts - 1) / parts;
+  return (even + kStripeAlignBytes - 1) / kStripeAlignBytes * kStripeAlignBytes;
+}
+
+}  // namespace
+
+// Makes the head group the pending post.
+void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t group_size) {
+  const std::uint32_t index = wire::ring_index(first_member);
+  const bool full = group_.bytes == group_.buffer_bytes;
+  pending_post_ = {};
+  pending_post_.active = true;
+  pending_post_.optional_completion = group_.optional_completion;
+  // For one member the arrival word has the size.
+  pending_post_.writes_size_record = !full && !pending_post_.optional_completion && !(atomic_ && group_size == 1);
+  if (pending_post_.writes_size_record) store_sizes(index, group_size);
+  pending_post_.first_member = first_member;
+  pending_post_.group_size = group_size;
+  for (std::uint32_t i = 0; i < group_size; ++i) pending_post_.sources[i] = {work_[i].segment.addr, work_[i].memory};
+  pending_post_.parts = group_.bytes >= stripe_threshold_ ? queue_count_ : 1;
+  pending_post_.first_queue = next_queue_;
+  next_queue_ = (next_queue_ + pending_post_.parts) % queue_count_;
+  requests_[index].group_size = static_cast<std::uint8_t>(group_size);
+  requests_[index].parts_left = pending_post_.parts;
+  continue_pending_post();
+}
+
+// Whether the head group is a single message of which every QP can accept its stripe now, in one work request.
+bool SendComm::can_post_stripes() const {
+  constexpr std::uint32_t kMaxWorkPerStripe = 2;  // the stripe, and a completion signal of its own
+  return group_.group_size == 1 && group_.bytes >= stripe_threshold_ && group_.bytes <= max_piece_bytes_ &&
+         !group_.optional_completion && !atomic_ &&
+         std::all_of(queues_.begin(), queues_.end(),
+                     [](const SendQueue& queue) { return queue.free >= kMaxWorkPerStripe; });
+}
+
+// Each stripe carries its immediate, unless sizes must be written before it, or adaptive routing may deliver the
+// immediate before the data.
+void SendComm::post_stripes(std::uint32_t member) {
+  const std::uint32_t index = wire::ring_index(member);
+  const bool full = group_.bytes == group_.buffer_bytes;
+  const bool separate_completion = separates_completion(group_.bytes);
+  const std::uint64_t data = work_[0].segment.addr;
+  const MemoryKeys& memory = *work_[0].memory;
+  const std::uint64_t remote_address = work_[0].request.wr.rdma.remote_addr;
+  const std::uint64_t stripe = stripe_bytes(group_.bytes, queue_count_);
+  if (!full) store_sizes(index, 1);
+  requests_[index].group_size = 1;
+  requests_[index].parts_left = queue_count_;
+  wire::Immediate immediate{index, full ? wire::SizeSource::kPosted : wire::SizeSource::kRecord, queue_count_,
+                            wire::ring_pass(member)};
+  std::uint32_t used = next_queue_;
+  std::uint64_t done = 0;
+  for (std::uint32_t part = 0; part < queue_count_ && error() == nullptr; ++part) {
+    SendQueue& queue = queues_[used];
+    const auto bytes = static_cast<std::uint32_t>(std::min(stripe, group_.bytes - done));
+    const bool record = part == 0 && !full;
+    const std::uint32_t count = record || separate_completion ? 2 : 1;
+    ibv_send_wr& work = count == 1 ? single_ : work_[0].request;
+    *work.sg_list = {data + done, bytes, memory.lkey[queue.device]};
+    work.num_sge = bytes != 0 ? 1 : 0;
+    work.wr.rdma.remote_addr = remote_address + done;
+    work.wr.rdma.rkey = remote_key(index, queue.remote_device);
+    const std::uint64_t wr_id = encode_send_work(index, used, count, true);
+    if (count == 1) {
+      work.wr_id = wr_id;
+      work.imm_data = htonl(wire::encode_immediate(immediate));
+      queue.free -= 1;
+      ibv_send_wr* refused;
+      const int returned = ibv_post_send(queue.qp, &work, &refused);
+      if (returned != 0) fail_post("ibv_post_send", returned, used);
+    } else {
+      work.wr_id = encode_send_work(index, used, 0, false);
+      if (record) {
+        format_size_record(1, queue, index, 1);
+      } else {
+        format_empty_write(1, queue);
+      }
+      set_immediate(1, immediate);
+      post(queue, count, wr_id);
+    }
+    immediate.sizes = wire::SizeSource::kOtherPart;
+    done += bytes;
+    if (++used == queue_count_) used = 0;
+  }
+}
+
+std::uint64_t SendComm::stripe_begin(std::uint64_t bytes, std::uint32_t part) const {
+  return std::min(bytes, stripe_bytes(bytes, pending_post_.parts) * part);
+}
+
+// Formats the next WRITE of the current part; false when all of its data has been formatted.
+bool SendComm::next_piece(const SendQueue& queue, std::uint32_t at) {
+  const std::uint32_t first = wire::ring_index(pending_post_.first_member);
+  for (; pending_post_.member < pending_post_.group_size; ++pending_post_.member, pending_post_.stripe_done = 0) {
+    const std::uint32_t index = first + pending_post_.member;
+    const std::uint64_t member_bytes = requests_[index].bytes;
+    const Source& source = pending_post_.sources[pending_post_.member];
+    const std::uint64_t begin = stripe_begin(member_bytes, pending_post_.part) + pending_post_.stripe_done;
+    const std::uint64_t end = stripe_begin(member_bytes, pending_post_.part + 1);
+    if (begin >= end) continue;
+    const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(end - begin, max_piece_bytes_));
+    work_[at].segment = {source.data + begin, bytes, source.memory->lkey[queue.device]};
+    work_[at].request.wr.rdma.remote_addr = entry(index).address + begin;
+    work_[at].request.wr.rdma.rkey = remote_key(index, queue.remote_device);
+    pending_post_.stripe_done += bytes;
+    pending_post_.part_bytes += bytes;
+    return true;
+  }
+  return false;
+}
+
+// Formats the next of the work requests that close the current part; whether it is the last.
+bool SendComm::next_completion_work(const SendQueue& queue, std::uint32_t at) {
+  const std::uint32_t index = wire::ring_index(pending_post_.first_member);
+  const bool writes_size_record = pending_post_.writes_size_record && pending_post_.part == 0;
+  if (pending_post_.optional_completion) {
+    // After the last part the CTS entries are used: the signalled WRITE reports that to the receiver at no extra cost.
+    if (pending_post_.part + 1 == pending_post_.parts) {
+      format_consumed_write(at, queue);
+    } else {
+      format_empty_write(at, queue);
+    }
+    return true;
+  }
+  if (writes_size_record && !pending_post_.record_written) {
+    format_size_record(at, queue, index, pending_post_.group_size);
+    pending_post_.record_written = true;
+    if (atomic_) return false;
+  } else if (!atomic_) {
+    format_empty_write(at, queue);
+  }
+  if (atomic_) {
+    format_arrival_atomic(at, queue, index,
+                          wire::encode_arrival(pending_post_.part_bytes, pending_post_.part, pending_post_.parts));
+    return true;
+  }
+  const wire::SizeSource sizes = pending_post_.part != 0            ? wire::SizeSource::kOtherPart
+                                 : pending_post_.writes_size_record ? wire::SizeSource::kRecord
+                                                                    : wire::SizeSource::kPosted;
+  set_immediate(at, {index, sizes, pending_post_.parts, wire::ring_pass(pending_post_.first_member)});
+  return true;
+}
+
+void SendComm::continue_pending_post() {
+  const std::uint32_t index = wire::ring_index(pending_post_.first_member);
+  while (pending_post_.part < pending_post_.parts) {
+    const std::uint32_t queue_index = (pending_post_.first_queue + pending_post_.part) % queue_count_;
+    SendQueue& queue = queues_[queue_index];
+    const std::uint32_t free = std::min<std::uint32_t>(kBatch, queue.free);
+    std::uint32_t count = 0;
+    bool part_done = false;
+    while (count < free && !part_done) {
+      work_[count].request.wr_id = encode_send_work(index, queue_index, 0, false);  // no completion unless it fails
+      if (!next_piece(queue, count)) part_done = next_completion_work(queue, count);
+      ++count;
+    }
+    if (count == 0) break;  // progress() continues when completions have freed entries
+    post(queue, count, encode_send_work(index, queue_index, count, part_done));
+    if (error() != nullptr) break;
+    if (part_done) {
+      ++pending_post_.part;
+      pending_post_.member = 0;
+      pending_post_.stripe_done = 0;
+      pending_post_.part_bytes = 0;
+    }
+  }
+  pending_post_.active = pending_post_.part < pending_post_.parts && error() == nullptr;
+  if (pending_post_.active) {
+    failure_state_.set_flag(kPostPending);
+  } else {
+    failure_state_.clear_flag(kPostPending);
+  }
+}
+
+}  // namespace verbatim

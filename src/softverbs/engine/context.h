@@ -1,0 +1,33 @@
+// An open device. ibv_open_device creates it, ibv_close_device destroys it.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "base/mutex.h"
+#include "softverbs/engine/event_pipe.h"
+#include "softverbs/host/layout.h"
+
+namespace verbatim::softverbs {
+
+class Process;
+
+struct Context : verbs_context {
+  Process* process = nullptr;
+  std::uint32_t device = 0;
+  std::uint32_t index = 0;
+  SharedContext* shared = nullptr;
+  EventPipe pipe;
+  Mutex objects_mutex;  // guards the lists below, which only rare calls use
+  std::vector<struct Cq*> cqs VERBATIM_GUARDED_BY(objects_mutex);
+  std::vector<struct Qp*> qps VERBATIM_GUARDED_BY(objects_mutex);
+  std::vector<struct Srq*> srqs VERBATIM_GUARDED_BY(objects_mutex);
+};
+
+inline Context& context_of(ibv_context* context) {
+  return *static_cast<Context*>(verbs_get_ctx(context));
+}
+
+}  // namespace verbatim::softverbs

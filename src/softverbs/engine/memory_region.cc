@@ -1,0 +1,187 @@
+#include "softverbs/engine/memory_region.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "softverbs/engine/process.h"
+#include "softverbs/engine/qp.h"
+#include "softverbs/faults/faults.h"
+#include "softverbs/memory/copier.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace verbatim::softverbs {
+namespace {
+
+// The high bits of a key are the table index + 1, which is never 0. The low byte differs between uses of the entry,
+// between processes, and between lkey and rkey, so that a stale key or a key of the wrong kind is refused.
+constexpr std::uint32_t kRemoteVariant = 0x80;
+
+constexpr unsigned kKnownAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+                                  IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB |
+                                  IBV_ACCESS_OPTIONAL_RANGE;
+
+bool populate(std::uintptr_t page, bool writable) {
+  return ::madvise(reinterpret_cast<void*>(page), kPageBytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0;
+}
+
+// Kernels before 5.14 do not know MADV_POPULATE_* and return EINVAL, as newer ones do for read-only memory. A page that
+// is known to be writable distinguishes the two cases.
+bool is_page_usable(std::uintptr_t page, bool writable) {
+  alignas(kPageBytes) static char writable_page[kPageBytes];
+  static const bool is_supported = populate(reinterpret_cast<std::uintptr_t>(writable_page), true);
+  return !is_supported || populate(page, writable);
+}
+
+// Hardware pins pages at registration and fails when it cannot. softverbs pins none, but refuses memory that cannot be
+// pinned.
+bool is_mapped(std::uintptr_t address, std::size_t length, bool writable) {
+  const std::uintptr_t first = address / kPageBytes * kPageBytes;
+  const std::uintptr_t last = (address + length - 1) / kPageBytes * kPageBytes;
+  constexpr std::size_t kPagesPerCall = 1U << 16;
+  std::vector<unsigned char> residency(std::min(kPagesPerCall, (last - first) / kPageBytes + 1));
+  for (std::uintptr_t at = first; at <= last; at += kPagesPerCall * kPageBytes) {
+    const std::size_t bytes = std::min(kPagesPerCall * kPageBytes, last - at + kPageBytes);
+    if (::mincore(reinterpret_cast<void*>(at), bytes, residency.data()) != 0) return false;
+  }
+  return is_page_usable(first, writable) && is_page_usable(last, writable);
+}
+
+// What hardware would pin, counted as the kernel does for RLIMIT_MEMLOCK: the pages of each region separately.
+std::atomic<std::uint64_t> g_regions{0};
+std::atomic<std::uint64_t> g_locked_bytes{0};
+
+class LockedBytes {
+ public:
+  LockedBytes(std::uintptr_t begin, std::size_t length) : begin_(begin), length_(length) {
+    g_regions.fetch_add(1);
+    g_locked_bytes.fetch_add(pages(begin, length));
+  }
+  ~LockedBytes() {
+    if (!is_kept_) release(begin_, length_);
+  }
+  LockedBytes(const LockedBytes&) = delete;
+  LockedBytes& operator=(const LockedBytes&) = delete;
+
+  void keep() { is_kept_ = true; }
+  static void release(std::uintptr_t begin, std::size_t length) {
+    g_regions.fetch_sub(1);
+    g_locked_bytes.fetch_sub(pages(begin, length));
+  }
+
+ private:
+  static std::uint64_t pages(std::uintptr_t begin, std::size_t length) {
+    return round_up(begin + length, kPageBytes) - begin / kPageBytes * kPageBytes;
+  }
+
+  const std::uintptr_t begin_;
+  const std::size_t length_;
+  bool is_kept_ = false;
+};
+
+bool is_access_valid(unsigned access) {
+  if ((access & ~kKnownAccess) != 0) return false;
+  const bool remote_changes = (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0;
+  return !remote_changes || (access & IBV_ACCESS_LOCAL_WRITE) != 0;
+}
+
+}  // namespace
+
+Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
+                            unsigned access) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  if (!is_access_valid(access) || length == 0 || begin + length < begin || iova + length < iova) {
+    return system_error("register_memory", EINVAL);
+  }
+  if (!is_mapped(begin, length, (access & IBV_ACCESS_LOCAL_WRITE) != 0)) return system_error("register_memory", EFAULT);
+  Process& process = *context.process;
+  LockedBytes locked(begin, length);
+  if (Faults* all = faults(); all != nullptr) {
+    const int error = all->refused_registration(length, g_regions.load(), g_locked_bytes.load());
+    if (error != 0) return system_error("register_memory", error);
+  }
+  auto mr = std::make_unique<Mr>();
+  Result<std::uint32_t> index = process.mr_table().allocate(process.settings().max_mr);
+  if (!index) return index.error();
+  SharedMr& shared = process.segment().mrs[*index];
+  shared.pd = pd->handle;
+  shared.access = access;
+  shared.iova = (access & IBV_ACCESS_ZERO_BASED) != 0 ? 0 : iova;
+  shared.length = length;
+  shared.address = begin;
+  const std::uint32_t variant = (shared.uses++ + process.me() * 17) % kRemoteVariant;
+  const std::uint32_t lkey = (*index + 1) << kKeyVariantBits | variant;
+  const std::uint32_t rkey = lkey | kRemoteVariant;
+
+  mr->context = &context.context;
+  mr->pd = pd;
+  mr->addr = address;
+  mr->length = length;
+  mr->handle = *index;
+  mr->lkey = lkey;
+  mr->rkey = rkey;
+  mr->index = *index;
+  shared.lkey.store(lkey, std::memory_order_release);
+  shared.rkey.store(rkey, std::memory_order_release);
+  static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
+  locked.keep();
+  return mr.release();
+}
+
+Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
+                            int fd, unsigned access) {
+  if (!context.process->settings().dmabuf) return system_error("reg_dmabuf_mr", EOPNOTSUPP);
+  if (::fcntl(fd, F_GETFD) < 0) return system_error("reg_dmabuf_mr", EBADF);
+  // An access beyond the end of the file would be a SIGBUS. The size of a dma-buf is found by seeking, too.
+  const off_t before = ::lseek(fd, 0, SEEK_CUR);
+  const off_t size = ::lseek(fd, 0, SEEK_END);
+  if (before >= 0) ::lseek(fd, before, SEEK_SET);
+  if (length == 0 || offset + length < offset || size < 0 || offset + length > static_cast<std::uint64_t>(size)) {
+    return system_error("reg_dmabuf_mr", EINVAL);
+  }
+  const std::uint64_t first_page = offset / kPageBytes * kPageBytes;
+  const std::size_t mapped_bytes = offset - first_page + length;
+  const bool writable = (access & IBV_ACCESS_LOCAL_WRITE) != 0;
+  void* const address = ::mmap(nullptr, mapped_bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd,
+                               static_cast<off_t>(first_page));
+  if (address == MAP_FAILED) return system_error("reg_dmabuf_mr", errno);
+  Mapping mapping(address, mapped_bytes);
+  Result<Mr*> mr =
+      register_memory(context, pd, static_cast<std::byte*>(address) + (offset - first_page), length, iova, access);
+  if (!mr) return mr;
+  (*mr)->dmabuf = std::move(mapping);
+  (*mr)->addr = nullptr;  // the program has no address for this memory
+  return mr;
+}
+
+void deregister_memory(Mr& mr) {
+  Process& process = *context_of(mr.context).process;
+  SharedMr& shared = process.segment().mrs[mr.index];
+  shared.rkey.store(0, std::memory_order_seq_cst);
+  shared.lkey.store(0, std::memory_order_seq_cst);
+  // Every access holds the lock of the QP that sends from this region or receives into it, and looks up the key after
+  // it has taken that lock. When each of these locks was free once, no access uses the old key.
+  process.for_each_qp([&](Qp& qp) {
+    if (qp.pd != mr.pd && (qp.srq == nullptr || qp.srq->pd != mr.pd)) return;
+    qp.execution.wait_for_holder();
+    qp.shared->lock.wait_for_holder();
+  });
+  await_copies(process.segment());
+  LockedBytes::release(shared.address, mr.length);
+  process.mr_table().release(mr.index);
+  static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);
+  delete &mr;
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,52 @@
+// Memory regions: their registration, and the checks that every access of a work request must pass. The checks work on
+// the table of any process.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+
+#include "base/result.h"
+#include "softverbs/engine/context.h"
+#include "softverbs/engine/objects.h"
+#include "softverbs/memory/copy.h"
+
+namespace verbatim::softverbs {
+
+// EINVAL: invalid combination of flags. EFAULT: memory that is not mapped. ENOMEM: the limit is reached.
+Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
+                            unsigned access);
+// Registers `length` bytes of a dma-buf, or of any descriptor that mmap accepts, from `offset`. The device maps them
+// itself, so the program need not have a mapping. EOPNOTSUPP unless SOFTVERBS_DMABUF=1.
+Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
+                            int fd, unsigned access);
+// When it returns, no work request of any process accesses the region.
+void deregister_memory(Mr& mr);
+
+enum class KeyKind { kLocal, kRemote };
+
+struct Region {
+  KeyKind kind;
+  std::uint32_t key;
+  std::uint32_t pd;
+  std::uint32_t access;  // flags that the region must have
+};
+
+constexpr std::uint32_t kKeyVariantBits = 8;  // low bits of a key; the other bits are the table index + 1
+
+// Translates [address, address + length) of a region to its address in the owning process. 0 when key, protection
+// domain, access flags or bounds do not allow it. Valid while the caller holds the QP lock under which it called.
+inline std::uint64_t translate(const Segment& owner, const Region& region, std::uint64_t address,
+                               std::uint64_t length) {
+  const std::uint32_t index = (region.key >> kKeyVariantBits) - 1;
+  if (index >= kMaxMrs) return 0;
+  const SharedMr& mr = owner.mrs[index];
+  const std::atomic<std::uint32_t>& key = region.kind == KeyKind::kLocal ? mr.lkey : mr.rkey;
+  if (key.load(std::memory_order_seq_cst) != region.key) return 0;
+  if (mr.pd != region.pd || (mr.access & region.access) != region.access) return 0;
+  const std::uint64_t offset = address - mr.iova;  // an address below the region wraps to a large offset
+  if (offset > mr.length || length > mr.length - offset) return 0;
+  return mr.address + offset;
+}
+
+}  // namespace verbatim::softverbs

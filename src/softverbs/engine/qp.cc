@@ -1,0 +1,317 @@
+#include "softverbs/engine/qp.h"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+#include "softverbs/engine/call.h"
+#include "softverbs/engine/completion_queue.h"
+#include "softverbs/engine/qp_transitions.h"
+#include "softverbs/engine/receive_queue.h"
+#include "softverbs/engine/requester.h"
+#include "softverbs/engine/responder.h"
+#include "softverbs/host/device_attributes.h"
+#include "softverbs/memory/copier.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+bool is_capability_supported(const Settings& limits, const ibv_qp_cap& cap) {
+  return cap.max_send_wr <= limits.max_qp_wr && cap.max_recv_wr <= limits.max_qp_wr &&
+         cap.max_send_sge <= limits.max_sge && cap.max_recv_sge <= limits.max_sge &&
+         cap.max_inline_data <= limits.max_inline_bytes;
+}
+
+void make_send_queue(SendQueue& queue, const ibv_qp_cap& cap) {
+  const std::size_t count = std::bit_ceil(std::max(cap.max_send_wr, 1U));
+  queue.requests = std::make_unique_for_overwrite<SendRequest[]>(count);
+  queue.sges = std::make_unique_for_overwrite<ibv_sge[]>(count * cap.max_send_sge);
+  queue.inline_bytes = std::make_unique_for_overwrite<std::uint8_t[]>(count * cap.max_inline_data);
+  queue.mask = static_cast<std::uint32_t>(count - 1);
+}
+
+// Discards all posted requests without completions. The caller holds execution and shared->lock.
+void empty_queues(Qp& qp) {
+  SharedQp& shared = *qp.shared;
+  if (shared.open.active != 0 && qp.srq != nullptr) {
+    static_cast<Srq*>(qp.srq)->poster.released.fetch_add(1, std::memory_order_release);
+  }
+  shared.open.active = 0;
+  shared.established = 0;
+  shared.dest_qpn = 0;
+  qp.requester = {};
+  qp.deferred.clear();
+}
+
+void reset_qp(Qp& qp) {
+  FutexLock sends(qp.sends.mutex);
+  FutexLock receives(qp.receives.mutex);
+  {
+    SharedLockGuard lock(qp.shared->lock, qp.process->me());
+    await_copies(qp.process->segment());  // the buffers of its receives belong to the program again
+    qp.shared->state.store(IBV_QPS_RESET, std::memory_order_seq_cst);
+    empty_queues(qp);
+  }
+  purge_completions(*static_cast<Cq*>(qp.send_cq), qp.index);
+  if (qp.recv_cq != qp.send_cq) purge_completions(*static_cast<Cq*>(qp.recv_cq), qp.index);
+  for (std::atomic<std::uint32_t>* counter :
+       {&qp.sends.posted, &qp.sends.sent, &qp.sends.executed, &qp.sends.released, &qp.receives.released}) {
+    counter->store(0, std::memory_order_relaxed);
+  }
+  qp.shared->receives.posted.store(0, std::memory_order_relaxed);
+  qp.shared->receives.consumed.store(0, std::memory_order_relaxed);
+}
+
+bool is_path_valid(const Qp& qp, const ibv_ah_attr& path) {
+  const SharedPort& port = qp.process->segment().ports[qp.shared->device];
+  if (path.port_num != kPortNumber || path.sl > 15) return false;
+  if (path.is_global == 0) return port.ethernet == 0 && path.dlid != 0;
+  return path.grh.sgid_index < kGidTableLength && port.gids()[path.grh.sgid_index].valid != 0;
+}
+
+bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
+  constexpr unsigned kQpAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+                                 IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_OPTIONAL_RANGE;
+  const auto has = [&](ibv_qp_attr_mask bit) { return (mask & bit) != 0; };
+  if (has(IBV_QP_PORT) && attr.port_num != kPortNumber) return false;
+  if (has(IBV_QP_PKEY_INDEX) && attr.pkey_index >= kPkeyTableLength) return false;
+  if (has(IBV_QP_ACCESS_FLAGS) && (attr.qp_access_flags & ~kQpAccess) != 0) return false;
+  if (has(IBV_QP_AV) && !is_path_valid(qp, attr.ah_attr)) return false;
+  if (has(IBV_QP_PATH_MTU) &&
+      (attr.path_mtu < IBV_MTU_256 || mtu_bytes(attr.path_mtu) > qp.process->settings().mtu_bytes)) {
+    return false;
+  }
+  if (has(IBV_QP_DEST_QPN) && attr.dest_qp_num > k24Bits) return false;
+  if (has(IBV_QP_MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > kMaxRdAtomic) return false;
+  if (has(IBV_QP_MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > kMaxRdAtomic) return false;
+  if (has(IBV_QP_MIN_RNR_TIMER) && attr.min_rnr_timer > 31) return false;
+  if (has(IBV_QP_TIMEOUT) && attr.timeout > 31) return false;
+  if (has(IBV_QP_RETRY_CNT) && attr.retry_cnt > 7) return false;
+  if (has(IBV_QP_RNR_RETRY) && attr.rnr_retry > 7) return false;
+  return !has(IBV_QP_ALT_PATH);  // path migration is not supported
+}
+
+// Stores the given attributes. The caller holds execution and shared->lock.
+void apply(Qp& qp, ibv_qp_attr& kept, const ibv_qp_attr& given, int mask) {
+  SharedQp& shared = *qp.shared;
+  Requester& requester = qp.requester;
+  const auto has = [&](ibv_qp_attr_mask bit) { return (mask & bit) != 0; };
+  if (has(IBV_QP_PORT)) kept.port_num = given.port_num;
+  if (has(IBV_QP_PKEY_INDEX)) kept.pkey_index = given.pkey_index;
+  if (has(IBV_QP_ACCESS_FLAGS)) shared.access = kept.qp_access_flags = given.qp_access_flags;
+  if (has(IBV_QP_AV)) requester.path = kept.ah_attr = given.ah_attr;
+  if (has(IBV_QP_PATH_MTU)) {
+    kept.path_mtu = given.path_mtu;
+    shared.path_mtu_bytes = requester.mtu_bytes = mtu_bytes(given.path_mtu);
+  }
+  if (has(IBV_QP_DEST_QPN)) shared.dest_qpn = requester.dest_qpn = kept.dest_qp_num = given.dest_qp_num;
+  if (has(IBV_QP_RQ_PSN)) shared.expected_psn = kept.rq_psn = given.rq_psn & k24Bits;
+  if (has(IBV_QP_SQ_PSN)) requester.psn = kept.sq_psn = given.sq_psn & k24Bits;
+  if (has(IBV_QP_MAX_QP_RD_ATOMIC)) requester.max_rd_atomic = kept.max_rd_atomic = given.max_rd_atomic;
+  if (has(IBV_QP_MAX_DEST_RD_ATOMIC)) {
+    shared.max_dest_rd_atomic = kept.max_dest_rd_atomic = given.max_dest_rd_atomic;
+  }
+  if (has(IBV_QP_MIN_RNR_TIMER)) shared.min_rnr_timer = kept.min_rnr_timer = given.min_rnr_timer;
+  if (has(IBV_QP_TIMEOUT)) requester.timeout = kept.timeout = given.timeout;
+  if (has(IBV_QP_RETRY_CNT)) {
+    requester.retry_count = requester.retries_left = kept.retry_cnt = given.retry_cnt;
+  }
+  if (has(IBV_QP_RNR_RETRY)) {
+    requester.rnr_retry_count = requester.rnr_retries_left = kept.rnr_retry = given.rnr_retry;
+  }
+  if (has(IBV_QP_EN_SQD_ASYNC_NOTIFY)) requester.drain_event_pending = given.en_sqd_async_notify != 0;
+}
+
+}  // namespace
+
+Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
+  Process& process = *context.process;
+  const Settings& limits = process.settings();
+  if (wanted.qp_type != IBV_QPT_RC) return system_error("create_qp", EOPNOTSUPP);
+  if (wanted.send_cq == nullptr || wanted.recv_cq == nullptr || !is_capability_supported(limits, wanted.cap)) {
+    return system_error("create_qp", EINVAL);
+  }
+  const ibv_context* const own = &context.context;
+  if (wanted.send_cq->context != own || wanted.recv_cq->context != own ||
+      (wanted.srq != nullptr && wanted.srq->context != own)) {
+    return system_error("create_qp", EINVAL);
+  }
+  auto qp = std::make_unique<Qp>();
+  qp->cap = wanted.cap;
+  qp->cap.max_send_sge = std::max(wanted.cap.max_send_sge, 1U);
+  qp->cap.max_recv_sge = std::max(wanted.cap.max_recv_sge, 1U);
+  if (wanted.srq != nullptr) qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
+  make_send_queue(qp->sends, qp->cap);
+  Result<std::uint32_t> index = process.qp_table().allocate(limits.max_qp);
+  if (!index) return index.error();
+  Result<std::uint32_t> qpn = process.registry().allocate_qpn(*index);
+  if (!qpn) {
+    process.qp_table().release(*index);
+    return qpn.error();
+  }
+  qp->index = *index;
+  qp->ordinal = process.next_qp_ordinal();
+  SharedQp& shared = process.segment().qps[*index];
+  if (wanted.srq == nullptr) {
+    if (Status made =
+            make_receive_ring(process, qp->cap.max_recv_wr, qp->cap.max_recv_sge, shared.receives, qp->receives);
+        !made) {
+      process.registry().release_qpn(*qpn);
+      process.qp_table().release(*index);
+      return made.error();
+    }
+  }
+
+  qp->context = &context.context;
+  qp->qp_context = wanted.qp_context;
+  qp->pd = pd;
+  qp->send_cq = wanted.send_cq;
+  qp->recv_cq = wanted.recv_cq;
+  qp->srq = wanted.srq;
+  qp->handle = *index;
+  qp->qp_num = *qpn;
+  qp->ibv_qp::state = IBV_QPS_RESET;
+  qp->qp_type = IBV_QPT_RC;
+  pthread_mutex_init(&qp->ibv_qp::mutex, nullptr);
+  pthread_cond_init(&qp->cond, nullptr);
+  qp->process = &process;
+  qp->shared = &shared;
+  qp->signal_all = wanted.sq_sig_all != 0;
+  // Seeded by index: a program that repeats its steps gets the same order of payloads, whatever its QP numbers are.
+  if (limits.adaptive_routing) qp->deferred.enable(std::uint64_t{limits.seed} << 32 | *index);
+
+  static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
+  static_cast<Cq*>(wanted.send_cq)->users.fetch_add(1, std::memory_order_relaxed);
+  static_cast<Cq*>(wanted.recv_cq)->users.fetch_add(1, std::memory_order_relaxed);
+  if (wanted.srq != nullptr) static_cast<Srq*>(wanted.srq)->users.fetch_add(1, std::memory_order_relaxed);
+  reset(shared.counters);
+  {
+    SharedLockGuard lock(shared.lock, process.me());
+    shared.state.store(IBV_QPS_RESET, std::memory_order_relaxed);
+    shared.context = context.index;
+    shared.device = context.device;
+    shared.pd = pd->handle;
+    shared.send_cq = static_cast<Cq*>(wanted.send_cq)->index;
+    shared.recv_cq = static_cast<Cq*>(wanted.recv_cq)->index;
+    shared.srq = wanted.srq != nullptr ? static_cast<Srq*>(wanted.srq)->index : kNoIndex;
+    shared.access = 0;
+    empty_queues(*qp);
+    shared.qpn.store(*qpn, std::memory_order_release);
+  }
+  process.publish(*index, qp.get());
+  wanted.cap = qp->cap;
+  MutexLock lock(context.objects_mutex);
+  context.qps.push_back(qp.get());
+  return qp.release();
+}
+
+int destroy_qp(Qp& qp) {
+  Process& process = *qp.process;
+  Context& context = context_of(qp.context);
+  {
+    MutexLock lock(context.objects_mutex);
+    std::erase(context.qps, &qp);
+  }
+  {
+    SharedLockGuard execution(qp.execution, process.me());
+    process.record_counters(qp);
+    reset_qp(qp);
+    SharedLockGuard lock(qp.shared->lock, process.me());
+    qp.shared->qpn.store(0, std::memory_order_release);
+  }
+  process.publish(qp.index, nullptr);
+  process.engine().remove(qp);
+  process.registry().release_qpn(qp.qp_num);
+  pthread_mutex_lock(&qp.ibv_qp::mutex);
+  while (qp.events_completed != qp.events_delivered) pthread_cond_wait(&qp.cond, &qp.ibv_qp::mutex);
+  pthread_mutex_unlock(&qp.ibv_qp::mutex);
+
+  free_receive_ring(process, qp.receives);
+  static_cast<Pd*>(qp.pd)->users.fetch_sub(1, std::memory_order_release);
+  static_cast<Cq*>(qp.send_cq)->users.fetch_sub(1, std::memory_order_release);
+  static_cast<Cq*>(qp.recv_cq)->users.fetch_sub(1, std::memory_order_release);
+  if (qp.srq != nullptr) static_cast<Srq*>(qp.srq)->users.fetch_sub(1, std::memory_order_release);
+  process.qp_table().release(qp.index);
+  pthread_cond_destroy(&qp.cond);
+  pthread_mutex_destroy(&qp.ibv_qp::mutex);
+  delete &qp;
+  return 0;
+}
+
+int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
+  MutexLock modify(qp.modify_mutex);
+  qp.shared->counters.modifies.add(1);
+  const ibv_qp_state from = qp.current_state();
+  const ibv_qp_state to = (mask & IBV_QP_STATE) != 0 ? given.qp_state : from;
+  if ((mask & IBV_QP_CUR_STATE) != 0 && given.cur_qp_state != from) return EINVAL;
+  if (!is_transition_allowed(from, to, mask) || !are_values_valid(qp, given, mask)) return EINVAL;
+  {
+    SharedLockGuard execution(qp.execution, qp.process->me());
+    if (to == IBV_QPS_RESET) {
+      reset_qp(qp);
+      qp.attributes = {};
+    } else if (to == IBV_QPS_ERR) {
+      fail_own_qp(qp);
+    } else {
+      SharedLockGuard lock(qp.shared->lock, qp.process->me());
+      if (qp.current_state() != from) return EINVAL;  // a peer has moved the QP to the error state meanwhile
+      apply(qp, qp.attributes, given, mask);
+      qp.shared->state.store(to, std::memory_order_seq_cst);
+    }
+  }
+  qp.ibv_qp::state = to;
+  if (to == IBV_QPS_RTS || to == IBV_QPS_SQD) qp.process->engine().submit_now(qp);
+  return 0;
+}
+
+int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init) {
+  MutexLock modify(qp.modify_mutex);
+  qp.shared->counters.queries.add(1);
+  attributes = qp.attributes;
+  attributes.qp_state = attributes.cur_qp_state = qp.ibv_qp::state = qp.current_state();
+  attributes.path_mig_state = IBV_MIG_MIGRATED;
+  attributes.cap = qp.cap;
+  init = {};
+  init.qp_context = qp.qp_context;
+  init.send_cq = qp.send_cq;
+  init.recv_cq = qp.recv_cq;
+  init.srq = qp.srq;
+  init.cap = qp.cap;
+  init.qp_type = qp.qp_type;
+  init.sq_sig_all = qp.signal_all ? 1 : 0;
+  return 0;
+}
+
+int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
+  Qp& qp = *static_cast<Qp*>(handle);
+  if (const int refused = begin_data_call(kPostRecvCall, qp.shared->device); refused != 0) {
+    *bad = request;
+    return refused;
+  }
+  if (qp.srq != nullptr || qp.current_state() == IBV_QPS_RESET) {
+    *bad = request;
+    return EINVAL;
+  }
+  int error = 0;
+  {
+    FutexLock lock(qp.receives.mutex);
+    qp.shared->counters.receives.posts.add(1);
+    for (; request != nullptr && error == 0; request = error == 0 ? request->next : request) {
+      error = post_receive(qp.receives, *request, &qp);
+      if (error != 0) {
+        *bad = request;
+      } else {
+        qp.shared->counters.receives.requests.add(1);
+      }
+    }
+  }
+  if (qp.shared->state.load(std::memory_order_seq_cst) == IBV_QPS_ERR) {
+    SharedLockGuard lock(qp.shared->lock, qp.process->me());
+    if (qp.current_state() == IBV_QPS_ERR) flush_receives(qp.process->view(), qp.process->me(), qp.index);
+  }
+  qp.process->engine().progress();
+  return error;
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,12 @@
+// The state transitions of a reliable connection and the attributes that each requires and allows: the tables of the
+// InfiniBand specification (modify QP, volume 1, 11.2.5.2), as in ibv_modify_qp(3).
+#pragma once
+
+#include <infiniband/verbs.h>
+
+namespace verbatim::softverbs {
+
+// Whether `mask` allows this transition: it contains every required attribute, and besides them only optional ones.
+bool is_transition_allowed(ibv_qp_state from, ibv_qp_state to, int mask);
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,381 @@
+#include "softverbs/engine/responder.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "softverbs/engine/completion_queue.h"
+#include "softverbs/engine/events.h"
+#include "softverbs/engine/memory_region.h"
+#include "softverbs/engine/receive_queue.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+constexpr std::uint64_t kAtomicBytes = 8;
+
+bool carries_imm(ibv_wr_opcode opcode) {
+  return opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
+// An error that belongs to no receive request is reported by an event.
+void fail_with_event(const ProcessView& process, Incarnation me, std::uint32_t qp_index, ibv_event_type event) {
+  const bool entered = enter_error_state(process, qp_index);
+  raise_qp_event(process, me, qp_index, event);
+  finish_failure(process, me, qp_index, entered);
+}
+
+// Executes one step of a message for one QP. Lives for one call.
+class Responder {
+ public:
+  Responder(const ProcessView& process, Incarnation me, std::uint32_t index, const Packets& packets, Spans& local)
+      : process_(process),
+        segment_(process.segment()),
+        me_(me),
+        index_(index),
+        qp_(segment_.qps[index]),
+        packets_(packets),
+        local_(local) {}
+
+  Response response() {
+    const auto state = static_cast<ibv_qp_state>(qp_.state.load(std::memory_order_relaxed));
+    const bool receives = state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
+    if (!receives || qp_.dest_qpn != packets_.source_qpn) return Response::kNoResponse;
+    if (!is_expected(qp_, packets_.source_qpn, packets_.psn)) {
+      return is_duplicate() ? respond_to_duplicate() : Response::kNoResponse;
+    }
+    if (qp_.established == 0) {
+      qp_.established = 1;
+      if (state == IBV_QPS_RTR) raise_qp_event(process_, me_, index_, IBV_EVENT_COMM_EST);
+    }
+    const Response response = is_well_formed() ? execute() : refuse(Response::kInvalidRequest);
+    if (response == Response::kAck) qp_.expected_psn = (qp_.expected_psn + packets_.count) & k24Bits;
+    return response;
+  }
+
+  Response place_payload() {
+    if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return Response::kInvalidRequest;
+    Spans spans;
+    if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, spans)) return Response::kAccessError;
+    switch (copy_to(process_, local_, spans)) {
+      case CopyResult::kDone:
+        return Response::kAck;
+      case CopyResult::kProcessDead:
+        return Response::kNoResponse;
+      default:
+        return Response::kOperationalError;
+    }
+  }
+
+ private:
+  // A repetition of the step that was executed last, because its response was lost. A requester waits for the response
+  // before it sends the next step, so no older step is repeated.
+  bool is_duplicate() const {
+    return qp_.established != 0 && ((packets_.psn + packets_.count) & k24Bits) == qp_.expected_psn;
+  }
+
+  // A SEND or WRITE is acknowledged again but not executed again, because the program may use the memory for something
+  // else now. A READ is executed again. An atomic returns the value that it found the first time.
+  Response respond_to_duplicate() {
+    switch (packets_.opcode) {
+      case IBV_WR_RDMA_READ:
+        return execute_read();
+      case IBV_WR_ATOMIC_CMP_AND_SWP:
+      case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        if (qp_.atomic_psn != packets_.psn) return Response::kNoResponse;
+        return_word(qp_.atomic_result);
+        return Response::kAck;
+      default:
+        return Response::kDuplicateAck;
+    }
+  }
+
+  // All packets except the last one have the size of the path MTU, so both ends must have the same path MTU.
+  bool is_well_formed() const {
+    return packets_.mtu_bytes == qp_.path_mtu_bytes ||
+           packets_.message_bytes <= std::min(packets_.mtu_bytes, qp_.path_mtu_bytes);
+  }
+
+  Response execute() {
+    switch (packets_.opcode) {
+      case IBV_WR_SEND:
+      case IBV_WR_SEND_WITH_IMM:
+        return execute_send();
+      case IBV_WR_RDMA_WRITE:
+      case IBV_WR_RDMA_WRITE_WITH_IMM:
+        return execute_write();
+      case IBV_WR_RDMA_READ:
+        return execute_read();
+      case IBV_WR_ATOMIC_CMP_AND_SWP:
+      case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        return execute_atomic();
+      default:
+        return refuse(Response::kInvalidRequest);
+    }
+  }
+
+  Response execute_send() {
+    const bool is_begun = qp_.open.active != 0 && qp_.open.filled != 0;
+    if (packets_.is_first() == is_begun) return refuse(Response::kInvalidRequest);
+    if (packets_.is_first()) {
+      // A first step that could not be copied has left its receive open.
+      if (qp_.open.active == 0 && !consume()) return Response::kReceiverNotReady;
+      if (is_to_fail()) return fail_receive_by_fault();
+      std::uint64_t capacity = 0;
+      for (std::uint32_t i = 0; i < qp_.open.entry.sge_count; ++i) capacity += qp_.open.sges[i].length;
+      if (capacity < packets_.message_bytes) return fail_receive(IBV_WC_LOC_LEN_ERR, Response::kInvalidRequest);
+    }
+    Spans spans;
+    if (!find_receive_spans(spans)) return fail_receive(IBV_WC_LOC_PROT_ERR, Response::kOperationalError);
+    if (const CopyResult copied = copy_to(process_, local_, spans); copied != CopyResult::kDone) {
+      return copied == CopyResult::kProcessDead ? Response::kNoResponse
+                                                : fail_receive(IBV_WC_LOC_PROT_ERR, Response::kOperationalError);
+    }
+    qp_.open.filled = 1;
+    return packets_.is_last() ? finish_receive(IBV_WC_RECV) : Response::kAck;
+  }
+
+  Response execute_write() {
+    const bool consumes = packets_.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && packets_.is_last();
+    if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return refuse(Response::kInvalidRequest);
+    if (consumes && !has_receive()) return Response::kReceiverNotReady;
+    Spans spans;
+    if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, spans)) return refuse(Response::kAccessError);
+    if (packets_.is_deferred) return Response::kAck;
+    if (const Response moved = moved_or_refused(copy_to(process_, local_, spans)); moved != Response::kAck)
+      return moved;
+    if (!consumes) return Response::kAck;
+    if (!consume()) return Response::kReceiverNotReady;
+    return is_to_fail() ? fail_receive_by_fault() : finish_receive(IBV_WC_RECV_RDMA_WITH_IMM);
+  }
+
+  Response execute_read() {
+    if ((qp_.access & IBV_ACCESS_REMOTE_READ) == 0 || qp_.max_dest_rd_atomic == 0) {
+      return refuse(Response::kInvalidRequest);
+    }
+    Spans spans;
+    if (!find_remote_spans(IBV_ACCESS_REMOTE_READ, spans)) return refuse(Response::kAccessError);
+    return moved_or_refused(copy_from(process_, local_, spans));
+  }
+
+  Response execute_atomic() {
+    if ((qp_.access & IBV_ACCESS_REMOTE_ATOMIC) == 0 || qp_.max_dest_rd_atomic == 0 ||
+        packets_.remote_address % kAtomicBytes != 0) {
+      return refuse(Response::kInvalidRequest);
+    }
+    const Region region{KeyKind::kRemote, packets_.rkey, qp_.pd, IBV_ACCESS_REMOTE_ATOMIC};
+    const std::uint64_t address = translate(segment_, region, packets_.remote_address, kAtomicBytes);
+    if (address == 0) return refuse(Response::kAccessError);
+    SharedLockGuard lock(segment_.atomics_lock, me_);
+    std::uint64_t before = 0;
+    if (const Response moved = move_word(copy_from, before, address); moved != Response::kAck) return moved;
+    std::uint64_t after = before;
+    if (packets_.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+      after = before + packets_.compare_add;
+    } else if (before == packets_.compare_add) {
+      after = packets_.swap;
+    }
+    if (after != before) {
+      if (const Response moved = move_word(copy_to, after, address); moved != Response::kAck) return moved;
+    }
+    qp_.atomic_psn = packets_.psn;
+    qp_.atomic_result = before;
+    return_word(before);
+    return Response::kAck;
+  }
+
+  void return_word(std::uint64_t word) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(&word);
+    for (const iovec* span = local_.items(); span != local_.items() + local_.count(); ++span) {
+      std::memcpy(span->iov_base, bytes, span->iov_len);
+      bytes += span->iov_len;
+    }
+  }
+
+  Response move_word(CopyResult (*copy)(const ProcessView&, Spans&, Spans&), std::uint64_t& word,
+                     std::uint64_t address) {
+    Spans local;
+    local.add(reinterpret_cast<std::uintptr_t>(&word), sizeof word);
+    Spans remote;
+    remote.add(address, sizeof word);
+    return moved_or_refused(copy(process_, local, remote));
+  }
+
+  Response moved_or_refused(CopyResult result) {
+    if (result == CopyResult::kDone) return Response::kAck;
+    if (result == CopyResult::kProcessDead) return Response::kNoResponse;
+    return refuse(Response::kOperationalError);
+  }
+
+  // The key of an empty message is not checked, because the message accesses no memory (C9-88).
+  bool find_remote_spans(std::uint32_t access, Spans& spans) const {
+    if (packets_.message_bytes == 0) return true;
+    const Region region{KeyKind::kRemote, packets_.rkey, qp_.pd, access};
+    const std::uint64_t begin = translate(segment_, region, packets_.remote_address, packets_.message_bytes);
+    if (begin == 0) return false;
+    spans.add(begin + packets_.offset, packets_.bytes);
+    return true;
+  }
+
+  // The part of the open receive's buffers for this step.
+  bool find_receive_spans(Spans& spans) const {
+    std::uint64_t skip = packets_.offset;
+    std::uint64_t left = packets_.bytes;
+    const std::uint32_t pd = qp_.srq == kNoIndex ? qp_.pd : segment_.srqs[qp_.srq].pd;
+    for (std::uint32_t i = 0; i < qp_.open.entry.sge_count && left > 0; ++i) {
+      const SharedSge& sge = qp_.open.sges[i];
+      if (skip >= sge.length) {
+        skip -= sge.length;
+        continue;
+      }
+      const std::uint64_t bytes = std::min<std::uint64_t>(sge.length - skip, left);
+      const Region region{KeyKind::kLocal, sge.lkey, pd, IBV_ACCESS_LOCAL_WRITE};
+      const std::uint64_t begin = translate(segment_, region, sge.address + skip, bytes);
+      if (begin == 0) return false;
+      spans.add(begin, bytes);
+      skip = 0;
+      left -= bytes;
+    }
+    return true;
+  }
+
+  bool has_receive() const {
+    const ReceiveRing& ring = qp_.srq == kNoIndex ? qp_.receives : segment_.srqs[qp_.srq].ring;
+    return waiting_receives(ring) != 0;
+  }
+
+  bool consume() {
+    if (qp_.srq == kNoIndex) return consume_receive(segment_, qp_.receives, qp_.open);
+    SharedSrq& srq = segment_.srqs[qp_.srq];
+    SharedLockGuard lock(srq.lock, me_);
+    if (!consume_receive(segment_, srq.ring, qp_.open)) return false;
+    if (srq.limit != 0 && waiting_receives(srq.ring) < srq.limit) {
+      srq.limit = 0;
+      raise_event(process_, me_, srq.context, {IBV_EVENT_SRQ_LIMIT_REACHED, EventTarget::kSrq, qp_.srq, srq.serial});
+    }
+    return true;
+  }
+
+  Response finish_receive(ibv_wc_opcode opcode) {
+    Cqe entry = receive_entry(IBV_WC_SUCCESS, opcode);
+    entry.byte_len = static_cast<std::uint32_t>(packets_.message_bytes);
+    if (carries_imm(packets_.opcode)) {
+      entry.imm = packets_.imm;
+      entry.wc_flags = IBV_WC_WITH_IMM;
+    }
+    // In this order: if this process dies in between, the owner flushes the receive too. It must not be lost.
+    const bool pushed = qp_.open.entry.fault == kWithoutCompletion ||
+                        push_completion(process_, me_, qp_.recv_cq, entry, packets_.solicited);
+    qp_.open.active = 0;
+    return pushed ? Response::kAck : fail_with_event(IBV_EVENT_QP_FATAL, Response::kOperationalError);
+  }
+
+  // An error that belongs to a receive request is reported by its completion.
+  Response fail_receive(ibv_wc_status status, Response response) {
+    const bool entered = enter_error_state(process_, index_);
+    push_completion(process_, me_, qp_.recv_cq, receive_entry(status, IBV_WC_RECV), true);
+    qp_.open.active = 0;
+    finish_failure(process_, me_, index_, entered);
+    return response;
+  }
+
+  bool is_to_fail() const { return qp_.open.entry.fault != 0 && qp_.open.entry.fault != kWithoutCompletion; }
+
+  Response fail_receive_by_fault() {
+    const auto status = static_cast<ibv_wc_status>(qp_.open.entry.fault);
+    return fail_receive(status, status == IBV_WC_LOC_LEN_ERR ? Response::kInvalidRequest : Response::kOperationalError);
+  }
+
+  Response refuse(Response response) {
+    refuse_request(process_, me_, index_, response);
+    return response;
+  }
+
+  Response fail_with_event(ibv_event_type event, Response response) {
+    softverbs::fail_with_event(process_, me_, index_, event);
+    return response;
+  }
+
+  Cqe receive_entry(ibv_wc_status status, ibv_wc_opcode opcode) const {
+    Cqe entry{};
+    entry.wr_id = qp_.open.entry.wr_id;
+    entry.qp_index = index_;
+    entry.position = qp_.open.entry.position;
+    entry.qpn = qp_.qpn.load(std::memory_order_relaxed);
+    entry.source_qpn = qp_.dest_qpn;
+    entry.status = static_cast<std::uint8_t>(status);
+    entry.opcode = static_cast<std::uint8_t>(opcode);
+    return entry;
+  }
+
+  const ProcessView& process_;
+  Segment& segment_;
+  const Incarnation me_;
+  const std::uint32_t index_;
+  SharedQp& qp_;
+  const Packets& packets_;
+  Spans& local_;
+};
+
+}  // namespace
+
+Response respond(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                 Spans& local) {
+  return Responder(process, me, qp_index, packets, local).response();
+}
+
+bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn) {
+  return qp.dest_qpn == source_qpn && qp.expected_psn == psn;
+}
+
+Response place_payload(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                       Spans& local) {
+  return Responder(process, me, qp_index, packets, local).place_payload();
+}
+
+void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp_index, Response response) {
+  fail_with_event(process, me, qp_index,
+                  response == Response::kAccessError ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
+}
+
+void fail_qp(const ProcessView& process, Incarnation me, std::uint32_t qp_index) {
+  finish_failure(process, me, qp_index, enter_error_state(process, qp_index));
+}
+
+bool enter_error_state(const ProcessView& process, std::uint32_t qp_index) {
+  SharedQp& qp = process.segment().qps[qp_index];
+  if (qp.state.load(std::memory_order_relaxed) == IBV_QPS_ERR) return false;
+  qp.state.store(IBV_QPS_ERR, std::memory_order_seq_cst);
+  request_service(process, qp_index);
+  return true;
+}
+
+void finish_failure(const ProcessView& process, Incarnation me, std::uint32_t qp_index, bool entered) {
+  flush_receives(process, me, qp_index);
+  if (entered && process.segment().qps[qp_index].srq != kNoIndex) {
+    raise_qp_event(process, me, qp_index, IBV_EVENT_QP_LAST_WQE_REACHED);
+  }
+}
+
+void flush_receives(const ProcessView& process, Incarnation me, std::uint32_t qp_index) {
+  SharedQp& qp = process.segment().qps[qp_index];
+  Cqe entry{};
+  entry.qp_index = qp_index;
+  entry.qpn = qp.qpn.load(std::memory_order_relaxed);
+  entry.status = IBV_WC_WR_FLUSH_ERR;
+  entry.opcode = IBV_WC_RECV;
+  // Receives of a shared queue stay there, except one that this QP has consumed and not completed.
+  while (qp.open.active != 0 || (qp.srq == kNoIndex && consume_receive(process.segment(), qp.receives, qp.open))) {
+    entry.wr_id = qp.open.entry.wr_id;
+    entry.position = qp.open.entry.position;
+    push_completion(process, me, qp.recv_cq, entry, true);
+    qp.open.active = 0;
+  }
+}
+
+void raise_qp_event(const ProcessView& process, Incarnation me, std::uint32_t qp_index, ibv_event_type type) {
+  const SharedQp& qp = process.segment().qps[qp_index];
+  raise_event(process, me, qp.context,
+              {static_cast<std::uint32_t>(type), EventTarget::kQp, qp_index, qp.qpn.load(std::memory_order_relaxed)});
+}
+
+}  // namespace verbatim::softverbs

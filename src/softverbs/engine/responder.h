@@ -1,0 +1,52 @@
+// The responder half of a connection. The sender's thread executes it, on the state that the receiving process keeps in
+// its segment.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include "softverbs/engine/packets.h"
+#include "softverbs/host/layout.h"
+#include "softverbs/host/process_view.h"
+#include "softverbs/memory/copy.h"
+
+namespace verbatim::softverbs {
+
+enum class Response {
+  kAck,
+  kDuplicateAck,      // of a SEND or WRITE that was executed before
+  kNoResponse,        // no such QP, wrong state, another peer's QP, or out of sequence
+  kReceiverNotReady,  // RNR NAK; see SharedQp::min_rnr_timer
+  kInvalidRequest,
+  kAccessError,
+  kOperationalError,
+};
+
+// Executes one step. `local`: the sender's memory, the source of SEND and WRITE, the destination of READ and atomics.
+// The caller holds the lock of the QP. A response from kInvalidRequest on has moved the QP to the error state.
+Response respond(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                 Spans& local);
+
+// Whether the QP expects this sequence number from that sender. The caller holds the lock of the QP.
+bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn);
+
+// Places bytes of a WRITE that was acknowledged before. kAck, kNoResponse, or the error, which the caller passes to
+// refuse_request. The caller holds the lock of the QP.
+Response place_payload(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                       Spans& local);
+void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp_index, Response response);
+
+// Moves a QP to the error state and flushes its receive queue; in the error state, flushes what is left. The caller is
+// the owner or a peer and holds the lock of the QP. The owner's engine flushes the send queue.
+void fail_qp(const ProcessView& process, Incarnation me, std::uint32_t qp_index);
+
+// The two halves of fail_qp. Between them the caller reports the failure by a completion or an event. If the caller
+// dies in between, the owner's engine does the rest: enter_error_state has requested its service.
+bool enter_error_state(const ProcessView& process, std::uint32_t qp_index);  // false: it was in the error state already
+void finish_failure(const ProcessView& process, Incarnation me, std::uint32_t qp_index, bool entered);
+
+// Flushes the receive queue of a QP in the error state. The caller holds the lock of the QP.
+void flush_receives(const ProcessView& process, Incarnation me, std::uint32_t qp_index);
+
+void raise_qp_event(const ProcessView& process, Incarnation me, std::uint32_t qp_index, ibv_event_type type);
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,83 @@
+// Faults that last: ports that are down, partitions, a fatal error, a frozen process, a changed GID table. A clause
+// says when they begin and end. Programs receive asynchronous events; peers read the state in the segment.
+#pragma once
+
+#include <infiniband/verbs.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "base/mutex.h"
+#include "softverbs/host/fault_script.h"
+#include "softverbs/host/layout.h"
+
+namespace verbatim::softverbs {
+
+class Faults;
+
+// What lasting faults need from the engine. Implemented by Process.
+class FaultActions {
+ public:
+  // FaultStates::serve() is called once at or after that time; UINT64_MAX: never.
+  virtual void set_alarm(std::uint64_t due_ns) = 0;
+  // Raises an event on every context that has the device open.
+  virtual void raise_device_event(std::uint32_t device, ibv_event_type type) = 0;
+  // Moves all QPs of the device to the error state.
+  virtual void fail_qps(std::uint32_t device) = 0;
+
+ protected:
+  ~FaultActions() = default;
+};
+
+// Whether port `device` of `owner` accepts packets from a port of device `from`. Needed only while Segment::impaired is
+// set.
+bool is_port_open(const Segment& owner, std::uint32_t device, std::uint32_t from);
+
+// Owned by Faults. Thread-safe.
+class FaultStates {
+ public:
+  FaultStates(Segment& segment, std::uint32_t devices, FaultActions& actions, Faults& faults)
+      : segment_(segment), devices_(devices), engine_(actions), faults_(faults) {}
+
+  // Begins the fault now, or at the clause's time.
+  void add(const FaultClause& clause);
+  // Begins the fault now, called in the data path. Work that may wait for locks is left to the engine.
+  void begin_at_once(const FaultClause& clause);
+  // Begins and ends the faults that are due. The engine calls it at its alarm.
+  void serve();
+  // Ends all faults except a device's fatal error.
+  void clear();
+
+  bool is_frozen() const;
+  // Whether a fault of this process keeps packets of `device` from reaching that device of that process.
+  bool is_unreachable(std::uint32_t device, pid_t peer_pid, std::uint32_t peer_device);
+  bool has_active() const { return active_.load(std::memory_order_acquire); }
+
+ private:
+  struct Action {
+    FaultClause clause;
+    bool ends;
+  };
+
+  void plan(std::uint64_t due_ns, const Action& action) VERBATIM_EXCLUDES(mutex_);
+  void perform(const Action& action) VERBATIM_EXCLUDES(mutex_);
+  void set_link(std::uint32_t device, bool down) VERBATIM_REQUIRES(mutex_);
+  void set_gid(const FaultClause& clause) VERBATIM_REQUIRES(mutex_);
+  void remove_partitions(const FaultClause& clause) VERBATIM_REQUIRES(mutex_);
+  void update_ports() VERBATIM_REQUIRES(mutex_);
+  void fail_device(std::uint32_t device) VERBATIM_EXCLUDES(mutex_);
+
+  Segment& segment_;
+  const std::uint32_t devices_;
+  FaultActions& engine_;
+  Faults& faults_;
+  mutable Mutex mutex_;
+  std::multimap<std::uint64_t, Action> actions_ VERBATIM_GUARDED_BY(mutex_);  // by time
+  std::vector<FaultClause> partitions_ VERBATIM_GUARDED_BY(mutex_);
+  std::atomic<bool> active_{false};
+};
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,277 @@
+#include "softverbs/host/host_registry.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/log.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+constexpr std::uint32_t kSenderLock = kMaxProcesses;  // the byte after those of the slots
+
+constexpr std::uint32_t kFirstQpn = 0x100;  // 0 and 1 are reserved for management
+
+// Each process holds a record lock on one byte of the registry's file, the byte of its slot. The kernel releases the
+// lock when the process dies or executes another program, and a forked child does not inherit it. Unlike a pid, the
+// lock cannot belong to a later process.
+bool is_slot_held(int fd, std::uint32_t slot) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(slot);
+  lock.l_len = 1;
+  return ::fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+bool set_slot_lock(int fd, std::uint32_t slot, short type) {
+  struct flock lock {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(slot);
+  lock.l_len = 1;
+  return ::fcntl(fd, F_SETLK, &lock) == 0;
+}
+
+// A pid is valid only within one PID namespace, so each PID namespace has a registry of its own.
+std::string registry_name(const Settings& settings) {
+  struct stat space {};
+  if (::stat("/proc/self/ns/pid", &space) != 0) space.st_ino = 0;
+  std::string name = "/softverbs" + std::to_string(kLayoutVersion) + "-" + std::to_string(::geteuid()) + "-" +
+                     std::to_string(space.st_ino);
+  if (!settings.name_space.empty()) name += "-" + settings.name_space;
+  return name;
+}
+
+Status flock_retrying(int fd) {
+  while (::flock(fd, LOCK_EX) != 0) {
+    if (errno != EINTR) return system_error("flock", errno);
+  }
+  return {};
+}
+
+}  // namespace
+
+// Holds mutex_ and the file's flock. The kernel releases the flock when the process dies.
+class VERBATIM_THREAD_ANNOTATION(scoped_lockable) HostRegistry::FileLock {
+ public:
+  explicit FileLock(HostRegistry& registry) VERBATIM_THREAD_ANNOTATION(acquire_capability(registry.mutex_))
+      : registry_(registry) {
+    registry_.mutex_.lock();
+    if (!flock_retrying(registry_.fd_.get())) {
+      VERBATIM_WARN("the registry cannot be locked: flock: %s", std::strerror(errno));
+    }
+  }
+  ~FileLock() VERBATIM_THREAD_ANNOTATION(release_capability()) {
+    ::flock(registry_.fd_.get(), LOCK_UN);
+    registry_.mutex_.unlock();
+  }
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  HostRegistry& registry_;
+};
+
+Result<std::unique_ptr<HostRegistry>> HostRegistry::open(const Settings& settings) {
+  std::string name = registry_name(settings);
+  for (;;) {
+    Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateOrOpen);
+    if (!fd) return fd.error();
+    if (Status locked = flock_retrying(fd->get()); !locked) return locked.error();
+    struct stat info {};
+    if (::fstat(fd->get(), &info) != 0) return system_error("fstat", errno);
+    if (info.st_nlink == 0) continue;  // another process has just removed the file: create a new one
+    if (info.st_size == 0 && ::ftruncate(fd->get(), sizeof(Registry)) != 0) return system_error("ftruncate", errno);
+    if (Status backed = back_with_memory(*fd, 0, sizeof(Registry)); !backed) return backed.error();
+    Result<Mapping> mapping = map_shm(*fd, sizeof(Registry));
+    if (!mapping) return mapping.error();
+    std::unique_ptr<HostRegistry> registry(new HostRegistry(name, *std::move(fd), *std::move(mapping)));
+    // The flock of this function is held until join() has added the process: an empty registry may be removed.
+    if (Status joined = registry->join(); !joined) return joined.error();
+    return registry;
+  }
+}
+
+Status HostRegistry::join() {
+  FileLock lock(*this);
+  reap_dead_processes();
+  for (std::uint32_t index = 0; index < kMaxProcesses; ++index) {
+    ProcessSlot& slot = shared().slots[index];
+    if (slot.incarnation.load(std::memory_order_relaxed) != 0) continue;
+    if (!set_slot_lock(fd_.get(), index, F_WRLCK)) continue;
+    slot.pid.store(::getpid(), std::memory_order_relaxed);
+    slot.faults_applied.store(shared().faults.sequence.load(std::memory_order_acquire), std::memory_order_relaxed);
+    slot_ = index;
+    do {
+      me_ = shared().last_incarnation.fetch_add(1, std::memory_order_relaxed) + 1;
+    } while (me_ == 0);
+    slot.incarnation.store(me_, std::memory_order_release);
+    return {};
+  }
+  VERBATIM_WARN("the device cannot be opened: %u processes of this user have devices open, which is the limit",
+                kMaxProcesses);
+  return system_error("join", EUSERS);
+}
+
+void HostRegistry::free_slot(ProcessSlot& slot) {
+  const Incarnation owner = slot.incarnation.load(std::memory_order_relaxed);
+  if (is_linked()) ::shm_unlink(segment_name(owner).c_str());
+  for (QpnEntry& entry : shared().qpns) {
+    const std::uint64_t key = entry.key.load(std::memory_order_relaxed);
+    if (key != 0 && static_cast<Incarnation>(key) == owner) entry.key.store(0, std::memory_order_release);
+  }
+  slot.incarnation.store(0, std::memory_order_release);
+}
+
+void HostRegistry::reap_dead_processes() {
+  for (std::uint32_t index = 0; index < kMaxProcesses; ++index) {
+    ProcessSlot& slot = shared().slots[index];
+    const Incarnation owner = slot.incarnation.load(std::memory_order_relaxed);
+    if (owner == 0 || owner == me_) continue;  // F_GETLK does not report a lock of this process itself
+    if (!is_slot_held(fd_.get(), index)) free_slot(slot);
+  }
+}
+
+void HostRegistry::leave() {
+  FileLock lock(*this);
+  if (has_left_) return;
+  has_left_ = true;
+  free_slot(shared().slots[slot_]);
+  set_slot_lock(fd_.get(), slot_, F_UNLCK);
+  reap_dead_processes();
+  for (const ProcessSlot& slot : shared().slots) {
+    if (slot.incarnation.load(std::memory_order_relaxed) != 0) return;
+  }
+  if (is_linked() && shared().clock.held == 0) ::shm_unlink(name_.c_str());
+}
+
+HostRegistry::~HostRegistry() {
+  if (me_ != 0) leave();
+}
+
+bool HostRegistry::is_linked() const {
+  struct stat info {};
+  return ::fstat(fd_.get(), &info) == 0 && info.st_nlink != 0;
+}
+
+Result<std::uint32_t> HostRegistry::allocate_qpn(std::uint32_t index) {
+  FileLock lock(*this);
+  if (const std::optional<std::uint32_t> qpn = take_qpn(index)) return *qpn;
+  reap_dead_processes();
+  if (const std::optional<std::uint32_t> qpn = take_qpn(index)) return *qpn;
+  return system_error("allocate_qpn", ENOMEM);
+}
+
+std::optional<std::uint32_t> HostRegistry::take_qpn(std::uint32_t index) {
+  std::uint32_t qpn = shared().last_qpn.load(std::memory_order_relaxed);
+  for (std::uint32_t tried = 0; tried < kMaxHostQps; ++tried) {
+    qpn = (qpn + 1) & k24Bits;
+    if (qpn < kFirstQpn) qpn = kFirstQpn;
+    QpnEntry& entry = shared().qpns[qpn % kMaxHostQps];
+    if (entry.key.load(std::memory_order_relaxed) != 0) continue;
+    shared().last_qpn.store(qpn, std::memory_order_relaxed);
+    entry.location.store(std::uint64_t{slot_} << 32 | index, std::memory_order_relaxed);
+    entry.key.store(std::uint64_t{qpn} << 32 | me_, std::memory_order_release);
+    return qpn;
+  }
+  return std::nullopt;
+}
+
+void HostRegistry::release_qpn(std::uint32_t qpn) {
+  FileLock lock(*this);
+  QpnEntry& entry = shared().qpns[qpn % kMaxHostQps];
+  if (entry.key.load(std::memory_order_relaxed) == (std::uint64_t{qpn} << 32 | me_)) {
+    entry.key.store(0, std::memory_order_release);
+  }
+}
+
+std::optional<QpLocation> HostRegistry::find_qpn(std::uint32_t qpn) const {
+  const QpnEntry& entry = shared().qpns[qpn % kMaxHostQps];
+  const std::uint64_t key = entry.key.load(std::memory_order_acquire);
+  if (key >> 32 != qpn || key == 0) return std::nullopt;
+  const std::uint64_t location = entry.location.load(std::memory_order_acquire);
+  if (entry.key.load(std::memory_order_acquire) != key) return std::nullopt;
+  return QpLocation{static_cast<Incarnation>(key), static_cast<std::uint32_t>(location >> 32),
+                    static_cast<std::uint32_t>(location)};
+}
+
+std::optional<FaultCommand> HostRegistry::next_fault_command() const {
+  const SharedFaults& faults = shared().faults;
+  for (;;) {
+    const std::uint32_t sequence = faults.sequence.load(std::memory_order_acquire);
+    if (sequence == shared().slots[slot_].faults_applied.load(std::memory_order_relaxed)) return std::nullopt;
+    if (sequence % 2 != 0) return std::nullopt;  // the sender requests service again when the text is complete
+    FaultCommand command{sequence, std::string(faults.text, std::min(faults.bytes, kMaxFaultBytes))};
+    const pid_t pid = faults.pid.load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (faults.sequence.load(std::memory_order_relaxed) != sequence) continue;
+    if (pid != 0 && pid != ::getpid()) command.text.clear();
+    return command;
+  }
+}
+
+void HostRegistry::acknowledge_fault_command(std::uint32_t sequence) {
+  shared().slots[slot_].faults_applied.store(sequence, std::memory_order_release);
+}
+
+Result<std::uint32_t> HostRegistry::send_fault_command(std::string_view text, pid_t pid) {
+  if (text.size() > kMaxFaultBytes) return system_error("send_fault_command", E2BIG);
+  FileLock lock(*this);
+  if (!set_slot_lock(fd_.get(), kSenderLock, F_WRLCK)) return system_error("send_fault_command", EBUSY);
+  SharedFaults& faults = shared().faults;
+  // A sender that died while it wrote has left an odd number.
+  const std::uint32_t before = faults.sequence.load(std::memory_order_relaxed) & ~1U;
+  faults.sequence.store(before + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  faults.pid.store(pid, std::memory_order_relaxed);
+  faults.bytes = static_cast<std::uint32_t>(text.size());
+  std::memcpy(faults.text, text.data(), text.size());
+  faults.sequence.store(before + 2, std::memory_order_release);
+  return before + 2;
+}
+
+bool HostRegistry::has_applied_fault_command(std::uint32_t slot, std::uint32_t sequence) const {
+  return static_cast<std::int32_t>(shared().slots[slot].faults_applied.load(std::memory_order_acquire) - sequence) >= 0;
+}
+
+pid_t HostRegistry::pid_of(std::uint32_t slot, Incarnation incarnation) const {
+  const ProcessSlot& entry = shared().slots[slot];
+  const pid_t pid = entry.pid.load(std::memory_order_relaxed);
+  return entry.incarnation.load(std::memory_order_acquire) == incarnation ? pid : 0;
+}
+
+bool HostRegistry::is_alive(std::uint32_t slot, Incarnation incarnation) const {
+  if (incarnation == me_) return true;
+  return shared().slots[slot].incarnation.load(std::memory_order_acquire) == incarnation &&
+         is_slot_held(fd_.get(), slot);
+}
+
+std::vector<RunningProcess> HostRegistry::other_processes() const {
+  std::vector<RunningProcess> running;
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+    const Incarnation incarnation = shared().slots[slot].incarnation.load(std::memory_order_acquire);
+    if (incarnation == 0 || incarnation == me_ || !is_alive(slot, incarnation)) continue;
+    const pid_t pid = pid_of(slot, incarnation);
+    if (pid != 0) running.push_back({slot, incarnation, pid});
+  }
+  return running;
+}
+
+bool HostRegistry::is_alive(Incarnation incarnation) const {
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+    if (shared().slots[slot].incarnation.load(std::memory_order_acquire) == incarnation) {
+      return is_alive(slot, incarnation);
+    }
+  }
+  return false;
+}
+
+}  // namespace verbatim::softverbs

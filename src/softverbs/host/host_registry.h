@@ -1,0 +1,105 @@
+// What all softverbs processes of a user share: the list of processes, and the owner of each QP number. The registry is
+// a file in /dev/shm while any of these processes runs. The last process removes it; each new process removes what dead
+// processes left.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/result.h"
+#include "base/unique_fd.h"
+#include "softverbs/host/layout.h"
+#include "softverbs/host/shm_file.h"
+
+namespace verbatim::softverbs {
+
+struct QpLocation {
+  Incarnation incarnation;
+  std::uint32_t slot;
+  std::uint32_t index;
+};
+
+struct FaultCommand {
+  std::uint32_t sequence;
+  std::string text;
+};
+
+struct RunningProcess {
+  std::uint32_t slot;
+  Incarnation incarnation;
+  pid_t pid;
+};
+
+// Thread-safe. Process owns one; softverbs-control opens one of its own.
+class HostRegistry {
+ public:
+  // Adds this process. EUSERS: every slot belongs to a running process.
+  static Result<std::unique_ptr<HostRegistry>> open(const Settings& settings);
+  // Calls leave().
+  ~HostRegistry();
+  HostRegistry(const HostRegistry&) = delete;
+  HostRegistry& operator=(const HostRegistry&) = delete;
+
+  // Frees the slot and the QP numbers, unlinks the segment, and the registry too when no process is left and the clock
+  // is not held. Has no effect after the first call.
+  void leave();
+
+  Incarnation me() const { return me_; }
+  std::uint32_t slot() const { return slot_; }
+  std::string segment_name(Incarnation incarnation) const { return name_ + "." + std::to_string(incarnation); }
+
+  // ENOMEM: all QP numbers of the host are in use.
+  Result<std::uint32_t> allocate_qpn(std::uint32_t index);
+  void release_qpn(std::uint32_t qpn);
+  std::optional<QpLocation> find_qpn(std::uint32_t qpn) const;
+
+  // A fault script sent to this process that it has not acknowledged yet.
+  std::optional<FaultCommand> next_fault_command() const;
+  void acknowledge_fault_command(std::uint32_t sequence);
+  // Stores a script of at most kMaxFaultBytes for process `pid`, for all processes when 0. The caller must then call
+  // request_service for them. EBUSY: another program has sent a script and has not ended yet.
+  Result<std::uint32_t> send_fault_command(std::string_view text, pid_t pid);
+  bool has_applied_fault_command(std::uint32_t slot, std::uint32_t sequence) const;
+
+  // Shared by the ports with a rate; see link.h.
+  VirtualClock& clock() const { return shared().clock; }
+
+  // 0: that process is not registered.
+  pid_t pid_of(std::uint32_t slot, Incarnation incarnation) const;
+  bool is_alive(std::uint32_t slot, Incarnation incarnation) const;  // one system call
+  bool is_alive(Incarnation incarnation) const;
+
+  // The running processes in the order of their slots, without this process.
+  std::vector<RunningProcess> other_processes() const;
+
+ private:
+  class FileLock;
+
+  HostRegistry(std::string name, UniqueFd fd, Mapping mapping)
+      : name_(std::move(name)), fd_(std::move(fd)), mapping_(std::move(mapping)) {}
+
+  Registry& shared() const { return *mapping_.as<Registry>(); }
+  Status join();
+  // False once the file was removed: processes of another registry may use its names now.
+  bool is_linked() const;
+  void free_slot(ProcessSlot& slot) VERBATIM_REQUIRES(mutex_);
+  void reap_dead_processes() VERBATIM_REQUIRES(mutex_);
+  std::optional<std::uint32_t> take_qpn(std::uint32_t index) VERBATIM_REQUIRES(mutex_);
+
+  const std::string name_;
+  const UniqueFd fd_;
+  const Mapping mapping_;
+  Incarnation me_ = 0;  // 0: not joined
+  std::uint32_t slot_ = 0;
+  bool has_left_ VERBATIM_GUARDED_BY(mutex_) = false;
+  Mutex mutex_;  // excludes threads of this process: flock() belongs to the open file, which they share
+};
+
+}  // namespace verbatim::softverbs

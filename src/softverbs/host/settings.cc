@@ -1,0 +1,184 @@
+#include "softverbs/host/settings.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+
+#include "base/log.h"
+#include "softverbs/host/layout.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+struct NumberSetting {
+  const char* name;
+  std::uint32_t Settings::*member;
+  std::uint32_t minimum;
+  std::uint32_t maximum;
+};
+
+constexpr std::uint32_t kMaxMsgBytes = 1U << 31;  // the limit of the InfiniBand specification for one message
+
+constexpr std::array kNumbers{
+    NumberSetting{"SOFTVERBS_DEVICES", &Settings::devices, 0, kMaxDevices},
+    NumberSetting{"SOFTVERBS_ENGINES", &Settings::engines, 1, kMaxEngines},
+    NumberSetting{"SOFTVERBS_LINK_GBPS", &Settings::link_gbps, 0, 10000},
+    NumberSetting{"SOFTVERBS_QUANTUM", &Settings::quantum_bytes, 4096, 1U << 20},
+    NumberSetting{"SOFTVERBS_SEED", &Settings::seed, 0, ~0U},
+    NumberSetting{"SOFTVERBS_VENDOR_ID", &Settings::vendor_id, 0, 0xffffff},
+    NumberSetting{"SOFTVERBS_VENDOR_PART_ID", &Settings::vendor_part_id, 0, ~std::uint32_t{0}},
+    NumberSetting{"SOFTVERBS_MTU", &Settings::mtu_bytes, 256, 4096},
+    NumberSetting{"SOFTVERBS_SPEED_GBPS", &Settings::speed_gbps, 10, 800},
+    NumberSetting{"SOFTVERBS_MAX_MSG_SZ", &Settings::max_msg_bytes, 1, kMaxMsgBytes},
+    NumberSetting{"SOFTVERBS_MAX_INLINE", &Settings::max_inline_bytes, 0, 4096},
+    NumberSetting{"SOFTVERBS_MAX_QP", &Settings::max_qp, 0, kMaxQps},
+    NumberSetting{"SOFTVERBS_MAX_QP_WR", &Settings::max_qp_wr, 1, 65536},
+    NumberSetting{"SOFTVERBS_MAX_SGE", &Settings::max_sge, 1, kMaxSge},
+    NumberSetting{"SOFTVERBS_MAX_CQ", &Settings::max_cq, 0, kMaxCqs},
+    NumberSetting{"SOFTVERBS_MAX_CQE", &Settings::max_cqe, 1, 1U << 22},
+    NumberSetting{"SOFTVERBS_MAX_SRQ", &Settings::max_srq, 0, kMaxSrqs},
+    NumberSetting{"SOFTVERBS_MAX_SRQ_WR", &Settings::max_srq_wr, 1, 65536},
+    NumberSetting{"SOFTVERBS_MAX_MR", &Settings::max_mr, 0, kMaxMrs - 1},
+    NumberSetting{"SOFTVERBS_MAX_PD", &Settings::max_pd, 0, 65536},
+};
+
+void write_line(LogLevel level, const char*, int, const char* text) {
+  if (level == LogLevel::kWarn) std::fprintf(stderr, "softverbs: %s\n", text);
+}
+
+bool read_number(const NumberSetting& setting, Settings& result) {
+  const char* text = std::getenv(setting.name);
+  if (text == nullptr || *text == '\0') return true;
+  const std::string_view view(text);
+  std::uint32_t value = 0;
+  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
+  if (error == std::errc{} && end == view.data() + view.size() && value >= setting.minimum &&
+      value <= setting.maximum) {
+    result.*setting.member = value;
+    return true;
+  }
+  VERBATIM_WARN("%s=%s is refused: the value must be a number from %u to %u. The program sees no device", setting.name,
+                text, setting.minimum, setting.maximum);
+  return false;
+}
+
+bool read_choice(const char* name, const char* when_true, const char* when_false, bool& value) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return true;
+  const std::string_view view(text);
+  if (view == when_true || view == when_false) {
+    value = view == when_true;
+    return true;
+  }
+  VERBATIM_WARN("%s=%s is refused: the value must be %s or %s. The program sees no device", name, text, when_true,
+                when_false);
+  return false;
+}
+
+bool is_one_of(const char* name, std::uint32_t value, std::initializer_list<std::uint32_t> allowed) {
+  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return true;
+  std::string list;
+  for (const std::uint32_t number : allowed) list += (list.empty() ? "" : ", ") + std::to_string(number);
+  VERBATIM_WARN("%s=%u is refused: the value must be one of %s. The program sees no device", name, value, list.c_str());
+  return false;
+}
+
+// 4096 is the largest MTU: a multiple of it holds whole packets of any MTU.
+bool is_quantum_whole(std::uint32_t bytes) {
+  if (bytes % 4096 == 0) return true;
+  VERBATIM_WARN("SOFTVERBS_QUANTUM=%u is refused: the value must be a multiple of 4096. The program sees no device",
+                bytes);
+  return false;
+}
+
+// With the inline engine a port sends only while its program calls verbs. All other ports would wait for its grant.
+bool has_engine_for_link(const Settings& settings) {
+  if (settings.link_gbps == 0 || settings.threaded) return true;
+  VERBATIM_WARN(
+      "SOFTVERBS_LINK_GBPS=%u is refused with SOFTVERBS_ENGINE=inline: ports with a rate need a device thread. "
+      "The program sees no device. Next: set SOFTVERBS_ENGINE=thread or unset SOFTVERBS_LINK_GBPS",
+      settings.link_gbps);
+  return false;
+}
+
+// The name becomes part of file names in /dev/shm.
+bool read_name_space(std::string& name) {
+  const char* text = std::getenv("SOFTVERBS_NAMESPACE");
+  if (text == nullptr || *text == '\0') return true;
+  name = text;
+  constexpr std::size_t kMaxNameBytes = 64;
+  const bool plain = std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+  });
+  if (plain && name.size() <= kMaxNameBytes) return true;
+  VERBATIM_WARN(
+      "SOFTVERBS_NAMESPACE=%s is refused: the value must be at most %zu letters, digits, '_' and '-'. The program sees "
+      "no "
+      "device",
+      text, kMaxNameBytes);
+  return false;
+}
+
+// SOFTVERBS_FAULTS holds the clauses, or @FILE for a file with the clauses.
+bool read_faults(FaultScript& faults) {
+  const char* seed = std::getenv("SOFTVERBS_SEED");
+  const char* given = std::getenv("SOFTVERBS_FAULTS");
+  std::string text = given != nullptr ? given : "";
+  if (text.starts_with('@')) {
+    std::ifstream file(text.substr(1));
+    std::ostringstream contents;
+    if (!file || !(contents << file.rdbuf())) {
+      VERBATIM_WARN("SOFTVERBS_FAULTS=%s is refused: the file cannot be read or is empty. The program sees no device",
+                    given);
+      return false;
+    }
+    text = contents.str();
+  }
+  if (seed != nullptr && *seed != '\0') text = "seed=" + std::string(seed) + "\n" + text;
+  std::variant<FaultScript, std::string> parsed = parse_faults(text);
+  if (const auto* refused = std::get_if<std::string>(&parsed)) {
+    VERBATIM_WARN("SOFTVERBS_FAULTS is refused: %s. The program sees no device", refused->c_str());
+    return false;
+  }
+  faults = std::get<FaultScript>(std::move(parsed));
+  return true;
+}
+
+std::optional<Settings> read_settings() {
+  set_log_sink(write_line);
+  Settings result;
+  for (const NumberSetting& setting : kNumbers) {
+    if (!read_number(setting, result)) return std::nullopt;
+  }
+  if (!read_choice("SOFTVERBS_ENGINE", "thread", "inline", result.threaded)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_LINK_LAYER", "roce", "ib", result.ethernet)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_CROSS_MEMORY", "forbidden", "allowed", result.forbid_cross_memory)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_ARBITRATION", "arrival", "qpn", result.by_arrival)) return std::nullopt;
+  if (!is_quantum_whole(result.quantum_bytes)) return std::nullopt;
+  if (!has_engine_for_link(result)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_ORDERING", "adaptive-routing", "in-order", result.adaptive_routing)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_DMABUF", "1", "0", result.dmabuf)) return std::nullopt;
+  if (!is_one_of("SOFTVERBS_MTU", result.mtu_bytes, {256, 512, 1024, 2048, 4096})) return std::nullopt;
+  if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;
+  if (!read_name_space(result.name_space)) return std::nullopt;
+  if (!read_faults(result.faults)) return std::nullopt;
+  if (const char* file = std::getenv("SOFTVERBS_TRACE"); file != nullptr) result.trace_file = file;
+  if (const char* file = std::getenv("SOFTVERBS_STATS"); file != nullptr) result.stats_file = file;
+  return result;
+}
+
+}  // namespace
+
+const Settings* settings() {
+  static const std::optional<Settings> instance = read_settings();
+  return instance ? &*instance : nullptr;
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,52 @@
+// Every SOFTVERBS_* variable. The process reads them once, at its first ibv_get_device_list. The table in README.md
+// lists the same variables.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "softverbs/host/fault_script.h"
+
+namespace verbatim::softverbs {
+
+constexpr std::uint32_t kMaxDevices = 16;
+constexpr std::uint32_t kMaxEngines = 64;
+
+struct Settings {
+  bool threaded = true;              // SOFTVERBS_ENGINE=thread|inline
+  bool ethernet = true;              // SOFTVERBS_LINK_LAYER=roce|ib
+  bool forbid_cross_memory = false;  // SOFTVERBS_CROSS_MEMORY=forbidden|allowed
+  bool by_arrival = false;           // SOFTVERBS_ARBITRATION=arrival|qpn
+  bool adaptive_routing = false;     // SOFTVERBS_ORDERING=adaptive-routing|in-order
+  bool dmabuf = false;               // SOFTVERBS_DMABUF=1|0
+  std::string name_space;
+  std::string trace_file;  // SOFTVERBS_TRACE
+  std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced by the pid
+  FaultScript faults;      // SOFTVERBS_FAULTS, preceded by SOFTVERBS_SEED as a seed clause
+
+  std::uint32_t devices = 1;
+  std::uint32_t engines = 1;    // threads
+  std::uint32_t link_gbps = 0;  // 0: no limit
+  std::uint32_t quantum_bytes = 16384;
+  std::uint32_t seed = 0;
+  std::uint32_t vendor_id = 0;
+  std::uint32_t vendor_part_id = 0;
+  std::uint32_t mtu_bytes = 4096;
+  std::uint32_t speed_gbps = 100;
+  std::uint32_t max_msg_bytes = 1U << 30;
+  std::uint32_t max_inline_bytes = 256;
+  std::uint32_t max_qp = 8192;
+  std::uint32_t max_qp_wr = 16384;
+  std::uint32_t max_sge = 16;
+  std::uint32_t max_cq = 8192;
+  std::uint32_t max_cqe = 1U << 20;
+  std::uint32_t max_srq = 2048;
+  std::uint32_t max_srq_wr = 16384;
+  std::uint32_t max_mr = 1U << 17;
+  std::uint32_t max_pd = 16384;
+};
+
+// The settings of this process; nullptr when a variable is malformed. The first call then prints one line on stderr.
+const Settings* settings();
+
+}  // namespace verbatim::softverbs

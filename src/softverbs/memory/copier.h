@@ -1,0 +1,25 @@
+// Copies through the target's segment where the system forbids processes to access each other's memory. The sender
+// places the bytes in the segment, or fetches them there; a thread of the target copies between the segment and its
+// memory. That thread takes no lock, so a sender may wait for it while holding one. It is started when the first peer
+// needs it.
+#pragma once
+
+#include "softverbs/host/arena.h"
+#include "softverbs/host/process_view.h"
+#include "softverbs/memory/copy.h"
+
+namespace verbatim::softverbs {
+
+// For the target: starts the thread if a peer has asked for it and it does not run yet.
+void start_copier_if_wanted(Segment& segment, Arena& arena, int segment_fd);
+// For the target: returns when every copy requested before this call has ended. A sender that died may leave a
+// requested copy behind without holding a lock that would show it.
+void await_copies(Segment& segment);
+
+// For the sender. False: the thread does not run yet; call again soon.
+bool is_copier_ready(const ProcessView& target);
+enum class CopyDirection : std::uint32_t { kToTarget, kFromTarget };
+CopyResult copy_through_segment(const ProcessView& target, Incarnation me, CopyDirection direction, Spans& local,
+                                Spans& remote);
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,127 @@
+#include "softverbs/memory/copy.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "softverbs/memory/copier.h"
+
+namespace verbatim::softverbs {
+
+#if defined(VERBATIM_UNDER_TSAN)
+// ThreadSanitizer must not see a device's accesses, which are not the program's. It would see those of memcpy.
+__attribute__((no_sanitize("thread"))) void copy_in_order(std::byte* to, const std::byte* from, std::size_t bytes) {
+  for (std::size_t done = 0; done < bytes; ++done) {
+    *static_cast<volatile std::byte*>(to + done) = *static_cast<const volatile std::byte*>(from + done);
+  }
+}
+#else
+// Programs poll for the last word of a small message, and hardware writes a message in ascending order. memcpy may not.
+constexpr std::size_t kOrderedBytes = 256;
+
+void copy_in_order(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes > kOrderedBytes) {
+    std::memmove(to, from, bytes);
+    return;
+  }
+  std::size_t done = 0;
+  for (; done + sizeof(std::uint64_t) <= bytes; done += sizeof(std::uint64_t)) {
+    std::uint64_t word;
+    std::memcpy(&word, from + done, sizeof word);
+    std::memcpy(to + done, &word, sizeof word);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+  for (; done < bytes; ++done) to[done] = from[done];
+}
+#endif
+
+namespace {
+
+// Calls move(to, from, bytes) for each pair of contiguous pieces of both lists, until one list ends.
+template <typename Move>
+void walk(Spans& to, Spans& from, Move move) {
+  iovec* source = from.items();
+  iovec* const last = source + from.count();
+  std::size_t used = 0;
+  for (iovec* target = to.items(); target != to.items() + to.count(); ++target) {
+    std::size_t filled = 0;
+    while (filled < target->iov_len && source != last) {
+      const std::size_t bytes = std::min(target->iov_len - filled, source->iov_len - used);
+      move(static_cast<std::byte*>(target->iov_base) + filled, static_cast<const std::byte*>(source->iov_base) + used,
+           bytes);
+      filled += bytes;
+      used += bytes;
+      if (used == source->iov_len) {
+        ++source;
+        used = 0;
+      }
+    }
+  }
+}
+
+void advance(iovec*& items, std::size_t& count, std::size_t bytes) {
+  while (bytes > 0 && bytes >= items->iov_len) {
+    bytes -= items->iov_len;
+    ++items;
+    --count;
+  }
+  if (bytes == 0) return;
+  items->iov_base = static_cast<std::byte*>(items->iov_base) + bytes;
+  items->iov_len -= bytes;
+}
+
+CopyResult failure() {
+  switch (errno) {
+    case ESRCH:
+      return CopyResult::kProcessDead;
+    case EPERM:
+    case ENOSYS:
+      return CopyResult::kForbidden;
+    default:
+      return CopyResult::kFault;
+  }
+}
+
+using VmCall = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
+
+CopyResult copy_across_processes(VmCall call, const ProcessView& target, CopyDirection direction, Spans& local,
+                                 Spans& remote) {
+  if (target.known_copy_path() == ProcessView::CopyPath::kThroughSegment) {
+    return copy_through_segment(target, target.own_incarnation(), direction, local, remote);
+  }
+  if (target.known_copy_path() == ProcessView::CopyPath::kNone) return CopyResult::kForbidden;
+  iovec* local_items = local.items();
+  iovec* remote_items = remote.items();
+  std::size_t local_count = local.count();
+  std::size_t remote_count = remote.count();
+  std::size_t left = local.total();
+  while (left > 0) {
+    const ssize_t moved = call(target.pid(), local_items, local_count, remote_items, remote_count, 0);
+    if (moved < 0) return failure();
+    if (moved == 0) return CopyResult::kFault;
+    const std::size_t bytes = static_cast<std::size_t>(moved);
+    left -= bytes;
+    advance(local_items, local_count, bytes);
+    advance(remote_items, remote_count, bytes);
+  }
+  return CopyResult::kDone;
+}
+
+}  // namespace
+
+CopyResult copy_to(const ProcessView& target, Spans& local, Spans& remote) {
+  if (!target.is_own())
+    return copy_across_processes(::process_vm_writev, target, CopyDirection::kToTarget, local, remote);
+  walk(remote, local, copy_in_order);
+  return CopyResult::kDone;
+}
+
+CopyResult copy_from(const ProcessView& target, Spans& local, Spans& remote) {
+  if (!target.is_own())
+    return copy_across_processes(::process_vm_readv, target, CopyDirection::kFromTarget, local, remote);
+  walk(local, remote, copy_in_order);
+  return CopyResult::kDone;
+}
+
+}  // namespace verbatim::softverbs

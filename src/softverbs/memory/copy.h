@@ -1,0 +1,47 @@
+// Copies bytes between this process and another with one copy and without the help of the other process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "softverbs/host/process_view.h"
+#include "softverbs/memory/spans.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define VERBATIM_UNDER_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define VERBATIM_UNDER_TSAN 1
+#endif
+#endif
+
+namespace verbatim::softverbs {
+
+// Copies within this process. Small messages are copied in ascending order: programs poll for the last word of a
+// message, and hardware writes in this order.
+void copy_in_order(std::byte* to, const std::byte* from, std::size_t bytes);
+
+// copy_in_order with a fast path for one word.
+inline void copy_word(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if !defined(VERBATIM_UNDER_TSAN)
+  if (bytes == sizeof(std::uint64_t)) {
+    std::memcpy(to, from, sizeof(std::uint64_t));
+    return;
+  }
+#endif
+  copy_in_order(to, from, bytes);
+}
+
+enum class CopyResult {
+  kDone,
+  kProcessDead,
+  kForbidden,  // the system does not allow access to the process's memory
+  kFault,      // registered memory is no longer mapped
+};
+
+// Both spans must hold the same number of bytes. The calls modify both.
+CopyResult copy_to(const ProcessView& target, Spans& local, Spans& remote);
+CopyResult copy_from(const ProcessView& target, Spans& local, Spans& remote);
+
+}  // namespace verbatim::softverbs

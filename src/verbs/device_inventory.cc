@@ -1,0 +1,298 @@
+#include "verbs/device_inventory.h"
+
+#include <endian.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "base/log.h"
+#include "verbs/errors.h"
+#include "verbs/hca_filter.h"
+#include "verbs/sysfs.h"
+
+namespace verbatim {
+namespace {
+
+// NCCL assumes the same speed for a port of unknown speed.
+constexpr std::uint32_t kUnknownSpeedMbps = 10'000;
+
+const char* port_state_name(ibv_port_state state) {
+  switch (state) {
+    case IBV_PORT_DOWN:
+      return "port is DOWN";
+    case IBV_PORT_INIT:
+      return "port is in INIT (no subnet manager has configured it)";
+    case IBV_PORT_ARMED:
+      return "port is ARMED (no subnet manager has activated it)";
+    default:
+      return "port is not ACTIVE";
+  }
+}
+
+std::string nccl_device_name(const std::string& device, std::uint8_t port_num) {
+  const std::string name = "verbatim_" + device;
+  return port_num == 1 ? name : name + "_p" + std::to_string(port_num);
+}
+
+std::uint32_t speed_of(const Device& device, std::uint8_t port_num, const ibv_port_attr& attributes) {
+  if (const std::uint32_t speed = port_speed_mbps(attributes.active_speed, attributes.active_width)) return speed;
+  return sysfs_port_speed_mbps(device.sysfs_path(), port_num).value_or(kUnknownSpeedMbps);
+}
+
+// Opens devices and collects their usable ports for DeviceInventory::open.
+class DeviceEnumerator {
+ public:
+  DeviceEnumerator(const Verbs& verbs, const Mlx5* mlx5, const Config& config, const HcaFilter& filter,
+                   bool relaxed_ordering, bool peer_memory)
+      : verbs_(verbs),
+        mlx5_(mlx5),
+        config_(config),
+        filter_(filter),
+        relaxed_ordering_(relaxed_ordering),
+        peer_memory_(peer_memory) {}
+
+  void add_device(ibv_device* found) {
+    const std::string name = verbs_.get_device_name(found);
+    if (!filter_.may_select(name)) return skip(name, 0, not_selected());
+    if (found->transport_type != IBV_TRANSPORT_IB) return skip(name, 0, "device has no InfiniBand or RoCE transport");
+    Result<std::unique_ptr<Device>> device = Device::open(verbs_, mlx5_, found, relaxed_ordering_);
+    if (!device) {
+      std::string reason = explain_open(*found, device.error());
+      // EPERM is no failure: a container can see devices in sysfs that it is not allowed to open.
+      has_failed = has_failed || device.error().sys_errno != EPERM;
+      return skip(name, 0, std::move(reason));
+    }
+    const std::size_t ports_before = ports.size();
+    for (unsigned port_num = 1; port_num <= (*device)->attributes().phys_port_cnt; ++port_num) {
+      add_port(**device, static_cast<std::uint8_t>(port_num));
+    }
+    if (ports.size() > ports_before) devices.push_back(*std::move(device));
+  }
+
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<Port> ports;
+  std::vector<SkippedPort> skipped;
+  bool has_failed = false;  // a device or port is skipped because of an error or of a wrong GID setting
+
+ private:
+  // Only the first failure names the device node, so that all later ones have the same reason and share one entry of
+  // the log line.
+  std::string explain_open(const ibv_device& device, const Error& error) const {
+    std::string text = std::string(error.operation) + " failed: " + std::strerror(error.sys_errno);
+    if (!has_failed && error.operation == std::string_view("ibv_open_device") && device.dev_name[0] != '\0') {
+      text.append(" (/dev/infiniband/").append(device.dev_name).append(")");
+    }
+    return text;
+  }
+
+  void skip(const std::string& device, unsigned port_num, std::string reason) {
+    skipped.push_back({device, port_num, std::move(reason)});
+  }
+
+  std::string not_selected() const {
+    return std::string("not selected by ") + config_.hca.variable + "=" + config_.hca.value;
+  }
+
+  std::string gid_reason(const Device& device, const Error& error) {
+    if (error.sys_errno != ENODATA) return "no usable GID";
+    has_failed = true;
+    return "GID " + std::to_string(config_.gid_index.for_device(device.name()).value_or(0)) + ", set by " +
+           config_.gid_index.variable + ", is empty or does not exist";
+  }
+
+  void add_port(Device& device, std::uint8_t port_num) {
+    const HcaMatch match = filter_.match(device.name(), port_num);
+    if (!match.selected) return skip(device.name(), port_num, not_selected());
+    const Result<ibv_port_attr> attributes = verbs_.port_attributes(device.context(), port_num);
+    if (!attributes) {
+      has_failed = true;
+      return skip(device.name(), port_num,
+                  std::string("ibv_query_port failed: ") + std::strerror(attributes.error().sys_errno));
+    }
+    if (attributes->state != IBV_PORT_ACTIVE) return skip(device.name(), port_num, port_state_name(attributes->state));
+    const Result<GidEntry> gid =
+        choose_gid(verbs_, device.context(), device.name().c_str(), port_num, *attributes, config_.gid_index);
+    if (!gid) return skip(device.name(), port_num, gid_reason(device, gid.error()));
+
+    Port port;
+    port.device = &device;
+    port.port_num = port_num;
+    port.name = nccl_device_name(device.name(), port_num);
+    port.speed_mbps = speed_of(device, port_num, *attributes);
+    port.pci_path = sysfs_pci_path(device.sysfs_path());
+    port.guid = be64toh(device.attributes().sys_image_guid);
+    port.link_layer = attributes->link_layer;
+    port.lid = attributes->lid;
+    port.active_mtu = attributes->active_mtu;
+    port.max_msg_bytes = attributes->max_msg_sz;
+    if (peer_memory_ && sysfs_exists(device.sysfs_path())) port.ptr_support |= kPtrCuda;
+    if (device.dmabuf_errno() == 0) port.ptr_support |= kPtrDmaBuf;
+    port.rail_id = match.rail_id;
+    port.plane_id = match.plane_id;
+    port.gid = *gid;
+    port.adaptive_routing =
+        config_.adaptive_routing == Switch::kAuto ? !port.is_roce() : config_.adaptive_routing == Switch::kOn;
+    ports.push_back(std::move(port));
+  }
+
+  const Verbs& verbs_;
+  const Mlx5* const mlx5_;
+  const Config& config_;
+  const HcaFilter& filter_;
+  const bool relaxed_ordering_;
+  const bool peer_memory_;
+};
+
+// strverscmp compares numbers in names as numbers: mlx5_2 comes before mlx5_10.
+bool sorts_before(const Port& a, const Port& b) {
+  if (a.pci_path != b.pci_path) return a.pci_path < b.pci_path;
+  if (const int order = strverscmp(a.device->name().c_str(), b.device->name().c_str()); order != 0) return order < 0;
+  return a.port_num < b.port_num;
+}
+
+void number_ports(std::vector<Port>& ports) {
+  for (auto port = ports.begin(); port != ports.end(); ++port) {
+    const auto same_nic = [&](const Port& earlier) { return earlier.guid == port->guid; };
+    port->topology_port = 1 + static_cast<std::uint32_t>(std::count_if(ports.begin(), port, same_nic));
+  }
+}
+
+// "mlx5_0:1, mlx5_1:1: port is DOWN; mlx5_2: ...": grouped by reason, because a log line is at most 1,024 bytes long.
+std::string group_by_reason(const std::vector<SkippedPort>& skipped) {
+  std::vector<std::pair<std::string, std::string>> by_reason;  // reason, names
+  for (const SkippedPort& port : skipped) {
+    std::string name = port.device;
+    if (port.port_num != 0) name.append(":").append(std::to_string(port.port_num));
+    const auto known =
+        std::find_if(by_reason.begin(), by_reason.end(), [&](const auto& entry) { return entry.first == port.reason; });
+    if (known != by_reason.end()) {
+      known->second.append(", ").append(name);
+    } else {
+      by_reason.emplace_back(port.reason, name);
+    }
+  }
+  std::string text;
+  for (const auto& [reason, names] : by_reason) {
+    text.append(text.empty() ? "" : "; ").append(names).append(": ").append(reason);
+  }
+  return text;
+}
+
+// One line for all ports without GPU memory support: a warning if the host has an NVIDIA GPU, else information.
+void log_missing_gpu_memory(const std::vector<Port>& ports, const std::string& root) {
+  std::vector<SkippedPort> without;
+  bool kernel_driver = false;
+  for (const Port& port : ports) {
+    if (port.ptr_support != kPtrHost) continue;
+    const int error = port.device->dmabuf_errno();
+    const bool has_driver = sysfs_exists(port.device->sysfs_path());
+    kernel_driver = kernel_driver || has_driver;
+    std::string reason = std::string("dma-buf: ") +
+                         (error == ENOSYS ? "this libibverbs has no ibv_reg_dmabuf_mr" : std::strerror(error)) +
+                         ", peer memory: " +
+                         (has_driver ? "no module nvidia_peermem or nv_peer_mem" : "the device has no kernel driver");
+    without.push_back({port.device->name(), port.port_num, std::move(reason)});
+  }
+  if (without.empty()) return;
+  const bool gpu = sysfs_exists(root + "/sys/module/nvidia") && kernel_driver;
+  log_line(gpu ? LogLevel::kWarn : LogLevel::kInfo, __FILE__, __LINE__,
+           "GPU memory cannot be registered, so NCCL copies data through host memory. Next: load nvidia_peermem. %s",
+           group_by_reason(without).c_str());
+}
+
+void log_port(const Port& port) {
+  const char* gpu_memory[] = {"", ", GPU memory by peer memory", ", GPU memory by dma-buf",
+                              ", GPU memory by peer memory or dma-buf"};
+  VERBATIM_INFO("%s: %s %u Mb/s, GID %u %s%s, MTU %u, PCI %s%s%s", port.name.c_str(),
+                port.is_roce() ? "RoCE" : "InfiniBand", port.speed_mbps, port.gid.index,
+                to_string(port.gid.gid).c_str(),
+                port.gid.version == RoceVersion::kV2   ? " (RoCE v2)"
+                : port.gid.version == RoceVersion::kV1 ? " (RoCE v1)"
+                                                       : "",
+                128U << static_cast<unsigned>(port.active_mtu), port.pci_path ? port.pci_path->c_str() : "none",
+                gpu_memory[port.ptr_support >> 1], port.device->relaxed_ordering() ? ", relaxed ordering" : "");
+}
+
+}  // namespace
+
+Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verbs, const Config& config) {
+  const std::optional<Mlx5> mlx5 = Mlx5::load(config.mlx5_library);
+  return open(verbs, mlx5 ? &*mlx5 : nullptr, config, "");
+}
+
+Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verbs, const Mlx5* mlx5,
+                                                               const Config& config, const std::string& root) {
+  const Result<HcaFilter> filter = HcaFilter::parse(config.hca.value);
+  if (!filter) {
+    VERBATIM_WARN("%s=%s is not valid. Next: set [^][=]name[:port[:rail[:plane]]],...", config.hca.variable,
+                  config.hca.value.c_str());
+    return filter.error();
+  }
+  const bool can_relax = verbs.reg_mr_iova2 != nullptr;
+  if (config.relaxed_ordering == Switch::kOn && !can_relax) {
+    VERBATIM_WARN(
+        "VERBATIM_RELAXED_ORDERING=1 (or NCCL_IB_PCI_RELAXED_ORDERING=1) is not possible: this libibverbs has no "
+        "ibv_reg_mr_iova2. Next: set 0 or 2");
+    return Error{ErrorKind::kUsage, EOPNOTSUPP, "ibv_reg_mr_iova2"};
+  }
+  // ibv_fork_init has an effect only before the first registration. A failure is no error, as in NCCL's own transport.
+  if (const Status status = check_errno("ibv_fork_init", verbs.fork_init()); !status) {
+    VERBATIM_INFO("ibv_fork_init failed: %s. A forked child must not access registered memory",
+                  std::strerror(status.error().sys_errno));
+  }
+
+  int count = 0;
+  const std::unique_ptr<ibv_device*, decltype(verbs.free_device_list)> list(verbs.get_device_list(&count),
+                                                                            verbs.free_device_list);
+  if (list == nullptr) {
+    const int error = errno;
+    VERBATIM_WARN("no RDMA: libibverbs cannot list devices: %s. Next: load the kernel's RDMA modules (ib_uverbs)",
+                  std::strerror(error));
+    return Error{ErrorKind::kUsage, error, "ibv_get_device_list"};
+  }
+  if (count == 0) {
+    VERBATIM_WARN(
+        "no RDMA: libibverbs finds no device. Next: in a container, check that /dev/infiniband and the provider "
+        "libraries exist");
+    return Error{ErrorKind::kUsage, ENODEV, "ibv_get_device_list"};
+  }
+
+  DeviceEnumerator found(verbs, mlx5, config, *filter, can_relax && config.relaxed_ordering != Switch::kOff,
+                         peer_memory_loaded(root));
+  for (int i = 0; i < count; ++i) found.add_device(list.get()[i]);
+  if (found.ports.empty()) {
+    VERBATIM_WARN("no RDMA device is usable. %s", group_by_reason(found.skipped).c_str());
+    return Error{ErrorKind::kUsage, ENODEV, "RDMA devices"};
+  }
+  // A warning if an error or a setting costs bandwidth; a port that is not selected or not active is normal.
+  if (!found.skipped.empty()) {
+    log_line(found.has_failed ? LogLevel::kWarn : LogLevel::kInfo, __FILE__, __LINE__, "not used: %s",
+             group_by_reason(found.skipped).c_str());
+  }
+  std::sort(found.ports.begin(), found.ports.end(), sorts_before);
+  number_ports(found.ports);
+  for (const Port& port : found.ports) log_port(port);
+  log_missing_gpu_memory(found.ports, root);
+
+  std::shared_ptr<DeviceInventory> inventory(new DeviceInventory);
+  inventory->devices_ = std::move(found.devices);
+  inventory->ports_ = std::move(found.ports);
+  inventory->skipped_ = std::move(found.skipped);
+  return inventory;
+}
+
+std::uint32_t port_speed_mbps(std::uint8_t active_speed, std::uint8_t active_width) {
+  // By the bit that is set in the code. SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR; XDR needs more than 8 bits, so its
+  // speed is read from sysfs.
+  constexpr std::uint32_t kLaneMbps[] = {2'500, 5'000, 10'000, 10'000, 14'000, 25'000, 50'000, 100'000};
+  constexpr std::uint32_t kLanes[] = {1, 4, 8, 12, 2};
+  if (!std::has_single_bit(active_speed) || !std::has_single_bit(active_width)) return 0;
+  const auto width = static_cast<std::size_t>(std::countr_zero(active_width));
+  return width < std::size(kLanes) ? kLanes[width] * kLaneMbps[std::countr_zero(active_speed)] : 0;
+}
+
+}  // namespace verbatim

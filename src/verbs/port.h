@@ -1,0 +1,44 @@
+// A port of an RDMA device: NCCL calls it a network device.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "verbs/gid.h"
+
+namespace verbatim {
+
+class Device;
+
+// The types of memory that a port's device can access; the values are those of NCCL_PTR_*.
+enum PtrSupport : unsigned { kPtrHost = 0x1, kPtrCuda = 0x2, kPtrDmaBuf = 0x4 };
+
+// One active port of one device. Owned by the DeviceInventory, immutable after open.
+struct Port {
+  Device* device = nullptr;
+  std::uint8_t port_num = 1;
+
+  // "verbatim_mlx5_0"; "verbatim_mlx5_0_p2" for port 2, because NCCL's topology needs a unique name for each port. The
+  // suffix depends only on the port number, so a port that is down does not change the names of other ports.
+  std::string name;
+  std::uint32_t speed_mbps = 0;
+  std::optional<std::string> pci_path;  // see sysfs_pci_path; nullopt: not a PCI device
+  std::uint64_t guid = 0;               // system image GUID of the NIC, host byte order
+  std::uint32_t topology_port = 1;      // unique among the ports of one NIC: NCCL shares bandwidth by (guid, port)
+  std::uint8_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
+  std::uint16_t lid = 0;
+  ibv_mtu active_mtu = IBV_MTU_256;
+  std::uint64_t max_msg_bytes = 0;
+  unsigned ptr_support = kPtrHost;
+  int rail_id = -1;  // -1: unset
+  int plane_id = -1;
+  GidEntry gid;
+  bool adaptive_routing = false;  // Config::adaptive_routing; kAuto is decided by the link layer
+
+  bool is_roce() const { return link_layer == IBV_LINK_LAYER_ETHERNET; }
+};
+
+}  // namespace verbatim

@@ -1,0 +1,173 @@
+// Kills a peer process at every kill point of the handshake and of the first message, on either side. Checks which
+// errors and warnings the surviving process gets, that it can still connect, and that nothing leaks.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kill_points.h"
+#include "process.h"
+#include "roles.h"
+#include "surviving_peer.h"
+
+namespace conformance {
+namespace {
+
+using nccl::Result;
+
+constexpr int kDeathVersion = 12;
+constexpr long kMaxKillPoints = 500;  // more kill points than a peer has
+// Warnings of the surviving process; HOST, # and WHO replace what differs from run to run.
+const std::string kPeerEnded =
+    "the peer HOST (pid #) ended without closing a connection that has outstanding operations: its process was killed "
+    "or crashed, or its host failed. Next: look at HOST (pid #) first: its log says why. ";
+const std::string kUnusedPath =
+    "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
+    "TC 0, SL 0, timeout 4.29 s, 7 retries (34.4 s in all), T old, carried 0 messages, 0 bytes";
+
+class PeerAtEveryStep : public SurvivingPeer {
+ protected:
+  // Kills peers at their first, second, ... kill point, until a peer completes. `run` starts a peer with `words` after
+  // its role, and returns how the peer ended.
+  void at_every_kill_point(const std::function<Exit(void* context, const std::string& words)>& run) {
+    finalize(new_context());  // the verbs library opens some resources once per process
+    long killed = 0;
+    while (killed < kMaxKillPoints) {
+      bool completed = false;
+      run_role_once([&](void* context) {
+        const Exit exit = run(context, " " + std::to_string(SIGKILL) + " " + std::to_string(killed + 1));
+        completed = exit.status == 0;
+        EXPECT_TRUE(completed || exit.status == 128 + SIGKILL) << exit.output;
+        EXPECT_NE(completed, parse_kill_point(exit.output).has_value()) << exit.output;
+      });
+      if (HasFailure()) FAIL() << "at kill point " << killed + 1;
+      if (completed) break;
+      ++killed;
+    }
+    std::printf("killed at %ld points\n", killed);
+    EXPECT_GT(killed, 15);
+    EXPECT_LT(killed, kMaxKillPoints);
+  }
+
+  // The only warning, which must contain `name`; empty when there is no warning.
+  std::string only_line(const std::string& name) {
+    const std::vector<std::string> lines = take_warnings();
+    if (lines.empty()) return "";
+    EXPECT_EQ(lines.size(), 1U) << lines[1];
+    EXPECT_NE(lines[0].find(name), std::string::npos) << lines[0];
+    return normalize_line(lines[0]);
+  }
+  // Checks the result of an established connection whose peer was killed: an error and its warning. After the first
+  // post the message may also have arrived.
+  void check_killed(Result result, const KillPoint& last, pid_t peer) {
+    const std::string line = only_line("(pid " + std::to_string(peer) + ")");
+    if (last.posted > 0 && result == Result::kSuccess) {
+      EXPECT_EQ(line, "");
+    } else {
+      EXPECT_EQ(result, Result::kRemoteError);
+      EXPECT_EQ(line, kPeerEnded + kUnusedPath);
+    }
+  }
+};
+ONE_VERSION(PeerAtEveryStep, kDeathVersion);
+
+// A peer that was killed before it had sent its complete hello causes no warning. The listen comm serves the next peer
+// in every case.
+TEST_P(PeerAtEveryStep, KilledWhileConnecting_IsReported) {
+  Process healthy("sends-to-each", kDeathVersion);
+  at_every_kill_point([&](void* context, const std::string& words) {
+    Handle handle;
+    void* const listen_comm = listen(context, handle);
+    Process peer("connects" + words, kDeathVersion);
+    const pid_t pid = peer.pid();
+    const std::string name = "(pid " + std::to_string(pid) + ", 127.0.0.1:";
+    EXPECT_TRUE(peer.write(handle.bytes, sizeof handle.bytes));
+    Attempt attempt;
+    EXPECT_TRUE(eventually([&] { return (attempt = accept(listen_comm)) || has_changed_state(peer, WEXITED); }));
+    Result result = attempt.comm != nullptr ? exchange(attempt.comm, false) : Result::kSuccess;
+    const Exit exit = peer.wait();
+    const KillPoint last = parse_kill_point(exit.output).value_or(KillPoint{.sent = 2, .posted = 1, .name = "the end"});
+    SCOPED_TRACE("killed " + last.name + ": " + exit.output);
+    if (!attempt && last.sent > 0) {
+      EXPECT_TRUE(eventually([&] { return static_cast<bool>(attempt = accept(listen_comm)); }));
+      if (attempt.comm != nullptr) result = exchange(attempt.comm, false);
+    }
+    if (last.sent == 0) {
+      EXPECT_FALSE(attempt);
+      EXPECT_EQ(only_line(name), "");
+    } else if (last.sent == 1) {
+      EXPECT_EQ(attempt.result, Result::kRemoteError);
+      EXPECT_EQ(only_line(name), kAcceptFailed + kClosedFirst);
+    } else {
+      EXPECT_NE(attempt.comm, nullptr);
+      check_killed(result, last, pid);
+    }
+    EXPECT_TRUE(healthy.write(handle.bytes, sizeof handle.bytes));
+    attempt = {};
+    EXPECT_TRUE(eventually([&] { return static_cast<bool>(attempt = accept(listen_comm)); }));
+    EXPECT_OK(attempt.result);
+    if (attempt.comm != nullptr) {
+      EXPECT_OK(exchange(attempt.comm, false));
+    }
+    EXPECT_OK(net().close_listen(listen_comm));
+    return exit;
+  });
+}
+
+TEST_P(PeerAtEveryStep, KilledWhileAccepting_IsReported) {
+  at_every_kill_point([&](void* context, const std::string& words) {
+    Process peer("accepts" + words, kDeathVersion);
+    const pid_t pid = peer.pid();
+    Handle handle;
+    EXPECT_TRUE(peer.read(handle.bytes, sizeof handle.bytes));
+    Attempt attempt;
+    EXPECT_TRUE(eventually([&] { return static_cast<bool>(attempt = connect(context, handle)); }));
+    const Result result = attempt.comm != nullptr ? exchange(attempt.comm, true) : Result::kSuccess;
+    const Exit exit = peer.wait();
+    const KillPoint last = parse_kill_point(exit.output).value_or(KillPoint{.sent = 1, .posted = 1, .name = "the end"});
+    SCOPED_TRACE("killed " + last.name + ": " + exit.output);
+    if (last.sent == 0) {
+      EXPECT_EQ(attempt.result, Result::kRemoteError);
+      const std::string line = only_line(address_of(handle));
+      // The reply is incomplete when the peer was killed in the middle of it. Otherwise connect may have tried again,
+      // and was refused.
+      const bool has_begun = last.name.starts_with("in the middle of send");
+      if (line != kConnectFailed + kRefused) {
+        EXPECT_EQ(line, kConnectFailed + (has_begun ? kClosedFirst : kEndedOrNotListening));
+      }
+    } else {
+      EXPECT_NE(attempt.comm, nullptr);
+      check_killed(result, last, pid);
+    }
+    TestConnection again = link();
+    exchange_one(again, kBytes);
+    return exit;
+  });
+}
+
+// The application closes its listen comm before the last step of the handshake. The warning says that the peer gave up,
+// and not that it died.
+TEST_P(PeerAtEveryStep, ListenClosedBeforeEstablished_IsReportedAsAbort) {
+  finalize(new_context());
+  run_role_once([&](void* context) {
+    Handle handle;
+    void* const listen_comm = listen(context, handle);
+    Attempt attempt;
+    EXPECT_TRUE(eventually([&] { return (attempt = connect(context, handle)) || accept(listen_comm); }));
+    EXPECT_OK(net().close_listen(listen_comm));
+    ASSERT_NE(attempt.comm, nullptr);
+    EXPECT_EQ(exchange(attempt.comm, true), Result::kRemoteError);
+    const std::string pid = "(pid " + std::to_string(::getpid()) + ")";
+    const std::string expected = "the peer HOST (pid #) aborted the connection: ";
+    EXPECT_EQ(only_line(pid).substr(0, expected.size()), expected);
+  });
+}
+
+}  // namespace
+}  // namespace conformance

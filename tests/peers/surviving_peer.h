@@ -1,0 +1,78 @@
+// Shared by the tests that kill or stop a peer during the handshake: the surviving end of the connection.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "conformance.h"
+#include "process.h"
+#include "roles.h"
+
+namespace conformance {
+
+// Replaces the parts of a line that differ from run to run. TCP-END replaces the error of TCP, which depends on the
+// operation in progress.
+std::string normalize_line(const std::string& line);
+// The warnings about a failed handshake, normalized.
+inline const std::string kAcceptFailed =
+    "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
+inline const std::string kConnectFailed = "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: ";
+inline const std::string kClosedFirst =
+    "TCP-END: the peer closed the connection first. Next: look at WHO first: its log says why";
+inline const std::string kRefused =
+    "connect: Connection refused: its process has ended or does not listen any more, or a firewall blocks the "
+    "connection. Next: look at WHO first: its log says why";
+inline const std::string kEndedOrNotListening =
+    "TCP-END: the peer closed the connection first: its process has ended, or it does not listen for this connection "
+    "any more. Next: look at WHO first: its log says why";
+
+// The address of a listening peer, which names it in warnings before it has sent its hello.
+std::string address_of(const Handle& handle);
+
+// Whether the peer is in one of these states (WEXITED, WSTOPPED). Does not reap it.
+bool has_changed_state(const Process& peer, int states);
+
+// Sends or receives one message; the destructor closes the comm.
+class Exchange {
+ public:
+  Exchange(netapi::Plugin& net, void* comm, bool sends);
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  // Makes one call; true when the message is complete or has failed.
+  bool step();
+  // The result after step() returned true.
+  nccl::Result result() const { return result_; }
+
+ private:
+  netapi::Plugin& net_;
+  void* const comm_;
+  const bool sends_;
+  Memory memory_{kBytes};
+  void* mhandle_ = nullptr;
+  void* request_ = nullptr;
+  nccl::Result result_ = nccl::Result::kSuccess;
+  bool is_over_ = false;
+};
+
+class SurvivingPeer : public Conformance {
+ protected:
+  // The result of a connect or accept call; true when it failed or gave a comm.
+  struct Attempt {
+    nccl::Result result = nccl::Result::kSuccess;
+    void* comm = nullptr;
+    explicit operator bool() const { return result != nccl::Result::kSuccess || comm != nullptr; }
+  };
+  Attempt accept(void* listen_comm);
+  Attempt connect(void* context, Handle& handle);
+  nccl::Result exchange(void* comm, bool sends);
+  void* listen(void* context, Handle& handle);
+
+  // Creates a context, calls `body` with it and finalizes it; checks that nothing leaks.
+  void run_role_once(const std::function<void(void* context)>& body);
+};
+
+}  // namespace conformance

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Include lines point one way: include_test.py SOURCE_DIR.
+
+ALLOWED names each folder of the sources and the folders whose headers it may include besides its own. A folder that is not named there, or an
+include line that it does not allow, is a failure. Before that the check is tried on a tree of two files, one of which includes upward.
+"""
+
+import pathlib
+import re
+import sys
+import tempfile
+
+BASE = {"base"}
+WIRE = BASE | {"wire"}
+VERBS = BASE | {"verbs"}
+DIAGNOSE = VERBS | WIRE
+TRANSFER = DIAGNOSE | {"net/diagnose"}
+CONNECT = TRANSFER | {"net/transfer"}
+HOST = BASE | {"softverbs/host"}
+
+ALLOWED = {
+    "base": set(),
+    "verbs": BASE,
+    "wire": BASE,
+    "net/diagnose": DIAGNOSE,
+    "net/transfer": TRANSFER,
+    "net/connect": CONNECT,
+    "net/monitor": CONNECT,
+    "net/context": CONNECT | {"net/connect", "net/monitor"},
+    "plugin": CONNECT | {"net/context", "nccl"},
+    "softverbs/host": BASE,
+    "softverbs/memory": HOST,
+    "softverbs/fabric": HOST,
+    "softverbs/faults": HOST | {"softverbs/fabric"},
+    "softverbs/engine": HOST | {"softverbs/fabric", "softverbs/faults", "softverbs/memory"},
+    "softverbs/api": HOST | {"softverbs/engine", "softverbs/fabric", "softverbs/faults", "softverbs/memory"},
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+
+
+def folder_of(root, path):
+    """The folder of a file of ours, as ALLOWED names it; relative to src/, plugin/ as it is."""
+    parts = path.relative_to(root).parent.parts
+    return "/".join(parts[1:] if parts[0] == "src" else parts)
+
+
+def target_folder(root, source, name):
+    """The folder of an included header; None when there is no such file."""
+    for parent in (source.parent, root / "src", root / "include", root):
+        header = (parent / name).resolve()
+        if header.is_file():
+            return "nccl" if header.is_relative_to(root / "include") else folder_of(root, header)
+    return None
+
+
+def upward_includes(root):
+    """Include lines that ALLOWED does not have, as lines of text."""
+    sources = [path for top in ("src", "plugin") for path in sorted((root / top).rglob("*")) if path.suffix in (".cc", ".h")]
+    for source in sources:
+        folder = folder_of(root, source)
+        if folder not in ALLOWED:
+            yield f"{source.relative_to(root)}: the folder {folder} is not in ALLOWED"
+            continue
+        for name in INCLUDE.findall(source.read_text()):
+            target = target_folder(root, source, name)
+            if target != folder and target not in ALLOWED[folder]:
+                yield f"{source.relative_to(root)}: {folder} must not include {name} ({target or 'no such file'})"
+
+
+def check_finds_an_upward_include():
+    with tempfile.TemporaryDirectory() as directory:
+        root = pathlib.Path(directory).resolve()
+        for folder in ("base", "verbs"):
+            (root / "src" / folder).mkdir(parents=True)
+        (root / "src/verbs/device.h").write_text('#include "base/result.h"\n')
+        (root / "src/base/result.h").write_text('#include "verbs/device.h"\n')
+        expected = ["src/base/result.h: base must not include verbs/device.h (verbs)"]
+        assert list(upward_includes(root)) == expected, list(upward_includes(root))
+
+
+def main():
+    check_finds_an_upward_include()
+    root = pathlib.Path(sys.argv[1]).resolve()
+    found = list(upward_includes(root))
+    print("\n".join(found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+// Two ends of one connection inside this process, over the verbs library that the environment names.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "net/context/context.h"
+#include "net/transfer/recv_comm.h"
+#include "net/transfer/send_comm.h"
+
+namespace verbatim {
+
+// One member of a grouped receive.
+struct RecvBuffer {
+  void* data;
+  std::size_t bytes;
+  int tag;
+  MemoryHandle* memory;
+};
+
+class ConnectedComms {
+ public:
+  static constexpr auto kPatience = std::chrono::seconds(20);
+
+  // Environment variables must be set before.
+  explicit ConnectedComms(int traffic_class = -1) {
+    Result<Context*> context = open_context(traffic_class);
+    EXPECT_TRUE(context);
+    if (context) context_ = *context;
+  }
+  ~ConnectedComms() {
+    if (context_ != nullptr) close_context(context_);
+  }
+  ConnectedComms(const ConnectedComms&) = delete;
+  ConnectedComms& operator=(const ConnectedComms&) = delete;
+
+  // Asks again and again whether `condition` holds: that it did in time.
+  template <typename Condition>
+  static bool eventually(Condition condition) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    bool holds = condition();
+    while (!holds && !::testing::Test::HasFatalFailure() && std::chrono::steady_clock::now() < end) holds = condition();
+    return holds;
+  }
+
+  // Repeats `call` until `comm` has failed: that it did in time.
+  template <typename Call>
+  static bool fails(const Comm& comm, Call call) {
+    return eventually([&] {
+      if (comm.error() == nullptr) call();
+      return comm.error() != nullptr;
+    });
+  }
+  // The same by its progress alone.
+  template <typename C>
+  static bool fails(C& comm) {
+    return fails(comm, [&] { comm.progress(); });
+  }
+
+  void connect(std::size_t from = 0, std::size_t to = 0, int traffic_class = -1) {
+    ASSERT_NE(context_, nullptr);
+    std::array<std::uint8_t, wire::kHandleBytes> handle{};
+    Result<ListenComm*> listen = context_->listen(to, handle);
+    ASSERT_TRUE(listen);
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while ((send_ == nullptr || recv_ == nullptr) && std::chrono::steady_clock::now() < end) {
+      if (send_ == nullptr) {
+        Result<SendComm*> send = context_->connect(from, handle, traffic_class);
+        ASSERT_TRUE(send);
+        send_ = *send;
+      }
+      if (recv_ == nullptr) {
+        Result<RecvComm*> recv = context_->accept(**listen);
+        ASSERT_TRUE(recv);
+        recv_ = *recv;
+      }
+    }
+    ASSERT_NE(send_, nullptr);
+    ASSERT_NE(recv_, nullptr);
+    context_->close(**listen);
+  }
+
+  Context& context() { return *context_; }
+  SendComm& send() { return *send_; }
+  RecvComm& recv() { return *recv_; }
+
+  template <typename T>
+  std::unique_ptr<MemoryHandle> reg(Comm& comm, std::vector<T>& buffer, MemoryType type = MemoryType::kHost) {
+    Result<std::unique_ptr<MemoryHandle>> handle =
+        comm.register_memory({.address = buffer.data(), .bytes = buffer.size() * sizeof(T), .type = type});
+    EXPECT_TRUE(handle);
+    return handle ? std::move(*handle) : nullptr;
+  }
+
+  // nullptr: not yet, or the comm has failed.
+  Request* isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory) {
+    void* request = nullptr;
+    const ErrorKind result = send().isend(data, bytes, tag, memory, &request);
+    EXPECT_EQ(result == ErrorKind::kNone, send().error() == nullptr);
+    return static_cast<Request*>(request);
+  }
+  Request* irecv(std::span<const RecvBuffer> buffers, bool optional_completion = false) {
+    void* data[wire::kMaxGroup];
+    std::size_t sizes[wire::kMaxGroup];
+    int tags[wire::kMaxGroup];
+    void* handles[wire::kMaxGroup];
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      data[i] = buffers[i].data;
+      sizes[i] = buffers[i].bytes;
+      tags[i] = buffers[i].tag;
+      handles[i] = buffers[i].memory;
+    }
+    void* request = optional_completion ? kOptionalCompletion : nullptr;
+    const ErrorKind result =
+        recv().irecv<std::size_t>(static_cast<int>(buffers.size()), data, sizes, tags, handles, &request);
+    EXPECT_EQ(result == ErrorKind::kNone, recv().error() == nullptr);
+    return static_cast<Request*>(request);
+  }
+  // Takes back a request that is done: the sizes that test reports.
+  std::array<int, wire::kMaxGroup> is_completed(Request* request) {
+    if (auto known = tested_.extract(request)) return known.mapped();
+    EXPECT_TRUE(test(request));
+    return tested_.extract(request).mapped();
+  }
+
+  // Repeats `post` until it yields a request.
+  template <typename Post>
+  Request* posted(Post post) {
+    Request* request = nullptr;
+    const auto post_or_progress = [&] {
+      request = post();
+      if (request == nullptr) progress();
+      return request != nullptr;
+    };
+    EXPECT_TRUE(eventually(post_or_progress)) << "nothing was posted in time";
+    return request;
+  }
+
+  bool wait(Request* request) {
+    // An arrival word is looked at by the test of its own request alone.
+    const auto done = [&] {
+      return request->kind == RequestKind::kRecvAtomic ? test(request) : request->state == RequestState::kDone;
+    };
+    bool is_done = false;
+    eventually([&] {
+      is_done = done();
+      if (!is_done) progress();
+      return is_done || failed();
+    });
+    return is_done;
+  }
+
+  void progress() {
+    send_->progress();
+    recv_->progress();
+  }
+  bool failed() const { return send_->error() != nullptr || recv_->error() != nullptr; }
+
+ private:
+  bool test(Request* request) {
+    std::array<int, wire::kMaxGroup>& sizes = tested_[request];
+    const auto test = request->kind == RequestKind::kSend   ? SendComm::test
+                      : request->kind == RequestKind::kRecv ? RecvComm::test
+                                                            : RecvComm::test_atomic;
+    int done = 0;
+    test(*request, &done, sizes.data());
+    if (done == 0) tested_.erase(request);
+    return done == 1;
+  }
+
+  std::map<Request*, std::array<int, wire::kMaxGroup>> tested_;  // done, and not yet asked for
+  Context* context_ = nullptr;
+  SendComm* send_ = nullptr;
+  RecvComm* recv_ = nullptr;
+};
+
+// A buffer at each end of a connection, registered there.
+template <typename T = std::uint8_t>
+class Buffers {
+ public:
+  Buffers(ConnectedComms& link, std::vector<T> content)
+      : source(std::move(content)),
+        target(source.size()),
+        send_memory(link.reg(link.send(), source)),
+        recv_memory(link.reg(link.recv(), target)),
+        link_(link) {}
+  Buffers(ConnectedComms& link, std::size_t count) : Buffers(link, std::vector<T>(count)) {}
+
+  // For so many bytes at the start of the target.
+  Request* irecv(std::size_t bytes, int tag = 0, bool optional_completion = false) {
+    const RecvBuffer buffer{target.data(), bytes, tag, recv_memory.get()};
+    return link_.irecv({&buffer, 1}, optional_completion);
+  }
+  // So many bytes of the source.
+  Request* isend(std::size_t bytes, int tag = 0) { return link_.isend(source.data(), bytes, tag, *send_memory); }
+
+  std::vector<T> source;
+  std::vector<T> target;
+  const std::unique_ptr<MemoryHandle> send_memory;
+  const std::unique_ptr<MemoryHandle> recv_memory;
+
+ private:
+  ConnectedComms& link_;
+};
+
+inline std::vector<std::uint8_t> pattern(std::size_t bytes, std::uint64_t seed) {
+  std::vector<std::uint8_t> data(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::uint8_t>((i + seed) * 0x9e3779b97f4a7c15 >> 56);
+  return data;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,174 @@
+// Failures reach both ends: the notice of one end to the other, and the keepalive.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+
+#include "base/clock.h"
+#include "connected_comms.h"
+#include "net/monitor/monitor.h"
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Only the notice reports the failure within the patience of the test. The best of several tries counts: a busy machine
+// is slow now and then, a missing notice is slow each time.
+TEST(PeerFailure, Failure_IsReportedToPeerAtOnce) {
+  constexpr std::chrono::seconds kSoon(1);
+  constexpr int kTries = 5;
+  auto best = Clock::duration::max();
+  for (int i = 0; i < kTries && best >= kSoon; ++i) {
+    ConnectedComms link;
+    ASSERT_NO_FATAL_FAILURE(link.connect());
+    Buffers buffers(link, 100);
+    ASSERT_NE(link.posted([&] { return buffers.irecv(50); }), nullptr);
+    const LogCapture log;
+    ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(51), nullptr); }));
+    const auto failed = Clock::now();
+    ASSERT_TRUE(link.fails(link.recv()));
+    best = std::min(best, Clock::now() - failed);
+    std::printf("the peer knew after %.0f ms\n", std::chrono::duration<double, std::milli>(best).count());
+    EXPECT_EQ(link.recv().error()->kind, ErrorKind::kRemote);
+    EXPECT_NE(link.recv().failure()->what.find("reported: isend of 51 bytes"), std::string::npos);
+    EXPECT_EQ(log.warnings().size(), 2U);  // one at each end
+  }
+  EXPECT_LT(best, kSoon);
+}
+
+// Nothing is outstanding: the next call that needs the peer returns the error.
+TEST(PeerFailure, IdleEnd_FailsAtNextCall) {
+  ConnectedComms link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  Buffers buffers(link, 8);
+  ASSERT_NE(buffers.irecv(8), nullptr);  // there is a CTS: only the failure stops the sender
+  const LogCapture log;
+  link.recv().abort();
+  ASSERT_TRUE(link.fails(link.recv()));
+  ASSERT_TRUE(link.eventually([&] {
+    std::this_thread::yield();
+    return (link.send().slow_path_flags() & Comm::kSignals) != 0;
+  }));
+  ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(8), nullptr); }));
+  EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
+  EXPECT_NE(link.send().failure()->what.find(" reported: "), std::string::npos);
+}
+
+TEST(PeerFailure, CloseWithOutstandingOperation_IsReportedAsAbort) {
+  ConnectedComms link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  Buffers buffers(link, 8);
+  ASSERT_NE(buffers.irecv(8, 7), nullptr);
+  const LogCapture log;
+  link.context().close(link.recv());
+  ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(8, 8), nullptr); }));
+  EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
+  EXPECT_TRUE(link.send().failure()->what.ends_with(" aborted the connection")) << log.only_warning();
+}
+
+// One end of a connection; the test reads and writes the other end of its side channel.
+class Keepalive : public ::testing::Test {
+ protected:
+  static constexpr std::uint64_t kKeepaliveNs = 2 * kNanosecondsPerSecond;
+
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(link_.connect());
+    Result<std::unique_ptr<Monitor>> control = Monitor::start({}, {.keepalive_ns = kKeepaliveNs});
+    ASSERT_TRUE(control);
+    control_ = std::move(*control);
+    wire::Hello peer;
+    peer.qps.resize(1);
+    const std::span<const Port* const> span = link_.recv().endpoint().ports();
+    const std::vector<const Port*> ports(span.begin(), span.end());
+    const Config& config = link_.context().config();
+    Result<Endpoint> endpoint = Endpoint::create(ports, RecvComm::endpoint_sizes(config, ports, peer), config);
+    ASSERT_TRUE(endpoint);
+    Result<std::unique_ptr<RecvComm>> comm =
+        RecvComm::create(link_.context().comm_settings(), std::move(*endpoint), peer);
+    ASSERT_TRUE(comm);
+    comm_ = std::move(*comm);
+    int ends[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    comm_->set_side_channel(UniqueFd(ends[0]));
+    peer_ = UniqueFd(ends[1]);
+    ASSERT_TRUE(control_->watch(*comm_, this));
+  }
+  void TearDown() override {
+    if (control_ != nullptr) control_->unwatch(*comm_);
+    control_.reset();
+  }
+
+  // The next message to the peer within the time; kReady when there is none.
+  wire::MessageType next(std::chrono::milliseconds time) {
+    std::array<std::uint8_t, wire::kHeaderBytes> header{};
+    pollfd ready{peer_.get(), POLLIN, 0};
+    if (::poll(&ready, 1, static_cast<int>(time.count())) <= 0) return wire::MessageType::kReady;
+    if (::recv(peer_.get(), header.data(), header.size(), MSG_WAITALL) != static_cast<ssize_t>(header.size())) {
+      return wire::MessageType::kReady;
+    }
+    const Result<wire::Header> decoded = wire::decode_header(header);
+    EXPECT_TRUE(decoded);
+    return decoded ? decoded->type : wire::MessageType::kReady;
+  }
+  void say(const wire::Notice& notice) {
+    const auto bytes = notice.bytes();
+    ASSERT_EQ(::send(peer_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+  bool failed() {
+    comm_->progress();
+    return comm_->error() != nullptr;
+  }
+
+  ConnectedComms link_;
+  UniqueFd peer_;
+  std::unique_ptr<RecvComm> comm_;
+  std::unique_ptr<Monitor> control_;
+};
+
+TEST_F(Keepalive, PeerDoesNotAnswer_FailsBothEnds) {
+  const LogCapture log;
+  const auto begin = Clock::now();
+  ASSERT_TRUE(ConnectedComms::fails(*comm_, [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    comm_->progress();
+  }));
+  std::printf("after %.0f ms\n", std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
+  EXPECT_EQ(comm_->error()->kind, ErrorKind::kRemote);
+  EXPECT_NE(comm_->failure()->what.find("VERBATIM_KEEPALIVE_S"), std::string::npos) << log.only_warning();
+  EXPECT_EQ(next(ConnectedComms::kPatience), wire::MessageType::kPing);
+  wire::MessageType last = wire::MessageType::kPing;
+  while (last == wire::MessageType::kPing) last = next(ConnectedComms::kPatience);
+  EXPECT_EQ(last, wire::MessageType::kFailed);
+}
+
+TEST_F(Keepalive, EachPingAnswered_DoesNotFail) {
+  for (int i = 0; i < 6; ++i) {
+    ASSERT_EQ(next(ConnectedComms::kPatience), wire::MessageType::kPing) << i;
+    ASSERT_NO_FATAL_FAILURE(say(wire::Notice::without_body(wire::MessageType::kPong)));
+  }
+  EXPECT_FALSE(failed());
+}
+
+TEST_F(Keepalive, PingReceived_IsAnswered) {
+  ASSERT_NO_FATAL_FAILURE(say(wire::Notice::without_body(wire::MessageType::kPing)));
+  wire::MessageType answer = wire::MessageType::kPing;
+  for (int i = 0; i < 10 && answer == wire::MessageType::kPing; ++i) answer = next(ConnectedComms::kPatience);
+  EXPECT_EQ(answer, wire::MessageType::kPong);
+}
+
+TEST_F(Keepalive, ForeignBytes_CountAsPeerGone) {
+  const std::string http = "GET / HTTP/1.1\r\n\r\n";
+  ASSERT_EQ(::send(peer_.get(), http.data(), http.size(), MSG_NOSIGNAL), static_cast<ssize_t>(http.size()));
+  EXPECT_TRUE(ConnectedComms::eventually([&] {
+    std::this_thread::yield();
+    return (comm_->slow_path_flags() & static_cast<std::uint32_t>(CommSignal::kPeerDisconnected)) != 0;
+  }));
+}
+
+}  // namespace
+}  // namespace verbatim

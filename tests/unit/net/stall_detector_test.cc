@@ -1,0 +1,303 @@
+// When a stall is reported and with which cause: with the times of the test, and over connections.
+#include "net/monitor/stall_detector.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "connected_comms.h"
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+using wire::ConnectionStatus;
+using Action = StallDetector::Action;
+
+constexpr std::uint64_t kSecond = kNanosecondsPerSecond;
+constexpr StallSettings kUsual{.warn_ns = 30 * kSecond, .fail_ns = 0};
+
+ConnectionStatus sender(std::uint32_t members, std::uint32_t outstanding, unsigned flags) {
+  return {.sends = 1, .flags = static_cast<std::uint16_t>(flags), .members = members, .outstanding = outstanding};
+}
+ConnectionStatus receiver(std::uint32_t members, std::uint32_t outstanding,
+                          unsigned flags = ConnectionStatus::kTested) {
+  return {.flags = static_cast<std::uint16_t>(flags), .members = members, .outstanding = outstanding};
+}
+
+TEST(StallCause, SenderStalled_IsDerivedFromBothStatuses) {
+  const auto cause = [](const ConnectionStatus& local, std::optional<ConnectionStatus> peer) {
+    return find_stall_cause(local, peer);
+  };
+  EXPECT_EQ(cause(sender(7, 0, ConnectionStatus::kSendRefused), receiver(7, 0)), StallCause::kPeerPostsNoReceive);
+  EXPECT_EQ(cause(sender(7, 0, ConnectionStatus::kSendRefused), receiver(8, 1)), StallCause::kCtsNotReceived);
+  EXPECT_EQ(cause(sender(0xffffffff, 0, ConnectionStatus::kSendRefused), receiver(0, 1)),
+            StallCause::kCtsNotReceived);  // the count has wrapped around
+  EXPECT_EQ(cause(sender(7, 0, ConnectionStatus::kSendRefused | ConnectionStatus::kCtsReady), receiver(8, 1)),
+            StallCause::kMismatchedCalls);
+  EXPECT_EQ(cause(sender(7, 0, ConnectionStatus::kSendRefused), std::nullopt), StallCause::kPeerDoesNotReply);
+  EXPECT_EQ(cause(sender(7, 2, ConnectionStatus::kTested), receiver(7, 2)), StallCause::kNetwork);
+  EXPECT_EQ(cause(sender(7, 2, ConnectionStatus::kTested), std::nullopt), StallCause::kNetwork);
+  EXPECT_EQ(cause(sender(7, 2, 0), receiver(7, 2)), StallCause::kOwnApplication);
+  EXPECT_EQ(cause(sender(7, 0, 0), receiver(7, 0)), StallCause::kNone);
+}
+
+TEST(StallCause, ReceiverStalled_IsDerivedFromBothStatuses) {
+  const auto cause = [](const ConnectionStatus& local, std::optional<ConnectionStatus> peer) {
+    return find_stall_cause(local, peer);
+  };
+  EXPECT_EQ(cause(receiver(8, 1), sender(7, 0, 0)), StallCause::kPeerSendsNothing);
+  EXPECT_EQ(cause(receiver(8, 1), sender(7, 0, ConnectionStatus::kCtsReady)), StallCause::kPeerSendsNothing);
+  EXPECT_EQ(cause(receiver(8, 1), sender(7, 0, ConnectionStatus::kSendRefused)), StallCause::kCtsNotReceived);
+  EXPECT_EQ(cause(receiver(8, 1), sender(7, 0, ConnectionStatus::kSendRefused | ConnectionStatus::kCtsReady)),
+            StallCause::kMismatchedCalls);
+  EXPECT_EQ(cause(receiver(8, 1), sender(8, 1, ConnectionStatus::kTested)), StallCause::kNetwork);
+  EXPECT_EQ(cause(receiver(8, 1), sender(8, 0, ConnectionStatus::kTested)), StallCause::kCompletionNotReceived);
+  EXPECT_EQ(cause(receiver(8, 1, 0), sender(8, 0, ConnectionStatus::kTested)), StallCause::kOwnApplication);
+  EXPECT_EQ(cause(receiver(8, 1), std::nullopt), StallCause::kPeerDoesNotReply);
+  EXPECT_EQ(cause(receiver(8, 0, ConnectionStatus::kOptionalReceives), sender(8, 0, 0)), StallCause::kNone);
+  ConnectionStatus flushing = receiver(8, 0);
+  flushing.flushes = 1;
+  EXPECT_EQ(cause(flushing, sender(8, 0, 0)), StallCause::kFlushNotCompleted);
+  flushing.flags = 0;
+  EXPECT_EQ(cause(flushing, std::nullopt), StallCause::kOwnApplication);
+}
+
+TEST(StallCause, EveryCause_NamesPeer) {
+  for (int cause = 1; cause <= static_cast<int>(StallCause::kPeerDoesNotReply); ++cause) {
+    char text[320];
+    describe_stall_cause(static_cast<StallCause>(cause), "node17 (pid 4711)", text);
+    EXPECT_NE(std::string(text).find("node17 (pid 4711)"), std::string::npos) << text;
+    EXPECT_LT(std::string(text).size(), 200U) << text;
+  }
+}
+
+// One check a second.
+class StallDetectorTest : public ::testing::Test {
+ protected:
+  Action check(const ConnectionStatus& status, bool send_refused = false, bool tested = true) {
+    now_ += kSecond;
+    return detector_.check(settings_, now_, status, send_refused, tested);
+  }
+  // Checks for so many seconds without an action.
+  void rest(int seconds, const ConnectionStatus& status, bool send_refused = false) {
+    for (int i = 0; i < seconds; ++i) ASSERT_EQ(check(status, send_refused), Action::kNone) << i;
+  }
+  bool reply(ConnectionStatus status) {
+    status.id = detector_.query_id();
+    return detector_.accept_reply(status);
+  }
+
+  StallSettings settings_ = kUsual;
+  StallDetector detector_;
+  std::uint64_t now_ = 1000 * kSecond;
+};
+
+TEST_F(StallDetectorTest, Stalled_IsReportedOnceUntilProgress) {
+  ASSERT_NO_FATAL_FAILURE(rest(30, receiver(8, 1)));
+  EXPECT_EQ(check(receiver(8, 1)), Action::kQuery);
+  EXPECT_EQ(check(receiver(8, 1)), Action::kNone);
+  EXPECT_TRUE(reply(sender(7, 0, 0)));
+  EXPECT_EQ(check(receiver(8, 1)), Action::kReport);
+  EXPECT_EQ(detector_.cause(), StallCause::kPeerSendsNothing);
+  EXPECT_EQ(detector_.stalled_ns(now_), 32 * kSecond);
+  ASSERT_NO_FATAL_FAILURE(rest(3600, receiver(8, 1)));
+  EXPECT_EQ(check(receiver(8, 0)), Action::kRecovered);
+  EXPECT_EQ(detector_.last_stall_ns(), 3633 * kSecond);
+  ASSERT_NO_FATAL_FAILURE(rest(3600, receiver(8, 0)));
+  ASSERT_NO_FATAL_FAILURE(rest(30, receiver(9, 1)));
+  EXPECT_EQ(check(receiver(9, 1)), Action::kQuery);
+}
+
+TEST_F(StallDetectorTest, IdleForAnHour_IsNotReported) {
+  ASSERT_NO_FATAL_FAILURE(rest(3600, receiver(8, 0)));
+  StallDetector other;
+  for (int i = 0; i < 3600; ++i) {
+    EXPECT_EQ(other.check(settings_, now_ += kSecond, sender(8, 0, ConnectionStatus::kCtsReady), false, false),
+              Action::kNone);
+  }
+}
+
+TEST_F(StallDetectorTest, ConnectionWithProgress_IsNotReported) {
+  for (std::uint32_t i = 0; i < 3600; ++i) ASSERT_EQ(check(receiver(i, 1)), Action::kNone);
+}
+
+TEST_F(StallDetectorTest, StatusQueryUnanswered_IsReportedAfterTwoSeconds) {
+  ASSERT_NO_FATAL_FAILURE(rest(30, receiver(8, 1)));
+  EXPECT_EQ(check(receiver(8, 1)), Action::kQuery);
+  EXPECT_EQ(check(receiver(8, 1)), Action::kNone);
+  EXPECT_EQ(check(receiver(8, 1)), Action::kReport);
+  EXPECT_EQ(detector_.cause(), StallCause::kPeerDoesNotReply);
+}
+
+TEST_F(StallDetectorTest, SenderWithoutReceive_IsTimedFromFirstEmptyIsend) {
+  ASSERT_NO_FATAL_FAILURE(rest(3600, sender(8, 0, 0)));
+  ASSERT_NO_FATAL_FAILURE(rest(20, sender(8, 0, 0), true));
+  ASSERT_NO_FATAL_FAILURE(rest(3600, sender(8, 0, 0)));  // the application has stopped calling isend
+  ASSERT_NO_FATAL_FAILURE(rest(30, sender(8, 0, 0), true));
+  EXPECT_EQ(check(sender(8, 0, 0), true), Action::kQuery);
+  EXPECT_TRUE(reply(receiver(8, 0)));
+  EXPECT_EQ(check(sender(8, 0, 0), true), Action::kReport);
+  EXPECT_EQ(detector_.cause(), StallCause::kPeerPostsNoReceive);
+}
+
+// Optional receives complete without a message: only the peer knows whether it has sent, and it is queried once.
+TEST_F(StallDetectorTest, OptionalReceivesCompleted_AreQueriedOnce) {
+  const ConnectionStatus optional = receiver(8, 0, ConnectionStatus::kOptionalReceives);
+  ASSERT_NO_FATAL_FAILURE(rest(30, optional));
+  EXPECT_EQ(check(optional), Action::kQuery);
+  EXPECT_TRUE(reply(sender(8, 0, 0)));
+  ASSERT_NO_FATAL_FAILURE(rest(3600, optional));
+  const ConnectionStatus more = receiver(9, 0, ConnectionStatus::kOptionalReceives);
+  ASSERT_NO_FATAL_FAILURE(rest(30, more));
+  EXPECT_EQ(check(more), Action::kQuery);
+  EXPECT_TRUE(reply(sender(8, 0, 0)));
+  EXPECT_EQ(check(more), Action::kReport);
+  EXPECT_EQ(detector_.cause(), StallCause::kPeerSendsNothing);
+}
+
+// The application does not wait for optional receives: without a reply of the peer they are no stall.
+TEST_F(StallDetectorTest, OptionalReceivesPeerNotAnswering_AreNotReported) {
+  const ConnectionStatus optional = receiver(8, 0, ConnectionStatus::kOptionalReceives);
+  ASSERT_NO_FATAL_FAILURE(rest(30, optional));
+  int queries = 0;
+  for (int i = 0; i < 60; ++i) {
+    const Action step = check(optional);
+    ASSERT_TRUE(step == Action::kNone || step == Action::kQuery) << i;
+    queries += step == Action::kQuery ? 1 : 0;
+  }
+  EXPECT_GT(queries, 1);
+}
+
+// The application was stopped too.
+TEST_F(StallDetectorTest, OwnProcessStopped_TimeIsNotCounted) {
+  ASSERT_NO_FATAL_FAILURE(rest(20, receiver(8, 1)));
+  now_ += 1000 * kSecond;
+  ASSERT_NO_FATAL_FAILURE(rest(11, receiver(8, 1)));
+  EXPECT_EQ(check(receiver(8, 1)), Action::kQuery);
+}
+
+TEST_F(StallDetectorTest, SenderNotTesting_IsTheCauseOfLaterReceives) {
+  EXPECT_EQ(find_stall_cause(receiver(9, 1), sender(8, 1, 0)), StallCause::kPeerSendsNothing);
+  EXPECT_EQ(find_stall_cause(receiver(9, 1), sender(8, 1, ConnectionStatus::kTested)), StallCause::kNetwork);
+  EXPECT_EQ(find_stall_cause(receiver(8, 1), sender(8, 1, 0)), StallCause::kNetwork);
+}
+
+TEST_F(StallDetectorTest, StatusReplyToOtherQuery_IsIgnored) {
+  ASSERT_NO_FATAL_FAILURE(rest(10, receiver(8, 1)));
+  EXPECT_FALSE(reply(sender(7, 0, 0)));
+  ASSERT_NO_FATAL_FAILURE(rest(20, receiver(8, 1)));
+  ASSERT_EQ(check(receiver(8, 1)), Action::kQuery);
+  ConnectionStatus old_reply = sender(7, 0, 0);
+  old_reply.id = detector_.query_id() - 1;
+  EXPECT_FALSE(detector_.accept_reply(old_reply));
+  EXPECT_FALSE(reply(receiver(7, 0)));  // the peer of a receiver sends
+}
+
+TEST_F(StallDetectorTest, StalledBeyondFailTime_FailsWithFreshStatus) {
+  settings_.fail_ns = 60 * kSecond;
+  ASSERT_NO_FATAL_FAILURE(rest(30, receiver(8, 1)));
+  ASSERT_EQ(check(receiver(8, 1)), Action::kQuery);
+  ASSERT_TRUE(reply(sender(7, 0, 0)));
+  ASSERT_EQ(check(receiver(8, 1)), Action::kReport);
+  ASSERT_NO_FATAL_FAILURE(rest(28, receiver(8, 1)));
+  ASSERT_EQ(check(receiver(8, 1)), Action::kQuery);
+  ASSERT_TRUE(reply(sender(8, 1, ConnectionStatus::kTested)));
+  ASSERT_EQ(check(receiver(8, 1)), Action::kFail);
+  EXPECT_EQ(detector_.cause(), StallCause::kNetwork);
+}
+
+// Over connections with both ends in this process.
+class StallTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    for (const char* name : {"VERBATIM_STALL_WARN_S", "VERBATIM_STALL_FAIL_S"}) {
+      ::unsetenv(name);
+    }
+  }
+
+  // Drives the connection until so many warnings are logged.
+  template <typename Drive>
+  static std::vector<std::string> reports(const LogCapture& log, std::size_t count, Drive drive) {
+    ConnectedComms::eventually([&] {
+      drive();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return log.warnings().size() >= count;
+    });
+    return log.warnings();
+  }
+};
+
+TEST_F(StallTest, ReceiveNotPosted_SenderNamesReceiver) {
+  ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  ConnectedComms link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  Buffers buffers(link, 8);
+  const LogCapture log;
+  const auto lines = reports(log, 1, [&] { buffers.isend(8); });
+  ASSERT_EQ(lines.size(), 1U);
+  std::printf("%s\n", lines[0].c_str());
+  EXPECT_NE(lines[0].find("pid " + std::to_string(::getpid()) + ") is late: its application has not posted"),
+            std::string::npos);
+  EXPECT_NE(lines[0].find("peer: 0 receives posted"), std::string::npos);
+  EXPECT_NE(lines[0].find("QPs in RTS"), std::string::npos);
+}
+
+TEST_F(StallTest, SendNotPosted_ReceiverNamesSender) {
+  ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  ConnectedComms link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  Buffers buffers(link, 8);
+  Request* receive = buffers.irecv(8);
+  ASSERT_NE(receive, nullptr);
+  const LogCapture log;
+  const auto lines = reports(log, 1, [&] {
+    int done = 0;
+    RecvComm::test(*receive, &done, nullptr);
+  });
+  ASSERT_EQ(lines.size(), 1U);
+  std::printf("%s\n", lines[0].c_str());
+  EXPECT_NE(lines[0].find("is late: its application has not sent"), std::string::npos);
+  EXPECT_NE(lines[0].find("local: 1 receives posted (0 bytes received), 1 not arrived and tested,"), std::string::npos);
+  EXPECT_NE(lines[0].find("isend not called"), std::string::npos);
+}
+
+TEST_F(StallTest, TestNotCalled_NamesThisProcess) {
+  ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  ConnectedComms link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  Buffers buffers(link, 8);
+  ASSERT_NE(buffers.irecv(8), nullptr);
+  ASSERT_NE(link.posted([&] { return buffers.isend(8); }), nullptr);
+  const LogCapture log;
+  const auto lines = reports(log, 1, [&] { link.send().progress(); });
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("this process is late"), std::string::npos) << lines[0];
+}
+
+TEST_F(StallTest, StallBeyondFailTime_FailsBothEnds) {
+  ::setenv("VERBATIM_STALL_WARN_S", "0", 1);
+  ::setenv("VERBATIM_STALL_FAIL_S", "1", 1);
+  ConnectedComms link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  Buffers buffers(link, 8);
+  ASSERT_NE(buffers.irecv(8), nullptr);
+  const LogCapture log;
+  reports(log, 2, [&] {
+    link.recv().progress();
+    buffers.isend(8, 99);  // no receive has this tag
+  });
+  ASSERT_NE(link.recv().error(), nullptr);
+  ASSERT_NE(link.send().error(), nullptr);
+  EXPECT_EQ(link.recv().error()->kind, ErrorKind::kRemote);
+  EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
+  EXPECT_NE(log.warnings()[0].find("VERBATIM_STALL_FAIL_S"), std::string::npos);
+  EXPECT_NE(log.warnings()[0].find("use different tags"), std::string::npos) << log.warnings()[0];
+}
+
+}  // namespace
+}  // namespace verbatim

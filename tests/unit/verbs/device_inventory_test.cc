@@ -1,0 +1,351 @@
+#include "verbs/device_inventory.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+
+#include "support/fake_verbs.h"
+#include "support/log_capture.h"
+#include "support/scratch_directory.h"
+
+namespace verbatim {
+namespace {
+
+class DeviceInventoryTest : public testing::Test {
+ protected:
+  Result<std::shared_ptr<DeviceInventory>> try_open() {
+    return DeviceInventory::open(fake_.table, mlx5_, config_, root_.string());
+  }
+
+  std::shared_ptr<DeviceInventory> open() {
+    auto opened = try_open();
+    EXPECT_TRUE(opened);
+    return opened ? *opened : nullptr;
+  }
+
+  std::string names(const DeviceInventory& inventory) const {
+    std::string all;
+    for (const Port& port : inventory.ports()) all.append(all.empty() ? "" : " ").append(port.name);
+    return all;
+  }
+
+  // Gives the device a PCI address, e.g. "0000:0c:00.0".
+  void set_pci_address(FakeDevice& device, const std::string& pci_address) const {
+    const std::filesystem::path directory = root_ / "class" / device.device.name;
+    std::filesystem::create_directories(directory);
+    std::filesystem::create_directories(root_ / "devices" / pci_address);
+    std::filesystem::create_symlink(root_ / "devices" / pci_address, directory / "device");
+    directory.string().copy(device.device.ibdev_path, sizeof device.device.ibdev_path - 1);
+  }
+
+  void load_peer_memory() const { std::filesystem::create_directories(root_ / "sys/module/nvidia_peermem"); }
+
+  const ScratchDirectory scratch_;
+  const std::filesystem::path root_ = scratch_.path();
+  LogCapture log_;
+  FakeVerbs fake_;
+  Config config_;
+  const Mlx5* mlx5_ = nullptr;
+};
+
+TEST_F(DeviceInventoryTest, SeveralDevices_ListsEveryActivePort) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  FakeDevice& two_ports = fake_.add_device("mlx5_1");
+  two_ports.add_infiniband_port();
+  two_ports.add_roce_port();
+  const auto inventory = open();
+  ASSERT_TRUE(inventory);
+  EXPECT_EQ(names(*inventory), "verbatim_mlx5_0 verbatim_mlx5_1 verbatim_mlx5_1_p2");
+  EXPECT_EQ(inventory->devices().size(), 2U);
+  EXPECT_TRUE(inventory->skipped().empty());
+
+  const Port& roce = inventory->ports()[0];
+  EXPECT_TRUE(roce.is_roce());
+  EXPECT_EQ(roce.speed_mbps, 200'000U);
+  EXPECT_EQ(roce.guid, 0x1122334455667700U);
+  EXPECT_EQ(roce.active_mtu, IBV_MTU_4096);
+  EXPECT_EQ(roce.max_msg_bytes, std::uint64_t{1} << 30);
+  EXPECT_EQ(roce.pci_path, std::nullopt);
+  EXPECT_EQ(roce.ptr_support, unsigned{kPtrHost});
+  EXPECT_EQ(to_string(roce.gid.gid), "::ffff:10.0.0.1");
+  EXPECT_FALSE(roce.adaptive_routing);
+  EXPECT_EQ(roce.rail_id, -1);
+  EXPECT_EQ(roce.plane_id, -1);
+
+  const Port& infiniband = inventory->ports()[1];
+  EXPECT_FALSE(infiniband.is_roce());
+  EXPECT_EQ(infiniband.lid, 17);
+  EXPECT_TRUE(infiniband.adaptive_routing);
+  EXPECT_EQ(infiniband.device, inventory->ports()[2].device);
+  EXPECT_EQ(inventory->ports()[2].port_num, 2);
+}
+
+TEST_F(DeviceInventoryTest, LastOwnerGone_ClosesEverything) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  fake_.add_device("mlx5_1").add_roce_port().attributes.state = IBV_PORT_DOWN;
+  {
+    const auto inventory = open();
+    EXPECT_EQ(fake_.live("context"), 1);  // a device without a usable port is closed at once
+    EXPECT_EQ(fake_.live("pd"), 1);
+    EXPECT_EQ(fake_.live("list"), 0);
+  }
+  EXPECT_EQ(fake_.live("context"), 0);
+  EXPECT_EQ(fake_.live("pd"), 0);
+}
+
+TEST_F(DeviceInventoryTest, PortDown_RenamesNoOther) {
+  FakeDevice& device = fake_.add_device("mlx5_0");
+  device.add_roce_port().attributes.state = IBV_PORT_DOWN;
+  device.add_roce_port();
+  EXPECT_EQ(names(*open()), "verbatim_mlx5_0_p2");
+}
+
+TEST_F(DeviceInventoryTest, FunctionsOfOneNic_HaveDistinctPortNumbers) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  fake_.add_device("mlx5_1").add_roce_port();  // the second function of the same card: same GUID, port 1 again
+  FakeDevice& other = fake_.add_device("mlx5_2");
+  other.add_roce_port();
+  other.attributes.sys_image_guid = 1;
+  const auto inventory = open();
+  EXPECT_EQ(inventory->ports()[0].topology_port, 1U);
+  EXPECT_EQ(inventory->ports()[1].topology_port, 2U);
+  EXPECT_EQ(inventory->ports()[2].topology_port, 1U);
+}
+
+TEST_F(DeviceInventoryTest, SeveralDevices_AreOrderedByPciNamePort) {
+  for (const char* name : {"mlx5_10", "mlx5_2", "mlx5_0", "mlx5_1"}) fake_.add_device(name).add_roce_port();
+  set_pci_address(*fake_.devices()[2], "0000:9a:00.0");  // mlx5_0
+  set_pci_address(*fake_.devices()[3], "0000:0c:00.1");  // mlx5_1
+  const auto inventory = open();
+  EXPECT_EQ(names(*inventory), "verbatim_mlx5_2 verbatim_mlx5_10 verbatim_mlx5_1 verbatim_mlx5_0");
+  ASSERT_TRUE(inventory->ports()[2].pci_path);
+  EXPECT_TRUE(inventory->ports()[2].pci_path->ends_with("/devices/0000:0c:00.0"));
+}
+
+TEST_F(DeviceInventoryTest, HcaFilter_SelectsAndNumbersRails) {
+  for (const char* name : {"mlx5_0", "mlx5_1", "bnxt_0"}) {
+    FakeDevice& device = fake_.add_device(name);
+    device.add_roce_port();
+    device.add_roce_port();
+  }
+  config_.hca = {"mlx5_0:2:4:1,mlx5_1:1", "NCCL_IB_HCA"};
+  const auto inventory = open();
+  EXPECT_EQ(names(*inventory), "verbatim_mlx5_0_p2 verbatim_mlx5_1");
+  EXPECT_EQ(inventory->ports()[0].rail_id, 4);
+  EXPECT_EQ(inventory->ports()[0].plane_id, 1);
+  ASSERT_EQ(inventory->skipped().size(), 3U);
+  EXPECT_EQ(inventory->skipped()[0].reason, "not selected by NCCL_IB_HCA=mlx5_0:2:4:1,mlx5_1:1");
+  EXPECT_EQ(fake_.calls("open_device"), 2);  // devices that are not selected are not opened
+  EXPECT_TRUE(log_.warnings().empty());
+}
+
+TEST_F(DeviceInventoryTest, MalformedHcaFilter_IsRejectedWithVariableName) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  config_.hca = {"mlx5_0:x", "NCCL_IB_HCA"};
+  const auto opened = try_open();
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().kind, ErrorKind::kUsage);
+  EXPECT_EQ(log_.only_warning(), "NCCL_IB_HCA=mlx5_0:x is not valid. Next: set [^][=]name[:port[:rail[:plane]]],...");
+}
+
+TEST_F(DeviceInventoryTest, NoUsableDevice_OneWarningGivesEveryReason) {
+  fake_.add_device("mlx5_0").add_roce_port().attributes.state = IBV_PORT_DOWN;
+  fake_.add_device("mlx5_1").add_roce_port().attributes.state = IBV_PORT_DOWN;
+  fake_.add_device("mlx5_2").add_infiniband_port().attributes.state = IBV_PORT_INIT;
+  fake_.add_device("mlx5_3").add_roce_port().gids = {std::nullopt};
+  fake_.add_device("mlx5_4").add_roce_port().query_errno = EIO;
+  fake_.add_device("siw0").device.transport_type = IBV_TRANSPORT_IWARP;
+  fake_.add_device("bnxt_0");
+  config_.hca = {"^bnxt", "VERBATIM_HCA"};
+  const auto opened = try_open();
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().kind, ErrorKind::kUsage);
+  EXPECT_EQ(
+      log_.only_warning(),
+      "no RDMA device is usable. mlx5_0:1, mlx5_1:1: port is DOWN; mlx5_2:1: port is in INIT (no subnet manager has "
+      "configured it); mlx5_3:1: no usable GID; mlx5_4:1: ibv_query_port failed: Input/output error; siw0: device "
+      "has no InfiniBand or RoCE transport; bnxt_0: not selected by VERBATIM_HCA=^bnxt");
+  EXPECT_EQ(fake_.live("context"), 0);
+  EXPECT_EQ(fake_.live("pd"), 0);
+}
+
+TEST_F(DeviceInventoryTest, DeviceOpenFails_IsSkippedWithErrno) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  for (const auto& [verb, code, reason] :
+       {std::tuple{"open_device", EACCES, "ibv_open_device failed: Permission denied"},
+        std::tuple{"alloc_pd", ENOMEM, "ibv_alloc_pd failed: Cannot allocate memory"},
+        std::tuple{"query_device", EIO, "ibv_query_device failed: Input/output error"}}) {
+    const LogCapture log;
+    fake_.failures = {{verb, code}};
+    EXPECT_FALSE(try_open());
+    EXPECT_EQ(log.only_warning(), std::string("no RDMA device is usable. mlx5_0: ") + reason);
+    EXPECT_EQ(fake_.live("context"), 0);
+    EXPECT_EQ(fake_.live("pd"), 0);
+  }
+}
+
+// Without a warning, an operator would not notice the lost bandwidth, because the other devices work.
+TEST_F(DeviceInventoryTest, OneDeviceOpenFails_IsWarning) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  FakeDevice& second = fake_.add_device("mlx5_1");
+  std::snprintf(second.device.dev_name, sizeof second.device.dev_name, "uverbs1");
+  second.open_errno = EACCES;
+  ASSERT_TRUE(try_open());
+  EXPECT_EQ(log_.only_warning(),
+            "not used: mlx5_1: ibv_open_device failed: Permission denied (/dev/infiniband/uverbs1)");
+}
+
+TEST_F(DeviceInventoryTest, NoDevice_IsError) {
+  EXPECT_EQ(try_open().error().sys_errno, ENODEV);
+  EXPECT_EQ(log_.only_warning().rfind("no RDMA: libibverbs finds no device.", 0), 0U) << log_.only_warning();
+  EXPECT_EQ(fake_.live("list"), 0);
+}
+
+TEST_F(DeviceInventoryTest, DeviceListFails_IsError) {
+  fake_.failures["get_device_list"] = ENOSYS;
+  EXPECT_EQ(try_open().error().sys_errno, ENOSYS);
+  EXPECT_NE(log_.only_warning().find("cannot list devices: Function not implemented"), std::string::npos);
+}
+
+TEST_F(DeviceInventoryTest, ForkInitFails_IsIgnored) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  fake_.failures["fork_init"] = EINVAL;
+  EXPECT_TRUE(open());
+  EXPECT_EQ(fake_.calls("fork_init"), 1);
+}
+
+TEST_F(DeviceInventoryTest, GidIndexMissingOnOneDevice_IsWarning) {
+  fake_.add_device("mlx5_0").add_roce_port().gids.push_back(fake_gid("::ffff:10.0.0.9", IBV_GID_TYPE_ROCE_V2));
+  fake_.add_device("mlx5_1").add_roce_port();
+  config_.gid_index = {.everywhere = 1U, .variable = "NCCL_IB_GID_INDEX"};
+  const auto inventory = open();
+  EXPECT_EQ(names(*inventory), "verbatim_mlx5_0");
+  EXPECT_EQ(inventory->ports()[0].gid.index, 1U);
+  EXPECT_EQ(log_.only_warning(), "not used: mlx5_1:1: GID 1, set by NCCL_IB_GID_INDEX, is empty or does not exist");
+}
+
+TEST_F(DeviceInventoryTest, DriverFeatures_DeterminePtrSupport) {
+  for (const bool kernel_driver : {false, true}) {
+    for (const bool peer_memory : {false, true}) {
+      for (const int dmabuf_errno : {EOPNOTSUPP, EPROTONOSUPPORT, EBADF, EINVAL, 0}) {
+        std::filesystem::remove_all(root_);
+        fake_.devices().clear();
+        FakeDevice& device = fake_.add_device("mlx5_0");
+        device.add_roce_port();
+        device.dmabuf_errno = dmabuf_errno;
+        if (kernel_driver) set_pci_address(device, "0000:0c:00.0");
+        if (peer_memory) load_peer_memory();
+        const bool dmabuf = dmabuf_errno != EOPNOTSUPP && dmabuf_errno != EPROTONOSUPPORT;
+        const unsigned expected =
+            kPtrHost | (kernel_driver && peer_memory ? kPtrCuda : 0U) | (dmabuf ? kPtrDmaBuf : 0U);
+        EXPECT_EQ(open()->ports()[0].ptr_support, expected) << kernel_driver << peer_memory << dmabuf_errno;
+      }
+    }
+  }
+}
+
+TEST_F(DeviceInventoryTest, NoGpuMemory_ReasonIsLoggedOnce) {
+  for (const char* name : {"mlx5_0", "mlx5_1"}) {
+    FakeDevice& device = fake_.add_device(name);
+    device.add_roce_port();
+    set_pci_address(device, std::string("0000:0c:00.") + name[5]);
+  }
+  const std::string reason =
+      "GPU memory cannot be registered, so NCCL copies data through host memory. Next: load nvidia_peermem. mlx5_0:1, "
+      "mlx5_1:1: dma-buf: Operation not supported, peer memory: no module nvidia_peermem or nv_peer_mem";
+  open();
+  EXPECT_TRUE(log_.warnings().empty()) << "there is no GPU";
+  const auto infos = log_.infos();
+  EXPECT_EQ(std::count(infos.begin(), infos.end(), reason), 1);
+  std::filesystem::create_directories(root_ / "sys/module/nvidia");
+  open();
+  EXPECT_EQ(log_.only_warning(), reason);
+}
+
+TEST_F(DeviceInventoryTest, LibraryWithoutDmaBuf_HostMemoryOnly) {
+  FakeDevice& device = fake_.add_device("mlx5_0");
+  device.add_roce_port();
+  device.dmabuf_errno = 0;
+  fake_.table.reg_dmabuf_mr = nullptr;
+  EXPECT_EQ(open()->ports()[0].ptr_support, unsigned{kPtrHost});
+}
+
+TEST_F(DeviceInventoryTest, RelaxedOrdering_FollowsSettingAndLibrary) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  EXPECT_TRUE(open()->devices()[0]->relaxed_ordering());
+  config_.relaxed_ordering = Switch::kOff;
+  EXPECT_FALSE(open()->devices()[0]->relaxed_ordering());
+  fake_.table.reg_mr_iova2 = nullptr;
+  config_.relaxed_ordering = Switch::kAuto;
+  EXPECT_FALSE(open()->devices()[0]->relaxed_ordering());
+  config_.relaxed_ordering = Switch::kOn;
+  const auto opened = try_open();
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().kind, ErrorKind::kUsage);
+  EXPECT_EQ(log_.only_warning().rfind("VERBATIM_RELAXED_ORDERING=1", 0), 0U) << log_.only_warning();
+}
+
+TEST_F(DeviceInventoryTest, AdaptiveRoutingSetting_OverridesLinkLayer) {
+  FakeDevice& device = fake_.add_device("mlx5_0");
+  device.add_roce_port();
+  device.add_infiniband_port();
+  config_.adaptive_routing = Switch::kOn;
+  EXPECT_TRUE(open()->ports()[0].adaptive_routing);
+  config_.adaptive_routing = Switch::kOff;
+  EXPECT_FALSE(open()->ports()[1].adaptive_routing);
+}
+
+TEST_F(DeviceInventoryTest, Mlx5Library_DeterminesIsMlx5) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  EXPECT_FALSE(open()->devices()[0]->is_mlx5());
+
+  Mlx5 library;
+  mlx5_ = &library;
+  library.is_supported = [](ibv_device*) { return false; };
+  library.query_device = [](ibv_context*, mlx5dv_context*) {
+    ADD_FAILURE() << "not an mlx5 device";
+    return 0;
+  };
+  EXPECT_FALSE(open()->devices()[0]->is_mlx5());
+
+  library.is_supported = [](ibv_device* device) { return std::string(device->name) == "mlx5_0"; };
+  library.query_device = [](ibv_context*, mlx5dv_context* attributes) {
+    attributes->flags = 5;
+    return 0;
+  };
+  const auto inventory = open();
+  EXPECT_TRUE(inventory->devices()[0]->is_mlx5());
+  EXPECT_EQ(inventory->devices()[0]->mlx5_capabilities().flags, 5U);
+}
+
+TEST_F(DeviceInventoryTest, SpeedMissingInAttributes_IsReadFromSysfs) {
+  FakeDevice& device = fake_.add_device("mlx5_0");
+  set_pci_address(device, "0000:0c:00.0");
+  device.add_roce_port().attributes.active_speed = 0;
+  EXPECT_EQ(open()->ports()[0].speed_mbps, 10'000U);
+  std::filesystem::create_directories(root_ / "class/mlx5_0/ports/1");
+  std::ofstream(root_ / "class/mlx5_0/ports/1/rate") << "800 Gb/sec (4X XDR)\n";
+  EXPECT_EQ(open()->ports()[0].speed_mbps, 800'000U);
+}
+
+TEST(PortSpeed, EveryRateAndWidth_GivesMbps) {
+  EXPECT_EQ(port_speed_mbps(1, 1), 2'500U);
+  EXPECT_EQ(port_speed_mbps(2, 2), 20'000U);
+  EXPECT_EQ(port_speed_mbps(4, 2), 40'000U);
+  EXPECT_EQ(port_speed_mbps(8, 2), 40'000U);
+  EXPECT_EQ(port_speed_mbps(16, 2), 56'000U);
+  EXPECT_EQ(port_speed_mbps(32, 2), 100'000U);
+  EXPECT_EQ(port_speed_mbps(64, 2), 200'000U);
+  EXPECT_EQ(port_speed_mbps(128, 2), 400'000U);
+  EXPECT_EQ(port_speed_mbps(128, 4), 800'000U);
+  EXPECT_EQ(port_speed_mbps(64, 8), 600'000U);
+  EXPECT_EQ(port_speed_mbps(64, 16), 100'000U);
+  EXPECT_EQ(port_speed_mbps(0, 2), 0U);
+  EXPECT_EQ(port_speed_mbps(64, 3), 0U);
+}
+
+}  // namespace
+}  // namespace verbatim
