@@ -123,9 +123,10 @@ void Comm::publish_without_memory() noexcept {
   failure_state_.record_completion(error_kind_of(completion.status), completion, qp, work);
 }
 
+// The peer's failure notice does not end the wait: the peer reports what the local device refused.
 bool Comm::wait_for_device_event() const {
   const std::uint64_t end = monotonic_ns() + kEventWaitNs;
-  while ((slow_path_flags() & kSignals) == 0 && monotonic_ns() < end) ::usleep(kEventPollIntervalUs);
+  while (!failure_state_.has(CommSignal::kDeviceFailed) && monotonic_ns() < end) ::usleep(kEventPollIntervalUs);
   return failure_state_.has(CommSignal::kDeviceFailed);
 }
 
