@@ -10,10 +10,6 @@
 namespace verbatim {
 namespace {
 
-std::string quoted(const std::string& command) {
-  return "'" + command + "'";
-}
-
 // "mlx5_0 on node1", "mlx5_0:1 on node1".
 std::string device_name(const PathEnd& end) {
   return end.device + " on " + end.host;
