@@ -46,8 +46,9 @@ void print_footer(std::FILE* out, const Report& report) {
   if (report.options.check_iterations == 0) {
     std::fprintf(out, "# Wrong elements    : not checked\n");
   } else {
-    std::fprintf(out, "# Wrong elements    : %llu %s\n", static_cast<unsigned long long>(report.wrong()),
-                 report.wrong() == 0 ? "OK" : "FAILED");
+    std::fprintf(out, "# Wrong elements    : %llu %s%s\n", static_cast<unsigned long long>(report.wrong()),
+                 report.wrong() == 0 ? "OK" : "FAILED",
+                 report.ranks.size() == 1 ? " (one rank: no bytes were sent between ranks)" : "");
   }
   std::fprintf(out, "# Avg bus bandwidth : %g GB/s\n", report.average_busbw());
   std::fflush(out);
