@@ -19,8 +19,9 @@
 namespace verbatim::softverbs {
 namespace {
 
-constexpr const char* kDirectory = "/dev/shm";     // of shm_open()
-constexpr std::string_view kPrefix = "softverbs";  // then the version of the layout; all versions hold the same locks
+constexpr const char* kDirectory = "/dev/shm";  // of shm_open()
+// Then the version of the layout; all versions hold the same locks.
+constexpr std::string_view kFilePrefix = "softverbs";
 
 // The files of one registry: "/NAME", and "/NAME.INCARNATION" for each segment. A namespace has no dot in its name.
 using Segments = std::vector<std::string>;
@@ -31,7 +32,7 @@ std::map<std::string, Segments> list_registries() {
   if (!directory) return registries;
   while (const dirent* const entry = ::readdir(directory.get())) {
     const std::string_view file = entry->d_name;
-    if (!file.starts_with(kPrefix)) continue;
+    if (!file.starts_with(kFilePrefix)) continue;
     const std::string name = "/" + std::string(file);
     const std::size_t dot = name.find('.');
     Segments& segments = registries[name.substr(0, dot)];
