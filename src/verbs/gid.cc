@@ -65,14 +65,12 @@ std::optional<GidEntry> read_gid(const Verbs& verbs, ibv_context* context, std::
 
 std::optional<GidEntry> best_gid(std::span<const GidEntry> entries) {
   const auto rank = [](const GidEntry& entry) {
-    return std::make_tuple(entry.version, address_rank(entry.gid), ~entry.index);
+    return std::make_tuple(!is_empty(entry.gid), entry.version, address_rank(entry.gid), ~entry.index);
   };
-  const GidEntry* best = nullptr;
-  for (const GidEntry& entry : entries) {
-    if (is_empty(entry.gid)) continue;
-    if (best == nullptr || rank(entry) > rank(*best)) best = &entry;
-  }
-  return best != nullptr ? std::optional<GidEntry>(*best) : std::nullopt;
+  const auto best = std::max_element(entries.begin(), entries.end(),
+                                     [&](const GidEntry& a, const GidEntry& b) { return rank(a) < rank(b); });
+  if (best == entries.end() || is_empty(best->gid)) return std::nullopt;
+  return *best;
 }
 
 std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,

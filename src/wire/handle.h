@@ -26,6 +26,7 @@ struct PeerIdentity {
   std::uint32_t context = 0;      // number of the context in its process
   std::uint32_t listen = 0;       // number of the listen comm in its context
 };
+static_assert(sizeof(PeerIdentity) == 32);  // no padding: messages have the whole structure
 
 struct Handle {
   std::uint16_t version = kProtocolVersion;  // of the listening side

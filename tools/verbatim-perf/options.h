@@ -48,6 +48,9 @@ struct Options {
   int check_iterations = 1;
   workload::ElementType type = workload::ElementType::kUint32;
 
+  std::vector<std::string> compare;  // plugins that run in turn
+  int rounds = 10;                   // with compare
+
   std::string json;
   int pause_us = 0;  // how long a rank sleeps after a poll without progress; 0: it calls sched_yield
   bool verbose = false;

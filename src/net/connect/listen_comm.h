@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "base/outgoing_message.h"
 #include "base/result.h"
 #include "base/socket.h"
 #include "net/connect/connect_settings.h"

@@ -11,7 +11,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/outgoing_message.h"
 #include "base/socket.h"
 #include "wire/limits.h"
 

@@ -174,12 +174,12 @@ void RecvComm::release_entries() {
 }
 
 // members_allowed_ may have been raised for this group alone: it does not hold for several small ones.
-[[gnu::cold]] ErrorKind RecvComm::reject_buffer() noexcept {
+ErrorKind RecvComm::reject_buffer() noexcept {
   members_allowed_ = 0;
   return ErrorKind::kArgument;
 }
 
-[[gnu::cold]] ErrorKind RecvComm::reject_group_size(int n) const noexcept {
+ErrorKind RecvComm::reject_group_size(int n) const noexcept {
   try {
     VERBATIM_WARN("irecv of a group of %d on %s: 1 to %u (VERBATIM_MAX_RECVS) are possible", n,
                   describe_path(0).c_str(), max_recvs_);

@@ -31,7 +31,7 @@ Failure RecvComm::flush_failure(const Error& error) const {
 }
 
 // For memory that was registered through another comm (regIsGlobal): this comm did not know of GPU memory before.
-[[gnu::cold]] bool RecvComm::can_flush() {
+bool RecvComm::can_flush() {
   Status prepared = system_error("memory", ENOMEM);
   try {
     prepared = flush_.prepare(*this, endpoint_, settings_.config);
