@@ -1,6 +1,6 @@
 // The settings of the plugin, read from the environment at init. config.cc has one table with a row for each variable:
-// name, NCCL's variable of the same meaning, allowed values, default, help. A test compares the list in README.md with
-// variables_markdown().
+// name, NCCL's variable of the same meaning, allowed values, default, help. A test compares the list in
+// plugin/README.md with variables_markdown().
 #pragma once
 
 #include <cstdint>
@@ -103,7 +103,8 @@ struct Variable {
 
 std::vector<Variable> variables();
 
-// The table in README.md: a header row, a separator row and one row for each variable, each with a newline at its end.
+// The table in plugin/README.md: a header row, a separator row and one row for each variable, each with a newline at
+// its end.
 std::string variables_markdown();
 
 }  // namespace verbatim

@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint32_t kSendQueueDepth = wire::kMaxInFlight;
 constexpr std::uint32_t kSizeRecordInlineBytes = sizeof(std::uint64_t) * wire::kMaxGroup;  // a size record
 // Below this a second QP costs more in work requests and completions than it gains in bandwidth. Measured on softverbs
-// with four engine threads (README): equal at 128 KiB, 1.4 times as fast at 256 KiB.
+// with four engine threads (tests/README.md): equal at 128 KiB, 1.4 times as fast at 256 KiB.
 constexpr std::uint64_t kStripeThresholdBytes = 256 << 10;
 // Groups with optional completion between two reports of used CTS entries: few, compared with the ring's entries, so
 // that the receiver never waits for a report.

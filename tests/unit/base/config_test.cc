@@ -232,8 +232,8 @@ TEST(Variables, EveryRow_IsReadUnderNameAndAlias) {
   }
 }
 
-#ifdef README  // the path of README.md
-TEST(Variables, Readme_ContainsTheTable) {
+#ifdef README  // the path of plugin/README.md
+TEST(Variables, PluginReadme_ContainsTheTable) {
   std::ifstream file(README);
   std::stringstream content;
   content << file.rdbuf();
@@ -241,7 +241,7 @@ TEST(Variables, Readme_ContainsTheTable) {
   const std::string begin = "<!-- variables:begin -->\n";
   const std::size_t from = readme.find(begin);
   const std::size_t to = readme.find("<!-- variables:end -->");
-  ASSERT_NE(from, std::string::npos) << "README.md has no variable list";
+  ASSERT_NE(from, std::string::npos) << "plugin/README.md has no variable list";
   ASSERT_NE(to, std::string::npos);
   EXPECT_EQ(readme.substr(from + begin.size(), to - from - begin.size()), variables_markdown());
 }
