@@ -23,7 +23,8 @@ constexpr const char* kDirectory = "/dev/shm";  // of shm_open()
 // Then the version of the layout; all versions hold the same locks.
 constexpr std::string_view kFilePrefix = "softverbs";
 
-// The files of one registry: "/NAME", and "/NAME.INCARNATION" for each segment. A namespace has no dot in its name.
+// The files of one registry of this user: "/NAME", and "/NAME.INCARNATION" for each segment. A namespace has no dot in
+// its name.
 using Segments = std::vector<std::string>;
 
 std::map<std::string, Segments> list_registries() {
@@ -32,7 +33,11 @@ std::map<std::string, Segments> list_registries() {
   if (!directory) return registries;
   while (const dirent* const entry = ::readdir(directory.get())) {
     const std::string_view file = entry->d_name;
-    if (!file.starts_with(kFilePrefix)) continue;
+    struct stat info {};
+    if (!file.starts_with(kFilePrefix) ||
+        ::fstatat(::dirfd(directory.get()), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0)
+      continue;
+    if (info.st_uid != ::geteuid()) continue;
     const std::string name = "/" + std::string(file);
     const std::size_t dot = name.find('.');
     Segments& segments = registries[name.substr(0, dot)];
