@@ -136,7 +136,7 @@ TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
 
 TEST(Watchdog, StoppedRank_PendingOperationsAreListed) {
   perf::PerfProcess running({"--ranks", "2", "--iters", "1000000", "--watchdog", "2", "--timeout", "60", "--plugin",
-                             setting("EPLB_PLUGIN"), "--verbose", "--policy", "rotate", "--delay", "20"},
+                             setting("EPLB_PLUGIN"), "--plugin-log", "--policy", "rotate", "--delay", "20"},
                             {}, "EPLB_TOOL");
   const std::string line = running.wait_for_line("# rank    1  pid ");
   ASSERT_FALSE(line.empty());
