@@ -1,11 +1,13 @@
 #include "base/config.h"
 
-#include <sys/socket.h>
+#include <arpa/inet.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <numeric>
 #include <type_traits>
+#include <utility>
 
 #include "base/log.h"
 
@@ -102,7 +104,7 @@ bool parse_gid_index(const std::string& text, std::optional<unsigned>& index) {
 }
 
 bool assign_gid_index(Config& config, const TextSetting& given) {
-  GidIndexSetting& setting = config.gid_index;
+  GidSetting& setting = config.gid;
   setting.variable = given.variable;
   if (given.value.find('=') == std::string::npos) return parse_gid_index(given.value, setting.everywhere);
   for (std::size_t begin = 0; begin <= given.value.size();) {
@@ -114,6 +116,25 @@ bool assign_gid_index(Config& config, const TextSetting& given) {
     if (index) setting.per_device.emplace_back(item.substr(0, equals), *index);
     begin = end + 1;
   }
+  return true;
+}
+
+// "10.0.0.0/8", "fd00::/16", or one address.
+bool assign_address_range(Config& config, const TextSetting& given) {
+  const std::size_t slash = std::min(given.value.find('/'), given.value.size());
+  const std::string address = given.value.substr(0, slash);
+  AddressRange range;
+  unsigned first_bit = 0;
+  if (inet_pton(AF_INET6, address.c_str(), &range.prefix) != 1) {
+    first_bit = 96;
+    if (inet_pton(AF_INET6, ("::ffff:" + address).c_str(), &range.prefix) != 1) return false;
+  }
+  const std::string bits =
+      slash == given.value.size() ? std::to_string(128 - first_bit) : given.value.substr(slash + 1);
+  const std::optional<std::int64_t> number = parse_number(bits);
+  if (!number || *number < 0 || *number > 128 - first_bit) return false;
+  range.bits = first_bit + static_cast<unsigned>(*number);
+  config.gid.range = range;
   return true;
 }
 
@@ -156,8 +177,27 @@ std::vector<Row> rows() {
       {"VERBATIM_GID_INDEX", "NCCL_IB_GID_INDEX", "0 to 255, `auto` or -1, or `device=index,...`", "auto",
        "Index into the GID table (RoCE). Automatic: v2 before v1, then IPv4 before global IPv6 before link-local.",
        assign_gid_index},
+      {"VERBATIM_ROCE_VERSION", "NCCL_IB_ROCE_VERSION_NUM", "1 or 2", "2",
+       "RoCE version that is preferred when the GID is chosen automatically.",
+       [](Config& config, const TextSetting& given) {
+         if (given.value != "1" && given.value != "2") return false;
+         config.gid.roce_version = given.value == "1" ? 1 : 2;
+         return true;
+       }},
+      {"VERBATIM_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY", "`AF_INET` or `AF_INET6`", "AF_INET",
+       "Address family that is preferred when the GID is chosen automatically.",
+       [](Config& config, const TextSetting& given) {
+         if (given.value != "AF_INET" && given.value != "AF_INET6") return false;
+         config.gid.family = given.value == "AF_INET" ? AF_INET : AF_INET6;
+         return true;
+       }},
+      {"VERBATIM_ADDR_RANGE", "NCCL_IB_ADDR_RANGE", "`address/bits`", "none",
+       "Addresses that are preferred, before version and family, when the GID is chosen automatically.",
+       assign_address_range},
       number_row("VERBATIM_TC", "NCCL_IB_TC", &Config::traffic_class, 0, 255, "the communicator's, else 0",
                  "Traffic class of RoCE packets and of InfiniBand packets with a GRH (DSCP * 4).", -1),
+      number_row("VERBATIM_CTS_TC", "NCCL_IB_FIFO_TC", &Config::cts_traffic_class, 0, 255, "as VERBATIM_TC",
+                 "Traffic class of what the receiver writes to the sender: the CTS entries.", -1),
       number_row("VERBATIM_SL", "NCCL_IB_SL", &Config::service_level, 0, 15, "0", "InfiniBand service level.", -1),
       number_row("VERBATIM_PKEY", "NCCL_IB_PKEY", &Config::pkey_index, 0, 65535, "0", "Index into the P_Key table."),
       number_row("VERBATIM_TIMEOUT", "NCCL_IB_TIMEOUT", &Config::timeout, 1, 31, "20",
@@ -201,6 +241,9 @@ std::vector<Row> rows() {
       {"VERBATIM_ECE", "NCCL_IB_ECE_ENABLE", "0 or 1", "1",
        "Exchange enhanced connection establishment (ECE) options if the device supports them.",
        one_of(&Config::ece, {{"0", false}, {"1", true}})},
+      {"VERBATIM_GDR_FLUSH_DISABLE", "NCCL_GDR_FLUSH_DISABLE", "0 or 1", "0",
+       "1: data that has arrived in GPU memory is not flushed. For GPUs and platforms that need no flush.",
+       one_of(&Config::flush_disabled, {{"0", false}, {"1", true}})},
       {"VERBATIM_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "`[^][=]name,...`", "InfiniBand, else Ethernet, else loopback",
        "Interface of the TCP side channel: prefixes of names, or exact names after `=`. `^` before the list excludes "
        "them.",
@@ -234,7 +277,15 @@ std::vector<Row> rows() {
 
 }  // namespace
 
-std::optional<unsigned> GidIndexSetting::for_device(std::string_view device) const {
+bool AddressRange::contains(const in6_addr& address) const {
+  for (unsigned bit = 0; bit < bits; ++bit) {
+    const unsigned mask = 0x80U >> bit % 8;
+    if (((address.s6_addr[bit / 8] ^ prefix.s6_addr[bit / 8]) & mask) != 0) return false;
+  }
+  return true;
+}
+
+std::optional<unsigned> GidSetting::for_device(std::string_view device) const {
   for (const auto& [name, index] : per_device) {
     if (name == device) return index;
   }
@@ -267,6 +318,46 @@ std::vector<Variable> variables() {
   std::vector<Variable> shown;
   for (const Row& row : rows()) shown.push_back(row.shown);
   return shown;
+}
+
+namespace {
+
+// Levenshtein's distance: characters to insert, delete or replace.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, diagonal + 1, row[j] + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+void log_unused_variables(const char* const* environment) {
+  const std::vector<Variable> known = variables();
+  std::string unused;
+  for (; *environment != nullptr; ++environment) {
+    const std::string_view entry = *environment;
+    const std::string name(entry.substr(0, entry.find('=')));
+    const bool used = std::any_of(known.begin(), known.end(), [&](const Variable& row) {
+      return name == row.name || (row.alias != nullptr && name == row.alias);
+    });
+    if (used) continue;
+    if (name.starts_with("NCCL_IB_")) unused += (unused.empty() ? "" : ", ") + name;
+    if (!name.starts_with("VERBATIM_")) continue;
+    const auto nearest = std::min_element(known.begin(), known.end(), [&](const Variable& a, const Variable& b) {
+      return edit_distance(name, a.name) < edit_distance(name, b.name);
+    });
+    VERBATIM_WARN("%s is no setting of Verbatim and has no effect. Next: is %s meant? plugin/README.md lists all",
+                  name.c_str(), nearest->name);
+  }
+  if (!unused.empty()) VERBATIM_INFO("set, but not used by Verbatim: %s", unused.c_str());
 }
 
 std::string variables_markdown() {

@@ -85,8 +85,8 @@ struct DeviceEnumerator {
   std::string gid_reason(const Device& device, const Error& error) {
     if (error.sys_errno != ENODATA) return "no usable GID";
     has_failed = true;
-    return "GID " + std::to_string(config.gid_index.for_device(device.name()).value_or(0)) + ", set by " +
-           config.gid_index.variable + ", is empty or does not exist";
+    return "GID " + std::to_string(config.gid.for_device(device.name()).value_or(0)) + ", set by " +
+           config.gid.variable + ", is empty or does not exist";
   }
 
   void add_port(Device& device, std::uint8_t port_num) {
@@ -100,7 +100,7 @@ struct DeviceEnumerator {
     }
     if (attributes->state != IBV_PORT_ACTIVE) return skip(device.name(), port_num, port_state_name(attributes->state));
     const Result<GidEntry> gid =
-        choose_gid(verbs, device.context(), device.name().c_str(), port_num, *attributes, config.gid_index);
+        choose_gid(verbs, device.context(), device.name().c_str(), port_num, *attributes, config.gid);
     if (!gid) return skip(device.name(), port_num, gid_reason(device, gid.error()));
 
     Port port;

@@ -124,7 +124,7 @@ TEST(Compare, TwoPlugins_RunInTurn) {
   for (const auto& line : lines) {
     EXPECT_EQ(plugin(), line["plugin"]);
     EXPECT_EQ(8, line["bytes"]);
-    for (int round = 0; round < 3; ++round) {
+    for (std::size_t round = 0; round < 3; ++round) {
       const auto& latency = line["latency_us"];
       expect_ascending(latency["min"][round], latency["p50"][round], latency["p99"][round], latency["p99_9"][round]);
     }

@@ -151,7 +151,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
                  "microseconds that a rank sleeps after a poll without progress; 0: it only yields")
       ->check(CLI::Range(0, 10'000))
       ->capture_default_str();
-  app.add_flag("--verbose", options.verbose, "print the plugin's log lines");
+  app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
 
   const auto leave = ranks::parse(app, argc, argv, [&] {
     ranks::check_job(app, options.job);

@@ -53,7 +53,7 @@ struct Options {
 
   std::string json;
   int pause_us = 0;  // how long a rank sleeps after a poll without progress; 0: it calls sched_yield
-  bool verbose = false;
+  bool plugin_log = false;
 };
 
 std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv);

@@ -273,7 +273,7 @@ class PerfRank final : public ranks::Rank {
 }  // namespace
 
 std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
-  ranks::keep_plugin_log(options.job.rank, options.verbose);
+  ranks::keep_plugin_log(options.job.rank, options.plugin_log);
   return std::make_unique<PerfRank>(options, coordinator);
 }
 

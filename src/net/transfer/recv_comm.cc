@@ -90,7 +90,9 @@ Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
     for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
   }
   if (error() != nullptr) return *error();
-  if (const Status connected = endpoint_.connect(remote, settings_.config, traffic_class); !connected) return connected;
+  Config config = settings_.config;
+  if (config.cts_traffic_class) config.traffic_class = config.cts_traffic_class;
+  if (const Status connected = endpoint_.connect(remote, config, traffic_class); !connected) return connected;
   const EndpointQp& first = endpoint_.qps()[0];
   ring_offset_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());
   cts_qp_ = first.qp.get();
