@@ -56,6 +56,12 @@ std::string to_duration(std::uint64_t ns) {
   return text;
 }
 
+std::string to_seconds(std::uint64_t ns) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(ns) / static_cast<double>(kNanosecondsPerSecond));
+  return text;
+}
+
 std::string describe_path(const PathFacts& facts) {
   std::string text = describe_end(facts.local);
   if (!facts.remote) return text;
