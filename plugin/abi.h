@@ -138,20 +138,18 @@ void fill_limits(int device, Properties& properties) {
 
 // From v11 on. Uses the upper ends of the ranges; -1 means that NCCL does not know the number.
 template <typename CommAttr>
-Traffic traffic_of(const CommAttr& attributes, std::uint32_t operations) {
-  Traffic traffic;
-  traffic.peers = static_cast<unsigned>(std::max(attributes.maxConcurrentPeers, 0));
-  traffic.flows = static_cast<unsigned>(std::max(attributes.maxFlowsPerPeer, 0));
-  traffic.collective =
-      (operations & nccl::kNetCollectiveOperations) != 0 && (operations & nccl::kNetPointToPointOperations) == 0;
-  return traffic;
+AnnouncedFlows announced_flows(const CommAttr& attributes, std::uint32_t operations) {
+  return {.peers = static_cast<unsigned>(std::max(attributes.maxConcurrentPeers, 0)),
+          .flows = static_cast<unsigned>(std::max(attributes.maxFlowsPerPeer, 0)),
+          .collective = (operations & nccl::kNetCollectiveOperations) != 0 &&
+                        (operations & nccl::kNetPointToPointOperations) == 0};
 }
 
 template <typename Attributes>
 nccl::Result set_net_attr(void* context, Attributes* attributes) noexcept {
   if (attributes == nullptr) return nccl::Result::kInvalidArgument;
-  return announce(context, {traffic_of(attributes->sendCommAttr, attributes->op),
-                            traffic_of(attributes->recvCommAttr, attributes->op)});
+  return announce(context, {announced_flows(attributes->sendCommAttr, attributes->op),
+                            announced_flows(attributes->recvCommAttr, attributes->op)});
 }
 
 }  // namespace verbatim::abi

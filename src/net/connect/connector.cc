@@ -15,16 +15,16 @@ namespace {
 
 // A place among the QPs of this communicator for a connection to `peer`.
 std::shared_ptr<EndpointReservation> reserve(const ConnectSettings& settings, const std::vector<const Port*>& ports,
-                                             const PeerId& peer) {
+                                             const wire::PeerIdentity& peer) {
   const Config& config = settings.comm.config;
-  const Traffic traffic = settings.endpoints.announced(QpSide::kSend);
-  const unsigned qps = choose_qps(config.qps_per_connection, traffic);
-  return settings.endpoints.reserve({.side = QpSide::kSend,
+  const AnnouncedFlows announced = settings.endpoints.announced(CommKind::kSend);
+  const unsigned qps = choose_qps(config.qps_per_connection, announced);
+  return settings.endpoints.reserve({.kind = CommKind::kSend,
                                      .ports = ports,
                                      .sizes = SendComm::endpoint_sizes(ports.size(), qps, config),
-                                     .self = peer_id(settings.identity(*ports.front())),
+                                     .self = settings.identity(*ports.front()),
                                      .peer = peer,
-                                     .traffic = traffic});
+                                     .announced = announced});
 }
 
 }  // namespace
@@ -37,8 +37,7 @@ Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> p
       traffic_class_(traffic_class),
       attempt_(attempt),
       deadline_ns_(monotonic_ns() + settings.comm.config.connect_timeout_s * kNanosecondsPerSecond),
-      reservation_(reserve(settings, ports_, peer_id(handle.listener))),
-      reply_(wire::kHeaderBytes) {}
+      reservation_(reserve(settings, ports_, handle.listener)) {}
 
 Result<std::unique_ptr<SendComm>> Connector::advance() {
   while (true) {
@@ -51,11 +50,11 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
         done = finish_tcp_connect();
         break;
       case State::kSendHello:
-        done = send_message();
+        done = outgoing_.send(socket_);
         hello_sent_ns_ = monotonic_ns();
         break;
       case State::kSendReady:
-        done = send_message();
+        done = outgoing_.send(socket_);
         break;
       case State::kReceiveReply:
         done = receive_reply();
@@ -122,39 +121,25 @@ bool Connector::should_retry(const Error& error) const {
   constexpr std::uint64_t kMaxHelloDelayNs = 10 * kNanosecondsPerMillisecond;
   const bool peer_closed = error.kind == ErrorKind::kRemote &&
                            (error.sys_errno == 0 || error.sys_errno == ECONNRESET || error.sys_errno == EPIPE);
-  const bool no_reply = (state_ == State::kSendHello || state_ == State::kReceiveReply) && reply_received_ == 0;
+  const bool no_reply = (state_ == State::kSendHello || state_ == State::kReceiveReply) && !reply_.begun();
   return peer_closed && no_reply && hello_sent_ns_ - connect_started_ns_ > kMaxHelloDelayNs &&
          monotonic_ns() < deadline_ns_;
 }
 
-Result<bool> Connector::send_message() {
-  return outgoing_.send(socket_);
-}
-
 Result<bool> Connector::receive_reply() {
-  while (true) {
-    const Result<bool> all = receive_into(socket_, reply_, reply_received_);
-    if (!all || !*all) return all;
-    const Result<wire::Header> header =
-        wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(reply_.data(), wire::kHeaderBytes));
-    if (!header) return Error{ErrorKind::kRemote, EPROTO, header.error().operation};
-    if (reply_.size() < wire::kHeaderBytes + header->body_bytes) {
-      reply_.resize(wire::kHeaderBytes + header->body_bytes);
-      continue;
-    }
-    const std::span<const std::uint8_t> body = std::span(reply_).subspan(wire::kHeaderBytes);
-    if (header->type == wire::MessageType::kReject) {
-      reject_reason_ = wire::decode_reject(body);
-      return Error{ErrorKind::kRemote, 0, "the peer refused the connection"};
-    }
-    if (header->type != wire::MessageType::kAccept) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
-    const Result<wire::Hello> hello = wire::decode_hello(body);
-    if (!hello) return Error{ErrorKind::kRemote, EPROTO, hello.error().operation};
-    if (hello->secret != handle_.secret) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
-    if (const Status connected = comm_->connect(*hello, traffic_class_); !connected) return connected.error();
-    outgoing_ = OutgoingMessage(wire::encode_ready());
-    return true;
+  const Result<bool> all = reply_.receive(socket_);
+  if (!all || !*all) return all;
+  if (reply_.type() == wire::MessageType::kReject) {
+    reject_reason_ = wire::decode_reject(reply_.body());
+    return Error{ErrorKind::kRemote, 0, "the peer refused the connection"};
   }
+  if (reply_.type() != wire::MessageType::kAccept) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+  const Result<wire::Hello> hello = wire::decode_hello(reply_.body());
+  if (!hello) return Error{ErrorKind::kRemote, EPROTO, hello.error().operation};
+  if (hello->secret != handle_.secret) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+  if (const Status connected = comm_->connect(*hello, traffic_class_); !connected) return connected.error();
+  outgoing_ = OutgoingMessage(wire::encode_ready());
+  return true;
 }
 
 void Connector::read_failure_notice() {
@@ -183,7 +168,7 @@ Error Connector::log_failure(const Error& error) const {
                                              ? "look at " + where + " first: its log says more"
                                              : "run the same release on all hosts"};
   } else if (failure.diagnosis.why.empty()) {
-    failure.diagnosis = diagnose_handshake(error, where, reply_received_ == 0);
+    failure.diagnosis = diagnose_handshake(error, where, !reply_.begun());
   }
   failure.what = "connecting " + ports_.front()->name + " of " + settings_.comm.host_name + " to the peer " + peer +
                  (peer_known ? " " : "") + "at " + address + " failed: " + to_string(error);

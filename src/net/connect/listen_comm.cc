@@ -50,12 +50,12 @@ ListenComm::~ListenComm() {
 }
 
 std::shared_ptr<EndpointReservation> ListenComm::reserve(const wire::Hello& peer) const {
-  return settings_.endpoints.reserve({.side = QpSide::kRecv,
+  return settings_.endpoints.reserve({.kind = CommKind::kRecv,
                                       .ports = ports_,
                                       .sizes = RecvComm::endpoint_sizes(settings_.comm.config, ports_, peer),
-                                      .self = peer_id(settings_.identity(*ports_.front())),
-                                      .peer = peer_id(peer.identity),
-                                      .traffic = settings_.endpoints.announced(QpSide::kRecv)});
+                                      .self = settings_.identity(*ports_.front()),
+                                      .peer = peer.identity,
+                                      .announced = settings_.endpoints.announced(CommKind::kRecv)});
 }
 
 Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
@@ -125,7 +125,6 @@ Result<std::optional<ListenComm::Handshake>> ListenComm::start_handshake(QueuedR
   handshake.peer = describe_peer(queued.request);
   handshake.socket = std::move(queued.request.socket);
   handshake.comm = std::move(*comm);
-  handshake.ready_message.resize(wire::kHeaderBytes);
   return std::optional<Handshake>(std::move(handshake));
 }
 
@@ -151,13 +150,10 @@ Result<bool> ListenComm::advance(Handshake& handshake) {
     if (!sent || !*sent) return sent;
     handshake.state = Handshake::State::kReceiveReady;
   }
-  const Result<bool> received = receive_into(handshake.socket, handshake.ready_message, handshake.ready_received);
+  const Result<bool> received = handshake.ready_message.receive(handshake.socket);
   if (!received || !*received) return received;
-  const Result<wire::Header> header = wire::decode_header(
-      std::span<const std::uint8_t, wire::kHeaderBytes>(handshake.ready_message.data(), wire::kHeaderBytes));
-  if (!header) return Error{ErrorKind::kRemote, EPROTO, header.error().operation};
-  if (header->type != wire::MessageType::kReady) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
-  return true;
+  if (handshake.ready_message.type() == wire::MessageType::kReady) return true;
+  return Error{ErrorKind::kRemote, EPROTO, "handshake"};
 }
 
 void ListenComm::send_notice(const Handshake& handshake, const wire::Notice& notice) noexcept {

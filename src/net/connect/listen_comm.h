@@ -17,6 +17,7 @@
 #include "base/socket.h"
 #include "net/connect/connect_settings.h"
 #include "net/connect/endpoint_pool.h"
+#include "net/connect/incoming_message.h"
 #include "net/connect/listener.h"
 #include "net/transfer/recv_comm.h"
 #include "wire/notice.h"
@@ -52,8 +53,7 @@ class ListenComm {
     std::string peer;  // name and address, for messages
     std::unique_ptr<RecvComm> comm;
     OutgoingMessage accept_message;
-    std::vector<std::uint8_t> ready_message;
-    std::size_t ready_received = 0;
+    IncomingMessage ready_message;
   };
 
   ListenComm(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle)

@@ -16,6 +16,7 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
+#include "net/connect/incoming_message.h"
 #include "wire/handshake.h"
 
 namespace verbatim {
@@ -51,8 +52,7 @@ class Listener {
   struct PendingConnection {
     UniqueFd socket;
     std::uint64_t accepted_ns = 0;
-    std::vector<std::uint8_t> message;  // has the size of the header first, later of header and body
-    std::size_t filled = 0;
+    IncomingMessage message;
   };
   struct Listen {
     std::vector<ConnectRequest> requests;
@@ -65,7 +65,7 @@ class Listener {
   Status accept_pending() VERBATIM_REQUIRES(mutex_);
   HelloState read_hello(PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
   Status report_resource_shortage(const Error& error) VERBATIM_REQUIRES(mutex_);
-  void reject_version(const PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
+  void reject_version(const UniqueFd& socket, std::uint16_t version) VERBATIM_REQUIRES(mutex_);
 
   Mutex mutex_;
   sockaddr_storage address_ VERBATIM_GUARDED_BY(mutex_);

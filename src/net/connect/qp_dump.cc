@@ -10,22 +10,15 @@
 
 #include "base/log.h"
 #include "base/unique_fd.h"
+#include "net/connect/qp_planner.h"
 
 namespace verbatim {
 namespace {
 
-std::string expand(std::string path) {
-  const std::string pid = std::to_string(::getpid());
-  for (std::size_t at = path.find("%p"); at != std::string::npos; at = path.find("%p", at + pid.size())) {
-    path.replace(at, 2, pid);
-  }
-  return path;
-}
-
-std::string lines(const Comm& comm, const PeerId& self) {
+std::string lines(const Comm& comm, const wire::PeerIdentity& self) {
   const Endpoint& endpoint = comm.endpoint();
   const EndpointPlacement& placement = endpoint.placement();
-  const std::string peer = to_string(peer_id(endpoint.remote().identity));
+  const std::string peer = to_string(endpoint.remote().identity);
   std::string text;
   for (std::size_t i = 0; i < endpoint.qps().size(); ++i) {
     const EndpointQp& end = endpoint.qps()[i];
@@ -46,9 +39,8 @@ std::string lines(const Comm& comm, const PeerId& self) {
 
 }  // namespace
 
-void dump_qps(const std::string& path, const Comm& comm, const PeerId& self) {
+void dump_qps(const std::string& file, const Comm& comm, const wire::PeerIdentity& self) {
   const std::string text = lines(comm, self);
-  const std::string file = expand(path);
   const UniqueFd out(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP));
   if (out && ::write(out.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
   VERBATIM_WARN("VERBATIM_QP_DUMP: writing %s failed: %s. Next: choose a file that this process can write",

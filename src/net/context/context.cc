@@ -82,7 +82,7 @@ MonitorSettings monitor_settings(const Config& config, const std::string& host_n
   return {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
           .stalls = {.warn_ns = config.stall_warn_s * kNanosecondsPerSecond,
                      .fail_ns = config.stall_fail_s * kNanosecondsPerSecond},
-          .state_socket = stats_path(config.state_socket, host_name),
+          .state_socket = expand_path(config.state_socket, host_name),
           .host = host_name};
 }
 
@@ -250,9 +250,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     const auto known = connectors_.find(token);
     if (known != connectors_.end()) connector = known->second.get();
   }
-  if (connector != nullptr) {
-    endpoints_.poll();
-  } else {  // no poll(): a new connect shows that the burst of connects continues
+  if (connector == nullptr) {
     if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
     Result<std::vector<const Port*>> connect_ports = ports(device);
     if (!connect_ports) return connect_ports.error();
@@ -286,7 +284,6 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
 }
 
 Result<RecvComm*> Context::accept(ListenComm& listen) {
-  endpoints_.poll();
   Result<std::unique_ptr<RecvComm>> comm = listen.accept();
   if (!comm) return comm.error();
   if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
@@ -303,7 +300,8 @@ Result<C*> Context::add_comm(std::unique_ptr<C> comm) {
   const MutexLock lock(mutex_);
   comms_.merge(added);
   if (!config_.qp_dump.empty()) {
-    dump_qps(config_.qp_dump, *made, peer_id(connect_settings_.identity(*made->endpoint().ports().front())));
+    dump_qps(expand_path(config_.qp_dump, process_.host_name), *made,
+             connect_settings_.identity(*made->endpoint().ports().front()));
   }
   return made;
 }
@@ -350,7 +348,7 @@ void Context::write_stats() noexcept try {
     const MutexLock lock(mutex_);
     ended.swap(closed_stats_);
   }
-  const std::string path = stats_path(config_.stats_file, process_.host_name);
+  const std::string path = expand_path(config_.stats_file, process_.host_name);
   const MutexLock lock(g_mutex);
   if (g_stats == nullptr) g_stats = new std::vector<ConnectionStats>;
   g_stats->insert(g_stats->end(), ended.begin(), ended.end());

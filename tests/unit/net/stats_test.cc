@@ -21,8 +21,8 @@ std::string read(const std::string& path) {
 }
 
 TEST(Stats, PathPlaceholders_AreReplaced) {
-  EXPECT_EQ(stats_path("/tmp/x.json", "h"), "/tmp/x.json");
-  EXPECT_EQ(stats_path("%h-%p-%q%", "h"), "h-" + std::to_string(::getpid()) + "-%q%");
+  EXPECT_EQ(expand_path("/tmp/x.json", "h"), "/tmp/x.json");
+  EXPECT_EQ(expand_path("%h-%p-%q%", "h"), "h-" + std::to_string(::getpid()) + "-%q%");
 }
 
 TEST(Stats, PeerTextWithControlCharacters_IsEscaped) {
