@@ -45,9 +45,9 @@ class EndpointPlan {
     return kind_.kind == request.kind && kind_.announced.collective == request.announced.collective &&
            kind_.ports == request.ports && kind_.sizes == request.sizes;
   }
-  bool uses_device_of(const Port& other) const {
-    return std::any_of(kind_.ports.begin(), kind_.ports.end(),
-                       [&](const Port* port) { return port->device == other.device; });
+  bool uses_device_of(std::span<const Port* const> ports) const {
+    return std::find_first_of(ports.begin(), ports.end(), kind_.ports.begin(), kind_.ports.end(),
+                              [](const Port* a, const Port* b) { return a->device == b->device; }) != ports.end();
   }
 
   void add(const std::shared_ptr<EndpointReservation>& reservation) VERBATIM_EXCLUDES(mutex_);
@@ -231,36 +231,21 @@ std::size_t max_block_qps(std::span<const Port* const> ports) {
   return max;
 }
 
-void EndpointPools::add(EndpointPool& pool) {
+void EndpointPools::add(const std::shared_ptr<EndpointPlan>& plan) {
   const MutexLock lock(mutex_);
-  pools_.insert(&pool);
-}
-
-void EndpointPools::remove(EndpointPool& pool) {
-  const MutexLock lock(mutex_);
-  pools_.erase(&pool);
+  std::erase_if(plans_, [](const auto& known) { return known.expired(); });
+  plans_.push_back(plan);
 }
 
 bool EndpointPools::release_unused(std::span<const Port* const> ports) {
-  EndpointPool::Plans plans;  // on these devices
+  std::vector<std::shared_ptr<EndpointPlan>> plans;
   {
     const MutexLock lock(mutex_);
-    for (EndpointPool* pool : pools_) {
-      const MutexLock pool_lock(pool->mutex_);
-      std::copy_if(pool->plans_.begin(), pool->plans_.end(), std::back_inserter(plans), [&](const auto& plan) {
-        return std::any_of(ports.begin(), ports.end(), [&](const Port* port) { return plan->uses_device_of(*port); });
-      });
-    }
+    for (const std::weak_ptr<EndpointPlan>& plan : plans_) plans.push_back(plan.lock());
   }
-  return std::count_if(plans.begin(), plans.end(), [](const auto& plan) { return plan->release_unused(); }) != 0;
-}
-
-EndpointPool::EndpointPool(const Config& config, EndpointPools& all) : config_(config), all_(all) {
-  all_.add(*this);
-}
-
-EndpointPool::~EndpointPool() {
-  all_.remove(*this);
+  return std::count_if(plans.begin(), plans.end(), [&](const auto& plan) {
+           return plan != nullptr && plan->uses_device_of(ports) && plan->release_unused();
+         }) != 0;
 }
 
 void EndpointPool::announce(const Announcement& announcement) {
@@ -283,7 +268,11 @@ std::shared_ptr<EndpointReservation> EndpointPool::reserve(EndpointRequest wante
   {
     const MutexLock lock(mutex_);
     const auto found = std::find_if(plans_.begin(), plans_.end(), [&](const auto& one) { return one->serves(wanted); });
-    plan = found != plans_.end() ? *found : plans_.emplace_back(std::make_shared<EndpointPlan>(wanted, config_));
+    plan = found != plans_.end() ? *found : std::make_shared<EndpointPlan>(wanted, config_);
+    if (found == plans_.end()) {
+      plans_.push_back(plan);
+      all_.add(plan);
+    }
   }
   auto reservation = std::make_shared<EndpointReservation>(EndpointReservation{std::move(wanted), plan});
   plan->add(reservation);
@@ -304,7 +293,7 @@ Result<std::optional<Endpoint>> EndpointPool::take(EndpointReservation& reservat
 }
 
 void EndpointPool::reset_order() {
-  Plans ended;  // destroyed without the mutex
+  std::vector<std::shared_ptr<EndpointPlan>> ended;  // destroyed without the mutex
   const MutexLock lock(mutex_);
   const auto end = std::partition(plans_.begin(), plans_.end(), [](const auto& plan) { return plan.use_count() > 1; });
   std::move(end, plans_.end(), std::back_inserter(ended));

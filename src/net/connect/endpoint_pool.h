@@ -26,7 +26,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <thread>
 #include <vector>
@@ -41,21 +40,19 @@
 namespace verbatim {
 
 class EndpointPlan;
-class EndpointPool;
 // A connection's request and, once it has one, its endpoint. The slot of a reservation that is dropped stays unused.
 struct EndpointReservation;
 
-// All pools of the process. Any thread.
+// The plans of all pools of the process. Any thread.
 class EndpointPools {
  public:
-  void add(EndpointPool& pool) VERBATIM_EXCLUDES(mutex_);
-  void remove(EndpointPool& pool) VERBATIM_EXCLUDES(mutex_);
+  void add(const std::shared_ptr<EndpointPlan>& plan) VERBATIM_EXCLUDES(mutex_);
   // Destroys all endpoints on the devices of `ports` that no connection has taken. Returns whether there were any.
   bool release_unused(std::span<const Port* const> ports) VERBATIM_EXCLUDES(mutex_);
 
  private:
   Mutex mutex_;
-  std::set<EndpointPool*> pools_ VERBATIM_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<EndpointPlan>> plans_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 // What setNetAttr announces.
@@ -76,8 +73,7 @@ struct EndpointRequest {
 // Owned by a Context. Any thread.
 class EndpointPool {
  public:
-  EndpointPool(const Config& config, EndpointPools& all);
-  ~EndpointPool();
+  EndpointPool(const Config& config, EndpointPools& all) : config_(config), all_(all) {}
   EndpointPool(const EndpointPool&) = delete;
   EndpointPool& operator=(const EndpointPool&) = delete;
 
@@ -95,15 +91,12 @@ class EndpointPool {
   void reset_order() VERBATIM_EXCLUDES(mutex_);
 
  private:
-  friend class EndpointPools;
-  using Plans = std::vector<std::shared_ptr<EndpointPlan>>;
-
   const Config& config_;
   EndpointPools& all_;
   mutable Mutex mutex_;  // held only for a moment: not while QPs are created or destroyed
   std::map<std::thread::id, Announcement> announced_ VERBATIM_GUARDED_BY(mutex_);
   Announcement last_announced_ VERBATIM_GUARDED_BY(mutex_);
-  Plans plans_ VERBATIM_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<EndpointPlan>> plans_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 // Queue pairs that one block may have.

@@ -22,19 +22,20 @@
 
 namespace verbatim {
 
+// What the last members own is moved in when nothing can throw any more: the monitor ends before its devices.
 struct ProcessState {
-  Config config;  // of the first init: selects the devices
-  std::unique_ptr<const Verbs> verbs;
-  std::shared_ptr<DeviceInventory> inventory;
-  SocketInterface side_channel;
-  std::string host_name;
-  std::uint64_t host_id = 0;
-  std::uint64_t process_id = 0;
+  const Config config;  // of the first init: selects the devices
+  const SocketInterface side_channel;
+  const std::string host_name;
+  const std::uint64_t host_id;
+  const std::uint64_t process_id;
+  Listener listener{side_channel.address};
+  EndpointPools pools = {};  // of the contexts
   std::uint32_t contexts_made = 0;
-  std::set<Context*> contexts;       // open
-  EndpointPools pools;               // of the contexts
-  std::unique_ptr<Monitor> monitor;  // after the devices that it watches
-  std::optional<Listener> listener;  // set before the state is used
+  std::set<Context*> contexts = {};  // open
+  const std::unique_ptr<const Verbs> verbs;
+  const std::shared_ptr<DeviceInventory> inventory;
+  const std::unique_ptr<Monitor> monitor;
 };
 
 namespace {
@@ -87,33 +88,31 @@ MonitorSettings monitor_settings(const Config& config, const std::string& host_n
 }
 
 Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
-  auto process = std::make_unique<ProcessState>();
-  process->config = config;
-  Result<SocketInterface> side_channel = choose_socket_interface(config);
+  const Result<SocketInterface> side_channel = choose_socket_interface(config);
   if (!side_channel) return side_channel.error();
-  process->side_channel = *side_channel;
-  process->listener.emplace(process->side_channel.address);
   Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(config.verbs_library);
   if (!verbs) return verbs.error();
-  process->verbs = std::move(*verbs);
-  Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(*process->verbs, config);
+  Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(**verbs, config);
   if (!inventory) return inventory.error();
-  process->inventory = std::move(*inventory);
-  process->host_name = read_host_name();
+  const std::string host_name = read_host_name();
   Result<std::unique_ptr<Monitor>> monitor =
-      Monitor::start(process->inventory->devices(), monitor_settings(config, process->host_name));
+      Monitor::start((*inventory)->devices(), monitor_settings(config, host_name));
   if (!monitor) {
     VERBATIM_WARN("starting the monitor thread failed: %s: %s", monitor.error().operation,
                   std::strerror(monitor.error().sys_errno));
     return monitor.error();
   }
-  process->monitor = std::move(*monitor);
-  process->host_id = read_host_id(process->host_name);
   const Result<std::uint64_t> process_id = random_id();
   if (!process_id) return process_id.error();
-  process->process_id = *process_id;
-  VERBATIM_INFO("side channel on %s", to_string(process->side_channel).c_str());
-  return process;
+  VERBATIM_INFO("side channel on %s", to_string(*side_channel).c_str());
+  return std::unique_ptr<ProcessState>(new ProcessState{.config = config,
+                                                        .side_channel = *side_channel,
+                                                        .host_name = host_name,
+                                                        .host_id = read_host_id(host_name),
+                                                        .process_id = *process_id,
+                                                        .verbs = std::move(*verbs),
+                                                        .inventory = std::move(*inventory),
+                                                        .monitor = std::move(*monitor)});
 }
 
 }  // namespace
@@ -186,14 +185,13 @@ Result<DeviceProperties> device(std::size_t index) {
 
 Context::Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process)
     : rma_overwrites_(traffic_class),
-      traffic_class_(traffic_class),
       config_(std::move(config)),
       process_(process),
       endpoints_(config_, process.pools),
       comm_settings_{config_, process.host_name, process.config.max_recvs, &registrations_, this},
       connect_settings_{comm_settings_,
                         endpoints_,
-                        *process.listener,
+                        process.listener,
                         process.side_channel.address,
                         to_string(process.side_channel),
                         {.host_id = process.host_id, .process_id = process.process_id, .context = ordinal},
@@ -264,7 +262,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     token = *fresh;
     std::unique_ptr<Connector> made =
         std::make_unique<Connector>(connect_settings_, std::move(*connect_ports), *handle,
-                                    traffic_class < 0 ? traffic_class_ : traffic_class, token);
+                                    traffic_class < 0 ? connect_settings_.traffic_class : traffic_class, token);
     connector = made.get();
     const MutexLock lock(mutex_);
     connectors_.emplace(token, std::move(made));
@@ -321,10 +319,6 @@ void Context::close(Comm& comm) {
     closing = std::move(node.mapped());
   }
   close_or_abort(std::move(closing));
-  reset_order_when_idle();
-}
-
-void Context::reset_order_when_idle() {
   {
     const MutexLock lock(mutex_);
     if (!connectors_.empty() || !comms_.empty()) return;

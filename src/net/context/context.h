@@ -63,7 +63,6 @@ class Context {
 
   // What NCCL announces of the connections and the work that follow.
   void announce(const Announcement& announcement) { endpoints_.announce(announcement); }
-  EndpointPool& endpoints() { return endpoints_; }
 
  private:
   // Takes over an established comm: from here on the monitor watches it.
@@ -74,13 +73,11 @@ class Context {
   void close_or_abort(std::unique_ptr<Comm> comm);
   void remember_stats(const Comm& comm) noexcept VERBATIM_EXCLUDES(mutex_);
   void write_stats() noexcept VERBATIM_EXCLUDES(mutex_);
-  void reset_order_when_idle() VERBATIM_EXCLUDES(mutex_);
   Result<std::vector<const Port*>> ports(std::size_t device) const;
 
   // NCCL's RMA proxy (2.29 to 2.30) treats the context of a net plugin as its own: it reads and writes a traffic class
   // in the first four bytes. The plugin does not use them.
   [[maybe_unused]] std::int32_t rma_overwrites_;
-  const int traffic_class_;
   const Config config_;
   ProcessState& process_;
   bool process_wide_ = false;

@@ -29,11 +29,11 @@ std::string describe_end(const PathEnd& end) {
   return text;
 }
 
+}  // namespace
+
 std::string quoted(const std::string& command) {
   return "'" + command + "'";
 }
-
-}  // namespace
 
 std::string to_duration(std::uint64_t ns) {
   constexpr std::uint64_t kMinute = 60;
