@@ -109,10 +109,10 @@ void fill_properties(const DeviceProperties& source, Properties& properties) {
   properties = {};
   properties.name = const_cast<char*>(source.name);
   properties.pciPath = const_cast<char*>(source.pci_path);
-  properties.guid = source.guid;
-  properties.ptrSupport = static_cast<int>(source.ptr_support);
-  properties.speed = static_cast<int>(std::min<std::uint32_t>(source.speed_mbps, INT_MAX));
-  properties.port = static_cast<int>(source.topology_port);
+  properties.guid = source.port.guid;
+  properties.ptrSupport = static_cast<int>(source.port.ptr_support);
+  properties.speed = static_cast<int>(std::min<std::uint32_t>(source.port.speed_mbps, INT_MAX));
+  properties.port = static_cast<int>(source.port.topology_port);
   properties.latency = 0;  // NCCL adds its own estimate
   properties.maxComms = source.max_qps;
   properties.maxRecvs = static_cast<int>(source.max_recvs);

@@ -18,8 +18,8 @@ nccl::Result get_properties_v12(int device, nccl::v12::NetProperties* properties
   fill_offload(*properties);
   fill_limits(device, *properties);
   properties->maxMultiRequestSize = 1;
-  properties->railId = static_cast<std::int16_t>(source.rail_id);
-  properties->planeId = static_cast<std::int16_t>(source.plane_id);
+  properties->railId = static_cast<std::int16_t>(source.port.rail_id);
+  properties->planeId = static_cast<std::int16_t>(source.port.plane_id);
   return nccl::Result::kSuccess;
 }
 

@@ -147,7 +147,7 @@ void Connector::read_failure_notice() {
   const Result<std::optional<SideChannel::Message>> message = channel.receive(socket_);
   if (!message || !*message || (*message)->type != wire::MessageType::kFailed) return;
   if (const std::optional<wire::FailureNotice> failed = wire::decode_failure((*message)->body)) {
-    reject_reason_ = failed->kind == ErrorKind::kNone ? "its application has closed its listen" : failed->text;
+    reject_reason_ = failed->kind == ErrorKind::kNone ? kListenClosed : failed->text;
   }
 }
 

@@ -9,19 +9,10 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "base/socket.h"
 #include "net/transfer/side_channel.h"
 
 namespace verbatim {
-namespace {
-
-std::string describe_peer(const ConnectRequest& request) {
-  const wire::Hello& peer = request.hello;
-  const Result<sockaddr_storage> address = remote_address(request.socket);
-  return peer.host + " (pid " + std::to_string(peer.pid) + (address ? ", " + to_string(*address) : "") + ")";
-}
-
-}  // namespace
-
 Result<std::unique_ptr<ListenComm>> ListenComm::create(const ConnectSettings& settings, std::vector<const Port*> ports,
                                                        std::uint32_t ordinal, wire::Handle& handle) {
   handle.listener = settings.identity(*ports.front());
@@ -41,9 +32,8 @@ Result<std::unique_ptr<ListenComm>> ListenComm::create(const ConnectSettings& se
 }
 
 ListenComm::~ListenComm() {
-  for (const Handshake& handshake : handshakes_) send_notice(handshake, wire::Notice::failed(ErrorKind::kNone, ""));
   try {
-    for (const QueuedRequest& queued : queued_requests_) reject(queued.request);
+    for (const Handshake& handshake : handshakes_) send_reason(handshake, ErrorKind::kNone, kListenClosed);
   } catch (...) {  // no memory: the peers see an end of file
   }
   settings_.listener.remove(handle_.secret);
@@ -65,101 +55,97 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
                   to_string(requests.error()).c_str());
     return requests.error();
   }
+  const std::uint64_t now = monotonic_ns();
   for (ConnectRequest& request : *requests) {
     std::shared_ptr<EndpointReservation> reservation = reserve(request.hello);
-    queued_requests_.push_back({std::move(request), std::move(reservation)});
+    handshakes_.push_back({std::move(request), std::move(reservation),
+                           now + settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond});
   }
-  for (auto queued = queued_requests_.begin(); queued != queued_requests_.end();) {
-    Result<std::optional<Handshake>> handshake = start_handshake(*queued);
-    if (handshake && !*handshake) {
-      ++queued;
-      continue;
-    }
-    queued = queued_requests_.erase(queued);
-    if (!handshake) return handshake.error();
-    handshakes_.push_back(std::move(**handshake));
-  }
-  for (auto handshake = handshakes_.begin(); handshake != handshakes_.end(); ++handshake) {
-    Result<bool> established = advance(*handshake);
-    if (established && !*established && monotonic_ns() >= handshake->deadline_ns) {
+  auto first = handshakes_.end();
+  for (auto at = handshakes_.begin(); at != handshakes_.end(); ++at) {
+    Result<bool> established = advance(*at);
+    if (established && !*established && now >= at->deadline_ns) {
       established = Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake", false,
                           SetupStep::kWaitForPeer};
     }
     if (!established) {
-      log_failure(handshake->peer, established.error(), {});
-      send_notice(*handshake, wire::Notice::failed(established.error().kind, to_string(established.error())));
-      handshakes_.erase(handshake);
+      log_failure(*at, established.error());
+      send_reason(*at, established.error().kind, to_string(established.error()));
+      handshakes_.erase(at);
       return established.error();
     }
-    if (*established) {
-      std::unique_ptr<RecvComm> comm = std::move(handshake->comm);
-      comm->set_side_channel(std::move(handshake->socket));
-      handshakes_.erase(handshake);
-      return comm;
-    }
+    if (*established && first == handshakes_.end()) first = at;
   }
-  return std::unique_ptr<RecvComm>();
+  if (first == handshakes_.end()) return std::unique_ptr<RecvComm>();
+  std::unique_ptr<RecvComm> comm = std::move(first->comm);
+  comm->set_side_channel(std::move(first->request.socket));
+  handshakes_.erase(first);
+  return comm;
 }
 
-Result<std::optional<ListenComm::Handshake>> ListenComm::start_handshake(QueuedRequest& queued) {
-  const wire::Hello& peer = queued.request.hello;
-  Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*queued.reservation);
-  if (!endpoint)
-    return reject_with_error(queued.request, endpoint.error(),
-                             {"", diagnose_setup(endpoint.error(), nullptr, qp_usage(*ports_.front()->device))});
-  if (!*endpoint) return std::optional<Handshake>();
+Result<bool> ListenComm::advance(Handshake& handshake) const {
+  using State = Handshake::State;
+  const UniqueFd& socket = handshake.request.socket;
+  while (handshake.state != State::kEstablished) {
+    const Result<bool> done = handshake.state == State::kCreateQps    ? create_comm(handshake)
+                              : handshake.state == State::kSendAccept ? handshake.accept_message.send(socket)
+                                                                      : receive_ready(handshake);
+    if (!done || !*done) return done;
+    handshake.state = static_cast<State>(static_cast<int>(handshake.state) + 1);
+  }
+  return true;
+}
+
+Result<bool> ListenComm::create_comm(Handshake& handshake) const {
+  const wire::Hello& peer = handshake.request.hello;
+  Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*handshake.reservation);
+  if (!endpoint) return endpoint.error();
+  if (!*endpoint) return false;
+  handshake.reservation.reset();
+  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(settings_.comm, std::move(**endpoint), peer);
+  if (!comm) return comm.error();
+  handshake.comm = std::move(*comm);
   // Up to v10 NCCL passes the traffic class of the communicator only to connect.
   const int traffic_class = settings_.traffic_class >= 0 ? settings_.traffic_class : peer.traffic_class;
-  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(settings_.comm, std::move(**endpoint), peer);
-  if (!comm) return reject_with_error(queued.request, comm.error(), {});
-  const Status connected = (*comm)->connect(peer, traffic_class);
-  if (!connected) {
-    return reject_with_error(queued.request, connected.error(), (*comm)->diagnose_setup(connected.error()));
-  }
-  Handshake handshake;
-  handshake.deadline_ns = monotonic_ns() + settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond;
-  wire::Hello hello = (*comm)->hello();
+  if (const Status connected = handshake.comm->connect(peer, traffic_class); !connected) return connected.error();
+  wire::Hello hello = handshake.comm->hello();
   hello.secret = handle_.secret;
   hello.identity = handle_.listener;
   handshake.accept_message = OutgoingMessage(wire::encode_hello(wire::MessageType::kAccept, hello));
-  handshake.peer = describe_peer(queued.request);
-  handshake.socket = std::move(queued.request.socket);
-  handshake.comm = std::move(*comm);
-  return std::optional<Handshake>(std::move(handshake));
+  return true;
 }
 
-Error ListenComm::reject_with_error(const ConnectRequest& request, const Error& error, Failure failure) const {
-  const std::string reason = to_string(error);
-  const std::string peer = describe_peer(request);
-  if (!error.logged) log_failure(peer, error, std::move(failure));
-  // Sent only if the socket accepts it at once; the peer sees the end of file in any case.
-  static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(request.socket));
-  return error;
+Result<bool> ListenComm::receive_ready(Handshake& handshake) {
+  const Result<bool> received = handshake.ready_message.receive(handshake.request.socket);
+  if (!received || !*received || handshake.ready_message.type() == wire::MessageType::kReady) return received;
+  return Error{ErrorKind::kRemote, EPROTO, "handshake"};
 }
 
-void ListenComm::log_failure(const std::string& peer, const Error& error, Failure failure) const {
+void ListenComm::log_failure(const Handshake& handshake, const Error& error) const {
+  if (error.logged) return;
+  const wire::Hello& hello = handshake.request.hello;
+  const Result<sockaddr_storage> address = remote_address(handshake.request.socket);
+  const std::string peer =
+      hello.host + " (pid " + std::to_string(hello.pid) + (address ? ", " + to_string(*address) : "") + ")";
+  Failure failure;
+  if (handshake.comm == nullptr) {
+    failure.diagnosis = diagnose_setup(error, nullptr, qp_usage(*ports_.front()->device));
+  } else if (handshake.state == Handshake::State::kCreateQps) {
+    failure = handshake.comm->diagnose_setup(error);
+  }
   if (failure.diagnosis.why.empty()) failure.diagnosis = diagnose_handshake(error, peer);
   failure.what = "accepting a connection from " + peer + " on " + ports_.front()->name + " of " +
                  settings_.comm.host_name + " failed: " + to_string(error);
   VERBATIM_WARN("%s", log_line(failure).c_str());
 }
 
-Result<bool> ListenComm::advance(Handshake& handshake) {
-  if (handshake.state == Handshake::State::kSendAccept) {
-    const Result<bool> sent = handshake.accept_message.send(handshake.socket);
-    if (!sent || !*sent) return sent;
-    handshake.state = Handshake::State::kReceiveReady;
-  }
-  const Result<bool> received = handshake.ready_message.receive(handshake.socket);
-  if (!received || !*received) return received;
-  if (handshake.ready_message.type() == wire::MessageType::kReady) return true;
-  return Error{ErrorKind::kRemote, EPROTO, "handshake"};
-}
-
-void ListenComm::send_notice(const Handshake& handshake, const wire::Notice& notice) noexcept {
-  if (handshake.state != Handshake::State::kReceiveReady) return;
+void ListenComm::send_reason(const Handshake& handshake, ErrorKind kind, const std::string& reason) {
+  const UniqueFd& socket = handshake.request.socket;
+  if (handshake.state == Handshake::State::kCreateQps) return reject(socket, reason);
+  // After kAccept was sent the connection may be established for the peer.
+  if (handshake.state == Handshake::State::kSendAccept) return;
   SideChannel channel;
-  channel.send(handshake.socket, notice);
+  channel.send(socket, wire::Notice::failed(kind, reason));
 }
 
 }  // namespace verbatim

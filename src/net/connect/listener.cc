@@ -58,7 +58,7 @@ void Listener::remove(const wire::Secret& secret) noexcept {
   try {
     read_pending();
     static_cast<void>(accept_pending());
-    for (const ConnectRequest& request : listens_[secret].requests) reject(request);
+    for (const ConnectRequest& request : listens_[secret].requests) reject(request.socket, kListenClosed);
   } catch (...) {  // no memory: the peers see only that the connection is closed
   }
   listens_.erase(secret);
@@ -67,8 +67,8 @@ void Listener::remove(const wire::Secret& secret) noexcept {
   socket_.reset();
 }
 
-void reject(const ConnectRequest& request) {
-  static_cast<void>(OutgoingMessage(wire::encode_reject("its application has closed its listen")).send(request.socket));
+void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t version) {
+  static_cast<void>(OutgoingMessage(wire::encode_reject(reason, version)).send(socket));
 }
 
 Result<std::vector<ConnectRequest>> Listener::poll(const wire::Secret& secret) {
@@ -85,8 +85,7 @@ Result<std::vector<ConnectRequest>> Listener::poll(const wire::Secret& secret) {
 void Listener::read_pending() {
   const std::uint64_t now = monotonic_ns();
   for (auto pending = pending_.begin(); pending != pending_.end();) {
-    const HelloState hello_state = read_hello(*pending);
-    const bool stays = hello_state == HelloState::kIncomplete && now < pending->accepted_ns + kHelloTimeoutNs;
+    const bool stays = read_hello(*pending) && now < pending->accepted_ns + kHelloTimeoutNs;
     pending = stays ? std::next(pending) : pending_.erase(pending);
   }
 }
@@ -106,7 +105,7 @@ Status Listener::accept_pending() {
     PendingConnection& pending = pending_.emplace_back();
     pending.socket = std::move(**accepted);
     pending.accepted_ns = now;
-    if (read_hello(pending) != HelloState::kIncomplete) pending_.pop_back();
+    if (!read_hello(pending)) pending_.pop_back();
   }
   return {};
 }
@@ -139,23 +138,23 @@ void Listener::reject_version(const UniqueFd& socket, std::uint16_t version) {
   }
   // The reject has the peer's version number, so that the peer reads it: header and reject are the same in all
   // versions.
-  static_cast<void>(OutgoingMessage(wire::encode_reject(text, version)).send(socket));
+  reject(socket, text, version);
 }
 
-Listener::HelloState Listener::read_hello(PendingConnection& pending) {
+bool Listener::read_hello(PendingConnection& pending) {
   IncomingMessage& message = pending.message;
   const Result<bool> all = message.receive(pending.socket);
   if (!all && message.other_version()) reject_version(pending.socket, *message.other_version());
-  if (!all) return HelloState::kClose;
-  if (!*all) return HelloState::kIncomplete;
-  if (message.type() != wire::MessageType::kConnect) return HelloState::kClose;
+  if (!all) return false;
+  if (!*all) return true;
+  if (message.type() != wire::MessageType::kConnect) return false;
   Result<wire::Hello> hello = wire::decode_hello(message.body());
-  if (!hello) return HelloState::kClose;
+  if (!hello) return false;
   const auto listen = listens_.find(hello->secret);
-  if (listen == listens_.end()) return HelloState::kClose;
-  if (!listen->second.attempts.insert(hello->attempt).second) return HelloState::kClose;  // a replay
+  if (listen == listens_.end()) return false;
+  if (!listen->second.attempts.insert(hello->attempt).second) return false;  // a replay
   listen->second.requests.push_back({std::move(pending.socket), std::move(*hello)});
-  return HelloState::kComplete;
+  return false;
 }
 
 }  // namespace verbatim

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "base/mutex.h"
@@ -27,8 +28,10 @@ struct ConnectRequest {
   wire::Hello hello;
 };
 
-// Sends the peer a reject with the reason that the listen was closed.
-void reject(const ConnectRequest& request);
+constexpr const char* kListenClosed = "its application has closed its listen";
+
+// Sends the peer a reject, if the socket accepts it at once: the peer sees the end of file in any case.
+void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t version = wire::kProtocolVersion);
 
 class Listener {
  public:
@@ -58,12 +61,12 @@ class Listener {
     std::vector<ConnectRequest> requests;
     std::set<std::uint64_t> attempts;  // of all hellos so far, to detect a replay
   };
-  enum class HelloState : std::uint8_t { kIncomplete, kClose, kComplete };
 
   Status open() VERBATIM_REQUIRES(mutex_);
   void read_pending() VERBATIM_REQUIRES(mutex_);
   Status accept_pending() VERBATIM_REQUIRES(mutex_);
-  HelloState read_hello(PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
+  // True: the hello is not complete. Otherwise it has become a connect request, or the connection is to be closed.
+  bool read_hello(PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
   Status report_resource_shortage(const Error& error) VERBATIM_REQUIRES(mutex_);
   void reject_version(const UniqueFd& socket, std::uint16_t version) VERBATIM_REQUIRES(mutex_);
 

@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "base/unique_fd.h"
 #include "net/connect/qp_planner.h"
@@ -22,17 +22,16 @@ std::string lines(const Comm& comm, const wire::PeerIdentity& self) {
   std::string text;
   for (std::size_t i = 0; i < endpoint.qps().size(); ++i) {
     const EndpointQp& end = endpoint.qps()[i];
-    const Port& port = *endpoint.ports()[end.device];
-    char line[640];
-    std::snprintf(line, sizeof line,
-                  R"({"pid":%d,"device":"%s","side":"%s","traffic":"%s","order":"%s","self":"%s","peer":"%s",)"
-                  R"("connection":%u,"index":%zu,"qpn":%u,"block":%u,"peers":%u,"position":%u})"
-                  "\n",
-                  ::getpid(), port.name.c_str(), comm.kind() == CommKind::kSend ? "send" : "recv",
-                  placement.collective ? "collective" : "p2p",
-                  placement.order == QpOrder::kNative ? "native" : "staggered", to_string(self).c_str(), peer.c_str(),
-                  placement.connection, i, end.qp->qp_num, placement.block, placement.peers, placement.position(i));
-    text += line;
+    text += json_object({json_field("pid", static_cast<std::uint64_t>(::getpid())),
+                         json_field("device", endpoint.ports()[end.device]->name),
+                         json_field("side", comm.kind() == CommKind::kSend ? "send" : "recv"),
+                         json_field("traffic", placement.collective ? "collective" : "p2p"),
+                         json_field("order", placement.order == QpOrder::kNative ? "native" : "staggered"),
+                         json_field("self", to_string(self)), json_field("peer", peer),
+                         json_field("connection", placement.connection), json_field("index", i),
+                         json_field("qpn", end.qp->qp_num), json_field("block", placement.block),
+                         json_field("peers", placement.peers), json_field("position", placement.position(i))}) +
+            "\n";
   }
   return text;
 }

@@ -171,16 +171,11 @@ Result<DeviceProperties> device(std::size_t index) {
   if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "getProperties before init"};
   if (index >= g_process->inventory->ports().size()) return Error{ErrorKind::kArgument, 0, "no such device"};
   const Port& port = g_process->inventory->ports()[index];
-  return DeviceProperties{.name = intern(port.name),
+  return DeviceProperties{.port = port,
+                          .name = intern(port.name),
                           .pci_path = port.pci_path ? intern(*port.pci_path) : nullptr,
-                          .guid = port.guid,
-                          .ptr_support = port.ptr_support,
-                          .speed_mbps = port.speed_mbps,
-                          .topology_port = port.topology_port,
                           .max_qps = port.device->attributes().max_qp,
-                          .max_recvs = g_process->config.max_recvs,
-                          .rail_id = port.rail_id,
-                          .plane_id = port.plane_id};
+                          .max_recvs = g_process->config.max_recvs};
 }
 
 Context::Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process)
@@ -230,9 +225,8 @@ Result<ListenComm*> Context::listen(std::size_t device, std::span<std::uint8_t, 
   const MutexLock lock(mutex_);
   wire::Handle handle;
   Result<std::unique_ptr<ListenComm>> listen =
-      ListenComm::create(connect_settings_, std::move(*listen_ports), listens_made_, handle);
+      ListenComm::create(connect_settings_, std::move(*listen_ports), listens_made_++, handle);
   if (!listen) return listen.error();
-  ++listens_made_;
   wire::encode_handle(handle, handle_bytes);
   ListenComm* made = listen->get();
   listens_.emplace(made, std::move(*listen));

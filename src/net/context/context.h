@@ -106,18 +106,13 @@ void close_all_contexts();
 
 // The devices, while any context is open: kUsage otherwise.
 Result<std::size_t> device_count();
-// The properties of one for NCCL: a copy, because the last context may end while a thread still reads it.
+// The properties of one for NCCL.
 struct DeviceProperties {
-  const char* name;      // valid until the library is unloaded
-  const char* pci_path;  // the same, or nullptr
-  std::uint64_t guid;
-  unsigned ptr_support;
-  std::uint32_t speed_mbps;
-  std::uint32_t topology_port;
-  int max_qps;
-  unsigned max_recvs;
-  int rail_id;
-  int plane_id;
+  Port port;  // a copy, because the last context may end while a thread still reads it
+  const char* name = nullptr;
+  const char* pci_path = nullptr;  // both are valid until the library is unloaded; nullptr: not a PCI device
+  int max_qps = 0;
+  unsigned max_recvs = 0;
 };
 Result<DeviceProperties> device(std::size_t index);
 

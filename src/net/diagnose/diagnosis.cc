@@ -322,14 +322,12 @@ Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool n
 
 std::string describe_completion(const ibv_wc& completion, const char* status_text, const FailedWork& work,
                                 std::uint64_t flushed) {
-  char bytes[40] = "";
-  if (work.bytes) std::snprintf(bytes, sizeof bytes, " %" PRIu64 " bytes", *work.bytes);
-  char more[64] = "";
-  if (flushed != 0) std::snprintf(more, sizeof more, "; %" PRIu64 " more flushed", flushed);
-  char text[256];
-  std::snprintf(text, sizeof text, "%s%s failed with %s (%s %d, vendor error %u%s)", work.operation_text, bytes,
-                status_text, wc_status_name(completion.status), completion.status, completion.vendor_err, more);
-  return text;
+  std::string text = work.operation_text;
+  if (work.bytes) text += " " + std::to_string(*work.bytes) + " bytes";
+  text += std::string(" failed with ") + status_text + " (" + wc_status_name(completion.status) + " " +
+          std::to_string(completion.status) + ", vendor error " + std::to_string(completion.vendor_err);
+  if (flushed != 0) text += "; " + std::to_string(flushed) + " more flushed";
+  return text + ")";
 }
 
 }  // namespace verbatim

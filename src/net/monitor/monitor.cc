@@ -94,16 +94,17 @@ Status Monitor::start_thread() {
 }
 
 Status Monitor::watch(Comm& comm, const void* owner) {
-  bool ask_device = false;
-  if (Status added = add(comm, owner, ask_device); !added) return added;
+  const Result<bool> ask_device = add(comm, owner);
+  if (!ask_device) return ask_device.error();
   // query_qp runs without the lock. Later failures arrive as events for this comm.
-  if (ask_device && !comm.qps_usable()) comm.set_signal(IBV_EVENT_QP_FATAL);
+  if (*ask_device && !comm.qps_usable()) comm.set_signal(IBV_EVENT_QP_FATAL);
   return {};
 }
 
-Status Monitor::add(Comm& comm, const void* owner, bool& ask_device) {
+Result<bool> Monitor::add(Comm& comm, const void* owner) {
   const MutexLock lock(table_.mutex);
   DeviceSet used;
+  bool ask_device = false;
   for (std::uint32_t i = 0; i < devices_.size(); ++i) {
     if (!comm.uses(*devices_[i])) continue;
     used.insert(i);
@@ -114,12 +115,12 @@ Status Monitor::add(Comm& comm, const void* owner, bool& ask_device) {
   DeviceCalls& calls = device_calls_.try_emplace(used, nullptr, 0U).first->second;
   const int fd = comm.side_channel().get();
   MonitoredConnection& connection = table_.connections[fd];
-  if (Status added = table_.poller.add(fd, PollSource::kConnection, static_cast<std::uint32_t>(fd)); !added) {
+  if (const Status added = table_.poller.add(fd, PollSource::kConnection, static_cast<std::uint32_t>(fd)); !added) {
     table_.connections.erase(fd);
     VERBATIM_WARN("watching a connection failed: %s: %s%s", added.error().operation,
                   std::strerror(added.error().sys_errno),
                   added.error().sys_errno == ENOSPC ? ". Next: raise fs.epoll.max_user_watches" : "");
-    return added;
+    return added.error();
   }
   connection.comm = &comm;
   connection.owner = owner;
@@ -129,7 +130,7 @@ Status Monitor::add(Comm& comm, const void* owner, bool& ask_device) {
     keepalive_.restart(monotonic_ns());
     table_.poller.wake();
   }
-  return {};
+  return ask_device;
 }
 
 void Monitor::unwatch(Comm& comm) {

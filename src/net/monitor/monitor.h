@@ -75,8 +75,8 @@ class Monitor final : public CommObserver {
 
   Status open(const MonitorSettings& settings);
   Status start_thread();
-  // `ask_device`: QPs that no watched comm had at that time have failed before.
-  Status add(Comm& comm, const void* owner, bool& ask_device) VERBATIM_EXCLUDES(table_.mutex);
+  // Returns whether QPs that no watched comm had at that time have failed before.
+  Result<bool> add(Comm& comm, const void* owner) VERBATIM_EXCLUDES(table_.mutex);
 
   // Nothing in the loop may throw: an allocation that can fail is caught where it is made.
   void run() noexcept;

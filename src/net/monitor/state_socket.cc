@@ -131,15 +131,11 @@ void StateSocket::pause(int why) noexcept {
   resume_ns_ = monotonic_ns() + kPauseNs;
 }
 
-// Where epoll has no memory either, another pause passes.
-void StateSocket::resume(std::uint64_t now) noexcept {
-  if (now < resume_ns_) return;
-  resume_ns_ = table_.poller.add(listener_.get(), PollSource::kStateSocket) ? kNever : now + kPauseNs;
-}
-
 std::uint64_t StateSocket::advance() noexcept {
   const std::uint64_t now = monotonic_ns();
-  resume(now);
+  if (now >= resume_ns_) {  // if epoll has no memory for the listener, another pause passes
+    resume_ns_ = table_.poller.add(listener_.get(), PollSource::kStateSocket) ? kNever : now + kPauseNs;
+  }
   std::uint64_t next = resume_ns_;
   const auto is_new = [](const Reply& reply) { return reply.reader && reply.text.empty(); };
   if (std::any_of(replies_.begin(), replies_.end(), is_new)) {

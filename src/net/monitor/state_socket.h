@@ -45,7 +45,6 @@ class StateSocket {
 
   // While the process has no free descriptors, readers wait in the listen backlog.
   void pause(int why) noexcept;
-  void resume(std::uint64_t now) noexcept;
   std::uint64_t state_known_ns(std::uint64_t now) VERBATIM_EXCLUDES(table_.mutex);
   void write_replies() noexcept VERBATIM_EXCLUDES(table_.mutex);
   static bool send(Reply& reply, std::uint64_t now) noexcept;
