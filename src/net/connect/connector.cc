@@ -1,7 +1,6 @@
 #include "net/connect/connector.h"
 
 #include <cerrno>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -47,7 +46,7 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
         done = take_endpoint();
         break;
       case State::kConnectTcp:
-        done = finish_tcp_connect();
+        done = connect_tcp();
         break;
       case State::kSendHello:
         done = outgoing_.send(socket_);
@@ -61,7 +60,7 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
         break;
     }
     if (!done && should_retry(done.error())) {
-      if (const Status begun = start_tcp_connect(); !begun) return log_failure(begun.error());
+      socket_.reset();
       state_ = State::kConnectTcp;
       continue;
     }
@@ -91,19 +90,16 @@ Result<bool> Connector::take_endpoint() {
       SendComm::create(settings_.comm, std::move(**endpoint), handle_.device_count);
   if (!comm) return comm.error();
   comm_ = std::move(*comm);
-  if (const Status begun = start_tcp_connect(); !begun) return begun.error();
   return true;
 }
 
-Status Connector::start_tcp_connect() {
-  Result<UniqueFd> socket = tcp_connect(handle_.address, settings_.local_address);
-  if (!socket) return socket.error();
-  socket_ = std::move(*socket);
-  connect_started_ns_ = monotonic_ns();
-  return {};
-}
-
-Result<bool> Connector::finish_tcp_connect() {
+Result<bool> Connector::connect_tcp() {
+  if (!socket_) {
+    Result<UniqueFd> socket = tcp_connect(handle_.address, settings_.local_address);
+    if (!socket) return socket.error();
+    socket_ = std::move(*socket);
+    connect_started_ns_ = monotonic_ns();
+  }
   const Result<bool> connected = tcp_connected(socket_);
   if (!connected || !*connected) return connected;
   wire::Hello hello = comm_->hello();
@@ -154,15 +150,11 @@ void Connector::read_failure_notice() {
 Error Connector::log_failure(const Error& error) const {
   if (error.logged) return error;
   const std::string address = to_string(handle_.address);
-  const bool peer_known = comm_ != nullptr && !comm_->endpoint().remote().host.empty();
-  const std::string peer = peer_known ? comm_->endpoint().peer_name() : "";
-  const std::string& where = peer_known ? peer : address;
-  Failure failure;
-  if (comm_ != nullptr) {
-    failure = comm_->diagnose_setup(error);
-  } else {
-    failure.diagnosis = diagnose_setup(error, nullptr, qp_usage(*ports_.front()->device));
-  }
+  const std::string peer = comm_ != nullptr ? comm_->endpoint().peer_name() : "";
+  const std::string& where = peer.empty() ? address : peer;
+  const QpUsage usage = qp_usage(*ports_.front()->device);
+  Failure failure =
+      comm_ != nullptr ? comm_->diagnose_setup(error) : Failure{"", diagnose_setup(error, nullptr, usage)};
   if (!reject_reason_.empty()) {
     failure.diagnosis = {reject_reason_, handle_.version == wire::kProtocolVersion
                                              ? "look at " + where + " first: its log says more"
@@ -171,7 +163,7 @@ Error Connector::log_failure(const Error& error) const {
     failure.diagnosis = diagnose_handshake(error, where, !reply_.begun());
   }
   failure.what = "connecting " + ports_.front()->name + " of " + settings_.comm.host_name + " to the peer " + peer +
-                 (peer_known ? " " : "") + "at " + address + " failed: " + to_string(error);
+                 (peer.empty() ? "at " : " at ") + address + " failed: " + to_string(error);
   VERBATIM_WARN("%s", log_line(failure).c_str());
   return error;
 }

@@ -18,10 +18,8 @@
 
 #include "base/outgoing_message.h"
 #include "base/result.h"
-#include "base/socket.h"
 #include "base/unique_fd.h"
 #include "net/connect/connect_settings.h"
-#include "net/connect/endpoint_pool.h"
 #include "net/connect/incoming_message.h"
 #include "net/transfer/send_comm.h"
 #include "wire/handle.h"
@@ -43,14 +41,12 @@ class Connector {
 
   // The functions of the states return whether the state is complete.
   Result<bool> take_endpoint();
-  Result<bool> finish_tcp_connect();
-  Status start_tcp_connect();
+  Result<bool> connect_tcp();
   // Whether `error` may come from a peer that has closed the connection because the hello was late.
   bool should_retry(const Error& error) const;
   Result<bool> receive_reply();
 
-  // Called when kReady could not be sent. Reads the failure notice that the peer may have sent before it closed the
-  // connection, and stores its text in reject_reason_.
+  // Called when kReady could not be sent: stores the text of the failure notice that the peer may have sent before.
   void read_failure_notice();
   Error log_failure(const Error& error) const;
 

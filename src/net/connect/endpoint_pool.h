@@ -3,26 +3,23 @@
 //
 // VERBATIM_QP_ORDER=native: each connection creates its QPs when it needs them.
 // VERBATIM_QP_ORDER=staggered:
-//   - Each connection has a slot (flow, peer): flow is the number of earlier connections to the same peer, peer is the
-//     index of the peer. QP j of the q QPs of a connection has the position (flow * q + j) * peers + peer: the first
-//     QPs of all peers come before the second ones.
+//   - Each connection has a slot (flow, peer): the number of earlier connections to the same peer, and the index of the
+//     peer. QP j of its q QPs has the position (flow * q + j) * peers + peer: the first QPs of all peers come first.
 //   - A block is a rectangle of slots. Its QPs are created at once, in the order of their positions.
 //   - If peers and flows are announced, the first request creates a block for all of them, and each request gets its
 //     slot at once. More peers or flows than announced begin another block.
-//   - If nothing is announced, requests wait for the end of their burst: VERBATIM_QP_GATHER_US without a request, or
-//     2 ms since the first one. The connections of a burst are a block.
-//   - Announced peers are indexed in the order of their first requests: NCCL announces, and it rotates its peers (rank
-//     r begins with rank r + 1). If a caller did not rotate, all ranks would begin with the same peer. So the peers of
-//     a burst are indexed in ring order: by identity, from the identity of this communicator on. Announced peers are,
-//     too, if the requests show that the caller does not rotate: all peers are in this process (between processes
-//     identities are random) and their identities rise from below the own one. Such requests wait like a burst.
+//   - If nothing is announced, the connections of a burst are a block: requests wait for VERBATIM_QP_GATHER_US without
+//     a request, or 2 ms since the first one.
+//   - Announced peers are indexed in the order of their first requests, because NCCL rotates its peers (rank r begins
+//     with rank r + 1). The peers of a burst are indexed in ring order: by identity, from the own one on. Announced
+//     peers are, too, and wait like a burst, if the requests show that the caller does not rotate: all peers are in
+//     this process (between processes identities are random) and their identities rise from below the own one.
 //
 // Slots are counted separately for each direction, kind of traffic, set of ports and sizes (EndpointPlan). A device
 // that hangs while it creates or destroys QPs delays only connections that use it. Nothing here waits for a peer.
 // Unused endpoints are destroyed with the communicator's last connection, or when their device is full.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>

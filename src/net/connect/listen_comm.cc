@@ -39,15 +39,6 @@ ListenComm::~ListenComm() {
   settings_.listener.remove(handle_.secret);
 }
 
-std::shared_ptr<EndpointReservation> ListenComm::reserve(const wire::Hello& peer) const {
-  return settings_.endpoints.reserve({.kind = CommKind::kRecv,
-                                      .ports = ports_,
-                                      .sizes = RecvComm::endpoint_sizes(settings_.comm.config, ports_, peer),
-                                      .self = settings_.identity(*ports_.front()),
-                                      .peer = peer.identity,
-                                      .announced = settings_.endpoints.announced(CommKind::kRecv)});
-}
-
 Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
   Result<std::vector<ConnectRequest>> requests = settings_.listener.poll(handle_.secret);
   if (!requests) {
@@ -57,7 +48,13 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
   }
   const std::uint64_t now = monotonic_ns();
   for (ConnectRequest& request : *requests) {
-    std::shared_ptr<EndpointReservation> reservation = reserve(request.hello);
+    std::shared_ptr<EndpointReservation> reservation =
+        settings_.endpoints.reserve({.kind = CommKind::kRecv,
+                                     .ports = ports_,
+                                     .sizes = RecvComm::endpoint_sizes(settings_.comm.config, ports_, request.hello),
+                                     .self = settings_.identity(*ports_.front()),
+                                     .peer = request.hello.identity,
+                                     .announced = settings_.endpoints.announced(CommKind::kRecv)});
     handshakes_.push_back({std::move(request), std::move(reservation),
                            now + settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond});
   }
@@ -127,12 +124,10 @@ void ListenComm::log_failure(const Handshake& handshake, const Error& error) con
   const Result<sockaddr_storage> address = remote_address(handshake.request.socket);
   const std::string peer =
       hello.host + " (pid " + std::to_string(hello.pid) + (address ? ", " + to_string(*address) : "") + ")";
-  Failure failure;
-  if (handshake.comm == nullptr) {
-    failure.diagnosis = diagnose_setup(error, nullptr, qp_usage(*ports_.front()->device));
-  } else if (handshake.state == Handshake::State::kCreateQps) {
-    failure = handshake.comm->diagnose_setup(error);
-  }
+  const QpUsage usage = qp_usage(*ports_.front()->device);
+  Failure failure = handshake.comm == nullptr ? Failure{"", diagnose_setup(error, nullptr, usage)}
+                    : handshake.state == Handshake::State::kCreateQps ? handshake.comm->diagnose_setup(error)
+                                                                      : Failure();
   if (failure.diagnosis.why.empty()) failure.diagnosis = diagnose_handshake(error, peer);
   failure.what = "accepting a connection from " + peer + " on " + ports_.front()->name + " of " +
                  settings_.comm.host_name + " failed: " + to_string(error);

@@ -14,11 +14,9 @@
 #include "base/outgoing_message.h"
 #include "base/result.h"
 #include "net/connect/connect_settings.h"
-#include "net/connect/endpoint_pool.h"
 #include "net/connect/incoming_message.h"
 #include "net/connect/listener.h"
 #include "net/transfer/recv_comm.h"
-#include "wire/notice.h"
 
 namespace verbatim {
 
@@ -51,8 +49,6 @@ class ListenComm {
   ListenComm(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle)
       : settings_(settings), ports_(std::move(ports)), handle_(handle) {}
 
-  // A place among the QPs of this communicator for a connection from `peer`.
-  std::shared_ptr<EndpointReservation> reserve(const wire::Hello& peer) const;
   // Goes as far as it can. Returns whether the connection is established.
   Result<bool> advance(Handshake& handshake) const;
   // Connects QPs to those of the peer; false while the QPs are not created yet.

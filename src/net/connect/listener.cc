@@ -5,15 +5,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <span>
 #include <string>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/outgoing_message.h"
-#include "base/socket.h"
-#include "wire/limits.h"
 
 namespace verbatim {
 namespace {

@@ -13,9 +13,8 @@
 #include "net/connect/qp_planner.h"
 
 namespace verbatim {
-namespace {
 
-std::string lines(const Comm& comm, const wire::PeerIdentity& self) {
+void dump_qps(const std::string& file, const Comm& comm, const wire::PeerIdentity& self) {
   const Endpoint& endpoint = comm.endpoint();
   const EndpointPlacement& placement = endpoint.placement();
   const std::string peer = to_string(endpoint.remote().identity);
@@ -33,13 +32,6 @@ std::string lines(const Comm& comm, const wire::PeerIdentity& self) {
                          json_field("peers", placement.peers), json_field("position", placement.position(i))}) +
             "\n";
   }
-  return text;
-}
-
-}  // namespace
-
-void dump_qps(const std::string& file, const Comm& comm, const wire::PeerIdentity& self) {
-  const std::string text = lines(comm, self);
   const UniqueFd out(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP));
   if (out && ::write(out.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
   VERBATIM_WARN("VERBATIM_QP_DUMP: writing %s failed: %s. Next: choose a file that this process can write",

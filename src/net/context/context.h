@@ -7,12 +7,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "base/config.h"
@@ -21,7 +18,6 @@
 #include "net/connect/connector.h"
 #include "net/connect/endpoint_pool.h"
 #include "net/connect/listen_comm.h"
-#include "net/connect/listener.h"
 #include "net/transfer/comm.h"
 #include "verbs/device.h"
 #include "wire/handle.h"

@@ -11,6 +11,7 @@
 
 namespace verbatim {
 
+// `schema` is incremented when the meaning of a key changes or a key is removed.
 // {"schema":1,"host":..,"pid":..,"totals":{"send":{..},"recv":{..}},"connections":[..]}
 std::string stats_json(const std::string& host, std::span<const ConnectionStats> connections);
 

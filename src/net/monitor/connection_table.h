@@ -5,13 +5,13 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "base/mutex.h"
-#include "base/result.h"
 #include "net/monitor/poller.h"
 #include "net/monitor/stall_detector.h"
 #include "net/transfer/comm.h"
@@ -20,6 +20,8 @@
 namespace verbatim {
 
 class DeviceCalls;
+
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();  // a deadline
 
 // Everything here is used under the table's mutex. No function that holds it calls a verb that may hang.
 struct MonitoredConnection {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "net/monitor/connection_table.h"
 
@@ -32,7 +31,7 @@ class Keepalive {
   std::uint64_t period_ns() const { return timeout_ns_ / kTicksPerTimeout; }
 
   const std::uint64_t timeout_ns_;
-  std::uint64_t next_tick_ns_ = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t next_tick_ns_ = kNever;
 };
 
 }  // namespace verbatim

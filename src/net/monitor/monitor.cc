@@ -7,7 +7,6 @@
 #include <climits>
 #include <csignal>
 #include <cstring>
-#include <limits>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -22,7 +21,6 @@ namespace verbatim {
 namespace {
 
 constexpr std::uint64_t kSendRetryNs = 10 * kNanosecondsPerMillisecond;
-constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 // As epoll_wait takes it: rounded up, -1 for never.
 int milliseconds_until(std::uint64_t deadline_ns, std::uint64_t now) {

@@ -116,10 +116,8 @@ std::string describe_status(const ConnectionStatus& status) {
 }
 
 std::uint64_t StallSettings::first_deadline_ns() const {
-  constexpr std::uint64_t kUsualNs = 30 * kNanosecondsPerSecond;
-  if (warn_ns == 0 && fail_ns == 0) return kUsualNs;
-  if (warn_ns == 0 || fail_ns == 0) return std::max(warn_ns, fail_ns);
-  return std::min(warn_ns, fail_ns);
+  if (warn_ns == 0 && fail_ns == 0) return 30 * kNanosecondsPerSecond;
+  return warn_ns == 0 || fail_ns == 0 ? std::max(warn_ns, fail_ns) : std::min(warn_ns, fail_ns);
 }
 
 std::uint64_t StallSettings::busy_period_ns() const {

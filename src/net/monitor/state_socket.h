@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 
@@ -32,8 +31,6 @@ class StateSocket {
   std::uint64_t advance() noexcept VERBATIM_EXCLUDES(table_.mutex);
 
  private:
-  static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
-
   struct Reply {
     UniqueFd reader;
     std::string text;  // empty until the QP states are known
