@@ -13,6 +13,16 @@
 #include "net/transfer/side_channel.h"
 
 namespace verbatim {
+namespace {
+
+std::string describe_peer(const ConnectRequest& request) {
+  const wire::Hello& peer = request.hello;
+  const Result<sockaddr_storage> address = remote_address(request.socket);
+  return peer.host + " (pid " + std::to_string(peer.pid) + (address ? ", " + to_string(*address) : "") + ")";
+}
+
+}  // namespace
+
 Result<std::unique_ptr<ListenComm>> ListenComm::create(const ConnectSettings& settings, std::vector<const Port*> ports,
                                                        std::uint32_t ordinal, wire::Handle& handle) {
   handle.listener = settings.identity(*ports.front());
@@ -55,7 +65,7 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
                                      .self = settings_.identity(*ports_.front()),
                                      .peer = request.hello.identity,
                                      .announced = settings_.endpoints.announced(CommKind::kRecv)});
-    handshakes_.push_back({std::move(request), std::move(reservation),
+    handshakes_.push_back({describe_peer(request), std::move(request), std::move(reservation),
                            now + settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond});
   }
   auto first = handshakes_.end();
@@ -120,16 +130,12 @@ Result<bool> ListenComm::receive_ready(Handshake& handshake) {
 
 void ListenComm::log_failure(const Handshake& handshake, const Error& error) const {
   if (error.logged) return;
-  const wire::Hello& hello = handshake.request.hello;
-  const Result<sockaddr_storage> address = remote_address(handshake.request.socket);
-  const std::string peer =
-      hello.host + " (pid " + std::to_string(hello.pid) + (address ? ", " + to_string(*address) : "") + ")";
   const QpUsage usage = qp_usage(*ports_.front()->device);
   Failure failure = handshake.comm == nullptr ? Failure{"", diagnose_setup(error, nullptr, usage)}
                     : handshake.state == Handshake::State::kCreateQps ? handshake.comm->diagnose_setup(error)
                                                                       : Failure();
-  if (failure.diagnosis.why.empty()) failure.diagnosis = diagnose_handshake(error, peer);
-  failure.what = "accepting a connection from " + peer + " on " + ports_.front()->name + " of " +
+  if (failure.diagnosis.why.empty()) failure.diagnosis = diagnose_handshake(error, handshake.peer);
+  failure.what = "accepting a connection from " + handshake.peer + " on " + ports_.front()->name + " of " +
                  settings_.comm.host_name + " failed: " + to_string(error);
   VERBATIM_WARN("%s", log_line(failure).c_str());
 }

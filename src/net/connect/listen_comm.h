@@ -37,6 +37,7 @@ class ListenComm {
  private:
   struct Handshake {
     enum class State : std::uint8_t { kCreateQps, kSendAccept, kReceiveReady, kEstablished };
+    std::string peer;  // name and address, for messages: a reset socket has no address any more
     ConnectRequest request;
     std::shared_ptr<EndpointReservation> reservation;  // its place in the QP order of the communicator
     std::uint64_t deadline_ns = 0;
