@@ -50,10 +50,10 @@ nccl::Result get_properties(int device, Properties* properties) noexcept {
   *properties = {};
   properties->name = const_cast<char*>(source.name);
   properties->pciPath = const_cast<char*>(source.pci_path);
-  properties->guid = source.guid;
-  properties->ptrSupport = static_cast<int>(source.ptr_support);
-  properties->speed = static_cast<int>(std::min<std::uint32_t>(source.speed_mbps, INT_MAX));
-  properties->port = static_cast<int>(source.topology_port);
+  properties->guid = source.port.guid;
+  properties->ptrSupport = static_cast<int>(source.port.ptr_support);
+  properties->speed = static_cast<int>(std::min<std::uint32_t>(source.port.speed_mbps, INT_MAX));
+  properties->port = static_cast<int>(source.port.topology_port);
   properties->latency = 0;  // NCCL adds its own estimate
   properties->maxComms = source.max_qps;
   properties->maxRecvs = static_cast<int>(source.max_recvs);
@@ -71,8 +71,8 @@ nccl::Result get_properties(int device, Properties* properties) noexcept {
   }
   if constexpr (requires { properties->maxMultiRequestSize; }) properties->maxMultiRequestSize = 1;  // from v11 on
   if constexpr (requires { properties->railId; }) {                                                  // from v12 on
-    properties->railId = static_cast<std::int16_t>(source.rail_id);
-    properties->planeId = static_cast<std::int16_t>(source.plane_id);
+    properties->railId = static_cast<std::int16_t>(source.port.rail_id);
+    properties->planeId = static_cast<std::int16_t>(source.port.plane_id);
   }
   return nccl::Result::kSuccess;
 }
@@ -140,21 +140,19 @@ nccl::Result irecv(void* recv_comm, int n, void** data, std::size_t* sizes, int*
 
 // Uses the upper ends of the ranges; -1 means that NCCL does not know the number.
 template <typename CommAttr>
-Traffic traffic_of(const CommAttr& attributes, std::uint32_t operations) {
-  Traffic traffic;
-  traffic.peers = static_cast<unsigned>(std::max(attributes.maxConcurrentPeers, 0));
-  traffic.flows = static_cast<unsigned>(std::max(attributes.maxFlowsPerPeer, 0));
-  traffic.collective =
-      (operations & nccl::kNetCollectiveOperations) != 0 && (operations & nccl::kNetPointToPointOperations) == 0;
-  return traffic;
+AnnouncedFlows announced_flows(const CommAttr& attributes, std::uint32_t operations) {
+  return {.peers = static_cast<unsigned>(std::max(attributes.maxConcurrentPeers, 0)),
+          .flows = static_cast<unsigned>(std::max(attributes.maxFlowsPerPeer, 0)),
+          .collective = (operations & nccl::kNetCollectiveOperations) != 0 &&
+                        (operations & nccl::kNetPointToPointOperations) == 0};
 }
 
 // From v11 on.
 template <typename Attributes>
 nccl::Result set_net_attr(void* context, Attributes* attributes) noexcept {
   if (attributes == nullptr) return nccl::Result::kInvalidArgument;
-  return announce(context, {traffic_of(attributes->sendCommAttr, attributes->op),
-                            traffic_of(attributes->recvCommAttr, attributes->op)});
+  return announce(context, {announced_flows(attributes->sendCommAttr, attributes->op),
+                            announced_flows(attributes->recvCommAttr, attributes->op)});
 }
 
 // Members that are not set here are functions that this plugin does not offer: nullptr.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -24,6 +25,13 @@ inline std::string json_field(const char* name, std::string_view text) {
 }
 inline std::string json_flag(const char* name, bool value) {
   return json_text(name) + (value ? ":true" : ":false");
+}
+
+// `fields` as json_field returns them.
+inline std::string json_object(std::initializer_list<std::string> fields) {
+  std::string out;
+  for (const std::string& field : fields) out += (out.empty() ? "{" : ",") + field;
+  return out + "}";
 }
 
 }  // namespace verbatim

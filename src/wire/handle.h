@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -25,6 +26,8 @@ struct PeerIdentity {
   std::uint64_t device_guid = 0;  // of the first device
   std::uint32_t context = 0;      // number of the context in its process
   std::uint32_t listen = 0;       // number of the listen comm in its context
+
+  auto operator<=>(const PeerIdentity&) const = default;
 };
 static_assert(sizeof(PeerIdentity) == 32);  // no padding: messages have the whole structure
 

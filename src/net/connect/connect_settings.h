@@ -9,8 +9,7 @@
 #include "net/connect/endpoint_pool.h"
 #include "net/connect/listener.h"
 #include "net/transfer/comm_settings.h"
-#include "verbs/device.h"
-#include "wire/handshake.h"
+#include "verbs/port.h"
 
 namespace verbatim {
 

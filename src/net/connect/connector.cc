@@ -1,7 +1,6 @@
 #include "net/connect/connector.h"
 
 #include <cerrno>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -15,16 +14,16 @@ namespace {
 
 // A place among the QPs of this communicator for a connection to `peer`.
 std::shared_ptr<EndpointReservation> reserve(const ConnectSettings& settings, const std::vector<const Port*>& ports,
-                                             const PeerId& peer) {
+                                             const wire::PeerIdentity& peer) {
   const Config& config = settings.comm.config;
-  const Traffic traffic = settings.endpoints.announced(QpSide::kSend);
-  const unsigned qps = choose_qps(config.qps_per_connection, traffic);
-  return settings.endpoints.reserve({.side = QpSide::kSend,
+  const AnnouncedFlows announced = settings.endpoints.announced(CommKind::kSend);
+  const unsigned qps = choose_qps(config.qps_per_connection, announced);
+  return settings.endpoints.reserve({.kind = CommKind::kSend,
                                      .ports = ports,
                                      .sizes = SendComm::endpoint_sizes(ports.size(), qps, config),
-                                     .self = peer_id(settings.identity(*ports.front())),
+                                     .self = settings.identity(*ports.front()),
                                      .peer = peer,
-                                     .traffic = traffic});
+                                     .announced = announced});
 }
 
 }  // namespace
@@ -37,8 +36,7 @@ Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> p
       traffic_class_(traffic_class),
       attempt_(attempt),
       deadline_ns_(monotonic_ns() + settings.comm.config.connect_timeout_s * kNanosecondsPerSecond),
-      reservation_(reserve(settings, ports_, peer_id(handle.listener))),
-      reply_(wire::kHeaderBytes) {}
+      reservation_(reserve(settings, ports_, handle.listener)) {}
 
 Result<std::unique_ptr<SendComm>> Connector::advance() {
   while (true) {
@@ -48,21 +46,21 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
         done = take_endpoint();
         break;
       case State::kConnectTcp:
-        done = finish_tcp_connect();
+        done = connect_tcp();
         break;
       case State::kSendHello:
-        done = send_message();
+        done = outgoing_.send(socket_);
         hello_sent_ns_ = monotonic_ns();
         break;
       case State::kSendReady:
-        done = send_message();
+        done = outgoing_.send(socket_);
         break;
       case State::kReceiveReply:
         done = receive_reply();
         break;
     }
     if (!done && should_retry(done.error())) {
-      if (const Status begun = start_tcp_connect(); !begun) return log_failure(begun.error());
+      socket_.reset();
       state_ = State::kConnectTcp;
       continue;
     }
@@ -92,19 +90,16 @@ Result<bool> Connector::take_endpoint() {
       SendComm::create(settings_.comm, std::move(**endpoint), handle_.device_count);
   if (!comm) return comm.error();
   comm_ = std::move(*comm);
-  if (const Status begun = start_tcp_connect(); !begun) return begun.error();
   return true;
 }
 
-Status Connector::start_tcp_connect() {
-  Result<UniqueFd> socket = tcp_connect(handle_.address, settings_.local_address);
-  if (!socket) return socket.error();
-  socket_ = std::move(*socket);
-  connect_started_ns_ = monotonic_ns();
-  return {};
-}
-
-Result<bool> Connector::finish_tcp_connect() {
+Result<bool> Connector::connect_tcp() {
+  if (!socket_) {
+    Result<UniqueFd> socket = tcp_connect(handle_.address, settings_.local_address);
+    if (!socket) return socket.error();
+    socket_ = std::move(*socket);
+    connect_started_ns_ = monotonic_ns();
+  }
   const Result<bool> connected = tcp_connected(socket_);
   if (!connected || !*connected) return connected;
   wire::Hello hello = comm_->hello();
@@ -122,39 +117,25 @@ bool Connector::should_retry(const Error& error) const {
   constexpr std::uint64_t kMaxHelloDelayNs = 10 * kNanosecondsPerMillisecond;
   const bool peer_closed = error.kind == ErrorKind::kRemote &&
                            (error.sys_errno == 0 || error.sys_errno == ECONNRESET || error.sys_errno == EPIPE);
-  const bool no_reply = (state_ == State::kSendHello || state_ == State::kReceiveReply) && reply_received_ == 0;
+  const bool no_reply = (state_ == State::kSendHello || state_ == State::kReceiveReply) && !reply_.begun();
   return peer_closed && no_reply && hello_sent_ns_ - connect_started_ns_ > kMaxHelloDelayNs &&
          monotonic_ns() < deadline_ns_;
 }
 
-Result<bool> Connector::send_message() {
-  return outgoing_.send(socket_);
-}
-
 Result<bool> Connector::receive_reply() {
-  while (true) {
-    const Result<bool> all = receive_into(socket_, reply_, reply_received_);
-    if (!all || !*all) return all;
-    const Result<wire::Header> header =
-        wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(reply_.data(), wire::kHeaderBytes));
-    if (!header) return Error{ErrorKind::kRemote, EPROTO, header.error().operation};
-    if (reply_.size() < wire::kHeaderBytes + header->body_bytes) {
-      reply_.resize(wire::kHeaderBytes + header->body_bytes);
-      continue;
-    }
-    const std::span<const std::uint8_t> body = std::span(reply_).subspan(wire::kHeaderBytes);
-    if (header->type == wire::MessageType::kReject) {
-      reject_reason_ = wire::decode_reject(body);
-      return Error{ErrorKind::kRemote, 0, "the peer refused the connection"};
-    }
-    if (header->type != wire::MessageType::kAccept) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
-    const Result<wire::Hello> hello = wire::decode_hello(body);
-    if (!hello) return Error{ErrorKind::kRemote, EPROTO, hello.error().operation};
-    if (hello->secret != handle_.secret) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
-    if (const Status connected = comm_->connect(*hello, traffic_class_); !connected) return connected.error();
-    outgoing_ = OutgoingMessage(wire::encode_ready());
-    return true;
+  const Result<bool> all = reply_.receive(socket_);
+  if (!all || !*all) return all;
+  if (reply_.type() == wire::MessageType::kReject) {
+    reject_reason_ = wire::decode_reject(reply_.body());
+    return Error{ErrorKind::kRemote, 0, "the peer refused the connection"};
   }
+  if (reply_.type() != wire::MessageType::kAccept) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+  const Result<wire::Hello> hello = wire::decode_hello(reply_.body());
+  if (!hello) return Error{ErrorKind::kRemote, EPROTO, hello.error().operation};
+  if (hello->secret != handle_.secret) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+  if (const Status connected = comm_->connect(*hello, traffic_class_); !connected) return connected.error();
+  outgoing_ = OutgoingMessage(wire::encode_ready());
+  return true;
 }
 
 void Connector::read_failure_notice() {
@@ -162,31 +143,27 @@ void Connector::read_failure_notice() {
   const Result<std::optional<SideChannel::Message>> message = channel.receive(socket_);
   if (!message || !*message || (*message)->type != wire::MessageType::kFailed) return;
   if (const std::optional<wire::FailureNotice> failed = wire::decode_failure((*message)->body)) {
-    reject_reason_ = failed->kind == ErrorKind::kNone ? "its application has closed its listen" : failed->text;
+    reject_reason_ = failed->kind == ErrorKind::kNone ? kListenClosed : failed->text;
   }
 }
 
 Error Connector::log_failure(const Error& error) const {
   if (error.logged) return error;
   const std::string address = to_string(handle_.address);
-  const bool peer_known = comm_ != nullptr && !comm_->endpoint().remote().host.empty();
-  const std::string peer = peer_known ? comm_->endpoint().peer_name() : "";
-  const std::string& where = peer_known ? peer : address;
-  Failure failure;
-  if (comm_ != nullptr) {
-    failure = comm_->diagnose_setup(error);
-  } else {
-    failure.diagnosis = diagnose_setup(error, nullptr, qp_usage(*ports_.front()->device));
-  }
+  const std::string peer = comm_ != nullptr ? comm_->endpoint().peer_name() : "";
+  const std::string& where = peer.empty() ? address : peer;
+  const QpUsage usage = qp_usage(*ports_.front()->device);
+  Failure failure =
+      comm_ != nullptr ? comm_->diagnose_setup(error) : Failure{"", diagnose_setup(error, nullptr, usage)};
   if (!reject_reason_.empty()) {
     failure.diagnosis = {reject_reason_, handle_.version == wire::kProtocolVersion
                                              ? "look at " + where + " first: its log says more"
                                              : "run the same release on all hosts"};
   } else if (failure.diagnosis.why.empty()) {
-    failure.diagnosis = diagnose_handshake(error, where, reply_received_ == 0);
+    failure.diagnosis = diagnose_handshake(error, where, !reply_.begun());
   }
   failure.what = "connecting " + ports_.front()->name + " of " + settings_.comm.host_name + " to the peer " + peer +
-                 (peer_known ? " " : "") + "at " + address + " failed: " + to_string(error);
+                 (peer.empty() ? "at " : " at ") + address + " failed: " + to_string(error);
   VERBATIM_WARN("%s", log_line(failure).c_str());
   return error;
 }

@@ -17,10 +17,9 @@
 #include <vector>
 
 #include "base/result.h"
-#include "base/socket.h"
 #include "base/unique_fd.h"
 #include "net/connect/connect_settings.h"
-#include "net/connect/endpoint_pool.h"
+#include "net/connect/incoming_message.h"
 #include "net/transfer/send_comm.h"
 #include "wire/handle.h"
 
@@ -41,15 +40,12 @@ class Connector {
 
   // The functions of the states return whether the state is complete.
   Result<bool> take_endpoint();
-  Result<bool> finish_tcp_connect();
-  Status start_tcp_connect();
+  Result<bool> connect_tcp();
   // Whether `error` may come from a peer that has closed the connection because the hello was late.
   bool should_retry(const Error& error) const;
-  Result<bool> send_message();
   Result<bool> receive_reply();
 
-  // Called when kReady could not be sent. Reads the failure notice that the peer may have sent before it closed the
-  // connection, and stores its text in reject_reason_.
+  // Called when kReady could not be sent: stores the text of the failure notice that the peer may have sent before.
   void read_failure_notice();
   Error log_failure(const Error& error) const;
 
@@ -65,8 +61,7 @@ class Connector {
   std::uint64_t connect_started_ns_ = 0;
   std::uint64_t hello_sent_ns_ = 0;
   OutgoingMessage outgoing_;
-  std::vector<std::uint8_t> reply_;
-  std::size_t reply_received_ = 0;
+  IncomingMessage reply_;
   std::unique_ptr<SendComm> comm_;
   std::string reject_reason_;  // why the peer ended the handshake, if the peer has sent it
 };

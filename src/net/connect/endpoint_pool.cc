@@ -1,8 +1,8 @@
 #include "net/connect/endpoint_pool.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
-#include <span>
 #include <utility>
 
 #include "base/clock.h"
@@ -27,6 +27,201 @@ std::size_t share(int limit) {
 
 }  // namespace
 
+struct EndpointReservation {
+  const EndpointRequest request;
+  const std::shared_ptr<EndpointPlan> plan;
+  bool waits = false;  // for the end of its burst; under the plan's mutex
+  EndpointPlacement placement = {};
+  std::optional<Endpoint> endpoint = std::nullopt;  // none although it does not wait: its QPs are created by take()
+};
+
+// The slots of endpoints of one kind. Owned by the pool and the reservations. Any thread. A block is created under the
+// mutex, for which only connections over the same ports wait.
+class EndpointPlan {
+ public:
+  EndpointPlan(const EndpointRequest& kind, const Config& config) : kind_(kind), config_(config) {}
+
+  bool serves(const EndpointRequest& request) const {
+    return kind_.kind == request.kind && kind_.announced.collective == request.announced.collective &&
+           kind_.ports == request.ports && kind_.sizes == request.sizes;
+  }
+  bool uses_device_of(std::span<const Port* const> ports) const {
+    return std::find_first_of(ports.begin(), ports.end(), kind_.ports.begin(), kind_.ports.end(),
+                              [](const Port* a, const Port* b) { return a->device == b->device; }) != ports.end();
+  }
+
+  void add(const std::shared_ptr<EndpointReservation>& reservation) VERBATIM_EXCLUDES(mutex_);
+  // Ends the burst if it is time. False: the reservation waits.
+  bool prepare(EndpointReservation& reservation) VERBATIM_EXCLUDES(mutex_);
+  bool release_unused() VERBATIM_EXCLUDES(mutex_);
+
+ private:
+  using Reservations = std::vector<std::shared_ptr<EndpointReservation>>;
+
+  AnnouncedFlows expected_flows(const EndpointRequest& request) const;
+  BlockShape announced_shape(const EndpointRequest& request) const;
+  // Assigns slots to all reservations that wait, and creates the blocks that are missing.
+  void end_burst() VERBATIM_REQUIRES(mutex_);
+  std::vector<QpSlot> assign_slots(const Reservations& reservations, const BlockShape& announced)
+      VERBATIM_REQUIRES(mutex_);
+  void create_block(const QpBlock& block, std::vector<std::uint32_t> slots) VERBATIM_REQUIRES(mutex_);
+
+  const EndpointRequest kind_;  // the first request
+  const Config& config_;
+  Mutex mutex_;
+  std::map<wire::PeerIdentity, std::uint32_t> connections_ VERBATIM_GUARDED_BY(mutex_);
+  bool native_ VERBATIM_GUARDED_BY(mutex_) = false;  // the device could not create a block
+  std::uint32_t native_qps_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  QpPlanner planner_ VERBATIM_GUARDED_BY(mutex_);  // of announced flows
+  std::uint32_t blocks_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  // By block and index of the slot.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, Endpoint> unused_ VERBATIM_GUARDED_BY(mutex_);
+
+  std::vector<std::weak_ptr<EndpointReservation>> waiting_ VERBATIM_GUARDED_BY(mutex_);
+  std::uint64_t first_request_ns_ VERBATIM_GUARDED_BY(mutex_) = 0;  // of those that wait
+  std::uint64_t last_request_ns_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  std::optional<wire::PeerIdentity> last_peer_ VERBATIM_GUARDED_BY(mutex_);
+  bool rotates_ VERBATIM_GUARDED_BY(mutex_) = false;  // unknown until a request shows it or the first burst ends
+};
+
+// VERBATIM_QP_POOL replaces the announcement of point-to-point connections.
+AnnouncedFlows EndpointPlan::expected_flows(const EndpointRequest& request) const {
+  if (config_.qp_pool.peers == 0 || request.announced.collective) return request.announced;
+  const std::size_t qps = config_.qp_pool.qps * request.ports.size();
+  const std::size_t connections = (qps + request.sizes.qps - 1) / request.sizes.qps;
+  return {.peers = config_.qp_pool.peers, .flows = static_cast<unsigned>(connections)};
+}
+
+// Empty when nothing is announced, or when not even one connection fits.
+BlockShape EndpointPlan::announced_shape(const EndpointRequest& request) const {
+  const std::size_t qps_per_device = (request.sizes.qps + request.ports.size() - 1) / request.ports.size();
+  return choose_block_shape(expected_flows(request), qps_per_device, max_block_qps(request.ports));
+}
+
+void EndpointPlan::add(const std::shared_ptr<EndpointReservation>& reservation) {
+  const EndpointRequest& request = reservation->request;
+  const AnnouncedFlows expected = expected_flows(request);
+  const BlockShape shape = announced_shape(request);
+  const MutexLock lock(mutex_);
+  const std::uint32_t connection = connections_[request.peer]++;
+  reservation->placement = {.collective = request.announced.collective, .connection = connection};
+  // A connection of the communicator to itself does not use the NIC's port towards a peer: it gets no slot.
+  if (config_.qp_order == QpOrder::kNative || native_ || request.peer == request.self ||
+      (expected.known() && shape.peers == 0)) {
+    return;
+  }
+  if (connection == 0) {
+    const bool same_process =
+        request.peer.host_id == request.self.host_id && request.peer.process_id == request.self.process_id;
+    const bool rises = last_peer_ ? *last_peer_ < request.peer : request.peer < request.self;
+    rotates_ = rotates_ || !same_process || !rises;
+    last_peer_ = request.peer;
+  }
+  reservation->waits = true;
+  last_request_ns_ = monotonic_ns();
+  if (waiting_.empty()) first_request_ns_ = last_request_ns_;
+  waiting_.push_back(reservation);
+  const bool known_order = expected.known() && (rotates_ || shape.peers == 1);
+  const bool complete = expected.known() && waiting_.size() >= std::size_t{expected.peers} * expected.flows;
+  if (known_order || complete || last_request_ns_ - first_request_ns_ >= kMaxGatherNs) end_burst();
+}
+
+bool EndpointPlan::prepare(EndpointReservation& reservation) {
+  const MutexLock lock(mutex_);
+  const std::uint64_t now = monotonic_ns();
+  if (reservation.waits && (now - last_request_ns_ >= config_.qp_gather_us * kNanosecondsPerMicrosecond ||
+                            now - first_request_ns_ >= kMaxGatherNs)) {
+    end_burst();
+  }
+  if (reservation.waits || reservation.endpoint) return !reservation.waits;
+  reservation.placement.first_position = native_qps_;
+  native_qps_ += static_cast<std::uint32_t>(kind_.sizes.qps);
+  return true;
+}
+
+void EndpointPlan::end_burst() {
+  Reservations reservations;
+  for (const std::weak_ptr<EndpointReservation>& waiting : std::exchange(waiting_, {})) {
+    if (std::shared_ptr<EndpointReservation> reservation = waiting.lock())
+      reservations.push_back(std::move(reservation));
+  }
+  if (reservations.empty()) return;
+  const BlockShape announced = announced_shape(reservations.back()->request);
+  if (announced.peers == 0 || !rotates_) {
+    std::stable_sort(reservations.begin(), reservations.end(), [](const auto& a, const auto& b) {
+      return precedes_in_ring(a->request.self, a->request.peer, b->request.peer);
+    });
+  }
+  rotates_ = true;
+  const std::vector<QpSlot> slots = assign_slots(reservations, announced);
+  for (std::size_t i = 0; i < reservations.size(); ++i) {
+    EndpointReservation& reservation = *reservations[i];
+    const QpBlock& block = slots[i].block;
+    reservation.waits = false;
+    auto endpoint = unused_.extract({block.number, slots[i].index()});
+    if (!endpoint) continue;  // the device was full, when the block was created or later
+    reservation.endpoint = std::move(endpoint.mapped());
+    reservation.placement.order = QpOrder::kStaggered;
+    reservation.placement.block = block.number;
+    reservation.placement.peers = block.shape.peers;
+    reservation.placement.first_position = slots[i].first_position(kind_.sizes.qps);
+  }
+}
+
+// Of an announced block all slots are created, of the block of a burst those that are requested.
+std::vector<QpSlot> EndpointPlan::assign_slots(const Reservations& reservations, const BlockShape& announced) {
+  QpPlanner burst_planner;
+  BlockShape burst;
+  std::map<wire::PeerIdentity, unsigned> flows;
+  for (const auto& reservation : reservations) burst.flows = std::max(burst.flows, ++flows[reservation->request.peer]);
+  burst.peers = static_cast<unsigned>(flows.size());
+  const bool is_burst = announced.peers == 0;
+  std::uint32_t next_new = blocks_;
+  std::vector<QpSlot> slots;
+  std::vector<std::uint32_t> indexes;
+  for (const auto& reservation : reservations) {
+    slots.push_back(
+        (is_burst ? burst_planner : planner_).assign(reservation->request.peer, is_burst ? burst : announced, blocks_));
+    blocks_ = std::max(blocks_, slots.back().block.number + 1);
+    indexes.push_back(slots.back().index());
+  }
+  for (const QpSlot& slot : slots) {
+    if (slot.block.number < next_new || native_) continue;
+    ++next_new;
+    if (!is_burst) {
+      indexes.resize(std::size_t{slot.block.shape.peers} * slot.block.shape.flows);
+      std::iota(indexes.begin(), indexes.end(), 0U);
+    }
+    create_block(slot.block, indexes);
+  }
+  return slots;
+}
+
+void EndpointPlan::create_block(const QpBlock& block, std::vector<std::uint32_t> slots) {
+  std::sort(slots.begin(), slots.end());
+  std::vector<std::size_t> flows(block.shape.flows);
+  for (const std::uint32_t slot : slots) ++flows[slot / block.shape.peers];
+  Result<std::vector<Endpoint>> made = Endpoint::create_block(kind_.ports, kind_.sizes, config_, flows);
+  if (!made) {
+    native_ = true;
+    VERBATIM_INFO(
+        "%s: the QPs of %zu connections could not be created together: %s. Next: from here on they are created "
+        "one connection at a time",
+        kind_.ports.front()->name.c_str(), slots.size(), to_string(made.error()).c_str());
+    return;
+  }
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    unused_.emplace(std::pair(block.number, slots[i]), std::move((*made)[i]));
+  }
+}
+
+bool EndpointPlan::release_unused() {
+  decltype(unused_) released;  // destroyed without the mutex
+  const MutexLock lock(mutex_);
+  released.swap(unused_);
+  return !released.empty();
+}
+
 std::size_t max_block_qps(std::span<const Port* const> ports) {
   std::size_t max = kMaxBlockQps;
   for (const Port* port : ports) {
@@ -36,231 +231,73 @@ std::size_t max_block_qps(std::span<const Port* const> ports) {
   return max;
 }
 
-void EndpointPools::add(EndpointPool& pool) {
+void EndpointPools::add(const std::shared_ptr<EndpointPlan>& plan) {
   const MutexLock lock(mutex_);
-  pools_.insert(&pool);
+  std::erase_if(plans_, [](const auto& known) { return known.expired(); });
+  plans_.push_back(plan);
 }
 
-void EndpointPools::remove(EndpointPool& pool) {
-  const MutexLock lock(mutex_);
-  pools_.erase(&pool);
-}
-
-bool EndpointPools::release_unused() {
-  const MutexLock lock(mutex_);
-  bool any = false;
-  for (EndpointPool* pool : pools_) any = pool->release_unused() || any;
-  return any;
-}
-
-EndpointPool::EndpointPool(const Config& config, EndpointPools& all) : config_(config), all_(all) {
-  all_.add(*this);
-}
-
-EndpointPool::~EndpointPool() {
-  all_.remove(*this);
+bool EndpointPools::release_unused(std::span<const Port* const> ports) {
+  std::vector<std::shared_ptr<EndpointPlan>> plans;
+  {
+    const MutexLock lock(mutex_);
+    for (const std::weak_ptr<EndpointPlan>& plan : plans_) plans.push_back(plan.lock());
+  }
+  return std::count_if(plans.begin(), plans.end(), [&](const auto& plan) {
+           return plan != nullptr && plan->uses_device_of(ports) && plan->release_unused();
+         }) != 0;
 }
 
 void EndpointPool::announce(const Announcement& announcement) {
-  const MutexLock lock(announced_mutex_);
+  const MutexLock lock(mutex_);
   if (announced_.size() == kMaxAnnouncingThreads) announced_.clear();
   announced_[std::this_thread::get_id()] = announcement;
   last_announced_ = announcement;
 }
 
-Traffic EndpointPool::announced(QpSide side) const {
-  const MutexLock lock(announced_mutex_);
+AnnouncedFlows EndpointPool::announced(CommKind kind) const {
+  const MutexLock lock(mutex_);
   const auto own = announced_.find(std::this_thread::get_id());
   const Announcement& announcement = own != announced_.end() ? own->second : last_announced_;
-  return side == QpSide::kSend ? announcement.send : announcement.recv;
-}
-
-// VERBATIM_QP_POOL replaces the announcement of point-to-point connections.
-Traffic EndpointPool::expected_traffic(const EndpointRequest& request) const {
-  if (config_.qp_pool.peers == 0 || request.traffic.collective) return request.traffic;
-  const std::size_t qps = config_.qp_pool.qps * request.ports.size();
-  const std::size_t connections = (qps + request.sizes.qps - 1) / request.sizes.qps;
-  return {.peers = config_.qp_pool.peers, .flows = static_cast<unsigned>(connections)};
-}
-
-// Empty when nothing is announced, or when not even one connection fits.
-BlockShape EndpointPool::announced_shape(const EndpointRequest& request) const {
-  const std::size_t qps_per_device = (request.sizes.qps + request.ports.size() - 1) / request.ports.size();
-  return choose_block_shape(expected_traffic(request), qps_per_device, max_block_qps(request.ports));
-}
-
-EndpointPool::Plan& EndpointPool::plan_for(const EndpointRequest& request) {
-  for (const std::unique_ptr<Plan>& plan : plans_) {
-    if (plan->side == request.side && plan->collective == request.traffic.collective && plan->ports == request.ports &&
-        plan->sizes == request.sizes) {
-      return *plan;
-    }
-  }
-  plans_.push_back(
-      std::make_unique<Plan>(Plan{request.side, request.traffic.collective, request.ports, request.sizes}));
-  return *plans_.back();
+  return kind == CommKind::kSend ? announcement.send : announcement.recv;
 }
 
 std::shared_ptr<EndpointReservation> EndpointPool::reserve(EndpointRequest wanted) {
-  auto reservation = std::make_shared<EndpointReservation>(std::move(wanted));
-  const EndpointRequest& request = reservation->request_;
-  const MutexLock lock(mutex_);
-  Plan& plan = plan_for(request);
-  const std::uint32_t connection = plan.connections[request.peer]++;
-  reservation->placement_ = {.collective = request.traffic.collective, .connection = connection};
-  const Traffic traffic = expected_traffic(request);
-  const BlockShape shape = announced_shape(request);
-  // A connection of the communicator to itself does not use the NIC's port towards a peer: it gets no slot.
-  if (config_.qp_order == QpOrder::kNative || plan.native || request.peer == request.self ||
-      (traffic.known() && shape.peers == 0)) {
-    return reservation;
+  wanted.peer.listen = 0;  // all listens of a communicator share the receiving port: they count as one peer
+  std::shared_ptr<EndpointPlan> plan;
+  {
+    const MutexLock lock(mutex_);
+    const auto found = std::find_if(plans_.begin(), plans_.end(), [&](const auto& one) { return one->serves(wanted); });
+    plan = found != plans_.end() ? *found : std::make_shared<EndpointPlan>(wanted, config_);
+    if (found == plans_.end()) {
+      plans_.push_back(plan);
+      all_.add(plan);
+    }
   }
-  if (connection == 0) {
-    const bool same_process = request.peer.host == request.self.host && request.peer.process == request.self.process;
-    const bool rises = plan.last_peer ? *plan.last_peer < request.peer : request.peer < request.self;
-    plan.rotates = plan.rotates || !same_process || !rises;
-    plan.last_peer = request.peer;
-  }
-  reservation->state_ = EndpointReservation::State::kWaiting;
-  plan.last_request_ns = monotonic_ns();
-  if (plan.waiting.empty()) plan.first_request_ns = plan.last_request_ns;
-  plan.waiting.push_back(reservation);
-  const bool known_order = traffic.known() && (plan.rotates || shape.peers == 1);
-  const bool complete = traffic.known() && plan.waiting.size() >= std::size_t{traffic.peers} * traffic.flows;
-  if (known_order || complete || plan.last_request_ns - plan.first_request_ns >= kMaxGatherNs) end_burst(plan);
+  auto reservation = std::make_shared<EndpointReservation>(EndpointReservation{std::move(wanted), plan});
+  plan->add(reservation);
   return reservation;
 }
 
-void EndpointPool::end_burst(Plan& plan) {
-  Reservations reservations;
-  for (const std::weak_ptr<EndpointReservation>& waiting : std::exchange(plan.waiting, {})) {
-    if (std::shared_ptr<EndpointReservation> reservation = waiting.lock())
-      reservations.push_back(std::move(reservation));
-  }
-  if (reservations.empty()) return;
-  const BlockShape announced = announced_shape(reservations.back()->request_);
-  if (announced.peers == 0 || !plan.rotates) {
-    std::stable_sort(reservations.begin(), reservations.end(), [](const auto& a, const auto& b) {
-      return precedes_in_ring(a->request_.self, a->request_.peer, b->request_.peer);
-    });
-  }
-  plan.rotates = true;
-  const std::vector<QpSlot> slots = assign_slots(plan, reservations, announced);
-  for (std::size_t i = 0; i < reservations.size(); ++i) {
-    EndpointReservation& reservation = *reservations[i];
-    auto endpoint = plan.unused.extract({slots[i].block.number, slots[i].index()});
-    // Without an endpoint: the device was full, when the block was created or later.
-    reservation.state_ = endpoint ? EndpointReservation::State::kReady : EndpointReservation::State::kCreateAtTake;
-    if (!endpoint) continue;
-    reservation.endpoint_ = std::move(endpoint.mapped());
-    reservation.placement_.order = QpOrder::kStaggered;
-    reservation.placement_.block = slots[i].block.number;
-    reservation.placement_.peers = slots[i].block.shape.peers;
-    reservation.placement_.first_position = slots[i].first_position(plan.sizes.qps);
-  }
-}
-
-// Of an announced block all slots are created, of the block of a burst those that are requested.
-std::vector<QpSlot> EndpointPool::assign_slots(Plan& plan, const Reservations& reservations,
-                                               const BlockShape& announced) {
-  QpPlanner burst_planner;
-  BlockShape burst;
-  std::map<PeerId, unsigned> flows;
-  for (const auto& reservation : reservations) burst.flows = std::max(burst.flows, ++flows[reservation->request_.peer]);
-  burst.peers = static_cast<unsigned>(flows.size());
-  const bool is_burst = announced.peers == 0;
-  std::uint32_t next_new = plan.blocks;
-  std::vector<QpSlot> slots;
-  std::vector<std::uint32_t> indexes;
-  for (const auto& reservation : reservations) {
-    slots.push_back((is_burst ? burst_planner : plan.planner)
-                        .assign(reservation->request_.peer, is_burst ? burst : announced, plan.blocks));
-    plan.blocks = std::max(plan.blocks, slots.back().block.number + 1);
-    indexes.push_back(slots.back().index());
-  }
-  for (const QpSlot& slot : slots) {
-    if (slot.block.number < next_new || plan.native) continue;
-    ++next_new;
-    if (!is_burst) {
-      indexes.resize(std::size_t{slot.block.shape.peers} * slot.block.shape.flows);
-      std::iota(indexes.begin(), indexes.end(), 0U);
-    }
-    create_block(plan, slot.block, indexes);
-  }
-  return slots;
-}
-
-void EndpointPool::create_block(Plan& plan, const QpBlock& block, std::vector<std::uint32_t> slots) {
-  std::sort(slots.begin(), slots.end());
-  std::vector<std::size_t> flows(block.shape.flows);
-  for (const std::uint32_t slot : slots) ++flows[slot / block.shape.peers];
-  Result<std::vector<Endpoint>> made = Endpoint::create_block(plan.ports, plan.sizes, config_, flows);
-  if (!made) {
-    plan.native = true;
-    VERBATIM_INFO(
-        "%s: the QPs of %zu connections could not be created together: %s. Next: from here on they are created "
-        "one connection at a time",
-        plan.ports.front()->name.c_str(), slots.size(), to_string(made.error()).c_str());
-    return;
-  }
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    plan.unused.emplace(std::pair(block.number, slots[i]), std::move((*made)[i]));
-  }
-}
-
-void EndpointPool::end_due_bursts() {
-  const std::uint64_t now = monotonic_ns();
-  for (const std::unique_ptr<Plan>& plan : plans_) {
-    if (plan->waiting.empty()) continue;
-    if (now - plan->last_request_ns >= config_.qp_gather_us * kNanosecondsPerMicrosecond ||
-        now - plan->first_request_ns >= kMaxGatherNs) {
-      end_burst(*plan);
-    }
-  }
-}
-
-void EndpointPool::poll() {
-  if (config_.qp_order == QpOrder::kNative) return;
-  const MutexLock lock(mutex_);
-  end_due_bursts();
-}
-
 Result<std::optional<Endpoint>> EndpointPool::take(EndpointReservation& reservation) {
-  {
-    const MutexLock lock(mutex_);
-    if (reservation.state_ == EndpointReservation::State::kWaiting) end_due_bursts();
-    if (reservation.state_ == EndpointReservation::State::kWaiting) return std::optional<Endpoint>();
-    if (reservation.state_ == EndpointReservation::State::kCreateAtTake) {
-      Plan& plan = plan_for(reservation.request_);
-      reservation.placement_.first_position = plan.native_qps;
-      plan.native_qps += static_cast<std::uint32_t>(reservation.request_.sizes.qps);
-    }
-  }
-  if (reservation.state_ == EndpointReservation::State::kCreateAtTake) {
-    Result<Endpoint> made = Endpoint::create(reservation.request_.ports, reservation.request_.sizes, config_);
-    if (!made && all_.release_unused())
-      made = Endpoint::create(reservation.request_.ports, reservation.request_.sizes, config_);
+  if (!reservation.plan->prepare(reservation)) return std::optional<Endpoint>();
+  const EndpointRequest& request = reservation.request;
+  if (!reservation.endpoint) {
+    Result<Endpoint> made = Endpoint::create(request.ports, request.sizes, config_);
+    if (!made && all_.release_unused(request.ports)) made = Endpoint::create(request.ports, request.sizes, config_);
     if (!made) return made.error();
-    reservation.endpoint_ = std::move(*made);
+    reservation.endpoint = std::move(*made);
   }
-  std::optional<Endpoint> endpoint = std::exchange(reservation.endpoint_, std::nullopt);
-  endpoint->set_placement(reservation.placement_);
-  return endpoint;
-}
-
-bool EndpointPool::release_unused() {
-  const MutexLock lock(mutex_);
-  bool any = false;
-  for (const std::unique_ptr<Plan>& plan : plans_) {
-    any = any || !plan->unused.empty();
-    plan->unused.clear();
-  }
-  return any;
+  reservation.endpoint->set_placement(reservation.placement);
+  return std::exchange(reservation.endpoint, std::nullopt);
 }
 
 void EndpointPool::reset_order() {
+  std::vector<std::shared_ptr<EndpointPlan>> ended;  // destroyed without the mutex
   const MutexLock lock(mutex_);
-  std::erase_if(plans_, [](const std::unique_ptr<Plan>& plan) { return plan->waiting.empty(); });
+  const auto end = std::partition(plans_.begin(), plans_.end(), [](const auto& plan) { return plan.use_count() > 1; });
+  std::move(end, plans_.end(), std::back_inserter(ended));
+  plans_.erase(end, plans_.end());
 }
 
 }  // namespace verbatim

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "base/socket.h"
 #include "net/transfer/side_channel.h"
 
 namespace verbatim {
@@ -41,21 +42,11 @@ Result<std::unique_ptr<ListenComm>> ListenComm::create(const ConnectSettings& se
 }
 
 ListenComm::~ListenComm() {
-  for (const Handshake& handshake : handshakes_) send_notice(handshake, wire::Notice::failed(ErrorKind::kNone, ""));
   try {
-    for (const QueuedRequest& queued : queued_requests_) reject(queued.request);
+    for (const Handshake& handshake : handshakes_) send_reason(handshake, ErrorKind::kNone, kListenClosed);
   } catch (...) {  // no memory: the peers see an end of file
   }
   settings_.listener.remove(handle_.secret);
-}
-
-std::shared_ptr<EndpointReservation> ListenComm::reserve(const wire::Hello& peer) const {
-  return settings_.endpoints.reserve({.side = QpSide::kRecv,
-                                      .ports = ports_,
-                                      .sizes = RecvComm::endpoint_sizes(settings_.comm.config, ports_, peer),
-                                      .self = peer_id(settings_.identity(*ports_.front())),
-                                      .peer = peer_id(peer.identity),
-                                      .traffic = settings_.endpoints.announced(QpSide::kRecv)});
 }
 
 Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
@@ -65,105 +56,97 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
                   to_string(requests.error()).c_str());
     return requests.error();
   }
+  const std::uint64_t now = monotonic_ns();
   for (ConnectRequest& request : *requests) {
-    std::shared_ptr<EndpointReservation> reservation = reserve(request.hello);
-    queued_requests_.push_back({std::move(request), std::move(reservation)});
+    std::shared_ptr<EndpointReservation> reservation =
+        settings_.endpoints.reserve({.kind = CommKind::kRecv,
+                                     .ports = ports_,
+                                     .sizes = RecvComm::endpoint_sizes(settings_.comm.config, ports_, request.hello),
+                                     .self = settings_.identity(*ports_.front()),
+                                     .peer = request.hello.identity,
+                                     .announced = settings_.endpoints.announced(CommKind::kRecv)});
+    handshakes_.push_back({describe_peer(request), std::move(request), std::move(reservation),
+                           now + settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond});
   }
-  for (auto queued = queued_requests_.begin(); queued != queued_requests_.end();) {
-    Result<std::optional<Handshake>> handshake = start_handshake(*queued);
-    if (handshake && !*handshake) {
-      ++queued;
-      continue;
-    }
-    queued = queued_requests_.erase(queued);
-    if (!handshake) return handshake.error();
-    handshakes_.push_back(std::move(**handshake));
-  }
-  for (auto handshake = handshakes_.begin(); handshake != handshakes_.end(); ++handshake) {
-    Result<bool> established = advance(*handshake);
-    if (established && !*established && monotonic_ns() >= handshake->deadline_ns) {
+  auto first = handshakes_.end();
+  for (auto at = handshakes_.begin(); at != handshakes_.end(); ++at) {
+    Result<bool> established = advance(*at);
+    if (established && !*established && now >= at->deadline_ns) {
       established = Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake", false,
                           SetupStep::kWaitForPeer};
     }
     if (!established) {
-      log_failure(handshake->peer, established.error(), {});
-      send_notice(*handshake, wire::Notice::failed(established.error().kind, to_string(established.error())));
-      handshakes_.erase(handshake);
+      log_failure(*at, established.error());
+      send_reason(*at, established.error().kind, to_string(established.error()));
+      handshakes_.erase(at);
       return established.error();
     }
-    if (*established) {
-      std::unique_ptr<RecvComm> comm = std::move(handshake->comm);
-      comm->set_side_channel(std::move(handshake->socket));
-      handshakes_.erase(handshake);
-      return comm;
-    }
+    if (*established && first == handshakes_.end()) first = at;
   }
-  return std::unique_ptr<RecvComm>();
+  if (first == handshakes_.end()) return std::unique_ptr<RecvComm>();
+  std::unique_ptr<RecvComm> comm = std::move(first->comm);
+  comm->set_side_channel(std::move(first->request.socket));
+  handshakes_.erase(first);
+  return comm;
 }
 
-Result<std::optional<ListenComm::Handshake>> ListenComm::start_handshake(QueuedRequest& queued) {
-  const wire::Hello& peer = queued.request.hello;
-  Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*queued.reservation);
-  if (!endpoint)
-    return reject_with_error(queued.request, endpoint.error(),
-                             {"", diagnose_setup(endpoint.error(), nullptr, qp_usage(*ports_.front()->device))});
-  if (!*endpoint) return std::optional<Handshake>();
+Result<bool> ListenComm::advance(Handshake& handshake) const {
+  using State = Handshake::State;
+  const UniqueFd& socket = handshake.request.socket;
+  while (handshake.state != State::kEstablished) {
+    const Result<bool> done = handshake.state == State::kCreateQps    ? create_comm(handshake)
+                              : handshake.state == State::kSendAccept ? handshake.accept_message.send(socket)
+                                                                      : receive_ready(handshake);
+    if (!done || !*done) return done;
+    handshake.state = static_cast<State>(static_cast<int>(handshake.state) + 1);
+  }
+  return true;
+}
+
+Result<bool> ListenComm::create_comm(Handshake& handshake) const {
+  const wire::Hello& peer = handshake.request.hello;
+  Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*handshake.reservation);
+  if (!endpoint) return endpoint.error();
+  if (!*endpoint) return false;
+  handshake.reservation.reset();
+  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(settings_.comm, std::move(**endpoint), peer);
+  if (!comm) return comm.error();
+  handshake.comm = std::move(*comm);
   // Up to v10 NCCL passes the traffic class of the communicator only to connect.
   const int traffic_class = settings_.traffic_class >= 0 ? settings_.traffic_class : peer.traffic_class;
-  Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(settings_.comm, std::move(**endpoint), peer);
-  if (!comm) return reject_with_error(queued.request, comm.error(), {});
-  const Status connected = (*comm)->connect(peer, traffic_class);
-  if (!connected) {
-    return reject_with_error(queued.request, connected.error(), (*comm)->diagnose_setup(connected.error()));
-  }
-  Handshake handshake;
-  handshake.deadline_ns = monotonic_ns() + settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond;
-  wire::Hello hello = (*comm)->hello();
+  if (const Status connected = handshake.comm->connect(peer, traffic_class); !connected) return connected.error();
+  wire::Hello hello = handshake.comm->hello();
   hello.secret = handle_.secret;
   hello.identity = handle_.listener;
   handshake.accept_message = OutgoingMessage(wire::encode_hello(wire::MessageType::kAccept, hello));
-  handshake.peer = describe_peer(queued.request);
-  handshake.socket = std::move(queued.request.socket);
-  handshake.comm = std::move(*comm);
-  handshake.ready_message.resize(wire::kHeaderBytes);
-  return std::optional<Handshake>(std::move(handshake));
+  return true;
 }
 
-Error ListenComm::reject_with_error(const ConnectRequest& request, const Error& error, Failure failure) const {
-  const std::string reason = to_string(error);
-  const std::string peer = describe_peer(request);
-  if (!error.logged) log_failure(peer, error, std::move(failure));
-  // Sent only if the socket accepts it at once; the peer sees the end of file in any case.
-  static_cast<void>(OutgoingMessage(wire::encode_reject(reason)).send(request.socket));
-  return error;
+Result<bool> ListenComm::receive_ready(Handshake& handshake) {
+  const Result<bool> received = handshake.ready_message.receive(handshake.request.socket);
+  if (!received || !*received || handshake.ready_message.type() == wire::MessageType::kReady) return received;
+  return Error{ErrorKind::kRemote, EPROTO, "handshake"};
 }
 
-void ListenComm::log_failure(const std::string& peer, const Error& error, Failure failure) const {
-  if (failure.diagnosis.why.empty()) failure.diagnosis = diagnose_handshake(error, peer);
-  failure.what = "accepting a connection from " + peer + " on " + ports_.front()->name + " of " +
+void ListenComm::log_failure(const Handshake& handshake, const Error& error) const {
+  if (error.logged) return;
+  const QpUsage usage = qp_usage(*ports_.front()->device);
+  Failure failure = handshake.comm == nullptr ? Failure{"", diagnose_setup(error, nullptr, usage)}
+                    : handshake.state == Handshake::State::kCreateQps ? handshake.comm->diagnose_setup(error)
+                                                                      : Failure();
+  if (failure.diagnosis.why.empty()) failure.diagnosis = diagnose_handshake(error, handshake.peer);
+  failure.what = "accepting a connection from " + handshake.peer + " on " + ports_.front()->name + " of " +
                  settings_.comm.host_name + " failed: " + to_string(error);
   VERBATIM_WARN("%s", log_line(failure).c_str());
 }
 
-Result<bool> ListenComm::advance(Handshake& handshake) {
-  if (handshake.state == Handshake::State::kSendAccept) {
-    const Result<bool> sent = handshake.accept_message.send(handshake.socket);
-    if (!sent || !*sent) return sent;
-    handshake.state = Handshake::State::kReceiveReady;
-  }
-  const Result<bool> received = receive_into(handshake.socket, handshake.ready_message, handshake.ready_received);
-  if (!received || !*received) return received;
-  const Result<wire::Header> header = wire::decode_header(
-      std::span<const std::uint8_t, wire::kHeaderBytes>(handshake.ready_message.data(), wire::kHeaderBytes));
-  if (!header) return Error{ErrorKind::kRemote, EPROTO, header.error().operation};
-  if (header->type != wire::MessageType::kReady) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
-  return true;
-}
-
-void ListenComm::send_notice(const Handshake& handshake, const wire::Notice& notice) noexcept {
-  if (handshake.state != Handshake::State::kReceiveReady) return;
+void ListenComm::send_reason(const Handshake& handshake, ErrorKind kind, const std::string& reason) {
+  const UniqueFd& socket = handshake.request.socket;
+  if (handshake.state == Handshake::State::kCreateQps) return reject(socket, reason);
+  // After kAccept was sent the connection may be established for the peer.
+  if (handshake.state == Handshake::State::kSendAccept) return;
   SideChannel channel;
-  channel.send(handshake.socket, notice);
+  channel.send(socket, wire::Notice::failed(kind, reason));
 }
 
 }  // namespace verbatim

@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -57,7 +56,7 @@ void Listener::remove(const wire::Secret& secret) noexcept {
   try {
     read_pending();
     static_cast<void>(accept_pending());
-    for (const ConnectRequest& request : listens_[secret].requests) reject(request);
+    for (const ConnectRequest& request : listens_[secret].requests) reject(request.socket, kListenClosed);
   } catch (...) {  // no memory: the peers see only that the connection is closed
   }
   listens_.erase(secret);
@@ -66,8 +65,8 @@ void Listener::remove(const wire::Secret& secret) noexcept {
   socket_.reset();
 }
 
-void reject(const ConnectRequest& request) {
-  static_cast<void>(OutgoingMessage(wire::encode_reject("its application has closed its listen")).send(request.socket));
+void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t version) {
+  static_cast<void>(OutgoingMessage(wire::encode_reject(reason, version)).send(socket));
 }
 
 Result<std::vector<ConnectRequest>> Listener::poll(const wire::Secret& secret) {
@@ -84,8 +83,7 @@ Result<std::vector<ConnectRequest>> Listener::poll(const wire::Secret& secret) {
 void Listener::read_pending() {
   const std::uint64_t now = monotonic_ns();
   for (auto pending = pending_.begin(); pending != pending_.end();) {
-    const HelloState hello_state = read_hello(*pending);
-    const bool stays = hello_state == HelloState::kIncomplete && now < pending->accepted_ns + kHelloTimeoutNs;
+    const bool stays = read_hello(*pending) && now < pending->accepted_ns + kHelloTimeoutNs;
     pending = stays ? std::next(pending) : pending_.erase(pending);
   }
 }
@@ -105,8 +103,7 @@ Status Listener::accept_pending() {
     PendingConnection& pending = pending_.emplace_back();
     pending.socket = std::move(**accepted);
     pending.accepted_ns = now;
-    pending.message.resize(wire::kHeaderBytes);
-    if (read_hello(pending) != HelloState::kIncomplete) pending_.pop_back();
+    if (!read_hello(pending)) pending_.pop_back();
   }
   return {};
 }
@@ -128,46 +125,34 @@ Status Listener::report_resource_shortage(const Error& error) {
 }
 
 // Both ends log the mismatch. This end does so once: further connections must not fill the log.
-void Listener::reject_version(const PendingConnection& pending) {
-  const std::span<const std::uint8_t, wire::kHeaderBytes> header(pending.message.data(), wire::kHeaderBytes);
-  const Result<sockaddr_storage> peer = remote_address(pending.socket);
+void Listener::reject_version(const UniqueFd& socket, std::uint16_t version) {
+  const Result<sockaddr_storage> peer = remote_address(socket);
   char text[256];
   std::snprintf(text, sizeof text, "%s speaks protocol version %u of Verbatim, %s version %u",
-                peer ? to_string(*peer).c_str() : "the peer", wire::protocol_version(header),
-                to_string(address_).c_str(), wire::kProtocolVersion);
+                peer ? to_string(*peer).c_str() : "the peer", version, to_string(address_).c_str(),
+                wire::kProtocolVersion);
   if (!std::exchange(version_mismatch_reported_, true)) {
     VERBATIM_WARN("a connection is rejected: %s. Next: run the same release on all hosts", text);
   }
   // The reject has the peer's version number, so that the peer reads it: header and reject are the same in all
   // versions.
-  static_cast<void>(OutgoingMessage(wire::encode_reject(text, wire::protocol_version(header))).send(pending.socket));
+  reject(socket, text, version);
 }
 
-Listener::HelloState Listener::read_hello(PendingConnection& pending) {
-  while (true) {
-    const Result<bool> all = receive_into(pending.socket, pending.message, pending.filled);
-    if (!all) return HelloState::kClose;
-    if (!*all) return HelloState::kIncomplete;
-    const Result<wire::Header> header = wire::decode_header(
-        std::span<const std::uint8_t, wire::kHeaderBytes>(pending.message.data(), wire::kHeaderBytes));
-    if (!header) {
-      if (header.error().kind == ErrorKind::kUsage) reject_version(pending);
-      return HelloState::kClose;
-    }
-    const std::size_t message_bytes = wire::kHeaderBytes + header->body_bytes;
-    if (pending.filled < message_bytes) {
-      pending.message.resize(message_bytes);
-      continue;
-    }
-    if (header->type != wire::MessageType::kConnect) return HelloState::kClose;
-    Result<wire::Hello> hello = wire::decode_hello(std::span(pending.message).subspan(wire::kHeaderBytes));
-    if (!hello) return HelloState::kClose;
-    const auto listen = listens_.find(hello->secret);
-    if (listen == listens_.end()) return HelloState::kClose;
-    if (!listen->second.attempts.insert(hello->attempt).second) return HelloState::kClose;  // a replay
-    listen->second.requests.push_back({std::move(pending.socket), std::move(*hello)});
-    return HelloState::kComplete;
-  }
+bool Listener::read_hello(PendingConnection& pending) {
+  IncomingMessage& message = pending.message;
+  const Result<bool> all = message.receive(pending.socket);
+  if (!all && message.other_version()) reject_version(pending.socket, *message.other_version());
+  if (!all) return false;
+  if (!*all) return true;
+  if (message.type() != wire::MessageType::kConnect) return false;
+  Result<wire::Hello> hello = wire::decode_hello(message.body());
+  if (!hello) return false;
+  const auto listen = listens_.find(hello->secret);
+  if (listen == listens_.end()) return false;
+  if (!listen->second.attempts.insert(hello->attempt).second) return false;  // a replay
+  listen->second.requests.push_back({std::move(pending.socket), std::move(*hello)});
+  return false;
 }
 
 }  // namespace verbatim

@@ -9,13 +9,14 @@
 #include <cstdint>
 #include <list>
 #include <map>
-#include <memory>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "base/mutex.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
+#include "net/connect/incoming_message.h"
 #include "wire/handshake.h"
 
 namespace verbatim {
@@ -26,8 +27,10 @@ struct ConnectRequest {
   wire::Hello hello;
 };
 
-// Sends the peer a reject with the reason that the listen was closed.
-void reject(const ConnectRequest& request);
+constexpr const char* kListenClosed = "its application has closed its listen";
+
+// Sends the peer a reject, if the socket accepts it at once: the peer sees the end of file in any case.
+void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t version = wire::kProtocolVersion);
 
 class Listener {
  public:
@@ -51,21 +54,20 @@ class Listener {
   struct PendingConnection {
     UniqueFd socket;
     std::uint64_t accepted_ns = 0;
-    std::vector<std::uint8_t> message;  // has the size of the header first, later of header and body
-    std::size_t filled = 0;
+    IncomingMessage message;
   };
   struct Listen {
     std::vector<ConnectRequest> requests;
     std::set<std::uint64_t> attempts;  // of all hellos so far, to detect a replay
   };
-  enum class HelloState : std::uint8_t { kIncomplete, kClose, kComplete };
 
   Status open() VERBATIM_REQUIRES(mutex_);
   void read_pending() VERBATIM_REQUIRES(mutex_);
   Status accept_pending() VERBATIM_REQUIRES(mutex_);
-  HelloState read_hello(PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
+  // True: the hello is not complete. Otherwise it has become a connect request, or the connection is to be closed.
+  bool read_hello(PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
   Status report_resource_shortage(const Error& error) VERBATIM_REQUIRES(mutex_);
-  void reject_version(const PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
+  void reject_version(const UniqueFd& socket, std::uint16_t version) VERBATIM_REQUIRES(mutex_);
 
   Mutex mutex_;
   sockaddr_storage address_ VERBATIM_GUARDED_BY(mutex_);

@@ -3,13 +3,12 @@
 
 #include <string>
 
-#include "net/connect/qp_planner.h"
 #include "net/transfer/comm.h"
+#include "wire/handle.h"
 
 namespace verbatim {
 
-// Appends the QPs of `comm` to `path`, in which %p stands for the process id. Several processes may share a file. Logs
-// a failure.
-void dump_qps(const std::string& path, const Comm& comm, const PeerId& self);
+// Appends the QPs of `comm` to the file. Several processes may share a file. Logs a failure.
+void dump_qps(const std::string& file, const Comm& comm, const wire::PeerIdentity& self);
 
 }  // namespace verbatim

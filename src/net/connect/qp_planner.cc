@@ -1,6 +1,7 @@
 #include "net/connect/qp_planner.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstdio>
 #include <utility>
 
@@ -12,33 +13,28 @@ constexpr std::size_t kTargetQps = 64;
 
 }  // namespace
 
-PeerId peer_id(const wire::PeerIdentity& identity) {
-  return {identity.host_id, identity.process_id, identity.device_guid, identity.context};
-}
-
-std::string to_string(const PeerId& peer) {
+std::string to_string(const wire::PeerIdentity& peer) {
   char text[80];
-  std::snprintf(text, sizeof text, "%llx-%llx-%llx-%x", static_cast<unsigned long long>(peer.host),
-                static_cast<unsigned long long>(peer.process), static_cast<unsigned long long>(peer.device),
-                peer.context);
+  std::snprintf(text, sizeof text, "%" PRIx64 "-%" PRIx64 "-%" PRIx64 "-%" PRIx32, peer.host_id, peer.process_id,
+                peer.device_guid, peer.context);
   return text;
 }
 
-bool precedes_in_ring(const PeerId& self, const PeerId& a, const PeerId& b) {
+bool precedes_in_ring(const wire::PeerIdentity& self, const wire::PeerIdentity& a, const wire::PeerIdentity& b) {
   return std::pair(a < self, a) < std::pair(b < self, b);
 }
 
-unsigned choose_qps(const QpRange& bounds, const Traffic& traffic) {
-  if (!traffic.known()) return bounds.min;
-  const std::size_t connections = std::size_t{traffic.peers} * traffic.flows;
+unsigned choose_qps(const QpRange& bounds, const AnnouncedFlows& announced) {
+  if (!announced.known()) return bounds.min;
+  const std::size_t connections = std::size_t{announced.peers} * announced.flows;
   return static_cast<unsigned>(std::clamp<std::size_t>(kTargetQps / connections, bounds.min, bounds.max));
 }
 
-BlockShape choose_block_shape(const Traffic& traffic, std::size_t qps, std::size_t max_qps) {
+BlockShape choose_block_shape(const AnnouncedFlows& announced, std::size_t qps, std::size_t max_qps) {
   const std::size_t max = max_qps / std::max<std::size_t>(qps, 1);
-  if (!traffic.known() || max == 0) return {};
-  const std::size_t peers = std::min<std::size_t>(traffic.collective ? 1 : traffic.peers, max);
-  const std::size_t flows = std::min<std::size_t>(traffic.flows, max / peers);
+  if (!announced.known() || max == 0) return {};
+  const std::size_t peers = std::min<std::size_t>(announced.collective ? 1 : announced.peers, max);
+  const std::size_t flows = std::min<std::size_t>(announced.flows, max / peers);
   return {static_cast<unsigned>(peers), static_cast<unsigned>(flows)};
 }
 
@@ -49,7 +45,7 @@ const QpBlock* QpPlanner::find(std::uint32_t peer, std::uint32_t flow) const {
   return found != blocks_.rend() ? &*found : nullptr;
 }
 
-QpSlot QpPlanner::assign(const PeerId& id, const BlockShape& shape, std::uint32_t next_number) {
+QpSlot QpPlanner::assign(const wire::PeerIdentity& id, const BlockShape& shape, std::uint32_t next_number) {
   Peer& peer = peers_.try_emplace(id, Peer{.index = static_cast<std::uint32_t>(peers_.size())}).first->second;
   const std::uint32_t flow = peer.flows++;
   const QpBlock* block = find(peer.index, flow);

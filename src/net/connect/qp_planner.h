@@ -1,8 +1,8 @@
 // Arithmetic of the QP order that net/connect/endpoint_pool.h describes: slots, blocks and the ring of identities. No
-// verbs and no clock. Peers are known by their identity, never by rank.
+// verbs and no clock. Peers are known by their identity, because NCCL passes no ranks to net plugins: a peer is one
+// communicator of one process on one NIC.
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -14,25 +14,14 @@
 
 namespace verbatim {
 
-// One communicator of one process on one NIC. All listens of it share the receiving port, so they count as one peer.
-struct PeerId {
-  std::uint64_t host = 0;
-  std::uint64_t process = 0;
-  std::uint64_t device = 0;
-  std::uint32_t context = 0;
-
-  auto operator<=>(const PeerId&) const = default;
-};
-
-PeerId peer_id(const wire::PeerIdentity& identity);
 // "host-process-device-context" in hexadecimal digits.
-std::string to_string(const PeerId& peer);
+std::string to_string(const wire::PeerIdentity& peer);
 
 // The order of ring(self): the identities above `self` in rising order, then those below it in rising order.
-bool precedes_in_ring(const PeerId& self, const PeerId& a, const PeerId& b);
+bool precedes_in_ring(const wire::PeerIdentity& self, const wire::PeerIdentity& a, const wire::PeerIdentity& b);
 
-// The connections that setNetAttr or VERBATIM_QP_POOL announces. 0: nothing is announced.
-struct Traffic {
+// The connections in one direction that setNetAttr or VERBATIM_QP_POOL announces. 0: nothing is announced.
+struct AnnouncedFlows {
   unsigned peers = 0;
   unsigned flows = 0;       // connections to each peer
   bool collective = false;  // rings and trees; else sends and receives
@@ -41,7 +30,7 @@ struct Traffic {
 };
 
 // QPs of a connection, within `bounds`: the more connections are announced, the fewer.
-unsigned choose_qps(const QpRange& bounds, const Traffic& traffic);
+unsigned choose_qps(const QpRange& bounds, const AnnouncedFlows& announced);
 
 // How many slots a block has: `flows` connections to each of `peers` peers.
 struct BlockShape {
@@ -51,10 +40,10 @@ struct BlockShape {
   bool operator==(const BlockShape&) const = default;
 };
 
-// The block for announced traffic with `qps` QPs a connection and at most `max_qps` in the block: first the flows are
+// The block for announced flows with `qps` QPs a connection and at most `max_qps` in the block: first the flows are
 // reduced, then the peers. Empty when not even one connection fits. Blocks of collective connections have one peer:
 // NCCL announces four peers even for a ring, where each direction has one.
-BlockShape choose_block_shape(const Traffic& traffic, std::size_t qps, std::size_t max_qps);
+BlockShape choose_block_shape(const AnnouncedFlows& announced, std::size_t qps, std::size_t max_qps);
 
 // A rectangle of slots.
 struct QpBlock {
@@ -81,7 +70,7 @@ class QpPlanner {
  public:
   // The next slot of `peer`. Where no block has it, a block of `shape` (not empty) with `next_number` begins there; for
   // a further flow of a known peer it has the same peers as the block of the flow before.
-  QpSlot assign(const PeerId& peer, const BlockShape& shape, std::uint32_t next_number);
+  QpSlot assign(const wire::PeerIdentity& peer, const BlockShape& shape, std::uint32_t next_number);
 
  private:
   struct Peer {
@@ -91,7 +80,7 @@ class QpPlanner {
 
   const QpBlock* find(std::uint32_t peer, std::uint32_t flow) const;
 
-  std::map<PeerId, Peer> peers_;
+  std::map<wire::PeerIdentity, Peer> peers_;
   std::vector<QpBlock> blocks_;
 };
 

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <cerrno>
 #include <climits>
 #include <cstring>
 #include <fstream>
@@ -22,19 +21,20 @@
 
 namespace verbatim {
 
+// What the last members own is moved in when nothing can throw any more: the monitor ends before its devices.
 struct ProcessState {
-  Config config;  // of the first init: selects the devices
-  std::unique_ptr<const Verbs> verbs;
-  std::shared_ptr<DeviceInventory> inventory;
-  SocketInterface side_channel;
-  std::string host_name;
-  std::uint64_t host_id = 0;
-  std::uint64_t process_id = 0;
+  const Config config;  // of the first init: selects the devices
+  const SocketInterface side_channel;
+  const std::string host_name;
+  const std::uint64_t host_id;
+  const std::uint64_t process_id;
+  Listener listener{side_channel.address};
+  EndpointPools pools = {};  // of the contexts
   std::uint32_t contexts_made = 0;
-  std::set<Context*> contexts;       // open
-  EndpointPools pools;               // of the contexts
-  std::unique_ptr<Monitor> monitor;  // after the devices that it watches
-  std::optional<Listener> listener;  // set before the state is used
+  std::set<Context*> contexts = {};  // open
+  const std::unique_ptr<const Verbs> verbs;
+  const std::shared_ptr<DeviceInventory> inventory;
+  const std::unique_ptr<Monitor> monitor;
 };
 
 namespace {
@@ -82,38 +82,36 @@ MonitorSettings monitor_settings(const Config& config, const std::string& host_n
   return {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
           .stalls = {.warn_ns = config.stall_warn_s * kNanosecondsPerSecond,
                      .fail_ns = config.stall_fail_s * kNanosecondsPerSecond},
-          .state_socket = stats_path(config.state_socket, host_name),
+          .state_socket = expand_path(config.state_socket, host_name),
           .host = host_name};
 }
 
 Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
-  auto process = std::make_unique<ProcessState>();
-  process->config = config;
-  Result<SocketInterface> side_channel = choose_socket_interface(config);
+  const Result<SocketInterface> side_channel = choose_socket_interface(config);
   if (!side_channel) return side_channel.error();
-  process->side_channel = *side_channel;
-  process->listener.emplace(process->side_channel.address);
   Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(config.verbs_library);
   if (!verbs) return verbs.error();
-  process->verbs = std::move(*verbs);
-  Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(*process->verbs, config);
+  Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(**verbs, config);
   if (!inventory) return inventory.error();
-  process->inventory = std::move(*inventory);
-  process->host_name = read_host_name();
+  const std::string host_name = read_host_name();
   Result<std::unique_ptr<Monitor>> monitor =
-      Monitor::start(process->inventory->devices(), monitor_settings(config, process->host_name));
+      Monitor::start((*inventory)->devices(), monitor_settings(config, host_name));
   if (!monitor) {
     VERBATIM_WARN("starting the monitor thread failed: %s: %s", monitor.error().operation,
                   std::strerror(monitor.error().sys_errno));
     return monitor.error();
   }
-  process->monitor = std::move(*monitor);
-  process->host_id = read_host_id(process->host_name);
   const Result<std::uint64_t> process_id = random_id();
   if (!process_id) return process_id.error();
-  process->process_id = *process_id;
-  VERBATIM_INFO("side channel on %s", to_string(process->side_channel).c_str());
-  return process;
+  VERBATIM_INFO("side channel on %s", to_string(*side_channel).c_str());
+  return std::unique_ptr<ProcessState>(new ProcessState{.config = config,
+                                                        .side_channel = *side_channel,
+                                                        .host_name = host_name,
+                                                        .host_id = read_host_id(host_name),
+                                                        .process_id = *process_id,
+                                                        .verbs = std::move(*verbs),
+                                                        .inventory = std::move(*inventory),
+                                                        .monitor = std::move(*monitor)});
 }
 
 }  // namespace
@@ -173,28 +171,22 @@ Result<DeviceProperties> device(std::size_t index) {
   if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "getProperties before init"};
   if (index >= g_process->inventory->ports().size()) return Error{ErrorKind::kArgument, 0, "no such device"};
   const Port& port = g_process->inventory->ports()[index];
-  return DeviceProperties{.name = intern(port.name),
+  return DeviceProperties{.port = port,
+                          .name = intern(port.name),
                           .pci_path = port.pci_path ? intern(*port.pci_path) : nullptr,
-                          .guid = port.guid,
-                          .ptr_support = port.ptr_support,
-                          .speed_mbps = port.speed_mbps,
-                          .topology_port = port.topology_port,
                           .max_qps = port.device->attributes().max_qp,
-                          .max_recvs = g_process->config.max_recvs,
-                          .rail_id = port.rail_id,
-                          .plane_id = port.plane_id};
+                          .max_recvs = g_process->config.max_recvs};
 }
 
 Context::Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process)
     : rma_overwrites_(traffic_class),
-      traffic_class_(traffic_class),
       config_(std::move(config)),
       process_(process),
       endpoints_(config_, process.pools),
       comm_settings_{config_, process.host_name, process.config.max_recvs, &registrations_, this},
       connect_settings_{comm_settings_,
                         endpoints_,
-                        *process.listener,
+                        process.listener,
                         process.side_channel.address,
                         to_string(process.side_channel),
                         {.host_id = process.host_id, .process_id = process.process_id, .context = ordinal},
@@ -233,9 +225,8 @@ Result<ListenComm*> Context::listen(std::size_t device, std::span<std::uint8_t, 
   const MutexLock lock(mutex_);
   wire::Handle handle;
   Result<std::unique_ptr<ListenComm>> listen =
-      ListenComm::create(connect_settings_, std::move(*listen_ports), listens_made_, handle);
+      ListenComm::create(connect_settings_, std::move(*listen_ports), listens_made_++, handle);
   if (!listen) return listen.error();
-  ++listens_made_;
   wire::encode_handle(handle, handle_bytes);
   ListenComm* made = listen->get();
   listens_.emplace(made, std::move(*listen));
@@ -251,9 +242,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     const auto known = connectors_.find(token);
     if (known != connectors_.end()) connector = known->second.get();
   }
-  if (connector != nullptr) {
-    endpoints_.poll();
-  } else {  // no poll(): a new connect shows that the burst of connects continues
+  if (connector == nullptr) {
     if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
     Result<std::vector<const Port*>> connect_ports = ports(device);
     if (!connect_ports) return connect_ports.error();
@@ -267,7 +256,7 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     token = *fresh;
     std::unique_ptr<Connector> made =
         std::make_unique<Connector>(connect_settings_, std::move(*connect_ports), *handle,
-                                    traffic_class < 0 ? traffic_class_ : traffic_class, token);
+                                    traffic_class < 0 ? connect_settings_.traffic_class : traffic_class, token);
     connector = made.get();
     const MutexLock lock(mutex_);
     connectors_.emplace(token, std::move(made));
@@ -287,7 +276,6 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
 }
 
 Result<RecvComm*> Context::accept(ListenComm& listen) {
-  endpoints_.poll();
   Result<std::unique_ptr<RecvComm>> comm = listen.accept();
   if (!comm) return comm.error();
   if (*comm == nullptr) return static_cast<RecvComm*>(nullptr);
@@ -304,7 +292,8 @@ Result<C*> Context::add_comm(std::unique_ptr<C> comm) {
   const MutexLock lock(mutex_);
   comms_.merge(added);
   if (!config_.qp_dump.empty()) {
-    dump_qps(config_.qp_dump, *made, peer_id(connect_settings_.identity(*made->endpoint().ports().front())));
+    dump_qps(expand_path(config_.qp_dump, process_.host_name), *made,
+             connect_settings_.identity(*made->endpoint().ports().front()));
   }
   return made;
 }
@@ -324,10 +313,6 @@ void Context::close(Comm& comm) {
     closing = std::move(node.mapped());
   }
   close_or_abort(std::move(closing));
-  reset_order_when_idle();
-}
-
-void Context::reset_order_when_idle() {
   {
     const MutexLock lock(mutex_);
     if (!connectors_.empty() || !comms_.empty()) return;
@@ -351,7 +336,7 @@ void Context::write_stats() noexcept try {
     const MutexLock lock(mutex_);
     ended.swap(closed_stats_);
   }
-  const std::string path = stats_path(config_.stats_file, process_.host_name);
+  const std::string path = expand_path(config_.stats_file, process_.host_name);
   const MutexLock lock(g_mutex);
   if (g_stats == nullptr) g_stats = new std::vector<ConnectionStats>;
   g_stats->insert(g_stats->end(), ended.begin(), ended.end());

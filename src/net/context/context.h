@@ -7,12 +7,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "base/config.h"
@@ -21,7 +18,6 @@
 #include "net/connect/connector.h"
 #include "net/connect/endpoint_pool.h"
 #include "net/connect/listen_comm.h"
-#include "net/connect/listener.h"
 #include "net/transfer/comm.h"
 #include "verbs/device.h"
 #include "wire/handle.h"
@@ -63,7 +59,6 @@ class Context {
 
   // What NCCL announces of the connections and the work that follow.
   void announce(const Announcement& announcement) { endpoints_.announce(announcement); }
-  EndpointPool& endpoints() { return endpoints_; }
 
  private:
   // Takes over an established comm: from here on the monitor watches it.
@@ -74,13 +69,11 @@ class Context {
   void close_or_abort(std::unique_ptr<Comm> comm);
   void remember_stats(const Comm& comm) noexcept VERBATIM_EXCLUDES(mutex_);
   void write_stats() noexcept VERBATIM_EXCLUDES(mutex_);
-  void reset_order_when_idle() VERBATIM_EXCLUDES(mutex_);
   Result<std::vector<const Port*>> ports(std::size_t device) const;
 
   // NCCL's RMA proxy (2.29 to 2.30) treats the context of a net plugin as its own: it reads and writes a traffic class
   // in the first four bytes. The plugin does not use them.
   [[maybe_unused]] std::int32_t rma_overwrites_;
-  const int traffic_class_;
   const Config config_;
   ProcessState& process_;
   bool process_wide_ = false;
@@ -109,18 +102,13 @@ void close_all_contexts();
 
 // The devices, while any context is open: kUsage otherwise.
 Result<std::size_t> device_count();
-// The properties of one for NCCL: a copy, because the last context may end while a thread still reads it.
+// The properties of one for NCCL.
 struct DeviceProperties {
-  const char* name;      // valid until the library is unloaded
-  const char* pci_path;  // the same, or nullptr
-  std::uint64_t guid;
-  unsigned ptr_support;
-  std::uint32_t speed_mbps;
-  std::uint32_t topology_port;
-  int max_qps;
-  unsigned max_recvs;
-  int rail_id;
-  int plane_id;
+  Port port;  // a copy, because the last context may end while a thread still reads it
+  const char* name = nullptr;
+  const char* pci_path = nullptr;  // both are valid until the library is unloaded; nullptr: not a PCI device
+  int max_qps = 0;
+  unsigned max_recvs = 0;
 };
 Result<DeviceProperties> device(std::size_t index);
 

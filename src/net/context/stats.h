@@ -11,11 +11,12 @@
 
 namespace verbatim {
 
-// {"version":1,"host":..,"pid":..,"totals":{"send":{..},"recv":{..}},"connections":[..]}
+// `schema` is incremented when the meaning of a key changes or a key is removed.
+// {"schema":1,"host":..,"pid":..,"totals":{"send":{..},"recv":{..}},"connections":[..]}
 std::string stats_json(const std::string& host, std::span<const ConnectionStats> connections);
 
 // `path` with %p replaced by the process's ID and %h by the host's name.
-std::string stats_path(const std::string& path, const std::string& host);
+std::string expand_path(const std::string& path, const std::string& host);
 
 // Replaces the file atomically: a reader sees either the old file or the complete new one.
 Status write_stats(const std::string& path, const std::string& json);

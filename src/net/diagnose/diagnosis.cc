@@ -1,5 +1,6 @@
 #include "net/diagnose/diagnosis.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
@@ -58,14 +59,9 @@ std::string describe_link_flaps(const PathFacts& facts) {
          to_duration(link.outage_ns);
 }
 
-// What the local port says about lost packets; empty when there is nothing.
-std::string describe_link_problem(const PathFacts& facts) {
-  const std::string now = describe_port_problem(facts);
-  return now.empty() ? describe_link_flaps(facts) : now;
-}
-
 Diagnosis diagnose_lost_packets(const PathFacts& facts) {
-  const std::string link = describe_link_problem(facts);
+  std::string link = describe_port_problem(facts);
+  if (link.empty()) link = describe_link_flaps(facts);
   const std::string peer = peer_host(facts);
   if (facts.completed_counts.messages != 0) {
     return {describe_age(facts) + ": " +
@@ -73,18 +69,14 @@ Diagnosis diagnose_lost_packets(const PathFacts& facts) {
                 ", longer than all retries",
             kernel_log_command(facts.local) + ", " + peer_kernel_log(facts) + "; VERBATIM_TIMEOUT waits longer"};
   }
-  Diagnosis diagnosis;
-  diagnosis.why = "never worked: ";
-  if (!link.empty()) {
-    diagnosis.why += link;
-  } else if (facts.completed_counts.peer_responded) {
-    diagnosis.why += "packets from " + peer + " arrive, packets to it are lost: the path is open in one direction " +
-                     "only, or a switch has a smaller MTU";
-  } else {
-    diagnosis.why += "the two NICs cannot reach each other: GID, subnet, VLAN, firewall or rail";
+  if (link.empty()) {
+    link = facts.completed_counts.peer_responded
+               ? "packets from " + peer +
+                     " arrive, packets to it are lost: the path is open in one direction only, or " +
+                     "a switch has a smaller MTU"
+               : "the two NICs cannot reach each other: GID, subnet, VLAN, firewall or rail";
   }
-  diagnosis.next = perftest_commands(facts);
-  return diagnosis;
+  return {"never worked: " + link, perftest_commands(facts)};
 }
 
 std::string hex(std::uintptr_t address) {
@@ -136,13 +128,6 @@ Diagnosis diagnose_refused_work(const PathFacts& facts) {
           kernel_log_command(facts.local)};
 }
 
-Diagnosis diagnose_remote_access(const PathFacts& facts) {
-  const std::string peer = peer_host(facts);
-  return {"the NIC of " + peer + " refuses the address or its key: the application on " + peer +
-              " has freed or deregistered the buffer that it announced, or has ended",
-          look_at(peer, "its log says what failed before")};
-}
-
 Diagnosis diagnose_peer_failed_first(const PathFacts& facts) {
   const std::string peer = peer_host(facts);
   return {facts.peer_report.empty() ? "the process on " + peer + " ended or closed the connection first"
@@ -151,20 +136,10 @@ Diagnosis diagnose_peer_failed_first(const PathFacts& facts) {
 }
 
 bool can_follow_peer_failure(ibv_wc_status status) {
-  switch (status) {
-    case IBV_WC_WR_FLUSH_ERR:
-    case IBV_WC_BAD_RESP_ERR:
-    case IBV_WC_REM_INV_REQ_ERR:
-    case IBV_WC_REM_ACCESS_ERR:
-    case IBV_WC_REM_OP_ERR:
-    case IBV_WC_RETRY_EXC_ERR:
-    case IBV_WC_RNR_RETRY_EXC_ERR:
-    case IBV_WC_REM_ABORT_ERR:
-    case IBV_WC_RESP_TIMEOUT_ERR:
-      return true;
-    default:
-      return false;
-  }
+  constexpr ibv_wc_status kStatuses[] = {IBV_WC_WR_FLUSH_ERR,      IBV_WC_BAD_RESP_ERR,  IBV_WC_REM_INV_REQ_ERR,
+                                         IBV_WC_REM_ACCESS_ERR,    IBV_WC_REM_OP_ERR,    IBV_WC_RETRY_EXC_ERR,
+                                         IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_REM_ABORT_ERR, IBV_WC_RESP_TIMEOUT_ERR};
+  return std::find(std::begin(kStatuses), std::end(kStatuses), status) != std::end(kStatuses);
 }
 
 }  // namespace
@@ -183,20 +158,12 @@ const char* wc_status_name(ibv_wc_status status) {
 }
 
 const char* event_name(ibv_event_type type) {
-  switch (type) {
-    case IBV_EVENT_CQ_ERR:
-      return "IBV_EVENT_CQ_ERR";
-    case IBV_EVENT_QP_FATAL:
-      return "IBV_EVENT_QP_FATAL";
-    case IBV_EVENT_QP_REQ_ERR:
-      return "IBV_EVENT_QP_REQ_ERR";
-    case IBV_EVENT_QP_ACCESS_ERR:
-      return "IBV_EVENT_QP_ACCESS_ERR";
-    case IBV_EVENT_DEVICE_FATAL:
-      return "IBV_EVENT_DEVICE_FATAL";
-    default:
-      return "event";
-  }
+  constexpr const char* kNames[] = {"IBV_EVENT_CQ_ERR", "IBV_EVENT_QP_FATAL", "IBV_EVENT_QP_REQ_ERR",
+                                    "IBV_EVENT_QP_ACCESS_ERR"};
+  static_assert(std::size(kNames) == IBV_EVENT_QP_ACCESS_ERR + 1);
+  if (type == IBV_EVENT_DEVICE_FATAL) return "IBV_EVENT_DEVICE_FATAL";
+  const auto index = static_cast<std::size_t>(type);
+  return index < std::size(kNames) ? kNames[index] : "event";
 }
 
 Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts) {
@@ -232,7 +199,9 @@ Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts) {
               "compare versions and " + quoted("ibv_devinfo -v") + " (active_mtu, max_msg_sz) on both hosts; on " +
                   peer + " look for an async event"};
     case IBV_WC_REM_ACCESS_ERR:
-      return diagnose_remote_access(facts);
+      return {"the NIC of " + peer + " refuses the address or its key: the application on " + peer +
+                  " has freed or deregistered the buffer that it announced, or has ended",
+              look_at(peer, "its log says what failed before")};
     case IBV_WC_REM_OP_ERR:
       return {"the NIC of " + peer + " could not complete the request",
               look_at(peer, "its log and " + peer_kernel_log(facts))};
@@ -353,14 +322,12 @@ Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool n
 
 std::string describe_completion(const ibv_wc& completion, const char* status_text, const FailedWork& work,
                                 std::uint64_t flushed) {
-  char bytes[40] = "";
-  if (work.bytes) std::snprintf(bytes, sizeof bytes, " %" PRIu64 " bytes", *work.bytes);
-  char more[64] = "";
-  if (flushed != 0) std::snprintf(more, sizeof more, "; %" PRIu64 " more flushed", flushed);
-  char text[256];
-  std::snprintf(text, sizeof text, "%s%s failed with %s (%s %d, vendor error %u%s)", work.operation_text, bytes,
-                status_text, wc_status_name(completion.status), completion.status, completion.vendor_err, more);
-  return text;
+  std::string text = work.operation_text;
+  if (work.bytes) text += " " + std::to_string(*work.bytes) + " bytes";
+  text += std::string(" failed with ") + status_text + " (" + wc_status_name(completion.status) + " " +
+          std::to_string(completion.status) + ", vendor error " + std::to_string(completion.vendor_err);
+  if (flushed != 0) text += "; " + std::to_string(flushed) + " more flushed";
+  return text + ")";
 }
 
 }  // namespace verbatim

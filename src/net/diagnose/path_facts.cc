@@ -12,21 +12,18 @@ namespace {
 
 constexpr std::uint64_t kTimeoutUnitNs = 4096;
 
-unsigned bytes_of(ibv_mtu mtu) {
-  return 128U << static_cast<unsigned>(mtu);
+std::string bytes_of(ibv_mtu mtu) {
+  return std::to_string(128U << static_cast<unsigned>(mtu));
 }
 
-std::string perftest(const PathEnd& end, bool roce, unsigned mtu) {
-  std::string command = "ib_write_bw -d " + end.device + " -i " + std::to_string(end.port);
-  if (roce) command += " -x " + std::to_string(end.gid_index);
-  return command + " -m " + std::to_string(mtu);
+std::string perftest(const PathFacts& facts, const PathEnd& end) {
+  return "ib_write_bw -d " + end.device + " -i " + std::to_string(end.port) +
+         (facts.roce ? " -x " + std::to_string(end.gid_index) : "") + " -m " + bytes_of(facts.mtu);
 }
 
 std::string describe_end(const PathEnd& end) {
-  char text[320];
-  std::snprintf(text, sizeof text, "%s%s%s:%u GID %u %s QP %u", end.host.c_str(), end.host.empty() ? "" : " ",
-                end.device.c_str(), end.port, end.gid_index, to_string(end.gid).c_str(), end.qp);
-  return text;
+  return end.host + (end.host.empty() ? "" : " ") + end.device + ":" + std::to_string(end.port) + " GID " +
+         std::to_string(end.gid_index) + " " + to_string(end.gid) + " QP " + std::to_string(end.qp);
 }
 
 }  // namespace
@@ -56,38 +53,35 @@ std::string to_duration(std::uint64_t ns) {
   return text;
 }
 
+std::string to_seconds(std::uint64_t ns) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(ns) / static_cast<double>(kNanosecondsPerSecond));
+  return text;
+}
+
 std::string describe_path(const PathFacts& facts) {
   std::string text = describe_end(facts.local);
   if (!facts.remote) return text;
-  text.append(" to ").append(describe_end(*facts.remote));
-  char settings[160];
-  std::snprintf(settings, sizeof settings, ", MTU %u", bytes_of(facts.mtu));
-  text += settings;
+  text += " to " + describe_end(*facts.remote) + ", MTU " + bytes_of(facts.mtu);
   if (facts.local.mtu != facts.remote->mtu) {
-    std::snprintf(settings, sizeof settings, " (local %u, peer %u)", bytes_of(facts.local.mtu),
-                  bytes_of(facts.remote->mtu));
-    text += settings;
+    text += " (local " + bytes_of(facts.local.mtu) + ", peer " + bytes_of(facts.remote->mtu) + ")";
   }
-  std::snprintf(settings, sizeof settings, ", TC %u, SL %u", facts.traffic_class, facts.service_level);
-  return text + settings;
+  return text + ", TC " + std::to_string(facts.traffic_class) + ", SL " + std::to_string(facts.service_level);
 }
 
 std::string describe_path_history(const PathFacts& facts) {
   if (facts.age_ns == 0) return "";
   const std::uint64_t timeout_ns = kTimeoutUnitNs << facts.timeout;
-  char history[224];
-  std::snprintf(history, sizeof history,
-                ", timeout %s, %u retries (%s in all), %s old, carried %" PRIu64 " messages, %" PRIu64 " bytes",
-                to_duration(timeout_ns).c_str(), facts.retries, to_duration(timeout_ns * (facts.retries + 1)).c_str(),
-                to_duration(facts.age_ns).c_str(), facts.completed_counts.messages, facts.completed_counts.bytes);
-  return history;
+  return ", timeout " + to_duration(timeout_ns) + ", " + std::to_string(facts.retries) + " retries (" +
+         to_duration(timeout_ns * (facts.retries + 1)) + " in all), " + to_duration(facts.age_ns) + " old, carried " +
+         std::to_string(facts.completed_counts.messages) + " messages, " +
+         std::to_string(facts.completed_counts.bytes) + " bytes";
 }
 
 std::string perftest_commands(const PathFacts& facts) {
-  if (!facts.remote) return quoted(perftest(facts.local, facts.roce, bytes_of(facts.mtu)));
-  return quoted(perftest(*facts.remote, facts.roce, bytes_of(facts.mtu))) + " on " + facts.remote->host + ", then " +
-         quoted(perftest(facts.local, facts.roce, bytes_of(facts.mtu)) + " " + facts.remote->host) + " on " +
-         facts.local.host;
+  if (!facts.remote) return quoted(perftest(facts, facts.local));
+  return quoted(perftest(facts, *facts.remote)) + " on " + facts.remote->host + ", then " +
+         quoted(perftest(facts, facts.local) + " " + facts.remote->host) + " on " + facts.local.host;
 }
 
 std::string ip_of(const ibv_gid& gid) {

@@ -57,8 +57,12 @@ struct PathFacts {
   std::string counters;      // that have grown since then
 };
 
+std::string quoted(const std::string& command);
+
 // "3 h 2 min", "4.29 s", "12 ms".
 std::string to_duration(std::uint64_t ns);
+// "31.0 s".
+std::string to_seconds(std::uint64_t ns);
 
 // Without what happened over time: "node1 mlx5_0:1 GID 3 ::ffff:10.0.0.1 QP 4711 to node2 ..., MTU 4096, TC 0, SL 0".
 std::string describe_path(const PathFacts& facts);

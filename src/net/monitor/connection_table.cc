@@ -1,16 +1,8 @@
 #include "net/monitor/connection_table.h"
 
-#include <cstdio>
-
 #include "base/clock.h"
-#include "net/transfer/comm.h"
 
 namespace verbatim {
-
-PeerName::PeerName(const Comm& comm) {
-  const wire::Hello& remote = comm.endpoint().remote();
-  std::snprintf(text, sizeof text, "%.64s (pid %u)", remote.host.c_str(), remote.pid);
-}
 
 wire::ConnectionStatus MonitoredConnection::status(std::uint64_t now) const {
   constexpr unsigned kRecentFlags = wire::ConnectionStatus::kSendRefused | wire::ConnectionStatus::kTested;
@@ -29,13 +21,13 @@ void MonitoredConnection::send_failure_notice() {
   const std::string* text = comm->failure_text();
   const wire::Notice notice =
       text != nullptr ? wire::Notice::failed(comm->error()->kind, *text) : wire::Notice::failed(ErrorKind::kNone, "");
-  failure_exchanged = channel.send(comm->side_channel(), notice);
+  failure_exchanged = send(notice);
 }
 
 void MonitoredConnection::fail(ErrorKind kind, const char* why) {
   if (failure_exchanged) return;
   failure_exchanged = true;
-  channel.send(comm->side_channel(), wire::Notice::failed(kind, why));
+  send(wire::Notice::failed(kind, why));
   comm->set_failure_reason(kind, why);
   comm->set_signal(CommSignal::kFailedByMonitor);
 }

@@ -5,20 +5,23 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "base/mutex.h"
-#include "base/result.h"
+#include "net/monitor/poller.h"
 #include "net/monitor/stall_detector.h"
+#include "net/transfer/comm.h"
 #include "net/transfer/side_channel.h"
 
 namespace verbatim {
 
-class Comm;
 class DeviceCalls;
+
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();  // a deadline
 
 // Everything here is used under the table's mutex. No function that holds it calls a verb that may hang.
 struct MonitoredConnection {
@@ -29,6 +32,7 @@ struct MonitoredConnection {
   wire::ConnectionStatus status(std::uint64_t now) const;
   // Whether it is too early to give up waiting for the QP states.
   bool awaits_qp_state(std::uint64_t now) const { return qp_state_requested && now < qp_state_deadline_ns; }
+  bool send(const wire::Notice& notice) { return channel.send(comm->side_channel(), notice); }
   // Sends this end's error to the peer; of a comm that has not failed: that its owner closed it with work outstanding.
   void send_failure_notice();
   // Ends the connection at both ends for a reason that the monitor has found.
@@ -45,9 +49,7 @@ struct MonitoredConnection {
   std::uint64_t close_deadline_ns = 0;
   bool close_sent = false;
 
-  // Keepalive.
-  bool received_since_tick = true;
-  unsigned missed_ticks = 0;
+  unsigned ticks_without_message = 0;  // of Keepalive
 
   StallDetector stall_detector;
   std::optional<std::uint32_t> unanswered_query;  // id of the peer's status query
@@ -60,12 +62,6 @@ struct MonitoredConnection {
   ibv_qp_state qp_state = IBV_QPS_UNKNOWN;  // as last read
 };
 
-// "HOST (pid 4711)"; does not allocate.
-struct PeerName {
-  explicit PeerName(const Comm& comm);
-  char text[96];
-};
-
 struct ConnectionTable {
   // By the descriptor of the side channel.
   using Connections = std::map<int, MonitoredConnection>;
@@ -75,10 +71,14 @@ struct ConnectionTable {
     bool unowned_queue = false;  // a QP or CQ of the device, of no watched comm
   };
 
-  mutable Mutex mutex;
+  Poller poller;  // any thread, with or without the mutex
+  Mutex mutex;
   std::condition_variable_any changed;  // QP states were read, or a closed comm was destroyed
   Connections connections VERBATIM_GUARDED_BY(mutex);
   std::vector<EarlierFailures> earlier_failures VERBATIM_GUARDED_BY(mutex);
+  // By owner: comms that are closing or being destroyed. An entry is made before the owner's first close, which must
+  // not allocate.
+  std::map<const void*, std::size_t> closing VERBATIM_GUARDED_BY(mutex);
   bool stall_check_due VERBATIM_GUARDED_BY(mutex) = false;  // a status reply has come, or QP states were read
 };
 

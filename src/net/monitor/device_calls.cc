@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "net/monitor/device_events.h"
-#include "net/monitor/graceful_closes.h"
-#include "net/transfer/comm.h"
 
 namespace verbatim {
 
@@ -17,64 +15,49 @@ void DeviceCalls::request_qp_state(MonitoredConnection& connection, std::uint64_
   connection.next_request = std::exchange(connection.device_calls->requests_, &connection);
 }
 
-bool DeviceCalls::must_start() {
-  if (running_ || (!events_requested_ && requests_ == nullptr && closed_.empty())) return false;
+void DeviceCalls::start(ConnectionTable& table) noexcept {
+  if (running_ || (!events_requested_ && requests_ == nullptr && closed_.empty())) return;
   running_ = true;
-  return true;
-}
-
-void DeviceCalls::start() noexcept {
   if (thread_.joinable()) thread_.join();  // it has found no more calls and returns
   try {
-    thread_ = std::thread([this] {
+    thread_ = std::thread([this, &table] {
       ::pthread_setname_np(::pthread_self(), "verbatim-verbs");
-      run();
+      const MutexLock lock(table.mutex);
+      run(table);
     });
   } catch (...) {
-    run();
+    run(table);
   }
 }
 
-void DeviceCalls::run() noexcept {
-  while (call_next()) continue;
-}
-
-bool DeviceCalls::call_next() {
-  bool events = false;
-  MonitoredConnection* request = nullptr;
-  ConnectionTable::Connections::node_type closed;
-  {
-    const MutexLock lock(table_.mutex);
-    if (events_requested_) {
-      events = std::exchange(events_requested_, false);
+void DeviceCalls::run(ConnectionTable& table) noexcept {
+  while (true) {
+    if (std::exchange(events_requested_, false)) {
+      table.mutex.unlock();
+      read_device_events(table, *device_, index_);
+      table.mutex.lock();
     } else if (requests_ != nullptr) {
-      request = std::exchange(requests_, requests_->next_request);
+      MonitoredConnection& connection = *std::exchange(requests_, requests_->next_request);
+      table.mutex.unlock();
+      const ibv_qp_state state = connection.comm->qp_state();
+      table.mutex.lock();
+      connection.qp_state = state;
+      connection.qp_state_requested = false;
+      table.stall_check_due = true;
+      table.changed.notify_all();
+      table.poller.wake();
     } else if (!closed_.empty()) {
-      closed = closed_.extract(closed_.begin());
+      ConnectionTable::Connections::node_type closed = closed_.extract(closed_.begin());
+      table.mutex.unlock();
+      closed.mapped().closing.reset();
+      table.mutex.lock();
+      --table.closing.find(closed.mapped().owner)->second;
+      table.changed.notify_all();
     } else {
       running_ = false;
-      return false;
+      return;
     }
   }
-  if (events) {
-    events_->read();
-    return true;
-  }
-  if (request != nullptr) {
-    const ibv_qp_state state = request->comm->qp_state();
-    const MutexLock lock(table_.mutex);
-    request->qp_state = state;
-    request->qp_state_requested = false;
-    table_.stall_check_due = true;
-    table_.changed.notify_all();
-    poller_.wake();
-    return true;
-  }
-  closed.mapped().closing.reset();
-  const MutexLock lock(table_.mutex);
-  closes_.count_destroyed(closed.mapped().owner);
-  table_.changed.notify_all();
-  return true;
 }
 
 }  // namespace verbatim

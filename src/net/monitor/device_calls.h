@@ -5,23 +5,18 @@
 #include <thread>
 
 #include "net/monitor/connection_table.h"
-#include "net/monitor/poller.h"
 
 namespace verbatim {
-
-class DeviceEvents;
-class GracefulCloses;
 
 // The calls for one device, or for the comms that use the same devices: reading its events, reading the states of QPs,
 // destroying closed comms. Its thread calls them one after the other and ends when there is none left, so a process
 // whose devices have nothing to do has no such thread. If a device hangs, its own calls wait and no others.
 //
-// Owned by the monitor. The functions are called by the monitoring thread; all but start() under the table's mutex.
+// Owned by the monitor. The functions are called by the monitoring thread under the table's mutex.
 class DeviceCalls {
  public:
-  // `events` may be nullptr: of several devices each reads its own.
-  DeviceCalls(ConnectionTable& table, GracefulCloses& closes, const Poller& poller, DeviceEvents* events)
-      : table_(table), closes_(closes), poller_(poller), events_(events) {}
+  // `device`: whose events it reads, and its index in the table. nullptr for several devices: each reads its own.
+  DeviceCalls(const Device* device, std::uint32_t index) : device_(device), index_(index) {}
   ~DeviceCalls() {
     if (thread_.joinable()) thread_.join();
   }
@@ -34,19 +29,15 @@ class DeviceCalls {
   // A closed connection, which is no longer in the table.
   void destroy(ConnectionTable::Connections::node_type closed) { closed_.insert(std::move(closed)); }
 
-  // True: there are calls and no thread, and start() must follow.
-  bool must_start();
-  // Starts the thread. Where the system has none, the calls are made here.
-  void start() noexcept;
+  // Starts the thread if there are calls and no thread. Where the system has none, the calls are made here.
+  void start(ConnectionTable& table) noexcept VERBATIM_REQUIRES(table.mutex);
 
  private:
-  void run() noexcept;
-  bool call_next() VERBATIM_EXCLUDES(table_.mutex);
+  // Makes the calls, each without the mutex.
+  void run(ConnectionTable& table) noexcept VERBATIM_REQUIRES(table.mutex);
 
-  ConnectionTable& table_;
-  GracefulCloses& closes_;
-  const Poller& poller_;
-  DeviceEvents* const events_;
+  const Device* const device_;
+  const std::uint32_t index_;
   // Under the table's mutex.
   bool running_ = false;
   bool events_requested_ = false;

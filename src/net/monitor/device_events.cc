@@ -11,136 +11,66 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "net/transfer/comm.h"
 
 namespace verbatim {
 namespace {
 
-bool ends_device(ibv_event_type type) {
-  return type == IBV_EVENT_DEVICE_FATAL;
-}
-bool ends_qp(ibv_event_type type) {
-  return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
-}
-bool ends_cq(ibv_event_type type) {
-  return type == IBV_EVENT_CQ_ERR;
+// Open connections over that port of the device; 0: over any port.
+std::size_t count_connections(ConnectionTable& table, const Device& device, std::uint8_t port_num) {
+  const MutexLock lock(table.mutex);
+  return static_cast<std::size_t>(std::count_if(
+      table.connections.begin(), table.connections.end(),
+      [&](const auto& entry) { return entry.second.closing == nullptr && entry.second.comm->uses(device, port_num); }));
 }
 
-bool names_port(ibv_event_type type) {
-  return type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_PORT_ACTIVE || type == IBV_EVENT_LID_CHANGE ||
-         type == IBV_EVENT_PKEY_CHANGE || type == IBV_EVENT_SM_CHANGE || type == IBV_EVENT_CLIENT_REREGISTER ||
-         type == IBV_EVENT_GID_CHANGE;
-}
-
-}  // namespace
-
-Status DeviceEvents::open() {
-  const int fd = device_.context()->async_fd;
-  const int flags = ::fcntl(fd, F_GETFL);
-  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return system_error("fcntl", errno);
-  return poller_.add_one_shot(fd, PollSource::kDevice, index_);
-}
-
-void DeviceEvents::read() {
-  const Verbs& verbs = device_.verbs();
-  const int fd = device_.context()->async_fd;
-  ibv_async_event event{};
-  while (verbs.get_async_event(device_.context(), &event) == 0) {
-    dispatch(event);
-    log(event);
-    verbs.ack_async_event(&event);
+void fail_device(ConnectionTable& table, const Device& device, std::uint32_t index) VERBATIM_REQUIRES(table.mutex) {
+  table.earlier_failures[index].device = true;
+  for (const auto& [fd, connection] : table.connections) {
+    if (connection.comm->uses(device)) connection.comm->set_signal(IBV_EVENT_DEVICE_FATAL);
   }
-  if ((errno == EAGAIN || errno == EINTR) && poller_.rearm(fd, PollSource::kDevice, index_)) return;
-  // The descriptor of a device that was removed stays readable: it is not polled any more.
-  const char* const name = device_.name().c_str();
-  const char* const why = std::strerror(errno);
-  VERBATIM_WARN("%s: no more events can be read from the device: %s; its %zu connections fail. Next: 'dmesg | grep %s'",
-                name, why, count_connections(0), name);
-  poller_.remove(fd);
-  const MutexLock lock(table_.mutex);
-  fail_device();
 }
 
-void DeviceEvents::dispatch(const ibv_async_event& event) {
-  const MutexLock lock(table_.mutex);
-  if (ends_device(event.event_type)) return fail_device();
-  if (!ends_qp(event.event_type) && !ends_cq(event.event_type)) return;
+void signal_comms(ConnectionTable& table, const Device& device, std::uint32_t index, const ibv_async_event& event) {
+  const ibv_event_type type = event.event_type;
+  const bool ends_qp = type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
+  const MutexLock lock(table.mutex);
+  if (type == IBV_EVENT_DEVICE_FATAL) return fail_device(table, device, index);
+  if (!ends_qp && type != IBV_EVENT_CQ_ERR) return;
   bool found = false;
-  for (const auto& [fd, connection] : table_.connections) {
+  for (const auto& [fd, connection] : table.connections) {
     Comm& comm = *connection.comm;
-    if (!(ends_qp(event.event_type) ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
-    comm.set_signal(event.event_type);
+    if (!(ends_qp ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
+    comm.set_signal(type);
     found = true;
   }
-  if (!found) table_.earlier_failures[index_].unowned_queue = true;
+  if (!found) table.earlier_failures[index].unowned_queue = true;
 }
 
-void DeviceEvents::fail_device() {
-  table_.earlier_failures[index_].device = true;
-  for (const auto& [fd, connection] : table_.connections) {
-    if (connection.comm->uses(device_)) connection.comm->set_signal(IBV_EVENT_DEVICE_FATAL);
-  }
-}
-
-std::size_t DeviceEvents::count_connections(std::uint8_t port_num) {
-  const MutexLock lock(table_.mutex);
-  return static_cast<std::size_t>(
-      std::count_if(table_.connections.begin(), table_.connections.end(), [&](const auto& entry) {
-        return entry.second.closing == nullptr && entry.second.comm->uses(device_, port_num);
-      }));
-}
-
-void DeviceEvents::log(const ibv_async_event& event) {
-  const char* const name = device_.name().c_str();
-  const char* const text = device_.verbs().event_type_str(event.event_type);
-  if (event.event_type == IBV_EVENT_DEVICE_FATAL) {
-    VERBATIM_WARN("%s: the device has failed (%s); its %zu connections fail. Next: 'dmesg | grep %s'", name, text,
-                  count_connections(0), name);
-    return;
-  }
-  if (!names_port(event.event_type)) return VERBATIM_INFO("%s: %s", name, text);
-  const auto port_num = static_cast<std::uint8_t>(event.element.port_num);
-  try {
-    switch (event.event_type) {
-      case IBV_EVENT_PORT_ERR:
-        return log_link_down(port_num);
-      case IBV_EVENT_PORT_ACTIVE:
-        return log_link_up(port_num);
-      case IBV_EVENT_GID_CHANGE:
-        return log_gid_change(port_num);
-      default:
-        break;
-    }
-  } catch (...) {  // out of memory: the line without details follows
-  }
-  VERBATIM_INFO("%s:%u: %s", name, port_num, text);
-}
-
-void DeviceEvents::log_link_down(std::uint8_t port_num) {
-  if (!device_.history().link_down(port_num, monotonic_ns())) return;
-  const std::size_t users = count_connections(port_num);
+void log_link_down(ConnectionTable& table, const Device& device, std::uint8_t port_num) {
+  if (!device.history().link_down(port_num, monotonic_ns())) return;
+  const std::size_t users = count_connections(table, device, port_num);
   VERBATIM_WARN(
       "%s:%u: the link is down (port error); %zu connections use it and wait until their retries are used up%s",
-      device_.name().c_str(), port_num, users, users != 0 ? " (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)" : "");
+      device.name().c_str(), port_num, users, users != 0 ? " (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)" : "");
 }
 
-void DeviceEvents::log_link_up(std::uint8_t port_num) {
+void log_link_up(ConnectionTable& table, const Device& device, std::uint8_t port_num) {
   const std::uint64_t now = monotonic_ns();
-  const std::uint64_t outage_ns = device_.history().link_up(port_num, now);
-  if (outage_ns == 0) return VERBATIM_INFO("%s:%u: the link is up", device_.name().c_str(), port_num);
+  const std::uint64_t outage_ns = device.history().link_up(port_num, now);
+  if (outage_ns == 0) return VERBATIM_INFO("%s:%u: the link is up", device.name().c_str(), port_num);
   VERBATIM_WARN("%s:%u: the link is up again after %s, outages so far: %u; %zu connections use it",
-                device_.name().c_str(), port_num, to_duration(outage_ns).c_str(),
-                device_.history().link_since(port_num, 0, now).downs, count_connections(port_num));
+                device.name().c_str(), port_num, to_duration(outage_ns).c_str(),
+                device.history().link_since(port_num, 0, now).downs, count_connections(table, device, port_num));
 }
 
 // A connection keeps the address that it was made with: a change matters only where it is that of a connection.
-void DeviceEvents::log_gid_change(std::uint8_t port_num) {
+void log_gid_change(ConnectionTable& table, const Device& device, std::uint8_t port_num) {
   std::map<std::pair<std::uint32_t, std::string>, std::size_t> used;  // index and GID: number of connections
   {
-    const MutexLock lock(table_.mutex);
-    for (const auto& [fd, connection] : table_.connections) {
+    const MutexLock lock(table.mutex);
+    for (const auto& [fd, connection] : table.connections) {
       for (const Port* port : connection.comm->endpoint().ports()) {
-        if (port->device != &device_ || port->port_num != port_num || !port->is_roce()) continue;
+        if (port->device != &device || port->port_num != port_num || !port->is_roce()) continue;
         ++used[{port->gid.index, to_string(port->gid.gid)}];
       }
     }
@@ -150,20 +80,77 @@ void DeviceEvents::log_gid_change(std::uint8_t port_num) {
   for (const auto& [entry, users] : used) {
     const auto& [index, gid] = entry;
     ibv_gid now{};
-    const int failed = device_.verbs().query_gid(device_.context(), port_num, static_cast<int>(index), &now);
+    const int failed = device.verbs().query_gid(device.context(), port_num, static_cast<int>(index), &now);
     const std::string found = failed == 0 ? to_string(now) : "unreadable";
     if (found == gid) continue;
     affected += users;
-    change.assign("GID ").append(std::to_string(index)).append(" ").append(gid).append(" is now ").append(found);
+    change = "GID " + std::to_string(index) + " " + gid + " is now " + found;
   }
   if (affected == 0) {
-    return VERBATIM_INFO("%s:%u: the GID table has changed, no connection uses a changed entry", device_.name().c_str(),
+    return VERBATIM_INFO("%s:%u: the GID table has changed, no connection uses a changed entry", device.name().c_str(),
                          port_num);
   }
   VERBATIM_WARN(
       "%s:%u: %s (GID table change); %zu connections were made with the old one and may fail, new connections "
       "use the new table",
-      device_.name().c_str(), port_num, change.c_str(), affected);
+      device.name().c_str(), port_num, change.c_str(), affected);
+}
+
+void log_event(ConnectionTable& table, const Device& device, const ibv_async_event& event) {
+  const char* const name = device.name().c_str();
+  const char* const text = device.verbs().event_type_str(event.event_type);
+  const auto port_num = static_cast<std::uint8_t>(event.element.port_num);
+  switch (event.event_type) {
+    case IBV_EVENT_DEVICE_FATAL:
+      return VERBATIM_WARN("%s: the device has failed (%s); its %zu connections fail. Next: 'dmesg | grep %s'", name,
+                           text, count_connections(table, device, 0), name);
+    case IBV_EVENT_PORT_ERR:
+      return log_link_down(table, device, port_num);
+    case IBV_EVENT_PORT_ACTIVE:
+      return log_link_up(table, device, port_num);
+    case IBV_EVENT_GID_CHANGE:
+      return log_gid_change(table, device, port_num);
+    case IBV_EVENT_LID_CHANGE:
+    case IBV_EVENT_PKEY_CHANGE:
+    case IBV_EVENT_SM_CHANGE:
+    case IBV_EVENT_CLIENT_REREGISTER:
+      return VERBATIM_INFO("%s:%u: %s", name, port_num, text);
+    default:
+      return VERBATIM_INFO("%s: %s", name, text);
+  }
+}
+
+}  // namespace
+
+Status open_device_events(const ConnectionTable& table, const Device& device, std::uint32_t index) {
+  const int fd = device.context()->async_fd;
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return system_error("fcntl", errno);
+  return table.poller.add_one_shot(fd, PollSource::kDevice, index);
+}
+
+void read_device_events(ConnectionTable& table, const Device& device, std::uint32_t index) {
+  const Verbs& verbs = device.verbs();
+  const char* const name = device.name().c_str();
+  const int fd = device.context()->async_fd;
+  ibv_async_event event{};
+  while (verbs.get_async_event(device.context(), &event) == 0) {
+    signal_comms(table, device, index, event);
+    try {
+      log_event(table, device, event);
+    } catch (...) {  // no memory for the details of an event of a port
+      VERBATIM_INFO("%s:%d: %s", name, event.element.port_num, verbs.event_type_str(event.event_type));
+    }
+    verbs.ack_async_event(&event);
+  }
+  if ((errno == EAGAIN || errno == EINTR) && table.poller.rearm(fd, PollSource::kDevice, index)) return;
+  // The descriptor of a device that was removed stays readable: it is not polled any more.
+  const char* const why = std::strerror(errno);
+  VERBATIM_WARN("%s: no more events can be read from the device: %s; its %zu connections fail. Next: 'dmesg | grep %s'",
+                name, why, count_connections(table, device, 0), name);
+  table.poller.remove(fd);
+  const MutexLock lock(table.mutex);
+  fail_device(table, device, index);
 }
 
 }  // namespace verbatim

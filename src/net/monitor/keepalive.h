@@ -2,14 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "net/monitor/connection_table.h"
 
 namespace verbatim {
 
-// Owned by the monitor. Ticks are the monitoring thread's; restart() comes from the thread that calls watch(). Both
-// under the table's mutex.
+// Owned by the monitor, used under the table's mutex. The monitoring thread calls tick(), a thread that calls watch()
+// restart().
 class Keepalive {
  public:
   // `timeout_ns` 0: no pings.
@@ -17,7 +16,7 @@ class Keepalive {
 
   // For the first connection of the table: its first tick is a whole period away.
   void restart(std::uint64_t now) {
-    next_tick_ns_ = timeout_ns_ == 0 ? std::numeric_limits<std::uint64_t>::max() : now + period_ns();
+    if (timeout_ns_ != 0) next_tick_ns_ = now + period_ns();
   }
   void tick(ConnectionTable& table, std::uint64_t now) VERBATIM_REQUIRES(table.mutex);
   std::uint64_t next_tick_ns() const { return next_tick_ns_; }
@@ -32,7 +31,7 @@ class Keepalive {
   std::uint64_t period_ns() const { return timeout_ns_ / kTicksPerTimeout; }
 
   const std::uint64_t timeout_ns_;
-  std::uint64_t next_tick_ns_ = 0;
+  std::uint64_t next_tick_ns_ = kNever;
 };
 
 }  // namespace verbatim

@@ -7,21 +7,20 @@
 #include <climits>
 #include <csignal>
 #include <cstring>
-#include <limits>
 #include <new>
 #include <system_error>
-#include <tuple>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "net/transfer/comm.h"
+#include "net/monitor/device_events.h"
+#include "net/monitor/graceful_closes.h"
+#include "net/monitor/peer_messages.h"
 
 namespace verbatim {
 namespace {
 
 constexpr std::uint64_t kSendRetryNs = 10 * kNanosecondsPerMillisecond;
-constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 // As epoll_wait takes it: rounded up, -1 for never.
 int milliseconds_until(std::uint64_t deadline_ns, std::uint64_t now) {
@@ -35,13 +34,13 @@ int milliseconds_until(std::uint64_t deadline_ns, std::uint64_t now) {
 Result<std::unique_ptr<Monitor>> Monitor::start(std::span<const std::unique_ptr<Device>> devices,
                                                 const MonitorSettings& settings) {
   std::unique_ptr<Monitor> monitor(new Monitor(devices, settings));
-  if (const Status opened = monitor->open(); !opened) return opened.error();
+  if (const Status opened = monitor->open(settings); !opened) return opened.error();
   if (const Status started = monitor->start_thread(); !started) return started.error();
   return monitor;
 }
 
 Monitor::Monitor(std::span<const std::unique_ptr<Device>> devices, const MonitorSettings& settings)
-    : settings_(settings), devices_(devices), stall_reports_(settings.stalls), keepalive_(settings.keepalive_ns) {}
+    : devices_(devices), stall_reports_(settings.stalls), keepalive_(settings.keepalive_ns) {}
 
 Monitor::~Monitor() {
   if (!thread_.joinable()) return;
@@ -49,36 +48,29 @@ Monitor::~Monitor() {
     const MutexLock lock(table_.mutex);
     stop_ = true;
   }
-  poller_.wake();
+  table_.poller.wake();
   thread_.join();
 }
 
-Status Monitor::open() {
-  if (const Status opened = poller_.open(); !opened) return opened.error();
+Status Monitor::open(const MonitorSettings& settings) {
+  if (const Status opened = table_.poller.open(); !opened) return opened.error();
   const MutexLock lock(table_.mutex);
   table_.earlier_failures.resize(devices_.size());
   for (std::uint32_t i = 0; i < devices_.size(); ++i) {
-    device_events_.push_back(std::make_unique<DeviceEvents>(*devices_[i], i, table_, poller_));
-    if (const Status opened = device_events_.back()->open(); !opened) return opened.error();
-    const auto made =
-        device_calls_.emplace(std::piecewise_construct, std::forward_as_tuple(DeviceSet{i}),
-                              std::forward_as_tuple(table_, closes_, poller_, device_events_.back().get()));
-    calls_of_device_.push_back(&made.first->second);
+    const Device& device = *devices_[i];
+    if (const Status opened = open_device_events(table_, device, i); !opened) return opened.error();
+    calls_of_device_.push_back(&device_calls_.try_emplace(DeviceSet{i}, &device, i).first->second);
   }
-  open_state_socket();
-  return {};
-}
-
-void Monitor::open_state_socket() {
-  if (settings_.state_socket.empty()) return;
-  Result<std::unique_ptr<StateSocket>> opened = StateSocket::open(settings_.state_socket, settings_.host, poller_);
+  if (settings.state_socket.empty()) return {};
+  Result<std::unique_ptr<StateSocket>> opened = StateSocket::open(settings.state_socket, settings.host, table_);
   if (opened) {
     state_socket_ = std::move(*opened);
-    return;
+    return {};
   }
-  VERBATIM_WARN("no state can be read at %s (VERBATIM_STATE_SOCKET): %s: %s%s", settings_.state_socket.c_str(),
+  VERBATIM_WARN("no state can be read at %s (VERBATIM_STATE_SOCKET): %s: %s%s", settings.state_socket.c_str(),
                 opened.error().operation, std::strerror(opened.error().sys_errno),
                 opened.error().sys_errno == EADDRINUSE ? ". Next: put %p in the path: each process needs its own" : "");
+  return {};
 }
 
 Status Monitor::start_thread() {
@@ -100,29 +92,33 @@ Status Monitor::start_thread() {
 }
 
 Status Monitor::watch(Comm& comm, const void* owner) {
-  bool ask_device = false;
-  if (Status added = add(comm, owner, ask_device); !added) return added;
+  const Result<bool> ask_device = add(comm, owner);
+  if (!ask_device) return ask_device.error();
   // query_qp runs without the lock. Later failures arrive as events for this comm.
-  if (ask_device && !comm.qps_usable()) comm.set_signal(IBV_EVENT_QP_FATAL);
+  if (*ask_device && !comm.qps_usable()) comm.set_signal(IBV_EVENT_QP_FATAL);
   return {};
 }
 
-Status Monitor::add(Comm& comm, const void* owner, bool& ask_device) {
+Result<bool> Monitor::add(Comm& comm, const void* owner) {
   const MutexLock lock(table_.mutex);
   DeviceSet used;
+  bool ask_device = false;
   for (std::uint32_t i = 0; i < devices_.size(); ++i) {
-    if (comm.uses(*devices_[i])) used.insert(i);
+    if (!comm.uses(*devices_[i])) continue;
+    used.insert(i);
+    if (table_.earlier_failures[i].device) comm.set_signal(IBV_EVENT_DEVICE_FATAL);
+    ask_device = ask_device || table_.earlier_failures[i].unowned_queue;
   }
-  closes_.add_owner(owner);
-  DeviceCalls& calls = device_calls_.try_emplace(used, table_, closes_, poller_, nullptr).first->second;
+  table_.closing.try_emplace(owner, 0);
+  DeviceCalls& calls = device_calls_.try_emplace(used, nullptr, 0U).first->second;
   const int fd = comm.side_channel().get();
   MonitoredConnection& connection = table_.connections[fd];
-  if (Status added = poller_.add(fd, PollSource::kConnection, static_cast<std::uint32_t>(fd)); !added) {
+  if (const Status added = table_.poller.add(fd, PollSource::kConnection, static_cast<std::uint32_t>(fd)); !added) {
     table_.connections.erase(fd);
     VERBATIM_WARN("watching a connection failed: %s: %s%s", added.error().operation,
                   std::strerror(added.error().sys_errno),
                   added.error().sys_errno == ENOSPC ? ". Next: raise fs.epoll.max_user_watches" : "");
-    return added;
+    return added.error();
   }
   connection.comm = &comm;
   connection.owner = owner;
@@ -130,14 +126,9 @@ Status Monitor::add(Comm& comm, const void* owner, bool& ask_device) {
   comm.set_observer(this);
   if (table_.connections.size() == 1) {
     keepalive_.restart(monotonic_ns());
-    poller_.wake();
+    table_.poller.wake();
   }
-  for (const std::uint32_t i : used) {
-    const ConnectionTable::EarlierFailures& failures = table_.earlier_failures[i];
-    if (failures.device) comm.set_signal(IBV_EVENT_DEVICE_FATAL);
-    ask_device = ask_device || failures.unowned_queue;
-  }
-  return {};
+  return ask_device;
 }
 
 void Monitor::unwatch(Comm& comm) {
@@ -147,65 +138,59 @@ void Monitor::unwatch(Comm& comm) {
   if (found == table_.connections.end()) return;
   while (found->second.qp_state_requested) table_.changed.wait(table_.mutex);
   found->second.send_failure_notice();
-  poller_.remove(found->first);
+  table_.poller.remove(found->first);
   table_.connections.erase(found);
 }
 
 void Monitor::close_gracefully(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) {
   {
     const MutexLock lock(table_.mutex);
-    closes_.begin(table_, std::move(comm), timeout_ns);
+    MonitoredConnection& connection = table_.connections.find(comm->side_channel().get())->second;
+    ++table_.closing.find(connection.owner)->second;
+    connection.close_deadline_ns = monotonic_ns() + timeout_ns;
+    connection.closing = std::move(comm);
   }
-  poller_.wake();
+  table_.poller.wake();
 }
 
 void Monitor::drain(const void* owner, bool at_once) {
   const MutexLock lock(table_.mutex);
   if (at_once) {
-    GracefulCloses::expire(table_, owner);
-    poller_.wake();
+    for (auto& [fd, connection] : table_.connections) {
+      if (connection.closing != nullptr && connection.owner == owner) connection.close_deadline_ns = 0;
+    }
+    table_.poller.wake();
   }
-  closes_.wait(table_, owner);
+  const auto closing = table_.closing.find(owner);
+  if (closing == table_.closing.end()) return;
+  while (closing->second != 0) table_.changed.wait(table_.mutex);
+  table_.closing.erase(closing);
 }
 
 void Monitor::run() noexcept {
   ::pthread_setname_np(::pthread_self(), "verbatim");
   int timeout_ms = 0;
   while (true) {
-    poller_.wait(timeout_ms, [this](PollSource source, std::uint32_t id) { handle(source, id); });
+    table_.poller.wait(timeout_ms, [this](PollSource source, std::uint32_t id) { handle(source, id); });
     stall_reports_.check(table_);
-    const std::uint64_t state_socket_ns = state_socket_ != nullptr ? state_socket_->advance(table_) : kNever;
-    {
-      const MutexLock lock(table_.mutex);
-      if (stop_) return;
-      const std::uint64_t now = monotonic_ns();
-      peer_messages_.send_due(table_, now);
-      keepalive_.tick(table_, now);
-      closes_.advance(table_, now);
-      timeout_ms = milliseconds_until(std::min(state_socket_ns, next_deadline_ns(now)), now);
-    }
-    start_device_calls();
+    const std::uint64_t state_socket_ns = state_socket_ != nullptr ? state_socket_->advance() : kNever;
+    const MutexLock lock(table_.mutex);
+    if (stop_) return;
+    const std::uint64_t now = monotonic_ns();
+    send_due_messages(table_, now);
+    keepalive_.tick(table_, now);
+    advance_closes(table_, now);
+    timeout_ms = milliseconds_until(std::min(state_socket_ns, next_deadline_ns(now)), now);
+    for (auto& [devices, calls] : device_calls_) calls.start(table_);
   }
 }
 
 void Monitor::handle(PollSource source, std::uint32_t id) {
-  if (source == PollSource::kStateSocket) return state_socket_->accept(table_);
+  if (source == PollSource::kStateSocket) return state_socket_->accept();
   const MutexLock lock(table_.mutex);
   if (source == PollSource::kDevice) return calls_of_device_[id]->read_events();
   const auto found = table_.connections.find(static_cast<int>(id));
-  if (found != table_.connections.end()) peer_messages_.read(table_, found->second);
-}
-
-void Monitor::start_device_calls() {
-  while (DeviceCalls* const calls = next_device_calls()) calls->start();
-}
-
-DeviceCalls* Monitor::next_device_calls() {
-  const MutexLock lock(table_.mutex);
-  for (auto& [devices, calls] : device_calls_) {
-    if (calls.must_start()) return &calls;
-  }
-  return nullptr;
+  if (found != table_.connections.end()) read_peer_messages(table_, found->second);
 }
 
 std::uint64_t Monitor::next_deadline_ns(std::uint64_t now) {

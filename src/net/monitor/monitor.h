@@ -3,16 +3,13 @@
 // send nothing and connections that have stalled, and keeps closed connections alive until their peer has closed too.
 // It modifies no QP that a comm uses. It reports to a comm by Comm::set_signal.
 //
-// This class is the loop: it waits in epoll for descriptors, wake-ups and the nearest deadline, calls the parts, and
-// owns the table of connections. The parts: DeviceEvents, PeerMessages, Keepalive, StallReports, GracefulCloses,
-// StateSocket.
+// This class is the loop: it waits in epoll for descriptors, wake-ups and the nearest deadline, calls the parts (the
+// other headers of this folder), and owns the table of connections.
 //
-// A device that hangs in a verb stops only what belongs to it: the loop calls no verb. The parts leave the verbs that
-// may hang (get_async_event, query_gid, query_qp, destroying a comm) to DeviceCalls, which starts a thread for a device
-// when there are such calls and ends it after them. No verb is called under the table's mutex, so watch() waits at most
-// for the devices of its own comm. A status is sent without the QP states when query_qp has not returned within
-// MonitoredConnection::kQpStateTimeoutNs. Only this waits for a device that hangs: the reading of its events, the
-// destruction of its closed comms, drain() of their owner, and unwatch() of a comm while its QPs are queried.
+// A device that hangs in a verb stops only what belongs to it: the loop calls no verb. The verbs that may hang
+// (get_async_event, query_gid, query_qp, destroying a comm) are left to DeviceCalls, and none is called under the
+// table's mutex. Only this waits for a device that hangs: the reading of its events, the destruction of its closed
+// comms, drain() of their owner, and unwatch() of a comm while its QPs are queried.
 //
 // Started with the first device, joined before the process state ends: NCCL unloads the library after that.
 #pragma once
@@ -29,11 +26,7 @@
 #include "base/result.h"
 #include "net/monitor/connection_table.h"
 #include "net/monitor/device_calls.h"
-#include "net/monitor/device_events.h"
-#include "net/monitor/graceful_closes.h"
 #include "net/monitor/keepalive.h"
-#include "net/monitor/peer_messages.h"
-#include "net/monitor/poller.h"
 #include "net/monitor/stall_reports.h"
 #include "net/monitor/state_socket.h"
 #include "net/transfer/comm_observer.h"
@@ -72,7 +65,7 @@ class Monitor final : public CommObserver {
   // Returns when all comms of `owner` that were closed gracefully are destroyed. `at_once`: without waiting for a peer.
   void drain(const void* owner, bool at_once) VERBATIM_EXCLUDES(table_.mutex);
 
-  void comm_failed(Comm&) noexcept override { poller_.wake(); }
+  void comm_failed(Comm&) noexcept override { table_.poller.wake(); }
 
  private:
   // Devices by their index.
@@ -80,29 +73,21 @@ class Monitor final : public CommObserver {
 
   Monitor(std::span<const std::unique_ptr<Device>> devices, const MonitorSettings& settings);
 
-  Status open();
+  Status open(const MonitorSettings& settings);
   Status start_thread();
-  void open_state_socket();
-  // `ask_device`: QPs that no watched comm had at that time have failed before.
-  Status add(Comm& comm, const void* owner, bool& ask_device) VERBATIM_EXCLUDES(table_.mutex);
+  // Returns whether QPs that no watched comm had at that time have failed before.
+  Result<bool> add(Comm& comm, const void* owner) VERBATIM_EXCLUDES(table_.mutex);
 
   // Nothing in the loop may throw: an allocation that can fail is caught where it is made.
   void run() noexcept;
   void handle(PollSource source, std::uint32_t id) VERBATIM_EXCLUDES(table_.mutex);
-  void start_device_calls() VERBATIM_EXCLUDES(table_.mutex);
-  DeviceCalls* next_device_calls() VERBATIM_EXCLUDES(table_.mutex);
   std::uint64_t next_deadline_ns(std::uint64_t now) VERBATIM_REQUIRES(table_.mutex);
 
-  const MonitorSettings settings_;
   const std::span<const std::unique_ptr<Device>> devices_;
-  Poller poller_;
   ConnectionTable table_;
-  PeerMessages peer_messages_{poller_};
   StallReports stall_reports_;
   Keepalive keepalive_ VERBATIM_GUARDED_BY(table_.mutex);
-  GracefulCloses closes_ VERBATIM_GUARDED_BY(table_.mutex){poller_};
   std::unique_ptr<StateSocket> state_socket_;  // may be null
-  std::vector<std::unique_ptr<DeviceEvents>> device_events_;
   // For each device, and for each set of devices that a comm uses together: for the life of the monitor.
   std::map<DeviceSet, DeviceCalls> device_calls_ VERBATIM_GUARDED_BY(table_.mutex);
   std::vector<DeviceCalls*> calls_of_device_ VERBATIM_GUARDED_BY(table_.mutex);  // by index: those of one device

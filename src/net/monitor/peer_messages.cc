@@ -5,7 +5,6 @@
 
 #include "base/clock.h"
 #include "net/monitor/device_calls.h"
-#include "net/transfer/comm.h"
 
 namespace verbatim {
 namespace {
@@ -13,86 +12,88 @@ namespace {
 // Then other connections are served: a peer may send faster than this thread reads.
 constexpr int kMaxMessagesPerRead = 16;
 
-}  // namespace
-
-void PeerMessages::read(ConnectionTable& table, MonitoredConnection& connection) {
-  for (int i = 0; i < kMaxMessagesPerRead && !connection.peer_closed; ++i) {
-    const Result<std::optional<SideChannel::Message>> message =
-        connection.channel.receive(connection.comm->side_channel());
-    if (!message && message.error().sys_errno == EPROTO) return handle_protocol_error(connection);
-    if (!message) return handle_peer_end(connection, CommSignal::kPeerDisconnected);
-    if (!*message) return;
-    connection.received_since_tick = true;
-    handle(table, connection, **message);
-  }
+void handle_peer_end(ConnectionTable& table, MonitoredConnection& connection, CommSignal signal) {
+  connection.peer_closed = true;
+  table.poller.remove(connection.comm->side_channel().get());
+  connection.comm->set_signal(signal);
 }
 
-void PeerMessages::handle(ConnectionTable& table, MonitoredConnection& connection,
-                          const SideChannel::Message& message) {
+// The bytes that follow cannot be divided into messages: the side channel is read no more.
+void handle_protocol_error(ConnectionTable& table, MonitoredConnection& connection) {
+  char why[192];
+  std::snprintf(why, sizeof why,
+                "the peer %s sent an unknown message on the side channel: another version of the plugin?",
+                connection.comm->endpoint().peer_name().c_str());
+  connection.fail(ErrorKind::kRemote, why);
+  handle_peer_end(table, connection, CommSignal::kPeerDisconnected);
+}
+
+void handle_failure_notice(MonitoredConnection& connection, const wire::FailureNotice& failed) {
+  if (connection.failure_exchanged) return;
+  connection.failure_exchanged = true;
+  Comm& comm = *connection.comm;
+  if (failed.kind == ErrorKind::kNone) return comm.set_signal(CommSignal::kPeerAborted);
+  char why[wire::kMaxFailureText + 128];
+  std::snprintf(why, sizeof why, "the peer %s reported: %.*s", comm.endpoint().peer_name().c_str(),
+                static_cast<int>(failed.text.size()), failed.text.data());
+  comm.set_failure_reason(ErrorKind::kRemote, why);
+  comm.set_signal(CommSignal::kPeerFailed);
+}
+
+void handle(ConnectionTable& table, MonitoredConnection& connection, const SideChannel::Message& message)
+    VERBATIM_REQUIRES(table.mutex) {
   switch (message.type) {
     case wire::MessageType::kClose:
-      return handle_peer_end(connection, CommSignal::kPeerClosed);
+      return handle_peer_end(table, connection, CommSignal::kPeerClosed);
     case wire::MessageType::kPing:
       // When the send buffer is full the peer has unread pongs: it needs no other.
-      connection.channel.send(connection.comm->side_channel(), wire::Notice::without_body(wire::MessageType::kPong));
+      connection.send(wire::Notice::without_body(wire::MessageType::kPong));
       return;
     case wire::MessageType::kPong:
       return;
     case wire::MessageType::kStatusQuery:
       connection.unanswered_query = wire::decode_status_query(message.body);
-      if (!connection.unanswered_query) return handle_protocol_error(connection);
+      if (!connection.unanswered_query) break;
       return DeviceCalls::request_qp_state(connection, monotonic_ns());
     case wire::MessageType::kStatusReply:
       if (const std::optional<wire::ConnectionStatus> status = wire::decode_status_reply(message.body)) {
         if (connection.stall_detector.accept_reply(*status)) table.stall_check_due = true;
         return;
       }
-      return handle_protocol_error(connection);
+      break;
     case wire::MessageType::kFailed:
-      return handle_failure_notice(connection, message);
+      if (const std::optional<wire::FailureNotice> failed = wire::decode_failure(message.body)) {
+        return handle_failure_notice(connection, *failed);
+      }
+      break;
     default:
-      return handle_protocol_error(connection);
+      break;
+  }
+  handle_protocol_error(table, connection);
+}
+
+}  // namespace
+
+void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection) {
+  for (int i = 0; i < kMaxMessagesPerRead && !connection.peer_closed; ++i) {
+    const Result<std::optional<SideChannel::Message>> message =
+        connection.channel.receive(connection.comm->side_channel());
+    if (!message && message.error().sys_errno == EPROTO) return handle_protocol_error(table, connection);
+    if (!message) return handle_peer_end(table, connection, CommSignal::kPeerDisconnected);
+    if (!*message) return;
+    connection.ticks_without_message = 0;
+    handle(table, connection, **message);
   }
 }
 
-void PeerMessages::handle_failure_notice(MonitoredConnection& connection, const SideChannel::Message& message) {
-  const std::optional<wire::FailureNotice> failed = wire::decode_failure(message.body);
-  if (!failed) return handle_protocol_error(connection);
-  if (connection.failure_exchanged) return;
-  connection.failure_exchanged = true;
-  Comm& comm = *connection.comm;
-  if (failed->kind == ErrorKind::kNone) return comm.set_signal(CommSignal::kPeerAborted);
-  char why[wire::kMaxFailureText + 128];
-  std::snprintf(why, sizeof why, "the peer %s reported: %.*s", PeerName(comm).text,
-                static_cast<int>(failed->text.size()), failed->text.data());
-  comm.set_failure_reason(ErrorKind::kRemote, why);
-  comm.set_signal(CommSignal::kPeerFailed);
-}
-
-// The bytes that follow cannot be divided into messages: the side channel is read no more.
-void PeerMessages::handle_protocol_error(MonitoredConnection& connection) {
-  char why[192];
-  std::snprintf(why, sizeof why,
-                "the peer %s sent an unknown message on the side channel: another version of the plugin?",
-                PeerName(*connection.comm).text);
-  connection.fail(ErrorKind::kRemote, why);
-  handle_peer_end(connection, CommSignal::kPeerDisconnected);
-}
-
-void PeerMessages::handle_peer_end(MonitoredConnection& connection, CommSignal signal) {
-  connection.peer_closed = true;
-  poller_.remove(connection.comm->side_channel().get());
-  connection.comm->set_signal(signal);
-}
-
-void PeerMessages::send_due(ConnectionTable& table, std::uint64_t now) {
+void send_due_messages(ConnectionTable& table, std::uint64_t now) {
   for (auto& [fd, connection] : table.connections) {
     if (connection.comm->failure_text() != nullptr) connection.send_failure_notice();
     if (!connection.unanswered_query || connection.awaits_qp_state(now)) continue;
     wire::ConnectionStatus status = connection.status(now);
     status.id = *connection.unanswered_query;
     connection.unanswered_query.reset();
-    connection.channel.send(connection.comm->side_channel(), wire::Notice::status_reply(status));
+    connection.send(wire::Notice::status_reply(status));
   }
 }
 

@@ -1,58 +1,48 @@
 #include "net/monitor/stall_detector.h"
 
-#include <infiniband/verbs.h>
-
 #include <algorithm>
-#include <cstdio>
+#include <iterator>
+#include <utility>
 
 namespace verbatim {
 namespace {
 
 using wire::ConnectionStatus;
 
-// What the application has not done for longer than this counts as not done.
-std::uint64_t recent_ns(const StallSettings& settings) {
-  return 2 * settings.idle_period_ns();
+bool has(const ConnectionStatus& status, ConnectionStatus::Flag flag) {
+  return (status.flags & flag) != 0;
 }
 
-StallCause find_sender_cause(const ConnectionStatus& local_status, const std::optional<ConnectionStatus>& peer) {
-  if (local_status.outstanding != 0)
-    return (local_status.flags & ConnectionStatus::kTested) != 0 ? StallCause::kNetwork : StallCause::kOwnApplication;
-  if ((local_status.flags & ConnectionStatus::kSendRefused) == 0) return StallCause::kNone;
-  if ((local_status.flags & ConnectionStatus::kCtsReady) != 0) return StallCause::kMismatchedCalls;
-  if (!peer) return StallCause::kPeerDoesNotReply;
-  return static_cast<std::int32_t>(peer->members - local_status.members) > 0 ? StallCause::kCtsNotReceived
-                                                                             : StallCause::kPeerPostsNoReceive;
-}
-
-StallCause find_receiver_cause(const ConnectionStatus& local_status, const std::optional<ConnectionStatus>& peer) {
-  if (local_status.flushes != 0)
-    return (local_status.flags & ConnectionStatus::kTested) != 0 ? StallCause::kFlushNotCompleted
-                                                                 : StallCause::kOwnApplication;
-  if (!peer) return StallCause::kPeerDoesNotReply;
-  const bool unsent = static_cast<std::int32_t>(local_status.members - peer->members) > 0;
-  // A sender that does not test does not notice that its data has been acknowledged.
-  if (peer->outstanding != 0 && (!unsent || (peer->flags & ConnectionStatus::kTested) != 0))
-    return StallCause::kNetwork;
-  if (unsent) {
-    if ((peer->flags & ConnectionStatus::kSendRefused) == 0) return StallCause::kPeerSendsNothing;
-    return (peer->flags & ConnectionStatus::kCtsReady) != 0 ? StallCause::kMismatchedCalls
-                                                            : StallCause::kCtsNotReceived;
+StallCause find_sender_cause(const ConnectionStatus& local, const std::optional<ConnectionStatus>& peer) {
+  if (local.outstanding != 0) {
+    return has(local, ConnectionStatus::kTested) ? StallCause::kNetwork : StallCause::kOwnApplication;
   }
-  if (local_status.outstanding == 0) return StallCause::kNone;
-  return (local_status.flags & ConnectionStatus::kTested) != 0 ? StallCause::kCompletionNotReceived
-                                                               : StallCause::kOwnApplication;
+  if (!has(local, ConnectionStatus::kSendRefused)) return StallCause::kNone;
+  if (has(local, ConnectionStatus::kCtsReady)) return StallCause::kMismatchedCalls;
+  if (!peer) return StallCause::kPeerDoesNotReply;
+  const bool receive_posted = static_cast<std::int32_t>(peer->members - local.members) > 0;
+  return receive_posted ? StallCause::kCtsNotReceived : StallCause::kPeerPostsNoReceive;
 }
 
-const char* state_name(std::uint8_t state) {
-  constexpr const char* kNames[] = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
-  return state < std::size(kNames) ? kNames[state] : "unknown";
+StallCause find_receiver_cause(const ConnectionStatus& local, const std::optional<ConnectionStatus>& peer) {
+  const bool tested = has(local, ConnectionStatus::kTested);
+  if (local.flushes != 0) return tested ? StallCause::kFlushNotCompleted : StallCause::kOwnApplication;
+  if (!peer) return StallCause::kPeerDoesNotReply;
+  const bool unsent = static_cast<std::int32_t>(local.members - peer->members) > 0;
+  // A sender that does not test does not notice that its data has been acknowledged.
+  if (peer->outstanding != 0 && (!unsent || has(*peer, ConnectionStatus::kTested))) return StallCause::kNetwork;
+  if (unsent) {
+    if (!has(*peer, ConnectionStatus::kSendRefused)) return StallCause::kPeerSendsNothing;
+    return has(*peer, ConnectionStatus::kCtsReady) ? StallCause::kMismatchedCalls : StallCause::kCtsNotReceived;
+  }
+  if (local.outstanding == 0) return StallCause::kNone;
+  return tested ? StallCause::kCompletionNotReceived : StallCause::kOwnApplication;
 }
 
 }  // namespace
 
-StallCause find_stall_cause(const ConnectionStatus& local_status, const std::optional<ConnectionStatus>& peer) {
-  return local_status.sends != 0 ? find_sender_cause(local_status, peer) : find_receiver_cause(local_status, peer);
+StallCause find_stall_cause(const ConnectionStatus& local, const std::optional<ConnectionStatus>& peer) {
+  return local.sends != 0 ? find_sender_cause(local, peer) : find_receiver_cause(local, peer);
 }
 
 bool is_local(StallCause cause) {
@@ -60,121 +50,74 @@ bool is_local(StallCause cause) {
          cause == StallCause::kFlushNotCompleted;
 }
 
-void describe_stall_cause(StallCause cause, const char* peer, std::span<char> text) {
-  const char* format = "nothing is outstanding%.0s";
+Diagnosis diagnose_stall(StallCause cause, const std::string& peer, const std::string& device) {
+  const std::string stack = " first: 'gdb -p' or 'py-spy dump -p' shows what its application does";
+  const std::string kernel_log = "'dmesg | grep " + device + "'";
+  const std::string network = "'rdma statistic show' and " + kernel_log + " on this host, the same at " + peer;
   switch (cause) {
     case StallCause::kNone:
       break;
     case StallCause::kPeerPostsNoReceive:
-      format = "the peer %s is late: its application has not posted the receive";
-      break;
+      return {"the peer " + peer + " is late: its application has not posted the receive", "look at " + peer + stack};
     case StallCause::kPeerSendsNothing:
-      format = "the peer %s is late: its application has not sent";
-      break;
+      return {"the peer " + peer + " is late: its application has not sent", "look at " + peer + stack};
     case StallCause::kMismatchedCalls:
-      format =
-          "the calls of the applications differ: this end and the peer %s use different tags, or a message of a group "
-          "is "
-          "missing";
-      break;
+      return {"the calls of the applications differ: this end and the peer " + peer +
+                  " use different tags, or a message of a group is missing",
+              "compare the calls of this process and of " + peer + ": order, tags, groups"};
     case StallCause::kOwnApplication:
-      format = "this process is late: its application does not test its requests for the peer %s";
-      break;
+      return {"this process is late: its application does not test its requests for the peer " + peer,
+              "look at this process" + stack};
     case StallCause::kNetwork:
-      format = "the network, or the device: data between this end and the peer %s was posted and is not acknowledged";
-      break;
+      return {"the network, or the device: data between this end and the peer " + peer +
+                  " was posted and is not acknowledged",
+              network};
     case StallCause::kCtsNotReceived:
-      format =
-          "the network, or the device: the CTS entry of a receive between this end and the peer %s was written and has "
-          "not arrived";
-      break;
+      return {"the network, or the device: the CTS entry of a receive between this end and the peer " + peer +
+                  " was written and has not arrived",
+              network};
     case StallCause::kCompletionNotReceived:
-      format = "the device: all data of the peer %s was acknowledged, and the completion has not arrived";
-      break;
+      return {"the device: all data of the peer " + peer + " was acknowledged, and the completion has not arrived",
+              kernel_log};
     case StallCause::kFlushNotCompleted:
-      format = "this host's device: a flush of GPU memory does not complete (data of the peer %s)";
-      break;
+      return {"this host's device: a flush of GPU memory does not complete (data of the peer " + peer + ")",
+              kernel_log};
     case StallCause::kPeerDoesNotReply:
-      format = "the peer %s does not answer: its process is stopped or hangs, its host is down, or it is cut off";
-      break;
+      return {
+          "the peer " + peer + " does not answer: its process is stopped or hangs, its host is down, or it is cut off",
+          "look at " + peer + " first: 'ping' and 'ps' show whether it can be reached and runs"};
   }
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-  std::snprintf(text.data(), text.size(), format, peer);
-#pragma GCC diagnostic pop
+  return {"nothing is outstanding", "nothing"};
 }
 
-void describe_next_step(StallCause cause, const char* peer, const char* device, std::span<char> text) {
-  constexpr const char* kStack = "'gdb -p' or 'py-spy dump -p' shows what its application does";
-  switch (cause) {
-    case StallCause::kNone:
-      break;
-    case StallCause::kPeerPostsNoReceive:
-    case StallCause::kPeerSendsNothing:
-      std::snprintf(text.data(), text.size(), "look at %s first: %s", peer, kStack);
-      return;
-    case StallCause::kOwnApplication:
-      std::snprintf(text.data(), text.size(), "look at this process first: %s", kStack);
-      return;
-    case StallCause::kMismatchedCalls:
-      std::snprintf(text.data(), text.size(), "compare the calls of this process and of %s: order, tags, groups", peer);
-      return;
-    case StallCause::kNetwork:
-    case StallCause::kCtsNotReceived:
-      std::snprintf(text.data(), text.size(),
-                    "'rdma statistic show' and 'dmesg | grep %s' on this host, the same at %s", device, peer);
-      return;
-    case StallCause::kCompletionNotReceived:
-    case StallCause::kFlushNotCompleted:
-      std::snprintf(text.data(), text.size(), "'dmesg | grep %s'", device);
-      return;
-    case StallCause::kPeerDoesNotReply:
-      std::snprintf(text.data(), text.size(),
-                    "look at %s first: 'ping' and 'ps' show whether it can be reached and runs", peer);
-      return;
-  }
-  std::snprintf(text.data(), text.size(), "nothing");
+const char* qp_state_name(std::uint8_t state) {
+  constexpr const char* kNames[] = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
+  return state < std::size(kNames) ? kNames[state] : "unknown";
 }
 
-void describe_qp_state(std::uint8_t state, std::span<char> text) {
-  std::snprintf(text.data(), text.size(), "%s", state_name(state));
-}
-
-void describe_status(const ConnectionStatus& status, std::span<char> text) {
-  const unsigned long long bytes = status.bytes;
-  const bool tested = (status.flags & ConnectionStatus::kTested) != 0;
-  int written = 0;
+std::string describe_status(const ConnectionStatus& status) {
+  const char* tested = has(status, ConnectionStatus::kTested) ? " and tested" : " and not tested";
+  if (status.outstanding == 0) tested = "";
+  const std::string bytes = std::to_string(status.bytes);
+  const std::string outstanding = std::to_string(status.outstanding);
+  std::string text = std::to_string(status.members);
   if (status.sends != 0) {
-    written = std::snprintf(text.data(), text.size(),
-                            "%u messages (%llu bytes) sent, %u work requests not completed%s, isend %s, QPs in %s",
-                            status.members, bytes, status.outstanding,
-                            status.outstanding == 0 ? ""
-                            : tested                ? " and tested"
-                                                    : " and not tested",
-                            (status.flags & ConnectionStatus::kSendRefused) == 0 ? "not called"
-                            : (status.flags & ConnectionStatus::kCtsReady) != 0  ? "called, no CTS entry with its tag"
-                                                                                 : "called, no CTS entry",
-                            state_name(status.qp_state));
+    const char* const refused =
+        has(status, ConnectionStatus::kCtsReady) ? "called, no CTS entry with its tag" : "called, no CTS entry";
+    text += " messages (" + bytes + " bytes) sent, " + outstanding + " work requests not completed" + tested +
+            ", isend " + (has(status, ConnectionStatus::kSendRefused) ? refused : "not called");
   } else {
-    written = std::snprintf(text.data(), text.size(),
-                            "%u receives posted (%llu bytes received), %u not arrived%s, %u flushes, QPs in %s",
-                            status.members, bytes, status.outstanding,
-                            status.outstanding == 0 ? ""
-                            : tested                ? " and tested"
-                                                    : " and not tested",
-                            status.flushes, state_name(status.qp_state));
+    text += " receives posted (" + bytes + " bytes received), " + outstanding + " not arrived" + tested + ", " +
+            std::to_string(status.flushes) + " flushes";
   }
-  if (status.no_progress_ms == 0 || written < 0 || static_cast<std::size_t>(written) >= text.size()) return;
-  text = text.subspan(static_cast<std::size_t>(written));
-  std::snprintf(text.data(), text.size(), ", no progress for %.1f s",
-                static_cast<double>(status.no_progress_ms) / 1000);
+  text.append(", QPs in ").append(qp_state_name(status.qp_state));
+  if (status.no_progress_ms == 0) return text;
+  return text + ", no progress for " + to_seconds(status.no_progress_ms * kNanosecondsPerMillisecond);
 }
 
 std::uint64_t StallSettings::first_deadline_ns() const {
-  constexpr std::uint64_t kUsualNs = 30 * kNanosecondsPerSecond;
-  if (warn_ns == 0 && fail_ns == 0) return kUsualNs;
-  if (warn_ns == 0 || fail_ns == 0) return std::max(warn_ns, fail_ns);
-  return std::min(warn_ns, fail_ns);
+  if (warn_ns == 0 && fail_ns == 0) return 30 * kNanosecondsPerSecond;
+  return warn_ns == 0 || fail_ns == 0 ? std::max(warn_ns, fail_ns) : std::min(warn_ns, fail_ns);
 }
 
 std::uint64_t StallSettings::busy_period_ns() const {
@@ -196,28 +139,25 @@ StallDetector::Action StallDetector::check(const StallSettings& settings, std::u
   checked_ns_ = now;
   if (send_refused) send_refused_ns_ = now;
   if (tested) tested_ns_ = now;
-  const std::uint64_t recent = recent_ns(settings);
-  const ConnectionStatus before = local_status_;
-  local_status_ = status;
+  // What the application has not done for longer than this counts as not done.
+  const std::uint64_t recent = 2 * settings.idle_period_ns();
+  const ConnectionStatus before = std::exchange(local_status_, status);
   if (send_refused_ns_ != 0 && now - send_refused_ns_ <= recent) local_status_.flags |= ConnectionStatus::kSendRefused;
   if (tested_ns_ != 0 && now - tested_ns_ <= recent) local_status_.flags |= ConnectionStatus::kTested;
-  const bool unconfirmed =
-      (status.flags & ConnectionStatus::kOptionalReceives) != 0 && status.members != confirmed_members_;
-  const bool outstanding = status.outstanding != 0 || status.flushes != 0 || unconfirmed ||
-                           (status.sends != 0 && (local_status_.flags & ConnectionStatus::kSendRefused) != 0);
+  const bool waits = status.outstanding != 0 || status.flushes != 0 ||
+                     (status.sends != 0 && has(local_status_, ConnectionStatus::kSendRefused));
+  const bool outstanding =
+      waits || (has(status, ConnectionStatus::kOptionalReceives) && status.members != confirmed_members_);
   const bool progressed = status.members != before.members || status.outstanding != before.outstanding ||
                           status.flushes != before.flushes || outstanding != has_outstanding_;
   has_outstanding_ = outstanding;
+  const std::uint64_t stalled = stalled_ns(now);
   if (progressed || !outstanding) {
-    const bool was_reported = reported_;
-    last_stall_ns_ = now - last_progress_ns_;
+    last_stall_ns_ = stalled;
     last_progress_ns_ = now;
     query_sent_ns_ = 0;
-    reported_ = false;
-    return was_reported ? Action::kRecovered : Action::kNone;
+    return std::exchange(reported_, false) ? Action::kRecovered : Action::kNone;
   }
-  local_status_.no_progress_ms = static_cast<std::uint32_t>((now - last_progress_ns_) / kNanosecondsPerMillisecond);
-  const std::uint64_t stalled = now - last_progress_ns_;
   const bool fail_due = settings.fail_ns != 0 && stalled >= settings.fail_ns;
   const bool warn_due = settings.warn_ns != 0 && stalled >= settings.warn_ns && !reported_;
   if (!fail_due && !warn_due) return Action::kNone;
@@ -231,9 +171,7 @@ StallDetector::Action StallDetector::check(const StallSettings& settings, std::u
   query_sent_ns_ = 0;
   // Only the peer knows the state of optional receives. Without its reply they are no stall: the application does not
   // wait for them.
-  if (!peer_ && status.outstanding == 0 && status.flushes == 0 &&
-      (local_status_.flags & ConnectionStatus::kSendRefused) == 0)
-    return Action::kNone;
+  if (!peer_ && !waits) return Action::kNone;
   if (cause() == StallCause::kNone) {  // the peer has sent for all optional receives
     confirmed_members_ = status.members;
     return Action::kNone;

@@ -2,12 +2,12 @@
 // connection about once a second and remembers the time of its last progress: the data path needs no clock.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
+#include <string>
 
 #include "base/clock.h"
+#include "net/diagnose/diagnosis.h"
 #include "wire/notice.h"
 
 namespace verbatim {
@@ -26,21 +26,18 @@ enum class StallCause : std::uint8_t {
 };
 
 // From the statuses of both ends; `peer` is empty when it has not replied. kSendRefused and kTested are recent.
-StallCause find_stall_cause(const wire::ConnectionStatus& local_status,
-                            const std::optional<wire::ConnectionStatus>& peer);
+StallCause find_stall_cause(const wire::ConnectionStatus& local, const std::optional<wire::ConnectionStatus>& peer);
 
 // Whether the cause is on this host.
 bool is_local(StallCause cause);
 
-// "the peer NAME is late: its application has not posted the receive".
-void describe_stall_cause(StallCause cause, const char* peer, std::span<char> text);
+// The cause, "the peer NAME is late: its application has not posted the receive", and what the operator is to do, "look
+// at NAME first: ...". `device` is a device of this end.
+Diagnosis diagnose_stall(StallCause cause, const std::string& peer, const std::string& device);
 
-// What the operator is to do: "look at NAME first: ...". `device` is a device of this end.
-void describe_next_step(StallCause cause, const char* peer, const char* device, std::span<char> text);
-
-void describe_qp_state(std::uint8_t state, std::span<char> text);
+const char* qp_state_name(std::uint8_t state);
 // "7 receives posted (4096 bytes received), 1 not arrived and tested, ..., QPs in RTS, no progress for 31.0 s".
-void describe_status(const wire::ConnectionStatus& status, std::span<char> text);
+std::string describe_status(const wire::ConnectionStatus& status);
 
 struct StallSettings {
   std::uint64_t warn_ns = 0;  // 0: never

@@ -18,16 +18,8 @@ class StallReports {
   std::uint64_t next_check_ns() const { return next_check_ns_; }
 
  private:
-  struct Report;
-
-  // True: a connection has something to report; then there may be more.
-  bool find_report(ConnectionTable& table, Report& report) VERBATIM_EXCLUDES(table.mutex);
-  bool check_connection(MonitoredConnection& connection, std::uint64_t now, Report& report);
-
   const StallSettings settings_;
   std::uint64_t next_check_ns_ = 0;
-  int last_fd_ = -1;  // the last connection that this check has looked at
-  bool any_outstanding_ = false;
 };
 
 }  // namespace verbatim

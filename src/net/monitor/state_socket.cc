@@ -14,7 +14,6 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "net/monitor/device_calls.h"
-#include "net/transfer/comm.h"
 
 namespace verbatim {
 namespace {
@@ -48,27 +47,24 @@ bool is_stale_socket(const sockaddr_un& address) {
 }
 
 std::string status_json(const wire::ConnectionStatus& status) {
-  char state[96];
-  describe_qp_state(status.qp_state, state);
-  const auto flag = [&](wire::ConnectionStatus::Flag bit) { return (status.flags & bit) != 0; };
-  std::string out = "{" + json_field("messages", status.members) + "," + json_field("bytes", status.bytes) + "," +
-                    json_field("outstanding", status.outstanding) + ",";
-  if (status.sends != 0) {
-    out += json_flag("send_refused", flag(wire::ConnectionStatus::kSendRefused)) + "," +
-           json_flag("cts_ready", flag(wire::ConnectionStatus::kCtsReady));
-  } else {
-    out += json_field("flushes", status.flushes);
-  }
-  return out + "," + json_flag("tested", flag(wire::ConnectionStatus::kTested)) + "," +
-         json_flag("failed", flag(wire::ConnectionStatus::kFailed)) + "," +
-         json_field("qp_state", std::string_view(state)) + "," + json_field("no_progress_ms", status.no_progress_ms) +
-         "}";
+  const auto flag = [&](const char* name, wire::ConnectionStatus::Flag bit) {
+    return json_flag(name, (status.flags & bit) != 0);
+  };
+  const std::string of_direction = status.sends != 0 ? flag("send_refused", wire::ConnectionStatus::kSendRefused) +
+                                                           "," + flag("cts_ready", wire::ConnectionStatus::kCtsReady)
+                                                     : json_field("flushes", status.flushes);
+  return json_object({json_field("messages", status.members), json_field("bytes", status.bytes),
+                      json_field("outstanding", status.outstanding), of_direction,
+                      flag("tested", wire::ConnectionStatus::kTested), flag("failed", wire::ConnectionStatus::kFailed),
+                      json_field("qp_state", qp_state_name(status.qp_state)),
+                      json_field("no_progress_ms", status.no_progress_ms)});
 }
 
 // One connection.
 std::string connection_json(const MonitoredConnection& connection) {
   const Comm& comm = *connection.comm;
   const Endpoint& endpoint = comm.endpoint();
+  const Port& port = *endpoint.ports().front();
   const StallDetector& detector = connection.stall_detector;
   const wire::ConnectionStatus status = connection.status(monotonic_ns());
   const std::string* const failure = comm.failure_text();
@@ -76,34 +72,27 @@ std::string connection_json(const MonitoredConnection& connection) {
                             : connection.closing != nullptr ? "closing"
                             : connection.peer_closed        ? "peer closed"
                                                             : "open";
-  std::string stall_cause = "null";
-  if (detector.reported()) {
-    char cause[320];
-    describe_stall_cause(detector.cause(), endpoint.peer_name().c_str(), cause);
-    stall_cause = json_text(cause);
-  }
-  return "{" + json_field("direction", std::string_view(status.sends != 0 ? "send" : "recv")) + "," +
-         json_field("device", std::string_view(endpoint.ports().front()->name)) + "," +
-         json_field("path", std::string_view(comm.describe_path(0))) + "," +
-         json_field("peer_host", std::string_view(endpoint.remote().host)) + "," +
-         json_field("peer_pid", endpoint.remote().pid) + "," + json_field("qps", endpoint.qps().size()) + "," +
-         json_field("state", std::string_view(state)) +
-         ",\"error\":" + (failure != nullptr ? json_text(*failure) : "null") + ",\"stall_cause\":" + stall_cause +
-         ",\"local\":" + status_json(status) +
-         ",\"peer\":" + (detector.peer() ? status_json(*detector.peer()) : "null") + "}";
+  const auto cause = [&] { return diagnose_stall(detector.cause(), endpoint.peer_name(), port.device->name()).why; };
+  return json_object({json_field("direction", status.sends != 0 ? "send" : "recv"), json_field("device", port.name),
+                      json_field("path", comm.describe_path(0)), json_field("peer_host", endpoint.remote().host),
+                      json_field("peer_pid", endpoint.remote().pid), json_field("qps", endpoint.qps().size()),
+                      json_field("state", state), "\"error\":" + (failure != nullptr ? json_text(*failure) : "null"),
+                      "\"stall_cause\":" + (detector.reported() ? json_text(cause()) : "null"),
+                      "\"local\":" + status_json(status),
+                      "\"peer\":" + (detector.peer() ? status_json(*detector.peer()) : "null")});
 }
 
 }  // namespace
 
-StateSocket::StateSocket(std::string path, const std::string& host, UniqueFd listener, const Poller& poller)
-    : path_(std::move(path)), host_(host), listener_(std::move(listener)), poller_(poller), owner_pid_(::getpid()) {}
+StateSocket::StateSocket(const std::string& path, const std::string& host, UniqueFd listener, ConnectionTable& table)
+    : path_(path), host_(host), listener_(std::move(listener)), table_(table), owner_pid_(::getpid()) {}
 
 StateSocket::~StateSocket() {
   if (owner_pid_ == ::getpid()) ::unlink(path_.c_str());
 }
 
 Result<std::unique_ptr<StateSocket>> StateSocket::open(const std::string& path, const std::string& host,
-                                                       const Poller& poller) {
+                                                       ConnectionTable& table) {
   const Result<sockaddr_un> address = unix_address(path);
   if (!address) return address.error();
   Result<UniqueFd> listener = unix_socket();
@@ -114,12 +103,12 @@ Result<std::unique_ptr<StateSocket>> StateSocket::open(const std::string& path, 
   if (::bind(listener->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) {
     return system_error("bind", errno);
   }
-  std::unique_ptr<StateSocket> made(new StateSocket(path, host, std::move(*listener), poller));
+  std::unique_ptr<StateSocket> made(new StateSocket(path, host, std::move(*listener), table));
   if (::listen(made->listener_.get(), kBacklog) != 0) return system_error("listen", errno);
   return made;
 }
 
-void StateSocket::accept(ConnectionTable& table) noexcept {
+void StateSocket::accept() noexcept {
   while (true) {
     UniqueFd reader(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!reader) {
@@ -130,35 +119,31 @@ void StateSocket::accept(ConnectionTable& table) noexcept {
     if (free == replies_.end()) continue;  // closes the reader
     const std::uint64_t now = monotonic_ns();
     *free = {std::move(reader), {}, 0, now + kReaderTimeoutNs};
-    const MutexLock lock(table.mutex);
-    for (auto& [fd, connection] : table.connections) DeviceCalls::request_qp_state(connection, now);
+    const MutexLock lock(table_.mutex);
+    for (auto& [fd, connection] : table_.connections) DeviceCalls::request_qp_state(connection, now);
   }
 }
 
 void StateSocket::pause(int why) noexcept {
   VERBATIM_INFO("the state cannot be read at %s (VERBATIM_STATE_SOCKET) for the moment: %s", path_.c_str(),
                 std::strerror(why));
-  poller_.remove(listener_.get());
+  table_.poller.remove(listener_.get());
   resume_ns_ = monotonic_ns() + kPauseNs;
 }
 
-// Where epoll has no memory either, another pause passes.
-void StateSocket::resume(std::uint64_t now) noexcept {
-  if (now < resume_ns_) return;
-  resume_ns_ = poller_.add(listener_.get(), PollSource::kStateSocket) ? kNever : now + kPauseNs;
-}
-
-std::uint64_t StateSocket::advance(ConnectionTable& table) noexcept {
+std::uint64_t StateSocket::advance() noexcept {
   const std::uint64_t now = monotonic_ns();
-  resume(now);
-  const auto is_new = [](const Reply& reply) { return reply.reader && reply.text.empty(); };
+  if (now >= resume_ns_) {  // if epoll has no memory for the listener, another pause passes
+    resume_ns_ = table_.poller.add(listener_.get(), PollSource::kStateSocket) ? kNever : now + kPauseNs;
+  }
   std::uint64_t next = resume_ns_;
+  const auto is_new = [](const Reply& reply) { return reply.reader && reply.text.empty(); };
   if (std::any_of(replies_.begin(), replies_.end(), is_new)) {
-    const std::uint64_t known_ns = state_known_ns(table, now);
+    const std::uint64_t known_ns = state_known_ns(now);
     if (known_ns > now)
       next = std::min(next, known_ns);
     else
-      write_replies(table);
+      write_replies();
   }
   for (Reply& reply : replies_) {
     if (reply.reader && !is_new(reply) && !send(reply, now)) next = std::min(next, now + kReplyRetryNs);
@@ -166,25 +151,22 @@ std::uint64_t StateSocket::advance(ConnectionTable& table) noexcept {
   return next;
 }
 
-void StateSocket::write_replies(ConnectionTable& table) noexcept {
-  std::string text;
-  try {
-    text = state_json(table);
-    for (Reply& reply : replies_) {
-      if (reply.reader && reply.text.empty()) reply.text = text;
-    }
-  } catch (...) {  // out of memory: the readers get an empty reply
-    for (Reply& reply : replies_) {
-      if (reply.reader && reply.text.empty()) reply = {};
-    }
+void StateSocket::write_replies() noexcept try {
+  const std::string text = state_json();
+  for (Reply& reply : replies_) {
+    if (reply.reader && reply.text.empty()) reply.text = text;
+  }
+} catch (...) {  // out of memory: the readers get an empty reply
+  for (Reply& reply : replies_) {
+    if (reply.text.empty()) reply = {};
   }
 }
 
 // When the QP states of all connections are known or can be awaited no longer.
-std::uint64_t StateSocket::state_known_ns(ConnectionTable& table, std::uint64_t now) {
+std::uint64_t StateSocket::state_known_ns(std::uint64_t now) {
   std::uint64_t known_ns = now;
-  const MutexLock lock(table.mutex);
-  for (const auto& [fd, connection] : table.connections) {
+  const MutexLock lock(table_.mutex);
+  for (const auto& [fd, connection] : table_.connections) {
     if (connection.awaits_qp_state(now)) known_ns = std::max(known_ns, connection.qp_state_deadline_ns);
   }
   return known_ns;
@@ -207,18 +189,17 @@ bool StateSocket::send(Reply& reply, std::uint64_t now) noexcept {
   return true;
 }
 
-std::string StateSocket::state_json(ConnectionTable& table) const {
-  std::string out = "{\"schema\":2," + json_field("host", std::string_view(host_)) + "," +
+std::string StateSocket::state_json() const {
+  std::string out = "{\"schema\":2," + json_field("host", host_) + "," +
                     json_field("pid", static_cast<std::uint64_t>(::getpid())) + ",\"connections\":[";
   const char* separator = "\n";
   int last_fd = -1;
   while (true) {
-    const MutexLock lock(table.mutex);  // for one connection: the threads that connect wait for it
-    const auto at = table.connections.upper_bound(last_fd);
-    if (at == table.connections.end()) break;
+    const MutexLock lock(table_.mutex);  // for one connection: the threads that connect wait for it
+    const auto at = table_.connections.upper_bound(last_fd);
+    if (at == table_.connections.end()) break;
     last_fd = at->first;
-    out += separator;
-    out += connection_json(at->second);
+    out += separator + connection_json(at->second);
     separator = ",\n";
   }
   return out + "\n]}\n";

@@ -5,14 +5,12 @@
 
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "net/monitor/connection_table.h"
-#include "net/monitor/poller.h"
 
 namespace verbatim {
 
@@ -21,20 +19,18 @@ class StateSocket {
  public:
   // Listens at `path`, which only this user may open. The socket of a process that has ended is replaced.
   static Result<std::unique_ptr<StateSocket>> open(const std::string& path, const std::string& host,
-                                                   const Poller& poller);
+                                                   ConnectionTable& table);
   // Removes the file.
   ~StateSocket();
   StateSocket(const StateSocket&) = delete;
   StateSocket& operator=(const StateSocket&) = delete;
 
   // Accepts the readers that have connected, and requests the states of all QPs for them.
-  void accept(ConnectionTable& table) noexcept VERBATIM_EXCLUDES(table.mutex);
+  void accept() noexcept VERBATIM_EXCLUDES(table_.mutex);
   // Sends the replies as far as the readers read them. Returns when it is to be called again at the latest.
-  std::uint64_t advance(ConnectionTable& table) noexcept VERBATIM_EXCLUDES(table.mutex);
+  std::uint64_t advance() noexcept VERBATIM_EXCLUDES(table_.mutex);
 
  private:
-  static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
-
   struct Reply {
     UniqueFd reader;
     std::string text;  // empty until the QP states are known
@@ -42,20 +38,19 @@ class StateSocket {
     std::uint64_t deadline_ns = 0;  // then a reader that does not read is closed
   };
 
-  StateSocket(std::string path, const std::string& host, UniqueFd listener, const Poller& poller);
+  StateSocket(const std::string& path, const std::string& host, UniqueFd listener, ConnectionTable& table);
 
   // While the process has no free descriptors, readers wait in the listen backlog.
   void pause(int why) noexcept;
-  void resume(std::uint64_t now) noexcept;
-  static std::uint64_t state_known_ns(ConnectionTable& table, std::uint64_t now) VERBATIM_EXCLUDES(table.mutex);
-  void write_replies(ConnectionTable& table) noexcept VERBATIM_EXCLUDES(table.mutex);
+  std::uint64_t state_known_ns(std::uint64_t now) VERBATIM_EXCLUDES(table_.mutex);
+  void write_replies() noexcept VERBATIM_EXCLUDES(table_.mutex);
   static bool send(Reply& reply, std::uint64_t now) noexcept;
-  std::string state_json(ConnectionTable& table) const VERBATIM_EXCLUDES(table.mutex);
+  std::string state_json() const VERBATIM_EXCLUDES(table_.mutex);
 
   const std::string path_;
-  const std::string& host_;
+  const std::string host_;
   const UniqueFd listener_;
-  const Poller& poller_;
+  ConnectionTable& table_;
   const pid_t owner_pid_;        // a forked child does not remove the file
   std::uint64_t resume_ns_ = 0;  // kNever: readers are accepted
   std::array<Reply, 4> replies_;

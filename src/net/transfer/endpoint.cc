@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <utility>
 
@@ -209,6 +210,7 @@ void Endpoint::add_to_hello(wire::Hello& hello) const {
 Status Endpoint::connect(const wire::Hello& remote, const Config& config, int traffic_class) {
   if (remote.qps.size() != qps_.size()) return Error{ErrorKind::kRemote, EPROTO, "hello with another number of QPs"};
   remote_ = remote;
+  peer_name_ = remote.host.substr(0, HOST_NAME_MAX) + " (pid " + std::to_string(remote.pid) + ")";
   max_message_bytes_ = kMaxPieceBytes;
   for (std::size_t i = 0; i < qps_.size(); ++i) {
     EndpointQp& end = qps_[i];
@@ -239,10 +241,6 @@ Status Endpoint::connect(const wire::Hello& remote, const Config& config, int tr
   for (const Port* port : ports_) counters_.push_back(port->device->history().recent_counters(port->port_num));
   connected_ns_ = monotonic_ns();
   return {};
-}
-
-std::string Endpoint::peer_name() const {
-  return remote_.host + " (pid " + std::to_string(remote_.pid) + ")";
 }
 
 PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {

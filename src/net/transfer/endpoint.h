@@ -82,7 +82,7 @@ class Endpoint {
   const wire::Hello& remote() const { return remote_; }
 
   // "HOST (pid 4711)", after connect.
-  std::string peer_name() const;
+  const std::string& peer_name() const { return peer_name_; }
 
   // Limit of one work request, after connect: the smaller limit of both ends, rounded down to a multiple of 128 if it
   // is more than 128.
@@ -117,6 +117,7 @@ class Endpoint {
   EndpointPlacement placement_;
   bool ece_ = false;  // the configuration allows the exchange of ECE options
   wire::Hello remote_;
+  std::string peer_name_;
   std::uint32_t max_message_bytes_ = 0;
   unsigned timeout_ = 0;
   unsigned retry_count_ = 0;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "hang.h"
 #include "support/fake_verbs.h"
 #include "support/log_capture.h"
 
@@ -42,7 +43,7 @@ class EndpointPoolTest : public ::testing::Test {
     pool_ = std::make_unique<EndpointPool>(config_, pools_);
   }
 
-  static PeerId peer(std::uint64_t process) { return {1, process, 1, 0}; }
+  static wire::PeerIdentity peer(std::uint64_t process) { return {1, process, 1, 0}; }
 
   EndpointRequest request(std::uint64_t process, std::size_t qps = 1) const {
     EndpointRequest request;
@@ -50,14 +51,14 @@ class EndpointPoolTest : public ::testing::Test {
     request.sizes.qps = qps;
     request.self = peer(kSelf);
     request.peer = peer(process);
-    request.traffic = {.peers = 4, .flows = 2};
+    request.announced = {.peers = 4, .flows = 2};
     return request;
   }
 
   // The same, with nothing announced.
   EndpointRequest unannounced(std::uint64_t process, std::size_t qps = 1) const {
     EndpointRequest unknown = request(process, qps);
-    unknown.traffic = {};
+    unknown.announced = {};
     return unknown;
   }
 
@@ -193,9 +194,9 @@ TEST_F(EndpointPoolTest, MorePeersThanAnnounced_ContinueInFurtherBlocks) {
 
 TEST_F(EndpointPoolTest, CollectiveSideAndDevice_HaveSeparateBlocks) {
   EndpointRequest collective = request(7);
-  collective.traffic = {.peers = 4, .flows = 3, .collective = true};
+  collective.announced = {.peers = 4, .flows = 3, .collective = true};
   EndpointRequest recv = request(7);
-  recv.side = QpSide::kRecv;
+  recv.kind = CommKind::kRecv;
   EndpointRequest other_device = request(7);
   other_device.ports = {&ports_[1]};
   const Endpoint first = take(pool_->reserve(request(5)));
@@ -252,6 +253,18 @@ TEST_F(EndpointPoolTest, UnusedBlock_IsFreedAtQpLimit) {
   EXPECT_EQ(next.placement().order, QpOrder::kNative) << "the endpoint of its slot was destroyed";
 }
 
+TEST_F(EndpointPoolTest, ListensOfOneCommunicator_AreOnePeer) {
+  EndpointRequest listen = request(7);
+  listen.peer.listen = 5;
+  EndpointRequest other_listen = request(7);
+  other_listen.peer.listen = 6;
+  EndpointRequest other_communicator = request(7);
+  other_communicator.peer.context = 1;
+  EXPECT_EQ(take(pool_->reserve(listen)).placement().connection, 0U);
+  EXPECT_EQ(take(pool_->reserve(other_listen)).placement().connection, 1U);
+  EXPECT_EQ(take(pool_->reserve(other_communicator)).placement().connection, 0U);
+}
+
 TEST_F(EndpointPoolTest, ResetOrder_StartsNewBlock) {
   take(pool_->reserve(request(7)));
   take(pool_->reserve(request(3)));
@@ -265,13 +278,13 @@ TEST_F(EndpointPoolTest, Announcement_IsPerThread) {
   const Announcement first{.send = {.peers = 2, .flows = 3}, .recv = {.peers = 4, .flows = 5, .collective = true}};
   pool_->announce(first);
   std::thread([&] {
-    EXPECT_EQ(pool_->announced(QpSide::kSend).peers, 2U)
+    EXPECT_EQ(pool_->announced(CommKind::kSend).peers, 2U)
         << "the thread has announced nothing: the last announcement counts";
     pool_->announce({.send = {.peers = 6, .flows = 7}, .recv = {}});
-    EXPECT_EQ(pool_->announced(QpSide::kSend).peers, 6U);
+    EXPECT_EQ(pool_->announced(CommKind::kSend).peers, 6U);
   }).join();
-  EXPECT_EQ(pool_->announced(QpSide::kSend).flows, 3U);
-  EXPECT_TRUE(pool_->announced(QpSide::kRecv).collective);
+  EXPECT_EQ(pool_->announced(CommKind::kSend).flows, 3U);
+  EXPECT_TRUE(pool_->announced(CommKind::kRecv).collective);
 }
 
 // The caller is rank 2 of ranks with the identities 10, 20, 25, 30 and 40.
@@ -364,7 +377,6 @@ TEST_F(EndpointPoolBurstTest, ContinuousReservations_WaitAtMostTwoMilliseconds) 
   std::vector<Reservation> reservations;
   while (fake_.live("qp") == 0 && std::chrono::steady_clock::now() - start < kPoolTimeout) {
     reservations.push_back(pool_->reserve(unannounced(reservations.size() + 1000)));
-    pool_->poll();
   }
   EXPECT_GT(fake_.live("qp"), 0) << "new requests must not delay the first ones for ever";
 }
@@ -374,10 +386,83 @@ TEST_F(EndpointPoolBurstTest, DeviceAtQpLimit_FallsBackToNativeOrder) {
   const Reservation reservation = pool_->reserve(unannounced(5));
   fake_.failures["create_qp"] = ENOMEM;
   std::this_thread::sleep_for(std::chrono::milliseconds(3));
-  pool_->poll();
+  EXPECT_FALSE(pool_->take(*reservation));
   fake_.failures.clear();
   EXPECT_EQ(take(reservation).placement().order, QpOrder::kNative);
   EXPECT_TRUE(log.warnings().empty());
+}
+
+// What the verb below uses: one test at a time.
+struct HangingCreation {
+  Hang hang;
+  decltype(&ibv_create_qp) create_qp = nullptr;
+};
+HangingCreation* g_creation = nullptr;
+
+ibv_qp* create_qp_or_hang(ibv_pd* pd, ibv_qp_init_attr* attributes) {
+  g_creation->hang.enter("create_qp", pd->context);
+  return g_creation->create_qp(pd, attributes);
+}
+
+// The first device hangs in create_qp, in a block of announced connections, in the block of a burst, and in the QPs of
+// one connection.
+class HangingPoolTest : public EndpointPoolTest, public ::testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    EndpointPoolTest::SetUp();
+    g_creation = &creation_;
+    creation_.create_qp = std::exchange(fake_.table.create_qp, create_qp_or_hang);
+    if (std::string(GetParam()) == "native") config_.qp_order = QpOrder::kNative;
+    creation_.hang.begin("create_qp", devices_[0]->context());
+    hanging_ = std::thread([this] { take(pool_->reserve(requested(0, 7))); });
+    ASSERT_TRUE(ConnectedComms::eventually([&] {
+      std::this_thread::yield();
+      return creation_.hang.entered();
+    }));
+  }
+  void TearDown() override {
+    creation_.hang.end();
+    hanging_.join();
+    EXPECT_FALSE(creation_.hang.expired());
+  }
+
+  EndpointRequest requested(std::size_t device, std::uint64_t process) const {
+    EndpointRequest made = std::string(GetParam()) == "burst" ? unannounced(process) : request(process);
+    made.ports = {&ports_[device]};
+    return made;
+  }
+
+  HangingCreation creation_;
+  std::thread hanging_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, HangingPoolTest, ::testing::Values("announced", "burst", "native"),
+                         [](const auto& order) { return std::string(order.param); });
+
+TEST_P(HangingPoolTest, ConnectionsOfOtherDevice_AreMade) {
+  for (const std::uint64_t process : {3U, 4U}) take(pool_->reserve(requested(1, process)));
+  pool_->announce({.send = {.peers = 1, .flows = 1}, .recv = {}});
+  EXPECT_EQ(pool_->announced(CommKind::kSend).peers, 1U);
+}
+
+TEST_P(HangingPoolTest, FullOtherDevice_ReleasesItsUnusedEndpoints) {
+  const Config staggered;
+  EndpointPool other(staggered, pools_);
+  EndpointRequest announced = request(3);
+  announced.ports = {&ports_[1]};
+  take(other, other.reserve(announced));
+  EXPECT_EQ(fake_.live("qp"), 7);
+  fake_.on_create_qp = [&] { return fake_.live("qp") > 0 ? ENOMEM : 0; };
+  const Endpoint made = take(pool_->reserve(requested(1, 4)));
+  EXPECT_EQ(fake_.live("qp"), 1);
+  fake_.on_create_qp = {};
+}
+
+TEST_P(HangingPoolTest, OrderOfOtherDevice_IsReset) {
+  take(pool_->reserve(requested(1, 3)));
+  pool_->reset_order();
+  EXPECT_EQ(fake_.live("qp"), 0);
+  EXPECT_EQ(take(pool_->reserve(requested(1, 4))).placement().position(0), 0U);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace verbatim {
 namespace {
 
-PeerId peer(std::uint64_t process) {
+wire::PeerIdentity peer(std::uint64_t process) {
   return {1, process, 0xa, 0};
 }
 
@@ -118,14 +118,9 @@ TEST(QpPlanner, NewShape_AppliesToLaterBlocks) {
   EXPECT_EQ(next.peer, 0U);
 }
 
-TEST(QpPlanner, ListensOfOnePeer_HaveOnePeerId) {
-  wire::PeerIdentity identity{.host_id = 1, .process_id = 2, .device_guid = 3, .context = 4, .listen = 5};
-  const PeerId first = peer_id(identity);
-  identity.listen = 6;
-  EXPECT_EQ(peer_id(identity), first);
-  identity.context = 7;
-  EXPECT_NE(peer_id(identity), first);
-  EXPECT_EQ(to_string(first), "1-2-3-4");
+TEST(QpPlanner, PeerIdentity_IsWrittenWithoutListen) {
+  EXPECT_EQ(to_string(wire::PeerIdentity{.host_id = 1, .process_id = 2, .device_guid = 3, .context = 4, .listen = 5}),
+            "1-2-3-4");
 }
 
 TEST(ChooseBlockShape, AnyTraffic_StaysWithinLimit) {
@@ -151,14 +146,15 @@ TEST(ChooseQps, AnyTraffic_StaysWithinRange) {
 TEST(PrecedesInRing, EveryRank_StartsAfterItself) {
   constexpr unsigned kPeers = 8;
   for (unsigned me = 0; me < kPeers; ++me) {
-    std::vector<PeerId> ring;
+    std::vector<wire::PeerIdentity> ring;
     for (unsigned to = 0; to < kPeers; ++to) {
       if (to != me) ring.insert(ring.end(), 2, peer(to * 11 % kPeers));  // an order that is not the ring's
     }
-    const PeerId self = peer(me * 11 % kPeers);
-    std::stable_sort(ring.begin(), ring.end(),
-                     [&](const PeerId& a, const PeerId& b) { return precedes_in_ring(self, a, b); });
-    for (std::size_t i = 0; i < ring.size(); ++i) EXPECT_EQ(ring[i].process, (self.process + 1 + i / 2) % kPeers);
+    const wire::PeerIdentity self = peer(me * 11 % kPeers);
+    std::stable_sort(ring.begin(), ring.end(), [&](const wire::PeerIdentity& a, const wire::PeerIdentity& b) {
+      return precedes_in_ring(self, a, b);
+    });
+    for (std::size_t i = 0; i < ring.size(); ++i) EXPECT_EQ(ring[i].process_id, (self.process_id + 1 + i / 2) % kPeers);
   }
 }
 

@@ -51,7 +51,7 @@ TEST_F(StateSocketTest, ContextOpen_StateIsReadable) {
   std::string found;
   {
     ConnectedComms link;
-    found = stats_path(path, link.context().comm_settings().host_name);
+    found = expand_path(path, link.context().comm_settings().host_name);
     ASSERT_EQ(found.rfind(begin, 0), 0U);
     struct stat status {};
     ASSERT_EQ(::stat(found.c_str(), &status), 0);

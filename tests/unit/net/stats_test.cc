@@ -21,8 +21,8 @@ std::string read(const std::string& path) {
 }
 
 TEST(Stats, PathPlaceholders_AreReplaced) {
-  EXPECT_EQ(stats_path("/tmp/x.json", "h"), "/tmp/x.json");
-  EXPECT_EQ(stats_path("%h-%p-%q%", "h"), "h-" + std::to_string(::getpid()) + "-%q%");
+  EXPECT_EQ(expand_path("/tmp/x.json", "h"), "/tmp/x.json");
+  EXPECT_EQ(expand_path("%h-%p-%q%", "h"), "h-" + std::to_string(::getpid()) + "-%q%");
 }
 
 TEST(Stats, PeerTextWithControlCharacters_IsEscaped) {
@@ -65,6 +65,7 @@ TEST(Stats, ContextClosed_FileHasTotalsOfBothEnds) {
   }
   ::unsetenv("VERBATIM_STATS");
   const std::string json = read(path);
+  EXPECT_TRUE(json.starts_with("{\"schema\":1,\"host\":")) << json;
   const std::string bytes = std::to_string(2 * 99 + 3 * 97);
   EXPECT_NE(json.find("\"totals\":{\"send\":{\"connections\":1,\"messages\":5,\"bytes\":" + bytes + "}"),
             std::string::npos)
