@@ -15,7 +15,7 @@ template <typename Derived>
 class CommProgress : public Comm {
  public:
   // Polls the first CQ and processes its completions. If a slow path flag is set, run_slow_path() does the rest.
-  [[gnu::noinline]] void progress() {
+  void progress() {
     const int polled = poll_first_cq();
     for (int i = 0; i < polled; ++i) derived().complete(completions_[i]);
     if (slow_path_flags() != 0 || polled < 0) run_slow_path(polled);
@@ -27,7 +27,7 @@ class CommProgress : public Comm {
   // Sets `*done` to whether `request` is done. A request that is done is freed, and its sizes are stored in `sizes`
   // (may be nullptr).
   template <typename R>
-  [[gnu::always_inline]] static inline ErrorKind test_request(R& request, int* done, int* sizes) noexcept {
+  static ErrorKind test_request(R& request, int* done, int* sizes) noexcept {
     if (request.state != RequestState::kDone) return poll_and_test(request, done, sizes);
     return Derived::retire(request, done, sizes);
   }
@@ -38,7 +38,8 @@ class CommProgress : public Comm {
  private:
   Derived& derived() { return static_cast<Derived&>(*this); }
 
-  // Short for the two frequent results of a poll: no completion, or one completion of the most frequent kind.
+  // Short for the two frequent results of a poll: no completion, or one completion of the most frequent kind. Inlined, a
+  // member of a group of eight would take 220 instructions instead of 209 (g++ 12, callgrind, as in tests/perf).
   template <typename R>
   [[gnu::noinline]] static ErrorKind poll_and_test(R& request, int* done, int* sizes) noexcept {
     Derived& comm = *static_cast<Derived*>(request.comm);
@@ -53,6 +54,7 @@ class CommProgress : public Comm {
     return process_completions(request, done, sizes, simple ? 0 : polled);
   }
 
+  // Inlined, a message alone would take 420 instructions instead of 409, a test without completion 41 instead of 35.
   template <typename R>
   [[gnu::noinline]] static ErrorKind process_completions(R& request, int* done, int* sizes, int polled) noexcept {
     Derived& comm = *static_cast<Derived*>(request.comm);
@@ -66,7 +68,7 @@ class CommProgress : public Comm {
 
   // `polled` is the result of poll_first_cq(). Polls the other CQs, logs a failed completion, processes signals, and
   // continues a pending post.
-  [[gnu::noinline]] void run_slow_path(int polled) {
+  void run_slow_path(int polled) {
     bool all_polled = polled < kPollBatch;
     bool poll_failed = polled < 0;
     for (const UniqueCq& cq : endpoint_.cqs().subspan(1)) {

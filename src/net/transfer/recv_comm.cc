@@ -122,7 +122,7 @@ void RecvComm::post_receives(std::size_t queue_index) {
 
 // Computes how many members may be posted: the limits are requests, CTS work requests and receives on every QP. Returns
 // whether a group of this size may.
-[[gnu::noinline]] bool RecvComm::update_allowance(std::uint32_t group_size) {
+bool RecvComm::update_allowance(std::uint32_t group_size) {
   // Optional receives are not tested: for them only this function polls and reads signals.
   if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) progress();
   if (optional_posted_) check_signals(true);
@@ -191,10 +191,9 @@ ErrorKind RecvComm::reject_group_size(int n) const noexcept {
   return ErrorKind::kArgument;
 }
 
-[[gnu::always_inline]] inline void RecvComm::write_entry(std::byte* entry_address, bool wide, std::uint32_t member,
-                                                         void* data, std::uint64_t bytes, int tag,
-                                                         std::uint8_t group_size, wire::CtsFlags flags,
-                                                         const MemoryKeys& memory) {
+inline void RecvComm::write_entry(std::byte* entry_address, bool wide, std::uint32_t member, void* data,
+                                  std::uint64_t bytes, int tag, std::uint8_t group_size, wire::CtsFlags flags,
+                                  const MemoryKeys& memory) {
   auto& head = *reinterpret_cast<wire::CtsHead*>(entry_address);
   head.address = reinterpret_cast<std::uint64_t>(data);
   head.size = bytes;
@@ -213,8 +212,8 @@ ErrorKind RecvComm::reject_group_size(int n) const noexcept {
 }
 
 // Posts the CTS of the group whose entries have been written at `entry_address`.
-[[gnu::always_inline]] inline void RecvComm::post_group(const std::byte* entry_address, std::uint32_t group_size,
-                                                        bool optional_completion, void** out) {
+inline void RecvComm::post_group(const std::byte* entry_address, std::uint32_t group_size, bool optional_completion,
+                                 void** out) {
   const std::uint32_t first = next_member_;
   const std::uint32_t index = wire::ring_index(first);
   RecvRequest& request = requests_[index];
@@ -256,8 +255,8 @@ ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int
   return receive_group(n, data, sizes, tags, handles, out);
 }
 
-[[gnu::noinline]] ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory,
-                                                     void** out) noexcept {
+ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory,
+                                   void** out) noexcept {
   *out = nullptr;
   if (memory.device_memory && !flush_.prepared() && !can_flush()) return result();
   const std::uint32_t index = wire::ring_index(next_member_);
@@ -270,8 +269,8 @@ ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int
 }
 
 template <typename Size>
-[[gnu::noinline]] ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, const int* tags,
-                                                    void* const* handles, void** out) noexcept {
+ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                                  void** out) noexcept {
   bool optional_completion = false;
   if constexpr (!std::is_signed_v<Size>) optional_completion = *out == kOptionalCompletion;
   *out = nullptr;

@@ -23,7 +23,8 @@ bool RecvComm::waits_for_peer() const {
   });
 }
 
-// A group that arrived in one part, after which no receives need to be posted.
+// A group that arrived in one part, after which no receives need to be posted. Not inlined, a message alone would take
+// 413 instructions instead of 409.
 [[gnu::always_inline]] inline bool RecvComm::complete_simple(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kReceiveWork) == 0) return false;
   RecvQueue& queue = queues_[completion.wr_id & 0xffff];
@@ -38,8 +39,7 @@ bool RecvComm::waits_for_peer() const {
   return true;
 }
 
-[[gnu::always_inline]] inline void RecvComm::finish(RecvRequest& request, const wire::Immediate& immediate,
-                                                    const ibv_wc& completion) {
+inline void RecvComm::finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion) {
   request.sizes = immediate.sizes;
   request.bytes_counted = completion.byte_len;
   request.state = RequestState::kDone;
@@ -148,7 +148,7 @@ ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
 }
 
 // What has arrived is reported even if the comm has failed since; impossible sizes fail it.
-[[gnu::always_inline]] inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) noexcept {
+inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) noexcept {
   *done = 1;
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   request.state = request.optional_completion ? RequestState::kDoneUnconfirmed : RequestState::kFree;
@@ -163,7 +163,7 @@ ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
   return ErrorKind::kNone;
 }
 
-[[gnu::noinline]] ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
+ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   const std::uint32_t index = wire::ring_index(request.first_member);
   const std::uint64_t* const posted = &comm.posted_[index];

@@ -147,8 +147,8 @@ ErrorKind SendComm::no_matching_receive() noexcept {
 // A single message: one WRITE with immediate; or, where adaptive routing may deliver the immediate before the data, a
 // WRITE and a signal of its own.
 template <bool kSeparate>
-[[gnu::noinline]] ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag,
-                                                  const MemoryKeys& memory, void** out) noexcept {
+ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                                void** out) noexcept {
   constexpr std::uint32_t kWorkRequests = kSeparate ? 2 : 1;
   const std::byte* const entry_address = head_entry_;
   const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(entry_address);
@@ -195,15 +195,15 @@ template <bool kSeparate>
 }
 
 // The first member of a group, a message that is not simple, or a comm with flags set.
-[[gnu::noinline]] ErrorKind SendComm::begin_group(const void* data, std::size_t bytes, int tag,
-                                                  const MemoryKeys& memory, void** request) noexcept {
+ErrorKind SendComm::begin_group(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                                void** request) noexcept {
   if (slow_path_flags() != 0 && !can_send()) return result();
   if (!load_head_group(wire::ring_index(head()))) return result();
   return send_member(data, bytes, tag, memory, request);
 }
 
-[[gnu::noinline]] ErrorKind SendComm::send_member(const void* data, std::size_t bytes, int tag,
-                                                  const MemoryKeys& memory, void** request) noexcept {
+ErrorKind SendComm::send_member(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                                void** request) noexcept {
   const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(group_.entry_address);
   if (group_.out_of_order || slow_path_flags() != 0 || entry_head.tag != static_cast<std::uint32_t>(tag)) {
     return send_out_of_order(data, bytes, tag, memory, request);
@@ -212,8 +212,8 @@ template <bool kSeparate>
 }
 
 // Messages in another order than the members, which NCCL does not do; or a comm with flags set.
-[[gnu::noinline]] ErrorKind SendComm::send_out_of_order(const void* data, std::size_t bytes, int tag,
-                                                        const MemoryKeys& memory, void** request) noexcept {
+ErrorKind SendComm::send_out_of_order(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                                      void** request) noexcept {
   if (error() != nullptr) return result();
   for (std::uint32_t open_members = group_.open_members; open_members != 0; open_members &= open_members - 1) {
     const auto member = static_cast<std::uint32_t>(std::countr_zero(open_members));
@@ -271,9 +271,8 @@ bool SendComm::load_head_group(std::uint32_t index) {
 }
 
 // Accepts the message of the member that `group_` points at, and formats its WRITE; the last member posts the group.
-[[gnu::always_inline]] inline ErrorKind SendComm::add_member(std::uint32_t still_open, const void* data,
-                                                             std::size_t bytes, const MemoryKeys& memory,
-                                                             void** out) noexcept {
+inline ErrorKind SendComm::add_member(std::uint32_t still_open, const void* data, std::size_t bytes,
+                                      const MemoryKeys& memory, void** out) noexcept {
   const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(group_.entry_address);
   SendRequest& request = *group_.request;
   // Not free: the request of one ring pass ago has not been tested yet.
@@ -301,7 +300,7 @@ bool SendComm::load_head_group(std::uint32_t index) {
 }
 
 // Sends the head group, which is complete: in the common case with one doorbell on one QP.
-[[gnu::noinline]] ErrorKind SendComm::post_group() noexcept {
+ErrorKind SendComm::post_group() noexcept {
   const std::uint32_t used = next_queue_;
   SendQueue& queue = queues_[used];
   const std::uint64_t head = head_;

@@ -22,7 +22,7 @@ bool SendComm::all_done() const {
 }
 
 // A single message.
-[[gnu::always_inline]] inline bool SendComm::complete_simple(const ibv_wc& completion) {
+inline bool SendComm::complete_simple(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kSendSingle) == 0) return false;
   queues_[completion.wr_id >> 16 & 0xffff].free += static_cast<std::uint32_t>(completion.wr_id >> kSendCountShift);
   requests_[completion.wr_id & 0xffff].state = RequestState::kDone;

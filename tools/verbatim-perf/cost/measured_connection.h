@@ -33,6 +33,7 @@ class PluginUnderTest {
   std::unique_ptr<netapi::Plugin> plugin_;
   void* context_ = nullptr;
   int max_recvs_ = 1;
+  bool close_failed_ = false;  // and was reported
 };
 
 // Transfers groups of `group` messages of `bytes` each over one connection, with `kAhead` receives always posted. With
