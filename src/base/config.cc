@@ -59,15 +59,19 @@ Row number_row(const char* name, const char* alias, Member Config::*member, std:
 }
 
 // Accepts the texts in `values`, and for a number also its other forms, like 0x1.
-template <typename Value>
-Assign one_of(Value Config::*member, std::vector<std::pair<std::string_view, Value>> values) {
+template <typename Owner, typename Value>
+Assign one_of(Value Owner::*member, std::vector<std::pair<std::string_view, Value>> values) {
   return [=](Config& config, const TextSetting& given) {
     const std::optional<std::int64_t> number = parse_number(given.value);
     const std::string text = number ? std::to_string(*number) : given.value;
     const auto found =
         std::find_if(values.begin(), values.end(), [&](const auto& allowed) { return allowed.first == text; });
     if (found == values.end()) return false;
-    config.*member = found->second;
+    if constexpr (std::is_same_v<Owner, GidSetting>) {
+      config.gid.*member = found->second;
+    } else {
+      config.*member = found->second;
+    }
     return true;
   };
 }
@@ -179,18 +183,10 @@ std::vector<Row> rows() {
        assign_gid_index},
       {"VERBATIM_ROCE_VERSION", "NCCL_IB_ROCE_VERSION_NUM", "1 or 2", "2",
        "RoCE version that is preferred when the GID is chosen automatically.",
-       [](Config& config, const TextSetting& given) {
-         if (given.value != "1" && given.value != "2") return false;
-         config.gid.roce_version = given.value == "1" ? 1 : 2;
-         return true;
-       }},
+       one_of(&GidSetting::roce_version, {{"1", 1U}, {"2", 2U}})},
       {"VERBATIM_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY", "`AF_INET` or `AF_INET6`", "AF_INET",
        "Address family that is preferred when the GID is chosen automatically.",
-       [](Config& config, const TextSetting& given) {
-         if (given.value != "AF_INET" && given.value != "AF_INET6") return false;
-         config.gid.family = given.value == "AF_INET" ? AF_INET : AF_INET6;
-         return true;
-       }},
+       one_of(&GidSetting::family, {{"AF_INET", AF_INET}, {"AF_INET6", AF_INET6}})},
       {"VERBATIM_ADDR_RANGE", "NCCL_IB_ADDR_RANGE", "`address/bits`", "none",
        "Addresses that are preferred, before version and family, when the GID is chosen automatically.",
        assign_address_range},

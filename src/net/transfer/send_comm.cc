@@ -95,18 +95,10 @@ Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
   adaptive_routing_ = std::any_of(endpoint_.ports().begin(), endpoint_.ports().end(),
                                   [](const Port* port) { return port->adaptive_routing; });
   adaptive_routing_threshold_ = config.adaptive_routing_threshold;
-  switch (config.split_data_on_qps) {
-    case Switch::kAuto:
-      stripe_threshold_ = kStripeThresholdBytes;
-      break;
-    case Switch::kOff:
-      stripe_threshold_ = std::numeric_limits<std::uint64_t>::max();
-      break;
-    case Switch::kOn:
-      stripe_threshold_ = 0;
-      break;
-  }
-  if (queue_count_ == 1) stripe_threshold_ = std::numeric_limits<std::uint64_t>::max();
+  const Switch split = queue_count_ == 1 ? Switch::kOff : config.split_data_on_qps;
+  stripe_threshold_ = split == Switch::kOn    ? 0
+                      : split == Switch::kOff ? std::numeric_limits<std::uint64_t>::max()
+                                              : kStripeThresholdBytes;
   simple_limit_bytes_ = std::min(std::uint64_t{max_piece_bytes_} + 1, stripe_threshold_);
   single_limit_bytes_ =
       adaptive_routing_ ? std::min(simple_limit_bytes_, adaptive_routing_threshold_ + 1) : simple_limit_bytes_;
@@ -408,22 +400,6 @@ bool SendComm::reports_consumed() {
   if (++unreported_optional_groups_ < kConsumedReportInterval) return false;
   unreported_optional_groups_ = 0;
   return true;
-}
-
-bool SendComm::fail_invalid_cts() {
-  fail(ErrorKind::kRemote, "CTS", 0, diagnose_corrupt_peer, [&] {
-    return "the peer announced a group of " + std::to_string(entry(wire::ring_index(head())).group_size) +
-           " receives (CTS), 1 to " + std::to_string(wire::kMaxGroup) + " are possible";
-  });
-  return false;
-}
-
-ErrorKind SendComm::fail_size_mismatch(std::size_t bytes, const wire::CtsHead& entry_head) noexcept {
-  fail(ErrorKind::kUsage, "isend", 0, diagnose_size_mismatch, [&] {
-    return "isend of " + std::to_string(bytes) + " bytes with tag " + std::to_string(entry_head.tag) +
-           " is more than the peer's receive holds, " + std::to_string(entry_head.size) + " bytes";
-  });
-  return result();
 }
 
 void SendComm::store_sizes(std::uint32_t index, std::uint32_t group_size) const {
