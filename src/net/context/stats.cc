@@ -12,7 +12,7 @@ namespace verbatim {
 namespace {
 
 std::string count_fields(const TransferCounts& counts, bool sends) {
-  const std::string fields = json_field("messages", counts.messages) + "," + json_field("bytes", counts.bytes);
+  std::string fields = json_field("messages", counts.messages) + "," + json_field("bytes", counts.bytes);
   if (sends) return fields;
   std::string groups;
   for (const std::uint64_t receives : counts.groups) groups += (groups.empty() ? "" : ",") + std::to_string(receives);

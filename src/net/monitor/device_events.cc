@@ -84,7 +84,7 @@ void log_gid_change(ConnectionTable& table, const Device& device, std::uint8_t p
     const std::string found = failed == 0 ? to_string(now) : "unreadable";
     if (found == gid) continue;
     affected += users;
-    change = "GID " + std::to_string(index) + " " + gid + " is now " + found;
+    change.assign("GID ").append(std::to_string(index)).append(" ").append(gid).append(" is now ").append(found);
   }
   if (affected == 0) {
     return VERBATIM_INFO("%s:%u: the GID table has changed, no connection uses a changed entry", device.name().c_str(),
