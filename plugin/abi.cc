@@ -1,8 +1,5 @@
 #include "abi.h"
 
-#include <dlfcn.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cerrno>
 #include <memory>
@@ -11,12 +8,9 @@
 
 #include "base/log.h"
 #include "base/unique_fd.h"
+#include "exit.h"
 #include "net/transfer/recv_comm.h"
 #include "net/transfer/send_comm.h"
-
-namespace __gnu_cxx {
-void __freeres();  // of libsupc++, which declares it in no header
-}
 
 namespace verbatim::abi {
 namespace {
@@ -29,11 +23,6 @@ void log_to_nccl(LogLevel level, const char* file, int line, const char* text) {
   const bool warn = level == LogLevel::kWarn;
   logger(warn ? nccl::DebugLogLevel::kWarn : nccl::DebugLogLevel::kInfo, nccl::kLogInit | nccl::kLogNet, file, line,
          "NET/Verbatim : %s", text);
-}
-
-void set_logger(nccl::DebugLogger logger) {
-  g_logger.store(logger, std::memory_order_release);
-  set_log_sink(logger != nullptr ? log_to_nccl : nullptr);
 }
 
 nccl::Result to_nccl(const Error& error) {
@@ -58,10 +47,12 @@ Context& context_of(const ListenComm& listen) {
   return *static_cast<Context*>(listen.settings().comm.owner);
 }
 
-// A null request without an error is success too: NCCL calls again.
-nccl::Result request_result(const Comm& comm, const Request* request) {
-  if (request != nullptr || comm.error() == nullptr) return nccl::Result::kSuccess;
-  return to_nccl(*comm.error());
+// Gives NCCL a new object as Object*. A null pointer without an error is success too: NCCL calls again.
+template <typename Object, typename Made>
+nccl::Result store(const Result<Made*>& made, void** object) {
+  if (!made) return to_nccl(made.error());
+  *object = static_cast<Object*>(*made);
+  return nccl::Result::kSuccess;
 }
 
 std::span<std::uint8_t, wire::kHandleBytes> handle_bytes(void* handle) {
@@ -77,66 +68,17 @@ nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandl
   return nccl::Result::kSuccess;
 }
 
-std::atomic<Context*> g_process_context{nullptr};
-Mutex g_process_context_mutex;
-
-// exit() runs its handlers, one of which sets g_process_exiting, before the destructors of libraries. dlclose() runs
-// only the destructor.
-std::atomic<bool> g_process_exiting{false};
-std::atomic<bool> g_unloading{false};
-std::atomic<pid_t> g_loading_pid{0};  // of the process that called init: a forked child must not close its contexts
-
-extern "C" int __cxa_atexit(void (*handler)(void*), void* argument, void* library);
-extern "C" void __cxa_finalize(void* library);
-
-// After this, handlers and destructors of the application run while its threads can still call the plugin. One of them
-// can call dlclose. RTLD_NODELETE keeps the plugin's code mapped for the other threads.
-void record_exit(void*) {
-  if (g_unloading.load()) return;
-  g_process_exiting.store(true);
-  Dl_info plugin{};
-  if (::dladdr(&g_process_exiting, &plugin) != 0) ::dlopen(plugin.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
-}
-
-void register_exit_handler() {
-  if (g_loading_pid.exchange(::getpid()) == ::getpid()) return;
-  // &g_process_exiting takes the place of this library's __dso_handle: so dlclose() does not run the handler with the
-  // library's destructors, and __cxa_finalize(&g_process_exiting) can remove the handler alone.
-  __cxa_atexit(record_exit, nullptr, &g_process_exiting);
-}
+Mutex g_process_context_mutex;  // held while init makes the context of the process
 
 // Common to all init functions. The first init after loading logs the version of the table, because NCCL has just
 // logged the versions that it did not find in the plugin.
 void first_init(int version, nccl::DebugLogger logger) {
-  set_logger(logger);
+  g_logger.store(logger, std::memory_order_release);
+  set_log_sink(logger != nullptr ? log_to_nccl : nullptr);
   register_exit_handler();
   close_fds_in_children();
   static std::atomic<bool> has_begun{false};
   if (!has_begun.exchange(true)) VERBATIM_INFO("Verbatim %s loaded, net plugin API v%d", VERBATIM_VERSION, version);
-}
-
-// Up to v10 there is no finalize: unloading the library closes the context of the process and what NCCL has left open.
-// It also closes contexts of later versions that were not finalized, because the monitor's thread must not run code
-// that is unloaded. When the process exits with open comms, other threads can still use them, so nothing is closed.
-__attribute__((destructor)) void close_process_context() {
-  const bool exits = g_process_exiting.load();
-  g_unloading.store(true);
-  __cxa_finalize(&g_process_exiting);  // removes the exit handler, whose code is about to be unloaded
-  const pid_t owner = g_loading_pid.load();
-  if (owner != 0 && owner != ::getpid()) return;
-  Context* context = g_process_context.load();
-  if (!exits) {
-    g_process_context.store(nullptr);
-    close_all_contexts();
-  } else if (context != nullptr && context->idle()) {
-    g_process_context.store(nullptr);
-    close_context(context);
-  }
-#ifdef VERBATIM_OWNS_CXX_RUNTIME
-  // The plugin's own copy of the C++ runtime reserves 72 KiB for exceptions when memory is exhausted. Without this call
-  // each load of the plugin would leak them.
-  if (!exits) __gnu_cxx::__freeres();
-#endif
 }
 
 }  // namespace
@@ -145,10 +87,7 @@ nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLog
   return catch_exceptions("init", [&] {
     *context = nullptr;
     first_init(version, logger);
-    Result<Context*> opened = open_context(traffic_class);
-    if (!opened) return to_nccl(opened.error());
-    *context = *opened;
-    return nccl::Result::kSuccess;
+    return store<Context>(open_context(traffic_class), context);
   });
 }
 
@@ -170,10 +109,6 @@ nccl::Result init_process(int version, nccl::DebugLogger logger) noexcept {
     g_process_context.store(*opened);
     return nccl::Result::kSuccess;
   });
-}
-
-void* process_context() noexcept {
-  return g_process_context.load();
 }
 
 nccl::Result announce(void* context, const Announcement& announcement) noexcept {
@@ -208,11 +143,8 @@ nccl::Result listen(void* context, int device, void* handle, void** listen_comm)
     *listen_comm = nullptr;
     if (context == nullptr) return nccl::Result::kInvalidUsage;
     if (device < 0) return nccl::Result::kInvalidArgument;
-    Result<ListenComm*> made =
-        static_cast<Context*>(context)->listen(static_cast<std::size_t>(device), handle_bytes(handle));
-    if (!made) return to_nccl(made.error());
-    *listen_comm = *made;
-    return nccl::Result::kSuccess;
+    return store<ListenComm>(
+        static_cast<Context*>(context)->listen(static_cast<std::size_t>(device), handle_bytes(handle)), listen_comm);
   });
 }
 
@@ -221,11 +153,9 @@ nccl::Result connect(void* context, int device, int traffic_class, void* handle,
     *send_comm = nullptr;
     if (context == nullptr) return nccl::Result::kInvalidUsage;
     if (device < 0) return nccl::Result::kInvalidArgument;
-    Result<SendComm*> made =
-        static_cast<Context*>(context)->connect(static_cast<std::size_t>(device), handle_bytes(handle), traffic_class);
-    if (!made) return to_nccl(made.error());
-    *send_comm = static_cast<Comm*>(*made);
-    return nccl::Result::kSuccess;
+    return store<Comm>(
+        static_cast<Context*>(context)->connect(static_cast<std::size_t>(device), handle_bytes(handle), traffic_class),
+        send_comm);
   });
 }
 
@@ -233,10 +163,7 @@ nccl::Result accept(void* listen_comm, void** recv_comm) noexcept {
   return catch_exceptions("accept", [&] {
     *recv_comm = nullptr;
     ListenComm& listen = *static_cast<ListenComm*>(listen_comm);
-    Result<RecvComm*> made = context_of(listen).accept(listen);
-    if (!made) return to_nccl(made.error());
-    *recv_comm = static_cast<Comm*>(*made);
-    return nccl::Result::kSuccess;
+    return store<Comm>(context_of(listen).accept(listen), recv_comm);
   });
 }
 
@@ -295,9 +222,9 @@ nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhan
       read_address = data[i];
     }
     if (!any_data || memory == nullptr) return nccl::Result::kSuccess;
-    Request* made = comm.iflush(read_address, *memory);
-    *request = made;
-    return request_result(comm, made);
+    *request = comm.iflush(read_address, *memory);
+    if (*request != nullptr || comm.error() == nullptr) return nccl::Result::kSuccess;
+    return to_nccl(*comm.error());
   });
 }
 

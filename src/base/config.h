@@ -1,12 +1,14 @@
 // The settings of the plugin, read from the environment at init. config.cc has one table with a row for each variable:
-// name, NCCL's variable of the same meaning, allowed values, default, help. A test compares the list in README.md with
-// variables_markdown().
+// name, NCCL's variable of the same meaning, allowed values, default, help. A test compares the list in
+// plugin/README.md with variables_markdown().
 #pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -43,11 +45,23 @@ struct TextSetting {
   const char* variable = "";
 };
 
-// VERBATIM_GID_INDEX: one index for all devices, or one for each named device. For all others, gid.h chooses.
-struct GidIndexSetting {
+// Addresses whose first `bits` bits are those of `prefix`; IPv4 addresses are IPv4-mapped.
+struct AddressRange {
+  in6_addr prefix = {};
+  unsigned bits = 0;  // 0 to 128
+
+  bool contains(const in6_addr& address) const;
+};
+
+// VERBATIM_GID_INDEX: one index for all devices, or one for each named device. For all others, gid.h chooses; what the
+// other settings of this struct ask for is preferred.
+struct GidSetting {
   std::optional<unsigned> everywhere = {};
   std::vector<std::pair<std::string, unsigned>> per_device = {};
   const char* variable = "";
+  unsigned roce_version = 2;
+  int family = AF_INET;
+  std::optional<AddressRange> range = {};
 
   std::optional<unsigned> for_device(std::string_view device) const;
 };
@@ -57,9 +71,10 @@ struct Config {
   std::string mlx5_library;   // empty: libmlx5.so.1, then libmlx5.so
   TextSetting hca;            // syntax: verbs/hca_filter.h
   unsigned max_recvs = 8;
-  GidIndexSetting gid_index;
-  std::optional<std::uint8_t> traffic_class;  // unset: the communicator's, else 0
-  std::optional<std::uint8_t> service_level;  // unset: 0
+  GidSetting gid;
+  std::optional<std::uint8_t> traffic_class;      // unset: the communicator's, else 0
+  std::optional<std::uint8_t> cts_traffic_class;  // of the QPs of receive comms; unset: as the others
+  std::optional<std::uint8_t> service_level;      // unset: 0
   std::uint16_t pkey_index = 0;
   std::uint8_t timeout = 20;  // 4.096 us * 2^timeout
   std::uint8_t retry_count = 7;
@@ -74,6 +89,7 @@ struct Config {
   std::string qp_dump;                       // file; empty: none
   Switch split_data_on_qps = Switch::kAuto;  // kAuto: by message size
   bool ece = true;
+  bool flush_disabled = false;
   TextSetting socket_ifname;  // syntax: base/socket_interface.h
   int socket_family = 0;      // AF_UNSPEC, AF_INET or AF_INET6
   unsigned connect_timeout_s = 60;
@@ -104,7 +120,12 @@ struct Variable {
 
 std::vector<Variable> variables();
 
-// The table in README.md: a header row, a separator row and one row for each variable, each with a newline at its end.
+// Logs which variables in `environment` ("NAME=VALUE", nullptr at the end) have no effect: those of NCCL's InfiniBand
+// transport in one INFO line, each unknown VERBATIM_ variable in a warning with the nearest known name.
+void log_unused_variables(const char* const* environment);
+
+// The table in plugin/README.md: a header row, a separator row and one row for each variable, each with a newline at
+// its end.
 std::string variables_markdown();
 
 }  // namespace verbatim

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -37,7 +38,9 @@ struct Error {
 };
 
 // "ibv_create_qp: Cannot allocate memory", for messages.
-std::string to_string(const Error& error);
+inline std::string to_string(const Error& error) {
+  return error.operation + (error.sys_errno != 0 ? std::string(": ") + std::strerror(error.sys_errno) : "");
+}
 
 inline Error system_error(const char* operation, int sys_errno, SetupStep step = SetupStep::kOther) {
   return {ErrorKind::kSystem, sys_errno, operation, false, step};

@@ -6,8 +6,7 @@
 #include <poll.h>
 
 #include <cerrno>
-#include <cstdio>
-#include <cstring>
+#include <cstddef>
 
 namespace verbatim {
 namespace {
@@ -23,10 +22,7 @@ Error remote_error(const char* operation, int sys_errno) {
   return {ErrorKind::kRemote, sys_errno, operation};
 }
 
-socklen_t address_bytes(const sockaddr_storage& address) {
-  return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-}
-
+// bind and connect accept the size of sockaddr_storage for each family.
 const sockaddr* as_sockaddr(const sockaddr_storage& address) {
   return reinterpret_cast<const sockaddr*>(&address);
 }
@@ -61,31 +57,28 @@ Result<sockaddr_storage> query_address(Query query, const UniqueFd& socket, cons
 
 }  // namespace
 
+// The port is at the same place in the addresses of both families.
+static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
+
 std::string to_string(const sockaddr_storage& address) {
-  char host[INET6_ADDRSTRLEN] = "?";
-  char text[INET6_ADDRSTRLEN + 32];
-  if (address.ss_family == AF_INET6) {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
-    ::inet_ntop(AF_INET6, &v6.sin6_addr, host, sizeof host);
-    if (v6.sin6_scope_id != 0) {
-      std::snprintf(text, sizeof text, "[%s%%%u]:%u", host, v6.sin6_scope_id, ntohs(v6.sin6_port));
-    } else {
-      std::snprintf(text, sizeof text, "[%s]:%u", host, ntohs(v6.sin6_port));
-    }
+  const std::string host = host_to_string(address);
+  const in_port_t port = ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+  return (address.ss_family == AF_INET6 ? "[" + host + "]:" : host + ":") + std::to_string(port);
+}
+
+std::string host_to_string(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (address.ss_family != AF_INET6) {
+    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(address).sin_addr, text, sizeof text);
     return text;
   }
-  const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-  ::inet_ntop(AF_INET, &v4.sin_addr, host, sizeof host);
-  std::snprintf(text, sizeof text, "%s:%u", host, ntohs(v4.sin_port));
-  return text;
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+  ::inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text);
+  return v6.sin6_scope_id == 0 ? text : text + ("%" + std::to_string(v6.sin6_scope_id));
 }
 
 void set_port(sockaddr_storage& address, in_port_t port) {
-  if (address.ss_family == AF_INET6) {
-    reinterpret_cast<sockaddr_in6*>(&address)->sin6_port = port;
-  } else {
-    reinterpret_cast<sockaddr_in*>(&address)->sin_port = port;
-  }
+  reinterpret_cast<sockaddr_in&>(address).sin_port = port;
 }
 
 Result<UniqueFd> tcp_listen(const sockaddr_storage& address) {
@@ -95,7 +88,7 @@ Result<UniqueFd> tcp_listen(const sockaddr_storage& address) {
   if (::setsockopt(socket->get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0) {
     return system_error("setsockopt", errno);
   }
-  if (::bind(socket->get(), as_sockaddr(address), address_bytes(address)) != 0) return system_error("bind", errno);
+  if (::bind(socket->get(), as_sockaddr(address), sizeof address) != 0) return system_error("bind", errno);
   if (::listen(socket->get(), kListenBacklog) != 0) return system_error("listen", errno);
   return socket;
 }
@@ -153,9 +146,9 @@ Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_stor
     // do that.
     const int on = 1;
     ::setsockopt(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
-    if (::bind(socket->get(), as_sockaddr(from), address_bytes(from)) != 0) return system_error("bind", errno);
+    if (::bind(socket->get(), as_sockaddr(from), sizeof from) != 0) return system_error("bind", errno);
   }
-  if (::connect(socket->get(), as_sockaddr(to), address_bytes(to)) != 0 && errno != EINPROGRESS && errno != EINTR) {
+  if (::connect(socket->get(), as_sockaddr(to), sizeof to) != 0 && errno != EINPROGRESS && errno != EINTR) {
     return remote_error("connect", errno);
   }
   return socket;
@@ -173,11 +166,11 @@ Result<bool> tcp_connected(const UniqueFd& socket) {
   return true;
 }
 
-Result<bool> send_from(const UniqueFd& socket, std::span<const std::uint8_t> buffer, std::size_t& sent) {
-  while (sent < buffer.size()) {
-    const ssize_t count = ::send(socket.get(), buffer.data() + sent, buffer.size() - sent, MSG_NOSIGNAL);
+Result<bool> OutgoingMessage::send(const UniqueFd& socket) {
+  while (sent_ < bytes_.size()) {
+    const ssize_t count = ::send(socket.get(), bytes_.data() + sent_, bytes_.size() - sent_, MSG_NOSIGNAL);
     if (count >= 0) {
-      sent += static_cast<std::size_t>(count);
+      sent_ += static_cast<std::size_t>(count);
     } else if (would_block(errno)) {
       return false;
     } else if (errno != EINTR) {

@@ -10,6 +10,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/result.h"
 #include "base/unique_fd.h"
@@ -18,6 +20,8 @@ namespace verbatim {
 
 // "10.0.0.1:4711", "[fe80::1%2]:4711".
 std::string to_string(const sockaddr_storage& address);
+// The same without the port: "10.0.0.1", "fe80::1%2".
+std::string host_to_string(const sockaddr_storage& address);
 
 void set_port(sockaddr_storage& address, in_port_t port);  // `port` in network byte order
 
@@ -38,8 +42,19 @@ Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener);
 Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_storage& local);
 Result<bool> tcp_connected(const UniqueFd& socket);
 
-// Sends `buffer` from position `sent` on, and advances `sent`. True when the kernel has accepted all bytes.
-Result<bool> send_from(const UniqueFd& socket, std::span<const std::uint8_t> buffer, std::size_t& sent);
+// A message that is sent in as many parts as the socket accepts.
+class OutgoingMessage {
+ public:
+  OutgoingMessage() = default;
+  explicit OutgoingMessage(std::vector<std::uint8_t> bytes) : bytes_(std::move(bytes)) {}
+
+  // Sends what the socket accepts now. True when the kernel has accepted all bytes.
+  Result<bool> send(const UniqueFd& socket);
+
+ private:
+  std::vector<std::uint8_t> bytes_;
+  std::size_t sent_ = 0;
+};
 
 // Reads into `buffer` from position `filled` on, and advances `filled`. True when the buffer is full. End of file is an
 // error of kind kRemote.

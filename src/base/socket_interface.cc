@@ -1,6 +1,5 @@
 #include "base/socket_interface.h"
 
-#include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 
@@ -10,6 +9,7 @@
 #include <memory>
 
 #include "base/log.h"
+#include "base/socket.h"
 
 namespace verbatim {
 namespace {
@@ -45,14 +45,10 @@ bool selects(const NameList& list, std::string_view name) {
   return named != list.exclude;
 }
 
-const sockaddr_in6& as_ipv6(const SocketInterface& candidate) {
-  return reinterpret_cast<const sockaddr_in6&>(candidate.address);
-}
-
 // A lower rank is preferred.
 int address_rank(const SocketInterface& candidate) {
   if (candidate.address.ss_family == AF_INET) return 0;
-  return IN6_IS_ADDR_LINKLOCAL(&as_ipv6(candidate).sin6_addr) ? 2 : 1;
+  return IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(candidate.address).sin6_addr) ? 2 : 1;
 }
 
 std::optional<SocketInterface> choose(std::span<const SocketInterface> interfaces, const NameList& list, int family) {
@@ -87,8 +83,7 @@ Result<std::vector<SocketInterface>> list_socket_interfaces() {
     if (family != AF_INET && family != AF_INET6) continue;
     SocketInterface usable;
     usable.name = entry->ifa_name;
-    usable.address_bytes = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    std::memcpy(&usable.address, entry->ifa_addr, usable.address_bytes);
+    std::memcpy(&usable.address, entry->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
     found.push_back(usable);
   }
   return found;
@@ -123,18 +118,7 @@ Result<SocketInterface> choose_socket_interface(const Config& config) {
 }
 
 std::string to_string(const SocketInterface& socket_interface) {
-  char text[INET6_ADDRSTRLEN] = "?";
-  std::string line = socket_interface.name + " ";
-  if (socket_interface.address.ss_family == AF_INET) {
-    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(socket_interface.address).sin_addr, text, sizeof text);
-    line.append(text);
-  } else {
-    const sockaddr_in6& ipv6 = as_ipv6(socket_interface);
-    inet_ntop(AF_INET6, &ipv6.sin6_addr, text, sizeof text);
-    line.append(text);
-    if (ipv6.sin6_scope_id != 0) line.append("%").append(std::to_string(ipv6.sin6_scope_id));
-  }
-  return line;
+  return socket_interface.name + " " + host_to_string(socket_interface.address);
 }
 
 }  // namespace verbatim

@@ -22,7 +22,6 @@ namespace verbatim {
 struct SocketInterface {
   std::string name;
   sockaddr_storage address = {};
-  socklen_t address_bytes = 0;
 };
 
 // Every IPv4 and IPv6 address of the interfaces that are up and running, in the kernel's order.

@@ -33,33 +33,24 @@ const char* port_state_name(ibv_port_state state) {
   }
 }
 
-std::string nccl_device_name(const std::string& device, std::uint8_t port_num) {
-  const std::string name = "verbatim_" + device;
-  return port_num == 1 ? name : name + "_p" + std::to_string(port_num);
-}
-
-std::uint32_t speed_of(const Device& device, std::uint8_t port_num, const ibv_port_attr& attributes) {
-  if (const std::uint32_t speed = port_speed_mbps(attributes.active_speed, attributes.active_width)) return speed;
-  return sysfs_port_speed_mbps(device.sysfs_path(), port_num).value_or(kUnknownSpeedMbps);
-}
-
 // Opens devices and collects their usable ports for DeviceInventory::open.
-class DeviceEnumerator {
- public:
-  DeviceEnumerator(const Verbs& verbs, const Mlx5* mlx5, const Config& config, const HcaFilter& filter,
-                   bool relaxed_ordering, bool peer_memory)
-      : verbs_(verbs),
-        mlx5_(mlx5),
-        config_(config),
-        filter_(filter),
-        relaxed_ordering_(relaxed_ordering),
-        peer_memory_(peer_memory) {}
+struct DeviceEnumerator {
+  const Verbs& verbs;
+  const Mlx5* mlx5;
+  const Config& config;
+  const HcaFilter& filter;
+  bool relaxed_ordering;
+  bool peer_memory;
+  std::vector<std::unique_ptr<Device>> devices = {};
+  std::vector<Port> ports = {};
+  std::vector<SkippedPort> skipped = {};
+  bool has_failed = false;  // a device or port is skipped because of an error or of a wrong GID setting
 
   void add_device(ibv_device* found) {
-    const std::string name = verbs_.get_device_name(found);
-    if (!filter_.may_select(name)) return skip(name, 0, not_selected());
+    const std::string name = verbs.get_device_name(found);
+    if (!filter.may_select(name)) return skip(name, 0, not_selected());
     if (found->transport_type != IBV_TRANSPORT_IB) return skip(name, 0, "device has no InfiniBand or RoCE transport");
-    Result<std::unique_ptr<Device>> device = Device::open(verbs_, mlx5_, found, relaxed_ordering_);
+    Result<std::unique_ptr<Device>> device = Device::open(verbs, mlx5, found, relaxed_ordering);
     if (!device) {
       std::string reason = explain_open(*found, device.error());
       // EPERM is no failure: a container can see devices in sysfs that it is not allowed to open.
@@ -73,12 +64,6 @@ class DeviceEnumerator {
     if (ports.size() > ports_before) devices.push_back(*std::move(device));
   }
 
-  std::vector<std::unique_ptr<Device>> devices;
-  std::vector<Port> ports;
-  std::vector<SkippedPort> skipped;
-  bool has_failed = false;  // a device or port is skipped because of an error or of a wrong GID setting
-
- private:
   // Only the first failure names the device node, so that all later ones have the same reason and share one entry of
   // the log line.
   std::string explain_open(const ibv_device& device, const Error& error) const {
@@ -94,20 +79,20 @@ class DeviceEnumerator {
   }
 
   std::string not_selected() const {
-    return std::string("not selected by ") + config_.hca.variable + "=" + config_.hca.value;
+    return std::string("not selected by ") + config.hca.variable + "=" + config.hca.value;
   }
 
   std::string gid_reason(const Device& device, const Error& error) {
     if (error.sys_errno != ENODATA) return "no usable GID";
     has_failed = true;
-    return "GID " + std::to_string(config_.gid_index.for_device(device.name()).value_or(0)) + ", set by " +
-           config_.gid_index.variable + ", is empty or does not exist";
+    return "GID " + std::to_string(config.gid.for_device(device.name()).value_or(0)) + ", set by " +
+           config.gid.variable + ", is empty or does not exist";
   }
 
   void add_port(Device& device, std::uint8_t port_num) {
-    const HcaMatch match = filter_.match(device.name(), port_num);
+    const HcaMatch match = filter.match(device.name(), port_num);
     if (!match.selected) return skip(device.name(), port_num, not_selected());
-    const Result<ibv_port_attr> attributes = verbs_.port_attributes(device.context(), port_num);
+    const Result<ibv_port_attr> attributes = verbs.port_attributes(device.context(), port_num);
     if (!attributes) {
       has_failed = true;
       return skip(device.name(), port_num,
@@ -115,36 +100,33 @@ class DeviceEnumerator {
     }
     if (attributes->state != IBV_PORT_ACTIVE) return skip(device.name(), port_num, port_state_name(attributes->state));
     const Result<GidEntry> gid =
-        choose_gid(verbs_, device.context(), device.name().c_str(), port_num, *attributes, config_.gid_index);
+        choose_gid(verbs, device.context(), device.name().c_str(), port_num, *attributes, config.gid);
     if (!gid) return skip(device.name(), port_num, gid_reason(device, gid.error()));
 
     Port port;
     port.device = &device;
     port.port_num = port_num;
-    port.name = nccl_device_name(device.name(), port_num);
-    port.speed_mbps = speed_of(device, port_num, *attributes);
+    port.name = "verbatim_" + device.name();
+    if (port_num != 1) port.name += "_p" + std::to_string(port_num);
+    port.speed_mbps = port_speed_mbps(attributes->active_speed, attributes->active_width);
+    if (port.speed_mbps == 0) {
+      port.speed_mbps = sysfs_port_speed_mbps(device.sysfs_path(), port_num).value_or(kUnknownSpeedMbps);
+    }
     port.pci_path = sysfs_pci_path(device.sysfs_path());
     port.guid = be64toh(device.attributes().sys_image_guid);
     port.link_layer = attributes->link_layer;
     port.lid = attributes->lid;
     port.active_mtu = attributes->active_mtu;
     port.max_msg_bytes = attributes->max_msg_sz;
-    if (peer_memory_ && sysfs_exists(device.sysfs_path())) port.ptr_support |= kPtrCuda;
+    if (peer_memory && sysfs_exists(device.sysfs_path())) port.ptr_support |= kPtrCuda;
     if (device.dmabuf_errno() == 0) port.ptr_support |= kPtrDmaBuf;
     port.rail_id = match.rail_id;
     port.plane_id = match.plane_id;
     port.gid = *gid;
     port.adaptive_routing =
-        config_.adaptive_routing == Switch::kAuto ? !port.is_roce() : config_.adaptive_routing == Switch::kOn;
+        config.adaptive_routing == Switch::kAuto ? !port.is_roce() : config.adaptive_routing == Switch::kOn;
     ports.push_back(std::move(port));
   }
-
-  const Verbs& verbs_;
-  const Mlx5* const mlx5_;
-  const Config& config_;
-  const HcaFilter& filter_;
-  const bool relaxed_ordering_;
-  const bool peer_memory_;
 };
 
 // strverscmp compares numbers in names as numbers: mlx5_2 comes before mlx5_10.
@@ -261,8 +243,12 @@ Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verb
     return Error{ErrorKind::kUsage, ENODEV, "ibv_get_device_list"};
   }
 
-  DeviceEnumerator found(verbs, mlx5, config, *filter, can_relax && config.relaxed_ordering != Switch::kOff,
-                         peer_memory_loaded(root));
+  DeviceEnumerator found{.verbs = verbs,
+                         .mlx5 = mlx5,
+                         .config = config,
+                         .filter = *filter,
+                         .relaxed_ordering = can_relax && config.relaxed_ordering != Switch::kOff,
+                         .peer_memory = peer_memory_loaded(root)};
   for (int i = 0; i < count; ++i) found.add_device(list.get()[i]);
   if (found.ports.empty()) {
     VERBATIM_WARN("no RDMA device is usable. %s", group_by_reason(found.skipped).c_str());

@@ -1,7 +1,5 @@
 #include "verbs/dynamic_library.h"
 
-#include <dlfcn.h>
-
 namespace verbatim {
 
 DynamicLibrary DynamicLibrary::open(std::initializer_list<const char*> names) {
@@ -17,11 +15,6 @@ DynamicLibrary DynamicLibrary::open(std::initializer_list<const char*> names) {
     library.load_error_ += (library.load_error_.empty() ? "" : "; ") + std::string(reason != nullptr ? reason : name);
   }
   return library;
-}
-
-void* DynamicLibrary::find(const char* symbol, const char* version) const {
-  void* address = dlvsym(handle_, symbol, version);
-  return address != nullptr ? address : dlsym(handle_, symbol);
 }
 
 }  // namespace verbatim

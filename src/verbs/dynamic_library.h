@@ -2,6 +2,8 @@
 // register fork handlers.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <initializer_list>
 #include <string>
 
@@ -19,15 +21,14 @@ class DynamicLibrary {
   // Binds `symbol` of `version`, else its default version. False, and `function` unchanged, if the library has neither.
   template <typename Function>
   bool bind(const char* symbol, const char* version, Function& function) const {
-    void* address = find(symbol, version);
+    void* address = ::dlvsym(handle_, symbol, version);
+    if (address == nullptr) address = ::dlsym(handle_, symbol);
     if (address == nullptr) return false;
     function = reinterpret_cast<Function>(address);
     return true;
   }
 
  private:
-  void* find(const char* symbol, const char* version) const;
-
   void* handle_ = nullptr;
   std::string name_;
   std::string load_error_;

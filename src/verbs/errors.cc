@@ -20,11 +20,6 @@ Status check_errno(const char* operation, int returned, SetupStep step) {
   return system_error(operation, errno_of(returned), step);
 }
 
-Result<unsigned> check_count(const char* operation, int returned) {
-  if (returned < 0) return system_error(operation, errno_of(returned));
-  return static_cast<unsigned>(returned);
-}
-
 void log_destroy_failure(const char* object, const char* device, int returned) {
   VERBATIM_WARN("cannot destroy a %s of %s: %s. The object is leaked", object, device,
                 std::strerror(errno_of(returned)));

@@ -1,4 +1,4 @@
-// Converts the three return conventions of verbs to Result.
+// Converts the return conventions of verbs to Result.
 #pragma once
 
 #include <cerrno>
@@ -20,8 +20,5 @@ Result<VerbsHandle<T>> adopt(const char* operation, T* object, int (*destroy)(T*
 // For verbs that return 0 or a positive errno, or (older verbs and drivers) -1 with errno or a negative errno:
 // ibv_modify_qp, ibv_query_*, ibv_dereg_mr, ibv_destroy_*, ibv_post_send.
 Status check_errno(const char* operation, int returned, SetupStep step = SetupStep::kOther);
-
-// For verbs that return a count, or a negative value on failure: ibv_poll_cq.
-Result<unsigned> check_count(const char* operation, int returned);
 
 }  // namespace verbatim

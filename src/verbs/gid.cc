@@ -20,14 +20,25 @@ bool is_empty(const ibv_gid& gid) {
   return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](std::uint8_t byte) { return byte == 0; });
 }
 
-// A higher rank is preferred. Routers do not forward link-local addresses, of IPv4 or of IPv6.
-int address_rank(const ibv_gid& gid) {
+in6_addr address_of(const ibv_gid& gid) {
   in6_addr address;
   std::memcpy(&address, gid.raw, sizeof address);
-  if (IN6_IS_ADDR_LINKLOCAL(&address)) return 0;
-  if (!IN6_IS_ADDR_V4MAPPED(&address)) return 1;
-  const bool ipv4_link_local = gid.raw[12] == 169 && gid.raw[13] == 254;
-  return ipv4_link_local ? 0 : 2;
+  return address;
+}
+
+// A higher rank is preferred. Routers do not forward link-local addresses, of IPv4 or of IPv6.
+int address_rank(const ibv_gid& gid, int family) {
+  const in6_addr address = address_of(gid);
+  const bool ipv4 = IN6_IS_ADDR_V4MAPPED(&address);
+  const bool ipv4_link_local = ipv4 && gid.raw[12] == 169 && gid.raw[13] == 254;
+  if (IN6_IS_ADDR_LINKLOCAL(&address) || ipv4_link_local) return 0;
+  return ipv4 == (family == AF_INET) ? 2 : 1;
+}
+
+// The version that is asked for, then an unknown one, then the other.
+int version_rank(RoceVersion version, unsigned preferred) {
+  if (version == RoceVersion::kUnknown) return 1;
+  return version == (preferred == 1 ? RoceVersion::kV1 : RoceVersion::kV2) ? 2 : 0;
 }
 
 RoceVersion version_of(std::uint32_t gid_type) {
@@ -63,16 +74,16 @@ std::optional<GidEntry> read_gid(const Verbs& verbs, ibv_context* context, std::
 
 }  // namespace
 
-std::optional<GidEntry> best_gid(std::span<const GidEntry> entries) {
-  const auto rank = [](const GidEntry& entry) {
-    return std::make_tuple(entry.version, address_rank(entry.gid), ~entry.index);
+std::optional<GidEntry> best_gid(std::span<const GidEntry> entries, const GidSetting& setting) {
+  const auto rank = [&](const GidEntry& entry) {
+    const bool in_range = setting.range && setting.range->contains(address_of(entry.gid));
+    return std::make_tuple(!is_empty(entry.gid), in_range, version_rank(entry.version, setting.roce_version),
+                           address_rank(entry.gid, setting.family), ~entry.index);
   };
-  const GidEntry* best = nullptr;
-  for (const GidEntry& entry : entries) {
-    if (is_empty(entry.gid)) continue;
-    if (best == nullptr || rank(entry) > rank(*best)) best = &entry;
-  }
-  return best != nullptr ? std::optional<GidEntry>(*best) : std::nullopt;
+  const auto best = std::max_element(entries.begin(), entries.end(),
+                                     [&](const GidEntry& a, const GidEntry& b) { return rank(a) < rank(b); });
+  if (best == entries.end() || is_empty(best->gid)) return std::nullopt;
+  return *best;
 }
 
 std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
@@ -85,7 +96,7 @@ std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, s
 }
 
 Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
-                            const ibv_port_attr& port, const GidIndexSetting& setting) {
+                            const ibv_port_attr& port, const GidSetting& setting) {
   if (port.link_layer != IBV_LINK_LAYER_ETHERNET) {
     return read_gid(verbs, context, port_num, 0).value_or(GidEntry{});
   }
@@ -96,13 +107,13 @@ Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char
     if (!named) return Error{ErrorKind::kUsage, ENODATA, "GID index"};
     return *named;
   }
-  const auto best = best_gid(read_gid_table(verbs, context, port_num, table_entries));
+  const auto best = best_gid(read_gid_table(verbs, context, port_num, table_entries), setting);
   if (!best) return Error{ErrorKind::kUsage, ENOENT, "GID table"};
   return *best;
 }
 
 Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
-                             const ibv_port_attr& port, const GidIndexSetting& setting, const GidEntry& known) {
+                             const ibv_port_attr& port, const GidSetting& setting, const GidEntry& known) {
   const auto now = read_gid(verbs, context, port_num, known.index);
   if (now && std::memcmp(now->gid.raw, known.gid.raw, sizeof now->gid.raw) == 0 && now->version == known.version) {
     return known;

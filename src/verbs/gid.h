@@ -15,7 +15,6 @@
 
 namespace verbatim {
 
-// In ascending order of preference.
 enum class RoceVersion : std::uint8_t { kV1, kUnknown, kV2 };
 
 struct GidEntry {
@@ -24,9 +23,10 @@ struct GidEntry {
   RoceVersion version = RoceVersion::kUnknown;
 };
 
-// The entry from which a peer is most likely reachable: RoCE v2 before v1, then IPv4-mapped before global IPv6 before
-// link-local, then the lowest index. Empty (all-zero) entries are ignored; nullopt when all are empty. A pure function.
-std::optional<GidEntry> best_gid(std::span<const GidEntry> entries);
+// The entry from which a peer is most likely reachable. Preferred are, in this order: the address range and the RoCE
+// version of `setting`, a routable address of its family, another routable address, the lowest index. Empty (all-zero)
+// entries are ignored; nullopt when all are empty. A pure function.
+std::optional<GidEntry> best_gid(std::span<const GidEntry> entries, const GidSetting& setting = {});
 
 // The non-empty entries of a RoCE port. An entry that cannot be read is skipped, because tables can have gaps.
 std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
@@ -37,12 +37,12 @@ std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, s
 // none). InfiniBand: always index 0, as in NCCL, because LIDs are the addresses and GIDs are needed between subnets
 // only.
 Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
-                            const ibv_port_attr& port, const GidIndexSetting& setting);
+                            const ibv_port_attr& port, const GidSetting& setting);
 
 // Returns `known` if the table still has this GID at its index, else calls choose_gid again: the addresses of a host
 // can change while the process runs.
 Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
-                             const ibv_port_attr& port, const GidIndexSetting& setting, const GidEntry& known);
+                             const ibv_port_attr& port, const GidSetting& setting, const GidEntry& known);
 
 // "::ffff:10.0.0.1", "fe80::1": for log lines.
 std::string to_string(const ibv_gid& gid);

@@ -3,9 +3,8 @@
 #include <dirent.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
-#include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -15,37 +14,34 @@
 namespace verbatim {
 namespace {
 
-// Enough for a 64-bit number and a newline.
-constexpr std::size_t kMaxValueBytes = 64;
 constexpr std::uint64_t kRecentNs = kNanosecondsPerSecond;
 
 // Counters that indicate failures, in the order in which describe_changes lists them. All others follow by name.
-constexpr std::array<std::string_view, 16> kRelevantCounters = {"local_ack_timeout_err",
-                                                                "retry_exceeded_err",
-                                                                "link_downed",
-                                                                "packet_seq_err",
-                                                                "out_of_sequence",
-                                                                "implied_nak_seq_err",
-                                                                "rnr_nak_retry_err",
-                                                                "retry_rnr_exceeded_err",
-                                                                "out_of_buffer",
-                                                                "req_remote_access_errors",
-                                                                "resp_remote_access_errors",
-                                                                "resp_local_length_error",
-                                                                "np_cnp_sent",
-                                                                "rp_cnp_handled",
-                                                                "port_rcv_errors",
-                                                                "port_xmit_discards"};
+constexpr std::string_view kRelevantCounters[] = {"local_ack_timeout_err",
+                                                  "retry_exceeded_err",
+                                                  "link_downed",
+                                                  "packet_seq_err",
+                                                  "out_of_sequence",
+                                                  "implied_nak_seq_err",
+                                                  "rnr_nak_retry_err",
+                                                  "retry_rnr_exceeded_err",
+                                                  "out_of_buffer",
+                                                  "req_remote_access_errors",
+                                                  "resp_remote_access_errors",
+                                                  "resp_local_length_error",
+                                                  "np_cnp_sent",
+                                                  "rp_cnp_handled",
+                                                  "port_rcv_errors",
+                                                  "port_xmit_discards"};
 
 // True for counters that grow with the amount of traffic even if nothing fails.
 bool is_traffic(std::string_view name) {
+  const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
   for (const std::string_view part : {"lifespan", "_data", "_packets", "_pkts", "_bytes", "_requests", "_wait",
                                       "rdma_sends", "rdma_recvs", "ack_deferred", "active_"}) {
-    if (name.find(part) == std::string_view::npos) continue;
+    if (!has(part)) continue;
     // Counters of congestion marks, duplicates, drops and errors have such names too, but they indicate problems.
-    return name.find("ecn") == std::string_view::npos && name.find("discard") == std::string_view::npos &&
-           name.find("duplicate") == std::string_view::npos && name.find("drop") == std::string_view::npos &&
-           name.find("err") == std::string_view::npos;
+    return !has("ecn") && !has("discard") && !has("duplicate") && !has("drop") && !has("err");
   }
   return false;
 }
@@ -55,19 +51,13 @@ void read_directory(const std::string& path, PortCounters& counters) {
   if (directory == nullptr) return;
   while (const dirent* entry = ::readdir(directory.get())) {
     if (entry->d_name[0] == '.' || is_traffic(entry->d_name)) continue;
-    const std::string file_name = path + "/" + entry->d_name;
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(file_name.c_str(), "re"), std::fclose);
-    char value[kMaxValueBytes] = {};
-    if (file == nullptr || std::fgets(value, sizeof value, file.get()) == nullptr) continue;
-    char* end = nullptr;
-    const std::uint64_t number = std::strtoull(value, &end, 10);
-    if (end != value) counters.emplace(entry->d_name, number);
+    std::uint64_t value = 0;
+    if (std::ifstream(path + "/" + entry->d_name) >> value) counters.emplace(entry->d_name, value);
   }
 }
 
-std::size_t rank(const std::string& name) {
-  return static_cast<std::size_t>(std::find(kRelevantCounters.begin(), kRelevantCounters.end(), name) -
-                                  kRelevantCounters.begin());
+std::ptrdiff_t rank(const std::string& name) {
+  return std::find(std::begin(kRelevantCounters), std::end(kRelevantCounters), name) - std::begin(kRelevantCounters);
 }
 
 }  // namespace

@@ -26,10 +26,6 @@ std::uint32_t at_most(std::uint32_t wanted, int device_limit) {
   return device_limit > 0 ? std::min(wanted, static_cast<std::uint32_t>(device_limit)) : wanted;
 }
 
-bool is_ethernet(std::uint8_t link_layer) {
-  return link_layer == IBV_LINK_LAYER_ETHERNET;
-}
-
 // Within an InfiniBand subnet, packets are forwarded by LID. Only routers between subnets need the GRH.
 bool needs_grh(const Port& port, const QpAddress& remote) {
   if (port.is_roce() || remote.lid == 0) return true;
@@ -96,7 +92,7 @@ std::uint8_t initiator_reads(const Device& device) {
 }
 
 Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path) {
-  if (is_ethernet(remote.link_layer) != port.is_roce()) {
+  if ((remote.link_layer == IBV_LINK_LAYER_ETHERNET) != port.is_roce()) {
     return Error{ErrorKind::kRemote, EPROTONOSUPPORT, "link layers of both ends"};
   }
   ibv_qp_attr attributes = {};

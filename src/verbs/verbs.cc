@@ -14,42 +14,17 @@ namespace verbatim {
 namespace {
 
 // Binds each symbol in the version of rdma-core's libibverbs. If the library has no such version, bind() uses the
-// default version; that is not tried first because it could be an older version with another structure layout.
+// default version; that is not tried first because it could be an older version with another structure layout. Returns
+// the first required symbol that is missing, else nullptr.
 const char* bind_all(const DynamicLibrary& library, Verbs& verbs) {
   const char* missing = nullptr;
-  const auto required = [&](const char* symbol, auto& function) {
-    if (!library.bind(symbol, "IBVERBS_1.1", function) && missing == nullptr) missing = symbol;
-  };
-  required("ibv_get_device_list", verbs.get_device_list);
-  required("ibv_free_device_list", verbs.free_device_list);
-  required("ibv_get_device_name", verbs.get_device_name);
-  required("ibv_open_device", verbs.open_device);
-  required("ibv_close_device", verbs.close_device);
-  required("ibv_fork_init", verbs.fork_init);
-  required("ibv_query_device", verbs.query_device);
-  required("ibv_query_port", verbs.query_port);
-  required("ibv_query_gid", verbs.query_gid);
-  required("ibv_query_pkey", verbs.query_pkey);
-  required("ibv_alloc_pd", verbs.alloc_pd);
-  required("ibv_dealloc_pd", verbs.dealloc_pd);
-  required("ibv_reg_mr", verbs.reg_mr);
-  required("ibv_dereg_mr", verbs.dereg_mr);
-  required("ibv_create_cq", verbs.create_cq);
-  required("ibv_destroy_cq", verbs.destroy_cq);
-  required("ibv_create_qp", verbs.create_qp);
-  required("ibv_modify_qp", verbs.modify_qp);
-  required("ibv_query_qp", verbs.query_qp);
-  required("ibv_destroy_qp", verbs.destroy_qp);
-  required("ibv_get_async_event", verbs.get_async_event);
-  required("ibv_ack_async_event", verbs.ack_async_event);
-  required("ibv_wc_status_str", verbs.wc_status_str);
-  required("ibv_event_type_str", verbs.event_type_str);
-
+#define VERBATIM_REQUIRED(name, version) \
+  if (!library.bind("ibv_" #name, version, verbs.name) && missing == nullptr) missing = "ibv_" #name;
+#define VERBATIM_OPTIONAL(name, version) library.bind("ibv_" #name, version, verbs.name);
+  VERBATIM_VERBS(VERBATIM_REQUIRED, VERBATIM_OPTIONAL)
+#undef VERBATIM_REQUIRED
+#undef VERBATIM_OPTIONAL
   library.bind("_ibv_query_gid_ex", "IBVERBS_1.11", verbs.query_gid_ex);
-  library.bind("ibv_reg_mr_iova2", "IBVERBS_1.8", verbs.reg_mr_iova2);
-  library.bind("ibv_reg_dmabuf_mr", "IBVERBS_1.12", verbs.reg_dmabuf_mr);
-  library.bind("ibv_query_ece", "IBVERBS_1.10", verbs.query_ece);
-  library.bind("ibv_set_ece", "IBVERBS_1.10", verbs.set_ece);
   return missing;
 }
 

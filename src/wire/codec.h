@@ -1,14 +1,15 @@
-// Writer and Reader of messages with little-endian fields. After a read beyond the end of the message, a Reader returns
-// zeros, and complete() is false: callers check it once, after the last field.
+// Writer and Reader of messages with little-endian fields. One template can write and read a message, because both have
+// fields(). After a read beyond the end of the message, a Reader returns zeros or leaves fields unchanged, and
+// complete() is false: callers check it once, after the last field.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace verbatim::wire {
@@ -18,21 +19,20 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields are copied in t
 class Writer {
  public:
   template <typename T>
-  void put(T value) {
+  void put(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>);
     append(&value, sizeof value);
   }
   // A byte with the length, then the text, which is cut to 255 bytes.
-  void put_text(const std::string& text) {
+  void put(const std::string& text) {
     const auto count = static_cast<std::uint8_t>(text.size() < 255 ? text.size() : 255);
     put(count);
     append(text.data(), count);
   }
-  template <typename T>
-  void overwrite(std::size_t offset, T value) {
-    std::memcpy(bytes_.data() + offset, &value, sizeof value);
+  template <typename... T>
+  void fields(const T&... values) {
+    (put(values), ...);
   }
-  std::size_t size() const { return bytes_.size(); }
   std::vector<std::uint8_t> take() && { return std::move(bytes_); }
 
  private:
@@ -50,26 +50,33 @@ class Reader {
 
   template <typename T>
   T get() {
-    static_assert(std::is_trivially_copyable_v<T>);
     T value{};
-    if (const std::uint8_t* raw = consume(sizeof value)) std::memcpy(&value, raw, sizeof value);
+    read(value);
     return value;
   }
-  // Replaces characters that are not printable by '?', because the text is from a peer and goes into log lines.
-  std::string get_text() {
-    const std::size_t count = get<std::uint8_t>();
-    const std::uint8_t* raw = consume(count);
-    if (raw == nullptr) return {};
-    std::string text(reinterpret_cast<const char*>(raw), count);
-    for (char& c : text) {
-      if (c < ' ' || c > '~') c = '?';
-    }
-    return text;
+  template <typename... T>
+  void fields(T&... values) {
+    (read(values), ...);
   }
-  void skip(std::size_t count) { consume(count); }
   bool complete() const { return !truncated_; }
 
  private:
+  template <typename T>
+  void read(T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    if (const std::uint8_t* raw = consume(sizeof value)) std::memcpy(&value, raw, sizeof value);
+  }
+  void read(bool& value) { value = get<std::uint8_t>() != 0; }
+  // Replaces characters that are not printable by '?', because the text is from a peer and goes into log lines.
+  void read(std::string& text) {
+    const std::size_t count = get<std::uint8_t>();
+    const std::uint8_t* raw = consume(count);
+    if (raw == nullptr) return;
+    text.assign(reinterpret_cast<const char*>(raw), count);
+    for (char& c : text) {
+      if (c < ' ' || c > '~') c = '?';
+    }
+  }
   const std::uint8_t* consume(std::size_t count) {
     if (truncated_ || bytes_.size() - position_ < count) {
       truncated_ = true;

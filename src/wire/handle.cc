@@ -20,17 +20,11 @@ void put_address(Writer& writer, const sockaddr_storage& address) {
   if (address.ss_family == AF_INET6) {
     sockaddr_in6 v6{};
     std::memcpy(&v6, &address, sizeof v6);
-    writer.put(kIpv6);
-    writer.put(v6.sin6_port);
-    writer.put(v6.sin6_scope_id);
-    writer.put(v6.sin6_addr);
-    return;
+    return writer.fields(kIpv6, v6.sin6_port, v6.sin6_scope_id, v6.sin6_addr);
   }
   sockaddr_in v4{};
   std::memcpy(&v4, &address, sizeof v4);
-  writer.put(kIpv4);
-  writer.put(v4.sin_port);
-  writer.put(v4.sin_addr);
+  writer.fields(kIpv4, v4.sin_port, v4.sin_addr);
 }
 
 bool get_address(Reader& reader, sockaddr_storage& address) {
@@ -38,19 +32,22 @@ bool get_address(Reader& reader, sockaddr_storage& address) {
   if (family == kIpv6) {
     sockaddr_in6 v6{};
     v6.sin6_family = AF_INET6;
-    v6.sin6_port = reader.get<in_port_t>();
-    v6.sin6_scope_id = reader.get<std::uint32_t>();
-    v6.sin6_addr = reader.get<in6_addr>();
+    reader.fields(v6.sin6_port, v6.sin6_scope_id, v6.sin6_addr);
     std::memcpy(&address, &v6, sizeof v6);
     return true;
   }
   if (family != kIpv4) return false;
   sockaddr_in v4{};
   v4.sin_family = AF_INET;
-  v4.sin_port = reader.get<in_port_t>();
-  v4.sin_addr = reader.get<in_addr>();
+  reader.fields(v4.sin_port, v4.sin_addr);
   std::memcpy(&address, &v4, sizeof v4);
   return true;
+}
+
+// The order of the fields between the magic and the address, for a Writer or a Reader.
+template <typename Codec, typename AnyHandle>
+void code_handle(Codec& codec, AnyHandle& handle) {
+  codec.fields(handle.version, handle.device_count, handle.secret, handle.listener);
 }
 
 }  // namespace
@@ -58,14 +55,7 @@ bool get_address(Reader& reader, sockaddr_storage& address) {
 void encode_handle(const Handle& handle, std::span<std::uint8_t, kHandleBytes> bytes) {
   Writer writer;
   writer.put(kHandleMagic);
-  writer.put(handle.version);
-  writer.put(handle.device_count);
-  writer.put(handle.secret);
-  writer.put(handle.listener.host_id);
-  writer.put(handle.listener.process_id);
-  writer.put(handle.listener.device_guid);
-  writer.put(handle.listener.context);
-  writer.put(handle.listener.listen);
+  code_handle(writer, handle);
   put_address(writer, handle.address);
   const std::vector<std::uint8_t> fields = std::move(writer).take();
   std::fill(bytes.begin(), bytes.end(), std::uint8_t{0});
@@ -76,14 +66,7 @@ Result<Handle> decode_handle(std::span<const std::uint8_t, kHandleBytes> bytes) 
   Reader reader(bytes);
   if (reader.get<std::uint32_t>() != kHandleMagic) return Error{ErrorKind::kArgument, 0, "handle of another transport"};
   Handle handle;
-  handle.version = reader.get<std::uint16_t>();
-  handle.device_count = reader.get<std::uint8_t>();
-  handle.secret = reader.get<Secret>();
-  handle.listener.host_id = reader.get<std::uint64_t>();
-  handle.listener.process_id = reader.get<std::uint64_t>();
-  handle.listener.device_guid = reader.get<std::uint64_t>();
-  handle.listener.context = reader.get<std::uint32_t>();
-  handle.listener.listen = reader.get<std::uint32_t>();
+  code_handle(reader, handle);
   if (handle.version != kProtocolVersion) handle.device_count = 1;
   if (handle.device_count == 0 || handle.device_count > kMaxDevices || !get_address(reader, handle.address)) {
     return Error{ErrorKind::kArgument, 0, "damaged handle"};

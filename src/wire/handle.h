@@ -29,6 +29,7 @@ struct PeerIdentity {
 
   auto operator<=>(const PeerIdentity&) const = default;
 };
+static_assert(sizeof(PeerIdentity) == 32);  // no padding: messages have the whole structure
 
 struct Handle {
   std::uint16_t version = kProtocolVersion;  // of the listening side

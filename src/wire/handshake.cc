@@ -10,68 +10,33 @@ namespace verbatim::wire {
 namespace {
 
 constexpr std::uint32_t kMessageMagic = 0x48544256;  // "VBTH"
-constexpr std::size_t kVersionOffset = 4;
-constexpr std::size_t kBodyBytesOffset = 8;
-constexpr std::uint8_t kMaxMtu = 5;  // IBV_MTU_4096
+constexpr std::uint8_t kMaxMtu = 5;                  // IBV_MTU_4096
 
-Writer begin(MessageType type) {
-  Writer writer;
-  writer.put(kMessageMagic);
-  writer.put(kProtocolVersion);
-  writer.put(type);
-  writer.put(std::uint32_t{0});
-  return writer;
+// Sets the header of a message, which `writer` has begun with Header{}.
+std::vector<std::uint8_t> finish(MessageType type, Writer writer, std::uint16_t version = kProtocolVersion) {
+  std::vector<std::uint8_t> message = std::move(writer).take();
+  put_header(std::span(message).first<kHeaderBytes>(), type, message.size() - kHeaderBytes, version);
+  return message;
 }
 
-std::vector<std::uint8_t> finish(Writer writer) {
-  writer.overwrite(kBodyBytesOffset, static_cast<std::uint32_t>(writer.size() - kHeaderBytes));
-  return std::move(writer).take();
+// The order of the fields in messages, for a Writer or a Reader.
+template <typename Codec, typename Device>
+void code_device(Codec& codec, Device& device) {
+  codec.fields(device.guid, device.gid, device.control_rkey, device.max_message_bytes, device.lid, device.link_layer,
+               device.mtu, device.port, device.gid_index, device.responder_reads, device.name);
 }
 
-void put_device(Writer& writer, const HelloDevice& device) {
-  writer.put(device.guid);
-  writer.put(device.gid);
-  writer.put(device.control_rkey);
-  writer.put(device.max_message_bytes);
-  writer.put(device.lid);
-  writer.put(device.link_layer);
-  writer.put(device.mtu);
-  writer.put(device.port);
-  writer.put(device.gid_index);
-  writer.put(device.responder_reads);
-  writer.put_text(device.name);
+template <typename Codec, typename Qp>
+void code_qp(Codec& codec, Qp& qp) {
+  codec.fields(qp.number, qp.device, qp.has_ece);
+  if (qp.has_ece) codec.fields(qp.ece);
 }
 
-HelloDevice get_device(Reader& reader) {
-  HelloDevice device;
-  device.guid = reader.get<std::uint64_t>();
-  device.gid = reader.get<std::array<std::uint8_t, 16>>();
-  device.control_rkey = reader.get<std::uint32_t>();
-  device.max_message_bytes = reader.get<std::uint32_t>();
-  device.lid = reader.get<std::uint16_t>();
-  device.link_layer = reader.get<std::uint8_t>();
-  device.mtu = reader.get<std::uint8_t>();
-  device.port = reader.get<std::uint8_t>();
-  device.gid_index = reader.get<std::uint8_t>();
-  device.responder_reads = reader.get<std::uint8_t>();
-  device.name = reader.get_text();
-  return device;
-}
-
-void put_qp(Writer& writer, const HelloQp& qp) {
-  writer.put(qp.number);
-  writer.put(qp.device);
-  writer.put(static_cast<std::uint8_t>(qp.has_ece ? 1 : 0));
-  if (qp.has_ece) writer.put(qp.ece);
-}
-
-HelloQp get_qp(Reader& reader) {
-  HelloQp qp;
-  qp.number = reader.get<std::uint32_t>();
-  qp.device = reader.get<std::uint8_t>();
-  qp.has_ece = reader.get<std::uint8_t>() != 0;
-  if (qp.has_ece) qp.ece = reader.get<std::array<std::uint32_t, 3>>();
-  return qp;
+// All fields before the devices.
+template <typename Codec, typename AnyHello>
+void code_hello(Codec& codec, AnyHello& hello) {
+  codec.fields(hello.secret, hello.identity, hello.attempt, hello.control_address, hello.capabilities,
+               hello.traffic_class, hello.host, hello.pid);
 }
 
 bool is_valid(const Hello& hello) {
@@ -88,58 +53,40 @@ bool is_valid(const Hello& hello) {
 }  // namespace
 
 std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello) {
-  Writer writer = begin(type);
-  writer.put(hello.secret);
-  writer.put(hello.identity.host_id);
-  writer.put(hello.identity.process_id);
-  writer.put(hello.identity.device_guid);
-  writer.put(hello.identity.context);
-  writer.put(hello.identity.listen);
-  writer.put(hello.attempt);
-  writer.put(hello.control_address);
-  writer.put(hello.capabilities);
-  writer.put(hello.traffic_class);
-  writer.put_text(hello.host);
-  writer.put(hello.pid);
+  Writer writer;
+  writer.put(Header{});
+  code_hello(writer, hello);
   writer.put(static_cast<std::uint8_t>(hello.devices.size()));
-  for (const HelloDevice& device : hello.devices) put_device(writer, device);
+  for (const HelloDevice& device : hello.devices) code_device(writer, device);
   writer.put(static_cast<std::uint8_t>(hello.qps.size()));
-  for (const HelloQp& qp : hello.qps) put_qp(writer, qp);
-  return finish(std::move(writer));
+  for (const HelloQp& qp : hello.qps) code_qp(writer, qp);
+  return finish(type, std::move(writer));
 }
 
 std::vector<std::uint8_t> encode_ready() {
-  return finish(begin(MessageType::kReady));
+  Writer writer;
+  writer.put(Header{});
+  return finish(MessageType::kReady, std::move(writer));
 }
 
 std::vector<std::uint8_t> encode_reject(const std::string& reason, std::uint16_t version) {
-  Writer writer = begin(MessageType::kReject);
-  writer.put_text(reason);
-  std::vector<std::uint8_t> message = finish(std::move(writer));
-  std::memcpy(message.data() + kVersionOffset, &version, sizeof version);
-  return message;
+  Writer writer;
+  writer.fields(Header{}, reason);
+  return finish(MessageType::kReject, std::move(writer), version);
 }
 
-void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, std::uint32_t body_bytes) {
-  std::memcpy(bytes.data(), &kMessageMagic, sizeof kMessageMagic);
-  std::memcpy(bytes.data() + kVersionOffset, &kProtocolVersion, sizeof kProtocolVersion);
-  std::memcpy(bytes.data() + 6, &type, sizeof type);
-  std::memcpy(bytes.data() + kBodyBytesOffset, &body_bytes, sizeof body_bytes);
+void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, std::size_t body_bytes,
+                std::uint16_t version) {
+  const Header header{kMessageMagic, version, type, static_cast<std::uint32_t>(body_bytes)};
+  std::memcpy(bytes.data(), &header, sizeof header);
 }
 
 std::uint16_t protocol_version(std::span<const std::uint8_t, kHeaderBytes> bytes) {
-  Reader reader(bytes);
-  static_cast<void>(reader.get<std::uint32_t>());  // the magic
-  return reader.get<std::uint16_t>();
+  return Reader(bytes).get<Header>().version;
 }
 
 Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes) {
-  Reader reader(bytes);
-  Header header{};
-  header.magic = reader.get<std::uint32_t>();
-  header.version = reader.get<std::uint16_t>();
-  header.type = reader.get<MessageType>();
-  header.body_bytes = reader.get<std::uint32_t>();
+  const Header header = Reader(bytes).get<Header>();
   if (header.magic != kMessageMagic || header.body_bytes > kMaxBodyBytes) {
     return Error{ErrorKind::kArgument, 0, "message of another protocol"};
   }
@@ -150,31 +97,21 @@ Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes) 
 Result<Hello> decode_hello(std::span<const std::uint8_t> body) {
   Reader reader(body);
   Hello hello;
-  hello.secret = reader.get<Secret>();
-  hello.identity.host_id = reader.get<std::uint64_t>();
-  hello.identity.process_id = reader.get<std::uint64_t>();
-  hello.identity.device_guid = reader.get<std::uint64_t>();
-  hello.identity.context = reader.get<std::uint32_t>();
-  hello.identity.listen = reader.get<std::uint32_t>();
-  hello.attempt = reader.get<std::uint64_t>();
-  hello.control_address = reader.get<std::uint64_t>();
-  hello.capabilities = reader.get<std::uint32_t>();
-  hello.traffic_class = reader.get<std::int16_t>();
-  hello.host = reader.get_text();
-  hello.pid = reader.get<std::uint32_t>();
+  code_hello(reader, hello);
   const std::size_t devices = reader.get<std::uint8_t>();
   if (devices == 0 || devices > kMaxDevices) return Error{ErrorKind::kArgument, 0, "hello with impossible devices"};
-  for (std::size_t i = 0; i < devices; ++i) hello.devices.push_back(get_device(reader));
+  hello.devices.resize(devices);
+  for (HelloDevice& device : hello.devices) code_device(reader, device);
   const std::size_t qps = reader.get<std::uint8_t>();
   if (qps == 0 || qps > kMaxQps) return Error{ErrorKind::kArgument, 0, "hello with impossible QPs"};
-  for (std::size_t i = 0; i < qps; ++i) hello.qps.push_back(get_qp(reader));
+  hello.qps.resize(qps);
+  for (HelloQp& qp : hello.qps) code_qp(reader, qp);
   if (!reader.complete() || !is_valid(hello)) return Error{ErrorKind::kArgument, 0, "damaged hello"};
   return hello;
 }
 
 std::string decode_reject(std::span<const std::uint8_t> body) {
-  Reader reader(body);
-  return reader.get_text();
+  return Reader(body).get<std::string>();
 }
 
 }  // namespace verbatim::wire

@@ -8,8 +8,7 @@
 namespace verbatim::wire {
 
 Notice::Notice(MessageType type, std::size_t body_bytes) : size_(kHeaderBytes + body_bytes) {
-  put_header(std::span<std::uint8_t, kHeaderBytes>(bytes_.data(), kHeaderBytes), type,
-             static_cast<std::uint32_t>(body_bytes));
+  put_header(std::span(bytes_).first<kHeaderBytes>(), type, body_bytes);
 }
 
 template <typename T>
@@ -18,10 +17,6 @@ Notice Notice::with_body(MessageType type, const T& body) {
   Notice notice(type, sizeof body);
   std::memcpy(notice.bytes_.data() + kHeaderBytes, &body, sizeof body);
   return notice;
-}
-
-Notice Notice::without_body(MessageType type) {
-  return Notice(type, 0);
 }
 
 namespace {

@@ -28,7 +28,7 @@ class Notice {
  public:
   std::span<const std::uint8_t> bytes() const { return std::span(bytes_).first(size_); }
 
-  static Notice without_body(MessageType type);
+  static Notice without_body(MessageType type) { return Notice(type, 0); }
   // `kind` kNone: closed with outstanding operations. A text above kMaxFailureText is cut at the end of a statement or
   // of a word.
   static Notice failed(ErrorKind kind, std::string_view text);
@@ -63,10 +63,9 @@ struct ConnectionStatus {
   std::uint8_t sends = 0;
   std::uint8_t qp_state = 0;  // enum ibv_qp_state: of a QP in error, else of the first not in RTS
   std::uint16_t flags = 0;
-  std::uint32_t members =
-      0;  // messages sent, or receives posted, so far: equal numbers at both ends mean the same message
-  std::uint32_t outstanding = 0;     // work requests not completed, or receives that have not arrived
-  std::uint32_t flushes = 0;         // outstanding
+  std::uint32_t members = 0;      // messages sent, or receives posted, so far; equal at both ends for the same message
+  std::uint32_t outstanding = 0;  // work requests not completed, or receives that have not arrived
+  std::uint32_t flushes = 0;      // outstanding
   std::uint32_t no_progress_ms = 0;  // since the last progress; 0 where it is not watched
   std::uint64_t bytes = 0;           // transferred so far
 };

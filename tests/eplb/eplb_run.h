@@ -19,7 +19,7 @@ using perf::Outcome;
 using perf::setting;
 
 inline Outcome run(std::vector<std::string> arguments) {
-  return perf::PerfProcess(arguments, {}, "VERBATIM_EPLB").finish();
+  return perf::PerfProcess(arguments, {}, "EPLB_TOOL").finish();
 }
 
 inline Outcome run_over_plugin(std::vector<std::string> arguments) {

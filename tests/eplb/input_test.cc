@@ -108,8 +108,8 @@ Outcome run_two(const std::vector<std::string>& of_first, const std::vector<std:
     all.insert(all.end(), {"--rank", rank});
     return all;
   };
-  perf::PerfProcess first(arguments("0", of_first), {}, "VERBATIM_EPLB");
-  perf::PerfProcess second(arguments("1", of_second), {}, "VERBATIM_EPLB");
+  perf::PerfProcess first(arguments("0", of_first), {}, "EPLB_TOOL");
+  perf::PerfProcess second(arguments("1", of_second), {}, "EPLB_TOOL");
   second.finish();
   return first.finish();
 }
@@ -136,8 +136,8 @@ TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
 
 TEST(Watchdog, StoppedRank_PendingOperationsAreListed) {
   perf::PerfProcess running({"--ranks", "2", "--iters", "1000000", "--watchdog", "2", "--timeout", "60", "--plugin",
-                             setting("EPLB_PLUGIN"), "--verbose", "--policy", "rotate", "--delay", "20"},
-                            {}, "VERBATIM_EPLB");
+                             setting("EPLB_PLUGIN"), "--plugin-log", "--policy", "rotate", "--delay", "20"},
+                            {}, "EPLB_TOOL");
   const std::string line = running.wait_for_line("# rank    1  pid ");
   ASSERT_FALSE(line.empty());
   usleep(500'000);  // the ranks exchange data now

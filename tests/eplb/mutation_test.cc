@@ -63,7 +63,7 @@ TEST_P(CorruptingPlugin, CorruptedMessage_IsFound) {
     const Outcome outcome =
         perf::PerfProcess({"--mode", mode, "--ranks", "2", "--plugin", setting("MUTATE"), "--timeout", "60"},
                           {"MUTATE_PLUGIN=" + setting("EPLB_PLUGIN"), "MUTATE_MODE=" + fault, "MUTATE_NTH=3"},
-                          "VERBATIM_EPLB")
+                          "EPLB_TOOL")
             .finish();
     EXPECT_EQ(kWrong, outcome.status) << fault << outcome.output;
   }
@@ -74,7 +74,7 @@ TEST(CorruptingPluginSize, WrongSize_IsFound) {
   const Outcome outcome =
       perf::PerfProcess({"--mode", "direct", "--ranks", "2", "--plugin", setting("MUTATE"), "--timeout", "60"},
                         {"MUTATE_PLUGIN=" + setting("EPLB_PLUGIN"), "MUTATE_MODE=wrong-size", "MUTATE_NTH=2"},
-                        "VERBATIM_EPLB")
+                        "EPLB_TOOL")
           .finish();
   EXPECT_EQ(kFailed, outcome.status) << outcome.output;
   EXPECT_TRUE(contains(outcome, "test reported")) << outcome.output;

@@ -152,7 +152,7 @@ Exchange ScenarioContext::exchange_on(ncclComm_t comm, Memory memory, std::size_
   BufferPlan buffers;
   buffers.bytes = bytes;
   buffers.series = ++series_;
-  buffers.ranks_here = static_cast<unsigned>(plan_.ranks);
+  buffers.ranks_on_host = static_cast<unsigned>(plan_.ranks);
   buffers.mutate = plan_.mutate;
   buffers.memory = memory;
   return Exchange(comm, buffers);

@@ -85,5 +85,59 @@ TEST(JsonReport, OneRun_HasRowsOfTheTable) {
   EXPECT_EQ(0, json["rows"][2]["wrong"]);
 }
 
+// Runs verbatim-perf with --json and returns the file's content.
+nlohmann::json run_for_json(Arguments arguments) {
+  const std::string path = testing::TempDir() + "perf_" + std::to_string(getpid()) + ".json";
+  arguments.insert(arguments.end(), {"--json", path});
+  const Outcome outcome = run(arguments);
+  EXPECT_EQ(0, outcome.status) << outcome.output;
+  const auto json = nlohmann::json::parse(std::ifstream(path), nullptr, false);
+  std::remove(path.c_str());
+  return json;
+}
+
+void expect_ascending(const nlohmann::json& min, const nlohmann::json& p50, const nlohmann::json& p99,
+                      const nlohmann::json& p99_9) {
+  EXPECT_GT(min, 0);
+  EXPECT_LE(min, p50);
+  EXPECT_LE(p50, p99);
+  EXPECT_LE(p99, p99_9);
+}
+
+TEST(Latency, PingPong_HasPercentiles) {
+  const auto json =
+      run_for_json({"pingpong", "--plugin", plugin(), "-b", "8", "-e", "8K", "-f", "1024", "-n", "200", "-w", "5"});
+  ASSERT_EQ(2U, json["rows"].size());
+  for (const auto& row : json["rows"]) {
+    const auto& latency = row["latency_us"];
+    expect_ascending(latency["min"], latency["p50"], latency["p99"], latency["p99_9"]);
+    EXPECT_LE(latency["min"], row["time_us"]);
+  }
+}
+
+TEST(Compare, TwoPlugins_RunInTurn) {
+  const auto lines = run_for_json({"pingpong", "--compare", plugin() + "," + plugin(), "--rounds", "3", "-b", "8", "-e",
+                                   "8", "-n", "20", "-w", "1"});
+  ASSERT_EQ(2U, lines.size());
+  EXPECT_DOUBLE_EQ(1, lines[0]["ratio"]);
+  EXPECT_GT(lines[1]["ratio"], 0);
+  for (const auto& line : lines) {
+    EXPECT_EQ(plugin(), line["plugin"]);
+    EXPECT_EQ(8, line["bytes"]);
+    for (std::size_t round = 0; round < 3; ++round) {
+      const auto& latency = line["latency_us"];
+      expect_ascending(latency["min"][round], latency["p50"][round], latency["p99"][round], latency["p99_9"][round]);
+    }
+  }
+}
+
+TEST(Compare, ContradictingOptions_AreRejected) {
+  EXPECT_EQ(kUsage, run({"pingpong"}).status);
+  EXPECT_EQ(kUsage, run({"pingpong", "--plugin", plugin(), "--compare", plugin()}).status);
+  EXPECT_EQ(kUsage, run({"pingpong", "--compare", plugin(), "--root", "127.0.0.1:1", "--rank", "0", "--nranks", "2",
+                         "--token", "1"})
+                        .status);
+}
+
 }  // namespace
 }  // namespace verbatim::perf

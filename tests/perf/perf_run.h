@@ -28,7 +28,7 @@ class PerfProcess {
 
   // Starts the program that the environment variable `program` names.
   explicit PerfProcess(const std::vector<std::string>& arguments, const Environment& environment = {},
-                       const char* program = "VERBATIM_PERF");
+                       const char* program = "PERF_TOOL");
   PerfProcess(const PerfProcess&) = delete;
   PerfProcess& operator=(const PerfProcess&) = delete;
   ~PerfProcess();

@@ -345,7 +345,6 @@ FakeVerbs::FakeVerbs() {
            .query_device = query_device,
            .query_port = query_port,
            .query_gid = query_gid,
-           .query_gid_ex = query_gid_ex,
            .query_pkey = query_pkey,
            .alloc_pd = alloc_pd,
            .dealloc_pd = dealloc_pd,
@@ -364,7 +363,8 @@ FakeVerbs::FakeVerbs() {
            .get_async_event = get_async_event,
            .ack_async_event = ack_async_event,
            .wc_status_str = wc_status_str,
-           .event_type_str = event_type_str};
+           .event_type_str = event_type_str,
+           .query_gid_ex = query_gid_ex};
 }
 
 FakeVerbs::~FakeVerbs() {

@@ -1,5 +1,6 @@
 #include "netapi/log.h"
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <utility>
@@ -10,6 +11,8 @@ namespace netapi {
 namespace {
 
 constexpr std::size_t kMaxLineBytes = 1024;  // NCCL cuts lines at the same length
+
+std::atomic<bool> g_formats{true};
 
 struct Receiver {
   verbatim::Mutex mutex;
@@ -30,12 +33,20 @@ void set_log_callback(LogCallback callback) {
   to.callback = std::move(callback);
 }
 
+void set_line_formatting(bool on) {
+  g_formats.store(on, std::memory_order_relaxed);
+}
+
 void log_line_of_plugin(nccl::DebugLogLevel level, unsigned long flags, const char* file, int line, const char* format,
                         ...) {
   char text[kMaxLineBytes];
   va_list arguments;
   va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
+  if (g_formats.load(std::memory_order_relaxed)) {
+    std::vsnprintf(text, sizeof text, format, arguments);
+  } else {
+    std::snprintf(text, sizeof text, "%s", format);
+  }
   va_end(arguments);
   Receiver& to = receiver();
   verbatim::MutexLock lock(to.mutex);

@@ -23,6 +23,10 @@ using LogCallback = std::function<void(const LogLine&)>;
 // Sets the callback for the lines of all plugins. An empty callback drops the lines.
 void set_log_callback(LogCallback callback);
 
+// Whether lines are formatted (the default), or LogLine::text is the format. A plugin that passes arguments which do
+// not match its format would end this process.
+void set_line_formatting(bool on);
+
 // The nccl::DebugLogger that is passed to the plugin's init.
 __attribute__((format(printf, 5, 6))) void log_line_of_plugin(nccl::DebugLogLevel level, unsigned long flags,
                                                               const char* file, int line, const char* format, ...);

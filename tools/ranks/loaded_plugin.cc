@@ -5,6 +5,7 @@
 
 #include "netapi/log.h"
 #include "ranks/failure.h"
+#include "ranks/plugin_log.h"
 
 namespace verbatim::ranks {
 
@@ -17,6 +18,7 @@ LoadedPlugin::LoadedPlugin(const std::string& path, int api_version, std::uint64
   netapi::Opened opened = netapi::open_plugin(path, api_version);
   if (!opened.plugin) throw Failure(opened.error);
   plugin_ = std::move(opened.plugin);
+  choose_log_formatting(*plugin_);
   require(plugin_->init(comm_id, {}, &context_), "init");
   int devices = 0;
   require(plugin_->devices(&devices), "devices");

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <deque>
+#include <string_view>
 
 #include "base/mutex.h"
 #include "netapi/log.h"
@@ -22,9 +23,16 @@ StoredLines& stored() {
   return only;
 }
 
+bool g_prints = false;
+
 }  // namespace
 
+void choose_log_formatting(const netapi::Plugin& plugin) {
+  netapi::set_line_formatting(g_prints || std::string_view(plugin.name()) == "Verbatim");
+}
+
 void keep_plugin_log(int rank, bool print) {
+  g_prints = print;
   netapi::set_log_callback([rank, print](const netapi::LogLine& line) {
     if (print) {
       std::fprintf(stderr, "rank %d plugin %s: %s\n", rank, netapi::log_level_name(line.level), line.text.c_str());

@@ -3,10 +3,15 @@
 
 #include <string>
 
+#include "netapi/plugin.h"
+
 namespace verbatim::ranks {
 
 // Sets the log callback of this process. With `print` all lines also go to stderr at once.
 void keep_plugin_log(int rank, bool print);
+// To be called before init of a plugin. The lines of foreign plugins are formatted only if they are printed: some pass
+// arguments that do not match their format. Otherwise the format itself is kept.
+void choose_log_formatting(const netapi::Plugin& plugin);
 // The last warnings of the plugin. Each starts with a line break. Empty when there are none.
 std::string plugin_warnings();
 

@@ -68,9 +68,10 @@ Status Endpoint::write(std::size_t offset, std::size_t remote_offset, std::size_
 
 Result<unsigned> Endpoint::poll() {
   ibv_wc wc{};
-  auto found = check_count("ibv_poll_cq", ibv_poll_cq(cq_.get(), 1, &wc));
-  if (found && *found == 1 && wc.status != IBV_WC_SUCCESS) return Error{ErrorKind::kRemote, 0, "RDMA WRITE"};
-  return found;
+  const int found = ibv_poll_cq(cq_.get(), 1, &wc);
+  if (found < 0) return check_errno("ibv_poll_cq", found).error();
+  if (found == 1 && wc.status != IBV_WC_SUCCESS) return Error{ErrorKind::kRemote, 0, "RDMA WRITE"};
+  return static_cast<unsigned>(found);
 }
 
 }  // namespace verbatim::bench

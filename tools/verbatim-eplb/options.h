@@ -73,7 +73,7 @@ struct Options {
   std::string compare;
   int rounds = 5;
   std::string json;
-  bool verbose = false;
+  bool plugin_log = false;
 
   int total_iterations() const { return warmup + iterations; }
 };

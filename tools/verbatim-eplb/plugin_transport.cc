@@ -267,7 +267,7 @@ class PluginTransport final : public Transport {
 
 std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::CoordinatorConnection& coordinator,
                                                  Watchdog& watchdog) {
-  ranks::keep_plugin_log(options.job.rank, options.verbose);
+  ranks::keep_plugin_log(options.job.rank, options.plugin_log);
   return std::make_unique<PluginTransport>(options, coordinator, watchdog);
 }
 

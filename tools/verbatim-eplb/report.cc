@@ -5,10 +5,13 @@
 #include <iterator>
 #include <numeric>
 
+#include "ranks/statistics.h"
+
 namespace verbatim::eplb {
 namespace {
 
 using ranks::Json;
+using ranks::percentile;
 
 constexpr std::size_t kMostLines = 64;
 // Formats as "1.4769 GiB", in the largest unit in which the value is at least 1.
@@ -102,13 +105,6 @@ Json memory_of(const Report& report) {
 }
 
 }  // namespace
-
-double percentile(std::vector<double> values, double part) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const auto rank = static_cast<std::size_t>(std::ceil(part * static_cast<double>(values.size())));
-  return values[std::clamp<std::size_t>(rank, 1, values.size()) - 1];
-}
 
 double jain(const std::vector<std::uint64_t>& values) {
   double sum = 0;

@@ -62,8 +62,6 @@ struct Report {
   std::vector<std::string> errors = {};  // counts that differ from the plan
 };
 
-// The smallest value that is not below the given part of the values; 0 for an empty list.
-double percentile(std::vector<double> values, double part);
 // Jain's index of fairness: 1 when all values are equal, 1/n when only one is not 0.
 double jain(const std::vector<std::uint64_t>& values);
 

@@ -250,7 +250,7 @@ std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* cons
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--json", options.json, "write all results as JSON to this file")->type_name("FILE");
-  app.add_flag("--verbose", options.verbose, "print the plugin's log lines");
+  app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
 
   const auto leave = ranks::parse(app, argc, argv, [&] {
     ranks::check_job(app, options.job);

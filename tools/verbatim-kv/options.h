@@ -56,7 +56,7 @@ struct Options {
   bool isolation = false;
   int rounds = 5;
   std::string json;
-  bool verbose = false;
+  bool plugin_log = false;
 
   int engines() const { return decodes / static_cast<int>(tp_ratio); }
   bool is_timed(const Request& request) const { return request.id >= warmup; }

@@ -40,7 +40,7 @@ class DirectRank final : public ranks::Rank {
         is_prefill_(options_.job.rank < options_.prefills),
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
         counters_(options_.job.token) {
-    ranks::keep_plugin_log(options_.job.rank, options_.verbose);
+    ranks::keep_plugin_log(options_.job.rank, options_.plugin_log);
     plugin_.emplace(options_.plugin, options_.api_version, options_.job.token);
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ranks/statistics.h"
 #include "verbatim-kv/plugin_counters.h"
 
 namespace verbatim::kv {
@@ -52,7 +53,7 @@ void print_row(std::FILE* out, const FamilyReport& family) {
   std::fprintf(out, "%8s %10llu %9zu %12llu %16llu %8.3f %9.3f %9.3f %8.3f %8llu %6llu %6llu %6llu %8llu\n",
                family.geometry.name.c_str(), number(stats.served), family.geometry.part_bytes(),
                number(stats.received_messages), number(stats.received_bytes), gb_per_s(stats),
-               ms(percentile(stats.latencies_ns, 50)), ms(percentile(stats.latencies_ns, 99)),
+               ms(ranks::percentile(stats.latencies_ns, 0.5)), ms(ranks::percentile(stats.latencies_ns, 0.99)),
                validation_percent(stats), number(stats.rejected.size()),
                number(fallbacks(stats, FallbackStage::kFresh)), number(fallbacks(stats, FallbackStage::kStaged)),
                number(fallbacks(stats, FallbackStage::kRecompute)), number(stats.wrong_bytes));
@@ -73,8 +74,8 @@ Json json_of(const FamilyReport& family) {
       {"plan", {{"requests", family.plan.requests}, {"messages", family.plan.messages}, {"bytes", family.plan.bytes}}},
       {"gb_s", gb_per_s(stats)},
       {"messages_per_s", messages_per_s(stats)},
-      {"latency_p50_ms", ms(percentile(stats.latencies_ns, 50))},
-      {"latency_p99_ms", ms(percentile(stats.latencies_ns, 99))},
+      {"latency_p50_ms", ms(ranks::percentile(stats.latencies_ns, 0.5))},
+      {"latency_p99_ms", ms(ranks::percentile(stats.latencies_ns, 0.99))},
       {"validation_percent", validation_percent(stats)},
       {"longest_fallback_ms", ms(stats.fallback_ns)}};
   Json counted = to_json(stats);

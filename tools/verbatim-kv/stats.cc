@@ -103,12 +103,4 @@ FamilyStats from_json(const Json& json) {
   return stats;
 }
 
-std::uint64_t percentile(std::vector<std::uint64_t> values, double percent) {
-  if (values.empty()) return 0;
-  const double rank = std::ceil(percent / 100 * static_cast<double>(values.size()));
-  const auto index = std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, rank - 1)));
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(index), values.end());
-  return values[index];
-}
-
 }  // namespace verbatim::kv

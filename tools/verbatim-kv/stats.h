@@ -64,7 +64,4 @@ ranks::Json to_json(const FamilyStats& stats);
 // Parses what to_json() made on another rank.
 FamilyStats from_json(const ranks::Json& json);
 
-// The value below which `percent` of the values lie; 0 for an empty list.
-std::uint64_t percentile(std::vector<std::uint64_t> values, double percent);
-
 }  // namespace verbatim::kv

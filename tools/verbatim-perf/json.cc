@@ -35,6 +35,11 @@ Json json_of(const Report& report) {
                             {"algbw_gb_s", row.algbw},
                             {"busbw_gb_s", row.busbw},
                             {"wrong", checked ? Json(row.wrong) : Json()}});
+    if (!row.latency) continue;
+    json["rows"].back()["latency_us"] = {{"min", row.latency->min_us},
+                                         {"p50", row.latency->median_us},
+                                         {"p99", row.latency->p99_us},
+                                         {"p99_9", row.latency->p999_us}};
   }
   return json;
 }

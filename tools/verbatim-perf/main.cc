@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "ranks/job.h"
+#include "verbatim-perf/compare.h"
 #include "verbatim-perf/cost/options.h"
 #include "verbatim-perf/options.h"
 #include "verbatim-perf/qp_order/options.h"
@@ -16,6 +17,7 @@ int main(int argc, char** argv) {
     return ranks::run_or_exit(perf::qp_order::parse_qp_order_options(argc - 1, argv + 1), perf::qp_order::run_qp_order);
   }
   return ranks::run_or_exit(perf::parse_options(argc, argv), [&](const perf::Options& options) {
+    if (!options.compare.empty()) return perf::run_compare(options, argc, argv);
     return ranks::run_job(options.job, argc, argv, [&options](ranks::CoordinatorConnection& coordinator) {
       return perf::make_rank(options, coordinator);
     });

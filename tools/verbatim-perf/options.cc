@@ -32,7 +32,7 @@ constexpr const char* kDescription =
     "  alltoall    every rank to every other\n"
     "  sendrecv    to the next rank, from the previous one\n"
     "  stream      rank 0 to rank 1, one way\n"
-    "  pingpong    between ranks 0 and 1; the time is half a round trip\n"
+    "  pingpong    between ranks 0 and 1; the times are half a round trip: mean, minimum, median, p99, p99.9\n"
     "  grouped     rank 0 to rank 1, several messages with permuted tags into one grouped receive\n\n"
     "Subcommands (must be the first argument):\n"
     "  cost        instructions, verbs calls and memory of a message; see verbatim-perf cost --help\n"
@@ -58,6 +58,12 @@ void check_consistency(const Options& options) {
                     options.operation == OperationKind::kGrouped;
   if (pair && options.job.size() != 2) {
     throw Failure(std::string(operation_name(options.operation)) + " needs exactly 2 ranks", ExitStatus::kUsage);
+  }
+  if (options.plugin.empty() == options.compare.empty()) {
+    throw Failure("one of --plugin and --compare is needed", ExitStatus::kUsage);
+  }
+  if (!options.compare.empty() && !options.job.root.empty()) {
+    throw Failure("--compare starts its own ranks and cannot be used with --root", ExitStatus::kUsage);
   }
 }
 
@@ -95,9 +101,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
       ->required()
       ->type_name("OP")
       ->check(CLI::IsMember(kOperations));
-  app.add_option("--plugin", options.plugin, "path or name of the net plugin, passed to dlopen")
-      ->required()
-      ->type_name("PATH");
+  app.add_option("--plugin", options.plugin, "path or name of the net plugin, passed to dlopen")->type_name("PATH");
   app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
   ranks::add_job_options(app, options.job);
@@ -134,12 +138,20 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
       ->check(CLI::IsMember(types))
       ->capture_default_str()
       ->type_name("TYPE");
+  app.add_option("--compare", options.compare,
+                 "run over each plugin of the list in turn, round by round, and print the medians of the rounds, with "
+                 "the ratio to the first plugin")
+      ->delimiter(',')
+      ->type_name("PATH,...");
+  app.add_option("--rounds", options.rounds, "with --compare: number of rounds")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   app.add_option("--json", options.json, "write all results as JSON to this file")->type_name("FILE");
   app.add_option("--pause", options.pause_us,
                  "microseconds that a rank sleeps after a poll without progress; 0: it only yields")
       ->check(CLI::Range(0, 10'000))
       ->capture_default_str();
-  app.add_flag("--verbose", options.verbose, "print the plugin's log lines");
+  app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
 
   const auto leave = ranks::parse(app, argc, argv, [&] {
     ranks::check_job(app, options.job);

@@ -48,9 +48,12 @@ struct Options {
   int check_iterations = 1;
   workload::ElementType type = workload::ElementType::kUint32;
 
+  std::vector<std::string> compare;  // plugins that run in turn
+  int rounds = 10;                   // with compare
+
   std::string json;
   int pause_us = 0;  // how long a rank sleeps after a poll without progress; 0: it calls sched_yield
-  bool verbose = false;
+  bool plugin_log = false;
 };
 
 std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/clock.h"
 #include "ranks/failure.h"
 #include "ranks/loaded_plugin.h"
 
@@ -32,13 +33,16 @@ void Progress::prepare(const Plan& plan) {
   }
 }
 
-void Progress::run(std::uint64_t iterations, bool overlap, std::atomic<std::uint64_t>& finished) {
+void Progress::run(std::uint64_t iterations, bool overlap, std::atomic<std::uint64_t>& finished,
+                   std::vector<std::uint64_t>* times_ns) {
   if (overlap) {
     run_lanes(iterations, &finished);
     return;
   }
   for (std::uint64_t iteration = 0; iteration < iterations; ++iteration) {
+    const std::uint64_t begin = times_ns != nullptr ? monotonic_ns() : 0;
     run_lanes(1, nullptr);
+    if (times_ns != nullptr) times_ns->push_back(monotonic_ns() - begin);
     finished.fetch_add(1, std::memory_order_relaxed);
   }
 }

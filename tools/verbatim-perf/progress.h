@@ -25,8 +25,9 @@ class Progress {
 
   // Runs the iterations one after the other: the next one starts when the previous one is complete on this rank. With
   // `overlap` each lane advances as far as its window and its dependencies allow. `finished` counts completed
-  // iterations.
-  void run(std::uint64_t iterations, bool overlap, std::atomic<std::uint64_t>& finished);
+  // iterations. `times_ns` gets the time of each iteration, without `overlap`; nullptr: not measured.
+  void run(std::uint64_t iterations, bool overlap, std::atomic<std::uint64_t>& finished,
+           std::vector<std::uint64_t>* times_ns);
 
  private:
   struct RunningLane {

@@ -22,6 +22,7 @@
 #include "ranks/loaded_plugin.h"
 #include "ranks/plugin_log.h"
 #include "ranks/progress_bar.h"
+#include "ranks/statistics.h"
 #include "ranks/worker_thread.h"
 #include "verbatim-perf/operation.h"
 #include "verbatim-perf/progress.h"
@@ -153,14 +154,17 @@ class PerfRank final : public ranks::Rank {
     fill(extent);
     coordinator_.barrier();
     iterate(options_.warmup_iterations, bytes);  // also synchronises the ranks
+    std::vector<std::uint64_t> times_ns;
+    const bool times_each = options_.operation == OperationKind::kPingPong;
+    if (times_each) times_ns.reserve(static_cast<std::size_t>(options_.iterations));
     const std::uint64_t begin = monotonic_ns();
-    iterate(options_.iterations, bytes);
+    iterate(options_.iterations, bytes, times_each ? &times_ns : nullptr);
     own.elapsed_ns = monotonic_ns() - begin;
     if (options_.check_iterations > 0) own.wrong += check(extent);
-    add_row(extent, own);
+    add_row(extent, own, times_ns);
   }
 
-  void add_row(const Extent& extent, const Outcome& own) {
+  void add_row(const Extent& extent, const Outcome& own, const std::vector<std::uint64_t>& times_ns) {
     std::uint64_t slowest_ns = 1;
     Row row{.bytes = extent.bytes, .count = extent.count};
     for (const Outcome& outcome : coordinator_.all_gather_values(own)) {
@@ -171,6 +175,12 @@ class PerfRank final : public ranks::Rank {
     row.time_us = ns / 1000;
     row.algbw = static_cast<double>(extent.bytes) / ns;
     row.busbw = row.algbw * operation_->bus_factor();
+    if (!times_ns.empty()) {
+      const auto us = [&](double part) {
+        return static_cast<double>(ranks::percentile(times_ns, part)) / 1000 * operation_->time_factor();
+      };
+      row.latency = Latency{us(0), us(0.5), us(0.99), us(0.999)};
+    }
     report_.rows.push_back(row);
     bar_.clear();
     if (is_first()) print_row(stdout, report_, row);
@@ -227,10 +237,10 @@ class PerfRank final : public ranks::Rank {
     std::fprintf(stderr, "verbatim-perf: rank %d, iteration %" PRIu64 ": %s\n", options_.job.rank, step_, what.c_str());
   }
 
-  void iterate(int iterations, std::size_t bytes) {
+  void iterate(int iterations, std::size_t bytes, std::vector<std::uint64_t>* times_ns = nullptr) {
     std::atomic<std::uint64_t> finished{0};
     std::future<void> done = progress_thread_.start(
-        [&] { progress_->run(static_cast<std::uint64_t>(iterations), operation_->overlaps(), finished); });
+        [&] { progress_->run(static_cast<std::uint64_t>(iterations), operation_->overlaps(), finished, times_ns); });
     while (done.wait_for(kBarInterval) != std::future_status::ready) {
       const double part = static_cast<double>(finished.load(std::memory_order_relaxed)) / iterations;
       const auto size = static_cast<double>(report_.rows.size());
@@ -263,7 +273,7 @@ class PerfRank final : public ranks::Rank {
 }  // namespace
 
 std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
-  ranks::keep_plugin_log(options.job.rank, options.verbose);
+  ranks::keep_plugin_log(options.job.rank, options.plugin_log);
   return std::make_unique<PerfRank>(options, coordinator);
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,14 @@ struct RankInfo {
   int pid = 0;
 };
 
+// Times of single iterations.
+struct Latency {
+  double min_us = 0;
+  double median_us = 0;
+  double p99_us = 0;
+  double p999_us = 0;
+};
+
 // One line of the table.
 struct Row {
   std::size_t bytes = 0;
@@ -24,7 +33,8 @@ struct Row {
   double time_us = 0;
   double algbw = 0;  // GB/s, 10^9
   double busbw = 0;
-  std::uint64_t wrong = 0;  // elements
+  std::uint64_t wrong = 0;              // elements
+  std::optional<Latency> latency = {};  // of rank 0; pingpong only
 };
 
 struct Report {

@@ -30,15 +30,24 @@ void print_header(std::FILE* out, const Report& report) {
   std::fprintf(out, "# %d iterations, %d warm-up, %d checked; %d channel(s), %d receives ahead", options.iterations,
                options.warmup_iterations, options.check_iterations, options.channels, options.depth);
   if (options.operation == OperationKind::kGrouped) std::fprintf(out, ", groups of %zu", report.group);
-  std::fprintf(out, "\n#\n# %10s %12s %8s %11s %11s %11s %8s\n", "size(B)", "count", "type", "time(us)", "algbw(GB/s)",
+  std::fprintf(out, "\n#\n# %10s %12s %8s %11s %11s %11s %8s", "size(B)", "count", "type", "time(us)", "algbw(GB/s)",
                "busbw(GB/s)", "#wrong");
+  if (options.operation == OperationKind::kPingPong) {
+    std::fprintf(out, " %9s %9s %9s %9s", "min(us)", "p50(us)", "p99(us)", "p99.9(us)");
+  }
+  std::fputc('\n', out);
   std::fflush(out);
 }
 
 void print_row(std::FILE* out, const Report& report, const Row& row) {
   const std::string wrong = report.options.check_iterations == 0 ? "N/A" : std::to_string(row.wrong);
-  std::fprintf(out, "%12zu %12zu %8s %11.2f %11.3f %11.3f %8s\n", row.bytes, row.count,
+  std::fprintf(out, "%12zu %12zu %8s %11.2f %11.3f %11.3f %8s", row.bytes, row.count,
                workload::element_name(report.options.type), row.time_us, row.algbw, row.busbw, wrong.c_str());
+  if (row.latency) {
+    const Latency& latency = *row.latency;
+    std::fprintf(out, " %9.2f %9.2f %9.2f %9.2f", latency.min_us, latency.median_us, latency.p99_us, latency.p999_us);
+  }
+  std::fputc('\n', out);
   std::fflush(out);
 }
 
@@ -46,8 +55,9 @@ void print_footer(std::FILE* out, const Report& report) {
   if (report.options.check_iterations == 0) {
     std::fprintf(out, "# Wrong elements    : not checked\n");
   } else {
-    std::fprintf(out, "# Wrong elements    : %llu %s\n", static_cast<unsigned long long>(report.wrong()),
-                 report.wrong() == 0 ? "OK" : "FAILED");
+    std::fprintf(out, "# Wrong elements    : %llu %s%s\n", static_cast<unsigned long long>(report.wrong()),
+                 report.wrong() == 0 ? "OK" : "FAILED",
+                 report.ranks.size() == 1 ? " (one rank: no bytes were sent between ranks)" : "");
   }
   std::fprintf(out, "# Avg bus bandwidth : %g GB/s\n", report.average_busbw());
   std::fflush(out);

@@ -16,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "base/outgoing_message.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "net/connect/connect_settings.h"

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "base/outgoing_message.h"
 #include "base/result.h"
 #include "net/connect/connect_settings.h"
 #include "net/connect/incoming_message.h"

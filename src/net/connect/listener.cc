@@ -10,7 +10,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/outgoing_message.h"
+#include "base/socket.h"
+#include "wire/limits.h"
 
 namespace verbatim {
 namespace {

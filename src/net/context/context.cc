@@ -123,6 +123,7 @@ Result<Context*> open_context(int traffic_class) {
   std::unique_ptr<ProcessState> opened;  // becomes g_process once nothing can fail any more
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) {
+    log_unused_variables(environ);
     Result<std::unique_ptr<ProcessState>> process = open_process(*config);
     if (!process) return process.error();
     opened = std::move(*process);

@@ -69,6 +69,8 @@ std::string describe_path(const PathFacts& facts);
 // ", timeout 4.29 s, 7 retries (34.4 s in all), 3 h 2 min old, carried ..."; empty when not established.
 std::string describe_path_history(const PathFacts& facts);
 
+// A command as log lines show it: "'ip address'".
+std::string quoted(const std::string& command);
 // The commands that try a path without this plugin, both ends named.
 std::string perftest_commands(const PathFacts& facts);
 

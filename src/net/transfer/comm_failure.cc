@@ -34,7 +34,7 @@ ErrorKind error_kind_of(ibv_wc_status status) {
 
 }  // namespace
 
-[[gnu::cold]] void Comm::process_signals(bool waits_for_message) noexcept {
+void Comm::process_signals(bool waits_for_message) noexcept {
   if (failure_state_.has(CommSignal::kDeviceFailed)) {
     return fail(ErrorKind::kSystem, "device", [&] { return device_event(); });
   }
@@ -103,14 +103,14 @@ void Comm::publish_without_memory() noexcept {
   if (observer_ != nullptr) observer_->comm_failed(*this);
 }
 
-[[gnu::cold]] void Comm::fail_poll() noexcept {
+void Comm::fail_poll() noexcept {
   fail(ErrorKind::kSystem, "ibv_poll_cq", [&] {
     const PathFacts path = facts(0);
     return Failure{"ibv_poll_cq failed", diagnose(IBV_EVENT_CQ_ERR, path), path};
   });
 }
 
-[[gnu::cold]] void Comm::fail_post(const char* operation, int returned, std::size_t qp) noexcept {
+void Comm::fail_post(const char* operation, int returned, std::size_t qp) noexcept {
   fail(ErrorKind::kSystem, operation, [&] {
     const Status status = check_errno(operation, returned);
     const PathFacts path = facts(qp);
@@ -119,7 +119,7 @@ void Comm::publish_without_memory() noexcept {
   });
 }
 
-[[gnu::cold]] void Comm::fail_completion(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept {
+void Comm::fail_completion(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept {
   failure_state_.record_completion(error_kind_of(completion.status), completion, qp, work);
 }
 
@@ -130,7 +130,7 @@ bool Comm::wait_for_device_event() const {
   return failure_state_.has(CommSignal::kDeviceFailed);
 }
 
-[[gnu::cold]] void Comm::log_held_completion() noexcept {
+void Comm::log_held_completion() noexcept {
   publish_from([&] {
     const auto& [completion, qp, work, flushed] = failure_state_.held_completion();
     if (completion.status == IBV_WC_WR_FLUSH_ERR && wait_for_device_event()) return device_event();

@@ -51,7 +51,7 @@ Result<Port> refresh_port(const Port& known, const Config& config) {
   const Result<ibv_port_attr> attributes = device.verbs().port_attributes(device.context(), known.port_num);
   if (!attributes) return attributes.error();
   const Result<GidEntry> gid = confirm_gid(device.verbs(), device.context(), device.name().c_str(), known.port_num,
-                                           *attributes, config.gid_index, known.gid);
+                                           *attributes, config.gid, known.gid);
   if (!gid) {
     VERBATIM_WARN("%s: GID %u %s does not exist any more, and the port has no other usable GID", known.name.c_str(),
                   known.gid.index, to_string(known.gid.gid).c_str());

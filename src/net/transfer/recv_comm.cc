@@ -90,7 +90,9 @@ Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
     for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
   }
   if (error() != nullptr) return *error();
-  if (const Status connected = endpoint_.connect(remote, settings_.config, traffic_class); !connected) return connected;
+  Config config = settings_.config;
+  if (config.cts_traffic_class) config.traffic_class = config.cts_traffic_class;
+  if (const Status connected = endpoint_.connect(remote, config, traffic_class); !connected) return connected;
   const EndpointQp& first = endpoint_.qps()[0];
   ring_offset_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());
   cts_qp_ = first.qp.get();
@@ -174,12 +176,12 @@ void RecvComm::release_entries() {
 }
 
 // members_allowed_ may have been raised for this group alone: it does not hold for several small ones.
-[[gnu::cold]] ErrorKind RecvComm::reject_buffer() noexcept {
+ErrorKind RecvComm::reject_buffer() noexcept {
   members_allowed_ = 0;
   return ErrorKind::kArgument;
 }
 
-[[gnu::cold]] ErrorKind RecvComm::reject_group_size(int n) const noexcept {
+ErrorKind RecvComm::reject_group_size(int n) const noexcept {
   try {
     VERBATIM_WARN("irecv of a group of %d on %s: 1 to %u (VERBATIM_MAX_RECVS) are possible", n,
                   describe_path(0).c_str(), max_recvs_);

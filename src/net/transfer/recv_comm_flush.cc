@@ -9,7 +9,7 @@
 namespace verbatim {
 
 Result<std::unique_ptr<MemoryHandle>> RecvComm::register_memory(const MrRequest& request) {
-  if (request.type != MemoryType::kHost) {
+  if (request.type != MemoryType::kHost && !settings_.config.flush_disabled) {
     if (const Status prepared = flush_.prepare(*this, endpoint_, settings_.config); !prepared) {
       if (!prepared.error().logged) VERBATIM_WARN("%s", log_line(flush_failure(prepared.error())).c_str());
       return prepared.error();
@@ -31,7 +31,8 @@ Failure RecvComm::flush_failure(const Error& error) const {
 }
 
 // For memory that was registered through another comm (regIsGlobal): this comm did not know of GPU memory before.
-[[gnu::cold]] bool RecvComm::can_flush() {
+bool RecvComm::can_flush() {
+  if (settings_.config.flush_disabled) return true;
   Status prepared = system_error("memory", ENOMEM);
   try {
     prepared = flush_.prepare(*this, endpoint_, settings_.config);
@@ -42,7 +43,7 @@ Failure RecvComm::flush_failure(const Error& error) const {
 }
 
 Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
-  if (error() != nullptr || !memory.device_memory) return nullptr;
+  if (error() != nullptr || !memory.device_memory || settings_.config.flush_disabled) return nullptr;
   if (!flush_.prepared()) {
     fail(ErrorKind::kArgument, "iflush", 0, diagnose_contradicting_calls,
          [] { return std::string("iflush of GPU memory, but this connection has received into none"); });

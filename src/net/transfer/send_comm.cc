@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint32_t kSendQueueDepth = wire::kMaxInFlight;
 constexpr std::uint32_t kSizeRecordInlineBytes = sizeof(std::uint64_t) * wire::kMaxGroup;  // a size record
 // Below this a second QP costs more in work requests and completions than it gains in bandwidth. Measured on softverbs
-// with four engine threads (README): equal at 128 KiB, 1.4 times as fast at 256 KiB.
+// with four engine threads (tests/README.md): equal at 128 KiB, 1.4 times as fast at 256 KiB.
 constexpr std::uint64_t kStripeThresholdBytes = 256 << 10;
 // Groups with optional completion between two reports of used CTS entries: few, compared with the ring's entries, so
 // that the receiver never waits for a report.
@@ -55,9 +55,14 @@ SendComm::SendComm(const CommSettings& settings, Endpoint endpoint, ControlMemor
     request.opcode = IBV_WR_RDMA_WRITE;
     request.num_sge = 1;
   }
-  single_.sg_list = &single_segment_;
-  single_.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-  single_.send_flags = IBV_SEND_SIGNALED;
+  single_.sg_list = separate_data_.sg_list = &single_segment_;
+  separate_data_.opcode = IBV_WR_RDMA_WRITE;
+  for (ibv_send_wr* work : {&single_, &empty_signal_, &size_signal_}) {
+    work->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    work->send_flags = IBV_SEND_SIGNALED;
+  }
+  size_signal_.sg_list = &size_segment_;
+  size_signal_.num_sge = 1;
   for (SendRequest& request : requests_) request.comm = this;
   set_head(0);
 }
@@ -105,7 +110,9 @@ Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
   simple_limit_bytes_ = std::min(std::uint64_t{max_piece_bytes_} + 1, stripe_threshold_);
   single_limit_bytes_ =
       adaptive_routing_ ? std::min(simple_limit_bytes_, adaptive_routing_threshold_ + 1) : simple_limit_bytes_;
-  if (atomic_) single_limit_bytes_ = 0;
+  if (adaptive_routing_) separate_limit_bytes_ = simple_limit_bytes_;
+  if (atomic_) single_limit_bytes_ = separate_limit_bytes_ = 0;
+  empty_signal_.wr.rdma.remote_addr = record_address_;
   return {};
 }
 
@@ -124,22 +131,25 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
     return slow_path_flags() == 0 ? ErrorKind::kNone : no_matching_receive();
   }
   const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(head_entry_);
-  if (entry_head.group_size == 1 && entry_head.flags == wire::CtsFlags::kNone && bytes < single_limit_bytes_ &&
-      slow_path_flags() == 0) {
-    return send_single(data, bytes, tag, memory, request);
+  if (entry_head.group_size == 1 && entry_head.flags == wire::CtsFlags::kNone && slow_path_flags() == 0) {
+    if (bytes < single_limit_bytes_) return send_single<false>(data, bytes, tag, memory, request);
+    if (bytes < separate_limit_bytes_) return send_single<true>(data, bytes, tag, memory, request);
   }
   return begin_group(data, bytes, tag, memory, request);
 }
 
-[[gnu::cold]] ErrorKind SendComm::no_matching_receive() noexcept {
+ErrorKind SendComm::no_matching_receive() noexcept {
   send_refused_ = true;
   check_signals(true);
   return result();
 }
 
-// A single message: one WRITE with immediate.
+// A single message: one WRITE with immediate; or, where adaptive routing may deliver the immediate before the data, a
+// WRITE and a signal of its own.
+template <bool kSeparate>
 [[gnu::noinline]] ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag,
                                                   const MemoryKeys& memory, void** out) noexcept {
+  constexpr std::uint32_t kWorkRequests = kSeparate ? 2 : 1;
   const std::byte* const entry_address = head_entry_;
   const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(entry_address);
   const std::uint64_t head = head_;
@@ -154,9 +164,9 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
   const std::uint32_t used = next_queue_;
   SendQueue& queue = queues_[used];
   const std::uint32_t free = queue.free;
-  if (free == 0) return begin_group(data, bytes, tag, memory, out);
+  if (free < kWorkRequests) return begin_group(data, bytes, tag, memory, out);
   next_queue_ = used + 1 == queue_count_ ? 0 : used + 1;
-  queue.free = free - 1;
+  queue.free = free - kWorkRequests;
   bytes_ += bytes;
   set_head(head + 1);
   request.state = RequestState::kPending;
@@ -164,16 +174,23 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
   request.data = data;
   single_segment_ = {reinterpret_cast<std::uint64_t>(data), static_cast<std::uint32_t>(bytes),
                      memory.lkey[queue.device]};
-  single_.wr_id = queue.single_wr_id | index;
-  single_.num_sge = bytes != 0 ? 1 : 0;
-  single_.imm_data = htonl(wire::encode_immediate({index, wire::SizeSource::kByteCount, 1, wire::ring_pass(member)}));
-  single_.wr.rdma.remote_addr = entry_head.address;
-  single_.wr.rdma.rkey =
+  ibv_send_wr& work = kSeparate ? separate_data_ : single_;
+  work.wr_id = queue.single_wr_id | index;
+  work.num_sge = bytes != 0 ? 1 : 0;
+  const wire::Immediate immediate{index, kSeparate ? wire::SizeSource::kPosted : wire::SizeSource::kByteCount, 1,
+                                  wire::ring_pass(member)};
+  if (kSeparate) {
+    link_signal(queue, work.wr_id + (std::uint64_t{1} << kSendCountShift), immediate, bytes == entry_head.size);
+  } else {
+    work.imm_data = htonl(wire::encode_immediate(immediate));
+  }
+  work.wr.rdma.remote_addr = entry_head.address;
+  work.wr.rdma.rkey =
       reinterpret_cast<const std::uint32_t*>(entry_address + sizeof(wire::CtsHead))[queue.remote_device];
   *out = static_cast<Request*>(&request);
   ibv_send_wr* refused;
-  const int returned = ibv_post_send(queue.qp, &single_, &refused);
-  if (returned != 0) fail_post("ibv_post_send", returned, single_.wr_id >> 16 & 0xffff);
+  const int returned = ibv_post_send(queue.qp, &work, &refused);
+  if (returned != 0) fail_post("ibv_post_send", returned, work.wr_id >> 16 & 0xffff);
   return ErrorKind::kNone;
 }
 
@@ -215,7 +232,7 @@ inline void SendComm::select_member(std::uint32_t member) {
 }
 
 // With flags set: whether the comm works and no message waits for free entries of a send queue.
-[[gnu::cold]] bool SendComm::can_send() {
+bool SendComm::can_send() {
   if (pending_post_.active) progress();
   // A message that is posted now would never be acknowledged.
   if (is_peer_or_device_dead()) check_signals(true);
@@ -377,13 +394,24 @@ void SendComm::set_immediate(std::uint32_t at, const wire::Immediate& immediate)
   work_[at].request.imm_data = htonl(wire::encode_immediate(immediate));
 }
 
+// A signal that carries the size record of a single message.
+ibv_send_wr& SendComm::format_size_signal(const SendQueue& queue, std::uint32_t index) {
+  std::uint64_t& size = write_sources().size[index];
+  size = requests_[index].bytes;
+  size_segment_ = {reinterpret_cast<std::uint64_t>(&size), sizeof size, control_.lkey(queue.device)};
+  size_signal_.send_flags = IBV_SEND_SIGNALED | (sizeof size <= queue.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0U);
+  size_signal_.wr.rdma.remote_addr =
+      record_address_ + offsetof(wire::CompletionRecord, size) + index * sizeof(std::uint64_t);
+  return size_signal_;
+}
+
 bool SendComm::reports_consumed() {
   if (++unreported_optional_groups_ < kConsumedReportInterval) return false;
   unreported_optional_groups_ = 0;
   return true;
 }
 
-[[gnu::cold]] bool SendComm::fail_invalid_cts() {
+bool SendComm::fail_invalid_cts() {
   fail(ErrorKind::kRemote, "CTS", 0, diagnose_corrupt_peer, [&] {
     return "the peer announced a group of " + std::to_string(entry(wire::ring_index(head())).group_size) +
            " receives (CTS), 1 to " + std::to_string(wire::kMaxGroup) + " are possible";
@@ -391,7 +419,7 @@ bool SendComm::reports_consumed() {
   return false;
 }
 
-[[gnu::cold]] ErrorKind SendComm::fail_size_mismatch(std::size_t bytes, const wire::CtsHead& entry_head) noexcept {
+ErrorKind SendComm::fail_size_mismatch(std::size_t bytes, const wire::CtsHead& entry_head) noexcept {
   fail(ErrorKind::kUsage, "isend", 0, diagnose_size_mismatch, [&] {
     return "isend of " + std::to_string(bytes) + " bytes with tag " + std::to_string(entry_head.tag) +
            " is more than the peer's receive holds, " + std::to_string(entry_head.size) + " bytes";

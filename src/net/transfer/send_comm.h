@@ -6,6 +6,8 @@
 // striped, cut, or wait for free send queue entries; send_comm_completions.cc test and completions.
 #pragma once
 
+#include <arpa/inet.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -126,8 +128,9 @@ class SendComm final : public CommProgress<SendComm> {
     std::uint64_t atomic_result;  // target for the old values of arrival words; not used
   };
 
-  // Work requests posted with one doorbell.
-  static constexpr std::uint32_t kBatch = 16;
+  // Work requests posted with one doorbell: at least a group, a size record and an atomic.
+  static constexpr std::uint32_t kBatch = 12;
+  static_assert(kBatch >= wire::kMaxGroup + 2);
 
   const void* peer_written_memory() const override { return control_.data(); }
   std::uint32_t capabilities() const override;
@@ -147,6 +150,7 @@ class SendComm final : public CommProgress<SendComm> {
     return *reinterpret_cast<WriteSources*>(control_.data() + entry_bytes_ * wire::kRingEntries);
   }
 
+  template <bool kSeparate>
   ErrorKind send_single(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
   ErrorKind begin_group(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
                         void** request) noexcept;
@@ -173,6 +177,17 @@ class SendComm final : public CommProgress<SendComm> {
   void format_consumed_write(std::uint32_t at, const SendQueue& queue);
   void format_arrival_atomic(std::uint32_t at, const SendQueue& queue, std::uint32_t index, std::uint64_t addend);
   void set_immediate(std::uint32_t at, const wire::Immediate& immediate);
+  ibv_send_wr& format_size_signal(const SendQueue& queue, std::uint32_t index);
+  // Appends to separate_data_ the signal of a single message: empty if its size is that of the buffer, else with the
+  // size record.
+  void link_signal(const SendQueue& queue, std::uint64_t wr_id, wire::Immediate immediate, bool full) {
+    if (!full) immediate.sizes = wire::SizeSource::kRecord;
+    ibv_send_wr& signal = full ? empty_signal_ : format_size_signal(queue, immediate.entry);
+    signal.wr_id = wr_id;
+    signal.imm_data = htonl(wire::encode_immediate(immediate));
+    signal.wr.rdma.rkey = queue.record_rkey;
+    separate_data_.next = &signal;
+  }
 
   void store_sizes(std::uint32_t index, std::uint32_t group_size) const;
   bool separates_completion(std::uint64_t bytes) const {
@@ -208,8 +223,9 @@ class SendComm final : public CommProgress<SendComm> {
   SingleWriter<std::uint64_t> head_;       // its number, which is also the number of messages sent
   std::uint32_t next_queue_ = 0;
   SingleWriter<std::uint64_t> bytes_;
-  SingleWriter<bool> send_refused_;       // an isend found no receive
-  std::uint64_t single_limit_bytes_ = 0;  // single messages below this take one work request
+  SingleWriter<bool> send_refused_;         // an isend found no receive
+  std::uint64_t single_limit_bytes_ = 0;    // single messages below this take one work request,
+  std::uint64_t separate_limit_bytes_ = 0;  // others below this take two
   HeadGroup group_;
   std::uint32_t queue_count_ = 0;
   std::uint32_t max_piece_bytes_ = 0;
@@ -222,20 +238,27 @@ class SendComm final : public CommProgress<SendComm> {
   std::uint64_t record_address_ = 0;      // the peer's completion record
   std::vector<SendQueue> queues_;
   PendingPost pending_post_;
-  ibv_send_wr single_ = {};  // a single message, formatted once
+  // Work requests of a single message, formatted once: the data with an immediate, or the data and a signal.
+  ibv_send_wr single_ = {};
+  ibv_send_wr separate_data_ = {};
+  ibv_send_wr empty_signal_ = {};
+  ibv_send_wr size_signal_ = {};  // with the size record
   ibv_sge single_segment_ = {};
+  ibv_sge size_segment_ = {};
   std::array<Work, kBatch> work_;
   std::array<SendRequest, wire::kRingEntries> requests_;
 };
 
 extern template class CommProgress<SendComm>;
 
-// wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32-47 work requests that complete
-// with it, 48 whether it completes its part of the group, 49 whether it is a single message in one work request.
+// wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32 whether it completes its part
+// of the group, 33 whether it completes a single message in one part, 48-63 work requests that complete with it.
+constexpr unsigned kSendCountShift = 48;
+constexpr std::uint64_t kSendPartDone = std::uint64_t{1} << 32;
+constexpr std::uint64_t kSendSingle = std::uint64_t{1} << 33;
 constexpr std::uint64_t encode_send_work(std::uint32_t index, std::uint32_t queue, std::uint32_t count,
                                          bool part_done) {
-  return index | std::uint64_t{queue} << 16 | std::uint64_t{count} << 32 | std::uint64_t{part_done} << 48;
+  return index | std::uint64_t{queue} << 16 | std::uint64_t{count} << kSendCountShift | (part_done ? kSendPartDone : 0);
 }
-constexpr std::uint64_t kSendSingle = std::uint64_t{1} << 49;
 
 }  // namespace verbatim

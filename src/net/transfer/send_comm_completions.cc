@@ -24,7 +24,7 @@ bool SendComm::all_done() const {
 // A single message.
 [[gnu::always_inline]] inline bool SendComm::complete_simple(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kSendSingle) == 0) return false;
-  ++queues_[completion.wr_id >> 16 & 0xffff].free;
+  queues_[completion.wr_id >> 16 & 0xffff].free += static_cast<std::uint32_t>(completion.wr_id >> kSendCountShift);
   requests_[completion.wr_id & 0xffff].state = RequestState::kDone;
   return true;
 }
@@ -32,8 +32,8 @@ bool SendComm::all_done() const {
 void SendComm::complete(const ibv_wc& completion) {
   if (complete_simple(completion)) return;
   if (completion.status != IBV_WC_SUCCESS) return fail_send(completion);
-  queues_[completion.wr_id >> 16 & 0xffff].free += static_cast<std::uint32_t>(completion.wr_id >> 32 & 0xffff);
-  if ((completion.wr_id >> 48 & 1) == 0) return;
+  queues_[completion.wr_id >> 16 & 0xffff].free += static_cast<std::uint32_t>(completion.wr_id >> kSendCountShift);
+  if ((completion.wr_id & kSendPartDone) == 0) return;
   SendRequest* member = &requests_[completion.wr_id & 0xffff];
   if (--member->parts_left != 0) return;
   const SendRequest* const end = member + member->group_size;
@@ -68,8 +68,7 @@ CompletedCounts SendComm::completed_counts() const {
 
 // The completion does not say which buffer of a group was refused. The first that is not registered, else the first of
 // a GPU, else the first.
-[[gnu::cold]] RefusedBuffer SendComm::refused_buffer(const SendRequest* first, std::uint32_t members,
-                                                     const Device& device) {
+RefusedBuffer SendComm::refused_buffer(const SendRequest* first, std::uint32_t members, const Device& device) {
   RefusedBuffer found;
   for (std::uint32_t i = 0; i < members; ++i) {
     if (first[i].bytes == 0) continue;  // needs no registration
@@ -82,7 +81,7 @@ CompletedCounts SendComm::completed_counts() const {
   return found;
 }
 
-[[gnu::cold]] void SendComm::fail_send(const ibv_wc& completion) {
+void SendComm::fail_send(const ibv_wc& completion) {
   const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
   const std::uint32_t members = (completion.wr_id & kSendSingle) != 0 ? 1 : requests_[index].group_size;
   std::uint64_t bytes = 0;

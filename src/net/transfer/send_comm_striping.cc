@@ -54,46 +54,36 @@ bool SendComm::can_post_stripes() const {
 void SendComm::post_stripes(std::uint32_t member) {
   const std::uint32_t index = wire::ring_index(member);
   const bool full = group_.bytes == group_.buffer_bytes;
-  const bool separate_completion = separates_completion(group_.bytes);
   const std::uint64_t data = work_[0].segment.addr;
   const MemoryKeys& memory = *work_[0].memory;
   const std::uint64_t remote_address = work_[0].request.wr.rdma.remote_addr;
   const std::uint64_t stripe = stripe_bytes(group_.bytes, queue_count_);
-  if (!full) store_sizes(index, 1);
   requests_[index].group_size = 1;
   requests_[index].parts_left = queue_count_;
-  wire::Immediate immediate{index, full ? wire::SizeSource::kPosted : wire::SizeSource::kRecord, queue_count_,
-                            wire::ring_pass(member)};
+  wire::Immediate immediate{index, wire::SizeSource::kPosted, queue_count_, wire::ring_pass(member)};
   std::uint32_t used = next_queue_;
   std::uint64_t done = 0;
   for (std::uint32_t part = 0; part < queue_count_ && error() == nullptr; ++part) {
     SendQueue& queue = queues_[used];
     const auto bytes = static_cast<std::uint32_t>(std::min(stripe, group_.bytes - done));
     const bool record = part == 0 && !full;
-    const std::uint32_t count = record || separate_completion ? 2 : 1;
-    ibv_send_wr& work = count == 1 ? single_ : work_[0].request;
-    *work.sg_list = {data + done, bytes, memory.lkey[queue.device]};
+    const bool separate = record || separates_completion(group_.bytes);
+    const std::uint32_t count = separate ? 2 : 1;
+    ibv_send_wr& work = separate ? separate_data_ : single_;
+    single_segment_ = {data + done, bytes, memory.lkey[queue.device]};
+    work.wr_id = encode_send_work(index, used, count, true);
     work.num_sge = bytes != 0 ? 1 : 0;
     work.wr.rdma.remote_addr = remote_address + done;
     work.wr.rdma.rkey = remote_key(index, queue.remote_device);
-    const std::uint64_t wr_id = encode_send_work(index, used, count, true);
-    if (count == 1) {
-      work.wr_id = wr_id;
-      work.imm_data = htonl(wire::encode_immediate(immediate));
-      queue.free -= 1;
-      ibv_send_wr* refused;
-      const int returned = ibv_post_send(queue.qp, &work, &refused);
-      if (returned != 0) fail_post("ibv_post_send", returned, used);
+    if (separate) {
+      link_signal(queue, work.wr_id, immediate, !record);
     } else {
-      work.wr_id = encode_send_work(index, used, 0, false);
-      if (record) {
-        format_size_record(1, queue, index, 1);
-      } else {
-        format_empty_write(1, queue);
-      }
-      set_immediate(1, immediate);
-      post(queue, count, wr_id);
+      work.imm_data = htonl(wire::encode_immediate(immediate));
     }
+    queue.free -= count;
+    ibv_send_wr* refused;
+    const int returned = ibv_post_send(queue.qp, &work, &refused);
+    if (returned != 0) fail_post("ibv_post_send", returned, used);
     immediate.sizes = wire::SizeSource::kOtherPart;
     done += bytes;
     if (++used == queue_count_) used = 0;

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "softverbs/host/abandoned_files.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -82,6 +83,7 @@ class VERBATIM_THREAD_ANNOTATION(scoped_lockable) HostRegistry::FileLock {
 
 Result<std::unique_ptr<HostRegistry>> HostRegistry::open(const Settings& settings) {
   std::string name = registry_name(settings);
+  remove_abandoned_files(name);
   for (;;) {
     Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateOrOpen);
     if (!fd) return fd.error();

@@ -1,6 +1,6 @@
 // What all softverbs processes of a user share: the list of processes, and the owner of each QP number. The registry is
 // a file in /dev/shm while any of these processes runs. The last process removes it; each new process removes what dead
-// processes left.
+// processes left, also those of other namespaces.
 #pragma once
 
 #include <sys/types.h>

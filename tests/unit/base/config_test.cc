@@ -1,5 +1,6 @@
 #include "base/config.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -40,7 +41,7 @@ void expect_refused(const char* variable, const char* value, const char* allowed
 TEST(Config, NothingSet_GivesDefaults) {
   const Config config = config_of({});
   EXPECT_EQ(config.max_recvs, 8U);
-  EXPECT_EQ(config.gid_index.for_device("mlx5_0"), std::nullopt);
+  EXPECT_EQ(config.gid.for_device("mlx5_0"), std::nullopt);
   EXPECT_EQ(config.traffic_class, std::nullopt);
   EXPECT_EQ(config.service_level, std::nullopt);
   EXPECT_EQ(config.pkey_index, 0);
@@ -89,7 +90,7 @@ TEST(Config, EveryVariable_SetsItsField) {
   EXPECT_EQ(config.hca.value, "^=mlx5_1:2");
   EXPECT_STREQ(config.hca.variable, "VERBATIM_HCA");
   EXPECT_EQ(config.max_recvs, 3U);
-  EXPECT_EQ(config.gid_index.for_device("any"), 5U);
+  EXPECT_EQ(config.gid.for_device("any"), 5U);
   EXPECT_EQ(config.traffic_class, 106);
   EXPECT_EQ(config.service_level, 4);
   EXPECT_EQ(config.pkey_index, 2);
@@ -144,7 +145,7 @@ TEST(Config, MalformedAlias_IsIgnoredWhenOursIsSet) {
 TEST(Config, NcclValuesForDefault_GiveDefaults) {
   EXPECT_EQ(config_of({{"NCCL_IB_TC", "-1"}}).traffic_class, std::nullopt);
   EXPECT_EQ(config_of({{"NCCL_IB_SL", "-1"}}).service_level, std::nullopt);
-  EXPECT_EQ(config_of({{"NCCL_IB_GID_INDEX", "-1"}}).gid_index.for_device("x"), std::nullopt);
+  EXPECT_EQ(config_of({{"NCCL_IB_GID_INDEX", "-1"}}).gid.for_device("x"), std::nullopt);
   EXPECT_EQ(config_of({{"NCCL_IB_ADAPTIVE_ROUTING", "-2"}}).adaptive_routing, Switch::kAuto);
   EXPECT_EQ(config_of({{"NCCL_IB_ADAPTIVE_ROUTING", "-1"}}).adaptive_routing, Switch::kAuto);
   EXPECT_EQ(config_of({{"NCCL_IB_AR_THRESHOLD", "-2"}}).adaptive_routing_threshold, 8192U);
@@ -156,14 +157,80 @@ TEST(Config, HexadecimalNumber_IsAccepted) {
 }
 
 TEST(Config, GidIndexList_AppliesPerDevice) {
-  const GidIndexSetting setting = config_of({{"VERBATIM_GID_INDEX", "mlx5_0=3,mlx5_1=5,mlx5_2=auto"}}).gid_index;
+  const GidSetting setting = config_of({{"VERBATIM_GID_INDEX", "mlx5_0=3,mlx5_1=5,mlx5_2=auto"}}).gid;
   EXPECT_EQ(setting.for_device("mlx5_0"), 3U);
   EXPECT_EQ(setting.for_device("mlx5_1"), 5U);
   EXPECT_EQ(setting.for_device("mlx5_2"), std::nullopt);
   EXPECT_EQ(setting.for_device("mlx5_10"), std::nullopt);
 }
 
+TEST(Config, GidPreferences_AreReadFromNcclVariables) {
+  const GidSetting setting = config_of({{"NCCL_IB_ROCE_VERSION_NUM", "1"}, {"NCCL_IB_ADDR_FAMILY", "AF_INET6"}}).gid;
+  EXPECT_EQ(setting.roce_version, 1U);
+  EXPECT_EQ(setting.family, AF_INET6);
+  EXPECT_FALSE(setting.range);
+  EXPECT_EQ(config_of({{"NCCL_IB_FIFO_TC", "104"}}).cts_traffic_class, 104);
+  EXPECT_EQ(config_of({{"NCCL_IB_FIFO_TC", "-1"}}).cts_traffic_class, std::nullopt);
+  EXPECT_TRUE(config_of({{"NCCL_GDR_FLUSH_DISABLE", "1"}}).flush_disabled);
+  EXPECT_FALSE(config_of({}).flush_disabled);
+}
+
+TEST(Config, AddressRange_ContainsItsAddresses) {
+  struct Case {
+    const char* range;
+    const char* address;
+    bool contained;
+  };
+  for (const Case& tested : {Case{"10.2.0.0/16", "::ffff:10.2.255.1", true},
+                             {"10.2.0.0/16", "::ffff:10.3.0.0", false},
+                             {"10.2.0.0/15", "::ffff:10.3.0.0", true},
+                             {"10.2.0.1", "::ffff:10.2.0.1", true},
+                             {"10.2.0.1", "::ffff:10.2.0.2", false},
+                             {"::/0", "fe80::1", true},
+                             {"0.0.0.0/0", "fe80::1", false},
+                             {"fd00::/8", "fdff::1", true},
+                             {"fd00::/8", "fc00::1", false}}) {
+    const auto range = config_of({{"NCCL_IB_ADDR_RANGE", tested.range}}).gid.range;
+    ASSERT_TRUE(range) << tested.range;
+    in6_addr address;
+    ASSERT_EQ(inet_pton(AF_INET6, tested.address, &address), 1);
+    EXPECT_EQ(range->contains(address), tested.contained) << tested.range << " " << tested.address;
+  }
+}
+
+using Lines = std::vector<std::string>;
+
+// The INFO lines and the warnings.
+std::pair<Lines, Lines> unused_in(std::vector<const char*> environment) {
+  const LogCapture log;
+  environment.push_back(nullptr);
+  log_unused_variables(environment.data());
+  return {log.infos(), log.warnings()};
+}
+
+TEST(UnusedVariables, VariablesOfNcclsTransport_GiveOneLine) {
+  EXPECT_EQ(unused_in({"NCCL_IB_HCA=mlx5", "NCCL_IB_MERGE_NICS=0", "NCCL_DEBUG=INFO", "NCCL_IB_OOO_RQ=1", "HOME=/"}),
+            std::pair(Lines{"set, but not used by Verbatim: NCCL_IB_MERGE_NICS, NCCL_IB_OOO_RQ"}, Lines{}));
+}
+
+TEST(UnusedVariables, MisspelledName_IsWarnedAboutWithNearestName) {
+  EXPECT_EQ(unused_in({"VERBATIM_HCAS=mlx5", "VERBATIM_HCA=mlx5"}),
+            std::pair(Lines{}, Lines{"VERBATIM_HCAS is no setting of Verbatim and has no effect. Next: is VERBATIM_HCA "
+                                     "meant? plugin/README.md lists all"}));
+}
+
+TEST(UnusedVariables, OnlyKnownVariables_GiveNoLine) {
+  EXPECT_EQ(unused_in({"VERBATIM_TC=1", "NCCL_IB_TC=2", "NCCL_SOCKET_IFNAME=eth0", "VERBATIMX=1"}),
+            std::pair(Lines{}, Lines{}));
+}
+
 TEST(Config, MalformedValue_IsRejectedWithVariableName) {
+  expect_refused("NCCL_IB_ROCE_VERSION_NUM", "3", "1 or 2");
+  expect_refused("NCCL_IB_ADDR_FAMILY", "AF_INET4", "`AF_INET` or `AF_INET6`");
+  for (const char* value : {"10.0.0.0/33", "fd00::/129", "10.0.0/8", "10.0.0.0/", "10.0.0.0/-1", "x", "/8"}) {
+    expect_refused("NCCL_IB_ADDR_RANGE", value, "`address/bits`");
+  }
+  expect_refused("NCCL_GDR_FLUSH_DISABLE", "2", "0 or 1");
   expect_refused("VERBATIM_MAX_RECVS", "0", "1 to 8");
   expect_refused("VERBATIM_MAX_RECVS", "9", "1 to 8");
   expect_refused("VERBATIM_MAX_RECVS", "8x", "1 to 8");
@@ -232,8 +299,8 @@ TEST(Variables, EveryRow_IsReadUnderNameAndAlias) {
   }
 }
 
-#ifdef README  // the path of README.md
-TEST(Variables, Readme_ContainsTheTable) {
+#ifdef README  // the path of plugin/README.md
+TEST(Variables, PluginReadme_ContainsTheTable) {
   std::ifstream file(README);
   std::stringstream content;
   content << file.rdbuf();
@@ -241,7 +308,7 @@ TEST(Variables, Readme_ContainsTheTable) {
   const std::string begin = "<!-- variables:begin -->\n";
   const std::size_t from = readme.find(begin);
   const std::size_t to = readme.find("<!-- variables:end -->");
-  ASSERT_NE(from, std::string::npos) << "README.md has no variable list";
+  ASSERT_NE(from, std::string::npos) << "plugin/README.md has no variable list";
   ASSERT_NE(to, std::string::npos);
   EXPECT_EQ(readme.substr(from + begin.size(), to - from - begin.size()), variables_markdown());
 }

@@ -9,7 +9,7 @@ namespace verbatim {
 namespace {
 
 SocketInterface ipv4(const std::string& name, const char* text) {
-  SocketInterface one{.name = name, .address_bytes = sizeof(sockaddr_in)};
+  SocketInterface one{.name = name};
   auto& address = reinterpret_cast<sockaddr_in&>(one.address);
   address.sin_family = AF_INET;
   inet_pton(AF_INET, text, &address.sin_addr);
@@ -17,7 +17,7 @@ SocketInterface ipv4(const std::string& name, const char* text) {
 }
 
 SocketInterface ipv6(const std::string& name, const char* text, std::uint32_t scope = 0) {
-  SocketInterface one{.name = name, .address_bytes = sizeof(sockaddr_in6)};
+  SocketInterface one{.name = name};
   auto& address = reinterpret_cast<sockaddr_in6&>(one.address);
   address.sin6_family = AF_INET6;
   address.sin6_scope_id = scope;
@@ -78,7 +78,6 @@ TEST(SocketInterface, LinkLocalAddress_KeepsScope) {
   ASSERT_TRUE(found);
   EXPECT_EQ(to_string(*found), "bond0 fe80::7%7");
   EXPECT_EQ(reinterpret_cast<const sockaddr_in6&>(found->address).sin6_scope_id, 7U);
-  EXPECT_EQ(found->address_bytes, sizeof(sockaddr_in6));
 }
 
 TEST(SocketInterface, LoopbackOfThisHost_IsFound) {

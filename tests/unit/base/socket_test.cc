@@ -11,8 +11,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/outgoing_message.h"
-
 namespace {
 
 int g_accept_errno = 0;  // the next accept4 fails with this errno; 0: accept4 calls the kernel

@@ -13,7 +13,8 @@ namespace {
 class ContextTest : public ::testing::Test {
  protected:
   void TearDown() override {
-    for (const char* name : {"VERBATIM_TC", "VERBATIM_SL", "VERBATIM_CONNECT_TIMEOUT_S", "VERBATIM_CLOSE_TIMEOUT_MS"}) {
+    for (const char* name :
+         {"VERBATIM_TC", "VERBATIM_CTS_TC", "VERBATIM_SL", "VERBATIM_CONNECT_TIMEOUT_S", "VERBATIM_CLOSE_TIMEOUT_MS"}) {
       ::unsetenv(name);
     }
   }
@@ -103,6 +104,14 @@ TEST_F(ContextTest, TrafficClassOfUser_OverridesCommunicator) {
   EXPECT_EQ(attributes(link.send()).ah_attr.grh.traffic_class, 32);
   EXPECT_EQ(attributes(link.recv()).ah_attr.grh.traffic_class, 32);
   EXPECT_EQ(attributes(link.send()).ah_attr.sl, 3);
+}
+
+TEST_F(ContextTest, TrafficClassOfCts_ReachesReceiverOnly) {
+  ::setenv("VERBATIM_CTS_TC", "40", 1);
+  ConnectedComms link(104);
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  EXPECT_EQ(attributes(link.send()).ah_attr.grh.traffic_class, 104);
+  EXPECT_EQ(attributes(link.recv()).ah_attr.grh.traffic_class, 40);
 }
 
 TEST_F(ContextTest, TrafficClassOutOfRange_IsRejected) {

@@ -14,7 +14,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/outgoing_message.h"
 #include "base/socket.h"
 #include "base/unique_fd.h"
 #include "child_lines.h"

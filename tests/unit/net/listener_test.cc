@@ -10,7 +10,6 @@
 #include <chrono>
 #include <thread>
 
-#include "base/outgoing_message.h"
 #include "base/socket.h"
 #include "support/log_capture.h"
 #include "wire/limits.h"

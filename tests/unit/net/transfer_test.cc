@@ -18,7 +18,7 @@ class TransferTest : public ::testing::Test {
  protected:
   void TearDown() override {
     for (const char* name : {"VERBATIM_QPS_PER_CONNECTION", "VERBATIM_SPLIT_DATA_ON_QPS", "VERBATIM_ADAPTIVE_ROUTING",
-                             "VERBATIM_MAX_RECVS", "VERBATIM_COMPLETION"}) {
+                             "VERBATIM_MAX_RECVS", "VERBATIM_COMPLETION", "VERBATIM_GDR_FLUSH_DISABLE"}) {
       ::unsetenv(name);
     }
   }
@@ -290,6 +290,18 @@ TEST_F(TransferTest, DeviceMemoryFlushes_Complete) {
   Request* again = link.recv().iflush(target.data(), *device);
   ASSERT_NE(again, nullptr);
   EXPECT_TRUE(link.wait(again));
+}
+
+TEST_F(TransferTest, FlushDisabled_NothingIsFlushed) {
+  ::setenv("VERBATIM_GDR_FLUSH_DISABLE", "1", 1);
+  ConnectedComms link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::uint8_t> target(100);
+  const auto device = link.reg(link.recv(), target, MemoryType::kCuda);
+  const RecvBuffer buffer{target.data(), target.size(), 0, device.get()};
+  ASSERT_NE(link.irecv({&buffer, 1}), nullptr);
+  EXPECT_EQ(link.recv().iflush(target.data(), *device), nullptr);
+  EXPECT_EQ(link.recv().error(), nullptr);
 }
 
 }  // namespace

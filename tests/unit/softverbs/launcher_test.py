@@ -98,13 +98,21 @@ class Exit(unittest.TestCase):
         self.assertIn("files at exit: 2", result.stdout)  # the registry and the segment
         self.assertEqual(remaining_files(), [])
 
-    def start(self):
+    def start(self, *prefix, **more):
         child = subprocess.Popen(
-            [LAUNCHER, PROGRAM, "stay"], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*prefix, LAUNCHER, PROGRAM, "stay"],
+            env=environment(**more),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         while child.stdout.readline() not in ("open\n", ""):
             pass
         return child
+
+    def kill(self, child):
+        child.kill()
+        child.communicate(timeout=60)
 
     def test_last_process_removes_files_of_dead_ones(self):
         killed, last = self.start(), self.start()
@@ -114,6 +122,63 @@ class Exit(unittest.TestCase):
         last.communicate(timeout=60)
         killed.communicate(timeout=60)
         self.assertEqual(last.returncode, 0)
+        self.assertEqual(remaining_files(), [])
+
+    def test_next_process_of_another_namespace_removes_files_of_dead_ones(self):
+        for number in (signal.SIGKILL, signal.SIGINT):
+            child = self.start()
+            child.send_signal(number)
+            child.communicate(timeout=60)
+            self.assertEqual(len(remaining_files()), 2)
+            self.names_in_another_namespace()
+            self.assertEqual(remaining_files(), [])
+
+    def names_in_another_namespace(self):
+        other = NAMESPACE.replace("launcher", "other")
+        self.assertEqual(launch(PROGRAM, SOFTVERBS_NAMESPACE=other).returncode, 0)
+        self.assertEqual([name for name in os.listdir("/dev/shm") if other in name], [])
+
+    def test_files_of_running_processes_remain(self):
+        killed, running = self.start(), self.start()
+        self.kill(killed)
+        self.names_in_another_namespace()
+        self.assertEqual(len(remaining_files()), 3)
+        running.communicate(timeout=60)
+        self.assertEqual(running.returncode, 0)
+        self.assertEqual(remaining_files(), [])
+
+    def test_segments_without_registry_are_removed(self):
+        self.kill(self.start())
+        registry = min(remaining_files(), key=len)
+        os.unlink(f"/dev/shm/{registry}")
+        self.names_in_another_namespace()
+        self.assertEqual(remaining_files(), [])
+
+    def test_killed_pid_namespace_leaves_nothing_to_the_next_process(self):
+        unshare = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
+        if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode != 0:
+            self.skipTest("this system does not allow a new PID namespace")
+        first = self.start(*unshare)
+        second = self.start(*unshare)
+        self.assertEqual(len(remaining_files()), 4)  # each PID namespace has a registry
+        self.names_in_another_namespace()
+        self.assertEqual(len(remaining_files()), 4)
+        self.kill(first)
+        while len(remaining_files()) == 4:  # its child ends some time later
+            self.names_in_another_namespace()
+        self.assertEqual(len(remaining_files()), 2)
+        self.kill(second)
+        while remaining_files():
+            self.assertEqual(launch(PROGRAM).returncode, 0)
+
+    def test_held_clock_keeps_the_registry(self):
+        if not os.path.exists(f"{BUILD}/tools/softverbs-control/softverbs-control"):
+            self.skipTest("softverbs-control is not built")
+        self.assertEqual(launch("hold").returncode, 0)
+        self.kill(self.start())
+        self.names_in_another_namespace()
+        self.assertEqual(len(remaining_files()), 1)
+        self.assertEqual(launch("release").returncode, 0)
         self.assertEqual(remaining_files(), [])
 
     def test_failed_open_leaves_no_files(self):

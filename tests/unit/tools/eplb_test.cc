@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ranks/failure.h"
+#include "ranks/statistics.h"
 #include "verbatim-eplb/injection.h"
 #include "verbatim-eplb/memory.h"
 #include "verbatim-eplb/posting.h"
@@ -21,11 +22,11 @@ namespace verbatim::eplb {
 namespace {
 
 TEST(Percentile, AnyShare_IsOneOfTheValues) {
-  EXPECT_EQ(0, percentile({}, 0.5));
-  EXPECT_EQ(7, percentile({7}, 0.99));
-  EXPECT_EQ(2, percentile({3, 1, 2}, 0.5));
-  EXPECT_EQ(3, percentile({3, 1, 2}, 1));
-  EXPECT_EQ(1, percentile({3, 1, 2}, 0));
+  EXPECT_EQ(0, ranks::percentile(std::vector<double>(), 0.5));
+  EXPECT_EQ(7, ranks::percentile(std::vector<double>{7}, 0.99));
+  EXPECT_EQ(2, ranks::percentile(std::vector<double>{3, 1, 2}, 0.5));
+  EXPECT_EQ(3, ranks::percentile(std::vector<double>{3, 1, 2}, 1));
+  EXPECT_EQ(1, ranks::percentile(std::vector<double>{3, 1, 2}, 0));
 }
 
 TEST(JainIndex, EqualShares_AreOneAndSingleShareIsOneOverN) {

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "../../support/scratch_directory.h"
+#include "ranks/statistics.h"
 #include "verbatim-kv/cache.h"
 #include "verbatim-kv/channel.h"
 #include "verbatim-kv/inject.h"
@@ -247,10 +248,10 @@ TEST(FamilyStats, JsonRoundTrip_PreservesSums) {
 TEST(FamilyStats, Percentiles_AreNearestRank) {
   std::vector<std::uint64_t> values;
   for (std::uint64_t value = 1; value <= 200; ++value) values.push_back(value);
-  EXPECT_EQ(100U, percentile(values, 50));
-  EXPECT_EQ(198U, percentile(values, 99));
-  EXPECT_EQ(200U, percentile(values, 100));
-  EXPECT_EQ(0U, percentile({}, 50));
+  EXPECT_EQ(100U, ranks::percentile(values, 0.5));
+  EXPECT_EQ(198U, ranks::percentile(values, 0.99));
+  EXPECT_EQ(200U, ranks::percentile(values, 1));
+  EXPECT_EQ(0U, ranks::percentile(std::vector<std::uint64_t>(), 0.5));
 }
 
 TEST(KvReport, SeveralOutcomes_ExitStatusIsTheWorst) {

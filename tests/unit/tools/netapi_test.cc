@@ -209,6 +209,15 @@ TYPED_TEST(EveryVersion, LogLine_ReachesCallback) {
   EXPECT_EQ(nccl::DebugLogLevel::kWarn, this->lines_[0].level);
 }
 
+TYPED_TEST(EveryVersion, LogLineWithoutFormatting_IsTheFormat) {
+  set_line_formatting(false);
+  void* context = nullptr;
+  EXPECT_EQ(nccl::Result::kSuccess, this->plugin_.init(1, {}, &context));
+  set_line_formatting(true);
+  ASSERT_EQ(1U, this->lines_.size());
+  EXPECT_EQ("hello %d", this->lines_[0].text);
+}
+
 TYPED_TEST(EveryVersion, MissingProperties_AreFilledAsNcclDoes) {
   constexpr int kVersion = TestFixture::kTested;
   Properties got;

@@ -56,6 +56,16 @@ TEST(ResultTable, Footer_HasWrongCountAndAverage) {
   EXPECT_NE(std::string::npos, footer().find("not checked"));
 }
 
+TEST(ResultTable, FooterOfOneRank_ClaimsNothingBetweenRanks) {
+  Report report;
+  report.ranks.resize(1);
+  EXPECT_EQ("# Wrong elements    : 0 OK (one rank: no bytes were sent between ranks)\n# Avg bus bandwidth : 0 GB/s\n",
+            printed([&report](std::FILE* out) { print_footer(out, report); }));
+  report.ranks.resize(2);
+  EXPECT_EQ("# Wrong elements    : 0 OK\n# Avg bus bandwidth : 0 GB/s\n",
+            printed([&report](std::FILE* out) { print_footer(out, report); }));
+}
+
 TEST(ProgressText, AnyShare_ShowsBarTimeAndRemainder) {
   EXPECT_EQ("[###############...............]  50 %  10 s, 10 s to go  8 B", ranks::progress_text(0.5, 10, "8 B"));
   EXPECT_EQ("[..............................]   0 %  3 s  8 B", ranks::progress_text(0, 3, "8 B"));

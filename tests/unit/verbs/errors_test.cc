@@ -25,13 +25,6 @@ TEST(CheckErrno, EveryReturnConvention_GivesErrno) {
   EXPECT_EQ(check_errno("verb", ENODEV).error().kind, ErrorKind::kSystem);
 }
 
-TEST(CheckCount, NegativeCount_IsError) {
-  ASSERT_TRUE(check_count("poll", 3));
-  EXPECT_EQ(*check_count("poll", 3), 3U);
-  EXPECT_EQ(*check_count("poll", 0), 0U);
-  EXPECT_EQ(check_count("poll", -EINVAL).error().sys_errno, EINVAL);
-}
-
 TEST(Adopt, HandleGone_DestroysObject) {
   ibv_pd pd = {};
   g_destroyed = g_result = 0;

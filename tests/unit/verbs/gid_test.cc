@@ -1,5 +1,6 @@
 #include "verbs/gid.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -21,10 +22,10 @@ struct Slot {
   RoceVersion version;
 };
 
-int best(std::initializer_list<Slot> slots) {
+int best(std::initializer_list<Slot> slots, const GidSetting& setting = {}) {
   std::vector<GidEntry> entries;
   for (const Slot& slot : slots) entries.push_back({slot.index, fake_gid(slot.gid, 0).gid, slot.version});
-  const auto chosen = best_gid(entries);
+  const auto chosen = best_gid(entries, setting);
   return chosen ? static_cast<int>(chosen->index) : -1;
 }
 
@@ -65,13 +66,37 @@ TEST(BestGid, EmptyEntries_AreNotUsed) {
   EXPECT_EQ(best({}), -1);
 }
 
+TEST(BestGid, PreferredRoceVersion_IsUsed) {
+  GidSetting setting;
+  setting.roce_version = 1;
+  EXPECT_EQ(best({{2, "::ffff:10.0.0.1", kV1}, {3, "::ffff:10.0.0.1", kV2}}, setting), 2);
+  EXPECT_EQ(best({{3, "::ffff:10.0.0.1", kV2}}, setting), 3);
+}
+
+TEST(BestGid, PreferredFamily_IsUsed) {
+  GidSetting setting;
+  setting.family = AF_INET6;
+  EXPECT_EQ(best({{1, "fe80::1", kV2}, {3, "::ffff:10.0.0.1", kV2}, {5, "2001:db8::1", kV2}}, setting), 5);
+  EXPECT_EQ(best({{1, "fe80::1", kV2}, {3, "::ffff:10.0.0.1", kV2}}, setting), 3);
+}
+
+TEST(BestGid, PreferredRange_ComesBeforeVersionAndFamily) {
+  GidSetting setting;
+  AddressRange range;
+  ASSERT_EQ(inet_pton(AF_INET6, "::ffff:10.2.0.0", &range.prefix), 1);
+  range.bits = 96 + 16;
+  setting.range = range;
+  EXPECT_EQ(best({{3, "::ffff:10.1.0.1", kV2}, {5, "::ffff:10.2.255.1", kV1}}, setting), 5);
+  EXPECT_EQ(best({{3, "::ffff:10.1.0.1", kV2}, {5, "::ffff:10.3.0.1", kV2}}, setting), 3);
+}
+
 class ChooseGid : public testing::Test {
  protected:
   ~ChooseGid() override {
     if (context_ != nullptr) fake_.table.close_device(context_);
   }
 
-  Result<GidEntry> choose(const GidIndexSetting& setting = {}) {
+  Result<GidEntry> choose(const GidSetting& setting = {}) {
     if (context_ == nullptr) context_ = fake_.table.open_device(&device_.device);
     return choose_gid(fake_.table, context_, "mlx5_0", 1, port_.attributes, setting);
   }
@@ -103,7 +128,7 @@ TEST_F(ChooseGid, NoUsableEntry_IsError) {
 
 // Between two connections of a process, an address can be removed, move to another entry, or a better one can be added.
 TEST_F(ChooseGid, GidInSameEntry_IsKept) {
-  const GidIndexSetting setting;
+  const GidSetting setting;
   port_.gids = {fake_gid("fe80::1", IBV_GID_TYPE_ROCE_V2), fake_gid("2001:db8::1", IBV_GID_TYPE_ROCE_V2)};
   const GidEntry known = *choose();
   ASSERT_EQ(known.index, 1U);

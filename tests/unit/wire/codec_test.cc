@@ -9,7 +9,7 @@ TEST(Codec, Fields_RoundTripInOrder) {
   Writer writer;
   writer.put(std::uint8_t{7});
   writer.put(std::uint64_t{0x0123456789abcdef});
-  writer.put_text("mlx5_0");
+  writer.put(std::string("mlx5_0"));
   writer.put(std::uint16_t{513});
   const std::vector<std::uint8_t> bytes = std::move(writer).take();
   ASSERT_EQ(bytes.size(), 1U + 8U + 1U + 6U + 2U);
@@ -18,7 +18,7 @@ TEST(Codec, Fields_RoundTripInOrder) {
   Reader reader(bytes);
   EXPECT_EQ(reader.get<std::uint8_t>(), 7);
   EXPECT_EQ(reader.get<std::uint64_t>(), 0x0123456789abcdefU);
-  EXPECT_EQ(reader.get_text(), "mlx5_0");
+  EXPECT_EQ(reader.get<std::string>(), "mlx5_0");
   EXPECT_EQ(reader.get<std::uint16_t>(), 513);
   EXPECT_TRUE(reader.complete());
 }
@@ -34,13 +34,13 @@ TEST(Codec, ReadBeyondEnd_StaysIncomplete) {
 TEST(Codec, TextLongerThanMessage_IsRejected) {
   const std::vector<std::uint8_t> bytes = {200, 'a', 'b'};
   Reader reader(bytes);
-  EXPECT_EQ(reader.get_text(), "");
+  EXPECT_EQ(reader.get<std::string>(), "");
   EXPECT_FALSE(reader.complete());
 }
 
 TEST(Codec, LongText_IsTruncatedAt255Bytes) {
   Writer writer;
-  writer.put_text(std::string(300, 'x'));
+  writer.put(std::string(300, 'x'));
   EXPECT_EQ(std::move(writer).take().size(), 256U);
 }
 

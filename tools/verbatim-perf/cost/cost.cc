@@ -67,7 +67,7 @@ class Measurement {
           std::string("--part"), part, std::string("--result"), result.string()}) {
       arguments.push_back(argument);
     }
-    if (options_.verbose) arguments.emplace_back("--verbose");
+    if (options_.plugin_log) arguments.emplace_back("--plugin-log");
     if (options_.optional) arguments.emplace_back("--optional");
     const std::string qps = std::to_string(qps_);
     std::vector<std::string> variables{"SOFTVERBS_ENGINE=inline", "VERBATIM_QPS_PER_CONNECTION=" + qps,

@@ -241,9 +241,10 @@ std::string object_of(const netapi::Plugin& plugin) {
 }  // namespace
 
 ranks::ExitStatus measure(const CostOptions& options) {
-  ranks::keep_plugin_log(0, options.verbose);
+  ranks::keep_plugin_log(0, options.plugin_log);
   netapi::Opened opened = netapi::open_plugin(options.plugins.front(), options.api_version);
   if (opened.plugin == nullptr) throw ranks::Failure(opened.error);
+  ranks::choose_log_formatting(*opened.plugin);
   const std::string object = object_of(*opened.plugin);
   if (options.optional && opened.plugin->api_version() < netapi::kOldestWithOptionalReceives)
     throw ranks::Failure("--optional needs table version 9 or newer", ranks::ExitStatus::kUsage);

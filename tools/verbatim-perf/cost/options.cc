@@ -61,7 +61,7 @@ std::variant<CostOptions, ranks::EarlyExit> parse_cost_options(int argc, const c
   app.add_flag("--optional", options.optional,
                "receives of one member with optional completion, as in NCCL's LL protocols");
   app.add_option("--json", options.json, "write all results as JSON to this file")->type_name("FILE");
-  app.add_flag("--verbose", options.verbose, "print the plugins' log lines");
+  app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugins");
   app.add_option("--part", options.part)->group("");
   app.add_option("--result", options.result)->group("");
   const auto leave = ranks::parse(app, argc, argv, [&] {

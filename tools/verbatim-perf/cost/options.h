@@ -21,7 +21,7 @@ struct CostOptions {
   bool instructions = true;
   bool optional = false;  // single receives have optional completion
   std::string json;
-  bool verbose = false;
+  bool plugin_log = false;
 
   std::string part;    // only in a measuring process: the part that it measures
   std::string result;  // only in a measuring process: the file that it writes

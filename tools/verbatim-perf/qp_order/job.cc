@@ -8,6 +8,7 @@
 
 #include "ranks/failure.h"
 #include "ranks/loaded_plugin.h"
+#include "ranks/plugin_log.h"
 #include "wire/handle.h"
 
 namespace verbatim::perf::qp_order {
@@ -36,6 +37,7 @@ Job::Job(const std::string& path, int api_version, const JobShape& shape, const 
     netapi::Opened opened = netapi::open_plugin(file, api_version);
     if (opened.plugin == nullptr) throw ranks::Failure(opened.error);
     plugins_.push_back(std::move(opened.plugin));
+    ranks::choose_log_formatting(*plugins_.back());
     void* context = nullptr;
     ranks::require(plugins_.back()->init(1, {}, &context), "init");
     return context;

@@ -291,7 +291,7 @@ Json figures(const QpOrderOptions& options, Job& job, Messages& messages, Virtua
 }  // namespace
 
 ranks::ExitStatus measure(const QpOrderOptions& options) {
-  ranks::keep_plugin_log(0, options.verbose);
+  ranks::keep_plugin_log(0, options.plugin_log);
   const fs::path scratch = fs::path(options.result).parent_path();
   VirtualClock clock(scratch);
   const bool is_premise = options.part == kPremisePart;

@@ -57,7 +57,7 @@ std::variant<QpOrderOptions, ranks::EarlyExit> parse_qp_order_options(int argc, 
       ->capture_default_str()
       ->type_name("ORDER,...");
   app.add_option("--json", options.json, "write everything to this file")->type_name("FILE");
-  app.add_flag("--verbose", options.verbose, "print the plugin's log lines");
+  app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
   app.add_option("--part", options.part)->group("");
   app.add_option("--result", options.result)->group("");
   std::ostringstream out;

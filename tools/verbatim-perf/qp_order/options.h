@@ -22,7 +22,7 @@ struct QpOrderOptions {
   bool rotate = true;  // rank r requests rank r + 1 first, as NCCL does; else every rank requests rank 0 first
   std::vector<std::string> orders;
   std::string json;
-  bool verbose = false;
+  bool plugin_log = false;
 
   std::string part;    // set in a child process: "premise" or an order
   std::string result;  // the file that the child process writes

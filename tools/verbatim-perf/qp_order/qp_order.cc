@@ -46,7 +46,7 @@ Json run_part(const QpOrderOptions& options, const std::string& part, const rank
     arguments.push_back(value);
   }
   if (!options.rotate) arguments.emplace_back("--no-rotation");
-  if (options.verbose) arguments.emplace_back("--verbose");
+  if (options.plugin_log) arguments.emplace_back("--plugin-log");
   const bool is_premise = part == kPremisePart;
   const int qps = is_premise ? 1 : options.qps;
   std::vector<std::string> variables{

@@ -1,0 +1,84 @@
+#include "softverbs/host/abandoned_files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <map>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "softverbs/host/layout.h"
+#include "softverbs/host/shm_file.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+constexpr const char* kDirectory = "/dev/shm";  // of shm_open()
+// Then the version of the layout; all versions hold the same locks.
+constexpr std::string_view kFilePrefix = "softverbs";
+
+// The files of one registry of this user: "/NAME", and "/NAME.INCARNATION" for each segment. A namespace has no dot in
+// its name.
+using Segments = std::vector<std::string>;
+
+std::map<std::string, Segments> list_registries() {
+  std::map<std::string, Segments> registries;
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(kDirectory), ::closedir);
+  if (!directory) return registries;
+  while (const dirent* const entry = ::readdir(directory.get())) {
+    const std::string_view file = entry->d_name;
+    struct stat info {};
+    if (!file.starts_with(kFilePrefix) ||
+        ::fstatat(::dirfd(directory.get()), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0)
+      continue;
+    if (info.st_uid != ::geteuid()) continue;
+    const std::string name = "/" + std::string(file);
+    const std::size_t dot = name.find('.');
+    Segments& segments = registries[name.substr(0, dot)];
+    if (dot != std::string::npos) segments.push_back(name);
+  }
+  return registries;
+}
+
+// A running process holds a record lock on a byte of its registry. A pid would not do: processes of another PID
+// namespace have pids that mean nothing here.
+bool is_used(int fd) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return ::fcntl(fd, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+// softverbs hold may be called before the first process starts, so a held clock keeps a registry without processes.
+bool has_held_clock(const UniqueFd& fd, const struct stat& info) {
+  if (info.st_size != static_cast<off_t>(sizeof(Registry))) return false;
+  const Result<Mapping> mapping = map_shm(fd, sizeof(Registry));
+  return !mapping || mapping->as<Registry>()->clock.held != 0;
+}
+
+void remove_if_abandoned(const std::string& name, const Segments& segments) {
+  // Created if only segments are left, because without its lock another process might create it and use their names.
+  const UniqueFd fd(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR));
+  struct stat info {};
+  // Each process joins and leaves under this lock. If a process does so now, the registry is in use.
+  if (!fd || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 || ::fstat(fd.get(), &info) != 0) return;
+  if (info.st_uid != ::geteuid() || !S_ISREG(info.st_mode) || info.st_nlink == 0 || is_used(fd.get())) return;
+  for (const std::string& segment : segments) ::shm_unlink(segment.c_str());
+  if (!has_held_clock(fd, info)) ::shm_unlink(name.c_str());
+}
+
+}  // namespace
+
+void remove_abandoned_files(const std::string& own) {
+  for (const auto& [name, segments] : list_registries()) {
+    if (name != own) remove_if_abandoned(name, segments);
+  }
+}
+
+}  // namespace verbatim::softverbs

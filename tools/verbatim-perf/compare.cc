@@ -1,0 +1,52 @@
+#include "verbatim-perf/compare.h"
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "ranks/comparison.h"
+#include "ranks/json.h"
+
+namespace verbatim::perf {
+
+ExitStatus run_compare(const Options& options, int argc, char** argv) {
+  using ranks::Json;
+  std::vector<ranks::Variant> variants;
+  for (const std::string& plugin : options.compare) variants.push_back(ranks::over_plugin(plugin));
+  const ranks::RoundReports reports =
+      ranks::run_rounds(variants, options.rounds, {{"--compare", "--rounds", "--json"}, {}}, argc, argv);
+  // The time that is compared: of pingpong the median, of other operations the mean.
+  const bool latencies = options.operation == OperationKind::kPingPong;
+  const std::string time = latencies ? "/latency_us/p50" : "/time_us";
+  std::printf("# %s, medians of %d rounds; ratio: %s over that of the first plugin, median of the rounds\n",
+              operation_name(options.operation), options.rounds, latencies ? "p50" : "time");
+  std::printf("# %10s  %-32s %10s", "size(B)", "plugin", "time(us)");
+  if (latencies) std::printf(" %9s %9s %9s %9s", "min(us)", "p50(us)", "p99(us)", "p99.9(us)");
+  std::printf(" %7s\n", "ratio");
+  Json json = Json::array();
+  const std::size_t sizes = reports.by_variant.front().front()["rows"].size();
+  for (std::size_t row = 0; row < sizes; ++row) {
+    const std::string at = "/rows/" + std::to_string(row);
+    const auto first = ranks::values_at(reports.by_variant.front(), at + time);
+    for (std::size_t i = 0; i < variants.size(); ++i) {
+      const std::vector<Json>& runs = reports.by_variant[i];
+      const auto bytes = runs.front()["rows"][row]["bytes"].get<std::size_t>();
+      const double ratio = ranks::median_ratio(ranks::values_at(runs, at + time), first);
+      Json line{{"bytes", bytes}, {"plugin", options.compare[i]}, {"ratio", ratio}};
+      line["time_us"] = ranks::values_at(runs, at + "/time_us");
+      std::printf("%12zu  %-32s %10.2f", bytes, variants[i].name.c_str(), ranks::median(line["time_us"]));
+      if (latencies) {
+        for (const char* name : {"min", "p50", "p99", "p99_9"}) {
+          line["latency_us"][name] = ranks::values_at(runs, at + "/latency_us/" + name);
+          std::printf(" %9.2f", ranks::median(line["latency_us"][name]));
+        }
+      }
+      std::printf(" %7.3f\n", ratio);
+      json.push_back(std::move(line));
+    }
+  }
+  if (!options.json.empty()) ranks::write_json(json, options.json);
+  return reports.status;
+}
+
+}  // namespace verbatim::perf
