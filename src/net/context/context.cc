@@ -78,14 +78,6 @@ Result<std::uint64_t> random_id() {
   return id | 1;  // never 0, which means "none"
 }
 
-MonitorSettings monitor_settings(const Config& config, const std::string& host_name) {
-  return {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
-          .stalls = {.warn_ns = config.stall_warn_s * kNanosecondsPerSecond,
-                     .fail_ns = config.stall_fail_s * kNanosecondsPerSecond},
-          .state_socket = expand_path(config.state_socket, host_name),
-          .host = host_name};
-}
-
 Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   const Result<SocketInterface> side_channel = choose_socket_interface(config);
   if (!side_channel) return side_channel.error();
@@ -95,7 +87,11 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   if (!inventory) return inventory.error();
   const std::string host_name = read_host_name();
   Result<std::unique_ptr<Monitor>> monitor =
-      Monitor::start((*inventory)->devices(), monitor_settings(config, host_name));
+      Monitor::start((*inventory)->devices(), {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
+                                               .stalls = {.warn_ns = config.stall_warn_s * kNanosecondsPerSecond,
+                                                          .fail_ns = config.stall_fail_s * kNanosecondsPerSecond},
+                                               .state_socket = expand_path(config.state_socket, host_name),
+                                               .host = host_name});
   if (!monitor) {
     VERBATIM_WARN("starting the monitor thread failed: %s: %s", monitor.error().operation,
                   std::strerror(monitor.error().sys_errno));

@@ -1,7 +1,7 @@
 #include "net/diagnose/path_facts.h"
 
-#include <cinttypes>
 #include <cstdio>
+#include <iterator>
 #include <string_view>
 
 #include "base/clock.h"
@@ -33,23 +33,21 @@ std::string quoted(const std::string& command) {
 }
 
 std::string to_duration(std::uint64_t ns) {
-  constexpr std::uint64_t kMinute = 60;
-  constexpr std::uint64_t kHour = 60 * kMinute;
-  constexpr std::uint64_t kDay = 24 * kHour;
+  struct Unit {
+    std::uint64_t seconds;
+    const char* name;
+  };
+  constexpr Unit kUnits[] = {{86400, " d"}, {3600, " h"}, {60, " min"}, {1, " s"}};
   const std::uint64_t seconds = ns / kNanosecondsPerSecond;
-  char text[64];
-  if (seconds >= kDay) {
-    std::snprintf(text, sizeof text, "%" PRIu64 " d %" PRIu64 " h", seconds / kDay, seconds % kDay / kHour);
-  } else if (seconds >= kHour) {
-    std::snprintf(text, sizeof text, "%" PRIu64 " h %" PRIu64 " min", seconds / kHour, seconds % kHour / kMinute);
-  } else if (seconds >= kMinute) {
-    std::snprintf(text, sizeof text, "%" PRIu64 " min %" PRIu64 " s", seconds / kMinute, seconds % kMinute);
-  } else if (seconds != 0) {
-    std::snprintf(text, sizeof text, "%.3g s", static_cast<double>(ns) / static_cast<double>(kNanosecondsPerSecond));
-  } else {
-    std::snprintf(text, sizeof text, "%.3g ms",
-                  static_cast<double>(ns) / static_cast<double>(kNanosecondsPerMillisecond));
+  for (std::size_t i = 0; i + 1 < std::size(kUnits); ++i) {
+    if (seconds < kUnits[i].seconds) continue;
+    return std::to_string(seconds / kUnits[i].seconds) + kUnits[i].name + " " +
+           std::to_string(seconds % kUnits[i].seconds / kUnits[i + 1].seconds) + kUnits[i + 1].name;
   }
+  const std::uint64_t unit_ns = seconds != 0 ? kNanosecondsPerSecond : kNanosecondsPerMillisecond;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g %s", static_cast<double>(ns) / static_cast<double>(unit_ns),
+                seconds != 0 ? "s" : "ms");
   return text;
 }
 
