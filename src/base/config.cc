@@ -229,7 +229,7 @@ std::vector<Row> rows() {
           "VERBATIM_QP_GATHER_US", nullptr, &Config::qp_gather_us, 0, 2000, "300",
           "Microseconds without a connection request after which a burst of requests ends and its queue pairs are "
           "created."),
-      {"VERBATIM_QP_DUMP", nullptr, "path; `%p` is the process id", "none",
+      {"VERBATIM_QP_DUMP", nullptr, "path; `%p` is the process ID, `%h` the host name", "none",
        "File to which the plugin appends one line for each queue pair of each connection.", any_text(&Config::qp_dump)},
       {"VERBATIM_SPLIT_DATA_ON_QPS", "NCCL_IB_SPLIT_DATA_ON_QPS", "0, 1, or `auto` (also -1, -2)", "auto",
        "Whether a message is split over the queue pairs of its connection. Automatic: if it is large.",

@@ -38,8 +38,8 @@ class CommProgress : public Comm {
  private:
   Derived& derived() { return static_cast<Derived&>(*this); }
 
-  // Short for the two frequent results of a poll: no completion, or one completion of the most frequent kind. Inlined, a
-  // member of a group of eight would take 220 instructions instead of 209 (g++ 12, callgrind, as in tests/perf).
+  // Short for the two frequent results of a poll: no completion, or one completion of the most frequent kind. Inlined,
+  // a member of a group of eight would take 220 instructions instead of 209 (g++ 12, callgrind, as in tests/perf).
   template <typename R>
   [[gnu::noinline]] static ErrorKind poll_and_test(R& request, int* done, int* sizes) noexcept {
     Derived& comm = *static_cast<Derived*>(request.comm);
