@@ -11,7 +11,7 @@ namespace verbatim::abi {
 // when the library is unloaded.
 extern std::atomic<Context*> g_process_context;
 
-// Called by each init. Without it, the unloading closes contexts also while the process exits, or in a forked child.
+// Called by each init. Without this call, contexts would also be closed when the process exits, and in forked children.
 void register_exit_handler();
 
 }  // namespace verbatim::abi

@@ -131,13 +131,16 @@ bool assign_address_range(Config& config, const TextSetting& given) {
   unsigned first_bit = 0;
   if (inet_pton(AF_INET6, address.c_str(), &range.prefix) != 1) {
     first_bit = 96;
-    if (inet_pton(AF_INET6, ("::ffff:" + address).c_str(), &range.prefix) != 1) return false;
+    range.prefix = {};
+    range.prefix.s6_addr[10] = range.prefix.s6_addr[11] = 0xff;
+    if (inet_pton(AF_INET, address.c_str(), &range.prefix.s6_addr[12]) != 1) return false;
   }
-  const std::string bits =
-      slash == given.value.size() ? std::to_string(128 - first_bit) : given.value.substr(slash + 1);
-  const std::optional<std::int64_t> number = parse_number(bits);
-  if (!number || *number < 0 || *number > 128 - first_bit) return false;
-  range.bits = first_bit + static_cast<unsigned>(*number);
+  range.bits = 128;
+  if (slash != given.value.size()) {
+    const std::optional<std::int64_t> bits = parse_number(given.value.substr(slash + 1));
+    if (!bits || *bits < 0 || *bits > 128 - first_bit) return false;
+    range.bits = first_bit + static_cast<unsigned>(*bits);
+  }
   config.gid.range = range;
   return true;
 }
@@ -164,6 +167,21 @@ bool assign_qp_pool(Config& config, const TextSetting& given) {
   if (!peers || !qps) return false;
   config.qp_pool = {*peers, *qps};
   return true;
+}
+
+// Levenshtein's distance: characters to insert, delete or replace.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, diagonal + 1, row[j] + 1});
+    }
+  }
+  return row.back();
 }
 
 // Built by each call: a static table would be destroyed at exit, when other threads may still read it.
@@ -315,25 +333,6 @@ std::vector<Variable> variables() {
   for (const Row& row : rows()) shown.push_back(row.shown);
   return shown;
 }
-
-namespace {
-
-// Levenshtein's distance: characters to insert, delete or replace.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i + 1);
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, diagonal + 1, row[j] + 1});
-    }
-  }
-  return row.back();
-}
-
-}  // namespace
 
 void log_unused_variables(const char* const* environment) {
   const std::vector<Variable> known = variables();

@@ -106,8 +106,9 @@ struct DeviceEnumerator {
     Port port;
     port.device = &device;
     port.port_num = port_num;
-    port.name = "verbatim_" + device.name();
-    if (port_num != 1) port.name += "_p" + std::to_string(port_num);
+    port.name = device.name() + ":" + std::to_string(port_num);
+    port.nccl_name = "verbatim_" + device.name();
+    if (port_num != 1) port.nccl_name += "_p" + std::to_string(port_num);
     port.speed_mbps = port_speed_mbps(attributes->active_speed, attributes->active_width);
     if (port.speed_mbps == 0) {
       port.speed_mbps = sysfs_port_speed_mbps(device.sysfs_path(), port_num).value_or(kUnknownSpeedMbps);
@@ -189,8 +190,8 @@ void log_missing_gpu_memory(const std::vector<Port>& ports, const std::string& r
 void log_port(const Port& port) {
   const char* gpu_memory[] = {"", ", GPU memory by peer memory", ", GPU memory by dma-buf",
                               ", GPU memory by peer memory or dma-buf"};
-  VERBATIM_INFO("%s: %s %u Mb/s, GID %u %s%s, MTU %u, PCI %s%s%s", port.name.c_str(),
-                port.is_roce() ? "RoCE" : "InfiniBand", port.speed_mbps, port.gid.index,
+  VERBATIM_INFO("%s (for NCCL %s): %s %u Mb/s, GID %u %s%s, MTU %u, PCI %s%s%s", port.name.c_str(),
+                port.nccl_name.c_str(), port.is_roce() ? "RoCE" : "InfiniBand", port.speed_mbps, port.gid.index,
                 to_string(port.gid.gid).c_str(),
                 port.gid.version == RoceVersion::kV2   ? " (RoCE v2)"
                 : port.gid.version == RoceVersion::kV1 ? " (RoCE v1)"

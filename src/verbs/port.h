@@ -21,9 +21,10 @@ struct Port {
   Device* device = nullptr;
   std::uint8_t port_num = 1;
 
+  std::string name;  // "mlx5_0:1", for people: the verbs device and the port, as in VERBATIM_HCA
   // "verbatim_mlx5_0"; "verbatim_mlx5_0_p2" for port 2, because NCCL's topology needs a unique name for each port. The
   // suffix depends only on the port number, so a port that is down does not change the names of other ports.
-  std::string name;
+  std::string nccl_name;
   std::uint32_t speed_mbps = 0;
   std::optional<std::string> pci_path;  // see sysfs_pci_path; nullopt: not a PCI device
   std::uint64_t guid = 0;               // system image GUID of the NIC, host byte order

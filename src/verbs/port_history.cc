@@ -3,7 +3,8 @@
 #include <dirent.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cinttypes>
+#include <cstdio>
 #include <iterator>
 #include <string_view>
 #include <utility>
@@ -52,7 +53,9 @@ void read_directory(const std::string& path, PortCounters& counters) {
   while (const dirent* entry = ::readdir(directory.get())) {
     if (entry->d_name[0] == '.' || is_traffic(entry->d_name)) continue;
     std::uint64_t value = 0;
-    if (std::ifstream(path + "/" + entry->d_name) >> value) counters.emplace(entry->d_name, value);
+    const std::string name = path + "/" + entry->d_name;
+    const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(name.c_str(), "re"), std::fclose);  // e: O_CLOEXEC
+    if (file != nullptr && std::fscanf(file.get(), "%" SCNu64, &value) == 1) counters.emplace(entry->d_name, value);
   }
 }
 

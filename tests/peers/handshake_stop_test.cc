@@ -40,8 +40,7 @@ struct Stop {
 const std::string kPath =
     "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
     "TC 0, SL 0, timeout 4.29 s, 7 retries (34.4 s in all), T old, carried 0 messages, 0 bytes";
-const std::string kReadyFailed =
-    "connecting verbatim_softverbs0 of HOST to the peer HOST (pid #) at 127.0.0.1:# failed: ";
+const std::string kReadyFailed = "connecting softverbs0:1 of HOST to the peer HOST (pid #) at 127.0.0.1:# failed: ";
 const std::string kNoAccept = "waiting for the peer's accept: Connection timed out";
 const std::string kNoReady = "waiting for the peer to finish the handshake: Connection timed out";
 const std::string kBusy =

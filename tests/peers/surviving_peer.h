@@ -17,8 +17,8 @@ namespace conformance {
 std::string normalize_line(const std::string& line);
 // The warnings about a failed handshake, normalized.
 inline const std::string kAcceptFailed =
-    "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
-inline const std::string kConnectFailed = "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: ";
+    "accepting a connection from HOST (pid #, 127.0.0.1:#) on softverbs0:1 of HOST failed: ";
+inline const std::string kConnectFailed = "connecting softverbs0:1 of HOST to the peer at 127.0.0.1:# failed: ";
 inline const std::string kClosedFirst =
     "TCP-END: the peer closed the connection first. Next: look at WHO first: its log says why";
 inline const std::string kRefused =

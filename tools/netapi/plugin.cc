@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "netapi/table.h"
@@ -35,6 +36,15 @@ std::unique_ptr<Plugin> open_newest(Library& library, int wanted) {
 }
 
 }  // namespace
+
+std::string verbs_name(const Properties& properties) {
+  constexpr std::string_view kPrefix = "verbatim_";
+  const std::string suffix = "_p" + std::to_string(properties.port);
+  std::string name = properties.name;
+  if (!name.starts_with(kPrefix)) return name;
+  if (properties.port > 1 && name.ends_with(suffix)) name.resize(name.size() - suffix.size());
+  return name.substr(kPrefix.size());
+}
 
 Opened open_plugin(const std::string& path, int version) {
   if (version != 0 && (version < kOldestVersion || version > kNewestVersion)) {

@@ -50,6 +50,9 @@ struct Properties {
   int plane_id = nccl::kNetIdUndefined;
 };
 
+// The name for people. Verbatim gives NCCL the name of the verbs device with a prefix, and a suffix for ports above 1.
+std::string verbs_name(const Properties& properties);
+
 using NetAttr = nccl::v12::NetAttr;
 
 // A loaded plugin and one of its tables. The destructor unloads the plugin, so all comms and contexts must be closed

@@ -21,7 +21,7 @@ void print_header(std::FILE* out, const Report& report) {
                report.plugin_name.c_str(), report.api_version, options.plugin.c_str());
   for (std::size_t i = 0; i < report.devices.size(); ++i) {
     const netapi::Properties& device = report.devices[i];
-    std::fprintf(out, "# device %2zu  %s  port %d  %g Gbit/s  %s\n", i, device.name.c_str(), device.port,
+    std::fprintf(out, "# device %2zu  %s  port %d  %g Gbit/s  %s\n", i, netapi::verbs_name(device).c_str(), device.port,
                  device.speed / 1000.0, device.pci_path.c_str());
   }
   for (std::size_t i = 0; i < report.ranks.size(); ++i) {

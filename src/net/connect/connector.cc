@@ -85,11 +85,11 @@ Result<bool> Connector::take_endpoint() {
   Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*reservation_);
   if (!endpoint) return endpoint.error();
   if (!*endpoint) return false;
-  reservation_.reset();
   Result<std::unique_ptr<SendComm>> comm =
       SendComm::create(settings_.comm, std::move(**endpoint), handle_.device_count);
   if (!comm) return comm.error();
   comm_ = std::move(*comm);
+  reservation_.reset();  // last: if memory runs out above, the next call takes an endpoint again
   return true;
 }
 

@@ -32,7 +32,7 @@ struct EndpointReservation {
   const std::shared_ptr<EndpointPlan> plan;
   bool waits = false;  // for the end of its burst; under the plan's mutex
   EndpointPlacement placement = {};
-  std::optional<Endpoint> endpoint = std::nullopt;  // none although it does not wait: its QPs are created by take()
+  std::optional<Endpoint> endpoint = std::nullopt;  // none, and it does not wait: take() creates it
 };
 
 // The slots of endpoints of one kind. Owned by the pool and the reservations. Any thread. A block is created under the
@@ -205,8 +205,8 @@ void EndpointPlan::create_block(const QpBlock& block, std::vector<std::uint32_t>
   if (!made) {
     native_ = true;
     VERBATIM_INFO(
-        "%s: the QPs of %zu connections could not be created together: %s. Next: from here on they are created "
-        "one connection at a time",
+        "%s: the QPs of %zu connections could not be created together: %s. From now on QPs are created for one "
+        "connection at a time",
         kind_.ports.front()->name.c_str(), slots.size(), to_string(made.error()).c_str());
     return;
   }

@@ -11,9 +11,10 @@
 //   - If nothing is announced, the connections of a burst are a block: requests wait for VERBATIM_QP_GATHER_US without
 //     a request, or 2 ms since the first one.
 //   - Announced peers are indexed in the order of their first requests, because NCCL rotates its peers (rank r begins
-//     with rank r + 1). The peers of a burst are indexed in ring order: by identity, from the own one on. Announced
-//     peers are, too, and wait like a burst, if the requests show that the caller does not rotate: all peers are in
-//     this process (between processes identities are random) and their identities rise from below the own one.
+//     with rank r + 1). The peers of a burst are indexed in ring order: by identity, from the own one on.
+//   - If the requests show that the caller does not rotate, announced peers are indexed in ring order too, and wait
+//     like a burst. The caller does not rotate if all peers are in this process (between processes identities are
+//     random) and their identities rise from below the own one.
 //
 // Slots are counted separately for each direction, kind of traffic, set of ports and sizes (EndpointPlan). A device
 // that hangs while it creates or destroys QPs delays only connections that use it. Nothing here waits for a peer.

@@ -108,7 +108,6 @@ Result<bool> ListenComm::create_comm(Handshake& handshake) const {
   Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*handshake.reservation);
   if (!endpoint) return endpoint.error();
   if (!*endpoint) return false;
-  handshake.reservation.reset();
   Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(settings_.comm, std::move(**endpoint), peer);
   if (!comm) return comm.error();
   handshake.comm = std::move(*comm);
@@ -119,6 +118,7 @@ Result<bool> ListenComm::create_comm(Handshake& handshake) const {
   hello.secret = handle_.secret;
   hello.identity = handle_.listener;
   handshake.accept_message = OutgoingMessage(wire::encode_hello(wire::MessageType::kAccept, hello));
+  handshake.reservation.reset();  // last: if memory runs out above, the next call takes an endpoint again
   return true;
 }
 

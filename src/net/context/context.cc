@@ -21,7 +21,7 @@
 
 namespace verbatim {
 
-// What the last members own is moved in when nothing can throw any more: the monitor ends before its devices.
+// The last members are moved in after everything that can throw. The monitor is destroyed before the devices.
 struct ProcessState {
   const Config config;  // of the first init: selects the devices
   const SocketInterface side_channel;
@@ -168,7 +168,7 @@ Result<DeviceProperties> device(std::size_t index) {
   if (index >= g_process->inventory->ports().size()) return Error{ErrorKind::kArgument, 0, "no such device"};
   const Port& port = g_process->inventory->ports()[index];
   return DeviceProperties{.port = port,
-                          .name = intern(port.name),
+                          .name = intern(port.nccl_name),
                           .pci_path = port.pci_path ? intern(*port.pci_path) : nullptr,
                           .max_qps = port.device->attributes().max_qp,
                           .max_recvs = g_process->config.max_recvs};

@@ -57,8 +57,6 @@ struct PathFacts {
   std::string counters;      // that have grown since then
 };
 
-std::string quoted(const std::string& command);
-
 // "3 h 2 min", "4.29 s", "12 ms".
 std::string to_duration(std::uint64_t ns);
 // "31.0 s".

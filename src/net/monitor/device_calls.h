@@ -24,7 +24,7 @@ class DeviceCalls {
   DeviceCalls& operator=(const DeviceCalls&) = delete;
 
   void read_events() { events_requested_ = true; }
-  // While one request is open a second changes nothing: what a hanging device is asked for is awaited once.
+  // A second request changes nothing while the first is open.
   static void request_qp_state(MonitoredConnection& connection, std::uint64_t now);
   // A closed connection, which is no longer in the table.
   void destroy(ConnectionTable::Connections::node_type closed) { closed_.insert(std::move(closed)); }

@@ -22,9 +22,9 @@ class Keepalive {
   std::uint64_t next_tick_ns() const { return next_tick_ns_; }
 
  private:
-  // A peer whose last message came just before a tick fails at the last of kMissedTicks ticks from there: within the
-  // timeout. Ticks are counted, not time: a process that was itself stopped reads no messages for longer than the
-  // timeout, and its peers are alive.
+  // A peer whose last message came just before a tick fails kMissedTicks ticks later, which is within the timeout.
+  // Ticks are counted, not time: a process that was itself stopped reads no messages for longer than the timeout, and
+  // its peers are alive.
   static constexpr unsigned kTicksPerTimeout = 4;
   static constexpr unsigned kMissedTicks = kTicksPerTimeout - 1;
 

@@ -8,7 +8,7 @@
 //
 // A device that hangs in a verb stops only what belongs to it: the loop calls no verb. The verbs that may hang
 // (get_async_event, query_gid, query_qp, destroying a comm) are left to DeviceCalls, and none is called under the
-// table's mutex. Only this waits for a device that hangs: the reading of its events, the destruction of its closed
+// table's mutex. If a device hangs, only these wait: the reading of its events, the destruction of its closed
 // comms, drain() of their owner, and unwatch() of a comm while its QPs are queried.
 //
 // Started with the first device, joined before the process state ends: NCCL unloads the library after that.

@@ -64,7 +64,7 @@ void StallReports::check(ConnectionTable& table) {
       try {
         if (!waits) check_connection(settings_, connection, now, reports);
       } catch (...) {  // a stall that is to end the connection is found again
-        VERBATIM_WARN("no memory to describe a connection that has stalled or makes progress again");
+        VERBATIM_WARN("no memory to describe the stall with %s", connection.comm->endpoint().peer_name().c_str());
       }
       any_outstanding = any_outstanding || waits || connection.stall_detector.has_outstanding();
     }

@@ -104,8 +104,7 @@ class Comm {
   // The messages and bytes that are known to be complete.
   virtual CompletedCounts completed_counts() const = 0;
   ConnectionStats stats() const;
-  // Why the connection uses immediates although VERBATIM_COMPLETION=atomic is set; nullptr otherwise. Valid after
-  // connect.
+  // Why immediates are used although VERBATIM_COMPLETION=atomic is set; nullptr otherwise. Valid after connect.
   const char* atomics_refused() const { return atomics_refused_; }
 
   // Any thread: the current status of this end, without the fields that the monitor sets (MonitoredConnection::status).

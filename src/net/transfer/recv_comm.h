@@ -114,7 +114,6 @@ class RecvComm final : public CommProgress<RecvComm> {
   // CTS work requests that QP 0 still accepts.
   std::uint32_t cts_free() const { return cts_depth_ - static_cast<std::uint32_t>(groups_posted_ - cts_sent_); }
   void post_receives(std::size_t queue);
-  // For CommProgress.
   bool complete_simple(const ibv_wc& completion);
   void complete(const ibv_wc& completion);
   void resume_pending_post() {}

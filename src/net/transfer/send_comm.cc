@@ -17,11 +17,9 @@ namespace {
 // Enough for all requests of a connection as single small messages; larger ones wait for free entries.
 constexpr std::uint32_t kSendQueueDepth = wire::kMaxInFlight;
 constexpr std::uint32_t kSizeRecordInlineBytes = sizeof(std::uint64_t) * wire::kMaxGroup;  // a size record
-// Below this a second QP costs more in work requests and completions than it gains in bandwidth. Measured on softverbs
-// with four engine threads (tests/README.md): equal at 128 KiB, 1.4 times as fast at 256 KiB.
+// Below this a second QP costs more than it gains: tests/README.md, Several QPs.
 constexpr std::uint64_t kStripeThresholdBytes = 256 << 10;
-// Groups with optional completion between two reports of used CTS entries: few, compared with the ring's entries, so
-// that the receiver never waits for a report.
+// Optional groups between two reports of used CTS entries: few, so that the receiver never waits for a report.
 constexpr std::uint32_t kConsumedReportInterval = 8;
 
 }  // namespace
@@ -123,9 +121,13 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
     return slow_path_flags() == 0 ? ErrorKind::kNone : no_matching_receive();
   }
   const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(head_entry_);
-  if (entry_head.group_size == 1 && entry_head.flags == wire::CtsFlags::kNone && slow_path_flags() == 0) {
-    if (bytes < single_limit_bytes_) return send_single<false>(data, bytes, tag, memory, request);
-    if (bytes < separate_limit_bytes_) return send_single<true>(data, bytes, tag, memory, request);
+  const auto is_single = [&] {
+    return entry_head.group_size == 1 && entry_head.flags == wire::CtsFlags::kNone && slow_path_flags() == 0;
+  };
+  if (bytes < single_limit_bytes_) {
+    if (is_single()) return send_single<false>(data, bytes, tag, memory, request);
+  } else if (bytes < separate_limit_bytes_) {
+    if (is_single()) return send_single<true>(data, bytes, tag, memory, request);
   }
   return begin_group(data, bytes, tag, memory, request);
 }

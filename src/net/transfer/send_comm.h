@@ -178,8 +178,8 @@ class SendComm final : public CommProgress<SendComm> {
   void format_arrival_atomic(std::uint32_t at, const SendQueue& queue, std::uint32_t index, std::uint64_t addend);
   void set_immediate(std::uint32_t at, const wire::Immediate& immediate);
   ibv_send_wr& format_size_signal(const SendQueue& queue, std::uint32_t index);
-  // Appends to separate_data_ the signal of a single message: empty if its size is that of the buffer, else with the
-  // size record.
+  // Links the signal of a single message behind separate_data_. It is empty if the message fills the buffer, otherwise
+  // it carries the size record.
   void link_signal(const SendQueue& queue, std::uint64_t wr_id, wire::Immediate immediate, bool full) {
     if (!full) immediate.sizes = wire::SizeSource::kRecord;
     ibv_send_wr& signal = full ? empty_signal_ : format_size_signal(queue, immediate.entry);
@@ -202,7 +202,6 @@ class SendComm final : public CommProgress<SendComm> {
   void fail_send(const ibv_wc& completion);
   static RefusedBuffer refused_buffer(const SendRequest* first, std::uint32_t members, const Device& device);
   static ErrorKind retire(SendRequest& request, int* done, int* sizes) noexcept;
-  // For CommProgress.
   bool complete_simple(const ibv_wc& completion);
   void complete(const ibv_wc& completion);
   void resume_pending_post() {
@@ -224,8 +223,8 @@ class SendComm final : public CommProgress<SendComm> {
   std::uint32_t next_queue_ = 0;
   SingleWriter<std::uint64_t> bytes_;
   SingleWriter<bool> send_refused_;         // an isend found no receive
-  std::uint64_t single_limit_bytes_ = 0;    // single messages below this take one work request,
-  std::uint64_t separate_limit_bytes_ = 0;  // others below this take two
+  std::uint64_t single_limit_bytes_ = 0;    // single messages below this take one work request
+  std::uint64_t separate_limit_bytes_ = 0;  // single messages from that limit to below this take two
   HeadGroup group_;
   std::uint32_t queue_count_ = 0;
   std::uint32_t max_piece_bytes_ = 0;

@@ -49,8 +49,7 @@ bool SendComm::can_post_stripes() const {
                      [](const SendQueue& queue) { return queue.free >= kMaxWorkPerStripe; });
 }
 
-// Each stripe carries its immediate, unless sizes must be written before it, or adaptive routing may deliver the
-// immediate before the data.
+// Each stripe carries its immediate, or has a signal of its own (see append_completion).
 void SendComm::post_stripes(std::uint32_t member) {
   const std::uint32_t index = wire::ring_index(member);
   const bool full = group_.bytes == group_.buffer_bytes;

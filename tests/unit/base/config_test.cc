@@ -227,7 +227,8 @@ TEST(UnusedVariables, OnlyKnownVariables_GiveNoLine) {
 TEST(Config, MalformedValue_IsRejectedWithVariableName) {
   expect_refused("NCCL_IB_ROCE_VERSION_NUM", "3", "1 or 2");
   expect_refused("NCCL_IB_ADDR_FAMILY", "AF_INET4", "`AF_INET` or `AF_INET6`");
-  for (const char* value : {"10.0.0.0/33", "fd00::/129", "10.0.0/8", "10.0.0.0/", "10.0.0.0/-1", "x", "/8"}) {
+  for (const char* value :
+       {"10.0.0.0/33", "fd00::/129", "10.0.0/8", "10/8", "a:b", "10.0.0.0/", "10.0.0.0/-1", "x", "/8"}) {
     expect_refused("NCCL_IB_ADDR_RANGE", value, "`address/bits`");
   }
   expect_refused("NCCL_GDR_FLUSH_DISABLE", "2", "0 or 1");

@@ -33,7 +33,7 @@ class EndpointPoolTest : public ::testing::Test {
       ASSERT_TRUE(opened);
       devices_.push_back(std::move(*opened));
       ports_[i].device = devices_[i].get();
-      ports_[i].name = "verbatim_" + devices_[i]->name();
+      ports_[i].name = devices_[i]->name() + ":1";
     }
     make_pool();
   }

@@ -25,7 +25,7 @@ class EndpointTest : public ::testing::Test {
     for (std::size_t i = 0; i < devices_.size(); ++i) {
       Port& port = ports_[i];
       port.device = devices_[i].get();
-      port.name = "verbatim_" + devices_[i]->name();
+      port.name = devices_[i]->name() + ":1";
       port.link_layer = IBV_LINK_LAYER_ETHERNET;
       port.active_mtu = IBV_MTU_4096;
       port.max_msg_bytes = std::uint64_t{1} << 31;

@@ -85,7 +85,7 @@ TEST(HandshakeFailureLine, ConnectingPeerCloses_NamesPeer) {
   });
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_EQ(warnings[0],
-            "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: recv: "
+            "accepting a connection from HOST (pid #, 127.0.0.1:#) on softverbs0:1 of HOST failed: recv: "
             "Connection reset by peer: the peer closed the connection first. Next: look at HOST (pid #, 127.0.0.1:#) "
             "first: its log says why");
 }
@@ -104,10 +104,9 @@ TEST(HandshakeFailureLine, ListeningPeerCloses_NamesPeer) {
     }));
   });
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_EQ(
-      warnings[0],
-      "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
-      "its application has closed its listen. Next: look at 127.0.0.1:# first: its log says more");
+  EXPECT_EQ(warnings[0],
+            "connecting softverbs0:1 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
+            "its application has closed its listen. Next: look at 127.0.0.1:# first: its log says more");
 }
 
 TEST(HandshakeFailureLine, PeerRejects_GivesItsReason) {
@@ -121,15 +120,13 @@ TEST(HandshakeFailureLine, PeerRejects_GivesItsReason) {
       },
       "fail verb=modify_qp nth=3 errno=ETIMEDOUT");
   ASSERT_EQ(warnings.size(), 2U) << testing::PrintToString(warnings);
-  EXPECT_EQ(
-      warnings[1],
-      "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
-      "ibv_modify_qp to RTR: Connection timed out. Next: look at 127.0.0.1:# first: its log says more");
+  EXPECT_EQ(warnings[1],
+            "connecting softverbs0:1 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
+            "ibv_modify_qp to RTR: Connection timed out. Next: look at 127.0.0.1:# first: its log says more");
 }
 
-const std::string kConnecting = "connecting verbatim_softverbs0 of HOST to the peer at 127.0.0.1:# failed: ";
-const std::string kAccepting =
-    "accepting a connection from HOST (pid #, 127.0.0.1:#) on verbatim_softverbs0 of HOST failed: ";
+const std::string kConnecting = "connecting softverbs0:1 of HOST to the peer at 127.0.0.1:# failed: ";
+const std::string kAccepting = "accepting a connection from HOST (pid #, 127.0.0.1:#) on softverbs0:1 of HOST failed: ";
 
 // The handle of a process that has ended since.
 HandleBytes handle_of_ended_process() {

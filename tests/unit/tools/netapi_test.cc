@@ -322,5 +322,19 @@ TEST(OpenPlugin, MissingFileOrTable_IsNamed) {
   EXPECT_EQ(nullptr, open_plugin("libdl.so.2", 13).plugin);
 }
 
+TEST(VerbsName, PrefixAndPortSuffixOfVerbatim_AreRemoved) {
+  const auto name = [](const char* given, int port) {
+    Properties properties;
+    properties.name = given;
+    properties.port = port;
+    return verbs_name(properties);
+  };
+  EXPECT_EQ("mlx5_0", name("verbatim_mlx5_0", 1));
+  EXPECT_EQ("mlx5_0", name("verbatim_mlx5_0_p2", 2));
+  EXPECT_EQ("odd_p1", name("verbatim_odd_p1", 1));
+  EXPECT_EQ("mlx5_0", name("mlx5_0", 1));
+  EXPECT_EQ("other_p2", name("other_p2", 2));
+}
+
 }  // namespace
 }  // namespace netapi

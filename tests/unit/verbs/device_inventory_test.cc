@@ -28,7 +28,7 @@ class DeviceInventoryTest : public testing::Test {
 
   std::string names(const DeviceInventory& inventory) const {
     std::string all;
-    for (const Port& port : inventory.ports()) all.append(all.empty() ? "" : " ").append(port.name);
+    for (const Port& port : inventory.ports()) all.append(all.empty() ? "" : " ").append(port.nccl_name);
     return all;
   }
 

@@ -314,7 +314,7 @@ ranks::ExitStatus measure(const QpOrderOptions& options) {
     result["virtual_clock"] = static_cast<bool>(clock);
     netapi::Properties properties;
     ranks::require(job.plugin(0).properties(0, &properties), "getProperties");
-    result["device"] = properties.name;
+    result["device"] = netapi::verbs_name(properties);
     job.close();
     std::ofstream(options.result) << result.dump() << "\n";
   } catch (const ranks::Failure& failure) {
