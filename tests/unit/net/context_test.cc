@@ -90,7 +90,7 @@ TEST_F(ContextTest, TrafficClassOfCommunicator_ReachesBothEnds) {
 }
 
 TEST_F(ContextTest, TrafficClassOfConnect_ReachesBothEnds) {
-  ConnectedComms link;  // up to v10 only connect is told
+  ConnectedComms link;  // up to v10 NCCL passes the traffic class to connect only
   ASSERT_NO_FATAL_FAILURE(link.connect(0, 0, 96));
   EXPECT_EQ(attributes(link.send()).ah_attr.grh.traffic_class, 96);
   EXPECT_EQ(attributes(link.recv()).ah_attr.grh.traffic_class, 96);

@@ -18,7 +18,7 @@ TEST(DeviceFatal, IdleAndBusyComms_BothFail) {
     ASSERT_NE(busy.posted([&] { return busy_buffers.irecv(100); }), nullptr);
   }
   ASSERT_TRUE(ConnectedComms::eventually([&] {
-    // It has nothing outstanding that could complete: the device's event alone can tell it.
+    // It has nothing outstanding that could complete: only the event of the device reports the failure.
     EXPECT_EQ(idle_buffers.isend(100), nullptr);
     idle.recv().progress();
     busy.recv().progress();
