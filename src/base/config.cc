@@ -123,6 +123,13 @@ bool assign_gid_index(Config& config, const TextSetting& given) {
   return true;
 }
 
+bool assign_flid_index(Config& config, const TextSetting& given) {
+  const std::optional<std::int64_t> index = parse_number(given.value);
+  if (!index || *index < 0 || *index > kMaxGidIndex) return false;
+  config.gid.flid_index = static_cast<unsigned>(*index);
+  return true;
+}
+
 // "10.0.0.0/8", "fd00::/16", or one address.
 bool assign_address_range(Config& config, const TextSetting& given) {
   const std::size_t slash = std::min(given.value.find('/'), given.value.size());
@@ -208,11 +215,16 @@ std::vector<Row> rows() {
       {"VERBATIM_ADDR_RANGE", "NCCL_IB_ADDR_RANGE", "`address/bits`", "none",
        "Addresses that are preferred, before version and family, when the GID is chosen automatically.",
        assign_address_range},
+      {"VERBATIM_ROUTABLE_FLID_GID_INDEX", "NCCL_IB_ROUTABLE_FLID_GID_INDEX", "0 to 255", "1",
+       "Index into the GID table (InfiniBand) that is used if its GID has an FLID, for routing between subnets; else "
+       "0.",
+       assign_flid_index},
       number_row("VERBATIM_TC", "NCCL_IB_TC", &Config::traffic_class, 0, 255, "the communicator's, else 0",
                  "Traffic class of RoCE packets and of InfiniBand packets with a GRH (DSCP * 4).", -1),
       number_row("VERBATIM_CTS_TC", "NCCL_IB_FIFO_TC", &Config::cts_traffic_class, 0, 255, "as VERBATIM_TC",
                  "Traffic class of what the receiver writes to the sender: the CTS entries.", -1),
-      number_row("VERBATIM_SL", "NCCL_IB_SL", &Config::service_level, 0, 15, "0", "InfiniBand service level.", -1),
+      number_row("VERBATIM_SL", "NCCL_IB_SL", &Config::service_level, 0, 15, "the communicator's traffic class, else 0",
+                 "InfiniBand service level.", -1),
       number_row("VERBATIM_PKEY", "NCCL_IB_PKEY", &Config::pkey_index, 0, 65535, "0", "Index into the P_Key table."),
       number_row("VERBATIM_TIMEOUT", "NCCL_IB_TIMEOUT", &Config::timeout, 1, 31, "20",
                  "Acknowledgement timeout of a QP: 4.096 us * 2^value."),

@@ -62,6 +62,7 @@ struct GidSetting {
   unsigned roce_version = 2;
   int family = AF_INET;
   std::optional<AddressRange> range = {};
+  unsigned flid_index = 1;  // InfiniBand: used if that entry has an FLID
 
   std::optional<unsigned> for_device(std::string_view device) const;
 };
@@ -74,7 +75,7 @@ struct Config {
   GidSetting gid;
   std::optional<std::uint8_t> traffic_class;      // unset: the communicator's, else 0
   std::optional<std::uint8_t> cts_traffic_class;  // of the QPs of receive comms; unset: as the others
-  std::optional<std::uint8_t> service_level;      // unset: 0
+  std::optional<std::uint8_t> service_level;      // unset: the communicator's traffic class, else 0
   std::uint16_t pkey_index = 0;
   std::uint8_t timeout = 20;  // 4.096 us * 2^timeout
   std::uint8_t retry_count = 7;

@@ -109,14 +109,15 @@ struct DeviceEnumerator {
     port.name = device.name() + ":" + std::to_string(port_num);
     port.nccl_name = "verbatim_" + device.name();
     if (port_num != 1) port.nccl_name += "_p" + std::to_string(port_num);
-    port.speed_mbps = port_speed_mbps(attributes->active_speed, attributes->active_width);
-    if (port.speed_mbps == 0) {
-      port.speed_mbps = sysfs_port_speed_mbps(device.sysfs_path(), port_num).value_or(kUnknownSpeedMbps);
-    }
+    // Kernels report a speed above NDR as NDR, because `active_speed` has only 8 bits; sysfs has the speed itself.
+    port.speed_mbps = std::max(port_speed_mbps(attributes->active_speed, attributes->active_width),
+                               sysfs_port_speed_mbps(device.sysfs_path(), port_num).value_or(0));
+    if (port.speed_mbps == 0) port.speed_mbps = kUnknownSpeedMbps;
     port.pci_path = sysfs_pci_path(device.sysfs_path());
     port.guid = be64toh(device.attributes().sys_image_guid);
     port.link_layer = attributes->link_layer;
     port.lid = attributes->lid;
+    port.grh_required = (attributes->flags & IBV_QPF_GRH_REQUIRED) != 0;
     port.active_mtu = attributes->active_mtu;
     port.max_msg_bytes = attributes->max_msg_sz;
     if (peer_memory && sysfs_exists(device.sysfs_path())) port.ptr_support |= kPtrCuda;

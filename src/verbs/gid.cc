@@ -97,11 +97,14 @@ std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, s
 
 Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                             const ibv_port_attr& port, const GidSetting& setting) {
-  if (port.link_layer != IBV_LINK_LAYER_ETHERNET) {
-    return read_gid(verbs, context, port_num, 0).value_or(GidEntry{});
-  }
   // An address handle has 8 bits for the GID index (ibv_global_route::sgid_index).
   const auto table_entries = static_cast<unsigned>(std::clamp(port.gid_tbl_len, 0, kMaxGidEntries));
+  if (port.link_layer != IBV_LINK_LAYER_ETHERNET) {
+    const auto routable =
+        setting.flid_index < table_entries ? read_gid(verbs, context, port_num, setting.flid_index) : std::nullopt;
+    if (routable && flid(routable->gid) != 0) return *routable;
+    return read_gid(verbs, context, port_num, 0).value_or(GidEntry{});
+  }
   if (const std::optional<unsigned> index = setting.for_device(device)) {
     const auto named = *index < table_entries ? read_gid(verbs, context, port_num, *index) : std::nullopt;
     if (!named) return Error{ErrorKind::kUsage, ENODATA, "GID index"};
@@ -119,6 +122,14 @@ Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const cha
     return known;
   }
   return choose_gid(verbs, context, device, port_num, port, setting);
+}
+
+std::uint16_t subnet(const ibv_gid& gid) {
+  return static_cast<std::uint16_t>(gid.raw[6] << 8 | gid.raw[7]);
+}
+
+std::uint16_t flid(const ibv_gid& gid) {
+  return static_cast<std::uint16_t>(gid.raw[4] << 8 | gid.raw[5]);
 }
 
 std::string to_string(const ibv_gid& gid) {

@@ -34,8 +34,8 @@ std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, s
 
 // The entry for this port; logs nothing. RoCE: the index that `setting` has for `device` (error kUsage with ENODATA
 // when that entry is empty or cannot be read), else best_gid of the table (error kUsage with ENOENT when there is
-// none). InfiniBand: always index 0, as in NCCL, because LIDs are the addresses and GIDs are needed between subnets
-// only.
+// none). InfiniBand, as in NCCL: `setting.flid_index` if that entry has an FLID, else index 0. LIDs are the addresses
+// there, and GIDs are needed between subnets only.
 Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                             const ibv_port_attr& port, const GidSetting& setting);
 
@@ -43,6 +43,11 @@ Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char
 // can change while the process runs.
 Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                              const ibv_port_attr& port, const GidSetting& setting, const GidEntry& known);
+
+// The parts of an InfiniBand GID that routing between subnets uses, in host byte order: the number of the subnet (the
+// low 16 bits of the prefix), and the FLID, the LID by which routers know the port; 0: the GID has none.
+std::uint16_t subnet(const ibv_gid& gid);
+std::uint16_t flid(const ibv_gid& gid);
 
 // "::ffff:10.0.0.1", "fe80::1": for log lines.
 std::string to_string(const ibv_gid& gid);

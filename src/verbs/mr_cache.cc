@@ -1,7 +1,6 @@
 #include "verbs/mr_cache.h"
 
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -139,24 +138,12 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
   const std::uintptr_t start = address - in_page;
   const std::size_t bytes = (in_page + request.bytes + page_bytes_ - 1) & ~(page_bytes_ - 1);
 
-  RegistrationKind key{request.type, request.ordering, 0, 0, 0};
+  const RegistrationKind key{request.type, request.ordering};
   std::uint64_t dmabuf_offset = 0;
   if (request.type == MemoryType::kDmaBuf) {
     const std::uint64_t offset_in_page = request.dmabuf.offset & (page_bytes_ - 1);
     if (offset_in_page != 0 && offset_in_page != in_page) return Error{ErrorKind::kArgument, EINVAL, "dma-buf offset"};
-    struct stat buffer = {};
-    if (fstat(request.dmabuf.fd, &buffer) != 0) {
-      const int error = errno;
-      if (request.suppress_log_for == nullptr || !request.suppress_log_for(error)) {
-        VERBATIM_WARN("%s: fstat of dma-buf file descriptor %d failed: %s", device_, request.dmabuf.fd,
-                      std::strerror(error));
-      }
-      return system_error("fstat of a dma-buf", error);
-    }
     dmabuf_offset = request.dmabuf.offset - offset_in_page;
-    key.buffer_device = buffer.st_dev;
-    key.buffer_inode = buffer.st_ino;
-    key.buffer_base = start - dmabuf_offset;
   }
 
   {

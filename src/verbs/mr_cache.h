@@ -78,9 +78,10 @@ class MrCache {
   MrCache& operator=(const MrCache&) = delete;
 
   // A reference to a registration of whole pages that covers [address, address + bytes): an existing one of the same
-  // type and ordering (and for a dma-buf of the same buffer and offset), or a new one. Overlapping ranges are not
-  // merged. For zero bytes it returns the keys of a page of the cache, because a peer must not access any byte of the
-  // caller's memory. No lock is held while the driver registers. A failure is logged with its cause and the next step.
+  // type and ordering, or a new one. A dma-buf is not compared: NCCL exports a new descriptor for each registration of
+  // the same memory, and memory that is registered keeps its addresses. Overlapping ranges are not merged. For zero
+  // bytes it returns the keys of a page of the cache, because a peer must not access any byte of the caller's memory.
+  // No lock is held while the driver registers. A failure is logged with its cause and the next step.
   Result<MrRef> acquire(const MrRequest& request) VERBATIM_EXCLUDES(mutex_);
 
   // Releases `ref`. If it was the last reference, the result is that of ibv_dereg_mr.
@@ -97,9 +98,6 @@ class MrCache {
   struct RegistrationKind {
     MemoryType type;
     MrOrdering ordering;
-    std::uint64_t buffer_device;  // identity of the dma-buf (fstat), 0 for other memory
-    std::uint64_t buffer_inode;
-    std::uint64_t buffer_base;  // virtual address of the dma-buf's byte 0
     auto operator<=>(const RegistrationKind&) const = default;
   };
 

@@ -31,6 +31,7 @@ struct Port {
   std::uint32_t topology_port = 1;      // unique among the ports of one NIC: NCCL shares bandwidth by (guid, port)
   std::uint8_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
   std::uint16_t lid = 0;
+  bool grh_required = false;  // InfiniBand: packets of this port and to it must have a GRH (virtual functions)
   ibv_mtu active_mtu = IBV_MTU_256;
   std::uint64_t max_msg_bytes = 0;
   unsigned ptr_support = kPtrHost;

@@ -26,10 +26,18 @@ std::uint32_t at_most(std::uint32_t wanted, int device_limit) {
   return device_limit > 0 ? std::min(wanted, static_cast<std::uint32_t>(device_limit)) : wanted;
 }
 
-// Within an InfiniBand subnet, packets are forwarded by LID. Only routers between subnets need the GRH.
+// Within an InfiniBand subnet, packets are forwarded by LID. A GRH is needed by routers between subnets, and by ports
+// that demand one.
 bool needs_grh(const Port& port, const QpAddress& remote) {
-  if (port.is_roce() || remote.lid == 0) return true;
-  return port.gid.gid.global.subnet_prefix != remote.gid.global.subnet_prefix;
+  return port.is_roce() || remote.lid == 0 || port.grh_required || remote.grh_required ||
+         subnet(port.gid.gid) != subnet(remote.gid);
+}
+
+// A LID is valid within its subnet. From another subnet the routers forward by the FLID of the GID; without one, the
+// LID is as good as any.
+std::uint16_t destination_lid(const Port& port, const QpAddress& remote) {
+  const std::uint16_t routable = flid(remote.gid);
+  return subnet(port.gid.gid) != subnet(remote.gid) && routable != 0 ? routable : remote.lid;
 }
 
 Status modify(ibv_qp* qp, const Device& device, ibv_qp_attr attributes, int mask, const char* operation) {
@@ -43,7 +51,11 @@ bool means_not_supported(const Error& error) {
 }  // namespace
 
 QpAddress qp_address(const Port& port, const ibv_qp* qp) {
-  return {.qp_num = qp->qp_num, .lid = port.lid, .link_layer = port.link_layer, .gid = port.gid.gid};
+  return {.qp_num = qp->qp_num,
+          .lid = port.lid,
+          .link_layer = port.link_layer,
+          .grh_required = port.grh_required,
+          .gid = port.gid.gid};
 }
 
 Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq, const QpCaps& caps) {
@@ -102,7 +114,7 @@ Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPat
   attributes.rq_psn = 0;
   attributes.max_dest_rd_atomic = responder_reads(*port.device);
   attributes.min_rnr_timer = kMinRnrTimer;
-  attributes.ah_attr.dlid = remote.lid;
+  attributes.ah_attr.dlid = destination_lid(port, remote);
   attributes.ah_attr.sl = path.service_level;
   attributes.ah_attr.port_num = port.port_num;
   if (needs_grh(port, remote)) {

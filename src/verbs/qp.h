@@ -18,6 +18,7 @@ struct QpAddress {
   std::uint32_t qp_num = 0;
   std::uint16_t lid = 0;
   std::uint8_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
+  bool grh_required = false;  // Port::grh_required
   ibv_gid gid = {};
 };
 

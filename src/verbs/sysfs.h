@@ -16,7 +16,7 @@ bool sysfs_exists(const std::string& sysfs_path);
 // a card. nullopt when the file does not exist or the device is not a PCI device.
 std::optional<std::string> sysfs_pci_path(const std::string& sysfs_path);
 
-// The speed in the file "rate", which can have speeds that ibv_port_attr cannot express.
+// The speed in the file "rate", which can have speeds that ibv_port_attr cannot express (XDR).
 std::optional<std::uint32_t> sysfs_port_speed_mbps(const std::string& sysfs_path, std::uint8_t port_num);
 
 // Whether a kernel module is loaded that allows NICs to pin GPU memory. `root` is put before /sys and /proc.

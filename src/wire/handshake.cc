@@ -23,7 +23,7 @@ std::vector<std::uint8_t> finish(MessageType type, Writer writer, std::uint16_t 
 template <typename Codec, typename Device>
 void code_device(Codec& codec, Device& device) {
   codec.fields(device.guid, device.gid, device.control_rkey, device.max_message_bytes, device.lid, device.link_layer,
-               device.mtu, device.port, device.gid_index, device.responder_reads, device.name);
+               device.grh_required, device.mtu, device.port, device.gid_index, device.responder_reads, device.name);
 }
 
 template <typename Codec, typename Qp>

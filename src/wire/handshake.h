@@ -57,6 +57,7 @@ struct HelloDevice {
   std::uint32_t max_message_bytes = 0;
   std::uint16_t lid = 0;
   std::uint8_t link_layer = 0;  // IBV_LINK_LAYER_*
+  bool grh_required = false;    // packets to this device's port must have a GRH
   std::uint8_t mtu = 0;         // enum ibv_mtu: of the port
   std::uint8_t port = 0;
   std::uint8_t gid_index = 0;

@@ -1,9 +1,9 @@
 // What a send comm and a receive comm share: their end of the connection, the side channel, and how they fail.
 //
 // Threads: isend, irecv, iflush and test of one comm come from one thread at a time (NCCL's progress thread). At the
-// same time another thread may register memory, which uses only the endpoint's ports, the locked caches of the devices
-// and, on a receive comm, the locked creation of its flush QPs. Also at the same time, the monitor may call what is
-// marked "any thread", read what does not change after connect, and query QP states.
+// same time another thread may register memory, which uses only the endpoint's ports and the locked caches of the
+// devices. Also at the same time, the monitor may call what is marked "any thread", read what does not change after
+// connect, and query QP states.
 #pragma once
 
 #include <cstdint>
@@ -117,7 +117,7 @@ class Comm {
   virtual Activity take_activity() = 0;
 
   // Any thread.
-  virtual Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request);
+  Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request);
 
  protected:
   Comm(CommKind kind, const CommSettings& settings, Endpoint endpoint, ControlMemory control);

@@ -27,6 +27,7 @@ QpAddress address_of(const wire::HelloDevice& device, const wire::HelloQp& qp) {
   address.qp_num = qp.number;
   address.lid = device.lid;
   address.link_layer = device.link_layer;
+  address.grh_required = device.grh_required;
   std::memcpy(address.gid.raw, device.gid.data(), sizeof address.gid.raw);
   return address;
 }
@@ -60,8 +61,14 @@ Result<Port> refresh_port(const Port& known, const Config& config) {
   Port port = known;
   port.gid = *gid;
   port.lid = attributes->lid;
+  port.grh_required = (attributes->flags & IBV_QPF_GRH_REQUIRED) != 0;
   port.active_mtu = attributes->active_mtu;
   return port;
+}
+
+// NCCL uses the traffic class of a communicator as its service level too, of which devices take the low four bits.
+std::uint8_t service_level_of(int traffic_class) {
+  return static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class & 0xf);
 }
 
 }  // namespace
@@ -187,6 +194,7 @@ void Endpoint::add_to_hello(wire::Hello& hello) const {
     device.max_message_bytes = verbatim::max_message_bytes(*port);
     device.lid = port->lid;
     device.link_layer = port->link_layer;
+    device.grh_required = port->grh_required;
     device.mtu = static_cast<std::uint8_t>(port->active_mtu);
     device.port = port->port_num;
     device.gid_index = static_cast<std::uint8_t>(port->gid.index);
@@ -229,7 +237,7 @@ Status Endpoint::connect(const wire::Hello& remote, const Config& config, int tr
     path.mtu = static_cast<ibv_mtu>(std::min<int>(port.active_mtu, peer.mtu));
     path.traffic_class =
         config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
-    path.service_level = config.service_level.value_or(0);
+    path.service_level = config.service_level.value_or(service_level_of(traffic_class));
     if (const Status moved = to_rtr(end.qp.get(), port, address_of(peer, peer_qp), path); !moved) return moved;
     if (const Status moved = to_rts(end.qp.get(), port, config.timeout, config.retry_count, peer.responder_reads);
         !moved)

@@ -42,9 +42,6 @@ Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const 
 }
 
 Status FlushQueue::prepare(Comm& comm, const Endpoint& endpoint, const Config& config) {
-  if (prepared()) return {};
-  const MutexLock lock(mutex_);
-  if (prepared()) return {};
   Result<std::unique_ptr<State>> state = create(comm, endpoint, config);
   if (!state) return state.error();
   state_ = std::move(*state);

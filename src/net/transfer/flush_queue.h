@@ -1,6 +1,6 @@
 // Makes RDMA writes that have arrived in GPU memory visible to the GPU: an RDMA READ of the buffer over a QP connected
-// to itself completes only after the writes before it. Owned by a receive comm; the thread that first registers device
-// memory on the comm creates the QPs.
+// to itself completes only after the writes before it. Owned by a receive comm. The first flush creates the QPs: NCCL
+// does not flush on GPUs that need no flush.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/config.h"
-#include "base/mutex.h"
 #include "base/result.h"
 #include "net/transfer/endpoint.h"
 #include "net/transfer/memory.h"
@@ -24,7 +23,7 @@ class FlushQueue {
   // As many as receives can be outstanding, because NCCL flushes after a receive.
   static constexpr std::uint32_t kSlots = wire::kMaxInFlight;
 
-  // Creates the QPs, once; completions go to `endpoint`'s queues. Any thread.
+  // Creates the QPs; completions go to `endpoint`'s queues.
   Status prepare(Comm& comm, const Endpoint& endpoint, const Config& config);
 
   bool prepared() const { return active_.load(std::memory_order_acquire) != nullptr; }
@@ -63,7 +62,6 @@ class FlushQueue {
   static Result<std::unique_ptr<State>> create(Comm& comm, const Endpoint& endpoint, const Config& config);
 
   SingleWriter<std::uint32_t> pending_;
-  Mutex mutex_;  // serialises prepare
   std::unique_ptr<State> state_;
   std::atomic<State*> active_{nullptr};
 };

@@ -258,7 +258,6 @@ ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int
 ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory,
                                    void** out) noexcept {
   *out = nullptr;
-  if (memory.device_memory && !flush_.prepared() && !can_flush()) return result();
   const std::uint32_t index = wire::ring_index(next_member_);
   std::byte* const entry_address = entry(index);
   posted_[index] = bytes;
@@ -281,7 +280,6 @@ ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, c
   const std::uint32_t index = wire::ring_index(first);
   std::byte* const entry_address = entry(index);
   const wire::CtsFlags flags = optional_completion ? wire::CtsFlags::kOptionalCompletion : wire::CtsFlags::kNone;
-  const bool flushes = flush_.prepared();
   const bool wide = wide_entries_;
   const std::size_t entry_bytes = entry_bytes_;
   std::uint64_t* posted = &posted_[index];
@@ -294,7 +292,6 @@ ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, c
       memory = &kNoMemory;
     }
     if (size < 0) return reject_buffer();
-    if (memory->device_memory && !flushes && !can_flush()) return result();
     posted[i] = static_cast<std::uint64_t>(size);
     write_entry(at, wide, first + i, data[i], posted[i], tags[i], static_cast<std::uint8_t>(group_size), flags,
                 *memory);

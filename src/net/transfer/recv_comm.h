@@ -31,9 +31,6 @@ class RecvComm final : public CommProgress<RecvComm> {
 
   Status connect(const wire::Hello& remote, int traffic_class) override;
 
-  // For device memory this also creates the flush QPs, off the data path.
-  Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request) override;
-
   // Posts a receive of `n` members, 1 to VERBATIM_MAX_RECVS. The arguments are NCCL's own: Size is int up to v8 and
   // size_t after; `handles` are MemoryHandle, or null for zero bytes. With size_t, `*request` may be
   // kOptionalCompletion: then the receive is done at once, and `test` reports the posted sizes. `*request` becomes
@@ -42,7 +39,8 @@ class RecvComm final : public CommProgress<RecvComm> {
   ErrorKind irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
                   void** request) noexcept;
 
-  // Makes what arrived in `data` visible to the GPU. nullptr without error(): nothing needs to be flushed.
+  // Makes what arrived in `data` visible to the GPU. nullptr without error(): nothing needs to be flushed. The first
+  // call for GPU memory creates the flush QPs.
   Request* iflush(const void* data, const MemoryKeys& memory);
 
   // Whether `request` is done; if so it is free again, and `sizes` (which may be nullptr) has the bytes of every
@@ -94,7 +92,7 @@ class RecvComm final : public CommProgress<RecvComm> {
     return __atomic_load_n(&arrivals_[wire::ring_index(request.first_member)], __ATOMIC_ACQUIRE);
   }
   Failure flush_failure(const Error& error) const;
-  bool can_flush();
+  bool prepare_flushes();
   ErrorKind reject_group_size(int n) const noexcept;
   ErrorKind reject_buffer() noexcept;
   void fail_unexpected_immediate(std::size_t queue);

@@ -8,16 +8,6 @@
 
 namespace verbatim {
 
-Result<std::unique_ptr<MemoryHandle>> RecvComm::register_memory(const MrRequest& request) {
-  if (request.type != MemoryType::kHost && !settings_.config.flush_disabled) {
-    if (const Status prepared = flush_.prepare(*this, endpoint_, settings_.config); !prepared) {
-      if (!prepared.error().logged) VERBATIM_WARN("%s", log_line(flush_failure(prepared.error())).c_str());
-      return prepared.error();
-    }
-  }
-  return Comm::register_memory(request);
-}
-
 Failure RecvComm::flush_failure(const Error& error) const {
   PathFacts path = endpoint_.path_facts(0, settings_.host_name);
   path.age_ns = 0;  // the history of the connection is not the cause
@@ -30,25 +20,19 @@ Failure RecvComm::flush_failure(const Error& error) const {
           error.step == SetupStep::kModifyQp ? loop : path};
 }
 
-// For memory that was registered through another comm (regIsGlobal): this comm did not know of GPU memory before.
-bool RecvComm::can_flush() {
-  if (settings_.config.flush_disabled) return true;
+bool RecvComm::prepare_flushes() {
   Status prepared = system_error("memory", ENOMEM);
   try {
     prepared = flush_.prepare(*this, endpoint_, settings_.config);
   } catch (...) {  // no memory
   }
-  if (!prepared) fail(ErrorKind::kSystem, "irecv", [&] { return flush_failure(prepared.error()); });
+  if (!prepared) fail(ErrorKind::kSystem, "iflush", [&] { return flush_failure(prepared.error()); });
   return bool{prepared};
 }
 
 Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
   if (error() != nullptr || !memory.device_memory || settings_.config.flush_disabled) return nullptr;
-  if (!flush_.prepared()) {
-    fail(ErrorKind::kArgument, "iflush", 0, diagnose_contradicting_calls,
-         [] { return std::string("iflush of GPU memory, but this connection has received into none"); });
-    return nullptr;
-  }
+  if (!flush_.prepared() && !prepare_flushes()) return nullptr;
   int returned = 0;
   Request* request = flush_.post(data, memory, returned);
   if (request == nullptr) {

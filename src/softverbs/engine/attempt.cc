@@ -11,10 +11,11 @@
 namespace verbatim::softverbs {
 namespace {
 
-// Whether `device` of that process has the port that the path leads to.
-bool is_addressed(const ProcessView& process, std::uint32_t device, const ibv_ah_attr& path) {
-  const SharedPort& port = process.segment().ports[device];
-  if (path.is_global == 0) return port.ethernet == 0 && port.lid == path.dlid;
+// Whether a path from port `from` leads to `port`. Within an InfiniBand subnet the LID decides, between subnets the
+// FLID; a port that demands a GRH drops packets without one.
+bool is_addressed(const SharedPort& port, const SharedPort& from, const ibv_ah_attr& path) {
+  if (port.ethernet == 0 && path.dlid != (port.subnet == from.subnet ? port.lid : port.flid)) return false;
+  if (path.is_global == 0) return port.ethernet == 0 && port.subnet == from.subnet && port.grh_required == 0;
   return std::any_of(port.gids(), port.gids() + kGidTableLength, [&](const SharedGid& entry) {
     return entry.valid != 0 && std::memcmp(&entry.gid, &path.grh.dgid, sizeof(ibv_gid)) == 0;
   });
@@ -37,7 +38,8 @@ bool find_route(Qp& qp) {
   std::shared_ptr<ProcessView> process = qp.process->find(*location);
   if (!process) return false;
   SharedQp& target = process->segment().qps[location->index];
-  if (!is_addressed(*process, target.device, requester.path)) return false;
+  const SharedPort& from = qp.process->segment().ports[qp.shared->device];
+  if (!is_addressed(process->segment().ports[target.device], from, requester.path)) return false;
   const bool is_own = process->is_own();
   requester.peer_slot = location->slot;
   requester.peer_device = target.device;

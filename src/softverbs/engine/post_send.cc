@@ -25,10 +25,14 @@ int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
   to.opcode = static_cast<std::uint8_t>(from.opcode);
   to.flags = static_cast<std::uint8_t>(from.send_flags);
   to.imm = from.imm_data;
-  to.sge_count = static_cast<std::uint32_t>(from.num_sge);
+  // With SOFTVERBS_EMPTY_WRITE=first-sge such a WRITE has a segment, as with rdma-core's irdma.
+  const bool sends_first = from.num_sge == 0 && from.opcode == IBV_WR_RDMA_WRITE && from.sg_list != nullptr &&
+                           qp.process->settings().first_sge;
+  const int sges_given = sends_first ? 1 : from.num_sge;
+  to.sge_count = static_cast<std::uint32_t>(sges_given);
   to.arrival = qp.process->next_arrival();
   to.length = 0;
-  for (int i = 0; i < from.num_sge; ++i) to.length += from.sg_list[i].length;
+  for (int i = 0; i < sges_given; ++i) to.length += from.sg_list[i].length;
   switch (from.opcode) {
     case IBV_WR_SEND:
     case IBV_WR_SEND_WITH_IMM:
@@ -56,12 +60,12 @@ int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
   }
   if (!is_inline) {
     ibv_sge* const sges = &qp.sends.sges[std::size_t{slot} * qp.cap.max_send_sge];
-    for (int i = 0; i < from.num_sge; ++i) sges[i] = from.sg_list[i];
+    for (int i = 0; i < sges_given; ++i) sges[i] = from.sg_list[i];
     return 0;
   }
   if (to.length > qp.cap.max_inline_data) return EINVAL;
   std::uint8_t* bytes = &qp.sends.inline_bytes[std::size_t{slot} * qp.cap.max_inline_data];
-  for (int i = 0; i < from.num_sge; ++i) {
+  for (int i = 0; i < sges_given; ++i) {
     const ibv_sge& sge = from.sg_list[i];
     std::memcpy(bytes, reinterpret_cast<const void*>(sge.addr), sge.length);
     bytes += sge.length;

@@ -66,7 +66,7 @@ void reset_qp(Qp& qp) {
 bool is_path_valid(const Qp& qp, const ibv_ah_attr& path) {
   const SharedPort& port = qp.process->segment().ports[qp.shared->device];
   if (path.port_num != kPortNumber || path.sl > 15) return false;
-  if (path.is_global == 0) return port.ethernet == 0 && path.dlid != 0;
+  if (path.is_global == 0) return port.ethernet == 0 && port.grh_required == 0 && path.dlid != 0;
   return path.grh.sgid_index < kGidTableLength && port.gids()[path.grh.sgid_index].valid != 0;
 }
 

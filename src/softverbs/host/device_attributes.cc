@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::uint64_t kFirstGuid = 0x0253'5654'fffe'0001;  // locally administered
 constexpr std::uint64_t kLinkLocalPrefix = 0xfe80'0000'0000'0000;
+constexpr std::uint64_t kSiteLocalPrefix = 0xfec0'0000'0000'0000;
+constexpr std::uint32_t kFirstFlid = 0x8000;  // no LID of a device is as large
 constexpr std::uint8_t kPhysicalDisabled = 3;
 constexpr std::uint8_t kPhysicalLinkUp = 5;
 
@@ -27,11 +29,15 @@ constexpr std::array kSpeeds{
     Speed{100, 2, 32}, Speed{200, 2, 64}, Speed{400, 2, 128}, Speed{800, 4, 128},
 };
 
-ibv_gid link_local_gid(std::uint32_t device) {
+ibv_gid gid_with_prefix(std::uint64_t prefix, std::uint32_t device) {
   ibv_gid gid{};
-  gid.global.subnet_prefix = htobe64(kLinkLocalPrefix);
+  gid.global.subnet_prefix = htobe64(prefix);
   gid.global.interface_id = device_guid(device);
   return gid;
+}
+
+ibv_gid link_local_gid(std::uint32_t device) {
+  return gid_with_prefix(kLinkLocalPrefix, device);
 }
 
 // 10.77.D.1
@@ -63,6 +69,13 @@ void fill_port(SharedPort& port, std::uint32_t device, const Settings& settings)
   SharedGid* const gids = port.gid_tables[0];
   if (!settings.ethernet) {
     gids[0] = {local, IBV_GID_TYPE_IB, 1};
+    port.grh_required = settings.grh_required ? 1 : 0;
+    if (settings.subnets == 1) return;
+    port.subnet = 1 + device % settings.subnets;
+    port.flid = kFirstFlid + device;
+    gids[0] = {gid_with_prefix(kSiteLocalPrefix | port.subnet, device), IBV_GID_TYPE_IB, 1};
+    gids[1] = {gid_with_prefix(kSiteLocalPrefix | std::uint64_t{port.flid} << 16 | port.subnet, device),
+               IBV_GID_TYPE_IB, 1};
     return;
   }
   gids[0] = {local, IBV_GID_TYPE_ROCE_V1, 1};
@@ -129,6 +142,7 @@ ibv_port_attr port_attributes(const SharedPort& port, const Settings& settings) 
   attributes.gid_tbl_len = kGidTableLength;
   attributes.port_cap_flags = IBV_PORT_CM_SUP;
   if (port.ethernet != 0) attributes.port_cap_flags |= IBV_PORT_IP_BASED_GIDS;
+  if (port.grh_required != 0) attributes.flags |= IBV_QPF_GRH_REQUIRED;
   attributes.max_msg_sz = settings.max_msg_bytes;
   attributes.pkey_tbl_len = kPkeyTableLength;
   attributes.lid = static_cast<std::uint16_t>(port.lid);

@@ -23,7 +23,8 @@ ibv_mtu mtu_of(std::uint32_t bytes);
 // In network order. A device has the same GUID in every process of the host.
 __be64 device_guid(std::uint32_t device);
 
-// RoCE: the link-local and the IPv4-mapped address, each as v1 and v2; the other entries are empty. IB: one GID.
+// RoCE: the link-local and the IPv4-mapped address, each as v1 and v2; the other entries are empty. IB: one GID, and
+// with several subnets (device d is in subnet d modulo their number) one with an FLID.
 void fill_port(SharedPort& port, std::uint32_t device, const Settings& settings);
 // Changes one entry of the GID table. Callers must not run concurrently.
 void change_gid(SharedPort& port, std::uint32_t index, const SharedGid& gid);

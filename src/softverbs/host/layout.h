@@ -18,7 +18,7 @@
 namespace verbatim::softverbs {
 
 // Part of the file names, so that processes with different layouts never share a file.
-constexpr std::uint32_t kLayoutVersion = 4;
+constexpr std::uint32_t kLayoutVersion = 5;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // of all processes together; a power of two
@@ -99,6 +99,9 @@ constexpr std::uint32_t kGidTables = 16;
 struct SharedPort {
   std::uint32_t ethernet;
   std::uint32_t lid;
+  std::uint32_t flid;          // 0: only ports of its subnet reach it
+  std::uint32_t grh_required;  // it takes no packet without GRH
+  std::uint32_t subnet;
   std::atomic<std::uint32_t> link_down;
   std::atomic<std::uint32_t> fatal;        // the device had a fatal error
   std::atomic<std::uint32_t> unreachable;  // bit 1 << device: nothing passes between this port and that device

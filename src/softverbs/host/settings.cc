@@ -28,6 +28,7 @@ constexpr std::uint32_t kMaxMsgBytes = 1U << 31;  // the limit of the InfiniBand
 
 constexpr std::array kNumbers{
     NumberSetting{"SOFTVERBS_DEVICES", &Settings::devices, 0, kMaxDevices},
+    NumberSetting{"SOFTVERBS_SUBNETS", &Settings::subnets, 1, kMaxDevices},
     NumberSetting{"SOFTVERBS_ENGINES", &Settings::engines, 1, kMaxEngines},
     NumberSetting{"SOFTVERBS_LINK_GBPS", &Settings::link_gbps, 0, 10000},
     NumberSetting{"SOFTVERBS_QUANTUM", &Settings::quantum_bytes, 4096, 1U << 20},
@@ -165,6 +166,8 @@ std::optional<Settings> read_settings() {
   if (!has_engine_for_link(result)) return std::nullopt;
   if (!read_choice("SOFTVERBS_ORDERING", "adaptive-routing", "in-order", result.adaptive_routing)) return std::nullopt;
   if (!read_choice("SOFTVERBS_DMABUF", "1", "0", result.dmabuf)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_GRH", "required", "optional", result.grh_required)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_EMPTY_WRITE", "first-sge", "empty", result.first_sge)) return std::nullopt;
   if (!is_one_of("SOFTVERBS_MTU", result.mtu_bytes, {256, 512, 1024, 2048, 4096})) return std::nullopt;
   if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;
   if (!read_name_space(result.name_space)) return std::nullopt;

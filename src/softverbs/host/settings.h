@@ -19,12 +19,15 @@ struct Settings {
   bool by_arrival = false;           // SOFTVERBS_ARBITRATION=arrival|qpn
   bool adaptive_routing = false;     // SOFTVERBS_ORDERING=adaptive-routing|in-order
   bool dmabuf = false;               // SOFTVERBS_DMABUF=1|0
+  bool grh_required = false;         // SOFTVERBS_GRH=required|optional
+  bool first_sge = false;            // SOFTVERBS_EMPTY_WRITE=first-sge|empty
   std::string name_space;
   std::string trace_file;  // SOFTVERBS_TRACE
   std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced by the pid
   FaultScript faults;      // SOFTVERBS_FAULTS, preceded by SOFTVERBS_SEED as a seed clause
 
   std::uint32_t devices = 1;
+  std::uint32_t subnets = 1;
   std::uint32_t engines = 1;    // threads
   std::uint32_t link_gbps = 0;  // 0: no limit
   std::uint32_t quantum_bytes = 16384;

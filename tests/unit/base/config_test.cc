@@ -42,6 +42,7 @@ TEST(Config, NothingSet_GivesDefaults) {
   const Config config = config_of({});
   EXPECT_EQ(config.max_recvs, 8U);
   EXPECT_EQ(config.gid.for_device("mlx5_0"), std::nullopt);
+  EXPECT_EQ(config.gid.flid_index, 1U);
   EXPECT_EQ(config.traffic_class, std::nullopt);
   EXPECT_EQ(config.service_level, std::nullopt);
   EXPECT_EQ(config.pkey_index, 0);
@@ -70,6 +71,7 @@ TEST(Config, EveryVariable_SetsItsField) {
                                    {"VERBATIM_HCA", "^=mlx5_1:2"},
                                    {"VERBATIM_MAX_RECVS", "3"},
                                    {"VERBATIM_GID_INDEX", "5"},
+                                   {"VERBATIM_ROUTABLE_FLID_GID_INDEX", "2"},
                                    {"VERBATIM_TC", "106"},
                                    {"VERBATIM_SL", "4"},
                                    {"VERBATIM_PKEY", "2"},
@@ -91,6 +93,7 @@ TEST(Config, EveryVariable_SetsItsField) {
   EXPECT_STREQ(config.hca.variable, "VERBATIM_HCA");
   EXPECT_EQ(config.max_recvs, 3U);
   EXPECT_EQ(config.gid.for_device("any"), 5U);
+  EXPECT_EQ(config.gid.flid_index, 2U);
   EXPECT_EQ(config.traffic_class, 106);
   EXPECT_EQ(config.service_level, 4);
   EXPECT_EQ(config.pkey_index, 2);
@@ -240,6 +243,7 @@ TEST(Config, MalformedValue_IsRejectedWithVariableName) {
   expect_refused("NCCL_IB_TC", "256", "0 to 255, -1 for the default");
   expect_refused("NCCL_IB_TC", "-2", "0 to 255, -1 for the default");
   expect_refused("VERBATIM_SL", "16", "0 to 15, -1 for the default");
+  expect_refused("VERBATIM_ROUTABLE_FLID_GID_INDEX", "256", "0 to 255");
   expect_refused("NCCL_IB_RETRY_CNT", "8", "0 to 7");
   expect_refused("NCCL_IB_QPS_PER_CONNECTION", "129", "1 to 128, or a range `1-8` (not for NCCL's variable)");
   expect_refused("NCCL_IB_QPS_PER_CONNECTION", "1-4", "1 to 128, or a range `1-8` (not for NCCL's variable)");

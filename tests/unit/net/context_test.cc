@@ -85,7 +85,7 @@ TEST_F(ContextTest, TrafficClassOfCommunicator_ReachesBothEnds) {
     const ibv_qp_attr qp = attributes(*comm);
     EXPECT_EQ(qp.qp_state, IBV_QPS_RTS);
     EXPECT_EQ(qp.ah_attr.grh.traffic_class, 104);
-    EXPECT_EQ(qp.ah_attr.sl, 0);
+    EXPECT_EQ(qp.ah_attr.sl, 104 & 0xf);  // as in NCCL
   }
 }
 

@@ -236,17 +236,6 @@ void expect_contradiction(const Comm& comm, ErrorKind kind, const std::string& w
                         .next = "report this line and the versions of NCCL (NCCL_DEBUG=VERSION) and of the plugin"});
 }
 
-TEST(Flush, MemoryNeverReceivedInto_IsReported) {
-  const std::size_t lines = line_count([](Ends& ends) {
-    MemoryKeys memory = *ends.recv_memory;
-    memory.device_memory = true;
-    EXPECT_EQ(ends.link.recv().iflush(ends.target.data(), memory), nullptr);
-    expect_contradiction(ends.link.recv(), ErrorKind::kArgument,
-                         "iflush of GPU memory, but this connection has received into none");
-  });
-  EXPECT_EQ(lines, 1U);
-}
-
 TEST(Flush, TooManyOutstanding_IsReported) {
   const std::size_t lines = line_count([](Ends& ends) {
     std::vector<std::uint8_t> target(8);
@@ -262,16 +251,21 @@ TEST(Flush, TooManyOutstanding_IsReported) {
   EXPECT_EQ(lines, 1U);
 }
 
-// The flush QP is created when GPU memory is first registered: the third of this connection.
-TEST(Flush, CreateQpFails_IsReportedAndConnectionWorks) {
+// Flushes memory of a GPU for the first time, which must fail.
+void expect_first_flush_fails(Ends& ends) {
+  const auto memory = ends.link.reg(ends.link.recv(), ends.target, MemoryType::kCuda);
+  ASSERT_NE(memory, nullptr);
+  EXPECT_EQ(ends.link.recv().error(), nullptr);
+  EXPECT_EQ(ends.link.recv().iflush(ends.target.data(), *memory), nullptr);
+  ASSERT_NE(ends.link.recv().error(), nullptr);
+  EXPECT_EQ(ends.link.recv().error()->kind, ErrorKind::kSystem);
+}
+
+// The first iflush creates the flush QP: the third QP of this connection.
+TEST(Flush, CreateQpFails_IsReported) {
   const Lines warnings = lines_of("fail verb=create_qp nth=3 errno=ENOMEM", [] {
     Ends ends;
-    const MrRequest gpu{.address = ends.target.data(), .bytes = ends.target.size(), .type = MemoryType::kCuda};
-    const auto refused = ends.link.recv().register_memory(gpu);
-    ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().sys_errno, ENOMEM);
-    EXPECT_EQ(ends.link.recv().error(), nullptr) << "the connection still works";
-    EXPECT_TRUE(ends.link.recv().register_memory(gpu)) << "the limit is no longer reached";
+    expect_first_flush_fails(ends);
   });
   EXPECT_EQ(warnings,
             Lines{"ibv_create_qp for flushes of GPU memory failed with Cannot allocate memory: the QP limit of "
@@ -285,8 +279,7 @@ TEST(Flush, CreateQpFails_IsReportedAndConnectionWorks) {
 TEST(Flush, ModifyQpFails_IsReported) {
   const Lines warnings = lines_of("fail verb=modify_qp nth=8 errno=EINVAL", [] {
     Ends ends(MemoryType::kHost, 1);
-    EXPECT_FALSE(ends.link.recv().register_memory(
-        {.address = ends.target.data(), .bytes = ends.target.size(), .type = MemoryType::kCuda}));
+    expect_first_flush_fails(ends);
   });
   EXPECT_EQ(warnings,
             Lines{"ibv_modify_qp to RTR for flushes of GPU memory failed with Invalid argument: the device refuses an "
@@ -296,19 +289,12 @@ TEST(Flush, ModifyQpFails_IsReported) {
                   "4096, TC 0, SL 0"});
 }
 
-// The memory is registered through another connection: irecv is the first call with GPU memory on this one. The fifth
-// registration, after control memory and buffers of both ends, is the target of flush READs.
+// The sixth registration, after control memory and buffers of both ends and the memory of the GPU, is the target of
+// flush READs.
 TEST(Flush, RegMrFails_FailsConnection) {
-  const Lines warnings = lines_of("fail verb=reg_mr nth=5 errno=EFAULT", [] {
+  const Lines warnings = lines_of("fail verb=reg_mr nth=6 errno=EFAULT", [] {
     Ends ends;
-    ends.recv_memory->device_memory = true;
-    void* data = ends.target.data();
-    void* memory = ends.recv_memory.get();
-    std::size_t bytes = ends.target.size();
-    int tag = 0;
-    void* request = nullptr;
-    EXPECT_EQ(ends.link.recv().irecv<std::size_t>(1, &data, &bytes, &tag, &memory, &request), ErrorKind::kSystem);
-    EXPECT_EQ(request, nullptr);
+    expect_first_flush_fails(ends);
   });
   EXPECT_EQ(warnings,
             (Lines{"softverbs0: ibv_reg_mr of 4096 bytes of host memory at 0x# failed: Bad address. Next: check "

@@ -230,6 +230,8 @@ TEST_F(MonitorTest, FlushQpFatal_FailsItsComm) {
   std::vector<std::uint8_t> target(64);
   const auto memory = link_.reg(*comm_, target, MemoryType::kCuda);
   ASSERT_NE(memory, nullptr);
+  ASSERT_EQ(events_.qps_created.back(), own_qp(*comm_)) << "no flush QP before the first flush";
+  ASSERT_NE(comm_->iflush(target.data(), *memory), nullptr);
   ibv_qp* const flush_qp = events_.qps_created.back();
   ASSERT_NE(flush_qp, own_qp(*comm_));
   ASSERT_NO_FATAL_FAILURE(raise(about(flush_qp, IBV_EVENT_QP_FATAL)));

@@ -321,6 +321,28 @@ TEST_F(DeviceInventoryTest, Mlx5Library_DeterminesIsMlx5) {
   EXPECT_EQ(inventory->devices()[0]->mlx5_capabilities().flags, 5U);
 }
 
+// A kernel whose active_speed has 8 bits reports XDR as NDR.
+TEST_F(DeviceInventoryTest, SpeedAboveNdr_IsReadFromSysfs) {
+  FakeDevice& device = fake_.add_device("mlx5_0");
+  set_pci_address(device, "0000:0c:00.0");
+  ibv_port_attr& port = device.add_roce_port().attributes;
+  port.active_speed = 128;
+  port.active_width = 2;
+  std::filesystem::create_directories(root_ / "class/mlx5_0/ports/1");
+  std::ofstream(root_ / "class/mlx5_0/ports/1/rate") << "800 Gb/sec (4X XDR)\n";
+  EXPECT_EQ(open()->ports()[0].speed_mbps, 800'000U);
+  std::ofstream(root_ / "class/mlx5_0/ports/1/rate") << "10 Gb/sec (4X SDR)\n";
+  EXPECT_EQ(open()->ports()[0].speed_mbps, 400'000U);
+}
+
+TEST_F(DeviceInventoryTest, GrhRequired_IsKept) {
+  FakeDevice& device = fake_.add_device("mlx5_0");
+  device.add_roce_port();
+  device.add_roce_port().attributes.flags = IBV_QPF_GRH_REQUIRED;
+  EXPECT_FALSE(open()->ports()[0].grh_required);
+  EXPECT_TRUE(open()->ports()[1].grh_required);
+}
+
 TEST_F(DeviceInventoryTest, SpeedMissingInAttributes_IsReadFromSysfs) {
   FakeDevice& device = fake_.add_device("mlx5_0");
   set_pci_address(device, "0000:0c:00.0");

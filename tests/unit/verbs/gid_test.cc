@@ -172,6 +172,16 @@ TEST_F(ChooseGid, Infiniband_UsesIndexZero) {
   EXPECT_EQ(choose()->index, 0U);
 }
 
+TEST_F(ChooseGid, InfinibandWithFlid_UsesIndexOfSetting) {
+  port_.attributes.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  port_.gids = {fake_gid("fec0:0:0:7::9", IBV_GID_TYPE_IB), fake_gid("fec0:0:8001:7::9", IBV_GID_TYPE_IB)};
+  EXPECT_EQ(choose()->index, 1U);
+  EXPECT_EQ(choose({.flid_index = 0})->index, 0U);
+  EXPECT_EQ(choose({.flid_index = 200})->index, 0U);
+  port_.gids[1] = fake_gid("fec0:0:0:8::9", IBV_GID_TYPE_IB);
+  EXPECT_EQ(choose()->index, 0U);
+}
+
 TEST_F(ChooseGid, WithoutQueryGidEx_VersionIsReadFromSysfs) {
   const ScratchDirectory scratch;
   const std::filesystem::path sysfs = scratch.path();

@@ -180,17 +180,26 @@ TEST_F(MrCacheTest, DmaBufWithImpossibleOffset_IsRejected) {
   EXPECT_EQ(cache_->acquire(dmabuf(0, 3000, -1, 0)).error().sys_errno, EBADF);
 }
 
-TEST_F(MrCacheTest, DmaBufThroughOtherFd_IsReusedAtSameOffset) {
+// NCCL exports a dma-buf for each registration, so the same memory comes with another descriptor of another inode.
+TEST_F(MrCacheTest, DmaBufThroughOtherFd_IsReusedByAddress) {
   UniqueFd fd = buffer();
-  const UniqueFd same(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
   const UniqueFd other = buffer();
   const MrRef first = acquire(dmabuf(0, 8 * kPage, fd.get(), 4 * kPage));
   fd.reset();  // the cache needs the descriptor during acquire() only
-  EXPECT_EQ(acquire(dmabuf(2 * kPage, kPage, same.get(), 6 * kPage))->mr, first->mr);
-  EXPECT_NE(acquire(dmabuf(2 * kPage, kPage, same.get(), 2 * kPage))->mr,
-            first->mr);  // the same address, other bytes of the buffer
-  EXPECT_NE(acquire(dmabuf(0, 8 * kPage, other.get(), 4 * kPage))->mr, first->mr);
+  EXPECT_EQ(acquire(dmabuf(0, 8 * kPage, other.get(), 0))->mr, first->mr);
+  EXPECT_EQ(acquire(dmabuf(2 * kPage, kPage, other.get(), 2 * kPage))->mr, first->mr);
+  EXPECT_EQ(fake_.registrations().size(), 1U);
+  EXPECT_NE(acquire(dmabuf(0, 9 * kPage, other.get(), 0))->mr, first->mr);  // not covered
   EXPECT_NE(acquire(range(0, 8 * kPage, MemoryType::kCuda))->mr, first->mr);
+}
+
+TEST_F(MrCacheTest, DmaBufAfterLastRelease_IsRegisteredAgain) {
+  const UniqueFd fd = buffer();
+  const UniqueFd other = buffer();
+  acquire(dmabuf(0, kPage, fd.get(), 0));
+  const MrRef next = acquire(dmabuf(0, kPage, other.get(), 0));
+  ASSERT_EQ(fake_.registrations().size(), 2U);
+  EXPECT_EQ(fake_.registrations().back().fd, other.get());
 }
 
 TEST_F(MrCacheTest, DmaBufRefusedByDevice_IsReported) {

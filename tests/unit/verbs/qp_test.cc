@@ -179,6 +179,54 @@ TEST_F(QpTest, ToRtrAcrossSubnets_UsesGid) {
   EXPECT_EQ(to_string(last().ah_attr.grh.dgid), "fec0:0:0:7::2");
 }
 
+// The FLID is in the third group of the GID; the routers forward by it.
+TEST_F(QpTest, ToRtrAcrossSubnetsWithFlid_UsesFlidAsLid) {
+  port_ = infiniband_port();
+  port_.gid = {1, fake_gid("fec0:0:8001:6::1", 0).gid, RoceVersion::kUnknown};
+  const RcQp qp = create();
+  QpAddress remote = kInfinibandRemote;
+  remote.gid = fake_gid("fec0:0:8002:7::2", 0).gid;
+  ASSERT_TRUE(to_rtr(qp.qp.get(), port_, remote, {}));
+  EXPECT_EQ(last().ah_attr.is_global, 1);
+  EXPECT_EQ(last().ah_attr.dlid, 0x8002);
+  EXPECT_EQ(last().ah_attr.grh.sgid_index, 1);
+  EXPECT_EQ(to_string(last().ah_attr.grh.dgid), "fec0:0:8002:7::2");
+}
+
+// As in NCCL, only the low 16 bits of the prefix name the subnet.
+TEST_F(QpTest, ToRtrWithinSubnetWithFlid_UsesLid) {
+  port_ = infiniband_port();
+  port_.gid = {1, fake_gid("fec0:0:8001:7::1", 0).gid, RoceVersion::kUnknown};
+  const RcQp qp = create();
+  QpAddress remote = kInfinibandRemote;
+  remote.gid = fake_gid("fec0:0:8002:7::2", 0).gid;
+  ASSERT_TRUE(to_rtr(qp.qp.get(), port_, remote, {}));
+  EXPECT_EQ(last().ah_attr.is_global, 0);
+  EXPECT_EQ(last().ah_attr.dlid, 18);
+}
+
+TEST_F(QpTest, ToRtrWhereEitherEndDemandsGrh_HasLidAndGrh) {
+  for (const bool local : {false, true}) {
+    port_ = infiniband_port();
+    port_.grh_required = local;
+    const RcQp qp = create();
+    QpAddress remote = kInfinibandRemote;
+    remote.grh_required = !local;
+    ASSERT_TRUE(to_rtr(qp.qp.get(), port_, remote, {}));
+    EXPECT_EQ(last().ah_attr.is_global, 1);
+    EXPECT_EQ(last().ah_attr.dlid, 18);
+    EXPECT_EQ(to_string(last().ah_attr.grh.dgid), "fe80::2");
+  }
+}
+
+// A flush QP is connected to itself.
+TEST_F(QpTest, AddressOfQp_SaysWhetherPortDemandsGrh) {
+  port_ = infiniband_port();
+  port_.grh_required = true;
+  const RcQp qp = create();
+  EXPECT_TRUE(qp_address(port_, qp.qp.get()).grh_required);
+}
+
 TEST_F(QpTest, ToRtrBetweenLinkLayers_IsRejected) {
   const RcQp qp = create();
   const Status status = to_rtr(qp.qp.get(), port_, kInfinibandRemote, {});
