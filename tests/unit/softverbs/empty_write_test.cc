@@ -16,7 +16,9 @@ class EmptyWrite : public testing::Test {
 
   // Posts a WRITE with `num_sge` 0 and returns the bytes at the target that it has changed.
   std::size_t write(ibv_wr_opcode opcode, ibv_sge* list) {
-    if (opcode == IBV_WR_RDMA_WRITE_WITH_IMM) EXPECT_EQ(post_recv(b_.qp(), {}), 0);
+    if (opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
+      EXPECT_EQ(post_recv(b_.qp(), {}), 0);
+    }
     ibv_send_wr work{};
     work.opcode = opcode;
     work.sg_list = list;

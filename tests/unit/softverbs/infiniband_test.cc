@@ -2,6 +2,7 @@
 // SOFTVERBS_GRH=required, SOFTVERBS_SUBNETS=2 and two devices, which are in different subnets.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "support/verbs_fixture.h"
@@ -56,7 +57,9 @@ struct Link {
     EXPECT_EQ(
         post(a.qp(), IBV_WR_RDMA_WRITE, {source.sge()}, {.remote_addr = target.address(), .rkey = target.mr->rkey}), 0);
     const ibv_wc_status status = poll_one(a.send_cq()).status;
-    if (status == IBV_WC_SUCCESS) EXPECT_TRUE(std::ranges::equal(source.bytes(0, 64), target.bytes(0, 64)));
+    if (status == IBV_WC_SUCCESS) {
+      EXPECT_TRUE(std::ranges::equal(source.bytes(0, 64), target.bytes(0, 64)));
+    }
     return status;
   }
 

@@ -206,10 +206,10 @@ TEST_F(QpTest, ToRtrWithinSubnetWithFlid_UsesLid) {
 }
 
 TEST_F(QpTest, ToRtrWhereEitherEndDemandsGrh_HasLidAndGrh) {
+  port_ = infiniband_port();
+  const RcQp qp = create();
   for (const bool local : {false, true}) {
-    port_ = infiniband_port();
     port_.grh_required = local;
-    const RcQp qp = create();
     QpAddress remote = kInfinibandRemote;
     remote.grh_required = !local;
     ASSERT_TRUE(to_rtr(qp.qp.get(), port_, remote, {}));
