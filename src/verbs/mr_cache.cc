@@ -1,5 +1,6 @@
 #include "verbs/mr_cache.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -144,6 +145,14 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
     const std::uint64_t offset_in_page = request.dmabuf.offset & (page_bytes_ - 1);
     if (offset_in_page != 0 && offset_in_page != in_page) return Error{ErrorKind::kArgument, EINVAL, "dma-buf offset"};
     dmabuf_offset = request.dmabuf.offset - offset_in_page;
+    // Checked here, because a driver without dma-bufs refuses every descriptor with the same error.
+    if (::fcntl(request.dmabuf.fd, F_GETFD) < 0) {
+      const int error = errno;
+      if (request.suppress_log_for == nullptr || !request.suppress_log_for(error)) {
+        VERBATIM_WARN("%s: descriptor %d is no dma-buf: %s", device_, request.dmabuf.fd, std::strerror(error));
+      }
+      return system_error("descriptor of a dma-buf", error);
+    }
   }
 
   {
