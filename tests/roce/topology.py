@@ -27,9 +27,13 @@ done
 
 class Link:
     """A cable between two machines. A frame that does not fit into the other end's buffer is lost: QEMU's own sockets would
-    wait for a frozen machine and stop the other one too."""
+    wait for a frozen machine and stop the other one too.
+
+    `intercept`, if set, is called with each frame. It returns None when the frame is to be carried; otherwise the frame is
+    lost, and its sender gets the returned frame, if that is not empty."""
 
     def __init__(self):
+        self.intercept = None
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
         self.ends = [pair[0] for pair in pairs]  # the ends that QEMU gets
         self.relay_ends = [pair[1] for pair in pairs]
@@ -48,7 +52,13 @@ class Link:
                 source, target = others[number]
                 with contextlib.suppress(OSError):  # the buffer is full, or the machine has ended
                     for _ in range(64):
-                        target.send(source.recv(1 << 16))
+                        frame = source.recv(1 << 16)
+                        intercept = self.intercept
+                        answer = intercept(frame) if intercept else None
+                        if answer is None:
+                            target.send(frame)
+                        elif answer:
+                            source.send(answer)
 
     def close(self):
         self.closed = True
@@ -66,6 +76,7 @@ def booted(count, kernel, directory):
             machines = []
             for end, name in enumerate("ab"):
                 machines.append(Machine(name, *kernel, directory, wires=[link.ends[end] for link in links]))
+                machines[-1].links = links
                 cleanup.callback(machines[-1].kill)
             for link in links:
                 cleanup.callback(link.close)

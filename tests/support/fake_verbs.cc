@@ -252,6 +252,8 @@ ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attributes) {
 
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
   if (const int error = injected_errno("modify_qp")) return error;
+  const std::function<int()>& fails = FakeVerbs::current().on_modify_qp;
+  if (const int error = fails ? fails() : 0) return error;
   if ((mask & IBV_QP_STATE) != 0) qp->state = attributes->qp_state;
   FakeVerbs::current().record(FakeVerbs::Modification{*attributes, mask});
   return 0;

@@ -59,8 +59,9 @@ class FakeVerbs {
   // Name of a verb without "ibv_" -> errno with which every call of this verb fails.
   std::map<std::string, int> failures;
 
-  // Returns the errno with which create_qp fails; 0 when it does not fail. Unset: only `failures` decides.
+  // Return the errno with which the verb fails; 0 when it does not fail. Unset: only `failures` decides.
   std::function<int()> on_create_qp;
+  std::function<int()> on_modify_qp;
 
   // Returns the number of a new QP, given how many create_qp calls there were. Unset: increasing numbers.
   std::function<std::uint32_t(std::uint32_t)> qp_number;

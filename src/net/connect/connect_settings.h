@@ -4,14 +4,25 @@
 
 #include <sys/socket.h>
 
+#include <cstdint>
 #include <string>
 
+#include "base/clock.h"
 #include "net/connect/endpoint_pool.h"
 #include "net/connect/listener.h"
 #include "net/transfer/comm_settings.h"
 #include "verbs/port.h"
 
 namespace verbatim {
+
+// An end that cannot resolve the peer's address gives up this long before its deadline: the peer learns the cause
+// before its own deadline.
+inline std::uint64_t resolve_reserve_ns(const Config& config) {
+  return config.connect_timeout_s * kNanosecondsPerSecond / 8;
+}
+
+// Follows the error of a call that was repeated until the deadline of connect or accept.
+constexpr const char* kRepeated = ", repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S)";
 
 struct ConnectSettings {
   const CommSettings& comm;

@@ -58,6 +58,9 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
       case State::kReceiveReply:
         done = receive_reply();
         break;
+      case State::kConnectQps:
+        done = connect_qps();
+        break;
     }
     if (!done && should_retry(done.error())) {
       socket_.reset();
@@ -69,9 +72,10 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
       return log_failure(done.error());
     }
     if (!*done) {
-      if (monotonic_ns() < deadline_ns_) return std::unique_ptr<SendComm>();
-      return log_failure(
-          {ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept", false, SetupStep::kWaitForPeer});
+      const bool unresolved = comm_ != nullptr && comm_->endpoint().unresolved();
+      const std::uint64_t reserve_ns = unresolved ? resolve_reserve_ns(settings_.comm.config) : 0;
+      if (monotonic_ns() < deadline_ns_ - reserve_ns) return std::unique_ptr<SendComm>();
+      return log_timeout();
     }
     if (state_ == State::kSendReady) {
       comm_->set_side_channel(std::move(socket_));
@@ -130,10 +134,16 @@ Result<bool> Connector::receive_reply() {
     return Error{ErrorKind::kRemote, 0, "the peer refused the connection"};
   }
   if (reply_.type() != wire::MessageType::kAccept) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
-  const Result<wire::Hello> hello = wire::decode_hello(reply_.body());
+  Result<wire::Hello> hello = wire::decode_hello(reply_.body());
   if (!hello) return Error{ErrorKind::kRemote, EPROTO, hello.error().operation};
   if (hello->secret != handle_.secret) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
-  if (const Status connected = comm_->connect(*hello, traffic_class_); !connected) return connected.error();
+  remote_ = std::move(*hello);
+  return true;
+}
+
+Result<bool> Connector::connect_qps() {
+  const Result<bool> connected = comm_->connect(remote_, traffic_class_);
+  if (!connected || !*connected) return connected;
   outgoing_ = OutgoingMessage(wire::encode_ready());
   return true;
 }
@@ -147,7 +157,12 @@ void Connector::read_failure_notice() {
   }
 }
 
-Error Connector::log_failure(const Error& error) const {
+Error Connector::log_timeout() const {
+  if (comm_ != nullptr && comm_->endpoint().unresolved()) return log_failure(*comm_->endpoint().unresolved(), true);
+  return log_failure({ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept", false, SetupStep::kWaitForPeer});
+}
+
+Error Connector::log_failure(const Error& error, bool repeated) const {
   if (error.logged) return error;
   const std::string address = to_string(handle_.address);
   const std::string peer = comm_ != nullptr ? comm_->endpoint().peer_name() : "";
@@ -163,7 +178,8 @@ Error Connector::log_failure(const Error& error) const {
     failure.diagnosis = diagnose_handshake(error, where, !reply_.begun());
   }
   failure.what = "connecting " + ports_.front()->name + " of " + settings_.comm.host_name + " to the peer " + peer +
-                 (peer.empty() ? "at " : " at ") + address + " failed: " + to_string(error);
+                 (peer.empty() ? "at " : " at ") + address + " failed: " + to_string(error) +
+                 (repeated ? kRepeated : "");
   VERBATIM_WARN("%s", log_line(failure).c_str());
   return error;
 }

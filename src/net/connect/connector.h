@@ -1,8 +1,8 @@
 // One connect, from the first call to the established send comm. Never blocks: each call to advance() goes as far as it
 // can.
 //
-//   kCreateQps --created--> kConnectTcp --connected--> kSendHello --sent--> kReceiveReply --received--> kSendReady
-//   --sent--> established
+//   kCreateQps --created--> kConnectTcp --connected--> kSendHello --sent--> kReceiveReply --received--> kConnectQps
+//   --QPs in RTS--> kSendReady --sent--> established
 //
 // The peer closes a TCP connection on which no hello arrives in time. If the application calls connect too rarely, the
 // hello is late. When the peer has closed the connection without a reply after a late hello, the connector goes back to
@@ -36,7 +36,7 @@ class Connector {
   Result<std::unique_ptr<SendComm>> advance();
 
  private:
-  enum class State : std::uint8_t { kCreateQps, kConnectTcp, kSendHello, kReceiveReply, kSendReady };
+  enum class State : std::uint8_t { kCreateQps, kConnectTcp, kSendHello, kReceiveReply, kConnectQps, kSendReady };
 
   // The functions of the states return whether the state is complete.
   Result<bool> take_endpoint();
@@ -44,10 +44,14 @@ class Connector {
   // Whether `error` may come from a peer that has closed the connection because the hello was late.
   bool should_retry(const Error& error) const;
   Result<bool> receive_reply();
+  Result<bool> connect_qps();
 
   // Called when kReady could not be sent: stores the text of the failure notice that the peer may have sent before.
   void read_failure_notice();
-  Error log_failure(const Error& error) const;
+  // The failure of a connection that is not established at its deadline.
+  Error log_timeout() const;
+  // `repeated`: the call that failed was repeated until the deadline.
+  Error log_failure(const Error& error, bool repeated = false) const;
 
   const ConnectSettings& settings_;
   const std::vector<const Port*> ports_;
@@ -62,6 +66,7 @@ class Connector {
   std::uint64_t hello_sent_ns_ = 0;
   OutgoingMessage outgoing_;
   IncomingMessage reply_;
+  wire::Hello remote_;  // of the reply
   std::unique_ptr<SendComm> comm_;
   std::string reject_reason_;  // why the peer ended the handshake, if the peer has sent it
 };

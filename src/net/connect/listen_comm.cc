@@ -57,6 +57,7 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
     return requests.error();
   }
   const std::uint64_t now = monotonic_ns();
+  const std::uint64_t timeout_ns = settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond;
   for (ConnectRequest& request : *requests) {
     std::shared_ptr<EndpointReservation> reservation =
         settings_.endpoints.reserve({.kind = CommKind::kRecv,
@@ -65,21 +66,24 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
                                      .self = settings_.identity(*ports_.front()),
                                      .peer = request.hello.identity,
                                      .announced = settings_.endpoints.announced(CommKind::kRecv)});
-    handshakes_.push_back({describe_peer(request), std::move(request), std::move(reservation),
-                           now + settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond});
+    handshakes_.push_back({describe_peer(request), std::move(request), std::move(reservation), now + timeout_ns});
   }
   auto first = handshakes_.end();
   for (auto at = handshakes_.begin(); at != handshakes_.end(); ++at) {
     Result<bool> established = advance(*at);
-    if (established && !*established && now >= at->deadline_ns) {
-      established = Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake", false,
-                          SetupStep::kWaitForPeer};
+    const std::optional<Error> unresolved = at->unresolved();
+    const std::uint64_t deadline_ns = at->deadline_ns - (unresolved ? resolve_reserve_ns(settings_.comm.config) : 0);
+    const bool timed_out = established && !*established && now >= deadline_ns;
+    if (timed_out) {
+      established =
+          unresolved.value_or(Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake",
+                                    false, SetupStep::kWaitForPeer});
     }
     if (!established) {
-      log_failure(*at, established.error());
-      send_reason(*at, established.error().kind, to_string(established.error()));
+      const Error error = established.error();
+      fail(*at, error, timed_out && unresolved);
       handshakes_.erase(at);
-      return established.error();
+      return error;
     }
     if (*established && first == handshakes_.end()) first = at;
   }
@@ -95,6 +99,7 @@ Result<bool> ListenComm::advance(Handshake& handshake) const {
   const UniqueFd& socket = handshake.request.socket;
   while (handshake.state != State::kEstablished) {
     const Result<bool> done = handshake.state == State::kCreateQps    ? create_comm(handshake)
+                              : handshake.state == State::kConnectQps ? connect_qps(handshake)
                               : handshake.state == State::kSendAccept ? handshake.accept_message.send(socket)
                                                                       : receive_ready(handshake);
     if (!done || !*done) return done;
@@ -111,14 +116,20 @@ Result<bool> ListenComm::create_comm(Handshake& handshake) const {
   Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(settings_.comm, std::move(**endpoint), peer);
   if (!comm) return comm.error();
   handshake.comm = std::move(*comm);
+  handshake.reservation.reset();  // last: if memory runs out above, the next call takes an endpoint again
+  return true;
+}
+
+Result<bool> ListenComm::connect_qps(Handshake& handshake) const {
+  const wire::Hello& peer = handshake.request.hello;
   // Up to v10 NCCL passes the traffic class of the communicator only to connect.
   const int traffic_class = settings_.traffic_class >= 0 ? settings_.traffic_class : peer.traffic_class;
-  if (const Status connected = handshake.comm->connect(peer, traffic_class); !connected) return connected.error();
+  const Result<bool> connected = handshake.comm->connect(peer, traffic_class);
+  if (!connected || !*connected) return connected;
   wire::Hello hello = handshake.comm->hello();
   hello.secret = handle_.secret;
   hello.identity = handle_.listener;
   handshake.accept_message = OutgoingMessage(wire::encode_hello(wire::MessageType::kAccept, hello));
-  handshake.reservation.reset();  // last: if memory runs out above, the next call takes an endpoint again
   return true;
 }
 
@@ -128,21 +139,26 @@ Result<bool> ListenComm::receive_ready(Handshake& handshake) {
   return Error{ErrorKind::kRemote, EPROTO, "handshake"};
 }
 
-void ListenComm::log_failure(const Handshake& handshake, const Error& error) const {
-  if (error.logged) return;
+void ListenComm::fail(const Handshake& handshake, const Error& error, bool repeated) const {
+  const std::string reason = to_string(error) + (repeated ? kRepeated : "");
+  if (!error.logged) log_failure(handshake, error, reason);
+  send_reason(handshake, error.kind, reason);
+}
+
+void ListenComm::log_failure(const Handshake& handshake, const Error& error, const std::string& reason) const {
   const QpUsage usage = qp_usage(*ports_.front()->device);
   Failure failure = handshake.comm == nullptr ? Failure{"", diagnose_setup(error, nullptr, usage)}
-                    : handshake.state == Handshake::State::kCreateQps ? handshake.comm->diagnose_setup(error)
-                                                                      : Failure();
+                    : handshake.state == Handshake::State::kConnectQps ? handshake.comm->diagnose_setup(error)
+                                                                       : Failure();
   if (failure.diagnosis.why.empty()) failure.diagnosis = diagnose_handshake(error, handshake.peer);
   failure.what = "accepting a connection from " + handshake.peer + " on " + ports_.front()->name + " of " +
-                 settings_.comm.host_name + " failed: " + to_string(error);
+                 settings_.comm.host_name + " failed: " + reason;
   VERBATIM_WARN("%s", log_line(failure).c_str());
 }
 
 void ListenComm::send_reason(const Handshake& handshake, ErrorKind kind, const std::string& reason) {
   const UniqueFd& socket = handshake.request.socket;
-  if (handshake.state == Handshake::State::kCreateQps) return reject(socket, reason);
+  if (handshake.state <= Handshake::State::kConnectQps) return reject(socket, reason);
   // After kAccept was sent the connection may be established for the peer.
   if (handshake.state == Handshake::State::kSendAccept) return;
   SideChannel channel;

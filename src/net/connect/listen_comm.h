@@ -1,6 +1,6 @@
 // A listen, and the connections that are being made through it.
 //
-//   kCreateQps --QPs in RTS--> kSendAccept --sent--> kReceiveReady --received--> kEstablished
+//   kCreateQps --created--> kConnectQps --QPs in RTS--> kSendAccept --sent--> kReceiveReady --received--> kEstablished
 //
 // Owned by the communicator, polled by the thread that calls accept.
 #pragma once
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,7 @@ class ListenComm {
 
  private:
   struct Handshake {
-    enum class State : std::uint8_t { kCreateQps, kSendAccept, kReceiveReady, kEstablished };
+    enum class State : std::uint8_t { kCreateQps, kConnectQps, kSendAccept, kReceiveReady, kEstablished };
     std::string peer;  // name and address, for messages: a reset socket has no address any more
     ConnectRequest request;
     std::shared_ptr<EndpointReservation> reservation;  // its place in the QP order of the communicator
@@ -44,6 +45,9 @@ class ListenComm {
     std::unique_ptr<RecvComm> comm = nullptr;
     OutgoingMessage accept_message = {};
     IncomingMessage ready_message = {};
+
+    // Why kConnectQps has not ended yet; see Endpoint::unresolved.
+    std::optional<Error> unresolved() const { return comm != nullptr ? comm->endpoint().unresolved() : std::nullopt; }
   };
 
   ListenComm(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle)
@@ -51,10 +55,13 @@ class ListenComm {
 
   // Goes as far as it can. Returns whether the connection is established.
   Result<bool> advance(Handshake& handshake) const;
-  // Connects QPs to those of the peer; false while the QPs are not created yet.
+  // The functions of the states return whether the state is complete.
   Result<bool> create_comm(Handshake& handshake) const;
+  Result<bool> connect_qps(Handshake& handshake) const;
   static Result<bool> receive_ready(Handshake& handshake);
-  void log_failure(const Handshake& handshake, const Error& error) const;
+  // Logs the failure and sends it to the peer. `repeated`: the call that failed was repeated until the deadline.
+  void fail(const Handshake& handshake, const Error& error, bool repeated) const;
+  void log_failure(const Handshake& handshake, const Error& error, const std::string& reason) const;
   // Sends the peer why the connection is not made.
   static void send_reason(const Handshake& handshake, ErrorKind kind, const std::string& reason);
 

@@ -42,7 +42,8 @@ class Comm {
   const Endpoint& endpoint() const { return endpoint_; }
 
   // Connects the QPs to those of `remote` (RTR, then RTS) and keeps the fields of `remote` that the data path needs.
-  virtual Status connect(const wire::Hello& remote, int traffic_class) = 0;
+  // False: not yet, see Endpoint::connect.
+  virtual Result<bool> connect(const wire::Hello& remote, int traffic_class) = 0;
 
   // The hello of this end. The caller adds the secret, the identity and, in a connect request, the traffic class and
   // the attempt number.

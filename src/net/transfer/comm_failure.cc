@@ -156,7 +156,7 @@ PathFacts Comm::facts(std::size_t qp) const {
 }
 
 Failure Comm::diagnose_setup(const Error& error) const {
-  const PathFacts path = facts(0);
+  const PathFacts path = facts(endpoint_.next_qp());
   Failure failure{"", verbatim::diagnose_setup(error, &path)};
   if (error.step == SetupStep::kModifyQp) failure.path = path;
   return failure;

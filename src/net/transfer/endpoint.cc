@@ -17,6 +17,9 @@ namespace {
 constexpr std::uint32_t kPieceAlignBytes = 128;
 // Larger work requests are split, so that the NIC serves other QPs between the pieces.
 constexpr std::uint32_t kMaxPieceBytes = 1U << 30;
+// Pauses between attempts to resolve the peer's address: each attempt sends a few ARP or ND requests.
+constexpr std::uint64_t kFirstResolvePauseNs = 20 * kNanosecondsPerMillisecond;
+constexpr std::uint64_t kMaxResolvePauseNs = kNanosecondsPerSecond;
 
 std::uint32_t max_message_bytes(const Port& port) {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(port.max_msg_bytes, kMaxPieceBytes));
@@ -215,12 +218,15 @@ void Endpoint::add_to_hello(wire::Hello& hello) const {
   }
 }
 
-Status Endpoint::connect(const wire::Hello& remote, const Config& config, int traffic_class) {
+Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, int traffic_class) {
   if (remote.qps.size() != qps_.size()) return Error{ErrorKind::kRemote, EPROTO, "hello with another number of QPs"};
-  remote_ = remote;
-  peer_name_ = remote.host.substr(0, HOST_NAME_MAX) + " (pid " + std::to_string(remote.pid) + ")";
-  max_message_bytes_ = kMaxPieceBytes;
-  for (std::size_t i = 0; i < qps_.size(); ++i) {
+  if (monotonic_ns() < resolve_ns_) return false;
+  if (connected_qps_ == 0) {
+    remote_ = remote;
+    peer_name_ = remote.host.substr(0, HOST_NAME_MAX) + " (pid " + std::to_string(remote.pid) + ")";
+    max_message_bytes_ = kMaxPieceBytes;
+  }
+  for (std::size_t i = connected_qps_; i < qps_.size(); ++i) {
     EndpointQp& end = qps_[i];
     const wire::HelloQp& peer_qp = remote.qps[i];
     const wire::HelloDevice& peer = remote.devices[peer_qp.device];
@@ -238,17 +244,31 @@ Status Endpoint::connect(const wire::Hello& remote, const Config& config, int tr
     path.traffic_class =
         config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
     path.service_level = config.service_level.value_or(service_level_of(traffic_class));
-    if (const Status moved = to_rtr(end.qp.get(), port, address_of(peer, peer_qp), path); !moved) return moved;
+    if (const Status moved = to_rtr(end.qp.get(), port, address_of(peer, peer_qp), path); !moved) {
+      if (moved.error().sys_errno != ETIMEDOUT) return moved.error();
+      wait_for_neighbour(moved.error());
+      return false;
+    }
+    unresolved_.reset();
+    resolve_pause_ns_ = 0;
     if (const Status moved = to_rts(end.qp.get(), port, config.timeout, config.retry_count, peer.responder_reads);
         !moved)
-      return moved;
+      return moved.error();
+    connected_qps_ = i + 1;
   }
   if (max_message_bytes_ > kPieceAlignBytes) max_message_bytes_ -= max_message_bytes_ % kPieceAlignBytes;
   timeout_ = config.timeout;
   retry_count_ = config.retry_count;
   for (const Port* port : ports_) counters_.push_back(port->device->history().recent_counters(port->port_num));
   connected_ns_ = monotonic_ns();
-  return {};
+  return true;
+}
+
+void Endpoint::wait_for_neighbour(const Error& error) {
+  unresolved_ = error;
+  resolve_pause_ns_ =
+      resolve_pause_ns_ == 0 ? kFirstResolvePauseNs : std::min(2 * resolve_pause_ns_, kMaxResolvePauseNs);
+  resolve_ns_ = monotonic_ns() + resolve_pause_ns_;
 }
 
 PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {

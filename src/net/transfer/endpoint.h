@@ -66,8 +66,13 @@ class Endpoint {
   void add_to_hello(wire::Hello& hello) const;
 
   // Connects the QPs to those of `remote`: RTR, then RTS. `traffic_class` applies unless the configuration sets one;
-  // -1: none.
-  Status connect(const wire::Hello& remote, const Config& config, int traffic_class);
+  // -1: none. False: not yet; the next call with the same arguments continues. On RoCE the kernel resolves the peer's
+  // address in ibv_modify_qp to RTR, and returns ETIMEDOUT when it has got no answer for a second.
+  Result<bool> connect(const wire::Hello& remote, const Config& config, int traffic_class);
+  // The error that connect() waits out: the peer's address does not resolve.
+  const std::optional<Error>& unresolved() const { return unresolved_; }
+  // The QP that connect() moves next; 0 when all are connected.
+  std::size_t next_qp() const { return connected_qps_ % qps_.size(); }
 
   std::span<const Port* const> ports() const { return ports_; }
   // One for each port, or one for each QP and at least one for each port; the CQ at the index of a port belongs to it.
@@ -105,6 +110,7 @@ class Endpoint {
                                                                        const EndpointSizes& sizes, const Config& config,
                                                                        std::span<const std::size_t> flows,
                                                                        CqLayout layout);
+  void wait_for_neighbour(const Error& error);
   Status refresh_ports(const std::vector<const Port*>& ports, const Config& config);
   Status create_cqs(const EndpointSizes& sizes, CqLayout layout);
   Result<EndpointQp> create_qp(std::size_t index, const EndpointSizes& sizes, const Config& config) const;
@@ -119,6 +125,10 @@ class Endpoint {
   wire::Hello remote_;
   std::string peer_name_;
   std::uint32_t max_message_bytes_ = 0;
+  std::size_t connected_qps_ = 0;
+  std::optional<Error> unresolved_;
+  std::uint64_t resolve_ns_ = 0;  // time of the next attempt
+  std::uint64_t resolve_pause_ns_ = 0;
   unsigned timeout_ = 0;
   unsigned retry_count_ = 0;
   std::uint64_t connected_ns_ = 0;

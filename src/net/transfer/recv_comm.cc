@@ -79,20 +79,15 @@ RecvComm::RecvComm(const CommSettings& settings, Endpoint endpoint, ControlMemor
   }
 }
 
-Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
+Result<bool> RecvComm::connect(const wire::Hello& remote, int traffic_class) {
   // Before RTR: from then on the sender may write.
-  for (const EndpointQp& end : endpoint_.qps()) queues_.push_back({end.qp.get(), 0});
-  for (const EndpointQp& end : endpoint_.qps()) max_receives_ = std::min(max_receives_, end.recv_wr);
-  max_receives_ -= max_receives_ % kReceiveBatch;
-  if (arrivals_ == nullptr) {
-    if (max_receives_ == 0) return Error{ErrorKind::kUsage, 0, "a device with too few receives to a QP"};
-    receive_target_ = std::min(kFirstReceiveTarget, max_receives_);
-    for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
+  if (queues_.empty()) {
+    if (const Status posted = post_first_receives(); !posted) return posted.error();
   }
-  if (error() != nullptr) return *error();
   Config config = settings_.config;
   if (config.cts_traffic_class) config.traffic_class = config.cts_traffic_class;
-  if (const Status connected = endpoint_.connect(remote, config, traffic_class); !connected) return connected;
+  const Result<bool> connected = endpoint_.connect(remote, config, traffic_class);
+  if (!connected || !*connected) return connected;
   const EndpointQp& first = endpoint_.qps()[0];
   ring_offset_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());
   cts_qp_ = first.qp.get();
@@ -105,6 +100,19 @@ Status RecvComm::connect(const wire::Hello& remote, int traffic_class) {
   cts_work_.num_sge = 1;
   cts_work_.opcode = IBV_WR_RDMA_WRITE;
   cts_work_.wr.rdma.rkey = remote.devices[first.remote_device].control_rkey;
+  return true;
+}
+
+Status RecvComm::post_first_receives() {
+  for (const EndpointQp& end : endpoint_.qps()) queues_.push_back({end.qp.get(), 0});
+  for (const EndpointQp& end : endpoint_.qps()) max_receives_ = std::min(max_receives_, end.recv_wr);
+  max_receives_ -= max_receives_ % kReceiveBatch;
+  if (arrivals_ == nullptr) {
+    if (max_receives_ == 0) return Error{ErrorKind::kUsage, 0, "a device with too few receives to a QP"};
+    receive_target_ = std::min(kFirstReceiveTarget, max_receives_);
+    for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
+  }
+  if (error() != nullptr) return *error();
   return {};
 }
 

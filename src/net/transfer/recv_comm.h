@@ -29,7 +29,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   static Result<std::unique_ptr<RecvComm>> create(const CommSettings& settings, Endpoint endpoint,
                                                   const wire::Hello& peer);
 
-  Status connect(const wire::Hello& remote, int traffic_class) override;
+  Result<bool> connect(const wire::Hello& remote, int traffic_class) override;
 
   // Posts a receive of `n` members, 1 to VERBATIM_MAX_RECVS. The arguments are NCCL's own: Size is int up to v8 and
   // size_t after; `handles` are MemoryHandle, or null for zero bytes. With size_t, `*request` may be
@@ -111,6 +111,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   void post_group(const std::byte* entry_address, std::uint32_t group_size, bool optional_completion, void** out);
   // CTS work requests that QP 0 still accepts.
   std::uint32_t cts_free() const { return cts_depth_ - static_cast<std::uint32_t>(groups_posted_ - cts_sent_); }
+  Status post_first_receives();
   void post_receives(std::size_t queue);
   bool complete_simple(const ibv_wc& completion);
   void complete(const ibv_wc& completion);

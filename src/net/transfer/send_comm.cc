@@ -72,12 +72,13 @@ std::uint32_t SendComm::capabilities() const {
   return able && settings_.config.completion == Completion::kAtomic ? wire::kAtomicCompletion : 0U;
 }
 
-Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
+Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class) {
   const Config& config = settings_.config;
   if (wire::cts_entry_bytes(remote.devices.size()) != entry_bytes_) {
     return Error{ErrorKind::kRemote, EPROTO, "hello with another device count than the handle"};
   }
-  if (const Status connected = endpoint_.connect(remote, config, traffic_class); !connected) return connected;
+  const Result<bool> connected = endpoint_.connect(remote, config, traffic_class);
+  if (!connected || !*connected) return connected;
   for (const EndpointQp& end : endpoint_.qps()) {
     const auto index = static_cast<std::uint32_t>(queues_.size());
     queues_.push_back({end.qp.get(), end.send_wr, remote.devices[end.remote_device].control_rkey, end.inline_bytes,
@@ -103,7 +104,7 @@ Status SendComm::connect(const wire::Hello& remote, int traffic_class) {
   if (adaptive_routing_) separate_limit_bytes_ = simple_limit_bytes_;
   if (atomic_) single_limit_bytes_ = separate_limit_bytes_ = 0;
   empty_signal_.wr.rdma.remote_addr = record_address_;
-  return {};
+  return true;
 }
 
 std::uint32_t SendComm::remote_key(std::uint32_t index, std::size_t remote_device) const {

@@ -157,7 +157,7 @@ TEST_F(EndpointTest, Qps_AreDistributedOverPorts) {
 TEST_F(EndpointTest, DifferentMtuAndMessageLimit_SmallerIsUsed) {
   Result<Endpoint> endpoint = create({&ports_[0]}, 2);
   ASSERT_TRUE(endpoint);
-  ASSERT_TRUE(endpoint->connect(remote(2), config_, 104));
+  ASSERT_TRUE(*endpoint->connect(remote(2), config_, 104));
   const std::vector<ibv_qp_attr> ready = moved_to(IBV_QPS_RTR);
   ASSERT_EQ(ready.size(), 2U);
   EXPECT_EQ(ready[0].path_mtu, IBV_MTU_1024);
@@ -167,6 +167,43 @@ TEST_F(EndpointTest, DifferentMtuAndMessageLimit_SmallerIsUsed) {
   EXPECT_EQ(endpoint->max_message_bytes(), 1000U * 1000U / 128 * 128);
   EXPECT_NE(endpoint->describe_path(0, "node1").find("node1 mlx5_0:1 GID 0 ::ffff:10.0.0.1"), std::string::npos);
   EXPECT_NE(endpoint->describe_path(0, "node1").find("node2 mlx5_7"), std::string::npos);
+}
+
+TEST_F(EndpointTest, AddressNotResolved_ConnectContinuesAtThatQp) {
+  Result<Endpoint> endpoint = create({&ports_[0]}, 3);
+  ASSERT_TRUE(endpoint);
+  // The first QP goes to RTS, the second one not even to RTR.
+  fake_.on_modify_qp = [&] { return moved_to(IBV_QPS_RTS).size() == 1 ? ETIMEDOUT : 0; };
+  for (int attempts = 1; attempts <= 3; ++attempts) {
+    const int calls = fake_.calls("modify_qp");
+    while (fake_.calls("modify_qp") < calls + (attempts == 1 ? 3 : 1)) {
+      const Result<bool> connected = endpoint->connect(remote(3), config_, -1);
+      ASSERT_TRUE(connected);
+      ASSERT_FALSE(*connected);
+    }
+    ASSERT_TRUE(endpoint->unresolved());
+    EXPECT_EQ(endpoint->unresolved()->sys_errno, ETIMEDOUT);
+    EXPECT_EQ(endpoint->next_qp(), 1U);
+  }
+  fake_.on_modify_qp = {};
+  Result<bool> connected = false;
+  while (connected && !*connected) connected = endpoint->connect(remote(3), config_, -1);
+  ASSERT_TRUE(connected);
+  EXPECT_FALSE(endpoint->unresolved());
+  const std::vector<ibv_qp_attr> ready = moved_to(IBV_QPS_RTR);
+  ASSERT_EQ(ready.size(), 3U) << "each QP once";
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(ready[i].dest_qp_num, 900 + i);
+  EXPECT_EQ(moved_to(IBV_QPS_RTS).size(), 3U);
+  EXPECT_EQ(endpoint->max_message_bytes(), 1000U * 1000U / 128 * 128);
+}
+
+TEST_F(EndpointTest, OtherErrorOfRtr_IsFinal) {
+  Result<Endpoint> endpoint = create({&ports_[0]}, 1);
+  ASSERT_TRUE(endpoint);
+  fake_.on_modify_qp = [] { return ENETUNREACH; };
+  const Result<bool> connected = endpoint->connect(remote(1), config_, -1);
+  ASSERT_FALSE(connected);
+  EXPECT_EQ(connected.error().sys_errno, ENETUNREACH);
 }
 
 TEST_F(EndpointTest, DifferentQpCount_IsRejected) {
@@ -206,7 +243,7 @@ TEST_F(EndpointTest, Ece_IsSentOnlyWhenBothEndsUseIt) {
   EXPECT_TRUE(hello.qps[0].has_ece);
 
   // The peer's hello has no options: none are set, and the reply has none.
-  ASSERT_TRUE(with_ece->connect(peer, config_, -1));
+  ASSERT_TRUE(*with_ece->connect(peer, config_, -1));
   wire::Hello reply;
   with_ece->add_to_hello(reply);
   EXPECT_FALSE(reply.qps[0].has_ece);
@@ -217,7 +254,7 @@ TEST_F(EndpointTest, Ece_IsSentOnlyWhenBothEndsUseIt) {
   without_ece->add_to_hello(empty);
   EXPECT_FALSE(empty.qps[0].has_ece);
   peer.qps[0].has_ece = true;
-  ASSERT_TRUE(without_ece->connect(peer, config_, -1));
+  ASSERT_TRUE(*without_ece->connect(peer, config_, -1));
   EXPECT_FALSE(fake_.ece_set.has_value());
 }
 

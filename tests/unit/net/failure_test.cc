@@ -114,7 +114,9 @@ Lines warnings_under(const std::string& faults, unsigned messages) {
 
 // The warnings of a connection that cannot be established.
 Lines connect_warnings_under(const std::string& faults) {
-  return warnings_of(test::check_in_child(with_faults(faults), [] {
+  test::Variables variables = with_faults(faults);
+  variables.emplace_back("VERBATIM_CONNECT_TIMEOUT_S", "1");
+  return warnings_of(test::check_in_child(variables, [] {
     Result<Context*> context = open_context(-1);
     ASSERT_TRUE(context);
     std::array<std::uint8_t, wire::kHandleBytes> handle{};
@@ -405,15 +407,23 @@ TEST(FailureReport, ChangedKernelCounters_AreNamed) {
       << warnings[0];
 }
 
-// Both ends' QPs have gone to INIT before: the third call is the one to RTR of the accepting side.
-TEST(FailureReport, SetupFails_NamesPathAndRemedy) {
-  const Lines warnings = connect_warnings_under("fail verb=modify_qp nth=3 errno=ETIMEDOUT");
+// Both ends' QPs have gone to INIT before: the third call is the one to RTR of the accepting end, the fifth that of the
+// connecting end.
+class AddressNeverResolves : public testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(, AddressNeverResolves, testing::Values("3", "5"),
+                         [](const auto& call) { return std::string(call.param) == "3" ? "accepting" : "connecting"; });
+
+TEST_P(AddressNeverResolves, NamesPathAndRemedy) {
+  const Lines warnings =
+      connect_warnings_under(std::string("fail verb=modify_qp errno=ETIMEDOUT count=all nth=") + GetParam());
   ASSERT_FALSE(warnings.empty());
-  EXPECT_NE(warnings[0].find(
-                "failed: ibv_modify_qp to RTR: Connection timed out: the peer's address does not resolve (route, "
-                "ARP or ND): another rail, subnet or VLAN. Next: 'ip route get 10.77.0.1 from 10.77.0.1' and "
-                "'ip neigh show 10.77.0.1' on HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' on HOST"),
-            std::string::npos)
+  EXPECT_NE(
+      warnings[0].find("failed: ibv_modify_qp to RTR: Connection timed out, repeated until the deadline "
+                       "(VERBATIM_CONNECT_TIMEOUT_S): the peer's address does not resolve (route, "
+                       "ARP or ND): another rail, subnet or VLAN. Next: 'ip route get 10.77.0.1 from 10.77.0.1' and "
+                       "'ip neigh show 10.77.0.1' on HOST, then 'ib_write_bw -d softverbs0 -i 1 -x 3 -m 4096' on HOST"),
+      std::string::npos)
       << warnings[0];
   EXPECT_NE(warnings[0].find("Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 "),
             std::string::npos)

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -118,11 +119,55 @@ TEST(HandshakeFailureLine, PeerRejects_GivesItsReason) {
           return !pair.connect();
         }));
       },
-      "fail verb=modify_qp nth=3 errno=ETIMEDOUT");
+      "fail verb=modify_qp nth=3 errno=EINVAL");
   ASSERT_EQ(warnings.size(), 2U) << testing::PrintToString(warnings);
   EXPECT_EQ(warnings[1],
             "connecting softverbs0:1 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
-            "ibv_modify_qp to RTR: Connection timed out. Next: look at 127.0.0.1:# first: its log says more");
+            "ibv_modify_qp to RTR: Invalid argument. Next: look at 127.0.0.1:# first: its log says more");
+}
+
+// The accepting end gives up before the deadline of the connecting end, which therefore gets the cause.
+TEST(HandshakeFailureLine, AcceptingEndCannotResolve_ConnectingEndGivesItsReason) {
+  const Lines warnings = lines_of(
+      [] {
+        HandshakePair pair;
+        EXPECT_TRUE(ConnectedComms::eventually([&] {
+          static_cast<void>(pair.accept());
+          return !pair.connect();
+        }));
+      },
+      "fail verb=modify_qp nth=3 count=all errno=ETIMEDOUT", "4");
+  ASSERT_EQ(warnings.size(), 2U) << testing::PrintToString(warnings);
+  EXPECT_EQ(warnings[1],
+            "connecting softverbs0:1 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
+            "ibv_modify_qp to RTR: Connection timed out, repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S). "
+            "Next: look at 127.0.0.1:# first: its log says more");
+}
+
+// Four calls have moved the QPs to INIT, two the accepting end's first QP to RTS: its second QP, and then the first one
+// of the connecting end, need three attempts each.
+TEST(PeerAddress, NotResolvedTwice_ConnectionIsEstablished) {
+  test::Variables variables = with_faults(
+      "fail verb=modify_qp nth=7 count=2 errno=ETIMEDOUT; fail verb=modify_qp nth=11 count=2 errno=ETIMEDOUT");
+  variables.emplace_back("VERBATIM_QPS_PER_CONNECTION", "2");
+  variables.emplace_back("VERBATIM_SPLIT_DATA_ON_QPS", "1");
+  const Lines warnings = warnings_of(test::check_in_child(variables, [] {
+    ConnectedComms link;
+    link.connect();
+    const std::vector<std::uint8_t> sent = pattern(100'000, 7);
+    Buffers buffers(link, sent);
+    for (int i = 0; i < 100; ++i) {
+      std::fill(buffers.target.begin(), buffers.target.end(), 0);
+      Request* const received = link.posted([&] { return buffers.irecv(sent.size()); });
+      Request* const request = link.posted([&] { return buffers.isend(sent.size()); });
+      ASSERT_TRUE(link.wait(request));
+      ASSERT_TRUE(link.wait(received));
+      link.is_completed(request);
+      link.is_completed(received);
+      ASSERT_EQ(buffers.target, sent);
+    }
+  }));
+  EXPECT_EQ(warnings, Lines());
 }
 
 const std::string kConnecting = "connecting softverbs0:1 of HOST to the peer at 127.0.0.1:# failed: ";
