@@ -186,7 +186,7 @@ TEST_P(StoppedPeers, StoppedWhileAccepting_TimeOutAndAreNamed) {
 // All peers connect to one listen comm, and a healthy peer connects at the same time.
 TEST_P(StoppedPeers, StoppedWhileConnecting_TimeOutAndAreNamed) {
   const std::vector<std::string> too_late = {kConnectFailed + kEndedOrNotListening, kConnectFailed + kRefused,
-                                             kConnectFailed + kNoAccept + kBusy};
+                                             kConnectFailed + kNeverListened, kConnectFailed + kNoAccept + kBusy};
   const std::string busy = kAcceptFailed + kNoReady + kBusy;
   const std::string given_up = kReported + kNoReady + kNextPeerLog + kPath;
   // The peer's last message may fail, because this process has already closed the connection.

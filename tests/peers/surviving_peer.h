@@ -24,6 +24,10 @@ inline const std::string kClosedFirst =
 inline const std::string kRefused =
     "connect: Connection refused: its process has ended or does not listen any more, or a firewall blocks the "
     "connection. Next: look at WHO first: its log says why";
+// The same if no connection to the peer was made before.
+inline const std::string kNeverListened =
+    "connect: Connection refused, repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S): its process has ended or "
+    "does not listen any more, or a firewall blocks the connection. Next: look at WHO first: its log says why";
 inline const std::string kEndedOrNotListening =
     "TCP-END: the peer closed the connection first: its process has ended, or it does not listen for this connection "
     "any more. Next: look at WHO first: its log says why";

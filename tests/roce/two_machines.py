@@ -5,7 +5,7 @@ import contextlib
 import re
 import time
 
-from frames import Outage, lose_arp
+from frames import Outage, lose_arp, reject_syn
 from machine import LIMIT_S
 from programs import changes, counters, expect_every_byte_right, succeed, wait_until_listening
 from report import expect
@@ -21,6 +21,7 @@ SIDE_CHANNEL_ETH1 = {**FIRST_RAIL, **FAST_TIMEOUT, "VERBATIM_SOCKET_IFNAME": "=e
 FEW_RETRIES = {**SIDE_CHANNEL_ETH1, "VERBATIM_TIMEOUT": "18", "VERBATIM_RETRY_CNT": "3"}
 OUTAGE_S = 3
 ARP_OUTAGE_S = 3
+REFUSED_S = 2
 KEEPALIVE_S = 8
 CLOSINGS = 50
 RETRY_DEADLINE_S = 30  # four attempts, on an emulated processor
@@ -161,6 +162,29 @@ def check_setup(pair):
         expect(outage.lost > 1, f"{outage.lost} frames of ARP lost")
         expect(took > ARP_OUTAGE_S, f"made after {took:.1f} s, although no address was resolved for {ARP_OUTAGE_S} s")
         pair.report.note(f"{outage.lost} frames of ARP lost, made and ended after {took:.1f} s")
+    with pair.report.case(f"set-up: TCP connects are refused for {REFUSED_S} s, the connection is made"):
+        bootstrap = pair.port + 1
+        links[1].intercept = outage = Outage(REFUSED_S, lambda frame: reject_syn(frame, except_port=bootstrap))
+        try:
+            took = expect_connection(pair, settings=SIDE_CHANNEL_ETH1)
+        finally:
+            links[1].intercept = None
+        expect(outage.lost > 1, f"{outage.lost} connects refused")
+        expect(took > REFUSED_S, f"made after {took:.1f} s, although connects were refused for {REFUSED_S} s")
+        pair.report.note(f"{outage.lost} connects refused, made and ended after {took:.1f} s")
+    with pair.report.case("set-up: interfaces in different subnets, and the listening host drops packets of the other subnet"):
+        strict = "cd /proc/sys/net/ipv4/conf; cat all/rp_filter; echo {} >all/rp_filter"
+        before = succeed(pair.b.start(strict.format(1))).split()[0]
+        try:
+            settings = {**FIRST_RAIL, **FAST_TIMEOUT}
+            took = expect_connection(
+                pair,
+                settings_a={**settings, "VERBATIM_SOCKET_IFNAME": "=eth1"},
+                settings_b={**settings, "VERBATIM_SOCKET_IFNAME": "=eth0"},
+            )
+        finally:
+            succeed(pair.b.start(strict.format(before)))
+        pair.report.note(f"made and ended after {took:.1f} s")
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 #include "net/connect/connector.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -11,6 +12,36 @@
 namespace verbatim {
 
 namespace {
+
+// Pauses between two pairs of attempts to connect.
+constexpr std::uint64_t kFirstAttemptPauseNs = 20 * kNanosecondsPerMillisecond;
+constexpr std::uint64_t kMaxAttemptPauseNs = kNanosecondsPerSecond;
+// The kernel sends a second SYN after 1 s, and gives up after two minutes. Doubled with each pair of attempts.
+constexpr std::uint64_t kFirstAttemptLimitNs = 2 * kNanosecondsPerSecond;
+
+// Errors of connect(2) that can pass: the listener is not open yet or overloaded, routes and neighbours change.
+bool is_passing(const Error& error) {
+  switch (error.sys_errno) {
+    case ECONNREFUSED:
+    case ECONNRESET:
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case EHOSTDOWN:
+    case ENETUNREACH:
+    case ENETDOWN:
+    case EADDRNOTAVAIL:  // the address was removed, or has no free port
+    case EAGAIN:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Only the address of an interface on its link leads to a link-local address.
+bool needs_interface(const sockaddr_storage& remote) {
+  return remote.ss_family == AF_INET6 &&
+         IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(remote).sin6_addr);
+}
 
 // A place among the QPs of this communicator for a connection to `peer`.
 std::shared_ptr<EndpointReservation> reserve(const ConnectSettings& settings, const std::vector<const Port*>& ports,
@@ -36,7 +67,9 @@ Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> p
       traffic_class_(traffic_class),
       attempt_(attempt),
       deadline_ns_(monotonic_ns() + settings.comm.config.connect_timeout_s * kNanosecondsPerSecond),
-      reservation_(reserve(settings, ports_, handle.listener)) {}
+      reservation_(reserve(settings, ports_, handle.listener)),
+      attempt_pause_ns_(kFirstAttemptPauseNs),
+      attempt_limit_ns_(kFirstAttemptLimitNs) {}
 
 Result<std::unique_ptr<SendComm>> Connector::advance() {
   while (true) {
@@ -98,14 +131,21 @@ Result<bool> Connector::take_endpoint() {
 }
 
 Result<bool> Connector::connect_tcp() {
+  const std::uint64_t now = monotonic_ns();
   if (!socket_) {
-    Result<UniqueFd> socket = tcp_connect(handle_.address, settings_.local_address);
-    if (!socket) return socket.error();
+    if (now < next_attempt_ns_) return false;
+    Result<UniqueFd> socket = tcp_connect(handle_.address, bound_ ? settings_.local_address : sockaddr_storage{});
+    if (!socket) return repeat_connect(socket.error());
     socket_ = std::move(*socket);
-    connect_started_ns_ = monotonic_ns();
+    connect_started_ns_ = now;
   }
   const Result<bool> connected = tcp_connected(socket_);
-  if (!connected || !*connected) return connected;
+  if (!connected) return repeat_connect(connected.error());
+  if (!*connected) {
+    if (now - connect_started_ns_ < attempt_limit_ns_) return false;
+    return repeat_connect({ErrorKind::kRemote, ETIMEDOUT, "connect"});
+  }
+  listened_ = true;
   wire::Hello hello = comm_->hello();
   hello.secret = handle_.secret;
   hello.identity = settings_.identity(*ports_.front());
@@ -113,6 +153,22 @@ Result<bool> Connector::connect_tcp() {
   hello.attempt = attempt_++;
   outgoing_ = OutgoingMessage(wire::encode_hello(wire::MessageType::kConnect, hello));
   return true;
+}
+
+Result<bool> Connector::repeat_connect(const Error& error) {
+  socket_.reset();
+  tcp_error_ = error;
+  if (error.kind == ErrorKind::kRemote || error.sys_errno == EADDRNOTAVAIL) tcp_error_->step = SetupStep::kConnectTcp;
+  const bool was_bound = std::exchange(bound_, !bound_ || needs_interface(handle_.address));
+  // A listener that has accepted a connection of this connector and refuses another one is closed.
+  const bool closed = listened_ && error.sys_errno == ECONNREFUSED;
+  const bool may_pass = is_passing(error) || (was_bound && !bound_ && error.kind == ErrorKind::kRemote);
+  if (closed || !may_pass) return *tcp_error_;
+  if (!bound_) return false;
+  next_attempt_ns_ = monotonic_ns() + attempt_pause_ns_;
+  attempt_pause_ns_ = std::min(2 * attempt_pause_ns_, kMaxAttemptPauseNs);
+  attempt_limit_ns_ *= 2;
+  return false;
 }
 
 // A hello that was sent within kMaxHelloDelayNs was not late, so the peer closed the connection for another reason and
@@ -158,6 +214,10 @@ void Connector::read_failure_notice() {
 }
 
 Error Connector::log_timeout() const {
+  if (state_ == State::kConnectTcp) {
+    return log_failure(
+        tcp_error_.value_or(Error{ErrorKind::kRemote, ETIMEDOUT, "connect", false, SetupStep::kConnectTcp}), true);
+  }
   if (comm_ != nullptr && comm_->endpoint().unresolved()) return log_failure(*comm_->endpoint().unresolved(), true);
   return log_failure({ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept", false, SetupStep::kWaitForPeer});
 }
@@ -174,6 +234,8 @@ Error Connector::log_failure(const Error& error, bool repeated) const {
     failure.diagnosis = {reject_reason_, handle_.version == wire::kProtocolVersion
                                              ? "look at " + where + " first: its log says more"
                                              : "run the same release on all hosts"};
+  } else if (error.step == SetupStep::kConnectTcp) {
+    failure.diagnosis = diagnose_connect(error, where, host_to_string(handle_.address), settings_.side_channel_name);
   } else if (failure.diagnosis.why.empty()) {
     failure.diagnosis = diagnose_handshake(error, where, !reply_.begun());
   }

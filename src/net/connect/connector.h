@@ -8,11 +8,16 @@
 // hello is late. When the peer has closed the connection without a reply after a late hello, the connector goes back to
 // kConnectTcp (should_retry).
 //
+// A TCP connect that fails because of the network or because the peer's host is busy is repeated until the deadline.
+// The attempts alternate between the address of the chosen interface and any address: where the interfaces of both
+// hosts are in different subnets, the first may not get through.
+//
 // Owned by the context, found by the token in NCCL's handle, polled by the thread that calls connect.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +46,8 @@ class Connector {
   // The functions of the states return whether the state is complete.
   Result<bool> take_endpoint();
   Result<bool> connect_tcp();
+  // Prepares the next attempt and returns false, or returns the error if another attempt would fail too.
+  Result<bool> repeat_connect(const Error& error);
   // Whether `error` may come from a peer that has closed the connection because the hello was late.
   bool should_retry(const Error& error) const;
   Result<bool> receive_reply();
@@ -62,6 +69,12 @@ class Connector {
   State state_ = State::kCreateQps;
   std::shared_ptr<EndpointReservation> reservation_;  // until the QPs are taken
   UniqueFd socket_;
+  bool bound_ = true;               // the attempt is made from the address of the chosen interface
+  bool listened_ = false;           // an attempt has succeeded
+  std::optional<Error> tcp_error_;  // of the last attempt
+  std::uint64_t next_attempt_ns_ = 0;
+  std::uint64_t attempt_pause_ns_;
+  std::uint64_t attempt_limit_ns_;
   std::uint64_t connect_started_ns_ = 0;
   std::uint64_t hello_sent_ns_ = 0;
   OutgoingMessage outgoing_;

@@ -320,6 +320,16 @@ Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool n
   }
 }
 
+Diagnosis diagnose_connect(const Error& error, const std::string& peer, const std::string& address,
+                           const std::string& interface) {
+  if (error.sys_errno == ECONNREFUSED || error.sys_errno == ECONNRESET) return diagnose_handshake(error, peer);
+  return {error.sys_errno == ETIMEDOUT ? "its host does not answer at this address, or a firewall drops the packets"
+                                       : "no route leads to this address, or its host is down",
+          quoted("ip route get " + address) + " on this host, and look at " + peer +
+              "; VERBATIM_SOCKET_IFNAME on both hosts chooses interfaces that reach each other (here " + interface +
+              ")"};
+}
+
 std::string describe_completion(const ibv_wc& completion, const char* status_text, const FailedWork& work,
                                 std::uint64_t flushed) {
   std::string text = work.operation_text;

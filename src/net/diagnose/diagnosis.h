@@ -42,6 +42,11 @@ Diagnosis diagnose_setup(const Error& error, const PathFacts* facts, const QpUsa
 // A handshake that ended because of `peer`, "node2 (pid 4711)". `no_reply`: nothing was received from it.
 Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool no_reply = false);
 
+// A TCP connect to `peer` that failed. `address`: the peer's, without the port; `interface`: the chosen one and its
+// address.
+Diagnosis diagnose_connect(const Error& error, const std::string& peer, const std::string& address,
+                           const std::string& interface);
+
 // The work of a failed completion, from the comm's own records: the completion itself does not say.
 struct FailedWork {
   const char* operation_text = "";     // "sending"

@@ -1,5 +1,6 @@
 // The log lines of connections that cannot be established: the peer rejects them, closes them, does not answer, or is
 // another service. Each case runs in a child process.
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/wait.h>
@@ -202,7 +203,8 @@ TEST(HandshakeFailureLine, PeerProcessEnded_IsConnectionRefused) {
     pair.connect_until_failure();
   });
   EXPECT_EQ(warnings,
-            Lines{kConnecting + "connect: Connection refused: its process has ended or does not listen any more, or a "
+            Lines{kConnecting + "connect: Connection refused, repeated until the deadline "
+                                "(VERBATIM_CONNECT_TIMEOUT_S): its process has ended or does not listen any more, or a "
                                 "firewall blocks the connection. Next: look at 127.0.0.1:# first: its log says why"});
 }
 
@@ -240,6 +242,17 @@ class Service {
     if (listening) listener_ = std::move(*listening);
   }
 
+  // Until listen_again(), connects are refused.
+  void refuse() {
+    address_ = *local_address(listener_);
+    listener_.reset();
+  }
+  void listen_again() {
+    Result<UniqueFd> listening = tcp_listen(address_);
+    EXPECT_TRUE(listening);
+    if (listening) listener_ = std::move(*listening);
+  }
+
   // A copy of the handle `real` with the address of this service.
   HandleBytes in_place_of(const HandleBytes& real) const {
     Result<wire::Handle> handle = wire::decode_handle(real);
@@ -263,12 +276,16 @@ class Service {
     return std::move(*socket);
   }
 
+  // The next connection, if there is one.
+  UniqueFd poll() const {
+    Result<std::optional<UniqueFd>> accepted = tcp_accept(listener_);
+    EXPECT_TRUE(accepted);
+    return accepted && *accepted ? std::move(**accepted) : UniqueFd();
+  }
   UniqueFd next() const {
     UniqueFd client;
     EXPECT_TRUE(ConnectedComms::eventually([&] {
-      Result<std::optional<UniqueFd>> accepted = tcp_accept(listener_);
-      EXPECT_TRUE(accepted);
-      if (accepted && *accepted) client = std::move(**accepted);
+      client = poll();
       return client.get() >= 0;
     }));
     return client;
@@ -315,8 +332,73 @@ class Service {
   }
 
   UniqueFd listener_;
+  sockaddr_storage address_{};
   mutable sockaddr_storage real_{};
 };
+
+TEST(TcpConnect, RefusedAtFirst_IsRepeated) {
+  const Lines warnings = lines_of(
+      [] {
+        HandshakePair pair;
+        Service service;
+        pair.handle = service.in_place_of(pair.handle);
+        service.refuse();
+        for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+        service.listen_again();
+        UniqueFd client;
+        EXPECT_TRUE(ConnectedComms::eventually([&] {
+          EXPECT_TRUE(pair.connect());
+          client = service.poll();
+          return client.get() >= 0;
+        }));
+        Service::send(client, wire::encode_reject("no"));
+        pair.connect_until_failure();
+      },
+      "seed=1", "60");
+  EXPECT_EQ(warnings,
+            Lines{kConnecting + "the peer refused the connection: no. Next: look at 127.0.0.1:# first: its log "
+                                "says more"});
+}
+
+// The listener has accepted a connection before: it is closed, and no attempt is repeated for a minute.
+TEST(TcpConnect, RefusedAfterListenerAnswered_FailsAtOnce) {
+  const Lines warnings = lines_of(
+      [] {
+        HandshakePair pair;
+        Service service;
+        pair.handle = service.in_place_of(pair.handle);
+        const UniqueFd filler = service.fill();
+        for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+        service.next();  // the filler: the backlog has a free entry from here on
+        service.next();
+        service.refuse();
+        pair.connect_until_failure();
+      },
+      "seed=1", "60");
+  EXPECT_EQ(warnings,
+            Lines{kConnecting + "connect: Connection refused: its process has ended or does not listen any more, or a "
+                                "firewall blocks the connection. Next: look at 127.0.0.1:# first: its log says why"});
+}
+
+// TCP does not connect to a broadcast address.
+TEST(TcpConnect, NoRoute_NamesRouteAndInterfaces) {
+  const Lines warnings = lines_of([] {
+    HandshakePair pair;
+    Result<wire::Handle> handle = wire::decode_handle(pair.handle);
+    ASSERT_TRUE(handle);
+    auto& address = reinterpret_cast<sockaddr_in&>(handle->address);
+    ASSERT_EQ(::inet_pton(AF_INET, "127.255.255.255", &address.sin_addr), 1);
+    address.sin_port = htons(4711);
+    wire::encode_handle(*handle, pair.handle);
+    pair.connect_until_failure();
+  });
+  EXPECT_EQ(warnings,
+            Lines{"connecting softverbs0:1 of HOST to the peer at 127.255.255.255:4711 failed: connect: Network is "
+                  "unreachable, repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S): no route leads to this "
+                  "address, or its host is down. Next: 'ip route get 127.255.255.255' on this host, and look at "
+                  "127.255.255.255:4711; VERBATIM_SOCKET_IFNAME on both hosts chooses interfaces that reach each other "
+                  "(here lo 127.0.0.1)"});
+}
 
 TEST(HandshakeFailureLine, OtherServiceAnswersConnect_NamesVersions) {
   const Lines warnings = lines_of([] {
