@@ -94,6 +94,14 @@ long verbs_paths(std::uint8_t traffic_class) {
   return counters().paths[traffic_class];
 }
 
+long verbs_registered_bytes() {
+  return counters().registered_bytes;
+}
+
+long verbs_queue_entries() {
+  return counters().queue_entries;
+}
+
 long verbs_paths() {
   long paths = 0;
   for (const std::atomic<long>& count : counters().paths) paths += count;

@@ -31,6 +31,9 @@ std::string verbs_alive();
 long verbs_made();
 long verbs_made(const std::string& kind);
 long verbs_alive(const std::string& kind);
+// Bytes that were registered in this process, and entries of the queues that were created.
+long verbs_registered_bytes();
+long verbs_queue_entries();
 // The number of QPs that were moved to RTR, with this traffic class and with any.
 long verbs_paths(std::uint8_t traffic_class);
 long verbs_paths();

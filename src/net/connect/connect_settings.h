@@ -4,6 +4,7 @@
 
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <string>
 
@@ -23,6 +24,9 @@ inline std::uint64_t resolve_reserve_ns(const Config& config) {
 
 // Follows the error of a call that was repeated until the deadline of connect or accept.
 constexpr const char* kRepeated = ", repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S)";
+
+// The failure of a connection that has no QPs at its deadline.
+constexpr Error kQpsNotCreated = {ErrorKind::kSystem, ETIMEDOUT, "creating QPs", false, SetupStep::kCreateQueue};
 
 struct ConnectSettings {
   const CommSettings& comm;

@@ -72,11 +72,12 @@ Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> p
       attempt_limit_ns_(kFirstAttemptLimitNs) {}
 
 Result<std::unique_ptr<SendComm>> Connector::advance() {
+  VerbBudget budget;
   while (true) {
     Result<bool> done = false;
     switch (state_) {
       case State::kCreateQps:
-        done = take_endpoint();
+        done = take_endpoint(budget);
         break;
       case State::kConnectTcp:
         done = connect_tcp();
@@ -92,7 +93,7 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
         done = receive_reply();
         break;
       case State::kConnectQps:
-        done = connect_qps();
+        done = connect_qps(budget);
         break;
     }
     if (!done && should_retry(done.error())) {
@@ -118,8 +119,8 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
   }
 }
 
-Result<bool> Connector::take_endpoint() {
-  Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*reservation_);
+Result<bool> Connector::take_endpoint(VerbBudget& budget) {
+  Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*reservation_, budget);
   if (!endpoint) return endpoint.error();
   if (!*endpoint) return false;
   Result<std::unique_ptr<SendComm>> comm =
@@ -197,8 +198,8 @@ Result<bool> Connector::receive_reply() {
   return true;
 }
 
-Result<bool> Connector::connect_qps() {
-  const Result<bool> connected = comm_->connect(remote_, traffic_class_);
+Result<bool> Connector::connect_qps(VerbBudget& budget) {
+  const Result<bool> connected = comm_->connect(remote_, traffic_class_, budget);
   if (!connected || !*connected) return connected;
   outgoing_ = OutgoingMessage(wire::encode_ready());
   return true;
@@ -218,6 +219,7 @@ Error Connector::log_timeout() const {
     return log_failure(
         tcp_error_.value_or(Error{ErrorKind::kRemote, ETIMEDOUT, "connect", false, SetupStep::kConnectTcp}), true);
   }
+  if (state_ == State::kCreateQps) return log_failure(kQpsNotCreated);
   if (comm_ != nullptr && comm_->endpoint().unresolved()) return log_failure(*comm_->endpoint().unresolved(), true);
   return log_failure({ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept", false, SetupStep::kWaitForPeer});
 }

@@ -44,14 +44,14 @@ class Connector {
   enum class State : std::uint8_t { kCreateQps, kConnectTcp, kSendHello, kReceiveReply, kConnectQps, kSendReady };
 
   // The functions of the states return whether the state is complete.
-  Result<bool> take_endpoint();
+  Result<bool> take_endpoint(VerbBudget& budget);
   Result<bool> connect_tcp();
   // Prepares the next attempt and returns false, or returns the error if another attempt would fail too.
   Result<bool> repeat_connect(const Error& error);
   // Whether `error` may come from a peer that has closed the connection because the hello was late.
   bool should_retry(const Error& error) const;
   Result<bool> receive_reply();
-  Result<bool> connect_qps();
+  Result<bool> connect_qps(VerbBudget& budget);
 
   // Called when kReady could not be sent: stores the text of the failure notice that the peer may have sent before.
   void read_failure_notice();

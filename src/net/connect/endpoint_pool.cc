@@ -1,12 +1,14 @@
 #include "net/connect/endpoint_pool.h"
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <numeric>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "net/transfer/endpoint_block.h"
 
 namespace verbatim {
 namespace {
@@ -30,13 +32,19 @@ std::size_t share(int limit) {
 struct EndpointReservation {
   const EndpointRequest request;
   const std::shared_ptr<EndpointPlan> plan;
-  bool waits = false;  // for the end of its burst; under the plan's mutex
+  // These four: under the plan's mutex.
+  bool waits = false;  // for the end of its burst, then for its block
+  bool native = false;
   EndpointPlacement placement = {};
-  std::optional<Endpoint> endpoint = std::nullopt;  // none, and it does not wait: take() creates it
+  std::optional<Endpoint> endpoint = std::nullopt;
+
+  // Native: the endpoint while it is created, and whether unused endpoints of others have been destroyed for it.
+  std::unique_ptr<EndpointBlock> creation = nullptr;
+  bool released_unused = false;
 };
 
-// The slots of endpoints of one kind. Owned by the pool and the reservations. Any thread. A block is created under the
-// mutex, for which only connections over the same ports wait.
+// The slots of endpoints of one kind. Owned by the pool and the reservations. Any thread. Verbs are called without the
+// mutex: one thread at a time continues a block, others that need it get "not yet".
 class EndpointPlan {
  public:
   EndpointPlan(const EndpointRequest& kind, const Config& config) : kind_(kind), config_(config) {}
@@ -51,20 +59,36 @@ class EndpointPlan {
   }
 
   void add(const std::shared_ptr<EndpointReservation>& reservation) VERBATIM_EXCLUDES(mutex_);
-  // Ends the burst if it is time. False: the reservation waits.
-  bool prepare(EndpointReservation& reservation) VERBATIM_EXCLUDES(mutex_);
+  // Ends the burst if it is time, and continues the creation of blocks. False: the reservation waits.
+  bool prepare(EndpointReservation& reservation, VerbBudget& budget) VERBATIM_EXCLUDES(mutex_);
   bool release_unused() VERBATIM_EXCLUDES(mutex_);
 
  private:
   using Reservations = std::vector<std::shared_ptr<EndpointReservation>>;
 
+  struct PlannedBlock {
+    std::uint32_t number;
+    std::vector<std::uint32_t> slots;         // indexes, rising
+    std::unique_ptr<EndpointBlock> creation;  // nullptr: a thread continues it now
+  };
+  struct Assigned {
+    std::weak_ptr<EndpointReservation> reservation;
+    QpSlot slot;
+  };
+
   AnnouncedFlows expected_flows(const EndpointRequest& request) const;
   BlockShape announced_shape(const EndpointRequest& request) const;
-  // Assigns slots to all reservations that wait, and creates the blocks that are missing.
+  // Assigns slots to all reservations that wait, and plans the blocks that are missing.
   void end_burst() VERBATIM_REQUIRES(mutex_);
   std::vector<QpSlot> assign_slots(const Reservations& reservations, const BlockShape& announced)
       VERBATIM_REQUIRES(mutex_);
-  void create_block(const QpBlock& block, std::vector<std::uint32_t> slots) VERBATIM_REQUIRES(mutex_);
+  void plan_block(const QpBlock& block, std::vector<std::uint32_t> slots) VERBATIM_REQUIRES(mutex_);
+  // Continues the first planned block, if no other thread does.
+  void continue_block(VerbBudget& budget) VERBATIM_EXCLUDES(mutex_);
+  void finish_block(const Result<bool>& made, std::vector<Endpoint>& endpoints) VERBATIM_REQUIRES(mutex_);
+  bool is_planned(std::uint32_t block) const VERBATIM_REQUIRES(mutex_);
+  // Gives the endpoints of complete blocks to their reservations; returns those of dropped reservations.
+  std::vector<Endpoint> distribute() VERBATIM_REQUIRES(mutex_);
 
   const EndpointRequest kind_;  // the first request
   const Config& config_;
@@ -74,6 +98,10 @@ class EndpointPlan {
   std::uint32_t native_qps_ VERBATIM_GUARDED_BY(mutex_) = 0;
   QpPlanner planner_ VERBATIM_GUARDED_BY(mutex_);  // of announced flows
   std::uint32_t blocks_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  std::deque<PlannedBlock> planned_ VERBATIM_GUARDED_BY(mutex_);
+  std::vector<Assigned> assigned_ VERBATIM_GUARDED_BY(mutex_);  // whose reservations wait for their block
+  bool undistributed_ VERBATIM_GUARDED_BY(mutex_) =
+      false;  // a block is complete, or slots of complete blocks are assigned
   // By block and index of the slot.
   std::map<std::pair<std::uint32_t, std::uint32_t>, Endpoint> unused_ VERBATIM_GUARDED_BY(mutex_);
 
@@ -126,14 +154,23 @@ void EndpointPlan::add(const std::shared_ptr<EndpointReservation>& reservation) 
   if (known_order || complete || last_request_ns_ - first_request_ns_ >= kMaxGatherNs) end_burst();
 }
 
-bool EndpointPlan::prepare(EndpointReservation& reservation) {
-  const MutexLock lock(mutex_);
-  const std::uint64_t now = monotonic_ns();
-  if (reservation.waits && (now - last_request_ns_ >= config_.qp_gather_us * kNanosecondsPerMicrosecond ||
-                            now - first_request_ns_ >= kMaxGatherNs)) {
-    end_burst();
+bool EndpointPlan::prepare(EndpointReservation& reservation, VerbBudget& budget) {
+  std::vector<Endpoint> dropped;  // destroyed without the mutex
+  bool builds = false;
+  {
+    const MutexLock lock(mutex_);
+    const std::uint64_t now = monotonic_ns();
+    if (!waiting_.empty() && (now - last_request_ns_ >= config_.qp_gather_us * kNanosecondsPerMicrosecond ||
+                              now - first_request_ns_ >= kMaxGatherNs)) {
+      end_burst();
+    }
+    if (undistributed_) dropped = distribute();
+    builds = reservation.waits;
   }
-  if (reservation.waits || reservation.endpoint) return !reservation.waits;
+  if (builds) continue_block(budget);
+  const MutexLock lock(mutex_);
+  if (reservation.waits || reservation.endpoint || reservation.native) return !reservation.waits;
+  reservation.native = true;
   reservation.placement.first_position = native_qps_;
   native_qps_ += static_cast<std::uint32_t>(kind_.sizes.qps);
   return true;
@@ -154,18 +191,43 @@ void EndpointPlan::end_burst() {
   }
   rotates_ = true;
   const std::vector<QpSlot> slots = assign_slots(reservations, announced);
-  for (std::size_t i = 0; i < reservations.size(); ++i) {
-    EndpointReservation& reservation = *reservations[i];
-    const QpBlock& block = slots[i].block;
-    reservation.waits = false;
-    auto endpoint = unused_.extract({block.number, slots[i].index()});
-    if (!endpoint) continue;  // the device was full, when the block was created or later
-    reservation.endpoint = std::move(endpoint.mapped());
-    reservation.placement.order = QpOrder::kStaggered;
-    reservation.placement.block = block.number;
-    reservation.placement.peers = block.shape.peers;
-    reservation.placement.first_position = slots[i].first_position(kind_.sizes.qps);
+  for (std::size_t i = 0; i < reservations.size(); ++i) assigned_.push_back({reservations[i], slots[i]});
+  undistributed_ = true;
+}
+
+bool EndpointPlan::is_planned(std::uint32_t block) const {
+  for (const PlannedBlock& planned : planned_) {
+    if (planned.number == block) return true;
   }
+  return false;
+}
+
+std::vector<Endpoint> EndpointPlan::distribute() {
+  std::vector<Endpoint> dropped;
+  std::size_t kept = 0;
+  for (Assigned& one : assigned_) {
+    const QpBlock& block = one.slot.block;
+    if (is_planned(block.number)) {
+      std::swap(assigned_[kept++], one);
+      continue;
+    }
+    auto endpoint = unused_.extract({block.number, one.slot.index()});
+    const std::shared_ptr<EndpointReservation> reservation = one.reservation.lock();
+    if (reservation == nullptr) {
+      if (endpoint) dropped.push_back(std::move(endpoint.mapped()));
+      continue;
+    }
+    reservation->waits = false;
+    if (!endpoint) continue;  // the device was full, when the block was created or later
+    reservation->endpoint = std::move(endpoint.mapped());
+    reservation->placement.order = QpOrder::kStaggered;
+    reservation->placement.block = block.number;
+    reservation->placement.peers = block.shape.peers;
+    reservation->placement.first_position = one.slot.first_position(kind_.sizes.qps);
+  }
+  assigned_.erase(assigned_.begin() + static_cast<std::ptrdiff_t>(kept), assigned_.end());
+  undistributed_ = false;
+  return dropped;
 }
 
 // Of an announced block all slots are created, of the block of a burst those that are requested.
@@ -192,18 +254,52 @@ std::vector<QpSlot> EndpointPlan::assign_slots(const Reservations& reservations,
       indexes.resize(std::size_t{slot.block.shape.peers} * slot.block.shape.flows);
       std::iota(indexes.begin(), indexes.end(), 0U);
     }
-    create_block(slot.block, indexes);
+    plan_block(slot.block, indexes);
   }
   return slots;
 }
 
-void EndpointPlan::create_block(const QpBlock& block, std::vector<std::uint32_t> slots) {
+void EndpointPlan::plan_block(const QpBlock& block, std::vector<std::uint32_t> slots) {
   std::sort(slots.begin(), slots.end());
   std::vector<std::size_t> flows(block.shape.flows);
   for (const std::uint32_t slot : slots) ++flows[slot / block.shape.peers];
-  Result<std::vector<Endpoint>> made = Endpoint::create_block(kind_.ports, kind_.sizes, config_, flows);
+  auto creation = std::make_unique<EndpointBlock>(kind_.ports, kind_.sizes, config_, flows);
+  planned_.push_back({block.number, std::move(slots), std::move(creation)});
+}
+
+void EndpointPlan::continue_block(VerbBudget& budget) {
+  std::unique_ptr<EndpointBlock> creation;
+  {
+    const MutexLock lock(mutex_);
+    if (planned_.empty() || planned_.front().creation == nullptr) return;
+    creation = std::move(planned_.front().creation);
+  }
+  Result<bool> made = false;
+  try {
+    made = creation->advance(budget);
+  } catch (...) {  // no memory
+    const MutexLock lock(mutex_);
+    planned_.front().creation = std::move(creation);
+    throw;
+  }
+  std::vector<Endpoint> dropped;  // destroyed without the mutex
+  const MutexLock lock(mutex_);
+  if (made && !*made) {
+    planned_.front().creation = std::move(creation);
+    return;
+  }
+  finish_block(made, creation->endpoints());
+  dropped = distribute();
+}
+
+void EndpointPlan::finish_block(const Result<bool>& made, std::vector<Endpoint>& endpoints) {
+  undistributed_ = true;
+  const PlannedBlock block = std::move(planned_.front());
+  planned_.pop_front();
+  const std::vector<std::uint32_t>& slots = block.slots;
   if (!made) {
     native_ = true;
+    planned_.clear();
     VERBATIM_INFO(
         "%s: the QPs of %zu connections could not be created together: %s. From now on QPs are created for one "
         "connection at a time",
@@ -211,7 +307,7 @@ void EndpointPlan::create_block(const QpBlock& block, std::vector<std::uint32_t>
     return;
   }
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    unused_.emplace(std::pair(block.number, slots[i]), std::move((*made)[i]));
+    unused_.emplace(std::pair(block.number, slots[i]), std::move(endpoints[i]));
   }
 }
 
@@ -279,15 +375,24 @@ std::shared_ptr<EndpointReservation> EndpointPool::reserve(EndpointRequest wante
   return reservation;
 }
 
-Result<std::optional<Endpoint>> EndpointPool::take(EndpointReservation& reservation) {
-  if (!reservation.plan->prepare(reservation)) return std::optional<Endpoint>();
+Result<std::optional<Endpoint>> EndpointPool::take(EndpointReservation& reservation, VerbBudget& budget) {
+  if (!reservation.plan->prepare(reservation, budget)) return std::optional<Endpoint>();
   const EndpointRequest& request = reservation.request;
   if (!reservation.endpoint) {
-    Result<Endpoint> made = Endpoint::create(request.ports, request.sizes, config_);
-    if (!made && all_.release_unused(request.ports)) made = Endpoint::create(request.ports, request.sizes, config_);
-    if (!made) return made.error();
-    reservation.endpoint = std::move(*made);
+    const std::size_t one[] = {1};
+    if (reservation.creation == nullptr) {
+      reservation.creation = std::make_unique<EndpointBlock>(request.ports, request.sizes, config_, one);
+    }
+    const Result<bool> made = reservation.creation->advance(budget);
+    if (made && !*made) return std::optional<Endpoint>();
+    const std::unique_ptr<EndpointBlock> creation = std::move(reservation.creation);
+    if (!made) {
+      if (std::exchange(reservation.released_unused, true) || !all_.release_unused(request.ports)) return made.error();
+      return std::optional<Endpoint>();
+    }
+    reservation.endpoint = std::move(creation->endpoints().front());
   }
+  if (!budget.take(request.ports.size())) return std::optional<Endpoint>();
   reservation.endpoint->set_placement(reservation.placement);
   return std::exchange(reservation.endpoint, std::nullopt);
 }

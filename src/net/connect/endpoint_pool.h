@@ -5,7 +5,9 @@
 // VERBATIM_QP_ORDER=staggered:
 //   - Each connection has a slot (flow, peer): the number of earlier connections to the same peer, and the index of the
 //     peer. QP j of its q QPs has the position (flow * q + j) * peers + peer: the first QPs of all peers come first.
-//   - A block is a rectangle of slots. Its QPs are created at once, in the order of their positions.
+//   - A block is a rectangle of slots. Its QPs are created in the order of their positions, one block after the other,
+//     in slices (VerbBudget): by each call of a connection that waits for a block. When all QPs of a block exist, its
+//     connections get theirs.
 //   - If peers and flows are announced, the first request creates a block for all of them, and each request gets its
 //     slot at once. More peers or flows than announced begin another block.
 //   - If nothing is announced, the connections of a burst are a block: requests wait for VERBATIM_QP_GATHER_US without
@@ -82,8 +84,8 @@ class EndpointPool {
 
   std::shared_ptr<EndpointReservation> reserve(EndpointRequest wanted) VERBATIM_EXCLUDES(mutex_);
   // To be called until it returns an endpoint or an error: nullopt while the reservation waits for the end of its
-  // burst, at most 2 ms.
-  Result<std::optional<Endpoint>> take(EndpointReservation& reservation);
+  // burst, at most 2 ms, or for the QPs of its block. Leaves one verb for each port: the caller registers memory there.
+  Result<std::optional<Endpoint>> take(EndpointReservation& reservation, VerbBudget& budget);
 
   // The communicator has no connection any more: the next ones start with new blocks.
   void reset_order() VERBATIM_EXCLUDES(mutex_);

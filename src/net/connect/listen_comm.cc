@@ -68,16 +68,15 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
                                      .announced = settings_.endpoints.announced(CommKind::kRecv)});
     handshakes_.push_back({describe_peer(request), std::move(request), std::move(reservation), now + timeout_ns});
   }
+  VerbBudget budget;
   auto first = handshakes_.end();
   for (auto at = handshakes_.begin(); at != handshakes_.end(); ++at) {
-    Result<bool> established = advance(*at);
+    Result<bool> established = advance(*at, budget);
     const std::optional<Error> unresolved = at->unresolved();
     const std::uint64_t deadline_ns = at->deadline_ns - (unresolved ? resolve_reserve_ns(settings_.comm.config) : 0);
     const bool timed_out = established && !*established && now >= deadline_ns;
     if (timed_out) {
-      established =
-          unresolved.value_or(Error{ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake",
-                                    false, SetupStep::kWaitForPeer});
+      established = timeout_error(*at);
     }
     if (!established) {
       const Error error = established.error();
@@ -94,12 +93,12 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
   return comm;
 }
 
-Result<bool> ListenComm::advance(Handshake& handshake) const {
+Result<bool> ListenComm::advance(Handshake& handshake, VerbBudget& budget) const {
   using State = Handshake::State;
   const UniqueFd& socket = handshake.request.socket;
   while (handshake.state != State::kEstablished) {
-    const Result<bool> done = handshake.state == State::kCreateQps    ? create_comm(handshake)
-                              : handshake.state == State::kConnectQps ? connect_qps(handshake)
+    const Result<bool> done = handshake.state == State::kCreateQps    ? create_comm(handshake, budget)
+                              : handshake.state == State::kConnectQps ? connect_qps(handshake, budget)
                               : handshake.state == State::kSendAccept ? handshake.accept_message.send(socket)
                                                                       : receive_ready(handshake);
     if (!done || !*done) return done;
@@ -108,9 +107,9 @@ Result<bool> ListenComm::advance(Handshake& handshake) const {
   return true;
 }
 
-Result<bool> ListenComm::create_comm(Handshake& handshake) const {
+Result<bool> ListenComm::create_comm(Handshake& handshake, VerbBudget& budget) const {
   const wire::Hello& peer = handshake.request.hello;
-  Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*handshake.reservation);
+  Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*handshake.reservation, budget);
   if (!endpoint) return endpoint.error();
   if (!*endpoint) return false;
   Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(settings_.comm, std::move(**endpoint), peer);
@@ -120,11 +119,11 @@ Result<bool> ListenComm::create_comm(Handshake& handshake) const {
   return true;
 }
 
-Result<bool> ListenComm::connect_qps(Handshake& handshake) const {
+Result<bool> ListenComm::connect_qps(Handshake& handshake, VerbBudget& budget) const {
   const wire::Hello& peer = handshake.request.hello;
   // Up to v10 NCCL passes the traffic class of the communicator only to connect.
   const int traffic_class = settings_.traffic_class >= 0 ? settings_.traffic_class : peer.traffic_class;
-  const Result<bool> connected = handshake.comm->connect(peer, traffic_class);
+  const Result<bool> connected = handshake.comm->connect(peer, traffic_class, budget);
   if (!connected || !*connected) return connected;
   wire::Hello hello = handshake.comm->hello();
   hello.secret = handle_.secret;
@@ -137,6 +136,12 @@ Result<bool> ListenComm::receive_ready(Handshake& handshake) {
   const Result<bool> received = handshake.ready_message.receive(handshake.request.socket);
   if (!received || !*received || handshake.ready_message.type() == wire::MessageType::kReady) return received;
   return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+}
+
+Error ListenComm::timeout_error(const Handshake& handshake) {
+  if (handshake.state == Handshake::State::kCreateQps) return kQpsNotCreated;
+  return handshake.unresolved().value_or(Error{
+      ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer to finish the handshake", false, SetupStep::kWaitForPeer});
 }
 
 void ListenComm::fail(const Handshake& handshake, const Error& error, bool repeated) const {

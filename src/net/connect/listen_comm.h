@@ -54,11 +54,12 @@ class ListenComm {
       : settings_(settings), ports_(std::move(ports)), handle_(handle) {}
 
   // Goes as far as it can. Returns whether the connection is established.
-  Result<bool> advance(Handshake& handshake) const;
+  Result<bool> advance(Handshake& handshake, VerbBudget& budget) const;
   // The functions of the states return whether the state is complete.
-  Result<bool> create_comm(Handshake& handshake) const;
-  Result<bool> connect_qps(Handshake& handshake) const;
+  Result<bool> create_comm(Handshake& handshake, VerbBudget& budget) const;
+  Result<bool> connect_qps(Handshake& handshake, VerbBudget& budget) const;
   static Result<bool> receive_ready(Handshake& handshake);
+  static Error timeout_error(const Handshake& handshake);
   // Logs the failure and sends it to the peer. `repeated`: the call that failed was repeated until the deadline.
   void fail(const Handshake& handshake, const Error& error, bool repeated) const;
   void log_failure(const Handshake& handshake, const Error& error, const std::string& reason) const;

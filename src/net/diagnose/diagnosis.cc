@@ -251,6 +251,10 @@ Diagnosis diagnose_contradicting_calls(const PathFacts& facts) {
 
 Diagnosis diagnose_setup(const Error& error, const PathFacts* facts, const QpUsage& usage) {
   if (error.step == SetupStep::kCreateQueue) {
+    if (error.sys_errno == ETIMEDOUT) {
+      return {"the device is slow, or hangs in a call for another connection",
+              quoted("dmesg") + " shows what its driver reports; VERBATIM_CONNECT_TIMEOUT_S waits longer"};
+    }
     if (error.sys_errno != ENOMEM && error.sys_errno != ENOSPC) return {};
     const std::string limit = usage.limit > 0 ? " (" + std::to_string(usage.limit) +
                                                     " queue pairs for all processes, this process holds " +

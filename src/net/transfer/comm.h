@@ -43,7 +43,7 @@ class Comm {
 
   // Connects the QPs to those of `remote` (RTR, then RTS) and keeps the fields of `remote` that the data path needs.
   // False: not yet, see Endpoint::connect.
-  virtual Result<bool> connect(const wire::Hello& remote, int traffic_class) = 0;
+  virtual Result<bool> connect(const wire::Hello& remote, int traffic_class, VerbBudget& budget) = 0;
 
   // The hello of this end. The caller adds the secret, the identity and, in a connect request, the traffic class and
   // the attempt number.

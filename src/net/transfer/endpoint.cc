@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/log.h"
-#include "verbs/errors.h"
+#include "net/transfer/endpoint_block.h"
 
 namespace verbatim {
 namespace {
@@ -17,6 +16,7 @@ namespace {
 constexpr std::uint32_t kPieceAlignBytes = 128;
 // Larger work requests are split, so that the NIC serves other QPs between the pieces.
 constexpr std::uint32_t kMaxPieceBytes = 1U << 30;
+constexpr std::size_t kVerbsToConnectQp = 2;
 // Pauses between attempts to resolve the peer's address: each attempt sends a few ARP or ND requests.
 constexpr std::uint64_t kFirstResolvePauseNs = 20 * kNanosecondsPerMillisecond;
 constexpr std::uint64_t kMaxResolvePauseNs = kNanosecondsPerSecond;
@@ -35,40 +35,6 @@ QpAddress address_of(const wire::HelloDevice& device, const wire::HelloQp& qp) {
   return address;
 }
 
-Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
-  const Device& device = *port.device;
-  const int limit = device.attributes().max_cqe;
-  if (entries > static_cast<std::size_t>(std::max(limit, 0))) {
-    VERBATIM_WARN(
-        "%s: a connection needs a completion queue of %zu entries, but the device allows %d. Next: lower "
-        "VERBATIM_QPS_PER_CONNECTION",
-        port.name.c_str(), entries, limit);
-    return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq", true};
-  }
-  const Verbs& verbs = device.verbs();
-  return adopt("ibv_create_cq", verbs.create_cq(device.context(), static_cast<int>(entries), nullptr, nullptr, 0),
-               verbs.destroy_cq, SetupStep::kCreateQueue);
-}
-
-Result<Port> refresh_port(const Port& known, const Config& config) {
-  const Device& device = *known.device;
-  const Result<ibv_port_attr> attributes = device.verbs().port_attributes(device.context(), known.port_num);
-  if (!attributes) return attributes.error();
-  const Result<GidEntry> gid = confirm_gid(device.verbs(), device.context(), device.name().c_str(), known.port_num,
-                                           *attributes, config.gid, known.gid);
-  if (!gid) {
-    VERBATIM_WARN("%s: GID %u %s does not exist any more, and the port has no other usable GID", known.name.c_str(),
-                  known.gid.index, to_string(known.gid.gid).c_str());
-    return Error{gid.error().kind, gid.error().sys_errno, gid.error().operation, true};
-  }
-  Port port = known;
-  port.gid = *gid;
-  port.lid = attributes->lid;
-  port.grh_required = (attributes->flags & IBV_QPF_GRH_REQUIRED) != 0;
-  port.active_mtu = attributes->active_mtu;
-  return port;
-}
-
 // NCCL uses the traffic class of a communicator as its service level too, of which devices take the low four bits.
 std::uint8_t service_level_of(int traffic_class) {
   return static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class & 0xf);
@@ -79,114 +45,10 @@ std::uint8_t service_level_of(int traffic_class) {
 Result<Endpoint> Endpoint::create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
                                   const Config& config) {
   const std::size_t one[] = {1};
-  Result<std::vector<Endpoint>> made = create_block(ports, sizes, config, one);
-  if (!made) return made.error();
-  return std::move(made->front());
-}
-
-Result<std::vector<Endpoint>> Endpoint::create_block(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
-                                                     const Config& config, std::span<const std::size_t> flows) {
-  for (const CqLayout layout : {CqLayout::kPerDevice, CqLayout::kPerQp}) {
-    Result<std::optional<std::vector<Endpoint>>> made = try_create_block(ports, sizes, config, flows, layout);
-    if (!made) return made.error();
-    if (*made) return std::move(**made);
-  }
-  return std::vector<Endpoint>();  // not reached: with kPerQp any QP can go to any endpoint
-}
-
-// The QPs are created in the order of the block. A device may still give out numbers in another order (numbers that
-// became free, other processes): so the QPs are sorted by number, and then each endpoint gets those at its positions.
-Result<std::optional<std::vector<Endpoint>>> Endpoint::try_create_block(const std::vector<const Port*>& ports,
-                                                                        const EndpointSizes& sizes,
-                                                                        const Config& config,
-                                                                        std::span<const std::size_t> flows,
-                                                                        CqLayout layout) {
-  struct Position {
-    std::size_t endpoint;
-    std::size_t qp;
-  };
-  struct Created {
-    std::size_t endpoint;  // whose CQ the QP uses
-    UniqueCq cq;
-    EndpointQp qp;
-  };
-  const bool movable = layout == CqLayout::kPerQp || sizes.qps <= ports.size();  // each QP has a CQ of its own
-  std::vector<Endpoint> endpoints;
-  std::vector<std::vector<Position>> positions(ports.size());  // by device
-  std::vector<std::vector<Created>> created(ports.size());
-  for (const std::size_t count : flows) {
-    const std::size_t first = endpoints.size();
-    for (std::size_t i = 0; i < count; ++i) {
-      Endpoint& endpoint = endpoints.emplace_back(Endpoint());
-      endpoint.ece_ = config.ece;
-      if (const Status refreshed = endpoint.refresh_ports(ports, config); !refreshed) return refreshed.error();
-      if (const Status made = endpoint.create_cqs(sizes, layout); !made) return made.error();
-      endpoint.qps_.resize(sizes.qps);
-    }
-    for (std::size_t qp = 0; qp < sizes.qps; ++qp) {
-      for (std::size_t i = first; i < endpoints.size(); ++i) {
-        Result<EndpointQp> made = endpoints[i].create_qp(qp, sizes, config);
-        if (!made) return made.error();
-        const std::size_t device = made->device;
-        positions[device].push_back({i, qp});
-        created[device].push_back({i, movable ? std::move(endpoints[i].cqs_[qp]) : UniqueCq(), std::move(*made)});
-      }
-    }
-  }
-  for (std::size_t device = 0; device < ports.size(); ++device) {
-    std::sort(created[device].begin(), created[device].end(),
-              [](const Created& a, const Created& b) { return a.qp.qp->qp_num < b.qp.qp->qp_num; });
-    for (std::size_t i = 0; i < created[device].size(); ++i) {
-      const auto [endpoint, qp] = positions[device][i];
-      Created& next = created[device][i];
-      if (movable) {
-        endpoints[endpoint].cqs_[qp] = std::move(next.cq);
-      } else if (next.endpoint != endpoint) {
-        return std::optional<std::vector<Endpoint>>();
-      }
-      endpoints[endpoint].qps_[qp] = std::move(next.qp);
-    }
-  }
-  return std::optional(std::move(endpoints));
-}
-
-Status Endpoint::refresh_ports(const std::vector<const Port*>& ports, const Config& config) {
-  current_ports_.reserve(ports.size());
-  for (const Port* port : ports) {
-    Result<Port> current = refresh_port(*port, config);
-    if (!current) return current.error();
-    ports_.push_back(&current_ports_.emplace_back(std::move(*current)));
-  }
-  return {};
-}
-
-Status Endpoint::create_cqs(const EndpointSizes& sizes, CqLayout layout) {
-  const std::size_t devices = ports_.size();
-  const std::size_t sharing = layout == CqLayout::kPerQp ? 1 : (sizes.qps + devices - 1) / devices;
-  const std::size_t work = sharing * (std::size_t{sizes.caps.send_wr} + sizes.caps.recv_wr);
-  const std::size_t cqs = layout == CqLayout::kPerQp ? std::max(sizes.qps, devices) : devices;
-  for (std::size_t i = 0; i < cqs; ++i) {
-    Result<UniqueCq> cq = create_cq(*ports_[i % devices], work + sizes.extra_completions);
-    if (!cq) return cq.error();
-    cqs_.push_back(std::move(*cq));
-  }
-  return {};
-}
-
-Result<EndpointQp> Endpoint::create_qp(std::size_t index, const EndpointSizes& sizes, const Config& config) const {
-  const std::size_t device = index % ports_.size();
-  const Port& port = *ports_[device];
-  ibv_cq* cq = cqs_[index % cqs_.size()].get();
-  Result<RcQp> created = create_rc_qp(*port.device, cq, cq, sizes.caps);
-  if (!created) return created.error();
-  if (const Status moved = to_init(created->qp.get(), port, config.pkey_index); !moved) return moved.error();
-  EndpointQp made;
-  made.qp = std::move(created->qp);
-  made.inline_bytes = created->inline_bytes;
-  made.send_wr = created->send_wr;
-  made.recv_wr = created->recv_wr;
-  made.device = static_cast<std::uint8_t>(device);
-  return made;
+  EndpointBlock block(ports, sizes, config, one);
+  VerbBudget budget = VerbBudget::unlimited();
+  if (const Result<bool> made = block.advance(budget); !made) return made.error();
+  return std::move(block.endpoints().front());
 }
 
 void Endpoint::add_to_hello(wire::Hello& hello) const {
@@ -218,7 +80,7 @@ void Endpoint::add_to_hello(wire::Hello& hello) const {
   }
 }
 
-Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, int traffic_class) {
+Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, int traffic_class, VerbBudget& budget) {
   if (remote.qps.size() != qps_.size()) return Error{ErrorKind::kRemote, EPROTO, "hello with another number of QPs"};
   if (monotonic_ns() < resolve_ns_) return false;
   if (connected_qps_ == 0) {
@@ -227,6 +89,7 @@ Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, 
     max_message_bytes_ = kMaxPieceBytes;
   }
   for (std::size_t i = connected_qps_; i < qps_.size(); ++i) {
+    if (!budget.take(kVerbsToConnectQp)) return false;
     EndpointQp& end = qps_[i];
     const wire::HelloQp& peer_qp = remote.qps[i];
     const wire::HelloDevice& peer = remote.devices[peer_qp.device];

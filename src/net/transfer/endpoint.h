@@ -12,6 +12,7 @@
 #include "base/config.h"
 #include "base/result.h"
 #include "net/diagnose/failure.h"
+#include "net/transfer/verb_budget.h"
 #include "verbs/device.h"
 #include "verbs/handles.h"
 #include "verbs/qp.h"
@@ -53,14 +54,9 @@ struct EndpointQp {
 
 class Endpoint {
  public:
-  // Creates completion queues and QPs on `ports` (1 to 8; QP j on port j modulo their number). The QPs are in INIT.
+  // Creates an endpoint at once; EndpointBlock does it in slices.
   static Result<Endpoint> create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
                                  const Config& config);
-
-  // Creates the endpoints of a block, flow by flow: `flows[f]` endpoints of flow f. On each device QP numbers rise in
-  // this order: all QPs of a flow before those of the next flow; in a flow QP j of all endpoints before QP j + 1.
-  static Result<std::vector<Endpoint>> create_block(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
-                                                    const Config& config, std::span<const std::size_t> flows);
 
   // Adds devices and QPs to the hello for the peer.
   void add_to_hello(wire::Hello& hello) const;
@@ -68,7 +64,7 @@ class Endpoint {
   // Connects the QPs to those of `remote`: RTR, then RTS. `traffic_class` applies unless the configuration sets one;
   // -1: none. False: not yet; the next call with the same arguments continues. On RoCE the kernel resolves the peer's
   // address in ibv_modify_qp to RTR, and returns ETIMEDOUT when it has got no answer for a second.
-  Result<bool> connect(const wire::Hello& remote, const Config& config, int traffic_class);
+  Result<bool> connect(const wire::Hello& remote, const Config& config, int traffic_class, VerbBudget& budget);
   // The error that connect() waits out: the peer's address does not resolve.
   const std::optional<Error>& unresolved() const { return unresolved_; }
   // The QP that connect() moves next; 0 when all are connected.
@@ -100,23 +96,15 @@ class Endpoint {
   PathFacts path_facts(std::size_t qp, const std::string& host) const;
 
  private:
-  // The QPs of an endpoint on one device share a CQ, or each QP has a CQ.
-  enum class CqLayout : std::uint8_t { kPerDevice, kPerQp };
+  friend class EndpointBlock;
 
   Endpoint() = default;
 
-  // nullopt: QPs that share a CQ would have to go to different endpoints for the numbers to rise.
-  static Result<std::optional<std::vector<Endpoint>>> try_create_block(const std::vector<const Port*>& ports,
-                                                                       const EndpointSizes& sizes, const Config& config,
-                                                                       std::span<const std::size_t> flows,
-                                                                       CqLayout layout);
   void wait_for_neighbour(const Error& error);
-  Status refresh_ports(const std::vector<const Port*>& ports, const Config& config);
-  Status create_cqs(const EndpointSizes& sizes, CqLayout layout);
-  Result<EndpointQp> create_qp(std::size_t index, const EndpointSizes& sizes, const Config& config) const;
   PathFacts path(std::size_t qp, const std::string& host) const;
 
-  std::vector<Port> current_ports_;  // copies that are up to date: GID and MTU may have changed since init
+  // Copies that are up to date, for all endpoints of a block: GID and MTU may have changed since init.
+  std::shared_ptr<const std::vector<Port>> current_ports_;
   std::vector<const Port*> ports_;
   std::vector<UniqueCq> cqs_;
   std::vector<EndpointQp> qps_;

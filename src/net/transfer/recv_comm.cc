@@ -79,14 +79,14 @@ RecvComm::RecvComm(const CommSettings& settings, Endpoint endpoint, ControlMemor
   }
 }
 
-Result<bool> RecvComm::connect(const wire::Hello& remote, int traffic_class) {
+Result<bool> RecvComm::connect(const wire::Hello& remote, int traffic_class, VerbBudget& budget) {
   // Before RTR: from then on the sender may write.
   if (queues_.empty()) {
     if (const Status posted = post_first_receives(); !posted) return posted.error();
   }
   Config config = settings_.config;
   if (config.cts_traffic_class) config.traffic_class = config.cts_traffic_class;
-  const Result<bool> connected = endpoint_.connect(remote, config, traffic_class);
+  const Result<bool> connected = endpoint_.connect(remote, config, traffic_class, budget);
   if (!connected || !*connected) return connected;
   const EndpointQp& first = endpoint_.qps()[0];
   ring_offset_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());

@@ -29,7 +29,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   static Result<std::unique_ptr<RecvComm>> create(const CommSettings& settings, Endpoint endpoint,
                                                   const wire::Hello& peer);
 
-  Result<bool> connect(const wire::Hello& remote, int traffic_class) override;
+  Result<bool> connect(const wire::Hello& remote, int traffic_class, VerbBudget& budget) override;
 
   // Posts a receive of `n` members, 1 to VERBATIM_MAX_RECVS. The arguments are NCCL's own: Size is int up to v8 and
   // size_t after; `handles` are MemoryHandle, or null for zero bytes. With size_t, `*request` may be

@@ -72,12 +72,12 @@ std::uint32_t SendComm::capabilities() const {
   return able && settings_.config.completion == Completion::kAtomic ? wire::kAtomicCompletion : 0U;
 }
 
-Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class) {
+Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, VerbBudget& budget) {
   const Config& config = settings_.config;
   if (wire::cts_entry_bytes(remote.devices.size()) != entry_bytes_) {
     return Error{ErrorKind::kRemote, EPROTO, "hello with another device count than the handle"};
   }
-  const Result<bool> connected = endpoint_.connect(remote, config, traffic_class);
+  const Result<bool> connected = endpoint_.connect(remote, config, traffic_class, budget);
   if (!connected || !*connected) return connected;
   for (const EndpointQp& end : endpoint_.qps()) {
     const auto index = static_cast<std::uint32_t>(queues_.size());

@@ -30,7 +30,7 @@ class SendComm final : public CommProgress<SendComm> {
                                                   std::size_t remote_devices);
 
   // `remote` says whether atomics signal arrivals.
-  Result<bool> connect(const wire::Hello& remote, int traffic_class) override;
+  Result<bool> connect(const wire::Hello& remote, int traffic_class, VerbBudget& budget) override;
 
   // Sends `bytes` at `data` to the next receive with `tag`. `*request` becomes nullptr when
   // there is no such receive yet: call again.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -36,7 +38,7 @@ bool is_about_messages(const FaultClause& clause) {
 }
 
 bool is_about_calls(const FaultClause& clause) {
-  return clause.kind == FaultKind::kRegistration || clause.kind == FaultKind::kFail;
+  return clause.kind == FaultKind::kRegistration || clause.kind == FaultKind::kFail || clause.kind == FaultKind::kSlow;
 }
 
 // In a clause about ports, `device` selects the port, not the messages that are counted.
@@ -252,15 +254,24 @@ int Faults::refused_call(std::uint64_t call, std::uint32_t device) {
   const bool is_fatal = segment_.ports[device].fatal.load(std::memory_order_acquire) != 0;
   if (is_fatal && (call & kAllowedOnFatalDevice) == 0) return EIO;
   int error = 0;
-  MutexLock lock(mutex_);
-  for (Rule& rule : rules_) {
-    const FaultClause& clause = rule.clause;
-    if ((clause.calls & call) == 0 || (clause.device != kAnyDevice && clause.device != device)) continue;
-    if (!is_in_range(clause, ++rule.seen)) continue;
-    const std::uint64_t number = mixed(mixed(seed_.load(std::memory_order_relaxed)) - call_random_count_.fetch_add(1));
-    if (clause.rate > 0 && !is_below(number, clause.rate)) continue;
-    error = clause.error != 0 ? clause.error : EIO;
+  std::uint64_t delay_ns = 0;
+  {
+    MutexLock lock(mutex_);
+    for (Rule& rule : rules_) {
+      const FaultClause& clause = rule.clause;
+      if ((clause.calls & call) == 0 || (clause.device != kAnyDevice && clause.device != device)) continue;
+      if (!is_in_range(clause, ++rule.seen)) continue;
+      const std::uint64_t number =
+          mixed(mixed(seed_.load(std::memory_order_relaxed)) - call_random_count_.fetch_add(1));
+      if (clause.rate > 0 && !is_below(number, clause.rate)) continue;
+      if (clause.kind == FaultKind::kSlow) {
+        delay_ns += clause.delay_ns;
+      } else {
+        error = clause.error != 0 ? clause.error : EIO;
+      }
+    }
   }
+  if (delay_ns != 0) std::this_thread::sleep_for(std::chrono::nanoseconds(delay_ns));
   return error;
 }
 

@@ -49,7 +49,7 @@ class Faults {
   void randomize_undefined(ibv_wc& completion);
 
   // ---- calls ----
-  // The errno with which this call (a bit of FaultClause::calls) fails, 0: it proceeds.
+  // The errno with which this call (a bit of FaultClause::calls) fails, 0: it proceeds. Sleeps when the call is slow.
   int refused_call(std::uint64_t call, std::uint32_t device);
   // The errno with which a registration fails, 0: it proceeds. `regions` and `locked_bytes` include it.
   int refused_registration(std::uint64_t bytes, std::uint64_t regions, std::uint64_t locked_bytes);

@@ -337,6 +337,7 @@ constexpr std::array kFreezeKeys{&kAt, &kFor, &kAfter, &kOp, &kQp, &kQpn};
 constexpr std::array kThawKeys{&kAt};
 constexpr std::array kGidKeys{&kDevice, &kIndex, &kAddress, &kType, &kAt, &kAfter, &kOp, &kQp, &kQpn};
 constexpr std::array kFailKeys{&kVerb, &kErrno, &kNth, &kCount, &kRate, &kDevice};
+constexpr std::array kSlowKeys{&kBy, &kVerb, &kNth, &kCount, &kRate, &kDevice};
 constexpr std::array kRegistrationKeys{&kMaxBytes, &kMaxRegions, &kMaxLocked, &kErrno};
 
 constexpr std::array kForms{
@@ -356,6 +357,7 @@ constexpr std::array kForms{
     Form{"thaw", FaultKind::kThaw, kThawKeys, {}},
     Form{"gid", FaultKind::kGid, kGidKeys, "address"},
     Form{"fail", FaultKind::kFail, kFailKeys, "verb"},
+    Form{"slow", FaultKind::kSlow, kSlowKeys, "by", kWithoutEnd},
     Form{"registration", FaultKind::kRegistration, kRegistrationKeys, {}},
     Form{"clear", FaultKind::kClear, Keys{}, {}},
 };
@@ -417,6 +419,7 @@ std::variant<FaultClause, std::string> parse_clause(std::string_view text) {
     if (word.substr(0, word.find('=')) == form->required) has_required = true;
   }
   if (!has_required) return refusal(text, std::string(form->required) + "= is needed");
+  if (clause.kind == FaultKind::kSlow && clause.calls == 0) clause.calls = kControlCalls;
   if (clause.count == kNotGiven) clause.count = clause.rate > 0 ? kWithoutEnd : form->count;
   return clause;
 }

@@ -39,6 +39,7 @@ enum class FaultKind : std::uint8_t {
   kGid,
   // Faults of calls
   kFail,
+  kSlow,  // calls take longer
   kRegistration,
 };
 
@@ -54,6 +55,7 @@ constexpr std::uint64_t kPostRecvCall = std::uint64_t{1} << 62;
 constexpr std::uint64_t kPostSrqRecvCall = std::uint64_t{1} << 61;
 constexpr std::uint64_t kPollCqCall = std::uint64_t{1} << 60;  // or ibv_start_poll
 static_assert(kVerbNames.size() <= 60);
+constexpr std::uint64_t kControlCalls = kPollCqCall - 1;  // all others
 
 // The QPs whose messages are counted together for `nth`.
 enum class QpChoice : std::uint8_t {
@@ -95,7 +97,7 @@ struct FaultClause {
   ibv_gid gid{};
   std::uint32_t gid_type = IBV_GID_TYPE_ROCE_V2;
 
-  // The refused calls.
+  // The refused or slow calls.
   std::uint64_t calls = 0;  // call_bit() of each verb
   int error = 0;            // errno
   std::uint64_t max_bytes = kWithoutEnd;

@@ -70,6 +70,11 @@ auto count_create(const char* verb, VerbsObject kind, const Function& create) {
   return object;
 }
 
+ibv_mr* count_bytes(ibv_mr* region, std::size_t bytes) {
+  if (region != nullptr && depth == 0) verbatim_verbs_counters.registered_bytes += static_cast<long>(bytes);
+  return region;
+}
+
 template <typename Function>
 int count_destroy(const char* verb, VerbsObject kind, const Function& destroy) {
   const int returned = call_unless_failed(verb, destroy);
@@ -83,6 +88,7 @@ int count_destroy(const char* verb, VerbsObject kind, const Function& destroy) {
 }  // namespace verbatim::test
 
 using verbatim::test::call_unless_failed;
+using verbatim::test::count_bytes;
 using verbatim::test::count_create;
 using verbatim::test::count_destroy;
 using verbatim::test::injected_error;
@@ -214,28 +220,39 @@ COUNTED int ibv_dealloc_pd(ibv_pd* pd) {
   return count_destroy("ibv_dealloc_pd", VerbsObject::kPd, [&] { return real_ibv_dealloc_pd(pd); });
 }
 COUNTED ibv_mr* ibv_reg_mr(ibv_pd* pd, void* address, size_t bytes, int access) {
-  return count_create("ibv_reg_mr", VerbsObject::kMr, [&] { return real_ibv_reg_mr(pd, address, bytes, access); });
+  return count_bytes(
+      count_create("ibv_reg_mr", VerbsObject::kMr, [&] { return real_ibv_reg_mr(pd, address, bytes, access); }), bytes);
 }
 COUNTED ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, size_t bytes, uint64_t iova, unsigned access) {
-  return count_create("ibv_reg_mr_iova2", VerbsObject::kMr,
-                      [&] { return real_ibv_reg_mr_iova2(pd, address, bytes, iova, access); });
+  return count_bytes(count_create("ibv_reg_mr_iova2", VerbsObject::kMr,
+                                  [&] { return real_ibv_reg_mr_iova2(pd, address, bytes, iova, access); }),
+                     bytes);
 }
 COUNTED ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t bytes, uint64_t iova, int fd, int access) {
-  return count_create("ibv_reg_dmabuf_mr", VerbsObject::kMr,
-                      [&] { return real_ibv_reg_dmabuf_mr(pd, offset, bytes, iova, fd, access); });
+  return count_bytes(count_create("ibv_reg_dmabuf_mr", VerbsObject::kMr,
+                                  [&] { return real_ibv_reg_dmabuf_mr(pd, offset, bytes, iova, fd, access); }),
+                     bytes);
 }
 COUNTED int ibv_dereg_mr(ibv_mr* mr) {
   return count_destroy("ibv_dereg_mr", VerbsObject::kMr, [&] { return real_ibv_dereg_mr(mr); });
 }
 COUNTED ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* own, ibv_comp_channel* channel, int vector) {
-  return count_create("ibv_create_cq", VerbsObject::kCq,
-                      [&] { return real_ibv_create_cq(context, entries, own, channel, vector); });
+  ibv_cq* const cq = count_create("ibv_create_cq", VerbsObject::kCq,
+                                  [&] { return real_ibv_create_cq(context, entries, own, channel, vector); });
+  if (cq != nullptr) verbatim_verbs_counters.queue_entries += cq->cqe;
+  return cq;
 }
 COUNTED int ibv_destroy_cq(ibv_cq* cq) {
   return count_destroy("ibv_destroy_cq", VerbsObject::kCq, [&] { return real_ibv_destroy_cq(cq); });
 }
 COUNTED ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attributes) {
-  return count_create("ibv_create_qp", VerbsObject::kQp, [&] { return real_ibv_create_qp(pd, attributes); });
+  ibv_qp* const qp =
+      count_create("ibv_create_qp", VerbsObject::kQp, [&] { return real_ibv_create_qp(pd, attributes); });
+  if (qp != nullptr) {
+    verbatim_verbs_counters.queue_entries += attributes->cap.max_send_wr;
+    verbatim_verbs_counters.queue_entries += attributes->cap.max_recv_wr;
+  }
+  return qp;
 }
 COUNTED int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
   verbatim::test::report("modify");

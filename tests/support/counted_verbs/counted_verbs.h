@@ -17,6 +17,9 @@ constexpr std::array<const char*, 6> kVerbsObjectNames = {"context", "pd", "mr",
 struct VerbsCounters {
   std::array<std::atomic<long>, kVerbsObjectNames.size()> alive{};
   std::array<std::atomic<long>, kVerbsObjectNames.size()> made{};
+  // What has been registered, and the entries of the queues that were created: NICs keep both in pinned memory.
+  std::atomic<long> registered_bytes{0};
+  std::atomic<long> queue_entries{0};
   // When not -1: the library writes a line to this descriptor for each destroyed object (the name of its kind) and for
   // each ibv_modify_qp ("modify").
   std::atomic<int> report_fd{-1};

@@ -83,6 +83,20 @@ class EndpointPoolTest : public ::testing::Test {
   void expect_positions(const std::vector<Reservation>& reservations, const std::vector<std::uint32_t>& positions) {
     std::vector<Endpoint> made;
     for (const Reservation& reservation : reservations) made.push_back(take(reservation));
+    expect_positions(made, positions);
+  }
+  // The same, and no reservation waits for the end of a burst: the block of eight QPs is created for the first one.
+  void expect_positions_now(const std::vector<Reservation>& reservations, const std::vector<std::uint32_t>& positions) {
+    std::vector<Endpoint> made;
+    for (const Reservation& reservation : reservations) {
+      std::optional<Endpoint> endpoint = take_now(reservation);
+      ASSERT_TRUE(endpoint);
+      EXPECT_EQ(fake_.live("qp"), 8);
+      made.push_back(std::move(*endpoint));
+    }
+    expect_positions(made, positions);
+  }
+  static void expect_positions(const std::vector<Endpoint>& made, const std::vector<std::uint32_t>& positions) {
     ASSERT_EQ(made.size(), positions.size());
     for (std::size_t i = 0; i < made.size(); ++i) {
       EXPECT_EQ(made[i].placement().order, QpOrder::kStaggered);
@@ -96,7 +110,8 @@ class EndpointPoolTest : public ::testing::Test {
   static Endpoint take(EndpointPool& pool, const Reservation& reservation) {
     const auto end = std::chrono::steady_clock::now() + kPoolTimeout;
     while (true) {
-      Result<std::optional<Endpoint>> endpoint = pool.take(*reservation);
+      VerbBudget budget = VerbBudget::unlimited();
+      Result<std::optional<Endpoint>> endpoint = pool.take(*reservation, budget);
       if (!endpoint) {
         ADD_FAILURE() << to_string(endpoint.error());
         std::abort();
@@ -105,10 +120,13 @@ class EndpointPoolTest : public ::testing::Test {
       if (std::chrono::steady_clock::now() > end) std::abort();
     }
   }
-  bool is_ready(const Reservation& reservation) {
-    Result<std::optional<Endpoint>> endpoint = pool_->take(*reservation);
+  bool is_ready(const Reservation& reservation) { return take_now(reservation).has_value(); }
+  // The endpoint, if the first call returns it: the reservation does not wait for the end of its burst.
+  std::optional<Endpoint> take_now(const Reservation& reservation) {
+    VerbBudget budget = VerbBudget::unlimited();
+    Result<std::optional<Endpoint>> endpoint = pool_->take(*reservation, budget);
     EXPECT_TRUE(endpoint);
-    return endpoint && endpoint->has_value();
+    return endpoint ? std::move(*endpoint) : std::nullopt;
   }
 
   static constexpr std::uint64_t kSelf = 99;
@@ -127,8 +145,10 @@ std::uint32_t number(const Endpoint& endpoint, std::size_t qp = 0) {
 
 TEST_F(EndpointPoolTest, Reservation_FixesPositionAtFirstCall) {
   const std::vector<Reservation> reservations = reserve({request(7), request(3)}, 2);
+  std::optional<Endpoint> taken = take_now(reservations[3]);
   EXPECT_EQ(fake_.live("qp"), 8) << "4 peers, 2 connections each";
-  const Endpoint last = take(reservations[3]);
+  ASSERT_TRUE(taken);
+  const Endpoint last = std::move(*taken);
   const Endpoint second = take(reservations[1]);
   const Endpoint third = take(reservations[2]);
   const Endpoint first = take(reservations[0]);
@@ -223,17 +243,13 @@ TEST_F(EndpointPoolTest, Block_StaysWithinShareOfDevice) {
 
 TEST_F(EndpointPoolTest, DeviceAtQpLimit_FallsBackToNativeOrder) {
   const LogCapture log;
-  int left = 5;
-  fake_.qp_number = [&](std::uint32_t made) {
-    if (--left == 0) fake_.failures["create_qp"] = ENOMEM;
-    return made;
-  };
+  int made = 0;
+  fake_.on_create_qp = [&] { return ++made == 6 ? ENOMEM : 0; };
   const Reservation reservation = pool_->reserve(request(7));
-  EXPECT_EQ(fake_.live("qp"), 0) << "an incomplete block is destroyed";
-  EXPECT_EQ(fake_.live("cq"), 0);
-  fake_.failures.clear();
-  left = 100;
-  EXPECT_EQ(take(reservation).placement().order, QpOrder::kNative);
+  const Endpoint first = take(reservation);
+  EXPECT_EQ(fake_.live("qp"), 1) << "an incomplete block is destroyed";
+  EXPECT_EQ(made, 7);
+  EXPECT_EQ(first.placement().order, QpOrder::kNative);
   EXPECT_EQ(take(pool_->reserve(request(8))).placement().order, QpOrder::kNative);
   EXPECT_TRUE(log.warnings().empty());
 }
@@ -291,8 +307,7 @@ TEST_F(EndpointPoolTest, Announcement_IsPerThread) {
 TEST_F(EndpointPoolTest, RotatedPeersOfProcess_KeepOrderOfRequests) {
   const std::vector<Reservation> reservations =
       reserve({in_process(30), in_process(40), in_process(10), in_process(20)}, 2);
-  EXPECT_EQ(fake_.live("qp"), 8);
-  expect_positions(reservations, {0, 4, 1, 5, 2, 6, 3, 7});
+  expect_positions_now(reservations, {0, 4, 1, 5, 2, 6, 3, 7});
   pool_->reset_order();
   EXPECT_TRUE(is_ready(pool_->reserve(in_process(30)))) << "no request waits";
 }
@@ -301,16 +316,14 @@ TEST_F(EndpointPoolTest, PeersOfProcessNotRotated_AreInRingOrder) {
   std::vector<Reservation> reservations = reserve({in_process(10), in_process(20), in_process(30), in_process(40)}, 1);
   EXPECT_EQ(fake_.live("qp"), 0) << "more requests are announced";
   for (const std::uint32_t context : {10U, 20U, 30U, 40U}) reservations.push_back(pool_->reserve(in_process(context)));
-  EXPECT_EQ(fake_.live("qp"), 8) << "the eighth request was the last that is announced";
-  expect_positions(reservations, {2, 3, 0, 1, 6, 7, 4, 5});
+  expect_positions_now(reservations, {2, 3, 0, 1, 6, 7, 4, 5});  // the eighth request was the last that is announced
 }
 
 TEST_F(EndpointPoolTest, RequestShowsRotation_WaitingReservationsAreReady) {
   std::vector<Reservation> reservations = reserve({in_process(10), in_process(40)}, 1);
   EXPECT_EQ(fake_.live("qp"), 0);
   reservations.push_back(pool_->reserve(in_process(20)));
-  EXPECT_EQ(fake_.live("qp"), 8);
-  expect_positions(reservations, {0, 1, 2});
+  expect_positions_now(reservations, {0, 1, 2});
 }
 
 TEST_F(EndpointPoolTest, NoFurtherPeer_WaitingReservationIsReadyAfterBurst) {
@@ -375,10 +388,12 @@ TEST_F(EndpointPoolBurstTest, ReleasedReservation_IsNotCreated) {
 TEST_F(EndpointPoolBurstTest, ContinuousReservations_WaitAtMostTwoMilliseconds) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<Reservation> reservations;
-  while (fake_.live("qp") == 0 && std::chrono::steady_clock::now() - start < kPoolTimeout) {
+  bool ready = false;
+  while (!ready && std::chrono::steady_clock::now() - start < kPoolTimeout) {
     reservations.push_back(pool_->reserve(unannounced(reservations.size() + 1000)));
+    ready = is_ready(reservations.front());
   }
-  EXPECT_GT(fake_.live("qp"), 0) << "new requests must not delay the first ones for ever";
+  EXPECT_TRUE(ready) << "new requests must not delay the first ones for ever";
 }
 
 TEST_F(EndpointPoolBurstTest, DeviceAtQpLimit_FallsBackToNativeOrder) {
@@ -386,10 +401,49 @@ TEST_F(EndpointPoolBurstTest, DeviceAtQpLimit_FallsBackToNativeOrder) {
   const Reservation reservation = pool_->reserve(unannounced(5));
   fake_.failures["create_qp"] = ENOMEM;
   std::this_thread::sleep_for(std::chrono::milliseconds(3));
-  EXPECT_FALSE(pool_->take(*reservation));
+  VerbBudget budget = VerbBudget::unlimited();
+  EXPECT_FALSE(pool_->take(*reservation, budget));
   fake_.failures.clear();
   EXPECT_EQ(take(reservation).placement().order, QpOrder::kNative);
   EXPECT_TRUE(log.warnings().empty());
+}
+
+// Two threads, or two connections, continue the same block, each for one slice at a time.
+TEST_F(EndpointPoolTest, BlockInSlices_KeepsOrder) {
+  constexpr std::uint32_t kPeers = 40;
+  std::vector<Reservation> reservations;
+  for (std::uint64_t process = 1000; process < 1000 + kPeers; ++process) {
+    EndpointRequest many = request(process);
+    many.announced = {.peers = kPeers, .flows = 2};
+    for (int k = 0; k < 2; ++k) reservations.push_back(pool_->reserve(many));
+  }
+  std::vector<std::optional<Endpoint>> made(reservations.size());
+  std::vector<std::uint32_t> positions(reservations.size());
+  for (std::uint32_t i = 0; i < positions.size(); ++i) positions[i] = i % 2 * kPeers + i / 2;
+  const auto end = std::chrono::steady_clock::now() + kPoolTimeout;
+  const auto poll = [&](std::size_t first) {
+    for (bool all = false; !all && std::chrono::steady_clock::now() < end;) {
+      all = true;
+      for (std::size_t i = first; i < reservations.size(); i += 2) {
+        if (made[i]) continue;
+        VerbBudget budget;
+        Result<std::optional<Endpoint>> endpoint = pool_->take(*reservations[i], budget);
+        ASSERT_TRUE(endpoint);
+        if (*endpoint) made[i] = std::move(*endpoint);
+        all = all && made[i].has_value();
+      }
+    }
+  };
+  std::thread other(poll, 1);
+  poll(0);
+  other.join();
+  std::vector<Endpoint> endpoints;
+  for (std::optional<Endpoint>& one : made) {
+    ASSERT_TRUE(one);
+    endpoints.push_back(std::move(*one));
+  }
+  expect_positions(endpoints, positions);
+  EXPECT_EQ(fake_.live("qp"), 2 * static_cast<int>(kPeers));
 }
 
 // What the verb below uses: one test at a time.
@@ -443,6 +497,12 @@ TEST_P(HangingPoolTest, ConnectionsOfOtherDevice_AreMade) {
   for (const std::uint64_t process : {3U, 4U}) take(pool_->reserve(requested(1, process)));
   pool_->announce({.send = {.peers = 1, .flows = 1}, .recv = {}});
   EXPECT_EQ(pool_->announced(CommKind::kSend).peers, 1U);
+}
+
+TEST_P(HangingPoolTest, ConnectionsOfSameDevice_GetNotYet) {
+  if (std::string(GetParam()) == "native") return;  // each connection calls the device itself
+  const Reservation waits = pool_->reserve(requested(0, 8));
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(is_ready(waits)) << "and the call returns";
 }
 
 TEST_P(HangingPoolTest, FullOtherDevice_ReleasesItsUnusedEndpoints) {

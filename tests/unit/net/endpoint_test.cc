@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "net/transfer/endpoint_block.h"
 #include "support/fake_verbs.h"
 #include "support/log_capture.h"
 
@@ -38,6 +39,12 @@ class EndpointTest : public ::testing::Test {
     sizes.qps = qps;
     sizes.caps = {.send_wr = 256, .recv_wr = 16, .inline_bytes = 64};
     return Endpoint::create(std::move(ports), sizes, config_);
+  }
+
+  static Result<bool> connect(Endpoint& endpoint, const wire::Hello& peer, const Config& config,
+                              int traffic_class = -1) {
+    VerbBudget budget = VerbBudget::unlimited();
+    return endpoint.connect(peer, config, traffic_class, budget);
   }
 
   static wire::Hello remote(std::size_t qps) {
@@ -78,8 +85,16 @@ class EndpointBlockTest : public EndpointTest {
     EndpointSizes sizes;
     sizes.qps = qps;
     sizes.caps = {.send_wr = 4, .recv_wr = 1};
-    Result<std::vector<Endpoint>> made = Endpoint::create_block(ports, sizes, config_, flows);
-    ASSERT_TRUE(made);
+    // In slices, with all budgets that end at different steps.
+    EndpointBlock block(ports, sizes, config_, flows);
+    Result<bool> done = false;
+    for (std::size_t calls = 0; done && !*done; ++calls) {
+      VerbBudget budget;
+      ASSERT_TRUE(budget.take(calls % (kVerbsPerCall - 2)));
+      done = block.advance(budget);
+    }
+    ASSERT_TRUE(done);
+    const std::vector<Endpoint>* const made = &block.endpoints();
     ASSERT_EQ(made->size(), 7U);
     for (std::size_t device = 0; device < ports.size(); ++device) {
       std::uint32_t last = 0;
@@ -127,8 +142,62 @@ TEST_F(EndpointBlockTest, AnyQpNumbers_AreSortedIntoBlockOrder) {
 TEST_F(EndpointBlockTest, FailedQp_LeavesNothingAllocated) {
   fake_.failures["create_qp"] = ENOMEM;
   const std::size_t flows[] = {2};
-  EXPECT_FALSE(Endpoint::create_block({&ports_[0]}, {}, config_, flows));
+  EndpointBlock block({&ports_[0]}, {}, config_, flows);
+  VerbBudget budget = VerbBudget::unlimited();
+  EXPECT_FALSE(block.advance(budget));
   EXPECT_EQ(fake_.live("cq"), 0);
+}
+
+TEST_F(EndpointBlockTest, ManyEndpoints_AskForPortAndGidOnce) {
+  const std::size_t flows[] = {100, 100};
+  EndpointSizes sizes;
+  sizes.qps = 2;
+  EndpointBlock block({&ports_[0], &ports_[1]}, sizes, config_, flows);
+  VerbBudget budget = VerbBudget::unlimited();
+  const int before = fake_.calls("query_port");
+  Result<bool> done = block.advance(budget);
+  ASSERT_TRUE(done);
+  EXPECT_TRUE(*done);
+  EXPECT_EQ(fake_.calls("query_port") - before, 2) << "one for each port";
+  EXPECT_EQ(fake_.live("qp"), 400);
+}
+
+// Also where a device gives out numbers that need another layout of the CQs, and where it refuses a QP: the QPs of a
+// first attempt are destroyed in slices too.
+TEST_F(EndpointBlockTest, EachCall_MakesFewVerbs) {
+  const auto verbs = [&] {
+    int all = 0;
+    for (const char* verb : {"query_port", "query_gid_ex", "query_gid", "create_cq", "create_qp", "modify_qp",
+                             "destroy_qp", "destroy_cq"}) {
+      all += fake_.calls(verb);
+    }
+    return all;
+  };
+  ports_[0].gid.index = 0;  // as in the table of the device
+  const auto falling = [](std::uint32_t made) { return 100000 - made; };
+  const auto rising = [](std::uint32_t made) { return made; };
+  for (const auto& number : {std::function<std::uint32_t(std::uint32_t)>(rising), {falling}}) {
+    for (const int refused : {0, 150}) {
+      fake_.qp_number = number;
+      int made = 0;
+      fake_.on_create_qp = [&] { return ++made == refused ? ENOMEM : 0; };
+      const std::size_t flows[] = {40, 10};
+      EndpointSizes sizes;
+      sizes.qps = 4;
+      EndpointBlock block({&ports_[0]}, sizes, config_, flows);
+      Result<bool> done = false;
+      int calls = 0;
+      for (; done && !*done; ++calls) {
+        VerbBudget budget;
+        const int before = verbs();
+        done = block.advance(budget);
+        EXPECT_LE(verbs() - before, static_cast<int>(kVerbsPerCall));
+      }
+      EXPECT_EQ(static_cast<bool>(done), refused == 0);
+      EXPECT_EQ(fake_.live("qp"), refused == 0 ? 200 : 0);
+      EXPECT_GT(calls, 15);
+    }
+  }
 }
 
 // Only QPs that go to another endpoint need a CQ each.
@@ -157,7 +226,7 @@ TEST_F(EndpointTest, Qps_AreDistributedOverPorts) {
 TEST_F(EndpointTest, DifferentMtuAndMessageLimit_SmallerIsUsed) {
   Result<Endpoint> endpoint = create({&ports_[0]}, 2);
   ASSERT_TRUE(endpoint);
-  ASSERT_TRUE(*endpoint->connect(remote(2), config_, 104));
+  ASSERT_TRUE(*connect(*endpoint, remote(2), config_, 104));
   const std::vector<ibv_qp_attr> ready = moved_to(IBV_QPS_RTR);
   ASSERT_EQ(ready.size(), 2U);
   EXPECT_EQ(ready[0].path_mtu, IBV_MTU_1024);
@@ -177,7 +246,7 @@ TEST_F(EndpointTest, AddressNotResolved_ConnectContinuesAtThatQp) {
   for (int attempts = 1; attempts <= 3; ++attempts) {
     const int calls = fake_.calls("modify_qp");
     while (fake_.calls("modify_qp") < calls + (attempts == 1 ? 3 : 1)) {
-      const Result<bool> connected = endpoint->connect(remote(3), config_, -1);
+      const Result<bool> connected = connect(*endpoint, remote(3), config_);
       ASSERT_TRUE(connected);
       ASSERT_FALSE(*connected);
     }
@@ -187,7 +256,7 @@ TEST_F(EndpointTest, AddressNotResolved_ConnectContinuesAtThatQp) {
   }
   fake_.on_modify_qp = {};
   Result<bool> connected = false;
-  while (connected && !*connected) connected = endpoint->connect(remote(3), config_, -1);
+  while (connected && !*connected) connected = connect(*endpoint, remote(3), config_);
   ASSERT_TRUE(connected);
   EXPECT_FALSE(endpoint->unresolved());
   const std::vector<ibv_qp_attr> ready = moved_to(IBV_QPS_RTR);
@@ -201,7 +270,7 @@ TEST_F(EndpointTest, OtherErrorOfRtr_IsFinal) {
   Result<Endpoint> endpoint = create({&ports_[0]}, 1);
   ASSERT_TRUE(endpoint);
   fake_.on_modify_qp = [] { return ENETUNREACH; };
-  const Result<bool> connected = endpoint->connect(remote(1), config_, -1);
+  const Result<bool> connected = connect(*endpoint, remote(1), config_);
   ASSERT_FALSE(connected);
   EXPECT_EQ(connected.error().sys_errno, ENETUNREACH);
 }
@@ -209,7 +278,7 @@ TEST_F(EndpointTest, OtherErrorOfRtr_IsFinal) {
 TEST_F(EndpointTest, DifferentQpCount_IsRejected) {
   Result<Endpoint> endpoint = create({&ports_[0]}, 2);
   ASSERT_TRUE(endpoint);
-  EXPECT_EQ(endpoint->connect(remote(3), config_, -1).error().kind, ErrorKind::kRemote);
+  EXPECT_EQ(connect(*endpoint, remote(3), config_).error().kind, ErrorKind::kRemote);
   EXPECT_TRUE(moved_to(IBV_QPS_RTR).empty());
 }
 
@@ -243,7 +312,7 @@ TEST_F(EndpointTest, Ece_IsSentOnlyWhenBothEndsUseIt) {
   EXPECT_TRUE(hello.qps[0].has_ece);
 
   // The peer's hello has no options: none are set, and the reply has none.
-  ASSERT_TRUE(*with_ece->connect(peer, config_, -1));
+  ASSERT_TRUE(*connect(*with_ece, peer, config_));
   wire::Hello reply;
   with_ece->add_to_hello(reply);
   EXPECT_FALSE(reply.qps[0].has_ece);
@@ -254,7 +323,7 @@ TEST_F(EndpointTest, Ece_IsSentOnlyWhenBothEndsUseIt) {
   without_ece->add_to_hello(empty);
   EXPECT_FALSE(empty.qps[0].has_ece);
   peer.qps[0].has_ece = true;
-  ASSERT_TRUE(*without_ece->connect(peer, config_, -1));
+  ASSERT_TRUE(*connect(*without_ece, peer, config_));
   EXPECT_FALSE(fake_.ece_set.has_value());
 }
 

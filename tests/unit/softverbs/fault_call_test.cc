@@ -133,6 +133,20 @@ TEST(CallFault, NthCallOfAVerb_Fails) {
   }
 }
 
+TEST(CallFault, SlowVerb_TakesLongerAndSucceeds) {
+  with_faults("slow by=5ms verb=create_cq; slow by=100us", [] {
+    Pair pair;
+    for (const Call& call : calls()) {
+      const auto start = std::chrono::steady_clock::now();
+      EXPECT_EQ(outcomes(call, pair, 1, EIO), ".") << call.verb;
+      const auto least = std::chrono::microseconds(call.verb == std::string("create_cq")      ? 5100
+                                                   : std::string(call.verb).starts_with("po") ? 0
+                                                                                              : 100);
+      EXPECT_GE(std::chrono::steady_clock::now() - start, least) << call.verb;
+    }
+  });
+}
+
 TEST(CallFault, OpenDevice_Fails) {
   with_faults("fail verb=ibv_open_device errno=ENODEV nth=2", [] {
     const Device first = open_device();

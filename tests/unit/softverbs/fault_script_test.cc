@@ -116,6 +116,11 @@ TEST(FaultScript, CallFaults_AreParsed) {
             call_bit(Verb::kRegMr) | call_bit(Verb::kRegMrIova) | call_bit(Verb::kRegMrIova2));
   EXPECT_EQ(clause("fail verb=create_cq").calls, call_bit(Verb::kCreateCq) | call_bit(Verb::kCreateCqEx));
   EXPECT_EQ(clause("fail verb=post_send").calls, kPostSendCall);
+  EXPECT_EQ(clause("slow by=400us").calls, kControlCalls);
+  EXPECT_EQ(clause("slow by=400us").calls & (kPostSendCall | kPostRecvCall | kPostSrqRecvCall | kPollCqCall), 0U);
+  EXPECT_EQ(clause("slow by=400us verb=poll_cq").calls, kPollCqCall);
+  EXPECT_EQ(clause("slow by=400us").delay_ns, 400'000U);
+  EXPECT_EQ(clause("slow by=400us").count, kWithoutEnd);
   EXPECT_EQ(clause("registration max-bytes=64K").max_bytes, 65536U);
   EXPECT_EQ(clause("registration max-locked=2G").max_locked, std::uint64_t{2} << 30);
   EXPECT_EQ(clause("registration max-regions=0").max_regions, 0U);
@@ -160,6 +165,7 @@ TEST(FaultScript, MalformedClause_IsNamedInOneLine) {
   expect_refused("gid address=10.0.0", "gid address=10.0.0", "IPv4");
   expect_refused("gid address=none type=v3", "gid address=none type=v3", "rocev2");
   expect_refused("fail", "fail", "verb= is needed");
+  expect_refused("slow verb=create_qp", "slow verb=create_qp", "by= is needed");
   expect_refused("fail verb=", "fail verb=", "modify_qp");
   expect_refused("fail verb=reg", "fail verb=reg", "modify_qp");
   expect_refused("fail verb=ack_cq_events", "fail verb=ack_cq_events", "modify_qp");  // this verb returns no value
