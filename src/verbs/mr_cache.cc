@@ -149,7 +149,8 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
     if (::fcntl(request.dmabuf.fd, F_GETFD) < 0) {
       const int error = errno;
       if (request.suppress_log_for == nullptr || !request.suppress_log_for(error)) {
-        VERBATIM_WARN("%s: descriptor %d is no dma-buf: %s", device_, request.dmabuf.fd, std::strerror(error));
+        VERBATIM_WARN("%s: fcntl of the descriptor %d of a dma-buf failed: %s", device_, request.dmabuf.fd,
+                      std::strerror(error));
       }
       return system_error("descriptor of a dma-buf", error);
     }

@@ -12,9 +12,6 @@ namespace verbatim {
 Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const Endpoint& endpoint,
                                                               const Config& config) {
   auto state = std::make_unique<State>();
-  Result<ControlMemory> read_buffer = ControlMemory::create(endpoint.ports(), sizeof(std::uint64_t));
-  if (!read_buffer) return read_buffer.error();
-  state->read_buffer = std::move(*read_buffer);
   for (std::size_t i = 0; i < endpoint.ports().size(); ++i) {
     const Port& port = *endpoint.ports()[i];
     ibv_cq* cq = endpoint.cqs()[i].get();
@@ -41,10 +38,13 @@ Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const 
   return state;
 }
 
-Status FlushQueue::prepare(Comm& comm, const Endpoint& endpoint, const Config& config) {
+Status FlushQueue::prepare(Comm& comm, const Endpoint& endpoint, const Config& config, const ControlMemory& control,
+                           const std::byte* target) {
   Result<std::unique_ptr<State>> state = create(comm, endpoint, config);
   if (!state) return state.error();
   state_ = std::move(*state);
+  state_->target = reinterpret_cast<std::uint64_t>(target);
+  for (std::size_t i = 0; i < endpoint.ports().size(); ++i) state_->target_lkeys.push_back(control.lkey(i));
   active_.store(state_.get(), std::memory_order_release);
   return {};
 }
@@ -65,7 +65,7 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
   slot.reads_left = 0;
   ++pending_;
   for (std::size_t i = 0; i < state.qps.size(); ++i) {
-    ibv_sge segment = {reinterpret_cast<std::uint64_t>(state.read_buffer.data()), 1, state.read_buffer.lkey(i)};
+    ibv_sge segment = {state.target, 1, state.target_lkeys[i]};
     ibv_send_wr work = {};
     work.wr_id = kFlushWorkBit | index;
     work.sg_list = &segment;

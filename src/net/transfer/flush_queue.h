@@ -23,8 +23,10 @@ class FlushQueue {
   // As many as receives can be outstanding, because NCCL flushes after a receive.
   static constexpr std::uint32_t kSlots = wire::kMaxInFlight;
 
-  // Creates the QPs; completions go to `endpoint`'s queues.
-  Status prepare(Comm& comm, const Endpoint& endpoint, const Config& config);
+  // Creates the QPs; completions go to `endpoint`'s queues. `target`, in `control`, is what the READs write; its
+  // content is not used.
+  Status prepare(Comm& comm, const Endpoint& endpoint, const Config& config, const ControlMemory& control,
+                 const std::byte* target);
 
   bool prepared() const { return active_.load(std::memory_order_acquire) != nullptr; }
 
@@ -53,7 +55,8 @@ class FlushQueue {
   };
 
   struct State {
-    ControlMemory read_buffer;  // target of the READs; its content is not used
+    std::uint64_t target = 0;
+    std::vector<std::uint32_t> target_lkeys;  // by device
     std::vector<UniqueQp> qps;
     std::vector<Slot> slots;
     std::vector<std::uint32_t> free_slots;

@@ -20,6 +20,8 @@ constexpr std::uint32_t kCtsQueueDepth = 128;
 constexpr std::uint32_t kCtsSignalInterval = 32;
 constexpr std::uint32_t kCtsInlineBytes = 2 * sizeof(wire::CtsEntry);
 
+constexpr std::size_t kFlushTargetBytes = sizeof(std::uint64_t);
+
 constexpr std::uint32_t kFirstReceiveTarget = 32;
 // A receive for every group that can be in flight, and the batch that is being used up.
 constexpr std::uint32_t kMaxReceiveTarget = wire::kMaxInFlight + 16;
@@ -56,9 +58,9 @@ Result<std::unique_ptr<RecvComm>> RecvComm::create(const CommSettings& settings,
   const bool atomic_wanted = settings.config.completion == Completion::kAtomic;
   const char* const refused = atomic_wanted ? why_no_atomics(ports, peer) : nullptr;
   const bool atomic = atomic_wanted && refused == nullptr;
-  Result<ControlMemory> control =
-      ControlMemory::create(ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic),
-                            atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
+  Result<ControlMemory> control = ControlMemory::create(
+      ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic) + kFlushTargetBytes,
+      atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
   if (!control) return control.error();
   std::unique_ptr<RecvComm> comm(new RecvComm(settings, std::move(endpoint), std::move(*control), atomic));
   comm->atomics_refused_ = refused;

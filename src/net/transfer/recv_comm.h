@@ -92,6 +92,10 @@ class RecvComm final : public CommProgress<RecvComm> {
     return __atomic_load_n(&arrivals_[wire::ring_index(request.first_member)], __ATOMIC_ACQUIRE);
   }
   Failure flush_failure(const Error& error) const;
+  // The last bytes of the control memory.
+  const std::byte* flush_target() const {
+    return control_.data() + entry_bytes_ * wire::kRingEntries + wire::completion_record_bytes(arrivals_ != nullptr);
+  }
   bool prepare_flushes();
   ErrorKind reject_group_size(int n) const noexcept;
   ErrorKind reject_buffer() noexcept;

@@ -12,7 +12,6 @@ Failure RecvComm::flush_failure(const Error& error) const {
   PathFacts path = endpoint_.path_facts(0, settings_.host_name);
   path.age_ns = 0;  // the history of the connection is not the cause
   path.counters.clear();
-  if (error.logged) return {"no flushes of GPU memory: the line before says why", {}, path};
   PathFacts loop = path;
   loop.remote = loop.local;
   return {std::string(error.operation) + " for flushes of GPU memory failed with " + std::strerror(error.sys_errno),
@@ -23,7 +22,7 @@ Failure RecvComm::flush_failure(const Error& error) const {
 bool RecvComm::prepare_flushes() {
   Status prepared = system_error("memory", ENOMEM);
   try {
-    prepared = flush_.prepare(*this, endpoint_, settings_.config);
+    prepared = flush_.prepare(*this, endpoint_, settings_.config, control_, flush_target());
   } catch (...) {  // no memory
   }
   if (!prepared) fail(ErrorKind::kSystem, "iflush", [&] { return flush_failure(prepared.error()); });

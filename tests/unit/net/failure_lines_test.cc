@@ -289,19 +289,6 @@ TEST(Flush, ModifyQpFails_IsReported) {
                   "4096, TC 0, SL 0"});
 }
 
-// The sixth registration, after control memory and buffers of both ends and the memory of the GPU, is the target of
-// flush READs.
-TEST(Flush, RegMrFails_FailsConnection) {
-  const Lines warnings = lines_of("fail verb=reg_mr nth=6 errno=EFAULT", [] {
-    Ends ends;
-    expect_first_flush_fails(ends);
-  });
-  EXPECT_EQ(warnings,
-            (Lines{"softverbs0: ibv_reg_mr of 4096 bytes of host memory at 0x# failed: Bad address. Next: check "
-                   "that the application has not freed the memory and may write to it",
-                   "no flushes of GPU memory: the line before says why. Path: " + kEnds}));
-}
-
 // ---- events of a device that ended a queue
 
 // An atomic at an unaligned address: the receiving device refuses the request.
