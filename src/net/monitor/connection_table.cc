@@ -1,5 +1,7 @@
 #include "net/monitor/connection_table.h"
 
+#include <utility>
+
 #include "base/clock.h"
 
 namespace verbatim {
@@ -30,6 +32,13 @@ void MonitoredConnection::fail(ErrorKind kind, const char* why) {
   send(wire::Notice::failed(kind, why));
   comm->set_failure_reason(kind, why);
   comm->set_signal(CommSignal::kFailedByMonitor);
+}
+
+void ConnectionTable::set_deadline(MonitoredConnection& connection, std::uint64_t deadline_ns) {
+  if (connection.deadline->first == deadline_ns) return;
+  Deadlines::node_type entry = deadlines.extract(connection.deadline);
+  entry.key() = deadline_ns;
+  connection.deadline = deadlines.insert(std::move(entry));
 }
 
 }  // namespace verbatim

@@ -9,8 +9,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "base/mutex.h"
 #include "net/monitor/poller.h"
 #include "net/monitor/stall_detector.h"
@@ -20,8 +22,11 @@
 namespace verbatim {
 
 class DeviceCalls;
+struct MonitoredConnection;
 
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();  // a deadline
+
+using Deadlines = std::multimap<std::uint64_t, MonitoredConnection*>;
 
 // Everything here is used under the table's mutex. No function that holds it calls a verb that may hang.
 struct MonitoredConnection {
@@ -51,7 +56,10 @@ struct MonitoredConnection {
 
   unsigned ticks_without_message = 0;  // of Keepalive
 
+  Deadlines::iterator deadline;  // ConnectionTable::deadlines
+
   StallDetector stall_detector;
+  std::uint64_t stall_check_ns = 0;               // when it is due
   std::optional<std::uint32_t> unanswered_query;  // id of the peer's status query
 
   // The states of the QPs. DeviceCalls reads them; until it has, the entry stays in the table.
@@ -62,6 +70,8 @@ struct MonitoredConnection {
   ibv_qp_state qp_state = IBV_QPS_UNKNOWN;  // as last read
 };
 
+// The monitor looks at a connection only when it has changed or when its deadline has come: a wake-up costs nothing for
+// the others. Only ticks of the keepalive visit all connections.
 struct ConnectionTable {
   // By the descriptor of the side channel.
   using Connections = std::map<int, MonitoredConnection>;
@@ -71,15 +81,32 @@ struct ConnectionTable {
     bool unowned_queue = false;  // a QP or CQ of the device, of no watched comm
   };
 
+  // The monitor looks at the connection at that time; kNever: only when it changes. Nothing is allocated.
+  void set_deadline(MonitoredConnection& connection, std::uint64_t deadline_ns) VERBATIM_REQUIRES(mutex);
+  // The monitor looks at the connection at its next wake-up.
+  void mark_changed(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex) { set_deadline(connection, 0); }
+  // Removes the connection from the deadlines. The caller removes it from `connections`.
+  void forget(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex) { deadlines.erase(connection.deadline); }
+  // The monitor logs the line without the mutex.
+  void log(LogLevel level, std::string text) VERBATIM_REQUIRES(mutex) { lines.push_back({level, std::move(text)}); }
+
+  struct Line {
+    LogLevel level;
+    std::string text;
+  };
+
   Poller poller;  // any thread, with or without the mutex
   Mutex mutex;
   std::condition_variable_any changed;  // QP states were read, or a closed comm was destroyed
   Connections connections VERBATIM_GUARDED_BY(mutex);
+  Deadlines deadlines VERBATIM_GUARDED_BY(mutex);  // one entry for each connection, 0: it has changed
+  std::vector<Line> lines VERBATIM_GUARDED_BY(mutex);
   std::vector<EarlierFailures> earlier_failures VERBATIM_GUARDED_BY(mutex);
   // By owner: comms that are closing or being destroyed. An entry is made before the owner's first close, which must
   // not allocate.
   std::map<const void*, std::size_t> closing VERBATIM_GUARDED_BY(mutex);
-  bool stall_check_due VERBATIM_GUARDED_BY(mutex) = false;  // a status reply has come, or QP states were read
+  std::size_t open_qp_state_requests VERBATIM_GUARDED_BY(mutex) = 0;
+  std::uint64_t visits VERBATIM_GUARDED_BY(mutex) = 0;  // how often the monitor has looked at a connection
 };
 
 }  // namespace verbatim

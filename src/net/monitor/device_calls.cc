@@ -8,9 +8,10 @@
 
 namespace verbatim {
 
-void DeviceCalls::request_qp_state(MonitoredConnection& connection, std::uint64_t now) {
+void DeviceCalls::request_qp_state(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
   if (connection.qp_state_requested) return;
   connection.qp_state_requested = true;
+  ++table.open_qp_state_requests;
   connection.qp_state_deadline_ns = now + MonitoredConnection::kQpStateTimeoutNs;
   connection.next_request = std::exchange(connection.device_calls->requests_, &connection);
 }
@@ -43,7 +44,9 @@ void DeviceCalls::run(ConnectionTable& table) noexcept {
       table.mutex.lock();
       connection.qp_state = state;
       connection.qp_state_requested = false;
-      table.stall_check_due = true;
+      --table.open_qp_state_requests;
+      connection.stall_check_ns = 0;
+      table.mark_changed(connection);
       table.changed.notify_all();
       table.poller.wake();
     } else if (!closed_.empty()) {

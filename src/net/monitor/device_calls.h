@@ -25,7 +25,8 @@ class DeviceCalls {
 
   void read_events() { events_requested_ = true; }
   // A second request changes nothing while the first is open.
-  static void request_qp_state(MonitoredConnection& connection, std::uint64_t now);
+  static void request_qp_state(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
+      VERBATIM_REQUIRES(table.mutex);
   // A closed connection, which is no longer in the table.
   void destroy(ConnectionTable::Connections::node_type closed) { closed_.insert(std::move(closed)); }
 

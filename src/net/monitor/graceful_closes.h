@@ -9,8 +9,10 @@
 
 namespace verbatim {
 
-// Sends close messages. When both ends have closed or the deadline has passed, moves a connection from the table to its
-// DeviceCalls, which destroys the comm. While a request for its QP state is open, the connection stays.
-void advance_closes(ConnectionTable& table, std::uint64_t now) VERBATIM_REQUIRES(table.mutex);
+// Of a connection that is closing: sends the close message. When both ends have closed or the deadline has passed,
+// moves the connection from the table to its DeviceCalls, which destroys the comm, and returns true. While a request
+// for its QP state is open, the connection stays.
+bool advance_close(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
+    VERBATIM_REQUIRES(table.mutex);
 
 }  // namespace verbatim

@@ -22,9 +22,11 @@ void Keepalive::tick(ConnectionTable& table, std::uint64_t now) {
   if (now < next_tick_ns_) return;
   restart(now);
   for (auto& [fd, connection] : table.connections) {
+    ++table.visits;
     if (connection.peer_closed || connection.closing != nullptr || connection.failure_exchanged) continue;
     if (connection.ticks_without_message++ < kMissedTicks) {
       connection.send(wire::Notice::without_body(wire::MessageType::kPing));
+      if (connection.channel.has_unsent()) table.mark_changed(connection);
       continue;
     }
     char why[256];
@@ -34,6 +36,7 @@ void Keepalive::tick(ConnectionTable& table, std::uint64_t now) {
                       ? "its host answers, the process is stopped or hangs"
                       : "its host does not answer, it is down, frozen or cut off");
     connection.fail(ErrorKind::kRemote, why);
+    table.mark_changed(connection);
   }
 }
 

@@ -112,6 +112,10 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   table_.closing.try_emplace(owner, 0);
   DeviceCalls& calls = device_calls_.try_emplace(used, nullptr, 0U).first->second;
   const int fd = comm.side_channel().get();
+  Deadlines allocated;  // first: an entry of the table always has one
+  const std::uint64_t now = monotonic_ns();
+  const std::uint64_t first_check_ns = stall_reports_.next_idle_check_ns(now);
+  allocated.emplace(first_check_ns, nullptr);
   MonitoredConnection& connection = table_.connections[fd];
   if (const Status added = table_.poller.add(fd, PollSource::kConnection, static_cast<std::uint32_t>(fd)); !added) {
     table_.connections.erase(fd);
@@ -124,10 +128,12 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   connection.owner = owner;
   connection.device_calls = &calls;
   comm.set_observer(this);
-  if (table_.connections.size() == 1) {
-    keepalive_.restart(monotonic_ns());
-    table_.poller.wake();
-  }
+  connection.deadline = table_.deadlines.insert(allocated.extract(allocated.begin()));
+  connection.deadline->second = &connection;
+  connection.stall_check_ns = first_check_ns;
+  if (table_.connections.size() == 1) keepalive_.restart(now);
+  // Of equal deadlines the newest is the last.
+  if (connection.deadline == table_.deadlines.begin()) table_.poller.wake();
   return ask_device;
 }
 
@@ -139,6 +145,7 @@ void Monitor::unwatch(Comm& comm) {
   while (found->second.qp_state_requested) table_.changed.wait(table_.mutex);
   found->second.send_failure_notice();
   table_.poller.remove(found->first);
+  table_.forget(found->second);
   table_.connections.erase(found);
 }
 
@@ -149,6 +156,7 @@ void Monitor::close_gracefully(std::unique_ptr<Comm> comm, std::uint64_t timeout
     ++table_.closing.find(connection.owner)->second;
     connection.close_deadline_ns = monotonic_ns() + timeout_ns;
     connection.closing = std::move(comm);
+    table_.mark_changed(connection);
   }
   table_.poller.wake();
 }
@@ -157,7 +165,9 @@ void Monitor::drain(const void* owner, bool at_once) {
   const MutexLock lock(table_.mutex);
   if (at_once) {
     for (auto& [fd, connection] : table_.connections) {
-      if (connection.closing != nullptr && connection.owner == owner) connection.close_deadline_ns = 0;
+      if (connection.closing == nullptr || connection.owner != owner) continue;
+      connection.close_deadline_ns = 0;
+      table_.mark_changed(connection);
     }
     table_.poller.wake();
   }
@@ -167,22 +177,52 @@ void Monitor::drain(const void* owner, bool at_once) {
   table_.closing.erase(closing);
 }
 
+void Monitor::comm_failed(Comm& comm) noexcept {
+  {
+    const MutexLock lock(table_.mutex);
+    const auto found = table_.connections.find(comm.side_channel().get());
+    if (found != table_.connections.end()) table_.mark_changed(found->second);
+  }
+  table_.poller.wake();
+}
+
+std::uint64_t Monitor::visits() {
+  const MutexLock lock(table_.mutex);
+  return table_.visits;
+}
+
 void Monitor::run() noexcept {
   ::pthread_setname_np(::pthread_self(), "verbatim");
   int timeout_ms = 0;
   while (true) {
     table_.poller.wait(timeout_ms, [this](PollSource source, std::uint32_t id) { handle(source, id); });
-    stall_reports_.check(table_);
     const std::uint64_t state_socket_ns = state_socket_ != nullptr ? state_socket_->advance() : kNever;
-    const MutexLock lock(table_.mutex);
-    if (stop_) return;
-    const std::uint64_t now = monotonic_ns();
-    send_due_messages(table_, now);
-    keepalive_.tick(table_, now);
-    advance_closes(table_, now);
-    timeout_ms = milliseconds_until(std::min(state_socket_ns, next_deadline_ns(now)), now);
-    for (auto& [devices, calls] : device_calls_) calls.start(table_);
+    {
+      const MutexLock lock(table_.mutex);
+      if (stop_) return;
+      const std::uint64_t now = monotonic_ns();
+      keepalive_.tick(table_, now);
+      while (!table_.deadlines.empty() && table_.deadlines.begin()->first <= now) {
+        attend(*table_.deadlines.begin()->second, now);
+      }
+      std::uint64_t next = state_socket_ns;
+      if (!table_.connections.empty()) {
+        next = std::min({next, keepalive_.next_tick_ns(), table_.deadlines.begin()->first});
+      }
+      timeout_ms = milliseconds_until(next, now);
+      for (auto& [devices, calls] : device_calls_) calls.start(table_);
+    }
+    log_lines();
   }
+}
+
+void Monitor::log_lines() {
+  std::vector<ConnectionTable::Line> lines;
+  {
+    const MutexLock lock(table_.mutex);
+    lines.swap(table_.lines);
+  }
+  for (const auto& [level, text] : lines) log_line(level, __FILE__, __LINE__, "%s", text.c_str());
 }
 
 void Monitor::handle(PollSource source, std::uint32_t id) {
@@ -193,18 +233,19 @@ void Monitor::handle(PollSource source, std::uint32_t id) {
   if (found != table_.connections.end()) read_peer_messages(table_, found->second);
 }
 
-std::uint64_t Monitor::next_deadline_ns(std::uint64_t now) {
-  std::uint64_t nearest = kNever;
-  if (!table_.connections.empty()) nearest = std::min(keepalive_.next_tick_ns(), stall_reports_.next_check_ns());
-  for (auto& [fd, connection] : table_.connections) {
-    const bool closing = connection.closing != nullptr;
-    if (closing && !connection.qp_state_requested) nearest = std::min(nearest, connection.close_deadline_ns);
-    if (connection.unanswered_query) nearest = std::min(nearest, connection.qp_state_deadline_ns);
-    if (!connection.channel.flush(connection.comm->side_channel()) || (closing && !connection.close_sent)) {
-      nearest = std::min(nearest, now + kSendRetryNs);
-    }
-  }
-  return nearest;
+void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
+  ++table_.visits;
+  const bool closing = connection.closing != nullptr;
+  if (!closing) stall_reports_.check(table_, connection, now);
+  send_due_messages(connection, now);
+  if (closing && advance_close(table_, connection, now)) return;
+  std::uint64_t next = kNever;
+  if (closing && !connection.qp_state_requested) next = connection.close_deadline_ns;
+  if (!closing && !connection.peer_closed && !connection.failure_exchanged) next = connection.stall_check_ns;
+  if (connection.unanswered_query) next = std::min(next, connection.qp_state_deadline_ns);
+  const bool unsent = !connection.channel.flush(connection.comm->side_channel());
+  if (unsent || (closing && !connection.close_sent)) next = std::min(next, now + kSendRetryNs);
+  table_.set_deadline(connection, std::max(next, now + 1));  // later than `now`: the loop that calls this must end
 }
 
 }  // namespace verbatim

@@ -65,7 +65,10 @@ class Monitor final : public CommObserver {
   // Returns when all comms of `owner` that were closed gracefully are destroyed. `at_once`: without waiting for a peer.
   void drain(const void* owner, bool at_once) VERBATIM_EXCLUDES(table_.mutex);
 
-  void comm_failed(Comm&) noexcept override { table_.poller.wake(); }
+  void comm_failed(Comm& comm) noexcept override VERBATIM_EXCLUDES(table_.mutex);
+
+  // How often the monitor has looked at a connection since it was started: its work.
+  std::uint64_t visits() VERBATIM_EXCLUDES(table_.mutex);
 
  private:
   // Devices by their index.
@@ -81,7 +84,9 @@ class Monitor final : public CommObserver {
   // Nothing in the loop may throw: an allocation that can fail is caught where it is made.
   void run() noexcept;
   void handle(PollSource source, std::uint32_t id) VERBATIM_EXCLUDES(table_.mutex);
-  std::uint64_t next_deadline_ns(std::uint64_t now) VERBATIM_REQUIRES(table_.mutex);
+  // Does what is due for a connection, and sets its next deadline.
+  void attend(MonitoredConnection& connection, std::uint64_t now) VERBATIM_REQUIRES(table_.mutex);
+  void log_lines() VERBATIM_EXCLUDES(table_.mutex);
 
   const std::span<const std::unique_ptr<Device>> devices_;
   ConnectionTable table_;

@@ -54,10 +54,10 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const SideC
     case wire::MessageType::kStatusQuery:
       connection.unanswered_query = wire::decode_status_query(message.body);
       if (!connection.unanswered_query) break;
-      return DeviceCalls::request_qp_state(connection, monotonic_ns());
+      return DeviceCalls::request_qp_state(table, connection, monotonic_ns());
     case wire::MessageType::kStatusReply:
       if (const std::optional<wire::ConnectionStatus> status = wire::decode_status_reply(message.body)) {
-        if (connection.stall_detector.accept_reply(*status)) table.stall_check_due = true;
+        if (connection.stall_detector.accept_reply(*status)) connection.stall_check_ns = 0;
         return;
       }
       break;
@@ -75,6 +75,7 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const SideC
 }  // namespace
 
 void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection) {
+  table.mark_changed(connection);
   for (int i = 0; i < kMaxMessagesPerRead && !connection.peer_closed; ++i) {
     const Result<std::optional<SideChannel::Message>> message =
         connection.channel.receive(connection.comm->side_channel());
@@ -86,15 +87,13 @@ void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection)
   }
 }
 
-void send_due_messages(ConnectionTable& table, std::uint64_t now) {
-  for (auto& [fd, connection] : table.connections) {
-    if (connection.comm->failure_text() != nullptr) connection.send_failure_notice();
-    if (!connection.unanswered_query || connection.awaits_qp_state(now)) continue;
-    wire::ConnectionStatus status = connection.status(now);
-    status.id = *connection.unanswered_query;
-    connection.unanswered_query.reset();
-    connection.send(wire::Notice::status_reply(status));
-  }
+void send_due_messages(MonitoredConnection& connection, std::uint64_t now) {
+  if (connection.comm->failure_text() != nullptr) connection.send_failure_notice();
+  if (!connection.unanswered_query || connection.awaits_qp_state(now)) return;
+  wire::ConnectionStatus status = connection.status(now);
+  status.id = *connection.unanswered_query;
+  connection.unanswered_query.reset();
+  connection.send(wire::Notice::status_reply(status));
 }
 
 }  // namespace verbatim

@@ -11,7 +11,7 @@ namespace verbatim {
 
 // Reads the messages that have arrived on a connection's side channel.
 void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex);
-// Sends the failures of comms, and the status replies whose QP states were read or can be awaited no longer.
-void send_due_messages(ConnectionTable& table, std::uint64_t now) VERBATIM_REQUIRES(table.mutex);
+// Sends the failure of the comm, and a status reply whose QP states were read or can be awaited no longer.
+void send_due_messages(MonitoredConnection& connection, std::uint64_t now);
 
 }  // namespace verbatim

@@ -120,7 +120,8 @@ void StateSocket::accept() noexcept {
     const std::uint64_t now = monotonic_ns();
     *free = {std::move(reader), {}, 0, now + kReaderTimeoutNs};
     const MutexLock lock(table_.mutex);
-    for (auto& [fd, connection] : table_.connections) DeviceCalls::request_qp_state(connection, now);
+    for (auto& [fd, connection] : table_.connections) DeviceCalls::request_qp_state(table_, connection, now);
+    states_deadline_ns_ = now + MonitoredConnection::kQpStateTimeoutNs;
   }
 }
 
@@ -139,11 +140,10 @@ std::uint64_t StateSocket::advance() noexcept {
   std::uint64_t next = resume_ns_;
   const auto is_new = [](const Reply& reply) { return reply.reader && reply.text.empty(); };
   if (std::any_of(replies_.begin(), replies_.end(), is_new)) {
-    const std::uint64_t known_ns = state_known_ns(now);
-    if (known_ns > now)
-      next = std::min(next, known_ns);
-    else
+    if (states_known(now))
       write_replies();
+    else
+      next = std::min(next, states_deadline_ns_);
   }
   for (Reply& reply : replies_) {
     if (reply.reader && !is_new(reply) && !send(reply, now)) next = std::min(next, now + kReplyRetryNs);
@@ -162,14 +162,10 @@ void StateSocket::write_replies() noexcept try {
   }
 }
 
-// When the QP states of all connections are known or can be awaited no longer.
-std::uint64_t StateSocket::state_known_ns(std::uint64_t now) {
-  std::uint64_t known_ns = now;
+// Whether the QP states of all connections are known or can be awaited no longer.
+bool StateSocket::states_known(std::uint64_t now) {
   const MutexLock lock(table_.mutex);
-  for (const auto& [fd, connection] : table_.connections) {
-    if (connection.awaits_qp_state(now)) known_ns = std::max(known_ns, connection.qp_state_deadline_ns);
-  }
-  return known_ns;
+  return table_.open_qp_state_requests == 0 || now >= states_deadline_ns_;
 }
 
 // False: the reader has not read all and its deadline is not over.

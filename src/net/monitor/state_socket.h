@@ -42,7 +42,7 @@ class StateSocket {
 
   // While the process has no free descriptors, readers wait in the listen backlog.
   void pause(int why) noexcept;
-  std::uint64_t state_known_ns(std::uint64_t now) VERBATIM_EXCLUDES(table_.mutex);
+  bool states_known(std::uint64_t now) VERBATIM_EXCLUDES(table_.mutex);
   void write_replies() noexcept VERBATIM_EXCLUDES(table_.mutex);
   static bool send(Reply& reply, std::uint64_t now) noexcept;
   std::string state_json() const VERBATIM_EXCLUDES(table_.mutex);
@@ -53,6 +53,7 @@ class StateSocket {
   ConnectionTable& table_;
   const pid_t owner_pid_;        // a forked child does not remove the file
   std::uint64_t resume_ns_ = 0;  // kNever: readers are accepted
+  std::uint64_t states_deadline_ns_ = 0;
   std::array<Reply, 4> replies_;
 };
 

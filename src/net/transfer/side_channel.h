@@ -32,6 +32,7 @@ class SideChannel {
   // Sends the buffered bytes. Returns true when the buffer is empty. If the connection is broken, the buffered bytes
   // are dropped.
   bool flush(const UniqueFd& socket);
+  bool has_unsent() const { return unsent_bytes_ != 0; }
 
  private:
   std::array<std::uint8_t, wire::kMaxNoticeBytes> received_;
