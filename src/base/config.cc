@@ -282,8 +282,10 @@ std::vector<Row> rows() {
       number_row(
           "VERBATIM_CLOSE_TIMEOUT_MS", nullptr, &Config::close_timeout_ms, 0, 600'000, "5000",
           "Milliseconds that the queue pairs of a closed connection are kept for a peer that has not closed yet."),
-      number_row("VERBATIM_KEEPALIVE_S", nullptr, &Config::keepalive_s, 0, 86'400, "300",
-                 "Seconds without a message from the peer process after which its connections fail; 0: never."),
+      number_row(
+          "VERBATIM_KEEPALIVE_S", nullptr, &Config::keepalive_s, 0, 86'400, "300",
+          "Seconds without a message and without data from the peer process after which its connections fail if its "
+          "host acknowledges the pings, or if its NIC does not answer either; 0: never."),
       number_row(
           "VERBATIM_STALL_WARN_S", nullptr, &Config::stall_warn_s, 0, 86'400, "30",
           "Seconds without progress, with operations outstanding, after which a warning reports the connection and the "

@@ -5,6 +5,11 @@
 //        | <--- kAccept: Hello -------------- |
 //    RTS | ---- kReady ---------------------> |    may write its first CTS entry
 //
+// When the side channel of an established connection ended with an error, the connecting side makes it again:
+//
+//        | ---- kResume: ConnectionId ------> |    finds the connection, uses this side channel from now on
+//        | <--- kPing ----------------------- |
+//
 // All messages have the same header. kReject ends the handshake and has the reason as text. wire/notice.h has the
 // messages of an established connection.
 #pragma once
@@ -33,6 +38,7 @@ enum class MessageType : std::uint16_t {
   kPong = 8,
   kStatusQuery = 9,
   kStatusReply = 10,
+  kResume = 11,
 };
 
 struct Header {
@@ -76,7 +82,8 @@ struct HelloQp {
 struct Hello {
   Secret secret{};  // of the listen comm: proves that the connecting side has its handle
   PeerIdentity identity;
-  std::uint64_t attempt = 0;  // connecting side: random, one for each connect; a hello that repeats it is a replay
+  // Random, one for each connect; a hello that repeats it is a replay. The accepting side replies with the same number.
+  std::uint64_t attempt = 0;
   std::uint64_t control_address = 0;  // connecting side: its CTS ring; accepting side: its CompletionRecord
   std::uint32_t capabilities = 0;     // Capability bits
   std::int16_t traffic_class = -1;    // connecting side: the communicator's, -1 when it has none
@@ -85,6 +92,15 @@ struct Hello {
   std::vector<HelloDevice> devices;   // 1 to kMaxDevices
   std::vector<HelloQp> qps;           // 1 to kMaxQps; QP i of one end is connected to QP i of the other
 };
+
+// Names a connection at both ends: the secret and the attempt number of its hellos.
+struct ConnectionId {
+  Secret secret{};
+  std::uint64_t attempt = 0;
+
+  auto operator<=>(const ConnectionId&) const = default;
+};
+static_assert(sizeof(ConnectionId) == 24);  // no padding: messages have the whole structure
 
 std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello);
 std::vector<std::uint8_t> encode_ready();

@@ -54,6 +54,10 @@ Notice Notice::status_reply(const ConnectionStatus& status_reply) {
   return with_body(MessageType::kStatusReply, status_reply);
 }
 
+Notice Notice::resume(const ConnectionId& connection) {
+  return with_body(MessageType::kResume, connection);
+}
+
 std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body) {
   Reader reader(body);
   const auto number = reader.get<std::uint32_t>();
@@ -78,6 +82,13 @@ std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t
   const auto status_reply = reader.get<ConnectionStatus>();
   if (!reader.complete() || status_reply.sends > 1) return std::nullopt;
   return status_reply;
+}
+
+std::optional<ConnectionId> decode_resume(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  const auto connection = reader.get<ConnectionId>();
+  if (!reader.complete()) return std::nullopt;
+  return connection;
 }
 
 }  // namespace verbatim::wire

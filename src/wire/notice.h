@@ -4,6 +4,7 @@
 //   kFailed       this end has failed: its first error; or its application closed it with outstanding operations
 //   kPing         keepalive; the answer is kPong
 //   kStatusQuery  asks for the peer's view of the connection; the answer is kStatusReply
+//   kResume       only as the first message of a new TCP connection: the side channel of a connection is made again
 //
 // A notice has the handshake's header and a small body. Nothing here allocates, because the monitor has to send it when
 // memory has run out.
@@ -34,6 +35,7 @@ class Notice {
   static Notice failed(ErrorKind kind, std::string_view text);
   static Notice status_query(std::uint32_t id);
   static Notice status_reply(const struct ConnectionStatus& status_reply);
+  static Notice resume(const ConnectionId& connection);
 
  private:
   explicit Notice(MessageType type, std::size_t body_bytes);
@@ -75,5 +77,6 @@ static_assert(sizeof(ConnectionStatus) == 32);
 std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body);
 std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body);
 std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body);
+std::optional<ConnectionId> decode_resume(std::span<const std::uint8_t> body);
 
 }  // namespace verbatim::wire

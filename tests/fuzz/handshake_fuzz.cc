@@ -22,6 +22,7 @@
 #include "net/transfer/send_comm.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"
+#include "wire/notice.h"
 
 namespace {
 
@@ -90,6 +91,11 @@ wire::Hello hello_of(fuzz::Input& input, const wire::Secret& secret) {
   return hello;
 }
 
+std::vector<std::uint8_t> resume_of(fuzz::Input& input, const wire::Secret& secret) {
+  const wire::Notice resume = wire::Notice::resume({secret, input.get<std::uint8_t>()});
+  return {resume.bytes().begin(), resume.bytes().end()};
+}
+
 // The bytes that the peer sends, and how it sends them.
 struct PeerMessage {
   std::vector<std::uint8_t> bytes;
@@ -107,8 +113,9 @@ PeerMessage make_message(fuzz::Input& input, wire::MessageType type, const wire:
   if ((flags & 4) != 0) type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 12);
   wire::Secret sent_secret = secret;
   if ((flags & 8) != 0) sent_secret[input.get<std::uint8_t>() % sent_secret.size()] ^= 1;
-  message.bytes = type == wire::MessageType::kReject ? wire::encode_reject(text(input))
-                                                     : wire::encode_hello(type, hello_of(input, sent_secret));
+  message.bytes = type == wire::MessageType::kReject   ? wire::encode_reject(text(input))
+                  : type == wire::MessageType::kResume ? resume_of(input, sent_secret)
+                                                       : wire::encode_hello(type, hello_of(input, sent_secret));
   for (int i = flags >> 4 & 3; i > 0; --i) {
     message.bytes[input.get<std::uint16_t>() % message.bytes.size()] = input.get<std::uint8_t>();
   }

@@ -1,17 +1,21 @@
 // Which errors and warnings a process gets when its peer process is killed, stopped, late, fails or closes, and how
 // soon.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <memory>
 
 #include "conformance.h"
 #include "process.h"
 #include "roles.h"
+#include "wire/notice.h"
 
 namespace conformance {
 namespace {
@@ -21,7 +25,10 @@ constexpr int kVersion = 12;
 class Peers : public Conformance {
  protected:
   void TearDown() override {
-    for (const char* name : {"VERBATIM_KEEPALIVE_S", "VERBATIM_STALL_WARN_S"}) unsetenv(name);
+    for (const char* name :
+         {"VERBATIM_KEEPALIVE_S", "VERBATIM_STALL_WARN_S", "VERBATIM_TIMEOUT", "VERBATIM_RETRY_CNT"}) {
+      unsetenv(name);
+    }
     Conformance::TearDown();
   }
 
@@ -84,6 +91,23 @@ class Peers : public Conformance {
     close();
     return exit - begin;
   }
+  // Kills the peer while a message to it is not read.
+  void detect_death_before_reading(const std::string& warning) {
+    Process peer("idles", kVersion);
+    ASSERT_NO_FATAL_FAILURE(connect(peer));
+    const int fd = side_channel();
+    ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
+    const verbatim::wire::Notice unread = verbatim::wire::Notice::without_body(verbatim::wire::MessageType::kPing);
+    ASSERT_EQ(::send(fd, unread.bytes().data(), unread.bytes().size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(unread.bytes().size()));
+    peer.kill();
+    EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
+    const auto begin = Clock::now();
+    EXPECT_EQ(send_until_error(), nccl::Result::kRemoteError);
+    std::printf("detected after %.3f s\n", std::chrono::duration<double>(Clock::now() - begin).count());
+    expect_warning(warning);
+    close();
+  }
   // Repeats `call` until the plugin logs a warning, and returns the warning.
   std::string warning_while(const std::function<void()>& call) {
     std::vector<std::string> lines;
@@ -117,6 +141,21 @@ class Peers : public Conformance {
       return HasFailure() ? kDeadline : detect_death(peer);
     });
   }
+  static bool is_connected(int fd) {
+    sockaddr_in peer{};
+    socklen_t bytes = sizeof peer;
+    return ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &bytes) == 0 && peer.sin_family == AF_INET;
+  }
+  // The descriptor of the only TCP connection of this process; -1 if there is another number of them.
+  static int side_channel() {
+    std::vector<int> found;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      const int fd = std::atoi(entry.path().filename().c_str());
+      if (is_connected(fd)) found.push_back(fd);
+    }
+    EXPECT_EQ(found.size(), 1U);
+    return found.size() == 1 ? found[0] : -1;
+  }
   void close() {
     EXPECT_OK(net().dereg_mr(comm_, mhandle_));
     EXPECT_OK(net().close_send(comm_));
@@ -138,6 +177,38 @@ TEST_P(Peers, PeerKilled_NextCallFails) {
 
 TEST_P(Peers, PeerKilledWithForkedChild_NextCallFails) {
   detect_death_with_worker(kVersion);
+}
+
+// A reset says nothing about the peer. The side channel is made again, with the same descriptor number, and the end of
+// file on it is the death of the peer.
+TEST_P(Peers, PeerKilledAfterReset_NextCallFails) {
+  within_a_second("killed after a reset", [&] {
+    Process peer("idles", kVersion);
+    connect(peer);
+    const int fd = side_channel();
+    const sockaddr none{.sa_family = AF_UNSPEC, .sa_data = {}};
+    EXPECT_EQ(::connect(fd, &none, sizeof none), 0);
+    EXPECT_FALSE(is_connected(fd));
+    const std::string line = warning_while_sending();
+    EXPECT_NE(line.find("ended with "), std::string::npos) << line;
+    EXPECT_NE(line.find("; data goes on by RDMA"), std::string::npos) << line;
+    EXPECT_TRUE(eventually([&] { return is_connected(fd); }));
+    std::this_thread::sleep_for(kQuiet);  // the peer reads what this end sends first
+    return HasFailure() ? kDeadline : detect_death(peer);
+  });
+}
+
+// The kernel resets the connection of a process that is killed before it has read everything. Its QPs answer nothing.
+TEST_P(Peers, PeerKilledBeforeItReads_NicDoesNotAnswer) {
+  setenv("VERBATIM_TIMEOUT", "14", 1);  // 67 ms
+  setenv("VERBATIM_RETRY_CNT", "3", 1);
+  ASSERT_NO_FATAL_FAILURE(detect_death_before_reading(
+      "is lost: its side channel ended with Connection reset by peer, and its NIC does not answer"));
+}
+
+// With the default settings the transport needs longer than this test waits: the refused listener counts too.
+TEST_P(Peers, PeerKilledBeforeItReads_ListenerRefuses) {
+  ASSERT_NO_FATAL_FAILURE(detect_death_before_reading("ended without closing"));
 }
 
 // Tables up to v10 have another init function.

@@ -34,6 +34,7 @@ MODULES = (
     "crc32c_generic",
     "dummy",
     "sch_netem",
+    "tcp_diag",
     "ib_uverbs",
     "rdma_rxe",
 )

@@ -317,13 +317,13 @@ def check_mtus(pair):
 
 
 @contextlib.contextmanager
-def pulled(machine):
-    """Disconnects the cable of the machine's first NIC."""
-    machine.plug(0, False)
+def pulled(machine, number=0):
+    """Disconnects the cable of one of the machine's NICs."""
+    machine.plug(number, False)
     try:
         yield
     finally:
-        machine.plug(0, True)
+        machine.plug(number, True)
 
 
 @contextlib.contextmanager
@@ -467,7 +467,63 @@ def check_killed_peer(pair):
         pair.expect_no_resources(pair.a)
 
 
-MINUTES = 7  # expected on two idle processors; printed next to the time taken, not enforced
+def expect_data_flows(pair):
+    """Checks that RDMA packets are still sent over the first link."""
+    before = counters(pair.a, "rxe0")["sent_pkts"]
+    deadline = time.monotonic() + 60
+    while counters(pair.a, "rxe0")["sent_pkts"] < before + 100:
+        expect(time.monotonic() < deadline, "no data flows")
+        time.sleep(0.2)
+
+
+def check_side_channel(pair):
+    """The side channel is on the second link; the data is on the first, which stays as it is."""
+    keepalive = {**SIDE_CHANNEL_ETH1, "VERBATIM_KEEPALIVE_S": str(KEEPALIVE_S)}
+    with pair.report.case("side channel reset: data goes on, the side channel is back, a killed process is still noticed"):
+        jobs = pair.peers("--messages", "0", settings=keepalive)
+        sender, receiver = jobs
+        pair.wait_for_output("data flows", *jobs)
+        succeed(pair.a.start("ss -K -tn dst 10.77.1.2"))
+        pair.wait_for_output("is back after", *jobs)
+        expect_data_flows(pair)
+        for job, peer, error in ((sender, "b", "Software caused connection abort"), (receiver, "a", "Connection reset by peer")):
+            expect_log_line(job, rf"the side channel with the peer {peer} \(pid \d+\) ended with {error}; data goes on by RDMA")
+            back = expect_log_line(job, r"the side channel with the peer \S+ \(pid \d+\) is back after ([\d.]+) s")
+            pair.report.note(f"{job.machine.name}: {back[0]}")
+        succeed(pair.b.start("pkill -KILL roce-peer"))
+        pair.report.note(expect_error(sender, RETRY_DEADLINE_S))
+        ended = "its process was killed or crashed, or its host failed|the process on b ended or closed the connection first"
+        expect_log_line(sender, f"({ended})" + both_nics("a", "b"))
+        receiver.wait()
+    with pair.report.case("side channel cut for twice the keepalive's time: data goes on, nothing is reported"):
+        jobs = pair.peers("--messages", "0", settings=keepalive)
+        sender, receiver = jobs
+        pair.wait_for_output("data flows", *jobs)
+        with pulled(pair.b, 1):
+            end = time.monotonic() + 2 * KEEPALIVE_S
+            while time.monotonic() < end:
+                expect_data_flows(pair)
+        for job in jobs:
+            expect("side channel with" not in job.output() and "error" not in job.output(), job.output())
+        succeed(pair.b.start("pkill -KILL roce-peer"))
+        pair.report.note(expect_error(sender, 120))
+        receiver.wait()
+    with pair.report.case("side channel cut while nothing moves: the peer's NIC answers, and the connection is used later"):
+        jobs = pair.peers("--messages", "40", "--hold", "20", "--wait-for", "/run/uncut", settings=keepalive)
+        pair.wait_for_output("holds", jobs[1])
+        silent = "and no acknowledgement of its host on the side channel for 6.0 s"
+        with pulled(pair.b, 1):
+            pair.wait_for_output(silent, jobs[0])
+            time.sleep(KEEPALIVE_S)
+        pair.wait_for_output("sends messages on the side channel again", jobs[0])
+        succeed(pair.b.start("touch /run/uncut"))
+        for job in jobs:
+            succeed(job)
+            expect_no_leak(job)
+        pair.report.note(expect_log_line(jobs[0], r"no message from the peer b \(pid \d+\) " + silent)[0])
+
+
+MINUTES = 8  # expected on two idle processors; printed next to the time taken, not enforced
 PARTS = {
     "rails": check_two_rails,
     "setup": check_setup,
@@ -478,6 +534,7 @@ PARTS = {
     "closing": check_closing,
     "link": check_link_loss,
     "frozen": check_frozen_host,
+    "side-channel": check_side_channel,
     "killed": check_killed_peer,
 }
 FULL_PARTS = ()

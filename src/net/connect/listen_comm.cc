@@ -128,6 +128,7 @@ Result<bool> ListenComm::connect_qps(Handshake& handshake, VerbBudget& budget) c
   wire::Hello hello = handshake.comm->hello();
   hello.secret = handle_.secret;
   hello.identity = handle_.listener;
+  hello.attempt = peer.attempt;
   handshake.accept_message = OutgoingMessage(wire::encode_hello(wire::MessageType::kAccept, hello));
   return true;
 }

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/socket.h"
 #include "wire/limits.h"
+#include "wire/notice.h"
 
 namespace verbatim {
 namespace {
@@ -60,9 +61,35 @@ void Listener::remove(const wire::Secret& secret) noexcept {
   } catch (...) {  // no memory: the peers see only that the connection is closed
   }
   listens_.erase(secret);
-  if (!listens_.empty()) return;
+  close_if_unused();
+}
+
+void Listener::close_if_unused() {
+  if (!listens_.empty() || !connections_.empty()) return;
   pending_.clear();
   socket_.reset();
+}
+
+void Listener::add_connection(const wire::ConnectionId& connection, int key) {
+  const MutexLock lock(mutex_);
+  connections_.insert_or_assign(connection, key);
+}
+
+void Listener::remove_connection(const wire::ConnectionId& connection) noexcept {
+  const MutexLock lock(mutex_);
+  const auto found = connections_.find(connection);
+  if (found == connections_.end()) return;
+  std::erase_if(resumed_, [&](const Resumed& resumed) { return resumed.key == found->second; });
+  connections_.erase(found);
+  close_if_unused();
+}
+
+std::vector<SideChannelSource::Resumed> Listener::take_resumed() {
+  const MutexLock lock(mutex_);
+  if (!socket_) return {};
+  read_pending();
+  static_cast<void>(accept_pending());  // accept() reports an error
+  return std::exchange(resumed_, {});
 }
 
 void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t version) {
@@ -139,12 +166,20 @@ void Listener::reject_version(const UniqueFd& socket, std::uint16_t version) {
   reject(socket, text, version);
 }
 
+void Listener::resume(PendingConnection& pending) {
+  const std::optional<wire::ConnectionId> connection = wire::decode_resume(pending.message.body());
+  if (!connection) return;
+  const auto found = connections_.find(*connection);
+  if (found != connections_.end()) resumed_.push_back({found->second, std::move(pending.socket)});
+}
+
 bool Listener::read_hello(PendingConnection& pending) {
   IncomingMessage& message = pending.message;
   const Result<bool> all = message.receive(pending.socket);
   if (!all && message.other_version()) reject_version(pending.socket, *message.other_version());
   if (!all) return false;
   if (!*all) return true;
+  if (message.type() == wire::MessageType::kResume) resume(pending);
   if (message.type() != wire::MessageType::kConnect) return false;
   Result<wire::Hello> hello = wire::decode_hello(message.body());
   if (!hello) return false;

@@ -1,7 +1,8 @@
 // The TCP socket of this process for connect requests. Each listen of each communicator has a secret. A hello with this
 // secret and a new attempt number is a connect request for the listen. A connection with another protocol version gets
 // a reject; any other connection is closed without a reply. The listener has no thread: each call of accept serves the
-// connections of all listens.
+// connections of all listens. While connections are established, the monitor calls it too: their peers may make side
+// channels again.
 #pragma once
 
 #include <sys/socket.h>
@@ -17,6 +18,7 @@
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "net/connect/incoming_message.h"
+#include "net/transfer/side_channel_source.h"
 #include "wire/handshake.h"
 
 namespace verbatim {
@@ -32,22 +34,27 @@ constexpr const char* kListenClosed = "its application has closed its listen";
 // Sends the peer a reject, if the socket accepts it at once: the peer sees the end of file in any case.
 void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t version = wire::kProtocolVersion);
 
-class Listener {
+class Listener final : public SideChannelSource {
  public:
-  // `address` has port 0. The socket is open while there are listens, and uses the same port each time if it is free.
+  // `address` has port 0. The socket is open while there are listens or connections made through it, and uses the same
+  // port each time if it is free.
   explicit Listener(const sockaddr_storage& address) : address_(address) {}
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
   // Returns the address for the peers' connects.
   Result<sockaddr_storage> add(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
-  // Rejects the connect requests for `secret`. When no listen is left, also closes the pending connections and the
-  // socket.
+  // Rejects the connect requests for `secret`. When no listen and no connection is left, also closes the pending
+  // connections and the socket.
   void remove(const wire::Secret& secret) noexcept VERBATIM_EXCLUDES(mutex_);
 
   // Accepts connections and reads hellos, for all listens. Returns the connect requests for `secret` since the last
   // call.
   Result<std::vector<ConnectRequest>> poll(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+
+  void add_connection(const wire::ConnectionId& connection, int key) override VERBATIM_EXCLUDES(mutex_);
+  void remove_connection(const wire::ConnectionId& connection) noexcept override VERBATIM_EXCLUDES(mutex_);
+  std::vector<Resumed> take_resumed() override VERBATIM_EXCLUDES(mutex_);
 
  private:
   // A TCP connection whose hello is not complete yet.
@@ -66,6 +73,8 @@ class Listener {
   Status accept_pending() VERBATIM_REQUIRES(mutex_);
   // True: the hello is not complete. Otherwise it has become a connect request, or the connection is to be closed.
   bool read_hello(PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
+  void resume(PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
+  void close_if_unused() VERBATIM_REQUIRES(mutex_);
   Status report_resource_shortage(const Error& error) VERBATIM_REQUIRES(mutex_);
   void reject_version(const UniqueFd& socket, std::uint16_t version) VERBATIM_REQUIRES(mutex_);
 
@@ -76,6 +85,8 @@ class Listener {
   bool version_mismatch_reported_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::list<PendingConnection> pending_ VERBATIM_GUARDED_BY(mutex_);
   std::map<wire::Secret, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<wire::ConnectionId, int> connections_ VERBATIM_GUARDED_BY(mutex_);  // key by identity
+  std::vector<Resumed> resumed_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 }  // namespace verbatim

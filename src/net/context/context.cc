@@ -100,14 +100,16 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
   const Result<std::uint64_t> process_id = random_id();
   if (!process_id) return process_id.error();
   VERBATIM_INFO("side channel on %s", to_string(*side_channel).c_str());
-  return std::unique_ptr<ProcessState>(new ProcessState{.config = config,
-                                                        .side_channel = *side_channel,
-                                                        .host_name = host_name,
-                                                        .host_id = read_host_id(host_name),
-                                                        .process_id = *process_id,
-                                                        .verbs = std::move(*verbs),
-                                                        .inventory = std::move(*inventory),
-                                                        .monitor = std::move(*monitor)});
+  auto process = std::unique_ptr<ProcessState>(new ProcessState{.config = config,
+                                                                .side_channel = *side_channel,
+                                                                .host_name = host_name,
+                                                                .host_id = read_host_id(host_name),
+                                                                .process_id = *process_id,
+                                                                .verbs = std::move(*verbs),
+                                                                .inventory = std::move(*inventory),
+                                                                .monitor = std::move(*monitor)});
+  process->monitor->set_source(process->listener);
+  return process;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
+#include <cstring>
 #include <iterator>
 
 #include "verbs/gid.h"
@@ -177,8 +178,13 @@ Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts) {
   const std::string peer = peer_host(facts);
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
-    case IBV_WC_RESP_TIMEOUT_ERR:
-      return diagnose_lost_packets(facts);
+    case IBV_WC_RESP_TIMEOUT_ERR: {
+      Diagnosis lost = diagnose_lost_packets(facts);
+      if (facts.channel_errno != 0) {
+        lost.why += std::string("; the side channel had ended before: ") + std::strerror(facts.channel_errno);
+      }
+      return lost;
+    }
     case IBV_WC_WR_FLUSH_ERR:
       return {"this is a consequence: the queue pair was in the error state already, and " + local +
                   " has no record of the cause",
@@ -292,6 +298,12 @@ Diagnosis diagnose_setup(const Error& error, const PathFacts* facts, const QpUsa
     default:
       return {};
   }
+}
+
+std::string peer_silent(const std::string& peer, std::uint64_t silent_ns, bool host_acknowledges) {
+  return "the peer " + peer + " has sent nothing for " + to_seconds(silent_ns) + " (VERBATIM_KEEPALIVE_S): " +
+         (host_acknowledges ? "its host answers, the process is stopped or hangs"
+                            : "its host does not answer, it is down, frozen or cut off");
 }
 
 Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool no_reply) {

@@ -39,6 +39,9 @@ struct QpUsage {
 // says all.
 Diagnosis diagnose_setup(const Error& error, const PathFacts* facts, const QpUsage& usage = {});
 
+// "the peer node2 (pid 4711) has sent nothing for 225.0 s (VERBATIM_KEEPALIVE_S): its host answers, ...".
+std::string peer_silent(const std::string& peer, std::uint64_t silent_ns, bool host_acknowledges);
+
 // A handshake that ended because of `peer`, "node2 (pid 4711)". `no_reply`: nothing was received from it.
 Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool no_reply = false);
 
@@ -52,6 +55,7 @@ struct FailedWork {
   const char* operation_text = "";     // "sending"
   std::optional<std::uint64_t> bytes;  // of payload
   bool loopback = false;               // from the device to itself
+  bool probe = false;                  // asks whether the peer's NIC answers
   std::optional<RefusedBuffer> buffer = std::nullopt;
 };
 

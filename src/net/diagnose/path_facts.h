@@ -41,6 +41,7 @@ struct PathFacts {
   std::optional<PathEnd> remote;  // once it is known
   bool roce = true;
   bool peer_disconnected = false;  // the side channel had ended before
+  int channel_errno = 0;  // the side channel had ended with this error before, and is made again; 0: it is open
   std::optional<RefusedBuffer> buffer;
   std::string peer_report;  // the failure that the peer has reported
   ibv_mtu mtu = IBV_MTU_256;

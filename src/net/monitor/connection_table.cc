@@ -1,7 +1,5 @@
 #include "net/monitor/connection_table.h"
 
-#include <utility>
-
 #include "base/clock.h"
 
 namespace verbatim {
@@ -19,26 +17,48 @@ wire::ConnectionStatus MonitoredConnection::status(std::uint64_t now) const {
 }
 
 void MonitoredConnection::send_failure_notice() {
-  if (failure_exchanged || peer_closed) return;
+  if ((failure_exchanged && !failure_unsent) || peer_closed) return;
   const std::string* text = comm->failure_text();
   const wire::Notice notice =
       text != nullptr ? wire::Notice::failed(comm->error()->kind, *text) : wire::Notice::failed(ErrorKind::kNone, "");
-  failure_exchanged = send(notice);
+  if (!send(notice)) return;
+  failure_exchanged = true;
+  failure_unsent = false;
 }
 
 void MonitoredConnection::fail(ErrorKind kind, const char* why) {
   if (failure_exchanged) return;
   failure_exchanged = true;
-  send(wire::Notice::failed(kind, why));
+  failure_unsent = !send(wire::Notice::failed(kind, why));
   comm->set_failure_reason(kind, why);
   comm->set_signal(CommSignal::kFailedByMonitor);
 }
 
-void ConnectionTable::set_deadline(MonitoredConnection& connection, std::uint64_t deadline_ns) {
-  if (connection.deadline->first == deadline_ns) return;
-  Deadlines::node_type entry = deadlines.extract(connection.deadline);
-  entry.key() = deadline_ns;
-  connection.deadline = deadlines.insert(std::move(entry));
+void LostChannel::drop_attempt(const Poller& poller) {
+  if (!attempt) return;
+  poller.remove(attempt.get());
+  const linger reset{.l_onoff = 1, .l_linger = 0};
+  ::setsockopt(attempt.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  attempt.reset();
+  resume_sent = false;
+}
+
+void ConnectionTable::end_loss(MonitoredConnection& connection) {
+  if (connection.lost == nullptr) return;
+  connection.lost->drop_attempt(poller);
+  if (connection.lost->reported) --reported_losses;
+  connection.lost.reset();
+}
+
+void ConnectionTable::forget(MonitoredConnection& connection) {
+  poller.remove(connection.comm->side_channel().get());
+  end_loss(connection);
+  if (connection.resumable) {
+    const wire::Hello& remote = connection.comm->endpoint().remote();
+    source->remove_connection({remote.secret, remote.attempt});
+    --resumable;
+  }
+  deadlines.remove(connection);
 }
 
 }  // namespace verbatim

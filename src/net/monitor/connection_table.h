@@ -2,10 +2,10 @@
 #pragma once
 
 #include <infiniband/verbs.h>
+#include <netinet/in.h>
 
 #include <condition_variable>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,19 +14,35 @@
 
 #include "base/log.h"
 #include "base/mutex.h"
+#include "net/monitor/deadlines.h"
 #include "net/monitor/poller.h"
 #include "net/monitor/stall_detector.h"
 #include "net/transfer/comm.h"
 #include "net/transfer/side_channel.h"
+#include "net/transfer/side_channel_source.h"
 
 namespace verbatim {
 
 class DeviceCalls;
-struct MonitoredConnection;
 
-constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();  // a deadline
+// A side channel that has ended with an error, and is made again (lost_channels.h).
+struct LostChannel {
+  // Closes `attempt` with a reset.
+  void drop_attempt(const Poller& poller);
 
-using Deadlines = std::multimap<std::uint64_t, MonitoredConnection*>;
+  int error = 0;
+  bool reported = false;
+  bool refused = false;      // the last attempt: nothing listens at the peer's address, or a firewall says so
+  bool resume_sent = false;  // on `attempt`
+  unsigned failed_attempts = 0;
+  std::uint32_t answers = 0;  // Comm::probes_answered when the channel was lost
+  std::uint64_t since_ns = 0;
+  std::uint64_t unanswered_ns = 0;  // since when a probe is known to be outstanding; 0: none is
+  std::uint64_t check_ns = 0;       // when the answer is looked for
+  std::uint64_t probe_ns = 0;       // when the comm is signalled again
+  std::uint64_t attempt_ns = 0;     // when `attempt` is given up, or the next one begins
+  UniqueFd attempt;                 // a TCP connection that may become the side channel
+};
 
 // Everything here is used under the table's mutex. No function that holds it calls a verb that may hang.
 struct MonitoredConnection {
@@ -37,7 +53,7 @@ struct MonitoredConnection {
   wire::ConnectionStatus status(std::uint64_t now) const;
   // Whether it is too early to give up waiting for the QP states.
   bool awaits_qp_state(std::uint64_t now) const { return qp_state_requested && now < qp_state_deadline_ns; }
-  bool send(const wire::Notice& notice) { return channel.send(comm->side_channel(), notice); }
+  bool send(const wire::Notice& notice) { return lost == nullptr && channel.send(comm->side_channel(), notice); }
   // Sends this end's error to the peer; of a comm that has not failed: that its owner closed it with work outstanding.
   void send_failure_notice();
   // Ends the connection at both ends for a reason that the monitor has found.
@@ -46,17 +62,32 @@ struct MonitoredConnection {
   Comm* comm = nullptr;
   const void* owner = nullptr;
   SideChannel channel;
-  bool peer_closed = false;        // nothing more is read from the side channel
-  bool failure_exchanged = false;  // a failure notice was sent or received
+  // Together, because a connection's memory is limited.
+  bool peer_closed = false;         // nothing more is read from the side channel
+  bool failure_exchanged = false;   // a failure notice was sent or received
+  bool failure_unsent = false;      // it could not be sent, and is sent later
+  bool close_sent = false;          // graceful close
+  bool silent = false;              // Keepalive has reported that the peer's host acknowledges nothing
+  bool resumable = false;           // the source of side channels knows this connection
+  bool qp_state_requested = false;  // below
+
+  // Of ConnectionTable::deadlines.
+  std::uint32_t heap_index = 0;
+  std::uint64_t deadline_ns = 0;
 
   // Graceful close.
   std::unique_ptr<Comm> closing;  // `comm`, once its owner has closed it
   std::uint64_t close_deadline_ns = 0;
-  bool close_sent = false;
 
-  unsigned ticks_without_message = 0;  // of Keepalive
+  std::uint64_t peer_progress = 0;          // of the comm, as last read
+  unsigned ticks_without_message = 0;       // of Keepalive, and without progress of RDMA
+  ibv_qp_state qp_state = IBV_QPS_UNKNOWN;  // as last read
 
-  Deadlines::iterator deadline;  // ConnectionTable::deadlines
+  std::unique_ptr<LostChannel> lost;  // while the side channel is lost
+  struct Addresses {
+    sockaddr_in6 own, peer;  // or sockaddr_in
+  };
+  std::unique_ptr<Addresses> addresses;  // of the side channel; nullptr: this end cannot make it again
 
   StallDetector stall_detector;
   std::uint64_t stall_check_ns = 0;               // when it is due
@@ -65,9 +96,7 @@ struct MonitoredConnection {
   // The states of the QPs. DeviceCalls reads them; until it has, the entry stays in the table.
   DeviceCalls* device_calls = nullptr;
   MonitoredConnection* next_request = nullptr;
-  bool qp_state_requested = false;
   std::uint64_t qp_state_deadline_ns = 0;
-  ibv_qp_state qp_state = IBV_QPS_UNKNOWN;  // as last read
 };
 
 // The monitor looks at a connection only when it has changed or when its deadline has come: a wake-up costs nothing for
@@ -81,12 +110,13 @@ struct ConnectionTable {
     bool unowned_queue = false;  // a QP or CQ of the device, of no watched comm
   };
 
-  // The monitor looks at the connection at that time; kNever: only when it changes. Nothing is allocated.
-  void set_deadline(MonitoredConnection& connection, std::uint64_t deadline_ns) VERBATIM_REQUIRES(mutex);
   // The monitor looks at the connection at its next wake-up.
-  void mark_changed(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex) { set_deadline(connection, 0); }
-  // Removes the connection from the deadlines. The caller removes it from `connections`.
-  void forget(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex) { deadlines.erase(connection.deadline); }
+  void mark_changed(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex) { deadlines.set(connection, 0); }
+  // The connection ends: its descriptor is no longer polled, and its side channel is not made again. The caller removes
+  // it from `connections`.
+  void forget(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex);
+  // The side channel is not lost any more, or is not made again.
+  void end_loss(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex);
   // The monitor logs the line without the mutex.
   void log(LogLevel level, std::string text) VERBATIM_REQUIRES(mutex) { lines.push_back({level, std::move(text)}); }
 
@@ -99,12 +129,15 @@ struct ConnectionTable {
   Mutex mutex;
   std::condition_variable_any changed;  // QP states were read, or a closed comm was destroyed
   Connections connections VERBATIM_GUARDED_BY(mutex);
-  Deadlines deadlines VERBATIM_GUARDED_BY(mutex);  // one entry for each connection, 0: it has changed
+  Deadlines<MonitoredConnection> deadlines VERBATIM_GUARDED_BY(mutex);  // 0: the connection has changed
   std::vector<Line> lines VERBATIM_GUARDED_BY(mutex);
   std::vector<EarlierFailures> earlier_failures VERBATIM_GUARDED_BY(mutex);
   // By owner: comms that are closing or being destroyed. An entry is made before the owner's first close, which must
   // not allocate.
   std::map<const void*, std::size_t> closing VERBATIM_GUARDED_BY(mutex);
+  SideChannelSource* source VERBATIM_GUARDED_BY(mutex) = nullptr;
+  std::size_t resumable VERBATIM_GUARDED_BY(mutex) = 0;        // connections that the source knows
+  std::size_t reported_losses VERBATIM_GUARDED_BY(mutex) = 0;  // side channels that are lost, and reported
   std::size_t open_qp_state_requests VERBATIM_GUARDED_BY(mutex) = 0;
   std::uint64_t visits VERBATIM_GUARDED_BY(mutex) = 0;  // how often the monitor has looked at a connection
 };

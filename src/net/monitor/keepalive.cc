@@ -3,8 +3,11 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
-#include <cstdio>
+#include <string>
+#include <utility>
 
+#include "base/clock.h"
+#include "net/diagnose/diagnosis.h"
 #include "net/diagnose/path_facts.h"
 
 namespace verbatim {
@@ -24,20 +27,41 @@ void Keepalive::tick(ConnectionTable& table, std::uint64_t now) {
   for (auto& [fd, connection] : table.connections) {
     ++table.visits;
     if (connection.peer_closed || connection.closing != nullptr || connection.failure_exchanged) continue;
-    if (connection.ticks_without_message++ < kMissedTicks) {
-      connection.send(wire::Notice::without_body(wire::MessageType::kPing));
-      if (connection.channel.has_unsent()) table.mark_changed(connection);
-      continue;
-    }
-    char why[256];
-    std::snprintf(why, sizeof why, "the peer %s has sent nothing for %s (VERBATIM_KEEPALIVE_S): %s",
-                  connection.comm->endpoint().peer_name().c_str(), to_seconds(kMissedTicks * period_ns()).c_str(),
-                  host_acknowledges(connection.comm->side_channel())
-                      ? "its host answers, the process is stopped or hangs"
-                      : "its host does not answer, it is down, frozen or cut off");
-    connection.fail(ErrorKind::kRemote, why);
-    table.mark_changed(connection);
+    if (connection.lost != nullptr) continue;
+    const std::uint64_t progress = connection.comm->peer_progress();
+    if (std::exchange(connection.peer_progress, progress) != progress) connection.ticks_without_message = 0;
+    if (connection.ticks_without_message++ >= kMissedTicks) handle_silence(table, connection);
+    if (connection.failure_exchanged) continue;
+    connection.send(wire::Notice::without_body(wire::MessageType::kPing));
+    if (connection.channel.has_unsent()) table.mark_changed(connection);
   }
+}
+
+void Keepalive::handle_silence(ConnectionTable& table, MonitoredConnection& connection) const {
+  Comm& comm = *connection.comm;
+  const std::uint64_t silent_ns = (connection.ticks_without_message - 1) * period_ns();
+  const std::string& peer = comm.endpoint().peer_name();
+  if (host_acknowledges(comm.side_channel())) {
+    connection.fail(ErrorKind::kRemote, peer_silent(peer, silent_ns, true).c_str());
+    return table.mark_changed(connection);
+  }
+  comm.set_channel(ChannelState::kSilent, static_cast<std::uint32_t>(silent_ns / kNanosecondsPerMillisecond));
+  comm.set_signal(CommSignal::kProbePeer);
+  if (std::exchange(connection.silent, true)) return;
+  table.log(LogLevel::kWarn,
+            "no message from the peer " + peer + " and no acknowledgement of its host on the side channel for " +
+                to_seconds(silent_ns) +
+                "; the connection fails if its NIC does not answer either. Next: look at the network of the side "
+                "channels between the hosts (VERBATIM_SOCKET_IFNAME): firewalls, switches");
+}
+
+void end_silence(ConnectionTable& table, MonitoredConnection& connection) {
+  connection.silent = false;
+  connection.comm->clear_signal(CommSignal::kProbePeer);
+  connection.comm->set_channel(ChannelState::kOpen);
+  table.log(LogLevel::kInfo, "the peer " + connection.comm->endpoint().peer_name() +
+                                 " sends messages on the side "
+                                 "channel again");
 }
 
 }  // namespace verbatim

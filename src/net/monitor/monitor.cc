@@ -13,14 +13,30 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/socket.h"
 #include "net/monitor/device_events.h"
 #include "net/monitor/graceful_closes.h"
+#include "net/monitor/lost_channels.h"
 #include "net/monitor/peer_messages.h"
 
 namespace verbatim {
 namespace {
 
 constexpr std::uint64_t kSendRetryNs = 10 * kNanosecondsPerMillisecond;
+// A side channel that the peer has made again waits at most this long.
+constexpr std::uint64_t kAcceptPeriodNs = kNanosecondsPerSecond;
+
+// What a send comm needs to make its side channel again. A socket that has been reset has no addresses any more.
+void find_addresses(MonitoredConnection& connection) {
+  const UniqueFd& socket = connection.comm->side_channel();
+  const Result<sockaddr_storage> peer = remote_address(socket);
+  const Result<sockaddr_storage> own = local_address(socket);
+  if (!peer || !own || (peer->ss_family != AF_INET && peer->ss_family != AF_INET6)) return;
+  connection.addresses.reset(new (std::nothrow) MonitoredConnection::Addresses);
+  if (connection.addresses == nullptr) return;
+  std::memcpy(&connection.addresses->own, &*own, sizeof connection.addresses->own);
+  std::memcpy(&connection.addresses->peer, &*peer, sizeof connection.addresses->peer);
+}
 
 // As epoll_wait takes it: rounded up, -1 for never.
 int milliseconds_until(std::uint64_t deadline_ns, std::uint64_t now) {
@@ -112,10 +128,7 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   table_.closing.try_emplace(owner, 0);
   DeviceCalls& calls = device_calls_.try_emplace(used, nullptr, 0U).first->second;
   const int fd = comm.side_channel().get();
-  Deadlines allocated;  // first: an entry of the table always has one
-  const std::uint64_t now = monotonic_ns();
-  const std::uint64_t first_check_ns = stall_reports_.next_idle_check_ns(now);
-  allocated.emplace(first_check_ns, nullptr);
+  table_.deadlines.prepare();
   MonitoredConnection& connection = table_.connections[fd];
   if (const Status added = table_.poller.add(fd, PollSource::kConnection, static_cast<std::uint32_t>(fd)); !added) {
     table_.connections.erase(fd);
@@ -128,12 +141,22 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   connection.owner = owner;
   connection.device_calls = &calls;
   comm.set_observer(this);
-  connection.deadline = table_.deadlines.insert(allocated.extract(allocated.begin()));
-  connection.deadline->second = &connection;
-  connection.stall_check_ns = first_check_ns;
+  if (comm.kind() == CommKind::kSend) {
+    find_addresses(connection);
+  } else if (table_.source != nullptr) {
+    const wire::Hello& remote = comm.endpoint().remote();
+    try {
+      table_.source->add_connection({remote.secret, remote.attempt}, fd);
+      connection.resumable = true;
+      if (table_.resumable++ == 0) table_.poller.wake();
+    } catch (...) {  // no memory: if the side channel is lost, it stays lost
+    }
+  }
+  const std::uint64_t now = monotonic_ns();
+  connection.stall_check_ns = stall_reports_.next_idle_check_ns(now);
   if (table_.connections.size() == 1) keepalive_.restart(now);
-  // Of equal deadlines the newest is the last.
-  if (connection.deadline == table_.deadlines.begin()) table_.poller.wake();
+  if (connection.stall_check_ns < table_.deadlines.nearest_ns()) table_.poller.wake();
+  table_.deadlines.add(connection, connection.stall_check_ns);
   return ask_device;
 }
 
@@ -144,7 +167,6 @@ void Monitor::unwatch(Comm& comm) {
   if (found == table_.connections.end()) return;
   while (found->second.qp_state_requested) table_.changed.wait(table_.mutex);
   found->second.send_failure_notice();
-  table_.poller.remove(found->first);
   table_.forget(found->second);
   table_.connections.erase(found);
 }
@@ -186,6 +208,26 @@ void Monitor::comm_failed(Comm& comm) noexcept {
   table_.poller.wake();
 }
 
+void Monitor::set_source(SideChannelSource& source) {
+  const MutexLock lock(table_.mutex);
+  table_.source = &source;
+}
+
+// Under the mutex of the table, so that the key of a connection stays its own.
+std::uint64_t Monitor::accept_channels(std::uint64_t now) {
+  if (table_.resumable == 0) return kNever;
+  if (now < next_accept_ns_) return next_accept_ns_;
+  next_accept_ns_ = now + kAcceptPeriodNs;
+  try {
+    for (auto& [key, socket] : table_.source->take_resumed()) {
+      const auto found = table_.connections.find(key);
+      if (found != table_.connections.end()) accept_channel(table_, found->second, std::move(socket));
+    }
+  } catch (...) {  // no memory: the peers try again
+  }
+  return next_accept_ns_;
+}
+
 std::uint64_t Monitor::visits() {
   const MutexLock lock(table_.mutex);
   return table_.visits;
@@ -202,12 +244,11 @@ void Monitor::run() noexcept {
       if (stop_) return;
       const std::uint64_t now = monotonic_ns();
       keepalive_.tick(table_, now);
-      while (!table_.deadlines.empty() && table_.deadlines.begin()->first <= now) {
-        attend(*table_.deadlines.begin()->second, now);
-      }
-      std::uint64_t next = state_socket_ns;
+      const std::uint64_t next_accept_ns = accept_channels(now);
+      while (table_.deadlines.nearest_ns() <= now) attend(*table_.deadlines.nearest(), now);
+      std::uint64_t next = std::min(state_socket_ns, next_accept_ns);
       if (!table_.connections.empty()) {
-        next = std::min({next, keepalive_.next_tick_ns(), table_.deadlines.begin()->first});
+        next = std::min({next, keepalive_.next_tick_ns(), table_.deadlines.nearest_ns()});
       }
       timeout_ms = milliseconds_until(next, now);
       for (auto& [devices, calls] : device_calls_) calls.start(table_);
@@ -230,13 +271,18 @@ void Monitor::handle(PollSource source, std::uint32_t id) {
   const MutexLock lock(table_.mutex);
   if (source == PollSource::kDevice) return calls_of_device_[id]->read_events();
   const auto found = table_.connections.find(static_cast<int>(id));
-  if (found != table_.connections.end()) read_peer_messages(table_, found->second);
+  if (found == table_.connections.end()) return;
+  if (source == PollSource::kAttempt) return advance_attempt(table_, found->second);
+  read_peer_messages(table_, found->second);
 }
 
 void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   ++table_.visits;
   const bool closing = connection.closing != nullptr;
   if (!closing) stall_reports_.check(table_, connection, now);
+  if (connection.lost != nullptr && !advance_lost_channel(table_, connection, now)) {
+    handle_peer_end(table_, connection, CommSignal::kPeerDisconnected);
+  }
   send_due_messages(connection, now);
   if (closing && advance_close(table_, connection, now)) return;
   std::uint64_t next = kNever;
@@ -244,8 +290,12 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   if (!closing && !connection.peer_closed && !connection.failure_exchanged) next = connection.stall_check_ns;
   if (connection.unanswered_query) next = std::min(next, connection.qp_state_deadline_ns);
   const bool unsent = !connection.channel.flush(connection.comm->side_channel());
-  if (unsent || (closing && !connection.close_sent)) next = std::min(next, now + kSendRetryNs);
-  table_.set_deadline(connection, std::max(next, now + 1));  // later than `now`: the loop that calls this must end
+  if (connection.lost != nullptr) {
+    next = std::min({next, connection.lost->attempt_ns, connection.lost->probe_ns, connection.lost->check_ns});
+  }
+  if (unsent || (closing && !connection.close_sent && connection.lost == nullptr))
+    next = std::min(next, now + kSendRetryNs);
+  table_.deadlines.set(connection, std::max(next, now + 1));  // later than `now`: the loop that calls this must end
 }
 
 }  // namespace verbatim

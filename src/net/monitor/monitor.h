@@ -65,6 +65,10 @@ class Monitor final : public CommObserver {
   // Returns when all comms of `owner` that were closed gracefully are destroyed. `at_once`: without waiting for a peer.
   void drain(const void* owner, bool at_once) VERBATIM_EXCLUDES(table_.mutex);
 
+  // Where the peers of receive comms make lost side channels again. Called before the first watch(); `source` must
+  // outlive the monitor.
+  void set_source(SideChannelSource& source) VERBATIM_EXCLUDES(table_.mutex);
+
   void comm_failed(Comm& comm) noexcept override VERBATIM_EXCLUDES(table_.mutex);
 
   // How often the monitor has looked at a connection since it was started: its work.
@@ -86,6 +90,8 @@ class Monitor final : public CommObserver {
   void handle(PollSource source, std::uint32_t id) VERBATIM_EXCLUDES(table_.mutex);
   // Does what is due for a connection, and sets its next deadline.
   void attend(MonitoredConnection& connection, std::uint64_t now) VERBATIM_REQUIRES(table_.mutex);
+  // Accepts the side channels that peers have made again. Returns when it is to be called again at the latest.
+  std::uint64_t accept_channels(std::uint64_t now) VERBATIM_REQUIRES(table_.mutex);
   void log_lines() VERBATIM_EXCLUDES(table_.mutex);
 
   const std::span<const std::unique_ptr<Device>> devices_;
@@ -96,6 +102,7 @@ class Monitor final : public CommObserver {
   // For each device, and for each set of devices that a comm uses together: for the life of the monitor.
   std::map<DeviceSet, DeviceCalls> device_calls_ VERBATIM_GUARDED_BY(table_.mutex);
   std::vector<DeviceCalls*> calls_of_device_ VERBATIM_GUARDED_BY(table_.mutex);  // by index: those of one device
+  std::uint64_t next_accept_ns_ VERBATIM_GUARDED_BY(table_.mutex) = 0;
   bool stop_ VERBATIM_GUARDED_BY(table_.mutex) = false;
   std::thread thread_;
 };

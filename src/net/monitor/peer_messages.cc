@@ -5,6 +5,8 @@
 
 #include "base/clock.h"
 #include "net/monitor/device_calls.h"
+#include "net/monitor/keepalive.h"
+#include "net/monitor/lost_channels.h"
 
 namespace verbatim {
 namespace {
@@ -12,14 +14,16 @@ namespace {
 // Then other connections are served: a peer may send faster than this thread reads.
 constexpr int kMaxMessagesPerRead = 16;
 
-void handle_peer_end(ConnectionTable& table, MonitoredConnection& connection, CommSignal signal) {
-  connection.peer_closed = true;
-  table.poller.remove(connection.comm->side_channel().get());
-  connection.comm->set_signal(signal);
+// An end of file means that the peer process has ended. Another error may be the network's alone.
+void handle_channel_error(ConnectionTable& table, MonitoredConnection& connection, int error)
+    VERBATIM_REQUIRES(table.mutex) {
+  const bool failed = connection.failure_exchanged || connection.comm->failure_text() != nullptr;
+  if (error != 0 && !failed && lose_channel(table, connection, error)) return;
+  handle_peer_end(table, connection, CommSignal::kPeerDisconnected);
 }
 
 // The bytes that follow cannot be divided into messages: the side channel is read no more.
-void handle_protocol_error(ConnectionTable& table, MonitoredConnection& connection) {
+void handle_protocol_error(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex) {
   char why[192];
   std::snprintf(why, sizeof why,
                 "the peer %s sent an unknown message on the side channel: another version of the plugin?",
@@ -74,15 +78,24 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const SideC
 
 }  // namespace
 
+void handle_peer_end(ConnectionTable& table, MonitoredConnection& connection, CommSignal signal) {
+  table.end_loss(connection);
+  connection.peer_closed = true;
+  table.poller.remove(connection.comm->side_channel().get());
+  connection.comm->set_signal(signal);
+}
+
 void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection) {
   table.mark_changed(connection);
+  if (connection.lost != nullptr) return;
   for (int i = 0; i < kMaxMessagesPerRead && !connection.peer_closed; ++i) {
     const Result<std::optional<SideChannel::Message>> message =
         connection.channel.receive(connection.comm->side_channel());
     if (!message && message.error().sys_errno == EPROTO) return handle_protocol_error(table, connection);
-    if (!message) return handle_peer_end(table, connection, CommSignal::kPeerDisconnected);
+    if (!message) return handle_channel_error(table, connection, message.error().sys_errno);
     if (!*message) return;
     connection.ticks_without_message = 0;
+    if (connection.silent) end_silence(table, connection);
     handle(table, connection, **message);
   }
 }

@@ -12,7 +12,7 @@
 
 namespace verbatim {
 
-enum class PollSource : std::uint32_t { kWake, kConnection, kDevice, kStateSocket };
+enum class PollSource : std::uint32_t { kWake, kConnection, kAttempt, kDevice, kStateSocket };
 
 // Owned by the monitor. wait() is the monitoring thread's; any thread may call the rest, with or without a lock.
 class Poller {
@@ -35,6 +35,13 @@ class Poller {
   }
   Status rearm(int fd, PollSource source, std::uint32_t id) const {
     return set(EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLONESHOT, source, id);
+  }
+  // The same when `fd` is writable; rearm() makes it readable.
+  Status add_writable(int fd, PollSource source, std::uint32_t id) const {
+    return set(EPOLL_CTL_ADD, fd, EPOLLOUT | EPOLLONESHOT, source, id);
+  }
+  Status rearm_writable(int fd, PollSource source, std::uint32_t id) const {
+    return set(EPOLL_CTL_MOD, fd, EPOLLOUT | EPOLLONESHOT, source, id);
   }
   void remove(int fd) const { static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr)); }
 

@@ -74,6 +74,9 @@ class Comm {
   void set_signal(CommSignal signal) { failure_state_.set_signal(signal); }
   // An event after which the device, or a QP or CQ of this comm, cannot be used.
   void set_signal(ibv_event_type event) { failure_state_.set_signal(event); }
+  void clear_signal(CommSignal signal) { failure_state_.clear_signal(signal); }
+  // See FailureState. Only the monitor calls it.
+  void set_channel(ChannelState state, std::uint32_t detail = 0) { failure_state_.set_channel(state, detail); }
   // Why the connection ends. Only the monitor calls it, at most once, before the signal kPeerFailed or
   // kFailedByMonitor.
   void set_failure_reason(ErrorKind kind, std::string_view why) { failure_state_.set_reason(kind, why); }
@@ -110,6 +113,10 @@ class Comm {
 
   // Any thread: the current status of this end, without the fields that the monitor sets (MonitoredConnection::status).
   virtual wire::ConnectionStatus status() const = 0;
+  // Any thread: a number that changes when RDMA of the peer arrives. While it changes the peer lives.
+  virtual std::uint64_t peer_progress() const = 0;
+  // Any thread: how often the peer's NIC has answered since the signal kProbePeer.
+  std::uint32_t probes_answered() const { return probes_answered_; }
   // The calls of the application since the last take_activity(). Only the monitor calls it.
   struct Activity {
     bool send_refused = false;  // an isend found no receive
@@ -163,10 +170,31 @@ class Comm {
   void check_signals(bool waits_for_message) {
     if ((slow_path_flags() & kSignals) != 0) process_signals(waits_for_message);
   }
-  // Whether any signal except kPeerClosed is set: then no further message is posted.
+  // Whether any signal is set that ends the connection: then no further message is posted.
   bool is_peer_or_device_dead() const {
-    return (slow_path_flags() & kSignals & ~static_cast<std::uint32_t>(CommSignal::kPeerClosed)) != 0;
+    constexpr std::uint32_t kHarmless =
+        static_cast<std::uint32_t>(CommSignal::kPeerClosed) | static_cast<std::uint32_t>(CommSignal::kProbePeer);
+    return (slow_path_flags() & kSignals & ~kHarmless) != 0;
   }
+  bool is_probing() const {
+    return (slow_path_flags() & (kProbing | static_cast<std::uint32_t>(CommSignal::kProbePeer))) != 0;
+  }
+
+  // Posts a signalled WRITE of zero bytes on this QP, which counts as one of the comm's work requests until
+  // it completes. False, and nothing is posted, when the send queue has no free entry: then other work is outstanding,
+  // whose completion shows whether the peer lives. `returned`: of ibv_post_send.
+  virtual bool post_probe(std::size_t qp, int& returned) noexcept = 0;
+  // Its WRITE has completed.
+  void probe_answered() {
+    probes_left_ -= 1;
+    if (probes_left_ != 0) return;
+    ++probes_answered_;
+    failure_state_.clear_flag(kProbing);
+  }
+  std::uint32_t probes_left() const { return probes_left_; }
+
+  static constexpr FailedWork kProbeWork = {
+      .operation_text = "a WRITE of 0 bytes, to learn whether its NIC answers,", .bytes = std::nullopt, .probe = true};
 
   // Completions polled at a time.
   static constexpr int kPollBatch = 8;
@@ -194,12 +222,16 @@ class Comm {
   }
   void publish(std::unique_ptr<Failure> failure);
   void publish_without_memory() noexcept;
+  void post_probes() noexcept;
   Failure peer_ended() const;
+  Failure peer_lost(const FailureState::HeldCompletion& held) const;
   Failure device_event() const;
   bool wait_for_device_event() const;
 
   const CommKind kind_;
   std::uint64_t peer_end_detected_ns_ = 0;
+  SingleWriter<std::uint32_t> probes_left_;  // outstanding
+  SingleWriter<std::uint32_t> probes_answered_;
   CommObserver* observer_ = nullptr;
   UniqueFd side_channel_;
 };

@@ -1,6 +1,7 @@
 // How a comm fails: what is recorded, logged and passed to the observer. Nothing here runs while all is well.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/clock.h"
@@ -34,10 +35,28 @@ ErrorKind error_kind_of(ibv_wc_status status) {
 
 }  // namespace
 
+// QP j is on port j modulo their number, so these are the first QPs of all devices. In each the answer of the peer's
+// NIC comes behind the work that was posted before.
+void Comm::post_probes() noexcept {
+  if (error() != nullptr || probes_left_ != 0) return failure_state_.clear_signal(CommSignal::kProbePeer);
+  const std::size_t count = std::min(endpoint_.ports().size(), endpoint_.qps().size());
+  for (std::size_t qp = 0; qp < count; ++qp) {
+    int returned = 0;
+    if (!post_probe(qp, returned)) continue;
+    if (returned != 0) return fail_post("ibv_post_send", returned, qp);
+    failure_state_.clear_signal(CommSignal::kProbePeer);
+    failure_state_.set_flag(kProbing);
+    probes_left_ += 1;
+  }
+}
+
 void Comm::process_signals(bool waits_for_message) noexcept {
   if (failure_state_.has(CommSignal::kDeviceFailed)) {
     return fail(ErrorKind::kSystem, "device", [&] { return device_event(); });
   }
+  constexpr auto kProbe = static_cast<std::uint32_t>(CommSignal::kProbePeer);
+  if ((slow_path_flags() & kProbe) != 0) post_probes();
+  if ((slow_path_flags() & kSignals & ~kProbe) == 0) return;
   const bool failed_by_monitor = failure_state_.has(CommSignal::kFailedByMonitor);
   const bool has_reason = failed_by_monitor || failure_state_.has(CommSignal::kPeerFailed);
   const bool disconnected = failure_state_.has(CommSignal::kPeerAborted, CommSignal::kPeerDisconnected);
@@ -77,6 +96,28 @@ Failure Comm::peer_ended() const {
           {"its application needs no more data, the one on " + settings_.host_name + " does: their calls do not match",
            next},
           path};
+}
+
+// The peer's NIC has not answered.
+Failure Comm::peer_lost(const FailureState::HeldCompletion& held) const {
+  const PathFacts path = facts(held.qp);
+  const std::string peer = endpoint_.peer_name();
+  const Verbs& verbs = endpoint_.ports()[endpoint_.qps()[held.qp].device]->device->verbs();
+  const std::string completion =
+      describe_completion(held.completion, verbs.wc_status_str(held.completion.status), held.work, held.flushed);
+  const std::string next = "look at " + peer + " first: " + completion;
+  switch (failure_state_.channel_state()) {
+    case ChannelState::kSilent:
+      return {peer_silent(peer, failure_state_.channel_detail() * kNanosecondsPerMillisecond, false), {"", next}, path};
+    case ChannelState::kLost:
+      return {"the peer " + peer + " is lost: its side channel ended with " +
+                  std::strerror(static_cast<int>(failure_state_.channel_detail())) + ", and its NIC does not answer",
+              {"its process was killed or crashed, its host failed, or the network is cut", next},
+              path};
+    case ChannelState::kOpen:  // it is made again, or a message has come, since the question was posted
+      break;
+  }
+  return {completion, diagnose(held.completion.status, path), path};
 }
 
 Failure Comm::device_event() const {
@@ -134,6 +175,7 @@ void Comm::log_held_completion() noexcept {
   publish_from([&] {
     const auto& [completion, qp, work, flushed] = failure_state_.held_completion();
     if (completion.status == IBV_WC_WR_FLUSH_ERR && wait_for_device_event()) return device_event();
+    if (work.probe && completion.status != IBV_WC_WR_FLUSH_ERR) return peer_lost(failure_state_.held_completion());
     PathFacts path = facts(qp);
     path.buffer = work.buffer;
     if (work.loopback) {
@@ -152,6 +194,9 @@ PathFacts Comm::facts(std::size_t qp) const {
   facts.peer_disconnected =
       failure_state_.has(CommSignal::kPeerClosed, CommSignal::kPeerDisconnected, CommSignal::kPeerAborted);
   if (failure_state_.has(CommSignal::kPeerFailed)) facts.peer_report = failure_state_.reason();
+  if (failure_state_.channel_state() == ChannelState::kLost) {
+    facts.channel_errno = static_cast<int>(failure_state_.channel_detail());
+  }
   return facts;
 }
 

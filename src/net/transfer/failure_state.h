@@ -35,6 +35,14 @@ enum class CommSignal : std::uint32_t {
   kPeerFailed = 0x8,        // the peer has sent a failure notice; set_reason() was called before
   kPeerAborted = 0x10,      // the peer's application closed the comm with outstanding operations
   kFailedByMonitor = 0x20,  // the monitor ends the connection; set_reason() was called before
+  kProbePeer = 0x40,  // nothing is read from the peer, and only its NIC can say whether it lives: Comm::post_probes
+};
+
+// What the monitor knows of the side channel of a comm that has not failed.
+enum class ChannelState : std::uint8_t {
+  kOpen,
+  kSilent,  // the peer's host acknowledges nothing
+  kLost,    // it has ended with an error, and is made again
 };
 
 class FailureState {
@@ -45,6 +53,7 @@ class FailureState {
     kFailed = 0x100,       // error() is set
     kPostPending = 0x200,  // a group waits for free entries of a send queue
     kSeveralCqs = 0x400,   // the comm has more than one completion queue: set for its whole life
+    kProbing = 0x800,      // the answer of the peer's NIC is awaited
   };
   std::uint32_t flags() const { return flags_.load(std::memory_order_relaxed); }
   void set_flag(Flag flag) { flags_.fetch_or(flag, std::memory_order_relaxed); }
@@ -56,12 +65,25 @@ class FailureState {
 
   // Any thread.
   void set_signal(CommSignal signal) { flags_.fetch_or(static_cast<std::uint32_t>(signal), std::memory_order_release); }
+  void clear_signal(CommSignal signal) {
+    flags_.fetch_and(~static_cast<std::uint32_t>(signal), std::memory_order_relaxed);
+  }
   void set_signal(ibv_event_type event) {
     device_event_.store(event, std::memory_order_relaxed);
     set_signal(CommSignal::kDeviceFailed);
   }
   // The event of the last kDeviceFailed.
   ibv_event_type device_event() const { return device_event_.load(std::memory_order_relaxed); }
+  // Only the monitor calls it. `detail`: how long the peer has been silent, in ms, or the errno with which the channel
+  // was lost.
+  void set_channel(ChannelState state, std::uint32_t detail) {
+    channel_.store(std::uint64_t{static_cast<std::uint8_t>(state)} << 32 | detail, std::memory_order_relaxed);
+  }
+  // Any thread.
+  ChannelState channel_state() const {
+    return static_cast<ChannelState>(channel_.load(std::memory_order_relaxed) >> 32);
+  }
+  std::uint32_t channel_detail() const { return static_cast<std::uint32_t>(channel_.load(std::memory_order_relaxed)); }
   // Whether the monitor has set one of these.
   template <typename... Signals>
   bool has(Signals... signals) const {
@@ -105,6 +127,7 @@ class FailureState {
   Error error_ = {.kind = ErrorKind::kNone};
   std::atomic<Phase> phase_{Phase::kWorking};
   std::atomic<ibv_event_type> device_event_{IBV_EVENT_COMM_EST};
+  std::atomic<std::uint64_t> channel_{0};
   ErrorKind reason_kind_ = ErrorKind::kRemote;
   std::unique_ptr<char[]> reason_;  // allocated only when needed: few connections ever have one
   HeldCompletion held_ = {};

@@ -51,6 +51,8 @@ class RecvComm final : public CommProgress<RecvComm> {
 
   TransferCounts transfer_counts() const override;
   wire::ConnectionStatus status() const override;
+  // Optional receives count when they are posted, which without a sender goes on only until the ring is full.
+  std::uint64_t peer_progress() const override { return groups_arrived_; }
   Activity take_activity() override { return {.send_refused = false, .tested = tested_.take()}; }
   CompletedCounts completed_counts() const override;
   bool all_done() const override { return !waits_for_peer() && flush_.all_done(); }
@@ -120,6 +122,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   bool complete_simple(const ibv_wc& completion);
   void complete(const ibv_wc& completion);
   void resume_pending_post() {}
+  bool post_probe(std::size_t qp, int& returned) noexcept override;
   void process_immediate(const ibv_wc& completion, std::size_t queue);
   void finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion);
   static ErrorKind retire(RecvRequest& request, int* done, int* sizes) noexcept;
@@ -161,5 +164,6 @@ extern template class CommProgress<RecvComm>;
 // wr_id: bits 0-15 queue, 16-31 the kind of work. Flushes have kFlushWorkBit.
 constexpr std::uint64_t kReceiveWork = std::uint64_t{1} << 16;
 constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
+constexpr std::uint64_t kReceiverProbe = std::uint64_t{4} << 16;
 
 }  // namespace verbatim

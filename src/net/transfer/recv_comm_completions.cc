@@ -76,7 +76,31 @@ void RecvComm::complete(const ibv_wc& completion) {
   if ((completion.wr_id & kFlushWorkBit) != 0) {
     return flush_.complete(static_cast<std::uint32_t>(completion.wr_id & 0xffff));
   }
-  cts_sent_ += cts_signal_mask_ + 1;
+  if ((completion.wr_id & kReceiverProbe) == 0) {
+    cts_sent_ += cts_signal_mask_ + 1;
+  } else {
+    if ((completion.wr_id & 0xffff) == 0) ++cts_depth_;
+    probe_answered();
+  }
+}
+
+// QP 0 shares its send queue with the CTS entries; the send queues of the others are not used.
+bool RecvComm::post_probe(std::size_t qp, int& returned) noexcept {
+  if (qp == 0) {
+    if (cts_free() == 0) return false;
+    --cts_depth_;
+    members_allowed_ = 0;
+  }
+  ibv_send_wr work{};
+  work.wr_id = kReceiverProbe | qp;
+  work.opcode = IBV_WR_RDMA_WRITE;
+  work.send_flags = IBV_SEND_SIGNALED;
+  work.wr.rdma.remote_addr = reinterpret_cast<std::uint64_t>(control_.data()) + ring_offset_;
+  const wire::Hello& remote = endpoint_.remote();
+  work.wr.rdma.rkey = remote.devices[endpoint_.qps()[qp].remote_device].control_rkey;
+  ibv_send_wr* refused = nullptr;
+  returned = ibv_post_send(queues_[qp].qp, &work, &refused);
+  return true;
 }
 
 void RecvComm::fail_receive(const ibv_wc& completion) {
@@ -84,6 +108,8 @@ void RecvComm::fail_receive(const ibv_wc& completion) {
     return fail_completion(completion, 0,
                            {.operation_text = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true});
   }
+  if ((completion.wr_id & kReceiverProbe) != 0)
+    return fail_completion(completion, completion.wr_id & 0xffff, kProbeWork);
   std::uint64_t bytes = 0;  // of outstanding receives
   for (std::uint32_t member = oldest_member_; member != next_member_;) {
     const RecvRequest& request = requests_[wire::ring_index(member)];

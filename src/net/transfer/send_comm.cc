@@ -135,6 +135,7 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
 
 ErrorKind SendComm::no_matching_receive() noexcept {
   send_refused_ = true;
+  if (is_probing()) progress();  // an application that only waits for receives does not poll
   check_signals(true);
   return result();
 }
@@ -232,6 +233,21 @@ bool SendComm::can_send() {
   // A message that is posted now would never be acknowledged.
   if (is_peer_or_device_dead()) check_signals(true);
   return error() == nullptr && !pending_post_.active && !is_peer_or_device_dead();
+}
+
+bool SendComm::post_probe(std::size_t qp, int& returned) noexcept {
+  SendQueue& queue = queues_[qp];
+  if (queue.free == 0) return false;
+  ibv_send_wr work{};
+  work.wr_id = encode_send_work(0, static_cast<std::uint32_t>(qp), 1, false) | kSendProbe;
+  work.opcode = IBV_WR_RDMA_WRITE;
+  work.send_flags = IBV_SEND_SIGNALED;
+  work.wr.rdma.remote_addr = record_address_;
+  work.wr.rdma.rkey = queue.record_rkey;
+  queue.free -= 1;
+  ibv_send_wr* refused = nullptr;
+  returned = ibv_post_send(queue.qp, &work, &refused);
+  return true;
 }
 
 // Whether all CTS entries of the group at the head have arrived; if so `group_` holds it.

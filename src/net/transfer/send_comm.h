@@ -48,6 +48,8 @@ class SendComm final : public CommProgress<SendComm> {
   bool waits_for_peer() const override { return false; }
 
   wire::ConnectionStatus status() const override;
+  // Each message needs CTS entries of the peer.
+  std::uint64_t peer_progress() const override { return head_; }
   Activity take_activity() override { return {.send_refused = send_refused_.take(), .tested = tested_.take()}; }
 
  private:
@@ -196,6 +198,7 @@ class SendComm final : public CommProgress<SendComm> {
   // Whether to report the used CTS entries to the receiver with this optional group: once in so many.
   bool reports_consumed();
   bool can_send();
+  bool post_probe(std::size_t qp, int& returned) noexcept override;
   bool fail_invalid_cts();
   ErrorKind fail_size_mismatch(std::size_t bytes, const wire::CtsHead& entry_head) noexcept;
   ErrorKind no_matching_receive() noexcept;
@@ -251,10 +254,12 @@ class SendComm final : public CommProgress<SendComm> {
 extern template class CommProgress<SendComm>;
 
 // wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32 whether it completes its part
-// of the group, 33 whether it completes a single message in one part, 48-63 work requests that complete with it.
+// of the group, 33 whether it completes a single message in one part, 34 whether it is a probe of the peer's NIC, 48-63
+// work requests that complete with it.
 constexpr unsigned kSendCountShift = 48;
 constexpr std::uint64_t kSendPartDone = std::uint64_t{1} << 32;
 constexpr std::uint64_t kSendSingle = std::uint64_t{1} << 33;
+constexpr std::uint64_t kSendProbe = std::uint64_t{1} << 34;
 constexpr std::uint64_t encode_send_work(std::uint32_t index, std::uint32_t queue, std::uint32_t count,
                                          bool part_done) {
   return index | std::uint64_t{queue} << 16 | std::uint64_t{count} << kSendCountShift | (part_done ? kSendPartDone : 0);

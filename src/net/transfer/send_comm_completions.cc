@@ -11,6 +11,7 @@ wire::ConnectionStatus SendComm::status() const {
   wire::ConnectionStatus status{.sends = 1, .members = head(), .bytes = bytes_};
   const std::span<const EndpointQp> ends = endpoint_.qps();
   for (std::size_t i = 0; i < queues_.size(); ++i) status.outstanding += ends[i].send_wr - queues_[i].free;
+  status.outstanding -= std::min(status.outstanding, probes_left());
   const std::byte* const entry_address = control_.data() + wire::ring_index(status.members) * entry_bytes_;
   if (ready(entry_address, status.members)) status.flags |= wire::ConnectionStatus::kCtsReady;
   return status;
@@ -33,7 +34,10 @@ void SendComm::complete(const ibv_wc& completion) {
   if (complete_simple(completion)) return;
   if (completion.status != IBV_WC_SUCCESS) return fail_send(completion);
   queues_[completion.wr_id >> 16 & 0xffff].free += static_cast<std::uint32_t>(completion.wr_id >> kSendCountShift);
-  if ((completion.wr_id & kSendPartDone) == 0) return;
+  if ((completion.wr_id & kSendPartDone) == 0) {
+    if ((completion.wr_id & kSendProbe) != 0) probe_answered();
+    return;
+  }
   SendRequest* member = &requests_[completion.wr_id & 0xffff];
   if (--member->parts_left != 0) return;
   const SendRequest* const end = member + member->group_size;
@@ -82,11 +86,12 @@ RefusedBuffer SendComm::refused_buffer(const SendRequest* first, std::uint32_t m
 }
 
 void SendComm::fail_send(const ibv_wc& completion) {
+  const std::size_t queue = completion.wr_id >> 16 & 0xffff;
+  if ((completion.wr_id & kSendProbe) != 0) return fail_completion(completion, queue, kProbeWork);
   const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
   const std::uint32_t members = (completion.wr_id & kSendSingle) != 0 ? 1 : requests_[index].group_size;
   std::uint64_t bytes = 0;
   for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
-  const std::size_t queue = completion.wr_id >> 16 & 0xffff;
   FailedWork work{.operation_text = "sending", .bytes = bytes};
   if (completion.status == IBV_WC_LOC_PROT_ERR) {
     work.buffer = refused_buffer(&requests_[index], members, *endpoint_.ports()[queues_[queue].device]->device);

@@ -33,6 +33,8 @@ class SideChannel {
   // are dropped.
   bool flush(const UniqueFd& socket);
   bool has_unsent() const { return unsent_bytes_ != 0; }
+  // For another socket: messages in part are dropped.
+  void reset() { received_bytes_ = unsent_bytes_ = 0; }
 
  private:
   std::array<std::uint8_t, wire::kMaxNoticeBytes> received_;

@@ -1,13 +1,16 @@
 // Failures reach both ends: the notice of one end to the other, and the keepalive.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <thread>
 
 #include "base/clock.h"
+#include "base/socket.h"
 #include "connected_comms.h"
 #include "net/monitor/monitor.h"
 #include "support/log_capture.h"
@@ -92,10 +95,22 @@ class Keepalive : public ::testing::Test {
         RecvComm::create(link_.context().comm_settings(), std::move(*endpoint), peer);
     ASSERT_TRUE(comm);
     comm_ = std::move(*comm);
-    int ends[2];
-    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    comm_->set_side_channel(UniqueFd(ends[0]));
-    peer_ = UniqueFd(ends[1]);
+    // TCP, whose kernel acknowledges what a process does not read.
+    sockaddr_storage loopback{};
+    reinterpret_cast<sockaddr_in&>(loopback) = {
+        .sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
+    const Result<UniqueFd> listener = tcp_listen(loopback);
+    ASSERT_TRUE(listener);
+    const Result<sockaddr_storage> address = local_address(*listener);
+    ASSERT_TRUE(address);
+    Result<UniqueFd> own = tcp_connect(*address, {});
+    ASSERT_TRUE(own);
+    comm_->set_side_channel(std::move(*own));
+    ASSERT_TRUE(ConnectedComms::eventually([&] {
+      Result<std::optional<UniqueFd>> accepted = tcp_accept(*listener);
+      if (accepted && *accepted) peer_ = std::move(**accepted);
+      return !!peer_;
+    }));
     ASSERT_TRUE(control_->watch(*comm_, this));
   }
   void TearDown() override {

@@ -1,0 +1,200 @@
+#include "net/monitor/lost_channels.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/socket.h"
+#include "net/diagnose/path_facts.h"
+
+namespace verbatim {
+namespace {
+
+// The listener of a process is read once a second (Monitor).
+constexpr std::uint64_t kAttemptTimeoutNs = 5 * kNanosecondsPerSecond;
+constexpr std::uint64_t kFirstPauseNs = 100 * kNanosecondsPerMillisecond;
+constexpr unsigned kMaxDoublings = 7;  // 12.8 s
+constexpr std::uint64_t kProbePeriodNs = 10 * kNanosecondsPerSecond;
+constexpr std::uint64_t kCheckPeriodNs = 250 * kNanosecondsPerMillisecond;
+constexpr std::uint64_t kUndecidedNs = 3 * kNanosecondsPerSecond;
+// With a listener that refuses. A NIC answers within microseconds; this allows for one that sends a lost packet again.
+constexpr std::uint64_t kUnansweredNs = 2 * kNanosecondsPerSecond;
+
+wire::ConnectionId id_of(const MonitoredConnection& connection) {
+  const wire::Hello& remote = connection.comm->endpoint().remote();
+  return {remote.secret, remote.attempt};
+}
+
+// Connections that are lost together do not try again together.
+std::uint64_t pause_ns(const MonitoredConnection& connection) {
+  const std::uint64_t pause = kFirstPauseNs << std::min(connection.lost->failed_attempts, kMaxDoublings);
+  return pause + pause / 8 * (static_cast<unsigned>(connection.comm->side_channel().get()) % 8);
+}
+
+void give_up_attempt(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
+    VERBATIM_REQUIRES(table.mutex) {
+  connection.lost->drop_attempt(table.poller);
+  connection.lost->attempt_ns = now + pause_ns(connection);
+  ++connection.lost->failed_attempts;
+}
+
+void begin_attempt(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
+    VERBATIM_REQUIRES(table.mutex) {
+  sockaddr_storage own{};
+  sockaddr_storage peer{};
+  std::memcpy(&own, &connection.addresses->own, sizeof connection.addresses->own);
+  std::memcpy(&peer, &connection.addresses->peer, sizeof connection.addresses->peer);
+  Result<UniqueFd> socket = tcp_connect(peer, own);
+  connection.lost->refused = !socket && socket.error().sys_errno == ECONNREFUSED;
+  if (!socket) return give_up_attempt(table, connection, now);
+  connection.lost->attempt = std::move(*socket);
+  connection.lost->attempt_ns = now + kAttemptTimeoutNs;
+  const auto id = static_cast<std::uint32_t>(connection.comm->side_channel().get());
+  if (!table.poller.add_writable(connection.lost->attempt.get(), PollSource::kAttempt, id)) {
+    give_up_attempt(table, connection, now);
+  }
+}
+
+// The peer's first message shows that it has accepted the side channel. It stays in the socket.
+enum class Answer : std::uint8_t { kNone, kAccepted, kOther };
+Answer read_answer(const UniqueFd& socket) {
+  std::uint8_t bytes[wire::kHeaderBytes];
+  const ssize_t count = ::recv(socket.get(), bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return Answer::kNone;
+  if (count != static_cast<ssize_t>(sizeof bytes)) return Answer::kOther;
+  const Result<wire::Header> header = wire::decode_header(bytes);
+  return header && header->type == wire::MessageType::kPing ? Answer::kAccepted : Answer::kOther;
+}
+
+// Many channels are lost together: one warning is enough.
+void report_loss(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex) {
+  if (connection.closing != nullptr || std::exchange(connection.lost->reported, true)) return;
+  const LogLevel level = table.reported_losses++ == 0 ? LogLevel::kWarn : LogLevel::kInfo;
+  table.log(level, "the side channel with the peer " + connection.comm->endpoint().peer_name() + " ended with " +
+                       std::strerror(connection.lost->error) +
+                       "; data goes on by RDMA while the peer's NIC answers, and the side channel is made again. Next: "
+                       "look at the network of the side channels between the hosts (VERBATIM_SOCKET_IFNAME): "
+                       "firewalls, switches");
+}
+
+// Looks for the answer to a probe.
+void check_answer(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
+    VERBATIM_REQUIRES(table.mutex) {
+  LostChannel& lost = *connection.lost;
+  const Comm& comm = *connection.comm;
+  const bool outstanding = (comm.slow_path_flags() & Comm::kProbing) != 0;
+  if (!outstanding) lost.unanswered_ns = 0;
+  if (outstanding && lost.unanswered_ns == 0) lost.unanswered_ns = now;
+  if (comm.probes_answered() != lost.answers || now - lost.since_ns >= kUndecidedNs) report_loss(table, connection);
+  const bool decided = lost.reported && !outstanding;
+  lost.check_ns = decided ? lost.probe_ns : now + kCheckPeriodNs;
+}
+
+// Puts the socket in the place of the side channel, whose descriptor number stays the same: the table and the comm know
+// the connection by it.
+bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, UniqueFd socket)
+    VERBATIM_REQUIRES(table.mutex) {
+  const int fd = connection.comm->side_channel().get();
+  table.poller.remove(fd);
+  table.poller.remove(socket.get());
+  if (::dup3(socket.get(), fd, O_CLOEXEC) < 0) return false;
+  if (!table.poller.add(fd, PollSource::kConnection, static_cast<std::uint32_t>(fd))) return false;
+  connection.channel.reset();
+  connection.ticks_without_message = 0;
+  connection.silent = false;
+  connection.comm->clear_signal(CommSignal::kProbePeer);
+  connection.comm->set_channel(ChannelState::kOpen);
+  if (connection.lost == nullptr) return true;
+  report_loss(table, connection);
+  if (connection.lost->reported) {
+    table.log(LogLevel::kInfo, "the side channel with the peer " + connection.comm->endpoint().peer_name() +
+                                   " is back after " + to_seconds(monotonic_ns() - connection.lost->since_ns));
+  }
+  table.end_loss(connection);
+  return true;
+}
+
+}  // namespace
+
+bool lose_channel(ConnectionTable& table, MonitoredConnection& connection, int error) {
+  connection.lost.reset(new (std::nothrow) LostChannel);
+  if (connection.lost == nullptr) return false;
+  LostChannel& lost = *connection.lost;
+  lost.error = error;
+  lost.answers = connection.comm->probes_answered();
+  lost.since_ns = lost.check_ns = lost.probe_ns = monotonic_ns();
+  lost.attempt_ns = connection.addresses != nullptr ? lost.since_ns : kNever;
+  table.poller.remove(connection.comm->side_channel().get());
+  connection.channel.reset();
+  connection.close_sent = false;  // it may not have arrived
+  connection.comm->set_channel(ChannelState::kLost, static_cast<std::uint32_t>(error));
+  return true;
+}
+
+bool advance_lost_channel(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
+  LostChannel& lost = *connection.lost;
+  if (now >= lost.probe_ns) {  // the first is sent at once; while data of the peer arrives no other is needed
+    const std::uint64_t progress = connection.comm->peer_progress();
+    const bool first = lost.probe_ns == lost.since_ns;
+    if (std::exchange(connection.peer_progress, progress) == progress || first) {
+      connection.comm->set_signal(CommSignal::kProbePeer);
+    }
+    lost.probe_ns = now + kProbePeriodNs;
+  }
+  if (now >= lost.check_ns) check_answer(table, connection, now);
+  const bool unanswered = lost.unanswered_ns != 0 && now - lost.unanswered_ns >= kUnansweredNs;
+  if (lost.refused && (unanswered || connection.closing != nullptr)) return false;
+  if (now < lost.attempt_ns) return true;
+  if (lost.attempt) {
+    give_up_attempt(table, connection, now);
+  } else {
+    begin_attempt(table, connection, now);
+  }
+  return true;
+}
+
+void advance_attempt(ConnectionTable& table, MonitoredConnection& connection) {
+  table.mark_changed(connection);
+  if (connection.lost == nullptr || !connection.lost->attempt) return;
+  LostChannel& lost = *connection.lost;
+  const auto id = static_cast<std::uint32_t>(connection.comm->side_channel().get());
+  if (!lost.resume_sent) {
+    const Result<bool> connected = tcp_connected(lost.attempt);
+    lost.refused = !connected && connected.error().sys_errno == ECONNREFUSED;
+    if (connected && !*connected) {
+      if (table.poller.rearm_writable(lost.attempt.get(), PollSource::kAttempt, id)) return;
+    } else if (connected) {
+      const wire::Notice resume = wire::Notice::resume(id_of(connection));
+      const std::span<const std::uint8_t> bytes = resume.bytes();
+      const ssize_t sent = ::send(lost.attempt.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      lost.resume_sent = sent == static_cast<ssize_t>(bytes.size());
+      if (lost.resume_sent && table.poller.rearm(lost.attempt.get(), PollSource::kAttempt, id)) return;
+    }
+    return give_up_attempt(table, connection, monotonic_ns());
+  }
+  const Answer answer = read_answer(lost.attempt);
+  if (answer == Answer::kNone && table.poller.rearm(lost.attempt.get(), PollSource::kAttempt, id)) return;
+  if (answer == Answer::kAccepted && replace_channel(table, connection, std::move(lost.attempt))) return;
+  give_up_attempt(table, connection, monotonic_ns());
+}
+
+void accept_channel(ConnectionTable& table, MonitoredConnection& connection, UniqueFd socket) {
+  if (connection.peer_closed) return;
+  table.mark_changed(connection);
+  if (!replace_channel(table, connection, std::move(socket))) {
+    if (connection.lost == nullptr) static_cast<void>(lose_channel(table, connection, ENOMEM));
+    return;
+  }
+  connection.close_sent = false;
+  connection.send(wire::Notice::without_body(wire::MessageType::kPing));
+}
+
+}  // namespace verbatim

@@ -1,0 +1,39 @@
+// Side channels that ended with an error: a reset, a timeout, an unreachable host. That says nothing about the peer,
+// whose data moves by RDMA: the management network may have failed alone.
+//
+//   open --error--> lost --connecting side: TCP connect, kResume, kPing--> open
+//                        --accepting side: kResume came to the listener--> open
+//
+// While the side channel is lost, the comm is signalled from time to time to ask the peer's NIC (Comm::post_probes),
+// and it fails when the NIC does not answer. A process that is killed closes its sockets with an end of file, or with a
+// reset if it has not read everything. Its QPs answer nothing: the probe fails after all retries (VERBATIM_TIMEOUT,
+// VERBATIM_RETRY_CNT). The connecting side knows sooner: if the peer's listener refuses and a probe has no answer for
+// two seconds, the process has ended. Neither alone proves it: a firewall may refuse, and packets may be lost. For a
+// connection that is closing, with nothing outstanding, the refusal is enough; else it ends at its deadline.
+//
+// The loss is reported when something is known: the NIC answers, the side channel is back, or time has passed.
+//
+// The connecting side gives up its attempts with a reset, never with an end of file: the listener may have accepted
+// them, and an end of file means that the process has ended.
+#pragma once
+
+#include <cstdint>
+
+#include "net/monitor/connection_table.h"
+
+namespace verbatim {
+
+// Called by the monitoring thread.
+
+// The side channel of the connection has ended with this error. False: there is no memory to make it again.
+bool lose_channel(ConnectionTable& table, MonitoredConnection& connection, int error) VERBATIM_REQUIRES(table.mutex);
+// Signals the comm, and begins or gives up an attempt when it is time. False: the peer process has ended.
+bool advance_lost_channel(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
+    VERBATIM_REQUIRES(table.mutex);
+// Continues the attempt, whose socket has become ready.
+void advance_attempt(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex);
+// The peer has made the side channel again.
+void accept_channel(ConnectionTable& table, MonitoredConnection& connection, UniqueFd socket)
+    VERBATIM_REQUIRES(table.mutex);
+
+}  // namespace verbatim

@@ -1,0 +1,380 @@
+// The TCP connection of the side channel is reset while both ends live: data goes on, the peer's NIC is asked, and the
+// side channel is made again.
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/socket.h"
+#include "connected_comms.h"
+#include "net/connect/listener.h"
+#include "net/monitor/monitor.h"
+#include "support/log_capture.h"
+
+namespace verbatim {
+namespace {
+
+// How many side channels are back so far.
+std::size_t back(const LogCapture& log) {
+  const std::vector<std::string> lines = log.infos();
+  return static_cast<std::size_t>(std::count_if(lines.begin(), lines.end(), [](const std::string& line) {
+    return line.find(" is back after ") != std::string::npos;
+  }));
+}
+
+class SideChannelLoss : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_NO_FATAL_FAILURE(link_.connect()); }
+
+  // Ends the TCP connection with an error at both ends.
+  static void reset(const Comm& comm) {
+    const sockaddr none{.sa_family = AF_UNSPEC, .sa_data = {}};
+    ASSERT_EQ(::connect(comm.side_channel().get(), &none, sizeof none), 0);
+  }
+  void exchange(Buffers<>& buffers) {
+    Request* const recv = link_.posted([&] { return buffers.irecv(8); });
+    ASSERT_NE(recv, nullptr);
+    Request* const send = link_.posted([&] { return buffers.isend(8); });
+    ASSERT_NE(send, nullptr);
+    ASSERT_TRUE(link_.wait(send));
+    ASSERT_TRUE(link_.wait(recv));
+    link_.is_completed(send);
+    link_.is_completed(recv);
+  }
+  ConnectedComms link_;
+};
+
+TEST_F(SideChannelLoss, ResetWhileDataFlows_DataGoesOnAndChannelIsBack) {
+  Buffers<> buffers(link_, 8);
+  ASSERT_NO_FATAL_FAILURE(exchange(buffers));
+  const LogCapture log;
+  for (int i = 0; i < 3; ++i) {
+    const std::size_t before = back(log);
+    ASSERT_NO_FATAL_FAILURE(reset(link_.send()));
+    ASSERT_TRUE(ConnectedComms::eventually([&] {
+      exchange(buffers);
+      return back(log) >= before + 2;  // both ends
+    })) << i;
+  }
+  ASSERT_NO_FATAL_FAILURE(exchange(buffers));
+  EXPECT_FALSE(link_.failed());
+  EXPECT_NE(link_.send().probes_answered() + link_.recv().probes_answered(), 0U);
+  // The new side channel carries the notices.
+  link_.recv().abort();
+  ASSERT_TRUE(link_.fails(link_.recv()));
+  ASSERT_TRUE(link_.fails(link_.send(), [&] {
+    std::this_thread::yield();
+    buffers.isend(8);
+    link_.send().progress();
+  }));
+  EXPECT_NE(link_.send().failure()->what.find(" reported: "), std::string::npos) << link_.send().failure()->what;
+}
+
+// A sender that waits for a receive, and a receiver that waits for data.
+TEST_F(SideChannelLoss, NothingMoves_PeersNicIsAskedAndNothingFails) {
+  Buffers<> buffers(link_, 8);
+  Request* const recv = link_.posted([&] { return buffers.irecv(8, 1); });
+  ASSERT_NE(recv, nullptr);
+  const LogCapture log;
+  // Each reset of one end reaches the other.
+  for (Comm* comm : {static_cast<Comm*>(&link_.send()), static_cast<Comm*>(&link_.recv())}) {
+    const std::uint32_t sender_before = link_.send().probes_answered();
+    const std::uint32_t receiver_before = link_.recv().probes_answered();
+    const std::size_t before = back(log);
+    ASSERT_NO_FATAL_FAILURE(reset(*comm));
+    ASSERT_TRUE(ConnectedComms::eventually([&] {
+      EXPECT_EQ(buffers.isend(8, 2), nullptr);  // another tag
+      int done = 0;
+      EXPECT_EQ(RecvComm::test(*recv, &done, nullptr), ErrorKind::kNone);
+      return link_.send().probes_answered() != sender_before && link_.recv().probes_answered() != receiver_before;
+    }));
+    ASSERT_TRUE(ConnectedComms::eventually([&] {
+      std::this_thread::yield();
+      return back(log) >= before + 2;
+    }));
+  }
+  EXPECT_FALSE(link_.failed());
+  EXPECT_GE(log.warnings().size(), 2U) << "one for each reset, or for each end";
+  EXPECT_LE(log.warnings().size(), 4U);
+  // All send work requests are free again.
+  EXPECT_EQ(link_.send().status().outstanding, 0U);
+  Request* const send = link_.posted([&] { return buffers.isend(8, 1); });
+  ASSERT_NE(send, nullptr);
+  EXPECT_TRUE(link_.wait(send));
+  EXPECT_TRUE(link_.wait(recv));
+}
+
+TEST_F(SideChannelLoss, PeerClosesAfterReset_IsNoticed) {
+  const LogCapture log;
+  Buffers<> buffers(link_, 8);
+  ASSERT_NO_FATAL_FAILURE(reset(link_.send()));
+  link_.context().close(link_.recv());
+  // It is closing until the side channel is back and its close message is sent.
+  ASSERT_TRUE(link_.fails(link_.send(), [&] {
+    std::this_thread::yield();
+    buffers.isend(8);
+  }));
+  EXPECT_NE(link_.send().failure()->what.find("closed a connection"), std::string::npos);
+}
+
+TEST_F(SideChannelLoss, UnknownConnection_IsClosedWithoutReply) {
+  const Result<sockaddr_storage> listener = remote_address(link_.send().side_channel());
+  ASSERT_TRUE(listener);
+  const wire::Hello& remote = link_.send().endpoint().remote();
+  const LogCapture log;
+  for (const bool whole : {true, false}) {
+    wire::ConnectionId id{remote.secret, remote.attempt};
+    id.attempt ^= 1;
+    const wire::Notice notice = wire::Notice::resume(id);
+    const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&*listener), sizeof(sockaddr_in)), 0);
+    std::vector<std::uint8_t> bytes(notice.bytes().begin(), notice.bytes().end());
+    if (!whole) {  // a body that is too short
+      wire::put_header(std::span(bytes).first<wire::kHeaderBytes>(), wire::MessageType::kResume, 4);
+      bytes.resize(wire::kHeaderBytes + 4);
+    }
+    ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    std::uint8_t answer = 0;
+    EXPECT_EQ(::recv(socket.get(), &answer, 1, 0), 0) << whole;
+  }
+  Buffers<> buffers(link_, 8);
+  ASSERT_NO_FATAL_FAILURE(exchange(buffers));
+  EXPECT_FALSE(link_.failed());
+  EXPECT_EQ(back(log), 0U);
+}
+
+// One end of a connection; the test is the peer, with a TCP connection and, as accepting side, a listener.
+class OneEnd : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(link_.connect());
+    sockaddr_storage loopback{};
+    auto& address = reinterpret_cast<sockaddr_in&>(loopback);
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    listener_ = std::make_unique<Listener>(loopback);
+    Result<UniqueFd> listening = tcp_listen(loopback);
+    ASSERT_TRUE(listening);
+    listening_ = std::move(*listening);
+    Result<std::unique_ptr<Monitor>> monitor = Monitor::start({});
+    ASSERT_TRUE(monitor);
+    monitor_ = std::move(*monitor);
+    monitor_->set_source(*listener_);
+  }
+  void TearDown() override {
+    if (watched_ && comm_ != nullptr) monitor_->unwatch(*comm_);
+    monitor_.reset();
+  }
+
+  void watch(std::unique_ptr<Comm> comm) {
+    comm_ = std::move(comm);
+    const Result<sockaddr_storage> address = local_address(listening_);
+    ASSERT_TRUE(address);
+    Result<UniqueFd> own = tcp_connect(*address, {});
+    ASSERT_TRUE(own);
+    comm_->set_side_channel(std::move(*own));
+    peer_ = accepted();
+    ASSERT_TRUE(!!peer_);
+    ASSERT_TRUE(monitor_->watch(*comm_, this));
+    watched_ = true;
+  }
+  Endpoint endpoint(const EndpointSizes& sizes) {
+    const std::span<const Port* const> span = link_.recv().endpoint().ports();
+    Result<Endpoint> made =
+        Endpoint::create(std::vector<const Port*>(span.begin(), span.end()), sizes, link_.context().config());
+    EXPECT_TRUE(made);
+    return std::move(*made);
+  }
+  void watch_receiver() {
+    wire::Hello peer;
+    peer.qps.resize(1);
+    const Config& config = link_.context().config();
+    Result<std::unique_ptr<RecvComm>> comm =
+        RecvComm::create(link_.context().comm_settings(),
+                         endpoint(RecvComm::endpoint_sizes(config, link_.recv().endpoint().ports(), peer)), peer);
+    ASSERT_TRUE(comm);
+    watch(std::move(*comm));
+  }
+  void watch_sender() {
+    Result<std::unique_ptr<SendComm>> comm = SendComm::create(
+        link_.context().comm_settings(), endpoint(SendComm::endpoint_sizes(1, 1, link_.context().config())), 1);
+    ASSERT_TRUE(comm);
+    watch(std::move(*comm));
+  }
+
+  UniqueFd accepted() {
+    UniqueFd socket;
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      Result<std::optional<UniqueFd>> next = tcp_accept(listening_);
+      EXPECT_TRUE(next);
+      if (next && *next) socket = std::move(**next);
+      return !!socket;
+    }));
+    return socket;
+  }
+  // The type of the next message; nullopt: the connection has ended, with `error_`.
+  std::optional<wire::MessageType> next(const UniqueFd& socket) {
+    std::array<std::uint8_t, wire::kMaxNoticeBytes> bytes{};
+    std::size_t filled = 0;
+    std::optional<wire::MessageType> type;
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      const Result<bool> all = receive_into(socket, std::span(bytes).first(wire::kHeaderBytes), filled);
+      error_ = all ? 0 : all.error().sys_errno;
+      if (!all || !*all) return !all;
+      const Result<wire::Header> header = wire::decode_header(std::span(bytes).first<wire::kHeaderBytes>());
+      EXPECT_TRUE(header);
+      if (!header) return true;
+      type = header->type;
+      std::size_t body = 0;
+      while (body < header->body_bytes && receive_into(socket, std::span(bytes).first(header->body_bytes), body))
+        continue;
+      return true;
+    }));
+    return type;
+  }
+  static void say(const UniqueFd& socket, const wire::Notice& notice) {
+    const auto bytes = notice.bytes();
+    ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+  static void close_with_reset(UniqueFd& socket) {
+    const linger none{.l_onoff = 1, .l_linger = 0};
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    socket.reset();
+  }
+  bool has(CommSignal signal) const { return (comm_->slow_path_flags() & static_cast<std::uint32_t>(signal)) != 0; }
+  bool eventually_has(CommSignal signal) const {
+    return ConnectedComms::eventually([&] {
+      std::this_thread::yield();
+      return has(signal);
+    });
+  }
+
+  ConnectedComms link_;  // its context provides the settings
+  const LogCapture log_;
+  std::unique_ptr<Listener> listener_;
+  UniqueFd listening_;
+  UniqueFd peer_;
+  int error_ = 0;
+  bool watched_ = false;
+  std::unique_ptr<Comm> comm_;
+  std::unique_ptr<Monitor> monitor_;
+};
+
+// The connecting side repeats its attempts until the peer answers, and ends those that fail with a reset.
+TEST_F(OneEnd, Sender_MakesTheChannelAgain) {
+  ASSERT_NO_FATAL_FAILURE(watch_sender());
+  close_with_reset(peer_);
+  for (const char* answer : {"", "SSH-2.0-OpenSSH_9.6\r\n"}) {
+    UniqueFd attempt = accepted();
+    ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+    if (*answer == '\0') continue;  // closes it
+    ASSERT_GT(::send(attempt.get(), answer, std::strlen(answer), MSG_NOSIGNAL), 0);
+    EXPECT_EQ(next(attempt), std::nullopt);
+    EXPECT_EQ(error_, ECONNRESET);
+  }
+  EXPECT_TRUE(has(CommSignal::kProbePeer));
+  const UniqueFd attempt = accepted();
+  ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+  ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kPing)));
+  EXPECT_EQ(next(attempt), wire::MessageType::kPong);
+  EXPECT_FALSE(has(CommSignal::kProbePeer));
+  EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+  EXPECT_NE(log_.only_warning().find("ended with Connection reset by peer"), std::string::npos) << log_.only_warning();
+  ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kClose)));
+  EXPECT_TRUE(eventually_has(CommSignal::kPeerClosed));
+}
+
+// An end of file means that the process has ended.
+TEST_F(OneEnd, EndOfFile_IsThePeersEnd) {
+  ASSERT_NO_FATAL_FAILURE(watch_sender());
+  peer_.reset();
+  EXPECT_TRUE(eventually_has(CommSignal::kPeerDisconnected));
+  EXPECT_FALSE(has(CommSignal::kProbePeer));
+}
+
+// The accepting side takes the new side channel even if it has not noticed the end of the old one; notices that could
+// not be sent before are sent then.
+TEST_F(OneEnd, Receiver_AcceptsTheNewChannel) {
+  const Result<sockaddr_storage> address = listener_->add(wire::Secret{1});
+  ASSERT_TRUE(address);
+  ASSERT_NO_FATAL_FAILURE(watch_receiver());
+  listener_->remove(wire::Secret{1});  // the connection keeps the socket open
+  for (const bool lost : {false, true, false}) {
+    if (lost) {
+      close_with_reset(peer_);
+      ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
+    }
+    Result<UniqueFd> made = tcp_connect(*address, {});
+    ASSERT_TRUE(made);
+    ASSERT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
+    ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::resume({})));
+    ASSERT_EQ(next(*made), wire::MessageType::kPing);
+    ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::without_body(wire::MessageType::kPing)));
+    ASSERT_EQ(next(*made), wire::MessageType::kPong);
+    peer_ = std::move(*made);
+    EXPECT_FALSE(has(CommSignal::kProbePeer));
+  }
+  EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+  EXPECT_EQ(log_.warnings().size(), 1U);
+  monitor_->unwatch(*comm_);  // sends the notice of the abort
+  watched_ = false;
+  EXPECT_EQ(next(peer_), wire::MessageType::kFailed);
+  Result<UniqueFd> late = tcp_connect(*address, {});
+  bool refused = !late;
+  EXPECT_TRUE(refused || ConnectedComms::eventually([&] {
+                const Result<bool> connected = tcp_connected(*late);
+                refused = !connected;
+                return refused || *connected;
+              }));
+  EXPECT_TRUE(refused) << "the socket is closed with the last connection";
+}
+
+TEST_F(OneEnd, ClosedWhileLost_EndsAtDeadline) {
+  ASSERT_NO_FATAL_FAILURE(watch_sender());
+  close_with_reset(peer_);
+  ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
+  listening_.reset();
+  monitor_->close_gracefully(std::move(comm_), 300 * kNanosecondsPerMillisecond);
+  monitor_->drain(this, false);
+}
+
+TEST_F(OneEnd, ClosedWhileLost_CloseIsSentWhenItIsBack) {
+  ASSERT_NO_FATAL_FAILURE(watch_sender());
+  close_with_reset(peer_);
+  ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
+  monitor_->close_gracefully(std::move(comm_), 600 * kNanosecondsPerSecond);
+  const UniqueFd attempt = accepted();
+  ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+  ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kPing)));
+  wire::MessageType last = wire::MessageType::kPong;
+  while (last == wire::MessageType::kPong) last = next(attempt).value_or(wire::MessageType::kReady);
+  EXPECT_EQ(last, wire::MessageType::kClose);
+  ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kClose)));
+  monitor_->drain(this, false);
+}
+
+TEST_F(OneEnd, FailureWhileLost_IsReportedWhenItIsBack) {
+  ASSERT_NO_FATAL_FAILURE(watch_sender());
+  close_with_reset(peer_);
+  ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
+  comm_->set_signal(IBV_EVENT_QP_FATAL);
+  auto& sender = static_cast<SendComm&>(*comm_);
+  ASSERT_TRUE(ConnectedComms::fails(sender));
+  const UniqueFd attempt = accepted();
+  ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+  ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kPing)));
+  wire::MessageType last = wire::MessageType::kPong;
+  while (last == wire::MessageType::kPong) last = next(attempt).value_or(wire::MessageType::kReady);
+  EXPECT_EQ(last, wire::MessageType::kFailed);
+}
+
+}  // namespace
+}  // namespace verbatim
