@@ -130,9 +130,8 @@ class SendComm final : public CommProgress<SendComm> {
     std::uint64_t atomic_result;  // target for the old values of arrival words; not used
   };
 
-  // Work requests posted with one doorbell: at least a group, a size record and an atomic.
-  static constexpr std::uint32_t kBatch = 12;
-  static_assert(kBatch >= wire::kMaxGroup + 2);
+  // Work requests posted with one doorbell: a group, a size record and an atomic.
+  static constexpr std::uint32_t kBatch = wire::kMaxGroup + 2;
 
   const void* peer_written_memory() const override { return control_.data(); }
   std::uint32_t capabilities() const override;
