@@ -5,10 +5,9 @@
 #include <new>
 
 #include "base/result.h"
+#include "softverbs/api/refusals.h"
 #include "softverbs/engine/context.h"
 #include "softverbs/engine/objects.h"
-
-#define SOFTVERBS_EXPORT __attribute__((visibility("default")))
 
 namespace verbatim::softverbs {
 

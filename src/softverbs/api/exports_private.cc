@@ -2,29 +2,9 @@
 // softverbs has none. The symbols exist so that these libraries load; every call is refused.
 #include <infiniband/verbs.h>
 
-#include <cerrno>
 #include <cstring>
 
-#include "softverbs/api/exports.h"
-
-// The functions ignore their arguments, so none are declared.
-#define SOFTVERBS_REFUSES(name) \
-  SOFTVERBS_EXPORT int name() { \
-    return EOPNOTSUPP;          \
-  }
-
-using Made = void*;
-#define SOFTVERBS_RETURNS_NULL(name) \
-  SOFTVERBS_EXPORT Made name() {     \
-    errno = EOPNOTSUPP;              \
-    return nullptr;                  \
-  }
-
-#define SOFTVERBS_RETURNS_NO_FD(name) \
-  SOFTVERBS_EXPORT int name() {       \
-    errno = EOPNOTSUPP;               \
-    return -1;                        \
-  }
+#include "softverbs/api/refusals.h"
 
 extern "C" {
 
@@ -108,16 +88,16 @@ SOFTVERBS_RETURNS_NULL(ibv_alloc_dmah)
 SOFTVERBS_RETURNS_NULL(ibv_create_comp_cntr)
 SOFTVERBS_RETURNS_NULL(ibv_reg_buf_mr)
 SOFTVERBS_RETURNS_NULL(ibv_reg_mr_ex)
-SOFTVERBS_RETURNS_NO_FD(ibv_dm_export_dmabuf_fd)
-SOFTVERBS_RETURNS_NO_FD(ibv_export_buf_dmabuf_fd)
-SOFTVERBS_EXPORT void ibv_free_buf() {}
+SOFTVERBS_RETURNS_MINUS_ONE(ibv_dm_export_dmabuf_fd)
+SOFTVERBS_RETURNS_MINUS_ONE(ibv_export_buf_dmabuf_fd)
+SOFTVERBS_IGNORES(ibv_free_buf)
 
 SOFTVERBS_RETURNS_NULL(_verbs_init_and_alloc_context)
 SOFTVERBS_RETURNS_NULL(verbs_open_device)
-SOFTVERBS_EXPORT void __verbs_log() {}
-SOFTVERBS_EXPORT void verbs_init_cq() {}
-SOFTVERBS_EXPORT void verbs_set_ops() {}
-SOFTVERBS_EXPORT void verbs_uninit_context() {}
+SOFTVERBS_IGNORES(__verbs_log)
+SOFTVERBS_IGNORES(verbs_init_cq)
+SOFTVERBS_IGNORES(verbs_set_ops)
+SOFTVERBS_IGNORES(verbs_uninit_context)
 
 // Conversions of structures of the kernel's connection manager.
 SOFTVERBS_EXPORT void ibv_copy_ah_attr_from_kern(ibv_ah_attr* to, const void*) {

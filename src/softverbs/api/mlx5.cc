@@ -1,92 +1,157 @@
-// libmlx5.so.1 of softverbs: reports that none of the devices is an mlx5 device.
-#include <infiniband/mlx5dv.h>
-
-#include <cerrno>
-
-#define SOFTVERBS_EXPORT __attribute__((visibility("default")))
-
-namespace {
-
-template <typename T>
-T* not_supported() {
-  errno = EOPNOTSUPP;
-  return nullptr;
-}
-
-}  // namespace
+// libmlx5.so.1 of softverbs: reports that none of the devices is an mlx5 device, and refuses every other call. Programs
+// that link with libmlx5, such as UCX and pyverbs, load it only if it has every symbol and version. rdma-core's libmlx5
+// cannot take its place on every machine: that of release 57 and later requests other private symbols of libibverbs.
+#include "softverbs/api/refusals.h"
 
 extern "C" {
 
-SOFTVERBS_EXPORT bool mlx5dv_is_supported(ibv_device*) {
+SOFTVERBS_EXPORT bool mlx5dv_is_supported(const void*) {
   return false;
 }
-SOFTVERBS_EXPORT ibv_context* mlx5dv_open_device(ibv_device*, mlx5dv_context_attr*) {
-  return not_supported<ibv_context>();
-}
-SOFTVERBS_EXPORT int mlx5dv_query_device(ibv_context*, mlx5dv_context*) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT int _mlx5dv_query_port(ibv_context*, uint32_t, mlx5dv_port*, size_t) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT int mlx5dv_init_obj(mlx5dv_obj*, uint64_t) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT int mlx5dv_set_context_attr(ibv_context*, mlx5dv_set_ctx_attr_type, void*) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT int mlx5dv_get_clock_info(ibv_context*, mlx5dv_clock_info*) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT ibv_cq_ex* mlx5dv_create_cq(ibv_context*, ibv_cq_init_attr_ex*, mlx5dv_cq_init_attr*) {
-  return not_supported<ibv_cq_ex>();
-}
-SOFTVERBS_EXPORT ibv_qp* mlx5dv_create_qp(ibv_context*, ibv_qp_init_attr_ex*, mlx5dv_qp_init_attr*) {
-  return not_supported<ibv_qp>();
-}
-SOFTVERBS_EXPORT mlx5dv_qp_ex* mlx5dv_qp_ex_from_ibv_qp_ex(ibv_qp_ex*) {
-  return not_supported<mlx5dv_qp_ex>();
-}
-SOFTVERBS_EXPORT int mlx5dv_modify_qp_lag_port(ibv_qp*, uint8_t) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT int mlx5dv_query_qp_lag_port(ibv_qp*, uint8_t*, uint8_t*) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT int mlx5dv_modify_qp_udp_sport(ibv_qp*, uint16_t) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT int mlx5dv_modify_qp_sched_elem(ibv_qp*, const mlx5dv_sched_leaf*, const mlx5dv_sched_leaf*) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT mlx5dv_mkey* mlx5dv_create_mkey(mlx5dv_mkey_init_attr*) {
-  return not_supported<mlx5dv_mkey>();
-}
-SOFTVERBS_EXPORT int mlx5dv_destroy_mkey(mlx5dv_mkey*) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT int mlx5dv_crypto_login(ibv_context*, mlx5dv_crypto_login_attr*) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT int mlx5dv_crypto_logout(ibv_context*) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT mlx5dv_dek* mlx5dv_dek_create(ibv_context*, mlx5dv_dek_init_attr*) {
-  return not_supported<mlx5dv_dek>();
-}
-SOFTVERBS_EXPORT int mlx5dv_dek_destroy(mlx5dv_dek*) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT int mlx5dv_devx_general_cmd(ibv_context*, const void*, size_t, void*, size_t) {
-  return EOPNOTSUPP;
-}
 
-// Functions of rdma-core releases after 44, which our headers do not declare.
-SOFTVERBS_EXPORT int mlx5dv_get_data_direct_sysfs_path(ibv_context*, char*, size_t) {
-  return EOPNOTSUPP;
-}
-SOFTVERBS_EXPORT ibv_mr* mlx5dv_reg_dmabuf_mr(ibv_pd*, uint64_t, size_t, uint64_t, int, int, int) {
-  return not_supported<ibv_mr>();
-}
+SOFTVERBS_REFUSES(_mlx5dv_mkey_check)
+SOFTVERBS_REFUSES(_mlx5dv_query_port)
+SOFTVERBS_REFUSES(mlx5dv_crypto_login)
+SOFTVERBS_REFUSES(mlx5dv_crypto_login_destroy)
+SOFTVERBS_REFUSES(mlx5dv_crypto_login_query)
+SOFTVERBS_REFUSES(mlx5dv_crypto_login_query_state)
+SOFTVERBS_REFUSES(mlx5dv_crypto_logout)
+SOFTVERBS_REFUSES(mlx5dv_dci_stream_id_reset)
+SOFTVERBS_REFUSES(mlx5dv_dek_destroy)
+SOFTVERBS_REFUSES(mlx5dv_dek_query)
+SOFTVERBS_REFUSES(mlx5dv_destroy_flow_matcher)
+SOFTVERBS_REFUSES(mlx5dv_destroy_mkey)
+SOFTVERBS_REFUSES(mlx5dv_destroy_steering_anchor)
+SOFTVERBS_REFUSES(mlx5dv_devx_cq_modify)
+SOFTVERBS_REFUSES(mlx5dv_devx_cq_query)
+SOFTVERBS_REFUSES(mlx5dv_devx_destroy_eq)
+SOFTVERBS_REFUSES(mlx5dv_devx_free_msi_vector)
+SOFTVERBS_REFUSES(mlx5dv_devx_general_cmd)
+SOFTVERBS_REFUSES(mlx5dv_devx_get_async_cmd_comp)
+SOFTVERBS_REFUSES(mlx5dv_devx_ind_tbl_modify)
+SOFTVERBS_REFUSES(mlx5dv_devx_ind_tbl_query)
+SOFTVERBS_REFUSES(mlx5dv_devx_obj_destroy)
+SOFTVERBS_REFUSES(mlx5dv_devx_obj_export)
+SOFTVERBS_REFUSES(mlx5dv_devx_obj_modify)
+SOFTVERBS_REFUSES(mlx5dv_devx_obj_query)
+SOFTVERBS_REFUSES(mlx5dv_devx_obj_query_async)
+SOFTVERBS_REFUSES(mlx5dv_devx_qp_modify)
+SOFTVERBS_REFUSES(mlx5dv_devx_qp_query)
+SOFTVERBS_REFUSES(mlx5dv_devx_query_eqn)
+SOFTVERBS_REFUSES(mlx5dv_devx_srq_modify)
+SOFTVERBS_REFUSES(mlx5dv_devx_srq_query)
+SOFTVERBS_REFUSES(mlx5dv_devx_subscribe_devx_event)
+SOFTVERBS_REFUSES(mlx5dv_devx_subscribe_devx_event_fd)
+SOFTVERBS_REFUSES(mlx5dv_devx_umem_dereg)
+SOFTVERBS_REFUSES(mlx5dv_devx_umem_export)
+SOFTVERBS_REFUSES(mlx5dv_devx_wq_modify)
+SOFTVERBS_REFUSES(mlx5dv_devx_wq_query)
+SOFTVERBS_REFUSES(mlx5dv_dr_action_destroy)
+SOFTVERBS_REFUSES(mlx5dv_dr_action_modify_aso)
+SOFTVERBS_REFUSES(mlx5dv_dr_action_modify_flow_meter)
+SOFTVERBS_REFUSES(mlx5dv_dr_aso_other_domain_link)
+SOFTVERBS_REFUSES(mlx5dv_dr_aso_other_domain_unlink)
+SOFTVERBS_REFUSES(mlx5dv_dr_domain_destroy)
+SOFTVERBS_REFUSES(mlx5dv_dr_domain_sync)
+SOFTVERBS_REFUSES(mlx5dv_dr_matcher_destroy)
+SOFTVERBS_REFUSES(mlx5dv_dr_matcher_set_layout)
+SOFTVERBS_REFUSES(mlx5dv_dr_rule_destroy)
+SOFTVERBS_REFUSES(mlx5dv_dr_table_destroy)
+SOFTVERBS_REFUSES(mlx5dv_dump_dr_domain)
+SOFTVERBS_REFUSES(mlx5dv_dump_dr_matcher)
+SOFTVERBS_REFUSES(mlx5dv_dump_dr_rule)
+SOFTVERBS_REFUSES(mlx5dv_dump_dr_table)
+SOFTVERBS_REFUSES(mlx5dv_get_clock_info)
+SOFTVERBS_REFUSES(mlx5dv_get_data_direct_sysfs_path)
+SOFTVERBS_REFUSES(mlx5dv_init_obj)
+SOFTVERBS_REFUSES(mlx5dv_map_ah_to_qp)
+SOFTVERBS_REFUSES(mlx5dv_modify_qp_lag_port)
+SOFTVERBS_REFUSES(mlx5dv_modify_qp_sched_elem)
+SOFTVERBS_REFUSES(mlx5dv_modify_qp_udp_sport)
+SOFTVERBS_REFUSES(mlx5dv_qp_cancel_posted_send_wrs)
+SOFTVERBS_REFUSES(mlx5dv_query_device)
+SOFTVERBS_REFUSES(mlx5dv_query_qp_lag_port)
+SOFTVERBS_REFUSES(mlx5dv_reserved_qpn_alloc)
+SOFTVERBS_REFUSES(mlx5dv_reserved_qpn_dealloc)
+SOFTVERBS_REFUSES(mlx5dv_sched_leaf_destroy)
+SOFTVERBS_REFUSES(mlx5dv_sched_leaf_modify)
+SOFTVERBS_REFUSES(mlx5dv_sched_node_destroy)
+SOFTVERBS_REFUSES(mlx5dv_sched_node_modify)
+SOFTVERBS_REFUSES(mlx5dv_set_context_attr)
+SOFTVERBS_REFUSES(mlx5dv_var_export)
+SOFTVERBS_REFUSES(mlx5dv_vfio_process_events)
+
+SOFTVERBS_RETURNS_NULL(__mlx5dv_create_flow)
+SOFTVERBS_RETURNS_NULL(mlx5dv_alloc_dm)
+SOFTVERBS_RETURNS_NULL(mlx5dv_alloc_var)
+SOFTVERBS_RETURNS_NULL(mlx5dv_create_cq)
+SOFTVERBS_RETURNS_NULL(mlx5dv_create_flow)
+SOFTVERBS_RETURNS_NULL(mlx5dv_create_flow_action_esp)
+SOFTVERBS_RETURNS_NULL(mlx5dv_create_flow_action_modify_header)
+SOFTVERBS_RETURNS_NULL(mlx5dv_create_flow_action_packet_reformat)
+SOFTVERBS_RETURNS_NULL(mlx5dv_create_flow_matcher)
+SOFTVERBS_RETURNS_NULL(mlx5dv_create_mkey)
+SOFTVERBS_RETURNS_NULL(mlx5dv_create_qp)
+SOFTVERBS_RETURNS_NULL(mlx5dv_create_steering_anchor)
+SOFTVERBS_RETURNS_NULL(mlx5dv_create_wq)
+SOFTVERBS_RETURNS_NULL(mlx5dv_crypto_login_create)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dek_create)
+SOFTVERBS_RETURNS_NULL(mlx5dv_devx_alloc_msi_vector)
+SOFTVERBS_RETURNS_NULL(mlx5dv_devx_alloc_uar)
+SOFTVERBS_RETURNS_NULL(mlx5dv_devx_create_cmd_comp)
+SOFTVERBS_RETURNS_NULL(mlx5dv_devx_create_eq)
+SOFTVERBS_RETURNS_NULL(mlx5dv_devx_create_event_channel)
+SOFTVERBS_RETURNS_NULL(mlx5dv_devx_obj_create)
+SOFTVERBS_RETURNS_NULL(mlx5dv_devx_obj_import)
+SOFTVERBS_RETURNS_NULL(mlx5dv_devx_umem_import)
+SOFTVERBS_RETURNS_NULL(mlx5dv_devx_umem_reg)
+SOFTVERBS_RETURNS_NULL(mlx5dv_devx_umem_reg_ex)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dm_map_op_addr)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_aso)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_default_miss)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_dest_array)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_dest_devx_tir)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_dest_ib_port)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_dest_ibv_qp)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_dest_root_table)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_dest_table)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_dest_vport)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_drop)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_flow_counter)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_flow_meter)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_flow_sampler)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_modify_header)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_packet_reformat)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_pop_vlan)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_push_vlan)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_action_create_tag)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_domain_create)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_matcher_create)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_rule_create)
+SOFTVERBS_RETURNS_NULL(mlx5dv_dr_table_create)
+SOFTVERBS_RETURNS_NULL(mlx5dv_get_vfio_device_list)
+SOFTVERBS_RETURNS_NULL(mlx5dv_open_device)
+SOFTVERBS_RETURNS_NULL(mlx5dv_pp_alloc)
+SOFTVERBS_RETURNS_NULL(mlx5dv_qp_ex_from_ibv_qp_ex)
+SOFTVERBS_RETURNS_NULL(mlx5dv_reg_dmabuf_mr)
+SOFTVERBS_RETURNS_NULL(mlx5dv_sched_leaf_create)
+SOFTVERBS_RETURNS_NULL(mlx5dv_sched_node_create)
+SOFTVERBS_RETURNS_NULL(mlx5dv_var_import)
+
+SOFTVERBS_RETURNS_MINUS_ONE(mlx5dv_devx_get_event)
+SOFTVERBS_RETURNS_MINUS_ONE(mlx5dv_devx_uar_export_dmabuf_fd)
+SOFTVERBS_RETURNS_MINUS_ONE(mlx5dv_vfio_get_events_fd)
+
+SOFTVERBS_IGNORES(_mlx5dv_get_export_sizes)
+SOFTVERBS_IGNORES(mlx5dv_devx_destroy_cmd_comp)
+SOFTVERBS_IGNORES(mlx5dv_devx_destroy_event_channel)
+SOFTVERBS_IGNORES(mlx5dv_devx_free_uar)
+SOFTVERBS_IGNORES(mlx5dv_devx_obj_unimport)
+SOFTVERBS_IGNORES(mlx5dv_devx_umem_unimport)
+SOFTVERBS_IGNORES(mlx5dv_dr_domain_allow_duplicate_rules)
+SOFTVERBS_IGNORES(mlx5dv_dr_domain_set_reclaim_device_memory)
+SOFTVERBS_IGNORES(mlx5dv_free_var)
+SOFTVERBS_IGNORES(mlx5dv_pp_free)
+SOFTVERBS_IGNORES(mlx5dv_var_unimport)
 
 }  // extern "C"
