@@ -73,6 +73,7 @@ class ProgramTest(unittest.TestCase):
             **kept,
             "SOFTVERBS_NAMESPACE": NAMESPACE,
             "SOFTVERBS_BUILD_DIR": BUILD,
+            "SOFTVERBS_LOCK_LIMIT": "none",
             "SOFTVERBS_STATS": base + ".json",
             **settings,
         }

@@ -73,6 +73,13 @@ Result<Context*> open_context(ibv_device* device) {
     (*process)->context_table().release(*index);
     return pipe.error();
   }
+  // Programs duplicate cmd_fd and pass it to other processes. Every command on it is refused with ENOTTY.
+  context->command_fd = UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!context->command_fd) {
+    const int error = errno;
+    (*process)->context_table().release(*index);
+    return verbatim::system_error("open", error);
+  }
   context->pipe = *std::move(pipe);
   context->process = *process;
   context->device = index_of(*device);
@@ -90,7 +97,7 @@ Result<Context*> open_context(ibv_device* device) {
   context->query_port = query_port;
   ibv_context& base = context->verbs_context::context;
   base.device = device;
-  base.cmd_fd = -1;
+  base.cmd_fd = context->command_fd.get();
   base.async_fd = context->pipe.read_end.get();
   base.num_comp_vectors = 1;
   pthread_mutex_init(&base.mutex, nullptr);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "base/unique_fd.h"
 #include "softverbs/engine/event_pipe.h"
 #include "softverbs/host/layout.h"
 
@@ -20,6 +21,7 @@ struct Context : verbs_context {
   std::uint32_t index = 0;
   SharedContext* shared = nullptr;
   EventPipe pipe;
+  UniqueFd command_fd;
   Mutex objects_mutex;  // guards the lists below, which only rare calls use
   std::vector<struct Cq*> cqs VERBATIM_GUARDED_BY(objects_mutex);
   std::vector<struct Qp*> qps VERBATIM_GUARDED_BY(objects_mutex);

@@ -14,6 +14,7 @@
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/faults/faults.h"
+#include "softverbs/host/lock_limit.h"
 #include "softverbs/memory/copier.h"
 
 #ifndef MADV_POPULATE_READ
@@ -31,6 +32,7 @@ constexpr std::uint32_t kRemoteVariant = 0x80;
 constexpr unsigned kKnownAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                                   IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB |
                                   IBV_ACCESS_OPTIONAL_RANGE;
+constexpr unsigned kUnsupportedAccess = IBV_ACCESS_MW_BIND | IBV_ACCESS_ON_DEMAND;
 
 bool populate(std::uintptr_t page, bool writable) {
   return ::madvise(reinterpret_cast<void*>(page), kPageBytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0;
@@ -61,23 +63,27 @@ bool is_mapped(std::uintptr_t address, std::size_t length, bool writable) {
 // What hardware would pin, counted as the kernel does for RLIMIT_MEMLOCK: the pages of each region separately.
 std::atomic<std::uint64_t> g_regions{0};
 std::atomic<std::uint64_t> g_locked_bytes{0};
+std::atomic<std::uint64_t> g_dmabuf_bytes{0};  // part of g_locked_bytes; the kernel does not count them
 
 class LockedBytes {
  public:
-  LockedBytes(std::uintptr_t begin, std::size_t length) : begin_(begin), length_(length) {
+  LockedBytes(std::uintptr_t begin, std::size_t length, bool is_dmabuf)
+      : begin_(begin), length_(length), is_dmabuf_(is_dmabuf) {
     g_regions.fetch_add(1);
     g_locked_bytes.fetch_add(pages(begin, length));
+    if (is_dmabuf) g_dmabuf_bytes.fetch_add(pages(begin, length));
   }
   ~LockedBytes() {
-    if (!is_kept_) release(begin_, length_);
+    if (!is_kept_) release(begin_, length_, is_dmabuf_);
   }
   LockedBytes(const LockedBytes&) = delete;
   LockedBytes& operator=(const LockedBytes&) = delete;
 
   void keep() { is_kept_ = true; }
-  static void release(std::uintptr_t begin, std::size_t length) {
+  static void release(std::uintptr_t begin, std::size_t length, bool is_dmabuf) {
     g_regions.fetch_sub(1);
     g_locked_bytes.fetch_sub(pages(begin, length));
+    if (is_dmabuf) g_dmabuf_bytes.fetch_sub(pages(begin, length));
   }
 
  private:
@@ -87,26 +93,31 @@ class LockedBytes {
 
   const std::uintptr_t begin_;
   const std::size_t length_;
+  const bool is_dmabuf_;
   bool is_kept_ = false;
 };
 
 bool is_access_valid(unsigned access) {
-  if ((access & ~kKnownAccess) != 0) return false;
+  if ((access & ~(kKnownAccess | kUnsupportedAccess)) != 0) return false;
   const bool remote_changes = (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0;
   return !remote_changes || (access & IBV_ACCESS_LOCAL_WRITE) != 0;
 }
 
-}  // namespace
-
-Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
-                            unsigned access) {
+Result<Mr*> make_region(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
+                        unsigned access, Mapping dmabuf) {
   const auto begin = reinterpret_cast<std::uintptr_t>(address);
   if (!is_access_valid(access) || length == 0 || begin + length < begin || iova + length < iova) {
     return system_error("register_memory", EINVAL);
   }
+  if ((access & kUnsupportedAccess) != 0) return system_error("register_memory", EOPNOTSUPP);
   if (!is_mapped(begin, length, (access & IBV_ACCESS_LOCAL_WRITE) != 0)) return system_error("register_memory", EFAULT);
   Process& process = *context.process;
-  LockedBytes locked(begin, length);
+  const bool is_dmabuf = dmabuf.as<std::byte>() != nullptr;
+  LockedBytes locked(begin, length, is_dmabuf);
+  if (process.settings().has_lock_limit && !is_dmabuf &&
+      exceeds_lock_limit(g_locked_bytes.load() - g_dmabuf_bytes.load())) {
+    return system_error("register_memory", ENOMEM);
+  }
   if (Faults* all = faults(); all != nullptr) {
     const int error = all->refused_registration(length, g_regions.load(), g_locked_bytes.load());
     if (error != 0) return system_error("register_memory", error);
@@ -126,7 +137,8 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
 
   mr->context = &context.context;
   mr->pd = pd;
-  mr->addr = address;
+  mr->addr = is_dmabuf ? nullptr : address;  // the program has no address for a dma-buf
+  mr->dmabuf = std::move(dmabuf);
   mr->length = length;
   mr->handle = *index;
   mr->lkey = lkey;
@@ -137,6 +149,13 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
   locked.keep();
   return mr.release();
+}
+
+}  // namespace
+
+Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
+                            unsigned access) {
+  return make_region(context, pd, address, length, iova, access, {});
 }
 
 Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
@@ -156,13 +175,14 @@ Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, 
   void* const address = ::mmap(nullptr, mapped_bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd,
                                static_cast<off_t>(first_page));
   if (address == MAP_FAILED) return system_error("reg_dmabuf_mr", errno);
-  Mapping mapping(address, mapped_bytes);
-  Result<Mr*> mr =
-      register_memory(context, pd, static_cast<std::byte*>(address) + (offset - first_page), length, iova, access);
-  if (!mr) return mr;
-  (*mr)->dmabuf = std::move(mapping);
-  (*mr)->addr = nullptr;  // the program has no address for this memory
-  return mr;
+  return make_region(context, pd, static_cast<std::byte*>(address) + (offset - first_page), length, iova, access,
+                     Mapping(address, mapped_bytes));
+}
+
+void forget_regions_of_parent() {
+  g_regions.store(0);
+  g_locked_bytes.store(0);
+  g_dmabuf_bytes.store(0);
 }
 
 void deregister_memory(Mr& mr) {
@@ -178,7 +198,7 @@ void deregister_memory(Mr& mr) {
     qp.shared->lock.wait_for_holder();
   });
   await_copies(process.segment());
-  LockedBytes::release(shared.address, mr.length);
+  LockedBytes::release(shared.address, mr.length, mr.dmabuf.as<std::byte>() != nullptr);
   process.mr_table().release(mr.index);
   static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);
   delete &mr;

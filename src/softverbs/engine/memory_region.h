@@ -13,13 +13,16 @@
 
 namespace verbatim::softverbs {
 
-// EINVAL: invalid combination of flags. EFAULT: memory that is not mapped. ENOMEM: the limit is reached.
+// EINVAL: invalid combination of flags. EOPNOTSUPP: flags for memory windows or on-demand paging. EFAULT: memory that
+// is not mapped. ENOMEM: the limit on regions or on pinned memory is reached.
 Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
                             unsigned access);
 // Registers `length` bytes of a dma-buf, or of any descriptor that mmap accepts, from `offset`. The device maps them
 // itself, so the program need not have a mapping. EOPNOTSUPP unless SOFTVERBS_DMABUF=1.
 Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
                             int fd, unsigned access);
+// For a forked child: pinned memory is not inherited, so the parent's regions do not count for it.
+void forget_regions_of_parent();
 // When it returns, no work request of any process accesses the region.
 void deregister_memory(Mr& mr);
 

@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "softverbs/engine/events.h"
+#include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
@@ -150,6 +151,7 @@ void Process::record_counters(const Qp& qp) {
 // Segment and engine belong to the parent. The child leaves the inherited objects alone and joins as a new process.
 void Process::reset_in_child() {
   g_process.store(nullptr, std::memory_order_release);
+  forget_regions_of_parent();
 }
 
 void Process::apply_fault_commands() {

@@ -22,6 +22,7 @@ struct NumberSetting {
   std::uint32_t Settings::*member;
   std::uint32_t minimum;
   std::uint32_t maximum;
+  bool is_id = false;  // may be hexadecimal, as ids are usually written
 };
 
 constexpr std::uint32_t kMaxMsgBytes = 1U << 31;  // the limit of the InfiniBand specification for one message
@@ -33,8 +34,8 @@ constexpr std::array kNumbers{
     NumberSetting{"SOFTVERBS_LINK_GBPS", &Settings::link_gbps, 0, 10000},
     NumberSetting{"SOFTVERBS_QUANTUM", &Settings::quantum_bytes, 4096, 1U << 20},
     NumberSetting{"SOFTVERBS_SEED", &Settings::seed, 0, ~0U},
-    NumberSetting{"SOFTVERBS_VENDOR_ID", &Settings::vendor_id, 0, 0xffffff},
-    NumberSetting{"SOFTVERBS_VENDOR_PART_ID", &Settings::vendor_part_id, 0, ~std::uint32_t{0}},
+    NumberSetting{"SOFTVERBS_VENDOR_ID", &Settings::vendor_id, 0, 0xffffff, true},
+    NumberSetting{"SOFTVERBS_VENDOR_PART_ID", &Settings::vendor_part_id, 0, ~std::uint32_t{0}, true},
     NumberSetting{"SOFTVERBS_MTU", &Settings::mtu_bytes, 256, 4096},
     NumberSetting{"SOFTVERBS_SPEED_GBPS", &Settings::speed_gbps, 10, 800},
     NumberSetting{"SOFTVERBS_MAX_MSG_SZ", &Settings::max_msg_bytes, 1, kMaxMsgBytes},
@@ -57,9 +58,11 @@ void write_line(LogLevel level, const char*, int, const char* text) {
 bool read_number(const NumberSetting& setting, Settings& result) {
   const char* text = std::getenv(setting.name);
   if (text == nullptr || *text == '\0') return true;
-  const std::string_view view(text);
+  std::string_view view(text);
+  const bool is_hexadecimal = setting.is_id && (view.starts_with("0x") || view.starts_with("0X"));
+  if (is_hexadecimal) view.remove_prefix(2);
   std::uint32_t value = 0;
-  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
+  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value, is_hexadecimal ? 16 : 10);
   if (error == std::errc{} && end == view.data() + view.size() && value >= setting.minimum &&
       value <= setting.maximum) {
     result.*setting.member = value;
@@ -167,6 +170,7 @@ std::optional<Settings> read_settings() {
   if (!read_choice("SOFTVERBS_ORDERING", "adaptive-routing", "in-order", result.adaptive_routing)) return std::nullopt;
   if (!read_choice("SOFTVERBS_DMABUF", "1", "0", result.dmabuf)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GRH", "required", "optional", result.grh_required)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_LOCK_LIMIT", "kernel", "none", result.has_lock_limit)) return std::nullopt;
   if (!read_choice("SOFTVERBS_EMPTY_WRITE", "first-sge", "empty", result.first_sge)) return std::nullopt;
   if (!is_one_of("SOFTVERBS_MTU", result.mtu_bytes, {256, 512, 1024, 2048, 4096})) return std::nullopt;
   if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;

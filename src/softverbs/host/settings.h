@@ -21,6 +21,7 @@ struct Settings {
   bool dmabuf = false;               // SOFTVERBS_DMABUF=1|0
   bool grh_required = false;         // SOFTVERBS_GRH=required|optional
   bool first_sge = false;            // SOFTVERBS_EMPTY_WRITE=first-sge|empty
+  bool has_lock_limit = true;        // SOFTVERBS_LOCK_LIMIT=kernel|none
   std::string name_space;
   std::string trace_file;  // SOFTVERBS_TRACE
   std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced by the pid
@@ -32,7 +33,8 @@ struct Settings {
   std::uint32_t link_gbps = 0;  // 0: no limit
   std::uint32_t quantum_bytes = 16384;
   std::uint32_t seed = 0;
-  std::uint32_t vendor_id = 0;
+  // A locally administered OUI, that of the devices' GUIDs: it belongs to no vendor, so no program knows its cards.
+  std::uint32_t vendor_id = 0x025356;
   std::uint32_t vendor_part_id = 0;
   std::uint32_t mtu_bytes = 4096;
   std::uint32_t speed_gbps = 100;

@@ -1,6 +1,8 @@
 // Queries of devices, ports, GIDs and P_Keys.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -109,6 +111,24 @@ TEST_F(DeviceQuery, Attributes_AreUsable) {
   EXPECT_GE(attr.max_pkeys, 1);
   EXPECT_GE(context->num_comp_vectors, 1);
   EXPECT_GE(context->async_fd, 0);
+  EXPECT_NE(attr.vendor_id, 0U);
+}
+
+TEST_F(DeviceQuery, CommandDescriptor_IsOpenUntilClose) {
+  int fd = -1;
+  {
+    const Device other = open_device();
+    fd = other.context->cmd_fd;
+    ASSERT_GE(fd, 0);
+    EXPECT_NE(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
+    EXPECT_NE(fd, context->cmd_fd);
+    EXPECT_NE(fd, other.context->async_fd);
+    const int copy = dup(fd);
+    EXPECT_GE(copy, 0);
+    close(copy);
+  }
+  EXPECT_EQ(fcntl(fd, F_GETFD), -1);
+  EXPECT_EQ(errno, EBADF);
 }
 
 TEST_F(DeviceQuery, Port_IsActive) {

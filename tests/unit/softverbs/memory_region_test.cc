@@ -69,6 +69,22 @@ TEST_F(MemoryRegion, UnknownAccessFlag_IsRefused_OptionalOneIsNot) {
   EXPECT_EQ(verbs().dereg_mr(mr), 0);
 }
 
+// A device that supports memory windows or on-demand paging accepts the flag; softverbs does not.
+TEST_F(MemoryRegion, UnsupportedAccessFlag_IsRefusedAsUnsupported) {
+  for (const int flag : {int{IBV_ACCESS_MW_BIND}, int{IBV_ACCESS_ON_DEMAND}}) {
+    SCOPED_TRACE(flag);
+    errno = 0;
+    const Mr mr(verbs().reg_mr(device.pd.get(), bytes.data(), bytes.size(), kAllAccess | flag));
+    if (mr == nullptr) {
+      EXPECT_EQ(errno, EOPNOTSUPP);
+    }
+    // The remaining flags are checked first.
+    errno = 0;
+    EXPECT_EQ(verbs().reg_mr(device.pd.get(), bytes.data(), bytes.size(), flag | IBV_ACCESS_REMOTE_WRITE), nullptr);
+    EXPECT_EQ(errno, EINVAL);
+  }
+}
+
 TEST_F(MemoryRegion, UnmappedMemory_IsRefused) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   void* const hole = mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -47,7 +47,8 @@ void expect_accepted(const char* name, const std::string& value, const std::func
 
 TEST_F(SettingsParser, UnsetVariables_GiveDefaults) {
   expect_accepted("SOFTVERBS_DEVICES", "", [](const Settings& s) {
-    return s.devices == 1 && s.threaded && s.ethernet && s.mtu_bytes == 4096 && s.name_space.empty();
+    return s.devices == 1 && s.threaded && s.ethernet && s.mtu_bytes == 4096 && s.name_space.empty() &&
+           s.vendor_id != 0 && s.has_lock_limit;
   });
 }
 
@@ -64,7 +65,11 @@ TEST_F(SettingsParser, ValidValues_AreAccepted) {
   expect_accepted("SOFTVERBS_DMABUF", "1", [](const Settings& s) { return s.dmabuf; });
   expect_accepted("SOFTVERBS_STATS", "/tmp/%p.json", [](const Settings& s) { return s.stats_file == "/tmp/%p.json"; });
   expect_accepted("SOFTVERBS_VENDOR_ID", "713", [](const Settings& s) { return s.vendor_id == 713; });
+  expect_accepted("SOFTVERBS_VENDOR_ID", "0x15b3", [](const Settings& s) { return s.vendor_id == 0x15b3; });
   expect_accepted("SOFTVERBS_VENDOR_PART_ID", "4119", [](const Settings& s) { return s.vendor_part_id == 4119; });
+  expect_accepted("SOFTVERBS_VENDOR_PART_ID", "0XfFf", [](const Settings& s) { return s.vendor_part_id == 0xfff; });
+  expect_accepted("SOFTVERBS_LOCK_LIMIT", "kernel", [](const Settings& s) { return s.has_lock_limit; });
+  expect_accepted("SOFTVERBS_LOCK_LIMIT", "none", [](const Settings& s) { return !s.has_lock_limit; });
   expect_accepted("SOFTVERBS_NAMESPACE", "Job_1-a", [](const Settings& s) { return s.name_space == "Job_1-a"; });
 }
 
@@ -75,7 +80,9 @@ TEST_F(SettingsParser, MalformedNumber_IsRefused) {
   expect_refused("SOFTVERBS_MAX_SGE", "0");
   expect_refused("SOFTVERBS_MAX_SGE", "33");
   expect_refused("SOFTVERBS_MAX_MSG_SZ", "2147483649");
-  expect_refused("SOFTVERBS_VENDOR_ID", "16777216");
+  for (const char* value : {"16777216", "0x1000000", "0x", "15b3", "0x15b3 ", "0x-1", "00x1"}) {
+    expect_refused("SOFTVERBS_VENDOR_ID", value);
+  }
   expect_refused("SOFTVERBS_DMABUF", "yes");
   expect_refused("SOFTVERBS_MTU", "1500");
   expect_refused("SOFTVERBS_SPEED_GBPS", "99");
