@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """The installed programs of rdma-core (Debian's package ibverbs-utils)."""
 
+import os
 import re
+import shutil
+import subprocess
 
 from program_test_case import ProgramTest, main
 
@@ -101,6 +104,44 @@ class Pingpong(ProgramTest):
                     server, _ = self.run_pingpong("ibv_srq_pingpong", "-c", *extra, *address, **settings)
                     self.assertEqual(server.stats["objects"]["srq"]["created"], 1)
                     self.assertGreater(server.stats["calls"]["ibv_post_srq_recv"], 0)
+
+
+class PidNamespaces(ProgramTest):
+    """The server and the client are in two PID namespaces, as in two containers on one host."""
+
+    # The launcher sets LD_LIBRARY_PATH, so unshare must run inside of it.
+    UNSHARE = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
+
+    def setUp(self):
+        super().setUp()
+        if shutil.which("unshare") is None or subprocess.run([*self.UNSHARE, "true"], check=False).returncode != 0:
+            self.skipTest("this system does not allow a new PID namespace")
+
+    def test_shared_directory_joins_them(self):
+        for arguments in ([], ["-e"]):
+            both = self.run_pair(
+                *self.UNSHARE, "ibv_rc_pingpong", "-c", "-g", "3", *arguments, SOFTVERBS_DIRECTORY=self.directory.name
+            )
+            for side in both:
+                self.assertIn("1000 iters in", side.output)
+                self.assertNotIn("invalid data", side.output)
+                self.assertIn("data is copied by a thread of the other process", side.output)
+        self.assertEqual([name for name in os.listdir(self.directory.name) if name.startswith("softverbs")], [])
+
+    def test_unreachable_peer_is_reported_at_both(self):
+        for settings, text in (
+            ({}, "no process that shares /dev/shm with this one has that QP"),
+            (
+                {"SOFTVERBS_DIRECTORY": self.directory.name, "SOFTVERBS_ENGINE": "inline"},
+                "that process is in another PID namespace",
+            ),
+        ):
+            with self.subTest(settings=settings):
+                server, client = self.run_both(*self.UNSHARE, "ibv_rc_pingpong", "-g", "3", **settings)
+                self.assertEqual(client.status, 1, client)
+                for side in (server, client):
+                    self.assertRegex(side.output, r"softverbs: QP \d+ cannot .* its peer, QP \d+: .*Next: ")
+                    self.assertIn(text, side.output)
 
 
 class Unsupported(ProgramTest):

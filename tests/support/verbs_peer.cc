@@ -1,5 +1,6 @@
 #include "support/verbs_peer.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -226,6 +228,29 @@ int run_peer() {
   return EXIT_SUCCESS;
 }
 
+namespace {
+
+// Where meson.build requests it, each peer is the first process of a PID namespace of its own. Only children of this
+// thread are affected while the object lives.
+class PidNamespaceOfChildren {
+ public:
+  PidNamespaceOfChildren() {
+    if (std::getenv("SOFTVERBS_TEST_PID_NAMESPACES") == nullptr) return;
+    own_.reset(open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC));
+    if (!own_ || unshare(CLONE_NEWPID) != 0) throw std::runtime_error("unshare");
+  }
+  ~PidNamespaceOfChildren() {
+    if (own_ && setns(own_.get(), CLONE_NEWPID) != 0) std::perror("setns");
+  }
+  PidNamespaceOfChildren(const PidNamespaceOfChildren&) = delete;
+  PidNamespaceOfChildren& operator=(const PidNamespaceOfChildren&) = delete;
+
+ private:
+  UniqueFd own_;
+};
+
+}  // namespace
+
 Peer::Peer(const Options& options) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) throw std::runtime_error("socketpair");
@@ -237,6 +262,7 @@ Peer::Peer(const Options& options) {
   std::string argument(kPeerArgument);
   std::string name("verbs-peer");
   char* const argv[] = {name.data(), argument.data(), nullptr};
+  const PidNamespaceOfChildren pid_namespace;
   const int result = posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv, environ);
   posix_spawn_file_actions_destroy(&actions);
   if (result != 0) throw std::runtime_error("posix_spawn");

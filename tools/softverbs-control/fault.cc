@@ -32,9 +32,10 @@ std::string read_clauses(const std::string& given) {
 }
 
 // One sender at a time: retries until the sender before this one has ended.
-std::uint32_t send(ProcessDirectory& directory, const std::string& clauses, pid_t pid, std::uint64_t deadline_ns) {
+std::uint32_t send(ProcessDirectory& directory, const std::string& clauses, softverbs::Incarnation target,
+                   std::uint64_t deadline_ns) {
   for (;;) {
-    const Result<std::uint32_t> sequence = directory.registry().send_fault_command(clauses, pid);
+    const Result<std::uint32_t> sequence = directory.registry().send_fault_command(clauses, target);
     if (sequence) return *sequence;
     if (sequence.error().sys_errno != EBUSY || monotonic_ns() >= deadline_ns) {
       throw Failure("the clauses cannot be sent: " + to_string(sequence.error()));
@@ -51,7 +52,12 @@ int run(ProcessDirectory& directory, const FaultOptions& options) {
   std::vector<TargetProcess> targets =
       directory.processes(options.pid != 0 ? std::vector{options.pid} : std::vector<pid_t>{});
   if (targets.empty()) throw Failure("no process holds a softverbs device in this namespace");
-  const std::uint32_t sequence = send(directory, clauses, options.pid, deadline_ns);
+  if (options.pid != 0 && targets.size() > 1) {
+    throw Failure("several processes of this namespace have pid " + std::to_string(options.pid) +
+                  ", in different PID namespaces");
+  }
+  const std::uint32_t sequence =
+      send(directory, clauses, options.pid != 0 ? targets.front().incarnation() : 0, deadline_ns);
   for (const TargetProcess& target : targets) softverbs::request_service(target.segment());
   const auto has_applied = [&](const TargetProcess& target) {
     return directory.registry().has_applied_fault_command(target.slot(), sequence) ||
@@ -67,7 +73,7 @@ int run(ProcessDirectory& directory, const FaultOptions& options) {
     std::fprintf(stderr,
                  "softverbs: process %d (%s) has not applied the clauses: it is stopped, or it has the inline engine, "
                  "which applies them at its next verb\n",
-                 target.pid(), target.program().c_str());
+                 target.pid(), target.program());
   }
   std::printf("applied by %zu of %zu processes\n", count - targets.size(), count);
   return targets.empty() ? 0 : 1;

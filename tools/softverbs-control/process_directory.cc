@@ -1,7 +1,6 @@
 #include "softverbs-control/process_directory.h"
 
 #include <algorithm>
-#include <fstream>
 
 #include "softverbs-control/subcommand.h"
 
@@ -27,17 +26,11 @@ using softverbs::OpenMode;
 using softverbs::RunningProcess;
 using softverbs::Segment;
 
-std::string TargetProcess::program() const {
-  std::ifstream file("/proc/" + std::to_string(pid()) + "/comm");
-  std::string name;
-  return std::getline(file, name) ? name : "?";
-}
-
 ProcessDirectory::ProcessDirectory() {
   const softverbs::Settings* settings = softverbs::settings();
   if (settings == nullptr) throw Failure("a SOFTVERBS_* variable is malformed: see the line before this one");
   Result<std::unique_ptr<HostRegistry>> registry = HostRegistry::open(*settings);
-  if (!registry) throw Failure("the registry in /dev/shm cannot be opened: " + to_string(registry.error()));
+  if (!registry) throw Failure("the registry cannot be opened: " + to_string(registry.error()));
   registry_ = *std::move(registry);
   softverbs::g_registry = registry_.get();
 }

@@ -22,7 +22,7 @@ class TargetProcess {
   pid_t pid() const { return process_.pid; }
   softverbs::Incarnation incarnation() const { return process_.incarnation; }
   softverbs::Segment& segment() const { return *segment_.as<softverbs::Segment>(); }
-  std::string program() const;  // the program's name, "?" when the process has ended
+  const char* program() const { return segment().program; }
 
  private:
   softverbs::RunningProcess process_;

@@ -88,6 +88,7 @@ Result<Context*> open_context(ibv_device* device) {
   {
     SharedLockGuard lock(context->shared->lock, (*process)->me());
     context->shared->head = context->shared->tail = 0;
+    context->shared->unwritten_events.store(0, std::memory_order_relaxed);
     context->shared->pipe_fd = context->pipe.write_end.get();
     context->shared->device = context->device;
     context->shared->is_open = 1;

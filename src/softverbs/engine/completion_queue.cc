@@ -28,7 +28,7 @@ void notify(const ProcessView& process, SharedCq& cq, bool failed, bool solicite
   } while (!cq.armed.compare_exchange_weak(armed, Armed::kNo));
   if (cq.channel_fd < 0) return;
   cq.unread_events.fetch_add(1, std::memory_order_release);
-  if (write_event_byte(process, cq.channel_fd)) return;
+  if (wake_channel(process, cq)) return;
   // The program was not woken, so the queue is armed again and the next completion tries again. The owner may have read
   // the event after a byte of another queue.
   std::uint32_t unread = cq.unread_events.load(std::memory_order_relaxed);
@@ -75,6 +75,7 @@ Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_
   shared.mask = count - 1;
   ++shared.serial;
   reset(shared.counters);
+  shared.unwritten_events.store(0, std::memory_order_relaxed);
   shared.alive.store(1, std::memory_order_release);
   shared.ring = *ring;
   shared.context = context.index;
@@ -105,7 +106,10 @@ int destroy_cq(Cq& cq) {
   }
   pthread_mutex_unlock(&cq.mutex);
   ++cq.shared->serial;
-  cq.shared->alive.store(0, std::memory_order_release);
+  {
+    SharedLockGuard lock(cq.shared->lock, cq.process->me());  // write_events_of_peers may be using the channel
+    cq.shared->alive.store(0, std::memory_order_release);
+  }
   add_shared(cq.process->segment().counters.destroyed_cqs, cq.shared->counters);
   cq.process->arena().release(cq.shared->ring, (cq.shared->mask + std::size_t{1}) * sizeof(Cqe));
   cq.process->cq_table().release(cq.index);

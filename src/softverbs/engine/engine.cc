@@ -373,6 +373,7 @@ void Engine::process_service_requests() {
   segment.service_pending.store(0, std::memory_order_seq_cst);
   start_copier_if_wanted(segment, process_->arena(), process_->segment_fd());
   process_->apply_fault_commands();
+  write_events_of_peers(*process_);
   for (std::uint32_t word = 0; word < kMaxQps / 64; ++word) {
     std::uint64_t bits = segment.failed_qps[word].exchange(0, std::memory_order_acq_rel);
     for (; bits != 0; bits &= bits - 1) {

@@ -10,9 +10,12 @@ namespace verbatim::softverbs {
 
 class Process;
 
-// Writes one byte into a pipe whose write end is descriptor `fd` of that process. False when the pipe is closed or the
-// process cannot be reached; the latter is logged once.
-bool write_event_byte(const ProcessView& process, int fd);
+// Makes the pipe of the CQ's completion channel readable. False when the pipe is closed or the process cannot be
+// reached; the latter is logged once. For a process of another PID namespace its engine does it.
+bool wake_channel(const ProcessView& process, SharedCq& cq);
+
+// For the owner: makes the pipes readable for which peers of other PID namespaces have asked.
+void write_events_of_peers(Process& process);
 
 // Appends an event to the queue of that process's context. Dropped when the queue is full: its descriptor is readable.
 void raise_event(const ProcessView& process, Incarnation me, std::uint32_t context, const AsyncEntry& event);

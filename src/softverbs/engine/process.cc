@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <fstream>
 #include <string>
 
 #include "base/log.h"
@@ -39,7 +40,7 @@ Result<std::shared_ptr<ProcessView>> map_view(const UniqueFd& fd, const HostRegi
 
 Result<UniqueFd> make_segment(const HostRegistry& registry) {
   const std::string name = registry.segment_name(registry.me());
-  ::shm_unlink(name.c_str());  // a file may be left from a registry that was removed by hand
+  ::unlink(name.c_str());  // a file may be left from a registry that was removed by hand
   Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateNew);
   if (!fd) return fd;
   if (::ftruncate(fd->get(), static_cast<off_t>(kSegmentBytes)) != 0) return system_error("ftruncate", errno);
@@ -82,6 +83,7 @@ Result<Process*> Process::create() {
   Segment& segment = (*view)->segment();
   segment.incarnation = (*registry)->me();
   segment.pid = ::getpid();
+  std::ifstream("/proc/self/comm").get(segment.program, sizeof segment.program);
   segment.is_threaded = settings->threaded ? 1 : 0;
   segment.probe_address = reinterpret_cast<std::uintptr_t>(&g_process);
   for (std::uint32_t device = 0; device < settings->devices; ++device) {

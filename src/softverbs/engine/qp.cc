@@ -1,10 +1,12 @@
 #include "softverbs/engine/qp.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cstring>
 
+#include "base/log.h"
 #include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/qp_transitions.h"
@@ -90,6 +92,27 @@ bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
   if (has(IBV_QP_RETRY_CNT) && attr.retry_cnt > 7) return false;
   if (has(IBV_QP_RNR_RETRY) && attr.rnr_retry > 7) return false;
   return !has(IBV_QP_ALT_PATH);  // path migration is not supported
+}
+
+// Both ends of a connection do this, so that a connection which cannot work is reported at both.
+void report_unreachable_peer(const Qp& qp) {
+  const HostRegistry& registry = qp.process->registry();
+  const Reach reach = registry.reach(qp.attributes.dest_qp_num);
+  static std::atomic<bool> is_reported{false};
+  if (reach == Reach::kYes || is_reported.exchange(true)) return;
+  if (reach == Reach::kNoCopy) {
+    VERBATIM_WARN(
+        "QP %u cannot exchange data with its peer, QP %u: that process is in another PID namespace (container). Next: "
+        "set SOFTVERBS_ENGINE=thread in both processes, or run both in one PID namespace (docker --pid)",
+        qp.qp_num, qp.attributes.dest_qp_num);
+    return;
+  }
+  VERBATIM_WARN(
+      "QP %u cannot reach its peer, QP %u: no process that shares %s with this one has that QP. Processes see each "
+      "other "
+      "if they run on one host, as one user, with the same SOFTVERBS_NAMESPACE, and in one PID namespace (container). "
+      "Next: for several containers set SOFTVERBS_DIRECTORY to one directory that all of them can write to (docker -v)",
+      qp.qp_num, qp.attributes.dest_qp_num, registry.directory().c_str());
 }
 
 // Stores the given attributes. The caller holds execution and shared->lock.
@@ -261,6 +284,7 @@ int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
     }
   }
   qp.ibv_qp::state = to;
+  if (from == IBV_QPS_INIT && to == IBV_QPS_RTR) report_unreachable_peer(qp);
   if (to == IBV_QPS_RTS || to == IBV_QPS_SQD) qp.process->engine().submit_now(qp);
   return 0;
 }

@@ -19,17 +19,16 @@
 namespace verbatim::softverbs {
 namespace {
 
-constexpr const char* kDirectory = "/dev/shm";  // of shm_open()
 // Then the version of the layout; all versions hold the same locks.
 constexpr std::string_view kFilePrefix = "softverbs";
 
-// The files of one registry of this user: "/NAME", and "/NAME.INCARNATION" for each segment. A namespace has no dot in
-// its name.
+// The paths of the files of one registry of this user: NAME, and NAME.INCARNATION for each segment. A namespace has no
+// dot in its name.
 using Segments = std::vector<std::string>;
 
-std::map<std::string, Segments> list_registries() {
+std::map<std::string, Segments> list_registries(const std::string& path) {
   std::map<std::string, Segments> registries;
-  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(kDirectory), ::closedir);
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(path.c_str()), ::closedir);
   if (!directory) return registries;
   while (const dirent* const entry = ::readdir(directory.get())) {
     const std::string_view file = entry->d_name;
@@ -38,10 +37,9 @@ std::map<std::string, Segments> list_registries() {
         ::fstatat(::dirfd(directory.get()), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0)
       continue;
     if (info.st_uid != ::geteuid()) continue;
-    const std::string name = "/" + std::string(file);
-    const std::size_t dot = name.find('.');
-    Segments& segments = registries[name.substr(0, dot)];
-    if (dot != std::string::npos) segments.push_back(name);
+    const std::size_t dot = file.find('.');
+    Segments& segments = registries[path + "/" + std::string(file.substr(0, dot))];
+    if (dot != std::string::npos) segments.push_back(path + "/" + std::string(file));
   }
   return registries;
 }
@@ -64,19 +62,19 @@ bool has_held_clock(const UniqueFd& fd, const struct stat& info) {
 
 void remove_if_abandoned(const std::string& name, const Segments& segments) {
   // Created if only segments are left, because without its lock another process might create it and use their names.
-  const UniqueFd fd(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR));
+  const UniqueFd fd(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR));
   struct stat info {};
   // Each process joins and leaves under this lock. If a process does so now, the registry is in use.
   if (!fd || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 || ::fstat(fd.get(), &info) != 0) return;
   if (info.st_uid != ::geteuid() || !S_ISREG(info.st_mode) || info.st_nlink == 0 || is_used(fd.get())) return;
-  for (const std::string& segment : segments) ::shm_unlink(segment.c_str());
-  if (!has_held_clock(fd, info)) ::shm_unlink(name.c_str());
+  for (const std::string& segment : segments) ::unlink(segment.c_str());
+  if (!has_held_clock(fd, info)) ::unlink(name.c_str());
 }
 
 }  // namespace
 
-void remove_abandoned_files(const std::string& own) {
-  for (const auto& [name, segments] : list_registries()) {
+void remove_abandoned_files(const std::string& directory, const std::string& own) {
+  for (const auto& [name, segments] : list_registries(directory)) {
     if (name != own) remove_if_abandoned(name, segments);
   }
 }

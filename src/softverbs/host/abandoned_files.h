@@ -1,5 +1,4 @@
-// Files in /dev/shm that killed processes of other namespaces have left. HostRegistry removes those of its own
-// namespace.
+// Shared files that killed processes of other namespaces have left. HostRegistry removes those of its own namespace.
 #pragma once
 
 #include <string>
@@ -7,8 +6,8 @@
 namespace verbatim::softverbs {
 
 // Removes the registries of this user that no running process uses, and their segments, in all namespaces and PID
-// namespaces that share this /dev/shm. Keeps the registry `own`, which may not exist yet, and registries with a held
-// clock. Called before this process opens its registry: closing a file releases the record locks of the process on it.
-void remove_abandoned_files(const std::string& own);
+// namespaces that share the directory. Keeps registries with a held clock and the registry `own` of this process, which
+// may not exist yet: opening and closing it would release the record locks that this process holds on it.
+void remove_abandoned_files(const std::string& directory, const std::string& own);
 
 }  // namespace verbatim::softverbs

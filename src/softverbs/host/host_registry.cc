@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,6 +20,10 @@ namespace {
 constexpr std::uint32_t kSenderLock = kMaxProcesses;  // the byte after those of the slots
 
 constexpr std::uint32_t kFirstQpn = 0x100;  // 0 and 1 are reserved for management
+// A registry begins with a random number up to this one. Otherwise two processes that cannot see each other (of two
+// containers, say) would have the same numbers, and each would send to a QP of its own instead of the other's. The
+// numbers above leave room for eight million QPs before the numbers begin anew.
+constexpr std::uint32_t kLastInitialQpn = 1U << 23;
 
 // Each process holds a record lock on one byte of the registry's file, the byte of its slot. The kernel releases the
 // lock when the process dies or executes another program, and a forked child does not inherit it. Unlike a pid, the
@@ -41,14 +46,25 @@ bool set_slot_lock(int fd, std::uint32_t slot, short type) {
   return ::fcntl(fd, F_SETLK, &lock) == 0;
 }
 
-// A pid is valid only within one PID namespace, so each PID namespace has a registry of its own.
-std::string registry_name(const Settings& settings) {
+std::uint64_t own_pid_namespace() {
   struct stat space {};
-  if (::stat("/proc/self/ns/pid", &space) != 0) space.st_ino = 0;
-  std::string name = "/softverbs" + std::to_string(kLayoutVersion) + "-" + std::to_string(::geteuid()) + "-" +
-                     std::to_string(space.st_ino);
+  return ::stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
+}
+
+// Processes access each other's memory by pid, which is valid only within one PID namespace. Therefore each PID
+// namespace has a registry of its own, unless the user names a directory for processes of several ones.
+std::string registry_name(const Settings& settings) {
+  std::string name = "softverbs" + std::to_string(kLayoutVersion);
+  name += settings.directory.empty() ? "-" + std::to_string(::geteuid()) + "-" + std::to_string(own_pid_namespace())
+                                     : "-shared";
   if (!settings.name_space.empty()) name += "-" + settings.name_space;
   return name;
+}
+
+std::uint32_t random_qpn() {
+  std::uint32_t value = 0;
+  if (::getrandom(&value, sizeof value, GRND_NONBLOCK) != sizeof value) value = static_cast<std::uint32_t>(::getpid());
+  return kFirstQpn + value % (kLastInitialQpn - kFirstQpn);
 }
 
 Status flock_retrying(int fd) {
@@ -82,8 +98,9 @@ class VERBATIM_THREAD_ANNOTATION(scoped_lockable) HostRegistry::FileLock {
 };
 
 Result<std::unique_ptr<HostRegistry>> HostRegistry::open(const Settings& settings) {
-  std::string name = registry_name(settings);
-  remove_abandoned_files(name);
+  const std::string directory = settings.directory.empty() ? "/dev/shm" : settings.directory;
+  const std::string name = directory + "/" + registry_name(settings);
+  remove_abandoned_files(directory, name);
   for (;;) {
     Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateOrOpen);
     if (!fd) return fd.error();
@@ -95,21 +112,26 @@ Result<std::unique_ptr<HostRegistry>> HostRegistry::open(const Settings& setting
     if (Status backed = back_with_memory(*fd, 0, sizeof(Registry)); !backed) return backed.error();
     Result<Mapping> mapping = map_shm(*fd, sizeof(Registry));
     if (!mapping) return mapping.error();
-    std::unique_ptr<HostRegistry> registry(new HostRegistry(name, *std::move(fd), *std::move(mapping)));
+    std::unique_ptr<HostRegistry> registry(new HostRegistry(directory, name, *std::move(fd), *std::move(mapping)));
     // The flock of this function is held until join() has added the process: an empty registry may be removed.
-    if (Status joined = registry->join(); !joined) return joined.error();
+    if (Status joined = registry->join(settings); !joined) return joined.error();
     return registry;
   }
 }
 
-Status HostRegistry::join() {
+Status HostRegistry::join(const Settings& settings) {
   FileLock lock(*this);
+  if (shared().last_qpn.load(std::memory_order_relaxed) == 0) {
+    shared().last_qpn.store(random_qpn(), std::memory_order_relaxed);
+  }
   reap_dead_processes();
   for (std::uint32_t index = 0; index < kMaxProcesses; ++index) {
     ProcessSlot& slot = shared().slots[index];
     if (slot.incarnation.load(std::memory_order_relaxed) != 0) continue;
     if (!set_slot_lock(fd_.get(), index, F_WRLCK)) continue;
     slot.pid.store(::getpid(), std::memory_order_relaxed);
+    slot.pid_namespace.store(own_pid_namespace(), std::memory_order_relaxed);
+    slot.is_threaded.store(settings.threaded ? 1 : 0, std::memory_order_relaxed);
     slot.faults_applied.store(shared().faults.sequence.load(std::memory_order_acquire), std::memory_order_relaxed);
     slot_ = index;
     do {
@@ -125,7 +147,7 @@ Status HostRegistry::join() {
 
 void HostRegistry::free_slot(ProcessSlot& slot) {
   const Incarnation owner = slot.incarnation.load(std::memory_order_relaxed);
-  if (is_linked()) ::shm_unlink(segment_name(owner).c_str());
+  if (is_linked()) ::unlink(segment_name(owner).c_str());
   for (QpnEntry& entry : shared().qpns) {
     const std::uint64_t key = entry.key.load(std::memory_order_relaxed);
     if (key != 0 && static_cast<Incarnation>(key) == owner) entry.key.store(0, std::memory_order_release);
@@ -149,10 +171,11 @@ void HostRegistry::leave() {
   free_slot(shared().slots[slot_]);
   set_slot_lock(fd_.get(), slot_, F_UNLCK);
   reap_dead_processes();
+  remove_abandoned_files(directory_, name_);
   for (const ProcessSlot& slot : shared().slots) {
     if (slot.incarnation.load(std::memory_order_relaxed) != 0) return;
   }
-  if (is_linked() && shared().clock.held == 0) ::shm_unlink(name_.c_str());
+  if (is_linked() && shared().clock.held == 0) ::unlink(name_.c_str());
 }
 
 HostRegistry::~HostRegistry() {
@@ -205,6 +228,21 @@ std::optional<QpLocation> HostRegistry::find_qpn(std::uint32_t qpn) const {
                     static_cast<std::uint32_t>(location)};
 }
 
+bool HostRegistry::shares_pid_namespace(std::uint32_t slot) const {
+  return shared().slots[slot].pid_namespace.load(std::memory_order_relaxed) ==
+         shared().slots[slot_].pid_namespace.load(std::memory_order_relaxed);
+}
+
+Reach HostRegistry::reach(std::uint32_t qpn) const {
+  const std::optional<QpLocation> location = find_qpn(qpn);
+  if (!location) return Reach::kUnknownQp;
+  const auto is_threaded = [&](std::uint32_t slot) {
+    return shared().slots[slot].is_threaded.load(std::memory_order_relaxed) != 0;
+  };
+  if (shares_pid_namespace(location->slot) || (is_threaded(slot_) && is_threaded(location->slot))) return Reach::kYes;
+  return Reach::kNoCopy;
+}
+
 std::optional<FaultCommand> HostRegistry::next_fault_command() const {
   const SharedFaults& faults = shared().faults;
   for (;;) {
@@ -212,10 +250,10 @@ std::optional<FaultCommand> HostRegistry::next_fault_command() const {
     if (sequence == shared().slots[slot_].faults_applied.load(std::memory_order_relaxed)) return std::nullopt;
     if (sequence % 2 != 0) return std::nullopt;  // the sender requests service again when the text is complete
     FaultCommand command{sequence, std::string(faults.text, std::min(faults.bytes, kMaxFaultBytes))};
-    const pid_t pid = faults.pid.load(std::memory_order_relaxed);
+    const Incarnation target = faults.target.load(std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_acquire);
     if (faults.sequence.load(std::memory_order_relaxed) != sequence) continue;
-    if (pid != 0 && pid != ::getpid()) command.text.clear();
+    if (target != 0 && target != me_) command.text.clear();
     return command;
   }
 }
@@ -224,7 +262,7 @@ void HostRegistry::acknowledge_fault_command(std::uint32_t sequence) {
   shared().slots[slot_].faults_applied.store(sequence, std::memory_order_release);
 }
 
-Result<std::uint32_t> HostRegistry::send_fault_command(std::string_view text, pid_t pid) {
+Result<std::uint32_t> HostRegistry::send_fault_command(std::string_view text, Incarnation target) {
   if (text.size() > kMaxFaultBytes) return system_error("send_fault_command", E2BIG);
   FileLock lock(*this);
   if (!set_slot_lock(fd_.get(), kSenderLock, F_WRLCK)) return system_error("send_fault_command", EBUSY);
@@ -233,7 +271,7 @@ Result<std::uint32_t> HostRegistry::send_fault_command(std::string_view text, pi
   const std::uint32_t before = faults.sequence.load(std::memory_order_relaxed) & ~1U;
   faults.sequence.store(before + 1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  faults.pid.store(pid, std::memory_order_relaxed);
+  faults.target.store(target, std::memory_order_relaxed);
   faults.bytes = static_cast<std::uint32_t>(text.size());
   std::memcpy(faults.text, text.data(), text.size());
   faults.sequence.store(before + 2, std::memory_order_release);

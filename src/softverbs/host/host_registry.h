@@ -1,5 +1,6 @@
 // What all softverbs processes of a user share: the list of processes, and the owner of each QP number. The registry is
-// a file in /dev/shm while any of these processes runs. The last process removes it; each new process removes what dead
+// a file while any of these processes runs, in /dev/shm for the processes of one PID namespace, or in the directory
+// that SOFTVERBS_DIRECTORY names. The last process removes it; each process that starts or ends removes what dead
 // processes left, also those of other namespaces.
 #pragma once
 
@@ -37,6 +38,12 @@ struct RunningProcess {
   pid_t pid;
 };
 
+enum class Reach {
+  kYes,
+  kUnknownQp,  // no process of this registry has the QP
+  kNoCopy,     // that process is in another PID namespace, and not both engines have threads to copy
+};
+
 // Thread-safe. Process owns one; softverbs-control opens one of its own.
 class HostRegistry {
  public:
@@ -59,13 +66,17 @@ class HostRegistry {
   Result<std::uint32_t> allocate_qpn(std::uint32_t index);
   void release_qpn(std::uint32_t qpn);
   std::optional<QpLocation> find_qpn(std::uint32_t qpn) const;
+  // Whether this process and the owner of the QP can send to each other. The answer is the same at both.
+  Reach reach(std::uint32_t qpn) const;
+  bool shares_pid_namespace(std::uint32_t slot) const;
+  const std::string& directory() const { return directory_; }
 
   // A fault script sent to this process that it has not acknowledged yet.
   std::optional<FaultCommand> next_fault_command() const;
   void acknowledge_fault_command(std::uint32_t sequence);
-  // Stores a script of at most kMaxFaultBytes for process `pid`, for all processes when 0. The caller must then call
+  // Stores a script of at most kMaxFaultBytes for one process, for all processes when 0. The caller must then call
   // request_service for them. EBUSY: another program has sent a script and has not ended yet.
-  Result<std::uint32_t> send_fault_command(std::string_view text, pid_t pid);
+  Result<std::uint32_t> send_fault_command(std::string_view text, Incarnation target);
   bool has_applied_fault_command(std::uint32_t slot, std::uint32_t sequence) const;
 
   // Shared by the ports with a rate; see link.h.
@@ -82,18 +93,19 @@ class HostRegistry {
  private:
   class FileLock;
 
-  HostRegistry(std::string name, UniqueFd fd, Mapping mapping)
-      : name_(std::move(name)), fd_(std::move(fd)), mapping_(std::move(mapping)) {}
+  HostRegistry(std::string directory, std::string name, UniqueFd fd, Mapping mapping)
+      : directory_(std::move(directory)), name_(std::move(name)), fd_(std::move(fd)), mapping_(std::move(mapping)) {}
 
   Registry& shared() const { return *mapping_.as<Registry>(); }
-  Status join();
+  Status join(const Settings& settings);
   // False once the file was removed: processes of another registry may use its names now.
   bool is_linked() const;
   void free_slot(ProcessSlot& slot) VERBATIM_REQUIRES(mutex_);
   void reap_dead_processes() VERBATIM_REQUIRES(mutex_);
   std::optional<std::uint32_t> take_qpn(std::uint32_t index) VERBATIM_REQUIRES(mutex_);
 
-  const std::string name_;
+  const std::string directory_;
+  const std::string name_;  // the path
   const UniqueFd fd_;
   const Mapping mapping_;
   Incarnation me_ = 0;  // 0: not joined

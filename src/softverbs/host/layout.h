@@ -18,7 +18,7 @@
 namespace verbatim::softverbs {
 
 // Part of the file names, so that processes with different layouts never share a file.
-constexpr std::uint32_t kLayoutVersion = 5;
+constexpr std::uint32_t kLayoutVersion = 6;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // of all processes together; a power of two
@@ -31,14 +31,17 @@ constexpr std::uint32_t kMaxSge = 32;
 constexpr std::uint32_t kGidTableLength = 8;
 constexpr std::uint32_t kAsyncQueueLength = 256;  // a power of two
 constexpr std::uint32_t kMaxFaultBytes = 1U << 16;
+constexpr std::uint32_t kProgramNameBytes = 16;  // with the final 0, as in /proc/PID/comm
 constexpr std::uint32_t kNoIndex = ~0U;
 constexpr std::uint32_t k24Bits = 0xffffff;  // QP numbers and PSNs
 
 // ---- the registry ----
 
 struct ProcessSlot {
-  std::atomic<Incarnation> incarnation;  // 0: free
-  std::atomic<std::int32_t> pid;
+  std::atomic<Incarnation> incarnation;       // 0: free
+  std::atomic<std::int32_t> pid;              // in its PID namespace
+  std::atomic<std::uint64_t> pid_namespace;   // inode number
+  std::atomic<std::uint32_t> is_threaded;     // SOFTVERBS_ENGINE=thread
   std::atomic<std::uint32_t> faults_applied;  // the last sequence of SharedFaults that this process has applied
 };
 
@@ -51,7 +54,7 @@ struct QpnEntry {
 // A fault script for running processes. The text is consistent while `sequence` is even. One writer at a time.
 struct SharedFaults {
   std::atomic<std::uint32_t> sequence;
-  std::atomic<std::int32_t> pid;  // the process that applies it; 0: all processes
+  std::atomic<Incarnation> target;  // the process that applies it; 0: all processes
   std::uint32_t bytes;
   char text[kMaxFaultBytes];
 };
@@ -128,6 +131,7 @@ struct SharedContext {
   std::int32_t pipe_fd;  // write end, a descriptor of the owning process
   std::uint32_t device;
   std::uint32_t is_open;
+  std::atomic<std::uint32_t> unwritten_events;  // bytes that the owner must write into the pipe for peers
   AsyncEntry entries[kAsyncQueueLength];
 };
 
@@ -172,6 +176,7 @@ struct SharedCq {
   std::int32_t channel_fd;  // write end of the completion channel's pipe; -1: no channel
   std::atomic<Armed> armed;
   std::atomic<std::uint32_t> unread_events;
+  std::atomic<std::uint32_t> unwritten_events;  // bytes that the owner must write into the channel's pipe for peers
   std::atomic<std::uint32_t> overrun;
   CqCounters counters;
 };
@@ -276,12 +281,17 @@ struct SharedCopier {
 struct Segment {
   Incarnation incarnation;
   std::int32_t pid;
+  char program[kProgramNameBytes];    // the name that the program had when it opened its first device
   std::atomic<std::uint32_t> closed;  // the process has left the registry
 
   std::atomic<std::uint32_t> doorbell;  // futex of all engine threads
   std::atomic<std::uint32_t> sleeping;  // number of sleeping engine threads
   std::atomic<std::uint32_t> service_pending;
   std::atomic<std::uint64_t> failed_qps[kMaxQps / 64];  // bitmap of QPs that a peer moved to the error state
+  // Bitmaps of CQs and contexts with unwritten events: peers of other PID namespaces cannot reach the descriptors.
+  std::atomic<std::uint32_t> has_unwritten_events;
+  std::atomic<std::uint64_t> unwritten_cqs[kMaxCqs / 64];
+  std::atomic<std::uint64_t> unwritten_contexts[kMaxContexts / 64];
 
   std::atomic<std::uint32_t> impaired;  // a port below is down, fatal or partly unreachable, or the process is frozen
   std::atomic<std::uint32_t> frozen;    // the devices neither send nor respond

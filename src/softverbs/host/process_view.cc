@@ -26,8 +26,10 @@ ProcessView::CopyPath ProcessView::copy_path(const Settings& settings) {
   std::uint64_t word = 0;
   const iovec local{&word, sizeof word};
   const iovec remote{reinterpret_cast<void*>(segment().probe_address), sizeof word};
-  const bool is_forbidden = settings.forbid_cross_memory || (::process_vm_readv(pid_, &local, 1, &remote, 1, 0) < 0 &&
-                                                             (errno == EPERM || errno == ENOSYS));
+  const bool is_foreign = !shares_pid_namespace();
+  const bool is_forbidden =
+      settings.forbid_cross_memory || is_foreign ||
+      (::process_vm_readv(pid_, &local, 1, &remote, 1, 0) < 0 && (errno == EPERM || errno == ENOSYS));
   known = CopyPath::kDirect;
   if (is_forbidden)
     known = settings.threaded && segment().is_threaded != 0 ? CopyPath::kThroughSegment : CopyPath::kNone;
@@ -35,12 +37,14 @@ ProcessView::CopyPath ProcessView::copy_path(const Settings& settings) {
   copy_path_.store(known, std::memory_order_relaxed);
   static std::atomic<bool> is_reported{false};
   if (known == CopyPath::kDirect || is_reported.exchange(true)) return known;
-  VERBATIM_WARN(
-      "%s: this system forbids process_vm_writev between processes. Next: allow the ptrace group of system calls "
-      "(in a container: docker --cap-add SYS_PTRACE)%s",
-      known == CopyPath::kThroughSegment ? "data is copied by a thread of the other process, which is slower"
-                                         : "transfers to other processes fail",
-      known == CopyPath::kThroughSegment ? "" : ", or set SOFTVERBS_ENGINE=thread in all processes");
+  VERBATIM_WARN("%s: %s%s",
+                known == CopyPath::kThroughSegment ? "data is copied by a thread of the other process, which is slower"
+                                                   : "transfers to other processes fail",
+                is_foreign ? "the other process is in another PID namespace. Next: run both in one (in a container: "
+                             "docker --pid)"
+                           : "this system forbids process_vm_writev between processes. Next: allow the ptrace group of "
+                             "system calls (in a container: docker --cap-add SYS_PTRACE)",
+                known == CopyPath::kThroughSegment ? "" : ", or set SOFTVERBS_ENGINE=thread in all processes");
   return known;
 }
 

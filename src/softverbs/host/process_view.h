@@ -21,6 +21,8 @@ class ProcessView {
   Segment& segment() const { return *mapping_.as<Segment>(); }
   Incarnation incarnation() const { return segment().incarnation; }
   pid_t pid() const { return pid_; }
+  // False: pid() means nothing here, so this process cannot access its memory and descriptors.
+  bool shares_pid_namespace() const { return registry_.shares_pid_namespace(slot_); }
   bool is_own() const { return incarnation() == registry_.me(); }
 
   // Asks the kernel at most once a millisecond: no pid is reused in less time than that.

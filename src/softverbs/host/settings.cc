@@ -1,5 +1,7 @@
 #include "softverbs/host/settings.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -112,7 +114,20 @@ bool has_engine_for_link(const Settings& settings) {
   return false;
 }
 
-// The name becomes part of file names in /dev/shm.
+bool read_directory(std::string& directory) {
+  const char* text = std::getenv("SOFTVERBS_DIRECTORY");
+  if (text == nullptr || *text == '\0') return true;
+  directory = text;
+  struct stat info {};
+  if (directory.front() == '/' && ::stat(text, &info) == 0 && S_ISDIR(info.st_mode)) return true;
+  VERBATIM_WARN(
+      "SOFTVERBS_DIRECTORY=%s is refused: the value must be the absolute path of a directory. The program sees no "
+      "device",
+      text);
+  return false;
+}
+
+// The name becomes part of the names of shared files.
 bool read_name_space(std::string& name) {
   const char* text = std::getenv("SOFTVERBS_NAMESPACE");
   if (text == nullptr || *text == '\0') return true;
@@ -175,6 +190,7 @@ std::optional<Settings> read_settings() {
   if (!is_one_of("SOFTVERBS_MTU", result.mtu_bytes, {256, 512, 1024, 2048, 4096})) return std::nullopt;
   if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;
   if (!read_name_space(result.name_space)) return std::nullopt;
+  if (!read_directory(result.directory)) return std::nullopt;
   if (!read_faults(result.faults)) return std::nullopt;
   if (const char* file = std::getenv("SOFTVERBS_TRACE"); file != nullptr) result.trace_file = file;
   if (const char* file = std::getenv("SOFTVERBS_STATS"); file != nullptr) result.stats_file = file;

@@ -23,6 +23,7 @@ struct Settings {
   bool first_sge = false;            // SOFTVERBS_EMPTY_WRITE=first-sge|empty
   bool has_lock_limit = true;        // SOFTVERBS_LOCK_LIMIT=kernel|none
   std::string name_space;
+  std::string directory;   // SOFTVERBS_DIRECTORY; empty: /dev/shm, with a registry for each user and PID namespace
   std::string trace_file;  // SOFTVERBS_TRACE
   std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced by the pid
   FaultScript faults;      // SOFTVERBS_FAULTS, preceded by SOFTVERBS_SEED as a seed clause

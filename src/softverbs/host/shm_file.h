@@ -1,4 +1,4 @@
-// Files in /dev/shm that only this user can access, and their mappings.
+// Shared files that only this user can access, and their mappings.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace verbatim::softverbs {
 enum class OpenMode { kExisting, kCreateOrOpen, kCreateNew };
 
 // EACCES, with a line on stderr, when the file belongs to another user or grants access to other users.
-Result<UniqueFd> open_shm(const std::string& name, OpenMode mode);
+Result<UniqueFd> open_shm(const std::string& path, OpenMode mode);
 
 // Whether any page of the file has memory yet.
 bool is_backed(const UniqueFd& fd);

@@ -1,7 +1,7 @@
 #include "softverbs/host/stats.h"
 
 #include <algorithm>
-#include <fstream>
+#include <cstring>
 #include <numeric>
 
 namespace verbatim::softverbs {
@@ -28,12 +28,6 @@ void add(ProcessStats& sum, const CqCounters& counters) {
 void add(ProcessStats& sum, const ReceiveCounters& counters) {
   sum.work.receives += counters.requests.get();
   sum.srq_posts += counters.posts.get();
-}
-
-std::string program_of(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/comm");
-  std::string name;
-  return std::getline(file, name) ? name : "?";
 }
 
 // Formats one JSON object; nested objects have deeper indentation.
@@ -115,7 +109,7 @@ ProcessStats read_stats(const Segment& segment) {
   const ProcessCounters& counters = segment.counters;
   ProcessStats stats;
   stats.pid = segment.pid;
-  stats.program = program_of(segment.pid);
+  stats.program = std::string(segment.program, ::strnlen(segment.program, sizeof segment.program));
   for (std::size_t verb = 0; verb < stats.calls.size(); ++verb) stats.calls[verb] = counters.calls[verb].get();
   const auto table_end = [&](ObjectKind kind) { return counters.of(kind).table_end.load(std::memory_order_acquire); };
   add(stats.work, counters.destroyed_qps);

@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 LAUNCHER, LIBRARY, PROGRAM = sys.argv[1:4]
@@ -27,8 +29,21 @@ def launch(*arguments, **more):
     )
 
 
-def remaining_files():
-    return [name for name in os.listdir("/dev/shm") if NAMESPACE in name]
+def remaining_files(directory="/dev/shm"):
+    return [name for name in os.listdir(directory) if NAMESPACE in name]
+
+
+def processes():
+    """(pid, state, parent's pid) of all processes."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+                found.append((int(pid), state, int(parent)))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
 
 
 class Launcher(unittest.TestCase):
@@ -43,6 +58,7 @@ class Launcher(unittest.TestCase):
     def test_options_become_variables(self):
         self.assertEqual(self.names(launch("--devices", "3", PROGRAM)), ["softverbs0", "softverbs1", "softverbs2"])
         options = ("--devices", "5", "--engine", "inline", "--link-layer", "ib", "--namespace", "mine", "--stats", "f")
+        options += ("--directory", "/tmp")
         shown = launch(*options, "env").stdout.splitlines()
         for line in (
             "SOFTVERBS_DEVICES=5",
@@ -50,6 +66,7 @@ class Launcher(unittest.TestCase):
             "SOFTVERBS_LINK_LAYER=ib",
             "SOFTVERBS_NAMESPACE=mine",
             "SOFTVERBS_STATS=f",
+            "SOFTVERBS_DIRECTORY=/tmp",
         ):
             self.assertIn(line, shown)
 
@@ -154,10 +171,40 @@ class Exit(unittest.TestCase):
         self.names_in_another_namespace()
         self.assertEqual(remaining_files(), [])
 
-    def test_killed_pid_namespace_leaves_nothing_to_the_next_process(self):
+    def unshare(self):
         unshare = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
         if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode != 0:
             self.skipTest("this system does not allow a new PID namespace")
+        return unshare
+
+    def test_ending_process_removes_files_of_killed_pid_namespace(self):
+        last, killed = self.start(), self.start(*self.unshare())
+        self.assertEqual(len(remaining_files()), 4)
+        children = [pid for pid, _, parent in processes() if parent == killed.pid]
+        self.assertEqual(len(children), 1)
+        self.kill(killed)
+        while any(pid in children and state not in "ZX" for pid, state, _ in processes()):
+            time.sleep(0.01)  # the child of unshare ends some time after it
+        last.communicate(timeout=60)
+        self.assertEqual(last.returncode, 0)
+        self.assertEqual(remaining_files(), [])
+
+    def test_pid_namespaces_share_a_directory(self):
+        unshare = self.unshare()
+        with tempfile.TemporaryDirectory() as shared:
+            first = self.start(*unshare, SOFTVERBS_DIRECTORY=shared)
+            second = self.start(*unshare, SOFTVERBS_DIRECTORY=shared)
+            self.assertEqual(len(remaining_files(shared)), 3)  # one registry for both
+            self.assertEqual(remaining_files(), [])
+            self.kill(first)
+            while len(remaining_files(shared)) == 3:  # its child ends some time later
+                self.assertEqual(launch(PROGRAM, SOFTVERBS_DIRECTORY=shared).returncode, 0)
+            second.communicate(timeout=60)
+            self.assertEqual(second.returncode, 0)
+            self.assertEqual(remaining_files(shared), [])
+
+    def test_killed_pid_namespace_leaves_nothing_to_the_next_process(self):
+        unshare = self.unshare()
         first = self.start(*unshare)
         second = self.start(*unshare)
         self.assertEqual(len(remaining_files()), 4)  # each PID namespace has a registry

@@ -402,6 +402,41 @@ std::set<std::string> shared_memory_names() {
   return names;
 }
 
+// A peer makes the descriptor of a completion channel and of a context readable, once for each event.
+TEST(Processes, EventsCausedByPeer_AreDelivered) {
+  const Device device = open_device();
+  const Region region(device.pd.get(), 64);
+  const Channel channel(verbs().create_comp_channel(device.context.get()));
+  const Cq cq(verbs().create_cq(device.context.get(), 16, nullptr, channel.get(), 0));
+  ASSERT_NE(cq, nullptr);
+  Endpoint endpoint(device, {.recv_cq = cq.get()});
+  Peer peer;
+  endpoint.connect(peer.address());
+  peer.connect(endpoint.address());
+  constexpr unsigned kEvents = 3;
+  for (unsigned round = 0; round < 2; ++round) {
+    for (unsigned event = 0; event < kEvents; ++event) {
+      ASSERT_EQ(post_recv(endpoint.qp(), {region.sge()}, event), 0);
+      ASSERT_EQ(ibv_req_notify_cq(cq.get(), 0), 0);
+      ASSERT_EQ(peer.post(IBV_WR_SEND, 0, 64, {.wr_id = event}), 0);
+      EXPECT_EQ(peer.poll_sent().status, IBV_WC_SUCCESS);
+      EXPECT_EQ(poll_one(cq.get()).status, IBV_WC_SUCCESS);
+    }
+    for (unsigned event = 0; event < kEvents; ++event) {
+      ASSERT_TRUE(readable(channel->fd, kCompletionTimeout)) << event;
+      ibv_cq* event_cq = nullptr;
+      void* context = nullptr;
+      ASSERT_EQ(verbs().get_cq_event(channel.get(), &event_cq, &context), 0);
+      EXPECT_EQ(event_cq, cq.get());
+      verbs().ack_cq_events(event_cq, 1);
+    }
+    EXPECT_FALSE(readable(channel->fd, 20ms));
+  }
+  ASSERT_EQ(peer.post(IBV_WR_RDMA_WRITE, 0, 64, {.wr_id = 9, .remote_addr = region.address(), .rkey = 1}), 0);
+  EXPECT_EQ(peer.poll_sent().status, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(expect_async_event(device.context.get(), IBV_EVENT_QP_ACCESS_ERR).qp, endpoint.qp());
+}
+
 TEST(Processes, KilledProcesses_LeaveNoFiles) {
   const Device device = open_device();
   int round = 0;

@@ -22,7 +22,8 @@ test::ChildResult in_child(const char* name, const std::string& value,
 class SettingsParser : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* name : {"SOFTVERBS_DEVICES", "SOFTVERBS_ENGINE", "SOFTVERBS_LINK_LAYER", "SOFTVERBS_NAMESPACE"}) {
+    for (const char* name : {"SOFTVERBS_DEVICES", "SOFTVERBS_ENGINE", "SOFTVERBS_LINK_LAYER", "SOFTVERBS_NAMESPACE",
+                             "SOFTVERBS_LOCK_LIMIT"}) {
       unsetenv(name);
     }
   }
@@ -70,6 +71,8 @@ TEST_F(SettingsParser, ValidValues_AreAccepted) {
   expect_accepted("SOFTVERBS_VENDOR_PART_ID", "0XfFf", [](const Settings& s) { return s.vendor_part_id == 0xfff; });
   expect_accepted("SOFTVERBS_LOCK_LIMIT", "kernel", [](const Settings& s) { return s.has_lock_limit; });
   expect_accepted("SOFTVERBS_LOCK_LIMIT", "none", [](const Settings& s) { return !s.has_lock_limit; });
+  expect_accepted("SOFTVERBS_DIRECTORY", "/tmp", [](const Settings& s) { return s.directory == "/tmp"; });
+  expect_accepted("SOFTVERBS_DIRECTORY", "", [](const Settings& s) { return s.directory.empty(); });
   expect_accepted("SOFTVERBS_NAMESPACE", "Job_1-a", [](const Settings& s) { return s.name_space == "Job_1-a"; });
 }
 
@@ -97,6 +100,11 @@ TEST_F(SettingsParser, NamespaceWithOtherCharacters_IsRefused) {
   for (const std::string& value : {std::string("a/b"), std::string(".."), std::string("a b"), std::string(65, 'x')}) {
     expect_refused("SOFTVERBS_NAMESPACE", value);
   }
+}
+
+TEST_F(SettingsParser, DirectoryThatCannotBeUsed_IsRefused) {
+  for (const char* value : {"tmp", "/no/such/directory", "/proc/self/exe"})
+    expect_refused("SOFTVERBS_DIRECTORY", value);
 }
 
 TEST_F(SettingsParser, OrderingRateAndThreads_AreParsed) {
