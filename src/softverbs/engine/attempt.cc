@@ -43,6 +43,7 @@ bool find_route(Qp& qp) {
   const bool is_own = process->is_own();
   requester.peer_slot = location->slot;
   requester.peer_device = target.device;
+  qp.shared->peer_port.store(target.device + 1, std::memory_order_relaxed);
   requester.peer_pid = process->pid();
   route = {std::move(process), &target, location->index, is_own ? fast_path_bytes(qp) : 0};
   return true;

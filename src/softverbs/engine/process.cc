@@ -17,6 +17,7 @@
 #include "softverbs/engine/events.h"
 #include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/qp.h"
+#include "softverbs/host/traffic.h"
 #include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
 #include "softverbs/host/device_attributes.h"
@@ -143,6 +144,7 @@ void Process::write_stats() {
 
 void Process::record_counters(const Qp& qp) {
   add_shared(segment().counters.destroyed_qps, qp.shared->counters);
+  add_traffic(segment().destroyed_traffic, *qp.shared);
   MutexLock lock(destroyed_qps_mutex_);
   if (!settings_.stats_file.empty() && destroyed_qps_.size() < kRecordedQps) {
     destroyed_qps_.push_back(read_qp_stats(segment(), qp.index));

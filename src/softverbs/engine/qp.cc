@@ -214,6 +214,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
     shared.state.store(IBV_QPS_RESET, std::memory_order_relaxed);
     shared.context = context.index;
     shared.device = context.device;
+    shared.peer_port.store(0, std::memory_order_relaxed);
     shared.pd = pd->handle;
     shared.send_cq = static_cast<Cq*>(wanted.send_cq)->index;
     shared.recv_cq = static_cast<Cq*>(wanted.recv_cq)->index;

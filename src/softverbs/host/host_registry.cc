@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "softverbs/host/abandoned_files.h"
+#include "softverbs/host/traffic.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -25,18 +26,6 @@ constexpr std::uint32_t kFirstQpn = 0x100;  // 0 and 1 are reserved for manageme
 // numbers above leave room for eight million QPs before the numbers begin anew.
 constexpr std::uint32_t kLastInitialQpn = 1U << 23;
 
-// Each process holds a record lock on one byte of the registry's file, the byte of its slot. The kernel releases the
-// lock when the process dies or executes another program, and a forked child does not inherit it. Unlike a pid, the
-// lock cannot belong to a later process.
-bool is_slot_held(int fd, std::uint32_t slot) {
-  struct flock lock {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = static_cast<off_t>(slot);
-  lock.l_len = 1;
-  return ::fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-}
-
 bool set_slot_lock(int fd, std::uint32_t slot, short type) {
   struct flock lock {};
   lock.l_type = type;
@@ -44,21 +33,6 @@ bool set_slot_lock(int fd, std::uint32_t slot, short type) {
   lock.l_start = static_cast<off_t>(slot);
   lock.l_len = 1;
   return ::fcntl(fd, F_SETLK, &lock) == 0;
-}
-
-std::uint64_t own_pid_namespace() {
-  struct stat space {};
-  return ::stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
-}
-
-// Processes access each other's memory by pid, which is valid only within one PID namespace. Therefore each PID
-// namespace has a registry of its own, unless the user names a directory for processes of several ones.
-std::string registry_name(const Settings& settings) {
-  std::string name = "softverbs" + std::to_string(kLayoutVersion);
-  name += settings.directory.empty() ? "-" + std::to_string(::geteuid()) + "-" + std::to_string(own_pid_namespace())
-                                     : "-shared";
-  if (!settings.name_space.empty()) name += "-" + settings.name_space;
-  return name;
 }
 
 std::uint32_t random_qpn() {
@@ -75,6 +49,44 @@ Status flock_retrying(int fd) {
 }
 
 }  // namespace
+
+// Each process holds a record lock on one byte of the registry's file, the byte of its slot. The kernel releases the
+// lock when the process dies or executes another program, and a forked child does not inherit it. Unlike a pid, the
+// lock cannot belong to a later process.
+bool is_slot_held(int fd, std::uint32_t slot) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(slot);
+  lock.l_len = 1;
+  return ::fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+std::uint64_t own_pid_namespace() {
+  struct stat space {};
+  return ::stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
+}
+
+// Processes access each other's memory by pid, which is valid only within one PID namespace. Therefore each PID
+// namespace has a registry of its own, unless the user names a directory for processes of several ones.
+std::string registry_name(const Settings& settings) {
+  std::string name =
+      (settings.directory.empty() ? "/dev/shm" : settings.directory) + "/softverbs" + std::to_string(kLayoutVersion);
+  name += settings.directory.empty() ? "-" + std::to_string(::geteuid()) + "-" + std::to_string(own_pid_namespace())
+                                     : "-shared";
+  if (!settings.name_space.empty()) name += "-" + settings.name_space;
+  return name;
+}
+
+// Segments are not truncated while their process runs, but a process that was killed early has left a shorter file.
+Result<Mapping> map_segment(const std::string& name) {
+  const Result<UniqueFd> fd = open_shm(name, OpenMode::kExisting);
+  if (!fd) return fd.error();
+  struct stat info {};
+  if (::fstat(fd->get(), &info) != 0) return system_error("fstat", errno);
+  if (info.st_size < static_cast<off_t>(sizeof(Segment))) return system_error("map_segment", EINVAL);
+  return map_shm(*fd, sizeof(Segment));
+}
 
 // Holds mutex_ and the file's flock. The kernel releases the flock when the process dies.
 class VERBATIM_THREAD_ANNOTATION(scoped_lockable) HostRegistry::FileLock {
@@ -98,9 +110,8 @@ class VERBATIM_THREAD_ANNOTATION(scoped_lockable) HostRegistry::FileLock {
 };
 
 Result<std::unique_ptr<HostRegistry>> HostRegistry::open(const Settings& settings) {
-  const std::string directory = settings.directory.empty() ? "/dev/shm" : settings.directory;
-  const std::string name = directory + "/" + registry_name(settings);
-  remove_abandoned_files(directory, name);
+  const std::string name = registry_name(settings);
+  remove_abandoned_files(name);
   for (;;) {
     Result<UniqueFd> fd = open_shm(name, OpenMode::kCreateOrOpen);
     if (!fd) return fd.error();
@@ -112,7 +123,7 @@ Result<std::unique_ptr<HostRegistry>> HostRegistry::open(const Settings& setting
     if (Status backed = back_with_memory(*fd, 0, sizeof(Registry)); !backed) return backed.error();
     Result<Mapping> mapping = map_shm(*fd, sizeof(Registry));
     if (!mapping) return mapping.error();
-    std::unique_ptr<HostRegistry> registry(new HostRegistry(directory, name, *std::move(fd), *std::move(mapping)));
+    std::unique_ptr<HostRegistry> registry(new HostRegistry(name, *std::move(fd), *std::move(mapping)));
     // The flock of this function is held until join() has added the process: an empty registry may be removed.
     if (Status joined = registry->join(settings); !joined) return joined.error();
     return registry;
@@ -147,12 +158,20 @@ Status HostRegistry::join(const Settings& settings) {
 
 void HostRegistry::free_slot(ProcessSlot& slot) {
   const Incarnation owner = slot.incarnation.load(std::memory_order_relaxed);
-  if (is_linked()) ::unlink(segment_name(owner).c_str());
+  std::atomic<std::uint32_t>& departures = shared().departures;
+  departures.store(departures.load(std::memory_order_relaxed) | 1U, std::memory_order_release);
+  if (is_linked()) {
+    if (const Result<Mapping> segment = map_segment(segment_name(owner)); segment) {
+      add_traffic(shared().ended_traffic, *segment->as<Segment>());
+    }
+    ::unlink(segment_name(owner).c_str());
+  }
   for (QpnEntry& entry : shared().qpns) {
     const std::uint64_t key = entry.key.load(std::memory_order_relaxed);
     if (key != 0 && static_cast<Incarnation>(key) == owner) entry.key.store(0, std::memory_order_release);
   }
   slot.incarnation.store(0, std::memory_order_release);
+  departures.fetch_add(1, std::memory_order_release);
 }
 
 void HostRegistry::reap_dead_processes() {
@@ -171,7 +190,7 @@ void HostRegistry::leave() {
   free_slot(shared().slots[slot_]);
   set_slot_lock(fd_.get(), slot_, F_UNLCK);
   reap_dead_processes();
-  remove_abandoned_files(directory_, name_);
+  remove_abandoned_files(name_);
   for (const ProcessSlot& slot : shared().slots) {
     if (slot.incarnation.load(std::memory_order_relaxed) != 0) return;
   }

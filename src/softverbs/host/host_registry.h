@@ -44,6 +44,16 @@ enum class Reach {
   kNoCopy,     // that process is in another PID namespace, and not both engines have threads to copy
 };
 
+// The path of the registry's file.
+std::string registry_name(const Settings& settings);
+// An inode number.
+std::uint64_t own_pid_namespace();
+inline std::string segment_name(const std::string& registry, Incarnation incarnation) {
+  return registry + "." + std::to_string(incarnation);
+}
+Result<Mapping> map_segment(const std::string& name);
+bool is_slot_held(int registry_fd, std::uint32_t slot);
+
 // Thread-safe. Process owns one; softverbs-control opens one of its own.
 class HostRegistry {
  public:
@@ -60,7 +70,7 @@ class HostRegistry {
 
   Incarnation me() const { return me_; }
   std::uint32_t slot() const { return slot_; }
-  std::string segment_name(Incarnation incarnation) const { return name_ + "." + std::to_string(incarnation); }
+  std::string segment_name(Incarnation incarnation) const { return softverbs::segment_name(name_, incarnation); }
 
   // ENOMEM: all QP numbers of the host are in use.
   Result<std::uint32_t> allocate_qpn(std::uint32_t index);
@@ -69,7 +79,7 @@ class HostRegistry {
   // Whether this process and the owner of the QP can send to each other. The answer is the same at both.
   Reach reach(std::uint32_t qpn) const;
   bool shares_pid_namespace(std::uint32_t slot) const;
-  const std::string& directory() const { return directory_; }
+  std::string directory() const { return name_.substr(0, name_.rfind('/')); }
 
   // A fault script sent to this process that it has not acknowledged yet.
   std::optional<FaultCommand> next_fault_command() const;
@@ -93,8 +103,8 @@ class HostRegistry {
  private:
   class FileLock;
 
-  HostRegistry(std::string directory, std::string name, UniqueFd fd, Mapping mapping)
-      : directory_(std::move(directory)), name_(std::move(name)), fd_(std::move(fd)), mapping_(std::move(mapping)) {}
+  HostRegistry(std::string name, UniqueFd fd, Mapping mapping)
+      : name_(std::move(name)), fd_(std::move(fd)), mapping_(std::move(mapping)) {}
 
   Registry& shared() const { return *mapping_.as<Registry>(); }
   Status join(const Settings& settings);
@@ -104,8 +114,7 @@ class HostRegistry {
   void reap_dead_processes() VERBATIM_REQUIRES(mutex_);
   std::optional<std::uint32_t> take_qpn(std::uint32_t index) VERBATIM_REQUIRES(mutex_);
 
-  const std::string directory_;
-  const std::string name_;  // the path
+  const std::string name_;
   const UniqueFd fd_;
   const Mapping mapping_;
   Incarnation me_ = 0;  // 0: not joined

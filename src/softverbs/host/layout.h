@@ -7,6 +7,7 @@
 
 #include <infiniband/verbs.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +35,20 @@ constexpr std::uint32_t kMaxFaultBytes = 1U << 16;
 constexpr std::uint32_t kProgramNameBytes = 16;  // with the final 0, as in /proc/PID/comm
 constexpr std::uint32_t kNoIndex = ~0U;
 constexpr std::uint32_t k24Bits = 0xffffff;  // QP numbers and PSNs
+
+// What passed through the ports of all devices of the host. A process counts what its own QPs have posted, and counts
+// it at both ends: at the port that sends and at the port that receives.
+struct TrafficCounters {
+  Counter xmit_bytes;
+  Counter xmit_messages;
+  Counter rcv_bytes;
+  Counter rcv_messages;
+  Counter rcv_sends;  // requests that the port has received, by kind
+  Counter rcv_writes;
+  Counter rcv_reads;
+  Counter rcv_atomics;
+};
+using HostTraffic = std::array<TrafficCounters, kMaxDevices>;
 
 // ---- the registry ----
 
@@ -80,6 +95,8 @@ struct VirtualClock {
 };
 
 struct Registry {
+  HostTraffic ended_traffic;              // of the processes that have ended; written under the registry's lock
+  std::atomic<std::uint32_t> departures;  // odd while a process's traffic moves to ended_traffic
   std::atomic<Incarnation> last_incarnation;
   std::atomic<std::uint32_t> last_qpn;
   ProcessSlot slots[kMaxProcesses];
@@ -232,6 +249,7 @@ struct SharedQp {
   std::atomic<std::uint32_t> state;
   std::uint32_t context;
   std::uint32_t device;
+  std::atomic<std::uint32_t> peer_port;  // 1 + the peer's device; 0: no route to the peer was found yet
   std::uint32_t pd;
   std::uint32_t send_cq;
   std::uint32_t recv_cq;
@@ -303,6 +321,7 @@ struct Segment {
   SharedLock atomics_lock;  // serializes RDMA atomics: IBV_ATOMIC_HCA
 
   ProcessCounters counters;
+  HostTraffic destroyed_traffic;              // of the QPs that this process has destroyed
   std::atomic<std::uint32_t> engine_threads;  // number of used entries of `engines`
   EngineCounters engines[kMaxEngines];
 

@@ -170,8 +170,31 @@ bool read_faults(FaultScript& faults) {
   return true;
 }
 
+// "0000:3b:00.0,0000:3b:00.1"
+bool read_pci(std::vector<std::string>& addresses) {
+  const char* given = std::getenv("SOFTVERBS_PCI");
+  if (given == nullptr) return true;
+  constexpr std::string_view kShape = "0000:00:00.0";
+  const auto fits = [](char c, char shape) {
+    return shape == '0' ? (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') : c == shape;
+  };
+  std::istringstream list(given);
+  for (std::string address; std::getline(list, address, ',');) {
+    if (address.size() != kShape.size() || !std::equal(address.begin(), address.end(), kShape.begin(), fits)) {
+      VERBATIM_WARN(
+          "SOFTVERBS_PCI=%s is refused: the value must be a list of PCI addresses such as 0000:3b:00.0, separated by "
+          "commas. The program sees no device",
+          given);
+      return false;
+    }
+    addresses.push_back(std::move(address));
+  }
+  return true;
+}
+
+}  // namespace
+
 std::optional<Settings> read_settings() {
-  set_log_sink(write_line);
   Settings result;
   for (const NumberSetting& setting : kNumbers) {
     if (!read_number(setting, result)) return std::nullopt;
@@ -191,16 +214,18 @@ std::optional<Settings> read_settings() {
   if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;
   if (!read_name_space(result.name_space)) return std::nullopt;
   if (!read_directory(result.directory)) return std::nullopt;
+  if (!read_pci(result.pci)) return std::nullopt;
   if (!read_faults(result.faults)) return std::nullopt;
   if (const char* file = std::getenv("SOFTVERBS_TRACE"); file != nullptr) result.trace_file = file;
   if (const char* file = std::getenv("SOFTVERBS_STATS"); file != nullptr) result.stats_file = file;
   return result;
 }
 
-}  // namespace
-
 const Settings* settings() {
-  static const std::optional<Settings> instance = read_settings();
+  static const std::optional<Settings> instance = [] {
+    set_log_sink(write_line);
+    return read_settings();
+  }();
   return instance ? &*instance : nullptr;
 }
 

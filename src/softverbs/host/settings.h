@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "softverbs/host/fault_script.h"
 
@@ -23,10 +25,11 @@ struct Settings {
   bool first_sge = false;            // SOFTVERBS_EMPTY_WRITE=first-sge|empty
   bool has_lock_limit = true;        // SOFTVERBS_LOCK_LIMIT=kernel|none
   std::string name_space;
-  std::string directory;   // SOFTVERBS_DIRECTORY; empty: /dev/shm, with a registry for each user and PID namespace
-  std::string trace_file;  // SOFTVERBS_TRACE
-  std::string stats_file;  // SOFTVERBS_STATS, %p not yet replaced by the pid
-  FaultScript faults;      // SOFTVERBS_FAULTS, preceded by SOFTVERBS_SEED as a seed clause
+  std::string directory;         // SOFTVERBS_DIRECTORY; empty: /dev/shm, with a registry per user and PID namespace
+  std::string trace_file;        // SOFTVERBS_TRACE
+  std::string stats_file;        // SOFTVERBS_STATS, %p not yet replaced by the pid
+  std::vector<std::string> pci;  // SOFTVERBS_PCI: the PCI addresses of the first devices
+  FaultScript faults;            // SOFTVERBS_FAULTS, preceded by SOFTVERBS_SEED as a seed clause
 
   std::uint32_t devices = 1;
   std::uint32_t subnets = 1;
@@ -54,5 +57,8 @@ struct Settings {
 
 // The settings of this process; nullptr when a variable is malformed. The first call then prints one line on stderr.
 const Settings* settings();
+
+// Reads the variables now; nullopt when one is malformed, which is logged.
+std::optional<Settings> read_settings();
 
 }  // namespace verbatim::softverbs

@@ -1,0 +1,298 @@
+#include "softverbs/files/file_tree.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/log.h"
+#include "softverbs/host/device_attributes.h"
+
+namespace verbatim::softverbs {
+
+// For waiters of a shared lock; this library takes none.
+bool is_alive(Incarnation) {
+  return true;
+}
+
+namespace {
+
+constexpr const char* kParents[] = {"/dev/shm", "/tmp"};
+constexpr std::string_view kNamePrefix = "files-of-softverbs-";
+constexpr int kLowestFd = 100;  // programs and shells expect that the lowest descriptors are their own
+
+// All served paths begin with one of these.
+constexpr std::array<std::string_view, 7> kCandidates{
+    "/dev/infiniband",  "/sys/class/infiniband", "/sys/class/pci_bus/",        "/sys/bus/pci/devices/",
+    "/sys/devices/pci", "/sys/module/nv",        "/sys/kernel/mm/memory_peers"};
+
+std::string own_prefix() {
+  return std::string(kNamePrefix) + std::to_string(::geteuid()) + "-";
+}
+
+// FNV-1a.
+std::uint64_t hash(const Tree& tree) {
+  std::uint64_t value = 0xcbf2'9ce4'8422'2325;
+  const auto add = [&](std::string_view text) {
+    for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100'0000'01b3;
+    value = (value ^ 0xff) * 0x100'0000'01b3;
+  };
+  for (const Node& node : tree.nodes) {
+    add(node.path);
+    add(std::to_string(static_cast<int>(node.kind)));
+    add(node.content);
+  }
+  return value;
+}
+
+bool make_parents(const std::string& path, std::size_t from) {
+  for (std::size_t slash = path.find('/', from); slash != std::string::npos; slash = path.find('/', slash + 1)) {
+    if (::mkdir(path.substr(0, slash).c_str(), S_IRWXU) != 0 && errno != EEXIST) return false;
+  }
+  return true;
+}
+
+bool write_file(const std::string& path, const std::string& content) {
+  const int fd =
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IRGRP | S_IROTH);
+  if (fd < 0) return false;
+  const bool written = ::write(fd, content.data(), content.size()) == static_cast<ssize_t>(content.size());
+  ::close(fd);
+  return written;
+}
+
+bool write_tree(const Tree& tree, const std::string& root) {
+  for (const Node& node : tree.nodes) {
+    const std::string path = root + node.path;
+    if (!make_parents(path, root.size() + 1)) return false;
+    switch (node.kind) {
+      case NodeKind::kDirectory:
+        if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) return false;
+        break;
+      case NodeKind::kFile:
+        if (!write_file(path, node.content)) return false;
+        break;
+      case NodeKind::kLink:
+        if (::symlink(node.content.c_str(), path.c_str()) != 0) return false;
+        break;
+    }
+  }
+  return true;
+}
+
+// Does not follow links.
+void remove_all(int parent, const char* name) {
+  if (::unlinkat(parent, name, 0) == 0 || (errno != EISDIR && errno != EPERM)) return;
+  const int fd = ::openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  DIR* const directory = fd < 0 ? nullptr : ::fdopendir(fd);
+  if (directory != nullptr) {
+    while (const dirent* const entry = ::readdir(directory)) {
+      if (std::strcmp(entry->d_name, ".") != 0 && std::strcmp(entry->d_name, "..") != 0) remove_all(fd, entry->d_name);
+    }
+    ::closedir(directory);
+  }
+  ::unlinkat(parent, name, AT_REMOVEDIR);
+}
+
+// Removes a tree that no process uses. The lock is taken on the directory itself, which then gets another name, so that
+// a process that finds it by its name either finds it complete or not at all.
+void remove_if_unused(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return;
+  struct stat info {};
+  if (::fstat(fd, &info) == 0 && info.st_uid == ::geteuid() && ::flock(fd, LOCK_EX | LOCK_NB) == 0) {
+    const std::string old = path + ".old." + std::to_string(::getpid());
+    if (path.find(".old.") != std::string::npos || path.find(".new.") != std::string::npos) {
+      remove_all(AT_FDCWD, path.c_str());
+    } else if (::rename(path.c_str(), old.c_str()) == 0) {
+      remove_all(AT_FDCWD, old.c_str());
+    }
+  }
+  ::close(fd);
+}
+
+void remove_unused_trees() {
+  const std::string prefix = own_prefix();
+  for (const char* parent : kParents) {
+    DIR* const directory = ::opendir(parent);
+    if (directory == nullptr) continue;
+    while (const dirent* const entry = ::readdir(directory)) {
+      if (std::string_view(entry->d_name).starts_with(prefix))
+        remove_if_unused(std::string(parent) + "/" + entry->d_name);
+    }
+    ::closedir(directory);
+  }
+}
+
+}  // namespace
+
+// Holds mutex_ and makes the calling thread's own file calls pass to the system.
+class FileTree::Use {
+ public:
+  explicit Use(FileTree& tree) : tree_(tree), nested_(tree.user_.load(std::memory_order_relaxed) == ::pthread_self()) {
+    if (nested_) return;
+    ::pthread_mutex_lock(&tree_.mutex_);
+    tree_.user_.store(::pthread_self(), std::memory_order_relaxed);
+  }
+  ~Use() {
+    if (nested_) return;
+    tree_.user_.store(pthread_t{}, std::memory_order_relaxed);
+    ::pthread_mutex_unlock(&tree_.mutex_);
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+  bool is_nested() const { return nested_; }
+
+ private:
+  FileTree& tree_;
+  const bool nested_;
+};
+
+FileTree& FileTree::instance() {
+  static FileTree& tree = *[] {
+    auto* const made = new FileTree;  // never destroyed: other libraries' destructors may still open files
+    ::pthread_atfork([] { ::pthread_mutex_lock(&instance().mutex_); },
+                     [] { ::pthread_mutex_unlock(&instance().mutex_); },
+                     [] { ::pthread_mutex_unlock(&instance().mutex_); });
+    return made;
+  }();
+  return tree;
+}
+
+bool FileTree::is_candidate(const char* path) {
+  for (const std::string_view candidate : kCandidates) {
+    if (std::strncmp(path, candidate.data(), candidate.size()) == 0) return true;
+  }
+  return false;
+}
+
+// A malformed setting is reported by libibverbs; here it means that there is no device.
+void FileTree::prepare() {
+  if (prepared_) return;
+  prepared_ = true;
+  set_log_sink([](LogLevel, const char*, int, const char*) {});
+  settings_ = read_settings();
+  Settings none;
+  none.devices = 0;
+  tree_ = make_tree(settings_ ? *settings_ : none);
+  char number[17];
+  std::snprintf(number, sizeof number, "%016lx", static_cast<unsigned long>(hash(tree_)));
+  const char* const parent = ::access(kParents[0], W_OK) == 0 ? kParents[0] : kParents[1];
+  root_ = std::string(parent) + "/" + own_prefix() + number;
+  has_root_.store(true, std::memory_order_release);
+}
+
+bool FileTree::is_served(std::string_view path) const {
+  for (const std::string_view served : tree_.served) {
+    if (path.starts_with(served) && (path.size() == served.size() || path[served.size()] == '/')) return true;
+  }
+  return false;
+}
+
+std::string FileTree::locate(std::string_view path) {
+  const Use use(*this);
+  if (use.is_nested()) return {};
+  const int error = errno;
+  prepare();
+  std::string located;
+  if (is_served(path) && ensure_directory()) located = root_ + std::string(path);
+  errno = error;
+  return located;
+}
+
+std::optional<std::string_view> FileTree::visible_path(std::string_view path) const {
+  if (!has_root_.load(std::memory_order_acquire) || !path.starts_with(root_)) return std::nullopt;
+  path.remove_prefix(root_.size());
+  if (path.empty()) return "/";
+  if (path.front() != '/') return std::nullopt;
+  return path;
+}
+
+std::optional<PortFile> FileTree::read_port_file(const std::string& located) {
+  const Use use(*this);
+  if (use.is_nested() || !settings_) return std::nullopt;
+  const std::unique_ptr<char, void (*)(void*)> resolved(::realpath(located.c_str(), nullptr), std::free);
+  if (!resolved) return std::nullopt;
+  const std::optional<PortFileName> wanted = parse_port_file(resolved.get());
+  if (!wanted) return std::nullopt;
+  if (!observer_) observer_ = std::make_unique<HostObserver>(*settings_);
+  auto port = std::make_unique<SharedPort>();
+  fill_port(*port, wanted->device, *settings_);
+  observer_->copy_port(wanted->device, *port);
+  HostTraffic traffic{};
+  if (wanted->name.find("counters/") != std::string_view::npos) observer_->add_traffic(traffic);
+  for (PortFile& file : port_files(*port, traffic[wanted->device], *settings_)) {
+    if (file.name == wanted->name) return std::move(file);
+  }
+  return std::nullopt;
+}
+
+// The directory can disappear: a program that closes all of its descriptors drops the lock too.
+bool FileTree::ensure_directory() {
+  struct stat info {};
+  const bool exists =
+      lock_fd_ >= 0 && ::lstat(root_.c_str(), &info) == 0 && info.st_dev == root_device_ && info.st_ino == root_inode_;
+  if (exists) return true;
+  if (has_left_) return false;
+  constexpr int kAttempts = 10;  // another process may remove the directory between two steps
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    if (join_directory()) return true;
+    make_directory();
+  }
+  return false;
+}
+
+bool FileTree::join_directory() {
+  const int opened = ::open(root_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (opened < 0) return false;
+  const int high = ::fcntl(opened, F_DUPFD_CLOEXEC, kLowestFd);
+  const int fd = high < 0 ? opened : high;
+  if (high >= 0) ::close(opened);
+  struct stat locked {};
+  struct stat named {};
+  const bool joined = ::flock(fd, LOCK_SH) == 0 && ::fstat(fd, &locked) == 0 && locked.st_uid == ::geteuid() &&
+                      ::lstat(root_.c_str(), &named) == 0 && named.st_ino == locked.st_ino;
+  if (!joined) {
+    ::close(fd);
+    return false;
+  }
+  lock_fd_ = fd;
+  root_device_ = locked.st_dev;
+  root_inode_ = locked.st_ino;
+  return true;
+}
+
+void FileTree::make_directory() const {
+  remove_unused_trees();
+  std::string made = root_ + ".new.XXXXXX";
+  if (::mkdtemp(made.data()) == nullptr) return;
+  // Locked, so that no other process removes it as unused.
+  const int fd = ::open(made.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const bool complete = fd >= 0 && ::flock(fd, LOCK_SH) == 0 && write_tree(tree_, made);
+  if (!complete || ::rename(made.c_str(), root_.c_str()) != 0) remove_all(AT_FDCWD, made.c_str());
+  if (fd >= 0) ::close(fd);
+}
+
+void FileTree::leave() {
+  const Use use(*this);
+  if (use.is_nested()) return;
+  has_left_ = true;
+  if (lock_fd_ < 0) return;
+  // The program may have closed the descriptor and its number may be that of another file now.
+  struct stat info {};
+  if (::fstat(lock_fd_, &info) == 0 && info.st_dev == root_device_ && info.st_ino == root_inode_) ::close(lock_fd_);
+  lock_fd_ = -1;
+  // A forked child shares the open file and with it the lock, so only a new open file tells whether one is left.
+  remove_if_unused(root_);
+}
+
+}  // namespace verbatim::softverbs

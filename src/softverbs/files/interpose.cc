@@ -1,0 +1,587 @@
+// libsoftverbs-files.so: replaces libc's functions with a path argument, for a process that preloads it. A path that
+// belongs to the devices is answered from the tree; every other call goes to libc unchanged. A program that is linked
+// statically or makes system calls itself does not call these functions.
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/types.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "softverbs/files/file_tree.h"
+
+// Defines a function under another name in C++, because the headers may define it too (inline, or with other exception
+// specifications).
+#define SOFTVERBS_REPLACES(result, name, parameters)                                                  \
+  extern "C" __attribute__((visibility("default"))) result replaced_##name parameters __asm__(#name); \
+  extern "C" result replaced_##name parameters
+
+namespace verbatim::softverbs {
+namespace {
+
+static_assert(sizeof(struct stat) == sizeof(struct stat64), "one wrapper serves both");
+
+// The definition behind this library's, looked up at the first call: programs and allocators call these functions
+// before any constructor of this library runs. dlsym allocates no memory when it succeeds.
+template <typename Function>
+class Next {
+ public:
+  constexpr explicit Next(const char* name) : name_(name) {}
+
+  template <typename... Arguments>
+  auto operator()(Arguments... arguments) {
+    Function* function = function_.load(std::memory_order_relaxed);
+    if (function == nullptr) {
+      function = reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name_));
+      function_.store(function, std::memory_order_relaxed);
+    }
+    return function(arguments...);
+  }
+
+ private:
+  const char* const name_;
+  std::atomic<Function*> function_{nullptr};
+};
+
+// Set by the first directory of the tree that this process has opened or made its working directory. Until then a
+// relative path cannot be inside the tree.
+std::atomic<bool> g_has_directory{false};
+std::atomic<bool> g_works_in_tree{false};
+
+std::optional<std::string> visible(const char* path) {
+  const std::optional<std::string_view> found = FileTree::instance().visible_path(path);
+  return found ? std::optional<std::string>(*found) : std::nullopt;
+}
+
+Next<char*(char*, std::size_t)> next_getcwd("getcwd");
+Next<char*()> next_get_current_dir_name("get_current_dir_name");
+Next<ssize_t(const char*, char*, std::size_t)> next_readlink("readlink");
+Next<int(const char*, int)> next_access("access");
+Next<int(int, const char*, int, ...)> next_openat("openat");
+
+// The path argument of a call.
+class Path {
+ public:
+  Path(const char* given, int directory = AT_FDCWD) : given_(given), directory_(directory) {
+    if (given == nullptr) return;
+    if (*given == '/') {
+      if (given[1] == 'd' || given[1] == 's' || given[1] == '/' || given[1] == '.') find_absolute();
+    } else if (*given != '\0' && g_has_directory.load(std::memory_order_relaxed)) {
+      find_relative();
+    }
+  }
+
+  // What to pass to libc.
+  const char* get() const { return located_.empty() ? given_ : located_.c_str(); }
+  int directory() const { return located_.empty() ? directory_ : AT_FDCWD; }
+
+  bool is_served() const { return !located_.empty(); }
+  const std::string& visible() const { return visible_; }
+  // False also for a node that does not exist.
+  std::optional<std::uint32_t> device_node() const {
+    if (!is_served()) return std::nullopt;
+    const std::optional<std::uint32_t> device = parse_device_node(visible_);
+    return device && next_access(get(), F_OK) == 0 ? device : std::nullopt;
+  }
+
+ private:
+  void find_absolute() {
+    char plain[PATH_MAX];
+    std::size_t length = 0;
+    for (const char* from = given_; *from != '\0'; ++from) {
+      if (*from == '/' && (from[1] == '/' || (from[1] == '.' && (from[2] == '/' || from[2] == '\0')))) {
+        if (from[1] == '.') ++from;
+        continue;
+      }
+      if (length == sizeof plain - 1) return;
+      plain[length++] = *from;
+    }
+    plain[length] = '\0';
+    if (!FileTree::is_candidate(plain)) return;
+    const bool slash = length > 1 && plain[length - 1] == '/';
+    located_ = FileTree::instance().locate({plain, length - (slash ? 1 : 0)});
+    if (located_.empty()) return;
+    visible_.assign(plain, length - (slash ? 1 : 0));
+    if (slash) located_ += '/';
+  }
+
+  // Relative to a directory of the tree.
+  void find_relative() {
+    char base[PATH_MAX];
+    if (directory_ == AT_FDCWD) {
+      if (!g_works_in_tree.load(std::memory_order_relaxed) || next_getcwd(base, sizeof base) == nullptr) return;
+    } else {
+      char link[32];
+      std::snprintf(link, sizeof link, "/proc/self/fd/%d", directory_);
+      const ssize_t length = next_readlink(link, base, sizeof base - 1);
+      if (length <= 0) return;
+      base[length] = '\0';
+    }
+    const std::optional<std::string> above = softverbs::visible(base);
+    if (!above) return;
+    visible_ = *above + "/" + given_;
+    located_ = std::string(base) + "/" + given_;
+  }
+
+  const char* const given_;
+  const int directory_;
+  std::string visible_;
+  std::string located_;
+};
+
+int fail(int error) {
+  errno = error;
+  return -1;
+}
+
+// A descriptor with this content.
+int open_content(std::string_view content, int flags) {
+  const int fd = ::memfd_create("softverbs", (flags & O_CLOEXEC) != 0 ? MFD_CLOEXEC : 0);
+  if (fd < 0) return -1;
+  const bool complete = ::write(fd, content.data(), content.size()) == static_cast<ssize_t>(content.size()) &&
+                        ::lseek(fd, 0, SEEK_SET) == 0;
+  if (complete) return fd;
+  ::close(fd);
+  return fail(EIO);
+}
+
+int open_served(const Path& path, int flags) {
+  if (path.device_node())
+    return next_openat(AT_FDCWD, "/dev/null", flags & (O_ACCMODE | O_CLOEXEC | O_NONBLOCK | O_PATH));
+  if ((flags & O_ACCMODE) != O_RDONLY || (flags & O_CREAT) != 0) return fail(EACCES);
+  if ((flags & O_PATH) == 0) {
+    if (const std::optional<PortFile> file = FileTree::instance().read_port_file(path.get())) {
+      return file->readable ? open_content(file->content, flags) : fail(EINVAL);
+    }
+  }
+  const int fd = next_openat(AT_FDCWD, path.get(), flags);
+  if (fd >= 0) g_has_directory.store(true, std::memory_order_relaxed);
+  return fd;
+}
+
+// The modules that NICs use for GPU memory are hidden here too, as they are in /sys/module.
+int open_modules(int flags) {
+  const int fd = next_openat(AT_FDCWD, "/proc/modules", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  std::string all;
+  char buffer[4096];
+  for (ssize_t got = 0; (got = ::read(fd, buffer, sizeof buffer)) > 0;)
+    all.append(buffer, static_cast<std::size_t>(got));
+  ::close(fd);
+  std::string shown;
+  for (std::size_t begin = 0; begin < all.size();) {
+    const std::size_t end = std::min(all.find('\n', begin), all.size() - 1) + 1;
+    const std::string_view line = std::string_view(all).substr(begin, end - begin);
+    if (!line.starts_with("nvidia_peermem ") && !line.starts_with("nv_peer_mem ")) shown += line;
+    begin = end;
+  }
+  return open_content(shown, flags);
+}
+
+bool is_modules(const char* path) {
+  return path != nullptr && std::strcmp(path, "/proc/modules") == 0;
+}
+
+constexpr mode_t kNodeMode = S_IFCHR | S_IRUSR | S_IWUSR | S_IRGRP | S_IWGRP | S_IROTH | S_IWOTH;
+
+// Calls a function of the stat family. `stat_call` follows links if its second argument is true.
+template <typename Call>
+int stat_path(const Path& path, struct stat* info, Call stat_call) {
+  const std::optional<std::uint32_t> node = path.device_node();
+  const int result = stat_call(path.get(), node.has_value());
+  if (result == 0 && node) {
+    info->st_mode = kNodeMode;
+    info->st_rdev = makedev(kUverbsMajor, kUverbsFirstMinor + *node);
+  }
+  return result;
+}
+
+// Path with the name that programs see; keeps the length of `text`, which need not end with a null.
+ssize_t show_target(const Path& path, char* text, ssize_t length, std::string_view given) {
+  if (length <= 0 || (!path.is_served() && !given.starts_with("/proc/"))) return length;
+  const std::string target(text, static_cast<std::size_t>(length));
+  const std::optional<std::string> shown = visible(target.c_str());
+  if (!shown) return length;
+  std::memcpy(text, shown->data(), shown->size());
+  return static_cast<ssize_t>(shown->size());
+}
+
+void note_working_directory() {
+  char path[PATH_MAX];
+  const bool inside = next_getcwd(path, sizeof path) != nullptr && visible(path).has_value();
+  g_works_in_tree.store(inside, std::memory_order_relaxed);
+  if (inside) g_has_directory.store(true, std::memory_order_relaxed);
+}
+
+char* show_working_directory(char* path) {
+  if (path == nullptr) return nullptr;
+  if (const std::optional<std::string> shown = visible(path)) std::memcpy(path, shown->c_str(), shown->size() + 1);
+  return path;
+}
+
+// A shell may have started this program in a directory of the tree.
+__attribute__((constructor)) void begin() {
+  char path[PATH_MAX];
+  if (next_getcwd(path, sizeof path) == nullptr || std::strstr(path, "/files-of-softverbs-") == nullptr) return;
+  static_cast<void>(FileTree::instance().locate("/dev/infiniband"));
+  note_working_directory();
+}
+
+__attribute__((destructor)) void end() {
+  FileTree::instance().leave();
+}
+
+mode_t mode_argument(int flags, va_list arguments) {
+  const bool has_mode = (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE;
+  return has_mode ? va_arg(arguments, mode_t) : 0;
+}
+
+int open_with(Next<int(const char*, int, ...)>& next, const char* given, int flags, mode_t mode) {
+  const Path path(given);
+  if (path.is_served()) return open_served(path, flags);
+  if (is_modules(given)) return open_modules(flags);
+  return next(given, flags, mode);
+}
+
+int openat_with(Next<int(int, const char*, int, ...)>& next, int directory, const char* given, int flags, mode_t mode) {
+  const Path path(given, directory);
+  if (path.is_served()) return open_served(path, flags);
+  if (is_modules(given)) return open_modules(flags);
+  return next(directory, given, flags, mode);
+}
+
+FILE* fopen_with(Next<FILE*(const char*, const char*)>& next, const char* given, const char* mode) {
+  const Path path(given);
+  if (!path.is_served() && !is_modules(given)) return next(given, mode);
+  const bool updates = std::strchr(mode, '+') != nullptr;
+  int flags = *mode == 'r' && !updates ? O_RDONLY : O_RDWR;
+  if (std::strchr(mode, 'e') != nullptr) flags |= O_CLOEXEC;
+  const int fd = path.is_served() ? open_served(path, flags) : open_modules(flags);
+  if (fd < 0) return nullptr;
+  FILE* const file = ::fdopen(fd, mode);
+  if (file == nullptr) ::close(fd);
+  return file;
+}
+
+char* resolve(const char* given, char* result, Next<char*(const char*, char*)>& next) {
+  const Path path(given);
+  if (!path.is_served()) return next(given, result);
+  char resolved[PATH_MAX];
+  if (path.device_node()) {
+    std::snprintf(resolved, sizeof resolved, "%s", path.visible().c_str());
+  } else if (next(path.get(), resolved) == nullptr) {
+    return nullptr;
+  }
+  const std::string shown = visible(resolved).value_or(resolved);
+  if (result == nullptr) return ::strdup(shown.c_str());
+  return static_cast<char*>(std::memcpy(result, shown.c_str(), shown.size() + 1));
+}
+
+DIR* opened(const Path& path, DIR* directory) {
+  if (path.is_served() && directory != nullptr) g_has_directory.store(true, std::memory_order_relaxed);
+  return directory;
+}
+
+Next<int(const char*, int, ...)> next_open("open");
+Next<int(const char*, int, ...)> next_open64("open64");
+Next<int(const char*, int, ...)> next_open_2("__open_2");
+Next<int(const char*, int, ...)> next_open64_2("__open64_2");
+Next<int(int, const char*, int, ...)> next_openat64("openat64");
+Next<FILE*(const char*, const char*)> next_fopen("fopen");
+Next<FILE*(const char*, const char*)> next_fopen64("fopen64");
+Next<int(const char*, struct stat*)> next_stat("stat");
+Next<int(const char*, struct stat*)> next_lstat("lstat");
+Next<int(int, const char*, struct stat*, int)> next_fstatat("fstatat");
+Next<int(int, const char*, struct stat*)> next_xstat("__xstat");
+Next<int(int, const char*, struct stat*)> next_lxstat("__lxstat");
+Next<int(int, int, const char*, struct stat*, int)> next_fxstatat("__fxstatat");
+Next<int(int, const char*, int, unsigned, struct statx*)> next_statx("statx");
+Next<int(const char*, int)> next_eaccess("eaccess");
+Next<int(int, const char*, int, int)> next_faccessat("faccessat");
+Next<ssize_t(int, const char*, char*, std::size_t)> next_readlinkat("readlinkat");
+Next<char*(const char*, char*)> next_realpath("realpath");
+Next<DIR*(const char*)> next_opendir("opendir");
+using Filter = int (*)(const dirent*);
+using Compare = int (*)(const dirent**, const dirent**);
+Next<int(const char*, dirent***, Filter, Compare)> next_scandir("scandir");
+Next<int(const char*)> next_chdir("chdir");
+Next<int(int)> next_fchdir("fchdir");
+Next<int(const char*, int, int (*)(const char*, int), glob_t*)> next_glob("glob");
+Next<ssize_t(const char*, const char*, void*, std::size_t)> next_getxattr("getxattr");
+Next<ssize_t(const char*, const char*, void*, std::size_t)> next_lgetxattr("lgetxattr");
+Next<ssize_t(const char*, char*, std::size_t)> next_listxattr("listxattr");
+Next<ssize_t(const char*, char*, std::size_t)> next_llistxattr("llistxattr");
+
+int do_stat(const char* given, struct stat* info) {
+  return stat_path(Path(given), info, [&](const char* path, bool) { return next_stat(path, info); });
+}
+
+int do_lstat(const char* given, struct stat* info) {
+  return stat_path(Path(given), info, [&](const char* path, bool follow) {
+    return follow ? next_stat(path, info) : next_lstat(path, info);
+  });
+}
+
+int do_fstatat(int directory, const char* given, struct stat* info, int flags) {
+  const Path path(given, directory);
+  return stat_path(path, info, [&](const char* name, bool follow) {
+    return next_fstatat(path.directory(), name, info, follow ? flags & ~AT_SYMLINK_NOFOLLOW : flags);
+  });
+}
+
+int do_xstat(int version, const char* given, struct stat* info) {
+  return stat_path(Path(given), info, [&](const char* path, bool) { return next_xstat(version, path, info); });
+}
+
+int do_lxstat(int version, const char* given, struct stat* info) {
+  return stat_path(Path(given), info, [&](const char* path, bool follow) {
+    return follow ? next_xstat(version, path, info) : next_lxstat(version, path, info);
+  });
+}
+
+int do_fxstatat(int version, int directory, const char* given, struct stat* info, int flags) {
+  const Path path(given, directory);
+  return stat_path(path, info, [&](const char* name, bool follow) {
+    return next_fxstatat(version, path.directory(), name, info, follow ? flags & ~AT_SYMLINK_NOFOLLOW : flags);
+  });
+}
+
+ssize_t do_readlink(const char* given, char* text, std::size_t bytes) {
+  const Path path(given);
+  if (path.device_node()) return fail(EINVAL);
+  return show_target(path, text, next_readlink(path.get(), text, bytes), given);
+}
+
+ssize_t do_readlinkat(int directory, const char* given, char* text, std::size_t bytes) {
+  const Path path(given, directory);
+  if (path.device_node()) return fail(EINVAL);
+  return show_target(path, text, next_readlinkat(path.directory(), path.get(), text, bytes), given);
+}
+
+int do_scandir(const char* given, dirent*** names, Filter filter, Compare compare) {
+  return next_scandir(Path(given).get(), names, filter, compare);
+}
+
+char* do_getcwd(char* path, std::size_t bytes) {
+  return show_working_directory(next_getcwd(path, bytes));
+}
+
+// glob() calls its own stat and opendir, so it is told to call these. Its patterns keep the paths that programs see.
+int do_glob(const char* pattern, int flags, int (*on_error)(const char*, int), glob_t* found) {
+  const bool may_be_served = pattern[0] == '/' && (pattern[1] == 'd' || pattern[1] == 's');
+  if (!may_be_served || (flags & GLOB_ALTDIRFUNC) != 0) return next_glob(pattern, flags, on_error, found);
+  found->gl_opendir = [](const char* path) -> void* { return ::opendir(path); };
+  found->gl_readdir = [](void* directory) { return ::readdir(static_cast<DIR*>(directory)); };
+  found->gl_closedir = [](void* directory) { ::closedir(static_cast<DIR*>(directory)); };
+  found->gl_stat = do_stat;
+  found->gl_lstat = do_lstat;
+  return next_glob(pattern, flags | GLOB_ALTDIRFUNC, on_error, found);
+}
+
+}  // namespace
+}  // namespace verbatim::softverbs
+
+using namespace verbatim::softverbs;
+
+#define SOFTVERBS_REPLACES_OPEN(name)                                 \
+  SOFTVERBS_REPLACES(int, name, (const char* path, int flags, ...)) { \
+    va_list arguments;                                                \
+    va_start(arguments, flags);                                       \
+    const mode_t mode = mode_argument(flags, arguments);              \
+    va_end(arguments);                                                \
+    return open_with(next_##name, path, flags, mode);                 \
+  }
+#define SOFTVERBS_REPLACES_OPENAT(name)                                              \
+  SOFTVERBS_REPLACES(int, name, (int directory, const char* path, int flags, ...)) { \
+    va_list arguments;                                                               \
+    va_start(arguments, flags);                                                      \
+    const mode_t mode = mode_argument(flags, arguments);                             \
+    va_end(arguments);                                                               \
+    return openat_with(next_##name, directory, path, flags, mode);                   \
+  }
+
+SOFTVERBS_REPLACES_OPEN(open)
+SOFTVERBS_REPLACES_OPEN(open64)
+SOFTVERBS_REPLACES_OPENAT(openat)
+SOFTVERBS_REPLACES_OPENAT(openat64)
+
+// What programs compiled with _FORTIFY_SOURCE call.
+SOFTVERBS_REPLACES(int, __open_2, (const char* path, int flags)) {
+  return open_with(next_open, path, flags, 0);
+}
+SOFTVERBS_REPLACES(int, __open64_2, (const char* path, int flags)) {
+  return open_with(next_open64, path, flags, 0);
+}
+SOFTVERBS_REPLACES(int, __openat_2, (int directory, const char* path, int flags)) {
+  return openat_with(next_openat, directory, path, flags, 0);
+}
+SOFTVERBS_REPLACES(int, __openat64_2, (int directory, const char* path, int flags)) {
+  return openat_with(next_openat64, directory, path, flags, 0);
+}
+
+SOFTVERBS_REPLACES(FILE*, fopen, (const char* path, const char* mode)) {
+  return fopen_with(next_fopen, path, mode);
+}
+SOFTVERBS_REPLACES(FILE*, fopen64, (const char* path, const char* mode)) {
+  return fopen_with(next_fopen64, path, mode);
+}
+
+SOFTVERBS_REPLACES(int, stat, (const char* path, struct stat* info)) {
+  return do_stat(path, info);
+}
+SOFTVERBS_REPLACES(int, stat64, (const char* path, struct stat* info)) {
+  return do_stat(path, info);
+}
+SOFTVERBS_REPLACES(int, lstat, (const char* path, struct stat* info)) {
+  return do_lstat(path, info);
+}
+SOFTVERBS_REPLACES(int, lstat64, (const char* path, struct stat* info)) {
+  return do_lstat(path, info);
+}
+SOFTVERBS_REPLACES(int, fstatat, (int directory, const char* path, struct stat* info, int flags)) {
+  return do_fstatat(directory, path, info, flags);
+}
+SOFTVERBS_REPLACES(int, fstatat64, (int directory, const char* path, struct stat* info, int flags)) {
+  return do_fstatat(directory, path, info, flags);
+}
+
+// What programs compiled with glibc 2.32 or older call.
+SOFTVERBS_REPLACES(int, __xstat, (int version, const char* path, struct stat* info)) {
+  return do_xstat(version, path, info);
+}
+SOFTVERBS_REPLACES(int, __xstat64, (int version, const char* path, struct stat* info)) {
+  return do_xstat(version, path, info);
+}
+SOFTVERBS_REPLACES(int, __lxstat, (int version, const char* path, struct stat* info)) {
+  return do_lxstat(version, path, info);
+}
+SOFTVERBS_REPLACES(int, __lxstat64, (int version, const char* path, struct stat* info)) {
+  return do_lxstat(version, path, info);
+}
+SOFTVERBS_REPLACES(int, __fxstatat, (int version, int directory, const char* path, struct stat* info, int flags)) {
+  return do_fxstatat(version, directory, path, info, flags);
+}
+SOFTVERBS_REPLACES(int, __fxstatat64, (int version, int directory, const char* path, struct stat* info, int flags)) {
+  return do_fxstatat(version, directory, path, info, flags);
+}
+
+SOFTVERBS_REPLACES(int, statx, (int directory, const char* given, int flags, unsigned mask, struct statx* info)) {
+  const Path path(given, directory);
+  const std::optional<std::uint32_t> node = path.device_node();
+  const int used = node ? flags & ~AT_SYMLINK_NOFOLLOW : flags;
+  const int result = next_statx(path.directory(), path.get(), used, mask, info);
+  if (result == 0 && node) {
+    info->stx_mode = kNodeMode;
+    info->stx_rdev_major = kUverbsMajor;
+    info->stx_rdev_minor = kUverbsFirstMinor + *node;
+  }
+  return result;
+}
+
+SOFTVERBS_REPLACES(int, access, (const char* path, int mode)) {
+  return next_access(Path(path).get(), mode);
+}
+SOFTVERBS_REPLACES(int, eaccess, (const char* path, int mode)) {
+  return next_eaccess(Path(path).get(), mode);
+}
+SOFTVERBS_REPLACES(int, euidaccess, (const char* path, int mode)) {
+  return next_eaccess(Path(path).get(), mode);
+}
+SOFTVERBS_REPLACES(int, faccessat, (int directory, const char* given, int mode, int flags)) {
+  const Path path(given, directory);
+  return next_faccessat(path.directory(), path.get(), mode, flags);
+}
+
+SOFTVERBS_REPLACES(ssize_t, readlink, (const char* path, char* text, std::size_t bytes)) {
+  return do_readlink(path, text, bytes);
+}
+SOFTVERBS_REPLACES(ssize_t, __readlink_chk, (const char* path, char* text, std::size_t bytes, std::size_t size)) {
+  return do_readlink(path, text, std::min(bytes, size));
+}
+SOFTVERBS_REPLACES(ssize_t, readlinkat, (int directory, const char* path, char* text, std::size_t bytes)) {
+  return do_readlinkat(directory, path, text, bytes);
+}
+SOFTVERBS_REPLACES(ssize_t, __readlinkat_chk,
+                   (int directory, const char* path, char* text, std::size_t bytes, std::size_t size)) {
+  return do_readlinkat(directory, path, text, std::min(bytes, size));
+}
+
+SOFTVERBS_REPLACES(char*, realpath, (const char* path, char* result)) {
+  return resolve(path, result, next_realpath);
+}
+SOFTVERBS_REPLACES(char*, __realpath_chk, (const char* path, char* result, std::size_t)) {
+  return resolve(path, result, next_realpath);
+}
+SOFTVERBS_REPLACES(char*, canonicalize_file_name, (const char* path)) {
+  return resolve(path, nullptr, next_realpath);
+}
+
+SOFTVERBS_REPLACES(DIR*, opendir, (const char* given)) {
+  const Path path(given);
+  return opened(path, next_opendir(path.get()));
+}
+SOFTVERBS_REPLACES(int, scandir, (const char* path, dirent*** names, Filter filter, Compare compare)) {
+  return do_scandir(path, names, filter, compare);
+}
+SOFTVERBS_REPLACES(int, scandir64, (const char* path, dirent*** names, Filter filter, Compare compare)) {
+  return do_scandir(path, names, filter, compare);
+}
+SOFTVERBS_REPLACES(int, glob, (const char* pattern, int flags, int (*on_error)(const char*, int), glob_t* found)) {
+  return do_glob(pattern, flags, on_error, found);
+}
+SOFTVERBS_REPLACES(int, glob64, (const char* pattern, int flags, int (*on_error)(const char*, int), glob_t* found)) {
+  return do_glob(pattern, flags, on_error, found);
+}
+
+SOFTVERBS_REPLACES(int, chdir, (const char* given)) {
+  const Path path(given);
+  const int result = next_chdir(path.get());
+  if (result == 0 && (path.is_served() || g_works_in_tree.load(std::memory_order_relaxed))) note_working_directory();
+  return result;
+}
+SOFTVERBS_REPLACES(int, fchdir, (int fd)) {
+  const int result = next_fchdir(fd);
+  if (result == 0 && g_has_directory.load(std::memory_order_relaxed)) note_working_directory();
+  return result;
+}
+SOFTVERBS_REPLACES(char*, getcwd, (char* path, std::size_t bytes)) {
+  return do_getcwd(path, bytes);
+}
+SOFTVERBS_REPLACES(char*, __getcwd_chk, (char* path, std::size_t bytes, std::size_t size)) {
+  return do_getcwd(path, std::min(bytes, size));
+}
+SOFTVERBS_REPLACES(char*, get_current_dir_name, ()) {
+  return show_working_directory(next_get_current_dir_name());
+}
+
+// ls -l reads these.
+SOFTVERBS_REPLACES(ssize_t, getxattr, (const char* path, const char* name, void* value, std::size_t bytes)) {
+  return next_getxattr(Path(path).get(), name, value, bytes);
+}
+SOFTVERBS_REPLACES(ssize_t, lgetxattr, (const char* path, const char* name, void* value, std::size_t bytes)) {
+  return next_lgetxattr(Path(path).get(), name, value, bytes);
+}
+SOFTVERBS_REPLACES(ssize_t, listxattr, (const char* path, char* names, std::size_t bytes)) {
+  return next_listxattr(Path(path).get(), names, bytes);
+}
+SOFTVERBS_REPLACES(ssize_t, llistxattr, (const char* path, char* names, std::size_t bytes)) {
+  return next_llistxattr(Path(path).get(), names, bytes);
+}
