@@ -120,7 +120,7 @@ struct DeviceEnumerator {
     port.grh_required = (attributes->flags & IBV_QPF_GRH_REQUIRED) != 0;
     port.active_mtu = attributes->active_mtu;
     port.max_msg_bytes = attributes->max_msg_sz;
-    if (peer_memory && sysfs_exists(device.sysfs_path())) port.ptr_support |= kPtrCuda;
+    if (peer_memory && has_kernel_driver(device.sysfs_path())) port.ptr_support |= kPtrCuda;
     if (device.dmabuf_errno() == 0) port.ptr_support |= kPtrDmaBuf;
     port.rail_id = match.rail_id;
     port.plane_id = match.plane_id;
@@ -173,7 +173,7 @@ void log_missing_gpu_memory(const std::vector<Port>& ports, const std::string& r
   for (const Port& port : ports) {
     if (port.ptr_support != kPtrHost) continue;
     const int error = port.device->dmabuf_errno();
-    const bool has_driver = sysfs_exists(port.device->sysfs_path());
+    const bool has_driver = has_kernel_driver(port.device->sysfs_path());
     kernel_driver = kernel_driver || has_driver;
     std::string reason = std::string("dma-buf: ") +
                          (error == ENOSYS ? "this libibverbs has no ibv_reg_dmabuf_mr" : std::strerror(error)) +

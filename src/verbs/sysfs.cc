@@ -28,6 +28,11 @@ bool sysfs_exists(const std::string& sysfs_path) {
   return !sysfs_path.empty() && access(sysfs_path.c_str(), F_OK) == 0;
 }
 
+bool has_kernel_driver(const std::string& sysfs_path) {
+  return sysfs_exists(sysfs_path) &&
+         (!sysfs_exists(sysfs_path + "/device") || sysfs_exists(sysfs_path + "/device/driver"));
+}
+
 std::optional<std::string> sysfs_pci_path(const std::string& sysfs_path) {
   if (sysfs_path.empty()) return std::nullopt;
   const std::unique_ptr<char, void (*)(void*)> real(realpath((sysfs_path + "/device").c_str(), nullptr), std::free);

@@ -1,5 +1,5 @@
 // Facts about a device from files of the kernel: its PCI path, the speed of its ports, and modules for GPU memory. A
-// device without a kernel driver (softverbs) has no such files, which is no error.
+// device without a kernel driver (softverbs) may have no such files, which is no error.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,10 @@ namespace verbatim {
 
 // `sysfs_path` is the device's directory, /sys/class/infiniband/mlx5_0.
 bool sysfs_exists(const std::string& sysfs_path);
+
+// False for a device of softverbs: it has no files, or the files of its launcher, whose PCI device has no driver. A
+// device that is no PCI device (soft-RoCE) has files without `device`.
+bool has_kernel_driver(const std::string& sysfs_path);
 
 // The real path of the PCI device, "/sys/devices/pci0000:00/0000:00:01.0/0000:0c:00.0". The digits of its device and
 // function number are replaced by zeros, as in NCCL, whose topology has one NIC for all ports and virtual functions of

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <climits>
@@ -31,7 +32,7 @@ constexpr int kLowestFd = 100;  // programs and shells expect that the lowest de
 
 // All served paths begin with one of these.
 constexpr std::array<std::string_view, 7> kCandidates{
-    "/dev/infiniband",  "/sys/class/infiniband", "/sys/class/pci_bus/",        "/sys/bus/pci/devices/",
+    "/dev/infiniband",  "/sys/class/infiniband", "/sys/class/pci_bus/",        "/sys/bus/pci/devices",
     "/sys/devices/pci", "/sys/module/nv",        "/sys/kernel/mm/memory_peers"};
 
 std::string own_prefix() {
@@ -192,6 +193,7 @@ void FileTree::prepare() {
 }
 
 bool FileTree::is_served(std::string_view path) const {
+  if (std::find(tree_.listed.begin(), tree_.listed.end(), path) != tree_.listed.end()) return true;
   for (const std::string_view served : tree_.served) {
     if (path.starts_with(served) && (path.size() == served.size() || path[served.size()] == '/')) return true;
   }

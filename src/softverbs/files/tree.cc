@@ -135,6 +135,12 @@ class TreeMaker {
 
   Tree make() {
     for (std::uint32_t device = 0; device < settings_.devices; ++device) add_device(device);
+    // The directory lists the devices of the machine and ours.
+    std::string all = kPciDevices;
+    all.pop_back();
+    directory(all);
+    for (const std::string& address : entries_of(all)) link(all + "/" + address, real_path(kPciDevices + address));
+    tree_.listed.push_back(std::move(all));
     return std::move(tree_);
   }
 
@@ -205,16 +211,33 @@ class TreeMaker {
     return std::any_of(tree_.nodes.begin(), tree_.nodes.end(), [&](const Node& node) { return node.path == path; });
   }
 
+  // The header that lspci reads.
+  std::string config_space() const {
+    std::string bytes(64, '\0');
+    const auto put = [&](std::size_t at, std::uint32_t value) {
+      bytes[at] = static_cast<char>(value & 0xff);
+      bytes[at + 1] = static_cast<char>(value >> 8 & 0xff);
+    };
+    put(0x00, settings_.vendor_id);
+    put(0x02, settings_.vendor_part_id);
+    put(0x0a, settings_.ethernet ? 0x0200 : 0x0207);
+    put(0x2c, settings_.vendor_id);
+    put(0x2e, settings_.vendor_part_id);
+    return bytes;
+  }
+
   void add_pci_files(const std::string& path, const std::string& address) {
     const std::string vendor = text("0x%04x\n", settings_.vendor_id & 0xffff);
     const std::string part = text("0x%04x\n", settings_.vendor_part_id & 0xffff);
     file(path + "/class", settings_.ethernet ? "0x020000\n" : "0x020700\n");
+    file(path + "/config", config_space());
     file(path + "/vendor", vendor);
     file(path + "/device", part);
     file(path + "/subsystem_vendor", vendor);
     file(path + "/subsystem_device", part);
     file(path + "/revision", "0x00\n");
     file(path + "/irq", "0\n");
+    file(path + "/resource", "");
     file(path + "/enable", "1\n");
     file(path + "/numa_node", locality_.numa_node + "\n");
     file(path + "/local_cpus", locality_.cpus + "\n");

@@ -25,6 +25,7 @@ struct Node {
 struct Tree {
   std::vector<Node> nodes;
   std::vector<std::string> served;  // these paths and everything below come from the tree
+  std::vector<std::string> listed;  // these directories come from the tree, and what is not served below does not
 };
 
 Tree make_tree(const Settings& settings);

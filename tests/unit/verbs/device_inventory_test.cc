@@ -36,7 +36,7 @@ class DeviceInventoryTest : public testing::Test {
   void set_pci_address(FakeDevice& device, const std::string& pci_address) const {
     const std::filesystem::path directory = root_ / "class" / device.device.name;
     std::filesystem::create_directories(directory);
-    std::filesystem::create_directories(root_ / "devices" / pci_address);
+    std::filesystem::create_directories(root_ / "devices" / pci_address / "driver");
     std::filesystem::create_symlink(root_ / "devices" / pci_address, directory / "device");
     directory.string().copy(device.device.ibdev_path, sizeof device.device.ibdev_path - 1);
   }
@@ -228,7 +228,8 @@ TEST_F(DeviceInventoryTest, GidIndexMissingOnOneDevice_IsWarning) {
 }
 
 TEST_F(DeviceInventoryTest, DriverFeatures_DeterminePtrSupport) {
-  for (const bool kernel_driver : {false, true}) {
+  enum Files { kNone, kWithoutDriver, kWithDriver };
+  for (const Files files : {kNone, kWithoutDriver, kWithDriver}) {
     for (const bool peer_memory : {false, true}) {
       for (const int dmabuf_errno : {EOPNOTSUPP, EPROTONOSUPPORT, EBADF, EINVAL, 0}) {
         std::filesystem::remove_all(root_);
@@ -236,12 +237,14 @@ TEST_F(DeviceInventoryTest, DriverFeatures_DeterminePtrSupport) {
         FakeDevice& device = fake_.add_device("mlx5_0");
         device.add_roce_port();
         device.dmabuf_errno = dmabuf_errno;
-        if (kernel_driver) set_pci_address(device, "0000:0c:00.0");
+        const bool kernel_driver = files == kWithDriver;
+        if (files != kNone) set_pci_address(device, "0000:0c:00.0");
+        if (files == kWithoutDriver) std::filesystem::remove(root_ / "devices/0000:0c:00.0/driver");
         if (peer_memory) load_peer_memory();
         const bool dmabuf = dmabuf_errno != EOPNOTSUPP && dmabuf_errno != EPROTONOSUPPORT;
         const unsigned expected =
             kPtrHost | (kernel_driver && peer_memory ? kPtrCuda : 0U) | (dmabuf ? kPtrDmaBuf : 0U);
-        EXPECT_EQ(open()->ports()[0].ptr_support, expected) << kernel_driver << peer_memory << dmabuf_errno;
+        EXPECT_EQ(open()->ports()[0].ptr_support, expected) << files << peer_memory << dmabuf_errno;
       }
     }
   }

@@ -61,6 +61,16 @@ TEST_F(Sysfs, Exists_IsTrueForPresentPath) {
   EXPECT_FALSE(sysfs_exists(""));
 }
 
+TEST_F(Sysfs, KernelDriver_IsThatOfTheParentDevice) {
+  EXPECT_FALSE(has_kernel_driver(""));
+  EXPECT_FALSE(has_kernel_driver(class_dir() / "no"));
+  EXPECT_TRUE(has_kernel_driver(class_dir())) << "soft-RoCE has no parent";
+  pci_path("pci0000:00/0000:0c:00.0");
+  EXPECT_FALSE(has_kernel_driver(class_dir()));
+  std::filesystem::create_directories(root_ / "sys/devices/pci0000:00/0000:0c:00.0/driver");
+  EXPECT_TRUE(has_kernel_driver(class_dir()));
+}
+
 TEST_F(Sysfs, RateFile_GivesSpeed) {
   EXPECT_EQ(sysfs_port_speed_mbps(class_dir(), 1), std::nullopt);
   touch("sys/class/infiniband/mlx5_0/ports/1/rate", "800 Gb/sec (4X XDR)\n");
