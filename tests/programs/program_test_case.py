@@ -60,12 +60,14 @@ def is_listening(port):
 
 
 class ProgramTest(unittest.TestCase):
+    options = ()  # of the launcher
+
     def setUp(self):
         self.directory = tempfile.TemporaryDirectory()
         self.addCleanup(self.directory.cleanup)
         self.started = 0
 
-    def start(self, arguments, settings):
+    def start(self, arguments, settings, stdin=subprocess.DEVNULL):
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SOFTVERBS_")}
         self.started += 1
         base = os.path.join(self.directory.name, str(self.started))
@@ -79,9 +81,9 @@ class ProgramTest(unittest.TestCase):
         }
         with open(base + ".out", "w", encoding="utf-8") as output:
             child = subprocess.Popen(
-                [LAUNCHER, "--", *arguments],
+                [LAUNCHER, *self.options, "--", *arguments],
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.directory.name,

@@ -16,6 +16,7 @@
 
 #include "base/log.h"
 #include "softverbs/host/device_attributes.h"
+#include "softverbs/host/file_trees.h"
 
 namespace verbatim::softverbs {
 
@@ -26,18 +27,12 @@ bool is_alive(Incarnation) {
 
 namespace {
 
-constexpr const char* kParents[] = {"/dev/shm", "/tmp"};
-constexpr std::string_view kNamePrefix = "files-of-softverbs-";
 constexpr int kLowestFd = 100;  // programs and shells expect that the lowest descriptors are their own
 
 // All served paths begin with one of these.
 constexpr std::array<std::string_view, 7> kCandidates{
     "/dev/infiniband",  "/sys/class/infiniband", "/sys/class/pci_bus/",        "/sys/bus/pci/devices",
     "/sys/devices/pci", "/sys/module/nv",        "/sys/kernel/mm/memory_peers"};
-
-std::string own_prefix() {
-  return std::string(kNamePrefix) + std::to_string(::geteuid()) + "-";
-}
 
 // FNV-1a.
 std::uint64_t hash(const Tree& tree) {
@@ -87,50 +82,6 @@ bool write_tree(const Tree& tree, const std::string& root) {
     }
   }
   return true;
-}
-
-// Does not follow links.
-void remove_all(int parent, const char* name) {
-  if (::unlinkat(parent, name, 0) == 0 || (errno != EISDIR && errno != EPERM)) return;
-  const int fd = ::openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  DIR* const directory = fd < 0 ? nullptr : ::fdopendir(fd);
-  if (directory != nullptr) {
-    while (const dirent* const entry = ::readdir(directory)) {
-      if (std::strcmp(entry->d_name, ".") != 0 && std::strcmp(entry->d_name, "..") != 0) remove_all(fd, entry->d_name);
-    }
-    ::closedir(directory);
-  }
-  ::unlinkat(parent, name, AT_REMOVEDIR);
-}
-
-// Removes a tree that no process uses. The lock is taken on the directory itself, which then gets another name, so that
-// a process that finds it by its name either finds it complete or not at all.
-void remove_if_unused(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0) return;
-  struct stat info {};
-  if (::fstat(fd, &info) == 0 && info.st_uid == ::geteuid() && ::flock(fd, LOCK_EX | LOCK_NB) == 0) {
-    const std::string old = path + ".old." + std::to_string(::getpid());
-    if (path.find(".old.") != std::string::npos || path.find(".new.") != std::string::npos) {
-      remove_all(AT_FDCWD, path.c_str());
-    } else if (::rename(path.c_str(), old.c_str()) == 0) {
-      remove_all(AT_FDCWD, old.c_str());
-    }
-  }
-  ::close(fd);
-}
-
-void remove_unused_trees() {
-  const std::string prefix = own_prefix();
-  for (const char* parent : kParents) {
-    DIR* const directory = ::opendir(parent);
-    if (directory == nullptr) continue;
-    while (const dirent* const entry = ::readdir(directory)) {
-      if (std::string_view(entry->d_name).starts_with(prefix))
-        remove_if_unused(std::string(parent) + "/" + entry->d_name);
-    }
-    ::closedir(directory);
-  }
 }
 
 }  // namespace
@@ -187,8 +138,7 @@ void FileTree::prepare() {
   tree_ = make_tree(settings_ ? *settings_ : none);
   char number[17];
   std::snprintf(number, sizeof number, "%016lx", static_cast<unsigned long>(hash(tree_)));
-  const char* const parent = ::access(kParents[0], W_OK) == 0 ? kParents[0] : kParents[1];
-  root_ = std::string(parent) + "/" + own_prefix() + number;
+  root_ = file_tree_prefix() + number;
   has_root_.store(true, std::memory_order_release);
 }
 
@@ -274,13 +224,13 @@ bool FileTree::join_directory() {
 }
 
 void FileTree::make_directory() const {
-  remove_unused_trees();
+  remove_unused_file_trees();
   std::string made = root_ + ".new.XXXXXX";
   if (::mkdtemp(made.data()) == nullptr) return;
   // Locked, so that no other process removes it as unused.
   const int fd = ::open(made.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const bool complete = fd >= 0 && ::flock(fd, LOCK_SH) == 0 && write_tree(tree_, made);
-  if (!complete || ::rename(made.c_str(), root_.c_str()) != 0) remove_all(AT_FDCWD, made.c_str());
+  if (!complete || ::rename(made.c_str(), root_.c_str()) != 0) remove_directory(made);
   if (fd >= 0) ::close(fd);
 }
 
@@ -294,7 +244,7 @@ void FileTree::leave() {
   if (::fstat(lock_fd_, &info) == 0 && info.st_dev == root_device_ && info.st_ino == root_inode_) ::close(lock_fd_);
   lock_fd_ = -1;
   // A forked child shares the open file and with it the lock, so only a new open file tells whether one is left.
-  remove_if_unused(root_);
+  remove_file_tree_if_unused(root_);
 }
 
 }  // namespace verbatim::softverbs

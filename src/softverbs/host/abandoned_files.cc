@@ -7,12 +7,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string_view>
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "softverbs/host/file_trees.h"
 #include "softverbs/host/layout.h"
 #include "softverbs/host/shm_file.h"
 
@@ -22,12 +24,15 @@ namespace {
 // Then the version of the layout; all versions hold the same locks.
 constexpr std::string_view kFilePrefix = "softverbs";
 
-// The paths of the files of one registry of this user: NAME, and NAME.INCARNATION for each segment. A namespace has no
-// dot in its name.
-using Segments = std::vector<std::string>;
+// The files of one registry of this user: NAME, and NAME.INCARNATION for each segment. A namespace has no dot in its
+// name.
+struct Files {
+  bool has_registry = false;
+  std::vector<std::string> segments;  // paths
+};
 
-std::map<std::string, Segments> list_registries(const std::string& path) {
-  std::map<std::string, Segments> registries;
+std::map<std::string, Files> list_registries(const std::string& path) {
+  std::map<std::string, Files> registries;
   const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(path.c_str()), ::closedir);
   if (!directory) return registries;
   while (const dirent* const entry = ::readdir(directory.get())) {
@@ -38,8 +43,12 @@ std::map<std::string, Segments> list_registries(const std::string& path) {
       continue;
     if (info.st_uid != ::geteuid()) continue;
     const std::size_t dot = file.find('.');
-    Segments& segments = registries[path + "/" + std::string(file.substr(0, dot))];
-    if (dot != std::string::npos) segments.push_back(path + "/" + std::string(file));
+    Files& files = registries[path + "/" + std::string(file.substr(0, dot))];
+    if (dot == std::string::npos) {
+      files.has_registry = true;
+    } else {
+      files.segments.push_back(path + "/" + std::string(file));
+    }
   }
   return registries;
 }
@@ -60,22 +69,31 @@ bool has_held_clock(const UniqueFd& fd, const struct stat& info) {
   return !mapping || mapping->as<Registry>()->clock.held != 0;
 }
 
-void remove_if_abandoned(const std::string& name, const Segments& segments) {
+bool exists(const std::string& path) {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0;
+}
+
+void remove_if_abandoned(const std::string& name, const Files& files) {
+  // Another process may have removed the files since they were listed.
+  if (!files.has_registry && std::none_of(files.segments.begin(), files.segments.end(), exists)) return;
   // Created if only segments are left, because without its lock another process might create it and use their names.
-  const UniqueFd fd(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR));
+  const int create = files.has_registry ? 0 : O_CREAT;
+  const UniqueFd fd(::open(name.c_str(), O_RDWR | create | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR));
   struct stat info {};
   // Each process joins and leaves under this lock. If a process does so now, the registry is in use.
   if (!fd || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 || ::fstat(fd.get(), &info) != 0) return;
   if (info.st_uid != ::geteuid() || !S_ISREG(info.st_mode) || info.st_nlink == 0 || is_used(fd.get())) return;
-  for (const std::string& segment : segments) ::unlink(segment.c_str());
+  for (const std::string& segment : files.segments) ::unlink(segment.c_str());
   if (!has_held_clock(fd, info)) ::unlink(name.c_str());
 }
 
 }  // namespace
 
-void remove_abandoned_files(const std::string& directory, const std::string& own) {
-  for (const auto& [name, segments] : list_registries(directory)) {
-    if (name != own) remove_if_abandoned(name, segments);
+void remove_abandoned_files(const std::string& own) {
+  remove_unused_file_trees();
+  for (const auto& [name, files] : list_registries(own.substr(0, own.rfind('/')))) {
+    if (name != own) remove_if_abandoned(name, files);
   }
 }
 

@@ -24,7 +24,8 @@ class HostObserver {
 
  private:
   const Registry* registry();
-  // Calls visit(pid, segment) for each running process until it returns false.
+  // Calls visit(slot, pid, segment) for each process of the registry, also for those that were killed, until it returns
+  // false.
   template <typename Visit>
   void for_each_segment(const Registry& registry, Visit visit);
 

@@ -1,0 +1,20 @@
+// The directories in /dev/shm with the files that programs see in /dev and /sys (files/file_tree). Each process that
+// uses one holds a shared flock on it.
+#pragma once
+
+#include <string>
+
+namespace verbatim::softverbs {
+
+// The begin of the paths of all trees of this user.
+std::string file_tree_prefix();
+
+void remove_directory(const std::string& path);
+
+// Removes a tree that no process uses. A process that finds a tree by its name finds it complete or not at all.
+void remove_file_tree_if_unused(const std::string& path);
+
+// The same for all trees of this user: processes that were killed have left theirs.
+void remove_unused_file_trees();
+
+}  // namespace verbatim::softverbs
