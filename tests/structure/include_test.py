@@ -29,6 +29,7 @@ ALLOWED = {
     "net/context": CONNECT | {"net/connect", "net/monitor"},
     "plugin": CONNECT | {"net/context", "nccl"},
     "softverbs/host": BASE,
+    "softverbs/files": HOST,
     "softverbs/memory": HOST,
     "softverbs/fabric": HOST,
     "softverbs/faults": HOST | {"softverbs/fabric"},

@@ -17,10 +17,10 @@
 #include "softverbs/engine/events.h"
 #include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/qp.h"
-#include "softverbs/host/traffic.h"
 #include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
 #include "softverbs/host/device_attributes.h"
+#include "softverbs/host/traffic.h"
 
 namespace verbatim::softverbs {
 namespace {

@@ -12,8 +12,8 @@
 #include <string>
 #include <string_view>
 
+#include "softverbs/files/host_observer.h"
 #include "softverbs/files/tree.h"
-#include "softverbs/host/host_observer.h"
 
 namespace verbatim::softverbs {
 

@@ -214,14 +214,13 @@ int stat_path(const Path& path, struct stat* info, Call stat_call) {
   return result;
 }
 
-// Path with the name that programs see; keeps the length of `text`, which need not end with a null.
+// Replaces the target of a link, which is not terminated with a null, by the path that programs see.
 ssize_t show_target(const Path& path, char* text, ssize_t length, std::string_view given) {
   if (length <= 0 || (!path.is_served() && !given.starts_with("/proc/"))) return length;
   const std::string target(text, static_cast<std::size_t>(length));
   const std::optional<std::string> shown = visible(target.c_str());
   if (!shown) return length;
-  std::memcpy(text, shown->data(), shown->size());
-  return static_cast<ssize_t>(shown->size());
+  return static_cast<ssize_t>(shown->copy(text, shown->size()));
 }
 
 void note_working_directory() {
@@ -302,8 +301,6 @@ DIR* opened(const Path& path, DIR* directory) {
 
 Next<int(const char*, int, ...)> next_open("open");
 Next<int(const char*, int, ...)> next_open64("open64");
-Next<int(const char*, int, ...)> next_open_2("__open_2");
-Next<int(const char*, int, ...)> next_open64_2("__open64_2");
 Next<int(int, const char*, int, ...)> next_openat64("openat64");
 Next<FILE*(const char*, const char*)> next_fopen("fopen");
 Next<FILE*(const char*, const char*)> next_fopen64("fopen64");

@@ -63,6 +63,10 @@ std::string rate_text(const ibv_port_attr& port, const Settings& settings) {
               name_of(kSpeeds, port.active_speed));
 }
 
+std::string below(std::string directory, std::string_view name) {
+  return directory.append("/").append(name);
+}
+
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -139,7 +143,7 @@ class TreeMaker {
     std::string all = kPciDevices;
     all.pop_back();
     directory(all);
-    for (const std::string& address : entries_of(all)) link(all + "/" + address, real_path(kPciDevices + address));
+    for (const std::string& address : entries_of(all)) link(below(all, address), real_path(kPciDevices + address));
     tree_.listed.push_back(std::move(all));
     return std::move(tree_);
   }
@@ -174,7 +178,8 @@ class TreeMaker {
   std::string add_real_device(const std::string& path, const std::string& address) {
     for (const std::string& name : entries_of(path)) {
       if (name == "driver" || name.starts_with("infiniband")) continue;
-      link(path + "/" + name, path + "/" + name);
+      const std::string entry = below(path, name);
+      link(entry, entry);
     }
     for (const char* name : {"/infiniband", "/infiniband_verbs"}) {
       serve(path + name);
@@ -189,12 +194,12 @@ class TreeMaker {
     const std::string root = "/sys/devices/pci" + bus;
     // Programs that treat the functions of a card as one device (NCCL) look for the first function.
     for (const std::string& function : {bus + ":00.0", address}) {
-      const std::string path = root + "/" + function;
+      const std::string path = below(root, function);
       if (!real_path(path).empty() || is_known(path + "/class")) continue;
       add_pci_files(path, function);
       serve(path);
       serve(kPciDevices + function);
-      link(kPciDevices + function, "../../../devices/pci" + bus + "/" + function);
+      link(kPciDevices + function, below("../../../devices/pci" + bus, function));
     }
     const std::string pci_bus = root + "/pci_bus/" + bus;
     if (real_path("/sys/class/pci_bus/" + bus).empty() && !is_known(pci_bus + "/cpuaffinity")) {

@@ -1,4 +1,4 @@
-#include "softverbs/host/host_observer.h"
+#include "softverbs/files/host_observer.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
