@@ -18,8 +18,17 @@ PORT = "/sys/class/infiniband/softverbs0/ports/1"
 CONTROL = os.path.join(BUILD, "tools/softverbs-control/softverbs-control")
 
 
-def trees():
-    return glob.glob(f"/dev/shm/files-of-softverbs-{os.geteuid()}-*")
+def trees(part):
+    """The trees of devices with this part number."""
+    found = []
+    for tree in glob.glob(f"/dev/shm/files-of-softverbs-{os.geteuid()}-*"):
+        try:
+            number = pathlib.Path(tree, "sys/devices/pci5356:01/5356:01:00.0/device").read_text(encoding="ascii")
+        except OSError:
+            continue  # being made or removed
+        if int(number, 16) == part and ".new." not in tree:
+            found.append(tree)
+    return found
 
 
 class FilesTest(ProgramTest):
@@ -284,42 +293,36 @@ class Launcher(FilesTest):
 class Leftovers(FilesTest):
     """Each test has settings of its own, and so a tree of its own."""
 
+    def start_reader(self, part):
+        reader, _ = self.start(["tail", "-f", f"{PORT}/state"], {"SOFTVERBS_VENDOR_PART_ID": str(part)})
+        self.await_trees(part, 1)
+        return reader
+
     def test_last_process_removes_the_tree(self):
-        before = set(trees())
-        settings = {"SOFTVERBS_VENDOR_PART_ID": str(os.getpid())}
-        reader, _ = self.start(["sh", "-c", f"read line < {PORT}/state; ls {PORT}; exec tail -f {PORT}/state"], settings)
-        (own,) = self.await_trees(before)
-        self.assertEqual(self.shell(f"cat {PORT}/state", **settings), ["4: ACTIVE"])
-        self.assertIn(own, trees())
+        part = 0x8000 | os.getpid() & 0x7FFE
+        reader = self.start_reader(part)
+        read = ["cat", f"{PORT}/state"]
+        self.assertEqual(self.run_alone(*read, SOFTVERBS_VENDOR_PART_ID=str(part)).output, "4: ACTIVE\n")
+        self.assertEqual(len(trees(part)), 1)
         reader.send_signal(signal.SIGKILL)
         reader.wait()
-        self.assertEqual(self.shell(f"cat {PORT}/state", **settings), ["4: ACTIVE"])
-        self.await_removal(own)
+        self.assertEqual(self.run_alone(*read, SOFTVERBS_VENDOR_PART_ID=str(part)).output, "4: ACTIVE\n")
+        self.await_trees(part, 0)
 
     def test_next_program_removes_the_tree_of_a_killed_one(self):
-        before = set(trees())
-        reader, _ = self.start(["tail", "-f", f"{PORT}/state"], {"SOFTVERBS_VENDOR_PART_ID": str(os.getpid() + 1)})
-        (own,) = self.await_trees(before)
+        part = 0x8000 | os.getpid() & 0x7FFE | 1
+        reader = self.start_reader(part)
         reader.send_signal(signal.SIGKILL)
         reader.wait()
         self.run_alone("ibv_devinfo")
-        self.await_removal(own)
+        self.await_trees(part, 0)
 
-    # A process of another test may be removing it at this moment.
-    def await_removal(self, tree):
+    # A process of another test may be removing a tree at this moment.
+    def await_trees(self, part, count):
         deadline = time.monotonic() + TIMEOUT_S
-        while tree in trees() and time.monotonic() < deadline:
+        while len(trees(part)) != count and time.monotonic() < deadline:
             time.sleep(0.02)
-        self.assertNotIn(tree, trees())
-
-    def await_trees(self, before):
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
-            made = [tree for tree in set(trees()) - before if ".new." not in tree and ".old." not in tree]
-            if made:
-                return made
-            time.sleep(0.02)
-        self.fail("no tree")
+        self.assertEqual(len(trees(part)), count)
 
 
 if __name__ == "__main__":
