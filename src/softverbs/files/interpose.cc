@@ -238,6 +238,7 @@ char* show_working_directory(char* path) {
 
 // A shell may have started this program in a directory of the tree.
 __attribute__((constructor)) void begin() {
+  static_cast<void>(FileTree::instance());  // made before the program has threads and forks
   char path[PATH_MAX];
   if (next_getcwd(path, sizeof path) == nullptr || std::strstr(path, "/files-of-softverbs-") == nullptr) return;
   static_cast<void>(FileTree::instance().locate("/dev/infiniband"));

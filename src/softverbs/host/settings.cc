@@ -180,6 +180,7 @@ bool read_pci(std::vector<std::string>& addresses) {
   };
   std::istringstream list(given);
   for (std::string address; std::getline(list, address, ',');) {
+    for (char& c : address) c = c >= 'A' && c <= 'F' ? static_cast<char>(c - 'A' + 'a') : c;
     if (address.size() != kShape.size() || !std::equal(address.begin(), address.end(), kShape.begin(), fits)) {
       VERBATIM_WARN(
           "SOFTVERBS_PCI=%s is refused: the value must be a list of PCI addresses such as 0000:3b:00.0, separated by "

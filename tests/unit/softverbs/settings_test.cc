@@ -76,6 +76,16 @@ TEST_F(SettingsParser, ValidValues_AreAccepted) {
   expect_accepted("SOFTVERBS_NAMESPACE", "Job_1-a", [](const Settings& s) { return s.name_space == "Job_1-a"; });
 }
 
+TEST_F(SettingsParser, PciAddresses_AreParsed) {
+  expect_accepted("SOFTVERBS_PCI", "", [](const Settings& s) { return s.pci.empty(); });
+  expect_accepted("SOFTVERBS_PCI", "0000:3B:00.0,0000:3b:1f.7", [](const Settings& s) {
+    return s.pci == std::vector<std::string>{"0000:3b:00.0", "0000:3b:1f.7"};
+  });
+  for (const char* value : {"3b:00.0", ",0000:3b:00.0", "0000:3b:00.0,0000:3b:00", "0000:3g:00.0", "0000/3b:00.0"}) {
+    expect_refused("SOFTVERBS_PCI", value);
+  }
+}
+
 TEST_F(SettingsParser, MalformedNumber_IsRefused) {
   for (const char* value : {"17", "-1", "+1", " 1", "1 ", "0x1", "1.5", "two", "99999999999999999999"}) {
     expect_refused("SOFTVERBS_DEVICES", value);
