@@ -95,16 +95,16 @@ bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
 }
 
 // Both ends of a connection do this, so that a connection which cannot work is reported at both.
-void report_unreachable_peer(const Qp& qp) {
+void report_unreachable_peer(const Qp& qp, std::uint32_t peer) {
   const HostRegistry& registry = qp.process->registry();
-  const Reach reach = registry.reach(qp.attributes.dest_qp_num);
+  const Reach reach = registry.reach(peer);
   static std::atomic<bool> is_reported{false};
   if (reach == Reach::kYes || is_reported.exchange(true)) return;
   if (reach == Reach::kNoCopy) {
     VERBATIM_WARN(
         "QP %u cannot exchange data with its peer, QP %u: that process is in another PID namespace (container). Next: "
         "set SOFTVERBS_ENGINE=thread in both processes, or run both in one PID namespace (docker --pid)",
-        qp.qp_num, qp.attributes.dest_qp_num);
+        qp.qp_num, peer);
     return;
   }
   VERBATIM_WARN(
@@ -112,7 +112,7 @@ void report_unreachable_peer(const Qp& qp) {
       "other "
       "if they run on one host, as one user, with the same SOFTVERBS_NAMESPACE, and in one PID namespace (container). "
       "Next: for several containers set SOFTVERBS_DIRECTORY to one directory that all of them can write to (docker -v)",
-      qp.qp_num, qp.attributes.dest_qp_num, registry.directory().c_str());
+      qp.qp_num, peer, registry.directory().c_str());
 }
 
 // Stores the given attributes. The caller holds execution and shared->lock.
@@ -285,7 +285,7 @@ int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
     }
   }
   qp.ibv_qp::state = to;
-  if (from == IBV_QPS_INIT && to == IBV_QPS_RTR) report_unreachable_peer(qp);
+  if (from == IBV_QPS_INIT && to == IBV_QPS_RTR) report_unreachable_peer(qp, given.dest_qp_num);
   if (to == IBV_QPS_RTS || to == IBV_QPS_SQD) qp.process->engine().submit_now(qp);
   return 0;
 }
