@@ -39,11 +39,12 @@ void HostObserver::for_each_segment(const Registry& registry, Visit visit) {
   for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
     const ProcessSlot& entry = registry.slots[slot];
     const Incarnation incarnation = entry.incarnation.load(std::memory_order_acquire);
-    const pid_t pid = entry.pid.load(std::memory_order_relaxed);
+    const bool is_own = entry.pid.load(std::memory_order_relaxed) == ::getpid() &&
+                        entry.pid_namespace.load(std::memory_order_relaxed) == own_pid_namespace();
     if (incarnation == 0) continue;
     const Result<Mapping> mapping = map_segment(segment_name(name_, incarnation));
     if (!mapping || mapping->as<Segment>()->incarnation != incarnation) continue;
-    if (!visit(slot, pid, *mapping->as<Segment>())) return;
+    if (!visit(slot, is_own, *mapping->as<Segment>())) return;
   }
 }
 
@@ -55,7 +56,7 @@ void HostObserver::add_traffic(HostTraffic& sum) {
     const std::uint32_t departures = all->departures.load(std::memory_order_acquire);
     add_shared(now, all->ended_traffic);
     // Processes that were killed count until the next process moves their traffic.
-    for_each_segment(*all, [&](std::uint32_t, pid_t, const Segment& segment) {
+    for_each_segment(*all, [&](std::uint32_t, bool, const Segment& segment) {
       softverbs::add_traffic(now, segment);
       return true;
     });
@@ -71,10 +72,9 @@ bool HostObserver::copy_port(std::uint32_t device, SharedPort& port) {
   const Registry* const all = registry();
   bool found = false;
   if (all == nullptr) return false;
-  for_each_segment(*all, [&](std::uint32_t slot, pid_t pid, const Segment& segment) {
-    const bool own = pid == ::getpid();
+  for_each_segment(*all, [&](std::uint32_t slot, bool is_own, const Segment& segment) {
     // F_GETLK does not report a lock of this process itself.
-    if (!own && (found || !is_slot_held(fd_.get(), slot))) return true;
+    if (!is_own && (found || !is_slot_held(fd_.get(), slot))) return true;
     const SharedPort& seen = segment.ports[device];
     if (seen.ethernet == 0 && seen.lid == 0) return true;  // that process has fewer devices
     port.ethernet = seen.ethernet;
@@ -84,7 +84,7 @@ bool HostObserver::copy_port(std::uint32_t device, SharedPort& port) {
     port.gid_changes.store(0, std::memory_order_relaxed);
     std::copy_n(seen.gids(), kGidTableLength, port.gid_tables[0]);
     found = true;
-    return !own;
+    return !is_own;
   });
   return found;
 }

@@ -24,8 +24,8 @@ class HostObserver {
 
  private:
   const Registry* registry();
-  // Calls visit(slot, pid, segment) for each process of the registry, also for those that were killed, until it returns
-  // false.
+  // Calls visit(slot, is_own, segment) for each process of the registry, also for those that were killed, until it
+  // returns false.
   template <typename Visit>
   void for_each_segment(const Registry& registry, Visit visit);
 
