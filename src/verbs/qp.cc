@@ -33,8 +33,8 @@ bool needs_grh(const Port& port, const QpAddress& remote) {
          subnet(port.gid.gid) != subnet(remote.gid);
 }
 
-// A LID is valid within its subnet. From another subnet the routers forward by the FLID of the GID; without one, the
-// LID is as good as any.
+// A LID is valid within its subnet. From another subnet the routers forward by the FLID of the GID; without an FLID the
+// LID is used, as in NCCL.
 std::uint16_t destination_lid(const Port& port, const QpAddress& remote) {
   const std::uint16_t routable = flid(remote.gid);
   return subnet(port.gid.gid) != subnet(remote.gid) && routable != 0 ? routable : remote.lid;
