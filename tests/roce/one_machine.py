@@ -20,7 +20,7 @@ SETTINGS = {"VERBATIM_SOCKET_IFNAME": "lo", "VERBATIM_CLOSE_TIMEOUT_MS": "500"}
 # libcounted-verbs.so must load the installed libibverbs, not softverbs' library.
 SYSTEM_LIBRARIES = "/usr/lib/x86_64-linux-gnu:/usr/lib64:/lib/x86_64-linux-gnu"
 # These cases need a fault or a limit of softverbs or gigabytes of memory, or compare times.
-EXCLUDED = "*LastAck*:*FullDevice*:*Sizes*:*Scale*:*PoolSetUp*"
+EXCLUDED = "*LastAck*:*FullDevice*:*SlowDevice*:*Sizes*:*Scale*:*PoolSetUp*"
 
 
 def packets(machine):

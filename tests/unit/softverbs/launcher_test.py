@@ -4,6 +4,7 @@
 usage: launcher_test.py LAUNCHER LIBRARY_DIRECTORY DEVICE_NAMES_PROGRAM
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -154,7 +155,7 @@ class Exit(unittest.TestCase):
             child = self.start()
             child.send_signal(number)
             child.communicate(timeout=60)
-            self.assertEqual(len(remaining_files()), 2)
+            self.assertLessEqual(len(remaining_files()), 2)  # a process of another test may remove them
             self.names_in_another_namespace()
             self.assertEqual(await_files(0), [])
 
@@ -174,8 +175,8 @@ class Exit(unittest.TestCase):
 
     def test_segments_without_registry_are_removed(self):
         self.kill(self.start())
-        registry = min(remaining_files(), key=len)
-        os.unlink(f"/dev/shm/{registry}")
+        with contextlib.suppress(ValueError, FileNotFoundError):  # a process of another test may have removed them
+            os.unlink(f"/dev/shm/{min(remaining_files(), key=len)}")
         self.names_in_another_namespace()
         self.assertEqual(await_files(0), [])
 
