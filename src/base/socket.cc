@@ -14,6 +14,8 @@ namespace {
 // When a large job starts, thousands of peers connect at once. The kernel reduces this value to net.core.somaxconn.
 constexpr int kListenBacklog = 16384;
 
+constexpr const char* kPeerClosed = "recv: the peer closed the connection";
+
 bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK;
 }
@@ -186,7 +188,7 @@ Result<bool> receive_into(const UniqueFd& socket, std::span<std::uint8_t> buffer
     if (count > 0) {
       filled += static_cast<std::size_t>(count);
     } else if (count == 0) {
-      return remote_error("recv: the peer closed the connection", 0);
+      return remote_error(kPeerClosed, 0);
     } else if (would_block(errno)) {
       return false;
     } else if (errno != EINTR) {
@@ -194,6 +196,14 @@ Result<bool> receive_into(const UniqueFd& socket, std::span<std::uint8_t> buffer
     }
   }
   return true;
+}
+
+Status check_open(const UniqueFd& socket) {
+  std::uint8_t byte = 0;
+  const ssize_t count = ::recv(socket.get(), &byte, 1, MSG_PEEK);
+  if (count == 0) return remote_error(kPeerClosed, 0);
+  if (count < 0 && !would_block(errno) && errno != EINTR) return remote_error("recv", errno);
+  return {};
 }
 
 }  // namespace verbatim

@@ -60,4 +60,7 @@ class OutgoingMessage {
 // error of kind kRemote.
 Result<bool> receive_into(const UniqueFd& socket, std::span<std::uint8_t> buffer, std::size_t& filled);
 
+// The same errors, without reading: end of file, or a connection that failed.
+Status check_open(const UniqueFd& socket);
+
 }  // namespace verbatim

@@ -56,7 +56,6 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
                   to_string(requests.error()).c_str());
     return requests.error();
   }
-  const std::uint64_t now = monotonic_ns();
   const std::uint64_t timeout_ns = settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond;
   for (ConnectRequest& request : *requests) {
     std::shared_ptr<EndpointReservation> reservation =
@@ -66,15 +65,18 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
                                      .self = settings_.identity(*ports_.front()),
                                      .peer = request.hello.identity,
                                      .announced = settings_.endpoints.announced(CommKind::kRecv)});
-    handshakes_.push_back({describe_peer(request), std::move(request), std::move(reservation), now + timeout_ns});
+    handshakes_.push_back(
+        {describe_peer(request), std::move(request), std::move(reservation), monotonic_ns() + timeout_ns});
   }
   VerbBudget budget;
   auto first = handshakes_.end();
+  auto blocked = handshakes_.end();
   for (auto at = handshakes_.begin(); at != handshakes_.end(); ++at) {
+    const bool had_budget = !budget.exhausted();
     Result<bool> established = advance(*at, budget);
     const std::optional<Error> unresolved = at->unresolved();
     const std::uint64_t deadline_ns = at->deadline_ns - (unresolved ? resolve_reserve_ns(settings_.comm.config) : 0);
-    const bool timed_out = established && !*established && now >= deadline_ns;
+    const bool timed_out = established && !*established && monotonic_ns() >= deadline_ns;
     if (timed_out) {
       established = timeout_error(*at);
     }
@@ -85,7 +87,10 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
       return error;
     }
     if (*established && first == handshakes_.end()) first = at;
+    if (unresolved && had_budget && budget.exhausted()) blocked = at;
   }
+  // The attempt to resolve an address exhausts the budget: the next call begins with the others.
+  if (blocked != handshakes_.end()) handshakes_.splice(handshakes_.end(), handshakes_, blocked);
   if (first == handshakes_.end()) return std::unique_ptr<RecvComm>();
   std::unique_ptr<RecvComm> comm = std::move(first->comm);
   comm->set_side_channel(std::move(first->request.socket));
@@ -96,6 +101,9 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
 Result<bool> ListenComm::advance(Handshake& handshake, VerbBudget& budget) const {
   using State = Handshake::State;
   const UniqueFd& socket = handshake.request.socket;
+  if (handshake.state <= State::kConnectQps) {
+    if (const Status open = check_open(socket); !open) return open.error();  // later states use the socket
+  }
   while (handshake.state != State::kEstablished) {
     const Result<bool> done = handshake.state == State::kCreateQps    ? create_comm(handshake, budget)
                               : handshake.state == State::kConnectQps ? connect_qps(handshake, budget)

@@ -110,6 +110,7 @@ Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, 
     if (const Status moved = to_rtr(end.qp.get(), port, address_of(peer, peer_qp), path); !moved) {
       if (moved.error().sys_errno != ETIMEDOUT) return moved.error();
       wait_for_neighbour(moved.error());
+      budget.exhaust();
       return false;
     }
     unresolved_.reset();

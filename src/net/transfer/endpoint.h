@@ -63,7 +63,8 @@ class Endpoint {
 
   // Connects the QPs to those of `remote`: RTR, then RTS. `traffic_class` applies unless the configuration sets one;
   // -1: none. False: not yet; the next call with the same arguments continues. On RoCE the kernel resolves the peer's
-  // address in ibv_modify_qp to RTR, and returns ETIMEDOUT when it has got no answer for a second.
+  // address in ibv_modify_qp to RTR, and returns ETIMEDOUT when it has got no answer for a second: then the budget is
+  // exhausted.
   Result<bool> connect(const wire::Hello& remote, const Config& config, int traffic_class, VerbBudget& budget);
   // The error that connect() waits out: the peer's address does not resolve.
   const std::optional<Error>& unresolved() const { return unresolved_; }

@@ -23,6 +23,10 @@ class VerbBudget {
     return true;
   }
 
+  // After a verb that may have blocked for a second: no further verb in this call.
+  void exhaust() { left_ = 0; }
+  bool exhausted() const { return left_ == 0; }
+
  private:
   explicit VerbBudget(std::size_t verbs) : left_(verbs) {}
 

@@ -3,8 +3,16 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <chrono>
+#include <memory>
+#include <optional>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "net/connect/listen_comm.h"
 #include "support/fake_verbs.h"
 #include "support/log_capture.h"
 
@@ -34,6 +42,7 @@ class ConnectorTest : public ::testing::Test {
     port_.name = "mlx5_0:1";
     port_.link_layer = IBV_LINK_LAYER_ETHERNET;
     port_.max_msg_bytes = 1U << 30;
+    port_.active_mtu = IBV_MTU_4096;
     config_.qp_order = QpOrder::kNative;
     Result<sockaddr_storage> listening = listener_.add(handle_.secret);
     ASSERT_TRUE(listening);
@@ -69,6 +78,98 @@ TEST_F(ConnectorTest, AddressOfInterfaceFails_ConnectsFromAnyAddress) {
   }
   ASSERT_EQ(requests.size(), 1U) << "the hello has arrived";
   EXPECT_TRUE(log.warnings().empty());
+}
+
+// Moves to RTR fail with ETIMEDOUT. One test at a time.
+struct Resolution {
+  decltype(&ibv_modify_qp) modify_qp = nullptr;
+  std::vector<std::uint32_t> attempts;  // the QPs
+};
+Resolution* g_resolution = nullptr;
+
+int modify_qp_unresolved(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
+  if ((mask & IBV_QP_STATE) == 0 || attributes->qp_state != IBV_QPS_RTR) {
+    return g_resolution->modify_qp(qp, attributes, mask);
+  }
+  g_resolution->attempts.push_back(qp->qp_num);
+  errno = ETIMEDOUT;
+  return ETIMEDOUT;
+}
+
+// One listen, which cannot resolve the addresses of the peers that connect to it.
+class UnresolvedAcceptTest : public ConnectorTest {
+ protected:
+  void SetUp() override {
+    ConnectorTest::SetUp();
+    g_resolution = &resolution_;
+    resolution_.modify_qp = std::exchange(fake_.table.modify_qp, modify_qp_unresolved);
+    device_->context()->ops.post_recv = [](ibv_qp*, ibv_recv_wr*, ibv_recv_wr**) { return 0; };
+    Result<std::unique_ptr<ListenComm>> listening = ListenComm::create(settings_, {&port_}, 1, handle_);
+    ASSERT_TRUE(listening);
+    listen_ = std::move(*listening);
+  }
+
+  void connect(std::size_t peers) {
+    for (std::size_t i = 0; i < peers; ++i) {
+      peers_.push_back(std::make_unique<Connector>(settings_, std::vector<const Port*>{&port_}, handle_, -1, i));
+    }
+  }
+  // Polls all until `condition` or an error of accept, which is returned.
+  template <class Condition>
+  std::optional<Error> accept_until(Condition condition) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() > end) {
+        ADD_FAILURE() << "not in time";
+        break;
+      }
+      for (const auto& peer : peers_) EXPECT_TRUE(peer->advance());
+      const std::size_t before = attempts();
+      const Result<std::unique_ptr<RecvComm>> accepted = listen_->accept();
+      EXPECT_LE(attempts() - before, 1U) << "each may block for a second";
+      if (!accepted) return accepted.error();
+      EXPECT_EQ(*accepted, nullptr);
+    }
+    return std::nullopt;
+  }
+  std::size_t attempts() const { return resolution_.attempts.size(); }
+
+  const LogCapture log_;
+  const sockaddr_storage local_ = ipv4("127.0.0.1");
+  const ConnectSettings settings_{comm_settings_, pool_, listener_, local_, "lo 127.0.0.1", {}, -1};
+  Resolution resolution_;
+  std::unique_ptr<ListenComm> listen_;
+  std::vector<std::unique_ptr<Connector>> peers_;
+};
+
+TEST_F(UnresolvedAcceptTest, SeveralPeers_OneAttemptPerCallInTurns) {
+  connect(3);
+  const auto different = [&](std::size_t first) {
+    return std::set<std::uint32_t>(resolution_.attempts.begin() + static_cast<std::ptrdiff_t>(first),
+                                   resolution_.attempts.end())
+        .size();
+  };
+  EXPECT_FALSE(accept_until([&] { return different(0) == 3; }));
+  // After the longest pause all are due: the first peer must not use each call for itself.
+  const std::size_t first = attempts();
+  for (int i = 0; i < 3; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+    const std::size_t before = attempts();
+    EXPECT_FALSE(accept_until([&] { return attempts() > before; }));
+  }
+  EXPECT_EQ(attempts(), first + 3);
+  EXPECT_EQ(different(first), 3U);
+}
+
+TEST_F(UnresolvedAcceptTest, PeerCloses_NoFurtherAttempt) {
+  connect(1);
+  EXPECT_FALSE(accept_until([&] { return attempts() == 1; }));
+  peers_.clear();
+  const std::optional<Error> error = accept_until([] { return false; });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->kind, ErrorKind::kRemote);
+  EXPECT_NE(error->sys_errno, ETIMEDOUT);
+  EXPECT_LE(attempts(), 2U) << "one may come before the end of file";
 }
 
 }  // namespace

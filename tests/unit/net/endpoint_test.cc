@@ -266,6 +266,18 @@ TEST_F(EndpointTest, AddressNotResolved_ConnectContinuesAtThatQp) {
   EXPECT_EQ(endpoint->max_message_bytes(), 1000U * 1000U / 128 * 128);
 }
 
+// The attempt may have blocked for a second.
+TEST_F(EndpointTest, AddressNotResolved_ExhaustsBudget) {
+  Result<Endpoint> endpoint = create({&ports_[0]}, 1);
+  ASSERT_TRUE(endpoint);
+  fake_.on_modify_qp = [] { return ETIMEDOUT; };
+  VerbBudget budget;
+  const Result<bool> connected = endpoint->connect(remote(1), config_, -1, budget);
+  ASSERT_TRUE(connected);
+  EXPECT_FALSE(*connected);
+  EXPECT_FALSE(budget.take(1));
+}
+
 TEST_F(EndpointTest, OtherErrorOfRtr_IsFinal) {
   Result<Endpoint> endpoint = create({&ports_[0]}, 1);
   ASSERT_TRUE(endpoint);
