@@ -137,7 +137,7 @@ TEST(HandshakeFailureLine, AcceptingEndCannotResolve_ConnectingEndGivesItsReason
           return !pair.connect();
         }));
       },
-      "fail verb=modify_qp nth=3 count=all errno=ETIMEDOUT", "4");
+      "fail verb=modify_qp nth=3 count=all errno=ETIMEDOUT", "16");
   ASSERT_EQ(warnings.size(), 2U) << testing::PrintToString(warnings);
   EXPECT_EQ(warnings[1],
             "connecting softverbs0:1 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: "
