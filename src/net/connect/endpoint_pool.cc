@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <iterator>
+#include <list>
 #include <numeric>
 #include <utility>
 
@@ -38,7 +39,7 @@ struct EndpointReservation {
   EndpointPlacement placement = {};
   std::optional<Endpoint> endpoint = std::nullopt;
 
-  // Native: the endpoint while it is created, and whether unused endpoints of others have been destroyed for it.
+  // Native: the endpoint while it is created, and whether unused endpoints of others have been released for it.
   std::unique_ptr<EndpointBlock> creation = nullptr;
   bool released_unused = false;
 };
@@ -61,7 +62,9 @@ class EndpointPlan {
   void add(const std::shared_ptr<EndpointReservation>& reservation) VERBATIM_EXCLUDES(mutex_);
   // Ends the burst if it is time, and continues the creation of blocks. False: the reservation waits.
   bool prepare(EndpointReservation& reservation, VerbBudget& budget) VERBATIM_EXCLUDES(mutex_);
+  // See EndpointPools.
   bool release_unused() VERBATIM_EXCLUDES(mutex_);
+  bool destroy_released(VerbBudget& budget) VERBATIM_EXCLUDES(mutex_);
 
  private:
   using Reservations = std::vector<std::shared_ptr<EndpointReservation>>;
@@ -87,8 +90,10 @@ class EndpointPlan {
   void continue_block(VerbBudget& budget) VERBATIM_EXCLUDES(mutex_);
   void finish_block(const Result<bool>& made, std::vector<Endpoint>& endpoints) VERBATIM_REQUIRES(mutex_);
   bool is_planned(std::uint32_t block) const VERBATIM_REQUIRES(mutex_);
-  // Gives the endpoints of complete blocks to their reservations; returns those of dropped reservations.
-  std::vector<Endpoint> distribute() VERBATIM_REQUIRES(mutex_);
+  bool is_awaited(std::uint32_t block) const VERBATIM_REQUIRES(mutex_);
+  // Gives the endpoints of complete blocks to their reservations; releases those of dropped reservations.
+  void distribute() VERBATIM_REQUIRES(mutex_);
+  void release(std::vector<Endpoint> endpoints) VERBATIM_REQUIRES(mutex_);
 
   const EndpointRequest kind_;  // the first request
   const Config& config_;
@@ -104,6 +109,8 @@ class EndpointPlan {
       false;  // a block is complete, or slots of complete blocks are assigned
   // By block and index of the slot.
   std::map<std::pair<std::uint32_t, std::uint32_t>, Endpoint> unused_ VERBATIM_GUARDED_BY(mutex_);
+  std::list<std::unique_ptr<EndpointBlock>> released_ VERBATIM_GUARDED_BY(mutex_);  // abandoned blocks
+  bool destroying_ VERBATIM_GUARDED_BY(mutex_) = false;  // a thread has taken them out and destroys them now
 
   std::vector<std::weak_ptr<EndpointReservation>> waiting_ VERBATIM_GUARDED_BY(mutex_);
   std::uint64_t first_request_ns_ VERBATIM_GUARDED_BY(mutex_) = 0;  // of those that wait
@@ -155,7 +162,6 @@ void EndpointPlan::add(const std::shared_ptr<EndpointReservation>& reservation) 
 }
 
 bool EndpointPlan::prepare(EndpointReservation& reservation, VerbBudget& budget) {
-  std::vector<Endpoint> dropped;  // destroyed without the mutex
   bool builds = false;
   {
     const MutexLock lock(mutex_);
@@ -164,7 +170,7 @@ bool EndpointPlan::prepare(EndpointReservation& reservation, VerbBudget& budget)
                               now - first_request_ns_ >= kMaxGatherNs)) {
       end_burst();
     }
-    if (undistributed_) dropped = distribute();
+    if (undistributed_) distribute();
     builds = reservation.waits;
   }
   if (builds) continue_block(budget);
@@ -202,7 +208,12 @@ bool EndpointPlan::is_planned(std::uint32_t block) const {
   return false;
 }
 
-std::vector<Endpoint> EndpointPlan::distribute() {
+bool EndpointPlan::is_awaited(std::uint32_t block) const {
+  return std::any_of(assigned_.begin(), assigned_.end(),
+                     [&](const Assigned& one) { return one.slot.block.number == block && !one.reservation.expired(); });
+}
+
+void EndpointPlan::distribute() {
   std::vector<Endpoint> dropped;
   std::size_t kept = 0;
   for (Assigned& one : assigned_) {
@@ -227,7 +238,7 @@ std::vector<Endpoint> EndpointPlan::distribute() {
   }
   assigned_.erase(assigned_.begin() + static_cast<std::ptrdiff_t>(kept), assigned_.end());
   undistributed_ = false;
-  return dropped;
+  release(std::move(dropped));
 }
 
 // Of an announced block all slots are created, of the block of a burst those that are requested.
@@ -282,14 +293,13 @@ void EndpointPlan::continue_block(VerbBudget& budget) {
     planned_.front().creation = std::move(creation);
     throw;
   }
-  std::vector<Endpoint> dropped;  // destroyed without the mutex
   const MutexLock lock(mutex_);
   if (made && !*made) {
     planned_.front().creation = std::move(creation);
     return;
   }
   finish_block(made, creation->endpoints());
-  dropped = distribute();
+  distribute();
 }
 
 void EndpointPlan::finish_block(const Result<bool>& made, std::vector<Endpoint>& endpoints) {
@@ -311,11 +321,48 @@ void EndpointPlan::finish_block(const Result<bool>& made, std::vector<Endpoint>&
   }
 }
 
+void EndpointPlan::release(std::vector<Endpoint> endpoints) {
+  if (!endpoints.empty()) released_.push_back(std::make_unique<EndpointBlock>(std::move(endpoints), config_));
+}
+
 bool EndpointPlan::release_unused() {
-  decltype(unused_) released;  // destroyed without the mutex
   const MutexLock lock(mutex_);
-  released.swap(unused_);
-  return !released.empty();
+  std::vector<Endpoint> endpoints;
+  endpoints.reserve(unused_.size());
+  for (auto& unused : unused_) endpoints.push_back(std::move(unused.second));
+  unused_.clear();
+  release(std::move(endpoints));
+  for (auto at = planned_.begin(); at != planned_.end();) {
+    if (at->creation == nullptr || is_awaited(at->number)) {
+      ++at;
+      continue;
+    }
+    at->creation->abandon();
+    released_.push_back(std::move(at->creation));
+    at = planned_.erase(at);
+  }
+  return destroying_ || !released_.empty();
+}
+
+// One thread at a time: another one must not destroy a CQ while this one destroys its QP.
+bool EndpointPlan::destroy_released(VerbBudget& budget) {
+  decltype(released_) blocks;
+  {
+    const MutexLock lock(mutex_);
+    if (destroying_) return false;
+    if (released_.empty()) return true;
+    blocks.swap(released_);
+    destroying_ = true;
+  }
+  while (!blocks.empty()) {
+    const Result<bool> done = blocks.front()->advance(budget);
+    if (done && !*done) break;
+    blocks.pop_front();
+  }
+  const MutexLock lock(mutex_);
+  destroying_ = false;
+  released_.splice(released_.begin(), blocks);
+  return released_.empty();
 }
 
 std::size_t max_block_qps(std::span<const Port* const> ports) {
@@ -333,15 +380,24 @@ void EndpointPools::add(const std::shared_ptr<EndpointPlan>& plan) {
   plans_.push_back(plan);
 }
 
-bool EndpointPools::release_unused(std::span<const Port* const> ports) {
+std::vector<std::shared_ptr<EndpointPlan>> EndpointPools::plans_using(std::span<const Port* const> ports) {
   std::vector<std::shared_ptr<EndpointPlan>> plans;
   {
     const MutexLock lock(mutex_);
     for (const std::weak_ptr<EndpointPlan>& plan : plans_) plans.push_back(plan.lock());
   }
-  return std::count_if(plans.begin(), plans.end(), [&](const auto& plan) {
-           return plan != nullptr && plan->uses_device_of(ports) && plan->release_unused();
-         }) != 0;
+  std::erase_if(plans, [&](const auto& plan) { return plan == nullptr || !plan->uses_device_of(ports); });
+  return plans;
+}
+
+bool EndpointPools::release_unused(std::span<const Port* const> ports) {
+  const auto plans = plans_using(ports);
+  return std::count_if(plans.begin(), plans.end(), [](const auto& plan) { return plan->release_unused(); }) != 0;
+}
+
+bool EndpointPools::destroy_released(std::span<const Port* const> ports, VerbBudget& budget) {
+  const auto plans = plans_using(ports);
+  return std::all_of(plans.begin(), plans.end(), [&](const auto& plan) { return plan->destroy_released(budget); });
 }
 
 void EndpointPool::announce(const Announcement& announcement) {
@@ -376,9 +432,16 @@ std::shared_ptr<EndpointReservation> EndpointPool::reserve(EndpointRequest wante
 }
 
 Result<std::optional<Endpoint>> EndpointPool::take(EndpointReservation& reservation, VerbBudget& budget) {
+  Result<std::optional<Endpoint>> endpoint = take_endpoint(reservation, budget);
+  reservation.plan->destroy_released(budget);  // last: no connection waits for it
+  return endpoint;
+}
+
+Result<std::optional<Endpoint>> EndpointPool::take_endpoint(EndpointReservation& reservation, VerbBudget& budget) {
   if (!reservation.plan->prepare(reservation, budget)) return std::optional<Endpoint>();
   const EndpointRequest& request = reservation.request;
   if (!reservation.endpoint) {
+    if (reservation.released_unused && !all_.destroy_released(request.ports, budget)) return std::optional<Endpoint>();
     const std::size_t one[] = {1};
     if (reservation.creation == nullptr) {
       reservation.creation = std::make_unique<EndpointBlock>(request.ports, request.sizes, config_, one);

@@ -20,7 +20,8 @@
 //
 // Slots are counted separately for each direction, kind of traffic, set of ports and sizes (EndpointPlan). A device
 // that hangs while it creates or destroys QPs delays only connections that use it. Nothing here waits for a peer.
-// Unused endpoints are destroyed with the communicator's last connection, or when their device is full.
+// Unused endpoints, and blocks for which no connection waits any more, are destroyed with the communicator's last
+// connection, or when their device is full. What connect and accept destroy counts in their VerbBudget.
 #pragma once
 
 #include <map>
@@ -47,10 +48,15 @@ struct EndpointReservation;
 class EndpointPools {
  public:
   void add(const std::shared_ptr<EndpointPlan>& plan) VERBATIM_EXCLUDES(mutex_);
-  // Destroys all endpoints on the devices of `ports` that no connection has taken. Returns whether there were any.
+  // Releases all QPs on the devices of `ports` that no connection has taken or waits for. Returns whether there are
+  // any to be destroyed.
   bool release_unused(std::span<const Port* const> ports) VERBATIM_EXCLUDES(mutex_);
+  // Destroys what is released on these devices, as far as the budget allows. False: to be called again.
+  bool destroy_released(std::span<const Port* const> ports, VerbBudget& budget) VERBATIM_EXCLUDES(mutex_);
 
  private:
+  std::vector<std::shared_ptr<EndpointPlan>> plans_using(std::span<const Port* const> ports) VERBATIM_EXCLUDES(mutex_);
+
   Mutex mutex_;
   std::vector<std::weak_ptr<EndpointPlan>> plans_ VERBATIM_GUARDED_BY(mutex_);
 };
@@ -91,6 +97,8 @@ class EndpointPool {
   void reset_order() VERBATIM_EXCLUDES(mutex_);
 
  private:
+  Result<std::optional<Endpoint>> take_endpoint(EndpointReservation& reservation, VerbBudget& budget);
+
   const Config& config_;
   EndpointPools& all_;
   mutable Mutex mutex_;  // held only for a moment: not while QPs are created or destroyed

@@ -66,6 +66,16 @@ EndpointBlock::EndpointBlock(const std::vector<const Port*>& ports, const Endpoi
   created_.reserve(order_.size());
 }
 
+EndpointBlock::EndpointBlock(std::vector<Endpoint> unused, const Config& config)
+    : sizes_(), config_(config), endpoints_(std::move(unused)) {
+  abandon();
+}
+
+void EndpointBlock::abandon() {
+  if (state_ != State::kDestroy) begin_destroy();
+  error_ = Error{ErrorKind::kSystem, ECANCELED, "creating QPs"};
+}
+
 Result<bool> EndpointBlock::advance(VerbBudget& budget) {
   while (state_ != State::kComplete) {
     Result<bool> done = false;
@@ -205,13 +215,22 @@ bool EndpointBlock::distribute() {
 }
 
 void EndpointBlock::begin_destroy() {
-  destroyed_qps_.reserve(created_.size());
-  destroyed_cqs_.reserve(endpoints_.size() * std::max(sizes_.qps, ports_.size()));
+  std::size_t qps = created_.size();
+  std::size_t cqs = 0;
+  for (const Endpoint& endpoint : endpoints_) {
+    qps += endpoint.qps_.size();
+    cqs += endpoint.cqs_.size();
+  }
+  destroyed_qps_.reserve(qps);
+  destroyed_cqs_.reserve(cqs);
   state_ = State::kDestroy;
   next_ = 0;
   for (Created& one : created_) destroyed_qps_.push_back(std::move(one.qp.qp));
   created_.clear();
   for (Endpoint& endpoint : endpoints_) {
+    for (EndpointQp& end : endpoint.qps_) {
+      if (end.qp != nullptr) destroyed_qps_.push_back(std::move(end.qp));
+    }
     for (UniqueCq& cq : endpoint.cqs_) destroyed_cqs_.push_back(std::move(cq));
     endpoint.cqs_.clear();
   }

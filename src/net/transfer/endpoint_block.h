@@ -4,7 +4,7 @@
 //   kReadPorts --> kCreateCqs --> kCreateQps --> kDistribute --> kComplete
 //                      ^                             |
 //                      +---------- kDestroy <--------+  QPs that share a CQ would have to go to different endpoints
-//   any state --error--> kDestroy --> the error
+//   any state --error, abandon()--> kDestroy --> the error
 //
 // Owned by a reservation or by an EndpointPlan; one thread at a time uses it.
 #pragma once
@@ -30,9 +30,14 @@ class EndpointBlock {
   // 1. `config` must outlive this object.
   EndpointBlock(const std::vector<const Port*>& ports, const EndpointSizes& sizes, const Config& config,
                 std::span<const std::size_t> flows);
+  // Only destroys `unused`, in slices.
+  EndpointBlock(std::vector<Endpoint> unused, const Config& config);
 
   // True: complete. False: to be called again. An error is final; by then all that was created is destroyed.
   Result<bool> advance(VerbBudget& budget);
+
+  // From now on advance() destroys what was created, and then returns ECANCELED.
+  void abandon();
 
   // When complete: the endpoints, flow by flow, with their QPs in INIT.
   std::vector<Endpoint>& endpoints() { return endpoints_; }

@@ -120,6 +120,27 @@ class EndpointPoolTest : public ::testing::Test {
       if (std::chrono::steady_clock::now() > end) std::abort();
     }
   }
+  // The same, as connect and accept do it; no call may make more verbs than its budget allows.
+  std::optional<Endpoint> take_in_slices(EndpointPool& pool, const Reservation& reservation) {
+    const auto end = std::chrono::steady_clock::now() + kPoolTimeout;
+    while (std::chrono::steady_clock::now() < end) {
+      VerbBudget budget;
+      const int before = verbs();
+      Result<std::optional<Endpoint>> endpoint = pool.take(*reservation, budget);
+      EXPECT_LE(verbs() - before, static_cast<int>(kVerbsPerCall));
+      if (!endpoint) ADD_FAILURE() << to_string(endpoint.error());
+      if (!endpoint || *endpoint) return endpoint ? std::move(*endpoint) : std::nullopt;
+    }
+    ADD_FAILURE() << "not in time";
+    return std::nullopt;
+  }
+  int verbs() const {
+    int all = 0;
+    for (const char* verb : {"create_cq", "create_qp", "modify_qp", "destroy_qp", "destroy_cq"}) {
+      all += fake_.calls(verb);
+    }
+    return all;
+  }
   bool is_ready(const Reservation& reservation) { return take_now(reservation).has_value(); }
   // The endpoint, if the first call returns it: the reservation does not wait for the end of its burst.
   std::optional<Endpoint> take_now(const Reservation& reservation) {
@@ -267,6 +288,61 @@ TEST_F(EndpointPoolTest, UnusedBlock_IsFreedAtQpLimit) {
   fake_.on_create_qp = {};
   const Endpoint next = take(pool_->reserve(request(8)));
   EXPECT_EQ(next.placement().order, QpOrder::kNative) << "the endpoint of its slot was destroyed";
+}
+
+TEST_F(EndpointPoolTest, LargeUnusedBlock_IsFreedInSlices) {
+  EndpointPool other(config_, pools_);
+  EndpointRequest many = request(7);
+  many.announced = {.peers = 50, .flows = 2};
+  const Endpoint used = take(pool_->reserve(many));
+  EXPECT_EQ(fake_.live("qp"), 100);
+  fake_.on_create_qp = [&] { return fake_.live("qp") > 2 ? ENOMEM : 0; };
+  EXPECT_TRUE(take_in_slices(other, other.reserve(unannounced(3))));
+  EXPECT_EQ(fake_.live("qp"), 1);
+  EXPECT_EQ(fake_.live("cq"), 1);
+}
+
+TEST_F(EndpointPoolTest, ManyReleasedReservations_AreDestroyedInSlices) {
+  constexpr std::uint32_t kPeers = 40;
+  std::vector<Reservation> kept;
+  for (std::uint64_t process = 1000; process < 1000 + kPeers; ++process) {
+    EndpointRequest many = request(process);
+    many.announced = {.peers = kPeers, .flows = 2};
+    pool_->reserve(many).reset();  // its connect failed
+    kept.push_back(pool_->reserve(many));
+  }
+  std::vector<std::optional<Endpoint>> made;
+  for (const Reservation& reservation : kept) made.push_back(take_in_slices(*pool_, reservation));
+  EXPECT_EQ(fake_.live("qp"), static_cast<int>(kPeers));
+  EXPECT_EQ(fake_.live("cq"), static_cast<int>(kPeers));
+}
+
+TEST_F(EndpointPoolTest, HalfMadeBlockNoConnectionWaits_IsFreedAtQpLimit) {
+  Config native;
+  native.qp_order = QpOrder::kNative;
+  EndpointPool other(native, pools_);
+  const auto begin_block = [&] {
+    EndpointRequest many = request(7);
+    many.announced = {.peers = 50, .flows = 2};
+    Reservation reservation = pool_->reserve(many);
+    for (const int before = fake_.live("qp"); fake_.live("qp") < before + 20;) {
+      VerbBudget budget;
+      const Result<std::optional<Endpoint>> endpoint = pool_->take(*reservation, budget);
+      EXPECT_TRUE(endpoint && !*endpoint);
+    }
+    return reservation;
+  };
+  Reservation waiting = begin_block();
+  fake_.on_create_qp = [&] { return fake_.live("qp") > 1 ? ENOMEM : 0; };
+  VerbBudget budget = VerbBudget::unlimited();
+  EXPECT_FALSE(other.take(*other.reserve(unannounced(3)), budget)) << "the connection needs the QPs of its block";
+  EXPECT_GE(fake_.live("qp"), 20);
+  waiting.reset();
+  EXPECT_TRUE(take_in_slices(other, other.reserve(unannounced(3))));
+  EXPECT_EQ(fake_.live("qp"), 0);
+  EXPECT_EQ(fake_.live("cq"), 0);
+  fake_.on_create_qp = {};
+  EXPECT_EQ(take(pool_->reserve(request(8))).placement().order, QpOrder::kNative) << "its block is released";
 }
 
 TEST_F(EndpointPoolTest, ListensOfOneCommunicator_AreOnePeer) {
