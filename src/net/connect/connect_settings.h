@@ -16,10 +16,10 @@
 
 namespace verbatim {
 
-// An end that cannot resolve the peer's address gives up this long before its deadline: the peer learns the cause
-// before its own deadline.
-inline std::uint64_t resolve_reserve_ns(const Config& config) {
-  return config.connect_timeout_s * kNanosecondsPerSecond / 8;
+// An end that repeatedly cannot resolve the peer's address gives up this long before its deadline. The peer learns the
+// cause before its own deadline if both ends have begun within this time.
+inline std::uint64_t resolve_reserve_ns(const Endpoint& endpoint, const Config& config) {
+  return endpoint.resolve_repeated() ? config.connect_timeout_s * kNanosecondsPerSecond / 8 : 0;
 }
 
 // Follows the error of a call that was repeated until the deadline of connect or accept.

@@ -106,8 +106,8 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
       return log_failure(done.error());
     }
     if (!*done) {
-      const bool unresolved = comm_ != nullptr && comm_->endpoint().unresolved();
-      const std::uint64_t reserve_ns = unresolved ? resolve_reserve_ns(settings_.comm.config) : 0;
+      const std::uint64_t reserve_ns =
+          comm_ != nullptr ? resolve_reserve_ns(comm_->endpoint(), settings_.comm.config) : 0;
       if (monotonic_ns() < deadline_ns_ - reserve_ns) return std::unique_ptr<SendComm>();
       return log_timeout();
     }
@@ -220,7 +220,9 @@ Error Connector::log_timeout() const {
         tcp_error_.value_or(Error{ErrorKind::kRemote, ETIMEDOUT, "connect", false, SetupStep::kConnectTcp}), true);
   }
   if (state_ == State::kCreateQps) return log_failure(kQpsNotCreated);
-  if (comm_ != nullptr && comm_->endpoint().unresolved()) return log_failure(*comm_->endpoint().unresolved(), true);
+  if (comm_ != nullptr && comm_->endpoint().unresolved()) {
+    return log_failure(*comm_->endpoint().unresolved(), comm_->endpoint().resolve_repeated());
+  }
   return log_failure({ErrorKind::kRemote, ETIMEDOUT, "waiting for the peer's accept", false, SetupStep::kWaitForPeer});
 }
 

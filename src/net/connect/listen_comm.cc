@@ -75,14 +75,15 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
     const bool had_budget = !budget.exhausted();
     Result<bool> established = advance(*at, budget);
     const std::optional<Error> unresolved = at->unresolved();
-    const std::uint64_t deadline_ns = at->deadline_ns - (unresolved ? resolve_reserve_ns(settings_.comm.config) : 0);
-    const bool timed_out = established && !*established && monotonic_ns() >= deadline_ns;
+    const std::uint64_t reserve_ns =
+        at->comm != nullptr ? resolve_reserve_ns(at->comm->endpoint(), settings_.comm.config) : 0;
+    const bool timed_out = established && !*established && monotonic_ns() >= at->deadline_ns - reserve_ns;
     if (timed_out) {
       established = timeout_error(*at);
     }
     if (!established) {
       const Error error = established.error();
-      fail(*at, error, timed_out && unresolved);
+      fail(*at, error, timed_out && unresolved && at->comm->endpoint().resolve_repeated());
       handshakes_.erase(at);
       return error;
     }

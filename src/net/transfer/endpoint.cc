@@ -135,6 +135,10 @@ void Endpoint::wait_for_neighbour(const Error& error) {
   resolve_ns_ = monotonic_ns() + resolve_pause_ns_;
 }
 
+bool Endpoint::resolve_repeated() const {
+  return unresolved_ && resolve_pause_ns_ > kFirstResolvePauseNs;
+}
+
 PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {
   const EndpointQp& end = qps_[qp];
   const Port& port = *ports_[end.device];

@@ -68,6 +68,8 @@ class Endpoint {
   Result<bool> connect(const wire::Hello& remote, const Config& config, int traffic_class, VerbBudget& budget);
   // The error that connect() waits out: the peer's address does not resolve.
   const std::optional<Error>& unresolved() const { return unresolved_; }
+  // Whether connect() has waited out more than one.
+  bool resolve_repeated() const;
   // The QP that connect() moves next; 0 when all are connected.
   std::size_t next_qp() const { return connected_qps_ % qps_.size(); }
 

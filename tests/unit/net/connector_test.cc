@@ -161,6 +161,29 @@ TEST_F(UnresolvedAcceptTest, SeveralPeers_OneAttemptPerCallInTurns) {
   EXPECT_EQ(different(first), 3U);
 }
 
+// The reserve is longer than the timeout: the first attempt comes after its begin.
+TEST_F(UnresolvedAcceptTest, FirstAttemptIsLate_IsRepeated) {
+  config_.connect_timeout_s = 60;
+  connect(1);
+  EXPECT_FALSE(accept_until([&] { return attempts() == 1; }));
+  config_.connect_timeout_s = 60 * 9;
+  const std::optional<Error> error = accept_until([] { return false; });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->sys_errno, ETIMEDOUT);
+  EXPECT_EQ(attempts(), 2U);
+  EXPECT_NE(log_.only_warning().find("repeated until the deadline"), std::string::npos);
+}
+
+TEST_F(UnresolvedAcceptTest, DeadlineAfterFirstAttempt_IsNotCalledRepeated) {
+  connect(1);
+  config_.connect_timeout_s = 0;
+  const std::optional<Error> error = accept_until([] { return false; });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->sys_errno, ETIMEDOUT);
+  EXPECT_EQ(attempts(), 1U);
+  EXPECT_EQ(log_.only_warning().find("repeated"), std::string::npos);
+}
+
 TEST_F(UnresolvedAcceptTest, PeerCloses_NoFurtherAttempt) {
   connect(1);
   EXPECT_FALSE(accept_until([&] { return attempts() == 1; }));
