@@ -10,8 +10,15 @@
 
 namespace verbatim {
 
+// The kernel reports the error of a connection once; later calls on the socket find an end of file.
+Result<bool> SideChannel::read_up_to(std::size_t end, const UniqueFd& socket) {
+  Result<bool> all = receive_into(socket, std::span(received_).first(end), received_bytes_);
+  if (!all && all.error().sys_errno == 0 && send_error_ != 0) return Error{ErrorKind::kRemote, send_error_, "send"};
+  return all;
+}
+
 Result<std::optional<SideChannel::Message>> SideChannel::receive(const UniqueFd& socket) {
-  const Result<bool> begun = receive_into(socket, std::span(received_).first(wire::kHeaderBytes), received_bytes_);
+  const Result<bool> begun = read_up_to(wire::kHeaderBytes, socket);
   if (!begun) return begun.error();
   if (!*begun) return std::optional<Message>();
   const Result<wire::Header> header =
@@ -19,8 +26,7 @@ Result<std::optional<SideChannel::Message>> SideChannel::receive(const UniqueFd&
   if (!header || header->body_bytes > wire::kMaxNoticeBody) {
     return Error{ErrorKind::kRemote, EPROTO, "a message on the side channel"};
   }
-  const Result<bool> whole =
-      receive_into(socket, std::span(received_).first(wire::kHeaderBytes + header->body_bytes), received_bytes_);
+  const Result<bool> whole = read_up_to(wire::kHeaderBytes + header->body_bytes, socket);
   if (!whole) return whole.error();
   if (!*whole) return std::optional<Message>();
   received_bytes_ = 0;
@@ -47,6 +53,7 @@ bool SideChannel::flush(const UniqueFd& socket) {
     } else if (errno == EAGAIN) {
       return false;
     } else if (errno != EINTR) {
+      if (send_error_ == 0 && errno != EPIPE) send_error_ = errno;  // EPIPE: receive() finds the end of file
       unsent_bytes_ = 0;
     }
   }
