@@ -37,7 +37,10 @@ struct LostChannel {
   unsigned failed_attempts = 0;
   std::uint32_t answers = 0;  // Comm::probes_answered when the channel was lost
   std::uint64_t since_ns = 0;
-  std::uint64_t unanswered_ns = 0;  // since when a probe is known to be outstanding; 0: none is
+  std::uint64_t unanswered_ns = 0;  // since when a probe is known to be outstanding, and nothing completes; 0: none is
+  std::uint64_t completed = 0;      // changes when work of the comm completes or data of the peer arrives
+  std::uint32_t polls = 0;          // Comm::polls_without_answer when the answer was overdue
+  bool overdue = false;             // the answer to the probe
   std::uint64_t check_ns = 0;       // when the answer is looked for
   std::uint64_t probe_ns = 0;       // when the comm is signalled again
   std::uint64_t attempt_ns = 0;     // when `attempt` is given up, or the next one begins

@@ -25,8 +25,17 @@ constexpr unsigned kMaxDoublings = 7;  // 12.8 s
 constexpr std::uint64_t kProbePeriodNs = 10 * kNanosecondsPerSecond;
 constexpr std::uint64_t kCheckPeriodNs = 250 * kNanosecondsPerMillisecond;
 constexpr std::uint64_t kUndecidedNs = 3 * kNanosecondsPerSecond;
-// With a listener that refuses. A NIC answers within microseconds; this allows for one that sends a lost packet again.
-constexpr std::uint64_t kUnansweredNs = 2 * kNanosecondsPerSecond;
+// An answer is overdue after this time, or after two timeouts of the transport if that is longer: a lost packet is sent
+// again after one.
+constexpr std::uint64_t kMinAnswerNs = 2 * kNanosecondsPerSecond;
+constexpr std::uint64_t kAckTimeoutUnitNs = 4096;
+// One poll may have begun before the answer was overdue.
+constexpr std::uint32_t kPollsForAnswer = 2;
+
+std::uint64_t answer_timeout_ns(const Comm& comm) {
+  const unsigned timeout = comm.settings().config.timeout;
+  return timeout == 0 ? kNever : std::max(kMinAnswerNs, 2 * (kAckTimeoutUnitNs << timeout));  // 0: no timeout
+}
 
 wire::ConnectionId id_of(const MonitoredConnection& connection) {
   const wire::Hello& remote = connection.comm->endpoint().remote();
@@ -63,12 +72,18 @@ void begin_attempt(ConnectionTable& table, MonitoredConnection& connection, std:
   }
 }
 
+// From how many bytes on epoll reports the socket as readable.
+void set_low_water(const UniqueFd& socket, int bytes) {
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
+}
+
 // The peer's first message shows that it has accepted the side channel. It stays in the socket.
 enum class Answer : std::uint8_t { kNone, kAccepted, kOther };
 Answer read_answer(const UniqueFd& socket) {
   std::uint8_t bytes[wire::kHeaderBytes];
   const ssize_t count = ::recv(socket.get(), bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return Answer::kNone;
+  if (count > 0 && count < static_cast<ssize_t>(sizeof bytes)) return Answer::kNone;
   if (count != static_cast<ssize_t>(sizeof bytes)) return Answer::kOther;
   const Result<wire::Header> header = wire::decode_header(bytes);
   return header && header->type == wire::MessageType::kPing ? Answer::kAccepted : Answer::kOther;
@@ -91,8 +106,16 @@ void check_answer(ConnectionTable& table, MonitoredConnection& connection, std::
   LostChannel& lost = *connection.lost;
   const Comm& comm = *connection.comm;
   const bool outstanding = (comm.slow_path_flags() & Comm::kProbing) != 0;
-  if (!outstanding) lost.unanswered_ns = 0;
-  if (outstanding && lost.unanswered_ns == 0) lost.unanswered_ns = now;
+  const std::uint64_t completed = comm.peer_progress() << 32 | comm.status().outstanding;
+  const bool completes = std::exchange(lost.completed, completed) != completed;
+  if (!outstanding || completes || lost.unanswered_ns == 0) {
+    lost.unanswered_ns = outstanding ? now : 0;
+    lost.overdue = false;
+  }
+  if (outstanding && !lost.overdue && now - lost.unanswered_ns >= answer_timeout_ns(comm)) {
+    lost.overdue = true;
+    lost.polls = comm.polls_without_answer();
+  }
   if (comm.probes_answered() != lost.answers || now - lost.since_ns >= kUndecidedNs) report_loss(table, connection);
   const bool decided = lost.reported && !outstanding;
   lost.check_ns = decided ? lost.probe_ns : now + kCheckPeriodNs;
@@ -105,6 +128,7 @@ bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, Un
   const int fd = connection.comm->side_channel().get();
   table.poller.remove(fd);
   table.poller.remove(socket.get());
+  set_low_water(socket, 1);
   if (::dup3(socket.get(), fd, O_CLOEXEC) < 0) return false;
   if (!table.poller.add(fd, PollSource::kConnection, static_cast<std::uint32_t>(fd))) return false;
   connection.channel.reset();
@@ -150,8 +174,8 @@ bool advance_lost_channel(ConnectionTable& table, MonitoredConnection& connectio
     lost.probe_ns = now + kProbePeriodNs;
   }
   if (now >= lost.check_ns) check_answer(table, connection, now);
-  const bool unanswered = lost.unanswered_ns != 0 && now - lost.unanswered_ns >= kUnansweredNs;
-  if (lost.refused && (unanswered || connection.closing != nullptr)) return false;
+  const bool unanswered = lost.overdue && connection.comm->polls_without_answer() - lost.polls >= kPollsForAnswer;
+  if (lost.refused && unanswered) return false;
   if (now < lost.attempt_ns) return true;
   if (lost.attempt) {
     give_up_attempt(table, connection, now);
@@ -176,6 +200,7 @@ void advance_attempt(ConnectionTable& table, MonitoredConnection& connection) {
       const std::span<const std::uint8_t> bytes = resume.bytes();
       const ssize_t sent = ::send(lost.attempt.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       lost.resume_sent = sent == static_cast<ssize_t>(bytes.size());
+      set_low_water(lost.attempt, wire::kHeaderBytes);
       if (lost.resume_sent && table.poller.rearm(lost.attempt.get(), PollSource::kAttempt, id)) return;
     }
     return give_up_attempt(table, connection, monotonic_ns());

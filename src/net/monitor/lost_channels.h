@@ -7,9 +7,10 @@
 // While the side channel is lost, the comm is signalled from time to time to ask the peer's NIC (Comm::post_probes),
 // and it fails when the NIC does not answer. A process that is killed closes its sockets with an end of file, or with a
 // reset if it has not read everything. Its QPs answer nothing: the probe fails after all retries (VERBATIM_TIMEOUT,
-// VERBATIM_RETRY_CNT). The connecting side knows sooner: if the peer's listener refuses and a probe has no answer for
-// two seconds, the process has ended. Neither alone proves it: a firewall may refuse, and packets may be lost. For a
-// connection that is closing, with nothing outstanding, the refusal is enough; else it ends at its deadline.
+// VERBATIM_RETRY_CNT). The connecting side knows sooner: the process has ended if the peer's listener refuses, and if
+// the application has polled two timeouts of the transport (at least two seconds) after a probe, found no answer, and
+// nothing else of the peer has arrived. None of these alone proves it: a firewall may refuse, packets may be lost, and
+// an application that does not poll finds no answer. A connection that is closing ends at its deadline.
 //
 // The loss is reported when something is known: the NIC answers, the side channel is back, or time has passed.
 //

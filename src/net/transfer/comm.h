@@ -117,6 +117,8 @@ class Comm {
   virtual std::uint64_t peer_progress() const = 0;
   // Any thread: how often the peer's NIC has answered since the signal kProbePeer.
   std::uint32_t probes_answered() const { return probes_answered_; }
+  // Any thread: how often the CQs were polled until they were empty while the answer to a probe was outstanding.
+  std::uint32_t polls_without_answer() const { return polls_without_answer_; }
   // The calls of the application since the last take_activity(). Only the monitor calls it.
   struct Activity {
     bool send_refused = false;  // an isend found no receive
@@ -168,7 +170,7 @@ class Comm {
   // To be called only after a poll that emptied the CQs: completions from before the peer ended are processed first.
   // `waits_for_message`: the caller needs a message of the peer.
   void check_signals(bool waits_for_message) {
-    if ((slow_path_flags() & kSignals) != 0) process_signals(waits_for_message);
+    if ((slow_path_flags() & (kSignals | kProbing)) != 0) process_signals(waits_for_message);
   }
   // Whether any signal is set that ends the connection: then no further message is posted.
   bool is_peer_or_device_dead() const {
@@ -229,6 +231,7 @@ class Comm {
   bool wait_for_device_event() const;
 
   const CommKind kind_;
+  SingleWriter<std::uint32_t> polls_without_answer_;
   std::uint64_t peer_end_detected_ns_ = 0;
   SingleWriter<std::uint32_t> probes_left_;  // outstanding
   SingleWriter<std::uint32_t> probes_answered_;

@@ -51,6 +51,7 @@ void Comm::post_probes() noexcept {
 }
 
 void Comm::process_signals(bool waits_for_message) noexcept {
+  if ((slow_path_flags() & kProbing) != 0 && !waits_for_message) ++polls_without_answer_;  // waits: the poll is counted
   if (failure_state_.has(CommSignal::kDeviceFailed)) {
     return fail(ErrorKind::kSystem, "device", [&] { return device_event(); });
   }

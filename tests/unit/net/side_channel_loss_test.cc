@@ -49,6 +49,23 @@ class SideChannelLoss : public ::testing::Test {
     link_.is_completed(send);
     link_.is_completed(recv);
   }
+  // The listening socket of this process. shutdown() makes it refuse and releases its port.
+  int listening_socket() {
+    const Result<sockaddr_storage> address = remote_address(link_.send().side_channel());
+    for (int fd = 0; address && fd < 1024; ++fd) {
+      int listens = 0;
+      socklen_t bytes = sizeof listens;
+      sockaddr_in own{};
+      socklen_t own_bytes = sizeof own;
+      if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) != 0 || listens == 0) continue;
+      if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_bytes) != 0 || own.sin_family != AF_INET) continue;
+      if (own.sin_port == reinterpret_cast<const sockaddr_in&>(*address).sin_port) return fd;
+    }
+    return -1;
+  }
+  static bool has(const Comm& comm, CommSignal signal) {
+    return (comm.slow_path_flags() & static_cast<std::uint32_t>(signal)) != 0;
+  }
   ConnectedComms link_;
 };
 
@@ -110,6 +127,37 @@ TEST_F(SideChannelLoss, NothingMoves_PeersNicIsAskedAndNothingFails) {
   ASSERT_NE(send, nullptr);
   EXPECT_TRUE(link_.wait(send));
   EXPECT_TRUE(link_.wait(recv));
+}
+
+// The NIC has answered, and the answer lies in the CQ: the application has not polled.
+TEST_F(SideChannelLoss, ListenerRefusesAndApplicationDoesNotPoll_NothingFails) {
+  Buffers<> buffers(link_, 8);
+  ASSERT_NO_FATAL_FAILURE(exchange(buffers));
+  const LogCapture log;
+  const int listening = listening_socket();
+  ASSERT_GE(listening, 0);
+  sockaddr_in address{};
+  socklen_t address_bytes = sizeof address;
+  ASSERT_EQ(::getsockname(listening, reinterpret_cast<sockaddr*>(&address), &address_bytes), 0);
+  ASSERT_EQ(::shutdown(listening, SHUT_RDWR), 0);
+  ASSERT_NO_FATAL_FAILURE(reset(link_.send()));
+  ASSERT_TRUE(ConnectedComms::eventually([&] {
+    std::this_thread::yield();
+    return has(link_.send(), CommSignal::kProbePeer);
+  }));
+  ASSERT_EQ(buffers.isend(8), nullptr);  // posts the probe
+  ASSERT_NE(link_.send().slow_path_flags() & Comm::kProbing, 0U);
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  EXPECT_FALSE(has(link_.send(), CommSignal::kPeerDisconnected));
+  const int reuse = 1;
+  ASSERT_EQ(::setsockopt(listening, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse), 0);
+  ASSERT_EQ(::bind(listening, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0) << std::strerror(errno);
+  ASSERT_EQ(::listen(listening, 16), 0);
+  ASSERT_TRUE(ConnectedComms::eventually([&] {
+    exchange(buffers);
+    return back(log) >= 2;  // both ends
+  }));
+  EXPECT_FALSE(link_.failed());
 }
 
 TEST_F(SideChannelLoss, PeerClosesAfterReset_IsNoticed) {
@@ -292,6 +340,25 @@ TEST_F(OneEnd, Sender_MakesTheChannelAgain) {
   EXPECT_TRUE(eventually_has(CommSignal::kPeerClosed));
 }
 
+// TCP may divide the answer.
+TEST_F(OneEnd, AnswerInTwoParts_IsAccepted) {
+  ASSERT_NO_FATAL_FAILURE(watch_sender());
+  close_with_reset(peer_);
+  const UniqueFd attempt = accepted();
+  ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+  const wire::Notice ping = wire::Notice::without_body(wire::MessageType::kPing);
+  ASSERT_EQ(::send(attempt.get(), ping.bytes().data(), 5, MSG_NOSIGNAL), 5);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const std::span<const std::uint8_t> rest = ping.bytes().subspan(5);
+  ASSERT_EQ(::send(attempt.get(), rest.data(), rest.size(), MSG_NOSIGNAL), static_cast<ssize_t>(rest.size()));
+  EXPECT_EQ(next(attempt), wire::MessageType::kPong);
+  // A message of the new side channel may be short and divided too.
+  ASSERT_EQ(::send(attempt.get(), ping.bytes().data(), 5, MSG_NOSIGNAL), 5);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ASSERT_EQ(::send(attempt.get(), rest.data(), rest.size(), MSG_NOSIGNAL), static_cast<ssize_t>(rest.size()));
+  EXPECT_EQ(next(attempt), wire::MessageType::kPong);
+}
+
 // An end of file means that the process has ended.
 TEST_F(OneEnd, EndOfFile_IsThePeersEnd) {
   ASSERT_NO_FATAL_FAILURE(watch_sender());
@@ -337,13 +404,36 @@ TEST_F(OneEnd, Receiver_AcceptsTheNewChannel) {
   EXPECT_TRUE(refused) << "the socket is closed with the last connection";
 }
 
+// The connecting side has given up an attempt, with a reset, before the listener reads it. The ping fails with the
+// error of the connection, and a read after it finds an end of file.
+TEST_F(OneEnd, Receiver_AttemptIsGivenUp_IsNoEndOfThePeer) {
+  const Result<sockaddr_storage> address = listener_->add(wire::Secret{1});
+  ASSERT_TRUE(address);
+  ASSERT_NO_FATAL_FAILURE(watch_receiver());
+  Result<UniqueFd> made = tcp_connect(*address, {});
+  ASSERT_TRUE(made);
+  ASSERT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
+  ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::resume({})));
+  close_with_reset(*made);
+  EXPECT_TRUE(eventually_has(CommSignal::kProbePeer));
+  EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+  made = tcp_connect(*address, {});
+  ASSERT_TRUE(made);
+  ASSERT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
+  ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::resume({})));
+  EXPECT_EQ(next(*made), wire::MessageType::kPing);
+  listener_->remove(wire::Secret{1});
+}
+
 TEST_F(OneEnd, ClosedWhileLost_EndsAtDeadline) {
   ASSERT_NO_FATAL_FAILURE(watch_sender());
   close_with_reset(peer_);
   ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
   listening_.reset();
-  monitor_->close_gracefully(std::move(comm_), 300 * kNanosecondsPerMillisecond);
+  const std::uint64_t begin = monotonic_ns();
+  monitor_->close_gracefully(std::move(comm_), 500 * kNanosecondsPerMillisecond);
   monitor_->drain(this, false);
+  EXPECT_GE(monotonic_ns() - begin, 500 * kNanosecondsPerMillisecond) << "that the peer refuses does not end it";
 }
 
 TEST_F(OneEnd, ClosedWhileLost_CloseIsSentWhenItIsBack) {
