@@ -515,7 +515,7 @@ def check_side_channel(pair):
         with pulled(pair.b, 1):
             pair.wait_for_output(silent, jobs[0])
             time.sleep(KEEPALIVE_S)
-        pair.wait_for_output("sends messages on the side channel again", jobs[0])
+        pair.wait_for_output("answers on the side channel again", jobs[0])
         succeed(pair.b.start("touch /run/uncut"))
         for job in jobs:
             succeed(job)

@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/socket.h"
+#include "net/transfer/side_channel.h"
 #include "wire/limits.h"
 #include "wire/notice.h"
 
@@ -24,6 +26,9 @@ constexpr std::uint64_t kHelloTimeoutNs = kHelloTimeoutS * kNanosecondsPerSecond
 // closed, but not before it has had kMinPendingNs to send the rest of its hello.
 constexpr std::size_t kMaxPending = 128;
 constexpr std::uint64_t kMinPendingNs = 20 * kNanosecondsPerMillisecond;
+// Connections that this end has removed and whose peers may still ask for them: a peer whose side channel is lost asks
+// at least every 24 s. More of them learn it from the NIC, which does not answer.
+constexpr std::size_t kMaxRemoved = 4096;
 
 }  // namespace
 
@@ -75,12 +80,17 @@ void Listener::add_connection(const wire::ConnectionId& connection, int key) {
   connections_.insert_or_assign(connection, key);
 }
 
-void Listener::remove_connection(const wire::ConnectionId& connection) noexcept {
+void Listener::remove_connection(const wire::ConnectionId& connection, std::optional<wire::MessageType> last) noexcept {
   const MutexLock lock(mutex_);
-  const auto found = connections_.find(connection);
-  if (found == connections_.end()) return;
-  std::erase_if(resumed_, [&](const Resumed& resumed) { return resumed.key == found->second; });
-  connections_.erase(found);
+  connections_.erase(connection);
+  resumed_.erase(connection);
+  if (last) {
+    if (removed_.size() == kMaxRemoved) removed_.pop_front();
+    try {
+      removed_.push_back({connection, *last});
+    } catch (...) {  // no memory: the peer learns it from the NIC
+    }
+  }
   close_if_unused();
 }
 
@@ -89,7 +99,11 @@ std::vector<SideChannelSource::Resumed> Listener::take_resumed() {
   if (!socket_) return {};
   read_pending();
   static_cast<void>(accept_pending());  // accept() reports an error
-  return std::exchange(resumed_, {});
+  std::vector<Resumed> resumed;
+  resumed.reserve(resumed_.size());
+  for (auto& [id, socket] : resumed_) resumed.push_back({id, connections_.at(id), std::move(socket)});
+  resumed_.clear();
+  return resumed;
 }
 
 void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t version) {
@@ -169,8 +183,16 @@ void Listener::reject_version(const UniqueFd& socket, std::uint16_t version) {
 void Listener::resume(PendingConnection& pending) {
   const std::optional<wire::ConnectionId> connection = wire::decode_resume(pending.message.body());
   if (!connection) return;
-  const auto found = connections_.find(*connection);
-  if (found != connections_.end()) resumed_.push_back({found->second, std::move(pending.socket)});
+  // A peer that asks again has given up its earlier attempt.
+  if (connections_.contains(*connection))
+    return void(resumed_.insert_or_assign(*connection, std::move(pending.socket)));
+  const auto removed = std::find_if(removed_.rbegin(), removed_.rend(),
+                                    [&](const RemovedConnection& entry) { return entry.id == *connection; });
+  if (removed == removed_.rend()) return;  // it may not be known yet
+  const wire::Notice last = removed->last == wire::MessageType::kClose
+                                ? wire::Notice::without_body(wire::MessageType::kClose)
+                                : wire::Notice::failed(ErrorKind::kNone, "");
+  SideChannel().send(pending.socket, last);
 }
 
 bool Listener::read_hello(PendingConnection& pending) {

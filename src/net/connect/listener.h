@@ -8,8 +8,10 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -53,7 +55,8 @@ class Listener final : public SideChannelSource {
   Result<std::vector<ConnectRequest>> poll(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
 
   void add_connection(const wire::ConnectionId& connection, int key) override VERBATIM_EXCLUDES(mutex_);
-  void remove_connection(const wire::ConnectionId& connection) noexcept override VERBATIM_EXCLUDES(mutex_);
+  void remove_connection(const wire::ConnectionId& connection, std::optional<wire::MessageType> last) noexcept override
+      VERBATIM_EXCLUDES(mutex_);
   std::vector<Resumed> take_resumed() override VERBATIM_EXCLUDES(mutex_);
 
  private:
@@ -62,6 +65,10 @@ class Listener final : public SideChannelSource {
     UniqueFd socket;
     std::uint64_t accepted_ns = 0;
     IncomingMessage message;
+  };
+  struct RemovedConnection {
+    wire::ConnectionId id;
+    wire::MessageType last;
   };
   struct Listen {
     std::vector<ConnectRequest> requests;
@@ -86,7 +93,8 @@ class Listener final : public SideChannelSource {
   std::list<PendingConnection> pending_ VERBATIM_GUARDED_BY(mutex_);
   std::map<wire::Secret, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);
   std::map<wire::ConnectionId, int> connections_ VERBATIM_GUARDED_BY(mutex_);  // key by identity
-  std::vector<Resumed> resumed_ VERBATIM_GUARDED_BY(mutex_);
+  std::deque<RemovedConnection> removed_ VERBATIM_GUARDED_BY(mutex_);          // the oldest first
+  std::map<wire::ConnectionId, UniqueFd> resumed_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 }  // namespace verbatim

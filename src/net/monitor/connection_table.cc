@@ -16,6 +16,11 @@ wire::ConnectionStatus MonitoredConnection::status(std::uint64_t now) const {
   return status;
 }
 
+wire::ConnectionId MonitoredConnection::id() const {
+  const wire::Hello& remote = comm->endpoint().remote();
+  return {remote.secret, remote.attempt};
+}
+
 void MonitoredConnection::send_failure_notice() {
   if ((failure_exchanged && !failure_unsent) || peer_closed) return;
   const std::string* text = comm->failure_text();
@@ -54,8 +59,10 @@ void ConnectionTable::forget(MonitoredConnection& connection) {
   poller.remove(connection.comm->side_channel().get());
   end_loss(connection);
   if (connection.resumable) {
-    const wire::Hello& remote = connection.comm->endpoint().remote();
-    source->remove_connection({remote.secret, remote.attempt});
+    // A notice that was sent on a side channel that was lost then did not arrive.
+    std::optional<wire::MessageType> last;
+    if (!connection.peer_closed) last = connection.closing ? wire::MessageType::kClose : wire::MessageType::kFailed;
+    source->remove_connection(connection.id(), last);
     --resumable;
   }
   deadlines.remove(connection);

@@ -52,6 +52,8 @@ struct MonitoredConnection {
   // Half of the time that a peer waits for a status reply.
   static constexpr std::uint64_t kQpStateTimeoutNs = StallDetector::kReplyTimeoutNs / 2;
 
+  // By which the peer makes the side channel again.
+  wire::ConnectionId id() const;
   // This end's status; the QP state is IBV_QPS_UNKNOWN while the device is being asked for it.
   wire::ConnectionStatus status(std::uint64_t now) const;
   // Whether it is too early to give up waiting for the QP states.
@@ -120,8 +122,14 @@ struct ConnectionTable {
   void forget(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex);
   // The side channel is not lost any more, or is not made again.
   void end_loss(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex);
-  // The monitor logs the line without the mutex.
-  void log(LogLevel level, std::string text) VERBATIM_REQUIRES(mutex) { lines.push_back({level, std::move(text)}); }
+  // The monitor logs the line without the mutex. `make` returns its text. Without memory there is no line.
+  template <typename Make>
+  void log(LogLevel level, Make make) noexcept VERBATIM_REQUIRES(mutex) {
+    try {
+      lines.push_back({level, make()});
+    } catch (...) {
+    }
+  }
 
   struct Line {
     LogLevel level;

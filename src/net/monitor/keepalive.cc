@@ -42,26 +42,33 @@ void Keepalive::handle_silence(ConnectionTable& table, MonitoredConnection& conn
   const std::uint64_t silent_ns = (connection.ticks_without_message - 1) * period_ns();
   const std::string& peer = comm.endpoint().peer_name();
   if (host_acknowledges(comm.side_channel())) {
-    connection.fail(ErrorKind::kRemote, peer_silent(peer, silent_ns, true).c_str());
+    // After a cut the acknowledgements may come before the first message: the peer has until the next tick.
+    if (connection.silent) return end_silence(table, connection);
+    try {
+      connection.fail(ErrorKind::kRemote, peer_silent(peer, silent_ns, true).c_str());
+    } catch (...) {  // no memory
+      connection.fail(ErrorKind::kRemote, "the peer has sent nothing (VERBATIM_KEEPALIVE_S): its host answers");
+    }
     return table.mark_changed(connection);
   }
   comm.set_channel(ChannelState::kSilent, static_cast<std::uint32_t>(silent_ns / kNanosecondsPerMillisecond));
   comm.set_signal(CommSignal::kProbePeer);
   if (std::exchange(connection.silent, true)) return;
-  table.log(LogLevel::kWarn,
-            "no message from the peer " + peer + " and no acknowledgement of its host on the side channel for " +
-                to_seconds(silent_ns) +
-                "; the connection fails if its NIC does not answer either. Next: look at the network of the side "
-                "channels between the hosts (VERBATIM_SOCKET_IFNAME): firewalls, switches");
+  table.log(LogLevel::kWarn, [&] {
+    return "no message from the peer " + peer + " and no acknowledgement of its host on the side channel for " +
+           to_seconds(silent_ns) +
+           "; the connection fails if its NIC does not answer either. Next: look at the network of the side channels "
+           "between the hosts (VERBATIM_SOCKET_IFNAME): firewalls, switches";
+  });
 }
 
 void end_silence(ConnectionTable& table, MonitoredConnection& connection) {
   connection.silent = false;
   connection.comm->clear_signal(CommSignal::kProbePeer);
   connection.comm->set_channel(ChannelState::kOpen);
-  table.log(LogLevel::kInfo, "the peer " + connection.comm->endpoint().peer_name() +
-                                 " sends messages on the side "
-                                 "channel again");
+  table.log(LogLevel::kInfo, [&] {
+    return "the peer " + connection.comm->endpoint().peer_name() + " or its host answers on the side channel again";
+  });
 }
 
 }  // namespace verbatim

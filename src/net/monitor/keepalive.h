@@ -39,7 +39,7 @@ class Keepalive {
   std::uint64_t next_tick_ns_ = kNever;
 };
 
-// A message has come from a peer that had been reported as silent.
+// A message or an acknowledgement has come from a peer that had been reported as silent.
 void end_silence(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex);
 
 }  // namespace verbatim

@@ -37,11 +37,6 @@ std::uint64_t answer_timeout_ns(const Comm& comm) {
   return timeout == 0 ? kNever : std::max(kMinAnswerNs, 2 * (kAckTimeoutUnitNs << timeout));  // 0: no timeout
 }
 
-wire::ConnectionId id_of(const MonitoredConnection& connection) {
-  const wire::Hello& remote = connection.comm->endpoint().remote();
-  return {remote.secret, remote.attempt};
-}
-
 // Connections that are lost together do not try again together.
 std::uint64_t pause_ns(const MonitoredConnection& connection) {
   const std::uint64_t pause = kFirstPauseNs << std::min(connection.lost->failed_attempts, kMaxDoublings);
@@ -77,7 +72,8 @@ void set_low_water(const UniqueFd& socket, int bytes) {
   ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
-// The peer's first message shows that it has accepted the side channel. It stays in the socket.
+// The peer's first message shows that it has accepted the side channel, or that it has ended the connection. It stays
+// in the socket.
 enum class Answer : std::uint8_t { kNone, kAccepted, kOther };
 Answer read_answer(const UniqueFd& socket) {
   std::uint8_t bytes[wire::kHeaderBytes];
@@ -86,18 +82,23 @@ Answer read_answer(const UniqueFd& socket) {
   if (count > 0 && count < static_cast<ssize_t>(sizeof bytes)) return Answer::kNone;
   if (count != static_cast<ssize_t>(sizeof bytes)) return Answer::kOther;
   const Result<wire::Header> header = wire::decode_header(bytes);
-  return header && header->type == wire::MessageType::kPing ? Answer::kAccepted : Answer::kOther;
+  if (!header) return Answer::kOther;
+  const wire::MessageType type = header->type;
+  const bool known =
+      type == wire::MessageType::kPing || type == wire::MessageType::kClose || type == wire::MessageType::kFailed;
+  return known ? Answer::kAccepted : Answer::kOther;
 }
 
 // Many channels are lost together: one warning is enough.
 void report_loss(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex) {
   if (connection.closing != nullptr || std::exchange(connection.lost->reported, true)) return;
   const LogLevel level = table.reported_losses++ == 0 ? LogLevel::kWarn : LogLevel::kInfo;
-  table.log(level, "the side channel with the peer " + connection.comm->endpoint().peer_name() + " ended with " +
-                       std::strerror(connection.lost->error) +
-                       "; data goes on by RDMA while the peer's NIC answers, and the side channel is made again. Next: "
-                       "look at the network of the side channels between the hosts (VERBATIM_SOCKET_IFNAME): "
-                       "firewalls, switches");
+  table.log(level, [&] {
+    return "the side channel with the peer " + connection.comm->endpoint().peer_name() + " ended with " +
+           std::strerror(connection.lost->error) +
+           "; data goes on by RDMA while the peer's NIC answers, and the side channel is made again. Next: look at the "
+           "network of the side channels between the hosts (VERBATIM_SOCKET_IFNAME): firewalls, switches";
+  });
 }
 
 // Looks for the answer to a probe.
@@ -138,11 +139,14 @@ bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, Un
   connection.comm->set_channel(ChannelState::kOpen);
   if (connection.lost == nullptr) return true;
   report_loss(table, connection);
-  if (connection.lost->reported) {
-    table.log(LogLevel::kInfo, "the side channel with the peer " + connection.comm->endpoint().peer_name() +
-                                   " is back after " + to_seconds(monotonic_ns() - connection.lost->since_ns));
-  }
+  const bool reported = connection.lost->reported;
+  const std::uint64_t lost_ns = monotonic_ns() - connection.lost->since_ns;
   table.end_loss(connection);
+  if (!reported) return true;
+  table.log(LogLevel::kInfo, [&] {
+    return "the side channel with the peer " + connection.comm->endpoint().peer_name() + " is back after " +
+           to_seconds(lost_ns);
+  });
   return true;
 }
 
@@ -196,7 +200,7 @@ void advance_attempt(ConnectionTable& table, MonitoredConnection& connection) {
     if (connected && !*connected) {
       if (table.poller.rearm_writable(lost.attempt.get(), PollSource::kAttempt, id)) return;
     } else if (connected) {
-      const wire::Notice resume = wire::Notice::resume(id_of(connection));
+      const wire::Notice resume = wire::Notice::resume(connection.id());
       const std::span<const std::uint8_t> bytes = resume.bytes();
       const ssize_t sent = ::send(lost.attempt.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       lost.resume_sent = sent == static_cast<ssize_t>(bytes.size());

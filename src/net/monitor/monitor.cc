@@ -25,6 +25,8 @@ namespace {
 constexpr std::uint64_t kSendRetryNs = 10 * kNanosecondsPerMillisecond;
 // A side channel that the peer has made again waits at most this long.
 constexpr std::uint64_t kAcceptPeriodNs = kNanosecondsPerSecond;
+// The listener accepts a limited number at a time: after some, others may wait.
+constexpr std::uint64_t kNextAcceptNs = 10 * kNanosecondsPerMillisecond;
 
 // What a send comm needs to make its side channel again. A socket that has been reset has no addresses any more.
 void find_addresses(MonitoredConnection& connection) {
@@ -144,9 +146,8 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   if (comm.kind() == CommKind::kSend) {
     find_addresses(connection);
   } else if (table_.source != nullptr) {
-    const wire::Hello& remote = comm.endpoint().remote();
     try {
-      table_.source->add_connection({remote.secret, remote.attempt}, fd);
+      table_.source->add_connection(connection.id(), fd);
       connection.resumable = true;
       if (table_.resumable++ == 0) table_.poller.wake();
     } catch (...) {  // no memory: if the side channel is lost, it stays lost
@@ -213,19 +214,35 @@ void Monitor::set_source(SideChannelSource& source) {
   table_.source = &source;
 }
 
-// Under the mutex of the table, so that the key of a connection stays its own.
-std::uint64_t Monitor::accept_channels(std::uint64_t now) {
-  if (table_.resumable == 0) return kNever;
-  if (now < next_accept_ns_) return next_accept_ns_;
+// Without the mutex of the table: the listener may log.
+std::vector<SideChannelSource::Resumed> Monitor::take_resumed() noexcept {
+  SideChannelSource* source = nullptr;
+  {
+    const MutexLock lock(table_.mutex);
+    if (table_.resumable == 0) {
+      next_accept_ns_ = kNever;
+      return {};
+    }
+    source = table_.source;
+  }
+  const std::uint64_t now = monotonic_ns();
+  if (next_accept_ns_ != kNever && now < next_accept_ns_) return {};
   next_accept_ns_ = now + kAcceptPeriodNs;
   try {
-    for (auto& [key, socket] : table_.source->take_resumed()) {
-      const auto found = table_.connections.find(key);
-      if (found != table_.connections.end()) accept_channel(table_, found->second, std::move(socket));
-    }
+    std::vector<SideChannelSource::Resumed> resumed = source->take_resumed();
+    if (!resumed.empty()) next_accept_ns_ = now + kNextAcceptNs;
+    return resumed;
   } catch (...) {  // no memory: the peers try again
+    return {};
   }
-  return next_accept_ns_;
+}
+
+void Monitor::accept_channels(std::vector<SideChannelSource::Resumed> resumed) {
+  for (auto& [id, key, socket] : resumed) {
+    const auto found = table_.connections.find(key);
+    if (found == table_.connections.end() || !found->second.resumable || found->second.id() != id) continue;
+    accept_channel(table_, found->second, std::move(socket));
+  }
 }
 
 std::uint64_t Monitor::visits() {
@@ -238,15 +255,16 @@ void Monitor::run() noexcept {
   int timeout_ms = 0;
   while (true) {
     table_.poller.wait(timeout_ms, [this](PollSource source, std::uint32_t id) { handle(source, id); });
+    std::vector<SideChannelSource::Resumed> resumed = take_resumed();
     const std::uint64_t state_socket_ns = state_socket_ != nullptr ? state_socket_->advance() : kNever;
     {
       const MutexLock lock(table_.mutex);
       if (stop_) return;
       const std::uint64_t now = monotonic_ns();
       keepalive_.tick(table_, now);
-      const std::uint64_t next_accept_ns = accept_channels(now);
+      accept_channels(std::move(resumed));
       while (table_.deadlines.nearest_ns() <= now) attend(*table_.deadlines.nearest(), now);
-      std::uint64_t next = std::min(state_socket_ns, next_accept_ns);
+      std::uint64_t next = std::min(state_socket_ns, next_accept_ns_);
       if (!table_.connections.empty()) {
         next = std::min({next, keepalive_.next_tick_ns(), table_.deadlines.nearest_ns()});
       }

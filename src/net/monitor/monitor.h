@@ -90,8 +90,9 @@ class Monitor final : public CommObserver {
   void handle(PollSource source, std::uint32_t id) VERBATIM_EXCLUDES(table_.mutex);
   // Does what is due for a connection, and sets its next deadline.
   void attend(MonitoredConnection& connection, std::uint64_t now) VERBATIM_REQUIRES(table_.mutex);
-  // Accepts the side channels that peers have made again. Returns when it is to be called again at the latest.
-  std::uint64_t accept_channels(std::uint64_t now) VERBATIM_REQUIRES(table_.mutex);
+  // The side channels that peers have made again, when it is time to look for them.
+  std::vector<SideChannelSource::Resumed> take_resumed() noexcept VERBATIM_EXCLUDES(table_.mutex);
+  void accept_channels(std::vector<SideChannelSource::Resumed> resumed) VERBATIM_REQUIRES(table_.mutex);
   void log_lines() VERBATIM_EXCLUDES(table_.mutex);
 
   const std::span<const std::unique_ptr<Device>> devices_;
@@ -102,7 +103,7 @@ class Monitor final : public CommObserver {
   // For each device, and for each set of devices that a comm uses together: for the life of the monitor.
   std::map<DeviceSet, DeviceCalls> device_calls_ VERBATIM_GUARDED_BY(table_.mutex);
   std::vector<DeviceCalls*> calls_of_device_ VERBATIM_GUARDED_BY(table_.mutex);  // by index: those of one device
-  std::uint64_t next_accept_ns_ VERBATIM_GUARDED_BY(table_.mutex) = 0;
+  std::uint64_t next_accept_ns_ = kNever;  // the monitoring thread's; kNever: no peer can make a side channel again
   bool stop_ VERBATIM_GUARDED_BY(table_.mutex) = false;
   std::thread thread_;
 };

@@ -24,8 +24,10 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
   }
   const Endpoint& endpoint = comm.endpoint();
   if (action == Action::kRecovered) {
-    return table.log(LogLevel::kInfo, "the connection with the peer " + endpoint.peer_name() +
-                                          " makes progress again, after " + to_seconds(detector.last_stall_ns()));
+    return table.log(LogLevel::kInfo, [&] {
+      return "the connection with the peer " + endpoint.peer_name() + " makes progress again, after " +
+             to_seconds(detector.last_stall_ns());
+    });
   }
   const Diagnosis stall =
       diagnose_stall(detector.cause(), endpoint.peer_name(), endpoint.ports().front()->device->name());
@@ -34,9 +36,11 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
     return connection.fail(is_local(detector.cause()) ? ErrorKind::kSystem : ErrorKind::kRemote,
                            (stalled + " (VERBATIM_STALL_FAIL_S): " + stall.why).c_str());
   }
-  table.log(LogLevel::kWarn, stalled + ": " + stall.why + "; local: " + describe_status(connection.status(now)) +
-                                 "; peer: " + (detector.peer() ? describe_status(*detector.peer()) : "no answer") +
-                                 kNextStep + stall.next + ". Path: " + comm.describe_path(0));
+  table.log(LogLevel::kWarn, [&] {
+    return stalled + ": " + stall.why + "; local: " + describe_status(connection.status(now)) +
+           "; peer: " + (detector.peer() ? describe_status(*detector.peer()) : "no answer") + kNextStep + stall.next +
+           ". Path: " + comm.describe_path(0);
+  });
 }
 
 }  // namespace

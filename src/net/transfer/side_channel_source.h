@@ -2,6 +2,7 @@
 // net/monitor needs no include of net/connect.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -9,19 +10,25 @@
 
 namespace verbatim {
 
-// Any thread. The monitor calls it under the mutex of its table: the implementation must not call the monitor.
+// Any thread. The monitor adds and removes connections under the mutex of its table: the implementation must not call
+// the monitor.
 class SideChannelSource {
  public:
   struct Resumed {
-    int key;  // of add()
+    wire::ConnectionId connection;
+    int key;  // of add_connection()
     UniqueFd socket;
   };
 
   // From now on the peer of this connection may make the side channel again. `key`: the caller's own.
   virtual void add_connection(const wire::ConnectionId& connection, int key) = 0;
-  virtual void remove_connection(const wire::ConnectionId& connection) noexcept = 0;
+  // `last`: the notice for a peer that makes the side channel again later, kClose or kFailed; nullopt: the peer has
+  // ended the connection.
+  virtual void remove_connection(const wire::ConnectionId& connection,
+                                 std::optional<wire::MessageType> last) noexcept = 0;
 
-  // The side channels since the last call. Never blocks.
+  // The side channels since the last call, at most one of each connection. Never blocks. It may log: not to be called
+  // under a mutex. The connection may have been removed since.
   virtual std::vector<Resumed> take_resumed() = 0;
 
  protected:

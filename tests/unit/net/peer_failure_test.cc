@@ -161,6 +161,30 @@ TEST_F(Keepalive, PeerDoesNotAnswer_FailsBothEnds) {
   EXPECT_EQ(last, wire::MessageType::kFailed);
 }
 
+// The acknowledgements come before the first message: the peer has one more period. The other end is a UNIX socket,
+// which acknowledges what its owner reads.
+TEST_F(Keepalive, AcknowledgedAfterACut_FailsOneTickLater) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  control_->unwatch(*comm_);
+  comm_->set_side_channel(UniqueFd(ends[0]));
+  peer_ = UniqueFd(ends[1]);
+  const LogCapture log;
+  ASSERT_TRUE(control_->watch(*comm_, this));
+  ASSERT_TRUE(ConnectedComms::eventually([&] {
+    std::this_thread::yield();
+    return !log.warnings().empty();
+  }));
+  EXPECT_NE(log.only_warning().find("no acknowledgement of its host"), std::string::npos) << log.only_warning();
+  wire::MessageType last = wire::MessageType::kPing;
+  while (last == wire::MessageType::kPing) last = next(ConnectedComms::kPatience);
+  EXPECT_EQ(last, wire::MessageType::kFailed);
+  const std::vector<std::string> lines = log.infos();
+  EXPECT_TRUE(std::any_of(lines.begin(), lines.end(), [](const std::string& line) {
+    return line.find(" answers on the side channel again") != std::string::npos;
+  }));
+}
+
 TEST_F(Keepalive, EachPingAnswered_DoesNotFail) {
   for (int i = 0; i < 6; ++i) {
     ASSERT_EQ(next(ConnectedComms::kPatience), wire::MessageType::kPing) << i;

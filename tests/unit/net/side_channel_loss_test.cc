@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -292,6 +293,15 @@ class OneEnd : public ::testing::Test {
     const auto bytes = notice.bytes();
     ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
+  // A new TCP connection that asks to become the side channel.
+  static UniqueFd resume(const sockaddr_storage& address) {
+    Result<UniqueFd> made = tcp_connect(address, {});
+    EXPECT_TRUE(made);
+    if (!made) return {};
+    EXPECT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
+    say(*made, wire::Notice::resume({}));
+    return std::move(*made);
+  }
   static void close_with_reset(UniqueFd& socket) {
     const linger none{.l_onoff = 1, .l_linger = 0};
     ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
@@ -410,19 +420,112 @@ TEST_F(OneEnd, Receiver_AttemptIsGivenUp_IsNoEndOfThePeer) {
   const Result<sockaddr_storage> address = listener_->add(wire::Secret{1});
   ASSERT_TRUE(address);
   ASSERT_NO_FATAL_FAILURE(watch_receiver());
-  Result<UniqueFd> made = tcp_connect(*address, {});
-  ASSERT_TRUE(made);
-  ASSERT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
-  ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::resume({})));
-  close_with_reset(*made);
+  UniqueFd made = resume(*address);
+  close_with_reset(made);
   EXPECT_TRUE(eventually_has(CommSignal::kProbePeer));
   EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
-  made = tcp_connect(*address, {});
-  ASSERT_TRUE(made);
-  ASSERT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
-  ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::resume({})));
-  EXPECT_EQ(next(*made), wire::MessageType::kPing);
+  made = resume(*address);
+  EXPECT_EQ(next(made), wire::MessageType::kPing);
   listener_->remove(wire::Secret{1});
+}
+
+// Its failure notice or its close message was not sent: the peer gets it when it makes the side channel again.
+TEST_F(OneEnd, Receiver_EndedWhileLost_PeerLearnsItLater) {
+  const Result<sockaddr_storage> address = listener_->add(wire::Secret{1});
+  ASSERT_TRUE(address);
+  for (const bool aborted : {true, false}) {
+    ASSERT_NO_FATAL_FAILURE(watch_receiver());
+    close_with_reset(peer_);
+    ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
+    if (aborted) {
+      monitor_->unwatch(*comm_);
+    } else {
+      monitor_->close_gracefully(std::move(comm_), kNanosecondsPerMillisecond);
+      monitor_->drain(this, false);
+    }
+    watched_ = false;
+    for (int i = 0; i < 2; ++i) {  // the answer may get lost too
+      const UniqueFd late = resume(*address);
+      ASSERT_TRUE(!!late);
+      std::uint8_t byte = 0;
+      EXPECT_TRUE(ConnectedComms::eventually([&] {
+        EXPECT_TRUE(listener_->take_resumed().empty());
+        return ::recv(late.get(), &byte, 1, MSG_PEEK) == 1;
+      }));
+      EXPECT_EQ(next(late), aborted ? wire::MessageType::kFailed : wire::MessageType::kClose);
+    }
+  }
+  listener_->remove(wire::Secret{1});
+}
+
+TEST_F(OneEnd, Sender_PeerHasEndedMeanwhile_IsSignalled) {
+  for (const bool aborted : {true, false}) {
+    ASSERT_NO_FATAL_FAILURE(watch_sender());
+    close_with_reset(peer_);
+    const UniqueFd attempt = accepted();
+    ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+    ASSERT_NO_FATAL_FAILURE(say(attempt, aborted ? wire::Notice::failed(ErrorKind::kNone, "")
+                                                 : wire::Notice::without_body(wire::MessageType::kClose)));
+    EXPECT_TRUE(eventually_has(aborted ? CommSignal::kPeerAborted : CommSignal::kPeerClosed));
+    monitor_->unwatch(*comm_);
+    watched_ = false;
+  }
+}
+
+// A peer that asks again has given up its earlier attempt: it holds one descriptor of this process.
+TEST_F(OneEnd, ResumedTwice_LastSocketIsKept) {
+  const Result<sockaddr_storage> address = listener_->add(wire::Secret{1});
+  ASSERT_TRUE(address);
+  listener_->add_connection({}, 7);
+  const UniqueFd first = resume(*address);
+  const UniqueFd second = resume(*address);
+  ASSERT_TRUE(first && second);
+  std::uint8_t byte = 0;
+  EXPECT_TRUE(ConnectedComms::eventually([&] {
+    EXPECT_TRUE(listener_->poll(wire::Secret{1}));
+    return ::recv(first.get(), &byte, 1, 0) == 0;
+  }));
+  const std::vector<SideChannelSource::Resumed> resumed = listener_->take_resumed();
+  ASSERT_EQ(resumed.size(), 1U);
+  EXPECT_EQ(resumed[0].key, 7);
+  listener_->remove_connection({}, std::nullopt);
+  listener_->remove(wire::Secret{1});
+}
+
+// Gives one side channel at a time, of a connection that has been removed and whose key another one has got since.
+class SlowSource final : public SideChannelSource {
+ public:
+  void add_connection(const wire::ConnectionId&, int key) override { key_ = key; }
+  void remove_connection(const wire::ConnectionId&, std::optional<wire::MessageType>) noexcept override {}
+  std::vector<Resumed> take_resumed() override {
+    std::vector<Resumed> resumed;
+    if (++calls > kConnections) return resumed;
+    wire::ConnectionId other;
+    other.attempt = 4711;
+    resumed.push_back({other, key_, UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))});
+    return resumed;
+  }
+
+  static constexpr int kConnections = 200;
+  std::atomic<int> calls{0};
+
+ private:
+  std::atomic<int> key_{-1};
+};
+
+TEST_F(OneEnd, ManyResumed_AreTakenWithoutPause) {
+  SlowSource source;
+  monitor_->set_source(source);
+  ASSERT_NO_FATAL_FAILURE(watch_receiver());
+  EXPECT_TRUE(ConnectedComms::eventually([&] {
+    std::this_thread::yield();
+    return source.calls > SlowSource::kConnections;
+  })) << source.calls;
+  ASSERT_NO_FATAL_FAILURE(say(peer_, wire::Notice::without_body(wire::MessageType::kPing)));
+  EXPECT_EQ(next(peer_), wire::MessageType::kPong) << "the side channel has stayed the same";
+  monitor_->unwatch(*comm_);
+  watched_ = false;
+  monitor_.reset();
 }
 
 TEST_F(OneEnd, ClosedWhileLost_EndsAtDeadline) {
