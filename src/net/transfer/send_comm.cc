@@ -135,6 +135,7 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
 
 ErrorKind SendComm::no_matching_receive() noexcept {
   send_refused_ = true;
+  if ((slow_path_flags() & (kSignals | kProbing)) == 0) return result();
   if (is_probing()) progress();  // an application that only waits for receives does not poll
   check_signals(true);
   return result();
