@@ -145,6 +145,11 @@ bool can_follow_peer_failure(ibv_wc_status status) {
 
 }  // namespace
 
+bool is_without_answer(ibv_wc_status status, const PathFacts& facts) {
+  return (status == IBV_WC_RETRY_EXC_ERR || status == IBV_WC_RESP_TIMEOUT_ERR) && facts.port_errno == 0 &&
+         describe_port_problem(facts).empty();
+}
+
 const char* wc_status_name(ibv_wc_status status) {
   constexpr const char* kNames[] = {
       "IBV_WC_SUCCESS",          "IBV_WC_LOC_LEN_ERR",       "IBV_WC_LOC_QP_OP_ERR",     "IBV_WC_LOC_EEC_OP_ERR",

@@ -21,6 +21,8 @@ struct Diagnosis {
 
 // What a failed completion means.
 Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts);
+// Whether a completion with this status means that the peer's NIC has not answered, although this end could send.
+bool is_without_answer(ibv_wc_status status, const PathFacts& facts);
 // What an event that ends a queue pair, a completion queue or a device means.
 Diagnosis diagnose(ibv_event_type type, const PathFacts& facts);
 

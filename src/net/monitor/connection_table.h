@@ -41,6 +41,7 @@ struct LostChannel {
   std::uint64_t completed = 0;      // changes when work of the comm completes or data of the peer arrives
   std::uint32_t polls = 0;          // Comm::polls_without_answer when the answer was overdue
   bool overdue = false;             // the answer to the probe
+  bool comm_failed = false;         // `failed_attempts` counts from then on
   std::uint64_t check_ns = 0;       // when the answer is looked for
   std::uint64_t probe_ns = 0;       // when the comm is signalled again
   std::uint64_t attempt_ns = 0;     // when `attempt` is given up, or the next one begins

@@ -1,6 +1,9 @@
 // Comms that their owner has closed and whose QPs stay alive until the peer has closed too:
 //
 //   watched --Monitor::close_gracefully--> closing --peer's close, end of file or deadline--> being destroyed
+//
+// The side channel of a connection that is closing may get lost too (lost_channels.h): the close message is sent when
+// it is made again. At the deadline the listener keeps it for the peer.
 #pragma once
 
 #include <cstdint>

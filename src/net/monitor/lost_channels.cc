@@ -22,6 +22,8 @@ namespace {
 constexpr std::uint64_t kAttemptTimeoutNs = 5 * kNanosecondsPerSecond;
 constexpr std::uint64_t kFirstPauseNs = 100 * kNanosecondsPerMillisecond;
 constexpr unsigned kMaxDoublings = 7;  // 12.8 s
+// Of a comm that has failed, to report its failure; they take 25 s or more. The peer may have ended.
+constexpr unsigned kAttemptsOfFailed = 9;
 constexpr std::uint64_t kProbePeriodNs = 10 * kNanosecondsPerSecond;
 constexpr std::uint64_t kCheckPeriodNs = 250 * kNanosecondsPerMillisecond;
 constexpr std::uint64_t kUndecidedNs = 3 * kNanosecondsPerSecond;
@@ -48,6 +50,9 @@ void give_up_attempt(ConnectionTable& table, MonitoredConnection& connection, st
   connection.lost->drop_attempt(table.poller);
   connection.lost->attempt_ns = now + pause_ns(connection);
   ++connection.lost->failed_attempts;
+  if (connection.lost->comm_failed && connection.lost->failed_attempts >= kAttemptsOfFailed) {
+    connection.lost->attempt_ns = kNever;
+  }
 }
 
 void begin_attempt(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
@@ -180,6 +185,7 @@ bool advance_lost_channel(ConnectionTable& table, MonitoredConnection& connectio
   if (now >= lost.check_ns) check_answer(table, connection, now);
   const bool unanswered = lost.overdue && connection.comm->polls_without_answer() - lost.polls >= kPollsForAnswer;
   if (lost.refused && unanswered) return false;
+  if (connection.comm->failure_text() != nullptr && !std::exchange(lost.comm_failed, true)) lost.failed_attempts = 0;
   if (now < lost.attempt_ns) return true;
   if (lost.attempt) {
     give_up_attempt(table, connection, now);

@@ -50,7 +50,7 @@ bool is_local(StallCause cause) {
          cause == StallCause::kFlushNotCompleted;
 }
 
-Diagnosis diagnose_stall(StallCause cause, const std::string& peer, const std::string& device) {
+Diagnosis diagnose_stall(StallCause cause, const std::string& peer, const std::string& device, bool channel_lost) {
   const std::string stack = " first: 'gdb -p' or 'py-spy dump -p' shows what its application does";
   const std::string kernel_log = "'dmesg | grep " + device + "'";
   const std::string network = "'rdma statistic show' and " + kernel_log + " on this host, the same at " + peer;
@@ -83,6 +83,12 @@ Diagnosis diagnose_stall(StallCause cause, const std::string& peer, const std::s
       return {"this host's device: a flush of GPU memory does not complete (data of the peer " + peer + ")",
               kernel_log};
     case StallCause::kPeerDoesNotReply:
+      if (channel_lost) {
+        return {"the state of the peer " + peer + " is not known: the side channel is lost, and is made again",
+                "look at the network of the side channels between the hosts (VERBATIM_SOCKET_IFNAME): firewalls, "
+                "switches; then at " +
+                    peer + stack};
+      }
       return {
           "the peer " + peer + " does not answer: its process is stopped or hangs, its host is down, or it is cut off",
           "look at " + peer + " first: 'ping' and 'ps' show whether it can be reached and runs"};

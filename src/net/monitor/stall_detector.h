@@ -32,8 +32,10 @@ StallCause find_stall_cause(const wire::ConnectionStatus& local, const std::opti
 bool is_local(StallCause cause);
 
 // The cause, "the peer NAME is late: its application has not posted the receive", and what the operator is to do, "look
-// at NAME first: ...". `device` is a device of this end.
-Diagnosis diagnose_stall(StallCause cause, const std::string& peer, const std::string& device);
+// at NAME first: ...". `device` is a device of this end. `channel_lost`: the peer cannot be asked, because the side
+// channel is lost.
+Diagnosis diagnose_stall(StallCause cause, const std::string& peer, const std::string& device,
+                         bool channel_lost = false);
 
 const char* qp_state_name(std::uint8_t state);
 // "7 receives posted (4096 bytes received), 1 not arrived and tested, ..., QPs in RTS, no progress for 31.0 s".

@@ -29,8 +29,8 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
              to_seconds(detector.last_stall_ns());
     });
   }
-  const Diagnosis stall =
-      diagnose_stall(detector.cause(), endpoint.peer_name(), endpoint.ports().front()->device->name());
+  const Diagnosis stall = diagnose_stall(detector.cause(), endpoint.peer_name(),
+                                         endpoint.ports().front()->device->name(), connection.lost != nullptr);
   const std::string stalled = "stalled for " + to_seconds(detector.stalled_ns(now));
   if (action == Action::kFail) {
     return connection.fail(is_local(detector.cause()) ? ErrorKind::kSystem : ErrorKind::kRemote,

@@ -71,8 +71,11 @@ std::string connection_json(const MonitoredConnection& connection) {
   const char* const state = failure != nullptr              ? "failed"
                             : connection.closing != nullptr ? "closing"
                             : connection.peer_closed        ? "peer closed"
+                            : connection.lost != nullptr    ? "side channel lost"
                                                             : "open";
-  const auto cause = [&] { return diagnose_stall(detector.cause(), endpoint.peer_name(), port.device->name()).why; };
+  const auto cause = [&] {
+    return diagnose_stall(detector.cause(), endpoint.peer_name(), port.device->name(), connection.lost != nullptr).why;
+  };
   return json_object({json_field("direction", status.sends != 0 ? "send" : "recv"), json_field("device", port.name),
                       json_field("path", comm.describe_path(0)), json_field("peer_host", endpoint.remote().host),
                       json_field("peer_pid", endpoint.remote().pid), json_field("qps", endpoint.qps().size()),

@@ -226,7 +226,7 @@ class Comm {
   void publish_without_memory() noexcept;
   void post_probes() noexcept;
   Failure peer_ended() const;
-  Failure peer_lost(const FailureState::HeldCompletion& held) const;
+  Failure peer_lost(const FailureState::HeldCompletion& held, const PathFacts& path) const;
   Failure device_event() const;
   bool wait_for_device_event() const;
 

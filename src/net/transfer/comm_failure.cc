@@ -100,8 +100,7 @@ Failure Comm::peer_ended() const {
 }
 
 // The peer's NIC has not answered.
-Failure Comm::peer_lost(const FailureState::HeldCompletion& held) const {
-  const PathFacts path = facts(held.qp);
+Failure Comm::peer_lost(const FailureState::HeldCompletion& held, const PathFacts& path) const {
   const std::string peer = endpoint_.peer_name();
   const Verbs& verbs = endpoint_.ports()[endpoint_.qps()[held.qp].device]->device->verbs();
   const std::string completion =
@@ -176,8 +175,9 @@ void Comm::log_held_completion() noexcept {
   publish_from([&] {
     const auto& [completion, qp, work, flushed] = failure_state_.held_completion();
     if (completion.status == IBV_WC_WR_FLUSH_ERR && wait_for_device_event()) return device_event();
-    if (work.probe && completion.status != IBV_WC_WR_FLUSH_ERR) return peer_lost(failure_state_.held_completion());
     PathFacts path = facts(qp);
+    if (work.probe && is_without_answer(completion.status, path))
+      return peer_lost(failure_state_.held_completion(), path);
     path.buffer = work.buffer;
     if (work.loopback) {
       path.local.qp = completion.qp_num;

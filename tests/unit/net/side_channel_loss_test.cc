@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +19,7 @@
 #include "connected_comms.h"
 #include "net/connect/listener.h"
 #include "net/monitor/monitor.h"
+#include "state_reader.h"
 #include "support/log_capture.h"
 
 namespace verbatim {
@@ -213,7 +215,7 @@ class OneEnd : public ::testing::Test {
     Result<UniqueFd> listening = tcp_listen(loopback);
     ASSERT_TRUE(listening);
     listening_ = std::move(*listening);
-    Result<std::unique_ptr<Monitor>> monitor = Monitor::start({});
+    Result<std::unique_ptr<Monitor>> monitor = Monitor::start({}, {.state_socket = state_});
     ASSERT_TRUE(monitor);
     monitor_ = std::move(*monitor);
     monitor_->set_source(*listener_);
@@ -317,6 +319,7 @@ class OneEnd : public ::testing::Test {
 
   ConnectedComms link_;  // its context provides the settings
   const LogCapture log_;
+  const std::string state_ = testing::TempDir() + "lost-" + std::to_string(::getpid());
   std::unique_ptr<Listener> listener_;
   UniqueFd listening_;
   UniqueFd peer_;
@@ -339,6 +342,7 @@ TEST_F(OneEnd, Sender_MakesTheChannelAgain) {
     EXPECT_EQ(error_, ECONNRESET);
   }
   EXPECT_TRUE(has(CommSignal::kProbePeer));
+  EXPECT_NE(read_state(state_).find("\"state\":\"side channel lost\""), std::string::npos);
   const UniqueFd attempt = accepted();
   ASSERT_EQ(next(attempt), wire::MessageType::kResume);
   ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kPing)));

@@ -75,6 +75,30 @@ TEST(StallCause, EveryCause_NamesPeer) {
   }
 }
 
+// Only the side channel is known to be cut, not the peer.
+TEST(StallCause, PeerCannotBeAsked_SideChannelIsNamed) {
+  const Diagnosis stall = diagnose_stall(StallCause::kPeerDoesNotReply, "node17 (pid 4711)", "mlx5_0", true);
+  EXPECT_NE(stall.why.find("node17 (pid 4711) is not known: the side channel is lost"), std::string::npos) << stall.why;
+  EXPECT_NE(stall.next.find("VERBATIM_SOCKET_IFNAME"), std::string::npos) << stall.next;
+}
+
+// The local fault is named, not the peer.
+TEST(ProbeWithoutAnswer, LocalFault_IsNotThePeers) {
+  PathFacts facts;
+  EXPECT_TRUE(is_without_answer(IBV_WC_RETRY_EXC_ERR, facts));
+  EXPECT_TRUE(is_without_answer(IBV_WC_RESP_TIMEOUT_ERR, facts));
+  EXPECT_FALSE(is_without_answer(IBV_WC_LOC_QP_OP_ERR, facts));
+  EXPECT_FALSE(is_without_answer(IBV_WC_WR_FLUSH_ERR, facts));
+  facts.gid_removed = true;
+  EXPECT_FALSE(is_without_answer(IBV_WC_RETRY_EXC_ERR, facts));
+  facts = {};
+  facts.port_state = IBV_PORT_DOWN;
+  EXPECT_FALSE(is_without_answer(IBV_WC_RETRY_EXC_ERR, facts));
+  facts = {};
+  facts.port_errno = ENODEV;
+  EXPECT_FALSE(is_without_answer(IBV_WC_RETRY_EXC_ERR, facts));
+}
+
 // One check a second.
 class StallDetectorTest : public ::testing::Test {
  protected:
