@@ -26,7 +26,8 @@ constexpr unsigned kMaxDoublings = 7;  // 12.8 s
 constexpr unsigned kAttemptsOfFailed = 9;
 constexpr std::uint64_t kProbePeriodNs = 10 * kNanosecondsPerSecond;
 constexpr std::uint64_t kCheckPeriodNs = 250 * kNanosecondsPerMillisecond;
-constexpr std::uint64_t kUndecidedNs = 3 * kNanosecondsPerSecond;
+// Longer than the end of a process takes to be known, with the default settings: that alone is reported then.
+constexpr std::uint64_t kUndecidedNs = 15 * kNanosecondsPerSecond;
 // An answer is overdue after this time, or after two timeouts of the transport if that is longer: a lost packet is sent
 // again after one.
 constexpr std::uint64_t kMinAnswerNs = 2 * kNanosecondsPerSecond;
