@@ -17,6 +17,8 @@ import unittest
 LAUNCHER, LIBRARY = (os.path.abspath(path) for path in sys.argv[1:3])
 BUILD = os.path.normpath(os.path.join(LIBRARY, "../../.."))
 NAMESPACE = f"programs-{os.getpid()}"
+ALL_REQUIRED = os.environ.get("PROGRAMS_REQUIRED") == "1"
+SKIPPED = 77  # Meson's exit status for a skipped test
 TIMEOUT_S = 60  # on an idle machine the programs take less than a second
 ROCE = ("-x", "3")  # RoCE v2 with an IPv4 address, as perftest calls it
 
@@ -66,6 +68,12 @@ class ProgramTest(unittest.TestCase):
         self.directory = tempfile.TemporaryDirectory()
         self.addCleanup(self.directory.cleanup)
         self.started = 0
+
+    def miss(self, reason):
+        """What the test needs is not installed."""
+        if ALL_REQUIRED:
+            self.fail(reason)
+        self.skipTest(reason)
 
     def start(self, arguments, settings, stdin=subprocess.DEVNULL):
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SOFTVERBS_")}
@@ -128,4 +136,8 @@ class ProgramTest(unittest.TestCase):
 
 
 def main():
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
+    """Exits with SKIPPED when each test was skipped."""
+    result = unittest.main(argv=[sys.argv[0], *sys.argv[3:]], exit=False).result
+    if not result.wasSuccessful():
+        sys.exit(1)
+    sys.exit(SKIPPED if 0 < result.testsRun == len(result.skipped) else 0)
