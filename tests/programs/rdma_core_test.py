@@ -111,6 +111,8 @@ class PidNamespaces(ProgramTest):
 
     # The launcher sets LD_LIBRARY_PATH, so unshare must run inside of it.
     UNSHARE = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
+    # Without /proc a process does not know its PID namespace.
+    WITHOUT_PROC = [*UNSHARE, "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
 
     def setUp(self):
         super().setUp()
@@ -118,26 +120,26 @@ class PidNamespaces(ProgramTest):
             self.skipTest("this system does not allow a new PID namespace")
 
     def test_shared_directory_joins_them(self):
-        for arguments in ([], ["-e"]):
-            both = self.run_pair(
-                *self.UNSHARE, "ibv_rc_pingpong", "-c", "-g", "3", *arguments, SOFTVERBS_DIRECTORY=self.directory.name
-            )
-            for side in both:
-                self.assertIn("1000 iters in", side.output)
-                self.assertNotIn("invalid data", side.output)
-                self.assertIn("data is copied by a thread of the other process", side.output)
+        for prefix in (self.UNSHARE, self.WITHOUT_PROC):
+            for arguments in ([], ["-e"]):
+                both = self.run_pair(
+                    *prefix, "ibv_rc_pingpong", "-c", "-g", "3", *arguments, SOFTVERBS_DIRECTORY=self.directory.name
+                )
+                for side in both:
+                    self.assertIn("1000 iters in", side.output)
+                    self.assertNotIn("invalid data", side.output)
+                    self.assertIn("data is copied by a thread of the other process", side.output)
         self.assertEqual([name for name in os.listdir(self.directory.name) if name.startswith("softverbs")], [])
 
     def test_unreachable_peer_is_reported_at_both(self):
-        for settings, text in (
-            ({}, "no process that shares /dev/shm with this one has that QP"),
-            (
-                {"SOFTVERBS_DIRECTORY": self.directory.name, "SOFTVERBS_ENGINE": "inline"},
-                "that process is in another PID namespace",
-            ),
+        foreign = {"SOFTVERBS_DIRECTORY": self.directory.name, "SOFTVERBS_ENGINE": "inline"}
+        for prefix, settings, text in (
+            (self.UNSHARE, {}, "no process that shares /dev/shm with this one has that QP"),
+            (self.UNSHARE, foreign, "that process is in another PID namespace"),
+            (self.WITHOUT_PROC, foreign, "in an unknown one"),
         ):
-            with self.subTest(settings=settings):
-                server, client = self.run_both(*self.UNSHARE, "ibv_rc_pingpong", "-g", "3", **settings)
+            with self.subTest(prefix=prefix, settings=settings):
+                server, client = self.run_both(*prefix, "ibv_rc_pingpong", "-g", "3", **settings)
                 self.assertEqual(client.status, 1, client)
                 for side in (server, client):
                     self.assertRegex(side.output, r"softverbs: QP \d+ cannot .* its peer, QP \d+: .*Next: ")

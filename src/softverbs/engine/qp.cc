@@ -98,20 +98,24 @@ bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
 void report_unreachable_peer(const Qp& qp, std::uint32_t peer) {
   const HostRegistry& registry = qp.process->registry();
   const Reach reach = registry.reach(peer);
-  static std::atomic<bool> is_reported{false};
-  if (reach == Reach::kYes || is_reported.exchange(true)) return;
+  static std::atomic<bool> is_no_copy_reported{false};
+  static std::atomic<bool> is_unknown_reported{false};
+  if (reach == Reach::kYes) return;
   if (reach == Reach::kNoCopy) {
+    if (is_no_copy_reported.exchange(true)) return;
     VERBATIM_WARN(
-        "QP %u cannot exchange data with its peer, QP %u: that process is in another PID namespace (container). Next: "
-        "set SOFTVERBS_ENGINE=thread in both processes, or run both in one PID namespace (docker --pid)",
+        "QP %u cannot exchange data with its peer, QP %u: that process is in another PID namespace (container) or in "
+        "an unknown one (no /proc). Next: set SOFTVERBS_ENGINE=thread in both processes, or run both in one PID "
+        "namespace (docker --pid) with /proc",
         qp.qp_num, peer);
     return;
   }
+  if (is_unknown_reported.exchange(true)) return;
   VERBATIM_WARN(
-      "QP %u cannot reach its peer, QP %u: no process that shares %s with this one has that QP. Processes see each "
-      "other "
-      "if they run on one host, as one user, with the same SOFTVERBS_NAMESPACE, and in one PID namespace (container). "
-      "Next: for several containers set SOFTVERBS_DIRECTORY to one directory that all of them can write to (docker -v)",
+      "QP %u cannot reach its peer, QP %u: no process that shares %s with this one has that QP, or the peer has ended. "
+      "Processes see each other if they run on one host, as one user, with the same SOFTVERBS_NAMESPACE, and in one "
+      "PID namespace (container). Next: for several containers set SOFTVERBS_DIRECTORY to one directory that all of "
+      "them can write to (docker -v)",
       qp.qp_num, peer, registry.directory().c_str());
 }
 

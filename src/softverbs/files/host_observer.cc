@@ -39,9 +39,12 @@ void HostObserver::for_each_segment(const Registry& registry, Visit visit) {
   for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
     const ProcessSlot& entry = registry.slots[slot];
     const Incarnation incarnation = entry.incarnation.load(std::memory_order_acquire);
-    const bool is_own = entry.pid.load(std::memory_order_relaxed) == ::getpid() &&
-                        entry.pid_namespace.load(std::memory_order_relaxed) == own_pid_namespace();
     if (incarnation == 0) continue;
+    // When both PID namespaces are unknown, only the lock tells the process from one of another namespace: F_GETLK does
+    // not report a lock of this process itself.
+    const bool is_own = entry.pid.load(std::memory_order_relaxed) == ::getpid() &&
+                        entry.pid_namespace.load(std::memory_order_relaxed) == own_pid_namespace() &&
+                        !is_slot_held(fd_.get(), slot);
     const Result<Mapping> mapping = map_segment(segment_name(name_, incarnation));
     if (!mapping || mapping->as<Segment>()->incarnation != incarnation) continue;
     if (!visit(slot, is_own, *mapping->as<Segment>())) return;
@@ -73,7 +76,6 @@ bool HostObserver::copy_port(std::uint32_t device, SharedPort& port) {
   bool found = false;
   if (all == nullptr) return false;
   for_each_segment(*all, [&](std::uint32_t slot, bool is_own, const Segment& segment) {
-    // F_GETLK does not report a lock of this process itself.
     if (!is_own && (found || !is_slot_held(fd_.get(), slot))) return true;
     const SharedPort& seen = segment.ports[device];
     if (seen.ethernet == 0 && seen.lid == 0) return true;  // that process has fewer devices

@@ -248,8 +248,8 @@ std::optional<QpLocation> HostRegistry::find_qpn(std::uint32_t qpn) const {
 }
 
 bool HostRegistry::shares_pid_namespace(std::uint32_t slot) const {
-  return shared().slots[slot].pid_namespace.load(std::memory_order_relaxed) ==
-         shared().slots[slot_].pid_namespace.load(std::memory_order_relaxed);
+  const std::uint64_t own = shared().slots[slot_].pid_namespace.load(std::memory_order_relaxed);
+  return slot == slot_ || (own != 0 && own == shared().slots[slot].pid_namespace.load(std::memory_order_relaxed));
 }
 
 Reach HostRegistry::reach(std::uint32_t qpn) const {

@@ -41,12 +41,12 @@ struct RunningProcess {
 enum class Reach {
   kYes,
   kUnknownQp,  // no process of this registry has the QP
-  kNoCopy,     // that process is in another PID namespace, and not both engines have threads to copy
+  kNoCopy,  // that process is in another PID namespace or in an unknown one, and not both engines have threads to copy
 };
 
 // The path of the registry's file.
 std::string registry_name(const Settings& settings);
-// An inode number.
+// An inode number; 0 when it is unknown (no /proc), and then two processes may be in different ones.
 std::uint64_t own_pid_namespace();
 inline std::string segment_name(const std::string& registry, Incarnation incarnation) {
   return registry + "." + std::to_string(incarnation);
@@ -78,7 +78,7 @@ class HostRegistry {
   std::optional<QpLocation> find_qpn(std::uint32_t qpn) const;
   // Whether this process and the owner of the QP can send to each other. The answer is the same at both.
   Reach reach(std::uint32_t qpn) const;
-  bool shares_pid_namespace(std::uint32_t slot) const;
+  bool shares_pid_namespace(std::uint32_t slot) const;  // false when it is unknown
   std::string directory() const { return name_.substr(0, name_.rfind('/')); }
 
   // A fault script sent to this process that it has not acknowledged yet.

@@ -40,8 +40,8 @@ ProcessView::CopyPath ProcessView::copy_path(const Settings& settings) {
   VERBATIM_WARN("%s: %s%s",
                 known == CopyPath::kThroughSegment ? "data is copied by a thread of the other process, which is slower"
                                                    : "transfers to other processes fail",
-                is_foreign ? "the other process is in another PID namespace. Next: run both in one (in a container: "
-                             "docker --pid)"
+                is_foreign ? "the other process is in another PID namespace, or in an unknown one (no /proc). Next: "
+                             "run both in one with /proc (in a container: docker --pid)"
                            : "this system forbids process_vm_writev between processes. Next: allow the ptrace group of "
                              "system calls (in a container: docker --cap-add SYS_PTRACE)",
                 known == CopyPath::kThroughSegment ? "" : ", or set SOFTVERBS_ENGINE=thread in all processes");
