@@ -3,13 +3,14 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 
 #include "base/log.h"
 #include "softverbs/host/abandoned_files.h"
@@ -21,9 +22,8 @@ namespace {
 constexpr std::uint32_t kSenderLock = kMaxProcesses;  // the byte after those of the slots
 
 constexpr std::uint32_t kFirstQpn = 0x100;  // 0 and 1 are reserved for management
-// A registry begins with a random number up to this one. Otherwise two processes that cannot see each other (of two
-// containers, say) would have the same numbers, and each would send to a QP of its own instead of the other's. The
-// numbers above leave room for eight million QPs before the numbers begin anew.
+// The first number of a registry is at most this one. The numbers above leave room for eight million QPs before the
+// numbers begin anew.
 constexpr std::uint32_t kLastInitialQpn = 1U << 23;
 
 bool set_slot_lock(int fd, std::uint32_t slot, short type) {
@@ -35,10 +35,15 @@ bool set_slot_lock(int fd, std::uint32_t slot, short type) {
   return ::fcntl(fd, F_SETLK, &lock) == 0;
 }
 
-std::uint32_t random_qpn() {
-  std::uint32_t value = 0;
-  if (::getrandom(&value, sizeof value, GRND_NONBLOCK) != sizeof value) value = static_cast<std::uint32_t>(::getpid());
-  return kFirstQpn + value % (kLastInitialQpn - kFirstQpn);
+// Registries begin with different numbers. Otherwise two processes that cannot see each other (of two containers, say)
+// would have the same numbers, and each would send to a QP of its own instead of the other's. The number depends on
+// nothing that changes from run to run, because a run may be repeated with the QP numbers of its trace.
+std::uint32_t initial_qpn(const std::string& name, std::uint32_t seed) {
+  utsname host{};
+  ::uname(&host);
+  const std::string group = name + " " + std::to_string(own_pid_namespace()) + " " + host.nodename;
+  const std::size_t hash = std::hash<std::string>{}(group + " " + std::to_string(seed));
+  return kFirstQpn + static_cast<std::uint32_t>(hash % (kLastInitialQpn - kFirstQpn));
 }
 
 Status flock_retrying(int fd) {
@@ -133,7 +138,7 @@ Result<std::unique_ptr<HostRegistry>> HostRegistry::open(const Settings& setting
 Status HostRegistry::join(const Settings& settings) {
   FileLock lock(*this);
   if (shared().last_qpn.load(std::memory_order_relaxed) == 0) {
-    shared().last_qpn.store(random_qpn(), std::memory_order_relaxed);
+    shared().last_qpn.store(initial_qpn(name_, settings.seed), std::memory_order_relaxed);
   }
   reap_dead_processes();
   for (std::uint32_t index = 0; index < kMaxProcesses; ++index) {

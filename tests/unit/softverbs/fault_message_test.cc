@@ -1,10 +1,14 @@
 // Faults of messages: lost, delayed and refused messages and responses, and completions that fail or are missing. No
 // message is executed twice.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "qp_pair_fixture.h"
+#include "support/child.h"
 #include "support/verbs_peer.h"
 
 namespace verbatim::test {
@@ -45,6 +49,23 @@ std::uint64_t word_of(const Region& region) {
 
 void set_word(const Region& region, std::uint64_t word) {
   std::memcpy(region.buffer.data(), &word, sizeof(word));
+}
+
+// The QP number of the first QP of a registry; the process is the only one in its group.
+std::string first_qp_number(const std::string& group, const std::string& seed) {
+  const std::string name = "qpn-" + std::to_string(getpid()) + group;
+  return check_in_child({{"SOFTVERBS_NAMESPACE", name}, {"SOFTVERBS_SEED", seed}}, [] {
+    const Device device = open_device();
+    std::fprintf(stderr, "%u", Endpoint(device).qp()->qp_num);
+  });
+}
+
+// `qpn=` in a clause means the same QP when a run is repeated.
+TEST(QpNumbers, NextRun_BeginsEqually_OtherGroupOrSeedDoesNot) {
+  const std::string first = first_qp_number("a", "1");
+  EXPECT_EQ(first_qp_number("a", "1"), first);
+  EXPECT_NE(first_qp_number("b", "1"), first);
+  EXPECT_NE(first_qp_number("a", "2"), first);
 }
 
 TEST(DropAck, Retry_IsAcknowledged_AndNotExecutedAgain) {
