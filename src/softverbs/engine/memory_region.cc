@@ -63,15 +63,16 @@ bool is_mapped(std::uintptr_t address, std::size_t length, bool writable) {
 // What hardware would pin, counted as the kernel does for RLIMIT_MEMLOCK: the pages of each region separately.
 std::atomic<std::uint64_t> g_regions{0};
 std::atomic<std::uint64_t> g_locked_bytes{0};
-std::atomic<std::uint64_t> g_dmabuf_bytes{0};  // part of g_locked_bytes; the kernel does not count them
+std::atomic<std::uint64_t> g_pinned_bytes{0};  // without dma-bufs, which the kernel does not count
 
 class LockedBytes {
  public:
   LockedBytes(std::uintptr_t begin, std::size_t length, bool is_dmabuf)
       : begin_(begin), length_(length), is_dmabuf_(is_dmabuf) {
+    const std::uint64_t bytes = pages(begin, length);
     g_regions.fetch_add(1);
-    g_locked_bytes.fetch_add(pages(begin, length));
-    if (is_dmabuf) g_dmabuf_bytes.fetch_add(pages(begin, length));
+    g_locked_bytes.fetch_add(bytes);
+    if (!is_dmabuf) pinned_bytes_ = g_pinned_bytes.fetch_add(bytes) + bytes;
   }
   ~LockedBytes() {
     if (!is_kept_) release(begin_, length_, is_dmabuf_);
@@ -80,10 +81,12 @@ class LockedBytes {
   LockedBytes& operator=(const LockedBytes&) = delete;
 
   void keep() { is_kept_ = true; }
+  // Of the process, this region included; 0 for a dma-buf.
+  std::uint64_t pinned_bytes() const { return pinned_bytes_; }
   static void release(std::uintptr_t begin, std::size_t length, bool is_dmabuf) {
     g_regions.fetch_sub(1);
     g_locked_bytes.fetch_sub(pages(begin, length));
-    if (is_dmabuf) g_dmabuf_bytes.fetch_sub(pages(begin, length));
+    if (!is_dmabuf) g_pinned_bytes.fetch_sub(pages(begin, length));
   }
 
  private:
@@ -94,6 +97,7 @@ class LockedBytes {
   const std::uintptr_t begin_;
   const std::size_t length_;
   const bool is_dmabuf_;
+  std::uint64_t pinned_bytes_ = 0;
   bool is_kept_ = false;
 };
 
@@ -114,8 +118,7 @@ Result<Mr*> make_region(Context& context, ibv_pd* pd, void* address, std::size_t
   Process& process = *context.process;
   const bool is_dmabuf = dmabuf.as<std::byte>() != nullptr;
   LockedBytes locked(begin, length, is_dmabuf);
-  if (process.settings().has_lock_limit && !is_dmabuf &&
-      exceeds_lock_limit(g_locked_bytes.load() - g_dmabuf_bytes.load())) {
+  if (process.settings().has_lock_limit && exceeds_lock_limit(locked.pinned_bytes())) {
     return system_error("register_memory", ENOMEM);
   }
   if (Faults* all = faults(); all != nullptr) {
@@ -182,7 +185,7 @@ Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, 
 void forget_regions_of_parent() {
   g_regions.store(0);
   g_locked_bytes.store(0);
-  g_dmabuf_bytes.store(0);
+  g_pinned_bytes.store(0);
 }
 
 void deregister_memory(Mr& mr) {

@@ -7,9 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <fstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "support/child.h"
@@ -87,6 +90,33 @@ TEST(LockLimit, Dmabuf_DoesNotCount) {
     const Mr other = register_local(device, page.data(), kPage);
     EXPECT_NE(other, nullptr);
     EXPECT_EQ(register_local(device, page.data(), 1), nullptr);
+  });
+}
+
+// A wrong count of two threads lasts only for some instructions, hence the number of rounds.
+TEST(LockLimit, DmabufsOfOtherThreads_DoNotCount) {
+  check_in_child({{"SOFTVERBS_LOCK_LIMIT", "kernel"}, {"SOFTVERBS_DMABUF", "1"}}, [] {
+    drop_capability();
+    limit_to(1);
+    const Device device = open_device();
+    const UniqueFd file(memfd_create("dmabuf", MFD_CLOEXEC));
+    ASSERT_EQ(ftruncate(file.get(), 4 * kPage), 0);
+    constexpr int kRounds = 20000;
+    std::atomic<int> running{2};
+    std::vector<std::thread> others(2);
+    for (std::thread& other : others) {
+      other = std::thread([&] {
+        for (int i = 0; i < kRounds; ++i) {
+          EXPECT_NE(Mr(verbs().reg_dmabuf_mr(device.pd.get(), 0, 4 * kPage, 0, file.get(), kAllAccess)), nullptr);
+        }
+        --running;
+      });
+    }
+    const GuardedBuffer page(kPage);
+    int refused = 0;
+    while (running != 0) refused += register_local(device, page.data(), 1) == nullptr ? 1 : 0;
+    for (std::thread& other : others) other.join();
+    EXPECT_EQ(refused, 0);
   });
 }
 
