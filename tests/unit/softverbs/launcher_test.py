@@ -64,6 +64,24 @@ class Launcher(unittest.TestCase):
         self.assertEqual(self.names(launch("--", PROGRAM)), ["softverbs0"])
         self.assertEqual(self.names(launch("--lib", LIBRARY, PROGRAM, SOFTVERBS_BUILD_DIR="/nowhere")), ["softverbs0"])
 
+    def test_path_with_characters_of_the_loader(self):
+        with tempfile.TemporaryDirectory() as directory:
+            build = os.path.join(directory, "with a space")
+            os.symlink(BUILD, build)
+            for options in ((), ("--preload",)):
+                result = launch(*options, PROGRAM, SOFTVERBS_BUILD_DIR=build)
+                self.assertEqual(self.names(result), ["softverbs0"])
+                self.assertEqual(result.stderr, "")
+            if os.path.exists(f"{BUILD}/src/softverbs/files/libsoftverbs-files.so"):
+                shown = launch("cat", "/sys/class/infiniband_verbs/uverbs0/ibdev", SOFTVERBS_BUILD_DIR=build)
+                self.assertEqual((shown.stdout, shown.stderr), ("softverbs0\n", ""))
+            for character in ":;":
+                build = os.path.join(directory, f"a{character}b")
+                os.symlink(BUILD, build)
+                result = launch(PROGRAM, SOFTVERBS_BUILD_DIR=build)
+                self.assertEqual(result.returncode, 2)
+                self.assertIn("Next:", result.stderr)
+
     def test_options_become_variables(self):
         self.assertEqual(self.names(launch("--devices", "3", PROGRAM)), ["softverbs0", "softverbs1", "softverbs2"])
         options = ("--devices", "5", "--engine", "inline", "--link-layer", "ib", "--namespace", "mine", "--stats", "f")
