@@ -8,6 +8,7 @@ import glob
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import time
@@ -299,7 +300,7 @@ class Leftovers(FilesTest):
         return reader
 
     def test_last_process_removes_the_tree(self):
-        part = 0x8000 | os.getpid() & 0x7FFE
+        part = self.part(0)
         reader = self.start_reader(part)
         read = ["cat", f"{PORT}/state"]
         self.assertEqual(self.run_alone(*read, SOFTVERBS_VENDOR_PART_ID=str(part)).output, "4: ACTIVE\n")
@@ -310,12 +311,73 @@ class Leftovers(FilesTest):
         self.await_trees(part, 0)
 
     def test_next_program_removes_the_tree_of_a_killed_one(self):
-        part = 0x8000 | os.getpid() & 0x7FFE | 1
+        part = self.part(1)
         reader = self.start_reader(part)
         reader.send_signal(signal.SIGKILL)
         reader.wait()
         self.run_alone("ibv_devinfo")
         self.await_trees(part, 0)
+
+    def test_program_that_ends_without_destructors(self):
+        part = self.part(2)
+        for program in (
+            ["sh", "-c", f"read -r line < {PORT}/state; echo $line"],
+            ["python3", "-c", f"import os; os.write(1, open('{PORT}/state', 'rb').read()); os._exit(0)"],
+        ):
+            result = self.run_alone(*program, SOFTVERBS_VENDOR_PART_ID=str(part))
+            self.assertEqual(result.output, "4: ACTIVE\n")
+            self.await_trees(part, 0)
+
+    def test_end_of_a_child_keeps_the_tree_of_its_parent(self):
+        # A shell calls vfork() for commands, and the child of one that does not exist calls _exit().
+        script = f"read -r a < {PORT}/state; /nonexistent; cat {PORT}/phys_state; read -r a < {PORT}/state; echo $a"
+        result = self.run_alone("sh", "-c", script, SOFTVERBS_VENDOR_PART_ID=str(self.part(3)))
+        self.assertEqual(result.output.splitlines()[-2:], ["5: LinkUp", "4: ACTIVE"])
+
+    def test_name_of_another_user(self):
+        part = self.part(4)
+        reader = self.start_reader(part)
+        (tree,) = trees(part)
+        reader.send_signal(signal.SIGKILL)
+        reader.wait()
+        shutil.rmtree(tree, ignore_errors=True)  # a process of another test may have removed it
+        os.symlink("/", tree)
+        try:
+            result = self.run_alone("cat", f"{PORT}/state", SOFTVERBS_VENDOR_PART_ID=str(part))
+        finally:
+            os.unlink(tree)
+        self.assertEqual(result.output, "4: ACTIVE\n")
+        self.await_trees(part, 0)
+
+    def test_program_that_changes_its_user(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root can change its user")
+        script = f"""
+read = lambda: pathlib.Path("{PORT}/state").read_text()
+found = [read()]
+os.setresuid(65534, 65534, 65534)
+print(json.dumps(found + [read()]))"""
+        self.assertEqual(self.python(script), ["4: ACTIVE\n"] * 2)
+
+    def test_permissions_are_not_those_of_the_umask(self):
+        part = str(self.part(5))
+        shown = self.shell(f"umask 777; stat -c %a {PORT}/state {PORT}/gids/", SOFTVERBS_VENDOR_PART_ID=part)
+        self.assertEqual(shown, ["444", "700"])
+
+    def test_tree_that_cannot_be_made_is_reported(self):
+        alone = ["unshare", "--map-root-user", "--mount"]
+        if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False).returncode != 0:
+            self.skipTest("this system does not allow a new mount namespace")
+        for option, reason in (("ro", "Read-only file system"), ("nr_inodes=20", "No space left on device")):
+            script = f"mount -t tmpfs -o {option} tmpfs /dev/shm; exec cat {PORT}/state {PORT}/rate"
+            result = self.run_alone(*alone, "sh", "-c", script, SOFTVERBS_VENDOR_PART_ID=str(self.part(6)))
+            lines = [line for line in result.output.splitlines() if line.startswith("softverbs: ")]
+            self.assertEqual(len(lines), 1, result)
+            self.assertIn(reason, lines[0])
+            self.assertIn("Next:", lines[0])
+
+    def part(self, number):
+        return 0x8000 | os.getpid() % 0x1000 << 3 | number
 
     # A process of another test may be removing a tree at this moment.
     def await_trees(self, part, count):

@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "base/unique_fd.h"
 #include "softverbs/host/device_attributes.h"
 #include "softverbs/host/file_trees.h"
 
@@ -49,20 +50,24 @@ std::uint64_t hash(const Tree& tree) {
   return value;
 }
 
+// The permissions do not depend on the umask of the program that happens to make the tree.
+bool make_if_missing(const std::string& path) {
+  return ::mkdir(path.c_str(), S_IRWXU) == 0 ? ::chmod(path.c_str(), S_IRWXU) == 0 : errno == EEXIST;
+}
+
 bool make_parents(const std::string& path, std::size_t from) {
   for (std::size_t slash = path.find('/', from); slash != std::string::npos; slash = path.find('/', slash + 1)) {
-    if (::mkdir(path.substr(0, slash).c_str(), S_IRWXU) != 0 && errno != EEXIST) return false;
+    if (!make_if_missing(path.substr(0, slash))) return false;
   }
   return true;
 }
 
 bool write_file(const std::string& path, const std::string& content) {
-  const int fd =
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IRGRP | S_IROTH);
-  if (fd < 0) return false;
-  const bool written = ::write(fd, content.data(), content.size()) == static_cast<ssize_t>(content.size());
-  ::close(fd);
-  return written;
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, S_IRUSR));
+  if (!fd) return false;
+  const ssize_t written = ::write(fd.get(), content.data(), content.size());
+  if (written >= 0 && written < static_cast<ssize_t>(content.size())) errno = ENOSPC;
+  return written == static_cast<ssize_t>(content.size()) && ::fchmod(fd.get(), S_IRUSR | S_IRGRP | S_IROTH) == 0;
 }
 
 bool write_tree(const Tree& tree, const std::string& root) {
@@ -71,7 +76,7 @@ bool write_tree(const Tree& tree, const std::string& root) {
     if (!make_parents(path, root.size() + 1)) return false;
     switch (node.kind) {
       case NodeKind::kDirectory:
-        if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) return false;
+        if (!make_if_missing(path)) return false;
         break;
       case NodeKind::kFile:
         if (!write_file(path, node.content)) return false;
@@ -114,7 +119,10 @@ FileTree& FileTree::instance() {
     auto* const made = new FileTree;  // never destroyed: other libraries' destructors may still open files
     ::pthread_atfork([] { ::pthread_mutex_lock(&instance().mutex_); },
                      [] { ::pthread_mutex_unlock(&instance().mutex_); },
-                     [] { ::pthread_mutex_unlock(&instance().mutex_); });
+                     [] {
+                       instance().pid_.store(::getpid(), std::memory_order_relaxed);
+                       ::pthread_mutex_unlock(&instance().mutex_);
+                     });
     return made;
   }();
   return tree;
@@ -138,8 +146,7 @@ void FileTree::prepare() {
   tree_ = make_tree(settings_ ? *settings_ : none);
   char number[17];
   std::snprintf(number, sizeof number, "%016lx", static_cast<unsigned long>(hash(tree_)));
-  root_ = file_tree_prefix() + number;
-  has_root_.store(true, std::memory_order_release);
+  name_ = number;
 }
 
 bool FileTree::is_served(std::string_view path) const {
@@ -156,14 +163,15 @@ std::string FileTree::locate(std::string_view path) {
   const int error = errno;
   prepare();
   std::string located;
-  if (is_served(path) && ensure_directory()) located = root_ + std::string(path);
+  if (is_served(path) && ensure_directory()) located = root() + std::string(path);
   errno = error;
   return located;
 }
 
 std::optional<std::string_view> FileTree::visible_path(std::string_view path) const {
-  if (!has_root_.load(std::memory_order_acquire) || !path.starts_with(root_)) return std::nullopt;
-  path.remove_prefix(root_.size());
+  const std::string* const root = root_.load(std::memory_order_acquire);
+  if (root == nullptr || !path.starts_with(*root)) return std::nullopt;
+  path.remove_prefix(root->size());
   if (path.empty()) return "/";
   if (path.front() != '/') return std::nullopt;
   return path;
@@ -188,63 +196,102 @@ std::optional<PortFile> FileTree::read_port_file(const std::string& located) {
   return std::nullopt;
 }
 
-// The directory can disappear: a program that closes all of its descriptors drops the lock too.
+// The directory can disappear: a program that closes all of its descriptors drops the lock too. A program that has
+// changed its user could not read the directory of the user before.
 bool FileTree::ensure_directory() {
   struct stat info {};
-  const bool exists =
-      lock_fd_ >= 0 && ::lstat(root_.c_str(), &info) == 0 && info.st_dev == root_device_ && info.st_ino == root_inode_;
+  const bool exists = lock_fd_ >= 0 && user_id_ == ::geteuid() && ::lstat(root().c_str(), &info) == 0 &&
+                      info.st_dev == root_device_ && info.st_ino == root_inode_;
   if (exists) return true;
-  if (has_left_) return false;
-  constexpr int kAttempts = 10;  // another process may remove the directory between two steps
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    if (join_directory()) return true;
-    make_directory();
+  if (has_left_ || has_failed_) return false;
+  close_lock();
+  user_id_ = ::geteuid();
+  return enter_directory();
+}
+
+// Takes the first name that no other user has.
+bool FileTree::enter_directory() {
+  constexpr int kNames = 10;
+  constexpr int kAttempts = 10;  // another process may make or remove the directory between two steps
+  int error = EEXIST;
+  for (int number = 0; number < kNames; ++number) {
+    const std::string name = file_tree_prefix() + name_ + (number == 0 ? "" : "-" + std::to_string(number));
+    if (const std::string* const root = root_.load(std::memory_order_relaxed); root == nullptr || *root != name)
+      root_.store(new std::string(name), std::memory_order_release);
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      error = join_directory();
+      if (error == 0) return true;
+      if (error == EPERM) break;
+      if (error == ENOENT) error = make_directory();
+      if (error != 0 && error != ENOENT && error != EEXIST && error != ENOTEMPTY) break;
+    }
+    if (error != EPERM) break;
   }
+  report_failure(error);
   return false;
 }
 
-bool FileTree::join_directory() {
-  const int opened = ::open(root_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (opened < 0) return false;
-  const int high = ::fcntl(opened, F_DUPFD_CLOEXEC, kLowestFd);
-  const int fd = high < 0 ? opened : high;
-  if (high >= 0) ::close(opened);
-  struct stat locked {};
+// EPERM: the name is another user's. ENOENT: there is no such directory any more.
+int FileTree::join_directory() {
   struct stat named {};
-  const bool joined = ::flock(fd, LOCK_SH) == 0 && ::fstat(fd, &locked) == 0 && locked.st_uid == ::geteuid() &&
-                      ::lstat(root_.c_str(), &named) == 0 && named.st_ino == locked.st_ino;
-  if (!joined) {
-    ::close(fd);
-    return false;
-  }
-  lock_fd_ = fd;
+  if (::lstat(root().c_str(), &named) != 0) return errno;
+  if (named.st_uid != user_id_ || !S_ISDIR(named.st_mode)) return EPERM;
+  const int opened = ::open(root().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (opened < 0) return errno;
+  const int high = ::fcntl(opened, F_DUPFD_CLOEXEC, kLowestFd);
+  if (high >= 0) ::close(opened);
+  UniqueFd fd(high < 0 ? opened : high);
+  struct stat locked {};
+  if (::flock(fd.get(), LOCK_SH) != 0 || ::fstat(fd.get(), &locked) != 0) return errno;
+  if (::lstat(root().c_str(), &named) != 0) return errno;
+  if (named.st_dev != locked.st_dev || named.st_ino != locked.st_ino) return ENOENT;
+  lock_fd_ = fd.release();
   root_device_ = locked.st_dev;
   root_inode_ = locked.st_ino;
-  return true;
+  return 0;
 }
 
-void FileTree::make_directory() const {
+int FileTree::make_directory() const {
   remove_unused_file_trees();
-  std::string made = root_ + ".new.XXXXXX";
-  if (::mkdtemp(made.data()) == nullptr) return;
+  std::string made = root() + ".new.XXXXXX";
+  if (::mkdtemp(made.data()) == nullptr || ::chmod(made.c_str(), S_IRWXU) != 0) return errno;
   // Locked, so that no other process removes it as unused.
-  const int fd = ::open(made.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool complete = fd >= 0 && ::flock(fd, LOCK_SH) == 0 && write_tree(tree_, made);
-  if (!complete || ::rename(made.c_str(), root_.c_str()) != 0) remove_directory(made);
-  if (fd >= 0) ::close(fd);
+  const UniqueFd fd(::open(made.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const bool complete =
+      fd && ::flock(fd.get(), LOCK_SH) == 0 && write_tree(tree_, made) && ::rename(made.c_str(), root().c_str()) == 0;
+  const int error = complete ? 0 : errno;
+  if (!complete) remove_directory(made);
+  return error;
+}
+
+// The log is silent: libibverbs reports the settings.
+void FileTree::report_failure(int error) {
+  has_failed_ = true;
+  const std::string prefix = file_tree_prefix();
+  ::dprintf(
+      STDERR_FILENO,
+      "softverbs: pid %d sees no files of the devices in /dev and /sys: the directory %s* cannot be made: %s. Next: "
+      "make /dev/shm writable with 2 MB of free space, and remove directories of other users with this name\n",
+      static_cast<int>(::getpid()), (prefix + name_).c_str(), std::strerror(error));
+}
+
+// The program may have closed the descriptor and its number may be that of another file now.
+void FileTree::close_lock() {
+  struct stat info {};
+  if (lock_fd_ >= 0 && ::fstat(lock_fd_, &info) == 0 && info.st_dev == root_device_ && info.st_ino == root_inode_)
+    ::close(lock_fd_);
+  lock_fd_ = -1;
 }
 
 void FileTree::leave() {
+  if (pid_.load(std::memory_order_relaxed) != ::getpid()) return;
   const Use use(*this);
   if (use.is_nested()) return;
   has_left_ = true;
   if (lock_fd_ < 0) return;
-  // The program may have closed the descriptor and its number may be that of another file now.
-  struct stat info {};
-  if (::fstat(lock_fd_, &info) == 0 && info.st_dev == root_device_ && info.st_ino == root_inode_) ::close(lock_fd_);
-  lock_fd_ = -1;
+  close_lock();
   // A forked child shares the open file and with it the lock, so only a new open file tells whether one is left.
-  remove_file_tree_if_unused(root_);
+  remove_file_tree_if_unused(root().c_str());
 }
 
 }  // namespace verbatim::softverbs

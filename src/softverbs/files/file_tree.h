@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <memory>
@@ -34,7 +35,7 @@ class FileTree {
   // The present content of a file whose content changes, by its path in the directory; nullopt for other files.
   std::optional<PortFile> read_port_file(const std::string& located);
 
-  // Called by the last destructor of this library.
+  // Called when the process ends, possibly by a signal handler.
   void leave();
 
  private:
@@ -43,19 +44,27 @@ class FileTree {
   FileTree() = default;
   void prepare();
   bool is_served(std::string_view path) const;
+  const std::string& root() const { return *root_.load(std::memory_order_relaxed); }
   bool ensure_directory();
-  bool join_directory();
-  void make_directory() const;
+  bool enter_directory();
+  // Both return 0 or the error.
+  int join_directory();
+  int make_directory() const;
+  void close_lock();
+  void report_failure(int error);
 
   // Held across fork(), so that a child never finds it locked by a thread that it does not have.
   pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
   std::atomic<pthread_t> user_{};
   bool prepared_ = false;
   bool has_left_ = false;
+  bool has_failed_ = false;
+  std::atomic<pid_t> pid_{::getpid()};  // not that of a child of vfork(), which runs in the memory of its parent
   std::optional<Settings> settings_;
   Tree tree_;
-  std::string root_;  // set once; later reads take no lock
-  std::atomic<bool> has_root_{false};
+  std::string name_;                               // the hash
+  std::atomic<const std::string*> root_{nullptr};  // read without the lock, so an old one is never freed
+  uid_t user_id_ = 0;                              // who has made or joined the directory
   int lock_fd_ = -1;
   dev_t root_device_ = 0;
   ino_t root_inode_ = 0;

@@ -320,6 +320,7 @@ Next<DIR*(const char*)> next_opendir("opendir");
 using Filter = int (*)(const dirent*);
 using Compare = int (*)(const dirent**, const dirent**);
 Next<int(const char*, dirent***, Filter, Compare)> next_scandir("scandir");
+Next<void(int)> next__exit("_exit");
 Next<int(const char*)> next_chdir("chdir");
 Next<int(int)> next_fchdir("fchdir");
 Next<int(const char*, int, int (*)(const char*, int), glob_t*)> next_glob("glob");
@@ -568,6 +569,18 @@ SOFTVERBS_REPLACES(char*, __getcwd_chk, (char* path, std::size_t bytes, std::siz
 }
 SOFTVERBS_REPLACES(char*, get_current_dir_name, ()) {
   return show_working_directory(next_get_current_dir_name());
+}
+
+// Shells and forked children end without the destructors.
+SOFTVERBS_REPLACES(void, _exit, (int status)) {
+  FileTree::instance().leave();
+  next__exit(status);
+  __builtin_unreachable();
+}
+SOFTVERBS_REPLACES(void, _Exit, (int status)) {
+  FileTree::instance().leave();
+  next__exit(status);
+  __builtin_unreachable();
 }
 
 // ls -l reads these.

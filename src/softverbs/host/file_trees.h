@@ -6,13 +6,15 @@
 
 namespace verbatim::softverbs {
 
-// The begin of the paths of all trees of this user.
+// The begin of the paths of all trees of the present effective user. Another user's tree may have such a name too: user
+// ids differ between user namespaces, and everybody can make files in /dev/shm.
 std::string file_tree_prefix();
 
 void remove_directory(const std::string& path);
 
 // Removes a tree that no process uses. A process that finds a tree by its name finds it complete or not at all.
-void remove_file_tree_if_unused(const std::string& path);
+// Allocates no memory: a signal handler may end the process.
+void remove_file_tree_if_unused(const char* path);
 
 // The same for all trees of this user: processes that were killed have left theirs.
 void remove_unused_file_trees();
