@@ -1,4 +1,4 @@
-// Reads, lists and resolves the files of the devices with every function of libc that takes a path, as programs do.
+// Reads, lists and resolves the files of the devices with the functions of libc that take a path, as programs do.
 // files_probe calls DEVICE    prints the functions whose answer is wrong
 // files_probe threads DEVICE  reads a file in several threads while others fork children that read it too
 #include <dirent.h>
@@ -85,8 +85,20 @@ void check_calls(unsigned number) {
   EXPECT(has_state(open(text, O_RDONLY)));
   EXPECT(open(state, O_RDWR) == -1 && errno == EACCES);
   EXPECT(fopen(state, "w") == nullptr && errno == EACCES);
+  EXPECT(open(state, O_RDONLY | O_DIRECTORY) == -1 && errno == ENOTDIR);
+  EXPECT(open(node, O_RDWR | O_DIRECTORY) == -1 && errno == ENOTDIR);
+  EXPECT(open(state, O_RDONLY | O_CREAT | O_EXCL, 0600) == -1 && errno == EEXIST);
+  EXPECT(has_state(open(state, O_RDONLY | O_CREAT, 0600)));
+  snprintf(text, sizeof text, "%s/node_type", device);
+  close(open(text, O_RDONLY | O_TRUNC));
+  EXPECT(stat(text, &info) == 0 && info.st_size > 0);
+  EXPECT(file_has_state(freopen(state, "r", fopen("/dev/null", "r"))));
+  EXPECT(file_has_state(freopen64(state, "r", fopen("/dev/null", "r"))));
   snprintf(text, sizeof text, "%s/none", port);
   EXPECT(open(text, O_RDONLY) == -1 && errno == ENOENT);
+  EXPECT(open(text, O_RDWR) == -1 && errno == ENOENT);
+  EXPECT(open(text, O_RDWR | O_CREAT, 0600) == -1 && errno == EACCES);
+  EXPECT(fopen(text, "r+") == nullptr && errno == ENOENT);
   snprintf(text, sizeof text, "%s/gid_attrs/types/7", port);
   EXPECT(open(text, O_RDONLY) == -1 && errno == EINVAL);
 
@@ -123,6 +135,13 @@ void check_calls(unsigned number) {
   ssize_t length = readlink(device, text, sizeof text);
   EXPECT(length > 0 && strncmp(text, "../../devices/pci", 17) == 0);
   EXPECT(readlinkat(AT_FDCWD, device, text, sizeof text) == length);
+  const int here = open(device, O_RDONLY | O_DIRECTORY);
+  snprintf(other, sizeof other, "/proc/self/fd/%d", here);
+  length = readlink(other, text, sizeof text);
+  EXPECT(length > 17 && strncmp(text, "/sys/devices/pci", 16) == 0);
+  EXPECT(readlink(other, text, static_cast<size_t>(length)) == length);
+  EXPECT(readlink(other, text, 16) == 16 && strncmp(text, "/sys/devices/pci", 16) == 0);
+  close(here);
   EXPECT(readlink(node, text, sizeof text) == -1 && errno == EINVAL);
   EXPECT(realpath(node, text) == text && strcmp(text, node) == 0);
   snprintf(other, sizeof other, "%s/device", device);
@@ -143,6 +162,9 @@ void check_calls(unsigned number) {
   int count = scandir("/sys/class/infiniband", &names, nullptr, alphasort);
   EXPECT(count > 2);
   while (count > 0) free(names[--count]);
+  count = scandir("/dev/infiniband", &names, nullptr, alphasort);
+  EXPECT(count > 2 && names[count - 1]->d_type == DT_CHR);
+  while (count > 0) free(names[--count]);
   glob_t found{};
   snprintf(text, sizeof text, "/sys/class/infiniband/*%u/ports/?/sta*e", number);
   EXPECT(glob(text, 0, nullptr, &found) == 0 && found.gl_pathc == 1 && strcmp(found.gl_pathv[0], state) == 0);
@@ -155,9 +177,37 @@ void check_calls(unsigned number) {
   resolved = get_current_dir_name();
   EXPECT(resolved != nullptr && strncmp(resolved, "/sys/", 5) == 0);
   free(resolved);
+  EXPECT(getcwd(text, strlen(text) + 1) == text);
+  EXPECT(getcwd(text, strlen(text)) == nullptr && errno == ERANGE);
+  resolved = getcwd(nullptr, 0);
+  EXPECT(resolved != nullptr && strncmp(resolved, "/sys/devices/pci", 16) == 0);
+  free(resolved);
   EXPECT(has_state(open("../1/state", O_RDONLY)));
+  // A child of vfork() has a working directory of its own.
+  EXPECT(chdir("/dev/infiniband") == 0);
+  const pid_t child = vfork();
+  if (child == 0) _exit(chdir("/") == 0 ? 0 : 1);
+  EXPECT(child > 0 && waitpid(child, nullptr, 0) == child);
+  EXPECT(stat(strrchr(node, '/') + 1, &info) == 0 && is_node(info, number));
   EXPECT(chdir(other) == 0);
   EXPECT(open("state", O_RDONLY) == -1);
+
+  // From a directory outside of the tree, and out of the tree.
+  const int top = open("/", O_RDONLY | O_DIRECTORY);
+  EXPECT(has_state(openat(top, state + 1, O_RDONLY)));
+  EXPECT(fstatat(top, node + 1, &info, AT_SYMLINK_NOFOLLOW) == 0 && is_node(info, number));
+  close(top);
+  EXPECT(chdir("/sys/class/net") == 0);
+  EXPECT(lists(opendir("../infiniband"), name));
+  EXPECT(chdir("/sys/class") == 0);
+  EXPECT(lists(opendir("infiniband"), name));
+  EXPECT(chdir("infiniband") == 0 && chdir("..") == 0);
+  EXPECT(stat("net", &info) == 0 && S_ISDIR(info.st_mode));
+  EXPECT(stat("/sys/class/infiniband/../net", &info) == 0 && S_ISDIR(info.st_mode));
+  EXPECT(stat("/sys/class/infiniband/../infiniband/../../bus/pci", &info) == stat("/sys/bus/pci", &info));
+  EXPECT(stat("/dev/infiniband/../null", &info) == 0 && S_ISCHR(info.st_mode));
+  EXPECT(stat("/dev/infiniband/../infiniband/none", &info) == -1 && errno == ENOENT);
+  EXPECT(chdir(other) == 0);
 
   /* Other files are those of the system. */
   EXPECT(stat("/sys/class", &info) == 0);

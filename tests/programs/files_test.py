@@ -74,7 +74,7 @@ print(json.dumps({{os.path.basename(name): int(pathlib.Path(name).read_text()) f
 
 
 class Calls(FilesTest):
-    """Every function of libc that takes a path."""
+    """The functions of libc that take a path."""
 
     def test_each_function(self):
         for probe in os.environ["FILES_PROBES"].split(":"):
@@ -117,6 +117,13 @@ class Content(FilesTest):
         (line,) = self.shell("test -c /dev/infiniband/uverbs0; test -w /dev/infiniband/uverbs0; ls -l /dev/infiniband/uverbs0")
         self.assertRegex(line, r"^crw-rw-rw-.* 231, +192 .* /dev/infiniband/uverbs0$")
 
+    def test_types_in_the_directory_of_nodes(self):
+        self.assertEqual(
+            sorted(self.shell("find /dev/infiniband -type c", SOFTVERBS_DEVICES="2")),
+            ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"],
+        )
+        self.assertEqual(self.shell("find /dev/infiniband -type l"), [])
+
     def test_tools_that_walk_directories(self):
         found = self.shell("find -L /sys/class/infiniband -maxdepth 2 -name node_guid; grep -r . /sys/class/infiniband_verbs/abi_version")
         self.assertEqual(found, ["/sys/class/infiniband/softverbs0/node_guid", "6"])
@@ -138,8 +145,11 @@ class Content(FilesTest):
         if os.path.exists("/proc/modules"):
             with open("/proc/modules", encoding="ascii") as modules:
                 names = [line.split()[0] for line in modules]
-            shown = self.shell("cut -d' ' -f1 /proc/modules")
-            self.assertEqual(shown, [name for name in names if name not in ("nvidia_peermem", "nv_peer_mem")])
+            shown = self.shell("cut -d' ' -f1 /proc/modules; exec 3</proc/modules; readlink /proc/self/fd/3")
+            kept = [name for name in names if name not in ("nvidia_peermem", "nv_peer_mem")]
+            self.assertEqual(shown[:-1], kept)
+            if kept == names:
+                self.assertEqual(shown[-1], "/proc/modules")
 
 
 class Live(FilesTest):
@@ -269,7 +279,10 @@ print(json.dumps({{
         listed = self.shell(f"ls {real}/infiniband /sys/class/infiniband/softverbs0/device/infiniband_verbs", **settings)
         self.assertIn("softverbs0", listed)
         self.assertIn("uverbs0", listed)
-        self.assertEqual(self.shell("! test -e /sys/class/infiniband/softverbs0/device/driver", **settings), [])
+        self.shell(f"! test -e /sys/class/infiniband/softverbs0/device/driver; ! test -e {real}/driver", **settings)
+        # Beside it lie the files of the machine.
+        beside = os.path.relpath("/sys/devices/system", real)
+        self.shell(f"test -d /sys/class/infiniband/softverbs0/device/{beside}", **settings)
 
     def test_malformed_address_is_named(self):
         result = self.run_alone("ibv_devices", SOFTVERBS_PCI="3b:00.0")
@@ -318,15 +331,20 @@ class Leftovers(FilesTest):
         self.run_alone("ibv_devinfo")
         self.await_trees(part, 0)
 
+    def run_with_own_shm(self, options, script):
+        """Runs a script where no process of another test removes trees."""
+        alone = ["unshare", "--map-root-user", "--mount"]
+        if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False).returncode != 0:
+            self.skipTest("this system does not allow a new mount namespace")
+        return self.run_alone(*alone, "sh", "-c", f"mount -t tmpfs -o {options} tmpfs /dev/shm; {script}")
+
     def test_program_that_ends_without_destructors(self):
-        part = self.part(2)
         for program in (
-            ["sh", "-c", f"read -r line < {PORT}/state; echo $line"],
-            ["python3", "-c", f"import os; os.write(1, open('{PORT}/state', 'rb').read()); os._exit(0)"],
+            f"sh -c 'read -r line < {PORT}/state; echo $line'",
+            f"""python3 -c 'import os; os.write(1, open("{PORT}/state", "rb").read()); os._exit(0)'""",
         ):
-            result = self.run_alone(*program, SOFTVERBS_VENDOR_PART_ID=str(part))
+            result = self.run_with_own_shm("mode=1777", f"{program}; ls /dev/shm")
             self.assertEqual(result.output, "4: ACTIVE\n")
-            self.await_trees(part, 0)
 
     def test_end_of_a_child_keeps_the_tree_of_its_parent(self):
         # A shell calls vfork() for commands, and the child of one that does not exist calls _exit().
@@ -365,12 +383,8 @@ print(json.dumps(found + [read()]))"""
         self.assertEqual(shown, ["444", "700"])
 
     def test_tree_that_cannot_be_made_is_reported(self):
-        alone = ["unshare", "--map-root-user", "--mount"]
-        if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False).returncode != 0:
-            self.skipTest("this system does not allow a new mount namespace")
         for option, reason in (("ro", "Read-only file system"), ("nr_inodes=20", "No space left on device")):
-            script = f"mount -t tmpfs -o {option} tmpfs /dev/shm; exec cat {PORT}/state {PORT}/rate"
-            result = self.run_alone(*alone, "sh", "-c", script, SOFTVERBS_VENDOR_PART_ID=str(self.part(6)))
+            result = self.run_with_own_shm(option, f"exec cat {PORT}/state {PORT}/rate")
             lines = [line for line in result.output.splitlines() if line.startswith("softverbs: ")]
             self.assertEqual(len(lines), 1, result)
             self.assertIn(reason, lines[0])

@@ -1,6 +1,6 @@
-// libsoftverbs-files.so: replaces libc's functions with a path argument, for a process that preloads it. A path that
-// belongs to the devices is answered from the tree; every other call goes to libc unchanged. A program that is linked
-// statically or makes system calls itself does not call these functions.
+// libsoftverbs-files.so: replaces most of libc's functions with a path argument, for a process that preloads it. A path
+// that belongs to the devices is answered from the tree; every other call goes to libc unchanged. A program that is
+// linked statically or makes system calls itself does not call these functions.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -61,10 +61,9 @@ class Next {
   std::atomic<Function*> function_{nullptr};
 };
 
-// Set by the first directory of the tree that this process has opened or made its working directory. Until then a
-// relative path cannot be inside the tree.
+// Set by the first directory of the tree that this process has opened or made its working directory. Until then no
+// relative path begins inside the tree. Never reset: a child of vfork(), which shares this memory, may set it.
 std::atomic<bool> g_has_directory{false};
-std::atomic<bool> g_works_in_tree{false};
 
 std::optional<std::string> visible(const char* path) {
   const std::optional<std::string_view> found = FileTree::instance().visible_path(path);
@@ -76,6 +75,7 @@ Next<char*()> next_get_current_dir_name("get_current_dir_name");
 Next<ssize_t(const char*, char*, std::size_t)> next_readlink("readlink");
 Next<int(const char*, int)> next_access("access");
 Next<int(int, const char*, int, ...)> next_openat("openat");
+Next<char*(const char*, char*)> next_realpath("realpath");
 
 // The path argument of a call.
 class Path {
@@ -83,17 +83,18 @@ class Path {
   Path(const char* given, int directory = AT_FDCWD) : given_(given), directory_(directory) {
     if (given == nullptr) return;
     if (*given == '/') {
-      if (given[1] == 'd' || given[1] == 's' || given[1] == '/' || given[1] == '.') find_absolute();
-    } else if (*given != '\0' && g_has_directory.load(std::memory_order_relaxed)) {
+      if (given[1] == 'd' || given[1] == 's' || given[1] == '/' || given[1] == '.') find_absolute(given);
+    } else if (*given != '\0' && (g_has_directory.load(std::memory_order_relaxed) || may_lead_into_tree(given))) {
       find_relative();
     }
+    if (is_served_ && std::strstr(given, "..") != nullptr) resolve_parents();
   }
 
   // What to pass to libc.
   const char* get() const { return located_.empty() ? given_ : located_.c_str(); }
   int directory() const { return located_.empty() ? directory_ : AT_FDCWD; }
 
-  bool is_served() const { return !located_.empty(); }
+  bool is_served() const { return is_served_; }
   const std::string& visible() const { return visible_; }
   // False also for a node that does not exist.
   std::optional<std::uint32_t> device_node() const {
@@ -103,10 +104,18 @@ class Path {
   }
 
  private:
-  void find_absolute() {
+  // Every path into the tree from a directory outside has one of these, unless that directory is a PCI bus or `module`.
+  static bool may_lead_into_tree(const char* path) {
+    for (const char* part : {"infiniband", "pci", "devices", "uverbs"}) {
+      if (std::strstr(path, part) != nullptr) return true;
+    }
+    return false;
+  }
+
+  void find_absolute(const char* given) {
     char plain[PATH_MAX];
     std::size_t length = 0;
-    for (const char* from = given_; *from != '\0'; ++from) {
+    for (const char* from = given; *from != '\0'; ++from) {
       if (*from == '/' && (from[1] == '/' || (from[1] == '.' && (from[2] == '/' || from[2] == '\0')))) {
         if (from[1] == '.') ++from;
         continue;
@@ -121,13 +130,13 @@ class Path {
     if (located_.empty()) return;
     visible_.assign(plain, length - (slash ? 1 : 0));
     if (slash) located_ += '/';
+    is_served_ = true;
   }
 
-  // Relative to a directory of the tree.
   void find_relative() {
     char base[PATH_MAX];
     if (directory_ == AT_FDCWD) {
-      if (!g_works_in_tree.load(std::memory_order_relaxed) || next_getcwd(base, sizeof base) == nullptr) return;
+      if (next_getcwd(base, sizeof base) == nullptr) return;
     } else {
       char link[32];
       std::snprintf(link, sizeof link, "/proc/self/fd/%d", directory_);
@@ -135,16 +144,42 @@ class Path {
       if (length <= 0) return;
       base[length] = '\0';
     }
-    const std::optional<std::string> above = softverbs::visible(base);
-    if (!above) return;
-    visible_ = *above + "/" + given_;
-    located_ = std::string(base) + "/" + given_;
+    if (const std::optional<std::string> above = softverbs::visible(base)) {
+      visible_ = *above + "/" + given_;
+      located_ = std::string(base) + "/" + given_;
+      is_served_ = true;
+      return;
+    }
+    // `base` has no links, so each leading ".." removes a name from it.
+    std::string_view above = base;
+    const char* rest = given_;
+    while (rest[0] == '.' && (rest[1] == '/' || (rest[1] == '.' && rest[2] == '/'))) {
+      if (rest[1] == '.') above = above.substr(0, above.rfind('/'));
+      rest += rest[1] == '.' ? 3 : 2;
+      rest += std::strspn(rest, "/");
+    }
+    find_absolute((std::string(above) + "/" + rest).c_str());
+  }
+
+  // The parent of a directory of the tree need not be served: it is then the one of the system.
+  void resolve_parents() {
+    const std::size_t last = ("/" + located_ + "/").rfind("/../");
+    if (last == std::string::npos) return;
+    const std::size_t end = std::min(last + 2, located_.size());
+    char resolved[PATH_MAX];
+    if (next_realpath(located_.substr(0, end).c_str(), resolved) == nullptr) return;
+    const std::string parent = softverbs::visible(resolved).value_or(resolved);
+    const std::string path = (parent == "/" ? "" : parent) + (end < located_.size() ? located_.substr(end) : "");
+    is_served_ = false;
+    find_absolute(path.c_str());
+    if (!is_served_) located_ = path.empty() ? "/" : path;
   }
 
   const char* const given_;
   const int directory_;
+  bool is_served_ = false;
   std::string visible_;
-  std::string located_;
+  std::string located_;  // also a path of the system, if `given_` led out of the tree
 };
 
 int fail(int error) {
@@ -163,12 +198,19 @@ int open_content(std::string_view content, int flags) {
   return fail(EIO);
 }
 
+// As the kernel answers for sysfs, whose files are never made or truncated by a program.
 int open_served(const Path& path, int flags) {
+  const bool creates = (flags & O_CREAT) != 0;
+  const bool writes = (flags & O_ACCMODE) != O_RDONLY;
+  if ((creates || writes) && next_access(path.get(), F_OK) != 0) return errno == ENOENT && creates ? fail(EACCES) : -1;
+  if (creates && (flags & O_EXCL) != 0) return fail(EEXIST);
+  flags &= ~(O_CREAT | O_EXCL | O_TRUNC);
   if (path.device_node())
-    return next_openat(AT_FDCWD, "/dev/null", flags & (O_ACCMODE | O_CLOEXEC | O_NONBLOCK | O_PATH));
-  if ((flags & O_ACCMODE) != O_RDONLY || (flags & O_CREAT) != 0) return fail(EACCES);
+    return next_openat(AT_FDCWD, "/dev/null", flags & (O_ACCMODE | O_CLOEXEC | O_NONBLOCK | O_PATH | O_DIRECTORY));
+  if (writes) return fail(EACCES);
   if ((flags & O_PATH) == 0) {
     if (const std::optional<PortFile> file = FileTree::instance().read_port_file(path.get())) {
+      if ((flags & O_DIRECTORY) != 0) return fail(ENOTDIR);
       return file->readable ? open_content(file->content, flags) : fail(EINVAL);
     }
   }
@@ -179,21 +221,29 @@ int open_served(const Path& path, int flags) {
 
 // The modules that NICs use for GPU memory are hidden here too, as they are in /sys/module.
 int open_modules(int flags) {
-  const int fd = next_openat(AT_FDCWD, "/proc/modules", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return -1;
-  std::string all;
-  char buffer[4096];
-  for (ssize_t got = 0; (got = ::read(fd, buffer, sizeof buffer)) > 0;)
-    all.append(buffer, static_cast<std::size_t>(got));
-  ::close(fd);
+  const int fd = next_openat(AT_FDCWD, "/proc/modules", flags);
+  if (fd < 0 || (flags & O_ACCMODE) != O_RDONLY || (flags & O_PATH) != 0) return fd;
   std::string shown;
-  for (std::size_t begin = 0; begin < all.size();) {
-    const std::size_t end = std::min(all.find('\n', begin), all.size() - 1) + 1;
-    const std::string_view line = std::string_view(all).substr(begin, end - begin);
-    if (!line.starts_with("nvidia_peermem ") && !line.starts_with("nv_peer_mem ")) shown += line;
-    begin = end;
+  std::string line;
+  bool hides = false;
+  char buffer[4096];
+  for (ssize_t got = 0; (got = ::read(fd, buffer, sizeof buffer)) > 0;) {
+    for (const char c : std::string_view(buffer, static_cast<std::size_t>(got))) {
+      line += c;
+      if (c != '\n') continue;
+      const bool is_hidden = line.starts_with("nvidia_peermem ") || line.starts_with("nv_peer_mem ");
+      hides = hides || is_hidden;
+      if (!is_hidden) shown += line;
+      line.clear();
+    }
   }
-  return open_content(shown, flags);
+  const int content = hides ? open_content(shown, flags) : -1;
+  if (content < 0) {
+    ::lseek(fd, 0, SEEK_SET);
+    return fd;
+  }
+  ::close(fd);
+  return content;
 }
 
 bool is_modules(const char* path) {
@@ -214,20 +264,18 @@ int stat_path(const Path& path, struct stat* info, Call stat_call) {
   return result;
 }
 
-// Replaces the target of a link, which is not terminated with a null, by the path that programs see.
-ssize_t show_target(const Path& path, char* text, ssize_t length, std::string_view given) {
-  if (length <= 0 || (!path.is_served() && !given.starts_with("/proc/"))) return length;
-  const std::string target(text, static_cast<std::size_t>(length));
-  const std::optional<std::string> shown = visible(target.c_str());
-  if (!shown) return length;
-  return static_cast<ssize_t>(shown->copy(text, shown->size()));
-}
-
-void note_working_directory() {
-  char path[PATH_MAX];
-  const bool inside = next_getcwd(path, sizeof path) != nullptr && visible(path).has_value();
-  g_works_in_tree.store(inside, std::memory_order_relaxed);
-  if (inside) g_has_directory.store(true, std::memory_order_relaxed);
+// Reads a link with `read_link`, as programs see its target. A target in the tree is longer than the one that they see,
+// and so than their buffer may be.
+template <typename ReadLink>
+ssize_t show_target(const Path& path, std::string_view given, char* text, std::size_t bytes, ReadLink read_link) {
+  if (path.device_node()) return fail(EINVAL);
+  if (bytes == 0 || (!path.is_served() && !given.starts_with("/proc/"))) return read_link(text, bytes);
+  char target[PATH_MAX];
+  const ssize_t length = read_link(target, sizeof target);
+  if (length < 0) return length;
+  const std::string_view whole(target, static_cast<std::size_t>(length));
+  const std::string_view shown = FileTree::instance().visible_path(whole).value_or(whole);
+  return static_cast<ssize_t>(shown.copy(text, bytes));
 }
 
 char* show_working_directory(char* path) {
@@ -242,7 +290,7 @@ __attribute__((constructor)) void begin() {
   char path[PATH_MAX];
   if (next_getcwd(path, sizeof path) == nullptr || std::strstr(path, "/files-of-softverbs-") == nullptr) return;
   static_cast<void>(FileTree::instance().locate("/dev/infiniband"));
-  note_working_directory();
+  g_has_directory.store(true, std::memory_order_relaxed);
 }
 
 __attribute__((destructor)) void end() {
@@ -258,22 +306,46 @@ int open_with(Next<int(const char*, int, ...)>& next, const char* given, int fla
   const Path path(given);
   if (path.is_served()) return open_served(path, flags);
   if (is_modules(given)) return open_modules(flags);
-  return next(given, flags, mode);
+  return next(path.get(), flags, mode);
 }
 
 int openat_with(Next<int(int, const char*, int, ...)>& next, int directory, const char* given, int flags, mode_t mode) {
   const Path path(given, directory);
   if (path.is_served()) return open_served(path, flags);
   if (is_modules(given)) return open_modules(flags);
-  return next(directory, given, flags, mode);
+  return next(path.directory(), path.get(), flags, mode);
+}
+
+int flags_of(const char* mode) {
+  int flags = *mode == 'r' ? 0 : O_CREAT;
+  flags |= *mode == 'r' && std::strchr(mode, '+') == nullptr ? O_RDONLY : O_RDWR;
+  if (std::strchr(mode, 'x') != nullptr) flags |= O_EXCL;
+  if (std::strchr(mode, 'e') != nullptr) flags |= O_CLOEXEC;
+  return flags;
+}
+
+FILE* freopen_with(Next<FILE*(const char*, const char*, FILE*)>& next, const char* given, const char* mode,
+                   FILE* stream) {
+  const Path path(given);
+  if (!path.is_served()) return next(path.get(), mode, stream);
+  const int fd = open_served(path, flags_of(mode));
+  if (fd < 0) {
+    const int error = errno;
+    ::fclose(stream);
+    errno = error;
+    return nullptr;
+  }
+  char link[32];
+  std::snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  FILE* const file = next(link, mode, stream);
+  ::close(fd);
+  return file;
 }
 
 FILE* fopen_with(Next<FILE*(const char*, const char*)>& next, const char* given, const char* mode) {
   const Path path(given);
-  if (!path.is_served() && !is_modules(given)) return next(given, mode);
-  const bool updates = std::strchr(mode, '+') != nullptr;
-  int flags = *mode == 'r' && !updates ? O_RDONLY : O_RDWR;
-  if (std::strchr(mode, 'e') != nullptr) flags |= O_CLOEXEC;
+  if (!path.is_served() && !is_modules(given)) return next(path.get(), mode);
+  const int flags = flags_of(mode);
   const int fd = path.is_served() ? open_served(path, flags) : open_modules(flags);
   if (fd < 0) return nullptr;
   FILE* const file = ::fdopen(fd, mode);
@@ -283,7 +355,7 @@ FILE* fopen_with(Next<FILE*(const char*, const char*)>& next, const char* given,
 
 char* resolve(const char* given, char* result, Next<char*(const char*, char*)>& next) {
   const Path path(given);
-  if (!path.is_served()) return next(given, result);
+  if (!path.is_served()) return next(path.get(), result);
   char resolved[PATH_MAX];
   if (path.device_node()) {
     std::snprintf(resolved, sizeof resolved, "%s", path.visible().c_str());
@@ -305,6 +377,8 @@ Next<int(const char*, int, ...)> next_open64("open64");
 Next<int(int, const char*, int, ...)> next_openat64("openat64");
 Next<FILE*(const char*, const char*)> next_fopen("fopen");
 Next<FILE*(const char*, const char*)> next_fopen64("fopen64");
+Next<FILE*(const char*, const char*, FILE*)> next_freopen("freopen");
+Next<FILE*(const char*, const char*, FILE*)> next_freopen64("freopen64");
 Next<int(const char*, struct stat*)> next_stat("stat");
 Next<int(const char*, struct stat*)> next_lstat("lstat");
 Next<int(int, const char*, struct stat*, int)> next_fstatat("fstatat");
@@ -315,14 +389,14 @@ Next<int(int, const char*, int, unsigned, struct statx*)> next_statx("statx");
 Next<int(const char*, int)> next_eaccess("eaccess");
 Next<int(int, const char*, int, int)> next_faccessat("faccessat");
 Next<ssize_t(int, const char*, char*, std::size_t)> next_readlinkat("readlinkat");
-Next<char*(const char*, char*)> next_realpath("realpath");
 Next<DIR*(const char*)> next_opendir("opendir");
+Next<dirent*(DIR*)> next_readdir("readdir");
+Next<dirent64*(DIR*)> next_readdir64("readdir64");
 using Filter = int (*)(const dirent*);
 using Compare = int (*)(const dirent**, const dirent**);
 Next<int(const char*, dirent***, Filter, Compare)> next_scandir("scandir");
 Next<void(int)> next__exit("_exit");
 Next<int(const char*)> next_chdir("chdir");
-Next<int(int)> next_fchdir("fchdir");
 Next<int(const char*, int, int (*)(const char*, int), glob_t*)> next_glob("glob");
 Next<ssize_t(const char*, const char*, void*, std::size_t)> next_getxattr("getxattr");
 Next<ssize_t(const char*, const char*, void*, std::size_t)> next_lgetxattr("lgetxattr");
@@ -365,22 +439,61 @@ int do_fxstatat(int version, int directory, const char* given, struct stat* info
 
 ssize_t do_readlink(const char* given, char* text, std::size_t bytes) {
   const Path path(given);
-  if (path.device_node()) return fail(EINVAL);
-  return show_target(path, text, next_readlink(path.get(), text, bytes), given);
+  return show_target(path, given != nullptr ? given : "", text, bytes,
+                     [&](char* target, std::size_t size) { return next_readlink(path.get(), target, size); });
 }
 
 ssize_t do_readlinkat(int directory, const char* given, char* text, std::size_t bytes) {
   const Path path(given, directory);
-  if (path.device_node()) return fail(EINVAL);
-  return show_target(path, text, next_readlinkat(path.directory(), path.get(), text, bytes), given);
+  return show_target(path, given != nullptr ? given : "", text, bytes, [&](char* target, std::size_t size) {
+    return next_readlinkat(path.directory(), path.get(), target, size);
+  });
+}
+
+// The nodes are links in the tree. `find -type c` trusts the type that the directory gives.
+constexpr std::string_view kNodes = "/dev/infiniband";
+template <typename Entry>
+bool may_be_node(const Entry& entry) {
+  return entry.d_type == DT_LNK && std::strncmp(entry.d_name, "uverbs", std::strlen("uverbs")) == 0;
 }
 
 int do_scandir(const char* given, dirent*** names, Filter filter, Compare compare) {
-  return next_scandir(Path(given).get(), names, filter, compare);
+  const Path path(given);
+  const int count = next_scandir(path.get(), names, filter, compare);
+  if (!path.is_served() || path.visible() != kNodes) return count;
+  for (int i = 0; i < count; ++i) {
+    if (may_be_node(*(*names)[i])) (*names)[i]->d_type = DT_CHR;
+  }
+  return count;
+}
+
+template <typename Function>
+auto do_readdir(Next<Function>& next, DIR* directory) {
+  auto* const entry = next(directory);
+  if (entry == nullptr || !may_be_node(*entry) || !g_has_directory.load(std::memory_order_relaxed)) return entry;
+  const int error = errno;
+  char link[32];
+  char base[PATH_MAX];
+  std::snprintf(link, sizeof link, "/proc/self/fd/%d", ::dirfd(directory));
+  const ssize_t length = next_readlink(link, base, sizeof base);
+  if (length > 0 && FileTree::instance().visible_path({base, static_cast<std::size_t>(length)}) == kNodes)
+    entry->d_type = DT_CHR;
+  errno = error;
+  return entry;
 }
 
 char* do_getcwd(char* path, std::size_t bytes) {
-  return show_working_directory(next_getcwd(path, bytes));
+  char present[PATH_MAX];
+  const bool known = next_getcwd(present, sizeof present) != nullptr;
+  const std::optional<std::string> shown = known ? visible(present) : std::nullopt;
+  if (!shown || (path != nullptr && bytes == 0)) return next_getcwd(path, bytes);
+  const std::size_t needed = shown->size() + 1;
+  if (bytes != 0 && bytes < needed) {
+    errno = ERANGE;
+    return nullptr;
+  }
+  char* const result = path != nullptr ? path : static_cast<char*>(std::malloc(std::max(bytes, needed)));
+  return result != nullptr ? static_cast<char*>(std::memcpy(result, shown->c_str(), needed)) : nullptr;
 }
 
 // glob() calls its own stat and opendir, so it is told to call these. Its patterns keep the paths that programs see.
@@ -441,6 +554,13 @@ SOFTVERBS_REPLACES(FILE*, fopen, (const char* path, const char* mode)) {
 }
 SOFTVERBS_REPLACES(FILE*, fopen64, (const char* path, const char* mode)) {
   return fopen_with(next_fopen64, path, mode);
+}
+
+SOFTVERBS_REPLACES(FILE*, freopen, (const char* path, const char* mode, FILE* stream)) {
+  return freopen_with(next_freopen, path, mode, stream);
+}
+SOFTVERBS_REPLACES(FILE*, freopen64, (const char* path, const char* mode, FILE* stream)) {
+  return freopen_with(next_freopen64, path, mode, stream);
 }
 
 SOFTVERBS_REPLACES(int, stat, (const char* path, struct stat* info)) {
@@ -537,6 +657,12 @@ SOFTVERBS_REPLACES(DIR*, opendir, (const char* given)) {
   const Path path(given);
   return opened(path, next_opendir(path.get()));
 }
+SOFTVERBS_REPLACES(dirent*, readdir, (DIR * directory)) {
+  return do_readdir(next_readdir, directory);
+}
+SOFTVERBS_REPLACES(dirent64*, readdir64, (DIR * directory)) {
+  return do_readdir(next_readdir64, directory);
+}
 SOFTVERBS_REPLACES(int, scandir, (const char* path, dirent*** names, Filter filter, Compare compare)) {
   return do_scandir(path, names, filter, compare);
 }
@@ -553,12 +679,7 @@ SOFTVERBS_REPLACES(int, glob64, (const char* pattern, int flags, int (*on_error)
 SOFTVERBS_REPLACES(int, chdir, (const char* given)) {
   const Path path(given);
   const int result = next_chdir(path.get());
-  if (result == 0 && (path.is_served() || g_works_in_tree.load(std::memory_order_relaxed))) note_working_directory();
-  return result;
-}
-SOFTVERBS_REPLACES(int, fchdir, (int fd)) {
-  const int result = next_fchdir(fd);
-  if (result == 0 && g_has_directory.load(std::memory_order_relaxed)) note_working_directory();
+  if (result == 0 && path.is_served()) g_has_directory.store(true, std::memory_order_relaxed);
   return result;
 }
 SOFTVERBS_REPLACES(char*, getcwd, (char* path, std::size_t bytes)) {

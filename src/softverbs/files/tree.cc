@@ -181,7 +181,7 @@ class TreeMaker {
       const std::string entry = below(path, name);
       link(entry, entry);
     }
-    for (const char* name : {"/infiniband", "/infiniband_verbs"}) {
+    for (const char* name : {"/infiniband", "/infiniband_verbs", "/driver"}) {
       serve(path + name);
       serve(kPciDevices + address + name);
     }
