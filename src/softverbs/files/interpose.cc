@@ -104,7 +104,7 @@ class Path {
   }
 
  private:
-  // Every path into the tree from a directory outside has one of these, unless that directory is a PCI bus or `module`.
+  // A test without a system call for paths from a directory outside of the tree. The README names what it leaves out.
   static bool may_lead_into_tree(const char* path) {
     for (const char* part : {"infiniband", "pci", "devices", "uverbs"}) {
       if (std::strstr(path, part) != nullptr) return true;
