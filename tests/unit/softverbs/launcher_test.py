@@ -4,7 +4,6 @@
 usage: launcher_test.py LAUNCHER LIBRARY_DIRECTORY DEVICE_NAMES_PROGRAM
 """
 
-import contextlib
 import os
 import shutil
 import signal
@@ -192,9 +191,10 @@ class Exit(unittest.TestCase):
         self.assertEqual(remaining_files(), [])
 
     def test_segments_without_registry_are_removed(self):
-        self.kill(self.start())
-        with contextlib.suppress(ValueError, FileNotFoundError):  # a process of another test may have removed them
-            os.unlink(f"/dev/shm/{min(remaining_files(), key=len)}")
+        child = self.start()
+        registry = min(remaining_files(), key=len)
+        os.unlink(f"/dev/shm/{registry}")  # before the kill: after it, a process of another test may remove both
+        self.kill(child)
         self.names_in_another_namespace()
         self.assertEqual(await_files(0), [])
 
