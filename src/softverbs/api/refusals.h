@@ -11,10 +11,10 @@
     return EOPNOTSUPP;          \
   }
 
-#define SOFTVERBS_RETURNS_NULL(name) \
-  SOFTVERBS_EXPORT void* name() {    \
-    errno = EOPNOTSUPP;              \
-    return nullptr;                  \
+#define SOFTVERBS_RETURNS_NULL(name)    \
+  SOFTVERBS_EXPORT auto name()->void* { \
+    errno = EOPNOTSUPP;                 \
+    return nullptr;                     \
   }
 
 #define SOFTVERBS_RETURNS_MINUS_ONE(name) \
