@@ -11,8 +11,10 @@
     return EOPNOTSUPP;          \
   }
 
+using VoidPointer = void*;
+
 #define SOFTVERBS_RETURNS_NULL(name)    \
-  SOFTVERBS_EXPORT auto name()->void* { \
+  SOFTVERBS_EXPORT VoidPointer name() { \
     errno = EOPNOTSUPP;                 \
     return nullptr;                     \
   }
