@@ -18,6 +18,9 @@ import tempfile
 import time
 import unittest
 
+# A job in the background of a shell ignores SIGINT, and bash cannot trap a signal that it ignored from the start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 SOURCE = pathlib.Path(sys.argv[1]).resolve()
 WAIT_S = 60
 # What tools/quickstart and tools/setup call, and what the build needs besides ninja.
