@@ -253,7 +253,7 @@ int FileTree::join_directory() {
 
 int FileTree::make_directory() const {
   remove_unused_file_trees();
-  std::string made = root() + ".new.XXXXXX";
+  std::string made = root() + ".new." + kRandomPart;
   if (::mkdtemp(made.data()) == nullptr || ::chmod(made.c_str(), S_IRWXU) != 0) return errno;
   // Locked, so that no other process removes it as unused.
   const UniqueFd fd(::open(made.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

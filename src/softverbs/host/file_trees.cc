@@ -59,7 +59,8 @@ void remove_file_tree_if_unused(const char* path) {
   // Another process may have removed this tree and made it anew.
   if (::lstat(path, &named) != 0 || named.st_ino != locked.st_ino) return;
   char removed[PATH_MAX];
-  if (std::snprintf(removed, sizeof removed, "%s.old.XXXXXX", path) >= static_cast<int>(sizeof removed)) return;
+  if (std::snprintf(removed, sizeof removed, "%s.old.%s", path, kRandomPart) >= static_cast<int>(sizeof removed))
+    return;
   if (::mkdtemp(removed) == nullptr || ::rename(path, removed) != 0) return;
   remove_all(AT_FDCWD, removed);
 }

@@ -6,6 +6,9 @@
 
 namespace verbatim::softverbs {
 
+// The end of a name for mkdtemp(), which replaces it.
+constexpr char kRandomPart[] = {'X', 'X', 'X', 'X', 'X', 'X', '\0'};
+
 // The begin of the paths of all trees of the present effective user. Another user's tree may have such a name too: user
 // ids differ between user namespaces, and everybody can make files in /dev/shm.
 std::string file_tree_prefix();
