@@ -2,10 +2,8 @@
 // that belongs to the devices is answered from the tree; every other call goes to libc unchanged. A program that is
 // linked statically or makes system calls itself does not call these functions.
 #include <dirent.h>
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <glob.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/types.h>
@@ -13,20 +11,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "softverbs/files/file_tree.h"
+#include "softverbs/files/next.h"
+#include "softverbs/files/served_open.h"
+#include "softverbs/files/served_path.h"
 
 // Defines a function under another name in C++, because the headers may define it too (inline, or with other exception
 // specifications).
@@ -38,217 +36,6 @@ namespace verbatim::softverbs {
 namespace {
 
 static_assert(sizeof(struct stat) == sizeof(struct stat64), "one wrapper serves both");
-
-// The definition behind this library's, looked up at the first call: programs and allocators call these functions
-// before any constructor of this library runs. dlsym allocates no memory when it succeeds.
-template <typename Function>
-class Next {
- public:
-  constexpr explicit Next(const char* name) : name_(name) {}
-
-  template <typename... Arguments>
-  auto operator()(Arguments... arguments) {
-    Function* function = function_.load(std::memory_order_relaxed);
-    if (function == nullptr) {
-      function = reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name_));
-      function_.store(function, std::memory_order_relaxed);
-    }
-    return function(arguments...);
-  }
-
- private:
-  const char* const name_;
-  std::atomic<Function*> function_{nullptr};
-};
-
-// Set by the first directory of the tree that this process has opened or made its working directory. Until then no
-// relative path begins inside the tree. Never reset: a child of vfork(), which shares this memory, may set it.
-std::atomic<bool> g_has_directory{false};
-
-std::optional<std::string> visible(const char* path) {
-  const std::optional<std::string_view> found = FileTree::instance().visible_path(path);
-  return found ? std::optional<std::string>(*found) : std::nullopt;
-}
-
-Next<char*(char*, std::size_t)> next_getcwd("getcwd");
-Next<char*()> next_get_current_dir_name("get_current_dir_name");
-Next<ssize_t(const char*, char*, std::size_t)> next_readlink("readlink");
-Next<int(const char*, int)> next_access("access");
-Next<int(int, const char*, int, ...)> next_openat("openat");
-Next<char*(const char*, char*)> next_realpath("realpath");
-
-// The path argument of a call.
-class Path {
- public:
-  Path(const char* given, int directory = AT_FDCWD) : given_(given), directory_(directory) {
-    if (given == nullptr) return;
-    if (*given == '/') {
-      if (given[1] == 'd' || given[1] == 's' || given[1] == '/' || given[1] == '.') find_absolute(given);
-    } else if (*given != '\0' && (g_has_directory.load(std::memory_order_relaxed) || may_lead_into_tree(given))) {
-      find_relative();
-    }
-    if (is_served_ && std::strstr(given, "..") != nullptr) resolve_parents();
-  }
-
-  // What to pass to libc.
-  const char* get() const { return located_.empty() ? given_ : located_.c_str(); }
-  int directory() const { return located_.empty() ? directory_ : AT_FDCWD; }
-
-  bool is_served() const { return is_served_; }
-  const std::string& visible() const { return visible_; }
-  // False also for a node that does not exist.
-  std::optional<std::uint32_t> device_node() const {
-    if (!is_served()) return std::nullopt;
-    const std::optional<std::uint32_t> device = parse_device_node(visible_);
-    return device && next_access(get(), F_OK) == 0 ? device : std::nullopt;
-  }
-
- private:
-  // A test without a system call for paths from a directory outside of the tree. The README names what it leaves out.
-  static bool may_lead_into_tree(const char* path) {
-    for (const char* part : {"infiniband", "pci", "devices", "uverbs"}) {
-      if (std::strstr(path, part) != nullptr) return true;
-    }
-    return false;
-  }
-
-  void find_absolute(const char* given) {
-    char plain[PATH_MAX];
-    std::size_t length = 0;
-    for (const char* from = given; *from != '\0'; ++from) {
-      if (*from == '/' && (from[1] == '/' || (from[1] == '.' && (from[2] == '/' || from[2] == '\0')))) {
-        if (from[1] == '.') ++from;
-        continue;
-      }
-      if (length == sizeof plain - 1) return;
-      plain[length++] = *from;
-    }
-    plain[length] = '\0';
-    if (!FileTree::is_candidate(plain)) return;
-    const bool slash = length > 1 && plain[length - 1] == '/';
-    located_ = FileTree::instance().locate({plain, length - (slash ? 1 : 0)});
-    if (located_.empty()) return;
-    visible_.assign(plain, length - (slash ? 1 : 0));
-    if (slash) located_ += '/';
-    is_served_ = true;
-  }
-
-  void find_relative() {
-    char base[PATH_MAX];
-    if (directory_ == AT_FDCWD) {
-      if (next_getcwd(base, sizeof base) == nullptr) return;
-    } else {
-      char link[32];
-      std::snprintf(link, sizeof link, "/proc/self/fd/%d", directory_);
-      const ssize_t length = next_readlink(link, base, sizeof base - 1);
-      if (length <= 0) return;
-      base[length] = '\0';
-    }
-    if (const std::optional<std::string> above = softverbs::visible(base)) {
-      visible_ = *above + "/" + given_;
-      located_ = std::string(base) + "/" + given_;
-      is_served_ = true;
-      return;
-    }
-    // `base` has no links, so each leading ".." removes a name from it.
-    std::string_view above = base;
-    const char* rest = given_;
-    while (rest[0] == '.' && (rest[1] == '/' || (rest[1] == '.' && rest[2] == '/'))) {
-      if (rest[1] == '.') above = above.substr(0, above.rfind('/'));
-      rest += rest[1] == '.' ? 3 : 2;
-      rest += std::strspn(rest, "/");
-    }
-    find_absolute((std::string(above) + "/" + rest).c_str());
-  }
-
-  // The parent of a directory of the tree need not be served: it is then the one of the system.
-  void resolve_parents() {
-    const std::size_t last = ("/" + located_ + "/").rfind("/../");
-    if (last == std::string::npos) return;
-    const std::size_t end = std::min(last + 2, located_.size());
-    char resolved[PATH_MAX];
-    if (next_realpath(located_.substr(0, end).c_str(), resolved) == nullptr) return;
-    const std::string parent = softverbs::visible(resolved).value_or(resolved);
-    const std::string path = (parent == "/" ? "" : parent) + (end < located_.size() ? located_.substr(end) : "");
-    is_served_ = false;
-    find_absolute(path.c_str());
-    if (!is_served_) located_ = path.empty() ? "/" : path;
-  }
-
-  const char* const given_;
-  const int directory_;
-  bool is_served_ = false;
-  std::string visible_;
-  std::string located_;  // also a path of the system, if `given_` led out of the tree
-};
-
-int fail(int error) {
-  errno = error;
-  return -1;
-}
-
-// A descriptor with this content.
-int open_content(std::string_view content, int flags) {
-  const int fd = ::memfd_create("softverbs", (flags & O_CLOEXEC) != 0 ? MFD_CLOEXEC : 0);
-  if (fd < 0) return -1;
-  const bool complete = ::write(fd, content.data(), content.size()) == static_cast<ssize_t>(content.size()) &&
-                        ::lseek(fd, 0, SEEK_SET) == 0;
-  if (complete) return fd;
-  ::close(fd);
-  return fail(EIO);
-}
-
-// As the kernel answers for sysfs, whose files are never made or truncated by a program.
-int open_served(const Path& path, int flags) {
-  const bool creates = (flags & O_CREAT) != 0;
-  const bool writes = (flags & O_ACCMODE) != O_RDONLY;
-  if ((creates || writes) && next_access(path.get(), F_OK) != 0) return errno == ENOENT && creates ? fail(EACCES) : -1;
-  if (creates && (flags & O_EXCL) != 0) return fail(EEXIST);
-  flags &= ~(O_CREAT | O_EXCL | O_TRUNC);
-  if (path.device_node())
-    return next_openat(AT_FDCWD, "/dev/null", flags & (O_ACCMODE | O_CLOEXEC | O_NONBLOCK | O_PATH | O_DIRECTORY));
-  if (writes) return fail(EACCES);
-  if ((flags & O_PATH) == 0) {
-    if (const std::optional<PortFile> file = FileTree::instance().read_port_file(path.get())) {
-      if ((flags & O_DIRECTORY) != 0) return fail(ENOTDIR);
-      return file->readable ? open_content(file->content, flags) : fail(EINVAL);
-    }
-  }
-  const int fd = next_openat(AT_FDCWD, path.get(), flags);
-  if (fd >= 0) g_has_directory.store(true, std::memory_order_relaxed);
-  return fd;
-}
-
-// The modules that NICs use for GPU memory are hidden here too, as they are in /sys/module.
-int open_modules(int flags) {
-  const int fd = next_openat(AT_FDCWD, "/proc/modules", flags);
-  if (fd < 0 || (flags & O_ACCMODE) != O_RDONLY || (flags & O_PATH) != 0) return fd;
-  std::string shown;
-  std::string line;
-  bool hides = false;
-  char buffer[4096];
-  for (ssize_t got = 0; (got = ::read(fd, buffer, sizeof buffer)) > 0;) {
-    for (const char c : std::string_view(buffer, static_cast<std::size_t>(got))) {
-      line += c;
-      if (c != '\n') continue;
-      const bool is_hidden = line.starts_with("nvidia_peermem ") || line.starts_with("nv_peer_mem ");
-      hides = hides || is_hidden;
-      if (!is_hidden) shown += line;
-      line.clear();
-    }
-  }
-  const int content = hides ? open_content(shown, flags) : -1;
-  if (content < 0) {
-    ::lseek(fd, 0, SEEK_SET);
-    return fd;
-  }
-  ::close(fd);
-  return content;
-}
-
-bool is_modules(const char* path) {
-  return path != nullptr && std::strcmp(path, "/proc/modules") == 0;
-}
 
 constexpr mode_t kNodeMode = S_IFCHR | S_IRUSR | S_IWUSR | S_IRGRP | S_IWGRP | S_IROTH | S_IWOTH;
 
@@ -290,7 +77,7 @@ __attribute__((constructor)) void begin() {
   char path[PATH_MAX];
   if (next_getcwd(path, sizeof path) == nullptr || std::strstr(path, "/files-of-softverbs-") == nullptr) return;
   static_cast<void>(FileTree::instance().locate("/dev/infiniband"));
-  g_has_directory.store(true, std::memory_order_relaxed);
+  note_directory();
 }
 
 __attribute__((destructor)) void end() {
@@ -368,10 +155,11 @@ char* resolve(const char* given, char* result, Next<char*(const char*, char*)>& 
 }
 
 DIR* opened(const Path& path, DIR* directory) {
-  if (path.is_served() && directory != nullptr) g_has_directory.store(true, std::memory_order_relaxed);
+  if (path.is_served() && directory != nullptr) note_directory();
   return directory;
 }
 
+Next<char*()> next_get_current_dir_name("get_current_dir_name");
 Next<int(const char*, int, ...)> next_open("open");
 Next<int(const char*, int, ...)> next_open64("open64");
 Next<int(int, const char*, int, ...)> next_openat64("openat64");
@@ -470,7 +258,7 @@ int do_scandir(const char* given, dirent*** names, Filter filter, Compare compar
 template <typename Function>
 auto do_readdir(Next<Function>& next, DIR* directory) {
   auto* const entry = next(directory);
-  if (entry == nullptr || !may_be_node(*entry) || !g_has_directory.load(std::memory_order_relaxed)) return entry;
+  if (entry == nullptr || !may_be_node(*entry) || !has_directory()) return entry;
   const int error = errno;
   char link[32];
   char base[PATH_MAX];
@@ -679,7 +467,7 @@ SOFTVERBS_REPLACES(int, glob64, (const char* pattern, int flags, int (*on_error)
 SOFTVERBS_REPLACES(int, chdir, (const char* given)) {
   const Path path(given);
   const int result = next_chdir(path.get());
-  if (result == 0 && path.is_served()) g_has_directory.store(true, std::memory_order_relaxed);
+  if (result == 0 && path.is_served()) note_directory();
   return result;
 }
 SOFTVERBS_REPLACES(char*, getcwd, (char* path, std::size_t bytes)) {
