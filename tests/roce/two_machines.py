@@ -150,28 +150,28 @@ def expect_connection(pair, **settings):
     return sender.seconds
 
 
+def expect_connection_after(pair, link, outage_s, lose, what):
+    """Connects while the link loses what `lose` selects; `what`, in the plural, names it."""
+    link.intercept = outage = Outage(outage_s, lose)
+    try:
+        took = expect_connection(pair, settings=SIDE_CHANNEL_ETH1)
+    finally:
+        link.intercept = None
+    expect(outage.lost > 1, f"{outage.lost} {what}")
+    expect(took > outage_s, f"made after {took:.1f} s, although the outage took {outage_s} s: {what}")
+    pair.report.note(f"{outage.lost} {what}, made and ended after {took:.1f} s")
+
+
 def check_setup(pair):
     links = pair.a.links
     with pair.report.case(f"set-up: ARP is lost for {ARP_OUTAGE_S} s, the connection is made"):
         pair.on_both("ip neigh flush dev eth0")
-        links[0].intercept = outage = Outage(ARP_OUTAGE_S, lose_arp)
-        try:
-            took = expect_connection(pair, settings=SIDE_CHANNEL_ETH1)
-        finally:
-            links[0].intercept = None
-        expect(outage.lost > 1, f"{outage.lost} frames of ARP lost")
-        expect(took > ARP_OUTAGE_S, f"made after {took:.1f} s, although no address was resolved for {ARP_OUTAGE_S} s")
-        pair.report.note(f"{outage.lost} frames of ARP lost, made and ended after {took:.1f} s")
+        expect_connection_after(pair, links[0], ARP_OUTAGE_S, lose_arp, "frames of ARP lost")
     with pair.report.case(f"set-up: TCP connects are refused for {REFUSED_S} s, the connection is made"):
         bootstrap = pair.port + 1
-        links[1].intercept = outage = Outage(REFUSED_S, lambda frame: reject_syn(frame, except_port=bootstrap))
-        try:
-            took = expect_connection(pair, settings=SIDE_CHANNEL_ETH1)
-        finally:
-            links[1].intercept = None
-        expect(outage.lost > 1, f"{outage.lost} connects refused")
-        expect(took > REFUSED_S, f"made after {took:.1f} s, although connects were refused for {REFUSED_S} s")
-        pair.report.note(f"{outage.lost} connects refused, made and ended after {took:.1f} s")
+        expect_connection_after(
+            pair, links[1], REFUSED_S, lambda frame: reject_syn(frame, except_port=bootstrap), "connects refused"
+        )
     with pair.report.case("set-up: interfaces in different subnets, and the listening host drops packets of the other subnet"):
         strict = "cd /proc/sys/net/ipv4/conf; cat all/rp_filter; echo {} >all/rp_filter"
         before = succeed(pair.b.start(strict.format(1))).split()[0]

@@ -42,6 +42,26 @@ class ConnectedComms {
   ConnectedComms(const ConnectedComms&) = delete;
   ConnectedComms& operator=(const ConnectedComms&) = delete;
 
+  // A receiving end that is not connected: `qps` QPs over these ports, no side channel. nullptr after a failed
+  // expectation.
+  std::unique_ptr<RecvComm> make_recv_comm(const std::vector<const Port*>& ports, std::size_t qps) const {
+    wire::Hello peer;
+    peer.qps.resize(qps);
+    const Config& config = context_->config();
+    Result<Endpoint> endpoint = Endpoint::create(ports, RecvComm::endpoint_sizes(config, ports, peer), config);
+    EXPECT_TRUE(endpoint);
+    if (!endpoint) return nullptr;
+    Result<std::unique_ptr<RecvComm>> comm = RecvComm::create(context_->comm_settings(), std::move(*endpoint), peer);
+    EXPECT_TRUE(comm);
+    return comm ? std::move(*comm) : nullptr;
+  }
+
+  // The ports of the receiving end, after connect.
+  std::vector<const Port*> ports() const {
+    const std::span<const Port* const> used = recv_->endpoint().ports();
+    return {used.begin(), used.end()};
+  }
+
   // Asks again and again whether `condition` holds: that it did in time.
   template <typename Condition>
   static bool eventually(Condition condition) {

@@ -55,6 +55,13 @@ class EndpointPoolTest : public ::testing::Test {
     return request;
   }
 
+  // The same, with two flows to each of so many peers announced.
+  EndpointRequest announced(std::uint64_t process, std::uint32_t peers) const {
+    EndpointRequest many = request(process);
+    many.announced = {.peers = peers, .flows = 2};
+    return many;
+  }
+
   // The same, with nothing announced.
   EndpointRequest unannounced(std::uint64_t process, std::size_t qps = 1) const {
     EndpointRequest unknown = request(process, qps);
@@ -306,10 +313,8 @@ TEST_F(EndpointPoolTest, ManyReleasedReservations_AreDestroyedInSlices) {
   constexpr std::uint32_t kPeers = 40;
   std::vector<Reservation> kept;
   for (std::uint64_t process = 1000; process < 1000 + kPeers; ++process) {
-    EndpointRequest many = request(process);
-    many.announced = {.peers = kPeers, .flows = 2};
-    pool_->reserve(many).reset();  // its connect failed
-    kept.push_back(pool_->reserve(many));
+    pool_->reserve(announced(process, kPeers)).reset();  // its connect failed
+    kept.push_back(pool_->reserve(announced(process, kPeers)));
   }
   std::vector<std::optional<Endpoint>> made;
   for (const Reservation& reservation : kept) made.push_back(take_in_slices(*pool_, reservation));
@@ -489,9 +494,7 @@ TEST_F(EndpointPoolTest, BlockInSlices_KeepsOrder) {
   constexpr std::uint32_t kPeers = 40;
   std::vector<Reservation> reservations;
   for (std::uint64_t process = 1000; process < 1000 + kPeers; ++process) {
-    EndpointRequest many = request(process);
-    many.announced = {.peers = kPeers, .flows = 2};
-    for (int k = 0; k < 2; ++k) reservations.push_back(pool_->reserve(many));
+    for (int k = 0; k < 2; ++k) reservations.push_back(pool_->reserve(announced(process, kPeers)));
   }
   std::vector<std::optional<Endpoint>> made(reservations.size());
   std::vector<std::uint32_t> positions(reservations.size());

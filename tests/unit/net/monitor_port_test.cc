@@ -124,20 +124,13 @@ class MonitorPortTest : public ::testing::Test {
 
   // A connection over these ports. Its owner is its first device.
   RecvComm* watched(const std::vector<const Port*>& ports) {
-    wire::Hello peer;
-    peer.qps.resize(ports.size());
-    const Config& config = link_.context().config();
-    Result<Endpoint> endpoint = Endpoint::create(ports, RecvComm::endpoint_sizes(config, ports, peer), config);
-    EXPECT_TRUE(endpoint);
-    Result<std::unique_ptr<RecvComm>> comm =
-        RecvComm::create(link_.context().comm_settings(), std::move(*endpoint), peer);
-    EXPECT_TRUE(comm);
+    std::unique_ptr<RecvComm> comm = link_.make_recv_comm(ports, ports.size());
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     peer_ends_.push_back({UniqueFd(ends[1]), {}});
-    (*comm)->set_side_channel(UniqueFd(ends[0]));
-    EXPECT_TRUE(monitor_->watch(**comm, ports.front()->device));
-    return comms_.emplace_back(std::move(*comm)).get();
+    comm->set_side_channel(UniqueFd(ends[0]));
+    EXPECT_TRUE(monitor_->watch(*comm, ports.front()->device));
+    return comms_.emplace_back(std::move(comm)).get();
   }
 
   // Returns when the monitor has read the event and logged it.

@@ -85,21 +85,14 @@ class MonitorScale : public ::testing::Test {
   }
 
   void add() {
-    wire::Hello peer;
-    peer.qps.resize(1);
-    const std::vector<const Port*> ports{&port_};
-    const Config& config = link_.context().config();
-    Result<Endpoint> endpoint = Endpoint::create(ports, RecvComm::endpoint_sizes(config, ports, peer), config);
-    ASSERT_TRUE(endpoint);
-    Result<std::unique_ptr<RecvComm>> comm =
-        RecvComm::create(link_.context().comm_settings(), std::move(*endpoint), peer);
-    ASSERT_TRUE(comm);
+    std::unique_ptr<RecvComm> comm = link_.make_recv_comm({&port_}, 1);
+    ASSERT_NE(comm, nullptr);
     int ends[2];
     ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     peer_ends_.emplace_back(ends[1]);
-    (*comm)->set_side_channel(UniqueFd(ends[0]));
-    ASSERT_TRUE(monitor_->watch(**comm, this));
-    comms_.push_back(std::move(*comm));
+    comm->set_side_channel(UniqueFd(ends[0]));
+    ASSERT_TRUE(monitor_->watch(*comm, this));
+    comms_.push_back(std::move(comm));
   }
   static void send(const UniqueFd& peer, wire::MessageType type) {
     const wire::Notice notice = wire::Notice::without_body(type);

@@ -96,21 +96,12 @@ class MonitorTest : public ::testing::Test {
   const Device& device() const { return *inventory_->devices()[0]; }
 
   std::unique_ptr<RecvComm> make_comm() {
-    wire::Hello peer;
-    peer.qps.resize(2);
-    const std::vector<const Port*> ports{&inventory_->ports()[0]};
-    const Config& config = link_.context().config();
-    Result<Endpoint> endpoint = Endpoint::create(ports, RecvComm::endpoint_sizes(config, ports, peer), config);
-    EXPECT_TRUE(endpoint);
-    if (!endpoint) return nullptr;
-    Result<std::unique_ptr<RecvComm>> comm =
-        RecvComm::create(link_.context().comm_settings(), std::move(*endpoint), peer);
-    EXPECT_TRUE(comm);
+    std::unique_ptr<RecvComm> comm = link_.make_recv_comm({&inventory_->ports()[0]}, 2);
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     peer_ends_.emplace_back(ends[1]);
-    if (comm) (*comm)->set_side_channel(UniqueFd(ends[0]));
-    return comm ? std::move(*comm) : nullptr;
+    if (comm != nullptr) comm->set_side_channel(UniqueFd(ends[0]));
+    return comm;
   }
 
   void watch() {

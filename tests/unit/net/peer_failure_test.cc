@@ -84,17 +84,8 @@ class Keepalive : public ::testing::Test {
     Result<std::unique_ptr<Monitor>> control = Monitor::start({}, {.keepalive_ns = kKeepaliveNs});
     ASSERT_TRUE(control);
     control_ = std::move(*control);
-    wire::Hello peer;
-    peer.qps.resize(1);
-    const std::span<const Port* const> span = link_.recv().endpoint().ports();
-    const std::vector<const Port*> ports(span.begin(), span.end());
-    const Config& config = link_.context().config();
-    Result<Endpoint> endpoint = Endpoint::create(ports, RecvComm::endpoint_sizes(config, ports, peer), config);
-    ASSERT_TRUE(endpoint);
-    Result<std::unique_ptr<RecvComm>> comm =
-        RecvComm::create(link_.context().comm_settings(), std::move(*endpoint), peer);
-    ASSERT_TRUE(comm);
-    comm_ = std::move(*comm);
+    comm_ = link_.make_recv_comm(link_.ports(), 1);
+    ASSERT_NE(comm_, nullptr);
     // TCP, whose kernel acknowledges what a process does not read.
     sockaddr_storage loopback{};
     reinterpret_cast<sockaddr_in&>(loopback) = {

@@ -239,26 +239,16 @@ class OneEnd : public ::testing::Test {
     ASSERT_TRUE(monitor_->watch(*comm_, this));
     watched_ = true;
   }
-  Endpoint endpoint(const EndpointSizes& sizes) {
-    const std::span<const Port* const> span = link_.recv().endpoint().ports();
-    Result<Endpoint> made =
-        Endpoint::create(std::vector<const Port*>(span.begin(), span.end()), sizes, link_.context().config());
-    EXPECT_TRUE(made);
-    return std::move(*made);
-  }
   void watch_receiver() {
-    wire::Hello peer;
-    peer.qps.resize(1);
-    const Config& config = link_.context().config();
-    Result<std::unique_ptr<RecvComm>> comm =
-        RecvComm::create(link_.context().comm_settings(),
-                         endpoint(RecvComm::endpoint_sizes(config, link_.recv().endpoint().ports(), peer)), peer);
-    ASSERT_TRUE(comm);
-    watch(std::move(*comm));
+    std::unique_ptr<RecvComm> comm = link_.make_recv_comm(link_.ports(), 1);
+    ASSERT_NE(comm, nullptr);
+    watch(std::move(comm));
   }
   void watch_sender() {
-    Result<std::unique_ptr<SendComm>> comm = SendComm::create(
-        link_.context().comm_settings(), endpoint(SendComm::endpoint_sizes(1, 1, link_.context().config())), 1);
+    const Config& config = link_.context().config();
+    Result<Endpoint> endpoint = Endpoint::create(link_.ports(), SendComm::endpoint_sizes(1, 1, config), config);
+    ASSERT_TRUE(endpoint);
+    Result<std::unique_ptr<SendComm>> comm = SendComm::create(link_.context().comm_settings(), std::move(*endpoint), 1);
     ASSERT_TRUE(comm);
     watch(std::move(*comm));
   }

@@ -76,14 +76,19 @@ TEST(LockLimit, OrdinaryUser_RegistersNoMore) {
       << printed;
 }
 
+UniqueFd dmabuf() {
+  UniqueFd file(memfd_create("dmabuf", MFD_CLOEXEC));
+  EXPECT_EQ(ftruncate(file.get(), 4 * kPage), 0);
+  return file;
+}
+
 // A dma-buf is not pinned, so the kernel does not count it.
 TEST(LockLimit, Dmabuf_DoesNotCount) {
   check_in_child({{"SOFTVERBS_LOCK_LIMIT", "kernel"}, {"SOFTVERBS_DMABUF", "1"}}, [] {
     drop_capability();
     limit_to(1);
     const Device device = open_device();
-    const UniqueFd file(memfd_create("dmabuf", MFD_CLOEXEC));
-    ASSERT_EQ(ftruncate(file.get(), 4 * kPage), 0);
+    const UniqueFd file = dmabuf();
     const Mr mr(verbs().reg_dmabuf_mr(device.pd.get(), 0, 4 * kPage, 0, file.get(), kAllAccess));
     EXPECT_NE(mr, nullptr);
     const GuardedBuffer page(kPage);
@@ -99,8 +104,7 @@ TEST(LockLimit, DmabufsOfOtherThreads_DoNotCount) {
     drop_capability();
     limit_to(1);
     const Device device = open_device();
-    const UniqueFd file(memfd_create("dmabuf", MFD_CLOEXEC));
-    ASSERT_EQ(ftruncate(file.get(), 4 * kPage), 0);
+    const UniqueFd file = dmabuf();
     constexpr int kRounds = 20000;
     std::atomic<int> running{2};
     std::vector<std::thread> others(2);

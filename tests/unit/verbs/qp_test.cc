@@ -36,11 +36,11 @@ class QpTest : public testing::Test {
     return port;
   }
 
-  static Port infiniband_port() {
+  static Port infiniband_port(const char* gid = "fe80::1", unsigned gid_index = 0) {
     Port port;
     port.link_layer = IBV_LINK_LAYER_INFINIBAND;
     port.lid = 17;
-    port.gid = {0, fake_gid("fe80::1", 0).gid, RoceVersion::kUnknown};
+    port.gid = {gid_index, fake_gid(gid, 0).gid, RoceVersion::kUnknown};
     return port;
   }
 
@@ -56,8 +56,10 @@ class QpTest : public testing::Test {
 
 const QpAddress kRoceRemote{
     .qp_num = 77, .lid = 0, .link_layer = IBV_LINK_LAYER_ETHERNET, .gid = fake_gid("::ffff:10.0.0.2", 0).gid};
-const QpAddress kInfinibandRemote{
-    .qp_num = 78, .lid = 18, .link_layer = IBV_LINK_LAYER_INFINIBAND, .gid = fake_gid("fe80::2", 0).gid};
+QpAddress infiniband_remote(const char* gid) {
+  return {.qp_num = 78, .lid = 18, .link_layer = IBV_LINK_LAYER_INFINIBAND, .gid = fake_gid(gid, 0).gid};
+}
+const QpAddress kInfinibandRemote = infiniband_remote("fe80::2");
 
 TEST_F(QpTest, Create_UsesGivenCapsAndDestroys) {
   {
@@ -172,8 +174,7 @@ TEST_F(QpTest, ToRtrOnInfiniband_UsesLid) {
 TEST_F(QpTest, ToRtrAcrossSubnets_UsesGid) {
   port_ = infiniband_port();
   const RcQp qp = create();
-  QpAddress remote = kInfinibandRemote;
-  remote.gid = fake_gid("fec0:0:0:7::2", 0).gid;
+  const QpAddress remote = infiniband_remote("fec0:0:0:7::2");
   ASSERT_TRUE(to_rtr(qp.qp.get(), port_, remote, {}));
   EXPECT_EQ(last().ah_attr.is_global, 1);
   EXPECT_EQ(to_string(last().ah_attr.grh.dgid), "fec0:0:0:7::2");
@@ -181,11 +182,9 @@ TEST_F(QpTest, ToRtrAcrossSubnets_UsesGid) {
 
 // The FLID is in the third group of the GID; the routers forward by it.
 TEST_F(QpTest, ToRtrAcrossSubnetsWithFlid_UsesFlidAsLid) {
-  port_ = infiniband_port();
-  port_.gid = {1, fake_gid("fec0:0:8001:6::1", 0).gid, RoceVersion::kUnknown};
+  port_ = infiniband_port("fec0:0:8001:6::1", 1);
   const RcQp qp = create();
-  QpAddress remote = kInfinibandRemote;
-  remote.gid = fake_gid("fec0:0:8002:7::2", 0).gid;
+  const QpAddress remote = infiniband_remote("fec0:0:8002:7::2");
   ASSERT_TRUE(to_rtr(qp.qp.get(), port_, remote, {}));
   EXPECT_EQ(last().ah_attr.is_global, 1);
   EXPECT_EQ(last().ah_attr.dlid, 0x8002);
@@ -195,11 +194,9 @@ TEST_F(QpTest, ToRtrAcrossSubnetsWithFlid_UsesFlidAsLid) {
 
 // As in NCCL, only the low 16 bits of the prefix name the subnet.
 TEST_F(QpTest, ToRtrWithinSubnetWithFlid_UsesLid) {
-  port_ = infiniband_port();
-  port_.gid = {1, fake_gid("fec0:0:8001:7::1", 0).gid, RoceVersion::kUnknown};
+  port_ = infiniband_port("fec0:0:8001:7::1", 1);
   const RcQp qp = create();
-  QpAddress remote = kInfinibandRemote;
-  remote.gid = fake_gid("fec0:0:8002:7::2", 0).gid;
+  const QpAddress remote = infiniband_remote("fec0:0:8002:7::2");
   ASSERT_TRUE(to_rtr(qp.qp.get(), port_, remote, {}));
   EXPECT_EQ(last().ah_attr.is_global, 0);
   EXPECT_EQ(last().ah_attr.dlid, 18);
