@@ -63,6 +63,10 @@ Attempt attempt_of(Response response) {
     case Response::kAck:
     case Response::kDuplicateAck:
       return {Outcome::kDone};
+    case Response::kBegun:
+      return {.is_begun = true};
+    case Response::kLater:
+      return {Outcome::kLater};
     case Response::kNoResponse:
       return {Outcome::kLost};
     case Response::kReceiverNotReady:

@@ -26,7 +26,7 @@ enum class Outcome {
   kNotReady,  // RNR NAK
   kLost,      // no response
   kBusy,      // the peer's QP is locked or its memory not accessible yet; nothing was sent
-  kLater,     // a fault delays it until Requester::due_ns
+  kLater,     // a fault delays it until Requester::due_ns, or copies of earlier requests must end first
   kFailed,    // see status
 };
 
@@ -35,10 +35,11 @@ struct Attempt {
   ibv_wc_status status = IBV_WC_SUCCESS;
   std::uint32_t rnr_timer = 0;
   std::uint32_t packets = 0;
+  bool is_begun = false;  // kProgress or kDone: the bytes are still being copied
 };
 
 inline Attempt failed(ibv_wc_status status) {
-  return {Outcome::kFailed, status, 0, 0};
+  return {Outcome::kFailed, status};
 }
 Attempt attempt_of(Response response);
 

@@ -12,7 +12,8 @@ namespace verbatim::softverbs {
 
 // Whether a request was sent that is not complete, because its payload may be deferred.
 inline bool has_deferred_work(const Qp& qp) {
-  return qp.requester.sent != qp.sends.executed.load(std::memory_order_relaxed) || !qp.deferred.empty();
+  return qp.deferred.is_enabled() &&
+         (qp.requester.sent != qp.sends.executed.load(std::memory_order_relaxed) || !qp.deferred.empty());
 }
 
 // Whether the payload of the step that ends at byte `end` of its message may be deferred.

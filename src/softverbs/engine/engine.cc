@@ -19,6 +19,7 @@
 #include "softverbs/engine/requester.h"
 #include "softverbs/fabric/link.h"
 #include "softverbs/faults/faults.h"
+#include "softverbs/gpu/gpu.h"
 #include "softverbs/memory/copier.h"
 
 namespace verbatim::softverbs {
@@ -81,6 +82,7 @@ void* Engine::thread_main(void* engine) {
 }
 
 void Engine::run_thread() {
+  CurrentGpu::keep_in_this_thread();
   Segment& segment = process_->segment();
   EngineCounters& counters = segment.engines[segment.engine_threads.fetch_add(1, std::memory_order_relaxed)];
   while (!stopping_.load(std::memory_order_relaxed)) {

@@ -8,12 +8,17 @@
 #include <atomic>
 #include <cerrno>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "softverbs/engine/copies_in_flight.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/faults/faults.h"
+#include "softverbs/gpu/cuda_driver.h"
+#include "softverbs/gpu/gpu.h"
+#include "softverbs/gpu/staging.h"
 #include "softverbs/host/lock_limit.h"
 #include "softverbs/memory/copier.h"
 
@@ -107,17 +112,32 @@ bool is_access_valid(unsigned access) {
   return !remote_changes || (access & IBV_ACCESS_LOCAL_WRITE) != 0;
 }
 
-Result<Mr*> make_region(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
-                        unsigned access, Mapping dmabuf) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+// Drivers for GPU memory pin whole pages of the GPU. What lies behind the allocation in the last page cannot be copied.
+constexpr std::uint64_t kGpuPageBytes = 1U << 16;
+
+// Prepares what copies of the memory need. The address that the region's table gets.
+Result<std::uint64_t> prepare_gpu_memory(Process& process, const GpuAllocation& allocation, std::uint64_t address,
+                                         std::size_t length) {
+  const std::uint64_t first = allocation.start / kGpuPageBytes * kGpuPageBytes;
+  const std::uint64_t end = round_up(allocation.start + allocation.bytes, kGpuPageBytes);
+  if (address < first || address > end || length > end - address) return system_error("register_memory", EFAULT);
+  if (Result<Gpu*> gpu = Gpu::open(allocation.gpu); !gpu) return gpu.error();
+  if (Status prepared = prepare_staging(process); !prepared) return prepared.error();
+  return mark_gpu_address(allocation.gpu, address);
+}
+
+// `address`: marked if it is GPU memory. `is_pinned`: it counts against RLIMIT_MEMLOCK.
+Result<Mr*> make_region(Context& context, ibv_pd* pd, std::uint64_t begin, std::size_t length, std::uint64_t iova,
+                        unsigned access, Mapping dmabuf, bool is_pinned) {
   if (!is_access_valid(access) || length == 0 || begin + length < begin || iova + length < iova) {
     return system_error("register_memory", EINVAL);
   }
   if ((access & kUnsupportedAccess) != 0) return system_error("register_memory", EOPNOTSUPP);
-  if (!is_mapped(begin, length, (access & IBV_ACCESS_LOCAL_WRITE) != 0)) return system_error("register_memory", EFAULT);
+  if (!is_gpu_address(begin) && !is_mapped(begin, length, (access & IBV_ACCESS_LOCAL_WRITE) != 0)) {
+    return system_error("register_memory", EFAULT);
+  }
   Process& process = *context.process;
-  const bool is_dmabuf = dmabuf.as<std::byte>() != nullptr;
-  LockedBytes locked(begin, length, is_dmabuf);
+  LockedBytes locked(begin, length, !is_pinned);
   if (process.settings().has_lock_limit && exceeds_lock_limit(locked.pinned_bytes())) {
     return system_error("register_memory", ENOMEM);
   }
@@ -140,8 +160,10 @@ Result<Mr*> make_region(Context& context, ibv_pd* pd, void* address, std::size_t
 
   mr->context = &context.context;
   mr->pd = pd;
-  mr->addr = is_dmabuf ? nullptr : address;  // the program has no address for a dma-buf
+  const bool is_mapped_dmabuf = dmabuf.as<std::byte>() != nullptr;  // the program has no address for it
+  mr->addr = is_mapped_dmabuf ? nullptr : reinterpret_cast<void*>(cuda_address(begin));
   mr->dmabuf = std::move(dmabuf);
+  mr->is_pinned = is_pinned;
   mr->length = length;
   mr->handle = *index;
   mr->lkey = lkey;
@@ -158,13 +180,31 @@ Result<Mr*> make_region(Context& context, ibv_pd* pd, void* address, std::size_t
 
 Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
                             unsigned access) {
-  return make_region(context, pd, address, length, iova, access, {});
+  auto begin = reinterpret_cast<std::uintptr_t>(address);
+  if (context.process->settings().takes(GpuMemory::kPeerMemory)) {
+    if (const std::optional<GpuAllocation> allocation = find_gpu_allocation(begin)) {
+      const Result<std::uint64_t> marked = prepare_gpu_memory(*context.process, *allocation, begin, length);
+      if (!marked) return marked.error();
+      return make_region(context, pd, *marked, length, iova, access, {}, false);
+    }
+  }
+  return make_region(context, pd, begin, length, iova, access, {}, true);
 }
 
 Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
                             int fd, unsigned access) {
-  if (!context.process->settings().dmabuf) return system_error("reg_dmabuf_mr", EOPNOTSUPP);
+  const Settings& settings = context.process->settings();
+  const bool takes_gpu_memory = settings.takes(GpuMemory::kDmabuf) && cuda::driver() != nullptr;
+  if (!settings.dmabuf && !takes_gpu_memory) return system_error("reg_dmabuf_mr", EOPNOTSUPP);
   if (::fcntl(fd, F_GETFD) < 0) return system_error("reg_dmabuf_mr", EBADF);
+  if (takes_gpu_memory) {
+    if (const std::optional<GpuAllocation> allocation = find_gpu_allocation(iova)) {
+      const Result<std::uint64_t> marked = prepare_gpu_memory(*context.process, *allocation, iova, length);
+      if (!marked) return marked.error();
+      return make_region(context, pd, *marked, length, iova, access, {}, false);
+    }
+  }
+  if (!settings.dmabuf) return system_error("reg_dmabuf_mr", EINVAL);  // not the dma-buf of the memory at `iova`
   // An access beyond the end of the file would be a SIGBUS. The size of a dma-buf is found by seeking, too.
   const off_t before = ::lseek(fd, 0, SEEK_CUR);
   const off_t size = ::lseek(fd, 0, SEEK_END);
@@ -178,8 +218,8 @@ Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, 
   void* const address = ::mmap(nullptr, mapped_bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd,
                                static_cast<off_t>(first_page));
   if (address == MAP_FAILED) return system_error("reg_dmabuf_mr", errno);
-  return make_region(context, pd, static_cast<std::byte*>(address) + (offset - first_page), length, iova, access,
-                     Mapping(address, mapped_bytes));
+  return make_region(context, pd, reinterpret_cast<std::uintptr_t>(address) + (offset - first_page), length, iova,
+                     access, Mapping(address, mapped_bytes), false);
 }
 
 void forget_regions_of_parent() {
@@ -201,7 +241,9 @@ void deregister_memory(Mr& mr) {
     qp.shared->lock.wait_for_holder();
   });
   await_copies(process.segment());
-  LockedBytes::release(shared.address, mr.length, mr.dmabuf.as<std::byte>() != nullptr);
+  await_gpu_copies(process);
+  await_requested_copies(process.segment());
+  LockedBytes::release(shared.address, mr.length, !mr.is_pinned);
   process.mr_table().release(mr.index);
   static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);
   delete &mr;

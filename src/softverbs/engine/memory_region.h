@@ -14,11 +14,15 @@
 namespace verbatim::softverbs {
 
 // EINVAL: invalid combination of flags. EOPNOTSUPP: flags for memory windows or on-demand paging. EFAULT: memory that
-// is not mapped. ENOMEM: the limit on regions or on pinned memory is reached.
+// is not mapped. ENOMEM: the limit on regions or on pinned memory is reached. GPU memory needs
+// SOFTVERBS_GPU_MEMORY=peer-memory or both. EIO: CUDA refuses what copies of it need.
 Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
                             unsigned access);
-// Registers `length` bytes of a dma-buf, or of any descriptor that mmap accepts, from `offset`. The device maps them
-// itself, so the program need not have a mapping. EOPNOTSUPP unless SOFTVERBS_DMABUF=1.
+// If `iova` is the address of GPU memory, registers `length` bytes there; `fd` must be a valid descriptor, that of
+// CUDA's dma-buf. Else, with SOFTVERBS_DMABUF=1, registers `length` bytes from `offset` of any descriptor that mmap
+// accepts; the device maps them itself, so the program need not have a mapping. EBADF: no such descriptor. EOPNOTSUPP:
+// the program has not loaded CUDA, or SOFTVERBS_GPU_MEMORY forbids it, and SOFTVERBS_DMABUF is 0. EINVAL: anything
+// else.
 Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
                             int fd, unsigned access);
 // For a forked child: pinned memory is not inherited, so the parent's regions do not count for it.

@@ -18,7 +18,8 @@ struct Pd : ibv_pd {
 
 struct Mr : ibv_mr {
   std::uint32_t index = 0;
-  Mapping dmabuf;  // of a region registered by descriptor
+  bool is_pinned = true;  // it counts against RLIMIT_MEMLOCK
+  Mapping dmabuf;         // of a region registered by a descriptor that is mapped
 };
 
 struct Channel : ibv_comp_channel {

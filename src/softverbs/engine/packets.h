@@ -7,6 +7,8 @@
 
 namespace verbatim::softverbs {
 
+struct Qp;
+
 // One step of a message: a run of packets.
 struct Packets {
   ibv_wr_opcode opcode;
@@ -24,6 +26,7 @@ struct Packets {
   std::uint32_t imm;
   bool solicited;
   bool is_deferred;  // a WRITE whose payload place_payload() places later
+  Qp* sender;        // of a WRITE whose copy may be begun only; nullptr: it must be in memory when the step ends
 
   bool is_first() const { return offset == 0; }
   bool is_last() const { return offset + bytes == message_bytes; }

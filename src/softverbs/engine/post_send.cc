@@ -7,6 +7,7 @@
 #include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/requester.h"
+#include "softverbs/gpu/gpu_address.h"
 #include "softverbs/memory/copy.h"
 
 namespace verbatim::softverbs {
@@ -89,7 +90,7 @@ enum class FastPathResult {
 
 // What the responder does for a WRITE on the fast path. Returns false, and changes nothing, when the peer QP is not in
 // RTS, is not connected to this QP or expects another PSN, when it has executed no packet since RESET, when the path
-// MTUs differ, or when the rkey or the access flags do not allow the WRITE.
+// MTUs differ, when the rkey or the access flags do not allow the WRITE, or when it goes to GPU memory.
 bool deliver(Qp& qp, SharedQp& peer, const Segment& segment, const ibv_send_wr& request, std::uint64_t source) {
   Requester& requester = qp.requester;
   const std::uint32_t bytes = request.sg_list->length;
@@ -101,7 +102,7 @@ bool deliver(Qp& qp, SharedQp& peer, const Segment& segment, const ibv_send_wr& 
   }
   const Region region{KeyKind::kRemote, request.wr.rdma.rkey, peer.pd, IBV_ACCESS_REMOTE_WRITE};
   const std::uint64_t target = translate(segment, region, request.wr.rdma.remote_addr, bytes);
-  if (target == 0) return false;
+  if (target == 0 || is_gpu_address(target)) return false;
   copy_word(reinterpret_cast<std::byte*>(target), reinterpret_cast<const std::byte*>(source), bytes);
   const std::uint32_t mtu = requester.mtu_bytes;
   const std::uint32_t packets = bytes <= mtu ? 1 : (bytes + mtu - 1) / mtu;
@@ -139,7 +140,7 @@ FastPathResult execute(Qp& qp, const ibv_send_wr& request, std::uint32_t positio
     return FastPathResult::kRefused;  // faults() is set also while a port of this process is down
   const std::uint64_t source = source_of(qp, segment, request);
   SharedQp& peer = *requester.route.qp;
-  if (source == 0 || !peer.lock.try_lock(me)) return FastPathResult::kRefused;
+  if (source == 0 || is_gpu_address(source) || !peer.lock.try_lock(me)) return FastPathResult::kRefused;
   const bool delivered = deliver(qp, peer, segment, request, source);
   peer.lock.unlock(me);
   if (!delivered) return FastPathResult::kRefused;

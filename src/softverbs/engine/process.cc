@@ -19,6 +19,8 @@
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
+#include "softverbs/gpu/gpu.h"
+#include "softverbs/gpu/staging.h"
 #include "softverbs/host/device_attributes.h"
 #include "softverbs/host/traffic.h"
 
@@ -156,6 +158,8 @@ void Process::record_counters(const Qp& qp) {
 void Process::reset_in_child() {
   g_process.store(nullptr, std::memory_order_release);
   forget_regions_of_parent();
+  forget_staging_of_parent();
+  Gpu::forget_those_of_parent();
 }
 
 void Process::apply_fault_commands() {

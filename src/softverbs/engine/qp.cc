@@ -47,6 +47,7 @@ void empty_queues(Qp& qp) {
 }
 
 void reset_qp(Qp& qp) {
+  if (qp.copies) qp.copies->cancel();
   FutexLock sends(qp.sends.mutex);
   FutexLock receives(qp.receives.mutex);
   {
@@ -55,6 +56,7 @@ void reset_qp(Qp& qp) {
     qp.shared->state.store(IBV_QPS_RESET, std::memory_order_seq_cst);
     empty_queues(qp);
   }
+  await_gpu_copies(qp.shared->arrivals);
   purge_completions(*static_cast<Cq*>(qp.send_cq), qp.index);
   if (qp.recv_cq != qp.send_cq) purge_completions(*static_cast<Cq*>(qp.recv_cq), qp.index);
   for (std::atomic<std::uint32_t>* counter :

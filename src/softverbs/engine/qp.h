@@ -10,6 +10,7 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "softverbs/engine/context.h"
+#include "softverbs/engine/copies_in_flight.h"
 #include "softverbs/engine/cq.h"
 #include "softverbs/engine/deferred_payloads.h"
 #include "softverbs/engine/engine.h"
@@ -43,6 +44,7 @@ struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   SharedLock execution;  // held while the send queue is executed or the state changes; taken before shared->lock
   Requester requester;
   DeferredPayloads deferred;
+  std::unique_ptr<CopiesInFlight> copies;  // made at the first WRITE that may be begun ahead; see may_begin_ahead()
 
   Mutex modify_mutex;                                          // serializes modify and query
   ibv_qp_attr attributes VERBATIM_GUARDED_BY(modify_mutex){};  // the values set so far

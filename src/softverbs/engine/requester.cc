@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "softverbs/engine/attempt.h"
 #include "softverbs/engine/completion_queue.h"
+#include "softverbs/engine/copies_in_flight.h"
 #include "softverbs/engine/deferred_writes.h"
 #include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
@@ -44,7 +45,7 @@ bool is_request_waiting(const Qp& qp) {
   return qp.requester.sent != qp.sends.posted.load(std::memory_order_acquire);
 }
 
-Packets next_packets(const Qp& qp, const SendRequest& request) {
+Packets next_packets(Qp& qp, const SendRequest& request) {
   const Requester& requester = qp.requester;
   Packets packets{};
   packets.opcode = static_cast<ibv_wr_opcode>(request.opcode);
@@ -63,6 +64,7 @@ Packets next_packets(const Qp& qp, const SendRequest& request) {
   packets.imm = request.imm;
   packets.solicited = (request.flags & IBV_SEND_SOLICITED) != 0;
   packets.is_deferred = may_defer(qp, request, packets.offset + packets.bytes);
+  packets.sender = may_begin_ahead(qp, request) ? &qp : nullptr;
   return packets;
 }
 
@@ -134,7 +136,8 @@ Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
         faults != nullptr && consumes_receive_entry(packets) && faults->refuses_receive(current_request(qp));
     response = refused ? Response::kReceiverNotReady : respond(*route.process, me, route.index, packets, local);
   }
-  const bool is_acknowledged = response == Response::kAck || response == Response::kDuplicateAck;
+  const bool is_acknowledged =
+      response == Response::kAck || response == Response::kDuplicateAck || response == Response::kBegun;
   if (packets.is_deferred && is_acknowledged) {
     if (response == Response::kAck) defer_payload(qp, packets);
     qp.requester.deferred_psn = route.qp->expected_psn;
@@ -193,6 +196,7 @@ void restore_retries(Requester& requester) {
 
 void flush_sends(Qp& qp) {
   qp.deferred.clear();
+  if (qp.copies) qp.copies->cancel();
   while (qp.sends.executed.load(std::memory_order_relaxed) != qp.sends.posted.load(std::memory_order_acquire)) {
     complete(qp, IBV_WC_WR_FLUSH_ERR);
   }
@@ -261,6 +265,49 @@ std::optional<Step> finish_deferred(Qp& qp, bool may_have_failed) {
   return std::nullopt;
 }
 
+// Takes the step that an attempt without success demands.
+Step on_failure(Qp& qp, const Attempt& result) {
+  Requester& requester = qp.requester;
+  switch (result.outcome) {
+    case Outcome::kNotReady:
+      if (requester.rnr_retry_count != kInfiniteRnrRetries) {
+        if (requester.rnr_retries_left == 0) return fail_request(qp, IBV_WC_RNR_RETRY_EXC_ERR);
+        --requester.rnr_retries_left;
+      }
+      return wait_until(requester, monotonic_ns() + kRnrTimers[result.rnr_timer % 32] * kRnrTimerUnitNs);
+    case Outcome::kLost:
+      return on_lost(requester, monotonic_ns());
+    case Outcome::kBusy:
+      return on_busy(requester, monotonic_ns());
+    case Outcome::kLater:
+      return Step::kWait;
+    case Outcome::kFailed:
+      return fail_request(qp, result.status);
+    default:
+      return Step::kIdle;
+  }
+}
+
+// Finishes the WRITEs whose bytes are in memory, in their order. Returns the step to take when one cannot be finished
+// now.
+std::optional<Step> finish_copied(Qp& qp) {
+  CopiesInFlight& in_flight = *qp.copies;
+  while (!in_flight.empty()) {
+    const GpuCopies::State state = in_flight.copies.oldest();
+    if (state == GpuCopies::State::kRunning) return std::nullopt;
+    const Packets packets = in_flight.steps.front();
+    const Attempt result = finish_write(qp, packets, state);
+    if (result.outcome != Outcome::kDone) return on_failure(qp, result);
+    restore_retries(qp.requester);
+    in_flight.remove_oldest();
+    if (packets.is_last() && !complete(qp, IBV_WC_SUCCESS)) {
+      fail_for_full_cq(qp);
+      return Step::kIdle;
+    }
+  }
+  return std::nullopt;
+}
+
 // A step ends at the end of the quantum, rounded up to a packet. A repeated step has the same end, because the
 // responder recognizes a repetition by its last packet. Where each step draws random numbers, its length must not
 // depend on which other QPs send now.
@@ -280,23 +327,7 @@ std::optional<Step> finish_deferred_before(Qp& qp, const Packets& packets) {
   return finish_deferred(qp, false);
 }
 
-}  // namespace
-
-void fail_for_full_cq(Qp& qp) {
-  raise_qp_event(qp.process->view(), qp.process->me(), qp.index, IBV_EVENT_QP_FATAL);
-  fail_own_qp(qp);
-}
-
-void fail_own_qp(Qp& qp) {
-  {
-    SharedLockGuard lock(qp.shared->lock, qp.process->me());
-    fail_qp(qp.process->view(), qp.process->me(), qp.index);
-  }
-  qp.requester.route = {};
-  flush_sends(qp);
-}
-
-Step advance(Qp& qp, std::uint64_t& quantum) {
+Step advance_requests(Qp& qp, std::uint64_t& quantum) {
   Requester& requester = qp.requester;
   if (Faults* faults = softverbs::faults(); faults != nullptr && faults->states().is_frozen()) {
     return wait_until(requester, monotonic_ns() + kFrozenPollNs);
@@ -307,7 +338,8 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
     return Step::kIdle;
   }
   const bool drains = state == IBV_QPS_SQD && requester.offset == 0;
-  if (drains && !has_deferred_work(qp)) {
+  const bool has_copies = is_copying(qp);
+  if (drains && !has_deferred_work(qp) && !has_copies) {
     if (requester.drain_event_pending) {
       requester.drain_event_pending = false;
       raise_qp_event(qp.process->view(), qp.process->me(), qp.index, IBV_EVENT_SQ_DRAINED);
@@ -316,7 +348,7 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
   }
   if (state != IBV_QPS_RTS && state != IBV_QPS_SQD) return Step::kIdle;
   const bool has_request = !drains && is_request_waiting(qp);
-  if (!has_request && !has_deferred_work(qp)) return Step::kIdle;
+  if (!has_request && !has_deferred_work(qp) && !has_copies) return Step::kIdle;
   if (requester.due_ns != 0) {
     if (monotonic_ns() < requester.due_ns) return Step::kWait;
     requester.due_ns = 0;
@@ -326,6 +358,10 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
     if (requester.retries_left == 0) return fail_request(qp, IBV_WC_RETRY_EXC_ERR);
     --requester.retries_left;
   }
+  if (has_copies) {
+    if (const std::optional<Step> step = finish_copied(qp)) return *step;
+    if (!has_request) return Step::kMore;
+  }
   if (has_deferred_work(qp) && (drains || is_deferred_due(qp, has_request))) {
     if (const std::optional<Step> step = finish_deferred(qp, false)) return *step;
     return has_request || drains ? Step::kMore : Step::kIdle;
@@ -333,6 +369,7 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
   if (!has_request) return Step::kWaitDeferred;
 
   const SendRequest& request = request_at(qp, requester.sent);
+  if (is_copying(qp) && !(may_begin_ahead(qp, request) && qp.copies->has_room())) return Step::kMore;
   const std::uint64_t left = request.length - requester.offset;
   requester.step_bytes = step_bytes(qp, quantum);
   const std::uint64_t bytes = std::min(left, requester.step_bytes);
@@ -346,8 +383,10 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
     quantum -= std::min(quantum, bytes);
     result = transmit(qp, packets, local);
   }
+  const bool is_sent = result.outcome == Outcome::kProgress || result.outcome == Outcome::kDone;
+  if (!is_sent && is_copying(qp)) return Step::kMore;  // the earlier requests must be finished first
   if (result.outcome == Outcome::kLost) requester.unacknowledged_bytes = bytes;
-  if (has_deferred_work(qp) && result.outcome != Outcome::kProgress && result.outcome != Outcome::kDone) {
+  if (has_deferred_work(qp) && !is_sent) {
     if (const std::optional<Step> step = finish_deferred(qp, true)) return *step;
   }
   switch (result.outcome) {
@@ -365,32 +404,44 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
       requester.bytes_sent += bytes;
       requester.offset = 0;
       qp.sends.sent.store(++requester.sent, std::memory_order_relaxed);
-      if (!qp.deferred.is_enabled() || request.opcode != IBV_WR_RDMA_WRITE) {
+      if (!result.is_begun && (!qp.deferred.is_enabled() || request.opcode != IBV_WR_RDMA_WRITE)) {
         if (!complete(qp, IBV_WC_SUCCESS)) {
           fail_for_full_cq(qp);
           return Step::kIdle;
         }
       }
-      if (is_request_waiting(qp)) return Step::kMore;
+      if (is_request_waiting(qp) || result.is_begun) return Step::kMore;
       if (!has_deferred_work(qp)) return Step::kIdle;
       return may_program_sleep(qp) ? Step::kMore : Step::kWaitDeferred;
     }
-    case Outcome::kNotReady:
-      if (requester.rnr_retry_count != kInfiniteRnrRetries) {
-        if (requester.rnr_retries_left == 0) return fail_request(qp, IBV_WC_RNR_RETRY_EXC_ERR);
-        --requester.rnr_retries_left;
-      }
-      return wait_until(requester, monotonic_ns() + kRnrTimers[result.rnr_timer % 32] * kRnrTimerUnitNs);
-    case Outcome::kLost:
-      return on_lost(requester, monotonic_ns());
-    case Outcome::kBusy:
-      return on_busy(requester, monotonic_ns());
-    case Outcome::kLater:
-      return Step::kWait;
-    case Outcome::kFailed:
-      return fail_request(qp, result.status);
+    default:
+      return on_failure(qp, result);
   }
   return Step::kIdle;
+}
+
+}  // namespace
+
+void fail_for_full_cq(Qp& qp) {
+  raise_qp_event(qp.process->view(), qp.process->me(), qp.index, IBV_EVENT_QP_FATAL);
+  fail_own_qp(qp);
+}
+
+void fail_own_qp(Qp& qp) {
+  {
+    SharedLockGuard lock(qp.shared->lock, qp.process->me());
+    fail_qp(qp.process->view(), qp.process->me(), qp.index);
+  }
+  qp.requester.route = {};
+  flush_sends(qp);
+}
+
+Step advance(Qp& qp, std::uint64_t& quantum) {
+  if (!qp.copies) return advance_requests(qp, quantum);
+  qp.copies->copies.advance();
+  const Step step = advance_requests(qp, quantum);
+  // A copy that is under way must end whatever the QP waits for: the owner of the memory may wait for its end.
+  return step == Step::kWait && !qp.copies->copies.has_settled() ? Step::kMore : step;
 }
 
 }  // namespace verbatim::softverbs

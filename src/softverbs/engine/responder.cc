@@ -4,9 +4,13 @@
 #include <cstring>
 
 #include "softverbs/engine/completion_queue.h"
+#include "softverbs/engine/copies_in_flight.h"
 #include "softverbs/engine/events.h"
 #include "softverbs/engine/memory_region.h"
+#include "softverbs/engine/process.h"
+#include "softverbs/engine/qp.h"
 #include "softverbs/engine/receive_queue.h"
+#include "softverbs/gpu/copies.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -37,19 +41,25 @@ class Responder {
         local_(local) {}
 
   Response response() {
-    const auto state = static_cast<ibv_qp_state>(qp_.state.load(std::memory_order_relaxed));
-    const bool receives = state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
-    if (!receives || qp_.dest_qpn != packets_.source_qpn) return Response::kNoResponse;
+    if (!receives()) return Response::kNoResponse;
     if (!is_expected(qp_, packets_.source_qpn, packets_.psn)) {
       return is_duplicate() ? respond_to_duplicate() : Response::kNoResponse;
     }
     if (qp_.established == 0) {
       qp_.established = 1;
-      if (state == IBV_QPS_RTR) raise_qp_event(process_, me_, index_, IBV_EVENT_COMM_EST);
+      if (qp_.state.load(std::memory_order_relaxed) == IBV_QPS_RTR)
+        raise_qp_event(process_, me_, index_, IBV_EVENT_COMM_EST);
     }
     const Response response = is_well_formed() ? execute() : refuse(Response::kInvalidRequest);
-    if (response == Response::kAck) qp_.expected_psn = (qp_.expected_psn + packets_.count) & k24Bits;
+    if (response == Response::kAck || response == Response::kBegun)
+      qp_.expected_psn = (qp_.expected_psn + packets_.count) & k24Bits;
     return response;
+  }
+
+  Response finish_copied_write() {
+    if (!receives()) return Response::kNoResponse;
+    if (!consume()) return Response::kReceiverNotReady;
+    return is_to_fail() ? fail_receive_by_fault() : finish_receive(IBV_WC_RECV_RDMA_WITH_IMM);
   }
 
   Response place_payload() {
@@ -67,6 +77,14 @@ class Responder {
   }
 
  private:
+  bool receives() const {
+    const auto state = static_cast<ibv_qp_state>(qp_.state.load(std::memory_order_relaxed));
+    return (state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD) &&
+           qp_.dest_qpn == packets_.source_qpn;
+  }
+
+  bool is_sender_copying() const { return packets_.sender != nullptr && is_copying(*packets_.sender); }
+
   // A repetition of the step that was executed last, because its response was lost. A requester waits for the response
   // before it sends the next step, so no older step is repeated.
   bool is_duplicate() const {
@@ -82,8 +100,7 @@ class Responder {
       case IBV_WR_ATOMIC_CMP_AND_SWP:
       case IBV_WR_ATOMIC_FETCH_AND_ADD:
         if (qp_.atomic_psn != packets_.psn) return Response::kNoResponse;
-        return_word(qp_.atomic_result);
-        return Response::kAck;
+        return return_word(qp_.atomic_result);
       default:
         return Response::kDuplicateAck;
     }
@@ -137,15 +154,29 @@ class Responder {
   Response execute_write() {
     const bool consumes = packets_.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && packets_.is_last();
     if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return refuse(Response::kInvalidRequest);
-    if (consumes && !has_receive()) return Response::kReceiverNotReady;
+    const std::uint32_t earlier = is_sender_copying() ? packets_.sender->copies->receives_consumed : 0;
+    if (consumes && !has_receive_after(earlier)) return earlier != 0 ? Response::kLater : Response::kReceiverNotReady;
     Spans spans;
     if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, spans)) return refuse(Response::kAccessError);
     if (packets_.is_deferred) return Response::kAck;
+    if (packets_.sender != nullptr && (local_.has_gpu_memory() || spans.has_gpu_memory())) {
+      return begin_copy(spans, consumes);
+    }
+    if (is_sender_copying()) return Response::kLater;
     if (const Response moved = moved_or_refused(copy_to(process_, local_, spans)); moved != Response::kAck)
       return moved;
     if (!consumes) return Response::kAck;
     if (!consume()) return Response::kReceiverNotReady;
     return is_to_fail() ? fail_receive_by_fault() : finish_receive(IBV_WC_RECV_RDMA_WITH_IMM);
+  }
+
+  Response begin_copy(Spans& spans, bool consumes) {
+    CopiesInFlight& in_flight = copies_of(*packets_.sender);
+    in_flight.copies.begin(process_, CopyDirection::kToTarget, local_, spans, &packets_.sender->shared->sends,
+                           &qp_.arrivals);
+    in_flight.steps.push_back(packets_);
+    if (consumes) ++in_flight.receives_consumed;
+    return Response::kBegun;
   }
 
   Response execute_read() {
@@ -165,7 +196,10 @@ class Responder {
     const Region region{KeyKind::kRemote, packets_.rkey, qp_.pd, IBV_ACCESS_REMOTE_ATOMIC};
     const std::uint64_t address = translate(segment_, region, packets_.remote_address, kAtomicBytes);
     if (address == 0) return refuse(Response::kAccessError);
-    SharedLockGuard lock(segment_.atomics_lock, me_);
+    // Several processes may reach one address of a GPU.
+    SharedLock& atomics =
+        is_gpu_address(address) ? process_.registry().gpu_staging().atomics_lock : segment_.atomics_lock;
+    SharedLockGuard lock(atomics, me_);
     std::uint64_t before = 0;
     if (const Response moved = move_word(copy_from, before, address); moved != Response::kAck) return moved;
     std::uint64_t after = before;
@@ -179,16 +213,22 @@ class Responder {
     }
     qp_.atomic_psn = packets_.psn;
     qp_.atomic_result = before;
-    return_word(before);
-    return Response::kAck;
+    return return_word(before);
   }
 
-  void return_word(std::uint64_t word) {
+  Response return_word(std::uint64_t word) {
+    if (local_.has_gpu_memory()) {
+      Spans from;
+      from.add(reinterpret_cast<std::uintptr_t>(&word), sizeof word);
+      // This process is the requester: both ends are its own.
+      return moved_or_refused(copy_gpu_memory(Process::joined()->view(), CopyDirection::kToTarget, from, local_));
+    }
     const auto* bytes = reinterpret_cast<const std::byte*>(&word);
     for (const iovec* span = local_.items(); span != local_.items() + local_.count(); ++span) {
       std::memcpy(span->iov_base, bytes, span->iov_len);
       bytes += span->iov_len;
     }
+    return Response::kAck;
   }
 
   Response move_word(CopyResult (*copy)(const ProcessView&, Spans&, Spans&), std::uint64_t& word,
@@ -238,9 +278,10 @@ class Responder {
     return true;
   }
 
-  bool has_receive() const {
+  // Whether a receive is posted besides those that `earlier` requests will consume.
+  bool has_receive_after(std::uint32_t earlier) const {
     const ReceiveRing& ring = qp_.srq == kNoIndex ? qp_.receives : segment_.srqs[qp_.srq].ring;
-    return waiting_receives(ring) != 0;
+    return waiting_receives(ring) > earlier;
   }
 
   bool consume() {
@@ -286,6 +327,8 @@ class Responder {
   }
 
   Response refuse(Response response) {
+    // The QP must not fail before the earlier requests have been finished.
+    if (is_sender_copying()) return Response::kLater;
     refuse_request(process_, me_, index_, response);
     return response;
   }
@@ -330,6 +373,12 @@ bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn
 Response place_payload(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
                        Spans& local) {
   return Responder(process, me, qp_index, packets, local).place_payload();
+}
+
+Response finish_copied_write(const ProcessView& process, Incarnation me, std::uint32_t qp_index,
+                             const Packets& packets) {
+  Spans none;
+  return Responder(process, me, qp_index, packets, none).finish_copied_write();
 }
 
 void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp_index, Response response) {

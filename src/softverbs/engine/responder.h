@@ -15,6 +15,8 @@ enum class Response {
   kAck,
   kDuplicateAck,      // of a SEND or WRITE that was executed before
   kNoResponse,        // no such QP, wrong state, another peer's QP, or out of sequence
+  kBegun,             // the bytes of a WRITE are being copied; finish_copied_write() does the rest
+  kLater,             // copies of earlier WRITEs must end first; nothing was done
   kReceiverNotReady,  // RNR NAK; see SharedQp::min_rnr_timer
   kInvalidRequest,
   kAccessError,
@@ -33,6 +35,9 @@ bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn
 // refuse_request. The caller holds the lock of the QP.
 Response place_payload(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
                        Spans& local);
+// Delivers the immediate of a WRITE whose bytes are in memory now. The caller holds the lock of the QP.
+Response finish_copied_write(const ProcessView& process, Incarnation me, std::uint32_t qp_index,
+                             const Packets& packets);
 void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp_index, Response response);
 
 // Moves a QP to the error state and flushes its receive queue; in the error state, flushes what is left. The caller is

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 
@@ -124,8 +125,12 @@ Result<std::unique_ptr<HostRegistry>> HostRegistry::open(const Settings& setting
     struct stat info {};
     if (::fstat(fd->get(), &info) != 0) return system_error("fstat", errno);
     if (info.st_nlink == 0) continue;  // another process has just removed the file: create a new one
-    if (info.st_size == 0 && ::ftruncate(fd->get(), sizeof(Registry)) != 0) return system_error("ftruncate", errno);
-    if (Status backed = back_with_memory(*fd, 0, sizeof(Registry)); !backed) return backed.error();
+    if (info.st_size == 0 && ::ftruncate(fd->get(), sizeof(Registry)) != 0) {
+      const int error = errno;
+      ::unlink(name.c_str());
+      return system_error("ftruncate", error);
+    }
+    if (Status backed = back_with_memory(*fd, 0, offsetof(Registry, staging_bytes)); !backed) return backed.error();
     Result<Mapping> mapping = map_shm(*fd, sizeof(Registry));
     if (!mapping) return mapping.error();
     std::unique_ptr<HostRegistry> registry(new HostRegistry(name, *std::move(fd), *std::move(mapping)));
@@ -159,6 +164,10 @@ Status HostRegistry::join(const Settings& settings) {
   VERBATIM_WARN("the device cannot be opened: %u processes of this user have devices open, which is the limit",
                 kMaxProcesses);
   return system_error("join", EUSERS);
+}
+
+Status HostRegistry::back_staging() const {
+  return back_with_memory(fd_, offsetof(Registry, staging_bytes), sizeof shared().staging_bytes);
 }
 
 void HostRegistry::free_slot(ProcessSlot& slot) {

@@ -92,6 +92,11 @@ class HostRegistry {
   // Shared by the ports with a rate; see link.h.
   VirtualClock& clock() const { return shared().clock; }
 
+  // The buffers through which copies of GPU memory pass. back_staging() must be called before they are accessed.
+  GpuStaging& gpu_staging() const { return shared().gpu_staging; }
+  std::byte* staging_bytes(std::uint32_t buffer) const { return shared().staging_bytes[buffer]; }
+  Status back_staging() const;
+
   // 0: that process is not registered.
   pid_t pid_of(std::uint32_t slot, Incarnation incarnation) const;
   bool is_alive(std::uint32_t slot, Incarnation incarnation) const;  // one system call

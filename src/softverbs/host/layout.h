@@ -13,13 +13,14 @@
 #include <cstdint>
 
 #include "softverbs/host/counters.h"
+#include "softverbs/host/gpu_layout.h"
 #include "softverbs/host/settings.h"
 #include "softverbs/host/shared_lock.h"
 
 namespace verbatim::softverbs {
 
 // Part of the file names, so that processes with different layouts never share a file.
-constexpr std::uint32_t kLayoutVersion = 7;
+constexpr std::uint32_t kLayoutVersion = 8;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // of all processes together; a power of two
@@ -103,6 +104,9 @@ struct Registry {
   QpnEntry qpns[kMaxHostQps];
   SharedFaults faults;
   VirtualClock clock;
+  GpuStaging gpu_staging;
+  // Gets memory when the first process registers GPU memory.
+  alignas(4096) std::byte staging_bytes[kStagingBuffers][kStagingBytes];
 };
 
 // ---- a process's segment ----
@@ -159,7 +163,7 @@ struct SharedMr {
   std::uint32_t access;
   std::uint64_t iova;
   std::uint64_t length;
-  std::uint64_t address;  // in the address space of the owning process
+  std::uint64_t address;  // in the address space of the owning process; of GPU memory: see gpu_address.h
   std::uint32_t uses;     // how often the entry was allocated
 };
 
@@ -265,6 +269,8 @@ struct SharedQp {
   std::uint64_t atomic_result;
   ReceiveRing receives;
   OpenReceive open;
+  CopyProgress sends;     // from or to memory of this process, for requests of this QP
+  CopyProgress arrivals;  // to memory of this process, for requests of the peer
   QpCounters counters;
 };
 
@@ -317,6 +323,7 @@ struct Segment {
   std::uint32_t is_threaded;    // SOFTVERBS_ENGINE=thread
   std::uint64_t probe_address;  // readable memory; peers read it to find out whether they may access this process
   SharedCopier copier;
+  SharedGpuCopier gpu_copier;
 
   SharedLock atomics_lock;  // serializes RDMA atomics: IBV_ATOMIC_HCA
 

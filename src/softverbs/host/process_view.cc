@@ -9,7 +9,7 @@
 
 namespace verbatim::softverbs {
 
-bool ProcessView::is_alive(std::uint64_t now_ns) {
+bool ProcessView::is_alive(std::uint64_t now_ns) const {
   if (dead_.load(std::memory_order_relaxed) || segment().closed.load(std::memory_order_acquire) != 0) return false;
   if (now_ns - checked_ns_.load(std::memory_order_relaxed) < kNanosecondsPerMillisecond) return true;
   if (!registry_.is_alive(slot_, incarnation())) {

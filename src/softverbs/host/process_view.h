@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 #include "softverbs/host/host_registry.h"
 #include "softverbs/host/layout.h"
@@ -13,7 +14,7 @@
 namespace verbatim::softverbs {
 
 // Thread-safe. Shared by the routes that lead to the process; the cache in Process holds a weak reference.
-class ProcessView {
+class ProcessView : public std::enable_shared_from_this<ProcessView> {
  public:
   ProcessView(Mapping mapping, const HostRegistry& registry, std::uint32_t slot, pid_t pid)
       : mapping_(std::move(mapping)), registry_(registry), slot_(slot), pid_(pid) {}
@@ -26,22 +27,22 @@ class ProcessView {
   bool is_own() const { return incarnation() == registry_.me(); }
 
   // Asks the kernel at most once a millisecond: no pid is reused in less time than that.
-  bool is_alive(std::uint64_t now_ns);
+  bool is_alive(std::uint64_t now_ns) const;
   // How this process copies to and from the memory of that process; copy_path() finds out at its first call.
   enum class CopyPath : std::uint8_t { kUnknown, kDirect, kThroughSegment, kNone };
   CopyPath copy_path(const Settings& settings);
-  Incarnation own_incarnation() const { return registry_.me(); }
+  const HostRegistry& registry() const { return registry_; }
   CopyPath known_copy_path() const { return copy_path_.load(std::memory_order_relaxed); }
 
-  void mark_dead() { dead_.store(true, std::memory_order_relaxed); }
+  void mark_dead() const { dead_.store(true, std::memory_order_relaxed); }
 
  private:
   const Mapping mapping_;
   const HostRegistry& registry_;
   const std::uint32_t slot_;
   const pid_t pid_;
-  std::atomic<bool> dead_{false};
-  std::atomic<std::uint64_t> checked_ns_{0};
+  mutable std::atomic<bool> dead_{false};
+  mutable std::atomic<std::uint64_t> checked_ns_{0};
   std::atomic<CopyPath> copy_path_{CopyPath::kUnknown};
 };
 

@@ -88,6 +88,22 @@ bool read_choice(const char* name, const char* when_true, const char* when_false
   return false;
 }
 
+bool read_gpu_memory(GpuMemory& value) {
+  const char* text = std::getenv("SOFTVERBS_GPU_MEMORY");
+  if (text == nullptr || *text == '\0') return true;
+  constexpr std::array<std::string_view, 4> kNames{"none", "dmabuf", "peer-memory", "both"};
+  const auto* const found = std::find(kNames.begin(), kNames.end(), text);
+  if (found != kNames.end()) {
+    value = static_cast<GpuMemory>(found - kNames.begin());
+    return true;
+  }
+  VERBATIM_WARN(
+      "SOFTVERBS_GPU_MEMORY=%s is refused: the value must be dmabuf, peer-memory, both or none. The program sees no "
+      "device",
+      text);
+  return false;
+}
+
 bool is_one_of(const char* name, std::uint32_t value, std::initializer_list<std::uint32_t> allowed) {
   if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return true;
   std::string list;
@@ -210,6 +226,8 @@ std::optional<Settings> read_settings() {
   if (!read_choice("SOFTVERBS_DMABUF", "1", "0", result.dmabuf)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GRH", "required", "optional", result.grh_required)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LOCK_LIMIT", "kernel", "none", result.has_lock_limit)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_GPU_COPY", "direct", "staged", result.copies_directly)) return std::nullopt;
+  if (!read_gpu_memory(result.gpu_memory)) return std::nullopt;
   if (!read_choice("SOFTVERBS_EMPTY_WRITE", "first-sge", "empty", result.first_sge)) return std::nullopt;
   if (!is_one_of("SOFTVERBS_MTU", result.mtu_bytes, {256, 512, 1024, 2048, 4096})) return std::nullopt;
   if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;

@@ -14,16 +14,26 @@ namespace verbatim::softverbs {
 constexpr std::uint32_t kMaxDevices = 16;
 constexpr std::uint32_t kMaxEngines = 64;
 
+// How GPU memory can be registered.
+enum class GpuMemory : std::uint8_t {
+  kNone = 0,
+  kDmabuf = 1,      // by ibv_reg_dmabuf_mr
+  kPeerMemory = 2,  // by ibv_reg_mr, as with a driver for peer memory
+  kBoth = 3,
+};
+
 struct Settings {
-  bool threaded = true;              // SOFTVERBS_ENGINE=thread|inline
-  bool ethernet = true;              // SOFTVERBS_LINK_LAYER=roce|ib
-  bool forbid_cross_memory = false;  // SOFTVERBS_CROSS_MEMORY=forbidden|allowed
-  bool by_arrival = false;           // SOFTVERBS_ARBITRATION=arrival|qpn
-  bool adaptive_routing = false;     // SOFTVERBS_ORDERING=adaptive-routing|in-order
-  bool dmabuf = false;               // SOFTVERBS_DMABUF=1|0
-  bool grh_required = false;         // SOFTVERBS_GRH=required|optional
-  bool first_sge = false;            // SOFTVERBS_EMPTY_WRITE=first-sge|empty
-  bool has_lock_limit = true;        // SOFTVERBS_LOCK_LIMIT=kernel|none
+  bool threaded = true;                       // SOFTVERBS_ENGINE=thread|inline
+  bool ethernet = true;                       // SOFTVERBS_LINK_LAYER=roce|ib
+  bool forbid_cross_memory = false;           // SOFTVERBS_CROSS_MEMORY=forbidden|allowed
+  bool by_arrival = false;                    // SOFTVERBS_ARBITRATION=arrival|qpn
+  bool adaptive_routing = false;              // SOFTVERBS_ORDERING=adaptive-routing|in-order
+  bool dmabuf = false;                        // SOFTVERBS_DMABUF=1|0
+  bool grh_required = false;                  // SOFTVERBS_GRH=required|optional
+  bool first_sge = false;                     // SOFTVERBS_EMPTY_WRITE=first-sge|empty
+  bool has_lock_limit = true;                 // SOFTVERBS_LOCK_LIMIT=kernel|none
+  bool copies_directly = true;                // SOFTVERBS_GPU_COPY=direct|staged
+  GpuMemory gpu_memory = GpuMemory::kDmabuf;  // SOFTVERBS_GPU_MEMORY=dmabuf|peer-memory|both|none
   std::string name_space;
   std::string directory;         // SOFTVERBS_DIRECTORY; empty: /dev/shm, with a registry per user and PID namespace
   std::string trace_file;        // SOFTVERBS_TRACE
@@ -53,6 +63,8 @@ struct Settings {
   std::uint32_t max_srq_wr = 16384;
   std::uint32_t max_mr = 1U << 17;
   std::uint32_t max_pd = 16384;
+
+  bool takes(GpuMemory way) const { return (static_cast<unsigned>(gpu_memory) & static_cast<unsigned>(way)) != 0; }
 };
 
 // The settings of this process; nullptr when a variable is malformed. The first call then prints one line on stderr.

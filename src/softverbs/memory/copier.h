@@ -18,7 +18,6 @@ void await_copies(Segment& segment);
 
 // For the sender. False: the thread does not run yet; call again soon.
 bool is_copier_ready(const ProcessView& target);
-enum class CopyDirection : std::uint32_t { kToTarget, kFromTarget };
 CopyResult copy_through_segment(const ProcessView& target, Incarnation me, CopyDirection direction, Spans& local,
                                 Spans& remote);
 

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "softverbs/gpu/copies.h"
 #include "softverbs/memory/copier.h"
 
 namespace verbatim::softverbs {
@@ -38,28 +39,6 @@ void copy_in_order(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 namespace {
 
-// Calls move(to, from, bytes) for each pair of contiguous pieces of both lists, until one list ends.
-template <typename Move>
-void walk(Spans& to, Spans& from, Move move) {
-  iovec* source = from.items();
-  iovec* const last = source + from.count();
-  std::size_t used = 0;
-  for (iovec* target = to.items(); target != to.items() + to.count(); ++target) {
-    std::size_t filled = 0;
-    while (filled < target->iov_len && source != last) {
-      const std::size_t bytes = std::min(target->iov_len - filled, source->iov_len - used);
-      move(static_cast<std::byte*>(target->iov_base) + filled, static_cast<const std::byte*>(source->iov_base) + used,
-           bytes);
-      filled += bytes;
-      used += bytes;
-      if (used == source->iov_len) {
-        ++source;
-        used = 0;
-      }
-    }
-  }
-}
-
 void advance(iovec*& items, std::size_t& count, std::size_t bytes) {
   while (bytes > 0 && bytes >= items->iov_len) {
     bytes -= items->iov_len;
@@ -88,7 +67,7 @@ using VmCall = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, uns
 CopyResult copy_across_processes(VmCall call, const ProcessView& target, CopyDirection direction, Spans& local,
                                  Spans& remote) {
   if (target.known_copy_path() == ProcessView::CopyPath::kThroughSegment) {
-    return copy_through_segment(target, target.own_incarnation(), direction, local, remote);
+    return copy_through_segment(target, target.registry().me(), direction, local, remote);
   }
   if (target.known_copy_path() == ProcessView::CopyPath::kNone) return CopyResult::kForbidden;
   iovec* local_items = local.items();
@@ -111,16 +90,22 @@ CopyResult copy_across_processes(VmCall call, const ProcessView& target, CopyDir
 }  // namespace
 
 CopyResult copy_to(const ProcessView& target, Spans& local, Spans& remote) {
+  if (local.has_gpu_memory() || remote.has_gpu_memory()) {
+    return copy_gpu_memory(target, CopyDirection::kToTarget, local, remote);
+  }
   if (!target.is_own())
     return copy_across_processes(::process_vm_writev, target, CopyDirection::kToTarget, local, remote);
-  walk(remote, local, copy_in_order);
+  for_each_pair(remote, local, copy_in_order);
   return CopyResult::kDone;
 }
 
 CopyResult copy_from(const ProcessView& target, Spans& local, Spans& remote) {
+  if (local.has_gpu_memory() || remote.has_gpu_memory()) {
+    return copy_gpu_memory(target, CopyDirection::kFromTarget, local, remote);
+  }
   if (!target.is_own())
     return copy_across_processes(::process_vm_readv, target, CopyDirection::kFromTarget, local, remote);
-  walk(local, remote, copy_in_order);
+  for_each_pair(local, remote, copy_in_order);
   return CopyResult::kDone;
 }
 

@@ -33,6 +33,8 @@ inline void copy_word(std::byte* to, const std::byte* from, std::size_t bytes) {
   copy_in_order(to, from, bytes);
 }
 
+enum class CopyDirection : std::uint32_t { kToTarget, kFromTarget };
+
 enum class CopyResult {
   kDone,
   kProcessDead,

@@ -256,10 +256,11 @@ class Exit(unittest.TestCase):
         self.assertEqual(remaining_files(), [])
 
     def test_failed_open_leaves_no_files(self):
-        # A segment is a large file; a small limit of the file size makes its creation fail.
-        result = launch("sh", "-c", f"trap '' XFSZ; ulimit -f 4096; exec '{PROGRAM}'")
-        self.assertEqual(result.returncode, 5, result.stderr)
-        self.assertEqual(remaining_files(), [])
+        # A limit of the file size makes the creation of the registry fail, a larger one that of the segment.
+        for blocks in (4096, 131072):
+            result = launch("sh", "-c", f"trap '' XFSZ; ulimit -f {blocks}; exec '{PROGRAM}'")
+            self.assertEqual(result.returncode, 5, result.stderr)
+            self.assertEqual(remaining_files(), [])
 
 
 if __name__ == "__main__":

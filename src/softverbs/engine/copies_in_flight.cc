@@ -1,0 +1,94 @@
+#include "softverbs/engine/copies_in_flight.h"
+
+#include <sched.h>
+
+#include "base/clock.h"
+#include "softverbs/engine/attempt.h"
+#include "softverbs/engine/qp.h"
+#include "softverbs/faults/faults.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+constexpr std::size_t kMaxCopies = 64;
+constexpr std::uint64_t kMaxBytes = 8U << 20;
+
+bool consumes_receive(const Packets& write) {
+  return write.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && write.is_last();
+}
+
+}  // namespace
+
+bool CopiesInFlight::has_room() const {
+  return copies.size() < kMaxCopies && copies.bytes() < kMaxBytes;
+}
+
+void CopiesInFlight::remove_oldest() {
+  if (consumes_receive(steps.front())) --receives_consumed;
+  steps.pop_front();
+  copies.remove_oldest();
+}
+
+void CopiesInFlight::cancel() {
+  copies.cancel();
+  steps.clear();
+  receives_consumed = 0;
+}
+
+bool is_copying(const Qp& qp) {
+  return qp.copies && !qp.copies->empty();
+}
+
+CopiesInFlight& copies_of(Qp& qp) {
+  if (!qp.copies) qp.copies = std::make_unique<CopiesInFlight>(qp.process->registry(), qp.index);
+  return *qp.copies;
+}
+
+bool may_begin_ahead(const Qp& qp, const SendRequest& request) {
+  const Settings& settings = qp.process->settings();
+  return (request.opcode == IBV_WR_RDMA_WRITE || request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM) && settings.threaded &&
+         settings.link_gbps == 0 && !qp.deferred.is_enabled() && faults() == nullptr;
+}
+
+Attempt finish_write(Qp& qp, const Packets& packets, GpuCopies::State state) {
+  if (state == GpuCopies::State::kSourceFailed) return failed(IBV_WC_LOC_PROT_ERR);
+  if (state == GpuCopies::State::kTargetDead) return {Outcome::kLost};
+  if (state == GpuCopies::State::kDone && !consumes_receive(packets)) return {};
+  if (const Outcome found = find_peer(qp); found != Outcome::kDone) return {found};
+  const Route& route = qp.requester.route;
+  const Incarnation me = qp.process->me();
+  if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
+  Response response = Response::kNoResponse;
+  if (route.qp->qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn && !is_unreachable(qp, faults())) {
+    if (state == GpuCopies::State::kDone) {
+      response = finish_copied_write(*route.process, me, route.index, packets);
+    } else {
+      response = Response::kOperationalError;
+      refuse_request(*route.process, me, route.index, response);
+    }
+  }
+  Attempt result = attempt_of(response);
+  result.rnr_timer = route.qp->min_rnr_timer;
+  route.qp->lock.unlock(me);
+  return result;
+}
+
+void await_gpu_copies(CopyProgress& progress) {
+  const std::uint32_t begun = progress.begun.load(std::memory_order_seq_cst);
+  while (static_cast<std::int32_t>(progress.settled.load(std::memory_order_acquire) - begun) < 0) {
+    if (!is_alive(progress.copier.load(std::memory_order_relaxed))) {
+      progress.settled.store(begun, std::memory_order_relaxed);  // what it had begun ended with it
+      return;
+    }
+    sched_yield();
+  }
+}
+
+void await_gpu_copies(Process& process) {
+  process.for_each_qp([](Qp& qp) {
+    await_gpu_copies(qp.shared->sends);
+    await_gpu_copies(qp.shared->arrivals);
+  });
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,277 @@
+#include "softverbs/gpu/copies.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+// How long a copy may take that the caller waits for. The owner of the GPU memory may be stopped.
+constexpr std::uint64_t kTimeoutNs = kNanosecondsPerSecond / 2;
+constexpr unsigned kSpins = 256;
+
+std::byte* pointer(std::uint64_t address) {
+  return reinterpret_cast<std::byte*>(address);
+}
+
+void wait_a_little(unsigned turn) {
+  turn < kSpins ? relax_cpu() : static_cast<void>(sched_yield());
+}
+
+}  // namespace
+
+GpuCopies::~GpuCopies() {
+  cancel();
+}
+
+void GpuCopies::begin(const ProcessView& target, CopyDirection direction, Spans& local, Spans& remote,
+                      CopyProgress* sends, CopyProgress* arrivals) {
+  Copy& copy = copies_.emplace_back();
+  copy.target = target.shared_from_this();
+  copy.bytes = local.total();
+  copy.sends = sends;
+  copy.arrivals = arrivals;
+  for (CopyProgress* progress : {sends, arrivals}) {
+    if (progress == nullptr) continue;
+    progress->copier.store(registry_.me(), std::memory_order_relaxed);
+    progress->begun.fetch_add(1, std::memory_order_seq_cst);
+  }
+  bytes_ += copy.bytes;
+  const bool is_peer = !target.is_own();
+  if (direction == CopyDirection::kToTarget) {
+    add_pieces(copy, local, remote, false, is_peer);
+  } else {
+    add_pieces(copy, remote, local, is_peer, false);
+  }
+}
+
+void GpuCopies::add_pieces(Copy& copy, Spans& from, Spans& to, bool is_from_peer, bool is_to_peer) const {
+  const auto place = [](std::uint64_t address, bool is_peer) {
+    if (is_gpu_address(address)) return is_peer ? Place::kPeerGpu : Place::kOwnGpu;
+    return is_peer ? Place::kPeerHost : Place::kOwnHost;
+  };
+  for_each_pair(to, from, [&](std::byte* to_pointer, const std::byte* from_pointer, std::size_t bytes) {
+    const auto to_address = reinterpret_cast<std::uintptr_t>(to_pointer);
+    const auto from_address = reinterpret_cast<std::uintptr_t>(from_pointer);
+    const Place source = place(from_address, is_from_peer);
+    const Place target = place(to_address, is_to_peer);
+    const bool is_direct =
+        source == Place::kOwnGpu && target == Place::kOwnGpu && gpu_of(from_address) == gpu_of(to_address);
+    for (std::size_t done = 0; done < bytes;) {
+      const std::size_t piece = is_direct ? bytes : std::min(bytes - done, kStagingBytes);
+      copy.pieces.push_back(
+          {from_address + done, to_address + done, static_cast<std::uint32_t>(piece), source, target, is_direct});
+      done += piece;
+    }
+  });
+}
+
+void GpuCopies::advance() {
+  writing_ = 0;
+  is_held_ = false;
+  for (Copy& copy : copies_) {
+    for (std::size_t i = copy.next; i < copy.pieces.size(); ++i) {
+      Piece& piece = copy.pieces[i];
+      advance(copy, piece);
+      if (piece.stage == Stage::kDone && i == copy.next) ++copy.next;
+      if (piece.stage == Stage::kWriting) writing_ = executor_of(piece);
+      if (piece.stage < Stage::kWriting) is_held_ = true;
+    }
+    if (copy.state != State::kRunning) is_held_ = true;
+  }
+  settle();
+}
+
+void GpuCopies::advance(Copy& copy, Piece& piece) {
+  const bool has_failed = copy.state != State::kRunning;
+  if (has_failed && (piece.stage == Stage::kWaiting || piece.stage == Stage::kRead)) {
+    piece.stage = Stage::kDone;
+    piece.buffer = {};
+  }
+  if (piece.stage == Stage::kWaiting) piece.is_direct ? write_directly(piece) : begin_read(copy, piece);
+  if (piece.stage == Stage::kReading) finish_stage(copy, piece, piece.source, Stage::kRead, State::kSourceFailed);
+  if (piece.stage == Stage::kRead) begin_write(copy, piece);
+  if (piece.stage == Stage::kWriting) finish_stage(copy, piece, piece.target, Stage::kDone, State::kTargetFailed);
+  if (piece.stage == Stage::kDone) piece.buffer = {};
+}
+
+void GpuCopies::write_directly(Piece& piece) {
+  Gpu* const gpu = Gpu::opened(gpu_of(piece.from));
+  if (gpu == nullptr || !may_write(piece)) return;
+  const bool is_queued = piece.transfer.start(*gpu, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
+    return cuda.copy_on_device(cuda_address(piece.to), cuda_address(piece.from), piece.bytes, stream);
+  });
+  if (is_queued) piece.stage = Stage::kWriting;
+}
+
+void GpuCopies::begin_read(Copy& copy, Piece& piece) {
+  if (!piece.buffer) piece.buffer = TakenBuffer::take(registry_);
+  if (!piece.buffer) return;
+  switch (piece.source) {
+    case Place::kOwnHost:
+      copy_in_order(piece.buffer.bytes(), pointer(piece.from), piece.bytes);
+      piece.stage = Stage::kRead;
+      return;
+    case Place::kPeerHost: {
+      Spans buffer;
+      buffer.add(reinterpret_cast<std::uintptr_t>(piece.buffer.bytes()), piece.bytes);
+      Spans peer;
+      peer.add(piece.from, piece.bytes);
+      end_host_copy(copy, piece, copy_from(*copy.target, buffer, peer), Stage::kRead, State::kSourceFailed);
+      return;
+    }
+    case Place::kOwnGpu: {
+      Gpu* const gpu = Gpu::opened(gpu_of(piece.from));
+      const bool is_queued =
+          gpu != nullptr && piece.transfer.start(*gpu, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
+            return cuda.copy_to_host(piece.buffer.bytes(), cuda_address(piece.from), piece.bytes, stream);
+          });
+      if (is_queued) piece.stage = Stage::kReading;
+      return;
+    }
+    case Place::kPeerGpu:
+      if (piece.buffer.request_copy(*copy.target, piece.from, piece.bytes, true, lane_)) piece.stage = Stage::kReading;
+      return;
+  }
+}
+
+void GpuCopies::begin_write(Copy& copy, Piece& piece) {
+  if (!may_write(piece)) return;
+  switch (piece.target) {
+    case Place::kOwnHost:
+      copy_in_order(pointer(piece.to), piece.buffer.bytes(), piece.bytes);
+      piece.stage = Stage::kDone;
+      return;
+    case Place::kPeerHost: {
+      Spans buffer;
+      buffer.add(reinterpret_cast<std::uintptr_t>(piece.buffer.bytes()), piece.bytes);
+      Spans peer;
+      peer.add(piece.to, piece.bytes);
+      end_host_copy(copy, piece, copy_to(*copy.target, buffer, peer), Stage::kDone, State::kTargetFailed);
+      return;
+    }
+    case Place::kOwnGpu: {
+      Gpu* const gpu = Gpu::opened(gpu_of(piece.to));
+      const bool is_queued =
+          gpu != nullptr && piece.transfer.start(*gpu, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
+            return cuda.copy_to_device(cuda_address(piece.to), piece.buffer.bytes(), piece.bytes, stream);
+          });
+      if (is_queued) piece.stage = Stage::kWriting;
+      return;
+    }
+    case Place::kPeerGpu:
+      if (piece.buffer.request_copy(*copy.target, piece.to, piece.bytes, false, lane_)) piece.stage = Stage::kWriting;
+      return;
+  }
+}
+
+void GpuCopies::end_host_copy(Copy& copy, Piece& piece, CopyResult result, Stage next, State failure) {
+  piece.stage = result == CopyResult::kDone ? next : Stage::kDone;
+  if (result != CopyResult::kDone && copy.state == State::kRunning) {
+    copy.state = result == CopyResult::kProcessDead ? State::kTargetDead : failure;
+  }
+}
+
+void GpuCopies::finish_stage(Copy& copy, Piece& piece, Place place, Stage next, State failure) {
+  State result = State::kRunning;
+  if (place == Place::kPeerGpu) {
+    switch (piece.buffer.poll(*copy.target)) {
+      case TakenBuffer::Progress::kRunning:
+        return;
+      case TakenBuffer::Progress::kDone:
+        break;
+      case TakenBuffer::Progress::kFailed:
+        result = failure;
+        break;
+      case TakenBuffer::Progress::kOwnerDead:
+        result = State::kTargetDead;
+        break;
+    }
+  } else {
+    const GpuTransfer::State state = piece.transfer.poll();
+    if (state == GpuTransfer::State::kRunning) return;
+    if (state == GpuTransfer::State::kFailed) result = failure;
+  }
+  piece.stage = result == State::kRunning ? next : Stage::kDone;
+  if (result != State::kRunning && copy.state == State::kRunning) copy.state = result;
+}
+
+// A direct copy is executed by the GPU that it reads from.
+GpuCopies::Executor GpuCopies::executor_of(const Piece& piece) const {
+  const auto stream = [&](std::uint64_t address) {
+    Gpu* const gpu = Gpu::opened(gpu_of(address));
+    return gpu != nullptr ? reinterpret_cast<Executor>(gpu->stream(lane_)) : kThisThread;
+  };
+  if (piece.is_direct) return stream(piece.from);
+  if (piece.target == Place::kOwnGpu) return stream(piece.to);
+  if (piece.target == Place::kPeerGpu) return kThisThread + 1 + gpu_of(piece.to);
+  return kThisThread;
+}
+
+bool GpuCopies::may_write(const Piece& piece) const {
+  if (is_held_) return false;
+  const Executor executor = executor_of(piece);
+  return writing_ == 0 || (writing_ == executor && executor != kThisThread);
+}
+
+void GpuCopies::settle() {
+  for (Copy& copy : copies_) {
+    if (copy.has_settled) continue;
+    if (copy.next != copy.pieces.size()) return;
+    copy.has_settled = true;
+    if (copy.state == State::kRunning) copy.state = State::kDone;
+    for (CopyProgress* progress : {copy.sends, copy.arrivals}) {
+      if (progress != nullptr) progress->settled.fetch_add(1, std::memory_order_release);
+    }
+  }
+}
+
+GpuCopies::State GpuCopies::oldest() const {
+  return copies_.front().has_settled ? copies_.front().state : State::kRunning;
+}
+
+void GpuCopies::remove_oldest() {
+  bytes_ -= copies_.front().bytes;
+  copies_.pop_front();
+}
+
+void GpuCopies::cancel() {
+  for (Copy& copy : copies_) {
+    if (copy.state == State::kRunning) copy.state = State::kTargetFailed;
+    for (Piece& piece : copy.pieces) {
+      for (unsigned turn = 0; piece.transfer.poll() == GpuTransfer::State::kRunning; ++turn) wait_a_little(turn);
+      piece.stage = Stage::kDone;
+      piece.buffer = {};
+    }
+    copy.next = copy.pieces.size();
+  }
+  settle();
+  copies_.clear();
+  bytes_ = 0;
+}
+
+CopyResult copy_gpu_memory(const ProcessView& target, CopyDirection direction, Spans& local, Spans& remote) {
+  GpuCopies copies(target.registry(), 0);
+  copies.begin(target, direction, local, remote, nullptr, nullptr);
+  const std::uint64_t end = monotonic_ns() + kTimeoutNs;
+  for (unsigned turn = 0;; ++turn) {
+    copies.advance();
+    switch (copies.oldest()) {
+      case GpuCopies::State::kRunning:
+        break;
+      case GpuCopies::State::kDone:
+        return CopyResult::kDone;
+      case GpuCopies::State::kTargetDead:
+        return CopyResult::kProcessDead;
+      default:
+        return CopyResult::kFault;
+    }
+    if (turn > kSpins && monotonic_ns() > end) return CopyResult::kProcessDead;
+    wait_a_little(turn);
+  }
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,108 @@
+// Copies between GPU memory and other memory, of this process and of a peer. Each copy consists of pieces. A piece goes
+// directly if one GPU reaches both ends, else through a staging buffer: it is read into the buffer and then written
+// from there, by a GPU of this process, by this thread (host memory), or by the process that owns the GPU memory.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "softverbs/gpu/gpu.h"
+#include "softverbs/gpu/staging.h"
+#include "softverbs/host/layout.h"
+#include "softverbs/host/process_view.h"
+#include "softverbs/memory/copy.h"
+#include "softverbs/memory/spans.h"
+
+namespace verbatim::softverbs {
+
+// The copies that one QP has begun, oldest first. Bytes become visible in the order of the copies. Not thread-safe.
+class GpuCopies {
+ public:
+  // `lane`: copies of one lane share the streams, so the same number keeps their order without waiting.
+  GpuCopies(const HostRegistry& registry, std::uint32_t lane) : registry_(registry), lane_(lane) {}
+  // Waits until no copy accesses memory any more.
+  ~GpuCopies();
+  GpuCopies(const GpuCopies&) = delete;
+  GpuCopies& operator=(const GpuCopies&) = delete;
+
+  // Begins a copy of as many bytes as `local` has. `target`: the process of `remote`. `arrivals`: of the target's QP;
+  // nullptr: nobody waits for the copy.
+  void begin(const ProcessView& target, CopyDirection direction, Spans& local, Spans& remote, CopyProgress* sends,
+             CopyProgress* arrivals);
+  // Moves every copy as far as it can go now. Never waits.
+  void advance();
+
+  bool empty() const { return copies_.empty(); }
+  // Whether no copy accesses memory.
+  bool has_settled() const { return copies_.empty() || copies_.back().has_settled; }
+  std::size_t size() const { return copies_.size(); }
+  std::uint64_t bytes() const { return bytes_; }
+
+  enum class State { kRunning, kDone, kSourceFailed, kTargetFailed, kTargetDead };
+  State oldest() const;
+  void remove_oldest();
+  // Begins nothing more, and waits until no copy accesses memory.
+  void cancel();
+
+ private:
+  // Where a piece is read or written.
+  enum class Place : std::uint8_t { kOwnHost, kOwnGpu, kPeerHost, kPeerGpu };
+  enum class Stage : std::uint8_t { kWaiting, kReading, kRead, kWriting, kDone };
+
+  struct Piece {
+    std::uint64_t from;
+    std::uint64_t to;
+    std::uint32_t bytes;
+    Place source;
+    Place target;
+    bool is_direct;
+    Stage stage = Stage::kWaiting;
+    TakenBuffer buffer{};
+    GpuTransfer transfer{};
+  };
+
+  struct Copy {
+    std::shared_ptr<const ProcessView> target;
+    std::vector<Piece> pieces;
+    std::size_t next = 0;  // the pieces before it are done
+    std::uint64_t bytes = 0;
+    State state = State::kRunning;
+    bool has_settled = false;  // it accesses memory no more
+    CopyProgress* sends = nullptr;
+    CopyProgress* arrivals = nullptr;
+  };
+
+  // What executes the writes of a piece. Writes of one executor become visible in the order in which they were given to
+  // it.
+  using Executor = std::uintptr_t;
+
+  static constexpr Executor kThisThread = 1;
+
+  void add_pieces(Copy& copy, Spans& from, Spans& to, bool is_from_peer, bool is_to_peer) const;
+  void advance(Copy& copy, Piece& piece);
+  void begin_read(Copy& copy, Piece& piece);
+  void begin_write(Copy& copy, Piece& piece);
+  void write_directly(Piece& piece);
+  static void end_host_copy(Copy& copy, Piece& piece, CopyResult result, Stage next, State failure);
+  // Ends the stage of a piece when what it waits for is done.
+  void finish_stage(Copy& copy, Piece& piece, Place place, Stage next, State failure);
+  bool may_write(const Piece& piece) const;
+  Executor executor_of(const Piece& piece) const;
+  void settle();
+
+  const HostRegistry& registry_;
+  const std::uint32_t lane_;
+  std::deque<Copy> copies_;
+  std::uint64_t bytes_ = 0;
+  // While advance() goes through the pieces: the executor of the writes under way among the earlier pieces, 0: none;
+  // and whether one of them is not written yet, so that no later one may be.
+  Executor writing_ = 0;
+  bool is_held_ = false;
+};
+
+// Executes one copy and waits for its end.
+CopyResult copy_gpu_memory(const ProcessView& target, CopyDirection direction, Spans& local, Spans& remote);
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,263 @@
+#include "softverbs/gpu/staging.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <deque>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "softverbs/engine/process.h"
+#include "softverbs/gpu/gpu.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+Mutex g_prepare_mutex;
+std::atomic<bool> g_is_prepared{false};
+
+// How long the thread polls for requests before it sleeps: about the time that it takes to wake it.
+constexpr std::uint64_t kIdleSpinNs = 50'000;
+
+bool change(StagingBuffer& buffer, std::uint32_t serial, StagingState from, StagingState to) {
+  StagingWord expected{serial, from};
+  return buffer.word.compare_exchange_strong(expected, {serial, to}, std::memory_order_acq_rel);
+}
+
+void free_buffer(StagingBuffer& buffer) {
+  buffer.user.store(0, std::memory_order_release);
+}
+
+// Copies between the buffers and the GPU memory of this process, for peers. It takes no lock that a peer holds.
+class GpuCopier {
+ public:
+  GpuCopier(const HostRegistry& registry, SharedGpuCopier& shared) : registry_(registry), shared_(shared) {}
+
+  void run() {
+    CurrentGpu::keep_in_this_thread();
+    std::uint64_t idle_since = monotonic_ns();
+    for (;;) {
+      const std::uint32_t wake_count = shared_.wake_counter.load(std::memory_order_seq_cst);
+      const bool has_begun = begin_requested();
+      end_copied();
+      if (has_begun || !copies_.empty()) {
+        idle_since = monotonic_ns();
+      } else if (monotonic_ns() - idle_since < kIdleSpinNs) {
+        sched_yield();
+      } else {
+        sleep(wake_count);
+        idle_since = monotonic_ns();
+      }
+    }
+  }
+
+ private:
+  struct Copy {
+    StagingBuffer* buffer;
+    std::uint32_t serial;
+    GpuTransfer transfer;
+    bool has_ended = false;
+  };
+
+  void sleep(std::uint32_t wake_count) {
+    shared_.sleeping.store(1, std::memory_order_seq_cst);
+    if (shared_.tail.load(std::memory_order_seq_cst) == shared_.head.load(std::memory_order_relaxed)) {
+      ::syscall(SYS_futex, &shared_.wake_counter, FUTEX_WAIT, wake_count, nullptr, nullptr, 0);
+    }
+    shared_.sleeping.store(0, std::memory_order_relaxed);
+  }
+
+  bool begin_requested() {
+    bool has_begun = false;
+    std::uint32_t head = shared_.head.load(std::memory_order_relaxed);
+    while (head != shared_.tail.load(std::memory_order_acquire) && begin(shared_.ring[head % kGpuCopyRequests])) {
+      shared_.head.store(++head, std::memory_order_release);
+      has_begun = true;
+    }
+    return has_begun;
+  }
+
+  // False: no event is free; the request stays in the queue.
+  bool begin(const GpuCopyRequest& request) {
+    Copy copy{&registry_.gpu_staging().buffers[request.buffer], request.serial, {}};
+    if (!change(*copy.buffer, request.serial, StagingState::kRequested, StagingState::kCopying)) {
+      copy.has_ended = true;  // it was cancelled
+      copies_.push_back(std::move(copy));
+      return true;
+    }
+    std::byte* const bytes = registry_.staging_bytes(request.buffer);
+    const std::uint64_t address = cuda_address(request.address);
+    Gpu* const gpu = Gpu::opened(gpu_of(request.address));
+    if (gpu == nullptr) {
+      end(copy, StagingState::kCopyFailed);
+    } else if (!copy.transfer.start(*gpu, request.lane, [&](const cuda::Driver& cuda, cuda::Stream stream) {
+                 return request.is_read != 0 ? cuda.copy_to_host(bytes, address, request.bytes, stream)
+                                             : cuda.copy_to_device(address, bytes, request.bytes, stream);
+               })) {
+      if (!change(*copy.buffer, copy.serial, StagingState::kCopying, StagingState::kRequested)) {
+        end(copy, StagingState::kCopyFailed);  // it was abandoned
+      }
+      return false;
+    }
+    copies_.push_back(std::move(copy));
+    return true;
+  }
+
+  void end_copied() {
+    for (Copy& copy : copies_) {
+      if (copy.has_ended) continue;
+      const GpuTransfer::State state = copy.transfer.poll();
+      if (state == GpuTransfer::State::kRunning) continue;
+      end(copy, state == GpuTransfer::State::kDone ? StagingState::kCopied : StagingState::kCopyFailed);
+    }
+    for (; !copies_.empty() && copies_.front().has_ended; copies_.pop_front()) {
+      shared_.ended.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  static void end(Copy& copy, StagingState result) {
+    copy.has_ended = true;
+    if (change(*copy.buffer, copy.serial, StagingState::kCopying, result)) return;
+    if (change(*copy.buffer, copy.serial, StagingState::kAbandoned, StagingState::kIdle)) free_buffer(*copy.buffer);
+  }
+
+  const HostRegistry& registry_;
+  SharedGpuCopier& shared_;
+  std::deque<Copy> copies_;
+};
+
+void* run_gpu_copier(void* copier) {
+  static_cast<GpuCopier*>(copier)->run();
+  return nullptr;
+}
+
+Status start_copier(Process& process) {
+  SharedGpuCopier& shared = process.segment().gpu_copier;
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's threads handle its signals
+  pthread_t thread;
+  auto* const copier = new GpuCopier(process.registry(), shared);  // lives as long as its thread: until the end
+  const int error = pthread_create(&thread, nullptr, run_gpu_copier, copier);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) {
+    delete copier;
+    return system_error("pthread_create", error);
+  }
+  pthread_setname_np(thread, "softverbs-gpu");
+  pthread_detach(thread);
+  shared.ready.store(1, std::memory_order_release);
+  return {};
+}
+
+void wake_copier(SharedGpuCopier& shared) {
+  shared.wake_counter.fetch_add(1, std::memory_order_seq_cst);
+  if (shared.sleeping.load(std::memory_order_seq_cst) == 0) return;
+  ::syscall(SYS_futex, &shared.wake_counter, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// A process that died may have left its buffers taken. A buffer is free again when nobody will access it.
+bool is_abandoned(const HostRegistry& registry, const StagingBuffer& buffer, Incarnation user) {
+  if (registry.is_alive(user)) return false;
+  const StagingState state = buffer.word.load(std::memory_order_acquire).state;
+  const bool is_asked =
+      state == StagingState::kRequested || state == StagingState::kCopying || state == StagingState::kAbandoned;
+  return !is_asked || !registry.is_alive(buffer.copier.load(std::memory_order_relaxed));
+}
+
+}  // namespace
+
+Status prepare_staging(Process& process) {
+  if (g_is_prepared.load(std::memory_order_acquire)) return {};
+  MutexLock lock(g_prepare_mutex);
+  if (g_is_prepared.load(std::memory_order_relaxed)) return {};
+  const cuda::Driver* const driver = cuda::driver();
+  if (driver == nullptr) return system_error("dlopen of libcuda", EIO);
+  if (Status backed = process.registry().back_staging(); !backed) return backed;
+  const cuda::Status pinned = driver->host_register(process.registry().staging_bytes(0),
+                                                    kStagingBuffers * kStagingBytes, cuda::kPortableHostMemory);
+  if (pinned != cuda::kSuccess && pinned != cuda::kHostMemoryAlreadyRegistered) {
+    VERBATIM_WARN("GPU memory cannot be registered: cuMemHostRegister of %zu bytes: %s",
+                  kStagingBuffers * kStagingBytes, cuda::name_of(*driver, pinned));
+    return {Error{ErrorKind::kSystem, EIO, "cuMemHostRegister", true}};
+  }
+  if (Status started = start_copier(process); !started) return started;
+  g_is_prepared.store(true, std::memory_order_release);
+  return {};
+}
+
+void forget_staging_of_parent() {
+  g_is_prepared.store(false, std::memory_order_relaxed);
+}
+
+TakenBuffer::~TakenBuffer() {
+  if (registry_ == nullptr) return;
+  change(shared(), serial_, StagingState::kRequested, StagingState::kIdle);
+  // What the owner of the GPU memory copies now it must not find in the hands of another process: it frees the buffer.
+  if (!change(shared(), serial_, StagingState::kCopying, StagingState::kAbandoned)) free_buffer(shared());
+}
+
+TakenBuffer TakenBuffer::take(const HostRegistry& registry) {
+  TakenBuffer taken;
+  for (const bool reclaims : {false, true}) {
+    for (std::uint32_t i = 0; i < kStagingBuffers; ++i) {
+      const std::uint32_t index = (registry.me() * kStagingBuffers / 8 + i) % kStagingBuffers;
+      StagingBuffer& buffer = registry.gpu_staging().buffers[index];
+      Incarnation user = buffer.user.load(std::memory_order_relaxed);
+      if (user != 0 && (!reclaims || user == registry.me() || !is_abandoned(registry, buffer, user))) continue;
+      if (!buffer.user.compare_exchange_strong(user, registry.me(), std::memory_order_acquire)) continue;
+      taken.registry_ = &registry;
+      taken.index_ = index;
+      taken.serial_ = buffer.word.load(std::memory_order_relaxed).serial + 1;
+      buffer.word.store({taken.serial_, StagingState::kIdle}, std::memory_order_release);
+      return taken;
+    }
+  }
+  return taken;
+}
+
+bool TakenBuffer::request_copy(const ProcessView& owner, std::uint64_t address, std::uint32_t bytes, bool is_read,
+                               std::uint32_t lane) {
+  SharedGpuCopier& queue = owner.segment().gpu_copier;
+  {
+    SharedLockGuard lock(queue.lock, registry_->me());
+    const std::uint32_t tail = queue.tail.load(std::memory_order_relaxed);
+    if (tail - queue.head.load(std::memory_order_acquire) >= kGpuCopyRequests) return false;
+    shared().copier.store(owner.incarnation(), std::memory_order_relaxed);
+    shared().word.store({++serial_, StagingState::kRequested}, std::memory_order_relaxed);
+    queue.ring[tail % kGpuCopyRequests] = {address, bytes, index_, serial_, is_read ? 1U : 0U, lane};
+    queue.tail.store(tail + 1, std::memory_order_seq_cst);
+  }
+  wake_copier(queue);
+  return true;
+}
+
+TakenBuffer::Progress TakenBuffer::poll(const ProcessView& owner) const {
+  switch (shared().word.load(std::memory_order_acquire).state) {
+    case StagingState::kCopied:
+      return Progress::kDone;
+    case StagingState::kCopyFailed:
+      return Progress::kFailed;
+    default:
+      return owner.is_alive(monotonic_ns()) ? Progress::kRunning : Progress::kOwnerDead;
+  }
+}
+
+void await_requested_copies(Segment& segment) {
+  SharedGpuCopier& shared = segment.gpu_copier;
+  if (shared.ready.load(std::memory_order_acquire) == 0) return;
+  const std::uint32_t end = shared.tail.load(std::memory_order_acquire);
+  while (static_cast<std::int32_t>(shared.ended.load(std::memory_order_acquire) - end) < 0) {
+    wake_copier(shared);  // the sender may have died before it did so
+    sched_yield();
+  }
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,69 @@
+// The shared memory through which copies of GPU memory pass; part of the layout of the registry and of the segments.
+// Processes with GPU memory have the buffers pinned, so that the copy engines of their GPUs reach them.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "softverbs/host/shared_lock.h"
+
+namespace verbatim::softverbs {
+
+constexpr std::uint32_t kStagingBuffers = 128;
+constexpr std::size_t kStagingBytes = 128 << 10;  // of one buffer: the size in which NCCL sends
+
+// kRequested: the owner of GPU memory is to copy between it and the buffer. kCopying: it does. kCopied, kCopyFailed: it
+// has, and will not access the buffer again. kAbandoned: it does, and the user does not wait for it any more.
+enum class StagingState : std::uint32_t { kIdle, kRequested, kCopying, kCopied, kCopyFailed, kAbandoned };
+
+// The state and the number of the request that it belongs to: a request that was cancelled stays in the owner's queue.
+struct StagingWord {
+  std::uint32_t serial;
+  StagingState state;
+};
+
+struct StagingBuffer {
+  std::atomic<Incarnation> user;    // 0: free
+  std::atomic<Incarnation> copier;  // the process that was asked to copy; valid unless kIdle
+  std::atomic<StagingWord> word;
+};
+static_assert(std::atomic<StagingWord>::is_always_lock_free);
+
+// In the registry, for all processes.
+struct GpuStaging {
+  SharedLock atomics_lock;  // serializes all RDMA atomics on GPU memory: several processes may reach one address
+  StagingBuffer buffers[kStagingBuffers];
+};
+
+struct GpuCopyRequest {
+  std::uint64_t address;  // of the GPU memory, as in SharedMr
+  std::uint32_t bytes;
+  std::uint32_t buffer;
+  std::uint32_t serial;   // of the request
+  std::uint32_t is_read;  // from the GPU memory to the buffer
+  std::uint32_t lane;     // requests of one lane are executed in order
+};
+
+constexpr std::uint32_t kGpuCopyRequests = 256;  // a power of two, more than there are buffers
+
+// In the segment of a process: what its thread for GPU memory is to copy for peers.
+struct SharedGpuCopier {
+  SharedLock lock;                          // taken by senders
+  std::atomic<std::uint32_t> tail;          // next to write
+  std::atomic<std::uint32_t> head;          // next to read; stored by the owner only
+  std::atomic<std::uint32_t> ended;         // all requests before it have ended
+  std::atomic<std::uint32_t> wake_counter;  // futex of the thread
+  std::atomic<std::uint32_t> sleeping;
+  std::atomic<std::uint32_t> ready;  // the thread runs
+  GpuCopyRequest ring[kGpuCopyRequests];
+};
+
+// Copies of GPU memory that are under way for one QP. A region is not in use any more when what had begun has settled.
+struct CopyProgress {
+  std::atomic<std::uint32_t> begun;
+  std::atomic<std::uint32_t> settled;
+  std::atomic<Incarnation> copier;  // the process whose engine copies
+};
+
+}  // namespace verbatim::softverbs
