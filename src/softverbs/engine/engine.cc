@@ -1,9 +1,7 @@
 #include "softverbs/engine/engine.h"
 
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -20,6 +18,7 @@
 #include "softverbs/fabric/link.h"
 #include "softverbs/faults/faults.h"
 #include "softverbs/gpu/gpu.h"
+#include "softverbs/host/device_thread.h"
 #include "softverbs/memory/copier.h"
 
 namespace verbatim::softverbs {
@@ -45,19 +44,12 @@ Status Engine::start(Process& process) {
   process_ = &process;
   service_pending_ = &process.segment().service_pending;
   if (!threaded_) return {};
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's threads handle its signals
   int error = 0;
   unsigned started = 0;
-  for (pthread_t thread; started < settings_.engines; ++started) {
-    error = pthread_create(&thread, nullptr, thread_main, this);
+  for (; started < settings_.engines; ++started) {
+    error = start_thread("softverbs", thread_main, this);
     if (error != 0) break;
-    pthread_setname_np(thread, "softverbs");
-    pthread_detach(thread);
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (error == 0) return {};
   VERBATIM_WARN("only %u of %u device threads can be started: %s. Next: lower SOFTVERBS_ENGINES", started,
                 settings_.engines, std::strerror(error));

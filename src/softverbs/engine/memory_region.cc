@@ -17,7 +17,9 @@
 #include "softverbs/engine/qp.h"
 #include "softverbs/faults/faults.h"
 #include "softverbs/gpu/cuda_driver.h"
+#include "softverbs/gpu/exports.h"
 #include "softverbs/gpu/gpu.h"
+#include "softverbs/gpu/imports.h"
 #include "softverbs/gpu/staging.h"
 #include "softverbs/host/lock_limit.h"
 #include "softverbs/memory/copier.h"
@@ -115,20 +117,50 @@ bool is_access_valid(unsigned access) {
 // Drivers for GPU memory pin whole pages of the GPU. What lies behind the allocation in the last page cannot be copied.
 constexpr std::uint64_t kGpuPageBytes = 1U << 16;
 
-// Prepares what copies of the memory need. The address that the region's table gets.
-Result<std::uint64_t> prepare_gpu_memory(Process& process, const GpuAllocation& allocation, std::uint64_t address,
-                                         std::size_t length) {
-  const std::uint64_t first = allocation.start / kGpuPageBytes * kGpuPageBytes;
-  const std::uint64_t end = round_up(allocation.start + allocation.bytes, kGpuPageBytes);
-  if (address < first || address > end || length > end - address) return system_error("register_memory", EFAULT);
-  if (Result<Gpu*> gpu = Gpu::open(allocation.gpu); !gpu) return gpu.error();
-  if (Status prepared = prepare_staging(process); !prepared) return prepared.error();
-  return mark_gpu_address(allocation.gpu, address);
+// A region of GPU memory: its address as the region's table has it, and the number under which it is exported.
+struct GpuRegion {
+  std::uint64_t address;
+  std::uint32_t number;
+};
+
+// Whether all bytes belong to allocations of that GPU: a range of addresses may consist of several.
+bool is_on_gpu(const GpuAllocation& first, std::uint64_t address, std::size_t length) {
+  std::uint64_t end = round_up(first.start + first.bytes, kGpuPageBytes);
+  if (address < first.start / kGpuPageBytes * kGpuPageBytes) return false;
+  while (end < address + length) {
+    const std::optional<GpuAllocation> next = find_gpu_allocation(end);
+    if (!next || next->gpu != first.gpu) return false;
+    end = round_up(next->start + next->bytes, kGpuPageBytes);
+  }
+  return true;
 }
 
-// `address`: marked if it is GPU memory. `is_pinned`: it counts against RLIMIT_MEMLOCK.
-Result<Mr*> make_region(Context& context, ibv_pd* pd, std::uint64_t begin, std::size_t length, std::uint64_t iova,
-                        unsigned access, Mapping dmabuf, bool is_pinned) {
+// Prepares what copies of the memory need.
+Result<GpuRegion> prepare_gpu_memory(Process& process, const GpuAllocation& allocation, std::uint64_t address,
+                                     std::size_t length) {
+  if (length == 0 || address + length < address) return system_error("register_memory", EINVAL);
+  if (!is_on_gpu(allocation, address, length)) return system_error("register_memory", EFAULT);
+  if (Result<Gpu*> gpu = Gpu::open(allocation.gpu); !gpu) return gpu.error();
+  if (Status prepared = prepare_staging(process); !prepared) return prepared.error();
+  GpuRegion region{mark_gpu_address(allocation.gpu, address), 0};
+  if (!process.settings().copies_directly) return region;
+  if (Status started = start_importer(); !started) return started.error();
+  const bool is_one = address + length <= allocation.start + round_up(allocation.bytes, kGpuPageBytes);
+  if (is_one) region.number = export_gpu_memory(process, allocation);
+  return region;
+}
+
+// What a region consists of.
+struct RegionMemory {
+  std::uint64_t address;         // marked if it is GPU memory
+  bool is_pinned = false;        // it counts against RLIMIT_MEMLOCK
+  std::uint32_t gpu_memory = 0;  // as in SharedMr
+  Mapping dmabuf = {};
+};
+
+Result<Mr*> make_region(Context& context, ibv_pd* pd, RegionMemory memory, std::size_t length, std::uint64_t iova,
+                        unsigned access) {
+  const std::uint64_t begin = memory.address;
   if (!is_access_valid(access) || length == 0 || begin + length < begin || iova + length < iova) {
     return system_error("register_memory", EINVAL);
   }
@@ -137,7 +169,7 @@ Result<Mr*> make_region(Context& context, ibv_pd* pd, std::uint64_t begin, std::
     return system_error("register_memory", EFAULT);
   }
   Process& process = *context.process;
-  LockedBytes locked(begin, length, !is_pinned);
+  LockedBytes locked(begin, length, !memory.is_pinned);
   if (process.settings().has_lock_limit && exceeds_lock_limit(locked.pinned_bytes())) {
     return system_error("register_memory", ENOMEM);
   }
@@ -154,16 +186,17 @@ Result<Mr*> make_region(Context& context, ibv_pd* pd, std::uint64_t begin, std::
   shared.iova = (access & IBV_ACCESS_ZERO_BASED) != 0 ? 0 : iova;
   shared.length = length;
   shared.address = begin;
+  shared.gpu_memory = memory.gpu_memory;
   const std::uint32_t variant = (shared.uses++ + process.me() * 17) % kRemoteVariant;
   const std::uint32_t lkey = (*index + 1) << kKeyVariantBits | variant;
   const std::uint32_t rkey = lkey | kRemoteVariant;
 
   mr->context = &context.context;
   mr->pd = pd;
-  const bool is_mapped_dmabuf = dmabuf.as<std::byte>() != nullptr;  // the program has no address for it
+  const bool is_mapped_dmabuf = memory.dmabuf.as<std::byte>() != nullptr;  // the program has no address for it
   mr->addr = is_mapped_dmabuf ? nullptr : reinterpret_cast<void*>(cuda_address(begin));
-  mr->dmabuf = std::move(dmabuf);
-  mr->is_pinned = is_pinned;
+  mr->dmabuf = std::move(memory.dmabuf);
+  mr->is_pinned = memory.is_pinned;
   mr->length = length;
   mr->handle = *index;
   mr->lkey = lkey;
@@ -176,6 +209,17 @@ Result<Mr*> make_region(Context& context, ibv_pd* pd, std::uint64_t begin, std::
   return mr.release();
 }
 
+Result<Mr*> make_gpu_region(Context& context, ibv_pd* pd, const GpuAllocation& allocation, std::uint64_t address,
+                            std::size_t length, std::uint64_t iova, unsigned access) {
+  Process& process = *context.process;
+  const Result<GpuRegion> region = prepare_gpu_memory(process, allocation, address, length);
+  if (!region) return region.error();
+  Result<Mr*> mr =
+      make_region(context, pd, {.address = region->address, .gpu_memory = region->number}, length, iova, access);
+  if (!mr) withdraw_gpu_memory(process, region->number);
+  return mr;
+}
+
 }  // namespace
 
 Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
@@ -183,12 +227,10 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
   auto begin = reinterpret_cast<std::uintptr_t>(address);
   if (context.process->settings().takes(GpuMemory::kPeerMemory)) {
     if (const std::optional<GpuAllocation> allocation = find_gpu_allocation(begin)) {
-      const Result<std::uint64_t> marked = prepare_gpu_memory(*context.process, *allocation, begin, length);
-      if (!marked) return marked.error();
-      return make_region(context, pd, *marked, length, iova, access, {}, false);
+      return make_gpu_region(context, pd, *allocation, begin, length, iova, access);
     }
   }
-  return make_region(context, pd, begin, length, iova, access, {}, true);
+  return make_region(context, pd, {.address = begin, .is_pinned = true}, length, iova, access);
 }
 
 Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
@@ -199,9 +241,7 @@ Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, 
   if (::fcntl(fd, F_GETFD) < 0) return system_error("reg_dmabuf_mr", EBADF);
   if (takes_gpu_memory) {
     if (const std::optional<GpuAllocation> allocation = find_gpu_allocation(iova)) {
-      const Result<std::uint64_t> marked = prepare_gpu_memory(*context.process, *allocation, iova, length);
-      if (!marked) return marked.error();
-      return make_region(context, pd, *marked, length, iova, access, {}, false);
+      return make_gpu_region(context, pd, *allocation, iova, length, iova, access);
     }
   }
   if (!settings.dmabuf) return system_error("reg_dmabuf_mr", EINVAL);  // not the dma-buf of the memory at `iova`
@@ -218,8 +258,8 @@ Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, 
   void* const address = ::mmap(nullptr, mapped_bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd,
                                static_cast<off_t>(first_page));
   if (address == MAP_FAILED) return system_error("reg_dmabuf_mr", errno);
-  return make_region(context, pd, reinterpret_cast<std::uintptr_t>(address) + (offset - first_page), length, iova,
-                     access, Mapping(address, mapped_bytes), false);
+  const auto begin = reinterpret_cast<std::uintptr_t>(address) + (offset - first_page);
+  return make_region(context, pd, {.address = begin, .dmabuf = Mapping(address, mapped_bytes)}, length, iova, access);
 }
 
 void forget_regions_of_parent() {
@@ -244,6 +284,7 @@ void deregister_memory(Mr& mr) {
   await_gpu_copies(process);
   await_requested_copies(process.segment());
   LockedBytes::release(shared.address, mr.length, !mr.is_pinned);
+  withdraw_gpu_memory(process, shared.gpu_memory);
   process.mr_table().release(mr.index);
   static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);
   delete &mr;

@@ -56,4 +56,9 @@ inline std::uint64_t translate(const Segment& owner, const Region& region, std::
   return mr.address + offset;
 }
 
+// SharedMr::gpu_memory of a region that translate() has found.
+inline std::uint32_t gpu_memory_of(const Segment& owner, std::uint32_t key) {
+  return owner.mrs[(key >> kKeyVariantBits) - 1].gpu_memory;
+}
+
 }  // namespace verbatim::softverbs

@@ -19,7 +19,9 @@
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
+#include "softverbs/gpu/exports.h"
 #include "softverbs/gpu/gpu.h"
+#include "softverbs/gpu/imports.h"
 #include "softverbs/gpu/staging.h"
 #include "softverbs/host/device_attributes.h"
 #include "softverbs/host/traffic.h"
@@ -159,6 +161,8 @@ void Process::reset_in_child() {
   g_process.store(nullptr, std::memory_order_release);
   forget_regions_of_parent();
   forget_staging_of_parent();
+  forget_exports_of_parent();
+  forget_imports_of_parent();
   Gpu::forget_those_of_parent();
 }
 

@@ -253,6 +253,7 @@ class Responder {
     const std::uint64_t begin = translate(segment_, region, packets_.remote_address, packets_.message_bytes);
     if (begin == 0) return false;
     spans.add(begin + packets_.offset, packets_.bytes);
+    spans.set_gpu_memory(gpu_memory_of(segment_, packets_.rkey));
     return true;
   }
 

@@ -40,33 +40,57 @@ void GpuCopies::begin(const ProcessView& target, CopyDirection direction, Spans&
     progress->begun.fetch_add(1, std::memory_order_seq_cst);
   }
   bytes_ += copy.bytes;
-  const bool is_peer = !target.is_own();
   if (direction == CopyDirection::kToTarget) {
-    add_pieces(copy, local, remote, false, is_peer);
+    add_pieces(copy, local, remote, direction, remote.gpu_memory());
   } else {
-    add_pieces(copy, remote, local, is_peer, false);
+    add_pieces(copy, remote, local, direction, remote.gpu_memory());
   }
 }
 
-void GpuCopies::add_pieces(Copy& copy, Spans& from, Spans& to, bool is_from_peer, bool is_to_peer) const {
-  const auto place = [](std::uint64_t address, bool is_peer) {
-    if (is_gpu_address(address)) return is_peer ? Place::kPeerGpu : Place::kOwnGpu;
-    return is_peer ? Place::kPeerHost : Place::kOwnHost;
+void GpuCopies::add_pieces(Copy& copy, Spans& from, Spans& to, CopyDirection direction,
+                           std::uint32_t gpu_memory) const {
+  const bool is_peer = !copy.target->is_own();
+  const auto place = [&](std::uint64_t address, CopyDirection peers_end) {
+    const bool is_peers = is_peer && direction == peers_end;
+    if (is_gpu_address(address)) return is_peers ? Place::kPeerGpu : Place::kOwnGpu;
+    return is_peers ? Place::kPeerHost : Place::kOwnHost;
   };
   for_each_pair(to, from, [&](std::byte* to_pointer, const std::byte* from_pointer, std::size_t bytes) {
     const auto to_address = reinterpret_cast<std::uintptr_t>(to_pointer);
     const auto from_address = reinterpret_cast<std::uintptr_t>(from_pointer);
-    const Place source = place(from_address, is_from_peer);
-    const Place target = place(to_address, is_to_peer);
-    const bool is_direct =
-        source == Place::kOwnGpu && target == Place::kOwnGpu && gpu_of(from_address) == gpu_of(to_address);
+    Piece piece{from_address, to_address, static_cast<std::uint32_t>(bytes),
+                place(from_address, CopyDirection::kFromTarget), place(to_address, CopyDirection::kToTarget)};
+    if (make_direct(*copy.target, direction, gpu_memory, piece)) {
+      copy.pieces.push_back(std::move(piece));
+      return;
+    }
     for (std::size_t done = 0; done < bytes;) {
-      const std::size_t piece = is_direct ? bytes : std::min(bytes - done, kStagingBytes);
+      const std::size_t part = std::min(bytes - done, kStagingBytes);
       copy.pieces.push_back(
-          {from_address + done, to_address + done, static_cast<std::uint32_t>(piece), source, target, is_direct});
-      done += piece;
+          {from_address + done, to_address + done, static_cast<std::uint32_t>(part), piece.source, piece.target});
+      done += part;
     }
   });
+}
+
+bool GpuCopies::make_direct(const ProcessView& target, CopyDirection direction, std::uint32_t gpu_memory,
+                            Piece& piece) {
+  if (!is_gpu_address(piece.from) || !is_gpu_address(piece.to)) return false;
+  const bool is_write = direction == CopyDirection::kToTarget;
+  const std::uint64_t local = is_write ? piece.from : piece.to;
+  std::uint64_t remote = is_write ? piece.to : piece.from;
+  const std::uint32_t gpu = gpu_of(local);
+  if (target.is_own() && gpu_of(remote) == gpu) {
+    remote = cuda_address(remote);
+  } else {
+    piece.reachable = find_reachable(target, gpu_memory, gpu);
+    if (!piece.reachable) return false;
+    remote = piece.reachable->address(cuda_address(remote));
+  }
+  piece.from = is_write ? cuda_address(local) : remote;
+  piece.to = is_write ? remote : cuda_address(local);
+  piece.gpu = static_cast<std::int32_t>(gpu);
+  return true;
 }
 
 void GpuCopies::advance() {
@@ -91,18 +115,23 @@ void GpuCopies::advance(Copy& copy, Piece& piece) {
     piece.stage = Stage::kDone;
     piece.buffer = {};
   }
-  if (piece.stage == Stage::kWaiting) piece.is_direct ? write_directly(piece) : begin_read(copy, piece);
+  if (piece.stage == Stage::kWaiting) piece.gpu != kStaged ? write_directly(piece) : begin_read(copy, piece);
   if (piece.stage == Stage::kReading) finish_stage(copy, piece, piece.source, Stage::kRead, State::kSourceFailed);
   if (piece.stage == Stage::kRead) begin_write(copy, piece);
-  if (piece.stage == Stage::kWriting) finish_stage(copy, piece, piece.target, Stage::kDone, State::kTargetFailed);
-  if (piece.stage == Stage::kDone) piece.buffer = {};
+  if (piece.stage == Stage::kWriting) {
+    const Place executor = piece.gpu != kStaged ? Place::kOwnGpu : piece.target;
+    finish_stage(copy, piece, executor, Stage::kDone, State::kTargetFailed);
+  }
+  if (piece.stage != Stage::kDone) return;
+  piece.buffer = {};
+  piece.reachable.reset();
 }
 
 void GpuCopies::write_directly(Piece& piece) {
-  Gpu* const gpu = Gpu::opened(gpu_of(piece.from));
+  Gpu* const gpu = Gpu::opened(static_cast<std::uint32_t>(piece.gpu));
   if (gpu == nullptr || !may_write(piece)) return;
   const bool is_queued = piece.transfer.start(*gpu, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
-    return cuda.copy_on_device(cuda_address(piece.to), cuda_address(piece.from), piece.bytes, stream);
+    return cuda.copy_on_device(piece.to, piece.from, piece.bytes, stream);
   });
   if (is_queued) piece.stage = Stage::kWriting;
 }
@@ -199,14 +228,13 @@ void GpuCopies::finish_stage(Copy& copy, Piece& piece, Place place, Stage next, 
   if (result != State::kRunning && copy.state == State::kRunning) copy.state = result;
 }
 
-// A direct copy is executed by the GPU that it reads from.
 GpuCopies::Executor GpuCopies::executor_of(const Piece& piece) const {
-  const auto stream = [&](std::uint64_t address) {
-    Gpu* const gpu = Gpu::opened(gpu_of(address));
+  const auto stream = [&](std::uint32_t number) {
+    Gpu* const gpu = Gpu::opened(number);
     return gpu != nullptr ? reinterpret_cast<Executor>(gpu->stream(lane_)) : kThisThread;
   };
-  if (piece.is_direct) return stream(piece.from);
-  if (piece.target == Place::kOwnGpu) return stream(piece.to);
+  if (piece.gpu != kStaged) return stream(static_cast<std::uint32_t>(piece.gpu));
+  if (piece.target == Place::kOwnGpu) return stream(gpu_of(piece.to));
   if (piece.target == Place::kPeerGpu) return kThisThread + 1 + gpu_of(piece.to);
   return kThisThread;
 }

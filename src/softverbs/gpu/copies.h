@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "softverbs/gpu/gpu.h"
+#include "softverbs/gpu/imports.h"
 #include "softverbs/gpu/staging.h"
 #include "softverbs/host/layout.h"
 #include "softverbs/host/process_view.h"
@@ -52,12 +53,14 @@ class GpuCopies {
   enum class Stage : std::uint8_t { kWaiting, kReading, kRead, kWriting, kDone };
 
   struct Piece {
-    std::uint64_t from;
+    std::uint64_t from;  // as in SharedMr; of a direct copy: addresses for its GPU
     std::uint64_t to;
     std::uint32_t bytes;
     Place source;
     Place target;
-    bool is_direct;
+    // Of a direct copy: the GPU that executes it, and what keeps the memory reachable for it.
+    std::int32_t gpu = kStaged;
+    std::shared_ptr<const ReachableMemory> reachable{};
     Stage stage = Stage::kWaiting;
     TakenBuffer buffer{};
     GpuTransfer transfer{};
@@ -79,8 +82,11 @@ class GpuCopies {
   using Executor = std::uintptr_t;
 
   static constexpr Executor kThisThread = 1;
+  static constexpr std::int32_t kStaged = -1;
 
-  void add_pieces(Copy& copy, Spans& from, Spans& to, bool is_from_peer, bool is_to_peer) const;
+  void add_pieces(Copy& copy, Spans& from, Spans& to, CopyDirection direction, std::uint32_t gpu_memory) const;
+  // Makes the piece a direct copy if the GPU at the local end reaches the other end.
+  static bool make_direct(const ProcessView& target, CopyDirection direction, std::uint32_t gpu_memory, Piece& piece);
   void advance(Copy& copy, Piece& piece);
   void begin_read(Copy& copy, Piece& piece);
   void begin_write(Copy& copy, Piece& piece);

@@ -27,6 +27,19 @@ bool find_all(void* library, Driver& driver) {
          find(library, "cuMemcpyDtoHAsync_v2", driver.copy_to_host) &&
          find(library, "cuMemcpyDtoDAsync_v2", driver.copy_on_device) &&
          find(library, "cuMemHostRegister_v2", driver.host_register) &&
+         find(library, "cuDeviceCanAccessPeer", driver.device_can_access_peer) &&
+         find(library, "cuCtxEnablePeerAccess", driver.context_enable_peer_access) &&
+         find(library, "cuIpcGetMemHandle", driver.ipc_get_handle) &&
+         find(library, "cuIpcOpenMemHandle_v2", driver.ipc_open_handle) &&
+         find(library, "cuIpcCloseMemHandle", driver.ipc_close_handle) &&
+         find(library, "cuMemRetainAllocationHandle", driver.memory_retain_handle) &&
+         find(library, "cuMemExportToShareableHandle", driver.memory_export) &&
+         find(library, "cuMemImportFromShareableHandle", driver.memory_import) &&
+         find(library, "cuMemRelease", driver.memory_release) &&
+         find(library, "cuMemAddressReserve", driver.address_reserve) &&
+         find(library, "cuMemAddressFree", driver.address_free) && find(library, "cuMemMap", driver.memory_map) &&
+         find(library, "cuMemUnmap", driver.memory_unmap) &&
+         find(library, "cuMemSetAccess", driver.memory_set_access) &&
          find(library, "cuGetErrorName", driver.error_name);
 }
 

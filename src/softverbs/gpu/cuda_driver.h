@@ -31,6 +31,23 @@ enum PointerAttribute : int {
 };
 constexpr unsigned kDeviceMemory = 2;  // a value of kMemoryType
 
+constexpr int kPosixDescriptor = 1;  // a handle type
+constexpr unsigned kLazyPeerAccess = 1;
+constexpr int kDeviceLocation = 1;
+constexpr int kReadWrite = 3;
+
+struct IpcHandle {
+  char bytes[64];
+};
+struct Location {
+  int type;
+  int id;
+};
+struct AccessDescription {
+  Location location;
+  int flags;
+};
+
 constexpr unsigned kNonBlockingStream = 1;
 constexpr unsigned kEventWithoutTiming = 2;
 constexpr unsigned kPortableHostMemory = 1;
@@ -49,6 +66,23 @@ struct Driver {
   Status (*copy_to_host)(void* to, Address from, std::size_t bytes, Stream stream);
   Status (*copy_on_device)(Address to, Address from, std::size_t bytes, Stream stream);
   Status (*host_register)(void* memory, std::size_t bytes, unsigned flags);
+  // For memory of other GPUs and processes
+  Status (*device_can_access_peer)(int* is_possible, int device, int peer);
+  Status (*context_enable_peer_access)(Context peer, unsigned flags);
+  Status (*ipc_get_handle)(IpcHandle* handle, Address memory);
+  Status (*ipc_open_handle)(Address* memory, IpcHandle handle, unsigned flags);
+  Status (*ipc_close_handle)(Address memory);
+  Status (*memory_retain_handle)(AllocationHandle* handle, void* memory);
+  Status (*memory_export)(void* shareable, AllocationHandle handle, int type, unsigned long long flags);
+  Status (*memory_import)(AllocationHandle* handle, void* shareable, int type);
+  Status (*memory_release)(AllocationHandle handle);
+  Status (*address_reserve)(Address* start, std::size_t bytes, std::size_t alignment, Address wanted,
+                            unsigned long long flags);
+  Status (*address_free)(Address start, std::size_t bytes);
+  Status (*memory_map)(Address start, std::size_t bytes, std::size_t offset, AllocationHandle handle,
+                       unsigned long long flags);
+  Status (*memory_unmap)(Address start, std::size_t bytes);
+  Status (*memory_set_access)(Address start, std::size_t bytes, const AccessDescription* access, std::size_t count);
   Status (*error_name)(Status status, const char** name);
 };
 

@@ -1,9 +1,7 @@
 #include "softverbs/gpu/staging.h"
 
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -15,6 +13,7 @@
 #include "base/log.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/gpu/gpu.h"
+#include "softverbs/host/device_thread.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -139,20 +138,11 @@ void* run_gpu_copier(void* copier) {
 
 Status start_copier(Process& process) {
   SharedGpuCopier& shared = process.segment().gpu_copier;
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's threads handle its signals
-  pthread_t thread;
   auto* const copier = new GpuCopier(process.registry(), shared);  // lives as long as its thread: until the end
-  const int error = pthread_create(&thread, nullptr, run_gpu_copier, copier);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) {
+  if (const int error = start_thread("softverbs-gpu", run_gpu_copier, copier); error != 0) {
     delete copier;
     return system_error("pthread_create", error);
   }
-  pthread_setname_np(thread, "softverbs-gpu");
-  pthread_detach(thread);
   shared.ready.store(1, std::memory_order_release);
   return {};
 }

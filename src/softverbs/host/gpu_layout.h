@@ -59,6 +59,26 @@ struct SharedGpuCopier {
   GpuCopyRequest ring[kGpuCopyRequests];
 };
 
+enum class GpuMemoryKind : std::uint32_t { kIpcHandle, kDescriptor };
+
+// How other processes map an allocation of GPU memory.
+struct GpuMemoryHandle {
+  GpuMemoryKind kind;
+  std::uint32_t gpu;  // its number in the owner
+  std::uint64_t start;
+  std::uint64_t bytes;
+  std::int32_t fd;  // of the owner
+  char handle[64];  // of cuIpcGetMemHandle
+};
+
+constexpr std::uint32_t kMaxGpuMemories = 1024;
+
+// The owner writes it before the serial number, which is 0 while no such memory is registered.
+struct SharedGpuMemory {
+  std::atomic<std::uint64_t> serial;
+  GpuMemoryHandle memory;
+};
+
 // Copies of GPU memory that are under way for one QP. A region is not in use any more when what had begun has settled.
 struct CopyProgress {
   std::atomic<std::uint32_t> begun;

@@ -163,8 +163,9 @@ struct SharedMr {
   std::uint32_t access;
   std::uint64_t iova;
   std::uint64_t length;
-  std::uint64_t address;  // in the address space of the owning process; of GPU memory: see gpu_address.h
-  std::uint32_t uses;     // how often the entry was allocated
+  std::uint64_t address;     // in the address space of the owning process; of GPU memory: see gpu_address.h
+  std::uint32_t gpu_memory;  // 1 + index of Segment::gpu_memories; 0: host memory, or it cannot be exported
+  std::uint32_t uses;        // how often the entry was allocated
 };
 
 struct Cqe {
@@ -324,6 +325,7 @@ struct Segment {
   std::uint64_t probe_address;  // readable memory; peers read it to find out whether they may access this process
   SharedCopier copier;
   SharedGpuCopier gpu_copier;
+  SharedGpuMemory gpu_memories[kMaxGpuMemories];
 
   SharedLock atomics_lock;  // serializes RDMA atomics: IBV_ATOMIC_HCA
 

@@ -1,9 +1,7 @@
 #include "softverbs/memory/copier.h"
 
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -16,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "softverbs/host/device_thread.h"
 #include "softverbs/host/doorbell.h"
 
 namespace verbatim::softverbs {
@@ -144,21 +143,12 @@ void start_copier_if_wanted(Segment& segment, Arena& arena, int segment_fd) {
   Result<std::uint64_t> buffers = arena.allocate(kCopySlots * kBufferBytes);
   if (!buffers) return;
   shared.buffers = *buffers;
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's threads handle its signals
-  pthread_t thread;
   auto* const argument = new CopierThread{&shared, segment_fd};
-  const int error = pthread_create(&thread, nullptr, run_copier, argument);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) {
+  if (start_thread("softverbs-copy", run_copier, argument) != 0) {
     delete argument;
     arena.release(shared.buffers, kCopySlots * kBufferBytes);
     return;
   }
-  pthread_setname_np(thread, "softverbs-copy");
-  pthread_detach(thread);
   shared.ready.store(1, std::memory_order_release);
 }
 

@@ -26,12 +26,16 @@ class Spans {
   std::size_t count() const { return count_; }
   std::size_t total() const { return total_; }
   bool has_gpu_memory() const { return is_gpu_address(addresses_); }
+  // SharedMr::gpu_memory of the region; 0: several regions, or not known.
+  std::uint32_t gpu_memory() const { return gpu_memory_; }
+  void set_gpu_memory(std::uint32_t number) { gpu_memory_ = number; }
 
  private:
   std::array<iovec, kMaxSge> items_;
   std::size_t count_ = 0;
   std::size_t total_ = 0;
   std::uint64_t addresses_ = 0;  // all of them, combined by OR
+  std::uint32_t gpu_memory_ = 0;
 };
 
 // Calls move(to, from, bytes) for each pair of contiguous pieces of both lists, until one list ends.

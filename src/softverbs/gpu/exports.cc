@@ -1,0 +1,94 @@
+#include "softverbs/gpu/exports.h"
+
+#include <cstring>
+#include <map>
+
+#include "base/unique_fd.h"
+#include "softverbs/engine/process.h"
+
+namespace verbatim::softverbs {
+namespace {
+
+struct Export {
+  std::uint64_t id;
+  std::uint32_t users;
+  UniqueFd fd;
+};
+
+Mutex g_mutex;
+std::map<std::uint32_t, Export> g_exports VERBATIM_GUARDED_BY(g_mutex);  // by index
+std::uint64_t g_last_serial VERBATIM_GUARDED_BY(g_mutex) = 0;
+
+std::uint32_t free_index() VERBATIM_REQUIRES(g_mutex) {
+  std::uint32_t index = 0;
+  while (g_exports.contains(index)) ++index;
+  return index;
+}
+
+// Fills in how peers map the memory. False: it cannot be exported.
+bool describe(const cuda::Driver& driver, const GpuAllocation& allocation, GpuMemoryHandle& memory, UniqueFd& fd) {
+  int is_legacy = 0;
+  if (driver.pointer_get_attribute(&is_legacy, cuda::kIsLegacyIpcCapable, allocation.start) == cuda::kSuccess &&
+      is_legacy != 0) {
+    memory.kind = GpuMemoryKind::kIpcHandle;
+    cuda::IpcHandle handle{};
+    const cuda::Status status = driver.ipc_get_handle(&handle, allocation.start);
+    std::memcpy(memory.handle, handle.bytes, sizeof memory.handle);
+    return status == cuda::kSuccess;
+  }
+  unsigned long long types = 0;
+  if (driver.pointer_get_attribute(&types, cuda::kAllowedHandleTypes, allocation.start) != cuda::kSuccess ||
+      (types & cuda::kPosixDescriptor) == 0) {
+    return false;
+  }
+  cuda::AllocationHandle handle = 0;
+  if (driver.memory_retain_handle(&handle, reinterpret_cast<void*>(allocation.start)) != cuda::kSuccess) return false;
+  int exported = -1;
+  const cuda::Status status = driver.memory_export(&exported, handle, cuda::kPosixDescriptor, 0);
+  driver.memory_release(handle);
+  if (status != cuda::kSuccess) return false;
+  fd = UniqueFd(exported);
+  memory.kind = GpuMemoryKind::kDescriptor;
+  memory.fd = exported;
+  return true;
+}
+
+}  // namespace
+
+std::uint32_t export_gpu_memory(Process& process, const GpuAllocation& allocation) {
+  const MutexLock lock(g_mutex);
+  for (auto& [index, known] : g_exports) {
+    if (known.id != allocation.id) continue;
+    ++known.users;
+    return index + 1;
+  }
+  const std::uint32_t index = free_index();
+  Gpu* const gpu = Gpu::opened(allocation.gpu);
+  if (index >= kMaxGpuMemories || gpu == nullptr) return 0;
+  const CurrentGpu current(*gpu);
+  SharedGpuMemory& shared = process.segment().gpu_memories[index];
+  UniqueFd fd;
+  if (!describe(gpu->cuda(), allocation, shared.memory, fd)) return 0;
+  shared.memory.gpu = allocation.gpu;
+  shared.memory.start = allocation.start;
+  shared.memory.bytes = allocation.bytes;
+  shared.serial.store(++g_last_serial, std::memory_order_release);
+  g_exports.emplace(index, Export{allocation.id, 1, std::move(fd)});
+  return index + 1;
+}
+
+void withdraw_gpu_memory(Process& process, std::uint32_t number) {
+  if (number == 0) return;
+  const MutexLock lock(g_mutex);
+  const auto found = g_exports.find(number - 1);
+  if (found == g_exports.end() || --found->second.users != 0) return;
+  process.segment().gpu_memories[number - 1].serial.store(0, std::memory_order_release);
+  g_exports.erase(found);
+}
+
+void forget_exports_of_parent() {
+  const MutexLock lock(g_mutex);
+  g_exports.clear();
+}
+
+}  // namespace verbatim::softverbs

@@ -1,0 +1,19 @@
+// GPU memory of this process that other processes may map, so that their GPUs copy to and from it without this process.
+#pragma once
+
+#include <cstdint>
+
+#include "softverbs/gpu/gpu.h"
+
+namespace verbatim::softverbs {
+
+class Process;
+
+// Publishes an allocation in the segment, as often as a region of it is registered. Its number, which peers find in
+// SharedMr; 0: it cannot be exported, and this process copies for its peers.
+std::uint32_t export_gpu_memory(Process& process, const GpuAllocation& allocation);
+// Withdraws it when it was called as often. Peers give their mappings up some time later.
+void withdraw_gpu_memory(Process& process, std::uint32_t number);
+void forget_exports_of_parent();
+
+}  // namespace verbatim::softverbs
