@@ -1,17 +1,14 @@
 // Errors of CUDA and NCCL as exceptions: they end the rank, which reports their text to its parent.
 #pragma once
 
-#include <cuda_runtime.h>
 #include <nccl.h>
 
 #include <stdexcept>
 #include <string>
 
-namespace verbatim::gpu {
+#include "cuda_check.h"
 
-inline void check(cudaError_t result, const char* what) {
-  if (result != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(result));
-}
+namespace verbatim::gpu {
 
 inline void check(ncclResult_t result, const char* what) {
   if (result != ncclSuccess) {
