@@ -52,7 +52,8 @@ struct Options {
 void print_usage() {
   std::printf(
       "usage: nccl_run [--ranks N] [--op NAME,...] [--scenario NAME,...] [-b BYTES] [-e BYTES] [-f FACTOR]\n"
-      "                [-n ITERATIONS] [--proto NAME] [--net NAME] [--logs DIR] [--timeout SECONDS] [--mutate 1]\n"
+      "                [-n ITERATIONS] [--proto NAME] [--net NAME] [--logs DIR] [--timeout SECONDS]\n"
+      "                [--registered 1] [--mutate 1]\n"
       "operations:");
   for (const Operation& operation : kOperations) std::printf(" %s", operation.name);
   std::printf("\nscenarios:\n");
@@ -61,6 +62,8 @@ void print_usage() {
       "\nSizes take K, M and G; NAME can be all. Defaults: 2 ranks, all operations and no scenario, 8 to 256M\n"
       "by 2, 10 timed calls (a quarter of them above 16M).\n"
       "--proto NAME  LL, LL128 or Simple (NCCL_PROTO): NCCL's log must show that every collective used it.\n"
+      "--registered 1  the buffers of operations are allocated with ncclMemAlloc and registered with "
+      "ncclCommRegister.\n"
       "--mutate 1    flips one bit of each result before the comparison, which must find it.\n"
       "Exit status: 0 success, %d wrong elements, 1 any other failure.\n",
       kWrongStatus);
@@ -137,6 +140,8 @@ std::optional<Options> parse_options(int argc, char** argv) {
       options.plan.factor = *number;
     } else if (name == "-n") {
       options.plan.iterations = static_cast<unsigned>(*number);
+    } else if (name == "--registered") {
+      options.plan.registered = *number != 0;
     } else if (name == "--mutate") {
       options.plan.mutate = *number != 0;
     } else if (name == "--replacement") {

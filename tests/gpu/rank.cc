@@ -78,6 +78,7 @@ void run_sizes(const Plan& plan, int rank, Parent& parent) {
   buffers.bytes = plan.last_bytes;
   buffers.ranks_on_host = static_cast<unsigned>(plan.ranks);
   buffers.mutate = plan.mutate;
+  if (plan.registered) buffers.memory = Memory::kRegistered;
   Exchange exchange(comm, buffers);
   for (const std::size_t operation : plan.operations) {
     for (std::size_t bytes = plan.first_bytes;; bytes = std::min(bytes * plan.factor, plan.last_bytes)) {

@@ -14,6 +14,7 @@ struct Plan {
   std::size_t last_bytes = std::size_t{256} << 20U;
   std::size_t factor = 2;
   unsigned iterations = 10;
+  bool registered = false;   // buffers of ncclMemAlloc, registered with ncclCommRegister
   bool mutate = false;       // flip one bit of every result before the comparison, which must find each
   bool replacement = false;  // this process replaces the rank that was killed in the scenario peer_killed
 };

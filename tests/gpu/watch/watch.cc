@@ -83,8 +83,8 @@ class Record {
       return;
     }
     for (auto& [begin, range] : ranges_) {
-      std::fprintf(file, "memory %d %016" PRIxPTR " %zu %s %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", getpid(), begin,
-                   range.bytes, range.type, range.sends, range.sent_bytes, range.receives);
+      std::fprintf(file, "memory %d %016" PRIxPTR " %016" PRIxPTR " %s %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", getpid(),
+                   begin, begin + range.bytes, range.type, range.sends, range.sent_bytes, range.receives);
     }
     std::fprintf(file, "flushes %d %" PRIu64 "\n", getpid(), flushes_);
     std::fclose(file);

@@ -1,0 +1,78 @@
+# Reads the table of copies (copies.cu) and nccl_run's tables of several rounds, one file per round and variant, named
+# .../ROUND-VARIANT/table.txt. Prints the median bus bandwidth of each variant, its share of the bare loop of copies with as
+# many in flight (`in_flight`), and the median over the rounds of its ratio to NCCL's InfiniBand transport with the same copies.
+
+function median(values, n,    i, j, value) {
+  for (i = 2; i <= n; i++) {
+    value = values[i]
+    for (j = i - 1; j >= 1 && values[j] > value; j--) values[j + 1] = values[j]
+    values[j + 1] = value
+  }
+  return n % 2 ? values[(n + 1) / 2] : (values[n / 2] + values[n / 2 + 1]) / 2
+}
+
+FNR == 1 {
+  count = split(FILENAME, path, "/")
+  split(path[count - 1], round_and_variant, "-")
+  round = round_and_variant[1]
+  variant = round_and_variant[2]
+  if (path[count] == "table.txt" && round + 0 > rounds) rounds = round + 0
+}
+
+$1 == "copies" && $2 == in_flight { loop["direct"] = $4; loop["staged"] = $6 }
+
+/^# [a-z_]+$/ { operation = $2 }
+
+NF == 8 && $3 == "uint32" { bandwidth[operation, round, variant] = $6; bytes = $1 }
+
+function median_of(operation, variant,    round, values, n) {
+  for (round = 1; round <= rounds; round++) values[++n] = bandwidth[operation, round, variant]
+  return median(values, n)
+}
+
+function median_ratio(operation, variant, other,    round, values, n) {
+  for (round = 1; round <= rounds; round++) {
+    if (bandwidth[operation, round, other] + 0 == 0) return 0
+    values[++n] = bandwidth[operation, round, variant] / bandwidth[operation, round, other]
+  }
+  return median(values, n)
+}
+
+function print_row(name, variant, copies, ib,    i, value) {
+  printf "%-24s", name
+  for (i = 1; i <= 2; i++) {
+    value = median_of(operations[i], variant)
+    printf " %10.2f", value
+    if (copies == "") printf " %8s", "-"
+    else printf " %8.2f", loop[copies] > 0 ? value / loop[copies] : 0
+    if (ib == "") printf " %8s", "-"
+    else printf " %8.2f", median_ratio(operations[i], variant, ib)
+  }
+  printf "\n"
+}
+
+# The targets hold for two H100.
+function print_targets(variant, least, ib,    i, value, share, ratio) {
+  for (i = 1; i <= 2; i++) {
+    value = median_of(operations[i], variant)
+    share = loop[variant] > 0 ? value / loop[variant] : 0
+    ratio = median_ratio(operations[i], variant, ib)
+    printf "# target %s %s: %.1f of %d GB/s %s; %.2f of 0.7 of the loop %s; %.2f of 0.95 of IB %s\n", variant, operations[i],
+      value, least, value >= least ? "met" : "NOT met", share, share >= 0.7 ? "met" : "NOT met", ratio,
+      ratio >= 0.95 ? "met" : "NOT met"
+  }
+}
+
+END {
+  split("sendrecv all_reduce", operations, " ")
+  printf "# %d bytes, medians of %d rounds, bus bandwidth in GB/s; bare loop with %d copies in flight, both directions: direct %.2f, staged %.2f\n",
+    bytes, rounds, in_flight, loop["direct"], loop["staged"]
+  printf "%-24s %10s %8s %8s %10s %8s %8s\n", "#", "sendrecv", "of loop", "of IB", "all_reduce", "of loop", "of IB"
+  print_row("Verbatim, direct", "direct", "direct", "IB")
+  print_row("Verbatim, staged", "staged", "staged", "IBstaged")
+  print_row("NCCL's IB, direct", "IB", "direct", "")
+  print_row("NCCL's IB, staged", "IBstaged", "staged", "")
+  print_row("Verbatim, host memory", "host", "", "")
+  print_targets("direct", 30, "IB")
+  print_targets("staged", 15, "IBstaged")
+}
