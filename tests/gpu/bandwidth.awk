@@ -19,7 +19,7 @@ FNR == 1 {
   if (path[count] == "table.txt" && round + 0 > rounds) rounds = round + 0
 }
 
-$1 == "copies" && $2 == in_flight { loop["direct"] = $4; loop["staged"] = $6 }
+$1 == "copies" && $2 == in_flight { copy_rate["direct"] = $4; copy_rate["staged"] = $6 }
 
 /^# [a-z_]+$/ { operation = $2 }
 
@@ -38,13 +38,21 @@ function median_ratio(operation, variant, other,    round, values, n) {
   return median(values, n)
 }
 
+function share_of_loop(value, copies) {
+  return copy_rate[copies] + 0 == 0 ? 0 : value / copy_rate[copies]
+}
+
+function is_met(value, least) {
+  return value + 0 < least + 0 ? "NOT met" : "met"
+}
+
 function print_row(name, variant, copies, ib,    i, value) {
   printf "%-24s", name
   for (i = 1; i <= 2; i++) {
     value = median_of(operations[i], variant)
     printf " %10.2f", value
     if (copies == "") printf " %8s", "-"
-    else printf " %8.2f", loop[copies] > 0 ? value / loop[copies] : 0
+    else printf " %8.2f", share_of_loop(value, copies)
     if (ib == "") printf " %8s", "-"
     else printf " %8.2f", median_ratio(operations[i], variant, ib)
   }
@@ -55,18 +63,17 @@ function print_row(name, variant, copies, ib,    i, value) {
 function print_targets(variant, least, ib,    i, value, share, ratio) {
   for (i = 1; i <= 2; i++) {
     value = median_of(operations[i], variant)
-    share = loop[variant] > 0 ? value / loop[variant] : 0
+    share = share_of_loop(value, variant)
     ratio = median_ratio(operations[i], variant, ib)
-    printf "# target %s %s: %.1f of %d GB/s %s; %.2f of 0.7 of the loop %s; %.2f of 0.95 of IB %s\n", variant, operations[i],
-      value, least, value >= least ? "met" : "NOT met", share, share >= 0.7 ? "met" : "NOT met", ratio,
-      ratio >= 0.95 ? "met" : "NOT met"
+    printf "# target %s %s: %.1f GB/s, at least %d: %s; %.2f of the loop, at least 0.70: %s; %.2f of IB, at least 0.95: %s\n",
+      variant, operations[i], value, least, is_met(value, least), share, is_met(share, 0.7), ratio, is_met(ratio, 0.95)
   }
 }
 
 END {
   split("sendrecv all_reduce", operations, " ")
   printf "# %d bytes, medians of %d rounds, bus bandwidth in GB/s; bare loop with %d copies in flight, both directions: direct %.2f, staged %.2f\n",
-    bytes, rounds, in_flight, loop["direct"], loop["staged"]
+    bytes, rounds, in_flight, copy_rate["direct"], copy_rate["staged"]
   printf "%-24s %10s %8s %8s %10s %8s %8s\n", "#", "sendrecv", "of loop", "of IB", "all_reduce", "of loop", "of IB"
   print_row("Verbatim, direct", "direct", "direct", "IB")
   print_row("Verbatim, staged", "staged", "staged", "IBstaged")
