@@ -322,7 +322,7 @@ run_gdr_bandwidth() {
         export SOFTVERBS_GPU_MEMORY=$memory SOFTVERBS_GPU_COPY=$copy NCCL_DMABUF_ENABLE=1 NCCL_NET_GDR_READ=$read
         export SOFTVERBS_LINK_LAYER=ib NCCL_IB_QPS_PER_CONNECTION=${NCCL_IB_QPS_PER_CONNECTION:-1}
         nccl_run_over "$network" "$(dirname "$plugin")" "$directory/$round-$variant" --op sendrecv,all_reduce -b 128M -e 128M \
-          -n 80 "${extra[@]}"
+          -n 200 "${extra[@]}"
       ) >"$directory/$round-$variant/table.txt" 2>&1 || { cat "$directory/$round-$variant/table.txt"; return 1; }
       gdr_check_variant "$variant" "$network" "$directory/$round-$variant" || return
       tables+=("$directory/$round-$variant/table.txt")
