@@ -54,6 +54,7 @@ constexpr std::size_t kMaxMessage = std::size_t{1} << 20U;
 // multiple of this.
 constexpr unsigned kGenerations = 5;
 constexpr unsigned kLineSlots = 2;  // one message lands while the kernel polls, the next one is queued behind it
+constexpr unsigned kDepth = 64;     // of a send queue
 constexpr unsigned kSignalSlots = 16;
 constexpr std::size_t kSignalSlotBytes = std::size_t{128} << 10U;
 constexpr std::size_t kSignalsOffset = kLineSlots * kMaxMessage;  // of the signals' words in the target, one a line
@@ -251,7 +252,6 @@ class Endpoint {
  private:
   bool is_ethernet() const { return port_.link_layer == IBV_LINK_LAYER_ETHERNET; }
 
-  static constexpr int kDepth = 64;
   static constexpr std::uint8_t kPort = 1;
   static constexpr std::uint8_t kRoceGid = 3;  // of softverbs: RoCE v2, IPv4
 
@@ -272,7 +272,7 @@ Endpoint::Endpoint(unsigned qps) {
   ibv_free_device_list(devices);
   pd_ = ibv_alloc_pd(context_);
   if (pd_ == nullptr) fail("ibv_alloc_pd", errno);
-  cq_ = ibv_create_cq(context_, 4 * kDepth, nullptr, nullptr, 0);
+  cq_ = ibv_create_cq(context_, static_cast<int>(4 * kDepth), nullptr, nullptr, 0);
   if (cq_ == nullptr) fail("ibv_create_cq", errno);
   if (const int error = ibv_query_port(context_, kPort, &port_); error != 0) fail("ibv_query_port", error);
   if (ibv_query_gid(context_, kPort, is_ethernet() ? kRoceGid : 0, &gid_) != 0) fail("ibv_query_gid", errno);
@@ -499,7 +499,10 @@ double Writer::run(const Job& job) {
   std::array<ibv_wc, 16> completions{};
   while (data_completed < job.messages || (signals && signals_completed < job.messages)) {
     bool progress = false;
-    if (data_posted < job.messages && is_slot_free(job, data_posted)) {
+    // The kernel may acknowledge bytes before the completion of their write has been polled.
+    const bool has_room =
+        data_posted - std::min(data_completed, signals ? signals_completed : data_completed) < kDepth / 2;
+    if (data_posted < job.messages && has_room && is_slot_free(job, data_posted)) {
       const bool behind = job.kind == Kind::kSignalBehind;
       if (behind && job.mutate) write_signal(job, signals_posted++);
       write_data(job, data_posted++);

@@ -142,6 +142,8 @@ class Content(FilesTest):
 
     def test_modules_for_gpu_memory_are_hidden(self):
         self.shell("! test -e /sys/module/nvidia_peermem; ! test -e /sys/kernel/mm/memory_peers")
+        self.shell("test -d /sys/module/nvidia_peermem; test -d /sys/class/infiniband/softverbs0/device/driver",
+                   SOFTVERBS_GPU_MEMORY="peer-memory")
         if os.path.exists("/proc/modules"):
             with open("/proc/modules", encoding="ascii") as modules:
                 names = [line.split()[0] for line in modules]

@@ -91,6 +91,8 @@ std::vector<std::string> entries_of(const std::string& path) {
 }
 
 constexpr const char* kPciDevices = "/sys/bus/pci/devices/";
+constexpr const char* kDriver = "/sys/bus/pci/drivers/softverbs";
+constexpr const char* kPeerMemoryModule = "/sys/module/nvidia_peermem";
 
 // NUMA node and processors of an invented device: those of the machine's first GPU, or of its first PCI device.
 struct Locality {
@@ -130,11 +132,15 @@ class TreeMaker {
     directory("/dev/infiniband");
     directory("/sys/class/infiniband");
     file("/sys/class/infiniband_verbs/abi_version", "6\n");
-    // The modules that let NICs access GPU memory do not know these devices.
-    for (const char* module :
-         {"/sys/module/nvidia_peermem", "/sys/module/nv_peer_mem", "/sys/kernel/mm/memory_peers"}) {
+    // The modules that let NICs access GPU memory do not know these devices. With SOFTVERBS_GPU_MEMORY=peer-memory there
+    // is one that does.
+    for (const char* module : {kPeerMemoryModule, "/sys/module/nv_peer_mem", "/sys/kernel/mm/memory_peers"}) {
       tree_.served.emplace_back(module);
     }
+    if (!settings_.takes(GpuMemory::kPeerMemory)) return;
+    file(std::string(kPeerMemoryModule) + "/initstate", "live\n");
+    file(std::string(kDriver) + "/uevent", "");
+    serve(kDriver);
   }
 
   Tree make() {
@@ -173,8 +179,8 @@ class TreeMaker {
     return add_invented_device(address);
   }
 
-  // A directory that leads to the files of the real device and has those of our device too. Without `driver`: the
-  // driver of the real device does not drive ours.
+  // A directory that leads to the files of the real device and has those of our device too. Without its `driver`,
+  // which does not drive ours.
   std::string add_real_device(const std::string& path, const std::string& address) {
     for (const std::string& name : entries_of(path)) {
       if (name == "driver" || name.starts_with("infiniband")) continue;
@@ -186,6 +192,7 @@ class TreeMaker {
       serve(kPciDevices + address + name);
     }
     link(kPciDevices + address, "../../.." + path.substr(std::string_view("/sys").size()));
+    add_driver(path);
     return path;
   }
 
@@ -210,6 +217,14 @@ class TreeMaker {
       if (real_path(root).empty()) serve(root);
     }
     return root + "/" + address;
+  }
+
+  // A driver for peer memory needs a driver of the device.
+  void add_driver(const std::string& path) {
+    if (!settings_.takes(GpuMemory::kPeerMemory)) return;
+    std::string target;
+    for (auto up = std::count(path.begin(), path.end(), '/') - 1; up > 0; --up) target += "../";
+    link(path + "/driver", target + std::string(kDriver).substr(std::string_view("/sys/").size()));
   }
 
   bool is_known(const std::string& path) const {
@@ -253,6 +268,7 @@ class TreeMaker {
     }
     file(path + "/uevent", "PCI_SLOT_NAME=" + address + "\n");
     link(path + "/subsystem", "../../../bus/pci");
+    add_driver(path);
   }
 
   void add_device(std::uint32_t device) {

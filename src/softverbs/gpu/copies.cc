@@ -13,6 +13,9 @@ namespace {
 constexpr std::uint64_t kTimeoutNs = kNanosecondsPerSecond / 2;
 constexpr unsigned kSpins = 256;
 
+// Of one QP: enough to keep copy engines busy in both directions, and few enough to leave some for other QPs.
+constexpr std::uint32_t kMaxBuffers = 16;
+
 std::byte* pointer(std::uint64_t address) {
   return reinterpret_cast<std::byte*>(address);
 }
@@ -113,17 +116,19 @@ void GpuCopies::advance(Copy& copy, Piece& piece) {
   const bool has_failed = copy.state != State::kRunning;
   if (has_failed && (piece.stage == Stage::kWaiting || piece.stage == Stage::kRead)) {
     piece.stage = Stage::kDone;
-    piece.buffer = {};
   }
   if (piece.stage == Stage::kWaiting) piece.gpu != kStaged ? write_directly(piece) : begin_read(copy, piece);
-  if (piece.stage == Stage::kReading) finish_stage(copy, piece, piece.source, Stage::kRead, State::kSourceFailed);
+  // A piece is not asked for before an earlier one is in the same stage: it would have to wait for that one anyway.
+  if (piece.stage == Stage::kReading && !is_held_) {
+    finish_stage(copy, piece, piece.source, Stage::kRead, State::kSourceFailed);
+  }
   if (piece.stage == Stage::kRead) begin_write(copy, piece);
-  if (piece.stage == Stage::kWriting) {
+  if (piece.stage == Stage::kWriting && writing_ == 0) {
     const Place executor = piece.gpu != kStaged ? Place::kOwnGpu : piece.target;
     finish_stage(copy, piece, executor, Stage::kDone, State::kTargetFailed);
   }
   if (piece.stage != Stage::kDone) return;
-  piece.buffer = {};
+  return_buffer(piece);
   piece.reachable.reset();
 }
 
@@ -136,9 +141,23 @@ void GpuCopies::write_directly(Piece& piece) {
   if (is_queued) piece.stage = Stage::kWriting;
 }
 
-void GpuCopies::begin_read(Copy& copy, Piece& piece) {
-  if (!piece.buffer) piece.buffer = TakenBuffer::take(registry_);
+bool GpuCopies::take_buffer(Piece& piece) {
+  if (piece.buffer) return true;
+  if (buffers_ >= kMaxBuffers) return false;
+  piece.buffer = TakenBuffer::take(registry_);
+  if (!piece.buffer) return false;
+  ++buffers_;
+  return true;
+}
+
+void GpuCopies::return_buffer(Piece& piece) {
   if (!piece.buffer) return;
+  piece.buffer = {};
+  --buffers_;
+}
+
+void GpuCopies::begin_read(Copy& copy, Piece& piece) {
+  if (!take_buffer(piece)) return;
   switch (piece.source) {
     case Place::kOwnHost:
       copy_in_order(piece.buffer.bytes(), pointer(piece.from), piece.bytes);
@@ -272,7 +291,7 @@ void GpuCopies::cancel() {
     for (Piece& piece : copy.pieces) {
       for (unsigned turn = 0; piece.transfer.poll() == GpuTransfer::State::kRunning; ++turn) wait_a_little(turn);
       piece.stage = Stage::kDone;
-      piece.buffer = {};
+      return_buffer(piece);
     }
     copy.next = copy.pieces.size();
   }

@@ -88,6 +88,8 @@ class GpuCopies {
   // Makes the piece a direct copy if the GPU at the local end reaches the other end.
   static bool make_direct(const ProcessView& target, CopyDirection direction, std::uint32_t gpu_memory, Piece& piece);
   void advance(Copy& copy, Piece& piece);
+  bool take_buffer(Piece& piece);  // false: none is free now
+  void return_buffer(Piece& piece);
   void begin_read(Copy& copy, Piece& piece);
   void begin_write(Copy& copy, Piece& piece);
   void write_directly(Piece& piece);
@@ -102,6 +104,7 @@ class GpuCopies {
   const std::uint32_t lane_;
   std::deque<Copy> copies_;
   std::uint64_t bytes_ = 0;
+  std::uint32_t buffers_ = 0;  // taken by the pieces
   // While advance() goes through the pieces: the executor of the writes under way among the earlier pieces, 0: none;
   // and whether one of them is not written yet, so that no later one may be.
   Executor writing_ = 0;

@@ -162,6 +162,15 @@ bool is_abandoned(const HostRegistry& registry, const StagingBuffer& buffer, Inc
   return !is_asked || !registry.is_alive(buffer.copier.load(std::memory_order_relaxed));
 }
 
+// Whether a process is alive costs a system call, and usually all users of the buffers are.
+bool may_reclaim() {
+  static std::atomic<std::uint64_t> last_ns{0};
+  const std::uint64_t now = monotonic_ns();
+  if (now - last_ns.load(std::memory_order_relaxed) < kNanosecondsPerMillisecond) return false;
+  last_ns.store(now, std::memory_order_relaxed);
+  return true;
+}
+
 }  // namespace
 
 Status prepare_staging(Process& process) {
@@ -197,6 +206,7 @@ TakenBuffer::~TakenBuffer() {
 TakenBuffer TakenBuffer::take(const HostRegistry& registry) {
   TakenBuffer taken;
   for (const bool reclaims : {false, true}) {
+    if (reclaims && !may_reclaim()) return taken;
     for (std::uint32_t i = 0; i < kStagingBuffers; ++i) {
       const std::uint32_t index = (registry.me() * kStagingBuffers / 8 + i) % kStagingBuffers;
       StagingBuffer& buffer = registry.gpu_staging().buffers[index];
