@@ -8,6 +8,7 @@
 #include <array>
 #include <charconv>
 #include <climits>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
