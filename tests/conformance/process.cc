@@ -106,6 +106,14 @@ void Process::kill() {
   if (pid_ > 0) ::kill(pid_, SIGKILL);
 }
 
+void Process::stop() {
+  ASSERT_EQ(::kill(pid_, SIGSTOP), 0);
+  siginfo_t info{};
+  // kill() returns before the process has stopped.
+  while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WEXITED | WNOWAIT) != 0) ASSERT_EQ(errno, EINTR);
+  ASSERT_EQ(info.si_code, CLD_STOPPED);
+}
+
 Exit Process::wait(Clock::duration limit) {
   const auto end = Clock::now() + limit;
   Exit result{.status = -1, .output = {}};

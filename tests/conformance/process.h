@@ -30,6 +30,7 @@ class Process {
   bool write(const void* data, std::size_t size);
   bool read(void* data, std::size_t size);  // reads all bytes; false at the deadline or end of file
   void kill();
+  void stop();  // SIGSTOP; returns when all its threads have stopped
   pid_t pid() const { return pid_; }
   Exit wait(Clock::duration limit = kDeadline);
 

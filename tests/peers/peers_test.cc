@@ -98,7 +98,7 @@ class Peers : public Conformance {
     Process peer("idles", kVersion);
     ASSERT_NO_FATAL_FAILURE(connect(peer));
     const int fd = side_channel();
-    ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
+    ASSERT_NO_FATAL_FAILURE(peer.stop());
     const verbatim::wire::Notice unread = verbatim::wire::Notice::without_body(verbatim::wire::MessageType::kPing);
     ASSERT_EQ(::send(fd, unread.bytes().data(), unread.bytes().size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(unread.bytes().size()));
@@ -255,7 +255,7 @@ TEST_P(Peers, PeerStopped_KeepaliveFails) {
   setenv("VERBATIM_KEEPALIVE_S", "1", 1);
   Process peer("idles", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
-  ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
+  ASSERT_NO_FATAL_FAILURE(peer.stop());
   EXPECT_EQ(send_until_error(), nccl::Result::kRemoteError);
   expect_warning("(pid " + std::to_string(peer.pid()) +
                  ") has sent nothing for 0.8 s (VERBATIM_KEEPALIVE_S): its host answers");
@@ -321,7 +321,7 @@ TEST_P(Peers, PeerStopped_IsReportedAsNotAnswering) {
   setenv("VERBATIM_STALL_WARN_S", "1", 1);
   Process peer("idles", kVersion);
   ASSERT_NO_FATAL_FAILURE(connect(peer));
-  ASSERT_EQ(::kill(peer.pid(), SIGSTOP), 0);
+  ASSERT_NO_FATAL_FAILURE(peer.stop());
   const std::string line = warning_while_sending();
   EXPECT_NE(line.find("does not answer"), std::string::npos) << line;
   EXPECT_NE(line.find("peer: no answer"), std::string::npos) << line;

@@ -262,6 +262,7 @@ class Machine:
 
     def freeze(self):
         os.kill(self.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # kill() does not wait
 
     def thaw(self):
         os.kill(self.process.pid, signal.SIGCONT)
