@@ -18,8 +18,10 @@ import tempfile
 import time
 import unittest
 
-# A job in the background of a shell ignores SIGINT, and bash cannot trap a signal that it ignored from the start.
+# A job in the background of a shell ignores SIGINT, one under nohup SIGHUP, and bash cannot trap a signal that it ignored
+# from the start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 SOURCE = pathlib.Path(sys.argv[1]).resolve()
 WAIT_S = 60
