@@ -30,10 +30,11 @@ ALLOWED = {
     "plugin": CONNECT | {"net/context", "nccl"},
     "softverbs/host": BASE,
     "softverbs/files": HOST,
-    "softverbs/memory": HOST,
+    "softverbs/gpu": HOST,
+    "softverbs/memory": HOST | {"softverbs/gpu"},
     "softverbs/fabric": HOST,
     "softverbs/faults": HOST | {"softverbs/fabric"},
-    "softverbs/engine": HOST | {"softverbs/fabric", "softverbs/faults", "softverbs/memory"},
+    "softverbs/engine": HOST | {"softverbs/fabric", "softverbs/faults", "softverbs/gpu", "softverbs/memory"},
     "softverbs/api": HOST | {"softverbs/engine", "softverbs/fabric", "softverbs/faults", "softverbs/memory"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)

@@ -7,7 +7,7 @@
 #include <deque>
 
 #include "softverbs/engine/packets.h"
-#include "softverbs/gpu/copies.h"
+#include "softverbs/memory/gpu_copies.h"
 
 namespace verbatim::softverbs {
 

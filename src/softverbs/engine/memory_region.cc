@@ -141,12 +141,12 @@ Result<GpuRegion> prepare_gpu_memory(Process& process, const GpuAllocation& allo
   if (length == 0 || address + length < address) return system_error("register_memory", EINVAL);
   if (!is_on_gpu(allocation, address, length)) return system_error("register_memory", EFAULT);
   if (Result<Gpu*> gpu = Gpu::open(allocation.gpu); !gpu) return gpu.error();
-  if (Status prepared = prepare_staging(process); !prepared) return prepared.error();
+  if (Status prepared = prepare_staging(process.registry(), process.segment()); !prepared) return prepared.error();
   GpuRegion region{mark_gpu_address(allocation.gpu, address), 0};
   if (!process.settings().copies_directly) return region;
   if (Status started = start_importer(); !started) return started.error();
   const bool is_one = address + length <= allocation.start + round_up(allocation.bytes, kGpuPageBytes);
-  if (is_one) region.number = export_gpu_memory(process, allocation);
+  if (is_one) region.number = export_gpu_memory(process.segment(), allocation);
   return region;
 }
 
@@ -216,7 +216,7 @@ Result<Mr*> make_gpu_region(Context& context, ibv_pd* pd, const GpuAllocation& a
   if (!region) return region.error();
   Result<Mr*> mr =
       make_region(context, pd, {.address = region->address, .gpu_memory = region->number}, length, iova, access);
-  if (!mr) withdraw_gpu_memory(process, region->number);
+  if (!mr) withdraw_gpu_memory(process.segment(), region->number);
   return mr;
 }
 
@@ -284,7 +284,7 @@ void deregister_memory(Mr& mr) {
   await_gpu_copies(process);
   await_requested_copies(process.segment());
   LockedBytes::release(shared.address, mr.length, !mr.is_pinned);
-  withdraw_gpu_memory(process, shared.gpu_memory);
+  withdraw_gpu_memory(process.segment(), shared.gpu_memory);
   process.mr_table().release(mr.index);
   static_cast<Pd*>(mr.pd)->users.fetch_sub(1, std::memory_order_release);
   delete &mr;

@@ -10,7 +10,7 @@
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/receive_queue.h"
-#include "softverbs/gpu/copies.h"
+#include "softverbs/memory/gpu_copies.h"
 
 namespace verbatim::softverbs {
 namespace {

@@ -4,7 +4,6 @@
 #include <map>
 
 #include "base/unique_fd.h"
-#include "softverbs/engine/process.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -55,7 +54,7 @@ bool describe(const cuda::Driver& driver, const GpuAllocation& allocation, GpuMe
 
 }  // namespace
 
-std::uint32_t export_gpu_memory(Process& process, const GpuAllocation& allocation) {
+std::uint32_t export_gpu_memory(Segment& segment, const GpuAllocation& allocation) {
   const MutexLock lock(g_mutex);
   for (auto& [index, known] : g_exports) {
     if (known.id != allocation.id) continue;
@@ -66,7 +65,7 @@ std::uint32_t export_gpu_memory(Process& process, const GpuAllocation& allocatio
   Gpu* const gpu = Gpu::opened(allocation.gpu);
   if (index >= kMaxGpuMemories || gpu == nullptr) return 0;
   const CurrentGpu current(*gpu);
-  SharedGpuMemory& shared = process.segment().gpu_memories[index];
+  SharedGpuMemory& shared = segment.gpu_memories[index];
   UniqueFd fd;
   if (!describe(gpu->cuda(), allocation, shared.memory, fd)) return 0;
   shared.memory.gpu = allocation.gpu;
@@ -77,12 +76,12 @@ std::uint32_t export_gpu_memory(Process& process, const GpuAllocation& allocatio
   return index + 1;
 }
 
-void withdraw_gpu_memory(Process& process, std::uint32_t number) {
+void withdraw_gpu_memory(Segment& segment, std::uint32_t number) {
   if (number == 0) return;
   const MutexLock lock(g_mutex);
   const auto found = g_exports.find(number - 1);
   if (found == g_exports.end() || --found->second.users != 0) return;
-  process.segment().gpu_memories[number - 1].serial.store(0, std::memory_order_release);
+  segment.gpu_memories[number - 1].serial.store(0, std::memory_order_release);
   g_exports.erase(found);
 }
 

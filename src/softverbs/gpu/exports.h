@@ -4,16 +4,15 @@
 #include <cstdint>
 
 #include "softverbs/gpu/gpu.h"
+#include "softverbs/host/layout.h"
 
 namespace verbatim::softverbs {
 
-class Process;
-
-// Publishes an allocation in the segment, as often as a region of it is registered. Its number, which peers find in
-// SharedMr; 0: it cannot be exported, and this process copies for its peers.
-std::uint32_t export_gpu_memory(Process& process, const GpuAllocation& allocation);
+// Publishes an allocation in the segment of this process, as often as a region of it is registered. Its number, which
+// peers find in SharedMr; 0: it cannot be exported, and this process copies for its peers.
+std::uint32_t export_gpu_memory(Segment& segment, const GpuAllocation& allocation);
 // Withdraws it when it was called as often. Peers give their mappings up some time later.
-void withdraw_gpu_memory(Process& process, std::uint32_t number);
+void withdraw_gpu_memory(Segment& segment, std::uint32_t number);
 void forget_exports_of_parent();
 
 }  // namespace verbatim::softverbs

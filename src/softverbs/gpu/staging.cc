@@ -11,7 +11,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "softverbs/engine/process.h"
 #include "softverbs/gpu/gpu.h"
 #include "softverbs/host/device_thread.h"
 
@@ -136,9 +135,8 @@ void* run_gpu_copier(void* copier) {
   return nullptr;
 }
 
-Status start_copier(Process& process) {
-  SharedGpuCopier& shared = process.segment().gpu_copier;
-  auto* const copier = new GpuCopier(process.registry(), shared);  // lives as long as its thread: until the end
+Status start_copier(const HostRegistry& registry, SharedGpuCopier& shared) {
+  auto* const copier = new GpuCopier(registry, shared);  // lives as long as its thread: until the end
   if (const int error = start_thread("softverbs-gpu", run_gpu_copier, copier); error != 0) {
     delete copier;
     return system_error("pthread_create", error);
@@ -173,21 +171,21 @@ bool may_reclaim() {
 
 }  // namespace
 
-Status prepare_staging(Process& process) {
+Status prepare_staging(const HostRegistry& registry, Segment& segment) {
   if (g_is_prepared.load(std::memory_order_acquire)) return {};
   MutexLock lock(g_prepare_mutex);
   if (g_is_prepared.load(std::memory_order_relaxed)) return {};
   const cuda::Driver* const driver = cuda::driver();
   if (driver == nullptr) return system_error("dlopen of libcuda", EIO);
-  if (Status backed = process.registry().back_staging(); !backed) return backed;
-  const cuda::Status pinned = driver->host_register(process.registry().staging_bytes(0),
-                                                    kStagingBuffers * kStagingBytes, cuda::kPortableHostMemory);
+  if (Status backed = registry.back_staging(); !backed) return backed;
+  const cuda::Status pinned =
+      driver->host_register(registry.staging_bytes(0), kStagingBuffers * kStagingBytes, cuda::kPortableHostMemory);
   if (pinned != cuda::kSuccess && pinned != cuda::kHostMemoryAlreadyRegistered) {
     VERBATIM_WARN("GPU memory cannot be registered: cuMemHostRegister of %zu bytes: %s",
                   kStagingBuffers * kStagingBytes, cuda::name_of(*driver, pinned));
     return {Error{ErrorKind::kSystem, EIO, "cuMemHostRegister", true}};
   }
-  if (Status started = start_copier(process); !started) return started;
+  if (Status started = start_copier(registry, segment.gpu_copier); !started) return started;
   g_is_prepared.store(true, std::memory_order_release);
   return {};
 }

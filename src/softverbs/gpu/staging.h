@@ -11,11 +11,9 @@
 
 namespace verbatim::softverbs {
 
-class Process;
-
 // Called when the process registers GPU memory, before the region is published: the buffers get memory and are pinned,
 // and the thread that copies for peers is started. Has no effect after the first success.
-Status prepare_staging(Process& process);
+Status prepare_staging(const HostRegistry& registry, Segment& segment);
 void forget_staging_of_parent();
 
 // A buffer, taken by this process. The destructor returns it.

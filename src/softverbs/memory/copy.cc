@@ -5,8 +5,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "softverbs/gpu/copies.h"
 #include "softverbs/memory/copier.h"
+#include "softverbs/memory/gpu_copies.h"
 
 namespace verbatim::softverbs {
 

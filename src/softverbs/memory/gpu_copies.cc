@@ -1,4 +1,4 @@
-#include "softverbs/gpu/copies.h"
+#include "softverbs/memory/gpu_copies.h"
 
 #include <sched.h>
 
