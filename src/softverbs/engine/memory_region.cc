@@ -226,7 +226,7 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
                             unsigned access) {
   auto begin = reinterpret_cast<std::uintptr_t>(address);
   if (context.process->settings().takes(GpuMemory::kPeerMemory)) {
-    if (const std::optional<GpuAllocation> allocation = find_gpu_allocation(begin)) {
+    if (const std::optional<GpuAllocation> allocation = find_gpu_allocation(begin, length)) {
       return make_gpu_region(context, pd, *allocation, begin, length, iova, access);
     }
   }
@@ -240,7 +240,7 @@ Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, 
   if (!settings.dmabuf && !takes_gpu_memory) return system_error("reg_dmabuf_mr", EOPNOTSUPP);
   if (::fcntl(fd, F_GETFD) < 0) return system_error("reg_dmabuf_mr", EBADF);
   if (takes_gpu_memory) {
-    if (const std::optional<GpuAllocation> allocation = find_gpu_allocation(iova)) {
+    if (const std::optional<GpuAllocation> allocation = find_gpu_allocation(iova, length)) {
       return make_gpu_region(context, pd, *allocation, iova, length, iova, access);
     }
   }

@@ -1,5 +1,6 @@
 #include "softverbs/gpu/gpu.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -50,6 +51,16 @@ std::optional<GpuAllocation> find_gpu_allocation(std::uint64_t address) {
     return std::nullopt;
   }
   return GpuAllocation{static_cast<std::uint32_t>(gpu), start, bytes, id};
+}
+
+std::optional<GpuAllocation> find_gpu_allocation(std::uint64_t address, std::size_t length) {
+  constexpr std::size_t kAlignment = 256;  // of allocations
+  constexpr std::size_t kSearched = 4096;
+  if (cuda::driver() == nullptr) return std::nullopt;
+  for (std::size_t offset = 0; offset < std::min(length, kSearched); offset += kAlignment) {
+    if (std::optional<GpuAllocation> found = find_gpu_allocation(address + offset)) return found;
+  }
+  return std::nullopt;
 }
 
 Gpu* Gpu::opened(std::uint32_t number) {

@@ -26,6 +26,8 @@ struct GpuAllocation {
 
 // The allocation at an address; nullopt: not GPU memory, or the program has not loaded CUDA.
 std::optional<GpuAllocation> find_gpu_allocation(std::uint64_t address);
+// The first one in a range: a registration of whole pages may begin before the memory.
+std::optional<GpuAllocation> find_gpu_allocation(std::uint64_t address, std::size_t length);
 
 // One GPU. Thread-safe. Made once and kept until the process ends.
 class Gpu {

@@ -33,20 +33,18 @@ struct Key {
 struct Mapped : ReachableMemory {
   enum class Kind { kAccessible, kIpc, kVirtual };
 
-  Mapped(const Gpu& mapping_gpu, Kind mapped_kind, std::uint64_t owners_start, std::uint64_t start, std::size_t size)
-      : ReachableMemory(owners_start, start), gpu(mapping_gpu), kind(mapped_kind), begin(start), bytes(size) {}
+  Mapped(const Gpu& mapping_gpu, Kind mapped_kind, std::uint64_t owners_start, std::uint64_t start, std::size_t bytes)
+      : ReachableMemory(owners_start, start, bytes), gpu(mapping_gpu), kind(mapped_kind) {}
   ~Mapped() override {
     const CurrentGpu current(gpu);
-    if (kind == Kind::kIpc) gpu.cuda().ipc_close_handle(begin);
+    if (kind == Kind::kIpc) gpu.cuda().ipc_close_handle(start());
     if (kind != Kind::kVirtual) return;
-    gpu.cuda().memory_unmap(begin, bytes);
-    gpu.cuda().address_free(begin, bytes);
+    gpu.cuda().memory_unmap(start(), bytes());
+    gpu.cuda().address_free(start(), bytes());
   }
 
   const Gpu& gpu;
   const Kind kind;
-  const std::uint64_t begin;
-  const std::size_t bytes;
 };
 
 std::shared_ptr<Mapped> map_handle(const Gpu& gpu, std::uint32_t number, cuda::AllocationHandle handle,

@@ -13,15 +13,23 @@ namespace verbatim::softverbs {
 class ReachableMemory {
  public:
   virtual ~ReachableMemory() = default;
+  // Whether the allocation has these bytes: a region may reach beyond it, to the end of a page.
+  bool has(std::uint64_t owners_address, std::size_t bytes) const {
+    return owners_address >= owners_start_ && owners_address - owners_start_ + bytes <= bytes_;
+  }
   // The address for the copy engines of the GPU that it was mapped for.
   std::uint64_t address(std::uint64_t owners_address) const { return owners_address - owners_start_ + start_; }
 
  protected:
-  ReachableMemory(std::uint64_t owners_start, std::uint64_t start) : owners_start_(owners_start), start_(start) {}
+  ReachableMemory(std::uint64_t owners_start, std::uint64_t start, std::size_t bytes)
+      : owners_start_(owners_start), start_(start), bytes_(bytes) {}
+  std::uint64_t start() const { return start_; }
+  std::size_t bytes() const { return bytes_; }
 
  private:
   const std::uint64_t owners_start_;
   const std::uint64_t start_;
+  const std::size_t bytes_;
 };
 
 // `number`: of SharedMr::gpu_memory in the owner's segment. nullptr: GPU `gpu` does not reach the memory, or it is not

@@ -87,7 +87,7 @@ bool GpuCopies::make_direct(const ProcessView& target, CopyDirection direction, 
     remote = cuda_address(remote);
   } else {
     piece.reachable = find_reachable(target, gpu_memory, gpu);
-    if (!piece.reachable) return false;
+    if (!piece.reachable || !piece.reachable->has(cuda_address(remote), piece.bytes)) return false;
     remote = piece.reachable->address(cuda_address(remote));
   }
   piece.from = is_write ? cuda_address(local) : remote;
