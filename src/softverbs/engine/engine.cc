@@ -82,6 +82,8 @@ void Engine::run_thread() {
     run_due_faults();
     const std::uint32_t changes = link_ != nullptr ? link_->changes() : 0;
     if (Qp* qp = next(); qp != nullptr) {
+      // This thread may have kept those who rang from waking others.
+      if (ready_count_.load(std::memory_order_relaxed) != 0) ring_doorbell(segment);
       run(*qp, &counters);
     } else if (link_ != nullptr && ready_count_.load(std::memory_order_seq_cst) != 0) {
       link_->wait(changes);
@@ -99,11 +101,14 @@ void Engine::spin_then_sleep() {
   };
   std::uint64_t now = monotonic_ns();
   const std::uint64_t due = earliest_due_ns_.load(std::memory_order_relaxed);
-  for (const std::uint64_t end = std::min(now + kSpinNs, due); now < end; now = monotonic_ns()) {
-    if (has_work()) return;
-    sched_yield();
+  segment.polling.fetch_add(1, std::memory_order_seq_cst);
+  bool found = false;
+  for (const std::uint64_t end = std::min(now + kSpinNs, due); now < end && !found; now = monotonic_ns()) {
+    found = has_work();
+    if (!found) sched_yield();
   }
-  if (due <= now) return;
+  segment.polling.fetch_sub(1, std::memory_order_seq_cst);  // before has_work() below: see ring_doorbell()
+  if (found || due <= now) return;
   segment.sleeping.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t wake_count = segment.doorbell.load(std::memory_order_seq_cst);
   if (!has_work()) {

@@ -361,7 +361,7 @@ Step advance_requests(Qp& qp, std::uint64_t& quantum) {
   }
   if (has_copies) {
     if (const std::optional<Step> step = finish_copied(qp)) return *step;
-    if (!has_request) return Step::kMore;
+    if (!has_request) return is_copying(qp) ? Step::kPoll : Step::kMore;
   }
   if (has_deferred_work(qp) && (drains || is_deferred_due(qp, has_request))) {
     if (const std::optional<Step> step = finish_deferred(qp, false)) return *step;
@@ -370,7 +370,7 @@ Step advance_requests(Qp& qp, std::uint64_t& quantum) {
   if (!has_request) return Step::kWaitDeferred;
 
   const SendRequest& request = request_at(qp, requester.sent);
-  if (is_copying(qp) && !(may_begin_ahead(qp, request) && qp.copies->has_room())) return Step::kMore;
+  if (is_copying(qp) && !(may_begin_ahead(qp, request) && qp.copies->has_room())) return Step::kPoll;
   const std::uint64_t left = request.length - requester.offset;
   requester.step_bytes = step_bytes(qp, quantum);
   const std::uint64_t bytes = std::min(left, requester.step_bytes);
@@ -385,7 +385,7 @@ Step advance_requests(Qp& qp, std::uint64_t& quantum) {
     result = transmit(qp, packets, local);
   }
   const bool is_sent = result.outcome == Outcome::kProgress || result.outcome == Outcome::kDone;
-  if (!is_sent && is_copying(qp)) return Step::kMore;  // the earlier requests must be finished first
+  if (!is_sent && is_copying(qp)) return Step::kPoll;  // the earlier requests must be finished first
   if (result.outcome == Outcome::kLost) requester.unacknowledged_bytes = bytes;
   if (has_deferred_work(qp) && !is_sent) {
     if (const std::optional<Step> step = finish_deferred(qp, true)) return *step;
@@ -442,7 +442,7 @@ Step advance(Qp& qp, std::uint64_t& quantum) {
   qp.copies->copies.advance();
   const Step step = advance_requests(qp, quantum);
   // A copy that is under way must end whatever the QP waits for: the owner of the memory may wait for its end.
-  return step == Step::kWait && !qp.copies->copies.has_settled() ? Step::kMore : step;
+  return step == Step::kWait && !qp.copies->copies.has_settled() ? Step::kPoll : step;
 }
 
 }  // namespace verbatim::softverbs

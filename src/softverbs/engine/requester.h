@@ -11,6 +11,7 @@ namespace verbatim::softverbs {
 enum class Step {
   kIdle,          // nothing to do in this state
   kMore,          // call again soon
+  kPoll,          // copies are under way: call again soon, after other QPs
   kWait,          // call again at Requester::due_ns
   kWaitDeferred,  // call again when there is more to send, or at the deadline of the deferred payloads; with the inline
                   // engine at the next poll

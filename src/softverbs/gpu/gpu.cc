@@ -99,9 +99,10 @@ void Gpu::forget_those_of_parent() {
 }
 
 Status Gpu::prepare() {
-  for (cuda::Stream& stream : streams_) {
-    if (const cuda::Status status = cuda_.stream_create(&stream, cuda::kNonBlockingStream); status != cuda::kSuccess) {
-      return refused("cuStreamCreate", cuda_, status);
+  for (auto& lanes : streams_) {
+    for (cuda::Stream& stream : lanes) {
+      const cuda::Status status = cuda_.stream_create(&stream, cuda::kNonBlockingStream);
+      if (status != cuda::kSuccess) return refused("cuStreamCreate", cuda_, status);
     }
   }
   MutexLock lock(mutex_);
@@ -149,6 +150,7 @@ void CurrentGpu::keep_in_this_thread() {
 GpuTransfer::GpuTransfer(GpuTransfer&& other) noexcept
     : gpu_(std::exchange(other.gpu_, nullptr)),
       event_(std::exchange(other.event_, nullptr)),
+      stream_(other.stream_),
       state_(std::exchange(other.state_, State::kNone)) {}
 
 GpuTransfer::~GpuTransfer() {
@@ -160,9 +162,10 @@ cuda::Event GpuTransfer::begin(Gpu& gpu) {
   return gpu.take_event();
 }
 
-void GpuTransfer::end(cuda::Event event, cuda::Stream stream, cuda::Status status) {
+void GpuTransfer::end(cuda::Event event, cuda::Stream queued_in, cuda::Status status) {
   event_ = event;
-  if (status == cuda::kSuccess) status = gpu_->cuda().event_record(event, stream);
+  stream_ = queued_in;
+  if (status == cuda::kSuccess) status = gpu_->cuda().event_record(event, queued_in);
   if (status == cuda::kSuccess) {
     state_ = State::kRunning;
     return;

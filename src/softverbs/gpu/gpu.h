@@ -29,6 +29,10 @@ std::optional<GpuAllocation> find_gpu_allocation(std::uint64_t address);
 // The first one in a range: a registration of whole pages may begin before the memory.
 std::optional<GpuAllocation> find_gpu_allocation(std::uint64_t address, std::size_t length);
 
+// Each has copy engines of its own, and so streams of its own.
+enum class CopyWay : std::uint8_t { kToHost, kFromHost, kOnDevice };
+constexpr std::size_t kCopyWays = 3;
+
 // One GPU. Thread-safe. Made once and kept until the process ends.
 class Gpu {
  public:
@@ -38,8 +42,10 @@ class Gpu {
   static Gpu* opened(std::uint32_t number);
   static void forget_those_of_parent();
 
-  // The order of copies is kept within a stream. Requests of one QP use the same one.
-  cuda::Stream stream(std::uint32_t lane) const { return streams_[lane % kStreams]; }
+  // The order of copies is kept within a stream. Copies of one lane in one way share one.
+  cuda::Stream stream(CopyWay way, std::uint32_t lane) const {
+    return streams_[static_cast<std::size_t>(way)][lane % kLanes];
+  }
 
   const cuda::Driver& cuda() const { return cuda_; }
   cuda::Context context() const { return context_; }
@@ -48,7 +54,7 @@ class Gpu {
   void return_event(cuda::Event event) VERBATIM_EXCLUDES(mutex_);
 
  private:
-  static constexpr std::uint32_t kStreams = 4;
+  static constexpr std::uint32_t kLanes = 4;
   static constexpr std::uint32_t kEvents = 512;
 
   Gpu(const cuda::Driver& cuda, cuda::Context context) : cuda_(cuda), context_(context) {}
@@ -56,7 +62,7 @@ class Gpu {
 
   const cuda::Driver& cuda_;
   const cuda::Context context_;
-  std::array<cuda::Stream, kStreams> streams_{};
+  std::array<std::array<cuda::Stream, kLanes>, kCopyWays> streams_{};
   Mutex mutex_;
   std::vector<cuda::Event> events_ VERBATIM_GUARDED_BY(mutex_);
 };
@@ -92,26 +98,29 @@ class GpuTransfer {
 
   // `copy` queues the copy in the stream. False: no event is free, nothing was done; call again later.
   template <typename Copy>
-  bool start(Gpu& gpu, std::uint32_t lane, Copy copy) {
+  bool start(Gpu& gpu, CopyWay way, std::uint32_t lane, Copy copy) {
     cuda::Event event = begin(gpu);
     if (event == nullptr) return false;
     const CurrentGpu current(gpu);
-    const cuda::Stream stream = gpu.stream(lane);
+    const cuda::Stream stream = gpu.stream(way, lane);
     end(event, stream, current.is_set() ? copy(gpu.cuda(), stream) : kContextIsGone);
     return true;
   }
   State poll();
   State state() const { return state_; }
+  // Where it was queued. Transfers of one stream end in their order.
+  cuda::Stream stream() const { return stream_; }
 
  private:
   static constexpr cuda::Status kContextIsGone = 709;
 
   cuda::Event begin(Gpu& gpu);
-  void end(cuda::Event event, cuda::Stream stream, cuda::Status status);
+  void end(cuda::Event event, cuda::Stream queued_in, cuda::Status status);
   void finish(State state);
 
   Gpu* gpu_ = nullptr;
   cuda::Event event_ = nullptr;
+  cuda::Stream stream_ = nullptr;
   State state_ = State::kNone;
 };
 

@@ -5,9 +5,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <deque>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -92,9 +94,10 @@ class GpuCopier {
     std::byte* const bytes = registry_.staging_bytes(request.buffer);
     const std::uint64_t address = cuda_address(request.address);
     Gpu* const gpu = Gpu::opened(gpu_of(request.address));
+    const CopyWay way = request.is_read != 0 ? CopyWay::kToHost : CopyWay::kFromHost;
     if (gpu == nullptr) {
       end(copy, StagingState::kCopyFailed);
-    } else if (!copy.transfer.start(*gpu, request.lane, [&](const cuda::Driver& cuda, cuda::Stream stream) {
+    } else if (!copy.transfer.start(*gpu, way, request.lane, [&](const cuda::Driver& cuda, cuda::Stream stream) {
                  return request.is_read != 0 ? cuda.copy_to_host(bytes, address, request.bytes, stream)
                                              : cuda.copy_to_device(address, bytes, request.bytes, stream);
                })) {
@@ -108,10 +111,16 @@ class GpuCopier {
   }
 
   void end_copied() {
+    running_.clear();
     for (Copy& copy : copies_) {
-      if (copy.has_ended) continue;
+      if (copy.has_ended || std::find(running_.begin(), running_.end(), copy.transfer.stream()) != running_.end()) {
+        continue;
+      }
       const GpuTransfer::State state = copy.transfer.poll();
-      if (state == GpuTransfer::State::kRunning) continue;
+      if (state == GpuTransfer::State::kRunning) {
+        running_.push_back(copy.transfer.stream());
+        continue;
+      }
       end(copy, state == GpuTransfer::State::kDone ? StagingState::kCopied : StagingState::kCopyFailed);
     }
     for (; !copies_.empty() && copies_.front().has_ended; copies_.pop_front()) {
@@ -128,6 +137,7 @@ class GpuCopier {
   const HostRegistry& registry_;
   SharedGpuCopier& shared_;
   std::deque<Copy> copies_;
+  std::vector<cuda::Stream> running_;  // of end_copied()
 };
 
 void* run_gpu_copier(void* copier) {

@@ -9,9 +9,10 @@
 
 namespace verbatim::softverbs {
 
-// Wakes an engine thread of the segment's process if one sleeps.
+// Wakes an engine thread of the segment's process if one sleeps and none polls for work: waking takes microseconds.
 inline void ring_doorbell(Segment& segment) {
   segment.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  if (segment.polling.load(std::memory_order_seq_cst) != 0) return;
   if (segment.sleeping.load(std::memory_order_seq_cst) == 0) return;
   ::syscall(SYS_futex, &segment.doorbell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }

@@ -311,6 +311,7 @@ struct Segment {
 
   std::atomic<std::uint32_t> doorbell;  // futex of all engine threads
   std::atomic<std::uint32_t> sleeping;  // number of sleeping engine threads
+  std::atomic<std::uint32_t> polling;   // number of engine threads without work that will see new work at once
   std::atomic<std::uint32_t> service_pending;
   std::atomic<std::uint64_t> failed_qps[kMaxQps / 64];  // bitmap of QPs that a peer moved to the error state
   // Bitmaps of CQs and contexts with unwritten events: peers of other PID namespaces cannot reach the descriptors.

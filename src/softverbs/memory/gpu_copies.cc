@@ -135,9 +135,10 @@ void GpuCopies::advance(Copy& copy, Piece& piece) {
 void GpuCopies::write_directly(Piece& piece) {
   Gpu* const gpu = Gpu::opened(static_cast<std::uint32_t>(piece.gpu));
   if (gpu == nullptr || !may_write(piece)) return;
-  const bool is_queued = piece.transfer.start(*gpu, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
-    return cuda.copy_on_device(piece.to, piece.from, piece.bytes, stream);
-  });
+  const bool is_queued =
+      piece.transfer.start(*gpu, CopyWay::kOnDevice, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
+        return cuda.copy_on_device(piece.to, piece.from, piece.bytes, stream);
+      });
   if (is_queued) piece.stage = Stage::kWriting;
 }
 
@@ -174,7 +175,8 @@ void GpuCopies::begin_read(Copy& copy, Piece& piece) {
     case Place::kOwnGpu: {
       Gpu* const gpu = Gpu::opened(gpu_of(piece.from));
       const bool is_queued =
-          gpu != nullptr && piece.transfer.start(*gpu, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
+          gpu != nullptr &&
+          piece.transfer.start(*gpu, CopyWay::kToHost, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
             return cuda.copy_to_host(piece.buffer.bytes(), cuda_address(piece.from), piece.bytes, stream);
           });
       if (is_queued) piece.stage = Stage::kReading;
@@ -204,7 +206,8 @@ void GpuCopies::begin_write(Copy& copy, Piece& piece) {
     case Place::kOwnGpu: {
       Gpu* const gpu = Gpu::opened(gpu_of(piece.to));
       const bool is_queued =
-          gpu != nullptr && piece.transfer.start(*gpu, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
+          gpu != nullptr &&
+          piece.transfer.start(*gpu, CopyWay::kFromHost, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
             return cuda.copy_to_device(cuda_address(piece.to), piece.buffer.bytes(), piece.bytes, stream);
           });
       if (is_queued) piece.stage = Stage::kWriting;
@@ -248,12 +251,12 @@ void GpuCopies::finish_stage(Copy& copy, Piece& piece, Place place, Stage next, 
 }
 
 GpuCopies::Executor GpuCopies::executor_of(const Piece& piece) const {
-  const auto stream = [&](std::uint32_t number) {
+  const auto stream = [&](std::uint32_t number, CopyWay way) {
     Gpu* const gpu = Gpu::opened(number);
-    return gpu != nullptr ? reinterpret_cast<Executor>(gpu->stream(lane_)) : kThisThread;
+    return gpu != nullptr ? reinterpret_cast<Executor>(gpu->stream(way, lane_)) : kThisThread;
   };
-  if (piece.gpu != kStaged) return stream(static_cast<std::uint32_t>(piece.gpu));
-  if (piece.target == Place::kOwnGpu) return stream(gpu_of(piece.to));
+  if (piece.gpu != kStaged) return stream(static_cast<std::uint32_t>(piece.gpu), CopyWay::kOnDevice);
+  if (piece.target == Place::kOwnGpu) return stream(gpu_of(piece.to), CopyWay::kFromHost);
   if (piece.target == Place::kPeerGpu) return kThisThread + 1 + gpu_of(piece.to);
   return kThisThread;
 }
