@@ -17,6 +17,9 @@ namespace {
 
 constexpr std::uint64_t kAtomicBytes = 8;
 
+// A WRITE of at most so many bytes between host memories does not wait for copies of GPU memory, but follows them.
+constexpr std::uint64_t kShortBytes = 4096;
+
 bool carries_imm(ibv_wr_opcode opcode) {
   return opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 }
@@ -159,7 +162,9 @@ class Responder {
     Spans spans;
     if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, spans)) return refuse(Response::kAccessError);
     if (packets_.is_deferred) return Response::kAck;
-    if (packets_.sender != nullptr && (local_.has_gpu_memory() || spans.has_gpu_memory())) {
+    const bool has_gpu_memory = local_.has_gpu_memory() || spans.has_gpu_memory();
+    const bool is_short = packets_.bytes <= kShortBytes;  // such as an immediate alone behind its data
+    if (packets_.sender != nullptr && (has_gpu_memory || (is_sender_copying() && is_short))) {
       return begin_copy(spans, consumes);
     }
     if (is_sender_copying()) return Response::kLater;
