@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 namespace verbatim::softverbs {
@@ -28,6 +29,9 @@ void report_failed_copy(const cuda::Driver& driver, cuda::Status status) {
       "program frees no registered memory and that no kernel had an error (compute-sanitizer)",
       cuda::name_of(driver, status));
 }
+
+// Asking takes a lock of CUDA that threads need to queue copies.
+constexpr std::uint64_t kAskIntervalNs = 1500;
 
 template <typename Value>
 bool get(const cuda::Driver& driver, cuda::PointerAttribute attribute, std::uint64_t address, Value& value) {
@@ -151,10 +155,16 @@ GpuTransfer::GpuTransfer(GpuTransfer&& other) noexcept
     : gpu_(std::exchange(other.gpu_, nullptr)),
       event_(std::exchange(other.event_, nullptr)),
       stream_(other.stream_),
+      asked_ns_(other.asked_ns_),
       state_(std::exchange(other.state_, State::kNone)) {}
 
 GpuTransfer::~GpuTransfer() {
   finish(state_);
+}
+
+bool GpuTransfer::is_queued(Gpu& gpu, cuda::Status status) {
+  if (status != cuda::kSuccess) report_failed_copy(gpu.cuda(), status);
+  return status == cuda::kSuccess;
 }
 
 cuda::Event GpuTransfer::begin(Gpu& gpu) {
@@ -176,6 +186,9 @@ void GpuTransfer::end(cuda::Event event, cuda::Stream queued_in, cuda::Status st
 
 GpuTransfer::State GpuTransfer::poll() {
   if (state_ != State::kRunning) return state_;
+  const std::uint64_t now = monotonic_ns();
+  if (now - asked_ns_ < kAskIntervalNs) return state_;
+  asked_ns_ = now;
   const CurrentGpu current(*gpu_);
   const cuda::Status status = current.is_set() ? gpu_->cuda().event_query(event_) : kContextIsGone;
   if (status == cuda::kNotReady) return state_;

@@ -106,6 +106,16 @@ class GpuTransfer {
     end(event, stream, current.is_set() ? copy(gpu.cuda(), stream) : kContextIsGone);
     return true;
   }
+  // Queues a copy alone. False: CUDA refuses.
+  template <typename Copy>
+  static bool queue(Gpu& gpu, CopyWay way, std::uint32_t lane, Copy copy) {
+    const CurrentGpu current(gpu);
+    return is_queued(gpu, current.is_set() ? copy(gpu.cuda(), gpu.stream(way, lane)) : kContextIsGone);
+  }
+  // Its end is that of all that is queued in the stream now. False: no event is free.
+  bool watch(Gpu& gpu, CopyWay way, std::uint32_t lane) {
+    return start(gpu, way, lane, [](const cuda::Driver&, cuda::Stream) { return cuda::kSuccess; });
+  }
   State poll();
   State state() const { return state_; }
   // Where it was queued. Transfers of one stream end in their order.
@@ -114,6 +124,7 @@ class GpuTransfer {
  private:
   static constexpr cuda::Status kContextIsGone = 709;
 
+  static bool is_queued(Gpu& gpu, cuda::Status status);
   cuda::Event begin(Gpu& gpu);
   void end(cuda::Event event, cuda::Stream queued_in, cuda::Status status);
   void finish(State state);
@@ -121,6 +132,7 @@ class GpuTransfer {
   Gpu* gpu_ = nullptr;
   cuda::Event event_ = nullptr;
   cuda::Stream stream_ = nullptr;
+  std::uint64_t asked_ns_ = 0;
   State state_ = State::kNone;
 };
 

@@ -97,6 +97,7 @@ bool GpuCopies::make_direct(const ProcessView& target, CopyDirection direction, 
 }
 
 void GpuCopies::advance() {
+  watch_direct();
   writing_ = 0;
   is_held_ = false;
   for (Copy& copy : copies_) {
@@ -109,6 +110,7 @@ void GpuCopies::advance() {
     }
     if (copy.state != State::kRunning) is_held_ = true;
   }
+  watch_direct();
   settle();
 }
 
@@ -117,29 +119,62 @@ void GpuCopies::advance(Copy& copy, Piece& piece) {
   if (has_failed && (piece.stage == Stage::kWaiting || piece.stage == Stage::kRead)) {
     piece.stage = Stage::kDone;
   }
-  if (piece.stage == Stage::kWaiting) piece.gpu != kStaged ? write_directly(piece) : begin_read(copy, piece);
+  if (piece.stage == Stage::kWaiting) piece.gpu != kStaged ? write_directly(copy, piece) : begin_read(copy, piece);
   // A piece is not asked for before an earlier one is in the same stage: it would have to wait for that one anyway.
   if (piece.stage == Stage::kReading && !is_held_) {
     finish_stage(copy, piece, piece.source, Stage::kRead, State::kSourceFailed);
   }
   if (piece.stage == Stage::kRead) begin_write(copy, piece);
-  if (piece.stage == Stage::kWriting && writing_ == 0) {
-    const Place executor = piece.gpu != kStaged ? Place::kOwnGpu : piece.target;
-    finish_stage(copy, piece, executor, Stage::kDone, State::kTargetFailed);
+  if (piece.stage == Stage::kWriting && piece.gpu != kStaged) {
+    finish_direct(copy, piece);
+  } else if (piece.stage == Stage::kWriting && writing_ == 0) {
+    finish_stage(copy, piece, piece.target, Stage::kDone, State::kTargetFailed);
   }
   if (piece.stage != Stage::kDone) return;
   return_buffer(piece);
   piece.reachable.reset();
 }
 
-void GpuCopies::write_directly(Piece& piece) {
+void GpuCopies::write_directly(Copy& copy, Piece& piece) {
   Gpu* const gpu = Gpu::opened(static_cast<std::uint32_t>(piece.gpu));
   if (gpu == nullptr || !may_write(piece)) return;
   const bool is_queued =
-      piece.transfer.start(*gpu, CopyWay::kOnDevice, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
+      !direct_.has_failed &&
+      GpuTransfer::queue(*gpu, CopyWay::kOnDevice, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
         return cuda.copy_on_device(piece.to, piece.from, piece.bytes, stream);
       });
-  if (is_queued) piece.stage = Stage::kWriting;
+  if (!is_queued) {
+    copy.state = State::kTargetFailed;
+    piece.stage = Stage::kDone;
+    return;
+  }
+  direct_.gpu = gpu;
+  piece.number = ++direct_.queued;
+  piece.stage = Stage::kWriting;
+}
+
+void GpuCopies::finish_direct(Copy& copy, Piece& piece) const {
+  const bool has_ended = piece.number <= direct_.ended;
+  if (!has_ended && !direct_.has_failed) return;
+  piece.stage = Stage::kDone;
+  if (!has_ended && copy.state == State::kRunning) copy.state = State::kTargetFailed;
+}
+
+void GpuCopies::watch_direct() {
+  switch (direct_.watch.poll()) {
+    case GpuTransfer::State::kRunning:
+      return;
+    case GpuTransfer::State::kDone:
+      direct_.ended = direct_.watched;
+      break;
+    case GpuTransfer::State::kFailed:
+      direct_.has_failed = true;
+      return;
+    case GpuTransfer::State::kNone:
+      break;
+  }
+  if (direct_.ended == direct_.queued) return;
+  if (direct_.watch.watch(*direct_.gpu, CopyWay::kOnDevice, lane_)) direct_.watched = direct_.queued;
 }
 
 bool GpuCopies::take_buffer(Piece& piece) {
@@ -289,6 +324,10 @@ void GpuCopies::remove_oldest() {
 }
 
 void GpuCopies::cancel() {
+  for (unsigned turn = 0; direct_.ended != direct_.queued && !direct_.has_failed; ++turn) {
+    watch_direct();
+    wait_a_little(turn);
+  }
   for (Copy& copy : copies_) {
     if (copy.state == State::kRunning) copy.state = State::kTargetFailed;
     for (Piece& piece : copy.pieces) {

@@ -61,6 +61,7 @@ class GpuCopies {
     // Of a direct copy: the GPU that executes it, and what keeps the memory reachable for it.
     std::int32_t gpu = kStaged;
     std::shared_ptr<const ReachableMemory> reachable{};
+    std::uint64_t number = 0;  // among the direct copies, from 1
     Stage stage = Stage::kWaiting;
     TakenBuffer buffer{};
     GpuTransfer transfer{};
@@ -92,7 +93,9 @@ class GpuCopies {
   void return_buffer(Piece& piece);
   void begin_read(Copy& copy, Piece& piece);
   void begin_write(Copy& copy, Piece& piece);
-  void write_directly(Piece& piece);
+  void write_directly(Copy& copy, Piece& piece);
+  void finish_direct(Copy& copy, Piece& piece) const;
+  void watch_direct();
   static void end_host_copy(Copy& copy, Piece& piece, CopyResult result, Stage next, State failure);
   // Ends the stage of a piece when what it waits for is done.
   void finish_stage(Copy& copy, Piece& piece, Place place, Stage next, State failure);
@@ -105,6 +108,19 @@ class GpuCopies {
   std::deque<Copy> copies_;
   std::uint64_t bytes_ = 0;
   std::uint32_t buffers_ = 0;  // taken by the pieces
+
+  // Direct copies under way are all in one stream. One event watches those that were queued when it was recorded: an
+  // event for each costs as much as a copy.
+  struct Direct {
+    Gpu* gpu = nullptr;
+    GpuTransfer watch;
+    std::uint64_t queued = 0;   // numbers of the last one that was queued,
+    std::uint64_t watched = 0;  // that `watch` waits for,
+    std::uint64_t ended = 0;    // and that has ended
+    bool has_failed = false;    // then nothing is known of those after `ended`, and none of them runs
+  };
+  Direct direct_;
+
   // While advance() goes through the pieces: the executor of the writes under way among the earlier pieces, 0: none;
   // and whether one of them is not written yet, so that no later one may be.
   Executor writing_ = 0;
