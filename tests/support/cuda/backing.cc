@@ -14,6 +14,7 @@ constexpr unsigned long long kMagic = 0x7374616e64696e01;
 constexpr std::size_t kPage = 4096;
 
 std::atomic<std::size_t> used[kMaxDevices];
+std::atomic<unsigned long long> last_id;
 
 std::size_t file_bytes(std::size_t bytes) {
   return (bytes + kPage - 1) / kPage * kPage;
@@ -21,7 +22,7 @@ std::size_t file_bytes(std::size_t bytes) {
 
 }  // namespace
 
-Backing::Backing(int fd, const Label& label, bool created) : fd_(fd), label_(label), created_(created) {
+Backing::Backing(int fd, const Label& label, bool created) : fd_(fd), label_(label), created_(created), id_(++last_id) {
   if (created_) used[label_.device] += label_.bytes;
 }
 

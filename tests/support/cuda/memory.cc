@@ -117,6 +117,14 @@ CUresult Memory::view(CUdeviceptr address, std::size_t bytes, const Context& con
   return CUDA_SUCCESS;
 }
 
+CUmemGenericAllocationHandle Memory::hold(std::shared_ptr<Backing> backing) {
+  const CUmemGenericAllocationHandle handle = backing->id();
+  HeldMemory& held = handles[handle];
+  held.backing = std::move(backing);
+  ++held.references;
+  return handle;
+}
+
 void Memory::forget(const Context& context) {
   for (auto range = ranges.begin(); range != ranges.end();) {
     if (range->second.owner == &context) {

@@ -29,6 +29,7 @@ class Backing {
   Backing& operator=(const Backing&) = delete;
 
   int fd() const { return fd_; }
+  unsigned long long id() const { return id_; }  // unique in this process
   ino_t inode() const { return inode_; }
   std::byte* data() const { return data_; }
   int device() const { return label_.device; }
@@ -50,6 +51,7 @@ class Backing {
   int fd_;
   Label label_;
   bool created_;
+  unsigned long long id_;
   ino_t inode_ = 0;
   std::byte* data_ = nullptr;
 };
@@ -65,6 +67,12 @@ struct Range {
   std::array<CUmemAccess_flags, kMaxDevices> access{};  // of mapped memory, for each device
   unsigned opened = 0;                                  // of imported memory: calls of cuIpcOpenMemHandle
   unsigned long long buffer_id = 0;
+};
+
+// A CUmemGenericAllocationHandle: so many calls of cuMemRelease are due.
+struct HeldMemory {
+  std::shared_ptr<Backing> backing;
+  unsigned references = 0;
 };
 
 // Host memory that is pinned.
@@ -95,7 +103,6 @@ class Memory {
   bool is_device_address(CUdeviceptr address) const { return address >= begin_ && address < end_; }
 
   Range& add(CUdeviceptr start, Range range);
-  void remove(CUdeviceptr start) { ranges.erase(start); }
   // The memory at an address; end(): none.
   std::map<CUdeviceptr, Range>::iterator find(CUdeviceptr address);
   // The mappings that fill these addresses exactly; empty: they do not.
@@ -110,12 +117,15 @@ class Memory {
   bool is_pinned(const void* address, std::size_t bytes);
   std::map<CUdeviceptr, HostRange>::iterator find_host(CUdeviceptr address);
   unsigned long long next_buffer_id() { return ++last_buffer_id_; }
+  // The handle of this memory, with one more reference.
+  CUmemGenericAllocationHandle hold(std::shared_ptr<Backing> backing);
   // Frees what belongs to a context that is destroyed.
   void forget(const Context& context);
 
   std::map<CUdeviceptr, Range> ranges;
   std::map<CUdeviceptr, HostRange> host_ranges;
   std::map<CUdeviceptr, std::size_t> reservations;  // of cuMemAddressReserve
+  std::map<CUmemGenericAllocationHandle, HeldMemory> handles;
 
  private:
   CUdeviceptr begin_ = 0;
