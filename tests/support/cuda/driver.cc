@@ -53,9 +53,11 @@ void Driver::wait_for_kernels(Lock& lock) {
 }
 
 void Driver::drain(Lock& lock) {
-  changed.wait(lock, [this] {
-    return std::all_of(workers.begin(), workers.end(), [](const auto& worker) { return worker->is_idle(); });
-  });
+  std::vector<std::pair<std::shared_ptr<Worker>, unsigned long long>> queued;
+  for (const auto& worker : workers) queued.emplace_back(worker, worker->queued());
+  for (const auto& [worker, last] : queued) {
+    changed.wait(lock, [&worker = worker, last = last] { return worker->completed() >= last; });
+  }
 }
 
 void Driver::destroy_primary_context(int device) {

@@ -68,7 +68,7 @@ struct Driver {
   bool can_access_peer(int device, int peer) const { return peer_access && device != peer; }
   bool kernel_runs() const;
   void wait_for_kernels(Lock& lock);
-  // Waits until no operation is queued or under way.
+  // Waits for all operations that are queued when it is called.
   void drain(Lock& lock);
   void destroy_primary_context(int device);
 };

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-// NOLINTBEGIN(readability-identifier-naming)
-
 enum CUresult : int {
   CUDA_SUCCESS = 0,
   CUDA_ERROR_INVALID_VALUE = 1,
@@ -186,5 +184,3 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
                                        unsigned long long flags);
 }
-
-// NOLINTEND(readability-identifier-naming)

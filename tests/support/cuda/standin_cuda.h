@@ -32,31 +32,27 @@ extern "C" void standin_cuda_kill_context(int device);
 // Replaces STANDIN_CUDA_DELAY_US.
 extern "C" void standin_cuda_set_delay_us(unsigned mean);
 
-// All functions of driver_api.h.
-#define VERBATIM_CUDA_CALLS(X)                                                                                         \
-  X(cuInit)                                                                                                            \
-  X(cuDriverGetVersion)                                                                                                \
-  X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetUuid) X(    \
-      cuDeviceGetAttribute) X(cuDeviceCanAccessPeer) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease)          \
-      X(cuDevicePrimaryCtxGetState) X(cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) \
-          X(cuCtxEnablePeerAccess) X(cuCtxSynchronize) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuMemGetInfo_v2)             \
-              X(cuMemGetAddressRange_v2) X(cuPointerGetAttribute) X(cuMemHostAlloc) X(cuMemFreeHost)                   \
-                  X(cuMemHostRegister_v2) X(cuMemHostUnregister) X(cuStreamCreate) X(cuStreamDestroy_v2)               \
-                      X(cuStreamQuery) X(cuStreamSynchronize) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord)   \
-                          X(cuEventQuery) X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoHAsync_v2) X(cuMemcpyDtoDAsync_v2)      \
-                              X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2) X(cuMemsetD8Async) X(cuIpcGetMemHandle)            \
-                                  X(cuIpcOpenMemHandle_v2) X(cuIpcCloseMemHandle) X(cuMemGetAllocationGranularity)     \
-                                      X(cuMemCreate) X(cuMemRelease) X(cuMemAddressReserve) X(cuMemAddressFree)        \
-                                          X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemRetainAllocationHandle)   \
-                                              X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)        \
-                                                  X(cuMemGetHandleForAddressRange)
-
+// All functions of driver_api.h. clang-format finds no fixed form for such a list.
+// clang-format off
+#define VERBATIM_CUDA_CALLS(X) \
+  X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) \
+  X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceGetAttribute) X(cuDeviceCanAccessPeer) X(cuDevicePrimaryCtxRetain) \
+  X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxGetState) X(cuCtxSetCurrent) X(cuCtxGetCurrent) \
+  X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) X(cuCtxEnablePeerAccess) X(cuCtxSynchronize) X(cuMemAlloc_v2) \
+  X(cuMemFree_v2) X(cuMemGetInfo_v2) X(cuMemGetAddressRange_v2) X(cuPointerGetAttribute) X(cuMemHostAlloc) \
+  X(cuMemFreeHost) X(cuMemHostRegister_v2) X(cuMemHostUnregister) X(cuStreamCreate) X(cuStreamDestroy_v2) \
+  X(cuStreamQuery) X(cuStreamSynchronize) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery) \
+  X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoHAsync_v2) X(cuMemcpyDtoDAsync_v2) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2) \
+  X(cuMemsetD8Async) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuIpcCloseMemHandle) \
+  X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease) X(cuMemAddressReserve) X(cuMemAddressFree) \
+  X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemRetainAllocationHandle) X(cuMemExportToShareableHandle) \
+  X(cuMemImportFromShareableHandle) X(cuMemGetHandleForAddressRange)
 // What only the stand-in has.
-#define VERBATIM_STANDIN_CUDA_CALLS(X)                                                                   \
-  X(standin_cuda_begin_kernel)                                                                           \
-  X(standin_cuda_end_kernel)                                                                             \
-  X(standin_cuda_waits) X(standin_cuda_copies) X(standin_cuda_pageable_copies) X(standin_cuda_fail_copy) \
-      X(standin_cuda_kill_context) X(standin_cuda_set_delay_us)
+#define VERBATIM_STANDIN_CUDA_CALLS(X) \
+  X(standin_cuda_begin_kernel) X(standin_cuda_end_kernel) X(standin_cuda_waits) X(standin_cuda_copies) \
+  X(standin_cuda_pageable_copies) X(standin_cuda_fail_copy) X(standin_cuda_kill_context) \
+  X(standin_cuda_set_delay_us)
+// clang-format on
 
 namespace verbatim::test {
 

@@ -36,6 +36,7 @@ std::shared_ptr<Worker> Worker::start(Context& context, bool legacy) {
 
 void Worker::push(std::shared_ptr<Stream> stream, Work work) {
   ++stream->queued;
+  ++queued_;
   queue_.push_back({std::move(stream), std::move(work)});
   wake_.notify_one();
 }
@@ -57,7 +58,6 @@ void Worker::run() {
     if (queue_.empty()) break;
     Operation operation = std::move(queue_.front());
     queue_.pop_front();
-    busy_ = true;
     const Device& device = state.devices[static_cast<std::size_t>(context_.device)];
     if (legacy_ && device.kernels > 0) {
       ++state.waits;
@@ -69,7 +69,7 @@ void Worker::run() {
       if (error != CUDA_SUCCESS && context_.error == CUDA_SUCCESS) context_.error = error;
     }
     ++operation.stream->completed;
-    busy_ = false;
+    ++completed_;
     state.changed.notify_all();
   }
   state.workers.erase(shared_from_this());

@@ -46,7 +46,9 @@ class Worker : public std::enable_shared_from_this<Worker> {
   void push(std::shared_ptr<Stream> stream, Work work);
   // The thread ends when no operation is left.
   void close();
-  bool is_idle() const { return queue_.empty() && !busy_; }
+  // Numbers of operations.
+  unsigned long long queued() const { return queued_; }
+  unsigned long long completed() const { return completed_; }
   // A random time between 0 and twice `mean_us`. Called without the lock.
   void pause(unsigned mean_us);
   std::minstd_rand& random() { return random_; }
@@ -63,7 +65,8 @@ class Worker : public std::enable_shared_from_this<Worker> {
   std::minstd_rand random_;
   std::deque<Operation> queue_;
   std::condition_variable wake_;
-  bool busy_ = false;
+  unsigned long long queued_ = 0;
+  unsigned long long completed_ = 0;
   bool closed_ = false;
 };
 

@@ -92,6 +92,15 @@ TEST(DriverContexts, ForkWithoutExec_LeavesTheChildWithoutADriver) {
   });
 }
 
+// softverbs uses a libcuda only if the process has loaded one.
+TEST(StandinContexts, LibraryThatIsLoadedByItsPath_IsFoundByItsName) {
+  in_process({}, [](CudaProcess&) {
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    ASSERT_NE(library, nullptr);
+    EXPECT_NE(dlsym(library, "standin_cuda_copies"), nullptr);
+  });
+}
+
 TEST(StandinContexts, NumberOfGpus_IsASetting) {
   in_process({{"STANDIN_CUDA_GPUS", "3"}}, [](CudaProcess& cuda) {
     int count = 0;
@@ -127,7 +136,7 @@ TEST(StandinContexts, FailedCopy_IsTheErrorOfItsContext) {
 }
 
 TEST(StandinContexts, ContextThatGoesAway_TakesItsMemoryAlong) {
-  in_process({{"STANDIN_CUDA_DELAY_US", "100000"}}, [](CudaProcess& cuda) {
+  in_process({{"STANDIN_CUDA_DELAY_US", "300000"}}, [](CudaProcess& cuda) {
     const CUdeviceptr memory = cuda.allocate(100);
     const auto host = cuda.allocate_host(100);
     const CUstream stream = cuda.make_stream();

@@ -292,7 +292,7 @@ TEST(StandinSharing, AccessIsPerGpu_CopyWithoutAccessFaults) {
 }
 
 TEST(StandinSharing, CopyOfMemoryThatIsUnmappedMeanwhile_Faults) {
-  in_process({{"STANDIN_CUDA_DELAY_US", "100000"}}, [](CudaProcess& cuda) {
+  in_process({{"STANDIN_CUDA_DELAY_US", "300000"}}, [](CudaProcess& cuda) {
     const auto handle = create(cuda, kBytes, CU_MEM_HANDLE_TYPE_NONE);
     const CUdeviceptr memory = map(cuda, handle, kBytes);
     allow(cuda, memory, kBytes, 0);

@@ -11,7 +11,12 @@ using verbatim::test::Variables;
 
 namespace {
 
-const Variables kSlow{{"STANDIN_CUDA_DELAY_US", "300000"}};
+const Variables kSlow{{"STANDIN_CUDA_DELAY_US", "30000"}};
+
+// The race with the copy is what the test is about.
+__attribute__((no_sanitize("thread"))) unsigned char read_early(const unsigned char* at) {
+  return *static_cast<const volatile unsigned char*>(at);
+}
 
 void wait_for(const std::function<bool()>& condition) {
   while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -24,7 +29,7 @@ TEST(DriverStreams, EventIsReady_WhenTheCopyBeforeItHasEnded) {
     const CUstream stream = cuda.make_stream();
     const CUevent event = cuda.make_event();
     EXPECT_EQ(cuda.cuEventQuery(event), CUDA_SUCCESS) << "never recorded";
-    for (unsigned char round = 1; round < 50; ++round) {
+    for (unsigned char round = 1; round < 20; ++round) {
       const auto data = numbered(host.size(), round);
       std::copy(data.begin(), data.end(), host.begin());
       EXPECT_CUDA(cuda.cuMemcpyHtoDAsync_v2(memory, host.data(), host.size(), stream));
@@ -57,7 +62,7 @@ TEST(DriverStreams, Operations_AreExecutedInTheirOrder) {
 }
 
 TEST(StandinStreams, CopyThatIsNotWaitedFor_LeavesOldBytes) {
-  in_process({{"STANDIN_CUDA_DELAY_US", "100000"}}, [](CudaProcess& cuda) {
+  in_process(kSlow, [](CudaProcess& cuda) {
     const CUdeviceptr memory = cuda.allocate(64 << 10);
     const auto host = cuda.allocate_host(64 << 10);
     const CUstream stream = cuda.make_stream();
@@ -65,23 +70,25 @@ TEST(StandinStreams, CopyThatIsNotWaitedFor_LeavesOldBytes) {
     cuda.upload(memory, std::vector<unsigned char>(host.size(), 1));
     unsigned old = 0;
     unsigned partial = 0;
+    unsigned without_first = 0;
     for (int round = 0; round < 10; ++round) {
       std::fill(host.begin(), host.end(), 0);
       EXPECT_CUDA(cuda.cuMemcpyDtoHAsync_v2(host.data(), memory, host.size(), stream));
       EXPECT_CUDA(cuda.cuEventRecord(event, stream));
       while (cuda.cuEventQuery(event) == CUDA_ERROR_NOT_READY) {
-        // Volatile and only one byte of each piece: this race is what the test is about.
-        const auto part = [&](std::size_t at) { return *const_cast<volatile unsigned char*>(&host[at]); };
+        const bool first = read_early(&host[0]) == 1;
         unsigned pieces = 0;
-        for (std::size_t at = 0; at < host.size(); at += 8192) pieces += part(at);
+        for (std::size_t at = 0; at < host.size(); at += 8192) pieces += read_early(&host[at]);
         if (pieces == 0) ++old;
         if (pieces > 0 && pieces < 8) ++partial;
+        if (pieces > 0 && !first) ++without_first;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
       EXPECT_EQ(std::count(host.begin(), host.end(), 1), 64 << 10);
     }
     EXPECT_GT(old, 0U);
     EXPECT_GT(partial, 0U);
+    EXPECT_GT(without_first, 0U);
   });
 }
 
@@ -110,9 +117,47 @@ TEST(StandinStreams, Free_WaitsForCopies) {
     const CUdeviceptr memory = cuda.allocate(1 << 20);
     const auto host = cuda.allocate_host(1 << 20);
     const CUstream stream = cuda.make_stream();
-    EXPECT_CUDA(cuda.cuMemcpyDtoHAsync_v2(host.data(), memory, host.size(), stream));
+    for (int i = 0; i < 5; ++i) EXPECT_CUDA(cuda.cuMemcpyDtoHAsync_v2(host.data(), memory, 8, stream));
     EXPECT_CUDA(cuda.cuMemFree_v2(memory));
     EXPECT_EQ(cuda.cuStreamQuery(stream), CUDA_SUCCESS);
+  });
+}
+
+TEST(DriverStreams, Free_DoesNotWaitForLaterCopies) {
+  in_process({{"STANDIN_CUDA_DELAY_US", "2000"}}, [](CudaProcess& cuda) {
+    constexpr unsigned kManyRounds = 1000;
+    const CUdeviceptr memory = cuda.allocate(1 << 20);
+    const auto host = cuda.allocate_host(1 << 20);
+    const CUstream stream = cuda.make_stream();
+    const CUevent events[] = {cuda.make_event(), cuda.make_event()};
+    std::atomic<unsigned> rounds = 0;
+    std::atomic<bool> freed = false;
+    std::thread copies([&] {
+      EXPECT_CUDA(cuda.cuCtxSetCurrent(cuda.context));
+      for (; !freed && rounds < kManyRounds; ++rounds) {
+        for (int i = 0; i < 10; ++i) EXPECT_CUDA(cuda.cuMemcpyHtoDAsync_v2(memory, host.data(), 8, stream));
+        EXPECT_CUDA(cuda.cuEventRecord(events[rounds % 2], stream));
+        // The copies of this round are queued when those of the last one have ended: the stream is never idle.
+        wait_for([&] { return cuda.cuEventQuery(events[(rounds + 1) % 2]) != CUDA_ERROR_NOT_READY; });
+      }
+    });
+    wait_for([&] { return rounds > 2; });
+    for (int i = 0; i < 5; ++i) EXPECT_CUDA(cuda.cuMemFree_v2(cuda.allocate(100)));
+    EXPECT_LT(rounds, kManyRounds);
+    freed = true;
+    copies.join();
+  });
+}
+
+TEST(StandinStreams, CopyFromMemoryThatIsUnpinnedMeanwhile_Faults) {
+  in_process({{"STANDIN_CUDA_DELAY_US", "300000"}}, [](CudaProcess& cuda) {
+    const CUdeviceptr memory = cuda.allocate(1 << 20);
+    std::vector<unsigned char> host(1 << 20);
+    const CUstream stream = cuda.make_stream();
+    EXPECT_CUDA(cuda.cuMemHostRegister_v2(host.data(), host.size(), 0));
+    for (int i = 0; i < 10; ++i) EXPECT_CUDA(cuda.cuMemcpyHtoDAsync_v2(memory, host.data(), 8, stream));
+    EXPECT_CUDA(cuda.cuMemHostUnregister(host.data()));
+    EXPECT_EQ(cuda.cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
   });
 }
 
