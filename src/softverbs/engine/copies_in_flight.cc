@@ -2,6 +2,9 @@
 
 #include <sched.h>
 
+#include <utility>
+#include <vector>
+
 #include "base/clock.h"
 #include "softverbs/engine/attempt.h"
 #include "softverbs/engine/qp.h"
@@ -15,6 +18,20 @@ constexpr std::uint64_t kMaxBytes = 8U << 20;
 
 bool consumes_receive(const Packets& write) {
   return write.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && write.is_last();
+}
+
+bool has_settled(const CopyProgress& progress, std::uint32_t begun) {
+  return static_cast<std::int32_t>(progress.settled.load(std::memory_order_acquire) - begun) >= 0;
+}
+
+void await_settled(CopyProgress& progress, std::uint32_t begun) {
+  while (!has_settled(progress, begun)) {
+    if (!is_alive(progress.copier.load(std::memory_order_relaxed))) {
+      progress.settled.store(begun, std::memory_order_relaxed);  // what it had begun ended with it
+      return;
+    }
+    sched_yield();
+  }
 }
 
 }  // namespace
@@ -74,21 +91,19 @@ Attempt finish_write(Qp& qp, const Packets& packets, GpuCopies::State state) {
 }
 
 void await_gpu_copies(CopyProgress& progress) {
-  const std::uint32_t begun = progress.begun.load(std::memory_order_seq_cst);
-  while (static_cast<std::int32_t>(progress.settled.load(std::memory_order_acquire) - begun) < 0) {
-    if (!is_alive(progress.copier.load(std::memory_order_relaxed))) {
-      progress.settled.store(begun, std::memory_order_relaxed);  // what it had begun ended with it
-      return;
-    }
-    sched_yield();
-  }
+  await_settled(progress, progress.begun.load(std::memory_order_seq_cst));
 }
 
 void await_gpu_copies(Process& process) {
-  process.for_each_qp([](Qp& qp) {
-    await_gpu_copies(qp.shared->sends);
-    await_gpu_copies(qp.shared->arrivals);
+  std::vector<std::pair<CopyProgress*, std::uint32_t>> under_way;
+  process.for_each_qp([&](Qp& qp) {
+    for (CopyProgress* progress : {&qp.shared->sends, &qp.shared->arrivals}) {
+      const std::uint32_t begun = progress->begun.load(std::memory_order_seq_cst);
+      if (!has_settled(*progress, begun)) under_way.emplace_back(progress, begun);
+    }
   });
+  // Outside of for_each_qp, whose lock the engine may need before it goes on with the copies.
+  for (const auto& [progress, begun] : under_way) await_settled(*progress, begun);
 }
 
 }  // namespace verbatim::softverbs

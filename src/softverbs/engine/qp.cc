@@ -56,7 +56,6 @@ void reset_qp(Qp& qp) {
     qp.shared->state.store(IBV_QPS_RESET, std::memory_order_seq_cst);
     empty_queues(qp);
   }
-  await_gpu_copies(qp.shared->arrivals);
   purge_completions(*static_cast<Cq*>(qp.send_cq), qp.index);
   if (qp.recv_cq != qp.send_cq) purge_completions(*static_cast<Cq*>(qp.recv_cq), qp.index);
   for (std::atomic<std::uint32_t>* counter :
@@ -250,6 +249,7 @@ int destroy_qp(Qp& qp) {
     SharedLockGuard lock(qp.shared->lock, process.me());
     qp.shared->qpn.store(0, std::memory_order_release);
   }
+  await_gpu_copies(qp.shared->arrivals);
   process.publish(qp.index, nullptr);
   process.engine().remove(qp);
   process.registry().release_qpn(qp.qp_num);
@@ -290,6 +290,9 @@ int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
       qp.shared->state.store(to, std::memory_order_seq_cst);
     }
   }
+  // The memory that the peer writes belongs to the program again. Without qp.execution: the engine that copies may be
+  // about to run this QP.
+  if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) await_gpu_copies(qp.shared->arrivals);
   qp.ibv_qp::state = to;
   if (from == IBV_QPS_INIT && to == IBV_QPS_RTR) report_unreachable_peer(qp, given.dest_qp_num);
   if (to == IBV_QPS_RTS || to == IBV_QPS_SQD) qp.process->engine().submit_now(qp);
