@@ -321,6 +321,9 @@ run_gdr_bandwidth() {
         unset NCCL_NET_FORCE_FLUSH
         export SOFTVERBS_GPU_MEMORY=$memory SOFTVERBS_GPU_COPY=$copy NCCL_DMABUF_ENABLE=1 NCCL_NET_GDR_READ=$read
         export SOFTVERBS_LINK_LAYER=ib NCCL_IB_QPS_PER_CONNECTION=${NCCL_IB_QPS_PER_CONNECTION:-1}
+        # NCCL makes as many channels as the device's speed needs. It sends chunks of 128 KiB by default, eight of a channel
+        # under way: their way through NCCL then limits send/receive to about 24 GB/s, over any transport.
+        export SOFTVERBS_SPEED_GBPS=${SOFTVERBS_SPEED_GBPS:-400} NCCL_P2P_NET_CHUNKSIZE=${NCCL_P2P_NET_CHUNKSIZE:-524288}
         nccl_run_over "$network" "$(dirname "$plugin")" "$directory/$round-$variant" --op sendrecv,all_reduce -b 128M -e 128M \
           -n 200 "${extra[@]}"
       ) >"$directory/$round-$variant/table.txt" 2>&1 || { cat "$directory/$round-$variant/table.txt"; return 1; }
