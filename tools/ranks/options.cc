@@ -1,5 +1,6 @@
 #include "ranks/options.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 #include <cmath>

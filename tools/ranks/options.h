@@ -1,7 +1,6 @@
 // The command-line options that all tools that run ranks have in common.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
@@ -12,6 +11,10 @@
 
 #include "ranks/failure.h"
 #include "ranks/job.h"
+
+namespace CLI {
+class App;
+}
 
 namespace verbatim::ranks {
 
