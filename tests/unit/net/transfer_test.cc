@@ -86,6 +86,7 @@ TEST_F(TransferTest, MessageAboveFourGibibytes_ArrivesWhole) {
   std::uint8_t* target = map(nullptr, kBytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
   ASSERT_NE(source, MAP_FAILED);
   ASSERT_NE(target, MAP_FAILED);
+  ::madvise(target, kBytes, MADV_HUGEPAGE);
   for (std::size_t i = 0; i < kWindows; ++i) {
     ASSERT_NE(map(source + i * kWindowBytes, kWindowBytes, MAP_SHARED | MAP_FIXED, window.get()), MAP_FAILED);
   }
