@@ -215,12 +215,12 @@ class PoolSetUp : public Pool {
 ONE_VERSION(PoolSetUp, 12);
 
 TEST_P(PoolSetUp, ThousandConnections_CostAsMuchAsNative) {
-  constexpr int kRounds = 4;
+  const int rounds = repetitions(4);
   constexpr double kBusyMachine =
       1.5;  // a loose limit, because other programs use the caches; the counts of objects are exact
   Cost native{.ms = 1e9};
   Cost pool{.ms = 1e9};
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     const Cost without = set_up("native");
     const Cost with = set_up("staggered");
     native = {without.qps, without.objects, std::min(native.ms, without.ms), without.registered_bytes,
@@ -229,7 +229,7 @@ TEST_P(PoolSetUp, ThousandConnections_CostAsMuchAsNative) {
   }
   std::printf(
       "set-up of %d connections, best of %d: native %.1f ms of CPU, pool %.1f ms (%.2f times); QPs %ld and %ld\n",
-      kPeers * kFlows, kRounds, native.ms, pool.ms, pool.ms / native.ms, native.qps, pool.qps);
+      kPeers * kFlows, rounds, native.ms, pool.ms, pool.ms / native.ms, native.qps, pool.qps);
   // A NIC keeps an entry of a queue in 64 bytes or more.
   std::printf("%d connections pin, both ends: %.1f MiB of registered memory, and queues with %ld entries\n",
               kPeers * kFlows, static_cast<double>(pool.registered_bytes) / (1 << 20), pool.queue_entries);
@@ -237,7 +237,10 @@ TEST_P(PoolSetUp, ThousandConnections_CostAsMuchAsNative) {
   EXPECT_EQ(native.qps, 2 * kPeers * kFlows);
   EXPECT_LE(static_cast<double>(pool.qps), 1.1 * static_cast<double>(native.qps));
   EXPECT_LE(static_cast<double>(pool.objects), 1.1 * static_cast<double>(native.objects));
-  EXPECT_LE(pool.ms, kBusyMachine * native.ms);
+  // The tests with sanitizers make one round (--shorten): the time of the sanitizer's own code is not compared.
+  if (rounds > 1) {
+    EXPECT_LE(pool.ms, kBusyMachine * native.ms);
+  }
 }
 
 // Each verb takes 0.4 ms (SOFTVERBS_FAULTS in meson.build), as with firmware that creates its objects one after the
