@@ -69,6 +69,8 @@ class Buffers {
       std::memcpy(source.data() + at, &word, sizeof word);
     }
     madvise(target.data(), target.size(), MADV_HUGEPAGE);
+    // Pages are allocated here: on a busy machine that takes longer than a transfer without progress may take.
+    for (std::size_t at = 0; at < target.size(); at += kPage) target.data()[at] = kPoison;
   }
 };
 
