@@ -141,10 +141,10 @@ TEST_F(Concurrency, ThreadsSharingOneCq_GetEachCompletionOnce) {
   }
   std::atomic<std::uint64_t> completed{0};
   std::atomic<std::uint64_t> failed{0};
+  const auto deadline = std::chrono::steady_clock::now() + 4 * kCompletionTimeout;
   std::vector<std::thread> threads;
   for (std::uint64_t t = 0; t < 2; ++t) {  // two pollers
     threads.emplace_back([&] {
-      const auto deadline = std::chrono::steady_clock::now() + 4 * kCompletionTimeout;
       while (completed + failed < kPairs * kMessages && std::chrono::steady_clock::now() < deadline) {
         ibv_wc wc{};
         const int polled = ibv_poll_cq(cq.get(), 1, &wc);
@@ -166,7 +166,10 @@ TEST_F(Concurrency, ThreadsSharingOneCq_GetEachCompletionOnce) {
       ibv_send_wr* bad = nullptr;
       for (std::uint64_t i = 0; i < kMessages; ++i) {
         int result = 0;
-        while ((result = ibv_post_send(endpoints[2 * t]->qp(), &wr, &bad)) == ENOMEM) sched_yield();
+        while ((result = ibv_post_send(endpoints[2 * t]->qp(), &wr, &bad)) == ENOMEM &&
+               std::chrono::steady_clock::now() < deadline) {
+          sched_yield();
+        }
         ASSERT_EQ(result, 0);
       }
     });
