@@ -161,13 +161,20 @@ void wake_copier(SharedGpuCopier& shared) {
   ::syscall(SYS_futex, &shared.wake_counter, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// A process that died may have left its buffers taken. A buffer is free again when nobody will access it.
-bool is_abandoned(const HostRegistry& registry, const StagingBuffer& buffer, Incarnation user) {
-  if (registry.is_alive(user)) return false;
+// A user that died has left its buffers taken. A buffer is free again when nobody will access it.
+bool is_left(const HostRegistry& registry, const StagingBuffer& buffer, Incarnation user) {
   const StagingState state = buffer.word.load(std::memory_order_acquire).state;
-  const bool is_asked =
-      state == StagingState::kRequested || state == StagingState::kCopying || state == StagingState::kAbandoned;
+  if (state == StagingState::kAbandoned || registry.is_alive(user)) return false;
+  const bool is_asked = state == StagingState::kRequested || state == StagingState::kCopying;
   return !is_asked || !registry.is_alive(buffer.copier.load(std::memory_order_relaxed));
+}
+
+// The process that was asked to copy frees a buffer that its user does not wait for. If that process died, others do.
+void free_if_abandoned_to_dead(const HostRegistry& registry, StagingBuffer& buffer) {
+  const StagingWord word = buffer.word.load(std::memory_order_acquire);
+  if (word.state != StagingState::kAbandoned || registry.is_alive(buffer.copier.load(std::memory_order_relaxed)))
+    return;
+  if (change(buffer, word.serial, StagingState::kAbandoned, StagingState::kIdle)) free_buffer(buffer);
 }
 
 // Whether a process is alive costs a system call, and usually all users of the buffers are.
@@ -218,8 +225,9 @@ TakenBuffer TakenBuffer::take(const HostRegistry& registry) {
     for (std::uint32_t i = 0; i < kStagingBuffers; ++i) {
       const std::uint32_t index = (registry.me() * kStagingBuffers / 8 + i) % kStagingBuffers;
       StagingBuffer& buffer = registry.gpu_staging().buffers[index];
+      if (reclaims) free_if_abandoned_to_dead(registry, buffer);
       Incarnation user = buffer.user.load(std::memory_order_relaxed);
-      if (user != 0 && (!reclaims || user == registry.me() || !is_abandoned(registry, buffer, user))) continue;
+      if (user != 0 && (!reclaims || !is_left(registry, buffer, user))) continue;
       if (!buffer.user.compare_exchange_strong(user, registry.me(), std::memory_order_acquire)) continue;
       taken.registry_ = &registry;
       taken.index_ = index;
