@@ -140,7 +140,9 @@ Result<GpuRegion> prepare_gpu_memory(Process& process, const GpuAllocation& allo
                                      std::size_t length) {
   if (length == 0 || address + length < address) return system_error("register_memory", EINVAL);
   if (!is_on_gpu(allocation, address, length)) return system_error("register_memory", EFAULT);
-  if (Result<Gpu*> gpu = Gpu::open(allocation.gpu); !gpu) return gpu.error();
+  const Result<Gpu*> gpu = Gpu::open(allocation.gpu);
+  if (!gpu) return gpu.error();
+  const CurrentGpu current(**gpu);  // the thread that registers need not have a context
   if (Status prepared = prepare_staging(process.registry(), process.segment()); !prepared) return prepared.error();
   GpuRegion region{mark_gpu_address(allocation.gpu, address), 0};
   if (!process.settings().copies_directly) return region;
