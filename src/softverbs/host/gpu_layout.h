@@ -18,7 +18,8 @@ constexpr std::size_t kStagingBytes = 128 << 10;  // of one buffer: the size in 
 enum class StagingState : std::uint32_t { kIdle, kRequested, kCopying, kCopied, kCopyFailed, kAbandoned };
 
 // The state and the number of the request that it belongs to: a request that was cancelled stays in the owner's queue.
-struct StagingWord {
+// Aligned, else clang calls libatomic for it.
+struct alignas(8) StagingWord {
   std::uint32_t serial;
   StagingState state;
 };
