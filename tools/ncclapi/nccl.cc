@@ -53,11 +53,11 @@ void Nccl::group_end() const {
   check(nccl_.group_end(), "ncclGroupEnd");
 }
 
-void Nccl::send(const std::byte* data, std::size_t bytes, int peer, Comm comm, Gpu::Stream stream) const {
+void Nccl::send(const std::byte* data, std::size_t bytes, int peer, Comm comm, memory::Gpu::Stream stream) const {
   check(nccl_.send(data, bytes, kUint8, peer, comm, stream), "ncclSend");
 }
 
-void Nccl::recv(std::byte* data, std::size_t bytes, int peer, Comm comm, Gpu::Stream stream) const {
+void Nccl::recv(std::byte* data, std::size_t bytes, int peer, Comm comm, memory::Gpu::Stream stream) const {
   check(nccl_.recv(data, bytes, kUint8, peer, comm, stream), "ncclRecv");
 }
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <string>
 
-#include "ncclapi/gpu.h"
-#include "ncclapi/shared_library.h"
+#include "memory/gpu.h"
+#include "ranks/shared_library.h"
 
 namespace verbatim::ncclapi {
 
@@ -25,8 +25,8 @@ class Nccl {
   void destroy(Comm comm) const;
   void group_start() const;
   void group_end() const;
-  void send(const std::byte* data, std::size_t bytes, int peer, Comm comm, Gpu::Stream stream) const;
-  void recv(std::byte* data, std::size_t bytes, int peer, Comm comm, Gpu::Stream stream) const;
+  void send(const std::byte* data, std::size_t bytes, int peer, Comm comm, memory::Gpu::Stream stream) const;
+  void recv(std::byte* data, std::size_t bytes, int peer, Comm comm, memory::Gpu::Stream stream) const;
   // Throws when the communicator has had an asynchronous error.
   void check_async(Comm comm) const;
 
@@ -35,7 +35,7 @@ class Nccl {
   // NCCL's public interface as its manual defines it.
   struct Functions {
     explicit Functions(const std::string& library);
-    SharedLibrary from;
+    ranks::SharedLibrary from;
     Result (*version)(int* version);
     Result (*get_id)(UniqueId* id);
     Result (*init)(Comm* comm, int ranks, UniqueId id, int rank);
@@ -44,8 +44,8 @@ class Nccl {
     const char* (*error_string)(Result result);
     Result (*group_start)();
     Result (*group_end)();
-    Result (*send)(const void* data, std::size_t count, int type, int peer, Comm comm, Gpu::Stream stream);
-    Result (*recv)(void* data, std::size_t count, int type, int peer, Comm comm, Gpu::Stream stream);
+    Result (*send)(const void* data, std::size_t count, int type, int peer, Comm comm, memory::Gpu::Stream stream);
+    Result (*recv)(void* data, std::size_t count, int type, int peer, Comm comm, memory::Gpu::Stream stream);
   };
   void check(Result result, const char* what) const;
 

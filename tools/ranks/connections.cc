@@ -61,14 +61,11 @@ bool Connections::establish_once(std::vector<Handle>& handles) {
   return all;
 }
 
-void Connections::register_memory(const std::vector<Piece>& memory) {
+void Connections::register_memory(const std::vector<Piece>& memory, const RegisterPiece& register_piece) {
   for (Connection& connection : connections_) {
     connection.mhandles.resize(memory.size());
     for (std::size_t i = 0; i < memory.size(); ++i) {
-      const Piece& piece = memory[i];
-      if (piece.bytes == 0) continue;
-      require(plugin_.reg_mr(connection.comm, piece.data, piece.bytes, nccl::kPtrHost, &connection.mhandles[i]),
-              "regMr of " + std::to_string(piece.bytes) + " bytes (" + connection.to_string() + ")");
+      if (memory[i].bytes > 0) connection.mhandles[i] = register_piece(connection, memory[i]);
     }
   }
 }

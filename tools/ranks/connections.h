@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -51,7 +52,9 @@ class Connections {
   // Polls connect and accept until all connections are established. `handles` has one for each flow, in the order of
   // `flows`.
   void establish(std::vector<Handle>& handles);
-  void register_memory(const std::vector<Piece>& memory);
+  // Calls `register_piece`, which returns the handle, for each connection and range that is not empty.
+  using RegisterPiece = std::function<void*(const Connection&, const Piece&)>;
+  void register_memory(const std::vector<Piece>& memory, const RegisterPiece& register_piece);
   void close();
 
   const Connection& find(std::size_t flow, bool sends) const;

@@ -19,7 +19,9 @@ std::vector<ranks::Fact> facts(const Options& options, const Input& input) {
   std::vector<ranks::Fact> facts{
       {"number of ranks", std::to_string(options.job.nranks)},
       {"mode", mode_name(options.mode)},
+      {"schedule", schedule_name(options.peers)},
       {"transport", options.over == Over::kNccl ? "nccl" : "plugin"},
+      {"memory", memory::kind_name(options.memory)},
       {"operations per group", std::to_string(options.ops_per_group)},
       {"iterations", std::to_string(options.total_iterations())},
       {"chunk bytes", std::to_string(options.chunk_bytes)},

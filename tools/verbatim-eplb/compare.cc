@@ -8,12 +8,32 @@
 #include "ranks/json.h"
 
 namespace verbatim::eplb {
+namespace {
+
+// Runs each schedule over the network or plugin of the command line.
+ranks::Comparison compare_schedules(const Options& options, int argc, char** argv) {
+  ranks::Comparison comparison;
+  for (const PeersAtATime peers : {PeersAtATime::kAll, PeersAtATime::kOne}) {
+    const std::string name = schedule_name(peers);
+    comparison.names.push_back(name);
+    comparison.variants.push_back(
+        {"schedule " + name, {"--schedule=" + name, "--warmup=" + std::to_string(options.warmup)}});
+  }
+  const ranks::ExcludedOptions excluded{{"--compare", "--rounds", "--json", "--schedule", "--warmup"}, {}};
+  comparison.reports = ranks::run_rounds(comparison.variants, options.rounds, excluded, argc, argv);
+  return comparison;
+}
+
+}  // namespace
 
 ranks::ExitStatus run_compare(const Options& options, int argc, char** argv) {
   using ranks::Json;
   const auto over = options.over == Over::kNccl ? ranks::over_network : ranks::over_plugin;
-  const auto [names, variants, reports] = ranks::run_comparison(
-      options.compare, over, static_cast<std::size_t>(options.warmup), options.rounds, argc, argv);
+  const auto [names, variants, reports] =
+      options.compare == kCompareSchedules
+          ? compare_schedules(options, argc, argv)
+          : ranks::run_comparison(options.compare, over, static_cast<std::size_t>(options.warmup), options.rounds, argc,
+                                  argv);
   const auto first_us = ranks::values_at(reports.by_variant.front(), "/iteration_us");
   std::printf("# %s, %s, %d ranks, medians of %d rounds; ratio: time of the entry over time of the first\n",
               mode_name(options.mode), options.policy.c_str(), options.job.size(), options.rounds);

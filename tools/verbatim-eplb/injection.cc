@@ -31,9 +31,9 @@ bool has_place(const Options& options, const Input& input, const Layer& layer, c
     case Inject::kWriteGuard:
       return true;
     case Inject::kFlipByte:
-      return is_packed(options.mode) ? !own.sends.empty() : !own.receives.empty();
+      return options.mode == Mode::kPacked ? !own.sends.empty() : !own.receives.empty();
     case Inject::kDtypeOrder:
-      return is_packed(options.mode) && !own.receives.empty() && [&] {
+      return options.mode == Mode::kPacked && !own.receives.empty() && [&] {
         const std::vector<std::size_t> order = input.expert.by_type();
         return !std::is_sorted(order.begin(), order.end());
       }();

@@ -4,6 +4,8 @@
 #include <string>
 #include <thread>
 
+#include "memory/content.h"
+
 namespace verbatim::eplb {
 
 Mover::Mover(const Options& options, const Input& input, const Injection& injection, Transport& transport,
@@ -22,7 +24,7 @@ Mover::Mover(const Options& options, const Input& input, const Injection& inject
       random_(options.seed + static_cast<std::uint64_t>(options.job.rank)) {
   buffers_.weights = weights_.piece().bytes - weights_.guard_bytes();
   buffers_.new_rows = new_rows_.piece().bytes - new_rows_.guard_bytes();
-  if (!is_packed(options.mode)) return;
+  if (options.mode != Mode::kPacked) return;
   const auto emplace_buffer = [&](std::optional<PackedBuffer>& buffer, const char* name) {
     const std::size_t before = memory_.allocated();
     buffer.emplace(memory_, name, input.expert.bytes(), local_rows_);
@@ -51,14 +53,14 @@ void Mover::prepare(const LayerWork& work, std::uint64_t iteration) {
     const Fill how = work.own.rows[row].how;
     const bool is_written = how == Fill::kReceive || how == Fill::kCopy;
     for (std::size_t t = 0; t < tensors.size(); ++t) {
-      write(memory_, weights_.at(t, row), tensors[t].bytes,
-            content(work, iteration, work.layer.before[first + row], row, t));
+      memory::fill(memory_, content(work, iteration, work.layer.before[first + row], row, t), weights_.at(t, row),
+                   tensors[t].bytes);
       const workload::Pattern after =
           content(work, iteration, is_written ? work.layer.after[first + row] : kEmptyRow, row, t);
       if (is_written) {
-        write_poison(memory_, new_rows_.at(t, row), tensors[t].bytes, after);
+        memory::poison(memory_, after, new_rows_.at(t, row), tensors[t].bytes);
       } else {
-        write(memory_, new_rows_.at(t, row), tensors[t].bytes, after);
+        memory::fill(memory_, after, new_rows_.at(t, row), tensors[t].bytes);
       }
     }
   }

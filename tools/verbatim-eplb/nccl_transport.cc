@@ -3,51 +3,29 @@
 
 #include <cstdlib>
 
-#include "ncclapi/gpu.h"
+#include "memory/cuda_memory.h"
 #include "ncclapi/nccl.h"
 #include "verbatim-eplb/transport.h"
 
 namespace verbatim::eplb {
 namespace {
 
-using ncclapi::Gpu;
+using memory::CudaMemory;
 using ncclapi::Nccl;
-
-// The memory of one GPU, with one stream.
-class GpuMemory final : public Memory {
- public:
-  GpuMemory(const std::string& library, int rank) : gpu_(library, rank), stream_(gpu_.make_stream()) {}
-
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override { gpu_.copy(to, from, bytes, stream_); }
-  void upload(std::byte* to, const void* from, std::size_t bytes) override { gpu_.upload(to, from, bytes, stream_); }
-  void download(void* to, const std::byte* from, std::size_t bytes) override {
-    gpu_.download(to, from, bytes, stream_);
-  }
-  void finish() override { gpu_.synchronize(stream_); }
-  std::string describe() const override { return gpu_.describe(); }
-  std::size_t in_use() const override { return gpu_.in_use(); }
-
-  Gpu::Stream stream() const { return stream_; }
-  // Whether all queued operations have completed.
-  bool idle() const { return gpu_.idle(stream_); }
-
- private:
-  std::byte* do_allocate(std::size_t bytes) override { return gpu_.allocate(bytes); }
-
-  Gpu gpu_;
-  const Gpu::Stream stream_;
-};
 
 class NcclTransport final : public Transport {
  public:
   NcclTransport(const Options& options, ranks::CoordinatorConnection& coordinator)
-      : options_(options), coordinator_(coordinator), memory_(options.cuda, options.job.rank), nccl_(options.nccl) {
+      : options_(options),
+        coordinator_(coordinator),
+        memory_(options.cuda, options.job.rank, CudaMemory::Allocations::kExact),
+        nccl_(options.nccl) {
     const auto ranks = static_cast<std::size_t>(options.job.nranks);
     counters_.sent.resize(ranks);
     counters_.received.resize(ranks);
   }
 
-  Memory& memory() override { return memory_; }
+  memory::Memory& memory() override { return memory_; }
 
   // NCCL itself connects a pair when it has data for the first time.
   void connect(const std::set<std::pair<int, int>>&, const std::vector<ranks::Piece>&) override {
@@ -101,7 +79,7 @@ class NcclTransport final : public Transport {
 
   const Options& options_;
   ranks::CoordinatorConnection& coordinator_;
-  GpuMemory memory_;
+  CudaMemory memory_;
   const Nccl nccl_;
   Nccl::Comm comm_ = nullptr;
 };

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <map>
 
+#include "memory/options.h"
 #include "netapi/plugin.h"
 #include "ranks/json.h"
 #include "workload/eplb/placement.h"
@@ -14,10 +15,10 @@ using ranks::ExitStatus;
 using ranks::Failure;
 
 const std::map<std::string, Mode> kModes{
-    {"per-tensor", Mode::kPerTensor}, {"packed", Mode::kPacked},
-    {"batched", Mode::kBatched},      {"batched-per-tensor", Mode::kBatchedPerTensor},
-    {"direct", Mode::kDirect},
-};
+    {"per-tensor", Mode::kPerTensor}, {"packed", Mode::kPacked}, {"direct", Mode::kDirect}};
+// Modes that include the batched schedule.
+const std::map<std::string, Mode> kBatchedModes{{"batched", Mode::kPacked}, {"batched-per-tensor", Mode::kPerTensor}};
+const std::map<std::string, PeersAtATime> kSchedules{{"all", PeersAtATime::kAll}, {"batched", PeersAtATime::kOne}};
 
 const std::map<std::string, Inject> kInjections{
     {"none", Inject::kNothing},
@@ -39,10 +40,12 @@ constexpr const char* kDescription =
     "  per-tensor          a send and a receive for each tensor, all sends first, experts ascending\n"
     "  packed              each expert packed once into a buffer of one layer's size, one send to each rank that needs "
     "it\n"
-    "  batched             as packed, but each rank has one peer at a time\n"
-    "  batched-per-tensor  as per-tensor, but each rank has one peer at a time\n"
     "  direct              one grouped receive for each expert, with its tensors as members, into the new rows;\n"
-    "                      only with --over plugin\n\n"
+    "                      only with --over plugin\n"
+    "  batched, batched-per-tensor  the same as packed and per-tensor with --schedule batched\n\n"
+    "Schedules:\n"
+    "  all                 each rank exchanges experts with all its peers at the same time\n"
+    "  batched             in batches in which each rank has at most one peer\n\n"
     "Policies: identity, shuffle, rotate, hot, greedy-drift, scale-up, scale-down, trace=FILE. A trace has one line "
     "of\n"
     "JSON for each layer: {\"layer\": 0, \"old\": [expert of each row, rank after rank; -1: empty], \"new\": [...]}\n\n"
@@ -72,7 +75,11 @@ void check_consistency(const Options& options) {
   if (options.over == Over::kNccl && options.mode == Mode::kDirect) {
     throw usage_error("--mode direct needs --over plugin: NCCL's interface has no grouped receive");
   }
-  if (options.over == Over::kPlugin && options.plugin.empty() && options.compare.empty()) {
+  if (options.over == Over::kNccl && options.memory == memory::Kind::kCuda) {
+    throw usage_error("--memory is for --over plugin: NCCL always uses GPU memory");
+  }
+  if (options.over == Over::kPlugin && options.plugin.empty() &&
+      (options.compare.empty() || options.compare == kCompareSchedules)) {
     throw usage_error("--over plugin needs --plugin");
   }
   if (!options.check && options.inject != Inject::kNothing) throw usage_error("--inject needs --check full");
@@ -87,10 +94,15 @@ const char* mode_name(Mode mode) {
   return "?";
 }
 
+const char* schedule_name(PeersAtATime peers) {
+  return peers == PeersAtATime::kAll ? "all" : "batched";
+}
+
 std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app(kDescription, "verbatim-eplb");
   std::string mode = mode_name(options.mode);
+  std::string schedule = schedule_name(options.peers);
   std::string over = "plugin";
   std::string check = "full";
   std::string inject = "none";
@@ -114,8 +126,13 @@ std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* cons
       ->capture_default_str()
       ->type_name("NAME,...|all|trace=FILE");
   app.add_option("--seed", options.seed, "seed of placements and contents")->capture_default_str();
-  app.add_option("--mode", mode, keys_of(kModes))->check(CLI::IsMember(kModes))->capture_default_str();
-  app.add_option("--over", over, "plugin: a net plugin's table without NCCL, in host memory; nccl: NCCL, in GPU memory")
+  app.add_option("--mode", mode, keys_of(kModes) + ", " + keys_of(kBatchedModes))
+      ->check(CLI::IsMember(kModes) | CLI::IsMember(kBatchedModes))
+      ->capture_default_str();
+  auto* const given_schedule = app.add_option("--schedule", schedule, keys_of(kSchedules))
+                                   ->check(CLI::IsMember(kSchedules))
+                                   ->capture_default_str();
+  app.add_option("--over", over, "plugin: a net plugin's table without NCCL; nccl: NCCL, in GPU memory")
       ->check(CLI::IsMember(kOver))
       ->capture_default_str();
   app.add_option("--plugin", options.plugin, "over plugin: path or name of the plugin, passed to dlopen")
@@ -124,7 +141,7 @@ std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* cons
                  "over plugin: table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
   app.add_option("--nccl", options.nccl, "over nccl: NCCL's library, passed to dlopen")->capture_default_str();
-  app.add_option("--cuda", options.cuda, "over nccl: CUDA's driver library, passed to dlopen")->capture_default_str();
+  memory::add_memory_options(app, options.memory, options.cuda);
   app.add_option(
          "--ops-per-group", options.ops_per_group,
          "maximum number of sends and receives of a rank in one group, the same at both ends; 0: one group per layer")
@@ -158,9 +175,8 @@ std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* cons
   app.add_flag("--plan-only", options.plan_only, "print the plan of each layer as a line of JSON, and move nothing");
   app.add_option("--compare", options.compare,
                  "run over each entry in turn and print the medians: with --over nccl networks (Verbatim,IB,Socket), "
-                 "with --over "
-                 "plugin paths of plugins")
-      ->type_name("LIST");
+                 "with --over plugin paths of plugins; schedules: with each schedule")
+      ->type_name("LIST|schedules");
   app.add_option("--rounds", options.rounds, "with --compare: number of rounds")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
@@ -169,7 +185,17 @@ std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* cons
   ranks::add_job_options(app, options.job);
 
   const auto leave = ranks::parse(app, argc, argv, [&] {
-    options.mode = kModes.at(mode);
+    if (const auto batched = kBatchedModes.find(mode); batched != kBatchedModes.end()) {
+      options.mode = batched->second;
+      if (given_schedule->count() == 0) schedule = "batched";
+      if (schedule != "batched" || options.compare == kCompareSchedules) {
+        throw Failure("--mode " + mode + " is always scheduled in batches. Next: use --mode " + mode_name(options.mode),
+                      ExitStatus::kUsage);
+      }
+    } else {
+      options.mode = kModes.at(mode);
+    }
+    options.peers = kSchedules.at(schedule);
     options.over = kOver.at(over);
     options.inject = kInjections.at(inject);
     options.check = check == "full";

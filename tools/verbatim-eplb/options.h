@@ -7,24 +7,24 @@
 #include <variant>
 #include <vector>
 
+#include "memory/memory.h"
 #include "ranks/options.h"
 
 namespace verbatim::eplb {
 
 enum class Mode : std::uint8_t {
-  kPerTensor,         // a call for each tensor, directly from and into the rows, as in vLLM's PyNccl communicator
-  kPacked,            // each expert is packed once, one call for each expert
-  kBatched,           // as kPacked, but each rank has one peer at a time
-  kBatchedPerTensor,  // as kPerTensor, but each rank has one peer at a time
-  kDirect,            // over the plugin's table: one grouped receive for each expert
+  kPerTensor,  // a call for each tensor, directly from and into the rows, as in vLLM's PyNccl communicator
+  kPacked,     // each expert is packed once, one call for each expert
+  kDirect,     // over the plugin's table: one grouped receive for each expert
 };
 const char* mode_name(Mode mode);
-inline bool is_packed(Mode mode) {
-  return mode == Mode::kPacked || mode == Mode::kBatched;
-}
-inline bool is_batched(Mode mode) {
-  return mode == Mode::kBatched || mode == Mode::kBatchedPerTensor;
-}
+
+// With how many peers a rank exchanges experts at a time.
+enum class PeersAtATime : std::uint8_t {
+  kAll,
+  kOne,  // in batches, as vLLM does with migration batching
+};
+const char* schedule_name(PeersAtATime peers);  // "all" or "batched", as --schedule takes it
 
 enum class Over : std::uint8_t { kPlugin, kNccl };
 
@@ -54,7 +54,9 @@ struct Options {
   std::uint64_t seed = 1;
 
   Mode mode = Mode::kPacked;
+  PeersAtATime peers = PeersAtATime::kAll;
   Over over = Over::kPlugin;
+  memory::Kind memory = memory::Kind::kHost;  // over the plugin's table
   std::string plugin;
   int api_version = 0;
   std::string nccl = "libnccl.so.2";
@@ -70,13 +72,16 @@ struct Options {
   int watchdog_s = 60;
 
   bool plan_only = false;
-  std::string compare;
+  std::string compare;  // entries, or kCompareSchedules
   int rounds = 5;
   std::string json;
   bool plugin_log = false;
 
   int total_iterations() const { return warmup + iterations; }
 };
+// The value of --compare that runs each schedule in turn, instead of a list of networks or plugins.
+constexpr const char* kCompareSchedules = "schedules";
+
 std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv);
 
 }  // namespace verbatim::eplb

@@ -1,5 +1,5 @@
-// Runs operations over a net plugin's table, in host memory, as NCCL's progress thread does: it posts what can be
-// posted and tests the oldest request of each connection, in a loop.
+// Runs operations over a net plugin's table, in host or GPU memory, as NCCL's progress thread does: it posts what can
+// be posted and tests the oldest request of each connection, in a loop.
 #include <sched.h>
 
 #include <algorithm>
@@ -44,8 +44,11 @@ struct Lane {
   };
   std::vector<Step> steps = {};
   std::size_t started = 0;
+  std::size_t transferred = 0;  // the send or receive is done; the flush of a receive may be outstanding
   std::size_t completed = 0;
-  std::vector<void*> requests = {};  // of the steps from `completed` to `started` - 1; index: step modulo their number
+  // Of the steps from `completed` to `started` - 1: the send or receive, later its flush (null: none); index: step
+  // modulo their number.
+  std::vector<void*> requests = {};
 };
 
 class PluginTransport final : public Transport {
@@ -54,8 +57,9 @@ class PluginTransport final : public Transport {
       : options_(options),
         coordinator_(coordinator),
         watchdog_(watchdog),
-        plugin_(options.plugin, options.api_version, options.job.token),
-        memory_(make_host_memory()) {
+        memory_(memory::make_memory(options.memory, options.cuda, options.job.rank)),
+        plugin_(options.plugin, options.api_version, options.job.token) {
+    memory::require_support(*memory_, plugin_);
     const auto ranks = static_cast<std::size_t>(options.job.nranks);
     counters_.sent.resize(ranks);
     counters_.received.resize(ranks);
@@ -74,7 +78,7 @@ class PluginTransport final : public Transport {
     chunk_bytes_ = direct || options.chunk_bytes == 0 ? common.bytes : std::min(common.bytes, options.chunk_bytes);
   }
 
-  Memory& memory() override { return *memory_; }
+  memory::Memory& memory() override { return *memory_; }
 
   void connect(const std::set<std::pair<int, int>>& pairs, const std::vector<ranks::Piece>& pieces) override {
     std::vector<ranks::Flow> flows;
@@ -86,7 +90,9 @@ class PluginTransport final : public Transport {
     std::vector<ranks::Handle> handles = ranks::exchange_handles(coordinator_, flows, own);
     service_.run([&] {
       connections_->establish(handles);
-      connections_->register_memory(pieces);
+      connections_->register_memory(pieces, [this](const Connection& connection, const ranks::Piece& piece) {
+        return memory_->register_at(plugin_, connection.device, connection.comm, piece.data, piece.bytes);
+      });
     });
     const auto ranks = static_cast<std::size_t>(options_.job.nranks);
     lanes_.assign(2 * ranks, {});
@@ -101,7 +107,7 @@ class PluginTransport final : public Transport {
     for (Lane& lane : lanes_) {
       lane.messages.clear();
       lane.steps.clear();
-      lane.started = lane.completed = 0;
+      lane.started = lane.transferred = lane.completed = 0;
     }
     for (std::size_t i = 0; i < operations.size(); ++i) add(operations[i], i);
     for (Lane& lane : lanes_) {
@@ -139,6 +145,8 @@ class PluginTransport final : public Transport {
                      {"api_version", plugin_->api_version()},
                      {"members_of_a_receive", group_},
                      {"chunk_bytes", chunk_bytes_},
+                     {"memory", memory_->describe()},
+                     {"registered_by", memory_->registered_by(plugin_, 0)},
                      {"devices", ranks::Json::array()}};
     for (const netapi::Properties& device : plugin_.devices()) json["devices"].push_back(ranks::json_of(device));
     return json;
@@ -215,22 +223,52 @@ class PluginTransport final : public Transport {
 
   bool complete_steps(Lane& lane, std::span<const Operation> operations) {
     bool progressed = false;
-    while (lane.completed < lane.started) {
-      const Lane::Step& step = lane.steps[lane.completed];
-      int done = 0;
+    for (; lane.transferred < lane.started; ++lane.transferred) {
+      const Lane::Step& step = lane.steps[lane.transferred];
+      void*& request = lane.requests[lane.transferred % lane.requests.size()];
       int sizes[netapi::kMaxGroup];
       std::fill_n(sizes, step.count, -1);
-      require(plugin_->test(lane.requests[lane.completed % lane.requests.size()], &done, sizes),
-              "test (" + lane.connection->to_string() + ")");
-      if (done == 0) break;
-      complete(lane, step, sizes, operations);
-      ++lane.completed;
+      if (!test(lane, request, sizes)) break;
+      count(lane, step, sizes, operations);
+      request = start_flush(lane, step, sizes);
       progressed = true;
+    }
+    for (; lane.completed < lane.transferred; ++lane.completed) {
+      void* const flush = lane.requests[lane.completed % lane.requests.size()];
+      if (flush != nullptr && !test(lane, flush, nullptr)) break;
+      const Lane::Step& step = lane.steps[lane.completed];
+      progressed = true;
+      if (!step.ends_operation) continue;
+      ++counters_.operations;
+      watchdog_.done(first_ + lane.messages[step.first].operation);
     }
     return progressed;
   }
 
-  void complete(const Lane& lane, const Lane::Step& step, const int* sizes, std::span<const Operation> operations) {
+  bool test(const Lane& lane, void* request, int* sizes) {
+    int done = 0;
+    require(plugin_->test(request, &done, sizes), "test (" + lane.connection->to_string() + ")");
+    return done != 0;
+  }
+
+  // Returns the request of the flush that a receive into GPU memory needs before its data may be read.
+  void* start_flush(const Lane& lane, const Lane::Step& step, int* sizes) {
+    const Connection& connection = *lane.connection;
+    if (connection.sends || memory_->is_host()) return nullptr;
+    void* data[netapi::kMaxGroup];
+    void* mhandles[netapi::kMaxGroup];
+    for (int i = 0; i < step.count; ++i) {
+      const Message& message = lane.messages[step.first + static_cast<std::size_t>(i)];
+      data[i] = message.part->data + message.offset;
+      mhandles[i] = connection.mhandles[message.part->piece];
+    }
+    void* request = nullptr;
+    require(plugin_->iflush(connection.comm, step.count, data, sizes, mhandles, &request),
+            "iflush (" + connection.to_string() + ")");
+    return request;
+  }
+
+  void count(const Lane& lane, const Lane::Step& step, const int* sizes, std::span<const Operation> operations) {
     const bool sends = lane.connection->sends;
     const std::size_t operation = lane.messages[step.first].operation;
     const auto peer = static_cast<std::size_t>(operations[operation].peer);
@@ -245,16 +283,13 @@ class PluginTransport final : public Transport {
     }
     ++counters_.messages;
     if (!sends && step.count > 1) ++counters_.grouped_receives;
-    if (!step.ends_operation) return;
-    ++counters_.operations;
-    watchdog_.done(first_ + operation);
   }
 
   const Options& options_;
   ranks::CoordinatorConnection& coordinator_;
   Watchdog& watchdog_;
+  const std::unique_ptr<memory::Memory> memory_;  // before the plugin: see make_memory()
   ranks::LoadedPlugin plugin_;
-  const std::unique_ptr<Memory> memory_;
   int group_ = 1;
   std::size_t chunk_bytes_ = 0;
   std::optional<ranks::Connections> connections_;

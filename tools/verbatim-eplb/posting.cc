@@ -34,9 +34,9 @@ std::size_t first_difference(const std::string& one, const std::string& other) {
 
 LayerPlan plan_layer(const Workload& workload, const Layer& layer, const ExpertLayout& expert, const Options& options) {
   LayerPlan plan{plan_transfers(workload, layer), {}};
-  const bool one_call = is_packed(options.mode) || options.mode == Mode::kDirect;
+  const bool one_call = options.mode != Mode::kPerTensor;
   const std::size_t calls = one_call ? 1 : expert.tensors.size();
-  plan.schedule = is_batched(options.mode)
+  plan.schedule = options.peers == PeersAtATime::kOne
                       ? schedule_batches(plan.transfers, workload.ranks, calls, options.ops_per_group)
                       : schedule_groups(plan.transfers, workload.ranks, calls, options.ops_per_group);
   return plan;
@@ -67,7 +67,7 @@ std::vector<CallGroup> calls_of_rank(const LayerPlan& layer, const RankPlan& pla
   const auto add = [&](const std::vector<std::uint32_t>& transfers, bool sends) {
     for (const std::uint32_t transfer : transfers) {
       std::vector<Call>& calls = groups[index[layer.schedule.group_of[transfer]]].calls;
-      if (is_packed(mode) || mode == Mode::kDirect) {
+      if (mode != Mode::kPerTensor) {
         calls.push_back({sends, transfer, kAllTensors});
         continue;
       }

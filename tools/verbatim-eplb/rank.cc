@@ -141,7 +141,7 @@ class EplbRank final : public ranks::Rank {
       packs.emplace(transfer.source, transfer.expert);
     }
     row.most_bytes = *std::max_element(received.begin(), received.end());
-    if (is_packed(options_.mode)) row.packs = packs.size();
+    if (options_.mode == Mode::kPacked) row.packs = packs.size();
     return row;
   }
 
@@ -234,7 +234,7 @@ class EplbRank final : public ranks::Rank {
   }
 
   void compare_with_plan() {
-    const bool whole = is_packed(options_.mode) || options_.mode == Mode::kDirect;
+    const bool whole = options_.mode != Mode::kPerTensor;
     const std::uint64_t calls = whole ? 1 : input_.expert.tensors.size();
     const auto iterations = static_cast<std::uint64_t>(options_.total_iterations());
     std::uint64_t operations = 0;

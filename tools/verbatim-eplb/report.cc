@@ -54,14 +54,31 @@ std::size_t largest(const std::vector<RankSummary>& summaries, Member member) {
   return most;
 }
 
+// The bytes of the rows of one layer on one rank.
+std::size_t layer_bytes(const Report& report) {
+  return report.input.workload.local_rows() * report.input.expert.bytes();
+}
+
 struct OldDesign {
   std::size_t send_bytes;  // one layer for each rank
   std::size_t all_bytes;   // in addition a receive buffer of one layer, and the new rows
 };
 OldDesign old_design(const Report& report) {
-  const std::size_t layer = report.input.workload.local_rows() * report.input.expert.bytes();
+  const std::size_t layer = layer_bytes(report);
   const std::size_t ranks = report.input.workload.ranks;
   return {ranks * layer, (ranks + 2) * layer};
+}
+
+// Bytes that vLLM's communicators need on a device in addition to the weights: all need the new rows of one layer. The
+// numbers are those of vLLM's pull requests, which describe the buffers.
+struct VllmBytes {
+  std::size_t without_staging;  // PyNccl, torch_nccl, and NIXL from #41633 on: the new rows
+  std::size_t packed;           // NIXL of #40013: in addition a send and a receive buffer of one layer
+  std::size_t send_for_each;    // NIXL of #36276: in addition a send buffer of one layer for each rank
+};
+VllmBytes vllm_bytes(const Report& report) {
+  const std::size_t layer = layer_bytes(report);
+  return {layer, 3 * layer, old_design(report).all_bytes};
 }
 
 std::vector<std::uint64_t> pair_bytes(const Report& report) {
@@ -94,7 +111,15 @@ Json json_of(const LayerRow& row) {
 
 Json memory_of(const Report& report) {
   const OldDesign old = old_design(report);
-  return {{"weights_bytes", largest(report.by_rank, &RankSummary::weights_bytes)},
+  const VllmBytes vllm = vllm_bytes(report);
+  const bool cuda = report.options.over == Over::kNccl || report.options.memory == memory::Kind::kCuda;
+  return {{"kind", memory::kind_name(cuda ? memory::Kind::kCuda : memory::Kind::kHost)},
+          {"vllm_bytes",
+           {{"pynccl", vllm.without_staging},
+            {"nixl_pr_41633", vllm.without_staging},
+            {"nixl_pr_40013", vllm.packed},
+            {"nixl_pr_36276", vllm.send_for_each}}},
+          {"weights_bytes", largest(report.by_rank, &RankSummary::weights_bytes)},
           {"send_bytes", largest(report.by_rank, &RankSummary::send_bytes)},
           {"recv_bytes", largest(report.by_rank, &RankSummary::recv_bytes)},
           {"new_rows_bytes", largest(report.by_rank, &RankSummary::new_rows_bytes)},
@@ -155,8 +180,8 @@ RankSummary summary_of(const Json& json) {
 void print_head(std::FILE* out, const Report& report) {
   const Options& options = report.options;
   const Workload& workload = report.input.workload;
-  std::fprintf(out, "# %s, %s of %s, over %s\n", mode_name(options.mode), options.policy.c_str(),
-               options.tensors.empty() ? options.preset.c_str() : options.tensors.c_str(),
+  std::fprintf(out, "# %s, schedule %s, %s of %s, over %s\n", mode_name(options.mode), schedule_name(options.peers),
+               options.policy.c_str(), options.tensors.empty() ? options.preset.c_str() : options.tensors.c_str(),
                report.transport.value("name", "NCCL " + report.transport.value("version", std::string("?"))).c_str());
   std::fprintf(out, "# %zu ranks of %zu rows, %zu experts of %zu bytes in %zu tensors", workload.ranks,
                workload.local_rows(), workload.experts, report.input.expert.bytes(),
@@ -165,6 +190,9 @@ void print_head(std::FILE* out, const Report& report) {
   std::fprintf(out, "\n# %zu layers, %d iteration(s), at most %zu operations per group%s, seed %llu\n",
                workload.layers.size(), options.iterations, options.ops_per_group,
                options.ops_per_group == 0 ? " (no limit)" : "", static_cast<unsigned long long>(options.seed));
+  std::fprintf(
+      out, "# memory of rank 0: %s%s\n", report.transport.value("memory", std::string("?")).c_str(),
+      options.over == Over::kPlugin ? (", " + report.transport.value("registered_by", std::string("?"))).c_str() : "");
   for (std::size_t rank = 0; rank < report.processes.size(); ++rank) {
     std::fprintf(out, "# rank %4zu  pid %7d on %s\n", rank, report.processes[rank].pid,
                  report.processes[rank].host.c_str());
@@ -203,6 +231,12 @@ void print_table(std::FILE* out, const Report& report) {
   std::fprintf(out, "# All buffers         : %s per rank in addition to %s of weights, measured; old design %s\n",
                amount(buffers).c_str(), amount(largest(report.by_rank, &RankSummary::weights_bytes)).c_str(),
                amount(old.all_bytes).c_str());
+  const VllmBytes vllm = vllm_bytes(report);
+  std::fprintf(
+      out,
+      "# In vLLM, computed   : %s with PyNccl or zero-copy NIXL (#41633), %s with packing NIXL (#40013), %s before "
+      "(#36276)\n",
+      amount(vllm.without_staging).c_str(), amount(vllm.packed).c_str(), amount(vllm.send_for_each).c_str());
   std::fprintf(out, "# Weights and buffers : %s per rank, guards included; memory in use has grown by %s\n",
                amount(largest(report.by_rank, &RankSummary::allocated_bytes)).c_str(),
                amount(largest(report.by_rank, &RankSummary::in_use_bytes)).c_str());
@@ -224,6 +258,7 @@ void write_report(const Report& report, const std::string& path) {
   Json json{{"preset", options.preset},
             {"policy", options.policy},
             {"mode", mode_name(options.mode)},
+            {"schedule", schedule_name(options.peers)},
             {"seed", options.seed},
             {"scale", options.scale},
             {"ranks", workload.ranks},

@@ -1,25 +1,14 @@
 #include "verbatim-eplb/rows.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <utility>
 
-#include "workload/verify.h"
+#include "memory/content.h"
 
 namespace verbatim::eplb {
 namespace {
 
-constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
 constexpr std::size_t kAlignment = 64;
-
-using workload::Content;
-
-// Calls `act` for each block; contents pass through host memory in blocks, because they may be larger.
-template <typename Act>
-void in_blocks(std::size_t bytes, const Act& act) {
-  std::vector<std::byte> block(std::min(bytes, kBlockBytes));
-  for (std::size_t at = 0; at < bytes; at += kBlockBytes) act(block.data(), at, std::min(kBlockBytes, bytes - at));
-}
 
 std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
@@ -27,34 +16,16 @@ std::size_t round_up(std::size_t value, std::size_t to) {
 
 }  // namespace
 
-void write(Memory& memory, std::byte* to, std::size_t bytes, const Content& content) {
-  in_blocks(bytes, [&](std::byte* block, std::size_t at, std::size_t size) {
-    workload::fill(content, block, size, at);
-    memory.upload(to + at, block, size);
-  });
-}
-
-void write_poison(Memory& memory, std::byte* to, std::size_t bytes, const Content& content) {
-  in_blocks(bytes, [&](std::byte* block, std::size_t at, std::size_t size) {
-    workload::poison(content, block, size, at);
-    memory.upload(to + at, block, size);
-  });
-}
-
-Damage compare(Memory& memory, const std::byte* from, std::size_t bytes, const Content& content,
+Damage compare(Memory& memory, const std::byte* from, std::size_t bytes, const workload::Content& content,
                const std::string& what) {
-  Damage damage;
-  in_blocks(bytes, [&](std::byte* block, std::size_t at, std::size_t size) {
-    memory.download(block, from + at, size);
-    const workload::Mismatch found = workload::verify(content, block, size, at);
-    if (found.wrong > 0 && damage.bytes == 0) {
-      char text[96];
-      std::snprintf(text, sizeof text, ", offset %zu: %02x instead of %02x",
-                    at + static_cast<std::size_t>(found.first_offset), found.got, found.expected);
-      damage.first = what + text;
-    }
-    damage.bytes += found.wrong;
-  });
+  const workload::Mismatch found = memory::verify(memory, content, from, bytes);
+  Damage damage{found.wrong, {}};
+  if (found.wrong > 0) {
+    char text[96];
+    std::snprintf(text, sizeof text, ", offset %zu: %02x instead of %02x", static_cast<std::size_t>(found.first_offset),
+                  found.got, found.expected);
+    damage.first = what + text;
+  }
   return damage;
 }
 
@@ -95,7 +66,7 @@ std::size_t Rows::guard_bytes() const {
 
 void Rows::write_guards() {
   for_each_guard([this](std::size_t offset, std::size_t bytes, const std::string&) {
-    write(memory_, base_ + offset, bytes, guard_content(offset));
+    memory::fill(memory_, guard_content(offset), base_ + offset, bytes);
   });
 }
 
@@ -123,8 +94,8 @@ PackedBuffer::PackedBuffer(Memory& memory, std::string name, std::size_t expert_
       base_(memory.allocate(expert_bytes * slots + 2 * kGuardBytes)) {}
 
 void PackedBuffer::write_guards() {
-  write(memory_, base_, kGuardBytes, guard_content(0));
-  write(memory_, base_ + kGuardBytes + data_bytes(), kGuardBytes, guard_content(1));
+  memory::fill(memory_, guard_content(0), base_, kGuardBytes);
+  memory::fill(memory_, guard_content(1), base_ + kGuardBytes + data_bytes(), kGuardBytes);
 }
 
 Damage PackedBuffer::check_guards() const {

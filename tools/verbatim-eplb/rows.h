@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "memory/memory.h"
 #include "ranks/connections.h"
-#include "verbatim-eplb/memory.h"
 #include "workload/content.h"
 #include "workload/eplb/expert.h"
 
 namespace verbatim::eplb {
+
+using memory::Memory;
 
 // The number of wrong bytes found by a check, and a description of the first.
 struct Damage {
@@ -28,10 +30,7 @@ struct Damage {
 
 constexpr std::size_t kGuardBytes = 64;
 
-// Write content to any kind of memory, or find what differs from it. `what` names the place in the description.
-void write(Memory& memory, std::byte* to, std::size_t bytes, const workload::Content& content);
-// Writes bytes that all differ from the content.
-void write_poison(Memory& memory, std::byte* to, std::size_t bytes, const workload::Content& content);
+// Finds what differs from the content. `what` names the place in the description.
 Damage compare(Memory& memory, const std::byte* at, std::size_t bytes, const workload::Content& content,
                const std::string& what);
 

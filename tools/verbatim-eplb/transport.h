@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "memory/memory.h"
 #include "ranks/connections.h"
 #include "ranks/coordinator_connection.h"
 #include "ranks/json.h"
-#include "verbatim-eplb/memory.h"
 #include "verbatim-eplb/options.h"
 #include "verbatim-eplb/watchdog.h"
 
@@ -46,7 +46,7 @@ class Transport {
   virtual ~Transport() = default;
 
   // The kind of memory that this transport can send from and receive into.
-  virtual Memory& memory() = 0;
+  virtual memory::Memory& memory() = 0;
   // Must be called before the first group. `pairs` has every directed pair with a transfer.
   virtual void connect(const std::set<std::pair<int, int>>& pairs, const std::vector<ranks::Piece>& pieces) = 0;
   // Posts all operations in their order. Returns when all are posted (NCCL) or complete (plugin's table). `first` is

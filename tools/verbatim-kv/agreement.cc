@@ -40,6 +40,7 @@ std::string list(const std::vector<Request>& requests) {
 void agree(ranks::CoordinatorConnection& coordinator, const Options& options, const std::vector<Request>& requests) {
   ranks::agree(coordinator, options.job.rank,
                {{"mode", options.mode == Mode::kNccl ? "nccl" : "direct"},
+                {"memory", memory::kind_name(options.memory)},
                 {"prefill ranks", std::to_string(options.prefills)},
                 {"decode ranks", std::to_string(options.decodes)},
                 {"TP ratio", std::to_string(options.tp_ratio)},

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "workload/verify.h"
+#include "memory/content.h"
 
 namespace verbatim::kv {
 namespace {
@@ -12,7 +12,7 @@ constexpr std::uint64_t kCanarySource = ~std::uint64_t{0} - 16;
 
 }  // namespace
 
-CacheMemory::CacheMemory(std::vector<Family>& families, Allocations allocations) {
+CacheMemory::CacheMemory(memory::Memory& memory, std::vector<Family>& families, Allocations allocations) {
   std::size_t layers = 0;
   std::size_t all_bytes = 0;
   for (Family& family : families) {
@@ -22,7 +22,7 @@ CacheMemory::CacheMemory(std::vector<Family>& families, Allocations allocations)
   }
   std::uint64_t next = 0;
   const auto allocate = [&](std::size_t bytes) {
-    buffers_.push_back(std::make_unique<workload::GuardedBuffer>(bytes));
+    buffers_.push_back(std::make_unique<memory::GuardedBuffer>(memory, bytes));
     next = reinterpret_cast<std::uint64_t>(buffers_.back()->data());
   };
   const auto place_layer = [&](Family& family) {
@@ -83,19 +83,19 @@ workload::Pattern Contents::content(const BlockShare& share, const MessagePositi
 
 void Contents::set_canaries(std::span<const std::uint32_t> blocks) const {
   each(blocks, [&](const MessagePosition& place, std::byte* at) {
-    workload::fill(canary(place.layer, place.entry, blocks[place.position]), at, family_.block_len);
+    memory::fill(memory_, canary(place.layer, place.entry, blocks[place.position]), at, family_.block_len);
   });
 }
 
 void Contents::fill(const BlockShare& share) const {
   each(share.blocks, [&](const MessagePosition& place, std::byte* at) {
-    workload::fill(content(share, place), at, family_.block_len, share.part_offset);
+    memory::fill(memory_, content(share, place), at, family_.block_len, share.part_offset);
   });
 }
 
 void Contents::poison(const BlockShare& share) const {
   each(share.blocks, [&](const MessagePosition& place, std::byte* at) {
-    workload::poison(content(share, place), at, family_.block_len, share.part_offset);
+    memory::poison(memory_, content(share, place), at, family_.block_len, share.part_offset);
   });
 }
 
@@ -103,7 +103,7 @@ std::uint64_t Contents::check_canaries(std::span<const std::uint32_t> blocks, st
   std::uint64_t wrong = 0;
   each(blocks, [&](const MessagePosition& place, const std::byte* at) {
     const std::uint32_t block = blocks[place.position];
-    const auto found = workload::verify(canary(place.layer, place.entry, block), at, family_.block_len);
+    const auto found = memory::verify(memory_, canary(place.layer, place.entry, block), at, family_.block_len);
     if (found.wrong > 0 && wrong == 0) where = "a free block was written: " + describe(place, block, found);
     wrong += found.wrong;
   });
@@ -113,7 +113,7 @@ std::uint64_t Contents::check_canaries(std::span<const std::uint32_t> blocks, st
 std::uint64_t Contents::check(const BlockShare& share, std::string& where) const {
   std::uint64_t wrong = 0;
   each(share.blocks, [&](const MessagePosition& place, const std::byte* at) {
-    const auto found = workload::verify(content(share, place), at, family_.block_len, share.part_offset);
+    const auto found = memory::verify(memory_, content(share, place), at, family_.block_len, share.part_offset);
     if (found.wrong > 0 && wrong == 0) {
       where = "request " + std::to_string(share.request) + ": " + describe(place, share.blocks[place.position], found);
     }

@@ -10,10 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "memory/guarded_buffer.h"
+#include "memory/memory.h"
 #include "workload/content.h"
-#include "workload/guarded_buffer.h"
 #include "workload/kv/family.h"
 #include "workload/kv/intervals.h"
+#include "workload/verify.h"
 
 namespace verbatim::kv {
 
@@ -22,8 +24,8 @@ enum class Allocations : std::uint8_t { kSlab, kFamily, kLayer };
 
 class CacheMemory {
  public:
-  // Assigns addresses to the families.
-  CacheMemory(std::vector<Family>& families, Allocations allocations);
+  // Allocates in `memory` and assigns addresses to the families.
+  CacheMemory(memory::Memory& memory, std::vector<Family>& families, Allocations allocations);
 
   std::size_t allocations() const { return buffers_.size(); }
   // The memory to register: the layers of all families, merged where they are adjacent in one allocation.
@@ -32,7 +34,7 @@ class CacheMemory {
   std::uint64_t damage() const;
 
  private:
-  std::vector<std::unique_ptr<workload::GuardedBuffer>> buffers_;
+  std::vector<std::unique_ptr<memory::GuardedBuffer>> buffers_;
   IntervalSet intervals_;
 };
 
@@ -58,7 +60,7 @@ struct BlockShare {
 // Fills and checks the blocks of one family on one rank.
 class Contents {
  public:
-  explicit Contents(const Family& family) : family_(family) {}
+  Contents(memory::Memory& memory, const Family& family) : memory_(memory), family_(family) {}
 
   void set_canaries(std::span<const std::uint32_t> blocks) const;
   void fill(const BlockShare& share) const;
@@ -74,6 +76,7 @@ class Contents {
   workload::Pattern content(const BlockShare& share, const MessagePosition& place) const;
   std::string describe(const MessagePosition& place, std::uint32_t block, const workload::Mismatch& found) const;
 
+  memory::Memory& memory_;
   const Family& family_;
 };
 

@@ -22,7 +22,7 @@ Decode::Decode(const RankContext& context, const Family& family, std::vector<Cha
     : context_(context),
       family_(family),
       own_(family, context.memory),
-      contents_(family_),
+      contents_(context.storage, family_),
       faults_(context.options.faults, family.geometry.family),
       part_bytes_(family.geometry.part_bytes()),
       engine_(context.index / family.geometry.tp_ratio),
@@ -288,7 +288,7 @@ void Decode::receive_staged(Lane& lane, Reader reader) {
   if (from != incoming->received || count > incoming->total - from)
     throw Failure("a part of a staged copy is out of order");
   for (std::size_t i = 0; i < count; ++i) {
-    std::memcpy(piece(*incoming, from + i), bytes.data() + i * part_bytes_, part_bytes_);
+    context_.storage.upload(piece(*incoming, from + i), bytes.data() + i * part_bytes_, part_bytes_);
   }
   incoming->received += count;
   incoming->progress_ns = monotonic_ns();
@@ -309,7 +309,7 @@ bool Decode::post(Lane& lane) {
       for (std::size_t i = 0; i < members; ++i) {
         const std::size_t message = incoming->posted + i;
         data[i] = piece(*incoming, message);
-        mhandles[i] = lane.mhandles[intervals_[position_of(family_.geometry, incoming->blocks.size(), message).layer]];
+        mhandles[i] = mhandle(lane, *incoming, message);
         sizes[i] = part_bytes_;
         tags[i] = static_cast<int>((incoming->first_tag + message) & kTagMask);
       }
@@ -321,7 +321,7 @@ bool Decode::post(Lane& lane) {
         return true;
       }
       if (request == nullptr) return progressed;
-      lane.groups.push_back({request, incoming, members});
+      lane.groups.push_back({request, incoming, incoming->posted, members});
       incoming->posted += members;
       ++stats_.groups[members];
       progressed = true;
@@ -331,24 +331,21 @@ bool Decode::post(Lane& lane) {
 }
 
 bool Decode::complete(Lane& lane) {
-  bool progressed = false;
-  while (!lane.groups.empty()) {
+  bool progressed = complete_receives(lane);
+  while (lane.flushing > 0) {
     const Group group = lane.groups.front();
-    int done = 0;
-    int sizes[netapi::kMaxGroup];
-    const nccl::Result result = context_.plugin->test(group.request, &done, sizes);
-    if (result != nccl::Result::kSuccess) {
-      fail(lane, std::string("test of a receive: ") + netapi::result_name(result));
-      return true;
+    int done = 1;
+    if (group.request != nullptr) {
+      const nccl::Result result = context_.plugin->test(group.request, &done, nullptr);
+      if (result != nccl::Result::kSuccess) {
+        fail(lane, std::string("test of a flush: ") + netapi::result_name(result));
+        return true;
+      }
     }
     if (done == 0) break;
     progressed = true;
     lane.groups.pop_front();
-    for (std::size_t i = 0; i < group.members; ++i) {
-      if (sizes[i] == static_cast<int>(part_bytes_)) continue;
-      throw Failure("test reported " + std::to_string(sizes[i]) + " bytes instead of " + std::to_string(part_bytes_) +
-                    " for a block of request " + std::to_string(group.owner->request->id));
-    }
+    --lane.flushing;
     Incoming& incoming = *group.owner;
     incoming.received += group.members;
     incoming.progress_ns = lane.progress_ns = monotonic_ns();
@@ -358,6 +355,47 @@ bool Decode::complete(Lane& lane) {
     finish_if_complete(incoming);
   }
   return progressed;
+}
+
+// Tests receives and starts the flushes of those that are done.
+bool Decode::complete_receives(Lane& lane) {
+  bool progressed = false;
+  while (lane.flushing < lane.groups.size()) {
+    Group& group = lane.groups[lane.flushing];
+    int done = 0;
+    int sizes[netapi::kMaxGroup];
+    const nccl::Result result = context_.plugin->test(group.request, &done, sizes);
+    if (result != nccl::Result::kSuccess) {
+      fail(lane, std::string("test of a receive: ") + netapi::result_name(result));
+      return true;
+    }
+    if (done == 0) break;
+    progressed = true;
+    for (std::size_t i = 0; i < group.members; ++i) {
+      if (sizes[i] == static_cast<int>(part_bytes_)) continue;
+      throw Failure("test reported " + std::to_string(sizes[i]) + " bytes instead of " + std::to_string(part_bytes_) +
+                    " for a block of request " + std::to_string(group.owner->request->id));
+    }
+    if (const nccl::Result flushed = start_flush(lane, group, sizes); flushed != nccl::Result::kSuccess) {
+      fail(lane, std::string("iflush: ") + netapi::result_name(flushed));
+      return true;
+    }
+    ++lane.flushing;
+  }
+  return progressed;
+}
+
+// Replaces the group's request by that of the flush which a receive into GPU memory needs before its data may be read.
+nccl::Result Decode::start_flush(const Lane& lane, Group& group, int* sizes) {
+  group.request = nullptr;
+  if (context_.storage.is_host()) return nccl::Result::kSuccess;
+  void* data[netapi::kMaxGroup];
+  void* mhandles[netapi::kMaxGroup];
+  for (std::size_t i = 0; i < group.members; ++i) {
+    data[i] = piece(*group.owner, group.first + i);
+    mhandles[i] = mhandle(lane, *group.owner, group.first + i);
+  }
+  return context_.plugin->iflush(lane.comm, static_cast<int>(group.members), data, sizes, mhandles, &group.request);
 }
 
 // A request is served only when all data and the prefill side's notification have arrived.
@@ -385,7 +423,11 @@ void Decode::serve(Incoming& incoming) {
   if (incoming.stage != FallbackStage::kStaged) incoming.lane->failures = 0;
   if (context_.options.check) {
     Crc32 crc;
-    for (std::size_t message = 0; message < incoming.total; ++message) crc.add(piece(incoming, message), part_bytes_);
+    std::vector<std::byte> block(part_bytes_);
+    for (std::size_t message = 0; message < incoming.total; ++message) {
+      context_.storage.download(block.data(), piece(incoming, message), part_bytes_);
+      crc.add(block.data(), part_bytes_);
+    }
     stats_.crc_sum += crc.value();
     const std::string id = "request " + std::to_string(incoming.request->id);
     if (crc.value() != incoming.notification->crc) {
@@ -468,6 +510,7 @@ void Decode::drop_connection(Lane& lane) {
     lane.listen_comm = nullptr;
   }
   lane.groups.clear();
+  lane.flushing = 0;
   lane.accepted.clear();
 }
 
@@ -520,6 +563,10 @@ BlockShare Decode::share_of(const Incoming& incoming) const {
 std::byte* Decode::piece(const Incoming& incoming, std::size_t message) const {
   const MessagePosition place = position_of(family_.geometry, incoming.blocks.size(), message);
   return reinterpret_cast<std::byte*>(family_.address(place.layer, place.entry, incoming.blocks[place.position]));
+}
+
+void* Decode::mhandle(const Lane& lane, const Incoming& incoming, std::size_t message) const {
+  return lane.mhandles[intervals_[position_of(family_.geometry, incoming.blocks.size(), message).layer]];
 }
 
 // The first request from index `from` on that belongs to this rank.

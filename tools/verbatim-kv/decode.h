@@ -55,8 +55,9 @@ class Decode {
     Attempt which() const { return {request->id, attempt}; }
   };
   struct Group {
-    void* request;
+    void* request;  // the receive, later its flush (null: none)
     Incoming* owner;
+    std::size_t first;  // the first member's message
     std::size_t members;
   };
   //            kOpened and accepted
@@ -83,6 +84,7 @@ class Decode {
     std::optional<RegisteredFamily> peer_family = {};  // refers to `peer`
     std::deque<Incoming*> accepted = {};               // in the order in which both ends post
     std::deque<Group> groups = {};
+    std::size_t flushing = 0;  // the first groups, whose data has arrived and whose flush may be outstanding
   };
 
   void open(Lane& lane);
@@ -96,6 +98,8 @@ class Decode {
   void receive_staged(Lane& lane, Reader reader);
   bool post(Lane& lane);
   bool complete(Lane& lane);
+  bool complete_receives(Lane& lane);
+  nccl::Result start_flush(const Lane& lane, Group& group, int* sizes);
   bool check_clocks();
   void finish_if_complete(Incoming& incoming);
   void reject(Incoming& incoming, const char* found_by, const Rejection& rejection);
@@ -110,6 +114,7 @@ class Decode {
   Incoming* find(const Lane& lane, const Attempt& which);
   BlockShare share_of(const Incoming& incoming) const;
   std::byte* piece(const Incoming& incoming, std::size_t message) const;
+  void* mhandle(const Lane& lane, const Incoming& incoming, std::size_t message) const;
   std::size_t next_request(std::size_t from) const;
 
   const RankContext& context_;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "ncclapi/gpu.h"
+#include "memory/gpu.h"
 #include "ncclapi/nccl.h"
 #include "ranks/plugin_counters.h"
 #include "ranks/progress_bar.h"
@@ -25,10 +25,10 @@
 namespace verbatim::kv {
 namespace {
 
-using ncclapi::Gpu;
+using memory::Gpu;
 using ncclapi::Nccl;
 
-constexpr std::size_t kGuard = workload::GuardedBuffer::kGuardBytes;
+constexpr std::size_t kGuard = memory::GuardedBuffer::kGuardBytes;
 
 std::string environment(const char* name) {
   const char* const value = std::getenv(name);
@@ -37,9 +37,10 @@ std::string environment(const char* name) {
 
 // The state of one family on this rank. Families share nothing.
 struct Side {
-  Side(const Family& own, std::size_t reserved, double fragmentation, std::uint64_t seed, const std::vector<Fault>& all)
+  Side(memory::Memory& host, const Family& own, std::size_t reserved, double fragmentation, std::uint64_t seed,
+       const std::vector<Fault>& all)
       : family(own),
-        contents(own),
+        contents(host, own),
         faults(all, own.geometry.family),
         pool(own.num_blocks, reserved, fragmentation, seed) {}
 
@@ -75,7 +76,7 @@ class NcclRank final : public ranks::Rank {
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
         counters_(options_.job.token),
         layout_(lay_out(options_, requests_, is_prefill_)),
-        memory_(layout_.families, Allocations::kSlab),
+        memory_(*host_memory_, layout_.families, Allocations::kSlab),
         batches_(make_batches(options_, requests_, layout_)),
         gpu_(options_.cuda, options_.job.rank),
         slab_stream_(gpu_.make_stream()),
@@ -110,7 +111,7 @@ class NcclRank final : public ranks::Rank {
     for (std::size_t i = 0; i < layout_.families.size(); ++i) {
       const Family& family = layout_.families[i];
       Side& side = sides_.emplace_back(
-          family, is_prefill_ ? 0 : layout_.reserved[i], options_.fragmentation,
+          *host_memory_, family, is_prefill_ ? 0 : layout_.reserved[i], options_.fragmentation,
           options_.requests.seed * 7919 + std::uint64_t{index_} * 4 + i + (is_prefill_ ? 2 : 0), options_.faults);
       Nccl::UniqueId id{};
       if (options_.job.rank == 0) id = nccl_.make_id();
@@ -437,6 +438,7 @@ class NcclRank final : public ranks::Rank {
 
   ExitStatus report() {
     Report report{.options = options_};
+    report.memory_of_rank_0 = gpu_.describe();
     report.transport = "NCCL " + nccl_.version() + " (" + environment("NCCL_NET") + ", " +
                        environment("NCCL_NET_PLUGIN") + "; " + gpu_.describe() + ")";
     report.longest_blocks = layout_.longest_blocks;
@@ -488,6 +490,7 @@ class NcclRank final : public ranks::Rank {
   const std::uint32_t index_;  // among the prefill or the decode ranks
   const ranks::PluginCounters counters_;
   Layout layout_;
+  const std::unique_ptr<memory::Memory> host_memory_ = memory::make_host_memory();
   CacheMemory memory_;  // the host copy of the GPU's slab before and after each batch, guards included
   const std::vector<RequestBatch> batches_;
   Gpu gpu_;

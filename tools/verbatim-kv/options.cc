@@ -7,6 +7,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "memory/options.h"
 #include "netapi/plugin.h"
 #include "ranks/json.h"
 #include "verbatim-kv/layout.h"
@@ -18,8 +19,8 @@ const std::map<std::string, Allocations> kAllocations{
     {"slab", Allocations::kSlab}, {"family", Allocations::kFamily}, {"layer", Allocations::kLayer}};
 
 constexpr const char* kDescription =
-    "Moves KV caches from prefill to decode ranks over an NCCL net plugin, without GPUs, as a disaggregated server "
-    "does:\n"
+    "Moves KV caches from prefill to decode ranks over an NCCL net plugin, in host or GPU memory, as a disaggregated\n"
+    "server does:\n"
     "paged blocks, each sent directly into its destination block, many requests in flight, and the indexer's key "
     "cache\n"
     "as a second family (LF) that shares no connection and no state with the first. Every request is validated at "
@@ -91,6 +92,9 @@ void finish(Options& options, const Given& given, const OptionTexts& texts) {
     throw usage_error("--plugin is required");
   }
   if (options.isolation) check_isolation(options, texts.faults);
+  if (options.mode == Mode::kNccl && options.memory == memory::Kind::kCuda) {
+    throw usage_error("--memory is for --mode direct: NCCL always uses GPU memory");
+  }
   if (options.mode == Mode::kNccl && options.allocations != Allocations::kSlab) {
     throw usage_error("--mode nccl needs --allocations slab");
   }
@@ -158,7 +162,7 @@ std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* cons
   app.add_option("--nccl", options.nccl, "nccl: NCCL's library, which loads its plugin itself")
       ->type_name("PATH")
       ->capture_default_str();
-  app.add_option("--cuda", options.cuda, "nccl: CUDA's driver library")->type_name("PATH")->capture_default_str();
+  memory::add_memory_options(app, options.memory, options.cuda);
   app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
   ranks::add_job_options(app, options.job);

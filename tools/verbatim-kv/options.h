@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "memory/memory.h"
 #include "ranks/options.h"
 #include "verbatim-kv/cache.h"
 #include "verbatim-kv/inject.h"
@@ -26,6 +27,7 @@ struct Options {
   Mode mode = Mode::kDirect;
   std::string nccl = "libnccl.so.2";
   std::string cuda = "libcuda.so.1";
+  memory::Kind memory = memory::Kind::kHost;  // of kDirect
   std::string plugin;
   int api_version = 0;  // 0: the newest table that the plugin exports
   ranks::Job job;

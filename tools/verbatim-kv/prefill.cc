@@ -21,7 +21,7 @@ Prefill::Prefill(const RankContext& context, const Family& family, std::vector<C
     : context_(context),
       family_(family),
       own_(family, context.memory),
-      contents_(family_),
+      contents_(context.storage, family_),
       faults_(context.options.faults, family.geometry.family),
       part_bytes_(family.geometry.part_bytes()),
       pool_(family.num_blocks, 0, context.options.fragmentation,
@@ -316,7 +316,9 @@ bool Prefill::copy_staged(Lane& lane) {
   writer.put(outgoing.which).put(std::uint64_t{outgoing.posted});
   std::string bytes = writer.bytes();
   do {
-    bytes.append(reinterpret_cast<const char*>(piece(lane, outgoing, outgoing.posted)), part_bytes_);
+    bytes.resize(bytes.size() + part_bytes_);
+    context_.storage.download(bytes.data() + bytes.size() - part_bytes_, piece(lane, outgoing, outgoing.posted),
+                              part_bytes_);
     ++outgoing.posted;
   } while (outgoing.posted < std::min(outgoing.total, outgoing.kill_at) && bytes.size() + part_bytes_ <= kStagedBytes);
   lane.channel.send(MessageKind::kStaged, bytes);
@@ -381,8 +383,10 @@ std::byte* Prefill::piece(const Lane& lane, const Outgoing& outgoing, std::size_
 
 std::uint32_t Prefill::crc_of(const Lane& lane, const Outgoing& outgoing) const {
   Crc32 crc;
+  std::vector<std::byte> block(part_bytes_);
   for (std::size_t message = 0; message < outgoing.total; ++message) {
-    crc.add(piece(lane, outgoing, message), part_bytes_);
+    context_.storage.download(block.data(), piece(lane, outgoing, message), part_bytes_);
+    crc.add(block.data(), part_bytes_);
   }
   return crc.value();
 }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory/memory.h"
 #include "ranks/plugin_counters.h"
 #include "ranks/plugin_log.h"
 #include "ranks/progress_bar.h"
@@ -41,7 +42,9 @@ class DirectRank final : public ranks::Rank {
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
         counters_(options_.job.token) {
     ranks::keep_plugin_log(options_.job.rank, options_.plugin_log);
+    storage_ = memory::make_memory(options_.memory, options_.cuda, options_.job.rank);
     plugin_.emplace(options_.plugin, options_.api_version, options_.job.token);
+    memory::require_support(*storage_, *plugin_);
   }
 
   ExitStatus run() override {
@@ -49,9 +52,9 @@ class DirectRank final : public ranks::Rank {
     agree_on_plugin();
     make_families();
     device_ = static_cast<int>(index_ % plugin_->devices().size());
-    registrations_.emplace(*plugin_, device_, memory_->intervals());
-    context_.emplace(
-        RankContext{options_, *plugin_, *registrations_, memory_->intervals(), requests_, device_, index_, finished_});
+    registrations_.emplace(*plugin_, device_, *storage_, memory_->intervals());
+    context_.emplace(RankContext{options_, *plugin_, *registrations_, *storage_, memory_->intervals(), requests_,
+                                 device_, index_, finished_});
     make_sides();
     transfer();
     coordinator_.barrier();
@@ -76,6 +79,7 @@ class DirectRank final : public ranks::Rank {
     report_.transport = std::string((*plugin_)->name()) + " (net plugin v" + std::to_string(own.api_version) + ", " +
                         options_.plugin + ")";
     report_.group = static_cast<std::size_t>(std::max(1, own.max_recvs));
+    report_.memory_of_rank_0 = storage_->describe() + ", " + storage_->registered_by(*plugin_, 0);
     for (const Agreement& other : coordinator_.all_gather_values(own)) {
       if (other.api_version != own.api_version) {
         throw Failure("this rank's plugin has table version " + std::to_string(own.api_version) +
@@ -92,7 +96,7 @@ class DirectRank final : public ranks::Rank {
     reserved_ = std::move(layout.reserved);
     report_.families = std::move(layout.reports);
     report_.longest_blocks = layout.longest_blocks;
-    memory_.emplace(families_, options_.allocations);
+    memory_.emplace(*storage_, families_, options_.allocations);
   }
 
   void make_sides() {
@@ -179,6 +183,7 @@ class DirectRank final : public ranks::Rank {
   const bool is_prefill_;
   const std::uint32_t index_;  // among the prefill or the decode ranks
   const ranks::PluginCounters counters_;
+  std::unique_ptr<memory::Memory> storage_;  // before the plugin: see make_memory()
   std::optional<ranks::LoadedPlugin> plugin_;
   int device_ = 0;
   std::vector<Family> families_;

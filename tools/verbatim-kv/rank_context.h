@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "memory/memory.h"
 #include "ranks/loaded_plugin.h"
 #include "verbatim-kv/options.h"
 #include "verbatim-kv/registrations.h"
@@ -18,7 +19,8 @@ struct RankContext {
   const Options& options;
   ranks::LoadedPlugin& plugin;
   Registrations& registrations;
-  const IntervalSet& memory;
+  memory::Memory& storage;    // contains the blocks
+  const IntervalSet& memory;  // the registered parts of it
   const std::vector<Request>& requests;
   int device;
   std::uint32_t index;                   // of this rank among the prefill or the decode ranks

@@ -2,16 +2,16 @@
 
 #include <sched.h>
 
-#include <string>
-
 namespace verbatim::kv {
 
 using ranks::require;
 
-Registrations::Registrations(ranks::LoadedPlugin& plugin, int device, const IntervalSet& memory)
+Registrations::Registrations(ranks::LoadedPlugin& plugin, int device, const memory::Memory& memory,
+                             const IntervalSet& intervals)
     : plugin_(plugin),
       device_(device),
       memory_(memory),
+      intervals_(intervals),
       shared_(plugin.devices()[static_cast<std::size_t>(device)].reg_is_global != 0) {
   if (!shared_) return;
   connect_to_self();
@@ -33,11 +33,9 @@ void Registrations::connect_to_self() {
 
 std::vector<void*> Registrations::register_all(void* comm) {
   std::vector<void*> mhandles;
-  for (const Interval& interval : memory_.all()) {
-    const std::size_t bytes = interval.end - interval.begin;
-    require(
-        plugin_->reg_mr(comm, reinterpret_cast<void*>(interval.begin), bytes, nccl::kPtrHost, &mhandles.emplace_back()),
-        "regMr of " + std::to_string(bytes) + " bytes");
+  for (const Interval& interval : intervals_.all()) {
+    mhandles.push_back(memory_.register_at(plugin_, device_, comm, reinterpret_cast<std::byte*>(interval.begin),
+                                           interval.end - interval.begin));
     ++calls_;
   }
   return mhandles;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "memory/memory.h"
 #include "nccl/types.h"
 #include "ranks/loaded_plugin.h"
 #include "workload/kv/intervals.h"
@@ -17,7 +18,7 @@ class Registrations {
  public:
   // `device` is that of all connections of this rank. Shared registrations are made on a connection of this rank to
   // itself that carries no data, so that they do not end when a family's connection fails.
-  Registrations(ranks::LoadedPlugin& plugin, int device, const IntervalSet& memory);
+  Registrations(ranks::LoadedPlugin& plugin, int device, const memory::Memory& memory, const IntervalSet& intervals);
 
   // Returns one handle for each interval, for use on `comm`. May be called from any thread. Throws Failure.
   std::vector<void*> attach(void* comm);
@@ -35,7 +36,8 @@ class Registrations {
 
   ranks::LoadedPlugin& plugin_;
   const int device_;
-  const IntervalSet& memory_;
+  const memory::Memory& memory_;
+  const IntervalSet& intervals_;
   const bool shared_;
   std::array<char, nccl::kNetHandleMaxBytes> handle_{};
   void* send_comm_ = nullptr;

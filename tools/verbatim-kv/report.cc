@@ -156,6 +156,7 @@ void print(std::FILE* out, const Report& report) {
   std::fprintf(
       out, "# requests of up to %llu blocks, %zu in flight per decode rank; fragmentation %g; receives of up to %zu\n",
       static_cast<unsigned long long>(report.longest_blocks), options.concurrency, options.fragmentation, report.group);
+  std::fprintf(out, "# memory of rank 0: %s\n", report.memory_of_rank_0.c_str());
   if (options.warmup > 0) std::fprintf(out, "# the first %zu requests are warm-up and not timed\n", options.warmup);
   std::uint64_t bytes = 0;
   std::uint64_t allocations = 0;
@@ -209,6 +210,8 @@ void write(const Report& report, const std::string& path) {
   const Options& options = report.options;
   Json json{{"over", report.transport},
             {"mode", options.mode == Mode::kNccl ? "nccl" : "direct"},
+            {"memory", options.mode == Mode::kNccl ? "cuda" : memory::kind_name(options.memory)},
+            {"memory_of_rank_0", report.memory_of_rank_0},
             {"preset", options.preset},
             {"scale", options.scale},
             {"prefill", options.prefills},

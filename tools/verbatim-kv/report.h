@@ -41,7 +41,8 @@ struct FamilyReport {
 
 struct Report {
   const Options& options;
-  std::string transport = {};  // for example "Verbatim (net plugin v12, PATH)" or "NCCL 2.28.3"
+  std::string memory_of_rank_0 = {};  // of rank 0: where it is and how it is registered
+  std::string transport = {};         // for example "Verbatim (net plugin v12, PATH)" or "NCCL 2.28.3"
   std::size_t group = 1;
   std::uint64_t longest_blocks = 0;
   std::vector<FamilyReport> families = {};

@@ -12,6 +12,7 @@ Json json_of(const Report& report) {
   const bool checked = options.check_iterations > 0;
   Json json{{"operation", operation_name(options.operation)},
             {"plugin", {{"path", options.plugin}, {"name", report.plugin_name}, {"api_version", report.api_version}}},
+            {"memory", memory::kind_name(options.memory)},
             {"type", workload::element_name(options.type)},
             {"channels", options.channels},
             {"chunk_bytes", report.chunk_bytes},
@@ -27,7 +28,10 @@ Json json_of(const Report& report) {
             {"wrong", checked ? Json(report.wrong()) : Json()},
             {"average_busbw_gb_s", report.average_busbw()}};
   for (const netapi::Properties& device : report.devices) json["devices"].push_back(ranks::json_of(device));
-  for (const RankInfo& rank : report.ranks) json["ranks"].push_back({{"host", rank.host}, {"pid", rank.pid}});
+  for (const RankInfo& rank : report.ranks) {
+    json["ranks"].push_back(
+        {{"host", rank.host}, {"pid", rank.pid}, {"memory", rank.memory}, {"registered_by", rank.registered_by}});
+  }
   for (const Row& row : report.rows) {
     json["rows"].push_back({{"bytes", row.bytes},
                             {"count", row.count},

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "memory/options.h"
 #include "netapi/plugin.h"
 
 namespace verbatim::perf {
@@ -24,10 +25,10 @@ constexpr ElementType kTypes[] = {ElementType::kInt8,  ElementType::kUint8,  Ele
 static_assert(ranks::kMaxRanks <= 256, "sums of floats are exact only for up to 256 ranks, see workload/content.h");
 
 constexpr const char* kDescription =
-    "nccl-tests for NCCL net plugins, without GPUs: verbatim-perf calls a plugin as NCCL's core does. It verifies\n"
-    "all bytes of the checked iterations (see --check).\n\n"
+    "nccl-tests for NCCL net plugins, without NCCL: verbatim-perf calls a plugin as NCCL's core does, in host memory\n"
+    "or GPU memory (see --memory). It verifies all bytes of the checked iterations (see --check).\n\n"
     "Operations:\n"
-    "  all_reduce  sum over all ranks, in a ring: first reduce-scatter, then all-gather\n"
+    "  all_reduce  sum over all ranks, in a ring: first reduce-scatter, then all-gather; only --memory host\n"
     "  all_gather  ring\n"
     "  alltoall    every rank to every other\n"
     "  sendrecv    to the next rank, from the previous one\n"
@@ -58,6 +59,12 @@ void check_consistency(const Options& options) {
                     options.operation == OperationKind::kGrouped;
   if (pair && options.job.size() != 2) {
     throw Failure(std::string(operation_name(options.operation)) + " needs exactly 2 ranks", ExitStatus::kUsage);
+  }
+  if (options.memory == memory::Kind::kCuda && options.operation == OperationKind::kAllReduce) {
+    throw Failure(
+        "all_reduce adds on the CPU and needs --memory host. Next: for GPU memory use an operation that only moves "
+        "bytes, for example all_gather, or NCCL's all_reduce",
+        ExitStatus::kUsage);
   }
   if (options.plugin.empty() == options.compare.empty()) {
     throw Failure("one of --plugin and --compare is needed", ExitStatus::kUsage);
@@ -104,6 +111,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
   app.add_option("--plugin", options.plugin, "path or name of the net plugin, passed to dlopen")->type_name("PATH");
   app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
+  memory::add_memory_options(app, options.memory, options.cuda);
   ranks::add_job_options(app, options.job);
   app.add_option("--channels", options.channels, "connections for each pair of peers and direction")
       ->check(CLI::Range(1, 64))

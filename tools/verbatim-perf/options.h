@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "memory/memory.h"
 #include "ranks/options.h"
 #include "workload/content.h"
 
@@ -31,6 +32,8 @@ struct Options {
   OperationKind operation = OperationKind::kAllReduce;
   std::string plugin;
   int api_version = 0;  // 0: the newest table that the plugin exports
+  memory::Kind memory = memory::Kind::kHost;
+  std::string cuda = "libcuda.so.1";
 
   ranks::Job job;
 

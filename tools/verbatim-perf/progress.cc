@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
-#include <cstring>
 #include <thread>
 
 #include "base/clock.h"
@@ -49,11 +48,11 @@ void Progress::run(std::uint64_t iterations, bool overlap, std::atomic<std::uint
 
 void Progress::run_lanes(std::uint64_t iterations, std::atomic<std::uint64_t>* finished) {
   for (const LocalCopy& copy : plan_.copies) {
-    std::memcpy(address(Buffer::kRecv, copy.to), address(Buffer::kSend, copy.from), copy.bytes);
+    memory_.copy(address(Buffer::kRecv, copy.to), address(Buffer::kSend, copy.from), copy.bytes);
   }
   for (RunningLane& running : lanes_) {
     running.total = running.lane->steps.size() * iterations;
-    running.started = running.completed = running.base = 0;
+    running.started = running.transferred = running.completed = running.base = 0;
   }
   std::uint64_t reported = 0;
   for (;;) {
@@ -70,9 +69,10 @@ void Progress::run_lanes(std::uint64_t iterations, std::atomic<std::uint64_t>* f
       finished->fetch_add(slowest - reported, std::memory_order_relaxed);
       reported = slowest;
     }
-    if (all) return;
+    if (all) break;
     if (!progressed) back_off();
   }
+  if (!plan_.copies.empty()) memory_.finish();
 }
 
 void Progress::back_off() const {
@@ -131,25 +131,35 @@ bool Progress::start(RunningLane& running, std::uint64_t step) {
 }
 
 bool Progress::complete_steps(RunningLane& running) {
+  const std::size_t window = running.lane->window;
   bool progressed = false;
-  while (running.completed < running.started) {
-    int done = 0;
+  for (; running.transferred < running.started; ++running.transferred) {
+    void*& request = running.requests[running.transferred % window];
     int sizes[netapi::kMaxGroup];
     std::fill_n(sizes, running.lane->group, -1);
-    require(plugin_.test(running.requests[running.completed % running.lane->window], &done, sizes),
-            "test (" + running.connection->to_string() + ")");
-    if (done == 0) break;
-    complete(running, running.completed, sizes);
-    ++running.completed;
+    if (!test(running, request, sizes)) break;
+    check_sizes(running, running.transferred, sizes);
+    request = start_flush(running, running.transferred, sizes);
+    progressed = true;
+  }
+  for (; running.completed < running.transferred; ++running.completed) {
+    void* const flush = running.requests[running.completed % window];
+    if (flush != nullptr && !test(running, flush, nullptr)) break;
+    reduce(running, running.completed);
     progressed = true;
   }
   return progressed;
 }
 
-void Progress::complete(const RunningLane& running, std::uint64_t step, const int* sizes) {
+bool Progress::test(const RunningLane& running, void* request, int* sizes) const {
+  int done = 0;
+  require(plugin_.test(request, &done, sizes), "test (" + running.connection->to_string() + ")");
+  return done != 0;
+}
+
+void Progress::check_sizes(const RunningLane& running, std::uint64_t step, const int* sizes) const {
   const Lane& lane = *running.lane;
-  const std::uint64_t index = step % lane.steps.size();
-  const Message* const first = &lane.messages[index * lane.group];
+  const Message* const first = &lane.messages[step % lane.steps.size() * lane.group];
   for (std::size_t i = 0; i < lane.group; ++i) {
     const auto expected = static_cast<int>(std::min<std::size_t>(first[i].bytes, INT_MAX));
     if (sizes[i] == expected || (lane.sends && sizes[i] == -1)) continue;  // NCCL does not read the size of a send
@@ -157,14 +167,37 @@ void Progress::complete(const RunningLane& running, std::uint64_t step, const in
                   " for message " + std::to_string(i) + " of " + std::to_string(lane.group) + " (" +
                   running.connection->to_string() + ", step " + std::to_string(step) + ")");
   }
+}
+
+// Returns the request of the flush that a receive into GPU memory needs before its data may be read.
+void* Progress::start_flush(const RunningLane& running, std::uint64_t step, int* sizes) {
+  const Lane& lane = *running.lane;
+  if (lane.sends || memory_.is_host()) return nullptr;
+  const Message* const first = &lane.messages[step % lane.steps.size() * lane.group];
+  void* data[netapi::kMaxGroup];
+  void* mhandles[netapi::kMaxGroup];
+  for (std::size_t i = 0; i < lane.group; ++i) {
+    data[i] = address(first[i].buffer, first[i].offset);
+    mhandles[i] = running.connection->mhandles[static_cast<std::size_t>(first[i].buffer)];
+  }
+  void* request = nullptr;
+  require(plugin_.iflush(running.connection->comm, static_cast<int>(lane.group), data, sizes, mhandles, &request),
+          "iflush (" + running.connection->to_string() + ")");
+  return request;
+}
+
+void Progress::reduce(const RunningLane& running, std::uint64_t step) const {
+  const Lane& lane = *running.lane;
+  const std::uint64_t index = step % lane.steps.size();
+  const Message& message = lane.messages[index * lane.group];
   if (const Reduction& reduction = lane.steps[index].reduction; reduction.wanted) {
-    workload::add_elements(type_, address(Buffer::kRecv, reduction.offset), address(first->buffer, first->offset),
-                           address(Buffer::kSend, reduction.offset), first->bytes);
+    workload::add_elements(type_, address(Buffer::kRecv, reduction.offset), address(message.buffer, message.offset),
+                           address(Buffer::kSend, reduction.offset), message.bytes);
   }
 }
 
 std::byte* Progress::address(Buffer buffer, std::size_t offset) const {
-  return memory_[static_cast<std::size_t>(buffer)].data + offset;
+  return buffers_[static_cast<std::size_t>(buffer)].data + offset;
 }
 
 }  // namespace verbatim::perf

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory/memory.h"
 #include "netapi/plugin.h"
 #include "ranks/connections.h"
 #include "verbatim-perf/plan.h"
@@ -16,9 +17,15 @@ namespace verbatim::perf {
 
 class Progress {
  public:
-  Progress(netapi::Plugin& plugin, const ranks::Connections& connections, std::vector<ranks::Piece> memory,
-           workload::ElementType type, int pause_us)
-      : plugin_(plugin), connections_(connections), memory_(std::move(memory)), type_(type), pause_us_(pause_us) {}
+  // `buffers` are indexed by Buffer and lie in `memory`.
+  Progress(netapi::Plugin& plugin, const ranks::Connections& connections, memory::Memory& memory,
+           std::vector<ranks::Piece> buffers, workload::ElementType type, int pause_us)
+      : plugin_(plugin),
+        connections_(connections),
+        memory_(memory),
+        buffers_(std::move(buffers)),
+        type_(type),
+        pause_us_(pause_us) {}
 
   // Stores a plan. run() may then be called any number of times.
   void prepare(const Plan& plan);
@@ -35,9 +42,12 @@ class Progress {
     const ranks::Connection* connection;
     std::uint64_t total = 0;  // steps of this run
     std::uint64_t started = 0;
+    std::uint64_t transferred = 0;  // the send or receive is done; the flush of a receive may be outstanding
     std::uint64_t completed = 0;
-    std::uint64_t base = 0;            // number of the first step of the iteration that `started` is in
-    std::vector<void*> requests = {};  // of the steps from `completed` to `started` - 1; index: step modulo window
+    std::uint64_t base = 0;  // number of the first step of the iteration that `started` is in
+    // Of the steps from `completed` to `started` - 1: the send or receive, later its flush (null: none); index: step
+    // modulo window.
+    std::vector<void*> requests = {};
   };
 
   // Called after a poll without progress. Ranks may outnumber the cores, so an idle rank gives up the CPU.
@@ -49,12 +59,16 @@ class Progress {
   bool may_start(const RunningLane& running, const Step& step) const;
   bool start(RunningLane& running, std::uint64_t step);
   bool complete_steps(RunningLane& running);
-  void complete(const RunningLane& running, std::uint64_t step, const int* sizes);
+  bool test(const RunningLane& running, void* request, int* sizes) const;
+  void check_sizes(const RunningLane& running, std::uint64_t step, const int* sizes) const;
+  void* start_flush(const RunningLane& running, std::uint64_t step, int* sizes);
+  void reduce(const RunningLane& running, std::uint64_t step) const;
   std::byte* address(Buffer buffer, std::size_t offset) const;
 
   netapi::Plugin& plugin_;
   const ranks::Connections& connections_;
-  const std::vector<ranks::Piece> memory_;  // by Buffer
+  memory::Memory& memory_;
+  const std::vector<ranks::Piece> buffers_;  // by Buffer
   const workload::ElementType type_;
   const int pause_us_;
   Plan plan_;

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "memory/content.h"
+#include "memory/guarded_buffer.h"
 #include "netapi/plugin.h"
 #include "ranks/connections.h"
 #include "ranks/coordinator_connection.h"
@@ -27,12 +29,11 @@
 #include "verbatim-perf/operation.h"
 #include "verbatim-perf/progress.h"
 #include "verbatim-perf/report.h"
-#include "workload/guarded_buffer.h"
 
 namespace verbatim::perf {
 namespace {
 
-using workload::GuardedBuffer;
+using memory::GuardedBuffer;
 
 constexpr int kDefaultGroup = 8;
 constexpr std::size_t kMaxElementBytes = 8;
@@ -43,6 +44,8 @@ constexpr std::chrono::milliseconds kBarInterval{100};
 struct RankCapabilities {
   char host[64];
   int pid;
+  char memory[96];
+  char registered_by[16];
   int api_version;
   int max_recvs;
   std::size_t max_p2p_bytes;
@@ -57,7 +60,12 @@ struct Outcome {
 class PerfRank final : public ranks::Rank {
  public:
   PerfRank(const Options& options, ranks::CoordinatorConnection& coordinator)
-      : options_(options), coordinator_(coordinator), plugin_(options.plugin, options.api_version, options.job.token) {}
+      : options_(options),
+        coordinator_(coordinator),
+        memory_(memory::make_memory(options.memory, options.cuda, options.job.rank)),
+        plugin_(options.plugin, options.api_version, options.job.token) {
+    memory::require_support(*memory_, plugin_);
+  }
 
   ExitStatus run() override {
     exchange_capabilities();
@@ -81,6 +89,8 @@ class PerfRank final : public ranks::Rank {
     RankCapabilities own{};
     gethostname(own.host, sizeof own.host - 1);
     own.pid = getpid();
+    std::snprintf(own.memory, sizeof own.memory, "%s", memory_->describe().c_str());
+    std::snprintf(own.registered_by, sizeof own.registered_by, "%s", memory_->registered_by(plugin_, 0));
     own.api_version = plugin_->api_version();
     own.max_recvs = std::min(kDefaultGroup, plugin_.max_recvs());
     own.max_p2p_bytes = plugin_.max_p2p_bytes();
@@ -98,7 +108,7 @@ class PerfRank final : public ranks::Rank {
         throw Failure("this rank's plugin has table version " + std::to_string(own.api_version) +
                       ", another rank's plugin has " + std::to_string(other.api_version) + ". Next: set --api");
       }
-      report_.ranks.push_back({other.host, other.pid});
+      report_.ranks.push_back({other.host, other.pid, other.memory, other.registered_by});
       common.max_recvs = std::min(common.max_recvs, other.max_recvs);
       common.max_p2p_bytes = std::min(common.max_p2p_bytes, other.max_p2p_bytes);
     }
@@ -124,10 +134,10 @@ class PerfRank final : public ranks::Rank {
   void connect() {
     const Extent largest = operation_->extent(options_.max_bytes);
     const std::size_t needed[kBuffers] = {largest.send_bytes, largest.recv_bytes, operation_->staging_bytes()};
-    std::vector<ranks::Piece> memory;
+    std::vector<ranks::Piece> pieces;
     for (std::size_t i = 0; i < kBuffers; ++i) {
-      buffers_[i] = std::make_unique<GuardedBuffer>(needed[i]);
-      memory.push_back({buffers_[i]->data(), buffers_[i]->capacity()});
+      buffers_[i] = std::make_unique<GuardedBuffer>(*memory_, needed[i]);
+      pieces.push_back({buffers_[i]->data(), buffers_[i]->capacity()});
     }
     const std::vector<Flow> flows = operation_->flows();
     connections_.emplace(*plugin_, plugin_.context(), static_cast<int>(plugin_.devices().size()), flows,
@@ -137,9 +147,11 @@ class PerfRank final : public ranks::Rank {
     std::vector<ranks::Handle> handles = ranks::exchange_handles(coordinator_, flows, own);
     service_.run([&] {
       connections_->establish(handles);
-      connections_->register_memory(memory);
+      connections_->register_memory(pieces, [this](const ranks::Connection& connection, const ranks::Piece& piece) {
+        return memory_->register_at(plugin_, connection.device, connection.comm, piece.data, piece.bytes);
+      });
     });
-    progress_.emplace(*plugin_, *connections_, memory, options_.type, options_.pause_us);
+    progress_.emplace(*plugin_, *connections_, *memory_, pieces, options_.type, options_.pause_us);
   }
 
   void measure(std::size_t bytes) {
@@ -192,10 +204,10 @@ class PerfRank final : public ranks::Rank {
     if (options_.check_iterations == 0 && step_ > 1) return;
     buffer(Buffer::kSend).resize(extent.send_bytes);
     buffer(Buffer::kRecv).resize(extent.recv_bytes);
-    workload::fill(own_content(), buffer(Buffer::kSend).data(), extent.send_bytes);
+    memory::fill(*memory_, own_content(), buffer(Buffer::kSend).data(), extent.send_bytes);
     for (const Expected& expected : operation_->expected(extent, step_)) {
-      workload::poison(*expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
-                       expected.content_offset);
+      memory::poison(*memory_, *expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
+                     expected.content_offset);
     }
   }
 
@@ -205,12 +217,12 @@ class PerfRank final : public ranks::Rank {
     std::uint64_t wrong = 0;
     for (const Expected& expected : operation_->expected(extent, step_)) {
       const workload::Mismatch found =
-          workload::verify(*expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
-                           expected.content_offset, unit);
+          memory::verify(*memory_, *expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
+                         expected.content_offset, unit);
       wrong += describe("receive", expected.offset, found);
     }
-    wrong +=
-        describe("send", 0, workload::verify(own_content(), buffer(Buffer::kSend).data(), extent.send_bytes, 0, unit));
+    wrong += describe(
+        "send", 0, memory::verify(*memory_, own_content(), buffer(Buffer::kSend).data(), extent.send_bytes, 0, unit));
     for (const auto& guarded : buffers_) {
       const auto damage = guarded->damage();
       if (!damage) continue;
@@ -256,6 +268,7 @@ class PerfRank final : public ranks::Rank {
 
   const Options options_;
   ranks::CoordinatorConnection& coordinator_;
+  const std::unique_ptr<memory::Memory> memory_;  // before the plugin: see make_memory()
   ranks::LoadedPlugin plugin_;
   const std::vector<std::size_t> sizes_ = message_sizes(options_);
   std::unique_ptr<Operation> operation_;

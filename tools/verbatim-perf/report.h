@@ -16,6 +16,8 @@ namespace verbatim::perf {
 struct RankInfo {
   std::string host;
   int pid = 0;
+  std::string memory;         // "GPU 0 of 2 (NVIDIA H100 80GB HBM3)"
+  std::string registered_by;  // "regMr" or "regMrDmaBuf"
 };
 
 // Times of single iterations.

@@ -25,7 +25,8 @@ void print_header(std::FILE* out, const Report& report) {
                  device.speed / 1000.0, device.pci_path.c_str());
   }
   for (std::size_t i = 0; i < report.ranks.size(); ++i) {
-    std::fprintf(out, "# rank %4zu  pid %7d on %s\n", i, report.ranks[i].pid, report.ranks[i].host.c_str());
+    std::fprintf(out, "# rank %4zu  pid %7d on %s, %s, %s\n", i, report.ranks[i].pid, report.ranks[i].host.c_str(),
+                 report.ranks[i].memory.c_str(), report.ranks[i].registered_by.c_str());
   }
   std::fprintf(out, "# %d iterations, %d warm-up, %d checked; %d channel(s), %d receives ahead", options.iterations,
                options.warmup_iterations, options.check_iterations, options.channels, options.depth);

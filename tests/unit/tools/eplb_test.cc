@@ -184,10 +184,13 @@ TEST_F(CallPlan, OperationLimit_SplitsGroups) {
   EXPECT_EQ("0: s0.0 s0.1 s1.0 s1.1; 1: r2.0 r2.1 r3.0 r3.1; ", calls(Mode::kPerTensor));
 }
 
-TEST_F(CallPlan, BatchedMode_HasOneDirectionPerGroup) {
-  EXPECT_EQ("0: s0 s1; 1: r2 r3; ", calls(Mode::kBatched));
+TEST_F(CallPlan, BatchedSchedule_HasOneDirectionPerGroup) {
+  options_.peers = PeersAtATime::kOne;
+  EXPECT_EQ("0: s0 s1; 1: r2 r3; ", calls(Mode::kPacked));
+  EXPECT_EQ("0: s0 s1; 1: r2 r3; ", calls(Mode::kDirect));
+  EXPECT_EQ("0: s0.0 s0.1 s1.0 s1.1; 1: r2.0 r2.1 r3.0 r3.1; ", calls(Mode::kPerTensor));
   options_.ops_per_group = 1;
-  EXPECT_EQ("0: s0; 1: s1; 2: r2; 3: r3; ", calls(Mode::kBatched));
+  EXPECT_EQ("0: s0; 1: s1; 2: r2; 3: r3; ", calls(Mode::kPacked));
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
-#include "ncclapi/gpu.h"
+#include "memory/gpu.h"
 
-namespace verbatim::ncclapi {
+namespace verbatim::memory {
 namespace {
 
 constexpr int kCudaSuccess = 0;
 constexpr int kNotReady = 600;
 constexpr unsigned kNonBlocking = 1;
+constexpr int kDmaBufSupported = 124;  // CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+constexpr int kDmaBufFd = 1;           // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 
 unsigned long long address(const void* data) {
   return reinterpret_cast<unsigned long long>(data);
@@ -32,6 +34,8 @@ Gpu::Functions::Functions(const std::string& library) : from(library) {
   from.find("cuStreamQuery", query);
   from.find("cuMemGetInfo_v2", memory_info);
   from.find("cuGetErrorName", error_name);
+  from.find_optional("cuDeviceGetAttribute", attribute);
+  from.find_optional("cuMemGetHandleForAddressRange", export_range);
 }
 
 Gpu::Gpu(const std::string& library, int rank) : cuda_(library) {
@@ -43,18 +47,24 @@ Gpu::Gpu(const std::string& library, int rank) : cuda_(library) {
   char name[96] = {};
   check(cuda_.get_name(name, sizeof name - 1, device_), "cuDeviceGetName");
   name_ = "GPU " + std::to_string(rank % gpus) + " of " + std::to_string(gpus) + " (" + name + ")";
-  void* context = nullptr;  // the primary context, which NCCL's CUDA runtime uses too
-  check(cuda_.retain(&context, device_), "cuDevicePrimaryCtxRetain");
-  check(cuda_.set_current(context), "cuCtxSetCurrent");
+  // The primary context, which NCCL's CUDA runtime uses too.
+  check(cuda_.retain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  make_current();
+}
+
+void Gpu::make_current() const {
+  check(cuda_.set_current(context_), "cuCtxSetCurrent");
 }
 
 Gpu::~Gpu() {
+  cuda_.set_current(context_);
   for (const Stream stream : streams_) cuda_.destroy_stream(stream);
   for (const Pointer data : allocated_) cuda_.free(data);
   cuda_.release(device_);
 }
 
 std::size_t Gpu::in_use() const {
+  make_current();
   std::size_t free = 0;
   std::size_t total = 0;
   check(cuda_.memory_info(&free, &total), "cuMemGetInfo");
@@ -62,6 +72,7 @@ std::size_t Gpu::in_use() const {
 }
 
 std::byte* Gpu::allocate(std::size_t bytes) {
+  make_current();
   Pointer data = 0;
   check(cuda_.allocate(&data, bytes == 0 ? 1 : bytes), "cuMemAlloc");
   allocated_.push_back(data);
@@ -75,21 +86,38 @@ Gpu::Stream Gpu::make_stream() {
   return stream;
 }
 
+bool Gpu::exports_dmabufs() const {
+  int supported = 0;
+  return cuda_.attribute != nullptr && cuda_.export_range != nullptr &&
+         cuda_.attribute(&supported, kDmaBufSupported, device_) == kCudaSuccess && supported != 0;
+}
+
+UniqueFd Gpu::export_dmabuf(const std::byte* data, std::size_t bytes) const {
+  make_current();
+  int fd = -1;
+  check(cuda_.export_range(&fd, address(data), bytes, kDmaBufFd, 0), "cuMemGetHandleForAddressRange");
+  return UniqueFd(fd);
+}
+
 void Gpu::copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) {
+  make_current();
   if (bytes > 0) check(cuda_.copy(address(to), address(from), bytes, stream), "cuMemcpyDtoDAsync");
 }
 
 void Gpu::upload(std::byte* to, const void* from, std::size_t bytes, Stream stream) {
+  make_current();
   check(cuda_.upload(address(to), from, bytes, stream), "cuMemcpyHtoDAsync");
   synchronize(stream);
 }
 
 void Gpu::download(void* to, const std::byte* from, std::size_t bytes, Stream stream) {
+  make_current();
   check(cuda_.download(to, address(from), bytes, stream), "cuMemcpyDtoHAsync");
   synchronize(stream);
 }
 
 void Gpu::synchronize(Stream stream) {
+  make_current();
   check(cuda_.synchronize(stream), "cuStreamSynchronize");
 }
 
@@ -107,4 +135,4 @@ void Gpu::check(Result result, const char* what) const {
   throw ranks::Failure(std::string(what) + ": " + (name == nullptr ? "error " + std::to_string(result) : name));
 }
 
-}  // namespace verbatim::ncclapi
+}  // namespace verbatim::memory

@@ -1,12 +1,12 @@
 // Guard bytes around a buffer: alignment, and detection of any changed guard byte.
-#include "workload/guarded_buffer.h"
+#include "memory/guarded_buffer.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <cstring>
 
-namespace verbatim::workload {
+namespace verbatim::memory {
 namespace {
 
 std::byte& at(const GuardedBuffer& buffer, std::ptrdiff_t offset) {
@@ -14,20 +14,23 @@ std::byte& at(const GuardedBuffer& buffer, std::ptrdiff_t offset) {
 }
 
 TEST(GuardedBuffer, Misalignment_IsAddedToPageAlignment) {
-  EXPECT_EQ(0U, reinterpret_cast<std::uintptr_t>(GuardedBuffer(100).data()) % 4096);
-  EXPECT_EQ(13U, reinterpret_cast<std::uintptr_t>(GuardedBuffer(100, 13).data()) % 4096);
+  const auto memory = make_host_memory();
+  EXPECT_EQ(0U, reinterpret_cast<std::uintptr_t>(GuardedBuffer(*memory, 100).data()) % 4096);
+  EXPECT_EQ(13U, reinterpret_cast<std::uintptr_t>(GuardedBuffer(*memory, 100, 13).data()) % 4096);
 }
 
 TEST(GuardedBuffer, DataWritten_GuardsAreIntact) {
+  const auto memory = make_host_memory();
   for (const std::size_t bytes : {0UL, 1UL, 4096UL, 100'001UL}) {
-    GuardedBuffer buffer(bytes, 5);
+    GuardedBuffer buffer(*memory, bytes, 5);
     std::memset(buffer.data(), 0xff, buffer.size());
     EXPECT_FALSE(buffer.damage().has_value());
   }
 }
 
 TEST(GuardedBuffer, FlippedBitInAnyGuardByte_IsFound) {
-  GuardedBuffer buffer(1'000, 3);
+  const auto memory = make_host_memory();
+  GuardedBuffer buffer(*memory, 1'000, 3);
   const auto guard = static_cast<std::ptrdiff_t>(GuardedBuffer::kGuardBytes);
   for (std::ptrdiff_t i = 0; i < guard; ++i) {
     for (const std::ptrdiff_t offset : {-1 - i, 1'000 + i}) {
@@ -43,7 +46,8 @@ TEST(GuardedBuffer, FlippedBitInAnyGuardByte_IsFound) {
 }
 
 TEST(GuardedBuffer, Resized_GuardFollowsEndOfData) {
-  GuardedBuffer buffer(100'000);
+  const auto memory = make_host_memory();
+  GuardedBuffer buffer(*memory, 100'000);
   for (const std::size_t bytes : {0UL, 1UL, 50'000UL, 100'000UL}) {
     buffer.resize(bytes);
     std::memset(buffer.data(), 0xff, bytes);
@@ -56,4 +60,4 @@ TEST(GuardedBuffer, Resized_GuardFollowsEndOfData) {
 }
 
 }  // namespace
-}  // namespace verbatim::workload
+}  // namespace verbatim::memory

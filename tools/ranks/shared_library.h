@@ -8,20 +8,26 @@
 
 #include "ranks/failure.h"
 
-namespace verbatim::ncclapi {
+namespace verbatim::ranks {
 
 // The library is never closed: GPU libraries do not support being unloaded.
 class SharedLibrary {
  public:
   explicit SharedLibrary(const std::string& name)
       : name_(name), library_(dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
-    if (library_ == nullptr) throw ranks::Failure(std::string("cannot open the library: ") + dlerror());
+    if (library_ == nullptr) throw Failure(std::string("cannot open the library: ") + dlerror());
   }
 
   template <typename Function>
   void find(const char* symbol, Function*& function) const {
+    find_optional(symbol, function);
+    if (function == nullptr) throw Failure(name_ + " has no " + symbol);
+  }
+
+  // Sets `function` to null when the library does not have the symbol.
+  template <typename Function>
+  void find_optional(const char* symbol, Function*& function) const {
     function = reinterpret_cast<Function*>(dlsym(library_, symbol));
-    if (function == nullptr) throw ranks::Failure(name_ + " has no " + symbol);
   }
 
  private:
@@ -29,4 +35,4 @@ class SharedLibrary {
   void* const library_;
 };
 
-}  // namespace verbatim::ncclapi
+}  // namespace verbatim::ranks

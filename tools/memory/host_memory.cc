@@ -2,11 +2,12 @@
 #include <sys/resource.h>
 
 #include <cstring>
+#include <vector>
 
+#include "memory/memory.h"
 #include "ranks/failure.h"
-#include "verbatim-eplb/memory.h"
 
-namespace verbatim::eplb {
+namespace verbatim::memory {
 namespace {
 
 class HostMemory final : public Memory {
@@ -15,12 +16,23 @@ class HostMemory final : public Memory {
     for (const Mapping& mapping : mappings_) ::munmap(mapping.data, mapping.bytes);
   }
 
+  bool is_host() const override { return true; }
+
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
   void upload(std::byte* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void download(void* to, const std::byte* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void finish() override {}
+
+  const char* registered_by(const ranks::LoadedPlugin& /*plugin*/, int /*device*/) const override { return "regMr"; }
+  void* register_at(const ranks::LoadedPlugin& plugin, int /*device*/, void* comm, std::byte* data,
+                    std::size_t bytes) const override {
+    void* mhandle = nullptr;
+    ranks::require(plugin->reg_mr(comm, data, bytes, nccl::kPtrHost, &mhandle),
+                   "regMr of " + std::to_string(bytes) + " bytes");
+    return mhandle;
+  }
 
   std::string describe() const override { return "host memory"; }
   std::size_t in_use() const override {
@@ -52,4 +64,4 @@ std::unique_ptr<Memory> make_host_memory() {
   return std::make_unique<HostMemory>();
 }
 
-}  // namespace verbatim::eplb
+}  // namespace verbatim::memory

@@ -5,20 +5,20 @@
 #include <cstdint>
 #include <optional>
 
-#include "workload/verify.h"
+#include "memory/memory.h"
 
-namespace verbatim::workload {
+namespace verbatim::memory {
 
-// The data starts at a page boundary plus `misalignment`. The guards adjoin it on both sides without a gap.
+// The data starts at a page boundary plus `misalignment`. The guards adjoin it on both sides without a gap. The memory
+// is freed with `memory`.
 class GuardedBuffer {
  public:
   static constexpr std::size_t kGuardBytes = 4096;
 
-  // Throws std::bad_alloc. `misalignment` is below kGuardBytes.
-  explicit GuardedBuffer(std::size_t bytes, std::size_t misalignment = 0);
+  // Throws Failure. `misalignment` is below kGuardBytes.
+  GuardedBuffer(Memory& memory, std::size_t bytes, std::size_t misalignment = 0);
   GuardedBuffer(const GuardedBuffer&) = delete;
   GuardedBuffer& operator=(const GuardedBuffer&) = delete;
-  ~GuardedBuffer();
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return bytes_; }
@@ -36,11 +36,10 @@ class GuardedBuffer {
   std::optional<Damage> damage() const;
 
  private:
+  Memory& memory_;
   std::size_t bytes_;
   const std::size_t capacity_;
-  const std::size_t mapped_bytes_;
-  std::byte* mapped_;
-  std::byte* data_;
+  std::byte* const data_;
 };
 
-}  // namespace verbatim::workload
+}  // namespace verbatim::memory

@@ -5,11 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "ncclapi/shared_library.h"
+#include "base/unique_fd.h"
+#include "ranks/shared_library.h"
 
-namespace verbatim::ncclapi {
+namespace verbatim::memory {
 
-// Pointers are device addresses; the host must not dereference them. Failures throw ranks::Failure. Used by one thread.
+// Pointers are device addresses; the host must not dereference them. Failures throw ranks::Failure. One thread
+// allocates and makes streams; all other functions may be called from several threads at once.
 class Gpu {
  public:
   using Stream = void*;  // a cudaStream_t that is not ordered with any other stream
@@ -26,6 +28,11 @@ class Gpu {
   std::byte* allocate(std::size_t bytes);  // freed by the destructor
   Stream make_stream();                    // destroyed by the destructor
 
+  // Whether memory of this GPU can be exported as a dma-buf.
+  bool exports_dmabufs() const;
+  // `data` is at a page boundary, `bytes` are whole pages of one allocation.
+  UniqueFd export_dmabuf(const std::byte* data, std::size_t bytes) const;
+
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream);
   // Copies between host and GPU. They run after the operations queued in `stream`, and the call waits for the end.
   void upload(std::byte* to, const void* from, std::size_t bytes, Stream stream);
@@ -41,7 +48,7 @@ class Gpu {
   // CUDA's driver interface as its manual defines it. These signatures have not changed since CUDA 4.
   struct Functions {
     explicit Functions(const std::string& library);
-    SharedLibrary from;
+    ranks::SharedLibrary from;
     Result (*init)(unsigned flags);
     Result (*count)(int* devices);
     Result (*get)(int* device, int ordinal);
@@ -60,15 +67,21 @@ class Gpu {
     Result (*query)(Stream stream);
     Result (*memory_info)(std::size_t* free, std::size_t* total);
     Result (*error_name)(Result error, const char** name);
+    // Of CUDA 11.7; null in an older driver.
+    Result (*attribute)(int* value, int attribute, int device);
+    Result (*export_range)(void* handle, Pointer data, std::size_t bytes, int type, unsigned long long flags);
   };
 
+  // CUDA's current context belongs to a thread.
+  void make_current() const;
   void check(Result result, const char* what) const;
 
   const Functions cuda_;
   int device_ = 0;
+  void* context_ = nullptr;
   std::string name_;
   std::vector<Pointer> allocated_;
   std::vector<Stream> streams_;
 };
 
-}  // namespace verbatim::ncclapi
+}  // namespace verbatim::memory
