@@ -101,11 +101,12 @@ class Plan(unittest.TestCase):
             self.assertEqual(set(layer["new"][-len(layer["new"]) // 4:]), {-1})
 
     def test_groups_are_bounded_at_both_ends(self):
-        for mode in ("per-tensor", "packed", "batched", "batched-per-tensor"):
+        for mode, schedule in (("per-tensor", "all"), ("packed", "all"), ("batched", "batched"), ("batched-per-tensor", "batched"),
+                               ("direct", "all"), ("direct", "batched")):
             calls = 4 if "per-tensor" in mode else 1
             for limit in (4, 9, 40):
                 for layer in tool_plan("--preset", "dsv3-fp8", "--policy", "shuffle", "--ranks", 8, "--layers", 2,
-                                          "--mode", mode, "--ops-per-group", limit):
+                                          "--mode", mode, "--schedule", schedule, "--ops-per-group", limit):
                     operations, peers = {}, {}
                     for source, destination, _, _, _, group in layer["transfers"]:
                         for rank, peer in ((source, destination), (destination, source)):
@@ -113,7 +114,7 @@ class Plan(unittest.TestCase):
                             peers.setdefault((group, rank), set()).add(peer)
                     self.assertLessEqual(max(operations.values()), limit)
                     self.assertEqual(max(operations.values()), layer["largest_group"])
-                    if "batched" in mode:
+                    if schedule == "batched":
                         self.assertEqual({len(others) for others in peers.values()}, {1})
 
 

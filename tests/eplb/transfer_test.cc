@@ -47,6 +47,15 @@ TEST_P(EveryMode, AllPresetsAndPolicies_AreCorrect) {
   }
 }
 
+// --schedule batched with every mode, including direct, which has no mode of its own for batches.
+TEST_P(EveryMode, BatchedSchedule_IsCorrect) {
+  const std::string mode = GetParam();
+  for (const char* ranks : {"2", "4", "8"}) {
+    expect_correct(run_over_plugin(
+        {"--mode", mode, "--schedule", "batched", "--policy", "shuffle,hot,rotate", "--ranks", ranks, "--delay", "2"}));
+  }
+}
+
 TEST_P(EveryMode, SmallGroupsAndDelays_AreCorrect) {
   expect_correct(run_over_plugin({"--mode", GetParam(), "--policy", "hot,shuffle", "--ranks", "4", "--ops-per-group",
                                   "6", "--delay", "3", "--depth", "1", "--chunk", "1K", "--iters", "2"}));
@@ -147,6 +156,25 @@ TEST(CompareOption, TwoPlugins_PrintsMedians) {
   EXPECT_TRUE(contains(outcome, "medians of 2 rounds")) << outcome.output;
   EXPECT_TRUE(contains(outcome, "libnccl-net-verbatim.so")) << outcome.output;
   EXPECT_TRUE(contains(outcome, "socket")) << outcome.output;
+}
+
+TEST(CompareOption, Schedules_RunsBoth) {
+  const std::string file = testing::TempDir() + "eplb-schedules-" + std::to_string(::getpid()) + ".json";
+  const Outcome outcome =
+      run_over_plugin({"--compare", "schedules", "--mode", "direct", "--rounds", "2", "--ranks", "4", "--json", file});
+  const Json json = Json::parse(std::ifstream(file), nullptr, false);
+  ::unlink(file.c_str());
+  EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "schedule all")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "schedule batched")) << outcome.output;
+  ASSERT_EQ(2U, json.size()) << outcome.output;
+  for (const Json& entry : json) EXPECT_EQ(entry["over"], entry["last_run"]["schedule"]);
+  EXPECT_LT(json[0]["last_run"]["layers"][0]["groups"], json[1]["last_run"]["layers"][0]["groups"]);
+}
+
+TEST(CompareOption, BatchedModeAndSchedules_IsRejected) {
+  EXPECT_EQ(kUsage, run_over_plugin({"--mode", "batched", "--compare", "schedules"}).status);
+  EXPECT_EQ(kUsage, run_over_plugin({"--mode", "batched", "--schedule", "all"}).status);
 }
 
 TEST(CompareOption, MissingPlugin_EndsWithItsError) {

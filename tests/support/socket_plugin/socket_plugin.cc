@@ -1,5 +1,9 @@
 // A minimal net plugin over TCP sockets of one host. The tools are tested with it where there is no RDMA device, which
 // also shows that they work with any plugin. Exports v6 and v12.
+//
+// With SOCKET_PLUGIN_CUDA=flush it takes memory of type CUDA, which the CPU must be able to access (host-cuda). As on a
+// NIC, data that was received into such memory can be read only after a flush: the plugin writes it when a flush is
+// done. With SOCKET_PLUGIN_CUDA=lose flushes do not write it.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -7,9 +11,11 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,9 +29,18 @@ using nccl::Result;
 using verbatim::UniqueFd;
 
 constexpr std::size_t kMaxRecvs = 8;
+constexpr int kFlushPolls = 3;         // of test, before a flush is done
 constexpr std::size_t kMaxQueued = 8;  // requests; small, so that isend and irecv often return no request
 
 char device_name[] = "socket0";
+// The handles of registrations.
+char host_memory;
+char cuda_memory;
+
+std::string_view cuda_setting() {
+  const char* const value = std::getenv("SOCKET_PLUGIN_CUDA");
+  return value == nullptr ? "" : value;
+}
 
 struct Header {
   std::uint64_t bytes;
@@ -38,6 +53,8 @@ struct Member {
   int tag;
   std::size_t bytes = 0;
   bool matched = false;
+  char* target = nullptr;            // CUDA memory, written by a flush
+  std::vector<char> unflushed = {};  // its data
 };
 
 struct Comm;
@@ -45,6 +62,8 @@ struct Request {
   Comm* comm;
   std::vector<Member> members;
   std::size_t complete = 0;  // members
+  int flush_polls = 0;       // of a flush: its members are those of completed receives
+  bool is_flush = false;
 };
 
 struct Comm {
@@ -57,6 +76,7 @@ struct Comm {
   std::size_t header_bytes = 0;
   Member* member = nullptr;  // the member whose payload is being transferred
   std::size_t payload_bytes = 0;
+  std::vector<Member> unflushed = {};  // received into CUDA memory since the last flush
 };
 
 nccl::DebugLogger logger = nullptr;
@@ -132,7 +152,7 @@ template <typename Properties>
 Result properties(int /*device*/, Properties* out) {
   *out = {};
   out->name = device_name;
-  out->ptrSupport = nccl::kPtrHost;
+  out->ptrSupport = nccl::kPtrHost | (cuda_setting().empty() ? 0 : nccl::kPtrCuda);
   out->speed = 10'000;
   out->maxComms = 65'536;
   out->maxRecvs = kMaxRecvs;
@@ -185,8 +205,8 @@ Result accept(void* listen_comm, void** recv_comm) {
   return Result::kSuccess;
 }
 
-Result reg_mr(void* /*comm*/, void* data, void** mhandle) {
-  *mhandle = data;
+Result reg_mr(int type, void** mhandle) {
+  *mhandle = type == nccl::kPtrCuda ? &cuda_memory : &host_memory;
   return Result::kSuccess;
 }
 Result dereg_mr(void* /*comm*/, void* /*mhandle*/) {
@@ -208,26 +228,49 @@ Result isend(void* comm, void* data, std::size_t size, int tag, void** request) 
 }
 
 template <typename Size>
-Result irecv(void* comm, int n, void** data, Size* sizes, int* tags, void** request) {
+Result irecv(void* comm, int n, void** data, Size* sizes, int* tags, void** mhandles, void** request) {
   std::vector<Member> members;
   for (int i = 0; i < n; ++i) {
-    members.push_back({static_cast<char*>(data[i]), static_cast<std::size_t>(sizes[i]), tags[i]});
+    Member& member =
+        members.emplace_back(Member{static_cast<char*>(data[i]), static_cast<std::size_t>(sizes[i]), tags[i]});
+    if (mhandles[i] != &cuda_memory) continue;
+    member.target = member.data;
+    member.unflushed.resize(member.capacity);
+    member.data = member.unflushed.data();
   }
   return post(*static_cast<Comm*>(comm), std::move(members), request);
 }
 
-Result iflush(void* /*comm*/, int /*n*/, void** /*data*/, int* /*sizes*/, void** /*mhandles*/, void** request) {
+Result iflush(void* recv_comm, int /*n*/, void** /*data*/, int* /*sizes*/, void** /*mhandles*/, void** request) {
+  auto& comm = *static_cast<Comm*>(recv_comm);
   *request = nullptr;
+  if (comm.unflushed.empty()) return Result::kSuccess;
+  *request = new Request{&comm, std::exchange(comm.unflushed, {}), 0, kFlushPolls, true};
+  return Result::kSuccess;
+}
+
+Result test_flush(Request* flush, int* done) {
+  *done = --flush->flush_polls == 0 ? 1 : 0;
+  if (*done == 0) return Result::kSuccess;
+  const bool loses = cuda_setting() == "lose";
+  for (const Member& member : flush->members) {
+    if (!loses) std::memcpy(member.target, member.unflushed.data(), member.bytes);
+  }
+  delete flush;
   return Result::kSuccess;
 }
 
 Result test(void* request, int* done, int* sizes) {
-  const auto* const tested = static_cast<Request*>(request);
+  auto* const tested = static_cast<Request*>(request);
+  if (tested->is_flush) return test_flush(tested, done);
   const Result result = progress(*tested->comm);
   *done = tested->complete == tested->members.size() ? 1 : 0;
   if (*done == 0) return result;
   for (std::size_t i = 0; sizes != nullptr && i < tested->members.size(); ++i) {
     sizes[i] = static_cast<int>(tested->members[i].bytes);
+  }
+  for (Member& member : tested->members) {
+    if (member.target != nullptr) tested->comm->unflushed.push_back(std::move(member));
   }
   delete tested;
   return result;
@@ -261,14 +304,13 @@ nccl::v12::Net table_v12() {
     return connect(device, handle, comm);
   };
   net.accept = [](void* listening, void** comm, nccl::NetDeviceHandle**) { return accept(listening, comm); };
-  net.regMr = [](void* comm, void* data, std::size_t, int, void** mhandle) { return reg_mr(comm, data, mhandle); };
+  net.regMr = [](void*, void*, std::size_t, int type, void** mhandle) { return reg_mr(type, mhandle); };
   net.deregMr = dereg_mr;
   net.isend = [](void* comm, void* data, std::size_t size, int tag, void*, void*, void** request) {
     return isend(comm, data, size, tag, request);
   };
-  net.irecv = [](void* comm, int n, void** data, std::size_t* sizes, int* tags, void**, void**, void** request) {
-    return irecv(comm, n, data, sizes, tags, request);
-  };
+  net.irecv = [](void* comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles, void**,
+                 void** request) { return irecv(comm, n, data, sizes, tags, mhandles, request); };
   net.iflush = iflush;
   net.test = test;
   net.closeSend = net.closeRecv = close_comm;
@@ -288,13 +330,13 @@ nccl::v6::Net table_v6() {
   net.listen = listen;
   net.connect = connect;
   net.accept = accept;
-  net.regMr = [](void* comm, void* data, int, int, void** mhandle) { return reg_mr(comm, data, mhandle); };
+  net.regMr = [](void*, void*, int, int type, void** mhandle) { return reg_mr(type, mhandle); };
   net.deregMr = dereg_mr;
   net.isend = [](void* comm, void* data, int size, int tag, void*, void** request) {
     return isend(comm, data, static_cast<std::size_t>(size), tag, request);
   };
-  net.irecv = [](void* comm, int n, void** data, int* sizes, int* tags, void**, void** request) {
-    return irecv(comm, n, data, sizes, tags, request);
+  net.irecv = [](void* comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request) {
+    return irecv(comm, n, data, sizes, tags, mhandles, request);
   };
   net.iflush = iflush;
   net.test = test;

@@ -7,10 +7,10 @@
 #include <thread>
 #include <vector>
 
+#include "memory/content.h"
 #include "ranks/failure.h"
 #include "ranks/statistics.h"
 #include "verbatim-eplb/injection.h"
-#include "verbatim-eplb/memory.h"
 #include "verbatim-eplb/posting.h"
 #include "verbatim-eplb/report.h"
 #include "verbatim-eplb/rows.h"
@@ -98,7 +98,7 @@ TEST(Watchdog, NothingPending_DoesNotFire) {
 }
 
 TEST(WeightRows, EveryRow_HasGuardsOnBothSides) {
-  const auto memory = make_host_memory();
+  const auto memory = memory::make_host_memory();
   const ExpertLayout expert{{{"a", "fp8", 65}, {"b", "fp32", 4}, {"none", "fp8", 0}}};
   Rows rows(*memory, "weights", expert, 3);
   EXPECT_EQ(3U * 69, rows.piece().bytes - rows.guard_bytes());
@@ -107,7 +107,7 @@ TEST(WeightRows, EveryRow_HasGuardsOnBothSides) {
   const workload::Pattern content(1, 2);
   for (std::size_t t = 0; t < 3; ++t) {
     for (std::size_t row = 0; row < 3; ++row) {
-      write(*memory, rows.at(t, row), expert.tensors[t].bytes, content);
+      memory::fill(*memory, content, rows.at(t, row), expert.tensors[t].bytes);
     }
   }
   EXPECT_EQ(0U, rows.check_guards().bytes);
@@ -127,18 +127,18 @@ TEST(WeightRows, EveryRow_HasGuardsOnBothSides) {
 }
 
 TEST(CompareBytes, WrongByteBeyondFirstBlock_IsNamed) {
-  const auto memory = make_host_memory();
+  const auto memory = memory::make_host_memory();
   constexpr std::size_t kBytes = (std::size_t{2} << 20) + 7;
   std::byte* const data = memory->allocate(kBytes);
   const workload::Pattern content(3, 4);
-  write(*memory, data, kBytes, content);
+  memory::fill(*memory, content, data, kBytes);
   EXPECT_EQ(0U, compare(*memory, data, kBytes, content, "buffer").bytes);
   data[kBytes - 1] ^= std::byte{1};
   data[(std::size_t{1} << 20) + 5] ^= std::byte{1};
   const Damage damage = compare(*memory, data, kBytes, content, "buffer");
   EXPECT_EQ(2U, damage.bytes);
   EXPECT_EQ(0U, damage.first.find("buffer, offset 1048581: ")) << damage.first;
-  write_poison(*memory, data, kBytes, content);
+  memory::poison(*memory, content, data, kBytes);
   EXPECT_EQ(kBytes, compare(*memory, data, kBytes, content, "buffer").bytes);
 }
 

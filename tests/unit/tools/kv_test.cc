@@ -105,7 +105,8 @@ TEST(CacheMemory, EveryAllocationKind_HasValidLayout) {
     std::vector<Family> families{
         {.geometry = scaled(find_model("deepseek-mla-bf16").kv, 20), .num_blocks = 3, .block_len = 73'728},
         {.geometry = scaled(indexer_geometry(), 30), .num_blocks = 5, .block_len = 8'448}};
-    const CacheMemory memory(families, how);
+    const auto host_memory = memory::make_host_memory();
+    const CacheMemory memory(*host_memory, families, how);
     std::size_t layers = 0;
     for (const Family& family : families) {
       EXPECT_EQ(family.geometry.layers, family.bases.size());
@@ -126,9 +127,10 @@ class BlockContentsTest : public testing::Test {
  protected:
   std::vector<Family> families_{
       {.geometry = shared_by(scaled(find_model("llama-70b-tp4").kv, 40), 2), .num_blocks = 6, .block_len = 4'096}};
-  CacheMemory memory_{families_, Allocations::kSlab};
+  const std::unique_ptr<memory::Memory> host_memory_ = memory::make_host_memory();
+  CacheMemory memory_{*host_memory_, families_, Allocations::kSlab};
   const Family& family_ = families_[0];
-  const Contents contents_{family_};
+  const Contents contents_{*host_memory_, family_};
   const std::vector<std::uint32_t> all_{0, 1, 2, 3, 4, 5};
   const std::vector<std::uint32_t> blocks_{4, 1};
   std::string where_;

@@ -207,6 +207,17 @@ TEST_P(Schedules, AnyLimit_KeepsLimitAndOrder) {
   }
 }
 
+// Pairs go into the first batch in which neither end has a peer, in the order of their first transfers. The two
+// directions of a pair are two pairs, and later transfers of a pair stay in its batch.
+TEST(BatchedSchedule, Pairs_GoIntoTheFirstFreeBatch) {
+  const std::vector<Transfer> transfers{{0, 1, 0, 0, 0}, {1, 0, 1, 0, 0}, {2, 3, 2, 0, 0},
+                                        {0, 2, 3, 0, 0}, {0, 1, 4, 0, 0}, {1, 3, 5, 0, 0}};
+  const Schedule schedule = schedule_batches(transfers, 4, 1, 0);
+  EXPECT_EQ((std::vector<std::uint32_t>{0, 1, 0, 2, 0, 2}), schedule.group_of);
+  EXPECT_EQ(3U, schedule.groups);
+  EXPECT_EQ(2U, schedule.largest_group);
+}
+
 TEST_P(Schedules, LimitBelowOneExpert_IsRejected) {
   const std::vector<Transfer> transfers{{0, 1, 0, 0, 0}};
   EXPECT_THROW(schedule(transfers, 2, 4, 3), BadInput);
