@@ -52,6 +52,7 @@ const char* CudaMemory::registered_by(const ranks::LoadedPlugin& plugin, int dev
 void* CudaMemory::register_at(const ranks::LoadedPlugin& plugin, int device, void* comm, std::byte* data,
                               std::size_t bytes) const {
   const std::string which = registered_by(plugin, device);
+  gpu_.make_current();  // as in the threads of NCCL that register memory
   void* mhandle = nullptr;
   nccl::Result result{};
   if (uses_dmabuf(plugin, device)) {

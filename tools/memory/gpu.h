@@ -28,6 +28,8 @@ class Gpu {
   std::byte* allocate(std::size_t bytes);  // freed by the destructor
   Stream make_stream();                    // destroyed by the destructor
 
+  // Makes this GPU's context the calling thread's current one. All functions that need it do so themselves.
+  void make_current() const;
   // Whether memory of this GPU can be exported as a dma-buf.
   bool exports_dmabufs() const;
   // `data` is at a page boundary, `bytes` are whole pages of one allocation.
@@ -71,9 +73,6 @@ class Gpu {
     Result (*attribute)(int* value, int attribute, int device);
     Result (*export_range)(void* handle, Pointer data, std::size_t bytes, int type, unsigned long long flags);
   };
-
-  // CUDA's current context belongs to a thread.
-  void make_current() const;
   void check(Result result, const char* what) const;
 
   const Functions cuda_;
