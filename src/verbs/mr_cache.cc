@@ -99,7 +99,7 @@ const char* memory_name(MemoryType type) {
 }
 
 void MrReleaser::operator()(const MrEntry* entry) const {
-  if (Status status = cache->drop(entry); !status) {
+  if (Status status = cache->drop(entry, has_whole_range); !status) {
     log_destroy_failure("memory region", cache->device_, status.error().sys_errno);
   }
 }
@@ -158,7 +158,7 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
 
   {
     const MutexLock lock(mutex_);
-    if (Slot* slot = find_cover(key, start, bytes)) return MrRef(slot, MrReleaser{this});
+    if (MrRef existing = find_cover(key, start, bytes)) return existing;
   }
   Result<UniqueMr> mr = register_range(request, start, bytes, dmabuf_offset);
   if (!mr) return mr.error();
@@ -169,36 +169,37 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
   fresh->rkey = fresh->mr->rkey;
   fresh->bytes = bytes;
   fresh->references = 1;
+  fresh->whole_references = 1;
   // Another thread can have registered the range in the meantime. Then its registration is used, and `fresh` is
   // deregistered after the lock is released.
   const MutexLock lock(mutex_);
-  if (Slot* slot = find_cover(key, start, bytes)) return MrRef(slot, MrReleaser{this});
+  if (MrRef existing = find_cover(key, start, bytes)) return existing;
   const auto ranges = ranges_.try_emplace(key).first;
   ranges->second.max_bytes = std::max(ranges->second.max_bytes, bytes);
   const auto position = ranges->second.by_start.emplace(start, std::move(fresh));
   position->second->ranges = ranges;
   position->second->position = position;
   ++size_;
-  return MrRef(position->second.get(), MrReleaser{this});
+  return MrRef(position->second.get(), MrReleaser{this, true});
 }
 
-// Increments the reference count of the slot that it returns.
-MrCache::Slot* MrCache::find_cover(const RegistrationKind& key, std::uintptr_t start, std::size_t bytes) {
+MrRef MrCache::find_cover(const RegistrationKind& key, std::uintptr_t start, std::size_t bytes) {
   const auto ranges = ranges_.find(key);
-  if (ranges == ranges_.end()) return nullptr;
+  if (ranges == ranges_.end()) return {};
   auto& by_start = ranges->second.by_start;
   const std::uintptr_t end = start + bytes;
   for (auto candidate = by_start.upper_bound(start); candidate != by_start.begin();) {
     --candidate;
     // Ranges with a lower start cannot reach `end` either.
-    if (end - candidate->first > ranges->second.max_bytes) return nullptr;
+    if (end - candidate->first > ranges->second.max_bytes) return {};
     Slot& slot = *candidate->second;
-    if (candidate->first + slot.bytes >= end) {
-      ++slot.references;
-      return &slot;
-    }
+    if (candidate->first + slot.bytes < end || slot.whole_references == 0) continue;
+    const bool is_whole = candidate->first == start && slot.bytes == bytes;
+    ++slot.references;
+    if (is_whole) ++slot.whole_references;
+    return MrRef(&slot, MrReleaser{this, is_whole});
   }
-  return nullptr;
+  return {};
 }
 
 Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_t start, std::size_t bytes,
@@ -233,14 +234,16 @@ Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_
 
 Status MrCache::release(MrRef ref) {
   if (!ref) return {};
-  return drop(ref.release());
+  const bool has_whole_range = ref.get_deleter().has_whole_range;
+  return drop(ref.release(), has_whole_range);
 }
 
-Status MrCache::drop(const MrEntry* entry) {
+Status MrCache::drop(const MrEntry* entry, bool has_whole_range) {
   std::unique_ptr<Slot> last;  // deregistered outside the lock
   {
     const MutexLock lock(mutex_);
     const auto position = static_cast<const Slot*>(entry)->position;
+    if (has_whole_range) --position->second->whole_references;
     if (--position->second->references > 0) return {};
     last = std::move(position->second);
     last->ranges->second.by_start.erase(position);

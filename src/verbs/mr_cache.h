@@ -61,6 +61,7 @@ class MrCache;
 
 struct MrReleaser {
   MrCache* cache = nullptr;
+  bool has_whole_range = false;  // the reference is one to the whole range of the registration
   void operator()(const MrEntry* entry) const;
 };
 
@@ -79,9 +80,11 @@ class MrCache {
 
   // A reference to a registration of whole pages that covers [address, address + bytes): an existing one of the same
   // type and ordering, or a new one. A dma-buf is not compared: NCCL exports a new descriptor for each registration of
-  // the same memory, and memory that is registered keeps its addresses. Overlapping ranges are not merged. For zero
-  // bytes it returns the keys of a page of the cache, because a peer must not access any byte of the caller's memory.
-  // No lock is held while the driver registers. A failure is logged with its cause and the next step.
+  // the same memory, and memory that is registered keeps its addresses. So an existing registration is used only while
+  // somebody has a reference to its whole range: otherwise the application may have freed a part of the memory, and
+  // other memory can have the addresses, which the registration does not reach. Overlapping ranges are not merged. For
+  // zero bytes it returns the keys of a page of the cache, because a peer must not access any byte of the caller's
+  // memory. No lock is held while the driver registers. A failure is logged with its cause and the next step.
   Result<MrRef> acquire(const MrRequest& request) VERBATIM_EXCLUDES(mutex_);
 
   // Releases `ref`. If it was the last reference, the result is that of ibv_dereg_mr.
@@ -113,16 +116,17 @@ class MrCache {
   struct Slot : MrEntry {
     std::size_t bytes = 0;
     std::size_t references = 0;
+    std::size_t whole_references = 0;  // those to the whole range
     std::map<RegistrationKind, Ranges>::iterator ranges;
     std::multimap<std::uintptr_t, std::unique_ptr<Slot>>::iterator position;
   };
 
   friend struct MrReleaser;
 
-  Slot* find_cover(const RegistrationKind& key, std::uintptr_t start, std::size_t bytes) VERBATIM_REQUIRES(mutex_);
+  MrRef find_cover(const RegistrationKind& key, std::uintptr_t start, std::size_t bytes) VERBATIM_REQUIRES(mutex_);
   Result<UniqueMr> register_range(const MrRequest& request, std::uintptr_t start, std::size_t bytes,
                                   std::uint64_t dmabuf_offset) const;
-  Status drop(const MrEntry* entry) VERBATIM_EXCLUDES(mutex_);
+  Status drop(const MrEntry* entry, bool has_whole_range) VERBATIM_EXCLUDES(mutex_);
   std::string describe_some() const VERBATIM_EXCLUDES(mutex_);
 
   const Verbs& verbs_;
