@@ -12,8 +12,10 @@ namespace {
 
 std::array<std::atomic<Gpu*>, kMaxGpus> g_gpus{};
 
-thread_local bool t_keeps_context = false;
-thread_local cuda::Context t_kept_context = nullptr;
+// initial-exec: clang's leak checker crashes when it looks at other variables of threads in a library that dlopen
+// loads.
+[[gnu::tls_model("initial-exec")]] thread_local bool t_keeps_context = false;
+[[gnu::tls_model("initial-exec")]] thread_local cuda::Context t_kept_context = nullptr;
 
 Error refused(const char* call, const cuda::Driver& driver, cuda::Status status) {
   VERBATIM_WARN("GPU memory cannot be registered: %s: %s", call, cuda::name_of(driver, status));
