@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <climits>
 #include <deque>
+#include <iterator>
 #include <vector>
 
 #include "base/clock.h"
@@ -21,6 +22,8 @@ namespace {
 
 Mutex g_prepare_mutex;
 std::atomic<bool> g_is_prepared{false};
+
+constexpr std::uint32_t kMaxBuffersOfOwner = kStagingBuffers / 2;
 
 // How long the thread polls for requests before it sleeps: about the time that it takes to wake it.
 constexpr std::uint64_t kIdleSpinNs = 50'000;
@@ -177,6 +180,15 @@ void free_if_abandoned_to_dead(const HostRegistry& registry, StagingBuffer& buff
   if (change(buffer, word.serial, StagingState::kAbandoned, StagingState::kIdle)) free_buffer(buffer);
 }
 
+std::uint32_t buffers_of(const HostRegistry& registry, Incarnation owner) {
+  const GpuStaging& staging = registry.gpu_staging();
+  return static_cast<std::uint32_t>(
+      std::count_if(std::begin(staging.buffers), std::end(staging.buffers), [&](const StagingBuffer& buffer) {
+        return buffer.user.load(std::memory_order_relaxed) != 0 &&
+               buffer.copier.load(std::memory_order_relaxed) == owner;
+      }));
+}
+
 // Whether a process is alive costs a system call, and usually all users of the buffers are.
 bool may_reclaim() {
   static std::atomic<std::uint64_t> last_ns{0};
@@ -218,8 +230,9 @@ TakenBuffer::~TakenBuffer() {
   if (!change(shared(), serial_, StagingState::kCopying, StagingState::kAbandoned)) free_buffer(shared());
 }
 
-TakenBuffer TakenBuffer::take(const HostRegistry& registry) {
+TakenBuffer TakenBuffer::take(const HostRegistry& registry, Incarnation owner) {
   TakenBuffer taken;
+  if (owner != 0 && buffers_of(registry, owner) >= kMaxBuffersOfOwner) return taken;
   for (const bool reclaims : {false, true}) {
     if (reclaims && !may_reclaim()) return taken;
     for (std::uint32_t i = 0; i < kStagingBuffers; ++i) {
@@ -229,6 +242,7 @@ TakenBuffer TakenBuffer::take(const HostRegistry& registry) {
       Incarnation user = buffer.user.load(std::memory_order_relaxed);
       if (user != 0 && (!reclaims || !is_left(registry, buffer, user))) continue;
       if (!buffer.user.compare_exchange_strong(user, registry.me(), std::memory_order_acquire)) continue;
+      buffer.copier.store(owner, std::memory_order_relaxed);
       taken.registry_ = &registry;
       taken.index_ = index;
       taken.serial_ = buffer.word.load(std::memory_order_relaxed).serial + 1;
@@ -246,7 +260,6 @@ bool TakenBuffer::request_copy(const ProcessView& owner, std::uint64_t address, 
     SharedLockGuard lock(queue.lock, registry_->me());
     const std::uint32_t tail = queue.tail.load(std::memory_order_relaxed);
     if (tail - queue.head.load(std::memory_order_acquire) >= kGpuCopyRequests) return false;
-    shared().copier.store(owner.incarnation(), std::memory_order_relaxed);
     shared().word.store({++serial_, StagingState::kRequested}, std::memory_order_relaxed);
     queue.ring[tail % kGpuCopyRequests] = {address, bytes, index_, serial_, is_read ? 1U : 0U, lane};
     queue.tail.store(tail + 1, std::memory_order_seq_cst);

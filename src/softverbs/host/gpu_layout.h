@@ -26,7 +26,7 @@ struct alignas(8) StagingWord {
 
 struct StagingBuffer {
   std::atomic<Incarnation> user;    // 0: free
-  std::atomic<Incarnation> copier;  // the process that was asked to copy; valid unless kIdle
+  std::atomic<Incarnation> copier;  // the process that the user asks to copy; 0: none
   std::atomic<StagingWord> word;
 };
 static_assert(std::atomic<StagingWord>::is_always_lock_free);

@@ -177,11 +177,15 @@ void GpuCopies::watch_direct() {
   if (direct_.watch.watch(*direct_.gpu, CopyWay::kOnDevice, lane_)) direct_.watched = direct_.queued;
 }
 
-bool GpuCopies::take_buffer(Piece& piece) {
+bool GpuCopies::take_buffer(Copy& copy, Piece& piece) {
   if (piece.buffer) return true;
   if (buffers_ >= kMaxBuffers) return false;
-  piece.buffer = TakenBuffer::take(registry_);
-  if (!piece.buffer) return false;
+  const bool needs_owner = piece.source == Place::kPeerGpu || piece.target == Place::kPeerGpu;
+  piece.buffer = TakenBuffer::take(registry_, needs_owner ? copy.target->incarnation() : 0);
+  if (!piece.buffer) {
+    if (needs_owner && !copy.target->is_alive(monotonic_ns())) copy.state = State::kTargetDead;
+    return false;
+  }
   ++buffers_;
   return true;
 }
@@ -193,7 +197,7 @@ void GpuCopies::return_buffer(Piece& piece) {
 }
 
 void GpuCopies::begin_read(Copy& copy, Piece& piece) {
-  if (!take_buffer(piece)) return;
+  if (!take_buffer(copy, piece)) return;
   switch (piece.source) {
     case Place::kOwnHost:
       copy_in_order(piece.buffer.bytes(), pointer(piece.from), piece.bytes);

@@ -89,7 +89,7 @@ class GpuCopies {
   // Makes the piece a direct copy if the GPU at the local end reaches the other end.
   static bool make_direct(const ProcessView& target, CopyDirection direction, std::uint32_t gpu_memory, Piece& piece);
   void advance(Copy& copy, Piece& piece);
-  bool take_buffer(Piece& piece);  // false: none is free now
+  bool take_buffer(Copy& copy, Piece& piece);  // false: none is free now
   void return_buffer(Piece& piece);
   void begin_read(Copy& copy, Piece& piece);
   void begin_write(Copy& copy, Piece& piece);
