@@ -27,7 +27,12 @@ bool has_settled(const CopyProgress& progress, std::uint32_t begun) {
 void await_settled(CopyProgress& progress, std::uint32_t begun) {
   while (!has_settled(progress, begun)) {
     if (!is_alive(progress.copier.load(std::memory_order_relaxed))) {
-      progress.settled.store(begun, std::memory_order_relaxed);  // what it had begun ended with it
+      // What it had begun ended with it. Another thread may have seen this before, and a new peer may have copied
+      // since.
+      std::uint32_t settled = progress.settled.load(std::memory_order_relaxed);
+      while (static_cast<std::int32_t>(settled - begun) < 0 &&
+             !progress.settled.compare_exchange_weak(settled, begun, std::memory_order_relaxed)) {
+      }
       return;
     }
     sched_yield();
@@ -77,12 +82,7 @@ Attempt finish_write(Qp& qp, const Packets& packets, GpuCopies::State state) {
   if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
   Response response = Response::kNoResponse;
   if (route.qp->qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn && !is_unreachable(qp, faults())) {
-    if (state == GpuCopies::State::kDone) {
-      response = finish_copied_write(*route.process, me, route.index, packets);
-    } else {
-      response = Response::kOperationalError;
-      refuse_request(*route.process, me, route.index, response);
-    }
+    response = finish_copied_write(*route.process, me, route.index, packets, state == GpuCopies::State::kDone);
   }
   Attempt result = attempt_of(response);
   result.rnr_timer = route.qp->min_rnr_timer;

@@ -100,18 +100,19 @@ void Engine::spin_then_sleep() {
            segment.service_pending.load(std::memory_order_seq_cst) != 0;
   };
   std::uint64_t now = monotonic_ns();
-  const std::uint64_t due = earliest_due_ns_.load(std::memory_order_relaxed);
+  const std::uint64_t polls_until = std::min(now + kSpinNs, earliest_due_ns_.load(std::memory_order_relaxed));
   segment.polling.fetch_add(1, std::memory_order_seq_cst);
   bool found = false;
-  for (const std::uint64_t end = std::min(now + kSpinNs, due); now < end && !found; now = monotonic_ns()) {
+  for (; now < polls_until && !found; now = monotonic_ns()) {
     found = has_work();
     if (!found) sched_yield();
   }
   segment.polling.fetch_sub(1, std::memory_order_seq_cst);  // before has_work() below: see ring_doorbell()
-  if (found || due <= now) return;
+  if (found || earliest_due_ns_.load(std::memory_order_relaxed) <= now) return;
   segment.sleeping.fetch_add(1, std::memory_order_seq_cst);
   const std::uint32_t wake_count = segment.doorbell.load(std::memory_order_seq_cst);
-  if (!has_work()) {
+  const std::uint64_t due = earliest_due_ns_.load(std::memory_order_relaxed);  // it may have changed meanwhile
+  if (!has_work() && due > now) {
     const std::uint64_t wait_ns = due == kNever ? 0 : due - now;
     const timespec timeout{static_cast<time_t>(wait_ns / kNanosecondsPerSecond),
                            static_cast<long>(wait_ns % kNanosecondsPerSecond)};

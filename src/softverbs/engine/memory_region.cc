@@ -143,6 +143,7 @@ Result<GpuRegion> prepare_gpu_memory(Process& process, const GpuAllocation& allo
   const Result<Gpu*> gpu = Gpu::open(allocation.gpu);
   if (!gpu) return gpu.error();
   const CurrentGpu current(**gpu);  // the thread that registers need not have a context
+  if (!current.is_set()) return system_error("cuCtxPushCurrent", EIO);
   if (Status prepared = prepare_staging(process.registry(), process.segment()); !prepared) return prepared.error();
   GpuRegion region{mark_gpu_address(allocation.gpu, address), 0};
   if (!process.settings().copies_directly) return region;
@@ -226,7 +227,8 @@ Result<Mr*> make_gpu_region(Context& context, ibv_pd* pd, const GpuAllocation& a
 
 Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
                             unsigned access) {
-  auto begin = reinterpret_cast<std::uintptr_t>(address);
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  if (is_gpu_address(begin)) return system_error("register_memory", EFAULT);  // no address of a program
   if (context.process->settings().takes(GpuMemory::kPeerMemory)) {
     if (const std::optional<GpuAllocation> allocation = find_gpu_allocation(begin, length)) {
       return make_gpu_region(context, pd, *allocation, begin, length, iova, access);

@@ -24,6 +24,7 @@ struct Packets {
   std::uint64_t swap;
   std::uint32_t rkey;
   std::uint32_t imm;
+  std::uint32_t target_resets;  // SharedQp::resets of the peer's QP when the copy of a WRITE began
   bool solicited;
   bool is_deferred;  // a WRITE whose payload place_payload() places later
   Qp* sender;        // of a WRITE whose copy may be begun only; nullptr: it must be in memory when the step ends

@@ -54,6 +54,7 @@ void reset_qp(Qp& qp) {
     SharedLockGuard lock(qp.shared->lock, qp.process->me());
     await_copies(qp.process->segment());  // the buffers of its receives belong to the program again
     qp.shared->state.store(IBV_QPS_RESET, std::memory_order_seq_cst);
+    ++qp.shared->resets;
     empty_queues(qp);
   }
   purge_completions(*static_cast<Cq*>(qp.send_cq), qp.index);
@@ -64,6 +65,12 @@ void reset_qp(Qp& qp) {
   }
   qp.shared->receives.posted.store(0, std::memory_order_relaxed);
   qp.shared->receives.consumed.store(0, std::memory_order_relaxed);
+}
+
+// Returns when no copy of GPU memory for the peer accesses memory of this process.
+void await_arrivals(Qp& qp) {
+  await_gpu_copies(qp.shared->arrivals);
+  await_requested_copies(qp.process->segment());
 }
 
 bool is_path_valid(const Qp& qp, const ibv_ah_attr& path) {
@@ -249,7 +256,7 @@ int destroy_qp(Qp& qp) {
     SharedLockGuard lock(qp.shared->lock, process.me());
     qp.shared->qpn.store(0, std::memory_order_release);
   }
-  await_gpu_copies(qp.shared->arrivals);
+  await_arrivals(qp);
   process.publish(qp.index, nullptr);
   process.engine().remove(qp);
   process.registry().release_qpn(qp.qp_num);
@@ -292,7 +299,7 @@ int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
   }
   // The memory that the peer writes belongs to the program again. Without qp.execution: the engine that copies may be
   // about to run this QP.
-  if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) await_gpu_copies(qp.shared->arrivals);
+  if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) await_arrivals(qp);
   qp.ibv_qp::state = to;
   if (from == IBV_QPS_INIT && to == IBV_QPS_RTR) report_unreachable_peer(qp, given.dest_qp_num);
   if (to == IBV_QPS_RTS || to == IBV_QPS_SQD) qp.process->engine().submit_now(qp);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/clock.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/copies_in_flight.h"
 #include "softverbs/engine/events.h"
@@ -59,8 +60,10 @@ class Responder {
     return response;
   }
 
-  Response finish_copied_write() {
-    if (!receives()) return Response::kNoResponse;
+  Response finish_copied_write(bool is_copied) {
+    // The QP may have been connected again since the copy began.
+    if (!receives() || qp_.resets != packets_.target_resets) return Response::kNoResponse;
+    if (!is_copied) return refuse_now(Response::kOperationalError);
     if (!consume()) return Response::kReceiverNotReady;
     return is_to_fail() ? fail_receive_by_fault() : finish_receive(IBV_WC_RECV_RDMA_WITH_IMM);
   }
@@ -180,6 +183,7 @@ class Responder {
     in_flight.copies.begin(process_, CopyDirection::kToTarget, local_, spans, &packets_.sender->shared->sends,
                            &qp_.arrivals);
     in_flight.steps.push_back(packets_);
+    in_flight.steps.back().target_resets = qp_.resets;
     if (consumes) ++in_flight.receives_consumed;
     return Response::kBegun;
   }
@@ -214,11 +218,17 @@ class Responder {
       after = packets_.swap;
     }
     if (after != before) {
-      if (const Response moved = move_word(copy_to, after, address); moved != Response::kAck) return moved;
+      if (const Response moved = move_word(copy_to, after, address); moved != Response::kAck) return once(moved);
     }
     qp_.atomic_psn = packets_.psn;
     qp_.atomic_result = before;
-    return return_word(before);
+    return once(return_word(before));
+  }
+
+  // A word that may have been changed must not be changed again: a requester repeats what got no response.
+  Response once(Response response) {
+    const bool may_repeat = response == Response::kNoResponse && process_.is_alive(monotonic_ns());
+    return may_repeat ? refuse(Response::kOperationalError) : response;
   }
 
   Response return_word(std::uint64_t word) {
@@ -334,7 +344,10 @@ class Responder {
 
   Response refuse(Response response) {
     // The QP must not fail before the earlier requests have been finished.
-    if (is_sender_copying()) return Response::kLater;
+    return is_sender_copying() ? Response::kLater : refuse_now(response);
+  }
+
+  Response refuse_now(Response response) {
     refuse_request(process_, me_, index_, response);
     return response;
   }
@@ -381,10 +394,10 @@ Response place_payload(const ProcessView& process, Incarnation me, std::uint32_t
   return Responder(process, me, qp_index, packets, local).place_payload();
 }
 
-Response finish_copied_write(const ProcessView& process, Incarnation me, std::uint32_t qp_index,
-                             const Packets& packets) {
+Response finish_copied_write(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                             bool is_copied) {
   Spans none;
-  return Responder(process, me, qp_index, packets, none).finish_copied_write();
+  return Responder(process, me, qp_index, packets, none).finish_copied_write(is_copied);
 }
 
 void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp_index, Response response) {

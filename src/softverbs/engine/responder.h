@@ -35,9 +35,10 @@ bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn
 // refuse_request. The caller holds the lock of the QP.
 Response place_payload(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
                        Spans& local);
-// Delivers the immediate of a WRITE whose bytes are in memory now. The caller holds the lock of the QP.
-Response finish_copied_write(const ProcessView& process, Incarnation me, std::uint32_t qp_index,
-                             const Packets& packets);
+// Delivers the immediate of a WRITE whose bytes are in memory now, or refuses a WRITE that could not be copied. The
+// caller holds the lock of the QP.
+Response finish_copied_write(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                             bool is_copied);
 void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp_index, Response response);
 
 // Moves a QP to the error state and flushes its receive queue; in the error state, flushes what is left. The caller is

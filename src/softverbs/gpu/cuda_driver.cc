@@ -16,6 +16,7 @@ bool find(void* library, const char* symbol, Function*& function) {
 }
 
 bool find_all(void* library, Driver& driver) {
+  find(library, "cuThreadExchangeStreamCaptureMode", driver.thread_exchange_capture_mode);
   return find(library, "cuPointerGetAttribute", driver.pointer_get_attribute) &&
          find(library, "cuDevicePrimaryCtxRetain", driver.primary_context_retain) &&
          find(library, "cuCtxSetCurrent", driver.context_set_current) &&

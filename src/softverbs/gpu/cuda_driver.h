@@ -48,6 +48,9 @@ struct AccessDescription {
   int flags;
 };
 
+// Other threads may capture graphs. What they capture does not concern the calls of a thread in this mode.
+constexpr int kRelaxedCaptureMode = 2;
+
 constexpr unsigned kNonBlockingStream = 1;
 constexpr unsigned kEventWithoutTiming = 2;
 constexpr unsigned kPortableHostMemory = 1;
@@ -58,6 +61,7 @@ struct Driver {
   Status (*context_set_current)(Context context);
   Status (*context_push)(Context context);
   Status (*context_pop)(Context* context);
+  Status (*thread_exchange_capture_mode)(int* mode);  // nullptr: not in this version
   Status (*stream_create)(Stream* stream, unsigned flags);
   Status (*event_create)(Event* event, unsigned flags);
   Status (*event_record)(Event event, Stream stream);

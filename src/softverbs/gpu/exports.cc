@@ -1,5 +1,8 @@
 #include "softverbs/gpu/exports.h"
 
+#include <fcntl.h>
+
+#include <atomic>
 #include <cstring>
 #include <map>
 
@@ -14,15 +17,20 @@ struct Export {
   UniqueFd fd;
 };
 
-Mutex g_mutex;
-std::map<std::uint32_t, Export> g_exports VERBATIM_GUARDED_BY(g_mutex);  // by index
-std::uint64_t g_last_serial VERBATIM_GUARDED_BY(g_mutex) = 0;
+struct Exports {
+  Mutex mutex;
+  std::map<std::uint32_t, Export> by_index VERBATIM_GUARDED_BY(mutex);
+  std::uint64_t last_serial VERBATIM_GUARDED_BY(mutex) = 0;
 
-std::uint32_t free_index() VERBATIM_REQUIRES(g_mutex) {
-  std::uint32_t index = 0;
-  while (g_exports.contains(index)) ++index;
-  return index;
-}
+  std::uint32_t free_index() const VERBATIM_REQUIRES(mutex) {
+    std::uint32_t index = 0;
+    while (by_index.contains(index)) ++index;
+    return index;
+  }
+};
+
+// Never destroyed: destructors of the program may still deregister memory.
+std::atomic<Exports*> g_exports{new Exports};
 
 // Fills in how peers map the memory. False: it cannot be exported.
 bool describe(const cuda::Driver& driver, const GpuAllocation& allocation, GpuMemoryHandle& memory, UniqueFd& fd) {
@@ -47,6 +55,7 @@ bool describe(const cuda::Driver& driver, const GpuAllocation& allocation, GpuMe
   driver.memory_release(handle);
   if (status != cuda::kSuccess) return false;
   fd = UniqueFd(exported);
+  ::fcntl(exported, F_SETFD, FD_CLOEXEC);
   memory.kind = GpuMemoryKind::kDescriptor;
   memory.fd = exported;
   return true;
@@ -55,13 +64,14 @@ bool describe(const cuda::Driver& driver, const GpuAllocation& allocation, GpuMe
 }  // namespace
 
 std::uint32_t export_gpu_memory(Segment& segment, const GpuAllocation& allocation) {
-  const MutexLock lock(g_mutex);
-  for (auto& [index, known] : g_exports) {
+  Exports& exports = *g_exports.load(std::memory_order_acquire);
+  const MutexLock lock(exports.mutex);
+  for (auto& [index, known] : exports.by_index) {
     if (known.id != allocation.id) continue;
     ++known.users;
     return index + 1;
   }
-  const std::uint32_t index = free_index();
+  const std::uint32_t index = exports.free_index();
   Gpu* const gpu = Gpu::opened(allocation.gpu);
   if (index >= kMaxGpuMemories || gpu == nullptr) return 0;
   const CurrentGpu current(*gpu);
@@ -71,23 +81,24 @@ std::uint32_t export_gpu_memory(Segment& segment, const GpuAllocation& allocatio
   shared.memory.gpu = allocation.gpu;
   shared.memory.start = allocation.start;
   shared.memory.bytes = allocation.bytes;
-  shared.serial.store(++g_last_serial, std::memory_order_release);
-  g_exports.emplace(index, Export{allocation.id, 1, std::move(fd)});
+  shared.serial.store(++exports.last_serial, std::memory_order_release);
+  exports.by_index.emplace(index, Export{allocation.id, 1, std::move(fd)});
   return index + 1;
 }
 
 void withdraw_gpu_memory(Segment& segment, std::uint32_t number) {
   if (number == 0) return;
-  const MutexLock lock(g_mutex);
-  const auto found = g_exports.find(number - 1);
-  if (found == g_exports.end() || --found->second.users != 0) return;
+  Exports& exports = *g_exports.load(std::memory_order_acquire);
+  const MutexLock lock(exports.mutex);
+  const auto found = exports.by_index.find(number - 1);
+  if (found == exports.by_index.end() || --found->second.users != 0) return;
   segment.gpu_memories[number - 1].serial.store(0, std::memory_order_release);
-  g_exports.erase(found);
+  exports.by_index.erase(found);
 }
 
 void forget_exports_of_parent() {
-  const MutexLock lock(g_mutex);
-  g_exports.clear();
+  // A thread of the parent may have held the lock, so the descriptors stay open until the child ends.
+  g_exports.store(new Exports, std::memory_order_release);
 }
 
 }  // namespace verbatim::softverbs

@@ -17,6 +17,10 @@ std::array<std::atomic<Gpu*>, kMaxGpus> g_gpus{};
 [[gnu::tls_model("initial-exec")]] thread_local bool t_keeps_context = false;
 [[gnu::tls_model("initial-exec")]] thread_local cuda::Context t_kept_context = nullptr;
 
+void exchange_capture_mode(const cuda::Driver& driver, int& mode) {
+  if (driver.thread_exchange_capture_mode != nullptr) driver.thread_exchange_capture_mode(&mode);
+}
+
 Error refused(const char* call, const cuda::Driver& driver, cuda::Status status) {
   VERBATIM_WARN("GPU memory cannot be registered: %s: %s", call, cuda::name_of(driver, status));
   return {ErrorKind::kSystem, EIO, call, true};
@@ -137,9 +141,11 @@ void Gpu::return_event(cuda::Event event) {
 
 CurrentGpu::CurrentGpu(const Gpu& gpu) : cuda_(gpu.cuda()) {
   if (!t_keeps_context) {
+    exchange_capture_mode(cuda_, capture_mode_);
     is_set_ = is_pushed_ = cuda_.context_push(gpu.context()) == cuda::kSuccess;
     return;
   }
+  if (t_kept_context == nullptr) exchange_capture_mode(cuda_, capture_mode_);
   is_set_ = t_kept_context == gpu.context() || cuda_.context_set_current(gpu.context()) == cuda::kSuccess;
   if (is_set_) t_kept_context = gpu.context();
 }
@@ -147,6 +153,7 @@ CurrentGpu::CurrentGpu(const Gpu& gpu) : cuda_(gpu.cuda()) {
 CurrentGpu::~CurrentGpu() {
   cuda::Context popped = nullptr;
   if (is_pushed_) cuda_.context_pop(&popped);
+  if (!t_keeps_context) exchange_capture_mode(cuda_, capture_mode_);
 }
 
 void CurrentGpu::keep_in_this_thread() {

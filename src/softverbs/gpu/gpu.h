@@ -83,6 +83,7 @@ class CurrentGpu {
   const cuda::Driver& cuda_;
   bool is_set_ = false;
   bool is_pushed_ = false;
+  int capture_mode_ = cuda::kRelaxedCaptureMode;  // of a thread of the program: the mode to return to
 };
 
 // A copy by the copy engines of one GPU. Not thread-safe.
@@ -117,6 +118,8 @@ class GpuTransfer {
     return start(gpu, way, lane, [](const cuda::Driver&, cuda::Stream) { return cuda::kSuccess; });
   }
   State poll();
+  // For a transfer that does not run: it has none from now on.
+  void forget() { finish(State::kNone); }
   State state() const { return state_; }
   // Where it was queued. Transfers of one stream end in their order.
   cuda::Stream stream() const { return stream_; }

@@ -135,7 +135,7 @@ class Importer {
     CurrentGpu::keep_in_this_thread();
     std::vector<std::shared_ptr<const Mapped>> withdrawn;
     for (;;) {
-      wait();
+      wait(!withdrawn.empty());
       while (const std::optional<Wanted> wanted = next()) add(wanted->key, import(*wanted));
       take_withdrawn(withdrawn);
       // Copies may still use a mapping. It must end in this thread.
@@ -153,10 +153,10 @@ class Importer {
     std::shared_ptr<const ProcessView> owner;
   };
 
-  void wait() VERBATIM_EXCLUDES(mutex_) {
+  void wait(bool has_withdrawn) VERBATIM_EXCLUDES(mutex_) {
     const MutexLock lock(mutex_);
     if (!wanted_.empty()) return;
-    if (entries_.empty()) {
+    if (entries_.empty() && !has_withdrawn) {
       changed_.wait(mutex_);
     } else {
       changed_.wait_for(mutex_, kSweepInterval);
@@ -168,16 +168,19 @@ class Importer {
     if (wanted_.empty()) return std::nullopt;
     const Key key = wanted_.back();
     wanted_.pop_back();
-    return Wanted{key, entries_[key].owner};
+    const auto entry = entries_.find(key);
+    return Wanted{key, entry != entries_.end() ? entry->second.owner : nullptr};
   }
 
   void add(const Key& key, std::shared_ptr<const Mapped> memory) VERBATIM_EXCLUDES(mutex_) {
     const MutexLock lock(mutex_);
-    entries_[key].memory = std::move(memory);
+    const auto entry = entries_.find(key);
+    if (entry != entries_.end()) entry->second.memory = std::move(memory);
   }
 
   static std::shared_ptr<const Mapped> import(const Wanted& wanted) {
     const Key& key = wanted.key;
+    if (!wanted.owner) return nullptr;  // it has withdrawn the memory
     const ProcessView& owner = *wanted.owner;
     const Gpu* const gpu = Gpu::opened(key.gpu);
     if (gpu == nullptr) return nullptr;

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <climits>
 #include <deque>
-#include <iterator>
 #include <vector>
 
 #include "base/clock.h"
@@ -24,6 +23,7 @@ Mutex g_prepare_mutex;
 std::atomic<bool> g_is_prepared{false};
 
 constexpr std::uint32_t kMaxBuffersOfOwner = kStagingBuffers / 2;
+constexpr std::uint32_t kKeptBuffers = 8;  // for copies that are waited for
 
 // How long the thread polls for requests before it sleeps: about the time that it takes to wake it.
 constexpr std::uint64_t kIdleSpinNs = 50'000;
@@ -180,13 +180,19 @@ void free_if_abandoned_to_dead(const HostRegistry& registry, StagingBuffer& buff
   if (change(buffer, word.serial, StagingState::kAbandoned, StagingState::kIdle)) free_buffer(buffer);
 }
 
-std::uint32_t buffers_of(const HostRegistry& registry, Incarnation owner) {
-  const GpuStaging& staging = registry.gpu_staging();
-  return static_cast<std::uint32_t>(
-      std::count_if(std::begin(staging.buffers), std::end(staging.buffers), [&](const StagingBuffer& buffer) {
-        return buffer.user.load(std::memory_order_relaxed) != 0 &&
-               buffer.copier.load(std::memory_order_relaxed) == owner;
-      }));
+struct Use {
+  std::uint32_t all = 0;
+  std::uint32_t of_owner = 0;
+};
+
+Use count_taken(const HostRegistry& registry, Incarnation owner) {
+  Use use;
+  for (const StagingBuffer& buffer : registry.gpu_staging().buffers) {
+    if (buffer.user.load(std::memory_order_relaxed) == 0) continue;
+    ++use.all;
+    if (buffer.copier.load(std::memory_order_relaxed) == owner) ++use.of_owner;
+  }
+  return use;
 }
 
 // Whether a process is alive costs a system call, and usually all users of the buffers are.
@@ -225,16 +231,24 @@ void forget_staging_of_parent() {
 
 TakenBuffer::~TakenBuffer() {
   if (registry_ == nullptr) return;
-  change(shared(), serial_, StagingState::kRequested, StagingState::kIdle);
-  // What the owner of the GPU memory copies now it must not find in the hands of another process: it frees the buffer.
-  if (!change(shared(), serial_, StagingState::kCopying, StagingState::kAbandoned)) free_buffer(shared());
+  // The owner of the GPU memory may put a request that it has begun back into the queue.
+  while (!change(shared(), serial_, StagingState::kRequested, StagingState::kIdle)) {
+    const StagingState state = shared().word.load(std::memory_order_acquire).state;
+    if (state != StagingState::kRequested && state != StagingState::kCopying) break;
+    // What it copies now it must not find in the hands of another process: it frees the buffer.
+    if (change(shared(), serial_, StagingState::kCopying, StagingState::kAbandoned)) return;
+  }
+  free_buffer(shared());
 }
 
-TakenBuffer TakenBuffer::take(const HostRegistry& registry, Incarnation owner) {
+TakenBuffer TakenBuffer::take(const HostRegistry& registry, Incarnation owner, bool is_waited_for) {
   TakenBuffer taken;
-  if (owner != 0 && buffers_of(registry, owner) >= kMaxBuffersOfOwner) return taken;
+  const Use use = count_taken(registry, owner);
+  const std::uint32_t extra = is_waited_for ? kKeptBuffers : 0;
+  if (owner != 0 && use.of_owner >= kMaxBuffersOfOwner + extra) return taken;
+  if (!is_waited_for && use.all >= kStagingBuffers - kKeptBuffers && !may_reclaim()) return taken;
   for (const bool reclaims : {false, true}) {
-    if (reclaims && !may_reclaim()) return taken;
+    if (reclaims && is_waited_for && !may_reclaim()) return taken;
     for (std::uint32_t i = 0; i < kStagingBuffers; ++i) {
       const std::uint32_t index = (registry.me() * kStagingBuffers / 8 + i) % kStagingBuffers;
       StagingBuffer& buffer = registry.gpu_staging().buffers[index];

@@ -33,9 +33,10 @@ class TakenBuffer {
   explicit operator bool() const { return registry_ != nullptr; }
   std::byte* bytes() const { return registry_->staging_bytes(index_); }
 
-  // `owner`: the process that will be asked to copy; 0: none. Empty: all buffers are in use now, or all that one owner
-  // may have: it may be stopped, and the others need some.
-  static TakenBuffer take(const HostRegistry& registry, Incarnation owner);
+  // `owner`: the process that will be asked to copy; 0: none. `is_waited_for`: a thread does nothing until the copy has
+  // ended. Empty: all buffers are in use now, or all but those that are kept for copies that are waited for, or all
+  // that one owner may have: it may be stopped, and the others need some.
+  static TakenBuffer take(const HostRegistry& registry, Incarnation owner, bool is_waited_for);
 
   // Asks the process that owns the GPU memory at `address` to copy. False: its queue is full, call again later.
   bool request_copy(const ProcessView& owner, std::uint64_t address, std::uint32_t bytes, bool is_read,

@@ -266,6 +266,7 @@ struct SharedQp {
   std::uint32_t min_rnr_timer;
   std::uint32_t max_dest_rd_atomic;
   std::uint32_t established;  // a packet was executed since RESET
+  std::uint32_t resets;       // how often the QP was reset
   std::uint32_t atomic_psn;   // the last atomic and its result: the requester may repeat it
   std::uint64_t atomic_result;
   ReceiveRing receives;

@@ -100,7 +100,10 @@ void GpuCopies::advance() {
   watch_direct();
   writing_ = 0;
   is_held_ = false;
+  lacks_buffer_ = false;
+  bool has_failed = false;  // an earlier copy: the QP fails, and the later ones with it
   for (Copy& copy : copies_) {
+    if (has_failed && copy.state == State::kRunning) copy.state = State::kTargetFailed;
     for (std::size_t i = copy.next; i < copy.pieces.size(); ++i) {
       Piece& piece = copy.pieces[i];
       advance(copy, piece);
@@ -108,7 +111,8 @@ void GpuCopies::advance() {
       if (piece.stage == Stage::kWriting) writing_ = executor_of(piece);
       if (piece.stage < Stage::kWriting) is_held_ = true;
     }
-    if (copy.state != State::kRunning) is_held_ = true;
+    has_failed = has_failed || (copy.state != State::kRunning && copy.state != State::kDone);
+    if (has_failed) is_held_ = true;
   }
   watch_direct();
   settle();
@@ -121,10 +125,10 @@ void GpuCopies::advance(Copy& copy, Piece& piece) {
   }
   if (piece.stage == Stage::kWaiting) piece.gpu != kStaged ? write_directly(copy, piece) : begin_read(copy, piece);
   // A piece is not asked for before an earlier one is in the same stage: it would have to wait for that one anyway.
-  if (piece.stage == Stage::kReading && !is_held_) {
+  if (piece.stage == Stage::kReading && (!is_held_ || has_failed)) {
     finish_stage(copy, piece, piece.source, Stage::kRead, State::kSourceFailed);
   }
-  if (piece.stage == Stage::kRead) begin_write(copy, piece);
+  if (piece.stage == Stage::kRead && copy.state == State::kRunning) begin_write(copy, piece);
   if (piece.stage == Stage::kWriting && piece.gpu != kStaged) {
     finish_direct(copy, piece);
   } else if (piece.stage == Stage::kWriting && writing_ == 0) {
@@ -136,10 +140,10 @@ void GpuCopies::advance(Copy& copy, Piece& piece) {
 }
 
 void GpuCopies::write_directly(Copy& copy, Piece& piece) {
+  if (!may_write(piece)) return;
   Gpu* const gpu = Gpu::opened(static_cast<std::uint32_t>(piece.gpu));
-  if (gpu == nullptr || !may_write(piece)) return;
   const bool is_queued =
-      !direct_.has_failed &&
+      gpu != nullptr && !direct_.has_failed &&
       GpuTransfer::queue(*gpu, CopyWay::kOnDevice, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
         return cuda.copy_on_device(piece.to, piece.from, piece.bytes, stream);
       });
@@ -181,7 +185,7 @@ bool GpuCopies::take_buffer(Copy& copy, Piece& piece) {
   if (piece.buffer) return true;
   if (buffers_ >= kMaxBuffers) return false;
   const bool needs_owner = piece.source == Place::kPeerGpu || piece.target == Place::kPeerGpu;
-  piece.buffer = TakenBuffer::take(registry_, needs_owner ? copy.target->incarnation() : 0);
+  piece.buffer = TakenBuffer::take(registry_, needs_owner ? copy.target->incarnation() : 0, is_waited_for_);
   if (!piece.buffer) {
     if (needs_owner && !copy.target->is_alive(monotonic_ns())) copy.state = State::kTargetDead;
     return false;
@@ -197,7 +201,9 @@ void GpuCopies::return_buffer(Piece& piece) {
 }
 
 void GpuCopies::begin_read(Copy& copy, Piece& piece) {
-  if (!take_buffer(copy, piece)) return;
+  // The oldest piece must not wait for buffers that later ones hold.
+  lacks_buffer_ = lacks_buffer_ || !take_buffer(copy, piece);
+  if (lacks_buffer_) return;
   switch (piece.source) {
     case Place::kOwnHost:
       copy_in_order(piece.buffer.bytes(), pointer(piece.from), piece.bytes);
@@ -344,10 +350,13 @@ void GpuCopies::cancel() {
   settle();
   copies_.clear();
   bytes_ = 0;
+  direct_.queued = direct_.watched = direct_.ended = 0;
+  direct_.has_failed = false;
+  direct_.watch.forget();
 }
 
 CopyResult copy_gpu_memory(const ProcessView& target, CopyDirection direction, Spans& local, Spans& remote) {
-  GpuCopies copies(target.registry(), 0);
+  GpuCopies copies(target.registry(), 0, true);
   copies.begin(target, direction, local, remote, nullptr, nullptr);
   const std::uint64_t end = monotonic_ns() + kTimeoutNs;
   for (unsigned turn = 0;; ++turn) {

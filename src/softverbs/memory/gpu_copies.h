@@ -22,7 +22,9 @@ namespace verbatim::softverbs {
 class GpuCopies {
  public:
   // `lane`: copies of one lane share the streams, so the same number keeps their order without waiting.
-  GpuCopies(const HostRegistry& registry, std::uint32_t lane) : registry_(registry), lane_(lane) {}
+  // `is_waited_for`: a thread that does nothing else waits for the end, so buffers are kept for it.
+  GpuCopies(const HostRegistry& registry, std::uint32_t lane, bool is_waited_for)
+      : registry_(registry), lane_(lane), is_waited_for_(is_waited_for) {}
   // Waits until no copy accesses memory any more.
   ~GpuCopies();
   GpuCopies(const GpuCopies&) = delete;
@@ -105,6 +107,7 @@ class GpuCopies {
 
   const HostRegistry& registry_;
   const std::uint32_t lane_;
+  const bool is_waited_for_;
   std::deque<Copy> copies_;
   std::uint64_t bytes_ = 0;
   std::uint32_t buffers_ = 0;  // taken by the pieces
@@ -125,6 +128,7 @@ class GpuCopies {
   // and whether one of them is not written yet, so that no later one may be.
   Executor writing_ = 0;
   bool is_held_ = false;
+  bool lacks_buffer_ = false;  // an earlier piece got no buffer
 };
 
 // Executes one copy and waits for its end.
