@@ -71,6 +71,12 @@ TEST(GpuMemory, Direct_NeedsNoStaging) {
   EXPECT_EQ(setting("EPLB_REGISTERED_BY"), json["transport"]["registered_by"].get<std::string>());
 }
 
+// Each rank sends to seven peers at the same time: more than the staging buffers of a host can hold at once.
+TEST(GpuMemory, EightRanks_AreCorrect) {
+  expect_correct_in_gpu_memory(run_in_gpu_memory({"--mode", "direct", "--preset", "dsv3-fp8", "--scale", "256",
+                                                  "--layers", "1", "--policy", "greedy-drift", "--ranks", "8"}));
+}
+
 // The socket plugin can lose the data of a flush in memory that the CPU can access.
 TEST(GpuMemory, DataThatDoesNotArrive_IsFound) {
   for (const char* mode : {"per-tensor", "packed", "direct"}) {
