@@ -235,6 +235,19 @@ int post(ibv_qp* qp, ibv_wr_opcode opcode, std::vector<ibv_sge> sges, const Send
   return result;
 }
 
+int post_atomic(ibv_qp* qp, ibv_wr_opcode opcode, ibv_sge result, const SendOptions& target, std::uint64_t compare_add,
+                std::uint64_t swap) {
+  ibv_send_wr wr{};
+  wr.wr_id = target.wr_id;
+  wr.sg_list = &result;
+  wr.num_sge = 1;
+  wr.opcode = opcode;
+  wr.send_flags = target.flags;
+  wr.wr.atomic = {.remote_addr = target.remote_addr, .compare_add = compare_add, .swap = swap, .rkey = target.rkey};
+  ibv_send_wr* bad = nullptr;
+  return ibv_post_send(qp, &wr, &bad);
+}
+
 namespace {
 
 template <typename PostOne>

@@ -170,6 +170,8 @@ struct SendOptions {
 
 // Each posts one work request and returns what the verb returned. Non-zero: *bad_wr must be the request.
 int post(ibv_qp* qp, ibv_wr_opcode opcode, std::vector<ibv_sge> sges, const SendOptions& options = {});
+int post_atomic(ibv_qp* qp, ibv_wr_opcode opcode, ibv_sge result, const SendOptions& target, std::uint64_t compare_add,
+                std::uint64_t swap = 0);
 int post_recv(ibv_qp* qp, std::vector<ibv_sge> sges, std::uint64_t wr_id = 0);
 int post_srq_recv(ibv_srq* srq, std::vector<ibv_sge> sges, std::uint64_t wr_id = 0);
 

@@ -16,6 +16,8 @@
 #include <cstring>
 #include <ctime>
 
+#include "support/cuda/standin_cuda.h"
+
 extern char** environ;
 
 namespace verbatim::test {
@@ -38,6 +40,9 @@ enum class PeerCommand : std::uint32_t {
   kPollSent,
   kPollReceived,
   kDeregister,
+  kRelease,
+  kAdd,
+  kStandin,
   kStream,
   kEcho,
   kPing,
@@ -68,14 +73,16 @@ struct Peer::Reply {
 class PeerService {
  public:
   explicit PeerService(const Peer::Options& options)
-      : device_(open_device(options.device)), region_(device_.pd.get(), options.region_bytes) {
-    for (std::uint32_t i = 0; i < options.qps; ++i) endpoints_.push_back(std::make_unique<Endpoint>(device_));
+      : device_(open_device(options.device)),
+        region_(device_.pd.get(), options.memory, options.region_bytes, 0, options.access) {
+    for (std::uint32_t i = 0; i < options.qps; ++i) {
+      endpoints_.push_back(std::make_unique<Endpoint>(device_, EndpointOptions{.access = options.access}));
+    }
   }
 
   Peer::Reply serve(const Peer::Request& request) {
     Peer::Reply reply{};
     Endpoint& endpoint = *endpoints_.at(request.qp);
-    const auto range = [&] { return region_.bytes(request.offset, request.length); };
     const auto sges = [&]() -> std::vector<ibv_sge> {
       if (request.length == 0) return {};
       return {region_.sge(request.offset, request.length)};
@@ -92,19 +99,19 @@ class PeerService {
         endpoint.connect(request.address);
         break;
       case PeerCommand::kPoison:
-        region_.buffer.poison();
+        region_.poison();
         break;
       case PeerCommand::kFill:
-        fill_pattern(range(), request.number);
+        region_.fill(request.offset, request.length, request.number);
         break;
       case PeerCommand::kFindWrongByte: {
-        const auto wrong = verbatim::test::find_wrong_byte(range(), request.number);
+        const auto wrong = region_.find_wrong_byte(request.offset, request.length, request.number);
         reply.result = wrong.has_value();
         reply.number = wrong.value_or(0);
         break;
       }
       case PeerCommand::kUntouchedOutside:
-        reply.result = region_.buffer.untouched_outside(request.offset, request.length).empty();
+        reply.result = region_.untouched_outside(request.offset, request.length).empty();
         break;
       case PeerCommand::kPostRecv:
         reply.result = verbatim::test::post_recv(endpoint.qp(), sges(), request.number);
@@ -120,8 +127,20 @@ class PeerService {
         break;
       case PeerCommand::kDeregister:
         region_.mr.reset();
-        reply.result = !verbatim::test::find_wrong_byte(range(), request.number);
-        region_.buffer.poison();
+        reply.result = !region_.find_wrong_byte(request.offset, request.length, request.number);
+        region_.poison();
+        break;
+      case PeerCommand::kRelease:
+        region_.release();
+        break;
+      case PeerCommand::kAdd:
+        for (std::uint64_t i = 0; i < request.number && reply.result == 0; ++i) {
+          reply.result = post_atomic(endpoint.qp(), IBV_WR_ATOMIC_FETCH_AND_ADD, region_.sge(8, 8), request.send, 1);
+          if (reply.result == 0) reply.result = poll_one(endpoint.send_cq()).status;
+        }
+        break;
+      case PeerCommand::kStandin:
+        reply.number = standin(static_cast<Peer::Standin>(request.length), request.number);
         break;
       case PeerCommand::kStream:
         stream(endpoint, request.send);
@@ -154,7 +173,7 @@ class PeerService {
     for (std::size_t i = 0;; ++i) {
       for (; outstanding < kAhead; ++outstanding, ++i) {
         const ibv_wr_opcode kind = kKinds[i % std::size(kKinds)];
-        const std::size_t length = kind == IBV_WR_SEND ? 64 : region_.buffer.size();
+        const std::size_t length = kind == IBV_WR_SEND ? 64 : region_.size();
         if (verbatim::test::post(endpoint.qp(), kind, {region_.sge(0, length)}, remote) != 0) return;
       }
       if (!poll_once(endpoint.send_cq(), outstanding)) return;
@@ -172,6 +191,36 @@ class PeerService {
     if (polled < 0 || (polled == 1 && wc.status != IBV_WC_SUCCESS)) return false;
     outstanding -= static_cast<unsigned>(polled);
     return true;
+  }
+
+  static std::uint64_t standin(Peer::Standin function, std::uint64_t argument) {
+    switch (function) {
+      case Peer::Standin::kBeginKernel:
+        cuda().standin_cuda_begin_kernel(static_cast<int>(argument));
+        break;
+      case Peer::Standin::kEndKernel:
+        cuda().standin_cuda_end_kernel(static_cast<int>(argument));
+        break;
+      case Peer::Standin::kWaits:
+        return cuda().standin_cuda_waits() + cuda().standin_cuda_pageable_copies();
+      case Peer::Standin::kCopies:
+        return cuda().standin_cuda_copies();
+      case Peer::Standin::kFailCopy:
+        cuda().standin_cuda_fail_copy(static_cast<unsigned>(argument), CUDA_ERROR_LAUNCH_FAILED);
+        break;
+      case Peer::Standin::kKillContext:
+        cuda().standin_cuda_kill_context(static_cast<int>(argument));
+        break;
+      case Peer::Standin::kSetDelay:
+        set_copy_delay_us(static_cast<unsigned>(argument));
+        break;
+      case Peer::Standin::kUsable:
+        for (unsigned gpu = 0; gpu < gpu_count(); ++gpu) {
+          if (!is_gpu_usable(gpu)) return 0;
+        }
+        return 1;
+    }
+    return 0;
   }
 
   static bool spin_for_one(ibv_cq* cq) {
@@ -194,7 +243,7 @@ class PeerService {
   }
 
   Device device_;
-  Region region_;
+  PlacedRegion region_;
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
 };
 
@@ -350,6 +399,20 @@ bool Peer::replies_within(Milliseconds timeout) {
 }
 bool Peer::await_deregistered() {
   return await_reply().result != 0;
+}
+void Peer::release() {
+  request_reply({.command = PeerCommand::kRelease});
+}
+void Peer::start_adding(std::uint64_t count, const SendOptions& target, std::uint32_t qp) {
+  send({.command = PeerCommand::kAdd, .qp = qp, .number = count, .send = target});
+}
+void Peer::await_added() {
+  EXPECT_EQ(await_reply().result, 0);
+}
+std::uint64_t Peer::standin(Standin function, std::uint64_t argument) {
+  return request_reply(
+             {.command = PeerCommand::kStandin, .length = static_cast<std::uint64_t>(function), .number = argument})
+      .number;
 }
 void Peer::stream(const SendOptions& remote, std::uint32_t qp) {
   send({.command = PeerCommand::kStream, .qp = qp, .send = remote});

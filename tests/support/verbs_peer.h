@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "support/gpu_memory.h"
 #include "support/verbs_fixture.h"
 
 namespace verbatim::test {
@@ -22,7 +23,9 @@ class Peer {
     unsigned device = 0;
     std::uint32_t qps = 1;
     std::size_t region_bytes = 1 << 16;
-    unsigned cores = 0;  // number of cores that the process may use; 0: all
+    unsigned cores = 0;       // number of cores that the process may use; 0: all
+    Place memory{};           // of the region
+    int access = kAllAccess;  // of the region and of the QPs
   };
 
   explicit Peer(const Options& options);
@@ -56,6 +59,25 @@ class Peer {
   void start_deregistering(std::size_t offset, std::size_t length, std::uint64_t seed);
   bool replies_within(Milliseconds timeout);
   bool await_deregistered();
+  // Deregisters the peer's region and frees its memory at once.
+  void release();
+
+  // Executes `count` fetch-and-adds of 1, one after the other. `await_added` returns after the last one.
+  void start_adding(std::uint64_t count, const SendOptions& target, std::uint32_t qp = 0);
+  void await_added();
+
+  // Calls a function of the stand-in for CUDA in the peer process, and returns its result.
+  enum class Standin : std::uint32_t {
+    kBeginKernel,
+    kEndKernel,
+    kWaits,
+    kCopies,
+    kFailCopy,
+    kKillContext,
+    kSetDelay,
+    kUsable
+  };
+  std::uint64_t standin(Standin function, std::uint64_t argument = 0);
 
   // The peer sends WRITEs, READs and SENDs of up to a whole region and receives, without pause, until it is killed or
   // an operation fails. It replies to no further request.
