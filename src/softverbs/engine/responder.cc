@@ -402,7 +402,9 @@ Response finish_copied_write(const ProcessView& process, Incarnation me, std::ui
 
 void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp_index, Response response) {
   fail_with_event(process, me, qp_index,
-                  response == Response::kAccessError ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
+                  response == Response::kAccessError        ? IBV_EVENT_QP_ACCESS_ERR
+                  : response == Response::kOperationalError ? IBV_EVENT_QP_FATAL
+                                                            : IBV_EVENT_QP_REQ_ERR);
 }
 
 void fail_qp(const ProcessView& process, Incarnation me, std::uint32_t qp_index) {
