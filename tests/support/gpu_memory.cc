@@ -232,17 +232,29 @@ std::string GpuBuffer::untouched_outside(std::size_t offset, std::size_t length)
   return "the byte at " + std::to_string(changed - bytes.begin() - static_cast<std::ptrdiff_t>(guard_)) + " changed";
 }
 
-int dmabuf_of(std::uint64_t address, std::size_t bytes) {
+namespace {
+
+CUresult export_dmabuf(std::uint64_t address, std::size_t bytes, int& fd) {
   const std::uint64_t first = address / kCudaPageBytes * kCudaPageBytes;
+  return cuda().cuMemGetHandleForAddressRange(&fd, first, round_up(address + bytes, kCudaPageBytes) - first,
+                                              CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+}
+
+}  // namespace
+
+int dmabuf_of(std::uint64_t address, std::size_t bytes) {
   int fd = -1;
-  require(cuda().cuMemGetHandleForAddressRange(&fd, first, round_up(address + bytes, kCudaPageBytes) - first,
-                                               CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
-          "cuMemGetHandleForAddressRange");
+  require(export_dmabuf(address, bytes, fd), "cuMemGetHandleForAddressRange");
   return fd;
 }
 
 ibv_mr* reg_dmabuf(ibv_pd* pd, std::uint64_t address, std::size_t bytes, int access) {
-  const UniqueFd fd(dmabuf_of(address, bytes));
+  int exported = -1;
+  // NVIDIA's driver exports no memory that it has imported; that needs SOFTVERBS_GPU_MEMORY=both.
+  if (export_dmabuf(address, bytes, exported) != CUDA_SUCCESS) {
+    return verbs().reg_mr(pd, reinterpret_cast<void*>(address), bytes, access);
+  }
+  const UniqueFd fd(exported);
   return verbs().reg_dmabuf_mr(pd, address % kCudaPageBytes, bytes, address, fd.get(), access);
 }
 
