@@ -133,8 +133,8 @@ class TreeMaker {
     directory("/dev/infiniband");
     directory("/sys/class/infiniband");
     file("/sys/class/infiniband_verbs/abi_version", "6\n");
-    // The modules that let NICs access GPU memory do not know these devices. With SOFTVERBS_GPU_MEMORY=peer-memory there
-    // is one that does.
+    // The modules that let NICs access GPU memory do not know these devices. With SOFTVERBS_GPU_MEMORY=peer-memory
+    // there is one that does.
     for (const char* module : {kPeerMemoryModule, "/sys/module/nv_peer_mem", "/sys/kernel/mm/memory_peers"}) {
       tree_.served.emplace_back(module);
     }
