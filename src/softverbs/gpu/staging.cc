@@ -94,6 +94,9 @@ class GpuCopier {
       copies_.push_back(std::move(copy));
       return true;
     }
+    // Orders this copy behind what earlier users did with the buffer, also for ThreadSanitizer, which does not see the
+    // order that other processes make.
+    static_cast<void>(copy.buffer->user.load(std::memory_order_acquire));
     std::byte* const bytes = registry_.staging_bytes(request.buffer);
     const std::uint64_t address = cuda_address(request.address);
     Gpu* const gpu = Gpu::opened(gpu_of(request.address));
