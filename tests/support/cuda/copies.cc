@@ -72,6 +72,7 @@ struct Copy {
   bool is_memset = false;
   unsigned char value = 0;
   bool staged = false;
+  unsigned delay_us = 0;
 };
 
 CUresult view_of(const Copy& copy, const Place& place, const Context& context, CUmemAccess_flags access, View& view) {
@@ -87,7 +88,7 @@ CUresult execute(const Copy& copy, Lock& lock, Worker& worker) {
   Driver& state = driver();
   ++state.copies;
   if (state.fail_after > 0 && --state.fail_after == 0) return state.fail_with;
-  const unsigned delay = state.delay_us;
+  const unsigned delay = copy.delay_us;
   lock.unlock();
   worker.pause(delay);
   lock.lock();
@@ -140,6 +141,7 @@ CUresult begin(Call& call, Copy copy, CUstream handle, bool wait) {
   };
   if (!is_memory(copy.to) || (!copy.is_memset && !is_memory(copy.from))) return CUDA_ERROR_INVALID_VALUE;
   copy.staged = is_staged(copy, *stream->context);
+  copy.delay_us = state.delay_us;
   if (copy.staged) {
     ++state.pageable_copies;
     state.wait_for_kernels(call.lock());

@@ -29,7 +29,7 @@ extern "C" void standin_cuda_fail_copy(unsigned n, CUresult error);
 // The primary context of this GPU goes away as with cuDevicePrimaryCtxReset: its operations never end, its memory is
 // freed.
 extern "C" void standin_cuda_kill_context(int device);
-// Replaces STANDIN_CUDA_DELAY_US.
+// Replaces STANDIN_CUDA_DELAY_US, for copies that are queued from now on.
 extern "C" void standin_cuda_set_delay_us(unsigned mean);
 
 // All functions of driver_api.h. clang-format finds no fixed form for such a list.
