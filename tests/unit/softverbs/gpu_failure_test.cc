@@ -22,7 +22,7 @@ using FailureClock = std::chrono::steady_clock;
 
 constexpr std::size_t kBlock = 50'000;
 constexpr std::size_t kBlocks = 16;
-constexpr unsigned kFailureDelayUs = 300;
+constexpr unsigned kFailureDelayUs = 150;
 // 16.8 ms per attempt, four attempts.
 constexpr Timers kFailureTimers{.timeout = 12, .retry_count = 3};
 
@@ -198,6 +198,7 @@ TEST_F(GpuFailures, DeregistrationWhilePeerStreams_MemoryCanBeFreedAtOnce) {
     const SlowCopies slow(kFailureDelayUs);
     pair.peer.standin(Peer::Standin::kSetDelay, kFailureDelayUs);
     for (std::uint64_t i = 0; i < 32; ++i) ASSERT_EQ(post_recv(pair.a.qp(), {pair.region.sge()}, i), 0);
+    pair.peer.fill(0, kBlock, 1);
     pair.peer.stream(pair.region.target());
     std::this_thread::sleep_for(20ms);
     pair.region.release();
@@ -246,20 +247,22 @@ TEST_F(GpuFailures, KilledPeer_EndsInRetryExceeded) {
   expect_working_device();
 }
 
-TEST_F(GpuFailures, PeerKilledWhileItStreams_MemoryCanBeFreed) {
+TEST_F(GpuFailures, PeerKilledWhileItWrites_MemoryCanBeFreed) {
   for (const auto& [own, peers] :
        {std::pair{kExportable0, kLegacy1}, std::pair{kPrivate0, kPrivate1}, std::pair{kPrivate0, kHost}}) {
     SCOPED_TRACE(name_of(own) + " from " + name_of(peers));
     GpuPeerPair pair(own, peers, kBlock, gpu_endpoint(kFailureTimers));
-    for (std::uint64_t i = 0; i < 32; ++i) ASSERT_EQ(post_recv(pair.a.qp(), {pair.region.sge()}, i), 0);
-    pair.peer.stream(pair.region.target());
-    std::this_thread::sleep_for(20ms);
-    const SlowCopies slow(1000);
+    pair.peer.standin(Peer::Standin::kSetDelay, 1000);
+    const SlowCopies slow(5'000);
+    pair.peer.fill(0, kBlock, 1);
+    for (std::uint64_t i = 0; i < 8; ++i) {
+      ASSERT_EQ(pair.peer.post(IBV_WR_RDMA_WRITE, 0, kBlock, pair.region.target(i)), 0);
+    }
     std::this_thread::sleep_for(5ms);
     pair.peer.kill();
     pair.region.release();
     const GpuBuffer next(own, kBlock, 3);
-    std::this_thread::sleep_for(5ms);
+    std::this_thread::sleep_for(40ms);
     EXPECT_EQ(next.untouched_outside(0, 0), "");
   }
   expect_working_device();
@@ -268,7 +271,7 @@ TEST_F(GpuFailures, PeerKilledWhileItStreams_MemoryCanBeFreed) {
 TEST_F(GpuFailures, StoppedPeer_OthersGoOnAndItsCopiesFollow) {
   for (const Place& place : {kPrivate0, kExportable1}) {
     SCOPED_TRACE(name_of(place));
-    GpuPeerPair pair(kLegacy0, place, kBlock, gpu_endpoint({.timeout = 20, .retry_count = 7}));
+    GpuPeerPair pair(kLegacy0, place, kBlock, gpu_endpoint({.timeout = 16, .retry_count = 7}));
     GpuPair other(kLegacy0, kPrivate1, kBlock);
     pair.region.fill(5);
     ASSERT_EQ(pair.post_write(0, 64), 0);

@@ -53,12 +53,20 @@ struct GpuPair {
         a(device, options),
         b(device, options) {
     connect(a, b);
+    source.fill(1);  // so that what it sends can be told from poison
   }
   int post_write(std::size_t offset, std::size_t length, std::uint64_t wr_id = 0,
                  ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE) const {
     SendOptions options = target.target(wr_id, offset);
     options.imm = static_cast<std::uint32_t>(wr_id);
     return post(a.qp(), opcode, {source.sge(offset, length)}, options);
+  }
+
+  // Afterwards the memory of other GPUs is mapped where that is possible: copies go directly.
+  void warm_up() const {
+    ASSERT_EQ(post_write(0, 8), 0);
+    EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);
+    std::this_thread::sleep_for(20ms);
   }
 
   Device device = open_device();
