@@ -203,68 +203,52 @@ void GpuCopies::return_buffer(Piece& piece) {
 void GpuCopies::begin_read(Copy& copy, Piece& piece) {
   // The oldest piece must not wait for buffers that later ones hold.
   lacks_buffer_ = lacks_buffer_ || !take_buffer(copy, piece);
-  if (lacks_buffer_) return;
-  switch (piece.source) {
-    case Place::kOwnHost:
-      copy_in_order(piece.buffer.bytes(), pointer(piece.from), piece.bytes);
-      piece.stage = Stage::kRead;
-      return;
-    case Place::kPeerHost: {
-      Spans buffer;
-      buffer.add(reinterpret_cast<std::uintptr_t>(piece.buffer.bytes()), piece.bytes);
-      Spans peer;
-      peer.add(piece.from, piece.bytes);
-      end_host_copy(copy, piece, copy_from(*copy.target, buffer, peer), Stage::kRead, State::kSourceFailed);
-      return;
-    }
-    case Place::kOwnGpu: {
-      Gpu* const gpu = Gpu::opened(gpu_of(piece.from));
-      const bool is_queued =
-          gpu != nullptr &&
-          piece.transfer.start(*gpu, CopyWay::kToHost, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
-            return cuda.copy_to_host(piece.buffer.bytes(), cuda_address(piece.from), piece.bytes, stream);
-          });
-      if (is_queued) piece.stage = Stage::kReading;
-      return;
-    }
-    case Place::kPeerGpu:
-      if (piece.buffer.request_copy(*copy.target, piece.from, piece.bytes, true, lane_)) piece.stage = Stage::kReading;
-      return;
-  }
+  if (!lacks_buffer_) move(copy, piece, {piece.source, piece.from, true, State::kSourceFailed});
 }
 
 void GpuCopies::begin_write(Copy& copy, Piece& piece) {
-  if (!may_write(piece)) return;
-  switch (piece.target) {
-    case Place::kOwnHost:
-      copy_in_order(pointer(piece.to), piece.buffer.bytes(), piece.bytes);
-      piece.stage = Stage::kDone;
+  if (may_write(piece)) move(copy, piece, {piece.target, piece.to, false, State::kTargetFailed});
+}
+
+void GpuCopies::move(Copy& copy, Piece& piece, const End& end) {
+  const Stage moving = end.is_read ? Stage::kReading : Stage::kWriting;
+  const Stage moved = end.is_read ? Stage::kRead : Stage::kDone;
+  std::byte* const buffer = piece.buffer.bytes();
+  switch (end.place) {
+    case Place::kOwnHost: {
+      std::byte* const memory = pointer(end.address);
+      end.is_read ? copy_in_order(buffer, memory, piece.bytes) : copy_in_order(memory, buffer, piece.bytes);
+      piece.stage = moved;
       return;
+    }
     case Place::kPeerHost: {
-      Spans buffer;
-      buffer.add(reinterpret_cast<std::uintptr_t>(piece.buffer.bytes()), piece.bytes);
+      Spans local;
+      local.add(reinterpret_cast<std::uintptr_t>(buffer), piece.bytes);
       Spans peer;
-      peer.add(piece.to, piece.bytes);
-      end_host_copy(copy, piece, copy_to(*copy.target, buffer, peer), Stage::kDone, State::kTargetFailed);
+      peer.add(end.address, piece.bytes);
+      const CopyResult result = end.is_read ? copy_from(*copy.target, local, peer) : copy_to(*copy.target, local, peer);
+      end_move(copy, piece, result, moved, end.failure);
       return;
     }
     case Place::kOwnGpu: {
-      Gpu* const gpu = Gpu::opened(gpu_of(piece.to));
-      const bool is_queued =
-          gpu != nullptr &&
-          piece.transfer.start(*gpu, CopyWay::kFromHost, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
-            return cuda.copy_to_device(cuda_address(piece.to), piece.buffer.bytes(), piece.bytes, stream);
-          });
-      if (is_queued) piece.stage = Stage::kWriting;
+      Gpu* const gpu = Gpu::opened(gpu_of(end.address));
+      if (gpu == nullptr) return end_move(copy, piece, CopyResult::kFault, moved, end.failure);
+      const CopyWay way = end.is_read ? CopyWay::kToHost : CopyWay::kFromHost;
+      const std::uint64_t address = cuda_address(end.address);
+      const bool is_queued = piece.transfer.start(*gpu, way, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
+        return end.is_read ? cuda.copy_to_host(buffer, address, piece.bytes, stream)
+                           : cuda.copy_to_device(address, buffer, piece.bytes, stream);
+      });
+      if (is_queued) piece.stage = moving;
       return;
     }
     case Place::kPeerGpu:
-      if (piece.buffer.request_copy(*copy.target, piece.to, piece.bytes, false, lane_)) piece.stage = Stage::kWriting;
+      if (piece.buffer.request_copy(*copy.target, end.address, piece.bytes, end.is_read, lane_)) piece.stage = moving;
       return;
   }
 }
 
-void GpuCopies::end_host_copy(Copy& copy, Piece& piece, CopyResult result, Stage next, State failure) {
+void GpuCopies::end_move(Copy& copy, Piece& piece, CopyResult result, Stage next, State failure) {
   piece.stage = result == CopyResult::kDone ? next : Stage::kDone;
   if (result != CopyResult::kDone && copy.state == State::kRunning) {
     copy.state = result == CopyResult::kProcessDead ? State::kTargetDead : failure;

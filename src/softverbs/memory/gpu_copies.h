@@ -80,6 +80,14 @@ class GpuCopies {
     CopyProgress* arrivals = nullptr;
   };
 
+  // One end of a piece that passes through a buffer.
+  struct End {
+    Place place;
+    std::uint64_t address;
+    bool is_read;
+    State failure;
+  };
+
   // What executes the writes of a piece. Writes of one executor become visible in the order in which they were given to
   // it.
   using Executor = std::uintptr_t;
@@ -95,10 +103,12 @@ class GpuCopies {
   void return_buffer(Piece& piece);
   void begin_read(Copy& copy, Piece& piece);
   void begin_write(Copy& copy, Piece& piece);
+  // Begins to move the bytes between an end and the buffer; between host memories it also ends that.
+  void move(Copy& copy, Piece& piece, const End& end);
   void write_directly(Copy& copy, Piece& piece);
   void finish_direct(Copy& copy, Piece& piece) const;
   void watch_direct();
-  static void end_host_copy(Copy& copy, Piece& piece, CopyResult result, Stage next, State failure);
+  static void end_move(Copy& copy, Piece& piece, CopyResult result, Stage next, State failure);
   // Ends the stage of a piece when what it waits for is done.
   void finish_stage(Copy& copy, Piece& piece, Place place, Stage next, State failure);
   bool may_write(const Piece& piece) const;
