@@ -1,7 +1,4 @@
-// Memory of a test at any place: host memory, or memory of a GPU that CUDA_TEST_LIBRARY provides (the stand-in or
-// NVIDIA's libcuda). GPU memory is filled and read by copies between it and pinned memory on streams of the tests, so
-// that this is possible beside a kernel that spins. With the stand-in these copies are not late: they find what is in
-// memory at this moment, also when a late copy of the device is under way.
+// Memory of a test at any place: host memory, or memory of a GPU (support/cuda/gpus.h).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,13 +8,15 @@
 #include <string>
 
 #include "memory.h"
-#include "support/cuda/standin_cuda.h"
+#include "support/cuda/gpus.h"
 
 namespace gpu_direct {
 
-// Initialized at the first call, with the primary context of each GPU.
-const verbatim::test::Cuda& cuda();
-void use_gpu(int gpu);  // makes its context current in the calling thread
+using verbatim::test::cuda;
+using verbatim::test::page_of;
+using verbatim::test::require;
+using verbatim::test::use_gpu;
+constexpr std::size_t kPageBytes = verbatim::test::kCudaPageBytes;
 
 enum class Kind : std::uint8_t {
   kAllocated,  // cuMemAlloc
@@ -63,7 +62,7 @@ class Buffer {
   void free();
 
  private:
-  void map();
+  unsigned gpu() const { return static_cast<unsigned>(place_.gpu); }
   void upload(std::size_t from, std::size_t bytes);
   bool download();
 
@@ -72,15 +71,10 @@ class Buffer {
   const std::size_t before_;    // bytes of the allocation before data()
   conformance::Memory shadow_;  // of the host memory itself, or a copy of the GPU's allocation
   CUdeviceptr start_ = 0;
-  std::size_t mapped_bytes_ = 0;
+  verbatim::test::MappedMemory mapped_;
 };
 
 // CUDA's dma-buf of the pages that have these bytes; a failure of the test and -1 without one.
 int dmabuf_of(CUdeviceptr address, std::size_t bytes);
-
-constexpr std::size_t kPageBytes = 4096;
-constexpr CUdeviceptr page_of(CUdeviceptr address) {
-  return address / kPageBytes * kPageBytes;
-}
 
 }  // namespace gpu_direct

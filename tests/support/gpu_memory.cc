@@ -3,120 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <stdexcept>
 
 #include "base/unique_fd.h"
-#include "support/cuda/standin_cuda.h"
 
 namespace verbatim::test {
-namespace {
-
-constexpr std::size_t kCudaPageBytes = 4096;
-constexpr std::size_t kBounceBytes = 1 << 20;
-
-void require(CUresult result, const char* call) {
-  if (result != CUDA_SUCCESS) throw std::runtime_error(std::string(call) + " failed: " + std::to_string(result));
-}
-
-std::size_t round_up(std::size_t value, std::size_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-// What this process has of CUDA. A process without GPU memory never opens libcuda.
-struct Gpus {
-  struct Gpu {
-    CUcontext context = nullptr;
-    CUstream stream = nullptr;
-  };
-
-  Gpus() : cuda(path()) {
-    require(cuda.cuInit(0), "cuInit");
-    int count = 0;
-    require(cuda.cuDeviceGetCount(&count), "cuDeviceGetCount");
-    gpus.resize(static_cast<std::size_t>(count));
-    for (int i = 0; i < count; ++i) {
-      Gpu& gpu = gpus[static_cast<std::size_t>(i)];
-      require(cuda.cuDevicePrimaryCtxRetain(&gpu.context, i), "cuDevicePrimaryCtxRetain");
-      require(cuda.cuCtxSetCurrent(gpu.context), "cuCtxSetCurrent");
-      require(cuda.cuStreamCreate(&gpu.stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-    }
-    constexpr unsigned kPortable = 1;
-    void* memory = nullptr;
-    require(cuda.cuMemHostAlloc(&memory, kBounceBytes, kPortable), "cuMemHostAlloc");
-    bounce = static_cast<std::byte*>(memory);
-    set_delay(delay_us);
-  }
-
-  void set_delay(unsigned mean_us) const {
-    if (cuda.is_standin()) cuda.standin_cuda_set_delay_us(mean_us);
-  }
-
-  static const char* path() {
-    const char* const path = std::getenv("CUDA_TEST_LIBRARY");
-    if (path == nullptr) throw std::runtime_error("CUDA_TEST_LIBRARY does not name the libcuda to test with");
-    return path;
-  }
-
-  Cuda cuda;
-  std::vector<Gpu> gpus;
-  std::mutex bounce_mutex;
-  std::atomic<unsigned> delay_us = kUsualDelayUs;
-  std::byte* bounce = nullptr;
-};
-
-Gpus& gpus() {
-  static Gpus& instance = *new Gpus;
-  return instance;
-}
-
-// Calls copy(address, bounce buffer, done, bytes, stream) for each part.
-template <typename Prepare, typename Copy, typename Finish>
-void copy_by_parts(unsigned gpu, std::size_t bytes, Prepare prepare, Copy copy, Finish finish) {
-  Gpus& all = gpus();
-  const std::lock_guard lock(all.bounce_mutex);
-  use_gpu(gpu);
-  const CUstream stream = all.gpus[gpu].stream;
-  all.set_delay(0);
-  for (std::size_t done = 0; done < bytes;) {
-    const std::size_t part = std::min(bytes - done, kBounceBytes);
-    prepare(done, part);
-    require(copy(done, part, stream), "a copy");
-    require(all.cuda.cuStreamSynchronize(stream), "cuStreamSynchronize");
-    finish(done, part);
-    done += part;
-  }
-  all.set_delay(all.delay_us);
-}
-
-}  // namespace
-
-const Cuda& cuda() {
-  return gpus().cuda;
-}
-
-unsigned gpu_count() {
-  return static_cast<unsigned>(gpus().gpus.size());
-}
-
-void use_gpu(unsigned gpu) {
-  require(cuda().cuCtxSetCurrent(gpus().gpus[gpu].context), "cuCtxSetCurrent");
-}
-
-bool is_gpu_usable(unsigned gpu) {
-  use_gpu(gpu);
-  return cuda().cuStreamQuery(gpus().gpus[gpu].stream) == CUDA_SUCCESS;
-}
-
-void set_copy_delay_us(unsigned mean) {
-  Gpus& all = gpus();
-  const std::lock_guard lock(all.bounce_mutex);
-  all.delay_us = mean;
-  all.set_delay(mean);
-}
 
 std::string name_of(const Place& place) {
   constexpr const char* kNames[] = {"Host", "Legacy", "Exportable", "Private", "Joined", "Imported"};
@@ -144,36 +36,11 @@ GpuBuffer::GpuBuffer(const Place& place, std::size_t size, std::size_t misalign)
     require(cuda().cuMemAlloc_v2(&address, bytes), "cuMemAlloc");
     start_ = address;
   } else {
-    map(kind_, bytes);
+    mapped_ = map_memory(gpu_, bytes, kind_ != MemoryKind::kPrivate, kind_ == MemoryKind::kJoined ? 2 : 1);
+    start_ = mapped_.start;
+    if (kind_ == MemoryKind::kJoined) offset_ = mapped_.handle_bytes - size_ / 2;
   }
   poison();
-}
-
-void GpuBuffer::map(MemoryKind kind, std::size_t bytes) {
-  CUmemAllocationProp properties{};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, static_cast<int>(gpu_)};
-  properties.requestedHandleTypes =
-      kind == MemoryKind::kPrivate ? CU_MEM_HANDLE_TYPE_NONE : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  properties.allocFlags.gpuDirectRDMACapable = 1;
-  std::size_t unit = 0;
-  require(cuda().cuMemGetAllocationGranularity(&unit, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-          "cuMemGetAllocationGranularity");
-  const std::size_t handles = kind == MemoryKind::kJoined ? 2 : 1;
-  const std::size_t handle_bytes = round_up(bytes, unit);
-  mapped_bytes_ = handles * handle_bytes;
-  CUdeviceptr address = 0;
-  require(cuda().cuMemAddressReserve(&address, mapped_bytes_, 0, 0, 0), "cuMemAddressReserve");
-  start_ = address;
-  for (std::size_t i = 0; i < handles; ++i) {
-    CUmemGenericAllocationHandle handle = 0;
-    require(cuda().cuMemCreate(&handle, handle_bytes, &properties, 0), "cuMemCreate");
-    require(cuda().cuMemMap(address + i * handle_bytes, handle_bytes, 0, handle, 0), "cuMemMap");
-    require(cuda().cuMemRelease(handle), "cuMemRelease");
-  }
-  const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  require(cuda().cuMemSetAccess(address, mapped_bytes_, &access, 1), "cuMemSetAccess");
-  if (kind == MemoryKind::kJoined) offset_ = handle_bytes - size_ / 2;
 }
 
 GpuBuffer::~GpuBuffer() {
@@ -182,38 +49,24 @@ GpuBuffer::~GpuBuffer() {
 
 void GpuBuffer::free() {
   if (start_ == 0) return;
-  // The context may be gone, and then the memory is too.
-  cuda().cuCtxSetCurrent(gpus().gpus[gpu_].context);
+  static_cast<void>(try_use_gpu(gpu_));  // without the context the memory is gone too
   if (kind_ == MemoryKind::kImported) {
     cuda().cuIpcCloseMemHandle(start_);
   } else if (kind_ == MemoryKind::kLegacy) {
     cuda().cuMemFree_v2(start_);
   } else {
-    cuda().cuMemUnmap(start_, mapped_bytes_);
-    cuda().cuMemAddressFree(start_, mapped_bytes_);
+    unmap(mapped_);
   }
   start_ = 0;
 }
 
 void GpuBuffer::write(std::size_t offset, std::span<const std::byte> bytes) const {
-  std::byte* const bounce = gpus().bounce;
-  copy_by_parts(
-      gpu_, bytes.size(), [&](std::size_t done, std::size_t part) { std::memcpy(bounce, bytes.data() + done, part); },
-      [&](std::size_t done, std::size_t part, CUstream stream) {
-        return cuda().cuMemcpyHtoDAsync_v2(address() + offset + done, bounce, part, stream);
-      },
-      [](std::size_t, std::size_t) {});
+  if (!upload(gpu_, address() + offset, bytes.data(), bytes.size())) throw std::runtime_error("a copy failed");
 }
 
 std::vector<std::byte> GpuBuffer::read(std::size_t offset, std::size_t length) const {
-  std::byte* const bounce = gpus().bounce;
   std::vector<std::byte> bytes(length);
-  copy_by_parts(
-      gpu_, length, [](std::size_t, std::size_t) {},
-      [&](std::size_t done, std::size_t part, CUstream stream) {
-        return cuda().cuMemcpyDtoHAsync_v2(bounce, address() + offset + done, part, stream);
-      },
-      [&](std::size_t done, std::size_t part) { std::memcpy(bytes.data() + done, bounce, part); });
+  if (!download(bytes.data(), gpu_, address() + offset, length)) throw std::runtime_error("a copy failed");
   return bytes;
 }
 
@@ -231,16 +84,6 @@ std::string GpuBuffer::untouched_outside(std::size_t offset, std::size_t length)
   if (changed == bytes.end()) return {};
   return "the byte at " + std::to_string(changed - bytes.begin() - static_cast<std::ptrdiff_t>(guard_)) + " changed";
 }
-
-namespace {
-
-CUresult export_dmabuf(std::uint64_t address, std::size_t bytes, int& fd) {
-  const std::uint64_t first = address / kCudaPageBytes * kCudaPageBytes;
-  return cuda().cuMemGetHandleForAddressRange(&fd, first, round_up(address + bytes, kCudaPageBytes) - first,
-                                              CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
-}
-
-}  // namespace
 
 int dmabuf_of(std::uint64_t address, std::size_t bytes) {
   int fd = -1;

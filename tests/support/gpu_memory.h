@@ -1,7 +1,4 @@
-// Memory regions of tests in host memory and in GPU memory. CUDA_TEST_LIBRARY names the libcuda: the stand-in, or
-// NVIDIA's. GPU memory is filled and read by copies between it and pinned memory on streams of the test, so that this
-// is possible beside a kernel that spins. With the stand-in these copies are not late: they find what is in memory at
-// this moment, also when a late copy is under way.
+// Memory regions of tests in host memory and in GPU memory (support/cuda/gpus.h).
 #pragma once
 
 #include <array>
@@ -12,19 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "support/cuda/gpus.h"
 #include "support/verbs_fixture.h"
 
 namespace verbatim::test {
-
-struct Cuda;  // support/cuda/standin_cuda.h
-
-// Initialized at the first call, with the primary context of each GPU.
-const Cuda& cuda();
-unsigned gpu_count();
-// Makes the primary context of this GPU current in the calling thread.
-void use_gpu(unsigned gpu);
-// False: an earlier operation of the GPU failed, and its context is unusable.
-bool is_gpu_usable(unsigned gpu);
 
 enum class MemoryKind : std::uint32_t {
   kHost,
@@ -48,10 +36,6 @@ struct Place {
 };
 std::string name_of(const Place& place);
 
-// How late the copies of this process are with the stand-in, on average.
-constexpr unsigned kUsualDelayUs = 20;
-void set_copy_delay_us(unsigned mean);
-
 // As GuardedBuffer, in GPU memory.
 class GpuBuffer {
  public:
@@ -71,15 +55,13 @@ class GpuBuffer {
   void free();
 
  private:
-  void map(MemoryKind kind, std::size_t bytes);
-
   const MemoryKind kind_;
   const unsigned gpu_;
   const std::size_t size_;
-  std::uint64_t start_ = 0;       // of the allocation; 0: freed
-  std::size_t mapped_bytes_ = 0;  // of memory that cuMemMap mapped
-  std::size_t guard_ = 0;         // bytes on both sides of the payload
-  std::size_t offset_ = 0;        // of the payload in the allocation
+  std::uint64_t start_ = 0;  // of the allocation; 0: freed
+  MappedMemory mapped_;      // of memory that cuMemMap mapped
+  std::size_t guard_ = 0;    // bytes on both sides of the payload
+  std::size_t offset_ = 0;   // of the payload in the allocation
 };
 
 constexpr int kAtomicAccess = kAllAccess | IBV_ACCESS_REMOTE_ATOMIC;
