@@ -1,23 +1,6 @@
-# Reads the table of copies (copies.cu) and nccl_run's tables of several rounds, one file per round and variant, named
-# .../ROUND-VARIANT/table.txt. Prints the median bus bandwidth of each variant, its share of the bare loop of copies with as
-# many in flight (`in_flight`), and the median over the rounds of its ratio to NCCL's InfiniBand transport with the same copies.
-
-function median(values, n,    i, j, value) {
-  for (i = 2; i <= n; i++) {
-    value = values[i]
-    for (j = i - 1; j >= 1 && values[j] > value; j--) values[j + 1] = values[j]
-    values[j + 1] = value
-  }
-  return n % 2 ? values[(n + 1) / 2] : (values[n / 2] + values[n / 2 + 1]) / 2
-}
-
-FNR == 1 {
-  count = split(FILENAME, path, "/")
-  split(path[count - 1], round_and_variant, "-")
-  round = round_and_variant[1]
-  variant = round_and_variant[2]
-  if (path[count] == "table.txt" && round + 0 > rounds) rounds = round + 0
-}
+# After rounds.awk. Reads the table of copies (copies.cu) and nccl_run's tables of several rounds and variants. Prints the
+# median bus bandwidth of each variant, its share of the bare loop of copies with as many in flight (`in_flight`), and the
+# median over the rounds of its ratio to NCCL's InfiniBand transport with the same copies.
 
 $1 == "copies" && $2 == in_flight { copy_rate["direct"] = $4; copy_rate["staged"] = $6 }
 

@@ -1,22 +1,5 @@
-# Reads nccl_run's tables of several rounds, one file per round and network, named .../ROUND-NETWORK/table.txt. Prints the
-# median time and bandwidth of each network, and the medians over the rounds of the ratios within one round.
-
-function median(values, n,    i, j, value) {
-  for (i = 2; i <= n; i++) {
-    value = values[i]
-    for (j = i - 1; j >= 1 && values[j] > value; j--) values[j + 1] = values[j]
-    values[j + 1] = value
-  }
-  return n % 2 ? values[(n + 1) / 2] : (values[n / 2] + values[n / 2 + 1]) / 2
-}
-
-FNR == 1 {
-  count = split(FILENAME, path, "/")
-  split(path[count - 1], round_and_network, "-")
-  round = round_and_network[1]
-  network = round_and_network[2]
-  if (round > rounds) rounds = round
-}
+# After rounds.awk. Reads nccl_run's tables of several rounds; the variants are networks. Prints the median time and
+# bandwidth of each network, and the medians over the rounds of the ratios within one round.
 
 # An operation's table starts with a line "# NAME".
 /^# [a-z_]+$/ { operation = $2 }
@@ -27,9 +10,9 @@ NF == 8 && $3 == "uint32" {
     seen[row] = 1
     rows[++row_count] = row
   }
-  time[row, round, network] = $4
-  bandwidth[row, round, network] = $6
-  cpu[row, round, network] = $8
+  time[row, round, variant] = $4
+  bandwidth[row, round, variant] = $6
+  cpu[row, round, variant] = $8
 }
 
 function median_of(table, row, network,    round, values, n) {

@@ -333,7 +333,7 @@ run_gdr_bandwidth() {
         "$directory/$round-$variant/table.txt")"
     done
   done
-  awk -v in_flight="$in_flight" -f tests/gpu/bandwidth.awk "$directory/copies.txt" "${tables[@]}" | tee "$directory/table.txt"
+  awk -v in_flight="$in_flight" -f tests/gpu/rounds.awk -f tests/gpu/bandwidth.awk "$directory/copies.txt" "${tables[@]}" | tee "$directory/table.txt"
 }
 
 gdr_check_variant() {  # gdr_check_variant VARIANT NET DIRECTORY
