@@ -324,6 +324,18 @@ bool readable(int fd, Milliseconds timeout) {
   return ::poll(&poller, 1, static_cast<int>(timeout.count())) == 1;
 }
 
+int write_in_child(const Device& device) {
+  const Region region(device.pd.get(), 8192);
+  region.fill(3);
+  Endpoint a(device);
+  Endpoint b(device);
+  connect(a, b);
+  const SendOptions target{.remote_addr = region.address(4096), .rkey = region.mr->rkey};
+  if (post(a.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 4096)}, target) != 0) return 3;
+  if (poll_one(a.send_cq()).status != IBV_WC_SUCCESS) return 4;
+  return find_wrong_byte(region.bytes(4096, 4096), 3) ? 5 : 0;
+}
+
 std::optional<ibv_async_event> next_async_event(ibv_context* context, Milliseconds timeout) {
   while (readable(context->async_fd, timeout)) {
     ibv_async_event event{};

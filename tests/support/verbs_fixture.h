@@ -185,6 +185,10 @@ constexpr std::uint64_t kNoWr = ~std::uint64_t{0};
 // True when the CQ is empty and stays empty for `time`.
 bool stays_empty(ibv_cq* cq, Milliseconds time = 5ms);
 
+// For a forked child, which cannot fail a test: one RDMA WRITE between two QPs of this process. 0, or the number of the
+// step that failed: 3 to post, 4 to complete, 5 wrong bytes. Throws as the set-up steps do.
+int write_in_child(const Device& device);
+
 // The next asynchronous event, already acknowledged. Skips IBV_EVENT_COMM_EST, which a device need not raise.
 std::optional<ibv_async_event> next_async_event(ibv_context* context, Milliseconds timeout = kCompletionTimeout);
 // A test failure unless the next asynchronous event has this type. Returns the object that it names.

@@ -456,15 +456,7 @@ TEST_F(GpuFailures, Fork_ParentGoesOnAndChildUsesHostMemory) {
       alarm(20);
       try {
         const Device device = open_device();
-        const Region region(device.pd.get(), 8192);
-        region.fill(3);
-        Endpoint a(device);
-        Endpoint b(device);
-        connect(a, b);
-        const SendOptions target{.remote_addr = region.address(4096), .rkey = region.mr->rkey};
-        if (post(a.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 4096)}, target) != 0) _exit(3);
-        if (poll_one(a.send_cq()).status != IBV_WC_SUCCESS) _exit(4);
-        if (find_wrong_byte(region.bytes(4096, 4096), 3)) _exit(5);
+        if (const int failed = write_in_child(device); failed != 0) _exit(failed);
         const auto gpu_memory = reinterpret_cast<void*>(pair.target.address());
         _exit(verbs().reg_mr(device.pd.get(), gpu_memory, kBlock, kAllAccess) == nullptr ? 0 : 6);
       } catch (const std::exception&) {

@@ -358,16 +358,7 @@ TEST(Processes, ForkedChild_OpensItsOwnDevice) {
   if (child == 0) {
     alarm(20);
     try {
-      const Device device = open_device();
-      const Region region(device.pd.get(), 8192);
-      region.fill(3);
-      Endpoint a(device);
-      Endpoint b(device);
-      connect(a, b);
-      const SendOptions target{.remote_addr = region.address(4096), .rkey = region.mr->rkey};
-      if (post(a.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 4096)}, target) != 0) _exit(3);
-      if (poll_one(a.send_cq()).status != IBV_WC_SUCCESS) _exit(4);
-      _exit(find_wrong_byte(region.bytes(4096, 4096), 3) ? 5 : 0);
+      _exit(write_in_child(open_device()));
     } catch (const std::exception&) {
       _exit(2);
     }
