@@ -22,8 +22,10 @@ namespace {
 Mutex g_prepare_mutex;
 std::atomic<bool> g_is_prepared{false};
 
+// Of the buffers that wait for one owner of GPU memory. It may be stopped, and the others need some.
 constexpr std::uint32_t kMaxBuffersOfOwner = kStagingBuffers / 2;
-constexpr std::uint32_t kKeptBuffers = 8;  // for copies that are waited for
+constexpr std::uint32_t kKeptBuffers = 8;  // of both limits, for copies that are waited for
+constexpr std::uint32_t kDistance = 16;    // between the places where processes begin to search
 
 // How long the thread polls for requests before it sleeps: about the time that it takes to wake it.
 constexpr std::uint64_t kIdleSpinNs = 50'000;
@@ -183,6 +185,16 @@ void free_if_abandoned_to_dead(const HostRegistry& registry, StagingBuffer& buff
   if (change(buffer, word.serial, StagingState::kAbandoned, StagingState::kIdle)) free_buffer(buffer);
 }
 
+// Frees what dead processes have left.
+void reclaim(const HostRegistry& registry) {
+  for (StagingBuffer& buffer : registry.gpu_staging().buffers) {
+    free_if_abandoned_to_dead(registry, buffer);
+    Incarnation user = buffer.user.load(std::memory_order_relaxed);
+    // Others may do the same; numbers of processes are not used again.
+    if (user != 0 && is_left(registry, buffer, user)) buffer.user.compare_exchange_strong(user, 0);
+  }
+}
+
 struct Use {
   std::uint32_t all = 0;
   std::uint32_t of_owner = 0;
@@ -245,27 +257,28 @@ TakenBuffer::~TakenBuffer() {
 }
 
 TakenBuffer TakenBuffer::take(const HostRegistry& registry, Incarnation owner, bool is_waited_for) {
+  const auto is_allowed = [&] {
+    const Use use = count_taken(registry, owner);
+    const std::uint32_t kept = is_waited_for ? 0 : kKeptBuffers;
+    return use.all + kept < kStagingBuffers && (owner == 0 || use.of_owner + kept < kMaxBuffersOfOwner);
+  };
   TakenBuffer taken;
-  const Use use = count_taken(registry, owner);
-  const std::uint32_t extra = is_waited_for ? kKeptBuffers : 0;
-  if (owner != 0 && use.of_owner >= kMaxBuffersOfOwner + extra) return taken;
-  if (!is_waited_for && use.all >= kStagingBuffers - kKeptBuffers && !may_reclaim()) return taken;
-  for (const bool reclaims : {false, true}) {
-    if (reclaims && is_waited_for && !may_reclaim()) return taken;
-    for (std::uint32_t i = 0; i < kStagingBuffers; ++i) {
-      const std::uint32_t index = (registry.me() * kStagingBuffers / 8 + i) % kStagingBuffers;
-      StagingBuffer& buffer = registry.gpu_staging().buffers[index];
-      if (reclaims) free_if_abandoned_to_dead(registry, buffer);
-      Incarnation user = buffer.user.load(std::memory_order_relaxed);
-      if (user != 0 && (!reclaims || !is_left(registry, buffer, user))) continue;
-      if (!buffer.user.compare_exchange_strong(user, registry.me(), std::memory_order_acquire)) continue;
-      buffer.copier.store(owner, std::memory_order_relaxed);
-      taken.registry_ = &registry;
-      taken.index_ = index;
-      taken.serial_ = buffer.word.load(std::memory_order_relaxed).serial + 1;
-      buffer.word.store({taken.serial_, StagingState::kIdle}, std::memory_order_release);
-      return taken;
-    }
+  if (!is_allowed()) {
+    if (!may_reclaim()) return taken;
+    reclaim(registry);
+    if (!is_allowed()) return taken;
+  }
+  for (std::uint32_t i = 0; i < kStagingBuffers; ++i) {
+    const std::uint32_t index = (registry.me() * kDistance + i) % kStagingBuffers;
+    StagingBuffer& buffer = registry.gpu_staging().buffers[index];
+    Incarnation free = 0;
+    if (!buffer.user.compare_exchange_strong(free, registry.me(), std::memory_order_acquire)) continue;
+    buffer.copier.store(owner, std::memory_order_relaxed);
+    taken.registry_ = &registry;
+    taken.index_ = index;
+    taken.serial_ = buffer.word.load(std::memory_order_relaxed).serial + 1;
+    buffer.word.store({taken.serial_, StagingState::kIdle}, std::memory_order_release);
+    return taken;
   }
   return taken;
 }

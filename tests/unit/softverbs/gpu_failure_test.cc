@@ -321,7 +321,7 @@ struct BusyPeer {
   }
 
   static constexpr std::size_t kBytes = 2 << 20;
-  static constexpr std::uint32_t kQps = 6;
+  static constexpr std::uint32_t kQps = 12;
   PlacedRegion region;
   Peer peer{{.qps = kQps, .region_bytes = kBytes, .memory = kPrivate0, .access = kAtomicAccess}};
   std::vector<std::unique_ptr<Endpoint>> endpoints;
