@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/unique_fd.h"
+#include "softverbs/host/inherited.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -98,7 +99,7 @@ void withdraw_gpu_memory(Segment& segment, std::uint32_t number) {
 
 void forget_exports_of_parent() {
   // A thread of the parent may have held the lock, so the descriptors stay open until the child ends.
-  g_exports.store(new Exports, std::memory_order_release);
+  keep_inherited(g_exports.exchange(new Exports, std::memory_order_acq_rel));
 }
 
 }  // namespace verbatim::softverbs

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "softverbs/host/inherited.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -105,7 +106,7 @@ Result<Gpu*> Gpu::open(std::uint32_t number) {
 }
 
 void Gpu::forget_those_of_parent() {
-  for (std::atomic<Gpu*>& gpu : g_gpus) gpu.store(nullptr, std::memory_order_relaxed);
+  for (std::atomic<Gpu*>& gpu : g_gpus) keep_inherited(gpu.exchange(nullptr, std::memory_order_relaxed));
 }
 
 Status Gpu::prepare() {

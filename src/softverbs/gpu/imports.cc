@@ -14,6 +14,7 @@
 #include "base/unique_fd.h"
 #include "softverbs/gpu/cuda_driver.h"
 #include "softverbs/host/device_thread.h"
+#include "softverbs/host/inherited.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -242,7 +243,7 @@ Status start_importer() {
 }
 
 void forget_imports_of_parent() {
-  g_importer.store(nullptr, std::memory_order_relaxed);
+  keep_inherited(g_importer.exchange(nullptr, std::memory_order_relaxed));
 }
 
 }  // namespace verbatim::softverbs

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "softverbs/gpu/gpu.h"
 #include "softverbs/host/device_thread.h"
+#include "softverbs/host/inherited.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -148,17 +149,20 @@ class GpuCopier {
   std::vector<cuda::Stream> running_;  // of end_copied()
 };
 
+std::atomic<GpuCopier*> g_copier{nullptr};  // lives as long as its thread: until the end of the process
+
 void* run_gpu_copier(void* copier) {
   static_cast<GpuCopier*>(copier)->run();
   return nullptr;
 }
 
 Status start_copier(const HostRegistry& registry, SharedGpuCopier& shared) {
-  auto* const copier = new GpuCopier(registry, shared);  // lives as long as its thread: until the end
+  auto* const copier = new GpuCopier(registry, shared);
   if (const int error = start_thread("softverbs-gpu", run_gpu_copier, copier); error != 0) {
     delete copier;
     return system_error("pthread_create", error);
   }
+  g_copier.store(copier, std::memory_order_relaxed);
   shared.ready.store(1, std::memory_order_release);
   return {};
 }
@@ -242,6 +246,7 @@ Status prepare_staging(const HostRegistry& registry, Segment& segment) {
 
 void forget_staging_of_parent() {
   g_is_prepared.store(false, std::memory_order_relaxed);
+  keep_inherited(g_copier.exchange(nullptr, std::memory_order_relaxed));
 }
 
 TakenBuffer::~TakenBuffer() {
