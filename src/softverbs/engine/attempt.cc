@@ -65,8 +65,8 @@ Attempt attempt_of(Response response) {
       return {Outcome::kDone};
     case Response::kBegun:
       return {.is_begun = true};
-    case Response::kLater:
-      return {Outcome::kLater};
+    case Response::kAfterCopies:
+      return {Outcome::kBusy};
     case Response::kNoResponse:
       return {Outcome::kLost};
     case Response::kReceiverNotReady:

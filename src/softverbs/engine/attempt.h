@@ -25,8 +25,8 @@ enum class Outcome {
   kDone,
   kNotReady,  // RNR NAK
   kLost,      // no response
-  kBusy,      // the peer's QP is locked or its memory not accessible yet; nothing was sent
-  kLater,     // a fault delays it until Requester::due_ns, or copies of earlier requests must end first
+  kBusy,      // the peer's QP is locked, its memory is not accessible yet, or copies must end first; nothing was sent
+  kLater,     // a fault delays it until Requester::due_ns
   kFailed,    // see status
 };
 

@@ -328,7 +328,9 @@ std::optional<Step> finish_deferred_before(Qp& qp, const Packets& packets) {
   return finish_deferred(qp, false);
 }
 
-Step advance_requests(Qp& qp, std::uint64_t& quantum) {
+// What comes before the next request is sent: the state of the QP, timers, and requests that were sent but are not
+// complete. nullopt: send the next request; else the step to take.
+std::optional<Step> prepare_to_send(Qp& qp) {
   Requester& requester = qp.requester;
   if (Faults* faults = softverbs::faults(); faults != nullptr && faults->states().is_frozen()) {
     return wait_until(requester, monotonic_ns() + kFrozenPollNs);
@@ -368,7 +370,12 @@ Step advance_requests(Qp& qp, std::uint64_t& quantum) {
     return has_request || drains ? Step::kMore : Step::kIdle;
   }
   if (!has_request) return Step::kWaitDeferred;
+  return std::nullopt;
+}
 
+// Sends one step of the next request.
+Step send_step(Qp& qp, std::uint64_t& quantum) {
+  Requester& requester = qp.requester;
   const SendRequest& request = request_at(qp, requester.sent);
   if (is_copying(qp) && !(may_begin_ahead(qp, request) && qp.copies->has_room())) return Step::kPoll;
   const std::uint64_t left = request.length - requester.offset;
@@ -419,6 +426,11 @@ Step advance_requests(Qp& qp, std::uint64_t& quantum) {
       return on_failure(qp, result);
   }
   return Step::kIdle;
+}
+
+Step advance_requests(Qp& qp, std::uint64_t& quantum) {
+  const std::optional<Step> step = prepare_to_send(qp);
+  return step ? *step : send_step(qp, quantum);
 }
 
 }  // namespace

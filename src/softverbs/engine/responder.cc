@@ -161,7 +161,8 @@ class Responder {
     const bool consumes = packets_.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && packets_.is_last();
     if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return refuse(Response::kInvalidRequest);
     const std::uint32_t earlier = is_sender_copying() ? packets_.sender->copies->receives_consumed : 0;
-    if (consumes && !has_receive_after(earlier)) return earlier != 0 ? Response::kLater : Response::kReceiverNotReady;
+    if (consumes && !has_receive_after(earlier))
+      return earlier != 0 ? Response::kAfterCopies : Response::kReceiverNotReady;
     Spans spans;
     if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, spans)) return refuse(Response::kAccessError);
     if (packets_.is_deferred) return Response::kAck;
@@ -170,7 +171,7 @@ class Responder {
     if (packets_.sender != nullptr && (has_gpu_memory || (is_sender_copying() && is_short))) {
       return begin_copy(spans, consumes);
     }
-    if (is_sender_copying()) return Response::kLater;
+    if (is_sender_copying()) return Response::kAfterCopies;
     if (const Response moved = moved_or_refused(copy_to(process_, local_, spans)); moved != Response::kAck)
       return moved;
     if (!consumes) return Response::kAck;
@@ -344,7 +345,7 @@ class Responder {
 
   Response refuse(Response response) {
     // The QP must not fail before the earlier requests have been finished.
-    return is_sender_copying() ? Response::kLater : refuse_now(response);
+    return is_sender_copying() ? Response::kAfterCopies : refuse_now(response);
   }
 
   Response refuse_now(Response response) {

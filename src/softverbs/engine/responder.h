@@ -16,7 +16,7 @@ enum class Response {
   kDuplicateAck,      // of a SEND or WRITE that was executed before
   kNoResponse,        // no such QP, wrong state, another peer's QP, or out of sequence
   kBegun,             // the bytes of a WRITE are being copied; finish_copied_write() does the rest
-  kLater,             // copies of earlier WRITEs must end first; nothing was done
+  kAfterCopies,       // copies of earlier WRITEs must end first; nothing was done
   kReceiverNotReady,  // RNR NAK; see SharedQp::min_rnr_timer
   kInvalidRequest,
   kAccessError,
