@@ -114,7 +114,7 @@ ibv_device_attr device_attributes(std::uint32_t device, const Settings& settings
   attributes.max_qp_rd_atom = kMaxRdAtomic;
   attributes.max_res_rd_atom = kMaxRdAtomic * limit(settings.max_qp);
   attributes.max_qp_init_rd_atom = kMaxRdAtomic;
-  attributes.atomic_cap = IBV_ATOMIC_HCA;
+  attributes.atomic_cap = settings.global_atomics ? IBV_ATOMIC_GLOB : IBV_ATOMIC_HCA;
   attributes.max_srq = limit(settings.max_srq);
   attributes.max_srq_wr = limit(settings.max_srq_wr);
   attributes.max_srq_sge = limit(settings.max_sge);

@@ -23,7 +23,7 @@ class SettingsParser : public testing::Test {
  protected:
   void SetUp() override {
     for (const char* name : {"SOFTVERBS_DEVICES", "SOFTVERBS_ENGINE", "SOFTVERBS_LINK_LAYER", "SOFTVERBS_NAMESPACE",
-                             "SOFTVERBS_LOCK_LIMIT"}) {
+                             "SOFTVERBS_LOCK_LIMIT", "SOFTVERBS_ATOMICS"}) {
       unsetenv(name);
     }
   }
@@ -69,6 +69,7 @@ TEST_F(SettingsParser, ValidValues_AreAccepted) {
   expect_accepted("SOFTVERBS_VENDOR_ID", "0x15b3", [](const Settings& s) { return s.vendor_id == 0x15b3; });
   expect_accepted("SOFTVERBS_VENDOR_PART_ID", "4119", [](const Settings& s) { return s.vendor_part_id == 4119; });
   expect_accepted("SOFTVERBS_VENDOR_PART_ID", "0XfFf", [](const Settings& s) { return s.vendor_part_id == 0xfff; });
+  expect_accepted("SOFTVERBS_ATOMICS", "glob", [](const Settings& s) { return s.global_atomics; });
   expect_accepted("SOFTVERBS_LOCK_LIMIT", "kernel", [](const Settings& s) { return s.has_lock_limit; });
   expect_accepted("SOFTVERBS_LOCK_LIMIT", "none", [](const Settings& s) { return !s.has_lock_limit; });
   expect_accepted("SOFTVERBS_DIRECTORY", "/tmp", [](const Settings& s) { return s.directory == "/tmp"; });
