@@ -107,7 +107,7 @@ struct DeviceEnumerator {
     port.device = &device;
     port.port_num = port_num;
     port.name = device.name() + ":" + std::to_string(port_num);
-    port.nccl_name = "verbatim_" + device.name();
+    port.nccl_name = std::string(kNcclNamePrefix) + device.name();
     if (port_num != 1) port.nccl_name += "_p" + std::to_string(port_num);
     // Kernels report a speed above NDR as NDR, because `active_speed` has only 8 bits; sysfs has the speed itself.
     port.speed_mbps = std::max(port_speed_mbps(attributes->active_speed, attributes->active_width),

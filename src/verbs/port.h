@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "verbs/gid.h"
 
@@ -15,6 +17,9 @@ class Device;
 
 // The types of memory that a port's device can access; the values are those of NCCL_PTR_*.
 enum PtrSupport : unsigned { kPtrHost = 0x1, kPtrCuda = 0x2, kPtrDmaBuf = 0x4 };
+
+// Before the name of the verbs device in Port::nccl_name.
+inline constexpr std::string_view kNcclNamePrefix = "verbatim_";
 
 // One active port of one device. Owned by the DeviceInventory, immutable after open.
 struct Port {
@@ -42,5 +47,12 @@ struct Port {
 
   bool is_roce() const { return link_layer == IBV_LINK_LAYER_ETHERNET; }
 };
+
+// "mlx5_0:1", of several ports "mlx5_0:1+mlx5_1:1", for people.
+inline std::string join_names(std::span<const Port* const> ports) {
+  std::string names;
+  for (const Port* port : ports) names.append(names.empty() ? "" : "+").append(port->name);
+  return names;
+}
 
 }  // namespace verbatim

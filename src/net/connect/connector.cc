@@ -43,17 +43,19 @@ bool needs_interface(const sockaddr_storage& remote) {
          IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(remote).sin6_addr);
 }
 
-// A place among the QPs of this communicator for a connection to `peer`.
+// A place among the QPs of this communicator for a connection to the peer of `handle`. QPs for every port of the end
+// that has more: QP j is on port j modulo their number at either end.
 std::shared_ptr<EndpointReservation> reserve(const ConnectSettings& settings, const std::vector<const Port*>& ports,
-                                             const wire::PeerIdentity& peer) {
+                                             const wire::Handle& handle) {
   const Config& config = settings.comm.config;
   const AnnouncedFlows announced = settings.endpoints.announced(CommKind::kSend);
   const unsigned qps = choose_qps(config.qps_per_connection, announced);
+  const std::size_t devices = std::max<std::size_t>(ports.size(), handle.device_count);
   return settings.endpoints.reserve({.kind = CommKind::kSend,
                                      .ports = ports,
-                                     .sizes = SendComm::endpoint_sizes(ports.size(), qps, config),
+                                     .sizes = SendComm::endpoint_sizes(devices, qps, config),
                                      .self = settings.identity(*ports.front()),
-                                     .peer = peer,
+                                     .peer = handle.listener,
                                      .announced = announced});
 }
 
@@ -67,7 +69,7 @@ Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> p
       traffic_class_(traffic_class),
       attempt_(attempt),
       deadline_ns_(monotonic_ns() + settings.comm.config.connect_timeout_s * kNanosecondsPerSecond),
-      reservation_(reserve(settings, ports_, handle.listener)),
+      reservation_(reserve(settings, ports_, handle)),
       attempt_pause_ns_(kFirstAttemptPauseNs),
       attempt_limit_ns_(kFirstAttemptLimitNs) {}
 
@@ -231,7 +233,7 @@ Error Connector::log_failure(const Error& error, bool repeated) const {
   const std::string address = to_string(handle_.address);
   const std::string peer = comm_ != nullptr ? comm_->endpoint().peer_name() : "";
   const std::string& where = peer.empty() ? address : peer;
-  const QpUsage usage = qp_usage(*ports_.front()->device);
+  const QpUsage usage = qp_usage(ports_);
   Failure failure =
       comm_ != nullptr ? comm_->diagnose_setup(error) : Failure{"", diagnose_setup(error, nullptr, usage)};
   if (!reject_reason_.empty()) {
@@ -243,7 +245,7 @@ Error Connector::log_failure(const Error& error, bool repeated) const {
   } else if (failure.diagnosis.why.empty()) {
     failure.diagnosis = diagnose_handshake(error, where, !reply_.begun());
   }
-  failure.what = "connecting " + ports_.front()->name + " of " + settings_.comm.host_name + " to the peer " + peer +
+  failure.what = "connecting " + join_names(ports_) + " of " + settings_.comm.host_name + " to the peer " + peer +
                  (peer.empty() ? "at " : " at ") + address + " failed: " + to_string(error) +
                  (repeated ? kRepeated : "");
   VERBATIM_WARN("%s", log_line(failure).c_str());

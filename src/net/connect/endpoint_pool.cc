@@ -313,7 +313,7 @@ void EndpointPlan::finish_block(const Result<bool>& made, std::vector<Endpoint>&
     VERBATIM_INFO(
         "%s: the QPs of %zu connections could not be created together: %s. From now on QPs are created for one "
         "connection at a time",
-        kind_.ports.front()->name.c_str(), slots.size(), to_string(made.error()).c_str());
+        join_names(kind_.ports).c_str(), slots.size(), to_string(made.error()).c_str());
     return;
   }
   for (std::size_t i = 0; i < slots.size(); ++i) {

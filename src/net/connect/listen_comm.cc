@@ -161,12 +161,12 @@ void ListenComm::fail(const Handshake& handshake, const Error& error, bool repea
 }
 
 void ListenComm::log_failure(const Handshake& handshake, const Error& error, const std::string& reason) const {
-  const QpUsage usage = qp_usage(*ports_.front()->device);
+  const QpUsage usage = qp_usage(ports_);
   Failure failure = handshake.comm == nullptr ? Failure{"", diagnose_setup(error, nullptr, usage)}
                     : handshake.state == Handshake::State::kConnectQps ? handshake.comm->diagnose_setup(error)
                                                                        : Failure();
   if (failure.diagnosis.why.empty()) failure.diagnosis = diagnose_handshake(error, handshake.peer);
-  failure.what = "accepting a connection from " + handshake.peer + " on " + ports_.front()->name + " of " +
+  failure.what = "accepting a connection from " + handshake.peer + " on " + join_names(ports_) + " of " +
                  settings_.comm.host_name + " failed: " + reason;
   VERBATIM_WARN("%s", log_line(failure).c_str());
 }

@@ -26,7 +26,7 @@ std::size_t count_connections(ConnectionTable& table, const Device& device, std:
 void fail_device(ConnectionTable& table, const Device& device, std::uint32_t index) VERBATIM_REQUIRES(table.mutex) {
   table.earlier_failures[index].device = true;
   for (const auto& [fd, connection] : table.connections) {
-    if (connection.comm->uses(device)) connection.comm->set_signal(IBV_EVENT_DEVICE_FATAL);
+    if (connection.comm->uses(device)) connection.comm->set_signal(IBV_EVENT_DEVICE_FATAL, device);
   }
 }
 
@@ -40,7 +40,7 @@ void signal_comms(ConnectionTable& table, const Device& device, std::uint32_t in
   for (const auto& [fd, connection] : table.connections) {
     Comm& comm = *connection.comm;
     if (!(ends_qp ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
-    comm.set_signal(type);
+    comm.set_signal(type, device);
     found = true;
   }
   if (!found) table.earlier_failures[index].unowned_queue = true;

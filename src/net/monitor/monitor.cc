@@ -113,7 +113,8 @@ Status Monitor::watch(Comm& comm, const void* owner) {
   const Result<bool> ask_device = add(comm, owner);
   if (!ask_device) return ask_device.error();
   // query_qp runs without the lock. Later failures arrive as events for this comm.
-  if (*ask_device && !comm.qps_usable()) comm.set_signal(IBV_EVENT_QP_FATAL);
+  if (!*ask_device) return {};
+  if (const Device* failed = comm.failed_device()) comm.set_signal(IBV_EVENT_QP_FATAL, *failed);
   return {};
 }
 
@@ -124,7 +125,7 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   for (std::uint32_t i = 0; i < devices_.size(); ++i) {
     if (!comm.uses(*devices_[i])) continue;
     used.insert(i);
-    if (table_.earlier_failures[i].device) comm.set_signal(IBV_EVENT_DEVICE_FATAL);
+    if (table_.earlier_failures[i].device) comm.set_signal(IBV_EVENT_DEVICE_FATAL, *devices_[i]);
     ask_device = ask_device || table_.earlier_failures[i].unowned_queue;
   }
   table_.closing.try_emplace(owner, 0);

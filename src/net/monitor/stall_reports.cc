@@ -1,5 +1,7 @@
 #include "net/monitor/stall_reports.h"
 
+#include <optional>
+#include <span>
 #include <string>
 
 #include "base/clock.h"
@@ -9,6 +11,15 @@
 
 namespace verbatim {
 namespace {
+
+// As arguments of grep: the device of the QP that has work outstanding, else all devices of the connection.
+std::string grep_arguments(const Endpoint& endpoint, std::optional<std::size_t> qp) {
+  const std::span<const Port* const> ports = endpoint.ports();
+  if (qp || ports.size() == 1) return ports[qp ? endpoint.qps()[*qp].device : 0]->device->name();
+  std::string arguments;
+  for (const Port* port : ports) arguments.append(arguments.empty() ? "-e " : " -e ").append(port->device->name());
+  return arguments;
+}
 
 void check_connection(const StallSettings& settings, ConnectionTable& table, MonitoredConnection& connection,
                       std::uint64_t now) VERBATIM_REQUIRES(table.mutex) {
@@ -29,8 +40,9 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
              to_seconds(detector.last_stall_ns());
     });
   }
-  const Diagnosis stall = diagnose_stall(detector.cause(), endpoint.peer_name(),
-                                         endpoint.ports().front()->device->name(), connection.lost != nullptr);
+  const std::optional<std::size_t> busiest_qp = comm.busiest_qp();
+  const Diagnosis stall = diagnose_stall(detector.cause(), endpoint.peer_name(), grep_arguments(endpoint, busiest_qp),
+                                         connection.lost != nullptr);
   const std::string stalled = "stalled for " + to_seconds(detector.stalled_ns(now));
   if (action == Action::kFail) {
     return connection.fail(is_local(detector.cause()) ? ErrorKind::kSystem : ErrorKind::kRemote,
@@ -39,7 +51,7 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
   table.log(LogLevel::kWarn, [&] {
     return stalled + ": " + stall.why + "; local: " + describe_status(connection.status(now)) +
            "; peer: " + (detector.peer() ? describe_status(*detector.peer()) : "no answer") + kNextStep + stall.next +
-           ". Path: " + comm.describe_path(0);
+           ". Path: " + comm.describe_path(busiest_qp.value_or(0));
   });
 }
 

@@ -64,7 +64,6 @@ std::string status_json(const wire::ConnectionStatus& status) {
 std::string connection_json(const MonitoredConnection& connection) {
   const Comm& comm = *connection.comm;
   const Endpoint& endpoint = comm.endpoint();
-  const Port& port = *endpoint.ports().front();
   const StallDetector& detector = connection.stall_detector;
   const wire::ConnectionStatus status = connection.status(monotonic_ns());
   const std::string* const failure = comm.failure_text();
@@ -74,15 +73,16 @@ std::string connection_json(const MonitoredConnection& connection) {
                             : connection.lost != nullptr    ? "side channel lost"
                                                             : "open";
   const auto cause = [&] {
-    return diagnose_stall(detector.cause(), endpoint.peer_name(), port.device->name(), connection.lost != nullptr).why;
+    return diagnose_stall(detector.cause(), endpoint.peer_name(), "", connection.lost != nullptr).why;
   };
-  return json_object({json_field("direction", status.sends != 0 ? "send" : "recv"), json_field("device", port.name),
-                      json_field("path", comm.describe_path(0)), json_field("peer_host", endpoint.remote().host),
-                      json_field("peer_pid", endpoint.remote().pid), json_field("qps", endpoint.qps().size()),
-                      json_field("state", state), "\"error\":" + (failure != nullptr ? json_text(*failure) : "null"),
-                      "\"stall_cause\":" + (detector.reported() ? json_text(cause()) : "null"),
-                      "\"local\":" + status_json(status),
-                      "\"peer\":" + (detector.peer() ? status_json(*detector.peer()) : "null")});
+  return json_object(
+      {json_field("direction", status.sends != 0 ? "send" : "recv"), json_field("device", join_names(endpoint.ports())),
+       json_field("path", comm.describe_path(comm.busiest_qp().value_or(0))),
+       json_field("peer_host", endpoint.remote().host), json_field("peer_pid", endpoint.remote().pid),
+       json_field("qps", endpoint.qps().size()), json_field("state", state),
+       "\"error\":" + (failure != nullptr ? json_text(*failure) : "null"),
+       "\"stall_cause\":" + (detector.reported() ? json_text(cause()) : "null"), "\"local\":" + status_json(status),
+       "\"peer\":" + (detector.peer() ? status_json(*detector.peer()) : "null")});
 }
 
 }  // namespace

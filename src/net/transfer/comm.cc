@@ -38,12 +38,18 @@ ConnectionStats Comm::stats() const {
   ConnectionStats stats;
   stats.sends = kind_ == CommKind::kSend;
   stats.atomic = (capabilities() & endpoint_.remote().capabilities & wire::kAtomicCompletion) != 0;
-  stats.device = endpoint_.ports().front()->name;
+  stats.device = join_names(endpoint_.ports());
   stats.peer_host = endpoint_.remote().host;
   stats.peer_process = endpoint_.remote().identity.process_id;
   stats.qps = endpoint_.qps().size();
   stats.transfer_counts = transfer_counts();
   return stats;
+}
+
+void Comm::set_signal(ibv_event_type event, const Device& device) {
+  const std::span<const Port* const> ports = endpoint_.ports();
+  const auto port = std::find_if(ports.begin(), ports.end(), [&](const Port* one) { return one->device == &device; });
+  failure_state_.set_signal(event, endpoint_.qp_on_port(static_cast<std::size_t>(port - ports.begin())));
 }
 
 bool Comm::uses(const Device& device, std::uint8_t port_num) const {
@@ -63,22 +69,29 @@ bool Comm::uses(const ibv_cq& cq) const {
                      [&](const UniqueCq& own) { return own.get() == &cq; });
 }
 
+ibv_qp_state Comm::query_state(const EndpointQp& end) const {
+  ibv_qp_attr now{};
+  ibv_qp_init_attr made{};
+  const Verbs& verbs = endpoint_.ports()[end.device]->device->verbs();
+  return verbs.query_qp(end.qp.get(), &now, IBV_QP_STATE, &made) == 0 ? now.qp_state : IBV_QPS_UNKNOWN;
+}
+
 ibv_qp_state Comm::qp_state() const {
   ibv_qp_state found = IBV_QPS_RTS;
   for (const EndpointQp& end : endpoint_.qps()) {
-    ibv_qp_attr now{};
-    ibv_qp_init_attr made{};
-    const Verbs& verbs = endpoint_.ports()[end.device]->device->verbs();
-    if (verbs.query_qp(end.qp.get(), &now, IBV_QP_STATE, &made) != 0) return IBV_QPS_UNKNOWN;
-    if (now.qp_state == IBV_QPS_ERR) return now.qp_state;
-    if (found == IBV_QPS_RTS) found = now.qp_state;
+    const ibv_qp_state state = query_state(end);
+    if (state == IBV_QPS_UNKNOWN || state == IBV_QPS_ERR) return state;
+    if (found == IBV_QPS_RTS) found = state;
   }
   return found;
 }
 
-bool Comm::qps_usable() const {
-  const ibv_qp_state state = qp_state();
-  return state != IBV_QPS_ERR && state != IBV_QPS_UNKNOWN;
+const Device* Comm::failed_device() const {
+  for (const EndpointQp& end : endpoint_.qps()) {
+    const ibv_qp_state state = query_state(end);
+    if (state == IBV_QPS_UNKNOWN || state == IBV_QPS_ERR) return endpoint_.ports()[end.device]->device;
+  }
+  return nullptr;
 }
 
 void Comm::abort() {

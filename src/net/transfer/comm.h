@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -72,8 +73,8 @@ class Comm {
 
   // Any thread. The data path processes the signal in a later call.
   void set_signal(CommSignal signal) { failure_state_.set_signal(signal); }
-  // An event after which the device, or a QP or CQ of this comm, cannot be used.
-  void set_signal(ibv_event_type event) { failure_state_.set_signal(event); }
+  // An event after which `device`, or a QP or CQ of this comm on it, cannot be used.
+  void set_signal(ibv_event_type event, const Device& device);
   void clear_signal(CommSignal signal) { failure_state_.clear_signal(signal); }
   // See FailureState. Only the monitor calls it.
   void set_channel(ChannelState state, std::uint32_t detail = 0) { failure_state_.set_channel(state, detail); }
@@ -95,8 +96,8 @@ class Comm {
   // ERR if a QP is in ERR, else the state of the first QP that is not in RTS, else RTS. IBV_QPS_UNKNOWN if a query
   // fails. Queries the device, which may be slow or hang.
   ibv_qp_state qp_state() const;
-  // Whether qp_state() is neither ERR nor unknown.
-  bool qps_usable() const;
+  // The first device whose QPs are in ERR or cannot be queried; nullptr: all can be used.
+  const Device* failed_device() const;
 
   // Whether every request is done: then the QPs may outlive the call that closes the comm. Optional receives are done
   // when they are posted, although their data may arrive later: only the application knows whether it has arrived.
@@ -113,6 +114,9 @@ class Comm {
 
   // Any thread: the current status of this end, without the fields that the monitor sets (MonitoredConnection::status).
   virtual wire::ConnectionStatus status() const = 0;
+  // Any thread: the QP that has the most outstanding work requests of messages; none: nothing is outstanding, or the
+  // comm does not know it.
+  virtual std::optional<std::size_t> busiest_qp() const { return std::nullopt; }
   // Any thread: a number that changes when RDMA of the peer arrives. While it changes the peer lives.
   virtual std::uint64_t peer_progress() const = 0;
   // Any thread: how often the peer's NIC has answered since the signal kProbePeer.
@@ -162,7 +166,7 @@ class Comm {
   // request may come before the one that is the cause (FailureState::record_completion).
   void fail_completion(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept;
   void fail_post(const char* operation, int returned, std::size_t qp) noexcept;
-  void fail_poll() noexcept;
+  void fail_poll(std::size_t cq) noexcept;
   void log_held_completion() noexcept;
 
   PathFacts facts(std::size_t qp) const;
@@ -213,6 +217,7 @@ class Comm {
   FailureState failure_state_;
 
  private:
+  ibv_qp_state query_state(const EndpointQp& end) const;
   void process_signals(bool waits_for_message) noexcept;
   template <typename Describe>
   void publish_from(Describe describe) noexcept {

@@ -122,8 +122,9 @@ Failure Comm::peer_lost(const FailureState::HeldCompletion& held, const PathFact
 
 Failure Comm::device_event() const {
   const ibv_event_type event = failure_state_.device_event();
-  const PathFacts path = facts(0);
-  const Verbs& verbs = endpoint_.ports().front()->device->verbs();
+  const std::size_t qp = failure_state_.event_qp();
+  const PathFacts path = facts(qp);
+  const Verbs& verbs = endpoint_.ports()[endpoint_.qps()[qp].device]->device->verbs();
   return {path.local.device + " on " + path.local.host + " reported " + verbs.event_type_str(event) + " (" +
               event_name(event) + ")",
           diagnose(event, path), path};
@@ -144,9 +145,9 @@ void Comm::publish_without_memory() noexcept {
   if (observer_ != nullptr) observer_->comm_failed(*this);
 }
 
-void Comm::fail_poll() noexcept {
+void Comm::fail_poll(std::size_t cq) noexcept {
   fail(ErrorKind::kSystem, "ibv_poll_cq", [&] {
-    const PathFacts path = facts(0);
+    const PathFacts path = facts(endpoint_.qp_on_port(cq));  // QP j uses CQ j
     return Failure{"ibv_poll_cq failed", diagnose(IBV_EVENT_CQ_ERR, path), path};
   });
 }

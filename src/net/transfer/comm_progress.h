@@ -72,14 +72,14 @@ class CommProgress : public Comm {
   // continues a pending post.
   void run_slow_path(int polled) {
     bool all_polled = polled < kPollBatch;
-    bool poll_failed = polled < 0;
-    for (const UniqueCq& cq : endpoint_.cqs().subspan(1)) {
-      const int count = ibv_poll_cq(cq.get(), kPollBatch, completions_);
+    if (polled < 0) fail_poll(0);
+    const std::span<const UniqueCq> cqs = endpoint_.cqs();
+    for (std::size_t cq = 1; cq < cqs.size(); ++cq) {
+      const int count = ibv_poll_cq(cqs[cq].get(), kPollBatch, completions_);
       for (int i = 0; i < count; ++i) derived().complete(completions_[i]);
       all_polled = all_polled && count < kPollBatch;
-      poll_failed = poll_failed || count < 0;
+      if (count < 0) fail_poll(cq);
     }
-    if (poll_failed) fail_poll();
     if (failure_state_.completion_held()) {
       for (const UniqueCq& cq : endpoint_.cqs()) {
         int count = 0;

@@ -42,6 +42,18 @@ std::uint8_t service_level_of(int traffic_class) {
 
 }  // namespace
 
+QpUsage qp_usage(std::span<const Port* const> ports) {
+  QpUsage fullest;
+  const auto left = [](const QpUsage& usage) { return usage.limit - static_cast<std::int64_t>(usage.in_use); };
+  for (const Port* port : ports) {
+    const Device& device = *port->device;
+    const QpUsage usage{.limit = device.attributes().max_qp,
+                        .in_use = device.live_qps().load(std::memory_order_relaxed)};
+    if (port == ports.front() || left(usage) < left(fullest)) fullest = usage;
+  }
+  return fullest;
+}
+
 Result<Endpoint> Endpoint::create(const std::vector<const Port*>& ports, const EndpointSizes& sizes,
                                   const Config& config) {
   const std::size_t one[] = {1};

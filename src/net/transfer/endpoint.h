@@ -74,6 +74,8 @@ class Endpoint {
   std::size_t next_qp() const { return connected_qps_ % qps_.size(); }
 
   std::span<const Port* const> ports() const { return ports_; }
+  // The first QP on this port, which has the index of the port.
+  std::size_t qp_on_port(std::size_t port) const { return port < qps_.size() ? port : 0; }
   // One for each port, or one for each QP and at least one for each port; the CQ at the index of a port belongs to it.
   std::span<const UniqueCq> cqs() const { return cqs_; }
   std::span<EndpointQp> qps() { return qps_; }
@@ -126,8 +128,7 @@ class Endpoint {
   std::vector<std::shared_ptr<const PortCounters>> counters_;  // of the ports, at connect
 };
 
-inline QpUsage qp_usage(const Device& device) {
-  return {.limit = device.attributes().max_qp, .in_use = device.live_qps().load(std::memory_order_relaxed)};
-}
+// Of the device that has the fewest QPs left.
+QpUsage qp_usage(std::span<const Port* const> ports);
 
 }  // namespace verbatim

@@ -68,12 +68,15 @@ class FailureState {
   void clear_signal(CommSignal signal) {
     flags_.fetch_and(~static_cast<std::uint32_t>(signal), std::memory_order_relaxed);
   }
-  void set_signal(ibv_event_type event) {
+  // `qp`: the first one on the port that the event concerns.
+  void set_signal(ibv_event_type event, std::size_t qp) {
     device_event_.store(event, std::memory_order_relaxed);
+    event_qp_.store(static_cast<std::uint8_t>(qp), std::memory_order_relaxed);
     set_signal(CommSignal::kDeviceFailed);
   }
   // The event of the last kDeviceFailed.
   ibv_event_type device_event() const { return device_event_.load(std::memory_order_relaxed); }
+  std::size_t event_qp() const { return event_qp_.load(std::memory_order_relaxed); }
   // Only the monitor calls it. `detail`: how long the peer has been silent, in ms, or the errno with which the channel
   // was lost.
   void set_channel(ChannelState state, std::uint32_t detail) {
@@ -126,6 +129,7 @@ class FailureState {
   std::atomic<std::uint32_t> flags_{0};
   Error error_ = {.kind = ErrorKind::kNone};
   std::atomic<Phase> phase_{Phase::kWorking};
+  std::atomic<std::uint8_t> event_qp_{0};
   std::atomic<ibv_event_type> device_event_{IBV_EVENT_COMM_EST};
   std::atomic<std::uint64_t> channel_{0};
   ErrorKind reason_kind_ = ErrorKind::kRemote;

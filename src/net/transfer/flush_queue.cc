@@ -10,9 +10,10 @@
 namespace verbatim {
 
 Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const Endpoint& endpoint,
-                                                              const Config& config) {
+                                                              const Config& config, std::size_t& port_index) {
   auto state = std::make_unique<State>();
   for (std::size_t i = 0; i < endpoint.ports().size(); ++i) {
+    port_index = i;
     const Port& port = *endpoint.ports()[i];
     ibv_cq* cq = endpoint.cqs()[i].get();
     Result<RcQp> created = create_rc_qp(*port.device, cq, cq, {.send_wr = kSlots, .recv_wr = 1});
@@ -39,8 +40,8 @@ Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const 
 }
 
 Status FlushQueue::prepare(Comm& comm, const Endpoint& endpoint, const Config& config, const ControlMemory& control,
-                           const std::byte* target) {
-  Result<std::unique_ptr<State>> state = create(comm, endpoint, config);
+                           const std::byte* target, std::size_t& port) {
+  Result<std::unique_ptr<State>> state = create(comm, endpoint, config, port);
   if (!state) return state.error();
   state_ = std::move(*state);
   state_->target = reinterpret_cast<std::uint64_t>(target);
@@ -55,7 +56,7 @@ bool FlushQueue::uses(const ibv_qp& qp) const {
          std::any_of(state->qps.begin(), state->qps.end(), [&](const UniqueQp& own) { return own.get() == &qp; });
 }
 
-Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& returned) {
+Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& returned, std::size_t& port) {
   State& state = *active_.load(std::memory_order_acquire);
   returned = 0;
   if (state.free_slots.empty()) return nullptr;
@@ -67,7 +68,7 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
   for (std::size_t i = 0; i < state.qps.size(); ++i) {
     ibv_sge segment = {state.target, 1, state.target_lkeys[i]};
     ibv_send_wr work = {};
-    work.wr_id = kFlushWorkBit | index;
+    work.wr_id = kFlushWorkBit | i << 32 | index;
     work.sg_list = &segment;
     work.num_sge = 1;
     work.opcode = IBV_WR_RDMA_READ;
@@ -77,6 +78,7 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
     ibv_send_wr* refused = nullptr;
     returned = ibv_post_send(state.qps[i].get(), &work, &refused);
     if (returned != 0) {
+      port = i;
       if (slot.reads_left == 0) pending_ -= 1;
       return nullptr;
     }
@@ -86,8 +88,8 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
   return &slot;
 }
 
-void FlushQueue::complete(std::uint32_t slot_index) {
-  Slot& slot = active_.load(std::memory_order_acquire)->slots[slot_index];
+void FlushQueue::complete(std::uint64_t wr_id) {
+  Slot& slot = active_.load(std::memory_order_acquire)->slots[wr_id & 0xffff];
   if (--slot.reads_left != 0) return;
   slot.state = RequestState::kDone;
   pending_ -= 1;

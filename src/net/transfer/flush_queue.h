@@ -24,21 +24,21 @@ class FlushQueue {
   static constexpr std::uint32_t kSlots = wire::kMaxInFlight;
 
   // Creates the QPs; completions go to `endpoint`'s queues. `target`, in `control`, is what the READs write; its
-  // content is not used.
+  // content is not used. An error is of the device `port`.
   Status prepare(Comm& comm, const Endpoint& endpoint, const Config& config, const ControlMemory& control,
-                 const std::byte* target);
+                 const std::byte* target, std::size_t& port);
 
   bool prepared() const { return active_.load(std::memory_order_acquire) != nullptr; }
 
   // Any thread.
   bool uses(const ibv_qp& qp) const;
 
-  // Posts a READ of the byte at `data` on every device. nullptr when no slot is free, or when posting failed: then
-  // `returned` is not 0.
-  Request* post(const void* data, const MemoryKeys& memory, int& returned);
+  // Posts a READ of the byte at `data` on every port, because each may have carried a part of the data. nullptr when no
+  // slot is free, or when posting on `port` failed: then `returned` is not 0.
+  Request* post(const void* data, const MemoryKeys& memory, int& returned, std::size_t& port);
 
-  // A READ has completed; `slot` comes from its work request.
-  void complete(std::uint32_t slot);
+  // The READ with this `wr_id` has completed.
+  void complete(std::uint64_t wr_id);
 
   // Whether no READ is outstanding.
   bool all_done() const;
@@ -62,7 +62,8 @@ class FlushQueue {
     std::vector<std::uint32_t> free_slots;
   };
 
-  static Result<std::unique_ptr<State>> create(Comm& comm, const Endpoint& endpoint, const Config& config);
+  static Result<std::unique_ptr<State>> create(Comm& comm, const Endpoint& endpoint, const Config& config,
+                                               std::size_t& port);
 
   SingleWriter<std::uint32_t> pending_;
   std::unique_ptr<State> state_;
@@ -70,6 +71,10 @@ class FlushQueue {
 };
 
 // In the wr_id of a flush READ: distinguishes it from the comm's own work in the same completion queue.
+// Bits 0-15: slot, 32-47: port.
 constexpr std::uint64_t kFlushWorkBit = std::uint64_t{1} << 63;
+constexpr std::size_t flush_port(std::uint64_t wr_id) {
+  return wr_id >> 32 & 0xffff;
+}
 
 }  // namespace verbatim

@@ -33,7 +33,9 @@ const char* why_no_atomics(std::span<const Port* const> ports, const wire::Hello
     const ibv_atomic_cap atomics = port->device->attributes().atomic_cap;
     if (atomics == IBV_ATOMIC_NONE || responder_reads(*port->device) == 0) return "the device has no atomics";
     // The atomics of all QPs go to one word.
-    if (ports.size() > 1 && atomics != IBV_ATOMIC_GLOB) return "atomics of different devices are not coherent";
+    if (port->device != ports.front()->device && atomics != IBV_ATOMIC_GLOB) {
+      return "atomics of different devices are not coherent";
+    }
   }
   return nullptr;
 }

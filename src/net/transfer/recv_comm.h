@@ -93,7 +93,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   std::uint64_t arrival(const RecvRequest& request) const {
     return __atomic_load_n(&arrivals_[wire::ring_index(request.first_member)], __ATOMIC_ACQUIRE);
   }
-  Failure flush_failure(const Error& error) const;
+  Failure flush_failure(const Error& error, std::size_t port) const;
   // The last bytes of the control memory.
   const std::byte* flush_target() const {
     return control_.data() + entry_bytes_ * wire::kRingEntries + wire::completion_record_bytes(arrivals_ != nullptr);

@@ -74,7 +74,7 @@ void RecvComm::complete(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS) return fail_receive(completion);
   if ((completion.wr_id & kReceiveWork) != 0) return process_immediate(completion, completion.wr_id & 0xffff);
   if ((completion.wr_id & kFlushWorkBit) != 0) {
-    return flush_.complete(static_cast<std::uint32_t>(completion.wr_id & 0xffff));
+    return flush_.complete(completion.wr_id);
   }
   if ((completion.wr_id & kReceiverProbe) == 0) {
     cts_sent_ += cts_signal_mask_ + 1;
@@ -105,7 +105,7 @@ bool RecvComm::post_probe(std::size_t qp, int& returned) noexcept {
 
 void RecvComm::fail_receive(const ibv_wc& completion) {
   if ((completion.wr_id & kFlushWorkBit) != 0) {
-    return fail_completion(completion, 0,
+    return fail_completion(completion, endpoint_.qp_on_port(flush_port(completion.wr_id)),
                            {.operation_text = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true});
   }
   if ((completion.wr_id & kReceiverProbe) != 0)

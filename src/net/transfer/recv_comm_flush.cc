@@ -8,24 +8,25 @@
 
 namespace verbatim {
 
-Failure RecvComm::flush_failure(const Error& error) const {
-  PathFacts path = endpoint_.path_facts(0, settings_.host_name);
+Failure RecvComm::flush_failure(const Error& error, std::size_t port) const {
+  PathFacts path = endpoint_.path_facts(endpoint_.qp_on_port(port), settings_.host_name);
   path.age_ns = 0;  // the history of the connection is not the cause
   path.counters.clear();
   PathFacts loop = path;
   loop.remote = loop.local;
   return {std::string(error.operation) + " for flushes of GPU memory failed with " + std::strerror(error.sys_errno),
-          verbatim::diagnose_setup(error, &loop, qp_usage(*endpoint_.ports().front()->device)),
+          verbatim::diagnose_setup(error, &loop, qp_usage(endpoint_.ports().subspan(port, 1))),
           error.step == SetupStep::kModifyQp ? loop : path};
 }
 
 bool RecvComm::prepare_flushes() {
   Status prepared = system_error("memory", ENOMEM);
+  std::size_t port = 0;
   try {
-    prepared = flush_.prepare(*this, endpoint_, settings_.config, control_, flush_target());
+    prepared = flush_.prepare(*this, endpoint_, settings_.config, control_, flush_target(), port);
   } catch (...) {  // no memory
   }
-  if (!prepared) fail(ErrorKind::kSystem, "iflush", [&] { return flush_failure(prepared.error()); });
+  if (!prepared) fail(ErrorKind::kSystem, "iflush", [&] { return flush_failure(prepared.error(), port); });
   return bool{prepared};
 }
 
@@ -33,10 +34,11 @@ Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
   if (error() != nullptr || !memory.device_memory || settings_.config.flush_disabled) return nullptr;
   if (!flush_.prepared() && !prepare_flushes()) return nullptr;
   int returned = 0;
-  Request* request = flush_.post(data, memory, returned);
+  std::size_t port = 0;
+  Request* request = flush_.post(data, memory, returned, port);
   if (request == nullptr) {
     if (returned != 0) {
-      fail_post("ibv_post_send", returned, 0);
+      fail_post("ibv_post_send", returned, endpoint_.qp_on_port(port));
     } else {
       fail(ErrorKind::kInternal, "iflush", 0, diagnose_contradicting_calls, [] {
         return "iflush while " + std::to_string(FlushQueue::kSlots) +

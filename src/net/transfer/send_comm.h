@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "net/transfer/comm_progress.h"
@@ -22,7 +23,7 @@ namespace verbatim {
 
 class SendComm final : public CommProgress<SendComm> {
  public:
-  // The endpoint that a send comm needs: so many ports, and so many QPs on each.
+  // The endpoint that a send comm needs: `devices` of the end that has more, and so many QPs for each.
   static EndpointSizes endpoint_sizes(std::size_t devices, std::size_t qps_per_device, const Config& config);
 
   // `remote_devices`: of the listening side; it determines the layout of the ring.
@@ -48,6 +49,7 @@ class SendComm final : public CommProgress<SendComm> {
   bool waits_for_peer() const override { return false; }
 
   wire::ConnectionStatus status() const override;
+  std::optional<std::size_t> busiest_qp() const override;
   // Each message needs CTS entries of the peer.
   std::uint64_t peer_progress() const override { return head_; }
   Activity take_activity() override { return {.send_refused = send_refused_.take(), .tested = tested_.take()}; }

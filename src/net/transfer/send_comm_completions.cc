@@ -17,6 +17,18 @@ wire::ConnectionStatus SendComm::status() const {
   return status;
 }
 
+std::optional<std::size_t> SendComm::busiest_qp() const {
+  std::optional<std::size_t> busiest;
+  std::uint32_t most = 0;
+  for (std::size_t i = 0; i < queues_.size(); ++i) {
+    const std::uint32_t outstanding = endpoint_.qps()[i].send_wr - queues_[i].free;
+    if (outstanding <= most) continue;
+    most = outstanding;
+    busiest = i;
+  }
+  return busiest;
+}
+
 bool SendComm::all_done() const {
   return std::none_of(requests_.begin(), requests_.end(),
                       [](const SendRequest& request) { return request.state == RequestState::kPending; });

@@ -64,6 +64,10 @@ int fail_poll_cq(ibv_cq*, int, ibv_wc*) {
   return -1;
 }
 
+int poll_empty_cq(ibv_cq*, int, ibv_wc*) {
+  return 0;
+}
+
 class MonitorPortTest : public ::testing::Test {
  protected:
   explicit MonitorPortTest(MonitorSettings settings = {}) : settings_(std::move(settings)) {}
@@ -255,6 +259,26 @@ TEST_F(MonitorPortTest, DeviceFatal_FailsConnectionsOfBothPorts) {
             "mlx5_0: the device has failed (a text); its 4 connections fail. Next: 'dmesg | grep mlx5_0'");
   for (const RecvComm* comm : {first_, second_, second_too_, both_}) EXPECT_TRUE(is_signalled(comm));
   EXPECT_FALSE(is_signalled(other_));
+}
+
+TEST_F(MonitorPortTest, SecondDeviceOfConnectionFails_IsNamed) {
+  RecvComm* const merged = watched({&ports_[0], &ports_[2]});
+  for (const auto& device : devices_) device->context()->ops.poll_cq = poll_empty_cq;
+  ASSERT_NO_FATAL_FAILURE(raise(1, IBV_EVENT_DEVICE_FATAL));
+  ASSERT_TRUE(is_signalled(merged));
+  EXPECT_TRUE(ConnectedComms::fails(*merged));
+  ASSERT_NE(merged->failure(), nullptr);
+  EXPECT_TRUE(merged->failure()->what.starts_with("mlx5_1 on ")) << merged->failure()->what;
+  EXPECT_EQ(merged->failure()->path->local.device, "mlx5_1");
+}
+
+TEST_F(MonitorPortTest, PollOfSecondDeviceFails_IsNamed) {
+  RecvComm* const merged = watched({&ports_[0], &ports_[2]});
+  devices_[0]->context()->ops.poll_cq = poll_empty_cq;
+  devices_[1]->context()->ops.poll_cq = fail_poll_cq;
+  EXPECT_TRUE(ConnectedComms::fails(*merged));
+  ASSERT_NE(merged->failure(), nullptr);
+  EXPECT_EQ(merged->failure()->path->local.device, "mlx5_1");
 }
 
 TEST_F(MonitorPortTest, DeviceRemoved_FailsConnectionsOfBothPorts) {

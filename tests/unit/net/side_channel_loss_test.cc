@@ -554,7 +554,7 @@ TEST_F(OneEnd, FailureWhileLost_IsReportedWhenItIsBack) {
   ASSERT_NO_FATAL_FAILURE(watch_sender());
   close_with_reset(peer_);
   ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
-  comm_->set_signal(IBV_EVENT_QP_FATAL);
+  comm_->set_signal(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
   auto& sender = static_cast<SendComm&>(*comm_);
   ASSERT_TRUE(ConnectedComms::fails(sender));
   const UniqueFd attempt = accepted();
