@@ -138,6 +138,15 @@ nccl::Result device_properties(int index, DeviceProperties& properties) noexcept
   });
 }
 
+nccl::Result merge_devices(int* device, const int* members, int count, std::size_t max) noexcept {
+  return catch_exceptions("makeVDevice", [&] {
+    const Result<std::size_t> merged = verbatim::merge_devices(members, count, max);
+    if (!merged) return to_nccl(merged.error());
+    *device = static_cast<int>(*merged);
+    return nccl::Result::kSuccess;
+  });
+}
+
 nccl::Result listen(void* context, int device, void* handle, void** listen_comm) noexcept {
   return catch_exceptions("listen", [&] {
     *listen_comm = nullptr;

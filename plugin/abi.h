@@ -33,6 +33,8 @@ nccl::Result announce(void* context, const Announcement& announcement) noexcept;
 
 nccl::Result devices(int* count) noexcept;
 nccl::Result device_properties(int device, DeviceProperties& properties) noexcept;
+// makeVDevice of a table that allows `max` members.
+nccl::Result merge_devices(int* device, const int* members, int count, std::size_t max) noexcept;
 nccl::Result listen(void* context, int device, void* handle, void** listen_comm) noexcept;
 nccl::Result connect(void* context, int device, int traffic_class, void* handle, void** send_comm) noexcept;
 nccl::Result accept(void* listen_comm, void** recv_comm) noexcept;

@@ -5,6 +5,7 @@
 #include <climits>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "abi.h"
 #include "exit.h"
@@ -45,15 +46,15 @@ nccl::Result init(void** context, std::uint64_t, CommConfig* config, nccl::Debug
 
 template <typename Properties>
 nccl::Result get_properties(int device, Properties* properties) noexcept {
-  DeviceProperties source{};
+  DeviceProperties source;
   if (const nccl::Result found = device_properties(device, source); found != nccl::Result::kSuccess) return found;
   *properties = {};
   properties->name = const_cast<char*>(source.name);
   properties->pciPath = const_cast<char*>(source.pci_path);
-  properties->guid = source.port.guid;
-  properties->ptrSupport = static_cast<int>(source.port.ptr_support);
-  properties->speed = static_cast<int>(std::min<std::uint32_t>(source.port.speed_mbps, INT_MAX));
-  properties->port = static_cast<int>(source.port.topology_port);
+  properties->guid = source.guid;
+  properties->ptrSupport = static_cast<int>(source.ptr_support);
+  properties->speed = static_cast<int>(std::min<std::uint64_t>(source.speed_mbps, INT_MAX));
+  properties->port = static_cast<int>(source.topology_port);
   properties->latency = 0;  // NCCL adds its own estimate
   properties->maxComms = source.max_qps;
   properties->maxRecvs = static_cast<int>(source.max_recvs);
@@ -62,19 +63,28 @@ nccl::Result get_properties(int device, Properties* properties) noexcept {
     properties->netDeviceVersion = nccl::kNetDeviceInvalidVersion;
   }
   if constexpr (requires { properties->regIsGlobal; }) properties->regIsGlobal = 1;  // from v8 on
-  if constexpr (requires { properties->vProps; }) {  // from v9 on; a physical device consists of itself only
+  if constexpr (requires { properties->vProps; }) {                                  // from v9 on
+    if (source.members.size() > std::size(properties->vProps.devs)) return nccl::Result::kInvalidArgument;
     properties->forceFlush = 0;
-    properties->vProps.ndevs = 1;
-    properties->vProps.devs[0] = device;
+    properties->vProps.ndevs = static_cast<int>(source.members.size());
+    std::copy(source.members.begin(), source.members.end(), properties->vProps.devs);
     properties->maxP2pBytes = nccl::kMaxNetSizeBytes;
     properties->maxCollBytes = nccl::kMaxNetSizeBytes;
   }
   if constexpr (requires { properties->maxMultiRequestSize; }) properties->maxMultiRequestSize = 1;  // from v11 on
   if constexpr (requires { properties->railId; }) {                                                  // from v12 on
-    properties->railId = static_cast<std::int16_t>(source.port.rail_id);
-    properties->planeId = static_cast<std::int16_t>(source.port.plane_id);
+    properties->railId = static_cast<std::int16_t>(source.rail_id);
+    properties->planeId = static_cast<std::int16_t>(source.plane_id);
   }
   return nccl::Result::kSuccess;
+}
+
+// From v9 on: up to v11 with 4 members, then with 8.
+template <typename VDeviceProps>
+nccl::Result make_vdevice(int* device, VDeviceProps* properties) noexcept {
+  static_assert(std::size(decltype(properties->devs){}) <= wire::kMaxDevices);
+  if (device == nullptr || properties == nullptr) return nccl::Result::kInvalidArgument;
+  return merge_devices(device, properties->devs, properties->ndevs, std::size(properties->devs));
 }
 
 // Up to v10: the context of the process.
@@ -176,6 +186,7 @@ constexpr Net make_table() {
   table.closeSend = close_comm;
   table.closeRecv = close_comm;
   table.closeListen = close_listen;
+  if constexpr (kVersion >= 9) table.makeVDevice = make_vdevice;
   if constexpr (kVersion >= 11) {
     table.finalize = finalize;
     table.setNetAttr = set_net_attr;

@@ -201,6 +201,10 @@ std::vector<Row> rows() {
       {"VERBATIM_HCA", "NCCL_IB_HCA", "`[^][=]name[:port[:rail[:plane]]],...`", "every active port",
        "Devices and ports to use: prefixes of names, or exact names after `=`. `^` before the list excludes them.",
        any_text(&Config::hca)},
+      {"VERBATIM_MERGE_NICS", "NCCL_IB_MERGE_NICS", "0 or 1", "1",
+       "Whether NCCL may merge devices into one, whose connections use all of them: see [Merged "
+       "devices](#merged-devices).",
+       one_of(&Config::merge_nics, {{"0", false}, {"1", true}})},
       number_row("VERBATIM_MAX_RECVS", nullptr, &Config::max_recvs, 1, 8, "8",
                  "Receives that NCCL may group into one irecv."),
       {"VERBATIM_GID_INDEX", "NCCL_IB_GID_INDEX", "0 to 255, `auto` or -1, or `device=index,...`", "auto",

@@ -6,6 +6,7 @@
 #include <ostream>
 #include <utility>
 
+#include "merged_plugin.h"
 #include "netapi/log.h"
 
 namespace nccl {
@@ -99,7 +100,7 @@ void Conformance::SetUp() {
     const std::lock_guard lock(warnings->mutex);
     warnings->lines.push_back(line.text);
   });
-  netapi::Opened opened = netapi::open_plugin(options().plugin, version());
+  netapi::Opened opened = open_plugin(options().plugin, version());
   ASSERT_NE(opened.plugin, nullptr) << opened.error;
   plugin_ = std::move(opened.plugin);
 }

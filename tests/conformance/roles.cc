@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "conformance.h"
+#include "merged_plugin.h"
 #include "netapi/log.h"
 #include "process.h"
 
@@ -118,7 +119,7 @@ int run_role(const std::string& role, int api) {
   netapi::set_log_callback([prints](const netapi::LogLine& line) {
     if (line.level == nccl::DebugLogLevel::kWarn) (prints ? std::cout : std::cerr) << line.text << "\n";
   });
-  netapi::Opened opened = netapi::open_plugin(options().plugin, api);
+  netapi::Opened opened = open_plugin(options().plugin, api);
   if (opened.plugin == nullptr) {
     std::cerr << opened.error << "\n";
     return 2;

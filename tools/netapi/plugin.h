@@ -79,6 +79,7 @@ class Plugin {
   virtual nccl::Result properties(int device, Properties* properties) = 0;
   virtual nccl::Result make_vdevice(const std::vector<int>& members, int* device) = 0;
   virtual nccl::Result set_net_attr(void* context, const NetAttr& attributes) = 0;
+  virtual bool has_make_vdevice() const = 0;
   virtual bool has_reg_mr_dmabuf() const = 0;
   virtual bool has_set_net_attr() const = 0;
 

@@ -181,6 +181,14 @@ class Table final : public Plugin {
     }
   }
 
+  bool has_make_vdevice() const override {
+    if constexpr (kVersion >= 9) {
+      return net_->makeVDevice != nullptr;
+    } else {
+      return false;
+    }
+  }
+
   bool has_reg_mr_dmabuf() const override { return net_->regMrDmaBuf != nullptr; }
 
   bool has_set_net_attr() const override {

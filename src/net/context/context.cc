@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstring>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include "base/socket.h"
 #include "base/socket_interface.h"
 #include "net/connect/qp_dump.h"
+#include "net/context/net_devices.h"
 #include "net/context/stats.h"
 #include "net/monitor/monitor.h"
 #include "verbs/device_inventory.h"
@@ -34,6 +36,7 @@ struct ProcessState {
   std::set<Context*> contexts = {};  // open
   const std::unique_ptr<const Verbs> verbs;
   const std::shared_ptr<DeviceInventory> inventory;
+  const std::unique_ptr<NetDevices> devices;
   const std::unique_ptr<Monitor> monitor;
 };
 
@@ -42,6 +45,9 @@ namespace {
 Mutex g_mutex;  // held while devices open and close: inits of several communicators come at once
 ProcessState* g_process VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 std::set<std::string>* g_interned_names VERBATIM_GUARDED_BY(g_mutex) = nullptr;  // NCCL keeps pointers to them
+
+// NetDevices::virtual_devices(), for the process states that follow.
+std::vector<std::vector<std::string>>* g_virtual_devices VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 
 // With VERBATIM_STATS: what connections have carried since the library was loaded, in all contexts.
 std::vector<ConnectionStats>* g_stats VERBATIM_GUARDED_BY(g_mutex) = nullptr;
@@ -78,13 +84,15 @@ Result<std::uint64_t> random_id() {
   return id | 1;  // never 0, which means "none"
 }
 
-Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
+Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATIM_REQUIRES(g_mutex) {
   const Result<SocketInterface> side_channel = choose_socket_interface(config);
   if (!side_channel) return side_channel.error();
   Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(config.verbs_library);
   if (!verbs) return verbs.error();
   Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(**verbs, config);
   if (!inventory) return inventory.error();
+  auto devices = std::make_unique<NetDevices>((*inventory)->ports());
+  if (g_virtual_devices != nullptr) devices->restore(*g_virtual_devices);
   const std::string host_name = read_host_name();
   Result<std::unique_ptr<Monitor>> monitor =
       Monitor::start((*inventory)->devices(), {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
@@ -107,6 +115,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) {
                                                                 .process_id = *process_id,
                                                                 .verbs = std::move(*verbs),
                                                                 .inventory = std::move(*inventory),
+                                                                .devices = std::move(devices),
                                                                 .monitor = std::move(*monitor)});
   process->monitor->set_source(process->listener);
   return process;
@@ -155,25 +164,69 @@ void close_all_contexts() {
   }
   const MutexLock lock(g_mutex);
   delete std::exchange(g_interned_names, nullptr);
+  delete std::exchange(g_virtual_devices, nullptr);
   delete std::exchange(g_stats, nullptr);
 }
 
 Result<std::size_t> device_count() {
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "devices before init"};
-  return g_process->inventory->ports().size();
+  return g_process->devices->count();
 }
 
 Result<DeviceProperties> device(std::size_t index) {
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "getProperties before init"};
-  if (index >= g_process->inventory->ports().size()) return Error{ErrorKind::kArgument, 0, "no such device"};
-  const Port& port = g_process->inventory->ports()[index];
-  return DeviceProperties{.port = port,
-                          .name = intern(port.nccl_name),
-                          .pci_path = port.pci_path ? intern(*port.pci_path) : nullptr,
-                          .max_qps = port.device->attributes().max_qp,
-                          .max_recvs = g_process->config.max_recvs};
+  const Result<std::vector<const Port*>> ports = g_process->devices->ports(index);
+  if (!ports) return ports.error();
+  const Port& first = *ports->front();
+  DeviceProperties properties{.name = intern(virtual_device_name(*ports, index)),
+                              .pci_path = first.pci_path ? intern(*first.pci_path) : nullptr,
+                              .guid = first.guid,
+                              .topology_port = first.topology_port,
+                              .ptr_support = first.ptr_support,
+                              .rail_id = first.rail_id,
+                              .plane_id = first.plane_id,
+                              .members = g_process->devices->members(index),
+                              .max_qps = first.device->attributes().max_qp,
+                              .max_recvs = g_process->config.max_recvs};
+  for (const Port* port : *ports) {
+    properties.speed_mbps += port->speed_mbps;
+    properties.ptr_support &= port->ptr_support;
+    if (port->rail_id != first.rail_id) properties.rail_id = -1;
+    if (port->plane_id != first.plane_id) properties.plane_id = -1;
+    properties.max_qps = std::min(properties.max_qps, port->device->attributes().max_qp);
+  }
+  return properties;
+}
+
+Result<std::size_t> merge_devices(const int* members, int count, std::size_t max) {
+  const MutexLock lock(g_mutex);
+  if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "makeVDevice before init"};
+  if (count > 1 && !g_process->config.merge_nics) {
+    VERBATIM_INFO(
+        "%d devices are not merged: VERBATIM_MERGE_NICS (or NCCL_IB_MERGE_NICS) is 0. Next: nothing, NCCL uses each "
+        "alone; with 1 it may merge them",
+        count);
+    return Error{ErrorKind::kUsage, 0, "makeVDevice", true};
+  }
+  if (count < 1 || static_cast<std::size_t>(count) > max) {
+    VERBATIM_WARN(
+        "%d devices cannot be merged: 1 to %zu are possible. Next: name fewer in NCCL_NET_FORCE_MERGE, or set "
+        "NCCL_NET_MERGE_LEVEL=LOC, which merges none",
+        count, max);
+    return Error{ErrorKind::kUsage, 0, "makeVDevice", true};
+  }
+  NetDevices& devices = *g_process->devices;
+  const std::size_t before = devices.count();
+  const Result<std::size_t> merged = devices.merge({members, static_cast<std::size_t>(count)});
+  if (!merged || devices.count() == before) return merged;
+  if (g_virtual_devices == nullptr) g_virtual_devices = new std::vector<std::vector<std::string>>;
+  *g_virtual_devices = devices.virtual_devices();
+  const Result<std::vector<const Port*>> ports = devices.ports(*merged);
+  VERBATIM_INFO("device %zu for NCCL is %s, merged of %s", *merged, virtual_device_name(*ports, *merged).c_str(),
+                join_names(*ports).c_str());
+  return merged;
 }
 
 Context::Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process)
@@ -208,13 +261,11 @@ void Context::report_no_atomics(const Comm& comm) {
   if (no_atomics_reported_.exchange(true)) return;
   const Endpoint& endpoint = comm.endpoint();
   VERBATIM_WARN("VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates signal arrivals",
-                endpoint.ports().front()->name.c_str(), endpoint.remote().host.c_str(), comm.atomics_refused());
+                join_names(endpoint.ports()).c_str(), endpoint.remote().host.c_str(), comm.atomics_refused());
 }
 
 Result<std::vector<const Port*>> Context::ports(std::size_t device) const {
-  const std::span<const Port> all = process_.inventory->ports();
-  if (device >= all.size()) return Error{ErrorKind::kArgument, 0, "no such device"};
-  return std::vector<const Port*>{&all[device]};
+  return process_.devices->ports(device);
 }
 
 Result<ListenComm*> Context::listen(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> handle_bytes) {

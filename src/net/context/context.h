@@ -102,14 +102,26 @@ void close_all_contexts();
 
 // The devices, while any context is open: kUsage otherwise.
 Result<std::size_t> device_count();
-// The properties of one for NCCL.
+// The properties of one for NCCL. A virtual device has the place in the machine of its first member, the speed of all,
+// and the abilities that all have.
 struct DeviceProperties {
-  Port port;  // a copy, because the last context may end while a thread still reads it
   const char* name = nullptr;
   const char* pci_path = nullptr;  // both are valid until the library is unloaded; nullptr: not a PCI device
+  std::uint64_t guid = 0;          // these: as in Port
+  std::uint32_t topology_port = 1;
+  std::uint64_t speed_mbps = 0;
+  unsigned ptr_support = kPtrHost;
+  int rail_id = -1;
+  int plane_id = -1;
+  std::vector<int> members;  // indices of physical devices
   int max_qps = 0;
   unsigned max_recvs = 0;
 };
 Result<DeviceProperties> device(std::size_t index);
+
+// makeVDevice: the device of these `count` devices, of which NCCL's table allows `max`. See NetDevices::merge. Virtual
+// devices stay until the library is unloaded, because NCCL makes them once: also when all contexts end and others
+// begin. An error has been logged.
+Result<std::size_t> merge_devices(const int* members, int count, std::size_t max);
 
 }  // namespace verbatim

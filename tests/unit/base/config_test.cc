@@ -176,6 +176,9 @@ TEST(Config, GidPreferences_AreReadFromNcclVariables) {
   EXPECT_EQ(config_of({{"NCCL_IB_FIFO_TC", "-1"}}).cts_traffic_class, std::nullopt);
   EXPECT_TRUE(config_of({{"NCCL_GDR_FLUSH_DISABLE", "1"}}).flush_disabled);
   EXPECT_FALSE(config_of({}).flush_disabled);
+  EXPECT_FALSE(config_of({{"NCCL_IB_MERGE_NICS", "0"}}).merge_nics);
+  EXPECT_TRUE(config_of({{"VERBATIM_MERGE_NICS", "1"}, {"NCCL_IB_MERGE_NICS", "0"}}).merge_nics);
+  EXPECT_TRUE(config_of({}).merge_nics);
 }
 
 TEST(Config, AddressRange_ContainsItsAddresses) {
@@ -212,8 +215,8 @@ std::pair<Lines, Lines> unused_in(std::vector<const char*> environment) {
 }
 
 TEST(UnusedVariables, VariablesOfNcclsTransport_GiveOneLine) {
-  EXPECT_EQ(unused_in({"NCCL_IB_HCA=mlx5", "NCCL_IB_MERGE_NICS=0", "NCCL_DEBUG=INFO", "NCCL_IB_OOO_RQ=1", "HOME=/"}),
-            std::pair(Lines{"set, but not used by Verbatim: NCCL_IB_MERGE_NICS, NCCL_IB_OOO_RQ"}, Lines{}));
+  EXPECT_EQ(unused_in({"NCCL_IB_HCA=mlx5", "NCCL_IB_MERGE_VFS=0", "NCCL_DEBUG=INFO", "NCCL_IB_OOO_RQ=1", "HOME=/"}),
+            std::pair(Lines{"set, but not used by Verbatim: NCCL_IB_MERGE_VFS, NCCL_IB_OOO_RQ"}, Lines{}));
 }
 
 TEST(UnusedVariables, MisspelledName_IsWarnedAboutWithNearestName) {

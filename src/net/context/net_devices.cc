@@ -1,0 +1,125 @@
+#include "net/context/net_devices.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+
+namespace verbatim {
+namespace {
+
+constexpr const char* kNextForced = "Next: name other devices in NCCL_NET_FORCE_MERGE, or unset it";
+
+// Both arguments have the same devices, in any order.
+bool is_same_set(std::span<const int> a, std::span<const int> b) {
+  return a.size() == b.size() && std::is_permutation(a.begin(), a.end(), b.begin());
+}
+
+Error refused() {
+  return {ErrorKind::kUsage, 0, "makeVDevice", true};
+}
+
+}  // namespace
+
+std::size_t NetDevices::count() const {
+  const MutexLock lock(mutex_);
+  return physical_.size() + virtual_.size();
+}
+
+Result<std::vector<const Port*>> NetDevices::ports(std::size_t device) const {
+  if (device < physical_.size()) return std::vector<const Port*>{&physical_[device]};
+  const MutexLock lock(mutex_);
+  const std::size_t index = device - physical_.size();
+  if (index >= virtual_.size()) return Error{ErrorKind::kArgument, 0, "no such device"};
+  std::vector<const Port*> ports;
+  for (const int member : virtual_[index]) ports.push_back(&physical_[static_cast<std::size_t>(member)]);
+  return ports;
+}
+
+std::vector<int> NetDevices::members(std::size_t device) const {
+  if (device < physical_.size()) return {static_cast<int>(device)};
+  const MutexLock lock(mutex_);
+  return virtual_[device - physical_.size()];
+}
+
+Status NetDevices::check(std::span<const int> members) const {
+  const std::size_t devices = physical_.size();
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const int member = members[i];
+    if (member < 0 || static_cast<std::size_t>(member) >= devices + virtual_.size()) {
+      VERBATIM_WARN("devices are not merged: there is no device %d, only 0 to %zu. %s", member, devices - 1,
+                    kNextForced);
+      return refused();
+    }
+    if (static_cast<std::size_t>(member) >= devices) {
+      VERBATIM_WARN("devices are not merged: device %d is a merged one itself, only 0 to %zu can be merged. %s", member,
+                    devices - 1, kNextForced);
+      return refused();
+    }
+    const Port& first = physical_[static_cast<std::size_t>(members.front())];
+    const Port& port = physical_[static_cast<std::size_t>(member)];
+    if (std::find(members.begin(), members.begin() + static_cast<std::ptrdiff_t>(i), member) !=
+        members.begin() + static_cast<std::ptrdiff_t>(i)) {
+      VERBATIM_WARN("devices are not merged: device %d (%s) is named twice. %s", member, port.name.c_str(),
+                    kNextForced);
+      return refused();
+    }
+    if (port.is_roce() != first.is_roce()) {
+      VERBATIM_WARN(
+          "devices are not merged: %s is %s and %s is %s, which cannot reach the same peers. Next: select devices of "
+          "one kind with VERBATIM_HCA",
+          first.name.c_str(), first.is_roce() ? "RoCE" : "InfiniBand", port.name.c_str(),
+          port.is_roce() ? "RoCE" : "InfiniBand");
+      return refused();
+    }
+  }
+  return {};
+}
+
+Result<std::size_t> NetDevices::merge(std::span<const int> members) {
+  const MutexLock lock(mutex_);
+  if (const Status possible = check(members); !possible) return possible.error();
+  if (members.size() == 1) return static_cast<std::size_t>(members.front());
+  const auto known = std::find_if(virtual_.begin(), virtual_.end(),
+                                  [&](const std::vector<int>& one) { return is_same_set(one, members); });
+  const auto device = physical_.size() + static_cast<std::size_t>(known - virtual_.begin());
+  if (known == virtual_.end()) virtual_.emplace_back(members.begin(), members.end());
+  return device;
+}
+
+std::vector<std::vector<std::string>> NetDevices::virtual_devices() const {
+  const MutexLock lock(mutex_);
+  std::vector<std::vector<std::string>> devices;
+  for (const std::vector<int>& members : virtual_) {
+    std::vector<std::string>& names = devices.emplace_back();
+    for (const int member : members) names.push_back(physical_[static_cast<std::size_t>(member)].name);
+  }
+  return devices;
+}
+
+void NetDevices::restore(std::span<const std::vector<std::string>> virtual_devices) {
+  const MutexLock lock(mutex_);
+  for (const std::vector<std::string>& names : virtual_devices) {
+    std::vector<int> members;
+    for (const std::string& name : names) {
+      const auto port =
+          std::find_if(physical_.begin(), physical_.end(), [&](const Port& one) { return one.name == name; });
+      if (port == physical_.end()) {
+        return VERBATIM_WARN("the virtual device with %s is not made again: this port cannot be used any more",
+                             name.c_str());
+      }
+      members.push_back(static_cast<int>(port - physical_.begin()));
+    }
+    virtual_.push_back(std::move(members));
+  }
+}
+
+std::string virtual_device_name(std::span<const Port* const> ports, std::size_t device) {
+  const std::string& first = ports.front()->nccl_name;
+  std::string name = first;
+  for (const Port* port : ports.subspan(1)) name.append("+").append(port->nccl_name.substr(kNcclNamePrefix.size()));
+  if (name.size() <= kMaxDeviceName) return name;
+  return "verbatim_" + std::to_string(ports.size()) + "_ports_" + std::to_string(device);
+}
+
+}  // namespace verbatim
