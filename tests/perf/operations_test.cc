@@ -104,6 +104,45 @@ void expect_ascending(const nlohmann::json& min, const nlohmann::json& p50, cons
   EXPECT_LE(p99, p99_9);
 }
 
+TEST(Merge, Devices_AreUsedTogether) {
+  const auto opened = netapi::open_plugin(plugin());
+  ASSERT_NE(nullptr, opened.plugin);
+  setenv("SOFTVERBS_DEVICES", "3", 1);
+  const Arguments sizes{"-b", "1", "-e", "2M", "-f", "64", "-n", "3", "-w", "1"};
+  const auto with = [&](Arguments arguments) {
+    arguments.insert(arguments.end(), sizes.begin(), sizes.end());
+    return arguments;
+  };
+  if (opened.plugin->has_make_vdevice()) {
+    for (const char* operation : {"all_reduce", "alltoall", "grouped"}) {
+      const auto json = run_for_json(with({operation, "--plugin", plugin(), "--merge", "2", "--channels", "2"}));
+      EXPECT_EQ(2, json["merge"]);
+      EXPECT_EQ(0, json["wrong"]);
+      ASSERT_EQ(1U, json["devices"].size());
+      EXPECT_EQ((std::vector<int>{0, 1}), json["devices"][0]["members"].get<std::vector<int>>());
+    }
+    const Outcome many = run(with({"stream", "--plugin", plugin(), "--merge", "4"}));
+    EXPECT_EQ(kFailed, many.status);
+    EXPECT_NE(std::string::npos, many.output.find("--merge 4: the plugin has only 3 devices. Next: ")) << many.output;
+  }
+  const auto one = run_for_json(with({"stream", "--plugin", plugin(), "--merge", "1"}));
+  EXPECT_EQ(1, one["merge"]);
+  EXPECT_EQ(1U, one["devices"].size());
+  unsetenv("SOFTVERBS_DEVICES");
+}
+
+TEST(Merge, NoTableForIt_IsReported) {
+  if (!exports(8)) GTEST_SKIP() << "no table before v9";
+  setenv("SOFTVERBS_DEVICES", "2", 1);
+  const Outcome outcome = run({"stream", "--plugin", plugin(), "--api", "8", "--merge", "2", "-b", "8", "-e", "8"});
+  unsetenv("SOFTVERBS_DEVICES");
+  EXPECT_EQ(kFailed, outcome.status);
+  EXPECT_NE(std::string::npos, outcome.output.find("--merge 2: ")) << outcome.output;
+  EXPECT_NE(std::string::npos, outcome.output.find("Next: ")) << outcome.output;
+  EXPECT_EQ(kUsage, run({"stream", "--plugin", plugin(), "--merge", "9"}).status);
+  EXPECT_EQ(kUsage, run({"stream", "--plugin", plugin(), "--merge", "0"}).status);
+}
+
 TEST(Latency, PingPong_HasPercentiles) {
   const auto json =
       run_for_json({"pingpong", "--plugin", plugin(), "-b", "8", "-e", "8K", "-f", "1024", "-n", "200", "-w", "5"});

@@ -15,8 +15,9 @@ std::string Connection::to_string() const {
          ", channel " + std::to_string(flow.channel);
 }
 
-Connections::Connections(netapi::Plugin& plugin, void* context, int devices, const std::vector<Flow>& flows, int rank)
-    : plugin_(plugin), context_(context) {
+Connections::Connections(netapi::Plugin& plugin, void* context, int devices, const std::vector<Flow>& flows, int rank,
+                         int first_device)
+    : plugin_(plugin), context_(context), first_device_(first_device) {
   for (std::size_t index = 0; index < flows.size(); ++index) {
     const Flow& flow = flows[index];
     const int device = flow.channel % devices;
@@ -31,7 +32,7 @@ std::vector<Handle> Connections::listen() {
   for (std::size_t i = 0; i < connections_.size(); ++i) {
     if (connections_[i].sends) continue;
     Handle& handle = handles.emplace_back();
-    require(plugin_.listen(context_, connections_[i].device, handle.data(), &listens_[i]), "listen");
+    require(plugin_.listen(context_, first_device_ + connections_[i].device, handle.data(), &listens_[i]), "listen");
     if (listens_[i] == nullptr) throw Failure("listen returned success but no comm");
   }
   return handles;
@@ -47,7 +48,8 @@ bool Connections::establish_once(std::vector<Handle>& handles) {
     Connection& connection = connections_[i];
     if (connection.comm != nullptr) continue;
     if (connection.sends) {
-      require(plugin_.connect(context_, connection.device, handles[connection.flow_index].data(), &connection.comm),
+      require(plugin_.connect(context_, first_device_ + connection.device, handles[connection.flow_index].data(),
+                              &connection.comm),
               "connect (" + connection.to_string() + ")");
     } else {
       require(plugin_.accept(listens_[i], &connection.comm), "accept (" + connection.to_string() + ")");

@@ -31,7 +31,7 @@ struct Connection {
   Flow flow{};
   std::size_t flow_index = 0;
   bool sends = false;
-  int device = 0;
+  int device = 0;  // from 0
   void* comm = nullptr;
   std::vector<void*> mhandles = {};  // one for each range of register_memory(); null for an empty range
 
@@ -43,8 +43,10 @@ using Handle = std::array<char, nccl::kNetHandleMaxBytes>;
 
 class Connections {
  public:
-  // Creates one connection for each end of `flows` at `rank`. Channels are assigned to `devices` round robin.
-  Connections(netapi::Plugin& plugin, void* context, int devices, const std::vector<Flow>& flows, int rank);
+  // Creates one connection for each end of `flows` at `rank`. Channels are assigned round robin to so many devices, of
+  // which the plugin knows the first by the index `first_device`.
+  Connections(netapi::Plugin& plugin, void* context, int devices, const std::vector<Flow>& flows, int rank,
+              int first_device = 0);
 
   // The next four functions run on the service thread. listen() returns the handles of the incoming flows in their
   // order.
@@ -65,6 +67,7 @@ class Connections {
 
   netapi::Plugin& plugin_;
   void* const context_;
+  const int first_device_;
   std::vector<Connection> connections_;
   std::vector<void*> listens_;  // the listen comms; same index as connections_, null for a sending connection
 };

@@ -1,6 +1,7 @@
 #include "ranks/loaded_plugin.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "netapi/log.h"
@@ -14,7 +15,7 @@ void require(nccl::Result result, const std::string& what) {
   throw Failure(what + ": " + netapi::result_name(result));
 }
 
-LoadedPlugin::LoadedPlugin(const std::string& path, int api_version, std::uint64_t comm_id) {
+LoadedPlugin::LoadedPlugin(const std::string& path, int api_version, std::uint64_t comm_id, int merge) {
   netapi::Opened opened = netapi::open_plugin(path, api_version);
   if (!opened.plugin) throw Failure(opened.error);
   plugin_ = std::move(opened.plugin);
@@ -23,9 +24,35 @@ LoadedPlugin::LoadedPlugin(const std::string& path, int api_version, std::uint64
   int devices = 0;
   require(plugin_->devices(&devices), "devices");
   if (devices <= 0) throw Failure("the plugin has no device");
-  for (int device = 0; device < devices; ++device) {
-    require(plugin_->properties(device, &devices_.emplace_back()), "getProperties");
+  if (merge > 0) {
+    first_device_ = merged(devices, merge);
+    devices = 1;
   }
+  for (int device = 0; device < devices; ++device) {
+    require(plugin_->properties(first_device_ + device, &devices_.emplace_back()), "getProperties");
+  }
+}
+
+int LoadedPlugin::merged(int devices, int merge) {
+  const std::string what = "--merge " + std::to_string(merge);
+  if (merge > devices) {
+    throw Failure(what + ": the plugin has only " + std::to_string(devices) + " devices. Next: give a smaller number");
+  }
+  if (merge == 1) return 0;
+  if (!plugin_->has_make_vdevice()) {
+    throw Failure(what + ": table v" + std::to_string(plugin_->api_version()) +
+                  " of this plugin has no makeVDevice. Next: leave --merge out, or use a table from v9 on of a plugin "
+                  "that merges devices");
+  }
+  std::vector<int> members(static_cast<std::size_t>(merge));
+  std::iota(members.begin(), members.end(), 0);
+  int device = 0;
+  const nccl::Result result = plugin_->make_vdevice(members, &device);
+  if (result != nccl::Result::kSuccess) {
+    throw Failure(what + ": makeVDevice: " + netapi::result_name(result) +
+                  ". Next: --plugin-log shows why; tables before v12 allow 4 devices");
+  }
+  return device;
 }
 
 int LoadedPlugin::max_recvs() const {

@@ -16,22 +16,29 @@ void require(nccl::Result result, const std::string& what);
 
 class LoadedPlugin {
  public:
-  // Version 0 selects the newest table that the plugin exports. Throws Failure.
-  LoadedPlugin(const std::string& path, int api_version, std::uint64_t comm_id);
+  // Version 0 selects the newest table that the plugin exports. `merge` above 0: only one device is used, which
+  // consists of the plugin's first `merge` devices. Throws Failure.
+  LoadedPlugin(const std::string& path, int api_version, std::uint64_t comm_id, int merge = 0);
   void finalize() { require(plugin_->finalize(context_), "finalize"); }
 
   netapi::Plugin& operator*() const { return *plugin_; }
   netapi::Plugin* operator->() const { return plugin_.get(); }
   void* context() const { return context_; }
   const std::vector<netapi::Properties>& devices() const { return devices_; }  // at least one
+  // The plugin's index of the first of them.
+  int first_device() const { return first_device_; }
   // The smallest value of all devices.
   int max_recvs() const;
   std::size_t max_p2p_bytes() const;
 
  private:
+  // The plugin's index of the device of its first `merge` devices. Throws Failure.
+  int merged(int devices, int merge);
+
   std::unique_ptr<netapi::Plugin> plugin_;
   void* context_ = nullptr;
   std::vector<netapi::Properties> devices_;
+  int first_device_ = 0;
 };
 
 }  // namespace verbatim::ranks

@@ -14,6 +14,7 @@ Json json_of(const Report& report) {
             {"plugin", {{"path", options.plugin}, {"name", report.plugin_name}, {"api_version", report.api_version}}},
             {"memory", memory::kind_name(options.memory)},
             {"type", workload::element_name(options.type)},
+            {"merge", options.merge},
             {"channels", options.channels},
             {"chunk_bytes", report.chunk_bytes},
             {"depth", options.depth},

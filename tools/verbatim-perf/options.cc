@@ -111,6 +111,10 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
   app.add_option("--plugin", options.plugin, "path or name of the net plugin, passed to dlopen")->type_name("PATH");
   app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
+  app.add_option("--merge", options.merge,
+                 "merge the plugin's first N devices into one (makeVDevice) and use only this one; 1: use only the "
+                 "first device. Default: all devices, channel by channel")
+      ->check(CLI::Range(1, 8));
   memory::add_memory_options(app, options.memory, options.cuda);
   ranks::add_job_options(app, options.job);
   app.add_option("--channels", options.channels, "connections for each pair of peers and direction")

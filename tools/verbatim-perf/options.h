@@ -32,6 +32,7 @@ struct Options {
   OperationKind operation = OperationKind::kAllReduce;
   std::string plugin;
   int api_version = 0;  // 0: the newest table that the plugin exports
+  int merge = 0;        // devices that are merged into one; 0: all devices are used, none is merged
   memory::Kind memory = memory::Kind::kHost;
   std::string cuda = "libcuda.so.1";
 

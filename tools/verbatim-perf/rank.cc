@@ -63,7 +63,7 @@ class PerfRank final : public ranks::Rank {
       : options_(options),
         coordinator_(coordinator),
         memory_(memory::make_memory(options.memory, options.cuda, options.job.rank)),
-        plugin_(options.plugin, options.api_version, options.job.token) {
+        plugin_(options.plugin, options.api_version, options.job.token, options.merge) {
     memory::require_support(*memory_, plugin_);
   }
 
@@ -141,7 +141,7 @@ class PerfRank final : public ranks::Rank {
     }
     const std::vector<Flow> flows = operation_->flows();
     connections_.emplace(*plugin_, plugin_.context(), static_cast<int>(plugin_.devices().size()), flows,
-                         options_.job.rank);
+                         options_.job.rank, plugin_.first_device());
     std::vector<ranks::Handle> own;
     service_.run([&] { own = connections_->listen(); });
     std::vector<ranks::Handle> handles = ranks::exchange_handles(coordinator_, flows, own);
