@@ -105,6 +105,12 @@ class Content(FilesTest):
             shown = self.run_alone("cat", f"{PORT}/gid_attrs/ndevs/0", SOFTVERBS_LINK_LAYER=layer)
             self.assertEqual(shown.output == "lo\n", layer == "roce", shown)
 
+    def test_rate_of_each_port(self):
+        lines = self.shell(
+            "cat /sys/class/infiniband/*/ports/1/rate", SOFTVERBS_DEVICES="3", SOFTVERBS_SPEED_GBPS="100,25"
+        )
+        self.assertEqual(lines, ["100 Gb/sec (4X EDR)", "25 Gb/sec (1X EDR)", "25 Gb/sec (1X EDR)"])
+
     def test_names_of_the_verbs_exist(self):
         listed = self.shell("ibv_devices; ls /sys/class/infiniband /dev/infiniband", SOFTVERBS_DEVICES="16")
         for device in range(16):

@@ -53,7 +53,8 @@ int query_port(ibv_context* context, std::uint8_t port_number, ibv_port_attr* at
   if (const int error = begin_call(Verb::kQueryPort, context); error != 0) return error;
   if (port_number != kPortNumber) return EINVAL;
   const Context& owner = context_of(context);
-  const ibv_port_attr all = port_attributes(owner.process->segment().ports[owner.device], owner.process->settings());
+  Process& process = *owner.process;
+  const ibv_port_attr all = port_attributes(process.segment().ports[owner.device], owner.device, process.settings());
   std::memcpy(attributes, &all, std::min(bytes, sizeof all));
   return 0;
 }

@@ -23,7 +23,7 @@ bool is_addressed(const SharedPort& port, const SharedPort& from, const ibv_ah_a
 
 std::uint64_t fast_path_bytes(const Qp& qp) {
   const Settings& settings = qp.process->settings();
-  return settings.threaded || settings.link_gbps != 0 || qp.deferred.is_enabled()
+  return settings.threaded || settings.has_rate() || qp.deferred.is_enabled()
              ? 0
              : std::min<std::uint64_t>(kStepBytes, settings.max_msg_bytes);
 }

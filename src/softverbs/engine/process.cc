@@ -118,7 +118,7 @@ Process::Process(const Settings& settings, std::unique_ptr<HostRegistry> registr
       srqs_(fd_, offsetof(Segment, srqs), sizeof(SharedSrq), kMaxSrqs, objects(ObjectKind::kSrq)),
       mrs_(fd_, offsetof(Segment, mrs), sizeof(SharedMr), kMaxMrs, objects(ObjectKind::kMr)),
       qp_pointers_(kMaxQps),
-      link_(settings_.link_gbps != 0 ? std::make_unique<Link>(*registry_, settings_) : nullptr),
+      link_(settings_.has_rate() ? std::make_unique<Link>(*registry_, settings_) : nullptr),
       engine_(settings_, link_.get()) {}
 
 void Process::leave_at_exit() {

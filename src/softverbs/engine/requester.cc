@@ -315,7 +315,7 @@ std::uint64_t step_bytes(const Qp& qp, std::uint64_t quantum) {
   if (qp.requester.unacknowledged_bytes != 0) return qp.requester.unacknowledged_bytes;
   if (qp.copies) return kStepBytes;  // its data is in GPU memory, and to begin a copy takes no longer for a long step
   const bool uses_random = faults() != nullptr || qp.deferred.is_enabled();
-  if (uses_random && qp.process->settings().link_gbps == 0) return kStepBytes;
+  if (uses_random && !qp.process->settings().has_rate()) return kStepBytes;
   return std::min(kStepBytes, round_up(quantum, qp.requester.mtu_bytes));
 }
 

@@ -13,13 +13,25 @@
 #include "softverbs/fabric/virtual_clock.h"
 
 namespace verbatim::softverbs {
+namespace {
+
+std::uint64_t duration_ps(std::uint64_t bytes, std::uint32_t gbps) {
+  constexpr std::uint64_t kBitsPerByte = 8;
+  constexpr std::uint64_t kPsPerNs = 1000;
+  return bytes * kBitsPerByte * kPsPerNs / gbps;  // 1 Gb/s is 1 bit/ns
+}
+
+}  // namespace
 
 Status Link::start() {
   {
     VirtualClock& clock = registry_.clock();
     SharedLockGuard lock(clock.lock, registry_.me());
     clock.slots_end = std::max(clock.slots_end, registry_.slot() + 1);
-    for (LinkPort& port : clock.ports[registry_.slot()]) port = {registry_.me(), 0, clock.now_ps, clock.now_ps};
+    for (std::uint32_t device = 0; device < kMaxDevices; ++device) {
+      clock.ports[registry_.slot()][device] = {registry_.me(), 0, settings_.link_gbps[device], clock.now_ps,
+                                               clock.now_ps};
+    }
   }
   if (settings_.trace_file.empty()) return {};
   trace_.reset(::open(settings_.trace_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR));
@@ -56,20 +68,19 @@ std::optional<std::uint32_t> Link::acquire_grant() {
 }
 
 void Link::finish_grant(std::uint32_t device, const SentQuantum& quantum) {
-  constexpr std::uint64_t kBitsPerByte = 8;
-  constexpr std::uint64_t kPsPerNs = 1000;
   VirtualClock& clock = registry_.clock();
   SharedLockGuard lock(clock.lock, registry_.me());
   LinkPort& port = clock.ports[registry_.slot()][device];
   const std::uint64_t start = port.free_ps;
-  const std::uint64_t duration = quantum.bytes * kBitsPerByte * kPsPerNs / settings_.link_gbps;  // 1 Gb/s is 1 bit/ns
   clock.now_ps = std::max(clock.now_ps, start);
-  port.free_ps = start + duration;
+  port.free_ps = start + duration_ps(quantum.bytes, port.gbps);
   if (quantum.bytes != 0) {
-    // The target's port receives one quantum at a time, at the same rate, in the order in which they were sent.
+    // The target's port receives one quantum at a time, at its own rate, in the order in which they were sent. What
+    // arrives slower than that leaves it free for others.
     LinkPort& target = clock.ports[quantum.peer_slot][quantum.peer_device];
-    target.received_ps = std::max(target.received_ps, start) + duration;
-    trace(device, quantum, start, target.received_ps);
+    const std::uint32_t target_gbps = target.gbps != 0 ? target.gbps : port.gbps;
+    target.received_ps = std::max(target.received_ps, start) + duration_ps(quantum.bytes, target_gbps);
+    trace(device, quantum, start, std::max(target.received_ps, port.free_ps));
   }
   clock.grant_owner = 0;
   wake_port(clock, next_port(clock));

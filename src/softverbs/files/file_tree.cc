@@ -190,7 +190,7 @@ std::optional<PortFile> FileTree::read_port_file(const std::string& located) {
   observer_->copy_port(wanted->device, *port);
   HostTraffic traffic{};
   if (wanted->name.find("counters/") != std::string_view::npos) observer_->add_traffic(traffic);
-  for (PortFile& file : port_files(*port, traffic[wanted->device], *settings_)) {
+  for (PortFile& file : port_files(*port, wanted->device, traffic[wanted->device], *settings_)) {
     if (file.name == wanted->name) return std::move(file);
   }
   return std::nullopt;

@@ -49,7 +49,7 @@ const char* state_text(ibv_port_state state) {
   return state == IBV_PORT_ACTIVE ? "4: ACTIVE\n" : "1: DOWN\n";
 }
 
-std::string rate_text(const ibv_port_attr& port, const Settings& settings) {
+std::string rate_text(const ibv_port_attr& port, std::uint32_t gbps) {
   struct Name {
     std::uint8_t code;
     const char* name;
@@ -60,8 +60,7 @@ std::string rate_text(const ibv_port_attr& port, const Settings& settings) {
     const auto found = std::find_if(names.begin(), names.end(), [&](const Name& entry) { return entry.code == code; });
     return found != names.end() ? found->name : "?";
   };
-  return text("%u Gb/sec (%s %s)\n", settings.speed_gbps, name_of(kWidths, port.active_width),
-              name_of(kSpeeds, port.active_speed));
+  return text("%u Gb/sec (%s %s)\n", gbps, name_of(kWidths, port.active_width), name_of(kSpeeds, port.active_speed));
 }
 
 std::string below(std::string directory, std::string_view name) {
@@ -302,7 +301,7 @@ class TreeMaker {
     link(ib + "/subsystem", up(ib, 2) + "class/infiniband");
     auto port = std::make_unique<SharedPort>();
     fill_port(*port, device, settings_);
-    for (PortFile& entry : port_files(*port, TrafficCounters{}, settings_)) {
+    for (PortFile& entry : port_files(*port, device, TrafficCounters{}, settings_)) {
       file(ib + "/ports/1/" + entry.name, std::move(entry.content));
     }
     link("/sys/class/infiniband/" + name, "../../" + below_sys + "/infiniband/" + name);
@@ -335,8 +334,9 @@ Tree make_tree(const Settings& settings) {
   return TreeMaker(settings).make();
 }
 
-std::vector<PortFile> port_files(const SharedPort& port, const TrafficCounters& traffic, const Settings& settings) {
-  const ibv_port_attr attributes = port_attributes(port, settings);
+std::vector<PortFile> port_files(const SharedPort& port, std::uint32_t device, const TrafficCounters& traffic,
+                                 const Settings& settings) {
+  const ibv_port_attr attributes = port_attributes(port, device, settings);
   std::vector<PortFile> files;
   const auto add = [&](std::string name, std::string content) {
     files.push_back({std::move(name), std::move(content)});
@@ -351,7 +351,7 @@ std::vector<PortFile> port_files(const SharedPort& port, const TrafficCounters& 
   add("link_layer", port.ethernet != 0 ? "Ethernet\n" : "InfiniBand\n");
   add("phys_state", is_down ? "3: Disabled\n" : "5: LinkUp\n");
   add("pkeys/0", text("0x%04x\n", kDefaultPkey));
-  add("rate", rate_text(attributes, settings));
+  add("rate", rate_text(attributes, settings.speed_gbps[device]));
   add("sm_lid", text("0x%x\n", attributes.sm_lid));
   add("sm_sl", "0\n");
   add("state", state_text(attributes.state));

@@ -36,7 +36,8 @@ struct PortFile {
   std::string content;
   bool readable = true;  // false: the kernel answers EINVAL, as for the type of an empty GID
 };
-std::vector<PortFile> port_files(const SharedPort& port, const TrafficCounters& traffic, const Settings& settings);
+std::vector<PortFile> port_files(const SharedPort& port, std::uint32_t device, const TrafficCounters& traffic,
+                                 const Settings& settings);
 
 // The device and the name of a port's file, from the resolved path ".../infiniband/softverbs0/ports/1/NAME".
 struct PortFileName {

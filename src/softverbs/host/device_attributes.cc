@@ -133,7 +133,7 @@ ibv_device_attr_ex extended_device_attributes(std::uint32_t device, const Settin
   return attributes;
 }
 
-ibv_port_attr port_attributes(const SharedPort& port, const Settings& settings) {
+ibv_port_attr port_attributes(const SharedPort& port, std::uint32_t device, const Settings& settings) {
   ibv_port_attr attributes{};
   const bool is_down = port.link_down.load(std::memory_order_acquire) != 0;
   attributes.state = is_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
@@ -151,7 +151,7 @@ ibv_port_attr port_attributes(const SharedPort& port, const Settings& settings) 
   attributes.phys_state = is_down ? kPhysicalDisabled : kPhysicalLinkUp;
   attributes.link_layer = port.ethernet != 0 ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
   for (const Speed& speed : kSpeeds) {
-    if (speed.gbps != settings.speed_gbps) continue;
+    if (speed.gbps != settings.speed_gbps[device]) continue;
     attributes.active_width = speed.width;
     attributes.active_speed = speed.speed;
   }

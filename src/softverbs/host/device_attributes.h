@@ -33,6 +33,6 @@ ibv_device_attr device_attributes(std::uint32_t device, const Settings& settings
 // Timestamps are in nanoseconds.
 constexpr std::uint64_t kClockKhz = 1'000'000;
 ibv_device_attr_ex extended_device_attributes(std::uint32_t device, const Settings& settings);
-ibv_port_attr port_attributes(const SharedPort& port, const Settings& settings);
+ibv_port_attr port_attributes(const SharedPort& port, std::uint32_t device, const Settings& settings);
 
 }  // namespace verbatim::softverbs

@@ -20,7 +20,7 @@
 namespace verbatim::softverbs {
 
 // Part of the file names, so that processes with different layouts never share a file.
-constexpr std::uint32_t kLayoutVersion = 8;
+constexpr std::uint32_t kLayoutVersion = 9;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // of all processes together; a power of two
@@ -79,8 +79,9 @@ struct SharedFaults {
 struct LinkPort {
   Incarnation owner;
   std::uint32_t backlog;      // QPs with pending requests
+  std::uint32_t gbps;         // 0: no process with a rate has used the slot
   std::uint64_t free_ps;      // when the port has sent everything that was granted to it
-  std::uint64_t received_ps;  // when the port has received everything that was sent to it
+  std::uint64_t received_ps;  // when the port is free to receive what is sent to it next
 };
 
 struct VirtualClock {

@@ -27,19 +27,19 @@ struct NumberSetting {
   bool is_id = false;  // may be hexadecimal, as ids are usually written
 };
 
+constexpr std::uint32_t kMaxLinkGbps = 10000;
+constexpr std::array<std::uint32_t, 8> kSpeedsGbps{10, 25, 40, 50, 100, 200, 400, 800};
 constexpr std::uint32_t kMaxMsgBytes = 1U << 31;  // the limit of the InfiniBand specification for one message
 
 constexpr std::array kNumbers{
     NumberSetting{"SOFTVERBS_DEVICES", &Settings::devices, 0, kMaxDevices},
     NumberSetting{"SOFTVERBS_SUBNETS", &Settings::subnets, 1, kMaxDevices},
     NumberSetting{"SOFTVERBS_ENGINES", &Settings::engines, 1, kMaxEngines},
-    NumberSetting{"SOFTVERBS_LINK_GBPS", &Settings::link_gbps, 0, 10000},
     NumberSetting{"SOFTVERBS_QUANTUM", &Settings::quantum_bytes, 4096, 1U << 20},
     NumberSetting{"SOFTVERBS_SEED", &Settings::seed, 0, ~0U},
     NumberSetting{"SOFTVERBS_VENDOR_ID", &Settings::vendor_id, 0, 0xffffff, true},
     NumberSetting{"SOFTVERBS_VENDOR_PART_ID", &Settings::vendor_part_id, 0, ~std::uint32_t{0}, true},
     NumberSetting{"SOFTVERBS_MTU", &Settings::mtu_bytes, 256, 4096},
-    NumberSetting{"SOFTVERBS_SPEED_GBPS", &Settings::speed_gbps, 10, 800},
     NumberSetting{"SOFTVERBS_MAX_MSG_SZ", &Settings::max_msg_bytes, 1, kMaxMsgBytes},
     NumberSetting{"SOFTVERBS_MAX_INLINE", &Settings::max_inline_bytes, 0, 4096},
     NumberSetting{"SOFTVERBS_MAX_QP", &Settings::max_qp, 0, kMaxQps},
@@ -57,17 +57,22 @@ void write_line(LogLevel level, const char*, int, const char* text) {
   if (level == LogLevel::kWarn) std::fprintf(stderr, "softverbs: %s\n", text);
 }
 
+std::optional<std::uint32_t> parse_number(std::string_view text, int base) {
+  std::uint32_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
 bool read_number(const NumberSetting& setting, Settings& result) {
   const char* text = std::getenv(setting.name);
   if (text == nullptr || *text == '\0') return true;
   std::string_view view(text);
   const bool is_hexadecimal = setting.is_id && (view.starts_with("0x") || view.starts_with("0X"));
   if (is_hexadecimal) view.remove_prefix(2);
-  std::uint32_t value = 0;
-  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value, is_hexadecimal ? 16 : 10);
-  if (error == std::errc{} && end == view.data() + view.size() && value >= setting.minimum &&
-      value <= setting.maximum) {
-    result.*setting.member = value;
+  const std::optional<std::uint32_t> value = parse_number(view, is_hexadecimal ? 16 : 10);
+  if (value && *value >= setting.minimum && *value <= setting.maximum) {
+    result.*setting.member = *value;
     return true;
   }
   VERBATIM_WARN("%s=%s is refused: the value must be a number from %u to %u. The program sees no device", setting.name,
@@ -104,12 +109,59 @@ bool read_gpu_memory(GpuMemory& value) {
   return false;
 }
 
+template <typename Numbers>
+std::string joined(const Numbers& numbers) {
+  std::string list;
+  for (const std::uint32_t number : numbers) list += (list.empty() ? "" : ", ") + std::to_string(number);
+  return list;
+}
+
 bool is_one_of(const char* name, std::uint32_t value, std::initializer_list<std::uint32_t> allowed) {
   if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return true;
-  std::string list;
-  for (const std::uint32_t number : allowed) list += (list.empty() ? "" : ", ") + std::to_string(number);
-  VERBATIM_WARN("%s=%u is refused: the value must be one of %s. The program sees no device", name, value, list.c_str());
+  VERBATIM_WARN("%s=%u is refused: the value must be one of %s. The program sees no device", name, value,
+                joined(allowed).c_str());
   return false;
+}
+
+// "100,25": a number for each of the first devices. The last one is also for all further devices.
+template <typename IsAllowed>
+bool read_per_device(const char* name, PerDevice& values, const std::string& allowed, IsAllowed is_allowed) {
+  const char* given = std::getenv(name);
+  if (given == nullptr || *given == '\0') return true;
+  std::string_view rest(given);
+  for (std::size_t device = 0;; ++device) {
+    const std::size_t comma = rest.find(',');
+    const std::optional<std::uint32_t> value = parse_number(rest.substr(0, comma), 10);
+    if (!value || !is_allowed(*value)) {
+      VERBATIM_WARN(
+          "%s=%s is refused: the value must be %s, or a list of such numbers, separated by commas. The program sees no "
+          "device",
+          name, given, allowed.c_str());
+      return false;
+    }
+    if (device < values.size()) std::fill(values.begin() + device, values.end(), *value);
+    if (comma == std::string_view::npos) return true;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+// A port without a rate cannot take part in the virtual clock.
+bool read_link_gbps(PerDevice& gbps) {
+  constexpr const char* kVariable = "SOFTVERBS_LINK_GBPS";
+  const std::string allowed = "a number from 0 to " + std::to_string(kMaxLinkGbps);
+  if (!read_per_device(kVariable, gbps, allowed, [](std::uint32_t value) { return value <= kMaxLinkGbps; }))
+    return false;
+  const auto unlimited = static_cast<std::size_t>(std::count(gbps.begin(), gbps.end(), 0U));
+  if (unlimited == 0 || unlimited == gbps.size()) return true;
+  VERBATIM_WARN("%s=%s is refused: 0 (no limit) is for all devices or for none. The program sees no device", kVariable,
+                std::getenv(kVariable));
+  return false;
+}
+
+bool read_speed_gbps(PerDevice& gbps) {
+  return read_per_device("SOFTVERBS_SPEED_GBPS", gbps, "one of " + joined(kSpeedsGbps), [](std::uint32_t value) {
+    return std::find(kSpeedsGbps.begin(), kSpeedsGbps.end(), value) != kSpeedsGbps.end();
+  });
 }
 
 // 4096 is the largest MTU: a multiple of it holds whole packets of any MTU.
@@ -122,11 +174,11 @@ bool is_quantum_whole(std::uint32_t bytes) {
 
 // With the inline engine a port sends only while its program calls verbs. All other ports would wait for its grant.
 bool has_engine_for_link(const Settings& settings) {
-  if (settings.link_gbps == 0 || settings.threaded) return true;
+  if (!settings.has_rate() || settings.threaded) return true;
   VERBATIM_WARN(
-      "SOFTVERBS_LINK_GBPS=%u is refused with SOFTVERBS_ENGINE=inline: ports with a rate need a device thread. "
+      "SOFTVERBS_LINK_GBPS=%s is refused with SOFTVERBS_ENGINE=inline: ports with a rate need a device thread. "
       "The program sees no device. Next: set SOFTVERBS_ENGINE=thread or unset SOFTVERBS_LINK_GBPS",
-      settings.link_gbps);
+      std::getenv("SOFTVERBS_LINK_GBPS"));
   return false;
 }
 
@@ -221,6 +273,7 @@ std::optional<Settings> read_settings() {
   if (!read_choice("SOFTVERBS_CROSS_MEMORY", "forbidden", "allowed", result.forbid_cross_memory)) return std::nullopt;
   if (!read_choice("SOFTVERBS_ARBITRATION", "arrival", "qpn", result.by_arrival)) return std::nullopt;
   if (!is_quantum_whole(result.quantum_bytes)) return std::nullopt;
+  if (!read_link_gbps(result.link_gbps)) return std::nullopt;
   if (!has_engine_for_link(result)) return std::nullopt;
   if (!read_choice("SOFTVERBS_ORDERING", "adaptive-routing", "in-order", result.adaptive_routing)) return std::nullopt;
   if (!read_choice("SOFTVERBS_DMABUF", "1", "0", result.dmabuf)) return std::nullopt;
@@ -231,7 +284,7 @@ std::optional<Settings> read_settings() {
   if (!read_gpu_memory(result.gpu_memory)) return std::nullopt;
   if (!read_choice("SOFTVERBS_EMPTY_WRITE", "first-sge", "empty", result.first_sge)) return std::nullopt;
   if (!is_one_of("SOFTVERBS_MTU", result.mtu_bytes, {256, 512, 1024, 2048, 4096})) return std::nullopt;
-  if (!is_one_of("SOFTVERBS_SPEED_GBPS", result.speed_gbps, {10, 25, 40, 50, 100, 200, 400, 800})) return std::nullopt;
+  if (!read_speed_gbps(result.speed_gbps)) return std::nullopt;
   if (!read_name_space(result.name_space)) return std::nullopt;
   if (!read_directory(result.directory)) return std::nullopt;
   if (!read_pci(result.pci)) return std::nullopt;

@@ -2,6 +2,7 @@
 // lists the same variables.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,6 +14,14 @@ namespace verbatim::softverbs {
 
 constexpr std::uint32_t kMaxDevices = 16;
 constexpr std::uint32_t kMaxEngines = 64;
+
+// A number for each device.
+using PerDevice = std::array<std::uint32_t, kMaxDevices>;
+constexpr PerDevice for_all_devices(std::uint32_t number) {
+  PerDevice all{};
+  all.fill(number);
+  return all;
+}
 
 // How GPU memory can be registered.
 enum class GpuMemory : std::uint8_t {
@@ -44,15 +53,15 @@ struct Settings {
 
   std::uint32_t devices = 1;
   std::uint32_t subnets = 1;
-  std::uint32_t engines = 1;    // threads
-  std::uint32_t link_gbps = 0;  // 0: no limit
+  std::uint32_t engines = 1;  // threads
+  PerDevice link_gbps{};      // all or none are 0: no limit
   std::uint32_t quantum_bytes = 16384;
   std::uint32_t seed = 0;
   // A locally administered OUI, that of the devices' GUIDs: it belongs to no vendor, so no program knows its cards.
   std::uint32_t vendor_id = 0x025356;
   std::uint32_t vendor_part_id = 0;
   std::uint32_t mtu_bytes = 4096;
-  std::uint32_t speed_gbps = 100;
+  PerDevice speed_gbps = for_all_devices(100);
   std::uint32_t max_msg_bytes = 1U << 30;
   std::uint32_t max_inline_bytes = 256;
   std::uint32_t max_qp = 8192;
@@ -65,6 +74,7 @@ struct Settings {
   std::uint32_t max_mr = 1U << 17;
   std::uint32_t max_pd = 16384;
 
+  bool has_rate() const { return link_gbps[0] != 0; }
   bool takes(GpuMemory way) const { return (static_cast<unsigned>(gpu_memory) & static_cast<unsigned>(way)) != 0; }
 };
 

@@ -87,6 +87,17 @@ TEST(Settings, PortAttributes_AreReported) {
   }
 }
 
+TEST(Settings, SpeedOfEachDevice_IsReported) {
+  const ChildResult result = run_in_child({{"SOFTVERBS_DEVICES", "3"}, {"SOFTVERBS_SPEED_GBPS", "100,25"}}, [] {
+    for (const auto& [device, gbps] : {std::pair{0U, 100U}, {1U, 25U}, {2U, 25U}}) {
+      const ibv_port_attr port = open_device(device).port;
+      if (port_speed_mbps(port.active_speed, port.active_width) != gbps * 1000) return 1;
+    }
+    return 0;
+  });
+  EXPECT_EQ(result.status, 0) << result.stderr_text;
+}
+
 TEST(Settings, Limits_AreReported_AndEnforced) {
   EXPECT_EQ(first_device_with("SOFTVERBS_MAX_QP_WR", "77",
                               [](const Device& device) {

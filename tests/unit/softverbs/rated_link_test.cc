@@ -2,12 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <optional>
 #include <string>
 
+#include "link_trace.h"
 #include "qp_pair_fixture.h"
 #include "support/verbs_fixture.h"
 #include "support/verbs_peer.h"
@@ -20,58 +19,10 @@ constexpr std::uint64_t kGbps = 64;               // gives whole nanoseconds
 constexpr std::size_t kBytes = 5 * kQuantum / 2;  // size of each message: two and a half quanta
 constexpr std::uint32_t kQps = 4;
 
-struct TraceEntry {
-  std::uint64_t ns;
-  std::string port;
-  std::uint32_t qpn;
-  std::string to;
-  std::uint32_t to_qpn;
-  std::uint64_t bytes;
-  std::uint64_t arrival_ns;
-};
-
 bool is_by_arrival() {
   const char* arbitration = std::getenv("SOFTVERBS_ARBITRATION");
   return arbitration != nullptr && std::string(arbitration) == "arrival";
 }
-
-void run_control(const char* subcommand) {
-  ASSERT_EQ(std::system((std::string(std::getenv("SOFTVERBS_CONTROL")) + " " + subcommand).c_str()), 0) << subcommand;
-}
-
-std::vector<TraceEntry> read_trace() {
-  std::ifstream file(std::getenv("SOFTVERBS_TRACE"));
-  std::vector<TraceEntry> all;
-  for (std::string line; std::getline(file, line);) {
-    TraceEntry entry{};
-    unsigned long long ns = 0;
-    unsigned long long bytes = 0;
-    unsigned long long arrival = 0;
-    char port[32];
-    char to[32];
-    const int fields = std::sscanf(
-        line.c_str(),
-        R"({"ns":%llu,"port":"%31[^"]","qpn":%u,"to":"%31[^"]","to_qpn":%u,"bytes":%llu,"arrival_ns":%llu})", &ns, port,
-        &entry.qpn, to, &entry.to_qpn, &bytes, &arrival);
-    EXPECT_EQ(fields, 7) << line;
-    entry.ns = ns;
-    entry.port = port;
-    entry.to = to;
-    entry.bytes = bytes;
-    entry.arrival_ns = arrival;
-    all.push_back(entry);
-  }
-  return all;
-}
-
-// Holds the virtual clock during its lifetime: no message is sent, and the trace file is complete.
-class Hold {
- public:
-  Hold() { run_control("hold"); }
-  ~Hold() { run_control("release"); }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
-};
 
 class RatedLink : public testing::Test {
  protected:

@@ -59,7 +59,8 @@ TEST_F(SettingsParser, ValidValues_AreAccepted) {
   expect_accepted("SOFTVERBS_ENGINE", "inline", [](const Settings& s) { return !s.threaded; });
   expect_accepted("SOFTVERBS_LINK_LAYER", "ib", [](const Settings& s) { return !s.ethernet; });
   expect_accepted("SOFTVERBS_MTU", "1024", [](const Settings& s) { return s.mtu_bytes == 1024; });
-  expect_accepted("SOFTVERBS_SPEED_GBPS", "400", [](const Settings& s) { return s.speed_gbps == 400; });
+  expect_accepted("SOFTVERBS_SPEED_GBPS", "400",
+                  [](const Settings& s) { return s.speed_gbps == for_all_devices(400); });
   expect_accepted("SOFTVERBS_MAX_QP", "7", [](const Settings& s) { return s.max_qp == 7; });
   expect_accepted("SOFTVERBS_MAX_MSG_SZ", "2147483648", [](const Settings& s) { return s.max_msg_bytes == 1U << 31; });
   expect_accepted("SOFTVERBS_DMABUF", "", [](const Settings& s) { return !s.dmabuf; });
@@ -102,6 +103,27 @@ TEST_F(SettingsParser, MalformedNumber_IsRefused) {
   expect_refused("SOFTVERBS_SPEED_GBPS", "99");
 }
 
+TEST_F(SettingsParser, ListOfNumbers_GivesTheLastOneToFurtherDevices) {
+  PerDevice numbers = for_all_devices(25);
+  numbers[0] = 100;
+  numbers[1] = 10;
+  expect_accepted("SOFTVERBS_LINK_GBPS", "100,10,25",
+                  [&](const Settings& s) { return s.link_gbps == numbers && s.has_rate(); });
+  expect_accepted("SOFTVERBS_SPEED_GBPS", "100,10,25", [&](const Settings& s) { return s.speed_gbps == numbers; });
+  expect_accepted("SOFTVERBS_LINK_GBPS", "", [](const Settings& s) { return !s.has_rate(); });
+  expect_accepted("SOFTVERBS_LINK_GBPS", "0,0", [](const Settings& s) { return !s.has_rate(); });
+  // As in other lists, what is for devices that do not exist has no effect.
+  std::string long_list = "10000";
+  for (std::uint32_t i = 1; i < kMaxDevices; ++i) long_list += ",10000";
+  expect_accepted("SOFTVERBS_LINK_GBPS", long_list + ",1",
+                  [](const Settings& s) { return s.link_gbps == for_all_devices(10000); });
+  for (const char* value : {"100,", ",100", "100,,25", "100, 25", "100;25", "100,10001", "10001,100", "100,-1", ","}) {
+    expect_refused("SOFTVERBS_LINK_GBPS", value);
+  }
+  for (const char* value : {"100,0", "0,100", "100,0,25"}) expect_refused("SOFTVERBS_LINK_GBPS", value);
+  for (const char* value : {"100,26", "0", "0,100", "100,", "100,25,x"}) expect_refused("SOFTVERBS_SPEED_GBPS", value);
+}
+
 TEST_F(SettingsParser, UnknownChoice_IsRefused) {
   expect_refused("SOFTVERBS_ENGINE", "Thread");
   expect_refused("SOFTVERBS_LINK_LAYER", "iwarp");
@@ -124,7 +146,8 @@ TEST_F(SettingsParser, OrderingRateAndThreads_AreParsed) {
   expect_refused("SOFTVERBS_ORDERING", "random");
   expect_accepted("SOFTVERBS_ARBITRATION", "arrival", [](const Settings& all) { return all.by_arrival; });
   expect_refused("SOFTVERBS_ARBITRATION", "fair");
-  expect_accepted("SOFTVERBS_LINK_GBPS", "400", [](const Settings& all) { return all.link_gbps == 400; });
+  expect_accepted("SOFTVERBS_LINK_GBPS", "400",
+                  [](const Settings& all) { return all.link_gbps == for_all_devices(400); });
   expect_accepted("SOFTVERBS_QUANTUM", "8192", [](const Settings& all) { return all.quantum_bytes == 8192; });
   expect_refused("SOFTVERBS_QUANTUM", "10000");
   expect_accepted("SOFTVERBS_ENGINES", "4", [](const Settings& all) { return all.engines == 4; });
@@ -132,6 +155,7 @@ TEST_F(SettingsParser, OrderingRateAndThreads_AreParsed) {
   expect_accepted("SOFTVERBS_CROSS_MEMORY", "forbidden", [](const Settings& all) { return all.forbid_cross_memory; });
   setenv("SOFTVERBS_ENGINE", "inline", 1);
   expect_refused("SOFTVERBS_LINK_GBPS", "100");  // needs a thread
+  expect_refused("SOFTVERBS_LINK_GBPS", "100,25");
 }
 
 }  // namespace
