@@ -38,6 +38,8 @@ class AtExit(ProgramTest):
             self.assertEqual(side.stats["objects"]["mr"], {"created": 1, "alive": 0})
             self.assertEqual(side.stats["objects"]["context"], {"created": 1, "alive": 0})
             self.assertEqual([qp["completions"] for qp in side.stats["qps"]], [300, 300])
+            self.assertEqual([qp["path"] for qp in side.stats["qps"]], [0, 0])
+            self.assertTrue(all(qp["udp_source_port"] >= 0xC000 for qp in side.stats["qps"]), side.stats["qps"])
             self.assertGreater(side.stats["polls"], side.stats["empty_polls"])
         self.assertEqual(
             [qp["qpn"] for qp in client.stats["qps"]], [qp["dest_qpn"] for qp in server.stats["qps"]]

@@ -32,10 +32,13 @@ void print_json(const std::vector<ProcessStats>& all) {
 
 void print_qp(const QpStats& qp) {
   std::printf("%8s  qp 0x%06x %-9s %10" PRIu64 " %11" PRIu64 " %10" PRIu64 " %10" PRIu64 " %14" PRIu64 " %12" PRIu64
-              " %11" PRIu64 "\n",
+              " %11" PRIu64,
               "", qp.qpn, softverbs::state_name(qp.state), qp.modifies + qp.queries + qp.work.doorbells(),
               qp.work.doorbells(), qp.work.send_requests(), qp.work.receives, qp.work.bytes, qp.work.inline_bytes,
               qp.work.completions);
+  if (qp.path) std::printf("   path %u", *qp.path);
+  if (qp.udp_source_port != 0) std::printf(", UDP source port %u", qp.udp_source_port);
+  std::printf("\n");
 }
 
 // Objects are printed as created/alive: "2/1".

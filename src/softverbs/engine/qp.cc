@@ -13,6 +13,7 @@
 #include "softverbs/engine/receive_queue.h"
 #include "softverbs/engine/requester.h"
 #include "softverbs/engine/responder.h"
+#include "softverbs/fabric/paths.h"
 #include "softverbs/host/device_attributes.h"
 #include "softverbs/memory/copier.h"
 
@@ -42,6 +43,7 @@ void empty_queues(Qp& qp) {
   shared.open.active = 0;
   shared.established = 0;
   shared.dest_qpn = 0;
+  shared.path = shared.udp_source_port = 0;
   qp.requester = {};
   qp.deferred.clear();
 }
@@ -141,6 +143,12 @@ void apply(Qp& qp, ibv_qp_attr& kept, const ibv_qp_attr& given, int mask) {
     shared.path_mtu_bytes = requester.mtu_bytes = mtu_bytes(given.path_mtu);
   }
   if (has(IBV_QP_DEST_QPN)) shared.dest_qpn = requester.dest_qpn = kept.dest_qp_num = given.dest_qp_num;
+  if (has(IBV_QP_AV)) {
+    const PathChoice choice = choose_path(qp.process->segment().ports[shared.device], kept.ah_attr, qp.qp_num,
+                                          kept.dest_qp_num, qp.process->settings().paths);
+    shared.path = 1 + choice.path;
+    shared.udp_source_port = choice.udp_source_port;
+  }
   if (has(IBV_QP_RQ_PSN)) shared.expected_psn = kept.rq_psn = given.rq_psn & k24Bits;
   if (has(IBV_QP_SQ_PSN)) requester.psn = kept.sq_psn = given.sq_psn & k24Bits;
   if (has(IBV_QP_MAX_QP_RD_ATOMIC)) requester.max_rd_atomic = kept.max_rd_atomic = given.max_rd_atomic;

@@ -256,6 +256,8 @@ struct SharedQp {
   std::uint32_t context;
   std::uint32_t device;
   std::atomic<std::uint32_t> peer_port;  // 1 + the peer's device; 0: no route to the peer was found yet
+  std::uint32_t path;                    // 1 + the path of the fabric that its packets take; 0: it has no address
+  std::uint32_t udp_source_port;         // of its packets; 0: none
   std::uint32_t pd;
   std::uint32_t send_cq;
   std::uint32_t recv_cq;

@@ -28,6 +28,7 @@ struct NumberSetting {
 };
 
 constexpr std::uint32_t kMaxLinkGbps = 10000;
+constexpr std::uint32_t kMaxPaths = 64;
 constexpr std::array<std::uint32_t, 8> kSpeedsGbps{10, 25, 40, 50, 100, 200, 400, 800};
 constexpr std::uint32_t kMaxMsgBytes = 1U << 31;  // the limit of the InfiniBand specification for one message
 
@@ -36,6 +37,7 @@ constexpr std::array kNumbers{
     NumberSetting{"SOFTVERBS_SUBNETS", &Settings::subnets, 1, kMaxDevices},
     NumberSetting{"SOFTVERBS_ENGINES", &Settings::engines, 1, kMaxEngines},
     NumberSetting{"SOFTVERBS_QUANTUM", &Settings::quantum_bytes, 4096, 1U << 20},
+    NumberSetting{"SOFTVERBS_PATHS", &Settings::paths, 1, kMaxPaths},
     NumberSetting{"SOFTVERBS_SEED", &Settings::seed, 0, ~0U},
     NumberSetting{"SOFTVERBS_VENDOR_ID", &Settings::vendor_id, 0, 0xffffff, true},
     NumberSetting{"SOFTVERBS_VENDOR_PART_ID", &Settings::vendor_part_id, 0, ~std::uint32_t{0}, true},

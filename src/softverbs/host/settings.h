@@ -56,6 +56,7 @@ struct Settings {
   std::uint32_t engines = 1;  // threads
   PerDevice link_gbps{};      // all or none are 0: no limit
   std::uint32_t quantum_bytes = 16384;
+  std::uint32_t paths = 1;  // of the fabric behind each port
   std::uint32_t seed = 0;
   // A locally administered OUI, that of the devices' GUIDs: it belongs to no vendor, so no program knows its cards.
   std::uint32_t vendor_id = 0x025356;

@@ -82,6 +82,8 @@ std::string describe(const QpStats& qp, std::size_t level) {
   object.add("qpn", qp.qpn);
   object.add("device", qp.device);
   object.add("dest_qpn", qp.dest_qpn);
+  if (qp.path) object.add("path", *qp.path);
+  if (qp.udp_source_port != 0) object.add("udp_source_port", qp.udp_source_port);
   object.add_string("state", state_name(qp.state));
   object.add_text("alive", qp.is_alive ? "true" : "false");
   JsonObject calls(level + 1);
@@ -142,6 +144,8 @@ QpStats read_qp_stats(const Segment& segment, std::uint32_t index) {
   stats.qpn = qp.qpn.load(std::memory_order_acquire);
   stats.device = qp.device;
   stats.dest_qpn = qp.dest_qpn;
+  if (const std::uint32_t path = qp.path; path != 0) stats.path = path - 1;
+  stats.udp_source_port = qp.udp_source_port;
   stats.state = static_cast<ibv_qp_state>(qp.state.load(std::memory_order_relaxed));
   add(stats.work, qp.counters);
   stats.modifies = qp.counters.modifies.get();

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,8 @@ struct QpStats {
   std::uint32_t qpn = 0;
   std::uint32_t device = 0;
   std::uint32_t dest_qpn = 0;
+  std::optional<std::uint32_t> path;  // of the fabric, since the QP has an address
+  std::uint32_t udp_source_port = 0;  // 0: its packets have none
   ibv_qp_state state = IBV_QPS_RESET;
   bool is_alive = true;
   WorkStats work;

@@ -219,7 +219,14 @@ TEST_F(QpState, SendQueueDrained_RaisesEvent) {
 TEST_F(QpState, Query_ReturnsWhatModifySet) {
   Endpoint endpoint(device,
                     {.send_wr = 17, .recv_wr = 23, .timers = {.timeout = 15, .retry_count = 3, .rnr_retry = 5}});
-  bring_to(endpoint, IBV_QPS_RTS);
+  endpoint.to_init();
+  ibv_qp_attr rtr = endpoint.rtr_attr(endpoint.address());
+  rtr.ah_attr.grh.flow_label = 0xabcde;
+  rtr.ah_attr.grh.traffic_class = 106;
+  rtr.ah_attr.grh.hop_limit = 63;
+  rtr.ah_attr.sl = 3;
+  ASSERT_EQ(modify(endpoint, rtr, kRtrMask), 0);
+  endpoint.to_rts();
   ibv_qp_attr attr{};
   ibv_qp_init_attr init{};
   const int mask = kInitMask | kRtrMask | kRtsMask | IBV_QP_CAP;
@@ -241,10 +248,14 @@ TEST_F(QpState, Query_ReturnsWhatModifySet) {
   EXPECT_EQ(attr.cap.max_send_wr, endpoint.cap().max_send_wr);
   EXPECT_EQ(attr.cap.max_recv_wr, endpoint.cap().max_recv_wr);
   EXPECT_EQ(attr.ah_attr.port_num, device.port_num);
+  EXPECT_EQ(attr.ah_attr.sl, 3);
   if (device.is_roce()) {
     EXPECT_EQ(attr.ah_attr.is_global, 1);
     EXPECT_EQ(std::memcmp(&attr.ah_attr.grh.dgid, &self.gid, sizeof(ibv_gid)), 0);
     EXPECT_EQ(attr.ah_attr.grh.sgid_index, device.gid_index);
+    EXPECT_EQ(attr.ah_attr.grh.flow_label, 0xabcdeU);
+    EXPECT_EQ(attr.ah_attr.grh.traffic_class, 106);
+    EXPECT_EQ(attr.ah_attr.grh.hop_limit, 63);
   } else {
     EXPECT_EQ(attr.ah_attr.dlid, self.lid);
   }

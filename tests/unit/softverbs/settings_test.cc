@@ -150,6 +150,8 @@ TEST_F(SettingsParser, OrderingRateAndThreads_AreParsed) {
                   [](const Settings& all) { return all.link_gbps == for_all_devices(400); });
   expect_accepted("SOFTVERBS_QUANTUM", "8192", [](const Settings& all) { return all.quantum_bytes == 8192; });
   expect_refused("SOFTVERBS_QUANTUM", "10000");
+  expect_accepted("SOFTVERBS_PATHS", "64", [](const Settings& all) { return all.paths == 64; });
+  for (const char* value : {"0", "65", "4,4"}) expect_refused("SOFTVERBS_PATHS", value);
   expect_accepted("SOFTVERBS_ENGINES", "4", [](const Settings& all) { return all.engines == 4; });
   expect_refused("SOFTVERBS_ENGINES", "0");
   expect_accepted("SOFTVERBS_CROSS_MEMORY", "forbidden", [](const Settings& all) { return all.forbid_cross_memory; });

@@ -93,6 +93,22 @@ TEST_F(Stats, Json_ListsEveryEngineThread) {
   EXPECT_NE(json.find("\"engine_requests\": [4, 0, 6]"), std::string::npos) << json;
 }
 
+TEST_F(Stats, PathAndPort_OfQpWithAddress) {
+  SharedQp& shared = qp(0, 0x101);
+  const auto contains = [&](const std::string& text) {
+    return to_json(read_stats(segment())).find(text) != std::string::npos;
+  };
+  EXPECT_FALSE(contains("path"));
+  EXPECT_FALSE(contains("udp_source_port"));
+  shared.path = 1;
+  EXPECT_TRUE(contains("\"path\": 0"));
+  EXPECT_FALSE(contains("udp_source_port"));
+  shared.path = 4;
+  shared.udp_source_port = 0xc005;
+  EXPECT_TRUE(contains("\"path\": 3"));
+  EXPECT_TRUE(contains("\"udp_source_port\": 49157"));
+}
+
 TEST_F(Stats, VerbNames_MatchTheVerbs) {
   EXPECT_STREQ(kVerbNames[static_cast<std::size_t>(Verb::kOpenDevice)], "ibv_open_device");
   EXPECT_STREQ(kVerbNames[static_cast<std::size_t>(Verb::kAckAsyncEvent)], "ibv_ack_async_event");
