@@ -123,6 +123,7 @@ Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPat
     attributes.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(port.gid.index);
     attributes.ah_attr.grh.hop_limit = kHopLimit;
     attributes.ah_attr.grh.traffic_class = path.traffic_class;
+    attributes.ah_attr.grh.flow_label = path.flow_label;
   }
   return modify(qp, *port.device, attributes,
                 IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |

@@ -49,6 +49,7 @@ struct QpPath {
   ibv_mtu mtu = IBV_MTU_1024;
   std::uint8_t traffic_class = 0;  // of the GRH: DSCP and ECN on RoCE
   std::uint8_t service_level = 0;
+  std::uint32_t flow_label = 0;  // of the GRH, 20 bits; 0: the driver chooses
 };
 
 // RESET -> INIT: from INIT on, receives can be posted. Allows remote writes and reads, and remote atomics if the device

@@ -22,8 +22,9 @@ std::vector<std::uint8_t> finish(MessageType type, Writer writer, std::uint16_t 
 // The order of the fields in messages, for a Writer or a Reader.
 template <typename Codec, typename Device>
 void code_device(Codec& codec, Device& device) {
-  codec.fields(device.guid, device.gid, device.control_rkey, device.max_message_bytes, device.lid, device.link_layer,
-               device.grh_required, device.mtu, device.port, device.gid_index, device.responder_reads, device.name);
+  codec.fields(device.guid, device.gid, device.control_rkey, device.max_message_bytes, device.speed_mbps, device.lid,
+               device.link_layer, device.grh_required, device.mtu, device.port, device.gid_index,
+               device.responder_reads, device.name);
 }
 
 template <typename Codec, typename Qp>
@@ -42,7 +43,8 @@ void code_hello(Codec& codec, AnyHello& hello) {
 bool is_valid(const Hello& hello) {
   if (hello.traffic_class < -1 || hello.traffic_class > 255) return false;
   for (const HelloDevice& device : hello.devices) {
-    if (device.max_message_bytes == 0 || device.mtu == 0 || device.mtu > kMaxMtu) return false;
+    if (device.max_message_bytes == 0 || device.speed_mbps == 0 || device.mtu == 0 || device.mtu > kMaxMtu)
+      return false;
   }
   for (const HelloQp& qp : hello.qps) {
     if (qp.device >= hello.devices.size()) return false;

@@ -61,6 +61,7 @@ struct HelloDevice {
   std::array<std::uint8_t, 16> gid{};
   std::uint32_t control_rkey = 0;  // of this end's control memory on this device
   std::uint32_t max_message_bytes = 0;
+  std::uint32_t speed_mbps = 0;  // declared by the port, not 0
   std::uint16_t lid = 0;
   std::uint8_t link_layer = 0;  // IBV_LINK_LAYER_*
   bool grh_required = false;    // packets to this device's port must have a GRH

@@ -6,7 +6,7 @@
 
 namespace verbatim::wire {
 
-constexpr std::uint16_t kProtocolVersion = 5;
+constexpr std::uint16_t kProtocolVersion = 6;
 constexpr std::size_t kMaxDevices = 8;       // devices of one fused NIC: NCCL's limit in v12
 constexpr std::size_t kMaxQps = 128;         // of one connection, over all devices
 constexpr std::uint32_t kMaxGroup = 8;       // members of a grouped receive

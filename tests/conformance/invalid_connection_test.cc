@@ -70,6 +70,7 @@ class InvalidConnections : public Conformance {
     hello.devices[0].port = 1;
     hello.devices[0].link_layer = 1;
     hello.devices[0].max_message_bytes = 1U << 30;
+    hello.devices[0].speed_mbps = 100'000;
     hello.qps.resize(1);
     hello.qps[0].number = 17;
     return verbatim::wire::encode_hello(verbatim::wire::MessageType::kConnect, hello);

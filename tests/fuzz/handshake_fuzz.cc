@@ -46,6 +46,7 @@ wire::HelloDevice valid_device() {
   wire::HelloDevice device;
   device.gid = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 1};
   device.max_message_bytes = 1 << 30;
+  device.speed_mbps = 100'000;
   device.link_layer = 2;  // Ethernet
   device.mtu = 5;
   device.port = 1;
@@ -78,6 +79,7 @@ wire::Hello hello_of(fuzz::Input& input, const wire::Secret& secret) {
     device.lid = input.get<std::uint16_t>();
     device.responder_reads = input.get<std::uint8_t>();
     device.max_message_bytes = input.get<std::uint32_t>();
+    device.speed_mbps = input.get<std::uint32_t>();
     device.gid[15] = input.get<std::uint8_t>();
     device.port = input.get<std::uint8_t>();
   }

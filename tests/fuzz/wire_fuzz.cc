@@ -51,7 +51,7 @@ void decode_hello(std::span<const std::uint8_t> body) {
   require(hello->traffic_class >= -1 && hello->traffic_class <= 255, "a traffic class is a byte or -1");
   require(printable(hello->host), "a host name is printable");
   for (const wire::HelloDevice& device : hello->devices) {
-    require(device.mtu >= 1 && device.mtu <= 5 && device.max_message_bytes > 0,
+    require(device.mtu >= 1 && device.mtu <= 5 && device.max_message_bytes > 0 && device.speed_mbps > 0,
             "a device has a valid MTU and message size");
     require(printable(device.name), "a device name is printable");
   }

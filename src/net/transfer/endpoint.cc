@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "net/transfer/endpoint_block.h"
+#include "net/transfer/lanes.h"
 
 namespace verbatim {
 namespace {
@@ -40,6 +41,16 @@ std::uint8_t service_level_of(int traffic_class) {
   return static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class & 0xf);
 }
 
+// The GRH flow label of a QP, equal at both ends. Devices and the kernel derive the UDP source port of RoCE from it
+// (its low 14 bits; 0 leaves the choice to the driver), and switches choose the path by the port. The labels of a
+// connection follow one another from a multiple of 8: a hash of the kind that switches use, a CRC or an XOR of bits,
+// then sends eight QPs over all of four paths.
+std::uint32_t flow_label(std::uint64_t attempt, std::size_t qp) {
+  constexpr std::uint32_t kAlignment = 8;
+  constexpr std::uint64_t kBases = ((1U << 14) - wire::kMaxQps) / kAlignment - 1;
+  return kAlignment * static_cast<std::uint32_t>(1 + attempt % kBases) + static_cast<std::uint32_t>(qp);
+}
+
 }  // namespace
 
 QpUsage qp_usage(std::span<const Port* const> ports) {
@@ -69,6 +80,7 @@ void Endpoint::add_to_hello(wire::Hello& hello) const {
     device.guid = port->guid;
     std::memcpy(device.gid.data(), port->gid.gid.raw, device.gid.size());
     device.max_message_bytes = verbatim::max_message_bytes(*port);
+    device.speed_mbps = port->speed_mbps;
     device.lid = port->lid;
     device.link_layer = port->link_layer;
     device.grh_required = port->grh_required;
@@ -119,6 +131,7 @@ Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, 
     path.traffic_class =
         config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
     path.service_level = config.service_level.value_or(service_level_of(traffic_class));
+    if (port.is_roce()) path.flow_label = flow_label(remote.attempt, i);
     if (const Status moved = to_rtr(end.qp.get(), port, address_of(peer, peer_qp), path); !moved) {
       if (moved.error().sys_errno != ETIMEDOUT) return moved.error();
       wait_for_neighbour(moved.error());
@@ -149,6 +162,16 @@ void Endpoint::wait_for_neighbour(const Error& error) {
 
 bool Endpoint::resolve_repeated() const {
   return unresolved_ && resolve_pause_ns_ > kFirstResolvePauseNs;
+}
+
+std::vector<std::uint32_t> Endpoint::qp_shares() const {
+  std::vector<QpLane> lanes;
+  std::vector<std::uint32_t> speeds;
+  std::vector<std::uint32_t> remote_speeds;
+  for (const EndpointQp& end : qps_) lanes.push_back({end.device, end.remote_device});
+  for (const Port* port : ports_) speeds.push_back(port->speed_mbps);
+  for (const wire::HelloDevice& device : remote_.devices) remote_speeds.push_back(device.speed_mbps);
+  return verbatim::qp_shares(lanes, speeds, remote_speeds);
 }
 
 PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "net/transfer/lanes.h"
 #include "verbs/qp.h"
 
 namespace verbatim {
@@ -92,18 +93,19 @@ Result<bool> RecvComm::connect(const wire::Hello& remote, int traffic_class, Ver
   if (config.cts_traffic_class) config.traffic_class = config.cts_traffic_class;
   const Result<bool> connected = endpoint_.connect(remote, config, traffic_class, budget);
   if (!connected || !*connected) return connected;
-  const EndpointQp& first = endpoint_.qps()[0];
+  cts_queue_ = fastest_qp(endpoint_.qp_shares());
+  const EndpointQp& fastest = endpoint_.qps()[cts_queue_];
   ring_offset_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());
-  cts_qp_ = first.qp.get();
-  cts_depth_ = first.send_wr;
-  cts_inline_bytes_ = first.inline_bytes;
-  cts_signal_mask_ = std::bit_floor(std::clamp(first.send_wr / 4, 1U, kCtsSignalInterval)) - 1;
-  cts_work_.wr_id = kCtsWork;
-  cts_segment_.lkey = control_.lkey(first.device);
+  cts_qp_ = fastest.qp.get();
+  cts_depth_ = fastest.send_wr;
+  cts_inline_bytes_ = fastest.inline_bytes;
+  cts_signal_mask_ = std::bit_floor(std::clamp(fastest.send_wr / 4, 1U, kCtsSignalInterval)) - 1;
+  cts_work_.wr_id = kCtsWork | cts_queue_;
+  cts_segment_.lkey = control_.lkey(fastest.device);
   cts_work_.sg_list = &cts_segment_;
   cts_work_.num_sge = 1;
   cts_work_.opcode = IBV_WR_RDMA_WRITE;
-  cts_work_.wr.rdma.rkey = remote.devices[first.remote_device].control_rkey;
+  cts_work_.wr.rdma.rkey = remote.devices[fastest.remote_device].control_rkey;
   return true;
 }
 
@@ -251,7 +253,7 @@ inline void RecvComm::post_group(const std::byte* entry_address, std::uint32_t g
     // would cost the usual case a register.
     const auto members = static_cast<std::uint32_t>(cts_segment_.length / entry_bytes_);
     requests_[wire::ring_index(next_member_ - members)].state = RequestState::kPending;
-    fail_post("ibv_post_send", returned, 0);
+    fail_post("ibv_post_send", returned, cts_queue_);
   }
 }
 

@@ -115,7 +115,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   static void write_entry(std::byte* entry_address, bool wide, std::uint32_t member, void* data, std::uint64_t bytes,
                           int tag, std::uint8_t group_size, wire::CtsFlags flags, const MemoryKeys& memory);
   void post_group(const std::byte* entry_address, std::uint32_t group_size, bool optional_completion, void** out);
-  // CTS work requests that QP 0 still accepts.
+  // CTS work requests that their QP still accepts.
   std::uint32_t cts_free() const { return cts_depth_ - static_cast<std::uint32_t>(groups_posted_ - cts_sent_); }
   Status post_first_receives();
   void post_receives(std::size_t queue);
@@ -137,7 +137,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   SingleWriter<std::uint64_t> groups_posted_;
   SingleWriter<std::uint64_t> groups_arrived_;  // optional ones count when posted
   std::uint64_t cts_sent_ = 0;                  // CTS that are known to have been sent
-  std::uint32_t cts_depth_ = 0;                 // that QP 0 accepts
+  std::uint32_t cts_depth_ = 0;                 // that their QP accepts
   std::uint32_t cts_signal_mask_ = 0;           // those whose number has none of these bits are signalled
   std::uint32_t empty_tests_ = 0;
   TransferCounts counts_;  // without messages, which follow from groups, and bytes
@@ -148,7 +148,8 @@ class RecvComm final : public CommProgress<RecvComm> {
   std::uint32_t cts_inline_bytes_ = 0;
   std::uint32_t receive_target_ = 0;                                 // receive work requests to keep posted on every QP
   std::uint32_t max_receives_ = wire::kMaxInFlight + kReceiveBatch;  // that every QP can hold
-  ibv_qp* cts_qp_ = nullptr;
+  ibv_qp* cts_qp_ = nullptr;                                         // the fastest,
+  std::size_t cts_queue_ = 0;                                        // and its index
   ibv_send_wr cts_work_ = {};
   ibv_sge cts_segment_ = {};
   std::vector<RecvQueue> queues_;

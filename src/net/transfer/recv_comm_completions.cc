@@ -79,14 +79,14 @@ void RecvComm::complete(const ibv_wc& completion) {
   if ((completion.wr_id & kReceiverProbe) == 0) {
     cts_sent_ += cts_signal_mask_ + 1;
   } else {
-    if ((completion.wr_id & 0xffff) == 0) ++cts_depth_;
+    if ((completion.wr_id & 0xffff) == cts_queue_) ++cts_depth_;
     probe_answered();
   }
 }
 
-// QP 0 shares its send queue with the CTS entries; the send queues of the others are not used.
+// One QP shares its send queue with the CTS entries; the send queues of the others are not used.
 bool RecvComm::post_probe(std::size_t qp, int& returned) noexcept {
-  if (qp == 0) {
+  if (qp == cts_queue_) {
     if (cts_free() == 0) return false;
     --cts_depth_;
     members_allowed_ = 0;

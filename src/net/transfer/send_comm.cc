@@ -85,6 +85,11 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
                        end.device, end.remote_device, encode_send_work(0, index, 1, true) | kSendSingle});
   }
   queue_count_ = static_cast<std::uint32_t>(queues_.size());
+  const std::vector<std::uint32_t> shares = endpoint_.qp_shares();
+  turns_ = qp_turns(shares);
+  next_queue_ = turns_.front();
+  for (const std::uint32_t share : shares) loads_.push_back({share, 0});
+  stripes_.resize(queue_count_);
   record_address_ = remote.control_address;
   max_piece_bytes_ = endpoint_.max_message_bytes();
   atomic_ = (remote.capabilities & capabilities() & wire::kAtomicCompletion) != 0;
@@ -162,7 +167,7 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
   SendQueue& queue = queues_[used];
   const std::uint32_t free = queue.free;
   if (free < kWorkRequests) return begin_group(data, bytes, tag, memory, out);
-  next_queue_ = used + 1 == queue_count_ ? 0 : used + 1;
+  next_turn();
   queue.free = free - kWorkRequests;
   bytes_ += bytes;
   set_head(head + 1);
@@ -331,7 +336,7 @@ ErrorKind SendComm::post_group() noexcept {
   SendRequest& first = requests_[group_.index];
   first.group_size = static_cast<std::uint8_t>(group_.group_size);
   first.parts_left = 1;
-  next_queue_ = used + 1 == queue_count_ ? 0 : used + 1;
+  next_turn();
   post(queue, count, encode_send_work(group_.index, used, count, true));
   return ErrorKind::kNone;
 }

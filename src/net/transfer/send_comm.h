@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "net/transfer/comm_progress.h"
+#include "net/transfer/lanes.h"
 #include "wire/completion.h"
 #include "wire/cts.h"
 
@@ -115,9 +116,8 @@ class SendComm final : public CommProgress<SendComm> {
     bool writes_size_record = false;  // with the first part
     std::uint32_t first_member = 0;   // number of the group's first member
     std::uint32_t group_size = 0;
-    std::uint32_t parts = 1;
-    std::uint32_t first_queue = 0;
-    std::uint32_t part = 0;  // posted so far: part, member, bytes of the member's stripe
+    std::uint32_t parts = 1;  // `stripes_` has their QPs
+    std::uint32_t part = 0;   // posted so far: part, member, bytes of the member's stripe
     std::uint32_t member = 0;
     std::uint64_t stripe_done = 0;
     std::uint64_t part_bytes = 0;
@@ -212,6 +212,10 @@ class SendComm final : public CommProgress<SendComm> {
     if (pending_post_.active && error() == nullptr) continue_pending_post();
   }
 
+  void next_turn() {
+    turn_ = turn_ + 1 == turns_.size() ? 0 : turn_ + 1;
+    next_queue_ = turns_[turn_];
+  }
   bool can_post_stripes() const;
   void post_stripes(std::uint32_t member);
   void start_pending_post(std::uint32_t first_member, std::uint32_t group_size);
@@ -219,12 +223,15 @@ class SendComm final : public CommProgress<SendComm> {
   bool next_piece(const SendQueue& queue, std::uint32_t at);
   bool next_completion_work(const SendQueue& queue, std::uint32_t at);
   std::uint64_t stripe_begin(std::uint64_t bytes, std::uint32_t part) const;
+  void add_load(std::uint64_t& wr_id, std::uint32_t queue, std::uint64_t bytes);
 
   const std::size_t entry_bytes_;
   const std::size_t ready_offset_;
   const std::byte* head_entry_ = nullptr;  // the head group's first CTS entry
   SingleWriter<std::uint64_t> head_;       // its number, which is also the number of messages sent
-  std::uint32_t next_queue_ = 0;
+  std::uint32_t next_queue_ = 0;           // of the next message that is not striped: turns_[turn_]
+  std::size_t turn_ = 0;
+  std::vector<std::uint8_t> turns_;  // see qp_turns
   SingleWriter<std::uint64_t> bytes_;
   SingleWriter<bool> send_refused_;         // an isend found no receive
   std::uint64_t single_limit_bytes_ = 0;    // single messages below this take one work request
@@ -240,6 +247,8 @@ class SendComm final : public CommProgress<SendComm> {
   std::uint64_t simple_limit_bytes_ = 0;  // smaller ones go over one QP, one work request for each member
   std::uint64_t record_address_ = 0;      // the peer's completion record
   std::vector<SendQueue> queues_;
+  std::vector<QpLoad> loads_;    // of the QPs; outstanding: bytes of striped messages
+  std::vector<Stripe> stripes_;  // of the message that is posted or pending
   PendingPost pending_post_;
   // Work requests of a single message, formatted once: the data with an immediate, or the data and a signal.
   ibv_send_wr single_ = {};
@@ -255,12 +264,13 @@ class SendComm final : public CommProgress<SendComm> {
 extern template class CommProgress<SendComm>;
 
 // wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32 whether it completes its part
-// of the group, 33 whether it completes a single message in one part, 34 whether it is a probe of the peer's NIC, 48-63
-// work requests that complete with it.
+// of the group, 33 whether it completes a single message in one part, 34 whether it is a probe of the peer's NIC, 35-47
+// load_units of a striped message, 48-63 work requests that complete with it.
 constexpr unsigned kSendCountShift = 48;
 constexpr std::uint64_t kSendPartDone = std::uint64_t{1} << 32;
 constexpr std::uint64_t kSendSingle = std::uint64_t{1} << 33;
 constexpr std::uint64_t kSendProbe = std::uint64_t{1} << 34;
+constexpr unsigned kSendLoadShift = 35;
 constexpr std::uint64_t encode_send_work(std::uint32_t index, std::uint32_t queue, std::uint32_t count,
                                          bool part_done) {
   return index | std::uint64_t{queue} << 16 | std::uint64_t{count} << kSendCountShift | (part_done ? kSendPartDone : 0);

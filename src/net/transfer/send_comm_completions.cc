@@ -45,7 +45,9 @@ inline bool SendComm::complete_simple(const ibv_wc& completion) {
 void SendComm::complete(const ibv_wc& completion) {
   if (complete_simple(completion)) return;
   if (completion.status != IBV_WC_SUCCESS) return fail_send(completion);
-  queues_[completion.wr_id >> 16 & 0xffff].free += static_cast<std::uint32_t>(completion.wr_id >> kSendCountShift);
+  const std::size_t queue = completion.wr_id >> 16 & 0xffff;
+  queues_[queue].free += static_cast<std::uint32_t>(completion.wr_id >> kSendCountShift);
+  loads_[queue].outstanding -= static_cast<std::uint32_t>(completion.wr_id >> kSendLoadShift & kMaxLoadUnits);
   if ((completion.wr_id & kSendPartDone) == 0) {
     if ((completion.wr_id & kSendProbe) != 0) probe_answered();
     return;

@@ -8,17 +8,6 @@
 #include "net/transfer/send_comm.h"
 
 namespace verbatim {
-namespace {
-
-constexpr std::uint64_t kStripeAlignBytes = 128;  // LL128 writes lines of this size, which a stripe must not cut
-
-std::uint64_t stripe_bytes(std::uint64_t bytes, std::uint32_t parts) {
-  const std::uint64_t even = (bytes + parts - 1) / parts;
-  return (even + kStripeAlignBytes - 1) / kStripeAlignBytes * kStripeAlignBytes;
-}
-
-}  // namespace
-
 // Makes the head group the pending post.
 void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t group_size) {
   const std::uint32_t index = wire::ring_index(first_member);
@@ -32,9 +21,12 @@ void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t grou
   pending_post_.first_member = first_member;
   pending_post_.group_size = group_size;
   for (std::uint32_t i = 0; i < group_size; ++i) pending_post_.sources[i] = {work_[i].segment.addr, work_[i].memory};
-  pending_post_.parts = group_.bytes >= stripe_threshold_ ? queue_count_ : 1;
-  pending_post_.first_queue = next_queue_;
-  next_queue_ = (next_queue_ + pending_post_.parts) % queue_count_;
+  if (group_.bytes >= stripe_threshold_) {
+    pending_post_.parts = static_cast<std::uint32_t>(divide_by_load(group_.bytes, loads_, stripes_));
+  } else {
+    stripes_[0] = {next_queue_, kWholeMessage};
+    next_turn();
+  }
   requests_[index].group_size = static_cast<std::uint8_t>(group_size);
   requests_[index].parts_left = pending_post_.parts;
   continue_pending_post();
@@ -56,21 +48,22 @@ void SendComm::post_stripes(std::uint32_t member) {
   const std::uint64_t data = work_[0].segment.addr;
   const MemoryKeys& memory = *work_[0].memory;
   const std::uint64_t remote_address = work_[0].request.wr.rdma.remote_addr;
-  const std::uint64_t stripe = stripe_bytes(group_.bytes, queue_count_);
+  const auto parts = static_cast<std::uint32_t>(divide_by_load(group_.bytes, loads_, stripes_));
   requests_[index].group_size = 1;
-  requests_[index].parts_left = queue_count_;
-  wire::Immediate immediate{index, wire::SizeSource::kPosted, queue_count_, wire::ring_pass(member)};
-  std::uint32_t used = next_queue_;
+  requests_[index].parts_left = parts;
+  wire::Immediate immediate{index, wire::SizeSource::kPosted, parts, wire::ring_pass(member)};
   std::uint64_t done = 0;
-  for (std::uint32_t part = 0; part < queue_count_ && error() == nullptr; ++part) {
+  for (std::uint32_t part = 0; part < parts && error() == nullptr; ++part) {
+    const std::uint32_t used = stripes_[part].queue;
     SendQueue& queue = queues_[used];
-    const auto bytes = static_cast<std::uint32_t>(std::min(stripe, group_.bytes - done));
+    const auto bytes = static_cast<std::uint32_t>(stripe_end(group_.bytes, stripes_[part]) - done);
     const bool record = part == 0 && !full;
     const bool separate = record || separates_completion(group_.bytes);
     const std::uint32_t count = separate ? 2 : 1;
     ibv_send_wr& work = separate ? separate_data_ : single_;
     single_segment_ = {data + done, bytes, memory.lkey[queue.device]};
     work.wr_id = encode_send_work(index, used, count, true);
+    add_load(work.wr_id, used, bytes);
     work.num_sge = bytes != 0 ? 1 : 0;
     work.wr.rdma.remote_addr = remote_address + done;
     work.wr.rdma.rkey = remote_key(index, queue.remote_device);
@@ -85,12 +78,18 @@ void SendComm::post_stripes(std::uint32_t member) {
     if (returned != 0) fail_post("ibv_post_send", returned, used);
     immediate.sizes = wire::SizeSource::kOtherPart;
     done += bytes;
-    if (++used == queue_count_) used = 0;
   }
 }
 
 std::uint64_t SendComm::stripe_begin(std::uint64_t bytes, std::uint32_t part) const {
-  return std::min(bytes, stripe_bytes(bytes, pending_post_.parts) * part);
+  return part == 0 ? 0 : stripe_end(bytes, stripes_[part - 1]);
+}
+
+// Counts the bytes as outstanding until the completion with this wr_id.
+inline void SendComm::add_load(std::uint64_t& wr_id, std::uint32_t queue, std::uint64_t bytes) {
+  const std::uint64_t units = load_units(bytes);
+  loads_[queue].outstanding += static_cast<std::uint32_t>(units);
+  wr_id |= units << kSendLoadShift;
 }
 
 // Formats the next WRITE of the current part; false when all of its data has been formatted.
@@ -149,8 +148,9 @@ bool SendComm::next_completion_work(const SendQueue& queue, std::uint32_t at) {
 void SendComm::continue_pending_post() {
   const std::uint32_t index = wire::ring_index(pending_post_.first_member);
   while (pending_post_.part < pending_post_.parts) {
-    const std::uint32_t queue_index = (pending_post_.first_queue + pending_post_.part) % queue_count_;
+    const std::uint32_t queue_index = stripes_[pending_post_.part].queue;
     SendQueue& queue = queues_[queue_index];
+    const std::uint64_t bytes_before = pending_post_.part_bytes;
     const std::uint32_t free = std::min<std::uint32_t>(kBatch, queue.free);
     std::uint32_t count = 0;
     bool part_done = false;
@@ -160,7 +160,9 @@ void SendComm::continue_pending_post() {
       ++count;
     }
     if (count == 0) break;  // progress() continues when completions have freed entries
-    post(queue, count, encode_send_work(index, queue_index, count, part_done));
+    std::uint64_t wr_id = encode_send_work(index, queue_index, count, part_done);
+    add_load(wr_id, queue_index, pending_post_.part_bytes - bytes_before);
+    post(queue, count, wr_id);
     if (error() != nullptr) break;
     if (part_done) {
       ++pending_post_.part;

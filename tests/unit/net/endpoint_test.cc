@@ -53,6 +53,7 @@ class EndpointTest : public ::testing::Test {
     device.link_layer = IBV_LINK_LAYER_ETHERNET;
     device.mtu = IBV_MTU_1024;
     device.max_message_bytes = 1000 * 1000;
+    device.speed_mbps = 100'000;
     device.name = "mlx5_7";
     hello.host = "node2";
     hello.devices.push_back(device);

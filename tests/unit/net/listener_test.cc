@@ -32,7 +32,7 @@ wire::Hello hello_with(const wire::Secret& secret) {
   wire::Hello hello;
   hello.secret = secret;
   hello.attempt = ++attempts;
-  hello.devices.push_back({.max_message_bytes = 1 << 20, .mtu = 5, .name = "dev"});
+  hello.devices.push_back({.max_message_bytes = 1 << 20, .speed_mbps = 100'000, .mtu = 5, .name = "dev"});
   hello.qps.push_back({.number = 17});
   return hello;
 }

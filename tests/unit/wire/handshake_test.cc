@@ -22,6 +22,7 @@ Hello example(std::size_t devices, std::size_t qps) {
     device.gid.fill(static_cast<std::uint8_t>(i));
     device.control_rkey = static_cast<std::uint32_t>(200 + i);
     device.max_message_bytes = 1U << 30;
+    device.speed_mbps = 400'000;
     device.lid = static_cast<std::uint16_t>(300 + i);
     device.link_layer = 2;
     device.mtu = 5;
@@ -71,6 +72,7 @@ TEST(Hello, EveryField_RoundTrips) {
     ASSERT_EQ(decoded->devices.size(), devices);
     EXPECT_EQ(decoded->devices.back().gid, hello.devices.back().gid);
     EXPECT_EQ(decoded->devices.back().control_rkey, hello.devices.back().control_rkey);
+    EXPECT_EQ(decoded->devices.back().speed_mbps, 400'000U);
     EXPECT_EQ(decoded->devices.back().name, hello.devices.back().name);
     ASSERT_EQ(decoded->qps.size(), qps);
     for (std::size_t i = 0; i < qps; ++i) {
@@ -112,6 +114,7 @@ TEST(Hello, ImpossibleFields_AreRejected) {
   EXPECT_TRUE(refused([](Hello& hello) { hello.qps.resize(kMaxQps + 1, hello.qps[0]); }));
   EXPECT_TRUE(refused([](Hello& hello) { hello.qps[1].device = 2; }));
   EXPECT_TRUE(refused([](Hello& hello) { hello.devices[0].max_message_bytes = 0; }));
+  EXPECT_TRUE(refused([](Hello& hello) { hello.devices[0].speed_mbps = 0; }));
   EXPECT_TRUE(refused([](Hello& hello) { hello.devices[1].mtu = 6; }));
   EXPECT_TRUE(refused([](Hello& hello) { hello.devices[1].mtu = 0; }));
 }

@@ -1,0 +1,120 @@
+#include "net/transfer/lanes.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+namespace verbatim {
+namespace {
+
+constexpr std::uint32_t kStandbyFactor = 8;  // a lane that is so many times slower than the fastest carries nothing
+constexpr std::uint32_t kMostTurns = 8;      // of a QP: as many as the fastest lane has for one of the slowest
+constexpr unsigned kLineShift = 7;           // messages are divided in lines of 128 bytes
+constexpr std::uint64_t kMaxLines = std::uint64_t{1} << 33;  // only proportions matter for longer messages
+constexpr std::uint64_t kLeastPart = 16;                     // a stripe has at least this part of the QP's share
+
+std::uint32_t declared_mbps(const QpLane& lane, std::span<const std::uint32_t> speeds,
+                            std::span<const std::uint32_t> remote_speeds) {
+  return std::min(speeds[lane.device], remote_speeds[lane.remote_device]);
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> qp_shares(std::span<const QpLane> qps, std::span<const std::uint32_t> speeds_mbps,
+                                     std::span<const std::uint32_t> remote_speeds_mbps) {
+  std::uint32_t fastest = 0;
+  for (const QpLane& qp : qps) fastest = std::max(fastest, declared_mbps(qp, speeds_mbps, remote_speeds_mbps));
+  const auto is_standby = [&](const QpLane& qp) {
+    return std::uint64_t{kStandbyFactor} * declared_mbps(qp, speeds_mbps, remote_speeds_mbps) < fastest;
+  };
+  std::map<std::uint8_t, std::uint32_t> users;
+  std::map<std::uint8_t, std::uint32_t> remote_users;
+  for (const QpLane& qp : qps) {
+    if (is_standby(qp)) continue;
+    ++users[qp.device];
+    ++remote_users[qp.remote_device];
+  }
+  std::vector<double> speeds;
+  for (const QpLane& qp : qps) {
+    if (is_standby(qp)) {
+      speeds.push_back(0);
+      continue;
+    }
+    speeds.push_back(
+        std::min(static_cast<double>(speeds_mbps[qp.device]) / users[qp.device],
+                 static_cast<double>(remote_speeds_mbps[qp.remote_device]) / remote_users[qp.remote_device]));
+  }
+  const double largest = *std::max_element(speeds.begin(), speeds.end());
+  std::vector<std::uint32_t> shares;
+  for (const double speed : speeds) {
+    const auto share = largest == 0 ? kLargestShare : static_cast<std::uint32_t>(speed / largest * kLargestShare + 0.5);
+    shares.push_back(speed == 0 && largest != 0 ? 0 : std::max(share, 1U));
+  }
+  return shares;
+}
+
+std::size_t fastest_qp(std::span<const std::uint32_t> shares) {
+  return static_cast<std::size_t>(std::max_element(shares.begin(), shares.end()) - shares.begin());
+}
+
+std::vector<std::uint8_t> qp_turns(std::span<const std::uint32_t> shares) {
+  std::vector<std::uint32_t> wanted;
+  std::uint32_t divisor = 0;
+  for (const std::uint32_t share : shares) {
+    const std::uint32_t turns = (share * kMostTurns + kLargestShare / 2) / kLargestShare;
+    wanted.push_back(share == 0 ? 0 : std::max(turns, 1U));
+    divisor = std::gcd(divisor, wanted.back());
+  }
+  const auto length = std::accumulate(wanted.begin(), wanted.end(), 0U) / divisor;
+  // Each step adds the wanted turns to every QP's credit; the QP with the largest credit pays a whole round for its
+  // turn. So the turns of a QP are spread evenly over the round.
+  std::vector<std::int64_t> credit(shares.size(), 0);
+  std::vector<std::uint8_t> turns;
+  while (turns.size() < length) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) credit[i] += wanted[i] / divisor;
+    const auto next = std::max_element(credit.begin(), credit.end());
+    *next -= length;
+    turns.push_back(static_cast<std::uint8_t>(next - credit.begin()));
+  }
+  return turns;
+}
+
+std::size_t divide_by_load(std::uint64_t bytes, std::span<const QpLoad> loads, std::span<Stripe> stripes) {
+  const std::uint64_t lines = std::clamp<std::uint64_t>(bytes >> kLineShift, 1, kMaxLines);
+  const auto outstanding_lines = [&](const Stripe& stripe) {
+    return std::uint64_t{loads[stripe.queue].outstanding} << (kLoadUnitShift - kLineShift);
+  };
+  // All QPs that take part finish when each has `total` / `shares` lines for each unit of its share.
+  std::size_t count = 0;
+  std::uint64_t shares = 0;
+  std::uint64_t total = lines;
+  for (std::size_t i = 0; i < loads.size(); ++i) {
+    if (loads[i].share == 0) continue;
+    stripes[count] = {static_cast<std::uint32_t>(i), 0};
+    shares += loads[i].share;
+    total += outstanding_lines(stripes[count++]);
+  }
+  for (bool removed = true; removed;) {
+    removed = false;
+    for (std::size_t i = 0; i < count;) {
+      const std::uint64_t share = loads[stripes[i].queue].share;
+      const std::uint64_t outstanding = outstanding_lines(stripes[i]);
+      if ((outstanding * shares) + (share * lines / kLeastPart) <= share * total) {
+        ++i;
+        continue;
+      }
+      shares -= share;
+      total -= outstanding;
+      stripes[i] = stripes[--count];
+      removed = true;
+    }
+  }
+  std::uint64_t end = 0;
+  for (Stripe& stripe : stripes.first(count)) {
+    end += loads[stripe.queue].share * total - outstanding_lines(stripe) * shares;
+    stripe.end = static_cast<std::uint32_t>(end * kWholeMessage / (lines * shares));
+  }
+  return count;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,103 @@
+// Connections over several ports, in softverbs' virtual time: how much of the ports' rates a stream of messages uses.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "perf/perf_run.h"
+#include "ranks/scratch_directory.h"
+
+namespace verbatim::perf {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Measured {
+  double gbps = 0;
+  std::map<std::string, double> port_parts;  // of the bytes, by device number
+};
+
+class Lanes : public testing::Test {
+ protected:
+  // `gbps`: the rates of the ports, as SOFTVERBS_LINK_GBPS takes them. Eight messages are under way.
+  Measured stream(int ports, const std::string& gbps, const std::string& message, const std::string& total) {
+    const std::string trace = (scratch_ / "trace.jsonl").string();
+    std::filesystem::remove(trace);
+    const std::string count = std::to_string(ports);
+    const Outcome outcome = run({"stream", "--plugin", setting("PERF_PLUGIN"), "--merge", count, "--channels", "1",
+                                 "--depth", "8", "--chunk", message, "-b", total, "-e", total, "-n", "1", "-w", "0"},
+                                {"SOFTVERBS_DEVICES=" + count, "SOFTVERBS_LINK_GBPS=" + gbps,
+                                 "SOFTVERBS_SPEED_GBPS=" + gbps, "SOFTVERBS_TRACE=" + trace});
+    EXPECT_EQ(outcome.status, kCorrect) << outcome.output;
+    return read(trace);
+  }
+
+ private:
+  // CTS entries and completion signals are not counted.
+  static Measured read(const std::string& trace) {
+    constexpr std::uint64_t kData = 4096;
+    std::ifstream in(trace);
+    std::map<std::string, std::uint64_t> by_port;
+    std::uint64_t bytes = 0;
+    std::uint64_t first = ~std::uint64_t{0};
+    std::uint64_t last = 0;
+    for (std::string line; std::getline(in, line);) {
+      const Json quantum = Json::parse(line);
+      if (quantum["bytes"] < kData) continue;
+      bytes += quantum["bytes"].get<std::uint64_t>();
+      const auto port = quantum["port"].get<std::string>();
+      by_port[port.substr(port.find('.') + 1)] += quantum["bytes"].get<std::uint64_t>();
+      first = std::min(first, quantum["ns"].get<std::uint64_t>());
+      last = std::max(last, quantum["arrival_ns"].get<std::uint64_t>());
+    }
+    Measured measured;
+    if (last <= first) return measured;
+    measured.gbps = static_cast<double>(bytes) * 8 / static_cast<double>(last - first);
+    for (const auto& [port, sent] : by_port) {
+      measured.port_parts[port] = static_cast<double>(sent) / static_cast<double>(bytes);
+    }
+    return measured;
+  }
+
+  const ranks::Scratch scratch_{"lanes-test"};
+};
+
+TEST_F(Lanes, PortsOf100And25_Carry125Together) {
+  for (const auto& [message, total] : {std::pair{"1M", "64M"}, std::pair{"8M", "256M"}}) {
+    SCOPED_TRACE(message);
+    const Measured measured = stream(2, "100,25", message, total);
+    RecordProperty(std::string("gbps_") + message, std::to_string(measured.gbps));
+    EXPECT_GE(measured.gbps, 0.95 * 125);
+    EXPECT_LE(measured.gbps, 125.1);
+  }
+}
+
+TEST_F(Lanes, FourEqualPorts_CarryFourTimesOne) {
+  for (const auto& [message, total] : {std::pair{"1M", "64M"}, std::pair{"8M", "256M"}}) {
+    SCOPED_TRACE(message);
+    const Measured measured = stream(4, "100", message, total);
+    RecordProperty(std::string("gbps_") + message, std::to_string(measured.gbps));
+    EXPECT_GE(measured.gbps, 0.97 * 400);
+    EXPECT_LE(measured.gbps, 400.1);
+  }
+}
+
+// Messages that are not striped use the ports in turn, the faster one four times as often.
+TEST_F(Lanes, SmallMessages_UseFasterPortsMoreOften) {
+  const Measured measured = stream(2, "100,25", "64K", "16M");
+  EXPECT_NEAR(measured.port_parts.at("0"), 0.8, 0.02);
+}
+
+TEST_F(Lanes, PortBelowAnEighth_CarriesNothing) {
+  const Measured measured = stream(2, "100,10", "1M", "16M");
+  EXPECT_FALSE(measured.port_parts.contains("1"));
+  EXPECT_GE(measured.gbps, 0.95 * 100);
+}
+
+}  // namespace
+}  // namespace verbatim::perf
