@@ -239,6 +239,30 @@ TEST_F(EndpointTest, DifferentMtuAndMessageLimit_SmallerIsUsed) {
   EXPECT_NE(endpoint->describe_path(0, "node1").find("node2 mlx5_7"), std::string::npos);
 }
 
+// Devices take the UDP source port from the low 14 bits of the label, and choose one themselves for 0.
+TEST_F(EndpointTest, RoceQps_HaveFlowLabelsThatFollowOneAnother) {
+  for (const std::uint64_t attempt : {std::uint64_t{0}, std::uint64_t{2030}, std::uint64_t{2031}, ~std::uint64_t{0}}) {
+    Result<Endpoint> endpoint = create({&ports_[0]}, 8);
+    ASSERT_TRUE(endpoint);
+    wire::Hello hello = remote(8);
+    hello.attempt = attempt;
+    const std::size_t before = moved_to(IBV_QPS_RTR).size();
+    Result<bool> connected = false;
+    while (connected && !*connected) connected = connect(*endpoint, hello, config_);
+    ASSERT_TRUE(connected);
+    const std::vector<ibv_qp_attr> ready = moved_to(IBV_QPS_RTR);
+    ASSERT_EQ(ready.size(), before + 8);
+    const std::uint32_t first = ready[before].ah_attr.grh.flow_label;
+    EXPECT_NE(first, 0U);
+    EXPECT_EQ(first % 8, 0U);
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      EXPECT_EQ(ready[before + i].ah_attr.grh.flow_label, first + i);
+      EXPECT_EQ(endpoint->qps()[i].path.flow_label, first + i);
+    }
+    EXPECT_LT(first + wire::kMaxQps, 1U << 14);
+  }
+}
+
 TEST_F(EndpointTest, AddressNotResolved_ConnectContinuesAtThatQp) {
   Result<Endpoint> endpoint = create({&ports_[0]}, 3);
   ASSERT_TRUE(endpoint);
