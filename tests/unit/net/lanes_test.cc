@@ -106,8 +106,8 @@ TEST(DivideByLoad, OutstandingBytes_AreEvenedOut) {
 }
 
 TEST(DivideByLoad, StripeNotWorthItsDoorbell_IsLeftOut) {
-  // QP 0 would get 1/32 of the message, half of it is its share.
-  EXPECT_EQ(divide(32 * kMiB, {{64, 960}, {64, 0}}), (std::vector<std::uint64_t>{0, 32 * kMiB}));
+  // QP 0 would get 1/38 of the message; half of it is its share.
+  EXPECT_EQ(divide(32 * kMiB, {{64, 970}, {64, 0}}), (std::vector<std::uint64_t>{0, 32 * kMiB}));
 }
 
 TEST(DivideByLoad, ManyQpsAndAnySize_CoverTheMessage) {
