@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
 namespace verbatim {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 constexpr std::uint32_t kStandbyFactor = 8;  // a lane that is so many times slower than the fastest carries nothing
 constexpr std::uint32_t kMostTurns = 8;      // of a QP: as many as the fastest lane has for one of the slowest
 constexpr unsigned kLineShift = 7;           // messages are divided in lines of 128 bytes
-constexpr std::uint64_t kMaxLines = std::uint64_t{1} << 33;  // only proportions matter for longer messages
+constexpr std::uint64_t kMaxLines = std::uint64_t{1} << 29;  // only proportions matter for longer messages
 constexpr std::uint64_t kLeastPart = 16;                     // a stripe has at least this part of the QP's share
 
 std::uint32_t declared_mbps(const QpLane& lane, std::span<const std::uint32_t> speeds,
@@ -79,10 +80,34 @@ std::vector<std::uint8_t> qp_turns(std::span<const std::uint32_t> shares) {
   return turns;
 }
 
+void adapt_shares(std::span<QpLoad> loads) {
+  constexpr std::uint64_t kEnoughKib = 16 << 10;  // and 1 MiB for each QP: many stripes of each
+  constexpr std::uint32_t kSmallestPart = 16;
+  constexpr std::uint32_t kTolerance = 8;  // an eighth of a share: the size of a stripe matters too
+  // If all have finished, what they carried is what they were given. If only some have, these are the fast ones.
+  const bool measured =
+      std::any_of(loads.begin(), loads.end(), [](const QpLoad& load) { return load.outstanding != 0; });
+  std::uint64_t total = 0;
+  std::uint64_t most = 0;
+  for (QpLoad& load : loads) {
+    const std::uint32_t completed = std::exchange(load.completed, 0);
+    if (measured) load.carried += completed;
+    total += load.carried;
+    most = std::max<std::uint64_t>(most, load.carried);
+  }
+  if (total < std::max<std::uint64_t>(kEnoughKib, loads.size() << 10)) return;
+  for (QpLoad& load : loads) {
+    const auto carried = static_cast<std::uint32_t>(kLargestShare * std::exchange(load.carried, 0) / most);
+    const std::uint32_t difference = carried > load.share ? carried - load.share : load.share - carried;
+    if (difference * kTolerance < load.share) continue;
+    load.share = std::max((load.share + carried) / 2, (load.declared + kSmallestPart - 1) / kSmallestPart);
+  }
+}
+
 std::size_t divide_by_load(std::uint64_t bytes, std::span<const QpLoad> loads, std::span<Stripe> stripes) {
   const std::uint64_t lines = std::clamp<std::uint64_t>(bytes >> kLineShift, 1, kMaxLines);
   const auto outstanding_lines = [&](const Stripe& stripe) {
-    return std::uint64_t{loads[stripe.queue].outstanding} << (kLoadUnitShift - kLineShift);
+    return std::uint64_t{loads[stripe.queue].outstanding} << (10 - kLineShift);
   };
   // All QPs that take part finish when each has `total` / `shares` lines for each unit of its share.
   std::size_t count = 0;

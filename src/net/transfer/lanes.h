@@ -16,7 +16,7 @@ struct QpLane {
 };
 
 // The share of the fastest QP. Small, so that divide_by_load() needs no more than 64 bits.
-inline constexpr std::uint32_t kLargestShare = 64;
+inline constexpr std::uint32_t kLargestShare = 1024;
 
 // What each QP can carry in relation to the others, 1 to kLargestShare. A port divides its declared speed (Mb/s) among
 // its QPs, and a QP has the smaller part of its two ports. 0: the QP is on a standby lane, which is declared below an
@@ -31,17 +31,36 @@ std::size_t fastest_qp(std::span<const std::uint32_t> shares);
 // times, in proportion to its share.
 std::vector<std::uint8_t> qp_turns(std::span<const std::uint32_t> shares);
 
-// What a QP can carry, and what it has not sent yet.
+// What a QP can carry, and what it has not sent yet, in KiB.
 struct QpLoad {
-  std::uint32_t share = 0;
-  std::uint32_t outstanding = 0;  // units of kLoadUnitBytes
+  explicit QpLoad(std::uint32_t declared_share) : declared(declared_share), share(declared_share) {}
+
+  void add(std::uint32_t kib) { outstanding += kib; }
+  void complete(std::uint32_t kib) {
+    outstanding -= kib;
+    completed += kib;
+  }
+
+  std::uint32_t declared;  // by qp_shares
+  std::uint32_t share;     // as measured
+  std::uint32_t outstanding = 0;
+  std::uint32_t completed = 0;  // since adapt_shares()
+  std::uint64_t carried = 0;    // since the share was set
 };
-inline constexpr unsigned kLoadUnitShift = 15;
-inline constexpr std::uint64_t kMaxLoadUnits = (1U << 13) - 1;
-// Rounded to the nearest unit.
-constexpr std::uint64_t load_units(std::uint64_t bytes) {
-  const std::uint64_t units = (bytes >> kLoadUnitShift) + (bytes >> (kLoadUnitShift - 1) & 1);
-  return units < kMaxLoadUnits ? units : kMaxLoadUnits;
+
+// The size of a stripe in the 13 bits that a wr_id has for it: KiB, as a number of 10 bits and a power of 8. Loses less
+// than a hundredth of the size.
+inline constexpr unsigned kLoadBits = 13;
+constexpr std::uint32_t encode_load(std::uint64_t bytes) {
+  constexpr unsigned kMantissaBits = 10;
+  std::uint64_t kib = (bytes + 512) >> 10;
+  std::uint32_t power = 0;
+  for (; kib >> kMantissaBits != 0; ++power) kib >>= 3;
+  return power < 8 ? power << kMantissaBits | static_cast<std::uint32_t>(kib) : (1U << kLoadBits) - 1;
+}
+// At most 2^31 KiB.
+constexpr std::uint32_t decode_load(std::uint32_t load) {
+  return (load & 0x3ff) << 3 * (load >> 10);
 }
 
 // The part of a message that one QP carries: from the end of the stripe before it to `end`.
@@ -50,6 +69,12 @@ struct Stripe {
   std::uint32_t end = 0;    // of 65,536 parts of the message
 };
 inline constexpr std::uint32_t kWholeMessage = 1U << 16;
+
+// Before a message is divided: measures what the QPs carry. While they have work at the same time, they carry bytes in
+// proportion to their speeds, so no clock is needed. A QP that is slower than declared, because of congestion or a
+// slower link behind it, gets a smaller share, but not below a sixteenth of the declared one, so that it is measured
+// again.
+void adapt_shares(std::span<QpLoad> loads);
 
 // Divides a message so that all QPs finish together, with what they have outstanding. A QP that would get less than a
 // sixteenth of its share gets nothing. Returns the number of stripes, at least 1 and at most as many as QPs;

@@ -265,12 +265,13 @@ extern template class CommProgress<SendComm>;
 
 // wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32 whether it completes its part
 // of the group, 33 whether it completes a single message in one part, 34 whether it is a probe of the peer's NIC, 35-47
-// load_units of a striped message, 48-63 work requests that complete with it.
+// encode_load of a striped message, 48-63 work requests that complete with it.
 constexpr unsigned kSendCountShift = 48;
 constexpr std::uint64_t kSendPartDone = std::uint64_t{1} << 32;
 constexpr std::uint64_t kSendSingle = std::uint64_t{1} << 33;
 constexpr std::uint64_t kSendProbe = std::uint64_t{1} << 34;
 constexpr unsigned kSendLoadShift = 35;
+constexpr std::uint32_t kSendLoadMask = (1U << kLoadBits) - 1;
 constexpr std::uint64_t encode_send_work(std::uint32_t index, std::uint32_t queue, std::uint32_t count,
                                          bool part_done) {
   return index | std::uint64_t{queue} << 16 | std::uint64_t{count} << kSendCountShift | (part_done ? kSendPartDone : 0);

@@ -22,6 +22,7 @@ void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t grou
   pending_post_.group_size = group_size;
   for (std::uint32_t i = 0; i < group_size; ++i) pending_post_.sources[i] = {work_[i].segment.addr, work_[i].memory};
   if (group_.bytes >= stripe_threshold_) {
+    adapt_shares(loads_);
     pending_post_.parts = static_cast<std::uint32_t>(divide_by_load(group_.bytes, loads_, stripes_));
   } else {
     stripes_[0] = {next_queue_, kWholeMessage};
@@ -48,6 +49,7 @@ void SendComm::post_stripes(std::uint32_t member) {
   const std::uint64_t data = work_[0].segment.addr;
   const MemoryKeys& memory = *work_[0].memory;
   const std::uint64_t remote_address = work_[0].request.wr.rdma.remote_addr;
+  adapt_shares(loads_);
   const auto parts = static_cast<std::uint32_t>(divide_by_load(group_.bytes, loads_, stripes_));
   requests_[index].group_size = 1;
   requests_[index].parts_left = parts;
@@ -87,9 +89,9 @@ std::uint64_t SendComm::stripe_begin(std::uint64_t bytes, std::uint32_t part) co
 
 // Counts the bytes as outstanding until the completion with this wr_id.
 inline void SendComm::add_load(std::uint64_t& wr_id, std::uint32_t queue, std::uint64_t bytes) {
-  const std::uint64_t units = load_units(bytes);
-  loads_[queue].outstanding += static_cast<std::uint32_t>(units);
-  wr_id |= units << kSendLoadShift;
+  const std::uint32_t load = encode_load(bytes);
+  loads_[queue].add(decode_load(load));
+  wr_id |= std::uint64_t{load} << kSendLoadShift;
 }
 
 // Formats the next WRITE of the current part; false when all of its data has been formatted.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 namespace verbatim {
@@ -24,43 +25,54 @@ std::vector<QpLane> two_ports(std::size_t qps) {
   return lanes;
 }
 
+constexpr std::uint32_t kAll = kLargestShare;
+
 TEST(QpShares, EqualPorts_EqualShares) {
-  EXPECT_EQ(qp_shares(two_ports(4), Shares{400'000, 400'000}, Shares{400'000, 400'000}), Shares({64, 64, 64, 64}));
-  EXPECT_EQ(qp_shares(two_ports(1), Shares{1}, Shares{800'000}), Shares({64}));
+  EXPECT_EQ(qp_shares(two_ports(4), Shares{400'000, 400'000}, Shares{400'000, 400'000}),
+            Shares({kAll, kAll, kAll, kAll}));
+  EXPECT_EQ(qp_shares(two_ports(1), Shares{1}, Shares{800'000}), Shares({kAll}));
 }
 
 TEST(QpShares, SlowerPortAtEitherEnd_DecidesTheLane) {
-  EXPECT_EQ(qp_shares(two_ports(2), Shares{100'000, 25'000}, Shares{100'000, 100'000}), Shares({64, 16}));
-  EXPECT_EQ(qp_shares(two_ports(2), Shares{100'000, 100'000}, Shares{25'000, 100'000}), Shares({16, 64}));
-  EXPECT_EQ(qp_shares(two_ports(4), Shares{100'000, 25'000}, Shares{100'000, 25'000}), Shares({64, 16, 64, 16}));
+  const Shares fast{100'000, 100'000};
+  const Shares mixed{100'000, 25'000};
+  EXPECT_EQ(qp_shares(two_ports(2), mixed, fast), Shares({kAll, kAll / 4}));
+  EXPECT_EQ(qp_shares(two_ports(2), fast, Shares{25'000, 100'000}), Shares({kAll / 4, kAll}));
+  EXPECT_EQ(qp_shares(two_ports(4), mixed, mixed), Shares({kAll, kAll / 4, kAll, kAll / 4}));
 }
 
 // Two ports of 100 and 50 send to one of 100: the fast one has half of the target, as the slow one could.
 TEST(QpShares, PortWithSeveralQps_DividesItsSpeed) {
   const std::vector<QpLane> to_one{{0, 0}, {1, 0}};
-  EXPECT_EQ(qp_shares(to_one, Shares{100'000, 50'000}, Shares{100'000}), Shares({64, 64}));
-  EXPECT_EQ(qp_shares(to_one, Shares{100'000, 25'000}, Shares{100'000}), Shares({64, 32}));
+  EXPECT_EQ(qp_shares(to_one, Shares{100'000, 50'000}, Shares{100'000}), Shares({kAll, kAll}));
+  EXPECT_EQ(qp_shares(to_one, Shares{100'000, 25'000}, Shares{100'000}), Shares({kAll, kAll / 2}));
 }
 
 TEST(QpShares, LaneBelowAnEighth_IsStandby) {
-  EXPECT_EQ(qp_shares(two_ports(2), Shares{100'000, 12'500}, Shares{100'000, 12'500}), Shares({64, 8}));
-  EXPECT_EQ(qp_shares(two_ports(2), Shares{100'000, 12'499}, Shares{100'000, 100'000}), Shares({64, 0}));
-  EXPECT_EQ(qp_shares(two_ports(4), Shares{10'000, 400'000}, Shares{400'000, 400'000}), Shares({0, 64, 0, 64}));
-  EXPECT_EQ(fastest_qp(Shares{0, 64, 0, 64}), 1U);
-  EXPECT_EQ(fastest_qp(Shares{16, 64, 64}), 1U);
+  EXPECT_EQ(qp_shares(two_ports(2), Shares{100'000, 12'500}, Shares{100'000, 12'500}), Shares({kAll, kAll / 8}));
+  EXPECT_EQ(qp_shares(two_ports(2), Shares{100'000, 12'499}, Shares{100'000, 100'000}), Shares({kAll, 0}));
+  EXPECT_EQ(qp_shares(two_ports(4), Shares{10'000, 400'000}, Shares{400'000, 400'000}), Shares({0, kAll, 0, kAll}));
+  EXPECT_EQ(fastest_qp(Shares{0, kAll, 0, kAll}), 1U);
+  EXPECT_EQ(fastest_qp(Shares{1, kAll, kAll}), 1U);
 }
 
 TEST(QpTurns, FollowTheShares) {
-  EXPECT_EQ(qp_turns(Shares{64}), Turns({0}));
-  EXPECT_EQ(qp_turns(Shares{64, 64, 64}), Turns({0, 1, 2}));
-  EXPECT_EQ(qp_turns(Shares{64, 0}), Turns({0}));
-  EXPECT_EQ(qp_turns(Shares{0, 64, 64}), Turns({1, 2}));
-  const Turns turns = qp_turns(Shares{64, 16});  // 4 to 1, spread over the round
+  EXPECT_EQ(qp_turns(Shares{kAll}), Turns({0}));
+  EXPECT_EQ(qp_turns(Shares{kAll, kAll, kAll}), Turns({0, 1, 2}));
+  EXPECT_EQ(qp_turns(Shares{kAll, 0}), Turns({0}));
+  EXPECT_EQ(qp_turns(Shares{0, kAll, kAll}), Turns({1, 2}));
+  const Turns turns = qp_turns(Shares{kAll, kAll / 4});  // 4 to 1, spread over the round
   ASSERT_EQ(turns.size(), 5U);
   EXPECT_EQ(std::count(turns.begin(), turns.end(), 0), 4);
   EXPECT_NE(turns.front(), 1);
   EXPECT_NE(turns.back(), 1);
-  EXPECT_EQ(qp_turns(Shares(128, 64)).size(), 128U);
+  EXPECT_EQ(qp_turns(Shares(128, kAll)).size(), 128U);
+}
+
+QpLoad load_of(std::uint32_t share, std::uint32_t outstanding_kib = 0) {
+  QpLoad load(share);
+  load.add(outstanding_kib);
+  return load;
 }
 
 // The bytes of each QP, checked: stripes cover the message in order, and begin at multiples of 128.
@@ -85,52 +97,151 @@ std::vector<std::uint64_t> divide(std::uint64_t bytes, const std::vector<QpLoad>
 }
 
 TEST(DivideByLoad, IdleQps_GetTheirShares) {
-  EXPECT_EQ(divide(kMiB, {{64, 0}, {64, 0}}), (std::vector<std::uint64_t>{kMiB / 2, kMiB / 2}));
-  const auto weighted = divide(5 * kMiB, {{64, 0}, {16, 0}});
+  EXPECT_EQ(divide(kMiB, {load_of(kAll), load_of(kAll)}), (std::vector<std::uint64_t>{kMiB / 2, kMiB / 2}));
+  const auto weighted = divide(5 * kMiB, {load_of(kAll), load_of(kAll / 4)});
   EXPECT_NEAR(static_cast<double>(weighted[0]), 4.0 * kMiB, 256);
-  EXPECT_EQ(divide(kMiB, {{64, 0}, {0, 0}}), (std::vector<std::uint64_t>{kMiB, 0}));
-  EXPECT_EQ(divide(kMiB, {{64, 500}}), (std::vector<std::uint64_t>{kMiB}));
+  EXPECT_EQ(divide(kMiB, {load_of(kAll), load_of(0)}), (std::vector<std::uint64_t>{kMiB, 0}));
+  EXPECT_EQ(divide(kMiB, {load_of(kAll, 500)}), (std::vector<std::uint64_t>{kMiB}));
 }
 
-// 64 units are 2 MiB.
 TEST(DivideByLoad, OutstandingBytes_AreEvenedOut) {
-  const auto even = divide(4 * kMiB, {{64, 64}, {64, 0}});
+  constexpr std::uint32_t kTwoMiB = 2048;
+  const auto even = divide(4 * kMiB, {load_of(kAll, kTwoMiB), load_of(kAll)});
   EXPECT_NEAR(static_cast<double>(even[0]), 1.0 * kMiB, 256);
   EXPECT_NEAR(static_cast<double>(even[1]), 3.0 * kMiB, 256);
-  EXPECT_EQ(divide(kMiB, {{64, 64}, {64, 0}}), (std::vector<std::uint64_t>{0, kMiB}));
+  EXPECT_EQ(divide(kMiB, {load_of(kAll, kTwoMiB), load_of(kAll)}), (std::vector<std::uint64_t>{0, kMiB}));
   // The slow QP has as much to send as the fast one, and takes four times as long for it.
-  EXPECT_EQ(divide(kMiB, {{64, 64}, {16, 64}}), (std::vector<std::uint64_t>{kMiB, 0}));
-  // Equally loaded.
-  const auto loaded = divide(5 * kMiB, {{64, 256}, {16, 64}});
+  EXPECT_EQ(divide(kMiB, {load_of(kAll, kTwoMiB), load_of(kAll / 4, kTwoMiB)}), (std::vector<std::uint64_t>{kMiB, 0}));
+  const auto loaded = divide(5 * kMiB, {load_of(kAll, 4 * kTwoMiB), load_of(kAll / 4, kTwoMiB)});
   EXPECT_NEAR(static_cast<double>(loaded[0]), 4.0 * kMiB, 256);
 }
 
 TEST(DivideByLoad, StripeNotWorthItsDoorbell_IsLeftOut) {
   // QP 0 would get 1/38 of the message; half of it is its share.
-  EXPECT_EQ(divide(32 * kMiB, {{64, 970}, {64, 0}}), (std::vector<std::uint64_t>{0, 32 * kMiB}));
+  EXPECT_EQ(divide(32 * kMiB, {load_of(kAll, 31'040), load_of(kAll)}), (std::vector<std::uint64_t>{0, 32 * kMiB}));
 }
 
 TEST(DivideByLoad, ManyQpsAndAnySize_CoverTheMessage) {
   std::vector<QpLoad> loads;
-  for (std::uint32_t i = 0; i < 128; ++i) loads.push_back({1 + i * 7 % 64, i * 131 % 8191 * 200});
-  std::vector<QpLoad> full(128, {64, static_cast<std::uint32_t>(256 * kMaxLoadUnits)});
+  for (std::uint32_t i = 0; i < 128; ++i) loads.push_back(load_of(1 + i * 97 % kAll, i * 131 % 8191 * 20'000));
+  const std::vector<QpLoad> full(128, load_of(kAll, ~0U));
   for (const std::uint64_t bytes :
        {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{127}, std::uint64_t{1000}, std::uint64_t{262'144},
         3 * kMiB + 1, std::uint64_t{1} << 40, std::numeric_limits<std::uint64_t>::max()}) {
     SCOPED_TRACE(bytes);
     divide(bytes, loads);
     divide(bytes, full);
-    divide(bytes, {{64, 0}, {64, 0}, {64, 0}});
-    divide(bytes, {{1, 0}, {64, 0}});
+    divide(bytes, {load_of(kAll), load_of(kAll), load_of(kAll)});
+    divide(bytes, {load_of(1), load_of(kAll)});
   }
 }
 
-TEST(LoadUnits, AreRoundedAndLimited) {
-  EXPECT_EQ(load_units(0), 0U);
-  EXPECT_EQ(load_units(16'383), 0U);
-  EXPECT_EQ(load_units(16'384), 1U);
-  EXPECT_EQ(load_units(kMiB), 32U);
-  EXPECT_EQ(load_units(std::numeric_limits<std::uint64_t>::max()), kMaxLoadUnits);
+TEST(EncodeLoad, IsExactWithinAHundredth) {
+  for (std::uint64_t bytes = 1; bytes <= std::uint64_t{1} << 40; bytes += bytes / 7 + 1) {
+    const std::uint32_t load = encode_load(bytes);
+    ASSERT_LT(load, 1U << kLoadBits);
+    ASSERT_NEAR(static_cast<double>(decode_load(load)), static_cast<double>(bytes) / 1024,
+                static_cast<double>(bytes) / 1024 / 100 + 0.5);
+  }
+  EXPECT_LT(encode_load(std::numeric_limits<std::uint64_t>::max()), 1U << kLoadBits);
+}
+
+// Ports in simulated time: each sends its stripes one after another at its rate.
+class Simulation {
+ public:
+  // Rates in KiB per unit of time.
+  explicit Simulation(std::vector<double> rates) : rates_(std::move(rates)), free_(rates_.size(), 0.0) {}
+
+  // Sends `messages` of `bytes`, `window` under way, as a connection does. Returns the KiB per unit of time.
+  double stream(std::vector<QpLoad>& loads, std::uint64_t bytes, std::size_t messages, std::size_t window) {
+    struct Part {
+      double end;
+      std::size_t queue;
+      std::uint32_t load;
+    };
+    std::vector<Part> parts;   // that are not complete
+    std::vector<double> ends;  // of the messages
+    std::vector<Stripe> stripes(loads.size());
+    const double begin = now_;
+    for (std::size_t i = 0; i < messages; ++i) {
+      // The next message is posted when the oldest is complete.
+      if (i >= window) now_ = std::max(now_, ends[i - window]);
+      std::erase_if(parts, [&](const Part& part) {
+        if (part.end > now_) return false;
+        loads[part.queue].complete(decode_load(part.load));
+        return true;
+      });
+      adapt_shares(loads);
+      const std::size_t count = divide_by_load(bytes, loads, stripes);
+      double end = now_;
+      std::uint64_t done = 0;
+      for (std::size_t j = 0; j < count; ++j) {
+        const std::size_t queue = stripes[j].queue;
+        const std::uint64_t stripe = stripe_end(bytes, stripes[j]) - done;
+        done += stripe;
+        free_[queue] = std::max(free_[queue], now_) + static_cast<double>(stripe) / 1024 / rates_[queue];
+        parts.push_back({free_[queue], queue, encode_load(stripe)});
+        loads[queue].add(decode_load(parts.back().load));
+        end = std::max(end, free_[queue]);
+      }
+      ends.push_back(end);
+    }
+    const double end = *std::max_element(ends.begin(), ends.end());
+    now_ = end;
+    for (const Part& part : parts) loads[part.queue].complete(decode_load(part.load));
+    return static_cast<double>(bytes) / 1024 * static_cast<double>(messages) / (end - begin);
+  }
+
+  void set_rate(std::size_t queue, double rate) { rates_[queue] = rate; }
+
+ private:
+  std::vector<double> rates_;
+  std::vector<double> free_;  // when the port has sent everything
+  double now_ = 0;
+};
+
+TEST(AdaptShares, PortSlowerThanDeclared_BothStayBusy) {
+  for (const std::uint64_t bytes : {kMiB, 8 * kMiB}) {
+    std::vector<QpLoad> loads{QpLoad(kAll), QpLoad(kAll)};
+    Simulation ports({100, 25});
+    ports.stream(loads, bytes, 256, 8);
+    EXPECT_GE(ports.stream(loads, bytes, 256, 8), 0.9 * 125) << bytes;
+    EXPECT_NEAR(loads[1].share, kAll / 4, kAll / 16) << bytes;
+  }
+}
+
+TEST(AdaptShares, PortThatRecovers_CarriesItsShareAgain) {
+  std::vector<QpLoad> loads{QpLoad(kAll), QpLoad(kAll)};
+  Simulation ports({100, 10});
+  ports.stream(loads, kMiB, 512, 8);
+  EXPECT_LE(loads[1].share, kAll / 5);
+  ports.set_rate(1, 100);
+  ports.stream(loads, kMiB, 512, 8);
+  EXPECT_GE(ports.stream(loads, kMiB, 256, 8), 0.95 * 200);
+}
+
+TEST(AdaptShares, PortsAsDeclared_KeepTheirShares) {
+  std::vector<QpLoad> loads{QpLoad(kAll), QpLoad(kAll / 4)};
+  Simulation ports({100, 25});
+  EXPECT_GE(ports.stream(loads, kMiB, 512, 8), 0.97 * 125);
+  EXPECT_EQ(loads[0].share, kAll);
+  EXPECT_NEAR(loads[1].share, kAll / 4, kAll / 16);
+  std::vector<QpLoad> equal(4, QpLoad(kAll));
+  Simulation four({100, 100, 100, 100});
+  EXPECT_GE(four.stream(equal, kMiB, 512, 8), 0.99 * 400);
+  for (const QpLoad& load : equal) EXPECT_EQ(load.share, kAll);
+}
+
+// One message at a time shows nothing, and a standby lane stays one.
+TEST(AdaptShares, NothingMeasured_SharesStay) {
+  std::vector<QpLoad> loads{QpLoad(kAll), QpLoad(kAll), QpLoad(0)};
+  Simulation ports({100, 25, 100});
+  ports.stream(loads, kMiB, 256, 1);
+  EXPECT_EQ(loads[0].share, kAll);
+  EXPECT_EQ(loads[1].share, kAll);
+  ports.stream(loads, kMiB, 256, 8);
+  EXPECT_EQ(loads[2].share, 0U);
+  EXPECT_EQ(loads[2].outstanding, 0U);
 }
 
 }  // namespace
