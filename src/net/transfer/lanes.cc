@@ -80,28 +80,27 @@ std::vector<std::uint8_t> qp_turns(std::span<const std::uint32_t> shares) {
   return turns;
 }
 
-void adapt_shares(std::span<QpLoad> loads) {
+bool adapt_shares(std::span<QpLoad> loads) {
   constexpr std::uint64_t kEnoughKib = 16 << 10;  // and 1 MiB for each QP: many stripes of each
   constexpr std::uint32_t kSmallestPart = 16;
   constexpr std::uint32_t kTolerance = 8;  // an eighth of a share: the size of a stripe matters too
-  // If all have finished, what they carried is what they were given. If only some have, these are the fast ones.
-  const bool measured =
-      std::any_of(loads.begin(), loads.end(), [](const QpLoad& load) { return load.outstanding != 0; });
   std::uint64_t total = 0;
   std::uint64_t most = 0;
   for (QpLoad& load : loads) {
-    const std::uint32_t completed = std::exchange(load.completed, 0);
-    if (measured) load.carried += completed;
+    load.carried += std::exchange(load.completed, 0);
     total += load.carried;
-    most = std::max<std::uint64_t>(most, load.carried);
+    most = std::max(most, load.carried);
   }
-  if (total < std::max<std::uint64_t>(kEnoughKib, loads.size() << 10)) return;
+  if (total < std::max<std::uint64_t>(kEnoughKib, loads.size() << 10)) return false;
+  bool changed = false;
   for (QpLoad& load : loads) {
     const auto carried = static_cast<std::uint32_t>(kLargestShare * std::exchange(load.carried, 0) / most);
     const std::uint32_t difference = carried > load.share ? carried - load.share : load.share - carried;
     if (difference * kTolerance < load.share) continue;
     load.share = std::max((load.share + carried) / 2, (load.declared + kSmallestPart - 1) / kSmallestPart);
+    changed = true;
   }
+  return changed;
 }
 
 std::size_t divide_by_load(std::uint64_t bytes, std::span<const QpLoad> loads, std::span<Stripe> stripes) {
@@ -140,6 +139,40 @@ std::size_t divide_by_load(std::uint64_t bytes, std::span<const QpLoad> loads, s
     stripe.end = static_cast<std::uint32_t>(end * kWholeMessage / (lines * shares));
   }
   return count;
+}
+
+void Striping::set_shares(std::span<const std::uint32_t> shares) {
+  loads_.clear();
+  for (const std::uint32_t share : shares) loads_.emplace_back(share);
+  stripes_.resize(loads_.size());
+  idle_stripes_.reserve(loads_.size());  // the data path allocates nothing
+  divide_when_idle();
+}
+
+void Striping::divide_when_idle() {
+  std::uint64_t shares = 0;
+  for (const QpLoad& load : loads_) shares += load.share;
+  idle_stripes_.clear();
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < loads_.size(); ++i) {
+    if (loads_[i].share == 0) continue;
+    end += loads_[i].share;
+    idle_stripes_.push_back({static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(end * kWholeMessage / shares)});
+  }
+}
+
+std::span<const Stripe> Striping::divide(std::uint64_t bytes) {
+  if (outstanding_ == 0) {
+    was_idle_ = true;
+    return idle_stripes_;
+  }
+  if (was_idle_) {
+    for (QpLoad& load : loads_) load.completed = 0;
+    was_idle_ = false;
+  } else if (adapt_shares(loads_)) {
+    divide_when_idle();
+  }
+  return std::span(stripes_).first(divide_by_load(bytes, loads_, stripes_));
 }
 
 }  // namespace verbatim

@@ -35,16 +35,10 @@ std::vector<std::uint8_t> qp_turns(std::span<const std::uint32_t> shares);
 struct QpLoad {
   explicit QpLoad(std::uint32_t declared_share) : declared(declared_share), share(declared_share) {}
 
-  void add(std::uint32_t kib) { outstanding += kib; }
-  void complete(std::uint32_t kib) {
-    outstanding -= kib;
-    completed += kib;
-  }
-
   std::uint32_t declared;  // by qp_shares
   std::uint32_t share;     // as measured
   std::uint32_t outstanding = 0;
-  std::uint32_t completed = 0;  // since adapt_shares()
+  std::uint32_t completed = 0;  // since the last message
   std::uint64_t carried = 0;    // since the share was set
 };
 
@@ -70,11 +64,12 @@ struct Stripe {
 };
 inline constexpr std::uint32_t kWholeMessage = 1U << 16;
 
-// Before a message is divided: measures what the QPs carry. While they have work at the same time, they carry bytes in
-// proportion to their speeds, so no clock is needed. A QP that is slower than declared, because of congestion or a
+// Measures what the QPs carry, with what they have completed since the last call. During this time at least one had
+// work all the time, so the bytes that they completed are in proportion to their speeds, and no clock is needed: if
+// some had finished before, these are the fast ones. A QP that is slower than declared, because of congestion or a
 // slower link behind it, gets a smaller share, but not below a sixteenth of the declared one, so that it is measured
-// again.
-void adapt_shares(std::span<QpLoad> loads);
+// again. Returns whether a share has changed.
+bool adapt_shares(std::span<QpLoad> loads);
 
 // Divides a message so that all QPs finish together, with what they have outstanding. A QP that would get less than a
 // sixteenth of its share gets nothing. Returns the number of stripes, at least 1 and at most as many as QPs;
@@ -90,5 +85,39 @@ constexpr std::uint64_t stripe_end(std::uint64_t bytes, const Stripe& stripe) {
   const std::uint64_t aligned = (end + kLineBytes - 1) / kLineBytes * kLineBytes;
   return aligned < bytes ? aligned : bytes;
 }
+
+// Divides the messages of a connection.
+class Striping {
+ public:
+  // Before all others; `shares` by qp_shares().
+  void set_shares(std::span<const std::uint32_t> shares);
+
+  // The stripes of the next message. Valid until the next call.
+  std::span<const Stripe> divide(std::uint64_t bytes);
+
+  // Counts a stripe, or a piece of one, as outstanding. Returns what complete() needs.
+  std::uint32_t add(std::size_t queue, std::uint64_t bytes) {
+    const std::uint32_t load = encode_load(bytes);
+    const std::uint32_t kib = decode_load(load);
+    loads_[queue].outstanding += kib;
+    outstanding_ += kib;
+    return load;
+  }
+  void complete(std::size_t queue, std::uint32_t load) {
+    const std::uint32_t kib = decode_load(load);
+    loads_[queue].outstanding -= kib;
+    loads_[queue].completed += kib;
+    outstanding_ -= kib;
+  }
+
+ private:
+  void divide_when_idle();
+
+  std::vector<QpLoad> loads_;
+  std::vector<Stripe> stripes_;
+  std::vector<Stripe> idle_stripes_;  // with nothing outstanding: they change only with the shares
+  std::uint64_t outstanding_ = 0;     // of all QPs, KiB
+  bool was_idle_ = true;              // at the last message: what was completed since shows nothing
+};
 
 }  // namespace verbatim

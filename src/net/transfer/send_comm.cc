@@ -88,8 +88,7 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
   const std::vector<std::uint32_t> shares = endpoint_.qp_shares();
   turns_ = qp_turns(shares);
   next_queue_ = turns_.front();
-  for (const std::uint32_t share : shares) loads_.emplace_back(share);
-  stripes_.resize(queue_count_);
+  striping_.set_shares(shares);
   record_address_ = remote.control_address;
   max_piece_bytes_ = endpoint_.max_message_bytes();
   atomic_ = (remote.capabilities & capabilities() & wire::kAtomicCompletion) != 0;

@@ -116,8 +116,10 @@ class SendComm final : public CommProgress<SendComm> {
     bool writes_size_record = false;  // with the first part
     std::uint32_t first_member = 0;   // number of the group's first member
     std::uint32_t group_size = 0;
-    std::uint32_t parts = 1;  // `stripes_` has their QPs
-    std::uint32_t part = 0;   // posted so far: part, member, bytes of the member's stripe
+    std::uint32_t parts = 1;
+    const Stripe* stripes = nullptr;  // of the parts
+    Stripe whole;                     // the stripe of a group that is not striped
+    std::uint32_t part = 0;           // posted so far: part, member, bytes of the member's stripe
     std::uint32_t member = 0;
     std::uint64_t stripe_done = 0;
     std::uint64_t part_bytes = 0;
@@ -223,7 +225,6 @@ class SendComm final : public CommProgress<SendComm> {
   bool next_piece(const SendQueue& queue, std::uint32_t at);
   bool next_completion_work(const SendQueue& queue, std::uint32_t at);
   std::uint64_t stripe_begin(std::uint64_t bytes, std::uint32_t part) const;
-  void add_load(std::uint64_t& wr_id, std::uint32_t queue, std::uint64_t bytes);
 
   const std::size_t entry_bytes_;
   const std::size_t ready_offset_;
@@ -247,8 +248,7 @@ class SendComm final : public CommProgress<SendComm> {
   std::uint64_t simple_limit_bytes_ = 0;  // smaller ones go over one QP, one work request for each member
   std::uint64_t record_address_ = 0;      // the peer's completion record
   std::vector<SendQueue> queues_;
-  std::vector<QpLoad> loads_;    // of the QPs; outstanding: bytes of striped messages
-  std::vector<Stripe> stripes_;  // of the message that is posted or pending
+  Striping striping_;
   PendingPost pending_post_;
   // Work requests of a single message, formatted once: the data with an immediate, or the data and a signal.
   ibv_send_wr single_ = {};

@@ -47,7 +47,7 @@ void SendComm::complete(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS) return fail_send(completion);
   const std::size_t queue = completion.wr_id >> 16 & 0xffff;
   queues_[queue].free += static_cast<std::uint32_t>(completion.wr_id >> kSendCountShift);
-  loads_[queue].complete(decode_load(static_cast<std::uint32_t>(completion.wr_id >> kSendLoadShift) & kSendLoadMask));
+  striping_.complete(queue, static_cast<std::uint32_t>(completion.wr_id >> kSendLoadShift) & kSendLoadMask);
   if ((completion.wr_id & kSendPartDone) == 0) {
     if ((completion.wr_id & kSendProbe) != 0) probe_answered();
     return;

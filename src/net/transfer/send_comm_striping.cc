@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <span>
 
 #include "net/transfer/send_comm.h"
 
@@ -22,10 +23,12 @@ void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t grou
   pending_post_.group_size = group_size;
   for (std::uint32_t i = 0; i < group_size; ++i) pending_post_.sources[i] = {work_[i].segment.addr, work_[i].memory};
   if (group_.bytes >= stripe_threshold_) {
-    adapt_shares(loads_);
-    pending_post_.parts = static_cast<std::uint32_t>(divide_by_load(group_.bytes, loads_, stripes_));
+    const std::span<const Stripe> stripes = striping_.divide(group_.bytes);
+    pending_post_.stripes = stripes.data();
+    pending_post_.parts = static_cast<std::uint32_t>(stripes.size());
   } else {
-    stripes_[0] = {next_queue_, kWholeMessage};
+    pending_post_.whole = {next_queue_, kWholeMessage};
+    pending_post_.stripes = &pending_post_.whole;
     next_turn();
   }
   requests_[index].group_size = static_cast<std::uint8_t>(group_size);
@@ -49,23 +52,23 @@ void SendComm::post_stripes(std::uint32_t member) {
   const std::uint64_t data = work_[0].segment.addr;
   const MemoryKeys& memory = *work_[0].memory;
   const std::uint64_t remote_address = work_[0].request.wr.rdma.remote_addr;
-  adapt_shares(loads_);
-  const auto parts = static_cast<std::uint32_t>(divide_by_load(group_.bytes, loads_, stripes_));
+  const std::span<const Stripe> stripes = striping_.divide(group_.bytes);
+  const auto parts = static_cast<std::uint32_t>(stripes.size());
   requests_[index].group_size = 1;
   requests_[index].parts_left = parts;
   wire::Immediate immediate{index, wire::SizeSource::kPosted, parts, wire::ring_pass(member)};
   std::uint64_t done = 0;
   for (std::uint32_t part = 0; part < parts && error() == nullptr; ++part) {
-    const std::uint32_t used = stripes_[part].queue;
+    const std::uint32_t used = stripes[part].queue;
     SendQueue& queue = queues_[used];
-    const auto bytes = static_cast<std::uint32_t>(stripe_end(group_.bytes, stripes_[part]) - done);
+    const auto bytes = static_cast<std::uint32_t>(stripe_end(group_.bytes, stripes[part]) - done);
     const bool record = part == 0 && !full;
     const bool separate = record || separates_completion(group_.bytes);
     const std::uint32_t count = separate ? 2 : 1;
     ibv_send_wr& work = separate ? separate_data_ : single_;
     single_segment_ = {data + done, bytes, memory.lkey[queue.device]};
     work.wr_id = encode_send_work(index, used, count, true);
-    add_load(work.wr_id, used, bytes);
+    work.wr_id |= std::uint64_t{striping_.add(used, bytes)} << kSendLoadShift;
     work.num_sge = bytes != 0 ? 1 : 0;
     work.wr.rdma.remote_addr = remote_address + done;
     work.wr.rdma.rkey = remote_key(index, queue.remote_device);
@@ -84,14 +87,7 @@ void SendComm::post_stripes(std::uint32_t member) {
 }
 
 std::uint64_t SendComm::stripe_begin(std::uint64_t bytes, std::uint32_t part) const {
-  return part == 0 ? 0 : stripe_end(bytes, stripes_[part - 1]);
-}
-
-// Counts the bytes as outstanding until the completion with this wr_id.
-inline void SendComm::add_load(std::uint64_t& wr_id, std::uint32_t queue, std::uint64_t bytes) {
-  const std::uint32_t load = encode_load(bytes);
-  loads_[queue].add(decode_load(load));
-  wr_id |= std::uint64_t{load} << kSendLoadShift;
+  return part == 0 ? 0 : stripe_end(bytes, pending_post_.stripes[part - 1]);
 }
 
 // Formats the next WRITE of the current part; false when all of its data has been formatted.
@@ -150,7 +146,7 @@ bool SendComm::next_completion_work(const SendQueue& queue, std::uint32_t at) {
 void SendComm::continue_pending_post() {
   const std::uint32_t index = wire::ring_index(pending_post_.first_member);
   while (pending_post_.part < pending_post_.parts) {
-    const std::uint32_t queue_index = stripes_[pending_post_.part].queue;
+    const std::uint32_t queue_index = pending_post_.stripes[pending_post_.part].queue;
     SendQueue& queue = queues_[queue_index];
     const std::uint64_t bytes_before = pending_post_.part_bytes;
     const std::uint32_t free = std::min<std::uint32_t>(kBatch, queue.free);
@@ -163,7 +159,7 @@ void SendComm::continue_pending_post() {
     }
     if (count == 0) break;  // progress() continues when completions have freed entries
     std::uint64_t wr_id = encode_send_work(index, queue_index, count, part_done);
-    add_load(wr_id, queue_index, pending_post_.part_bytes - bytes_before);
+    wr_id |= std::uint64_t{striping_.add(queue_index, pending_post_.part_bytes - bytes_before)} << kSendLoadShift;
     post(queue, count, wr_id);
     if (error() != nullptr) break;
     if (part_done) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -71,7 +72,7 @@ TEST(QpTurns, FollowTheShares) {
 
 QpLoad load_of(std::uint32_t share, std::uint32_t outstanding_kib = 0) {
   QpLoad load(share);
-  load.add(outstanding_kib);
+  load.outstanding = outstanding_kib;
   return load;
 }
 
@@ -150,98 +151,109 @@ TEST(EncodeLoad, IsExactWithinAHundredth) {
 class Simulation {
  public:
   // Rates in KiB per unit of time.
-  explicit Simulation(std::vector<double> rates) : rates_(std::move(rates)), free_(rates_.size(), 0.0) {}
+  Simulation(std::vector<double> rates, const Shares& shares) : rates_(std::move(rates)), free_(rates_.size(), 0.0) {
+    striping_.set_shares(shares);
+  }
 
   // Sends `messages` of `bytes`, `window` under way, as a connection does. Returns the KiB per unit of time.
-  double stream(std::vector<QpLoad>& loads, std::uint64_t bytes, std::size_t messages, std::size_t window) {
-    struct Part {
-      double end;
-      std::size_t queue;
-      std::uint32_t load;
-    };
-    std::vector<Part> parts;   // that are not complete
+  double stream(std::uint64_t bytes, std::size_t messages, std::size_t window) {
     std::vector<double> ends;  // of the messages
-    std::vector<Stripe> stripes(loads.size());
     const double begin = now_;
+    carried_.assign(rates_.size(), 0);
     for (std::size_t i = 0; i < messages; ++i) {
       // The next message is posted when the oldest is complete.
-      if (i >= window) now_ = std::max(now_, ends[i - window]);
-      std::erase_if(parts, [&](const Part& part) {
-        if (part.end > now_) return false;
-        loads[part.queue].complete(decode_load(part.load));
-        return true;
-      });
-      adapt_shares(loads);
-      const std::size_t count = divide_by_load(bytes, loads, stripes);
+      if (i >= window) complete_until(std::max(now_, ends[i - window]));
       double end = now_;
       std::uint64_t done = 0;
-      for (std::size_t j = 0; j < count; ++j) {
-        const std::size_t queue = stripes[j].queue;
-        const std::uint64_t stripe = stripe_end(bytes, stripes[j]) - done;
-        done += stripe;
-        free_[queue] = std::max(free_[queue], now_) + static_cast<double>(stripe) / 1024 / rates_[queue];
-        parts.push_back({free_[queue], queue, encode_load(stripe)});
-        loads[queue].add(decode_load(parts.back().load));
-        end = std::max(end, free_[queue]);
+      for (const Stripe& stripe : striping_.divide(bytes)) {
+        const std::uint64_t stripe_bytes = stripe_end(bytes, stripe) - done;
+        done += stripe_bytes;
+        carried_[stripe.queue] += stripe_bytes;
+        double& free = free_[stripe.queue];
+        free = std::max(free, now_) + static_cast<double>(stripe_bytes) / 1024 / rates_[stripe.queue];
+        parts_.push_back({free, stripe.queue, striping_.add(stripe.queue, stripe_bytes)});
+        end = std::max(end, free);
       }
       ends.push_back(end);
     }
-    const double end = *std::max_element(ends.begin(), ends.end());
-    now_ = end;
-    for (const Part& part : parts) loads[part.queue].complete(decode_load(part.load));
-    return static_cast<double>(bytes) / 1024 * static_cast<double>(messages) / (end - begin);
+    complete_until(*std::max_element(ends.begin(), ends.end()));
+    return static_cast<double>(bytes) / 1024 * static_cast<double>(messages) / (now_ - begin);
   }
 
   void set_rate(std::size_t queue, double rate) { rates_[queue] = rate; }
+  // Of the bytes of the last stream.
+  double part(std::size_t queue) const {
+    const double all = static_cast<double>(std::accumulate(carried_.begin(), carried_.end(), std::uint64_t{0}));
+    return static_cast<double>(carried_[queue]) / all;
+  }
 
  private:
+  struct Part {
+    double end;
+    std::size_t queue;
+    std::uint32_t load;
+  };
+
+  void complete_until(double time) {
+    now_ = time;
+    std::erase_if(parts_, [&](const Part& part) {
+      if (part.end > now_) return false;
+      striping_.complete(part.queue, part.load);
+      return true;
+    });
+  }
+
+  Striping striping_;
   std::vector<double> rates_;
   std::vector<double> free_;  // when the port has sent everything
+  std::vector<Part> parts_;   // that are not complete
+  std::vector<std::uint64_t> carried_;
   double now_ = 0;
 };
 
-TEST(AdaptShares, PortSlowerThanDeclared_BothStayBusy) {
+TEST(Striping, PortSlowerThanDeclared_BothStayBusy) {
   for (const std::uint64_t bytes : {kMiB, 8 * kMiB}) {
-    std::vector<QpLoad> loads{QpLoad(kAll), QpLoad(kAll)};
-    Simulation ports({100, 25});
-    ports.stream(loads, bytes, 256, 8);
-    EXPECT_GE(ports.stream(loads, bytes, 256, 8), 0.9 * 125) << bytes;
-    EXPECT_NEAR(loads[1].share, kAll / 4, kAll / 16) << bytes;
+    Simulation ports({100, 25}, {kAll, kAll});
+    ports.stream(bytes, 256, 8);
+    EXPECT_GE(ports.stream(bytes, 256, 8), 0.9 * 125) << bytes;
+    EXPECT_NEAR(ports.part(1), 0.2, 0.04) << bytes;
   }
 }
 
-TEST(AdaptShares, PortThatRecovers_CarriesItsShareAgain) {
-  std::vector<QpLoad> loads{QpLoad(kAll), QpLoad(kAll)};
-  Simulation ports({100, 10});
-  ports.stream(loads, kMiB, 512, 8);
-  EXPECT_LE(loads[1].share, kAll / 5);
+TEST(Striping, PortThatRecovers_CarriesItsShareAgain) {
+  Simulation ports({100, 10}, {kAll, kAll});
+  ports.stream(kMiB, 512, 8);
+  EXPECT_GE(ports.stream(kMiB, 512, 8), 0.85 * 110);
+  EXPECT_LE(ports.part(1), 0.15);
   ports.set_rate(1, 100);
-  ports.stream(loads, kMiB, 512, 8);
-  EXPECT_GE(ports.stream(loads, kMiB, 256, 8), 0.95 * 200);
+  ports.stream(kMiB, 512, 8);
+  EXPECT_GE(ports.stream(kMiB, 256, 8), 0.95 * 200);
 }
 
-TEST(AdaptShares, PortsAsDeclared_KeepTheirShares) {
-  std::vector<QpLoad> loads{QpLoad(kAll), QpLoad(kAll / 4)};
-  Simulation ports({100, 25});
-  EXPECT_GE(ports.stream(loads, kMiB, 512, 8), 0.97 * 125);
-  EXPECT_EQ(loads[0].share, kAll);
-  EXPECT_NEAR(loads[1].share, kAll / 4, kAll / 16);
-  std::vector<QpLoad> equal(4, QpLoad(kAll));
-  Simulation four({100, 100, 100, 100});
-  EXPECT_GE(four.stream(equal, kMiB, 512, 8), 0.99 * 400);
-  for (const QpLoad& load : equal) EXPECT_EQ(load.share, kAll);
+TEST(Striping, PortsAsDeclared_KeepTheirShares) {
+  Simulation two({100, 25}, {kAll, kAll / 4});
+  EXPECT_GE(two.stream(kMiB, 512, 8), 0.97 * 125);
+  EXPECT_NEAR(two.part(1), 0.2, 0.02);
+  Simulation four({100, 100, 100, 100}, {kAll, kAll, kAll, kAll});
+  EXPECT_GE(four.stream(kMiB, 512, 8), 0.99 * 400);
 }
 
-// One message at a time shows nothing, and a standby lane stays one.
-TEST(AdaptShares, NothingMeasured_SharesStay) {
-  std::vector<QpLoad> loads{QpLoad(kAll), QpLoad(kAll), QpLoad(0)};
-  Simulation ports({100, 25, 100});
-  ports.stream(loads, kMiB, 256, 1);
-  EXPECT_EQ(loads[0].share, kAll);
-  EXPECT_EQ(loads[1].share, kAll);
-  ports.stream(loads, kMiB, 256, 8);
-  EXPECT_EQ(loads[2].share, 0U);
-  EXPECT_EQ(loads[2].outstanding, 0U);
+// One message at a time shows nothing. A standby lane carries nothing in any case.
+TEST(Striping, NothingMeasured_SharesStay) {
+  Simulation ports({100, 25, 100}, {kAll, kAll, 0});
+  ports.stream(kMiB, 256, 1);
+  EXPECT_NEAR(ports.part(1), 0.5, 1e-9);
+  ports.stream(kMiB, 256, 8);
+  EXPECT_EQ(ports.part(2), 0);
+}
+
+// All stripes of equal QPs are equal, at any number of messages under way.
+TEST(Striping, EqualQps_EqualStripes) {
+  Simulation ports(std::vector<double>(8, 50), Shares(8, kAll));
+  ports.stream(3 * kMiB, 100, 1);
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_NEAR(ports.part(i), 0.125, 0.001) << i;
+  ports.stream(3 * kMiB, 100, 16);
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_NEAR(ports.part(i), 0.125, 0.01) << i;
 }
 
 }  // namespace
