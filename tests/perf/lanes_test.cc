@@ -49,6 +49,8 @@ class Lanes : public testing::Test {
     return best;
   }
 
+  const ranks::Scratch scratch_{"lanes-test"};
+
  private:
   // CTS entries and completion signals are not counted.
   static Measured read(const std::string& trace) {
@@ -75,8 +77,6 @@ class Lanes : public testing::Test {
     }
     return measured;
   }
-
-  const ranks::Scratch scratch_{"lanes-test"};
 };
 
 TEST_F(Lanes, PortsOf100And25_Carry125Together) {
@@ -105,6 +105,28 @@ TEST_F(Lanes, FourEqualPorts_CarryFourTimesOne) {
 TEST_F(Lanes, SmallMessages_UseFasterPortsMoreOften) {
   const Measured measured = stream(2, "100,25", "64K", "16M");
   EXPECT_NEAR(measured.port_parts.at("0"), 0.8, 0.02);
+}
+
+// The flow labels of a connection's QPs spread them over the paths behind a port.
+TEST_F(Lanes, EightQpsAndFourPaths_NoPathIsIdle) {
+  const std::string stats = (scratch_ / "stats-%p.json").string();
+  for (int i = 0; i < 5; ++i) {  // the labels of a connection are random
+    const Outcome outcome = run(
+        {"stream", "--plugin", setting("PERF_PLUGIN"), "--channels", "1", "-b", "8M", "-e", "8M", "-n", "1", "-w", "0"},
+        {"VERBATIM_QPS_PER_CONNECTION=8", "SOFTVERBS_PATHS=4", "SOFTVERBS_STATS=" + stats});
+    EXPECT_EQ(outcome.status, kCorrect) << outcome.output;
+    std::map<int, std::uint64_t> carried;
+    for (const auto& file : std::filesystem::directory_iterator(std::filesystem::path(stats).parent_path())) {
+      if (!file.path().filename().string().starts_with("stats-")) continue;
+      std::ifstream in(file.path());
+      const Json statistics = Json::parse(in);
+      for (const Json& qp : statistics["qps"]) carried[qp["path"].get<int>()] += qp["bytes"].get<std::uint64_t>();
+      in.close();
+      std::filesystem::remove(file.path());
+    }
+    EXPECT_EQ(carried.size(), 4U);
+    for (const auto& [path, bytes] : carried) EXPECT_GE(bytes, 1U << 20) << path;
+  }
 }
 
 TEST_F(Lanes, PortBelowAnEighth_CarriesNothing) {
