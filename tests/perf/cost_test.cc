@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr double kReceiveBatch = 16;  // number of receives that Verbatim posts in one call
+constexpr double kReceiveBatch = 16;               // number of receives that Verbatim posts in one call
 constexpr double kBytesPerConnection = 52 * 1024;  // before connections had lanes: 48,900
 
 class Cost : public testing::Test {
