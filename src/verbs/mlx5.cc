@@ -24,6 +24,7 @@ std::optional<Mlx5> Mlx5::load(const std::string& path) {
                   library.name().c_str());
     return std::nullopt;
   }
+  library.bind("mlx5dv_modify_qp_lag_port", "MLX5_1.14", table.modify_qp_lag_port);
   return table;
 }
 
@@ -34,7 +35,7 @@ Result<Mlx5Capabilities> Mlx5::capabilities(ibv_context* context) const {
     return status.error();
   }
   const bool lag_known = (queried.comp_mask & MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS) != 0;
-  return Mlx5Capabilities{queried.flags, lag_known ? queried.num_lag_ports : std::uint8_t{0}};
+  return Mlx5Capabilities{queried.flags, lag_known ? queried.num_lag_ports : std::uint8_t{0}, modify_qp_lag_port};
 }
 
 }  // namespace verbatim

@@ -29,8 +29,8 @@ void dump_qps(const std::string& file, const Comm& comm, const wire::PeerIdentit
                          json_field("self", to_string(self)), json_field("peer", peer),
                          json_field("connection", placement.connection), json_field("index", i),
                          json_field("qpn", end.qp->qp_num), json_field("flow_label", end.path.flow_label),
-                         json_field("block", placement.block), json_field("peers", placement.peers),
-                         json_field("position", placement.position(i))}) +
+                         json_field("lag_port", end.lag_port), json_field("block", placement.block),
+                         json_field("peers", placement.peers), json_field("position", placement.position(i))}) +
             "\n";
   }
   const UniqueFd out(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP));

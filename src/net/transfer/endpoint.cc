@@ -113,8 +113,9 @@ Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, 
     max_message_bytes_ = kMaxPieceBytes;
   }
   for (std::size_t i = connected_qps_; i < qps_.size(); ++i) {
-    if (!budget.take(kVerbsToConnectQp)) return false;
     EndpointQp& end = qps_[i];
+    const bool has_lag = ports_[end.device]->device->mlx5_capabilities().num_lag_ports > 1;
+    if (!budget.take(kVerbsToConnectQp + (has_lag ? 1 : 0))) return false;
     const wire::HelloQp& peer_qp = remote.qps[i];
     const wire::HelloDevice& peer = remote.devices[peer_qp.device];
     const Port& port = *ports_[end.device];
@@ -143,6 +144,7 @@ Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, 
     if (const Status moved = to_rts(end.qp.get(), port, config.timeout, config.retry_count, peer.responder_reads);
         !moved)
       return moved.error();
+    end.lag_port = set_lag_port(end.qp.get(), *port.device, i / ports_.size());
     connected_qps_ = i + 1;
   }
   if (max_message_bytes_ > kPieceAlignBytes) max_message_bytes_ -= max_message_bytes_ % kPieceAlignBytes;

@@ -50,6 +50,7 @@ struct EndpointQp {
   std::uint8_t remote_device = 0;  // index into the peer's devices
   bool ece = true;                 // after connect: whether the device accepted the peer's options
   QpPath path;                     // after connect
+  std::uint8_t lag_port = 0;       // after connect; 0: no LAG
 };
 
 class Endpoint {

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <vector>
 
+#include "support/fake_verbs.h"
 #include "support/log_capture.h"
+#include "verbs/qp.h"
 
 namespace verbatim {
 namespace {
@@ -46,6 +49,55 @@ TEST(Mlx5, QueryDevice_ReturnsCapabilities) {
   ASSERT_TRUE(capabilities);
   EXPECT_EQ(capabilities->flags, std::uint64_t{MLX5DV_CONTEXT_FLAGS_CQE_V1});
   EXPECT_EQ(capabilities->num_lag_ports, 2);
+}
+
+// A QP index and the port that it was assigned to.
+std::vector<int> g_lag_ports;
+
+TEST(Mlx5, Lag_QpsUseItsPortsInTurn) {
+  FakeVerbs fake;
+  Mlx5 mlx5;
+  mlx5.is_supported = [](ibv_device*) { return true; };
+  mlx5.query_device = [](ibv_context*, mlx5dv_context* attributes) {
+    attributes->num_lag_ports = 2;
+    return 0;
+  };
+  mlx5.modify_qp_lag_port = [](ibv_qp*, std::uint8_t port) {
+    g_lag_ports.push_back(port);
+    return g_lag_ports.size() == 4 ? EOPNOTSUPP : 0;
+  };
+  g_lag_ports.clear();
+  const auto device = Device::open(fake.table, &mlx5, &fake.add_device("mlx5_0").device, false);
+  ASSERT_TRUE(device);
+  EXPECT_EQ(set_lag_port(nullptr, **device, 0), 1);
+  EXPECT_EQ(set_lag_port(nullptr, **device, 1), 2);
+  EXPECT_EQ(set_lag_port(nullptr, **device, 2), 1);
+  EXPECT_EQ(set_lag_port(nullptr, **device, 3), 0) << "refused by the driver";
+  EXPECT_EQ(g_lag_ports, (std::vector<int>{1, 2, 1, 2}));
+}
+
+TEST(Mlx5, NoLag_QpsAreNotAssigned) {
+  FakeVerbs fake;
+  Mlx5 mlx5;
+  mlx5.is_supported = [](ibv_device*) { return true; };
+  static std::uint8_t ports;
+  mlx5.query_device = [](ibv_context*, mlx5dv_context* attributes) {
+    attributes->num_lag_ports = ports;
+    return 0;
+  };
+  for (ports = 0; ports < 2; ++ports) {
+    mlx5.modify_qp_lag_port = [](ibv_qp*, std::uint8_t) {
+      ADD_FAILURE() << "there is no LAG";
+      return 0;
+    };
+    const auto device = Device::open(fake.table, &mlx5, &fake.add_device("mlx5_0").device, false);
+    ASSERT_TRUE(device);
+    EXPECT_EQ(set_lag_port(nullptr, **device, 1), 0);
+  }
+  mlx5.modify_qp_lag_port = nullptr;  // an old library, with a LAG
+  const auto device = Device::open(fake.table, &mlx5, &fake.add_device("mlx5_0").device, false);
+  ASSERT_TRUE(device);
+  EXPECT_EQ(set_lag_port(nullptr, **device, 1), 0);
 }
 
 TEST(Mlx5, FieldNotInCompMask_IsIgnored) {
