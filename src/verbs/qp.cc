@@ -147,8 +147,8 @@ Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t r
 
 std::uint8_t set_lag_port(ibv_qp* qp, const Device& device, std::size_t index) {
   const Mlx5Capabilities& mlx5 = device.mlx5_capabilities();
-  if (mlx5.num_lag_ports < 2 || mlx5.modify_qp_lag_port == nullptr) return 0;
-  const auto port = static_cast<std::uint8_t>(1 + index % mlx5.num_lag_ports);
+  if (mlx5.num_lag_ports < 2 || index >= mlx5.num_lag_ports || mlx5.modify_qp_lag_port == nullptr) return 0;
+  const auto port = static_cast<std::uint8_t>(index + 1);
   return mlx5.modify_qp_lag_port(qp, port) == 0 ? port : std::uint8_t{0};
 }
 

@@ -68,9 +68,8 @@ Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPat
 // RTR -> RTS. The acknowledgement timeout is 4.096 us * 2^timeout; `peer_reads` is the peer's responder_reads.
 Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count, std::uint8_t peer_reads);
 
-// In RTS, where two ports of an mlx5 device are a LAG (bonding): lets the QP send on one of the ports, QP `index` of a
-// connection on port 1 + index modulo their number. Returns the port; 0: there is no LAG, or the firmware distributes
-// the packets itself.
+// In RTS, where ports of an mlx5 device are a LAG (bonding): lets the QP send on the port with this index. Returns the
+// port's number, index + 1; 0: there is no LAG, or the firmware distributes the packets itself.
 std::uint8_t set_lag_port(ibv_qp* qp, const Device& device, std::size_t index);
 
 // Any state -> ERR: outstanding work requests complete with a flush error.

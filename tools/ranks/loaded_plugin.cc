@@ -25,7 +25,7 @@ LoadedPlugin::LoadedPlugin(const std::string& path, int api_version, std::uint64
   require(plugin_->devices(&devices), "devices");
   if (devices <= 0) throw Failure("the plugin has no device");
   if (merge > 0) {
-    first_device_ = merged(devices, merge);
+    first_device_ = merge_devices(*plugin_, devices, merge);
     devices = 1;
   }
   for (int device = 0; device < devices; ++device) {
@@ -33,21 +33,21 @@ LoadedPlugin::LoadedPlugin(const std::string& path, int api_version, std::uint64
   }
 }
 
-int LoadedPlugin::merged(int devices, int merge) {
+int merge_devices(netapi::Plugin& plugin, int devices, int merge) {
   const std::string what = "--merge " + std::to_string(merge);
   if (merge > devices) {
     throw Failure(what + ": the plugin has only " + std::to_string(devices) + " devices. Next: give a smaller number");
   }
   if (merge == 1) return 0;
-  if (!plugin_->has_make_vdevice()) {
-    throw Failure(what + ": table v" + std::to_string(plugin_->api_version()) +
+  if (!plugin.has_make_vdevice()) {
+    throw Failure(what + ": table v" + std::to_string(plugin.api_version()) +
                   " of this plugin has no makeVDevice. Next: leave --merge out, or use a table from v9 on of a plugin "
                   "that merges devices");
   }
   std::vector<int> members(static_cast<std::size_t>(merge));
   std::iota(members.begin(), members.end(), 0);
   int device = 0;
-  const nccl::Result result = plugin_->make_vdevice(members, &device);
+  const nccl::Result result = plugin.make_vdevice(members, &device);
   if (result != nccl::Result::kSuccess) {
     throw Failure(what + ": makeVDevice: " + netapi::result_name(result) +
                   ". Next: --plugin-log shows why; tables before v12 allow 4 devices");

@@ -14,6 +14,9 @@ namespace verbatim::ranks {
 // Throws Failure with `what` and the result's name unless `result` is success.
 void require(nccl::Result result, const std::string& what);
 
+// The plugin's index of the device of its first `merge` devices, of `devices`; `merge` at least 1. Throws Failure.
+int merge_devices(netapi::Plugin& plugin, int devices, int merge);
+
 class LoadedPlugin {
  public:
   // Version 0 selects the newest table that the plugin exports. `merge` above 0: only one device is used, which
@@ -32,9 +35,6 @@ class LoadedPlugin {
   std::size_t max_p2p_bytes() const;
 
  private:
-  // The plugin's index of the device of its first `merge` devices. Throws Failure.
-  int merged(int devices, int merge);
-
   std::unique_ptr<netapi::Plugin> plugin_;
   void* context_ = nullptr;
   std::vector<netapi::Properties> devices_;

@@ -18,6 +18,7 @@
 #include "net/context/net_devices.h"
 #include "net/context/stats.h"
 #include "net/monitor/monitor.h"
+#include "net/transfer/lanes.h"
 #include "verbs/device_inventory.h"
 #include "verbs/verbs.h"
 
@@ -46,8 +47,8 @@ Mutex g_mutex;  // held while devices open and close: inits of several communica
 ProcessState* g_process VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 std::set<std::string>* g_interned_names VERBATIM_GUARDED_BY(g_mutex) = nullptr;  // NCCL keeps pointers to them
 
-// NetDevices::virtual_devices(), for the process states that follow.
-std::vector<std::vector<std::string>>* g_virtual_devices VERBATIM_GUARDED_BY(g_mutex) = nullptr;
+// Of the last process state that merged devices, for those that follow.
+NetDevices::Table* g_device_table VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 
 // With VERBATIM_STATS: what connections have carried since the library was loaded, in all contexts.
 std::vector<ConnectionStats>* g_stats VERBATIM_GUARDED_BY(g_mutex) = nullptr;
@@ -92,7 +93,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
   Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(**verbs, config);
   if (!inventory) return inventory.error();
   auto devices = std::make_unique<NetDevices>((*inventory)->ports());
-  if (g_virtual_devices != nullptr) devices->restore(*g_virtual_devices);
+  if (g_device_table != nullptr) devices->restore(*g_device_table);
   const std::string host_name = read_host_name();
   Result<std::unique_ptr<Monitor>> monitor =
       Monitor::start((*inventory)->devices(), {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
@@ -164,7 +165,7 @@ void close_all_contexts() {
   }
   const MutexLock lock(g_mutex);
   delete std::exchange(g_interned_names, nullptr);
-  delete std::exchange(g_virtual_devices, nullptr);
+  delete std::exchange(g_device_table, nullptr);
   delete std::exchange(g_stats, nullptr);
 }
 
@@ -190,8 +191,11 @@ Result<DeviceProperties> device(std::size_t index) {
                               .members = g_process->devices->members(index),
                               .max_qps = first.device->attributes().max_qp,
                               .max_recvs = g_process->config.max_recvs};
+  std::uint32_t fastest = 0;
+  for (const Port* port : *ports) fastest = std::max(fastest, port->speed_mbps);
   for (const Port* port : *ports) {
-    properties.speed_mbps += port->speed_mbps;
+    // A lane of a slower port would be a standby.
+    if (std::uint64_t{kStandbyFactor} * port->speed_mbps >= fastest) properties.speed_mbps += port->speed_mbps;
     properties.ptr_support &= port->ptr_support;
     if (port->rail_id != first.rail_id) properties.rail_id = -1;
     if (port->plane_id != first.plane_id) properties.plane_id = -1;
@@ -221,8 +225,8 @@ Result<std::size_t> merge_devices(const int* members, int count, std::size_t max
   const std::size_t before = devices.count();
   const Result<std::size_t> merged = devices.merge({members, static_cast<std::size_t>(count)});
   if (!merged || devices.count() == before) return merged;
-  if (g_virtual_devices == nullptr) g_virtual_devices = new std::vector<std::vector<std::string>>;
-  *g_virtual_devices = devices.virtual_devices();
+  if (g_device_table == nullptr) g_device_table = new NetDevices::Table;
+  *g_device_table = devices.table();
   const Result<std::vector<const Port*>> ports = devices.ports(*merged);
   VERBATIM_INFO("device %zu for NCCL is %s, merged of %s", *merged, virtual_device_name(*ports, *merged).c_str(),
                 join_names(*ports).c_str());

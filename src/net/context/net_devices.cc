@@ -87,31 +87,31 @@ Result<std::size_t> NetDevices::merge(std::span<const int> members) {
   return device;
 }
 
-std::vector<std::vector<std::string>> NetDevices::virtual_devices() const {
-  const MutexLock lock(mutex_);
-  std::vector<std::vector<std::string>> devices;
-  for (const std::vector<int>& members : virtual_) {
-    std::vector<std::string>& names = devices.emplace_back();
-    for (const int member : members) names.push_back(physical_[static_cast<std::size_t>(member)].name);
-  }
-  return devices;
+std::vector<std::string> NetDevices::port_names() const {
+  std::vector<std::string> names;
+  for (const Port& port : physical_) names.push_back(port.name);
+  return names;
 }
 
-void NetDevices::restore(std::span<const std::vector<std::string>> virtual_devices) {
+NetDevices::Table NetDevices::table() const {
   const MutexLock lock(mutex_);
-  for (const std::vector<std::string>& names : virtual_devices) {
-    std::vector<int> members;
-    for (const std::string& name : names) {
-      const auto port =
-          std::find_if(physical_.begin(), physical_.end(), [&](const Port& one) { return one.name == name; });
-      if (port == physical_.end()) {
-        return VERBATIM_WARN("the virtual device with %s is not made again: this port cannot be used any more",
-                             name.c_str());
-      }
-      members.push_back(static_cast<int>(port - physical_.begin()));
-    }
-    virtual_.push_back(std::move(members));
+  return {port_names(), virtual_};
+}
+
+void NetDevices::restore(const Table& table) {
+  if (table.ports != port_names()) {
+    const auto join = [](const std::vector<std::string>& names) {
+      std::string text;
+      for (const std::string& name : names) text.append(text.empty() ? "" : ", ").append(name);
+      return text;
+    };
+    return VERBATIM_WARN(
+        "merged devices are not made again, because other ports can be used than when NCCL merged them: %s now, %s "
+        "then. Next: restart the job when all ports are up",
+        join(port_names()).c_str(), join(table.ports).c_str());
   }
+  const MutexLock lock(mutex_);
+  virtual_ = table.virtual_devices;
 }
 
 std::string virtual_device_name(std::span<const Port* const> ports, std::size_t device) {

@@ -31,13 +31,18 @@ class NetDevices {
   // members in any order if there is one, else a new one. An error has been logged.
   Result<std::size_t> merge(std::span<const int> members) VERBATIM_EXCLUDES(mutex_);
 
-  // Of the virtual devices, by Port::name, so that they can be made again when the devices are opened again.
-  std::vector<std::vector<std::string>> virtual_devices() const VERBATIM_EXCLUDES(mutex_);
-  // Makes them again, up to the first whose ports are not all there: its index would belong to another device.
-  void restore(std::span<const std::vector<std::string>> virtual_devices) VERBATIM_EXCLUDES(mutex_);
+  // What NCCL's indices mean, so that the virtual devices can be made again when the devices are opened again.
+  struct Table {
+    std::vector<std::string> ports;  // by Port::name
+    std::vector<std::vector<int>> virtual_devices;
+  };
+  Table table() const VERBATIM_EXCLUDES(mutex_);
+  // Makes them again if the ports are the same. Otherwise every index may belong to another device; this is logged.
+  void restore(const Table& table) VERBATIM_EXCLUDES(mutex_);
 
  private:
   Status check(std::span<const int> members) const VERBATIM_REQUIRES(mutex_);
+  std::vector<std::string> port_names() const;
 
   const std::span<const Port> physical_;
   mutable Mutex mutex_;

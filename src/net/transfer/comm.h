@@ -114,8 +114,8 @@ class Comm {
 
   // Any thread: the current status of this end, without the fields that the monitor sets (MonitoredConnection::status).
   virtual wire::ConnectionStatus status() const = 0;
-  // Any thread: the QP that has the most outstanding work requests of messages; none: nothing is outstanding, or the
-  // comm does not know it.
+  // Any thread: the QP that has the most outstanding work requests, probes of the peer's NIC included; none: nothing is
+  // outstanding, or the comm does not know it.
   virtual std::optional<std::size_t> busiest_qp() const { return std::nullopt; }
   // Any thread: a number that changes when RDMA of the peer arrives. While it changes the peer lives.
   virtual std::uint64_t peer_progress() const = 0;
@@ -190,6 +190,7 @@ class Comm {
   // it completes. False, and nothing is posted, when the send queue has no free entry: then other work is outstanding,
   // whose completion shows whether the peer lives. `returned`: of ibv_post_send.
   virtual bool post_probe(std::size_t qp, int& returned) noexcept = 0;
+  virtual bool carries_cts(std::size_t) const { return false; }
   // Its WRITE has completed.
   void probe_answered() {
     probes_left_ -= 1;

@@ -35,12 +35,12 @@ ErrorKind error_kind_of(ibv_wc_status status) {
 
 }  // namespace
 
-// QP j is on port j modulo their number, so these are the first QPs of all devices. In each the answer of the peer's
-// NIC comes behind the work that was posted before.
+// On the first QP of each port (QP j is on port j modulo their number), and on the one that carries the CTS entries. In
+// each the answer of the peer's NIC comes behind the work that was posted before.
 void Comm::post_probes() noexcept {
   if (error() != nullptr || probes_left_ != 0) return failure_state_.clear_signal(CommSignal::kProbePeer);
-  const std::size_t count = std::min(endpoint_.ports().size(), endpoint_.qps().size());
-  for (std::size_t qp = 0; qp < count; ++qp) {
+  for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {
+    if (qp >= endpoint_.ports().size() && !carries_cts(qp)) continue;
     int returned = 0;
     if (!post_probe(qp, returned)) continue;
     if (returned != 0) return fail_post("ibv_post_send", returned, qp);

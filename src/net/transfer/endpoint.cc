@@ -41,14 +41,24 @@ std::uint8_t service_level_of(int traffic_class) {
   return static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class & 0xf);
 }
 
-// The GRH flow label of a QP, equal at both ends. Devices and the kernel derive the UDP source port of RoCE from it
-// (its low 14 bits; 0 leaves the choice to the driver), and switches choose the path by the port. The labels of a
-// connection follow one another from a multiple of 8: a hash of the kind that switches use, a CRC or an XOR of bits,
-// then sends eight QPs over all of four paths.
-std::uint32_t flow_label(std::uint64_t attempt, std::size_t qp) {
+// The GRH flow label of QP `qp` of `qps`, equal at both ends. Devices and the kernel derive the UDP source port of RoCE
+// from it (its low 14 bits; 0 leaves the choice to the driver), and switches choose the path by the port. Eight and
+// more labels follow one another from a multiple of 8: a hash of the kind that switches use, a CRC or an XOR of bits,
+// then sends eight QPs over all of four paths. Fewer begin anywhere, so that the low bits of different connections
+// differ.
+std::uint32_t flow_label(std::uint64_t attempt, std::size_t qp, std::size_t qps) {
   constexpr std::uint32_t kAlignment = 8;
   constexpr std::uint64_t kBases = ((1U << 14) - wire::kMaxQps) / kAlignment - 1;
-  return kAlignment * static_cast<std::uint32_t>(1 + attempt % kBases) + static_cast<std::uint32_t>(qp);
+  const std::uint64_t offset = qps < kAlignment ? (attempt >> 32) % kAlignment : 0;
+  return kAlignment * static_cast<std::uint32_t>(1 + attempt % kBases) + static_cast<std::uint32_t>(offset + qp);
+}
+
+// Which port of a LAG QP `qp` of `qps` uses, as an index. nullopt: the driver decides. It gives the QPs that it creates
+// to the ports in turn, so this is needed only where a connection has a QP for each port.
+std::optional<std::size_t> lag_port(const Device& device, std::uint64_t attempt, std::size_t qp, std::size_t qps) {
+  const std::size_t ports = device.mlx5_capabilities().num_lag_ports;
+  if (ports < 2 || qps < ports) return std::nullopt;
+  return (attempt % ports + qp) % ports;
 }
 
 }  // namespace
@@ -132,7 +142,7 @@ Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, 
     path.traffic_class =
         config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
     path.service_level = config.service_level.value_or(service_level_of(traffic_class));
-    if (port.is_roce()) path.flow_label = flow_label(remote.attempt, i);
+    if (port.is_roce()) path.flow_label = flow_label(remote.attempt, i, qps_.size());
     if (const Status moved = to_rtr(end.qp.get(), port, address_of(peer, peer_qp), path); !moved) {
       if (moved.error().sys_errno != ETIMEDOUT) return moved.error();
       wait_for_neighbour(moved.error());
@@ -144,7 +154,9 @@ Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, 
     if (const Status moved = to_rts(end.qp.get(), port, config.timeout, config.retry_count, peer.responder_reads);
         !moved)
       return moved.error();
-    end.lag_port = set_lag_port(end.qp.get(), *port.device, i / ports_.size());
+    if (const auto lag = lag_port(*port.device, remote.attempt, i / ports_.size(), qps_.size() / ports_.size())) {
+      end.lag_port = set_lag_port(end.qp.get(), *port.device, *lag);
+    }
     connected_qps_ = i + 1;
   }
   if (max_message_bytes_ > kPieceAlignBytes) max_message_bytes_ -= max_message_bytes_ % kPieceAlignBytes;

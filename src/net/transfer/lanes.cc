@@ -1,17 +1,15 @@
 #include "net/transfer/lanes.h"
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <utility>
 
 namespace verbatim {
 namespace {
 
-constexpr std::uint32_t kStandbyFactor = 8;  // a lane that is so many times slower than the fastest carries nothing
-constexpr std::uint32_t kMostTurns = 8;      // of a QP: as many as the fastest lane has for one of the slowest
-constexpr unsigned kLineShift = 7;           // messages are divided in lines of 128 bytes
-constexpr std::uint64_t kMaxLines = std::uint64_t{1} << 29;  // only proportions matter for longer messages
+constexpr std::uint32_t kMostTurns = 8;  // of a QP: as many as the fastest lane has for one of the slowest
+constexpr unsigned kLineShift = 7;       // messages are divided in lines of 128 bytes
+constexpr std::uint64_t kMaxLines = std::uint64_t{1} << 29;  // longer messages are divided like one of 64 GiB
 constexpr std::uint64_t kLeastPart = 16;                     // a stripe has at least this part of the QP's share
 
 std::uint32_t declared_mbps(const QpLane& lane, std::span<const std::uint32_t> speeds,
@@ -28,22 +26,33 @@ std::vector<std::uint32_t> qp_shares(std::span<const QpLane> qps, std::span<cons
   const auto is_standby = [&](const QpLane& qp) {
     return std::uint64_t{kStandbyFactor} * declared_mbps(qp, speeds_mbps, remote_speeds_mbps) < fastest;
   };
-  std::map<std::uint8_t, std::uint32_t> users;
-  std::map<std::uint8_t, std::uint32_t> remote_users;
-  for (const QpLane& qp : qps) {
-    if (is_standby(qp)) continue;
-    ++users[qp.device];
-    ++remote_users[qp.remote_device];
+  std::vector<double> left(speeds_mbps.begin(), speeds_mbps.end());  // of each port
+  std::vector<double> remote_left(remote_speeds_mbps.begin(), remote_speeds_mbps.end());
+  std::vector<std::size_t> users(left.size());  // QPs that have no speed yet
+  std::vector<std::size_t> remote_users(remote_left.size());
+  std::vector<std::size_t> open;
+  for (std::size_t i = 0; i < qps.size(); ++i) {
+    if (is_standby(qps[i])) continue;
+    open.push_back(i);
+    ++users[qps[i].device];
+    ++remote_users[qps[i].remote_device];
   }
-  std::vector<double> speeds;
-  for (const QpLane& qp : qps) {
-    if (is_standby(qp)) {
-      speeds.push_back(0);
-      continue;
-    }
-    speeds.push_back(
-        std::min(static_cast<double>(speeds_mbps[qp.device]) / users[qp.device],
-                 static_cast<double>(remote_speeds_mbps[qp.remote_device]) / remote_users[qp.remote_device]));
+  // The QP that its ports limit most gets what they can give it; the others divide what it leaves.
+  std::vector<double> speeds(qps.size());
+  const auto possible = [&](std::size_t i) {
+    return std::min(left[qps[i].device] / static_cast<double>(users[qps[i].device]),
+                    remote_left[qps[i].remote_device] / static_cast<double>(remote_users[qps[i].remote_device]));
+  };
+  while (!open.empty()) {
+    const auto most_limited = std::min_element(open.begin(), open.end(),
+                                               [&](std::size_t a, std::size_t b) { return possible(a) < possible(b); });
+    const QpLane& qp = qps[*most_limited];
+    const double speed = speeds[*most_limited] = possible(*most_limited);
+    left[qp.device] -= speed;
+    remote_left[qp.remote_device] -= speed;
+    --users[qp.device];
+    --remote_users[qp.remote_device];
+    open.erase(most_limited);
   }
   const double largest = *std::max_element(speeds.begin(), speeds.end());
   std::vector<std::uint32_t> shares;
@@ -81,22 +90,24 @@ std::vector<std::uint8_t> qp_turns(std::span<const std::uint32_t> shares) {
 }
 
 bool adapt_shares(std::span<QpLoad> loads) {
-  constexpr std::uint64_t kEnoughKib = 16 << 10;  // and 1 MiB for each QP: many stripes of each
+  constexpr std::uint32_t kEnough = 32;  // completions of one QP: the end of the time cuts a stripe of each QP
   constexpr std::uint32_t kSmallestPart = 16;
-  constexpr std::uint32_t kTolerance = 8;  // an eighth of a share: the size of a stripe matters too
-  std::uint64_t total = 0;
+  constexpr std::uint32_t kTolerance = 8;  // an eighth of a share
+  std::uint32_t samples = 0;
   std::uint64_t most = 0;
   for (QpLoad& load : loads) {
     load.carried += std::exchange(load.completed, 0);
-    total += load.carried;
+    load.samples += std::exchange(load.stripes, 0);
+    samples = std::max(samples, load.samples);
     most = std::max(most, load.carried);
   }
-  if (total < std::max<std::uint64_t>(kEnoughKib, loads.size() << 10)) return false;
+  if (samples < kEnough || most == 0) return false;
   bool changed = false;
   for (QpLoad& load : loads) {
+    load.samples = 0;
     const auto carried = static_cast<std::uint32_t>(kLargestShare * std::exchange(load.carried, 0) / most);
     const std::uint32_t difference = carried > load.share ? carried - load.share : load.share - carried;
-    if (difference * kTolerance < load.share) continue;
+    if (load.declared == 0 || difference * kTolerance < load.share) continue;
     load.share = std::max((load.share + carried) / 2, (load.declared + kSmallestPart - 1) / kSmallestPart);
     changed = true;
   }
@@ -161,15 +172,25 @@ void Striping::divide_when_idle() {
   }
 }
 
+void Striping::forget_measured_shares() {
+  idle_messages_ = 0;
+  for (QpLoad& load : loads_) load.share = load.declared;
+  divide_when_idle();
+}
+
 std::span<const Stripe> Striping::divide(std::uint64_t bytes) {
+  // One message at a time shows nothing of the QPs, so after some the declared shares apply again.
+  constexpr std::uint32_t kIdleMessages = 256;
   if (outstanding_ == 0) {
     was_idle_ = true;
+    if (++idle_messages_ == kIdleMessages) forget_measured_shares();
     return idle_stripes_;
   }
   if (was_idle_) {
-    for (QpLoad& load : loads_) load.completed = 0;
+    for (QpLoad& load : loads_) load.completed = load.stripes = 0;
     was_idle_ = false;
   } else if (adapt_shares(loads_)) {
+    idle_messages_ = 0;
     divide_when_idle();
   }
   return std::span(stripes_).first(divide_by_load(bytes, loads_, stripes_));

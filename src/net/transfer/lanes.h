@@ -15,12 +15,15 @@ struct QpLane {
   std::uint8_t remote_device = 0;
 };
 
+// A lane that is declared more than so many times slower than the fastest is a standby.
+inline constexpr std::uint32_t kStandbyFactor = 8;
+
 // The share of the fastest QP. Small, so that divide_by_load() needs no more than 64 bits.
 inline constexpr std::uint32_t kLargestShare = 1024;
 
 // What each QP can carry in relation to the others, 1 to kLargestShare. A port divides its declared speed (Mb/s) among
-// its QPs, and a QP has the smaller part of its two ports. 0: the QP is on a standby lane, which is declared below an
-// eighth of the fastest lane and carries no messages.
+// its QPs; what one cannot use, because of its other port, the others get. 0: the QP is on a standby lane, which is
+// declared below an eighth of the fastest lane and carries no messages.
 std::vector<std::uint32_t> qp_shares(std::span<const QpLane> qps, std::span<const std::uint32_t> speeds_mbps,
                                      std::span<const std::uint32_t> remote_speeds_mbps);
 
@@ -38,8 +41,10 @@ struct QpLoad {
   std::uint32_t declared;  // by qp_shares
   std::uint32_t share;     // as measured
   std::uint32_t outstanding = 0;
-  std::uint32_t completed = 0;  // since the last message
-  std::uint64_t carried = 0;    // since the share was set
+  std::uint32_t completed = 0;  // since the last message,
+  std::uint32_t stripes = 0;    // and as completions
+  std::uint64_t carried = 0;    // since the share was set,
+  std::uint32_t samples = 0;    // and as completions
 };
 
 // The size of a stripe in the 13 bits that a wr_id has for it: KiB, as a number of 10 bits and a power of 8. Loses less
@@ -86,7 +91,8 @@ constexpr std::uint64_t stripe_end(std::uint64_t bytes, const Stripe& stripe) {
   return aligned < bytes ? aligned : bytes;
 }
 
-// Divides the messages of a connection.
+// Divides the messages of a connection. Only striped messages and those that wait for free send work requests are
+// counted: others are short. QPs take turns at them by declared speed alone.
 class Striping {
  public:
   // Before all others; `shares` by qp_shares().
@@ -107,17 +113,20 @@ class Striping {
     const std::uint32_t kib = decode_load(load);
     loads_[queue].outstanding -= kib;
     loads_[queue].completed += kib;
+    ++loads_[queue].stripes;
     outstanding_ -= kib;
   }
 
  private:
   void divide_when_idle();
+  void forget_measured_shares();
 
   std::vector<QpLoad> loads_;
   std::vector<Stripe> stripes_;
   std::vector<Stripe> idle_stripes_;  // with nothing outstanding: they change only with the shares
   std::uint64_t outstanding_ = 0;     // of all QPs, KiB
   bool was_idle_ = true;              // at the last message: what was completed since shows nothing
+  std::uint32_t idle_messages_ = 0;   // since the shares were set
 };
 
 }  // namespace verbatim

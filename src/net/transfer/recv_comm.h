@@ -123,6 +123,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   void complete(const ibv_wc& completion);
   void resume_pending_post() {}
   bool post_probe(std::size_t qp, int& returned) noexcept override;
+  bool carries_cts(std::size_t qp) const override { return qp == cts_queue_; }
   void process_immediate(const ibv_wc& completion, std::size_t queue);
   void finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion);
   static ErrorKind retire(RecvRequest& request, int* done, int* sizes) noexcept;

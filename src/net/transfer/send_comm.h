@@ -265,7 +265,8 @@ extern template class CommProgress<SendComm>;
 
 // wr_id of a signalled work request: bits 0-15 ring index of the group, 16-31 queue, 32 whether it completes its part
 // of the group, 33 whether it completes a single message in one part, 34 whether it is a probe of the peer's NIC, 35-47
-// encode_load of a striped message, 48-63 work requests that complete with it.
+// encode_load of its bytes if they belong to a striped message or a pending post, 48-63 work requests that complete
+// with it.
 constexpr unsigned kSendCountShift = 48;
 constexpr std::uint64_t kSendPartDone = std::uint64_t{1} << 32;
 constexpr std::uint64_t kSendSingle = std::uint64_t{1} << 33;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <set>
 
 #include "net/transfer/endpoint_block.h"
 #include "support/fake_verbs.h"
@@ -261,6 +262,52 @@ TEST_F(EndpointTest, RoceQps_HaveFlowLabelsThatFollowOneAnother) {
     }
     EXPECT_LT(first + wire::kMaxQps, 1U << 14);
   }
+}
+
+// The low bits of the labels of connections with one QP must differ too.
+TEST_F(EndpointTest, RoceConnectionsWithOneQp_HaveDifferentLowBits) {
+  std::set<std::uint32_t> low_bits;
+  for (std::uint64_t connection = 0; connection < 64; ++connection) {
+    Result<Endpoint> endpoint = create({&ports_[0]}, 1);
+    ASSERT_TRUE(endpoint);
+    wire::Hello hello = remote(1);
+    hello.attempt = connection * 0x9e3779b97f4a7c15;
+    ASSERT_TRUE(*connect(*endpoint, hello, config_));
+    low_bits.insert(endpoint->qps()[0].path.flow_label % 8);
+  }
+  EXPECT_EQ(low_bits.size(), 8U);
+}
+
+// The driver gives the QPs to the ports in turn as it creates them. Only a connection with a QP for each port assigns
+// them itself.
+TEST_F(EndpointTest, Lag_QpsOfConnectionUseAllPorts) {
+  Mlx5 mlx5;
+  mlx5.is_supported = [](ibv_device*) { return true; };
+  mlx5.query_device = [](ibv_context*, mlx5dv_context* attributes) {
+    attributes->num_lag_ports = 2;
+    return 0;
+  };
+  mlx5.modify_qp_lag_port = [](ibv_qp*, std::uint8_t) { return 0; };
+  Result<std::unique_ptr<Device>> device = Device::open(fake_.table, &mlx5, &first_fake_.device, false);
+  ASSERT_TRUE(device);
+  Port port = ports_[0];
+  port.device = device->get();
+  std::set<std::vector<int>> used;
+  for (std::uint64_t attempt = 0; attempt < 2; ++attempt) {
+    for (const std::size_t qps : {std::size_t{1}, std::size_t{2}, std::size_t{3}}) {
+      Result<Endpoint> endpoint = create({&port}, qps);
+      ASSERT_TRUE(endpoint);
+      wire::Hello hello = remote(qps);
+      hello.attempt = attempt;
+      Result<bool> connected = false;
+      while (connected && !*connected) connected = connect(*endpoint, hello, config_);
+      ASSERT_TRUE(connected);
+      std::vector<int> lag_ports;
+      for (const EndpointQp& end : endpoint->qps()) lag_ports.push_back(end.lag_port);
+      used.insert(lag_ports);
+    }
+  }
+  EXPECT_EQ(used, (std::set<std::vector<int>>{{0}, {1, 2}, {2, 1}, {1, 2, 1}, {2, 1, 2}}));
 }
 
 TEST_F(EndpointTest, AddressNotResolved_ConnectContinuesAtThatQp) {

@@ -42,11 +42,13 @@ TEST(QpShares, SlowerPortAtEitherEnd_DecidesTheLane) {
   EXPECT_EQ(qp_shares(two_ports(4), mixed, mixed), Shares({kAll, kAll / 4, kAll, kAll / 4}));
 }
 
-// Two ports of 100 and 50 send to one of 100: the fast one has half of the target, as the slow one could.
+// Two ports send to one of 100: what the slower one cannot use the other gets.
 TEST(QpShares, PortWithSeveralQps_DividesItsSpeed) {
   const std::vector<QpLane> to_one{{0, 0}, {1, 0}};
   EXPECT_EQ(qp_shares(to_one, Shares{100'000, 50'000}, Shares{100'000}), Shares({kAll, kAll}));
-  EXPECT_EQ(qp_shares(to_one, Shares{100'000, 25'000}, Shares{100'000}), Shares({kAll, kAll / 2}));
+  EXPECT_EQ(qp_shares(to_one, Shares{100'000, 25'000}, Shares{100'000}), Shares({kAll, kAll / 3}));  // 75 and 25
+  const std::vector<QpLane> from_one{{0, 0}, {0, 1}, {0, 2}};
+  EXPECT_EQ(qp_shares(from_one, Shares{200'000}, Shares{40'000, 200'000, 200'000}), Shares({kAll / 2, kAll, kAll}));
 }
 
 TEST(QpShares, LaneBelowAnEighth_IsStandby) {
@@ -162,7 +164,7 @@ class Simulation {
     carried_.assign(rates_.size(), 0);
     for (std::size_t i = 0; i < messages; ++i) {
       // The next message is posted when the oldest is complete.
-      if (i >= window) complete_until(std::max(now_, ends[i - window]));
+      if (i >= window) complete_until(std::max(now_, ends[i - window]) + pause_ * random_.next());
       double end = now_;
       std::uint64_t done = 0;
       for (const Stripe& stripe : striping_.divide(bytes)) {
@@ -170,7 +172,7 @@ class Simulation {
         done += stripe_bytes;
         carried_[stripe.queue] += stripe_bytes;
         double& free = free_[stripe.queue];
-        free = std::max(free, now_) + static_cast<double>(stripe_bytes) / 1024 / rates_[stripe.queue];
+        free = std::max(free, now_) + static_cast<double>(stripe_bytes) / 1024 / rates_[stripe.queue] * varied();
         parts_.push_back({free, stripe.queue, striping_.add(stripe.queue, stripe_bytes)});
         end = std::max(end, free);
       }
@@ -181,6 +183,11 @@ class Simulation {
   }
 
   void set_rate(std::size_t queue, double rate) { rates_[queue] = rate; }
+  // Each stripe takes up to so much more time, and the next message is posted up to a MiB's time late.
+  void jitter(double part) {
+    jitter_ = part;
+    pause_ = 1024 / rates_.front();
+  }
   // Of the bytes of the last stream.
   double part(std::size_t queue) const {
     const double all = static_cast<double>(std::accumulate(carried_.begin(), carried_.end(), std::uint64_t{0}));
@@ -188,6 +195,20 @@ class Simulation {
   }
 
  private:
+  // 0 to 1, the same in each run.
+  class Random {
+   public:
+    double next() {
+      state_ = state_ * 6'364'136'223'846'793'005 + 1'442'695'040'888'963'407;
+      return static_cast<double>(state_ >> 11) / static_cast<double>(std::uint64_t{1} << 53);
+    }
+
+   private:
+    std::uint64_t state_ = 1;
+  };
+
+  double varied() { return 1 + jitter_ * random_.next(); }
+
   struct Part {
     double end;
     std::size_t queue;
@@ -209,6 +230,9 @@ class Simulation {
   std::vector<Part> parts_;   // that are not complete
   std::vector<std::uint64_t> carried_;
   double now_ = 0;
+  double jitter_ = 0;
+  double pause_ = 0;
+  Random random_;
 };
 
 TEST(Striping, PortSlowerThanDeclared_BothStayBusy) {
@@ -245,6 +269,30 @@ TEST(Striping, NothingMeasured_SharesStay) {
   EXPECT_NEAR(ports.part(1), 0.5, 1e-9);
   ports.stream(kMiB, 256, 8);
   EXPECT_EQ(ports.part(2), 0);
+}
+
+// Then one message at a time is divided by the declared speeds again.
+TEST(Striping, OnlyOneMessageAtATime_MeasuredSharesAreForgotten) {
+  Simulation ports({100, 10}, {kAll, kAll});
+  ports.stream(kMiB, 512, 8);
+  EXPECT_LE(ports.part(1), 0.3);
+  ports.set_rate(1, 100);
+  ports.stream(kMiB, 1000, 1);
+  EXPECT_GE(ports.stream(kMiB, 256, 1), 0.99 * 200);
+}
+
+// Few large stripes say little: equal ports keep nearly equal shares although posts come at any time.
+TEST(Striping, LargeMessagesAtAnyTime_EqualPortsStayEqual) {
+  for (const std::uint64_t bytes : {8 * kMiB, 16 * kMiB, 64 * kMiB, 256 * kMiB}) {
+    for (const std::size_t window : {std::size_t{2}, std::size_t{3}, std::size_t{8}}) {
+      Simulation ports({100, 100}, {kAll, kAll});
+      ports.jitter(0.03);
+      ports.stream(bytes, 400, window);
+      EXPECT_NEAR(ports.part(0), 0.5, 0.03) << bytes << " " << window;
+      ports.stream(bytes, 1, 1);
+      EXPECT_NEAR(ports.part(0), 0.5, 0.05) << bytes << " " << window;
+    }
+  }
 }
 
 // All stripes of equal QPs are equal, at any number of messages under way.

@@ -62,27 +62,34 @@ TEST(NetDevices, LongNames_FitIntoNcclsTopology) {
   EXPECT_NE(name_of(*eight), name_of(*seven));
 }
 
-TEST(NetDevices, RestoredAfterPortIsGone_KeepsIndexesOfTheOthers) {
-  const std::vector<Port> before = ports_named({"mlx5_0", "mlx5_1", "mlx5_2"});
-  NetDevices devices(before);
+TEST(NetDevices, RestoredWithTheSamePorts_HasTheSameIndices) {
+  const std::vector<Port> ports = ports_named({"mlx5_0", "mlx5_1", "mlx5_2"});
+  NetDevices devices(ports);
   ASSERT_TRUE(devices.merge(std::array{2, 1}));
   ASSERT_TRUE(devices.merge(std::array{0, 2}));
   ASSERT_TRUE(devices.merge(std::array{1, 2, 0}));
-  {
-    NetDevices again(before);
-    again.restore(devices.virtual_devices());
-    EXPECT_EQ(again.count(), 6U);
-    EXPECT_EQ(again.members(5), (std::vector<int>{1, 2, 0}));
-    EXPECT_EQ(*again.merge(std::array{2, 0}), 4U);
+  NetDevices again(ports);
+  again.restore(devices.table());
+  EXPECT_EQ(again.count(), 6U);
+  EXPECT_EQ(again.members(5), (std::vector<int>{1, 2, 0}));
+  EXPECT_EQ(*again.merge(std::array{2, 0}), 4U);
+}
+
+// The indices that NCCL knows would mean other devices.
+TEST(NetDevices, RestoredWithOtherPorts_MakesNoVirtualDevice) {
+  const std::vector<Port> before = ports_named({"mlx5_0", "mlx5_1", "mlx5_2"});
+  NetDevices devices(before);
+  ASSERT_TRUE(devices.merge(std::array{2, 1}));
+  for (const std::vector<std::string>& names : {std::vector<std::string>{"mlx5_1", "mlx5_2"},
+                                                std::vector<std::string>{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}}) {
+    const std::vector<Port> after = ports_named(names);
+    NetDevices other(after);
+    const LogCapture log;
+    other.restore(devices.table());
+    EXPECT_EQ(other.count(), names.size());
+    EXPECT_NE(log.only_warning().find("mlx5_0:1, mlx5_1:1, mlx5_2:1 then. Next: "), std::string::npos)
+        << log.only_warning();
   }
-  const std::vector<Port> after = ports_named({"mlx5_1", "mlx5_2"});
-  NetDevices fewer(after);
-  const LogCapture log;
-  fewer.restore(devices.virtual_devices());
-  EXPECT_EQ(fewer.count(), 3U);
-  EXPECT_EQ(fewer.members(2), (std::vector<int>{1, 0}));
-  EXPECT_EQ(log.only_warning(),
-            "the virtual device with mlx5_0:1 is not made again: this port cannot be used any more");
 }
 
 // A connection of a merged device of softverbs0 and softverbs1 with itself.

@@ -46,8 +46,13 @@ class Measurement {
 
   Json run() {
     const Json verbs = run_part(kVerbsPart, {});
-    Json subject{{"plugin", plugin_},     {"name", verbs["name"]},         {"api_version", verbs["api_version"]},
-                 {"qps", qps_},           {"messages", options_.messages}, {"optional", options_.optional},
+    Json subject{{"plugin", plugin_},
+                 {"name", verbs["name"]},
+                 {"api_version", verbs["api_version"]},
+                 {"qps", qps_},
+                 {"messages", options_.messages},
+                 {"optional", options_.optional},
+                 {"merge", options_.merge},
                  {"cells", Json::array()}};
     for (const Json& counted : verbs["cells"]) subject["cells"].push_back(per_message(counted));
     if (options_.instructions) add_instructions(subject);
@@ -59,12 +64,26 @@ class Measurement {
   Json run_part(const std::string& part, const std::vector<std::string>& wrapper) const {
     const fs::path result = scratch_ / (part + ".json");
     std::vector<std::string> arguments = wrapper;
-    for (const std::string& argument :
-         {fs::read_symlink("/proc/self/exe").string(), std::string("cost"), std::string("--plugin"), plugin_,
-          std::string("--api"), std::to_string(options_.api_version), std::string("--sizes"), list_of(options_.sizes),
-          std::string("--groups"), list_of(options_.groups), std::string("--messages"),
-          std::to_string(options_.messages), std::string("--connections"), std::to_string(options_.connections),
-          std::string("--part"), part, std::string("--result"), result.string()}) {
+    for (const std::string& argument : {fs::read_symlink("/proc/self/exe").string(),
+                                        std::string("cost"),
+                                        std::string("--plugin"),
+                                        plugin_,
+                                        std::string("--api"),
+                                        std::to_string(options_.api_version),
+                                        std::string("--sizes"),
+                                        list_of(options_.sizes),
+                                        std::string("--groups"),
+                                        list_of(options_.groups),
+                                        std::string("--messages"),
+                                        std::to_string(options_.messages),
+                                        std::string("--connections"),
+                                        std::to_string(options_.connections),
+                                        std::string("--merge"),
+                                        std::to_string(options_.merge),
+                                        std::string("--part"),
+                                        part,
+                                        std::string("--result"),
+                                        result.string()}) {
       arguments.push_back(argument);
     }
     if (options_.plugin_log) arguments.emplace_back("--plugin-log");

@@ -250,7 +250,7 @@ ranks::ExitStatus measure(const CostOptions& options) {
     throw ranks::Failure("--optional needs table version 9 or newer", ranks::ExitStatus::kUsage);
   Json result{{"name", opened.plugin->name()}, {"api_version", opened.plugin->api_version()}, {"object", object}};
   try {
-    PluginUnderTest subject(std::move(opened.plugin));
+    PluginUnderTest subject(std::move(opened.plugin), options.merge);
     result["max_recvs"] = subject.max_recvs();
     if (options.part == kInstructionsPart) {
       measure_instructions(options, subject);

@@ -22,13 +22,14 @@ constexpr int kFirstTag = 100;
 
 }  // namespace
 
-PluginUnderTest::PluginUnderTest(std::unique_ptr<netapi::Plugin> plugin) : plugin_(std::move(plugin)) {
+PluginUnderTest::PluginUnderTest(std::unique_ptr<netapi::Plugin> plugin, int merge) : plugin_(std::move(plugin)) {
   ranks::require(plugin_->init(1, {}, &context_), "init");
   int devices = 0;
   ranks::require(plugin_->devices(&devices), "devices");
   if (devices == 0) throw ranks::Failure("the plugin has no device; run under tools/softverbs");
+  device_ = ranks::merge_devices(*plugin_, devices, merge);
   netapi::Properties properties;
-  ranks::require(plugin_->properties(0, &properties), "getProperties");
+  ranks::require(plugin_->properties(device_, &properties), "getProperties");
   max_recvs_ = properties.max_recvs;
 }
 
@@ -39,11 +40,11 @@ PluginUnderTest::~PluginUnderTest() {
 ConnectionPair PluginUnderTest::connect() {
   alignas(16) std::array<char, nccl::kNetHandleMaxBytes> handle{};
   void* listen = nullptr;
-  ranks::require(plugin_->listen(context_, 0, handle.data(), &listen), "listen");
+  ranks::require(plugin_->listen(context_, device_, handle.data(), &listen), "listen");
   ConnectionPair ends;
   const auto end = std::chrono::steady_clock::now() + kTimeout;
   while (ends.send == nullptr || ends.recv == nullptr) {
-    if (ends.send == nullptr) ranks::require(plugin_->connect(context_, 0, handle.data(), &ends.send), "connect");
+    if (ends.send == nullptr) ranks::require(plugin_->connect(context_, device_, handle.data(), &ends.send), "connect");
     if (ends.recv == nullptr) ranks::require(plugin_->accept(listen, &ends.recv), "accept");
     if (std::chrono::steady_clock::now() > end) throw ranks::Failure("a connection was not established within 60 s");
   }

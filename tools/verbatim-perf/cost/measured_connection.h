@@ -18,7 +18,8 @@ struct ConnectionPair {
 // A plugin with one context. Used by one thread. Throws Failure when the plugin fails.
 class PluginUnderTest {
  public:
-  explicit PluginUnderTest(std::unique_ptr<netapi::Plugin> plugin);
+  // `merge`: connections have the plugin's first `merge` devices as ports.
+  PluginUnderTest(std::unique_ptr<netapi::Plugin> plugin, int merge);
   ~PluginUnderTest();
   PluginUnderTest(const PluginUnderTest&) = delete;
   PluginUnderTest& operator=(const PluginUnderTest&) = delete;
@@ -32,6 +33,7 @@ class PluginUnderTest {
  private:
   std::unique_ptr<netapi::Plugin> plugin_;
   void* context_ = nullptr;
+  int device_ = 0;
   int max_recvs_ = 1;
   bool close_failed_ = false;  // and was reported
 };

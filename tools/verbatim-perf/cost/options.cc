@@ -51,6 +51,12 @@ std::variant<CostOptions, ranks::EarlyExit> parse_cost_options(int argc, const c
       ->check(CLI::Range(1, kMostQps))
       ->capture_default_str()
       ->type_name("N,...");
+  app.add_option(
+         "--merge", options.merge,
+         "merge the plugin's first N devices into one (makeVDevice), so that connections have N ports; needs as "
+         "many in SOFTVERBS_DEVICES")
+      ->check(CLI::Range(1, 8))
+      ->capture_default_str();
   app.add_option("--messages", options.messages, "groups measured in each cell, after the same number for warm-up")
       ->check(CLI::Range(1, kMostMessages))
       ->capture_default_str();

@@ -15,7 +15,8 @@ struct CostOptions {
   int api_version = 0;  // 0: the newest table that the plugin exports
   std::vector<std::size_t> sizes;
   std::vector<int> groups;  // members of a grouped receive; 1: single receives
-  std::vector<int> qps;     // per connection
+  std::vector<int> qps;     // per connection, or per port of it
+  int merge = 1;            // ports of a connection
   int messages = 256;       // groups measured in a cell
   int connections = 1000;   // for memory and set-up; 0: not measured
   bool instructions = true;
