@@ -134,7 +134,9 @@ TEST_F(Cost, FurtherPort_MemoryIsCounted) {
     ASSERT_EQ(1U, subjects.size());
     const double bytes = subjects[0]["bytes_per_connection"];
     const int further = std::stoi(ports) - (before == 0 ? 1 : std::stoi(ports) / 2);
-    if (before != 0) EXPECT_LE(bytes - before, further * kBytesPerPort) << ports << " ports, before " << before;
+    if (before != 0) {
+      EXPECT_LE(bytes - before, further * kBytesPerPort) << ports << " ports, before " << before;
+    }
     before = bytes;
     EXPECT_DOUBLE_EQ(2 * std::stoi(ports), subjects[0]["objects_per_connection"]["qp"]);
   }

@@ -90,21 +90,13 @@ std::vector<std::uint8_t> qp_turns(std::span<const std::uint32_t> shares) {
 }
 
 bool adapt_shares(std::span<QpLoad> loads) {
-  constexpr std::uint32_t kEnough = 32;  // completions of one QP: the end of the time cuts a stripe of each QP
   constexpr std::uint32_t kSmallestPart = 16;
   constexpr std::uint32_t kTolerance = 8;  // an eighth of a share
-  std::uint32_t samples = 0;
   std::uint64_t most = 0;
-  for (QpLoad& load : loads) {
-    load.carried += std::exchange(load.completed, 0);
-    load.samples += std::exchange(load.stripes, 0);
-    samples = std::max(samples, load.samples);
-    most = std::max(most, load.carried);
-  }
-  if (samples < kEnough || most == 0) return false;
+  for (const QpLoad& load : loads) most = std::max(most, load.carried);
+  if (most == 0) return false;
   bool changed = false;
   for (QpLoad& load : loads) {
-    load.samples = 0;
     const auto carried = static_cast<std::uint32_t>(kLargestShare * std::exchange(load.carried, 0) / most);
     const std::uint32_t difference = carried > load.share ? carried - load.share : load.share - carried;
     if (load.declared == 0 || difference * kTolerance < load.share) continue;
@@ -181,18 +173,24 @@ void Striping::forget_measured_shares() {
 std::span<const Stripe> Striping::divide(std::uint64_t bytes) {
   // One message at a time shows nothing of the QPs, so after some the declared shares apply again.
   constexpr std::uint32_t kIdleMessages = 256;
+  constexpr std::uint32_t kBusyMessages = 32;  // the end of the time cuts a stripe of each QP, so there must be many
   if (outstanding_ == 0) {
     was_idle_ = true;
     if (++idle_messages_ == kIdleMessages) forget_measured_shares();
     return idle_stripes_;
   }
-  if (was_idle_) {
-    for (QpLoad& load : loads_) load.completed = load.stripes = 0;
-    was_idle_ = false;
-  } else if (adapt_shares(loads_)) {
-    idle_messages_ = 0;
-    divide_when_idle();
+  for (QpLoad& load : loads_) {
+    const std::uint32_t completed = std::exchange(load.completed, 0);
+    if (!was_idle_) load.carried += completed;
   }
+  if (!was_idle_ && ++busy_messages_ == kBusyMessages) {
+    busy_messages_ = 0;
+    if (adapt_shares(loads_)) {
+      idle_messages_ = 0;
+      divide_when_idle();
+    }
+  }
+  was_idle_ = false;
   return std::span(stripes_).first(divide_by_load(bytes, loads_, stripes_));
 }
 

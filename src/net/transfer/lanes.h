@@ -41,10 +41,8 @@ struct QpLoad {
   std::uint32_t declared;  // by qp_shares
   std::uint32_t share;     // as measured
   std::uint32_t outstanding = 0;
-  std::uint32_t completed = 0;  // since the last message,
-  std::uint32_t stripes = 0;    // and as completions
-  std::uint64_t carried = 0;    // since the share was set,
-  std::uint32_t samples = 0;    // and as completions
+  std::uint32_t completed = 0;  // since the last message
+  std::uint64_t carried = 0;    // since adapt_shares()
 };
 
 // The size of a stripe in the 13 bits that a wr_id has for it: KiB, as a number of 10 bits and a power of 8. Loses less
@@ -59,6 +57,8 @@ constexpr std::uint32_t encode_load(std::uint64_t bytes) {
 }
 // At most 2^31 KiB.
 constexpr std::uint32_t decode_load(std::uint32_t load) {
+  if (load < 1024) [[likely]]
+    return load;
   return (load & 0x3ff) << 3 * (load >> 10);
 }
 
@@ -69,11 +69,10 @@ struct Stripe {
 };
 inline constexpr std::uint32_t kWholeMessage = 1U << 16;
 
-// Measures what the QPs carry, with what they have completed since the last call. During this time at least one had
-// work all the time, so the bytes that they completed are in proportion to their speeds, and no clock is needed: if
-// some had finished before, these are the fast ones. A QP that is slower than declared, because of congestion or a
-// slower link behind it, gets a smaller share, but not below a sixteenth of the declared one, so that it is measured
-// again. Returns whether a share has changed.
+// Sets the shares by what the QPs have carried while at least one of them had work all the time: bytes in proportion to
+// their speeds, so no clock is needed. If some had finished before, these are the fast ones. A QP that is slower than
+// declared, because of congestion or a slower link behind it, gets a smaller share, but not below a sixteenth of the
+// declared one, so that it is measured again. Returns whether a share has changed.
 bool adapt_shares(std::span<QpLoad> loads);
 
 // Divides a message so that all QPs finish together, with what they have outstanding. A QP that would get less than a
@@ -113,7 +112,6 @@ class Striping {
     const std::uint32_t kib = decode_load(load);
     loads_[queue].outstanding -= kib;
     loads_[queue].completed += kib;
-    ++loads_[queue].stripes;
     outstanding_ -= kib;
   }
 
@@ -126,6 +124,7 @@ class Striping {
   std::vector<Stripe> idle_stripes_;  // with nothing outstanding: they change only with the shares
   std::uint64_t outstanding_ = 0;     // of all QPs, KiB
   bool was_idle_ = true;              // at the last message: what was completed since shows nothing
+  std::uint32_t busy_messages_ = 0;   // since adapt_shares()
   std::uint32_t idle_messages_ = 0;   // since the shares were set
 };
 

@@ -41,6 +41,7 @@ class ConnectorTest : public ::testing::Test {
     port_.device = device_.get();
     port_.name = "mlx5_0:1";
     port_.link_layer = IBV_LINK_LAYER_ETHERNET;
+    port_.speed_mbps = 100'000;
     port_.max_msg_bytes = 1U << 30;
     port_.active_mtu = IBV_MTU_4096;
     config_.qp_order = QpOrder::kNative;
