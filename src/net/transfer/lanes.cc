@@ -57,7 +57,7 @@ std::vector<std::uint32_t> qp_shares(std::span<const QpLane> qps, std::span<cons
   const double largest = *std::max_element(speeds.begin(), speeds.end());
   std::vector<std::uint32_t> shares;
   for (const double speed : speeds) {
-    const auto share = largest == 0 ? kLargestShare : static_cast<std::uint32_t>(speed / largest * kLargestShare + 0.5);
+    const auto share = largest == 0 ? kLargestShare : static_cast<std::uint32_t>(speed / largest * kLargestShare);
     shares.push_back(speed == 0 && largest != 0 ? 0 : std::max(share, 1U));
   }
   return shares;
