@@ -82,12 +82,17 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
   for (const EndpointQp& end : endpoint_.qps()) {
     const auto index = static_cast<std::uint32_t>(queues_.size());
     queues_.push_back({end.qp.get(), end.send_wr, remote.devices[end.remote_device].control_rkey, end.inline_bytes,
-                       end.device, end.remote_device, encode_send_work(0, index, 1, true) | kSendSingle});
+                       end.device, end.remote_device, static_cast<std::uint8_t>(index),
+                       encode_send_work(0, index, 1, true) | kSendSingle});
   }
   queue_count_ = static_cast<std::uint32_t>(queues_.size());
   const std::vector<std::uint32_t> shares = endpoint_.qp_shares();
-  turns_ = qp_turns(shares);
-  next_queue_ = turns_.front();
+  const std::vector<std::uint8_t> turns = qp_turns(shares);
+  turns_.resize(turns.size());
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    turns_[i] = {&queues_[turns[i]], &turns_[(i + 1) % turns.size()]};
+  }
+  turn_ = turns_.data();
   striping_.set_shares(shares);
   record_address_ = remote.control_address;
   max_piece_bytes_ = endpoint_.max_message_bytes();
@@ -162,11 +167,11 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
     return ErrorKind::kNone;
   }
   if (bytes > entry_head.size) return fail_size_mismatch(bytes, entry_head);
-  const std::uint32_t used = next_queue_;
-  SendQueue& queue = queues_[used];
+  const Turn& turn = *turn_;
+  SendQueue& queue = *turn.queue;
   const std::uint32_t free = queue.free;
   if (free < kWorkRequests) return begin_group(data, bytes, tag, memory, out);
-  next_turn();
+  turn_ = turn.next;
   queue.free = free - kWorkRequests;
   bytes_ += bytes;
   set_head(head + 1);
@@ -270,7 +275,7 @@ bool SendComm::load_head_group(std::uint32_t index) {
     send_refused_ = true;
     return false;
   }
-  const SendQueue& queue = queues_[next_queue_];
+  const SendQueue& queue = *turn_->queue;
   group_.open_members = (1U << group_size) - 1;
   group_.out_of_order = false;
   group_.empty = false;
@@ -279,7 +284,7 @@ bool SendComm::load_head_group(std::uint32_t index) {
   group_.bytes = 0;
   group_.buffer_bytes = 0;
   group_.key_offset = sizeof(wire::CtsHead) + queue.remote_device * sizeof(std::uint32_t);
-  group_.wr_id = encode_send_work(index, next_queue_, 0, false);
+  group_.wr_id = encode_send_work(index, queue.index, 0, false);
   group_.group_size = group_size;
   group_.index = index;
   select_member(0);
@@ -317,8 +322,8 @@ inline ErrorKind SendComm::add_member(std::uint32_t still_open, const void* data
 
 // Sends the head group, which is complete: in the common case with one doorbell on one QP.
 ErrorKind SendComm::post_group() noexcept {
-  const std::uint32_t used = next_queue_;
-  SendQueue& queue = queues_[used];
+  const Turn& turn = *turn_;
+  SendQueue& queue = *turn.queue;
   const std::uint64_t head = head_;
   const auto member = static_cast<std::uint32_t>(head);
   set_head(head + group_.group_size);
@@ -335,8 +340,8 @@ ErrorKind SendComm::post_group() noexcept {
   SendRequest& first = requests_[group_.index];
   first.group_size = static_cast<std::uint8_t>(group_.group_size);
   first.parts_left = 1;
-  next_turn();
-  post(queue, count, encode_send_work(group_.index, used, count, true));
+  turn_ = turn.next;
+  post(queue, count, encode_send_work(group_.index, queue.index, count, true));
   return ErrorKind::kNone;
 }
 

@@ -86,7 +86,14 @@ class SendComm final : public CommProgress<SendComm> {
     std::uint32_t inline_bytes = 0;
     std::uint8_t device = 0;
     std::uint8_t remote_device = 0;
+    std::uint8_t index = 0;
     std::uint64_t single_wr_id = 0;  // of a single message, without its ring index
+  };
+
+  // A QP's turn at the messages that are not striped.
+  struct Turn {
+    SendQueue* queue;
+    const Turn* next;
   };
 
   // The head group, once all of its CTS entries have arrived. The WRITE of each member is formatted when isend is
@@ -214,10 +221,6 @@ class SendComm final : public CommProgress<SendComm> {
     if (pending_post_.active && error() == nullptr) continue_pending_post();
   }
 
-  void next_turn() {
-    turn_ = turn_ + 1 == turns_.size() ? 0 : turn_ + 1;
-    next_queue_ = turns_[turn_];
-  }
   bool can_post_stripes() const;
   void post_stripes(std::uint32_t member);
   void start_pending_post(std::uint32_t first_member, std::uint32_t group_size);
@@ -230,9 +233,8 @@ class SendComm final : public CommProgress<SendComm> {
   const std::size_t ready_offset_;
   const std::byte* head_entry_ = nullptr;  // the head group's first CTS entry
   SingleWriter<std::uint64_t> head_;       // its number, which is also the number of messages sent
-  std::uint32_t next_queue_ = 0;           // of the next message that is not striped: turns_[turn_]
-  std::size_t turn_ = 0;
-  std::vector<std::uint8_t> turns_;  // see qp_turns
+  std::vector<Turn> turns_;                // a ring, see qp_turns
+  const Turn* turn_ = nullptr;             // of the next message that is not striped
   SingleWriter<std::uint64_t> bytes_;
   SingleWriter<bool> send_refused_;         // an isend found no receive
   std::uint64_t single_limit_bytes_ = 0;    // single messages below this take one work request

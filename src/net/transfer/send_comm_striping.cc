@@ -27,9 +27,9 @@ void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t grou
     pending_post_.stripes = stripes.data();
     pending_post_.parts = static_cast<std::uint32_t>(stripes.size());
   } else {
-    pending_post_.whole = {next_queue_, kWholeMessage};
+    pending_post_.whole = {turn_->queue->index, kWholeMessage};
     pending_post_.stripes = &pending_post_.whole;
-    next_turn();
+    turn_ = turn_->next;
   }
   requests_[index].group_size = static_cast<std::uint8_t>(group_size);
   requests_[index].parts_left = pending_post_.parts;
