@@ -184,18 +184,32 @@ TEST_P(Merge, MergingSwitchedOff_IsRefusedWithoutWarning) {
   }
 }
 
-// NCCL makes virtual devices once for as long as it keeps the plugin loaded (NCCL_NET_PLUGIN_REF_COUNT=1).
+// NCCL makes virtual devices once for as long as it keeps the plugin loaded (NCCL_NET_PLUGIN_REF_COUNT=1). After init it
+// asks for the properties of device 0 then.
 TEST_P(Merge, AllContextsEnd_DevicesStay) {
   const int pair = made({0, 1});
   const int three = made({2, 0, 1});
   const std::string name = properties(three).name;
   finalize(context());
+  properties(0);
   EXPECT_EQ(device_count(), physical() + 2);
   EXPECT_EQ(properties(three).name, name);
   EXPECT_EQ(properties(three).members, (std::vector<int>{2, 0, 1}));
   EXPECT_EQ(made({1, 0}), pair);
   TestConnection link = this->link({context(), three}, {context(), pair});
   exchange_one(link, 600'000);
+}
+
+// An NCCL that loads the plugin again asks for the number of devices directly after init, and takes all for physical.
+TEST_P(Merge, AllContextsEnd_CountedAnew_OnlyPhysicalDevicesStay) {
+  made({0, 1});
+  finalize(context());
+  EXPECT_EQ(device_count(), physical());
+  const int merged = made({1, 2});
+  EXPECT_EQ(merged, physical());
+  finalize(context());
+  properties(0);
+  EXPECT_EQ(properties(merged).members, (std::vector<int>{1, 2}));
 }
 
 TEST_P(Merge, DeviceOfOneContext_IsKnownToOthers) {

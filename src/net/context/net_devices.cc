@@ -27,8 +27,9 @@ std::size_t NetDevices::count() const {
 }
 
 Result<std::vector<const Port*>> NetDevices::ports(std::size_t device) const {
-  if (device < physical_.size()) return std::vector<const Port*>{&physical_[device]};
   const MutexLock lock(mutex_);
+  is_used_ = true;
+  if (device < physical_.size()) return std::vector<const Port*>{&physical_[device]};
   const std::size_t index = device - physical_.size();
   if (index >= virtual_.size()) return Error{ErrorKind::kArgument, 0, "no such device"};
   std::vector<const Port*> ports;
@@ -78,6 +79,7 @@ Status NetDevices::check(std::span<const int> members) const {
 
 Result<std::size_t> NetDevices::merge(std::span<const int> members) {
   const MutexLock lock(mutex_);
+  is_used_ = true;
   if (const Status possible = check(members); !possible) return possible.error();
   if (members.size() == 1) return static_cast<std::size_t>(members.front());
   const auto known = std::find_if(virtual_.begin(), virtual_.end(),
@@ -112,6 +114,14 @@ void NetDevices::restore(const Table& table) {
   }
   const MutexLock lock(mutex_);
   virtual_ = table.virtual_devices;
+  is_used_ = false;
+}
+
+bool NetDevices::remove_unused() {
+  const MutexLock lock(mutex_);
+  if (is_used_ || virtual_.empty()) return false;
+  virtual_.clear();
+  return true;
 }
 
 std::string virtual_device_name(std::span<const Port* const> ports, std::size_t device) {

@@ -39,6 +39,8 @@ class NetDevices {
   Table table() const VERBATIM_EXCLUDES(mutex_);
   // Makes them again if the ports are the same. Otherwise every index may belong to another device; this is logged.
   void restore(const Table& table) VERBATIM_EXCLUDES(mutex_);
+  // Removes the restored virtual devices if no device was used since. Returns whether there were any.
+  bool remove_unused() VERBATIM_EXCLUDES(mutex_);
 
  private:
   Status check(std::span<const int> members) const VERBATIM_REQUIRES(mutex_);
@@ -47,6 +49,7 @@ class NetDevices {
   const std::span<const Port> physical_;
   mutable Mutex mutex_;
   std::vector<std::vector<int>> virtual_ VERBATIM_GUARDED_BY(mutex_);
+  mutable bool is_used_ VERBATIM_GUARDED_BY(mutex_) = true;  // false: since restore() no device was used
 };
 
 // Unique among the devices of this host if the names of the ports are; at most kMaxDeviceName bytes. `device`: the

@@ -75,6 +75,26 @@ TEST(NetDevices, RestoredWithTheSamePorts_HasTheSameIndices) {
   EXPECT_EQ(*again.merge(std::array{2, 0}), 4U);
 }
 
+// NCCL 2.30 loads the plugin anew for the next communicator and counts its devices, where the library's state remains.
+TEST(NetDevices, RestoredAndUnused_CanBeRemovedOnce) {
+  const std::vector<Port> ports = ports_named({"mlx5_0", "mlx5_1", "mlx5_2"});
+  NetDevices devices(ports);
+  ASSERT_TRUE(devices.merge(std::array{0, 1}));
+  EXPECT_FALSE(devices.remove_unused());
+  NetDevices again(ports);
+  again.restore(devices.table());
+  EXPECT_TRUE(again.remove_unused());
+  EXPECT_EQ(again.count(), 3U);
+  EXPECT_FALSE(again.remove_unused());
+  EXPECT_EQ(*again.merge(std::array{0, 2}), 3U);
+  EXPECT_FALSE(again.remove_unused());
+  NetDevices used(ports);
+  used.restore(devices.table());
+  ASSERT_TRUE(used.ports(0));
+  EXPECT_FALSE(used.remove_unused());
+  EXPECT_EQ(used.count(), 4U);
+}
+
 // The indices that NCCL knows would mean other devices.
 TEST(NetDevices, RestoredWithOtherPorts_MakesNoVirtualDevice) {
   const std::vector<Port> before = ports_named({"mlx5_0", "mlx5_1", "mlx5_2"});
