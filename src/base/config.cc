@@ -205,6 +205,10 @@ std::vector<Row> rows() {
        "Whether NCCL may merge devices into one, whose connections use all of them: see [Merged "
        "devices](#merged-devices).",
        one_of(&Config::merge_nics, {{"0", false}, {"1", true}})},
+      {"VERBATIM_FAILOVER", nullptr, "0 or 1", "1",
+       "Whether a connection of merged devices goes on over its other lanes when one fails: see [A lane that "
+       "fails](#a-lane-that-fails).",
+       one_of(&Config::failover, {{"0", false}, {"1", true}})},
       number_row("VERBATIM_MAX_RECVS", nullptr, &Config::max_recvs, 1, 8, "8",
                  "Receives that NCCL may group into one irecv."),
       {"VERBATIM_GID_INDEX", "NCCL_IB_GID_INDEX", "0 to 255, `auto` or -1, or `device=index,...`", "auto",

@@ -72,6 +72,7 @@ struct Config {
   std::string mlx5_library;   // empty: libmlx5.so.1, then libmlx5.so
   TextSetting hca;            // syntax: verbs/hca_filter.h
   bool merge_nics = true;     // makeVDevice makes devices of several ports
+  bool failover = true;       // a connection of several lanes survives the loss of one
   unsigned max_recvs = 8;
   GidSetting gid;
   std::optional<std::uint8_t> traffic_class;      // unset: the communicator's, else 0

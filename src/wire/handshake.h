@@ -39,6 +39,8 @@ enum class MessageType : std::uint16_t {
   kStatusQuery = 9,
   kStatusReply = 10,
   kResume = 11,
+  kLaneDown = 12,
+  kLaneFenced = 13,
 };
 
 struct Header {
@@ -53,7 +55,7 @@ constexpr std::size_t kMaxBodyBytes = 8192;  // no Hello is longer, so a longer 
 
 // Optional features. The connecting side sends those that it wants and supports; the accepting side replies with those
 // of them that the connection uses.
-enum Capability : std::uint32_t { kAtomicCompletion = 0x1 };
+enum Capability : std::uint32_t { kAtomicCompletion = 0x1, kFailover = 0x2 };
 
 // One device of one end.
 struct HelloDevice {

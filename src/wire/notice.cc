@@ -58,6 +58,18 @@ Notice Notice::resume(const ConnectionId& connection) {
   return with_body(MessageType::kResume, connection);
 }
 
+Notice Notice::lane_down(std::uint32_t lane) {
+  return with_body(MessageType::kLaneDown, lane);
+}
+
+Notice Notice::lane_fenced(const LaneReport& report) {
+  static_assert(sizeof(LaneReport) <= kMaxNoticeBody);
+  const std::size_t bytes = offsetof(LaneReport, arrived) + report.qps * sizeof report.arrived[0];
+  Notice notice(MessageType::kLaneFenced, bytes);
+  std::memcpy(notice.bytes_.data() + kHeaderBytes, &report, bytes);
+  return notice;
+}
+
 std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body) {
   Reader reader(body);
   const auto number = reader.get<std::uint32_t>();
@@ -82,6 +94,20 @@ std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t
   const auto status_reply = reader.get<ConnectionStatus>();
   if (!reader.complete() || status_reply.sends > 1) return std::nullopt;
   return status_reply;
+}
+
+std::optional<std::uint32_t> decode_lane_down(std::span<const std::uint8_t> body) {
+  return decode_status_query(body);
+}
+
+std::optional<LaneReport> decode_lane_fenced(std::span<const std::uint8_t> body) {
+  LaneReport report;
+  constexpr std::size_t kFixed = offsetof(LaneReport, arrived);
+  if (body.size() < kFixed || body.size() > sizeof report) return std::nullopt;
+  std::memcpy(&report, body.data(), body.size());
+  const std::size_t expected = report.qps <= LaneReport::kMaxQps ? kFixed + report.qps * sizeof report.arrived[0] : 0;
+  if (body.size() != expected || report.all_arrived > 1) return std::nullopt;
+  return report;
 }
 
 std::optional<ConnectionId> decode_resume(std::span<const std::uint8_t> body) {

@@ -4,6 +4,8 @@
 //   kFailed       this end has failed: its first error; or its application closed it with outstanding operations
 //   kPing         keepalive; the answer is kPong
 //   kStatusQuery  asks for the peer's view of the connection; the answer is kStatusReply
+//   kLaneDown     this end uses a lane no more: its QPs there are in ERR. Those of the peer follow
+//   kLaneFenced   no packet of the lane can change this end's memory any more; with what has arrived there
 //   kResume       only as the first message of a new TCP connection: the side channel of a connection is made again
 //
 // A notice has the handshake's header and a small body. Nothing here allocates, because the monitor has to send it when
@@ -36,6 +38,8 @@ class Notice {
   static Notice status_query(std::uint32_t id);
   static Notice status_reply(const struct ConnectionStatus& status_reply);
   static Notice resume(const ConnectionId& connection);
+  static Notice lane_down(std::uint32_t lane);
+  static Notice lane_fenced(const struct LaneReport& report);
 
  private:
   explicit Notice(MessageType type, std::size_t body_bytes);
@@ -73,10 +77,25 @@ struct ConnectionStatus {
 };
 static_assert(sizeof(ConnectionStatus) == 32);
 
+// The body of kLaneFenced. A sender reports only the lane.
+struct LaneReport {
+  static constexpr std::size_t kMaxQps = 61;
+
+  std::uint32_t lane = 0;
+  std::uint32_t members = 0;      // receives posted so far
+  std::uint32_t all_arrived = 0;  // 1: no immediate is missing on any lane, and `arrived` is empty
+  std::uint32_t qps = 0;
+  // Immediates that have arrived on each QP of the lane, modulo 2^32, since it was made. On the wire only `qps` of
+  // them.
+  std::uint32_t arrived[kMaxQps] = {};
+};
+
 // nullopt when a body is too short or has impossible fields. The text of a failure is made printable in place.
 std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body);
 std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body);
 std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body);
 std::optional<ConnectionId> decode_resume(std::span<const std::uint8_t> body);
+std::optional<std::uint32_t> decode_lane_down(std::span<const std::uint8_t> body);
+std::optional<LaneReport> decode_lane_fenced(std::span<const std::uint8_t> body);
 
 }  // namespace verbatim::wire

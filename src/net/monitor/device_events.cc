@@ -35,6 +35,11 @@ void signal_comms(ConnectionTable& table, const Device& device, std::uint32_t in
   const bool ends_qp = type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
   const MutexLock lock(table.mutex);
   if (type == IBV_EVENT_DEVICE_FATAL) return fail_device(table, device, index);
+  if (type == IBV_EVENT_PORT_ERR) {
+    for (const auto& [fd, connection] : table.connections) {
+      connection.comm->port_down(device, static_cast<std::uint8_t>(event.element.port_num));
+    }
+  }
   if (!ends_qp && type != IBV_EVENT_CQ_ERR) return;
   bool found = false;
   for (const auto& [fd, connection] : table.connections) {

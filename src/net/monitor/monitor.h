@@ -70,6 +70,7 @@ class Monitor final : public CommObserver {
   void set_source(SideChannelSource& source) VERBATIM_EXCLUDES(table_.mutex);
 
   void comm_failed(Comm& comm) noexcept override VERBATIM_EXCLUDES(table_.mutex);
+  void lanes_changed(Comm& comm) noexcept override VERBATIM_EXCLUDES(table_.mutex);
 
   // How often the monitor has looked at a connection since it was started: its work.
   std::uint64_t visits() VERBATIM_EXCLUDES(table_.mutex);
@@ -81,6 +82,8 @@ class Monitor final : public CommObserver {
   Monitor(std::span<const std::unique_ptr<Device>> devices, const MonitorSettings& settings);
 
   Status open(const MonitorSettings& settings);
+  // The monitor looks at the comm's connection, if it watches it, at its next wake-up, which is now.
+  void attend_soon(Comm& comm) noexcept VERBATIM_EXCLUDES(table_.mutex);
   Status start_thread();
   // Returns whether QPs that no watched comm had at that time have failed before.
   Result<bool> add(Comm& comm, const void* owner) VERBATIM_EXCLUDES(table_.mutex);

@@ -70,6 +70,16 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const SideC
         return handle_failure_notice(connection, *failed);
       }
       break;
+    case wire::MessageType::kLaneDown:
+      if (const std::optional<std::uint32_t> lane = wire::decode_lane_down(message.body)) {
+        if (connection.comm->receive_lane_down(*lane)) return;
+      }
+      break;
+    case wire::MessageType::kLaneFenced:
+      if (const std::optional<wire::LaneReport> report = wire::decode_lane_fenced(message.body)) {
+        if (connection.comm->receive_lane_report(*report)) return;
+      }
+      break;
     default:
       break;
   }
@@ -101,6 +111,8 @@ void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection)
 }
 
 void send_due_messages(MonitoredConnection& connection, std::uint64_t now) {
+  connection.lane_report_awaited = connection.comm->report_lanes_for_idle();
+  connection.comm->send_lane_notices([&](const wire::Notice& notice) { return connection.send(notice); });
   if (connection.comm->failure_text() != nullptr) connection.send_failure_notice();
   if (!connection.unanswered_query || connection.awaits_qp_state(now)) return;
   wire::ConnectionStatus status = connection.status(now);

@@ -22,7 +22,7 @@ Comm::Comm(CommKind kind, const CommSettings& settings, Endpoint endpoint, Contr
 wire::Hello Comm::hello() const {
   wire::Hello hello;
   hello.control_address = reinterpret_cast<std::uint64_t>(peer_written_memory());
-  hello.capabilities = capabilities();
+  hello.capabilities = capabilities() | (settings_.config.failover ? wire::kFailover : 0U);
   hello.host = settings_.host_name;
   hello.pid = static_cast<std::uint32_t>(::getpid());
   endpoint_.add_to_hello(hello);
@@ -78,8 +78,9 @@ ibv_qp_state Comm::query_state(const EndpointQp& end) const {
 
 ibv_qp_state Comm::qp_state() const {
   ibv_qp_state found = IBV_QPS_RTS;
-  for (const EndpointQp& end : endpoint_.qps()) {
-    const ibv_qp_state state = query_state(end);
+  for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {
+    if (!works(qp)) continue;
+    const ibv_qp_state state = query_state(endpoint_.qps()[qp]);
     if (state == IBV_QPS_UNKNOWN || state == IBV_QPS_ERR) return state;
     if (found == IBV_QPS_RTS) found = state;
   }

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/log.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "net/diagnose/failure.h"
@@ -21,6 +22,7 @@
 #include "net/transfer/comm_settings.h"
 #include "net/transfer/connection_stats.h"
 #include "net/transfer/endpoint.h"
+#include "net/transfer/failover.h"
 #include "net/transfer/failure_state.h"
 #include "net/transfer/memory.h"
 #include "net/transfer/request.h"
@@ -88,6 +90,26 @@ class Comm {
   // Moves the QPs to ERR, so that outstanding work requests end. Errors are only logged.
   void abort();
 
+  // ---- lanes that fail (failover.h); for the monitor
+
+  // False: the peer has sent a notice that this connection cannot get.
+  bool receive_lane_down(std::uint32_t lane);
+  bool receive_lane_report(const wire::LaneReport& report);
+  // The link of a port is down: its lanes are, if others are left.
+  void port_down(const Device& device, std::uint8_t port_num);
+  // Calls `send(notice)` for each notice until it returns false: then the rest is sent later.
+  template <typename Send>
+  void send_lane_notices(Send send) {
+    if (failover_ == nullptr) return;
+    while (const std::optional<wire::Notice> notice = failover_->mail.next_notice()) {
+      if (!send(*notice)) return;
+      failover_->mail.sent();
+    }
+  }
+  // An application that waits for nothing may not call: then the monitor reports for it that everything has arrived.
+  // Whether the peer still waits for a report.
+  bool report_lanes_for_idle();
+
   // ---- for the monitor and for statistics
 
   bool uses(const Device& device, std::uint8_t port_num = 0) const;  // 0: any port
@@ -143,6 +165,46 @@ class Comm {
   virtual const void* peer_written_memory() const = 0;
   // wire::Capability bits of the hello.
   virtual std::uint32_t capabilities() const = 0;
+
+  // ---- lanes that fail
+
+  // After connect.
+  void enable_failover();
+  // Whether the failed completion is of a lane that is down, or takes it down. False: the comm fails.
+  template <typename Describe>
+  bool lane_failed(const ibv_wc& completion, std::size_t qp, Describe describe_work) noexcept {
+    const bool path = completion.status == IBV_WC_RETRY_EXC_ERR || completion.status == IBV_WC_WR_FLUSH_ERR;
+    if (failover_ == nullptr || error() != nullptr || !path) return false;
+    if (!failover_->works(qp)) return true;
+    return failover_->working() > 1 &&
+           take_lane_down(qp, [&] { return completion_failure(completion, qp, describe_work()); });
+  }
+  // A failed completion of a probe, on a lane that is down.
+  void probe_dropped() {
+    probes_left_ -= 1;
+    if (probes_left_ == 0) failure_state_.clear_flag(kProbing);
+  }
+  bool works(std::size_t qp) const { return failover_ == nullptr || failover_->works(qp); }
+  // See qp_shares in lanes.h: of the lanes that work, at least one.
+  std::vector<std::uint32_t> working_shares() const;
+  bool lanes_change() const { return (slow_path_flags() & kLanes) != 0; }
+  // Advances the lanes. Called with the flag kLanes set, after a poll of all CQs.
+  void process_lanes() noexcept;
+
+  // The lane is not used any more, its QPs are in ERR.
+  virtual void stop_lane(std::size_t lane) = 0;
+  // Whether every work request of the lane has completed.
+  virtual bool lane_drained(std::size_t lane) const = 0;
+  virtual wire::LaneReport lane_report(std::size_t lane) const = 0;
+  // Whether what recover_lane() needs of the peer has arrived.
+  virtual bool can_recover(const wire::LaneReport& peer) const = 0;
+  // Both ends are fenced: nothing that was posted on the lane has an effect any more.
+  virtual void recover_lane(std::size_t lane, const wire::LaneReport& peer) = 0;
+  // Whether everything that was missing has been posted again and acknowledged. Then normal work goes on.
+  virtual bool recovered() = 0;
+  virtual void finish_recovery() = 0;
+  // Any thread: the number of receives posted so far, if all of them have arrived.
+  virtual std::optional<std::uint32_t> all_arrived() const { return std::nullopt; }
 
   // The kind of the first error, kNone while the comm has not failed. Calls of the data path return it.
   ErrorKind result() const { return failure_state_.kind(); }
@@ -216,8 +278,22 @@ class Comm {
   Endpoint endpoint_;
   ibv_cq* const first_cq_;
   FailureState failure_state_;
+  std::unique_ptr<Failover> failover_;  // nullptr: the comm fails with its first lane
 
  private:
+  template <typename Describe>
+  bool take_lane_down(std::size_t qp, Describe describe) noexcept {
+    try {
+      log_lane_down(failover_->lane_of(qp), describe());
+    } catch (...) {
+      VERBATIM_WARN("a lane of a connection is down, and there is no memory to say how");
+    }
+    return fence_lane(failover_->lane_of(qp));
+  }
+  Failure completion_failure(const ibv_wc& completion, std::size_t qp, const FailedWork& work) const;
+  void log_lane_down(std::size_t lane, const Failure& failure) const;
+  bool fence_lane(std::size_t lane) noexcept;
+  void fail_last_lane(std::size_t lane) noexcept;
   ibv_qp_state query_state(const EndpointQp& end) const;
   void process_signals(bool waits_for_message) noexcept;
   template <typename Describe>

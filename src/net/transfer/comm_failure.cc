@@ -40,7 +40,7 @@ ErrorKind error_kind_of(ibv_wc_status status) {
 void Comm::post_probes() noexcept {
   if (error() != nullptr || probes_left_ != 0) return failure_state_.clear_signal(CommSignal::kProbePeer);
   for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {
-    if (qp >= endpoint_.ports().size() && !carries_cts(qp)) continue;
+    if ((qp >= endpoint_.ports().size() && !carries_cts(qp)) || !works(qp)) continue;
     int returned = 0;
     if (!post_probe(qp, returned)) continue;
     if (returned != 0) return fail_post("ibv_post_send", returned, qp);

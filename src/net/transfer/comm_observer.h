@@ -11,6 +11,9 @@ class CommObserver {
   // path. The implementation may call only those functions of the comm that are marked "any thread".
   virtual void comm_failed(Comm& comm) noexcept = 0;
 
+  // `comm` has notices for the peer: comm.send_lane_notices(). The same thread.
+  virtual void lanes_changed(Comm& comm) noexcept = 0;
+
  protected:
   ~CommObserver() = default;
 };

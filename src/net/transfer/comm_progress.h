@@ -68,8 +68,8 @@ class CommProgress : public Comm {
     return comm.result();
   }
 
-  // `polled` is the result of poll_first_cq(). Polls the other CQs, logs a failed completion, processes signals, and
-  // continues a pending post.
+  // `polled` is the result of poll_first_cq(). Polls the other CQs, logs a failed completion, processes signals,
+  // advances lanes that fail, and continues a pending post.
   void run_slow_path(int polled) {
     bool all_polled = polled < kPollBatch;
     if (polled < 0) fail_poll(0);
@@ -92,6 +92,7 @@ class CommProgress : public Comm {
       log_held_completion();
     }
     if (all_polled) check_signals(false);
+    if (lanes_change()) process_lanes();
     derived().resume_pending_post();
   }
 };

@@ -178,14 +178,20 @@ bool Endpoint::resolve_repeated() const {
   return unresolved_ && resolve_pause_ns_ > kFirstResolvePauseNs;
 }
 
-std::vector<std::uint32_t> Endpoint::qp_shares() const {
+std::vector<std::uint32_t> Endpoint::qp_shares(const std::vector<bool>& left_out) const {
   std::vector<QpLane> lanes;
   std::vector<std::uint32_t> speeds;
   std::vector<std::uint32_t> remote_speeds;
-  for (const EndpointQp& end : qps_) lanes.push_back({end.device, end.remote_device});
+  for (std::size_t i = 0; i < qps_.size(); ++i) {
+    if (left_out.empty() || !left_out[i]) lanes.push_back({qps_[i].device, qps_[i].remote_device});
+  }
   for (const Port* port : ports_) speeds.push_back(port->speed_mbps);
   for (const wire::HelloDevice& device : remote_.devices) remote_speeds.push_back(device.speed_mbps);
-  return verbatim::qp_shares(lanes, speeds, remote_speeds);
+  std::vector<std::uint32_t> shares = verbatim::qp_shares(lanes, speeds, remote_speeds);
+  for (std::size_t i = 0; i < left_out.size(); ++i) {
+    if (left_out[i]) shares.insert(shares.begin() + static_cast<std::ptrdiff_t>(i), 0);
+  }
+  return shares;
 }
 
 PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {

@@ -71,8 +71,8 @@ class Endpoint {
   const std::optional<Error>& unresolved() const { return unresolved_; }
   // Whether connect() has waited out more than one.
   bool resolve_repeated() const;
-  // After connect: see qp_shares in lanes.h.
-  std::vector<std::uint32_t> qp_shares() const;
+  // After connect: see qp_shares in lanes.h. QPs in `left_out` get 0, the others what they can carry without those.
+  std::vector<std::uint32_t> qp_shares(const std::vector<bool>& left_out = {}) const;
   // The QP that connect() moves next; 0 when all are connected.
   std::size_t next_qp() const { return connected_qps_ % qps_.size(); }
 

@@ -54,6 +54,7 @@ class FailureState {
     kPostPending = 0x200,  // a group waits for free entries of a send queue
     kSeveralCqs = 0x400,   // the comm has more than one completion queue: set for its whole life
     kProbing = 0x800,      // the answer of the peer's NIC is awaited
+    kLanes = 0x1000,       // a lane has failed, and its messages are not all posted again (failover.h)
   };
   std::uint32_t flags() const { return flags_.load(std::memory_order_relaxed); }
   void set_flag(Flag flag) { flags_.fetch_or(flag, std::memory_order_relaxed); }

@@ -138,6 +138,7 @@ std::size_t divide_by_load(std::uint64_t bytes, std::span<const QpLoad> loads, s
   }
   std::uint64_t end = 0;
   for (Stripe& stripe : stripes.first(count)) {
+    stripe.begin = static_cast<std::uint32_t>(end * kWholeMessage / (lines * shares));
     end += loads[stripe.queue].share * total - outstanding_lines(stripe) * shares;
     stripe.end = static_cast<std::uint32_t>(end * kWholeMessage / (lines * shares));
   }
@@ -157,10 +158,12 @@ void Striping::divide_when_idle() {
   for (const QpLoad& load : loads_) shares += load.share;
   idle_stripes_.clear();
   std::uint64_t end = 0;
+  const auto part = [&] { return static_cast<std::uint32_t>(end * kWholeMessage / shares); };
   for (std::size_t i = 0; i < loads_.size(); ++i) {
     if (loads_[i].share == 0) continue;
+    const std::uint32_t begin = part();
     end += loads_[i].share;
-    idle_stripes_.push_back({static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(end * kWholeMessage / shares)});
+    idle_stripes_.push_back({static_cast<std::uint32_t>(i), part(), begin});
   }
 }
 

@@ -62,10 +62,11 @@ constexpr std::uint32_t decode_load(std::uint32_t load) {
   return (load & 0x3ff) << 3 * (load >> 10);
 }
 
-// The part of a message that one QP carries: from the end of the stripe before it to `end`.
+// The part of a message that one QP carries. A stripe begins where the one before it ends.
 struct Stripe {
   std::uint32_t queue = 0;  // index of the QP
   std::uint32_t end = 0;    // of 65,536 parts of the message
+  std::uint32_t begin = 0;
 };
 inline constexpr std::uint32_t kWholeMessage = 1U << 16;
 
@@ -88,6 +89,10 @@ constexpr std::uint64_t stripe_end(std::uint64_t bytes, const Stripe& stripe) {
   const std::uint64_t end = (bytes >> 16) * stripe.end + ((bytes & 0xffff) * stripe.end >> 16);
   const std::uint64_t aligned = (end + kLineBytes - 1) / kLineBytes * kLineBytes;
   return aligned < bytes ? aligned : bytes;
+}
+
+constexpr std::uint64_t stripe_begin(std::uint64_t bytes, const Stripe& stripe) {
+  return stripe.begin == 0 ? 0 : stripe_end(bytes, {stripe.queue, stripe.begin});
 }
 
 // Divides the messages of a connection. Only striped messages and those that wait for free send work requests are

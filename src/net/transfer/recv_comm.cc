@@ -93,20 +93,27 @@ Result<bool> RecvComm::connect(const wire::Hello& remote, int traffic_class, Ver
   if (config.cts_traffic_class) config.traffic_class = config.cts_traffic_class;
   const Result<bool> connected = endpoint_.connect(remote, config, traffic_class, budget);
   if (!connected || !*connected) return connected;
-  cts_queue_ = fastest_qp(endpoint_.qp_shares());
-  const EndpointQp& fastest = endpoint_.qps()[cts_queue_];
   ring_offset_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());
-  cts_qp_ = fastest.qp.get();
-  cts_depth_ = fastest.send_wr;
-  cts_inline_bytes_ = fastest.inline_bytes;
-  cts_signal_mask_ = std::bit_floor(std::clamp(fastest.send_wr / 4, 1U, kCtsSignalInterval)) - 1;
-  cts_work_.wr_id = kCtsWork | cts_queue_;
-  cts_segment_.lkey = control_.lkey(fastest.device);
   cts_work_.sg_list = &cts_segment_;
   cts_work_.num_sge = 1;
   cts_work_.opcode = IBV_WR_RDMA_WRITE;
-  cts_work_.wr.rdma.rkey = remote.devices[fastest.remote_device].control_rkey;
+  if (arrivals_ == nullptr) enable_failover();
+  use_cts_queue(fastest_qp(working_shares()));
   return true;
+}
+
+// CTS entries go over this QP from now on.
+void RecvComm::use_cts_queue(std::size_t queue) {
+  const EndpointQp& qp = endpoint_.qps()[queue];
+  cts_queue_ = queue;
+  cts_qp_ = qp.qp.get();
+  cts_depth_ = qp.send_wr - (queues_[queue].probing ? 1 : 0);
+  cts_inline_bytes_ = qp.inline_bytes;
+  cts_signal_mask_ = std::bit_floor(std::clamp(qp.send_wr / 4, 1U, kCtsSignalInterval)) - 1;
+  cts_sent_ = groups_posted_ & ~std::uint64_t{cts_signal_mask_};
+  cts_work_.wr_id = kCtsWork | queue;
+  cts_segment_.lkey = control_.lkey(qp.device);
+  cts_work_.wr.rdma.rkey = endpoint_.remote().devices[qp.remote_device].control_rkey;
 }
 
 Status RecvComm::post_first_receives() {
@@ -125,6 +132,7 @@ Status RecvComm::post_first_receives() {
 // Fills the QP up to the target, a batch at a time.
 void RecvComm::post_receives(std::size_t queue_index) {
   RecvQueue& queue = queues_[queue_index];
+  if (queue.down) return;
   while (queue.posted + kReceiveBatch <= receive_target_) {
     for (ibv_recv_wr& work : receive_chain_) work.wr_id = kReceiveWork | queue_index;
     ibv_recv_wr* refused = nullptr;
@@ -140,7 +148,8 @@ bool RecvComm::update_allowance(std::uint32_t group_size) {
   // Optional receives are not tested: for them only this function polls and reads signals.
   if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) progress();
   if (optional_posted_) check_signals(true);
-  if (error() != nullptr) return false;
+  if (lanes_change()) progress();
+  if (error() != nullptr || lanes_change()) return false;
   constexpr std::uint32_t kReleaseThreshold = wire::kMaxInFlight / 2;
   if (next_member_ - oldest_member_ + group_size > kReleaseThreshold) release_entries();
   const auto groups_pending = static_cast<std::uint32_t>(groups_posted_ - groups_arrived_);

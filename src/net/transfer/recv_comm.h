@@ -1,7 +1,8 @@
 // The receiving end of a connection. irecv writes CTS entries into the sender's ring; an immediate or an arrival word
 // signals that a group has arrived; iflush makes data that arrived in GPU memory visible to the GPU.
 //
-// recv_comm.cc has the set-up and irecv, recv_comm_completions.cc test and completions, recv_comm_flush.cc flushes.
+// recv_comm.cc has the set-up and irecv, recv_comm_completions.cc test and completions, recv_comm_flush.cc flushes,
+// recv_comm_failover.cc what is written again when a lane fails.
 #pragma once
 
 #include <array>
@@ -77,6 +78,13 @@ class RecvComm final : public CommProgress<RecvComm> {
     ibv_qp* qp = nullptr;
     std::uint32_t posted = 0;                  // receive work requests, counted in whole batches
     std::uint32_t until_post = kReceiveBatch;  // immediates until the next batch is posted
+    std::uint32_t batches = 0;                 // that have been used up
+    std::uint32_t flushed = 0;                 // receives of a lane that is down
+    bool down = false;                         // nothing is posted any more
+    bool probing = false;                      // a probe is outstanding
+    // Receives that have not completed with an immediate.
+    std::uint32_t outstanding() const { return posted - (kReceiveBatch - until_post); }
+    std::uint32_t arrived() const { return batches * kReceiveBatch + (kReceiveBatch - until_post); }
   };
 
   const void* peer_written_memory() const override { return &record(); }
@@ -105,6 +113,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   ErrorKind fail_size_mismatch(std::uint64_t bytes, std::uint64_t posted) noexcept;
   ErrorKind fail_byte_count(std::uint32_t group_size) noexcept;
   void fail_receive(const ibv_wc& completion);
+  FailedWork outstanding_work(const ibv_wc& completion) const;
   bool update_allowance(std::uint32_t group_size);
   std::uint32_t consumed_members() const;
   void release_entries();
@@ -125,6 +134,18 @@ class RecvComm final : public CommProgress<RecvComm> {
   bool post_probe(std::size_t qp, int& returned) noexcept override;
   bool carries_cts(std::size_t qp) const override { return qp == cts_queue_; }
   void process_immediate(const ibv_wc& completion, std::size_t queue);
+
+  // ---- a lane that fails: recv_comm_failover.cc
+  void stop_lane(std::size_t lane) override;
+  bool lane_drained(std::size_t lane) const override;
+  wire::LaneReport lane_report(std::size_t lane) const override;
+  bool can_recover(const wire::LaneReport&) const override { return true; }
+  void recover_lane(std::size_t lane, const wire::LaneReport& peer) override;
+  bool recovered() override { return !ring_rewritten_; }
+  void finish_recovery() override {}
+  std::optional<std::uint32_t> all_arrived() const override;
+  void use_cts_queue(std::size_t queue);
+  void rewrite_ring();
   void finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion);
   static ErrorKind retire(RecvRequest& request, int* done, int* sizes) noexcept;
   static ErrorKind retire_group(RecvRequest& request, int* sizes) noexcept;
@@ -151,6 +172,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   std::uint32_t max_receives_ = wire::kMaxInFlight + kReceiveBatch;  // that every QP can hold
   ibv_qp* cts_qp_ = nullptr;                                         // the fastest,
   std::size_t cts_queue_ = 0;                                        // and its index
+  bool ring_rewritten_ = false;                                      // the WRITE is outstanding
   ibv_send_wr cts_work_ = {};
   ibv_sge cts_segment_ = {};
   std::vector<RecvQueue> queues_;
@@ -167,5 +189,6 @@ extern template class CommProgress<RecvComm>;
 constexpr std::uint64_t kReceiveWork = std::uint64_t{1} << 16;
 constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
 constexpr std::uint64_t kReceiverProbe = std::uint64_t{4} << 16;
+constexpr std::uint64_t kRingWork = std::uint64_t{8} << 16;  // the whole CTS ring
 
 }  // namespace verbatim

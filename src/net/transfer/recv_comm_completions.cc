@@ -51,6 +51,7 @@ void RecvComm::process_immediate(const ibv_wc& completion, std::size_t queue_ind
   if (--queue.until_post == 0) {
     queue.until_post = kReceiveBatch;
     queue.posted -= kReceiveBatch;
+    ++queue.batches;
     post_receives(queue_index);
   }
   const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
@@ -76,12 +77,18 @@ void RecvComm::complete(const ibv_wc& completion) {
   if ((completion.wr_id & kFlushWorkBit) != 0) {
     return flush_.complete(completion.wr_id);
   }
-  if ((completion.wr_id & kReceiverProbe) == 0) {
-    cts_sent_ += cts_signal_mask_ + 1;
-  } else {
-    if ((completion.wr_id & 0xffff) == cts_queue_) ++cts_depth_;
-    probe_answered();
+  const bool cts_queue = (completion.wr_id & 0xffff) == cts_queue_;  // not that of a lane which went down
+  if ((completion.wr_id & kCtsWork) != 0) {
+    if (cts_queue) cts_sent_ += cts_signal_mask_ + 1;
+    return;
   }
+  if (cts_queue) ++cts_depth_;
+  if ((completion.wr_id & kRingWork) != 0) {
+    if (cts_queue) ring_rewritten_ = false;
+    return;
+  }
+  queues_[completion.wr_id & 0xffff].probing = false;
+  probe_answered();
 }
 
 // One QP shares its send queue with the CTS entries; the send queues of the others are not used.
@@ -92,6 +99,7 @@ bool RecvComm::post_probe(std::size_t qp, int& returned) noexcept {
     members_allowed_ = 0;
   }
   ibv_send_wr work{};
+  queues_[qp].probing = true;
   work.wr_id = kReceiverProbe | qp;
   work.opcode = IBV_WR_RDMA_WRITE;
   work.send_flags = IBV_SEND_SIGNALED;
@@ -108,8 +116,17 @@ void RecvComm::fail_receive(const ibv_wc& completion) {
     return fail_completion(completion, endpoint_.qp_on_port(flush_port(completion.wr_id)),
                            {.operation_text = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true});
   }
-  if ((completion.wr_id & kReceiverProbe) != 0)
-    return fail_completion(completion, completion.wr_id & 0xffff, kProbeWork);
+  const std::size_t queue = completion.wr_id & 0xffff;
+  const bool probe = (completion.wr_id & kReceiverProbe) != 0;
+  if (lane_failed(completion, queue, [&] { return probe ? kProbeWork : outstanding_work(completion); })) {
+    if ((completion.wr_id & kReceiveWork) != 0) ++queues_[queue].flushed;
+    if (probe) probe_dropped();
+    return;
+  }
+  fail_completion(completion, queue, probe ? kProbeWork : outstanding_work(completion));
+}
+
+FailedWork RecvComm::outstanding_work(const ibv_wc& completion) const {
   std::uint64_t bytes = 0;  // of outstanding receives
   for (std::uint32_t member = oldest_member_; member != next_member_;) {
     const RecvRequest& request = requests_[wire::ring_index(member)];
@@ -123,7 +140,7 @@ void RecvComm::fail_receive(const ibv_wc& completion) {
     work.bytes = bytes;
     work.operation_text = (completion.wr_id & kReceiveWork) != 0 ? "receiving" : "announcing receive buffers (CTS) of";
   }
-  fail_completion(completion, completion.wr_id & 0xffff, work);
+  return work;
 }
 
 void RecvComm::fail_unexpected_immediate(std::size_t queue) {

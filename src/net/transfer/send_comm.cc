@@ -86,14 +86,9 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
                        encode_send_work(0, index, 1, true) | kSendSingle});
   }
   queue_count_ = static_cast<std::uint32_t>(queues_.size());
-  const std::vector<std::uint32_t> shares = endpoint_.qp_shares();
-  const std::vector<std::uint8_t> turns = qp_turns(shares);
-  turns_.resize(turns.size());
-  for (std::size_t i = 0; i < turns.size(); ++i) {
-    turns_[i] = {&queues_[turns[i]], &turns_[(i + 1) % turns.size()]};
-  }
-  turn_ = turns_.data();
-  striping_.set_shares(shares);
+  enable_failover();
+  set_turns();
+  striping_.set_shares(working_shares());
   record_address_ = remote.control_address;
   max_piece_bytes_ = endpoint_.max_message_bytes();
   atomic_ = (remote.capabilities & capabilities() & wire::kAtomicCompletion) != 0;
@@ -112,6 +107,8 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
       adaptive_routing_ ? std::min(simple_limit_bytes_, adaptive_routing_threshold_ + 1) : simple_limit_bytes_;
   if (adaptive_routing_) separate_limit_bytes_ = simple_limit_bytes_;
   if (atomic_) single_limit_bytes_ = separate_limit_bytes_ = 0;
+  if (atomic_) failover_.reset();
+  if (failover_ != nullptr) logs_.resize(queues_.size());
   empty_signal_.wr.rdma.remote_addr = record_address_;
   return true;
 }
@@ -144,8 +141,9 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
 
 ErrorKind SendComm::no_matching_receive() noexcept {
   send_refused_ = true;
-  if ((slow_path_flags() & (kSignals | kProbing)) == 0) return result();
-  if (is_probing()) progress();  // an application that only waits for receives does not poll
+  if ((slow_path_flags() & (kSignals | kProbing | kLanes)) == 0) return result();
+  // An application that only waits for receives does not poll.
+  if (is_probing() || lanes_change()) progress();
   check_signals(true);
   return result();
 }
@@ -220,7 +218,7 @@ ErrorKind SendComm::send_member(const void* data, std::size_t bytes, int tag, co
 // Messages in another order than the members, which NCCL does not do; or a comm with flags set.
 ErrorKind SendComm::send_out_of_order(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
                                       void** request) noexcept {
-  if (error() != nullptr) return result();
+  if (error() != nullptr || lanes_change()) return no_matching_receive();
   for (std::uint32_t open_members = group_.open_members; open_members != 0; open_members &= open_members - 1) {
     const auto member = static_cast<std::uint32_t>(std::countr_zero(open_members));
     if (entry(group_.index + member).tag != static_cast<std::uint32_t>(tag)) continue;
@@ -239,10 +237,10 @@ inline void SendComm::select_member(std::uint32_t member) {
 
 // With flags set: whether the comm works and no message waits for free entries of a send queue.
 bool SendComm::can_send() {
-  if (pending_post_.active) progress();
+  if (pending_post_.active || lanes_change()) progress();
   // A message that is posted now would never be acknowledged.
   if (is_peer_or_device_dead()) check_signals(true);
-  return error() == nullptr && !pending_post_.active && !is_peer_or_device_dead();
+  return error() == nullptr && !pending_post_.active && !is_peer_or_device_dead() && !lanes_change();
 }
 
 bool SendComm::post_probe(std::size_t qp, int& returned) noexcept {
@@ -302,6 +300,7 @@ inline ErrorKind SendComm::add_member(std::uint32_t still_open, const void* data
   request.state = RequestState::kPending;
   request.bytes = bytes;
   request.data = data;
+  request.memory = &memory;
   *out = static_cast<Request*>(&request);
   group_.bytes += bytes;
   group_.buffer_bytes += entry_head.size;
@@ -341,6 +340,8 @@ ErrorKind SendComm::post_group() noexcept {
   first.group_size = static_cast<std::uint8_t>(group_.group_size);
   first.parts_left = 1;
   turn_ = turn.next;
+  log_part(queue.index, {.index = static_cast<std::uint16_t>(group_.index), .last = kWholeMessage - 1},
+           !group_.optional_completion);
   post(queue, count, encode_send_work(group_.index, queue.index, count, true));
   return ErrorKind::kNone;
 }

@@ -3,7 +3,8 @@
 // message, the data is posted as RDMA WRITEs, followed by a completion signal for the receiver (wire/completion.h).
 //
 // send_comm.cc has the set-up and the common case, one doorbell on one QP; send_comm_striping.cc groups that are
-// striped, cut, or wait for free send queue entries; send_comm_completions.cc test and completions.
+// striped, cut, or wait for free send queue entries; send_comm_completions.cc test and completions;
+// send_comm_failover.cc what is posted again when a lane fails.
 #pragma once
 
 #include <arpa/inet.h>
@@ -63,6 +64,7 @@ class SendComm final : public CommProgress<SendComm> {
     std::uint32_t parts_left = 0;  // of the group's first member: QPs that have not finished
     std::uint64_t bytes = 0;
     const void* data = nullptr;
+    const MemoryKeys* memory = nullptr;  // of `data`; not set by send_single
   };
 
   // A work request with its segment, formatted once. Between doorbells all are linked WRITEs of one segment.
@@ -124,9 +126,14 @@ class SendComm final : public CommProgress<SendComm> {
     std::uint32_t first_member = 0;   // number of the group's first member
     std::uint32_t group_size = 0;
     std::uint32_t parts = 1;
-    const Stripe* stripes = nullptr;  // of the parts
-    Stripe whole;                     // the stripe of a group that is not striped
-    std::uint32_t part = 0;           // posted so far: part, member, bytes of the member's stripe
+    const Stripe* stripes = nullptr;  // of the parts from first_part to before end_part: those that are posted
+    Stripe whole;                     // the stripe of a group that is not striped, or of a part that is posted again
+    std::uint32_t first_part = 0;
+    std::uint32_t end_part = 1;
+    std::uint32_t skipped_members = 0;  // bit i: member i is not written
+    std::uint32_t queue = 0;            // of the current part, once it has begun
+    bool part_begun = false;
+    std::uint32_t part = 0;  // posted so far: part, member, bytes of the member's stripe
     std::uint32_t member = 0;
     std::uint64_t stripe_done = 0;
     std::uint64_t part_bytes = 0;
@@ -219,6 +226,7 @@ class SendComm final : public CommProgress<SendComm> {
   void complete(const ibv_wc& completion);
   void resume_pending_post() {
     if (pending_post_.active && error() == nullptr) continue_pending_post();
+    if (!missing_.empty()) post_missing_parts();
   }
 
   bool can_post_stripes() const;
@@ -227,7 +235,42 @@ class SendComm final : public CommProgress<SendComm> {
   void continue_pending_post();
   bool next_piece(const SendQueue& queue, std::uint32_t at);
   bool next_completion_work(const SendQueue& queue, std::uint32_t at);
-  std::uint64_t stripe_begin(std::uint64_t bytes, std::uint32_t part) const;
+  const Stripe& current_stripe() const { return pending_post_.stripes[pending_post_.part - pending_post_.first_part]; }
+
+  // ---- a lane that fails: send_comm_failover.cc
+  struct MissingPart {
+    SentPart part;
+    bool immediate;
+  };
+  void stop_lane(std::size_t lane) override;
+  bool lane_drained(std::size_t lane) const override;
+  wire::LaneReport lane_report(std::size_t lane) const override { return {.lane = static_cast<std::uint32_t>(lane)}; }
+  bool can_recover(const wire::LaneReport& peer) const override;
+  void recover_lane(std::size_t lane, const wire::LaneReport& peer) override;
+  bool recovered() override;
+  void finish_recovery() override;
+  bool queue_drained(std::size_t queue) const;
+  void set_turns();
+  // A part of the group with this first request.
+  static void part_finished(SendRequest& first) {
+    SendRequest* member = &first;
+    if (--member->parts_left != 0) return;
+    const SendRequest* const end = member + member->group_size;
+    do {
+      member->state = RequestState::kDone;
+    } while (++member != end);
+  }
+  void post_missing_parts();
+  void post_again(const MissingPart& missing);
+  std::optional<std::uint32_t> overwritten_members(std::uint32_t first_member, std::uint32_t group_size) const;
+  // Members are numbered modulo 2^32. The last one that was sent from this ring index.
+  std::uint32_t member_at(std::uint32_t index) const {
+    const std::uint32_t last = head() - 1;
+    return last - ((last - index) & wire::kRingMask);
+  }
+  void log_part(std::size_t queue, const SentPart& part, bool immediate) {
+    if (!logs_.empty()) logs_[queue].add(part, immediate);
+  }
 
   const std::size_t entry_bytes_;
   const std::size_t ready_offset_;
@@ -252,6 +295,9 @@ class SendComm final : public CommProgress<SendComm> {
   std::vector<SendQueue> queues_;
   Striping striping_;
   PendingPost pending_post_;
+  std::vector<LaneLog> logs_;         // of the QPs; empty without failover
+  std::vector<MissingPart> missing_;  // to be posted again, the next one last
+  bool fencing_ = false;              // a lane is not fenced at both ends: nothing is posted
   // Work requests of a single message, formatted once: the data with an immediate, or the data and a signal.
   ibv_send_wr single_ = {};
   ibv_send_wr separate_data_ = {};

@@ -52,12 +52,8 @@ void SendComm::complete(const ibv_wc& completion) {
     if ((completion.wr_id & kSendProbe) != 0) probe_answered();
     return;
   }
-  SendRequest* member = &requests_[completion.wr_id & 0xffff];
-  if (--member->parts_left != 0) return;
-  const SendRequest* const end = member + member->group_size;
-  do {
-    member->state = RequestState::kDone;
-  } while (++member != end);
+  if (!logs_.empty()) logs_[queue].complete();
+  part_finished(requests_[completion.wr_id & 0xffff]);
 }
 
 ErrorKind SendComm::test(Request& base, int* done, int* sizes) noexcept {
@@ -101,12 +97,20 @@ RefusedBuffer SendComm::refused_buffer(const SendRequest* first, std::uint32_t m
 
 void SendComm::fail_send(const ibv_wc& completion) {
   const std::size_t queue = completion.wr_id >> 16 & 0xffff;
-  if ((completion.wr_id & kSendProbe) != 0) return fail_completion(completion, queue, kProbeWork);
+  const bool probe = (completion.wr_id & kSendProbe) != 0;
   const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
   const std::uint32_t members = (completion.wr_id & kSendSingle) != 0 ? 1 : requests_[index].group_size;
   std::uint64_t bytes = 0;
   for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
   FailedWork work{.operation_text = "sending", .bytes = bytes};
+  if (probe) work = kProbeWork;
+  if (lane_failed(completion, queue, [&] { return work; })) {
+    queues_[queue].free += static_cast<std::uint32_t>(completion.wr_id >> kSendCountShift);
+    striping_.complete(queue, static_cast<std::uint32_t>(completion.wr_id >> kSendLoadShift) & kSendLoadMask);
+    if (probe) probe_dropped();
+    return;
+  }
+  if (probe) return fail_completion(completion, queue, work);
   if (completion.status == IBV_WC_LOC_PROT_ERR) {
     work.buffer = refused_buffer(&requests_[index], members, *endpoint_.ports()[queues_[queue].device]->device);
   }

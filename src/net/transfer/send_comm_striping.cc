@@ -9,6 +9,15 @@
 #include "net/transfer/send_comm.h"
 
 namespace verbatim {
+namespace {
+
+SentPart sent_part(std::uint32_t index, std::uint32_t part, std::uint32_t parts, const Stripe& stripe) {
+  return {static_cast<std::uint16_t>(index), static_cast<std::uint8_t>(part), static_cast<std::uint8_t>(parts - 1),
+          static_cast<std::uint16_t>(stripe.begin), static_cast<std::uint16_t>(stripe.end - 1)};
+}
+
+}  // namespace
+
 // Makes the head group the pending post.
 void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t group_size) {
   const std::uint32_t index = wire::ring_index(first_member);
@@ -26,6 +35,7 @@ void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t grou
     const std::span<const Stripe> stripes = striping_.divide(group_.bytes);
     pending_post_.stripes = stripes.data();
     pending_post_.parts = static_cast<std::uint32_t>(stripes.size());
+    pending_post_.end_part = pending_post_.parts;
   } else {
     pending_post_.whole = {turn_->queue->index, kWholeMessage};
     pending_post_.stripes = &pending_post_.whole;
@@ -74,20 +84,18 @@ void SendComm::post_stripes(std::uint32_t member) {
     work.wr.rdma.rkey = remote_key(index, queue.remote_device);
     if (separate) {
       link_signal(queue, work.wr_id, immediate, !record);
+      work.wr_id = encode_send_work(index, used, 0, false);  // no completion unless it fails
     } else {
       work.imm_data = htonl(wire::encode_immediate(immediate));
     }
     queue.free -= count;
+    log_part(used, sent_part(index, part, parts, stripes[part]), true);
     ibv_send_wr* refused;
     const int returned = ibv_post_send(queue.qp, &work, &refused);
     if (returned != 0) fail_post("ibv_post_send", returned, used);
     immediate.sizes = wire::SizeSource::kOtherPart;
     done += bytes;
   }
-}
-
-std::uint64_t SendComm::stripe_begin(std::uint64_t bytes, std::uint32_t part) const {
-  return part == 0 ? 0 : stripe_end(bytes, pending_post_.stripes[part - 1]);
 }
 
 // Formats the next WRITE of the current part; false when all of its data has been formatted.
@@ -97,9 +105,9 @@ bool SendComm::next_piece(const SendQueue& queue, std::uint32_t at) {
     const std::uint32_t index = first + pending_post_.member;
     const std::uint64_t member_bytes = requests_[index].bytes;
     const Source& source = pending_post_.sources[pending_post_.member];
-    const std::uint64_t begin = stripe_begin(member_bytes, pending_post_.part) + pending_post_.stripe_done;
-    const std::uint64_t end = stripe_begin(member_bytes, pending_post_.part + 1);
-    if (begin >= end) continue;
+    const std::uint64_t begin = stripe_begin(member_bytes, current_stripe()) + pending_post_.stripe_done;
+    const std::uint64_t end = stripe_end(member_bytes, current_stripe());
+    if (begin >= end || (pending_post_.skipped_members >> pending_post_.member & 1) != 0) continue;
     const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(end - begin, max_piece_bytes_));
     work_[at].segment = {source.data + begin, bytes, source.memory->lkey[queue.device]};
     work_[at].request.wr.rdma.remote_addr = entry(index).address + begin;
@@ -145,9 +153,18 @@ bool SendComm::next_completion_work(const SendQueue& queue, std::uint32_t at) {
 
 void SendComm::continue_pending_post() {
   const std::uint32_t index = wire::ring_index(pending_post_.first_member);
-  while (pending_post_.part < pending_post_.parts) {
-    const std::uint32_t queue_index = pending_post_.stripes[pending_post_.part].queue;
+  while (pending_post_.part < pending_post_.end_part && !fencing_) {
+    if (!pending_post_.part_begun) {
+      pending_post_.queue = current_stripe().queue;
+      if (!works(pending_post_.queue)) {
+        pending_post_.queue = turn_->queue->index;
+        turn_ = turn_->next;
+      }
+      pending_post_.part_begun = true;
+    }
+    const std::uint32_t queue_index = pending_post_.queue;
     SendQueue& queue = queues_[queue_index];
+    if (!logs_.empty() && logs_[queue_index].full()) break;
     const std::uint64_t bytes_before = pending_post_.part_bytes;
     const std::uint32_t free = std::min<std::uint32_t>(kBatch, queue.free);
     std::uint32_t count = 0;
@@ -160,16 +177,21 @@ void SendComm::continue_pending_post() {
     if (count == 0) break;  // progress() continues when completions have freed entries
     std::uint64_t wr_id = encode_send_work(index, queue_index, count, part_done);
     wr_id |= std::uint64_t{striping_.add(queue_index, pending_post_.part_bytes - bytes_before)} << kSendLoadShift;
+    if (part_done) {
+      log_part(queue_index, sent_part(index, pending_post_.part, pending_post_.parts, current_stripe()),
+               !pending_post_.optional_completion);
+    }
     post(queue, count, wr_id);
     if (error() != nullptr) break;
     if (part_done) {
       ++pending_post_.part;
+      pending_post_.part_begun = false;
       pending_post_.member = 0;
       pending_post_.stripe_done = 0;
       pending_post_.part_bytes = 0;
     }
   }
-  pending_post_.active = pending_post_.part < pending_post_.parts && error() == nullptr;
+  pending_post_.active = pending_post_.part < pending_post_.end_part && error() == nullptr;
   if (pending_post_.active) {
     failure_state_.set_flag(kPostPending);
   } else {
