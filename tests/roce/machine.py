@@ -32,6 +32,10 @@ class Failure(Exception):
     """A machine did not execute a command in time. The text ends with the last lines of its console."""
 
 
+class EmulatorCrash(Failure):
+    """QEMU was ended by a signal, which nothing in a guest may cause."""
+
+
 def die_with_parent():
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -159,14 +163,14 @@ class Machine:
             return None
         if line is None:
             self.lines.put(None)
-            raise self.failure("QEMU ended unexpectedly")
+            raise self.unexpected_end()
         return line
 
     def send_line(self, line):
         try:
             self.process.stdin.write(line.encode("ascii") + b"\n")
         except BrokenPipeError:
-            raise self.failure("QEMU ended unexpectedly") from None
+            raise self.unexpected_end() from None
 
     def resend_commands(self):
         for number, job in self.running.items():
@@ -216,6 +220,12 @@ class Machine:
                 return [line.rstrip() for line in file.readlines()[-count:]]
         except OSError:
             return []
+
+    def unexpected_end(self):
+        status = self.process.wait()
+        if status >= 0:
+            return self.failure(f"QEMU ended unexpectedly with status {status}")
+        return EmulatorCrash(*self.failure(f"QEMU crashed: {signal.strsignal(-status)}").args)
 
     def failure(self, what):
         lines = [f"virtual machine {self.name}: {what}", *self.errors]

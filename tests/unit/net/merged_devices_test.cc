@@ -165,12 +165,14 @@ void expect_failure_of_second_port(const Comm& comm) {
 }
 
 TEST(MergedDevices, MessageLost_FailureNamesItsPort) {
-  merged_child("drop-request op=write_imm device=1 count=all times=all", [] {
-    MergedEnds ends;
-    ends.send_two();
-    EXPECT_TRUE(ConnectedComms::fails(ends.link.send()));
-    expect_failure_of_second_port(ends.link.send());
-  });
+  merged_child("drop-request op=write_imm device=1 count=all times=all",
+               [] {
+                 MergedEnds ends;
+                 ends.send_two();
+                 EXPECT_TRUE(ConnectedComms::fails(ends.link.send()));
+                 expect_failure_of_second_port(ends.link.send());
+               },
+               {{"VERBATIM_FAILOVER", "0"}});
 }
 
 TEST(MergedDevices, FlushFails_FailureNamesItsPort) {
