@@ -29,6 +29,7 @@ Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const 
       return moved.error();
     state->qps.push_back(std::move(created->qp));
   }
+  state->left_out.resize(state->qps.size());
   state->slots.resize(kSlots);
   for (Slot& slot : state->slots) {
     slot.comm = &comm;
@@ -66,6 +67,7 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
   slot.reads_left = 0;
   ++pending_;
   for (std::size_t i = 0; i < state.qps.size(); ++i) {
+    if (state.left_out[i]) continue;
     ibv_sge segment = {state.target, 1, state.target_lkeys[i]};
     ibv_send_wr work = {};
     work.wr_id = kFlushWorkBit | i << 32 | index;
@@ -93,6 +95,10 @@ void FlushQueue::complete(std::uint64_t wr_id) {
   if (--slot.reads_left != 0) return;
   slot.state = RequestState::kDone;
   pending_ -= 1;
+}
+
+void FlushQueue::leave_out(std::size_t port) {
+  active_.load(std::memory_order_acquire)->left_out[port] = true;
 }
 
 bool FlushQueue::all_done() const {

@@ -40,6 +40,10 @@ class FlushQueue {
   // The READ with this `wr_id` has completed.
   void complete(std::uint64_t wr_id);
 
+  // No READ is posted on this port any more: its link is down. What its device wrote before cannot be flushed; the lane
+  // was fenced since, which takes far longer than a write on the bus.
+  void leave_out(std::size_t port);
+
   // Whether no READ is outstanding.
   bool all_done() const;
 
@@ -58,6 +62,7 @@ class FlushQueue {
     std::uint64_t target = 0;
     std::vector<std::uint32_t> target_lkeys;  // by device
     std::vector<UniqueQp> qps;
+    std::vector<bool> left_out;  // by port
     std::vector<Slot> slots;
     std::vector<std::uint32_t> free_slots;
   };

@@ -113,8 +113,13 @@ bool RecvComm::post_probe(std::size_t qp, int& returned) noexcept {
 
 void RecvComm::fail_receive(const ibv_wc& completion) {
   if ((completion.wr_id & kFlushWorkBit) != 0) {
-    return fail_completion(completion, endpoint_.qp_on_port(flush_port(completion.wr_id)),
-                           {.operation_text = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true});
+    const std::size_t port = flush_port(completion.wr_id);
+    const FailedWork flush{.operation_text = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true};
+    if (!lane_failed(completion, endpoint_.qp_on_port(port), [&] { return flush; })) {
+      return fail_completion(completion, endpoint_.qp_on_port(port), flush);
+    }
+    flush_.leave_out(port);
+    return flush_.complete(completion.wr_id);
   }
   const std::size_t queue = completion.wr_id & 0xffff;
   const bool probe = (completion.wr_id & kReceiverProbe) != 0;

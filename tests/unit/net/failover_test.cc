@@ -197,6 +197,28 @@ TEST(Failover, LaneFails_OneLineNamesBothPortsAndWhatIsLeft) {
   EXPECT_EQ(lines.size(), 2U);  // one at each end
 }
 
+// The READs of a flush go over every port of the receiver.
+TEST(Failover, Flush_EndsWithoutThePortThatIsDown) {
+  for (const char* fault : {"drop-request op=read device=1 count=all times=all", "link-down device=1 after=3"}) {
+    SCOPED_TRACE(fault);
+    in_child(fault, [] {
+      Traffic traffic;
+      std::vector<std::uint8_t> buffer(64);
+      const std::unique_ptr<MemoryHandle> memory = traffic.link.reg(traffic.link.recv(), buffer, MemoryType::kCuda);
+      for (int i = 0; i < 3; ++i) {
+        Request* const flush = traffic.link.recv().iflush(buffer.data(), *memory);
+        ASSERT_NE(flush, nullptr);
+        EXPECT_TRUE(ConnectedComms::eventually([&] {
+          int done = 0;
+          RecvComm::test_flush(*flush, &done);
+          return done == 1;
+        }));
+        traffic.rounds(1);
+      }
+    });
+  }
+}
+
 TEST(Failover, LastLaneFails_BothEndsFail) {
   in_child(from_message("drop-request device=1", 8) + ";" + from_message("drop-request device=0", 20), [] {
     Traffic traffic;
