@@ -15,12 +15,17 @@
 namespace verbatim {
 namespace {
 
-// Open connections over that port of the device; 0: over any port.
-std::size_t count_connections(ConnectionTable& table, const Device& device, std::uint8_t port_num) {
+// Open connections over that port of the device; 0: over any port. `other_lanes`: of these, those with failover.
+std::size_t count_connections(ConnectionTable& table, const Device& device, std::uint8_t port_num,
+                              std::size_t* other_lanes = nullptr) {
   const MutexLock lock(table.mutex);
-  return static_cast<std::size_t>(std::count_if(
-      table.connections.begin(), table.connections.end(),
-      [&](const auto& entry) { return entry.second.closing == nullptr && entry.second.comm->uses(device, port_num); }));
+  std::size_t count = 0;
+  for (const auto& [fd, connection] : table.connections) {
+    if (connection.closing != nullptr || !connection.comm->uses(device, port_num)) continue;
+    ++count;
+    if (other_lanes != nullptr && connection.comm->can_lose_lanes()) ++*other_lanes;
+  }
+  return count;
 }
 
 void fail_device(ConnectionTable& table, const Device& device, std::uint32_t index) VERBATIM_REQUIRES(table.mutex) {
@@ -53,7 +58,15 @@ void signal_comms(ConnectionTable& table, const Device& device, std::uint32_t in
 
 void log_link_down(ConnectionTable& table, const Device& device, std::uint8_t port_num) {
   if (!device.history().link_down(port_num, monotonic_ns())) return;
-  const std::size_t users = count_connections(table, device, port_num);
+  std::size_t other_lanes = 0;
+  const std::size_t users = count_connections(table, device, port_num, &other_lanes);
+  if (other_lanes != 0) {
+    return VERBATIM_WARN(
+        "%s:%u: the link is down (port error); %zu connections use it, of which %zu go on over their other ports and "
+        "%zu "
+        "wait until their retries are used up (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)",
+        device.name().c_str(), port_num, users, other_lanes, users - other_lanes);
+  }
   VERBATIM_WARN(
       "%s:%u: the link is down (port error); %zu connections use it and wait until their retries are used up%s",
       device.name().c_str(), port_num, users, users != 0 ? " (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)" : "");

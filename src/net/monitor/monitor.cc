@@ -146,6 +146,12 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   connection.owner = owner;
   connection.device_calls = &calls;
   comm.set_observer(this);
+  // An event of before has come for other connections only.
+  for (const Port* port : comm.endpoint().ports()) {
+    const std::uint64_t now = monotonic_ns();
+    if (port->device->history().link_since(port->port_num, now, now).down)
+      comm.port_down(*port->device, port->port_num);
+  }
   if (comm.kind() == CommKind::kSend) {
     find_addresses(connection);
   } else if (table_.source != nullptr) {

@@ -95,6 +95,7 @@ class Comm {
   // False: the peer has sent a notice that this connection cannot get.
   bool receive_lane_down(std::uint32_t lane);
   bool receive_lane_report(const wire::LaneReport& report);
+  bool can_lose_lanes() const { return failover_ != nullptr; }
   // The link of a port is down: its lanes are, if others are left.
   void port_down(const Device& device, std::uint8_t port_num);
   // Calls `send(notice)` for each notice until it returns false: then the rest is sent later.
@@ -193,6 +194,8 @@ class Comm {
 
   // The lane is not used any more, its QPs are in ERR.
   virtual void stop_lane(std::size_t lane) = 0;
+  // The link of this end's port is down.
+  virtual void stop_port(std::size_t) noexcept {}
   // Whether every work request of the lane has completed.
   virtual bool lane_drained(std::size_t lane) const = 0;
   virtual wire::LaneReport lane_report(std::size_t lane) const = 0;

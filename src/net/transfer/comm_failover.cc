@@ -119,6 +119,7 @@ void Comm::process_lanes() noexcept {
       if (peer) return fail_last_lane(lane);
       continue;  // the link may come back before the retries are used up
     }
+    if (port) stop_port(end.device);
     take_lane_down(qp, [&] {
       const PathFacts path = facts(qp);
       const std::string what = port ? path.local.device + " on " + path.local.host + " reported that its link is down"

@@ -101,6 +101,13 @@ void FlushQueue::leave_out(std::size_t port) {
   active_.load(std::memory_order_acquire)->left_out[port] = true;
 }
 
+void FlushQueue::stop(std::size_t port, const Device& device) {
+  State* const state = active_.load(std::memory_order_acquire);
+  if (state == nullptr || state->left_out[port]) return;
+  state->left_out[port] = true;
+  static_cast<void>(to_error(state->qps[port].get(), device));  // without it they end when their retries do
+}
+
 bool FlushQueue::all_done() const {
   const State* state = active_.load(std::memory_order_acquire);
   return state == nullptr || std::none_of(state->slots.begin(), state->slots.end(),

@@ -43,6 +43,8 @@ class FlushQueue {
   // No READ is posted on this port any more: its link is down. What its device wrote before cannot be flushed; the lane
   // was fenced since, which takes far longer than a write on the bus.
   void leave_out(std::size_t port);
+  // The same, and outstanding READs complete with an error at once. `device`: of the port.
+  void stop(std::size_t port, const Device& device);
 
   // Whether no READ is outstanding.
   bool all_done() const;

@@ -137,6 +137,7 @@ class RecvComm final : public CommProgress<RecvComm> {
 
   // ---- a lane that fails: recv_comm_failover.cc
   void stop_lane(std::size_t lane) override;
+  void stop_port(std::size_t port) noexcept override { flush_.stop(port, *endpoint_.ports()[port]->device); }
   bool lane_drained(std::size_t lane) const override;
   wire::LaneReport lane_report(std::size_t lane) const override;
   bool can_recover(const wire::LaneReport&) const override { return true; }

@@ -161,6 +161,31 @@ TEST(Failover, PortEvent_EveryByteArrives) {
   for (int nth = 1; nth < kMessages; nth += 5) survives("link-down device=1 after=" + std::to_string(nth));
 }
 
+// Nothing waits for the retries, which take half a minute here: neither the messages, nor a flush, nor a connection
+// that is made while the link is down.
+TEST(Failover, PortEvent_NothingWaitsForRetries) {
+  in_child("link-down device=1 after=12",
+           [] {
+             std::vector<std::uint8_t> buffer(64);
+             Traffic traffic;
+             const std::unique_ptr<MemoryHandle> memory =
+                 traffic.link.reg(traffic.link.recv(), buffer, MemoryType::kCuda);
+             Request* flush = traffic.link.recv().iflush(buffer.data(), *memory);
+             const auto done = [&] {
+               int is_done = 0;
+               RecvComm::test_flush(*flush, &is_done);
+               return is_done == 1;
+             };
+             ASSERT_TRUE(ConnectedComms::eventually(done));
+             traffic.rounds(3);
+             flush = traffic.link.recv().iflush(buffer.data(), *memory);
+             EXPECT_TRUE(ConnectedComms::eventually(done));
+             Traffic later;
+             later.rounds(2);
+           },
+           {{"VERBATIM_TIMEOUT", "20"}, {"VERBATIM_RETRY_CNT", "7"}});
+}
+
 TEST(Failover, SeveralQpsALane_EveryByteArrives) {
   const test::Variables qps = {{"VERBATIM_QPS_PER_CONNECTION", "3"}};
   for (int nth = 1; nth < kMessages / 2; nth += 3) {
