@@ -191,6 +191,29 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+using Lookup = std::function<const char*(const char*)>;
+
+const char* read_environment(const char* name) {
+  return std::getenv(name);
+}
+
+// nullptr: not set, or empty.
+const char* find_value(const char* variable, const Lookup& lookup) {
+  const char* value = variable != nullptr ? lookup(variable) : nullptr;
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+// The variable of a row whose value counts. `value` is nullptr if neither is set.
+struct Given {
+  const char* variable;
+  const char* value;
+};
+
+Given find_given(const Row& row, const Lookup& lookup) {
+  if (const char* value = find_value(row.shown.name, lookup); value != nullptr) return {row.shown.name, value};
+  return {row.shown.alias, find_value(row.shown.alias, lookup)};
+}
+
 // Built by each call: a static table would be destroyed at exit, when other threads may still read it.
 std::vector<Row> rows() {
   return {
@@ -328,26 +351,40 @@ std::optional<unsigned> GidSetting::for_device(std::string_view device) const {
   return everywhere;
 }
 
-Result<Config> Config::from(const std::function<const char*(const char*)>& lookup) {
-  const auto set = [&](const char* variable) {
-    const char* value = variable != nullptr ? lookup(variable) : nullptr;
-    return value != nullptr && *value != '\0' ? value : nullptr;
-  };
+Result<Config> Config::from(const Lookup& lookup) {
   Config config;
   for (const Row& row : rows()) {
-    const char* variable = set(row.shown.name) != nullptr ? row.shown.name : row.shown.alias;
-    const char* value = set(variable);
-    if (value == nullptr) continue;
-    if (!row.assign(config, {value, variable})) {
-      VERBATIM_WARN("%s=%s is not valid. Next: set %s", variable, value, row.shown.allowed.c_str());
-      return Error{ErrorKind::kUsage, EINVAL, "environment"};
-    }
+    const Given given = find_given(row, lookup);
+    if (given.value == nullptr || row.assign(config, {given.value, given.variable})) continue;
+    VERBATIM_WARN("%s=%s is not valid. Next: set %s", given.variable, given.value, row.shown.allowed.c_str());
+    return Error{ErrorKind::kUsage, EINVAL, "environment"};
   }
   return config;
 }
 
 Result<Config> Config::from_environment() {
-  return from([](const char* name) -> const char* { return std::getenv(name); });
+  return from(read_environment);
+}
+
+std::vector<Setting> read_settings(const Lookup& lookup, Config& config) {
+  std::vector<Setting> settings;
+  for (const Row& row : rows()) {
+    Setting setting{.shown = row.shown};
+    if (const Given given = find_given(row, lookup); given.value != nullptr) {
+      setting.set_by = given.variable;
+      setting.value = given.value;
+      setting.alias_ignored = given.variable != row.shown.alias && find_value(row.shown.alias, lookup) != nullptr;
+      Config assigned = config;  // an invalid value may be stored in part
+      setting.valid = row.assign(assigned, {given.value, given.variable});
+      if (setting.valid) config = std::move(assigned);
+    }
+    settings.push_back(std::move(setting));
+  }
+  return settings;
+}
+
+std::vector<Setting> read_settings(Config& config) {
+  return read_settings(read_environment, config);
 }
 
 std::vector<Variable> variables() {
@@ -356,9 +393,9 @@ std::vector<Variable> variables() {
   return shown;
 }
 
-void log_unused_variables(const char* const* environment) {
+UnusedVariables find_unused_variables(const char* const* environment) {
   const std::vector<Variable> known = variables();
-  std::string unused;
+  UnusedVariables found;
   for (; *environment != nullptr; ++environment) {
     const std::string_view entry = *environment;
     const std::string name(entry.substr(0, entry.find('=')));
@@ -366,14 +403,24 @@ void log_unused_variables(const char* const* environment) {
       return name == row.name || (row.alias != nullptr && name == row.alias);
     });
     if (used) continue;
-    if (name.starts_with("NCCL_IB_")) unused += (unused.empty() ? "" : ", ") + name;
+    if (name.starts_with("NCCL_IB_")) found.nccl_ib.push_back(name);
     if (!name.starts_with("VERBATIM_")) continue;
     const auto nearest = std::min_element(known.begin(), known.end(), [&](const Variable& a, const Variable& b) {
       return edit_distance(name, a.name) < edit_distance(name, b.name);
     });
-    VERBATIM_WARN("%s is no setting of Verbatim and has no effect. Next: is %s meant? plugin/README.md lists all",
-                  name.c_str(), nearest->name);
+    found.unknown.push_back({name, nearest->name});
   }
+  return found;
+}
+
+void log_unused_variables(const char* const* environment) {
+  const UnusedVariables found = find_unused_variables(environment);
+  for (const UnusedVariables::Unknown& variable : found.unknown) {
+    VERBATIM_WARN("%s is no setting of Verbatim and has no effect. Next: is %s meant? plugin/README.md lists all",
+                  variable.name.c_str(), variable.nearest);
+  }
+  std::string unused;
+  for (const std::string& name : found.nccl_ib) unused.append(unused.empty() ? "" : ", ").append(name);
   if (!unused.empty()) VERBATIM_INFO("set, but not used by Verbatim: %s", unused.c_str());
 }
 

@@ -123,8 +123,35 @@ struct Variable {
 
 std::vector<Variable> variables();
 
-// Logs which variables in `environment` ("NAME=VALUE", nullptr at the end) have no effect: those of NCCL's InfiniBand
-// transport in one INFO line, each unknown VERBATIM_ variable in a warning with the nearest known name.
+// One row of the table with what the environment gives it.
+struct Setting {
+  Variable shown;
+  const char* set_by = nullptr;  // the variable whose value counts, shown.name or shown.alias; nullptr: the default
+  std::string value = {};        // empty: the default
+  bool valid = true;
+  bool alias_ignored = false;  // both variables are set, and NCCL's has no effect
+};
+
+// Every row of the table. `config` gets the values that are valid: unlike Config::from_environment, this does not end
+// at the first that is not. Logs nothing.
+std::vector<Setting> read_settings(const std::function<const char*(const char*)>& lookup, Config& config);
+std::vector<Setting> read_settings(Config& config);  // of the environment
+
+// Variables that are set and have no effect.
+struct UnusedVariables {
+  struct Unknown {
+    std::string name;
+    const char* nearest;  // the setting with the most similar name
+  };
+  std::vector<std::string> nccl_ib;  // of NCCL's InfiniBand transport
+  std::vector<Unknown> unknown;      // VERBATIM_ variables that do not exist
+};
+
+// `environment`: "NAME=VALUE", nullptr at the end.
+UnusedVariables find_unused_variables(const char* const* environment);
+
+// Logs which variables in `environment` have no effect: those of NCCL's InfiniBand transport in one INFO line, each
+// unknown VERBATIM_ variable in a warning with the nearest known name.
 void log_unused_variables(const char* const* environment);
 
 // The table in plugin/README.md: a header row, a separator row and one row for each variable, each with a newline at

@@ -20,73 +20,79 @@ namespace {
 // NCCL assumes the same speed for a port of unknown speed.
 constexpr std::uint32_t kUnknownSpeedMbps = 10'000;
 
-const char* port_state_name(ibv_port_state state) {
+struct Skip {
+  SkipCause cause;
+  std::string reason;
+};
+
+Skip not_active(ibv_port_state state) {
   switch (state) {
     case IBV_PORT_DOWN:
-      return "port is DOWN";
+      return {SkipCause::kPortDown, "port is DOWN"};
     case IBV_PORT_INIT:
-      return "port is in INIT (no subnet manager has configured it)";
+      return {SkipCause::kNoSubnetManager, "port is in INIT (no subnet manager has configured it)"};
     case IBV_PORT_ARMED:
-      return "port is ARMED (no subnet manager has activated it)";
+      return {SkipCause::kNoSubnetManager, "port is ARMED (no subnet manager has activated it)"};
     default:
-      return "port is not ACTIVE";
+      return {SkipCause::kNotActive, "port is not ACTIVE"};
   }
 }
 
-// Opens devices and collects their usable ports for DeviceInventory::open.
+// Opens devices and collects their usable ports for DeviceSurvey::make.
 struct DeviceEnumerator {
   const Verbs& verbs;
   const Mlx5* mlx5;
   const Config& config;
   const HcaFilter& filter;
   bool relaxed_ordering;
-  bool peer_memory;
-  std::vector<std::unique_ptr<Device>> devices = {};
-  std::vector<Port> ports = {};
-  std::vector<SkippedPort> skipped = {};
-  bool has_failed = false;  // a device or port is skipped because of an error or of a wrong GID setting
+  DeviceSurvey::Unused unused;
+  DeviceSurvey& survey;
 
   void add_device(ibv_device* found) {
     const std::string name = verbs.get_device_name(found);
     if (!filter.may_select(name)) return skip(name, 0, not_selected());
-    if (found->transport_type != IBV_TRANSPORT_IB) return skip(name, 0, "device has no InfiniBand or RoCE transport");
+    if (found->transport_type != IBV_TRANSPORT_IB) {
+      return skip(name, 0, {SkipCause::kTransport, "device has no InfiniBand or RoCE transport"});
+    }
     Result<std::unique_ptr<Device>> device = Device::open(verbs, mlx5, found, relaxed_ordering);
     if (!device) {
       std::string reason = explain_open(*found, device.error());
       // EPERM is no failure: a container can see devices in sysfs that it is not allowed to open.
-      has_failed = has_failed || device.error().sys_errno != EPERM;
-      return skip(name, 0, std::move(reason));
+      survey.has_failed = survey.has_failed || device.error().sys_errno != EPERM;
+      return skip(name, 0, {SkipCause::kOpenFailed, std::move(reason)});
     }
-    const std::size_t ports_before = ports.size();
+    const std::size_t ports_before = survey.ports.size();
     for (unsigned port_num = 1; port_num <= (*device)->attributes().phys_port_cnt; ++port_num) {
       add_port(**device, static_cast<std::uint8_t>(port_num));
     }
-    if (ports.size() > ports_before) devices.push_back(*std::move(device));
+    if (survey.ports.size() > ports_before || unused == DeviceSurvey::Unused::kKeep) {
+      survey.devices.push_back(*std::move(device));
+    }
   }
 
   // Only the first failure names the device node, so that all later ones have the same reason and share one entry of
   // the log line.
   std::string explain_open(const ibv_device& device, const Error& error) const {
     std::string text = std::string(error.operation) + " failed: " + std::strerror(error.sys_errno);
-    if (!has_failed && error.operation == std::string_view("ibv_open_device") && device.dev_name[0] != '\0') {
+    if (!survey.has_failed && error.operation == std::string_view("ibv_open_device") && device.dev_name[0] != '\0') {
       text.append(" (/dev/infiniband/").append(device.dev_name).append(")");
     }
     return text;
   }
 
-  void skip(const std::string& device, unsigned port_num, std::string reason) {
-    skipped.push_back({device, port_num, std::move(reason)});
+  void skip(const std::string& device, unsigned port_num, Skip why) {
+    survey.skipped.push_back({device, port_num, std::move(why.reason), why.cause});
   }
 
-  std::string not_selected() const {
-    return std::string("not selected by ") + config.hca.variable + "=" + config.hca.value;
+  Skip not_selected() const {
+    return {SkipCause::kNotSelected, std::string("not selected by ") + config.hca.variable + "=" + config.hca.value};
   }
 
-  std::string gid_reason(const Device& device, const Error& error) {
-    if (error.sys_errno != ENODATA) return "no usable GID";
-    has_failed = true;
-    return "GID " + std::to_string(config.gid.for_device(device.name()).value_or(0)) + ", set by " +
-           config.gid.variable + ", is empty or does not exist";
+  Skip no_gid(const Device& device, const Error& error) {
+    if (error.sys_errno != ENODATA) return {SkipCause::kNoGid, "no usable GID"};
+    survey.has_failed = true;
+    return {SkipCause::kGidSetting, "GID " + std::to_string(config.gid.for_device(device.name()).value_or(0)) +
+                                        ", set by " + config.gid.variable + ", is empty or does not exist"};
   }
 
   void add_port(Device& device, std::uint8_t port_num) {
@@ -94,14 +100,15 @@ struct DeviceEnumerator {
     if (!match.selected) return skip(device.name(), port_num, not_selected());
     const Result<ibv_port_attr> attributes = verbs.port_attributes(device.context(), port_num);
     if (!attributes) {
-      has_failed = true;
+      survey.has_failed = true;
       return skip(device.name(), port_num,
-                  std::string("ibv_query_port failed: ") + std::strerror(attributes.error().sys_errno));
+                  {SkipCause::kQueryFailed,
+                   std::string("ibv_query_port failed: ") + std::strerror(attributes.error().sys_errno)});
     }
-    if (attributes->state != IBV_PORT_ACTIVE) return skip(device.name(), port_num, port_state_name(attributes->state));
+    if (attributes->state != IBV_PORT_ACTIVE) return skip(device.name(), port_num, not_active(attributes->state));
     const Result<GidEntry> gid =
         choose_gid(verbs, device.context(), device.name().c_str(), port_num, *attributes, config.gid);
-    if (!gid) return skip(device.name(), port_num, gid_reason(device, gid.error()));
+    if (!gid) return skip(device.name(), port_num, no_gid(device, gid.error()));
 
     Port port;
     port.device = &device;
@@ -109,9 +116,7 @@ struct DeviceEnumerator {
     port.name = device.name() + ":" + std::to_string(port_num);
     port.nccl_name = std::string(kNcclNamePrefix) + device.name();
     if (port_num != 1) port.nccl_name += "_p" + std::to_string(port_num);
-    // Kernels report a speed above NDR as NDR, because `active_speed` has only 8 bits; sysfs has the speed itself.
-    port.speed_mbps = std::max(port_speed_mbps(attributes->active_speed, attributes->active_width),
-                               sysfs_port_speed_mbps(device.sysfs_path(), port_num).value_or(0));
+    port.speed_mbps = port_speed_mbps(device, port_num, *attributes);
     if (port.speed_mbps == 0) port.speed_mbps = kUnknownSpeedMbps;
     port.pci_path = sysfs_pci_path(device.sysfs_path());
     port.guid = be64toh(device.attributes().sys_image_guid);
@@ -120,14 +125,13 @@ struct DeviceEnumerator {
     port.grh_required = (attributes->flags & IBV_QPF_GRH_REQUIRED) != 0;
     port.active_mtu = attributes->active_mtu;
     port.max_msg_bytes = attributes->max_msg_sz;
-    if (peer_memory && has_kernel_driver(device.sysfs_path())) port.ptr_support |= kPtrCuda;
-    if (device.dmabuf_errno() == 0) port.ptr_support |= kPtrDmaBuf;
+    port.ptr_support = ptr_support(device, survey.peer_memory);
     port.rail_id = match.rail_id;
     port.plane_id = match.plane_id;
     port.gid = *gid;
     port.adaptive_routing =
         config.adaptive_routing == Switch::kAuto ? !port.is_roce() : config.adaptive_routing == Switch::kOn;
-    ports.push_back(std::move(port));
+    survey.ports.push_back(std::move(port));
   }
 };
 
@@ -172,14 +176,8 @@ void log_missing_gpu_memory(const std::vector<Port>& ports, const std::string& r
   bool kernel_driver = false;
   for (const Port& port : ports) {
     if (port.ptr_support != kPtrHost) continue;
-    const int error = port.device->dmabuf_errno();
-    const bool has_driver = has_kernel_driver(port.device->sysfs_path());
-    kernel_driver = kernel_driver || has_driver;
-    std::string reason = std::string("dma-buf: ") +
-                         (error == ENOSYS ? "this libibverbs has no ibv_reg_dmabuf_mr" : std::strerror(error)) +
-                         ", peer memory: " +
-                         (has_driver ? "no module nvidia_peermem or nv_peer_mem" : "the device has no kernel driver");
-    without.push_back({port.device->name(), port.port_num, std::move(reason)});
+    kernel_driver = kernel_driver || has_kernel_driver(port.device->sysfs_path());
+    without.push_back({port.device->name(), port.port_num, why_no_gpu_memory(*port.device)});
   }
   if (without.empty()) return;
   const bool gpu = sysfs_exists(root + "/sys/module/nvidia") && kernel_driver;
@@ -208,8 +206,8 @@ Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verb
   return open(verbs, mlx5 ? &*mlx5 : nullptr, config, "");
 }
 
-Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verbs, const Mlx5* mlx5,
-                                                               const Config& config, const std::string& root) {
+Result<DeviceSurvey> DeviceSurvey::make(const Verbs& verbs, const Mlx5* mlx5, const Config& config,
+                                        const std::string& root, Unused unused) {
   const Result<HcaFilter> filter = HcaFilter::parse(config.hca.value);
   if (!filter) {
     VERBATIM_WARN("%s=%s is not valid. Next: set [^][=]name[:port[:rail[:plane]]],...", config.hca.variable,
@@ -245,32 +243,89 @@ Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verb
     return Error{ErrorKind::kUsage, ENODEV, "ibv_get_device_list"};
   }
 
-  DeviceEnumerator found{.verbs = verbs,
-                         .mlx5 = mlx5,
-                         .config = config,
-                         .filter = *filter,
-                         .relaxed_ordering = can_relax && config.relaxed_ordering != Switch::kOff,
-                         .peer_memory = peer_memory_loaded(root)};
-  for (int i = 0; i < count; ++i) found.add_device(list.get()[i]);
-  if (found.ports.empty()) {
-    VERBATIM_WARN("no RDMA device is usable. %s", group_by_reason(found.skipped).c_str());
+  DeviceSurvey survey;
+  survey.peer_memory = peer_memory_loaded(root);
+  DeviceEnumerator enumerator{.verbs = verbs,
+                              .mlx5 = mlx5,
+                              .config = config,
+                              .filter = *filter,
+                              .relaxed_ordering = can_relax && config.relaxed_ordering != Switch::kOff,
+                              .unused = unused,
+                              .survey = survey};
+  for (int i = 0; i < count; ++i) enumerator.add_device(list.get()[i]);
+  std::sort(survey.ports.begin(), survey.ports.end(), sorts_before);
+  number_ports(survey.ports);
+  return survey;
+}
+
+Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verbs, const Mlx5* mlx5,
+                                                               const Config& config, const std::string& root) {
+  Result<DeviceSurvey> made = DeviceSurvey::make(verbs, mlx5, config, root, DeviceSurvey::Unused::kClose);
+  if (!made) return made.error();
+  DeviceSurvey& survey = *made;
+  if (survey.ports.empty()) {
+    VERBATIM_WARN("no RDMA device is usable. %s", group_by_reason(survey.skipped).c_str());
     return Error{ErrorKind::kUsage, ENODEV, "RDMA devices"};
   }
   // A warning if an error or a setting costs bandwidth; a port that is not selected or not active is normal.
-  if (!found.skipped.empty()) {
-    log_line(found.has_failed ? LogLevel::kWarn : LogLevel::kInfo, __FILE__, __LINE__, "not used: %s",
-             group_by_reason(found.skipped).c_str());
+  if (!survey.skipped.empty()) {
+    log_line(survey.has_failed ? LogLevel::kWarn : LogLevel::kInfo, __FILE__, __LINE__, "not used: %s",
+             group_by_reason(survey.skipped).c_str());
   }
-  std::sort(found.ports.begin(), found.ports.end(), sorts_before);
-  number_ports(found.ports);
-  for (const Port& port : found.ports) log_port(port);
-  log_missing_gpu_memory(found.ports, root);
+  for (const Port& port : survey.ports) log_port(port);
+  log_missing_gpu_memory(survey.ports, root);
 
   std::shared_ptr<DeviceInventory> inventory(new DeviceInventory);
-  inventory->devices_ = std::move(found.devices);
-  inventory->ports_ = std::move(found.ports);
-  inventory->skipped_ = std::move(found.skipped);
+  inventory->devices_ = std::move(survey.devices);
+  inventory->ports_ = std::move(survey.ports);
+  inventory->skipped_ = std::move(survey.skipped);
   return inventory;
+}
+
+std::string next_step(const SkippedPort& skipped, const Config& config) {
+  switch (skipped.cause) {
+    case SkipCause::kNotSelected:
+      return std::string("if it is to be used, select it with ") + config.hca.variable + ", or unset that";
+    case SkipCause::kTransport:
+      return "none: Verbatim needs InfiniBand or RoCE";
+    case SkipCause::kOpenFailed:
+      return "check that this user may read and write /dev/infiniband (in a container: pass the devices on), 'ulimit "
+             "-l', and 'dmesg'";
+    case SkipCause::kQueryFailed:
+      return "look for the driver's reason in 'dmesg'";
+    case SkipCause::kPortDown:
+      return "check the cable and the port of the switch; on RoCE also set its network interface up ('ip link')";
+    case SkipCause::kNoSubnetManager:
+      return "start a subnet manager (opensm), or check the one of the switch";
+    case SkipCause::kNotActive:
+      return "look at its state with ibv_devinfo";
+    case SkipCause::kNoGid:
+      return "give the network interface of the port an address ('ip addr')";
+    case SkipCause::kGidSetting:
+      return std::string("set ") + config.gid.variable + " to an entry that is not empty, or to auto";
+  }
+  return {};
+}
+
+unsigned ptr_support(const Device& device, bool peer_memory) {
+  unsigned support = kPtrHost;
+  if (peer_memory && has_kernel_driver(device.sysfs_path())) support |= kPtrCuda;
+  if (device.dmabuf_errno() == 0) support |= kPtrDmaBuf;
+  return support;
+}
+
+std::string why_no_gpu_memory(const Device& device) {
+  const int error = device.dmabuf_errno();
+  return std::string("dma-buf: ") +
+         (error == ENOSYS ? "this libibverbs has no ibv_reg_dmabuf_mr" : std::strerror(error)) + ", peer memory: " +
+         (has_kernel_driver(device.sysfs_path()) ? "no module nvidia_peermem or nv_peer_mem"
+                                                 : "the device has no kernel driver");
+}
+
+std::uint32_t port_speed_mbps(const Device& device, std::uint8_t port_num, const ibv_port_attr& attributes) {
+  // Kernels report a speed above NDR as NDR, because `active_speed` has only 8 bits; sysfs has the speed itself.
+  return std::max(port_speed_mbps(attributes.active_speed, attributes.active_width),
+                  sysfs_port_speed_mbps(device.sysfs_path(), port_num).value_or(0));
 }
 
 std::uint32_t port_speed_mbps(std::uint8_t active_speed, std::uint8_t active_width) {

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <tuple>
+#include <iterator>
 
 #include "verbs/errors.h"
 
@@ -15,6 +15,11 @@ namespace verbatim {
 namespace {
 
 constexpr int kMaxGidEntries = 256;
+
+// An address handle has 8 bits for the GID index (ibv_global_route::sgid_index).
+unsigned usable_entries(const ibv_port_attr& port) {
+  return static_cast<unsigned>(std::clamp(port.gid_tbl_len, 0, kMaxGidEntries));
+}
 
 bool is_empty(const ibv_gid& gid) {
   return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](std::uint8_t byte) { return byte == 0; });
@@ -72,16 +77,40 @@ std::optional<GidEntry> read_gid(const Verbs& verbs, ibv_context* context, std::
   return GidEntry{index, gid, version_from_sysfs(context, port_num, index)};
 }
 
+// Members are compared in this order; an entry that has more is preferred.
+struct GidRank {
+  bool filled;
+  bool in_range;
+  int version;
+  int address;
+  unsigned inverted_index;
+
+  auto operator<=>(const GidRank&) const = default;
+};
+
+GidRank rank_of(const GidEntry& entry, const GidSetting& setting) {
+  return {.filled = !is_empty(entry.gid),
+          .in_range = setting.range && setting.range->contains(address_of(entry.gid)),
+          .version = version_rank(entry.version, setting.roce_version),
+          .address = address_rank(entry.gid, setting.family),
+          .inverted_index = ~entry.index};
+}
+
+// Why an entry of the rank `better` is preferred to one of the rank `other`.
+std::string why_preferred(const GidRank& better, const GidRank& other, const GidSetting& setting) {
+  if (better.in_range != other.in_range) return "its address is in VERBATIM_ADDR_RANGE";
+  if (better.version != other.version) return "RoCE v" + std::to_string(setting.roce_version) + " is preferred";
+  if (other.address == 0 && better.address != 0) return "its address is routable";
+  if (better.address != other.address) return setting.family == AF_INET ? "IPv4 is preferred" : "IPv6 is preferred";
+  return "it is the first of equals";
+}
+
 }  // namespace
 
 std::optional<GidEntry> best_gid(std::span<const GidEntry> entries, const GidSetting& setting) {
-  const auto rank = [&](const GidEntry& entry) {
-    const bool in_range = setting.range && setting.range->contains(address_of(entry.gid));
-    return std::make_tuple(!is_empty(entry.gid), in_range, version_rank(entry.version, setting.roce_version),
-                           address_rank(entry.gid, setting.family), ~entry.index);
-  };
-  const auto best = std::max_element(entries.begin(), entries.end(),
-                                     [&](const GidEntry& a, const GidEntry& b) { return rank(a) < rank(b); });
+  const auto best = std::max_element(entries.begin(), entries.end(), [&](const GidEntry& a, const GidEntry& b) {
+    return rank_of(a, setting) < rank_of(b, setting);
+  });
   if (best == entries.end() || is_empty(best->gid)) return std::nullopt;
   return *best;
 }
@@ -97,8 +126,7 @@ std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, s
 
 Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                             const ibv_port_attr& port, const GidSetting& setting) {
-  // An address handle has 8 bits for the GID index (ibv_global_route::sgid_index).
-  const auto table_entries = static_cast<unsigned>(std::clamp(port.gid_tbl_len, 0, kMaxGidEntries));
+  const unsigned table_entries = usable_entries(port);
   if (port.link_layer != IBV_LINK_LAYER_ETHERNET) {
     const auto routable =
         setting.flid_index < table_entries ? read_gid(verbs, context, port_num, setting.flid_index) : std::nullopt;
@@ -122,6 +150,27 @@ Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const cha
     return known;
   }
   return choose_gid(verbs, context, device, port_num, port, setting);
+}
+
+std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
+                                     const ibv_port_attr& port) {
+  return read_gid_table(verbs, context, port_num, usable_entries(port));
+}
+
+std::string why_chosen(const GidEntry& chosen, std::span<const GidEntry> entries, const char* device,
+                       const ibv_port_attr& port, const GidSetting& setting) {
+  if (port.link_layer != IBV_LINK_LAYER_ETHERNET) {
+    return flid(chosen.gid) != 0 && chosen.index == setting.flid_index ? "InfiniBand: it has an FLID"
+                                                                       : "InfiniBand: entry 0 unless one has an FLID";
+  }
+  if (setting.for_device(device)) return std::string("set by ") + setting.variable;
+  const GidRank rank = rank_of(chosen, setting);
+  std::vector<GidEntry> others;
+  std::copy_if(entries.begin(), entries.end(), std::back_inserter(others),
+               [&](const GidEntry& entry) { return entry.index != chosen.index; });
+  const std::optional<GidEntry> second = best_gid(others, setting);
+  if (!second) return "it is the only one";
+  return why_preferred(rank, rank_of(*second, setting), setting);
 }
 
 std::uint16_t subnet(const ibv_gid& gid) {

@@ -32,12 +32,20 @@ std::optional<GidEntry> best_gid(std::span<const GidEntry> entries, const GidSet
 std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
                                      unsigned table_entries);
 
+// The same for every entry that choose_gid looks at.
+std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
+                                     const ibv_port_attr& port);
+
 // The entry for this port; logs nothing. RoCE: the index that `setting` has for `device` (error kUsage with ENODATA
 // when that entry is empty or cannot be read), else best_gid of the table (error kUsage with ENOENT when there is
 // none). InfiniBand, as in NCCL: `setting.flid_index` if that entry has an FLID, else index 0. LIDs are the addresses
 // there, and GIDs are needed between subnets only.
 Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                             const ibv_port_attr& port, const GidSetting& setting);
+
+// For people: why choose_gid takes `chosen` of the port's `entries`, with the same arguments.
+std::string why_chosen(const GidEntry& chosen, std::span<const GidEntry> entries, const char* device,
+                       const ibv_port_attr& port, const GidSetting& setting);
 
 // Returns `known` if the table still has this GID at its index, else calls choose_gid again: the addresses of a host
 // can change while the process runs.

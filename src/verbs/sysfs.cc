@@ -52,6 +52,13 @@ std::optional<std::uint32_t> sysfs_port_speed_mbps(const std::string& sysfs_path
   return static_cast<std::uint32_t>(gigabits * 1000);
 }
 
+std::optional<int> sysfs_numa_node(const std::string& sysfs_path) {
+  std::ifstream file(sysfs_path + "/device/numa_node");  // -1: the platform has no nodes
+  int node = -1;
+  if (!(file >> node) || node < 0) return std::nullopt;
+  return node;
+}
+
 bool peer_memory_loaded(const std::string& root) {
   for (const char* sign :
        {"/sys/kernel/mm/memory_peers/nv_mem/version", "/sys/kernel/mm/memory_peers/nv_mem_nc/version",

@@ -23,6 +23,9 @@ std::optional<std::string> sysfs_pci_path(const std::string& sysfs_path);
 // The speed in the file "rate", which can have speeds that ibv_port_attr cannot express (XDR).
 std::optional<std::uint32_t> sysfs_port_speed_mbps(const std::string& sysfs_path, std::uint8_t port_num);
 
+// The node of the PCI device. nullopt: none, or not known.
+std::optional<int> sysfs_numa_node(const std::string& sysfs_path);
+
 // Whether a kernel module is loaded that allows NICs to pin GPU memory. `root` is put before /sys and /proc.
 bool peer_memory_loaded(const std::string& root);
 

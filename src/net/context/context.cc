@@ -127,17 +127,21 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
 Result<Context*> open_context(int traffic_class) {
   Result<Config> config = Config::from_environment();
   if (!config) return config.error();
+  return open_context(std::move(*config), traffic_class);
+}
+
+Result<Context*> open_context(Config config, int traffic_class) {
   if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
   std::unique_ptr<ProcessState> opened;  // becomes g_process once nothing can fail any more
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) {
     log_unused_variables(environ);
-    Result<std::unique_ptr<ProcessState>> process = open_process(*config);
+    Result<std::unique_ptr<ProcessState>> process = open_process(config);
     if (!process) return process.error();
     opened = std::move(*process);
   }
   ProcessState& process = opened != nullptr ? *opened : *g_process;
-  auto* context = new Context(std::move(*config), traffic_class, process.contexts_made++, process);
+  auto* context = new Context(std::move(config), traffic_class, process.contexts_made++, process);
   process.contexts.insert(context);
   if (opened != nullptr) g_process = opened.release();
   return context;

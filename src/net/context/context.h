@@ -94,6 +94,8 @@ class Context {
 
 // Reads the configuration and, the first time, opens the devices. An error has been logged.
 Result<Context*> open_context(int traffic_class);
+// The same with a configuration that the caller has read.
+Result<Context*> open_context(Config config, int traffic_class);
 
 // Destroys the context with everything that it owns, and the process state with the last context.
 void close_context(Context* context);

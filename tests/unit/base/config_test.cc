@@ -204,6 +204,30 @@ TEST(Config, AddressRange_ContainsItsAddresses) {
   }
 }
 
+TEST(ReadSettings, InvalidValue_LeavesTheDefaultAndTheOthers) {
+  const std::map<std::string, std::string> given = {{"VERBATIM_GID_INDEX", "mlx5_0=1,mlx5_1=x"},
+                                                    {"VERBATIM_TC", "106"},
+                                                    {"NCCL_IB_TC", "1"},
+                                                    {"NCCL_IB_SL", "3"},
+                                                    {"VERBATIM_HCA", ""}};
+  const LogCapture log;
+  Config config;
+  const std::vector<Setting> settings =
+      read_settings([&](const char* name) { return given.contains(name) ? given.at(name).c_str() : nullptr; }, config);
+  std::string shown;
+  for (const Setting& setting : settings) {
+    if (setting.set_by == nullptr) continue;
+    shown.append(setting.set_by).append("=").append(setting.value).append(setting.valid ? "" : " invalid");
+    shown.append(setting.alias_ignored ? " alias ignored;" : ";");
+  }
+  EXPECT_EQ(settings.size(), variables().size());
+  EXPECT_EQ(shown, "VERBATIM_GID_INDEX=mlx5_0=1,mlx5_1=x invalid;VERBATIM_TC=106 alias ignored;NCCL_IB_SL=3;");
+  EXPECT_TRUE(config.gid.per_device.empty());
+  EXPECT_EQ(config.traffic_class, 106);
+  EXPECT_EQ(config.service_level, 3);
+  EXPECT_TRUE(log.warnings().empty());
+}
+
 using Lines = std::vector<std::string>;
 
 // The INFO lines and the warnings.

@@ -172,6 +172,38 @@ TEST_F(DeviceInventoryTest, NoUsableDevice_OneWarningGivesEveryReason) {
   EXPECT_EQ(fake_.live("pd"), 0);
 }
 
+// What verbatim-info shows, for every cause but one: a port that is not active for another reason.
+TEST_F(DeviceInventoryTest, Survey_KeepsEveryDeviceAndSaysWhatToDo) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  fake_.add_device("mlx5_1").add_roce_port().attributes.state = IBV_PORT_DOWN;
+  fake_.add_device("mlx5_2").add_infiniband_port().attributes.state = IBV_PORT_ARMED;
+  fake_.add_device("mlx5_3").add_roce_port().gids = {std::nullopt};
+  fake_.add_device("mlx5_4").add_roce_port().query_errno = EIO;
+  fake_.add_device("mlx5_5").add_roce_port();
+  fake_.add_device("mlx5_6").open_errno = EACCES;
+  fake_.add_device("siw0").device.transport_type = IBV_TRANSPORT_IWARP;
+  fake_.add_device("bnxt_0");
+  config_.hca = {"^bnxt", "NCCL_IB_HCA"};
+  config_.gid = {.per_device = {{"mlx5_5", 9U}}, .variable = "NCCL_IB_GID_INDEX"};
+  const auto survey = DeviceSurvey::make(fake_.table, nullptr, config_, root_.string(), DeviceSurvey::Unused::kKeep);
+  ASSERT_TRUE(survey);
+  EXPECT_EQ(survey->devices.size(), 6U);
+  ASSERT_EQ(survey->ports.size(), 1U);
+  EXPECT_EQ(survey->ports[0].name, "mlx5_0:1");
+  EXPECT_TRUE(survey->has_failed);
+  EXPECT_TRUE(log_.warnings().empty());
+  const std::pair<SkipCause, const char*> expected[] = {
+      {SkipCause::kPortDown, "check the cable"},         {SkipCause::kNoSubnetManager, "start a subnet manager"},
+      {SkipCause::kNoGid, "give the network interface"}, {SkipCause::kQueryFailed, "look for the driver's reason"},
+      {SkipCause::kGidSetting, "set NCCL_IB_GID_INDEX"}, {SkipCause::kOpenFailed, "check that this user may"},
+      {SkipCause::kTransport, "none: Verbatim needs"},   {SkipCause::kNotSelected, "if it is to be used, select"}};
+  ASSERT_EQ(survey->skipped.size(), std::size(expected));
+  for (std::size_t i = 0; i < std::size(expected); ++i) {
+    EXPECT_EQ(survey->skipped[i].cause, expected[i].first) << i;
+    EXPECT_EQ(next_step(survey->skipped[i], config_).rfind(expected[i].second, 0), 0U) << i;
+  }
+}
+
 TEST_F(DeviceInventoryTest, DeviceOpenFails_IsSkippedWithErrno) {
   fake_.add_device("mlx5_0").add_roce_port();
   for (const auto& [verb, code, reason] :

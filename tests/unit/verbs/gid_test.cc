@@ -29,6 +29,29 @@ int best(std::initializer_list<Slot> slots, const GidSetting& setting = {}) {
   return chosen ? static_cast<int>(chosen->index) : -1;
 }
 
+// Of a RoCE port.
+std::string why(std::initializer_list<Slot> slots, const GidSetting& setting = {}) {
+  std::vector<GidEntry> entries;
+  for (const Slot& slot : slots) entries.push_back({slot.index, fake_gid(slot.gid, 0).gid, slot.version});
+  ibv_port_attr port = {};
+  port.link_layer = IBV_LINK_LAYER_ETHERNET;
+  return why_chosen(best_gid(entries, setting).value_or(GidEntry{}), entries, "mlx5_0", port, setting);
+}
+
+TEST(WhyChosen, SecondBestEntry_DecidesTheReason) {
+  const GidSetting range{.range = AddressRange{.prefix = IN6ADDR_ANY_INIT, .bits = 1}};  // IPv4 is in it, too
+  EXPECT_EQ(why({{0, "fe80::1", kV1}}), "it is the only one");
+  EXPECT_EQ(why({{0, "::ffff:10.0.0.1", kV1}, {1, "fe80::1", kV2}}), "RoCE v2 is preferred");
+  EXPECT_EQ(why({{0, "fe80::1", kV2}, {1, "2001:db8::1", kV2}}), "its address is routable");
+  EXPECT_EQ(why({{0, "2001:db8::1", kV2}, {1, "::ffff:10.0.0.1", kV2}}), "IPv4 is preferred");
+  EXPECT_EQ(why({{0, "::ffff:10.0.0.1", kV2}, {1, "::ffff:10.0.0.2", kV2}}), "it is the first of equals");
+  EXPECT_EQ(why({{0, "fe80::1", kV2}, {1, "::ffff:10.0.0.1", kV1}}, range), "its address is in VERBATIM_ADDR_RANGE");
+  EXPECT_EQ(why({{0, "fe80::1", kV1}, {1, "fe80::1", kV2}}, {.roce_version = 1}), "RoCE v1 is preferred");
+  EXPECT_EQ(why({{0, "2001:db8::1", kV2}, {1, "::ffff:10.0.0.1", kV2}}, {.family = AF_INET6}), "IPv6 is preferred");
+  EXPECT_EQ(why({{0, "fe80::1", kV1}}, {.everywhere = 0U, .variable = "NCCL_IB_GID_INDEX"}),
+            "set by NCCL_IB_GID_INDEX");
+}
+
 TEST(BestGid, UsualMlx5Table_PrefersIpv4RoceV2) {
   EXPECT_EQ(best({{0, "fe80::1", kV1}, {1, "fe80::1", kV2}, {2, "::ffff:10.0.0.1", kV1}, {3, "::ffff:10.0.0.1", kV2}}),
             3);

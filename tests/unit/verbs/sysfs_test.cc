@@ -55,6 +55,15 @@ TEST_F(Sysfs, NonPciDevice_HasNoPciPath) {
   EXPECT_EQ(sysfs_pci_path(""), std::nullopt);
 }
 
+TEST_F(Sysfs, NumaNode_IsReadFromPciDevice) {
+  EXPECT_EQ(sysfs_numa_node(class_dir()), std::nullopt);
+  pci_path("pci0000:00/0000:0c:00.0");
+  touch("sys/devices/pci0000:00/0000:0c:00.0/numa_node", "1\n");
+  EXPECT_EQ(sysfs_numa_node(class_dir()), 1);
+  touch("sys/devices/pci0000:00/0000:0c:00.0/numa_node", "-1\n");
+  EXPECT_EQ(sysfs_numa_node(class_dir()), std::nullopt);
+}
+
 TEST_F(Sysfs, Exists_IsTrueForPresentPath) {
   EXPECT_TRUE(sysfs_exists(class_dir()));
   EXPECT_FALSE(sysfs_exists(class_dir() / "no"));
