@@ -55,15 +55,18 @@ EndpointSizes RecvComm::endpoint_sizes(const Config& config, std::span<const Por
   return sizes;
 }
 
+std::size_t RecvComm::control_bytes(std::size_t devices, bool atomic) {
+  return wire::cts_ring_bytes(devices) + wire::completion_record_bytes(atomic) + kFlushTargetBytes;
+}
+
 Result<std::unique_ptr<RecvComm>> RecvComm::create(const CommSettings& settings, Endpoint endpoint,
                                                    const wire::Hello& peer) {
   const std::span<const Port* const> ports = endpoint.ports();
   const bool atomic_wanted = settings.config.completion == Completion::kAtomic;
   const char* const refused = atomic_wanted ? why_no_atomics(ports, peer) : nullptr;
   const bool atomic = atomic_wanted && refused == nullptr;
-  Result<ControlMemory> control = ControlMemory::create(
-      ports, wire::cts_ring_bytes(ports.size()) + wire::completion_record_bytes(atomic) + kFlushTargetBytes,
-      atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
+  Result<ControlMemory> control = ControlMemory::create(ports, control_bytes(ports.size(), atomic),
+                                                        atomic ? MrOrdering::kAtomic : MrOrdering::kStrict);
   if (!control) return control.error();
   std::unique_ptr<RecvComm> comm(new RecvComm(settings, std::move(endpoint), std::move(*control), atomic));
   comm->atomics_refused_ = refused;

@@ -26,6 +26,9 @@ class RecvComm final : public CommProgress<RecvComm> {
   static EndpointSizes endpoint_sizes(const Config& config, std::span<const Port* const> ports,
                                       const wire::Hello& peer);
 
+  // Bytes of the control memory. `atomic`: atomics signal arrivals.
+  static std::size_t control_bytes(std::size_t devices, bool atomic);
+
   // Arrivals are signalled by atomics where they are configured and both ends support them.
   static Result<std::unique_ptr<RecvComm>> create(const CommSettings& settings, Endpoint endpoint,
                                                   const wire::Hello& peer);

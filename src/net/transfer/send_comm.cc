@@ -34,10 +34,13 @@ EndpointSizes SendComm::endpoint_sizes(std::size_t devices, std::size_t qps_per_
   return sizes;
 }
 
+std::size_t SendComm::control_bytes(std::size_t remote_devices) {
+  return wire::cts_ring_bytes(remote_devices) + sizeof(WriteSources);
+}
+
 Result<std::unique_ptr<SendComm>> SendComm::create(const CommSettings& settings, Endpoint endpoint,
                                                    std::size_t remote_devices) {
-  Result<ControlMemory> control =
-      ControlMemory::create(endpoint.ports(), wire::cts_ring_bytes(remote_devices) + sizeof(WriteSources));
+  Result<ControlMemory> control = ControlMemory::create(endpoint.ports(), control_bytes(remote_devices));
   if (!control) return control.error();
   return std::unique_ptr<SendComm>(new SendComm(settings, std::move(endpoint), std::move(*control), remote_devices));
 }

@@ -28,7 +28,10 @@ class SendComm final : public CommProgress<SendComm> {
   // The endpoint that a send comm needs: `devices` of the end that has more, and so many QPs for each.
   static EndpointSizes endpoint_sizes(std::size_t devices, std::size_t qps_per_device, const Config& config);
 
-  // `remote_devices`: of the listening side; it determines the layout of the ring.
+  // Bytes of the control memory. `remote_devices`: of the listening side.
+  static std::size_t control_bytes(std::size_t remote_devices);
+
+  // `remote_devices` determines the layout of the ring.
   static Result<std::unique_ptr<SendComm>> create(const CommSettings& settings, Endpoint endpoint,
                                                   std::size_t remote_devices);
 

@@ -3,9 +3,11 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "connected_comms.h"
+#include "net/context/forecast.h"
 
 namespace verbatim {
 namespace {
@@ -13,8 +15,8 @@ namespace {
 class ContextTest : public ::testing::Test {
  protected:
   void TearDown() override {
-    for (const char* name :
-         {"VERBATIM_TC", "VERBATIM_CTS_TC", "VERBATIM_SL", "VERBATIM_CONNECT_TIMEOUT_S", "VERBATIM_CLOSE_TIMEOUT_MS"}) {
+    for (const char* name : {"VERBATIM_TC", "VERBATIM_CTS_TC", "VERBATIM_SL", "VERBATIM_CONNECT_TIMEOUT_S",
+                             "VERBATIM_CLOSE_TIMEOUT_MS", "VERBATIM_QPS_PER_CONNECTION"}) {
       ::unsetenv(name);
     }
   }
@@ -77,6 +79,28 @@ class ContextTest : public ::testing::Test {
     return link.send().error() != nullptr;
   }
 };
+
+// Both ends of one connection are one to send and one to receive.
+TEST_F(ContextTest, Forecast_IsWhatConnectionsTake) {
+  ::setenv("VERBATIM_QPS_PER_CONNECTION", "3", 1);
+  const auto open_descriptors = [] {
+    const std::filesystem::directory_iterator found("/proc/self/fd");
+    return std::distance(begin(found), end(found));
+  };
+  ConnectedComms link;
+  const auto before = open_descriptors();
+  link.connect();
+  const Forecast expected = forecast(link.context().config(), 1, 1, {});
+  EXPECT_EQ(expected.connections, 2U);
+  EXPECT_EQ(expected.qps, 6U);
+  EXPECT_EQ(link.ports()[0]->device->live_qps().load(), expected.qps);
+  EXPECT_EQ(open_descriptors() - before, static_cast<std::ptrdiff_t>(expected.descriptors));
+  const Forecast more = forecast(link.context().config(), 2, 10, {});
+  EXPECT_EQ(more.connections, 20U);
+  EXPECT_EQ(more.flush_qps, 20U);
+  EXPECT_EQ(more.memory_regions, 40U);
+  EXPECT_EQ(forecast({}, 1, 0, {}).descriptors, 0U);
+}
 
 TEST_F(ContextTest, TrafficClassOfCommunicator_ReachesBothEnds) {
   ConnectedComms link(104);

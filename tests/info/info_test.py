@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""usage: info_test.py TOOL VERBS_LIBRARY PLUGIN_README [PLUGIN LAUNCHER SOCKET_PLUGIN]
+Runs verbatim-info over softverbs. With PLUGIN, its exit status is compared with init of the plugin in the same
+environment."""
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL, VERBS_LIBRARY, README, *OTHERS = sys.argv[1:]
+PLUGIN, LAUNCHER, SOCKET_PLUGIN = OTHERS or (None, None, None)
+TIMEOUT_S = 60
+
+
+class NetTable(ctypes.Structure):
+    """How ncclNetPlugin_v8 begins."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("init", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p))]
+
+
+def environment(settings):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VERBATIM_", "NCCL_"))}
+    return {**kept, "VERBATIM_VERBS_LIBRARY": VERBS_LIBRARY, "VERBATIM_SOCKET_IFNAME": "lo", **settings}
+
+
+def run(command, settings):
+    return subprocess.run(command, env=environment(settings), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def init_plugin(settings):
+    """The exit status that the tool should have, and what the plugin logs, in a process of its own."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(writer, sys.stderr.fileno())
+        os.environ.clear()
+        os.environ.update(environment(settings))
+        os._exit(NetTable.in_dll(ctypes.CDLL(PLUGIN), "ncclNetPlugin_v8").init(None) != 0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as log:
+        text = log.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+def shown_values(value, key=None):
+    """The texts and numbers of the JSON object that people see too."""
+    if isinstance(value, dict):
+        for name, member in value.items():
+            yield from shown_values(member, name)
+    elif isinstance(value, list):
+        for member in value:
+            yield from shown_values(member, key)
+    elif value is not None and not isinstance(value, bool) and key not in ("schema", "origin"):
+        yield str(value)
+
+
+class Info(unittest.TestCase):
+    maxDiff = None
+
+    def info(self, *arguments, **settings):
+        """The JSON object. Checks the exit status, and that the text says the same."""
+        result = run([TOOL, "--json", *arguments], settings)
+        self.assertEqual(result.stderr, "")
+        report = json.loads(result.stdout)
+        self.assertEqual(result.returncode, 0 if report["init"]["succeeds"] else 1, result.stdout)
+        text = run([TOOL, *arguments], settings)
+        self.assertEqual((text.returncode, text.stderr), (result.returncode, ""))
+        for value in shown_values(report):
+            self.assertIn(value, text.stdout)
+        if PLUGIN:
+            status, log = init_plugin(settings)
+            self.assertEqual(status, result.returncode, log)
+            for warning in report["init"]["warnings"][:1]:  # the plugin ends at the first
+                self.assertEqual(log, f"verbatim: {warning}\n")
+        return report
+
+    def port(self, report, device=0):
+        (port,) = report["devices"][device]["ports"]
+        return port
+
+    def test_one_device_is_used(self):
+        report = self.info()
+        self.assertEqual(list(report)[0], "schema")
+        self.assertEqual(report["schema"], 1)
+        self.assertEqual(report["init"], {"succeeds": True, "usable_ports": 1, "warnings": []})
+        self.assertEqual(report["libraries"]["libibverbs"], {"path": os.path.realpath(VERBS_LIBRARY), "version": "1"})
+        self.assertEqual(report["side_channel"]["interface"], "lo")
+        self.assertEqual(report["side_channel"]["chosen_by"], "VERBATIM_SOCKET_IFNAME")
+        self.assertTrue(report["side_channel"]["loopback"])
+        (device,) = report["devices"]
+        self.assertEqual(device["name"], "softverbs0")
+        self.assertEqual(device["limits"]["qps"], 8192)
+        self.assertEqual((device["gpu_memory"]["dma_buf"], device["gpu_memory"]["peer_memory"]), (False, False))
+        self.assertIn("the device has no kernel driver", device["gpu_memory"]["reason"])
+        port = self.port(report)
+        self.assertEqual(
+            [port[name] for name in ("used", "nccl_name", "state", "link_layer", "speed_mbps", "mtu", "max_message_bytes")],
+            [True, "verbatim_softverbs0", "ACTIVE", "RoCE", 100000, 4096, 1 << 30],
+        )
+        self.assertEqual([(gid["index"], gid["type"], gid["taken"]) for gid in port["gids"]],
+                         [(0, "RoCE v1", False), (1, "RoCE v2", False), (2, "RoCE v1", False), (3, "RoCE v2", True)])
+        self.assertEqual(port["gids"][3]["gid"], "::ffff:10.77.0.1")
+        self.assertEqual(port["gids"][3]["why"], "its address is routable")
+        with open(README, encoding="utf-8") as readme:
+            table = readme.read().partition("<!-- variables:begin -->")[2].partition("<!-- variables:end -->")[0]
+        variables = re.findall(r"^\| `(VERBATIM_\w+)` \|", table, re.M)
+        self.assertEqual([setting["name"] for setting in report["settings"]], variables)
+        self.assertEqual({setting["name"] for setting in report["settings"] if setting["origin"] != "default"},
+                         {"VERBATIM_VERBS_LIBRARY", "VERBATIM_SOCKET_IFNAME"})
+        self.assertEqual(report["unused_variables"], [])
+        self.assertNotIn("forecast", report)
+
+    def test_infiniband_takes_entry_0(self):
+        port = self.port(self.info(SOFTVERBS_LINK_LAYER="ib"))
+        self.assertEqual((port["link_layer"], port["lid"]), ("InfiniBand", 1))
+        self.assertEqual([gid["why"] for gid in port["gids"] if gid["taken"]], ["InfiniBand: entry 0 unless one has an FLID"])
+
+    def test_no_device_fails(self):
+        report = self.info(SOFTVERBS_DEVICES="0")
+        self.assertFalse(report["init"]["succeeds"])
+        self.assertEqual(report["devices"], [])
+        self.assertIn("finds no device", report["init"]["warnings"][0])
+
+    def test_no_library_fails(self):
+        report = self.info(VERBATIM_VERBS_LIBRARY="/nowhere/libibverbs.so.1")
+        self.assertFalse(report["init"]["succeeds"])
+        self.assertIsNone(report["libraries"]["libibverbs"])
+
+    def test_port_down_is_not_used(self):
+        report = self.info(SOFTVERBS_DEVICES="2", SOFTVERBS_FAULTS="link-down device=0")
+        self.assertTrue(report["init"]["succeeds"])
+        down, up = self.port(report, 0), self.port(report, 1)
+        self.assertEqual((down["used"], down["reason"], down["state"]), (False, "port is DOWN", "DOWN"))
+        self.assertIn("check the cable", down["next"])
+        self.assertEqual(sum(gid["taken"] for gid in down["gids"]), 1)
+        self.assertEqual((up["used"], up["nccl_name"]), (True, "verbatim_softverbs1"))
+
+    def test_only_port_down_fails(self):
+        report = self.info(SOFTVERBS_FAULTS="link-down device=0")
+        self.assertFalse(report["init"]["succeeds"])
+        self.assertEqual(report["init"]["warnings"], ["no RDMA device is usable. softverbs0:1: port is DOWN"])
+
+    def test_malformed_hca_fails(self):
+        report = self.info(VERBATIM_HCA="softverbs0:x")
+        self.assertFalse(report["init"]["succeeds"])
+        self.assertIn("VERBATIM_HCA=softverbs0:x is not valid", report["init"]["warnings"][0])
+
+    def test_hca_that_selects_nothing_fails(self):
+        report = self.info(NCCL_IB_HCA="mlx5")
+        self.assertFalse(report["init"]["succeeds"])
+        (device,) = report["devices"]
+        self.assertEqual((device["reason"], device["ports"]), ("not selected by NCCL_IB_HCA=mlx5", []))
+        self.assertIn("NCCL_IB_HCA", device["next"])
+
+    def test_empty_gid_index_fails(self):
+        report = self.info(VERBATIM_GID_INDEX="9")
+        self.assertFalse(report["init"]["succeeds"])
+        port = self.port(report)
+        self.assertEqual(port["reason"], "GID 9, set by VERBATIM_GID_INDEX, is empty or does not exist")
+        self.assertIn("VERBATIM_GID_INDEX", port["next"])
+        self.assertEqual([(gid["index"], gid["taken"]) for gid in port["gids"]], [(index, False) for index in range(4)])
+
+    def test_settings_have_origins(self):
+        report = self.info(NCCL_IB_TIMEOUT="18", NCCL_IB_GID_INDEX="1", VERBATIM_GID_INDEX="2", NCCL_IB_OOO_RQ="1", VERBATIM_HCAS="x")
+        self.assertTrue(report["init"]["succeeds"])
+        settings = {setting["name"]: setting for setting in report["settings"]}
+        self.assertEqual(settings["VERBATIM_TIMEOUT"], {"name": "VERBATIM_TIMEOUT", "value": "18", "origin": "nccl",
+                                                        "variable": "NCCL_IB_TIMEOUT", "valid": True})
+        self.assertEqual(settings["VERBATIM_GID_INDEX"], {"name": "VERBATIM_GID_INDEX", "value": "2", "origin": "verbatim",
+                                                          "variable": "VERBATIM_GID_INDEX", "valid": True,
+                                                          "ignored": "NCCL_IB_GID_INDEX"})
+        self.assertEqual(settings["VERBATIM_RETRY_CNT"]["value"], "7")
+        self.assertEqual(report["unused_variables"], [{"name": "NCCL_IB_OOO_RQ"}, {"name": "VERBATIM_HCAS", "nearest": "VERBATIM_HCA"}])
+        self.assertEqual([gid["why"] for gid in self.port(report)["gids"] if gid["taken"]], ["set by VERBATIM_GID_INDEX"])
+
+    def test_invalid_values_are_all_named(self):
+        report = self.info(VERBATIM_TIMEOUT="99", NCCL_IB_RETRY_CNT="x")
+        self.assertFalse(report["init"]["succeeds"])
+        self.assertEqual([(setting["name"], setting["next"]) for setting in report["settings"] if not setting["valid"]],
+                         [("VERBATIM_TIMEOUT", "set 1 to 31"), ("VERBATIM_RETRY_CNT", "set 0 to 7")])
+        self.assertEqual(len(report["devices"]), 1)
+
+    def test_forecast_counts_connections(self):
+        forecast = self.info("--ranks", "4", "--channels", "2", VERBATIM_QPS_PER_CONNECTION="4")["forecast"]
+        ring, every_peer = forecast["rows"]
+        self.assertEqual((ring["pattern"], ring["connections"], ring["qps"]), ("ring", 4, 16))
+        self.assertEqual((every_peer["pattern"], every_peer["connections"], every_peer["qps"]), ("every peer", 12, 48))
+        self.assertEqual(every_peer["descriptors"] - ring["descriptors"], 8)
+        self.assertEqual(every_peer["registered_bytes"], 3 * ring["registered_bytes"])
+
+    def test_forecast_names_what_is_too_little(self):
+        forecast = self.info("--ranks", "4", "--channels", "2", SOFTVERBS_MAX_QP="15")["forecast"]
+        ring, every_peer = forecast["rows"]
+        self.assertNotIn("next", ring)
+        self.assertEqual((every_peer["qps"] + every_peer["flush_qps"], every_peer["next"]),
+                         (18, "use more devices, or fewer QPs or channels"))
+
+    def test_no_plugin_is_found(self):
+        nccl = json.loads(run([TOOL, "--json"], {"NCCL_NET": "Verbatim"}).stdout)["nccl"]
+        self.assertEqual([plugin["entry"] for plugin in nccl["plugins"]], ["libnccl-net.so"])
+        self.assertIn("cannot open", nccl["plugins"][0]["error"])
+        self.assertFalse(nccl["takes_verbatim"])
+        self.assertIn("NCCL_NET_PLUGIN=verbatim", nccl["next"])
+
+    @unittest.skipUnless(PLUGIN, "softverbs with a sanitizer")
+    def test_plugin_is_found_as_nccl_finds_it(self):
+        nccl = self.info(NCCL_NET_PLUGIN="verbatim", LD_LIBRARY_PATH=os.path.dirname(PLUGIN))["nccl"]
+        self.assertEqual(nccl["plugins"], [{"entry": "verbatim", "path": PLUGIN, "name": "Verbatim",
+                                            "tables": [12, 11, 10, 9, 8, 7, 6], "taken": True}])
+        self.assertTrue(nccl["takes_verbatim"])
+        self.assertIn("NCCL_NET=Verbatim", nccl["next"])
+
+    @unittest.skipUnless(PLUGIN, "softverbs with a sanitizer")
+    def test_other_plugin_shadows_this_one(self):
+        plugins = f"{SOCKET_PLUGIN},{PLUGIN}"
+        nccl = json.loads(run([TOOL, "--json"], {"NCCL_NET_PLUGIN": plugins}).stdout)["nccl"]
+        self.assertEqual([plugin["taken"] for plugin in nccl["plugins"]], [True, False])
+        self.assertFalse(nccl["takes_verbatim"])
+        nccl = json.loads(run([TOOL, "--json"], {"NCCL_NET_PLUGIN": plugins, "NCCL_NET": "verbatim"}).stdout)["nccl"]
+        self.assertEqual([plugin["taken"] for plugin in nccl["plugins"]], [False, True])
+        self.assertNotIn("next", nccl)
+
+    def test_no_file_is_written(self):
+        with tempfile.TemporaryDirectory() as directory:
+            files = {"VERBATIM_STATS": f"{directory}/stats", "VERBATIM_STATE_SOCKET": f"{directory}/socket"}
+            result = run([TOOL], files)
+            self.assertEqual((result.returncode, result.stderr, os.listdir(directory)), (0, "", []))
+            for path in files.values():
+                self.assertIn(path, result.stdout)
+
+    @unittest.skipUnless(LAUNCHER, "the launcher's library needs a build without sanitizers")
+    def test_launcher_gives_the_device_its_files(self):
+        result = run([LAUNCHER, "--lib", os.path.dirname(VERBS_LIBRARY), "--", TOOL, "--json"], {"VERBATIM_VERBS_LIBRARY": ""})
+        self.assertEqual(result.returncode, 0, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["libraries"]["libibverbs"]["path"], os.path.realpath(VERBS_LIBRARY))
+        self.assertEqual(os.path.dirname(report["libraries"]["libmlx5"]["path"]), os.path.dirname(os.path.realpath(VERBS_LIBRARY)))
+        self.assertTrue(report["devices"][0]["pci_path"].startswith("/sys/devices/"))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

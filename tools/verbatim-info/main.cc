@@ -1,0 +1,59 @@
+// verbatim-info: what Verbatim would do on this host, without NCCL and without a second rank.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "verbatim-info/report.h"
+#include "verbatim-info/text.h"
+
+namespace {
+
+using namespace verbatim::info;
+
+constexpr const char* kDescription =
+    "Prints what Verbatim would do on this host, in the environment of the job: libraries, every RDMA device and port\n"
+    "(used, or why not and what to do), GIDs, limits, the side channel, and every setting with its origin. Needs\n"
+    "neither NCCL nor another rank.";
+constexpr const char* kExitStatus =
+    "Exit status: 0 if the plugin's init succeeds here, which needs at least one usable port; 1 if it fails; other for "
+    "wrong arguments.";
+constexpr unsigned kMaxRanks = 1U << 20;
+constexpr unsigned kMaxChannels = 1024;
+
+int report(const std::optional<JobSize>& job, bool as_json) {
+  const nlohmann::ordered_json report = make_report(job);
+  // Names of files and values of settings can be bytes that are not UTF-8.
+  const std::string text =
+      as_json ? report.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n" : to_text(report);
+  std::fputs(text.c_str(), stdout);
+  return report["init"]["succeeds"].get<bool>() ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  JobSize size;
+  bool as_json = false;
+  CLI::App app(kDescription, "verbatim-info");
+  app.footer(kExitStatus);
+  app.add_flag("--json", as_json, "print one JSON object instead of text");
+  CLI::Option* const ranks = app.add_option("--ranks", size.ranks,
+                                            "forecast the QPs, registered memory and descriptors of one rank of a job "
+                                            "with N ranks, each on another host")
+                                 ->check(CLI::Range(2U, kMaxRanks))
+                                 ->type_name("N");
+  app.add_option("--channels", size.channels, "NCCL's channels in this forecast")
+      ->needs(ranks)
+      ->check(CLI::Range(1U, kMaxChannels))
+      ->capture_default_str()
+      ->type_name("C");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return report(ranks->count() != 0 ? std::optional(size) : std::nullopt, as_json);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "verbatim-info: %s\n", error.what());
+    return 1;
+  }
+}
