@@ -25,7 +25,7 @@ class NetTable(ctypes.Structure):
 
 def environment(settings):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VERBATIM_", "NCCL_"))}
-    return {**kept, "VERBATIM_VERBS_LIBRARY": VERBS_LIBRARY, "VERBATIM_SOCKET_IFNAME": "lo", **settings}
+    return {**kept, "NCCL_CONF_FILE": "/dev/null", "VERBATIM_VERBS_LIBRARY": VERBS_LIBRARY, "VERBATIM_SOCKET_IFNAME": "lo", **settings}
 
 
 def run(command, settings):
@@ -177,6 +177,18 @@ class Info(unittest.TestCase):
         self.assertEqual(settings["VERBATIM_RETRY_CNT"]["value"], "7")
         self.assertEqual(report["unused_variables"], [{"name": "NCCL_IB_OOO_RQ"}, {"name": "VERBATIM_HCAS", "nearest": "VERBATIM_HCA"}])
         self.assertEqual([gid["why"] for gid in self.port(report)["gids"] if gid["taken"]], ["set by VERBATIM_GID_INDEX"])
+
+    def test_configuration_file_of_nccl_counts(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
+            file.write("# of this cluster\nNCCL_IB_TIMEOUT=17\nNCCL_IB_SL=1\nNCCL_IB_HCA=mlx5\n")
+            file.flush()
+            result = run([TOOL, "--json"], {"NCCL_CONF_FILE": file.name, "NCCL_IB_SL": "2", "NCCL_IB_HCA": "softverbs"})
+        self.assertEqual(result.returncode, 0, result.stdout)
+        settings = {setting["name"]: setting for setting in json.loads(result.stdout)["settings"]}
+        self.assertEqual(settings["VERBATIM_TIMEOUT"], {"name": "VERBATIM_TIMEOUT", "value": "17", "origin": "nccl",
+                                                        "variable": "NCCL_IB_TIMEOUT", "file": file.name, "valid": True})
+        self.assertEqual(settings["VERBATIM_SL"], {"name": "VERBATIM_SL", "value": "2", "origin": "nccl",
+                                                   "variable": "NCCL_IB_SL", "valid": True})
 
     def test_invalid_values_are_all_named(self):
         report = self.info(VERBATIM_TIMEOUT="99", NCCL_IB_RETRY_CNT="x")

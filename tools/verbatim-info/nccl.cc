@@ -2,10 +2,13 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <pwd.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -93,7 +96,31 @@ Json library_json() {
   return json;
 }
 
+void read_file(const std::string& path, std::map<std::string, std::string>& file_of) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t equals = line.find('=');
+    if (equals == std::string::npos || equals == 0) continue;
+    const std::string name = line.substr(0, equals);
+    if (std::getenv(name.c_str()) != nullptr) continue;
+    ::setenv(name.c_str(), line.c_str() + equals + 1, 0);
+    file_of.emplace(name, path);
+  }
+}
+
 }  // namespace
+
+std::map<std::string, std::string> read_configuration_files() {
+  std::map<std::string, std::string> file_of;
+  const passwd* const user = ::getpwuid(::getuid());
+  if (const std::string given = setting("NCCL_CONF_FILE"); !given.empty()) {
+    read_file(given, file_of);
+  } else if (user != nullptr && user->pw_dir != nullptr) {
+    read_file(std::string(user->pw_dir) + "/.nccl.conf", file_of);
+  }
+  read_file("/etc/nccl.conf", file_of);
+  return file_of;
+}
 
 Json nccl_json() {
   const std::string net = setting("NCCL_NET");

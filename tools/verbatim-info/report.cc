@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -228,7 +229,8 @@ std::string plain(std::string text) {
   return text;
 }
 
-Json settings_json(const std::vector<Setting>& settings) {
+// `file_of`: the variables that come from a configuration file of NCCL.
+Json settings_json(const std::vector<Setting>& settings, const std::map<std::string, std::string>& file_of) {
   Json all = Json::array();
   for (const Setting& setting : settings) {
     const bool is_default = setting.set_by == nullptr;
@@ -237,7 +239,10 @@ Json settings_json(const std::vector<Setting>& settings) {
                  {"origin", is_default                             ? "default"
                             : setting.set_by == setting.shown.name ? "verbatim"
                                                                    : "nccl"}};
-    if (!is_default) json["variable"] = setting.set_by;
+    if (!is_default) {
+      json["variable"] = setting.set_by;
+      if (const auto file = file_of.find(setting.set_by); file != file_of.end()) json["file"] = file->second;
+    }
     json["valid"] = setting.valid;
     if (!setting.valid) json["next"] = "set " + plain(setting.shown.allowed);
     if (setting.alias_ignored) json["ignored"] = setting.shown.alias;
@@ -303,6 +308,7 @@ Json forecast_json(const JobSize& job, const Config& config, const InitResult& i
 
 Json make_report(const std::optional<JobSize>& job) {
   set_log_sink(keep_warning);
+  const std::map<std::string, std::string> file_of = read_configuration_files();
   const InitResult init = try_init();
   // The rest describes as much as is possible, also where init fails early.
   Config config;
@@ -337,7 +343,7 @@ Json make_report(const std::optional<JobSize>& job) {
                                                       "the service that starts the job")},
                    {"descriptors", limit_json(RLIMIT_NOFILE, kEnoughDescriptors, "for large jobs 'ulimit -n 65536'")}}},
                  {"devices", std::move(devices)},
-                 {"settings", settings_json(settings)},
+                 {"settings", settings_json(settings, file_of)},
                  {"unused_variables", unused_json()},
                  {"nccl", nccl_json()}};
   if (job) report["forecast"] = forecast_json(*job, config, init, device_qps);

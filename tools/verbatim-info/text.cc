@@ -127,6 +127,7 @@ std::string settings_text(const Json& settings) {
       continue;
     }
     line += " (by " + show(setting["variable"]);
+    if (setting.contains("file")) line += " in " + show(setting["file"]);
     if (setting.contains("ignored")) line += "; " + show(setting["ignored"]) + " is set too and has no effect";
     line += ")";
     if (!setting["valid"].get<bool>()) line += ": not valid";
