@@ -233,6 +233,10 @@ class Info(unittest.TestCase):
         nccl = json.loads(run([TOOL, "--json"], {"NCCL_NET_PLUGIN": plugins}).stdout)["nccl"]
         self.assertEqual([plugin["taken"] for plugin in nccl["plugins"]], [True, False])
         self.assertFalse(nccl["takes_verbatim"])
+        self.assertIn("NCCL takes another plugin", nccl["next"])
+        nccl = json.loads(run([TOOL, "--json"], {"NCCL_NET_PLUGIN": plugins, "NCCL_NET": "IB"}).stdout)["nccl"]
+        self.assertFalse(nccl["takes_verbatim"])
+        self.assertIn("another network", nccl["next"])
         nccl = json.loads(run([TOOL, "--json"], {"NCCL_NET_PLUGIN": plugins, "NCCL_NET": "verbatim"}).stdout)["nccl"]
         self.assertEqual([plugin["taken"] for plugin in nccl["plugins"]], [False, True])
         self.assertNotIn("next", nccl)

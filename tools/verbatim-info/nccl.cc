@@ -144,10 +144,12 @@ Json nccl_json() {
                {"net", net.empty() ? Json(nullptr) : Json(net)},
                {"plugins", std::move(plugins)},
                {"takes_verbatim", takes_verbatim}};
-  if (!takes_verbatim) {
-    json["next"] = is_taken || !net.empty()
-                       ? "set NCCL_NET_PLUGIN=verbatim and NCCL_NET=Verbatim: now NCCL takes another network"
-                       : "set NCCL_NET_PLUGIN=verbatim, and LD_LIBRARY_PATH to the directory of the plugin";
+  if (is_taken && !takes_verbatim) {
+    json["next"] = "name verbatim first in NCCL_NET_PLUGIN, and set NCCL_NET=Verbatim: NCCL takes another plugin";
+  } else if (!net.empty() && ::strcasecmp(net.c_str(), "Verbatim") != 0) {
+    json["next"] = "set NCCL_NET=Verbatim: now it names another network";
+  } else if (!takes_verbatim) {
+    json["next"] = "set NCCL_NET_PLUGIN=verbatim, and LD_LIBRARY_PATH to the directory of the plugin";
   } else if (net.empty()) {
     json["next"] = "set NCCL_NET=Verbatim: without it NCCL takes another network where init fails";
   }
