@@ -56,11 +56,13 @@ std::string stats_json(const std::string& host, std::span<const ConnectionStats>
   for (const ConnectionStats& connection : connections) {
     char process[2 * sizeof connection.peer_process + 1];
     std::snprintf(process, sizeof process, "%016" PRIx64, connection.peer_process);
-    out += separator + json_object({json_field("direction", connection.sends ? "send" : "recv"),
-                                    json_field("device", connection.device), json_field("peer", connection.peer_host),
-                                    json_field("peer_process", process), json_field("qps", connection.qps),
-                                    json_field("completion", connection.atomic ? "atomic" : "imm"),
-                                    count_fields(connection.transfer_counts, connection.sends)});
+    out +=
+        separator + json_object({json_field("direction", connection.sends ? "send" : "recv"),
+                                 json_field("device", connection.device), json_field("peer", connection.peer_host),
+                                 json_field("peer_process", process), json_field("qps", connection.qps),
+                                 json_field("lanes", connection.lanes), json_field("lanes_down", connection.lanes_down),
+                                 json_field("completion", connection.atomic ? "atomic" : "imm"),
+                                 count_fields(connection.transfer_counts, connection.sends)});
     separator = ",\n";
   }
   return out + "\n]}\n";

@@ -79,7 +79,8 @@ std::string connection_json(const MonitoredConnection& connection) {
       {json_field("direction", status.sends != 0 ? "send" : "recv"), json_field("device", join_names(endpoint.ports())),
        json_field("path", comm.describe_path(comm.busiest_qp().value_or(0))),
        json_field("peer_host", endpoint.remote().host), json_field("peer_pid", endpoint.remote().pid),
-       json_field("qps", endpoint.qps().size()), json_field("state", state),
+       json_field("qps", endpoint.qps().size()), json_field("lanes", endpoint.lanes()),
+       json_field("lanes_down", comm.lanes_down()), json_field("state", state),
        "\"error\":" + (failure != nullptr ? json_text(*failure) : "null"),
        "\"stall_cause\":" + (detector.reported() ? json_text(cause()) : "null"), "\"local\":" + status_json(status),
        "\"peer\":" + (detector.peer() ? status_json(*detector.peer()) : "null")});

@@ -42,6 +42,8 @@ ConnectionStats Comm::stats() const {
   stats.peer_host = endpoint_.remote().host;
   stats.peer_process = endpoint_.remote().identity.process_id;
   stats.qps = endpoint_.qps().size();
+  stats.lanes = endpoint_.lanes();
+  stats.lanes_down = lanes_down();
   stats.transfer_counts = transfer_counts();
   return stats;
 }

@@ -96,6 +96,8 @@ class Comm {
   bool receive_lane_down(std::uint32_t lane);
   bool receive_lane_report(const wire::LaneReport& report);
   bool can_lose_lanes() const { return failover_ != nullptr; }
+  // Any thread.
+  std::size_t lanes_down() const { return failover_ != nullptr ? failover_->not_working() : 0; }
   // The link of a port is down: its lanes are, if others are left.
   void port_down(const Device& device, std::uint8_t port_num);
   // Calls `send(notice)` for each notice until it returns false: then the rest is sent later.

@@ -24,6 +24,8 @@ struct ConnectionStats {
   std::string peer_host;
   std::uint64_t peer_process = 0;  // random, the same for all connections with one process
   std::size_t qps = 0;
+  std::size_t lanes = 1;
+  std::size_t lanes_down = 0;
   TransferCounts transfer_counts;
 };
 

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "base/clock.h"
@@ -192,6 +193,12 @@ std::vector<std::uint32_t> Endpoint::qp_shares(const std::vector<bool>& left_out
     if (left_out[i]) shares.insert(shares.begin() + static_cast<std::ptrdiff_t>(i), 0);
   }
   return shares;
+}
+
+std::size_t Endpoint::lanes() const {
+  std::set<std::pair<std::uint8_t, std::uint8_t>> pairs;
+  for (const EndpointQp& end : qps_) pairs.emplace(end.device, end.remote_device);
+  return pairs.size();
 }
 
 PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {

@@ -73,6 +73,8 @@ class Endpoint {
   bool resolve_repeated() const;
   // After connect: see qp_shares in lanes.h. QPs in `left_out` get 0, the others what they can carry without those.
   std::vector<std::uint32_t> qp_shares(const std::vector<bool>& left_out = {}) const;
+  // Pairs of ports, one at each end, that have QPs. After connect.
+  std::size_t lanes() const;
   // The QP that connect() moves next; 0 when all are connected.
   std::size_t next_qp() const { return connected_qps_ % qps_.size(); }
 

@@ -111,11 +111,6 @@ std::unique_ptr<Failover> Failover::create(std::span<const EndpointQp> qps) {
   return std::unique_ptr<Failover>(new Failover(std::move(lanes), std::move(lane_of_qp)));
 }
 
-std::size_t Failover::working() const {
-  return static_cast<std::size_t>(
-      std::count_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.state == LaneState::kWorking; }));
-}
-
 void Failover::set_state(std::size_t lane, LaneState state) {
   lanes_[lane].state = state;
   if (state != LaneState::kWorking) not_working_.fetch_or(bit(lane), std::memory_order_relaxed);

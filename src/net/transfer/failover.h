@@ -14,6 +14,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -88,7 +89,10 @@ class Failover {
   bool works(std::size_t qp) const {
     return (not_working_.load(std::memory_order_relaxed) >> lane_of_qp_[qp] & 1) == 0;
   }
-  std::size_t working() const;
+  std::size_t not_working() const {
+    return static_cast<std::size_t>(std::popcount(not_working_.load(std::memory_order_relaxed)));
+  }
+  std::size_t working() const { return lanes() - not_working(); }
   void set_state(std::size_t lane, LaneState state);
   bool peer_fenced(std::size_t lane) const { return lanes_[lane].peer_fenced; }
   void set_peer_fenced(std::size_t lane) { lanes_[lane].peer_fenced = true; }

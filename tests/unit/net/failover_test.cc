@@ -222,6 +222,17 @@ TEST(Failover, LaneFails_OneLineNamesBothPortsAndWhatIsLeft) {
   EXPECT_EQ(lines.size(), 2U);  // one at each end
 }
 
+TEST(Failover, LaneFails_StatisticsSaySo) {
+  in_child(from_message("drop-request device=1", 20), [] {
+    Traffic traffic;
+    EXPECT_EQ(traffic.link.send().stats().lanes, 2U);
+    EXPECT_EQ(traffic.link.send().stats().lanes_down, 0U);
+    traffic.rounds(3);
+    EXPECT_EQ(traffic.link.send().stats().lanes_down, 1U);
+    EXPECT_EQ(traffic.link.recv().stats().lanes_down, 1U);
+  });
+}
+
 // The READs of a flush go over every port of the receiver.
 TEST(Failover, Flush_EndsWithoutThePortThatIsDown) {
   for (const char* fault : {"drop-request op=read device=1 count=all times=all", "link-down device=1 after=3"}) {
