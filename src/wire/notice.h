@@ -5,7 +5,7 @@
 //   kPing         keepalive; the answer is kPong
 //   kStatusQuery  asks for the peer's view of the connection; the answer is kStatusReply
 //   kLaneDown     this end uses a lane no more: its QPs there are in ERR. Those of the peer follow
-//   kLaneFenced   no packet of the lane can change this end's memory any more; with what has arrived there
+//   kLaneFenced   this end has no work outstanding on the lane; with what has arrived there
 //   kResume       only as the first message of a new TCP connection: the side channel of a connection is made again
 //
 // A notice has the handshake's header and a small body. Nothing here allocates, because the monitor has to send it when

@@ -69,14 +69,14 @@ struct MonitoredConnection {
   const void* owner = nullptr;
   SideChannel channel;
   // Together, because a connection's memory is limited.
-  bool peer_closed = false;          // nothing more is read from the side channel
-  bool failure_exchanged = false;    // a failure notice was sent or received
-  bool failure_unsent = false;       // it could not be sent, and is sent later
-  bool close_sent = false;           // graceful close
-  bool silent = false;               // Keepalive has reported that the peer's host acknowledges nothing
-  bool resumable = false;            // the source of side channels knows this connection
-  bool qp_state_requested = false;   // below
-  bool lane_report_awaited = false;  // by the peer: Comm::report_lanes_for_idle
+  bool peer_closed = false;         // nothing more is read from the side channel
+  bool failure_exchanged = false;   // a failure notice was sent or received
+  bool failure_unsent = false;      // it could not be sent, and is sent later
+  bool close_sent = false;          // graceful close
+  bool silent = false;              // Keepalive has reported that the peer's host acknowledges nothing
+  bool resumable = false;           // the source of side channels knows this connection
+  bool qp_state_requested = false;  // below
+  bool lanes_change = false;        // Comm::advance_lanes_for_idle
 
   // Of ConnectionTable::deadlines.
   std::uint32_t heap_index = 0;

@@ -41,9 +41,12 @@ void signal_comms(ConnectionTable& table, const Device& device, std::uint32_t in
   const MutexLock lock(table.mutex);
   if (type == IBV_EVENT_DEVICE_FATAL) return fail_device(table, device, index);
   if (type == IBV_EVENT_PORT_ERR) {
-    for (const auto& [fd, connection] : table.connections) {
+    for (auto& [fd, connection] : table.connections) {
+      if (!connection.comm->can_lose_lanes()) continue;
       connection.comm->port_down(device, static_cast<std::uint8_t>(event.element.port_num));
+      table.mark_changed(connection);
     }
+    table.poller.wake();
   }
   if (!ends_qp && type != IBV_EVENT_CQ_ERR) return;
   bool found = false;

@@ -143,6 +143,7 @@ bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, Un
   connection.silent = false;
   connection.comm->clear_signal(CommSignal::kProbePeer);
   connection.comm->set_channel(ChannelState::kOpen);
+  connection.comm->send_lane_notices_again();
   if (connection.lost == nullptr) return true;
   report_loss(table, connection);
   const bool reported = connection.lost->reported;

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::uint64_t kSendRetryNs = 10 * kNanosecondsPerMillisecond;
 // How soon the end of the last outstanding receive of an idle comm is seen.
-constexpr std::uint64_t kLaneReportCheckNs = 2 * kNanosecondsPerMillisecond;
+constexpr std::uint64_t kLaneCheckNs = 5 * kNanosecondsPerMillisecond;
 // A side channel that the peer has made again waits at most this long.
 constexpr std::uint64_t kAcceptPeriodNs = kNanosecondsPerSecond;
 // The listener accepts a limited number at a time: after some, others may wait.
@@ -324,7 +324,7 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   if (closing && !connection.qp_state_requested) next = connection.close_deadline_ns;
   if (!closing && !connection.peer_closed && !connection.failure_exchanged) next = connection.stall_check_ns;
   if (connection.unanswered_query) next = std::min(next, connection.qp_state_deadline_ns);
-  if (connection.lane_report_awaited) next = std::min(next, now + kLaneReportCheckNs);
+  if (connection.lanes_change) next = std::min(next, now + kLaneCheckNs);
   const bool unsent = !connection.channel.flush(connection.comm->side_channel());
   if (connection.lost != nullptr) {
     next = std::min({next, connection.lost->attempt_ns, connection.lost->probe_ns, connection.lost->check_ns});

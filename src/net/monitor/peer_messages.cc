@@ -111,7 +111,7 @@ void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection)
 }
 
 void send_due_messages(MonitoredConnection& connection, std::uint64_t now) {
-  connection.lane_report_awaited = connection.comm->report_lanes_for_idle();
+  connection.lanes_change = connection.comm->advance_lanes_for_idle() && !connection.peer_closed;
   connection.comm->send_lane_notices([&](const wire::Notice& notice) { return connection.send(notice); });
   if (connection.comm->failure_text() != nullptr) connection.send_failure_notice();
   if (!connection.unanswered_query || connection.awaits_qp_state(now)) return;

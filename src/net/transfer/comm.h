@@ -104,14 +104,17 @@ class Comm {
   template <typename Send>
   void send_lane_notices(Send send) {
     if (failover_ == nullptr) return;
-    while (const std::optional<wire::Notice> notice = failover_->mail.next_notice()) {
-      if (!send(*notice)) return;
-      failover_->mail.sent();
+    while (const std::optional<LaneMail::Outgoing> outgoing = failover_->mail.take_notice()) {
+      if (!send(outgoing->notice)) return failover_->mail.unsend(*outgoing);
     }
   }
-  // An application that waits for nothing may not call: then the monitor reports for it that everything has arrived.
-  // Whether the peer still waits for a report.
-  bool report_lanes_for_idle();
+  // The side channel is another one.
+  void send_lane_notices_again() {
+    if (failover_ != nullptr) failover_->mail.send_again();
+  }
+  // An application that waits for nothing may not call: then the monitor acts for it. It declares lanes down whose port
+  // is, and reports to the peer that everything has arrived. Whether it has to look again.
+  bool advance_lanes_for_idle();
 
   // ---- for the monitor and for statistics
 
@@ -185,9 +188,13 @@ class Comm {
   // A failed completion of a probe, on a lane that is down.
   void probe_dropped() {
     probes_left_ -= 1;
-    if (probes_left_ == 0) failure_state_.clear_flag(kProbing);
+    if (probes_left_ != 0) return;
+    if (std::exchange(probe_was_answered_, false)) ++probes_answered_;
+    failure_state_.clear_flag(kProbing);
   }
   bool works(std::size_t qp) const { return failover_ == nullptr || failover_->works(qp); }
+  // Whether a lane that works uses this end's port.
+  bool port_works(std::size_t port) const;
   // See qp_shares in lanes.h: of the lanes that work, at least one.
   std::vector<std::uint32_t> working_shares() const;
   bool lanes_change() const { return (slow_path_flags() & kLanes) != 0; }
@@ -196,20 +203,25 @@ class Comm {
 
   // The lane is not used any more, its QPs are in ERR.
   virtual void stop_lane(std::size_t lane) = 0;
-  // The link of this end's port is down.
+  // The link of this end's port is down, and no lane that works uses it.
   virtual void stop_port(std::size_t) noexcept {}
   // Whether every work request of the lane has completed.
   virtual bool lane_drained(std::size_t lane) const = 0;
+  // No lane is being drained.
+  virtual void lanes_drained() noexcept {}
   virtual wire::LaneReport lane_report(std::size_t lane) const = 0;
   // Whether what recover_lane() needs of the peer has arrived.
   virtual bool can_recover(const wire::LaneReport& peer) const = 0;
-  // Both ends are fenced: nothing that was posted on the lane has an effect any more.
-  virtual void recover_lane(std::size_t lane, const wire::LaneReport& peer) = 0;
+  // Both ends are fenced: nothing that was posted on the lane has an effect any more. nullopt: the peer has closed the
+  // connection gracefully, so everything has arrived.
+  virtual void recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) = 0;
   // Whether everything that was missing has been posted again and acknowledged. Then normal work goes on.
   virtual bool recovered() = 0;
   virtual void finish_recovery() = 0;
   // Any thread: the number of receives posted so far, if all of them have arrived.
   virtual std::optional<std::uint32_t> all_arrived() const { return std::nullopt; }
+  // Any thread: writes the CTS entries again if one of these lanes carries them. False: impossible.
+  virtual bool rewrite_ring_without(LaneMail::Lanes) noexcept { return true; }
 
   // The kind of the first error, kNone while the comm has not failed. Calls of the data path return it.
   ErrorKind result() const { return failure_state_.kind(); }
@@ -261,7 +273,8 @@ class Comm {
   // Its WRITE has completed.
   void probe_answered() {
     probes_left_ -= 1;
-    if (probes_left_ != 0) return;
+    probe_was_answered_ = probes_left_ != 0;
+    if (probe_was_answered_) return;
     ++probes_answered_;
     failure_state_.clear_flag(kProbing);
   }
@@ -288,16 +301,19 @@ class Comm {
  private:
   template <typename Describe>
   bool take_lane_down(std::size_t qp, Describe describe) noexcept {
+    fence_lane(failover_->lane_of(qp));  // first: what describe() reads takes a while
     try {
       log_lane_down(failover_->lane_of(qp), describe());
     } catch (...) {
       VERBATIM_WARN("a lane of a connection is down, and there is no memory to say how");
     }
-    return fence_lane(failover_->lane_of(qp));
+    return true;
   }
   Failure completion_failure(const ibv_wc& completion, std::size_t qp, const FailedWork& work) const;
   void log_lane_down(std::size_t lane, const Failure& failure) const;
-  bool fence_lane(std::size_t lane) noexcept;
+  void fence_lane(std::size_t lane) noexcept;
+  bool takes_down(std::uint64_t ports, std::size_t lane) const;
+  void fail_without_memory() noexcept;
   void fail_last_lane(std::size_t lane) noexcept;
   ibv_qp_state query_state(const EndpointQp& end) const;
   void process_signals(bool waits_for_message) noexcept;
@@ -322,6 +338,7 @@ class Comm {
   std::uint64_t peer_end_detected_ns_ = 0;
   SingleWriter<std::uint32_t> probes_left_;  // outstanding
   SingleWriter<std::uint32_t> probes_answered_;
+  bool probe_was_answered_ = false;  // one of several that are outstanding
   CommObserver* observer_ = nullptr;
   UniqueFd side_channel_;
 };

@@ -43,11 +43,28 @@ void Comm::port_down(const Device& device, std::uint8_t port_num) {
   }
 }
 
-bool Comm::report_lanes_for_idle() {
-  if (failover_ == nullptr || !failover_->mail.awaited()) return false;
+bool Comm::port_works(std::size_t port) const {
+  const std::span<const EndpointQp> qps = endpoint_.qps();
+  for (std::size_t qp = 0; qp < qps.size(); ++qp) {
+    if (qps[qp].device == port && works(qp)) return true;
+  }
+  return false;
+}
+
+bool Comm::advance_lanes_for_idle() {
+  if (failover_ == nullptr || kind_ == CommKind::kSend || failure_state_.has_failed()) return false;
+  LaneMail& mail = failover_->mail;
+  const std::uint64_t ports = mail.ports();
+  const LaneMail::Lanes awaited = mail.awaited();
+  if (ports == 0 && awaited == 0) return false;
   const std::optional<std::uint32_t> members = all_arrived();
   if (!members) return true;
-  failover_->mail.report_all_arrived(*members);
+  for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
+    if (takes_down(ports, lane)) mail.send_down(lane);
+  }
+  if (awaited == 0) return false;  // the peer's answer is looked at when it comes
+  if (!rewrite_ring_without(awaited)) return true;
+  mail.report_all_arrived(*members);
   return false;
 }
 
@@ -59,38 +76,56 @@ Failure Comm::completion_failure(const ibv_wc& completion, std::size_t qp, const
 }
 
 void Comm::log_lane_down(std::size_t lane, const Failure& failure) const {
-  const std::vector<std::uint32_t> shares = working_shares();
+  const std::vector<std::uint32_t> shares = endpoint_.qp_shares();
   std::uint64_t all = 0;
   std::uint64_t left = 0;
   for (std::size_t qp = 0; qp < shares.size(); ++qp) {
     all += shares[qp];
-    if (failover_->lane_of(qp) != lane && failover_->works(qp)) left += shares[qp];
+    if (failover_->works(qp)) left += shares[qp];
   }
   // Shares of 0 are those of a standby lane, which is used when no other is left.
   const std::string speed = left == 0 ? "a standby" : std::to_string(100 * left / all) + " % of the bandwidth";
   VERBATIM_WARN("lane %zu of %zu is down, the connection goes on over %zu with %s: %s", lane + 1, failover_->lanes(),
-                failover_->working() - 1, speed.c_str(), log_line(failure).c_str());
+                failover_->working(), speed.c_str(), log_line(failure).c_str());
 }
 
-bool Comm::fence_lane(std::size_t lane) noexcept {
+void Comm::fail_without_memory() noexcept {
+  fail(ErrorKind::kSystem, "lane", [&] {
+    return Failure{"there is no memory to go on without the lane that failed", {}, facts(0)};
+  });
+}
+
+void Comm::fence_lane(std::size_t lane) noexcept {
   failover_->set_state(lane, LaneState::kDraining);
+  failure_state_.set_flag(kLanes);
   for (const std::size_t qp : failover_->qps(lane)) {
     const EndpointQp& end = endpoint_.qps()[qp];
-    if (const Status stopped = to_error(end.qp.get(), *endpoint_.ports()[end.device]->device); !stopped) {
-      fail(ErrorKind::kSystem, stopped.error().operation, [&] {
-        const PathFacts path = facts(qp);
-        return Failure{
-            std::string(stopped.error().operation) + " to ERR failed with " + std::strerror(stopped.error().sys_errno),
-            diagnose(IBV_EVENT_DEVICE_FATAL, path), path};
-      });
-      return true;
-    }
+    const Status stopped = to_error(end.qp.get(), *endpoint_.ports()[end.device]->device);
+    if (stopped) continue;
+    return fail(ErrorKind::kSystem, stopped.error().operation, [&] {
+      const PathFacts path = facts(qp);
+      return Failure{
+          std::string(stopped.error().operation) + " to ERR failed with " + std::strerror(stopped.error().sys_errno),
+          diagnose(IBV_EVENT_DEVICE_FATAL, path), path};
+    });
   }
-  stop_lane(lane);
+  try {
+    stop_lane(lane);
+  } catch (...) {
+    return fail_without_memory();
+  }
   failover_->mail.send_down(lane);
-  failure_state_.set_flag(kLanes);
   if (observer_ != nullptr) observer_->lanes_changed(*this);
-  return true;
+}
+
+// Whether the event of these ports takes the lane down: only if another one works over a port that has no event.
+bool Comm::takes_down(std::uint64_t ports, std::size_t lane) const {
+  const auto port_of = [&](std::size_t one) { return endpoint_.qps()[failover_->qps(one).front()].device; };
+  if ((ports >> port_of(lane) & 1) == 0) return false;
+  for (std::size_t other = 0; other < failover_->lanes(); ++other) {
+    if (works(failover_->qps(other).front()) && (ports >> port_of(other) & 1) == 0) return true;
+  }
+  return false;
 }
 
 // The peer, or an event, takes down the only lane that works.
@@ -110,16 +145,11 @@ void Comm::process_lanes() noexcept {
   const LaneMail::Incoming incoming = failover_->mail.take();
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
     const std::size_t qp = failover_->qps(lane).front();
-    const EndpointQp& end = endpoint_.qps()[qp];
-    const bool port = (incoming.ports >> end.device & 1) != 0;
+    const bool port = takes_down(incoming.ports, lane);
     const bool peer = ((incoming.down | incoming.fenced) >> lane & 1) != 0;
     if ((incoming.fenced >> lane & 1) != 0) failover_->set_peer_fenced(lane);
     if (failover_->state(lane) != LaneState::kWorking || (!port && !peer)) continue;
-    if (failover_->working() == 1) {
-      if (peer) return fail_last_lane(lane);
-      continue;  // the link may come back before the retries are used up
-    }
-    if (port) stop_port(end.device);
+    if (failover_->working() == 1) return fail_last_lane(lane);
     take_lane_down(qp, [&] {
       const PathFacts path = facts(qp);
       const std::string what = port ? path.local.device + " on " + path.local.host + " reported that its link is down"
@@ -129,30 +159,41 @@ void Comm::process_lanes() noexcept {
       return Failure{what, {"", next}, path};
     });
   }
+  for (std::size_t port = 0; port < endpoint_.ports().size() && error() == nullptr; ++port) {
+    if ((incoming.ports >> port & 1) != 0 && !port_works(port)) stop_port(port);
+  }
+  const bool peer_closed = failure_state_.has(CommSignal::kPeerClosed);
   bool fenced = true;
+  bool drained = true;
   for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
     if (failover_->state(lane) == LaneState::kDraining && lane_drained(lane)) {
       failover_->set_state(lane, LaneState::kFenced);
       failover_->mail.send_report(lane_report(lane));
       if (observer_ != nullptr) observer_->lanes_changed(*this);
     }
-    if (failover_->state(lane) == LaneState::kFenced && failover_->peer_fenced(lane)) {
-      const wire::LaneReport report = failover_->mail.report(lane);
-      if (can_recover(report)) {
+    if (failover_->state(lane) == LaneState::kFenced && (failover_->peer_fenced(lane) || peer_closed)) {
+      std::optional<wire::LaneReport> report;
+      if (failover_->peer_fenced(lane)) report = failover_->mail.report(lane);
+      if (!report || can_recover(*report)) {
         failover_->set_state(lane, LaneState::kDown);
         try {
           recover_lane(lane, report);
         } catch (...) {
-          fail(ErrorKind::kSystem, "lane", failover_->qps(lane).front(), diagnose_contradicting_calls,
-               [] { return std::string("no memory to post messages again"); });
+          return fail_without_memory();
         }
       }
     }
     const LaneState state = failover_->state(lane);
+    drained = drained && state != LaneState::kDraining;
     fenced = fenced && (state == LaneState::kWorking || state == LaneState::kDown);
   }
+  if (drained) lanes_drained();
   if (!fenced || error() != nullptr || !recovered()) return;
-  finish_recovery();
+  try {
+    finish_recovery();
+  } catch (...) {
+    return fail_without_memory();
+  }
   failure_state_.clear_flag(kLanes);
   // A notice may have come since take().
   if (failover_->mail.pending()) failure_state_.set_flag(kLanes);

@@ -53,6 +53,8 @@ wire::LaneReport LaneMail::report(std::size_t lane) const {
 
 void LaneMail::send_down(std::size_t lane) {
   const MutexLock lock(mutex_);
+  if ((declared_ & bit(lane)) != 0) return;
+  declared_ |= bit(lane);
   unsent_down_ |= bit(lane);
 }
 
@@ -64,9 +66,14 @@ void LaneMail::send_report(const wire::LaneReport& report) {
   unsent_reports_ |= bit(report.lane);
 }
 
-bool LaneMail::awaited() const {
+LaneMail::Lanes LaneMail::awaited() const {
   const MutexLock lock(mutex_);
-  return (asked_ & ~reported_) != 0;
+  return asked_ & ~reported_;
+}
+
+std::uint64_t LaneMail::ports() const {
+  const MutexLock lock(mutex_);
+  return incoming_.ports;
 }
 
 void LaneMail::report_all_arrived(std::uint32_t members) {
@@ -79,17 +86,26 @@ void LaneMail::report_all_arrived(std::uint32_t members) {
   reported_ |= asked_;
 }
 
-std::optional<wire::Notice> LaneMail::next_notice() const {
-  const MutexLock lock(mutex_);
-  if (unsent_down_ != 0) return wire::Notice::lane_down(static_cast<std::uint32_t>(std::countr_zero(unsent_down_)));
-  if (unsent_reports_ == 0) return std::nullopt;
-  return wire::Notice::lane_fenced(reports_out_[static_cast<std::size_t>(std::countr_zero(unsent_reports_))]);
-}
-
-void LaneMail::sent() {
+std::optional<LaneMail::Outgoing> LaneMail::take_notice() {
   const MutexLock lock(mutex_);
   Lanes& unsent = unsent_down_ != 0 ? unsent_down_ : unsent_reports_;
+  if (unsent == 0) return std::nullopt;
+  const bool is_report = unsent_down_ == 0;
+  const auto lane = static_cast<std::uint32_t>(std::countr_zero(unsent));
   unsent &= unsent - 1;
+  return Outgoing{is_report ? wire::Notice::lane_fenced(reports_out_[lane]) : wire::Notice::lane_down(lane), is_report,
+                  bit(lane)};
+}
+
+void LaneMail::unsend(const Outgoing& outgoing) {
+  const MutexLock lock(mutex_);
+  (outgoing.is_report ? unsent_reports_ : unsent_down_) |= outgoing.lane;
+}
+
+void LaneMail::send_again() {
+  const MutexLock lock(mutex_);
+  unsent_down_ = declared_;
+  unsent_reports_ = reported_;
 }
 
 std::unique_ptr<Failover> Failover::create(std::span<const EndpointQp> qps) {

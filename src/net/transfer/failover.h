@@ -2,7 +2,7 @@
 // has arrived there; then the sender posts what has not on the other lanes.
 //
 //   kWorking   --failed completion, port event, the peer's kLaneDown--> kDraining   QPs to ERR, kLaneDown to the peer
-//   kDraining  --every work request of the lane has completed--> kFenced            kLaneFenced to the peer
+//   kDraining  --its sends, or its receives, have completed--> kFenced              kLaneFenced to the peer
 //   kFenced    --the peer's kLaneFenced--> kDown                                    what is missing is posted again
 //
 // RC delivers in order. So the receiver reports only how many immediates have arrived on each QP: the sender knows in
@@ -50,16 +50,26 @@ class LaneMail {
   bool pending() const VERBATIM_EXCLUDES(mutex_);
   wire::LaneReport report(std::size_t lane) const VERBATIM_EXCLUDES(mutex_);
 
+  // Only once a lane.
   void send_down(std::size_t lane) VERBATIM_EXCLUDES(mutex_);
   // Only the first report of a lane is sent.
   void send_report(const wire::LaneReport& report) VERBATIM_EXCLUDES(mutex_);
-  // Whether the peer waits for a report of a lane.
-  bool awaited() const VERBATIM_EXCLUDES(mutex_);
+  // Of which lanes the peer waits for a report.
+  Lanes awaited() const VERBATIM_EXCLUDES(mutex_);
+  // Incoming::ports, which the data path has not taken yet.
+  std::uint64_t ports() const VERBATIM_EXCLUDES(mutex_);
   // Reports each of those lanes as one on which everything has arrived; `members` receives have been posted.
   void report_all_arrived(std::uint32_t members) VERBATIM_EXCLUDES(mutex_);
-  // The next notice to send, nullopt if there is none; sent() removes it.
-  std::optional<wire::Notice> next_notice() const VERBATIM_EXCLUDES(mutex_);
-  void sent() VERBATIM_EXCLUDES(mutex_);
+  // A notice to send, nullopt if there is none. Afterwards it counts as sent; unsend() takes that back.
+  struct Outgoing {
+    wire::Notice notice;
+    bool is_report;
+    Lanes lane;
+  };
+  std::optional<Outgoing> take_notice() VERBATIM_EXCLUDES(mutex_);
+  void unsend(const Outgoing& outgoing) VERBATIM_EXCLUDES(mutex_);
+  // All notices are sent again: those on a side channel that was lost may not have arrived. The peer ignores repeats.
+  void send_again() VERBATIM_EXCLUDES(mutex_);
 
  private:
   mutable Mutex mutex_;
@@ -68,6 +78,7 @@ class LaneMail {
   std::vector<wire::LaneReport> reports_out_ VERBATIM_GUARDED_BY(mutex_);
   Lanes asked_ VERBATIM_GUARDED_BY(mutex_) = 0;     // by the peer
   Lanes reported_ VERBATIM_GUARDED_BY(mutex_) = 0;  // in reports_out_
+  Lanes declared_ VERBATIM_GUARDED_BY(mutex_) = 0;  // down, by this end
   Lanes unsent_down_ VERBATIM_GUARDED_BY(mutex_) = 0;
   Lanes unsent_reports_ VERBATIM_GUARDED_BY(mutex_) = 0;
 };

@@ -117,6 +117,8 @@ class FailureState {
 
   // Called when the failure has been logged. `failure` is nullptr and `text` empty if there was no memory for them.
   void publish(std::unique_ptr<Failure> failure, std::string text) noexcept;
+  // Any thread.
+  bool has_failed() const { return (flags() & kFailed) != 0; }
   // Any thread: the text for the peer. nullptr until the failure is published; empty if there was no memory for it.
   const std::string* text() const { return published() ? &text_ : nullptr; }
   // Any thread: the published failure. nullptr until it is published, or if there was no memory for it.

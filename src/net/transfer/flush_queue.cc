@@ -10,11 +10,13 @@
 namespace verbatim {
 
 Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const Endpoint& endpoint,
-                                                              const Config& config, std::size_t& port_index) {
+                                                              const Config& config, std::size_t& port_index) const {
   auto state = std::make_unique<State>();
   for (std::size_t i = 0; i < endpoint.ports().size(); ++i) {
     port_index = i;
     const Port& port = *endpoint.ports()[i];
+    state->qps.emplace_back();
+    if (is_left_out(i)) continue;
     ibv_cq* cq = endpoint.cqs()[i].get();
     Result<RcQp> created = create_rc_qp(*port.device, cq, cq, {.send_wr = kSlots, .recv_wr = 1});
     if (!created) return created.error();
@@ -27,9 +29,8 @@ Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const 
     if (const Status moved = to_rts(qp, port, config.timeout, config.retry_count, responder_reads(*port.device));
         !moved)
       return moved.error();
-    state->qps.push_back(std::move(created->qp));
+    state->qps.back() = std::move(created->qp);
   }
-  state->left_out.resize(state->qps.size());
   state->slots.resize(kSlots);
   for (Slot& slot : state->slots) {
     slot.comm = &comm;
@@ -67,7 +68,7 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
   slot.reads_left = 0;
   ++pending_;
   for (std::size_t i = 0; i < state.qps.size(); ++i) {
-    if (state.left_out[i]) continue;
+    if (is_left_out(i)) continue;
     ibv_sge segment = {state.target, 1, state.target_lkeys[i]};
     ibv_send_wr work = {};
     work.wr_id = kFlushWorkBit | i << 32 | index;
@@ -97,15 +98,24 @@ void FlushQueue::complete(std::uint64_t wr_id) {
   pending_ -= 1;
 }
 
-void FlushQueue::leave_out(std::size_t port) {
-  active_.load(std::memory_order_acquire)->left_out[port] = true;
+void FlushQueue::leave_out(std::size_t port, const Device& device) {
+  if (is_left_out(port)) return;
+  left_out_ |= 1U << port;
+  State* const state = active_.load(std::memory_order_acquire);
+  if (state == nullptr) return;
+  static_cast<void>(to_error(state->qps[port].get(), device));  // without it they end when their retries do
 }
 
-void FlushQueue::stop(std::size_t port, const Device& device) {
+void FlushQueue::hold(std::uint64_t wr_id) {
+  ++active_.load(std::memory_order_acquire)->slots[wr_id & 0xffff].held;
+}
+
+void FlushQueue::complete_held() {
   State* const state = active_.load(std::memory_order_acquire);
-  if (state == nullptr || state->left_out[port]) return;
-  state->left_out[port] = true;
-  static_cast<void>(to_error(state->qps[port].get(), device));  // without it they end when their retries do
+  if (state == nullptr) return;
+  for (std::size_t i = 0; i < state->slots.size(); ++i) {
+    for (; state->slots[i].held != 0; --state->slots[i].held) complete(i);
+  }
 }
 
 bool FlushQueue::all_done() const {

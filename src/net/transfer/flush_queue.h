@@ -40,11 +40,13 @@ class FlushQueue {
   // The READ with this `wr_id` has completed.
   void complete(std::uint64_t wr_id);
 
-  // No READ is posted on this port any more: its link is down. What its device wrote before cannot be flushed; the lane
-  // was fenced since, which takes far longer than a write on the bus.
-  void leave_out(std::size_t port);
-  // The same, and outstanding READs complete with an error at once. `device`: of the port.
-  void stop(std::size_t port, const Device& device);
+  // No READ is posted on this port any more: its link is down. Outstanding ones complete with an error at once.
+  // `device`: of the port.
+  void leave_out(std::size_t port, const Device& device);
+  // This READ of a port that is left out has failed. What its device wrote before cannot be flushed: the READ counts as
+  // complete at complete_held(), when the port's lanes have been drained, which takes longer than a write on the bus.
+  void hold(std::uint64_t wr_id);
+  void complete_held();
 
   // Whether no READ is outstanding.
   bool all_done() const;
@@ -58,21 +60,24 @@ class FlushQueue {
  private:
   struct Slot : Request {
     std::uint32_t reads_left = 0;
+    std::uint32_t held = 0;
   };
 
   struct State {
     std::uint64_t target = 0;
     std::vector<std::uint32_t> target_lkeys;  // by device
-    std::vector<UniqueQp> qps;
-    std::vector<bool> left_out;  // by port
+    std::vector<UniqueQp> qps;                // by port; nullptr if it was left out before
     std::vector<Slot> slots;
     std::vector<std::uint32_t> free_slots;
   };
 
-  static Result<std::unique_ptr<State>> create(Comm& comm, const Endpoint& endpoint, const Config& config,
-                                               std::size_t& port);
+  Result<std::unique_ptr<State>> create(Comm& comm, const Endpoint& endpoint, const Config& config,
+                                        std::size_t& port) const;
+
+  bool is_left_out(std::size_t port) const { return (left_out_ >> port & 1) != 0; }
 
   SingleWriter<std::uint32_t> pending_;
+  std::uint32_t left_out_ = 0;  // ports, one bit each
   std::unique_ptr<State> state_;
   std::atomic<State*> active_{nullptr};
 };

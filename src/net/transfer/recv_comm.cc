@@ -110,7 +110,7 @@ void RecvComm::use_cts_queue(std::size_t queue) {
   const EndpointQp& qp = endpoint_.qps()[queue];
   cts_queue_ = queue;
   cts_qp_ = qp.qp.get();
-  cts_depth_ = qp.send_wr - (queues_[queue].probing ? 1 : 0);
+  cts_depth_ = qp.send_wr - (queues_[queue].probing ? 1 : 0) - (failover_ != nullptr ? 1 : 0);
   cts_inline_bytes_ = qp.inline_bytes;
   cts_signal_mask_ = std::bit_floor(std::clamp(qp.send_wr / 4, 1U, kCtsSignalInterval)) - 1;
   cts_sent_ = groups_posted_ & ~std::uint64_t{cts_signal_mask_};
@@ -150,8 +150,8 @@ void RecvComm::post_receives(std::size_t queue_index) {
 bool RecvComm::update_allowance(std::uint32_t group_size) {
   // Optional receives are not tested: for them only this function polls and reads signals.
   if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) progress();
-  if (optional_posted_) check_signals(true);
   if (lanes_change()) progress();
+  if (optional_posted_ || lanes_change()) check_signals(true);
   if (error() != nullptr || lanes_change()) return false;
   constexpr std::uint32_t kReleaseThreshold = wire::kMaxInFlight / 2;
   if (next_member_ - oldest_member_ + group_size > kReleaseThreshold) release_entries();
@@ -325,11 +325,11 @@ ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, c
   ++counts_.groups[group_size - 1];
   if (optional_completion) {
     optional_posted_ = true;
-    ++groups_arrived_;
     ++counts_.optional;
     requests_[index].sizes = wire::SizeSource::kPosted;
   }
   post_group(entry_address, group_size, optional_completion, out);
+  if (optional_completion) ++groups_arrived_;  // after it is counted as posted: all_arrived()
   return ErrorKind::kNone;
 }
 

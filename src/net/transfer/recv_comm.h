@@ -140,16 +140,20 @@ class RecvComm final : public CommProgress<RecvComm> {
 
   // ---- a lane that fails: recv_comm_failover.cc
   void stop_lane(std::size_t lane) override;
-  void stop_port(std::size_t port) noexcept override { flush_.stop(port, *endpoint_.ports()[port]->device); }
+  void stop_port(std::size_t port) noexcept override { flush_.leave_out(port, *endpoint_.ports()[port]->device); }
+  bool flush_failed(const ibv_wc& completion, std::size_t port, const FailedWork& work) noexcept;
   bool lane_drained(std::size_t lane) const override;
   wire::LaneReport lane_report(std::size_t lane) const override;
   bool can_recover(const wire::LaneReport&) const override { return true; }
-  void recover_lane(std::size_t lane, const wire::LaneReport& peer) override;
+  void recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) override;
   bool recovered() override { return !ring_rewritten_; }
   void finish_recovery() override {}
+  void lanes_drained() noexcept override { flush_.complete_held(); }
   std::optional<std::uint32_t> all_arrived() const override;
   void use_cts_queue(std::size_t queue);
   void rewrite_ring();
+  bool rewrite_ring_without(LaneMail::Lanes lanes) noexcept override;
+  int write_ring(std::size_t queue, std::uint64_t work) const noexcept;
   void finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion);
   static ErrorKind retire(RecvRequest& request, int* done, int* sizes) noexcept;
   static ErrorKind retire_group(RecvRequest& request, int* sizes) noexcept;
@@ -175,7 +179,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   std::uint32_t receive_target_ = 0;                                 // receive work requests to keep posted on every QP
   std::uint32_t max_receives_ = wire::kMaxInFlight + kReceiveBatch;  // that every QP can hold
   ibv_qp* cts_qp_ = nullptr;                                         // the fastest,
-  std::size_t cts_queue_ = 0;                                        // and its index
+  SingleWriter<std::size_t> cts_queue_;                              // and its index
   bool ring_rewritten_ = false;                                      // the WRITE is outstanding
   ibv_send_wr cts_work_ = {};
   ibv_sge cts_segment_ = {};
@@ -193,6 +197,7 @@ extern template class CommProgress<RecvComm>;
 constexpr std::uint64_t kReceiveWork = std::uint64_t{1} << 16;
 constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
 constexpr std::uint64_t kReceiverProbe = std::uint64_t{4} << 16;
-constexpr std::uint64_t kRingWork = std::uint64_t{8} << 16;  // the whole CTS ring
+constexpr std::uint64_t kRingWork = std::uint64_t{8} << 16;          // the whole CTS ring
+constexpr std::uint64_t kMonitorRingWork = std::uint64_t{16} << 16;  // the same, posted by the monitor
 
 }  // namespace verbatim

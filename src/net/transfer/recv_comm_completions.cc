@@ -78,6 +78,7 @@ void RecvComm::complete(const ibv_wc& completion) {
     return flush_.complete(completion.wr_id);
   }
   const bool cts_queue = (completion.wr_id & 0xffff) == cts_queue_;  // not that of a lane which went down
+  if ((completion.wr_id & kMonitorRingWork) != 0) return;
   if ((completion.wr_id & kCtsWork) != 0) {
     if (cts_queue) cts_sent_ += cts_signal_mask_ + 1;
     return;
@@ -115,11 +116,8 @@ void RecvComm::fail_receive(const ibv_wc& completion) {
   if ((completion.wr_id & kFlushWorkBit) != 0) {
     const std::size_t port = flush_port(completion.wr_id);
     const FailedWork flush{.operation_text = "flushing a GPU buffer", .bytes = std::nullopt, .loopback = true};
-    if (!lane_failed(completion, endpoint_.qp_on_port(port), [&] { return flush; })) {
-      return fail_completion(completion, endpoint_.qp_on_port(port), flush);
-    }
-    flush_.leave_out(port);
-    return flush_.complete(completion.wr_id);
+    if (flush_failed(completion, port, flush)) return;
+    return fail_completion(completion, endpoint_.qp_on_port(port), flush);
   }
   const std::size_t queue = completion.wr_id & 0xffff;
   const bool probe = (completion.wr_id & kReceiverProbe) != 0;

@@ -2,6 +2,7 @@
 // lane has carried the CTS entries it writes all of them again, over another lane. Entries that the sender has already
 // change nothing: they are the same.
 #include <algorithm>
+#include <atomic>
 
 #include "net/transfer/lanes.h"
 #include "net/transfer/recv_comm.h"
@@ -23,8 +24,37 @@ wire::LaneReport RecvComm::lane_report(std::size_t lane) const {
   return report;
 }
 
-void RecvComm::recover_lane(std::size_t, const wire::LaneReport&) {
+void RecvComm::recover_lane(std::size_t, const std::optional<wire::LaneReport>&) {
   if (!works(cts_queue_)) rewrite_ring();
+}
+
+// A port that cannot be flushed carries no data any more: all of its lanes are down. False: no other lane is left.
+bool RecvComm::flush_failed(const ibv_wc& completion, std::size_t port, const FailedWork& work) noexcept {
+  for (std::size_t qp = 0; qp < queues_.size(); ++qp) {
+    if (endpoint_.qps()[qp].device != port) continue;
+    if (!lane_failed(completion, qp, [&] { return work; })) return false;
+  }
+  flush_.leave_out(port, *endpoint_.ports()[port]->device);
+  flush_.hold(completion.wr_id);
+  failure_state_.set_flag(kLanes);  // until complete_held()
+  return true;
+}
+
+// Returns what ibv_post_send returns.
+int RecvComm::write_ring(std::size_t queue, std::uint64_t work_kind) const noexcept {
+  const EndpointQp& end = endpoint_.qps()[queue];
+  ibv_sge segment = {reinterpret_cast<std::uint64_t>(control_.data()),
+                     static_cast<std::uint32_t>(entry_bytes_ * wire::kRingEntries), control_.lkey(end.device)};
+  ibv_send_wr work{};
+  work.wr_id = work_kind | queue;
+  work.sg_list = &segment;
+  work.num_sge = 1;
+  work.opcode = IBV_WR_RDMA_WRITE;
+  work.send_flags = IBV_SEND_SIGNALED;
+  work.wr.rdma.remote_addr = segment.addr + ring_offset_;
+  work.wr.rdma.rkey = endpoint_.remote().devices[end.remote_device].control_rkey;
+  ibv_send_wr* refused = nullptr;
+  return ibv_post_send(end.qp.get(), &work, &refused);
 }
 
 void RecvComm::rewrite_ring() {
@@ -32,19 +62,20 @@ void RecvComm::rewrite_ring() {
   members_allowed_ = 0;
   cts_depth_ -= 1;  // until this WRITE completes
   ring_rewritten_ = true;
-  ibv_sge segment = {reinterpret_cast<std::uint64_t>(control_.data()),
-                     static_cast<std::uint32_t>(entry_bytes_ * wire::kRingEntries), cts_segment_.lkey};
-  ibv_send_wr work{};
-  work.wr_id = kRingWork | cts_queue_;
-  work.sg_list = &segment;
-  work.num_sge = 1;
-  work.opcode = IBV_WR_RDMA_WRITE;
-  work.send_flags = IBV_SEND_SIGNALED;
-  work.wr.rdma.remote_addr = segment.addr + ring_offset_;
-  work.wr.rdma.rkey = cts_work_.wr.rdma.rkey;
-  ibv_send_wr* refused = nullptr;
-  const int returned = ibv_post_send(cts_qp_, &work, &refused);
+  const int returned = write_ring(cts_queue_, kRingWork);
   if (returned != 0) fail_post("ibv_post_send", returned, cts_queue_);
+}
+
+// For an idle application. The data path may post an entry at the same time: it is visible with its last word, `ready`,
+// or it is written again when the data path itself learns of the lane. One entry of each send queue is kept free for
+// it.
+bool RecvComm::rewrite_ring_without(LaneMail::Lanes lanes) noexcept {
+  const auto is_usable = [&](std::size_t qp) { return works(qp) && (lanes >> failover_->lane_of(qp) & 1) == 0; };
+  if (is_usable(cts_queue_)) return true;
+  for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {
+    if (is_usable(qp)) return write_ring(qp, kMonitorRingWork) == 0;
+  }
+  return false;
 }
 
 // Read in this order: what is counted as posted when the arrivals equal it has all arrived. A CTS entry is counted
@@ -52,6 +83,7 @@ void RecvComm::rewrite_ring() {
 std::optional<std::uint32_t> RecvComm::all_arrived() const {
   const std::uint32_t members = next_member_;
   const std::uint64_t arrived = groups_arrived_;
+  std::atomic_thread_fence(std::memory_order_acquire);
   const std::uint64_t posted = groups_posted_;
   if (arrived != posted) return std::nullopt;
   return members;

@@ -111,7 +111,10 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
   if (adaptive_routing_) separate_limit_bytes_ = simple_limit_bytes_;
   if (atomic_) single_limit_bytes_ = separate_limit_bytes_ = 0;
   if (atomic_) failover_.reset();
-  if (failover_ != nullptr) logs_.resize(queues_.size());
+  if (failover_ != nullptr) {
+    logs_.resize(queues_.size());
+    single_limit_bytes_ = separate_limit_bytes_ = 0;  // send_single keeps no log
+  }
   empty_signal_.wr.rdma.remote_addr = record_address_;
   return true;
 }
@@ -204,7 +207,10 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
 // The first member of a group, a message that is not simple, or a comm with flags set.
 ErrorKind SendComm::begin_group(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
                                 void** request) noexcept {
-  if (slow_path_flags() != 0 && !can_send()) return result();
+  if (slow_path_flags() != 0 && !can_send()) {
+    send_refused_ = true;
+    return result();
+  }
   if (!load_head_group(wire::ring_index(head()))) return result();
   return send_member(data, bytes, tag, memory, request);
 }

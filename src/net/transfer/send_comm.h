@@ -249,7 +249,7 @@ class SendComm final : public CommProgress<SendComm> {
   bool lane_drained(std::size_t lane) const override;
   wire::LaneReport lane_report(std::size_t lane) const override { return {.lane = static_cast<std::uint32_t>(lane)}; }
   bool can_recover(const wire::LaneReport& peer) const override;
-  void recover_lane(std::size_t lane, const wire::LaneReport& peer) override;
+  void recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) override;
   bool recovered() override;
   void finish_recovery() override;
   bool queue_drained(std::size_t queue) const;

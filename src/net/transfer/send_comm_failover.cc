@@ -48,17 +48,17 @@ bool SendComm::can_recover(const wire::LaneReport& peer) const {
          (place + wire::kMaxInFlight < wire::kRingEntries && has_arrived(place + wire::kMaxInFlight));
 }
 
-void SendComm::recover_lane(std::size_t lane, const wire::LaneReport& peer) {
+void SendComm::recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) {
   const std::span<const std::uint8_t> qps = failover_->qps(lane);
   const auto known = static_cast<std::ptrdiff_t>(missing_.size());
   for (std::size_t i = 0; i < qps.size(); ++i) {
     std::optional<std::uint32_t> count;
-    if (peer.all_arrived == 0) count = i < peer.qps ? peer.arrived[i] : 0;
-    logs_[qps[i]].divide(
-        count, [&](const SentPart& part) { part_finished(requests_[part.index]); },
-        [&](const SentPart& part, bool immediate) {
-          missing_.push_back({part, immediate});
-        });
+    if (peer && peer->all_arrived == 0) count = i < peer->qps ? peer->arrived[i] : 0;
+    const auto arrived = [&](const SentPart& part) { part_finished(requests_[part.index]); };
+    logs_[qps[i]].divide(count, arrived, [&](const SentPart& part, bool immediate) {
+      if (!peer) return arrived(part);
+      missing_.push_back({part, immediate});
+    });
   }
   std::reverse(missing_.begin() + known, missing_.end());
   if (pending_post_.active && pending_post_.part_begun && !works(pending_post_.queue)) {

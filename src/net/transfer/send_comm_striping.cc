@@ -30,7 +30,11 @@ void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t grou
   if (pending_post_.writes_size_record) store_sizes(index, group_size);
   pending_post_.first_member = first_member;
   pending_post_.group_size = group_size;
-  for (std::uint32_t i = 0; i < group_size; ++i) pending_post_.sources[i] = {work_[i].segment.addr, work_[i].memory};
+  // Not from work_: what was posted again since the first member may have used it.
+  for (std::uint32_t i = 0; i < group_size; ++i) {
+    const SendRequest& request = requests_[index + i];
+    pending_post_.sources[i] = {reinterpret_cast<std::uint64_t>(request.data), request.memory};
+  }
   if (group_.bytes >= stripe_threshold_) {
     const std::span<const Stripe> stripes = striping_.divide(group_.bytes);
     pending_post_.stripes = stripes.data();

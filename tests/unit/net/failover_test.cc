@@ -24,13 +24,16 @@ std::string in_child(const std::string& faults, const std::function<void()>& bod
 // A connection of a merged device with itself, and messages of every kind.
 class Traffic {
  public:
-  explicit Traffic(int devices = 2) {
-    std::vector<int> members;
-    for (int i = 0; i < devices; ++i) members.push_back(i);
-    const Result<std::size_t> device = merge_devices(members.data(), devices, 8);
-    EXPECT_TRUE(device);
-    if (!device) return;
-    link.connect(*device, *device);
+  // The numbers of devices that are merged at the sending and at the receiving end.
+  explicit Traffic(int from = 2, int to = 0) {
+    const auto merged = [](int count) {
+      std::vector<int> members;
+      for (int i = 0; i < count; ++i) members.push_back(i);
+      const Result<std::size_t> device = merge_devices(members.data(), count, 8);
+      EXPECT_TRUE(device);
+      return device ? *device : 0;
+    };
+    link.connect(merged(from), merged(to == 0 ? from : to));
     for (std::size_t i = 0; i < kSlots; ++i) slots_.push_back(std::make_unique<Buffers<>>(link, kBytes));
   }
 
@@ -130,13 +133,22 @@ class Traffic {
   std::uint64_t round_ = 0;
 };
 
-constexpr int kMessages = 70;  // on each of two lanes in three rounds: the fault begins with each of them
+constexpr int kMessages = 36;  // on each of two lanes in three rounds: the fault begins with each of them
 const test::Variables kFourDevices = {{"SOFTVERBS_DEVICES", "4"}};
 
-void survives(const std::string& faults, int devices = 2, const test::Variables& more = {}) {
+std::size_t count_lane_lines(const std::string& output) {
+  const Lines lines = warnings_of(output);
+  return static_cast<std::size_t>(std::count_if(lines.begin(), lines.end(), [](const std::string& line) {
+    return line.starts_with("lane ") && line.find(" is down, the connection goes on over ") != std::string::npos;
+  }));
+}
+
+// `failing`: lanes that fail, of which each end logs a line.
+void survives(
+    const std::string& faults, const test::Variables& more = {}, std::size_t failing = 1,
+    const std::function<void()>& body = [] { Traffic().rounds(3); }) {
   SCOPED_TRACE(faults);
-  in_child(
-      faults, [&] { Traffic(devices).rounds(3); }, more);
+  EXPECT_EQ(count_lane_lines(in_child(faults, body, more)), 2 * failing);
 }
 
 std::string from_message(const std::string& clause, int message) {
@@ -189,8 +201,8 @@ TEST(Failover, PortEvent_NothingWaitsForRetries) {
 TEST(Failover, SeveralQpsALane_EveryByteArrives) {
   const test::Variables qps = {{"VERBATIM_QPS_PER_CONNECTION", "3"}};
   for (int nth = 1; nth < kMessages / 2; nth += 3) {
-    survives(from_message("drop-request device=1", nth), 2, qps);
-    survives(from_message("drop-ack device=0", nth), 2, qps);
+    survives(from_message("drop-request device=1", nth), qps);
+    survives(from_message("drop-ack device=0", nth), qps);
   }
 }
 
@@ -199,15 +211,88 @@ TEST(Failover, OtherLanesFailToo_TheLastOneCarriesAll) {
   for (int nth = 8; nth < kMessages / 2; nth += 2) {
     survives(from_message("drop-request device=1", 8) + ";" + from_message("drop-ack device=0", nth) + ";" +
                  from_message("drop-request device=3", nth + 5),
-             4, kFourDevices);
+             kFourDevices, 3, [] { Traffic(4).rounds(3); });
   }
+}
+
+// A port that several lanes use, and one that only one end has.
+TEST(Failover, DifferentNumbersOfPorts_EveryByteArrives) {
+  for (const auto& [from, to] : {std::pair{1, 2}, std::pair{2, 1}, std::pair{2, 4}, std::pair{4, 2}}) {
+    for (int nth = 4; nth < 20; nth += 5) {
+      for (const char* kind : {"drop-request", "drop-ack"}) {
+        // The last port of the end that has more has one lane. Requests of the other end arrive there too.
+        const std::string clause = std::string(kind) + " device=" + std::to_string(std::max(from, to) - 1);
+        SCOPED_TRACE(std::to_string(from) + " to " + std::to_string(to) + ": " + clause);
+        in_child(
+            from_message(clause, nth), [from = from, to = to] { Traffic(from, to).rounds(3); }, kFourDevices);
+      }
+    }
+  }
+}
+
+// Its first member has been accepted when the lane fails whose turn it is, and other messages are posted again.
+TEST(Failover, GroupHalfFilled_KeepsItsBytes) {
+  for (const char* device : {"0", "1"}) {
+    survives(std::string("drop-request op=write_imm count=all times=all device=") + device, {}, 1, [] {
+      Traffic traffic;
+      constexpr std::size_t kMember = 5000;
+      Buffers<> group(traffic.link, pattern(2 * kMember, 7));
+      std::vector<std::unique_ptr<Buffers<>>> single;
+      std::vector<Request*> requests;
+      for (std::size_t i = 0; i < 3; ++i) {
+        single.push_back(std::make_unique<Buffers<>>(traffic.link, pattern(kMember, i)));
+        requests.push_back(traffic.link.posted([&] { return single[i]->irecv(kMember); }));
+      }
+      const RecvBuffer members[] = {{group.target.data(), kMember, 0, group.recv_memory.get()},
+                                    {group.target.data() + kMember, kMember, 1, group.recv_memory.get()}};
+      requests.push_back(traffic.link.posted([&] { return traffic.link.irecv(members); }));
+      for (std::size_t i = 0; i < 3; ++i) {
+        requests.push_back(traffic.link.posted([&] { return single[i]->isend(kMember); }));
+      }
+      const MemoryKeys& memory = *group.send_memory;
+      requests.push_back(
+          traffic.link.posted([&] { return traffic.link.isend(group.source.data(), kMember, 0, memory); }));
+      EXPECT_TRUE(ConnectedComms::eventually([&] {
+        traffic.link.progress();
+        return traffic.link.send().lanes_down() == 1 && (traffic.link.send().slow_path_flags() & Comm::kLanes) == 0;
+      }));
+      requests.push_back(
+          traffic.link.posted([&] { return traffic.link.isend(group.source.data() + kMember, kMember, 1, memory); }));
+      for (Request* const request : requests) ASSERT_TRUE(traffic.link.wait(request));
+      EXPECT_EQ(group.target, group.source);
+      for (const auto& one : single) EXPECT_EQ(one->target, one->source);
+    });
+  }
+}
+
+// Its application makes no call until data arrives: receives with optional completion are done at once.
+TEST(Failover, IdleReceiver_LostCtsEntriesAreWrittenAgain) {
+  survives("link-down device=0 after=5", {{"VERBATIM_TIMEOUT", "20"}}, 1, [] {
+    Traffic traffic;
+    std::vector<std::unique_ptr<Buffers<>>> buffers;
+    for (std::size_t i = 0; i < 8; ++i) {
+      buffers.push_back(std::make_unique<Buffers<>>(traffic.link, pattern(300, i)));
+      ASSERT_NE(traffic.link.posted([&] { return buffers.back()->irecv(300, 0, true); }), nullptr);
+    }
+    for (const auto& one : buffers) {
+      Request* request = nullptr;
+      EXPECT_TRUE(ConnectedComms::eventually([&] { return (request = one->isend(300)) != nullptr; }));
+      ASSERT_NE(request, nullptr);
+      EXPECT_TRUE(ConnectedComms::eventually([&] {
+        traffic.link.send().progress();
+        return request->state == RequestState::kDone;
+      }));
+      EXPECT_EQ(one->target, one->source);
+    }
+    traffic.rounds(1);
+  });
 }
 
 TEST(Failover, EngineThreads_EveryByteArrives) {
   const test::Variables threads = {{"SOFTVERBS_ENGINE", "thread"}};
   for (int nth = 5; nth < kMessages; nth += 13) {
-    survives(from_message("drop-request device=0", nth), 2, threads);
-    survives(from_message("drop-ack device=1", nth), 2, threads);
+    survives(from_message("drop-request device=0", nth), threads);
+    survives(from_message("drop-ack device=1", nth), threads);
   }
 }
 
