@@ -184,8 +184,8 @@ TEST_P(Merge, MergingSwitchedOff_IsRefusedWithoutWarning) {
   }
 }
 
-// NCCL makes virtual devices once for as long as it keeps the plugin loaded (NCCL_NET_PLUGIN_REF_COUNT=1). After init it
-// asks for the properties of device 0 then.
+// NCCL makes virtual devices once for as long as it keeps the plugin loaded (NCCL_NET_PLUGIN_REF_COUNT=1). After init
+// it asks for the properties of device 0 then.
 TEST_P(Merge, AllContextsEnd_DevicesStay) {
   const int pair = made({0, 1});
   const int three = made({2, 0, 1});
