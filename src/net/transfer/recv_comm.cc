@@ -237,9 +237,10 @@ inline void RecvComm::write_entry(std::byte* entry_address, bool wide, std::uint
   out.ready = member + 1;
 }
 
-// Posts the CTS of the group whose entries have been written at `entry_address`.
-inline void RecvComm::post_group(const std::byte* entry_address, std::uint32_t group_size, bool optional_completion,
-                                 void** out) {
+// Posts the CTS of the group whose entries have been written at `entry_address`. If it were not inlined, a receive
+// alone would take 117 instructions instead of 104.
+[[gnu::always_inline]] inline void RecvComm::post_group(const std::byte* entry_address, std::uint32_t group_size,
+                                                        bool optional_completion, void** out) {
   const std::uint32_t first = next_member_;
   const std::uint32_t index = wire::ring_index(first);
   RecvRequest& request = requests_[index];

@@ -88,12 +88,15 @@ void SendComm::post_stripes(std::uint32_t member) {
     work.wr.rdma.rkey = remote_key(index, queue.remote_device);
     if (separate) {
       link_signal(queue, work.wr_id, immediate, !record);
-      work.wr_id = encode_send_work(index, used, 0, false);  // no completion unless it fails
     } else {
       work.imm_data = htonl(wire::encode_immediate(immediate));
     }
     queue.free -= count;
-    log_part(used, sent_part(index, part, parts, stripes[part]), true);
+    if (!logs_.empty()) [[unlikely]] {
+      // If the data fails, only its signal frees the entries of both.
+      if (separate) work.wr_id = encode_send_work(index, used, 0, false);
+      logs_[used].add(sent_part(index, part, parts, stripes[part]), true);
+    }
     ibv_send_wr* refused;
     const int returned = ibv_post_send(queue.qp, &work, &refused);
     if (returned != 0) fail_post("ibv_post_send", returned, used);

@@ -250,7 +250,7 @@ TEST_F(DeviceInventoryTest, ForkInitFails_IsIgnored) {
 }
 
 TEST_F(DeviceInventoryTest, GidIndexMissingOnOneDevice_IsWarning) {
-  fake_.add_device("mlx5_0").add_roce_port().gids.push_back(fake_gid("::ffff:10.0.0.9", IBV_GID_TYPE_ROCE_V2));
+  fake_.add_device("mlx5_0").add_roce_port().gids.emplace_back(fake_gid("::ffff:10.0.0.9", IBV_GID_TYPE_ROCE_V2));
   fake_.add_device("mlx5_1").add_roce_port();
   config_.gid = {.everywhere = 1U, .variable = "NCCL_IB_GID_INDEX"};
   const auto inventory = open();

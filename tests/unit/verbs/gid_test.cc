@@ -159,7 +159,7 @@ TEST_F(ChooseGid, GidInSameEntry_IsKept) {
     return confirm_gid(fake_.table, context_, "mlx5_0", 1, port_.attributes, setting, known);
   };
 
-  port_.gids.push_back(fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2));
+  port_.gids.emplace_back(fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2));
   port_.attributes.gid_tbl_len = 3;
   EXPECT_EQ(confirm()->index, 1U) << "the entry of the connection before is kept";
   port_.gids[1] = std::nullopt;
@@ -207,7 +207,7 @@ TEST_F(ChooseGid, InfinibandWithFlid_UsesIndexOfSetting) {
 
 TEST_F(ChooseGid, WithoutQueryGidEx_VersionIsReadFromSysfs) {
   const ScratchDirectory scratch;
-  const std::filesystem::path sysfs = scratch.path();
+  const std::filesystem::path& sysfs = scratch.path();
   std::filesystem::create_directories(sysfs / "ports/1/gid_attrs/types");
   std::ofstream(sysfs / "ports/1/gid_attrs/types/0") << "RoCE v2\n";
   std::ofstream(sysfs / "ports/1/gid_attrs/types/1") << "IB/RoCE v1\n";
