@@ -104,7 +104,8 @@ class Connection {
     const wire::Hello receiver = recv_->hello();
     record_ = reinterpret_cast<std::byte*>(receiver.control_address);
     const std::size_t ring_bytes = wire::cts_ring_bytes(1);
-    const std::size_t record_bytes = wire::completion_record_bytes(receiver.capabilities != 0);
+    const std::size_t record_bytes =
+        wire::completion_record_bytes((receiver.capabilities & wire::kAtomicCompletion) != 0);
     g_record = {receiver.control_address, record_bytes};
     g_record_key = receiver.devices[0].control_rkey;
     constexpr std::size_t kShadowBytes = (wire::kRingEntries + 2) * sizeof(std::uint64_t);

@@ -272,13 +272,15 @@ TEST_F(EndpointPoolBurstTest, EndOfBurst_CreatesAllQps) {
 
 TEST_F(EndpointPoolBurstTest, SeveralPeers_AreInRingOrderAfterSelf) {
   // After 99 come 100, 200, 10 and 20.
-  expect_positions(reserve({unannounced(200), unannounced(10), unannounced(100), unannounced(20)}, 2),
+  expect_positions(reserve_in_one_burst({unannounced(200), unannounced(10), unannounced(100), unannounced(20)}, 2),
                    {1, 5, 2, 6, 0, 4, 3, 7});
 }
 
 TEST_F(EndpointPoolBurstTest, PeersWithDifferentFlows_OnlyRequestedQpsAreCreated) {
   std::vector<Endpoint> made;
-  for (const auto& one : reserve({unannounced(5), unannounced(9), unannounced(9)}, 2)) made.push_back(take(one));
+  for (const auto& one : reserve_in_one_burst({unannounced(5), unannounced(9), unannounced(9)}, 2)) {
+    made.push_back(take(one));
+  }
   EXPECT_EQ(fake_.live("qp"), 6);
   const std::uint32_t positions[] = {0, 2, 1, 3, 5, 7};
   const std::uint32_t numbers[] = {0, 2, 1, 3, 4, 5};
