@@ -71,11 +71,13 @@ void SendComm::post_stripes(std::uint32_t member) {
   requests_[index].group_size = 1;
   requests_[index].parts_left = parts;
   wire::Immediate immediate{index, wire::SizeSource::kPosted, parts, wire::ring_pass(member)};
+  const bool is_logged = !logs_.empty();
   std::uint64_t done = 0;
-  for (std::uint32_t part = 0; part < parts && error() == nullptr; ++part) {
-    const std::uint32_t used = stripes[part].queue;
+  std::uint32_t part = 0;
+  for (const Stripe& stripe : stripes) {
+    const std::uint32_t used = stripe.queue;
     SendQueue& queue = queues_[used];
-    const auto bytes = static_cast<std::uint32_t>(stripe_end(group_.bytes, stripes[part]) - done);
+    const auto bytes = static_cast<std::uint32_t>(stripe_end(group_.bytes, stripe) - done);
     const bool record = part == 0 && !full;
     const bool separate = record || separates_completion(group_.bytes);
     const std::uint32_t count = separate ? 2 : 1;
@@ -92,16 +94,17 @@ void SendComm::post_stripes(std::uint32_t member) {
       work.imm_data = htonl(wire::encode_immediate(immediate));
     }
     queue.free -= count;
-    if (!logs_.empty()) [[unlikely]] {
+    if (is_logged) [[unlikely]] {
       // If the data fails, only its signal frees the entries of both.
       if (separate) work.wr_id = encode_send_work(index, used, 0, false);
-      logs_[used].add(sent_part(index, part, parts, stripes[part]), true);
+      logs_[used].add(sent_part(index, part, parts, stripe), true);
     }
     ibv_send_wr* refused;
     const int returned = ibv_post_send(queue.qp, &work, &refused);
-    if (returned != 0) fail_post("ibv_post_send", returned, used);
+    if (returned != 0) return fail_post("ibv_post_send", returned, used);
     immediate.sizes = wire::SizeSource::kOtherPart;
     done += bytes;
+    ++part;
   }
 }
 
