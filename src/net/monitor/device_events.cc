@@ -23,7 +23,8 @@ std::size_t count_connections(ConnectionTable& table, const Device& device, std:
   for (const auto& [fd, connection] : table.connections) {
     if (connection.closing != nullptr || !connection.comm->uses(device, port_num)) continue;
     ++count;
-    if (other_lanes != nullptr && connection.comm->can_lose_lanes()) ++*other_lanes;
+    const Comm& comm = *connection.comm;
+    if (other_lanes != nullptr && comm.can_lose_lanes() && comm.endpoint().ports().size() > 1) ++*other_lanes;
   }
   return count;
 }
@@ -65,9 +66,8 @@ void log_link_down(ConnectionTable& table, const Device& device, std::uint8_t po
   const std::size_t users = count_connections(table, device, port_num, &other_lanes);
   if (other_lanes != 0) {
     return VERBATIM_WARN(
-        "%s:%u: the link is down (port error); %zu connections use it, of which %zu go on over their other ports and "
-        "%zu "
-        "wait until their retries are used up (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)",
+        "%s:%u: the link is down (port error); %zu connections use it, of which %zu go on over their other ports "
+        "and %zu wait until their retries are used up (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)",
         device.name().c_str(), port_num, users, other_lanes, users - other_lanes);
   }
   VERBATIM_WARN(

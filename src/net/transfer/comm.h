@@ -205,7 +205,7 @@ class Comm {
   virtual void stop_lane(std::size_t lane) = 0;
   // The link of this end's port is down, and no lane that works uses it.
   virtual void stop_port(std::size_t) noexcept {}
-  // Whether every work request of the lane has completed.
+  // Whether the sends of a sender, or the posted receives of a receiver, have completed on the lane.
   virtual bool lane_drained(std::size_t lane) const = 0;
   // No lane is being drained.
   virtual void lanes_drained() noexcept {}

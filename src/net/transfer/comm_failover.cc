@@ -1,7 +1,6 @@
 // What a comm does when one of its lanes fails (failover.h). Nothing here runs while all lanes work.
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "base/log.h"
 #include "net/transfer/comm.h"
@@ -128,7 +127,7 @@ bool Comm::takes_down(std::uint64_t ports, std::size_t lane) const {
   return false;
 }
 
-// The peer, or an event, takes down the only lane that works.
+// The peer takes down the only lane that works.
 void Comm::fail_last_lane(std::size_t lane) noexcept {
   fail(ErrorKind::kRemote, "lane", [&] {
     const PathFacts path = facts(failover_->qps(lane).front());

@@ -6,8 +6,6 @@
 // only when it has used what arrived there before. No new message is posted until all of this is acknowledged, so no
 // later message is overtaken.
 #include <algorithm>
-#include <bit>
-#include <utility>
 
 #include "net/transfer/send_comm.h"
 
@@ -142,10 +140,11 @@ void SendComm::post_again(const MissingPart& missing) {
   } else {
     const std::optional<std::uint32_t> overwritten = overwritten_members(first_member, group_size);
     if (!overwritten) {
-      return fail(ErrorKind::kRemote, "lane", 0, diagnose_contradicting_calls, [&] {
-        return "a message with optional completion was lost with a lane, and the receive that it belongs to is not "
-               "known "
-               "any more";
+      return fail(ErrorKind::kRemote, "lane", [&] {
+        return Failure{"a message with optional completion was lost with a lane and cannot be sent again",
+                       {"the receiver has announced so many receives since that its address is not known any more",
+                        "look at the lines of the lane above"},
+                       facts(0)};
       });
     }
     again.skipped_members = *overwritten;
