@@ -95,6 +95,24 @@ class Plain(Perftest):
         self.check("ib_atomic_lat", 8)
 
 
+# The receiver posts 512 receives before the first message, more than there are messages, so none is lost.
+class Unreliable(Perftest):
+    def check(self, program, kind, size, layer, engine):
+        with self.subTest(program=program):
+            both = self.measure(program, "-c", kind, "-s", str(size), sizes=[size], layer=layer, SOFTVERBS_ENGINE=engine)
+            for side in both:
+                self.assertEqual({qp["type"] for qp in side.stats["qps"]}, {kind})
+
+    def test_datagrams(self):
+        self.check("ib_send_bw", "UD", 2048, "roce", "thread")
+        self.check("ib_send_lat", "UD", 2, "ib", "inline")
+
+    def test_connections(self):
+        self.check("ib_write_bw", "UC", 65536, "roce", "thread")
+        self.check("ib_write_lat", "UC", 2, "ib", "inline")
+        self.check("ib_send_bw", "UC", 65536, "ib", "thread")
+
+
 class Engines(Perftest):
     PROGRAMS = [f"ib_{kind}_{what}" for kind in ("write", "read", "send", "atomic") for what in ("bw", "lat")]
 

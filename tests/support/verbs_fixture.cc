@@ -54,6 +54,10 @@ bool describe(Device& device) {
   return false;
 }
 
+int mask_of(ibv_qp_type type, int rc, int uc, int ud) {
+  return type == IBV_QPT_UD ? ud : type == IBV_QPT_UC ? uc : rc;
+}
+
 }  // namespace
 
 void expect_destroyed(int result, const char* what) {
@@ -110,7 +114,7 @@ Endpoint::Endpoint(const Device& device, const EndpointOptions& options) : devic
   attr.recv_cq = options_.recv_cq != nullptr ? options_.recv_cq : own_recv_cq_.get();
   attr.srq = options_.srq;
   attr.cap = {options_.send_wr, options_.recv_wr, options_.send_sge, options_.recv_sge, options_.inline_bytes};
-  attr.qp_type = IBV_QPT_RC;
+  attr.qp_type = options_.type;
   attr.sq_sig_all = options_.signal_all ? 1 : 0;
   ibv_pd* const pd = options_.pd != nullptr ? options_.pd : device.pd.get();
   if (options_.send_ops) {
@@ -146,6 +150,7 @@ ibv_qp_attr Endpoint::init_attr() const {
   attr.pkey_index = 0;
   attr.port_num = device_->port_num;
   attr.qp_access_flags = static_cast<unsigned>(options_.access);
+  attr.qkey = options_.qkey;
   return attr;
 }
 
@@ -181,17 +186,20 @@ ibv_qp_attr Endpoint::rts_attr() const {
 
 void Endpoint::to_init() {
   ibv_qp_attr attr = init_attr();
-  check(verbs().modify_qp(qp(), &attr, kInitMask), "ibv_modify_qp to INIT");
+  check(verbs().modify_qp(qp(), &attr, mask_of(options_.type, kInitMask, kInitMask, kUdInitMask)),
+        "ibv_modify_qp to INIT");
 }
 
 void Endpoint::to_rtr(const Address& peer) {
   ibv_qp_attr attr = rtr_attr(peer);
-  check(verbs().modify_qp(qp(), &attr, kRtrMask), "ibv_modify_qp to RTR");
+  check(verbs().modify_qp(qp(), &attr, mask_of(options_.type, kRtrMask, kUcRtrMask, kUdRtrMask)),
+        "ibv_modify_qp to RTR");
 }
 
 void Endpoint::to_rts() {
   ibv_qp_attr attr = rts_attr();
-  check(verbs().modify_qp(qp(), &attr, kRtsMask), "ibv_modify_qp to RTS");
+  check(verbs().modify_qp(qp(), &attr, mask_of(options_.type, kRtsMask, kUcRtsMask, kUdRtsMask)),
+        "ibv_modify_qp to RTS");
 }
 
 void Endpoint::to_error() {

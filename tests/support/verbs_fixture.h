@@ -34,6 +34,7 @@ using Channel = std::unique_ptr<ibv_comp_channel, Destroy<ibv_comp_channel, &Ver
 using Cq = std::unique_ptr<ibv_cq, Destroy<ibv_cq, &VerbsLibrary::destroy_cq>>;
 using Srq = std::unique_ptr<ibv_srq, Destroy<ibv_srq, &VerbsLibrary::destroy_srq>>;
 using Qp = std::unique_ptr<ibv_qp, Destroy<ibv_qp, &VerbsLibrary::destroy_qp>>;
+using Ah = std::unique_ptr<ibv_ah, Destroy<ibv_ah, &VerbsLibrary::destroy_ah>>;
 
 constexpr int kAllAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
@@ -109,6 +110,8 @@ struct EndpointOptions {
   ibv_cq* send_cq = nullptr;
   ibv_cq* recv_cq = nullptr;
   ibv_srq* srq = nullptr;
+  ibv_qp_type type = IBV_QPT_RC;  // or IBV_QPT_UC, IBV_QPT_UD
+  std::uint32_t qkey = 0x1234;    // of a UD QP
   // When given, ibv_create_qp_ex creates the QP with these send operations.
   std::optional<std::uint64_t> send_ops = std::nullopt;
 };
@@ -116,7 +119,7 @@ struct EndpointOptions {
 // The same as ibv_create_qp_ex; nullptr and EOPNOTSUPP on a device without extended QPs.
 ibv_qp* create_qp_ex(ibv_context* context, ibv_qp_init_attr_ex& attr);
 
-// One RC QP, with its own CQ for each direction unless the options name one.
+// One QP, with its own CQ for each direction unless the options name one.
 class Endpoint {
  public:
   explicit Endpoint(const Device& device, const EndpointOptions& options = {});
@@ -135,6 +138,7 @@ class Endpoint {
   void to_error();
   void to_reset();
   void connect(const Address& peer);
+  void to_ready() { connect({}); }  // of a UD QP
   void destroy() { qp_.reset(); }
 
   // The attributes of the three state transitions, for tests that change them.
@@ -156,6 +160,11 @@ constexpr int kRtrMask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DES
                          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 constexpr int kRtsMask =
     IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_TIMEOUT;
+constexpr int kUcRtrMask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+constexpr int kUcRtsMask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+constexpr int kUdInitMask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+constexpr int kUdRtrMask = IBV_QP_STATE;
+constexpr int kUdRtsMask = IBV_QP_STATE | IBV_QP_SQ_PSN;
 
 void connect(Endpoint& a, Endpoint& b);
 

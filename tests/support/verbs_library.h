@@ -43,6 +43,10 @@ namespace verbatim::test {
   X(query_qp, "IBVERBS_1.1")             \
   X(destroy_qp, "IBVERBS_1.1")           \
   X(qp_to_qp_ex, "IBVERBS_1.6")          \
+  X(create_ah, "IBVERBS_1.1")            \
+  X(destroy_ah, "IBVERBS_1.1")           \
+  X(init_ah_from_wc, "IBVERBS_1.1")      \
+  X(create_ah_from_wc, "IBVERBS_1.1")    \
   X(query_ece, "IBVERBS_1.10")           \
   X(set_ece, "IBVERBS_1.10")             \
   X(get_async_event, "IBVERBS_1.1")      \

@@ -36,6 +36,7 @@ void print_qp(const QpStats& qp) {
               "", qp.qpn, softverbs::state_name(qp.state), qp.modifies + qp.queries + qp.work.doorbells(),
               qp.work.doorbells(), qp.work.send_requests(), qp.work.receives, qp.work.bytes, qp.work.inline_bytes,
               qp.work.completions);
+  if (qp.type != IBV_QPT_RC) std::printf("   %s", softverbs::type_name(qp.type));
   if (qp.path) std::printf("   path %u", *qp.path);
   if (qp.udp_source_port != 0) std::printf(", UDP source port %u", qp.udp_source_port);
   std::printf("\n");

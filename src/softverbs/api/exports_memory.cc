@@ -7,6 +7,7 @@
 
 #include "softverbs/api/exports.h"
 #include "softverbs/engine/call.h"
+#include "softverbs/engine/datagrams.h"
 #include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/process.h"
 
@@ -115,19 +116,29 @@ SOFTVERBS_EXPORT ibv_dm* ibv_import_dm(ibv_context*, std::uint32_t) {
 }
 SOFTVERBS_EXPORT void ibv_unimport_dm(ibv_dm*) {}
 
-SOFTVERBS_EXPORT ibv_ah* ibv_create_ah(ibv_pd*, ibv_ah_attr*) {
-  count(Verb::kCreateAh);
-  return not_supported<ibv_ah>();
+SOFTVERBS_EXPORT ibv_ah* ibv_create_ah(ibv_pd* pd, ibv_ah_attr* path) {
+  if (begin_call(Verb::kCreateAh, pd->context) != 0) return nullptr;
+  return call_and_return_pointer([&] { return create_ah(context_of(pd->context), pd, *path); });
 }
-SOFTVERBS_EXPORT int ibv_destroy_ah(ibv_ah*) {
-  return EOPNOTSUPP;
+
+SOFTVERBS_EXPORT int ibv_destroy_ah(ibv_ah* ah) {
+  if (const int error = begin_call(Verb::kDestroyAh, ah->context); error != 0) return error;
+  destroy_ah(*static_cast<Ah*>(ah));
+  return 0;
 }
-SOFTVERBS_EXPORT ibv_ah* ibv_create_ah_from_wc(ibv_pd*, ibv_wc*, ibv_grh*, std::uint8_t) {
-  return not_supported<ibv_ah>();
-}
-SOFTVERBS_EXPORT int ibv_init_ah_from_wc(ibv_context*, std::uint8_t, ibv_wc*, ibv_grh*, ibv_ah_attr*) {
-  errno = EOPNOTSUPP;
+
+SOFTVERBS_EXPORT int ibv_init_ah_from_wc(ibv_context* context, std::uint8_t port, ibv_wc* completion, ibv_grh* grh,
+                                         ibv_ah_attr* path) {
+  const int error = init_ah_from_wc(context_of(context), port, *completion, grh, *path);
+  if (error == 0) return 0;
+  errno = error;
   return -1;
+}
+
+SOFTVERBS_EXPORT ibv_ah* ibv_create_ah_from_wc(ibv_pd* pd, ibv_wc* completion, ibv_grh* grh, std::uint8_t port) {
+  ibv_ah_attr path;
+  if (ibv_init_ah_from_wc(pd->context, port, completion, grh, &path) != 0) return nullptr;
+  return ibv_create_ah(pd, &path);
 }
 SOFTVERBS_EXPORT int ibv_resolve_eth_l2_from_gid(ibv_context*, ibv_ah_attr*, std::uint8_t*, std::uint16_t*) {
   return EOPNOTSUPP;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "softverbs/engine/call.h"
+#include "softverbs/engine/datagrams.h"
 
 #define SOFTVERBS_HOLDS_LOCK VERBATIM_THREAD_ANNOTATION(no_thread_safety_analysis)
 
@@ -12,10 +13,14 @@ namespace verbatim::softverbs {
 namespace {
 
 // The operations (IBV_QP_EX_WITH_*) that a program may request for a QP.
-constexpr std::uint64_t kSupportedSendOps = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
-                                            IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM |
-                                            IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
-                                            IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+constexpr std::uint64_t supported_send_ops(ibv_qp_type type) {
+  constexpr std::uint64_t kUnreliable = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+                                        IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+  constexpr std::uint64_t kReliable =
+      IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+  constexpr std::uint64_t kDatagram = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+  return type == IBV_QPT_UD ? kDatagram : type == IBV_QPT_UC ? kUnreliable : kUnreliable | kReliable;
+}
 
 Qp& qp_of(ibv_qp_ex* handle) {
   return *static_cast<Qp*>(&handle->qp_base);
@@ -33,11 +38,21 @@ void start(ibv_qp_ex* handle) SOFTVERBS_HOLDS_LOCK {
   qp.batch = {qp.sends.posted.load(std::memory_order_relaxed), 0, may_post ? 0 : EINVAL};
 }
 
+// Each datagram of the batch needs an address.
+bool has_addresses(const Qp& qp) {
+  if (qp.qp_type != IBV_QPT_UD) return true;
+  for (std::uint32_t at = qp.batch.next - qp.batch.count; at != qp.batch.next; ++at) {
+    if (!qp.datagrams->addresses[at & qp.sends.mask].is_set) return false;
+  }
+  return true;
+}
+
 int complete(ibv_qp_ex* handle) SOFTVERBS_HOLDS_LOCK {
   Qp& qp = qp_of(handle);
   SendCounters& counters = qp.shared->counters.sends;
   counters.completes.add(1);
   const int refused = begin_data_call(kPostSendCall, qp.shared->device);
+  if (!has_addresses(qp)) fail(qp.batch, EINVAL);
   const int error = refused != 0 ? refused : qp.batch.error;
   if (error == 0) {
     for (std::uint32_t at = qp.batch.next - qp.batch.count; at != qp.batch.next; ++at) {
@@ -70,6 +85,7 @@ SendRequest* begin(ibv_qp_ex* handle, ibv_wr_opcode opcode, std::uint64_t operat
   request.arrival = qp.process->next_arrival();
   request.opcode = static_cast<std::uint8_t>(opcode);
   request.flags = static_cast<std::uint8_t>(handle->wr_flags & ~unsigned{IBV_SEND_INLINE});
+  if (qp.qp_type == IBV_QPT_UD) qp.datagrams->addresses[(batch.next - 1) & qp.sends.mask].is_set = false;
   return &request;
 }
 
@@ -128,6 +144,14 @@ void atomic_cmp_swp(ibv_qp_ex* handle, std::uint32_t rkey, std::uint64_t remote_
 
 void atomic_fetch_add(ibv_qp_ex* handle, std::uint32_t rkey, std::uint64_t remote_address, std::uint64_t add) {
   begin_atomic(handle, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, rkey, remote_address, add, 0);
+}
+
+void set_ud_addr(ibv_qp_ex* handle, ibv_ah* ah, std::uint32_t remote_qpn, std::uint32_t remote_qkey) {
+  Qp& qp = qp_of(handle);
+  if (qp.qp_type != IBV_QPT_UD) fail(qp.batch, EOPNOTSUPP);
+  if (current(qp) == nullptr) return;
+  const std::uint32_t slot = (qp.batch.next - 1) & qp.sends.mask;
+  if (const int error = set_datagram_address(qp, slot, ah, remote_qpn, remote_qkey); error != 0) fail(qp.batch, error);
 }
 
 void set_sge_list(ibv_qp_ex* handle, std::size_t count, const ibv_sge* sges) {
@@ -201,7 +225,7 @@ void set_work_request_calls(Qp& qp, std::uint64_t send_ops) {
   calls.wr_local_inv = refuse;
   calls.wr_send_inv = refuse;
   calls.wr_send_tso = refuse;
-  calls.wr_set_ud_addr = refuse;
+  calls.wr_set_ud_addr = set_ud_addr;
   calls.wr_set_xrc_srqn = refuse;
   calls.wr_atomic_write = refuse;
 }
@@ -218,7 +242,7 @@ Result<Qp*> create_extended_qp(Context& context, ibv_qp_init_attr_ex& wanted) {
   }
   if (has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && wanted.create_flags != 0) return system_error("create_qp_ex", EOPNOTSUPP);
   const std::uint64_t send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ? wanted.send_ops_flags : 0;
-  if ((send_ops & ~kSupportedSendOps) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
+  if ((send_ops & ~supported_send_ops(wanted.qp_type)) != 0) return system_error("create_qp_ex", EOPNOTSUPP);
   ibv_qp_init_attr plain{wanted.qp_context, wanted.send_cq, wanted.recv_cq,   wanted.srq,
                          wanted.cap,        wanted.qp_type, wanted.sq_sig_all};
   Result<Qp*> qp = create_qp(context, wanted.pd, plain);

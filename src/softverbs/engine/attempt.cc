@@ -23,7 +23,7 @@ bool is_addressed(const SharedPort& port, const SharedPort& from, const ibv_ah_a
 
 std::uint64_t fast_path_bytes(const Qp& qp) {
   const Settings& settings = qp.process->settings();
-  return settings.threaded || settings.has_rate() || qp.deferred.is_enabled()
+  return settings.threaded || settings.has_rate() || qp.deferred.is_enabled() || qp.qp_type != IBV_QPT_RC
              ? 0
              : std::min<std::uint64_t>(kStepBytes, settings.max_msg_bytes);
 }
@@ -38,6 +38,7 @@ bool find_route(Qp& qp) {
   std::shared_ptr<ProcessView> process = qp.process->find(*location);
   if (!process) return false;
   SharedQp& target = process->segment().qps[location->index];
+  if (target.type != qp.shared->type) return false;
   const SharedPort& from = qp.process->segment().ports[qp.shared->device];
   if (!is_addressed(process->segment().ports[target.device], from, requester.path)) return false;
   const bool is_own = process->is_own();

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 
@@ -17,6 +18,11 @@ namespace {
 // Programs poll without a pause. After this many empty polls in a row the thread yields its core: with fewer cores than
 // polling threads, the thread that produces the completion needs it.
 constexpr std::uint32_t kEmptyPollsPerYield = 32;
+
+// The polling thread may lose its core for some time.
+constexpr std::uint64_t kMaxPollNs = 20 * kNanosecondsPerMillisecond;
+
+constexpr std::uint64_t kMaxResizeWaitNs = 100 * kNanosecondsPerMillisecond;
 
 }  // namespace
 
@@ -36,6 +42,15 @@ void notify(const ProcessView& process, SharedCq& cq, bool failed, bool solicite
   }
   Armed disarmed = Armed::kNo;
   if (unread != 0) cq.armed.compare_exchange_strong(disarmed, armed);
+}
+
+bool await_free_entry(const SharedCq& cq, std::uint32_t tail) {
+  const std::uint64_t end = monotonic_ns() + kMaxPollNs;
+  do {
+    sched_yield();
+    if (tail - cq.head.load(std::memory_order_acquire) <= cq.mask) return true;
+  } while (monotonic_ns() < end);
+  return false;
 }
 
 void overrun(const ProcessView& process, Incarnation me, std::uint32_t cq_index) {
@@ -119,10 +134,34 @@ int destroy_cq(Cq& cq) {
   return 0;
 }
 
+namespace {
+
+bool has_posted_sends(const Cq& cq) {
+  Context& context = context_of(cq.context);
+  MutexLock lock(context.objects_mutex);
+  return std::any_of(context.qps.begin(), context.qps.end(), [&](const Qp* qp) {
+    return qp->send_cq == &cq &&
+           qp->sends.executed.load(std::memory_order_acquire) != qp->sends.posted.load(std::memory_order_acquire);
+  });
+}
+
+// Requests that were posted before the call may still fill the queue; on hardware they are executed while the driver
+// changes it. Waits for those that do not have to wait for a peer.
+void await_posted_sends(Cq& cq) {
+  const std::uint64_t end = monotonic_ns() + kMaxResizeWaitNs;
+  while (has_posted_sends(cq) && monotonic_ns() < end) {
+    cq.process->engine().progress();
+    sched_yield();
+  }
+}
+
+}  // namespace
+
 int resize_cq(Cq& cq, int entries) {
   Process& process = *cq.process;
   if (entries < 1 || static_cast<std::uint32_t>(entries) > process.settings().max_cqe) return EINVAL;
   const std::uint32_t count = std::bit_ceil(static_cast<std::uint32_t>(entries));
+  if (count <= cq.shared->mask) await_posted_sends(cq);
   Result<std::uint64_t> ring = process.arena().allocate(count * sizeof(Cqe));
   if (!ring) return ring.error().sys_errno;
   Cqe* const to = at_offset<Cqe>(process.segment(), *ring);

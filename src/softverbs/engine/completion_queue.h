@@ -15,6 +15,10 @@ namespace verbatim::softverbs {
 
 // If the queue is armed for such a completion, disarms it and wakes the program through the completion channel.
 void notify(const ProcessView& process, SharedCq& cq, bool failed, bool solicited);
+// Whether a queue that looks full has a free entry at `tail` after all. A poll frees the entries of send and receive
+// queues just before those of the CQ, so a request that is posted in between finds a CQ full that is as large as its
+// queues.
+[[gnu::cold]] bool await_free_entry(const SharedCq& cq, std::uint32_t tail);
 // Puts the queue into the overrun state, in which it accepts no entries, and raises IBV_EVENT_CQ_ERR for the owner.
 void overrun(const ProcessView& process, Incarnation me, std::uint32_t cq_index);
 
@@ -28,7 +32,7 @@ bool push_filled(const ProcessView& process, Incarnation me, std::uint32_t cq_in
   SharedLockGuard lock(cq.lock, me);
   if (cq.overrun.load(std::memory_order_relaxed) != 0) return false;
   const std::uint32_t tail = cq.tail.load(std::memory_order_relaxed);
-  if (tail - cq.head.load(std::memory_order_acquire) > cq.mask) {
+  if (tail - cq.head.load(std::memory_order_acquire) > cq.mask && !await_free_entry(cq, tail)) {
     overrun(process, me, cq_index);
     return false;
   }
@@ -69,9 +73,9 @@ inline void read_entry(const Cqe& entry, ibv_wc& completion) {
   completion.src_qp = entry.source_qpn;
   completion.wc_flags = entry.wc_flags;
   completion.pkey_index = 0;
-  completion.slid = 0;
-  completion.sl = 0;
-  completion.dlid_path_bits = 0;
+  completion.slid = entry.slid;
+  completion.sl = entry.sl;
+  completion.dlid_path_bits = entry.dlid_path_bits;
   if (entry.status != IBV_WC_SUCCESS) {
     completion.vendor_err = entry.imm;
     if (Faults* all = faults(); all != nullptr) all->randomize_undefined(completion);

@@ -69,7 +69,7 @@ CopiesInFlight& copies_of(Qp& qp) {
 bool may_begin_ahead(const Qp& qp, const SendRequest& request) {
   const Settings& settings = qp.process->settings();
   return (request.opcode == IBV_WR_RDMA_WRITE || request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM) && settings.threaded &&
-         !settings.has_rate() && !qp.deferred.is_enabled() && faults() == nullptr;
+         !settings.has_rate() && !qp.deferred.is_enabled() && faults() == nullptr && qp.qp_type == IBV_QPT_RC;
 }
 
 Attempt finish_write(Qp& qp, const Packets& packets, GpuCopies::State state) {

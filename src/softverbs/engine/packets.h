@@ -33,4 +33,13 @@ struct Packets {
   bool is_last() const { return offset + bytes == message_bytes; }
 };
 
+// What a datagram carries besides its payload.
+struct DatagramHeader {
+  std::uint32_t qkey;
+  std::uint16_t slid;
+  std::uint8_t sl;
+  bool has_grh;
+  ibv_grh grh;  // or an IP header, for RoCE v2
+};
+
 }  // namespace verbatim::softverbs

@@ -4,6 +4,7 @@
 
 #include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
+#include "softverbs/engine/datagrams.h"
 #include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/requester.h"
@@ -37,20 +38,27 @@ int fill_request(Qp& qp, const ibv_send_wr& from, std::uint32_t slot) {
   switch (from.opcode) {
     case IBV_WR_SEND:
     case IBV_WR_SEND_WITH_IMM:
+      if (qp.qp_type != IBV_QPT_UD) break;
+      if (const int error =
+              set_datagram_address(qp, slot, from.wr.ud.ah, from.wr.ud.remote_qpn, from.wr.ud.remote_qkey);
+          error != 0) {
+        return error;
+      }
       break;
     case IBV_WR_RDMA_WRITE:
     case IBV_WR_RDMA_WRITE_WITH_IMM:
+      if (qp.qp_type == IBV_QPT_UD) return EINVAL;
       to.remote_address = from.wr.rdma.remote_addr;
       to.rkey = from.wr.rdma.rkey;
       break;
     case IBV_WR_RDMA_READ:
-      if (is_inline) return EINVAL;
+      if (is_inline || qp.qp_type != IBV_QPT_RC) return EINVAL;
       to.remote_address = from.wr.rdma.remote_addr;
       to.rkey = from.wr.rdma.rkey;
       break;
     case IBV_WR_ATOMIC_CMP_AND_SWP:
     case IBV_WR_ATOMIC_FETCH_AND_ADD:
-      if (is_inline) return EINVAL;
+      if (is_inline || qp.qp_type != IBV_QPT_RC) return EINVAL;
       to.remote_address = from.wr.atomic.remote_addr;
       to.rkey = from.wr.atomic.rkey;
       to.compare_add = from.wr.atomic.compare_add;
@@ -123,6 +131,10 @@ bool complete(Qp& qp, const ibv_send_wr& request, std::uint32_t position, Incarn
     entry.status = IBV_WC_SUCCESS;
     entry.opcode = IBV_WC_RDMA_WRITE;
     entry.wc_flags = 0;
+    entry.reserved = 0;
+    entry.slid = 0;
+    entry.sl = 0;
+    entry.dlid_path_bits = 0;
   });
 }
 

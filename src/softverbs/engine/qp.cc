@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
+#include "softverbs/engine/datagrams.h"
 #include "softverbs/engine/qp_transitions.h"
 #include "softverbs/engine/receive_queue.h"
 #include "softverbs/engine/requester.h"
@@ -75,13 +76,6 @@ void await_arrivals(Qp& qp) {
   await_requested_copies(qp.process->segment());
 }
 
-bool is_path_valid(const Qp& qp, const ibv_ah_attr& path) {
-  const SharedPort& port = qp.process->segment().ports[qp.shared->device];
-  if (path.port_num != kPortNumber || path.sl > 15) return false;
-  if (path.is_global == 0) return port.ethernet == 0 && port.grh_required == 0 && path.dlid != 0;
-  return path.grh.sgid_index < kGidTableLength && port.gids()[path.grh.sgid_index].valid != 0;
-}
-
 bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
   constexpr unsigned kQpAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                                  IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_OPTIONAL_RANGE;
@@ -89,7 +83,7 @@ bool are_values_valid(const Qp& qp, const ibv_qp_attr& attr, int mask) {
   if (has(IBV_QP_PORT) && attr.port_num != kPortNumber) return false;
   if (has(IBV_QP_PKEY_INDEX) && attr.pkey_index >= kPkeyTableLength) return false;
   if (has(IBV_QP_ACCESS_FLAGS) && (attr.qp_access_flags & ~kQpAccess) != 0) return false;
-  if (has(IBV_QP_AV) && !is_path_valid(qp, attr.ah_attr)) return false;
+  if (has(IBV_QP_AV) && !is_path_valid(qp.process->segment().ports[qp.shared->device], attr.ah_attr)) return false;
   if (has(IBV_QP_PATH_MTU) &&
       (attr.path_mtu < IBV_MTU_256 || mtu_bytes(attr.path_mtu) > qp.process->settings().mtu_bytes)) {
     return false;
@@ -142,6 +136,12 @@ void apply(Qp& qp, ibv_qp_attr& kept, const ibv_qp_attr& given, int mask) {
     kept.path_mtu = given.path_mtu;
     shared.path_mtu_bytes = requester.mtu_bytes = mtu_bytes(given.path_mtu);
   }
+  if (has(IBV_QP_QKEY)) {
+    kept.qkey = given.qkey;
+    shared.qkey.store(given.qkey, std::memory_order_relaxed);
+  }
+  // A datagram may have the size of the port's MTU.
+  if (qp.qp_type == IBV_QPT_UD) shared.path_mtu_bytes = requester.mtu_bytes = qp.process->settings().mtu_bytes;
   if (has(IBV_QP_DEST_QPN)) shared.dest_qpn = requester.dest_qpn = kept.dest_qp_num = given.dest_qp_num;
   if (has(IBV_QP_AV)) {
     const PathChoice choice = choose_path(qp.process->segment().ports[shared.device], kept.ah_attr, qp.qp_num,
@@ -168,10 +168,20 @@ void apply(Qp& qp, ibv_qp_attr& kept, const ibv_qp_attr& given, int mask) {
 
 }  // namespace
 
+Qp::~Qp() = default;
+
+bool is_path_valid(const SharedPort& port, const ibv_ah_attr& path) {
+  if (path.port_num != kPortNumber || path.sl > 15) return false;
+  if (path.is_global == 0) return port.ethernet == 0 && port.grh_required == 0 && path.dlid != 0;
+  return path.grh.sgid_index < kGidTableLength && port.gids()[path.grh.sgid_index].valid != 0;
+}
+
 Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   Process& process = *context.process;
   const Settings& limits = process.settings();
-  if (wanted.qp_type != IBV_QPT_RC) return system_error("create_qp", EOPNOTSUPP);
+  if (wanted.qp_type != IBV_QPT_RC && wanted.qp_type != IBV_QPT_UC && wanted.qp_type != IBV_QPT_UD) {
+    return system_error("create_qp", EOPNOTSUPP);
+  }
   if (wanted.send_cq == nullptr || wanted.recv_cq == nullptr || !is_capability_supported(limits, wanted.cap)) {
     return system_error("create_qp", EINVAL);
   }
@@ -186,6 +196,10 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   qp->cap.max_recv_sge = std::max(wanted.cap.max_recv_sge, 1U);
   if (wanted.srq != nullptr) qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
   make_send_queue(qp->sends, qp->cap);
+  if (wanted.qp_type == IBV_QPT_UD) {
+    qp->datagrams = std::make_unique<Datagrams>();
+    qp->datagrams->addresses = std::make_unique<DatagramAddress[]>(qp->sends.mask + std::size_t{1});
+  }
   Result<std::uint32_t> index = process.qp_table().allocate(limits.max_qp);
   if (!index) return index.error();
   Result<std::uint32_t> qpn = process.registry().allocate_qpn(*index);
@@ -215,14 +229,16 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   qp->handle = *index;
   qp->qp_num = *qpn;
   qp->ibv_qp::state = IBV_QPS_RESET;
-  qp->qp_type = IBV_QPT_RC;
+  qp->qp_type = wanted.qp_type;
   pthread_mutex_init(&qp->ibv_qp::mutex, nullptr);
   pthread_cond_init(&qp->cond, nullptr);
   qp->process = &process;
   qp->shared = &shared;
   qp->signal_all = wanted.sq_sig_all != 0;
   // Seeded by index: a program that repeats its steps gets the same order of payloads, whatever its QP numbers are.
-  if (limits.adaptive_routing) qp->deferred.enable(std::uint64_t{limits.seed} << 32 | *index);
+  // Only a reliable connection can put packets that overtake each other in order again.
+  if (limits.adaptive_routing && qp->qp_type == IBV_QPT_RC)
+    qp->deferred.enable(std::uint64_t{limits.seed} << 32 | *index);
 
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
   static_cast<Cq*>(wanted.send_cq)->users.fetch_add(1, std::memory_order_relaxed);
@@ -234,6 +250,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
     shared.state.store(IBV_QPS_RESET, std::memory_order_relaxed);
     shared.context = context.index;
     shared.device = context.device;
+    shared.type = wanted.qp_type;
     shared.peer_port.store(0, std::memory_order_relaxed);
     shared.pd = pd->handle;
     shared.send_cq = static_cast<Cq*>(wanted.send_cq)->index;
@@ -290,7 +307,7 @@ int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
   const ibv_qp_state from = qp.current_state();
   const ibv_qp_state to = (mask & IBV_QP_STATE) != 0 ? given.qp_state : from;
   if ((mask & IBV_QP_CUR_STATE) != 0 && given.cur_qp_state != from) return EINVAL;
-  if (!is_transition_allowed(from, to, mask) || !are_values_valid(qp, given, mask)) return EINVAL;
+  if (!is_transition_allowed(qp.qp_type, from, to, mask) || !are_values_valid(qp, given, mask)) return EINVAL;
   {
     SharedLockGuard execution(qp.execution, qp.process->me());
     if (to == IBV_QPS_RESET) {
@@ -309,7 +326,8 @@ int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
   // about to run this QP.
   if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) await_arrivals(qp);
   qp.ibv_qp::state = to;
-  if (from == IBV_QPS_INIT && to == IBV_QPS_RTR) report_unreachable_peer(qp, given.dest_qp_num);
+  if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && qp.qp_type != IBV_QPT_UD)
+    report_unreachable_peer(qp, given.dest_qp_num);
   if (to == IBV_QPS_RTS || to == IBV_QPS_SQD) qp.process->engine().submit_now(qp);
   return 0;
 }

@@ -27,6 +27,8 @@
 namespace verbatim::softverbs {
 
 // create_qp allocates it and destroy_qp frees it. Any thread may call its verbs; the engine executes its send queue.
+struct Datagrams;
+
 struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   Process* process = nullptr;
   std::uint32_t index = 0;
@@ -38,6 +40,7 @@ struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   SendQueue sends;
   std::uint64_t send_ops = 0;  // IBV_QP_EX_WITH_*: the ibv_wr_* calls that the QP was created for
   WorkBatch batch;
+  std::unique_ptr<Datagrams> datagrams;  // of a UD QP
   ReceivePoster receives;
   ScheduleEntry schedule;  // belongs to the engine
 
@@ -49,6 +52,8 @@ struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   Mutex modify_mutex;                                          // serializes modify and query
   ibv_qp_attr attributes VERBATIM_GUARDED_BY(modify_mutex){};  // the values set so far
   std::uint32_t events_delivered = 0;                          // under ibv_qp::mutex
+
+  ~Qp();
 
   ibv_qp_state current_state() const {
     return static_cast<ibv_qp_state>(shared->state.load(std::memory_order_acquire));
@@ -69,6 +74,9 @@ struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
 inline QpIdentity identity(const Qp& qp) {
   return {qp.ordinal, qp.qp_num, qp.shared->device};
 }
+
+// Whether a path of a QP or an address handle may begin at this port.
+bool is_path_valid(const SharedPort& port, const ibv_ah_attr& path);
 
 // They implement the verbs of these names.
 Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted);

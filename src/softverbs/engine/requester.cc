@@ -8,6 +8,7 @@
 #include "softverbs/engine/attempt.h"
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/copies_in_flight.h"
+#include "softverbs/engine/datagrams.h"
 #include "softverbs/engine/deferred_writes.h"
 #include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
@@ -18,6 +19,8 @@ namespace {
 constexpr std::uint32_t kInfiniteRnrRetries = 7;
 constexpr std::uint64_t kNoTimeoutPollNs = kNanosecondsPerMillisecond;  // timeout 0 retries forever, at this interval
 constexpr std::uint64_t kBusyPauseNs = 50'000;
+// How long a QP without acknowledgements waits for a lock that a stopped process holds, or for a thread that copies.
+constexpr std::uint64_t kMaxBusyNs = 4 * kNanosecondsPerSecond;
 
 // The RNR NAK timer field in units of 10 us (InfiniBand specification, volume 1, table 45).
 constexpr std::array<std::uint32_t, 32> kRnrTimers{
@@ -123,6 +126,36 @@ Attempt check_step(Qp& qp, const SendRequest& request, const Packets& packets, S
   return {};
 }
 
+// Sends one step of a message without acknowledgement. kLost: the peer did not execute it.
+Attempt transmit_unreliably(Qp& qp, const Packets& packets, Spans& local) {
+  Faults* const faults = softverbs::faults();
+  if (faults != nullptr && consumes_receive_entry(packets) && faults->refuses_receive(current_request(qp))) {
+    return {Outcome::kLost};
+  }
+  if (qp.qp_type == IBV_QPT_UD) return transmit_datagram(qp, packets, local);
+  if (const Outcome found = find_peer(qp); found != Outcome::kDone) return {found};
+  const Route& route = qp.requester.route;
+  const Incarnation me = qp.process->me();
+  if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
+  Response response = Response::kNoResponse;
+  if (route.qp->qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn && !is_unreachable(qp, faults)) {
+    response = respond_unreliably(*route.process, me, route.index, packets, local);
+  }
+  route.qp->lock.unlock(me);
+  if (response != Response::kAck) return {Outcome::kLost};
+  return {.outcome = packets.is_last() ? Outcome::kDone : Outcome::kProgress, .packets = packets.count};
+}
+
+// The outcome of a step for a QP without acknowledgements: a message that is lost ends there, as if it had been sent.
+Attempt without_acknowledgement(const Requester& requester, const SendRequest& request, const Attempt& result) {
+  const bool is_peer_stopped = result.outcome == Outcome::kBusy && requester.busy_since_ns != 0 &&
+                               monotonic_ns() - requester.busy_since_ns > kMaxBusyNs;
+  if (result.outcome != Outcome::kLost && !is_peer_stopped) return result;
+  const std::uint64_t left = request.length - requester.offset;
+  const std::uint64_t packets = (left + requester.mtu_bytes - 1) / requester.mtu_bytes;
+  return {.outcome = Outcome::kDone, .packets = static_cast<std::uint32_t>(std::max<std::uint64_t>(packets, 1))};
+}
+
 // Sends one step of the request at `sent` and returns its outcome.
 Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
   Faults* const faults = softverbs::faults();
@@ -206,9 +239,22 @@ void flush_sends(Qp& qp) {
   qp.requester.unacknowledged_bytes = 0;
 }
 
+// Fails the request at `executed` of a QP that is not a reliable connection. Only its send queue stops; a program that
+// reads the completion finds the QP in SQE, and the flushed requests after it.
+Step stop_sends(Qp& qp, ibv_wc_status status) {
+  {
+    SharedLockGuard lock(qp.shared->lock, qp.process->me());
+    if (qp.current_state() != IBV_QPS_ERR) qp.shared->state.store(IBV_QPS_SQE, std::memory_order_seq_cst);
+    complete(qp, status);
+  }
+  flush_sends(qp);
+  return Step::kIdle;
+}
+
 // Fails the request at `executed`. A program that reads the completion finds the QP in the error state, and the flushed
 // requests after it.
 Step fail_request(Qp& qp, ibv_wc_status status) {
+  if (qp.qp_type != IBV_QPT_RC) return stop_sends(qp, status);
   const ProcessView& process = qp.process->view();
   const Incarnation me = qp.process->me();
   {
@@ -349,7 +395,10 @@ std::optional<Step> prepare_to_send(Qp& qp) {
     }
     return Step::kIdle;
   }
-  if (state != IBV_QPS_RTS && state != IBV_QPS_SQD) return Step::kIdle;
+  if (state != IBV_QPS_RTS && state != IBV_QPS_SQD) {
+    if (state == IBV_QPS_SQE) flush_sends(qp);
+    return Step::kIdle;
+  }
   const bool has_request = !drains && is_request_waiting(qp);
   if (!has_request && !has_deferred_work(qp) && !has_copies) return Step::kIdle;
   if (requester.due_ns != 0) {
@@ -389,7 +438,12 @@ Step send_step(Qp& qp, std::uint64_t& quantum) {
       if (const std::optional<Step> step = finish_deferred_before(qp, packets)) return *step;
     }
     quantum -= std::min(quantum, bytes);
-    result = transmit(qp, packets, local);
+    result = qp.qp_type == IBV_QPT_RC ? transmit(qp, packets, local) : transmit_unreliably(qp, packets, local);
+  }
+  if (qp.qp_type != IBV_QPT_RC) {
+    result = without_acknowledgement(requester, request, result);
+    // The clock's record of a grant names one destination.
+    if (qp.qp_type == IBV_QPT_UD && qp.process->settings().has_rate()) quantum = 0;
   }
   const bool is_sent = result.outcome == Outcome::kProgress || result.outcome == Outcome::kDone;
   if (!is_sent && is_copying(qp)) return Step::kPoll;  // the earlier requests must be finished first

@@ -17,9 +17,15 @@ namespace verbatim::softverbs {
 namespace {
 
 constexpr std::uint64_t kAtomicBytes = 8;
+constexpr std::uint64_t kGrhBytes = sizeof(ibv_grh);
+static_assert(kGrhBytes == 40);
 
 // A WRITE of at most so many bytes between host memories does not wait for copies of GPU memory, but follows them.
 constexpr std::uint64_t kShortBytes = 4096;
+
+bool is_send(ibv_wr_opcode opcode) {
+  return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM;
+}
 
 bool carries_imm(ibv_wr_opcode opcode) {
   return opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -49,15 +55,46 @@ class Responder {
     if (!is_expected(qp_, packets_.source_qpn, packets_.psn)) {
       return is_duplicate() ? respond_to_duplicate() : Response::kNoResponse;
     }
-    if (qp_.established == 0) {
-      qp_.established = 1;
-      if (qp_.state.load(std::memory_order_relaxed) == IBV_QPS_RTR)
-        raise_qp_event(process_, me_, index_, IBV_EVENT_COMM_EST);
-    }
+    note_established();
     const Response response = is_well_formed() ? execute() : refuse(Response::kInvalidRequest);
     if (response == Response::kAck || response == Response::kBegun)
       qp_.expected_psn = (qp_.expected_psn + packets_.count) & k24Bits;
     return response;
+  }
+
+  // The next message begins with its first packet, whatever was lost before.
+  Response unreliable_response() {
+    if (!receives()) return Response::kNoResponse;
+    if (packets_.is_first() || qp_.expected_psn != packets_.psn) abandon_message();
+    if (!packets_.is_first() && qp_.expected_psn != packets_.psn) return Response::kNoResponse;
+    note_established();
+    if (!is_well_formed()) return Response::kNoResponse;
+    const Response response = is_send(packets_.opcode) ? execute_unreliable_send() : execute_unreliable_write();
+    if (response == Response::kAck) qp_.expected_psn = (packets_.psn + packets_.count) & k24Bits;
+    return response;
+  }
+
+  Response datagram_response(const DatagramHeader& header) {
+    if (!is_ready() || header.qkey != qp_.qkey.load(std::memory_order_relaxed)) return Response::kNoResponse;
+    if (!take_receive()) return Response::kReceiverNotReady;
+    if (is_to_fail()) return fail_receive_by_fault();
+    if (capacity() < kGrhBytes + packets_.message_bytes) {
+      abandon_message();
+      return Response::kInvalidRequest;
+    }
+    if (header.has_grh) {
+      Spans grh;
+      grh.add(reinterpret_cast<std::uintptr_t>(&header.grh), kGrhBytes);
+      if (const Response placed = place_in_receive(0, grh); placed != Response::kAck) return placed;
+    }
+    if (const Response placed = place_in_receive(kGrhBytes, local_); placed != Response::kAck) return placed;
+    Cqe entry = received_entry(IBV_WC_RECV);
+    entry.byte_len += static_cast<std::uint32_t>(kGrhBytes);
+    entry.source_qpn = packets_.source_qpn;
+    entry.slid = header.slid;
+    entry.sl = header.sl;
+    if (header.has_grh) entry.wc_flags |= IBV_WC_GRH;
+    return finish_receive(entry);
   }
 
   Response finish_copied_write(bool is_copied) {
@@ -65,7 +102,7 @@ class Responder {
     if (!receives() || qp_.resets != packets_.target_resets) return Response::kNoResponse;
     if (!is_copied) return refuse_now(Response::kOperationalError);
     if (!consume()) return Response::kReceiverNotReady;
-    return is_to_fail() ? fail_receive_by_fault() : finish_receive(IBV_WC_RECV_RDMA_WITH_IMM);
+    return is_to_fail() ? fail_receive_by_fault() : finish_receive(received_entry(IBV_WC_RECV_RDMA_WITH_IMM));
   }
 
   Response place_payload() {
@@ -83,10 +120,18 @@ class Responder {
   }
 
  private:
-  bool receives() const {
+  bool is_ready() const {
     const auto state = static_cast<ibv_qp_state>(qp_.state.load(std::memory_order_relaxed));
-    return (state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD) &&
-           qp_.dest_qpn == packets_.source_qpn;
+    return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD || state == IBV_QPS_SQE;
+  }
+
+  bool receives() const { return is_ready() && qp_.dest_qpn == packets_.source_qpn; }
+
+  void note_established() {
+    if (qp_.established != 0) return;
+    qp_.established = 1;
+    if (qp_.state.load(std::memory_order_relaxed) == IBV_QPS_RTR)
+      raise_qp_event(process_, me_, index_, IBV_EVENT_COMM_EST);
   }
 
   bool is_sender_copying() const { return packets_.sender != nullptr && is_copying(*packets_.sender); }
@@ -143,18 +188,51 @@ class Responder {
       // A first step that could not be copied has left its receive open.
       if (qp_.open.active == 0 && !consume()) return Response::kReceiverNotReady;
       if (is_to_fail()) return fail_receive_by_fault();
-      std::uint64_t capacity = 0;
-      for (std::uint32_t i = 0; i < qp_.open.entry.sge_count; ++i) capacity += qp_.open.sges[i].length;
-      if (capacity < packets_.message_bytes) return fail_receive(IBV_WC_LOC_LEN_ERR, Response::kInvalidRequest);
+      if (capacity() < packets_.message_bytes) return fail_receive(IBV_WC_LOC_LEN_ERR, Response::kInvalidRequest);
     }
-    Spans spans;
-    if (!find_receive_spans(spans)) return fail_receive(IBV_WC_LOC_PROT_ERR, Response::kOperationalError);
-    if (const CopyResult copied = copy_to(process_, local_, spans); copied != CopyResult::kDone) {
-      return copied == CopyResult::kProcessDead ? Response::kNoResponse
-                                                : fail_receive(IBV_WC_LOC_PROT_ERR, Response::kOperationalError);
+    return fill_receive();
+  }
+
+  Response execute_unreliable_send() {
+    if (packets_.is_first()) {
+      if (!take_receive()) return Response::kReceiverNotReady;
+      if (is_to_fail()) return fail_receive_by_fault();
+      if (capacity() < packets_.message_bytes) {
+        abandon_message();
+        return Response::kInvalidRequest;
+      }
+    } else if (qp_.open.active == 0) {
+      return Response::kNoResponse;
     }
+    return fill_receive();
+  }
+
+  // Bytes of the open receive.
+  std::uint64_t capacity() const {
+    std::uint64_t bytes = 0;
+    for (std::uint32_t i = 0; i < qp_.open.entry.sge_count; ++i) bytes += qp_.open.sges[i].length;
+    return bytes;
+  }
+
+  // Places this step of a SEND in the open receive.
+  Response fill_receive() {
+    if (const Response placed = place_in_receive(packets_.offset, local_); placed != Response::kAck) return placed;
     qp_.open.filled = 1;
-    return packets_.is_last() ? finish_receive(IBV_WC_RECV) : Response::kAck;
+    return packets_.is_last() ? finish_receive(received_entry(IBV_WC_RECV)) : Response::kAck;
+  }
+
+  // Copies all of `from` to the open receive, from byte `offset` on.
+  Response place_in_receive(std::uint64_t offset, Spans& from) {
+    Spans spans;
+    if (!find_receive_spans(offset, from.total(), spans)) {
+      return fail_receive(IBV_WC_LOC_PROT_ERR, Response::kOperationalError);
+    }
+    const CopyResult copied = copy_to(process_, from, spans);
+    if (copied == CopyResult::kDone) return Response::kAck;
+    // One sender that may not access this memory must not end a QP that others send to.
+    const bool is_dropped =
+        copied == CopyResult::kProcessDead || (copied == CopyResult::kForbidden && qp_.type != IBV_QPT_RC);
+    return is_dropped ? Response::kNoResponse : fail_receive(IBV_WC_LOC_PROT_ERR, Response::kOperationalError);
   }
 
   Response execute_write() {
@@ -176,7 +254,19 @@ class Responder {
       return moved;
     if (!consumes) return Response::kAck;
     if (!consume()) return Response::kReceiverNotReady;
-    return is_to_fail() ? fail_receive_by_fault() : finish_receive(IBV_WC_RECV_RDMA_WITH_IMM);
+    return is_to_fail() ? fail_receive_by_fault() : finish_receive(received_entry(IBV_WC_RECV_RDMA_WITH_IMM));
+  }
+
+  Response execute_unreliable_write() {
+    const bool consumes = packets_.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && packets_.is_last();
+    if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return Response::kInvalidRequest;
+    if (consumes && qp_.open.active == 0 && !has_receive_after(0)) return Response::kReceiverNotReady;
+    Spans spans;
+    if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, spans)) return Response::kAccessError;
+    if (copy_to(process_, local_, spans) != CopyResult::kDone) return Response::kOperationalError;
+    if (!consumes) return Response::kAck;
+    if (!take_receive()) return Response::kReceiverNotReady;
+    return is_to_fail() ? fail_receive_by_fault() : finish_receive(received_entry(IBV_WC_RECV_RDMA_WITH_IMM));
   }
 
   Response begin_copy(Spans& spans, bool consumes) {
@@ -273,10 +363,8 @@ class Responder {
     return true;
   }
 
-  // The part of the open receive's buffers for this step.
-  bool find_receive_spans(Spans& spans) const {
-    std::uint64_t skip = packets_.offset;
-    std::uint64_t left = packets_.bytes;
+  // The part of the open receive's buffers from byte `skip` on.
+  bool find_receive_spans(std::uint64_t skip, std::uint64_t left, Spans& spans) const {
     const std::uint32_t pd = qp_.srq == kNoIndex ? qp_.pd : segment_.srqs[qp_.srq].pd;
     for (std::uint32_t i = 0; i < qp_.open.entry.sge_count && left > 0; ++i) {
       const SharedSge& sge = qp_.open.sges[i];
@@ -313,13 +401,30 @@ class Responder {
     return true;
   }
 
-  Response finish_receive(ibv_wc_opcode opcode) {
+  // Opens a receive, or the one that an abandoned message has left.
+  bool take_receive() { return qp_.open.active != 0 || consume(); }
+
+  // Ends a message whose rest was lost, or that is too long. The next message uses its receive. A receive of a shared
+  // queue is not for this QP alone and completes instead.
+  void abandon_message() {
+    if (qp_.open.active == 0) return;
+    qp_.open.filled = 0;
+    if (qp_.srq == kNoIndex) return;
+    push_completion(process_, me_, qp_.recv_cq, receive_entry(IBV_WC_REM_INV_REQ_ERR, IBV_WC_RECV), true);
+    qp_.open.active = 0;
+  }
+
+  Cqe received_entry(ibv_wc_opcode opcode) const {
     Cqe entry = receive_entry(IBV_WC_SUCCESS, opcode);
     entry.byte_len = static_cast<std::uint32_t>(packets_.message_bytes);
     if (carries_imm(packets_.opcode)) {
       entry.imm = packets_.imm;
       entry.wc_flags = IBV_WC_WITH_IMM;
     }
+    return entry;
+  }
+
+  Response finish_receive(const Cqe& entry) {
     // In this order: if this process dies in between, the owner flushes the receive too. It must not be lost.
     const bool pushed = qp_.open.entry.fault == kWithoutCompletion ||
                         push_completion(process_, me_, qp_.recv_cq, entry, packets_.solicited);
@@ -384,6 +489,16 @@ class Responder {
 Response respond(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
                  Spans& local) {
   return Responder(process, me, qp_index, packets, local).response();
+}
+
+Response respond_unreliably(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                            Spans& local) {
+  return Responder(process, me, qp_index, packets, local).unreliable_response();
+}
+
+Response receive_datagram(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                          const DatagramHeader& header, Spans& local) {
+  return Responder(process, me, qp_index, packets, local).datagram_response(header);
 }
 
 bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn) {

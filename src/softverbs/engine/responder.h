@@ -28,6 +28,16 @@ enum class Response {
 Response respond(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
                  Spans& local);
 
+// Executes one step for a QP without acknowledgements. A message that cannot be executed is dropped: any response
+// except kAck. Only an error of the receive request itself moves the QP to the error state. The caller holds the lock
+// of the QP.
+Response respond_unreliably(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                            Spans& local);
+
+// Delivers a datagram to a UD QP, in the same way. The first bytes of the receive are for the GRH.
+Response receive_datagram(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
+                          const DatagramHeader& header, Spans& local);
+
 // Whether the QP expects this sequence number from that sender. The caller holds the lock of the QP.
 bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn);
 

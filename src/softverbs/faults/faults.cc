@@ -249,8 +249,9 @@ int Faults::refused_call(std::uint64_t call, std::uint32_t device) {
   constexpr std::uint64_t kAllowedOnFatalDevice =
       call_bit(Verb::kCloseDevice) | call_bit(Verb::kDeallocPd) | call_bit(Verb::kDeregMr) |
       call_bit(Verb::kDestroyCompChannel) | call_bit(Verb::kDestroyCq) | call_bit(Verb::kDestroySrq) |
-      call_bit(Verb::kDestroyQp) | call_bit(Verb::kReqNotifyCq) | call_bit(Verb::kGetCqEvent) |
-      call_bit(Verb::kGetAsyncEvent) | kPostSendCall | kPostRecvCall | kPostSrqRecvCall | kPollCqCall;
+      call_bit(Verb::kDestroyQp) | call_bit(Verb::kDestroyAh) | call_bit(Verb::kReqNotifyCq) |
+      call_bit(Verb::kGetCqEvent) | call_bit(Verb::kGetAsyncEvent) | kPostSendCall | kPostRecvCall | kPostSrqRecvCall |
+      kPollCqCall;
   const bool is_fatal = segment_.ports[device].fatal.load(std::memory_order_acquire) != 0;
   if (is_fatal && (call & kAllowedOnFatalDevice) == 0) return EIO;
   int error = 0;

@@ -70,6 +70,7 @@ class Counter {
   X(kQueryEce, query_ece)                        \
   X(kSetEce, set_ece)                            \
   X(kCreateAh, create_ah)                        \
+  X(kDestroyAh, destroy_ah)                      \
   X(kAttachMcast, attach_mcast)                  \
   X(kGetAsyncEvent, get_async_event)             \
   X(kAckAsyncEvent, ack_async_event)
@@ -91,8 +92,8 @@ constexpr std::array kSendOpcodeNames{"rdma_write",         "rdma_write_with_imm
                                       "atomic_cmp_and_swp", "atomic_fetch_and_add"};
 static_assert(kSendOpcodeNames.size() == IBV_WR_ATOMIC_FETCH_AND_ADD + 1);
 
-enum class ObjectKind : std::uint32_t { kContext, kPd, kMr, kChannel, kCq, kSrq, kQp };
-constexpr std::array kObjectNames{"context", "pd", "mr", "comp_channel", "cq", "srq", "qp"};
+enum class ObjectKind : std::uint32_t { kContext, kPd, kMr, kChannel, kCq, kSrq, kQp, kAh };
+constexpr std::array kObjectNames{"context", "pd", "mr", "comp_channel", "cq", "srq", "qp", "ah"};
 
 struct ObjectCounters {
   Counter created;

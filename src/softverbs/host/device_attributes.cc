@@ -118,6 +118,7 @@ ibv_device_attr device_attributes(std::uint32_t device, const Settings& settings
   attributes.max_srq = limit(settings.max_srq);
   attributes.max_srq_wr = limit(settings.max_srq_wr);
   attributes.max_srq_sge = limit(settings.max_sge);
+  attributes.max_ah = kMaxAhs;
   attributes.max_pkeys = kPkeyTableLength;
   attributes.phys_port_cnt = 1;
   return attributes;

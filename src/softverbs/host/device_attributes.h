@@ -12,6 +12,7 @@ namespace verbatim::softverbs {
 
 constexpr std::uint8_t kPortNumber = 1;
 constexpr std::uint16_t kPkeyTableLength = 1;
+constexpr int kMaxAhs = 1 << 16;  // of a process
 constexpr std::uint16_t kDefaultPkey = 0xffff;
 constexpr std::uint8_t kMaxRdAtomic = 16;
 

@@ -186,7 +186,7 @@ constexpr std::array<Named<std::uint64_t>, 4> kDataCalls{{
 constexpr std::uint64_t kNeverFailing = call_bit(Verb::kAckCqEvents) | call_bit(Verb::kAckAsyncEvent) |
                                         call_bit(Verb::kQueryRtValuesEx) | call_bit(Verb::kQueryQpDataInOrder) |
                                         call_bit(Verb::kReregMr) | call_bit(Verb::kQueryEce) | call_bit(Verb::kSetEce) |
-                                        call_bit(Verb::kCreateAh) | call_bit(Verb::kAttachMcast);
+                                        call_bit(Verb::kAttachMcast);
 
 // A plain name selects all variants: where a source calls ibv_reg_mr, the header calls ibv_reg_mr_iova2.
 bool read_verb(std::string_view text, std::uint64_t& calls) {

@@ -20,7 +20,7 @@
 namespace verbatim::softverbs {
 
 // Part of the file names, so that processes with different layouts never share a file.
-constexpr std::uint32_t kLayoutVersion = 9;
+constexpr std::uint32_t kLayoutVersion = 10;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // of all processes together; a power of two
@@ -182,6 +182,9 @@ struct Cqe {
   std::uint8_t opcode;
   std::uint8_t wc_flags;
   std::uint8_t reserved;
+  std::uint16_t slid;  // the rest: of a received datagram, in the order of ibv_wc, so that it is copied as one word
+  std::uint8_t sl;
+  std::uint8_t dlid_path_bits;
 };
 
 enum class Armed : std::uint32_t { kNo, kAny, kSolicited };
@@ -270,7 +273,9 @@ struct SharedQp {
   std::uint32_t max_dest_rd_atomic;
   std::uint32_t established;  // a packet was executed since RESET
   std::uint32_t resets;       // how often the QP was reset
-  std::uint32_t atomic_psn;   // the last atomic and its result: the requester may repeat it
+  std::uint32_t type;         // ibv_qp_type; the same as long as the QP has its number
+  std::atomic<std::uint32_t> qkey;
+  std::uint32_t atomic_psn;  // the last atomic and its result: the requester may repeat it
   std::uint64_t atomic_result;
   ReceiveRing receives;
   OpenReceive open;

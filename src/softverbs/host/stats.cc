@@ -84,6 +84,7 @@ std::string describe(const QpStats& qp, std::size_t level) {
   object.add("dest_qpn", qp.dest_qpn);
   if (qp.path) object.add("path", *qp.path);
   if (qp.udp_source_port != 0) object.add("udp_source_port", qp.udp_source_port);
+  object.add_string("type", type_name(qp.type));
   object.add_string("state", state_name(qp.state));
   object.add_text("alive", qp.is_alive ? "true" : "false");
   JsonObject calls(level + 1);
@@ -146,11 +147,16 @@ QpStats read_qp_stats(const Segment& segment, std::uint32_t index) {
   stats.dest_qpn = qp.dest_qpn;
   if (const std::uint32_t path = qp.path; path != 0) stats.path = path - 1;
   stats.udp_source_port = qp.udp_source_port;
+  stats.type = static_cast<ibv_qp_type>(qp.type);
   stats.state = static_cast<ibv_qp_state>(qp.state.load(std::memory_order_relaxed));
   add(stats.work, qp.counters);
   stats.modifies = qp.counters.modifies.get();
   stats.queries = qp.counters.queries.get();
   return stats;
+}
+
+const char* type_name(ibv_qp_type type) {
+  return type == IBV_QPT_UD ? "UD" : type == IBV_QPT_UC ? "UC" : "RC";
 }
 
 const char* state_name(ibv_qp_state state) {

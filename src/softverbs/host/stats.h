@@ -36,6 +36,7 @@ struct QpStats {
   std::uint32_t dest_qpn = 0;
   std::optional<std::uint32_t> path;  // of the fabric, since the QP has an address
   std::uint32_t udp_source_port = 0;  // 0: its packets have none
+  ibv_qp_type type = IBV_QPT_RC;
   ibv_qp_state state = IBV_QPS_RESET;
   bool is_alive = true;
   WorkStats work;
@@ -70,6 +71,7 @@ struct ProcessStats {
 ProcessStats read_stats(const Segment& segment);
 QpStats read_qp_stats(const Segment& segment, std::uint32_t index);
 
+const char* type_name(ibv_qp_type type);
 const char* state_name(ibv_qp_state state);
 
 // `schema` in the JSON: incremented when the meaning of a key changes or a key is removed.

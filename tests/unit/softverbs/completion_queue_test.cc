@@ -135,6 +135,20 @@ TEST_F(CompletionQueue, Resize_KeepsTheContents) {
   for (std::uint64_t i = 3; i < posted; ++i) ASSERT_EQ(poll_one(cq.get()).wr_id, i);
 }
 
+// Requests that were posted before the call still need their entries.
+TEST_F(CompletionQueue, ResizeBelowThePostedSends_IsRefused) {
+  for (int round = 0; round < 50; ++round) {
+    const Cq cq = create_cq(device, 16);
+    Endpoint a(device, {.send_cq = cq.get()});
+    Endpoint b(device);
+    connect(a, b);
+    for (std::uint64_t i = 0; i < 10; ++i) ASSERT_EQ(write(a, i), 0);
+    const int error = verbs().resize_cq(cq.get(), 1);
+    ASSERT_TRUE(error == EINVAL || error == EOPNOTSUPP) << error;
+    EXPECT_EQ(poll(cq.get(), 10).size(), 10U);
+  }
+}
+
 TEST_F(CompletionQueue, Overrun_RaisesCqError) {
   const Cq cq = create_cq(device, 1);
   const auto entries = static_cast<unsigned>(cq->cqe);

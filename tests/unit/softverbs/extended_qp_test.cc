@@ -249,7 +249,12 @@ TEST_F(ExtendedQp, UnsupportedAttribute_IsRefused) {
   EXPECT_EQ(create_error([](Attr& a) { a.send_ops_flags |= IBV_QP_EX_WITH_TSO; }), EOPNOTSUPP);
   EXPECT_EQ(create_error([](Attr& a) { a.comp_mask |= IBV_QP_INIT_ATTR_XRCD; }), EOPNOTSUPP);
   EXPECT_EQ(create_error([](Attr& a) { a.comp_mask |= IBV_QP_INIT_ATTR_RX_HASH; }), EOPNOTSUPP);
-  EXPECT_EQ(create_error([](Attr& a) { a.qp_type = IBV_QPT_UD; }), EOPNOTSUPP);
+  EXPECT_EQ(create_error([](Attr& a) {
+              a.qp_type = IBV_QPT_UD;
+              a.send_ops_flags |= IBV_QP_EX_WITH_RDMA_WRITE;
+            }),
+            EOPNOTSUPP);
+  EXPECT_EQ(create_error([](Attr& a) { a.qp_type = IBV_QPT_XRC_SEND; }), EOPNOTSUPP);
   EXPECT_EQ(create_error([](Attr& a) {
               a.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
               a.create_flags = IBV_QP_CREATE_SCATTER_FCS;

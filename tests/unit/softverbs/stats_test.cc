@@ -5,6 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <utility>
+
 #include "softverbs/host/shm_file.h"
 
 namespace verbatim::softverbs {
@@ -107,6 +109,14 @@ TEST_F(Stats, PathAndPort_OfQpWithAddress) {
   shared.udp_source_port = 0xc005;
   EXPECT_TRUE(contains("\"path\": 3"));
   EXPECT_TRUE(contains("\"udp_source_port\": 49157"));
+}
+
+TEST_F(Stats, Json_NamesTheTypeOfEachQp) {
+  for (const auto& [type, text] : {std::pair(IBV_QPT_RC, "\"type\": \"RC\""), std::pair(IBV_QPT_UC, "\"type\": \"UC\""),
+                                   std::pair(IBV_QPT_UD, "\"type\": \"UD\"")}) {
+    qp(0, 0x101).type = type;
+    EXPECT_NE(to_json(read_stats(segment())).find(text), std::string::npos) << text;
+  }
 }
 
 TEST_F(Stats, VerbNames_MatchTheVerbs) {
