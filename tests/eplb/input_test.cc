@@ -126,12 +126,14 @@ TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
     EXPECT_EQ(kUsage, outcome.status) << outcome.output;
     EXPECT_TRUE(contains(outcome, "rank 1 disagrees with rank 0 about the " + reason)) << outcome.output;
   };
-  disagree({}, {"--mode", "direct"}, "mode: direct instead of packed");
-  disagree({}, {"--ops-per-group", "7"}, "operations per group: 7 instead of 128");
-  disagree({}, {"--scale", "2"}, "tensor w13: fp8 of 2048 bytes instead of fp8 of 4097 bytes");
-  disagree({}, {"--redundant", "10"}, "number of rows: 34 instead of 32");
-  disagree({}, {"--seed", "2"}, "seed: 2 instead of 1");
-  disagree({"--policy", "shuffle"}, {"--policy", "rotate"}, "layer 0, new rows, row ");
+  disagree({}, {"--mode", "direct"}, "mode (--mode): direct instead of packed");
+  disagree({}, {"--ops-per-group", "7"}, "operations per group (--ops-per-group): 7 instead of 128");
+  disagree({}, {"--inject", "flip-byte"}, "injection (--inject): flip-byte instead of none");
+  disagree({}, {"--scale", "2"},
+           "tensor w13 (--preset, --tensors, --scale): fp8 of 2048 bytes instead of fp8 of 4097 bytes");
+  disagree({}, {"--redundant", "10"}, "number of rows (--preset, --redundant): 34 instead of 32");
+  disagree({}, {"--seed", "2"}, "seed (--seed): 2 instead of 1");
+  disagree({"--policy", "shuffle"}, {"--policy", "rotate"}, "layer 0, new rows (--policy), row ");
 }
 
 TEST(Watchdog, StoppedRank_PendingOperationsAreListed) {

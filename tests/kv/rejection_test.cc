@@ -1,6 +1,7 @@
 // Invalid requests: the first side that can detect the error rejects the request, before any post, with the code of the
 // error and the values that do not match. All other requests are served.
 #include <map>
+#include <memory>
 #include <set>
 
 #include "kv_run.h"
@@ -118,10 +119,28 @@ TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
     EXPECT_NE(std::string::npos, outcome.output.find("rank 1 disagrees with rank 0 about the " + reason))
         << outcome.output;
   };
-  disagree({"--seed", "2"}, "requests, request 0: ");
-  disagree({"--requests", "5"}, "number of requests: 5 instead of 64");
-  disagree({"--lf", "none"}, "families: kv instead of kv lf");
-  disagree({"--inject", "kill"}, "injected faults: ");
+  disagree({"--seed", "2"}, "requests (--tokens, --sigma, --max-tokens, --hit, --seed, --request-file), request 0: ");
+  disagree({"--requests", "5"}, "number of requests (--requests, --request-file): 5 instead of 64");
+  disagree({"--lf", "none"}, "families (--preset, --lf, --lf-first): kv instead of kv lf");
+  disagree({"--inject", "kill"}, "injected faults (--inject): ");
+}
+
+// Ranks that mpirun has started on one host have no address of rank 0, but the decode ranks need one of each prefill
+// rank.
+TEST(LaunchedRanks, OpenMpi_FormOneJob) {
+  const auto rank = [](const std::string& number) {
+    return std::make_unique<perf::PerfProcess>(
+        std::vector<std::string>{"--plugin", setting("KV_PLUGIN"), "--timeout", "60", "--tokens", "100", "--requests",
+                                 "4", "--prefill", "2", "--decode", "2"},
+        perf::PerfProcess::Environment{"OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK=" + number,
+                                       "OMPI_COMM_WORLD_LOCAL_SIZE=4"});
+  };
+  std::vector<std::unique_ptr<perf::PerfProcess>> ranks;
+  for (const char* number : {"0", "1", "2", "3"}) ranks.push_back(rank(number));
+  for (const auto& running : ranks) {
+    const perf::Outcome outcome = running->finish();
+    EXPECT_EQ(perf::kCorrect, outcome.status) << outcome.output;
+  }
 }
 
 TEST(CommandLine, InvalidOptions_AreRejectedWithReason) {

@@ -70,6 +70,22 @@ TEST(PerfFailure, RankHangs_TimeoutEndsJob) {
   EXPECT_NE(0, kill(hanging, 0)) << "the process of the rank still exists";
 }
 
+// They are warnings of the plugin, which are otherwise printed only with --plugin-log.
+TEST(PerfFailure, FilesThatCannotBeOpened_AreReported) {
+  if (setting("PERF_PLUGIN").find("verbatim") == std::string::npos) GTEST_SKIP() << "another plugin";
+  const std::vector<std::string> arguments{"sendrecv", "--plugin", setting("PERF_PLUGIN"), "-b", "8", "-e", "8"};
+  const Outcome outcome =
+      run(arguments, {"VERBATIM_STATS=/no/directory/stats.json", "VERBATIM_STATE_SOCKET=/no/directory/state"});
+  EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
+  for (const char* rank : {"rank 0: the plugin has warned:\n", "rank 1: the plugin has warned:\n"}) {
+    EXPECT_TRUE(contains(outcome, rank)) << outcome.output;
+  }
+  EXPECT_TRUE(contains(outcome, "writing /no/directory/stats.json (VERBATIM_STATS) failed")) << outcome.output;
+  EXPECT_TRUE(contains(outcome, "no state can be read at /no/directory/state (VERBATIM_STATE_SOCKET)"))
+      << outcome.output;
+  EXPECT_FALSE(contains(run(arguments), "warned"));
+}
+
 std::vector<std::string> rank_between_hosts(std::uint16_t port, int rank, const std::string& iterations) {
   return {"all_reduce",
           "--plugin",

@@ -8,12 +8,14 @@
 
 #include "base/clock.h"
 #include "base/socket.h"
+#include "ranks/meeting_point.h"
 
 namespace verbatim::ranks {
 namespace {
 
 constexpr int kTickMs = 50;
-// How long after an abort serve() waits for the ranks to close their connections. The launcher kills ranks that remain.
+// How long after a failure serve() waits for the ranks to close their connections, and for those that have not
+// connected yet, so that they get the reason. The launcher kills ranks that remain.
 constexpr std::uint64_t kAbortGraceNs = 2 * kNanosecondsPerSecond;
 
 }  // namespace
@@ -37,9 +39,15 @@ ExitStatus Coordinator::serve(const std::function<std::optional<ProcessExit>()>&
       give_up(ExitStatus::kFailed, exited->text);
     }
     if (status_ == ExitStatus::kOk && monotonic_ns() > deadline_ns_) {
-      give_up(ExitStatus::kTimeout, "not finished after " + std::to_string(timeout_s_) + " s (--timeout)");
+      give_up(ExitStatus::kTimeout,
+              "not finished after " + std::to_string(timeout_s_) + " s (--timeout)" + missing_ranks());
     }
     if (status_ != ExitStatus::kOk) leave_at_ns = std::min(leave_at_ns, monotonic_ns() + kAbortGraceNs);
+  }
+  // Rank 0 last: in a job whose ranks were started separately this code runs in rank 0's process, which exits when it
+  // receives the abort.
+  for (const Peer& peer : peers_) {
+    if (status_ != ExitStatus::kOk && peer.socket && peer.rank == 0) send_abort(peer);
   }
   return status_;
 }
@@ -87,11 +95,9 @@ void Coordinator::handle_frame(Peer& peer, const Frame& frame) {
       peer.done = true;
       return;
     case FrameKind::kFail: {
-      auto status = ExitStatus::kFailed;
-      if (frame.payload.size() >= sizeof status) std::memcpy(&status, frame.payload.data(), sizeof status);
+      const Reason reason = reason_in(frame.payload);
       peer.done = true;
-      give_up(status, "rank " + std::to_string(peer.rank) + ": " +
-                          frame.payload.substr(std::min(frame.payload.size(), sizeof status)));
+      give_up(reason.status, "rank " + std::to_string(peer.rank) + ": " + reason.text);
       return;
     }
     default:
@@ -103,21 +109,43 @@ void Coordinator::handle_frame(Peer& peer, const Frame& frame) {
 
 void Coordinator::handle_hello(Peer& peer, const Frame& frame) {
   Hello hello{};
-  if (frame.kind != FrameKind::kHello || frame.payload.size() != sizeof hello) return peer.socket.reset();
+  if (frame.kind != FrameKind::kHello) return peer.socket.reset();
+  if (frame.payload.size() != sizeof hello) return refuse(peer, "it is another build of this program");
   std::memcpy(&hello, frame.payload.data(), sizeof hello);
-  if (hello.token != token_) return peer.socket.reset();
   const auto rank = static_cast<int>(hello.rank);
-  const bool duplicate =
-      std::any_of(peers_.begin(), peers_.end(), [rank](const Peer& other) { return other.rank == rank; });
-  if (hello.ranks != static_cast<std::uint32_t>(ranks_) || rank < 0 || rank >= ranks_ || duplicate) {
-    peer.socket.reset();
-    give_up(ExitStatus::kUsage, "a process announced itself as rank " + std::to_string(hello.rank) + " of " +
-                                    std::to_string(hello.ranks) +
-                                    (duplicate ? ", but that rank is already connected" : ""));
+  if (hello.token != token_) {
+    print_error("rejected a process at " + peer_of(peer.socket) + " that calls itself rank " + std::to_string(rank) +
+                ": it has another --token");
+    return refuse(peer, "it has another --token. Next: give all ranks of the job the same --token");
+  }
+  if (status_ != ExitStatus::kOk) {
+    if (!has(rank)) peer.rank = rank;
+    if (rank != 0) send_abort(peer);
     return;
   }
-  peer.rank = rank;
-  if (status_ != ExitStatus::kOk) send_abort(peer);  // the job has failed already
+  if (hello.ranks != static_cast<std::uint32_t>(ranks_)) {
+    const std::string why = "--nranks " + std::to_string(hello.ranks) + " instead of " + std::to_string(ranks_);
+    refuse(peer, why);
+    return give_up(ExitStatus::kUsage, "rank " + std::to_string(rank) + " disagrees with rank 0: " + why);
+  }
+  if (rank < 0 || rank >= ranks_) return refuse(peer, "there is no such rank");
+  if (!has(rank)) {
+    peer.rank = rank;
+    send_frame(peer.socket.get(), FrameKind::kWelcome, {});
+  } else if (missing_ranks().empty()) {
+    // The job is complete: this is a rank of the next one, which the same launcher has started at the same address.
+    send_frame(peer.socket.get(), FrameKind::kBusy, {});
+    peer.socket.reset();
+  } else {
+    const std::string why = "two processes are rank " + std::to_string(rank);
+    refuse(peer, why + " (--rank)");
+    give_up(ExitStatus::kUsage, why + " (--rank), and" + missing_ranks().substr(1));
+  }
+}
+
+void Coordinator::refuse(Peer& peer, const std::string& why) const {
+  send_frame(peer.socket.get(), FrameKind::kRefused, to_payload({ExitStatus::kUsage, why}));
+  peer.socket.reset();
 }
 
 void Coordinator::gather() {
@@ -141,27 +169,39 @@ void Coordinator::give_up(ExitStatus status, const std::string& why) {
   print_error(why);
   if (status_ != ExitStatus::kOk) return;
   status_ = status;
-  // Rank 0 last: in a job started with --root this code runs in rank 0's process, which exits when it receives the
-  // abort.
-  for (const bool first_rank : {false, true}) {
-    for (const Peer& peer : peers_) {
-      if (peer.socket && (peer.rank == 0) == first_rank) send_abort(peer);
-    }
+  why_ = why.substr(0, why.find('\n'));
+  for (const Peer& peer : peers_) {
+    if (peer.socket && peer.rank != 0) send_abort(peer);
   }
 }
 
 void Coordinator::send_abort(const Peer& peer) const {
-  send_frame(peer.socket.get(), FrameKind::kAbort, {reinterpret_cast<const char*>(&status_), sizeof status_});
+  send_frame(peer.socket.get(), FrameKind::kAbort, to_payload({status_, why_}));
 }
 
-// After a failure: all ranks have closed their connections. Otherwise: all ranks have connected and finished.
+// All ranks have connected and finished. After a failure: all except rank 0 have closed their connections, and at the
+// timeout no rank is awaited.
 bool Coordinator::all_ranks_done() const {
   int finished = 0;
   for (const Peer& peer : peers_) {
     if (peer.rank >= 0 && peer.done) ++finished;
-    if (status_ != ExitStatus::kOk && peer.socket) return false;
+    if (status_ != ExitStatus::kOk && peer.rank > 0 && peer.socket) return false;
   }
-  return status_ != ExitStatus::kOk || finished == ranks_;
+  if (status_ == ExitStatus::kOk) return finished == ranks_;
+  return status_ == ExitStatus::kTimeout || missing_ranks().empty();
+}
+
+bool Coordinator::has(int rank) const {
+  return std::any_of(peers_.begin(), peers_.end(), [rank](const Peer& peer) { return peer.rank == rank; });
+}
+
+// ": rank 1, 3 did not connect", or nothing.
+std::string Coordinator::missing_ranks() const {
+  std::string missing;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (!has(rank)) missing += (missing.empty() ? ": rank " : ", ") + std::to_string(rank);
+  }
+  return missing.empty() ? "" : missing + " did not connect";
 }
 
 }  // namespace verbatim::ranks

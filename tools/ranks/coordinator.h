@@ -22,7 +22,7 @@ struct ProcessExit {
 
 class Coordinator {
  public:
-  // `listener` is a non-blocking listening socket. Connections that do not present `token` are closed.
+  // `listener` is a non-blocking listening socket. Ranks that do not present `token` are rejected.
   Coordinator(UniqueFd listener, int ranks, std::uint64_t token, int timeout_s);
 
   // Serves until every rank has finished, or until a rank failed or died or the timeout passed and all ranks were sent
@@ -43,11 +43,14 @@ class Coordinator {
   void serve_peer(Peer& peer);
   void handle_frame(Peer& peer, const Frame& frame);
   void handle_hello(Peer& peer, const Frame& frame);
+  void refuse(Peer& peer, const std::string& why) const;
   void gather();
   void give_up(ExitStatus status, const std::string& why);
   void send_abort(const Peer& peer) const;
   void wait_for_sockets();
   bool all_ranks_done() const;
+  bool has(int rank) const;
+  std::string missing_ranks() const;
 
   const UniqueFd listener_;
   const int ranks_;
@@ -56,6 +59,7 @@ class Coordinator {
   const int timeout_s_;
   std::vector<Peer> peers_;
   ExitStatus status_ = ExitStatus::kOk;
+  std::string why_;  // after a failure: the first line of the reason
 };
 
 }  // namespace verbatim::ranks

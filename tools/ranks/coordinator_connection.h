@@ -1,7 +1,10 @@
-// A rank's TCP connection to the coordinator. When the coordinator sends an abort or closes the connection, the process
-// exits at once, even when its other threads hang inside a plugin.
+// A rank's connection to the coordinator. When the coordinator sends an abort or closes the connection, and when the
+// time of the job is over, the process exits at once, even when its other threads hang inside a plugin.
 #pragma once
 
+#include <sys/socket.h>
+
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -16,10 +19,14 @@
 
 namespace verbatim::ranks {
 
+// Whether a rank prints why it ends itself, or leaves it to the coordinator, whose output is the same.
+enum class Reports : std::uint8_t { kItself, kCoordinator };
+
 class CoordinatorConnection {
  public:
-  // `root` is HOST:PORT. Retries until `timeout_s` has passed, then throws Failure.
-  CoordinatorConnection(const std::string& root, const Hello& hello, int timeout_s);
+  // `root` is a place of ranks/meeting_point.h. Tries until the coordinator accepts the hello, or throws Failure when
+  // it does not, or when `timeout_s` has passed. From then on the process exits when `timeout_s` has passed since now.
+  CoordinatorConnection(const std::string& root, const Hello& hello, int timeout_s, Reports reports);
   CoordinatorConnection(const CoordinatorConnection&) = delete;
   CoordinatorConnection& operator=(const CoordinatorConnection&) = delete;
   ~CoordinatorConnection();
@@ -35,15 +42,30 @@ class CoordinatorConnection {
   }
   void barrier() { all_gather({}); }
 
+  // An address of this host at which the other ranks can connect; its port is 0. Throws Failure.
+  sockaddr_storage own_address() const;
+
   // Reports that this rank is done. After that the coordinator may close the connection.
   void finish();
   // Reports to the coordinator why this rank fails, and ends the process.
   [[noreturn]] void fail(ExitStatus status, const std::string& why);
 
  private:
+  bool join(const Hello& hello);
   void listen();
+  void handle(const Frame& frame);
+  [[noreturn]] void time_out();
+  void report(const std::string& why) const;
 
+  const std::string root_;
+  const std::string name_;  // "rank 1"
+  const int timeout_s_;
+  const std::uint64_t deadline_ns_;
+  const Reports reports_;
   UniqueFd socket_;
+  FrameReader reader_;
+  std::atomic<bool> failing_{false};    // fail() has reported the reason
+  std::atomic<bool> gathering_{false};  // all_gather waits for other ranks
   std::mutex mutex_;
   std::condition_variable part_arrived_;
   std::optional<std::string> gathered_;

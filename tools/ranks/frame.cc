@@ -72,6 +72,18 @@ std::optional<Frame> FrameReader::next() {
   return frame;
 }
 
+std::string to_payload(const Reason& reason) {
+  return to_bytes(reason.status) + reason.text;
+}
+
+Reason reason_in(const std::string& payload) {
+  Reason reason;
+  if (payload.size() < sizeof reason.status) return reason;
+  std::memcpy(&reason.status, payload.data(), sizeof reason.status);
+  reason.text = payload.substr(sizeof reason.status);
+  return reason;
+}
+
 std::string pack(const std::vector<std::string>& parts) {
   std::string packed;
   for (const std::string& part : parts) {

@@ -20,8 +20,11 @@ enum class FrameKind : std::uint32_t {
   kGather,     // rank to coordinator: this rank's part of an all-gather
   kGathered,   // coordinator to rank: the parts of all ranks, packed
   kFail,       // rank to coordinator: an ExitStatus and why this rank fails
-  kAbort,      // coordinator to rank: exit at once with this ExitStatus
+  kAbort,      // coordinator to rank: exit at once with this ExitStatus; the reason
   kFinished,   // rank to coordinator: the rank is done
+  kWelcome,    // coordinator to rank: the hello is accepted
+  kRefused,    // coordinator to rank: an ExitStatus and why the hello is not accepted
+  kBusy,       // coordinator to rank: an earlier job has not ended, try again
 };
 
 struct Hello {
@@ -66,6 +69,14 @@ T from_bytes(const std::string& bytes) {
   std::memcpy(&value, bytes.data(), sizeof value);
   return value;
 }
+
+// The payload of kFail, kAbort and kRefused.
+struct Reason {
+  ExitStatus status = ExitStatus::kFailed;
+  std::string text = {};
+};
+std::string to_payload(const Reason& reason);
+Reason reason_in(const std::string& payload);
 
 std::string pack(const std::vector<std::string>& parts);
 // Throws Failure when `packed` was not made by pack().

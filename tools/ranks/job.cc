@@ -6,39 +6,61 @@
 
 #include "ranks/coordinator.h"
 #include "ranks/launcher.h"
+#include "ranks/meeting_point.h"
 #include "ranks/plugin_log.h"
 
 namespace verbatim::ranks {
 namespace {
 
-// With --root: the coordinator in a thread of rank 0. Rank 0 learns the end of the job through its
-// CoordinatorConnection.
+// For ranks that were started separately: the coordinator in a thread of rank 0. Rank 0 learns the end of the job
+// through its CoordinatorConnection.
 class CoordinatorThread {
  public:
   explicit CoordinatorThread(const Job& job)
-      : coordinator_(listen_for_ranks(port_of(job.root)), job.nranks, job.token, job.timeout_s),
-        thread_([this] { coordinator_.serve([] { return std::nullopt; }); }) {}
-  ~CoordinatorThread() { thread_.join(); }
+      : coordinator_(listen_at(job.root), job.nranks, job.token, job.timeout_s),
+        thread_([this] { status_ = coordinator_.serve([] { return std::nullopt; }); }) {}
+  ~CoordinatorThread() {
+    if (thread_.joinable()) thread_.join();
+  }
   CoordinatorThread(const CoordinatorThread&) = delete;
   CoordinatorThread& operator=(const CoordinatorThread&) = delete;
 
+  // Waits for the end of the job.
+  ExitStatus finish() {
+    thread_.join();
+    return status_;
+  }
+
  private:
   Coordinator coordinator_;
-  std::thread thread_;
+  ExitStatus status_ = ExitStatus::kOk;
+  std::thread thread_;  // last member: the thread uses the others
 };
 
 ExitStatus run_rank(const Job& job, const MakeRank& make) {
   std::optional<CoordinatorThread> coordinator_thread;
   if (job.rank == 0 && !job.child) coordinator_thread.emplace(job);
   const Hello hello{job.token, static_cast<std::uint32_t>(job.rank), static_cast<std::uint32_t>(job.nranks)};
-  CoordinatorConnection connection(job.root, hello, job.timeout_s);
+  const Reports reports = job.child || job.rank == 0 ? Reports::kCoordinator : Reports::kItself;
+  std::optional<CoordinatorConnection> joined;
+  try {
+    joined.emplace(job.root, hello, job.timeout_s, reports);
+  } catch (const Failure& failure) {
+    throw Failure("rank " + std::to_string(job.rank) + ": " + failure.what(), failure.status);
+  }
+  CoordinatorConnection& connection = *joined;
   std::unique_ptr<Rank> rank;  // declared here so that it is still alive in the catch blocks
   try {
     rank = make(connection);
     const ExitStatus status = rank->run();
     rank.reset();
+    if (const std::string warnings = unprinted_plugin_warnings(); !warnings.empty()) {
+      print_error("rank " + std::to_string(job.rank) + ": the plugin has warned:" + warnings);
+    }
     connection.finish();
-    return status;
+    joined.reset();
+    const ExitStatus others = coordinator_thread ? coordinator_thread->finish() : ExitStatus::kOk;
+    return others == ExitStatus::kOk ? status : others;
   } catch (const Failure& failure) {
     connection.fail(failure.status, failure.what() + plugin_warnings());
   } catch (const std::bad_alloc&) {

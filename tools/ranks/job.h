@@ -1,5 +1,5 @@
-// Which rank of which job a process is, and how a job starts: the launcher starts all ranks on this machine, or --root
-// joins ranks that were started separately.
+// Which rank of which job a process is, and how a job starts: this program starts all ranks on this machine, or ranks
+// that were started separately (by mpirun, srun, torchrun, or by hand with --root) meet at rank 0.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ constexpr int kMaxRanks = 256;
 
 struct Job {
   int procs = 2;
-  std::string root;         // HOST:PORT of the coordinator; empty: this process is the launcher
-  int rank = 0;             // with root
-  int nranks = 0;           // with root
+  std::string root;  // where the coordinator listens (ranks/meeting_point.h); empty: this process starts the ranks
+  int rank = 0;      // with root
+  int nranks = 0;    // with root
   std::uint64_t token = 0;  // with root: a connection without it is not from a rank of this job
   bool child = false;       // with root: started by a launcher, which runs the coordinator
   int timeout_s = 300;

@@ -104,34 +104,20 @@ class Children {
   std::vector<Child> children_;
 };
 
-}  // namespace
-
-UniqueFd listen_for_ranks(int port) {
+UniqueFd listen_for_children() {
   sockaddr_storage address{};
   auto& inet = reinterpret_cast<sockaddr_in&>(address);
   inet.sin_family = AF_INET;
-  inet.sin_addr.s_addr = htonl(port == 0 ? INADDR_LOOPBACK : INADDR_ANY);
-  inet.sin_port = htons(static_cast<in_port_t>(port));
+  inet.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   auto listener = tcp_listen(address);
-  if (!listener) {
-    throw Failure("listening for ranks at port " + std::to_string(port) + ": " +
-                  std::strerror(listener.error().sys_errno));
-  }
+  if (!listener) throw Failure(std::string("listening for ranks: ") + std::strerror(listener.error().sys_errno));
   return std::move(*listener);
 }
 
-int port_of(const std::string& root) {
-  const std::size_t colon = root.rfind(':');
-  const std::string digits = colon == std::string::npos ? "" : root.substr(colon + 1);
-  if (digits.empty() || digits.size() > 5 || digits.find_first_not_of("0123456789") != std::string::npos ||
-      std::stoi(digits) < 1 || std::stoi(digits) > 65535) {
-    throw Failure("--root is not HOST:PORT: " + root, ExitStatus::kUsage);
-  }
-  return std::stoi(digits);
-}
+}  // namespace
 
 ExitStatus launch(const Job& job, int argc, char** argv) {
-  UniqueFd listener = listen_for_ranks(0);
+  UniqueFd listener = listen_for_children();
   const auto address = local_address(listener);
   std::uint64_t token = 0;
   if (!address || !fill_random(std::as_writable_bytes(std::span(&token, 1))))

@@ -26,8 +26,9 @@ struct EarlyExit {
 
 // Adds --procs (or --ranks), --root, --rank, --nranks, --timeout, --token.
 void add_job_options(CLI::App& app, Job& job);
-// Throws Failure when the job options of a parsed command line contradict each other.
-void check_job(const CLI::App& app, const Job& job);
+// After parsing: sets in `job` what a launcher (mpirun, srun, torchrun) has given this process. Throws Failure when the
+// job options contradict each other or the launcher.
+void complete_job(const CLI::App& app, Job& job);
 
 // Parses, then runs `check`, which may throw Failure. Returns nothing on success.
 std::optional<EarlyExit> parse(CLI::App& app, int argc, const char* const* argv, const std::function<void()>& check);

@@ -24,11 +24,13 @@ StoredLines& stored() {
 }
 
 bool g_prints = false;
+bool g_formats = true;
 
 }  // namespace
 
 void choose_log_formatting(const netapi::Plugin& plugin) {
-  netapi::set_line_formatting(g_prints || std::string_view(plugin.name()) == "Verbatim");
+  g_formats = g_prints || std::string_view(plugin.name()) == "Verbatim";
+  netapi::set_line_formatting(g_formats);
 }
 
 void keep_plugin_log(int rank, bool print) {
@@ -49,6 +51,10 @@ std::string plugin_warnings() {
   std::string text;
   for (const std::string& warning : stored().warnings) text += "\n  plugin: " + warning;
   return text;
+}
+
+std::string unprinted_plugin_warnings() {
+  return g_prints || !g_formats ? "" : plugin_warnings();
 }
 
 }  // namespace verbatim::ranks

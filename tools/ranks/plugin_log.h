@@ -1,4 +1,4 @@
-// Keeps the last warnings of the plugin, for the message when the run fails.
+// Keeps the last warnings of the plugin, for the message at the end of the run.
 #pragma once
 
 #include <string>
@@ -14,5 +14,7 @@ void keep_plugin_log(int rank, bool print);
 void choose_log_formatting(const netapi::Plugin& plugin);
 // The last warnings of the plugin. Each starts with a line break. Empty when there are none.
 std::string plugin_warnings();
+// The same without those that were printed before or are not formatted.
+std::string unprinted_plugin_warnings();
 
 }  // namespace verbatim::ranks

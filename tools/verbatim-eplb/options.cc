@@ -63,13 +63,14 @@ std::string keys_of(const Map& map) {
 
 void check_consistency(const Options& options) {
   const auto usage_error = [](const std::string& why) { return Failure(why, ExitStatus::kUsage); };
-  if (!options.json.empty() && !options.job.child) ranks::check_writable(options.json);
+  if (!options.json.empty() && !options.job.child && options.job.rank == 0) ranks::check_writable(options.json);
   if (options.api_version != 0 && options.api_version < netapi::kOldestVersion) {
     throw usage_error("--api must be 0 (the newest) or " + std::to_string(netapi::kOldestVersion) + " to " +
                       std::to_string(netapi::kNewestVersion));
   }
   if (!options.compare.empty() && !options.job.root.empty() && !options.job.child) {
-    throw usage_error("--compare starts its own ranks and cannot be used with --root");
+    throw usage_error(
+        "--compare starts its own ranks and cannot be used with --root or a launcher (mpirun, srun, torchrun)");
   }
   if (options.plan_only) return;
   if (options.over == Over::kNccl && options.mode == Mode::kDirect) {
@@ -90,6 +91,13 @@ void check_consistency(const Options& options) {
 const char* mode_name(Mode mode) {
   for (const auto& [name, named] : kModes) {
     if (named == mode) return name.c_str();
+  }
+  return "?";
+}
+
+const char* inject_name(Inject inject) {
+  for (const auto& [name, named] : kInjections) {
+    if (named == inject) return name.c_str();
   }
   return "?";
 }
@@ -201,7 +209,7 @@ std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* cons
     options.check = check == "full";
     options.has_redundant = redundant->count() > 0;
     if (warmup->count() == 0 && !options.compare.empty()) options.warmup = 1;
-    ranks::check_job(app, options.job);
+    ranks::complete_job(app, options.job);
     check_consistency(options);
   });
   if (leave) return *leave;

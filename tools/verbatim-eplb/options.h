@@ -40,6 +40,8 @@ enum class Inject : std::uint8_t {
   kSwapOrder,      // posts two receives from one peer in the wrong order
 };
 
+const char* inject_name(Inject inject);
+
 struct Options {
   ranks::Job job;
 

@@ -38,21 +38,22 @@ std::string list(const std::vector<Request>& requests) {
 }  // namespace
 
 void agree(ranks::CoordinatorConnection& coordinator, const Options& options, const std::vector<Request>& requests) {
-  ranks::agree(coordinator, options.job.rank,
-               {{"mode", options.mode == Mode::kNccl ? "nccl" : "direct"},
-                {"memory", memory::kind_name(options.memory)},
-                {"prefill ranks", std::to_string(options.prefills)},
-                {"decode ranks", std::to_string(options.decodes)},
-                {"TP ratio", std::to_string(options.tp_ratio)},
-                {"families", families_of(options)},
-                {"requests in flight", std::to_string(options.concurrency)},
-                {"blocks", std::to_string(options.blocks)},
-                {"check", options.check ? "full" : "off"},
-                {"warm-up", std::to_string(options.warmup)},
-                {"idle family", options.idle ? std::to_string(static_cast<unsigned>(*options.idle)) : "none"},
-                {"injected faults", faults_of(options)},
-                {"number of requests", std::to_string(requests.size())},
-                {"requests", list(requests), "request"}});
+  ranks::agree(
+      coordinator, options.job.rank,
+      {{"mode (--mode)", options.mode == Mode::kNccl ? "nccl" : "direct"},
+       {"memory (--memory)", memory::kind_name(options.memory)},
+       {"prefill ranks (--prefill)", std::to_string(options.prefills)},
+       {"decode ranks (--decode)", std::to_string(options.decodes)},
+       {"TP ratio (--tp-ratio)", std::to_string(options.tp_ratio)},
+       {"families (--preset, --lf, --lf-first)", families_of(options)},
+       {"requests in flight (--concurrency)", std::to_string(options.concurrency)},
+       {"blocks (--blocks)", std::to_string(options.blocks)},
+       {"check (--no-check)", options.check ? "full" : "off"},
+       {"warm-up (--warmup)", std::to_string(options.warmup)},
+       {"idle family (--idle)", options.idle ? std::to_string(static_cast<unsigned>(*options.idle)) : "none"},
+       {"injected faults (--inject)", faults_of(options)},
+       {"number of requests (--requests, --request-file)", std::to_string(requests.size())},
+       {"requests (--tokens, --sigma, --max-tokens, --hit, --seed, --request-file)", list(requests), "request"}});
 }
 
 }  // namespace verbatim::kv

@@ -64,7 +64,7 @@ void choose_warmup(Options& options, std::size_t requests, bool given) {
     throw usage_error("--api must be 0 (the newest) or " + std::to_string(netapi::kOldestVersion) + " to " +
                       std::to_string(netapi::kNewestVersion));
   }
-  if (!options.json.empty() && !options.job.child) ranks::check_writable(options.json);
+  if (!options.json.empty() && !options.job.child && options.job.rank == 0) ranks::check_writable(options.json);
   const bool compares_variants = options.isolation || !options.compare.empty();
   if (!given && compares_variants) {
     const auto prefills = static_cast<std::size_t>(options.prefills);
@@ -87,7 +87,9 @@ void finish(Options& options, const Given& given, const OptionTexts& texts) {
   options.mode = texts.mode == "nccl" ? Mode::kNccl : Mode::kDirect;
   const bool compares_variants = options.isolation || !options.compare.empty();
   if (compares_variants && !options.job.root.empty())
-    throw usage_error("--compare and --isolation start their own ranks and cannot be used with --root");
+    throw usage_error(
+        "--compare and --isolation start their own ranks and cannot be used with --root or a launcher (mpirun, srun, "
+        "torchrun)");
   if (options.mode == Mode::kDirect && options.plugin.empty() && options.compare.empty()) {
     throw usage_error("--plugin is required");
   }
@@ -109,7 +111,7 @@ void finish(Options& options, const Given& given, const OptionTexts& texts) {
       throw usage_error("--procs must be --prefill plus --decode, or not given");
     options.job.procs = ranks;
   } else if (options.job.nranks != ranks) {
-    throw usage_error("--nranks must be --prefill plus --decode");
+    throw usage_error("--nranks, or the number of ranks that a launcher has started, must be --prefill plus --decode");
   }
   try {
     options.geometries.push_back(shared_by(scaled(find_model(options.preset).kv, options.scale), options.tp_ratio));
@@ -257,7 +259,7 @@ std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* cons
   app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
 
   const auto leave = ranks::parse(app, argc, argv, [&] {
-    ranks::check_job(app, options.job);
+    ranks::complete_job(app, options.job);
     options.allocations = kAllocations.at(texts.allocations);
     options.requests.prefills = static_cast<std::uint32_t>(options.prefills);
     options.requests.engines = static_cast<std::uint32_t>(options.decodes) / options.tp_ratio;

@@ -1,15 +1,9 @@
 #include "verbatim-kv/rendezvous.h"
 
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <array>
-#include <cerrno>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -27,32 +21,6 @@ constexpr std::uint64_t kTimeoutNs = 60 * kNanosecondsPerSecond;
 constexpr int kSleepMs = 1;
 
 using Addresses = std::array<sockaddr_storage, kMaxFamilies>;
-
-// The address of this machine on the route to the coordinator, with port 0. Connecting a datagram socket sends nothing,
-// but selects the local address.
-sockaddr_storage address_towards(const std::string& root) {
-  const std::size_t colon = root.rfind(':');
-  std::string host = root.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
-  addrinfo wanted{};
-  wanted.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host.c_str(), root.c_str() + colon + 1, &wanted, &found); error != 0) {
-    throw Failure("--root " + root + ": " + gai_strerror(error));
-  }
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
-  const UniqueFd socket(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  sockaddr_storage local{};
-  socklen_t bytes = sizeof local;
-  if (::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0 ||
-      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &bytes) != 0) {
-    throw Failure("no route to " + root + ": " + std::strerror(errno));
-  }
-  auto& port = local.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(local).sin6_port
-                                           : reinterpret_cast<sockaddr_in&>(local).sin_port;
-  port = 0;
-  return local;
-}
 
 template <typename Attempt>
 auto retry(const std::string& what, Attempt attempt) {
@@ -108,7 +76,7 @@ std::vector<std::vector<Channel>> connect_channels(const ranks::Job& job, ranks:
   std::vector<UniqueFd> listeners;
   Addresses own{};
   for (std::size_t family = 0; is_prefill && family < families; ++family) {
-    auto listener = tcp_listen(address_towards(job.root));
+    auto listener = tcp_listen(coordinator.own_address());
     if (!listener)
       throw Failure(std::string("listening for decode ranks: ") + std::strerror(listener.error().sys_errno));
     const auto address = local_address(*listener);

@@ -70,7 +70,9 @@ void check_consistency(const Options& options) {
     throw Failure("one of --plugin and --compare is needed", ExitStatus::kUsage);
   }
   if (!options.compare.empty() && !options.job.root.empty()) {
-    throw Failure("--compare starts its own ranks and cannot be used with --root", ExitStatus::kUsage);
+    throw Failure(
+        "--compare starts its own ranks and cannot be used with --root or a launcher (mpirun, srun, torchrun)",
+        ExitStatus::kUsage);
   }
 }
 
@@ -166,7 +168,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
   app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
 
   const auto leave = ranks::parse(app, argc, argv, [&] {
-    ranks::check_job(app, options.job);
+    ranks::complete_job(app, options.job);
     options.operation = kOperations.at(operation);
     options.type = types.at(type);
     check_consistency(options);

@@ -19,6 +19,7 @@
 #include "memory/content.h"
 #include "memory/guarded_buffer.h"
 #include "netapi/plugin.h"
+#include "ranks/agreement.h"
 #include "ranks/connections.h"
 #include "ranks/coordinator_connection.h"
 #include "ranks/loaded_plugin.h"
@@ -68,6 +69,7 @@ class PerfRank final : public ranks::Rank {
   }
 
   ExitStatus run() override {
+    ranks::agree(coordinator_, options_.job.rank, facts());
     exchange_capabilities();
     connect();
     if (is_first()) print_header(stdout, report_);
@@ -83,6 +85,23 @@ class PerfRank final : public ranks::Rank {
 
  private:
   bool is_first() const { return options_.job.rank == 0; }
+
+  // What must be the same on all ranks.
+  std::vector<ranks::Fact> facts() const {
+    return {{"operation", operation_name(options_.operation)},
+            {"number of channels (--channels)", std::to_string(options_.channels)},
+            {"largest message (--chunk)", std::to_string(options_.chunk_bytes)},
+            {"receives posted ahead (--depth)", std::to_string(options_.depth)},
+            {"members of a receive (--group)", std::to_string(options_.group)},
+            {"smallest size (--minbytes)", std::to_string(options_.min_bytes)},
+            {"largest size (--maxbytes)", std::to_string(options_.max_bytes)},
+            {"factor of the sizes (--stepfactor)", std::to_string(options_.factor)},
+            {"step of the sizes (--stepbytes)", std::to_string(options_.step_bytes)},
+            {"timed iterations (--iters)", std::to_string(options_.iterations)},
+            {"warm-up iterations (--warmup_iters)", std::to_string(options_.warmup_iterations)},
+            {"checked iterations (--check)", std::to_string(options_.check_iterations)},
+            {"type (--datatype)", workload::element_name(options_.type)}};
+  }
 
   // Exchanges with the other ranks what each plugin supports, and uses the smallest values.
   void exchange_capabilities() {
