@@ -68,11 +68,13 @@ struct GidSetting {
 };
 
 struct Config {
-  std::string verbs_library;  // empty: libibverbs.so.1, then libibverbs.so
-  std::string mlx5_library;   // empty: libmlx5.so.1, then libmlx5.so
-  TextSetting hca;            // syntax: verbs/hca_filter.h
-  bool merge_nics = true;     // makeVDevice makes devices of several ports
-  bool failover = true;       // a connection of several lanes survives the loss of one
+  std::string verbs_library;        // empty: libibverbs.so.1, then libibverbs.so
+  std::string mlx5_library;         // empty: libmlx5.so.1, then libmlx5.so
+  TextSetting hca;                  // syntax: verbs/hca_filter.h
+  bool merge_nics = true;           // makeVDevice makes devices of several ports
+  bool failover = true;             // a connection of several lanes survives the loss of one
+  unsigned lane_timeout_ms = 5000;  // without an acknowledgement on a lane, while another has some; 0: any time
+  unsigned reconnect_s = 60;        // how long a connection waits for a lane when none works; 0: it fails
   unsigned max_recvs = 8;
   GidSetting gid;
   std::optional<std::uint8_t> traffic_class;      // unset: the communicator's, else 0

@@ -26,6 +26,7 @@ enum class SetupStep : std::uint8_t {
   kOther,
   kCreateQueue,  // ibv_create_qp, ibv_create_cq
   kModifyQp,     // ibv_modify_qp
+  kMatchGids,    // comparing the GIDs of both ends
   kConnectTcp,   // connect(2)
   kWaitForPeer,  // the time for the peer's next message is over
 };

@@ -88,11 +88,28 @@ struct DeviceEnumerator {
     return {SkipCause::kNotSelected, std::string("not selected by ") + config.hca.variable + "=" + config.hca.value};
   }
 
-  Skip no_gid(const Device& device, const Error& error) {
+  Skip no_gid(const Device& device, std::uint8_t port_num, const ibv_port_attr& attributes, const Error& error) {
     if (error.sys_errno != ENODATA) return {SkipCause::kNoGid, "no usable GID"};
     survey.has_failed = true;
-    return {SkipCause::kGidSetting, "GID " + std::to_string(config.gid.for_device(device.name()).value_or(0)) +
-                                        ", set by " + config.gid.variable + ", is empty or does not exist"};
+    const std::string filled = to_string(read_gid_table(verbs, device.context(), port_num, attributes));
+    return {SkipCause::kGidSetting,
+            "GID " + std::to_string(config.gid.for_device(device.name()).value_or(0)) + ", set by " +
+                config.gid.variable + ", is empty or does not exist; not empty: " + (filled.empty() ? "none" : filled)};
+  }
+
+  // An index out of the table, or of an entry without a key: no QP could be used. Index 0 always has one.
+  std::optional<Skip> no_pkey(const Device& device, std::uint8_t port_num, const ibv_port_attr& attributes) {
+    const int index = config.pkey_index;
+    if (index == 0) return std::nullopt;
+    __be16 key = 0;
+    const bool in_table = index < attributes.pkey_tbl_len;
+    if (in_table && verbs.query_pkey(device.context(), port_num, index, &key) == 0 && key != 0) return std::nullopt;
+    survey.has_failed = true;
+    return Skip{SkipCause::kPkeySetting,
+                "P_Key index " + std::to_string(index) + ", set by VERBATIM_PKEY or NCCL_IB_PKEY, is " +
+                    (in_table ? "empty"
+                              : "out of the table, which has " + std::to_string(attributes.pkey_tbl_len) +
+                                    (attributes.pkey_tbl_len == 1 ? " entry" : " entries"))};
   }
 
   void add_port(Device& device, std::uint8_t port_num) {
@@ -108,7 +125,8 @@ struct DeviceEnumerator {
     if (attributes->state != IBV_PORT_ACTIVE) return skip(device.name(), port_num, not_active(attributes->state));
     const Result<GidEntry> gid =
         choose_gid(verbs, device.context(), device.name().c_str(), port_num, *attributes, config.gid);
-    if (!gid) return skip(device.name(), port_num, no_gid(device, gid.error()));
+    if (!gid) return skip(device.name(), port_num, no_gid(device, port_num, *attributes, gid.error()));
+    if (const auto no_key = no_pkey(device, port_num, *attributes)) return skip(device.name(), port_num, *no_key);
 
     Port port;
     port.device = &device;
@@ -189,12 +207,8 @@ void log_missing_gpu_memory(const std::vector<Port>& ports, const std::string& r
 void log_port(const Port& port) {
   const char* gpu_memory[] = {"", ", GPU memory by peer memory", ", GPU memory by dma-buf",
                               ", GPU memory by peer memory or dma-buf"};
-  VERBATIM_INFO("%s (for NCCL %s): %s %u Mb/s, GID %u %s%s, MTU %u, PCI %s%s%s", port.name.c_str(),
-                port.nccl_name.c_str(), port.is_roce() ? "RoCE" : "InfiniBand", port.speed_mbps, port.gid.index,
-                to_string(port.gid.gid).c_str(),
-                port.gid.version == RoceVersion::kV2   ? " (RoCE v2)"
-                : port.gid.version == RoceVersion::kV1 ? " (RoCE v1)"
-                                                       : "",
+  VERBATIM_INFO("%s (for NCCL %s): %s %u Mb/s, GID %s, MTU %u, PCI %s%s%s", port.name.c_str(), port.nccl_name.c_str(),
+                port.is_roce() ? "RoCE" : "InfiniBand", port.speed_mbps, to_string(std::span(&port.gid, 1)).c_str(),
                 128U << static_cast<unsigned>(port.active_mtu), port.pci_path ? port.pci_path->c_str() : "none",
                 gpu_memory[port.ptr_support >> 1], port.device->relaxed_ordering() ? ", relaxed ordering" : "");
 }
@@ -303,6 +317,8 @@ std::string next_step(const SkippedPort& skipped, const Config& config) {
       return "give the network interface of the port an address ('ip addr')";
     case SkipCause::kGidSetting:
       return std::string("set ") + config.gid.variable + " to an entry that is not empty, or to auto";
+    case SkipCause::kPkeySetting:
+      return "unset VERBATIM_PKEY and NCCL_IB_PKEY; they are for InfiniBand partitions, and index 0 is the default key";
   }
   return {};
 }

@@ -26,7 +26,8 @@ enum class SkipCause : std::uint8_t {
   kNoSubnetManager,
   kNotActive,
   kNoGid,
-  kGidSetting
+  kGidSetting,
+  kPkeySetting
 };
 
 struct SkippedPort {
@@ -44,7 +45,7 @@ struct DeviceSurvey {
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<Port> ports;  // usable, ordered by PCI path, name and port number
   std::vector<SkippedPort> skipped;
-  bool has_failed = false;   // a device or port is skipped because of an error or of a wrong GID setting
+  bool has_failed = false;   // a device or port is skipped because of an error or of a wrong GID or P_Key setting
   bool peer_memory = false;  // a kernel module is loaded that allows NICs to pin GPU memory
 
   enum class Unused : std::uint8_t { kClose, kKeep };  // devices without a usable port

@@ -107,6 +107,19 @@ std::string why_preferred(const GidRank& better, const GidRank& other, const Gid
 
 }  // namespace
 
+// RoCE v2 sends IPv4 or IPv6 packets between the addresses that the GIDs are. The kernel resolves no address of one
+// family from the other's.
+const char* gid_mismatch(const GidEntry& one, const GidEntry& other) {
+  if (is_empty(one.gid) || is_empty(other.gid)) return nullptr;
+  if (one.version != other.version && one.version != RoceVersion::kUnknown && other.version != RoceVersion::kUnknown) {
+    return "one end uses RoCE v1, the other RoCE v2";
+  }
+  const in6_addr first = address_of(one.gid);
+  const in6_addr second = address_of(other.gid);
+  if (IN6_IS_ADDR_V4MAPPED(&first) == IN6_IS_ADDR_V4MAPPED(&second)) return nullptr;
+  return "one end has an IPv4 GID, the other an IPv6 GID";
+}
+
 std::optional<GidEntry> best_gid(std::span<const GidEntry> entries, const GidSetting& setting) {
   const auto best = std::max_element(entries.begin(), entries.end(), [&](const GidEntry& a, const GidEntry& b) {
     return rank_of(a, setting) < rank_of(b, setting);
@@ -185,6 +198,21 @@ std::string to_string(const ibv_gid& gid) {
   char text[INET6_ADDRSTRLEN] = "";
   inet_ntop(AF_INET6, gid.raw, text, sizeof text);
   return text;
+}
+
+const char* to_string(RoceVersion version) {
+  return version == RoceVersion::kV2 ? "RoCE v2" : version == RoceVersion::kV1 ? "RoCE v1" : "";
+}
+
+std::string to_string(std::span<const GidEntry> entries) {
+  constexpr std::size_t kMaxEntries = 8;  // a log line is at most 1,024 bytes long
+  std::string text;
+  for (const GidEntry& entry : entries.first(std::min(entries.size(), kMaxEntries))) {
+    text.append(text.empty() ? "" : ", ").append(std::to_string(entry.index)).append(" ").append(to_string(entry.gid));
+    const std::string version = to_string(entry.version);
+    if (!version.empty()) text.append(" (").append(version).append(")");
+  }
+  return entries.size() > kMaxEntries ? text + ", ..." : text;
 }
 
 }  // namespace verbatim

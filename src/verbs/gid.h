@@ -23,6 +23,10 @@ struct GidEntry {
   RoceVersion version = RoceVersion::kUnknown;
 };
 
+// What differs between the GIDs of two RoCE ports so that their QPs cannot exchange packets, a static text. nullptr:
+// nothing that is known.
+const char* gid_mismatch(const GidEntry& one, const GidEntry& other);
+
 // The entry from which a peer is most likely reachable. Preferred are, in this order: the address range and the RoCE
 // version of `setting`, a routable address of its family, another routable address, the lowest index. Empty (all-zero)
 // entries are ignored; nullopt when all are empty. A pure function.
@@ -59,5 +63,9 @@ std::uint16_t flid(const ibv_gid& gid);
 
 // "::ffff:10.0.0.1", "fe80::1": for log lines.
 std::string to_string(const ibv_gid& gid);
+// "RoCE v2", empty for an unknown version: for log lines.
+const char* to_string(RoceVersion version);
+// "0 fe80::1 (RoCE v1), 3 ::ffff:10.0.0.1 (RoCE v2)", cut after some: for log lines.
+std::string to_string(std::span<const GidEntry> entries);
 
 }  // namespace verbatim

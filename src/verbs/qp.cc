@@ -55,7 +55,8 @@ QpAddress qp_address(const Port& port, const ibv_qp* qp) {
           .lid = port.lid,
           .link_layer = port.link_layer,
           .grh_required = port.grh_required,
-          .gid = port.gid.gid};
+          .gid = port.gid.gid,
+          .roce_version = port.gid.version};
 }
 
 Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq, const QpCaps& caps) {
@@ -106,6 +107,10 @@ std::uint8_t initiator_reads(const Device& device) {
 Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path) {
   if ((remote.link_layer == IBV_LINK_LAYER_ETHERNET) != port.is_roce()) {
     return Error{ErrorKind::kRemote, EPROTONOSUPPORT, "link layers of both ends"};
+  }
+  if (port.is_roce()) {
+    const char* const mismatch = gid_mismatch(port.gid, {0, remote.gid, remote.roce_version});
+    if (mismatch != nullptr) return Error{ErrorKind::kRemote, 0, mismatch, false, SetupStep::kMatchGids};
   }
   ibv_qp_attr attributes = {};
   attributes.qp_state = IBV_QPS_RTR;

@@ -21,6 +21,7 @@ struct QpAddress {
   std::uint8_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
   bool grh_required = false;  // Port::grh_required
   ibv_gid gid = {};
+  RoceVersion roce_version = RoceVersion::kUnknown;
 };
 
 QpAddress qp_address(const Port& port, const ibv_qp* qp);
@@ -61,8 +62,9 @@ Status to_init(ibv_qp* qp, const Port& port, std::uint16_t pkey_index);
 std::uint8_t responder_reads(const Device& device);
 std::uint8_t initiator_reads(const Device& device);
 
-// INIT -> RTR. sys_errno gives the cause of a failure (ETIMEDOUT, ENETUNREACH: no route or neighbour; EINVAL, ENODEV:
-// GID index).
+// INIT -> RTR. A peer with another link layer, or on RoCE with a GID of another type, is refused without a verbs call.
+// Of other failures sys_errno gives the cause of a failure (ETIMEDOUT, ENETUNREACH: no route or neighbour; EINVAL,
+// ENODEV: GID index).
 Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path);
 
 // RTR -> RTS. The acknowledgement timeout is 4.096 us * 2^timeout; `peer_reads` is the peer's responder_reads.

@@ -41,6 +41,8 @@ enum class MessageType : std::uint16_t {
   kResume = 11,
   kLaneDown = 12,
   kLaneFenced = 13,
+  kLaneOffer = 14,
+  kLaneAnswer = 15,
 };
 
 struct Header {
@@ -54,8 +56,15 @@ static_assert(sizeof(Header) == kHeaderBytes);
 constexpr std::size_t kMaxBodyBytes = 8192;  // no Hello is longer, so a longer message is of another protocol
 
 // Optional features. The connecting side sends those that it wants and supports; the accepting side replies with those
-// of them that the connection uses.
-enum Capability : std::uint32_t { kAtomicCompletion = 0x1, kFailover = 0x2 };
+// of them that the connection uses. kRoceV1 and kRoceV2 are facts about the sender: the type of the GIDs of all its
+// devices, neither bit if it is not known or not the same.
+enum Capability : std::uint32_t {
+  kAtomicCompletion = 0x1,
+  kFailover = 0x2,
+  kRoceV1 = 0x4,
+  kRoceV2 = 0x8,
+  kReconnect = 0x10,
+};
 
 // One device of one end.
 struct HelloDevice {

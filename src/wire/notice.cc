@@ -58,15 +58,23 @@ Notice Notice::resume(const ConnectionId& connection) {
   return with_body(MessageType::kResume, connection);
 }
 
-Notice Notice::lane_down(std::uint32_t lane) {
-  return with_body(MessageType::kLaneDown, lane);
+Notice Notice::lane_down(const LaneDown& down) {
+  return with_body(MessageType::kLaneDown, down);
 }
 
 Notice Notice::lane_fenced(const LaneReport& report) {
-  static_assert(sizeof(LaneReport) <= kMaxNoticeBody);
+  static_assert(sizeof report <= kMaxNoticeBody);
   const std::size_t bytes = offsetof(LaneReport, arrived) + report.qps * sizeof report.arrived[0];
   Notice notice(MessageType::kLaneFenced, bytes);
   std::memcpy(notice.bytes_.data() + kHeaderBytes, &report, bytes);
+  return notice;
+}
+
+Notice Notice::lane_address(MessageType type, const LaneAddress& address) {
+  static_assert(sizeof address <= kMaxNoticeBody);
+  const std::size_t bytes = offsetof(LaneAddress, qp_numbers) + address.qps * sizeof address.qp_numbers[0];
+  Notice notice(type, bytes);
+  std::memcpy(notice.bytes_.data() + kHeaderBytes, &address, bytes);
   return notice;
 }
 
@@ -96,18 +104,35 @@ std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t
   return status_reply;
 }
 
-std::optional<std::uint32_t> decode_lane_down(std::span<const std::uint8_t> body) {
-  return decode_status_query(body);
+std::optional<LaneDown> decode_lane_down(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  const auto down = reader.get<LaneDown>();
+  if (!reader.complete()) return std::nullopt;
+  return down;
 }
 
+namespace {
+
+// A body that ends with `qps` numbers.
+template <typename Body>
+std::optional<Body> decode_numbers(std::span<const std::uint8_t> body, std::size_t fixed) {
+  Body decoded;
+  if (body.size() < fixed || body.size() > sizeof decoded) return std::nullopt;
+  std::memcpy(&decoded, body.data(), body.size());
+  if (decoded.qps > kMaxLaneQps || body.size() != fixed + decoded.qps * sizeof(std::uint32_t)) return std::nullopt;
+  return decoded;
+}
+
+}  // namespace
+
 std::optional<LaneReport> decode_lane_fenced(std::span<const std::uint8_t> body) {
-  LaneReport report;
-  constexpr std::size_t kFixed = offsetof(LaneReport, arrived);
-  if (body.size() < kFixed || body.size() > sizeof report) return std::nullopt;
-  std::memcpy(&report, body.data(), body.size());
-  const std::size_t expected = report.qps <= LaneReport::kMaxQps ? kFixed + report.qps * sizeof report.arrived[0] : 0;
-  if (body.size() != expected || report.all_arrived > 1) return std::nullopt;
+  const auto report = decode_numbers<LaneReport>(body, offsetof(LaneReport, arrived));
+  if (!report || report->all_arrived > 1) return std::nullopt;
   return report;
+}
+
+std::optional<LaneAddress> decode_lane_address(std::span<const std::uint8_t> body) {
+  return decode_numbers<LaneAddress>(body, offsetof(LaneAddress, qp_numbers));
 }
 
 std::optional<ConnectionId> decode_resume(std::span<const std::uint8_t> body) {

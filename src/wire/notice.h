@@ -6,6 +6,8 @@
 //   kStatusQuery  asks for the peer's view of the connection; the answer is kStatusReply
 //   kLaneDown     this end uses a lane no more: its QPs there are in ERR. Those of the peer follow
 //   kLaneFenced   this end has no work outstanding on the lane; with what has arrived there
+//   kLaneOffer    of a sender: new QPs for a lane that is down at both ends
+//   kLaneAnswer   of a receiver: its new QPs, which are connected to those of the offer
 //   kResume       only as the first message of a new TCP connection: the side channel of a connection is made again
 //
 // A notice has the handshake's header and a small body. Nothing here allocates, because the monitor has to send it when
@@ -38,8 +40,10 @@ class Notice {
   static Notice status_query(std::uint32_t id);
   static Notice status_reply(const struct ConnectionStatus& status_reply);
   static Notice resume(const ConnectionId& connection);
-  static Notice lane_down(std::uint32_t lane);
+  static Notice lane_down(const struct LaneDown& down);
   static Notice lane_fenced(const struct LaneReport& report);
+  // `type`: kLaneOffer or kLaneAnswer.
+  static Notice lane_address(MessageType type, const struct LaneAddress& address);
 
  private:
   explicit Notice(MessageType type, std::size_t body_bytes);
@@ -77,17 +81,37 @@ struct ConnectionStatus {
 };
 static_assert(sizeof(ConnectionStatus) == 32);
 
-// The body of kLaneFenced. A sender reports only the lane.
-struct LaneReport {
-  static constexpr std::size_t kMaxQps = 61;
+// More QPs than a lane can have that is to fail over.
+constexpr std::size_t kMaxLaneQps = 56;
 
+// The body of kLaneDown. A lane's QPs are made anew each time it comes back: `round` counts that, from 0.
+struct LaneDown {
   std::uint32_t lane = 0;
-  std::uint32_t members = 0;      // receives posted so far
-  std::uint32_t all_arrived = 0;  // 1: no immediate is missing on any lane, and `arrived` is empty
+  std::uint32_t round = 0;
+};
+
+// The body of kLaneFenced. A sender reports only the lane and the round.
+struct LaneReport {
+  std::uint32_t lane = 0;
+  std::uint32_t round = 0;
+  std::uint32_t members = 0;       // receives posted so far
+  std::uint32_t next_arrival = 0;  // the first member that has not arrived, `members` if all have
+  std::uint32_t all_arrived = 0;   // 1: no immediate is missing on any lane, and `arrived` is empty
   std::uint32_t qps = 0;
   // Immediates that have arrived on each QP of the lane, modulo 2^32, since it was made. On the wire only `qps` of
   // them.
-  std::uint32_t arrived[kMaxQps] = {};
+  std::uint32_t arrived[kMaxLaneQps] = {};
+};
+
+// The body of kLaneOffer and kLaneAnswer: the address of a lane at one end, in this round.
+struct LaneAddress {
+  std::uint32_t lane = 0;
+  std::uint32_t round = 0;
+  std::array<std::uint8_t, 16> gid = {};
+  std::uint16_t lid = 0;
+  std::uint16_t gid_index = 0;
+  std::uint32_t qps = 0;
+  std::uint32_t qp_numbers[kMaxLaneQps] = {};  // on the wire only `qps` of them
 };
 
 // nullopt when a body is too short or has impossible fields. The text of a failure is made printable in place.
@@ -95,7 +119,8 @@ std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body);
 std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body);
 std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body);
 std::optional<ConnectionId> decode_resume(std::span<const std::uint8_t> body);
-std::optional<std::uint32_t> decode_lane_down(std::span<const std::uint8_t> body);
+std::optional<LaneDown> decode_lane_down(std::span<const std::uint8_t> body);
 std::optional<LaneReport> decode_lane_fenced(std::span<const std::uint8_t> body);
+std::optional<LaneAddress> decode_lane_address(std::span<const std::uint8_t> body);
 
 }  // namespace verbatim::wire

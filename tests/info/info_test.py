@@ -161,9 +161,17 @@ class Info(unittest.TestCase):
         report = self.info(VERBATIM_GID_INDEX="9")
         self.assertFalse(report["init"]["succeeds"])
         port = self.port(report)
-        self.assertEqual(port["reason"], "GID 9, set by VERBATIM_GID_INDEX, is empty or does not exist")
+        self.assertRegex(port["reason"],
+                         r"^GID 9, set by VERBATIM_GID_INDEX, is empty or does not exist; not empty: 0 fe80::.* \(RoCE v1\), .*3 ")
         self.assertIn("VERBATIM_GID_INDEX", port["next"])
         self.assertEqual([(gid["index"], gid["taken"]) for gid in port["gids"]], [(index, False) for index in range(4)])
+
+    def test_pkey_out_of_the_table_fails(self):
+        report = self.info(NCCL_IB_PKEY="7")
+        self.assertFalse(report["init"]["succeeds"])
+        port = self.port(report)
+        self.assertRegex(port["reason"], r"^P_Key index 7, set by VERBATIM_PKEY or NCCL_IB_PKEY, is out of the table, which has \d+ ")
+        self.assertIn("unset VERBATIM_PKEY", port["next"])
 
     def test_settings_have_origins(self):
         report = self.info(NCCL_IB_TIMEOUT="18", NCCL_IB_GID_INDEX="1", VERBATIM_GID_INDEX="2", NCCL_IB_OOO_RQ="1", VERBATIM_HCAS="x")

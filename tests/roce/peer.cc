@@ -6,6 +6,7 @@
 //     --rounds N        connections, one after the other (default 1); the plugin is initialized once
 //     --messages N      messages per connection (default 8); 0: until an error
 //     --bytes N         bytes per message (default 100000)
+//     --merge N         over the first N devices, as one
 //     --hold N          posts no more than N receives of a connection until the file exists
 //     --wait-for FILE   that file; without --hold, it must exist before the second connection is made
 //
@@ -52,6 +53,7 @@ struct Options {
   std::string plugin, call, wait_for;
   int serve = 0;
   int rounds = 1;
+  int merge = 1;
   std::uint64_t messages = 8;
   std::size_t bytes = 100'000;
   std::uint64_t hold = 0;
@@ -129,7 +131,15 @@ verbatim::UniqueFd connect_bootstrap(const Options& options) {
 
 class Peer {
  public:
-  Peer(const Options& options, netapi::Plugin& net, void* context) : options_(options), net_(net), context_(context) {}
+  Peer(const Options& options, netapi::Plugin& net, void* context) : options_(options), net_(net), context_(context) {
+    if (options.merge == 1) return;
+    int devices = 0;
+    throw_on_error(net.devices(&devices), "devices");
+    if (devices < options.merge) throw ExitError(2, "fewer devices than --merge");
+    std::vector<int> members;
+    for (int i = 0; i < options.merge; ++i) members.push_back(i);
+    throw_on_error(net.make_vdevice(members, &device_), "makeVDevice");
+  }
 
   void run_round(int bootstrap, std::uint64_t round) {
     alignas(8) unsigned char handle[nccl::kNetHandleMaxBytes] = {};
@@ -138,12 +148,12 @@ class Peer {
       if (recv(bootstrap, handle, sizeof handle, MSG_WAITALL) != sizeof handle)
         throw ExitError(2, "the peer process has disconnected");
       wait_for("connect", [&] {
-        throw_on_error(net_.connect(context_, 0, handle, &comm), "connect");
+        throw_on_error(net_.connect(context_, device_, handle, &comm), "connect");
         return comm != nullptr;
       });
     } else {
       void* listen_comm = nullptr;
-      throw_on_error(net_.listen(context_, 0, handle, &listen_comm), "listen");
+      throw_on_error(net_.listen(context_, device_, handle, &listen_comm), "listen");
       if (send(bootstrap, handle, sizeof handle, MSG_NOSIGNAL) != sizeof handle)
         throw ExitError(2, "the peer process has disconnected");
       wait_for("accept", [&] {
@@ -222,6 +232,7 @@ class Peer {
   const Options& options_;
   netapi::Plugin& net_;
   void* const context_;
+  int device_ = 0;
 };
 
 int run(const Options& options) {
@@ -262,6 +273,7 @@ int main(int argc, char** argv) {
   options.wait_for = given["--wait-for"];
   if (given.contains("--serve")) options.serve = std::stoi(given["--serve"]);
   if (given.contains("--rounds")) options.rounds = std::stoi(given["--rounds"]);
+  if (given.contains("--merge")) options.merge = std::stoi(given["--merge"]);
   if (given.contains("--messages")) options.messages = std::stoul(given["--messages"]);
   if (given.contains("--hold")) options.hold = std::stoul(given["--hold"]);
   if (given.contains("--bytes")) options.bytes = std::stoul(given["--bytes"]);

@@ -20,7 +20,9 @@ FIRST_RAIL = {"VERBATIM_HCA": "=rxe0"}
 SIDE_CHANNEL_ETH1 = {**FIRST_RAIL, "VERBATIM_TIMEOUT": "16", "VERBATIM_SOCKET_IFNAME": "=eth1"}
 # The retry count is set because rxe retries without end with 7, the default; by the standard 7 means seven retries.
 # An attempt takes 1.1 s, because on a busy host a working machine may not run for a few hundred milliseconds.
-FEW_RETRIES = {**SIDE_CHANNEL_ETH1, "VERBATIM_TIMEOUT": "18", "VERBATIM_RETRY_CNT": "3"}
+FEW_RETRIES = {**SIDE_CHANNEL_ETH1, "VERBATIM_TIMEOUT": "18", "VERBATIM_RETRY_CNT": "3", "VERBATIM_RECONNECT_S": "0"}
+RECONNECT = {**FEW_RETRIES, "VERBATIM_RECONNECT_S": "60"}
+TWO_LANES = {**RECONNECT, "VERBATIM_HCA": "=rxe0,rxe1"}
 OUTAGE_S = 3
 ARP_OUTAGE_S = 3
 REFUSED_S = 2
@@ -473,11 +475,11 @@ def check_killed_peer(pair):
         pair.expect_no_resources(pair.a)
 
 
-def expect_data_flows(pair):
-    """Checks that RDMA packets are still sent over the first link."""
-    before = counters(pair.a, "rxe0")["sent_pkts"]
+def expect_data_flows(pair, device="rxe0"):
+    """Checks that RDMA packets are still sent over the device's link, the first if not named."""
+    before = counters(pair.a, device)["sent_pkts"]
     deadline = time.monotonic() + 60
-    while counters(pair.a, "rxe0")["sent_pkts"] < before + 100:
+    while counters(pair.a, device)["sent_pkts"] < before + 100:
         expect(time.monotonic() < deadline, "no data flows")
         time.sleep(0.2)
 
@@ -529,6 +531,36 @@ def check_side_channel(pair):
         pair.report.note(expect_log_line(jobs[0], r"no message from the peer b \(pid \d+\) " + silent)[0])
 
 
+def expect_lane_back(pair, lose, settings, options, waits):
+    """Takes a lane away under load with `lose`, a context, until both ends have noticed; it comes back, and carries data."""
+    jobs = pair.peers("--messages", "0", *options, settings=settings)
+    pair.wait_for_output("data flows", *jobs)
+    with lose:
+        pair.wait_for_output(waits, *jobs)
+        if options:  # over the other lane
+            expect_data_flows(pair, "rxe1")
+    pair.wait_for_output(" is back after ", *jobs)
+    expect_data_flows(pair, "rxe0")
+    for job, here, there in zip(jobs, "ab", "ba"):
+        nics = r"{} rxe0:1 GID \d+ \S+ QP \d+"
+        path = rf"Path: {nics.format(here)} to {nics.format(there)}"
+        back = r"lane 1 of \d is back after ([\d.]+ \S+), the connection uses \d with 100 % of the bandwidth. " + path
+        pair.report.note(f"{here}: back after {expect_log_line(job, back)[1]}")
+    succeed(pair.b.start("pkill -KILL roce-peer"))
+    expect_error(jobs[0], RETRY_DEADLINE_S)
+    jobs[1].wait()
+
+
+def check_lanes(pair):
+    two = (TWO_LANES, ("--merge", "2"), "lane 1 of 2 is down, the connection goes on over 1 with 50 % of the bandwidth")
+    with pair.report.case("lanes: a cable is pulled, data goes on over the other rail, and over both when it is back"):
+        expect_lane_back(pair, pulled(pair.b), *two)
+    with pair.report.case("lanes: 'ip link set down', data goes on over the other rail, and over both when it is back"):
+        expect_lane_back(pair, set_down(pair.a), *two)
+    with pair.report.case("one lane: an outage that is longer than the retries ends, and data goes on"):
+        expect_lane_back(pair, pulled(pair.b), RECONNECT, (), "lane 1 of 1 is down, the connection waits for up to 60 s")
+
+
 MINUTES = 8  # expected on two idle processors; printed next to the time taken, not enforced
 PARTS = {
     "rails": check_two_rails,
@@ -540,6 +572,7 @@ PARTS = {
     "closing": check_closing,
     "link": check_link_loss,
     "frozen": check_frozen_host,
+    "lanes": check_lanes,
     "side-channel": check_side_channel,
     "killed": check_killed_peer,
 }

@@ -241,7 +241,7 @@ Error Connector::log_failure(const Error& error, bool repeated) const {
                                              ? "look at " + where + " first: its log says more"
                                              : "run the same release on all hosts"};
   } else if (error.step == SetupStep::kConnectTcp) {
-    failure.diagnosis = diagnose_connect(error, where, host_to_string(handle_.address), settings_.side_channel_name);
+    failure.diagnosis = diagnose_connect(error, where, handle_.address, settings_.side_channel_name);
   } else if (failure.diagnosis.why.empty()) {
     failure.diagnosis = diagnose_handshake(error, where, !reply_.begun());
   }

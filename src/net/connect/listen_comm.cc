@@ -157,7 +157,10 @@ Error ListenComm::timeout_error(const Handshake& handshake) {
 void ListenComm::fail(const Handshake& handshake, const Error& error, bool repeated) const {
   const std::string reason = to_string(error) + (repeated ? kRepeated : "");
   if (!error.logged) log_failure(handshake, error, reason);
-  send_reason(handshake, error.kind, reason);
+  // The peer's operator needs both GIDs, too.
+  const bool has_gids = error.step == SetupStep::kMatchGids && handshake.comm != nullptr;
+  send_reason(handshake, error.kind,
+              has_gids ? reason + ": " + handshake.comm->diagnose_setup(error).diagnosis.why : reason);
 }
 
 void ListenComm::log_failure(const Handshake& handshake, const Error& error, const std::string& reason) const {

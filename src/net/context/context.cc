@@ -1,5 +1,6 @@
 #include "net/context/context.h"
 
+#include <arpa/inet.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -85,6 +86,44 @@ Result<std::uint64_t> random_id() {
   return id | 1;  // never 0, which means "none"
 }
 
+bool is_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET6) {
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+  }
+  return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
+// The default choice ends at loopback if there is nothing else.
+void warn_of_loopback(const SocketInterface& side_channel, const Config& config) {
+  if (!config.socket_ifname.value.empty() || !is_loopback(side_channel.address)) return;
+  VERBATIM_WARN(
+      "the side channel uses the loopback interface %s, because no other network interface is up: processes on other "
+      "hosts cannot connect. Next: set an interface up ('ip address'); if all processes are on this host, "
+      "VERBATIM_SOCKET_IFNAME=lo says so",
+      to_string(side_channel).c_str());
+}
+
+// What both ends have negotiated: "send to node2 (pid 4711): mlx5_0:1 to mlx5_0:1, MTU 4096, 2 QPs on 1 lane,
+// completion by immediates".
+std::string describe_connection(const Comm& comm) {
+  const Endpoint& endpoint = comm.endpoint();
+  const ConnectionStats stats = comm.stats();
+  std::string remote_ports;
+  for (const wire::HelloDevice& device : endpoint.remote().devices) {
+    remote_ports += (remote_ports.empty() ? "" : "+") + device.name + ":" + std::to_string(device.port);
+  }
+  std::set<unsigned> mtus;
+  for (const EndpointQp& end : endpoint.qps()) mtus.insert(128U << static_cast<unsigned>(end.path.mtu));
+  std::string mtu;
+  for (const unsigned bytes : mtus) mtu += (mtu.empty() ? "" : " and ") + std::to_string(bytes);
+  const auto number_of = [](std::size_t count, const char* what) {
+    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+  };
+  return (stats.sends ? "send to " : "receive from ") + endpoint.peer_name() + ": " + stats.device + " to " +
+         remote_ports + ", MTU " + mtu + ", " + number_of(stats.qps, "QP") + " on " + number_of(stats.lanes, "lane") +
+         ", completion by " + (stats.atomic ? "atomics" : "immediates");
+}
+
 Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATIM_REQUIRES(g_mutex) {
   const Result<SocketInterface> side_channel = choose_socket_interface(config);
   if (!side_channel) return side_channel.error();
@@ -109,6 +148,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
   const Result<std::uint64_t> process_id = random_id();
   if (!process_id) return process_id.error();
   VERBATIM_INFO("side channel on %s", to_string(*side_channel).c_str());
+  warn_of_loopback(*side_channel, config);
   auto process = std::unique_ptr<ProcessState>(new ProcessState{.config = config,
                                                                 .side_channel = *side_channel,
                                                                 .host_name = host_name,
@@ -348,6 +388,7 @@ template <typename C>
 Result<C*> Context::add_comm(std::unique_ptr<C> comm) {
   C* const made = comm.get();
   if (made->atomics_refused() != nullptr) report_no_atomics(*made);
+  VERBATIM_INFO("%s", describe_connection(*made).c_str());
   decltype(comms_) added;  // allocated here, so that nothing can fail once it is watched
   added.emplace(made, std::move(comm));
   if (const Status watched = process_.monitor->watch(*made, this); !watched) return watched.error();

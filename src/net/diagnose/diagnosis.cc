@@ -1,12 +1,16 @@
 #include "net/diagnose/diagnosis.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <span>
 
+#include "base/socket.h"
 #include "verbs/gid.h"
 
 namespace verbatim {
@@ -18,6 +22,12 @@ std::string device_name(const PathEnd& end) {
 }
 std::string port_name(const PathEnd& end) {
   return end.device + ":" + std::to_string(end.port) + " on " + end.host;
+}
+
+// "mlx5_0:1 on node1 has GID 3 ::ffff:10.0.0.1 (RoCE v2)".
+std::string gid_name(const PathEnd& end) {
+  const GidEntry entry{end.gid_index, end.gid, end.roce_version};
+  return port_name(end) + " has GID " + to_string(std::span(&entry, 1));
 }
 
 std::string peer_host(const PathFacts& facts) {
@@ -275,6 +285,12 @@ Diagnosis diagnose_setup(const Error& error, const PathFacts* facts, const QpUsa
             "fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma resource show' counts "
             "what all processes hold"};
   }
+  if (facts != nullptr && facts->remote && error.step == SetupStep::kMatchGids) {
+    return {gid_name(facts->local) + ", " + gid_name(*facts->remote),
+            "choose entries of the same type on both hosts: " + quoted("show_gids") +
+                " lists them, VERBATIM_GID_INDEX, VERBATIM_ROCE_VERSION, VERBATIM_ADDR_FAMILY and VERBATIM_ADDR_RANGE "
+                "choose"};
+  }
   if (facts == nullptr || error.step != SetupStep::kModifyQp) return {};
   const std::string index = std::to_string(facts->local.gid_index);
   switch (error.sys_errno) {
@@ -341,14 +357,19 @@ Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool n
   }
 }
 
-Diagnosis diagnose_connect(const Error& error, const std::string& peer, const std::string& address,
+Diagnosis diagnose_connect(const Error& error, const std::string& peer, const sockaddr_storage& address,
                            const std::string& interface) {
   if (error.sys_errno == ECONNREFUSED || error.sys_errno == ECONNRESET) return diagnose_handshake(error, peer);
-  return {error.sys_errno == ETIMEDOUT ? "its host does not answer at this address, or a firewall drops the packets"
-                                       : "no route leads to this address, or its host is down",
-          quoted("ip route get " + address) + " on this host, and look at " + peer +
-              "; VERBATIM_SOCKET_IFNAME on both hosts chooses interfaces that reach each other (here " + interface +
-              ")"};
+  const std::string host = host_to_string(address);
+  const std::string port = std::to_string(ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port));
+  const std::string routes = quoted("ip route get " + host) + " on this host, and look at " + peer +
+                             "; VERBATIM_SOCKET_IFNAME on both hosts chooses interfaces that reach each other (here " +
+                             interface + ")";
+  if (error.sys_errno != ETIMEDOUT) return {"no route leads to this address, or its host is down", routes};
+  return {"nothing answers: a firewall drops the packets to TCP port " + port + " of " + host +
+              ", or its host is down or has another address",
+          "allow TCP between the hosts on all ports (the kernel chooses the port), " +
+              quoted("nc -vz " + host + " " + port) + " on this host tries it; " + routes};
 }
 
 std::string describe_completion(const ibv_wc& completion, const char* status_text, const FailedWork& work,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <infiniband/verbs.h>
+#include <sys/socket.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -47,9 +48,8 @@ std::string peer_silent(const std::string& peer, std::uint64_t silent_ns, bool h
 // A handshake that ended because of `peer`, "node2 (pid 4711)". `no_reply`: nothing was received from it.
 Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool no_reply = false);
 
-// A TCP connect to `peer` that failed. `address`: the peer's, without the port; `interface`: the chosen one and its
-// address.
-Diagnosis diagnose_connect(const Error& error, const std::string& peer, const std::string& address,
+// A TCP connect to `peer` that failed. `address`: the peer's; `interface`: the chosen one and its address.
+Diagnosis diagnose_connect(const Error& error, const std::string& peer, const sockaddr_storage& address,
                            const std::string& interface);
 
 // The work of a failed completion, from the comm's own records: the completion itself does not say.

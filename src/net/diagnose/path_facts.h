@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "verbs/gid.h"
 #include "verbs/mr_cache.h"
 #include "verbs/port_history.h"
 
@@ -33,7 +34,8 @@ struct PathEnd {
   unsigned gid_index = 0;
   ibv_gid gid = {};
   std::uint32_t qp = 0;
-  ibv_mtu mtu = IBV_MTU_256;  // of the port
+  ibv_mtu mtu = IBV_MTU_256;                         // of the port
+  RoceVersion roce_version = RoceVersion::kUnknown;  // of the GID
 };
 
 struct PathFacts {

@@ -59,6 +59,8 @@ struct MonitoredConnection {
   wire::ConnectionStatus status(std::uint64_t now) const;
   // Whether it is too early to give up waiting for the QP states.
   bool awaits_qp_state(std::uint64_t now) const { return qp_state_requested && now < qp_state_deadline_ns; }
+  // Until it is false, the comm and this entry stay.
+  bool has_calls() const { return calls_requested || calls_run; }
   bool send(const wire::Notice& notice) { return lost == nullptr && channel.send(comm->side_channel(), notice); }
   // Sends this end's error to the peer; of a comm that has not failed: that its owner closed it with work outstanding.
   void send_failure_notice();
@@ -76,6 +78,9 @@ struct MonitoredConnection {
   bool silent = false;              // Keepalive has reported that the peer's host acknowledges nothing
   bool resumable = false;           // the source of side channels knows this connection
   bool qp_state_requested = false;  // below
+  bool renewal_requested = false;   // Comm::renew_lanes
+  bool calls_requested = false;     // the connection is in the list of its DeviceCalls,
+  bool calls_run = false;           // or DeviceCalls makes its calls
   bool lanes_change = false;        // Comm::advance_lanes_for_idle
 
   // Of ConnectionTable::deadlines.

@@ -10,9 +10,19 @@ namespace verbatim {
 
 void DeviceCalls::request_qp_state(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
   if (connection.qp_state_requested) return;
+  add_request(connection);
   connection.qp_state_requested = true;
   ++table.open_qp_state_requests;
   connection.qp_state_deadline_ns = now + MonitoredConnection::kQpStateTimeoutNs;
+}
+
+void DeviceCalls::request_renewal(MonitoredConnection& connection) {
+  connection.renewal_requested = true;
+  add_request(connection);
+}
+
+void DeviceCalls::add_request(MonitoredConnection& connection) {
+  if (std::exchange(connection.calls_requested, true)) return;
   connection.next_request = std::exchange(connection.device_calls->requests_, &connection);
 }
 
@@ -39,13 +49,21 @@ void DeviceCalls::run(ConnectionTable& table) noexcept {
       table.mutex.lock();
     } else if (requests_ != nullptr) {
       MonitoredConnection& connection = *std::exchange(requests_, requests_->next_request);
+      connection.calls_requested = false;
+      connection.calls_run = true;
+      const bool reads_state = connection.qp_state_requested;
+      const bool renews = std::exchange(connection.renewal_requested, false);
       table.mutex.unlock();
-      const ibv_qp_state state = connection.comm->qp_state();
+      const ibv_qp_state state = reads_state ? connection.comm->qp_state() : IBV_QPS_UNKNOWN;
+      if (renews) connection.comm->renew_lanes();
       table.mutex.lock();
-      connection.qp_state = state;
-      connection.qp_state_requested = false;
-      --table.open_qp_state_requests;
-      connection.stall_check_ns = 0;
+      connection.calls_run = false;
+      if (reads_state) {
+        connection.qp_state = state;
+        connection.qp_state_requested = false;
+        --table.open_qp_state_requests;
+        connection.stall_check_ns = 0;
+      }
       table.mark_changed(connection);
       table.changed.notify_all();
       table.poller.wake();

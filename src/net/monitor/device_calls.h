@@ -9,8 +9,9 @@
 namespace verbatim {
 
 // The calls for one device, or for the comms that use the same devices: reading its events, reading the states of QPs,
-// destroying closed comms. Its thread calls them one after the other and ends when there is none left, so a process
-// whose devices have nothing to do has no such thread. If a device hangs, its own calls wait and no others.
+// making new QPs for lanes that are down, destroying closed comms. Its thread calls them one after the other and ends
+// when there is none left, so a process whose devices have nothing to do has no such thread. If a device hangs, its own
+// calls wait and no others.
 //
 // Owned by the monitor. The functions are called by the monitoring thread under the table's mutex.
 class DeviceCalls {
@@ -24,9 +25,10 @@ class DeviceCalls {
   DeviceCalls& operator=(const DeviceCalls&) = delete;
 
   void read_events() { events_requested_ = true; }
-  // A second request changes nothing while the first is open.
+  // These two: a second request changes nothing while the first is open.
   static void request_qp_state(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
       VERBATIM_REQUIRES(table.mutex);
+  static void request_renewal(MonitoredConnection& connection);
   // A closed connection, which is no longer in the table.
   void destroy(ConnectionTable::Connections::node_type closed) { closed_.insert(std::move(closed)); }
 
@@ -34,6 +36,7 @@ class DeviceCalls {
   void start(ConnectionTable& table) noexcept VERBATIM_REQUIRES(table.mutex);
 
  private:
+  static void add_request(MonitoredConnection& connection);
   // Makes the calls, each without the mutex.
   void run(ConnectionTable& table) noexcept VERBATIM_REQUIRES(table.mutex);
 

@@ -6,8 +6,10 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -49,6 +51,14 @@ void signal_comms(ConnectionTable& table, const Device& device, std::uint32_t in
     }
     table.poller.wake();
   }
+  if (type == IBV_EVENT_PORT_ACTIVE) {
+    for (auto& [fd, connection] : table.connections) {
+      if (!connection.comm->uses(device)) continue;
+      connection.comm->port_up(device, static_cast<std::uint8_t>(event.element.port_num));
+      table.mark_changed(connection);
+    }
+    table.poller.wake();
+  }
   if (!ends_qp && type != IBV_EVENT_CQ_ERR) return;
   bool found = false;
   for (const auto& [fd, connection] : table.connections) {
@@ -84,16 +94,43 @@ void log_link_up(ConnectionTable& table, const Device& device, std::uint8_t port
                 device.history().link_since(port_num, 0, now).downs, count_connections(table, device, port_num));
 }
 
-// A connection keeps the address that it was made with: a change matters only where it is that of a connection.
-void log_gid_change(ConnectionTable& table, const Device& device, std::uint8_t port_num) {
-  std::map<std::pair<std::uint32_t, std::string>, std::size_t> used;  // index and GID: number of connections
+using UsedGid = std::pair<std::uint32_t, std::string>;  // index and GID
+
+// That the lanes of the comm have on the port.
+std::vector<UsedGid> used_gids(const Comm& comm, const Device& device, std::uint8_t port_num) {
+  std::vector<UsedGid> used;
+  const std::span<const Port* const> ports = comm.endpoint().ports();
+  for (std::size_t i = 0; i < ports.size(); ++i) {
+    if (ports[i]->device != &device || ports[i]->port_num != port_num || !ports[i]->is_roce()) continue;
+    const GidEntry gid = comm.gid(i);
+    used.emplace_back(gid.index, to_string(gid.gid));
+  }
+  return used;
+}
+
+// The lanes that have this GID are down, if others are left.
+void take_lanes_down(ConnectionTable& table, const Device& device, std::uint8_t port_num, const UsedGid& gid) {
+  const MutexLock lock(table.mutex);
+  for (auto& [fd, connection] : table.connections) {
+    if (!connection.comm->can_lose_lanes()) continue;
+    if (std::ranges::count(used_gids(*connection.comm, device, port_num), gid) == 0) continue;
+    connection.comm->port_down(device, port_num);
+    table.mark_changed(connection);
+  }
+  table.poller.wake();
+}
+
+// A lane keeps the address that it was made with: a change matters only where it is that of a lane. Lanes whose address
+// has gone come back with another one.
+void handle_gid_change(ConnectionTable& table, const Device& device, std::uint8_t port_num) {
+  std::map<UsedGid, std::size_t> used;  // number of connections
   {
     const MutexLock lock(table.mutex);
-    for (const auto& [fd, connection] : table.connections) {
-      for (const Port* port : connection.comm->endpoint().ports()) {
-        if (port->device != &device || port->port_num != port_num || !port->is_roce()) continue;
-        ++used[{port->gid.index, to_string(port->gid.gid)}];
-      }
+    for (auto& [fd, connection] : table.connections) {
+      if (!connection.comm->uses(device, port_num)) continue;
+      connection.comm->port_up(device, port_num);
+      table.mark_changed(connection);
+      for (const UsedGid& gid : used_gids(*connection.comm, device, port_num)) ++used[gid];
     }
   }
   std::size_t affected = 0;
@@ -106,6 +143,7 @@ void log_gid_change(ConnectionTable& table, const Device& device, std::uint8_t p
     if (found == gid) continue;
     affected += users;
     change.assign("GID ").append(std::to_string(index)).append(" ").append(gid).append(" is now ").append(found);
+    take_lanes_down(table, device, port_num, entry);
   }
   if (affected == 0) {
     return VERBATIM_INFO("%s:%u: the GID table has changed, no connection uses a changed entry", device.name().c_str(),
@@ -130,7 +168,7 @@ void log_event(ConnectionTable& table, const Device& device, const ibv_async_eve
     case IBV_EVENT_PORT_ACTIVE:
       return log_link_up(table, device, port_num);
     case IBV_EVENT_GID_CHANGE:
-      return log_gid_change(table, device, port_num);
+      return handle_gid_change(table, device, port_num);
     case IBV_EVENT_LID_CHANGE:
     case IBV_EVENT_PKEY_CHANGE:
     case IBV_EVENT_SM_CHANGE:

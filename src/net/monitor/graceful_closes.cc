@@ -9,7 +9,7 @@ bool advance_close(ConnectionTable& table, MonitoredConnection& connection, std:
   connection.close_sent =
       connection.close_sent || connection.send(wire::Notice::without_body(wire::MessageType::kClose));
   const bool both_closed = connection.peer_closed && connection.close_sent && connection.channel.flush(socket);
-  if ((!both_closed && now < connection.close_deadline_ns) || connection.qp_state_requested) return false;
+  if ((!both_closed && now < connection.close_deadline_ns) || connection.has_calls()) return false;
   table.forget(connection);
   connection.device_calls->destroy(table.connections.extract(socket.get()));
   return true;

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <climits>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <new>
 #include <system_error>
@@ -25,6 +26,8 @@ namespace {
 constexpr std::uint64_t kSendRetryNs = 10 * kNanosecondsPerMillisecond;
 // How soon the end of the last outstanding receive of an idle comm is seen.
 constexpr std::uint64_t kLaneCheckNs = 5 * kNanosecondsPerMillisecond;
+// How often the time that a connection waits for a lane is counted.
+constexpr std::uint64_t kWaitCheckNs = kNanosecondsPerSecond / 4;
 // A side channel that the peer has made again waits at most this long.
 constexpr std::uint64_t kAcceptPeriodNs = kNanosecondsPerSecond;
 // The listener accepts a limited number at a time: after some, others may wait.
@@ -175,7 +178,7 @@ void Monitor::unwatch(Comm& comm) {
   comm.set_observer(nullptr);
   const auto found = table_.connections.find(comm.side_channel().get());
   if (found == table_.connections.end()) return;
-  while (found->second.qp_state_requested) table_.changed.wait(table_.mutex);
+  while (found->second.has_calls()) table_.changed.wait(table_.mutex);
   found->second.send_failure_notice();
   table_.forget(found->second);
   table_.connections.erase(found);
@@ -311,6 +314,29 @@ void Monitor::handle(PollSource source, std::uint32_t id) {
   read_peer_messages(table_, found->second);
 }
 
+std::uint64_t Monitor::look_after_lanes(MonitoredConnection& connection, std::uint64_t now) {
+  Comm& comm = *connection.comm;
+  if (comm.failure_text() != nullptr) return kNever;
+  const std::uint64_t due = comm.renewal_due_ns();
+  if (due <= now) DeviceCalls::request_renewal(connection);
+  std::uint64_t next = due <= now ? kNever : due;  // DeviceCalls makes the connection due
+  next = std::min(next, comm.watch_lanes(now));
+  const std::uint64_t waited_ns = comm.can_wait() ? comm.waited_ns(now) : 0;
+  if (!comm.waits_for_lane()) return next;
+  const Config& config = comm.settings().config;
+  char why[256] = "";
+  if (connection.silent) {
+    std::snprintf(why, sizeof why, "no lane to the peer %s works, and its host acknowledges nothing",
+                  comm.endpoint().peer_name().c_str());
+  } else if (waited_ns >= config.reconnect_s * kNanosecondsPerSecond) {
+    std::snprintf(why, sizeof why, "no lane to the peer %s has come back within %u s (VERBATIM_RECONNECT_S)",
+                  comm.endpoint().peer_name().c_str(), config.reconnect_s);
+  }
+  if (*why == '\0') return std::min(next, now + kWaitCheckNs);
+  connection.fail(ErrorKind::kRemote, why);
+  return next;
+}
+
 void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   ++table_.visits;
   const bool closing = connection.closing != nullptr;
@@ -321,10 +347,13 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   send_due_messages(connection, now);
   if (closing && advance_close(table_, connection, now)) return;
   std::uint64_t next = kNever;
-  if (closing && !connection.qp_state_requested) next = connection.close_deadline_ns;
+  if (closing && !connection.has_calls()) next = connection.close_deadline_ns;
   if (!closing && !connection.peer_closed && !connection.failure_exchanged) next = connection.stall_check_ns;
   if (connection.unanswered_query) next = std::min(next, connection.qp_state_deadline_ns);
   if (connection.lanes_change) next = std::min(next, now + kLaneCheckNs);
+  if (!closing && !connection.peer_closed && !connection.failure_exchanged) {
+    next = std::min(next, look_after_lanes(connection, now));
+  }
   const bool unsent = !connection.channel.flush(connection.comm->side_channel());
   if (connection.lost != nullptr) {
     next = std::min({next, connection.lost->attempt_ns, connection.lost->probe_ns, connection.lost->check_ns});

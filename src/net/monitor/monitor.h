@@ -93,6 +93,9 @@ class Monitor final : public CommObserver {
   void handle(PollSource source, std::uint32_t id) VERBATIM_EXCLUDES(table_.mutex);
   // Does what is due for a connection, and sets its next deadline.
   void attend(MonitoredConnection& connection, std::uint64_t now) VERBATIM_REQUIRES(table_.mutex);
+  // Takes down lanes that acknowledge nothing, makes new QPs for lanes that are down, and ends a connection that has
+  // waited too long for one. Returns when it is to be called again.
+  std::uint64_t look_after_lanes(MonitoredConnection& connection, std::uint64_t now) VERBATIM_REQUIRES(table_.mutex);
   // The side channels that peers have made again, when it is time to look for them.
   std::vector<SideChannelSource::Resumed> take_resumed() noexcept VERBATIM_EXCLUDES(table_.mutex);
   void accept_channels(std::vector<SideChannelSource::Resumed> resumed) VERBATIM_REQUIRES(table_.mutex);

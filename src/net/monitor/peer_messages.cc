@@ -71,13 +71,19 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const SideC
       }
       break;
     case wire::MessageType::kLaneDown:
-      if (const std::optional<std::uint32_t> lane = wire::decode_lane_down(message.body)) {
-        if (connection.comm->receive_lane_down(*lane)) return;
+      if (const std::optional<wire::LaneDown> down = wire::decode_lane_down(message.body)) {
+        if (connection.comm->receive_lane_down(*down)) return;
       }
       break;
     case wire::MessageType::kLaneFenced:
       if (const std::optional<wire::LaneReport> report = wire::decode_lane_fenced(message.body)) {
         if (connection.comm->receive_lane_report(*report)) return;
+      }
+      break;
+    case wire::MessageType::kLaneOffer:
+    case wire::MessageType::kLaneAnswer:
+      if (const std::optional<wire::LaneAddress> address = wire::decode_lane_address(message.body)) {
+        if (connection.comm->receive_lane_address(message.type, *address)) return;
       }
       break;
     default:

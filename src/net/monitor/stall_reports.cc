@@ -40,6 +40,13 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
              to_seconds(detector.last_stall_ns());
     });
   }
+  if (comm.waits_for_lane()) {  // its line says why nothing happens
+    if (action != Action::kFail) return;
+    return connection.fail(ErrorKind::kRemote,
+                           ("stalled for " + to_seconds(detector.stalled_ns(now)) +
+                            " (VERBATIM_STALL_FAIL_S): no lane to the peer " + endpoint.peer_name() + " works")
+                               .c_str());
+  }
   const std::optional<std::size_t> busiest_qp = comm.busiest_qp();
   const Diagnosis stall = diagnose_stall(detector.cause(), endpoint.peer_name(), grep_arguments(endpoint, busiest_qp),
                                          connection.lost != nullptr);

@@ -22,7 +22,8 @@ Comm::Comm(CommKind kind, const CommSettings& settings, Endpoint endpoint, Contr
 wire::Hello Comm::hello() const {
   wire::Hello hello;
   hello.control_address = reinterpret_cast<std::uint64_t>(peer_written_memory());
-  hello.capabilities = capabilities() | (settings_.config.failover ? wire::kFailover : 0U);
+  hello.capabilities = capabilities() | (settings_.config.failover ? wire::kFailover : 0U) |
+                       (settings_.config.reconnect_s != 0 ? wire::kReconnect : 0U);
   hello.host = settings_.host_name;
   hello.pid = static_cast<std::uint32_t>(::getpid());
   endpoint_.add_to_hello(hello);
@@ -61,6 +62,7 @@ bool Comm::uses(const Device& device, std::uint8_t port_num) const {
 }
 
 bool Comm::uses(const ibv_qp& qp) const {
+  const MutexLock lock(qps_mutex_);
   return std::any_of(endpoint_.qps().begin(), endpoint_.qps().end(),
                      [&](const EndpointQp& end) { return end.qp.get() == &qp; }) ||
          uses_for_flush(qp);
@@ -71,11 +73,22 @@ bool Comm::uses(const ibv_cq& cq) const {
                      [&](const UniqueCq& own) { return own.get() == &cq; });
 }
 
+GidEntry Comm::gid(std::size_t port) const {
+  const MutexLock lock(qps_mutex_);
+  const EndpointQp& end = endpoint_.qps()[endpoint_.qp_on_port(port)];
+  return end.gid ? *end.gid : endpoint_.ports()[port]->gid;
+}
+
 ibv_qp_state Comm::query_state(const EndpointQp& end) const {
   ibv_qp_attr now{};
   ibv_qp_init_attr made{};
   const Verbs& verbs = endpoint_.ports()[end.device]->device->verbs();
-  return verbs.query_qp(end.qp.get(), &now, IBV_QP_STATE, &made) == 0 ? now.qp_state : IBV_QPS_UNKNOWN;
+  ibv_qp* qp = nullptr;
+  {
+    const MutexLock lock(qps_mutex_);
+    qp = end.qp.get();
+  }
+  return verbs.query_qp(qp, &now, IBV_QP_STATE, &made) == 0 ? now.qp_state : IBV_QPS_UNKNOWN;
 }
 
 ibv_qp_state Comm::qp_state() const {
@@ -106,6 +119,7 @@ void Comm::abort() {
 }
 
 std::string Comm::describe_path(std::size_t qp) const {
+  const MutexLock lock(qps_mutex_);
   return endpoint_.describe_path(qp, settings_.host_name);
 }
 

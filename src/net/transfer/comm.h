@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "net/diagnose/failure.h"
@@ -93,13 +94,33 @@ class Comm {
   // ---- lanes that fail (failover.h); for the monitor
 
   // False: the peer has sent a notice that this connection cannot get.
-  bool receive_lane_down(std::uint32_t lane);
-  bool receive_lane_report(const wire::LaneReport& report);
-  bool can_lose_lanes() const { return failover_ != nullptr; }
+  bool receive_lane_down(const wire::LaneDown& down) noexcept;
+  bool receive_lane_report(const wire::LaneReport& report) noexcept;
+  bool receive_lane_address(wire::MessageType type, const wire::LaneAddress& address) noexcept;
+  bool can_lose_lanes() const { return failover_ != nullptr && failover_->lanes() > 1; }
   // Any thread.
   std::size_t lanes_down() const { return failover_ != nullptr ? failover_->not_working() : 0; }
-  // The link of a port is down: its lanes are, if others are left.
+  bool can_wait() const { return failover_ != nullptr; }
+  // Whether no lane works, and the comm waits for one. Any thread.
+  bool waits_for_lane() const { return failover_ != nullptr && failover_->waits; }
+  // How long it has waited, without the time in which only the peer, or an application, can go on. Only the monitor
+  // calls it, often.
+  std::uint64_t waited_ns(std::uint64_t now);
+  // Any thread: the address of this end on a port, which changes when its lanes come back.
+  GidEntry gid(std::size_t port) const;
+  // The link of a port is down, or its address has gone: its lanes are down, if others are left.
   void port_down(const Device& device, std::uint8_t port_num);
+  // The link of a port is up, or its addresses have changed.
+  void port_up(const Device& device, std::uint8_t port_num);
+  // When renew_lanes() has something to do.
+  std::uint64_t renewal_due_ns() const {
+    return failover_ != nullptr ? failover_->renewal.due_ns() : LaneRenewal::kNever;
+  }
+  // Takes down lanes on which nothing is acknowledged while it is on another one (VERBATIM_LANE_TIMEOUT_MS). Returns
+  // when it is to be called again. Only the monitor calls it.
+  std::uint64_t watch_lanes(std::uint64_t now);
+  // Makes new QPs for lanes that are down. Calls verbs that may hang; only DeviceCalls calls it.
+  void renew_lanes() noexcept;
   // Calls `send(notice)` for each notice until it returns false: then the rest is sent later.
   template <typename Send>
   void send_lane_notices(Send send) {
@@ -114,7 +135,7 @@ class Comm {
   }
   // An application that waits for nothing may not call: then the monitor acts for it. It declares lanes down whose port
   // is, and reports to the peer that everything has arrived. Whether it has to look again.
-  bool advance_lanes_for_idle();
+  bool advance_lanes_for_idle() noexcept;
 
   // ---- for the monitor and for statistics
 
@@ -179,11 +200,33 @@ class Comm {
   // Whether the failed completion is of a lane that is down, or takes it down. False: the comm fails.
   template <typename Describe>
   bool lane_failed(const ibv_wc& completion, std::size_t qp, Describe describe_work) noexcept {
-    const bool path = completion.status == IBV_WC_RETRY_EXC_ERR || completion.status == IBV_WC_WR_FLUSH_ERR;
-    if (failover_ == nullptr || error() != nullptr || !path) return false;
-    if (!failover_->works(qp)) return true;
-    return failover_->working() > 1 &&
+    if (failover_ == nullptr || error() != nullptr) return false;
+    // rxe refuses to send while the link is down, instead of retrying.
+    const bool unreachable =
+        completion.status == IBV_WC_RETRY_EXC_ERR || (completion.status == IBV_WC_LOC_QP_OP_ERR && link_is_down(qp));
+    if (!unreachable && completion.status != IBV_WC_WR_FLUSH_ERR) return false;
+    const LaneState state = failover_->state(failover_->lane_of(qp));
+    if (state != LaneState::kWorking && state != LaneState::kJoining) {
+      failure_state_.set_flag(FailureState::Flag::kLanes);  // it may be drained now
+      return true;
+    }
+    return (state == LaneState::kJoining || failover_->working() > 1 || (unreachable && can_wait_for_lane())) &&
            take_lane_down(qp, [&] { return completion_failure(completion, qp, describe_work()); });
+  }
+  // Whether a failed completion is of a QP that the lane had before.
+  bool is_of_earlier_qp(const ibv_wc& completion, std::size_t qp) const {
+    return failover_ != nullptr && completion.qp_num != endpoint_.qps()[qp].qp->qp_num;
+  }
+  // A WRITE that shows that a lane works has completed.
+  void ping_answered(std::size_t qp) {
+    std::uint8_t& pings = failover_->pings(failover_->lane_of(qp));
+    if (pings == 0) return;
+    pings_left_ -= 1;
+    if (--pings == 0) failure_state_.set_flag(kLanes);
+  }
+  void pings_posted(std::size_t lane, std::uint8_t count) {
+    failover_->pings(lane) = count;
+    pings_left_ += count;
   }
   // A failed completion of a probe, on a lane that is down.
   void probe_dropped() {
@@ -198,8 +241,8 @@ class Comm {
   // See qp_shares in lanes.h: of the lanes that work, at least one.
   std::vector<std::uint32_t> working_shares() const;
   bool lanes_change() const { return (slow_path_flags() & kLanes) != 0; }
-  // Advances the lanes. Called with the flag kLanes set, after a poll of all CQs.
-  void process_lanes() noexcept;
+  // Advances the lanes. Called with the flag kLanes set, after a poll of all CQs; `all_polled`: until they were empty.
+  void process_lanes(bool all_polled) noexcept;
 
   // The lane is not used any more, its QPs are in ERR.
   virtual void stop_lane(std::size_t lane) = 0;
@@ -210,14 +253,26 @@ class Comm {
   // No lane is being drained.
   virtual void lanes_drained() noexcept {}
   virtual wire::LaneReport lane_report(std::size_t lane) const = 0;
-  // Whether what recover_lane() needs of the peer has arrived.
-  virtual bool can_recover(const wire::LaneReport& peer) const = 0;
   // Both ends are fenced: nothing that was posted on the lane has an effect any more. nullopt: the peer has closed the
   // connection gracefully, so everything has arrived.
   virtual void recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) = 0;
   // Whether everything that was missing has been posted again and acknowledged. Then normal work goes on.
   virtual bool recovered() = 0;
   virtual void finish_recovery() = 0;
+  // The endpoint has new QPs for the lane, which is kJoining.
+  virtual void adopt_lane(std::size_t lane) = 0;
+  // Flushes use the port again; see FlushQueue::restore.
+  virtual bool restore_flush_qp(std::size_t, UniqueQp&) { return true; }
+  // The lane works.
+  virtual void use_lane(std::size_t lane) = 0;
+  // Any thread: whether flushes leave out the port, and are prepared.
+  virtual bool needs_flush_qp(std::size_t) const { return false; }
+  // Any thread: parts of messages that were posted on the lane's QPs, and those that are acknowledged, modulo 2^32.
+  struct LaneProgress {
+    std::uint32_t posted = 0;
+    std::uint32_t completed = 0;
+  };
+  virtual LaneProgress lane_progress(std::size_t) const { return {}; }
   // Any thread: the number of receives posted so far, if all of them have arrived.
   virtual std::optional<std::uint32_t> all_arrived() const { return std::nullopt; }
   // Any thread: writes the CTS entries again if one of these lanes carries them. False: impossible.
@@ -278,7 +333,8 @@ class Comm {
     ++probes_answered_;
     failure_state_.clear_flag(kProbing);
   }
-  std::uint32_t probes_left() const { return probes_left_; }
+  // Outstanding probes, and WRITEs that show that a lane works.
+  std::uint32_t probes_left() const { return probes_left_ + pings_left_; }
 
   static constexpr FailedWork kProbeWork = {
       .operation_text = "a WRITE of 0 bytes, to learn whether its NIC answers,", .bytes = std::nullopt, .probe = true};
@@ -301,18 +357,33 @@ class Comm {
  private:
   template <typename Describe>
   bool take_lane_down(std::size_t qp, Describe describe) noexcept {
-    fence_lane(failover_->lane_of(qp));  // first: what describe() reads takes a while
+    const std::size_t lane = failover_->lane_of(qp);
+    const bool worked = failover_->works(qp);
+    fence_lane(lane);  // first: what describe() reads takes a while
     try {
-      log_lane_down(failover_->lane_of(qp), describe());
+      log_lane_down(lane, worked, describe());
     } catch (...) {
       VERBATIM_WARN("a lane of a connection is down, and there is no memory to say how");
     }
     return true;
   }
   Failure completion_failure(const ibv_wc& completion, std::size_t qp, const FailedWork& work) const;
-  void log_lane_down(std::size_t lane, const Failure& failure) const;
+  void log_lane_down(std::size_t lane, bool worked, const Failure& failure) const;
   void fence_lane(std::size_t lane) noexcept;
   bool takes_down(std::uint64_t ports, std::size_t lane) const;
+  bool advance_idle_lanes();
+  // Any thread: events of ports have no effect while no other lane is left. Now one may be. `up`: a port that is not
+  // down any more.
+  void repeat_port_events(const Port* up);
+  bool can_wait_for_lane() const;
+  bool link_is_down(std::size_t qp) const;
+  void advance_lanes(bool all_polled);
+  void receive_lane_notices();
+  void advance_lane(std::size_t lane);
+  void adopt_new_qps(std::size_t lane);
+  void lane_joined(std::size_t lane);
+  void log_lane_up(std::size_t lane) const;
+  std::string bandwidth_left() const;
   void fail_without_memory() noexcept;
   void fail_last_lane(std::size_t lane) noexcept;
   ibv_qp_state query_state(const EndpointQp& end) const;
@@ -340,6 +411,11 @@ class Comm {
   SingleWriter<std::uint32_t> probes_answered_;
   bool probe_was_answered_ = false;  // one of several that are outstanding
   CommObserver* observer_ = nullptr;
+  SingleWriter<std::uint32_t> pings_left_;
+  bool recovering_ = false;  // a lane has failed, and what is missing is not posted again
+  // Held while the data path replaces QPs of the endpoint, and where other threads read them. DeviceCalls alone
+  // destroys QPs that were replaced.
+  mutable Mutex qps_mutex_;
   UniqueFd side_channel_;
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "net/transfer/comm.h"
 #include "verbs/errors.h"
@@ -10,7 +11,9 @@ namespace verbatim {
 
 void Comm::enable_failover() {
   if (settings_.config.failover && (endpoint_.remote().capabilities & wire::kFailover) != 0) {
-    failover_ = Failover::create(endpoint_.qps());
+    const bool reconnects =
+        settings_.config.reconnect_s != 0 && (endpoint_.remote().capabilities & wire::kReconnect) != 0;
+    failover_ = Failover::create(endpoint_.qps(), kind_ == CommKind::kSend, reconnects);
   }
 }
 
@@ -20,16 +23,65 @@ std::vector<std::uint32_t> Comm::working_shares() const {
   return endpoint_.qp_shares(left_out);
 }
 
-bool Comm::receive_lane_down(std::uint32_t lane) {
-  if (failover_ == nullptr || !failover_->mail.receive_down(lane)) return false;
+// These three: without memory the connection ends.
+bool Comm::receive_lane_down(const wire::LaneDown& down) noexcept {
+  if (failover_ == nullptr) return false;
+  try {
+    const LaneMail::Round round = failover_->mail.receive_down(down);
+    if (round == LaneMail::Round::kUnknownLane) return false;
+    if (round == LaneMail::Round::kLater) {
+      failover_->renewal.cancel(down.lane, down.round);
+      failover_->mail.send_empty_report(down);
+    }
+  } catch (...) {
+    return false;
+  }
   failure_state_.set_flag(kLanes);
   return true;
 }
 
-bool Comm::receive_lane_report(const wire::LaneReport& report) {
-  if (failover_ == nullptr || !failover_->mail.receive_report(report)) return false;
+bool Comm::receive_lane_report(const wire::LaneReport& report) noexcept {
+  if (failover_ == nullptr) return false;
+  try {
+    if (failover_->mail.receive_report(report) == LaneMail::Round::kUnknownLane) return false;
+  } catch (...) {
+    return false;
+  }
   failure_state_.set_flag(kLanes);
   return true;
+}
+
+bool Comm::receive_lane_address(wire::MessageType type, const wire::LaneAddress& address) noexcept {
+  if (failover_ == nullptr || (type == wire::MessageType::kLaneOffer && kind_ == CommKind::kSend)) return false;
+  try {
+    // A sender that offers new QPs has nothing outstanding on those of before.
+    if (type == wire::MessageType::kLaneOffer && failover_->mail.supersede(address.lane, address.round)) {
+      failure_state_.set_flag(kLanes);
+    }
+    if (type == wire::MessageType::kLaneOffer || kind_ == CommKind::kSend) return failover_->renewal.receive(address);
+    if (failover_->mail.receive_joined(address.lane, address.round) == LaneMail::Round::kUnknownLane) return false;
+  } catch (...) {
+    return false;
+  }
+  failure_state_.set_flag(kLanes);
+  return true;
+}
+
+void Comm::renew_lanes() noexcept {
+  for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
+    try {
+      const std::span<const std::uint8_t> qps = failover_->qps(lane);
+      const LaneRenewal::Subject subject{endpoint_, settings_.config, qps,
+                                         needs_flush_qp(endpoint_.qps()[qps.front()].device)};
+      wire::LaneAddress offer;
+      const LaneRenewal::Outcome outcome = failover_->renewal.renew(lane, subject, offer);
+      if (outcome == LaneRenewal::Outcome::kOffer) failover_->mail.send_address(wire::MessageType::kLaneOffer, offer);
+      if (outcome == LaneRenewal::Outcome::kReady) failure_state_.set_flag(kLanes);
+    } catch (...) {
+      VERBATIM_WARN("there is no memory for the QPs of a lane that is down");
+      failover_->renewal.give_up(lane);
+    }
+  }
 }
 
 void Comm::port_down(const Device& device, std::uint8_t port_num) {
@@ -42,6 +94,66 @@ void Comm::port_down(const Device& device, std::uint8_t port_num) {
   }
 }
 
+void Comm::port_up(const Device& device, std::uint8_t port_num) {
+  if (failover_ == nullptr) return;
+  failover_->renewal.look_again();
+  const std::span<const Port* const> ports = endpoint_.ports();
+  const auto up = std::ranges::find_if(
+      ports, [&](const Port* port) { return port->device == &device && port->port_num == port_num; });
+  if (up != ports.end() && can_lose_lanes()) repeat_port_events(*up);
+}
+
+void Comm::repeat_port_events(const Port* up) {
+  const std::span<const Port* const> ports = endpoint_.ports();
+  const std::uint64_t now = monotonic_ns();
+  for (std::size_t port = 0; port < ports.size(); ++port) {
+    if (ports[port] == up || !ports[port]->device->history().link_since(ports[port]->port_num, now, now).down) continue;
+    failover_->mail.receive_port(port);
+    failure_state_.set_flag(kLanes);
+  }
+}
+
+std::uint64_t Comm::watch_lanes(std::uint64_t now) {
+  const std::uint64_t timeout_ns = settings_.config.lane_timeout_ms * kNanosecondsPerMillisecond;
+  if (!can_lose_lanes() || kind_ == CommKind::kRecv || timeout_ns == 0) return LaneRenewal::kNever;
+  bool other_works = false;
+  for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
+    Failover::Watch& watch = failover_->watch(lane);
+    const LaneProgress progress = lane_progress(lane);
+    const bool moved = progress.completed != std::exchange(watch.completed, progress.completed);
+    const bool is_used = works(failover_->qps(lane).front());
+    const bool is_new = watch.waits_since_ns == 0;
+    if (moved || progress.posted == progress.completed || !is_used || is_new) watch.waits_since_ns = now;
+    other_works = other_works || (is_used && watch.waits_since_ns == now);
+  }
+  for (std::size_t lane = 0; other_works && lane < failover_->lanes(); ++lane) {
+    const Failover::Watch& watch = failover_->watch(lane);
+    if (!works(failover_->qps(lane).front()) || now - watch.waits_since_ns < timeout_ns) continue;
+    failover_->mail.receive_suspicion(lane);
+    failure_state_.set_flag(kLanes);
+  }
+  return now + timeout_ns / 4;
+}
+
+// As the device says: an event may come later.
+bool Comm::link_is_down(std::size_t qp) const {
+  const Port& port = *endpoint_.ports()[endpoint_.qps()[qp].device];
+  const Result<ibv_port_attr> attributes = port.device->verbs().port_attributes(port.device->context(), port.port_num);
+  return attributes && attributes->state != IBV_PORT_ACTIVE;
+}
+
+std::uint64_t Comm::waited_ns(std::uint64_t now) {
+  std::uint64_t& last = failover_->last_look_ns;
+  const std::uint64_t passed = last == 0 ? 0 : now - last;
+  last = now;
+  if (!failover_->waits) {
+    last = failover_->waited_ns = 0;
+  } else if (!failover_->renewal.waits_for_others()) {
+    failover_->waited_ns += passed;
+  }
+  return failover_->waited_ns;
+}
+
 bool Comm::port_works(std::size_t port) const {
   const std::span<const EndpointQp> qps = endpoint_.qps();
   for (std::size_t qp = 0; qp < qps.size(); ++qp) {
@@ -50,8 +162,16 @@ bool Comm::port_works(std::size_t port) const {
   return false;
 }
 
-bool Comm::advance_lanes_for_idle() {
+bool Comm::advance_lanes_for_idle() noexcept {
   if (failover_ == nullptr || kind_ == CommKind::kSend || failure_state_.has_failed()) return false;
+  try {
+    return advance_idle_lanes();
+  } catch (...) {  // no memory: it is tried again
+    return true;
+  }
+}
+
+bool Comm::advance_idle_lanes() {
   LaneMail& mail = failover_->mail;
   const std::uint64_t ports = mail.ports();
   const LaneMail::Lanes awaited = mail.awaited();
@@ -62,7 +182,8 @@ bool Comm::advance_lanes_for_idle() {
     if (takes_down(ports, lane)) mail.send_down(lane);
   }
   if (awaited == 0) return false;  // the peer's answer is looked at when it comes
-  if (!rewrite_ring_without(awaited)) return true;
+  // With one lane, the entries are written again when it is back.
+  if (failover_->lanes() > 1 && !rewrite_ring_without(awaited)) return true;
   mail.report_all_arrived(*members);
   return false;
 }
@@ -74,7 +195,8 @@ Failure Comm::completion_failure(const ibv_wc& completion, std::size_t qp, const
           diagnose(completion.status, path), path};
 }
 
-void Comm::log_lane_down(std::size_t lane, const Failure& failure) const {
+// Of the lanes that work.
+std::string Comm::bandwidth_left() const {
   const std::vector<std::uint32_t> shares = endpoint_.qp_shares();
   std::uint64_t all = 0;
   std::uint64_t left = 0;
@@ -83,9 +205,39 @@ void Comm::log_lane_down(std::size_t lane, const Failure& failure) const {
     if (failover_->works(qp)) left += shares[qp];
   }
   // Shares of 0 are those of a standby lane, which is used when no other is left.
-  const std::string speed = left == 0 ? "a standby" : std::to_string(100 * left / all) + " % of the bandwidth";
-  VERBATIM_WARN("lane %zu of %zu is down, the connection goes on over %zu with %s: %s", lane + 1, failover_->lanes(),
-                failover_->working(), speed.c_str(), log_line(failure).c_str());
+  return left == 0 ? "a standby" : std::to_string(100 * left / all) + " % of the bandwidth";
+}
+
+void Comm::log_lane_down(std::size_t lane, bool worked, const Failure& failure) const {
+  const std::size_t lanes = failover_->lanes();
+  if (!worked) {
+    return VERBATIM_INFO("lane %zu of %zu does not come back yet: %s", lane + 1, lanes, log_line(failure).c_str());
+  }
+  if (failover_->working() == 0) {
+    return VERBATIM_WARN(
+        "lane %zu of %zu is down, the connection waits for up to %u s until a lane is back "
+        "(VERBATIM_RECONNECT_S): %s",
+        lane + 1, lanes, settings_.config.reconnect_s, log_line(failure).c_str());
+  }
+  VERBATIM_WARN("lane %zu of %zu is down, the connection goes on over %zu with %s: %s", lane + 1, lanes,
+                failover_->working(), bandwidth_left().c_str(), log_line(failure).c_str());
+}
+
+void Comm::log_lane_up(std::size_t lane) const {
+  const std::uint64_t outage_ns = monotonic_ns() - failover_->down_ns(lane);
+  VERBATIM_WARN("lane %zu of %zu is back after %s, the connection uses %zu with %s. Path: %s", lane + 1,
+                failover_->lanes(), to_duration(outage_ns).c_str(), failover_->working(), bandwidth_left().c_str(),
+                describe_path(failover_->qps(lane).front()).c_str());
+}
+
+// Whether the comm can go on although its last lane fails. A connection that has never worked is not made for this
+// network; one whose peer has ended, or answers nothing, has nobody to wait for.
+bool Comm::can_wait_for_lane() const {
+  const bool ended =
+      failure_state_.has(CommSignal::kPeerClosed, CommSignal::kPeerDisconnected, CommSignal::kPeerFailed,
+                         CommSignal::kPeerAborted, CommSignal::kFailedByMonitor, CommSignal::kDeviceFailed);
+  return failover_->reconnects() && !ended && failure_state_.channel_state() == ChannelState::kOpen &&
+         completed_counts().peer_responded;
 }
 
 void Comm::fail_without_memory() noexcept {
@@ -96,6 +248,9 @@ void Comm::fail_without_memory() noexcept {
 
 void Comm::fence_lane(std::size_t lane) noexcept {
   failover_->set_state(lane, LaneState::kDraining);
+  if (failover_->was_used(lane)) failover_->down_ns(lane) = monotonic_ns();
+  failover_->waits = failover_->working() == 0;
+  if (failover_->was_used(lane)) recovering_ = true;
   failure_state_.set_flag(kLanes);
   for (const std::size_t qp : failover_->qps(lane)) {
     const EndpointQp& end = endpoint_.qps()[qp];
@@ -110,10 +265,10 @@ void Comm::fence_lane(std::size_t lane) noexcept {
   }
   try {
     stop_lane(lane);
+    failover_->mail.send_down(lane);
   } catch (...) {
     return fail_without_memory();
   }
-  failover_->mail.send_down(lane);
   if (observer_ != nullptr) observer_->lanes_changed(*this);
 }
 
@@ -139,63 +294,137 @@ void Comm::fail_last_lane(std::size_t lane) noexcept {
   });
 }
 
-void Comm::process_lanes() noexcept {
+void Comm::process_lanes(bool all_polled) noexcept {
   if (error() != nullptr) return;
-  const LaneMail::Incoming incoming = failover_->mail.take();
+  try {
+    advance_lanes(all_polled);
+  } catch (...) {
+    fail_without_memory();
+  }
+}
+
+void Comm::advance_lanes(bool all_polled) {
+  receive_lane_notices();
+  bool recovering = false;  // until both ends have fenced a lane
+  bool drained = true;
+  for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
+    advance_lane(lane);
+    // QPs that were in ERR for so long have no completions left when all have been polled.
+    if (all_polled && failover_->state(lane) == LaneState::kDown) adopt_new_qps(lane);
+    const LaneState state = failover_->state(lane);
+    drained = drained && state != LaneState::kDraining;
+    const bool fences = state == LaneState::kDraining || state == LaneState::kFenced;
+    recovering = recovering || (fences && failover_->was_used(lane));
+  }
+  if (drained) lanes_drained();
+  if (recovering || failover_->working() == 0 || error() != nullptr) return;
+  if (recovering_) {
+    if (!recovered()) return;
+    finish_recovery();
+    recovering_ = false;
+  }
+  failure_state_.clear_flag(kLanes);
+  // A notice may have come since take(), or new QPs.
+  bool pending = failover_->mail.pending();
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
+    pending = pending || (failover_->state(lane) == LaneState::kDown && failover_->renewal.ready(lane));
+  }
+  if (pending) failure_state_.set_flag(kLanes);
+}
+
+void Comm::receive_lane_notices() {
+  const LaneMail::Incoming incoming = failover_->mail.take();
+  for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
     const std::size_t qp = failover_->qps(lane).front();
+    const LaneState state = failover_->state(lane);
     const bool port = takes_down(incoming.ports, lane);
     const bool peer = ((incoming.down | incoming.fenced) >> lane & 1) != 0;
+    const bool suspected = (incoming.suspected >> lane & 1) != 0 && failover_->working() > 1;
     if ((incoming.fenced >> lane & 1) != 0) failover_->set_peer_fenced(lane);
-    if (failover_->state(lane) != LaneState::kWorking || (!port && !peer)) continue;
-    if (failover_->working() == 1) return fail_last_lane(lane);
+    if (state == LaneState::kJoining && !peer && (incoming.joined >> lane & 1) != 0) lane_joined(lane);
+    if ((state != LaneState::kWorking && state != LaneState::kJoining) || (!port && !peer && !suspected)) continue;
+    if (state == LaneState::kWorking && failover_->working() == 1 && !can_wait_for_lane()) return fail_last_lane(lane);
     take_lane_down(qp, [&] {
       const PathFacts path = facts(qp);
-      const std::string what = port ? path.local.device + " on " + path.local.host + " reported that its link is down"
+      if (!port && !peer) {
+        return Failure{"nothing was acknowledged for " + std::to_string(settings_.config.lane_timeout_ms) +
+                           " ms (VERBATIM_LANE_TIMEOUT_MS), while another lane has acknowledgements",
+                       {"packets are lost on this path, or it is far slower than the others",
+                        "look at the links and the switches between the two ports"},
+                       path};
+      }
+      const std::string event =
+          path.gid_removed ? " reported that its GID has changed" : " reported that its link is down";
+      const std::string what = port ? path.local.device + " on " + path.local.host + event
                                     : "the peer " + endpoint_.peer_name() + " reported that it is down";
-      const std::string next = port ? "look at the cable and the switch of " + path.local.device
-                                    : "look at the log of " + endpoint_.peer_name();
+      const std::string own = path.gid_removed ? "look at the addresses of " : "look at the cable and the switch of ";
+      const std::string next = port ? own + path.local.device : "look at the log of " + endpoint_.peer_name();
       return Failure{what, {"", next}, path};
     });
   }
   for (std::size_t port = 0; port < endpoint_.ports().size() && error() == nullptr; ++port) {
     if ((incoming.ports >> port & 1) != 0 && !port_works(port)) stop_port(port);
   }
+}
+
+void Comm::advance_lane(std::size_t lane) {
+  if (failover_->state(lane) == LaneState::kDraining && lane_drained(lane)) {
+    failover_->set_state(lane, LaneState::kFenced);
+    failover_->mail.send_report(lane_report(lane));
+    if (observer_ != nullptr) observer_->lanes_changed(*this);
+  }
   const bool peer_closed = failure_state_.has(CommSignal::kPeerClosed);
-  bool fenced = true;
-  bool drained = true;
-  for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
-    if (failover_->state(lane) == LaneState::kDraining && lane_drained(lane)) {
-      failover_->set_state(lane, LaneState::kFenced);
-      failover_->mail.send_report(lane_report(lane));
-      if (observer_ != nullptr) observer_->lanes_changed(*this);
-    }
-    if (failover_->state(lane) == LaneState::kFenced && (failover_->peer_fenced(lane) || peer_closed)) {
-      std::optional<wire::LaneReport> report;
-      if (failover_->peer_fenced(lane)) report = failover_->mail.report(lane);
-      if (!report || can_recover(*report)) {
-        failover_->set_state(lane, LaneState::kDown);
-        try {
-          recover_lane(lane, report);
-        } catch (...) {
-          return fail_without_memory();
-        }
-      }
-    }
-    const LaneState state = failover_->state(lane);
-    drained = drained && state != LaneState::kDraining;
-    fenced = fenced && (state == LaneState::kWorking || state == LaneState::kDown);
+  if (failover_->state(lane) == LaneState::kFenced && (failover_->peer_fenced(lane) || peer_closed)) {
+    std::optional<wire::LaneReport> report;
+    if (failover_->peer_fenced(lane)) report = failover_->mail.report(lane);
+    const bool unused = !failover_->was_used(lane);
+    failover_->set_state(lane, LaneState::kDown);
+    recover_lane(lane, report);
+    if (!report) return;
+    failover_->renewal.lane_down(lane, failover_->mail.round(lane), unused);
+    if (observer_ != nullptr) observer_->lanes_changed(*this);
   }
-  if (drained) lanes_drained();
-  if (!fenced || error() != nullptr || !recovered()) return;
-  try {
-    finish_recovery();
-  } catch (...) {
-    return fail_without_memory();
+  if (failover_->state(lane) == LaneState::kJoining && kind_ == CommKind::kSend && failover_->pings(lane) == 0) {
+    lane_joined(lane);
+    wire::LaneAddress address;
+    address.lane = static_cast<std::uint32_t>(lane);
+    address.round = failover_->mail.round(lane);
+    failover_->mail.send_address(wire::MessageType::kLaneAnswer, address);
+    if (observer_ != nullptr) observer_->lanes_changed(*this);
   }
-  failure_state_.clear_flag(kLanes);
-  // A notice may have come since take().
-  if (failover_->mail.pending()) failure_state_.set_flag(kLanes);
+}
+
+// The data path alone knows when a QP of its endpoint is not in use.
+void Comm::adopt_new_qps(std::size_t lane) {
+  LaneRenewal& renewal = failover_->renewal;
+  const std::optional<std::uint32_t> round = renewal.ready(lane);
+  if (!round) return;
+  failover_->mail.begin_round(lane, *round);
+  std::optional<LaneQps> made = renewal.adopt(lane);
+  if (!made) return;  // the peer has declared it down
+  const wire::LaneAddress local = made->local;
+  const std::size_t port = made->qps.front().device;
+  bool flushes = true;
+  {
+    const MutexLock lock(qps_mutex_);
+    endpoint_.exchange_qps(failover_->qps(lane), made->qps, made->remote);
+    flushes = restore_flush_qp(port, made->flush_qp);
+  }
+  renewal.retire(std::move(*made));
+  failover_->set_state(lane, LaneState::kJoining);
+  adopt_lane(lane);
+  if (kind_ == CommKind::kRecv) failover_->mail.send_address(wire::MessageType::kLaneAnswer, local);
+  if (!flushes) fence_lane(lane);  // a flush has been prepared since
+  if (observer_ != nullptr) observer_->lanes_changed(*this);
+}
+
+void Comm::lane_joined(std::size_t lane) {
+  failover_->set_state(lane, LaneState::kWorking);
+  failover_->waits = false;
+  use_lane(lane);
+  repeat_port_events(nullptr);
+  log_lane_up(lane);
+  if (observer_ != nullptr) observer_->lanes_changed(*this);
 }
 
 }  // namespace verbatim

@@ -92,7 +92,7 @@ class CommProgress : public Comm {
       log_held_completion();
     }
     if (all_polled) check_signals(false);
-    if (lanes_change()) process_lanes();
+    if (lanes_change()) process_lanes(all_polled);
     derived().resume_pending_post();
   }
 };

@@ -27,13 +27,28 @@ std::uint32_t max_message_bytes(const Port& port) {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(port.max_msg_bytes, kMaxPieceBytes));
 }
 
-QpAddress address_of(const wire::HelloDevice& device, const wire::HelloQp& qp) {
+// The type of the GIDs of all `ports`, as a bit of Hello::capabilities.
+std::uint32_t roce_capability(std::span<const Port* const> ports) {
+  const RoceVersion version = ports.front()->gid.version;
+  for (const Port* port : ports) {
+    if (!port->is_roce() || port->gid.version != version) return 0;
+  }
+  return version == RoceVersion::kV2 ? wire::kRoceV2 : version == RoceVersion::kV1 ? wire::kRoceV1 : 0U;
+}
+
+RoceVersion roce_version(const wire::Hello& hello) {
+  if ((hello.capabilities & wire::kRoceV2) != 0) return RoceVersion::kV2;
+  return (hello.capabilities & wire::kRoceV1) != 0 ? RoceVersion::kV1 : RoceVersion::kUnknown;
+}
+
+QpAddress address_of(const wire::Hello& hello, const wire::HelloDevice& device, const wire::HelloQp& qp) {
   QpAddress address;
   address.qp_num = qp.number;
   address.lid = device.lid;
   address.link_layer = device.link_layer;
   address.grh_required = device.grh_required;
   std::memcpy(address.gid.raw, device.gid.data(), sizeof address.gid.raw);
+  address.roce_version = roce_version(hello);
   return address;
 }
 
@@ -86,6 +101,7 @@ Result<Endpoint> Endpoint::create(const std::vector<const Port*>& ports, const E
 }
 
 void Endpoint::add_to_hello(wire::Hello& hello) const {
+  hello.capabilities |= roce_capability(ports_);
   for (const Port* port : ports_) {
     wire::HelloDevice device;
     device.guid = port->guid;
@@ -144,7 +160,7 @@ Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, 
         config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
     path.service_level = config.service_level.value_or(service_level_of(traffic_class));
     if (port.is_roce()) path.flow_label = flow_label(remote.attempt, i, qps_.size());
-    if (const Status moved = to_rtr(end.qp.get(), port, address_of(peer, peer_qp), path); !moved) {
+    if (const Status moved = to_rtr(end.qp.get(), port, address_of(remote, peer, peer_qp), path); !moved) {
       if (moved.error().sys_errno != ETIMEDOUT) return moved.error();
       wait_for_neighbour(moved.error());
       budget.exhaust();
@@ -179,6 +195,20 @@ bool Endpoint::resolve_repeated() const {
   return unresolved_ && resolve_pause_ns_ > kFirstResolvePauseNs;
 }
 
+void Endpoint::exchange_qps(std::span<const std::uint8_t> indexes, std::vector<EndpointQp>& made,
+                            const wire::LaneAddress& remote) {
+  for (std::size_t i = 0; i < indexes.size(); ++i) {
+    EndpointQp& end = qps_[indexes[i]];  // other threads read its sizes, which stay
+    std::swap(end.qp, made[i].qp);
+    std::swap(end.gid, made[i].gid);
+    remote_.qps[indexes[i]].number = remote.qp_numbers[i];
+  }
+  wire::HelloDevice& device = remote_.devices[qps_[indexes.front()].remote_device];
+  device.gid = remote.gid;
+  device.lid = remote.lid;
+  device.gid_index = static_cast<std::uint8_t>(remote.gid_index);
+}
+
 std::vector<std::uint32_t> Endpoint::qp_shares(const std::vector<bool>& left_out) const {
   std::vector<QpLane> lanes;
   std::vector<std::uint32_t> speeds;
@@ -208,8 +238,10 @@ PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {
   facts.local.host = host;
   facts.local.device = port.device->name();
   facts.local.port = port.port_num;
-  facts.local.gid_index = port.gid.index;
-  facts.local.gid = port.gid.gid;
+  const GidEntry& gid = end.gid ? *end.gid : port.gid;
+  facts.local.gid_index = gid.index;
+  facts.local.gid = gid.gid;
+  facts.local.roce_version = gid.version;
   facts.local.qp = end.qp->qp_num;
   facts.local.mtu = port.active_mtu;
   facts.roce = port.is_roce();
@@ -224,6 +256,7 @@ PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {
   remote.port = peer.port;
   remote.gid_index = peer.gid_index;
   std::memcpy(remote.gid.raw, peer.gid.data(), sizeof remote.gid.raw);
+  remote.roce_version = roce_version(remote_);
   remote.qp = remote_.qps[qp].number;
   remote.mtu = static_cast<ibv_mtu>(peer.mtu);
   return facts;

@@ -17,6 +17,7 @@
 #include "verbs/handles.h"
 #include "verbs/qp.h"
 #include "wire/handshake.h"
+#include "wire/notice.h"
 
 namespace verbatim {
 
@@ -51,6 +52,7 @@ struct EndpointQp {
   bool ece = true;                 // after connect: whether the device accepted the peer's options
   QpPath path;                     // after connect
   std::uint8_t lag_port = 0;       // after connect; 0: no LAG
+  std::optional<GidEntry> gid;     // of this end, if it is not that of the port (lane_renewal.h)
 };
 
 class Endpoint {
@@ -75,6 +77,9 @@ class Endpoint {
   std::vector<std::uint32_t> qp_shares(const std::vector<bool>& left_out = {}) const;
   // Pairs of ports, one at each end, that have QPs. After connect.
   std::size_t lanes() const;
+  // Replaces QPs by new ones, which are connected to those of `remote`, and the other way around.
+  void exchange_qps(std::span<const std::uint8_t> indexes, std::vector<EndpointQp>& made,
+                    const wire::LaneAddress& remote);
   // The QP that connect() moves next; 0 when all are connected.
   std::size_t next_qp() const { return connected_qps_ % qps_.size(); }
 

@@ -29,16 +29,17 @@ Result<UniqueCq> create_cq(const Port& port, std::size_t entries) {
                verbs.destroy_cq, SetupStep::kCreateQueue);
 }
 
-// The addresses of a host can change while the process runs.
-Result<Port> refresh_port(const Port& known, const Config& config) {
+}  // namespace
+
+Result<Port> refresh_port(const Port& known, const Config& config, LogLevel level) {
   const Device& device = *known.device;
   const Result<ibv_port_attr> attributes = device.verbs().port_attributes(device.context(), known.port_num);
   if (!attributes) return attributes.error();
   const Result<GidEntry> gid = confirm_gid(device.verbs(), device.context(), device.name().c_str(), known.port_num,
                                            *attributes, config.gid, known.gid);
   if (!gid) {
-    VERBATIM_WARN("%s: GID %u %s does not exist any more, and the port has no other usable GID", known.name.c_str(),
-                  known.gid.index, to_string(known.gid.gid).c_str());
+    log_line(level, __FILE__, __LINE__, "%s: GID %u %s does not exist any more, and the port has no other usable GID",
+             known.name.c_str(), known.gid.index, to_string(known.gid.gid).c_str());
     return Error{gid.error().kind, gid.error().sys_errno, gid.error().operation, true};
   }
   Port port = known;
@@ -48,8 +49,6 @@ Result<Port> refresh_port(const Port& known, const Config& config) {
   port.active_mtu = attributes->active_mtu;
   return port;
 }
-
-}  // namespace
 
 EndpointBlock::EndpointBlock(const std::vector<const Port*>& ports, const EndpointSizes& sizes, const Config& config,
                              std::span<const std::size_t> flows)
@@ -121,7 +120,7 @@ Result<bool> EndpointBlock::read_ports(VerbBudget& budget) {
   current_ports_.reserve(ports_.size());
   for (; next_ < ports_.size(); ++next_) {
     if (!budget.take(kVerbsOfPort)) return false;
-    Result<Port> port = refresh_port(*ports_[next_], config_);
+    Result<Port> port = refresh_port(*ports_[next_], config_, LogLevel::kWarn);
     if (!port) return port.error();
     current_ports_.push_back(std::move(*port));
   }

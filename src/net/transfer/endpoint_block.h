@@ -16,12 +16,17 @@
 #include <vector>
 
 #include "base/config.h"
+#include "base/log.h"
 #include "base/result.h"
 #include "net/transfer/endpoint.h"
 #include "net/transfer/verb_budget.h"
 #include "verbs/handles.h"
 
 namespace verbatim {
+
+// The port with its current GID, LID and MTU: the addresses of a host can change while the process runs. `level`:
+// of the line that says that there is no GID.
+Result<Port> refresh_port(const Port& known, const Config& config, LogLevel level);
 
 class EndpointBlock {
  public:

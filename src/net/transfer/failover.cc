@@ -14,26 +14,80 @@ static_assert(wire::kMaxDevices * wire::kMaxDevices <= kMaxLanes);
 
 }  // namespace
 
-bool LaneMail::receive_down(std::uint32_t lane) {
+LaneMail::Letters& LaneMail::letters(std::size_t lane) {
+  if (letters_ == nullptr) letters_ = std::make_unique<Letters[]>(count_);
+  return letters_[lane];
+}
+
+LaneMail::Round LaneMail::round_of(std::uint32_t lane, std::uint32_t round) {
+  if (lane >= count_) return Round::kUnknownLane;
+  const std::uint32_t current = letters(lane).round;
+  return round == current ? Round::kCurrent : round < current ? Round::kEarlier : Round::kLater;
+}
+
+LaneMail::Round LaneMail::receive_down(const wire::LaneDown& down) {
   const MutexLock lock(mutex_);
-  if (lane >= reports_in_.size()) return false;
+  const Round round = round_of(down.lane, down.round);
+  if (round != Round::kCurrent) return round;
+  incoming_.down |= bit(down.lane);
+  asked_ |= bit(down.lane);
+  return round;
+}
+
+LaneMail::Round LaneMail::receive_report(const wire::LaneReport& report) {
+  const MutexLock lock(mutex_);
+  const Round round = round_of(report.lane, report.round);
+  if (round != Round::kCurrent) return round;
+  letters(report.lane).report_in = report;
+  incoming_.fenced |= bit(report.lane);
+  asked_ |= bit(report.lane);
+  return round;
+}
+
+bool LaneMail::supersede(std::uint32_t lane, std::uint32_t round) {
+  const MutexLock lock(mutex_);
+  if (round_of(lane, round) != Round::kLater) return false;
+  letters(lane).report_in = {.lane = lane, .round = letters(lane).round};
   incoming_.down |= bit(lane);
-  asked_ |= bit(lane);
+  incoming_.fenced |= bit(lane);
   return true;
 }
 
-bool LaneMail::receive_report(const wire::LaneReport& report) {
+LaneMail::Round LaneMail::receive_joined(std::uint32_t lane, std::uint32_t round) {
   const MutexLock lock(mutex_);
-  if (report.lane >= reports_in_.size()) return false;
-  reports_in_[report.lane] = report;
-  incoming_.fenced |= bit(report.lane);
-  asked_ |= bit(report.lane);
-  return true;
+  const Round of = round_of(lane, round);
+  if (of == Round::kCurrent) incoming_.joined |= bit(lane);
+  return of;
+}
+
+std::uint32_t LaneMail::round(std::size_t lane) const {
+  const MutexLock lock(mutex_);
+  return letters_ != nullptr ? letters_[lane].round : 0;
+}
+
+void LaneMail::begin_round(std::size_t lane, std::uint32_t round) {
+  const MutexLock lock(mutex_);
+  letters(lane).round = round;
+  // The peer has declared this round down, and waits for the report.
+  const bool reports = (unsent_reports_ & bit(lane)) != 0 && letters(lane).report_out.round == round;
+  for (Lanes* lanes : {&incoming_.down, &incoming_.fenced, &incoming_.joined, &incoming_.suspected, &asked_, &reported_,
+                       &declared_, &unsent_down_, &unsent_reports_}) {
+    *lanes &= ~bit(lane);
+  }
+  if (reports) {
+    reported_ |= bit(lane);
+    unsent_reports_ |= bit(lane);
+  }
 }
 
 void LaneMail::receive_port(std::size_t port) {
   const MutexLock lock(mutex_);
   incoming_.ports |= bit(port);
+}
+
+void LaneMail::receive_suspicion(std::size_t lane) {
+  const MutexLock lock(mutex_);
+  incoming_.suspected |= bit(lane);
 }
 
 LaneMail::Incoming LaneMail::take() {
@@ -43,27 +97,48 @@ LaneMail::Incoming LaneMail::take() {
 
 bool LaneMail::pending() const {
   const MutexLock lock(mutex_);
-  return (incoming_.down | incoming_.fenced | incoming_.ports) != 0;
+  return (incoming_.down | incoming_.fenced | incoming_.joined | incoming_.suspected | incoming_.ports) != 0;
 }
 
 wire::LaneReport LaneMail::report(std::size_t lane) const {
   const MutexLock lock(mutex_);
-  return reports_in_[lane];
+  return letters_[lane].report_in;
 }
 
 void LaneMail::send_down(std::size_t lane) {
   const MutexLock lock(mutex_);
   if ((declared_ & bit(lane)) != 0) return;
+  letters(lane);
   declared_ |= bit(lane);
   unsent_down_ |= bit(lane);
 }
 
-void LaneMail::send_report(const wire::LaneReport& report) {
+void LaneMail::send_report(wire::LaneReport report) {
   const MutexLock lock(mutex_);
   if ((reported_ & bit(report.lane)) != 0) return;
-  reports_out_[report.lane] = report;
+  report.round = letters(report.lane).round;
+  letters(report.lane).report_out = report;
   reported_ |= bit(report.lane);
   unsent_reports_ |= bit(report.lane);
+}
+
+void LaneMail::send_address(wire::MessageType type, const wire::LaneAddress& address) {
+  const MutexLock lock(mutex_);
+  letters(address.lane).address_type = type;
+  letters(address.lane).address_out = address;
+  addressed_ |= bit(address.lane);
+  unsent_addresses_ |= bit(address.lane);
+}
+
+void LaneMail::send_empty_report(const wire::LaneDown& down) {
+  const MutexLock lock(mutex_);
+  letters(down.lane).report_out = {.lane = down.lane, .round = down.round};
+  if (letters(down.lane).address_out.round <= down.round) {
+    addressed_ &= ~bit(down.lane);
+    unsent_addresses_ &= ~bit(down.lane);
+  }
+  reported_ |= bit(down.lane);
+  unsent_reports_ |= bit(down.lane);
 }
 
 LaneMail::Lanes LaneMail::awaited() const {
@@ -80,7 +155,8 @@ void LaneMail::report_all_arrived(std::uint32_t members) {
   const MutexLock lock(mutex_);
   for (LaneMail::Lanes left = asked_ & ~reported_; left != 0; left &= left - 1) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(left));
-    reports_out_[lane] = {.lane = lane, .members = members, .all_arrived = 1};
+    letters(lane).report_out = {
+        .lane = lane, .round = letters(lane).round, .members = members, .next_arrival = members, .all_arrived = 1};
   }
   unsent_reports_ |= asked_ & ~reported_;
   reported_ |= asked_;
@@ -88,27 +164,42 @@ void LaneMail::report_all_arrived(std::uint32_t members) {
 
 std::optional<LaneMail::Outgoing> LaneMail::take_notice() {
   const MutexLock lock(mutex_);
-  Lanes& unsent = unsent_down_ != 0 ? unsent_down_ : unsent_reports_;
-  if (unsent == 0) return std::nullopt;
-  const bool is_report = unsent_down_ == 0;
-  const auto lane = static_cast<std::uint32_t>(std::countr_zero(unsent));
-  unsent &= unsent - 1;
-  return Outgoing{is_report ? wire::Notice::lane_fenced(reports_out_[lane]) : wire::Notice::lane_down(lane), is_report,
-                  bit(lane)};
+  const auto take = [](Lanes& unsent) {
+    const auto lane = static_cast<std::uint32_t>(std::countr_zero(unsent));
+    unsent &= unsent - 1;
+    return lane;
+  };
+  if (unsent_down_ != 0) {
+    const std::uint32_t lane = take(unsent_down_);
+    return Outgoing{wire::Notice::lane_down({lane, letters(lane).round}), Kind::kDown, bit(lane)};
+  }
+  if (unsent_reports_ != 0) {
+    const std::uint32_t lane = take(unsent_reports_);
+    return Outgoing{wire::Notice::lane_fenced(letters(lane).report_out), Kind::kReport, bit(lane)};
+  }
+  if (unsent_addresses_ != 0) {
+    const std::uint32_t lane = take(unsent_addresses_);
+    const Letters& of_lane = letters(lane);
+    return Outgoing{wire::Notice::lane_address(of_lane.address_type, of_lane.address_out), Kind::kAddress, bit(lane)};
+  }
+  return std::nullopt;
 }
 
 void LaneMail::unsend(const Outgoing& outgoing) {
   const MutexLock lock(mutex_);
-  (outgoing.is_report ? unsent_reports_ : unsent_down_) |= outgoing.lane;
+  (outgoing.kind == Kind::kDown     ? unsent_down_
+   : outgoing.kind == Kind::kReport ? unsent_reports_
+                                    : unsent_addresses_) |= outgoing.lane;
 }
 
 void LaneMail::send_again() {
   const MutexLock lock(mutex_);
   unsent_down_ = declared_;
   unsent_reports_ = reported_;
+  unsent_addresses_ = addressed_;
 }
 
-std::unique_ptr<Failover> Failover::create(std::span<const EndpointQp> qps) {
+std::unique_ptr<Failover> Failover::create(std::span<const EndpointQp> qps, bool sends, bool reconnects) {
   std::vector<Lane> lanes;
   std::vector<std::uint8_t> lane_of_qp;
   for (std::size_t qp = 0; qp < qps.size(); ++qp) {
@@ -121,15 +212,21 @@ std::unique_ptr<Failover> Failover::create(std::span<const EndpointQp> qps) {
     if (lane == lanes.end()) lanes.emplace_back();
     lanes[lane_of_qp.back()].qps.push_back(static_cast<std::uint8_t>(qp));
   }
-  const bool reportable = std::all_of(lanes.begin(), lanes.end(),
-                                      [](const Lane& lane) { return lane.qps.size() <= wire::LaneReport::kMaxQps; });
-  if (lanes.size() < 2 || !reportable) return nullptr;
-  return std::unique_ptr<Failover>(new Failover(std::move(lanes), std::move(lane_of_qp)));
+  const bool reportable =
+      std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.qps.size() <= wire::kMaxLaneQps; });
+  if (!reportable || (lanes.size() == 1 && (!reconnects || qps.size() > 1))) return nullptr;
+  return std::unique_ptr<Failover>(new Failover(std::move(lanes), std::move(lane_of_qp), sends, reconnects));
 }
 
 void Failover::set_state(std::size_t lane, LaneState state) {
   lanes_[lane].state = state;
-  if (state != LaneState::kWorking) not_working_.fetch_or(bit(lane), std::memory_order_relaxed);
+  if (state == LaneState::kJoining) lanes_[lane].peer_fenced = lanes_[lane].used = false;
+  if (state == LaneState::kWorking) lanes_[lane].used = true;
+  if (state == LaneState::kWorking) {
+    not_working_.fetch_and(~bit(lane), std::memory_order_relaxed);
+  } else {
+    not_working_.fetch_or(bit(lane), std::memory_order_relaxed);
+  }
 }
 
 }  // namespace verbatim

@@ -1,9 +1,15 @@
-// What happens when a lane of a connection with several fails: both ends move its QPs to ERR and tell each other what
+// What happens when a lane of a connection fails: both ends move its QPs to ERR and tell each other what
 // has arrived there; then the sender posts what has not on the other lanes.
 //
 //   kWorking   --failed completion, port event, the peer's kLaneDown--> kDraining   QPs to ERR, kLaneDown to the peer
 //   kDraining  --its sends, or its receives, have completed--> kFenced              kLaneFenced to the peer
 //   kFenced    --the peer's kLaneFenced--> kDown                                    what is missing is posted again
+//   kDown      --new QPs (lane_renewal.h)--> kJoining                               messages may arrive
+//   kJoining   --WRITEs of 0 bytes have completed, the sender's word--> kWorking    used again
+//   kJoining   --as kWorking--> kDraining
+//
+// Each time a lane comes back, a new round of it begins. When no lane works, the comm waits until one does
+// (VERBATIM_RECONNECT_S).
 //
 // RC delivers in order. So the receiver reports only how many immediates have arrived on each QP: the sender knows in
 // which order it posted them. A LaneLog keeps that order for one QP.
@@ -24,6 +30,8 @@
 
 #include "base/mutex.h"
 #include "net/transfer/endpoint.h"
+#include "net/transfer/lane_renewal.h"
+#include "net/transfer/single_writer.h"
 #include "wire/notice.h"
 
 namespace verbatim {
@@ -31,29 +39,45 @@ namespace verbatim {
 // Notices between the data path of a comm and the monitor, which sends and receives them. Any thread.
 class LaneMail {
  public:
-  explicit LaneMail(std::size_t lanes) : reports_in_(lanes), reports_out_(lanes) {}
+  explicit LaneMail(std::size_t lanes) : count_(lanes) {}
 
   // By lane, one bit each.
   using Lanes = std::uint64_t;
   struct Incoming {
     Lanes down = 0;           // the peer's kLaneDown
     Lanes fenced = 0;         // the peer's kLaneFenced: report()
+    Lanes joined = 0;         // the sender's kLaneAnswer
+    Lanes suspected = 0;      // nothing is acknowledged: Comm::watch_lanes
     std::uint64_t ports = 0;  // of this end, by index: an event says that they are down
   };
 
-  // Returns false when there is no such lane.
-  bool receive_down(std::uint32_t lane) VERBATIM_EXCLUDES(mutex_);
-  bool receive_report(const wire::LaneReport& report) VERBATIM_EXCLUDES(mutex_);
+  // What a notice of the peer belongs to.
+  enum class Round : std::uint8_t { kUnknownLane, kEarlier, kCurrent, kLater };
+  // Only notices of the current round have an effect.
+  Round receive_down(const wire::LaneDown& down) VERBATIM_EXCLUDES(mutex_);
+  Round receive_report(const wire::LaneReport& report) VERBATIM_EXCLUDES(mutex_);
+  // The peer has nothing outstanding in rounds before this one. Returns whether the current one is such a round.
+  bool supersede(std::uint32_t lane, std::uint32_t round) VERBATIM_EXCLUDES(mutex_);
+  Round receive_joined(std::uint32_t lane, std::uint32_t round) VERBATIM_EXCLUDES(mutex_);
   void receive_port(std::size_t port) VERBATIM_EXCLUDES(mutex_);
+  void receive_suspicion(std::size_t lane) VERBATIM_EXCLUDES(mutex_);
   Incoming take() VERBATIM_EXCLUDES(mutex_);
   // Whether take() would return anything.
   bool pending() const VERBATIM_EXCLUDES(mutex_);
   wire::LaneReport report(std::size_t lane) const VERBATIM_EXCLUDES(mutex_);
 
-  // Only once a lane.
+  std::uint32_t round(std::size_t lane) const VERBATIM_EXCLUDES(mutex_);
+  // The lane has new QPs: what was sent and received about the old ones is forgotten.
+  void begin_round(std::size_t lane, std::uint32_t round) VERBATIM_EXCLUDES(mutex_);
+
+  // Only once in a round.
   void send_down(std::size_t lane) VERBATIM_EXCLUDES(mutex_);
-  // Only the first report of a lane is sent.
-  void send_report(const wire::LaneReport& report) VERBATIM_EXCLUDES(mutex_);
+  // Only the first report of a lane in a round is sent. The mailbox sets its round.
+  void send_report(wire::LaneReport report) VERBATIM_EXCLUDES(mutex_);
+  // An offer or an answer; it is sent again with the others until the next one.
+  void send_address(wire::MessageType type, const wire::LaneAddress& address) VERBATIM_EXCLUDES(mutex_);
+  // Of a sender, about a round that it has not begun: nothing is outstanding.
+  void send_empty_report(const wire::LaneDown& down) VERBATIM_EXCLUDES(mutex_);
   // Of which lanes the peer waits for a report.
   Lanes awaited() const VERBATIM_EXCLUDES(mutex_);
   // Incoming::ports, which the data path has not taken yet.
@@ -61,9 +85,10 @@ class LaneMail {
   // Reports each of those lanes as one on which everything has arrived; `members` receives have been posted.
   void report_all_arrived(std::uint32_t members) VERBATIM_EXCLUDES(mutex_);
   // A notice to send, nullopt if there is none. Afterwards it counts as sent; unsend() takes that back.
+  enum class Kind : std::uint8_t { kDown, kReport, kAddress };
   struct Outgoing {
     wire::Notice notice;
-    bool is_report;
+    Kind kind;
     Lanes lane;
   };
   std::optional<Outgoing> take_notice() VERBATIM_EXCLUDES(mutex_);
@@ -72,24 +97,39 @@ class LaneMail {
   void send_again() VERBATIM_EXCLUDES(mutex_);
 
  private:
+  struct Letters {
+    wire::LaneReport report_in;
+    wire::LaneReport report_out;
+    wire::LaneAddress address_out;
+    wire::MessageType address_type;
+    std::uint32_t round = 0;
+  };
+
+  Round round_of(std::uint32_t lane, std::uint32_t round) VERBATIM_REQUIRES(mutex_);
+  Letters& letters(std::size_t lane) VERBATIM_REQUIRES(mutex_);
+
+  const std::size_t count_;
   mutable Mutex mutex_;
   Incoming incoming_ VERBATIM_GUARDED_BY(mutex_);
-  std::vector<wire::LaneReport> reports_in_ VERBATIM_GUARDED_BY(mutex_);
-  std::vector<wire::LaneReport> reports_out_ VERBATIM_GUARDED_BY(mutex_);
+  // Allocated with the first notice: most connections never have one.
+  std::unique_ptr<Letters[]> letters_ VERBATIM_GUARDED_BY(mutex_);
   Lanes asked_ VERBATIM_GUARDED_BY(mutex_) = 0;     // by the peer
   Lanes reported_ VERBATIM_GUARDED_BY(mutex_) = 0;  // in reports_out_
   Lanes declared_ VERBATIM_GUARDED_BY(mutex_) = 0;  // down, by this end
   Lanes unsent_down_ VERBATIM_GUARDED_BY(mutex_) = 0;
   Lanes unsent_reports_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  Lanes addressed_ VERBATIM_GUARDED_BY(mutex_) = 0;  // address_out is set
+  Lanes unsent_addresses_ VERBATIM_GUARDED_BY(mutex_) = 0;
 };
 
-enum class LaneState : std::uint8_t { kWorking, kDraining, kFenced, kDown };
+enum class LaneState : std::uint8_t { kWorking, kDraining, kFenced, kDown, kJoining };
 
 // The lanes of a comm. The thread of its data path, except what is marked.
 class Failover {
  public:
-  // nullptr where failover is impossible: one lane, or too many QPs for a notice.
-  static std::unique_ptr<Failover> create(std::span<const EndpointQp> qps);
+  // nullptr where failover is impossible: too many QPs for a notice, or one lane where `reconnects` is false or the
+  // lane has several QPs.
+  static std::unique_ptr<Failover> create(std::span<const EndpointQp> qps, bool sends, bool reconnects);
 
   std::size_t lanes() const { return lanes_.size(); }
   // Lanes have the same numbers at both ends: in the order of their first QPs.
@@ -104,24 +144,54 @@ class Failover {
     return static_cast<std::size_t>(std::popcount(not_working_.load(std::memory_order_relaxed)));
   }
   std::size_t working() const { return lanes() - not_working(); }
+  // Whether the comm can go on without any lane, until one comes back.
+  bool reconnects() const { return reconnects_; }
   void set_state(std::size_t lane, LaneState state);
   bool peer_fenced(std::size_t lane) const { return lanes_[lane].peer_fenced; }
   void set_peer_fenced(std::size_t lane) { lanes_[lane].peer_fenced = true; }
+  // Of a sender, while the lane is kJoining: outstanding WRITEs that show that it works.
+  std::uint8_t& pings(std::size_t lane) { return lanes_[lane].pings; }
+  // Whether the lane has worked in this round.
+  bool was_used(std::size_t lane) const { return lanes_[lane].used; }
+  // When the lane went down.
+  std::uint64_t& down_ns(std::size_t lane) { return lanes_[lane].down_ns; }
+  // The monitor's: what it has seen of the lane's acknowledgements.
+  struct Watch {
+    std::uint32_t completed = 0;
+    std::uint64_t waits_since_ns = 0;  // for an acknowledgement; the time of the last look if one came or none is due
+  };
+  Watch& watch(std::size_t lane) { return lanes_[lane].watch; }
+  // No lane works. Any thread.
+  std::atomic<bool> waits{false};
+  // The monitor's: how long, and when it last added to that; 0: not yet.
+  std::uint64_t waited_ns = 0;
+  std::uint64_t last_look_ns = 0;
 
-  LaneMail mail;  // any thread
+  // Any thread.
+  LaneMail mail;
+  LaneRenewal renewal;
 
  private:
   struct Lane {
     LaneState state = LaneState::kWorking;
     bool peer_fenced = false;
+    std::uint8_t pings = 0;
+    bool used = true;
+    std::uint64_t down_ns = 0;
+    Watch watch;
     std::vector<std::uint8_t> qps;
   };
 
-  explicit Failover(std::vector<Lane> lanes, std::vector<std::uint8_t> lane_of_qp)
-      : mail(lanes.size()), lanes_(std::move(lanes)), lane_of_qp_(std::move(lane_of_qp)) {}
+  explicit Failover(std::vector<Lane> lanes, std::vector<std::uint8_t> lane_of_qp, bool sends, bool reconnects)
+      : mail(lanes.size()),
+        renewal(lanes.size(), sends),
+        lanes_(std::move(lanes)),
+        lane_of_qp_(std::move(lane_of_qp)),
+        reconnects_(reconnects) {}
 
   std::vector<Lane> lanes_;
   std::vector<std::uint8_t> lane_of_qp_;
+  const bool reconnects_;
   std::atomic<LaneMail::Lanes> not_working_{0};
 };
 
@@ -141,12 +211,20 @@ class LaneLog {
   static constexpr std::uint32_t kSize = 256;  // as many groups can be outstanding
 
   bool full() const { return posted_ - completed_ == kSize; }
+  // The QP is a new one.
+  void restart() {
+    posted_ = completed_ = 0;
+    immediates_ = 0;
+  }
   void add(const SentPart& part, bool immediate) {
     parts_[posted_ % kSize] = part;
     immediate_[posted_ % kSize] = immediate;
     ++posted_;
     if (immediate) ++immediates_;
   }
+  // Any thread.
+  std::uint32_t posted() const { return posted_; }
+  std::uint32_t completed() const { return completed_; }
   // The oldest part is acknowledged: RC acknowledges in order.
   void complete() { ++completed_; }
 
@@ -174,8 +252,8 @@ class LaneLog {
  private:
   std::array<SentPart, kSize> parts_ = {};
   std::array<bool, kSize> immediate_ = {};
-  std::uint32_t posted_ = 0;
-  std::uint32_t completed_ = 0;
+  SingleWriter<std::uint32_t> posted_;
+  SingleWriter<std::uint32_t> completed_;
   std::uint32_t immediates_ = 0;  // posted
 };
 

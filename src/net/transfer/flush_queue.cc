@@ -9,6 +9,20 @@
 
 namespace verbatim {
 
+Result<UniqueQp> FlushQueue::make_qp(const Port& port, ibv_cq* cq, const Config& config) {
+  Result<RcQp> created = create_rc_qp(*port.device, cq, cq, {.send_wr = kSlots, .recv_wr = 1});
+  if (!created) return created.error();
+  ibv_qp* qp = created->qp.get();
+  if (const Status moved = to_init(qp, port, config.pkey_index); !moved) return moved.error();
+  const QpPath path{.mtu = port.active_mtu,
+                    .traffic_class = config.traffic_class.value_or(0),
+                    .service_level = config.service_level.value_or(0)};
+  if (const Status moved = to_rtr(qp, port, qp_address(port, qp), path); !moved) return moved.error();
+  if (const Status moved = to_rts(qp, port, config.timeout, config.retry_count, responder_reads(*port.device)); !moved)
+    return moved.error();
+  return std::move(created->qp);
+}
+
 Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const Endpoint& endpoint,
                                                               const Config& config, std::size_t& port_index) const {
   auto state = std::make_unique<State>();
@@ -18,18 +32,9 @@ Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const 
     state->qps.emplace_back();
     if (is_left_out(i)) continue;
     ibv_cq* cq = endpoint.cqs()[i].get();
-    Result<RcQp> created = create_rc_qp(*port.device, cq, cq, {.send_wr = kSlots, .recv_wr = 1});
-    if (!created) return created.error();
-    ibv_qp* qp = created->qp.get();
-    if (const Status moved = to_init(qp, port, config.pkey_index); !moved) return moved.error();
-    const QpPath path{.mtu = port.active_mtu,
-                      .traffic_class = config.traffic_class.value_or(0),
-                      .service_level = config.service_level.value_or(0)};
-    if (const Status moved = to_rtr(qp, port, qp_address(port, qp), path); !moved) return moved.error();
-    if (const Status moved = to_rts(qp, port, config.timeout, config.retry_count, responder_reads(*port.device));
-        !moved)
-      return moved.error();
-    state->qps.back() = std::move(created->qp);
+    Result<UniqueQp> qp = make_qp(port, cq, config);
+    if (!qp) return qp.error();
+    state->qps.back() = std::move(*qp);
   }
   state->slots.resize(kSlots);
   for (Slot& slot : state->slots) {
@@ -100,10 +105,20 @@ void FlushQueue::complete(std::uint64_t wr_id) {
 
 void FlushQueue::leave_out(std::size_t port, const Device& device) {
   if (is_left_out(port)) return;
-  left_out_ |= 1U << port;
+  left_out_ = left_out_ | 1U << port;
   State* const state = active_.load(std::memory_order_acquire);
   if (state == nullptr) return;
   static_cast<void>(to_error(state->qps[port].get(), device));  // without it they end when their retries do
+}
+
+bool FlushQueue::restore(std::size_t port, UniqueQp& qp) {
+  State* const state = active_.load(std::memory_order_acquire);
+  if (state != nullptr) {
+    if (qp == nullptr) return false;
+    std::swap(state->qps[port], qp);
+  }
+  left_out_ = left_out_ & ~(1U << port);
+  return true;
 }
 
 void FlushQueue::hold(std::uint64_t wr_id) {

@@ -47,6 +47,12 @@ class FlushQueue {
   // complete at complete_held(), when the port's lanes have been drained, which takes longer than a write on the bus.
   void hold(std::uint64_t wr_id);
   void complete_held();
+  // A QP in RTS that is connected to itself, for READs on the port.
+  static Result<UniqueQp> make_qp(const Port& port, ibv_cq* cq, const Config& config);
+  bool is_left_out(std::size_t port) const { return (left_out_ >> port & 1) != 0; }
+  // READs are posted on this port again, on the QP `qp`, which becomes the one from before. False: nothing has changed,
+  // because flushes have been prepared since and `qp` is missing.
+  bool restore(std::size_t port, UniqueQp& qp);
 
   // Whether no READ is outstanding.
   bool all_done() const;
@@ -74,10 +80,8 @@ class FlushQueue {
   Result<std::unique_ptr<State>> create(Comm& comm, const Endpoint& endpoint, const Config& config,
                                         std::size_t& port) const;
 
-  bool is_left_out(std::size_t port) const { return (left_out_ >> port & 1) != 0; }
-
   SingleWriter<std::uint32_t> pending_;
-  std::uint32_t left_out_ = 0;  // ports, one bit each
+  SingleWriter<std::uint32_t> left_out_;  // ports, one bit each
   std::unique_ptr<State> state_;
   std::atomic<State*> active_{nullptr};
 };

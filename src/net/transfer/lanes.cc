@@ -146,8 +146,10 @@ std::size_t divide_by_load(std::uint64_t bytes, std::span<const QpLoad> loads, s
 }
 
 void Striping::set_shares(std::span<const std::uint32_t> shares) {
-  loads_.clear();
-  for (const std::uint32_t share : shares) loads_.emplace_back(share);
+  std::vector<QpLoad> loads;
+  for (const std::uint32_t share : shares) loads.emplace_back(share);
+  for (std::size_t i = 0; i < loads_.size(); ++i) loads[i].outstanding = loads_[i].outstanding;
+  loads_ = std::move(loads);
   stripes_.resize(loads_.size());
   idle_stripes_.reserve(loads_.size());  // the data path allocates nothing
   divide_when_idle();

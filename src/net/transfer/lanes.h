@@ -99,7 +99,7 @@ constexpr std::uint64_t stripe_begin(std::uint64_t bytes, const Stripe& stripe) 
 // counted: others are short. QPs take turns at them by declared speed alone.
 class Striping {
  public:
-  // Before all others; `shares` by qp_shares().
+  // Before all others; `shares` by qp_shares(). Again with other shares: what is outstanding stays.
   void set_shares(std::span<const std::uint32_t> shares);
 
   // The stripes of the next message. Valid until the next call.

@@ -110,7 +110,7 @@ void RecvComm::use_cts_queue(std::size_t queue) {
   const EndpointQp& qp = endpoint_.qps()[queue];
   cts_queue_ = queue;
   cts_qp_ = qp.qp.get();
-  cts_depth_ = qp.send_wr - (queues_[queue].probing ? 1 : 0) - (failover_ != nullptr ? 1 : 0);
+  cts_depth_ = qp.send_wr - (queues_[queue].probing ? 1 : 0) - (can_lose_lanes() ? 1 : 0);
   cts_inline_bytes_ = qp.inline_bytes;
   cts_signal_mask_ = std::bit_floor(std::clamp(qp.send_wr / 4, 1U, kCtsSignalInterval)) - 1;
   cts_sent_ = groups_posted_ & ~std::uint64_t{cts_signal_mask_};

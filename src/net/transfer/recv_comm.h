@@ -144,10 +144,15 @@ class RecvComm final : public CommProgress<RecvComm> {
   bool flush_failed(const ibv_wc& completion, std::size_t port, const FailedWork& work) noexcept;
   bool lane_drained(std::size_t lane) const override;
   wire::LaneReport lane_report(std::size_t lane) const override;
-  bool can_recover(const wire::LaneReport&) const override { return true; }
   void recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) override;
   bool recovered() override { return !ring_rewritten_; }
   void finish_recovery() override {}
+  void adopt_lane(std::size_t lane) override;
+  bool restore_flush_qp(std::size_t port, UniqueQp& qp) override {
+    return !flush_.is_left_out(port) || flush_.restore(port, qp);
+  }
+  void use_lane(std::size_t lane) override;
+  bool needs_flush_qp(std::size_t port) const override { return flush_.prepared() && flush_.is_left_out(port); }
   void lanes_drained() noexcept override { flush_.complete_held(); }
   std::optional<std::uint32_t> all_arrived() const override;
   void use_cts_queue(std::size_t queue);

@@ -121,6 +121,7 @@ void RecvComm::fail_receive(const ibv_wc& completion) {
   }
   const std::size_t queue = completion.wr_id & 0xffff;
   const bool probe = (completion.wr_id & kReceiverProbe) != 0;
+  if (is_of_earlier_qp(completion, queue)) return;
   if (lane_failed(completion, queue, [&] { return probe ? kProbeWork : outstanding_work(completion); })) {
     if ((completion.wr_id & kReceiveWork) != 0) ++queues_[queue].flushed;
     if (probe) probe_dropped();

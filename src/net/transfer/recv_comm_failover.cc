@@ -21,11 +21,31 @@ bool RecvComm::lane_drained(std::size_t lane) const {
 wire::LaneReport RecvComm::lane_report(std::size_t lane) const {
   wire::LaneReport report{.lane = static_cast<std::uint32_t>(lane), .members = next_member_};
   for (const std::size_t qp : failover_->qps(lane)) report.arrived[report.qps++] = queues_[qp].arrived();
+  // Behind the last group of which it is known that it has arrived.
+  report.next_arrival = oldest_member_;
+  for (std::uint32_t member = oldest_member_; member != next_member_;) {
+    const RecvRequest& request = requests_[wire::ring_index(member)];
+    const std::uint32_t next = member + request.group_size;
+    if (!request.optional_completion && request.state == RequestState::kPending) break;
+    if (!request.optional_completion) report.next_arrival = next;
+    member = next;
+  }
   return report;
 }
 
 void RecvComm::recover_lane(std::size_t, const std::optional<wire::LaneReport>&) {
-  if (!works(cts_queue_)) rewrite_ring();
+  if (!works(cts_queue_) && failover_->working() != 0) rewrite_ring();
+}
+
+void RecvComm::adopt_lane(std::size_t lane) {
+  for (const std::size_t qp : failover_->qps(lane)) {
+    queues_[qp] = {endpoint_.qps()[qp].qp.get()};
+    post_receives(qp);
+  }
+}
+
+void RecvComm::use_lane(std::size_t lane) {
+  if (failover_->lane_of(cts_queue_) == lane || !works(cts_queue_)) rewrite_ring();
 }
 
 // A port that cannot be flushed carries no data any more: all of its lanes are down. False: no other lane is left.

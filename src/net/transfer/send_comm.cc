@@ -111,7 +111,7 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
   if (adaptive_routing_) separate_limit_bytes_ = simple_limit_bytes_;
   if (atomic_) single_limit_bytes_ = separate_limit_bytes_ = 0;
   if (atomic_) failover_.reset();
-  if (failover_ != nullptr) {
+  if (can_lose_lanes()) {
     logs_.resize(queues_.size());
     single_limit_bytes_ = separate_limit_bytes_ = 0;  // send_single keeps no log
   }
@@ -182,6 +182,7 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
   request.state = RequestState::kPending;
   request.bytes = bytes;
   request.data = data;
+  request.memory = &memory;
   single_segment_ = {reinterpret_cast<std::uint64_t>(data), static_cast<std::uint32_t>(bytes),
                      memory.lkey[queue.device]};
   ibv_send_wr& work = kSeparate ? separate_data_ : single_;

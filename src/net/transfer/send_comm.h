@@ -67,7 +67,7 @@ class SendComm final : public CommProgress<SendComm> {
     std::uint32_t parts_left = 0;  // of the group's first member: QPs that have not finished
     std::uint64_t bytes = 0;
     const void* data = nullptr;
-    const MemoryKeys* memory = nullptr;  // of `data`; not set by send_single
+    const MemoryKeys* memory = nullptr;  // of `data`
   };
 
   // A work request with its segment, formatted once. Between doorbells all are linked WRITEs of one segment.
@@ -230,6 +230,7 @@ class SendComm final : public CommProgress<SendComm> {
   void resume_pending_post() {
     if (pending_post_.active && error() == nullptr) continue_pending_post();
     if (!missing_.empty()) post_missing_parts();
+    if (shares_changed_) update_shares();
   }
 
   bool can_post_stripes() const;
@@ -248,10 +249,15 @@ class SendComm final : public CommProgress<SendComm> {
   void stop_lane(std::size_t lane) override;
   bool lane_drained(std::size_t lane) const override;
   wire::LaneReport lane_report(std::size_t lane) const override { return {.lane = static_cast<std::uint32_t>(lane)}; }
-  bool can_recover(const wire::LaneReport& peer) const override;
+  bool cts_arrived(std::uint32_t members) const;
   void recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) override;
   bool recovered() override;
   void finish_recovery() override;
+  void adopt_lane(std::size_t lane) override;
+  void use_lane(std::size_t lane) override;
+  void update_shares();
+  LaneProgress lane_progress(std::size_t lane) const override;
+  void recover_single_queue(const std::optional<wire::LaneReport>& peer);
   bool queue_drained(std::size_t queue) const;
   void set_turns();
   // A part of the group with this first request.
@@ -298,9 +304,11 @@ class SendComm final : public CommProgress<SendComm> {
   std::vector<SendQueue> queues_;
   Striping striping_;
   PendingPost pending_post_;
-  std::vector<LaneLog> logs_;         // of the QPs; empty without failover
-  std::vector<MissingPart> missing_;  // to be posted again, the next one last
-  bool fencing_ = false;              // a lane is not fenced at both ends: nothing is posted
+  std::vector<LaneLog> logs_;                     // of the QPs; empty with one lane
+  std::vector<MissingPart> missing_;              // to be posted again, the next one last
+  bool fencing_ = false;                          // a lane is not fenced at both ends: nothing is posted
+  bool shares_changed_ = false;                   // striping_ does not have the working_shares() yet
+  std::optional<std::uint32_t> awaited_members_;  // receives whose CTS entries must arrive before
   // Work requests of a single message, formatted once: the data with an immediate, or the data and a signal.
   ibv_send_wr single_ = {};
   ibv_send_wr separate_data_ = {};
@@ -322,6 +330,8 @@ constexpr unsigned kSendCountShift = 48;
 constexpr std::uint64_t kSendPartDone = std::uint64_t{1} << 32;
 constexpr std::uint64_t kSendSingle = std::uint64_t{1} << 33;
 constexpr std::uint64_t kSendProbe = std::uint64_t{1} << 34;
+// In the place of the ring index: a WRITE that shows that a lane works.
+constexpr std::uint32_t kSendPing = 0xffff;
 constexpr unsigned kSendLoadShift = 35;
 constexpr std::uint32_t kSendLoadMask = (1U << kLoadBits) - 1;
 constexpr std::uint64_t encode_send_work(std::uint32_t index, std::uint32_t queue, std::uint32_t count,

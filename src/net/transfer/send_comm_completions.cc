@@ -22,7 +22,7 @@ std::optional<std::size_t> SendComm::busiest_qp() const {
   std::uint32_t most = 0;
   for (std::size_t i = 0; i < queues_.size(); ++i) {
     const std::uint32_t outstanding = endpoint_.qps()[i].send_wr - queues_[i].free;
-    if (outstanding <= most) continue;
+    if (outstanding <= most || !works(i)) continue;
     most = outstanding;
     busiest = i;
   }
@@ -50,6 +50,7 @@ void SendComm::complete(const ibv_wc& completion) {
   striping_.complete(queue, static_cast<std::uint32_t>(completion.wr_id >> kSendLoadShift) & kSendLoadMask);
   if ((completion.wr_id & kSendPartDone) == 0) {
     if ((completion.wr_id & kSendProbe) != 0) probe_answered();
+    if ((completion.wr_id & 0xffff) == kSendPing) ping_answered(queue);
     return;
   }
   if (!logs_.empty()) logs_[queue].complete();
@@ -98,16 +99,23 @@ RefusedBuffer SendComm::refused_buffer(const SendRequest* first, std::uint32_t m
 void SendComm::fail_send(const ibv_wc& completion) {
   const std::size_t queue = completion.wr_id >> 16 & 0xffff;
   const bool probe = (completion.wr_id & kSendProbe) != 0;
+  if (is_of_earlier_qp(completion, queue)) return;
   const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
-  const std::uint32_t members = (completion.wr_id & kSendSingle) != 0 ? 1 : requests_[index].group_size;
+  const bool ping = index == kSendPing;
+  const bool single = (completion.wr_id & kSendSingle) != 0;
+  const std::uint32_t members = ping ? 0 : single ? 1 : requests_[index].group_size;
   std::uint64_t bytes = 0;
   for (std::uint32_t i = 0; i < members; ++i) bytes += requests_[index + i].bytes;
   FailedWork work{.operation_text = "sending", .bytes = bytes};
-  if (probe) work = kProbeWork;
+  if (probe || ping) work = kProbeWork;
   if (lane_failed(completion, queue, [&] { return work; })) {
-    queues_[queue].free += static_cast<std::uint32_t>(completion.wr_id >> kSendCountShift);
+    auto freed = static_cast<std::uint32_t>(completion.wr_id >> kSendCountShift);
+    // The data of a message whose signal is a work request of its own: that frees the entries of both.
+    if (single && freed == 1 && bytes >= single_limit_bytes_) freed = 0;
+    queues_[queue].free += freed;
     striping_.complete(queue, static_cast<std::uint32_t>(completion.wr_id >> kSendLoadShift) & kSendLoadMask);
     if (probe) probe_dropped();
+    if (ping) ping_answered(queue);
     return;
   }
   if (probe) return fail_completion(completion, queue, work);

@@ -12,16 +12,18 @@
 namespace verbatim {
 
 void SendComm::set_turns() {
+  if (failover_ != nullptr && failover_->working() == 0) return;  // nothing is posted
   const std::vector<std::uint8_t> turns = qp_turns(working_shares());
   turns_.resize(turns.size());
   for (std::size_t i = 0; i < turns.size(); ++i) {
     turns_[i] = {&queues_[turns[i]], &turns_[(i + 1) % turns.size()]};
   }
   turn_ = turns_.data();
+  if (group_.open_members != 0) group_.empty = true;  // its WRITEs were formatted for the QP whose turn it was
 }
 
-void SendComm::stop_lane(std::size_t) {
-  fencing_ = true;
+void SendComm::stop_lane(std::size_t lane) {
+  if (failover_->was_used(lane)) fencing_ = true;
   set_turns();
 }
 
@@ -33,20 +35,24 @@ bool SendComm::lane_drained(std::size_t lane) const {
   return std::ranges::all_of(failover_->qps(lane), [&](std::size_t qp) { return queue_drained(qp); });
 }
 
-// Whether all CTS entries that the receiver has written have arrived.
-bool SendComm::can_recover(const wire::LaneReport& peer) const {
-  if (static_cast<std::int32_t>(head() - peer.members) >= 0) return true;
+// Whether the CTS entries of all receives before this one have arrived.
+bool SendComm::cts_arrived(std::uint32_t members) const {
+  if (static_cast<std::int32_t>(head() - members) >= 0) return true;
   // The last entry of a group may lie behind the regular ones.
   const auto has_arrived = [&](std::uint32_t place) {
     const auto* word = reinterpret_cast<const std::uint32_t*>(control_.data() + place * entry_bytes_ + ready_offset_);
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE) - peer.members < wire::kMaxInFlight;
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) - members < wire::kMaxInFlight;
   };
-  const std::uint32_t place = wire::ring_index(peer.members - 1);
+  const std::uint32_t place = wire::ring_index(members - 1);
   return has_arrived(place) ||
          (place + wire::kMaxInFlight < wire::kRingEntries && has_arrived(place + wire::kMaxInFlight));
 }
 
 void SendComm::recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) {
+  if (peer && (!awaited_members_ || static_cast<std::int32_t>(peer->members - *awaited_members_) > 0)) {
+    awaited_members_ = peer->members;
+  }
+  if (logs_.empty()) return recover_single_queue(peer);
   const std::span<const std::uint8_t> qps = failover_->qps(lane);
   const auto known = static_cast<std::ptrdiff_t>(missing_.size());
   for (std::size_t i = 0; i < qps.size(); ++i) {
@@ -65,22 +71,113 @@ void SendComm::recover_lane(std::size_t lane, const std::optional<wire::LaneRepo
     pending_post_.member = 0;
     pending_post_.stripe_done = pending_post_.part_bytes = 0;
   }
-  // The WRITEs of a group that is not complete were formatted for the QP whose turn it was.
-  if (group_.open_members != 0) group_.empty = true;
+}
+
+// The only QP keeps no log: messages are posted there in the order of their members, and arrive in it. What was posted
+// again when it failed before is computed anew.
+void SendComm::recover_single_queue(const std::optional<wire::LaneReport>& peer) {
+  pending_post_ = {};
+  failure_state_.clear_flag(kPostPending);
+  missing_.clear();
+  const std::uint32_t end = head();
+  // The requests of the group that is not complete are in the place of the oldest ones.
+  const std::uint32_t begin = end - wire::kMaxInFlight + (group_.open_members != 0 ? group_.group_size : 0);
+  // An entry that was written again since: the receiver knows that the message has arrived.
+  const auto is_written_again = [&](std::uint32_t member) {
+    return !ready(control_.data() + wire::ring_index(member) * entry_bytes_, member);
+  };
+  std::uint32_t first_missing = peer ? peer->next_arrival : end;
+  if (peer && peer->all_arrived != 0) {
+    first_missing = begin;
+    for (std::uint32_t member = begin; member != end; ++member) {
+      const std::uint32_t index = wire::ring_index(member);
+      const bool optional = !is_written_again(member) && entry(index).flags == wire::CtsFlags::kOptionalCompletion;
+      if (requests_[index].state == RequestState::kPending && !optional) first_missing = member + 1;
+    }
+  }
+  for (std::uint32_t member = begin; member != end;) {
+    const std::uint32_t index = wire::ring_index(member);
+    SendRequest& request = requests_[index];
+    const bool has_arrived = static_cast<std::int32_t>(member - first_missing) < 0 || is_written_again(member);
+    if (has_arrived) {
+      // A group that goes on behind the end of the ring has its last requests there.
+      const std::uint32_t last = index == wire::kRingMask ? wire::kRingEntries - 1 : index;
+      for (std::uint32_t i = index; i <= last; ++i) {
+        if (requests_[i].state == RequestState::kPending) requests_[i].state = RequestState::kDone;
+      }
+    }
+    if (has_arrived || request.state != RequestState::kPending) {
+      ++member;
+      continue;
+    }
+    const wire::CtsHead& group = entry(index);
+    request.group_size = std::clamp<std::uint8_t>(group.group_size, 1, wire::kMaxGroup);
+    request.parts_left = 1;
+    missing_.push_back({{.index = static_cast<std::uint16_t>(index), .last = kWholeMessage - 1},
+                        group.flags != wire::CtsFlags::kOptionalCompletion});
+    member += request.group_size;
+  }
+  std::reverse(missing_.begin(), missing_.end());
+}
+
+Comm::LaneProgress SendComm::lane_progress(std::size_t lane) const {
+  LaneProgress progress;
+  for (const std::size_t qp : failover_->qps(lane)) {
+    progress.completed += logs_[qp].completed();
+    progress.posted += logs_[qp].posted();
+  }
+  return progress;
+}
+
+void SendComm::adopt_lane(std::size_t lane) {
+  std::uint8_t pings = 0;
+  for (const std::size_t index : failover_->qps(lane)) {
+    const EndpointQp& end = endpoint_.qps()[index];
+    SendQueue& queue = queues_[index];
+    queue.qp = end.qp.get();
+    queue.free = end.send_wr - 1;
+    queue.inline_bytes = end.inline_bytes;
+    if (!logs_.empty()) logs_[index].restart();
+    ibv_send_wr work{};
+    work.wr_id = encode_send_work(kSendPing, static_cast<std::uint32_t>(index), 1, false);
+    work.opcode = IBV_WR_RDMA_WRITE;
+    work.send_flags = IBV_SEND_SIGNALED;
+    work.wr.rdma.remote_addr = record_address_;
+    work.wr.rdma.rkey = queue.record_rkey;
+    ibv_send_wr* refused = nullptr;
+    const int returned = ibv_post_send(queue.qp, &work, &refused);
+    if (returned != 0) return fail_post("ibv_post_send", returned, index);
+    ++pings;
+  }
+  pings_posted(lane, pings);
+}
+
+void SendComm::use_lane(std::size_t) {
+  set_turns();
+  shares_changed_ = true;
+}
+
+// Not while a post uses the stripes of before.
+void SendComm::update_shares() {
+  if (pending_post_.active) return;
+  shares_changed_ = false;
+  striping_.set_shares(working_shares());
 }
 
 bool SendComm::recovered() {
+  if (awaited_members_ && !cts_arrived(*awaited_members_)) return false;
   fencing_ = false;
   resume_pending_post();
   if (pending_post_.active || !missing_.empty()) return false;
   for (std::size_t queue = 0; queue < queues_.size(); ++queue) {
-    if (!queue_drained(queue)) return false;
+    if (works(queue) && !queue_drained(queue)) return false;
   }
   return true;
 }
 
 void SendComm::finish_recovery() {
-  striping_.set_shares(working_shares());  // nothing is outstanding
+  awaited_members_.reset();
+  shares_changed_ = true;
 }
 
 void SendComm::post_missing_parts() {
@@ -139,6 +236,8 @@ void SendComm::post_again(const MissingPart& missing) {
     if (again.writes_size_record) store_sizes(index, group_size);
   } else {
     const std::optional<std::uint32_t> overwritten = overwritten_members(first_member, group_size);
+    // With one QP, an entry that was written again shows that the message has arrived.
+    if (!overwritten && logs_.empty()) return part_finished(requests_[index]);
     if (!overwritten) {
       return fail(ErrorKind::kRemote, "lane", [&] {
         return Failure{"a message with optional completion was lost with a lane and cannot be sent again",

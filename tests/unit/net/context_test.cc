@@ -1,6 +1,7 @@
 // What a communicator's context promises beside data: settings that reach the QPs, deadlines, and orderly ends.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -8,6 +9,7 @@
 
 #include "connected_comms.h"
 #include "net/context/forecast.h"
+#include "support/log_capture.h"
 
 namespace verbatim {
 namespace {
@@ -100,6 +102,21 @@ TEST_F(ContextTest, Forecast_IsWhatConnectionsTake) {
   EXPECT_EQ(more.flush_qps, 20U);
   EXPECT_EQ(more.memory_regions, 40U);
   EXPECT_EQ(forecast({}, 1, 0, {}).descriptors, 0U);
+}
+
+TEST_F(ContextTest, Connect_LogsWhatBothEndsHaveNegotiated) {
+  ::setenv("VERBATIM_QPS_PER_CONNECTION", "3", 1);
+  const LogCapture log;
+  ConnectedComms link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  const std::string peer = link.send().endpoint().peer_name();
+  const std::string negotiated = peer +
+                                 ": softverbs0:1 to softverbs0:1, MTU 4096, 3 QPs on 1 lane, completion by "
+                                 "immediates";
+  const std::vector<std::string> lines = log.infos();
+  for (const char* direction : {"send to ", "receive from "}) {
+    EXPECT_EQ(std::count(lines.begin(), lines.end(), direction + negotiated), 1) << testing::PrintToString(lines);
+  }
 }
 
 TEST_F(ContextTest, TrafficClassOfCommunicator_ReachesBothEnds) {

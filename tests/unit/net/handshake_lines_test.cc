@@ -2,7 +2,10 @@
 // another service. Each case runs in a child process.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <net/if.h>
 #include <netinet/in.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +14,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <regex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -398,6 +402,97 @@ TEST(TcpConnect, NoRoute_NamesRouteAndInterfaces) {
                   "address, or its host is down. Next: 'ip route get 127.255.255.255' on this host, and look at "
                   "127.255.255.255:4711; VERBATIM_SOCKET_IFNAME on both hosts chooses interfaces that reach each other "
                   "(here lo 127.0.0.1)"});
+}
+
+// The listen backlog is full, so the kernel drops the SYN, as a firewall does.
+TEST(TcpConnect, NothingAnswers_SuggestsFirewallAndNamesPort) {
+  const Lines warnings = lines_of([] {
+    HandshakePair pair;
+    const Service service;
+    pair.handle = service.in_place_of(pair.handle);
+    Result<wire::Handle> handle = wire::decode_handle(pair.handle);
+    ASSERT_TRUE(handle);
+    const UniqueFd filler = service.fill();
+    pair.connect_until_failure();
+  });
+  ASSERT_EQ(warnings.size(), 1U);
+  const std::string line =
+      std::regex_replace(warnings[0], std::regex("port [0-9]+|(127\\.0\\.0\\.1) [0-9]+'"), "$1 PORT");
+  EXPECT_EQ(line, kConnecting +
+                      "connect: Connection timed out, repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S): "
+                      "nothing answers: a firewall drops the packets to TCP  PORT of 127.0.0.1, or its host is down "
+                      "or has another address. Next: allow TCP between the hosts on all ports (the kernel chooses "
+                      "the port), 'nc -vz 127.0.0.1 PORT on this host tries it; 'ip route get 127.0.0.1' on this "
+                      "host, and look at 127.0.0.1:#; VERBATIM_SOCKET_IFNAME on both hosts chooses interfaces that "
+                      "reach each other (here lo 127.0.0.1)");
+}
+
+// Connects the second device to the first one, with these GIDs.
+Lines lines_between_gids(const std::string& first, const std::string& second) {
+  test::Variables variables = with_faults("seed=1");
+  variables.emplace_back("VERBATIM_GID_INDEX", "softverbs0=" + first + ",softverbs1=" + second);
+  return warnings_of(test::check_in_child(variables, [] {
+    HandshakePair pair;
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      static_cast<void>(pair.accept());
+      return !pair.contexts[1]->connect(1, pair.handle, -1);
+    }));
+  }));
+}
+
+Lines expected_between_gids(const std::string& what, const std::string& first, const std::string& second) {
+  const std::string both =
+      what + ": softverbs0:1 on HOST has GID " + first + ", softverbs1:1 on HOST has GID " + second;
+  return {kAccepting + both +
+              ". Next: choose entries of the same type on both hosts: 'show_gids' lists them, VERBATIM_GID_INDEX, "
+              "VERBATIM_ROCE_VERSION, VERBATIM_ADDR_FAMILY and VERBATIM_ADDR_RANGE choose",
+          "connecting softverbs1:1 of HOST to the peer at 127.0.0.1:# failed: the peer refused the connection: " +
+              both + ". Next: look at 127.0.0.1:# first: its log says more"};
+}
+
+TEST(HandshakeFailureLine, DifferentGidTypes_NamesBothGids) {
+  EXPECT_EQ(lines_between_gids("3", "2"),
+            expected_between_gids("one end uses RoCE v1, the other RoCE v2", "3 ::ffff:10.77.0.1 (RoCE v2)",
+                                  "2 ::ffff:10.77.1.1 (RoCE v1)"));
+  const Lines families = lines_between_gids("3", "1");
+  ASSERT_EQ(families.size(), 2U) << testing::PrintToString(families);
+  for (const std::string& line : families) {
+    EXPECT_NE(line.find("one end has an IPv4 GID, the other an IPv6 GID: softverbs0:1 on HOST has GID 3 "
+                        "::ffff:10.77.0.1 (RoCE v2), softverbs1:1 on HOST has GID 1 fe80::"),
+              std::string::npos)
+        << line;
+  }
+}
+
+// In a network namespace of its own, whose only interface is lo.
+TEST(SideChannelInterface, OnlyLoopback_IsWarning) {
+  const auto has_only_loopback = [] {
+    if (::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
+    const UniqueFd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    ifreq request{};
+    std::strcpy(request.ifr_name, "lo");
+    request.ifr_flags = IFF_UP | IFF_RUNNING;
+    return ::ioctl(socket.get(), SIOCSIFFLAGS, &request) == 0;
+  };
+  if (test::run_in_child({}, [&] { return has_only_loopback() ? 0 : 1; }).status != 0) {
+    GTEST_SKIP() << "no permission to make a network namespace";
+  }
+  const auto warnings = [&](const char* interface) {
+    test::Variables variables = with_faults("seed=1");
+    variables.emplace_back("VERBATIM_SOCKET_IFNAME", interface);
+    return warnings_of(test::check_in_child(variables, [&] {
+      ASSERT_TRUE(has_only_loopback());
+      const Result<Context*> context = open_context(-1);
+      ASSERT_TRUE(context);
+      close_context(*context);
+    }));
+  };
+  EXPECT_EQ(
+      warnings(""),
+      Lines{"the side channel uses the loopback interface lo 127.0.0.1, because no other network interface is up: "
+            "processes on other hosts cannot connect. Next: set an interface up ('ip address'); if all processes "
+            "are on this host, VERBATIM_SOCKET_IFNAME=lo says so"});
+  EXPECT_EQ(warnings("lo"), Lines());
 }
 
 TEST(HandshakeFailureLine, OtherServiceAnswersConnect_NamesVersions) {

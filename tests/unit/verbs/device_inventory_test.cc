@@ -256,7 +256,38 @@ TEST_F(DeviceInventoryTest, GidIndexMissingOnOneDevice_IsWarning) {
   const auto inventory = open();
   EXPECT_EQ(names(*inventory), "verbatim_mlx5_0");
   EXPECT_EQ(inventory->ports()[0].gid.index, 1U);
-  EXPECT_EQ(log_.only_warning(), "not used: mlx5_1:1: GID 1, set by NCCL_IB_GID_INDEX, is empty or does not exist");
+  EXPECT_EQ(log_.only_warning(),
+            "not used: mlx5_1:1: GID 1, set by NCCL_IB_GID_INDEX, is empty or does not exist; not empty: 0 "
+            "::ffff:10.0.0.1 (RoCE v2)");
+}
+
+TEST_F(DeviceInventoryTest, GidTableWithoutEntries_IsSaid) {
+  fake_.add_device("mlx5_0").add_roce_port().gids.clear();
+  config_.gid = {.everywhere = 3U, .variable = "VERBATIM_GID_INDEX"};
+  EXPECT_FALSE(try_open());
+  EXPECT_EQ(log_.only_warning(),
+            "no RDMA device is usable. mlx5_0:1: GID 3, set by VERBATIM_GID_INDEX, is empty or "
+            "does not exist; not empty: none");
+}
+
+TEST_F(DeviceInventoryTest, PkeyIndexOutOfTable_IsSaid) {
+  fake_.add_device("mlx5_0").add_roce_port().attributes.pkey_tbl_len = 128;
+  fake_.add_device("mlx5_1").add_roce_port().attributes.pkey_tbl_len = 1;
+  config_.pkey_index = 1;
+  const auto inventory = open();
+  EXPECT_EQ(names(*inventory), "verbatim_mlx5_0");
+  EXPECT_EQ(log_.only_warning(),
+            "not used: mlx5_1:1: P_Key index 1, set by VERBATIM_PKEY or NCCL_IB_PKEY, is out of "
+            "the table, which has 1 entry");
+}
+
+TEST_F(DeviceInventoryTest, PkeyThatCannotBeRead_IsSaid) {
+  fake_.add_device("mlx5_0").add_roce_port().attributes.pkey_tbl_len = 128;
+  config_.pkey_index = 5;
+  fake_.failures["query_pkey"] = EINVAL;
+  EXPECT_FALSE(try_open());
+  EXPECT_EQ(log_.only_warning(),
+            "no RDMA device is usable. mlx5_0:1: P_Key index 5, set by VERBATIM_PKEY or NCCL_IB_PKEY, is empty");
 }
 
 TEST_F(DeviceInventoryTest, DriverFeatures_DeterminePtrSupport) {

@@ -232,6 +232,33 @@ TEST_F(QpTest, ToRtrBetweenLinkLayers_IsRejected) {
   EXPECT_TRUE(fake_.modifications().empty());
 }
 
+TEST_F(QpTest, ToRtrBetweenGidTypes_IsRejected) {
+  const RcQp qp = create();
+  port_.gid.version = RoceVersion::kV2;
+  QpAddress remote = kRoceRemote;
+  const auto rejected = [&]() -> std::string {
+    const Status status = to_rtr(qp.qp.get(), port_, remote, {});
+    if (status) return "";
+    EXPECT_EQ(status.error().kind, ErrorKind::kRemote);
+    EXPECT_EQ(status.error().step, SetupStep::kMatchGids);
+    return status.error().operation;
+  };
+  EXPECT_EQ(rejected(), "") << "the peer's version is not known";
+  remote.roce_version = RoceVersion::kV2;
+  EXPECT_EQ(rejected(), "");
+  EXPECT_EQ(fake_.modifications().size(), 2U);
+  remote.roce_version = RoceVersion::kV1;
+  EXPECT_EQ(rejected(), "one end uses RoCE v1, the other RoCE v2");
+  remote.roce_version = RoceVersion::kV2;
+  remote.gid = fake_gid("fe80::2", 0).gid;
+  EXPECT_EQ(rejected(), "one end has an IPv4 GID, the other an IPv6 GID");
+  port_.gid.gid = fake_gid("2001:db8::1", 0).gid;
+  EXPECT_EQ(rejected(), "");
+  port_.gid.version = remote.roce_version = RoceVersion::kV1;
+  EXPECT_EQ(rejected(), "");
+  EXPECT_EQ(fake_.modifications().size(), 4U);
+}
+
 TEST_F(QpTest, ToRtrFails_GivesErrno) {
   const RcQp qp = create();
   for (const int code : {ETIMEDOUT, ENETUNREACH, ENODEV, EINVAL}) {

@@ -1,0 +1,272 @@
+// Lanes that come back after they were down, and connections of one lane that wait for it.
+#include "failover_traffic.h"
+
+namespace verbatim {
+namespace {
+
+std::size_t count_lines(const std::string& output, const std::string& begin, const std::string& part) {
+  const Lines lines = warnings_of(output);
+  return static_cast<std::size_t>(std::ranges::count_if(
+      lines, [&](const std::string& line) { return line.starts_with(begin) && line.find(part) != std::string::npos; }));
+}
+
+// Rounds until both ends use all of their lanes, after at least one was down.
+void rounds_until_all_work(Traffic& traffic) {
+  const auto down = [&] { return traffic.link.send().lanes_down() + traffic.link.recv().lanes_down(); };
+  EXPECT_TRUE(ConnectedComms::eventually([&] {
+    traffic.rounds(1);
+    return ::testing::Test::HasFailure() || down() != 0;
+  }));
+  EXPECT_TRUE(ConnectedComms::eventually([&] {
+    traffic.rounds(1);
+    return ::testing::Test::HasFailure() || down() == 0;
+  }));
+  traffic.rounds(3);
+}
+
+TEST(LaneReturns, LinkComesBack_IsUsedAgain) {
+  for (const char* engine : {"inline", "thread"}) {
+    for (const char* device : {"0", "1"}) {
+      SCOPED_TRACE(std::string(engine) + " " + device);
+      const std::string output =
+          in_child(std::string("link-down after=12 for=200ms device=") + device,
+                   [] {
+                     Traffic traffic;
+                     rounds_until_all_work(traffic);
+                   },
+                   {{"SOFTVERBS_ENGINE", engine}, {"VERBATIM_TIMEOUT", "14"}, {"VERBATIM_RETRY_CNT", "7"}});
+      EXPECT_EQ(count_lines(output, "lane ", " is down, the connection goes on over 1 with 50 % of the bandwidth: "),
+                2U);
+      EXPECT_EQ(count_lines(output, "lane ", " is back after "), 2U);
+      EXPECT_EQ(count_lines(output, "lane ", ", the connection uses 2 with 100 % of the bandwidth. Path: "), 2U);
+    }
+  }
+}
+
+// Several QPs a lane, a port that has several lanes, four lanes of which two are down at once.
+TEST(LaneReturns, OtherShapes_AreUsedAgain) {
+  const test::Variables qps = {{"VERBATIM_QPS_PER_CONNECTION", "3"}};
+  in_child(
+      "link-down device=1 after=20 for=100ms",
+      [] {
+        Traffic traffic;
+        rounds_until_all_work(traffic);
+      },
+      qps);
+  in_child(
+      "link-down device=1 after=8 for=100ms",
+      [] {
+        Traffic traffic(2, 4);
+        rounds_until_all_work(traffic);
+      },
+      kFourDevices);
+  in_child(
+      "link-down device=1 after=8 for=100ms; link-down device=3 after=9 for=250ms",
+      [] {
+        Traffic traffic(4);
+        rounds_until_all_work(traffic);
+      },
+      kFourDevices);
+}
+
+// The port has another address when its link comes back.
+TEST(LaneReturns, AddressHasChanged_NewOneIsUsed) {
+  const std::string output = in_child(
+      "link-down device=1 after=12 for=200ms; gid device=1 index=3 address=none after=13;"
+      "gid device=1 index=4 address=10.77.9.9 type=rocev2 after=13",
+      [] {
+        Traffic traffic;
+        rounds_until_all_work(traffic);
+      },
+      {{"SOFTVERBS_ENGINE", "thread"}});
+  EXPECT_EQ(count_lines(output, "lane 2 of 2 is back after ", "GID 4 ::ffff:10.77.9.9"), 2U);
+}
+
+// The event alone takes the lane down: packets still arrive here.
+TEST(LaneReturns, AddressChangesWhileInUse_NewOneIsUsed) {
+  const std::string output = in_child(
+      "gid device=1 index=4 address=10.77.9.9 type=rocev2 after=12; gid device=1 index=3 address=none after=13",
+      [] {
+        Traffic traffic;
+        rounds_until_all_work(traffic);
+      },
+      {{"SOFTVERBS_ENGINE", "thread"}});
+  EXPECT_GE(count_lines(output, "lane 2 of 2 is down, ", "softverbs1 on HOST reported that its GID has changed"), 1U);
+  EXPECT_EQ(count_lines(output, "lane 2 of 2 is back after ", "GID 4 ::ffff:10.77.9.9"), 2U);
+}
+
+// Packets vanish, no event comes, and the retries take half a minute.
+TEST(LaneReturns, NothingIsAcknowledged_LaneIsSuspected) {
+  const std::string output = in_child("unreachable device=1 after=12 for=1s",
+                                      [] {
+                                        Traffic traffic;
+                                        const auto begin = std::chrono::steady_clock::now();
+                                        rounds_until_all_work(traffic);
+                                        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+                                      },
+                                      {{"SOFTVERBS_ENGINE", "thread"},
+                                       {"VERBATIM_TIMEOUT", "20"},
+                                       {"VERBATIM_RETRY_CNT", "7"},
+                                       {"VERBATIM_LANE_TIMEOUT_MS", "100"}});
+  EXPECT_EQ(
+      count_lines(
+          output, "lane 2 of 2 is down, ",
+          "nothing was acknowledged for 100 ms (VERBATIM_LANE_TIMEOUT_MS), while another lane has acknowledgements"),
+      1U);
+  EXPECT_EQ(count_lines(output, "lane 2 of 2 is back after ", ""), 2U);
+}
+
+// The events have no effect while both links are down: no lane would be left. When the first link is up they have.
+TEST(LaneReturns, BothLinksAreDown_FirstOneThatIsUpCarriesAll) {
+  const std::string output =
+      in_child("link-down device=0 after=12 for=100ms; link-down device=1 after=12 for=3s",
+               [] {
+                 Traffic traffic;
+                 rounds_until_all_work(traffic);
+               },
+               {{"VERBATIM_TIMEOUT", "18"}, {"VERBATIM_RETRY_CNT", "7"}, {"VERBATIM_LANE_TIMEOUT_MS", "0"}});
+  EXPECT_GE(count_lines(output, "lane 2 of 2 is down, ", "softverbs1 on HOST reported that its link is down"), 1U);
+  EXPECT_GE(count_lines(output, "lane 2 of 2 is back after ", ""), 2U);
+}
+
+// Flushes go over the port again, which then has written what is flushed.
+TEST(LaneReturns, Flush_UsesThePortAgain) {
+  in_child("link-down device=1 after=12 for=100ms", [] {
+    Traffic traffic;
+    std::vector<std::uint8_t> buffer(64);
+    const std::unique_ptr<MemoryHandle> memory = traffic.link.reg(traffic.link.recv(), buffer, MemoryType::kCuda);
+    const auto flush = [&] {
+      Request* const request = traffic.link.recv().iflush(buffer.data(), *memory);
+      ASSERT_NE(request, nullptr);
+      EXPECT_TRUE(ConnectedComms::eventually([&] {
+        int done = 0;
+        RecvComm::test_flush(*request, &done);
+        return done == 1;
+      }));
+    };
+    flush();
+    rounds_until_all_work(traffic);
+    flush();
+    EXPECT_EQ(traffic.link.recv().error(), nullptr);
+  });
+}
+
+// Links go down for random times, one or both at once.
+TEST(LaneReturns, LinksFlap_NoByteIsWrong) {
+  const char* const flaps = std::getenv("FAILOVER_FLAPS");
+  const int count = flaps != nullptr ? std::atoi(flaps) : 15;
+  std::mt19937 random(1);
+  const auto below = [&](unsigned limit) { return std::to_string(random() % limit); };
+  std::string faults;
+  int at_ms = 20;
+  for (int i = 0; i < count; ++i) {
+    faults += "link-down device=" + below(2) + " at=" + std::to_string(at_ms) + "ms for=" + below(150) + "ms;";
+    at_ms += 1 + static_cast<int>(random() % 700);
+  }
+  const std::string output =
+      in_child(faults,
+               [at_ms] {
+                 Traffic traffic;
+                 const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(at_ms + 200);
+                 while (!::testing::Test::HasFailure() && std::chrono::steady_clock::now() < end) traffic.rounds(1);
+                 EXPECT_TRUE(ConnectedComms::eventually([&] {
+                   traffic.rounds(1);
+                   return ::testing::Test::HasFailure() ||
+                          traffic.link.send().lanes_down() + traffic.link.recv().lanes_down() == 0;
+                 }));
+               },
+               {{"SOFTVERBS_ENGINE", "thread"}, {"VERBATIM_TIMEOUT", "10"}});
+  EXPECT_GE(count_lines(output, "lane ", " is back after "), 4U);
+}
+
+// All attempts of one message are lost, or all acknowledgements.
+TEST(OneLane, Outage_ConnectionWaitsAndGoesOn) {
+  for (int nth = 6; nth < 54; nth += 3 * step()) {
+    for (const char* kind : {"drop-request", "drop-ack"}) {
+      for (const bool adaptive_routing : {false, true}) {
+        const std::string fault = std::string(kind) + " device=0 times=all nth=" + std::to_string(nth);
+        SCOPED_TRACE(fault);
+        const std::string output = in_child(fault, [] { Traffic(1).rounds(3); },
+                                            {{"VERBATIM_ADAPTIVE_ROUTING", adaptive_routing ? "1" : "0"}});
+        EXPECT_EQ(count_lines(output, "lane 1 of 1 is down, the connection waits for up to 60 s until ", ""), 2U);
+        EXPECT_EQ(count_lines(output, "lane 1 of 1 is back after ", ""), 2U);
+      }
+    }
+  }
+}
+
+// The second loss comes while what the first one has lost is posted again.
+TEST(OneLane, SeveralOutages_NoByteIsWrong) {
+  for (int nth = 9; nth < 16; ++nth) {
+    const std::string output =
+        in_child("drop-request device=0 times=all nth=8;drop-ack device=0 times=all nth=" + std::to_string(nth) +
+                     ";drop-request device=0 times=all nth=" + std::to_string(nth + 4),
+                 [] { Traffic(1).rounds(3); });
+    EXPECT_GE(count_lines(output, "lane 1 of 1 is back after ", ""), 4U);
+  }
+}
+
+// Grouped messages lie across the end of the ring, whose entries have been written again several times.
+TEST(OneLane, OutageBehindTheFirstRingPass_NoByteIsWrong) {
+  for (int nth = 300; nth < 340; nth += 2 * step()) {
+    for (const char* kind : {"drop-request", "drop-ack"}) {
+      SCOPED_TRACE(std::string(kind) + " " + std::to_string(nth));
+      const std::string output =
+          in_child(std::string(kind) + " device=0 times=all nth=" + std::to_string(nth), [] { Traffic(1).rounds(26); });
+      EXPECT_EQ(count_lines(output, "lane 1 of 1 is back after ", ""), 2U);
+    }
+  }
+}
+
+// Another lane joins between the members of a group, whose turn was that of the first one.
+TEST(LaneReturns, GroupHalfFilled_KeepsItsBytes) {
+  in_child("link-down device=0 after=6 for=50ms", [] {
+    Traffic traffic;
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      traffic.rounds(1);
+      return ::testing::Test::HasFailure() || traffic.link.send().lanes_down() == 1;
+    }));
+    constexpr std::size_t kMember = 5000;
+    Buffers<> group(traffic.link, pattern(2 * kMember, 7));
+    const RecvBuffer members[] = {{group.target.data(), kMember, 0, group.recv_memory.get()},
+                                  {group.target.data() + kMember, kMember, 1, group.recv_memory.get()}};
+    std::vector<Request*> requests;
+    const MemoryKeys& memory = *group.send_memory;
+    requests.push_back(traffic.link.posted([&] { return traffic.link.irecv(members); }));
+    requests.push_back(
+        traffic.link.posted([&] { return traffic.link.isend(group.source.data(), kMember, 0, memory); }));
+    EXPECT_EQ(traffic.link.send().lanes_down(), 1U);
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      traffic.link.progress();
+      return traffic.link.send().lanes_down() + traffic.link.recv().lanes_down() == 0;
+    }));
+    requests.push_back(
+        traffic.link.posted([&] { return traffic.link.isend(group.source.data() + kMember, kMember, 1, memory); }));
+    for (Request* const request : requests) ASSERT_TRUE(traffic.link.wait(request));
+    EXPECT_EQ(group.target, group.source);
+    EXPECT_EQ(traffic.link.send().error(), nullptr);
+  });
+}
+
+TEST(OneLane, OutageIsTooLong_BothEndsSaySo) {
+  const std::string output = in_child(from_message("drop-request device=0", 8),
+                                      [] {
+                                        Traffic traffic(1);
+                                        EXPECT_TRUE(traffic.fails());
+                                        EXPECT_TRUE(ConnectedComms::fails(traffic.link.send()));
+                                        EXPECT_TRUE(ConnectedComms::fails(traffic.link.recv()));
+                                      },
+                                      {{"VERBATIM_RECONNECT_S", "1"}});
+  EXPECT_GE(count_lines(output, "no lane to the peer ", " has come back within 1 s (VERBATIM_RECONNECT_S)"), 1U);
+}
+
+// Such a connection has never worked: nobody waits for it.
+TEST(OneLane, FirstMessageFails_ConnectionFailsAtOnce) {
+  in_child(from_message("drop-request device=0", 1), [] {
+    Traffic traffic(1);
+    EXPECT_TRUE(traffic.fails());
+  });
+}
+
+}  // namespace
+}  // namespace verbatim
