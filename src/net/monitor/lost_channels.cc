@@ -56,6 +56,12 @@ void give_up_attempt(ConnectionTable& table, MonitoredConnection& connection, st
   }
 }
 
+// The NIC is asked anew after a refusal: that of a process that is being killed may have answered the last probe.
+void set_refused(LostChannel& lost, bool refused, std::uint64_t now) {
+  lost.refused = refused;
+  if (refused) lost.probe_ns = std::min(lost.probe_ns, now);
+}
+
 void begin_attempt(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
     VERBATIM_REQUIRES(table.mutex) {
   sockaddr_storage own{};
@@ -63,7 +69,7 @@ void begin_attempt(ConnectionTable& table, MonitoredConnection& connection, std:
   std::memcpy(&own, &connection.addresses->own, sizeof connection.addresses->own);
   std::memcpy(&peer, &connection.addresses->peer, sizeof connection.addresses->peer);
   Result<UniqueFd> socket = tcp_connect(peer, own);
-  connection.lost->refused = !socket && socket.error().sys_errno == ECONNREFUSED;
+  set_refused(*connection.lost, !socket && socket.error().sys_errno == ECONNREFUSED, now);
   if (!socket) return give_up_attempt(table, connection, now);
   connection.lost->attempt = std::move(*socket);
   connection.lost->attempt_ns = now + kAttemptTimeoutNs;
@@ -179,7 +185,7 @@ bool advance_lost_channel(ConnectionTable& table, MonitoredConnection& connectio
   if (now >= lost.probe_ns) {  // the first is sent at once; while data of the peer arrives no other is needed
     const std::uint64_t progress = connection.comm->peer_progress();
     const bool first = lost.probe_ns == lost.since_ns;
-    if (std::exchange(connection.peer_progress, progress) == progress || first) {
+    if (std::exchange(connection.peer_progress, progress) == progress || first || lost.refused) {
       connection.comm->set_signal(CommSignal::kProbePeer);
     }
     lost.probe_ns = now + kProbePeriodNs;
@@ -204,7 +210,7 @@ void advance_attempt(ConnectionTable& table, MonitoredConnection& connection) {
   const auto id = static_cast<std::uint32_t>(connection.comm->side_channel().get());
   if (!lost.resume_sent) {
     const Result<bool> connected = tcp_connected(lost.attempt);
-    lost.refused = !connected && connected.error().sys_errno == ECONNREFUSED;
+    set_refused(lost, !connected && connected.error().sys_errno == ECONNREFUSED, monotonic_ns());
     if (connected && !*connected) {
       if (table.poller.rearm_writable(lost.attempt.get(), PollSource::kAttempt, id)) return;
     } else if (connected) {
