@@ -65,8 +65,37 @@ std::optional<SocketInterface> choose(std::span<const SocketInterface> interface
   return *best;
 }
 
+constexpr const char* kNetworkInterfaces = "^docker,lo,virbr";
 // Tried in this order when no list is set.
-constexpr const char* kDefaultLists[] = {"ib", "^docker,lo,virbr", "docker,virbr", "lo"};
+constexpr const char* kDefaultLists[] = {"ib", kNetworkInterfaces, "docker,virbr", "lo"};
+
+std::span<const std::uint8_t> ip_of(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET6) {
+    return std::span(reinterpret_cast<const sockaddr_in6&>(address).sin6_addr.s6_addr);
+  }
+  const in_addr& v4 = reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+  return {reinterpret_cast<const std::uint8_t*>(&v4), sizeof v4};
+}
+
+bool same_host(const sockaddr_storage& a, const sockaddr_storage& b) {
+  return a.ss_family == b.ss_family && std::ranges::equal(ip_of(a), ip_of(b));
+}
+
+bool is_in_subnet(const sockaddr_storage& remote, const SocketInterface& own) {
+  if (remote.ss_family != own.address.ss_family) return false;
+  const auto here = ip_of(own.address);
+  const auto there = ip_of(remote);
+  const auto* mask =
+      own.address.ss_family == AF_INET6
+          ? reinterpret_cast<const sockaddr_in6&>(own.netmask).sin6_addr.s6_addr
+          : reinterpret_cast<const std::uint8_t*>(&reinterpret_cast<const sockaddr_in&>(own.netmask).sin_addr);
+  bool has_mask = false;
+  for (std::size_t i = 0; i < here.size(); ++i) {
+    has_mask = has_mask || mask[i] != 0;
+    if (((here[i] ^ there[i]) & mask[i]) != 0) return false;
+  }
+  return has_mask;
+}
 
 }  // namespace
 
@@ -83,7 +112,9 @@ Result<std::vector<SocketInterface>> list_socket_interfaces() {
     if (family != AF_INET && family != AF_INET6) continue;
     SocketInterface usable;
     usable.name = entry->ifa_name;
-    std::memcpy(&usable.address, entry->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    const std::size_t bytes = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&usable.address, entry->ifa_addr, bytes);
+    if (entry->ifa_netmask != nullptr) std::memcpy(&usable.netmask, entry->ifa_netmask, bytes);
     found.push_back(usable);
   }
   return found;
@@ -94,6 +125,35 @@ std::optional<SocketInterface> choose_socket_interface(std::span<const SocketInt
   if (!ifname_list.empty()) return choose(interfaces, parse_name_list(ifname_list), family);
   for (const char* list : kDefaultLists) {
     if (auto chosen = choose(interfaces, parse_name_list(list), family)) return chosen;
+  }
+  return std::nullopt;
+}
+
+std::vector<SocketInterface> further_socket_interfaces(std::span<const SocketInterface> interfaces,
+                                                       std::string_view ifname_list, int family,
+                                                       const SocketInterface& chosen) {
+  const NameList list = parse_name_list(ifname_list.empty() ? kNetworkInterfaces : ifname_list);
+  std::vector<SocketInterface> further;
+  for (const SocketInterface& candidate : interfaces) {
+    constexpr int kLinkLocalRank = 2;
+    const bool fits = family == AF_UNSPEC || candidate.address.ss_family == family;
+    if (!fits || candidate.name == chosen.name || !selects(list, candidate.name)) continue;
+    if (address_rank(candidate) == kLinkLocalRank) continue;
+    const auto same = std::ranges::find(further, candidate.name, &SocketInterface::name);
+    if (same == further.end()) {
+      further.push_back(candidate);
+    } else if (address_rank(candidate) < address_rank(*same)) {
+      *same = candidate;
+    }
+  }
+  return further;
+}
+
+std::optional<sockaddr_storage> address_in_subnet_of(const sockaddr_storage& remote,
+                                                     std::span<const SocketInterface> interfaces,
+                                                     const sockaddr_storage& except) {
+  for (const SocketInterface& own : interfaces) {
+    if (is_in_subnet(remote, own) && !same_host(own.address, except)) return own.address;
   }
   return std::nullopt;
 }

@@ -22,6 +22,7 @@ namespace verbatim {
 struct SocketInterface {
   std::string name;
   sockaddr_storage address = {};
+  sockaddr_storage netmask = {};
 };
 
 // Every IPv4 and IPv6 address of the interfaces that are up and running, in the kernel's order.
@@ -31,6 +32,17 @@ Result<std::vector<SocketInterface>> list_socket_interfaces();
 // interface, IPv4 is preferred, then global IPv6, then link-local. `family` is AF_UNSPEC, AF_INET or AF_INET6.
 std::optional<SocketInterface> choose_socket_interface(std::span<const SocketInterface> interfaces,
                                                        std::string_view ifname_list, int family);
+
+// One address of each further interface under which other hosts may reach this process: the interfaces that the list
+// selects, without a list those that are neither loopback nor a bridge. No link-local address. A pure function.
+std::vector<SocketInterface> further_socket_interfaces(std::span<const SocketInterface> interfaces,
+                                                       std::string_view ifname_list, int family,
+                                                       const SocketInterface& chosen);
+
+// The address in the subnet of `remote`, other than `except`. A pure function.
+std::optional<sockaddr_storage> address_in_subnet_of(const sockaddr_storage& remote,
+                                                     std::span<const SocketInterface> interfaces,
+                                                     const sockaddr_storage& except);
 
 // Lists the interfaces and chooses by `config`. A failure is logged with the running interfaces.
 Result<SocketInterface> choose_socket_interface(const Config& config);

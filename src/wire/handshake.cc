@@ -33,7 +33,7 @@ void code_qp(Codec& codec, Qp& qp) {
   if (qp.has_ece) codec.fields(qp.ece);
 }
 
-// All fields before the devices.
+// All fields before the addresses.
 template <typename Codec, typename AnyHello>
 void code_hello(Codec& codec, AnyHello& hello) {
   codec.fields(hello.secret, hello.identity, hello.attempt, hello.control_address, hello.capabilities,
@@ -58,6 +58,8 @@ std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello) {
   Writer writer;
   writer.put(Header{});
   code_hello(writer, hello);
+  writer.put(static_cast<std::uint8_t>(hello.addresses.size()));
+  for (const Address& address : hello.addresses) writer.fields(address.ip, address.port);
   writer.put(static_cast<std::uint8_t>(hello.devices.size()));
   for (const HelloDevice& device : hello.devices) code_device(writer, device);
   writer.put(static_cast<std::uint8_t>(hello.qps.size()));
@@ -100,6 +102,10 @@ Result<Hello> decode_hello(std::span<const std::uint8_t> body) {
   Reader reader(body);
   Hello hello;
   code_hello(reader, hello);
+  const std::size_t addresses = reader.get<std::uint8_t>();
+  if (addresses > kMaxAddresses) return Error{ErrorKind::kArgument, 0, "hello with impossible addresses"};
+  hello.addresses.resize(addresses);
+  for (Address& address : hello.addresses) reader.fields(address.ip, address.port);
   const std::size_t devices = reader.get<std::uint8_t>();
   if (devices == 0 || devices > kMaxDevices) return Error{ErrorKind::kArgument, 0, "hello with impossible devices"};
   hello.devices.resize(devices);

@@ -5,9 +5,11 @@
 //        | <--- kAccept: Hello -------------- |
 //    RTS | ---- kReady ---------------------> |    may write its first CTS entry
 //
-// When the side channel of an established connection ended with an error, the connecting side makes it again:
+// When the side channel of an established connection has ended with an error, or is of no use any more, either side
+// makes it again, over any address of the other one:
 //
-//        | ---- kResume: ConnectionId ------> |    finds the connection, uses this side channel from now on
+//   this side                            other side
+//        | ---- kResume: ConnectionEnd -----> |    finds its end, uses this side channel from now on
 //        | <--- kPing ----------------------- |
 //
 // All messages have the same header. kReject ends the handshake and has the reason as text. wire/notice.h has the
@@ -22,6 +24,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "wire/address.h"
 #include "wire/handle.h"
 #include "wire/limits.h"
 
@@ -101,6 +104,7 @@ struct Hello {
   std::int16_t traffic_class = -1;    // connecting side: the communicator's, -1 when it has none
   std::string host;                   // host name, for log lines
   std::uint32_t pid = 0;              // for log lines
+  std::vector<Address> addresses;     // 0 to kMaxAddresses: of this process, for the connection's next side channel
   std::vector<HelloDevice> devices;   // 1 to kMaxDevices
   std::vector<HelloQp> qps;           // 1 to kMaxQps; QP i of one end is connected to QP i of the other
 };
@@ -112,7 +116,16 @@ struct ConnectionId {
 
   auto operator<=>(const ConnectionId&) const = default;
 };
-static_assert(sizeof(ConnectionId) == 24);  // no padding: messages have the whole structure
+
+// One end of a connection.
+struct ConnectionEnd {
+  ConnectionId connection;
+  std::uint64_t connecting = 0;  // 1: the end that has connected, 0: the one that has accepted
+
+  ConnectionEnd other() const { return {connection, 1 - connecting}; }
+  auto operator<=>(const ConnectionEnd&) const = default;
+};
+static_assert(sizeof(ConnectionEnd) == 32);  // no padding: messages have the whole structure
 
 std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello);
 std::vector<std::uint8_t> encode_ready();

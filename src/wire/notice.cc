@@ -54,8 +54,8 @@ Notice Notice::status_reply(const ConnectionStatus& status_reply) {
   return with_body(MessageType::kStatusReply, status_reply);
 }
 
-Notice Notice::resume(const ConnectionId& connection) {
-  return with_body(MessageType::kResume, connection);
+Notice Notice::resume(const ConnectionEnd& end) {
+  return with_body(MessageType::kResume, end);
 }
 
 Notice Notice::lane_down(const LaneDown& down) {
@@ -135,11 +135,11 @@ std::optional<LaneAddress> decode_lane_address(std::span<const std::uint8_t> bod
   return decode_numbers<LaneAddress>(body, offsetof(LaneAddress, qp_numbers));
 }
 
-std::optional<ConnectionId> decode_resume(std::span<const std::uint8_t> body) {
+std::optional<ConnectionEnd> decode_resume(std::span<const std::uint8_t> body) {
   Reader reader(body);
-  const auto connection = reader.get<ConnectionId>();
-  if (!reader.complete()) return std::nullopt;
-  return connection;
+  const auto end = reader.get<ConnectionEnd>();
+  if (!reader.complete() || end.connecting > 1) return std::nullopt;
+  return end;
 }
 
 }  // namespace verbatim::wire

@@ -39,7 +39,8 @@ class Notice {
   static Notice failed(ErrorKind kind, std::string_view text);
   static Notice status_query(std::uint32_t id);
   static Notice status_reply(const struct ConnectionStatus& status_reply);
-  static Notice resume(const ConnectionId& connection);
+  // `end`: of the receiver of the message.
+  static Notice resume(const ConnectionEnd& end);
   static Notice lane_down(const struct LaneDown& down);
   static Notice lane_fenced(const struct LaneReport& report);
   // `type`: kLaneOffer or kLaneAnswer.
@@ -118,7 +119,7 @@ struct LaneAddress {
 std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body);
 std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body);
 std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body);
-std::optional<ConnectionId> decode_resume(std::span<const std::uint8_t> body);
+std::optional<ConnectionEnd> decode_resume(std::span<const std::uint8_t> body);
 std::optional<LaneDown> decode_lane_down(std::span<const std::uint8_t> body);
 std::optional<LaneReport> decode_lane_fenced(std::span<const std::uint8_t> body);
 std::optional<LaneAddress> decode_lane_address(std::span<const std::uint8_t> body);

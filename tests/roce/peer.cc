@@ -41,8 +41,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kDeadline = std::chrono::seconds(60);  // for a connection, or one message
-constexpr auto kPollInterval = std::chrono::microseconds(200);
+constexpr auto kPollInterval = std::chrono::milliseconds(1);
 constexpr std::size_t kWindow = 4;  // outstanding messages
+// After each message of a stream without end: the processors emulate two machines.
+constexpr auto kEndlessPause = std::chrono::milliseconds(5);
+
+constexpr auto kLongPause = std::chrono::milliseconds(50);
 
 struct ExitError : std::runtime_error {
   ExitError(int exit_status, const std::string& text) : std::runtime_error(text), status(exit_status) {}
@@ -189,9 +193,21 @@ class Peer {
         return is_done != 0;
       });
       if (!options_.sends()) check(memory, round, done);
+      report_pause();
       if (++done == 1) print_line("data flows");
+      if (options_.messages == 0) std::this_thread::sleep_for(kEndlessPause);
     }
     throw_on_error(net_.dereg_mr(comm, mhandle), "deregMr");
+  }
+
+  // Between two messages that are done.
+  void report_pause() {
+    const Clock::time_point now = Clock::now();
+    const auto pause = std::chrono::duration_cast<std::chrono::milliseconds>(now - last_done_);
+    if (last_done_ != Clock::time_point() && pause > kLongPause) {
+      print_line("pause of " + std::to_string(pause.count()) + " ms");
+    }
+    last_done_ = now;
   }
 
   bool may_post(std::uint64_t posted, std::uint64_t done) const {
@@ -233,6 +249,7 @@ class Peer {
   netapi::Plugin& net_;
   void* const context_;
   int device_ = 0;
+  Clock::time_point last_done_;
 };
 
 int run(const Options& options) {

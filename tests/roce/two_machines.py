@@ -23,6 +23,7 @@ SIDE_CHANNEL_ETH1 = {**FIRST_RAIL, "VERBATIM_TIMEOUT": "16", "VERBATIM_SOCKET_IF
 FEW_RETRIES = {**SIDE_CHANNEL_ETH1, "VERBATIM_TIMEOUT": "18", "VERBATIM_RETRY_CNT": "3", "VERBATIM_RECONNECT_S": "0"}
 RECONNECT = {**FEW_RETRIES, "VERBATIM_RECONNECT_S": "60"}
 TWO_LANES = {**RECONNECT, "VERBATIM_HCA": "=rxe0,rxe1"}
+SIDE_CHANNEL_ON_FIRST_LANE = {**TWO_LANES, "VERBATIM_SOCKET_IFNAME": "=eth0,eth1"}
 OUTAGE_S = 3
 ARP_OUTAGE_S = 3
 REFUSED_S = 2
@@ -78,7 +79,7 @@ class Pair:
         deadline = time.monotonic() + 120
         while not all(text in job.output() for job in jobs):
             expect(time.monotonic() < deadline, f"no output '{text}':\n" + "\n".join(job.output() for job in jobs))
-            time.sleep(0.2)
+            time.sleep(0.5)  # reading the counters takes an emulated processor a while
 
     def expect_no_resources(self, machine):
         """Checks that no queue pair and no memory region of a process exists."""
@@ -511,6 +512,7 @@ def check_side_channel(pair):
             end = time.monotonic() + 2 * KEEPALIVE_S
             while time.monotonic() < end:
                 expect_data_flows(pair)
+                time.sleep(1)
         for job in jobs:
             expect("side channel with" not in job.output() and "error" not in job.output(), job.output())
         succeed(pair.b.start("pkill -KILL roce-peer"))
@@ -537,8 +539,15 @@ def expect_lane_back(pair, lose, settings, options, waits):
     pair.wait_for_output("data flows", *jobs)
     with lose:
         pair.wait_for_output(waits, *jobs)
+        if settings is SIDE_CHANNEL_ON_FIRST_LANE:
+            moved = r"the side channel with the peer \S+ \(pid \d+\) was on a lane that is down; it uses 10.77.1.\d and 10.77.1.\d now"
+            pair.wait_for_output("was on a lane that is down", jobs[1])
+            pair.report.note(expect_log_line(jobs[1], moved)[0])
         if options:  # over the other lane
             expect_data_flows(pair, "rxe1")
+            for job in jobs:
+                pauses = re.findall(r"pause of (\d+) ms", job.output())
+                pair.report.note(f"{job.machine.name}: longest pause {max(map(int, pauses), default=0)} ms (0: at most 50)")
     pair.wait_for_output(" is back after ", *jobs)
     expect_data_flows(pair, "rxe0")
     for job, here, there in zip(jobs, "ab", "ba"):
@@ -557,6 +566,8 @@ def check_lanes(pair):
         expect_lane_back(pair, pulled(pair.b), *two)
     with pair.report.case("lanes: 'ip link set down', data goes on over the other rail, and over both when it is back"):
         expect_lane_back(pair, set_down(pair.a), *two)
+    with pair.report.case("lanes: the cable carries the side channel, too, and only one end notices"):
+        expect_lane_back(pair, pulled(pair.b), SIDE_CHANNEL_ON_FIRST_LANE, *two[1:])
     with pair.report.case("one lane: an outage that is longer than the retries ends, and data goes on"):
         expect_lane_back(pair, pulled(pair.b), RECONNECT, (), "lane 1 of 1 is down, the connection waits for up to 60 s")
 

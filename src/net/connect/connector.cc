@@ -71,7 +71,12 @@ Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> p
       deadline_ns_(monotonic_ns() + settings.comm.config.connect_timeout_s * kNanosecondsPerSecond),
       reservation_(reserve(settings, ports_, handle)),
       attempt_pause_ns_(kFirstAttemptPauseNs),
-      attempt_limit_ns_(kFirstAttemptLimitNs) {}
+      attempt_limit_ns_(kFirstAttemptLimitNs),
+      addresses_(settings.listener.addresses(Listener::Use::kHold)) {}
+
+Connector::~Connector() {
+  settings_.listener.release();
+}
 
 Result<std::unique_ptr<SendComm>> Connector::advance() {
   VerbBudget budget;
@@ -154,6 +159,7 @@ Result<bool> Connector::connect_tcp() {
   hello.identity = settings_.identity(*ports_.front());
   hello.traffic_class = static_cast<std::int16_t>(traffic_class_);
   hello.attempt = attempt_++;
+  hello.addresses = addresses_;
   outgoing_ = OutgoingMessage(wire::encode_hello(wire::MessageType::kConnect, hello));
   return true;
 }

@@ -37,6 +37,10 @@ class Connector {
   Connector(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle,
             int traffic_class, std::uint64_t attempt);
 
+  ~Connector();
+  Connector(const Connector&) = delete;
+  Connector& operator=(const Connector&) = delete;
+
   // Returns the comm when it is established, nullptr before. An error is final and has been logged.
   Result<std::unique_ptr<SendComm>> advance();
 
@@ -80,6 +84,8 @@ class Connector {
   OutgoingMessage outgoing_;
   IncomingMessage reply_;
   wire::Hello remote_;  // of the reply
+  // The peer may make the side channel again over these. The listener is held until the monitor knows the connection.
+  const std::vector<wire::Address> addresses_;
   std::unique_ptr<SendComm> comm_;
   std::string reject_reason_;  // why the peer ended the handshake, if the peer has sent it
 };

@@ -138,6 +138,7 @@ Result<bool> ListenComm::connect_qps(Handshake& handshake, VerbBudget& budget) c
   hello.secret = handle_.secret;
   hello.identity = handle_.listener;
   hello.attempt = peer.attempt;
+  hello.addresses = settings_.listener.addresses(Listener::Use::kLook);
   handshake.accept_message = OutgoingMessage(wire::encode_hello(wire::MessageType::kAccept, hello));
   return true;
 }

@@ -32,28 +32,68 @@ constexpr std::size_t kMaxRemoved = 4096;
 
 }  // namespace
 
-Status Listener::open() {
-  Result<UniqueFd> socket = tcp_listen(address_);
+Listener::Listener(const sockaddr_storage& address, std::span<const sockaddr_storage> further) {
+  sockets_.push_back({address, {}});
+  for (const sockaddr_storage& one : further.first(std::min(further.size(), wire::kMaxAddresses - 1))) {
+    sockets_.push_back({one, {}});
+  }
+}
+
+Status Listener::open(Socket& one) {
+  Result<UniqueFd> socket = tcp_listen(one.address);
   if (!socket && socket.error().sys_errno == EADDRINUSE) {  // another process has the port by now
-    set_port(address_, 0);
-    socket = tcp_listen(address_);
+    set_port(one.address, 0);
+    socket = tcp_listen(one.address);
   }
   if (!socket) return socket.error();
   set_defer_accept(*socket, kHelloTimeoutS);
   const Result<sockaddr_storage> bound = local_address(*socket);
   if (!bound) return bound.error();
-  address_ = *bound;
-  socket_ = std::move(*socket);
+  one.address = *bound;
+  one.socket = std::move(*socket);
   return {};
+}
+
+Status Listener::open() {
+  Socket& first = sockets_.front();
+  if (first.socket) return {};
+  if (const Status opened = open(first); !opened) return opened;
+  open_further();
+  return {};
+}
+
+// On the same port where it is free, so that one rule of a firewall is enough. An interface that cannot be used is left
+// out.
+void Listener::open_further() {
+  const in_port_t port = reinterpret_cast<const sockaddr_in&>(sockets_.front().address).sin_port;
+  for (std::size_t i = 1; i < sockets_.size(); ++i) {
+    set_port(sockets_[i].address, port);
+    static_cast<void>(open(sockets_[i]));
+  }
 }
 
 Result<sockaddr_storage> Listener::add(const wire::Secret& secret) {
   const MutexLock lock(mutex_);
-  if (!socket_) {
-    if (const Status opened = open(); !opened) return opened.error();
-  }
+  if (const Status opened = open(); !opened) return opened.error();
   listens_.try_emplace(secret);
-  return address_;
+  return sockets_.front().address;
+}
+
+std::vector<wire::Address> Listener::addresses(Use use) {
+  const MutexLock lock(mutex_);
+  static_cast<void>(open());
+  if (use == Use::kHold) ++holders_;
+  std::vector<wire::Address> found;
+  for (const Socket& one : sockets_) {
+    if (one.socket) found.push_back(wire::to_address(one.address));
+  }
+  return found;
+}
+
+void Listener::release() noexcept {
+  const MutexLock lock(mutex_);
+  --holders_;
+  close_if_unused();
 }
 
 void Listener::remove(const wire::Secret& secret) noexcept {
@@ -70,38 +110,40 @@ void Listener::remove(const wire::Secret& secret) noexcept {
 }
 
 void Listener::close_if_unused() {
-  if (!listens_.empty() || !connections_.empty()) return;
+  if (!listens_.empty() || !connections_.empty() || holders_ != 0) return;
   pending_.clear();
-  socket_.reset();
+  for (Socket& one : sockets_) one.socket.reset();
 }
 
-void Listener::add_connection(const wire::ConnectionId& connection, int key) {
+void Listener::add_connection(const wire::ConnectionEnd& end, int key) {
   const MutexLock lock(mutex_);
-  connections_.insert_or_assign(connection, key);
+  connections_.insert_or_assign(end, key);
 }
 
-void Listener::remove_connection(const wire::ConnectionId& connection, std::optional<wire::MessageType> last) noexcept {
+void Listener::remove_connection(const wire::ConnectionEnd& end, std::optional<wire::MessageType> last) noexcept {
   const MutexLock lock(mutex_);
-  connections_.erase(connection);
-  resumed_.erase(connection);
+  connections_.erase(end);
+  resumed_.erase(end);
   if (last) {
     if (removed_.size() == kMaxRemoved) removed_.pop_front();
     try {
-      removed_.push_back({connection, *last});
+      removed_.push_back({end, *last});
     } catch (...) {  // no memory: the peer learns it from the NIC
     }
   }
   close_if_unused();
 }
 
-std::vector<SideChannelSource::Resumed> Listener::take_resumed() {
+std::vector<SideChannelSource::Resumed> Listener::take_resumed(const Watch& watch) {
   const MutexLock lock(mutex_);
-  if (!socket_) return {};
+  for (const Socket& one : sockets_) {
+    if (one.socket) watch(one.socket.get());
+  }
   read_pending();
   static_cast<void>(accept_pending());  // accept() reports an error
   std::vector<Resumed> resumed;
   resumed.reserve(resumed_.size());
-  for (auto& [id, socket] : resumed_) resumed.push_back({id, connections_.at(id), std::move(socket)});
+  for (auto& [end, socket] : resumed_) resumed.push_back({end, connections_.at(end), std::move(socket)});
   resumed_.clear();
   return resumed;
 }
@@ -129,14 +171,23 @@ void Listener::read_pending() {
   }
 }
 
+Status Listener::accept_pending() {
+  Status accepted;
+  for (const Socket& one : sockets_) {
+    if (!one.socket) continue;
+    if (const Status status = accept_pending(one.socket); !status && accepted) accepted = status;
+  }
+  return accepted;
+}
+
 // Connections beyond kMaxPending stay in the socket's backlog. The bound on the loop lets poll return even if
 // connections keep coming.
-Status Listener::accept_pending() {
+Status Listener::accept_pending(const UniqueFd& socket) {
   for (std::size_t i = 0; i < kMaxPending; ++i) {
     const std::uint64_t now = monotonic_ns();
     const bool full = pending_.size() == kMaxPending;
     if (full && now < pending_.front().accepted_ns + kMinPendingNs) return {};
-    Result<std::optional<UniqueFd>> accepted = tcp_accept(socket_);
+    Result<std::optional<UniqueFd>> accepted = tcp_accept(socket);
     if (!accepted) return report_resource_shortage(accepted.error());
     if (!accepted->has_value()) return {};
     shortage_reported_ = false;
@@ -160,8 +211,8 @@ Status Listener::report_resource_shortage(const Error& error) {
   const std::string limit =
       why == EMFILE ? "raise the limit of " + std::to_string(descriptors.rlim_cur) + " (ulimit -n, LimitNOFILE=)"
                     : "see what the host's memory and files (fs.file-max) are used for";
-  VERBATIM_WARN("connections to %s stay in the listen backlog: accept: %s. Next: %s", to_string(address_).c_str(),
-                std::strerror(why), limit.c_str());
+  VERBATIM_WARN("connections to %s stay in the listen backlog: accept: %s. Next: %s",
+                to_string(sockets_.front().address).c_str(), std::strerror(why), limit.c_str());
   return {};
 }
 
@@ -170,7 +221,7 @@ void Listener::reject_version(const UniqueFd& socket, std::uint16_t version) {
   const Result<sockaddr_storage> peer = remote_address(socket);
   char text[256];
   std::snprintf(text, sizeof text, "%s speaks protocol version %u of Verbatim, %s version %u",
-                peer ? to_string(*peer).c_str() : "the peer", version, to_string(address_).c_str(),
+                peer ? to_string(*peer).c_str() : "the peer", version, to_string(sockets_.front().address).c_str(),
                 wire::kProtocolVersion);
   if (!std::exchange(version_mismatch_reported_, true)) {
     VERBATIM_WARN("a connection is rejected: %s. Next: run the same release on all hosts", text);
@@ -181,13 +232,12 @@ void Listener::reject_version(const UniqueFd& socket, std::uint16_t version) {
 }
 
 void Listener::resume(PendingConnection& pending) {
-  const std::optional<wire::ConnectionId> connection = wire::decode_resume(pending.message.body());
-  if (!connection) return;
+  const std::optional<wire::ConnectionEnd> end = wire::decode_resume(pending.message.body());
+  if (!end) return;
   // A peer that asks again has given up its earlier attempt.
-  if (connections_.contains(*connection))
-    return void(resumed_.insert_or_assign(*connection, std::move(pending.socket)));
+  if (connections_.contains(*end)) return void(resumed_.insert_or_assign(*end, std::move(pending.socket)));
   const auto removed = std::find_if(removed_.rbegin(), removed_.rend(),
-                                    [&](const RemovedConnection& entry) { return entry.id == *connection; });
+                                    [&](const RemovedConnection& entry) { return entry.end == *end; });
   if (removed == removed_.rend()) return;  // it may not be known yet
   const wire::Notice last = removed->last == wire::MessageType::kClose
                                 ? wire::Notice::without_body(wire::MessageType::kClose)

@@ -1,18 +1,20 @@
-// The TCP socket of this process for connect requests. Each listen of each communicator has a secret. A hello with this
+// The TCP sockets of this process: one for connect requests, and one on each further interface, because peers may make
+// side channels again over any of them. Each listen of each communicator has a secret. A hello with this
 // secret and a new attempt number is a connect request for the listen. A connection with another protocol version gets
 // a reject; any other connection is closed without a reply. The listener has no thread: each call of accept serves the
-// connections of all listens. While connections are established, the monitor calls it too: their peers may make side
-// channels again.
+// connections of all listens. While connections are established, the monitor calls it too, when a socket is readable.
 #pragma once
 
 #include <sys/socket.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <list>
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,9 +40,10 @@ void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t ver
 
 class Listener final : public SideChannelSource {
  public:
-  // `address` has port 0. The socket is open while there are listens or connections made through it, and uses the same
-  // port each time if it is free.
-  explicit Listener(const sockaddr_storage& address) : address_(address) {}
+  // The addresses have port 0. `address` is for connect requests; those of `further` only for side channels that are
+  // made again: at most wire::kMaxAddresses - 1 are used. The sockets are open while there are listens, connections or
+  // holders, and use the same ports each time if they are free.
+  explicit Listener(const sockaddr_storage& address, std::span<const sockaddr_storage> further = {});
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
@@ -50,14 +53,20 @@ class Listener final : public SideChannelSource {
   // connections and the socket.
   void remove(const wire::Secret& secret) noexcept VERBATIM_EXCLUDES(mutex_);
 
+  // Under which peers may make side channels again, the address for connect requests first. Empty when this process
+  // cannot listen. With `hold` the sockets stay open until release().
+  enum class Use : bool { kLook, kHold };
+  std::vector<wire::Address> addresses(Use use) VERBATIM_EXCLUDES(mutex_);
+  void release() noexcept VERBATIM_EXCLUDES(mutex_);
+
   // Accepts connections and reads hellos, for all listens. Returns the connect requests for `secret` since the last
   // call.
   Result<std::vector<ConnectRequest>> poll(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
 
-  void add_connection(const wire::ConnectionId& connection, int key) override VERBATIM_EXCLUDES(mutex_);
-  void remove_connection(const wire::ConnectionId& connection, std::optional<wire::MessageType> last) noexcept override
+  void add_connection(const wire::ConnectionEnd& end, int key) override VERBATIM_EXCLUDES(mutex_);
+  void remove_connection(const wire::ConnectionEnd& end, std::optional<wire::MessageType> last) noexcept override
       VERBATIM_EXCLUDES(mutex_);
-  std::vector<Resumed> take_resumed() override VERBATIM_EXCLUDES(mutex_);
+  std::vector<Resumed> take_resumed(const Watch& watch) override VERBATIM_EXCLUDES(mutex_);
 
  private:
   // A TCP connection whose hello is not complete yet.
@@ -67,7 +76,7 @@ class Listener final : public SideChannelSource {
     IncomingMessage message;
   };
   struct RemovedConnection {
-    wire::ConnectionId id;
+    wire::ConnectionEnd end;
     wire::MessageType last;
   };
   struct Listen {
@@ -75,9 +84,18 @@ class Listener final : public SideChannelSource {
     std::set<std::uint64_t> attempts;  // of all hellos so far, to detect a replay
   };
 
+  // One interface. The port of `address` is 0 until the socket was open for the first time.
+  struct Socket {
+    sockaddr_storage address;
+    UniqueFd socket;
+  };
+
   Status open() VERBATIM_REQUIRES(mutex_);
+  static Status open(Socket& one);
+  void open_further() VERBATIM_REQUIRES(mutex_);
   void read_pending() VERBATIM_REQUIRES(mutex_);
   Status accept_pending() VERBATIM_REQUIRES(mutex_);
+  Status accept_pending(const UniqueFd& socket) VERBATIM_REQUIRES(mutex_);
   // True: the hello is not complete. Otherwise it has become a connect request, or the connection is to be closed.
   bool read_hello(PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
   void resume(PendingConnection& pending) VERBATIM_REQUIRES(mutex_);
@@ -86,15 +104,15 @@ class Listener final : public SideChannelSource {
   void reject_version(const UniqueFd& socket, std::uint16_t version) VERBATIM_REQUIRES(mutex_);
 
   Mutex mutex_;
-  sockaddr_storage address_ VERBATIM_GUARDED_BY(mutex_);
-  UniqueFd socket_ VERBATIM_GUARDED_BY(mutex_);
+  std::vector<Socket> sockets_ VERBATIM_GUARDED_BY(mutex_);  // the first is the one for connect requests
+  std::size_t holders_ VERBATIM_GUARDED_BY(mutex_) = 0;
   bool shortage_reported_ VERBATIM_GUARDED_BY(mutex_) = false;  // accept fails for lack of descriptors or memory
   bool version_mismatch_reported_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::list<PendingConnection> pending_ VERBATIM_GUARDED_BY(mutex_);
   std::map<wire::Secret, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);
-  std::map<wire::ConnectionId, int> connections_ VERBATIM_GUARDED_BY(mutex_);  // key by identity
-  std::deque<RemovedConnection> removed_ VERBATIM_GUARDED_BY(mutex_);          // the oldest first
-  std::map<wire::ConnectionId, UniqueFd> resumed_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<wire::ConnectionEnd, int> connections_ VERBATIM_GUARDED_BY(mutex_);  // key by identity
+  std::deque<RemovedConnection> removed_ VERBATIM_GUARDED_BY(mutex_);           // the oldest first
+  std::map<wire::ConnectionEnd, UniqueFd> resumed_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 }  // namespace verbatim

@@ -29,10 +29,11 @@ namespace verbatim {
 struct ProcessState {
   const Config config;  // of the first init: selects the devices
   const SocketInterface side_channel;
+  const std::vector<sockaddr_storage> further_addresses;  // for side channels that are made again
   const std::string host_name;
   const std::uint64_t host_id;
   const std::uint64_t process_id;
-  Listener listener{side_channel.address};
+  Listener listener{side_channel.address, further_addresses};
   EndpointPools pools = {};  // of the contexts
   std::uint32_t contexts_made = 0;
   std::set<Context*> contexts = {};  // open
@@ -103,6 +104,17 @@ void warn_of_loopback(const SocketInterface& side_channel, const Config& config)
       to_string(side_channel).c_str());
 }
 
+std::vector<sockaddr_storage> further_addresses(const SocketInterface& side_channel, const Config& config) {
+  std::vector<sockaddr_storage> addresses;
+  const Result<std::vector<SocketInterface>> interfaces = list_socket_interfaces();
+  if (!interfaces) return addresses;
+  for (const SocketInterface& one :
+       further_socket_interfaces(*interfaces, config.socket_ifname.value, config.socket_family, side_channel)) {
+    addresses.push_back(one.address);
+  }
+  return addresses;
+}
+
 // What both ends have negotiated: "send to node2 (pid 4711): mlx5_0:1 to mlx5_0:1, MTU 4096, 2 QPs on 1 lane,
 // completion by immediates".
 std::string describe_connection(const Comm& comm) {
@@ -149,15 +161,17 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
   if (!process_id) return process_id.error();
   VERBATIM_INFO("side channel on %s", to_string(*side_channel).c_str());
   warn_of_loopback(*side_channel, config);
-  auto process = std::unique_ptr<ProcessState>(new ProcessState{.config = config,
-                                                                .side_channel = *side_channel,
-                                                                .host_name = host_name,
-                                                                .host_id = read_host_id(host_name),
-                                                                .process_id = *process_id,
-                                                                .verbs = std::move(*verbs),
-                                                                .inventory = std::move(*inventory),
-                                                                .devices = std::move(devices),
-                                                                .monitor = std::move(*monitor)});
+  auto process =
+      std::unique_ptr<ProcessState>(new ProcessState{.config = config,
+                                                     .side_channel = *side_channel,
+                                                     .further_addresses = further_addresses(*side_channel, config),
+                                                     .host_name = host_name,
+                                                     .host_id = read_host_id(host_name),
+                                                     .process_id = *process_id,
+                                                     .verbs = std::move(*verbs),
+                                                     .inventory = std::move(*inventory),
+                                                     .devices = std::move(devices),
+                                                     .monitor = std::move(*monitor)});
   process->monitor->set_source(process->listener);
   return process;
 }

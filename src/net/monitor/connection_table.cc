@@ -1,6 +1,10 @@
 #include "net/monitor/connection_table.h"
 
+#include <cstring>
+#include <new>
+
 #include "base/clock.h"
+#include "base/socket.h"
 
 namespace verbatim {
 
@@ -16,9 +20,20 @@ wire::ConnectionStatus MonitoredConnection::status(std::uint64_t now) const {
   return status;
 }
 
-wire::ConnectionId MonitoredConnection::id() const {
+wire::ConnectionEnd MonitoredConnection::end() const {
   const wire::Hello& remote = comm->endpoint().remote();
-  return {remote.secret, remote.attempt};
+  return {{remote.secret, remote.attempt}, comm->kind() == CommKind::kSend ? 1U : 0U};
+}
+
+void MonitoredConnection::find_addresses() {
+  const UniqueFd& socket = comm->side_channel();
+  const Result<sockaddr_storage> peer = remote_address(socket);
+  const Result<sockaddr_storage> own = local_address(socket);
+  if (!peer || !own || (peer->ss_family != AF_INET && peer->ss_family != AF_INET6)) return;
+  if (addresses == nullptr) addresses.reset(new (std::nothrow) Addresses);
+  if (addresses == nullptr) return;
+  std::memcpy(&addresses->own, &*own, sizeof addresses->own);
+  std::memcpy(&addresses->peer, &*peer, sizeof addresses->peer);
 }
 
 void MonitoredConnection::send_failure_notice() {
@@ -62,7 +77,7 @@ void ConnectionTable::forget(MonitoredConnection& connection) {
     // A notice that was sent on a side channel that was lost then did not arrive.
     std::optional<wire::MessageType> last;
     if (!connection.peer_closed) last = connection.closing ? wire::MessageType::kClose : wire::MessageType::kFailed;
-    source->remove_connection(connection.id(), last);
+    source->remove_connection(connection.end(), last);
     --resumable;
   }
   deadlines.remove(connection);

@@ -4,6 +4,7 @@
 #include <infiniband/verbs.h>
 #include <netinet/in.h>
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -25,14 +26,19 @@ namespace verbatim {
 
 class DeviceCalls;
 
-// A side channel that has ended with an error, and is made again (lost_channels.h).
+// A side channel that has ended with an error, or lies on a lane that is down, and is made again (lost_channels.h).
 struct LostChannel {
   // Closes `attempt` with a reset.
   void drop_attempt(const Poller& poller);
 
+  // Addresses of the peer, in the order in which they are tried.
+  std::array<wire::Address, wire::kMaxAddresses + 1> targets;
+  std::uint8_t target_count = 0;  // 0: this end cannot make it again
+  bool moves = false;             // it lies on a lane that is down; `error` is ENETDOWN
+
   int error = 0;
   bool reported = false;
-  bool refused = false;      // the last attempt: nothing listens at the peer's address, or a firewall says so
+  bool refused = false;  // the last attempt at the peer's first address: nothing listens there, or a firewall says so
   bool resume_sent = false;  // on `attempt`
   unsigned failed_attempts = 0;
   std::uint32_t answers = 0;  // Comm::probes_answered when the channel was lost
@@ -54,7 +60,7 @@ struct MonitoredConnection {
   static constexpr std::uint64_t kQpStateTimeoutNs = StallDetector::kReplyTimeoutNs / 2;
 
   // By which the peer makes the side channel again.
-  wire::ConnectionId id() const;
+  wire::ConnectionEnd end() const;
   // This end's status; the QP state is IBV_QPS_UNKNOWN while the device is being asked for it.
   wire::ConnectionStatus status(std::uint64_t now) const;
   // Whether it is too early to give up waiting for the QP states.
@@ -64,6 +70,8 @@ struct MonitoredConnection {
   bool send(const wire::Notice& notice) { return lost == nullptr && channel.send(comm->side_channel(), notice); }
   // Sends this end's error to the peer; of a comm that has not failed: that its owner closed it with work outstanding.
   void send_failure_notice();
+  // Reads `addresses`. A socket that has been reset has none any more.
+  void find_addresses();
   // Ends the connection at both ends for a reason that the monitor has found.
   void fail(ErrorKind kind, const char* why);
 
@@ -99,7 +107,9 @@ struct MonitoredConnection {
   struct Addresses {
     sockaddr_in6 own, peer;  // or sockaddr_in
   };
-  std::unique_ptr<Addresses> addresses;  // of the side channel; nullptr: this end cannot make it again
+  std::unique_ptr<Addresses> addresses;  // of the side channel; nullptr: they are not known
+  std::uint64_t answer_due_ns = 0;  // when the peer's monitor is to have answered a notice about a lane; 0: no notice
+  std::uint64_t channel_since_ns = 0;  // when the side channel was made again
 
   StallDetector stall_detector;
   std::uint64_t stall_check_ns = 0;               // when it is due

@@ -9,17 +9,28 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/socket.h"
+#include "base/socket_interface.h"
 #include "net/diagnose/path_facts.h"
 
 namespace verbatim {
 namespace {
 
-// The listener of a process is read once a second (Monitor).
 constexpr std::uint64_t kAttemptTimeoutNs = 5 * kNanosecondsPerSecond;
+// Of the first attempt at each of several addresses.
+constexpr std::uint64_t kFirstAttemptTimeoutNs = 250 * kNanosecondsPerMillisecond;
+// The connecting side begins at once, the other one after this time.
+constexpr std::uint64_t kAcceptingSideWaitsNs = 50 * kNanosecondsPerMillisecond;
+// The peer's monitor answers a ping at once, whatever its application does. If it takes longer than this, the side
+// channel is made again: at worst, in vain.
+constexpr std::uint64_t kAnswerNs = 100 * kNanosecondsPerMillisecond;
+// A side channel that is as new as this is not replaced because of the lanes that are down.
+constexpr std::uint64_t kNewChannelNs = kNanosecondsPerSecond;
 constexpr std::uint64_t kFirstPauseNs = 100 * kNanosecondsPerMillisecond;
 constexpr unsigned kMaxDoublings = 7;  // 12.8 s
 // Of a comm that has failed, to report its failure; they take 25 s or more. The peer may have ended.
@@ -40,9 +51,11 @@ std::uint64_t answer_timeout_ns(const Comm& comm) {
   return timeout == 0 ? kNever : std::max(kMinAnswerNs, 2 * (kAckTimeoutUnitNs << timeout));  // 0: no timeout
 }
 
-// Connections that are lost together do not try again together.
+// After an attempt at the last address. Connections that are lost together do not try again together.
 std::uint64_t pause_ns(const MonitoredConnection& connection) {
-  const std::uint64_t pause = kFirstPauseNs << std::min(connection.lost->failed_attempts, kMaxDoublings);
+  const LostChannel& lost = *connection.lost;
+  if ((lost.failed_attempts + 1) % lost.target_count != 0) return 0;
+  const std::uint64_t pause = kFirstPauseNs << std::min(lost.failed_attempts / lost.target_count, kMaxDoublings);
   return pause + pause / 8 * (static_cast<unsigned>(connection.comm->side_channel().get()) % 8);
 }
 
@@ -51,7 +64,8 @@ void give_up_attempt(ConnectionTable& table, MonitoredConnection& connection, st
   connection.lost->drop_attempt(table.poller);
   connection.lost->attempt_ns = now + pause_ns(connection);
   ++connection.lost->failed_attempts;
-  if (connection.lost->comm_failed && connection.lost->failed_attempts >= kAttemptsOfFailed) {
+  if (connection.lost->comm_failed &&
+      connection.lost->failed_attempts >= kAttemptsOfFailed * connection.lost->target_count) {
     connection.lost->attempt_ns = kNever;
   }
 }
@@ -62,17 +76,82 @@ void set_refused(LostChannel& lost, bool refused, std::uint64_t now) {
   if (refused) lost.probe_ns = std::min(lost.probe_ns, now);
 }
 
+template <typename SocketAddress>
+sockaddr_storage widen(const SocketAddress& address) {
+  sockaddr_storage wide{};
+  std::memcpy(&wide, &address, sizeof address);
+  return wide;
+}
+
+bool is_connecting(const MonitoredConnection& connection) {
+  return connection.comm->kind() == CommKind::kSend;
+}
+
+// The address that the side channel has used.
+std::optional<wire::Address> used_address(const MonitoredConnection& connection) {
+  if (connection.addresses == nullptr) return std::nullopt;
+  return wire::to_address(widen(connection.addresses->peer));
+}
+
+// Whether the peer has an address on another interface than the one that the side channel uses.
+bool has_other_address(const MonitoredConnection& connection) {
+  const std::optional<wire::Address> used = used_address(connection);
+  return std::ranges::any_of(connection.comm->endpoint().remote().addresses,
+                             [&](const wire::Address& address) { return !used || address.ip != used->ip; });
+}
+
+// The address that was used comes first, and last if the side channel moves.
+void find_targets(const MonitoredConnection& connection, LostChannel& lost) {
+  const std::optional<wire::Address> used = used_address(connection);
+  const auto add = [&](const wire::Address& address) { lost.targets[lost.target_count++] = address; };
+  const bool reconnects = used && is_connecting(connection);  // the accepting side knows no port of the used address
+  if (reconnects) add(*used);
+  for (const wire::Address& address : connection.comm->endpoint().remote().addresses) {
+    if (!reconnects || address != *used) add(address);
+  }
+  if (!lost.moves || !used) return;
+  std::stable_partition(lost.targets.begin(), lost.targets.begin() + lost.target_count,
+                        [&](const wire::Address& address) { return address.ip != used->ip; });
+}
+
+const wire::Address& target_of(const LostChannel& lost) {
+  return lost.targets[lost.failed_attempts % lost.target_count];
+}
+
+// The address from which the attempt is made; AF_UNSPEC: as the kernel's routes say.
+sockaddr_storage source_of(const MonitoredConnection& connection, const sockaddr_storage& target) {
+  const std::optional<wire::Address> used = used_address(connection);
+  const sockaddr_storage own = used ? widen(connection.addresses->own) : sockaddr_storage{};
+  if (used && wire::to_address(target).ip == used->ip) return own;
+  try {
+    const Result<std::vector<SocketInterface>> interfaces = list_socket_interfaces();
+    if (!interfaces) return {};
+    return address_in_subnet_of(target, *interfaces, connection.lost->moves ? own : sockaddr_storage{})
+        .value_or(sockaddr_storage{});
+  } catch (...) {  // no memory
+    return {};
+  }
+}
+
+// A refusal says that nothing listens, but only where the peer is known to be: another host may have an address that
+// the peer uses in a network of its own.
+bool is_peers_for_sure(const MonitoredConnection& connection, const wire::Address& target) {
+  const std::vector<wire::Address>& known = connection.comm->endpoint().remote().addresses;
+  return target == used_address(connection) || (!known.empty() && target == known.front());
+}
+
 void begin_attempt(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
     VERBATIM_REQUIRES(table.mutex) {
-  sockaddr_storage own{};
-  sockaddr_storage peer{};
-  std::memcpy(&own, &connection.addresses->own, sizeof connection.addresses->own);
-  std::memcpy(&peer, &connection.addresses->peer, sizeof connection.addresses->peer);
-  Result<UniqueFd> socket = tcp_connect(peer, own);
-  set_refused(*connection.lost, !socket && socket.error().sys_errno == ECONNREFUSED, now);
+  LostChannel& lost = *connection.lost;
+  const sockaddr_storage target = wire::to_sockaddr(target_of(lost));
+  Result<UniqueFd> socket = tcp_connect(target, source_of(connection, target));
+  if (is_peers_for_sure(connection, target_of(lost))) {
+    set_refused(lost, !socket && socket.error().sys_errno == ECONNREFUSED, now);
+  }
   if (!socket) return give_up_attempt(table, connection, now);
-  connection.lost->attempt = std::move(*socket);
-  connection.lost->attempt_ns = now + kAttemptTimeoutNs;
+  lost.attempt = std::move(*socket);
+  const bool is_short = lost.target_count > 1 && lost.failed_attempts < lost.target_count;
+  lost.attempt_ns = now + (is_short ? kFirstAttemptTimeoutNs : kAttemptTimeoutNs);
   const auto id = static_cast<std::uint32_t>(connection.comm->side_channel().get());
   if (!table.poller.add_writable(connection.lost->attempt.get(), PollSource::kAttempt, id)) {
     give_up_attempt(table, connection, now);
@@ -113,6 +192,15 @@ void report_loss(ConnectionTable& table, MonitoredConnection& connection) VERBAT
   });
 }
 
+void report_move(ConnectionTable& table, const MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex) {
+  if (connection.addresses == nullptr) return;
+  table.log(LogLevel::kInfo, [&] {
+    return "the side channel with the peer " + connection.comm->endpoint().peer_name() +
+           " was on a lane that is down; it uses " + host_to_string(widen(connection.addresses->own)) + " and " +
+           host_to_string(widen(connection.addresses->peer)) + " now";
+  });
+}
+
 // Looks for the answer to a probe.
 void check_answer(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
     VERBATIM_REQUIRES(table.mutex) {
@@ -134,6 +222,28 @@ void check_answer(ConnectionTable& table, MonitoredConnection& connection, std::
   lost.check_ns = decided ? lost.probe_ns : now + kCheckPeriodNs;
 }
 
+// `moves`: the side channel has no error, but lies on a lane that is down.
+bool begin_loss(ConnectionTable& table, MonitoredConnection& connection, int error, bool moves)
+    VERBATIM_REQUIRES(table.mutex) {
+  connection.lost.reset(new (std::nothrow) LostChannel);
+  if (connection.lost == nullptr) return false;
+  LostChannel& lost = *connection.lost;
+  lost.error = error;
+  lost.moves = moves;
+  find_targets(connection, lost);
+  lost.answers = connection.comm->probes_answered();
+  lost.since_ns = lost.check_ns = lost.probe_ns = monotonic_ns();
+  lost.attempt_ns = lost.since_ns + (moves || is_connecting(connection) ? 0 : kAcceptingSideWaitsNs);
+  if (lost.target_count == 0) lost.attempt_ns = kNever;
+  table.poller.remove(connection.comm->side_channel().get());
+  connection.channel.reset();
+  connection.close_sent = false;  // it may not have arrived
+  connection.answer_due_ns = 0;
+  // While it moves it is not known to be lost: a connection without a lane goes on waiting for one.
+  if (!moves) connection.comm->set_channel(ChannelState::kLost, static_cast<std::uint32_t>(error));
+  return true;
+}
+
 // Puts the socket in the place of the side channel, whose descriptor number stays the same: the table and the comm know
 // the connection by it.
 bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, UniqueFd socket)
@@ -150,7 +260,15 @@ bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, Un
   connection.comm->clear_signal(CommSignal::kProbePeer);
   connection.comm->set_channel(ChannelState::kOpen);
   connection.comm->send_lane_notices_again();
+  connection.find_addresses();
+  connection.answer_due_ns = 0;
+  connection.channel_since_ns = monotonic_ns();
   if (connection.lost == nullptr) return true;
+  if (connection.lost->moves && !connection.lost->reported) {
+    table.end_loss(connection);
+    report_move(table, connection);
+    return true;
+  }
   report_loss(table, connection);
   const bool reported = connection.lost->reported;
   const std::uint64_t lost_ns = monotonic_ns() - connection.lost->since_ns;
@@ -166,18 +284,23 @@ bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, Un
 }  // namespace
 
 bool lose_channel(ConnectionTable& table, MonitoredConnection& connection, int error) {
-  connection.lost.reset(new (std::nothrow) LostChannel);
-  if (connection.lost == nullptr) return false;
-  LostChannel& lost = *connection.lost;
-  lost.error = error;
-  lost.answers = connection.comm->probes_answered();
-  lost.since_ns = lost.check_ns = lost.probe_ns = monotonic_ns();
-  lost.attempt_ns = connection.addresses != nullptr ? lost.since_ns : kNever;
-  table.poller.remove(connection.comm->side_channel().get());
-  connection.channel.reset();
-  connection.close_sent = false;  // it may not have arrived
-  connection.comm->set_channel(ChannelState::kLost, static_cast<std::uint32_t>(error));
-  return true;
+  return begin_loss(table, connection, error, false);
+}
+
+void ask_for_answer(MonitoredConnection& connection, std::uint64_t now) {
+  if (connection.answer_due_ns != 0 || !has_other_address(connection)) return;
+  connection.send(wire::Notice::without_body(wire::MessageType::kPing));
+  const bool is_new = connection.channel_since_ns != 0 && now - connection.channel_since_ns < kNewChannelNs;
+  const bool is_down = !is_new && connection.addresses != nullptr &&
+                       connection.comm->has_lane_down(wire::to_address(widen(connection.addresses->own)).ip,
+                                                      wire::to_address(widen(connection.addresses->peer)).ip);
+  connection.answer_due_ns = is_down ? now : now + kAnswerNs;
+}
+
+std::uint64_t expect_answer(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
+  if (connection.answer_due_ns == 0 || connection.lost != nullptr || connection.peer_closed) return kNever;
+  if (now < connection.answer_due_ns) return connection.answer_due_ns;
+  return begin_loss(table, connection, ENETDOWN, true) ? connection.lost->attempt_ns : kNever;
 }
 
 bool advance_lost_channel(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
@@ -210,11 +333,13 @@ void advance_attempt(ConnectionTable& table, MonitoredConnection& connection) {
   const auto id = static_cast<std::uint32_t>(connection.comm->side_channel().get());
   if (!lost.resume_sent) {
     const Result<bool> connected = tcp_connected(lost.attempt);
-    set_refused(lost, !connected && connected.error().sys_errno == ECONNREFUSED, monotonic_ns());
+    if (is_peers_for_sure(connection, target_of(lost))) {
+      set_refused(lost, !connected && connected.error().sys_errno == ECONNREFUSED, monotonic_ns());
+    }
     if (connected && !*connected) {
       if (table.poller.rearm_writable(lost.attempt.get(), PollSource::kAttempt, id)) return;
     } else if (connected) {
-      const wire::Notice resume = wire::Notice::resume(connection.id());
+      const wire::Notice resume = wire::Notice::resume(connection.end().other());
       const std::span<const std::uint8_t> bytes = resume.bytes();
       const ssize_t sent = ::send(lost.attempt.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       lost.resume_sent = sent == static_cast<ssize_t>(bytes.size());
@@ -231,6 +356,9 @@ void advance_attempt(ConnectionTable& table, MonitoredConnection& connection) {
 
 void accept_channel(ConnectionTable& table, MonitoredConnection& connection, UniqueFd socket) {
   if (connection.peer_closed) return;
+  // Both ends make it again. The peer gives up its attempt when it gets this one.
+  const bool both = connection.lost != nullptr && connection.lost->resume_sent;
+  if (both && is_connecting(connection)) return;
   table.mark_changed(connection);
   if (!replace_channel(table, connection, std::move(socket))) {
     if (connection.lost == nullptr) static_cast<void>(lose_channel(table, connection, ENOMEM));

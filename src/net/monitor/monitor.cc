@@ -32,18 +32,8 @@ constexpr std::uint64_t kWaitCheckNs = kNanosecondsPerSecond / 4;
 constexpr std::uint64_t kAcceptPeriodNs = kNanosecondsPerSecond;
 // The listener accepts a limited number at a time: after some, others may wait.
 constexpr std::uint64_t kNextAcceptNs = 10 * kNanosecondsPerMillisecond;
-
-// What a send comm needs to make its side channel again. A socket that has been reset has no addresses any more.
-void find_addresses(MonitoredConnection& connection) {
-  const UniqueFd& socket = connection.comm->side_channel();
-  const Result<sockaddr_storage> peer = remote_address(socket);
-  const Result<sockaddr_storage> own = local_address(socket);
-  if (!peer || !own || (peer->ss_family != AF_INET && peer->ss_family != AF_INET6)) return;
-  connection.addresses.reset(new (std::nothrow) MonitoredConnection::Addresses);
-  if (connection.addresses == nullptr) return;
-  std::memcpy(&connection.addresses->own, &*own, sizeof connection.addresses->own);
-  std::memcpy(&connection.addresses->peer, &*peer, sizeof connection.addresses->peer);
-}
+// While descriptors are missing, its sockets stay readable.
+constexpr std::uint64_t kMinAcceptPeriodNs = 2 * kNanosecondsPerMillisecond;
 
 // As epoll_wait takes it: rounded up, -1 for never.
 int milliseconds_until(std::uint64_t deadline_ns, std::uint64_t now) {
@@ -155,11 +145,10 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
     if (port->device->history().link_since(port->port_num, now, now).down)
       comm.port_down(*port->device, port->port_num);
   }
-  if (comm.kind() == CommKind::kSend) {
-    find_addresses(connection);
-  } else if (table_.source != nullptr) {
+  connection.find_addresses();
+  if (table_.source != nullptr) {
     try {
-      table_.source->add_connection(connection.id(), fd);
+      table_.source->add_connection(connection.end(), fd);
       connection.resumable = true;
       if (table_.resumable++ == 0) table_.poller.wake();
     } catch (...) {  // no memory: if the side channel is lost, it stays lost
@@ -248,8 +237,10 @@ std::vector<SideChannelSource::Resumed> Monitor::take_resumed() noexcept {
   const std::uint64_t now = monotonic_ns();
   if (next_accept_ns_ != kNever && now < next_accept_ns_) return {};
   next_accept_ns_ = now + kAcceptPeriodNs;
+  last_accept_ns_ = now;
   try {
-    std::vector<SideChannelSource::Resumed> resumed = source->take_resumed();
+    std::vector<SideChannelSource::Resumed> resumed =
+        source->take_resumed([this](int fd) { table_.poller.add_or_rearm(fd, PollSource::kListener); });
     if (!resumed.empty()) next_accept_ns_ = now + kNextAcceptNs;
     return resumed;
   } catch (...) {  // no memory: the peers try again
@@ -258,9 +249,9 @@ std::vector<SideChannelSource::Resumed> Monitor::take_resumed() noexcept {
 }
 
 void Monitor::accept_channels(std::vector<SideChannelSource::Resumed> resumed) {
-  for (auto& [id, key, socket] : resumed) {
+  for (auto& [end, key, socket] : resumed) {
     const auto found = table_.connections.find(key);
-    if (found == table_.connections.end() || !found->second.resumable || found->second.id() != id) continue;
+    if (found == table_.connections.end() || !found->second.resumable || found->second.end() != end) continue;
     accept_channel(table_, found->second, std::move(socket));
   }
 }
@@ -306,6 +297,7 @@ void Monitor::log_lines() {
 
 void Monitor::handle(PollSource source, std::uint32_t id) {
   if (source == PollSource::kStateSocket) return state_socket_->accept();
+  if (source == PollSource::kListener) return void(next_accept_ns_ = last_accept_ns_ + kMinAcceptPeriodNs);
   const MutexLock lock(table_.mutex);
   if (source == PollSource::kDevice) return calls_of_device_[id]->read_events();
   const auto found = table_.connections.find(static_cast<int>(id));
@@ -354,6 +346,7 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   if (!closing && !connection.peer_closed && !connection.failure_exchanged) {
     next = std::min(next, look_after_lanes(connection, now));
   }
+  if (!closing) next = std::min(next, expect_answer(table_, connection, now));
   const bool unsent = !connection.channel.flush(connection.comm->side_channel());
   if (connection.lost != nullptr) {
     next = std::min({next, connection.lost->attempt_ns, connection.lost->probe_ns, connection.lost->check_ns});

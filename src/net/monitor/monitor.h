@@ -109,6 +109,7 @@ class Monitor final : public CommObserver {
   // For each device, and for each set of devices that a comm uses together: for the life of the monitor.
   std::map<DeviceSet, DeviceCalls> device_calls_ VERBATIM_GUARDED_BY(table_.mutex);
   std::vector<DeviceCalls*> calls_of_device_ VERBATIM_GUARDED_BY(table_.mutex);  // by index: those of one device
+  std::uint64_t last_accept_ns_ = 0;                                             // the monitoring thread's
   std::uint64_t next_accept_ns_ = kNever;  // the monitoring thread's; kNever: no peer can make a side channel again
   bool stop_ VERBATIM_GUARDED_BY(table_.mutex) = false;
   std::thread thread_;

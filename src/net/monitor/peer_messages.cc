@@ -111,6 +111,7 @@ void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection)
     if (!message) return handle_channel_error(table, connection, message.error().sys_errno);
     if (!*message) return;
     connection.ticks_without_message = 0;
+    connection.answer_due_ns = 0;
     if (connection.silent) end_silence(table, connection);
     handle(table, connection, **message);
   }
@@ -118,7 +119,13 @@ void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection)
 
 void send_due_messages(MonitoredConnection& connection, std::uint64_t now) {
   connection.lanes_change = connection.comm->advance_lanes_for_idle() && !connection.peer_closed;
-  connection.comm->send_lane_notices([&](const wire::Notice& notice) { return connection.send(notice); });
+  bool sent = false;
+  connection.comm->send_lane_notices([&](const wire::Notice& notice) {
+    const bool accepted = connection.send(notice);
+    sent = sent || accepted;
+    return accepted;
+  });
+  if (sent) ask_for_answer(connection, now);
   if (connection.comm->failure_text() != nullptr) connection.send_failure_notice();
   if (!connection.unanswered_query || connection.awaits_qp_state(now)) return;
   wire::ConnectionStatus status = connection.status(now);

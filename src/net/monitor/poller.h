@@ -12,7 +12,7 @@
 
 namespace verbatim {
 
-enum class PollSource : std::uint32_t { kWake, kConnection, kAttempt, kDevice, kStateSocket };
+enum class PollSource : std::uint32_t { kWake, kConnection, kAttempt, kListener, kDevice, kStateSocket };
 
 // Owned by the monitor. wait() is the monitoring thread's; any thread may call the rest, with or without a lock.
 class Poller {
@@ -28,6 +28,10 @@ class Poller {
   // Reports `fd` as long as it is readable; `id` distinguishes the descriptors of one source.
   Status add(int fd, PollSource source, std::uint32_t id = 0) const {
     return set(EPOLL_CTL_ADD, fd, EPOLLIN, source, id);
+  }
+  // Reports `fd` once, and again only after the next call. It is forgotten when it is closed.
+  void add_or_rearm(int fd, PollSource source) const {
+    if (!rearm(fd, source, 0)) static_cast<void>(add_one_shot(fd, source, 0));
   }
   // Reports `fd` once, and again only after rearm().
   Status add_one_shot(int fd, PollSource source, std::uint32_t id) const {

@@ -133,6 +133,9 @@ class Comm {
   void send_lane_notices_again() {
     if (failover_ != nullptr) failover_->mail.send_again();
   }
+  // Any thread: whether a lane is down, or the link of its port, whose GID is one of these addresses of this end and of
+  // the peer.
+  bool has_lane_down(const std::array<std::uint8_t, 16>& own, const std::array<std::uint8_t, 16>& peer) const;
   // An application that waits for nothing may not call: then the monitor acts for it. It declares lanes down whose port
   // is, and reports to the peer that everything has arrived. Whether it has to look again.
   bool advance_lanes_for_idle() noexcept;
@@ -203,7 +206,7 @@ class Comm {
     if (failover_ == nullptr || error() != nullptr) return false;
     // rxe refuses to send while the link is down, instead of retrying.
     const bool unreachable =
-        completion.status == IBV_WC_RETRY_EXC_ERR || (completion.status == IBV_WC_LOC_QP_OP_ERR && link_is_down(qp));
+        completion.status == IBV_WC_RETRY_EXC_ERR || (completion.status == IBV_WC_LOC_QP_OP_ERR && link_goes_down(qp));
     if (!unreachable && completion.status != IBV_WC_WR_FLUSH_ERR) return false;
     const LaneState state = failover_->state(failover_->lane_of(qp));
     if (state != LaneState::kWorking && state != LaneState::kJoining) {
@@ -376,7 +379,7 @@ class Comm {
   // down any more.
   void repeat_port_events(const Port* up);
   bool can_wait_for_lane() const;
-  bool link_is_down(std::size_t qp) const;
+  bool link_goes_down(std::size_t qp) const;
   void advance_lanes(bool all_polled);
   void receive_lane_notices();
   void advance_lane(std::size_t lane);

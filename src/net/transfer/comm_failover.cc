@@ -1,4 +1,6 @@
 // What a comm does when one of its lanes fails (failover.h). Nothing here runs while all lanes work.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -8,6 +10,12 @@
 #include "verbs/errors.h"
 
 namespace verbatim {
+namespace {
+
+constexpr std::uint64_t kLinkStateWaitNs = 50 * kNanosecondsPerMillisecond;
+constexpr unsigned kLinkStatePollUs = 1000;
+
+}  // namespace
 
 void Comm::enable_failover() {
   if (settings_.config.failover && (endpoint_.remote().capabilities & wire::kFailover) != 0) {
@@ -135,11 +143,31 @@ std::uint64_t Comm::watch_lanes(std::uint64_t now) {
   return now + timeout_ns / 4;
 }
 
-// As the device says: an event may come later.
-bool Comm::link_is_down(std::size_t qp) const {
+bool Comm::has_lane_down(const std::array<std::uint8_t, 16>& own, const std::array<std::uint8_t, 16>& peer) const {
+  if (failover_ == nullptr) return false;
+  const MutexLock lock(qps_mutex_);
+  const std::uint64_t now = monotonic_ns();
+  for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {
+    const EndpointQp& end = endpoint_.qps()[qp];
+    const Port& port = *endpoint_.ports()[end.device];
+    if (works(qp) && !port.device->history().link_since(port.port_num, now, now).down) continue;
+    if (std::ranges::equal(own, port.gid.gid.raw) || peer == endpoint_.remote().devices[end.remote_device].gid)
+      return true;
+  }
+  return false;
+}
+
+// As the device says: an event may come later. rxe refuses work some milliseconds before it says so.
+bool Comm::link_goes_down(std::size_t qp) const {
   const Port& port = *endpoint_.ports()[endpoint_.qps()[qp].device];
-  const Result<ibv_port_attr> attributes = port.device->verbs().port_attributes(port.device->context(), port.port_num);
-  return attributes && attributes->state != IBV_PORT_ACTIVE;
+  const std::uint64_t end = monotonic_ns() + kLinkStateWaitNs;
+  while (true) {
+    const Result<ibv_port_attr> attributes =
+        port.device->verbs().port_attributes(port.device->context(), port.port_num);
+    if (attributes && attributes->state != IBV_PORT_ACTIVE) return true;
+    if (monotonic_ns() >= end) return false;
+    ::usleep(kLinkStatePollUs);
+  }
 }
 
 std::uint64_t Comm::waited_ns(std::uint64_t now) {

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 
+#include "base/socket.h"
 #include "support/log_capture.h"
 
 namespace verbatim {
@@ -65,6 +66,52 @@ TEST(SocketInterface, WithoutList_LoopbackAndBridgesComeLast) {
   EXPECT_EQ(chosen({ipv4("lo", "127.0.0.1")}, ""), "lo 127.0.0.1");
   EXPECT_EQ(chosen({ipv4("eth0", "10.0.0.1"), ipv4("ib0", "10.9.0.1")}, ""), "ib0 10.9.0.1");
   EXPECT_EQ(chosen({}, ""), "none");
+}
+
+std::string further(std::string_view list, int family = AF_UNSPEC) {
+  const auto first = choose_socket_interface(host(), list, family);
+  EXPECT_TRUE(first);
+  std::string names;
+  for (const SocketInterface& one : further_socket_interfaces(host(), list, family, *first)) {
+    names += (names.empty() ? "" : ", ") + to_string(one);
+  }
+  return names;
+}
+
+TEST(SocketInterface, Further_OneAddressOfEachSelectedInterface) {
+  EXPECT_EQ(further(""), "eth1 10.1.0.2, eth10 10.10.0.2");  // bond0 has a link-local address only
+  EXPECT_EQ(further("eth1"), "eth10 10.10.0.2");
+  EXPECT_EQ(further("=eth1"), "");
+  EXPECT_EQ(further("=eth1,eth0,lo"), "eth0 10.0.0.2, eth1 10.1.0.2") << "lo comes first in the kernel's order";
+  EXPECT_EQ(further("lo,eth0", AF_INET6), "lo ::1");
+  EXPECT_EQ(further("lo"), "");
+}
+
+void set_netmask(SocketInterface& one, const char* text) {
+  const bool v4 = one.address.ss_family == AF_INET;
+  void* const mask = v4 ? static_cast<void*>(&reinterpret_cast<sockaddr_in&>(one.netmask).sin_addr)
+                        : &reinterpret_cast<sockaddr_in6&>(one.netmask).sin6_addr;
+  inet_pton(one.address.ss_family, text, mask);
+}
+
+TEST(SocketInterface, AddressInSubnet_IsFoundByNetmask) {
+  std::vector<SocketInterface> own = {ipv4("eth0", "10.0.0.2"), ipv4("eth1", "10.1.0.2"), ipv6("eth2", "2001:db8::2"),
+                                      ipv4("tun0", "10.2.0.2")};
+  set_netmask(own[0], "255.255.0.0");
+  set_netmask(own[1], "255.255.255.0");
+  set_netmask(own[2], "ffff:ffff::");
+  const auto found = [&](const SocketInterface& remote, const SocketInterface& except) {
+    const auto address = address_in_subnet_of(remote.address, own, except.address);
+    return address ? host_to_string(*address) : "none";
+  };
+  const SocketInterface none;
+  EXPECT_EQ(found(ipv4("", "10.0.7.9"), none), "10.0.0.2");
+  EXPECT_EQ(found(ipv4("", "10.1.0.9"), none), "10.1.0.2");
+  EXPECT_EQ(found(ipv4("", "10.1.1.9"), none), "none");
+  EXPECT_EQ(found(ipv4("", "10.1.0.9"), own[1]), "none");
+  EXPECT_EQ(found(ipv6("", "2001:db8:7::9"), none), "2001:db8::2");
+  EXPECT_EQ(found(ipv6("", "2001:db9::9"), none), "none");
+  EXPECT_EQ(found(ipv4("", "10.2.0.2"), none), "none") << "without a netmask";
 }
 
 TEST(SocketInterface, AddressFamily_SelectsAmongAddresses) {

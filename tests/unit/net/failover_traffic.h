@@ -139,10 +139,10 @@ class Traffic {
   std::uint64_t round_ = 0;
 };
 
-// A fault begins with each message if FAILOVER_EVERY=1, otherwise with every fifth.
+// A fault begins with each message if FAILOVER_EVERY=1, otherwise with every tenth.
 inline int step() {
   const char* const every = std::getenv("FAILOVER_EVERY");
-  return every != nullptr ? std::atoi(every) : 5;
+  return every != nullptr ? std::atoi(every) : 10;
 }
 
 inline const test::Variables kFourDevices = {{"SOFTVERBS_DEVICES", "4"}};

@@ -17,9 +17,7 @@
 
 #include "base/clock.h"
 #include "base/socket.h"
-#include "connected_comms.h"
-#include "net/connect/listener.h"
-#include "net/monitor/monitor.h"
+#include "one_end.h"
 #include "state_reader.h"
 #include "support/log_capture.h"
 
@@ -184,9 +182,7 @@ TEST_F(SideChannelLoss, UnknownConnection_IsClosedWithoutReply) {
   const wire::Hello& remote = link_.send().endpoint().remote();
   const LogCapture log;
   for (const bool whole : {true, false}) {
-    wire::ConnectionId id{remote.secret, remote.attempt};
-    id.attempt ^= 1;
-    const wire::Notice notice = wire::Notice::resume(id);
+    const wire::Notice notice = wire::Notice::resume({{remote.secret, remote.attempt ^ 1}, 0});
     const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     ASSERT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&*listener), sizeof(sockaddr_in)), 0);
     std::vector<std::uint8_t> bytes(notice.bytes().begin(), notice.bytes().end());
@@ -203,123 +199,6 @@ TEST_F(SideChannelLoss, UnknownConnection_IsClosedWithoutReply) {
   EXPECT_FALSE(link_.failed());
   EXPECT_EQ(back(log), 0U);
 }
-
-// One end of a connection; the test is the peer, with a TCP connection and, as accepting side, a listener.
-class OneEnd : public ::testing::Test {
- protected:
-  void SetUp() override {
-    ASSERT_NO_FATAL_FAILURE(link_.connect());
-    sockaddr_storage loopback{};
-    auto& address = reinterpret_cast<sockaddr_in&>(loopback);
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    listener_ = std::make_unique<Listener>(loopback);
-    Result<UniqueFd> listening = tcp_listen(loopback);
-    ASSERT_TRUE(listening);
-    listening_ = std::move(*listening);
-    Result<std::unique_ptr<Monitor>> monitor = Monitor::start({}, {.state_socket = state_});
-    ASSERT_TRUE(monitor);
-    monitor_ = std::move(*monitor);
-    monitor_->set_source(*listener_);
-  }
-  void TearDown() override {
-    if (watched_ && comm_ != nullptr) monitor_->unwatch(*comm_);
-    monitor_.reset();
-  }
-
-  void watch(std::unique_ptr<Comm> comm) {
-    comm_ = std::move(comm);
-    const Result<sockaddr_storage> address = local_address(listening_);
-    ASSERT_TRUE(address);
-    Result<UniqueFd> own = tcp_connect(*address, {});
-    ASSERT_TRUE(own);
-    comm_->set_side_channel(std::move(*own));
-    peer_ = accepted();
-    ASSERT_TRUE(!!peer_);
-    ASSERT_TRUE(monitor_->watch(*comm_, this));
-    watched_ = true;
-  }
-  void watch_receiver() {
-    std::unique_ptr<RecvComm> comm = link_.make_recv_comm(link_.ports(), 1);
-    ASSERT_NE(comm, nullptr);
-    watch(std::move(comm));
-  }
-  void watch_sender() {
-    const Config& config = link_.context().config();
-    Result<Endpoint> endpoint = Endpoint::create(link_.ports(), SendComm::endpoint_sizes(1, 1, config), config);
-    ASSERT_TRUE(endpoint);
-    Result<std::unique_ptr<SendComm>> comm = SendComm::create(link_.context().comm_settings(), std::move(*endpoint), 1);
-    ASSERT_TRUE(comm);
-    watch(std::move(*comm));
-  }
-
-  UniqueFd accepted() {
-    UniqueFd socket;
-    EXPECT_TRUE(ConnectedComms::eventually([&] {
-      Result<std::optional<UniqueFd>> next = tcp_accept(listening_);
-      EXPECT_TRUE(next);
-      if (next && *next) socket = std::move(**next);
-      return !!socket;
-    }));
-    return socket;
-  }
-  // The type of the next message; nullopt: the connection has ended, with `error_`.
-  std::optional<wire::MessageType> next(const UniqueFd& socket) {
-    std::array<std::uint8_t, wire::kMaxNoticeBytes> bytes{};
-    std::size_t filled = 0;
-    std::optional<wire::MessageType> type;
-    EXPECT_TRUE(ConnectedComms::eventually([&] {
-      const Result<bool> all = receive_into(socket, std::span(bytes).first(wire::kHeaderBytes), filled);
-      error_ = all ? 0 : all.error().sys_errno;
-      if (!all || !*all) return !all;
-      const Result<wire::Header> header = wire::decode_header(std::span(bytes).first<wire::kHeaderBytes>());
-      EXPECT_TRUE(header);
-      if (!header) return true;
-      type = header->type;
-      std::size_t body = 0;
-      while (body < header->body_bytes && receive_into(socket, std::span(bytes).first(header->body_bytes), body))
-        continue;
-      return true;
-    }));
-    return type;
-  }
-  static void say(const UniqueFd& socket, const wire::Notice& notice) {
-    const auto bytes = notice.bytes();
-    ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
-  }
-  // A new TCP connection that asks to become the side channel.
-  static UniqueFd resume(const sockaddr_storage& address) {
-    Result<UniqueFd> made = tcp_connect(address, {});
-    EXPECT_TRUE(made);
-    if (!made) return {};
-    EXPECT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
-    say(*made, wire::Notice::resume({}));
-    return std::move(*made);
-  }
-  static void close_with_reset(UniqueFd& socket) {
-    const linger none{.l_onoff = 1, .l_linger = 0};
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
-    socket.reset();
-  }
-  bool has(CommSignal signal) const { return (comm_->slow_path_flags() & static_cast<std::uint32_t>(signal)) != 0; }
-  bool eventually_has(CommSignal signal) const {
-    return ConnectedComms::eventually([&] {
-      std::this_thread::yield();
-      return has(signal);
-    });
-  }
-
-  ConnectedComms link_;  // its context provides the settings
-  const LogCapture log_;
-  const std::string state_ = testing::TempDir() + "lost-" + std::to_string(::getpid());
-  std::unique_ptr<Listener> listener_;
-  UniqueFd listening_;
-  UniqueFd peer_;
-  int error_ = 0;
-  bool watched_ = false;
-  std::unique_ptr<Comm> comm_;
-  std::unique_ptr<Monitor> monitor_;
-};
 
 // The connecting side repeats its attempts until the peer answers, and ends those that fail with a reset.
 TEST_F(OneEnd, Sender_MakesTheChannelAgain) {
@@ -445,7 +324,7 @@ TEST_F(OneEnd, Receiver_EndedWhileLost_PeerLearnsItLater) {
       ASSERT_TRUE(!!late);
       std::uint8_t byte = 0;
       EXPECT_TRUE(ConnectedComms::eventually([&] {
-        EXPECT_TRUE(listener_->take_resumed().empty());
+        EXPECT_TRUE(listener_->take_resumed([](int) {}).empty());
         return ::recv(late.get(), &byte, 1, MSG_PEEK) == 1;
       }));
       EXPECT_EQ(next(late), aborted ? wire::MessageType::kFailed : wire::MessageType::kClose);
@@ -481,7 +360,7 @@ TEST_F(OneEnd, ResumedTwice_LastSocketIsKept) {
     EXPECT_TRUE(listener_->poll(wire::Secret{1}));
     return ::recv(first.get(), &byte, 1, 0) == 0;
   }));
-  const std::vector<SideChannelSource::Resumed> resumed = listener_->take_resumed();
+  const std::vector<SideChannelSource::Resumed> resumed = listener_->take_resumed([](int) {});
   ASSERT_EQ(resumed.size(), 1U);
   EXPECT_EQ(resumed[0].key, 7);
   listener_->remove_connection({}, std::nullopt);
@@ -491,13 +370,13 @@ TEST_F(OneEnd, ResumedTwice_LastSocketIsKept) {
 // Gives one side channel at a time, of a connection that has been removed and whose key another one has got since.
 class SlowSource final : public SideChannelSource {
  public:
-  void add_connection(const wire::ConnectionId&, int key) override { key_ = key; }
-  void remove_connection(const wire::ConnectionId&, std::optional<wire::MessageType>) noexcept override {}
-  std::vector<Resumed> take_resumed() override {
+  void add_connection(const wire::ConnectionEnd&, int key) override { key_ = key; }
+  void remove_connection(const wire::ConnectionEnd&, std::optional<wire::MessageType>) noexcept override {}
+  std::vector<Resumed> take_resumed(const Watch&) override {
     std::vector<Resumed> resumed;
     if (++calls > kConnections) return resumed;
-    wire::ConnectionId other;
-    other.attempt = 4711;
+    wire::ConnectionEnd other;
+    other.connection.attempt = 4711;
     resumed.push_back({other, key_, UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))});
     return resumed;
   }

@@ -16,6 +16,7 @@ Hello example(std::size_t devices, std::size_t qps) {
   hello.traffic_class = 104;
   hello.host = "node17";
   hello.pid = 4711;
+  for (std::size_t i = 0; i < devices; ++i) hello.addresses.push_back({{1, 2, 3}, static_cast<std::uint16_t>(i)});
   for (std::size_t i = 0; i < devices; ++i) {
     HelloDevice device;
     device.guid = 100 + i;
@@ -66,6 +67,7 @@ TEST(Hello, EveryField_RoundTrips) {
     EXPECT_EQ(decoded->identity.listen, 5U);
     EXPECT_EQ(decoded->attempt, hello.attempt);
     EXPECT_EQ(decoded->control_address, hello.control_address);
+    EXPECT_EQ(decoded->addresses, hello.addresses);
     EXPECT_EQ(decoded->traffic_class, 104);
     EXPECT_EQ(decoded->host, "node17");
     EXPECT_EQ(decoded->pid, 4711U);
@@ -108,6 +110,7 @@ TEST(Hello, ImpossibleFields_AreRejected) {
   };
   EXPECT_FALSE(refused([](Hello&) {}));
   EXPECT_TRUE(refused([](Hello& hello) { hello.traffic_class = 256; }));
+  EXPECT_TRUE(refused([](Hello& hello) { hello.addresses.resize(kMaxAddresses + 1); }));
   EXPECT_TRUE(refused([](Hello& hello) { hello.devices.clear(); }));
   EXPECT_TRUE(refused([](Hello& hello) { hello.devices.resize(kMaxDevices + 1, hello.devices[0]); }));
   EXPECT_TRUE(refused([](Hello& hello) { hello.qps.clear(); }));

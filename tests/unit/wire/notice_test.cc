@@ -102,10 +102,12 @@ TEST(Notice, StatusQueryAndReply_RoundTrip) {
   EXPECT_FALSE(decode_status_reply(reply));
 }
 
-TEST(Notice, Resume_NamesTheConnection) {
-  const ConnectionId id{{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, 0xfedcba9876543210};
-  const std::vector<std::uint8_t> body = body_of(Notice::resume(id));
-  EXPECT_EQ(decode_resume(body), id);
+TEST(Notice, Resume_NamesTheEndOfTheConnection) {
+  const ConnectionEnd end{{{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, 0xfedcba9876543210}, 1};
+  EXPECT_EQ(end.other().other(), end);
+  EXPECT_FALSE(decode_resume(body_of(Notice::resume({end.connection, 2}))));
+  const std::vector<std::uint8_t> body = body_of(Notice::resume(end));
+  EXPECT_EQ(decode_resume(body), end);
   for (std::size_t bytes = 0; bytes < body.size(); ++bytes) {
     EXPECT_FALSE(decode_resume(std::span(body).first(bytes))) << bytes;
   }

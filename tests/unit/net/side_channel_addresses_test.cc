@@ -1,0 +1,123 @@
+// The side channel is made again over any address of the peer, by either end.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <chrono>
+#include <thread>
+
+#include "end_of_several_addresses.h"
+
+namespace verbatim {
+namespace {
+
+TEST_F(EndOfSeveralAddresses, FirstAddressRefuses_NextOneIsUsed) {
+  for (const CommKind kind : {CommKind::kSend, CommKind::kRecv}) {
+    ASSERT_NO_FATAL_FAILURE(watch_one(kind));
+    const sockaddr_storage first = *local_address(listening_);
+    listening_.reset();
+    close_with_reset(peer_);
+    const UniqueFd attempt = accepted(second_);
+    ASSERT_NO_FATAL_FAILURE(answer(attempt));
+    EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+    monitor_->unwatch(*comm_);
+    watched_ = false;
+    EXPECT_EQ(next(attempt), wire::MessageType::kFailed);
+    Result<UniqueFd> again = tcp_listen(first);
+    ASSERT_TRUE(again);
+    listening_ = std::move(*again);
+  }
+}
+
+// The accepting side makes it again as the connecting side does.
+TEST_F(EndOfSeveralAddresses, Receiver_MakesTheChannelAgain) {
+  ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kRecv));
+  close_with_reset(peer_);
+  const UniqueFd attempt = accepted();
+  ASSERT_NO_FATAL_FAILURE(answer(attempt));
+  EXPECT_FALSE(has(CommSignal::kProbePeer));
+}
+
+TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AttemptOfConnectingSideIsKept) {
+  for (const CommKind kind : {CommKind::kSend, CommKind::kRecv}) {
+    ASSERT_NO_FATAL_FAILURE(watch_one(kind));
+    close_with_reset(peer_);
+    UniqueFd of_this_end = accepted();
+    ASSERT_EQ(next(of_this_end), wire::MessageType::kResume);
+    const UniqueFd of_peer = resume(*listener_->add(wire::Secret{1}), end());
+    if (kind == CommKind::kSend) {
+      EXPECT_EQ(next(of_peer), std::nullopt) << "it is closed";
+      ASSERT_NO_FATAL_FAILURE(say(of_this_end, wire::Notice::without_body(wire::MessageType::kPing)));
+      EXPECT_EQ(next(of_this_end), wire::MessageType::kPong);
+    } else {
+      EXPECT_EQ(next(of_peer), wire::MessageType::kPing);
+      EXPECT_EQ(next(of_this_end), std::nullopt);
+      EXPECT_EQ(error_, ECONNRESET);
+    }
+    EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+    monitor_->unwatch(*comm_);
+    watched_ = false;
+  }
+}
+
+// The end of the connection that is asked for may be either one: both have an entry where both are in one process.
+TEST_F(EndOfSeveralAddresses, ConnectingSideTakesThePeersChannel) {
+  ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
+  const sockaddr_storage address = *listener_->add(wire::Secret{1});
+  const UniqueFd wrong_end = resume(address, end().other());
+  EXPECT_EQ(next(wrong_end), std::nullopt);
+  const UniqueFd made = resume(address, end());
+  EXPECT_EQ(next(made), wire::MessageType::kPing);
+  EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+}
+
+// The listener of a process has a socket for each address.
+TEST_F(EndOfSeveralAddresses, Listener_ServesEachAddress) {
+  const sockaddr_storage further[] = {loopback(2), loopback(3)};
+  Listener listener(loopback(1), further);
+  ASSERT_TRUE(listener.add(wire::Secret{2}));
+  const std::vector<wire::Address> addresses = listener.addresses(Listener::Use::kLook);
+  ASSERT_EQ(addresses.size(), 3U);
+  int key = 0;
+  std::vector<UniqueFd> made;
+  for (const wire::Address& address : addresses) {
+    const wire::ConnectionEnd end{{wire::Secret{2}, static_cast<std::uint64_t>(++key)}, 1};
+    listener.add_connection(end, key);
+    made.push_back(resume(wire::to_sockaddr(address), end));
+  }
+  std::vector<int> keys;
+  std::vector<int> watched;
+  ASSERT_TRUE(ConnectedComms::eventually([&] {
+    watched.clear();
+    for (const auto& one : listener.take_resumed([&](int fd) { watched.push_back(fd); })) keys.push_back(one.key);
+    return keys.size() == 3;
+  }));
+  std::ranges::sort(keys);
+  EXPECT_EQ(keys, (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(watched.size(), 3U);
+  for (int i = 1; i <= 3; ++i) {
+    listener.remove_connection({{wire::Secret{2}, static_cast<std::uint64_t>(i)}, 1}, std::nullopt);
+  }
+  listener.remove(wire::Secret{2});
+  watched.clear();
+  listener.take_resumed([&](int fd) { watched.push_back(fd); });
+  EXPECT_TRUE(watched.empty()) << "they are closed with the last listen";
+}
+
+// A process that only connects: while a connector holds the listener, its sockets are open.
+TEST_F(EndOfSeveralAddresses, HeldListener_StaysOpen) {
+  Listener listener(loopback(1));
+  const std::vector<wire::Address> addresses = listener.addresses(Listener::Use::kHold);
+  ASSERT_EQ(addresses.size(), 1U);
+  ASSERT_TRUE(listener.add(wire::Secret{2}));
+  listener.remove(wire::Secret{2});
+  Result<UniqueFd> made = tcp_connect(wire::to_sockaddr(addresses.front()), {});
+  ASSERT_TRUE(made);
+  EXPECT_TRUE(ConnectedComms::eventually([&] { return static_cast<bool>(tcp_connected(*made)); }));
+  listener.release();
+  std::size_t open = 0;
+  listener.take_resumed([&](int) { ++open; });
+  EXPECT_EQ(open, 0U);
+}
+
+}  // namespace
+}  // namespace verbatim

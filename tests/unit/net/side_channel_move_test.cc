@@ -1,0 +1,100 @@
+// A side channel over which the peer does not answer a notice about a lane moves to another address of the peer.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "end_of_several_addresses.h"
+#include "failover_traffic.h"
+
+namespace verbatim {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+class Move final : public EndOfSeveralAddresses {
+ public:
+  explicit Move(CommKind kind) {
+    int members[] = {0, 1};
+    const Result<std::size_t> device = merge_devices(members, 2, 8);
+    EXPECT_TRUE(device);
+    if (device) start_with_addresses(*device);
+    if (!HasFatalFailure()) watch_one(kind);
+  }
+  ~Move() override { TearDown(); }
+  void TestBody() override {}
+
+  void take_first_lane_down() {
+    const Port& port = *comm_->endpoint().ports()[0];
+    comm_->port_down(*port.device, port.port_num);
+    progress();
+  }
+  void progress() {
+    if (auto* const sender = dynamic_cast<SendComm*>(comm_.get())) return sender->progress();
+    static_cast<RecvComm&>(*comm_).progress();
+  }
+  // Reads the notice and the ping after it.
+  void expect_notice(const UniqueFd& channel) {
+    EXPECT_EQ(next(channel), wire::MessageType::kLaneDown);
+    std::optional<wire::MessageType> type = next(channel);
+    while (type == wire::MessageType::kLaneFenced) type = next(channel);
+    EXPECT_EQ(type, wire::MessageType::kPing);
+  }
+
+  void without_answer() {
+    take_first_lane_down();
+    expect_notice(peer_);
+    const UniqueFd attempt = accepted(second_);
+    ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+    ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kPing)));
+    std::vector<wire::MessageType> seen;  // the answer to the ping, and the notice again
+    for (int i = 0; i < 2; ++i) seen.push_back(next(attempt).value_or(wire::MessageType::kReady));
+    EXPECT_TRUE(std::ranges::count(seen, wire::MessageType::kLaneDown) == 1) << "the notice is sent again";
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      const std::vector<std::string> lines = log_.infos();
+      return std::ranges::any_of(lines, [](const std::string& line) {
+        return line.find("was on a lane that is down; it uses 127.0.0.1 and 127.0.0.2 now") != std::string::npos;
+      });
+    }));
+    EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+    EXPECT_EQ(comm_->error(), nullptr);
+  }
+
+  // Whether the answer was given in time.
+  bool with_answer() {
+    const auto begin = std::chrono::steady_clock::now();
+    take_first_lane_down();
+    expect_notice(peer_);
+    say(peer_, wire::Notice::without_body(wire::MessageType::kPong));
+    const bool in_time = std::chrono::steady_clock::now() - begin < Milliseconds(50);
+    std::this_thread::sleep_for(Milliseconds(300));
+    const Result<std::optional<UniqueFd>> attempt = tcp_accept(second_);
+    EXPECT_TRUE(attempt);
+    if (in_time && attempt) {
+      EXPECT_FALSE(*attempt) << "the side channel moves although the peer has answered";
+    }
+    return in_time;
+  }
+};
+
+TEST(SideChannelMove, NoAnswerToLaneNotice_OtherAddressIsUsed) {
+  for (const CommKind kind : {CommKind::kSend, CommKind::kRecv}) {
+    in_child("", [&] { Move(kind).without_answer(); });
+  }
+}
+
+TEST(SideChannelMove, AnswerToLaneNotice_ChannelStays) {
+  const auto body = [] {
+    for (int attempt = 0; attempt < 20; ++attempt) {  // on a busy machine the test may be too slow
+      if (Move(CommKind::kSend).with_answer() || ::testing::Test::HasFailure()) return;
+    }
+    ADD_FAILURE() << "the test was never fast enough";
+  };
+  in_child("", body);
+}
+
+}  // namespace
+}  // namespace verbatim
