@@ -311,7 +311,7 @@ std::vector<Row> rows() {
        one_of(&Config::flush_disabled, {{"0", false}, {"1", true}})},
       {"VERBATIM_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "`[^][=]name,...`", "InfiniBand, else Ethernet, else loopback",
        "Interface of the TCP side channel: prefixes of names, or exact names after `=`. `^` before the list excludes "
-       "them.",
+       "them. Of several the first is used, and any of them for a side channel that is made again.",
        any_text(&Config::socket_ifname)},
       {"VERBATIM_SOCKET_FAMILY", "NCCL_SOCKET_FAMILY", "`AF_INET` or `AF_INET6`", "either, IPv4 first",
        "Address family of the TCP side channel.",

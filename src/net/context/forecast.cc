@@ -26,7 +26,7 @@ Forecast forecast(const Config& config, std::size_t ports, std::size_t flows, co
           .flush_qps = flows * ports,
           .memory_regions = 2 * flows * ports,
           .registered_bytes = flows * ports * control,
-          .descriptors = 2 * flows + 1};  // the side channels and the listener
+          .descriptors = 2 * flows + wire::kMaxAddresses};  // side channels, and at most so many of the listener
 }
 
 }  // namespace verbatim
