@@ -129,24 +129,25 @@ std::optional<SocketInterface> choose_socket_interface(std::span<const SocketInt
   return std::nullopt;
 }
 
-std::vector<SocketInterface> further_socket_interfaces(std::span<const SocketInterface> interfaces,
-                                                       std::string_view ifname_list, int family,
-                                                       const SocketInterface& chosen) {
+std::vector<SocketInterface> all_socket_interfaces(std::span<const SocketInterface> interfaces,
+                                                   std::string_view ifname_list, int family) {
+  const std::optional<SocketInterface> chosen = choose_socket_interface(interfaces, ifname_list, family);
+  if (!chosen) return {};
   const NameList list = parse_name_list(ifname_list.empty() ? kNetworkInterfaces : ifname_list);
-  std::vector<SocketInterface> further;
+  std::vector<SocketInterface> all{*chosen};
   for (const SocketInterface& candidate : interfaces) {
     constexpr int kLinkLocalRank = 2;
     const bool fits = family == AF_UNSPEC || candidate.address.ss_family == family;
-    if (!fits || candidate.name == chosen.name || !selects(list, candidate.name)) continue;
+    if (!fits || candidate.name == chosen->name || !selects(list, candidate.name)) continue;
     if (address_rank(candidate) == kLinkLocalRank) continue;
-    const auto same = std::ranges::find(further, candidate.name, &SocketInterface::name);
-    if (same == further.end()) {
-      further.push_back(candidate);
+    const auto same = std::ranges::find(all, candidate.name, &SocketInterface::name);
+    if (same == all.end()) {
+      all.push_back(candidate);
     } else if (address_rank(candidate) < address_rank(*same)) {
       *same = candidate;
     }
   }
-  return further;
+  return all;
 }
 
 std::optional<sockaddr_storage> address_in_subnet_of(const sockaddr_storage& remote,

@@ -33,11 +33,11 @@ Result<std::vector<SocketInterface>> list_socket_interfaces();
 std::optional<SocketInterface> choose_socket_interface(std::span<const SocketInterface> interfaces,
                                                        std::string_view ifname_list, int family);
 
-// One address of each further interface under which other hosts may reach this process: the interfaces that the list
-// selects, without a list those that are neither loopback nor a bridge. No link-local address. A pure function.
-std::vector<SocketInterface> further_socket_interfaces(std::span<const SocketInterface> interfaces,
-                                                       std::string_view ifname_list, int family,
-                                                       const SocketInterface& chosen);
+// That address, and one of each further interface under which other hosts may reach this process: of those that the
+// list selects, without a list of those that are neither loopback nor a bridge. No further one is link-local. Empty
+// when no interface matches. A pure function.
+std::vector<SocketInterface> all_socket_interfaces(std::span<const SocketInterface> interfaces,
+                                                   std::string_view ifname_list, int family);
 
 // The address in the subnet of `remote`, other than `except`. A pure function.
 std::optional<sockaddr_storage> address_in_subnet_of(const sockaddr_storage& remote,

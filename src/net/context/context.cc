@@ -104,14 +104,16 @@ void warn_of_loopback(const SocketInterface& side_channel, const Config& config)
       to_string(side_channel).c_str());
 }
 
-std::vector<sockaddr_storage> further_addresses(const SocketInterface& side_channel, const Config& config) {
+// Of the interfaces besides the chosen one, which comes first.
+std::vector<sockaddr_storage> further_addresses(const Config& config) {
   std::vector<sockaddr_storage> addresses;
   const Result<std::vector<SocketInterface>> interfaces = list_socket_interfaces();
   if (!interfaces) return addresses;
   for (const SocketInterface& one :
-       further_socket_interfaces(*interfaces, config.socket_ifname.value, config.socket_family, side_channel)) {
+       all_socket_interfaces(*interfaces, config.socket_ifname.value, config.socket_family)) {
     addresses.push_back(one.address);
   }
+  if (!addresses.empty()) addresses.erase(addresses.begin());
   return addresses;
 }
 
@@ -161,17 +163,16 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
   if (!process_id) return process_id.error();
   VERBATIM_INFO("side channel on %s", to_string(*side_channel).c_str());
   warn_of_loopback(*side_channel, config);
-  auto process =
-      std::unique_ptr<ProcessState>(new ProcessState{.config = config,
-                                                     .side_channel = *side_channel,
-                                                     .further_addresses = further_addresses(*side_channel, config),
-                                                     .host_name = host_name,
-                                                     .host_id = read_host_id(host_name),
-                                                     .process_id = *process_id,
-                                                     .verbs = std::move(*verbs),
-                                                     .inventory = std::move(*inventory),
-                                                     .devices = std::move(devices),
-                                                     .monitor = std::move(*monitor)});
+  auto process = std::unique_ptr<ProcessState>(new ProcessState{.config = config,
+                                                                .side_channel = *side_channel,
+                                                                .further_addresses = further_addresses(config),
+                                                                .host_name = host_name,
+                                                                .host_id = read_host_id(host_name),
+                                                                .process_id = *process_id,
+                                                                .verbs = std::move(*verbs),
+                                                                .inventory = std::move(*inventory),
+                                                                .devices = std::move(devices),
+                                                                .monitor = std::move(*monitor)});
   process->monitor->set_source(process->listener);
   return process;
 }
