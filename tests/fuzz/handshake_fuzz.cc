@@ -86,6 +86,7 @@ wire::Hello hello_of(fuzz::Input& input, const wire::Secret& secret) {
   if ((fields & 16) != 0) {
     hello.control_address = input.get<std::uint64_t>();
     hello.capabilities = input.get<std::uint32_t>();
+    hello.addresses.resize(input.get<std::uint8_t>() % (wire::kMaxAddresses + 2));
   }
   if ((fields & 32) != 0) hello.traffic_class = input.get<std::int16_t>();
   if ((fields & 64) != 0) hello.host = text(input);
@@ -94,7 +95,8 @@ wire::Hello hello_of(fuzz::Input& input, const wire::Secret& secret) {
 }
 
 std::vector<std::uint8_t> resume_of(fuzz::Input& input, const wire::Secret& secret) {
-  const wire::Notice resume = wire::Notice::resume({secret, input.get<std::uint8_t>()});
+  const auto which = input.get<std::uint8_t>();
+  const wire::Notice resume = wire::Notice::resume({{secret, which % 16U}, which / 16U % 3U});
   return {resume.bytes().begin(), resume.bytes().end()};
 }
 
