@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "net/context/context.h"
@@ -65,9 +66,14 @@ class ConnectedComms {
   // Asks again and again whether `condition` holds: that it did in time.
   template <typename Condition>
   static bool eventually(Condition condition) {
+    constexpr int kPollsWithoutPause = 1000;
     const auto end = std::chrono::steady_clock::now() + kPatience;
     bool holds = condition();
-    while (!holds && !::testing::Test::HasFatalFailure() && std::chrono::steady_clock::now() < end) holds = condition();
+    for (int polls = 1; !holds && !::testing::Test::HasFatalFailure() && std::chrono::steady_clock::now() < end;
+         ++polls) {
+      if (polls > kPollsWithoutPause) std::this_thread::sleep_for(std::chrono::microseconds(100));
+      holds = condition();
+    }
     return holds;
   }
 
