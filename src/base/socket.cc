@@ -156,6 +156,18 @@ Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_stor
   return socket;
 }
 
+void close_with_reset(UniqueFd& socket) {
+  const linger reset{.l_onoff = 1, .l_linger = 0};
+  static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset));
+  socket.reset();
+}
+
+bool is_established(const UniqueFd& socket) {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && info.tcpi_state == TCP_ESTABLISHED;
+}
+
 Result<bool> tcp_connected(const UniqueFd& socket) {
   pollfd writable{socket.get(), POLLOUT, 0};
   const int ready = ::poll(&writable, 1, 0);

@@ -42,6 +42,11 @@ Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener);
 Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_storage& local);
 Result<bool> tcp_connected(const UniqueFd& socket);
 
+// The peer gets a reset, and no end of file.
+void close_with_reset(UniqueFd& socket);
+// Whether neither end has closed or reset the connection, as far as this host knows.
+bool is_established(const UniqueFd& socket);
+
 // A message that is sent in as many parts as the socket accepts.
 class OutgoingMessage {
  public:

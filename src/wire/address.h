@@ -8,7 +8,7 @@
 
 namespace verbatim::wire {
 
-// A link-local IPv6 address is none: its scope is known only on its own host.
+// Never a link-local IPv6 address: its scope is known only on its own host.
 struct Address {
   std::array<std::uint8_t, 16> ip{};  // IPv6, or IPv4 as ::ffff:a.b.c.d, as in a GID
   std::uint16_t port = 0;

@@ -30,12 +30,17 @@ constexpr std::uint64_t kMinPendingNs = 20 * kNanosecondsPerMillisecond;
 // at least every 24 s. More of them learn it from the NIC, which does not answer.
 constexpr std::size_t kMaxRemoved = 4096;
 
+bool is_link_local(const sockaddr_storage& address) {
+  return address.ss_family == AF_INET6 &&
+         IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
 }  // namespace
 
-Listener::Listener(const sockaddr_storage& address, std::span<const sockaddr_storage> further) {
+Listener::Listener(const sockaddr_storage& address, std::span<const SocketInterface> interfaces) {
   sockets_.push_back({address, {}});
-  for (const sockaddr_storage& one : further.first(std::min(further.size(), wire::kMaxAddresses - 1))) {
-    sockets_.push_back({one, {}});
+  for (const SocketInterface& further : interfaces.subspan(std::min<std::size_t>(interfaces.size(), 1))) {
+    if (sockets_.size() < wire::kMaxAddresses) sockets_.push_back({further.address, {}});
   }
 }
 
@@ -85,7 +90,7 @@ std::vector<wire::Address> Listener::addresses(Use use) {
   if (use == Use::kHold) ++holders_;
   std::vector<wire::Address> found;
   for (const Socket& one : sockets_) {
-    if (one.socket) found.push_back(wire::to_address(one.address));
+    if (one.socket && !is_link_local(one.address)) found.push_back(wire::to_address(one.address));
   }
   return found;
 }
@@ -234,6 +239,7 @@ void Listener::reject_version(const UniqueFd& socket, std::uint16_t version) {
 void Listener::resume(PendingConnection& pending) {
   const std::optional<wire::ConnectionEnd> end = wire::decode_resume(pending.message.body());
   if (!end) return;
+  if (!is_established(pending.socket)) return;  // the peer has given it up
   // A peer that asks again has given up its earlier attempt.
   if (connections_.contains(*end)) return void(resumed_.insert_or_assign(*end, std::move(pending.socket)));
   const auto removed = std::find_if(removed_.rbegin(), removed_.rend(),

@@ -20,6 +20,7 @@
 
 #include "base/mutex.h"
 #include "base/result.h"
+#include "base/socket_interface.h"
 #include "base/unique_fd.h"
 #include "net/connect/incoming_message.h"
 #include "net/transfer/side_channel_source.h"
@@ -40,10 +41,10 @@ void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t ver
 
 class Listener final : public SideChannelSource {
  public:
-  // The addresses have port 0. `address` is for connect requests; those of `further` only for side channels that are
-  // made again: at most wire::kMaxAddresses - 1 are used. The sockets are open while there are listens, connections or
-  // holders, and use the same ports each time if they are free.
-  explicit Listener(const sockaddr_storage& address, std::span<const sockaddr_storage> further = {});
+  // `address`, with port 0, is for connect requests; those of `interfaces` but the first, which has `address`, are only
+  // for side channels that are made again. At most wire::kMaxAddresses are used. The sockets are open while there are
+  // listens, connections or holders. The first uses the same port each time, and the others its port, if it is free.
+  explicit Listener(const sockaddr_storage& address, std::span<const SocketInterface> interfaces = {});
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 

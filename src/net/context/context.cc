@@ -29,11 +29,11 @@ namespace verbatim {
 struct ProcessState {
   const Config config;  // of the first init: selects the devices
   const SocketInterface side_channel;
-  const std::vector<sockaddr_storage> further_addresses;  // for side channels that are made again
+  const std::vector<SocketInterface> interfaces;  // for side channels that are made again; the first is side_channel
   const std::string host_name;
   const std::uint64_t host_id;
   const std::uint64_t process_id;
-  Listener listener{side_channel.address, further_addresses};
+  Listener listener{side_channel.address, interfaces};
   EndpointPools pools = {};  // of the contexts
   std::uint32_t contexts_made = 0;
   std::set<Context*> contexts = {};  // open
@@ -104,17 +104,11 @@ void warn_of_loopback(const SocketInterface& side_channel, const Config& config)
       to_string(side_channel).c_str());
 }
 
-// Of the interfaces besides the chosen one, which comes first.
-std::vector<sockaddr_storage> further_addresses(const Config& config) {
-  std::vector<sockaddr_storage> addresses;
-  const Result<std::vector<SocketInterface>> interfaces = list_socket_interfaces();
-  if (!interfaces) return addresses;
-  for (const SocketInterface& one :
-       all_socket_interfaces(*interfaces, config.socket_ifname.value, config.socket_family)) {
-    addresses.push_back(one.address);
-  }
-  if (!addresses.empty()) addresses.erase(addresses.begin());
-  return addresses;
+// The chosen interface comes first.
+std::vector<SocketInterface> interfaces_of(const Config& config) {
+  const Result<std::vector<SocketInterface>> present = list_socket_interfaces();
+  if (!present) return {};
+  return all_socket_interfaces(*present, config.socket_ifname.value, config.socket_family);
 }
 
 // What both ends have negotiated: "send to node2 (pid 4711): mlx5_0:1 to mlx5_0:1, MTU 4096, 2 QPs on 1 lane,
@@ -141,6 +135,7 @@ std::string describe_connection(const Comm& comm) {
 Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATIM_REQUIRES(g_mutex) {
   const Result<SocketInterface> side_channel = choose_socket_interface(config);
   if (!side_channel) return side_channel.error();
+  const std::vector<SocketInterface> interfaces = interfaces_of(config);
   Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(config.verbs_library);
   if (!verbs) return verbs.error();
   Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(**verbs, config);
@@ -153,7 +148,8 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
                                                .stalls = {.warn_ns = config.stall_warn_s * kNanosecondsPerSecond,
                                                           .fail_ns = config.stall_fail_s * kNanosecondsPerSecond},
                                                .state_socket = expand_path(config.state_socket, host_name),
-                                               .host = host_name});
+                                               .host = host_name,
+                                               .interfaces = interfaces});
   if (!monitor) {
     VERBATIM_WARN("starting the monitor thread failed: %s: %s", monitor.error().operation,
                   std::strerror(monitor.error().sys_errno));
@@ -165,7 +161,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
   warn_of_loopback(*side_channel, config);
   auto process = std::unique_ptr<ProcessState>(new ProcessState{.config = config,
                                                                 .side_channel = *side_channel,
-                                                                .further_addresses = further_addresses(config),
+                                                                .interfaces = interfaces,
                                                                 .host_name = host_name,
                                                                 .host_id = read_host_id(host_name),
                                                                 .process_id = *process_id,

@@ -36,6 +36,12 @@ void MonitoredConnection::find_addresses() {
   std::memcpy(&addresses->peer, &*peer, sizeof addresses->peer);
 }
 
+bool MonitoredConnection::send_ping() {
+  if (!send(wire::Notice::without_body(wire::MessageType::kPing))) return false;
+  ++pings_sent;
+  return true;
+}
+
 void MonitoredConnection::send_failure_notice() {
   if ((failure_exchanged && !failure_unsent) || peer_closed) return;
   const std::string* text = comm->failure_text();
@@ -57,9 +63,7 @@ void MonitoredConnection::fail(ErrorKind kind, const char* why) {
 void LostChannel::drop_attempt(const Poller& poller) {
   if (!attempt) return;
   poller.remove(attempt.get());
-  const linger reset{.l_onoff = 1, .l_linger = 0};
-  ::setsockopt(attempt.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-  attempt.reset();
+  close_with_reset(attempt);
   resume_sent = false;
 }
 

@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/socket_interface.h"
 #include "net/monitor/deadlines.h"
 #include "net/monitor/poller.h"
 #include "net/monitor/stall_detector.h"
@@ -34,7 +35,7 @@ struct LostChannel {
   // Addresses of the peer, in the order in which they are tried.
   std::array<wire::Address, wire::kMaxAddresses + 1> targets;
   std::uint8_t target_count = 0;  // 0: this end cannot make it again
-  bool moves = false;             // it lies on a lane that is down; `error` is ENETDOWN
+  bool moves = false;             // it has no error, but the peer does not answer, or it lies on a lane that is down
 
   int error = 0;
   bool reported = false;
@@ -67,7 +68,10 @@ struct MonitoredConnection {
   bool awaits_qp_state(std::uint64_t now) const { return qp_state_requested && now < qp_state_deadline_ns; }
   // Until it is false, the comm and this entry stay.
   bool has_calls() const { return calls_requested || calls_run; }
-  bool send(const wire::Notice& notice) { return lost == nullptr && channel.send(comm->side_channel(), notice); }
+  bool send(const wire::Notice& notice) { return is_open() && channel.send(comm->side_channel(), notice); }
+  bool send_ping();
+  // Also while it moves: then the old side channel is used until the new one answers.
+  bool is_open() const { return lost == nullptr || lost->moves; }
   // Sends this end's error to the peer; of a comm that has not failed: that its owner closed it with work outstanding.
   void send_failure_notice();
   // Reads `addresses`. A socket that has been reset has none any more.
@@ -108,7 +112,12 @@ struct MonitoredConnection {
     sockaddr_in6 own, peer;  // or sockaddr_in
   };
   std::unique_ptr<Addresses> addresses;  // of the side channel; nullptr: they are not known
-  std::uint64_t answer_due_ns = 0;  // when the peer's monitor is to have answered a notice about a lane; 0: no notice
+  bool dialed =
+      false;  // this end has made the side channel: the port of addresses->peer is that of the peer's listener
+  std::uint32_t pings_sent = 0;      // on this side channel
+  std::uint32_t pongs_received = 0;  // likewise
+  std::uint32_t awaited_pongs = 0;   // by answer_due_ns
+  std::uint64_t answer_due_ns = 0;   // when the peer's monitor is to have answered a notice about a lane; 0: no notice
   std::uint64_t channel_since_ns = 0;  // when the side channel was made again
 
   StallDetector stall_detector;
@@ -160,6 +169,7 @@ struct ConnectionTable {
   Deadlines<MonitoredConnection> deadlines VERBATIM_GUARDED_BY(mutex);  // 0: the connection has changed
   std::vector<Line> lines VERBATIM_GUARDED_BY(mutex);
   std::vector<EarlierFailures> earlier_failures VERBATIM_GUARDED_BY(mutex);
+  std::vector<SocketInterface> interfaces VERBATIM_GUARDED_BY(mutex);  // of this process, for side channels
   // By owner: comms that are closing or being destroyed. An entry is made before the owner's first close, which must
   // not allocate.
   std::map<const void*, std::size_t> closing VERBATIM_GUARDED_BY(mutex);

@@ -27,12 +27,12 @@ void Keepalive::tick(ConnectionTable& table, std::uint64_t now) {
   for (auto& [fd, connection] : table.connections) {
     ++table.visits;
     if (connection.peer_closed || connection.closing != nullptr || connection.failure_exchanged) continue;
-    if (connection.lost != nullptr) continue;
+    if (!connection.is_open()) continue;
     const std::uint64_t progress = connection.comm->peer_progress();
     if (std::exchange(connection.peer_progress, progress) != progress) connection.ticks_without_message = 0;
     if (connection.ticks_without_message++ >= kMissedTicks) handle_silence(table, connection);
     if (connection.failure_exchanged) continue;
-    connection.send(wire::Notice::without_body(wire::MessageType::kPing));
+    connection.send_ping();
     if (connection.channel.has_unsent()) table.mark_changed(connection);
   }
 }

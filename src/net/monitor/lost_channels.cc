@@ -15,8 +15,8 @@
 
 #include "base/clock.h"
 #include "base/socket.h"
-#include "base/socket_interface.h"
 #include "net/diagnose/path_facts.h"
+#include "net/monitor/channel_targets.h"
 
 namespace verbatim {
 namespace {
@@ -24,7 +24,7 @@ namespace {
 constexpr std::uint64_t kAttemptTimeoutNs = 5 * kNanosecondsPerSecond;
 // Of the first attempt at each of several addresses.
 constexpr std::uint64_t kFirstAttemptTimeoutNs = 250 * kNanosecondsPerMillisecond;
-// The connecting side begins at once, the other one after this time.
+// After an error the connecting side begins at once, the other one after this time.
 constexpr std::uint64_t kAcceptingSideWaitsNs = 50 * kNanosecondsPerMillisecond;
 // The peer's monitor answers a ping at once, whatever its application does. If it takes longer than this, the side
 // channel is made again: at worst, in vain.
@@ -72,6 +72,7 @@ void give_up_attempt(ConnectionTable& table, MonitoredConnection& connection, st
 
 // The NIC is asked anew after a refusal: that of a process that is being killed may have answered the last probe.
 void set_refused(LostChannel& lost, bool refused, std::uint64_t now) {
+  if (lost.moves) return;  // the old side channel tells how the peer is
   lost.refused = refused;
   if (refused) lost.probe_ns = std::min(lost.probe_ns, now);
 }
@@ -87,65 +88,12 @@ bool is_connecting(const MonitoredConnection& connection) {
   return connection.comm->kind() == CommKind::kSend;
 }
 
-// The address that the side channel has used.
-std::optional<wire::Address> used_address(const MonitoredConnection& connection) {
-  if (connection.addresses == nullptr) return std::nullopt;
-  return wire::to_address(widen(connection.addresses->peer));
-}
-
-// Whether the peer has an address on another interface than the one that the side channel uses.
-bool has_other_address(const MonitoredConnection& connection) {
-  const std::optional<wire::Address> used = used_address(connection);
-  return std::ranges::any_of(connection.comm->endpoint().remote().addresses,
-                             [&](const wire::Address& address) { return !used || address.ip != used->ip; });
-}
-
-// The address that was used comes first, and last if the side channel moves.
-void find_targets(const MonitoredConnection& connection, LostChannel& lost) {
-  const std::optional<wire::Address> used = used_address(connection);
-  const auto add = [&](const wire::Address& address) { lost.targets[lost.target_count++] = address; };
-  const bool reconnects = used && is_connecting(connection);  // the accepting side knows no port of the used address
-  if (reconnects) add(*used);
-  for (const wire::Address& address : connection.comm->endpoint().remote().addresses) {
-    if (!reconnects || address != *used) add(address);
-  }
-  if (!lost.moves || !used) return;
-  std::stable_partition(lost.targets.begin(), lost.targets.begin() + lost.target_count,
-                        [&](const wire::Address& address) { return address.ip != used->ip; });
-}
-
-const wire::Address& target_of(const LostChannel& lost) {
-  return lost.targets[lost.failed_attempts % lost.target_count];
-}
-
-// The address from which the attempt is made; AF_UNSPEC: as the kernel's routes say.
-sockaddr_storage source_of(const MonitoredConnection& connection, const sockaddr_storage& target) {
-  const std::optional<wire::Address> used = used_address(connection);
-  const sockaddr_storage own = used ? widen(connection.addresses->own) : sockaddr_storage{};
-  if (used && wire::to_address(target).ip == used->ip) return own;
-  try {
-    const Result<std::vector<SocketInterface>> interfaces = list_socket_interfaces();
-    if (!interfaces) return {};
-    return address_in_subnet_of(target, *interfaces, connection.lost->moves ? own : sockaddr_storage{})
-        .value_or(sockaddr_storage{});
-  } catch (...) {  // no memory
-    return {};
-  }
-}
-
-// A refusal says that nothing listens, but only where the peer is known to be: another host may have an address that
-// the peer uses in a network of its own.
-bool is_peers_for_sure(const MonitoredConnection& connection, const wire::Address& target) {
-  const std::vector<wire::Address>& known = connection.comm->endpoint().remote().addresses;
-  return target == used_address(connection) || (!known.empty() && target == known.front());
-}
-
 void begin_attempt(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
     VERBATIM_REQUIRES(table.mutex) {
   LostChannel& lost = *connection.lost;
   const sockaddr_storage target = wire::to_sockaddr(target_of(lost));
-  Result<UniqueFd> socket = tcp_connect(target, source_of(connection, target));
-  if (is_peers_for_sure(connection, target_of(lost))) {
+  Result<UniqueFd> socket = tcp_connect(target, source_of(table, connection, target));
+  if (is_peers_for_sure(connection)) {
     set_refused(lost, !socket && socket.error().sys_errno == ECONNREFUSED, now);
   }
   if (!socket) return give_up_attempt(table, connection, now);
@@ -156,6 +104,11 @@ void begin_attempt(ConnectionTable& table, MonitoredConnection& connection, std:
   if (!table.poller.add_writable(connection.lost->attempt.get(), PollSource::kAttempt, id)) {
     give_up_attempt(table, connection, now);
   }
+}
+
+void set_reset_on_close(const UniqueFd& socket, bool resets = true) {
+  const linger option{.l_onoff = resets ? 1 : 0, .l_linger = 0};
+  static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &option, sizeof option));
 }
 
 // From how many bytes on epoll reports the socket as readable.
@@ -195,8 +148,9 @@ void report_loss(ConnectionTable& table, MonitoredConnection& connection) VERBAT
 void report_move(ConnectionTable& table, const MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex) {
   if (connection.addresses == nullptr) return;
   table.log(LogLevel::kInfo, [&] {
-    return "the side channel with the peer " + connection.comm->endpoint().peer_name() +
-           " was on a lane that is down; it uses " + host_to_string(widen(connection.addresses->own)) + " and " +
+    return "the peer " + connection.comm->endpoint().peer_name() +
+           " did not answer on the side channel, or a lane there is down; the side channel uses " +
+           host_to_string(widen(connection.addresses->own)) + " and " +
            host_to_string(widen(connection.addresses->peer)) + " now";
   });
 }
@@ -222,9 +176,7 @@ void check_answer(ConnectionTable& table, MonitoredConnection& connection, std::
   lost.check_ns = decided ? lost.probe_ns : now + kCheckPeriodNs;
 }
 
-// `moves`: the side channel has no error, but lies on a lane that is down.
-bool begin_loss(ConnectionTable& table, MonitoredConnection& connection, int error, bool moves)
-    VERBATIM_REQUIRES(table.mutex) {
+bool begin_loss(MonitoredConnection& connection, int error, bool moves) {
   connection.lost.reset(new (std::nothrow) LostChannel);
   if (connection.lost == nullptr) return false;
   LostChannel& lost = *connection.lost;
@@ -232,29 +184,35 @@ bool begin_loss(ConnectionTable& table, MonitoredConnection& connection, int err
   lost.moves = moves;
   find_targets(connection, lost);
   lost.answers = connection.comm->probes_answered();
-  lost.since_ns = lost.check_ns = lost.probe_ns = monotonic_ns();
+  lost.since_ns = monotonic_ns();
+  // While it moves, the old one tells how the peer is.
+  lost.check_ns = lost.probe_ns = moves ? kNever : lost.since_ns;
   lost.attempt_ns = lost.since_ns + (moves || is_connecting(connection) ? 0 : kAcceptingSideWaitsNs);
   if (lost.target_count == 0) lost.attempt_ns = kNever;
-  table.poller.remove(connection.comm->side_channel().get());
-  connection.channel.reset();
-  connection.close_sent = false;  // it may not have arrived
   connection.answer_due_ns = 0;
-  // While it moves it is not known to be lost: a connection without a lane goes on waiting for one.
-  if (!moves) connection.comm->set_channel(ChannelState::kLost, static_cast<std::uint32_t>(error));
   return true;
 }
 
 // Puts the socket in the place of the side channel, whose descriptor number stays the same: the table and the comm know
 // the connection by it.
-bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, UniqueFd socket)
+bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, UniqueFd socket, bool dialed)
     VERBATIM_REQUIRES(table.mutex) {
   const int fd = connection.comm->side_channel().get();
   table.poller.remove(fd);
   table.poller.remove(socket.get());
   set_low_water(socket, 1);
+  // The old one, or the new one if a call fails, ends with a reset: an end of file is the end of the process.
+  set_reset_on_close(connection.comm->side_channel());
+  set_reset_on_close(socket);
   if (::dup3(socket.get(), fd, O_CLOEXEC) < 0) return false;
   if (!table.poller.add(fd, PollSource::kConnection, static_cast<std::uint32_t>(fd))) return false;
+  set_reset_on_close(connection.comm->side_channel(), false);
   connection.channel.reset();
+  connection.dialed = dialed;
+  connection.pings_sent = connection.pongs_received = 0;
+  // What was sent before may not have arrived. The peer ignores repeats.
+  if (connection.failure_exchanged) connection.failure_unsent = true;
+  connection.close_sent = false;
   connection.ticks_without_message = 0;
   connection.silent = false;
   connection.comm->clear_signal(CommSignal::kProbePeer);
@@ -264,7 +222,7 @@ bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, Un
   connection.answer_due_ns = 0;
   connection.channel_since_ns = monotonic_ns();
   if (connection.lost == nullptr) return true;
-  if (connection.lost->moves && !connection.lost->reported) {
+  if (connection.lost->moves) {
     table.end_loss(connection);
     report_move(table, connection);
     return true;
@@ -284,12 +242,19 @@ bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, Un
 }  // namespace
 
 bool lose_channel(ConnectionTable& table, MonitoredConnection& connection, int error) {
-  return begin_loss(table, connection, error, false);
+  table.end_loss(connection);  // it may have been moving
+  if (!begin_loss(connection, error, false)) return false;
+  table.poller.remove(connection.comm->side_channel().get());
+  connection.channel.reset();
+  connection.close_sent = false;  // it may not have arrived
+  connection.comm->set_channel(ChannelState::kLost, static_cast<std::uint32_t>(error));
+  return true;
 }
 
-void ask_for_answer(MonitoredConnection& connection, std::uint64_t now) {
-  if (connection.answer_due_ns != 0 || !has_other_address(connection)) return;
-  connection.send(wire::Notice::without_body(wire::MessageType::kPing));
+void ask_for_answer(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
+  if (connection.answer_due_ns != 0 || connection.lost != nullptr || !has_other_path(table, connection)) return;
+  connection.send_ping();
+  connection.awaited_pongs = connection.pings_sent;
   const bool is_new = connection.channel_since_ns != 0 && now - connection.channel_since_ns < kNewChannelNs;
   const bool is_down = !is_new && connection.addresses != nullptr &&
                        connection.comm->has_lane_down(wire::to_address(widen(connection.addresses->own)).ip,
@@ -297,10 +262,19 @@ void ask_for_answer(MonitoredConnection& connection, std::uint64_t now) {
   connection.answer_due_ns = is_down ? now : now + kAnswerNs;
 }
 
-std::uint64_t expect_answer(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
+void receive_pong(ConnectionTable& table, MonitoredConnection& connection) {
+  ++connection.pongs_received;
+  if (static_cast<std::int32_t>(connection.pongs_received - connection.awaited_pongs) < 0) return;
+  connection.answer_due_ns = 0;
+  // Once kResume is sent, the peer may use the new one.
+  const bool moves = connection.lost != nullptr && connection.lost->moves;
+  if (moves && !connection.lost->resume_sent) table.end_loss(connection);
+}
+
+std::uint64_t expect_answer(MonitoredConnection& connection, std::uint64_t now) {
   if (connection.answer_due_ns == 0 || connection.lost != nullptr || connection.peer_closed) return kNever;
   if (now < connection.answer_due_ns) return connection.answer_due_ns;
-  return begin_loss(table, connection, ENETDOWN, true) ? connection.lost->attempt_ns : kNever;
+  return begin_loss(connection, ENETDOWN, true) ? connection.lost->attempt_ns : kNever;
 }
 
 bool advance_lost_channel(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
@@ -333,7 +307,7 @@ void advance_attempt(ConnectionTable& table, MonitoredConnection& connection) {
   const auto id = static_cast<std::uint32_t>(connection.comm->side_channel().get());
   if (!lost.resume_sent) {
     const Result<bool> connected = tcp_connected(lost.attempt);
-    if (is_peers_for_sure(connection, target_of(lost))) {
+    if (is_peers_for_sure(connection)) {
       set_refused(lost, !connected && connected.error().sys_errno == ECONNREFUSED, monotonic_ns());
     }
     if (connected && !*connected) {
@@ -350,7 +324,7 @@ void advance_attempt(ConnectionTable& table, MonitoredConnection& connection) {
   }
   const Answer answer = read_answer(lost.attempt);
   if (answer == Answer::kNone && table.poller.rearm(lost.attempt.get(), PollSource::kAttempt, id)) return;
-  if (answer == Answer::kAccepted && replace_channel(table, connection, std::move(lost.attempt))) return;
+  if (answer == Answer::kAccepted && replace_channel(table, connection, std::move(lost.attempt), true)) return;
   give_up_attempt(table, connection, monotonic_ns());
 }
 
@@ -358,14 +332,13 @@ void accept_channel(ConnectionTable& table, MonitoredConnection& connection, Uni
   if (connection.peer_closed) return;
   // Both ends make it again. The peer gives up its attempt when it gets this one.
   const bool both = connection.lost != nullptr && connection.lost->resume_sent;
-  if (both && is_connecting(connection)) return;
+  if ((both && is_connecting(connection)) || !is_established(socket)) return close_with_reset(socket);
   table.mark_changed(connection);
-  if (!replace_channel(table, connection, std::move(socket))) {
+  if (!replace_channel(table, connection, std::move(socket), false)) {
     if (connection.lost == nullptr) static_cast<void>(lose_channel(table, connection, ENOMEM));
     return;
   }
-  connection.close_sent = false;
-  connection.send(wire::Notice::without_body(wire::MessageType::kPing));
+  connection.send_ping();
 }
 
 }  // namespace verbatim

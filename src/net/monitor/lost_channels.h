@@ -7,7 +7,8 @@
 //
 // Each end knows under which addresses the other one listens (wire::Hello), one on each of its interfaces. Both ends
 // may make the side channel again, because only one may know that the lane is down; if they do so at the same time,
-// the attempt of the connecting side is kept.
+// the attempt of the connecting side is kept. A side channel without an error stays in use until the new one is
+// accepted: the peer may be slow, or end. One that is replaced ends with a reset.
 //
 // While the side channel is lost, the comm is signalled from time to time to ask the peer's NIC (Comm::post_probes),
 // and it fails when the NIC does not answer. A process that is killed closes its sockets with an end of file, or with a
@@ -34,10 +35,11 @@ namespace verbatim {
 // The side channel of the connection has ended with this error. False: there is no memory to make it again.
 bool lose_channel(ConnectionTable& table, MonitoredConnection& connection, int error) VERBATIM_REQUIRES(table.mutex);
 // A notice about a lane was sent: asks the peer's monitor for an answer.
-void ask_for_answer(MonitoredConnection& connection, std::uint64_t now);
-// Makes the side channel again if that answer is overdue. Returns when to look again.
-std::uint64_t expect_answer(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
+void ask_for_answer(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
     VERBATIM_REQUIRES(table.mutex);
+void receive_pong(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex);
+// Makes the side channel again if that answer is overdue. Returns when to look again.
+std::uint64_t expect_answer(MonitoredConnection& connection, std::uint64_t now);
 // Signals the comm, and begins or gives up an attempt when it is time. False: the peer process has ended.
 bool advance_lost_channel(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
     VERBATIM_REQUIRES(table.mutex);

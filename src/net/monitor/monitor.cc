@@ -69,6 +69,7 @@ Status Monitor::open(const MonitorSettings& settings) {
   if (const Status opened = table_.poller.open(); !opened) return opened.error();
   const MutexLock lock(table_.mutex);
   table_.earlier_failures.resize(devices_.size());
+  table_.interfaces = settings.interfaces;
   for (std::uint32_t i = 0; i < devices_.size(); ++i) {
     const Device& device = *devices_[i];
     if (const Status opened = open_device_events(table_, device, i); !opened) return opened.error();
@@ -138,6 +139,7 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   connection.comm = &comm;
   connection.owner = owner;
   connection.device_calls = &calls;
+  connection.dialed = comm.kind() == CommKind::kSend;
   comm.set_observer(this);
   // An event of before has come for other connections only.
   for (const Port* port : comm.endpoint().ports()) {
@@ -317,7 +319,9 @@ std::uint64_t Monitor::look_after_lanes(MonitoredConnection& connection, std::ui
   if (!comm.waits_for_lane()) return next;
   const Config& config = comm.settings().config;
   char why[256] = "";
-  if (connection.silent) {
+  // The peer may be there at another address.
+  const bool moves = connection.lost != nullptr || connection.answer_due_ns != 0;
+  if (connection.silent && !moves) {
     std::snprintf(why, sizeof why, "no lane to the peer %s works, and its host acknowledges nothing",
                   comm.endpoint().peer_name().c_str());
   } else if (waited_ns >= config.reconnect_s * kNanosecondsPerSecond) {
@@ -336,7 +340,7 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   if (connection.lost != nullptr && !advance_lost_channel(table_, connection, now)) {
     handle_peer_end(table_, connection, CommSignal::kPeerDisconnected);
   }
-  send_due_messages(connection, now);
+  send_due_messages(table_, connection, now);
   if (closing && advance_close(table_, connection, now)) return;
   std::uint64_t next = kNever;
   if (closing && !connection.has_calls()) next = connection.close_deadline_ns;
@@ -346,13 +350,12 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   if (!closing && !connection.peer_closed && !connection.failure_exchanged) {
     next = std::min(next, look_after_lanes(connection, now));
   }
-  if (!closing) next = std::min(next, expect_answer(table_, connection, now));
+  if (!closing) next = std::min(next, expect_answer(connection, now));
   const bool unsent = !connection.channel.flush(connection.comm->side_channel());
   if (connection.lost != nullptr) {
     next = std::min({next, connection.lost->attempt_ns, connection.lost->probe_ns, connection.lost->check_ns});
   }
-  if (unsent || (closing && !connection.close_sent && connection.lost == nullptr))
-    next = std::min(next, now + kSendRetryNs);
+  if (unsent || (closing && !connection.close_sent && connection.is_open())) next = std::min(next, now + kSendRetryNs);
   table_.deadlines.set(connection, std::max(next, now + 1));  // later than `now`: the loop that calls this must end
 }
 

@@ -39,6 +39,7 @@ struct MonitorSettings {
   StallSettings stalls = {};
   std::string state_socket = {};  // path; empty: none
   std::string host = {};
+  std::vector<SocketInterface> interfaces = {};  // from which side channels are made again; empty: any
 };
 
 // Owned by the process state. Any thread may call the public functions.

@@ -54,7 +54,7 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const SideC
       connection.send(wire::Notice::without_body(wire::MessageType::kPong));
       return;
     case wire::MessageType::kPong:
-      return;
+      return receive_pong(table, connection);
     case wire::MessageType::kStatusQuery:
       connection.unanswered_query = wire::decode_status_query(message.body);
       if (!connection.unanswered_query) break;
@@ -103,7 +103,7 @@ void handle_peer_end(ConnectionTable& table, MonitoredConnection& connection, Co
 
 void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection) {
   table.mark_changed(connection);
-  if (connection.lost != nullptr) return;
+  if (!connection.is_open()) return;
   for (int i = 0; i < kMaxMessagesPerRead && !connection.peer_closed; ++i) {
     const Result<std::optional<SideChannel::Message>> message =
         connection.channel.receive(connection.comm->side_channel());
@@ -111,13 +111,12 @@ void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection)
     if (!message) return handle_channel_error(table, connection, message.error().sys_errno);
     if (!*message) return;
     connection.ticks_without_message = 0;
-    connection.answer_due_ns = 0;
     if (connection.silent) end_silence(table, connection);
     handle(table, connection, **message);
   }
 }
 
-void send_due_messages(MonitoredConnection& connection, std::uint64_t now) {
+void send_due_messages(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
   connection.lanes_change = connection.comm->advance_lanes_for_idle() && !connection.peer_closed;
   bool sent = false;
   connection.comm->send_lane_notices([&](const wire::Notice& notice) {
@@ -125,7 +124,7 @@ void send_due_messages(MonitoredConnection& connection, std::uint64_t now) {
     sent = sent || accepted;
     return accepted;
   });
-  if (sent) ask_for_answer(connection, now);
+  if (sent) ask_for_answer(table, connection, now);
   if (connection.comm->failure_text() != nullptr) connection.send_failure_notice();
   if (!connection.unanswered_query || connection.awaits_qp_state(now)) return;
   wire::ConnectionStatus status = connection.status(now);

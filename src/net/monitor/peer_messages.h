@@ -15,6 +15,7 @@ void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection)
 void handle_peer_end(ConnectionTable& table, MonitoredConnection& connection, CommSignal signal)
     VERBATIM_REQUIRES(table.mutex);
 // Sends the failure of the comm, and a status reply whose QP states were read or can be awaited no longer.
-void send_due_messages(MonitoredConnection& connection, std::uint64_t now);
+void send_due_messages(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
+    VERBATIM_REQUIRES(table.mutex);
 
 }  // namespace verbatim

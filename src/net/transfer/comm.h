@@ -133,8 +133,7 @@ class Comm {
   void send_lane_notices_again() {
     if (failover_ != nullptr) failover_->mail.send_again();
   }
-  // Any thread: whether a lane is down, or the link of its port, whose GID is one of these addresses of this end and of
-  // the peer.
+  // Any thread: whether only lanes that are down have the GID that is this address, of this end or of the peer.
   bool has_lane_down(const std::array<std::uint8_t, 16>& own, const std::array<std::uint8_t, 16>& peer) const;
   // An application that waits for nothing may not call: then the monitor acts for it. It declares lanes down whose port
   // is, and reports to the peer that everything has arrived. Whether it has to look again.
@@ -205,14 +204,15 @@ class Comm {
   bool lane_failed(const ibv_wc& completion, std::size_t qp, Describe describe_work) noexcept {
     if (failover_ == nullptr || error() != nullptr) return false;
     // rxe refuses to send while the link is down, instead of retrying.
-    const bool unreachable =
-        completion.status == IBV_WC_RETRY_EXC_ERR || (completion.status == IBV_WC_LOC_QP_OP_ERR && link_goes_down(qp));
-    if (!unreachable && completion.status != IBV_WC_WR_FLUSH_ERR) return false;
+    const bool refused = completion.status == IBV_WC_LOC_QP_OP_ERR;
+    if (completion.status != IBV_WC_RETRY_EXC_ERR && !refused && completion.status != IBV_WC_WR_FLUSH_ERR) return false;
     const LaneState state = failover_->state(failover_->lane_of(qp));
     if (state != LaneState::kWorking && state != LaneState::kJoining) {
       failure_state_.set_flag(FailureState::Flag::kLanes);  // it may be drained now
       return true;
     }
+    if (refused && !link_goes_down(qp)) return false;
+    const bool unreachable = completion.status != IBV_WC_WR_FLUSH_ERR;
     return (state == LaneState::kJoining || failover_->working() > 1 || (unreachable && can_wait_for_lane())) &&
            take_lane_down(qp, [&] { return completion_failure(completion, qp, describe_work()); });
   }

@@ -147,14 +147,23 @@ bool Comm::has_lane_down(const std::array<std::uint8_t, 16>& own, const std::arr
   if (failover_ == nullptr) return false;
   const MutexLock lock(qps_mutex_);
   const std::uint64_t now = monotonic_ns();
+  struct Lanes {
+    bool down = false;
+    bool working = false;
+  };
+  Lanes of_own;
+  Lanes of_peer;
   for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {
     const EndpointQp& end = endpoint_.qps()[qp];
     const Port& port = *endpoint_.ports()[end.device];
-    if (works(qp) && !port.device->history().link_since(port.port_num, now, now).down) continue;
-    if (std::ranges::equal(own, port.gid.gid.raw) || peer == endpoint_.remote().devices[end.remote_device].gid)
-      return true;
+    const bool working = works(qp) && !port.device->history().link_since(port.port_num, now, now).down;
+    const ibv_gid& gid = end.gid ? end.gid->gid : port.gid.gid;
+    const bool is_own = std::ranges::equal(own, gid.raw);
+    const bool is_peers = peer == endpoint_.remote().devices[end.remote_device].gid;
+    if (is_own) (working ? of_own.working : of_own.down) = true;
+    if (is_peers) (working ? of_peer.working : of_peer.down) = true;
   }
-  return false;
+  return (of_own.down && !of_own.working) || (of_peer.down && !of_peer.working);
 }
 
 // As the device says: an event may come later. rxe refuses work some milliseconds before it says so.

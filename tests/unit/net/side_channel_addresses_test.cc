@@ -59,6 +59,27 @@ TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AttemptOfConnectingSideIsKept) {
   }
 }
 
+// The notice may not have arrived on the old one.
+TEST_F(EndOfSeveralAddresses, FailureBeforeReplacement_IsReportedAgain) {
+  ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
+  comm_->set_signal(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
+  auto& sender = static_cast<SendComm&>(*comm_);
+  ASSERT_TRUE(ConnectedComms::fails(sender));
+  ASSERT_EQ(next(peer_), wire::MessageType::kFailed);
+  const UniqueFd made = resume(*listener_->add(wire::Secret{1}), end());
+  EXPECT_EQ(next(made), wire::MessageType::kPing);
+  EXPECT_EQ(next(made), wire::MessageType::kFailed);
+}
+
+// An end of file would be the end of this process for the peer.
+TEST_F(EndOfSeveralAddresses, ReplacedChannel_EndsWithReset) {
+  ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
+  const UniqueFd made = resume(*listener_->add(wire::Secret{1}), end());
+  EXPECT_EQ(next(made), wire::MessageType::kPing);
+  EXPECT_EQ(next(peer_), std::nullopt);
+  EXPECT_EQ(error_, ECONNRESET);
+}
+
 // The end of the connection that is asked for may be either one: both have an entry where both are in one process.
 TEST_F(EndOfSeveralAddresses, ConnectingSideTakesThePeersChannel) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
@@ -72,8 +93,8 @@ TEST_F(EndOfSeveralAddresses, ConnectingSideTakesThePeersChannel) {
 
 // The listener of a process has a socket for each address.
 TEST_F(EndOfSeveralAddresses, Listener_ServesEachAddress) {
-  const sockaddr_storage further[] = {loopback(2), loopback(3)};
-  Listener listener(loopback(1), further);
+  const SocketInterface interfaces[] = {{"lo", loopback(1), {}}, {"lo", loopback(2), {}}, {"lo", loopback(3), {}}};
+  Listener listener(loopback(1), interfaces);
   ASSERT_TRUE(listener.add(wire::Secret{2}));
   const std::vector<wire::Address> addresses = listener.addresses(Listener::Use::kLook);
   ASSERT_EQ(addresses.size(), 3U);
@@ -112,7 +133,10 @@ TEST_F(EndOfSeveralAddresses, HeldListener_StaysOpen) {
   listener.remove(wire::Secret{2});
   Result<UniqueFd> made = tcp_connect(wire::to_sockaddr(addresses.front()), {});
   ASSERT_TRUE(made);
-  EXPECT_TRUE(ConnectedComms::eventually([&] { return static_cast<bool>(tcp_connected(*made)); }));
+  EXPECT_TRUE(ConnectedComms::eventually([&] {
+    const Result<bool> connected = tcp_connected(*made);
+    return connected && *connected;
+  }));
   listener.release();
   std::size_t open = 0;
   listener.take_resumed([&](int) { ++open; });

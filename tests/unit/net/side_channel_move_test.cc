@@ -56,11 +56,21 @@ class Move final : public EndOfSeveralAddresses {
     EXPECT_TRUE(ConnectedComms::eventually([&] {
       const std::vector<std::string> lines = log_.infos();
       return std::ranges::any_of(lines, [](const std::string& line) {
-        return line.find("was on a lane that is down; it uses 127.0.0.1 and 127.0.0.2 now") != std::string::npos;
+        return line.find("; the side channel uses 127.0.0.1 and 127.0.0.2 now") != std::string::npos;
       });
     }));
     EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
     EXPECT_EQ(comm_->error(), nullptr);
+  }
+
+  void ends_while_it_moves() {
+    take_first_lane_down();
+    expect_notice(peer_);
+    const UniqueFd attempt = accepted(second_);  // never answered
+    ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+    EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+    ASSERT_EQ(::shutdown(peer_.get(), SHUT_WR), 0);  // close() would reset it if something is unread
+    EXPECT_TRUE(eventually_has(CommSignal::kPeerDisconnected));
   }
 
   // Whether the answer was given in time.
@@ -84,6 +94,11 @@ TEST(SideChannelMove, NoAnswerToLaneNotice_OtherAddressIsUsed) {
   for (const CommKind kind : {CommKind::kSend, CommKind::kRecv}) {
     in_child("", [&] { Move(kind).without_answer(); });
   }
+}
+
+// The old side channel tells how the peer is until there is a new one.
+TEST(SideChannelMove, PeerEndsMeanwhile_IsSeenAtOnce) {
+  in_child("", [] { Move(CommKind::kSend).ends_while_it_moves(); });
 }
 
 TEST(SideChannelMove, AnswerToLaneNotice_ChannelStays) {
