@@ -3,11 +3,11 @@
 #include <atomic>
 #include <cerrno>
 #include <memory>
-#include <new>
 #include <utility>
 
 #include "base/log.h"
 #include "base/unique_fd.h"
+#include "exceptions.h"
 #include "exit.h"
 #include "net/transfer/recv_comm.h"
 #include "net/transfer/send_comm.h"
@@ -25,24 +25,6 @@ void log_to_nccl(LogLevel level, const char* file, int line, const char* text) {
          "NET/Verbatim : %s", text);
 }
 
-nccl::Result to_nccl(const Error& error) {
-  return abi::to_nccl(error.kind);
-}
-
-// No exception may leave the plugin. The only expected exception is std::bad_alloc.
-template <typename Call>
-nccl::Result catch_exceptions(const char* name, Call&& call) noexcept {
-  try {
-    return call();
-  } catch (const std::bad_alloc&) {
-    VERBATIM_WARN("%s failed: out of memory", name);
-    return nccl::Result::kSystemError;
-  } catch (...) {
-    VERBATIM_WARN("%s failed: unexpected C++ exception", name);
-    return nccl::Result::kInternalError;
-  }
-}
-
 Context& context_of(const ListenComm& listen) {
   return *static_cast<Context*>(listen.settings().comm.owner);
 }
@@ -55,11 +37,6 @@ nccl::Result store(const Result<Made*>& made, void** object) {
   return nccl::Result::kSuccess;
 }
 
-std::span<std::uint8_t, wire::kHandleBytes> handle_bytes(void* handle) {
-  static_assert(wire::kHandleBytes == nccl::kNetHandleMaxBytes);
-  return std::span<std::uint8_t, wire::kHandleBytes>(static_cast<std::uint8_t*>(handle), wire::kHandleBytes);
-}
-
 nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandle) {
   *mhandle = nullptr;
   Result<std::unique_ptr<MemoryHandle>> registered = as_comm(comm)->register_memory(request);
@@ -70,23 +47,22 @@ nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandl
 
 Mutex g_process_context_mutex;  // held while init makes the context of the process
 
-// Common to all init functions. The first init after loading logs the version of the table, because NCCL has just
-// logged the versions that it did not find in the plugin.
-void first_init(int version, nccl::DebugLogger logger) {
+}  // namespace
+
+void first_init(const char* table, int version, nccl::DebugLogger logger) {
   g_logger.store(logger, std::memory_order_release);
   set_log_sink(logger != nullptr ? log_to_nccl : nullptr);
   register_exit_handler();
   close_fds_in_children();
   static std::atomic<bool> has_begun{false};
-  if (!has_begun.exchange(true)) VERBATIM_INFO("Verbatim %s loaded, net plugin API v%d", VERBATIM_VERSION, version);
+  if (!has_begun.exchange(true))
+    VERBATIM_INFO("Verbatim %s loaded, %s plugin API v%d", VERBATIM_VERSION, table, version);
 }
-
-}  // namespace
 
 nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLogger logger) noexcept {
   return catch_exceptions("init", [&] {
     *context = nullptr;
-    first_init(version, logger);
+    first_init("net", version, logger);
     return store<Context>(open_context(traffic_class), context);
   });
 }
@@ -100,7 +76,7 @@ nccl::Result finalize(void* context) noexcept {
 
 nccl::Result init_process(int version, nccl::DebugLogger logger) noexcept {
   return catch_exceptions("init", [&] {
-    first_init(version, logger);
+    first_init("net", version, logger);
     const MutexLock lock(g_process_context_mutex);
     if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
     Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined);

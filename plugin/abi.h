@@ -4,14 +4,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
+#include "nccl/net_v12.h"
 #include "nccl/types.h"
 #include "net/context/context.h"
+#include "wire/handle.h"
 
 namespace verbatim::abi {
 
 constexpr nccl::Result to_nccl(ErrorKind kind) {
   return static_cast<nccl::Result>(kind);
+}
+constexpr nccl::Result to_nccl(const Error& error) {
+  return to_nccl(error.kind);
 }
 static_assert(to_nccl(ErrorKind::kNone) == nccl::Result::kSuccess);
 static_assert(to_nccl(ErrorKind::kSystem) == nccl::Result::kSystemError);
@@ -19,6 +25,15 @@ static_assert(to_nccl(ErrorKind::kInternal) == nccl::Result::kInternalError);
 static_assert(to_nccl(ErrorKind::kArgument) == nccl::Result::kInvalidArgument);
 static_assert(to_nccl(ErrorKind::kUsage) == nccl::Result::kInvalidUsage);
 static_assert(to_nccl(ErrorKind::kRemote) == nccl::Result::kRemoteError);
+
+// To be called by every init. The first one after loading logs the version of the table, because NCCL has just logged
+// the versions that it did not find in the plugin. `table`: "net" or "RMA".
+void first_init(const char* table, int version, nccl::DebugLogger logger);
+
+inline std::span<std::uint8_t, wire::kHandleBytes> handle_bytes(void* handle) {
+  static_assert(wire::kHandleBytes == nccl::kNetHandleMaxBytes);
+  return std::span<std::uint8_t, wire::kHandleBytes>(static_cast<std::uint8_t*>(handle), wire::kHandleBytes);
+}
 
 // v11 and later: one context for each communicator. `traffic_class`: the communicator's or kNetTrafficClassUndefined.
 nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLogger logger) noexcept;
@@ -33,6 +48,8 @@ nccl::Result announce(void* context, const Announcement& announcement) noexcept;
 
 nccl::Result devices(int* count) noexcept;
 nccl::Result device_properties(int device, DeviceProperties& properties) noexcept;
+// getProperties of net table v12, which the RMA tables share (tables.cc).
+nccl::Result get_properties_v12(int device, nccl::v12::NetProperties* properties) noexcept;
 // makeVDevice of a table that allows `max` members.
 nccl::Result merge_devices(int* device, const int* members, int count, std::size_t max) noexcept;
 nccl::Result listen(void* context, int device, void* handle, void** listen_comm) noexcept;

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include "rma/instance.h"
+
 namespace __gnu_cxx {
 void __freeres();  // of libsupc++, which declares it in no header
 }
@@ -43,6 +45,7 @@ __attribute__((destructor)) void close_contexts() {
   Context* context = g_process_context.load();
   if (!exits) {
     g_process_context.store(nullptr);
+    rma::Instance::close_all();  // first: they use contexts
     close_all_contexts();
   } else if (context != nullptr && context->idle()) {
     g_process_context.store(nullptr);

@@ -79,6 +79,10 @@ nccl::Result get_properties(int device, Properties* properties) noexcept {
   return nccl::Result::kSuccess;
 }
 
+nccl::Result get_properties_v12(int device, nccl::v12::NetProperties* properties) noexcept {
+  return get_properties(device, properties);
+}
+
 // From v9 on: up to v11 with 4 members, then with 8.
 template <typename VDeviceProps>
 nccl::Result make_vdevice(int* device, VDeviceProps* properties) noexcept {

@@ -40,7 +40,8 @@ using ProfilerCallback = Result (*)(void** event_handle, int type, void* profile
 // Bits of NetProperties::ptrSupport. The `type` of a registration is one of them.
 enum PointerType : int { kPtrHost = 0x1, kPtrCuda = 0x2, kPtrDmaBuf = 0x4 };
 
-enum class NetDeviceType : int { kHost = 0, kUnpack = 1 };
+// kGinProxy: the device of an RMA table, for which NCCL's CPU threads start the transfers of its device API.
+enum class NetDeviceType : int { kHost = 0, kUnpack = 1, kGinProxy = 2 };
 static_assert(sizeof(NetDeviceType) == 4);
 
 constexpr std::size_t kNetHandleMaxBytes = 128;                 // size of the handle of listen and connect
@@ -49,6 +50,14 @@ constexpr std::size_t kMaxNetSizeBytes = std::size_t{1} << 40;  // largest legal
 constexpr int kNetDeviceInvalidVersion = 0;                     // netDeviceVersion of a plugin without device offload
 constexpr int kNetTrafficClassUndefined = -1;
 constexpr std::int16_t kNetIdUndefined = -1;  // railId, planeId
+
+// Bits of the flags of a registration in an RMA table.
+constexpr std::uint64_t kMrForceStrictOrdering = 0x1;
+constexpr std::uint64_t kMrSignalNeverReset = 0x2;
+
+// What a signal of an RMA table does to the 64-bit word of the peer: adds 1, or adds the value of the call.
+constexpr std::uint32_t kSignalIncrement = 0x1;
+constexpr std::uint32_t kSignalAdd = 0x2;
 
 // Bits of NetAttr::op: Broadcast 0, Reduce 1, AllGather 2, ReduceScatter 3, AllReduce 4, AllGatherV 11; SendRecv 5,
 // Send 6, Recv 7, AlltoAll 8, Scatter 9, Gather 10, PutSignal 12, Signal 13, WaitSignal 14.

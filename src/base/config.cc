@@ -228,6 +228,10 @@ std::vector<Row> rows() {
        "Whether NCCL may merge devices into one, whose connections use all of them: see [Merged "
        "devices](#merged-devices).",
        one_of(&Config::merge_nics, {{"0", false}, {"1", true}})},
+      {"VERBATIM_RMA", nullptr, "0 or 1", "1",
+       "Whether the plugin offers NCCL's RMA interface: see [RMA](#rma). 0: its init refuses, and NCCL uses "
+       "another RMA plugin or its own.",
+       one_of(&Config::rma, {{"0", false}, {"1", true}})},
       {"VERBATIM_FAILOVER", nullptr, "0 or 1", "1",
        "Whether a connection of merged devices goes on over its other lanes when one fails: see [A lane that "
        "fails](#a-lane-that-fails).",

@@ -72,6 +72,7 @@ struct Config {
   std::string mlx5_library;         // empty: libmlx5.so.1, then libmlx5.so
   TextSetting hca;                  // syntax: verbs/hca_filter.h
   bool merge_nics = true;           // makeVDevice makes devices of several ports
+  bool rma = true;                  // the RMA tables work
   bool failover = true;             // a connection of several lanes survives the loss of one
   unsigned lane_timeout_ms = 5000;  // without an acknowledgement on a lane, while another has some; 0: any time
   unsigned reconnect_s = 60;        // how long a connection waits for a lane when none works; 0: it fails

@@ -204,8 +204,9 @@ MrRef MrCache::find_cover(const RegistrationKind& key, std::uintptr_t start, std
 
 Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_t start, std::size_t bytes,
                                          std::uint64_t dmabuf_offset) const {
-  const bool relaxed = relaxed_ordering_ && request.ordering == MrOrdering::kRelaxed;
-  const bool atomic = request.ordering == MrOrdering::kAtomic;
+  const bool atomic = request.ordering == MrOrdering::kAtomic || request.ordering == MrOrdering::kRelaxedAtomic;
+  const bool relaxed =
+      relaxed_ordering_ && (request.ordering == MrOrdering::kRelaxed || request.ordering == MrOrdering::kRelaxedAtomic);
   const unsigned access = kAccess | (relaxed ? unsigned{IBV_ACCESS_RELAXED_ORDERING} : 0U) |
                           (atomic ? unsigned{IBV_ACCESS_REMOTE_ATOMIC} : 0U);
   const auto registered = [&]() -> Result<UniqueMr> {

@@ -21,8 +21,9 @@ namespace verbatim {
 enum class MemoryType : std::uint8_t { kHost, kCuda, kDmaBuf };
 
 // kRelaxed: relaxed ordering if the device does it. kStrict: never relaxed ordering, for memory that the CPU polls or
-// must read in order (CTS rings, completion records). kAtomic: kStrict with remote atomics, for devices that have them.
-enum class MrOrdering : std::uint8_t { kRelaxed, kStrict, kAtomic };
+// must read in order (CTS rings, completion records). kAtomic and kRelaxedAtomic: kStrict and kRelaxed with remote
+// atomics, for devices that have them.
+enum class MrOrdering : std::uint8_t { kRelaxed, kStrict, kAtomic, kRelaxedAtomic };
 
 // The position of an address in a dma-buf. The fd is used during acquire() only. `offset` is either the offset of the
 // address, or the offset of the start of its page. Both work, because a dma-buf consists of whole pages.

@@ -235,6 +235,12 @@ Result<std::size_t> device_count() {
   return devices.count();
 }
 
+Result<std::size_t> physical_device_count() {
+  const MutexLock lock(g_mutex);
+  if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "devices before init"};
+  return g_process->inventory->ports().size();
+}
+
 Result<DeviceProperties> device(std::size_t index) {
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "getProperties before init"};
@@ -326,6 +332,16 @@ void Context::report_no_atomics(const Comm& comm) {
   const Endpoint& endpoint = comm.endpoint();
   VERBATIM_WARN("VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates signal arrivals",
                 join_names(endpoint.ports()).c_str(), endpoint.remote().host.c_str(), comm.atomics_refused());
+}
+
+ProcessParts Context::process_parts() const {
+  return {.ports = process_.inventory->ports(),
+          .monitor = *process_.monitor,
+          .side_channel = process_.side_channel.address,
+          .side_channel_name = connect_settings_.side_channel_name,
+          .host_name = process_.host_name,
+          .identity = connect_settings_.process,
+          .max_recvs = process_.config.max_recvs};
 }
 
 Result<std::vector<const Port*>> Context::ports(std::size_t device) const {

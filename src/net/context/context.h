@@ -27,6 +27,17 @@ namespace verbatim {
 class Monitor;
 struct ProcessState;
 
+// What RMA uses of the process while a context is open.
+struct ProcessParts {
+  std::span<const Port> ports;  // physical devices, by NCCL's index
+  Monitor& monitor;
+  const sockaddr_storage& side_channel;  // address for TCP, port 0
+  std::string side_channel_name;         // interface and address, for messages
+  const std::string& host_name;
+  wire::PeerIdentity identity;  // without a device and a listen
+  unsigned max_recvs = 1;
+};
+
 // One init of NCCL: from v11 on one per communicator, before that one per process. Any thread.
 class Context {
  public:
@@ -56,6 +67,7 @@ class Context {
 
   const Config& config() const { return config_; }
   const CommSettings& comm_settings() const { return comm_settings_; }
+  ProcessParts process_parts() const;
 
   // What NCCL announces of the connections and the work that follow.
   void announce(const Announcement& announcement) { endpoints_.announce(announcement); }
@@ -120,6 +132,8 @@ struct DeviceProperties {
   unsigned max_recvs = 0;
 };
 Result<DeviceProperties> device(std::size_t index);
+// The number of physical devices, which have the first indices.
+Result<std::size_t> physical_device_count();
 
 // makeVDevice: the device of these `count` devices, of which NCCL's table allows `max`. See NetDevices::merge. Virtual
 // devices stay until the library is unloaded, because NCCL makes them once: also when all contexts end and others

@@ -300,6 +300,7 @@ void Monitor::log_lines() {
 void Monitor::handle(PollSource source, std::uint32_t id) {
   if (source == PollSource::kStateSocket) return state_socket_->accept();
   if (source == PollSource::kListener) return void(next_accept_ns_ = last_accept_ns_ + kMinAcceptPeriodNs);
+  if (source == PollSource::kSocketEnd) return socket_ends_.report(static_cast<int>(id));
   const MutexLock lock(table_.mutex);
   if (source == PollSource::kDevice) return calls_of_device_[id]->read_events();
   const auto found = table_.connections.find(static_cast<int>(id));

@@ -27,6 +27,7 @@
 #include "net/monitor/connection_table.h"
 #include "net/monitor/device_calls.h"
 #include "net/monitor/keepalive.h"
+#include "net/monitor/socket_ends.h"
 #include "net/monitor/stall_reports.h"
 #include "net/monitor/state_socket.h"
 #include "net/transfer/comm_observer.h"
@@ -70,6 +71,9 @@ class Monitor final : public CommObserver {
   // outlive the monitor.
   void set_source(SideChannelSource& source) VERBATIM_EXCLUDES(table_.mutex);
 
+  // The sockets of RMA.
+  SocketEnds& socket_ends() { return socket_ends_; }
+
   void comm_failed(Comm& comm) noexcept override VERBATIM_EXCLUDES(table_.mutex);
   void lanes_changed(Comm& comm) noexcept override VERBATIM_EXCLUDES(table_.mutex);
 
@@ -104,6 +108,7 @@ class Monitor final : public CommObserver {
 
   const std::span<const std::unique_ptr<Device>> devices_;
   ConnectionTable table_;
+  SocketEnds socket_ends_{table_.poller};
   StallReports stall_reports_;
   Keepalive keepalive_ VERBATIM_GUARDED_BY(table_.mutex);
   std::unique_ptr<StateSocket> state_socket_;  // may be null

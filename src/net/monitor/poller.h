@@ -12,7 +12,7 @@
 
 namespace verbatim {
 
-enum class PollSource : std::uint32_t { kWake, kConnection, kAttempt, kListener, kDevice, kStateSocket };
+enum class PollSource : std::uint32_t { kWake, kConnection, kAttempt, kListener, kDevice, kStateSocket, kSocketEnd };
 
 // Owned by the monitor. wait() is the monitoring thread's; any thread may call the rest, with or without a lock.
 class Poller {
@@ -46,6 +46,10 @@ class Poller {
   }
   Status rearm_writable(int fd, PollSource source, std::uint32_t id) const {
     return set(EPOLL_CTL_MOD, fd, EPOLLOUT | EPOLLONESHOT, source, id);
+  }
+  // Reports once that the peer of the socket `fd` sends nothing more, or that the connection has failed.
+  Status add_end(int fd, PollSource source, std::uint32_t id) const {
+    return set(EPOLL_CTL_ADD, fd, EPOLLRDHUP | EPOLLONESHOT, source, id);
   }
   void remove(int fd) const { static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr)); }
 

@@ -1,0 +1,227 @@
+#include "rma/coll_comm.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace verbatim::rma {
+namespace {
+
+constexpr std::size_t kScratchBytes = 4096;
+
+std::string failure_text(const Error& error) {
+  return to_string(error);
+}
+
+}  // namespace
+
+CollComm::CollComm(const CollSettings& settings, const Port& port, std::vector<PeerRank> peers, std::uint32_t rank)
+    : settings_(settings),
+      port_(port),
+      ranks_(std::move(peers), rank, settings.config.connect_timeout_s),
+      failures_([this](const std::string& text) { tell_failure(text); }) {}
+
+Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings, const Port& port,
+                                                   std::vector<PeerRank> peers, std::uint32_t rank) {
+  std::unique_ptr<CollComm> comm(new CollComm(settings, port, std::move(peers), rank));
+  const Status own = comm->prepare();
+  const Result<std::vector<wire::RmaExchange>> ready = comm->ranks_.exchange(
+      wire::RmaCall::kReady, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed, [&](std::size_t) {
+        return own ? std::vector<std::uint8_t>() : wire::encode_rma_text(failure_text(own.error()));
+      });
+  if (!own) return own.error();
+  if (!ready) return ready.error();
+  for (std::size_t i = 0; i < ready->size(); ++i) {
+    if ((*ready)[i].outcome == wire::RmaOutcome::kDone) continue;
+    const std::string& name = comm->ranks_.all()[i].name;
+    VERBATIM_WARN("connecting rank %u (RMA) failed because it failed at %s: %s. Next: look at %s first", rank,
+                  name.c_str(), wire::decode_rma_text((*ready)[i].body).c_str(), name.c_str());
+    return Error{ErrorKind::kRemote, 0, "connect", true};
+  }
+  return comm;
+}
+
+Status CollComm::prepare() {
+  const Port* const ports[] = {&port_};
+  Result<ControlMemory> scratch = ControlMemory::create(ports, kScratchBytes);
+  if (!scratch) return scratch.error();
+  scratch_ = std::move(*scratch);
+  for (std::size_t i = 0; i < ranks_.all().size(); ++i) {
+    auto observer = std::make_unique<Observer>(*this, i);
+    if (const Status watched = settings_.monitor.socket_ends().watch(ranks_.all()[i].channel->fd(), *observer);
+        !watched) {
+      VERBATIM_WARN("watching the connection to %s failed: %s", ranks_.all()[i].name.c_str(),
+                    to_string(watched.error()).c_str());
+      return watched.error();
+    }
+    observers_.push_back(std::move(observer));
+  }
+  return {};
+}
+
+CollComm::~CollComm() {
+  for (std::size_t i = 0; i < observers_.size(); ++i) {
+    settings_.monitor.socket_ends().unwatch(ranks_.all()[i].channel->fd());
+  }
+}
+
+Result<ContextSet*> CollComm::create_contexts(const ContextSetupRequest& request) {
+  const MutexLock lock(mutex_);
+  if (failures_.has_failed()) return Error{failures_.kind(), 0, "createContext after a failure", true};
+  remove_destroyed();
+  ContextSetup setup(request, port_,
+                     {.owner = *this,
+                      .config = settings_.config,
+                      .host_name = settings_.host_name,
+                      .ranks = ranks_,
+                      .failures = failures_,
+                      .port = port_,
+                      .scratch_lkey = scratch_->lkey(0),
+                      .scratch = reinterpret_cast<std::uint64_t>(scratch_->data()),
+                      .max_recvs = settings_.max_recvs});
+  Result<std::unique_ptr<ContextSet>> set = setup.run();
+  if (!set) return set.error();
+  ContextSet* const made = set->get();
+  sets_.push_back({std::move(*set)});
+  contexts_in_use_.fetch_add(1);
+  // A rank may have ended since it took part.
+  for (const PeerRank& peer : ranks_.all()) {
+    if (peer.channel->end() != Channel::End::kOpen) peer_ended(peer);
+  }
+  return made;
+}
+
+void CollComm::destroy_contexts(ContextSet& set) {
+  const MutexLock lock(mutex_);
+  const auto found =
+      std::find_if(sets_.begin(), sets_.end(), [&](const CreatedSet& created) { return created.set.get() == &set; });
+  if (found == sets_.end() || found->destroyed_ns != 0) return;
+  if (failures_.has_failed() || set.has_outstanding()) set.abort();
+  found->destroyed_ns = monotonic_ns();
+  contexts_in_use_.fetch_sub(1);
+  remove_destroyed();
+}
+
+void CollComm::remove_destroyed() {
+  const std::uint64_t now = monotonic_ns();
+  const std::uint64_t kept_ns = settings_.config.close_timeout_ms * kNanosecondsPerMillisecond;
+  std::erase_if(sets_, [&](const CreatedSet& created) {
+    return created.destroyed_ns != 0 && now - created.destroyed_ns > kept_ns;
+  });
+}
+
+// The monitoring thread, or create_contexts.
+void CollComm::peer_ended(const PeerRank& peer) noexcept {
+  try {
+    peer.channel->receive();
+  } catch (...) {  // no memory for what it has sent: the connection has ended all the same
+  }
+  if (contexts_in_use_.load() == 0) return;  // a collective call finds out
+  const Channel::End end = peer.channel->end();
+  if (end == Channel::End::kOpen) return;
+  if (end == Channel::End::kClosed) return failures_.set_peer_closed();
+  failures_.fail(ErrorKind::kRemote, [&] {
+    const std::string own = "rank " + std::to_string(ranks_.rank()) + " on " + settings_.host_name;
+    if (end == Channel::End::kFailed) {
+      return Failure{own + ": the RMA communicator has failed at " + peer.name + ": " + peer.channel->reason(),
+                     {"", "look at " + peer.name + " first: its log says more"}};
+    }
+    return Failure{
+        own + ": " + peer.name + " has ended without closing its RMA communicator (" + peer.channel->reason() + ")",
+        {"its process was killed or crashed, or its host failed", "look at " + peer.name + " first"}};
+  });
+}
+
+void CollComm::tell_failure(const std::string& text) const {
+  const std::vector<std::uint8_t> message = wire::encode_rma_failed(text);
+  for (const PeerRank& peer : ranks_.all()) peer.channel->send_last(message);
+}
+
+Result<Memory*> CollComm::register_memory(const MrRequest& request) {
+  const MutexLock lock(mutex_);
+  const Buffer buffer{request.address, request.bytes};
+  if (refused_ && std::exchange(refused_, std::nullopt) == buffer) {
+    return Error{ErrorKind::kRemote, 0, "registration at another rank", true};
+  }
+  if (repeats_ && *repeats_ != buffer) {
+    // The caller has given up the buffer for which the other ranks wait.
+    static_cast<void>(exchange_registration(Error{ErrorKind::kSystem, 0, "registration as dma-buf"}, request));
+    repeats_.reset();
+  }
+  const bool second = std::exchange(repeats_, std::nullopt).has_value();
+  const bool may_repeat = request.type == MemoryType::kDmaBuf && !second;
+  const Port* const ports[] = {&port_};
+  Result<std::unique_ptr<MemoryHandle>> own = verbatim::register_memory(ports, request);
+  if (!own && may_repeat) {
+    ranks_.announce_repeat(wire::RmaCall::kRegister);
+    repeats_ = buffer;
+    return own.error();
+  }
+  Result<std::vector<wire::RmaExchange>> received = exchange_registration(own, request);
+  if (!own) return own.error();
+  if (!received) return received.error();
+  Result<std::unique_ptr<Memory>> memory = complete(std::move(*own), request, *received);
+  if (!memory) {
+    if (may_repeat) refused_ = buffer;
+    return memory.error();
+  }
+  return settings_.memories.add(std::move(*memory));
+}
+
+Result<std::vector<wire::RmaExchange>> CollComm::exchange_registration(const Result<std::unique_ptr<MemoryHandle>>& own,
+                                                                       const MrRequest& request) {
+  const std::vector<std::uint8_t> body =
+      own ? wire::encode_rma_registration(
+                {reinterpret_cast<std::uint64_t>(request.address), request.bytes, (*own)->rkey[0]})
+          : wire::encode_rma_text(failure_text(own.error()));
+  return ranks_.exchange(wire::RmaCall::kRegister, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed,
+                         [&](std::size_t) { return body; });
+}
+
+Result<std::unique_ptr<Memory>> CollComm::complete(std::unique_ptr<MemoryHandle> own, const MrRequest& request,
+                                                   const std::vector<wire::RmaExchange>& received) const {
+  auto memory = std::make_unique<Memory>();
+  memory->own = {reinterpret_cast<std::uint64_t>(request.address), request.bytes, own->rkey[0]};
+  memory->lkey = own->lkey[0];
+  memory->device_memory = own->device_memory;
+  memory->ranks.resize(ranks_.ranks());
+  memory->ranks[ranks_.rank()] = memory->own;
+  for (std::size_t i = 0; i < received.size(); ++i) {
+    const PeerRank& peer = ranks_.all()[i];
+    const bool done = received[i].outcome == wire::RmaOutcome::kDone;
+    const Result<wire::RmaRegistration> theirs =
+        done ? wire::decode_rma_registration(received[i].body)
+             : Result<wire::RmaRegistration>(Error{ErrorKind::kRemote, 0, "registration"});
+    if (!theirs) {
+      const std::string why = done ? theirs.error().operation : wire::decode_rma_text(received[i].body);
+      VERBATIM_WARN(
+          "registering %zu bytes for RMA failed at rank %u because it failed at %s: %s. Next: look at %s first",
+          request.bytes, ranks_.rank(), peer.name.c_str(), why.c_str(), peer.name.c_str());
+      return Error{ErrorKind::kRemote, 0, "registration", true};
+    }
+    memory->ranks[peer.rank] = {theirs->address, theirs->bytes, theirs->rkey};
+  }
+  memory->registration = std::move(own);
+  return memory;
+}
+
+bool CollComm::begin_close() {
+  const MutexLock lock(mutex_);
+  bool graceful = !failures_.has_failed();
+  for (const CreatedSet& created : sets_) {
+    if (created.destroyed_ns != 0) continue;
+    graceful = graceful && !created.set->has_outstanding();
+    contexts_in_use_.fetch_sub(1);
+  }
+  if (graceful) {
+    for (const PeerRank& peer : ranks_.all()) peer.channel->send_last(wire::encode_rma_close());
+    return true;
+  }
+  for (const CreatedSet& created : sets_) created.set->abort();
+  if (!failures_.has_failed()) tell_failure("its application has closed it with outstanding operations");
+  return false;
+}
+
+}  // namespace verbatim::rma

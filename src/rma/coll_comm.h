@@ -1,0 +1,113 @@
+// A communicator of RMA at one rank: the connections to all other ranks, its contexts and its registrations.
+//
+// Threads: connect, create_contexts and register_memory block until the other ranks make the same call; one of them at
+// a time. They may run while another thread uses a context. The monitor reports ranks whose connection has ended.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "base/mutex.h"
+#include "base/result.h"
+#include "net/monitor/monitor.h"
+#include "net/transfer/memory.h"
+#include "rma/context_setup.h"
+#include "rma/failures.h"
+#include "rma/memory.h"
+#include "rma/peer_ranks.h"
+#include "verbs/port.h"
+
+namespace verbatim::rma {
+
+class Instance;
+
+// What an instance gives its communicators; it outlives them.
+struct CollSettings {
+  const Config& config;
+  const std::string& host_name;
+  Monitor& monitor;
+  Memories& memories;
+  unsigned max_recvs = 1;
+  Instance& owner;
+};
+
+class CollComm {
+ public:
+  // Takes over the connections that a handshake has made. Collective.
+  static Result<std::unique_ptr<CollComm>> create(const CollSettings& settings, const Port& port,
+                                                  std::vector<PeerRank> peers, std::uint32_t rank);
+  ~CollComm();
+  CollComm(const CollComm&) = delete;
+  CollComm& operator=(const CollComm&) = delete;
+
+  Instance& owner() const { return settings_.owner; }
+
+  // Collective. An error has been logged.
+  Result<ContextSet*> create_contexts(const ContextSetupRequest& request) VERBATIM_EXCLUDES(mutex_);
+  // Outstanding work ends. The QPs stay until all ranks have closed, because a peer may still wait for an
+  // acknowledgement.
+  void destroy_contexts(ContextSet& set) VERBATIM_EXCLUDES(mutex_);
+
+  // Collective: all ranks get their memory, or none does. After a failed registration as dma-buf the caller tries
+  // again, in another way; if the buffer of another rank was the cause, that second call fails at once.
+  Result<Memory*> register_memory(const MrRequest& request) VERBATIM_EXCLUDES(mutex_);
+
+  // Tells the other ranks that nothing more comes. False: there was a failure or outstanding work, and nobody needs the
+  // QPs any more.
+  bool begin_close() VERBATIM_EXCLUDES(mutex_);
+  bool all_ended() const { return ranks_.all_ended(); }
+  bool wait_for_ends(std::uint64_t deadline_ns) const { return ranks_.wait_for_ends(deadline_ns); }
+
+ private:
+  // The end of the connection to one rank.
+  class Observer final : public SocketEndObserver {
+   public:
+    Observer(CollComm& comm, std::size_t peer) : comm_(comm), peer_(peer) {}
+    void socket_ended() noexcept override { comm_.peer_ended(comm_.ranks_.all()[peer_]); }
+
+   private:
+    CollComm& comm_;
+    const std::size_t peer_;
+  };
+  struct CreatedSet {
+    std::unique_ptr<ContextSet> set;
+    std::uint64_t destroyed_ns = 0;  // 0: in use
+  };
+  struct Buffer {
+    const void* address = nullptr;
+    std::size_t bytes = 0;
+    bool operator==(const Buffer&) const = default;
+  };
+
+  CollComm(const CollSettings& settings, const Port& port, std::vector<PeerRank> peers, std::uint32_t rank);
+
+  Status prepare();
+  void peer_ended(const PeerRank& peer) noexcept;
+  void tell_failure(const std::string& text) const;
+  void remove_destroyed() VERBATIM_REQUIRES(mutex_);
+  Result<std::vector<wire::RmaExchange>> exchange_registration(const Result<std::unique_ptr<MemoryHandle>>& own,
+                                                               const MrRequest& request) VERBATIM_REQUIRES(mutex_);
+  Result<std::unique_ptr<Memory>> complete(std::unique_ptr<MemoryHandle> own, const MrRequest& request,
+                                           const std::vector<wire::RmaExchange>& received) const;
+
+  const CollSettings settings_;
+  const Port& port_;
+  PeerRanks ranks_;
+  Failures failures_;
+  std::optional<ControlMemory> scratch_;
+  std::vector<std::unique_ptr<Observer>> observers_;  // those that the monitor knows, by peer
+  std::atomic<std::size_t> contexts_in_use_{0};
+  mutable Mutex mutex_;  // held during collective calls
+  std::vector<CreatedSet> sets_ VERBATIM_GUARDED_BY(mutex_);
+  // A buffer whose registration as dma-buf has failed: the other ranks wait for the second call.
+  std::optional<Buffer> repeats_ VERBATIM_GUARDED_BY(mutex_);
+  // A buffer whose registration as dma-buf has failed because of another rank.
+  std::optional<Buffer> refused_ VERBATIM_GUARDED_BY(mutex_);
+};
+
+}  // namespace verbatim::rma

@@ -1,0 +1,129 @@
+// How the contexts of a set fail: what is found out and logged. Nothing here runs while all is well.
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "net/diagnose/diagnosis.h"
+#include "rma/context_set.h"
+#include "rma/work_id.h"
+#include "verbs/device.h"
+#include "verbs/errors.h"
+
+namespace verbatim::rma {
+namespace {
+
+ErrorKind kind_of(ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_LOC_LEN_ERR:
+    case IBV_WC_LOC_QP_OP_ERR:
+    case IBV_WC_LOC_PROT_ERR:
+    case IBV_WC_LOC_ACCESS_ERR:
+    case IBV_WC_FATAL_ERR:
+    case IBV_WC_GENERAL_ERR:
+      return ErrorKind::kSystem;
+    default:
+      return ErrorKind::kRemote;
+  }
+}
+
+const char* name_of(const Operation& operation, bool to_oneself) {
+  if (operation.opcode == IBV_WR_RDMA_READ) return to_oneself ? "flushing or getting" : "getting";
+  if (!operation.has_data) return "signalling";
+  return operation.has_signal ? "putting, with a signal," : "putting";
+}
+
+}  // namespace
+
+PathFacts ContextSet::facts(const PeerQueue& queue) const {
+  const Port& port = parts_.port;
+  const Device& device = *port.device;
+  PathFacts facts;
+  facts.local = {.host = parts_.host_name,
+                 .device = device.name(),
+                 .port = port.port_num,
+                 .gid_index = port.gid.index,
+                 .gid = port.gid.gid,
+                 .qp = queue.qp->qp_num,
+                 .mtu = port.active_mtu,
+                 .roce_version = port.gid.version};
+  facts.roce = port.is_roce();
+  facts.timeout = parts_.config.timeout;
+  facts.retries = parts_.config.retry_count;
+  if (is_own(queue)) {
+    facts.remote = facts.local;
+    facts.mtu = port.active_mtu;
+  } else {
+    const PeerPath& path = paths_[queue.peer];
+    facts.remote = path.remote;
+    facts.remote->qp = path.remote_qps[queue.context];
+    facts.mtu = path.path.mtu;
+    facts.traffic_class = path.path.traffic_class;
+    facts.service_level = path.path.service_level;
+    facts.peer_disconnected = parts_.ranks.at(path.rank).channel->end() != Channel::End::kOpen;
+  }
+  constexpr std::size_t kMaxCounters = 6;
+  facts.counters = describe_changes(*counters_, device.history().counters(port.port_num), kMaxCounters);
+  const std::uint64_t now = monotonic_ns();
+  facts.age_ns = now - connected_ns_;
+  facts.link = device.history().link_since(port.port_num, connected_ns_, now);
+  if (const auto attributes = device.verbs().port_attributes(device.context(), port.port_num)) {
+    facts.port_state = attributes->state;
+  } else {
+    facts.port_errno = attributes.error().sys_errno;
+  }
+  return facts;
+}
+
+std::string ContextSet::describe(const PeerQueue& queue) const {
+  return "rank " + std::to_string(parts_.ranks.rank()) + " to " + (is_own(queue) ? "itself" : paths_[queue.peer].name) +
+         ", RMA context " + std::to_string(queue.context);
+}
+
+Failure ContextSet::completion_failure(const ibv_wc& cause) const {
+  const PeerQueue& queue = queues_[WorkId::queue(cause.wr_id)];
+  const Operation& operation = queue.slots[WorkId::slot(cause.wr_id)].operation;
+  const PathFacts path = facts(queue);
+  FailedWork work;
+  work.operation_text = name_of(operation, is_own(queue));
+  work.bytes = operation.bytes;
+  work.loopback = is_own(queue);
+  const char* const status = parts_.port.device->verbs().wc_status_str(cause.status);
+  return {describe(queue) + ": " + describe_completion(cause, status, work, 0), diagnose(cause.status, path), path};
+}
+
+// A flushed work request is the consequence of another one's failure, whose completion may come later.
+void ContextSet::fail_completion(std::span<const ibv_wc> completions) noexcept {
+  if (failures().has_failed()) return;
+  ibv_wc cause = completions.front();
+  const auto examine = [&cause](const ibv_wc& completion) {
+    if (cause.status == IBV_WC_WR_FLUSH_ERR && completion.status != IBV_WC_SUCCESS) cause = completion;
+  };
+  for (const ibv_wc& completion : completions) examine(completion);
+  ibv_wc later{};
+  for (int left = cq_->cqe; left > 0 && cause.status == IBV_WC_WR_FLUSH_ERR; --left) {
+    if (ibv_poll_cq(cq_.get(), 1, &later) <= 0) break;
+    if (later.status == IBV_WC_SUCCESS) complete(later);
+    examine(later);
+  }
+  parts_.failures.fail(kind_of(cause.status), [&] { return completion_failure(cause); });
+}
+
+void ContextSet::fail_poll() noexcept {
+  parts_.failures.fail(ErrorKind::kSystem, [&] {
+    const PathFacts path = facts(queues_.front());
+    return Failure{"rank " + std::to_string(parts_.ranks.rank()) + ", RMA: ibv_poll_cq failed",
+                   diagnose(IBV_EVENT_CQ_ERR, path), path};
+  });
+}
+
+void ContextSet::fail_post(const Request& request, int returned) noexcept {
+  parts_.failures.fail(ErrorKind::kSystem, [&] {
+    const PeerQueue& queue = queues_[request.queue];
+    const Status status = check_errno("ibv_post_send", returned);
+    const PathFacts path = facts(queue);
+    return Failure{describe(queue) + ": ibv_post_send failed with " + std::strerror(status.error().sys_errno),
+                   diagnose(IBV_EVENT_QP_FATAL, path), path};
+  });
+}
+
+}  // namespace verbatim::rma

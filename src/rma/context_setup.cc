@@ -1,0 +1,309 @@
+#include "rma/context_setup.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "net/diagnose/diagnosis.h"
+#include "net/transfer/endpoint.h"
+#include "net/transfer/endpoint_block.h"
+#include "rma/queue_order.h"
+#include "verbs/device.h"
+#include "verbs/errors.h"
+
+namespace verbatim::rma {
+namespace {
+
+// NCCL's requests for each receive of a group.
+constexpr std::uint32_t kRequestsPerReceive = 32;
+// A put with a signal needs two work requests.
+constexpr std::uint32_t kWorkPerRequest = 2;
+constexpr std::uint32_t kMaxPieceBytes = 1U << 30;
+constexpr unsigned kResolvePauseUs = 20'000;
+
+QpAddress address_of(const wire::RmaOffer& offer, std::uint32_t qp_num) {
+  QpAddress address;
+  address.qp_num = qp_num;
+  address.lid = offer.device.lid;
+  address.link_layer = offer.device.link_layer;
+  address.grh_required = offer.device.grh_required;
+  std::memcpy(address.gid.raw, offer.device.gid.data(), sizeof address.gid.raw);
+  address.roce_version = static_cast<RoceVersion>(offer.roce_version);
+  return address;
+}
+
+}  // namespace
+
+ContextSetup::ContextSetup(const ContextSetupRequest& request, const Port& known_port, ContextSetParts parts)
+    : request_(request), known_port_(known_port), parts_(std::move(parts)) {
+  const std::uint32_t ranks = parts_.ranks.ranks();
+  const auto stride = static_cast<std::uint32_t>(std::max(request_.rank_stride, 1));
+  for (std::uint32_t distance = stride; distance < ranks; distance += stride) {
+    peers_.push_back((parts_.ranks.rank() + distance) % ranks);
+  }
+}
+
+Result<std::unique_ptr<ContextSet>> ContextSetup::run() {
+  Status own = check_request();
+  if (own) own = create();
+  const Result<std::vector<wire::RmaExchange>> offers = exchange(wire::RmaCall::kOffer, own);
+  if (!offers) return offers.error();
+  own = read_offers(*offers);
+  if (own) own = connect();
+  const Result<std::vector<wire::RmaExchange>> ready = exchange(wire::RmaCall::kReady, own);
+  if (!ready) return ready.error();
+  log_success();
+  return std::move(set_);
+}
+
+Status ContextSetup::check_request() {
+  failed_step_ = "checking the call";
+  const auto ranks = static_cast<int>(parts_.ranks.ranks());
+  if (request_.contexts < 1 || static_cast<std::size_t>(request_.contexts) > wire::kMaxRmaContexts) {
+    return Error{ErrorKind::kArgument, 0, "the number of contexts"};
+  }
+  if (request_.rank_stride < 1 || ranks % request_.rank_stride != 0) {
+    return Error{ErrorKind::kArgument, 0, "rankStride, which must divide the number of ranks"};
+  }
+  if (request_.traffic_class < -1 || request_.traffic_class > UINT8_MAX) {
+    return Error{ErrorKind::kArgument, 0, "trafficClass"};
+  }
+  return {};
+}
+
+std::uint32_t ContextSetup::slots_of(bool to_oneself) const {
+  // Flushes use the QP to oneself, besides puts.
+  return kRequestsPerReceive * parts_.max_recvs * (to_oneself ? 2U : 1U);
+}
+
+// Requests for which the queue has no room wait in the plugin.
+std::uint32_t ContextSetup::work_of(bool to_oneself) const {
+  const ibv_device_attr& limits = parts_.port.device->attributes();
+  const auto contexts = static_cast<std::size_t>(request_.contexts);
+  const std::size_t shares = contexts * (peers_.size() + 2);  // the QP to oneself has two
+  const std::size_t share = static_cast<std::size_t>(std::max(limits.max_cqe, 0)) / shares;
+  const std::size_t wanted = std::min<std::size_t>(kWorkPerRequest * slots_of(false), share);
+  return static_cast<std::uint32_t>(wanted * (to_oneself ? 2 : 1));
+}
+
+Status ContextSetup::create() {
+  failed_step_ = "creating QPs";
+  Result<Port> port = refresh_port(known_port_, parts_.config, LogLevel::kWarn);
+  if (!port) return port.error();
+  parts_.port = std::move(*port);
+  if (work_of(false) < kWorkPerRequest) return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq"};
+  set_ = std::make_unique<ContextSet>(parts_, static_cast<std::size_t>(request_.contexts), peers_.size());
+  set_->peer_of_rank_.assign(parts_.ranks.ranks(), kNoSlot);
+  for (std::size_t i = 0; i < peers_.size(); ++i) set_->peer_of_rank_[peers_[i]] = static_cast<std::uint32_t>(i);
+  set_->peer_of_rank_[parts_.ranks.rank()] = static_cast<std::uint32_t>(peers_.size());
+  return create_queues();
+}
+
+Status ContextSetup::create_queues() {
+  const Device& device = *parts_.port.device;
+  const Verbs& verbs = device.verbs();
+  const auto contexts = static_cast<std::size_t>(request_.contexts);
+  const std::size_t entries = contexts * (peers_.size() * work_of(false) + work_of(true));
+  Result<UniqueCq> cq =
+      adopt("ibv_create_cq", verbs.create_cq(device.context(), static_cast<int>(entries), nullptr, nullptr, 0),
+            verbs.destroy_cq, SetupStep::kCreateQueue);
+  if (!cq) return cq.error();
+  set_->cq_ = std::move(*cq);
+  const std::vector<QueuePosition> order = queue_order(contexts, peers_.size(), parts_.config.qp_order);
+  // The QPs to oneself have longer queues and come last: each part is sorted by number, because a device may give out
+  // numbers in another order than that of the calls.
+  std::vector<RcQp> made;
+  const std::size_t to_others = contexts * peers_.size();
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const QpCaps caps{.send_wr = work_of(i >= to_others), .recv_wr = 1};
+    Result<RcQp> one = create_rc_qp(device, set_->cq_.get(), set_->cq_.get(), caps);
+    if (!one) return one.error();
+    if (const Status moved = to_init(one->qp.get(), parts_.port, parts_.config.pkey_index); !moved) {
+      return moved.error();
+    }
+    made.push_back(std::move(*one));
+  }
+  const auto by_number = [](const RcQp& a, const RcQp& b) { return a.qp->qp_num < b.qp->qp_num; };
+  const auto others_end = made.begin() + static_cast<std::ptrdiff_t>(to_others);
+  std::sort(made.begin(), others_end, by_number);
+  std::sort(others_end, made.end(), by_number);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    prepare(set_->queues_[order[i].context * (peers_.size() + 1) + order[i].peer], made[i]);
+  }
+  return {};
+}
+
+// Formats the work requests, as far as they are the same for all calls.
+void ContextSetup::prepare(PeerQueue& queue, RcQp& made) {
+  queue.qp = std::move(made.qp);
+  queue.free_work = made.send_wr;
+  queue.signal_segment = {parts_.scratch, kSignalBytes, parts_.scratch_lkey};
+  queue.signal.sg_list = &queue.signal_segment;
+  queue.signal.num_sge = 1;
+  queue.signal.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+  queue.signal.send_flags = IBV_SEND_SIGNALED;
+  queue.slots.resize(slots_of(queue.peer == peers_.size()));
+  const auto own = static_cast<std::uint32_t>(&queue - set_->queues_.data());
+  for (std::uint32_t i = 0; i < queue.slots.size(); ++i) {
+    Request& request = queue.slots[i];
+    request.set = set_.get();
+    request.queue = own;
+    request.index = i;
+    request.next = i + 1 < queue.slots.size() ? i + 1 : kNoSlot;
+  }
+  queue.free_slot = 0;
+}
+
+std::vector<std::uint8_t> ContextSetup::offer_for(std::size_t distance) const {
+  const Port& port = parts_.port;
+  wire::RmaOffer offer;
+  offer.contexts = static_cast<std::uint32_t>(request_.contexts);
+  offer.rank_stride = static_cast<std::uint32_t>(request_.rank_stride);
+  offer.roce_version = static_cast<std::uint8_t>(port.gid.version);
+  std::memcpy(offer.device.gid.data(), port.gid.gid.raw, offer.device.gid.size());
+  offer.device.max_message_bytes =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(port.max_msg_bytes, kMaxPieceBytes));
+  offer.device.lid = port.lid;
+  offer.device.link_layer = port.link_layer;
+  offer.device.grh_required = port.grh_required;
+  offer.device.mtu = static_cast<std::uint8_t>(port.active_mtu);
+  offer.device.port = port.port_num;
+  offer.device.gid_index = static_cast<std::uint8_t>(port.gid.index);
+  offer.device.responder_reads = responder_reads(*port.device);
+  offer.device.name = port.device->name();
+  const std::uint32_t peer = set_->peer_of_rank_[parts_.ranks.all()[distance].rank];
+  for (std::uint32_t context = 0; peer != kNoSlot && context < offer.contexts; ++context) {
+    const ibv_qp* const qp = set_->queues_[context * (peers_.size() + 1) + peer].qp.get();
+    wire::HelloQp& added = offer.qps.emplace_back();
+    added.number = qp->qp_num;
+    if (!parts_.config.ece) continue;
+    const Result<std::optional<ibv_ece>> ece =
+        query_ece(set_->queues_[context * (peers_.size() + 1) + peer].qp.get(), *port.device);
+    added.has_ece = ece && *ece;
+    if (added.has_ece) added.ece = {(*ece)->vendor_id, (*ece)->options, (*ece)->comp_mask};
+  }
+  return wire::encode_rma_offer(offer);
+}
+
+Status ContextSetup::read_offers(const std::vector<wire::RmaExchange>& received) {
+  failed_step_ = "reading the offers of QPs";
+  std::size_t peer = 0;
+  set_->max_message_bytes_ = std::min<std::uint64_t>(parts_.port.max_msg_bytes, kMaxPieceBytes);
+  for (std::size_t i = 0; i < received.size(); ++i) {
+    const PeerRank& rank = parts_.ranks.all()[i];
+    Result<wire::RmaOffer> offer = wire::decode_rma_offer(received[i].body);
+    if (!offer) return offer.error();
+    const bool spoken_to = set_->peer_of_rank_[rank.rank] != kNoSlot;
+    if (offer->contexts != static_cast<std::uint32_t>(request_.contexts) ||
+        offer->rank_stride != static_cast<std::uint32_t>(request_.rank_stride) || offer->qps.empty() == spoken_to) {
+      return Error{ErrorKind::kUsage, 0, "another number of contexts or another rankStride at another rank"};
+    }
+    if (!spoken_to) continue;
+    read_offer(*offer, rank, set_->paths_[peer++]);
+    offers_.push_back(std::move(*offer));
+  }
+  return {};
+}
+
+void ContextSetup::read_offer(const wire::RmaOffer& offer, const PeerRank& rank, PeerPath& path) const {
+  const Port& port = parts_.port;
+  const Config& config = parts_.config;
+  const int traffic_class = request_.traffic_class;
+  set_->max_message_bytes_ = std::min<std::uint64_t>(set_->max_message_bytes_, offer.device.max_message_bytes);
+  path.rank = rank.rank;
+  path.name = rank.name;
+  path.remote = {.host = rank.host,
+                 .device = offer.device.name,
+                 .port = offer.device.port,
+                 .gid_index = offer.device.gid_index,
+                 .gid = address_of(offer, 0).gid,
+                 .mtu = static_cast<ibv_mtu>(offer.device.mtu),
+                 .roce_version = static_cast<RoceVersion>(offer.roce_version)};
+  for (const wire::HelloQp& qp : offer.qps) path.remote_qps.push_back(qp.number);
+  path.path.mtu = static_cast<ibv_mtu>(std::min<int>(port.active_mtu, offer.device.mtu));
+  path.path.traffic_class =
+      config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
+  // As for messages: the low four bits of the communicator's traffic class.
+  path.path.service_level =
+      config.service_level.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class & 0xf));
+}
+
+Status ContextSetup::connect() {
+  failed_step_ = "connecting QPs";
+  const std::uint64_t deadline_ns = monotonic_ns() + parts_.config.connect_timeout_s * kNanosecondsPerSecond;
+  for (PeerQueue& queue : set_->queues_) {
+    ibv_qp* const qp = queue.qp.get();
+    const bool own = queue.peer == peers_.size();
+    const wire::RmaOffer* const offer = own ? nullptr : &offers_[queue.peer];
+    if (offer != nullptr && parts_.config.ece && offer->qps[queue.context].has_ece) {
+      const auto& ece = offer->qps[queue.context].ece;
+      const Result<bool> set = set_ece(qp, *parts_.port.device, {ece[0], ece[1], ece[2]});
+      if (!set) return set.error();
+    }
+    const QpAddress remote = own ? qp_address(parts_.port, qp) : address_of(*offer, offer->qps[queue.context].number);
+    const QpPath path = own ? QpPath{.mtu = parts_.port.active_mtu,
+                                     .traffic_class = parts_.config.traffic_class.value_or(0),
+                                     .service_level = parts_.config.service_level.value_or(0)}
+                            : set_->paths_[queue.peer].path;
+    const std::uint8_t reads = own ? responder_reads(*parts_.port.device) : offer->device.responder_reads;
+    if (reads == 0) return Error{ErrorKind::kUsage, 0, "READs and atomics, which the peer's device does not execute,"};
+    // On RoCE the kernel resolves the address, and returns ETIMEDOUT when it has got no answer for a second.
+    Status moved = to_rtr(qp, parts_.port, remote, path);
+    while (!moved && moved.error().sys_errno == ETIMEDOUT && monotonic_ns() < deadline_ns) {
+      ::usleep(kResolvePauseUs);
+      moved = to_rtr(qp, parts_.port, remote, path);
+    }
+    if (moved) moved = to_rts(qp, parts_.port, parts_.config.timeout, parts_.config.retry_count, reads);
+    if (!moved) {
+      failed_step_ = "connecting QPs to " + (own ? "itself" : set_->paths_[queue.peer].name);
+      return moved.error();
+    }
+  }
+  set_->counters_ = parts_.port.device->history().recent_counters(parts_.port.port_num);
+  set_->connected_ns_ = monotonic_ns();
+  return {};
+}
+
+Result<std::vector<wire::RmaExchange>> ContextSetup::exchange(wire::RmaCall call, const Status& own) {
+  const std::string text = own ? "" : failed_step_ + ": " + to_string(own.error());
+  Result<std::vector<wire::RmaExchange>> received =
+      parts_.ranks.exchange(call, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed, [&](std::size_t distance) {
+        if (!own) return wire::encode_rma_text(text);
+        return call == wire::RmaCall::kOffer ? offer_for(distance) : std::vector<std::uint8_t>();
+      });
+  if (!own) return log_failure(own.error());
+  if (!received) return received.error();
+  for (std::size_t i = 0; i < received->size(); ++i) {
+    if ((*received)[i].outcome == wire::RmaOutcome::kDone) continue;
+    const std::string& name = parts_.ranks.all()[i].name;
+    VERBATIM_WARN("creating RMA contexts failed at rank %u because it failed at %s: %s. Next: look at %s first",
+                  parts_.ranks.rank(), name.c_str(), wire::decode_rma_text((*received)[i].body).c_str(), name.c_str());
+    return Error{ErrorKind::kRemote, 0, "createContext", true};
+  }
+  return received;
+}
+
+Error ContextSetup::log_failure(const Error& error) const {
+  if (error.logged) return error;
+  const Port* const ports[] = {&known_port_};
+  Failure failure;
+  failure.what = "creating " + std::to_string(request_.contexts) + " RMA contexts at rank " +
+                 std::to_string(parts_.ranks.rank()) + " on " + known_port_.name + " of " + parts_.host_name +
+                 " failed: " + failed_step_ + ": " + to_string(error);
+  failure.diagnosis = diagnose_setup(error, nullptr, qp_usage(ports));
+  VERBATIM_WARN("%s", log_line(failure).c_str());
+  return {error.kind, error.sys_errno, error.operation, true};
+}
+
+void ContextSetup::log_success() const {
+  VERBATIM_INFO("RMA: rank %u of %u has %d contexts to %zu peers on %s: %zu QPs, %s", parts_.ranks.rank(),
+                parts_.ranks.ranks(), request_.contexts, peers_.size(), parts_.port.name.c_str(), set_->qps(),
+                parts_.config.qp_order == QpOrder::kNative ? "native" : "staggered");
+}
+
+}  // namespace verbatim::rma

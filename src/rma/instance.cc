@@ -1,0 +1,208 @@
+#include "rma/instance.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "base/socket.h"
+#include "rma/handshake.h"
+#include "verbs/device.h"
+#include "verbs/qp.h"
+
+namespace verbatim::rma {
+namespace {
+
+Mutex g_instances_mutex;
+std::set<Instance*>* g_instances VERBATIM_GUARDED_BY(g_instances_mutex) = nullptr;  // open
+
+// A signal is an atomic.
+bool has_atomics(const Port& port) {
+  const Device& device = *port.device;
+  return device.attributes().atomic_cap != IBV_ATOMIC_NONE && responder_reads(device) != 0 &&
+         initiator_reads(device) != 0;
+}
+
+}  // namespace
+
+Result<Instance*> Instance::open() {
+  Result<Config> config = Config::from_environment();
+  if (!config) return config.error();
+  if (!config->rma) {
+    VERBATIM_INFO(
+        "RMA is not offered: VERBATIM_RMA is 0. Next: nothing, NCCL uses another RMA plugin or its own; 1 offers it");
+    return Error{ErrorKind::kUsage, 0, "VERBATIM_RMA", true};
+  }
+  const Result<Context*> context = open_context(std::move(*config), -1);
+  if (!context) return context.error();
+  const std::span<const Port> ports = (*context)->process_parts().ports;
+  if (std::none_of(ports.begin(), ports.end(), has_atomics)) {
+    VERBATIM_INFO(
+        "RMA is not offered: no device executes atomics, which signals need. Next: nothing, NCCL goes without");
+    close_context(*context);
+    return Error{ErrorKind::kUsage, 0, "atomics", true};
+  }
+  auto* const made = new Instance(**context);
+  const MutexLock lock(g_instances_mutex);
+  if (g_instances == nullptr) g_instances = new std::set<Instance*>;
+  g_instances->insert(made);
+  return made;
+}
+
+void Instance::close(Instance* instance) {
+  {
+    const MutexLock lock(g_instances_mutex);
+    if (g_instances == nullptr || g_instances->erase(instance) == 0) return;
+    if (g_instances->empty()) delete std::exchange(g_instances, nullptr);
+  }
+  Context* const context = &instance->context_;
+  delete instance;
+  close_context(context);
+}
+
+void Instance::close_all() {
+  while (true) {
+    Instance* any = nullptr;
+    {
+      const MutexLock lock(g_instances_mutex);
+      if (g_instances != nullptr) any = *g_instances->begin();
+    }
+    if (any == nullptr) return;
+    close(any);
+  }
+}
+
+Instance::Instance(Context& context)
+    : context_(context),
+      process_(context.process_parts()),
+      settings_{.config = context.config(),
+                .host_name = process_.host_name,
+                .monitor = process_.monitor,
+                .memories = memories_,
+                .max_recvs = process_.max_recvs,
+                .owner = *this} {}
+
+Instance::~Instance() {
+  decltype(comms_) abandoned;
+  {
+    const MutexLock lock(mutex_);
+    listens_.clear();
+    abandoned.swap(comms_);
+  }
+  const std::uint64_t deadline_ns = monotonic_ns() + settings_.config.close_timeout_ms * kNanosecondsPerMillisecond;
+  std::vector<Closing> closing;
+  for (auto& [key, comm] : abandoned) {
+    if (comm->begin_close()) closing.push_back({std::move(comm), deadline_ns});
+  }
+  {
+    const MutexLock lock(mutex_);
+    for (Closing& one : closing_) closing.push_back(std::move(one));
+    closing_.clear();
+  }
+  for (const Closing& one : closing) static_cast<void>(one.comm->wait_for_ends(one.deadline_ns));
+}
+
+Result<ListenComm*> Instance::listen(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> bytes) {
+  if (device >= process_.ports.size()) return Error{ErrorKind::kArgument, 0, "listen on a device that does not exist"};
+  const Port& port = process_.ports[device];
+  if (!has_atomics(port)) {
+    VERBATIM_WARN("%s does not execute atomics, which the signals of RMA need. Next: leave it out of VERBATIM_HCA",
+                  port.name.c_str());
+    return Error{ErrorKind::kUsage, 0, "atomics", true};
+  }
+  auto made = std::make_unique<ListenComm>();
+  made->owner = this;
+  made->port = &port;
+  Result<UniqueFd> socket = tcp_listen(process_.side_channel);
+  if (!socket) {
+    VERBATIM_WARN("listening on %s for RMA failed: %s. Next: look at the limits of the process (ulimit -n)",
+                  process_.side_channel_name.c_str(), to_string(socket.error()).c_str());
+    return socket.error();
+  }
+  made->socket = std::move(*socket);
+  const Result<sockaddr_storage> address = local_address(made->socket);
+  if (!address) return address.error();
+  made->handle.address = *address;
+  if (const Status filled = fill_random(std::as_writable_bytes(std::span(made->handle.secret))); !filled) {
+    return filled.error();
+  }
+  const MutexLock lock(mutex_);
+  made->handle.listener = process_.identity;
+  made->handle.listener.device_guid = port.guid;
+  made->handle.listener.listen = listens_made_++;
+  wire::encode_handle(made->handle, bytes);
+  ListenComm* const added = made.get();
+  listens_.emplace(added, std::move(made));
+  return added;
+}
+
+Result<CollComm*> Instance::connect(ListenComm& listen, void* const* handles, int ranks, int rank) {
+  if (handles == nullptr || ranks < 1 || rank < 0 || rank >= ranks) {
+    return Error{ErrorKind::kArgument, 0, "connect with an impossible rank"};
+  }
+  std::vector<wire::Handle> decoded;
+  for (int i = 0; i < ranks; ++i) {
+    const Result<wire::Handle> handle = wire::decode_handle(std::span<const std::uint8_t, wire::kHandleBytes>(
+        static_cast<const std::uint8_t*>(handles[i]), wire::kHandleBytes));
+    if (!handle) {
+      VERBATIM_WARN("connect of RMA was given a %s for rank %d", handle.error().operation, i);
+      return handle.error();
+    }
+    decoded.push_back(*handle);
+  }
+  if (decoded[static_cast<std::size_t>(rank)].secret != listen.handle.secret) {
+    VERBATIM_WARN("connect of RMA was given another handle for its own rank %d than that of its listen", rank);
+    return Error{ErrorKind::kArgument, 0, "handle of the own rank"};
+  }
+  const auto own_rank = static_cast<std::uint32_t>(rank);
+  Handshake handshake({.config = settings_.config,
+                       .local_address = process_.side_channel,
+                       .side_channel_name = process_.side_channel_name,
+                       .host_name = process_.host_name,
+                       .device = listen.port->name},
+                      listen.socket, decoded, own_rank);
+  Result<std::vector<PeerRank>> peers = handshake.run();
+  if (!peers) return peers.error();
+  Result<std::unique_ptr<CollComm>> comm = CollComm::create(settings_, *listen.port, std::move(*peers), own_rank);
+  if (!comm) return comm.error();
+  CollComm* const made = comm->get();
+  const MutexLock lock(mutex_);
+  comms_.emplace(made, std::move(*comm));
+  return made;
+}
+
+void Instance::close(ListenComm& listen) {
+  decltype(listens_)::node_type closing;
+  const MutexLock lock(mutex_);
+  closing = listens_.extract(&listen);
+}
+
+void Instance::close(CollComm& comm) {
+  std::unique_ptr<CollComm> closing;
+  {
+    const MutexLock lock(mutex_);
+    auto node = comms_.extract(&comm);
+    if (node.empty()) return;  // closed already
+    closing = std::move(node.mapped());
+  }
+  remove_closed();
+  if (!closing->begin_close()) return;
+  const std::uint64_t deadline_ns = monotonic_ns() + settings_.config.close_timeout_ms * kNanosecondsPerMillisecond;
+  const MutexLock lock(mutex_);
+  closing_.push_back({std::move(closing), deadline_ns});
+}
+
+void Instance::remove_closed() {
+  std::vector<Closing> ended;  // destroyed without the lock
+  const std::uint64_t now = monotonic_ns();
+  const MutexLock lock(mutex_);
+  const auto first = std::stable_partition(closing_.begin(), closing_.end(), [&](const Closing& one) {
+    return !one.comm->all_ended() && now < one.deadline_ns;
+  });
+  std::move(first, closing_.end(), std::back_inserter(ended));
+  closing_.erase(first, closing_.end());
+}
+
+}  // namespace verbatim::rma

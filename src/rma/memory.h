@@ -1,0 +1,62 @@
+// A registration of the same buffer by all ranks, with the address and key of every rank's part. RMA calls name memory
+// by it and by an offset from its start.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "net/transfer/memory.h"
+
+namespace verbatim::rma {
+
+// One rank's part.
+struct RankMemory {
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t rkey = 0;
+
+  bool contains(std::uint64_t offset, std::uint64_t size) const { return size <= bytes && offset <= bytes - size; }
+};
+
+class Memories;
+
+// Immutable after the registration: the data path reads it.
+struct Memory {
+  std::uint32_t lkey = 0;
+  bool device_memory = false;
+  RankMemory own;
+  std::vector<RankMemory> ranks;  // by rank
+  std::unique_ptr<MemoryHandle> registration;
+  Memories* owner = nullptr;
+  std::list<std::unique_ptr<Memory>>::iterator position;
+};
+
+// The registrations that NCCL holds through one instance: it may deregister after it has destroyed the contexts, and
+// does not deregister all when an operation fails. Any thread.
+class Memories {
+ public:
+  Memory* add(std::unique_ptr<Memory> memory) VERBATIM_EXCLUDES(mutex_) {
+    Memory* const added = memory.get();
+    added->owner = this;
+    const MutexLock lock(mutex_);
+    added->position = memories_.insert(memories_.end(), std::move(memory));
+    return added;
+  }
+
+  static void release(Memory* memory) {
+    Memories& owner = *memory->owner;
+    std::list<std::unique_ptr<Memory>> last;  // deregistered outside the lock
+    const MutexLock lock(owner.mutex_);
+    last.splice(last.end(), owner.memories_, memory->position);
+  }
+
+ private:
+  Mutex mutex_;
+  std::list<std::unique_ptr<Memory>> memories_ VERBATIM_GUARDED_BY(mutex_);
+};
+
+}  // namespace verbatim::rma

@@ -1,0 +1,55 @@
+// The other ranks of a communicator, and the collective calls over the connections to them: each rank sends one message
+// to each other, and receives one. Owned by a coll comm.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/result.h"
+#include "rma/handshake.h"
+#include "wire/rma.h"
+
+namespace verbatim::rma {
+
+class PeerRanks {
+ public:
+  // `peers` in ring order from `rank`, see Handshake. A collective call waits `timeout_s` for the others.
+  PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s)
+      : peers_(std::move(peers)), rank_(rank), timeout_s_(timeout_s) {}
+
+  std::uint32_t ranks() const { return static_cast<std::uint32_t>(peers_.size()) + 1; }
+  std::uint32_t rank() const { return rank_; }
+  const std::vector<PeerRank>& all() const { return peers_; }
+  // `rank` is not this one.
+  const PeerRank& at(std::uint32_t rank) const { return peers_[(rank + ranks() - rank_) % ranks() - 1]; }
+
+  // Sends `body(peer)` to each peer, where `peer` counts in ring order, and returns what they have sent, in the same
+  // order. One call at a time. An error has been logged; then no further collective call works.
+  using Body = std::function<std::vector<std::uint8_t>(std::size_t peer)>;
+  Result<std::vector<wire::RmaExchange>> exchange(wire::RmaCall call, wire::RmaOutcome outcome, const Body& body);
+
+  // Tells the others that this rank takes part in the next exchange with a later call.
+  void announce_repeat(wire::RmaCall call);
+
+  // Waits until all have ended their connections, or until the deadline.
+  bool wait_for_ends(std::uint64_t deadline_ns) const;
+  bool all_ended() const;
+
+ private:
+  Error log_lost(const PeerRank& peer, const char* call) const;
+  Error log_mismatch(const PeerRank& peer, const char* call) const;
+  Error log_timeout(std::size_t missing, const PeerRank& first, const char* call) const;
+
+  const std::vector<PeerRank> peers_;
+  const std::uint32_t rank_;
+  const unsigned timeout_s_;
+  std::uint32_t next_sequence_ = 0;  // of the thread that makes collective calls
+};
+
+// "creating contexts", for messages.
+const char* call_name(wire::RmaCall call);
+
+}  // namespace verbatim::rma

@@ -1,0 +1,172 @@
+#include "wire/rma.h"
+
+#include <cstring>
+#include <utility>
+
+#include "wire/codec.h"
+#include "wire/limits.h"
+
+namespace verbatim::wire {
+namespace {
+
+constexpr std::uint32_t kRmaMagic = 0x52544256;  // "VBTR"
+constexpr std::uint8_t kMaxRmaMtu = 5;           // IBV_MTU_4096
+constexpr std::uint8_t kMaxRoceVersion = 2;
+
+struct RawHeader {
+  std::uint32_t magic;
+  std::uint16_t version;
+  RmaMessageType type;
+  std::uint32_t body_bytes;
+};
+static_assert(sizeof(RawHeader) == kHeaderBytes);
+
+// Sets the header of a message, which `writer` has begun with RawHeader{}.
+std::vector<std::uint8_t> finish_rma(RmaMessageType type, Writer writer) {
+  std::vector<std::uint8_t> message = std::move(writer).take();
+  const RawHeader header{kRmaMagic, kProtocolVersion, type,
+                         static_cast<std::uint32_t>(message.size() - sizeof(RawHeader))};
+  std::memcpy(message.data(), &header, sizeof header);
+  return message;
+}
+
+template <typename Codec, typename Hello>
+void code_rma_hello(Codec& codec, Hello& hello) {
+  codec.fields(hello.secret, hello.ranks, hello.rank, hello.pid, hello.host);
+}
+
+template <typename Codec, typename Exchange>
+void code_rma_exchange(Codec& codec, Exchange& exchange) {
+  codec.fields(exchange.call, exchange.outcome, exchange.sequence);
+}
+
+template <typename Codec, typename Offer>
+void code_rma_offer(Codec& codec, Offer& offer) {
+  auto& device = offer.device;
+  codec.fields(offer.contexts, offer.rank_stride, offer.roce_version, device.gid, device.max_message_bytes, device.lid,
+               device.link_layer, device.grh_required, device.mtu, device.port, device.gid_index,
+               device.responder_reads, device.name);
+}
+
+template <typename Codec, typename Qp>
+void code_rma_qp(Codec& codec, Qp& qp) {
+  codec.fields(qp.number, qp.has_ece);
+  if (qp.has_ece) codec.fields(qp.ece);
+}
+
+template <typename Codec, typename Registration>
+void code_rma_registration(Codec& codec, Registration& registration) {
+  codec.fields(registration.address, registration.bytes, registration.rkey);
+}
+
+Error damaged(const char* what) {
+  return {ErrorKind::kArgument, 0, what};
+}
+
+}  // namespace
+
+std::vector<std::uint8_t> encode_rma_hello(RmaMessageType type, const RmaHello& hello) {
+  Writer writer;
+  writer.put(RawHeader{});
+  code_rma_hello(writer, hello);
+  return finish_rma(type, std::move(writer));
+}
+
+std::vector<std::uint8_t> encode_rma_exchange(const RmaExchange& exchange) {
+  Writer writer;
+  writer.put(RawHeader{});
+  code_rma_exchange(writer, exchange);
+  for (const std::uint8_t byte : exchange.body) writer.put(byte);
+  return finish_rma(RmaMessageType::kExchange, std::move(writer));
+}
+
+std::vector<std::uint8_t> encode_rma_close() {
+  Writer writer;
+  writer.put(RawHeader{});
+  return finish_rma(RmaMessageType::kClose, std::move(writer));
+}
+
+std::vector<std::uint8_t> encode_rma_failed(const std::string& text) {
+  Writer writer;
+  writer.fields(RawHeader{}, text);
+  return finish_rma(RmaMessageType::kFailed, std::move(writer));
+}
+
+std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer) {
+  Writer writer;
+  code_rma_offer(writer, offer);
+  writer.put(static_cast<std::uint32_t>(offer.qps.size()));
+  for (const HelloQp& qp : offer.qps) code_rma_qp(writer, qp);
+  return std::move(writer).take();
+}
+
+std::vector<std::uint8_t> encode_rma_registration(const RmaRegistration& registration) {
+  Writer writer;
+  code_rma_registration(writer, registration);
+  return std::move(writer).take();
+}
+
+std::vector<std::uint8_t> encode_rma_text(const std::string& text) {
+  Writer writer;
+  writer.put(text);
+  return std::move(writer).take();
+}
+
+Result<RmaHeader> decode_rma_header(std::span<const std::uint8_t, kHeaderBytes> bytes) {
+  const RawHeader header = Reader(bytes).get<RawHeader>();
+  if (header.magic != kRmaMagic || header.body_bytes > kMaxRmaBodyBytes) return damaged("message of another protocol");
+  if (header.version != kProtocolVersion) return Error{ErrorKind::kUsage, 0, "message of another protocol version"};
+  return RmaHeader{header.type, header.body_bytes};
+}
+
+Result<RmaHello> decode_rma_hello(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  RmaHello hello;
+  code_rma_hello(reader, hello);
+  if (!reader.complete() || hello.rank >= hello.ranks) return damaged("damaged hello");
+  return hello;
+}
+
+Result<RmaExchange> decode_rma_exchange(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  RmaExchange exchange;
+  code_rma_exchange(reader, exchange);
+  constexpr std::size_t kFixedBytes = sizeof exchange.call + sizeof exchange.outcome + sizeof exchange.sequence;
+  const bool known = exchange.call >= RmaCall::kOffer && exchange.call <= RmaCall::kRegister &&
+                     exchange.outcome <= RmaOutcome::kRepeats;
+  if (!reader.complete() || !known) return damaged("damaged message of a collective call");
+  const std::span<const std::uint8_t> rest = body.subspan(kFixedBytes);
+  exchange.body.assign(rest.begin(), rest.end());
+  return exchange;
+}
+
+Result<RmaOffer> decode_rma_offer(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  RmaOffer offer;
+  code_rma_offer(reader, offer);
+  const std::size_t qps = reader.get<std::uint32_t>();
+  if (!reader.complete() || qps > kMaxRmaContexts) return damaged("damaged offer of QPs");
+  offer.qps.resize(qps);
+  for (HelloQp& qp : offer.qps) code_rma_qp(reader, qp);
+  const HelloDevice& device = offer.device;
+  const bool usable = device.max_message_bytes != 0 && device.mtu != 0 && device.mtu <= kMaxRmaMtu &&
+                      offer.roce_version <= kMaxRoceVersion;
+  if (!reader.complete() || !usable || (qps != 0 && qps != offer.contexts)) return damaged("damaged offer of QPs");
+  return offer;
+}
+
+Result<RmaRegistration> decode_rma_registration(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  RmaRegistration registration;
+  code_rma_registration(reader, registration);
+  if (!reader.complete() || registration.address + registration.bytes < registration.address) {
+    return damaged("damaged registration");
+  }
+  return registration;
+}
+
+std::string decode_rma_text(std::span<const std::uint8_t> body) {
+  return Reader(body).get<std::string>();
+}
+
+}  // namespace verbatim::wire

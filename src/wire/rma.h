@@ -1,0 +1,94 @@
+// What the ranks of an RMA communicator send to each other over TCP: one connection for each pair of ranks.
+//
+//   connecting rank                       accepting rank
+//        | ---- kHello: RmaHello ------------> |   has the secret of the accepting rank's listen
+//        | <--- kWelcome: RmaHello ----------- |   has the secret of the connecting rank's listen
+//        | <--> kExchange: RmaExchange <-----> |   one each way for each collective call, numbered from 0
+//        | <--> kClose or kFailed <----------> |   the last message of either side
+//
+// Each rank knows the handles of all ranks, and so all secrets: the two hellos prove it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "wire/handle.h"
+#include "wire/handshake.h"
+
+namespace verbatim::wire {
+
+enum class RmaMessageType : std::uint16_t { kHello = 1, kWelcome = 2, kExchange = 3, kClose = 4, kFailed = 5 };
+
+// Both ends have the same layout of Header, with another magic.
+struct RmaHeader {
+  RmaMessageType type = {};
+  std::uint32_t body_bytes = 0;
+};
+// Below it are the 4,096 QPs of the largest offer.
+constexpr std::size_t kMaxRmaBodyBytes = std::size_t{1} << 17;
+constexpr std::size_t kMaxRmaContexts = 4096;
+
+struct RmaHello {
+  Secret secret{};
+  std::uint32_t ranks = 0;
+  std::uint32_t rank = 0;  // of the sender
+  std::uint32_t pid = 0;   // for log lines
+  std::string host;        // for log lines
+};
+
+// The collective calls.
+enum class RmaCall : std::uint8_t { kOffer = 1, kReady = 2, kRegister = 3 };
+
+// kRepeats: a registration as dma-buf has failed, and this rank will call once more for the same exchange.
+enum class RmaOutcome : std::uint8_t { kDone = 0, kFailed = 1, kRepeats = 2 };
+
+// What one rank tells another in a collective call.
+struct RmaExchange {
+  RmaCall call = RmaCall::kReady;
+  RmaOutcome outcome = RmaOutcome::kDone;
+  std::uint32_t sequence = 0;
+  std::vector<std::uint8_t> body;  // kDone: of the call; kFailed: the text of the failure
+};
+
+// kOffer: the port of one end, and its QPs for the receiving rank, one for each context; none if the rank is not spoken
+// to.
+struct RmaOffer {
+  std::uint32_t contexts = 0;
+  std::uint32_t rank_stride = 1;
+  std::uint8_t roce_version = 0;  // enum RoceVersion
+  HelloDevice device;
+  std::vector<HelloQp> qps;
+};
+
+// kRegister
+struct RmaRegistration {
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t rkey = 0;
+};
+
+std::vector<std::uint8_t> encode_rma_hello(RmaMessageType type, const RmaHello& hello);
+std::vector<std::uint8_t> encode_rma_exchange(const RmaExchange& exchange);
+std::vector<std::uint8_t> encode_rma_close();
+std::vector<std::uint8_t> encode_rma_failed(const std::string& text);
+std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer);                       // a body
+std::vector<std::uint8_t> encode_rma_registration(const RmaRegistration& registration);  // a body
+std::vector<std::uint8_t> encode_rma_text(const std::string& text);                      // a body
+
+// kArgument: a message of another protocol. kUsage: of another version.
+Result<RmaHeader> decode_rma_header(std::span<const std::uint8_t, kHeaderBytes> bytes);
+
+// Bodies; kArgument when a field is out of range.
+Result<RmaHello> decode_rma_hello(std::span<const std::uint8_t> body);
+Result<RmaExchange> decode_rma_exchange(std::span<const std::uint8_t> body);
+Result<RmaOffer> decode_rma_offer(std::span<const std::uint8_t> body);
+Result<RmaRegistration> decode_rma_registration(std::span<const std::uint8_t> body);
+std::string decode_rma_text(std::span<const std::uint8_t> body);
+
+}  // namespace verbatim::wire

@@ -1,0 +1,167 @@
+#include "ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <thread>
+
+#include "netapi/log.h"
+
+namespace rma_test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kLimit{60};
+
+}  // namespace
+
+netapi::RmaPlugin& plugin(int version) {
+  static std::map<int, std::unique_ptr<netapi::RmaPlugin>>& opened =
+      *new std::map<int, std::unique_ptr<netapi::RmaPlugin>>;  // loaded until the process ends
+  std::unique_ptr<netapi::RmaPlugin>& plugin = opened[version];
+  if (plugin != nullptr) return *plugin;
+  netapi::OpenedRma loaded = netapi::open_rma_plugin(std::getenv("PLUGIN"), version);
+  if (loaded.plugin == nullptr) {
+    std::fprintf(stderr, "%s\n", loaded.error.c_str());
+    std::abort();
+  }
+  plugin = std::move(loaded.plugin);
+  return *plugin;
+}
+
+Ranks::Ranks(int count, int version)
+    : count_(count), plugin_(plugin(version)), barrier_(count), handles_(static_cast<std::size_t>(count)) {}
+
+void Ranks::run(const std::function<void(Rank&)>& body) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count_; ++i) {
+    threads.emplace_back([this, i, &body] {
+      Rank rank(*this, i);
+      body(rank);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+void Ranks::run_connected(const netapi::RmaConfig& config, const std::function<void(Rank&)>& body) {
+  run([&](Rank& rank) {
+    rank.connect();
+    if (rank.coll == nullptr) return;
+    rank.create(config);
+    if (rank.contexts != nullptr) body(rank);
+    rank.close();
+  });
+}
+
+netapi::RmaPlugin& Rank::net() const {
+  return all_.plugin_;
+}
+
+void Rank::barrier() {
+  all_.barrier_.arrive_and_wait();
+}
+
+std::uint32_t Rank::next(int distance) const {
+  return static_cast<std::uint32_t>((number_ + distance) % all_.count());
+}
+
+void Rank::connect() {
+  int devices = 0;
+  EXPECT_OK(net().init(4711, &instance));
+  EXPECT_OK(net().devices(&devices));
+  auto& own = all_.handles_[static_cast<std::size_t>(number_)];
+  EXPECT_OK(net().listen(instance, number_ % std::max(devices, 1), own.data(), &listen));
+  barrier();
+  std::vector<void*> handles;
+  for (auto& handle : all_.handles_) handles.push_back(handle.data());
+  // NCCL passes a context that may be another plugin's.
+  int foreign = 0;
+  EXPECT_OK(net().connect(&foreign, handles.data(), all_.count(), number_, listen, &coll));
+  EXPECT_OK(net().close_listen(listen));
+}
+
+void Rank::create(const netapi::RmaConfig& config) {
+  EXPECT_OK(net().create_context(coll, config, &contexts));
+}
+
+void Rank::close() {
+  barrier();
+  if (contexts != nullptr) {
+    EXPECT_OK(net().destroy_context(contexts));
+  }
+  if (coll != nullptr) {
+    EXPECT_OK(net().close_coll(coll));
+  }
+  EXPECT_OK(net().finalize(instance));
+}
+
+void* Rank::register_memory(void* data, std::size_t bytes, std::uint64_t flags) {
+  void* mhandle = nullptr;
+  EXPECT_OK(net().reg_mr(coll, data, bytes, nccl::kPtrHost, flags, &mhandle));
+  return mhandle;
+}
+
+void* Rank::put(int context, const RmaPart& source, std::size_t bytes, const RmaPart& target, std::uint32_t rank) {
+  void* request = nullptr;
+  EXPECT_OK(net().iput(contexts, context, source, bytes, target, rank, &request));
+  EXPECT_NE(request, nullptr);
+  return request;
+}
+
+void* Rank::put_signal(int context, const RmaPart& source, std::size_t bytes, const RmaPart& target, std::uint32_t rank,
+                       const RmaSignal& signal) {
+  void* request = nullptr;
+  EXPECT_OK(net().iput_signal(contexts, context, source, bytes, target, rank, signal, &request));
+  EXPECT_NE(request, nullptr);
+  return request;
+}
+
+void* Rank::get(int context, const RmaPart& remote, std::size_t bytes, const RmaPart& local, std::uint32_t rank) {
+  void* request = nullptr;
+  EXPECT_OK(net().iget(contexts, context, remote, bytes, local, rank, &request));
+  EXPECT_NE(request, nullptr);
+  return request;
+}
+
+nccl::Result Rank::wait(void* request) {
+  const Clock::time_point end = Clock::now() + kLimit;
+  int done = 0;
+  while (Clock::now() < end) {
+    const nccl::Result tested = net().test(coll, request, &done);
+    if (tested != nccl::Result::kSuccess || done != 0) return tested;
+    std::this_thread::yield();
+  }
+  ADD_FAILURE() << "a request of rank " << number_ << " is not done after 60 s";
+  return nccl::Result::kTimeout;
+}
+
+bool Rank::wait_for(const std::uint64_t& word, std::uint64_t value) {
+  const Clock::time_point end = Clock::now() + kLimit;
+  while (__atomic_load_n(&word, __ATOMIC_ACQUIRE) != value) {
+    // The inline engine makes progress in calls only.
+    EXPECT_OK(net().progress(contexts));
+    if (Clock::now() > end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+bool Rank::has_error() {
+  bool error = false;
+  EXPECT_OK(net().query_last_error(contexts, &error));
+  return error;
+}
+
+Words::Words(std::size_t count, std::uint64_t value)
+    : count_(count),
+      words_(
+          static_cast<std::uint64_t*>(std::aligned_alloc(4096, (count * sizeof(std::uint64_t) + 4095) / 4096 * 4096))) {
+  std::fill_n(words_.get(), count, value);
+}
+
+void Words::Free::operator()(std::uint64_t* words) const {
+  std::free(words);
+}
+
+}  // namespace rma_test
