@@ -1,7 +1,14 @@
 #include "ranks.h"
 
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <thread>
@@ -11,8 +18,7 @@
 namespace rma_test {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-constexpr std::chrono::seconds kLimit{60};
+constexpr std::chrono::seconds kWaitLimit{60};
 
 }  // namespace
 
@@ -31,7 +37,44 @@ netapi::RmaPlugin& plugin(int version) {
 }
 
 Ranks::Ranks(int count, int version)
-    : count_(count), plugin_(plugin(version)), barrier_(count), handles_(static_cast<std::size_t>(count)) {}
+    : count_(count),
+      plugin_(plugin(version)),
+      shared_(static_cast<Shared*>(
+          ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+
+void Ranks::Unmap::operator()(Shared* shared) const {
+  ::munmap(shared, sizeof *shared);
+}
+
+void Ranks::barrier() {
+  const std::uint32_t round = shared_->rounds.load();
+  if (shared_->arrived.fetch_add(1) + 1 == static_cast<std::uint32_t>(count_)) {
+    shared_->arrived.store(0);
+    shared_->rounds.fetch_add(1);
+    return;
+  }
+  while (shared_->rounds.load() == round) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+std::vector<int> Ranks::run_processes(const std::function<void(Rank&)>& body) {
+  for (int i = 0; i < count_; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      shared_->pids[i] = ::getpid();
+      Rank rank(*this, i);
+      body(rank);
+      std::fflush(nullptr);
+      ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+    }
+    shared_->pids[i] = child;
+  }
+  std::vector<int> statuses(static_cast<std::size_t>(count_));
+  for (int i = 0; i < count_; ++i) {
+    EXPECT_EQ(::waitpid(shared_->pids[i], &statuses[static_cast<std::size_t>(i)], 0), shared_->pids[i]);
+  }
+  return statuses;
+}
 
 void Ranks::run(const std::function<void(Rank&)>& body) {
   std::vector<std::thread> threads;
@@ -59,22 +102,25 @@ netapi::RmaPlugin& Rank::net() const {
 }
 
 void Rank::barrier() {
-  all_.barrier_.arrive_and_wait();
+  all_.barrier();
 }
 
 std::uint32_t Rank::next(int distance) const {
   return static_cast<std::uint32_t>((number_ + distance) % all_.count());
 }
 
+void* Rank::handle(int rank) const {
+  return all_.shared_->handles[rank];
+}
+
 void Rank::connect() {
   int devices = 0;
   EXPECT_OK(net().init(4711, &instance));
   EXPECT_OK(net().devices(&devices));
-  auto& own = all_.handles_[static_cast<std::size_t>(number_)];
-  EXPECT_OK(net().listen(instance, number_ % std::max(devices, 1), own.data(), &listen));
+  EXPECT_OK(net().listen(instance, number_ % std::max(devices, 1), handle(number_), &listen));
   barrier();
   std::vector<void*> handles;
-  for (auto& handle : all_.handles_) handles.push_back(handle.data());
+  for (int i = 0; i < all_.count(); ++i) handles.push_back(handle(i));
   // NCCL passes a context that may be another plugin's.
   int foreign = 0;
   EXPECT_OK(net().connect(&foreign, handles.data(), all_.count(), number_, listen, &coll));
@@ -125,9 +171,9 @@ void* Rank::get(int context, const RmaPart& remote, std::size_t bytes, const Rma
 }
 
 nccl::Result Rank::wait(void* request) {
-  const Clock::time_point end = Clock::now() + kLimit;
+  const std::chrono::steady_clock::time_point end = std::chrono::steady_clock::now() + kWaitLimit;
   int done = 0;
-  while (Clock::now() < end) {
+  while (std::chrono::steady_clock::now() < end) {
     const nccl::Result tested = net().test(coll, request, &done);
     if (tested != nccl::Result::kSuccess || done != 0) return tested;
     std::this_thread::yield();
@@ -137,11 +183,11 @@ nccl::Result Rank::wait(void* request) {
 }
 
 bool Rank::wait_for(const std::uint64_t& word, std::uint64_t value) {
-  const Clock::time_point end = Clock::now() + kLimit;
+  const std::chrono::steady_clock::time_point end = std::chrono::steady_clock::now() + kWaitLimit;
   while (__atomic_load_n(&word, __ATOMIC_ACQUIRE) != value) {
     // The inline engine makes progress in calls only.
     EXPECT_OK(net().progress(contexts));
-    if (Clock::now() > end) return false;
+    if (std::chrono::steady_clock::now() > end) return false;
     std::this_thread::yield();
   }
   return true;

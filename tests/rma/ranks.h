@@ -1,11 +1,10 @@
-// The ranks of one RMA communicator, each a thread of this process with an init of its own, for tests through the C
-// tables.
+// The ranks of one RMA communicator, each with an init of its own, for tests through the C tables: threads of this
+// process, or processes.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <array>
-#include <barrier>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -36,6 +35,8 @@ class Rank {
   std::uint32_t next(int distance = 1) const;
   netapi::RmaPlugin& net() const;
   void barrier();
+  // What a rank has listened with, for all to see.
+  void* handle(int rank) const;
 
   // Up to connect; create makes the contexts.
   void connect();
@@ -75,6 +76,16 @@ class Ranks {
   // Runs `body` in the thread of each rank. A body that returns early with a failed check must not leave others in a
   // collective call: such a test ends by the deadline of the plugin.
   void run(const std::function<void(Rank&)>& body);
+  // Runs it in a process for each rank, which has not used the plugin before. Returns the statuses as of waitpid; a
+  // failed check is exit status 1.
+  std::vector<int> run_processes(const std::function<void(Rank&)>& body);
+  // The process of a rank, once it has begun.
+  pid_t pid(int rank) const { return shared_->pids[rank]; }
+  // Numbers and a text that all processes see.
+  std::atomic<std::uint64_t>& number(int i) { return shared_->numbers[i]; }
+  char* text(int rank) { return shared_->texts[rank]; }
+  static constexpr std::size_t kTextBytes = 4096;
+
   // The same with connect, create and close around it.
   void run_connected(const netapi::RmaConfig& config, const std::function<void(Rank&)>& body);
 
@@ -83,10 +94,24 @@ class Ranks {
  private:
   friend class Rank;
 
+  static constexpr int kMaxRanks = 16;
+  struct Shared {
+    std::atomic<std::uint32_t> arrived;
+    std::atomic<std::uint32_t> rounds;
+    std::atomic<std::uint64_t> numbers[kMaxRanks];
+    pid_t pids[kMaxRanks];
+    char handles[kMaxRanks][nccl::kNetHandleMaxBytes];
+    char texts[kMaxRanks][kTextBytes];
+  };
+  struct Unmap {
+    void operator()(Shared* shared) const;
+  };
+
+  void barrier();
+
   const int count_;
   netapi::RmaPlugin& plugin_;
-  std::barrier<> barrier_;
-  std::vector<std::array<char, nccl::kNetHandleMaxBytes>> handles_;
+  const std::unique_ptr<Shared, Unmap> shared_;  // also by the processes
 };
 
 // Memory of 64-bit words at the start of a page.

@@ -1,0 +1,174 @@
+// Ranks that die, fail or close early: what the other ranks see. Each rank is a process.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "netapi/log.h"
+#include "ranks.h"
+
+namespace rma_test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+// Much shorter than the NIC needs to find out (34 s with the default settings): the end of the connection says it.
+constexpr std::chrono::seconds kLimit{15};
+
+class RmaFailure : public ::testing::TestWithParam<int> {
+ protected:
+  // Keeps the warnings of this rank's process for the test.
+  void keep_warnings(const Rank& rank) {
+    char* const text = ranks_.text(rank.number());
+    netapi::set_log_callback([text](const netapi::LogLine& line) {
+      if (line.level != nccl::DebugLogLevel::kWarn) return;
+      std::strncat(text, line.text.c_str(), Ranks::kTextBytes - std::strlen(text) - 2);
+      std::strcat(text, "\n");
+    });
+  }
+  // Each rank writes its name and kills itself, or not; the others return.
+  static bool has_error_soon(Rank& rank) {
+    const Clock::time_point end = Clock::now() + kLimit;
+    while (!rank.has_error()) {
+      if (Clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+
+  Ranks ranks_{3, GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(Rma, RmaFailure, ::testing::Values(13, 14),
+                         [](const auto& param) { return "v" + std::to_string(param.param); });
+
+TEST_P(RmaFailure, KilledRank_FailsPutsTestsAndLastErrorOfAllOthers) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    keep_warnings(rank);
+    rank.connect();
+    rank.create({.contexts = 2});
+    Words words(512);
+    void* const memory = rank.register_memory(words.data(), words.bytes());
+    EXPECT_TRUE(rank.wait_ok(rank.put(0, {memory, 0}, 8, {memory, 8}, rank.next())));
+    EXPECT_FALSE(rank.has_error());
+    rank.barrier();
+    if (rank.number() == 2) ::kill(::getpid(), SIGKILL);
+    // Rank 0 puts to the dead rank until that fails, rank 1 only asks.
+    if (rank.number() == 0) {
+      const Clock::time_point end = Clock::now() + kLimit;
+      nccl::Result result = nccl::Result::kSuccess;
+      while (result == nccl::Result::kSuccess && Clock::now() < end) {
+        void* request = nullptr;
+        result = rank.net().iput(rank.contexts, 1, {memory, 0}, 8, {memory, 8}, 2, &request);
+        if (result == nccl::Result::kSuccess) result = rank.wait(request);
+      }
+      EXPECT_EQ(result, nccl::Result::kRemoteError);
+    }
+    EXPECT_TRUE(has_error_soon(rank));
+    void* request = &request;
+    EXPECT_EQ(rank.net().iput(rank.contexts, 0, {memory, 0}, 8, {memory, 8}, 1, &request), nccl::Result::kRemoteError);
+    EXPECT_EQ(request, nullptr);
+    EXPECT_OK(rank.net().destroy_context(rank.contexts));
+    EXPECT_OK(rank.net().close_coll(rank.coll));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  EXPECT_EQ(statuses[0], 0);
+  EXPECT_EQ(statuses[1], 0);
+  EXPECT_TRUE(WIFSIGNALED(statuses[2]));
+  for (const int rank : {0, 1}) {
+    const std::string text = ranks_.text(rank);
+    EXPECT_NE(text.find("rank 2 on "), std::string::npos) << text;
+    EXPECT_NE(text.find(". Next: "), std::string::npos) << text;
+  }
+}
+
+// Rank 1 deregisters memory into which rank 0 puts: the NIC refuses it.
+TEST_P(RmaFailure, RefusedPut_FailsAtAllRanksAndTheLineNamesRankContextAndPath) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    keep_warnings(rank);
+    rank.connect();
+    rank.create({.contexts = 2});
+    Words words(512);
+    void* const memory = rank.register_memory(words.data(), words.bytes());
+    rank.barrier();
+    if (rank.number() == 1) {
+      EXPECT_OK(rank.net().dereg_mr(rank.coll, memory));
+    }
+    rank.barrier();
+    if (rank.number() == 0) {
+      EXPECT_EQ(rank.wait(rank.put(1, {memory, 0}, 64, {memory, 64}, 1)), nccl::Result::kRemoteError);
+    }
+    EXPECT_TRUE(has_error_soon(rank));
+    rank.barrier();
+    EXPECT_OK(rank.net().close_coll(rank.coll));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  const std::string own = ranks_.text(0);
+  for (const char* part : {"rank 0 to rank 1 on ", "RMA context 1", "putting 64 bytes", "IBV_WC_REM_ACCESS_ERR",
+                           ". Next: ", "softverbs0", "softverbs1", " QP "}) {
+    EXPECT_NE(own.find(part), std::string::npos) << part << " is missing in: " << own;
+  }
+  const std::string other = ranks_.text(2);
+  EXPECT_NE(other.find("has failed at rank 0 on "), std::string::npos) << other;
+}
+
+TEST_P(RmaFailure, RankThatDiesBeforeItConnects_FailsConnectOfTheOthers) {
+  ::setenv("VERBATIM_CONNECT_TIMEOUT_S", "2", 1);
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    keep_warnings(rank);
+    int devices = 0;
+    EXPECT_OK(rank.net().init(1, &rank.instance));
+    EXPECT_OK(rank.net().devices(&devices));
+    EXPECT_OK(rank.net().listen(rank.instance, 0, rank.handle(rank.number()), &rank.listen));
+    rank.barrier();
+    if (rank.number() == 2) ::_exit(0);
+    void* handles[] = {rank.handle(0), rank.handle(1), rank.handle(2)};
+    EXPECT_EQ(rank.net().connect(nullptr, handles, 3, rank.number(), rank.listen, &rank.coll),
+              nccl::Result::kRemoteError);
+    EXPECT_EQ(rank.coll, nullptr);
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  ::unsetenv("VERBATIM_CONNECT_TIMEOUT_S");
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  EXPECT_NE(std::string(ranks_.text(0)).find("rank"), std::string::npos);
+}
+
+// A rank that has closed says so; the others notice only when they put to it.
+TEST_P(RmaFailure, RankThatClosesEarly_FailsPutsToItOnly) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    keep_warnings(rank);
+    rank.connect();
+    rank.create({});
+    Words words(512);
+    void* const memory = rank.register_memory(words.data(), words.bytes());
+    rank.barrier();
+    if (rank.number() == 2) {
+      EXPECT_OK(rank.net().destroy_context(rank.contexts));
+      EXPECT_OK(rank.net().close_coll(rank.coll));
+    }
+    rank.barrier();
+    if (rank.number() == 0) {
+      EXPECT_TRUE(rank.wait_ok(rank.put(0, {memory, 0}, 8, {memory, 8}, 1)));
+      const Clock::time_point end = Clock::now() + kLimit;
+      nccl::Result result = nccl::Result::kSuccess;
+      while (result == nccl::Result::kSuccess && Clock::now() < end) {
+        void* request = nullptr;
+        result = rank.net().iput(rank.contexts, 0, {memory, 0}, 8, {memory, 8}, 2, &request);
+        if (result == nccl::Result::kSuccess) result = rank.wait(request);
+      }
+      EXPECT_EQ(result, nccl::Result::kRemoteError);
+    }
+    rank.barrier();
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  const std::string text = ranks_.text(0);
+  EXPECT_NE(text.find("rank 2 on "), std::string::npos) << text;
+  EXPECT_NE(text.find("has closed"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace rma_test
