@@ -11,10 +11,6 @@ namespace {
 
 constexpr std::size_t kScratchBytes = 4096;
 
-std::string failure_text(const Error& error) {
-  return to_string(error);
-}
-
 }  // namespace
 
 CollComm::CollComm(const CollSettings& settings, const Port& port, std::vector<PeerRank> peers, std::uint32_t rank)
@@ -28,9 +24,8 @@ Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings,
   std::unique_ptr<CollComm> comm(new CollComm(settings, port, std::move(peers), rank));
   const Status own = comm->prepare();
   const Result<std::vector<wire::RmaExchange>> ready = comm->ranks_.exchange(
-      wire::RmaCall::kReady, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed, [&](std::size_t) {
-        return own ? std::vector<std::uint8_t>() : wire::encode_rma_text(failure_text(own.error()));
-      });
+      wire::RmaCall::kReady, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed,
+      [&](std::size_t) { return own ? std::vector<std::uint8_t>() : wire::encode_rma_text(to_string(own.error())); });
   if (!own) return own.error();
   if (!ready) return ready.error();
   for (std::size_t i = 0; i < ready->size(); ++i) {
@@ -122,7 +117,7 @@ void CollComm::peer_ended(const PeerRank& peer) noexcept {
   const Channel::End end = peer.channel->end();
   if (end == Channel::End::kOpen) return;
   if (end == Channel::End::kClosed) return failures_.set_peer_closed();
-  failures_.fail(ErrorKind::kRemote, [&] {
+  failures_.fail(ErrorKind::kRemote, Failures::Origin::kOtherRank, [&] {
     const std::string own = "rank " + std::to_string(ranks_.rank()) + " on " + settings_.host_name;
     if (end == Channel::End::kFailed) {
       return Failure{own + ": the RMA communicator has failed at " + peer.name + ": " + peer.channel->reason(),
@@ -175,7 +170,7 @@ Result<std::vector<wire::RmaExchange>> CollComm::exchange_registration(const Res
   const std::vector<std::uint8_t> body =
       own ? wire::encode_rma_registration(
                 {reinterpret_cast<std::uint64_t>(request.address), request.bytes, (*own)->rkey[0]})
-          : wire::encode_rma_text(failure_text(own.error()));
+          : wire::encode_rma_text(to_string(own.error()));
   return ranks_.exchange(wire::RmaCall::kRegister, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed,
                          [&](std::size_t) { return body; });
 }
@@ -220,7 +215,8 @@ bool CollComm::begin_close() {
     return true;
   }
   for (const CreatedSet& created : sets_) created.set->abort();
-  if (!failures_.has_failed()) tell_failure("its application has closed it with outstanding operations");
+  // A rank that has not found out itself reads why this one ends.
+  tell_failure(failures_.has_failed() ? failures_.text() : "its application has closed it with outstanding operations");
   return false;
 }
 

@@ -47,6 +47,7 @@ PathFacts ContextSet::facts(const PeerQueue& queue) const {
                  .mtu = port.active_mtu,
                  .roce_version = port.gid.version};
   facts.roce = port.is_roce();
+  facts.completed_counts = {queue.completed, queue.completed_bytes, queue.completed != 0};
   facts.timeout = parts_.config.timeout;
   facts.retries = parts_.config.retry_count;
   if (is_own(queue)) {
@@ -105,11 +106,11 @@ void ContextSet::fail_completion(std::span<const ibv_wc> completions) noexcept {
     if (later.status == IBV_WC_SUCCESS) complete(later);
     examine(later);
   }
-  parts_.failures.fail(kind_of(cause.status), [&] { return completion_failure(cause); });
+  parts_.failures.fail(kind_of(cause.status), Failures::Origin::kHere, [&] { return completion_failure(cause); });
 }
 
 void ContextSet::fail_poll() noexcept {
-  parts_.failures.fail(ErrorKind::kSystem, [&] {
+  parts_.failures.fail(ErrorKind::kSystem, Failures::Origin::kHere, [&] {
     const PathFacts path = facts(queues_.front());
     return Failure{"rank " + std::to_string(parts_.ranks.rank()) + ", RMA: ibv_poll_cq failed",
                    diagnose(IBV_EVENT_CQ_ERR, path), path};
@@ -117,7 +118,7 @@ void ContextSet::fail_poll() noexcept {
 }
 
 void ContextSet::fail_post(const Request& request, int returned) noexcept {
-  parts_.failures.fail(ErrorKind::kSystem, [&] {
+  parts_.failures.fail(ErrorKind::kSystem, Failures::Origin::kHere, [&] {
     const PeerQueue& queue = queues_[request.queue];
     const Status status = check_errno("ibv_post_send", returned);
     const PathFacts path = facts(queue);

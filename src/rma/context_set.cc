@@ -239,6 +239,8 @@ ErrorKind ContextSet::test(Request& request, int* done) noexcept {
     }
   }
   PeerQueue& queue = set.queues_[request.queue];
+  ++queue.completed;
+  queue.completed_bytes += request.operation.bytes;
   request.state = Request::State::kFree;
   request.next = queue.free_slot;
   queue.free_slot = request.index;
@@ -270,7 +272,7 @@ ErrorKind ContextSet::check_closed(std::uint32_t rank, std::uint64_t grace_ns) n
   const PeerRank& peer = parts_.ranks.at(rank);
   if (peer.channel->end() == Channel::End::kOpen) return ErrorKind::kNone;
   if (grace_ns != 0 && monotonic_ns() < peer.channel->ended_ns() + grace_ns) return ErrorKind::kNone;
-  parts_.failures.fail(ErrorKind::kRemote, [&] {
+  parts_.failures.fail(ErrorKind::kRemote, Failures::Origin::kHere, [&] {
     return Failure{peer.name + " has closed its RMA communicator, and rank " + std::to_string(parts_.ranks.rank()) +
                        " on " + parts_.host_name + " still puts to it",
                    {"their calls do not match", "look at " + peer.name + " first"},

@@ -84,6 +84,8 @@ struct PeerQueue {
   std::uint32_t free_slot = kNoSlot;
   std::uint32_t held_first = kNoSlot;  // requests that wait for entries of the send queue, in order
   std::uint32_t held_last = kNoSlot;
+  std::uint64_t completed = 0;  // operations, and their bytes
+  std::uint64_t completed_bytes = 0;
 };
 
 // A rank that is spoken to.

@@ -8,7 +8,10 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/log.h"
+#include "net/connect/qp_dump.h"
+#include "net/context/stats.h"
 #include "net/diagnose/diagnosis.h"
 #include "net/transfer/endpoint.h"
 #include "net/transfer/endpoint_block.h"
@@ -58,6 +61,7 @@ Result<std::unique_ptr<ContextSet>> ContextSetup::run() {
   const Result<std::vector<wire::RmaExchange>> ready = exchange(wire::RmaCall::kReady, own);
   if (!ready) return ready.error();
   log_success();
+  if (!parts_.config.qp_dump.empty()) dump_queues();
   return std::move(set_);
 }
 
@@ -304,6 +308,27 @@ void ContextSetup::log_success() const {
   VERBATIM_INFO("RMA: rank %u of %u has %d contexts to %zu peers on %s: %zu QPs, %s", parts_.ranks.rank(),
                 parts_.ranks.ranks(), request_.contexts, peers_.size(), parts_.port.name.c_str(), set_->qps(),
                 parts_.config.qp_order == QpOrder::kNative ? "native" : "staggered");
+}
+
+void ContextSetup::dump_queues() const {
+  const bool native = parts_.config.qp_order == QpOrder::kNative;
+  const std::size_t contexts = set_->contexts_;
+  std::string text;
+  for (const PeerQueue& queue : set_->queues_) {
+    const bool own = queue.peer == peers_.size();
+    const std::size_t position = own      ? peers_.size() * contexts + queue.context
+                                 : native ? queue.peer * contexts + queue.context
+                                          : queue.context * peers_.size() + queue.peer;
+    text +=
+        json_object({json_field("pid", static_cast<std::uint64_t>(::getpid())), json_field("device", parts_.port.name),
+                     json_field("side", "rma"), json_field("order", native ? "native" : "staggered"),
+                     json_field("rank", parts_.ranks.rank()), json_field("ranks", parts_.ranks.ranks()),
+                     json_field("peer", own ? parts_.ranks.rank() : peers_[queue.peer]),
+                     json_field("context", queue.context), json_field("qpn", queue.qp->qp_num),
+                     json_field("position", position)}) +
+        "\n";
+  }
+  append_to_qp_dump(expand_path(parts_.config.qp_dump, parts_.host_name), text);
 }
 
 }  // namespace verbatim::rma

@@ -42,6 +42,8 @@ class ContextSetup {
   Result<std::vector<wire::RmaExchange>> exchange(wire::RmaCall call, const Status& own);
   Error log_failure(const Error& error) const;
   void log_success() const;
+  // For VERBATIM_QP_DUMP.
+  void dump_queues() const;
 
   std::uint32_t slots_of(bool to_oneself) const;
   std::uint32_t work_of(bool to_oneself) const;

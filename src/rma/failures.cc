@@ -1,5 +1,7 @@
 #include "rma/failures.h"
 
+#include <utility>
+
 #include "base/log.h"
 
 namespace verbatim::rma {
@@ -11,9 +13,17 @@ bool Failures::begin(ErrorKind kind) noexcept {
   return true;
 }
 
-void Failures::report(const Failure& failure) {
+void Failures::report(const Failure& failure, Origin origin) {
   VERBATIM_WARN("%s", log_line(failure).c_str());
-  tell_(peer_text(failure));
+  std::string text = peer_text(failure);
+  if (origin == Origin::kHere) tell_(text);
+  const MutexLock lock(mutex_);
+  text_ = std::move(text);
+}
+
+std::string Failures::text() const {
+  const MutexLock lock(mutex_);
+  return text_;
 }
 
 void Failures::report_without_memory() noexcept {

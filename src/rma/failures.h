@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/mutex.h"
 #include "base/result.h"
 #include "net/diagnose/failure.h"
 
@@ -20,7 +21,8 @@ class Failures {
     kPeerClosed = 0x2,  // a rank has closed its communicator: nothing more can be put there
   };
 
-  // `tell`: gives the text of the first failure to the other ranks.
+  // `tell`: gives the text of the first failure to the other ranks. Not one that they have found out themselves.
+  enum class Origin : std::uint8_t { kHere, kOtherRank };
   explicit Failures(std::function<void(const std::string&)> tell) : tell_(std::move(tell)) {}
 
   // 0 while all is well: what the data path reads.
@@ -29,14 +31,17 @@ class Failures {
   // kNone while it has not failed.
   ErrorKind kind() const { return kind_.load(std::memory_order_relaxed); }
 
+  // What failed, for the other ranks; empty while it has not failed, or without memory for it.
+  std::string text() const VERBATIM_EXCLUDES(mutex_);
+
   void set_peer_closed() { flags_.fetch_or(kPeerClosed, std::memory_order_release); }
 
   // Only the first failure counts. `describe` returns a Failure; it is called for the first one only.
   template <typename Describe>
-  void fail(ErrorKind kind, Describe describe) noexcept {
+  void fail(ErrorKind kind, Origin origin, Describe describe) noexcept {
     if (!begin(kind)) return;
     try {
-      report(describe());
+      report(describe(), origin);
     } catch (...) {
       report_without_memory();
     }
@@ -44,10 +49,12 @@ class Failures {
 
  private:
   bool begin(ErrorKind kind) noexcept;
-  void report(const Failure& failure);
+  void report(const Failure& failure, Origin origin) VERBATIM_EXCLUDES(mutex_);
   static void report_without_memory() noexcept;
 
   const std::function<void(const std::string&)> tell_;
+  mutable Mutex mutex_;
+  std::string text_ VERBATIM_GUARDED_BY(mutex_);
   std::atomic<std::uint32_t> flags_{0};
   std::atomic<ErrorKind> kind_{ErrorKind::kNone};
 };

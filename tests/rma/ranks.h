@@ -94,7 +94,7 @@ class Ranks {
  private:
   friend class Rank;
 
-  static constexpr int kMaxRanks = 16;
+  static constexpr int kMaxRanks = 32;
   struct Shared {
     std::atomic<std::uint32_t> arrived;
     std::atomic<std::uint32_t> rounds;

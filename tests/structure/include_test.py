@@ -27,7 +27,7 @@ ALLOWED = {
     "net/connect": CONNECT,
     "net/monitor": CONNECT,
     "net/context": CONNECT | {"net/connect", "net/monitor"},
-    "rma": CONNECT | {"net/context", "net/monitor"},
+    "rma": CONNECT | {"net/connect", "net/context", "net/monitor"},
     "plugin": CONNECT | {"net/context", "rma", "nccl"},
     "softverbs/host": BASE,
     "softverbs/files": HOST,

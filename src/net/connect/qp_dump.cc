@@ -33,6 +33,10 @@ void dump_qps(const std::string& file, const Comm& comm, const wire::PeerIdentit
                          json_field("peers", placement.peers), json_field("position", placement.position(i))}) +
             "\n";
   }
+  append_to_qp_dump(file, text);
+}
+
+void append_to_qp_dump(const std::string& file, const std::string& text) {
   const UniqueFd out(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP));
   if (out && ::write(out.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
   VERBATIM_WARN("VERBATIM_QP_DUMP: writing %s failed: %s. Next: choose a file that this process can write",

@@ -10,5 +10,7 @@ namespace verbatim {
 
 // Appends the QPs of `comm` to the file. Several processes may share a file. Logs a failure.
 void dump_qps(const std::string& file, const Comm& comm, const wire::PeerIdentity& self);
+// The same for lines that are made elsewhere.
+void append_to_qp_dump(const std::string& file, const std::string& text);
 
 }  // namespace verbatim

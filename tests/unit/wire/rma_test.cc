@@ -1,0 +1,131 @@
+#include "wire/rma.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace verbatim::wire {
+namespace {
+
+std::span<const std::uint8_t> rma_body(const std::vector<std::uint8_t>& message) {
+  return std::span(message).subspan(kHeaderBytes);
+}
+
+Result<RmaHeader> rma_header(const std::vector<std::uint8_t>& message) {
+  return decode_rma_header(std::span<const std::uint8_t, kHeaderBytes>(message.data(), kHeaderBytes));
+}
+
+RmaOffer sample_offer() {
+  RmaOffer offer;
+  offer.contexts = 2;
+  offer.rank_stride = 4;
+  offer.roce_version = 2;
+  offer.device.max_message_bytes = 4096;
+  offer.device.mtu = 5;
+  offer.device.lid = 7;
+  offer.device.name = "mlx5_0";
+  offer.qps = {{.number = 100}, {.number = 101, .has_ece = true, .ece = {1, 2, 3}}};
+  return offer;
+}
+
+TEST(RmaMessages, Hello_IsReadAsItWasWritten) {
+  RmaHello hello{.ranks = 8, .rank = 3, .pid = 4711, .host = "node1"};
+  hello.secret[5] = 9;
+  const std::vector<std::uint8_t> message = encode_rma_hello(RmaMessageType::kWelcome, hello);
+  const Result<RmaHeader> header = rma_header(message);
+  ASSERT_TRUE(header);
+  EXPECT_EQ(header->type, RmaMessageType::kWelcome);
+  EXPECT_EQ(header->body_bytes, message.size() - kHeaderBytes);
+  const Result<RmaHello> read = decode_rma_hello(rma_body(message));
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->secret, hello.secret);
+  EXPECT_EQ(read->ranks, 8U);
+  EXPECT_EQ(read->rank, 3U);
+  EXPECT_EQ(read->pid, 4711U);
+  EXPECT_EQ(read->host, "node1");
+}
+
+TEST(RmaMessages, HelloOfImpossibleRank_IsRefused) {
+  const auto message = encode_rma_hello(RmaMessageType::kHello, {.ranks = 8, .rank = 8, .pid = 1, .host = "node1"});
+  EXPECT_FALSE(decode_rma_hello(rma_body(message)));
+}
+
+TEST(RmaMessages, ExchangeWithOffer_IsReadAsItWasWritten) {
+  const RmaOffer offer = sample_offer();
+  const auto message = encode_rma_exchange({RmaCall::kOffer, RmaOutcome::kDone, 17, encode_rma_offer(offer)});
+  const Result<RmaExchange> exchange = decode_rma_exchange(rma_body(message));
+  ASSERT_TRUE(exchange);
+  EXPECT_EQ(exchange->call, RmaCall::kOffer);
+  EXPECT_EQ(exchange->outcome, RmaOutcome::kDone);
+  EXPECT_EQ(exchange->sequence, 17U);
+  const Result<RmaOffer> read = decode_rma_offer(exchange->body);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->contexts, 2U);
+  EXPECT_EQ(read->rank_stride, 4U);
+  EXPECT_EQ(read->device.name, "mlx5_0");
+  EXPECT_EQ(read->device.lid, 7);
+  ASSERT_EQ(read->qps.size(), 2U);
+  EXPECT_EQ(read->qps[0].number, 100U);
+  EXPECT_FALSE(read->qps[0].has_ece);
+  EXPECT_EQ(read->qps[1].ece, (std::array<std::uint32_t, 3>{1, 2, 3}));
+}
+
+TEST(RmaMessages, OfferThatContradictsItself_IsRefused) {
+  RmaOffer offer = sample_offer();
+  offer.contexts = 3;
+  EXPECT_FALSE(decode_rma_offer(encode_rma_offer(offer)));
+  offer = sample_offer();
+  offer.device.mtu = 6;
+  EXPECT_FALSE(decode_rma_offer(encode_rma_offer(offer)));
+  offer = sample_offer();
+  offer.roce_version = 3;
+  EXPECT_FALSE(decode_rma_offer(encode_rma_offer(offer)));
+}
+
+TEST(RmaMessages, RegistrationThatWraps_IsRefused) {
+  EXPECT_TRUE(decode_rma_registration(encode_rma_registration({.address = 4096, .bytes = 64, .rkey = 1})));
+  EXPECT_FALSE(decode_rma_registration(encode_rma_registration({.address = ~std::uint64_t{0}, .bytes = 2, .rkey = 1})));
+}
+
+TEST(RmaMessages, OtherProtocolOrVersion_IsRefused) {
+  std::vector<std::uint8_t> message = encode_rma_close();
+  ASSERT_TRUE(rma_header(message));
+  ++message[4];
+  ASSERT_FALSE(rma_header(message));
+  EXPECT_EQ(rma_header(message).error().kind, ErrorKind::kUsage);
+  ++message[0];
+  EXPECT_EQ(rma_header(message).error().kind, ErrorKind::kArgument);
+}
+
+TEST(RmaMessages, TextOfFailure_HasOnlyPrintableCharacters) {
+  const auto message = encode_rma_failed("a\nb");
+  EXPECT_EQ(decode_rma_text(rma_body(message)), "a?b");
+}
+
+// What is cut or changed is refused, or read without reaching beyond its end.
+TEST(RmaMessages, DamagedBodies_AreNotReadBeyondTheirEnd) {
+  const std::vector<std::uint8_t> body = encode_rma_offer(sample_offer());
+  for (std::size_t bytes = 0; bytes < body.size(); ++bytes) {
+    const std::vector<std::uint8_t> cut(body.begin(), body.begin() + static_cast<std::ptrdiff_t>(bytes));
+    EXPECT_FALSE(decode_rma_offer(cut)) << bytes;
+    EXPECT_FALSE(decode_rma_hello(cut) && bytes < 32) << bytes;
+  }
+  std::mt19937 random(1);
+  for (int i = 0; i < 2000; ++i) {
+    std::vector<std::uint8_t> changed = body;
+    for (int j = 0; j < 3; ++j) changed[random() % changed.size()] = static_cast<std::uint8_t>(random());
+    const Result<RmaOffer> read = decode_rma_offer(changed);
+    if (read) {
+      EXPECT_TRUE(read->qps.empty() || read->qps.size() == read->contexts);
+    }
+    static_cast<void>(decode_rma_exchange(changed));
+    static_cast<void>(decode_rma_registration(changed));
+  }
+}
+
+}  // namespace
+}  // namespace verbatim::wire
