@@ -19,6 +19,7 @@ constexpr std::uint64_t kFirstPauseNs = 20 * kNanosecondsPerMillisecond;
 constexpr std::uint64_t kMaxPauseNs = kNanosecondsPerSecond;
 // Connections of others than ranks that are read at the same time.
 constexpr std::size_t kMaxUnknown = 128;
+constexpr std::uint64_t kMaxWaitMs = 1000;
 
 // Errors of connect(2) that can pass: routes and neighbours change, a host is overloaded.
 bool may_pass(const Error& error) {
@@ -78,6 +79,10 @@ Result<std::vector<PeerRank>> Handshake::run() {
     const std::uint64_t now = monotonic_ns();
     if (const Status accepted = accept(); !accepted) return log_failure({}, accepted.error());
     for (auto attempt = attempts_.begin(); attempt != attempts_.end();) {
+      if (!attempt->ready) {
+        ++attempt;
+        continue;
+      }
       const Result<bool> made = advance(*attempt);
       if (!made && !survives(*attempt, made.error(), now)) {
         if (!attempt->accepted) return log_failure(*attempt, made.error());
@@ -95,7 +100,7 @@ Result<std::vector<PeerRank>> Handshake::run() {
 }
 
 Status Handshake::accept() {
-  while (attempts_.size() < ranks() + kMaxUnknown) {
+  while (acceptable_ && attempts_.size() < ranks() + kMaxUnknown) {
     Result<std::optional<UniqueFd>> accepted = tcp_accept(listener_);
     if (!accepted) {
       const int why = accepted.error().sys_errno;
@@ -211,25 +216,23 @@ void Handshake::add_peer(Attempt& attempt) {
   ++made_;
 }
 
-void Handshake::wait(std::uint64_t now) const {
+void Handshake::wait(std::uint64_t now) {
   std::vector<pollfd> sockets{{listener_.get(), POLLIN, 0}};
   std::uint64_t until = deadline_ns_;
   for (const Attempt& attempt : attempts_) {
-    switch (attempt.state) {
-      case Attempt::State::kWait:
-        until = std::min(until, attempt.next_ns);
-        break;
-      case Attempt::State::kReceiveWelcome:
-      case Attempt::State::kReceiveHello:
-        sockets.push_back({attempt.socket.get(), POLLIN, 0});
-        break;
-      default:
-        sockets.push_back({attempt.socket.get(), POLLOUT, 0});
-        break;
-    }
+    const bool receives =
+        attempt.state == Attempt::State::kReceiveWelcome || attempt.state == Attempt::State::kReceiveHello;
+    // Of an attempt that waits there is no socket: -1, which poll ignores.
+    sockets.push_back({attempt.socket.get(), static_cast<short>(receives ? POLLIN : POLLOUT), 0});
+    if (attempt.state == Attempt::State::kWait) until = std::min(until, attempt.next_ns);
   }
   const std::uint64_t left_ms = until > now ? (until - now) / kNanosecondsPerMillisecond + 1 : 0;
-  static_cast<void>(::poll(sockets.data(), sockets.size(), static_cast<int>(std::min<std::uint64_t>(left_ms, 1000))));
+  static_cast<void>(::poll(sockets.data(), sockets.size(), static_cast<int>(std::min(left_ms, kMaxWaitMs))));
+  acceptable_ = sockets.front().revents != 0;
+  std::size_t next = 1;
+  for (Attempt& attempt : attempts_) {
+    attempt.ready = sockets[next++].revents != 0 || attempt.state == Attempt::State::kWait;
+  }
 }
 
 Error Handshake::log_failure(const Attempt& attempt, const Error& error) const {

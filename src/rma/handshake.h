@@ -50,6 +50,7 @@ class Handshake {
     enum class State : std::uint8_t { kWait, kConnect, kSendHello, kReceiveWelcome, kReceiveHello, kSendWelcome };
     State state = State::kWait;
     bool accepted = false;
+    bool ready = true;       // its socket has news, or its time has come
     std::uint32_t rank = 0;  // of an accepted connection: known with its hello
     UniqueFd socket = {};
     OutgoingMessage outgoing = {};
@@ -75,7 +76,8 @@ class Handshake {
   // Whether to go on without an accepted connection, or to try again.
   bool survives(Attempt& attempt, const Error& error, std::uint64_t now);
   void add_peer(Attempt& attempt);
-  void wait(std::uint64_t now) const;
+  // Until an attempt is ready or a connection can be accepted.
+  void wait(std::uint64_t now);
   Error log_failure(const Attempt& attempt, const Error& error) const;
   Error log_timeout() const;
   std::string missing() const;
@@ -88,6 +90,7 @@ class Handshake {
   std::list<Attempt> attempts_;
   std::vector<PeerRank> peers_;  // by distance in the ring, less 1; without channel until it is made
   std::size_t made_ = 0;
+  bool acceptable_ = true;
 };
 
 }  // namespace verbatim::rma

@@ -40,38 +40,57 @@ Result<std::vector<wire::RmaExchange>> PeerRanks::exchange(wire::RmaCall call, w
                                                            const Body& body) {
   const std::uint32_t sequence = next_sequence_++;
   const std::uint64_t deadline_ns = monotonic_ns() + timeout_s_ * kNanosecondsPerSecond;
+  std::vector<Awaited> awaited(peers_.size());
   for (std::size_t i = 0; i < peers_.size(); ++i) {
+    awaited[i].peer = &peers_[i];
     peers_[i].channel->send(wire::encode_rma_exchange({call, outcome, sequence, body(i)}));
   }
-  std::vector<std::optional<wire::RmaExchange>> received(peers_.size());
+  std::size_t left = awaited.size();
   while (true) {
-    std::vector<pollfd> sockets;
-    const PeerRank* first_missing = nullptr;
-    std::size_t missing = 0;
-    for (std::size_t i = 0; i < peers_.size(); ++i) {
-      Channel& channel = *peers_[i].channel;
-      const bool flushed = channel.flush();
-      if (!received[i]) channel.receive();
-      while (!received[i]) {
-        std::optional<wire::RmaExchange> next = channel.take();
-        if (!next) break;
-        if (next->sequence != sequence || next->call != call) return log_mismatch(peers_[i], call_name(call));
-        if (next->outcome != wire::RmaOutcome::kRepeats) received[i] = std::move(next);
-      }
-      if (!received[i] && channel.end() != Channel::End::kOpen) return log_lost(peers_[i], call_name(call));
-      if (received[i] && flushed) continue;
-      if (missing++ == 0) first_missing = &peers_[i];
-      const int events = (received[i] ? 0 : POLLIN) | (flushed ? 0 : POLLOUT);
-      sockets.push_back({channel.fd(), static_cast<short>(events), 0});
+    for (Awaited& one : awaited) {
+      if (!one.ready || one.is_complete()) continue;
+      if (const Status read = advance(one, call, sequence); !read) return read.error();
+      left -= one.is_complete() ? 1U : 0U;
     }
-    if (missing == 0) break;
-    if (monotonic_ns() >= deadline_ns) return log_timeout(missing, *first_missing, call_name(call));
-    poll_until(sockets, deadline_ns);
+    if (left == 0) break;
+    if (monotonic_ns() >= deadline_ns) {
+      const auto first =
+          std::find_if(awaited.begin(), awaited.end(), [](const Awaited& one) { return !one.is_complete(); });
+      return log_timeout(left, *first->peer, call_name(call));
+    }
+    wait(awaited, deadline_ns);
   }
   std::vector<wire::RmaExchange> result;
-  result.reserve(received.size());
-  for (std::optional<wire::RmaExchange>& one : received) result.push_back(std::move(*one));
+  result.reserve(awaited.size());
+  for (Awaited& one : awaited) result.push_back(std::move(*one.received));
   return result;
+}
+
+// Sends what is left to send, and reads what has arrived.
+Status PeerRanks::advance(Awaited& one, wire::RmaCall call, std::uint32_t sequence) const {
+  Channel& channel = *one.peer->channel;
+  one.sent = channel.flush();
+  if (!one.received) channel.receive();
+  while (!one.received) {
+    std::optional<wire::RmaExchange> next = channel.take();
+    if (!next) break;
+    if (next->sequence != sequence || next->call != call) return log_mismatch(*one.peer, call_name(call));
+    if (next->outcome != wire::RmaOutcome::kRepeats) one.received = std::move(next);
+  }
+  if (!one.received && channel.end() != Channel::End::kOpen) return log_lost(*one.peer, call_name(call));
+  return {};
+}
+
+void PeerRanks::wait(std::vector<Awaited>& awaited, std::uint64_t deadline_ns) {
+  std::vector<pollfd> sockets;
+  for (const Awaited& one : awaited) {
+    const int events = (one.received ? 0 : POLLIN) | (one.sent ? 0 : POLLOUT);
+    sockets.push_back({one.is_complete() ? -1 : one.peer->channel->fd(), static_cast<short>(events), 0});
+  }
+  poll_until(sockets, deadline_ns);
+  // The monitor may have read a message: a socket without news is looked at again when poll has found none at all.
+  const bool any = std::any_of(sockets.begin(), sockets.end(), [](const pollfd& one) { return one.revents != 0; });
+  for (std::size_t i = 0; i < awaited.size(); ++i) awaited[i].ready = !any || sockets[i].revents != 0;
 }
 
 void PeerRanks::announce_repeat(wire::RmaCall call) {

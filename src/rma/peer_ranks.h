@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -39,6 +41,18 @@ class PeerRanks {
   bool all_ended() const;
 
  private:
+  // The message of one peer in a collective call.
+  struct Awaited {
+    const PeerRank* peer = nullptr;
+    std::optional<wire::RmaExchange> received = std::nullopt;
+    bool sent = false;  // this rank's
+    bool ready = true;  // its socket has news
+
+    bool is_complete() const { return sent && received.has_value(); }
+  };
+
+  Status advance(Awaited& one, wire::RmaCall call, std::uint32_t sequence) const;
+  static void wait(std::vector<Awaited>& awaited, std::uint64_t deadline_ns);
   Error log_lost(const PeerRank& peer, const char* call) const;
   Error log_mismatch(const PeerRank& peer, const char* call) const;
   Error log_timeout(std::size_t missing, const PeerRank& first, const char* call) const;

@@ -94,7 +94,7 @@ class Ranks {
  private:
   friend class Rank;
 
-  static constexpr int kMaxRanks = 32;
+  static constexpr int kMaxRanks = 64;
   struct Shared {
     std::atomic<std::uint32_t> arrived;
     std::atomic<std::uint32_t> rounds;
