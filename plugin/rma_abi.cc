@@ -3,6 +3,7 @@
 #include "abi.h"
 #include "base/log.h"
 #include "exceptions.h"
+#include "rma/context_posting.h"
 #include "rma/instance.h"
 
 namespace verbatim::abi {

@@ -181,7 +181,8 @@ Result<std::unique_ptr<Memory>> CollComm::complete(std::unique_ptr<MemoryHandle>
   memory->own = {reinterpret_cast<std::uint64_t>(request.address), request.bytes, own->rkey[0]};
   memory->lkey = own->lkey[0];
   memory->device_memory = own->device_memory;
-  memory->ranks.resize(ranks_.ranks());
+  memory->rank_count = ranks_.ranks();
+  memory->ranks.resize(memory->rank_count);
   memory->ranks[ranks_.rank()] = memory->own;
   for (std::size_t i = 0; i < received.size(); ++i) {
     const PeerRank& peer = ranks_.all()[i];

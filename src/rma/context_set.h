@@ -61,6 +61,7 @@ struct Request {
   enum class State : std::uint8_t { kFree, kPending, kDone };
 
   ContextSet* set = nullptr;
+  std::uint64_t work_id = 0;     // WorkId of its last work request, without entries
   std::uint32_t queue = 0;       // index in the set
   std::uint32_t index = 0;       // in the queue
   std::uint32_t next = kNoSlot;  // free, or held back
@@ -129,14 +130,13 @@ class ContextSet {
     Part word;
     std::uint64_t value = 0;
   };
-  ErrorKind put(const Target& target, const Part& source, std::uint64_t bytes, const Part& destination,
-                void** request) noexcept;
-  ErrorKind put_signal(const Target& target, const Part& source, std::uint64_t bytes, const Part& destination,
-                       const Signal& signal, void** request) noexcept;
-  ErrorKind get(const Target& target, const Part& remote, std::uint64_t bytes, const Part& local,
-                void** request) noexcept;
+  // These three are in context_posting.h, so that they are compiled into the functions of the table.
+  ErrorKind put(Target target, Part source, std::uint64_t bytes, Part destination, void** request) noexcept;
+  ErrorKind put_signal(Target target, Part source, std::uint64_t bytes, Part destination, Signal signal,
+                       void** request) noexcept;
+  ErrorKind get(Target target, Part remote, std::uint64_t bytes, Part local, void** request) noexcept;
   // *request is nullptr when there is nothing to flush.
-  ErrorKind flush(const Target& target, const Memory* memory, void** request) noexcept;
+  ErrorKind flush(Target target, const Memory* memory, void** request) noexcept;
   static ErrorKind test(Request& request, int* done) noexcept;
   // Polls, and posts what is held back.
   ErrorKind progress() noexcept;
@@ -154,12 +154,18 @@ class ContextSet {
  private:
   friend class ContextSetup;
 
-  static const char* set_data(Operation& operation, std::uint64_t bytes, const Part& local, const Part& remote,
-                              std::uint32_t rank) noexcept;
-  static const char* set_signal(Operation& operation, const Signal& signal, std::uint32_t rank) noexcept;
-  PeerQueue* find_queue(const Target& target) noexcept;
-  ErrorKind post(const Target& target, const Operation& operation, void** request) noexcept;
-  bool post_work(PeerQueue& queue, const Request& request, const Operation& operation, bool last) noexcept;
+  PeerQueue* find_queue(Target target) noexcept;
+  static bool set_data(Operation& operation, std::uint64_t bytes, Part local, Part remote, std::uint32_t rank) noexcept;
+  static bool set_signal(Operation& operation, Signal signal, std::uint32_t rank) noexcept;
+  // A slot for a request, nullptr if there is none.
+  static Request* take_slot(PeerQueue& queue) noexcept;
+  // Posts the request of a slot whose operation is set, or holds it back.
+  template <bool kHasData, bool kHasSignal>
+  ErrorKind start(PeerQueue& queue, Request& slot, void** request) noexcept;
+  // Whether a call may post.
+  ErrorKind check_call(Target target) noexcept;
+  template <bool kHasData, bool kHasSignal>
+  static int post_work(PeerQueue& queue, const Operation& operation, std::uint64_t wr_id) noexcept;
   void hold(PeerQueue& queue, Request& request) noexcept;
   void post_held(PeerQueue& queue) noexcept;
   bool post_piece(PeerQueue& queue, Request& request) noexcept;
@@ -167,7 +173,9 @@ class ContextSet {
   void complete(const ibv_wc& completion) noexcept;
   ErrorKind check_failure(const Request& request) noexcept;
   ErrorKind check_closed(std::uint32_t rank, std::uint64_t grace_ns) noexcept;
-  ErrorKind refuse(const Target& target, const char* what) const noexcept;
+  // Logs why a call is refused: its arguments are wrong.
+  ErrorKind refuse(Target target, Part local, Part remote, std::uint64_t bytes) noexcept;
+  ErrorKind log_refusal(Target target, const char* what) const noexcept;
   void fail_post(const Request& request, int returned) noexcept;
   void fail_poll() noexcept;
   // The first of `completions` has failed.
@@ -179,6 +187,8 @@ class ContextSet {
 
   const ContextSetParts parts_;
   const std::size_t contexts_;
+  const std::size_t queues_per_context_;
+  const std::uint32_t ranks_;                // of the communicator
   UniqueCq cq_;                              // of all QPs, so that any QP can have any place in the order
   std::vector<PeerQueue> queues_;            // context by context, in each by peer
   std::vector<std::uint32_t> peer_of_rank_;  // kNoSlot: not spoken to

@@ -16,6 +16,7 @@
 #include "net/transfer/endpoint.h"
 #include "net/transfer/endpoint_block.h"
 #include "rma/queue_order.h"
+#include "rma/work_id.h"
 #include "verbs/device.h"
 #include "verbs/errors.h"
 
@@ -158,6 +159,7 @@ void ContextSetup::prepare(PeerQueue& queue, RcQp& made) {
     request.set = set_.get();
     request.queue = own;
     request.index = i;
+    request.work_id = WorkId::make(i, own) | WorkId::kLast;
     request.next = i + 1 < queue.slots.size() ? i + 1 : kNoSlot;
   }
   queue.free_slot = 0;

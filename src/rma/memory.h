@@ -27,6 +27,7 @@ class Memories;
 // Immutable after the registration: the data path reads it.
 struct Memory {
   std::uint32_t lkey = 0;
+  std::uint32_t rank_count = 0;  // of `ranks`
   bool device_memory = false;
   RankMemory own;
   std::vector<RankMemory> ranks;  // by rank

@@ -10,8 +10,9 @@ namespace verbatim::rma {
 struct WorkId {
   static constexpr std::uint64_t kLast = std::uint64_t{1} << 48;
 
-  static std::uint64_t make(std::uint32_t slot, std::uint32_t queue, std::uint32_t entries, bool last) {
-    return slot | std::uint64_t{queue} << 16 | std::uint64_t{entries} << 40 | (last ? kLast : 0);
+  static std::uint64_t make(std::uint32_t slot, std::uint32_t queue) { return slot | std::uint64_t{queue} << 16; }
+  static std::uint64_t with_entries(std::uint64_t id, std::uint32_t entries) {
+    return id | std::uint64_t{entries} << 40;
   }
   static std::size_t slot(std::uint64_t id) { return id & 0xffff; }
   static std::size_t queue(std::uint64_t id) { return id >> 16 & 0xffffff; }
