@@ -172,7 +172,9 @@ Result<std::vector<wire::RmaExchange>> CollComm::exchange_registration(const Res
                 {reinterpret_cast<std::uint64_t>(request.address), request.bytes, (*own)->rkey[0]})
           : wire::encode_rma_text(to_string(own.error()));
   return ranks_.exchange(wire::RmaCall::kRegister, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed,
-                         [&](std::size_t) { return body; });
+                         [&](std::size_t) -> std::vector<std::uint8_t> {
+                           return {body.begin(), body.end()};
+                         });
 }
 
 Result<std::unique_ptr<Memory>> CollComm::complete(std::unique_ptr<MemoryHandle> own, const MrRequest& request,

@@ -92,7 +92,7 @@ std::uint32_t ContextSetup::work_of(bool to_oneself) const {
   const auto contexts = static_cast<std::size_t>(request_.contexts);
   const std::size_t shares = contexts * (peers_.size() + 2);  // the QP to oneself has two
   const std::size_t share = static_cast<std::size_t>(std::max(limits.max_cqe, 0)) / shares;
-  const std::size_t wanted = std::min<std::size_t>(kWorkPerRequest * slots_of(false), share);
+  const std::size_t wanted = std::min(std::size_t{kWorkPerRequest} * slots_of(false), share);
   return static_cast<std::uint32_t>(wanted * (to_oneself ? 2 : 1));
 }
 
