@@ -15,7 +15,8 @@ constexpr int kContexts = 2;
 constexpr std::size_t kPart = 310'000;  // of a sender and a context, in the target
 
 std::uint8_t content(std::uint32_t from, std::uint32_t to, int context, std::size_t position) {
-  return static_cast<std::uint8_t>(position * 31 + from * 7 + to * 13 + static_cast<unsigned>(context) * 17 + 1);
+  const std::size_t ends = std::size_t{from} * 7 + std::size_t{to} * 13;
+  return static_cast<std::uint8_t>(position * 31 + ends + static_cast<std::size_t>(context) * 17 + 1);
 }
 
 class RmaData : public ::testing::TestWithParam<int> {
@@ -152,10 +153,10 @@ TEST_P(RmaData, RequestsAtTheLimit_AllComplete) {
       EXPECT_OK(rank.net().properties(0, &properties));
     }
     rank.barrier();
-    const auto limit = static_cast<std::size_t>(nccl::kNetMaxRequests * properties.maxRecvs);
+    const auto limit = std::size_t{nccl::kNetMaxRequests} * static_cast<std::size_t>(properties.maxRecvs);
     const auto own = static_cast<std::size_t>(rank.number());
     Words source(limit);
-    Words target(kRanks * kContexts * limit);
+    Words target(std::size_t{kRanks} * kContexts * limit);
     Words word(1);
     for (std::size_t i = 0; i < limit; ++i) source[i] = 1000 * own + i + 1;
     void* const from = rank.register_memory(source.data(), source.bytes());
@@ -173,7 +174,7 @@ TEST_P(RmaData, RequestsAtTheLimit_AllComplete) {
     }
     for (void* request : requests) ASSERT_TRUE(rank.wait_ok(request));
     rank.barrier();
-    EXPECT_EQ(word[0], kRanks * kContexts * limit);
+    EXPECT_EQ(word[0], std::size_t{kRanks} * kContexts * limit);
     for (std::size_t peer = 0; peer < kRanks; ++peer) {
       for (std::size_t i = 0; i < kContexts * limit; ++i) {
         ASSERT_EQ(target[peer * kContexts * limit + i], 1000 * peer + i % limit + 1);
