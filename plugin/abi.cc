@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/unique_fd.h"
+#include "base/version.h"
 #include "exceptions.h"
 #include "exit.h"
 #include "net/transfer/recv_comm.h"
@@ -55,8 +56,9 @@ void first_init(const char* table, int version, nccl::DebugLogger logger) {
   register_exit_handler();
   close_fds_in_children();
   static std::atomic<bool> has_begun{false};
-  if (!has_begun.exchange(true))
-    VERBATIM_INFO("Verbatim %s loaded, %s plugin API v%d", VERBATIM_VERSION, table, version);
+  if (!has_begun.exchange(true)) {
+    VERBATIM_INFO("Verbatim %s loaded, %s plugin API v%d", release_and_commit().c_str(), table, version);
+  }
 }
 
 nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLogger logger) noexcept {

@@ -8,6 +8,7 @@
 #include <map>
 #include <sstream>
 
+#include "base/version.h"
 #include "ranks/launcher_variables.h"
 #include "ranks/meeting_point.h"
 
@@ -86,6 +87,7 @@ std::optional<EarlyExit> parse(CLI::App& app, int argc, const char* const* argv,
   std::ostringstream out;
   std::ostringstream err;
   app.failure_message([](const CLI::App*, const CLI::Error& wrong) { return std::string(wrong.what()) + "\n"; });
+  app.set_version_flag("--version", version_text(app.get_name()), "print the version and exit");
   try {
     app.parse(argc, argv);
     check();

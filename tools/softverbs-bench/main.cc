@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "base/version.h"
 #include "softverbs-bench/measure.h"
 
 namespace verbatim::bench {
@@ -215,9 +216,10 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   using verbatim::bench::Area;
   verbatim::bench::Options options;
-  CLI::App app{
+  CLI::App app(
       "Compares RDMA WRITEs between two processes with process_vm_writev and memcpy over the same memory.\n"
-      "Uses the first device of the library that VERBATIM_VERBS_LIBRARY names."};
+      "Uses the first device of the library that VERBATIM_VERBS_LIBRARY names.",
+      "softverbs-bench");
   app.add_option("--size", options.sizes,
                  "bytes of a WRITE, in K or M if so suffixed; may be repeated [64K 128K 1M 4M]")
       ->transform(CLI::AsSizeValue(false))
@@ -238,6 +240,7 @@ int main(int argc, char** argv) {
   app.add_option("--min-ratio", options.min_ratio, "fail when WRITE/vm_writev is below this value at any size")
       ->check(CLI::Range(0.0, 10.0));
   app.add_flag("--no-latency", options.no_latency, "do not measure 8-byte messages");
+  app.set_version_flag("--version", verbatim::version_text("softverbs-bench"), "print the version and exit");
   CLI11_PARSE(app, argc, argv);
   if (options.engines != 1) setenv("SOFTVERBS_ENGINES", std::to_string(options.engines).c_str(), 1);
   return verbatim::bench::run(options);

@@ -91,8 +91,8 @@ Action declare_fault(CLI::App& arguments) {
       "Adds the clauses to those that are active; \"clear\" removes and undoes all of them. Processes that start "
       "later\n"
       "do not get the clauses. Times are relative to the moment when a process applies its clauses. Examples:\n"
-      "  tools/softverbs fault 'link-down device=0 for=500ms'\n"
-      "  tools/softverbs fault 'clear; loss rate=0.01'");
+      "  softverbs fault 'link-down device=0 for=500ms'\n"
+      "  softverbs fault 'clear; loss rate=0.01'");
   return [options](ProcessDirectory& directory) { return run(directory, *options); };
 }
 

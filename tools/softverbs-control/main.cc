@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "base/version.h"
 #include "softverbs-control/process_directory.h"
 #include "softverbs-control/subcommand.h"
 
@@ -21,7 +22,8 @@ constexpr std::array kSubcommands{
 int run(int argc, char** argv) {
   CLI::App arguments(
       "Reads or changes the state of this user's running softverbs processes with the same SOFTVERBS_NAMESPACE.",
-      "tools/softverbs");
+      "softverbs");
+  arguments.set_version_flag("--version", version_text("softverbs"), "print the version and exit");
   arguments.require_subcommand(1);
   Action action;
   for (const Subcommand& subcommand : kSubcommands) {

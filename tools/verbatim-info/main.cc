@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/config.h"
+#include "base/version.h"
 #include "verbatim-info/report.h"
 #include "verbatim-info/text.h"
 
@@ -36,6 +38,7 @@ int report(const std::optional<JobSize>& job, bool as_json) {
 int main(int argc, char** argv) {
   JobSize size;
   bool as_json = false;
+  bool list_variables = false;
   CLI::App app(kDescription, "verbatim-info");
   app.footer(kExitStatus);
   app.add_flag("--json", as_json, "print one JSON object instead of text");
@@ -49,7 +52,13 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1U, kMaxChannels))
       ->capture_default_str()
       ->type_name("C");
+  app.add_flag("--variables", list_variables, "print the table of all settings (Markdown) and exit");
+  app.set_version_flag("--version", verbatim::version_text("verbatim-info"), "print the version and exit");
   CLI11_PARSE(app, argc, argv);
+  if (list_variables) {
+    std::fputs(verbatim::variables_markdown().c_str(), stdout);
+    return 0;
+  }
   try {
     return report(ranks->count() != 0 ? std::optional(size) : std::nullopt, as_json);
   } catch (const std::exception& error) {

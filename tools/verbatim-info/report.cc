@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/socket.h"
 #include "base/socket_interface.h"
+#include "base/version.h"
 #include "net/context/context.h"
 #include "net/context/forecast.h"
 #include "verbatim-info/nccl.h"
@@ -331,7 +332,8 @@ Json make_report(const std::optional<JobSize>& job) {
   const auto address = [](auto* function) { return reinterpret_cast<const void*>(function); };
   const std::lock_guard<std::mutex> lock(g_warnings_mutex);
   Json report = {{"schema", kSchema},
-                 {"version", VERBATIM_VERSION},
+                 {"version", kRelease},
+                 {"commit", *kCommit == '\0' ? Json(nullptr) : Json(kCommit)},
                  {"init", {{"succeeds", init.succeeds}, {"usable_ports", init.ports}, {"warnings", g_warnings}}},
                  {"libraries",
                   {{"libibverbs", library_json(verbs ? address((*verbs)->get_device_list) : nullptr)},

@@ -36,7 +36,9 @@ std::string library(const char* name, const Json& json, const char* absent) {
 
 std::string head(const Json& report) {
   const Json& init = report["init"];
-  std::string text = "Verbatim " + show(report["version"]) + "\ninit: ";
+  std::string text = "Verbatim " + show(report["version"]);
+  if (!report["commit"].is_null()) text += " (commit " + show(report["commit"]) + ")";
+  text += "\ninit: ";
   text += init["succeeds"].get<bool>() ? "succeeds, usable ports: " + show(init["usable_ports"]) + "\n" : "fails\n";
   for (const Json& warning : init["warnings"]) text += "  warning: " + show(warning) + "\n";
   text += library("libibverbs", report["libraries"]["libibverbs"], "none");

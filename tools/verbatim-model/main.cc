@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/version.h"
 #include "verbatim-model/model.h"
 
 namespace {
@@ -42,6 +43,7 @@ int main(int argc, char** argv) {
       ->type_name("N,...");
   app.add_option("--quanta", quanta, "quanta on each QP")->check(CLI::Range(1U, kMaxQuanta))->capture_default_str();
   app.add_flag("--json", as_json, "print one JSON array instead of a table");
+  app.set_version_flag("--version", verbatim::version_text("verbatim-model"), "print the version and exit");
   CLI11_PARSE(app, argc, argv);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   if (!as_json) {

@@ -101,7 +101,7 @@ class Measurement {
   static std::string counting_allocator() {
     const fs::path directory = fs::read_symlink("/proc/self/exe").parent_path();
     for (const fs::path& candidate :
-         {directory / "cost" / kCountingAllocator, directory / ".." / VERBATIM_LIBDIR / kCountingAllocator}) {
+         {directory / "cost" / kCountingAllocator, directory / ".." / VERBATIM_PRIVATE_DIR / kCountingAllocator}) {
       if (fs::exists(candidate)) return fs::canonical(candidate).string();
     }
     throw ranks::Failure(std::string(kCountingAllocator) + " was not found next to " + directory.string());
