@@ -67,6 +67,15 @@ TEST(Mutation, WriteBeyondData_IsFound) {
   EXPECT_NE(std::string::npos, outcome.output.find("outside of a buffer")) << outcome.output;
 }
 
+// The fourth message of a rank is the checked one of the run in place: the first run has three.
+TEST(Mutation, OneFlippedBitInPlace_IsFound) {
+  const std::vector<std::string> arguments{"all_gather", "-b", "1K", "-e", "1K", "--format", "nccl-tests"};
+  EXPECT_EQ(kCorrect, run_mutated("none", 4, arguments).status);
+  const Outcome outcome = run_mutated("flip-byte", 4, arguments);
+  EXPECT_EQ(kWrong, outcome.status) << outcome.output;
+  EXPECT_NE(std::string::npos, outcome.output.find("# Out of bounds values : 2 FAILED\n")) << outcome.output;
+}
+
 TEST(Mutation, WrongSendSize_IsFound) {
   const Outcome outcome = run_mutated("wrong-send-size", 2, {"sendrecv", "-b", "1K", "-e", "1K"});
   EXPECT_EQ(kFailed, outcome.status) << outcome.output;

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 ENTRY = re.compile(r"^  (?P<name>\S.*?)(?:  +(?P<text>\S.*))?$")
-SECTION = re.compile(r"^(Positionals|Options|Subcommands):$")
+SECTION = re.compile(r"^(Positionals|Options[a-z -]*|Subcommands):$")
 LINK = re.compile(r"\[([^]]*)\]\(#[^)]*\)")
 
 

@@ -109,9 +109,12 @@ class Plugin {
 struct Opened {
   std::unique_ptr<Plugin> plugin;  // null on failure
   std::string error;               // the reason of the failure
+  std::string path = {};           // `name` if it is a path, else the file that was found
 };
 
-// `path` is passed to dlopen unchanged. Version 0 selects the newest table that the plugin exports.
-Opened open_plugin(const std::string& path, int version = 0);
+// Opens a plugin as NCCL opens the one that NCCL_NET_PLUGIN names: `name` is a path or a file on the library path, or
+// NAME stands for libnccl-net-NAME.so there. If neither is found, libnccl-net-NAME.so of the same installation or build
+// directory as the running program is opened. Version 0 selects the newest table that the plugin exports.
+Opened open_plugin(const std::string& name, int version = 0);
 
 }  // namespace netapi

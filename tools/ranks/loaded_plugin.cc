@@ -15,10 +15,11 @@ void require(nccl::Result result, const std::string& what) {
   throw Failure(what + ": " + netapi::result_name(result));
 }
 
-LoadedPlugin::LoadedPlugin(const std::string& path, int api_version, std::uint64_t comm_id, int merge) {
-  netapi::Opened opened = netapi::open_plugin(path, api_version);
+LoadedPlugin::LoadedPlugin(const std::string& name, int api_version, std::uint64_t comm_id, int merge) {
+  netapi::Opened opened = netapi::open_plugin(name, api_version);
   if (!opened.plugin) throw Failure(opened.error);
   plugin_ = std::move(opened.plugin);
+  path_ = opened.path;
   choose_log_formatting(*plugin_);
   require(plugin_->init(comm_id, {}, &context_), "init");
   int devices = 0;

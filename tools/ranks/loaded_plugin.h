@@ -21,11 +21,12 @@ class LoadedPlugin {
  public:
   // Version 0 selects the newest table that the plugin exports. `merge` above 0: only one device is used, which
   // consists of the plugin's first `merge` devices. Throws Failure.
-  LoadedPlugin(const std::string& path, int api_version, std::uint64_t comm_id, int merge = 0);
+  LoadedPlugin(const std::string& name, int api_version, std::uint64_t comm_id, int merge = 0);
   void finalize() { require(plugin_->finalize(context_), "finalize"); }
 
   netapi::Plugin& operator*() const { return *plugin_; }
   netapi::Plugin* operator->() const { return plugin_.get(); }
+  const std::string& path() const { return path_; }  // netapi::Opened::path
   void* context() const { return context_; }
   const std::vector<netapi::Properties>& devices() const { return devices_; }  // at least one
   // The plugin's index of the first of them.
@@ -36,6 +37,7 @@ class LoadedPlugin {
 
  private:
   std::unique_ptr<netapi::Plugin> plugin_;
+  std::string path_;
   void* context_ = nullptr;
   std::vector<netapi::Properties> devices_;
   int first_device_ = 0;

@@ -32,7 +32,7 @@ void add_job_options(CLI::App& app, Job& job) {
       ->check(CLI::Range(0, kMaxRanks - 1));
   app.add_option("--nranks", job.nranks, "with --root: the number of ranks; default: the launcher's")
       ->check(CLI::Range(1, kMaxRanks));
-  app.add_option("--timeout", job.timeout_s, "the seconds after which all ranks are stopped")
+  app.add_option("-T,--timeout", job.timeout_s, "the seconds after which all ranks are stopped")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--token", job.token, "with --root: a number that is the same for all ranks of the job");

@@ -46,6 +46,19 @@ Range chunk_of(Range whole, std::size_t chunk, std::size_t index) {
   return {whole.offset + begin, std::min(whole.bytes - begin, chunk)};
 }
 
+Plan in_place(Plan plan, std::size_t offset) {
+  std::erase_if(plan.copies, [&](const LocalCopy& copy) { return copy.from + offset == copy.to; });
+  for (Lane& lane : plan.lanes) {
+    for (Message& message : lane.messages) {
+      if (message.buffer != Buffer::kSend) continue;
+      message.buffer = Buffer::kRecv;
+      message.offset += offset;
+    }
+    for (Step& step : lane.steps) step.reduction.own = Buffer::kRecv;
+  }
+  return plan;
+}
+
 std::size_t default_chunk_bytes(OperationKind kind) {
   switch (kind) {
     case OperationKind::kAllReduce:

@@ -55,6 +55,10 @@ class Operation {
   virtual std::vector<Expected> expected(const Extent& extent, std::uint64_t step) const = 0;
 
   virtual std::size_t staging_bytes() const { return 0; }
+  // In place: where the send buffer begins in the receive buffer.
+  virtual std::size_t in_place_offset(const Extent&) const { return 0; }
+  // Whether the result in place is defined: not if messages overwrite what is still to be sent. As in nccl-tests.
+  virtual bool has_result_in_place() const { return false; }
   // Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
   virtual double bus_factor() const { return 1; }
   // The time to report, as a factor of the time of one iteration.

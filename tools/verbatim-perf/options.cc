@@ -2,10 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 
 #include "memory/options.h"
 #include "netapi/plugin.h"
+#include "ranks/launcher_variables.h"
+#include "verbatim-perf/nccl_tests_options.h"
 
 namespace verbatim::perf {
 namespace {
@@ -18,6 +21,8 @@ const std::map<std::string, OperationKind> kOperations{
     {"stream", OperationKind::kStream},        {"pingpong", OperationKind::kPingPong},
     {"grouped", OperationKind::kGrouped},
 };
+
+const std::map<std::string, Format> kFormats{{"verbatim", Format::kVerbatim}, {"nccl-tests", Format::kNcclTests}};
 
 constexpr ElementType kTypes[] = {ElementType::kInt8,  ElementType::kUint8,  ElementType::kInt32, ElementType::kUint32,
                                   ElementType::kInt64, ElementType::kUint64, ElementType::kFloat};
@@ -53,6 +58,20 @@ std::map<std::string, ElementType> types_by_name() {
   return types;
 }
 
+// -t and -g of nccl-tests give the ranks of one process. Here each rank is a process, so they can only replace --procs.
+void take_ranks(const CLI::App& app, int ranks, ranks::Job& job) {
+  if (job.child) return;
+  if (app.count("--procs") > 0) throw Failure("-t and -g replace --procs: give only one of them", ExitStatus::kUsage);
+  if (ranks > ranks::kMaxRanks) {
+    throw Failure("-t times -g is above " + std::to_string(ranks::kMaxRanks), ExitStatus::kUsage);
+  }
+  if (ranks == 1 && (!job.root.empty() || ranks::launched_rank(::getenv))) return;  // one rank a process
+  if (!job.root.empty() || ranks::launched_rank(::getenv)) {
+    throw Failure("-t and -g: each rank is a process. Next: let the launcher start more processes", ExitStatus::kUsage);
+  }
+  job.procs = ranks;
+}
+
 void check_consistency(const Options& options) {
   if (options.min_bytes > options.max_bytes) throw Failure("--minbytes is above --maxbytes", ExitStatus::kUsage);
   const bool pair = options.operation == OperationKind::kStream || options.operation == OperationKind::kPingPong ||
@@ -64,6 +83,11 @@ void check_consistency(const Options& options) {
     throw Failure(
         "all_reduce adds on the CPU and needs --memory host. Next: for GPU memory use an operation that only moves "
         "bytes, for example all_gather, or NCCL's all_reduce",
+        ExitStatus::kUsage);
+  }
+  if (pair && options.format == Format::kNcclTests) {
+    throw Failure(
+        std::string(operation_name(options.operation)) + " has no counterpart in nccl-tests. Next: leave --format out",
         ExitStatus::kUsage);
   }
   if (options.plugin.empty() == options.compare.empty()) {
@@ -91,7 +115,7 @@ std::vector<std::size_t> message_sizes(const Options& options) {
   while (bytes <= options.max_bytes) {
     sizes.push_back(bytes);
     const auto scaled = static_cast<std::size_t>(static_cast<double>(bytes) * options.factor);
-    bytes = std::max(bytes + 1, options.step_bytes > 0 ? bytes + options.step_bytes : scaled);
+    bytes = std::max(bytes + 1, options.factor > 1 ? scaled : bytes + options.step_bytes);
   }
   return sizes;
 }
@@ -110,7 +134,9 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
       ->required()
       ->type_name("OP")
       ->check(CLI::IsMember(kOperations));
-  app.add_option("--plugin", options.plugin, "path or name of the net plugin, passed to dlopen")->type_name("PATH");
+  app.add_option("--plugin", options.plugin,
+                 "the net plugin, found as NCCL finds NCCL_NET_PLUGIN: a path, or NAME for libnccl-net-NAME.so")
+      ->type_name("PATH");
   app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
   app.add_option("--merge", options.merge,
@@ -132,12 +158,13 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
   app.add_option("--group", options.group,
                  "grouped: members of a grouped receive; default: the plugin's maximum, at most 8")
       ->check(CLI::Range(1, netapi::kMaxGroup));
-  size_option("-b,--minbytes", options.min_bytes, "smallest number of bytes of an operation (column size), default 8");
-  size_option("-e,--maxbytes", options.max_bytes, "largest number of bytes of an operation, default 8M");
-  app.add_option("-f,--stepfactor", options.factor, "factor from one size to the next")
+  size_option("-b,--minbytes", options.min_bytes,
+              "smallest number of bytes of an operation (column size), default 32M");
+  size_option("-e,--maxbytes", options.max_bytes, "largest number of bytes of an operation, default 32M");
+  app.add_option("-f,--stepfactor", options.factor, "factor from one size to the next; 1: -i counts")
       ->check(CLI::Range(1.0, 1e6))
       ->capture_default_str();
-  size_option("-i,--stepbytes", options.step_bytes, "difference from one size to the next; replaces -f");
+  size_option("-i,--stepbytes", options.step_bytes, "difference from one size to the next, default 1M");
   app.add_option("-n,--iters", options.iterations, "timed iterations of each size")
       ->check(CLI::Range(1, 1'000'000'000))
       ->capture_default_str();
@@ -152,6 +179,26 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
       ->check(CLI::IsMember(types))
       ->capture_default_str()
       ->type_name("TYPE");
+  int average = static_cast<int>(options.average);
+  app.add_option("-a,--average", average,
+                 "the time that is reported, of rank 0 (0), or of all ranks the mean (1), minimum (2) or maximum (3)")
+      ->check(CLI::Range(0, 3))
+      ->capture_default_str();
+  int threads = 1;
+  int gpus = 1;
+  CLI::Option* const threads_option =
+      app.add_option("-t,--nthreads", threads,
+                     "with -g, instead of --procs: N * M ranks on this machine, each a process")
+          ->check(CLI::Range(1, ranks::kMaxRanks))
+          ->type_name("N");
+  CLI::Option* const gpus_option = app.add_option("-g,--ngpus", gpus, "with -t, instead of --procs: see there")
+                                       ->check(CLI::Range(1, ranks::kMaxRanks))
+                                       ->type_name("M");
+  std::string format = "verbatim";
+  app.add_option("--format", format, "of the table: Verbatim's, or the lines of nccl-tests, with a second run in place")
+      ->check(CLI::IsMember(kFormats))
+      ->capture_default_str();
+  add_nccl_tests_options(app, options.notes);
   app.add_option("--compare", options.compare,
                  "run over each plugin of the list in turn, round by round, and print the medians of the rounds, with "
                  "the ratio to the first plugin")
@@ -168,7 +215,10 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
   app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
 
   const auto leave = ranks::parse(app, argc, argv, [&] {
+    if (threads_option->count() + gpus_option->count() > 0) take_ranks(app, threads * gpus, options.job);
     ranks::complete_job(app, options.job);
+    options.average = static_cast<Average>(average);
+    options.format = kFormats.at(format);
     options.operation = kOperations.at(operation);
     options.type = types.at(type);
     check_consistency(options);

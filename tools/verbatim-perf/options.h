@@ -28,6 +28,11 @@ enum class OperationKind : std::uint8_t {
 };
 const char* operation_name(OperationKind kind);
 
+enum class Format : std::uint8_t { kVerbatim, kNcclTests };
+
+// Which time of the ranks is reported: nccl-tests' -a.
+enum class Average : std::uint8_t { kRank0, kMean, kMin, kMax };
+
 struct Options {
   OperationKind operation = OperationKind::kAllReduce;
   std::string plugin;
@@ -43,14 +48,17 @@ struct Options {
   int depth = 8;                // receives posted ahead per connection
   int group = 0;                // members of a grouped receive; 0: the plugin's maximum, at most 8
 
-  std::size_t min_bytes = 8;
-  std::size_t max_bytes = std::size_t{8} << 20;
-  double factor = 2;
-  std::size_t step_bytes = 0;  // if above 0, added to a size instead of multiplying by factor
+  // The defaults of nccl-tests.
+  std::size_t min_bytes = std::size_t{32} << 20;
+  std::size_t max_bytes = std::size_t{32} << 20;
+  double factor = 1;  // from one size to the next; 1: step_bytes is added instead
+  std::size_t step_bytes = std::size_t{1} << 20;
   int iterations = 20;
-  int warmup_iterations = 5;
+  int warmup_iterations = 1;
   int check_iterations = 1;
-  workload::ElementType type = workload::ElementType::kUint32;
+  workload::ElementType type = workload::ElementType::kFloat;
+  Average average = Average::kMean;
+  Format format = Format::kVerbatim;
 
   std::vector<std::string> compare;  // plugins that run in turn
   int rounds = 10;                   // with compare
@@ -58,6 +66,7 @@ struct Options {
   std::string json;
   int pause_us = 0;  // how long a rank sleeps after a poll without progress; 0: it calls sched_yield
   bool plugin_log = false;
+  std::vector<std::string> notes = {};  // on options of nccl-tests without effect
 };
 
 std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv);

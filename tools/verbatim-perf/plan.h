@@ -25,10 +25,11 @@ struct Message {
   int tag;
 };
 
-// Work after a completed receive: recv[offset] = staging + send[offset], over the bytes of its message.
+// Work after a completed receive: recv[offset] = staging + own[offset], over the bytes of its message.
 struct Reduction {
   bool wanted = false;
   std::size_t offset = 0;
+  Buffer own = Buffer::kSend;
 };
 
 // One isend, or one irecv of `Lane::group` messages.
@@ -60,5 +61,8 @@ struct Plan {
   std::vector<LocalCopy> copies = {};
   std::vector<Lane> lanes = {};
 };
+
+// The same plan where the send buffer is a part of the receive buffer that begins at `offset`.
+Plan in_place(Plan plan, std::size_t offset);
 
 }  // namespace verbatim::perf

@@ -192,7 +192,7 @@ void Progress::reduce(const RunningLane& running, std::uint64_t step) const {
   const Message& message = lane.messages[index * lane.group];
   if (const Reduction& reduction = lane.steps[index].reduction; reduction.wanted) {
     workload::add_elements(type_, address(Buffer::kRecv, reduction.offset), address(message.buffer, message.offset),
-                           address(Buffer::kSend, reduction.offset), message.bytes);
+                           address(reduction.own, reduction.offset), message.bytes);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -72,7 +73,10 @@ class PerfRank final : public ranks::Rank {
     ranks::agree(coordinator_, options_.job.rank, facts());
     exchange_capabilities();
     connect();
-    if (is_first()) print_header(stdout, report_);
+    if (is_first()) {
+      for (const std::string& note : options_.notes) std::fprintf(stderr, "verbatim-perf: note: %s\n", note.c_str());
+      print_header(stdout, report_);
+    }
     for (const std::size_t bytes : sizes_) measure(bytes);
     service_.run([this] { connections_->close(); });
     plugin_.finalize();
@@ -100,7 +104,8 @@ class PerfRank final : public ranks::Rank {
             {"timed iterations (--iters)", std::to_string(options_.iterations)},
             {"warm-up iterations (--warmup_iters)", std::to_string(options_.warmup_iterations)},
             {"checked iterations (--check)", std::to_string(options_.check_iterations)},
-            {"type (--datatype)", workload::element_name(options_.type)}};
+            {"type (--datatype)", workload::element_name(options_.type)},
+            {"runs of each size (--format)", options_.format == Format::kNcclTests ? "two" : "one"}};
   }
 
   // Exchanges with the other ranks what each plugin supports, and uses the smallest values.
@@ -118,6 +123,7 @@ class PerfRank final : public ranks::Rank {
     RankCapabilities common = own;
     report_ = {.options = options_,
                .plugin_name = plugin_->name(),
+               .plugin_path = plugin_.path(),
                .api_version = plugin_->api_version(),
                .devices = plugin_.devices(),
                .ranks = {},
@@ -192,20 +198,71 @@ class PerfRank final : public ranks::Rank {
     iterate(options_.iterations, bytes, times_each ? &times_ns : nullptr);
     own.elapsed_ns = monotonic_ns() - begin;
     if (options_.check_iterations > 0) own.wrong += check(extent);
-    add_row(extent, own, times_ns);
+    const Measured measured = gather(extent, own);
+    std::optional<Measured> in_place;
+    if (options_.format == Format::kNcclTests) in_place = measure_in_place(extent, bytes);
+    add_row(extent, measured, in_place, times_ns);
   }
 
-  void add_row(const Extent& extent, const Outcome& own, const std::vector<std::uint64_t>& times_ns) {
-    std::uint64_t slowest_ns = 1;
-    Row row{.bytes = extent.bytes, .count = extent.count};
-    for (const Outcome& outcome : coordinator_.all_gather_values(own)) {
-      slowest_ns = std::max(slowest_ns, outcome.elapsed_ns);
-      row.wrong += outcome.wrong;
+  // The send buffer is a part of the receive buffer. Iterations after the first one send what the one before has
+  // received, so only single iterations are checked.
+  Measured measure_in_place(const Extent& extent, std::size_t bytes) {
+    const std::size_t offset = operation_->in_place_offset(extent);
+    progress_->prepare(in_place(operation_->plan(extent), offset));
+    const bool checks = operation_->has_result_in_place() && options_.check_iterations > 0;
+    Outcome own{};
+    for (int i = 0; i < options_.check_iterations && checks; ++i) {
+      fill(extent);
+      memory::fill(*memory_, own_content(), buffer(Buffer::kRecv).data() + offset, extent.send_bytes);
+      iterate(1, bytes);
+      own.wrong += check(extent);
     }
-    const double ns = static_cast<double>(slowest_ns) / options_.iterations * operation_->time_factor();
-    row.time_us = ns / 1000;
-    row.algbw = static_cast<double>(extent.bytes) / ns;
-    row.busbw = row.algbw * operation_->bus_factor();
+    coordinator_.barrier();
+    iterate(options_.warmup_iterations, bytes);
+    const std::uint64_t begin = monotonic_ns();
+    iterate(options_.iterations, bytes);
+    own.elapsed_ns = monotonic_ns() - begin;
+    Measured measured = gather(extent, own);
+    if (!checks) measured.wrong.reset();
+    return measured;
+  }
+
+  // What all ranks have measured, as one result.
+  Measured gather(const Extent& extent, const Outcome& own) {
+    std::vector<double> times_ns;
+    std::uint64_t wrong = 0;
+    for (const Outcome& outcome : coordinator_.all_gather_values(own)) {
+      times_ns.push_back(static_cast<double>(std::max<std::uint64_t>(outcome.elapsed_ns, 1)));
+      wrong += outcome.wrong;
+    }
+    const double ns = reported(times_ns) / options_.iterations * operation_->time_factor();
+    const double algbw = static_cast<double>(extent.bytes) / ns;
+    return {.time_us = ns / 1000, .algbw = algbw, .busbw = algbw * operation_->bus_factor(), .wrong = wrong};
+  }
+
+  double reported(const std::vector<double>& times) const {
+    switch (options_.average) {
+      case Average::kRank0:
+        return times.front();
+      case Average::kMin:
+        return *std::min_element(times.begin(), times.end());
+      case Average::kMax:
+        return *std::max_element(times.begin(), times.end());
+      case Average::kMean:
+        break;
+    }
+    return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
+  }
+
+  void add_row(const Extent& extent, const Measured& measured, const std::optional<Measured>& in_place,
+               const std::vector<std::uint64_t>& times_ns) {
+    Row row{.bytes = extent.bytes,
+            .count = extent.count,
+            .time_us = measured.time_us,
+            .algbw = measured.algbw,
+            .busbw = measured.busbw,
+            .wrong = measured.wrong.value_or(0),
+            .in_place = in_place};
     if (!times_ns.empty()) {
       const auto us = [&](double part) {
         return static_cast<double>(ranks::percentile(times_ns, part)) / 1000 * operation_->time_factor();

@@ -1,4 +1,4 @@
-// The results of a job, and their two output formats: nccl-tests' table on stdout and JSON in a file.
+// The results of a job, and their output: a table on stdout, Verbatim's or nccl-tests', and JSON in a file.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,14 @@ struct Latency {
   double p999_us = 0;
 };
 
+// Times, rates and wrong elements of one size.
+struct Measured {
+  double time_us = 0;
+  double algbw = 0;                         // GB/s, 10^9
+  double busbw = 0;                         // GB/s
+  std::optional<std::uint64_t> wrong = {};  // elements; empty: not checked
+};
+
 // One line of the table.
 struct Row {
   std::size_t bytes = 0;
@@ -35,13 +43,15 @@ struct Row {
   double time_us = 0;
   double algbw = 0;  // GB/s, 10^9
   double busbw = 0;
-  std::uint64_t wrong = 0;              // elements
-  std::optional<Latency> latency = {};  // of rank 0; pingpong only
+  std::uint64_t wrong = 0;                // elements
+  std::optional<Latency> latency = {};    // of rank 0; pingpong only
+  std::optional<Measured> in_place = {};  // with Format::kNcclTests
 };
 
 struct Report {
   Options options;
   std::string plugin_name;
+  std::string plugin_path;  // the file that was loaded
   int api_version = 0;
   std::vector<netapi::Properties> devices;  // of rank 0
   std::vector<RankInfo> ranks;
@@ -53,9 +63,15 @@ struct Report {
   double average_busbw() const;
 };
 
+// In the format of report.options.
 void print_header(std::FILE* out, const Report& report);
 void print_row(std::FILE* out, const Report& report, const Row& row);
 void print_footer(std::FILE* out, const Report& report);
+
+// The three parts in nccl-tests' format.
+void print_nccl_tests_header(std::FILE* out, const Report& report);
+void print_nccl_tests_row(std::FILE* out, const Report& report, const Row& row);
+void print_nccl_tests_footer(std::FILE* out, const Report& report);
 
 // Throws Failure when the file cannot be written.
 void write_json(const Report& report, const std::string& path);

@@ -50,6 +50,8 @@ class AllReduce final : public Ring {
     return static_cast<std::size_t>(shape_.channels) * shape_.depth * shape_.chunk_bytes;
   }
 
+  bool has_result_in_place() const override { return true; }
+
   double bus_factor() const override { return 2.0 * (shape_.ranks - 1) / shape_.ranks; }
 
   std::vector<Expected> expected(const Extent& extent, std::uint64_t step) const override {
@@ -133,6 +135,9 @@ class AllGather final : public Ring {
     const std::size_t count = bytes / element() / ranks();
     return {count * element() * ranks(), count, count * element(), count * element() * ranks()};
   }
+
+  std::size_t in_place_offset(const Extent& extent) const override { return rank() * extent.send_bytes; }
+  bool has_result_in_place() const override { return true; }
 
   double bus_factor() const override { return static_cast<double>(shape_.ranks - 1) / shape_.ranks; }
 

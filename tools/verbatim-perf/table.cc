@@ -1,24 +1,28 @@
-#include <numeric>
-
 #include "verbatim-perf/report.h"
 
 namespace verbatim::perf {
 
 std::uint64_t Report::wrong() const {
-  return std::accumulate(rows.begin(), rows.end(), std::uint64_t{0},
-                         [](std::uint64_t sum, const Row& row) { return sum + row.wrong; });
+  std::uint64_t sum = 0;
+  for (const Row& row : rows) sum += row.wrong + (row.in_place ? row.in_place->wrong.value_or(0) : 0);
+  return sum;
 }
 
 double Report::average_busbw() const {
-  if (rows.empty()) return 0;
-  return std::accumulate(rows.begin(), rows.end(), 0.0, [](double sum, const Row& row) { return sum + row.busbw; }) /
-         static_cast<double>(rows.size());
+  double sum = 0;
+  int count = 0;
+  for (const Row& row : rows) {
+    sum += row.busbw + (row.in_place ? row.in_place->busbw : 0);
+    count += row.in_place ? 2 : 1;
+  }
+  return count == 0 ? 0 : sum / count;
 }
 
 void print_header(std::FILE* out, const Report& report) {
   const Options& options = report.options;
+  if (options.format == Format::kNcclTests) return print_nccl_tests_header(out, report);
   std::fprintf(out, "# %s over %s (net plugin v%d, %s)\n", operation_name(options.operation),
-               report.plugin_name.c_str(), report.api_version, options.plugin.c_str());
+               report.plugin_name.c_str(), report.api_version, report.plugin_path.c_str());
   for (std::size_t i = 0; i < report.devices.size(); ++i) {
     const netapi::Properties& device = report.devices[i];
     std::fprintf(out, "# device %2zu  %s  port %d  %g Gbit/s  %s\n", i, netapi::verbs_name(device).c_str(), device.port,
@@ -41,6 +45,7 @@ void print_header(std::FILE* out, const Report& report) {
 }
 
 void print_row(std::FILE* out, const Report& report, const Row& row) {
+  if (report.options.format == Format::kNcclTests) return print_nccl_tests_row(out, report, row);
   const std::string wrong = report.options.check_iterations == 0 ? "N/A" : std::to_string(row.wrong);
   std::fprintf(out, "%12zu %12zu %8s %11.2f %11.3f %11.3f %8s", row.bytes, row.count,
                workload::element_name(report.options.type), row.time_us, row.algbw, row.busbw, wrong.c_str());
@@ -53,6 +58,7 @@ void print_row(std::FILE* out, const Report& report, const Row& row) {
 }
 
 void print_footer(std::FILE* out, const Report& report) {
+  if (report.options.format == Format::kNcclTests) return print_nccl_tests_footer(out, report);
   if (report.options.check_iterations == 0) {
     std::fprintf(out, "# Wrong elements    : not checked\n");
   } else {

@@ -313,6 +313,18 @@ TEST(OpenPlugin, NoVersionGiven_OpensNewestTable) {
   EXPECT_EQ(6, oldest.plugin->api_version());
 }
 
+// Meson puts the directory of the plugin into LD_LIBRARY_PATH.
+TEST(OpenPlugin, NameOfAPlugin_IsFoundAsNcclFindsIt) {
+  const Opened opened = open_plugin("socket-test");
+  ASSERT_NE(nullptr, opened.plugin) << opened.error;
+  EXPECT_STREQ("Socket-Test", opened.plugin->name());
+  EXPECT_TRUE(opened.path.ends_with("/libnccl-net-socket-test.so")) << opened.path;
+  EXPECT_EQ(std::getenv("SOCKET_PLUGIN"), open_plugin(std::getenv("SOCKET_PLUGIN")).path);
+  const Opened missing = open_plugin("no-such");
+  EXPECT_EQ(nullptr, missing.plugin);
+  EXPECT_NE(std::string::npos, missing.error.find("libnccl-net-no-such.so")) << missing.error;
+}
+
 TEST(OpenPlugin, MissingFileOrTable_IsNamed) {
   const Opened no_table = open_plugin(std::getenv("SOCKET_PLUGIN"), 9);
   EXPECT_EQ(nullptr, no_table.plugin);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -61,6 +62,7 @@ TEST(MessageSizes, FactorOne_AddsOneByte) {
   options.min_bytes = 0;
   options.max_bytes = 4;
   options.factor = 1;
+  options.step_bytes = 0;
   EXPECT_EQ((std::vector<std::size_t>{0, 1, 2, 3, 4}), message_sizes(options));
 }
 
@@ -85,6 +87,61 @@ TEST(ParseOptions, NcclTestsOptions_AreAccepted) {
   EXPECT_EQ(2, options.check_iterations);
   EXPECT_EQ(workload::ElementType::kFloat, options.type);
   EXPECT_EQ(5, options.job.procs);
+}
+
+// What `all_reduce_perf` alone does.
+TEST(ParseOptions, Defaults_AreThoseOfNcclTests) {
+  const Options options = parsed({"all_reduce", "--plugin", "p.so"});
+  EXPECT_EQ(std::vector<std::size_t>{std::size_t{32} << 20}, message_sizes(options));
+  EXPECT_EQ(std::size_t{1} << 20, options.step_bytes);
+  EXPECT_EQ(20, options.iterations);
+  EXPECT_EQ(1, options.warmup_iterations);
+  EXPECT_EQ(1, options.check_iterations);
+  EXPECT_EQ(workload::ElementType::kFloat, options.type);
+  EXPECT_EQ(Average::kMean, options.average);
+}
+
+TEST(ParseOptions, FactorAndStep_FactorCounts) {
+  const Options options = parsed({"all_reduce", "--plugin", "p.so", "-b", "1M", "-e", "4M", "-f", "2", "-i", "1"});
+  EXPECT_EQ(3U, message_sizes(options).size());
+  EXPECT_EQ(4U, message_sizes(parsed({"all_reduce", "--plugin", "p.so", "-b", "1M", "-e", "4M"})).size());
+}
+
+TEST(ParseOptions, ThreadsAndGpus_AreRanks) {
+  EXPECT_EQ(8, parsed({"all_reduce", "--plugin", "p.so", "-g", "8"}).job.procs);
+  EXPECT_EQ(6, parsed({"all_reduce", "--plugin", "p.so", "-t", "3", "-g", "2"}).job.procs);
+  EXPECT_EQ(1, parsed({"all_reduce", "--plugin", "p.so", "-g", "1"}).job.procs);
+  const auto with = [](const char* gpus) {
+    return std::vector<const char*>{"all_reduce", "--plugin", "p.so", "--root", "h:1", "--rank",
+                                    "0",          "--nranks", "2",    "-g",     gpus};
+  };
+  EXPECT_EQ(2, parsed(with("1")).job.size());
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid(with("2")));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-g", "2", "--procs", "2"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-t", "32", "-g", "32"}));
+}
+
+TEST(ParseOptions, OptionsWithoutEffect_AreNotedOnlyIfNotTheDefault) {
+  EXPECT_TRUE(parsed({"all_reduce", "--plugin", "p.so", "-o", "sum", "-p", "0", "-z", "0", "-m", "1"}).notes.empty());
+  const Options options = parsed({"all_reduce", "--plugin", "p.so", "-p", "1", "-z", "1", "-r", "3", "-R", "2"});
+  ASSERT_EQ(4U, options.notes.size());
+  std::string notes;
+  for (const std::string& note : options.notes) notes += note + "\n";
+  for (const char* name : {"--parallel_init 1", "--blocking 1", "-r", "--local_register 2"}) {
+    EXPECT_NE(std::string::npos, notes.find(name)) << notes;
+  }
+}
+
+TEST(ParseOptions, OptionsThatAskForMore_AreRefusedByName) {
+  for (const auto& [letter, value] : std::vector<std::pair<const char*, const char*>>{
+           {"-o", "max"}, {"-m", "4"}, {"-G", "1"}, {"-C", "1"}, {"-N", "2"}, {"-J", "f"}, {"-D", "1"}, {"-r", "x"}}) {
+    const auto result = parse({"all_reduce", "--plugin", "p.so", letter, value});
+    const auto* const refused = std::get_if<EarlyExit>(&result);
+    ASSERT_NE(nullptr, refused) << letter;
+    EXPECT_EQ(ExitStatus::kUsage, refused->status);
+    EXPECT_NE(std::string::npos, refused->text.find(std::string(letter) + ",--")) << refused->text;
+  }
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"stream", "--plugin", "p.so", "--format", "nccl-tests"}));
 }
 
 TEST(ParseOptions, LongNames_AreAccepted) {

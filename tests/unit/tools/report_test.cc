@@ -43,7 +43,23 @@ TEST(ResultTable, Header_HasNcclTestsColumns) {
     at = found;
   }
   const std::string row = printed([&](std::FILE* out) { print_row(out, report, report.rows[1]); });
-  EXPECT_EQ("          16            4   uint32        2.50       3.000       4.000        5\n", row);
+  EXPECT_EQ("          16            4    float        2.50       3.000       4.000        5\n", row);
+}
+
+TEST(ResultTable, NcclTestsFormat_FitsNumbersAndAveragesBothRuns) {
+  Report report = two_rows();
+  report.options.format = Format::kNcclTests;
+  report.rows.resize(1);
+  report.rows[0] = {.bytes = 16, .count = 4, .time_us = 12345.678, .algbw = 1234.56, .busbw = 2, .wrong = 5};
+  report.rows[0].in_place = Measured{.time_us = 0.5, .algbw = 123456, .busbw = 4};
+  EXPECT_EQ(
+      "          16             4     float     sum      -1  12345.7  1234.6    2.00       5     0.50  123456    4.00  "
+      "   N/A\n",
+      printed([&](std::FILE* out) { print_row(out, report, report.rows[0]); }));
+  EXPECT_EQ(
+      "# Out of bounds values : 5 FAILED\n# Avg bus bandwidth    : 3 \n#\n# Collective test concluded: "
+      "all_reduce_perf\n",
+      printed([&](std::FILE* out) { print_footer(out, report); }));
 }
 
 TEST(ResultTable, Footer_HasWrongCountAndAverage) {
