@@ -96,9 +96,12 @@ class Installed(unittest.TestCase):
         files = self.below(f"{DATA}/doc/verbatim")
         for name in ("LICENSE", "CHANGELOG.md", "plugin/README.md", "tools/verbatim-perf/README.md"):
             self.assertIn(name, files)
-        for part in ("plugin", "src", "tests", "tools"):
+        for part in ("examples", "plugin", "src", "tests", "tools"):
             own = {f"{part}/{path.relative_to(SOURCE / part)}" for path in (SOURCE / part).rglob("README.md")}
-            self.assertEqual({name for name in files if name.startswith(f"{part}/")}, own)
+            installed = {name for name in files if name.startswith(f"{part}/") and name.endswith("README.md")}
+            self.assertEqual(installed, own)
+        examples = {f"examples/{path.name}" for path in (SOURCE / "examples").iterdir()}
+        self.assertEqual({name for name in files if name.startswith("examples/")}, examples)
 
     def test_LinksBetweenInstalledManuals_LeadSomewhere(self):
         done = subprocess.run(
@@ -138,12 +141,12 @@ class Installed(unittest.TestCase):
         self.assertIn(f"{PRIVATE}/softverbs/lib. Next: install Verbatim again", missing.stderr)
 
     def test_InstalledPlugin_MovesDataBetweenInstalledTools(self):
-        plugin = self.prefix / LIB / "libnccl-net-verbatim.so"
-        job = ["verbatim-perf", "sendrecv", "--plugin", plugin, "-b", "8", "-e", "8K", "-f", "8"]
+        job = ["verbatim-perf", "sendrecv", "--plugin", "verbatim", "-b", "8", "-e", "8K", "-f", "8"]
         launch = ["softverbs", "--namespace", "install", "--"]
         done = self.run_installed(*launch, *job, SOFTVERBS_LOCK_LIMIT="none")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("# Wrong elements    : 0 OK", done.stdout)
+        self.assertIn(f", {self.prefix}/{LIB}/libnccl-net-verbatim.so)", done.stdout)
 
     def test_Version_IsTheSameEverywhere(self):
         shown = {}

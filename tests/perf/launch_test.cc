@@ -214,8 +214,8 @@ TEST(RanksByHand, DifferentOptions_AreNamedBeforeDataFlows) {
     EXPECT_EQ(std::string::npos, outcome.output.find("#wrong"));
   };
   disagree({"--channels", "2"}, "number of channels (--channels): 2 instead of 1");
-  disagree({"-e", "4M"}, "largest size (--maxbytes): 4194304 instead of 8388608");
-  disagree({"-d", "float"}, "type (--datatype): float instead of uint32");
+  disagree({"-e", "64M"}, "largest size (--maxbytes): 67108864 instead of 33554432");
+  disagree({"-d", "int32"}, "type (--datatype): int32 instead of float");
   disagree({"-n", "21"}, "timed iterations (--iters): 21 instead of 20");
 }
 

@@ -1,0 +1,18 @@
+"""The parts of the wheel that pyproject.toml cannot say: it has programs of one machine and no module in C."""
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.dist import Distribution
+
+
+class Binary(Distribution):
+    def has_ext_modules(self):
+        return True
+
+
+class AnyPython(bdist_wheel):
+    def get_tag(self):
+        return ("py3", "none", super().get_tag()[2])
+
+
+setup(distclass=Binary, cmdclass={"bdist_wheel": AnyPython})

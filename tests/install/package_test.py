@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""The packages that tools/package builds, installed and removed in scratch places: package_test.py SCRATCH_DIR.
+
+deb: installed, run, removed and purged in a root of its own. wheel: in a fresh virtual environment. rpm: built, and its
+files compared with those of the deb. A kind whose program is missing here is skipped.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+SCRATCH = pathlib.Path(sys.argv[1]).resolve()
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+OUT = SCRATCH / "out"
+PACKAGES = {"libnccl-net-verbatim", "verbatim-tools", "softverbs"}
+
+
+def run(*command, **variables):
+    environment = {name: value for name, value in os.environ.items() if name not in ("LD_LIBRARY_PATH", "DESTDIR")}
+    done = subprocess.run([*map(str, command)], env={**environment, **variables}, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def build(kind):
+    """The packages of a kind. All kinds share one build directory."""
+    lines = run(SOURCE / "tools/package", kind, "--out", OUT, "--build", SCRATCH / "build").splitlines()
+    return [pathlib.Path(line) for line in lines if line.startswith(f"{OUT}/")]
+
+
+def check_tools(case, directory):
+    """The tools run over softverbs from `directory`, and find the plugin of the same installation."""
+    variables = {"PATH": f"{directory}:{os.environ['PATH']}", "SOFTVERBS_LOCK_LIMIT": "none"}
+    job = ["verbatim-perf", "sendrecv", "--plugin", "verbatim", "-b", "8", "-e", "8"]
+    shown = run("softverbs", "--namespace", "package", "--", *job, **variables)
+    case.assertIn("# Wrong elements    : 0 OK", shown)
+    case.assertRegex(shown, rf"\(net plugin v\d+, {re.escape(str(SCRATCH))}/")
+
+
+@unittest.skipUnless(shutil.which("dpkg-deb"), "no dpkg-deb")
+class Deb(unittest.TestCase):
+    def setUp(self):
+        self.root = SCRATCH / "root"
+        shutil.rmtree(self.root, ignore_errors=True)
+        for name in ("info", "updates", "triggers"):
+            (self.root / "var/lib/dpkg" / name).mkdir(parents=True)
+        for name in ("status", "available"):
+            (self.root / "var/lib/dpkg" / name).touch()
+
+    def dpkg(self, *arguments):
+        forced = "--force-depends,not-root,script-chrootless"  # the root has no other packages
+        path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+        return run("dpkg", f"--root={self.root}", forced, "--log=/dev/null", *arguments, PATH=path)
+
+    def files(self):
+        return [path for path in self.root.glob("usr/**/*") if not path.is_dir()]
+
+    def test_Packages_AreInstalledRunRemovedAndPurged(self):
+        packages = build("deb")
+        self.assertEqual({package.name.split("_")[0] for package in packages}, PACKAGES)
+        for package in packages:
+            self.assertRegex(run("dpkg-deb", "--field", package, "Version"), r"^\d+\.\d+\.\d+\n$")
+            self.assertRegex(run("dpkg-deb", "--field", package, "Depends"), r"^libc6 \(>= 2\.\d+\)")
+        self.dpkg("--install", *packages)
+        plugin = list((self.root / "usr/lib").glob("*/libnccl-net-verbatim.so"))
+        self.assertEqual(len(plugin), 1)
+        check_tools(self, self.root / "usr/bin")
+        self.dpkg("--remove", *PACKAGES)
+        self.assertEqual(self.files(), [])
+        self.dpkg("--purge", *PACKAGES)
+        self.assertNotIn("Package: ", (self.root / "var/lib/dpkg/status").read_text())
+
+
+class Wheel(unittest.TestCase):
+    def test_Wheel_InFreshEnvironment_SetsVariablesAndRuns(self):
+        (wheel,) = build("wheel")
+        self.assertRegex(wheel.name, r"^verbatim_nccl-\d+\.\d+\.\d+-py3-none-linux_\w+\.whl$")
+        environment = SCRATCH / "venv"
+        shutil.rmtree(environment, ignore_errors=True)
+        run(sys.executable, "-m", "venv", environment)
+        run(environment / "bin/pip", "install", "--disable-pip-version-check", "--no-index", wheel)
+        python = environment / "bin/python"
+        script = f'eval "$("{python}" -m verbatim_nccl env)"; env'
+        shown = dict(line.split("=", 1) for line in run("sh", "-euc", script).splitlines() if "=" in line)
+        self.assertEqual((shown["NCCL_NET"], shown["NCCL_NET_PLUGIN_REF_COUNT"]), ("Verbatim", "1"))
+        plugin = pathlib.Path(shown["NCCL_NET_PLUGIN"])
+        self.assertTrue(plugin.is_file() and plugin.is_relative_to(environment), plugin)
+        check_tools(self, environment / "bin")
+        self.assertEqual(subprocess.run([python, "-m", "verbatim_nccl"], capture_output=True).returncode, 2)
+        run(environment / "bin/pip", "uninstall", "--yes", "verbatim-nccl")
+        self.assertFalse(plugin.exists())
+
+
+@unittest.skipUnless(shutil.which("rpmbuild"), "no rpmbuild")
+class Rpm(unittest.TestCase):
+    def test_Spec_Builds(self):
+        packages = build("rpm")
+        self.assertEqual({re.match(r"(.*)-\d", package.name)[1] for package in packages}, PACKAGES)
+        files = "\n".join(run("rpm", "-qlp", package) for package in packages)
+        for name in ("libnccl-net-verbatim.so", "bin/verbatim-info", "bin/softverbs", "softverbs/lib/libibverbs.so.1"):
+            self.assertIn(name, files)
+        provided = "\n".join(run("rpm", "-qp", "--provides", package) for package in packages)
+        self.assertNotIn("libibverbs.so", provided)
+
+
+if __name__ == "__main__":
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    unittest.main(argv=sys.argv[:1], verbosity=2)
