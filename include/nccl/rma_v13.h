@@ -18,7 +18,7 @@ struct RmaConfig {
   int nCounters;     // the same
   int nContexts;     // independent sets of connections
   int queueDepth;    // the same as nSignals
-  int trafficClass;  // kNetTrafficClassUndefined when the user set none
+  int trafficClass;  // negative when the user set none
 };
 static_assert(sizeof(RmaConfig) == 20 && alignof(RmaConfig) == 4);
 static_assert(offsetof(RmaConfig, nSignals) == 0);

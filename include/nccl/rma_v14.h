@@ -14,7 +14,7 @@ using NetProperties = v12::NetProperties;
 
 struct RmaConfig {
   int nContexts;     // independent sets of connections
-  int trafficClass;  // kNetTrafficClassUndefined when the user set none
+  int trafficClass;  // negative when the user set none
   int rankStride;    // only ranks at multiples of it from oneself are spoken to; divides the number of ranks
 };
 static_assert(sizeof(RmaConfig) == 12 && alignof(RmaConfig) == 4);

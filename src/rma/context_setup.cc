@@ -75,7 +75,8 @@ Status ContextSetup::check_request() {
   if (request_.rank_stride < 1 || ranks % request_.rank_stride != 0) {
     return Error{ErrorKind::kArgument, 0, "rankStride, which must divide the number of ranks"};
   }
-  if (request_.traffic_class < -1 || request_.traffic_class > UINT8_MAX) {
+  // NCCL 2.30.7 says INT_MIN where the user has set none (src/rma/rma_proxy.cc, src/gin/gin_host.cc).
+  if (request_.traffic_class > UINT8_MAX) {
     return Error{ErrorKind::kArgument, 0, "trafficClass"};
   }
   return {};

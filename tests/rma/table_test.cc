@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -127,6 +128,12 @@ TEST_P(RmaTable, RankStride_SpeaksToMultiplesOnly) {
     rank.barrier();
     EXPECT_EQ(words[1], 40 + rank.next(2));
   });
+}
+
+// NCCL 2.30.7 passes INT_MIN where the user has set none.
+TEST_P(RmaTable, NoTrafficClass_IsAccepted) {
+  Ranks ranks(2, GetParam());
+  ranks.run_connected({.traffic_class = INT_MIN}, [&](Rank& rank) { EXPECT_NE(rank.contexts, nullptr); });
 }
 
 // v13 has no stride.

@@ -192,6 +192,7 @@ bool Connector::should_retry(const Error& error) const {
 }
 
 Result<bool> Connector::receive_reply() {
+  settings_.listener.serve();  // two processes that wait for each other's closed listens must end
   const Result<bool> all = reply_.receive(socket_);
   if (!all || !*all) return all;
   if (reply_.type() == wire::MessageType::kReject) {

@@ -153,6 +153,13 @@ std::vector<SideChannelSource::Resumed> Listener::take_resumed(const Watch& watc
   return resumed;
 }
 
+void Listener::serve() {
+  const MutexLock lock(mutex_);
+  if (!listens_.empty() || !connections_.empty()) return;  // accept() and the monitor do it
+  read_pending();
+  static_cast<void>(accept_pending());  // accept() reports an error
+}
+
 void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t version) {
   static_cast<void>(OutgoingMessage(wire::encode_reject(reason, version)).send(socket));
 }

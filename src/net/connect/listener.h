@@ -59,6 +59,9 @@ class Listener final : public SideChannelSource {
   enum class Use : bool { kLook, kHold };
   std::vector<wire::Address> addresses(Use use) VERBATIM_EXCLUDES(mutex_);
   void release() noexcept VERBATIM_EXCLUDES(mutex_);
+  // Where neither a listen nor a connection is left, its holders accept connections and read hellos: their peers must
+  // learn that their listen is closed.
+  void serve() VERBATIM_EXCLUDES(mutex_);
 
   // Accepts connections and reads hellos, for all listens. Returns the connect requests for `secret` since the last
   // call.

@@ -214,7 +214,8 @@ std::unique_ptr<Failover> Failover::create(std::span<const EndpointQp> qps, bool
   }
   const bool reportable =
       std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.qps.size() <= wire::kMaxLaneQps; });
-  if (!reportable || (lanes.size() == 1 && !reconnects)) return nullptr;
+  // With several QPs on one lane a log would be needed, which costs instructions.
+  if (!reportable || (lanes.size() == 1 && (!reconnects || qps.size() > 1))) return nullptr;
   return std::unique_ptr<Failover>(new Failover(std::move(lanes), std::move(lane_of_qp), sends, reconnects));
 }
 

@@ -111,7 +111,7 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
   if (adaptive_routing_) separate_limit_bytes_ = simple_limit_bytes_;
   if (atomic_) single_limit_bytes_ = separate_limit_bytes_ = 0;
   if (atomic_) failover_.reset();
-  if (failover_ != nullptr && queues_.size() > 1) {
+  if (can_lose_lanes()) {
     logs_.resize(queues_.size());
     single_limit_bytes_ = separate_limit_bytes_ = 0;  // send_single keeps no log
   }

@@ -304,7 +304,7 @@ class SendComm final : public CommProgress<SendComm> {
   std::vector<SendQueue> queues_;
   Striping striping_;
   PendingPost pending_post_;
-  std::vector<LaneLog> logs_;                     // of the QPs; empty with one QP
+  std::vector<LaneLog> logs_;                     // of the QPs; empty with one lane
   std::vector<MissingPart> missing_;              // to be posted again, the next one last
   bool fencing_ = false;                          // a lane is not fenced at both ends: nothing is posted
   bool shares_changed_ = false;                   // striping_ does not have the working_shares() yet

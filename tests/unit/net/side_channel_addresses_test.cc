@@ -137,6 +137,17 @@ TEST_F(EndOfSeveralAddresses, HeldListener_StaysOpen) {
     const Result<bool> connected = tcp_connected(*made);
     return connected && *connected;
   }));
+  // A peer that asks for the listen learns that it is closed.
+  wire::Hello hello;
+  hello.secret = wire::Secret{2};
+  hello.devices.resize(1);
+  hello.qps.resize(1);
+  OutgoingMessage message(wire::encode_hello(wire::MessageType::kConnect, hello));
+  ASSERT_TRUE(message.send(*made));
+  EXPECT_TRUE(ConnectedComms::eventually([&] {
+    listener.serve();
+    return !check_open(*made);
+  }));
   listener.release();
   std::size_t open = 0;
   listener.take_resumed([&](int) { ++open; });
