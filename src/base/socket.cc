@@ -156,6 +156,23 @@ Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_stor
   return socket;
 }
 
+bool is_passing(const Error& error) {
+  switch (error.sys_errno) {
+    case ECONNREFUSED:
+    case ECONNRESET:
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case EHOSTDOWN:
+    case ENETUNREACH:
+    case ENETDOWN:
+    case EADDRNOTAVAIL:  // the address was removed, or has no free port
+    case EAGAIN:
+      return true;
+    default:
+      return false;
+  }
+}
+
 void close_with_reset(UniqueFd& socket) {
   const linger reset{.l_onoff = 1, .l_linger = 0};
   static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset));

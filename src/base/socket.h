@@ -41,6 +41,8 @@ Result<std::optional<UniqueFd>> tcp_accept(const UniqueFd& listener);
 // returns true when the connection is established, and false while it is in progress.
 Result<UniqueFd> tcp_connect(const sockaddr_storage& remote, const sockaddr_storage& local);
 Result<bool> tcp_connected(const UniqueFd& socket);
+// Errors of these two that can pass: the listener is not open yet or overloaded, routes and neighbours change.
+bool is_passing(const Error& error);
 
 // The peer gets a reset, and no end of file.
 void close_with_reset(UniqueFd& socket);

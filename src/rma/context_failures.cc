@@ -12,20 +12,6 @@
 namespace verbatim::rma {
 namespace {
 
-ErrorKind kind_of(ibv_wc_status status) {
-  switch (status) {
-    case IBV_WC_LOC_LEN_ERR:
-    case IBV_WC_LOC_QP_OP_ERR:
-    case IBV_WC_LOC_PROT_ERR:
-    case IBV_WC_LOC_ACCESS_ERR:
-    case IBV_WC_FATAL_ERR:
-    case IBV_WC_GENERAL_ERR:
-      return ErrorKind::kSystem;
-    default:
-      return ErrorKind::kRemote;
-  }
-}
-
 const char* name_of(const Operation& operation, bool to_oneself) {
   if (operation.opcode == IBV_WR_RDMA_READ) return to_oneself ? "flushing or getting" : "getting";
   if (!operation.has_data) return "signalling";
@@ -106,7 +92,7 @@ void ContextSet::fail_completion(std::span<const ibv_wc> completions) noexcept {
     if (later.status == IBV_WC_SUCCESS) complete(later);
     examine(later);
   }
-  parts_.failures.fail(kind_of(cause.status), Failures::Origin::kHere, [&] { return completion_failure(cause); });
+  parts_.failures.fail(error_kind_of(cause.status), Failures::Origin::kHere, [&] { return completion_failure(cause); });
 }
 
 void ContextSet::fail_poll() noexcept {

@@ -21,24 +21,6 @@ constexpr std::uint64_t kMaxPauseNs = kNanosecondsPerSecond;
 constexpr std::size_t kMaxUnknown = 128;
 constexpr std::uint64_t kMaxWaitMs = 1000;
 
-// Errors of connect(2) that can pass: routes and neighbours change, a host is overloaded.
-bool may_pass(const Error& error) {
-  switch (error.sys_errno) {
-    case ECONNREFUSED:
-    case ECONNRESET:
-    case ETIMEDOUT:
-    case EHOSTUNREACH:
-    case EHOSTDOWN:
-    case ENETUNREACH:
-    case ENETDOWN:
-    case EADDRNOTAVAIL:
-    case EAGAIN:
-      return true;
-    default:
-      return false;
-  }
-}
-
 std::string rank_name(const wire::RmaHello& hello) {
   return "rank " + std::to_string(hello.rank) + " on " + hello.host + " (pid " + std::to_string(hello.pid) + ")";
 }
@@ -199,7 +181,7 @@ Result<bool> Handshake::receive_hello(Attempt& attempt) {
 // if it has not seen the welcome.
 bool Handshake::survives(Attempt& attempt, const Error& error, std::uint64_t now) {
   const bool before_hello = attempt.state == Attempt::State::kWait || attempt.state == Attempt::State::kConnect;
-  if (attempt.accepted || !before_hello || !may_pass(error)) return false;
+  if (attempt.accepted || !before_hello || !is_passing(error)) return false;
   attempt.socket.reset();
   attempt.state = Attempt::State::kWait;
   attempt.next_ns = now + attempt.pause_ns;

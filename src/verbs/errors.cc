@@ -25,4 +25,18 @@ void log_destroy_failure(const char* object, const char* device, int returned) {
                 std::strerror(errno_of(returned)));
 }
 
+ErrorKind error_kind_of(ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_LOC_LEN_ERR:
+    case IBV_WC_LOC_QP_OP_ERR:
+    case IBV_WC_LOC_PROT_ERR:
+    case IBV_WC_LOC_ACCESS_ERR:
+    case IBV_WC_FATAL_ERR:
+    case IBV_WC_GENERAL_ERR:
+      return ErrorKind::kSystem;
+    default:
+      return ErrorKind::kRemote;
+  }
+}
+
 }  // namespace verbatim

@@ -21,4 +21,7 @@ Result<VerbsHandle<T>> adopt(const char* operation, T* object, int (*destroy)(T*
 // ibv_modify_qp, ibv_query_*, ibv_dereg_mr, ibv_destroy_*, ibv_post_send.
 Status check_errno(const char* operation, int returned, SetupStep step = SetupStep::kOther);
 
+// Whether the cause of a failed completion is on this host or beyond.
+ErrorKind error_kind_of(ibv_wc_status status);
+
 }  // namespace verbatim

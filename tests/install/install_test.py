@@ -17,7 +17,7 @@ MESON, BUILD, PREFIX, BIN, LIB, DATA, MAN = sys.argv[1:8]
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 PRIVATE = f"{LIB}/verbatim"
 PROGRAMS = ["softverbs", "softverbs-bench"] + [f"verbatim-{name}" for name in ("eplb", "info", "kv", "model", "perf")]
-# Whoever loads one of these by its name must get it from the system.
+# A program that loads one of these by its name must get the system's.
 SHADOWING = re.compile(r"^lib(ibverbs|mlx5|rdmacm|nccl|cuda)\.so")
 # The subcommands of programs, each with the program that prints its help.
 SUBCOMMANDS = {

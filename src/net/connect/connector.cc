@@ -19,24 +19,6 @@ constexpr std::uint64_t kMaxAttemptPauseNs = kNanosecondsPerSecond;
 // The kernel sends a second SYN after 1 s, and gives up after two minutes. Doubled with each pair of attempts.
 constexpr std::uint64_t kFirstAttemptLimitNs = 2 * kNanosecondsPerSecond;
 
-// Errors of connect(2) that can pass: the listener is not open yet or overloaded, routes and neighbours change.
-bool is_passing(const Error& error) {
-  switch (error.sys_errno) {
-    case ECONNREFUSED:
-    case ECONNRESET:
-    case ETIMEDOUT:
-    case EHOSTUNREACH:
-    case EHOSTDOWN:
-    case ENETUNREACH:
-    case ENETDOWN:
-    case EADDRNOTAVAIL:  // the address was removed, or has no free port
-    case EAGAIN:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Only the address of an interface on its link leads to a link-local address.
 bool needs_interface(const sockaddr_storage& remote) {
   return remote.ss_family == AF_INET6 &&

@@ -27,7 +27,7 @@ constexpr std::uint64_t kFirstAttemptTimeoutNs = 250 * kNanosecondsPerMillisecon
 // After an error the connecting side begins at once, the other one after this time.
 constexpr std::uint64_t kAcceptingSideWaitsNs = 50 * kNanosecondsPerMillisecond;
 // The peer's monitor answers a ping at once, whatever its application does. If it takes longer than this, the side
-// channel is made again: at worst, in vain.
+// channel is made again, also if the peer was only slow: then nothing is lost.
 constexpr std::uint64_t kAnswerNs = 100 * kNanosecondsPerMillisecond;
 // A side channel that is as new as this is not replaced because of the lanes that are down.
 constexpr std::uint64_t kNewChannelNs = kNanosecondsPerSecond;

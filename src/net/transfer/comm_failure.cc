@@ -18,21 +18,6 @@ constexpr std::uint64_t kArrivalGraceNs = 200 * kNanosecondsPerMillisecond;
 constexpr std::uint64_t kEventWaitNs = 200 * kNanosecondsPerMillisecond;
 constexpr unsigned kEventPollIntervalUs = 1000;
 
-// Whether the cause of a failed completion is on this host or beyond.
-ErrorKind error_kind_of(ibv_wc_status status) {
-  switch (status) {
-    case IBV_WC_LOC_LEN_ERR:
-    case IBV_WC_LOC_QP_OP_ERR:
-    case IBV_WC_LOC_PROT_ERR:
-    case IBV_WC_LOC_ACCESS_ERR:
-    case IBV_WC_FATAL_ERR:
-    case IBV_WC_GENERAL_ERR:
-      return ErrorKind::kSystem;
-    default:
-      return ErrorKind::kRemote;
-  }
-}
-
 }  // namespace
 
 // On the first QP of each port (QP j is on port j modulo their number), and on the one that carries the CTS entries. In
