@@ -587,7 +587,7 @@ PARTS = {
     "side-channel": check_side_channel,
     "killed": check_killed_peer,
 }
-FULL_PARTS = ()
+FULL_PARTS = ("gids", "mtus", "closing")  # run only with --part or --full
 
 
 def check(report, machines, programs, parts):
