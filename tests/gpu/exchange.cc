@@ -41,7 +41,7 @@ std::size_t result_count(const Operation& operation, std::size_t count, int rank
 
 Element* allocate(const BufferPlan& plan) {
   void* memory = nullptr;
-  if (plan.memory == Memory::kRegistered) {
+  if (plan.memory != Memory::kCuda) {
     check(ncclMemAlloc(&memory, plan.bytes), "ncclMemAlloc");
   } else {
     check(cudaMalloc(&memory, plan.bytes), "cudaMalloc");
@@ -68,6 +68,14 @@ Exchange::Exchange(ncclComm_t comm, const BufferPlan& plan)
     check(ncclCommRegister(comm, send_, plan.bytes, &send_registration_), "ncclCommRegister");
     check(ncclCommRegister(comm, receive_, plan.bytes, &receive_registration_), "ncclCommRegister");
   }
+  if (plan.memory == Memory::kWindows) {
+    const auto add = [&](Element* buffer, ncclWindow_t& window) {
+      check(ncclCommWindowRegister(comm, buffer, plan.bytes, &window, NCCL_WIN_COLL_SYMMETRIC),
+            "ncclCommWindowRegister");
+    };
+    add(send_, send_window_);
+    add(receive_, receive_window_);
+  }
 }
 
 CheckResult Exchange::run(const Operation& operation, std::size_t count) {
@@ -91,7 +99,8 @@ void Exchange::prepare(std::size_t count) {
 }
 
 void Exchange::enqueue(const Operation& operation, std::size_t count) {
-  const ncclResult_t result = operation.enqueue(Call{send_, receive_, count, position_, comm_, stream_});
+  const ncclResult_t result =
+      operation.enqueue(Call{send_, receive_, count, position_, comm_, stream_, receive_window_});
   if (result != ncclInProgress) check(result, operation.name);  // a nonblocking communicator is still working
 }
 
@@ -136,7 +145,7 @@ CheckResult Exchange::verify(const Operation& operation, std::size_t count) {
 
 void Exchange::free_buffers() {
   for (Element* const buffer : {send_, receive_}) {
-    if (plan_.memory == Memory::kRegistered) {
+    if (plan_.memory != Memory::kCuda) {
       check(ncclMemFree(buffer), "ncclMemFree");
     } else {
       check(cudaFree(buffer), "cudaFree");
@@ -150,6 +159,9 @@ void Exchange::close() {
   if (plan_.memory == Memory::kRegistered) {
     check(ncclCommDeregister(comm_, send_registration_), "ncclCommDeregister");
     check(ncclCommDeregister(comm_, receive_registration_), "ncclCommDeregister");
+  }
+  for (const ncclWindow_t window : {send_window_, receive_window_}) {
+    if (window != nullptr) check(ncclCommWindowDeregister(comm_, window), "ncclCommWindowDeregister");
   }
   free_buffers();
   check(ncclCommFinalize(comm_), "ncclCommFinalize");

@@ -27,6 +27,7 @@ struct CheckResult {
 enum class Memory {
   kCuda,        // cudaMalloc
   kRegistered,  // ncclMemAlloc and ncclCommRegister
+  kWindows,     // ncclMemAlloc and ncclCommWindowRegister, symmetric: what puts need
 };
 
 struct BufferPlan {
@@ -77,6 +78,8 @@ class Exchange {
   Element* host_ = nullptr;  // pinned
   void* send_registration_ = nullptr;
   void* receive_registration_ = nullptr;
+  ncclWindow_t send_window_ = nullptr;
+  ncclWindow_t receive_window_ = nullptr;
 };
 
 // The largest count that `operation` can run with in a buffer of `bytes`; 0 when there are fewer elements than ranks.

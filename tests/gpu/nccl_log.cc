@@ -22,6 +22,7 @@ NcclLog read_nccl_log(const std::string& path, const std::string& network) {
   for (std::string line; std::getline(file, line);) {
     if (line.find("Using network " + network) != std::string::npos) log.chose_network = true;
     if (line.find("via NET/" + network + "/") != std::string::npos) log.used_network = true;
+    if (line.find("NET/Verbatim : RMA: rank ") != std::string::npos) log.used_rma = true;
     if (log.plugin.empty()) {
       const std::size_t mark = line.find("Loaded net plugin ");
       if (mark != std::string::npos) log.plugin = line.substr(mark + std::string_view("Loaded net plugin ").size());

@@ -56,7 +56,9 @@ void print_usage() {
       "                [--registered 1] [--mutate 1]\n"
       "operations:");
   for (const Operation& operation : kOperations) std::printf(" %s", operation.name);
-  std::printf("\nscenarios:\n");
+  std::printf(
+      "\n(those with put in their names: NCCL 2.29 and later, over the RMA table; run when named, not with others)\n"
+      "scenarios:\n");
   for (const Scenario& scenario : kScenarios) std::printf("  %-19s %s\n", scenario.name, scenario.summary);
   std::printf(
       "\nSizes take K, M and G; NAME can be all. Defaults: 2 ranks, all operations and no scenario, 8 to 256M\n"
@@ -79,6 +81,10 @@ std::optional<std::size_t> parse_size(std::string_view text) {
   if (unit == "M") return value << 20U;
   if (unit == "G") return value << 30U;
   return std::nullopt;
+}
+
+bool is_put(std::size_t operation) {
+  return kOperations[operation].puts;
 }
 
 // Indices of the rows of `table` (kOperations, kScenarios) that `names` lists, in the order of the list.
@@ -123,6 +129,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
       const auto rows = name == "--op" ? parse_names(kOperations, value) : parse_names(kScenarios, value);
       if (!rows) return std::nullopt;
       (name == "--op" ? options.plan.operations : options.plan.scenarios) = *rows;
+      if (name == "--op" && std::string_view(value) == "all") std::erase_if(options.plan.operations, is_put);
       chosen = true;
       continue;
     }
@@ -152,9 +159,14 @@ std::optional<Options> parse_options(int argc, char** argv) {
       return std::nullopt;
     }
   }
-  if (!chosen) options.plan.operations = *parse_names(kOperations, "all");
-  const Plan& plan = options.plan;
-  const bool valid = plan.ranks >= 2 && plan.factor >= 2 && plan.iterations >= 1 &&
+  Plan& plan = options.plan;
+  if (!chosen) {
+    plan.operations = *parse_names(kOperations, "all");
+    std::erase_if(plan.operations, is_put);  // puts are run only when they are named
+  }
+  const auto puts = std::count_if(plan.operations.begin(), plan.operations.end(), is_put);
+  const bool one_kind = puts == 0 || (static_cast<std::size_t>(puts) == plan.operations.size() && !plan.registered);
+  const bool valid = one_kind && plan.ranks >= 2 && plan.factor >= 2 && plan.iterations >= 1 &&
                      plan.first_bytes >= sizeof(Element) && plan.first_bytes <= plan.last_bytes;
   return valid ? std::optional(options) : std::nullopt;
 }
@@ -380,14 +392,27 @@ bool uses_protocol(const NcclLog& log, const Plan& plan, std::string protocol) {
   return log.protocols.size() == 1 && log.protocols.count(protocol) == 1;
 }
 
-// NCCL's log names the chosen transport and, for each channel, the transport that carries it.
+// Whether puts go over Verbatim's RMA table. With VERBATIM_RMA=0 they go over NCCL's own.
+bool expects_rma(const Options& options) {
+  const char* const setting = std::getenv("VERBATIM_RMA");
+  return options.net == "Verbatim" && (setting == nullptr || std::strcmp(setting, "0") != 0);
+}
+
+// NCCL's log names the chosen transport and, for each channel, the transport that carries it; for puts, Verbatim's own
+// line of its RMA table.
 bool logs_agree(const Options& options) {
   bool agree = true;
+  const bool puts = !options.plan.operations.empty() && is_put(options.plan.operations.front());
   NcclLog first;
   for (int rank = 0; rank < options.plan.ranks; ++rank) {
     const std::string path = log_path(options, rank);
     const NcclLog log = read_nccl_log(path, options.net);
-    if (!log.chose_network || !log.used_network) {
+    if (puts && expects_rma(options) != log.used_rma) {
+      std::printf("rank %d: %s %s a line of Verbatim's RMA table\n", rank, path.c_str(),
+                  log.used_rma ? "contains" : "does not contain");
+      agree = false;
+    }
+    if (!log.chose_network || (!log.used_network && !puts)) {
       std::printf("rank %d: %s does not contain \"%s %s\"\n", rank, path.c_str(),
                   log.chose_network ? "via" : "Using network", options.net.c_str());
       agree = false;

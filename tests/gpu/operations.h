@@ -36,6 +36,7 @@ struct Call {
   RankPosition position;
   ncclComm_t comm;
   cudaStream_t stream;
+  ncclWindow_t receive_window;  // of the receive buffer; null except for puts
 };
 
 struct Operation {
@@ -46,6 +47,7 @@ struct Operation {
   ncclResult_t (*enqueue)(const Call& call);
   Element (*expected)(RankPosition position, unsigned iteration, std::size_t index, std::size_t count);
   double (*bus_factor)(int ranks);  // bus bandwidth / algorithm bandwidth, as nccl-tests defines it
+  bool puts = false;                // over NCCL's RMA table; the buffers must be symmetric windows
 };
 
 inline ncclResult_t all_reduce(const Call& call) {
@@ -179,6 +181,14 @@ inline double twice_all_but_own(int ranks) {
   return 2.0 * all_but_own(ranks);
 }
 
+}  // namespace verbatim::gpu
+
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 29, 0)
+#include "puts.h"
+#endif
+
+namespace verbatim::gpu {
+
 inline constexpr std::array kOperations = {
     Operation{"all_reduce", true, false, false, all_reduce, all_reduce_expected, twice_all_but_own},
     Operation{"all_gather", true, true, false, all_gather, all_gather_expected, all_but_own},
@@ -188,6 +198,10 @@ inline constexpr std::array kOperations = {
     Operation{"sendrecv", false, false, false, sendrecv, sendrecv_expected, once},
     Operation{"grouped_sendrecv", false, false, false, grouped_sendrecv, sendrecv_expected, once},
     Operation{"relay", false, false, false, relay, sendrecv_expected, once},
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 29, 0)
+    Operation{"put", false, false, false, put, sendrecv_expected, once, true},
+    Operation{"alltoall_put", false, true, false, alltoall_put, alltoall_expected, all_but_own, true},
+#endif
 };
 
 }  // namespace verbatim::gpu

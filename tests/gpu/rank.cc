@@ -79,6 +79,7 @@ void run_sizes(const Plan& plan, int rank, Parent& parent) {
   buffers.ranks_on_host = static_cast<unsigned>(plan.ranks);
   buffers.mutate = plan.mutate;
   if (plan.registered) buffers.memory = Memory::kRegistered;
+  if (kOperations[plan.operations.front()].puts) buffers.memory = Memory::kWindows;
   Exchange exchange(comm, buffers);
   for (const std::size_t operation : plan.operations) {
     for (std::size_t bytes = plan.first_bytes;; bytes = std::min(bytes * plan.factor, plan.last_bytes)) {
