@@ -470,7 +470,8 @@ void Context::write_stats() noexcept try {
   const MutexLock lock(g_mutex);
   if (g_stats == nullptr) g_stats = new std::vector<ConnectionStats>;
   g_stats->insert(g_stats->end(), ended.begin(), ended.end());
-  if (const Status written = verbatim::write_stats(path, stats_json(process_.host_name, *g_stats)); !written) {
+  if (const Status written = verbatim::write_stats(path, stats_json(process_.host_name, process_.process_id, *g_stats));
+      !written) {
     VERBATIM_WARN("writing %s (VERBATIM_STATS) failed: %s", path.c_str(), to_string(written.error()).c_str());
   }
 } catch (...) {

@@ -11,6 +11,12 @@
 namespace verbatim {
 namespace {
 
+std::string hexadecimal(std::uint64_t number) {
+  char text[2 * sizeof number + 1];
+  std::snprintf(text, sizeof text, "%016" PRIx64, number);
+  return text;
+}
+
 std::string count_fields(const TransferCounts& counts, bool sends) {
   std::string fields = json_field("messages", counts.messages) + "," + json_field("bytes", counts.bytes);
   if (sends) return fields;
@@ -47,22 +53,21 @@ Status write_and_rename(const std::string& unfinished, const std::string& path, 
 
 }  // namespace
 
-std::string stats_json(const std::string& host, std::span<const ConnectionStats> connections) {
-  std::string out = "{\"schema\":1," + json_field("host", host) + "," +
-                    json_field("pid", static_cast<std::uint64_t>(::getpid())) +
-                    ",\n\"totals\":{\"send\":" + total(connections, true) + ",\n\"recv\":" + total(connections, false) +
-                    "},\n\"connections\":[";
+std::string stats_json(const std::string& host, std::uint64_t process_id,
+                       std::span<const ConnectionStats> connections) {
+  std::string out =
+      "{\"schema\":1," + json_field("host", host) + "," + json_field("pid", static_cast<std::uint64_t>(::getpid())) +
+      "," + json_field("process", hexadecimal(process_id)) + ",\n\"totals\":{\"send\":" + total(connections, true) +
+      ",\n\"recv\":" + total(connections, false) + "},\n\"connections\":[";
   const char* separator = "\n";
   for (const ConnectionStats& connection : connections) {
-    char process[2 * sizeof connection.peer_process + 1];
-    std::snprintf(process, sizeof process, "%016" PRIx64, connection.peer_process);
-    out +=
-        separator + json_object({json_field("direction", connection.sends ? "send" : "recv"),
-                                 json_field("device", connection.device), json_field("peer", connection.peer_host),
-                                 json_field("peer_process", process), json_field("qps", connection.qps),
-                                 json_field("lanes", connection.lanes), json_field("lanes_down", connection.lanes_down),
-                                 json_field("completion", connection.atomic ? "atomic" : "imm"),
-                                 count_fields(connection.transfer_counts, connection.sends)});
+    out += separator + json_object({json_field("direction", connection.sends ? "send" : "recv"),
+                                    json_field("device", connection.device), json_field("peer", connection.peer_host),
+                                    json_field("peer_process", hexadecimal(connection.peer_process)),
+                                    json_field("qps", connection.qps), json_field("lanes", connection.lanes),
+                                    json_field("lanes_down", connection.lanes_down),
+                                    json_field("completion", connection.atomic ? "atomic" : "imm"),
+                                    count_fields(connection.transfer_counts, connection.sends)});
     separator = ",\n";
   }
   return out + "\n]}\n";

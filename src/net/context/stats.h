@@ -3,6 +3,7 @@
 // that the bytes of an application went through this plugin.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -12,8 +13,9 @@
 namespace verbatim {
 
 // `schema` is incremented when the meaning of a key changes or a key is removed.
-// {"schema":1,"host":..,"pid":..,"totals":{"send":{..},"recv":{..}},"connections":[..]}
-std::string stats_json(const std::string& host, std::span<const ConnectionStats> connections);
+// `process_id` is what the files of other processes have as peer_process.
+// {"schema":1,"host":..,"pid":..,"process":..,"totals":{"send":{..},"recv":{..}},"connections":[..]}
+std::string stats_json(const std::string& host, std::uint64_t process_id, std::span<const ConnectionStats> connections);
 
 // `path` with %p replaced by the process's ID and %h by the host's name.
 std::string expand_path(const std::string& path, const std::string& host);

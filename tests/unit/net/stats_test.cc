@@ -28,7 +28,7 @@ TEST(Stats, PathPlaceholders_AreReplaced) {
 TEST(Stats, PeerTextWithControlCharacters_IsEscaped) {
   ConnectionStats stats;
   stats.peer_host = "a\"b\\c\n\x01";
-  EXPECT_NE(stats_json("h", {&stats, 1}).find("\"peer\":\"a\\\"b\\\\c\","), std::string::npos);
+  EXPECT_NE(stats_json("h", 1, {&stats, 1}).find("\"peer\":\"a\\\"b\\\\c\","), std::string::npos);
 }
 
 TEST(Stats, UnwritableFile_IsError) {
