@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Programs of other projects that look for the files of a device: UCX, Open MPI and Gloo (Debian), Mooncake's transfer
-engine and NIXL (PyPI).
+engine and NIXL (PyPI). And qperf (Debian).
 
 GLOO_RANKS names the program made of gloo_ranks.cc. Mooncake and NIXL are installed into the build directory. Each test checks with the
 counters of softverbs that RDMA has carried the data, because these programs fall back to TCP without an error.
@@ -161,6 +161,53 @@ class OpenMpi(ProgramTest):
         for process in processes:
             self.assertEqual({qp["type"] for qp in process["qps"] if qp["completions"] > 0}, {"RC", "UD"})
             self.assertGreater(process["bytes"], 4 * sum(self.SIZES))
+
+
+class Qperf(ProgramTest):
+    """Without rdma_cm qperf knows only LIDs: its tests run with link layer InfiniBand."""
+
+    BANDWIDTH = ("rc_bw", "rc_bi_bw", "rc_rdma_read_bw", "rc_rdma_write_bw", "uc_bw", "uc_bi_bw", "uc_rdma_write_bw", "ud_bw", "ud_bi_bw")
+    LATENCY = ("rc_lat", "rc_rdma_read_lat", "rc_rdma_write_lat", "rc_rdma_write_poll_lat", "uc_lat", "uc_rdma_write_lat",
+               "uc_rdma_write_poll_lat", "ud_lat")
+    ATOMICS = ("rc_compare_swap_mr", "rc_fetch_add_mr")
+    VERIFIED = ("ver_rc_compare_swap", "ver_rc_fetch_add")  # compare what the atomics have returned
+
+    def setUp(self):
+        super().setUp()
+        if shutil.which("qperf") is None:
+            self.miss("qperf is not installed (Debian's package qperf)")
+
+    def measure(self, tests, layer):
+        """The client's result."""
+        port = str(free_port())
+        settings = {"SOFTVERBS_LINK_LAYER": layer}
+        server = self.start(["qperf", "-lp", port], settings)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not is_listening(int(port)) and server[0].poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        arguments = ["qperf", "-lp", port, "-t", "1", "127.0.0.1", *tests]
+        try:
+            return self.finish(arguments, *self.start(arguments, settings))
+        finally:
+            # The server has a process for each client, and starts the next one when a client ends.
+            deadline = time.monotonic() + 2
+            while subprocess.run(["pkill", "-KILL", "-f", f"qperf -lp {port}"], check=False).returncode == 0:
+                self.assertLess(time.monotonic(), deadline, "the server does not end")
+                time.sleep(0.05)
+            self.finish(["qperf"], *server)
+
+    def test_every_test_over_infiniband(self):
+        tests = self.BANDWIDTH + self.LATENCY + self.ATOMICS + self.VERIFIED
+        client = self.measure(tests, "ib")
+        self.assertEqual(client.status, 0, client)
+        for test in tests:
+            self.assertRegex(client.output, rf"{test}:\n +[a-z_]+ += +[1-9]", client)
+
+    def test_roce_without_rdma_cm_is_refused_as_by_soft_roce(self):
+        connected = self.measure(["rc_bw"], "roce")
+        self.assertRegex(connected.output, "failed to modify QP to RTR", connected)
+        datagrams = self.measure(["ud_lat"], "roce")
+        self.assertRegex(datagrams.output, "failed to create address handle: Invalid argument", datagrams)
 
 
 class Gloo(ProgramTest):

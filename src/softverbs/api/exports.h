@@ -11,6 +11,12 @@
 
 namespace verbatim::softverbs {
 
+// For verbs that return an error number. libibverbs leaves it in errno, too, and programs print that.
+inline int with_errno(int error) {
+  if (error != 0) errno = error;
+  return error;
+}
+
 // Converts to the convention of verbs that create an object: the pointer, or nullptr and errno.
 template <typename T>
 T* pointer_or_errno(const Result<T*>& result) {

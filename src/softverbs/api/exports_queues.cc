@@ -114,12 +114,12 @@ SOFTVERBS_EXPORT ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* 
 
 SOFTVERBS_EXPORT int ibv_destroy_cq(ibv_cq* cq) {
   if (const int error = begin_call(Verb::kDestroyCq, cq->context); error != 0) return error;
-  return destroy_cq(*static_cast<Cq*>(cq));
+  return with_errno(destroy_cq(*static_cast<Cq*>(cq)));
 }
 
 SOFTVERBS_EXPORT int ibv_resize_cq(ibv_cq* cq, int entries) {
   if (const int error = begin_call(Verb::kResizeCq, cq->context); error != 0) return error;
-  return resize_cq(*static_cast<Cq*>(cq), entries);
+  return with_errno(resize_cq(*static_cast<Cq*>(cq), entries));
 }
 
 SOFTVERBS_EXPORT int ibv_get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, void** cq_context) {
@@ -151,17 +151,17 @@ SOFTVERBS_EXPORT ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* attribut
 
 SOFTVERBS_EXPORT int ibv_modify_srq(ibv_srq* srq, ibv_srq_attr* attributes, int mask) {
   if (const int error = begin_call(Verb::kModifySrq, srq->context); error != 0) return error;
-  return modify_srq(*static_cast<Srq*>(srq), *attributes, mask);
+  return with_errno(modify_srq(*static_cast<Srq*>(srq), *attributes, mask));
 }
 
 SOFTVERBS_EXPORT int ibv_query_srq(ibv_srq* srq, ibv_srq_attr* attributes) {
   if (const int error = begin_call(Verb::kQuerySrq, srq->context); error != 0) return error;
-  return query_srq(*static_cast<Srq*>(srq), *attributes);
+  return with_errno(query_srq(*static_cast<Srq*>(srq), *attributes));
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_srq(ibv_srq* srq) {
   if (const int error = begin_call(Verb::kDestroySrq, srq->context); error != 0) return error;
-  return destroy_srq(*static_cast<Srq*>(srq));
+  return with_errno(destroy_srq(*static_cast<Srq*>(srq)));
 }
 
 SOFTVERBS_EXPORT ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attributes) {
@@ -171,17 +171,17 @@ SOFTVERBS_EXPORT ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attributes)
 
 SOFTVERBS_EXPORT int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
   if (const int error = begin_call(Verb::kModifyQp, qp->context); error != 0) return error;
-  return modify_qp(*static_cast<Qp*>(qp), *attributes, mask);
+  return with_errno(modify_qp(*static_cast<Qp*>(qp), *attributes, mask));
 }
 
 SOFTVERBS_EXPORT int ibv_query_qp(ibv_qp* qp, ibv_qp_attr* attributes, int, ibv_qp_init_attr* init) {
   if (const int error = begin_call(Verb::kQueryQp, qp->context); error != 0) return error;
-  return query_qp(*static_cast<Qp*>(qp), *attributes, *init);
+  return with_errno(query_qp(*static_cast<Qp*>(qp), *attributes, *init));
 }
 
 SOFTVERBS_EXPORT int ibv_destroy_qp(ibv_qp* qp) {
   if (const int error = begin_call(Verb::kDestroyQp, qp->context); error != 0) return error;
-  return destroy_qp(*static_cast<Qp*>(qp));
+  return with_errno(destroy_qp(*static_cast<Qp*>(qp)));
 }
 
 // Never in order: a program that relies on the order of a WRITE's bytes fails on most devices.

@@ -117,7 +117,9 @@ TEST_F(QpState, ValueOutOfRange_IsRefused) {
   Endpoint endpoint(device);
   ibv_qp_attr attr = endpoint.init_attr();
   attr.port_num = 0;
+  errno = 0;
   EXPECT_EQ(modify(endpoint, attr, kInitMask), EINVAL);
+  EXPECT_EQ(errno, EINVAL);  // programs print errno
   attr.port_num = static_cast<std::uint8_t>(device.attr.phys_port_cnt + 1);
   EXPECT_EQ(modify(endpoint, attr, kInitMask), EINVAL);
   attr = endpoint.init_attr();
