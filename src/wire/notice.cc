@@ -127,7 +127,7 @@ std::optional<Body> decode_numbers(std::span<const std::uint8_t> body, std::size
 
 std::optional<LaneReport> decode_lane_fenced(std::span<const std::uint8_t> body) {
   const auto report = decode_numbers<LaneReport>(body, offsetof(LaneReport, arrived));
-  if (!report || report->all_arrived > 1) return std::nullopt;
+  if (!report || report->all_arrived > 1 || report->all_drained > 1) return std::nullopt;
   return report;
 }
 

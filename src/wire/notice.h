@@ -91,18 +91,22 @@ struct LaneDown {
   std::uint32_t round = 0;
 };
 
-// The body of kLaneFenced. A sender reports only the lane and the round.
+// The body of kLaneFenced. A sender reports only the lane, the round and `all_drained`.
 struct LaneReport {
   std::uint32_t lane = 0;
   std::uint32_t round = 0;
   std::uint32_t members = 0;       // receives posted so far
   std::uint32_t next_arrival = 0;  // the first member that has not arrived, `members` if all have
   std::uint32_t all_arrived = 0;   // 1: no immediate is missing on any lane, and `arrived` is empty
-  std::uint32_t qps = 0;
-  // Immediates that have arrived on each QP of the lane, modulo 2^32, since it was made. On the wire only `qps` of
-  // them.
+  std::uint32_t all_drained = 0;   // of a sender, 1: nothing is outstanding on any lane that has carried messages
+  std::uint32_t qps = 0;           // elements of `arrived`
+  // Immediates that have arrived on each QP of the lane, modulo 2^32, since it was made. Of a comm that posts whole
+  // messages again: which members have arrived, bit i % 32 of element i / 32 for the one with ring index i. On the wire
+  // only `qps` of them.
   std::uint32_t arrived[kMaxLaneQps] = {};
 };
+constexpr std::uint32_t kArrivedBits = 32;  // of an element
+static_assert(kMaxLaneQps * kArrivedBits >= kMaxInFlight);
 
 // The body of kLaneOffer and kLaneAnswer: the address of a lane at one end, in this round.
 struct LaneAddress {

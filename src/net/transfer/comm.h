@@ -255,7 +255,8 @@ class Comm {
   virtual bool lane_drained(std::size_t lane) const = 0;
   // No lane is being drained.
   virtual void lanes_drained() noexcept {}
-  virtual wire::LaneReport lane_report(std::size_t lane) const = 0;
+  // This end is fenced: what it reports to the peer.
+  virtual wire::LaneReport lane_report(std::size_t lane) = 0;
   // Both ends are fenced: nothing that was posted on the lane has an effect any more. nullopt: the peer has closed the
   // connection gracefully, so everything has arrived.
   virtual void recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) = 0;

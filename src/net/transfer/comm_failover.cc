@@ -407,7 +407,7 @@ void Comm::receive_lane_notices() {
 void Comm::advance_lane(std::size_t lane) {
   if (failover_->state(lane) == LaneState::kDraining && lane_drained(lane)) {
     failover_->set_state(lane, LaneState::kFenced);
-    failover_->mail.send_report(lane_report(lane));
+    if (!failover_->mail.reported(lane)) failover_->mail.send_report(lane_report(lane));
     if (observer_ != nullptr) observer_->lanes_changed(*this);
   }
   const bool peer_closed = failure_state_.has(CommSignal::kPeerClosed);

@@ -151,6 +151,11 @@ std::uint64_t LaneMail::ports() const {
   return incoming_.ports;
 }
 
+bool LaneMail::reported(std::size_t lane) const {
+  const MutexLock lock(mutex_);
+  return (reported_ & bit(lane)) != 0;
+}
+
 void LaneMail::report_all_arrived(std::uint32_t members) {
   const MutexLock lock(mutex_);
   for (LaneMail::Lanes left = asked_ & ~reported_; left != 0; left &= left - 1) {
@@ -214,8 +219,7 @@ std::unique_ptr<Failover> Failover::create(std::span<const EndpointQp> qps, bool
   }
   const bool reportable =
       std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.qps.size() <= wire::kMaxLaneQps; });
-  // With several QPs on one lane a log would be needed, which costs instructions.
-  if (!reportable || (lanes.size() == 1 && (!reconnects || qps.size() > 1))) return nullptr;
+  if (!reportable || (lanes.size() == 1 && !reconnects)) return nullptr;
   return std::unique_ptr<Failover>(new Failover(std::move(lanes), std::move(lane_of_qp), sends, reconnects));
 }
 

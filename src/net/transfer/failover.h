@@ -11,8 +11,13 @@
 // Each time a lane comes back, a new round of it begins. When no lane works, the comm waits until one does
 // (VERBATIM_RECONNECT_S).
 //
-// RC delivers in order. So the receiver reports only how many immediates have arrived on each QP: the sender knows in
-// which order it posted them. A LaneLog keeps that order for one QP.
+// With several lanes and immediates, parts of messages are posted again. RC delivers in order, so the receiver reports
+// only how many immediates have arrived on each QP: the sender knows in which order it posted them. A LaneLog keeps
+// that order for one QP.
+//
+// With one lane, or with arrival words, whole messages are posted again (Comm::replays_messages). An arrival word does
+// not say which parts have arrived. So the sender is fenced when nothing is outstanding on any lane, and only then does
+// the receiver report which messages are complete. It counts the parts of the others anew, from zero.
 //
 // Between the first step and the end of the last one the slow path flag kLanes is set: the comm posts no new message,
 // and each call of the data path advances the lanes (Comm::process_lanes). LaneMail is how the monitor takes part.
@@ -82,6 +87,8 @@ class LaneMail {
   Lanes awaited() const VERBATIM_EXCLUDES(mutex_);
   // Incoming::ports, which the data path has not taken yet.
   std::uint64_t ports() const VERBATIM_EXCLUDES(mutex_);
+  // Whether this end has reported the lane in this round.
+  bool reported(std::size_t lane) const VERBATIM_EXCLUDES(mutex_);
   // Reports each of those lanes as one on which everything has arrived; `members` receives have been posted.
   void report_all_arrived(std::uint32_t members) VERBATIM_EXCLUDES(mutex_);
   // A notice to send, nullopt if there is none. Afterwards it counts as sent; unsend() takes that back.
@@ -127,8 +134,7 @@ enum class LaneState : std::uint8_t { kWorking, kDraining, kFenced, kDown, kJoin
 // The lanes of a comm. The thread of its data path, except what is marked.
 class Failover {
  public:
-  // nullptr where failover is impossible: too many QPs for a notice, or one lane where `reconnects` is false or the
-  // lane has several QPs.
+  // nullptr where failover is impossible: too many QPs for a notice, or one lane where `reconnects` is false.
   static std::unique_ptr<Failover> create(std::span<const EndpointQp> qps, bool sends, bool reconnects);
 
   std::size_t lanes() const { return lanes_.size(); }
@@ -222,6 +228,8 @@ class LaneLog {
     ++posted_;
     if (immediate) ++immediates_;
   }
+  // Nothing of it is outstanding any more.
+  void clear() { completed_ = posted_; }
   // Any thread.
   std::uint32_t posted() const { return posted_; }
   std::uint32_t completed() const { return completed_; }

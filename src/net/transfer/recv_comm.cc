@@ -100,7 +100,7 @@ Result<bool> RecvComm::connect(const wire::Hello& remote, int traffic_class, Ver
   cts_work_.sg_list = &cts_segment_;
   cts_work_.num_sge = 1;
   cts_work_.opcode = IBV_WR_RDMA_WRITE;
-  if (arrivals_ == nullptr) enable_failover();
+  enable_failover();
   use_cts_queue(fastest_qp(working_shares()));
   return true;
 }
@@ -123,7 +123,9 @@ Status RecvComm::post_first_receives() {
   for (const EndpointQp& end : endpoint_.qps()) queues_.push_back({end.qp.get(), 0});
   for (const EndpointQp& end : endpoint_.qps()) max_receives_ = std::min(max_receives_, end.recv_wr);
   max_receives_ -= max_receives_ % kReceiveBatch;
-  if (arrivals_ == nullptr) {
+  if (arrivals_ != nullptr) {
+    for (std::size_t i = 0; i < queues_.size(); ++i) post_fence_receive(i);
+  } else {
     if (max_receives_ == 0) return Error{ErrorKind::kUsage, 0, "a device with too few receives to a QP"};
     receive_target_ = std::min(kFirstReceiveTarget, max_receives_);
     for (std::size_t i = 0; i < queues_.size(); ++i) post_receives(i);
@@ -143,6 +145,18 @@ void RecvComm::post_receives(std::size_t queue_index) {
     if (returned != 0) return fail_post("ibv_post_recv", returned, queue_index);
     queue.posted += kReceiveBatch;
   }
+}
+
+// With arrival words nothing uses receives. When a lane fails, the completion of this one shows that the QP changes no
+// memory any more.
+void RecvComm::post_fence_receive(std::size_t queue_index) {
+  RecvQueue& queue = queues_[queue_index];
+  ibv_recv_wr work{};
+  work.wr_id = kFenceWork | queue_index;
+  ibv_recv_wr* refused = nullptr;
+  const int returned = ibv_post_recv(queue.qp, &work, &refused);
+  if (returned != 0) return fail_post("ibv_post_recv", returned, queue_index);
+  queue.posted = 1;
 }
 
 // Computes how many members may be posted: the limits are requests, CTS work requests and receives on every QP. Returns

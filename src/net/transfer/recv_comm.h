@@ -131,6 +131,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   std::uint32_t cts_free() const { return cts_depth_ - static_cast<std::uint32_t>(groups_posted_ - cts_sent_); }
   Status post_first_receives();
   void post_receives(std::size_t queue);
+  void post_fence_receive(std::size_t queue);
   bool complete_simple(const ibv_wc& completion);
   void complete(const ibv_wc& completion);
   void resume_pending_post() {}
@@ -143,7 +144,14 @@ class RecvComm final : public CommProgress<RecvComm> {
   void stop_port(std::size_t port) noexcept override { flush_.leave_out(port, *endpoint_.ports()[port]->device); }
   bool flush_failed(const ibv_wc& completion, std::size_t port, const FailedWork& work) noexcept;
   bool lane_drained(std::size_t lane) const override;
-  wire::LaneReport lane_report(std::size_t lane) const override;
+  wire::LaneReport lane_report(std::size_t lane) override;
+  wire::LaneReport message_report(std::size_t lane);
+  // Whether what is missing is posted again as whole messages (failover.h).
+  bool replays_messages() const { return arrivals_ != nullptr || !can_lose_lanes(); }
+  bool has_arrived(const RecvRequest& request) const {
+    return request.state != RequestState::kPending ||
+           (arrivals_ != nullptr && arrival(request) >> wire::kArrivalShift >= wire::kArrivalComplete);
+  }
   void recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) override;
   bool recovered() override { return !ring_rewritten_; }
   void finish_recovery() override {}
@@ -204,5 +212,6 @@ constexpr std::uint64_t kCtsWork = std::uint64_t{2} << 16;
 constexpr std::uint64_t kReceiverProbe = std::uint64_t{4} << 16;
 constexpr std::uint64_t kRingWork = std::uint64_t{8} << 16;          // the whole CTS ring
 constexpr std::uint64_t kMonitorRingWork = std::uint64_t{16} << 16;  // the same, posted by the monitor
+constexpr std::uint64_t kFenceWork = std::uint64_t{32} << 16;        // RecvComm::post_fence_receive
 
 }  // namespace verbatim

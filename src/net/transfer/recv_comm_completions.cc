@@ -17,10 +17,8 @@ constexpr std::uint32_t kEmptyTestsPerPoll = 64;
 template class CommProgress<RecvComm>;
 
 bool RecvComm::waits_for_peer() const {
-  return std::any_of(requests_.begin(), requests_.end(), [&](const RecvRequest& request) {
-    if (request.state != RequestState::kPending) return false;
-    return arrivals_ == nullptr || arrival(request) >> wire::kArrivalShift < wire::kArrivalComplete;
-  });
+  return !std::all_of(requests_.begin(), requests_.end(),
+                      [&](const RecvRequest& request) { return has_arrived(request); });
 }
 
 // A group that arrived in one part, after which no receives need to be posted. If it were not
@@ -79,6 +77,7 @@ void RecvComm::complete(const ibv_wc& completion) {
   }
   const bool cts_queue = (completion.wr_id & 0xffff) == cts_queue_;  // not that of a lane which went down
   if ((completion.wr_id & kMonitorRingWork) != 0) return;
+  if ((completion.wr_id & kFenceWork) != 0) return fail_unexpected_immediate(completion.wr_id & 0xffff);
   if ((completion.wr_id & kCtsWork) != 0) {
     if (cts_queue) cts_sent_ += cts_signal_mask_ + 1;
     return;
@@ -123,7 +122,7 @@ void RecvComm::fail_receive(const ibv_wc& completion) {
   const bool probe = (completion.wr_id & kReceiverProbe) != 0;
   if (is_of_earlier_qp(completion, queue)) return;
   if (lane_failed(completion, queue, [&] { return probe ? kProbeWork : outstanding_work(completion); })) {
-    if ((completion.wr_id & kReceiveWork) != 0) ++queues_[queue].flushed;
+    if ((completion.wr_id & (kReceiveWork | kFenceWork)) != 0) ++queues_[queue].flushed;
     if (probe) probe_dropped();
     return;
   }
@@ -139,10 +138,11 @@ FailedWork RecvComm::outstanding_work(const ibv_wc& completion) const {
     member += request.group_size;
   }
   FailedWork work{.operation_text = "waiting for messages, with no receive outstanding,", .bytes = std::nullopt};
-  if ((completion.wr_id & kReceiveWork) == 0) work.operation_text = "announcing a receive (CTS)";
+  const bool is_receive = (completion.wr_id & (kReceiveWork | kFenceWork)) != 0;
+  if (!is_receive) work.operation_text = "announcing a receive (CTS)";
   if (bytes != 0) {
     work.bytes = bytes;
-    work.operation_text = (completion.wr_id & kReceiveWork) != 0 ? "receiving" : "announcing receive buffers (CTS) of";
+    work.operation_text = is_receive ? "receiving" : "announcing receive buffers (CTS) of";
   }
   return work;
 }
@@ -258,7 +258,7 @@ CompletedCounts RecvComm::completed_counts() const {
   for (std::uint32_t member = oldest_member_; member != next_member_;) {
     const RecvRequest& request = requests_[wire::ring_index(member)];
     const bool unconfirmed = request.optional_completion && member - oldest_member_ >= used;
-    if (unconfirmed || request.state == RequestState::kPending) completed_counts.messages -= request.group_size;
+    if (unconfirmed || !has_arrived(request)) completed_counts.messages -= request.group_size;
     member += request.group_size;
   }
   completed_counts.peer_responded = completed_counts.peer_responded || completed_counts.messages != 0;

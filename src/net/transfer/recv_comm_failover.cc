@@ -1,4 +1,4 @@
-// What a receiver does when a lane fails (failover.h): it counts the immediates that have arrived there, and if the
+// What a receiver does when a lane fails (failover.h): it reports what has arrived, and if the
 // lane has carried the CTS entries it writes all of them again, over another lane. Entries that the sender has already
 // change nothing: they are the same.
 #include <algorithm>
@@ -14,20 +14,48 @@ void RecvComm::stop_lane(std::size_t lane) {
 }
 
 bool RecvComm::lane_drained(std::size_t lane) const {
-  return std::ranges::all_of(failover_->qps(lane),
-                             [&](std::size_t qp) { return queues_[qp].flushed == queues_[qp].outstanding(); });
+  const auto is_flushed = [&](std::size_t qp) { return queues_[qp].flushed == queues_[qp].outstanding(); };
+  if (arrivals_ == nullptr) return std::ranges::all_of(failover_->qps(lane), is_flushed);
+  // Other lanes add to the arrival words too: those that work until the sender is fenced, those that it has declared
+  // down until they are flushed here.
+  if (!failover_->peer_fenced(lane) && !failure_state_.has(CommSignal::kPeerClosed)) return false;
+  for (std::size_t qp = 0; qp < queues_.size(); ++qp) {
+    if (queues_[qp].down && !is_flushed(qp)) return false;
+  }
+  return true;
 }
 
-wire::LaneReport RecvComm::lane_report(std::size_t lane) const {
-  wire::LaneReport report{.lane = static_cast<std::uint32_t>(lane), .members = next_member_};
+wire::LaneReport RecvComm::lane_report(std::size_t lane) {
+  if (replays_messages()) return message_report(lane);
+  wire::LaneReport report{
+      .lane = static_cast<std::uint32_t>(lane), .members = next_member_, .next_arrival = oldest_member_};
   for (const std::size_t qp : failover_->qps(lane)) report.arrived[report.qps++] = queues_[qp].arrived();
-  // Behind the last group of which it is known that it has arrived.
-  report.next_arrival = oldest_member_;
+  return report;
+}
+
+// Which members have arrived. The parts of the other messages are counted anew: nothing adds to them any more. Not
+// where the sender has not drained all lanes, because it has sent no message over this one.
+wire::LaneReport RecvComm::message_report(std::size_t lane) {
+  wire::LaneReport report{
+      .lane = static_cast<std::uint32_t>(lane), .members = next_member_, .next_arrival = oldest_member_};
+  report.qps = wire::kMaxInFlight / wire::kArrivedBits;
+  const bool is_drained = arrivals_ == nullptr || failover_->mail.report(lane).all_drained != 0;
   for (std::uint32_t member = oldest_member_; member != next_member_;) {
-    const RecvRequest& request = requests_[wire::ring_index(member)];
+    RecvRequest& request = requests_[wire::ring_index(member)];
     const std::uint32_t next = member + request.group_size;
-    if (!request.optional_completion && request.state == RequestState::kPending) break;
-    if (!request.optional_completion) report.next_arrival = next;
+    const bool arrived = !request.optional_completion && has_arrived(request);
+    for (; arrived && member != next; ++member) {
+      const std::uint32_t index = wire::ring_index(member);
+      report.arrived[index / wire::kArrivedBits] |= 1U << index % wire::kArrivedBits;
+    }
+    // One QP delivers in order, also what has no completion signal.
+    if (arrived && queues_.size() == 1) report.next_arrival = next;
+    if (!has_arrived(request) && is_drained) {
+      request.parts_seen = 0;
+      if (arrivals_ != nullptr) {
+        __atomic_store_n(&arrivals_[wire::ring_index(request.first_member)], std::uint64_t{0}, __ATOMIC_RELAXED);
+      }
+    }
     member = next;
   }
   return report;
@@ -40,7 +68,11 @@ void RecvComm::recover_lane(std::size_t, const std::optional<wire::LaneReport>&)
 void RecvComm::adopt_lane(std::size_t lane) {
   for (const std::size_t qp : failover_->qps(lane)) {
     queues_[qp] = {endpoint_.qps()[qp].qp.get()};
-    post_receives(qp);
+    if (arrivals_ != nullptr) {
+      post_fence_receive(qp);
+    } else {
+      post_receives(qp);
+    }
   }
 }
 

@@ -64,7 +64,10 @@ SendComm::SendComm(const CommSettings& settings, Endpoint endpoint, ControlMemor
   }
   size_signal_.sg_list = &size_segment_;
   size_signal_.num_sge = 1;
-  for (SendRequest& request : requests_) request.comm = this;
+  for (std::uint32_t i = 0; i < requests_.size(); ++i) {
+    requests_[i].comm = this;
+    requests_[i].optional_member = i + 1;  // never begins here
+  }
   set_head(0);
 }
 
@@ -110,7 +113,6 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
       adaptive_routing_ ? std::min(simple_limit_bytes_, adaptive_routing_threshold_ + 1) : simple_limit_bytes_;
   if (adaptive_routing_) separate_limit_bytes_ = simple_limit_bytes_;
   if (atomic_) single_limit_bytes_ = separate_limit_bytes_ = 0;
-  if (atomic_) failover_.reset();
   if (can_lose_lanes()) {
     logs_.resize(queues_.size());
     single_limit_bytes_ = separate_limit_bytes_ = 0;  // send_single keeps no log
@@ -362,6 +364,7 @@ inline std::uint32_t SendComm::append_completion(SendQueue& queue, std::uint32_t
   const std::uint32_t index = group_.index;
   if (!full && !group_.optional_completion) store_sizes(index, group_.group_size);
   if (group_.optional_completion) {
+    requests_[index].optional_member = member;
     if (reports_consumed()) format_consumed_write(count++, queue);
   } else if (atomic_) {
     if (!full && group_.group_size > 1) format_size_record(count++, queue, index, group_.group_size);

@@ -63,8 +63,10 @@ class SendComm final : public CommProgress<SendComm> {
   friend class CommProgress<SendComm>;
 
   struct SendRequest : Request {
-    std::uint8_t group_size = 0;   // of the group's first member
-    std::uint32_t parts_left = 0;  // of the group's first member: QPs that have not finished
+    // Of the group's first member.
+    std::uint8_t group_size = 0;
+    std::uint8_t parts_left = 0;        // QPs that have not finished
+    std::uint32_t optional_member = 0;  // of the last group here that had optional completion: its number
     std::uint64_t bytes = 0;
     const void* data = nullptr;
     const MemoryKeys* memory = nullptr;  // of `data`
@@ -248,7 +250,10 @@ class SendComm final : public CommProgress<SendComm> {
   };
   void stop_lane(std::size_t lane) override;
   bool lane_drained(std::size_t lane) const override;
-  wire::LaneReport lane_report(std::size_t lane) const override { return {.lane = static_cast<std::uint32_t>(lane)}; }
+  wire::LaneReport lane_report(std::size_t lane) override;
+  // Whether what is missing is posted again as whole messages (failover.h).
+  bool replays_messages() const { return atomic_ || !can_lose_lanes(); }
+  bool drains_all(std::size_t lane) const { return replays_messages() && failover_->was_used(lane); }
   bool cts_arrived(std::uint32_t members) const;
   void recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) override;
   bool recovered() override;
@@ -257,7 +262,11 @@ class SendComm final : public CommProgress<SendComm> {
   void use_lane(std::size_t lane) override;
   void update_shares();
   LaneProgress lane_progress(std::size_t lane) const override;
-  void recover_single_queue(const std::optional<wire::LaneReport>& peer);
+  void recover_messages(const std::optional<wire::LaneReport>& peer);
+  std::uint32_t open_window_begin() const;
+  bool is_written_again(std::uint32_t member) const;
+  std::uint32_t first_that_may_be_missing(const std::optional<wire::LaneReport>& peer) const;
+  void finish_members(std::uint32_t index);
   bool queue_drained(std::size_t queue) const;
   void set_turns();
   // A part of the group with this first request.
@@ -304,7 +313,7 @@ class SendComm final : public CommProgress<SendComm> {
   std::vector<SendQueue> queues_;
   Striping striping_;
   PendingPost pending_post_;
-  std::vector<LaneLog> logs_;                     // of the QPs; empty with one lane
+  std::vector<LaneLog> logs_;                     // of the QPs; empty with one lane, only counts with atomics
   std::vector<MissingPart> missing_;              // to be posted again, the next one last
   bool fencing_ = false;                          // a lane is not fenced at both ends: nothing is posted
   bool shares_changed_ = false;                   // striping_ does not have the working_shares() yet

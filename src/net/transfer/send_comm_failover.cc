@@ -32,7 +32,17 @@ bool SendComm::queue_drained(std::size_t queue) const {
 }
 
 bool SendComm::lane_drained(std::size_t lane) const {
-  return std::ranges::all_of(failover_->qps(lane), [&](std::size_t qp) { return queue_drained(qp); });
+  if (!drains_all(lane)) {
+    return std::ranges::all_of(failover_->qps(lane), [&](std::size_t qp) { return queue_drained(qp); });
+  }
+  for (std::size_t queue = 0; queue < queues_.size(); ++queue) {
+    if (failover_->was_used(failover_->lane_of(queue)) && !queue_drained(queue)) return false;
+  }
+  return true;
+}
+
+wire::LaneReport SendComm::lane_report(std::size_t lane) {
+  return {.lane = static_cast<std::uint32_t>(lane), .all_drained = drains_all(lane) ? 1U : 0U};
 }
 
 // Whether the CTS entries of all receives before this one have arrived.
@@ -52,8 +62,12 @@ void SendComm::recover_lane(std::size_t lane, const std::optional<wire::LaneRepo
   if (peer && (!awaited_members_ || static_cast<std::int32_t>(peer->members - *awaited_members_) > 0)) {
     awaited_members_ = peer->members;
   }
-  if (logs_.empty()) return recover_single_queue(peer);
   const std::span<const std::uint8_t> qps = failover_->qps(lane);
+  if (replays_messages()) {
+    if (failover_->was_used(lane)) recover_messages(peer);
+    for (std::size_t i = 0; !logs_.empty() && i < qps.size(); ++i) logs_[qps[i]].clear();
+    return;
+  }
   const auto known = static_cast<std::ptrdiff_t>(missing_.size());
   for (std::size_t i = 0; i < qps.size(); ++i) {
     std::optional<std::uint32_t> count;
@@ -73,48 +87,74 @@ void SendComm::recover_lane(std::size_t lane, const std::optional<wire::LaneRepo
   }
 }
 
-// The only QP keeps no log: messages are posted there in the order of their members, and arrive in it. What was posted
-// again when it failed before is computed anew.
-void SendComm::recover_single_queue(const std::optional<wire::LaneReport>& peer) {
+// The oldest member whose request may be in use.
+std::uint32_t SendComm::open_window_begin() const {
+  // The requests of the group that is not complete are in the place of the oldest ones.
+  return head() - wire::kMaxInFlight + (group_.open_members != 0 ? group_.group_size : 0);
+}
+
+// Whether the receiver has written another CTS entry into the place of this member's.
+bool SendComm::is_written_again(std::uint32_t member) const {
+  return !ready(control_.data() + wire::ring_index(member) * entry_bytes_, member);
+}
+
+// All members before it have arrived.
+std::uint32_t SendComm::first_that_may_be_missing(const std::optional<wire::LaneReport>& peer) const {
+  if (!peer) return head();
+  if (peer->all_arrived == 0 || queues_.size() != 1) return peer->next_arrival;
+  // One QP delivers in order, also what has no completion signal.
+  const std::uint32_t begin = open_window_begin();
+  std::uint32_t first = begin;
+  for (std::uint32_t member = begin; member != head(); ++member) {
+    const SendRequest& request = requests_[wire::ring_index(member)];
+    if (request.state == RequestState::kPending && request.optional_member != member) first = member + 1;
+  }
+  return first;
+}
+
+// The requests of the member with this ring index.
+void SendComm::finish_members(std::uint32_t index) {
+  // A group that goes on behind the end of the ring has its last requests there.
+  const std::uint32_t last = index == wire::kRingMask ? wire::kRingEntries - 1 : index;
+  for (std::uint32_t i = index; i <= last; ++i) {
+    if (requests_[i].state == RequestState::kPending) requests_[i].state = RequestState::kDone;
+  }
+}
+
+// Nothing is outstanding on any lane: what is not acknowledged and has not arrived is missing, as a whole. What was
+// posted again when a lane failed before is computed anew.
+void SendComm::recover_messages(const std::optional<wire::LaneReport>& peer) {
   pending_post_ = {};
   failure_state_.clear_flag(kPostPending);
   missing_.clear();
-  const std::uint32_t end = head();
-  // The requests of the group that is not complete are in the place of the oldest ones.
-  const std::uint32_t begin = end - wire::kMaxInFlight + (group_.open_members != 0 ? group_.group_size : 0);
-  // An entry that was written again since: the receiver knows that the message has arrived.
-  const auto is_written_again = [&](std::uint32_t member) {
-    return !ready(control_.data() + wire::ring_index(member) * entry_bytes_, member);
+  const bool in_order = queues_.size() == 1;
+  const std::uint32_t first_missing = first_that_may_be_missing(peer);
+  const auto has_arrived = [&](std::uint32_t member) {
+    const std::uint32_t index = wire::ring_index(member);
+    if (!peer) return true;
+    // The receiver knows nothing of them, except by the order.
+    if (!in_order && requests_[index].optional_member == member) return false;
+    if (static_cast<std::int32_t>(member - first_missing) < 0 || is_written_again(member)) return true;
+    if (peer->all_arrived != 0) return !in_order;
+    const std::uint32_t word = index / wire::kArrivedBits;
+    return word < peer->qps && (peer->arrived[word] >> index % wire::kArrivedBits & 1) != 0;
   };
-  std::uint32_t first_missing = peer ? peer->next_arrival : end;
-  if (peer && peer->all_arrived != 0) {
-    first_missing = begin;
-    for (std::uint32_t member = begin; member != end; ++member) {
-      const std::uint32_t index = wire::ring_index(member);
-      const bool optional = !is_written_again(member) && entry(index).flags == wire::CtsFlags::kOptionalCompletion;
-      if (requests_[index].state == RequestState::kPending && !optional) first_missing = member + 1;
-    }
-  }
-  for (std::uint32_t member = begin; member != end;) {
+  for (std::uint32_t member = open_window_begin(); member != head();) {
     const std::uint32_t index = wire::ring_index(member);
     SendRequest& request = requests_[index];
-    const bool has_arrived = static_cast<std::int32_t>(member - first_missing) < 0 || is_written_again(member);
-    if (has_arrived) {
-      // A group that goes on behind the end of the ring has its last requests there.
-      const std::uint32_t last = index == wire::kRingMask ? wire::kRingEntries - 1 : index;
-      for (std::uint32_t i = index; i <= last; ++i) {
-        if (requests_[i].state == RequestState::kPending) requests_[i].state = RequestState::kDone;
-      }
-    }
-    if (has_arrived || request.state != RequestState::kPending) {
+    const bool arrived = has_arrived(member);
+    if (arrived) finish_members(index);
+    if (arrived || request.state != RequestState::kPending) {
       ++member;
       continue;
     }
-    const wire::CtsHead& group = entry(index);
-    request.group_size = std::clamp<std::uint8_t>(group.group_size, 1, wire::kMaxGroup);
+    const bool optional = request.optional_member == member;
+    // A single message leaves that of another group there.
+    if (!is_written_again(member)) {
+      request.group_size = std::clamp<std::uint8_t>(entry(index).group_size, 1, wire::kMaxGroup);
+    }
     request.parts_left = 1;
-    missing_.push_back({{.index = static_cast<std::uint16_t>(index), .last = kWholeMessage - 1},
-                        group.flags != wire::CtsFlags::kOptionalCompletion});
+    missing_.push_back({{.index = static_cast<std::uint16_t>(index), .last = kWholeMessage - 1}, !optional});
     member += request.group_size;
   }
   std::reverse(missing_.begin(), missing_.end());
@@ -232,12 +272,12 @@ void SendComm::post_again(const MissingPart& missing) {
     buffer_bytes += entry(index + i).size;
   }
   if (missing.immediate) {
-    again.writes_size_record = bytes != buffer_bytes;
+    again.writes_size_record = bytes != buffer_bytes && !(atomic_ && group_size == 1);
     if (again.writes_size_record) store_sizes(index, group_size);
   } else {
     const std::optional<std::uint32_t> overwritten = overwritten_members(first_member, group_size);
     // With one QP, an entry that was written again shows that the message has arrived.
-    if (!overwritten && logs_.empty()) return part_finished(requests_[index]);
+    if (!overwritten && queues_.size() == 1) return part_finished(requests_[index]);
     if (!overwritten) {
       return fail(ErrorKind::kRemote, "lane", [&] {
         return Failure{"a message with optional completion was lost with a lane and cannot be sent again",

@@ -46,7 +46,8 @@ void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t grou
     turn_ = turn_->next;
   }
   requests_[index].group_size = static_cast<std::uint8_t>(group_size);
-  requests_[index].parts_left = pending_post_.parts;
+  requests_[index].parts_left = static_cast<std::uint8_t>(pending_post_.parts);
+  if (pending_post_.optional_completion) requests_[index].optional_member = first_member;
   continue_pending_post();
 }
 
@@ -69,7 +70,7 @@ void SendComm::post_stripes(std::uint32_t member) {
   const std::span<const Stripe> stripes = striping_.divide(group_.bytes);
   const auto parts = static_cast<std::uint32_t>(stripes.size());
   requests_[index].group_size = 1;
-  requests_[index].parts_left = parts;
+  requests_[index].parts_left = static_cast<std::uint8_t>(parts);
   wire::Immediate immediate{index, wire::SizeSource::kPosted, parts, wire::ring_pass(member)};
   const bool is_logged = !logs_.empty();
   std::uint64_t done = 0;
@@ -83,22 +84,22 @@ void SendComm::post_stripes(std::uint32_t member) {
     const std::uint32_t count = separate ? 2 : 1;
     ibv_send_wr& work = separate ? separate_data_ : single_;
     single_segment_ = {data + done, bytes, memory.lkey[queue.device]};
-    work.wr_id = encode_send_work(index, used, count, true);
-    work.wr_id |= std::uint64_t{striping_.add(used, bytes)} << kSendLoadShift;
+    const std::uint64_t wr_id = encode_send_work(index, used, count, true) | std::uint64_t{striping_.add(used, bytes)}
+                                                                                 << kSendLoadShift;
     work.num_sge = bytes != 0 ? 1 : 0;
     work.wr.rdma.remote_addr = remote_address + done;
     work.wr.rdma.rkey = remote_key(index, queue.remote_device);
     if (separate) {
-      link_signal(queue, work.wr_id, immediate, !record);
+      // If the data fails, only its signal frees the entries of both.
+      work.wr_id = encode_send_work(index, used, 0, false);
+      link_signal(queue, wr_id, immediate, !record);
     } else {
+      work.wr_id = wr_id;
       work.imm_data = htonl(wire::encode_immediate(immediate));
     }
     queue.free -= count;
-    if (is_logged) [[unlikely]] {
-      // If the data fails, only its signal frees the entries of both.
-      if (separate) work.wr_id = encode_send_work(index, used, 0, false);
+    if (is_logged) [[unlikely]]
       logs_[used].add(sent_part(index, part, parts, stripe), true);
-    }
     ibv_send_wr* refused;
     const int returned = ibv_post_send(queue.qp, &work, &refused);
     if (returned != 0) return fail_post("ibv_post_send", returned, used);

@@ -29,6 +29,34 @@ TEST(Failover, AcknowledgementsVanish_EveryByteArrivesOnce) {
   for (int nth = 2; nth < kMessages; nth += step()) survives(from_message("drop-ack device=1", nth));
 }
 
+// A message is a WRITE and an atomic here, so there are more points.
+TEST(Failover, ArrivalWords_EveryByteArrivesOnce) {
+  for (int nth = 3; nth < kMessages + 9; nth += wide_step()) {
+    survives(from_message("drop-request device=1", nth), kAtomics);
+    survives(from_message("drop-ack device=0", nth), kAtomics);
+  }
+}
+
+TEST(Failover, ArrivalWordsOfSeveralQpsALane_EveryByteArrivesOnce) {
+  test::Variables several = kAtomics;
+  several.emplace_back("VERBATIM_QPS_PER_CONNECTION", "3");
+  for (int nth = 4; nth < kMessages; nth += wide_step()) {
+    survives(from_message("drop-ack device=1", nth), several);
+    survives(from_message("drop-request device=0", nth), several);
+  }
+}
+
+// The arrival words begin again while atomics of a lane that fails a little later may still come.
+TEST(Failover, ArrivalWordsAndSeveralLanesFail_EveryByteArrivesOnce) {
+  test::Variables atomics = kFourDevices;
+  atomics.insert(atomics.end(), kAtomics.begin(), kAtomics.end());
+  for (int nth = 8; nth < kMessages / 2; nth += step()) {
+    survives(from_message("drop-request device=1", 8) + ";" + from_message("drop-ack device=0", nth) + ";" +
+                 from_message("drop-request device=3", nth + 5),
+             atomics, 3, [] { Traffic(4).rounds(3); });
+  }
+}
+
 // The first lane carries the CTS entries.
 TEST(Failover, CtsEntriesVanish_TheyGoOverAnotherLane) {
   for (int nth = 1; nth < kMessages; nth += step()) survives(from_message("drop-request device=0", nth));
@@ -160,6 +188,9 @@ TEST(Failover, EngineThreads_EveryByteArrives) {
     survives(from_message("drop-request device=0", nth), threads);
     survives(from_message("drop-ack device=1", nth), threads);
   }
+  test::Variables atomics = kAtomics;
+  atomics.insert(atomics.end(), threads.begin(), threads.end());
+  for (int nth = 9; nth < kMessages; nth += 20) survives(from_message("drop-ack device=1", nth), atomics);
 }
 
 TEST(Failover, LaneFails_OneLineNamesBothPortsAndWhatIsLeft) {

@@ -145,6 +145,12 @@ inline int step() {
   return every != nullptr ? std::atoi(every) : 10;
 }
 
+// For sweeps that repeat another one in another mode: half as many points, or all.
+inline int wide_step() {
+  return step() == 1 ? 1 : 2 * step();
+}
+
+inline const test::Variables kAtomics = {{"VERBATIM_COMPLETION", "atomic"}, {"SOFTVERBS_ATOMICS", "glob"}};
 inline const test::Variables kFourDevices = {{"SOFTVERBS_DEVICES", "4"}};
 
 inline std::string from_message(const std::string& clause, int message) {

@@ -195,6 +195,30 @@ TEST(OneLane, Outage_ConnectionWaitsAndGoesOn) {
   }
 }
 
+// Whole messages are posted again: which of their parts have arrived is not known.
+TEST(OneLane, OutageOfSeveralQpsOrArrivalWords_NoByteIsWrong) {
+  test::Variables both = kAtomics;
+  both.emplace_back("VERBATIM_QPS_PER_CONNECTION", "3");
+  const test::Variables modes[] = {
+      kAtomics,
+      {{"VERBATIM_QPS_PER_CONNECTION", "3"}},
+      {{"VERBATIM_QPS_PER_CONNECTION", "2"}, {"VERBATIM_ADAPTIVE_ROUTING", "1"}, {"VERBATIM_SPLIT_DATA_ON_QPS", "1"}},
+      both};
+  for (int nth = 17; nth < 60; nth += 2 * wide_step()) {
+    for (std::size_t i = 0; i < 2 * std::size(modes); ++i) {
+      if (step() != 1 && i % 2 != (static_cast<std::size_t>(nth) / 10 + i / 2) % 2) continue;  // each takes its pause
+      const test::Variables& mode = modes[i / 2];
+      const std::string kind = i % 2 == 0 ? "drop-request" : "drop-ack";
+      const std::string fault = kind + " device=0 times=all nth=" + std::to_string(nth);
+      SCOPED_TRACE(fault + " " + mode.front().first + "=" + mode.front().second);
+      const std::string output = in_child(
+          fault, [] { Traffic(1).rounds(3); }, mode);
+      EXPECT_EQ(count_lines(output, "lane 1 of 1 is down, the connection waits for up to 60 s until ", ""), 2U);
+      EXPECT_EQ(count_lines(output, "lane 1 of 1 is back after ", ""), 2U);
+    }
+  }
+}
+
 // The second loss comes while what the first one has lost is posted again.
 TEST(OneLane, SeveralOutages_NoByteIsWrong) {
   for (int nth = 9; nth < 16; ++nth) {
