@@ -213,6 +213,8 @@ class Comm {
     }
     if (refused && !link_goes_down(qp)) return false;
     const bool unreachable = completion.status != IBV_WC_WR_FLUSH_ERR;
+    const bool is_last = state == LaneState::kWorking && failover_->working() == 1;
+    if (!unreachable && is_last && can_wait_for_lane()) return await_cause(completion, qp, describe_work());
     return (state == LaneState::kJoining || failover_->working() > 1 || (unreachable && can_wait_for_lane())) &&
            take_lane_down(qp, [&] { return completion_failure(completion, qp, describe_work()); });
   }
@@ -371,6 +373,8 @@ class Comm {
     }
     return true;
   }
+  bool await_cause(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept;
+  bool awaits_cause() noexcept;
   Failure completion_failure(const ibv_wc& completion, std::size_t qp, const FailedWork& work) const;
   void log_lane_down(std::size_t lane, bool worked, const Failure& failure) const;
   void fence_lane(std::size_t lane) noexcept;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -14,6 +15,8 @@ namespace {
 
 constexpr std::uint64_t kLinkStateWaitNs = 50 * kNanosecondsPerMillisecond;
 constexpr unsigned kLinkStatePollUs = 1000;
+// The completion, or the peer's word, that says why work requests were flushed may come this much later.
+constexpr std::uint64_t kCauseWaitNs = 500 * kNanosecondsPerMillisecond;
 
 }  // namespace
 
@@ -283,7 +286,32 @@ void Comm::fail_without_memory() noexcept {
   });
 }
 
+// A work request of the last lane was flushed: a consequence. Until its cause is known the comm waits, because with
+// most causes it can wait for a lane. False: no memory.
+bool Comm::await_cause(const ibv_wc& completion, std::size_t qp, const FailedWork& work) noexcept {
+  std::unique_ptr<Failover::Flushed>& flushed = failover_->flushed;
+  if (flushed != nullptr) {
+    ++flushed->completion.flushed;
+    return true;
+  }
+  flushed.reset(new (std::nothrow) Failover::Flushed{{completion, qp, work, 0}, monotonic_ns()});
+  if (flushed != nullptr) failure_state_.set_flag(kLanes);
+  return flushed != nullptr;
+}
+
+// False: the comm has failed, or nothing was flushed.
+bool Comm::awaits_cause() noexcept {
+  const Failover::Flushed* const flushed = failover_->flushed.get();
+  if (flushed == nullptr) return false;
+  if (monotonic_ns() - flushed->since_ns < kCauseWaitNs && can_wait_for_lane()) return true;
+  const FailureState::HeldCompletion& first = flushed->completion;
+  fail_completion(first.completion, first.qp, first.work);
+  log_held_completion();
+  return false;
+}
+
 void Comm::fence_lane(std::size_t lane) noexcept {
+  failover_->flushed.reset();
   failover_->set_state(lane, LaneState::kDraining);
   if (failover_->was_used(lane)) failover_->down_ns(lane) = monotonic_ns();
   failover_->waits = failover_->working() == 0;
@@ -354,6 +382,7 @@ void Comm::advance_lanes(bool all_polled) {
     recovering = recovering || (fences && failover_->was_used(lane));
   }
   if (drained) lanes_drained();
+  if (awaits_cause()) return;
   if (recovering || failover_->working() == 0 || error() != nullptr) return;
   if (recovering_) {
     if (!recovered()) return;

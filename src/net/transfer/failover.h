@@ -35,6 +35,7 @@
 
 #include "base/mutex.h"
 #include "net/transfer/endpoint.h"
+#include "net/transfer/failure_state.h"
 #include "net/transfer/lane_renewal.h"
 #include "net/transfer/single_writer.h"
 #include "wire/notice.h"
@@ -172,6 +173,13 @@ class Failover {
   // The monitor's: how long, and when it last added to that; 0: not yet.
   std::uint64_t waited_ns = 0;
   std::uint64_t last_look_ns = 0;
+
+  // A flushed completion of the last lane, whose cause has not come yet.
+  struct Flushed {
+    FailureState::HeldCompletion completion;
+    std::uint64_t since_ns;
+  };
+  std::unique_ptr<Flushed> flushed;
 
   // Any thread.
   LaneMail mail;

@@ -1,5 +1,6 @@
 // Lanes that come back after they were down, and connections of one lane that wait for it.
 #include "failover_traffic.h"
+#include "verbs/qp.h"
 
 namespace verbatim {
 namespace {
@@ -270,6 +271,42 @@ TEST(LaneReturns, GroupHalfFilled_KeepsItsBytes) {
     EXPECT_EQ(group.target, group.source);
     EXPECT_EQ(traffic.link.send().error(), nullptr);
   });
+}
+
+// The receiver has a CTS entry outstanding, or not: then nobody learns why the QP is in ERR.
+void flush_sender(bool is_explained) {
+  Traffic traffic(1);
+  traffic.rounds(1);
+  Buffers<> buffers(traffic.link, pattern(1000, 3));
+  Request* const receive = traffic.link.posted([&] { return buffers.irecv(1000); });
+  const Endpoint& endpoint = traffic.link.send().endpoint();
+  EXPECT_TRUE(to_error(endpoint.qps().front().qp.get(), *endpoint.ports().front()->device));
+  Request* const send = traffic.link.posted([&] { return buffers.isend(1000); });
+  if (!is_explained) {
+    EXPECT_TRUE(ConnectedComms::fails(traffic.link.send()));
+    return;
+  }
+  Buffers<> more(traffic.link, 1);
+  Request* const next = traffic.link.posted([&] { return more.irecv(1); });
+  ASSERT_TRUE(traffic.link.wait(receive));
+  ASSERT_TRUE(traffic.link.wait(send));
+  EXPECT_EQ(buffers.target, buffers.source);
+  Request* const last = traffic.link.posted([&] { return more.isend(1); });
+  ASSERT_TRUE(traffic.link.wait(next));
+  ASSERT_TRUE(traffic.link.wait(last));
+  EXPECT_EQ(traffic.link.send().error(), nullptr);
+}
+
+TEST(OneLane, FlushedCompletionFirst_WaitsForItsCause) {
+  const std::string output = in_child("", [] { flush_sender(true); });
+  EXPECT_EQ(count_lines(output, "lane 1 of 1 is down, the connection waits for up to 60 s until ", ""), 2U);
+  EXPECT_EQ(count_lines(output, "lane 1 of 1 is down, ", "the peer HOST (pid #) reported that it is down"), 1U);
+  EXPECT_EQ(count_lines(output, "lane 1 of 1 is back after ", ""), 2U);
+}
+
+TEST(OneLane, FlushedCompletionWithoutCause_ConnectionFails) {
+  const std::string output = in_child("", [] { flush_sender(false); });
+  EXPECT_EQ(count_lines(output, "sending 1000 bytes failed with Work Request Flushed Error", ""), 1U);
 }
 
 TEST(OneLane, OutageIsTooLong_BothEndsSaySo) {
