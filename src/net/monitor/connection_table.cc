@@ -67,9 +67,14 @@ void LostChannel::drop_attempt(const Poller& poller) {
   resume_sent = false;
 }
 
+void LostChannel::drop_offered() {
+  if (offered) close_with_reset(offered);
+}
+
 void ConnectionTable::end_loss(MonitoredConnection& connection) {
   if (connection.lost == nullptr) return;
   connection.lost->drop_attempt(poller);
+  connection.lost->drop_offered();
   if (connection.lost->reported) --reported_losses;
   connection.lost.reset();
 }

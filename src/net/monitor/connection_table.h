@@ -29,8 +29,9 @@ class DeviceCalls;
 
 // A side channel that has ended with an error, or lies on a lane that is down, and is made again (lost_channels.h).
 struct LostChannel {
-  // Closes `attempt` with a reset.
+  // Close with a reset: `attempt`, and `offered`.
   void drop_attempt(const Poller& poller);
+  void drop_offered();
 
   // Addresses of the peer, in the order in which they are tried.
   std::array<wire::Address, wire::kMaxAddresses + 1> targets;
@@ -53,6 +54,8 @@ struct LostChannel {
   std::uint64_t probe_ns = 0;       // when the comm is signalled again
   std::uint64_t attempt_ns = 0;     // when `attempt` is given up, or the next one begins
   UniqueFd attempt;                 // a TCP connection that may become the side channel
+  UniqueFd offered;                 // one that the peer has made, of an end that prefers its own for a while
+  std::uint64_t offered_ns = 0;     // when it is taken
 };
 
 // Everything here is used under the table's mutex. No function that holds it calls a verb that may hang.

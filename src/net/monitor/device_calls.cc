@@ -26,6 +26,15 @@ void DeviceCalls::add_request(MonitoredConnection& connection) {
   connection.next_request = std::exchange(connection.device_calls->requests_, &connection);
 }
 
+void DeviceCalls::withdraw(ConnectionTable& table, MonitoredConnection& connection) {
+  if (connection.calls_run || !std::exchange(connection.calls_requested, false)) return;
+  MonitoredConnection** link = &connection.device_calls->requests_;
+  while (*link != &connection) link = &(*link)->next_request;
+  *link = connection.next_request;
+  connection.renewal_requested = false;
+  if (std::exchange(connection.qp_state_requested, false)) --table.open_qp_state_requests;
+}
+
 void DeviceCalls::start(ConnectionTable& table) noexcept {
   if (running_ || (!events_requested_ && requests_ == nullptr && closed_.empty())) return;
   running_ = true;

@@ -29,6 +29,8 @@ class DeviceCalls {
   static void request_qp_state(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
       VERBATIM_REQUIRES(table.mutex);
   static void request_renewal(MonitoredConnection& connection);
+  // Takes back what is requested for the connection, unless a call for it runs.
+  static void withdraw(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex);
   // A closed connection, which is no longer in the table.
   void destroy(ConnectionTable::Connections::node_type closed) { closed_.insert(std::move(closed)); }
 

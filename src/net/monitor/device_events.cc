@@ -94,27 +94,18 @@ void log_link_up(ConnectionTable& table, const Device& device, std::uint8_t port
                 device.history().link_since(port_num, 0, now).downs, count_connections(table, device, port_num));
 }
 
-using UsedGid = std::pair<std::uint32_t, std::string>;  // index and GID
-
-// That the lanes of the comm have on the port.
-std::vector<UsedGid> used_gids(const Comm& comm, const Device& device, std::uint8_t port_num) {
-  std::vector<UsedGid> used;
-  const std::span<const Port* const> ports = comm.endpoint().ports();
-  for (std::size_t i = 0; i < ports.size(); ++i) {
-    if (ports[i]->device != &device || ports[i]->port_num != port_num || !ports[i]->is_roce()) continue;
-    const GidEntry gid = comm.gid(i);
-    used.emplace_back(gid.index, to_string(gid.gid));
-  }
-  return used;
+bool is_roce(const Comm& comm, const Device& device, std::uint8_t port_num) {
+  return std::ranges::any_of(comm.endpoint().ports(), [&](const Port* port) {
+    return port->device == &device && port->port_num == port_num && port->is_roce();
+  });
 }
 
 // The lanes that have this GID are down, if others are left.
-void take_lanes_down(ConnectionTable& table, const Device& device, std::uint8_t port_num, const UsedGid& gid) {
+void take_lanes_down(ConnectionTable& table, const Device& device, std::uint8_t port_num, const GidEntry& gid) {
   const MutexLock lock(table.mutex);
   for (auto& [fd, connection] : table.connections) {
     if (!connection.comm->can_lose_lanes()) continue;
-    if (std::ranges::count(used_gids(*connection.comm, device, port_num), gid) == 0) continue;
-    connection.comm->port_down(device, port_num);
+    connection.comm->gid_changed(device, port_num, gid);
     table.mark_changed(connection);
   }
   table.poller.wake();
@@ -123,14 +114,23 @@ void take_lanes_down(ConnectionTable& table, const Device& device, std::uint8_t 
 // A lane keeps the address that it was made with: a change matters only where it is that of a lane. Lanes whose address
 // has gone come back with another one.
 void handle_gid_change(ConnectionTable& table, const Device& device, std::uint8_t port_num) {
-  std::map<UsedGid, std::size_t> used;  // number of connections
+  struct Used {
+    GidEntry gid;
+    std::size_t connections = 0;
+  };
+  std::map<std::pair<std::uint32_t, std::string>, Used> used;  // by index and text
   {
     const MutexLock lock(table.mutex);
     for (auto& [fd, connection] : table.connections) {
       if (!connection.comm->uses(device, port_num)) continue;
       connection.comm->port_up(device, port_num);
       table.mark_changed(connection);
-      for (const UsedGid& gid : used_gids(*connection.comm, device, port_num)) ++used[gid];
+      if (!is_roce(*connection.comm, device, port_num)) continue;
+      for (const GidEntry& gid : connection.comm->gids(device, port_num)) {
+        Used& entry = used[{gid.index, to_string(gid.gid)}];
+        entry.gid = gid;
+        ++entry.connections;
+      }
     }
   }
   std::size_t affected = 0;
@@ -141,9 +141,9 @@ void handle_gid_change(ConnectionTable& table, const Device& device, std::uint8_
     const int failed = device.verbs().query_gid(device.context(), port_num, static_cast<int>(index), &now);
     const std::string found = failed == 0 ? to_string(now) : "unreadable";
     if (found == gid) continue;
-    affected += users;
+    affected += users.connections;
     change.assign("GID ").append(std::to_string(index)).append(" ").append(gid).append(" is now ").append(found);
-    take_lanes_down(table, device, port_num, entry);
+    take_lanes_down(table, device, port_num, users.gid);
   }
   if (affected == 0) {
     return VERBATIM_INFO("%s:%u: the GID table has changed, no connection uses a changed entry", device.name().c_str(),

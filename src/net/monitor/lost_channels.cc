@@ -29,6 +29,9 @@ constexpr std::uint64_t kAcceptingSideWaitsNs = 50 * kNanosecondsPerMillisecond;
 // The peer's monitor answers a ping at once, whatever its application does. If it takes longer than this, the side
 // channel is made again, also if the peer was only slow: then nothing is lost.
 constexpr std::uint64_t kAnswerNs = 100 * kNanosecondsPerMillisecond;
+// For so long the connecting side prefers its own attempt to one of the peer, if both ends make one. If the peer has
+// not answered then, another host has the address that it tries.
+constexpr std::uint64_t kPrefersOwnNs = 5 * kNanosecondsPerMillisecond;
 // A side channel that is as new as this is not replaced because of the lanes that are down.
 constexpr std::uint64_t kNewChannelNs = kNanosecondsPerSecond;
 constexpr std::uint64_t kFirstPauseNs = 100 * kNanosecondsPerMillisecond;
@@ -239,6 +242,16 @@ bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, Un
   return true;
 }
 
+// A side channel that the peer has made.
+void use_channel(ConnectionTable& table, MonitoredConnection& connection, UniqueFd socket)
+    VERBATIM_REQUIRES(table.mutex) {
+  if (!replace_channel(table, connection, std::move(socket), false)) {
+    if (connection.lost == nullptr) static_cast<void>(lose_channel(table, connection, ENOMEM));
+    return;
+  }
+  connection.send_ping();
+}
+
 }  // namespace
 
 bool lose_channel(ConnectionTable& table, MonitoredConnection& connection, int error) {
@@ -291,6 +304,14 @@ bool advance_lost_channel(ConnectionTable& table, MonitoredConnection& connectio
   const bool unanswered = lost.overdue && connection.comm->polls_without_answer() - lost.polls >= kPollsForAnswer;
   if (lost.refused && unanswered) return false;
   if (connection.comm->failure_text() != nullptr && !std::exchange(lost.comm_failed, true)) lost.failed_attempts = 0;
+  if (lost.offered && (now >= lost.offered_ns || !lost.attempt)) {
+    UniqueFd offered = std::move(lost.offered);
+    if (is_established(offered)) {
+      use_channel(table, connection, std::move(offered));
+      return true;
+    }
+    close_with_reset(offered);
+  }
   if (now < lost.attempt_ns) return true;
   if (lost.attempt) {
     give_up_attempt(table, connection, now);
@@ -330,15 +351,18 @@ void advance_attempt(ConnectionTable& table, MonitoredConnection& connection) {
 
 void accept_channel(ConnectionTable& table, MonitoredConnection& connection, UniqueFd socket) {
   if (connection.peer_closed) return;
+  if (!is_established(socket)) return close_with_reset(socket);
+  table.mark_changed(connection);
   // Both ends make it again. The peer gives up its attempt when it gets this one.
   const bool both = connection.lost != nullptr && connection.lost->resume_sent;
-  if ((both && is_connecting(connection)) || !is_established(socket)) return close_with_reset(socket);
-  table.mark_changed(connection);
-  if (!replace_channel(table, connection, std::move(socket), false)) {
-    if (connection.lost == nullptr) static_cast<void>(lose_channel(table, connection, ENOMEM));
+  if (both && is_connecting(connection)) {
+    LostChannel& lost = *connection.lost;
+    if (!lost.offered) lost.offered_ns = monotonic_ns() + kPrefersOwnNs;
+    lost.drop_offered();  // the peer has given that one up
+    lost.offered = std::move(socket);
     return;
   }
-  connection.send_ping();
+  use_channel(table, connection, std::move(socket));
 }
 
 }  // namespace verbatim

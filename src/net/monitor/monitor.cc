@@ -169,7 +169,11 @@ void Monitor::unwatch(Comm& comm) {
   comm.set_observer(nullptr);
   const auto found = table_.connections.find(comm.side_channel().get());
   if (found == table_.connections.end()) return;
-  while (found->second.has_calls()) table_.changed.wait(table_.mutex);
+  // Calls for other comms may take long: this one waits only for its own, if they have begun.
+  for (DeviceCalls::withdraw(table_, found->second); found->second.has_calls();) {
+    table_.changed.wait(table_.mutex);
+    DeviceCalls::withdraw(table_, found->second);
+  }
   found->second.send_failure_notice();
   table_.forget(found->second);
   table_.connections.erase(found);
@@ -354,7 +358,8 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   if (!closing) next = std::min(next, expect_answer(connection, now));
   const bool unsent = !connection.channel.flush(connection.comm->side_channel());
   if (connection.lost != nullptr) {
-    next = std::min({next, connection.lost->attempt_ns, connection.lost->probe_ns, connection.lost->check_ns});
+    const LostChannel& lost = *connection.lost;
+    next = std::min({next, lost.attempt_ns, lost.probe_ns, lost.check_ns, lost.offered ? lost.offered_ns : kNever});
   }
   if (unsent || (closing && !connection.close_sent && connection.is_open())) next = std::min(next, now + kSendRetryNs);
   table_.deadlines.set(connection, std::max(next, now + 1));  // later than `now`: the loop that calls this must end

@@ -10,6 +10,14 @@
 #include "verbs/errors.h"
 
 namespace verbatim {
+namespace {
+
+bool is_same(const GidEntry& a, const GidEntry& b) {
+  return a.index == b.index && std::memcmp(a.gid.raw, b.gid.raw, sizeof a.gid.raw) == 0;
+}
+
+}  // namespace
+
 Comm::Comm(CommKind kind, const CommSettings& settings, Endpoint endpoint, ControlMemory control)
     : settings_(settings),
       control_(std::move(control)),
@@ -73,10 +81,20 @@ bool Comm::uses(const ibv_cq& cq) const {
                      [&](const UniqueCq& own) { return own.get() == &cq; });
 }
 
-GidEntry Comm::gid(std::size_t port) const {
+std::vector<GidEntry> Comm::gids(const Device& device, std::uint8_t port_num) const {
+  std::vector<GidEntry> used;
   const MutexLock lock(qps_mutex_);
-  const EndpointQp& end = endpoint_.qps()[endpoint_.qp_on_port(port)];
-  return end.gid ? *end.gid : endpoint_.ports()[port]->gid;
+  for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {
+    if (!is_on(qp, device, port_num) || !works(qp)) continue;
+    const GidEntry& gid = endpoint_.gid(qp);
+    if (std::ranges::none_of(used, [&](const GidEntry& known) { return is_same(known, gid); })) used.push_back(gid);
+  }
+  return used;
+}
+
+bool Comm::is_on(std::size_t qp, const Device& device, std::uint8_t port_num) const {
+  const Port& port = *endpoint_.ports()[endpoint_.qps()[qp].device];
+  return port.device == &device && port.port_num == port_num;
 }
 
 ibv_qp_state Comm::query_state(const EndpointQp& end) const {
@@ -116,6 +134,19 @@ void Comm::abort() {
       VERBATIM_INFO("%s to ERR failed with %s", stopped.error().operation, std::strerror(stopped.error().sys_errno));
     }
   }
+}
+
+void Comm::gid_changed(const Device& device, std::uint8_t port_num, const GidEntry& gid) {
+  if (failover_ == nullptr) return;
+  LaneMail::Lanes lanes = 0;
+  {
+    const MutexLock lock(qps_mutex_);
+    for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
+      const std::size_t qp = failover_->qps(lane).front();
+      if (is_on(qp, device, port_num) && is_same(endpoint_.gid(qp), gid)) lanes |= LaneMail::Lanes{1} << lane;
+    }
+  }
+  receive_event(lanes);
 }
 
 std::string Comm::describe_path(std::size_t qp) const {

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "base/mutex.h"
@@ -106,10 +107,12 @@ class Comm {
   // How long it has waited, without the time in which only the peer, or an application, can go on. Only the monitor
   // calls it, often.
   std::uint64_t waited_ns(std::uint64_t now);
-  // Any thread: the address of this end on a port, which changes when its lanes come back.
-  GidEntry gid(std::size_t port) const;
-  // The link of a port is down, or its address has gone: its lanes are down, if others are left.
+  // Any thread: the addresses of this end that lanes which work have on a port. A lane that came back may have another
+  // one than the rest.
+  std::vector<GidEntry> gids(const Device& device, std::uint8_t port_num) const;
+  // The link of a port is down, or an address of it has changed: the lanes that have it are down, if others are left.
   void port_down(const Device& device, std::uint8_t port_num);
+  void gid_changed(const Device& device, std::uint8_t port_num, const GidEntry& gid);
   // The link of a port is up, or its addresses have changed.
   void port_up(const Device& device, std::uint8_t port_num);
   // When renew_lanes() has something to do.
@@ -378,7 +381,9 @@ class Comm {
   Failure completion_failure(const ibv_wc& completion, std::size_t qp, const FailedWork& work) const;
   void log_lane_down(std::size_t lane, bool worked, const Failure& failure) const;
   void fence_lane(std::size_t lane) noexcept;
-  bool takes_down(std::uint64_t ports, std::size_t lane) const;
+  bool is_on(std::size_t qp, const Device& device, std::uint8_t port_num) const;
+  void receive_event(LaneMail::Lanes lanes);
+  bool takes_down(LaneMail::Lanes events, std::size_t lane) const;
   bool advance_idle_lanes();
   // Any thread: events of ports have no effect while no other lane is left. Now one may be. `up`: a port that is not
   // down any more.

@@ -97,12 +97,17 @@ void Comm::renew_lanes() noexcept {
 
 void Comm::port_down(const Device& device, std::uint8_t port_num) {
   if (failover_ == nullptr) return;
-  const std::span<const Port* const> ports = endpoint_.ports();
-  for (std::size_t i = 0; i < ports.size(); ++i) {
-    if (ports[i]->device != &device || ports[i]->port_num != port_num) continue;
-    failover_->mail.receive_port(i);
-    failure_state_.set_flag(kLanes);
+  LaneMail::Lanes lanes = 0;
+  for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
+    if (is_on(failover_->qps(lane).front(), device, port_num)) lanes |= LaneMail::Lanes{1} << lane;
   }
+  receive_event(lanes);
+}
+
+void Comm::receive_event(LaneMail::Lanes lanes) {
+  if (lanes == 0) return;
+  failover_->mail.receive_event(lanes);
+  failure_state_.set_flag(kLanes);
 }
 
 void Comm::port_up(const Device& device, std::uint8_t port_num) {
@@ -119,8 +124,7 @@ void Comm::repeat_port_events(const Port* up) {
   const std::uint64_t now = monotonic_ns();
   for (std::size_t port = 0; port < ports.size(); ++port) {
     if (ports[port] == up || !ports[port]->device->history().link_since(ports[port]->port_num, now, now).down) continue;
-    failover_->mail.receive_port(port);
-    failure_state_.set_flag(kLanes);
+    port_down(*ports[port]->device, ports[port]->port_num);
   }
 }
 
@@ -160,9 +164,8 @@ bool Comm::has_lane_down(const std::array<std::uint8_t, 16>& own, const std::arr
     const EndpointQp& end = endpoint_.qps()[qp];
     const Port& port = *endpoint_.ports()[end.device];
     const bool working = works(qp) && !port.device->history().link_since(port.port_num, now, now).down;
-    const ibv_gid& gid = end.gid ? end.gid->gid : port.gid.gid;
-    const bool is_own = std::ranges::equal(own, gid.raw);
-    const bool is_peers = peer == endpoint_.remote().devices[end.remote_device].gid;
+    const bool is_own = std::ranges::equal(own, endpoint_.gid(qp).gid.raw);
+    const bool is_peers = peer == endpoint_.remote_gid(qp);
     if (is_own) (working ? of_own.working : of_own.down) = true;
     if (is_peers) (working ? of_peer.working : of_peer.down) = true;
   }
@@ -213,13 +216,13 @@ bool Comm::advance_lanes_for_idle() noexcept {
 
 bool Comm::advance_idle_lanes() {
   LaneMail& mail = failover_->mail;
-  const std::uint64_t ports = mail.ports();
+  const LaneMail::Lanes events = mail.events();
   const LaneMail::Lanes awaited = mail.awaited();
-  if (ports == 0 && awaited == 0) return false;
+  if (events == 0 && awaited == 0) return false;
   const std::optional<std::uint32_t> members = all_arrived();
   if (!members) return true;
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
-    if (takes_down(ports, lane)) mail.send_down(lane);
+    if (takes_down(events, lane)) mail.send_down(lane);
   }
   if (awaited == 0) return false;  // the peer's answer is looked at when it comes
   // With one lane, the entries are written again when it is back.
@@ -337,12 +340,11 @@ void Comm::fence_lane(std::size_t lane) noexcept {
   if (observer_ != nullptr) observer_->lanes_changed(*this);
 }
 
-// Whether the event of these ports takes the lane down: only if another one works over a port that has no event.
-bool Comm::takes_down(std::uint64_t ports, std::size_t lane) const {
-  const auto port_of = [&](std::size_t one) { return endpoint_.qps()[failover_->qps(one).front()].device; };
-  if ((ports >> port_of(lane) & 1) == 0) return false;
+// Whether the events of these lanes take the lane down: only if another one works that has no event.
+bool Comm::takes_down(LaneMail::Lanes events, std::size_t lane) const {
+  if ((events >> lane & 1) == 0) return false;
   for (std::size_t other = 0; other < failover_->lanes(); ++other) {
-    if (works(failover_->qps(other).front()) && (ports >> port_of(other) & 1) == 0) return true;
+    if (works(failover_->qps(other).front()) && (events >> other & 1) == 0) return true;
   }
   return false;
 }
@@ -403,7 +405,7 @@ void Comm::receive_lane_notices() {
   for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
     const std::size_t qp = failover_->qps(lane).front();
     const LaneState state = failover_->state(lane);
-    const bool port = takes_down(incoming.ports, lane);
+    const bool port = takes_down(incoming.events, lane);
     const bool peer = ((incoming.down | incoming.fenced) >> lane & 1) != 0;
     const bool suspected = (incoming.suspected >> lane & 1) != 0 && failover_->working() > 1;
     if ((incoming.fenced >> lane & 1) != 0) failover_->set_peer_fenced(lane);
@@ -428,8 +430,9 @@ void Comm::receive_lane_notices() {
       return Failure{what, {"", next}, path};
     });
   }
-  for (std::size_t port = 0; port < endpoint_.ports().size() && error() == nullptr; ++port) {
-    if ((incoming.ports >> port & 1) != 0 && !port_works(port)) stop_port(port);
+  for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
+    const std::size_t port = endpoint_.qps()[failover_->qps(lane).front()].device;
+    if ((incoming.events >> lane & 1) != 0 && !port_works(port)) stop_port(port);
   }
 }
 

@@ -200,13 +200,9 @@ void Endpoint::exchange_qps(std::span<const std::uint8_t> indexes, std::vector<E
   for (std::size_t i = 0; i < indexes.size(); ++i) {
     EndpointQp& end = qps_[indexes[i]];  // other threads read its sizes, which stay
     std::swap(end.qp, made[i].qp);
-    std::swap(end.gid, made[i].gid);
+    std::swap(end.gids, made[i].gids);
     remote_.qps[indexes[i]].number = remote.qp_numbers[i];
   }
-  wire::HelloDevice& device = remote_.devices[qps_[indexes.front()].remote_device];
-  device.gid = remote.gid;
-  device.lid = remote.lid;
-  device.gid_index = static_cast<std::uint8_t>(remote.gid_index);
 }
 
 std::vector<std::uint32_t> Endpoint::qp_shares(const std::vector<bool>& left_out) const {
@@ -238,10 +234,10 @@ PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {
   facts.local.host = host;
   facts.local.device = port.device->name();
   facts.local.port = port.port_num;
-  const GidEntry& gid = end.gid ? *end.gid : port.gid;
-  facts.local.gid_index = gid.index;
-  facts.local.gid = gid.gid;
-  facts.local.roce_version = gid.version;
+  const GidEntry& own = gid(qp);
+  facts.local.gid_index = own.index;
+  facts.local.gid = own.gid;
+  facts.local.roce_version = own.version;
   facts.local.qp = end.qp->qp_num;
   facts.local.mtu = port.active_mtu;
   facts.roce = port.is_roce();
@@ -254,8 +250,8 @@ PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {
   remote.host = remote_.host;
   remote.device = peer.name;
   remote.port = peer.port;
-  remote.gid_index = peer.gid_index;
-  std::memcpy(remote.gid.raw, peer.gid.data(), sizeof remote.gid.raw);
+  remote.gid_index = end.gids != nullptr ? end.gids->remote_index : peer.gid_index;
+  std::memcpy(remote.gid.raw, remote_gid(qp).data(), sizeof remote.gid.raw);
   remote.roce_version = roce_version(remote_);
   remote.qp = remote_.qps[qp].number;
   remote.mtu = static_cast<ibv_mtu>(peer.mtu);

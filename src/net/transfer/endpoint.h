@@ -2,6 +2,7 @@
 // endpoint pool, connected by the connector or the listen comm, then owned by a comm. One thread at a time uses it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -42,6 +43,13 @@ struct EndpointPlacement {
   std::uint32_t position(std::size_t qp) const { return first_position + static_cast<std::uint32_t>(qp) * peers; }
 };
 
+// Of a lane that came back. Its other end, and other lanes of the same ports, may have other ones.
+struct LaneGids {
+  GidEntry own;
+  std::array<std::uint8_t, 16> remote = {};
+  std::uint16_t remote_index = 0;
+};
+
 struct EndpointQp {
   UniqueQp qp;
   std::uint32_t inline_bytes = 0;
@@ -52,7 +60,7 @@ struct EndpointQp {
   bool ece = true;                 // after connect: whether the device accepted the peer's options
   QpPath path;                     // after connect
   std::uint8_t lag_port = 0;       // after connect; 0: no LAG
-  std::optional<GidEntry> gid;     // of this end, if it is not that of the port (lane_renewal.h)
+  std::unique_ptr<LaneGids> gids;  // nullptr: those of the ports, as they were at connect
 };
 
 class Endpoint {
@@ -77,9 +85,18 @@ class Endpoint {
   std::vector<std::uint32_t> qp_shares(const std::vector<bool>& left_out = {}) const;
   // Pairs of ports, one at each end, that have QPs. After connect.
   std::size_t lanes() const;
-  // Replaces QPs by new ones, which are connected to those of `remote`, and the other way around.
+  // Replaces QPs by new ones, which are connected to those of `remote`.
   void exchange_qps(std::span<const std::uint8_t> indexes, std::vector<EndpointQp>& made,
                     const wire::LaneAddress& remote);
+  // Of a QP: the addresses of both ends.
+  const GidEntry& gid(std::size_t qp) const {
+    const EndpointQp& end = qps_[qp];
+    return end.gids != nullptr ? end.gids->own : ports_[end.device]->gid;
+  }
+  const std::array<std::uint8_t, 16>& remote_gid(std::size_t qp) const {
+    const EndpointQp& end = qps_[qp];
+    return end.gids != nullptr ? end.gids->remote : remote_.devices[end.remote_device].gid;
+  }
   // The QP that connect() moves next; 0 when all are connected.
   std::size_t next_qp() const { return connected_qps_ % qps_.size(); }
 

@@ -80,9 +80,9 @@ void LaneMail::begin_round(std::size_t lane, std::uint32_t round) {
   }
 }
 
-void LaneMail::receive_port(std::size_t port) {
+void LaneMail::receive_event(Lanes lanes) {
   const MutexLock lock(mutex_);
-  incoming_.ports |= bit(port);
+  incoming_.events |= lanes;
 }
 
 void LaneMail::receive_suspicion(std::size_t lane) {
@@ -97,7 +97,7 @@ LaneMail::Incoming LaneMail::take() {
 
 bool LaneMail::pending() const {
   const MutexLock lock(mutex_);
-  return (incoming_.down | incoming_.fenced | incoming_.joined | incoming_.suspected | incoming_.ports) != 0;
+  return (incoming_.down | incoming_.fenced | incoming_.joined | incoming_.suspected | incoming_.events) != 0;
 }
 
 wire::LaneReport LaneMail::report(std::size_t lane) const {
@@ -146,9 +146,9 @@ LaneMail::Lanes LaneMail::awaited() const {
   return asked_ & ~reported_;
 }
 
-std::uint64_t LaneMail::ports() const {
+LaneMail::Lanes LaneMail::events() const {
   const MutexLock lock(mutex_);
-  return incoming_.ports;
+  return incoming_.events;
 }
 
 bool LaneMail::reported(std::size_t lane) const {

@@ -50,11 +50,11 @@ class LaneMail {
   // By lane, one bit each.
   using Lanes = std::uint64_t;
   struct Incoming {
-    Lanes down = 0;           // the peer's kLaneDown
-    Lanes fenced = 0;         // the peer's kLaneFenced: report()
-    Lanes joined = 0;         // the sender's kLaneAnswer
-    Lanes suspected = 0;      // nothing is acknowledged: Comm::watch_lanes
-    std::uint64_t ports = 0;  // of this end, by index: an event says that they are down
+    Lanes down = 0;       // the peer's kLaneDown
+    Lanes fenced = 0;     // the peer's kLaneFenced: report()
+    Lanes joined = 0;     // the sender's kLaneAnswer
+    Lanes suspected = 0;  // nothing is acknowledged: Comm::watch_lanes
+    Lanes events = 0;     // this end's port is down, or its address has changed
   };
 
   // What a notice of the peer belongs to.
@@ -65,7 +65,7 @@ class LaneMail {
   // The peer has nothing outstanding in rounds before this one. Returns whether the current one is such a round.
   bool supersede(std::uint32_t lane, std::uint32_t round) VERBATIM_EXCLUDES(mutex_);
   Round receive_joined(std::uint32_t lane, std::uint32_t round) VERBATIM_EXCLUDES(mutex_);
-  void receive_port(std::size_t port) VERBATIM_EXCLUDES(mutex_);
+  void receive_event(Lanes lanes) VERBATIM_EXCLUDES(mutex_);
   void receive_suspicion(std::size_t lane) VERBATIM_EXCLUDES(mutex_);
   Incoming take() VERBATIM_EXCLUDES(mutex_);
   // Whether take() would return anything.
@@ -86,8 +86,8 @@ class LaneMail {
   void send_empty_report(const wire::LaneDown& down) VERBATIM_EXCLUDES(mutex_);
   // Of which lanes the peer waits for a report.
   Lanes awaited() const VERBATIM_EXCLUDES(mutex_);
-  // Incoming::ports, which the data path has not taken yet.
-  std::uint64_t ports() const VERBATIM_EXCLUDES(mutex_);
+  // Incoming::events, which the data path has not taken yet.
+  Lanes events() const VERBATIM_EXCLUDES(mutex_);
   // Whether this end has reported the lane in this round.
   bool reported(std::size_t lane) const VERBATIM_EXCLUDES(mutex_);
   // Reports each of those lanes as one on which everything has arrived; `members` receives have been posted.

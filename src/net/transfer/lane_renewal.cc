@@ -47,7 +47,7 @@ Result<EndpointQp> make_qp(const Endpoint& endpoint, std::size_t index, const Po
   made.ece = old.ece;
   made.path = old.path;
   made.lag_port = old.lag_port;
-  made.gid = port.gid;
+  made.gids = std::make_unique<LaneGids>(LaneGids{.own = port.gid});
   return made;
 }
 
@@ -88,7 +88,9 @@ Status connect_qps(LaneQps& made, const LaneRenewal::Subject& subject, const Por
                       .grh_required = device.grh_required};
     std::memcpy(address.gid.raw, made.remote.gid.data(), sizeof address.gid.raw);
     Port from = port;
-    from.gid = *end.gid;
+    from.gid = end.gids->own;
+    end.gids->remote = made.remote.gid;
+    end.gids->remote_index = made.remote.gid_index;
     if (const Status moved = to_rtr(end.qp.get(), from, address, end.path); !moved) return moved.error();
     if (const Status moved = to_rts(end.qp.get(), port, config.timeout, config.retry_count, device.responder_reads);
         !moved)

@@ -71,6 +71,20 @@ class EndOfSeveralAddresses : public OneEnd {
     ASSERT_EQ(next(attempt), wire::MessageType::kPong);
   }
 
+  // Both ends make the side channel again: this one, which has sent kResume, and the peer.
+  struct BothAttempts {
+    UniqueFd own;
+    UniqueFd of_peer;
+  };
+  BothAttempts make_both() {
+    close_with_reset(peer_);
+    BothAttempts both;
+    both.own = accepted();
+    EXPECT_EQ(next(both.own), wire::MessageType::kResume);
+    both.of_peer = resume(*listener_->add(wire::Secret{1}), end());
+    return both;
+  }
+
   UniqueFd second_;              // the peer listens here, too
   std::unique_ptr<Comm> other_;  // whose QPs those of comm_ are connected to
 };

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -277,6 +278,34 @@ TEST_F(MonitorTest, HangingDevice_DoesNotDelayOtherComms) {
   others_owner.join();
   std::array<std::uint8_t, wire::kMaxNoticeBytes> answer{};
   EXPECT_GT(::read(peer_ends_[0].get(), answer.data(), answer.size()), 0);
+}
+
+// Its own query waits behind that of another comm, and has not begun.
+TEST_F(MonitorTest, HangingDevice_DoesNotDelayCloseOfAnotherComm) {
+  ASSERT_NO_FATAL_FAILURE(watch());
+  const std::unique_ptr<RecvComm> other = make_comm();
+  ASSERT_TRUE(monitor_->watch(*other, this));
+  events_.hangs = true;
+  const wire::Notice query = wire::Notice::status_query(7);
+  for (const UniqueFd& peer : peer_ends_) {
+    const auto count = static_cast<ssize_t>(query.bytes().size());
+    ASSERT_EQ(::write(peer.get(), query.bytes().data(), query.bytes().size()), count);
+    EXPECT_TRUE(ConnectedComms::eventually([&] { return events_.hanging != 0; }));
+  }
+  // Until the second query has been read.
+  EXPECT_TRUE(ConnectedComms::eventually([&] {
+    int unread = 0;
+    return ::ioctl(other->side_channel().get(), FIONREAD, &unread) == 0 && unread == 0;
+  }));
+  std::atomic<bool> done{false};
+  std::thread owner([&] {
+    monitor_->unwatch(*other);
+    done = true;
+  });
+  EXPECT_TRUE(ConnectedComms::eventually([&] { return done.load(); }));
+  events_.hangs = false;
+  events_.hangs.notify_all();
+  owner.join();
 }
 
 // epoll rejects a file, as it rejects a socket beyond the limit of the user.
