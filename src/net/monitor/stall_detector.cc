@@ -135,7 +135,8 @@ std::uint64_t StallSettings::idle_period_ns() const {
 }
 
 StallDetector::Action StallDetector::check(const StallSettings& settings, std::uint64_t now,
-                                           const ConnectionStatus& status, bool send_refused, bool tested) {
+                                           const ConnectionStatus& status, bool send_refused, bool tested,
+                                           std::uint64_t suspect_ns) {
   // A long time without checks means that this process was stopped, its application too: that time is no stall.
   const std::uint64_t longest_gap = std::max(4 * settings.idle_period_ns(), kNanosecondsPerSecond);
   if (checked_ns_ != 0 && now - checked_ns_ > longest_gap) {
@@ -166,7 +167,8 @@ StallDetector::Action StallDetector::check(const StallSettings& settings, std::u
   }
   const bool fail_due = settings.fail_ns != 0 && stalled >= settings.fail_ns;
   const bool warn_due = settings.warn_ns != 0 && stalled >= settings.warn_ns && !reported_;
-  if (!fail_due && !warn_due) return Action::kNone;
+  const bool suspicion_due = suspect_ns != 0 && now - std::max(suspicion_ns_, last_progress_ns_) >= suspect_ns;
+  if (!fail_due && !warn_due && !suspicion_due) return Action::kNone;
   if (query_sent_ns_ == 0) {
     query_sent_ns_ = now;
     ++query_id_;
@@ -175,6 +177,7 @@ StallDetector::Action StallDetector::check(const StallSettings& settings, std::u
   }
   if (!peer_ && now - query_sent_ns_ < kReplyTimeoutNs) return Action::kNone;
   query_sent_ns_ = 0;
+  if (suspicion_due) suspicion_ns_ = now;
   // Only the peer knows the state of optional receives. Without its reply they are no stall: the application does not
   // wait for them.
   if (!peer_ && !waits) return Action::kNone;
@@ -182,7 +185,9 @@ StallDetector::Action StallDetector::check(const StallSettings& settings, std::u
     confirmed_members_ = status.members;
     return Action::kNone;
   }
+  if (suspicion_due && cause() == StallCause::kCtsNotReceived) return Action::kSuspectCts;
   if (fail_due) return Action::kFail;
+  if (!warn_due) return Action::kNone;
   reported_ = true;
   return Action::kReport;
 }

@@ -58,12 +58,13 @@ class StallDetector {
  public:
   static constexpr std::uint64_t kReplyTimeoutNs = 2 * kNanosecondsPerSecond;
 
-  enum class Action : std::uint8_t { kNone, kQuery, kReport, kFail, kRecovered };
+  enum class Action : std::uint8_t { kNone, kQuery, kReport, kFail, kRecovered, kSuspectCts };
 
   // `status` as the comm has it now, `send_refused` and `tested` since the last check. kQuery: the caller sends
-  // query_id() to the peer and gives its reply to accept_reply(). kReport and kFail: cause() is known.
+  // query_id() to the peer and gives its reply to accept_reply(). kReport and kFail: cause() is known. kSuspectCts: so
+  // it is, kCtsNotReceived, and there was no progress for `suspect_ns` (0: never asked for).
   Action check(const StallSettings& settings, std::uint64_t now, const wire::ConnectionStatus& status,
-               bool send_refused, bool tested);
+               bool send_refused, bool tested, std::uint64_t suspect_ns = 0);
 
   std::uint32_t query_id() const { return query_id_; }
   // False: the reply is not to the open query.
@@ -88,6 +89,7 @@ class StallDetector {
   std::uint64_t send_refused_ns_ = 0;  // the last check before which an isend was refused
   std::uint64_t tested_ns_ = 0;        // the last check before which a request was tested and not done
   std::uint64_t query_sent_ns_ = 0;    // 0: no query is open
+  std::uint64_t suspicion_ns_ = 0;     // when `suspect_ns` was last over
   std::uint32_t query_id_ = 0;
   std::uint32_t confirmed_members_ = 0;  // receives for which the sender is known to have sent
   bool has_outstanding_ = false;

@@ -27,8 +27,13 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
   Comm& comm = *connection.comm;
   StallDetector& detector = connection.stall_detector;
   const Comm::Activity activity = comm.take_activity();
-  const Action action = detector.check(settings, now, comm.status(), activity.send_refused, activity.tested);
+  const bool suspects = comm.kind() == CommKind::kRecv && comm.can_lose_lanes();
+  const std::uint64_t suspect_ns =
+      suspects ? comm.settings().config.lane_timeout_ms * kNanosecondsPerMillisecond : std::uint64_t{0};
+  const Action action =
+      detector.check(settings, now, comm.status(), activity.send_refused, activity.tested, suspect_ns);
   if (action == Action::kNone) return;
+  if (action == Action::kSuspectCts) return comm.suspect_cts();
   if (action == Action::kQuery) {
     connection.send(wire::Notice::status_query(detector.query_id()));
     return DeviceCalls::request_qp_state(table, connection, now);

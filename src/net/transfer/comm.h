@@ -122,6 +122,8 @@ class Comm {
   // Takes down lanes on which nothing is acknowledged while it is on another one (VERBATIM_LANE_TIMEOUT_MS). Returns
   // when it is to be called again. Only the monitor calls it.
   std::uint64_t watch_lanes(std::uint64_t now);
+  // A CTS entry has not arrived at the peer: takes down the lane that carries them, if another one works.
+  void suspect_cts();
   // Makes new QPs for lanes that are down. Calls verbs that may hang; only DeviceCalls calls it.
   void renew_lanes() noexcept;
   // Calls `send(notice)` for each notice until it returns false: then the rest is sent later.

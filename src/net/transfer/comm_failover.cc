@@ -150,6 +150,14 @@ std::uint64_t Comm::watch_lanes(std::uint64_t now) {
   return now + timeout_ns / 4;
 }
 
+void Comm::suspect_cts() {
+  for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {
+    if (!carries_cts(qp)) continue;
+    failover_->mail.receive_suspicion(failover_->lane_of(qp));
+    failure_state_.set_flag(kLanes);
+  }
+}
+
 bool Comm::has_lane_down(const std::array<std::uint8_t, 16>& own, const std::array<std::uint8_t, 16>& peer) const {
   if (failover_ == nullptr) return false;
   const MutexLock lock(qps_mutex_);
@@ -415,8 +423,10 @@ void Comm::receive_lane_notices() {
     take_lane_down(qp, [&] {
       const PathFacts path = facts(qp);
       if (!port && !peer) {
-        return Failure{"nothing was acknowledged for " + std::to_string(settings_.config.lane_timeout_ms) +
-                           " ms (VERBATIM_LANE_TIMEOUT_MS), while another lane has acknowledgements",
+        const std::string timeout = std::to_string(settings_.config.lane_timeout_ms) + " ms (VERBATIM_LANE_TIMEOUT_MS)";
+        return Failure{kind_ == CommKind::kRecv
+                           ? "a CTS entry has not arrived at the peer for " + timeout
+                           : "nothing was acknowledged for " + timeout + ", while another lane has acknowledgements",
                        {"packets are lost on this path, or it is far slower than the others",
                         "look at the links and the switches between the two ports"},
                        path};

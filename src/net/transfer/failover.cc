@@ -148,7 +148,7 @@ LaneMail::Lanes LaneMail::awaited() const {
 
 LaneMail::Lanes LaneMail::events() const {
   const MutexLock lock(mutex_);
-  return incoming_.events;
+  return incoming_.events | incoming_.suspected;
 }
 
 bool LaneMail::reported(std::size_t lane) const {

@@ -53,7 +53,7 @@ class LaneMail {
     Lanes down = 0;       // the peer's kLaneDown
     Lanes fenced = 0;     // the peer's kLaneFenced: report()
     Lanes joined = 0;     // the sender's kLaneAnswer
-    Lanes suspected = 0;  // nothing is acknowledged: Comm::watch_lanes
+    Lanes suspected = 0;  // nothing is acknowledged: Comm::watch_lanes; or CTS entries do not arrive
     Lanes events = 0;     // this end's port is down, or its address has changed
   };
 
@@ -86,7 +86,7 @@ class LaneMail {
   void send_empty_report(const wire::LaneDown& down) VERBATIM_EXCLUDES(mutex_);
   // Of which lanes the peer waits for a report.
   Lanes awaited() const VERBATIM_EXCLUDES(mutex_);
-  // Incoming::events, which the data path has not taken yet.
+  // Of Incoming, which the data path has not taken yet: `events` and `suspected`.
   Lanes events() const VERBATIM_EXCLUDES(mutex_);
   // Whether this end has reported the lane in this round.
   bool reported(std::size_t lane) const VERBATIM_EXCLUDES(mutex_);

@@ -160,26 +160,45 @@ TEST(Failover, GroupHalfFilled_KeepsItsBytes) {
 }
 
 // Its application makes no call until data arrives: receives with optional completion are done at once.
+void send_to_idle_receiver(Traffic& traffic) {
+  std::vector<std::unique_ptr<Buffers<>>> buffers;
+  for (std::size_t i = 0; i < 8; ++i) {
+    buffers.push_back(std::make_unique<Buffers<>>(traffic.link, pattern(300, i)));
+    ASSERT_NE(traffic.link.posted([&] { return buffers.back()->irecv(300, 0, true); }), nullptr);
+  }
+  for (const auto& one : buffers) {
+    Request* request = nullptr;
+    EXPECT_TRUE(ConnectedComms::eventually([&] { return (request = one->isend(300)) != nullptr; }));
+    ASSERT_NE(request, nullptr);
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      traffic.link.send().progress();
+      return request->state == RequestState::kDone;
+    }));
+    EXPECT_EQ(one->target, one->source);
+  }
+  traffic.rounds(1);
+}
+
 TEST(Failover, IdleReceiver_LostCtsEntriesAreWrittenAgain) {
   survives("link-down device=0 after=5", {{"VERBATIM_TIMEOUT", "20"}}, 1, [] {
     Traffic traffic;
-    std::vector<std::unique_ptr<Buffers<>>> buffers;
-    for (std::size_t i = 0; i < 8; ++i) {
-      buffers.push_back(std::make_unique<Buffers<>>(traffic.link, pattern(300, i)));
-      ASSERT_NE(traffic.link.posted([&] { return buffers.back()->irecv(300, 0, true); }), nullptr);
-    }
-    for (const auto& one : buffers) {
-      Request* request = nullptr;
-      EXPECT_TRUE(ConnectedComms::eventually([&] { return (request = one->isend(300)) != nullptr; }));
-      ASSERT_NE(request, nullptr);
-      EXPECT_TRUE(ConnectedComms::eventually([&] {
-        traffic.link.send().progress();
-        return request->state == RequestState::kDone;
-      }));
-      EXPECT_EQ(one->target, one->source);
-    }
-    traffic.rounds(1);
+    send_to_idle_receiver(traffic);
   });
+}
+
+// No event comes, and the sender has nothing to send that would not be acknowledged. The receiver's CTS entries alone
+// leave its first device; with short retries its QP fails, which an application that makes no calls does not see.
+TEST(Failover, IdleReceiverAndNoEvent_LostCtsEntriesAreWrittenAgain) {
+  for (const char* timeout : {"8", "20"}) {
+    test::Variables variables = kFourDevices;
+    variables.emplace_back("VERBATIM_TIMEOUT", timeout);
+    variables.emplace_back("VERBATIM_LANE_TIMEOUT_MS", "200");
+    survives(from_message("drop-request device=0", 9), variables, 1, [] {
+      Traffic traffic(2, 2, 2);
+      traffic.rounds(1);
+      send_to_idle_receiver(traffic);
+    });
+  }
 }
 
 TEST(Failover, EngineThreads_EveryByteArrives) {

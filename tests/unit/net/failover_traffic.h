@@ -30,16 +30,16 @@ inline std::string in_child(const std::string& faults, const std::function<void(
 // A connection of a merged device with itself, and messages of every kind.
 class Traffic {
  public:
-  // The numbers of devices that are merged at the sending and at the receiving end.
-  explicit Traffic(int from = 2, int to = 0) {
-    const auto merged = [](int count) {
+  // The numbers of devices that are merged at the sending and at the receiving end, and the sender's first one.
+  explicit Traffic(int from = 2, int to = 0, int first_from = 0) {
+    const auto merged = [](int count, int first) {
       std::vector<int> members;
-      for (int i = 0; i < count; ++i) members.push_back(i);
+      for (int i = first; i < first + count; ++i) members.push_back(i);
       const Result<std::size_t> device = merge_devices(members.data(), count, 8);
       EXPECT_TRUE(device);
       return device ? *device : 0;
     };
-    link.connect(merged(from), merged(to == 0 ? from : to));
+    link.connect(merged(from, first_from), merged(to == 0 ? from : to, 0));
     for (std::size_t i = 0; i < kSlots; ++i) slots_.push_back(std::make_unique<Buffers<>>(link, kBytes));
   }
 

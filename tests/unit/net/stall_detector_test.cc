@@ -104,7 +104,7 @@ class StallDetectorTest : public ::testing::Test {
  protected:
   Action check(const ConnectionStatus& status, bool send_refused = false, bool tested = true) {
     now_ += kSecond;
-    return detector_.check(settings_, now_, status, send_refused, tested);
+    return detector_.check(settings_, now_, status, send_refused, tested, suspect_ns_);
   }
   // Checks for so many seconds without an action.
   void rest(int seconds, const ConnectionStatus& status, bool send_refused = false) {
@@ -116,6 +116,7 @@ class StallDetectorTest : public ::testing::Test {
   }
 
   StallSettings settings_ = kUsual;
+  std::uint64_t suspect_ns_ = 0;
   StallDetector detector_;
   std::uint64_t now_ = 1000 * kSecond;
 };
@@ -320,6 +321,18 @@ TEST_F(StallTest, StallBeyondFailTime_FailsBothEnds) {
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
   EXPECT_NE(log.warnings()[0].find("VERBATIM_STALL_FAIL_S"), std::string::npos);
   EXPECT_NE(log.warnings()[0].find("use different tags"), std::string::npos) << log.warnings()[0];
+}
+
+// The peer's application may call isend for the first time long after the entry was lost.
+TEST_F(StallDetectorTest, CtsEntryIsLost_IsAskedForAgainAndAgain) {
+  suspect_ns_ = 5 * kSecond;
+  ASSERT_EQ(check(receiver(8, 1)), Action::kNone);
+  for (const unsigned peer : {0U, unsigned{ConnectionStatus::kSendRefused}}) {
+    rest(peer == 0 ? 4 : 3, receiver(8, 1));
+    ASSERT_EQ(check(receiver(8, 1)), Action::kQuery);
+    ASSERT_TRUE(reply(sender(7, 0, static_cast<std::uint16_t>(peer))));
+    EXPECT_EQ(check(receiver(8, 1)), peer == 0 ? Action::kNone : Action::kSuspectCts);
+  }
 }
 
 }  // namespace
