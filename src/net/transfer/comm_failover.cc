@@ -131,6 +131,8 @@ void Comm::repeat_port_events(const Port* up) {
 std::uint64_t Comm::watch_lanes(std::uint64_t now) {
   const std::uint64_t timeout_ns = settings_.config.lane_timeout_ms * kNanosecondsPerMillisecond;
   if (!can_lose_lanes() || kind_ == CommKind::kRecv || timeout_ns == 0) return LaneRenewal::kNever;
+  // The last acknowledgement came between two looks: with this, no lane waits longer than the timeout.
+  const std::uint64_t period_ns = timeout_ns / 8;
   bool other_works = false;
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
     Failover::Watch& watch = failover_->watch(lane);
@@ -143,11 +145,11 @@ std::uint64_t Comm::watch_lanes(std::uint64_t now) {
   }
   for (std::size_t lane = 0; other_works && lane < failover_->lanes(); ++lane) {
     const Failover::Watch& watch = failover_->watch(lane);
-    if (!works(failover_->qps(lane).front()) || now - watch.waits_since_ns < timeout_ns) continue;
+    if (!works(failover_->qps(lane).front()) || now - watch.waits_since_ns < timeout_ns - period_ns) continue;
     failover_->mail.receive_suspicion(lane);
     failure_state_.set_flag(kLanes);
   }
-  return now + timeout_ns / 4;
+  return now + period_ns;
 }
 
 void Comm::suspect_cts() {

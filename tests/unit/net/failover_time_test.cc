@@ -55,7 +55,7 @@ GapMs median_gap(Traffic& traffic) {
 }
 
 void stops_for_at_most(const std::string& faults, GapMs limit, const test::Variables& more = {}) {
-  test::Variables variables = {{"SOFTVERBS_ENGINE", "thread"}, {"VERBATIM_TIMEOUT", "20"}, {"VERBATIM_RETRY_CNT", "7"}};
+  test::Variables variables = {{"SOFTVERBS_ENGINE", "thread"}, {"VERBATIM_TIMEOUT", "15"}, {"VERBATIM_RETRY_CNT", "7"}};
   variables.insert(variables.end(), more.begin(), more.end());
   const auto body = [limit] {
     Traffic traffic;
