@@ -12,11 +12,13 @@ namespace {
 using GapClock = std::chrono::steady_clock;
 using GapMs = std::chrono::duration<double, std::milli>;
 
-// The aim holds on a machine that has its cores for this; otherwise only something far below any retry of the device.
+// With FAILOVER_EVERY=1 the aim, otherwise something far below any retry of the device. A busy machine delays each
+// step, so ten usual gaps between two messages of the same run are added.
 bool is_exact() {
   return step() == 1;
 }
 const GapMs kAim{is_exact() ? 20 : 500};
+constexpr int kUsualGaps = 10;
 const int kOutages = is_exact() ? 15 : 3;
 
 // `clause` with a time for each outage.
@@ -26,12 +28,19 @@ std::string outages(const std::string& clause, int period_ms) {
   return faults;
 }
 
-// Sends striped messages until so many lanes have failed; the median of the gaps.
-GapMs median_gap(Traffic& traffic) {
+GapMs median(std::vector<GapMs>& gaps) {
+  if (gaps.empty()) return GapMs{0};
+  std::sort(gaps.begin(), gaps.end());
+  return gaps[gaps.size() / 2];
+}
+
+// Sends striped messages until so many lanes have failed, and compares the gaps between them.
+void expect_short_gaps(Traffic& traffic, GapMs limit) {
   constexpr std::size_t kBytes = 600'000;
   Buffers<> buffers(traffic.link, pattern(kBytes, 5));
   const auto down = [&] { return traffic.link.send().lanes_down() + traffic.link.recv().lanes_down(); };
   std::vector<GapMs> gaps;
+  std::vector<GapMs> usual;
   GapClock::time_point last = GapClock::now();
   const GapClock::time_point begin = last;
   bool was_down = false;
@@ -43,15 +52,18 @@ GapMs median_gap(Traffic& traffic) {
     traffic.link.is_completed(receive);
     const GapClock::time_point now = GapClock::now();
     const bool is_down = down() != 0;
-    if (is_down && !was_down) gaps.push_back(now - last);
+    if (is_down != was_down) {
+      if (is_down) gaps.push_back(now - last);
+    } else {
+      usual.push_back(now - last);
+    }
     was_down = is_down;
     last = now;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   EXPECT_EQ(static_cast<int>(gaps.size()), kOutages);
-  if (gaps.empty()) return GapMs::max();
-  std::sort(gaps.begin(), gaps.end());
-  return gaps[gaps.size() / 2];
+  const GapMs of_usual = median(usual);
+  EXPECT_LT(median(gaps).count(), (limit + kUsualGaps * of_usual).count()) << of_usual.count();
 }
 
 void stops_for_at_most(const std::string& faults, GapMs limit, const test::Variables& more = {}) {
@@ -59,7 +71,7 @@ void stops_for_at_most(const std::string& faults, GapMs limit, const test::Varia
   variables.insert(variables.end(), more.begin(), more.end());
   const auto body = [limit] {
     Traffic traffic;
-    EXPECT_LT(median_gap(traffic).count(), limit.count());
+    expect_short_gaps(traffic, limit);
   };
   in_child(faults, body, variables);
 }
