@@ -204,9 +204,10 @@ TEST(LaneReturns, LinksFlap_NoByteIsWrong) {
   EXPECT_GE(count_lines(output, "lane ", " is back after "), 4U);
 }
 
-// All attempts of one message are lost, or all acknowledgements.
+// All attempts of one message are lost, or all acknowledgements. Not of the first eight, which are CTS entries: on a
+// busy machine their retries can end before anything has arrived, and such a connection has never worked.
 TEST(OneLane, Outage_ConnectionWaitsAndGoesOn) {
-  for (int nth = 6; nth < 54; nth += 2 * step()) {
+  for (int nth = 12; nth < 54; nth += 2 * step()) {
     for (const char* kind : {"drop-request", "drop-ack"}) {
       for (const char* const adaptive_routing : {"0", "1"}) {
         const std::string fault = std::string(kind) + " device=0 times=all nth=" + std::to_string(nth);
@@ -246,9 +247,9 @@ TEST(OneLane, OutageOfSeveralQpsOrArrivalWords_NoByteIsWrong) {
 
 // The second loss comes while what the first one has lost is posted again.
 TEST(OneLane, SeveralOutages_NoByteIsWrong) {
-  for (int nth = 9; nth < 16; ++nth) {
+  for (int nth = 13; nth < 20; ++nth) {
     const std::string output =
-        in_child("drop-request device=0 times=all nth=8;drop-ack device=0 times=all nth=" + std::to_string(nth) +
+        in_child("drop-request device=0 times=all nth=12;drop-ack device=0 times=all nth=" + std::to_string(nth) +
                      ";drop-request device=0 times=all nth=" + std::to_string(nth + 4),
                  [] { Traffic(1).rounds(3); });
     EXPECT_GE(count_lines(output, "lane 1 of 1 is back after ", ""), 4U);
