@@ -40,7 +40,8 @@ TEST_F(EndOfSeveralAddresses, Receiver_MakesTheChannelAgain) {
 
 TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AttemptOfConnectingSideIsKept) {
   bool kept = false;
-  // The answer must come after the monitor has taken the peer's attempt, and soon: the test may be too fast or too slow.
+  // The answer must come after the monitor has taken the peer's attempt, and soon: the test may be too fast or too
+  // slow.
   for (int attempt = 0; !kept && attempt < 40 && !HasFailure(); ++attempt) {
     ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
     const BothAttempts both = make_both();
