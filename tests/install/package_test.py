@@ -99,7 +99,7 @@ class Wheel(unittest.TestCase):
 class Rpm(unittest.TestCase):
     def test_Spec_Builds(self):
         packages = build("rpm")
-        self.assertEqual({re.match(r"(.*)-\d", package.name)[1] for package in packages}, PACKAGES)
+        self.assertEqual({re.match(r"(.+?)-\d", package.name)[1] for package in packages}, PACKAGES)
         files = "\n".join(run("rpm", "-qlp", package) for package in packages)
         for name in ("libnccl-net-verbatim.so", "bin/verbatim-info", "bin/softverbs", "softverbs/lib/libibverbs.so.1"):
             self.assertIn(name, files)
