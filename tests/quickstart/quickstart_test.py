@@ -26,7 +26,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 SOURCE = pathlib.Path(sys.argv[1]).resolve()
 WAIT_S = 60
 # What tools/quickstart and tools/setup call, and what the build needs besides ninja.
-PROGRAMS = """bash cat chmod dirname env flock g++ grep id ln mkdir mktemp pkg-config readlink rm rmdir sed setsid sh sleep stat tail
+PROGRAMS = """bash cat chmod dirname env flock g++ getopt grep id ln mkdir mktemp pkg-config readlink rm rmdir sed setsid sh sleep stat tail
 touch""".split()
 OTHER_USER = 65534
 
