@@ -344,7 +344,7 @@ ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, c
     requests_[index].sizes = wire::SizeSource::kPosted;
   }
   post_group(entry_address, group_size, optional_completion, out);
-  if (optional_completion) ++groups_arrived_;  // after it is counted as posted: all_arrived()
+  if (optional_completion) count_arrival();
   return ErrorKind::kNone;
 }
 

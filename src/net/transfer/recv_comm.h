@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -96,6 +97,11 @@ class RecvComm final : public CommProgress<RecvComm> {
 
   RecvComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, bool atomic);
 
+  // After the group is counted as posted, also for the monitor, which reads the counters in the other order: all_arrived().
+  void count_arrival() {
+    std::atomic_thread_fence(std::memory_order_release);
+    ++groups_arrived_;
+  }
   std::byte* entry(std::uint32_t index) const { return control_.data() + index * entry_bytes_; }
   wire::CompletionRecord& record() const {
     return *reinterpret_cast<wire::CompletionRecord*>(control_.data() + entry_bytes_ * wire::kRingEntries);

@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 
 #include "net/transfer/recv_comm.h"
@@ -41,7 +42,7 @@ inline void RecvComm::finish(RecvRequest& request, const wire::Immediate& immedi
   request.sizes = immediate.sizes;
   request.bytes_counted = completion.byte_len;
   request.state = RequestState::kDone;
-  ++groups_arrived_;
+  count_arrival();
 }
 
 void RecvComm::process_immediate(const ibv_wc& completion, std::size_t queue_index) {
@@ -66,7 +67,7 @@ void RecvComm::process_immediate(const ibv_wc& completion, std::size_t queue_ind
   if (++request.parts_seen < immediate.parts) return;
   request.parts_seen = 0;
   request.state = RequestState::kDone;
-  ++groups_arrived_;
+  count_arrival();
 }
 
 void RecvComm::complete(const ibv_wc& completion) {
@@ -189,7 +190,7 @@ ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
                     : request.bytes_counted == posted ? wire::SizeSource::kPosted
                                                       : wire::SizeSource::kRecord;
     request.state = RequestState::kDone;
-    ++comm.groups_arrived_;
+    comm.count_arrival();
   }
   return retire(request, done, sizes);
 }
@@ -246,6 +247,7 @@ ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
 wire::ConnectionStatus RecvComm::status() const {
   wire::ConnectionStatus status{.members = next_member_, .flushes = flush_.pending(), .bytes = bytes_};
   const std::uint64_t arrived = groups_arrived_;  // read first, so that it is never above `posted`
+  std::atomic_thread_fence(std::memory_order_acquire);
   const std::uint64_t posted = groups_posted_;
   status.outstanding = static_cast<std::uint32_t>(posted - std::min(posted, arrived));
   if (optional_posted_) status.flags |= wire::ConnectionStatus::kOptionalReceives;

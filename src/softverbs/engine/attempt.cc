@@ -122,7 +122,7 @@ Outcome find_peer(Qp& qp) {
 bool is_unreachable(const Qp& qp, Faults* faults) {
   const Route& route = qp.requester.route;
   const Segment& peer = route.process->segment();
-  if (peer.impaired.load(std::memory_order_relaxed) != 0 && !is_port_open(peer, route.qp->device, qp.shared->device)) {
+  if (peer.impaired.load(std::memory_order_acquire) != 0 && !is_port_open(peer, route.qp->device, qp.shared->device)) {
     return true;
   }
   return faults != nullptr &&

@@ -370,7 +370,8 @@ void Engine::run_due_faults() {
 void Engine::process_service_requests() {
   Segment& segment = process_->segment();
   if (segment.service_pending.load(std::memory_order_relaxed) == 0) return;
-  segment.service_pending.store(0, std::memory_order_seq_cst);
+  // Acquire: what was requested is read behind it.
+  segment.service_pending.exchange(0, std::memory_order_seq_cst);
   start_copier_if_wanted(segment, process_->arena(), process_->segment_fd());
   process_->apply_fault_commands();
   write_events_of_peers(*process_);

@@ -89,7 +89,7 @@ bool wake_channel(const ProcessView& process, SharedCq& cq) {
 void write_events_of_peers(Process& process) {
   Segment& segment = process.segment();
   if (segment.has_unwritten_events.load(std::memory_order_relaxed) == 0) return;
-  segment.has_unwritten_events.store(0, std::memory_order_seq_cst);
+  segment.has_unwritten_events.exchange(0, std::memory_order_seq_cst);  // acquire: the bitmaps are read behind it
   // The locks exclude that the descriptor is closed meanwhile and belongs to another file.
   serve(segment.unwritten_cqs, [&](std::uint32_t index) {
     SharedCq& cq = segment.cqs[index];

@@ -44,7 +44,7 @@ class FileTree {
   FileTree() = default;
   void prepare();
   bool is_served(std::string_view path) const;
-  const std::string& root() const { return *root_.load(std::memory_order_relaxed); }
+  const std::string& root() const { return *root_.load(std::memory_order_acquire); }
   bool ensure_directory();
   bool enter_directory();
   // Both return 0 or the error.

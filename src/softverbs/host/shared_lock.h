@@ -21,6 +21,8 @@ bool is_alive(Incarnation incarnation);
 inline void relax_cpu() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
 #else
   std::atomic_signal_fence(std::memory_order_seq_cst);
 #endif

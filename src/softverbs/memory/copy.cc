@@ -9,6 +9,12 @@
 #include "softverbs/memory/gpu_copies.h"
 
 namespace verbatim::softverbs {
+namespace {
+
+// Programs poll for the last word of a small message, and hardware writes a message in ascending order. memcpy may not.
+constexpr std::size_t kOrderedBytes = 256;
+
+}  // namespace
 
 #if defined(VERBATIM_UNDER_TSAN)
 // ThreadSanitizer must not see a device's accesses, which are not the program's. It would see those of memcpy.
@@ -18,9 +24,6 @@ __attribute__((no_sanitize("thread"))) void copy_in_order(std::byte* to, const s
   }
 }
 #else
-// Programs poll for the last word of a small message, and hardware writes a message in ascending order. memcpy may not.
-constexpr std::size_t kOrderedBytes = 256;
-
 void copy_in_order(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > kOrderedBytes) {
     std::memmove(to, from, bytes);
@@ -31,7 +34,7 @@ void copy_in_order(std::byte* to, const std::byte* from, std::size_t bytes) {
     std::uint64_t word;
     std::memcpy(&word, from + done, sizeof word);
     std::memcpy(to + done, &word, sizeof word);
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    order_behind_earlier_writes();
   }
   for (; done < bytes; ++done) to[done] = from[done];
 }
@@ -62,6 +65,20 @@ CopyResult failure() {
   }
 }
 
+// The system's copies need not be in ascending order where stores can pass stores, so the last word of a small message
+// has a call of its own there.
+#if defined(__x86_64__)
+constexpr std::size_t kLastBytes = 0;
+#else
+constexpr std::size_t kLastBytes = sizeof(std::uint64_t);
+#endif
+
+// The bytes at the end of what is left to copy that this call must not copy.
+std::size_t kept_for_last_call(CopyDirection direction, std::size_t left, const iovec& last) {
+  const bool is_polled = direction == CopyDirection::kToTarget && left > kLastBytes && left <= kOrderedBytes;
+  return is_polled && last.iov_len > kLastBytes ? kLastBytes : 0;
+}
+
 using VmCall = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
 
 CopyResult copy_across_processes(VmCall call, const ProcessView& target, CopyDirection direction, Spans& local,
@@ -76,7 +93,12 @@ CopyResult copy_across_processes(VmCall call, const ProcessView& target, CopyDir
   std::size_t remote_count = remote.count();
   std::size_t left = local.total();
   while (left > 0) {
+    iovec& last = local_items[local_count - 1];
+    const std::size_t kept = kept_for_last_call(direction, left, last);
+    last.iov_len -= kept;
     const ssize_t moved = call(target.pid(), local_items, local_count, remote_items, remote_count, 0);
+    last.iov_len += kept;
+    order_behind_earlier_writes();
     if (moved < 0) return failure();
     if (moved == 0) return CopyResult::kFault;
     const std::size_t bytes = static_cast<std::size_t>(moved);
@@ -90,6 +112,7 @@ CopyResult copy_across_processes(VmCall call, const ProcessView& target, CopyDir
 }  // namespace
 
 CopyResult copy_to(const ProcessView& target, Spans& local, Spans& remote) {
+  order_behind_earlier_writes();
   if (local.has_gpu_memory() || remote.has_gpu_memory()) {
     return copy_gpu_memory(target, CopyDirection::kToTarget, local, remote);
   }
