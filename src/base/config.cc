@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <numeric>
 #include <type_traits>
 #include <utility>
 
+#include "base/edit_distance.h"
 #include "base/log.h"
 
 namespace verbatim {
@@ -174,21 +174,6 @@ bool assign_qp_pool(Config& config, const TextSetting& given) {
   if (!peers || !qps) return false;
   config.qp_pool = {*peers, *qps};
   return true;
-}
-
-// Levenshtein's distance: characters to insert, delete or replace.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i + 1);
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, diagonal + 1, row[j] + 1});
-    }
-  }
-  return row.back();
 }
 
 using Lookup = std::function<const char*(const char*)>;

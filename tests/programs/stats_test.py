@@ -94,13 +94,13 @@ class WhileRunning(ProgramTest):
             self.assertEqual(qp["work_requests"]["recv"], 77)
         table = stats("--qps").stdout.splitlines()
         self.assertEqual(len(table), 1 + 4)
-        self.assertTrue(table[0].split()[:2] == ["PID", "PROGRAM"], table[0])
+        self.assertTrue(table[0].split()[:3] == ["#", "PID", "PROGRAM"], table[0])
         only = stats("--json", str(child.pid))
         self.assertEqual([process["pid"] for process in json.loads(only.stdout)], [child.pid])
 
     def test_unknown_process_is_named(self):
         result = stats("1")
-        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.returncode, 3)
         self.assertIn("process 1 holds no softverbs device", result.stderr)
 
 

@@ -21,11 +21,14 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "base/version.h"
+#include "cli/command_line.h"
+#include "cli/table.h"
 #include "softverbs-bench/measure.h"
 
 namespace verbatim::bench {
 namespace {
+
+using cli::ExitStatus;
 
 struct Options {
   std::vector<std::size_t> sizes{64U << 10, 128U << 10, 1U << 20, 4U << 20};
@@ -45,9 +48,9 @@ constexpr std::uint64_t kRateMessages = 8192;  // per round and QP
 
 enum class Command : std::uint32_t { kVerbsPingPong, kMemoryPingPong };
 
-int report(const Error& error) {
-  std::fprintf(stderr, "softverbs-bench: %s failed: %s\n", error.operation, std::strerror(error.sys_errno));
-  return EXIT_FAILURE;
+ExitStatus report(const Error& error) {
+  cli::print_error(std::string(error.operation) + " failed: " + std::strerror(error.sys_errno));
+  return ExitStatus::kFailed;
 }
 
 template <typename T>
@@ -77,7 +80,7 @@ Result<std::vector<Endpoint>> connect_endpoints(Area& area, int socket, const Op
   return endpoints;
 }
 
-int run_peer(Area& area, int socket, const Options& options) {
+ExitStatus run_peer(Area& area, int socket, const Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   auto endpoints = connect_endpoints(area, socket, options);
   if (!endpoints) return report(endpoints.error());
@@ -90,13 +93,23 @@ int run_peer(Area& area, int socket, const Options& options) {
     }
     if (!send_to(socket, command)) break;
   }
-  return EXIT_SUCCESS;
+  return ExitStatus::kOk;
 }
 
 std::string size_text(std::size_t bytes) {
   if (bytes % (1U << 20) == 0) return std::to_string(bytes >> 20) + " MiB";
   if (bytes % (1U << 10) == 0) return std::to_string(bytes >> 10) + " KiB";
   return std::to_string(bytes) + " B";
+}
+
+cli::Table bandwidth_table() {
+  return cli::Table({{"size", 10},
+                     {"memcpy", 10, 2},
+                     {"vm_writev", 10, 2},
+                     {"WRITE", 10, 2},
+                     {"WRITE/vm_writev", 15, 2},
+                     {"WRITE/memcpy", 12, 2},
+                     {"", -1}});
 }
 
 // Prints one line. False: the ratio is below the floor, or a copy was wrong.
@@ -106,7 +119,7 @@ Result<bool> compare_bandwidth(Bandwidth& bandwidth, std::size_t size, const Opt
     const auto correct = bandwidth.is_copy_correct(method, size);
     if (!correct) return correct.error();
     if (!*correct) {
-      std::printf("%10s  wrong bytes\n", size_text(size).c_str());
+      bandwidth_table().print_row(stdout, {size_text(size), "wrong bytes"});
       return false;
     }
   }
@@ -126,9 +139,8 @@ Result<bool> compare_bandwidth(Bandwidth& bandwidth, std::size_t size, const Opt
   }
   const double ratio = ratio_so_far();
   constexpr double kGiga = 1e9;
-  std::printf("%10s %10.2f %10.2f %10.2f %14.2f %10.2f%s\n", size_text(size).c_str(), best[0] / kGiga, best[1] / kGiga,
-              best[2] / kGiga, ratio, best[2] / best[0], ratio < options.min_ratio ? "  below the floor" : "");
-  std::fflush(stdout);
+  bandwidth_table().print_row(stdout, {size_text(size), best[0] / kGiga, best[1] / kGiga, best[2] / kGiga, ratio,
+                                       best[2] / best[0], ratio < options.min_ratio ? "below the floor" : ""});
   return ratio >= options.min_ratio;
 }
 
@@ -149,17 +161,16 @@ Result<double> best_latency(Area& area, int socket, const Options& options, Comm
   return best;
 }
 
-int measure(Area& area, int socket, pid_t peer, const Options& options) {
+ExitStatus measure(Area& area, int socket, pid_t peer, const Options& options) {
   auto endpoints = connect_endpoints(area, socket, options);
   if (!endpoints) return report(endpoints.error());
   Endpoint& first = endpoints->front();
   std::printf(
-      "RDMA WRITE between two processes on %s, %u engine thread%s and as many QPs, best of %u interleaved rounds of "
+      "# RDMA WRITE between two processes on %s, %u engine thread%s and as many QPs, best of %u interleaved rounds of "
       "%zu to %zu MiB, GB/s\n",
       first.device_name(), options.engines, options.engines == 1 ? "" : "s", options.rounds,
       options.passes * (Area::kWindowBytes >> 20), std::size_t{8} * options.passes * (Area::kWindowBytes >> 20));
-  std::printf("%10s %10s %10s %10s %14s %10s\n", "size", "memcpy", "vm_writev", "WRITE", "WRITE/vm_writev",
-              "WRITE/memcpy");
+  bandwidth_table().print_titles(stdout);
   Bandwidth bandwidth(area, *endpoints, peer);
   bool good = true;
   for (const std::size_t size : options.sizes) {
@@ -178,14 +189,14 @@ int measure(Area& area, int socket, pid_t peer, const Options& options) {
       if (!measured) return report(measured.error());
       rate = std::max(rate, *measured);
     }
-    std::printf("8-byte one-way latency: shared memory %.2f us, inline WRITE %.2f us\n", *memory / 1e3, *verbs / 1e3);
-    std::printf("8-byte message rate: shared memory, one at a time, %.2f million/s, inline WRITE %.2f million/s\n",
+    std::printf("# 8-byte one-way latency: shared memory %.2f us, inline WRITE %.2f us\n", *memory / 1e3, *verbs / 1e3);
+    std::printf("# 8-byte message rate: shared memory, one at a time, %.2f million/s, inline WRITE %.2f million/s\n",
                 1e3 / *memory, rate / 1e6);
   }
-  return good ? EXIT_SUCCESS : EXIT_FAILURE;
+  return good ? ExitStatus::kOk : ExitStatus::kWrong;
 }
 
-int run(const Options& options) {
+ExitStatus run(const Options& options) {
   void* const pages = mmap(nullptr, sizeof(Area), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) return report(system_error("mmap", errno));
   Area& area = *new (pages) Area;
@@ -201,28 +212,27 @@ int run(const Options& options) {
     return run_peer(area, theirs.get(), options);
   }
   theirs.reset();
-  const int result = measure(area, ours.get(), peer, options);
+  const ExitStatus result = measure(area, ours.get(), peer, options);
   ours.reset();
   int status = 0;
   while (waitpid(peer, &status, 0) < 0 && errno == EINTR) {
   }
   const bool peer_good = WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS;
-  return peer_good ? result : EXIT_FAILURE;
+  return peer_good ? result : ExitStatus::kFailed;
 }
 
 }  // namespace
 }  // namespace verbatim::bench
 
 int main(int argc, char** argv) {
+  namespace cli = verbatim::cli;
   using verbatim::bench::Area;
   verbatim::bench::Options options;
   CLI::App app(
       "Compares RDMA WRITEs between two processes with process_vm_writev and memcpy over the same memory.\n"
       "Uses the first device of the library that VERBATIM_VERBS_LIBRARY names.",
       "softverbs-bench");
-  app.add_option("--size", options.sizes,
-                 "bytes of a WRITE, in K or M if so suffixed; may be repeated [64K 128K 1M 4M]")
-      ->transform(CLI::AsSizeValue(false))
+  cli::add_sizes_option(app, "--size", options.sizes, "bytes of a WRITE; may be repeated, default 64K,128K,1M,4M")
       ->check([](const std::string& text) {
         const std::size_t size = std::strtoull(text.c_str(), nullptr, 10);
         return size >= 4096 && Area::kWindowBytes % size == 0 ? "" : "the size must be a power of two from 4K to 8M";
@@ -240,8 +250,7 @@ int main(int argc, char** argv) {
   app.add_option("--min-ratio", options.min_ratio, "fail when WRITE/vm_writev is below this value at any size")
       ->check(CLI::Range(0.0, 10.0));
   app.add_flag("--no-latency", options.no_latency, "do not measure 8-byte messages");
-  app.set_version_flag("--version", verbatim::version_text("softverbs-bench"), "print the version and exit");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto early = cli::parse(app, argc, argv)) return cli::leave(*early);
   if (options.engines != 1) setenv("SOFTVERBS_ENGINES", std::to_string(options.engines).c_str(), 1);
-  return verbatim::bench::run(options);
+  return cli::run_or_report([&] { return verbatim::bench::run(options); });
 }

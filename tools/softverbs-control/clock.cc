@@ -10,7 +10,7 @@ Action declare_hold(CLI::App& arguments) {
       "release.");
   return [](ProcessDirectory& directory) {
     softverbs::hold_clock(directory.registry());
-    return 0;
+    return ExitStatus::kOk;
   };
 }
 
@@ -20,7 +20,7 @@ Action declare_release(CLI::App& arguments) {
       "posted.");
   return [](ProcessDirectory& directory) {
     softverbs::release_clock(directory.registry());
-    return 0;
+    return ExitStatus::kOk;
   };
 }
 

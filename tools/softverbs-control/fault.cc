@@ -27,7 +27,8 @@ std::string read_clauses(const std::string& given) {
   if (!given.starts_with('@')) return given;
   std::ifstream file(given.substr(1));
   std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) throw Failure(given.substr(1) + " cannot be read or is empty");
+  if (!file || !(text << file.rdbuf()))
+    throw Failure(given.substr(1) + " cannot be read or is empty", ExitStatus::kUsage);
   return text.str();
 }
 
@@ -44,10 +45,10 @@ std::uint32_t send(ProcessDirectory& directory, const std::string& clauses, soft
   }
 }
 
-int run(ProcessDirectory& directory, const FaultOptions& options) {
+ExitStatus run(ProcessDirectory& directory, const FaultOptions& options) {
   const std::string clauses = read_clauses(options.clauses);
   const std::variant<softverbs::FaultScript, std::string> parsed = softverbs::parse_faults(clauses);
-  if (const auto* refused = std::get_if<std::string>(&parsed)) throw Failure(*refused);
+  if (const auto* refused = std::get_if<std::string>(&parsed)) throw Failure(*refused, ExitStatus::kUsage);
   const std::uint64_t deadline_ns = monotonic_ns() + static_cast<std::uint64_t>(options.wait_seconds * 1e9);
   std::vector<TargetProcess> targets =
       directory.processes(options.pid != 0 ? std::vector{options.pid} : std::vector<pid_t>{});
@@ -76,7 +77,7 @@ int run(ProcessDirectory& directory, const FaultOptions& options) {
                  target.pid(), target.program());
   }
   std::printf("applied by %zu of %zu processes\n", count - targets.size(), count);
-  return targets.empty() ? 0 : 1;
+  return targets.empty() ? ExitStatus::kOk : ExitStatus::kWrong;
 }
 
 }  // namespace

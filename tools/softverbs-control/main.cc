@@ -2,10 +2,8 @@
 // processes through their shared memory.
 #include <CLI/CLI.hpp>
 #include <array>
-#include <cstdio>
-#include <exception>
 
-#include "base/version.h"
+#include "cli/command_line.h"
 #include "softverbs-control/process_directory.h"
 #include "softverbs-control/subcommand.h"
 
@@ -23,26 +21,22 @@ int run(int argc, char** argv) {
   CLI::App arguments(
       "Reads or changes the state of this user's running softverbs processes with the same SOFTVERBS_NAMESPACE.",
       "softverbs");
-  arguments.set_version_flag("--version", version_text("softverbs"), "print the version and exit");
   arguments.require_subcommand(1);
   Action action;
   for (const Subcommand& subcommand : kSubcommands) {
     CLI::App* own = arguments.add_subcommand(subcommand.name, subcommand.help);
     own->callback([&action, declared = subcommand.declare(*own)] { action = declared; });
   }
-  CLI11_PARSE(arguments, argc, argv);
-  ProcessDirectory directory;
-  return action(directory);
+  if (const auto early = cli::parse(arguments, argc, argv)) return cli::leave(*early);
+  return cli::run_or_report([&action] {
+    ProcessDirectory directory;
+    return action(directory);
+  });
 }
 
 }  // namespace
 }  // namespace verbatim::control
 
 int main(int argc, char** argv) {
-  try {
-    return verbatim::control::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "softverbs: %s\n", error.what());
-    return 1;
-  }
+  return verbatim::control::run(argc, argv);
 }

@@ -1,10 +1,11 @@
 // softverbs stats: prints the counters of the running processes.
 #include "softverbs/host/stats.h"
 
-#include <cinttypes>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 
+#include "cli/table.h"
 #include "softverbs-control/subcommand.h"
 
 namespace verbatim::control {
@@ -21,48 +22,67 @@ struct StatsOptions {
 };
 
 void print_json(const std::vector<ProcessStats>& all) {
-  std::printf("[");
-  const char* separator = "\n";
-  for (const ProcessStats& stats : all) {
-    std::printf("%s%s", separator, softverbs::to_json(stats).c_str());
-    separator = ",\n";
-  }
-  std::printf("\n]\n");
+  auto list = nlohmann::ordered_json::array();
+  for (const ProcessStats& stats : all) list.push_back(nlohmann::ordered_json::parse(softverbs::to_json(stats)));
+  std::printf("%s\n", list.dump(1).c_str());
 }
 
-void print_qp(const QpStats& qp) {
-  std::printf("%8s  qp 0x%06x %-9s %10" PRIu64 " %11" PRIu64 " %10" PRIu64 " %10" PRIu64 " %14" PRIu64 " %12" PRIu64
-              " %11" PRIu64,
-              "", qp.qpn, softverbs::state_name(qp.state), qp.modifies + qp.queries + qp.work.doorbells(),
-              qp.work.doorbells(), qp.work.send_requests(), qp.work.receives, qp.work.bytes, qp.work.inline_bytes,
-              qp.work.completions);
-  if (qp.type != IBV_QPT_RC) std::printf("   %s", softverbs::type_name(qp.type));
-  if (qp.path) std::printf("   path %u", *qp.path);
-  if (qp.udp_source_port != 0) std::printf(", UDP source port %u", qp.udp_source_port);
-  std::printf("\n");
+std::vector<cli::Cell> cells_of(const std::string& pid, const std::string& name, std::uint64_t calls,
+                                std::uint64_t doorbells, const softverbs::WorkStats& work) {
+  return {pid,
+          name,
+          calls,
+          doorbells,
+          work.send_requests(),
+          work.receives,
+          work.bytes,
+          work.inline_bytes,
+          work.completions};
+}
+
+void print_qp(const cli::Table& table, const QpStats& qp) {
+  char name[32];
+  std::snprintf(name, sizeof name, "qp 0x%06x %s", qp.qpn, softverbs::state_name(qp.state));
+  const std::uint64_t doorbells = qp.work.doorbells();
+  std::string more = table.row(cells_of("", name, qp.modifies + qp.queries + doorbells, doorbells, qp.work));
+  if (qp.type != IBV_QPT_RC) more.append("   ").append(softverbs::type_name(qp.type));
+  if (qp.path) more += "   path " + std::to_string(*qp.path);
+  if (qp.udp_source_port != 0) more += ", UDP source port " + std::to_string(qp.udp_source_port);
+  std::printf("%s\n", more.c_str());
 }
 
 // Objects are printed as created/alive: "2/1".
 void print_table(const std::vector<ProcessStats>& all, bool with_qps) {
-  std::printf("%8s  %-22s %10s %11s %10s %10s %14s %12s %11s %12s %12s %9s %9s %9s\n", "PID", "PROGRAM", "CALLS",
-              "DOORBELLS", "SENDS", "RECVS", "BYTES", "INLINE", "COMPLETIONS", "POLLS", "EMPTY", "QPS", "CQS", "MRS");
+  const cli::Table table({{"PID", 10},
+                          {"PROGRAM", -22},
+                          {"CALLS", 10},
+                          {"DOORBELLS", 11},
+                          {"SENDS", 10},
+                          {"RECVS", 10},
+                          {"BYTES", 14},
+                          {"INLINE", 12},
+                          {"COMPLETIONS", 11},
+                          {"POLLS", 12},
+                          {"EMPTY", 12},
+                          {"QPS", 9},
+                          {"CQS", 9},
+                          {"MRS", 9}});
+  table.print_titles(stdout);
   for (const ProcessStats& stats : all) {
-    std::printf("%8d  %-22s %10" PRIu64 " %11" PRIu64 " %10" PRIu64 " %10" PRIu64 " %14" PRIu64 " %12" PRIu64
-                " %11" PRIu64 " %12" PRIu64 " %12" PRIu64,
-                stats.pid, stats.program.c_str(), stats.total_calls(), stats.doorbells(), stats.work.send_requests(),
-                stats.work.receives, stats.work.bytes, stats.work.inline_bytes, stats.work.completions, stats.polls,
-                stats.empty_polls);
+    std::vector<cli::Cell> cells =
+        cells_of(std::to_string(stats.pid), stats.program, stats.total_calls(), stats.doorbells(), stats.work);
+    cells.insert(cells.end(), {stats.polls, stats.empty_polls});
     for (const ObjectKind kind : {ObjectKind::kQp, ObjectKind::kCq, ObjectKind::kMr}) {
       const auto& objects = stats.of(kind);
-      std::printf(" %9s", (std::to_string(objects.created) + "/" + std::to_string(objects.alive)).c_str());
+      cells.emplace_back(std::to_string(objects.created) + "/" + std::to_string(objects.alive));
     }
-    std::printf("\n");
+    table.print_row(stdout, cells);
     if (!with_qps) continue;
-    for (const QpStats& qp : stats.qps) print_qp(qp);
+    for (const QpStats& qp : stats.qps) print_qp(table, qp);
   }
 }
 
-int show(ProcessDirectory& directory, const StatsOptions& options) {
+ExitStatus show(ProcessDirectory& directory, const StatsOptions& options) {
   std::vector<ProcessStats> all;
   for (const TargetProcess& target : directory.processes(options.pids))
     all.push_back(softverbs::read_stats(target.segment()));
@@ -71,7 +91,7 @@ int show(ProcessDirectory& directory, const StatsOptions& options) {
   } else {
     print_table(all, options.qps);
   }
-  return 0;
+  return ExitStatus::kOk;
 }
 
 }  // namespace

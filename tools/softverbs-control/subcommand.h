@@ -4,19 +4,17 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
-#include <stdexcept>
 
+#include "cli/exit_status.h"
 #include "softverbs-control/process_directory.h"
 
 namespace verbatim::control {
 
-// main() prints it to stderr and exits with status 1.
-struct Failure : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+using cli::ExitStatus;
+using cli::Failure;
 
-// Called after the arguments are parsed. Returns the exit status; may throw Failure.
-using Action = std::function<int(ProcessDirectory& directory)>;
+// Called after the arguments are parsed; may throw Failure.
+using Action = std::function<ExitStatus(ProcessDirectory& directory)>;
 
 struct Subcommand {
   const char* name;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/table.h"
 #include "ranks/comparison.h"
 #include "ranks/json.h"
 
@@ -37,8 +38,14 @@ ranks::ExitStatus run_compare(const Options& options, int argc, char** argv) {
   const auto first_us = ranks::values_at(reports.by_variant.front(), "/iteration_us");
   std::printf("# %s, %s, %d ranks, medians of %d rounds; ratio: time of the entry over time of the first\n",
               mode_name(options.mode), options.policy.c_str(), options.job.size(), options.rounds);
-  std::printf("%-28s %14s %14s %14s %10s %10s %8s\n", "# over", "all layers ms", "layer p50 us", "layer p99 us", "GB/s",
-              "counters", "ratio");
+  const cli::Table table({{"over", -28},
+                          {"all layers ms", 14, 2},
+                          {"layer p50 us", 14, 1},
+                          {"layer p99 us", 14, 1},
+                          {"GB/s", 10, 3},
+                          {"counters", 10},
+                          {"ratio", 8, 2}});
+  table.print_titles(stdout);
   Json json = Json::array();
   for (std::size_t i = 0; i < variants.size(); ++i) {
     const std::vector<Json>& runs = reports.by_variant[i];
@@ -47,9 +54,9 @@ ranks::ExitStatus run_compare(const Options& options, int argc, char** argv) {
     const auto p99_us = ranks::values_at(runs, "/layer_time_us/p99");
     const auto gb_s = ranks::values_at(runs, "/gb_s");
     const double ratio = ranks::median_ratio(iteration_us, first_us);
-    std::printf("%-28s %14.2f %14.1f %14.1f %10.3f %10s %8.2f\n", variants[i].name.c_str(),
-                ranks::median(iteration_us) / 1000, ranks::median(p50_us), ranks::median(p99_us), ranks::median(gb_s),
-                runs.back()["by_rank"][0]["stats"].get<std::string>().c_str(), ratio);
+    table.print_row(stdout,
+                    {variants[i].name, ranks::median(iteration_us) / 1000, ranks::median(p50_us), ranks::median(p99_us),
+                     ranks::median(gb_s), runs.back()["by_rank"][0]["stats"].get<std::string>(), ratio});
     json.push_back({{"over", names[i]},
                     {"iteration_us", iteration_us},
                     {"layer_p50_us", p50_us},

@@ -34,6 +34,6 @@ ranks::ExitStatus run(const eplb::Options& options, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ranks::run_or_exit(eplb::parse_options(argc, argv),
-                            [&](const eplb::Options& options) { return run(options, argc, argv); });
+  return cli::run_or_exit(eplb::parse_options(argc, argv),
+                          [&](const eplb::Options& options) { return run(options, argc, argv); });
 }

@@ -50,9 +50,7 @@ constexpr const char* kDescription =
     "of\n"
     "JSON for each layer: {\"layer\": 0, \"old\": [expert of each row, rank after rank; -1: empty], \"new\": [...]}\n\n"
     "Presets: dsv3-fp8, dsv3-bf16, dsv3-nvfp4 (DeepSeek-V3: 256 experts and 32 redundant rows, 58 layers), "
-    "tiny-mixed.\n\n"
-    "Exit status: 0 all correct, 1 wrong data, 2 wrong usage or input, 3 a plugin, NCCL, rank or system failure, 4 "
-    "timeout.";
+    "tiny-mixed.";
 
 template <typename Map>
 std::string keys_of(const Map& map) {
@@ -106,7 +104,7 @@ const char* schedule_name(PeersAtATime peers) {
   return peers == PeersAtATime::kAll ? "all" : "batched";
 }
 
-std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv) {
+std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app(kDescription, "verbatim-eplb");
   std::string mode = mode_name(options.mode);
@@ -155,7 +153,7 @@ std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* cons
          "maximum number of sends and receives of a rank in one group, the same at both ends; 0: one group per layer")
       ->check(CLI::Range(0, 1'000'000'000))
       ->capture_default_str();
-  ranks::add_size_option(
+  cli::add_size_option(
       app, "--chunk", options.chunk_bytes,
       "over plugin, except direct: size of the largest message, default 128K as in NCCL; 0: the plugin's maximum");
   app.add_option("--depth", options.depth, "over plugin: receives posted ahead per connection")
@@ -192,7 +190,7 @@ std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* cons
   app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
   ranks::add_job_options(app, options.job);
 
-  const auto leave = ranks::parse(app, argc, argv, [&] {
+  const auto leave = cli::parse(app, argc, argv, [&] {
     if (const auto batched = kBatchedModes.find(mode); batched != kBatchedModes.end()) {
       options.mode = batched->second;
       if (given_schedule->count() == 0) schedule = "batched";

@@ -84,6 +84,6 @@ struct Options {
 // The value of --compare that runs each schedule in turn, instead of a list of networks or plugins.
 constexpr const char* kCompareSchedules = "schedules";
 
-std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv);
+std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const* argv);
 
 }  // namespace verbatim::eplb

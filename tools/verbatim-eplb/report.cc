@@ -5,6 +5,7 @@
 #include <iterator>
 #include <numeric>
 
+#include "cli/table.h"
 #include "ranks/statistics.h"
 
 namespace verbatim::eplb {
@@ -201,8 +202,18 @@ void print_head(std::FILE* out, const Report& report) {
 }
 
 void print_table(std::FILE* out, const Report& report) {
-  std::fprintf(out, "#\n# %6s %8s %13s %13s %6s %7s %8s %11s %11s %9s\n", "layer", "experts", "bytes", "max per rank",
-               "packs", "groups", "ops max", "time(us)", "GB/s/rank", "#wrong");
+  std::fputs("#\n", out);
+  const cli::Table table({{"layer", 8},
+                          {"experts", 8},
+                          {"bytes", 13},
+                          {"max per rank", 13},
+                          {"packs", 6},
+                          {"groups", 7},
+                          {"ops max", 8},
+                          {"time(us)", 11, 1},
+                          {"GB/s/rank", 11, 3},
+                          {"#wrong", 9}});
+  table.print_titles(out);
   std::size_t lines = 0;
   for (const LayerRow& row : report.layers) {
     if (lines++ == kMostLines) {
@@ -211,9 +222,8 @@ void print_table(std::FILE* out, const Report& report) {
     }
     const double us = percentile(row.times_us, 0.5);
     const std::string wrong = report.options.check ? std::to_string(row.wrong) : "N/A";
-    std::fprintf(out, "%8zu %8zu %13llu %13llu %6zu %7zu %8zu %11.1f %11.3f %9s\n", row.layer, row.experts,
-                 static_cast<unsigned long long>(row.bytes), static_cast<unsigned long long>(row.most_bytes), row.packs,
-                 row.groups, row.largest_group, us, rate(row.most_bytes, us), wrong.c_str());
+    table.print_row(out, {row.layer, row.experts, row.bytes, row.most_bytes, row.packs, row.groups, row.largest_group,
+                          us, rate(row.most_bytes, us), wrong});
   }
   const std::vector<double> times = all_times(report);
   const OldDesign old = old_design(report);

@@ -1,36 +1,33 @@
 // verbatim-info: what Verbatim would do on this host, without NCCL and without a second rank.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <exception>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/config.h"
-#include "base/version.h"
+#include "cli/command_line.h"
 #include "verbatim-info/report.h"
 #include "verbatim-info/text.h"
 
 namespace {
 
 using namespace verbatim::info;
+using verbatim::cli::ExitStatus;
 
 constexpr const char* kDescription =
     "Prints what Verbatim would do on this host, in the environment of the job: libraries, every RDMA device and port\n"
     "(used, or why not and what to do), GIDs, limits, the side channel, and every setting with its origin. Needs\n"
     "neither NCCL nor another rank.";
-constexpr const char* kExitStatus =
-    "Exit status: 0 if the plugin's init succeeds here, which needs at least one usable port; 1 if it fails; other for "
-    "wrong arguments.";
 constexpr unsigned kMaxRanks = 1U << 20;
 constexpr unsigned kMaxChannels = 1024;
 
-int report(const std::optional<JobSize>& job, bool as_json) {
+ExitStatus report(const std::optional<JobSize>& job, bool as_json) {
   const nlohmann::ordered_json report = make_report(job);
   // Names of files and values of settings can be bytes that are not UTF-8.
   const std::string text =
       as_json ? report.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n" : to_text(report);
   std::fputs(text.c_str(), stdout);
-  return report["init"]["succeeds"].get<bool>() ? 0 : 1;
+  return report["init"]["succeeds"].get<bool>() ? ExitStatus::kOk : ExitStatus::kWrong;
 }
 
 }  // namespace
@@ -40,7 +37,6 @@ int main(int argc, char** argv) {
   bool as_json = false;
   bool list_variables = false;
   CLI::App app(kDescription, "verbatim-info");
-  app.footer(kExitStatus);
   app.add_flag("--json", as_json, "print one JSON object instead of text");
   CLI::Option* const ranks = app.add_option("--ranks", size.ranks,
                                             "forecast the QPs, registered memory and descriptors of one rank of a job "
@@ -53,16 +49,11 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->type_name("C");
   app.add_flag("--variables", list_variables, "print the table of all settings (Markdown) and exit");
-  app.set_version_flag("--version", verbatim::version_text("verbatim-info"), "print the version and exit");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto early = verbatim::cli::parse(app, argc, argv)) return verbatim::cli::leave(*early);
   if (list_variables) {
     std::fputs(verbatim::variables_markdown().c_str(), stdout);
     return 0;
   }
-  try {
-    return report(ranks->count() != 0 ? std::optional(size) : std::nullopt, as_json);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "verbatim-info: %s\n", error.what());
-    return 1;
-  }
+  return verbatim::cli::run_or_report(
+      [&] { return report(ranks->count() != 0 ? std::optional(size) : std::nullopt, as_json); });
 }

@@ -1,8 +1,10 @@
 #include "verbatim-info/text.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <vector>
+
+#include "cli/table.h"
 
 namespace verbatim::info {
 namespace {
@@ -21,11 +23,6 @@ std::string show_or(const Json& value, const char* absent) {
 std::string with_next(std::string line, const Json& owner) {
   if (owner.contains("next")) line += ". Next: " + show(owner["next"]);
   return line + "\n";
-}
-
-std::string pad(std::string text, std::size_t width) {
-  text.resize(std::max(text.size(), width), ' ');
-  return text;
 }
 
 std::string library(const char* name, const Json& json, const char* absent) {
@@ -104,26 +101,30 @@ std::string device_text(const Json& device) {
 }
 
 std::string forecast_text(const Json& forecast) {
-  constexpr std::size_t kColumn = 17;
+  constexpr int kColumn = -17;
   constexpr const char* kKeys[] = {"pattern",        "connections",      "qps",        "flush_qps",
                                    "memory_regions", "registered_bytes", "descriptors"};
   std::string text = "\nforecast for one rank of " + show(forecast["ranks"]) + ", each on another host, " +
-                     show(forecast["channels"]) + " channels, one device with one port:\n ";
-  for (const char* key : kKeys) text += " " + pad(key, kColumn);
+                     show(forecast["channels"]) + " channels, one device with one port:\n";
+  std::vector<cli::Column> columns;
+  for (const char* key : kKeys) columns.push_back({key, kColumn});
+  const cli::Table table(columns);
+  text += "  " + table.row({std::begin(kKeys), std::end(kKeys)}) + "\n";
   for (const Json& row : forecast["rows"]) {
-    text += "\n ";
-    for (const char* key : kKeys) text += " " + pad(show(row[key]), kColumn);
-    if (row.contains("next")) text += "\n    Next: " + show(row["next"]);
+    std::vector<cli::Cell> cells;
+    for (const char* key : kKeys) cells.emplace_back(show(row[key]));
+    text += "  " + table.row(cells) + "\n";
+    if (row.contains("next")) text += "    Next: " + show(row["next"]) + "\n";
   }
-  return text + "\n";
+  return text;
 }
 
 std::string settings_text(const Json& settings) {
-  constexpr std::size_t kNameColumn = 33;
+  const cli::Table table({{"name", -32}, {"value", -1}});
   std::string set;
   std::string defaults;
   for (const Json& setting : settings) {
-    std::string line = "  " + pad(show(setting["name"]), kNameColumn) + show(setting["value"]);
+    std::string line = "  " + table.row({show(setting["name"]), show(setting["value"])});
     if (!setting.contains("variable")) {
       defaults += line + "\n";
       continue;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/table.h"
 #include "ranks/comparison.h"
 
 namespace verbatim::kv {
@@ -31,8 +32,15 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
       "# %s, %d prefill and %d decode ranks, medians of %d rounds, each without %zu warm-up requests; "
       "ratio: rate of the first entry over that of the entry\n",
       options.preset.c_str(), options.prefills, options.decodes, options.rounds, options.warmup);
-  std::printf("%-28s %8s %10s %12s %10s %10s %10s %8s\n", "# over", "family", "GB/s", "messages/s", "p50(ms)",
-              "p99(ms)", "counters", "ratio");
+  const cli::Table table({{"over", -28},
+                          {"family", 8},
+                          {"GB/s", 10, 3},
+                          {"messages/s", 12},
+                          {"p50(ms)", 10, 3},
+                          {"p99(ms)", 10, 3},
+                          {"counters", 10},
+                          {"ratio", 8, 2}});
+  table.print_titles(stdout);
   Json json = Json::array();
   for (std::size_t i = 0; i < variants.size(); ++i) {
     const std::vector<Json>& runs = reports.by_variant[i];
@@ -45,9 +53,8 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
       const auto p50_ms = ranks::values_at(runs, place + "latency_p50_ms");
       const auto p99_ms = ranks::values_at(runs, place + "latency_p99_ms");
       const double ratio = ranks::median_ratio(ranks::values_at(reports.by_variant.front(), place + "gb_s"), gb_s);
-      std::printf("%-28s %8s %10.3f %12.0f %10.3f %10.3f %10s %8.2f\n", variants[i].name.c_str(), name.c_str(),
-                  ranks::median(gb_s), ranks::median(messages_per_s), ranks::median(p50_ms), ranks::median(p99_ms),
-                  counters_of(runs.back()).c_str(), ratio);
+      table.print_row(stdout, {variants[i].name, name, ranks::median(gb_s), ranks::median(messages_per_s),
+                               ranks::median(p50_ms), ranks::median(p99_ms), counters_of(runs.back()), ratio});
       entry["families"].push_back({{"name", name},
                                    {"gb_s", gb_s},
                                    {"messages_per_s", messages_per_s},

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/table.h"
 #include "ranks/comparison.h"
 
 namespace verbatim::kv {
@@ -58,7 +59,13 @@ ExitStatus run_isolation(const Options& options, int argc, char** argv) {
 
   std::printf("# %s, %zu requests, medians of %d rounds, each without %zu warm-up requests\n", options.preset.c_str(),
               requests, options.rounds, options.warmup);
-  std::printf("%-18s %10s %10s %12s %12s %10s\n", "#", "KV GB/s", "LF GB/s", "LF p50(ms)", "LF p99(ms)", "LF fresh");
+  const cli::Table table({{"run", -18},
+                          {"KV GB/s", 10, 3},
+                          {"LF GB/s", 10, 3},
+                          {"LF p50(ms)", 12, 3},
+                          {"LF p99(ms)", 12, 3},
+                          {"LF fresh", 10}});
+  table.print_titles(stdout);
   Json json{{"rounds", options.rounds}, {"runs", Json::array()}};
   for (std::size_t i = 0; i < variants.size(); ++i) {
     Json run{{"name", kRunNames[i]},
@@ -68,8 +75,8 @@ ExitStatus run_isolation(const Options& options, int argc, char** argv) {
              {"lf_latency_p99_ms", values_of(reports.by_variant[i], "lf", "latency_p99_ms")},
              {"lf_fresh_connections", values_of(reports.by_variant[i], "lf", "fresh_connections")}};
     const auto middle_of = [&run](const char* what) { return ranks::median(run.at(what).get<std::vector<double>>()); };
-    std::printf("%-18s %10.3f %10.3f %12.3f %12.3f %10.0f\n", kRunNames[i], middle_of("kv_gb_s"), middle_of("lf_gb_s"),
-                middle_of("lf_latency_p50_ms"), middle_of("lf_latency_p99_ms"), middle_of("lf_fresh_connections"));
+    table.print_row(stdout, {kRunNames[i], middle_of("kv_gb_s"), middle_of("lf_gb_s"), middle_of("lf_latency_p50_ms"),
+                             middle_of("lf_latency_p99_ms"), middle_of("lf_fresh_connections")});
     run["last_run"] = reports.by_variant[i].back();
     json["runs"].push_back(run);
   }

@@ -19,6 +19,6 @@ ranks::ExitStatus run(const kv::Options& options, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ranks::run_or_exit(kv::parse_options(argc, argv),
-                            [&](const kv::Options& options) { return run(options, argc, argv); });
+  return cli::run_or_exit(kv::parse_options(argc, argv),
+                          [&](const kv::Options& options) { return run(options, argc, argv); });
 }

@@ -25,10 +25,7 @@ constexpr const char* kDescription =
     "cache\n"
     "as a second family (LF) that shares no connection and no state with the first. Every request is validated at "
     "both\n"
-    "ends before anything is posted, and every byte is checked.\n\n"
-    "Exit status: 0 all served and correct, 1 wrong data, 2 wrong usage, 3 a plugin, rank or system failure, 4 "
-    "timeout,\n"
-    "5 invalid requests were rejected, 6 blocks must be recomputed.";
+    "ends before anything is posted, and every byte is checked.";
 
 Failure usage_error(const std::string& what) {
   return Failure(what, ExitStatus::kUsage);
@@ -148,7 +145,7 @@ void finish(Options& options, const Given& given, const OptionTexts& texts) {
 
 }  // namespace
 
-std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv) {
+std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const* argv) {
   Options options;
   options.requests = {.count = 64, .median_tokens = 2048, .sigma = 0.8, .max_tokens = 131'072, .seed = 1};
   CLI::App app(kDescription, "verbatim-kv");
@@ -258,7 +255,7 @@ std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* cons
   app.add_option("--json", options.json, "write all results as JSON to this file")->type_name("FILE");
   app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
 
-  const auto leave = ranks::parse(app, argc, argv, [&] {
+  const auto leave = cli::parse(app, argc, argv, [&] {
     ranks::complete_job(app, options.job);
     options.allocations = kAllocations.at(texts.allocations);
     options.requests.prefills = static_cast<std::uint32_t>(options.prefills);

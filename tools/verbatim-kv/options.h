@@ -64,7 +64,7 @@ struct Options {
   bool is_timed(const Request& request) const { return request.id >= warmup; }
 };
 
-std::variant<Options, ranks::EarlyExit> parse_options(int argc, const char* const* argv);
+std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const* argv);
 
 // Makes the requests from the options. Throws Failure.
 std::vector<Request> make_requests(const Options& options);

@@ -1,7 +1,9 @@
 #include "verbatim-kv/report.h"
 
 #include <algorithm>
+#include <vector>
 
+#include "cli/table.h"
 #include "ranks/statistics.h"
 #include "verbatim-kv/plugin_counters.h"
 
@@ -47,16 +49,31 @@ std::uint64_t fallbacks(const FamilyStats& stats, FallbackStage stage) {
   return stats.fallbacks[static_cast<int>(stage)];
 }
 
-void print_row(std::FILE* out, const FamilyReport& family) {
-  const FamilyStats& stats = family.stats;
-  const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
-  std::fprintf(out, "%8s %10llu %9zu %12llu %16llu %8.3f %9.3f %9.3f %8.3f %8llu %6llu %6llu %6llu %8llu\n",
-               family.geometry.name.c_str(), number(stats.served), family.geometry.part_bytes(),
-               number(stats.received_messages), number(stats.received_bytes), gb_per_s(stats),
-               ms(ranks::percentile(stats.latencies_ns, 0.5)), ms(ranks::percentile(stats.latencies_ns, 0.99)),
-               validation_percent(stats), number(stats.rejected.size()),
-               number(fallbacks(stats, FallbackStage::kFresh)), number(fallbacks(stats, FallbackStage::kStaged)),
-               number(fallbacks(stats, FallbackStage::kRecompute)), number(stats.wrong_bytes));
+void print_families(std::FILE* out, const std::vector<FamilyReport>& families) {
+  const cli::Table table({{"family", 8},
+                          {"requests", 10},
+                          {"block(B)", 9},
+                          {"messages", 12},
+                          {"bytes", 16},
+                          {"GB/s", 8, 3},
+                          {"p50(ms)", 9, 3},
+                          {"p99(ms)", 9, 3},
+                          {"valid(%)", 8, 3},
+                          {"rejected", 8},
+                          {"fresh", 6},
+                          {"staged", 6},
+                          {"recomp", 6},
+                          {"#wrong", 8}});
+  table.print_titles(out);
+  for (const FamilyReport& family : families) {
+    const FamilyStats& stats = family.stats;
+    table.print_row(out,
+                    {family.geometry.name, stats.served, family.geometry.part_bytes(), stats.received_messages,
+                     stats.received_bytes, gb_per_s(stats), ms(ranks::percentile(stats.latencies_ns, 0.5)),
+                     ms(ranks::percentile(stats.latencies_ns, 0.99)), validation_percent(stats), stats.rejected.size(),
+                     fallbacks(stats, FallbackStage::kFresh), fallbacks(stats, FallbackStage::kStaged),
+                     fallbacks(stats, FallbackStage::kRecompute), stats.wrong_bytes});
+  }
 }
 
 Json json_of(const FamilyReport& family) {
@@ -169,10 +186,8 @@ void print(std::FILE* out, const Report& report) {
   std::fprintf(out, "# memory of all ranks: %.1f MiB in %llu allocations (%s), %llu registrations for both families\n",
                static_cast<double>(bytes) / kMiB, static_cast<unsigned long long>(allocations),
                allocations_name(options.allocations), static_cast<unsigned long long>(registrations));
-  std::fprintf(out, "#\n# %6s %10s %9s %12s %16s %8s %9s %9s %8s %8s %6s %6s %6s %8s\n", "family", "requests",
-               "block(B)", "messages", "bytes", "GB/s", "p50(ms)", "p99(ms)", "valid(%)", "rejected", "fresh", "staged",
-               "recomp", "#wrong");
-  for (const FamilyReport& family : report.families) print_row(out, family);
+  std::fputs("#\n", out);
+  print_families(out, report.families);
   for (const FamilyReport& family : report.families) {
     std::fprintf(out, "# receives of %s by members:", family.geometry.name.c_str());
     for (const auto& [members, count] : family.stats.groups) {

@@ -4,7 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "base/version.h"
+#include "cli/command_line.h"
+#include "cli/table.h"
 #include "verbatim-model/model.h"
 
 namespace {
@@ -23,60 +24,81 @@ constexpr const char* kDescription =
 constexpr unsigned kMaxQps = 128;
 constexpr unsigned kMaxQuanta = 4096;
 
-}  // namespace
-
-int main(int argc, char** argv) {
+struct Options {
   std::vector<unsigned> pes{4, 8, 16, 32};
   std::vector<unsigned> qps{1, 4};
   unsigned quanta = 8;
   bool as_json = false;
+};
+
+nlohmann::ordered_json json_of(const Shape& job, const Order& order, const Figures& figures) {
+  return {{"pes", job.pes},
+          {"qps", job.qps},
+          {"quanta", job.quanta},
+          {"order", order.name},
+          {"efficiency", figures.efficiency},
+          {"deepest", figures.deepest},
+          {"senders", figures.senders},
+          {"first_mean", figures.first_mean},
+          {"first_max", figures.first_max},
+          {"jain", figures.jain},
+          {"inversions", figures.inversions}};
+}
+
+verbatim::cli::ExitStatus run(const Options& options) {
+  const verbatim::cli::Table table({{"PEs", 7},
+                                    {"QPs", 4},
+                                    {" order", -23},
+                                    {"efficiency", 10, 3},
+                                    {"deepest", 8},
+                                    {"senders", 8},
+                                    {"first mean", 11, 2},
+                                    {"first max", 10},
+                                    {"jain", 7, 3},
+                                    {"inversions", 12}});
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  if (!options.as_json) {
+    std::printf("# times in slots of one quantum; %u quanta on each QP\n", options.quanta);
+    table.print_titles(stdout);
+  }
+  for (const unsigned pes : options.pes) {
+    for (const unsigned qps : options.qps) {
+      for (const Order& order : kOrders) {
+        const Shape job{pes, qps, options.quanta};
+        const Figures figures = simulate(job, order);
+        if (options.as_json) {
+          rows.push_back(json_of(job, order, figures));
+          continue;
+        }
+        table.print_row(stdout,
+                        {pes, qps, std::string(" ") + order.name, figures.efficiency, figures.deepest, figures.senders,
+                         figures.first_mean, figures.first_max, figures.jain, figures.inversions});
+      }
+    }
+  }
+  if (options.as_json) std::printf("%s\n", rows.dump(1).c_str());
+  return verbatim::cli::ExitStatus::kOk;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
   CLI::App app(kDescription, "verbatim-model");
-  app.add_option("--pes", pes, "processing elements")
+  app.add_option("--pes", options.pes, "processing elements")
       ->delimiter(',')
       ->check(CLI::Range(2U, kMaxPes))
       ->capture_default_str()
       ->type_name("N,...");
-  app.add_option("--qps", qps, "QPs to each other PE")
+  app.add_option("--qps", options.qps, "QPs to each other PE")
       ->delimiter(',')
       ->check(CLI::Range(1U, kMaxQps))
       ->capture_default_str()
       ->type_name("N,...");
-  app.add_option("--quanta", quanta, "quanta on each QP")->check(CLI::Range(1U, kMaxQuanta))->capture_default_str();
-  app.add_flag("--json", as_json, "print one JSON array instead of a table");
-  app.set_version_flag("--version", verbatim::version_text("verbatim-model"), "print the version and exit");
-  CLI11_PARSE(app, argc, argv);
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  if (!as_json) {
-    std::printf("# times in slots of one quantum; %u quanta on each QP\n", quanta);
-    std::printf("# %5s %4s  %-22s %10s %8s %8s %11s %10s %7s %12s\n", "PEs", "QPs", "order", "efficiency", "deepest",
-                "senders", "first mean", "first max", "jain", "inversions");
-  }
-  for (const unsigned n : pes) {
-    for (const unsigned q : qps) {
-      for (const Order& order : kOrders) {
-        const Figures figures = simulate({n, q, quanta}, order);
-        if (as_json) {
-          rows.push_back({{"pes", n},
-                          {"qps", q},
-                          {"quanta", quanta},
-                          {"order", order.name},
-                          {"efficiency", figures.efficiency},
-                          {"deepest", figures.deepest},
-                          {"senders", figures.senders},
-                          {"first_mean", figures.first_mean},
-                          {"first_max", figures.first_max},
-                          {"jain", figures.jain},
-                          {"inversions", figures.inversions}});
-          continue;
-        }
-        std::printf("  %5u %4u  %-22s %10.3f %8zu %8u %11.2f %10llu %7.3f %12llu\n", n, q, order.name,
-                    figures.efficiency, figures.deepest, figures.senders, figures.first_mean,
-                    static_cast<unsigned long long>(figures.first_max), figures.jain,
-                    static_cast<unsigned long long>(figures.inversions));
-        std::fflush(stdout);
-      }
-    }
-  }
-  if (as_json) std::printf("%s\n", rows.dump(1).c_str());
-  return 0;
+  app.add_option("--quanta", options.quanta, "quanta on each QP")
+      ->check(CLI::Range(1U, kMaxQuanta))
+      ->capture_default_str();
+  app.add_flag("--json", options.as_json, "print one JSON array instead of a table");
+  if (const auto early = verbatim::cli::parse(app, argc, argv)) return verbatim::cli::leave(*early);
+  return verbatim::cli::run_or_report([&] { return run(options); });
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/table.h"
 #include "ranks/comparison.h"
 #include "ranks/json.h"
 
@@ -20,9 +21,12 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
   const std::string time = latencies ? "/latency_us/p50" : "/time_us";
   std::printf("# %s, medians of %d rounds; ratio: %s over that of the first plugin, median of the rounds\n",
               operation_name(options.operation), options.rounds, latencies ? "p50" : "time");
-  std::printf("# %10s  %-32s %10s", "size(B)", "plugin", "time(us)");
-  if (latencies) std::printf(" %9s %9s %9s %9s", "min(us)", "p50(us)", "p99(us)", "p99.9(us)");
-  std::printf(" %7s\n", "ratio");
+  std::vector<cli::Column> columns{{"size(B)", 12}, {"plugin", -33}, {"time(us)", 10, 2}, {"ratio", 7, 3}};
+  if (latencies) {
+    for (const char* title : {"min(us)", "p50(us)", "p99(us)", "p99.9(us)"}) columns.push_back({title, 9, 2});
+  }
+  const cli::Table table(columns);
+  table.print_titles(stdout);
   Json json = Json::array();
   const std::size_t sizes = reports.by_variant.front().front()["rows"].size();
   for (std::size_t row = 0; row < sizes; ++row) {
@@ -34,14 +38,14 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
       const double ratio = ranks::median_ratio(ranks::values_at(runs, at + time), first);
       Json line{{"bytes", bytes}, {"plugin", options.compare[i]}, {"ratio", ratio}};
       line["time_us"] = ranks::values_at(runs, at + "/time_us");
-      std::printf("%12zu  %-32s %10.2f", bytes, variants[i].name.c_str(), ranks::median(line["time_us"]));
+      std::vector<cli::Cell> cells{bytes, variants[i].name, ranks::median(line["time_us"]), ratio};
       if (latencies) {
         for (const char* name : {"min", "p50", "p99", "p99_9"}) {
           line["latency_us"][name] = ranks::values_at(runs, at + "/latency_us/" + name);
-          std::printf(" %9.2f", ranks::median(line["latency_us"][name]));
+          cells.emplace_back(ranks::median(line["latency_us"][name]));
         }
       }
-      std::printf(" %7.3f\n", ratio);
+      table.print_row(stdout, cells);
       json.push_back(std::move(line));
     }
   }

@@ -28,12 +28,12 @@ bool is_subcommand(int argc, char** argv, const char* name) {
 
 int run(int argc, char** argv) {
   if (is_subcommand(argc, argv, "cost")) {
-    return ranks::run_or_exit(perf::cost::parse_cost_options(argc - 1, argv + 1), perf::cost::run_cost);
+    return cli::run_or_exit(perf::cost::parse_cost_options(argc - 1, argv + 1), perf::cost::run_cost);
   }
   if (is_subcommand(argc, argv, "qp-order")) {
-    return ranks::run_or_exit(perf::qp_order::parse_qp_order_options(argc - 1, argv + 1), perf::qp_order::run_qp_order);
+    return cli::run_or_exit(perf::qp_order::parse_qp_order_options(argc - 1, argv + 1), perf::qp_order::run_qp_order);
   }
-  return ranks::run_or_exit(perf::parse_options(argc, argv), [&](const perf::Options& options) {
+  return cli::run_or_exit(perf::parse_options(argc, argv), [&](const perf::Options& options) {
     if (!options.compare.empty()) return perf::run_compare(options, argc, argv);
     return ranks::run_job(options.job, argc, argv, [&options](ranks::CoordinatorConnection& coordinator) {
       return perf::make_rank(options, coordinator);

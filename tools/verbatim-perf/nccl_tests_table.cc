@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/version.h"
+#include "cli/table.h"
 #include "verbatim-perf/report.h"
 
 namespace verbatim::perf {
@@ -29,9 +30,27 @@ std::string program_name(const Report& report) {
   return std::string(operation_name(report.options.operation)) + "_perf";
 }
 
-void print_measured(std::FILE* out, const Measured& measured) {
-  std::fprintf(out, "  %7s  %6s  %6s  %6s", fit(measured.time_us, 7).c_str(), fit(measured.algbw, 6).c_str(),
-               fit(measured.busbw, 6).c_str(), measured.wrong ? std::to_string(*measured.wrong).c_str() : "N/A");
+const cli::Table& table() {
+  static const cli::Table columns({{"size", 12},
+                                   {"count", 12},
+                                   {"type", 8},
+                                   {"redop", 6},
+                                   {"root", 6},
+                                   {"time", 7},
+                                   {"algbw", 6},
+                                   {"busbw", 6},
+                                   {"#wrong", 6},
+                                   {"time", 7},
+                                   {"algbw", 6},
+                                   {"busbw", 6},
+                                   {"#wrong", 6}},
+                                  "  ");
+  return columns;
+}
+
+void add_measured(std::vector<cli::Cell>& cells, const Measured& measured) {
+  cells.insert(cells.end(), {fit(measured.time_us, 7), fit(measured.algbw, 6), fit(measured.busbw, 6),
+                             measured.wrong ? std::to_string(*measured.wrong) : "N/A"});
 }
 
 }  // namespace
@@ -56,23 +75,20 @@ void print_nccl_tests_header(std::FILE* out, const Report& report) {
   }
   std::fprintf(out, "#\n# %10s  %12s  %8s  %6s  %6s           out-of-place                       in-place          \n",
                "", "", "", "", "");
-  std::fprintf(out, "# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s  %7s  %6s  %6s  %6s\n", "size", "count", "type",
-               "redop", "root", "time", "algbw", "busbw", "#wrong", "time", "algbw", "busbw", "#wrong");
-  std::fprintf(out, "# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s  %7s  %6s  %6s  %6s\n", "(B)", "(elements)", "",
-               "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)", "(GB/s)", "");
-  std::fflush(out);
+  table().print_titles(out);
+  table().print_comment(
+      out, {"(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)", "(GB/s)", ""});
 }
 
 void print_nccl_tests_row(std::FILE* out, const Report& report, const Row& row) {
   const bool reduces = report.options.operation == OperationKind::kAllReduce;
-  std::fprintf(out, "%12zu  %12zu  %8s  %6s  %6d", row.bytes, row.count, workload::element_name(report.options.type),
-               reduces ? "sum" : "none", -1);
+  std::vector<cli::Cell> cells{row.bytes, row.count, workload::element_name(report.options.type),
+                               reduces ? "sum" : "none", -1};
   std::optional<std::uint64_t> wrong = row.wrong;
   if (report.options.check_iterations == 0) wrong.reset();
-  print_measured(out, {row.time_us, row.algbw, row.busbw, wrong});
-  if (row.in_place) print_measured(out, *row.in_place);
-  std::fputc('\n', out);
-  std::fflush(out);
+  add_measured(cells, {row.time_us, row.algbw, row.busbw, wrong});
+  if (row.in_place) add_measured(cells, *row.in_place);
+  table().print_row(out, cells);
 }
 
 void print_nccl_tests_footer(std::FILE* out, const Report& report) {

@@ -42,8 +42,7 @@ constexpr const char* kDescription =
     "  grouped     rank 0 to rank 1, several messages with permuted tags into one grouped receive\n\n"
     "Subcommands (must be the first argument):\n"
     "  cost        instructions, verbs calls and memory of a message; see verbatim-perf cost --help\n"
-    "  qp-order    effect of the order of the queue pairs; see verbatim-perf qp-order --help\n\n"
-    "Exit status: 0 all correct, 1 wrong data, 2 wrong usage, 3 a plugin, rank or system failure, 4 timeout.";
+    "  qp-order    effect of the order of the queue pairs; see verbatim-perf qp-order --help";
 
 template <typename Map>
 std::string keys_of(const Map& map) {
@@ -125,7 +124,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
   CLI::App app(kDescription, "verbatim-perf");
   const std::map<std::string, ElementType> types = types_by_name();
   const auto size_option = [&app](const std::string& names, std::size_t& into, const std::string& help) {
-    ranks::add_size_option(app, names, into, help);
+    cli::add_size_option(app, names, into, help);
   };
 
   std::string operation;
@@ -214,7 +213,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
       ->capture_default_str();
   app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
 
-  const auto leave = ranks::parse(app, argc, argv, [&] {
+  const auto leave = cli::parse(app, argc, argv, [&] {
     if (threads_option->count() + gpus_option->count() > 0) take_ranks(app, threads * gpus, options.job);
     ranks::complete_job(app, options.job);
     options.average = static_cast<Average>(average);

@@ -13,7 +13,7 @@
 
 namespace verbatim::perf {
 
-using ranks::EarlyExit;
+using cli::EarlyExit;
 using ranks::ExitStatus;
 using ranks::Failure;
 

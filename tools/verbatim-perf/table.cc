@@ -1,6 +1,20 @@
+#include "cli/table.h"
+
 #include "verbatim-perf/report.h"
 
 namespace verbatim::perf {
+namespace {
+
+cli::Table table_of(const Report& report) {
+  std::vector<cli::Column> columns{{"size(B)", 12},        {"count", 12},          {"type", 8},  {"time(us)", 11, 2},
+                                   {"algbw(GB/s)", 11, 3}, {"busbw(GB/s)", 11, 3}, {"#wrong", 8}};
+  if (report.options.operation == OperationKind::kPingPong) {
+    for (const char* title : {"min(us)", "p50(us)", "p99(us)", "p99.9(us)"}) columns.push_back({title, 9, 2});
+  }
+  return cli::Table(std::move(columns));
+}
+
+}  // namespace
 
 std::uint64_t Report::wrong() const {
   std::uint64_t sum = 0;
@@ -35,26 +49,20 @@ void print_header(std::FILE* out, const Report& report) {
   std::fprintf(out, "# %d iterations, %d warm-up, %d checked; %d channel(s), %d receives ahead", options.iterations,
                options.warmup_iterations, options.check_iterations, options.channels, options.depth);
   if (options.operation == OperationKind::kGrouped) std::fprintf(out, ", groups of %zu", report.group);
-  std::fprintf(out, "\n#\n# %10s %12s %8s %11s %11s %11s %8s", "size(B)", "count", "type", "time(us)", "algbw(GB/s)",
-               "busbw(GB/s)", "#wrong");
-  if (options.operation == OperationKind::kPingPong) {
-    std::fprintf(out, " %9s %9s %9s %9s", "min(us)", "p50(us)", "p99(us)", "p99.9(us)");
-  }
-  std::fputc('\n', out);
-  std::fflush(out);
+  std::fputs("\n#\n", out);
+  table_of(report).print_titles(out);
 }
 
 void print_row(std::FILE* out, const Report& report, const Row& row) {
   if (report.options.format == Format::kNcclTests) return print_nccl_tests_row(out, report, row);
   const std::string wrong = report.options.check_iterations == 0 ? "N/A" : std::to_string(row.wrong);
-  std::fprintf(out, "%12zu %12zu %8s %11.2f %11.3f %11.3f %8s", row.bytes, row.count,
-               workload::element_name(report.options.type), row.time_us, row.algbw, row.busbw, wrong.c_str());
+  std::vector<cli::Cell> cells{
+      row.bytes, row.count, workload::element_name(report.options.type), row.time_us, row.algbw, row.busbw, wrong};
   if (row.latency) {
     const Latency& latency = *row.latency;
-    std::fprintf(out, " %9.2f %9.2f %9.2f %9.2f", latency.min_us, latency.median_us, latency.p99_us, latency.p999_us);
+    for (const double us : {latency.min_us, latency.median_us, latency.p99_us, latency.p999_us}) cells.emplace_back(us);
   }
-  std::fputc('\n', out);
-  std::fflush(out);
+  table_of(report).print_row(out, cells);
 }
 
 void print_footer(std::FILE* out, const Report& report) {

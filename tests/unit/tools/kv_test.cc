@@ -23,7 +23,7 @@ namespace {
 Options parse(std::vector<const char*> arguments) {
   arguments.insert(arguments.begin(), {"verbatim-kv", "--plugin", "p.so"});
   const auto parsed = parse_options(static_cast<int>(arguments.size()), arguments.data());
-  if (const auto* const early_exit = std::get_if<ranks::EarlyExit>(&parsed))
+  if (const auto* const early_exit = std::get_if<cli::EarlyExit>(&parsed))
     throw std::invalid_argument(early_exit->text);
   return std::get<Options>(parsed);
 }
@@ -44,7 +44,7 @@ TEST(KvOptions, PrefillAndDecode_AddUpToRanks) {
 
 TEST(KvOptions, NcclMode_NeedsNoPlugin) {
   const char* const direct[] = {"verbatim-kv"};
-  EXPECT_TRUE(std::holds_alternative<ranks::EarlyExit>(parse_options(1, direct)));
+  EXPECT_TRUE(std::holds_alternative<cli::EarlyExit>(parse_options(1, direct)));
   const char* const nccl[] = {"verbatim-kv", "--mode", "nccl"};
   EXPECT_TRUE(std::holds_alternative<Options>(parse_options(3, nccl)));
   EXPECT_THROW(parse({"--mode", "nccl", "--allocations", "layer"}), std::invalid_argument);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <variant>
@@ -31,21 +32,51 @@ ExitStatus status_of_invalid(const std::vector<const char*>& arguments) {
   return early_exit->status;
 }
 
-TEST(ParseBytes, UnitInAnyCase_IsAccepted) {
-  EXPECT_EQ(0U, ranks::parse_bytes("0"));
-  EXPECT_EQ(8U, ranks::parse_bytes("8"));
-  EXPECT_EQ(8U, ranks::parse_bytes("8B"));
-  EXPECT_EQ(65'536U, ranks::parse_bytes("64K"));
-  EXPECT_EQ(65'536U, ranks::parse_bytes("64k"));
-  EXPECT_EQ(65'536U, ranks::parse_bytes("64KiB"));
-  EXPECT_EQ(65'536U, ranks::parse_bytes("64KB"));
-  EXPECT_EQ(1'572'864U, ranks::parse_bytes("1.5M"));
-  EXPECT_EQ(std::size_t{5} << 30, ranks::parse_bytes("5G"));
+std::string text_of_invalid(const std::vector<const char*>& arguments) {
+  const auto result = parse(arguments);
+  const auto* const early_exit = std::get_if<EarlyExit>(&result);
+  return early_exit == nullptr ? "" : early_exit->text;
 }
 
-TEST(ParseBytes, MalformedSize_IsRejected) {
-  for (const char* text : {"", "K", "-1", "8Q", "8 K", "1e99", "0.3", "1.0001K", "nan", "inf", "8KK", "99999999G"}) {
-    EXPECT_THROW(ranks::parse_bytes(text), Failure) << text;
+TEST(Sizes, UnitInAnyCase_IsAccepted) {
+  for (const auto& [text, bytes] : std::vector<std::pair<const char*, std::size_t>>{{"0", 0},
+                                                                                    {"8", 8},
+                                                                                    {"8B", 8},
+                                                                                    {"64K", 65'536},
+                                                                                    {"64k", 65'536},
+                                                                                    {"64KiB", 65'536},
+                                                                                    {"64KB", 65'536},
+                                                                                    {"5G", std::size_t{5} << 30}}) {
+    EXPECT_EQ(bytes, parsed({"stream", "--plugin", "p.so", "-b", text, "-e", "5G"}).min_bytes) << text;
+  }
+}
+
+TEST(Sizes, MalformedSize_IsRejected) {
+  for (const char* text : {"", "K", "-1", "8Q", "1e99", "0.3", "1.0001K", "nan", "inf", "8KK", "99999999G"}) {
+    EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"stream", "--plugin", "p.so", "-e", text})) << text;
+  }
+}
+
+TEST(Errors, UnknownOption_IsNamedWithTheNearestOne) {
+  EXPECT_EQ("verbatim-perf: unknown argument '--gruop'. Next: is --group meant? See verbatim-perf --help\n",
+            text_of_invalid({"stream", "--plugin", "p.so", "--gruop", "3"}));
+  EXPECT_EQ("verbatim-perf: unknown argument '--minbyte=8'. Next: is --minbytes meant? See verbatim-perf --help\n",
+            text_of_invalid({"stream", "--minbyte=8"}));
+  EXPECT_EQ("verbatim-perf: unknown argument '--nothing-like-it'. See verbatim-perf --help\n",
+            text_of_invalid({"stream", "--plugin", "p.so", "--nothing-like-it"}));
+}
+
+TEST(Errors, BadValue_NamesTheOptionAndHelp) {
+  for (const std::vector<const char*>& arguments :
+       {std::vector<const char*>{"stream", "--plugin", "p.so", "--memory", "gpu"},
+        {"stream", "--plugin", "p.so", "--depth", "99"},
+        {"stream", "--plugin", "p.so", "--depth"},
+        {"straem", "--plugin", "p.so"},
+        {"stream"}}) {
+    const std::string text = text_of_invalid(arguments);
+    EXPECT_TRUE(text.starts_with("verbatim-perf: ")) << text;
+    EXPECT_TRUE(text.ends_with(". See verbatim-perf --help\n")) << text;
+    EXPECT_EQ(1, std::count(text.begin(), text.end(), '\n')) << text;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <string>
 
+#include "cli/table.h"
 #include "ranks/progress_bar.h"
 
 namespace verbatim::perf {
@@ -25,6 +26,22 @@ Report two_rows() {
   report.rows = {{.bytes = 8, .count = 2, .time_us = 1.5, .algbw = 1, .busbw = 2, .wrong = 0},
                  {.bytes = 16, .count = 4, .time_us = 2.5, .algbw = 3, .busbw = 4, .wrong = 5}};
   return report;
+}
+
+TEST(Table, Cells_AreAlignedBelowTheirTitles) {
+  const cli::Table table({{"first", 8}, {"name", -6}, {"time", 7, 2}, {"count", 6}});
+  EXPECT_EQ("#  first name      time  count\n", printed([&](std::FILE* out) { table.print_titles(out); }));
+  EXPECT_EQ("      -1 abc       1.50     12\n", printed([&](std::FILE* out) {
+              table.print_row(out, {-1, "abc", 1.499999, 12U});
+            }));
+  EXPECT_EQ("       1 ab         N/A", table.row({std::size_t{1}, std::string("ab"), "N/A"}));
+  EXPECT_EQ("123456789 longer than it", table.row({123456789, "longer than it"}));
+}
+
+TEST(Table, LeftFirstColumn_BeginsBelowItsTitle) {
+  const cli::Table table({{"over", -8}, {"n", 3}}, "  ");
+  EXPECT_EQ("# over      n\n", printed([&](std::FILE* out) { table.print_titles(out); }));
+  EXPECT_EQ("plugin      5", table.row({"plugin", 5}));
 }
 
 TEST(PerfReport, SeveralRows_SumWrongAndAverageBandwidth) {

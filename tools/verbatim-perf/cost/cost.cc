@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "cli/table.h"
 #include "ranks/scratch_directory.h"
 #include "verbatim-perf/child.h"
 #include "verbatim-perf/cost/cells.h"
@@ -166,29 +167,40 @@ double number(const Json& object, const char* key) {
   return object[key].get<double>();
 }
 
+void print_cells(const Json& cells, bool instructions) {
+  std::vector<cli::Column> columns{{"size(B)", 10}, {"group", 6}};
+  if (instructions) {
+    columns.push_back({"plugin", 8, 1});
+    for (const char* title : {"irecv", "isend", "tests", "libc", "verbs"}) columns.push_back({title, 7, 1});
+  }
+  columns.insert(
+      columns.end(),
+      {{"post_send", 9, 3}, {"send_wr", 8, 3}, {"post_recv", 9, 3}, {"recv_wr", 8, 3}, {"wc", 6, 3}, {"empty", 6, 3}});
+  const cli::Table table(columns);
+  table.print_titles(stdout);
+  for (const Json& cell : cells) {
+    std::vector<cli::Cell> row{cell["bytes"].get<std::size_t>(), cell["group"].get<int>()};
+    if (instructions) {
+      const Json& all = cell["instructions"];
+      const Json& call = cell["instructions_by_call"];
+      row.insert(row.end(), {number(all, "plugin"), number(call["irecv"], "plugin"), number(call["isend"], "plugin"),
+                             number(call["test_send"], "plugin") + number(call["test_recv"], "plugin"),
+                             number(all, "libc"), number(all, "verbs")});
+    }
+    for (const char* key : {"post_send", "send_requests", "post_recv", "recv_requests", "completions", "empty_polls"}) {
+      row.emplace_back(number(cell, key));
+    }
+    table.print_row(stdout, row);
+  }
+}
+
 void print_subject(const Json& subject) {
   std::printf("# %s (net plugin v%d, %s), %d QP(s) per connection%s; figures per message, both ends together\n",
               subject["name"].get<std::string>().c_str(), subject["api_version"].get<int>(),
               subject["plugin"].get<std::string>().c_str(), subject["qps"].get<int>(),
               subject["optional"].get<bool>() ? ", single receives with optional completion" : "");
   const bool instructions = subject.contains("instructions_connect");
-  std::printf("# %8s %6s", "size(B)", "group");
-  if (instructions) std::printf(" %8s %7s %7s %7s %7s %7s", "plugin", "irecv", "isend", "tests", "libc", "verbs");
-  std::printf(" %9s %8s %9s %8s %6s %6s\n", "post_send", "send_wr", "post_recv", "recv_wr", "wc", "empty");
-  for (const Json& cell : subject["cells"]) {
-    std::printf("%10zu %6d", cell["bytes"].get<std::size_t>(), cell["group"].get<int>());
-    if (instructions) {
-      const Json& all = cell["instructions"];
-      const Json& call = cell["instructions_by_call"];
-      std::printf(" %8.1f %7.1f %7.1f %7.1f %7.1f %7.1f", number(all, "plugin"), number(call["irecv"], "plugin"),
-                  number(call["isend"], "plugin"),
-                  number(call["test_send"], "plugin") + number(call["test_recv"], "plugin"), number(all, "libc"),
-                  number(all, "verbs"));
-    }
-    std::printf(" %9.3f %8.3f %9.3f %8.3f %6.3f %6.3f\n", number(cell, "post_send"), number(cell, "send_requests"),
-                number(cell, "post_recv"), number(cell, "recv_requests"), number(cell, "completions"),
-                number(cell, "empty_polls"));
-  }
+  print_cells(subject["cells"], instructions);
   if (instructions) {
     std::printf(
         "# instructions of the plugin, libc: a test without completion %.1f, %.1f; an isend without receive %.1f, "

@@ -25,11 +25,11 @@ constexpr int kMostQps = 128;
 
 }  // namespace
 
-std::variant<CostOptions, ranks::EarlyExit> parse_cost_options(int argc, const char* const* argv) {
+std::variant<CostOptions, cli::EarlyExit> parse_cost_options(int argc, const char* const* argv) {
   CostOptions options;
   options.groups = {1, 4, 8};
   options.qps = {1, 2, 4};
-  std::vector<std::string> sizes{"0", "8", "4K", "128K", "1M"};
+  options.sizes = {0, 8, 4 << 10, 128 << 10, 1 << 20};
   bool no_instructions = false;
   CLI::App app(kDescription, "verbatim-perf cost");
   app.add_option("--plugin", options.plugins, "path or name of a net plugin, passed to dlopen; may be repeated")
@@ -37,9 +37,7 @@ std::variant<CostOptions, ranks::EarlyExit> parse_cost_options(int argc, const c
       ->type_name("PATH");
   app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
-  app.add_option("--sizes", sizes, "message sizes in bytes")
-      ->delimiter(',')
-      ->capture_default_str()
+  cli::add_sizes_option(app, "--sizes", options.sizes, "message sizes in bytes, default 0,8,4K,128K,1M")
       ->type_name("SIZE,...");
   app.add_option("--groups", options.groups, "numbers of members of a grouped receive")
       ->delimiter(',')
@@ -70,14 +68,13 @@ std::variant<CostOptions, ranks::EarlyExit> parse_cost_options(int argc, const c
   app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugins");
   app.add_option("--part", options.part)->group("");
   app.add_option("--result", options.result)->group("");
-  const auto leave = ranks::parse(app, argc, argv, [&] {
-    for (const std::string& size : sizes) options.sizes.push_back(ranks::parse_bytes(size));
+  const auto leave = cli::parse(app, argc, argv, [&] {
+    if (options.optional && options.api_version != 0 && options.api_version < netapi::kOldestWithOptionalReceives) {
+      throw ranks::Failure("--optional needs table version 9 or newer", ranks::ExitStatus::kUsage);
+    }
   });
   if (leave) return *leave;
   options.instructions = !no_instructions;
-  if (options.optional && options.api_version != 0 && options.api_version < netapi::kOldestWithOptionalReceives) {
-    return ranks::EarlyExit{ranks::ExitStatus::kUsage, "--optional needs table version 9 or newer\n"};
-  }
   return options;
 }
 

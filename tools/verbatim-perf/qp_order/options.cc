@@ -1,7 +1,6 @@
 #include "verbatim-perf/qp_order/options.h"
 
 #include <CLI/CLI.hpp>
-#include <sstream>
 
 #include "netapi/plugin.h"
 #include "ranks/options.h"
@@ -29,10 +28,9 @@ constexpr int kMaxRounds = 1000;
 
 }  // namespace
 
-std::variant<QpOrderOptions, ranks::EarlyExit> parse_qp_order_options(int argc, const char* const* argv) {
+std::variant<QpOrderOptions, cli::EarlyExit> parse_qp_order_options(int argc, const char* const* argv) {
   QpOrderOptions options;
   options.orders = {"native", "staggered"};
-  std::string bytes = "128K";
   bool no_rotation = false;
   CLI::App app(kDescription, "verbatim-perf qp-order");
   app.add_option("--plugin", options.plugin, "the net plugin, a path for dlopen")->required()->type_name("PATH");
@@ -45,7 +43,8 @@ std::variant<QpOrderOptions, ranks::EarlyExit> parse_qp_order_options(int argc, 
       ->check(CLI::Range(1, kMaxFlows))
       ->capture_default_str();
   app.add_option("--qps", options.qps, "QPs of a connection")->check(CLI::Range(1, kMaxQps))->capture_default_str();
-  app.add_option("--bytes", bytes, "bytes of the message on each connection")->capture_default_str()->type_name("SIZE");
+  cli::add_size_option(app, "--bytes", options.bytes, "bytes of the message on each connection, default 128K")
+      ->check(CLI::PositiveNumber);
   app.add_option("--rounds", options.rounds, "rounds of the test of the premise")
       ->check(CLI::Range(1, kMaxRounds))
       ->capture_default_str();
@@ -60,18 +59,8 @@ std::variant<QpOrderOptions, ranks::EarlyExit> parse_qp_order_options(int argc, 
   app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
   app.add_option("--part", options.part)->group("");
   app.add_option("--result", options.result)->group("");
-  std::ostringstream out;
-  std::ostringstream err;
-  try {
-    app.parse(argc, argv);
-    options.bytes = ranks::parse_bytes(bytes);
-    if (options.bytes == 0) throw ranks::Failure("--bytes must not be 0", ranks::ExitStatus::kUsage);
-  } catch (const CLI::ParseError& error) {
-    const bool help = app.exit(error, out, err) == 0;
-    return ranks::EarlyExit{help ? ranks::ExitStatus::kOk : ranks::ExitStatus::kUsage, help ? out.str() : err.str()};
-  } catch (const ranks::Failure& refused) {
-    return ranks::EarlyExit{refused.status, std::string(refused.what()) + "\n"};
-  }
+  const auto leave = cli::parse(app, argc, argv);
+  if (leave) return *leave;
   options.rotate = !no_rotation;
   return options;
 }

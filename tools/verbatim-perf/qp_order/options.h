@@ -14,10 +14,10 @@ struct QpOrderOptions {
   std::string plugin;
   int api_version = 0;  // 0: the newest that the plugin has
   int ranks = 8;
-  int flows = 4;          // connections from each rank to each other rank
-  int qps = 1;            // of a connection
-  std::size_t bytes = 0;  // of a message
-  int rounds = 8;         // of the test of the premise
+  int flows = 4;                  // connections from each rank to each other rank
+  int qps = 1;                    // of a connection
+  std::size_t bytes = 128 << 10;  // of a message
+  int rounds = 8;                 // of the test of the premise
   unsigned seed = 1;
   bool rotate = true;  // rank r requests rank r + 1 first, as NCCL does; else every rank requests rank 0 first
   std::vector<std::string> orders;
@@ -29,7 +29,7 @@ struct QpOrderOptions {
 };
 
 // `argv[0]` is "qp-order".
-std::variant<QpOrderOptions, ranks::EarlyExit> parse_qp_order_options(int argc, const char* const* argv);
+std::variant<QpOrderOptions, cli::EarlyExit> parse_qp_order_options(int argc, const char* const* argv);
 
 // Measures and prints. Throws Failure.
 ranks::ExitStatus run_qp_order(const QpOrderOptions& options);

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "cli/table.h"
 #include "ranks/json.h"
 #include "ranks/scratch_directory.h"
 #include "verbatim-perf/child.h"
@@ -88,14 +89,23 @@ void print_table(const QpOrderOptions& options, const Json& rows) {
   std::printf(
       "# first: time until a peer has its first %s of a sender, in %s; jain: of bytes when the first peer has all\n",
       clocked ? "quantum" : "message", clocked ? "slots of one quantum" : "us");
-  std::printf("# %-10s %7s %10s %10s %10s %8s %8s %12s %14s\n", "order", "exact%", "inversions", "first max",
-              "first mean", "jain", "senders", "connections", "bytes");
+  const cli::Table table({{"order", -12},
+                          {"exact%", 7, 1},
+                          {"inversions", 10},
+                          {"first max", 10, 2},
+                          {"first mean", 10, 2},
+                          {"jain", 8, 3},
+                          {"senders", 8},
+                          {"connections", 12},
+                          {"bytes", 14}});
+  table.print_titles(stdout);
   for (const Json& row : rows) {
-    std::printf("  %-10s %7.1f %10zu %10.2f %10.2f %8.3f %8s %12zu %14zu\n", row["order"].get<std::string>().c_str(),
-                100.0 * row["exact"].get<double>() / std::max(row["qps"].get<double>(), 1.0),
-                row["inversions"].get<std::size_t>(), row["first_max"].get<double>(), row["first_mean"].get<double>(),
-                row["jain"].get<double>(), row["senders"].is_null() ? "-" : row["senders"].dump().c_str(),
-                row["connections"].get<std::size_t>(), row["bytes"].get<std::size_t>());
+    table.print_row(
+        stdout, {"  " + row["order"].get<std::string>(),
+                 100.0 * row["exact"].get<double>() / std::max(row["qps"].get<double>(), 1.0),
+                 row["inversions"].get<std::size_t>(), row["first_max"].get<double>(), row["first_mean"].get<double>(),
+                 row["jain"].get<double>(), row["senders"].is_null() ? "-" : row["senders"].dump(),
+                 row["connections"].get<std::size_t>(), row["bytes"].get<std::size_t>()});
   }
 }
 

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""The command lines of all tools and scripts: help, errors, exit statuses: command_lines_test.py BUILD_DIR."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+BUILD = pathlib.Path(sys.argv[1]).resolve()
+SOURCE = pathlib.Path(__file__).resolve().parents[3]
+USAGE = 2
+# Each with arguments that come before the others, and an option with a letter that is missing.
+PROGRAMS = {
+    "softverbs-bench": ([], "--engine=1", "--engines"),
+    "softverbs-control": (["stats"], "--jso", "--json"),
+    "verbatim-eplb": ([], "--schedle", "--schedule"),
+    "verbatim-info": ([], "--rank", "--ranks"),
+    "verbatim-kv": ([], "--isolaton", "--isolation"),
+    "verbatim-model": ([], "--quant", "--quanta"),
+    "verbatim-perf": (["cost", "--plugin", "p.so"], "--conections", "--connections"),
+}
+# Scripts whose arguments getopt(1) reads, and those that read their own: tools/README.md says why.
+GETOPT = ["tools/check", "tools/package", "tools/quickstart", "tools/setup", "tests/arm64/run", "tests/gpu/run"]
+OWN = ["tools/cost", "tools/softverbs"]
+# What kExitStatuses says, and the table of tools/README.md.
+STATUS = re.compile(r"(?:^|[;,:] )(?:of verbatim-kv also )?(\d):? (\w+)")
+STATUS_ROW = re.compile(r"^\| (\d) \| (\w+)", re.M)
+
+
+def run(*command):
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=20, cwd=SOURCE, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+class CommandLines(unittest.TestCase):
+    def program(self, name):
+        return BUILD / "tools" / name / name
+
+    def test_UnknownOption_OfPrograms_IsNamedWithTheNearestOne(self):
+        for name, (before, unknown, meant) in PROGRAMS.items():
+            status, out, err = run(self.program(name), *before, unknown)
+            shown = " ".join([name.replace("-control", ""), *before[:1]])
+            line = f"{shown}: unknown argument '{unknown}'. Next: is {meant} meant? See {shown} --help\n"
+            self.assertEqual((status, out, err), (USAGE, "", line))
+
+    def test_UnknownOption_OfScripts_LeadsToHelp(self):
+        for name in GETOPT + OWN:
+            status, out, err = run(SOURCE / name, "--no-such-option")
+            self.assertEqual((status, out), (USAGE, ""), name)
+            self.assertIn("--no-such-option", err)
+            self.assertTrue(err.endswith(f". See {name} --help\n") and err.count("\n") == 1, err)
+
+    def test_MissingValue_OfScripts_LeadsToHelp(self):
+        for name, option in (("tools/check", "-j"), ("tools/package", "--out"), ("tools/cost", "--build"), ("tools/softverbs", "--lib")):
+            status, out, err = run(SOURCE / name, option)
+            self.assertEqual((status, out), (USAGE, ""), name)
+            self.assertTrue(err.endswith(f". See {name} --help\n") and err.count("\n") == 1, err)
+
+    def test_Help_HasTheExitStatusesOfTheManual(self):
+        table = STATUS_ROW.findall((SOURCE / "tools/README.md").read_text())
+        self.assertEqual([number for number, _ in table][:7], list("0123456"))
+        for name in PROGRAMS:
+            status, out, err = run(self.program(name), "--help")
+            self.assertEqual((status, err), (0, ""), name)
+            listed = " ".join(out.split("Exit status: ")[1].split())
+            self.assertEqual(STATUS.findall(": " + listed), table[:7], name)
+
+    def test_Help_OfScripts_BeginsWithUsage(self):
+        for name in GETOPT + OWN + ["tests/roce/run"]:
+            status, out, err = run(SOURCE / name, "--help")
+            self.assertEqual((status, err), (0, ""), name)
+            self.assertTrue(out.startswith(f"usage: {name} "), out)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)
