@@ -1,10 +1,12 @@
-// Writes JSON strings and fields, for the state socket and the statistics file.
+// Writes JSON strings, fields, objects and lists: for the state socket, the files of statistics and of QPs, and
+// softverbs' statistics.
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace verbatim {
 
@@ -27,11 +29,27 @@ inline std::string json_flag(const char* name, bool value) {
   return json_text(name) + (value ? ":true" : ":false");
 }
 
-// `fields` as json_field returns them.
-inline std::string json_object(std::initializer_list<std::string> fields) {
+// A field whose value is an object or a list.
+inline std::string json_nested(const char* name, const std::string& json) {
+  return json_text(name) + ":" + json;
+}
+
+template <typename Texts>
+std::string json_joined(const Texts& texts) {
   std::string out;
-  for (const std::string& field : fields) out += (out.empty() ? "{" : ",") + field;
-  return out + "}";
+  for (const std::string& text : texts) out += (out.empty() ? "" : ",") + text;
+  return out;
+}
+
+// `fields` as the functions above return them.
+inline std::string json_object(std::initializer_list<std::string> fields) {
+  return "{" + json_joined(fields) + "}";
+}
+inline std::string json_object(const std::vector<std::string>& fields) {
+  return "{" + json_joined(fields) + "}";
+}
+inline std::string json_list(const std::vector<std::string>& values) {
+  return "[" + json_joined(values) + "]";
 }
 
 }  // namespace verbatim

@@ -55,11 +55,10 @@ gdr_check_flushes() {  # gdr_check_flushes DIRECTORY
   local without
   flushes=-
   [ "$softverbs" = yes ] || return 0
-  # The first rdma_read of a file is the sum over the QPs.
-  read -r flushes without < <(cat "$1"/stats.* 2>/dev/null | awk '
-    /"schema":/ { first = 1; files++ }
-    /"rdma_read":/ && first { first = 0; sub(/,/, "", $2); sum += $2; if ($2 + 0 == 0) without++ }
-    END { printf "%d %d\n", sum, without + (files == 0) }') || true
+  # The first line of a file has the sum over the QPs, each of which has a line of its own.
+  read -r flushes without < <(head -qn 1 "$1"/stats.* 2>/dev/null | awk -F '"rdma_read":' '
+    { sum += $2; if ($2 + 0 == 0) without++ }
+    END { printf "%d %d\n", sum, without + (NR == 0) }') || true
   if [ "${without:-1}" -ne 0 ]; then
     problem="no flush: softverbs counted $flushes RDMA READs, and none in $without processes (or there are no counters)"
   fi

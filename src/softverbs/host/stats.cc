@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <vector>
+
+#include "base/json.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -30,72 +33,44 @@ void add(ProcessStats& sum, const ReceiveCounters& counters) {
   sum.srq_posts += counters.posts.get();
 }
 
-// Formats one JSON object; nested objects have deeper indentation.
-class JsonObject {
- public:
-  explicit JsonObject(std::size_t level) : level_(level) {}
-
-  void add(const std::string& key, std::uint64_t value) { add_text(key, std::to_string(value)); }
-  void add(const std::string& key, const JsonObject& value) { add_text(key, value.text()); }
-  void add_string(const std::string& key, const std::string& value) { add_text(key, quoted(value)); }
-  void add_text(const std::string& key, const std::string& value) {
-    members_ += (members_.empty() ? "\n" : ",\n") + indent(level_ + 1) + quoted(key) + ": " + value;
-  }
-  std::string text() const { return members_.empty() ? "{}" : "{" + members_ + "\n" + indent(level_) + "}"; }
-
-  static std::string indent(std::size_t level) { return std::string(2 * level, ' '); }
-
- private:
-  // Other characters, which a program's name may contain, become '_'.
-  static std::string quoted(const std::string& text) {
-    std::string result = "\"";
-    for (const char c : text) {
-      const bool plain = c >= ' ' && c <= '~' && c != '"' && c != '\\';
-      result += plain ? c : '_';
-    }
-    return result + "\"";
-  }
-
-  const std::size_t level_;
-  std::string members_;
-};
-
-void add_nonzero(JsonObject& calls, const char* name, std::uint64_t count) {
-  if (count != 0) calls.add(name, count);
+// A program's name can be cut within a character of UTF-8, and bytes that are not UTF-8 are no JSON.
+std::string printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '_');
+  return text;
 }
 
-void describe(JsonObject& object, const WorkStats& work, std::uint64_t doorbells, std::size_t level) {
-  JsonObject requests(level + 1);
+using Fields = std::vector<std::string>;
+
+void add_nonzero(Fields& calls, const char* name, std::uint64_t count) {
+  if (count != 0) calls.push_back(json_field(name, count));
+}
+
+void add_work(Fields& fields, const WorkStats& work, std::uint64_t doorbells) {
+  Fields requests;
   for (std::size_t opcode = 0; opcode < work.sends.size(); ++opcode) {
-    requests.add(kSendOpcodeNames[opcode], work.sends[opcode]);
+    requests.push_back(json_field(kSendOpcodeNames[opcode], work.sends[opcode]));
   }
-  requests.add("recv", work.receives);
-  object.add("work_requests", requests);
-  object.add("doorbells", doorbells);
-  object.add("bytes", work.bytes);
-  object.add("inline_bytes", work.inline_bytes);
-  object.add("completions", work.completions);
+  requests.push_back(json_field("recv", work.receives));
+  fields.insert(fields.end(), {json_nested("work_requests", json_object(requests)), json_field("doorbells", doorbells),
+                               json_field("bytes", work.bytes), json_field("inline_bytes", work.inline_bytes),
+                               json_field("completions", work.completions)});
 }
 
-std::string describe(const QpStats& qp, std::size_t level) {
-  JsonObject object(level);
-  object.add("qpn", qp.qpn);
-  object.add("device", qp.device);
-  object.add("dest_qpn", qp.dest_qpn);
-  if (qp.path) object.add("path", *qp.path);
-  if (qp.udp_source_port != 0) object.add("udp_source_port", qp.udp_source_port);
-  object.add_string("type", type_name(qp.type));
-  object.add_string("state", state_name(qp.state));
-  object.add_text("alive", qp.is_alive ? "true" : "false");
-  JsonObject calls(level + 1);
+std::string to_json(const QpStats& qp) {
+  Fields fields{json_field("qpn", qp.qpn), json_field("device", qp.device), json_field("dest_qpn", qp.dest_qpn)};
+  if (qp.path) fields.push_back(json_field("path", *qp.path));
+  if (qp.udp_source_port != 0) fields.push_back(json_field("udp_source_port", qp.udp_source_port));
+  Fields calls;
   add_nonzero(calls, "ibv_modify_qp", qp.modifies);
   add_nonzero(calls, "ibv_query_qp", qp.queries);
   add_nonzero(calls, "ibv_post_send", qp.work.posts);
   add_nonzero(calls, "ibv_wr_complete", qp.work.completes);
   add_nonzero(calls, "ibv_post_recv", qp.work.receive_posts);
-  object.add("calls", calls);
-  describe(object, qp.work, qp.work.doorbells(), level);
-  return object.text();
+  fields.insert(fields.end(), {json_field("type", type_name(qp.type)), json_field("state", state_name(qp.state)),
+                               json_flag("alive", qp.is_alive), json_nested("calls", json_object(calls))});
+  add_work(fields, qp.work, qp.work.doorbells());
+  return json_object(fields);
 }
 
 }  // namespace
@@ -165,40 +140,29 @@ const char* state_name(ibv_qp_state state) {
 }
 
 std::string to_json(const ProcessStats& stats) {
-  JsonObject object(0);
-  object.add("schema", kStatsSchema);
-  object.add("pid", static_cast<std::uint64_t>(stats.pid));
-  object.add_string("program", stats.program);
-  JsonObject calls(1);
+  Fields calls;
   for (std::size_t verb = 0; verb < stats.calls.size(); ++verb) add_nonzero(calls, kVerbNames[verb], stats.calls[verb]);
   add_nonzero(calls, "ibv_post_send", stats.work.posts);
   add_nonzero(calls, "ibv_wr_complete", stats.work.completes);
   add_nonzero(calls, "ibv_post_recv", stats.work.receive_posts);
   add_nonzero(calls, "ibv_post_srq_recv", stats.srq_posts);
   add_nonzero(calls, "ibv_poll_cq", stats.polls);
-  object.add("calls", calls);
-  describe(object, stats.work, stats.doorbells(), 0);
-  object.add("polls", stats.polls);
-  object.add("empty_polls", stats.empty_polls);
-  std::string engines;
-  for (const std::uint64_t requests : stats.engine_requests) {
-    engines += (engines.empty() ? "" : ", ") + std::to_string(requests);
-  }
-  object.add_text("engine_requests", "[" + engines + "]");
-  JsonObject objects(1);
+  Fields fields{json_field("schema", kStatsSchema), json_field("pid", static_cast<std::uint64_t>(stats.pid)),
+                json_field("program", printable(stats.program)), json_nested("calls", json_object(calls))};
+  add_work(fields, stats.work, stats.doorbells());
+  Fields engines;
+  for (const std::uint64_t requests : stats.engine_requests) engines.push_back(std::to_string(requests));
+  Fields objects;
   for (std::size_t kind = 0; kind < stats.objects.size(); ++kind) {
-    JsonObject counts(2);
-    counts.add("created", stats.objects[kind].created);
-    counts.add("alive", stats.objects[kind].alive);
-    objects.add(kObjectNames[kind], counts);
+    objects.push_back(json_nested(kObjectNames[kind], json_object({json_field("created", stats.objects[kind].created),
+                                                                   json_field("alive", stats.objects[kind].alive)})));
   }
-  object.add("objects", objects);
-  std::string qps;
-  for (const QpStats& qp : stats.qps) {
-    qps += (qps.empty() ? "\n" : ",\n") + JsonObject::indent(2) + describe(qp, 2);
-  }
-  object.add_text("qps", qps.empty() ? "[]" : "[" + qps + "\n" + JsonObject::indent(1) + "]");
-  return object.text();
+  Fields qps;
+  for (const QpStats& qp : stats.qps) qps.push_back("\n" + to_json(qp));
+  fields.insert(fields.end(), {json_field("polls", stats.polls), json_field("empty_polls", stats.empty_polls),
+                               json_nested("engine_requests", json_list(engines)),
+                               json_nested("objects", json_object(objects)), json_nested("qps", json_list(qps))});
+  return json_object(fields);
 }
 
 std::string stats_file_name(const std::string& pattern, pid_t pid) {

@@ -82,17 +82,17 @@ TEST_F(Stats, Doorbells_CountPostingCalls) {
   const ProcessStats stats = read_stats(segment());
   EXPECT_EQ(stats.doorbells(), 15U);
   const std::string json = to_json(stats);
-  EXPECT_NE(json.find("\"doorbells\": 15"), std::string::npos) << json;
-  EXPECT_NE(json.find("\"doorbells\": 7"), std::string::npos) << json;  // the sum of the QP
+  EXPECT_NE(json.find("\"doorbells\":15"), std::string::npos) << json;
+  EXPECT_NE(json.find("\"doorbells\":7"), std::string::npos) << json;  // the sum of the QP
 }
 
 TEST_F(Stats, Json_ListsEveryEngineThread) {
-  EXPECT_NE(to_json(read_stats(segment())).find("\"engine_requests\": []"), std::string::npos);
+  EXPECT_NE(to_json(read_stats(segment())).find("\"engine_requests\":[]"), std::string::npos);
   segment().engines[0].requests.add(4);
   segment().engines[2].requests.add(6);
   segment().engine_threads = 3;
   const std::string json = to_json(read_stats(segment()));
-  EXPECT_NE(json.find("\"engine_requests\": [4, 0, 6]"), std::string::npos) << json;
+  EXPECT_NE(json.find("\"engine_requests\":[4,0,6]"), std::string::npos) << json;
 }
 
 TEST_F(Stats, PathAndPort_OfQpWithAddress) {
@@ -103,17 +103,17 @@ TEST_F(Stats, PathAndPort_OfQpWithAddress) {
   EXPECT_FALSE(contains("path"));
   EXPECT_FALSE(contains("udp_source_port"));
   shared.path = 1;
-  EXPECT_TRUE(contains("\"path\": 0"));
+  EXPECT_TRUE(contains("\"path\":0"));
   EXPECT_FALSE(contains("udp_source_port"));
   shared.path = 4;
   shared.udp_source_port = 0xc005;
-  EXPECT_TRUE(contains("\"path\": 3"));
-  EXPECT_TRUE(contains("\"udp_source_port\": 49157"));
+  EXPECT_TRUE(contains("\"path\":3"));
+  EXPECT_TRUE(contains("\"udp_source_port\":49157"));
 }
 
 TEST_F(Stats, Json_NamesTheTypeOfEachQp) {
-  for (const auto& [type, text] : {std::pair(IBV_QPT_RC, "\"type\": \"RC\""), std::pair(IBV_QPT_UC, "\"type\": \"UC\""),
-                                   std::pair(IBV_QPT_UD, "\"type\": \"UD\"")}) {
+  for (const auto& [type, text] : {std::pair(IBV_QPT_RC, "\"type\":\"RC\""), std::pair(IBV_QPT_UC, "\"type\":\"UC\""),
+                                   std::pair(IBV_QPT_UD, "\"type\":\"UD\"")}) {
     qp(0, 0x101).type = type;
     EXPECT_NE(to_json(read_stats(segment())).find(text), std::string::npos) << text;
   }
