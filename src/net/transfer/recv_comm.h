@@ -97,7 +97,8 @@ class RecvComm final : public CommProgress<RecvComm> {
 
   RecvComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, bool atomic);
 
-  // After the group is counted as posted, also for the monitor, which reads the counters in the other order: all_arrived().
+  // After the group is counted as posted, also for the monitor, which reads the counters in the other order:
+  // all_arrived().
   void count_arrival() {
     std::atomic_thread_fence(std::memory_order_release);
     ++groups_arrived_;
